@@ -1,0 +1,37 @@
+# Build options, language level and warnings.
+include(GNUInstallDirs)
+
+option(FP8TRAIN_TESTS "Build the tests" ON)
+option(FP8TRAIN_FUZZ "Build the libFuzzer targets (clang only)" OFF)
+option(FP8TRAIN_OPENMP "Use OpenMP threads in the cpu kernels (off under ThreadSanitizer: libgomp is not instrumented)" ON)
+option(FP8TRAIN_WERROR "Treat warnings as errors" OFF)
+set(FP8TRAIN_CUDA "AUTO" CACHE STRING "CUDA backend: AUTO (on when a toolkit is found), ON, OFF")
+set(FP8TRAIN_SANITIZE "" CACHE STRING "Sanitizers for every target, for example address,undefined or thread")
+# The kernels of lib/ops/cpu are compiled once per level and chosen at run time.
+set(FP8TRAIN_CPU_ISAS "x86-64;x86-64-v3;x86-64-v4" CACHE STRING "x86-64 levels the cpu kernels are compiled for")
+
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
+endif()
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+
+find_program(FP8TRAIN_CCACHE ccache)
+if(FP8TRAIN_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${FP8TRAIN_CCACHE})
+endif()
+
+# -ffp-contract=off: a * b + c is two roundings on every device and every x86 level, so that element-wise results have
+# the same bits everywhere. A kernel that wants a fused multiply-add says so itself.
+add_library(fp8train_flags INTERFACE)
+target_compile_options(fp8train_flags INTERFACE -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wnon-virtual-dtor
+                                                -ffp-contract=off $<$<BOOL:${FP8TRAIN_WERROR}>:-Werror>)
+if(FP8TRAIN_SANITIZE)
+  target_compile_options(fp8train_flags INTERFACE -fsanitize=${FP8TRAIN_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
+  target_link_options(fp8train_flags INTERFACE -fsanitize=${FP8TRAIN_SANITIZE})
+endif()

@@ -1,0 +1,44 @@
+# The house: rooms in order. A room may use only rooms that stand before it (docs/architecture.md).
+set(FP8TRAIN_ROOMS base numeric device tensor ops precision nn model optim comm parallel data io config train)
+
+# fp8train_room(NAME [SOURCES file...] [DEPENDS room...] [LIBRARIES target...] [PRIVATE_LIBRARIES target...])
+#
+# One target per room. A room sees only its own headers and those of the rooms it names: each room's folder is reached through an
+# include directory of its own, so an include that is not declared here does not compile.
+function(fp8train_room name)
+  cmake_parse_arguments(ROOM "" "" "SOURCES;DEPENDS;LIBRARIES;PRIVATE_LIBRARIES" ${ARGN})
+  list(FIND FP8TRAIN_ROOMS ${name} own_position)
+  foreach(room IN LISTS ROOM_DEPENDS)
+    list(FIND FP8TRAIN_ROOMS ${room} position)
+    if(position LESS 0 OR NOT position LESS own_position)
+      message(FATAL_ERROR "room '${name}' may not depend on '${room}': it does not stand before it")
+    endif()
+  endforeach()
+
+  set(include_root ${CMAKE_BINARY_DIR}/include/${name})
+  file(MAKE_DIRECTORY ${include_root})
+  file(CREATE_LINK ${CMAKE_CURRENT_SOURCE_DIR} ${include_root}/${name} SYMBOLIC)
+
+  list(TRANSFORM ROOM_DEPENDS PREPEND fp8train_ OUTPUT_VARIABLE targets)
+  if(ROOM_SOURCES)
+    add_library(fp8train_${name} STATIC ${ROOM_SOURCES})
+    target_include_directories(fp8train_${name} PUBLIC ${include_root})
+    target_link_libraries(fp8train_${name} PUBLIC ${targets} ${ROOM_LIBRARIES} PRIVATE ${ROOM_PRIVATE_LIBRARIES} fp8train_flags)
+  else()
+    add_library(fp8train_${name} INTERFACE)
+    target_include_directories(fp8train_${name} INTERFACE ${include_root})
+    target_link_libraries(fp8train_${name} INTERFACE ${targets} ${ROOM_LIBRARIES})
+  endif()
+endfunction()
+
+# fp8train_test(ROOM SOURCES file... [DEPENDS room...]): the unit tests of one room, one program.
+function(fp8train_test room)
+  cmake_parse_arguments(TEST "" "" "SOURCES;DEPENDS;LIBRARIES" ${ARGN})
+  add_executable(${room}_test ${TEST_SOURCES})
+  list(TRANSFORM TEST_DEPENDS PREPEND fp8train_ OUTPUT_VARIABLE targets)
+  target_link_libraries(${room}_test PRIVATE fp8train_${room} ${targets} fp8train_test_support Catch2::Catch2WithMain ${TEST_LIBRARIES} fp8train_flags)
+  target_compile_definitions(${room}_test PRIVATE FP8TRAIN_GOLDEN_DIR="${CMAKE_SOURCE_DIR}/tests/golden"
+                                                  FP8TRAIN_SHARED_DATA_DIR="${CMAKE_SOURCE_DIR}/../shared/data")
+  add_test(NAME ${room} COMMAND ${room}_test)
+  set_tests_properties(${room} PROPERTIES LABELS unit)
+endfunction()

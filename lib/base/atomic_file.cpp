@@ -1,0 +1,128 @@
+#include "base/atomic_file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "base/error.h"
+
+namespace fp8train {
+namespace {
+
+[[noreturn]] void fail(const char* action, const std::filesystem::path& path) {
+  const int code = errno;
+  const char* advice = code == ENOSPC || code == EDQUOT ? "; free some space and run again" : "";
+  throw DeviceError(
+      fmt::format("cannot {} {}: {}{}", action, path.string(), std::strerror(code), advice));
+}
+
+std::filesystem::path parent_of(const std::filesystem::path& path) {
+  return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
+}
+
+}  // namespace
+
+AtomicFile::AtomicFile(std::filesystem::path path)
+    : path_(std::move(path)), partial_path_(path_.string() + ".partial") {
+  descriptor_ = ::open(partial_path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (descriptor_ < 0) {
+    fail("create", partial_path_);
+  }
+}
+
+AtomicFile::~AtomicFile() {
+  if (descriptor_ >= 0) {
+    ::close(descriptor_);
+    ::unlink(partial_path_.c_str());
+  }
+}
+
+void AtomicFile::write(const void* data, size_t bytes) {
+  const char* next = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t written = ::write(descriptor_, next, bytes);
+    if (written < 0 && errno == EINTR) {
+      continue;
+    }
+    if (written <= 0) {
+      fail("write", partial_path_);
+    }
+    next += written;
+    bytes -= static_cast<size_t>(written);
+  }
+}
+
+void AtomicFile::commit() {
+  if (::fsync(descriptor_) != 0) {
+    fail("flush", partial_path_);
+  }
+  const int descriptor = descriptor_;
+  descriptor_ = -1;
+  if (::close(descriptor) != 0 || ::rename(partial_path_.c_str(), path_.c_str()) != 0) {
+    const int code = errno;
+    ::unlink(partial_path_.c_str());
+    errno = code;
+    fail("publish", path_);
+  }
+  sync_directory(parent_of(path_));
+}
+
+void write_file_atomically(const std::filesystem::path& path, std::string_view text) {
+  AtomicFile file(path);
+  file.write(text);
+  file.commit();
+}
+
+void sync_directory(const std::filesystem::path& directory) {
+  const int descriptor = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (descriptor < 0) {
+    fail("open directory", directory);
+  }
+  const int result = ::fsync(descriptor);
+  ::close(descriptor);
+  if (result != 0) {
+    fail("flush directory", directory);
+  }
+}
+
+std::string read_text_file(const std::filesystem::path& path, size_t max_bytes) {
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  struct stat info = {};
+  if (descriptor < 0 || ::fstat(descriptor, &info) != 0 || !S_ISREG(info.st_mode)) {
+    const std::string reason = descriptor < 0 ? std::strerror(errno) : "not a regular file";
+    if (descriptor >= 0) {
+      ::close(descriptor);
+    }
+    throw DataError(fmt::format("cannot read {}: {}", path.string(), reason));
+  }
+  const auto size = static_cast<size_t>(info.st_size);
+  if (size > max_bytes) {
+    ::close(descriptor);
+    throw DataError(fmt::format("{} has {} bytes; at most {} are accepted here", path.string(),
+                                size, max_bytes));
+  }
+  std::string text(size, '\0');
+  size_t done = 0;
+  while (done < size) {
+    const ssize_t got = ::read(descriptor, text.data() + done, size - done);
+    if (got < 0 && errno == EINTR) {
+      continue;
+    }
+    if (got <= 0) {
+      break;
+    }
+    done += static_cast<size_t>(got);
+  }
+  ::close(descriptor);
+  if (done != size) {
+    throw DataError(fmt::format("{}: read {} of {} bytes", path.string(), done, size));
+  }
+  return text;
+}
+
+}  // namespace fp8train

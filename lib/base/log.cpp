@@ -1,0 +1,54 @@
+#include "base/log.h"
+
+#include <spdlog/sinks/basic_file_sink.h>
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <memory>
+
+#include "base/error.h"
+
+namespace fp8train {
+namespace {
+
+spdlog::logger& logger() {
+  static const std::shared_ptr<spdlog::logger> instance = [] {
+    auto created = std::make_shared<spdlog::logger>(
+        "fp8train", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+    created->set_pattern("%^%l%$: %v");
+    created->flush_on(spdlog::level::info);
+    return created;
+  }();
+  return *instance;
+}
+
+spdlog::level::level_enum to_spdlog(LogLevel level) {
+  switch (level) {
+    case LogLevel::debug: return spdlog::level::debug;
+    case LogLevel::info: return spdlog::level::info;
+    case LogLevel::warning: return spdlog::level::warn;
+    case LogLevel::error: return spdlog::level::err;
+  }
+  return spdlog::level::info;
+}
+
+}  // namespace
+
+void log_debug(std::string_view text) { logger().debug("{}", text); }
+void log_info(std::string_view text) { logger().info("{}", text); }
+void log_warning(std::string_view text) { logger().warn("{}", text); }
+void log_error(std::string_view text) { logger().error("{}", text); }
+
+void set_log_level(LogLevel level) { logger().set_level(to_spdlog(level)); }
+
+void open_log_file(const std::string& path) {
+  try {
+    auto sink = std::make_shared<spdlog::sinks::basic_file_sink_mt>(path);
+    sink->set_pattern("%Y-%m-%dT%H:%M:%S %l %v");
+    logger().sinks().push_back(std::move(sink));
+  } catch (const spdlog::spdlog_ex& error) {
+    throw DeviceError("cannot open log file " + path + ": " + error.what());
+  }
+}
+
+}  // namespace fp8train

@@ -1,0 +1,23 @@
+#pragma once
+// Log lines with a level, written to standard error and, once opened, to a file. Thread-safe. Only the program's entry decides
+// level and place; libraries just call log_info and friends.
+
+#include <string>
+#include <string_view>
+
+namespace fp8train {
+
+enum class LogLevel { debug, info, warning, error };
+
+void log_debug(std::string_view text);
+void log_info(std::string_view text);
+void log_warning(std::string_view text);
+void log_error(std::string_view text);
+
+/// Lines below `level` are dropped. Default: info.
+void set_log_level(LogLevel level);
+
+/// From now on every line also goes to the end of `path`. Throws DeviceError when the file cannot be opened.
+void open_log_file(const std::string& path);
+
+}  // namespace fp8train

@@ -1,0 +1,17 @@
+#pragma once
+// SIGINT, SIGTERM and SIGUSR1 ask a run to stop at the next step boundary. The first signal only sets a flag; a second one of
+// SIGINT or SIGTERM ends the process at once with 128 + its number.
+
+namespace fp8train {
+
+/// Installs the handlers; the previous ones are restored by restore_signal_handlers().
+void install_stop_handlers();
+void restore_signal_handlers();
+
+/// The number of the signal that asked to stop, or 0.
+int stop_signal();
+
+/// Forgets a pending request (for tests).
+void clear_stop_signal();
+
+}  // namespace fp8train

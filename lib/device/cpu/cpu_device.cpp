@@ -1,0 +1,64 @@
+#include "device/cpu/cpu_device.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+#include <fstream>
+#include <new>
+#include <thread>
+
+#include "base/error.h"
+#include "device/cpu/isa.h"
+
+namespace fp8train {
+namespace {
+
+constexpr std::align_val_t kAlignment{256};
+
+std::string processor_name() {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);) {
+    if (line.starts_with("model name")) {
+      const size_t colon = line.find(": ");
+      return colon == std::string::npos ? "unknown processor" : line.substr(colon + 2);
+    }
+  }
+  return "unknown processor";
+}
+
+}  // namespace
+
+void* CpuDevice::allocate(size_t bytes) {
+  if (bytes == 0) {
+    return nullptr;
+  }
+  void* pointer = ::operator new(bytes, kAlignment, std::nothrow);
+  if (pointer == nullptr) {
+    throw DeviceError(fmt::format(
+        "out of memory: asked for {} bytes with {} in use; lower training.micro_batch_size or "
+        "data.seq_length, or set model.recompute: block",
+        bytes, ledger().total()));
+  }
+  return pointer;
+}
+
+void CpuDevice::deallocate(void* pointer, size_t /*bytes*/) noexcept {
+  ::operator delete(pointer, kAlignment);
+}
+
+void CpuDevice::copy_from_host(void* to, const void* from, size_t bytes) {
+  std::memcpy(to, from, bytes);
+}
+
+void CpuDevice::copy_to_host(void* to, const void* from, size_t bytes) {
+  std::memcpy(to, from, bytes);
+}
+
+void CpuDevice::fill_zero(void* pointer, size_t bytes) { std::memset(pointer, 0, bytes); }
+
+std::string CpuDevice::description() const {
+  return fmt::format("cpu: {}, {} hardware threads, kernels for {}", processor_name(),
+                     std::thread::hardware_concurrency(), name_of(cpu_isa()));
+}
+
+}  // namespace fp8train

@@ -1,0 +1,13 @@
+#include "base/error.h"
+#include "device/cuda/cuda_device.h"
+
+namespace fp8train {
+
+std::string why_cuda_is_unusable() { return "this build has no CUDA backend"; }
+
+std::unique_ptr<Device> make_cuda_device() {
+  throw DeviceError("device: cuda was asked for, but " + why_cuda_is_unusable() +
+                    "; use device: cpu or device: auto");
+}
+
+}  // namespace fp8train

@@ -1,0 +1,44 @@
+#include "device/device.h"
+
+#include "base/error.h"
+#include "device/cpu/cpu_device.h"
+#include "device/cuda/cuda_device.h"
+#include "device/meta/meta_device.h"
+
+namespace fp8train {
+
+std::string_view name_of(DeviceKind kind) {
+  switch (kind) {
+    case DeviceKind::cpu: return "cpu";
+    case DeviceKind::cuda: return "cuda";
+    case DeviceKind::meta: return "meta";
+  }
+  return "?";
+}
+
+std::unique_ptr<Device> make_device(DeviceKind kind) {
+  switch (kind) {
+    case DeviceKind::cpu: return std::make_unique<CpuDevice>();
+    case DeviceKind::meta: return std::make_unique<MetaDevice>();
+    case DeviceKind::cuda: return make_cuda_device();
+  }
+  throw InternalError("unknown device kind");
+}
+
+Buffer::Buffer(Device& device, size_t bytes, MemoryCategory category)
+    : device_(&device), data_(device.allocate(bytes)), bytes_(bytes), category_(category) {
+  device_->ledger().add(category_, bytes_);
+}
+
+void Buffer::reset() noexcept {
+  if (device_ == nullptr) {
+    return;
+  }
+  device_->deallocate(data_, bytes_);
+  device_->ledger().remove(category_, bytes_);
+  device_ = nullptr;
+  data_ = nullptr;
+  bytes_ = 0;
+}
+
+}  // namespace fp8train

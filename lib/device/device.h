@@ -1,0 +1,83 @@
+#pragma once
+// A Device owns memory and the main compute stream. cpu computes on host memory; meta hands out addresses that must never be read
+// and only counts; cuda is asked for here too and refused with one clear error where it is not built in or not usable.
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "device/memory_ledger.h"
+#include "device/stream.h"
+
+namespace fp8train {
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  DeviceKind kind() const { return stream_.kind(); }
+  Stream stream() const { return stream_; }
+  MemoryLedger& ledger() { return ledger_; }
+  OpCounters& counters() { return counters_; }
+
+  /// Uninitialized memory, 256-byte aligned; zero bytes give nullptr. Throws DeviceError with the bytes asked and in use when
+  /// there is none. Buffer is the owner to use.
+  virtual void* allocate(size_t bytes) = 0;
+  virtual void deallocate(void* pointer, size_t bytes) noexcept = 0;
+
+  /// Copies between host and device memory, in stream order; a read back waits for the stream. On meta, reads give zeros.
+  virtual void copy_from_host(void* to, const void* from, size_t bytes) = 0;
+  virtual void copy_to_host(void* to, const void* from, size_t bytes) = 0;
+  virtual void fill_zero(void* pointer, size_t bytes) = 0;
+  virtual void synchronize() = 0;
+
+  /// "cpu: Intel Xeon, 2 threads, avx512" and the like.
+  virtual std::string description() const = 0;
+
+ protected:
+  explicit Device(DeviceKind kind, void* native = nullptr) : stream_(kind, native, &counters_) {}
+
+ private:
+  OpCounters counters_;
+  Stream stream_;
+  MemoryLedger ledger_;
+};
+
+/// Throws DeviceError, saying why and what to do, when the device cannot be used.
+std::unique_ptr<Device> make_device(DeviceKind kind);
+
+/// Owning bytes on a device, charged to a category. Movable. Never throws on destruction.
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(Device& device, size_t bytes, MemoryCategory category);
+  ~Buffer() { reset(); }
+  Buffer(Buffer&& other) noexcept { swap(other); }
+  Buffer& operator=(Buffer&& other) noexcept {
+    Buffer moved(std::move(other));
+    swap(moved);
+    return *this;
+  }
+
+  void* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+  void reset() noexcept;
+
+ private:
+  void swap(Buffer& other) noexcept {
+    std::swap(device_, other.device_);
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    std::swap(category_, other.category_);
+  }
+
+  Device* device_ = nullptr;
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+  MemoryCategory category_ = MemoryCategory::workspace;
+};
+
+}  // namespace fp8train

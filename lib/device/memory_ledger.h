@@ -1,0 +1,47 @@
+#pragma once
+// Who holds how many bytes: every buffer is charged to a category. The start-up memory table and `check` print this.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace fp8train {
+
+enum class MemoryCategory : uint8_t {
+  weights,            ///< parameters as the plan stores them
+  master_weights,     ///< higher-precision copies that the optimizer updates
+  quantized_weights,  ///< GEMM operands made from the weights once per optimizer step
+  gradients,
+  optimizer_state,
+  saved_activations,  ///< what forward keeps for backward
+  workspace,          ///< temporaries within one operation or layer
+  scaling_state,      ///< amax, histories, scales, statistics
+  batch,              ///< tokens and targets of a micro-batch
+};
+
+constexpr size_t kMemoryCategories = 9;
+
+std::string_view name_of(MemoryCategory category);
+
+class MemoryLedger {
+ public:
+  void add(MemoryCategory category, size_t bytes);
+  void remove(MemoryCategory category, size_t bytes);
+
+  size_t current(MemoryCategory category) const { return current_[index(category)]; }
+  size_t total() const { return total_; }
+  size_t peak() const { return peak_; }
+  /// How many allocations were ever made. The steady step makes none.
+  uint64_t allocations() const { return allocations_; }
+
+ private:
+  static size_t index(MemoryCategory category) { return static_cast<size_t>(category); }
+
+  std::array<size_t, kMemoryCategories> current_ = {};
+  size_t total_ = 0;
+  size_t peak_ = 0;
+  uint64_t allocations_ = 0;
+};
+
+}  // namespace fp8train

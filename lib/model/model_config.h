@@ -1,0 +1,67 @@
+#pragma once
+// The shape of a decoder-only transformer, in Hugging Face terms, for every family: a family only sets the switches.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace fp8train {
+
+enum class NormKind : uint8_t { rms_norm, layer_norm };
+enum class MlpKind : uint8_t { swiglu, gelu };  // gelu: the tanh form, "gelu_new"
+enum class PositionKind : uint8_t { rope, learned };
+enum class ModelFamily : uint8_t { llama, gpt2 };
+enum class Recompute : uint8_t { none, block };
+
+/// rope_scaling of type "llama3": stretches low frequencies (Llama 3.1 and later).
+struct Llama3RopeScaling {
+  double factor = 8.0;
+  double low_freq_factor = 1.0;
+  double high_freq_factor = 4.0;
+  int64_t original_max_position_embeddings = 8192;
+
+  bool operator==(const Llama3RopeScaling&) const = default;
+};
+
+struct ModelConfig {
+  ModelFamily family = ModelFamily::llama;
+  int64_t vocab_size = 0;           ///< 0: taken from the tokenizer
+  int64_t hidden_size = 0;          ///< C
+  int64_t intermediate_size = 0;    ///< F
+  int64_t num_hidden_layers = 0;    ///< L
+  int64_t num_attention_heads = 0;  ///< H
+  int64_t num_key_value_heads = 0;  ///< Hkv, divides H
+  int64_t head_dim = 0;             ///< D, even; need not be C / H
+  int64_t max_position_embeddings = 0;
+  NormKind norm = NormKind::rms_norm;
+  MlpKind mlp = MlpKind::swiglu;
+  PositionKind positions = PositionKind::rope;
+  float norm_eps = 1e-5F;
+  double rope_theta = 10000.0;
+  std::optional<Llama3RopeScaling> rope_scaling;
+  bool tie_word_embeddings = false;
+  bool qkv_bias = false;       ///< on the q, k, v projections
+  bool attention_output_bias = false;
+  bool mlp_bias = false;
+  bool qk_norm = false;        ///< RMSNorm over each head of q and k (Qwen3)
+  float initializer_range = 0.02F;
+  int64_t bos_token_id = -1;   ///< -1: none
+  int64_t eos_token_id = -1;
+
+  /// Width of the fused q, k, v projection: (H + 2 Hkv) * D.
+  int64_t qkv_width() const { return (num_attention_heads + 2 * num_key_value_heads) * head_dim; }
+
+  bool operator==(const ModelConfig&) const = default;
+};
+
+/// Fills what follows from other fields (num_key_value_heads, head_dim, intermediate_size) and throws ConfigError naming the
+/// field when the shape is impossible.
+ModelConfig completed(ModelConfig config);
+
+/// Number of parameters, a tied head counted once.
+int64_t parameter_count(const ModelConfig& config);
+
+/// FLOPs of one training token: 6 per GEMM weight, plus causal attention at `seq_length` (half of the square).
+double flops_per_token(const ModelConfig& config, int64_t seq_length);
+
+}  // namespace fp8train

@@ -1,0 +1,40 @@
+#pragma once
+// Owning tensors, and views placed in an arena.
+
+#include <vector>
+
+#include "device/arena.h"
+#include "device/device.h"
+#include "tensor/view.h"
+
+namespace fp8train {
+
+class Tensor {
+ public:
+  Tensor() = default;
+  /// Uninitialized.
+  Tensor(Device& device, DType dtype, const Shape& shape, MemoryCategory category);
+
+  View view() const { return {buffer_.data(), dtype_, shape_}; }
+  operator View() const { return view(); }            // NOLINT(google-explicit-constructor)
+  operator ConstView() const { return view(); }       // NOLINT(google-explicit-constructor)
+  bool empty() const { return buffer_.data() == nullptr; }
+  const Shape& shape() const { return shape_; }
+  DType dtype() const { return dtype_; }
+
+ private:
+  Buffer buffer_;
+  DType dtype_ = DType::f32;
+  Shape shape_;
+};
+
+/// An uninitialized view in the arena.
+View allocate(Arena& arena, DType dtype, const Shape& shape);
+
+/// Copies between host vectors and device views; sizes must match. Reading waits for the device.
+std::vector<float> to_host_f32(Device& device, const ConstView& view);
+void copy_from_host(Device& device, const View& to, const void* from);
+void copy_to_host(Device& device, void* to, const ConstView& from);
+void fill_zero(Device& device, const View& view);
+
+}  // namespace fp8train

@@ -1,0 +1,53 @@
+#include "tensor/tensor_format.h"
+
+#include <fmt/format.h>
+
+namespace fp8train {
+
+TensorFormat plain(DType dtype) {
+  TensorFormat format;
+  format.dtype = dtype;
+  return format;
+}
+
+std::string_view name_of(Granularity granularity) {
+  switch (granularity) {
+    case Granularity::tensor: return "tensor";
+    case Granularity::row: return "row";
+    case Granularity::block_1x128: return "1x128";
+    case Granularity::block_128x128: return "128x128";
+    case Granularity::block_1x32: return "1x32";
+    case Granularity::group: return "group";
+  }
+  return "?";
+}
+
+std::string describe(const TensorFormat& format) {
+  std::string text(name_of(format.dtype));
+  if (!format.is_scaled()) {
+    return text;
+  }
+  text += fmt::format(" {}", name_of(format.granularity));
+  if (format.granularity == Granularity::group) {
+    text += fmt::format("({})", format.group_size);
+  }
+  switch (format.policy) {
+    case ScalePolicy::none: break;
+    case ScalePolicy::current: text += " current"; break;
+    case ScalePolicy::automatic: text += " auto"; break;
+    case ScalePolicy::fixed: text += fmt::format(" static({})", format.fixed_scale); break;
+    case ScalePolicy::delayed:
+      text += fmt::format(" delayed({}, {}", format.delayed.history_length,
+                          format.delayed.algorithm == AmaxAlgorithm::max ? "max" : "most_recent");
+      text += format.delayed.margin != 0 ? fmt::format(", margin {}", format.delayed.margin) : "";
+      text += format.delayed.interval != 1 ? fmt::format(", every {}", format.delayed.interval) : "";
+      text += ")";
+      break;
+  }
+  text += format.scale_type == ScaleType::pow2 ? " pow2" : "";
+  text += format.scale_type == ScaleType::e8m0 ? " e8m0" : "";
+  text += format.rounding == Rounding::stochastic ? " stochastic" : "";
+  return text;
+}
+
+}  // namespace fp8train

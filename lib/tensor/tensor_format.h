@@ -1,0 +1,51 @@
+#pragma once
+// A TensorFormat is one cell of the chart: element format x scale granularity x scale policy x scale type x rounding. Pure data.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "numeric/dtype.h"
+
+namespace fp8train {
+
+enum class Granularity : uint8_t { tensor, row, block_1x128, block_128x128, block_1x32, group };
+enum class ScalePolicy : uint8_t { none, current, delayed, fixed, automatic };
+enum class ScaleType : uint8_t { f32, pow2, e8m0 };
+enum class Rounding : uint8_t { nearest_even, stochastic };
+enum class AmaxAlgorithm : uint8_t { max, most_recent };
+
+/// Parameters of ScalePolicy::delayed (TransformerEngine's DelayedScaling; research/te-megatron.md 1.2 A and 1.3).
+struct DelayedScaling {
+  int margin = 0;            ///< the format's maximum is divided by 2^margin
+  int interval = 1;          ///< optimizer steps between scale updates
+  int history_length = 1024; ///< window of amax values
+  AmaxAlgorithm algorithm = AmaxAlgorithm::max;
+
+  bool operator==(const DelayedScaling&) const = default;
+};
+
+struct TensorFormat {
+  DType dtype = DType::f32;
+  Granularity granularity = Granularity::tensor;
+  ScalePolicy policy = ScalePolicy::none;
+  ScaleType scale_type = ScaleType::f32;
+  Rounding rounding = Rounding::nearest_even;
+  int group_size = 0;          ///< Granularity::group only
+  float fixed_scale = 1.0F;    ///< ScalePolicy::fixed only
+  DelayedScaling delayed;      ///< ScalePolicy::delayed only
+
+  /// Whether values are stored as scale * value, with scales beside them.
+  bool is_scaled() const { return policy != ScalePolicy::none; }
+  bool operator==(const TensorFormat&) const = default;
+};
+
+/// Unscaled storage in `dtype`.
+TensorFormat plain(DType dtype);
+
+/// "bf16", "e4m3 tensor delayed(1024, max)", "e4m3 1x128 current pow2": the spelling of `explain`.
+std::string describe(const TensorFormat& format);
+
+std::string_view name_of(Granularity granularity);
+
+}  // namespace fp8train

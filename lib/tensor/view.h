@@ -1,0 +1,49 @@
+#pragma once
+// Non-owning views: a pointer into device memory, an element type and a shape, packed row-major. Cheap to copy. Whoever owns
+// the memory (Tensor, Arena, Buffer) outlives the view.
+
+#include <cstddef>
+
+#include "numeric/dtype.h"
+#include "tensor/shape.h"
+
+namespace fp8train {
+
+struct ConstView {
+  const void* data = nullptr;
+  DType dtype = DType::f32;
+  Shape shape;
+
+  bool empty() const { return data == nullptr; }
+  int64_t count() const { return shape.count(); }
+  size_t bytes() const { return static_cast<size_t>(count()) * size_of(dtype); }
+  template <typename T>
+  const T* as() const {
+    return static_cast<const T*>(data);
+  }
+};
+
+struct View {
+  void* data = nullptr;
+  DType dtype = DType::f32;
+  Shape shape;
+
+  bool empty() const { return data == nullptr; }
+  int64_t count() const { return shape.count(); }
+  size_t bytes() const { return static_cast<size_t>(count()) * size_of(dtype); }
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(data);
+  }
+  operator ConstView() const { return {data, dtype, shape}; }  // NOLINT(google-explicit-constructor)
+};
+
+/// Rows [begin, begin + count) of a view seen as a matrix [rows, last extent].
+ConstView rows_of(const ConstView& view, int64_t begin, int64_t count);
+View rows_of(const View& view, int64_t begin, int64_t count);
+
+/// The same elements under another shape of equal count.
+ConstView reshaped(const ConstView& view, const Shape& shape);
+View reshaped(const View& view, const Shape& shape);
+
+}  // namespace fp8train
