@@ -40,9 +40,12 @@ CpuIsa limit_from_environment() {
 
 std::string_view name_of(CpuIsa isa) {
   switch (isa) {
-    case CpuIsa::baseline: return "x86-64";
-    case CpuIsa::v3: return "x86-64-v3";
-    case CpuIsa::v4: return "x86-64-v4";
+    case CpuIsa::baseline:
+      return "x86-64";
+    case CpuIsa::v3:
+      return "x86-64-v3";
+    case CpuIsa::v4:
+      return "x86-64-v4";
   }
   return "?";
 }
