@@ -11,7 +11,8 @@ struct CrossEntropy {
   ConstView targets;  ///< int32 [rows]; negative: ignored (loss 0, gradient 0)
   View losses;        ///< fp32 [rows]: -log p(target) + z_loss * log(sum exp)^2
   bool write_gradient = true;
-  const float* gradient_scale = nullptr;  ///< device scalar: loss scale / number of targets
+  const float* gradient_scale = nullptr;  ///< device scalar, the loss scale; null: 1
+  float gradient_factor = 1.0F;  ///< gradients are multiplied by this too: 1 / number of targets
   float z_loss = 0.0F;
   int64_t vocabulary = 0;  ///< columns beyond it are padding: probability 0, gradient 0
 };

@@ -118,7 +118,8 @@ std::vector<LinearPlan> plan_linears(const PrecisionPlan& plan,
       block_count(sites)};
   std::vector<LinearPlan> plans;
   for (const LinearSite& site : sites) {
-    LinearPlan linear = {site, plan.fprop, plan.dgrad, plan.wgrad, {}};
+    LinearPlan linear = {site, plan.fprop,      plan.dgrad,          plan.wgrad,
+                         {},   plan.activation, plan.evaluate_scaled};
     if (scaled) {
       linear.exempt_reason = reason_for(plan.exemptions, site, position);
     }

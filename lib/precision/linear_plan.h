@@ -21,7 +21,9 @@ struct LinearSite {
 struct LinearPlan {
   LinearSite site;
   GemmPlan fprop, dgrad, wgrad;
-  std::string exempt_reason;  ///< empty: the plan's own formats
+  std::string exempt_reason;      ///< empty: the plan's own formats
+  DType activation = DType::f32;  ///< type of x, y and of the layer when it is not scaled
+  bool evaluate_scaled = true;    ///< evaluation runs the scaled formats too
 
   bool is_scaled() const {
     return fprop.a.is_scaled() || dgrad.a.is_scaled() || wgrad.a.is_scaled();
