@@ -25,17 +25,17 @@ OpTable make_cpu_table([[maybe_unused]] CpuIsa isa) {
   cpu::level::fill_activation(table)
   switch (isa) {
     case CpuIsa::baseline:
-#if defined(FP8TRAIN_HAS_ISA_V1)
+#if defined(FP8TRAIN_HAVE_BASELINE)
       FP8TRAIN_FILL_LEVEL(isa_v1);
 #endif
       break;
     case CpuIsa::v3:
-#if defined(FP8TRAIN_HAS_ISA_V3)
+#if defined(FP8TRAIN_HAVE_V3)
       FP8TRAIN_FILL_LEVEL(isa_v3);
 #endif
       break;
     case CpuIsa::v4:
-#if defined(FP8TRAIN_HAS_ISA_V4)
+#if defined(FP8TRAIN_HAVE_V4)
       FP8TRAIN_FILL_LEVEL(isa_v4);
 #endif
       break;
