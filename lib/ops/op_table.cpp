@@ -13,6 +13,7 @@ namespace {
 OpTable make_cpu_table([[maybe_unused]] CpuIsa isa) {
   OpTable table{};
   cpu::fill_gemm(table);
+  cpu::fill_kv_cache(table);
   // One block per level that this build has (FP8TRAIN_CPU_ISAS).
 #define FP8TRAIN_FILL_LEVEL(level)       \
   cpu::level::fill_elementwise(table);   \

@@ -12,6 +12,7 @@ namespace fp8train::ops::cpu {
 const OpTable* table_of(CpuIsa isa);
 
 void fill_gemm(OpTable& table);
+void fill_kv_cache(OpTable& table);
 
 namespace isa_v1 {  // x86-64: SSE2
 void fill_elementwise(OpTable& table);

@@ -124,6 +124,13 @@ void attention_backward(Stream stream, const AttentionShape& shape, HeadsView q,
                     query_bytes(shape, dq) + key_bytes(shape, dk) + key_bytes(shape, dv));
 }
 
+HeadsView append_to_cache(Stream stream, HeadsView rows, View cache, int64_t batch, int64_t length,
+                          int64_t width, int64_t /*past*/) {
+  count(stream, 2.0 * static_cast<double>(batch * length * width) *
+                    static_cast<double>(size_of(rows.dtype)));
+  return {cache.data, cache.dtype, width, cache.shape[1]};
+}
+
 void rope(Stream stream, HeadsView x, int64_t batch, int64_t length, int64_t heads,
           int64_t head_dim, ConstView /*cosines*/, ConstView /*sines*/, int64_t /*position_offset*/,
           bool /*inverse*/) {
@@ -239,6 +246,7 @@ const OpTable& table() {
       .layer_norm_backward = layer_norm_backward,
       .attention_forward = attention_forward,
       .attention_backward = attention_backward,
+      .append_to_cache = append_to_cache,
       .rope = rope,
       .head_rms_norm_forward = head_rms_norm_forward,
       .head_rms_norm_backward = head_rms_norm_backward,
