@@ -37,6 +37,8 @@ class Decoder {
   /// `config` is completed.
   Decoder(Device& device, const ModelConfig& config, const PrecisionPlan& plan,
           const DecoderOptions& options);
+  Decoder(const Decoder&) = delete;  // its layers point into it
+  Decoder& operator=(const Decoder&) = delete;
 
   const ModelConfig& config() const { return config_; }
   const PrecisionPlan& plan() const { return plan_; }
