@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "io/tensor_source.h"
 #include "model/decoder.h"
 
 namespace fp8train {
@@ -16,12 +17,9 @@ struct HostTensor {
   std::vector<float> values;
 };
 
-/// Reads a tensor by its Hugging Face name; returns false when there is none. Throws CheckpointError on damage.
-using ReadTensor = std::function<bool(const std::string& name, HostTensor& tensor)>;
-
-/// Sets every parameter from its pieces. Throws CheckpointError naming what is missing or has another shape. The names may come with or without
-/// GPT-2's prefix "transformer."; a tied head is not asked for.
-void load_weights(Device& device, Decoder& model, const ReadTensor& read);
+/// Sets every parameter from its pieces. Throws CheckpointError naming what is missing, has another shape or is not finite. A tied
+/// head is not asked for.
+void load_weights(Device& device, Decoder& model, const TensorSource& source);
 
 /// Calls `write` with every Hugging Face tensor of the model, in order, one at a time.
 void for_each_weight(Device& device, Decoder& model,
