@@ -40,7 +40,9 @@ StepContext Engine::context(bool training, bool collect_statistics) {
           .collect_statistics = collect_statistics};
 }
 
-void Engine::weights_changed() { model_.refresh_weights(context(true, false), true); }
+void Engine::weights_changed() {
+  model_.refresh_weights(context(true, false), true);
+}
 
 LossTotals Engine::totals(int slot) const {
   Totals* entry = static_cast<Totals*>(totals_.data()) + slot;
@@ -71,8 +73,8 @@ void Engine::begin_step() {
 
 void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_statistics) {
   upload(batch);
-  const auto targets = static_cast<float>(settings_.gradient_accumulation_steps * batch.rows *
-                                          batch.columns);
+  const auto targets =
+      static_cast<float>(settings_.gradient_accumulation_steps * batch.rows * batch.columns);
   model_.train_micro_batch(context(true, collect_statistics), tokens_, targets_,
                            totals(kTrainingTotals), optimizer_.loss_scale(), 1.0F / targets);
   model_.scaling().update(device_->stream(), step_index);
@@ -83,16 +85,22 @@ void Engine::end_step(float lr, bool collect_statistics) {
   model_.refresh_weights(context(true, collect_statistics), false);
 }
 
-LossReport Engine::step_loss() const { return read_totals(kTrainingTotals); }
+LossReport Engine::step_loss() const {
+  return read_totals(kTrainingTotals);
+}
 
-void Engine::begin_evaluation() { clear_totals(kEvaluationTotals); }
+void Engine::begin_evaluation() {
+  clear_totals(kEvaluationTotals);
+}
 
 void Engine::evaluate(const Batch& batch) {
   upload(batch);
   model_.evaluate(context(false, false), tokens_, targets_, totals(kEvaluationTotals));
 }
 
-LossReport Engine::evaluation_loss() const { return read_totals(kEvaluationTotals); }
+LossReport Engine::evaluation_loss() const {
+  return read_totals(kEvaluationTotals);
+}
 
 StepPlan plan_step(const EngineSettings& settings, MemoryLedger* ledger, OpCounters* counters) {
   const std::unique_ptr<Device> meta = make_device(DeviceKind::meta);

@@ -1,7 +1,8 @@
 #pragma once
-// Everything that one training step touches, on one device: model, optimizer, arenas, the batch and the loss scalars. The engine is
-// built twice from the same settings: on the meta device, where a step is run to plan the memory, and then for real with that plan
-// reserved, after which a step allocates nothing.
+// Everything that one training step touches, on one device: model, optimizer, arenas, the batch and
+// the loss scalars. The engine is built twice from the same settings: on the meta device, where a
+// step is run to plan the memory, and then for real with that plan reserved, after which a step
+// allocates nothing.
 
 #include <cstdint>
 #include <memory>
@@ -53,7 +54,8 @@ class Engine {
   /// After weights were initialized or loaded: makes all GEMM operands.
   void weights_changed();
 
-  /// One optimizer step: gradient_accumulation_steps micro-batches from `next`, then the update with learning rate `lr`.
+  /// One optimizer step: gradient_accumulation_steps micro-batches from `next`, then the update
+  /// with learning rate `lr`.
   template <typename NextBatch>
   void step(NextBatch&& next, int64_t step_index, float lr, bool collect_statistics) {
     begin_step();
@@ -95,8 +97,8 @@ class Engine {
   Buffer totals_;  // [0] training, [1] evaluation
 };
 
-/// Runs one training step and one evaluation batch on the meta device. `ledger` (nullable) receives what the run holds by category,
-/// `counters` (nullable) the FLOPs and bytes of one optimizer step.
+/// Runs one training step and one evaluation batch on the meta device. `ledger` (nullable) receives
+/// what the run holds by category, `counters` (nullable) the FLOPs and bytes of one optimizer step.
 StepPlan plan_step(const EngineSettings& settings, MemoryLedger* ledger, OpCounters* counters);
 
 }  // namespace fp8train

@@ -145,8 +145,8 @@ void Generator::generate(const std::vector<int32_t>& prompt, const SamplingSetti
     throw ConfigError("the prompt is empty; give at least one character");
   }
   if (length > capacity_) {
-    throw ConfigError(fmt::format("the prompt has {} tokens, the model reads at most {}", length,
-                                  capacity_));
+    throw ConfigError(
+        fmt::format("the prompt has {} tokens, the model reads at most {}", length, capacity_));
   }
   for (KvCache& cache : caches_) {
     cache.length = 0;

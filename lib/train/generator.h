@@ -1,6 +1,7 @@
 #pragma once
-// Text from a model: prefill of the prompt in chunks, then one token at a time with a KV cache. Has its own arenas, planned on the meta
-// device, so that generating between training steps disturbs nothing.
+// Text from a model: prefill of the prompt in chunks, then one token at a time with a KV cache. Has
+// its own arenas, planned on the meta device, so that generating between training steps disturbs
+// nothing.
 
 #include <cstdint>
 #include <functional>
@@ -29,8 +30,9 @@ class Generator {
   /// Allocates caches for `capacity` positions (at most the model's).
   Generator(Device& device, Decoder& model, int64_t capacity);
 
-  /// Continues `prompt` (not empty) and calls `on_token` with each new token until max_new_tokens, the end-of-sequence id, the capacity, or
-  /// until it returns false. Throws ConfigError when the prompt does not fit.
+  /// Continues `prompt` (not empty) and calls `on_token` with each new token until max_new_tokens,
+  /// the end-of-sequence id, the capacity, or until it returns false. Throws ConfigError when the
+  /// prompt does not fit.
   void generate(const std::vector<int32_t>& prompt, const SamplingSettings& settings,
                 const std::function<bool(int32_t)>& on_token);
 

@@ -17,8 +17,9 @@ std::string describe_linears(const Session& session) {
     return fmt::format("{} linear layers in {}", plans.size(),
                        name_of(session.engine.plan.activation));
   }
-  return fmt::format("{} of {} linear layers in FP8, the others in {} (`fp8train explain` lists them)",
-                     scaled, plans.size(), name_of(session.engine.plan.activation));
+  return fmt::format(
+      "{} of {} linear layers in FP8, the others in {} (`fp8train explain` lists them)", scaled,
+      plans.size(), name_of(session.engine.plan.activation));
 }
 
 }  // namespace
@@ -32,12 +33,12 @@ std::vector<std::string> describe_memory(const MemoryLedger& planned) {
                                   describe_bytes(static_cast<double>(planned.current(category)))));
     }
   }
-  lines.push_back(fmt::format("  {:<24}{:>12}", "total",
-                              describe_bytes(static_cast<double>(planned.total()))));
+  lines.push_back(
+      fmt::format("  {:<24}{:>12}", "total", describe_bytes(static_cast<double>(planned.total()))));
   return lines;
 }
 
-std::vector<std::string> describe_run(const Session& session, const Device& device,
+std::vector<std::string> run_overview(const Session& session, const Device& device,
                                       const std::string& device_reason, int64_t threads,
                                       const MemoryLedger& planned) {
   const ModelConfig& model = session.engine.model;

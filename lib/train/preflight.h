@@ -1,5 +1,6 @@
 #pragma once
-// What a run is, in a few lines: at its start and from `check`. Memory by category comes from running one step on the meta device.
+// What a run is, in a few lines: at its start and from `check`. Memory by category comes from
+// running one step on the meta device.
 
 #include <string>
 #include <vector>
@@ -10,7 +11,7 @@
 namespace fp8train {
 
 /// Model, row, data, device and the memory plan, one line each.
-std::vector<std::string> describe_run(const Session& session, const Device& device,
+std::vector<std::string> run_overview(const Session& session, const Device& device,
                                       const std::string& device_reason, int64_t threads,
                                       const MemoryLedger& planned);
 

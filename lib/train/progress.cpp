@@ -38,11 +38,11 @@ std::string describe_duration(double seconds) {
 }
 
 std::string describe(const ProgressReport& report) {
-  std::string line = fmt::format(
-      "step {}/{} | loss {:.4f} | lr {:.2e} | grad norm {:.3f} | {} tok/s | mem {}", report.step,
-      report.max_steps, report.loss, report.lr, report.gradient_norm,
-      describe_count(report.tokens_per_second),
-      describe_bytes(static_cast<double>(report.memory_bytes)));
+  std::string line =
+      fmt::format("step {}/{} | loss {:.4f} | lr {:.2e} | grad norm {:.3f} | {} tok/s | mem {}",
+                  report.step, report.max_steps, report.loss, report.lr, report.gradient_norm,
+                  describe_count(report.tokens_per_second),
+                  describe_bytes(static_cast<double>(report.memory_bytes)));
   if (report.has_scaling) {
     line += fmt::format(" | fp8 sat {:.2f}% under {:.2f}%", report.saturated_percent,
                         report.underflow_percent);
@@ -54,7 +54,13 @@ std::string describe(const ProgressReport& report) {
   return line + fmt::format(" | eta {}", describe_duration(remaining * report.seconds_per_step));
 }
 
+Progress::Progress(Style style, std::FILE* out, const std::filesystem::path& log)
+    : style_(style), out_(out), log_(log, std::ios::app) {}
+
+Progress::~Progress() { finish(); }
+
 void Progress::show(const ProgressReport& report) {
+  log_ << describe(report) << std::endl;
   if (style_ == Style::pretty) {
     fmt::print(out_, "\r\x1b[K{}", describe(report));
     line_open_ = true;
@@ -65,6 +71,7 @@ void Progress::show(const ProgressReport& report) {
 }
 
 void Progress::say(const std::string& line) {
+  log_ << line << std::endl;
   fmt::print(out_, "{}{}\n", line_open_ ? "\r\x1b[K" : "", line);
   line_open_ = false;
   std::fflush(out_);

@@ -1,8 +1,11 @@
 #pragma once
-// What a person sees while a run goes on: one line that renews itself on a terminal, plain lines otherwise (Slurm logs, pipes).
+// What a person sees while a run goes on: one line that renews itself on a terminal, plain lines
+// otherwise (Slurm logs, pipes).
 
 #include <cstdint>
 #include <cstdio>
+#include <filesystem>
+#include <fstream>
 #include <string>
 
 #include "base/clock.h"
@@ -10,7 +13,7 @@
 namespace fp8train {
 
 struct ProgressReport {
-  int64_t step = 0;      ///< done
+  int64_t step = 0;  ///< done
   int64_t max_steps = 0;
   double loss = 0;
   double lr = 0;
@@ -19,12 +22,13 @@ struct ProgressReport {
   double seconds_per_step = 0;
   size_t memory_bytes = 0;
   int64_t skipped_steps = 0;
-  bool has_scaling = false;      ///< FP8 rows: the next two are shown
+  bool has_scaling = false;  ///< FP8 rows: the next two are shown
   double saturated_percent = 0;
   double underflow_percent = 0;
 };
 
-/// "step 120/2000 | loss 3.4121 | lr 2.9e-04 | grad norm 0.81 | 18.2k tok/s | mem 21 MiB | fp8 sat 0.00% under 0.12% | eta 1m 42s"
+/// "step 120/2000 | loss 3.4121 | lr 2.9e-04 | grad norm 0.81 | 18.2k tok/s | mem 21 MiB | fp8 sat
+/// 0.00% under 0.12% | eta 1m 42s"
 std::string describe(const ProgressReport& report);
 
 /// "1h 02m", "3m 05s", "12s"
@@ -40,9 +44,9 @@ class Progress {
  public:
   enum class Style { pretty, plain };
 
-  /// Writes to `out` (not owned).
-  Progress(Style style, std::FILE* out) : style_(style), out_(out) {}
-  ~Progress() { finish(); }
+  /// Writes to `out` (not owned), and every line also to the end of the file `log`.
+  Progress(Style style, std::FILE* out, const std::filesystem::path& log);
+  ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
@@ -55,6 +59,7 @@ class Progress {
  private:
   Style style_;
   std::FILE* out_;
+  std::ofstream log_;
   bool line_open_ = false;
 };
 

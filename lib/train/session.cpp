@@ -14,15 +14,15 @@ constexpr int64_t kScaledRowMultiple = 16;  // tokens are the K dimension of wgr
 ModelConfig resolve_model(const ModelSettings& settings, const Tokenizer& tokenizer) {
   ModelConfig model = settings.config;
   if (!settings.from.empty()) {
-    model = read_hf_config(std::filesystem::path(settings.from) / "config.json").config;
+    model = read_hf_config(settings.from).model;
   }
   if (model.vocab_size == 0) {
     model.vocab_size = tokenizer.vocab_size();
   }
   if (model.vocab_size < tokenizer.vocab_size()) {
-    throw ConfigError(fmt::format(
-        "model.vocab_size is {}, but the tokenizer has {} ids; use at least that many",
-        model.vocab_size, tokenizer.vocab_size()));
+    throw ConfigError(
+        fmt::format("model.vocab_size is {}, but the tokenizer has {} ids; use at least that many",
+                    model.vocab_size, tokenizer.vocab_size()));
   }
   return completed(model);
 }
@@ -36,17 +36,19 @@ int64_t resolve_max_steps(const TrainingSettings& training, int64_t tokens_per_s
 
 void check_batch(const EngineSettings& engine) {
   if (engine.seq_length > engine.model.max_position_embeddings) {
-    throw ConfigError(fmt::format(
-        "data.seq_length {} is longer than the model's max_position_embeddings {}; shorten it or set "
-        "model.max_position_embeddings",
-        engine.seq_length, engine.model.max_position_embeddings));
+    throw ConfigError(
+        fmt::format("data.seq_length {} is longer than the model's max_position_embeddings {}; "
+                    "shorten it or set "
+                    "model.max_position_embeddings",
+                    engine.seq_length, engine.model.max_position_embeddings));
   }
   const int64_t rows = engine.micro_batch_size * engine.seq_length;
   if (engine.plan.wgrad.a.is_scaled() && rows % kScaledRowMultiple != 0) {
-    throw ConfigError(fmt::format(
-        "training.micro_batch_size * data.seq_length is {}, and row '{}' needs a multiple of {} (the "
-        "inner dimension of its FP8 weight-gradient GEMMs)",
-        rows, engine.plan.name, kScaledRowMultiple));
+    throw ConfigError(
+        fmt::format("training.micro_batch_size * data.seq_length is {}, and row '{}' needs a "
+                    "multiple of {} (the "
+                    "inner dimension of its FP8 weight-gradient GEMMs)",
+                    rows, engine.plan.name, kScaledRowMultiple));
   }
 }
 
@@ -71,8 +73,7 @@ Session open_session(const Settings& settings, bool open_data) {
   Session session;
   session.settings = settings;
   session.tokenizer = make_tokenizer(settings.data);
-  session.engine =
-      engine_settings(settings, resolve_model(settings.model, *session.tokenizer));
+  session.engine = engine_settings(settings, resolve_model(settings.model, *session.tokenizer));
   session.max_steps = resolve_max_steps(settings.training, session.tokens_per_step());
   if (open_data) {
     session.data = open_corpora(settings.data, *session.tokenizer, session.engine.model.vocab_size);

@@ -1,6 +1,7 @@
 #pragma once
-// What a run's settings mean before anything large is allocated: tokenizer, data, model shape, precision row, number of steps. Train,
-// check, explain and bench all start here, so that they cannot disagree.
+// What a run's settings mean before anything large is allocated: tokenizer, data, model shape,
+// precision row, number of steps. Train, check, explain and bench all start here, so that they
+// cannot disagree.
 
 #include <memory>
 #include <string>
@@ -25,7 +26,8 @@ struct Session {
   }
 };
 
-/// Resolves the settings; `open_data` also opens and checks the corpora. Throws ConfigError, DataError or CheckpointError (model.from).
+/// Resolves the settings; `open_data` also opens and checks the corpora. Throws ConfigError,
+/// DataError or CheckpointError (model.from).
 Session open_session(const Settings& settings, bool open_data);
 
 /// The shape, plan and batch alone, for a vocabulary that is already known; needs no data.

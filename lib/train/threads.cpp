@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <cstdlib>
+#include <initializer_list>
 
 #ifdef _OPENMP
 #include <omp.h>

@@ -13,11 +13,12 @@
 #include "base/log.h"
 #include "base/signals.h"
 #include "data/loader.h"
+#include "io/checkpoint.h"
 #include "optim/schedule.h"
 #include "train/generator.h"
 #include "train/preflight.h"
 #include "train/progress.h"
-#include "train/run_directory.h"
+#include "train/run_records.h"
 #include "train/run_statistics.h"
 #include "train/session.h"
 #include "train/threads.h"
@@ -47,7 +48,7 @@ class Run {
   const Settings& settings() const { return session_.settings; }
 
   Session session_;
-  RunDirectory directory_;
+  RunRecords records_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<Loader> loader_;
@@ -67,17 +68,22 @@ class Run {
 
 Run::Run(const RunRequest& request)
     : session_(open_session(request.settings, true)),
-      directory_(request.settings.output_dir),
-      progress_(progress_style(request.settings.logging.format, stdout), stdout) {
+      records_(request.settings.output_dir),
+      progress_(progress_style(request.settings.logging.format, stdout), stdout,
+                records_.directory().log()) {
   const int64_t threads = configure_threads(settings().threads);
-  directory_.write_inputs(request.resolved_yaml, request.command, threads);
+  describe_run(records_.directory(), request.resolved_yaml, request.command,
+               JsonObject().add("threads", threads).add("version", request.version));
+  open_log_file(records_.directory().log().string());
+  if (!records_.lock_warning().empty()) {
+    log_warning(records_.lock_warning());
+  }
   std::string reason;
   device_ = choose_device(settings().device, reason);
   MemoryLedger planned;
   const StepPlan plan = plan_step(session_.engine, &planned, nullptr);
-  for (const std::string& line : describe_run(session_, *device_, reason, threads, planned)) {
+  for (const std::string& line : run_overview(session_, *device_, reason, threads, planned)) {
     progress_.say(line);
-    directory_.log(line);
   }
   engine_ = std::make_unique<Engine>(*device_, session_.engine);
   engine_->reserve(plan);
@@ -98,18 +104,17 @@ void Run::start_or_resume() {
   std::optional<ResumedRun> resumed;
   std::vector<std::string> notes;
   if (resume == "auto") {
-    resumed = resume_newest(directory_.checkpoints(), *engine_, session_, notes);
+    resumed = resume_newest(records_.directory().checkpoints(), *engine_, session_, notes);
   } else if (resume != "never") {
     resumed = resume_from(resume, *engine_, session_);
-  } else if (directory_.has_checkpoints()) {
+  } else if (!find_checkpoints(records_.directory().checkpoints()).empty()) {
     throw ConfigError(fmt::format(
         "checkpoint.resume is never, but {} holds checkpoints of an earlier run; choose another "
         "output_dir or remove that folder",
-        directory_.checkpoints().string()));
+        records_.directory().checkpoints().string()));
   }
   for (const std::string& note : notes) {
     log_warning(note);
-    directory_.log(note);
   }
   if (resumed) {
     state_ = resumed->state;
@@ -123,7 +128,7 @@ void Run::start_or_resume() {
   }
   engine_->weights_changed();
   loader_->seek(state_.sample_position);
-  directory_.begin_metrics(state_.step);
+  records_.begin_metrics(state_.step);
   logged_step_ = state_.step;
   logged_skips_ = engine_->optimizer().report().skipped_steps;
 }
@@ -131,8 +136,8 @@ void Run::start_or_resume() {
 void Run::train_one_step() {
   const bool last = state_.step + 1 == session_.max_steps;
   const bool logs = last || (state_.step + 1) % settings().logging.interval == 0;
-  const double lr = learning_rate(settings().scheduler, settings().optimizer.lr, state_.step,
-                                  session_.max_steps);
+  const double lr =
+      learning_rate(settings().scheduler, settings().optimizer.lr, state_.step, session_.max_steps);
   engine_->step([this] { return loader_->next(); }, state_.step, static_cast<float>(lr), logs);
   ++state_.step;
   state_.sample_position = loader_->position();
@@ -165,17 +170,17 @@ void Run::log_step() {
                   .has_scaling = !slots.empty(),
                   .saturated_percent = scaling.saturated_percent,
                   .underflow_percent = scaling.underflow_percent});
-  directory_.write_metrics({.step = state_.step,
-                            .loss = loss.mean,
-                            .lr = lr,
-                            .gradient_norm = report.gradient_norm,
-                            .tokens = state_.tokens,
-                            .tokens_per_second = speed_,
-                            .loss_scale = session_.engine.plan.dynamic_loss_scaling
-                                              ? std::optional<double>(report.loss_scale)
-                                              : std::nullopt,
-                            .skipped_steps = report.skipped_steps,
-                            .slots = &slots});
+  records_.write_step({.step = state_.step,
+                       .loss = loss.mean,
+                       .lr = lr,
+                       .gradient_norm = report.gradient_norm,
+                       .tokens = state_.tokens,
+                       .tokens_per_second = speed_,
+                       .loss_scale = session_.engine.plan.dynamic_loss_scaling
+                                         ? std::optional<double>(report.loss_scale)
+                                         : std::nullopt,
+                       .skipped_steps = report.skipped_steps,
+                       .slots = &slots});
   guard(report);
   logged_step_ = state_.step;
   since_log_.restart();
@@ -196,8 +201,9 @@ void Run::guard(const StepReport& report) {
   }
   log_warning(what + " and were skipped");
   if (skips >= settings().training.max_consecutive_skips && skips == state_.step - logged_step_) {
-    throw NumericError(what + "; training has diverged: lower optimizer.lr, or resume an earlier "
-                              "checkpoint. The last checkpoint is intact");
+    throw NumericError(what +
+                       "; training has diverged: lower optimizer.lr, or resume an earlier "
+                       "checkpoint. The last checkpoint is intact");
   }
 }
 
@@ -223,7 +229,7 @@ double Run::evaluate(int64_t max_batches, bool final) {
   last_val_loss_ = loss.mean;
   progress_.say(fmt::format("step {}: val loss {:.4f} over {} tokens{}", state_.step, loss.mean,
                             loss.targets, final ? " (the whole validation split)" : ""));
-  directory_.write_validation(state_.step, loss.mean, loss.targets);
+  records_.write_validation(state_.step, loss.mean, loss.targets);
   excluded_seconds_ += watch.seconds();
   return loss.mean;
 }
@@ -247,7 +253,7 @@ void Run::sample() {
     });
     text += session_.tokenizer->decode(tokens) + "\n";
   }
-  directory_.write_sample(state_.step, text);
+  records_.write_sample(state_.step, text);
   progress_.say(fmt::format("sample at step {}:\n{}", state_.step, text));
   excluded_seconds_ += watch.seconds();
 }
@@ -258,10 +264,10 @@ void Run::save() {
   }
   const Stopwatch watch;
   const std::filesystem::path folder =
-      save_training_state(directory_.checkpoints(), *engine_, session_, state_,
+      save_training_state(records_.directory().checkpoints(), *engine_, session_, state_,
                           settings().checkpoint.keep_last);
   saved_step_ = state_.step;
-  directory_.log(fmt::format("saved {}", folder.string()));
+  log_debug("saved " + folder.string());
   excluded_seconds_ += watch.seconds();
 }
 
@@ -275,10 +281,11 @@ RunOutcome Run::run() {
   while (state_.step < session_.max_steps) {
     if (should_stop()) {
       save();
-      progress_.say(fmt::format("stopped at step {} ({}); {} holds everything: run the same command "
-                                "to go on",
-                                state_.step, stop_signal() != 0 ? "signal" : "training.max_time",
-                                directory_.checkpoints().string()));
+      progress_.say(
+          fmt::format("stopped at step {} ({}); {} holds everything: run the same command "
+                      "to go on",
+                      state_.step, stop_signal() != 0 ? "signal" : "training.max_time",
+                      records_.directory().checkpoints().string()));
       return RunOutcome::stopped;
     }
     train_one_step();
@@ -305,23 +312,23 @@ RunOutcome Run::finish() {
     save();
   }
   const StepReport report = engine_->optimizer().report();
-  directory_.write_summary({.plan = session_.engine.plan.name,
-                            .parameters = parameter_count(session_.engine.model),
-                            .steps = state_.step,
-                            .tokens = state_.tokens,
-                            .loss = last_loss_,
-                            .val_loss = last_val_loss_,
-                            .best_val_loss = state_.best_val_loss,
-                            .best_val_step = state_.best_val_step,
-                            .seconds = since_start_.seconds(),
-                            .tokens_per_second = speed_,
-                            .peak_memory_bytes = device_->ledger().peak(),
-                            .skipped_steps = report.skipped_steps});
+  records_.write_summary({.plan = session_.engine.plan.name,
+                          .parameters = parameter_count(session_.engine.model),
+                          .steps = state_.step,
+                          .tokens = state_.tokens,
+                          .loss = last_loss_,
+                          .val_loss = last_val_loss_,
+                          .best_val_loss = state_.best_val_loss,
+                          .best_val_step = state_.best_val_step,
+                          .seconds = since_start_.seconds(),
+                          .tokens_per_second = speed_,
+                          .peak_memory_bytes = device_->ledger().peak(),
+                          .skipped_steps = report.skipped_steps});
   progress_.say(fmt::format("done: {} steps, {} tokens in {}; loss {:.4f}{}; everything is in {}",
                             state_.step, describe_count(static_cast<double>(state_.tokens)),
                             describe_duration(since_start_.seconds()), last_loss_,
                             last_val_loss_ ? fmt::format(", val loss {:.4f}", *last_val_loss_) : "",
-                            directory_.path().string()));
+                            records_.directory().root.string()));
   return RunOutcome::finished;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
-// The run: from settings to a trained model in a run directory. Resumes by itself, evaluates, samples, saves, listens to signals.
+// The run: from settings to a trained model in a run directory. Resumes by itself, evaluates,
+// samples, saves, listens to signals.
 
 #include <string>
 
@@ -9,13 +10,15 @@ namespace fp8train {
 
 enum class RunOutcome {
   finished,  ///< max_steps reached; the final evaluation is done and everything is saved
-  stopped    ///< asked to stop (signal or max_time): a checkpoint is saved, run the same command to go on
+  stopped    ///< asked to stop (signal or max_time): a checkpoint is saved, run the same command to
+             ///< go on
 };
 
 struct RunRequest {
   Settings settings;
   std::string resolved_yaml;  ///< the settings as YAML, kept in the run directory
   std::string command;        ///< the command line, kept in the run directory
+  std::string version;        ///< of the program
 };
 
 /// Trains. Throws the typed errors of base/error.h; a run that diverged throws NumericError.

@@ -1,7 +1,8 @@
 #pragma once
-// What a checkpoint of a run holds and how a run goes on from one. A checkpoint folder is also a Hugging Face model folder: config.json,
-// model.safetensors (fp32) and tokenizer.json, so that `model.from` and `generate` take it. Beside them: optimizer.safetensors,
-// scaling.safetensors (rows with delayed scaling) and state.json.
+// What a checkpoint of a run holds and how a run goes on from one. A checkpoint folder is also a
+// Hugging Face model folder: config.json, model.safetensors (fp32) and tokenizer.json, so that
+// `model.from` and `generate` take it. Beside them: optimizer.safetensors, scaling.safetensors
+// (rows with delayed scaling) and state.json.
 
 #include <cstdint>
 #include <filesystem>
@@ -22,8 +23,8 @@ struct TrainingState {
   int64_t best_val_step = 0;
 };
 
-/// Saves under `root` as step-NNNNNN and keeps the newest `keep_last`. Throws DeviceError or CheckpointError; what was saved earlier
-/// stays. Returns the folder.
+/// Saves under `root` as step-NNNNNN and keeps the newest `keep_last`. Throws DeviceError or
+/// CheckpointError; what was saved earlier stays. Returns the folder.
 std::filesystem::path save_training_state(const std::filesystem::path& root, Engine& engine,
                                           const Session& session, const TrainingState& state,
                                           int64_t keep_last);
@@ -33,13 +34,13 @@ struct ResumedRun {
   std::filesystem::path folder;
 };
 
-/// The newest valid checkpoint under `root`, loaded into the engine; nothing when there is none. `notes` receives a line for each
-/// damaged checkpoint that was passed over. Throws CheckpointError when the checkpoint belongs to another model, row or data set.
+/// The newest valid checkpoint under `root`, loaded into the engine; nothing when there is none.
+/// `notes` receives a line for each damaged checkpoint that was passed over. Throws CheckpointError
+/// when the checkpoint belongs to another model, row or data set.
 std::optional<ResumedRun> resume_newest(const std::filesystem::path& root, Engine& engine,
                                         const Session& session, std::vector<std::string>& notes);
 
 /// One checkpoint by its folder.
-ResumedRun resume_from(const std::filesystem::path& folder, Engine& engine,
-                       const Session& session);
+ResumedRun resume_from(const std::filesystem::path& folder, Engine& engine, const Session& session);
 
 }  // namespace fp8train

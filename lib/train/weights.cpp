@@ -55,8 +55,8 @@ void for_each_weight(Device& device, Decoder& model,
     const std::vector<float> values = to_host_f32(device, parameter->value);
     for (const HfPiece& piece : hf_pieces(model.config(), parameter->name)) {
       const auto begin = values.begin() + piece.begin * columns;
-      HostTensor tensor = {piece.name, shape_of(*parameter, piece),
-                           {begin, begin + piece.rows * columns}};
+      HostTensor tensor = {
+          piece.name, shape_of(*parameter, piece), {begin, begin + piece.rows * columns}};
       if (piece.transposed) {
         tensor.values = transposed(tensor.values, piece.rows, columns);
       }

@@ -17,8 +17,8 @@ struct HostTensor {
   std::vector<float> values;
 };
 
-/// Sets every parameter from its pieces. Throws CheckpointError naming what is missing, has another shape or is not finite. A tied
-/// head is not asked for.
+/// Sets every parameter from its pieces. Throws CheckpointError naming what is missing, has another
+/// shape or is not finite. A tied head is not asked for.
 void load_weights(Device& device, Decoder& model, const TensorSource& source);
 
 /// Calls `write` with every Hugging Face tensor of the model, in order, one at a time.
