@@ -1,5 +1,6 @@
 #pragma once
-// Files that are either wholly there or not there at all: written aside, flushed to disk, renamed into place.
+// Files that are either wholly there or not there at all: written aside, flushed to disk, renamed
+// into place.
 
 #include <cstddef>
 #include <filesystem>
@@ -8,8 +9,9 @@
 
 namespace fp8train {
 
-/// A file under construction next to `path`. commit() makes it durable and visible; destruction without commit() removes it.
-/// Every failure (disk full, permission, failed fsync) throws DeviceError naming the file; the old `path`, if any, stays intact.
+/// A file under construction next to `path`. commit() makes it durable and visible; destruction
+/// without commit() removes it. Every failure (disk full, permission, failed fsync) throws
+/// DeviceError naming the file; the old `path`, if any, stays intact.
 class AtomicFile {
  public:
   explicit AtomicFile(std::filesystem::path path);
@@ -33,7 +35,8 @@ void write_file_atomically(const std::filesystem::path& path, std::string_view t
 /// Flushes a directory's entries (new names, renames) to disk.
 void sync_directory(const std::filesystem::path& directory);
 
-/// The whole file as a string. Throws DataError naming the file when it cannot be read or is larger than `max_bytes`.
+/// The whole file as a string. Throws DataError naming the file when it cannot be read or is larger
+/// than `max_bytes`.
 std::string read_text_file(const std::filesystem::path& path, size_t max_bytes);
 
 }  // namespace fp8train

@@ -1,6 +1,6 @@
 #pragma once
-// Typed errors. Libraries throw these, never print and never exit; apps/ turns one into one message and an exit code.
-// A message says what happened, where (file, line, tensor, key) and what to do.
+// Typed errors. Libraries throw these, never print and never exit; apps/ turns one into one message
+// and an exit code. A message says what happened, where (file, line, tensor, key) and what to do.
 
 #include <source_location>
 #include <stdexcept>
@@ -48,7 +48,8 @@ class InternalError : public Error {
   using Error::Error;
 };
 
-/// Throws InternalError with the caller's place unless `condition` holds. For programmer errors, not for bad input.
+/// Throws InternalError with the caller's place unless `condition` holds. For programmer errors,
+/// not for bad input.
 void check(bool condition, const char* message,
            std::source_location place = std::source_location::current());
 

@@ -24,22 +24,36 @@ spdlog::logger& logger() {
 
 spdlog::level::level_enum to_spdlog(LogLevel level) {
   switch (level) {
-    case LogLevel::debug: return spdlog::level::debug;
-    case LogLevel::info: return spdlog::level::info;
-    case LogLevel::warning: return spdlog::level::warn;
-    case LogLevel::error: return spdlog::level::err;
+    case LogLevel::debug:
+      return spdlog::level::debug;
+    case LogLevel::info:
+      return spdlog::level::info;
+    case LogLevel::warning:
+      return spdlog::level::warn;
+    case LogLevel::error:
+      return spdlog::level::err;
   }
   return spdlog::level::info;
 }
 
 }  // namespace
 
-void log_debug(std::string_view text) { logger().debug("{}", text); }
-void log_info(std::string_view text) { logger().info("{}", text); }
-void log_warning(std::string_view text) { logger().warn("{}", text); }
-void log_error(std::string_view text) { logger().error("{}", text); }
+void log_debug(std::string_view text) {
+  logger().debug("{}", text);
+}
+void log_info(std::string_view text) {
+  logger().info("{}", text);
+}
+void log_warning(std::string_view text) {
+  logger().warn("{}", text);
+}
+void log_error(std::string_view text) {
+  logger().error("{}", text);
+}
 
-void set_log_level(LogLevel level) { logger().set_level(to_spdlog(level)); }
+void set_log_level(LogLevel level) {
+  logger().set_level(to_spdlog(level));
+}
 
 void open_log_file(const std::string& path) {
   try {

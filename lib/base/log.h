@@ -1,6 +1,6 @@
 #pragma once
-// Log lines with a level, written to standard error and, once opened, to a file. Thread-safe. Only the program's entry decides
-// level and place; libraries just call log_info and friends.
+// Log lines with a level, written to standard error and, once opened, to a file. Thread-safe. Only
+// the program's entry decides level and place; libraries just call log_info and friends.
 
 #include <string>
 #include <string_view>
@@ -17,7 +17,8 @@ void log_error(std::string_view text);
 /// Lines below `level` are dropped. Default: info.
 void set_log_level(LogLevel level);
 
-/// From now on every line also goes to the end of `path`. Throws DeviceError when the file cannot be opened.
+/// From now on every line also goes to the end of `path`. Throws DeviceError when the file cannot
+/// be opened.
 void open_log_file(const std::string& path);
 
 }  // namespace fp8train

@@ -1,6 +1,7 @@
 #pragma once
-// Philox4x32-10, the counter-based generator of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
-// A draw is a pure function of (key, counter), so that it is the same on any device, thread count or sharding.
+// Philox4x32-10, the counter-based generator of Salmon et al., "Parallel random numbers: as easy as
+// 1, 2, 3" (SC 2011). A draw is a pure function of (key, counter), so that it is the same on any
+// device, thread count or sharding.
 
 #include <cstdint>
 
@@ -40,7 +41,8 @@ FP8TRAIN_HD PhiloxBlock philox(uint64_t key, uint64_t counter_high, uint64_t cou
   return {{c0, c1, c2, c3}};
 }
 
-/// Key of a stream: mixes a seed with a purpose and an index (SplitMix64 finalizer), so that streams do not overlap.
+/// Key of a stream: mixes a seed with a purpose and an index (SplitMix64 finalizer), so that
+/// streams do not overlap.
 FP8TRAIN_HD uint64_t philox_key(uint64_t seed, uint64_t purpose, uint64_t index = 0) {
   uint64_t z = seed + 0x9E3779B97F4A7C15ULL * (purpose + 1) + 0xD1B54A32D192ED03ULL * (index + 1);
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ULL;

@@ -38,8 +38,12 @@ void restore_signal_handlers() {
   }
 }
 
-int stop_signal() { return pending_signal; }
+int stop_signal() {
+  return pending_signal;
+}
 
-void clear_stop_signal() { pending_signal = 0; }
+void clear_stop_signal() {
+  pending_signal = 0;
+}
 
 }  // namespace fp8train

@@ -1,6 +1,6 @@
 #pragma once
-// SIGINT, SIGTERM and SIGUSR1 ask a run to stop at the next step boundary. The first signal only sets a flag; a second one of
-// SIGINT or SIGTERM ends the process at once with 128 + its number.
+// SIGINT, SIGTERM and SIGUSR1 ask a run to stop at the next step boundary. The first signal only
+// sets a flag; a second one of SIGINT or SIGTERM ends the process at once with 128 + its number.
 
 namespace fp8train {
 

@@ -43,9 +43,8 @@ void set_tracing(bool on) {
 
 std::vector<SpanTotal> trace_totals() {
   std::vector<SpanTotal> totals = tracer().totals;
-  std::sort(totals.begin(), totals.end(), [](const SpanTotal& a, const SpanTotal& b) {
-    return a.self_seconds > b.self_seconds;
-  });
+  std::sort(totals.begin(), totals.end(),
+            [](const SpanTotal& a, const SpanTotal& b) { return a.self_seconds > b.self_seconds; });
   return totals;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
-// Spans: how long each named piece of work took in total, for `bench step` and the profile in the docs. Off by default; a span
-// that is off costs one branch. Only the thread that drives the step opens spans, and they may nest (self time excludes children).
+// Spans: how long each named piece of work took in total, for `bench step` and the profile in the
+// docs. Off by default; a span that is off costs one branch. Only the thread that drives the step
+// opens spans, and they may nest (self time excludes children).
 
 #include <cstdint>
 #include <string>

@@ -8,8 +8,9 @@
 namespace fp8train {
 
 struct DataSource {
-  std::string path;    ///< a file; for token shards also a glob, read in sorted order
-  std::string format;  ///< auto | text | jsonl | llmc | raw_u16; auto looks at the content and the name
+  std::string path;  ///< a file; for token shards also a glob, read in sorted order
+  std::string
+      format;  ///< auto | text | jsonl | llmc | raw_u16; auto looks at the content and the name
   double weight = 1.0;
 
   bool operator==(const DataSource&) const = default;
@@ -17,9 +18,10 @@ struct DataSource {
 
 struct DataSettings {
   std::vector<DataSource> train;
-  std::vector<DataSource> val;    ///< empty: val_fraction of train is held back
+  std::vector<DataSource> val;  ///< empty: val_fraction of train is held back
   double val_fraction = 0.0;
-  std::string tokenizer = "byte"; ///< byte | char | a path to tokenizer.json of this program or a llama2.c tokNNN.bin
+  std::string tokenizer =
+      "byte";  ///< byte | char | a path to tokenizer.json of this program or a llama2.c tokNNN.bin
   int64_t seq_length = 1024;
   bool shuffle = true;            ///< false: consecutive windows in file order
   std::string text_key = "text";  ///< JSONL

@@ -1,7 +1,8 @@
 #pragma once
-// The memory of a step: stack-shaped. A plan is made by running one step on the meta device, where an Arena grows freely and
-// remembers its high-water mark; on a real device it is reserved once to that mark and then only moves an offset. Views into
-// an arena are valid until release() to an earlier mark.
+// The memory of a step: stack-shaped. A plan is made by running one step on the meta device, where
+// an Arena grows freely and remembers its high-water mark; on a real device it is reserved once to
+// that mark and then only moves an offset. Views into an arena are valid until release() to an
+// earlier mark.
 
 #include <algorithm>
 #include <cstddef>

@@ -9,18 +9,24 @@ namespace fp8train {
 
 std::string_view name_of(DeviceKind kind) {
   switch (kind) {
-    case DeviceKind::cpu: return "cpu";
-    case DeviceKind::cuda: return "cuda";
-    case DeviceKind::meta: return "meta";
+    case DeviceKind::cpu:
+      return "cpu";
+    case DeviceKind::cuda:
+      return "cuda";
+    case DeviceKind::meta:
+      return "meta";
   }
   return "?";
 }
 
 std::unique_ptr<Device> make_device(DeviceKind kind) {
   switch (kind) {
-    case DeviceKind::cpu: return std::make_unique<CpuDevice>();
-    case DeviceKind::meta: return std::make_unique<MetaDevice>();
-    case DeviceKind::cuda: return make_cuda_device();
+    case DeviceKind::cpu:
+      return std::make_unique<CpuDevice>();
+    case DeviceKind::meta:
+      return std::make_unique<MetaDevice>();
+    case DeviceKind::cuda:
+      return make_cuda_device();
   }
   throw InternalError("unknown device kind");
 }

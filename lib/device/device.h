@@ -1,6 +1,7 @@
 #pragma once
-// A Device owns memory and the main compute stream. cpu computes on host memory; meta hands out addresses that must never be read
-// and only counts; cuda is asked for here too and refused with one clear error where it is not built in or not usable.
+// A Device owns memory and the main compute stream. cpu computes on host memory; meta hands out
+// addresses that must never be read and only counts; cuda is asked for here too and refused with
+// one clear error where it is not built in or not usable.
 
 #include <cstddef>
 #include <memory>
@@ -23,12 +24,13 @@ class Device {
   MemoryLedger& ledger() { return ledger_; }
   OpCounters& counters() { return counters_; }
 
-  /// Uninitialized memory, 256-byte aligned; zero bytes give nullptr. Throws DeviceError with the bytes asked and in use when
-  /// there is none. Buffer is the owner to use.
+  /// Uninitialized memory, 256-byte aligned; zero bytes give nullptr. Throws DeviceError with the
+  /// bytes asked and in use when there is none. Buffer is the owner to use.
   virtual void* allocate(size_t bytes) = 0;
   virtual void deallocate(void* pointer, size_t bytes) noexcept = 0;
 
-  /// Copies between host and device memory, in stream order; a read back waits for the stream. On meta, reads give zeros.
+  /// Copies between host and device memory, in stream order; a read back waits for the stream. On
+  /// meta, reads give zeros.
   virtual void copy_from_host(void* to, const void* from, size_t bytes) = 0;
   virtual void copy_to_host(void* to, const void* from, size_t bytes) = 0;
   virtual void fill_zero(void* pointer, size_t bytes) = 0;

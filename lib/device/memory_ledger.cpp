@@ -6,15 +6,24 @@ namespace fp8train {
 
 std::string_view name_of(MemoryCategory category) {
   switch (category) {
-    case MemoryCategory::weights: return "weights";
-    case MemoryCategory::master_weights: return "master weights";
-    case MemoryCategory::quantized_weights: return "GEMM copies of weights";
-    case MemoryCategory::gradients: return "gradients";
-    case MemoryCategory::optimizer_state: return "optimizer state";
-    case MemoryCategory::saved_activations: return "saved activations";
-    case MemoryCategory::workspace: return "workspace";
-    case MemoryCategory::scaling_state: return "scaling state";
-    case MemoryCategory::batch: return "batch";
+    case MemoryCategory::weights:
+      return "weights";
+    case MemoryCategory::master_weights:
+      return "master weights";
+    case MemoryCategory::quantized_weights:
+      return "GEMM copies of weights";
+    case MemoryCategory::gradients:
+      return "gradients";
+    case MemoryCategory::optimizer_state:
+      return "optimizer state";
+    case MemoryCategory::saved_activations:
+      return "saved activations";
+    case MemoryCategory::workspace:
+      return "workspace";
+    case MemoryCategory::scaling_state:
+      return "scaling state";
+    case MemoryCategory::batch:
+      return "batch";
   }
   return "?";
 }

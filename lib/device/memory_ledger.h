@@ -1,5 +1,6 @@
 #pragma once
-// Who holds how many bytes: every buffer is charged to a category. The start-up memory table and `check` print this.
+// Who holds how many bytes: every buffer is charged to a category. The start-up memory table and
+// `check` print this.
 
 #include <array>
 #include <cstddef>

@@ -1,5 +1,6 @@
 #pragma once
-// The shape of a decoder-only transformer, in Hugging Face terms, for every family: a family only sets the switches.
+// The shape of a decoder-only transformer, in Hugging Face terms, for every family: a family only
+// sets the switches.
 
 #include <cstdint>
 #include <optional>
@@ -40,12 +41,13 @@ struct ModelConfig {
   double rope_theta = 10000.0;
   std::optional<Llama3RopeScaling> rope_scaling;
   bool tie_word_embeddings = false;
-  bool qkv_bias = false;       ///< on the q, k, v projections
+  bool qkv_bias = false;  ///< on the q, k, v projections
   bool attention_output_bias = false;
   bool mlp_bias = false;
-  bool qk_norm = false;        ///< RMSNorm over each head of q and k (Qwen3)
+  bool norm_bias = true;  ///< LayerNorm only
+  bool qk_norm = false;   ///< RMSNorm over each head of q and k (Qwen3)
   float initializer_range = 0.02F;
-  int64_t bos_token_id = -1;   ///< -1: none
+  int64_t bos_token_id = -1;  ///< -1: none
   int64_t eos_token_id = -1;
 
   /// Width of the fused q, k, v projection: (H + 2 Hkv) * D.
@@ -54,14 +56,15 @@ struct ModelConfig {
   bool operator==(const ModelConfig&) const = default;
 };
 
-/// Fills what follows from other fields (num_key_value_heads, head_dim, intermediate_size) and throws ConfigError naming the
-/// field when the shape is impossible.
+/// Fills what follows from other fields (num_key_value_heads, head_dim, intermediate_size) and
+/// throws ConfigError naming the field when the shape is impossible.
 ModelConfig completed(ModelConfig config);
 
 /// Number of parameters, a tied head counted once.
 int64_t parameter_count(const ModelConfig& config);
 
-/// FLOPs of one training token: 6 per GEMM weight, plus causal attention at `seq_length` (half of the square).
+/// FLOPs of one training token: 6 per GEMM weight, plus causal attention at `seq_length` (half of
+/// the square).
 double flops_per_token(const ModelConfig& config, int64_t seq_length);
 
 }  // namespace fp8train

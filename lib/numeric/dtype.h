@@ -1,5 +1,6 @@
 #pragma once
-// The element types that tensors hold, and their 16- and 8-bit storage structs. Conversions are in numeric/convert.h.
+// The element types that tensors hold, and their 16- and 8-bit storage structs. Conversions are in
+// numeric/convert.h.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,27 +14,35 @@ enum class DType : uint8_t { f32, bf16, f16, e4m3, e5m2, e8m0, i8, u8, u16, i32,
 constexpr size_t size_of(DType type) {
   switch (type) {
     case DType::f32:
-    case DType::i32: return 4;
+    case DType::i32:
+      return 4;
     case DType::bf16:
     case DType::f16:
-    case DType::u16: return 2;
-    case DType::i64: return 8;
+    case DType::u16:
+      return 2;
+    case DType::i64:
+      return 8;
     case DType::e4m3:
     case DType::e5m2:
     case DType::e8m0:
     case DType::i8:
-    case DType::u8: return 1;
+    case DType::u8:
+      return 1;
   }
   return 0;
 }
 
-constexpr bool is_fp8(DType type) { return type == DType::e4m3 || type == DType::e5m2; }
+constexpr bool is_fp8(DType type) {
+  return type == DType::e4m3 || type == DType::e5m2;
+}
 
-/// "fp32", "bf16", "fp16", "e4m3", "e5m2", "e8m0", "int8", ...: the spelling of the chart and of `explain`.
+/// "fp32", "bf16", "fp16", "e4m3", "e5m2", "e8m0", "int8", ...: the spelling of the chart and of
+/// `explain`.
 std::string_view name_of(DType type);
 
-// Storage only: `bits` is the encoding. BF16: 1-8-7. FP16: IEEE 1-5-10. E4M3 (fn: no infinity, one NaN per sign, maximum 448):
-// 1-4-3, bias 7. E5M2: IEEE-like 1-5-2, bias 15, maximum 57344. E8M0: 2^(bits-127), 0xFF is NaN.
+// Storage only: `bits` is the encoding. BF16: 1-8-7. FP16: IEEE 1-5-10. E4M3 (fn: no infinity, one
+// NaN per sign, maximum 448): 1-4-3, bias 7. E5M2: IEEE-like 1-5-2, bias 15, maximum 57344. E8M0:
+// 2^(bits-127), 0xFF is NaN.
 struct bf16 {
   uint16_t bits;
 };
@@ -57,11 +66,16 @@ constexpr float kMaxF16 = 65504.0F;
 /// Largest finite magnitude of an FP8, FP16 or INT8 format: what an amax is scaled to.
 constexpr float format_max(DType type) {
   switch (type) {
-    case DType::e4m3: return kMaxE4M3;
-    case DType::e5m2: return kMaxE5M2;
-    case DType::f16: return kMaxF16;
-    case DType::i8: return 127.0F;
-    default: return 1.0F;
+    case DType::e4m3:
+      return kMaxE4M3;
+    case DType::e5m2:
+      return kMaxE5M2;
+    case DType::f16:
+      return kMaxF16;
+    case DType::i8:
+      return 127.0F;
+    default:
+      return 1.0F;
   }
 }
 
@@ -69,24 +83,44 @@ constexpr float format_max(DType type) {
 template <typename T>
 constexpr DType dtype_of();
 template <>
-constexpr DType dtype_of<float>() { return DType::f32; }
+constexpr DType dtype_of<float>() {
+  return DType::f32;
+}
 template <>
-constexpr DType dtype_of<bf16>() { return DType::bf16; }
+constexpr DType dtype_of<bf16>() {
+  return DType::bf16;
+}
 template <>
-constexpr DType dtype_of<f16>() { return DType::f16; }
+constexpr DType dtype_of<f16>() {
+  return DType::f16;
+}
 template <>
-constexpr DType dtype_of<e4m3>() { return DType::e4m3; }
+constexpr DType dtype_of<e4m3>() {
+  return DType::e4m3;
+}
 template <>
-constexpr DType dtype_of<e5m2>() { return DType::e5m2; }
+constexpr DType dtype_of<e5m2>() {
+  return DType::e5m2;
+}
 template <>
-constexpr DType dtype_of<int8_t>() { return DType::i8; }
+constexpr DType dtype_of<int8_t>() {
+  return DType::i8;
+}
 template <>
-constexpr DType dtype_of<uint8_t>() { return DType::u8; }
+constexpr DType dtype_of<uint8_t>() {
+  return DType::u8;
+}
 template <>
-constexpr DType dtype_of<uint16_t>() { return DType::u16; }
+constexpr DType dtype_of<uint16_t>() {
+  return DType::u16;
+}
 template <>
-constexpr DType dtype_of<int32_t>() { return DType::i32; }
+constexpr DType dtype_of<int32_t>() {
+  return DType::i32;
+}
 template <>
-constexpr DType dtype_of<int64_t>() { return DType::i64; }
+constexpr DType dtype_of<int64_t>() {
+  return DType::i64;
+}
 
 }  // namespace fp8train

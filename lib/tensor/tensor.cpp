@@ -60,6 +60,8 @@ void copy_to_host(Device& device, void* to, const ConstView& from) {
   device.copy_to_host(to, from.data, from.bytes());
 }
 
-void fill_zero(Device& device, const View& view) { device.fill_zero(view.data, view.bytes()); }
+void fill_zero(Device& device, const View& view) {
+  device.fill_zero(view.data, view.bytes());
+}
 
 }  // namespace fp8train

@@ -16,8 +16,8 @@ class Tensor {
   Tensor(Device& device, DType dtype, const Shape& shape, MemoryCategory category);
 
   View view() const { return {buffer_.data(), dtype_, shape_}; }
-  operator View() const { return view(); }            // NOLINT(google-explicit-constructor)
-  operator ConstView() const { return view(); }       // NOLINT(google-explicit-constructor)
+  operator View() const { return view(); }       // NOLINT(google-explicit-constructor)
+  operator ConstView() const { return view(); }  // NOLINT(google-explicit-constructor)
   bool empty() const { return buffer_.data() == nullptr; }
   const Shape& shape() const { return shape_; }
   DType dtype() const { return dtype_; }

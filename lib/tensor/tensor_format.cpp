@@ -12,12 +12,18 @@ TensorFormat plain(DType dtype) {
 
 std::string_view name_of(Granularity granularity) {
   switch (granularity) {
-    case Granularity::tensor: return "tensor";
-    case Granularity::row: return "row";
-    case Granularity::block_1x128: return "1x128";
-    case Granularity::block_128x128: return "128x128";
-    case Granularity::block_1x32: return "1x32";
-    case Granularity::group: return "group";
+    case Granularity::tensor:
+      return "tensor";
+    case Granularity::row:
+      return "row";
+    case Granularity::block_1x128:
+      return "1x128";
+    case Granularity::block_128x128:
+      return "128x128";
+    case Granularity::block_1x32:
+      return "1x32";
+    case Granularity::group:
+      return "group";
   }
   return "?";
 }
@@ -32,15 +38,23 @@ std::string describe(const TensorFormat& format) {
     text += fmt::format("({})", format.group_size);
   }
   switch (format.policy) {
-    case ScalePolicy::none: break;
-    case ScalePolicy::current: text += " current"; break;
-    case ScalePolicy::automatic: text += " auto"; break;
-    case ScalePolicy::fixed: text += fmt::format(" static({})", format.fixed_scale); break;
+    case ScalePolicy::none:
+      break;
+    case ScalePolicy::current:
+      text += " current";
+      break;
+    case ScalePolicy::automatic:
+      text += " auto";
+      break;
+    case ScalePolicy::fixed:
+      text += fmt::format(" static({})", format.fixed_scale);
+      break;
     case ScalePolicy::delayed:
       text += fmt::format(" delayed({}, {}", format.delayed.history_length,
                           format.delayed.algorithm == AmaxAlgorithm::max ? "max" : "most_recent");
       text += format.delayed.margin != 0 ? fmt::format(", margin {}", format.delayed.margin) : "";
-      text += format.delayed.interval != 1 ? fmt::format(", every {}", format.delayed.interval) : "";
+      text +=
+          format.delayed.interval != 1 ? fmt::format(", every {}", format.delayed.interval) : "";
       text += ")";
       break;
   }

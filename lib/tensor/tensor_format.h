@@ -1,5 +1,6 @@
 #pragma once
-// A TensorFormat is one cell of the chart: element format x scale granularity x scale policy x scale type x rounding. Pure data.
+// A TensorFormat is one cell of the chart: element format x scale granularity x scale policy x
+// scale type x rounding. Pure data.
 
 #include <cstdint>
 #include <string>
@@ -15,11 +16,12 @@ enum class ScaleType : uint8_t { f32, pow2, e8m0 };
 enum class Rounding : uint8_t { nearest_even, stochastic };
 enum class AmaxAlgorithm : uint8_t { max, most_recent };
 
-/// Parameters of ScalePolicy::delayed (TransformerEngine's DelayedScaling; research/te-megatron.md 1.2 A and 1.3).
+/// Parameters of ScalePolicy::delayed (TransformerEngine's DelayedScaling;
+/// research/te-megatron.md 1.2 A and 1.3).
 struct DelayedScaling {
-  int margin = 0;            ///< the format's maximum is divided by 2^margin
-  int interval = 1;          ///< optimizer steps between scale updates
-  int history_length = 1024; ///< window of amax values
+  int margin = 0;             ///< the format's maximum is divided by 2^margin
+  int interval = 1;           ///< optimizer steps between scale updates
+  int history_length = 1024;  ///< window of amax values
   AmaxAlgorithm algorithm = AmaxAlgorithm::max;
 
   bool operator==(const DelayedScaling&) const = default;
@@ -31,9 +33,9 @@ struct TensorFormat {
   ScalePolicy policy = ScalePolicy::none;
   ScaleType scale_type = ScaleType::f32;
   Rounding rounding = Rounding::nearest_even;
-  int group_size = 0;          ///< Granularity::group only
-  float fixed_scale = 1.0F;    ///< ScalePolicy::fixed only
-  DelayedScaling delayed;      ///< ScalePolicy::delayed only
+  int group_size = 0;        ///< Granularity::group only
+  float fixed_scale = 1.0F;  ///< ScalePolicy::fixed only
+  DelayedScaling delayed;    ///< ScalePolicy::delayed only
 
   /// Whether values are stored as scale * value, with scales beside them.
   bool is_scaled() const { return policy != ScalePolicy::none; }

@@ -1,6 +1,6 @@
 #pragma once
-// Non-owning views: a pointer into device memory, an element type and a shape, packed row-major. Cheap to copy. Whoever owns
-// the memory (Tensor, Arena, Buffer) outlives the view.
+// Non-owning views: a pointer into device memory, an element type and a shape, packed row-major.
+// Cheap to copy. Whoever owns the memory (Tensor, Arena, Buffer) outlives the view.
 
 #include <cstddef>
 
@@ -35,7 +35,9 @@ struct View {
   T* as() const {
     return static_cast<T*>(data);
   }
-  operator ConstView() const { return {data, dtype, shape}; }  // NOLINT(google-explicit-constructor)
+  operator ConstView() const {
+    return {data, dtype, shape};
+  }  // NOLINT(google-explicit-constructor)
 };
 
 /// Rows [begin, begin + count) of a view seen as a matrix [rows, last extent].

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "base/error.h"
-#include "device/cpu/isa.h"
+#include "numeric/cpu_isa.h"
 
 namespace fp8train {
 namespace {
@@ -54,7 +54,9 @@ void CpuDevice::copy_to_host(void* to, const void* from, size_t bytes) {
   std::memcpy(to, from, bytes);
 }
 
-void CpuDevice::fill_zero(void* pointer, size_t bytes) { std::memset(pointer, 0, bytes); }
+void CpuDevice::fill_zero(void* pointer, size_t bytes) {
+  std::memset(pointer, 0, bytes);
+}
 
 std::string CpuDevice::description() const {
   return fmt::format("cpu: {}, {} hardware threads, kernels for {}", processor_name(),

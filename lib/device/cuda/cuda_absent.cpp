@@ -3,7 +3,9 @@
 
 namespace fp8train {
 
-std::string why_cuda_is_unusable() { return "this build has no CUDA backend"; }
+std::string why_cuda_is_unusable() {
+  return "this build has no CUDA backend";
+}
 
 std::unique_ptr<Device> make_cuda_device() {
   throw DeviceError("device: cuda was asked for, but " + why_cuda_is_unusable() +

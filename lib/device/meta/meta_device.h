@@ -1,5 +1,6 @@
 #pragma once
-// Allocates nothing and computes nothing: buffers are charged to the ledger and get addresses that are never read.
+// Allocates nothing and computes nothing: buffers are charged to the ledger and get addresses that
+// are never read.
 
 #include "device/device.h"
 

@@ -1,4 +1,4 @@
-#include "device/cpu/isa.h"
+#include "numeric/cpu_isa.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -40,9 +40,12 @@ CpuIsa limit_from_environment() {
 
 std::string_view name_of(CpuIsa isa) {
   switch (isa) {
-    case CpuIsa::baseline: return "x86-64";
-    case CpuIsa::v3: return "x86-64-v3";
-    case CpuIsa::v4: return "x86-64-v4";
+    case CpuIsa::baseline:
+      return "x86-64";
+    case CpuIsa::v3:
+      return "x86-64-v3";
+    case CpuIsa::v4:
+      return "x86-64-v4";
   }
   return "?";
 }
@@ -50,6 +53,13 @@ std::string_view name_of(CpuIsa isa) {
 CpuIsa cpu_isa() {
   static const CpuIsa isa = std::min(detect(), limit_from_environment());
   return isa;
+}
+
+void throw_no_kernels_for(CpuIsa machine) {
+  throw ConfigError(
+      "this program was built without kernels for " + std::string(name_of(machine)) +
+      " processors; build it with FP8TRAIN_CPU_ISAS naming that level or a lower one" +
+      " (or unset FP8TRAIN_CPU_ISA if it is set)");
 }
 
 }  // namespace fp8train

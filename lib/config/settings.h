@@ -1,0 +1,93 @@
+#pragma once
+// The typed settings of a run: what YAML and the command line become. Lower rooms take these
+// structs (or parts of them), never YAML.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "data/data_settings.h"
+#include "model/model_config.h"
+#include "optim/settings.h"
+#include "precision/plan.h"
+
+namespace fp8train {
+
+struct ModelSettings {
+  std::string preset;  ///< a named shape
+  std::string from;    ///< a Hugging Face folder to start from
+  ModelConfig config;  ///< resolved shape (preset or fields); vocab_size 0 until the tokenizer is
+                       ///< known. Unused with `from`
+  Recompute recompute = Recompute::none;
+
+  bool operator==(const ModelSettings&) const = default;
+};
+
+struct TrainingSettings {
+  int64_t max_steps = 0;  ///< exactly one of max_steps and max_tokens is set
+  int64_t max_tokens = 0;
+  int64_t micro_batch_size = 8;  ///< sequences
+  int64_t gradient_accumulation_steps = 1;
+  uint64_t seed = 1;
+  double z_loss = 0.0;
+  int64_t head_chunk_rows = 0;  ///< rows of logits alive at a time; 0: chosen from the vocabulary
+  double max_time_seconds = 0;  ///< 0: no limit; else save and stop with exit code 75
+  std::string non_finite = "skip";  ///< skip | stop: a step whose gradient norm is not finite
+  int64_t max_consecutive_skips = 10;
+
+  bool operator==(const TrainingSettings&) const = default;
+};
+
+struct CheckpointSettings {
+  int64_t interval = 0;  ///< steps; 0: only at the end and on a stop signal
+  int64_t keep_last = 2;
+  std::string resume = "auto";  ///< auto | never | a checkpoint directory
+  bool save_final = true;
+
+  bool operator==(const CheckpointSettings&) const = default;
+};
+
+struct EvalSettings {
+  int64_t interval = 0;  ///< steps; 0: only at the end
+  int64_t batches = 20;  ///< of a periodic evaluation; the final one covers the whole split
+
+  bool operator==(const EvalSettings&) const = default;
+};
+
+struct SampleSettings {
+  int64_t interval = 0;
+  std::vector<std::string> prompts = {"\n"};
+  int64_t max_new_tokens = 100;
+  double temperature = 0.8;
+  int64_t top_k = 0;
+  double top_p = 1.0;
+
+  bool operator==(const SampleSettings&) const = default;
+};
+
+struct LoggingSettings {
+  int64_t interval = 10;
+  std::string format = "auto";  ///< auto | pretty | plain
+
+  bool operator==(const LoggingSettings&) const = default;
+};
+
+struct Settings {
+  ModelSettings model;
+  DataSettings data;
+  TrainingSettings training;
+  OptimizerSettings optimizer;
+  ScheduleSettings scheduler;
+  PlanRequest precision;
+  CheckpointSettings checkpoint;
+  EvalSettings eval;
+  SampleSettings sample;
+  LoggingSettings logging;
+  std::string device = "auto";  ///< cpu | cuda | auto
+  int64_t threads = 0;          ///< 0: all cores (or SLURM_CPUS_PER_TASK, OMP_NUM_THREADS)
+  std::string output_dir = "runs/default";
+
+  bool operator==(const Settings&) const = default;
+};
+
+}  // namespace fp8train

@@ -1,0 +1,27 @@
+#pragma once
+// Soft-max cross-entropy on one chunk of logits, in place.
+
+#include "device/stream.h"
+#include "tensor/view.h"
+
+namespace fp8train::ops {
+
+struct CrossEntropy {
+  View logits;  ///< [rows, V] fp32, bf16 or fp16; becomes d loss / d logits when `write_gradient`
+  ConstView targets;  ///< int32 [rows]; negative: ignored (loss 0, gradient 0)
+  View losses;        ///< fp32 [rows]: -log p(target) + z_loss * log(sum exp)^2
+  bool write_gradient = true;
+  const float* gradient_scale = nullptr;  ///< device scalar, the loss scale; null: 1
+  float gradient_factor = 1.0F;  ///< gradients are multiplied by this too: 1 / number of targets
+  float z_loss = 0.0F;
+  int64_t vocabulary = 0;  ///< columns beyond it are padding: probability 0, gradient 0
+};
+
+void cross_entropy(Stream stream, const CrossEntropy& call);
+
+/// *accumulator += sum of losses (a fixed order, fp64 inside); *count += number of targets >= 0.
+/// Device scalars: double, int64.
+void accumulate_loss(Stream stream, ConstView losses, ConstView targets, double* accumulator,
+                     int64_t* count);
+
+}  // namespace fp8train::ops

@@ -1,0 +1,30 @@
+#pragma once
+// Element-wise and data-movement operations. Views are packed; element types are fp32, bf16 or fp16
+// unless stated. Arithmetic is in fp32 and rounded once to the output's type. Asynchronous on cuda;
+// nothing is returned to the host.
+
+#include "device/stream.h"
+#include "tensor/view.h"
+
+namespace fp8train::ops {
+
+/// y = x converted to y's type (any of fp32, bf16, fp16 to any), nearest-even. Same count.
+void cast(Stream stream, ConstView x, View y);
+
+/// y = a + b. y may be a or b.
+void add(Stream stream, ConstView a, ConstView b, View y);
+
+/// y[r, c] += bias[c]. y: [rows, n], bias: fp32 [n].
+void add_bias(Stream stream, View y, ConstView bias);
+
+/// grad[c] (+)= sum over rows of dy[r, c]; fp32 [n]. Fixed order: chunks of 64 rows, then the
+/// chunks in order. `scratch`: fp32 [ceil(rows / 64), n].
+void bias_backward(Stream stream, ConstView dy, View grad, View scratch);
+
+/// y[i] = value; y fp32.
+void fill(Stream stream, View y, float value);
+
+/// y *= *factor, a device scalar. y fp32.
+void scale_by(Stream stream, View y, const float* factor);
+
+}  // namespace fp8train::ops

@@ -1,0 +1,20 @@
+#pragma once
+// Token (and learned position) embedding. Tokens: int32 [B * T]; tables: fp32 [vocabulary, C] and
+// [positions, C].
+
+#include "device/stream.h"
+#include "tensor/view.h"
+
+namespace fp8train::ops {
+
+/// y[r] = table[tokens[r]] (+ positions[position_offset + r % T]). y: [B * T, C]. `positions` may
+/// be empty.
+void embedding_forward(Stream stream, ConstView tokens, ConstView table, ConstView positions,
+                       int64_t sequence_length, int64_t position_offset, View y);
+
+/// table_grad[tokens[r]] += dy[r]; position_grad likewise (may be empty). Deterministic: each table
+/// row sums its tokens in order.
+void embedding_backward(Stream stream, ConstView tokens, ConstView dy, View table_grad,
+                        View position_grad, int64_t sequence_length);
+
+}  // namespace fp8train::ops

@@ -1,0 +1,35 @@
+#pragma once
+// Matrix product of row-major operands with fp32 accumulation:  c = scale_a * scale_b * op(a) *
+// op(b) + beta * c  (+ bias). Types: both operands fp32, both bf16, both fp16, or any mix of e4m3,
+// e5m2 and bf16. FP8 codes are exact in bf16, so on the cpu they are decoded to bf16 (or fp32 where
+// the processor has no bf16 units) and the only rounding is that of the fp32 accumulation.
+
+#include "device/stream.h"
+#include "tensor/view.h"
+
+namespace fp8train::ops {
+
+struct GemmOperand {
+  ConstView matrix;                  ///< as stored, rank 2
+  bool transposed = false;           ///< use the transpose of what is stored
+  const float* scale_inv = nullptr;  ///< device scalar that codes are multiplied by; null: 1
+};
+
+struct Gemm {
+  GemmOperand a;      ///< op(a): [M, K]
+  GemmOperand b;      ///< op(b): [K, N]
+  View c;             ///< [M, N]: fp32, bf16 or fp16
+  float beta = 0.0F;  ///< 0 or 1; 1 only with fp32 c
+  ConstView bias;     ///< fp32 [N], added to every row; may be empty
+  bool fast_accumulate =
+      true;  ///< cuda FP8 only: keep partial sums in the tensor core's short accumulator
+};
+
+/// Throws InternalError when shapes do not fit.
+void gemm(Stream stream, const Gemm& call);
+
+/// What a cpu GEMM of this operand type really runs on this machine: "bf16 (amx)", "bf16
+/// (avx512_bf16)", "fp32 (avx512)", ...
+const char* cpu_gemm_engine(DType operand);
+
+}  // namespace fp8train::ops

@@ -1,0 +1,28 @@
+#pragma once
+// RMSNorm and LayerNorm over the last dimension. x, y, dx, dy: [rows, n] in fp32, bf16 or fp16;
+// weight, bias and their gradients: fp32 [n]. Row statistics and arithmetic are fp32.
+
+#include "device/stream.h"
+#include "tensor/view.h"
+
+namespace fp8train::ops {
+
+/// y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + eps); rstd: fp32 [rows], kept for backward.
+void rms_norm_forward(Stream stream, ConstView x, ConstView weight, float eps, View y, View rstd);
+
+/// dx (+)= gradient of x (adds to dx when `accumulate`), weight_grad += gradient of weight.
+/// `scratch`: fp32 [ceil(rows / 64), n]; the sum over rows has a fixed order (64-row chunks, then
+/// the chunks in order).
+void rms_norm_backward(Stream stream, ConstView dy, ConstView x, ConstView weight, ConstView rstd,
+                       View dx, bool accumulate, View weight_grad, View scratch);
+
+/// y = (x - mean) * rstd * weight + bias; mean, rstd: fp32 [rows].
+void layer_norm_forward(Stream stream, ConstView x, ConstView weight, ConstView bias, float eps,
+                        View y, View mean, View rstd);
+
+/// As rms_norm_backward; `scratch`: fp32 [2 * ceil(rows / 64), n].
+void layer_norm_backward(Stream stream, ConstView dy, ConstView x, ConstView weight, ConstView mean,
+                         ConstView rstd, View dx, bool accumulate, View weight_grad, View bias_grad,
+                         View scratch);
+
+}  // namespace fp8train::ops

@@ -1,0 +1,59 @@
+#pragma once
+// The one place where an operation is dispatched: each backend (cpu at each x86-64 level, cuda,
+// meta) fills one table of functions with the signatures of the public headers, and
+// op_table(stream) picks it. Shapes and types have been checked before.
+
+#include "ops/activation.h"
+#include "ops/attention.h"
+#include "ops/cross_entropy.h"
+#include "ops/elementwise.h"
+#include "ops/embedding.h"
+#include "ops/gemm.h"
+#include "ops/kv_cache.h"
+#include "ops/norm.h"
+#include "ops/optimizer.h"
+#include "ops/quantize.h"
+
+namespace fp8train::ops {
+
+struct OpTable {
+  decltype(&ops::cast) cast;
+  decltype(&ops::add) add;
+  decltype(&ops::add_bias) add_bias;
+  decltype(&ops::bias_backward) bias_backward;
+  decltype(&ops::fill) fill;
+  decltype(&ops::scale_by) scale_by;
+  decltype(&ops::amax) amax;
+  decltype(&ops::quantize) quantize;
+  decltype(&ops::dequantize) dequantize;
+  decltype(&ops::compute_current_scale) compute_current_scale;
+  decltype(&ops::update_delayed_scaling) update_delayed_scaling;
+  decltype(&ops::gemm) gemm;
+  decltype(&ops::rms_norm_forward) rms_norm_forward;
+  decltype(&ops::rms_norm_backward) rms_norm_backward;
+  decltype(&ops::layer_norm_forward) layer_norm_forward;
+  decltype(&ops::layer_norm_backward) layer_norm_backward;
+  decltype(&ops::attention_forward) attention_forward;
+  decltype(&ops::attention_backward) attention_backward;
+  decltype(&ops::append_to_cache) append_to_cache;
+  decltype(&ops::rope) rope;
+  decltype(&ops::head_rms_norm_forward) head_rms_norm_forward;
+  decltype(&ops::head_rms_norm_backward) head_rms_norm_backward;
+  decltype(&ops::swiglu_forward) swiglu_forward;
+  decltype(&ops::swiglu_backward) swiglu_backward;
+  decltype(&ops::gelu_forward) gelu_forward;
+  decltype(&ops::gelu_backward) gelu_backward;
+  decltype(&ops::embedding_forward) embedding_forward;
+  decltype(&ops::embedding_backward) embedding_backward;
+  decltype(&ops::cross_entropy) cross_entropy;
+  decltype(&ops::accumulate_loss) accumulate_loss;
+  decltype(&ops::sum_of_squares) sum_of_squares;
+  decltype(&ops::prepare_step) prepare_step;
+  decltype(&ops::adamw) adamw;
+  decltype(&ops::sgd) sgd;
+};
+
+/// Throws DeviceError when the stream's device has no operations in this build.
+const OpTable& op_table(const Stream& stream);
+
+}  // namespace fp8train::ops

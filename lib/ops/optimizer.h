@@ -1,0 +1,67 @@
+#pragma once
+// Optimizer steps and gradient norms. All state stays on the device; a step that must be skipped
+// (non-finite gradient) is decided there.
+
+#include <cstdint>
+
+#include "device/stream.h"
+#include "tensor/view.h"
+
+namespace fp8train::ops {
+
+/// *accumulator += sum of x^2 in fp64: chunks of 4096 elements, then the chunks in order, so that
+/// any thread count gives the same bits. A NaN or infinity in x makes it non-finite. `scratch`:
+/// fp64-aligned, ceil(count / 4096) doubles.
+void sum_of_squares(Stream stream, ConstView x, double* accumulator, View scratch);
+
+/// Device scalars that steer one optimizer step.
+struct StepControl {
+  double squared_norm;  ///< in: of the unscaled-by-loss-scale gradients as stored
+  float
+      gradient_factor;  ///< out: what gradients are multiplied by: clip / (norm) and 1 / loss scale
+  float gradient_norm;  ///< out: norm after removing the loss scale, before clipping
+  float loss_scale;     ///< of the gradients in the buffer; 1 without loss scaling
+  int32_t skip;  ///< out: 1 when the norm is not finite: the optimizer must not touch anything
+  int32_t good_steps;     ///< dynamic loss scaling: steps since the last change
+  int64_t skipped_steps;  ///< in, out: counted
+  int64_t applied_steps;  ///< in, out: Adam's t after this step
+};
+
+struct LossScaling {
+  bool dynamic = false;
+  int32_t growth_interval = 2000;  ///< good steps before the scale doubles
+  float growth_factor = 2.0F;
+  float backoff_factor = 0.5F;
+};
+
+/// Turns squared_norm into gradient_factor, skip and counters. `max_norm` <= 0: no clipping. As
+/// torch.nn.utils.clip_grad_norm_: factor = min(1, max_norm / (norm + 1e-6)).
+void prepare_step(Stream stream, StepControl* control, float max_norm, const LossScaling& scaling);
+
+struct AdamW {
+  View weight;         ///< fp32, updated
+  ConstView gradient;  ///< fp32
+  View moment1;        ///< fp32
+  View moment2;        ///< fp32
+  View copy;           ///< bf16 or fp16 copy of the new weight; may be empty
+  float lr, beta1, beta2, eps, weight_decay;
+};
+
+/// Decoupled weight decay (Loshchilov and Hutter; the order of torch.optim.AdamW): w -= lr * wd *
+/// w; then w -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps). t =
+/// control->applied_steps. Does nothing when control->skip.
+void adamw(Stream stream, const AdamW& call, const StepControl* control);
+
+struct Sgd {
+  View weight;
+  ConstView gradient;
+  View momentum;  ///< fp32; may be empty
+  View copy;
+  float lr, momentum_factor, weight_decay;
+};
+
+/// torch.optim.SGD with decoupled decay: w -= lr * wd * w; buf = mu * buf + g; w -= lr * buf (or g
+/// without momentum).
+void sgd(Stream stream, const Sgd& call, const StepControl* control);
+
+}  // namespace fp8train::ops

@@ -1,0 +1,58 @@
+#pragma once
+// Casting to and from scaled formats, and the upkeep of scales. Scales, amax and statistics live in
+// device memory and are never read by the host inside a step. Formulas and order of updates:
+// TransformerEngine, research/te-megatron.md 1.2 and 1.3.
+
+#include <cstdint>
+
+#include "device/stream.h"
+#include "tensor/quantized.h"
+#include "tensor/view.h"
+
+namespace fp8train::ops {
+
+/// What happened to the values of one tensor when they were cast; device memory, sampled at the
+/// logging interval.
+struct QuantizeStatistics {
+  uint64_t count;
+  uint64_t saturated;  ///< finite values beyond the format's maximum after scaling, and infinities
+  uint64_t underflow;  ///< non-zero values that became zero
+};
+
+/// *result = max |x|, propagating NaN. x: fp32, bf16 or fp16.
+void amax(Stream stream, ConstView x, float* result);
+
+/// codes = saturating cast(x * *scale). Granularity::tensor, nearest-even. `out.scale` is read,
+/// `out.scale_inv` is not touched. `amax_out` (nullable): *amax_out = max |x| (before the cast,
+/// NaN-propagating), combined with max into what is there. `statistics` (nullable): overwritten.
+void quantize(Stream stream, ConstView x, const QuantizedView& out, float* amax_out,
+              QuantizeStatistics* statistics);
+
+/// y = codes * *scale_inv in y's type (fp32 or bf16).
+void dequantize(Stream stream, const QuantizedView& x, View y);
+
+/// *scale, *scale_inv from *amax by the current-scaling rule for `format` (fp32 or pow2; zero or
+/// non-finite amax give 1).
+void compute_current_scale(Stream stream, const float* amax, const TensorFormat& format,
+                           float* scale, float* scale_inv);
+
+/// The delayed-scaling state of a group of tensors ("slots"); all pointers are device memory.
+struct DelayedScalingState {
+  int64_t slots;
+  int64_t history_length;
+  float* amax;       ///< [slots]: this step's amax; reset to 0 by the update
+  float* history;    ///< [history_length, slots], zeros at first; the newest value of slot s is at
+                     ///< row cursor[s]
+  int32_t* cursor;   ///< [slots]
+  float* scale;      ///< [slots], ones at first
+  float* scale_inv;  ///< [slots]
+  const float* format_max;  ///< [slots]
+};
+
+/// Moves each slot's amax into its history and recomputes its scale from the window. A slot whose
+/// amax is 0 (not used since the last update) keeps history and scale; a non-finite amax never
+/// enters the history and keeps the scale too.
+void update_delayed_scaling(Stream stream, const DelayedScalingState& state,
+                            const DelayedScaling& rule);
+
+}  // namespace fp8train::ops

@@ -1,0 +1,32 @@
+#pragma once
+// What a user may say about the optimizer and the learning-rate schedule.
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+namespace fp8train {
+
+struct OptimizerSettings {
+  std::string name = "adamw";  ///< adamw | sgd
+  double lr = 3e-4;
+  std::array<double, 2> betas = {0.9, 0.95};
+  double eps = 1e-8;
+  double weight_decay = 0.1;  ///< decoupled; never on norms and biases
+  double momentum = 0.9;      ///< sgd
+  double grad_clip = 1.0;     ///< global norm; 0 turns clipping off
+
+  bool operator==(const OptimizerSettings&) const = default;
+};
+
+struct ScheduleSettings {
+  std::string type = "cosine";  ///< cosine | linear | wsd | constant
+  int64_t warmup_steps = 0;
+  double min_lr = 0.0;
+  int64_t decay_steps =
+      0;  ///< wsd: length of the final decay; cosine, linear: 0 means until max_steps
+
+  bool operator==(const ScheduleSettings&) const = default;
+};
+
+}  // namespace fp8train

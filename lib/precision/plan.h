@@ -1,0 +1,88 @@
+#pragma once
+// A PrecisionPlan is one row of the chart: which format every tensor role has. Pure data; the rows
+// stand in plans.cpp and nothing else holds a method's name.
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tensor/tensor_format.h"
+
+namespace fp8train {
+
+/// The two operands of one of a linear layer's GEMMs, and how the tensor core may accumulate.
+struct GemmPlan {
+  TensorFormat a;  ///< fprop: x · dgrad: dy · wgrad: dy
+  TensorFormat b;  ///< fprop: w · dgrad: w  · wgrad: x
+  bool fast_accumulate = false;
+
+  bool operator==(const GemmPlan&) const = default;
+};
+
+/// Which linear layers stay out of the plan's scaled formats and run in `PrecisionPlan::activation`
+/// instead.
+struct ExemptionRules {
+  int64_t first_blocks = 0;  ///< all linears of the first n transformer blocks
+  int64_t last_blocks = 0;
+  int64_t first_linears = 0;  ///< the first n linears in order of execution
+  int64_t last_linears = 0;   ///< not counting the head
+  std::vector<std::string>
+      patterns;               ///< glob (* and ?) over layer names; each must match something
+  int64_t min_dimension = 0;  ///< linears with a smaller in or out dimension
+  bool head = true;           ///< the output head
+
+  bool operator==(const ExemptionRules&) const = default;
+};
+
+struct PrecisionPlan {
+  std::string name;
+  DType activation =
+      DType::f32;  ///< residual stream, norm outputs, attention, and linears that are exempt
+  GemmPlan fprop, dgrad, wgrad;
+  TensorFormat saved_activation;  ///< a linear's input as backward reads it
+  TensorFormat weight;            ///< the parameter as stored
+  std::optional<TensorFormat>
+      master_weight;  ///< nothing: the stored weight is what the optimizer updates
+  TensorFormat weight_gradient;
+  TensorFormat gradient_wire;
+  TensorFormat parameter_wire;
+  TensorFormat moment1, moment2;
+  bool dynamic_loss_scaling = false;
+  bool evaluate_scaled = true;  ///< evaluation runs the scaled formats too (else `activation`)
+  ExemptionRules exemptions;
+
+  bool operator==(const PrecisionPlan&) const = default;
+};
+
+/// What a user may say about precision; every field empty means "the row's default".
+struct PlanRequest {
+  std::string mixed_precision = "no";  ///< no | bf16 | fp16 | fp8
+  std::string plan;  ///< a row by name; wins over mixed_precision and backend/recipe
+  std::string backend = "te";
+  std::string recipe;  ///< delayed | current (te)
+  std::string format;  ///< hybrid | e4m3
+  std::optional<int64_t> margin;
+  std::optional<int64_t> interval;
+  std::optional<int64_t> amax_history_len;
+  std::string amax_compute_algo;  ///< max | most_recent
+  std::vector<bool>
+      override_linear_precision;      ///< fprop, dgrad, wgrad: true keeps that GEMM in `activation`
+  std::optional<bool> power_2_scale;  ///< current scaling only
+  std::optional<bool> use_autocast_during_eval;
+  ExemptionRules exemptions;
+
+  bool operator==(const PlanRequest&) const = default;
+};
+
+/// The row that the request selects, with its overrides applied. Throws ConfigError naming the key
+/// when something has no meaning for the row (amax_history_len with current scaling, ...) or the
+/// row does not exist.
+PrecisionPlan resolve_plan(const PlanRequest& request);
+
+/// Names of all rows that train, in the chart's order.
+std::vector<std::string> plan_names();
+
+/// A row by name with its defaults. Throws ConfigError listing the rows.
+PrecisionPlan plan_named(const std::string& name);
+
+}  // namespace fp8train
