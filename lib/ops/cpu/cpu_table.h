@@ -3,9 +3,13 @@
 // (fp8train_isa_sources) and each level fills the entries of its file; gemm is compiled once,
 // because oneDNN chooses its own kernels at run time.
 
+#include "numeric/cpu_isa.h"
 #include "ops/op_table.h"
 
 namespace fp8train::ops::cpu {
+
+/// The table of one level; null when this build or this machine has not that level.
+const OpTable* table_of(CpuIsa isa);
 
 void fill_gemm(OpTable& table);
 
