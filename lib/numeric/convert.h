@@ -71,41 +71,70 @@ FP8TRAIN_HD T encode_limited(float value, uint32_t limit_code) {
   return T{static_cast<typename Layout::Code>(code | ((bits & kSignMask) >> Layout::kSignShift))};
 }
 
-/// Value of a code of T. Exponent field all ones is infinity or NaN where the format has one
-/// (kOverflowCode 0x7F: one NaN).
-template <typename T>
-FP8TRAIN_HD float decode_code(uint32_t code) {
-  using Layout = FormatLayout<T>;
-  constexpr uint32_t kDropped = 23 - Layout::kMantissaBits;
-  constexpr uint32_t kMinNormal = (128 - Layout::kBias) << 23;
-  constexpr uint32_t kSignCode = kSignMask >> Layout::kSignShift;
-  const uint32_t sign = (code & kSignCode) << Layout::kSignShift;
-  const uint32_t magnitude = code & (kSignCode - 1U);
-  const uint32_t normal = (magnitude << kDropped) + ((127 - Layout::kBias) << 23);
+/// condition ? yes : no by masks: a chain of conditional expressions would become jumps.
+FP8TRAIN_HD uint16_t pick(bool condition, uint16_t yes, uint16_t no) {
+  const auto mask = static_cast<uint16_t>(-static_cast<int>(condition));
+  return static_cast<uint16_t>(no ^ ((yes ^ no) & mask));
+}
+
+/// Value of an fp16 code.
+FP8TRAIN_HD float decode_f16(uint32_t code) {
+  constexpr uint32_t kMinNormal = 113U << 23;
+  const uint32_t sign = (code & 0x8000U) << 16;
+  const uint32_t magnitude = code & 0x7FFFU;
+  const uint32_t normal = (magnitude << 13) + (112U << 23);
   // Give a subnormal the leading one of the smallest normal, then take it away exactly.
   const uint32_t subnormal =
-      bits_of(float_of((magnitude << kDropped) + kMinNormal) - float_of(kMinNormal));
-  const uint32_t finite = magnitude < (1U << Layout::kMantissaBits) ? subnormal : normal;
-  const uint32_t special =
-      magnitude == Layout::kOverflowCode && Layout::kOverflowCode != Layout::kNanCode ? kInfBits
-                                                                                      : 0x7FC00000U;
-  return float_of((magnitude >= Layout::kOverflowCode ? special : finite) | sign);
+      bits_of(float_of((magnitude << 13) + kMinNormal) - float_of(kMinNormal));
+  const uint32_t finite = magnitude < 0x0400U ? subnormal : normal;
+  const uint32_t special = magnitude == 0x7C00U ? kInfBits : 0x7FC00000U;
+  return float_of((magnitude >= 0x7C00U ? special : finite) | sign);
 }
 
 }  // namespace detail
+
+/// The same number in bf16, which holds every value of both FP8 formats. All in 16-bit integers, so
+/// that a vector holds twice as many of them; a subnormal finds its leading one by comparison.
+FP8TRAIN_HD bf16 widen(e4m3 value) {
+  using detail::pick;
+  const auto code = static_cast<uint16_t>(value.bits);
+  const auto sign = static_cast<uint16_t>((code & 0x80U) << 8);
+  const auto magnitude = static_cast<uint16_t>(code & 0x7FU);
+  const auto normal = static_cast<uint16_t>((magnitude << 4) + (120U << 7));
+  const auto from_4 = static_cast<uint16_t>((magnitude << 5) + (119U << 7));  // 1mm * 2^-9
+  const auto from_2 = static_cast<uint16_t>((magnitude << 6) + (118U << 7));  // 01m * 2^-9
+  const auto from_0 = static_cast<uint16_t>(magnitude * (118U << 7));         // 00m * 2^-9
+  const uint16_t low = pick(magnitude < 2, from_0, from_2);
+  const uint16_t subnormal = pick(magnitude < 4, low, from_4);
+  const uint16_t finite = pick(magnitude < 8, subnormal, normal);
+  return bf16{static_cast<uint16_t>(pick(magnitude == 0x7F, 0x7FC0, finite) | sign)};
+}
+FP8TRAIN_HD bf16 widen(e5m2 value) {
+  using detail::pick;
+  const auto code = static_cast<uint16_t>(value.bits);
+  const auto sign = static_cast<uint16_t>((code & 0x80U) << 8);
+  const auto magnitude = static_cast<uint16_t>(code & 0x7FU);
+  const auto normal = static_cast<uint16_t>((magnitude << 5) + (112U << 7));
+  const auto from_2 = static_cast<uint16_t>((magnitude << 6) + (111U << 7));  // 1m * 2^-16
+  const auto from_0 = static_cast<uint16_t>(magnitude * (111U << 7));         // 0m * 2^-16
+  const uint16_t subnormal = pick(magnitude < 2, from_0, from_2);
+  const uint16_t finite = pick(magnitude < 4, subnormal, normal);
+  const uint16_t special = pick(magnitude == 0x7C, 0x7F80, 0x7FC0);
+  return bf16{static_cast<uint16_t>(pick(magnitude < 0x7C, finite, special) | sign)};
+}
 
 /// Exact value of a code; every format here is a subset of fp32. A NaN code gives a NaN.
 FP8TRAIN_HD float decode(bf16 value) {
   return float_of(static_cast<uint32_t>(value.bits) << 16);
 }
 FP8TRAIN_HD float decode(f16 value) {
-  return detail::decode_code<f16>(value.bits);
+  return detail::decode_f16(value.bits);
 }
 FP8TRAIN_HD float decode(e4m3 value) {
-  return detail::decode_code<e4m3>(value.bits);
+  return decode(widen(value));
 }
 FP8TRAIN_HD float decode(e5m2 value) {
-  return detail::decode_code<e5m2>(value.bits);
+  return decode(widen(value));
 }
 FP8TRAIN_HD float decode(int8_t value) {
   return static_cast<float>(value);
@@ -171,7 +200,8 @@ FP8TRAIN_HD e8m0 encode_e8m0_round_up(float value) {
 }
 
 /// Element access for kernels that are templates on their element type: float, bf16 or f16. The
-/// store rounds as encode does.
+/// store rounds as encode does, except that what is too large for fp16 becomes infinity: dynamic
+/// loss scaling has to see an overflow.
 FP8TRAIN_HD float load_as_float(const float* from) {
   return *from;
 }
@@ -188,7 +218,7 @@ FP8TRAIN_HD void store_from_float(bf16* to, float value) {
   *to = encode<bf16>(value);
 }
 FP8TRAIN_HD void store_from_float(f16* to, float value) {
-  *to = encode<f16>(value);
+  *to = encode_no_saturate<f16>(value);
 }
 
 }  // namespace fp8train

@@ -1,7 +1,5 @@
 #include "ops/op_table.h"
 
-#include <string>
-
 #include "base/error.h"
 #include "numeric/cpu_isa.h"
 #include "ops/cpu/cpu_table.h"
@@ -50,8 +48,7 @@ const OpTable& best_cpu_table() {
       return *table;
     }
   }
-  throw DeviceError("this build has no cpu kernels for " + std::string(name_of(cpu_isa())) +
-                    " processors; build with -DFP8TRAIN_CPU_ISAS=\"x86-64;x86-64-v3;x86-64-v4\"");
+  throw_no_kernels_for(cpu_isa());
 }
 
 }  // namespace

@@ -1,0 +1,165 @@
+// Compiled once per x86-64 level. One thread works on a row. A row is taken in blocks of
+// kSumBlock; sixteen partial sums per block in fp32, the blocks in fp64: the same bits at every
+// level and for any number of threads.
+
+#include "numeric/math.h"
+#include "ops/cpu/cpu_table.h"
+#include "ops/cpu/kernel_support.h"
+
+namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
+namespace {
+
+constexpr int64_t kSumBlock = 512;  // a multiple of kLanes
+
+template <typename X>
+FP8TRAIN_HD float row_maximum(const X* x, int64_t count) {
+  const float lowest = -float_of(0x7F800000U);
+  float block[kSumBlock];
+  FloatLanes largest = FloatLanes{} + lowest;
+  for (int64_t begin = 0; begin < count; begin += kSumBlock) {
+    const int64_t length = minimum(kSumBlock, count - begin);
+    for (int64_t i = 0; i < length; ++i) {
+      block[i] = load_as_float(x + begin + i);
+    }
+    int64_t padded = length;
+    while (padded % kLanes != 0) {
+      block[padded++] = lowest;
+    }
+    for (int64_t i = 0; i < padded; i += kLanes) {
+      FloatLanes values;
+      __builtin_memcpy(&values, block + i, sizeof(values));
+      largest = values > largest ? values : largest;
+    }
+  }
+  float result = lowest;
+  for (int64_t lane = 0; lane < kLanes; ++lane) {
+    result = largest[lane] > result ? largest[lane] : result;
+  }
+  return result;
+}
+
+FP8TRAIN_HD float sum_of_lanes(const float* block, int64_t padded) {
+  FloatLanes sums = {};
+  for (int64_t i = 0; i < padded; i += kLanes) {
+    FloatLanes values;
+    __builtin_memcpy(&values, block + i, sizeof(values));
+    sums += values;
+  }
+  float lanes[kLanes];
+  __builtin_memcpy(lanes, &sums, sizeof(sums));
+  for (int64_t width = kLanes / 2; width > 0; width /= 2) {
+    for (int64_t lane = 0; lane < width; ++lane) {
+      lanes[lane] += lanes[lane + width];
+    }
+  }
+  return lanes[0];
+}
+
+/// Sum of e^(x - maximum). With `keep` (fp32 only) the exponentials replace x.
+template <typename X>
+FP8TRAIN_HD double sum_of_exponentials(X* x, int64_t count, float maximum, bool keep) {
+  float block[kSumBlock];
+  double sum = 0.0;
+  for (int64_t begin = 0; begin < count; begin += kSumBlock) {
+    const int64_t length = minimum(kSumBlock, count - begin);
+    for (int64_t i = 0; i < length; ++i) {
+      block[i] = exp_f32(load_as_float(x + begin + i) - maximum);
+    }
+    if constexpr (dtype_of<X>() == DType::f32) {
+      if (keep) {
+        __builtin_memcpy(x + begin, block, static_cast<size_t>(length) * sizeof(float));
+      }
+    }
+    int64_t padded = length;
+    while (padded % kLanes != 0) {
+      block[padded++] = 0.0F;
+    }
+    sum += static_cast<double>(sum_of_lanes(block, padded));
+  }
+  return sum;
+}
+
+template <typename X>
+FP8TRAIN_HD void zero_row(X* x, int64_t begin, int64_t end) {
+  for (int64_t c = begin; c < end; ++c) {
+    store_from_float(x + c, 0.0F);
+  }
+}
+
+/// With p = softmax(x), l = log sum exp and loss = l - x[t] + z l^2:
+/// d loss / d x[c] = p[c] (1 + 2 z l) - (c == t), all times the gradient scale.
+template <typename X>
+FP8TRAIN_HD float cross_entropy_row(X* x, int64_t columns, int64_t vocabulary, int32_t target,
+                                    const CrossEntropy& call) {
+  if (target < 0) {
+    if (call.write_gradient) {
+      zero_row(x, 0, columns);
+    }
+    return 0.0F;
+  }
+  if (target >= vocabulary) {
+    return float_of(0x7FC00000U);
+  }
+  const float maximum = row_maximum(x, vocabulary);
+  const float target_shifted = load_as_float(x + target) - maximum;
+  const float sum =
+      static_cast<float>(sum_of_exponentials(x, vocabulary, maximum, call.write_gradient));
+  const float log_sum = log_f32(sum);
+  const float log_sum_exp = maximum + log_sum;
+  const float loss = (log_sum - target_shifted) + call.z_loss * (log_sum_exp * log_sum_exp);
+  if (!call.write_gradient) {
+    return loss;
+  }
+  const float scale = call.gradient_scale == nullptr ? 1.0F : *call.gradient_scale;
+  const float slope = 1.0F + 2.0F * call.z_loss * log_sum_exp;
+  const float inverse = 1.0F / sum;
+  const float factor = inverse * slope * scale;
+  for (int64_t c = 0; c < vocabulary; ++c) {
+    if constexpr (dtype_of<X>() == DType::f32) {
+      x[c] *= factor;
+    } else {
+      store_from_float(x + c, exp_f32(load_as_float(x + c) - maximum) * factor);
+    }
+  }
+  store_from_float(x + target, (exp_f32(target_shifted) * inverse * slope - 1.0F) * scale);
+  zero_row(x, vocabulary, columns);
+  return loss;
+}
+
+void cross_entropy(Stream /*stream*/, const CrossEntropy& call) {
+  const int64_t columns = call.logits.shape.back();
+  const int64_t rows = call.logits.shape.rows();
+  const int32_t* targets = call.targets.as<int32_t>();
+  float* losses = call.losses.as<float>();
+  with_float_type(call.logits.dtype, [&](auto tag) {
+    auto* logits = call.logits.as<typename decltype(tag)::Type>();
+#pragma omp parallel for schedule(static) if (rows * columns >= kParallelElements)
+    for (int64_t row = 0; row < rows; ++row) {
+      losses[row] =
+          cross_entropy_row(logits + row * columns, columns, call.vocabulary, targets[row], call);
+    }
+  });
+}
+
+void accumulate_loss(Stream /*stream*/, ConstView losses, ConstView targets, double* accumulator,
+                     int64_t* count) {
+  const float* loss = losses.as<float>();
+  const int32_t* target = targets.as<int32_t>();
+  double sum = 0.0;
+  int64_t counted = 0;
+  for (int64_t row = 0; row < losses.count(); ++row) {
+    sum += static_cast<double>(loss[row]);
+    counted += target[row] >= 0 ? 1 : 0;
+  }
+  *accumulator += sum;
+  *count += counted;
+}
+
+}  // namespace
+
+void fill_cross_entropy(OpTable& table) {
+  table.cross_entropy = cross_entropy;
+  table.accumulate_loss = accumulate_loss;
+}
+
+}  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS
