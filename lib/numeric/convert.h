@@ -200,7 +200,8 @@ FP8TRAIN_HD e8m0 encode_e8m0_round_up(float value) {
 }
 
 /// Element access for kernels that are templates on their element type: float, bf16 or f16. The
-/// store rounds as encode does.
+/// store rounds as encode does, except that what is too large for fp16 becomes infinity: dynamic
+/// loss scaling has to see an overflow.
 FP8TRAIN_HD float load_as_float(const float* from) {
   return *from;
 }
@@ -217,7 +218,7 @@ FP8TRAIN_HD void store_from_float(bf16* to, float value) {
   *to = encode<bf16>(value);
 }
 FP8TRAIN_HD void store_from_float(f16* to, float value) {
-  *to = encode<f16>(value);
+  *to = encode_no_saturate<f16>(value);
 }
 
 }  // namespace fp8train

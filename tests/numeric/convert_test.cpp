@@ -189,6 +189,8 @@ TEST_CASE("element access converts as encode and decode do", "[numeric]") {
   CHECK(load_as_float(&as_float) == value);
   CHECK(load_as_float(&as_bf16) == 1.0F);
   CHECK(load_as_float(&as_f16) == value);
+  store_from_float(&as_f16, -65520.0F);  // where fp16 rounds to infinity
+  CHECK(load_as_float(&as_f16) == -kInfinity);
 }
 
 TEST_CASE("formats are named as in the chart", "[numeric]") {
