@@ -88,6 +88,7 @@ TEST_CASE("cross_entropy and its gradient agree with fp64", "[ops]") {
             worst = std::max(worst,
                              std::fabs(problem.logits.get(r * columns + c) - expected) / allowed);
           }
+          CAPTURE(name_of(type.dtype), columns, z_loss, r);
           REQUIRE(worst <= 1.0);
         }
       }

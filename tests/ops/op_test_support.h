@@ -68,8 +68,9 @@ class Bits {
   }
   template <typename T>
   void add_value(const T& value) {
-    const auto* from = reinterpret_cast<const uint8_t*>(&value);
-    bytes_.insert(bytes_.end(), from, from + sizeof(T));
+    const size_t before = bytes_.size();
+    bytes_.resize(before + sizeof(T));
+    std::memcpy(bytes_.data() + before, &value, sizeof(T));
   }
   bool operator==(const Bits&) const = default;
 

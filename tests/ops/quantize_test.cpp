@@ -18,8 +18,8 @@ constexpr int64_t kCounts[] = {1, 15, 64, 4095, 4097, 20001};
 
 /// One quantized tensor on the host.
 struct Quantized {
-  Quantized(DType dtype, const Shape& shape, float scale)
-      : codes(dtype, shape), scale(scale), scale_inv(1.0F / scale), dtype(dtype) {}
+  Quantized(DType code_type, const Shape& shape, float factor)
+      : codes(code_type, shape), scale(factor), scale_inv(1.0F / factor), dtype(code_type) {}
 
   QuantizedView view() {
     QuantizedView result;

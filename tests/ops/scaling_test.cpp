@@ -39,14 +39,14 @@ struct RollingHistory {
 
 /// The device state on the host.
 struct Slots {
-  Slots(int64_t slots, int64_t length, std::vector<float> maxima)
+  Slots(int64_t slots, int64_t window, std::vector<float> maxima)
       : amax(slots),
-        history(slots * length),
+        history(slots * window),
         scale(slots, 1.0F),
         scale_inv(slots, 1.0F),
         format_max(std::move(maxima)),
         cursor(slots),
-        length(length) {}
+        length(window) {}
 
   ops::DelayedScalingState state() {
     return {static_cast<int64_t>(amax.size()),
