@@ -2,7 +2,6 @@
 // query heads and their blocks in order, so that the gradients of keys and values are summed in an
 // order that no thread count changes.
 
-#include "numeric/math.h"
 #include "ops/cpu/attention_kernels.h"
 #include "ops/cpu/attention_tiles.h"
 
@@ -10,7 +9,7 @@ namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 namespace {
 
 struct BackwardBlock {
-  alignas(64) float query_rows[kQueries * kMaxHeadDim];       // [lane][d], times the scale
+  alignas(64) float query_rows[kQueries * kMaxHeadDim];       // [lane][d], times scale * log2 e
   alignas(64) float queries[kMaxHeadDim * kQueries];          // [d][lane]
   alignas(64) float gradient_rows[kQueries * kMaxHeadDim];    // of the output, [lane][d]
   alignas(64) float gradients[kMaxHeadDim * kQueries];        // [d][lane]
@@ -19,8 +18,8 @@ struct BackwardBlock {
   alignas(64) float values[kKeys * kMaxHeadDim];
   alignas(64) float probabilities[kKeys * kQueries];    // [key][lane]
   alignas(64) float score_gradients[kKeys * kQueries];  // [key][lane]
-  alignas(64) float log_sum_exp[kQueries];
-  alignas(64) float delta[kQueries];  // sum over d of output * its gradient
+  alignas(64) float log_sum_exp[kQueries];              // times log2 e
+  alignas(64) float delta[kQueries];                    // sum over d of output * its gradient
 };
 
 struct BackwardCall {
@@ -67,7 +66,7 @@ FP8TRAIN_HD void load_queries(const BackwardCall& call, int64_t b, int64_t head,
   const T* output = head_rows<const T>(call.out, b, first, head, head_dim);
 
   load_tile(head_rows<const T>(call.q, b, first, head, head_dim), call.q.row_stride, rows, head_dim,
-            shape.scale, block.query_rows, padded_dim, lanes);
+            shape.scale * kLog2E, block.query_rows, padded_dim, lanes);
   transpose(block.query_rows, padded_dim, lanes, padded_dim, block.queries, kQueries);
   load_tile(gradient, call.dout.row_stride, rows, head_dim, 1.0F, block.gradient_rows, padded_dim,
             lanes);
@@ -79,27 +78,33 @@ FP8TRAIN_HD void load_queries(const BackwardCall& call, int64_t b, int64_t head,
   const float* kept = call.log_sum_exp + (b * shape.heads + head) * shape.query_length + first;
   for (int64_t lane = 0; lane < lanes; ++lane) {
     const bool used = lane < rows;
-    block.log_sum_exp[lane] = used ? kept[lane] : 0.0F;
+    block.log_sum_exp[lane] = used ? kept[lane] * kLog2E : 0.0F;
     block.delta[lane] = used ? row_product(output + lane * call.out.row_stride,
                                            block.gradient_rows + lane * padded_dim, head_dim)
                              : 0.0F;
   }
 }
 
-/// probabilities = exp(scores - log_sum_exp), 0 where masked; score_gradients = probabilities *
+/// probabilities = 2^(scores - log_sum_exp), 0 where masked; score_gradients = probabilities *
 /// (their gradient - delta).
 FP8TRAIN_HD void soft_max_backward(const CausalTile& tile, BackwardBlock& block) {
   for_visible_groups(tile, [&](int64_t row, int64_t rows, int64_t first_lane) {
+    for (int64_t lane = first_lane; lane < tile.lanes; lane += kWidth) {
+      const Vector log_sum_exp = load_vector(block.log_sum_exp + lane);
+      const Vector delta = load_vector(block.delta + lane);
+      for (int64_t r = row; r < row + rows; ++r) {
+        float* probability = block.probabilities + r * kQueries + lane;
+        float* gradient = block.score_gradients + r * kQueries + lane;
+        const Vector value = exp2_vector(load_vector(probability) - log_sum_exp);
+        store_vector(probability, value);
+        store_vector(gradient, value * (load_vector(gradient) - delta));
+      }
+    }
     for (int64_t r = row; r < row + rows; ++r) {
-      float* __restrict probabilities = block.probabilities + r * kQueries;
-      float* __restrict gradients = block.score_gradients + r * kQueries;
-      for (int64_t group = first_lane; group < tile.lanes; group += kGroup) {
-        for (int64_t lane = group; lane < group + kGroup; ++lane) {
-          const float exponent = probabilities[lane] - block.log_sum_exp[lane];
-          const float probability = exp_f32(lane < r + tile.shift ? -128.0F : exponent);
-          probabilities[lane] = probability;
-          gradients[lane] = probability * (gradients[lane] - block.delta[lane]);
-        }
+      const int64_t end = minimum(tile.lanes, r + tile.shift);
+      for (int64_t lane = first_lane; lane < end; ++lane) {
+        block.probabilities[r * kQueries + lane] = 0.0F;
+        block.score_gradients[r * kQueries + lane] = 0.0F;
       }
     }
   });
@@ -191,6 +196,9 @@ void backward_all(const BackwardCall& call) {
         backward_block<T>(call, b, head, first, minimum(kQueries, length - first), key_gradients,
                           value_gradients);
       }
+    }
+    for (int64_t i = 0; i < gradient_size; ++i) {
+      key_gradients[i] *= kLn2;  // the queries carried log2 e
     }
     store_tile(key_gradients, padded_dim, length, shape.head_dim,
                head_rows<T>(call.dk, b, 0, kv_head, shape.head_dim), call.dk.row_stride);

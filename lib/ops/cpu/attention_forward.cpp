@@ -1,5 +1,5 @@
 // Compiled once per x86-64 level. Tiled attention with a running soft-max (Milakov and Gimelshein
-// 2018; Dao et al. 2022): one task per (sequence, head, block of queries).
+// 2018; Dao et al. 2022), in powers of two: one task per (sequence, head, block of queries).
 
 #include "numeric/math.h"
 #include "ops/cpu/attention_kernels.h"
@@ -21,7 +21,6 @@ struct ForwardBlock {
   alignas(64) float scores[kKeys * kQueries];  // [key][lane], then the probabilities
   alignas(64) float max[kQueries];
   alignas(64) float sum[kQueries];
-  alignas(64) float correction[kQueries];
 };
 
 /// Sets scores of keys that a lane must not see to -infinity, within the groups that are in use.
@@ -36,8 +35,9 @@ FP8TRAIN_HD void mask_scores(const CausalTile& tile, float* scores) {
   });
 }
 
-/// Running maximum and the factor that earlier sums must be multiplied by. Whether any is not 1.
-FP8TRAIN_HD bool update_maximum(const CausalTile& tile, ForwardBlock& block) {
+/// Raises the running maximum and multiplies what was summed before by 2^(old - new maximum).
+FP8TRAIN_HD void update_maximum(const CausalTile& tile, int64_t head_dim, bool first_tile,
+                                ForwardBlock& block) {
   alignas(64) float highest[kQueries];
   for (int64_t lane = 0; lane < tile.lanes; ++lane) {
     highest[lane] = block.max[lane];
@@ -52,37 +52,41 @@ FP8TRAIN_HD bool update_maximum(const CausalTile& tile, ForwardBlock& block) {
       store_vector(highest + lane, top);
     }
   });
-  bool changed = false;
-  for (int64_t lane = 0; lane < tile.lanes; ++lane) {
-    block.correction[lane] = exp_f32(block.max[lane] - highest[lane]);
-    changed |= block.correction[lane] != 1.0F;
-    block.max[lane] = highest[lane];
+  for (int64_t lane = 0; lane < tile.lanes; lane += kWidth) {
+    const Vector top = load_vector(highest + lane);
+    const Vector factor = exp2_vector(load_vector(block.max + lane) - top);
+    store_vector(block.max + lane, top);
+    if (first_tile) {
+      continue;
+    }
+    store_vector(block.sum + lane, load_vector(block.sum + lane) * factor);
+    for (int64_t d = 0; d < head_dim; ++d) {
+      float* output = block.output + d * kQueries + lane;
+      store_vector(output, load_vector(output) * factor);
+    }
   }
-  return changed;
 }
 
-/// scores = exp(scores - max), added to the running sums.
+/// scores = 2^(scores - max), added to the running sums.
 FP8TRAIN_HD void exponentiate(const CausalTile& tile, ForwardBlock& block) {
-  for (int64_t lane = 0; lane < tile.lanes; ++lane) {
-    block.sum[lane] *= block.correction[lane];
-  }
   for_visible_groups(tile, [&](int64_t row, int64_t rows, int64_t first_lane) {
-    for (int64_t r = row; r < row + rows; ++r) {
-      float* __restrict scores = block.scores + r * kQueries;
-      for (int64_t group = first_lane; group < tile.lanes; group += kGroup) {
-        for (int64_t lane = group; lane < group + kGroup; ++lane) {
-          const float probability = exp_f32(scores[lane] - block.max[lane]);
-          scores[lane] = probability;
-          block.sum[lane] += probability;
-        }
+    for (int64_t lane = first_lane; lane < tile.lanes; lane += kWidth) {
+      const Vector top = load_vector(block.max + lane);
+      Vector sum = load_vector(block.sum + lane);
+      for (int64_t r = row; r < row + rows; ++r) {
+        float* score = block.scores + r * kQueries + lane;
+        const Vector probability = exp2_vector(load_vector(score) - top);
+        store_vector(score, probability);
+        sum += probability;
       }
+      store_vector(block.sum + lane, sum);
     }
   });
 }
 
 /// Adds the tile of keys in block.keys and block.values to the running soft-max.
 FP8TRAIN_HD void add_tile(const CausalTile& tile, int64_t head_dim, int64_t padded_dim,
-                          ForwardBlock& block) {
+                          bool first_tile, ForwardBlock& block) {
   for_visible_groups(tile, [&](int64_t row, int64_t rows, int64_t lane) {
     multiply<false>(round_up(rows, kTileRows), tile.lanes - lane, head_dim,
                     {block.keys + row * padded_dim, padded_dim, 1}, block.queries + lane, kQueries,
@@ -91,15 +95,8 @@ FP8TRAIN_HD void add_tile(const CausalTile& tile, int64_t head_dim, int64_t padd
   if (tile.masks()) {
     mask_scores(tile, block.scores);
   }
-  const bool rescale = update_maximum(tile, block);
+  update_maximum(tile, head_dim, first_tile, block);
   exponentiate(tile, block);
-  if (rescale) {
-    for (int64_t d = 0; d < head_dim; ++d) {
-      for (int64_t lane = 0; lane < tile.lanes; ++lane) {
-        block.output[d * kQueries + lane] *= block.correction[lane];
-      }
-    }
-  }
   for_visible_groups(tile, [&](int64_t row, int64_t rows, int64_t lane) {
     multiply<true>(round_up(head_dim, kTileRows), tile.lanes - lane, rows,
                    {block.values + row * padded_dim, 1, padded_dim},
@@ -126,7 +123,7 @@ FP8TRAIN_HD void attend(const ForwardCall& call, int64_t b, int64_t head, int64_
 
   ForwardBlock block;
   load_tile(head_rows<const T>(call.q, b, first, head, head_dim), call.q.row_stride, rows, head_dim,
-            shape.scale, block.rows, padded_dim, lanes);
+            shape.scale * kLog2E, block.rows, padded_dim, lanes);
   transpose(block.rows, padded_dim, lanes, padded_dim, block.queries, kQueries);
   for (int64_t lane = 0; lane < lanes; ++lane) {
     block.max[lane] = kMinusInfinity;
@@ -144,12 +141,14 @@ FP8TRAIN_HD void attend(const ForwardCall& call, int64_t b, int64_t head, int64_
               head_dim, 1.0F, block.keys, padded_dim, padded_keys);
     load_tile(head_rows<const T>(call.v, b, key, kv_head, head_dim), call.v.row_stride, keys,
               head_dim, 1.0F, block.values, padded_dim, padded_keys);
-    add_tile({key - history - first, keys, lanes}, head_dim, padded_dim, block);
+    add_tile({key - history - first, keys, lanes}, head_dim, padded_dim, key == 0, block);
   }
 
-  for (int64_t d = 0; d < head_dim; ++d) {
-    for (int64_t lane = 0; lane < lanes; ++lane) {
-      block.output[d * kQueries + lane] /= block.sum[lane];
+  for (int64_t lane = 0; lane < lanes; lane += kWidth) {
+    const Vector factor = broadcast(1.0F) / load_vector(block.sum + lane);
+    for (int64_t d = 0; d < head_dim; ++d) {
+      float* output = block.output + d * kQueries + lane;
+      store_vector(output, load_vector(output) * factor);
     }
   }
   transpose(block.output, kQueries, padded_dim, lanes, block.rows, padded_dim);
@@ -158,7 +157,7 @@ FP8TRAIN_HD void attend(const ForwardCall& call, int64_t b, int64_t head, int64_
   if (call.log_sum_exp != nullptr) {
     float* kept = call.log_sum_exp + (b * shape.heads + head) * shape.query_length + first;
     for (int64_t lane = 0; lane < rows; ++lane) {
-      kept[lane] = block.max[lane] + log_f32(block.sum[lane]);
+      kept[lane] = block.max[lane] * kLn2 + log_f32(block.sum[lane]);
     }
   }
 }

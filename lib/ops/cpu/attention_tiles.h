@@ -4,8 +4,8 @@
 // scores are held transposed, [key][query], so that the running maximum and sum of the soft-max
 // need no reduction across lanes.
 //
-// The product uses fused multiply-adds where the level has them, so attention's bits differ between
-// x86-64 and the higher levels; everything else in these files rounds step by step.
+// The product and the exponential use fused multiply-adds where the level has them, so attention's
+// bits differ between x86-64 and the higher levels; everything else rounds step by step.
 
 #if FP8TRAIN_ISA_LEVEL >= 3
 #include <immintrin.h>
@@ -16,11 +16,10 @@
 
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 
-constexpr int64_t kQueries = 64;      ///< of one block; lanes of a tile
-constexpr int64_t kKeys = 64;         ///< of one tile
-constexpr int64_t kGroup = 16;        ///< keys and queries that the causal mask skips as a whole
-constexpr int64_t kMaxHeadDim = 256;  ///< what the tiles on the stack hold
-constexpr int64_t kTileRows = 4;      ///< rows of a tile that a register block takes at once
+constexpr int64_t kQueries = 64;  ///< of one block; lanes of a tile
+constexpr int64_t kKeys = 64;     ///< of one tile
+constexpr int64_t kGroup = 16;    ///< keys and queries that the causal mask skips as a whole
+constexpr int64_t kTileRows = 4;  ///< rows of a tile that a register block takes at once
 
 #if FP8TRAIN_ISA_LEVEL == 4
 constexpr int64_t kWidth = 16;
@@ -33,6 +32,7 @@ constexpr int64_t kWidth = 4;
 constexpr int64_t kBlockVectors = 2;
 #endif
 typedef float Vector __attribute__((vector_size(kWidth * 4)));
+typedef uint32_t BitVector __attribute__((vector_size(kWidth * 4)));
 typedef float Quad __attribute__((vector_size(16)));
 
 FP8TRAIN_HD Vector load_vector(const float* from) {
@@ -51,6 +51,31 @@ FP8TRAIN_HD Vector multiply_add(Vector a, Vector b, Vector c) {
 #else
   return a * b + c;
 #endif
+}
+
+FP8TRAIN_HD Vector broadcast(float value) {
+  return value - Vector{};
+}
+
+constexpr float kLog2E = 1.44269504F;
+constexpr float kLn2 = 0.693147181F;
+
+/// 2^x for x <= 0 (a little above is fine), to 2 ulp; 0 below -126, where a probability no longer
+/// matters. NaN stays. A polynomial on [-1/2, 1/2], a minimax fit of 2^x in relative error.
+FP8TRAIN_HD Vector exp2_vector(Vector x) {
+  const Vector rounder = broadcast(12582912.0F);  // 1.5 * 2^23: adding it rounds to an integer
+  const Vector least = broadcast(-126.0F);
+  const Vector limited = x < least ? least : x;  // NaN passes
+  const Vector shifted = limited + rounder;
+  const Vector f = limited - (shifted - rounder);
+  Vector p = multiply_add(broadcast(1.53458110e-4F), f, broadcast(1.33999309e-3F));
+  p = multiply_add(p, f, broadcast(9.61848907e-3F));
+  p = multiply_add(p, f, broadcast(5.55032864e-2F));
+  p = multiply_add(p, f, broadcast(2.40226462e-1F));
+  p = multiply_add(p, f, broadcast(kLn2));
+  p = multiply_add(p, f, broadcast(1.0F));
+  const BitVector result = (BitVector)p + ((BitVector)shifted << 23);
+  return x < least ? Vector{} : (Vector)result;
 }
 
 /// A matrix in memory whose element (row, column) is at data[row * row_stride + column *
@@ -77,7 +102,7 @@ FP8TRAIN_HD void multiply_block(Strided a, const float* b, int64_t b_stride, int
       row[n] = load_vector(b + k * b_stride + n * kWidth);
     }
     for (int m = 0; m < kTileRows; ++m) {
-      const Vector factor = a.data[m * a.row_stride + k * a.column_stride] - Vector{};
+      const Vector factor = broadcast(a.data[m * a.row_stride + k * a.column_stride]);
       for (int n = 0; n < kVectors; ++n) {
         sums[m][n] = multiply_add(factor, row[n], sums[m][n]);
       }

@@ -105,14 +105,16 @@ FP8TRAIN_HD float cross_entropy_row(X* x, int64_t columns, int64_t vocabulary, i
       static_cast<float>(sum_of_exponentials(x, vocabulary, maximum, call.write_gradient));
   const float log_sum = log_f32(sum);
   const float log_sum_exp = maximum + log_sum;
-  const float loss = (log_sum - target_shifted) + call.z_loss * (log_sum_exp * log_sum_exp);
+  // Without z-loss its square must not matter: it may overflow.
+  const float z_term = call.z_loss == 0.0F ? 0.0F : call.z_loss * (log_sum_exp * log_sum_exp);
+  const float loss = (log_sum - target_shifted) + z_term;
   if (!call.write_gradient) {
     return loss;
   }
   const float scale = call.gradient_scale == nullptr ? 1.0F : *call.gradient_scale;
-  const float slope = 1.0F + 2.0F * call.z_loss * log_sum_exp;
+  const float z_slope = 2.0F * call.z_loss * log_sum_exp;
   const float inverse = 1.0F / sum;
-  const float factor = inverse * slope * scale;
+  const float factor = inverse * (1.0F + z_slope) * scale;
   for (int64_t c = 0; c < vocabulary; ++c) {
     if constexpr (dtype_of<X>() == DType::f32) {
       x[c] *= factor;
@@ -120,7 +122,8 @@ FP8TRAIN_HD float cross_entropy_row(X* x, int64_t columns, int64_t vocabulary, i
       store_from_float(x + c, exp_f32(load_as_float(x + c) - maximum) * factor);
     }
   }
-  store_from_float(x + target, (exp_f32(target_shifted) * inverse * slope - 1.0F) * scale);
+  const float p = exp_f32(target_shifted) * inverse;
+  store_from_float(x + target, ((p - 1.0F) + p * z_slope) * scale);
   zero_row(x, vocabulary, columns);
   return loss;
 }
