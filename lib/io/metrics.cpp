@@ -68,6 +68,10 @@ JsonObject& JsonObject::add(std::string_view key, int64_t value) {
   return add_raw(key, fmt::format("{}", value));
 }
 
+JsonObject& JsonObject::add(std::string_view key, uint64_t value) {
+  return add_raw(key, fmt::format("{}", value));
+}
+
 JsonObject& JsonObject::add(std::string_view key, bool value) {
   return add_raw(key, value ? "true" : "false");
 }

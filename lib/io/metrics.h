@@ -18,6 +18,7 @@ class JsonObject {
   JsonObject& add(std::string_view key, double value);
   JsonObject& add(std::string_view key, int64_t value);
   JsonObject& add(std::string_view key, int value) { return add(key, int64_t{value}); }
+  JsonObject& add(std::string_view key, uint64_t value);
   JsonObject& add(std::string_view key, bool value);
   JsonObject& add(std::string_view key, std::string_view value);
   JsonObject& add(std::string_view key, const char* value) {
