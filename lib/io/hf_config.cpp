@@ -270,9 +270,10 @@ void read_gpt2(const Fields& fields, HfConfig& out) {
   config.mlp = MlpKind::gelu;
   config.positions = PositionKind::learned;
   config.norm_eps = static_cast<float>(fields.positive("layer_norm_epsilon", 1e-5));
-  config.qkv_bias = true;
-  config.attention_output_bias = true;
-  config.mlp_bias = true;
+  config.qkv_bias = fields.flag("qkv_bias", true);
+  config.attention_output_bias = fields.flag("attention_output_bias", true);
+  config.mlp_bias = fields.flag("mlp_bias", true);
+  config.norm_bias = fields.flag("norm_bias", true);
   config.tie_word_embeddings = fields.flag("tie_word_embeddings", true);
 }
 

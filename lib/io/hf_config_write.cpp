@@ -83,11 +83,9 @@ void write_llama(const ModelConfig& config, Json& out) {
 }
 
 void write_gpt2(const ModelConfig& config, Json& out) {
-  require(config.norm == NormKind::layer_norm && config.norm_bias && config.mlp == MlpKind::gelu &&
+  require(config.norm == NormKind::layer_norm && config.mlp == MlpKind::gelu &&
               config.positions == PositionKind::learned,
-          "GPT2LMHeadModel has LayerNorm with bias, GELU and learned positions");
-  require(config.qkv_bias && config.attention_output_bias && config.mlp_bias,
-          "GPT2LMHeadModel has biases on every projection");
+          "GPT2LMHeadModel has LayerNorm, GELU and learned positions");
   require(config.num_key_value_heads == config.num_attention_heads &&
               config.head_dim * config.num_attention_heads == config.hidden_size,
           "GPT2LMHeadModel has as many key as query heads, and they fill the hidden size");
@@ -102,6 +100,18 @@ void write_gpt2(const ModelConfig& config, Json& out) {
   out["n_ctx"] = config.max_position_embeddings;
   out["activation_function"] = "gelu_new";
   out["layer_norm_epsilon"] = decimal(config.norm_eps);
+  // Fields of our own, written only where a bias is missing: without one the model is GPT-2 with
+  // that bias at zero, which is what other programs make of the missing tensor.
+  const std::pair<const char*, bool> biases[] = {
+      {"qkv_bias", config.qkv_bias},
+      {"attention_output_bias", config.attention_output_bias},
+      {"mlp_bias", config.mlp_bias},
+      {"norm_bias", config.norm_bias}};
+  for (const auto& [name, present] : biases) {
+    if (!present) {
+      out[name] = false;
+    }
+  }
   for (const char* dropout : {"resid_pdrop", "embd_pdrop", "attn_pdrop"}) {
     out[dropout] = 0.0;
   }
