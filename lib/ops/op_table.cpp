@@ -54,10 +54,27 @@ const OpTable& best_cpu_table() {
 }  // namespace
 
 const OpTable* cpu::table_of(CpuIsa isa) {
-  static const OpTable tables[] = {make_cpu_table(CpuIsa::baseline), make_cpu_table(CpuIsa::v3),
-                                   make_cpu_table(CpuIsa::v4)};
-  const OpTable& table = tables[static_cast<size_t>(isa)];
-  return isa <= cpu_isa() && table.cast != nullptr ? &table : nullptr;
+  if (isa > cpu_isa()) {
+    return nullptr;  // even filling that table takes instructions this machine may lack
+  }
+  const auto at = [](CpuIsa level) -> const OpTable& {
+    switch (level) {
+      case CpuIsa::v4: {
+        static const OpTable v4 = make_cpu_table(CpuIsa::v4);
+        return v4;
+      }
+      case CpuIsa::v3: {
+        static const OpTable v3 = make_cpu_table(CpuIsa::v3);
+        return v3;
+      }
+      case CpuIsa::baseline:
+        break;
+    }
+    static const OpTable baseline = make_cpu_table(CpuIsa::baseline);
+    return baseline;
+  };
+  const OpTable& table = at(isa);
+  return table.cast != nullptr ? &table : nullptr;
 }
 
 const OpTable& op_table(const Stream& stream) {
