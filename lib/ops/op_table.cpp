@@ -8,8 +8,13 @@
 namespace fp8train::ops {
 namespace {
 
-OpTable make_cpu_table([[maybe_unused]] CpuIsa isa) {
+/// Empty when this build or this machine has not the level: even filling its table takes
+/// instructions that a lower machine may lack.
+OpTable make_cpu_table(CpuIsa isa) {
   OpTable table{};
+  if (isa > cpu_isa()) {
+    return table;
+  }
   cpu::fill_gemm(table);
   // One block per level that this build has (FP8TRAIN_CPU_ISAS).
 #define FP8TRAIN_FILL_LEVEL(level)       \
@@ -54,26 +59,9 @@ const OpTable& best_cpu_table() {
 }  // namespace
 
 const OpTable* cpu::table_of(CpuIsa isa) {
-  if (isa > cpu_isa()) {
-    return nullptr;  // even filling that table takes instructions this machine may lack
-  }
-  const auto at = [](CpuIsa level) -> const OpTable& {
-    switch (level) {
-      case CpuIsa::v4: {
-        static const OpTable v4 = make_cpu_table(CpuIsa::v4);
-        return v4;
-      }
-      case CpuIsa::v3: {
-        static const OpTable v3 = make_cpu_table(CpuIsa::v3);
-        return v3;
-      }
-      case CpuIsa::baseline:
-        break;
-    }
-    static const OpTable baseline = make_cpu_table(CpuIsa::baseline);
-    return baseline;
-  };
-  const OpTable& table = at(isa);
+  static const OpTable tables[] = {make_cpu_table(CpuIsa::baseline), make_cpu_table(CpuIsa::v3),
+                                   make_cpu_table(CpuIsa::v4)};
+  const OpTable& table = tables[static_cast<size_t>(isa)];
   return table.cast != nullptr ? &table : nullptr;
 }
 
