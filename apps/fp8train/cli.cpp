@@ -140,7 +140,7 @@ int run_program(const std::vector<Verb>& verbs, std::vector<std::string> argumen
   return run_guarded([&]() -> int {
     CLI::App app("Trains transformers in 8-bit floating point.", "fp8train");
     app.set_version_flag("--version", version_text());
-    app.footer("`fp8train run.yaml` trains. `fp8train VERB --help` explains a verb.");
+    app.footer("`fp8train run.yaml` trains. `fp8train VERB --help` explains a verb.\n");
     app.require_subcommand(1);
     Action action;
     std::vector<std::string> names;

@@ -70,7 +70,7 @@ std::optional<DataSource> read_source_map(const FieldValue& value) {
       source.format = format.value_or("");
       good = good && format.has_value();
     } else if (name == "weight") {
-      const auto weight = read_number(child, above(0), "number > 0");
+      const auto weight = read_number(child, above(0), "a number > 0");
       source.weight = weight.value_or(1);
       good = good && weight.has_value();
     } else {
@@ -251,7 +251,7 @@ std::optional<std::vector<bool>> read_bools(const FieldValue& value, size_t coun
 std::optional<std::vector<double>> read_numbers(const FieldValue& value, size_t count,
                                                 const Range& range, const std::string& what) {
   return read_list<double>(value, count, what, [&](const FieldValue& element) {
-    return read_number(element, range, "number" + range.text());
+    return read_number(element, range, "a number" + range.text());
   });
 }
 

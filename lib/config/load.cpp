@@ -83,17 +83,6 @@ std::vector<std::string> split_env(const std::string& env) {
   return parts;
 }
 
-Place place_of_value(const GivenKey& given) {
-  const bool has_own = given.node.line > 0;
-  return {given.place.source, has_own ? given.node.line : given.place.line,
-          has_own ? given.node.column : given.place.column};
-}
-
-void read_field(const GivenKey& given, Settings& settings, Problems& problems) {
-  given.field->read(settings,
-                    FieldValue(given.node, given.spelled, place_of_value(given), problems));
-}
-
 /// The preset's values go below everything that was written. A bad name is reported when the key
 /// itself is read.
 void apply_given_preset(const GivenKeys& given, Settings& settings) {
@@ -132,9 +121,7 @@ Settings load_settings(const LoadRequest& request) {
 
   Settings settings;
   apply_given_preset(given, settings);
-  for (const auto& [position, key] : given.all()) {
-    read_field(key, settings, problems);
-  }
+  given.read_all(settings);
   if (complete) {
     check_settings(settings, given, problems);
   }
