@@ -36,10 +36,11 @@ int report(const std::string& message, int code) {
 
 void add_common(CLI::App& verb, CommonOptions& options) {
   verb.add_option("-c,--config", options.config, "YAML file that describes the run");
-  // One value per --set: without expected(1) it would swallow the positionals behind it.
+  // One value per --set: by default it would swallow the positionals behind it.
   verb.add_option("--set", options.sets, "a.b=v: change one key (repeatable; v in YAML)")
       ->expected(1)
-      ->take_all();
+      ->take_all()
+      ->allow_extra_args(false);
   verb.add_option("--output-dir", options.output_dir, "Short for --set output_dir=");
   verb.add_option("--max-steps", options.max_steps, "Short for --set training.max_steps=");
   verb.add_option("--max-time", options.max_time, "Short for --set training.max_time=");

@@ -58,8 +58,8 @@ std::optional<DataSource> read_source_map(const FieldValue& value) {
   bool good = true;
   for (size_t i = 0; i < node.items.size(); ++i) {
     const std::string& name = node.keys[i].text;
-    const FieldValue child =
-        value.child(node.keys[i], node.items[i], fmt::format("{}.{}", value.key(), name));
+    const std::string key = fmt::format("{}.{}", value.key(), name);
+    const FieldValue child = value.child(node.items[i], key);
     if (name == "path") {
       const auto path = read_text(child, "text");
       source.path = path.value_or("");
@@ -75,8 +75,9 @@ std::optional<DataSource> read_source_map(const FieldValue& value) {
       good = good && weight.has_value();
     } else {
       const std::string near = nearest_name(name, {"path", "format", "weight"});
-      child.fail("unknown key" + (near.empty() ? std::string("; a source has path, format, weight")
-                                               : fmt::format("; did you mean \"{}\"?", near)));
+      value.child(node.keys[i], node.items[i], key)
+          .fail("unknown key" + (near.empty() ? std::string("; a source has path, format, weight")
+                                              : fmt::format("; did you mean \"{}\"?", near)));
       good = false;
     }
   }

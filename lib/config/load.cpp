@@ -42,8 +42,8 @@ bool add_file(const LoadRequest& request, GivenKeys& given, Problems& problems) 
   const size_t source = problems.add_source(name, true);
   const std::string text = request.text ? *request.text : read_config_file(request.path);
   YamlNode root = parse_yaml(text, "", source, problems);
-  const bool complete = !root.reported;
-  if (complete && root.kind == YamlNode::Kind::null) {
+  const bool complete = !root.reported && root.kind == YamlNode::Kind::map;
+  if (!root.reported && root.kind == YamlNode::Kind::null) {
     problems.add({source, 0, 0}, "", "the file is empty");
     return false;
   }
