@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <new>
 
 #include "base/error.h"
@@ -161,6 +162,17 @@ int run_program(const std::vector<Verb>& verbs, std::vector<std::string> argumen
     }
     return action();
   });
+}
+
+std::string command_line() {
+  std::ifstream arguments("/proc/self/cmdline", std::ios::binary);
+  std::string line;
+  for (std::string argument; std::getline(arguments, argument, '\0');) {
+    const bool plain =
+        !argument.empty() && argument.find_first_of(" \t\n'\"$&|;<>*?") == std::string::npos;
+    line += (line.empty() ? "" : " ") + (plain ? argument : "'" + argument + "'");
+  }
+  return line;
 }
 
 std::string version_text() {

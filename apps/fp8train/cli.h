@@ -58,6 +58,9 @@ int run_guarded(const std::function<int()>& body);
 
 inline constexpr int kExitUsage = 2;
 
+/// The command line of this process, arguments with blanks in quotes.
+std::string command_line();
+
 /// Version, compiler and what was compiled in.
 std::string version_text();
 

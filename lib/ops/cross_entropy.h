@@ -8,12 +8,14 @@ namespace fp8train::ops {
 
 struct CrossEntropy {
   View logits;  ///< [rows, V] fp32, bf16 or fp16; becomes d loss / d logits when `write_gradient`
-  ConstView targets;  ///< int32 [rows]; negative: ignored (loss 0, gradient 0)
+  ConstView targets;  ///< int32 [rows]; negative: ignored (loss 0, gradient 0); beyond the
+                      ///< vocabulary: loss NaN
   View losses;        ///< fp32 [rows]: -log p(target) + z_loss * log(sum exp)^2
   bool write_gradient = true;
-  const float* gradient_scale = nullptr;  ///< device scalar: loss scale / number of targets
+  const float* gradient_scale = nullptr;  ///< device scalar, the loss scale; null: 1
+  float gradient_factor = 1.0F;  ///< gradients are multiplied by this too: 1 / number of targets
   float z_loss = 0.0F;
-  int64_t vocabulary = 0;  ///< columns beyond it are padding: probability 0, gradient 0
+  int64_t vocabulary = 0;  ///< columns beyond it are padding: probability 0, gradient 0; 0: all V
 };
 
 void cross_entropy(Stream stream, const CrossEntropy& call);

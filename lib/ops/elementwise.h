@@ -8,7 +8,8 @@
 
 namespace fp8train::ops {
 
-/// y = x converted to y's type (any of fp32, bf16, fp16 to any), nearest-even. Same count.
+/// y = x converted to y's type (any of fp32, bf16, fp16 to any), nearest-even. Same count. What
+/// is too large for fp16 becomes infinity.
 void cast(Stream stream, ConstView x, View y);
 
 /// y = a + b. y may be a or b.
@@ -17,7 +18,7 @@ void add(Stream stream, ConstView a, ConstView b, View y);
 /// y[r, c] += bias[c]. y: [rows, n], bias: fp32 [n].
 void add_bias(Stream stream, View y, ConstView bias);
 
-/// grad[c] (+)= sum over rows of dy[r, c]; fp32 [n]. Fixed order: chunks of 64 rows, then the
+/// grad[c] += sum over rows of dy[r, c]; fp32 [n]. Fixed order: chunks of 64 rows, then the
 /// chunks in order. `scratch`: fp32 [ceil(rows / 64), n].
 void bias_backward(Stream stream, ConstView dy, View grad, View scratch);
 

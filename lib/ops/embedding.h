@@ -8,7 +8,7 @@
 namespace fp8train::ops {
 
 /// y[r] = table[tokens[r]] (+ positions[position_offset + r % T]). y: [B * T, C]. `positions` may
-/// be empty.
+/// be empty. A token outside the table gives a row of NaN.
 void embedding_forward(Stream stream, ConstView tokens, ConstView table, ConstView positions,
                        int64_t sequence_length, int64_t position_offset, View y);
 

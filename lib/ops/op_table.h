@@ -9,6 +9,7 @@
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
 #include "ops/gemm.h"
+#include "ops/kv_cache.h"
 #include "ops/norm.h"
 #include "ops/optimizer.h"
 #include "ops/quantize.h"
@@ -34,6 +35,7 @@ struct OpTable {
   decltype(&ops::layer_norm_backward) layer_norm_backward;
   decltype(&ops::attention_forward) attention_forward;
   decltype(&ops::attention_backward) attention_backward;
+  decltype(&ops::append_to_cache) append_to_cache;
   decltype(&ops::rope) rope;
   decltype(&ops::head_rms_norm_forward) head_rms_norm_forward;
   decltype(&ops::head_rms_norm_backward) head_rms_norm_backward;

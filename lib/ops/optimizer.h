@@ -35,7 +35,10 @@ struct LossScaling {
 };
 
 /// Turns squared_norm into gradient_factor, skip and counters. `max_norm` <= 0: no clipping. As
-/// torch.nn.utils.clip_grad_norm_: factor = min(1, max_norm / (norm + 1e-6)).
+/// torch.nn.utils.clip_grad_norm_: factor = min(1, max_norm / (norm + 1e-6)). With
+/// scaling.dynamic, loss_scale then becomes that of the next step, as torch.amp.GradScaler: times
+/// backoff_factor after a skipped step, times growth_factor (unless that overflows) after
+/// growth_interval good ones. `scaling` is host memory. A skipped step has gradient_factor 0.
 void prepare_step(Stream stream, StepControl* control, float max_norm, const LossScaling& scaling);
 
 struct AdamW {
@@ -44,7 +47,7 @@ struct AdamW {
   View moment1;        ///< fp32
   View moment2;        ///< fp32
   View copy;           ///< bf16 or fp16 copy of the new weight; may be empty
-  float lr, beta1, beta2, eps, weight_decay;
+  double lr, beta1, beta2, eps, weight_decay;  ///< double, so that 1 - beta is torch's
 };
 
 /// Decoupled weight decay (Loshchilov and Hutter; the order of torch.optim.AdamW): w -= lr * wd *
@@ -57,7 +60,7 @@ struct Sgd {
   ConstView gradient;
   View momentum;  ///< fp32; may be empty
   View copy;
-  float lr, momentum_factor, weight_decay;
+  double lr, momentum_factor, weight_decay;
 };
 
 /// torch.optim.SGD with decoupled decay: w -= lr * wd * w; buf = mu * buf + g; w -= lr * buf (or g

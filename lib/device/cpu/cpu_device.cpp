@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "base/error.h"
-#include "device/cpu/isa.h"
+#include "numeric/cpu_isa.h"
 
 namespace fp8train {
 namespace {

@@ -1,4 +1,4 @@
-#include "device/cpu/isa.h"
+#include "numeric/cpu_isa.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -53,6 +53,13 @@ std::string_view name_of(CpuIsa isa) {
 CpuIsa cpu_isa() {
   static const CpuIsa isa = std::min(detect(), limit_from_environment());
   return isa;
+}
+
+void throw_no_kernels_for(CpuIsa machine) {
+  throw ConfigError(
+      "this program was built without kernels for " + std::string(name_of(machine)) +
+      " processors; build it with FP8TRAIN_CPU_ISAS naming that level or a lower one" +
+      " (or unset FP8TRAIN_CPU_ISA if it is set)");
 }
 
 }  // namespace fp8train

@@ -1,0 +1,289 @@
+#include "model/decoder.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "base/error.h"
+#include "model/rotary.h"
+#include "ops/embedding.h"
+
+namespace fp8train {
+namespace {
+
+constexpr int64_t kVocabularyMultiple = 16;
+
+/// The fp32 values are masters where the plan stores weights otherwise.
+MemoryCategory value_category(const PrecisionPlan& plan) {
+  return plan.master_weight ? MemoryCategory::master_weights : MemoryCategory::weights;
+}
+
+MemoryCategory copy_category(const PrecisionPlan& plan) {
+  return plan.master_weight ? MemoryCategory::weights : MemoryCategory::quantized_weights;
+}
+
+}  // namespace
+
+int64_t padded_vocabulary(const ModelConfig& config) {
+  return (config.vocab_size + kVocabularyMultiple - 1) / kVocabularyMultiple * kVocabularyMultiple;
+}
+
+std::vector<LinearSite> linear_sites(const ModelConfig& config) {
+  const int64_t width = config.hidden_size;
+  const int64_t attended = config.num_attention_heads * config.head_dim;
+  const int64_t inner = config.intermediate_size;
+  const int64_t up = config.mlp == MlpKind::swiglu ? 2 * inner : inner;
+  std::vector<LinearSite> sites;
+  for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
+    const std::string layer = fmt::format("layers.{}.", i);
+    sites.push_back({layer + "attention.qkv", width, config.qkv_width(), i, false});
+    sites.push_back({layer + "attention.output", attended, width, i, false});
+    sites.push_back({layer + "mlp.up", width, up, i, false});
+    sites.push_back({layer + "mlp.down", inner, width, i, false});
+  }
+  sites.push_back({"head", width, padded_vocabulary(config), -1, true});
+  return sites;
+}
+
+Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan& plan,
+                 const DecoderOptions& options)
+    : device_(&device), config_(config), plan_(plan) {
+  check(config_.vocab_size > 0, "the vocabulary is known before a model is built");
+  linear_plans_ = plan_linears(plan_, linear_sites(config_));
+  const int64_t rows = padded_vocabulary(config_);
+  embedding_ = parameters_.add({.name = "embedding.weight",
+                                .shape = {rows, config_.hidden_size},
+                                .used_rows = config_.vocab_size,
+                                .init_std = config_.initializer_range});
+  if (config_.positions == PositionKind::learned) {
+    positions_ = parameters_.add({.name = "positions.weight",
+                                  .shape = {config_.max_position_embeddings, config_.hidden_size},
+                                  .init_std = config_.initializer_range});
+  }
+  blocks_.reserve(static_cast<size_t>(config_.num_hidden_layers));
+  for (int64_t i = 0; i < config_.num_hidden_layers; ++i) {
+    add_block(i, options);
+  }
+  saved_.resize(blocks_.size());
+  final_norm_ = std::make_unique<Norm>(make_norm("final_norm"));
+  Parameter* head_weight = embedding_;
+  if (!config_.tie_word_embeddings) {
+    head_weight = parameters_.add({.name = "head.weight",
+                                   .shape = {rows, config_.hidden_size},
+                                   .used_rows = config_.vocab_size,
+                                   .init_std = config_.initializer_range});
+  }
+  head_ = std::make_unique<Head>(Linear(linear_plans_.back(), head_weight, nullptr, scaling_),
+                                 config_.vocab_size, options.head_chunk_rows, options.z_loss);
+  allocate();
+}
+
+Norm Decoder::make_norm(const std::string& name) {
+  const bool centered = config_.norm == NormKind::layer_norm;
+  Parameter* weight = parameters_.add({.name = name + ".weight",
+                                       .shape = {config_.hidden_size},
+                                       .decay = false,
+                                       .init = Init::ones});
+  Parameter* bias = nullptr;
+  if (centered && config_.norm_bias) {
+    bias = parameters_.add({.name = name + ".bias",
+                            .shape = {config_.hidden_size},
+                            .decay = false,
+                            .init = Init::zeros});
+  }
+  return {weight, bias, centered, config_.norm_eps};
+}
+
+Linear Decoder::make_linear(const std::string& name, bool bias, float init_std) {
+  for (const LinearPlan& plan : linear_plans_) {
+    if (plan.site.name != name) {
+      continue;
+    }
+    Parameter* weight = parameters_.add({.name = name + ".weight",
+                                         .shape = {plan.site.out_features, plan.site.in_features},
+                                         .init_std = init_std});
+    Parameter* offset = nullptr;
+    if (bias) {
+      offset = parameters_.add({.name = name + ".bias",
+                                .shape = {plan.site.out_features},
+                                .decay = false,
+                                .init = Init::zeros});
+    }
+    return {plan, weight, offset, scaling_};
+  }
+  throw InternalError("no linear site named " + name);
+}
+
+void Decoder::add_block(int64_t index, const DecoderOptions& options) {
+  const std::string layer = fmt::format("layers.{}.", index);
+  const float range = config_.initializer_range;
+  // GPT-2 scales the projections into the residual stream by 1 / sqrt(2 L) (Radford et al. 2019,
+  // section 2.3).
+  const float residual_range =
+      config_.family == ModelFamily::gpt2
+          ? range / std::sqrt(2.0F * static_cast<float>(config_.num_hidden_layers))
+          : range;
+  const auto head_norm = [&](const char* name) -> Parameter* {
+    if (!config_.qk_norm) {
+      return nullptr;
+    }
+    return parameters_.add(
+        {.name = layer + name, .shape = {config_.head_dim}, .decay = false, .init = Init::ones});
+  };
+  const Norm attention_norm = make_norm(layer + "attention_norm");
+  Linear qkv = make_linear(layer + "attention.qkv", config_.qkv_bias, range);
+  Parameter* q_norm = head_norm("attention.q_norm.weight");
+  Parameter* k_norm = head_norm("attention.k_norm.weight");
+  Linear output =
+      make_linear(layer + "attention.output", config_.attention_output_bias, residual_range);
+  Attention attention({config_.num_attention_heads, config_.num_key_value_heads, config_.head_dim},
+                      std::move(qkv), std::move(output), q_norm, k_norm, config_.norm_eps, rotary_);
+  const Norm mlp_norm = make_norm(layer + "mlp_norm");
+  Linear up = make_linear(layer + "mlp.up", config_.mlp_bias, range);
+  Linear down = make_linear(layer + "mlp.down", config_.mlp_bias, residual_range);
+  const MlpActivation activation =
+      config_.mlp == MlpKind::swiglu ? MlpActivation::swiglu : MlpActivation::gelu;
+  blocks_.emplace_back(attention_norm, std::move(attention), mlp_norm,
+                       Mlp(activation, std::move(up), std::move(down)),
+                       options.recompute == Recompute::block);
+}
+
+void Decoder::allocate() {
+  parameters_.allocate(*device_, value_category(plan_));
+  scaling_.allocate(*device_);
+  const MemoryCategory copies = copy_category(plan_);
+  for (Block& block : blocks_) {
+    for (Linear* linear : {&block.attention().qkv(), &block.attention().output(), &block.mlp().up(),
+                           &block.mlp().down()}) {
+      linear->allocate(*device_, copies);
+    }
+  }
+  head_->projection().allocate(*device_, copies);
+  if (config_.positions == PositionKind::rope) {
+    fill_rotary_tables();
+  }
+}
+
+void Decoder::fill_rotary_tables() {
+  const int64_t positions = config_.max_position_embeddings;
+  const std::vector<double> frequencies = rotary_frequencies(config_);
+  const Shape shape = {positions, static_cast<int64_t>(frequencies.size())};
+  cosines_ = Tensor(*device_, DType::f32, shape, MemoryCategory::weights);
+  sines_ = Tensor(*device_, DType::f32, shape, MemoryCategory::weights);
+  if (device_->kind() != DeviceKind::meta) {
+    std::vector<float> cosines;
+    std::vector<float> sines;
+    for (int64_t t = 0; t < positions; ++t) {
+      for (const double frequency : frequencies) {
+        const double angle = static_cast<double>(t) * frequency;
+        cosines.push_back(static_cast<float>(std::cos(angle)));
+        sines.push_back(static_cast<float>(std::sin(angle)));
+      }
+    }
+    copy_from_host(*device_, cosines_, cosines.data());
+    copy_from_host(*device_, sines_, sines.data());
+  }
+  rotary_ = {cosines_, sines_};
+}
+
+void Decoder::refresh_weights(const StepContext& context, bool make_plain_copies) {
+  for (Block& block : blocks_) {
+    for (Linear* linear : {&block.attention().qkv(), &block.attention().output(), &block.mlp().up(),
+                           &block.mlp().down()}) {
+      linear->refresh_weight(context, make_plain_copies);
+    }
+  }
+  head_->projection().refresh_weight(context, make_plain_copies);
+}
+
+View Decoder::embed(const StepContext& context, ConstView tokens, int64_t first_position,
+                    Arena& arena) {
+  const int64_t length = tokens.shape.back();
+  const View x = fp8train::allocate(arena, plan_.activation, {tokens.count(), config_.hidden_size});
+  ops::embedding_forward(context.stream, reshaped(tokens, {tokens.count()}), embedding_->value,
+                         positions_ == nullptr ? ConstView{} : ConstView(positions_->value), length,
+                         first_position, x);
+  return x;
+}
+
+View Decoder::run_blocks(const StepContext& context, View x, int64_t batch,
+                         std::vector<KvCache>* caches) {
+  // In training every block's input stays alive; otherwise two buffers take turns.
+  View spare;
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    View y;
+    if (context.training) {
+      y = fp8train::allocate(*context.saved, x.dtype, x.shape);
+    } else {
+      y = spare.empty() ? fp8train::allocate(*context.scratch, x.dtype, x.shape) : spare;
+    }
+    blocks_[i].forward(context, x, y, batch, caches == nullptr ? nullptr : &(*caches)[i],
+                       saved_[i]);
+    spare = x;
+    x = y;
+  }
+  return x;
+}
+
+void Decoder::train_micro_batch(const StepContext& context, ConstView tokens, ConstView targets,
+                                const LossTotals& totals, const float* loss_scale,
+                                float gradient_factor) {
+  ArenaScope saved_scope(*context.saved);
+  ArenaScope scratch_scope(*context.scratch);
+  const int64_t batch = tokens.shape[0];
+  const View embedded = embed(context, tokens, 0, *context.saved);
+  const View last = run_blocks(context, embedded, batch, nullptr);
+  const View normed = fp8train::allocate(*context.saved, last.dtype, last.shape);
+  Norm::Saved norm_saved;
+  final_norm_->forward(context, last, normed, norm_saved);
+
+  const View gradient = fp8train::allocate(*context.scratch, last.dtype, last.shape);
+  {
+    ArenaScope head_scope(*context.scratch);
+    const View d_normed = fp8train::allocate(*context.scratch, last.dtype, last.shape);
+    head_->loss(context, normed, reshaped(targets, {targets.count()}), totals, d_normed, loss_scale,
+                gradient_factor);
+    final_norm_->backward(context, d_normed, gradient, false, norm_saved);
+  }
+  for (size_t i = blocks_.size(); i-- > 0;) {
+    blocks_[i].backward(context, gradient, batch, saved_[i]);
+  }
+  ops::embedding_backward(
+      context.stream, reshaped(tokens, {tokens.count()}), gradient, embedding_->gradient,
+      positions_ == nullptr ? View{} : positions_->gradient, tokens.shape.back());
+}
+
+void Decoder::evaluate(const StepContext& context, ConstView tokens, ConstView targets,
+                       const LossTotals& totals) {
+  check(!context.training, "evaluation keeps nothing for backward");
+  ArenaScope scope(*context.scratch);
+  const View embedded = embed(context, tokens, 0, *context.scratch);
+  const View last = run_blocks(context, embedded, tokens.shape[0], nullptr);
+  const View normed = fp8train::allocate(*context.scratch, last.dtype, last.shape);
+  Norm::Saved unused;
+  final_norm_->forward(context, last, normed, unused);
+  head_->loss(context, normed, reshaped(targets, {targets.count()}), totals, {}, nullptr, 0.0F);
+}
+
+View Decoder::next_token_logits(const StepContext& context, ConstView tokens,
+                                std::vector<KvCache>& caches) {
+  check(!context.training && caches.size() == blocks_.size(), "one cache per layer");
+  const int64_t batch = tokens.shape[0];
+  const int64_t length = tokens.shape.back();
+  check(batch == 1, "generation runs one sequence at a time");
+  const View logits =
+      fp8train::allocate(*context.scratch, plan_.activation, {batch, head_->padded_vocabulary()});
+  ArenaScope scope(*context.scratch);
+  const View embedded = embed(context, tokens, caches.front().length, *context.scratch);
+  const View last = run_blocks(context, embedded, batch, &caches);
+  for (KvCache& cache : caches) {
+    cache.length += length;
+  }
+  const View normed = fp8train::allocate(*context.scratch, last.dtype, {1, config_.hidden_size});
+  Norm::Saved unused;
+  final_norm_->forward(context, rows_of(last, length - 1, 1), normed, unused);
+  head_->logits(context, normed, logits);
+  return logits;
+}
+
+}  // namespace fp8train

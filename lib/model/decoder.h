@@ -1,0 +1,95 @@
+#pragma once
+// A decoder-only transformer put together from nn: embedding, blocks, final norm, head. Owns its
+// parameters, gradients, GEMM operands and scaling state on one device. On the meta device the same
+// code counts instead of computing.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "device/arena.h"
+#include "device/device.h"
+#include "model/model_config.h"
+#include "nn/block.h"
+#include "nn/head.h"
+#include "nn/parameter.h"
+#include "precision/linear_plan.h"
+#include "precision/plan.h"
+#include "precision/scaling_state.h"
+
+namespace fp8train {
+
+struct DecoderOptions {
+  Recompute recompute = Recompute::none;
+  float z_loss = 0.0F;
+  int64_t head_chunk_rows = 0;
+};
+
+/// The linear layers of a model in order of execution; the head is last.
+std::vector<LinearSite> linear_sites(const ModelConfig& config);
+
+/// Rows of the embedding and head tables as stored: the vocabulary rounded up to a multiple of 16.
+int64_t padded_vocabulary(const ModelConfig& config);
+
+class Decoder {
+ public:
+  /// Allocates everything on the device; values are uninitialized until initialize() or a load.
+  /// `config` is completed.
+  Decoder(Device& device, const ModelConfig& config, const PrecisionPlan& plan,
+          const DecoderOptions& options);
+  Decoder(const Decoder&) = delete;  // its layers point into it
+  Decoder& operator=(const Decoder&) = delete;
+
+  const ModelConfig& config() const { return config_; }
+  const PrecisionPlan& plan() const { return plan_; }
+  const std::vector<LinearPlan>& linear_plans() const { return linear_plans_; }
+  ParameterStore& parameters() { return parameters_; }
+  ScalingState& scaling() { return scaling_; }
+
+  void initialize(uint64_t seed) { parameters_.initialize(*device_, seed); }
+
+  /// Makes the GEMM operands of all weights. `make_plain_copies`: also the bf16 or fp16 copies,
+  /// which the optimizer otherwise keeps.
+  void refresh_weights(const StepContext& context, bool make_plain_copies);
+
+  /// Forward, loss and backward of one micro-batch: adds to the totals and to the gradients.
+  /// tokens, targets: int32 [B, T]. Gradients are scaled by *loss_scale * gradient_factor.
+  void train_micro_batch(const StepContext& context, ConstView tokens, ConstView targets,
+                         const LossTotals& totals, const float* loss_scale, float gradient_factor);
+
+  /// Adds the loss of one batch to the totals.
+  void evaluate(const StepContext& context, ConstView tokens, ConstView targets,
+                const LossTotals& totals);
+
+  /// Logits of the last position, [B, padded vocabulary] in the activation type, after appending
+  /// tokens [B, T] to the caches (one per layer). The view is valid until the scratch arena is
+  /// released.
+  View next_token_logits(const StepContext& context, ConstView tokens,
+                         std::vector<KvCache>& caches);
+
+ private:
+  View embed(const StepContext& context, ConstView tokens, int64_t first_position, Arena& arena);
+  View run_blocks(const StepContext& context, View x, int64_t batch, std::vector<KvCache>* caches);
+  void add_block(int64_t index, const DecoderOptions& options);
+  Norm make_norm(const std::string& name);
+  Linear make_linear(const std::string& name, bool bias, float init_std);
+  void allocate();
+  void fill_rotary_tables();
+
+  Device* device_;
+  ModelConfig config_;
+  PrecisionPlan plan_;
+  std::vector<LinearPlan> linear_plans_;
+  ParameterStore parameters_;
+  ScalingState scaling_;
+  Tensor cosines_, sines_;
+  RotaryTables rotary_;
+  Parameter* embedding_ = nullptr;
+  Parameter* positions_ = nullptr;
+  std::vector<Block> blocks_;
+  std::vector<Block::Saved> saved_;
+  std::unique_ptr<Norm> final_norm_;
+  std::unique_ptr<Head> head_;
+};
+
+}  // namespace fp8train

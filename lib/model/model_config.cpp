@@ -1,0 +1,89 @@
+#include "model/model_config.h"
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+
+namespace fp8train {
+namespace {
+
+void require(bool holds, const std::string& message) {
+  if (!holds) {
+    throw ConfigError("model: " + message);
+  }
+}
+
+int64_t norm_parameters(const ModelConfig& config) {
+  const bool has_bias = config.norm == NormKind::layer_norm && config.norm_bias;
+  return config.hidden_size * (has_bias ? 2 : 1);
+}
+
+int64_t linear_parameters(int64_t in, int64_t out, bool bias) {
+  return in * out + (bias ? out : 0);
+}
+
+int64_t block_parameters(const ModelConfig& config) {
+  const int64_t attended = config.num_attention_heads * config.head_dim;
+  const int64_t up = config.intermediate_size * (config.mlp == MlpKind::swiglu ? 2 : 1);
+  return 2 * norm_parameters(config) +
+         linear_parameters(config.hidden_size, config.qkv_width(), config.qkv_bias) +
+         linear_parameters(attended, config.hidden_size, config.attention_output_bias) +
+         linear_parameters(config.hidden_size, up, config.mlp_bias) +
+         linear_parameters(config.intermediate_size, config.hidden_size, config.mlp_bias) +
+         (config.qk_norm ? 2 * config.head_dim : 0);
+}
+
+int64_t gemm_weights(const ModelConfig& config) {
+  const int64_t attended = config.num_attention_heads * config.head_dim;
+  const int64_t up = config.intermediate_size * (config.mlp == MlpKind::swiglu ? 2 : 1);
+  const int64_t block = config.hidden_size * (config.qkv_width() + attended + up) +
+                        config.intermediate_size * config.hidden_size;
+  return config.num_hidden_layers * block + config.vocab_size * config.hidden_size;
+}
+
+}  // namespace
+
+ModelConfig completed(ModelConfig config) {
+  require(config.hidden_size > 0, "hidden_size is missing");
+  require(config.num_hidden_layers > 0, "num_hidden_layers is missing");
+  require(config.num_attention_heads > 0, "num_attention_heads is missing");
+  if (config.num_key_value_heads == 0) {
+    config.num_key_value_heads = config.num_attention_heads;
+  }
+  if (config.head_dim == 0) {
+    require(config.hidden_size % config.num_attention_heads == 0,
+            fmt::format("hidden_size {} is not a multiple of num_attention_heads {}",
+                        config.hidden_size, config.num_attention_heads));
+    config.head_dim = config.hidden_size / config.num_attention_heads;
+  }
+  if (config.intermediate_size == 0) {
+    require(config.mlp == MlpKind::gelu, "intermediate_size is missing");
+    config.intermediate_size = 4 * config.hidden_size;
+  }
+  require(config.num_attention_heads % config.num_key_value_heads == 0,
+          fmt::format("num_attention_heads {} is not a multiple of num_key_value_heads {}",
+                      config.num_attention_heads, config.num_key_value_heads));
+  require(config.head_dim % 2 == 0, fmt::format("head_dim {} is odd", config.head_dim));
+  require(config.max_position_embeddings > 0, "max_position_embeddings is missing");
+  return config;
+}
+
+int64_t parameter_count(const ModelConfig& config) {
+  const int64_t table = config.vocab_size * config.hidden_size;
+  const int64_t positions = config.positions == PositionKind::learned
+                                ? config.max_position_embeddings * config.hidden_size
+                                : 0;
+  return table * (config.tie_word_embeddings ? 1 : 2) + positions + norm_parameters(config) +
+         config.num_hidden_layers * block_parameters(config);
+}
+
+double flops_per_token(const ModelConfig& config, int64_t seq_length) {
+  const double gemm = 6.0 * static_cast<double>(gemm_weights(config));
+  // Two products of T x T x D per head, half of them masked; backward is twice forward.
+  const double attention = 6.0 * static_cast<double>(config.num_hidden_layers) *
+                           static_cast<double>(config.num_attention_heads * config.head_dim) *
+                           static_cast<double>(seq_length);
+  return gemm + attention;
+}
+
+}  // namespace fp8train

@@ -1,0 +1,133 @@
+#include "nn/attention.h"
+
+#include <cmath>
+
+#include "base/error.h"
+#include "ops/kv_cache.h"
+
+namespace fp8train {
+namespace {
+
+constexpr int64_t kRowChunk = 64;
+
+}  // namespace
+
+Attention::Attention(Dimensions dimensions, Linear qkv, Linear output, Parameter* q_norm,
+                     Parameter* k_norm, float norm_eps, const RotaryTables& rotary)
+    : dimensions_(dimensions),
+      qkv_(std::move(qkv)),
+      output_(std::move(output)),
+      q_norm_(q_norm),
+      k_norm_(k_norm),
+      norm_eps_(norm_eps),
+      rotary_(&rotary) {}
+
+ops::AttentionShape Attention::shape(int64_t batch, int64_t queries, int64_t keys) const {
+  return {.batch = batch,
+          .query_length = queries,
+          .key_length = keys,
+          .heads = dimensions_.heads,
+          .kv_heads = dimensions_.kv_heads,
+          .head_dim = dimensions_.head_dim,
+          .scale = 1.0F / std::sqrt(static_cast<float>(dimensions_.head_dim))};
+}
+
+ops::HeadsView Attention::slice(const View& projected, int64_t first_head, int64_t length) const {
+  const size_t offset =
+      static_cast<size_t>(first_head * dimensions_.head_dim) * size_of(projected.dtype);
+  return {.data = static_cast<char*>(projected.data) + offset,
+          .dtype = projected.dtype,
+          .row_stride = projected.shape.back(),
+          .length_capacity = length};
+}
+
+void Attention::normalize_heads(const StepContext& context, const View& projected,
+                                Saved& saved) const {
+  const int64_t rows = projected.shape.rows();
+  Arena& arena = context.training ? *context.saved : *context.scratch;
+  const auto normalize = [&](int64_t first_head, int64_t heads, Parameter* weight, View& original,
+                             View& rstd) {
+    original = allocate(arena, projected.dtype, {rows, heads * dimensions_.head_dim});
+    rstd = allocate(arena, DType::f32, {rows, heads});
+    ops::head_rms_norm_forward(context.stream, slice(projected, first_head, rows), rows, heads,
+                               dimensions_.head_dim, weight->value, norm_eps_, original, rstd);
+  };
+  normalize(0, dimensions_.heads, q_norm_, saved.q_original, saved.q_rstd);
+  normalize(dimensions_.heads, dimensions_.kv_heads, k_norm_, saved.k_original, saved.k_rstd);
+}
+
+void Attention::forward(const StepContext& context, ConstView x, View y, int64_t batch,
+                        KvCache* cache, Saved& saved) const {
+  ArenaScope scope(*context.scratch);
+  const auto& [heads, kv_heads, head_dim] = dimensions_;
+  const int64_t rows = x.shape.rows();
+  const int64_t length = rows / batch;
+  const int64_t past = cache == nullptr ? 0 : cache->length;
+  Arena& arena = context.training ? *context.saved : *context.scratch;
+  saved.projected = allocate(arena, x.dtype, {rows, dimensions_.qkv_width()});
+  qkv_.forward(context, x, saved.projected, saved.qkv);
+  if (q_norm_ != nullptr) {
+    normalize_heads(context, saved.projected, saved);
+  }
+  const ops::HeadsView q = slice(saved.projected, 0, length);
+  ops::HeadsView k = slice(saved.projected, heads, length);
+  ops::HeadsView v = slice(saved.projected, heads + kv_heads, length);
+  if (!rotary_->cosines.empty()) {
+    for (const auto& [view, count] : {std::pair{q, heads}, std::pair{k, kv_heads}}) {
+      ops::rope(context.stream, view, batch, length, count, head_dim, rotary_->cosines,
+                rotary_->sines, past, false);
+    }
+  }
+  if (cache != nullptr) {
+    check(past + length <= cache->capacity, "the KV cache is full");
+    const int64_t width = kv_heads * head_dim;
+    k = ops::append_to_cache(context.stream, k, cache->keys, batch, length, width, past);
+    v = ops::append_to_cache(context.stream, v, cache->values, batch, length, width, past);
+  }
+  saved.attended = allocate(arena, x.dtype, {rows, heads * head_dim});
+  saved.log_sum_exp = allocate(arena, DType::f32, {batch, heads, length});
+  ops::attention_forward(context.stream, shape(batch, length, past + length), q, k, v,
+                         slice(saved.attended, 0, length), saved.log_sum_exp);
+  output_.forward(context, saved.attended, y, saved.output);
+}
+
+void Attention::backward(const StepContext& context, ConstView dy, View dx, int64_t batch,
+                         const Saved& saved) const {
+  ArenaScope scope(*context.scratch);
+  const auto& [heads, kv_heads, head_dim] = dimensions_;
+  const int64_t rows = dy.shape.rows();
+  const int64_t length = rows / batch;
+  const View d_attended = allocate(*context.scratch, dy.dtype, saved.attended.shape);
+  output_.backward(context, dy, d_attended, saved.output);
+  const View d_projected = allocate(*context.scratch, dy.dtype, saved.projected.shape);
+  const ops::AttentionShape attention = shape(batch, length, length);
+  const ops::HeadsView dq = slice(d_projected, 0, length);
+  const ops::HeadsView dk = slice(d_projected, heads, length);
+  {
+    ArenaScope inner(*context.scratch);
+    const View work =
+        allocate(*context.scratch, DType::f32, {ops::attention_backward_scratch(attention)});
+    ops::attention_backward(
+        context.stream, attention, slice(saved.projected, 0, length),
+        slice(saved.projected, heads, length), slice(saved.projected, heads + kv_heads, length),
+        slice(saved.attended, 0, length), saved.log_sum_exp, slice(d_attended, 0, length), dq, dk,
+        slice(d_projected, heads + kv_heads, length), work);
+  }
+  for (const auto& [view, count] : {std::pair{dq, heads}, std::pair{dk, kv_heads}}) {
+    if (!rotary_->cosines.empty()) {
+      ops::rope(context.stream, view, batch, length, count, head_dim, rotary_->cosines,
+                rotary_->sines, 0, true);
+    }
+  }
+  if (q_norm_ != nullptr) {
+    const View partial =
+        allocate(*context.scratch, DType::f32, {(rows + kRowChunk - 1) / kRowChunk, head_dim});
+    ops::head_rms_norm_backward(context.stream, dq, rows, heads, head_dim, saved.q_original,
+                                q_norm_->value, saved.q_rstd, q_norm_->gradient, partial);
+    ops::head_rms_norm_backward(context.stream, dk, rows, kv_heads, head_dim, saved.k_original,
+                                k_norm_->value, saved.k_rstd, k_norm_->gradient, partial);
+  }
+  qkv_.backward(context, d_projected, dx, saved.qkv);
+}
+
+}  // namespace fp8train

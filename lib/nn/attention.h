@@ -1,0 +1,70 @@
+#pragma once
+// Self-attention of one block: fused q, k, v projection, optional norm of each q and k head, rotary
+// embedding, causal attention with grouped queries, output projection. Attention's own products
+// stay in the activation type.
+
+#include "nn/context.h"
+#include "nn/linear.h"
+#include "ops/attention.h"
+
+namespace fp8train {
+
+/// cos and sin of position * frequency, fp32 [positions, D / 2]; shared by all blocks. Empty views:
+/// no rotary embedding.
+struct RotaryTables {
+  ConstView cosines;
+  ConstView sines;
+};
+
+/// Keys and values of the positions so far, for generation: [batch, capacity, Hkv * D] each, in the
+/// activation type.
+struct KvCache {
+  View keys;
+  View values;
+  int64_t length = 0;  ///< positions already there
+  int64_t capacity = 0;
+};
+
+class Attention {
+ public:
+  struct Dimensions {
+    int64_t heads, kv_heads, head_dim;
+    int64_t qkv_width() const { return (heads + 2 * kv_heads) * head_dim; }
+  };
+  struct Saved {
+    Linear::Saved qkv, output;
+    View projected;  ///< q, k, v after norm and rotation, [B * T, (H + 2 Hkv) D]
+    View attended;   ///< [B * T, H D]
+    View log_sum_exp;
+    View q_original, k_original, q_rstd, k_rstd;  ///< with head norms only
+  };
+
+  /// `q_norm`, `k_norm`: weights [D] of the head norms, or null.
+  Attention(Dimensions dimensions, Linear qkv, Linear output, Parameter* q_norm, Parameter* k_norm,
+            float norm_eps, const RotaryTables& rotary);
+
+  Linear& qkv() { return qkv_; }
+  Linear& output() { return output_; }
+  const Linear& qkv() const { return qkv_; }
+
+  /// x: [B * T, C] -> y: [B * T, C]. With a `cache` (not training): T new positions are appended to
+  /// it.
+  void forward(const StepContext& context, ConstView x, View y, int64_t batch, KvCache* cache,
+               Saved& saved) const;
+  void backward(const StepContext& context, ConstView dy, View dx, int64_t batch,
+                const Saved& saved) const;
+
+ private:
+  ops::AttentionShape shape(int64_t batch, int64_t queries, int64_t keys) const;
+  ops::HeadsView slice(const View& projected, int64_t first_head, int64_t length) const;
+  void normalize_heads(const StepContext& context, const View& projected, Saved& saved) const;
+
+  Dimensions dimensions_;
+  Linear qkv_, output_;
+  Parameter* q_norm_;
+  Parameter* k_norm_;
+  float norm_eps_;
+  const RotaryTables* rotary_;
+};
+
+}  // namespace fp8train

@@ -1,0 +1,50 @@
+#pragma once
+// One pre-norm transformer block: x + attention(norm(x)), then + mlp(norm(.)). With recompute,
+// forward keeps only the block's input and backward runs forward again first; the scales it uses
+// are the same because they change only between micro-batches.
+
+#include "nn/attention.h"
+#include "nn/mlp.h"
+#include "nn/norm.h"
+
+namespace fp8train {
+
+class Block {
+ public:
+  struct Saved {
+    ConstView x;  ///< the block's input
+    View middle;  ///< after attention
+    Norm::Saved attention_norm, mlp_norm;
+    Attention::Saved attention;
+    Mlp::Saved mlp;
+  };
+
+  Block(Norm attention_norm, Attention attention, Norm mlp_norm, Mlp mlp, bool recompute)
+      : attention_norm_(attention_norm),
+        attention_(std::move(attention)),
+        mlp_norm_(mlp_norm),
+        mlp_(std::move(mlp)),
+        recompute_(recompute) {}
+
+  Attention& attention() { return attention_; }
+  Mlp& mlp() { return mlp_; }
+
+  /// y must not alias x.
+  void forward(const StepContext& context, ConstView x, View y, int64_t batch, KvCache* cache,
+               Saved& saved) const;
+
+  /// `gradient`: of y on entry, of x on return.
+  void backward(const StepContext& context, View gradient, int64_t batch, Saved& saved) const;
+
+ private:
+  void run(const StepContext& context, ConstView x, View y, int64_t batch, KvCache* cache,
+           Saved& saved) const;
+
+  Norm attention_norm_;
+  Attention attention_;
+  Norm mlp_norm_;
+  Mlp mlp_;
+  bool recompute_;
+};
+
+}  // namespace fp8train

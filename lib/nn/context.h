@@ -1,0 +1,21 @@
+#pragma once
+// What a layer needs to run: the device and its stream, the two arenas of the step, and what kind
+// of pass this is. Layers never allocate elsewhere and never read anything back.
+
+#include "device/arena.h"
+#include "device/device.h"
+
+namespace fp8train {
+
+struct StepContext {
+  Device* device;
+  Stream stream;
+  Arena* saved;    ///< what forward keeps for backward; released by whoever runs the backward pass
+  Arena* scratch;  ///< temporaries of one layer
+  bool training = true;  ///< keep what backward needs and record amax values
+  bool use_scaled_formats =
+      true;  ///< false: linears run in the activation format (evaluation option)
+  bool collect_statistics = false;  ///< fill the slots' saturation and underflow counts
+};
+
+}  // namespace fp8train

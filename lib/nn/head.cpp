@@ -1,0 +1,65 @@
+#include "nn/head.h"
+
+#include <algorithm>
+
+#include "ops/cross_entropy.h"
+
+namespace fp8train {
+namespace {
+
+constexpr int64_t kChunkElements = int64_t{8} << 20;
+constexpr int64_t kRowMultiple = 16;
+
+int64_t default_chunk_rows(int64_t padded_vocabulary) {
+  return std::max(kRowMultiple, kChunkElements / padded_vocabulary / kRowMultiple * kRowMultiple);
+}
+
+}  // namespace
+
+Head::Head(Linear projection, int64_t vocabulary, int64_t chunk_rows, float z_loss)
+    : projection_(std::move(projection)),
+      vocabulary_(vocabulary),
+      chunk_rows_(chunk_rows),
+      z_loss_(z_loss) {
+  if (chunk_rows_ == 0) {
+    chunk_rows_ = default_chunk_rows(padded_vocabulary());
+  }
+}
+
+void Head::loss(const StepContext& context, ConstView x, ConstView targets,
+                const LossTotals& totals, View dx, const float* loss_scale,
+                float gradient_factor) const {
+  const int64_t rows = x.shape.rows();
+  ArenaScope scope(*context.scratch);
+  const View losses = allocate(*context.scratch, DType::f32, {rows});
+  for (int64_t begin = 0; begin < rows; begin += chunk_rows_) {
+    const int64_t count = std::min(chunk_rows_, rows - begin);
+    ArenaScope chunk_scope(*context.scratch);
+    // A chunk's backward follows at once, so what its forward saves can go too.
+    ArenaScope saved_scope(*context.saved);
+    const View chunk = allocate(*context.scratch, x.dtype, {count, padded_vocabulary()});
+    const View chunk_losses = rows_of(reshaped(losses, {rows, 1}), begin, count);
+    const ConstView chunk_targets = rows_of(reshaped(targets, {rows, 1}), begin, count);
+    Linear::Saved saved;
+    projection_.forward(context, rows_of(x, begin, count), chunk, saved);
+    ops::cross_entropy(context.stream, {.logits = chunk,
+                                        .targets = reshaped(chunk_targets, {count}),
+                                        .losses = reshaped(chunk_losses, {count}),
+                                        .write_gradient = context.training,
+                                        .gradient_scale = loss_scale,
+                                        .gradient_factor = gradient_factor,
+                                        .z_loss = z_loss_,
+                                        .vocabulary = vocabulary_});
+    if (context.training) {
+      projection_.backward(context, chunk, rows_of(dx, begin, count), saved);
+    }
+  }
+  ops::accumulate_loss(context.stream, losses, targets, totals.sum, totals.count);
+}
+
+void Head::logits(const StepContext& context, ConstView x, View logits) const {
+  Linear::Saved unused;
+  projection_.forward(context, x, logits, unused);
+}
+
+}  // namespace fp8train

@@ -1,0 +1,43 @@
+#pragma once
+// The output head with its loss. Logits exist for one chunk of rows at a time: forward, soft-max
+// cross-entropy, dgrad and wgrad of a chunk run before the next chunk, so the full logits never
+// exist.
+
+#include <cstdint>
+
+#include "nn/linear.h"
+
+namespace fp8train {
+
+/// Device scalars of a step's loss.
+struct LossTotals {
+  double* sum;     ///< += loss of every target
+  int64_t* count;  ///< += number of targets
+};
+
+class Head {
+ public:
+  /// `chunk_rows` 0: chosen so that a chunk of logits has about 8 M elements.
+  Head(Linear projection, int64_t vocabulary, int64_t chunk_rows, float z_loss);
+
+  Linear& projection() { return projection_; }
+
+  /// x: [rows, C]; targets: int32 [rows], negative = ignored. Adds to the totals. In training also
+  /// overwrites dx with the gradient of x and adds to the weight's gradient, each scaled by
+  /// *loss_scale * gradient_factor.
+  void loss(const StepContext& context, ConstView x, ConstView targets, const LossTotals& totals,
+            View dx, const float* loss_scale, float gradient_factor) const;
+
+  /// Logits of a few rows, [rows, padded vocabulary], for generation.
+  void logits(const StepContext& context, ConstView x, View logits) const;
+
+  int64_t padded_vocabulary() const { return projection_.plan().site.out_features; }
+
+ private:
+  Linear projection_;
+  int64_t vocabulary_;
+  int64_t chunk_rows_;
+  float z_loss_;
+};
+
+}  // namespace fp8train

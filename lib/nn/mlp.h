@@ -1,0 +1,33 @@
+#pragma once
+// The feed-forward half of a block: SwiGLU (fused gate and up projections, then down) or GELU (up,
+// then down).
+
+#include "nn/linear.h"
+
+namespace fp8train {
+
+enum class MlpActivation : uint8_t { swiglu, gelu };
+
+class Mlp {
+ public:
+  struct Saved {
+    Linear::Saved up, down;
+    View pre_activation;  ///< swiglu: [rows, 2 F], gate then up; gelu: [rows, F]
+  };
+
+  Mlp(MlpActivation activation, Linear up, Linear down)
+      : activation_(activation), up_(std::move(up)), down_(std::move(down)) {}
+
+  Linear& up() { return up_; }
+  Linear& down() { return down_; }
+  const Linear& up() const { return up_; }
+
+  void forward(const StepContext& context, ConstView x, View y, Saved& saved) const;
+  void backward(const StepContext& context, ConstView dy, View dx, const Saved& saved) const;
+
+ private:
+  MlpActivation activation_;
+  Linear up_, down_;
+};
+
+}  // namespace fp8train

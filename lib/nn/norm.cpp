@@ -1,0 +1,47 @@
+#include "nn/norm.h"
+
+#include "ops/norm.h"
+
+namespace fp8train {
+namespace {
+
+constexpr int64_t kRowChunk = 64;
+
+int64_t chunks(int64_t rows) {
+  return (rows + kRowChunk - 1) / kRowChunk;
+}
+
+}  // namespace
+
+void Norm::forward(const StepContext& context, ConstView x, View y, Saved& saved) const {
+  const int64_t rows = x.shape.rows();
+  Arena& arena = context.training ? *context.saved : *context.scratch;
+  saved = {.x = x, .mean = {}, .rstd = allocate(arena, DType::f32, {rows})};
+  if (!centered_) {
+    ops::rms_norm_forward(context.stream, x, weight_->value, eps_, y, saved.rstd);
+    return;
+  }
+  saved.mean = allocate(arena, DType::f32, {rows});
+  ops::layer_norm_forward(context.stream, x, weight_->value,
+                          bias_ == nullptr ? ConstView{} : ConstView(bias_->value), eps_, y,
+                          saved.mean, saved.rstd);
+}
+
+void Norm::backward(const StepContext& context, ConstView dy, View dx, bool accumulate,
+                    const Saved& saved) const {
+  ArenaScope scope(*context.scratch);
+  const int64_t rows = dy.shape.rows();
+  const int64_t width = dy.shape.back();
+  if (!centered_) {
+    const View partial = allocate(*context.scratch, DType::f32, {chunks(rows), width});
+    ops::rms_norm_backward(context.stream, dy, saved.x, weight_->value, saved.rstd, dx, accumulate,
+                           weight_->gradient, partial);
+    return;
+  }
+  const View partial = allocate(*context.scratch, DType::f32, {2 * chunks(rows), width});
+  ops::layer_norm_backward(context.stream, dy, saved.x, weight_->value, saved.mean, saved.rstd, dx,
+                           accumulate, weight_->gradient,
+                           bias_ == nullptr ? View{} : bias_->gradient, partial);
+}
+
+}  // namespace fp8train

@@ -1,0 +1,63 @@
+#pragma once
+// From an amax to a scale. Convention: code = encode(value * scale), and the reciprocal is kept
+// beside the scale for reading. Divisions are IEEE (CUDA code is compiled with -prec-div=true).
+// Host and device.
+
+#include <cstdint>
+
+#include "base/host_device.h"
+#include "numeric/bits.h"
+#include "numeric/convert.h"
+#include "numeric/dtype.h"
+
+namespace fp8train {
+
+constexpr float kMaxF32 = 3.40282347e+38F;
+
+/// 2^exponent; the exponent is brought into -126..127.
+FP8TRAIN_HD float power_of_two(int exponent) {
+  const int above = exponent < -126 ? -126 : exponent;
+  const int limited = above > 127 ? 127 : above;
+  return float_of(static_cast<uint32_t>(limited + 127) << 23);
+}
+
+/// The power of two at or below a positive normal scale: its mantissa cleared. Infinity and NaN
+/// become infinity.
+FP8TRAIN_HD float pow2_floor(float scale) {
+  return float_of(bits_of(scale) & 0xFF800000U);
+}
+
+FP8TRAIN_HD float reciprocal(float scale) {
+  return 1.0F / scale;
+}
+
+/// Delayed scaling: format_max * 2^-margin / amax, or `old_scale` while amax is 0, infinite or NaN;
+/// the largest fp32 number where the quotient overflows. (TransformerEngine,
+/// common/recipe/delayed_scaling.cu.)
+FP8TRAIN_HD float delayed_scale(float amax, float old_scale, float format_max, int margin) {
+  const float quotient = format_max * power_of_two(-margin) / amax;
+  const float limited = quotient > kMaxF32 ? kMaxF32 : quotient;
+  return amax > 0.0F && is_finite(amax) ? limited : old_scale;
+}
+
+/// Current and block scaling: format_max / max(amax, epsilon); 1 where that amax is 0, infinite or
+/// NaN; `value_for_inf` where the quotient overflows (per tensor kMaxF32, per block the largest
+/// finite value of the input's type); with `pow2` rounded down to a power of two afterwards.
+/// (TransformerEngine, common/recipe/recipe_common.cuh compute_scale_from_amax.)
+FP8TRAIN_HD float current_scale(float amax, float format_max, float epsilon, bool pow2,
+                                float value_for_inf) {
+  const float floored = amax < epsilon ? epsilon : amax;
+  const float quotient = format_max / floored;
+  const float limited = quotient > kMaxF32 ? value_for_inf : quotient;
+  const float rounded = pow2 ? pow2_floor(limited) : limited;
+  return floored > 0.0F && is_finite(floored) ? rounded : 1.0F;
+}
+
+/// MXFP8: the scale that *reads* a block, amax / format_max rounded up to a power of two, so that
+/// no element saturates; codes are encode(value * decode_reciprocal(scale)). (TransformerEngine
+/// MXFP8BlockScaling; OCP's own rule rounds down.)
+FP8TRAIN_HD e8m0 e8m0_scale(float amax, float format_max) {
+  return encode_e8m0_round_up(amax / format_max);
+}
+
+}  // namespace fp8train

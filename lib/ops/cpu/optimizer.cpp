@@ -1,0 +1,131 @@
+// Compiled once per x86-64 level. The arithmetic is in ops/optimizer_math.h.
+
+#include "ops/cpu/cpu_table.h"
+#include "ops/cpu/kernel_support.h"
+#include "ops/optimizer_math.h"
+
+namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
+namespace {
+
+constexpr int64_t kSquaresChunk = 4096;  // part of the definition of sum_of_squares
+
+/// Sixteen fp64 sums, element i in lane i % 16, then a tree. A square of an fp32 number is exact
+/// in fp64.
+template <typename X>
+FP8TRAIN_HD double chunk_sum_of_squares(const X* x, int64_t count) {
+  double lanes[kLanes] = {};
+  float rest[kLanes] = {};
+  const int64_t whole = count / kLanes * kLanes;
+  for (int64_t i = whole; i < count; ++i) {
+    rest[i - whole] = load_as_float(x + i);
+  }
+  for (int64_t begin = 0; begin < whole; begin += kLanes) {
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
+      const double value = static_cast<double>(load_as_float(x + begin + lane));
+      lanes[lane] += value * value;
+    }
+  }
+  for (int64_t lane = 0; lane < kLanes; ++lane) {
+    lanes[lane] += static_cast<double>(rest[lane]) * static_cast<double>(rest[lane]);
+  }
+  for (int64_t width = kLanes / 2; width > 0; width /= 2) {
+    for (int64_t lane = 0; lane < width; ++lane) {
+      lanes[lane] += lanes[lane + width];
+    }
+  }
+  return lanes[0];
+}
+
+void sum_of_squares(Stream /*stream*/, ConstView x, double* accumulator, View scratch) {
+  const int64_t count = x.count();
+  const int64_t chunks = chunks_of(count, kSquaresChunk);
+  double* partial = scratch.as<double>();
+  with_float_type(x.dtype, [&](auto tag) {
+    const auto* data = x.as<typename decltype(tag)::Type>();
+#pragma omp parallel for schedule(static) if (count >= kParallelElements)
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+      const int64_t begin = chunk * kSquaresChunk;
+      partial[chunk] = chunk_sum_of_squares(data + begin, minimum(kSquaresChunk, count - begin));
+    }
+  });
+  double sum = 0.0;
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+    sum += partial[chunk];
+  }
+  *accumulator += sum;
+}
+
+void prepare_step(Stream /*stream*/, StepControl* control, float max_norm,
+                  const LossScaling& scaling) {
+  update_step_control(*control, max_norm, scaling);
+}
+
+/// The low-precision copy of weights begin .. end; none when `copy` is empty.
+FP8TRAIN_HD void write_copy(const float* weight, const View& copy, int64_t begin, int64_t end) {
+  if (copy.empty()) {
+    return;
+  }
+  with_float_type(copy.dtype, [&](auto tag) {
+    auto* to = copy.as<typename decltype(tag)::Type>();
+#pragma GCC ivdep
+    for (int64_t i = begin; i < end; ++i) {
+      store_from_float(to + i, weight[i]);
+    }
+  });
+}
+
+void adamw(Stream /*stream*/, const AdamW& call, const StepControl* control) {
+  if (control->skip != 0) {
+    return;
+  }
+  const AdamWFactors factors = adamw_factors(call, *control);
+  float* weight = call.weight.as<float>();
+  float* moment1 = call.moment1.as<float>();
+  float* moment2 = call.moment2.as<float>();
+  const float* gradient = call.gradient.as<float>();
+  const View copy = call.copy;
+  for_each_chunk(call.weight.count(), [=](int64_t begin, int64_t end) {
+#pragma GCC ivdep
+    for (int64_t i = begin; i < end; ++i) {
+      adamw_element(factors, gradient[i], weight[i], moment1[i], moment2[i]);
+    }
+    write_copy(weight, copy, begin, end);
+  });
+}
+
+void sgd(Stream /*stream*/, const Sgd& call, const StepControl* control) {
+  if (control->skip != 0) {
+    return;
+  }
+  const SgdFactors factors = sgd_factors(call, *control);
+  float* weight = call.weight.as<float>();
+  float* momentum = call.momentum.as<float>();
+  const float* gradient = call.gradient.as<float>();
+  const View copy = call.copy;
+  for_each_chunk(call.weight.count(), [=](int64_t begin, int64_t end) {
+    if (momentum == nullptr) {
+#pragma GCC ivdep
+      for (int64_t i = begin; i < end; ++i) {
+        weight[i] = sgd_weight(factors, weight[i], gradient[i] * factors.gradient);
+      }
+    } else {
+#pragma GCC ivdep
+      for (int64_t i = begin; i < end; ++i) {
+        momentum[i] = sgd_direction(factors, gradient[i], momentum[i]);
+        weight[i] = sgd_weight(factors, weight[i], momentum[i]);
+      }
+    }
+    write_copy(weight, copy, begin, end);
+  });
+}
+
+}  // namespace
+
+void fill_optimizer(OpTable& table) {
+  table.sum_of_squares = sum_of_squares;
+  table.prepare_step = prepare_step;
+  table.adamw = adamw;
+  table.sgd = sgd;
+}
+
+}  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

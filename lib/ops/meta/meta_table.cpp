@@ -1,0 +1,269 @@
+#include "ops/meta/meta_table.h"
+
+namespace fp8train::ops::meta {
+namespace {
+
+double bytes_of(const ConstView& view) {
+  return view.empty() ? 0.0 : static_cast<double>(view.bytes());
+}
+
+double bytes_of(const HeadsView& view, int64_t rows, int64_t heads, int64_t head_dim) {
+  return static_cast<double>(rows * heads * head_dim) * static_cast<double>(size_of(view.dtype));
+}
+
+void count(const Stream& stream, double bytes) {
+  stream.counters().bytes += bytes;
+  stream.counters().operations += 1;
+}
+
+void cast(Stream stream, ConstView x, View y) {
+  count(stream, bytes_of(x) + bytes_of(y));
+}
+
+void add(Stream stream, ConstView a, ConstView b, View y) {
+  count(stream, bytes_of(a) + bytes_of(b) + bytes_of(y));
+}
+
+void add_bias(Stream stream, View y, ConstView bias) {
+  count(stream, 2 * bytes_of(y) + bytes_of(bias));
+}
+
+void bias_backward(Stream stream, ConstView dy, View grad, View /*scratch*/) {
+  count(stream, bytes_of(dy) + 2 * bytes_of(grad));
+}
+
+void fill(Stream stream, View y, float /*value*/) {
+  count(stream, bytes_of(y));
+}
+
+void scale_by(Stream stream, View y, const float* /*factor*/) {
+  count(stream, 2 * bytes_of(y));
+}
+
+void amax(Stream stream, ConstView x, float* /*result*/) {
+  count(stream, bytes_of(x));
+}
+
+void quantize(Stream stream, ConstView x, const QuantizedView& out, float* /*amax_out*/,
+              QuantizeStatistics* /*statistics*/) {
+  count(stream, bytes_of(x) + bytes_of(out.codes) + bytes_of(out.codes_transposed));
+}
+
+void dequantize(Stream stream, const QuantizedView& x, View y) {
+  count(stream, bytes_of(x.codes) + bytes_of(y));
+}
+
+void compute_current_scale(Stream stream, const float* /*amax*/, const TensorFormat& /*format*/,
+                           float* /*scale*/, float* /*scale_inv*/) {
+  count(stream, 3 * sizeof(float));
+}
+
+void update_delayed_scaling(Stream stream, const DelayedScalingState& state,
+                            const DelayedScaling& rule) {
+  const int64_t window = rule.algorithm == AmaxAlgorithm::max ? state.history_length : 1;
+  // amax (read, reset), cursor and scale (read, written), scale_inv, format_max, the window.
+  count(stream, static_cast<double>(state.slots * (8 + window)) * sizeof(float));
+}
+
+void gemm(Stream stream, const Gemm& call) {
+  const int64_t m = call.c.shape[0];
+  const int64_t n = call.c.shape[1];
+  const int64_t k = call.a.matrix.shape[call.a.transposed ? 0 : 1];
+  stream.counters().gemm_flops +=
+      2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
+  count(stream, bytes_of(call.a.matrix) + bytes_of(call.b.matrix) + bytes_of(call.bias) +
+                    bytes_of(call.c) * (call.beta != 0.0F ? 2 : 1));
+}
+
+void rms_norm_forward(Stream stream, ConstView x, ConstView weight, float /*eps*/, View y,
+                      View rstd) {
+  count(stream, bytes_of(x) + bytes_of(weight) + bytes_of(y) + bytes_of(rstd));
+}
+
+void rms_norm_backward(Stream stream, ConstView dy, ConstView x, ConstView weight, ConstView rstd,
+                       View dx, bool accumulate, View weight_grad, View /*scratch*/) {
+  count(stream, bytes_of(dy) + bytes_of(x) + bytes_of(weight) + bytes_of(rstd) +
+                    bytes_of(dx) * (accumulate ? 2 : 1) + 2 * bytes_of(weight_grad));
+}
+
+void layer_norm_forward(Stream stream, ConstView x, ConstView weight, ConstView bias, float /*eps*/,
+                        View y, View mean, View rstd) {
+  count(stream, bytes_of(x) + bytes_of(weight) + bytes_of(bias) + bytes_of(y) + bytes_of(mean) +
+                    bytes_of(rstd));
+}
+
+void layer_norm_backward(Stream stream, ConstView dy, ConstView x, ConstView weight, ConstView mean,
+                         ConstView rstd, View dx, bool accumulate, View weight_grad, View bias_grad,
+                         View /*scratch*/) {
+  count(stream, bytes_of(dy) + bytes_of(x) + bytes_of(weight) + bytes_of(mean) + bytes_of(rstd) +
+                    bytes_of(dx) * (accumulate ? 2 : 1) + 2 * bytes_of(weight_grad) +
+                    2 * bytes_of(bias_grad));
+}
+
+/// One read (or write) of a tensor shaped like the queries, or like the keys.
+double query_bytes(const AttentionShape& shape, const HeadsView& view) {
+  return bytes_of(view, shape.batch * shape.query_length, shape.heads, shape.head_dim);
+}
+double key_bytes(const AttentionShape& shape, const HeadsView& view) {
+  return bytes_of(view, shape.batch * shape.key_length, shape.kv_heads, shape.head_dim);
+}
+
+void attention_forward(Stream stream, const AttentionShape& shape, HeadsView q, HeadsView k,
+                       HeadsView v, HeadsView out, View log_sum_exp) {
+  stream.counters().attention_flops += attention_forward_flops(shape);
+  count(stream, query_bytes(shape, q) + key_bytes(shape, k) + key_bytes(shape, v) +
+                    query_bytes(shape, out) + bytes_of(log_sum_exp));
+}
+
+void attention_backward(Stream stream, const AttentionShape& shape, HeadsView q, HeadsView k,
+                        HeadsView v, HeadsView out, View log_sum_exp, HeadsView dout, HeadsView dq,
+                        HeadsView dk, HeadsView dv, View /*scratch*/) {
+  stream.counters().attention_flops += attention_backward_flops(shape);
+  count(stream, query_bytes(shape, q) + key_bytes(shape, k) + key_bytes(shape, v) +
+                    query_bytes(shape, out) + bytes_of(log_sum_exp) + query_bytes(shape, dout) +
+                    query_bytes(shape, dq) + key_bytes(shape, dk) + key_bytes(shape, dv));
+}
+
+HeadsView append_to_cache(Stream stream, HeadsView rows, View cache, int64_t batch, int64_t length,
+                          int64_t width, int64_t /*past*/) {
+  count(stream, 2.0 * static_cast<double>(batch * length * width) *
+                    static_cast<double>(size_of(rows.dtype)));
+  return {cache.data, cache.dtype, width, cache.shape[1]};
+}
+
+void rope(Stream stream, HeadsView x, int64_t batch, int64_t length, int64_t heads,
+          int64_t head_dim, ConstView /*cosines*/, ConstView /*sines*/, int64_t /*position_offset*/,
+          bool /*inverse*/) {
+  // Of the two tables, fp32 [max_positions, D / 2], the rows of `length` positions are read.
+  const double table_bytes = static_cast<double>(length * head_dim) * sizeof(float);
+  count(stream, 2 * bytes_of(x, batch * length, heads, head_dim) + table_bytes);
+}
+
+void head_rms_norm_forward(Stream stream, HeadsView x, int64_t rows, int64_t heads,
+                           int64_t head_dim, ConstView weight, float /*eps*/, View original,
+                           View rstd) {
+  count(stream, 2 * bytes_of(x, rows, heads, head_dim) + bytes_of(weight) + bytes_of(original) +
+                    bytes_of(rstd));
+}
+
+void head_rms_norm_backward(Stream stream, HeadsView dx, int64_t rows, int64_t heads,
+                            int64_t head_dim, ConstView original, ConstView weight, ConstView rstd,
+                            View weight_grad, View /*scratch*/) {
+  count(stream, 2 * bytes_of(dx, rows, heads, head_dim) + bytes_of(original) + bytes_of(weight) +
+                    bytes_of(rstd) + 2 * bytes_of(weight_grad));
+}
+
+void swiglu_forward(Stream stream, ConstView gate_up, View y) {
+  count(stream, bytes_of(gate_up) + bytes_of(y));
+}
+
+void swiglu_backward(Stream stream, ConstView dy, ConstView gate_up, View d_gate_up) {
+  count(stream, bytes_of(dy) + bytes_of(gate_up) + bytes_of(d_gate_up));
+}
+
+void gelu_forward(Stream stream, ConstView x, View y) {
+  count(stream, bytes_of(x) + bytes_of(y));
+}
+
+void gelu_backward(Stream stream, ConstView dy, ConstView x, View dx) {
+  count(stream, bytes_of(dy) + bytes_of(x) + bytes_of(dx));
+}
+
+/// One read of a fp32 table row (and position row) for every token.
+double gathered_bytes(const ConstView& rows, const ConstView& positions) {
+  return static_cast<double>(rows.count()) * sizeof(float) * (positions.empty() ? 1 : 2);
+}
+
+void embedding_forward(Stream stream, ConstView tokens, ConstView /*table*/, ConstView positions,
+                       int64_t /*sequence_length*/, int64_t /*position_offset*/, View y) {
+  count(stream, bytes_of(tokens) + gathered_bytes(y, positions) + bytes_of(y));
+}
+
+void embedding_backward(Stream stream, ConstView tokens, ConstView dy, View /*table_grad*/,
+                        View position_grad, int64_t /*sequence_length*/) {
+  count(stream, bytes_of(tokens) + bytes_of(dy) + 2 * gathered_bytes(dy, position_grad));
+}
+
+void cross_entropy(Stream stream, const CrossEntropy& call) {
+  count(stream, bytes_of(call.logits) * (call.write_gradient ? 2 : 1) + bytes_of(call.targets) +
+                    bytes_of(call.losses));
+}
+
+void accumulate_loss(Stream stream, ConstView losses, ConstView targets, double* /*accumulator*/,
+                     int64_t* /*count*/) {
+  count(stream, bytes_of(losses) + bytes_of(targets) + 4 * sizeof(double));
+}
+
+void sum_of_squares(Stream stream, ConstView x, double* /*accumulator*/, View /*scratch*/) {
+  count(stream, bytes_of(x) + 2 * sizeof(double));
+}
+
+void prepare_step(Stream stream, StepControl* /*control*/, float /*max_norm*/,
+                  const LossScaling& /*scaling*/) {
+  count(stream, 2 * sizeof(StepControl));
+}
+
+void adamw(Stream stream, const AdamW& call, const StepControl* /*control*/) {
+  count(stream, 2 * bytes_of(call.weight) + bytes_of(call.gradient) + 2 * bytes_of(call.moment1) +
+                    2 * bytes_of(call.moment2) + bytes_of(call.copy));
+}
+
+void sgd(Stream stream, const Sgd& call, const StepControl* /*control*/) {
+  count(stream, 2 * bytes_of(call.weight) + bytes_of(call.gradient) + 2 * bytes_of(call.momentum) +
+                    bytes_of(call.copy));
+}
+
+}  // namespace
+
+double attention_forward_flops(const AttentionShape& shape) {
+  const double queries = static_cast<double>(shape.query_length);
+  const double keys = static_cast<double>(shape.key_length);
+  const double pairs = queries * (keys - queries) + queries * queries / 2;
+  return 2.0 * 2.0 * static_cast<double>(shape.batch * shape.heads * shape.head_dim) * pairs;
+}
+
+double attention_backward_flops(const AttentionShape& shape) {
+  return 2.5 * attention_forward_flops(shape);
+}
+
+const OpTable& table() {
+  static const OpTable kTable = {
+      .cast = cast,
+      .add = add,
+      .add_bias = add_bias,
+      .bias_backward = bias_backward,
+      .fill = fill,
+      .scale_by = scale_by,
+      .amax = amax,
+      .quantize = quantize,
+      .dequantize = dequantize,
+      .compute_current_scale = compute_current_scale,
+      .update_delayed_scaling = update_delayed_scaling,
+      .gemm = gemm,
+      .rms_norm_forward = rms_norm_forward,
+      .rms_norm_backward = rms_norm_backward,
+      .layer_norm_forward = layer_norm_forward,
+      .layer_norm_backward = layer_norm_backward,
+      .attention_forward = attention_forward,
+      .attention_backward = attention_backward,
+      .append_to_cache = append_to_cache,
+      .rope = rope,
+      .head_rms_norm_forward = head_rms_norm_forward,
+      .head_rms_norm_backward = head_rms_norm_backward,
+      .swiglu_forward = swiglu_forward,
+      .swiglu_backward = swiglu_backward,
+      .gelu_forward = gelu_forward,
+      .gelu_backward = gelu_backward,
+      .embedding_forward = embedding_forward,
+      .embedding_backward = embedding_backward,
+      .cross_entropy = cross_entropy,
+      .accumulate_loss = accumulate_loss,
+      .sum_of_squares = sum_of_squares,
+      .prepare_step = prepare_step,
+      .adamw = adamw,
+      .sgd = sgd,
+  };
+  return kTable;
+}
+
+}  // namespace fp8train::ops::meta

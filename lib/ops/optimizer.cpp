@@ -1,0 +1,54 @@
+#include "ops/optimizer.h"
+
+#include "base/trace.h"
+#include "ops/checks.h"
+#include "ops/op_table.h"
+
+namespace fp8train::ops {
+namespace {
+
+bool is_copy_of(const ConstView& copy, int64_t count) {
+  return copy.empty() || holds(copy, DType::bf16, count) || holds(copy, DType::f16, count);
+}
+
+}  // namespace
+
+void sum_of_squares(Stream stream, ConstView x, double* accumulator, View scratch) {
+  check(is_float_type(x.dtype), "sum_of_squares: x must be fp32, bf16 or fp16");
+  check(accumulator != nullptr, "sum_of_squares: no accumulator");
+  check(scratch.bytes() >= static_cast<size_t>((x.count() + 4095) / 4096) * sizeof(double),
+        "sum_of_squares: scratch must hold ceil(count / 4096) doubles");
+  const TraceSpan span("sum_of_squares");
+  op_table(stream).sum_of_squares(stream, x, accumulator, scratch);
+}
+
+void prepare_step(Stream stream, StepControl* control, float max_norm, const LossScaling& scaling) {
+  check(control != nullptr, "prepare_step: no control block");
+  const TraceSpan span("prepare_step");
+  op_table(stream).prepare_step(stream, control, max_norm, scaling);
+}
+
+void adamw(Stream stream, const AdamW& call, const StepControl* control) {
+  const int64_t count = call.weight.count();
+  check(control != nullptr, "adamw: no control block");
+  check(holds(call.weight, DType::f32, count) && holds(call.gradient, DType::f32, count) &&
+            holds(call.moment1, DType::f32, count) && holds(call.moment2, DType::f32, count),
+        "adamw: weight, gradient and moments must be fp32 of one count");
+  check(is_copy_of(call.copy, count), "adamw: the copy must be bf16 or fp16 of the same count");
+  const TraceSpan span("adamw");
+  op_table(stream).adamw(stream, call, control);
+}
+
+void sgd(Stream stream, const Sgd& call, const StepControl* control) {
+  const int64_t count = call.weight.count();
+  check(control != nullptr, "sgd: no control block");
+  check(holds(call.weight, DType::f32, count) && holds(call.gradient, DType::f32, count),
+        "sgd: weight and gradient must be fp32 of one count");
+  check(call.momentum.empty() || holds(call.momentum, DType::f32, count),
+        "sgd: momentum must be fp32 of the same count");
+  check(is_copy_of(call.copy, count), "sgd: the copy must be bf16 or fp16 of the same count");
+  const TraceSpan span("sgd");
+  op_table(stream).sgd(stream, call, control);
+}
+
+}  // namespace fp8train::ops

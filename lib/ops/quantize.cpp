@@ -1,0 +1,62 @@
+#include "ops/quantize.h"
+
+#include "base/trace.h"
+#include "ops/checks.h"
+#include "ops/op_table.h"
+
+namespace fp8train::ops {
+
+void amax(Stream stream, ConstView x, float* result) {
+  check(is_float_type(x.dtype), "amax: x must be fp32, bf16 or fp16");
+  check(result != nullptr, "amax: no place for the result");
+  const TraceSpan span("amax");
+  op_table(stream).amax(stream, x, result);
+}
+
+void quantize(Stream stream, ConstView x, const QuantizedView& out, float* amax_out,
+              QuantizeStatistics* statistics) {
+  check(is_float_type(x.dtype), "quantize: x must be fp32, bf16 or fp16");
+  check(is_fp8(out.codes.dtype) && out.codes.dtype == out.format.dtype,
+        "quantize: codes must be e4m3 or e5m2, as the format says");
+  check(out.format.granularity == Granularity::tensor &&
+            out.format.rounding == Rounding::nearest_even,
+        "quantize: one scale per tensor and nearest-even rounding expected");
+  check(x.count() == out.codes.count(), "quantize: counts differ");
+  check(out.scale != nullptr, "quantize: no scale");
+  if (!out.codes_transposed.empty()) {
+    const Shape transposed = {out.codes.shape.back(), out.codes.shape.rows()};
+    check(out.codes_transposed.shape == transposed && out.codes_transposed.dtype == out.codes.dtype,
+          "quantize: transposed codes must be [columns, rows] of the same type");
+  }
+  const TraceSpan span("quantize");
+  op_table(stream).quantize(stream, x, out, amax_out, statistics);
+}
+
+void dequantize(Stream stream, const QuantizedView& x, View y) {
+  check(is_fp8(x.codes.dtype), "dequantize: codes must be e4m3 or e5m2");
+  check(x.format.granularity == Granularity::tensor, "dequantize: one scale per tensor expected");
+  check(is_float_type(y.dtype), "dequantize: y must be fp32, bf16 or fp16");
+  check(x.codes.count() == y.count(), "dequantize: counts differ");
+  check(x.scale_inv != nullptr, "dequantize: no reciprocal scale");
+  const TraceSpan span("dequantize");
+  op_table(stream).dequantize(stream, x, y);
+}
+
+void compute_current_scale(Stream stream, const float* amax, const TensorFormat& format,
+                           float* scale, float* scale_inv) {
+  check(amax != nullptr && scale != nullptr && scale_inv != nullptr,
+        "compute_current_scale: missing scalar");
+  check(format.scale_type != ScaleType::e8m0, "compute_current_scale: fp32 or pow2 scale expected");
+  const TraceSpan span("compute_current_scale");
+  op_table(stream).compute_current_scale(stream, amax, format, scale, scale_inv);
+}
+
+void update_delayed_scaling(Stream stream, const DelayedScalingState& state,
+                            const DelayedScaling& rule) {
+  check(state.slots >= 0 && state.history_length >= 1,
+        "update_delayed_scaling: a history holds at least one value");
+  const TraceSpan span("update_delayed_scaling");
+  op_table(stream).update_delayed_scaling(stream, state, rule);
+}
+
+}  // namespace fp8train::ops

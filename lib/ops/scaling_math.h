@@ -1,0 +1,46 @@
+#pragma once
+// The steps of delayed scaling for one slot, for host and device.
+
+#include <cstdint>
+
+#include "base/host_device.h"
+#include "numeric/bits.h"
+#include "numeric/scale.h"
+#include "ops/quantize.h"
+
+namespace fp8train::ops {
+
+/// Larger magnitude of two non-negative values, NaN being larger than all: the order of bit
+/// patterns. A NaN result is the quiet NaN.
+FP8TRAIN_HD float max_magnitude(float a, float b) {
+  const uint32_t a_bits = bits_of(a) & 0x7FFFFFFFU;
+  const uint32_t b_bits = bits_of(b) & 0x7FFFFFFFU;
+  const uint32_t larger = a_bits > b_bits ? a_bits : b_bits;
+  return float_of(larger > 0x7F800000U ? 0x7FC00000U : larger);
+}
+
+/// Moves the slot's amax into its ring of the last `history_length` values, whose newest value is
+/// at row cursor[slot]. The ring holds what TransformerEngine holds in rows 1.. of a history that
+/// it shifts by one row per step. False when the amax is 0 or not finite: nothing is to be done.
+FP8TRAIN_HD bool push_amax(const DelayedScalingState& state, int64_t slot) {
+  const float amax = state.amax[slot];
+  state.amax[slot] = 0.0F;
+  if (!(amax > 0.0F) || !is_finite(amax)) {
+    return false;
+  }
+  const int64_t next = int64_t{state.cursor[slot]} + 1;
+  const int64_t row = next < state.history_length ? next : 0;
+  state.cursor[slot] = static_cast<int32_t>(row);
+  state.history[row * state.slots + slot] = amax;
+  return true;
+}
+
+/// The slot's scale from `window`, the amax that AmaxAlgorithm chose.
+FP8TRAIN_HD void rescale_slot(const DelayedScalingState& state, int64_t slot, float window,
+                              int margin) {
+  const float scale = delayed_scale(window, state.scale[slot], state.format_max[slot], margin);
+  state.scale[slot] = scale;
+  state.scale_inv[slot] = reciprocal(scale);
+}
+
+}  // namespace fp8train::ops

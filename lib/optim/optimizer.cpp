@@ -1,0 +1,114 @@
+#include "optim/optimizer.h"
+
+#include <cstddef>
+
+#include "base/error.h"
+#include "ops/elementwise.h"
+
+namespace fp8train {
+namespace {
+
+constexpr int64_t kNormChunk = 4096;
+constexpr float kInitialLossScale = 65536.0F;  // torch.amp.GradScaler
+
+Tensor zeros(Device& device, int64_t elements) {
+  Tensor tensor(device, DType::f32, {elements}, MemoryCategory::optimizer_state);
+  fill_zero(device, tensor);
+  return tensor;
+}
+
+}  // namespace
+
+Optimizer::Optimizer(Device& device, ParameterStore& parameters, const OptimizerSettings& settings,
+                     bool dynamic_loss_scaling)
+    : device_(&device),
+      parameters_(&parameters),
+      settings_(settings),
+      control_(device, sizeof(ops::StepControl), MemoryCategory::optimizer_state) {
+  scaling_.dynamic = dynamic_loss_scaling;
+  const bool adam = settings_.name == "adamw";
+  if (!adam && settings_.name != "sgd") {
+    throw ConfigError("optimizer.name: '" + settings_.name + "' is not one of adamw, sgd");
+  }
+  if (adam || settings_.momentum != 0.0) {
+    moment1_ = zeros(device, parameters.elements());
+  }
+  if (adam) {
+    moment2_ = zeros(device, parameters.elements());
+  }
+  ops::StepControl initial = {};
+  initial.loss_scale = dynamic_loss_scaling ? kInitialLossScale : 1.0F;
+  set_control(initial);
+}
+
+const float* Optimizer::loss_scale() const {
+  return &device_control()->loss_scale;
+}
+
+View Optimizer::slice(const Tensor& flat, const Parameter& parameter) const {
+  if (flat.empty()) {
+    return {};
+  }
+  return {flat.view().as<float>() + parameter.offset, DType::f32, parameter.shape};
+}
+
+void Optimizer::begin_step(Stream stream) {
+  ops::fill(stream, parameters_->gradients(), 0.0F);
+}
+
+void Optimizer::step(Stream stream, Arena& scratch, float lr) {
+  ArenaScope scope(scratch);
+  const int64_t chunks = (parameters_->elements() + kNormChunk - 1) / kNormChunk;
+  const View partial = allocate(scratch, DType::i64, {chunks});  // doubles: 8 bytes each
+  ops::StepControl* control = device_control();
+  ops::sum_of_squares(stream, parameters_->gradients(), &control->squared_norm, partial);
+  ops::prepare_step(stream, control, static_cast<float>(settings_.grad_clip), scaling_);
+  for (const auto& parameter : parameters_->all()) {
+    const auto decay = static_cast<float>(parameter->decay ? settings_.weight_decay : 0.0);
+    if (settings_.name == "adamw") {
+      ops::adamw(stream,
+                 {.weight = parameter->value,
+                  .gradient = parameter->gradient,
+                  .moment1 = slice(moment1_, *parameter),
+                  .moment2 = slice(moment2_, *parameter),
+                  .copy = parameter->copy,
+                  .lr = lr,
+                  .beta1 = static_cast<float>(settings_.betas[0]),
+                  .beta2 = static_cast<float>(settings_.betas[1]),
+                  .eps = static_cast<float>(settings_.eps),
+                  .weight_decay = decay},
+                 control);
+    } else {
+      ops::sgd(stream,
+               {.weight = parameter->value,
+                .gradient = parameter->gradient,
+                .momentum = slice(moment1_, *parameter),
+                .copy = parameter->copy,
+                .lr = lr,
+                .momentum_factor = static_cast<float>(settings_.momentum),
+                .weight_decay = decay},
+               control);
+    }
+  }
+}
+
+ops::StepControl Optimizer::control() const {
+  ops::StepControl control = {};
+  device_->copy_to_host(&control, control_.data(), sizeof(control));
+  return control;
+}
+
+void Optimizer::set_control(const ops::StepControl& control) {
+  device_->copy_from_host(control_.data(), &control, sizeof(control));
+}
+
+StepReport Optimizer::report() const {
+  const ops::StepControl now = control();
+  return {.gradient_norm = now.gradient_norm,
+          .loss_scale = now.loss_scale,
+          .skipped_steps = now.skipped_steps,
+          .applied_steps = now.applied_steps,
+          .skipped = now.skip != 0};
+}
+
+}  // namespace fp8train

@@ -1,0 +1,62 @@
+#pragma once
+// One optimizer step over a parameter store: global gradient norm, clipping, skip of non-finite
+// steps, the update itself and the GEMM copies of the new weights. Everything is decided on the
+// device; the host reads StepReport once per logging interval.
+
+#include <cstdint>
+
+#include "device/arena.h"
+#include "nn/parameter.h"
+#include "ops/optimizer.h"
+#include "optim/settings.h"
+
+namespace fp8train {
+
+/// What the last step did, read from the device.
+struct StepReport {
+  float gradient_norm;    ///< before clipping, without the loss scale
+  float loss_scale;       ///< for the next step
+  int64_t skipped_steps;  ///< since the start of the run
+  int64_t applied_steps;
+  bool skipped;  ///< the last step
+};
+
+class Optimizer {
+ public:
+  /// Allocates moments (zero) for every parameter. `parameters` outlives the optimizer.
+  Optimizer(Device& device, ParameterStore& parameters, const OptimizerSettings& settings,
+            bool dynamic_loss_scaling);
+
+  /// Zeroes the gradients; before the first micro-batch of a step.
+  void begin_step(Stream stream);
+
+  /// Applies the accumulated gradients with learning rate `lr`, unless their norm is not finite.
+  void step(Stream stream, Arena& scratch, float lr);
+
+  /// Device scalar that losses are multiplied by before backward (1 without loss scaling).
+  const float* loss_scale() const;
+
+  StepReport report() const;
+
+  /// For checkpoints: moments over the store's flat layout, fp32 (moment2 empty for sgd, both
+  /// without momentum), and the control.
+  View moment1() const { return moment1_.view(); }
+  View moment2() const { return moment2_.view(); }
+  ops::StepControl control() const;
+  void set_control(const ops::StepControl& control);
+
+ private:
+  ops::StepControl* device_control() const {
+    return static_cast<ops::StepControl*>(control_.data());
+  }
+  View slice(const Tensor& flat, const Parameter& parameter) const;
+
+  Device* device_;
+  ParameterStore* parameters_;
+  OptimizerSettings settings_;
+  ops::LossScaling scaling_;
+  Tensor moment1_, moment2_;
+  Buffer control_;
+};
+
+}  // namespace fp8train

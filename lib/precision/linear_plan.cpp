@@ -1,0 +1,135 @@
+#include "precision/linear_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace fp8train {
+namespace {
+
+constexpr int64_t kAlignment =
+    16;  // of every GEMM dimension in FP8 (vendor-and-reliability.md 1.1)
+
+int64_t block_count(const std::vector<LinearSite>& sites) {
+  int64_t count = 0;
+  for (const LinearSite& site : sites) {
+    count = std::max(count, site.block + 1);
+  }
+  return count;
+}
+
+/// Position among the linears that are not the head, or -1.
+struct Position {
+  int64_t index;
+  int64_t total;
+  int64_t blocks;
+};
+
+std::string reason_for(const ExemptionRules& rules, const LinearSite& site,
+                       const Position& position) {
+  if (site.is_head && rules.head) {
+    return "output head";
+  }
+  for (const std::string& pattern : rules.patterns) {
+    if (glob_match(pattern, site.name)) {
+      return fmt::format("matches exempt pattern '{}'", pattern);
+    }
+  }
+  if (site.block >= 0 && site.block < rules.first_blocks) {
+    return fmt::format("in the first {} blocks", rules.first_blocks);
+  }
+  if (site.block >= 0 && site.block >= position.blocks - rules.last_blocks) {
+    return fmt::format("in the last {} blocks", rules.last_blocks);
+  }
+  if (!site.is_head && position.index < rules.first_linears) {
+    return fmt::format("among the first {} linears", rules.first_linears);
+  }
+  if (!site.is_head && position.index >= position.total - rules.last_linears) {
+    return fmt::format("among the last {} linears", rules.last_linears);
+  }
+  if (std::min(site.in_features, site.out_features) < rules.min_dimension) {
+    return fmt::format("smaller than min_dimension {}", rules.min_dimension);
+  }
+  for (const int64_t dimension : {site.in_features, site.out_features}) {
+    if (dimension % kAlignment != 0) {
+      return fmt::format("dimension {} is not a multiple of {}", dimension, kAlignment);
+    }
+  }
+  return {};
+}
+
+void check_patterns(const ExemptionRules& rules, const std::vector<LinearSite>& sites) {
+  for (const std::string& pattern : rules.patterns) {
+    const bool matches = std::any_of(sites.begin(), sites.end(), [&](const LinearSite& site) {
+      return glob_match(pattern, site.name);
+    });
+    if (!matches) {
+      std::string names;
+      for (const LinearSite& site : sites) {
+        if (site.block <= 0) {
+          names += (names.empty() ? "" : ", ") + site.name;
+        }
+      }
+      throw ConfigError(fmt::format(
+          "exempt pattern '{}' matches no linear layer; the layers of block 0 and outside are: {}",
+          pattern, names));
+    }
+  }
+}
+
+}  // namespace
+
+bool glob_match(const std::string& pattern, const std::string& text) {
+  size_t p = 0;
+  size_t t = 0;
+  size_t star = std::string::npos;
+  size_t star_text = 0;
+  while (t < text.size()) {
+    if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == text[t]) && pattern[p] != '*') {
+      ++p;
+      ++t;
+    } else if (p < pattern.size() && pattern[p] == '*') {
+      star = p++;
+      star_text = t;
+    } else if (star != std::string::npos) {
+      p = star + 1;
+      t = ++star_text;
+    } else {
+      return false;
+    }
+  }
+  while (p < pattern.size() && pattern[p] == '*') {
+    ++p;
+  }
+  return p == pattern.size();
+}
+
+std::vector<LinearPlan> plan_linears(const PrecisionPlan& plan,
+                                     const std::vector<LinearSite>& sites) {
+  check_patterns(plan.exemptions, sites);
+  const bool scaled =
+      plan.fprop.a.is_scaled() || plan.dgrad.a.is_scaled() || plan.wgrad.a.is_scaled();
+  const TensorFormat activation = plain(plan.activation);
+  const GemmPlan plain_gemm = {activation, activation, false};
+  Position position = {
+      0, std::count_if(sites.begin(), sites.end(), [](const auto& site) { return !site.is_head; }),
+      block_count(sites)};
+  std::vector<LinearPlan> plans;
+  for (const LinearSite& site : sites) {
+    LinearPlan linear = {site, plan.fprop,      plan.dgrad,          plan.wgrad,
+                         {},   plan.activation, plan.evaluate_scaled};
+    if (scaled) {
+      linear.exempt_reason = reason_for(plan.exemptions, site, position);
+    }
+    if (!linear.exempt_reason.empty()) {
+      linear.fprop = linear.dgrad = linear.wgrad = plain_gemm;
+    }
+    position.index += site.is_head ? 0 : 1;
+    plans.push_back(std::move(linear));
+  }
+  return plans;
+}
+
+}  // namespace fp8train

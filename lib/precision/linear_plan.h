@@ -1,0 +1,40 @@
+#pragma once
+// What each linear layer of a model really runs in: the plan's GEMM cells, or the activation format
+// where the layer is exempt, and why. The layers and `explain` read the same result.
+
+#include <string>
+#include <vector>
+
+#include "precision/plan.h"
+
+namespace fp8train {
+
+/// A linear layer as the exemption rules see it.
+struct LinearSite {
+  std::string name;          ///< "layers.0.attention.qkv"
+  int64_t in_features = 0;   ///< K
+  int64_t out_features = 0;  ///< N
+  int64_t block = -1;        ///< -1: outside the blocks
+  bool is_head = false;
+};
+
+struct LinearPlan {
+  LinearSite site;
+  GemmPlan fprop, dgrad, wgrad;
+  std::string exempt_reason;      ///< empty: the plan's own formats
+  DType activation = DType::f32;  ///< type of x, y and of the layer when it is not scaled
+  bool evaluate_scaled = true;    ///< evaluation runs the scaled formats too
+
+  bool is_scaled() const {
+    return fprop.a.is_scaled() || dgrad.a.is_scaled() || wgrad.a.is_scaled();
+  }
+};
+
+/// One LinearPlan per site, in order. Throws ConfigError when an exemption pattern matches no site.
+std::vector<LinearPlan> plan_linears(const PrecisionPlan& plan,
+                                     const std::vector<LinearSite>& sites);
+
+/// Shell-style match: * is any run of characters, ? is one.
+bool glob_match(const std::string& pattern, const std::string& text);
+
+}  // namespace fp8train

@@ -1,0 +1,113 @@
+// The rows of the chart. Nothing below this file knows a method's name.
+
+#include <fmt/format.h>
+
+#include <functional>
+
+#include "base/error.h"
+#include "precision/plan.h"
+
+namespace fp8train {
+namespace {
+
+GemmPlan gemm_in(const TensorFormat& a, const TensorFormat& b, bool fast_accumulate) {
+  return {a, b, fast_accumulate};
+}
+
+TensorFormat scaled(DType dtype, ScalePolicy policy) {
+  TensorFormat format = plain(dtype);
+  format.policy = policy;
+  return format;
+}
+
+PrecisionPlan unscaled(const char* name, DType compute) {
+  PrecisionPlan plan;
+  plan.name = name;
+  plan.activation = compute;
+  plan.fprop = plan.dgrad = plan.wgrad = gemm_in(plain(compute), plain(compute), false);
+  plan.saved_activation = plain(compute);
+  plan.weight = plan.weight_gradient = plan.gradient_wire = plan.parameter_wire = plain(DType::f32);
+  plan.moment1 = plan.moment2 = plain(DType::f32);
+  return plan;
+}
+
+/// Everything in fp32.
+PrecisionPlan fp32() {
+  return unscaled("fp32", DType::f32);
+}
+
+/// bf16 GEMMs and activations, bf16 weights with an fp32 master (the usual mixed precision).
+PrecisionPlan bf16_mixed() {
+  PrecisionPlan plan = unscaled("bf16", DType::bf16);
+  plan.weight = plain(DType::bf16);
+  plan.master_weight = plain(DType::f32);
+  return plan;
+}
+
+/// fp16 GEMMs and activations, fp32 weights, dynamic loss scaling (torch.amp's GradScaler).
+PrecisionPlan fp16_mixed() {
+  PrecisionPlan plan = unscaled("fp16", DType::f16);
+  plan.dynamic_loss_scaling = true;
+  return plan;
+}
+
+/// TransformerEngine's per-tensor recipes: HYBRID formats (E4M3 forward, E5M2 gradients), fast
+/// accumulation in fprop only (research/te-megatron.md 1.1, 1.7); exempt linears and everything
+/// else in bf16.
+PrecisionPlan te_tensor(const char* name, ScalePolicy policy) {
+  PrecisionPlan plan = unscaled(name, DType::bf16);
+  const TensorFormat forward = scaled(DType::e4m3, policy);
+  const TensorFormat gradient = scaled(DType::e5m2, policy);
+  plan.fprop = gemm_in(forward, forward, true);
+  plan.dgrad = gemm_in(gradient, forward, false);
+  plan.wgrad = gemm_in(gradient, forward, false);
+  plan.saved_activation = forward;
+  return plan;
+}
+
+/// DelayedScaling, defaults of research/te-megatron.md 1.3: margin 0, history 1024, max.
+PrecisionPlan te_delayed() {
+  return te_tensor("te-delayed", ScalePolicy::delayed);
+}
+
+/// Float8CurrentScaling, research/te-megatron.md 1.4: scales from the tensor itself, fp32.
+PrecisionPlan te_current() {
+  return te_tensor("te-current", ScalePolicy::current);
+}
+
+struct Row {
+  const char* name;
+  std::function<PrecisionPlan()> make;
+};
+
+const std::vector<Row>& rows() {
+  static const std::vector<Row> all = {{"fp32", fp32},
+                                       {"bf16", bf16_mixed},
+                                       {"fp16", fp16_mixed},
+                                       {"te-delayed", te_delayed},
+                                       {"te-current", te_current}};
+  return all;
+}
+
+}  // namespace
+
+std::vector<std::string> plan_names() {
+  std::vector<std::string> names;
+  for (const Row& row : rows()) {
+    names.emplace_back(row.name);
+  }
+  return names;
+}
+
+PrecisionPlan plan_named(const std::string& name) {
+  std::string known;
+  for (const Row& row : rows()) {
+    if (name == row.name) {
+      return row.make();
+    }
+    known += (known.empty() ? "" : ", ") + std::string(row.name);
+  }
+  throw ConfigError(fmt::format("precision.plan: no row '{}'; the rows are: {}", name, known));
+}
+
+}  // namespace fp8train

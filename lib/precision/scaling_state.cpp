@@ -1,0 +1,164 @@
+#include "precision/scaling_state.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace fp8train {
+namespace {
+
+Tensor scaling_tensor(Device& device, DType dtype, const Shape& shape) {
+  Tensor tensor(device, dtype, shape, MemoryCategory::scaling_state);
+  fill_zero(device, tensor);
+  return tensor;
+}
+
+bool same_rule(const TensorFormat& a, const TensorFormat& b) {
+  return a.policy == b.policy && (a.policy != ScalePolicy::delayed || a.delayed == b.delayed);
+}
+
+}  // namespace
+
+ScalingState::Group& ScalingState::group_of(const TensorFormat& format) {
+  const auto found = std::find_if(groups_.begin(), groups_.end(), [&](const auto& group) {
+    return same_rule(group->format, format);
+  });
+  if (found != groups_.end()) {
+    return **found;
+  }
+  groups_.push_back(std::make_unique<Group>());
+  groups_.back()->format = format;
+  return *groups_.back();
+}
+
+const ScalingSlot* ScalingState::add(std::string layer, std::string role,
+                                     const TensorFormat& format) {
+  check(device_ == nullptr, "slots are added before the scaling state is allocated");
+  slots_.push_back(std::make_unique<ScalingSlot>());
+  ScalingSlot& slot = *slots_.back();
+  slot.layer = std::move(layer);
+  slot.role = std::move(role);
+  slot.format = format;
+  group_of(format).slots.push_back(&slot);
+  return &slot;
+}
+
+void ScalingState::allocate(Device& device) {
+  device_ = &device;
+  const size_t statistics_bytes = slots_.size() * sizeof(ops::QuantizeStatistics);
+  statistics_ = Buffer(device, statistics_bytes, MemoryCategory::scaling_state);
+  device.fill_zero(statistics_.data(), statistics_bytes);
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    slots_[i]->statistics = static_cast<ops::QuantizeStatistics*>(statistics_.data()) + i;
+  }
+  for (const auto& group : groups_) {
+    const auto count = static_cast<int64_t>(group->slots.size());
+    const int64_t history =
+        group->format.policy == ScalePolicy::delayed ? group->format.delayed.history_length : 0;
+    const std::vector<float> ones(group->slots.size(), 1.0F);
+    group->amax = scaling_tensor(device, DType::f32, {count});
+    group->scale = scaling_tensor(device, DType::f32, {count});
+    group->scale_inv = scaling_tensor(device, DType::f32, {count});
+    group->history = scaling_tensor(device, DType::f32, {history, count});
+    group->cursor = scaling_tensor(device, DType::i32, {count});
+    group->format_max = scaling_tensor(device, DType::f32, {count});
+    copy_from_host(device, group->scale, ones.data());
+    copy_from_host(device, group->scale_inv, ones.data());
+    std::vector<float> maxima(group->slots.size());
+    for (size_t i = 0; i < group->slots.size(); ++i) {
+      ScalingSlot& slot = *group->slots[i];
+      maxima[i] = format_max(slot.format.dtype);
+      slot.amax = group->amax.view().as<float>() + i;
+      slot.scale = group->scale.view().as<float>() + i;
+      slot.scale_inv = group->scale_inv.view().as<float>() + i;
+    }
+    copy_from_host(device, group->format_max, maxima.data());
+  }
+}
+
+void ScalingState::update(Stream stream, int64_t step) {
+  for (const auto& group : groups_) {
+    const TensorFormat& format = group->format;
+    if (format.policy != ScalePolicy::delayed || step % format.delayed.interval != 0) {
+      continue;
+    }
+    const ops::DelayedScalingState state = {.slots = static_cast<int64_t>(group->slots.size()),
+                                            .history_length = format.delayed.history_length,
+                                            .amax = group->amax.view().as<float>(),
+                                            .history = group->history.view().as<float>(),
+                                            .cursor = group->cursor.view().as<int32_t>(),
+                                            .scale = group->scale.view().as<float>(),
+                                            .scale_inv = group->scale_inv.view().as<float>(),
+                                            .format_max = group->format_max.view().as<float>()};
+    ops::update_delayed_scaling(stream, state, format.delayed);
+  }
+}
+
+std::vector<SlotReport> ScalingState::report() const {
+  std::vector<SlotReport> reports;
+  std::vector<ops::QuantizeStatistics> statistics(slots_.size());
+  if (device_ == nullptr || slots_.empty()) {
+    return reports;
+  }
+  device_->copy_to_host(statistics.data(), statistics_.data(), statistics_.bytes());
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    float scale = 0;
+    device_->copy_to_host(&scale, slots_[i]->scale, sizeof(scale));
+    reports.push_back({slots_[i].get(), scale, statistics[i]});
+  }
+  return reports;
+}
+
+std::vector<ScalingState::SavedTensor> ScalingState::save() const {
+  std::vector<SavedTensor> saved;
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    const Group& group = *groups_[g];
+    if (group.format.policy != ScalePolicy::delayed) {
+      continue;  // current scaling keeps nothing from step to step
+    }
+    const auto count = static_cast<int64_t>(group.slots.size());
+    std::vector<int32_t> cursor(group.slots.size());
+    copy_to_host(*device_, cursor.data(), group.cursor);
+    const auto name = [g](const char* what) { return fmt::format("scaling.{}.{}", g, what); };
+    saved.push_back({name("amax"), {count}, to_host_f32(*device_, group.amax)});
+    saved.push_back({name("scale"), {count}, to_host_f32(*device_, group.scale)});
+    saved.push_back({name("scale_inv"), {count}, to_host_f32(*device_, group.scale_inv)});
+    saved.push_back({name("amax_history"),
+                     {group.format.delayed.history_length, count},
+                     to_host_f32(*device_, group.history)});
+    saved.push_back({name("cursor"), {count}, {cursor.begin(), cursor.end()}});
+  }
+  return saved;
+}
+
+void ScalingState::load(const std::vector<SavedTensor>& tensors) {
+  const auto find = [&](const SavedTensor& wanted) -> const SavedTensor& {
+    for (const SavedTensor& tensor : tensors) {
+      if (tensor.name == wanted.name && tensor.shape == wanted.shape) {
+        return tensor;
+      }
+    }
+    throw CheckpointError(
+        "the checkpoint has no " + wanted.name +
+        " of the shape that this run's precision plan and model ask for; resume "
+        "with the plan it was saved with, or start from its weights (model.from)");
+  };
+  size_t next = 0;
+  const std::vector<SavedTensor> wanted = save();
+  for (const auto& group : groups_) {
+    if (group->format.policy != ScalePolicy::delayed) {
+      continue;
+    }
+    copy_from_host(*device_, group->amax, find(wanted[next++]).values.data());
+    copy_from_host(*device_, group->scale, find(wanted[next++]).values.data());
+    copy_from_host(*device_, group->scale_inv, find(wanted[next++]).values.data());
+    copy_from_host(*device_, group->history, find(wanted[next++]).values.data());
+    const std::vector<float>& cursor = find(wanted[next++]).values;
+    const std::vector<int32_t> integers(cursor.begin(), cursor.end());
+    copy_from_host(*device_, group->cursor, integers.data());
+  }
+}
+
+}  // namespace fp8train

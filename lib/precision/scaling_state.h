@@ -1,0 +1,79 @@
+#pragma once
+// The scales of a model's quantized tensors. Every scaled tensor role of every linear layer has a
+// slot: an amax, a scale, its reciprocal, a history where the policy is delayed, and sampled
+// statistics. All of it lives on the device; the host reads it only for metrics and checkpoints.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "device/device.h"
+#include "ops/quantize.h"
+#include "tensor/quantized.h"
+#include "tensor/tensor.h"
+
+namespace fp8train {
+
+/// Where one tensor's scaling lives; pointers are device memory, valid once ScalingState::allocate
+/// has run.
+struct ScalingSlot {
+  std::string layer;  ///< "layers.0.attention.qkv"
+  std::string role;   ///< "x", "w", "dy"
+  TensorFormat format;
+  float* amax = nullptr;
+  float* scale = nullptr;
+  float* scale_inv = nullptr;
+  ops::QuantizeStatistics* statistics = nullptr;
+};
+
+/// A slot's numbers as read by the host.
+struct SlotReport {
+  const ScalingSlot* slot;
+  float scale;
+  ops::QuantizeStatistics statistics;
+};
+
+class ScalingState {
+ public:
+  /// Adds a slot; the pointer stays valid for the life of the state.
+  const ScalingSlot* add(std::string layer, std::string role, const TensorFormat& format);
+
+  /// Allocates and initializes: scales 1, histories 0. Call once, after the last add().
+  void allocate(Device& device);
+
+  bool empty() const { return slots_.empty(); }
+  const std::vector<std::unique_ptr<ScalingSlot>>& slots() const { return slots_; }
+
+  /// Ends a micro-batch of optimizer step `step` (counted from 0): moves amax values into histories
+  /// and sets the scales of the next micro-batch, every `interval` steps of the slot's rule. Slots
+  /// with current scaling are left alone.
+  void update(Stream stream, int64_t step);
+
+  /// Reads scales and statistics of all slots; waits for the device.
+  std::vector<SlotReport> report() const;
+
+  /// The state that a checkpoint holds: named fp32 tensors per group of slots with the same rule.
+  struct SavedTensor {
+    std::string name;
+    std::vector<int64_t> shape;
+    std::vector<float> values;
+  };
+  std::vector<SavedTensor> save() const;
+  /// Throws CheckpointError when a tensor is missing or has another shape.
+  void load(const std::vector<SavedTensor>& tensors);
+
+ private:
+  struct Group {
+    TensorFormat format;  // policy and delayed rule are common to the group; the dtype may differ
+    std::vector<ScalingSlot*> slots;
+    Tensor amax, scale, scale_inv, history, cursor, format_max;
+  };
+  Group& group_of(const TensorFormat& format);
+
+  Device* device_ = nullptr;
+  std::vector<std::unique_ptr<ScalingSlot>> slots_;
+  std::vector<std::unique_ptr<Group>> groups_;
+  Buffer statistics_;
+};
+
+}  // namespace fp8train

@@ -1,0 +1,134 @@
+#include "train/engine.h"
+
+#include "base/error.h"
+
+namespace fp8train {
+namespace {
+
+constexpr int kTrainingTotals = 0;
+constexpr int kEvaluationTotals = 1;
+
+}  // namespace
+
+Engine::Engine(Device& device, const EngineSettings& settings)
+    : device_(&device),
+      settings_(settings),
+      model_(device, settings.model, settings.plan, settings.decoder),
+      optimizer_(device, model_.parameters(), settings.optimizer,
+                 settings.plan.dynamic_loss_scaling),
+      saved_(device, MemoryCategory::saved_activations),
+      scratch_(device, MemoryCategory::workspace),
+      tokens_(device, DType::i32, {settings.micro_batch_size, settings.seq_length},
+              MemoryCategory::batch),
+      targets_(device, DType::i32, {settings.micro_batch_size, settings.seq_length},
+               MemoryCategory::batch),
+      totals_(device, 2 * sizeof(Totals), MemoryCategory::batch) {
+  device.fill_zero(totals_.data(), totals_.bytes());
+}
+
+void Engine::reserve(const StepPlan& plan) {
+  saved_.reserve(plan.saved_bytes);
+  scratch_.reserve(plan.scratch_bytes);
+}
+
+StepContext Engine::context(bool training, bool collect_statistics) {
+  return {.device = device_,
+          .stream = device_->stream(),
+          .saved = &saved_,
+          .scratch = &scratch_,
+          .training = training,
+          .collect_statistics = collect_statistics};
+}
+
+void Engine::weights_changed() {
+  model_.refresh_weights(context(true, false), true);
+}
+
+LossTotals Engine::totals(int slot) const {
+  Totals* entry = static_cast<Totals*>(totals_.data()) + slot;
+  return {&entry->sum, &entry->count};
+}
+
+void Engine::clear_totals(int slot) {
+  device_->fill_zero(static_cast<Totals*>(totals_.data()) + slot, sizeof(Totals));
+}
+
+LossReport Engine::read_totals(int slot) const {
+  Totals read = {};
+  device_->copy_to_host(&read, static_cast<Totals*>(totals_.data()) + slot, sizeof(read));
+  return {read.count == 0 ? 0.0 : read.sum / static_cast<double>(read.count), read.count};
+}
+
+void Engine::upload(const Batch& batch) {
+  check(batch.rows == settings_.micro_batch_size && batch.columns == settings_.seq_length,
+        "a batch has the shape that the engine was built for");
+  copy_from_host(*device_, tokens_, batch.tokens.data());
+  copy_from_host(*device_, targets_, batch.targets.data());
+}
+
+void Engine::begin_step() {
+  clear_totals(kTrainingTotals);
+  optimizer_.begin_step(device_->stream());
+}
+
+void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_statistics) {
+  upload(batch);
+  const auto targets =
+      static_cast<float>(settings_.gradient_accumulation_steps * batch.rows * batch.columns);
+  model_.train_micro_batch(context(true, collect_statistics), tokens_, targets_,
+                           totals(kTrainingTotals), optimizer_.loss_scale(), 1.0F / targets);
+  model_.scaling().update(device_->stream(), step_index);
+}
+
+void Engine::end_step(float lr, bool collect_statistics) {
+  optimizer_.step(device_->stream(), scratch_, lr);
+  model_.refresh_weights(context(true, collect_statistics), false);
+}
+
+void Engine::calibrate(const Batch& batch) {
+  begin_step();
+  micro_batch(batch, 0, false);
+  weights_changed();
+}
+
+LossReport Engine::step_loss() const {
+  return read_totals(kTrainingTotals);
+}
+
+void Engine::begin_evaluation() {
+  clear_totals(kEvaluationTotals);
+}
+
+void Engine::evaluate(const Batch& batch) {
+  upload(batch);
+  model_.evaluate(context(false, false), tokens_, targets_, totals(kEvaluationTotals));
+}
+
+LossReport Engine::evaluation_loss() const {
+  return read_totals(kEvaluationTotals);
+}
+
+StepPlan plan_step(const EngineSettings& settings, MemoryLedger* ledger, OpCounters* counters) {
+  const std::unique_ptr<Device> meta = make_device(DeviceKind::meta);
+  Engine engine(*meta, settings);
+  Batch batch;
+  batch.rows = settings.micro_batch_size;
+  batch.columns = settings.seq_length;
+  batch.tokens.resize(static_cast<size_t>(batch.rows * batch.columns));
+  batch.targets = batch.tokens;
+  engine.weights_changed();
+  meta->counters() = {};
+  engine.step([&]() -> const Batch& { return batch; }, 0, 0.0F, true);
+  if (counters != nullptr) {
+    *counters = meta->counters();
+  }
+  engine.evaluate(batch);
+  const StepPlan plan = engine.high_water();
+  engine.reserve(plan);
+  if (ledger != nullptr) {
+    *ledger = meta->ledger();
+  }
+  return plan;
+}
+
+}  // namespace fp8train

@@ -1,0 +1,108 @@
+#pragma once
+// Everything that one training step touches, on one device: model, optimizer, arenas, the batch and
+// the loss scalars. The engine is built twice from the same settings: on the meta device, where a
+// step is run to plan the memory, and then for real with that plan reserved, after which a step
+// allocates nothing.
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "data/loader.h"
+#include "device/arena.h"
+#include "device/device.h"
+#include "model/decoder.h"
+#include "optim/optimizer.h"
+#include "precision/plan.h"
+
+namespace fp8train {
+
+struct EngineSettings {
+  ModelConfig model;  ///< completed, with the vocabulary
+  PrecisionPlan plan;
+  DecoderOptions decoder;
+  OptimizerSettings optimizer;
+  int64_t micro_batch_size = 1;
+  int64_t seq_length = 1;
+  int64_t gradient_accumulation_steps = 1;
+};
+
+/// Bytes that a step needs beyond the persistent buffers.
+struct StepPlan {
+  size_t saved_bytes = 0;
+  size_t scratch_bytes = 0;
+};
+
+struct LossReport {
+  double mean = 0;  ///< nats per target
+  int64_t targets = 0;
+};
+
+class Engine {
+ public:
+  Engine(Device& device, const EngineSettings& settings);
+
+  /// Reserves the arenas. Before the first step on a real device.
+  void reserve(const StepPlan& plan);
+  StepPlan high_water() const { return {saved_.high_water(), scratch_.high_water()}; }
+
+  Device& device() { return *device_; }
+  Decoder& model() { return model_; }
+  Optimizer& optimizer() { return optimizer_; }
+  const EngineSettings& settings() const { return settings_; }
+
+  /// After weights were initialized or loaded: makes all GEMM operands.
+  void weights_changed();
+
+  /// One optimizer step: gradient_accumulation_steps micro-batches from `next`, then the update
+  /// with learning rate `lr`.
+  template <typename NextBatch>
+  void step(NextBatch&& next, int64_t step_index, float lr, bool collect_statistics) {
+    begin_step();
+    for (int64_t i = 0; i < settings_.gradient_accumulation_steps; ++i) {
+      micro_batch(next(), step_index, collect_statistics);
+    }
+    end_step(lr, collect_statistics);
+  }
+
+  /// Sets the scales of delayed rows from a batch without training: a forward and backward pass
+  /// whose gradients are dropped.
+  void calibrate(const Batch& batch);
+
+  /// Loss of the last step; waits for the device.
+  LossReport step_loss() const;
+
+  /// Adds a batch to the evaluation totals, which begin_evaluation() clears.
+  void begin_evaluation();
+  void evaluate(const Batch& batch);
+  LossReport evaluation_loss() const;
+
+ private:
+  struct Totals {
+    double sum;
+    int64_t count;
+  };
+
+  StepContext context(bool training, bool collect_statistics);
+  void begin_step();
+  void micro_batch(const Batch& batch, int64_t step_index, bool collect_statistics);
+  void end_step(float lr, bool collect_statistics);
+  void upload(const Batch& batch);
+  LossTotals totals(int slot) const;
+  LossReport read_totals(int slot) const;
+  void clear_totals(int slot);
+
+  Device* device_;
+  EngineSettings settings_;
+  Decoder model_;
+  Optimizer optimizer_;
+  Arena saved_, scratch_;
+  Tensor tokens_, targets_;
+  Buffer totals_;  // [0] training, [1] evaluation
+};
+
+/// Runs one training step and one evaluation batch on the meta device. `ledger` (nullable) receives
+/// what the run holds by category, `counters` (nullable) the FLOPs and bytes of one optimizer step.
+StepPlan plan_step(const EngineSettings& settings, MemoryLedger* ledger, OpCounters* counters);
+
+}  // namespace fp8train

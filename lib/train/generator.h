@@ -1,0 +1,51 @@
+#pragma once
+// Text from a model: prefill of the prompt in chunks, then one token at a time with a KV cache. Has
+// its own arenas, planned on the meta device, so that generating between training steps disturbs
+// nothing.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "device/arena.h"
+#include "model/decoder.h"
+
+namespace fp8train {
+
+struct SamplingSettings {
+  int64_t max_new_tokens = 100;
+  double temperature = 0.8;  ///< 0: the most likely token
+  int64_t top_k = 0;         ///< 0: all
+  double top_p = 1.0;        ///< smallest set of tokens with at least this probability
+  uint64_t seed = 1;
+};
+
+/// Picks the next token from logits. The choice is a pure function of (logits, settings, position).
+int32_t sample_token(const std::vector<float>& logits, const SamplingSettings& settings,
+                     int64_t position);
+
+class Generator {
+ public:
+  /// Allocates caches for `capacity` positions (at most the model's).
+  Generator(Device& device, Decoder& model, int64_t capacity);
+
+  /// Continues `prompt` (not empty) and calls `on_token` with each new token until max_new_tokens,
+  /// the end-of-sequence id, the capacity, or until it returns false. Throws ConfigError when the
+  /// prompt does not fit.
+  void generate(const std::vector<int32_t>& prompt, const SamplingSettings& settings,
+                const std::function<bool(int32_t)>& on_token);
+
+ private:
+  std::vector<float> next_logits(const int32_t* tokens, int64_t count);
+
+  Device* device_;
+  Decoder* model_;
+  int64_t capacity_;
+  std::vector<Tensor> memory_;
+  std::vector<KvCache> caches_;
+  Arena saved_, scratch_;
+  Tensor tokens_, logits_;
+};
+
+}  // namespace fp8train

@@ -1,0 +1,66 @@
+#include "train/preflight.h"
+
+#include <fmt/format.h>
+
+#include "train/progress.h"
+
+namespace fp8train {
+namespace {
+
+std::string describe_linears(const Session& session) {
+  const auto plans = plan_linears(session.engine.plan, linear_sites(session.engine.model));
+  size_t scaled = 0;
+  for (const LinearPlan& plan : plans) {
+    scaled += plan.is_scaled() ? 1 : 0;
+  }
+  if (!session.engine.plan.fprop.a.is_scaled() && scaled == 0) {
+    return fmt::format("{} linear layers in {}", plans.size(),
+                       name_of(session.engine.plan.activation));
+  }
+  return fmt::format(
+      "{} of {} linear layers in FP8, the others in {} (`fp8train explain` lists them)", scaled,
+      plans.size(), name_of(session.engine.plan.activation));
+}
+
+}  // namespace
+
+std::vector<std::string> describe_memory(const MemoryLedger& planned) {
+  std::vector<std::string> lines;
+  for (size_t i = 0; i < kMemoryCategories; ++i) {
+    const auto category = static_cast<MemoryCategory>(i);
+    if (planned.current(category) > 0) {
+      lines.push_back(fmt::format("  {:<24}{:>12}", name_of(category),
+                                  describe_bytes(static_cast<double>(planned.current(category)))));
+    }
+  }
+  lines.push_back(
+      fmt::format("  {:<24}{:>12}", "total", describe_bytes(static_cast<double>(planned.total()))));
+  return lines;
+}
+
+std::vector<std::string> run_overview(const Session& session, const Device& device,
+                                      const std::string& device_reason, int64_t threads,
+                                      const MemoryLedger& planned) {
+  const ModelConfig& model = session.engine.model;
+  std::vector<std::string> lines = {
+      fmt::format("model   {} parameters: {} layers, {} wide, {} heads ({} kv), vocabulary {}",
+                  describe_count(static_cast<double>(parameter_count(model))),
+                  model.num_hidden_layers, model.hidden_size, model.num_attention_heads,
+                  model.num_key_value_heads, model.vocab_size),
+      fmt::format("plan    {}: {}", session.engine.plan.name, describe_linears(session)),
+      fmt::format("data    {} training tokens, {} validation tokens, tokenizer {}",
+                  describe_count(static_cast<double>(session.data.train.size())),
+                  describe_count(static_cast<double>(session.data.val.size())),
+                  session.tokenizer->type()),
+      fmt::format("steps   {} of {} tokens ({} x {} x {})", session.max_steps,
+                  session.tokens_per_step(), session.engine.gradient_accumulation_steps,
+                  session.engine.micro_batch_size, session.engine.seq_length),
+      fmt::format("device  {} ({}), {} threads", device.description(), device_reason, threads),
+      "memory"};
+  for (std::string& line : describe_memory(planned)) {
+    lines.push_back(std::move(line));
+  }
+  return lines;
+}
+
+}  // namespace fp8train

@@ -1,0 +1,21 @@
+#pragma once
+// What a run is, in a few lines: at its start and from `check`. Memory by category comes from
+// running one step on the meta device.
+
+#include <string>
+#include <vector>
+
+#include "device/memory_ledger.h"
+#include "train/session.h"
+
+namespace fp8train {
+
+/// Model, row, data, device and the memory plan, one line each.
+std::vector<std::string> run_overview(const Session& session, const Device& device,
+                                      const std::string& device_reason, int64_t threads,
+                                      const MemoryLedger& planned);
+
+/// "  weights  26.0 MiB" per category that holds anything, and the total.
+std::vector<std::string> describe_memory(const MemoryLedger& planned);
+
+}  // namespace fp8train

@@ -1,0 +1,100 @@
+#include "train/progress.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdlib>
+
+namespace fp8train {
+
+std::string describe_count(double count) {
+  if (count >= 1e9) {
+    return fmt::format("{:.2f}B", count / 1e9);
+  }
+  if (count >= 1e6) {
+    return fmt::format("{:.2f}M", count / 1e6);
+  }
+  return count >= 1e3 ? fmt::format("{:.1f}k", count / 1e3) : fmt::format("{:.0f}", count);
+}
+
+std::string describe_bytes(double bytes) {
+  const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  size_t unit = 0;
+  while (bytes >= 1024.0 && unit + 1 < std::size(units)) {
+    bytes /= 1024.0;
+    ++unit;
+  }
+  return fmt::format("{:.{}f} {}", bytes, unit == 0 || bytes >= 100 ? 0 : 1, units[unit]);
+}
+
+std::string describe_duration(double seconds) {
+  const auto whole = static_cast<int64_t>(std::llround(seconds));
+  if (whole >= 3600) {
+    return fmt::format("{}h {:02}m", whole / 3600, whole / 60 % 60);
+  }
+  return whole >= 60 ? fmt::format("{}m {:02}s", whole / 60, whole % 60)
+                     : fmt::format("{}s", whole);
+}
+
+std::string describe(const ProgressReport& report) {
+  std::string line =
+      fmt::format("step {}/{} | loss {:.4f} | lr {:.2e} | grad norm {:.3f} | {} tok/s | mem {}",
+                  report.step, report.max_steps, report.loss, report.lr, report.gradient_norm,
+                  describe_count(report.tokens_per_second),
+                  describe_bytes(static_cast<double>(report.memory_bytes)));
+  if (report.has_scaling) {
+    line += fmt::format(" | fp8 sat {:.2f}% under {:.2f}%", report.saturated_percent,
+                        report.underflow_percent);
+  }
+  if (report.skipped_steps > 0) {
+    line += fmt::format(" | skipped {}", report.skipped_steps);
+  }
+  const auto remaining = static_cast<double>(report.max_steps - report.step);
+  return line + fmt::format(" | eta {}", describe_duration(remaining * report.seconds_per_step));
+}
+
+Progress::Progress(Style style, std::FILE* out, const std::filesystem::path& log)
+    : style_(style), out_(out), log_(log, std::ios::app) {}
+
+Progress::~Progress() {
+  finish();
+}
+
+void Progress::show(const ProgressReport& report) {
+  log_ << describe(report) << std::endl;
+  if (style_ == Style::pretty) {
+    fmt::print(out_, "\r\x1b[K{}", describe(report));
+    line_open_ = true;
+  } else {
+    fmt::print(out_, "{}\n", describe(report));
+  }
+  std::fflush(out_);
+}
+
+void Progress::say(const std::string& line) {
+  log_ << line << std::endl;
+  fmt::print(out_, "{}{}\n", line_open_ ? "\r\x1b[K" : "", line);
+  line_open_ = false;
+  std::fflush(out_);
+}
+
+void Progress::finish() {
+  if (line_open_) {
+    std::fputc('\n', out_);
+    std::fflush(out_);
+    line_open_ = false;
+  }
+}
+
+Progress::Style progress_style(const std::string& format, std::FILE* out) {
+  if (format != "auto") {
+    return format == "pretty" ? Progress::Style::pretty : Progress::Style::plain;
+  }
+  const char* terminal = std::getenv("TERM");
+  const bool capable = terminal != nullptr && std::string(terminal) != "dumb" &&
+                       std::getenv("SLURM_JOB_ID") == nullptr;
+  return capable && isatty(fileno(out)) == 1 ? Progress::Style::pretty : Progress::Style::plain;
+}
+
+}  // namespace fp8train

@@ -1,0 +1,87 @@
+#include "train/run_records.h"
+
+#include <cmath>
+
+#include "base/atomic_file.h"
+#include "train/run_statistics.h"
+
+namespace fp8train {
+namespace {
+
+/// {"layers.0.mlp.up.x": {"scale": .., "saturated": .., "underflow": ..}, ...}, shares of all casts
+/// in percent.
+JsonObject slot_metrics(const std::vector<SlotReport>& slots) {
+  JsonObject all;
+  for (const SlotReport& report : slots) {
+    const double count = std::max<double>(1.0, static_cast<double>(report.statistics.count));
+    JsonObject one;
+    one.add("scale", static_cast<double>(report.scale));
+    one.add("saturated_percent", 100.0 * static_cast<double>(report.statistics.saturated) / count);
+    one.add("underflow_percent", 100.0 * static_cast<double>(report.statistics.underflow) / count);
+    all.add(report.slot->layer + "." + report.slot->role, one);
+  }
+  return all;
+}
+
+}  // namespace
+
+RunRecords::RunRecords(const std::filesystem::path& root)
+    : lock_(root), directory_(create_run_directory(root)) {}
+
+void RunRecords::begin_metrics(int64_t step) {
+  metrics_ = std::make_unique<MetricsWriter>(directory_.metrics(), step);
+}
+
+void RunRecords::write_step(const StepMetrics& metrics) {
+  JsonObject line;
+  line.add("step", metrics.step)
+      .add("loss", metrics.loss)
+      .add("lr", metrics.lr)
+      .add("grad_norm", metrics.gradient_norm)
+      .add("tokens", metrics.tokens)
+      .add("tokens_per_second", metrics.tokens_per_second)
+      .add("skipped_steps", metrics.skipped_steps);
+  if (metrics.loss_scale) {
+    line.add("loss_scale", *metrics.loss_scale);
+  }
+  if (metrics.slots != nullptr && !metrics.slots->empty()) {
+    const ScalingSummary summary = summarize(*metrics.slots);
+    line.add("fp8_saturated_percent", summary.saturated_percent)
+        .add("fp8_underflow_percent", summary.underflow_percent)
+        .add("fp8", slot_metrics(*metrics.slots));
+  }
+  metrics_->write(line);
+}
+
+void RunRecords::write_validation(int64_t step, double loss, int64_t targets) {
+  metrics_->write(JsonObject()
+                      .add("step", step)
+                      .add("val_loss", loss)
+                      .add("val_perplexity", std::exp(loss))
+                      .add("val_tokens", targets));
+}
+
+void RunRecords::write_sample(int64_t step, const std::string& text) {
+  write_file_atomically(directory_.sample(step), text);
+}
+
+void RunRecords::write_summary(const RunSummary& summary) {
+  JsonObject object;
+  object.add("plan", std::string_view(summary.plan))
+      .add("parameters", summary.parameters)
+      .add("steps", summary.steps)
+      .add("tokens", summary.tokens)
+      .add("loss", summary.loss);
+  if (summary.val_loss) {
+    object.add("val_loss", *summary.val_loss)
+        .add("best_val_loss", summary.best_val_loss)
+        .add("best_val_step", summary.best_val_step);
+  }
+  object.add("seconds", summary.seconds)
+      .add("tokens_per_second", summary.tokens_per_second)
+      .add("peak_memory_bytes", static_cast<int64_t>(summary.peak_memory_bytes))
+      .add("skipped_steps", summary.skipped_steps);
+  write_json_file(directory_.summary(), object);
+}
+
+}  // namespace fp8train

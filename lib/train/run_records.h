@@ -1,0 +1,68 @@
+#pragma once
+// What a run writes down while it goes: the lock on its folder, metrics.jsonl, train.log, samples
+// and summary.json.
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "io/metrics.h"
+#include "io/run_directory.h"
+#include "io/run_lock.h"
+#include "precision/scaling_state.h"
+
+namespace fp8train {
+
+struct StepMetrics {
+  int64_t step = 0;
+  double loss = 0;
+  double lr = 0;
+  double gradient_norm = 0;
+  int64_t tokens = 0;
+  double tokens_per_second = 0;
+  std::optional<double> loss_scale;  ///< rows with loss scaling
+  int64_t skipped_steps = 0;
+  const std::vector<SlotReport>* slots = nullptr;  ///< FP8 rows: casts by tensor role
+};
+
+struct RunSummary {
+  std::string plan;
+  int64_t parameters = 0;
+  int64_t steps = 0;
+  int64_t tokens = 0;
+  double loss = 0;
+  std::optional<double> val_loss;
+  double best_val_loss = 0;
+  int64_t best_val_step = 0;
+  double seconds = 0;
+  double tokens_per_second = 0;
+  size_t peak_memory_bytes = 0;
+  int64_t skipped_steps = 0;
+};
+
+class RunRecords {
+ public:
+  /// Takes the folder's lock. Throws ConfigError when another run holds it, DeviceError when the
+  /// folder cannot be written.
+  explicit RunRecords(const std::filesystem::path& root);
+
+  const RunDirectory& directory() const { return directory_; }
+  const std::string& lock_warning() const { return lock_.warning(); }
+
+  /// Continues metrics.jsonl after `step`; lines of later steps of an interrupted run are dropped.
+  void begin_metrics(int64_t step);
+  void write_step(const StepMetrics& metrics);
+  void write_validation(int64_t step, double loss, int64_t targets);
+  void write_sample(int64_t step, const std::string& text);
+  void write_summary(const RunSummary& summary);
+
+ private:
+  RunLock lock_;
+  RunDirectory directory_;
+  std::unique_ptr<MetricsWriter> metrics_;
+};
+
+}  // namespace fp8train

@@ -1,0 +1,94 @@
+#include "train/session.h"
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "device/cuda/cuda_device.h"
+#include "io/hf_config.h"
+
+namespace fp8train {
+namespace {
+
+constexpr int64_t kScaledRowMultiple = 16;  // tokens are the K dimension of wgrad
+
+ModelConfig resolve_model(const ModelSettings& settings, const Tokenizer& tokenizer) {
+  ModelConfig model = settings.config;
+  if (!settings.from.empty()) {
+    model = read_hf_config(settings.from).model;
+  }
+  if (model.vocab_size == 0) {
+    model.vocab_size = tokenizer.vocab_size();
+  }
+  if (model.vocab_size < tokenizer.vocab_size()) {
+    throw ConfigError(
+        fmt::format("model.vocab_size is {}, but the tokenizer has {} ids; use at least that many",
+                    model.vocab_size, tokenizer.vocab_size()));
+  }
+  return completed(model);
+}
+
+int64_t resolve_max_steps(const TrainingSettings& training, int64_t tokens_per_step) {
+  if (training.max_steps > 0) {
+    return training.max_steps;
+  }
+  return (training.max_tokens + tokens_per_step - 1) / tokens_per_step;
+}
+
+void check_batch(const EngineSettings& engine) {
+  if (engine.seq_length > engine.model.max_position_embeddings) {
+    throw ConfigError(
+        fmt::format("data.seq_length {} is longer than the model's max_position_embeddings {}; "
+                    "shorten it or set "
+                    "model.max_position_embeddings",
+                    engine.seq_length, engine.model.max_position_embeddings));
+  }
+  const int64_t rows = engine.micro_batch_size * engine.seq_length;
+  if (engine.plan.wgrad.a.is_scaled() && rows % kScaledRowMultiple != 0) {
+    throw ConfigError(
+        fmt::format("training.micro_batch_size * data.seq_length is {}, and row '{}' needs a "
+                    "multiple of {} (the "
+                    "inner dimension of its FP8 weight-gradient GEMMs)",
+                    rows, engine.plan.name, kScaledRowMultiple));
+  }
+}
+
+}  // namespace
+
+EngineSettings engine_settings(const Settings& settings, const ModelConfig& model) {
+  EngineSettings engine = {
+      .model = model,
+      .plan = resolve_plan(settings.precision),
+      .decoder = {.recompute = settings.model.recompute,
+                  .z_loss = static_cast<float>(settings.training.z_loss),
+                  .head_chunk_rows = settings.training.head_chunk_rows},
+      .optimizer = settings.optimizer,
+      .micro_batch_size = settings.training.micro_batch_size,
+      .seq_length = settings.data.seq_length,
+      .gradient_accumulation_steps = settings.training.gradient_accumulation_steps};
+  check_batch(engine);
+  return engine;
+}
+
+Session open_session(const Settings& settings, bool open_data) {
+  Session session;
+  session.settings = settings;
+  session.tokenizer = make_tokenizer(settings.data);
+  session.engine = engine_settings(settings, resolve_model(settings.model, *session.tokenizer));
+  session.max_steps = resolve_max_steps(settings.training, session.tokens_per_step());
+  if (open_data) {
+    session.data = open_corpora(settings.data, *session.tokenizer, session.engine.model.vocab_size);
+  }
+  return session;
+}
+
+std::unique_ptr<Device> choose_device(const std::string& setting, std::string& reason) {
+  if (setting == "cuda" || setting == "cpu") {
+    reason = "as asked";
+    return make_device(setting == "cuda" ? DeviceKind::cuda : DeviceKind::cpu);
+  }
+  const std::string obstacle = why_cuda_is_unusable();
+  reason = obstacle.empty() ? "a usable GPU was found" : obstacle;
+  return make_device(obstacle.empty() ? DeviceKind::cuda : DeviceKind::cpu);
+}
+
+}  // namespace fp8train

@@ -1,0 +1,39 @@
+#pragma once
+// What a run's settings mean before anything large is allocated: tokenizer, data, model shape,
+// precision row, number of steps. Train, check, explain and bench all start here, so that they
+// cannot disagree.
+
+#include <memory>
+#include <string>
+
+#include "config/settings.h"
+#include "data/corpus.h"
+#include "data/tokenizer.h"
+#include "device/device.h"
+#include "train/engine.h"
+
+namespace fp8train {
+
+struct Session {
+  Settings settings;
+  std::unique_ptr<Tokenizer> tokenizer;
+  CorpusSplits data;  ///< empty unless asked for
+  EngineSettings engine;
+  int64_t max_steps = 0;
+
+  int64_t tokens_per_step() const {
+    return engine.micro_batch_size * engine.seq_length * engine.gradient_accumulation_steps;
+  }
+};
+
+/// Resolves the settings; `open_data` also opens and checks the corpora. Throws ConfigError,
+/// DataError or CheckpointError (model.from).
+Session open_session(const Settings& settings, bool open_data);
+
+/// The shape, plan and batch alone, for a vocabulary that is already known; needs no data.
+EngineSettings engine_settings(const Settings& settings, const ModelConfig& model);
+
+/// The device that `device: cpu | cuda | auto` means, and in `reason` why.
+std::unique_ptr<Device> choose_device(const std::string& setting, std::string& reason);
+
+}  // namespace fp8train

@@ -1,0 +1,42 @@
+#include "train/threads.h"
+
+#include <sched.h>
+
+#include <cstdlib>
+#include <initializer_list>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+namespace fp8train {
+namespace {
+
+int64_t positive_from_environment(const char* name) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? 0 : std::strtoll(text, nullptr, 10);
+}
+
+int64_t available_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+}  // namespace
+
+int64_t configure_threads(int64_t requested) {
+  int64_t threads = requested;
+  for (const char* name : {"OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK"}) {
+    threads = threads > 0 ? threads : positive_from_environment(name);
+  }
+  threads = threads > 0 ? threads : available_cores();
+#ifdef _OPENMP
+  omp_set_num_threads(static_cast<int>(threads));
+#else
+  threads = 1;
+#endif
+  return threads;
+}
+
+}  // namespace fp8train

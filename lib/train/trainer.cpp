@@ -1,0 +1,343 @@
+#include "train/trainer.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <optional>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/signals.h"
+#include "data/loader.h"
+#include "io/checkpoint.h"
+#include "optim/schedule.h"
+#include "train/generator.h"
+#include "train/preflight.h"
+#include "train/progress.h"
+#include "train/run_records.h"
+#include "train/run_statistics.h"
+#include "train/session.h"
+#include "train/threads.h"
+#include "train/training_state.h"
+#include "train/weights.h"
+
+namespace fp8train {
+namespace {
+
+class Run {
+ public:
+  explicit Run(const RunRequest& request);
+  RunOutcome run();
+
+ private:
+  void start_or_resume();
+  void train_one_step();
+  void log_step();
+  void guard(const StepReport& report);
+  double evaluate(int64_t max_batches, bool final);
+  void sample();
+  void save();
+  bool should_stop() const;
+  RunOutcome finish();
+
+  bool due(int64_t interval) const { return interval > 0 && state_.step % interval == 0; }
+  const Settings& settings() const { return session_.settings; }
+
+  Session session_;
+  RunRecords records_;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<Loader> loader_;
+  std::unique_ptr<Generator> generator_;
+  Progress progress_;
+  TrainingState state_;
+  Stopwatch since_start_;
+  Stopwatch since_log_;
+  double excluded_seconds_ = 0;  // evaluation, samples and saving since the last log line
+  int64_t logged_step_ = 0;
+  int64_t logged_skips_ = 0;
+  int64_t saved_step_ = -1;
+  double last_loss_ = 0;
+  double speed_ = 0;
+  std::optional<double> last_val_loss_;
+};
+
+Run::Run(const RunRequest& request)
+    : session_(open_session(request.settings, true)),
+      records_(request.settings.output_dir),
+      progress_(progress_style(request.settings.logging.format, stdout), stdout,
+                records_.directory().log()) {
+  const int64_t threads = configure_threads(settings().threads);
+  describe_run(records_.directory(), request.resolved_yaml, request.command,
+               JsonObject().add("threads", threads).add("version", request.version));
+  open_log_file(records_.directory().log().string());
+  if (!records_.lock_warning().empty()) {
+    log_warning(records_.lock_warning());
+  }
+  std::string reason;
+  device_ = choose_device(settings().device, reason);
+  MemoryLedger planned;
+  const StepPlan plan = plan_step(session_.engine, &planned, nullptr);
+  for (const std::string& line : run_overview(session_, *device_, reason, threads, planned)) {
+    progress_.say(line);
+  }
+  engine_ = std::make_unique<Engine>(*device_, session_.engine);
+  engine_->reserve(plan);
+  loader_ = std::make_unique<Loader>(
+      session_.data.train, LoaderSettings{.micro_batch_size = session_.engine.micro_batch_size,
+                                          .seq_length = session_.engine.seq_length,
+                                          .shuffle = settings().data.shuffle,
+                                          .seed = settings().training.seed});
+  start_or_resume();
+  if (settings().sample.interval > 0) {
+    generator_ = std::make_unique<Generator>(*device_, engine_->model(),
+                                             session_.engine.model.max_position_embeddings);
+  }
+}
+
+void Run::start_or_resume() {
+  const std::string& resume = settings().checkpoint.resume;
+  std::optional<ResumedRun> resumed;
+  std::vector<std::string> notes;
+  if (resume == "auto") {
+    resumed = resume_newest(records_.directory().checkpoints(), *engine_, session_, notes);
+  } else if (resume != "never") {
+    resumed = resume_from(resume, *engine_, session_);
+  } else if (!find_checkpoints(records_.directory().checkpoints()).empty()) {
+    throw ConfigError(fmt::format(
+        "checkpoint.resume is never, but {} holds checkpoints of an earlier run; choose another "
+        "output_dir or remove that folder",
+        records_.directory().checkpoints().string()));
+  }
+  for (const std::string& note : notes) {
+    log_warning(note);
+  }
+  if (resumed) {
+    state_ = resumed->state;
+    saved_step_ = state_.step;
+    progress_.say(fmt::format("resumed from {} at step {}", resumed->folder.string(), state_.step));
+  } else if (!settings().model.from.empty()) {
+    load_weights(*device_, engine_->model(), TensorSource(settings().model.from));
+    progress_.say("weights from " + settings().model.from);
+  } else {
+    engine_->model().initialize(settings().training.seed);
+  }
+  engine_->weights_changed();
+  loader_->seek(state_.sample_position);
+  records_.begin_metrics(state_.step);
+  logged_step_ = state_.step;
+  logged_skips_ = engine_->optimizer().report().skipped_steps;
+}
+
+void Run::train_one_step() {
+  const bool last = state_.step + 1 == session_.max_steps;
+  const bool logs = last || (state_.step + 1) % settings().logging.interval == 0;
+  const double lr =
+      learning_rate(settings().scheduler, settings().optimizer.lr, state_.step, session_.max_steps);
+  engine_->step([this] { return loader_->next(); }, state_.step, static_cast<float>(lr), logs);
+  ++state_.step;
+  state_.sample_position = loader_->position();
+  state_.tokens += session_.tokens_per_step();
+  if (logs) {
+    log_step();
+  }
+}
+
+void Run::log_step() {
+  const LossReport loss = engine_->step_loss();
+  const StepReport report = engine_->optimizer().report();
+  const double seconds = since_log_.seconds() - excluded_seconds_;
+  const auto steps = static_cast<double>(state_.step - logged_step_);
+  speed_ = steps * static_cast<double>(session_.tokens_per_step()) / seconds;
+  last_loss_ = loss.mean;
+  const std::vector<SlotReport> slots = engine_->model().scaling().report();
+  const ScalingSummary scaling = summarize(slots);
+  const double lr = learning_rate(settings().scheduler, settings().optimizer.lr, state_.step - 1,
+                                  session_.max_steps);
+  progress_.show({.step = state_.step,
+                  .max_steps = session_.max_steps,
+                  .loss = loss.mean,
+                  .lr = lr,
+                  .gradient_norm = report.gradient_norm,
+                  .tokens_per_second = speed_,
+                  .seconds_per_step = seconds / steps,
+                  .memory_bytes = device_->ledger().peak(),
+                  .skipped_steps = report.skipped_steps,
+                  .has_scaling = !slots.empty(),
+                  .saturated_percent = scaling.saturated_percent,
+                  .underflow_percent = scaling.underflow_percent});
+  records_.write_step({.step = state_.step,
+                       .loss = loss.mean,
+                       .lr = lr,
+                       .gradient_norm = report.gradient_norm,
+                       .tokens = state_.tokens,
+                       .tokens_per_second = speed_,
+                       .loss_scale = session_.engine.plan.dynamic_loss_scaling
+                                         ? std::optional<double>(report.loss_scale)
+                                         : std::nullopt,
+                       .skipped_steps = report.skipped_steps,
+                       .slots = &slots});
+  guard(report);
+  logged_step_ = state_.step;
+  since_log_.restart();
+  excluded_seconds_ = 0;
+}
+
+void Run::guard(const StepReport& report) {
+  const int64_t skips = report.skipped_steps - logged_skips_;
+  logged_skips_ = report.skipped_steps;
+  if (skips == 0 || session_.engine.plan.dynamic_loss_scaling) {
+    return;  // with loss scaling a skipped step is how the scale is found
+  }
+  const std::string what =
+      fmt::format("{} of the {} steps up to step {} had a gradient that was not finite", skips,
+                  state_.step - logged_step_, state_.step);
+  if (settings().training.non_finite == "stop") {
+    throw NumericError(what + " (training.non_finite: stop); the last checkpoint is intact");
+  }
+  log_warning(what + " and were skipped");
+  if (skips >= settings().training.max_consecutive_skips && skips == state_.step - logged_step_) {
+    throw NumericError(what +
+                       "; training has diverged: lower optimizer.lr, or resume an earlier "
+                       "checkpoint. The last checkpoint is intact");
+  }
+}
+
+double Run::evaluate(int64_t max_batches, bool final) {
+  const Stopwatch watch;
+  ValidationBatches batches(session_.data.val, session_.engine.micro_batch_size,
+                            session_.engine.seq_length);
+  engine_->begin_evaluation();
+  int64_t done = 0;
+  while (max_batches == 0 || done < max_batches) {
+    const std::optional<Batch> batch = batches.next();
+    if (!batch) {
+      break;
+    }
+    engine_->evaluate(*batch);
+    ++done;
+  }
+  const LossReport loss = engine_->evaluation_loss();
+  if (state_.best_val_step == 0 || loss.mean < state_.best_val_loss) {
+    state_.best_val_loss = loss.mean;
+    state_.best_val_step = state_.step;
+  }
+  last_val_loss_ = loss.mean;
+  progress_.say(fmt::format("step {}: val loss {:.4f} over {} tokens{}", state_.step, loss.mean,
+                            loss.targets, final ? " (the whole validation split)" : ""));
+  records_.write_validation(state_.step, loss.mean, loss.targets);
+  excluded_seconds_ += watch.seconds();
+  return loss.mean;
+}
+
+void Run::sample() {
+  const Stopwatch watch;
+  std::string text;
+  for (const std::string& prompt : settings().sample.prompts) {
+    std::vector<int32_t> tokens = session_.tokenizer->encode(prompt);
+    if (session_.tokenizer->bos_id() >= 0) {
+      tokens.insert(tokens.begin(), session_.tokenizer->bos_id());
+    }
+    const SamplingSettings sampling = {.max_new_tokens = settings().sample.max_new_tokens,
+                                       .temperature = settings().sample.temperature,
+                                       .top_k = settings().sample.top_k,
+                                       .top_p = settings().sample.top_p,
+                                       .seed = settings().training.seed};
+    generator_->generate(tokens, sampling, [&](int32_t token) {
+      tokens.push_back(token);
+      return true;
+    });
+    text += session_.tokenizer->decode(tokens) + "\n";
+  }
+  records_.write_sample(state_.step, text);
+  progress_.say(fmt::format("sample at step {}:\n{}", state_.step, text));
+  excluded_seconds_ += watch.seconds();
+}
+
+void Run::save() {
+  if (saved_step_ == state_.step) {
+    return;
+  }
+  const Stopwatch watch;
+  const std::filesystem::path folder =
+      save_training_state(records_.directory().checkpoints(), *engine_, session_, state_,
+                          settings().checkpoint.keep_last);
+  saved_step_ = state_.step;
+  log_debug("saved " + folder.string());
+  excluded_seconds_ += watch.seconds();
+}
+
+bool Run::should_stop() const {
+  const double limit = settings().training.max_time_seconds;
+  return stop_signal() != 0 || (limit > 0 && since_start_.seconds() >= limit);
+}
+
+RunOutcome Run::run() {
+  since_log_.restart();
+  while (state_.step < session_.max_steps) {
+    if (should_stop()) {
+      save();
+      progress_.say(
+          fmt::format("stopped at step {} ({}); {} holds everything: run the same command "
+                      "to go on",
+                      state_.step, stop_signal() != 0 ? "signal" : "training.max_time",
+                      records_.directory().checkpoints().string()));
+      return RunOutcome::stopped;
+    }
+    train_one_step();
+    const bool last = state_.step == session_.max_steps;
+    if (due(settings().eval.interval) && session_.data.val.size() > 1 && !last) {
+      evaluate(settings().eval.batches, false);
+    }
+    if (due(settings().sample.interval)) {
+      sample();
+    }
+    if (due(settings().checkpoint.interval) && !last) {
+      save();
+    }
+  }
+  return finish();
+}
+
+RunOutcome Run::finish() {
+  progress_.finish();
+  if (session_.data.val.size() > 1) {
+    evaluate(0, true);
+  }
+  if (settings().checkpoint.save_final) {
+    save();
+  }
+  const StepReport report = engine_->optimizer().report();
+  records_.write_summary({.plan = session_.engine.plan.name,
+                          .parameters = parameter_count(session_.engine.model),
+                          .steps = state_.step,
+                          .tokens = state_.tokens,
+                          .loss = last_loss_,
+                          .val_loss = last_val_loss_,
+                          .best_val_loss = state_.best_val_loss,
+                          .best_val_step = state_.best_val_step,
+                          .seconds = since_start_.seconds(),
+                          .tokens_per_second = speed_,
+                          .peak_memory_bytes = device_->ledger().peak(),
+                          .skipped_steps = report.skipped_steps});
+  progress_.say(fmt::format("done: {} steps, {} tokens in {}; loss {:.4f}{}; everything is in {}",
+                            state_.step, describe_count(static_cast<double>(state_.tokens)),
+                            describe_duration(since_start_.seconds()), last_loss_,
+                            last_val_loss_ ? fmt::format(", val loss {:.4f}", *last_val_loss_) : "",
+                            records_.directory().root.string()));
+  return RunOutcome::finished;
+}
+
+}  // namespace
+
+RunOutcome train(const RunRequest& request) {
+  install_stop_handlers();
+  Run run(request);
+  return run.run();
+}
+
+}  // namespace fp8train

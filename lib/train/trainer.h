@@ -1,0 +1,27 @@
+#pragma once
+// The run: from settings to a trained model in a run directory. Resumes by itself, evaluates,
+// samples, saves, listens to signals.
+
+#include <string>
+
+#include "config/settings.h"
+
+namespace fp8train {
+
+enum class RunOutcome {
+  finished,  ///< max_steps reached; the final evaluation is done and everything is saved
+  stopped    ///< asked to stop (signal or max_time): a checkpoint is saved, run the same command to
+             ///< go on
+};
+
+struct RunRequest {
+  Settings settings;
+  std::string resolved_yaml;  ///< the settings as YAML, kept in the run directory
+  std::string command;        ///< the command line, kept in the run directory
+  std::string version;        ///< of the program
+};
+
+/// Trains. Throws the typed errors of base/error.h; a run that diverged throws NumericError.
+RunOutcome train(const RunRequest& request);
+
+}  // namespace fp8train

@@ -1,0 +1,197 @@
+#include "train/training_state.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "io/checkpoint.h"
+#include "io/hf_config.h"
+#include "train/weights.h"
+
+namespace fp8train {
+namespace {
+
+constexpr const char* kModelFile = "model.safetensors";
+constexpr const char* kOptimizerFile = "optimizer.safetensors";
+constexpr const char* kScalingFile = "scaling.safetensors";
+constexpr const char* kStateFile = "state.json";
+
+TensorBytes bytes_of(const HostTensor& tensor) {
+  return {tensor.name, DType::f32, tensor.shape, tensor.values.data()};
+}
+
+std::vector<int64_t> extents(const Shape& shape) {
+  std::vector<int64_t> result;
+  for (size_t i = 0; i < shape.rank(); ++i) {
+    result.push_back(shape[i]);
+  }
+  return result;
+}
+
+/// Moments per parameter as "moment1.NAME", in this program's names and storage shapes.
+std::vector<HostTensor> optimizer_tensors(Engine& engine) {
+  std::vector<HostTensor> tensors;
+  const std::pair<const char*, View> moments[] = {{"moment1.", engine.optimizer().moment1()},
+                                                  {"moment2.", engine.optimizer().moment2()}};
+  for (const auto& [prefix, flat] : moments) {
+    if (flat.empty()) {
+      continue;
+    }
+    for (const auto& parameter : engine.model().parameters().all()) {
+      const View view = {flat.as<float>() + parameter->offset, DType::f32, parameter->shape};
+      tensors.push_back({prefix + parameter->name, extents(parameter->shape),
+                         to_host_f32(engine.device(), view)});
+    }
+  }
+  return tensors;
+}
+
+std::string state_text(Engine& engine, const Session& session, const TrainingState& state) {
+  const ops::StepControl control = engine.optimizer().control();
+  nlohmann::ordered_json json = {{"step", state.step},
+                                 {"sample_position", state.sample_position},
+                                 {"tokens", state.tokens},
+                                 {"best_val_loss", state.best_val_loss},
+                                 {"best_val_step", state.best_val_step},
+                                 {"plan", session.engine.plan.name},
+                                 {"optimizer", session.engine.optimizer.name},
+                                 {"seed", session.settings.training.seed},
+                                 {"seq_length", session.engine.seq_length},
+                                 {"shuffle", session.settings.data.shuffle},
+                                 {"data_fingerprint", session.data.train.fingerprint()},
+                                 {"loss_scale", control.loss_scale},
+                                 {"good_steps", control.good_steps},
+                                 {"skipped_steps", control.skipped_steps},
+                                 {"applied_steps", control.applied_steps}};
+  return json.dump(1) + "\n";
+}
+
+CheckpointFile tensor_file(const char* name, const std::vector<HostTensor>& tensors) {
+  CheckpointFile file = {.name = name, .tensors = {}, .text = {}};
+  for (const HostTensor& tensor : tensors) {
+    file.tensors.push_back(bytes_of(tensor));
+  }
+  return file;
+}
+
+void load_optimizer(const std::filesystem::path& folder, Engine& engine,
+                    const nlohmann::json& json) {
+  const TensorSource source(folder / kOptimizerFile);
+  const std::pair<const char*, View> moments[] = {{"moment1.", engine.optimizer().moment1()},
+                                                  {"moment2.", engine.optimizer().moment2()}};
+  for (const auto& [prefix, flat] : moments) {
+    if (flat.empty()) {
+      continue;
+    }
+    for (const auto& parameter : engine.model().parameters().all()) {
+      const std::vector<float> values =
+          source.read_f32(prefix + parameter->name, extents(parameter->shape));
+      const View view = {flat.as<float>() + parameter->offset, DType::f32, parameter->shape};
+      copy_from_host(engine.device(), view, values.data());
+    }
+  }
+  ops::StepControl control = engine.optimizer().control();
+  control.loss_scale = json.at("loss_scale").get<float>();
+  control.good_steps = json.at("good_steps").get<int32_t>();
+  control.skipped_steps = json.at("skipped_steps").get<int64_t>();
+  control.applied_steps = json.at("applied_steps").get<int64_t>();
+  engine.optimizer().set_control(control);
+}
+
+void load_scaling(const std::filesystem::path& folder, ScalingState& scaling) {
+  std::vector<ScalingState::SavedTensor> tensors = scaling.save();
+  if (tensors.empty()) {
+    return;
+  }
+  const TensorSource source(folder / kScalingFile);
+  for (ScalingState::SavedTensor& tensor : tensors) {
+    tensor.values = source.read_f32(tensor.name, tensor.shape);
+  }
+  scaling.load(tensors);
+}
+
+/// What must be the same for a resumed run to be the run that was saved.
+void check_same_run(const nlohmann::json& json, const Session& session,
+                    const std::filesystem::path& folder) {
+  const auto require = [&](const char* key, const auto& current, const char* setting) {
+    const auto saved = json.at(key).get<std::decay_t<decltype(current)>>();
+    if (saved != current) {
+      throw CheckpointError(
+          fmt::format("{} was saved with {} {}, this run has {}; change the setting back, or start "
+                      "a new run from "
+                      "its weights with model.from: {}",
+                      folder.string(), setting, saved, current, folder.string()));
+    }
+  };
+  require("plan", session.engine.plan.name, "precision row");
+  require("optimizer", session.engine.optimizer.name, "optimizer.name");
+  require("seed", session.settings.training.seed, "training.seed");
+  require("seq_length", session.engine.seq_length, "data.seq_length");
+  require("shuffle", session.settings.data.shuffle, "data.shuffle");
+  require("data_fingerprint", session.data.train.fingerprint(), "training data of fingerprint");
+}
+
+}  // namespace
+
+std::filesystem::path save_training_state(const std::filesystem::path& root, Engine& engine,
+                                          const Session& session, const TrainingState& state,
+                                          int64_t keep_last) {
+  std::vector<HostTensor> weights;
+  for_each_weight(engine.device(), engine.model(),
+                  [&](const HostTensor& tensor) { weights.push_back(tensor); });
+  const std::vector<HostTensor> moments = optimizer_tensors(engine);
+  std::vector<HostTensor> scaling;
+  for (ScalingState::SavedTensor& tensor : engine.model().scaling().save()) {
+    scaling.push_back({tensor.name, tensor.shape, std::move(tensor.values)});
+  }
+  CheckpointContents contents;
+  contents.run_id =
+      fmt::format("{}-{}", session.settings.training.seed, session.data.train.fingerprint());
+  contents.files = {
+      {"config.json", {}, write_hf_config(session.engine.model, DType::f32)},
+      {"tokenizer.json", {}, session.tokenizer->to_json()},
+      {kStateFile, {}, state_text(engine, session, state)},
+      tensor_file(kModelFile, weights),
+      tensor_file(kOptimizerFile, moments),
+  };
+  if (!scaling.empty()) {
+    contents.files.push_back(tensor_file(kScalingFile, scaling));
+  }
+  const std::filesystem::path folder = save_checkpoint(root, state.step, contents);
+  retain_checkpoints(root, static_cast<int>(keep_last));
+  return folder;
+}
+
+ResumedRun resume_from(const std::filesystem::path& folder, Engine& engine,
+                       const Session& session) {
+  verify_checkpoint(folder);
+  ResumedRun resumed;
+  resumed.folder = folder;
+  try {
+    const nlohmann::json json = nlohmann::json::parse(read_checkpoint_text(folder, kStateFile));
+    check_same_run(json, session, folder);
+    resumed.state = {.step = json.at("step").get<int64_t>(),
+                     .sample_position = json.at("sample_position").get<uint64_t>(),
+                     .tokens = json.at("tokens").get<int64_t>(),
+                     .best_val_loss = json.at("best_val_loss").get<double>(),
+                     .best_val_step = json.at("best_val_step").get<int64_t>()};
+    load_weights(engine.device(), engine.model(), TensorSource(folder / kModelFile));
+    load_optimizer(folder, engine, json);
+    load_scaling(folder, engine.model().scaling());
+  } catch (const nlohmann::json::exception& error) {
+    throw CheckpointError(fmt::format("{}: {}", (folder / kStateFile).string(), error.what()));
+  }
+  return resumed;
+}
+
+std::optional<ResumedRun> resume_newest(const std::filesystem::path& root, Engine& engine,
+                                        const Session& session, std::vector<std::string>& notes) {
+  const std::optional<CheckpointPlace> place = newest_valid(root, notes);
+  if (!place) {
+    return std::nullopt;
+  }
+  return resume_from(place->path, engine, session);
+}
+
+}  // namespace fp8train

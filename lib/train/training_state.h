@@ -1,0 +1,46 @@
+#pragma once
+// What a checkpoint of a run holds and how a run goes on from one. A checkpoint folder is also a
+// Hugging Face model folder: config.json, model.safetensors (fp32) and tokenizer.json, so that
+// `model.from` and `generate` take it. Beside them: optimizer.safetensors, scaling.safetensors
+// (rows with delayed scaling) and state.json.
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "train/engine.h"
+#include "train/session.h"
+
+namespace fp8train {
+
+struct TrainingState {
+  int64_t step = 0;              ///< optimizer steps done
+  uint64_t sample_position = 0;  ///< of the loader
+  int64_t tokens = 0;            ///< seen so far
+  double best_val_loss = 0;      ///< 0: none yet
+  int64_t best_val_step = 0;
+};
+
+/// Saves under `root` as step-NNNNNN and keeps the newest `keep_last`. Throws DeviceError or
+/// CheckpointError; what was saved earlier stays. Returns the folder.
+std::filesystem::path save_training_state(const std::filesystem::path& root, Engine& engine,
+                                          const Session& session, const TrainingState& state,
+                                          int64_t keep_last);
+
+struct ResumedRun {
+  TrainingState state;
+  std::filesystem::path folder;
+};
+
+/// The newest valid checkpoint under `root`, loaded into the engine; nothing when there is none.
+/// `notes` receives a line for each damaged checkpoint that was passed over. Throws CheckpointError
+/// when the checkpoint belongs to another model, row or data set.
+std::optional<ResumedRun> resume_newest(const std::filesystem::path& root, Engine& engine,
+                                        const Session& session, std::vector<std::string>& notes);
+
+/// One checkpoint by its folder.
+ResumedRun resume_from(const std::filesystem::path& folder, Engine& engine, const Session& session);
+
+}  // namespace fp8train

@@ -1,0 +1,61 @@
+#include "base/signals.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <catch2/catch.hpp>
+#include <csignal>
+
+namespace fp8train {
+namespace {
+
+/// Exit status of a child that installs the handlers and raises `first`, then `second`; 0 when it
+/// survives both.
+int status_after(int first, int second) {
+  const pid_t child = fork();
+  if (child == 0) {
+    clear_stop_signal();
+    install_stop_handlers();
+    raise(first);
+    raise(second);
+    _exit(0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+}  // namespace
+
+TEST_CASE("a stop signal only sets the flag", "[base]") {
+  clear_stop_signal();
+  install_stop_handlers();
+  CHECK(stop_signal() == 0);
+  for (const int number : {SIGTERM, SIGINT, SIGUSR1}) {
+    raise(number);
+    CHECK(stop_signal() == number);
+    clear_stop_signal();
+  }
+  CHECK(stop_signal() == 0);
+  restore_signal_handlers();
+}
+
+TEST_CASE("the previous handlers come back", "[base]") {
+  struct sigaction before = {};
+  before.sa_handler = SIG_IGN;
+  struct sigaction original = {};
+  sigaction(SIGUSR1, &before, &original);
+  install_stop_handlers();
+  restore_signal_handlers();
+  struct sigaction after = {};
+  sigaction(SIGUSR1, &original, &after);
+  CHECK(after.sa_handler == SIG_IGN);
+}
+
+TEST_CASE("a second SIGINT or SIGTERM ends the process, a repeated SIGUSR1 does not", "[base]") {
+  CHECK(status_after(SIGTERM, SIGTERM) == 128 + SIGTERM);
+  CHECK(status_after(SIGUSR1, SIGINT) == 128 + SIGINT);
+  CHECK(status_after(SIGUSR1, SIGUSR1) == 0);
+}
+
+}  // namespace fp8train

@@ -1,0 +1,94 @@
+#include "optim/optimizer.h"
+
+#include <catch2/catch.hpp>
+
+#include <cmath>
+#include <limits>
+
+#include "base/error.h"
+
+using namespace fp8train;
+
+namespace {
+
+struct Fixture {
+  std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
+  ParameterStore store;
+  Parameter* weight = store.add({.name = "w", .shape = {2, 3}, .init = Init::ones});
+  Parameter* norm = store.add({.name = "n", .shape = {3}, .decay = false, .init = Init::ones});
+  Arena scratch{*device, MemoryCategory::workspace};
+
+  Fixture() {
+    store.allocate(*device, MemoryCategory::weights);
+    store.initialize(*device, 1);
+    scratch.reserve(1 << 16);
+  }
+  void set_gradient(float value) {
+    for (int64_t i = 0; i < store.elements(); ++i) {
+      store.gradients().as<float>()[i] = 0.0F;
+    }
+    for (int i = 0; i < 6; ++i) {
+      weight->gradient.as<float>()[i] = value;
+    }
+    for (int i = 0; i < 3; ++i) {
+      norm->gradient.as<float>()[i] = value;
+    }
+  }
+};
+
+}  // namespace
+
+TEST_CASE("weight decay spares norms, and the gradient norm is that of all parameters") {
+  Fixture f;
+  OptimizerSettings settings;
+  settings.weight_decay = 0.5;
+  settings.grad_clip = 0.0;
+  Optimizer optimizer(*f.device, f.store, settings, false);
+  f.set_gradient(2.0F);
+  optimizer.step(f.device->stream(), f.scratch, 0.1F);
+  CHECK(optimizer.report().gradient_norm == Approx(6.0));
+  // First AdamW step: the update is lr * sign(g) up to eps.
+  CHECK(f.weight->value.as<float>()[0] == Approx(1.0 - 0.1 * 0.5 - 0.1));
+  CHECK(f.norm->value.as<float>()[0] == Approx(1.0 - 0.1));
+}
+
+TEST_CASE("a gradient that is not finite skips the step and leaves everything as it was") {
+  Fixture f;
+  Optimizer optimizer(*f.device, f.store, {}, false);
+  f.set_gradient(1.0F);
+  optimizer.step(f.device->stream(), f.scratch, 0.1F);
+  const std::vector<float> before = to_host_f32(*f.device, f.store.values());
+  const std::vector<float> moments = to_host_f32(*f.device, optimizer.moment1());
+  for (const float bad : {std::numeric_limits<float>::infinity(), std::nanf("")}) {
+    f.set_gradient(1.0F);
+    f.weight->gradient.as<float>()[4] = bad;
+    optimizer.step(f.device->stream(), f.scratch, 0.1F);
+    CHECK(optimizer.report().skipped);
+  }
+  CHECK(to_host_f32(*f.device, f.store.values()) == before);
+  CHECK(to_host_f32(*f.device, optimizer.moment1()) == moments);
+  CHECK(optimizer.report().skipped_steps == 2);
+  CHECK(optimizer.report().applied_steps == 1);
+}
+
+TEST_CASE("dynamic loss scaling halves on overflow and ignores the scale otherwise") {
+  Fixture f;
+  OptimizerSettings settings;
+  settings.grad_clip = 0.0;
+  Optimizer optimizer(*f.device, f.store, settings, true);
+  const float scale = *optimizer.loss_scale();
+  CHECK(scale == 65536.0F);
+  f.set_gradient(2.0F * scale);
+  optimizer.step(f.device->stream(), f.scratch, 0.1F);
+  CHECK(optimizer.report().gradient_norm == Approx(6.0));
+  f.set_gradient(std::numeric_limits<float>::infinity());
+  optimizer.step(f.device->stream(), f.scratch, 0.1F);
+  CHECK(*optimizer.loss_scale() == scale / 2);
+}
+
+TEST_CASE("an unknown optimizer is refused") {
+  Fixture f;
+  OptimizerSettings settings;
+  settings.name = "lion";
+  CHECK_THROWS_AS(Optimizer(*f.device, f.store, settings, false), ConfigError);
+}

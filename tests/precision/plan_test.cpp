@@ -1,0 +1,95 @@
+#include "precision/plan.h"
+
+#include <catch2/catch.hpp>
+
+#include "base/error.h"
+
+using namespace fp8train;
+using Catch::Matchers::Contains;
+
+namespace {
+
+PlanRequest fp8_request(const char* recipe) {
+  PlanRequest request;
+  request.mixed_precision = "fp8";
+  request.recipe = recipe;
+  return request;
+}
+
+}  // namespace
+
+TEST_CASE("the rows are those of the chart") {
+  CHECK(plan_names() ==
+        std::vector<std::string>{"fp32", "bf16", "fp16", "te-delayed", "te-current"});
+  for (const std::string& name : plan_names()) {
+    CHECK(plan_named(name).name == name);
+  }
+  CHECK_THROWS_WITH(plan_named("te-delay"), Contains("te-delayed, te-current"));
+}
+
+TEST_CASE("mixed_precision and recipe select a row, precision.plan names it") {
+  PlanRequest request;
+  CHECK(resolve_plan(request).name == "fp32");
+  request.mixed_precision = "bf16";
+  CHECK(resolve_plan(request).name == "bf16");
+  CHECK(resolve_plan(fp8_request("")).name == "te-delayed");
+  CHECK(resolve_plan(fp8_request("current")).name == "te-current");
+  request.plan = "te-current";
+  CHECK(resolve_plan(request).name == "te-current");
+}
+
+TEST_CASE("te-delayed has TransformerEngine's formats and defaults") {
+  const PrecisionPlan plan = plan_named("te-delayed");
+  CHECK(plan.activation == DType::bf16);
+  CHECK(plan.fprop.a.dtype == DType::e4m3);
+  CHECK(plan.dgrad.a.dtype == DType::e5m2);
+  CHECK(plan.dgrad.b.dtype == DType::e4m3);
+  CHECK(plan.wgrad.a.dtype == DType::e5m2);
+  CHECK(plan.wgrad.b == plan.fprop.a);
+  CHECK(plan.fprop.a.delayed == DelayedScaling{0, 1, 1024, AmaxAlgorithm::max});
+  CHECK(plan.fprop.fast_accumulate);
+  CHECK_FALSE(plan.dgrad.fast_accumulate);
+  CHECK_FALSE(plan.wgrad.fast_accumulate);
+  CHECK(plan.weight.dtype == DType::f32);
+  CHECK_FALSE(plan.master_weight);
+}
+
+TEST_CASE("delayed options reach every GEMM operand") {
+  PlanRequest request = fp8_request("delayed");
+  request.margin = 1;
+  request.interval = 4;
+  request.amax_history_len = 16;
+  request.amax_compute_algo = "most_recent";
+  request.format = "e4m3";
+  const PrecisionPlan plan = resolve_plan(request);
+  for (const GemmPlan* gemm : {&plan.fprop, &plan.dgrad, &plan.wgrad}) {
+    for (const TensorFormat* format : {&gemm->a, &gemm->b}) {
+      CHECK(format->dtype == DType::e4m3);
+      CHECK(format->delayed == DelayedScaling{1, 4, 16, AmaxAlgorithm::most_recent});
+    }
+  }
+}
+
+TEST_CASE("override_linear_precision keeps single GEMMs in the activation format") {
+  PlanRequest request = fp8_request("delayed");
+  request.override_linear_precision = {false, false, true};
+  const PrecisionPlan plan = resolve_plan(request);
+  CHECK(plan.fprop.a.is_scaled());
+  CHECK(plan.dgrad.a.is_scaled());
+  CHECK(plan.wgrad.a == plain(DType::bf16));
+  CHECK(plan.saved_activation == plain(DType::bf16));
+}
+
+TEST_CASE("options without a meaning for the row are errors that name the key") {
+  PlanRequest current = fp8_request("current");
+  current.amax_history_len = 16;
+  CHECK_THROWS_WITH(resolve_plan(current), Contains("amax_history_len") && Contains("te-current"));
+  PlanRequest delayed = fp8_request("delayed");
+  delayed.power_2_scale = true;
+  CHECK_THROWS_WITH(resolve_plan(delayed), Contains("power_2_scale"));
+  PlanRequest bf16;
+  bf16.mixed_precision = "bf16";
+  bf16.exemptions.first_blocks = 1;
+  CHECK_THROWS_WITH(resolve_plan(bf16), Contains("exemption"));
+  CHECK_THROWS_WITH(resolve_plan(fp8_request("rowwise")), Contains("te-rowwise"));
+}

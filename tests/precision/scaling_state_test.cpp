@@ -1,0 +1,88 @@
+#include "precision/scaling_state.h"
+
+#include <catch2/catch.hpp>
+
+#include "base/error.h"
+
+using namespace fp8train;
+
+namespace {
+
+TensorFormat delayed(int history, int interval) {
+  TensorFormat format = plain(DType::e4m3);
+  format.policy = ScalePolicy::delayed;
+  format.delayed.history_length = history;
+  format.delayed.interval = interval;
+  return format;
+}
+
+}  // namespace
+
+TEST_CASE("scales follow the amax of the window") {
+  const auto device = make_device(DeviceKind::cpu);
+  ScalingState state;
+  const ScalingSlot* slot = state.add("layer", "x", delayed(2, 1));
+  TensorFormat gradient = delayed(2, 1);
+  gradient.dtype = DType::e5m2;
+  const ScalingSlot* other = state.add("layer", "dy", gradient);
+  state.allocate(*device);
+  CHECK(*slot->scale == 1.0F);
+  *slot->amax = 7.0F;
+  state.update(device->stream(), 0);
+  CHECK(*slot->scale == 448.0F / 7.0F);
+  CHECK(*slot->scale_inv == 1.0F / (448.0F / 7.0F));
+  CHECK(*other->scale == 1.0F);  // its amax was 0: untouched
+  *slot->amax = 3.5F;
+  state.update(device->stream(), 1);
+  CHECK(*slot->scale == 448.0F / 7.0F);  // 7 is still in the window
+  *slot->amax = 3.5F;
+  *other->amax = 2.0F;
+  state.update(device->stream(), 2);
+  CHECK(*slot->scale == 448.0F / 3.5F);
+  CHECK(*other->scale == 57344.0F / 2.0F);
+}
+
+TEST_CASE("an interval leaves the scales alone between its steps") {
+  const auto device = make_device(DeviceKind::cpu);
+  ScalingState state;
+  const ScalingSlot* slot = state.add("layer", "x", delayed(4, 3));
+  state.allocate(*device);
+  *slot->amax = 448.0F;
+  state.update(device->stream(), 0);
+  CHECK(*slot->scale == 1.0F);
+  *slot->amax = 896.0F;
+  state.update(device->stream(), 1);
+  CHECK(*slot->scale == 1.0F);
+  state.update(device->stream(), 3);
+  CHECK(*slot->scale == 0.5F);
+}
+
+TEST_CASE("a saved state continues exactly") {
+  const auto device = make_device(DeviceKind::cpu);
+  const auto make = [&](ScalingState& state) {
+    const ScalingSlot* slot = state.add("layer", "x", delayed(3, 1));
+    state.allocate(*device);
+    return slot;
+  };
+  ScalingState a;
+  ScalingState b;
+  const ScalingSlot* slot_a = make(a);
+  const ScalingSlot* slot_b = make(b);
+  for (const float amax : {5.0F, 3.0F, 2.0F}) {
+    *slot_a->amax = amax;
+    a.update(device->stream(), 0);
+  }
+  *slot_a->amax = 1.0F;
+  b.load(a.save());
+  CHECK(*slot_b->amax == 1.0F);
+  for (int step = 0; step < 4; ++step) {
+    a.update(device->stream(), 0);
+    b.update(device->stream(), 0);
+    CHECK(*slot_a->scale == *slot_b->scale);
+    *slot_a->amax = *slot_b->amax = 0.5F;
+  }
+  ScalingState other;
+  other.add("layer", "x", delayed(4, 1));
+  other.allocate(*device);
+  CHECK_THROWS_AS(other.load(a.save()), CheckpointError);
+}
