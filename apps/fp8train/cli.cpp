@@ -37,10 +37,11 @@ int report(const std::string& message, int code) {
 
 void add_common(CLI::App& verb, CommonOptions& options) {
   verb.add_option("-c,--config", options.config, "YAML file that describes the run");
-  // One value per --set: without expected(1) it would swallow the positionals behind it.
+  // One value per --set: by default it would swallow the positionals behind it.
   verb.add_option("--set", options.sets, "a.b=v: change one key (repeatable; v in YAML)")
       ->expected(1)
-      ->take_all();
+      ->take_all()
+      ->allow_extra_args(false);
   verb.add_option("--output-dir", options.output_dir, "Short for --set output_dir=");
   verb.add_option("--max-steps", options.max_steps, "Short for --set training.max_steps=");
   verb.add_option("--max-time", options.max_time, "Short for --set training.max_time=");
@@ -141,7 +142,7 @@ int run_program(const std::vector<Verb>& verbs, std::vector<std::string> argumen
   return run_guarded([&]() -> int {
     CLI::App app("Trains transformers in 8-bit floating point.", "fp8train");
     app.set_version_flag("--version", version_text());
-    app.footer("`fp8train run.yaml` trains. `fp8train VERB --help` explains a verb.");
+    app.footer("`fp8train run.yaml` trains. `fp8train VERB --help` explains a verb.\n");
     app.require_subcommand(1);
     Action action;
     std::vector<std::string> names;

@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <limits>
 #include <string>
+#include <utility>
 
 namespace fp8train {
 namespace {
@@ -21,6 +23,12 @@ class Checks {
 
  private:
   bool has(const char* key) const { return given_.find(key) != nullptr; }
+
+  /// Nobody wrote it, or its value could be read.
+  bool usable(const char* key) const {
+    const GivenKey* written = given_.find(key);
+    return written == nullptr || written->usable;
+  }
 
   void complain(const std::string& key, const std::string& text) {
     if (const GivenKey* written = given_.find(key)) {
@@ -98,32 +106,36 @@ void Checks::data() {
   const DataSettings& data = settings_.data;
   if (data.train.empty() && !has("data.train")) {
     missing("data.train", "missing; give at least one source such as [{path: corpus.txt}]");
-  } else if (data.train.empty()) {
+  } else if (data.train.empty() && usable("data.train")) {
     complain("data.train", "an empty list; give at least one source such as [{path: corpus.txt}]");
   }
   if (!data.val.empty() && data.val_fraction > 0) {
     complain("data.val_fraction", "stands beside data.val; keep one of them");
   }
-  if (data.val.empty() && data.val_fraction == 0 && settings_.eval.interval > 0) {
+  if (data.val.empty() && usable("data.val") && data.val_fraction == 0 &&
+      usable("data.val_fraction") && settings_.eval.interval > 0) {
     complain("eval.interval",
              "asks for evaluations, but there are neither data.val nor "
              "data.val_fraction");
   }
   const int64_t context = settings_.model.config.max_position_embeddings;
-  if (settings_.model.from.empty() && context > 0 && data.seq_length > context) {
+  if (settings_.model.from.empty() && usable("data.seq_length") && usable("model.preset") &&
+      usable("model.max_position_embeddings") && context > 0 && data.seq_length > context) {
     complain("data.seq_length", "model.max_position_embeddings",
              fmt::format("data.seq_length {} is longer than model.max_position_embeddings {}",
                          data.seq_length, context));
   }
 }
 
-/// Of one rank, saturating.
+/// Of one rank when no global batch is asked for; saturating.
 int64_t Checks::tokens_per_step() const {
-  int64_t product = settings_.training.micro_batch_size;
-  for (const int64_t factor :
-       {settings_.training.gradient_accumulation_steps, settings_.data.seq_length}) {
+  const TrainingSettings& training = settings_.training;
+  const bool is_global = training.global_batch_size > 0;
+  int64_t product = is_global ? training.global_batch_size : training.micro_batch_size;
+  const int64_t passes = is_global ? 1 : training.gradient_accumulation_steps;
+  for (const int64_t factor : {passes, settings_.data.seq_length}) {
     if (__builtin_mul_overflow(product, factor, &product)) {
-      return INT64_MAX;
+      return std::numeric_limits<int64_t>::max();
     }
   }
   return product;
@@ -141,7 +153,7 @@ void Checks::training() {
     complain("training.max_tokens", "stands beside training.max_steps; keep one of them");
   } else if (!has("training.max_steps") && !has("training.max_tokens")) {
     missing("training.max_steps", "missing; give either max_steps or max_tokens");
-  } else if (training.max_tokens > 0 && steps() == 0) {
+  } else if (training.max_tokens > 0 && usable("data.seq_length") && steps() == 0) {
     complain("training.max_tokens",
              fmt::format("less than one optimizer step of {} tokens", tokens_per_step()));
   }
@@ -151,7 +163,8 @@ void Checks::training() {
   if (has("training.gradient_accumulation_steps")) {
     complain("training.global_batch_size",
              "stands beside training.gradient_accumulation_steps; keep one of them");
-  } else if (training.global_batch_size % training.micro_batch_size != 0) {
+  } else if (usable("training.micro_batch_size") &&
+             training.global_batch_size % training.micro_batch_size != 0) {
     complain("training.global_batch_size",
              fmt::format("{} is not a multiple of training.micro_batch_size {}",
                          training.global_batch_size, training.micro_batch_size));
@@ -160,12 +173,15 @@ void Checks::training() {
 
 void Checks::schedule() {
   const ScheduleSettings& schedule = settings_.scheduler;
-  if (schedule.type != "constant" && schedule.min_lr > settings_.optimizer.lr) {
+  if (schedule.type != "constant" && usable("scheduler.type") && usable("optimizer.lr") &&
+      schedule.min_lr > settings_.optimizer.lr) {
     complain("scheduler.min_lr", "optimizer.lr",
              fmt::format("scheduler.min_lr {} is above optimizer.lr {}", schedule.min_lr,
                          settings_.optimizer.lr));
   }
-  const int64_t last = steps();
+  const bool comparable = usable("training.micro_batch_size") && usable("data.seq_length") &&
+                          usable("training.gradient_accumulation_steps");
+  const int64_t last = comparable ? steps() : 0;
   if (last > 0 && schedule.warmup_steps >= last) {
     complain("scheduler.warmup_steps", "training.max_steps",
              fmt::format("the warm-up of {} steps does not end before the run's {} steps",
@@ -175,7 +191,7 @@ void Checks::schedule() {
              fmt::format("warm-up ({}) and decay ({}) together are longer than the run's {} steps",
                          schedule.warmup_steps, schedule.decay_steps, last));
   }
-  if (schedule.type == "wsd" && schedule.decay_steps == 0) {
+  if (schedule.type == "wsd" && schedule.decay_steps == 0 && usable("scheduler.decay_steps")) {
     missing("scheduler.decay_steps", "missing; type wsd needs the length of the final decay");
   }
 }
@@ -192,7 +208,7 @@ void Checks::precision() {
     }
     return;
   }
-  if (request.mixed_precision == "fp8") {
+  if (request.mixed_precision == "fp8" || !usable("mixed_precision")) {
     return;
   }
   for (const auto& [position, given] : given_.all()) {

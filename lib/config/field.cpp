@@ -58,8 +58,8 @@ std::optional<DataSource> read_source_map(const FieldValue& value) {
   bool good = true;
   for (size_t i = 0; i < node.items.size(); ++i) {
     const std::string& name = node.keys[i].text;
-    const FieldValue child =
-        value.child(node.keys[i], node.items[i], fmt::format("{}.{}", value.key(), name));
+    const std::string key = fmt::format("{}.{}", value.key(), name);
+    const FieldValue child = value.child(node.items[i], key);
     if (name == "path") {
       const auto path = read_text(child, "text");
       source.path = path.value_or("");
@@ -70,13 +70,14 @@ std::optional<DataSource> read_source_map(const FieldValue& value) {
       source.format = format.value_or("");
       good = good && format.has_value();
     } else if (name == "weight") {
-      const auto weight = read_number(child, above(0), "number > 0");
+      const auto weight = read_number(child, above(0), "a number > 0");
       source.weight = weight.value_or(1);
       good = good && weight.has_value();
     } else {
       const std::string near = nearest_name(name, {"path", "format", "weight"});
-      child.fail("unknown key" + (near.empty() ? std::string("; a source has path, format, weight")
-                                               : fmt::format("; did you mean \"{}\"?", near)));
+      value.child(node.keys[i], node.items[i], key)
+          .fail("unknown key" + (near.empty() ? std::string("; a source has path, format, weight")
+                                              : fmt::format("; did you mean \"{}\"?", near)));
       good = false;
     }
   }
@@ -251,7 +252,7 @@ std::optional<std::vector<bool>> read_bools(const FieldValue& value, size_t coun
 std::optional<std::vector<double>> read_numbers(const FieldValue& value, size_t count,
                                                 const Range& range, const std::string& what) {
   return read_list<double>(value, count, what, [&](const FieldValue& element) {
-    return read_number(element, range, "number" + range.text());
+    return read_number(element, range, "a number" + range.text());
   });
 }
 

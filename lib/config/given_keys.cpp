@@ -18,6 +18,12 @@ bool accepts_text(const PassiveKey& key, const YamlNode& node) {
          std::find(key.harmless.begin(), key.harmless.end(), node.text) != key.harmless.end();
 }
 
+Place place_of_value(const GivenKey& given) {
+  const bool has_own = given.node.line > 0;
+  return {given.place.source, has_own ? given.node.line : given.place.line,
+          has_own ? given.node.column : given.place.column};
+}
+
 }  // namespace
 
 void GivenKeys::add(const std::string& path, const YamlNode& node, Place place, int layer) {
@@ -64,7 +70,7 @@ void GivenKeys::add_value(const Field& field, const std::string& path, const Yam
                               problems_.where(found->second.place)));
     return;
   }
-  keys_[position_of(field)] = {&field, path, node, place, layer};
+  keys_[position_of(field)] = {&field, path, node, place, layer, true};
 }
 
 void GivenKeys::add_unknown(const std::string& path, const YamlNode& node, Place place) {
@@ -97,6 +103,15 @@ const GivenKey* GivenKeys::find(std::string_view field_key) const {
 void GivenKeys::erase(std::string_view field_key) {
   if (const Field* field = find_field(field_key)) {
     keys_.erase(position_of(*field));
+  }
+}
+
+void GivenKeys::read_all(Settings& settings) {
+  for (auto& [position, given] : keys_) {
+    const size_t before = problems_.count();
+    given.field->read(settings,
+                      FieldValue(given.node, given.spelled, place_of_value(given), problems_));
+    given.usable = problems_.count() == before && !given.node.reported;
   }
 }
 

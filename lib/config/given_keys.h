@@ -19,6 +19,7 @@ struct GivenKey {
   YamlNode node;
   Place place;  ///< of the key
   int layer = 0;
+  bool usable = true;  ///< its value could be read
 };
 
 class GivenKeys {
@@ -35,6 +36,9 @@ class GivenKeys {
 
   /// In the order of the table.
   const std::map<size_t, GivenKey>& all() const { return keys_; }
+
+  /// Reads every value into `settings` and notes which ones were usable.
+  void read_all(Settings& settings);
 
   /// Whether an unknown key may be a misspelling of `key`: it stands in the same section, or it is
   /// a section itself.

@@ -42,8 +42,8 @@ bool add_file(const LoadRequest& request, GivenKeys& given, Problems& problems) 
   const size_t source = problems.add_source(name, true);
   const std::string text = request.text ? *request.text : read_config_file(request.path);
   YamlNode root = parse_yaml(text, "", source, problems);
-  const bool complete = !root.reported;
-  if (complete && root.kind == YamlNode::Kind::null) {
+  const bool complete = !root.reported && root.kind == YamlNode::Kind::map;
+  if (!root.reported && root.kind == YamlNode::Kind::null) {
     problems.add({source, 0, 0}, "", "the file is empty");
     return false;
   }
@@ -81,17 +81,6 @@ std::vector<std::string> split_env(const std::string& env) {
     begin = end + 1;
   }
   return parts;
-}
-
-Place place_of_value(const GivenKey& given) {
-  const bool has_own = given.node.line > 0;
-  return {given.place.source, has_own ? given.node.line : given.place.line,
-          has_own ? given.node.column : given.place.column};
-}
-
-void read_field(const GivenKey& given, Settings& settings, Problems& problems) {
-  given.field->read(settings,
-                    FieldValue(given.node, given.spelled, place_of_value(given), problems));
 }
 
 /// The preset's values go below everything that was written. A bad name is reported when the key
@@ -132,9 +121,7 @@ Settings load_settings(const LoadRequest& request) {
 
   Settings settings;
   apply_given_preset(given, settings);
-  for (const auto& [position, key] : given.all()) {
-    read_field(key, settings, problems);
-  }
+  given.read_all(settings);
   if (complete) {
     check_settings(settings, given, problems);
   }

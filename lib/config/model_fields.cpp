@@ -174,7 +174,7 @@ std::vector<Field> size_fields() {
 std::vector<Field> switch_fields() {
   return {
       activation_field(),
-      number("model.norm_eps", shape(&ModelConfig::norm_eps), above(0),
+      number("model.norm_eps", shape(&ModelConfig::norm_eps), between(1e-12, 1),
              "Added to the variance in every norm")
           .also({"model.rms_norm_eps", "model.layer_norm_epsilon"}),
       number("model.rope_theta", shape(&ModelConfig::rope_theta), above(0),
@@ -199,7 +199,7 @@ std::vector<Field> switch_fields() {
       flag("model.norm_bias", shape(&ModelConfig::norm_bias), "LayerNorm's additive term"),
       flag("model.qk_norm", shape(&ModelConfig::qk_norm),
            "RMSNorm over each head of q and k (Qwen3)"),
-      number("model.initializer_range", shape(&ModelConfig::initializer_range), at_least(0),
+      number("model.initializer_range", shape(&ModelConfig::initializer_range), between(0, 10),
              "Standard deviation of the initial weights"),
       integer("model.bos_token_id", shape(&ModelConfig::bos_token_id), at_least(-1),
               "Token that begins a document; -1: none"),

@@ -25,6 +25,8 @@ class Problems {
 
   bool empty() const { return items_.empty(); }
 
+  size_t count() const { return items_.size(); }
+
   /// More than will be shown: good advice for further ones is wasted.
   bool full() const;
 

@@ -129,7 +129,7 @@ std::optional<WholeNumber> parse_whole(std::string_view text) {
 }
 
 std::optional<double> parse_number(std::string_view text) {
-  if (!text.empty() && text[0] == '+') {
+  if (text.size() > 1 && text[0] == '+' && text[1] != '-') {
     text.remove_prefix(1);
   }
   const bool plausible = !text.empty() && (is_digit(text[0]) || text[0] == '.' || text[0] == '-');

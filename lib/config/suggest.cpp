@@ -170,10 +170,11 @@ std::string nearest_name(std::string_view name, const std::vector<std::string>& 
       return candidate;
     }
   }
-  size_t best = std::min<size_t>(2, name.size() / 2) + 1;
+  const std::string wanted = simplified(name);
+  size_t best = std::min<size_t>(2, wanted.size() / 2) + 1;
   std::string result;
   for (const std::string& candidate : candidates) {
-    const size_t distance = edit_distance(name, candidate);
+    const size_t distance = edit_distance(wanted, simplified(candidate));
     if (distance < best) {
       best = distance;
       result = candidate;

@@ -13,6 +13,9 @@
 namespace fp8train {
 namespace {
 
+constexpr const char* kNoAliases =
+    "YAML aliases (*name) are not supported; put a text that begins with * in quotes";
+
 /// Leaves the parser early; what was wrong is already reported.
 struct Stop {};
 
@@ -31,8 +34,9 @@ class TreeBuilder : public YAML::EventHandler {
   void OnDocumentStart(const YAML::Mark&) override {}
   void OnDocumentEnd() override {}
 
-  void OnNull(const YAML::Mark& mark, YAML::anchor_t) override {
+  void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
     YamlNode node = at(mark);
+    node.reported = anchor != YAML::NullAnchor;
     node.text = "null";
     add(std::move(node));
   }
@@ -40,8 +44,7 @@ class TreeBuilder : public YAML::EventHandler {
   void OnAlias(const YAML::Mark& mark, YAML::anchor_t) override {
     YamlNode node = at(mark);
     node.reported = true;
-    complain(mark,
-             "YAML aliases (*name) are not supported; put a text that begins with * in quotes");
+    complain(mark, kNoAliases);
     add(std::move(node));
   }
 
@@ -52,10 +55,11 @@ class TreeBuilder : public YAML::EventHandler {
                          quoted_for_message("&" + name)));
   }
 
-  void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t,
+  void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
                 const std::string& value) override {
     YamlNode node = at(mark);
     node.kind = YamlNode::Kind::scalar;
+    node.reported = anchor != YAML::NullAnchor;
     node.text = value;
     node.quoted = tag == "!";
     refuse_tag(mark, tag == "!" ? "?" : tag, node);
@@ -247,7 +251,9 @@ YamlNode parse_yaml(std::string_view text, const std::string& path, size_t sourc
     }
   } catch (const YAML::Exception& error) {
     problems.add({source, error.mark.line + 1, error.mark.column + 1}, path,
-                 "not valid YAML: " + error.msg);
+                 error.msg.starts_with(YAML::ErrorMsg::UNKNOWN_ANCHOR)
+                     ? kNoAliases
+                     : "not valid YAML: " + error.msg);
   }
   YamlNode root = builder.take();
   root.reported = root.reported || !complete;

@@ -1,0 +1,123 @@
+#include "cli.h"
+
+#include <catch2/catch.hpp>
+#include <cstdlib>
+#include <fstream>
+#include <new>
+
+#include "base/error.h"
+#include "support/temp_dir.h"
+#include "verbs.h"
+
+namespace fp8train {
+namespace {
+
+using Words = std::vector<std::string>;
+const Words kVerbs = {"train", "config", "check", "generate"};
+
+/// The options that the words of a command line give.
+CommonOptions parsed(Words words) {
+  CommonOptions options;
+  CLI::App app;
+  add_common(app, options);
+  std::reverse(words.begin(), words.end());
+  app.parse(words);
+  return options;
+}
+
+TEST_CASE("train is the default verb") {
+  CHECK(with_verb({"--config", "run.yaml"}, kVerbs) == Words{"train", "--config", "run.yaml"});
+  CHECK(with_verb({"run.yaml"}, kVerbs) == Words{"train", "run.yaml"});
+  CHECK(with_verb({"optimizer.lr=1"}, kVerbs) == Words{"train", "optimizer.lr=1"});
+  CHECK(with_verb({"dir/run"}, kVerbs) == Words{"train", "dir/run"});
+  CHECK(with_verb({"check", "run.yaml"}, kVerbs) == Words{"check", "run.yaml"});
+  CHECK(with_verb({"--help"}, kVerbs) == Words{"--help"});
+  CHECK(with_verb({"--version"}, kVerbs) == Words{"--version"});
+  CHECK(with_verb({}, kVerbs) == Words{"--help"});
+}
+
+TEST_CASE("an unknown verb is named with the nearest one") {
+  CHECK_THROWS_WITH(with_verb({"chekc"}, kVerbs),
+                    "unknown verb \"chekc\"; did you mean \"check\"?");
+  CHECK_THROWS_WITH(with_verb({"zzz"}, kVerbs), "unknown verb \"zzz\"; fp8train --help lists them");
+}
+
+TEST_CASE("--set takes one value each and leaves the positionals alone") {
+  const CommonOptions options =
+      parsed({"--set", "a=1", "--set", "b=2", "x.yaml", "c=3", "-v", "-v", "--seed", "7"});
+  CHECK(options.sets == Words{"a=1", "b=2"});
+  CHECK(options.positionals == Words{"x.yaml", "c=3"});
+  CHECK(options.verbose == 2);
+  CHECK(options.seed == "7");
+}
+
+TEST_CASE("common options become settings") {
+  const test::TempDir directory;
+  const std::string path = (directory / "run.yaml").string();
+  std::ofstream(path) << "model: {preset: toy}\ndata: {train: a}\ntraining: {max_tokens: 1M}\n";
+  const Settings settings = load(parsed(
+      {path, "optimizer.lr=0.5", "--set", "optimizer.eps=0.25", "--max-steps", "12", "--device",
+       "cpu", "--output-dir", "out", "--threads", "3", "--seed", "9", "--max-time", "1h"}));
+  CHECK(settings.optimizer.lr == 0.5);
+  CHECK(settings.optimizer.eps == 0.25);
+  CHECK(settings.training.max_steps == 12);
+  CHECK(settings.training.max_tokens == 0);
+  CHECK(settings.training.max_time_seconds == 3600);
+  CHECK(settings.training.seed == 9);
+  CHECK(settings.device == "cpu");
+  CHECK(settings.threads == 3);
+  CHECK(settings.output_dir == "out");
+  CHECK_THROWS_WITH(load(parsed({path, "second.yaml"})),
+                    Catch::Contains("second.yaml: one configuration file is enough"));
+  CHECK_THROWS_WITH(load(parsed({})), Catch::Contains("no configuration"));
+}
+
+TEST_CASE("FP8TRAIN_SET is read") {
+  setenv("FP8TRAIN_SET", "training.max_steps=4;device=cpu", 1);
+  const CommonOptions options = parsed({"model.preset=toy", "data.train=a", "device=cuda"});
+  const Settings settings = load(options);
+  unsetenv("FP8TRAIN_SET");
+  CHECK(settings.training.max_steps == 4);
+  CHECK(settings.device == "cuda");
+}
+
+template <class E>
+int code_of(const E& error) {
+  return run_guarded([&]() -> int { throw error; });
+}
+
+TEST_CASE("errors map to exit codes") {
+  CHECK(run_guarded([] { return 0; }) == 0);
+  CHECK(run_guarded([] { return 75; }) == 75);
+  CHECK(run_guarded([] { return 86; }) == 86);
+  CHECK(code_of(InternalError("x")) == 1);
+  CHECK(code_of(std::runtime_error("x")) == 1);
+  CHECK(run_guarded([]() -> int { throw 3; }) == 1);
+  CHECK(code_of(ConfigError("x")) == 2);
+  CHECK(code_of(DataError("x")) == 3);
+  CHECK(code_of(CheckpointError("x")) == 4);
+  CHECK(code_of(DeviceError("x")) == 4);
+  CHECK(code_of(CommError("x")) == 4);
+  CHECK(code_of(std::bad_alloc()) == 4);
+  CHECK(code_of(NumericError("x")) == 5);
+}
+
+TEST_CASE("the program runs the chosen verb") {
+  const auto add_answer = [](CLI::App& verb, Action& action) {
+    auto value = std::make_shared<int>(0);
+    verb.add_option("--value", *value);
+    verb.callback([value, &action] { action = [value] { return *value; }; });
+  };
+  const std::vector<Verb> verbs = {{"train", "help", add_answer}, {"check", "help", add_answer}};
+  CHECK(run_program(verbs, {"check", "--value", "75"}) == 75);
+  CHECK(run_program(verbs, {"--value", "5"}) == 5);
+  CHECK(run_program(verbs, {"check", "--valu", "75"}) == 2);
+  CHECK(run_program(verbs, {"check", "--value", "x"}) == 2);
+  CHECK(run_program(verbs, {"chekc"}) == 2);
+  CHECK(run_program(verbs, {"--help"}) == 0);
+  CHECK(run_program(all_verbs(), {"config", "explain", "optimizer.lr"}) == 0);
+  CHECK(run_program(all_verbs(), {"config", "explain", "optimizer.lrr"}) == 2);
+}
+
+}  // namespace
+}  // namespace fp8train

@@ -1,0 +1,283 @@
+#include <catch2/catch.hpp>
+#include <string>
+
+#include "config/load_support.h"
+#include "support/temp_dir.h"
+
+namespace fp8train {
+namespace {
+
+using test::error_of;
+using test::kBase;
+
+/// kBase has 3 lines, so an appended line is line 4.
+std::string error_with(const std::string& line) {
+  return error_of(kBase + line + "\n");
+}
+
+TEST_CASE("unknown keys name the place and the nearest key") {
+  CHECK(error_with("optimizer: {weight_decy: 1}") ==
+        "run.yaml:4:13: optimizer.weight_decy: unknown key; did you mean \"weight_decay\"?");
+  CHECK(error_with("optimiser: {lr: 1}") ==
+        "run.yaml:4:1: optimiser: unknown key; did you mean \"optimizer\"?");
+  CHECK(error_with("output-dir: x") ==
+        "run.yaml:4:1: output-dir: unknown key; did you mean \"output_dir\"?");
+  CHECK(error_with("zzzzzz: x") == "run.yaml:4:1: zzzzzz: unknown key");
+  CHECK(error_with("optimizer: {wightdecy: 1}") ==
+        "run.yaml:4:13: optimizer.wightdecy: unknown key; did you mean \"weight_decay\"?");
+}
+
+TEST_CASE("keys in the wrong section and foreign spellings name the right one") {
+  CHECK(error_with("learning_rate: 1e-3") ==
+        "run.yaml:4:1: learning_rate: unknown key; `learning_rate` belongs to `optimizer` as lr");
+  CHECK(error_with("optimizer: {learning_rate: 1e-3}") ==
+        "run.yaml:4:13: optimizer.learning_rate: unknown key; did you mean \"lr\"?");
+  CHECK(
+      error_with("scheduler: {weight_decay: 1}") ==
+      "run.yaml:4:13: scheduler.weight_decay: unknown key; `weight_decay` belongs to `optimizer`");
+  CHECK(error_with("scheduler: {device: cpu}") ==
+        "run.yaml:4:13: scheduler.device: unknown key; `device` belongs to the top level");
+  CHECK(error_with("block_size: 3") ==
+        "run.yaml:4:1: block_size: unknown key; `block_size` belongs to `data` as seq_length");
+  CHECK(error_with("optimizer.lr: 3") ==
+        "run.yaml:4:1: optimizer.lr: unknown key; write it as `lr` inside `optimizer`");
+  CHECK(error_with("fp16: true") == "run.yaml:4:1: fp16: unknown key; use mixed_precision: fp16");
+}
+
+TEST_CASE("a key given twice is an error at the second place") {
+  CHECK(error_with("optimizer:\n  lr: 1\n  lr: 1") ==
+        "run.yaml:6:3: optimizer.lr: given twice, first in line 5");
+  CHECK(error_with("device: cpu\ndevice: cpu") ==
+        "run.yaml:5:1: device: given twice, first in line 4");
+  CHECK(error_of("model: {n_embd: 8, hidden_size: 8, n_layer: 1, n_head: 1, n_positions: 2048}\n"
+                 "data: {train: a}\ntraining: {max_steps: 1}\n") ==
+        "run.yaml:1:20: model.hidden_size: given twice, first as model.n_embd at run.yaml:1:9");
+  CHECK(error_with("mixed_precision: fp8\nfp8: {margin: 1}\nprecision: {margin: 1}") ==
+        "run.yaml:6:13: precision.margin: given twice, first as fp8.margin at run.yaml:5:7");
+}
+
+TEST_CASE("mistyped values say what was expected") {
+  CHECK(error_with("optimizer: {lr: 3e-4x}") ==
+        "run.yaml:4:17: optimizer.lr: expected a number > 0, got \"3e-4x\"");
+  CHECK(error_with("optimizer: {lr: -1}") ==
+        "run.yaml:4:17: optimizer.lr: expected a number > 0, got \"-1\"");
+  CHECK(error_with("optimizer: {lr: .nan}") ==
+        "run.yaml:4:17: optimizer.lr: expected a number > 0, got \".nan\"");
+  CHECK(error_with("optimizer: {lr: \"1e-3\"}") ==
+        "run.yaml:4:17: optimizer.lr: expected a number > 0, got \"1e-3\" in quotes; remove the "
+        "quotes");
+  CHECK(error_with("optimizer: {lr: }") ==
+        "run.yaml:4:17: optimizer.lr: expected a number > 0, got nothing");
+  CHECK(error_with("optimizer: {lr: [1]}") ==
+        "run.yaml:4:17: optimizer.lr: expected a number > 0, got a list");
+  CHECK(error_with("optimizer: 5") ==
+        "run.yaml:4:1: optimizer: expected a section of keys, got \"5\"");
+  CHECK(error_with("eval: {batches: 0}") ==
+        "run.yaml:4:17: eval.batches: expected a whole number >= 1, got \"0\"");
+  CHECK(error_with("eval: {batches: 010}") ==
+        "run.yaml:4:17: eval.batches: expected a whole number >= 1, got \"010\"");
+  CHECK(error_with("eval: {batches: 1e30}") ==
+        "run.yaml:4:17: eval.batches: expected a whole number >= 1, got \"1e30\"");
+  CHECK(error_with("checkpoint: {save_final: yes}") ==
+        "run.yaml:4:26: checkpoint.save_final: expected true or false, got \"yes\"");
+  CHECK(error_with("device: cuda0") ==
+        "run.yaml:4:9: device: expected one of auto, cpu, cuda, got \"cuda0\"; did you mean "
+        "\"cuda\"?");
+  CHECK(error_with("mixed_precision: {mode: fp8}") ==
+        "run.yaml:4:18: mixed_precision: expected one of no, bf16, fp16, fp8, got a section");
+  CHECK(error_with("output_dir: \"\"") ==
+        "run.yaml:4:13: output_dir: expected a folder, got \"\" in quotes");
+  CHECK(
+      error_with("optimizer: {betas: [0.9]}") ==
+      "run.yaml:4:20: optimizer.betas: expected a list of 2 numbers in [0, 1), got a list; it has "
+      "1 elements");
+  CHECK(error_with("optimizer: {betas: [0.9, 1]}") ==
+        "run.yaml:4:26: optimizer.betas[1]: expected a number in [0, 1), got \"1\"");
+  CHECK(error_with("mixed_precision: fp8\nfp8: {override_linear_precision: [true, 1, true]}") ==
+        "run.yaml:5:41: fp8.override_linear_precision[1]: expected true or false, got \"1\"");
+  CHECK(error_with("sample: {prompts: [[a]]}") ==
+        "run.yaml:4:20: sample.prompts[0]: expected text, got a list");
+}
+
+TEST_CASE("data sources are checked inside") {
+  const auto with_train = [](const std::string& train) {
+    return error_of("model: {preset: toy}\ntraining: {max_steps: 1}\ndata: {train: " + train +
+                    "}\n");
+  };
+  CHECK(with_train("[{pth: a, path: b}]") ==
+        "run.yaml:3:17: data.train[0].pth: unknown key; did you mean \"path\"?");
+  CHECK(with_train("[a, {path: b, weight: 0}]") ==
+        "run.yaml:3:37: data.train[1].weight: expected a number > 0, got \"0\"");
+  CHECK(with_train("[{weight: 1}]") == "run.yaml:3:16: data.train[0]: a source needs a path");
+  CHECK(with_train("[]") ==
+        "run.yaml:3:8: data.train: an empty list; give at least one source such "
+        "as [{path: corpus.txt}]");
+  CHECK(with_train("[{path: a, path: b}]") ==
+        "run.yaml:3:26: data.train[0].path: given twice, first in line 3");
+}
+
+TEST_CASE("all problems are reported at once, in order of place, then the command line") {
+  CHECK(error_of("model: {preset: toi}\n"
+                 "data: {train: a, seq_lenght: 3}\n"
+                 "training: {max_steps: x}\n"
+                 "optimizer: {lr: -3}\n",
+                 {"eval.batches=0", "nothing"}, "devic=cpu") ==
+        "run.yaml:1:17: model.preset: expected one of toy, nanogpt-laptop, gpt2-124m, llama-42m, "
+        "llama-1b, llama-8b, got \"toi\"; did you mean \"toy\"?\n"
+        "run.yaml:2:18: data.seq_lenght: unknown key; did you mean \"seq_length\"?\n"
+        "run.yaml:3:23: training.max_steps: expected a whole number >= 1, got \"x\"\n"
+        "run.yaml:4:17: optimizer.lr: expected a number > 0, got \"-3\"\n"
+        "FP8TRAIN_SET devic=cpu: devic: unknown key; did you mean \"device\"?\n"
+        "--set eval.batches=0: eval.batches: expected a whole number >= 1, got \"0\"\n"
+        "--set nothing: expected key=value such as optimizer.lr=1e-3");
+}
+
+TEST_CASE("many problems are cut short") {
+  std::string text = kBase;
+  for (int i = 0; i < 80; ++i) {
+    text += "unknown" + std::to_string(i) + ": 1\n";
+  }
+  const std::string message = error_of(text);
+  CHECK(std::count(message.begin(), message.end(), '\n') == 50);
+  CHECK(message.ends_with("\n... and 30 more"));
+}
+
+TEST_CASE("YAML beyond plain trees is refused") {
+  CHECK(error_with("optimizer: {lr: &a 1}")
+            .starts_with(
+                "run.yaml:4:17: optimizer.lr: YAML anchors (&name) are not supported, got \"&a\""));
+  CHECK(error_with("optimizer: {lr: !!float 1}")
+            .starts_with("run.yaml:4:17: optimizer.lr: YAML tags are not supported, got "
+                         "\"tag:yaml.org,2002:float\""));
+  const std::string alias = error_with("optimizer: &o {lr: 1}\nscheduler: *o");
+  CHECK(alias.find("run.yaml:4:12: optimizer: YAML anchors") != std::string::npos);
+  CHECK(alias.find("run.yaml:5:12: scheduler: YAML aliases (*name) are not supported") !=
+        std::string::npos);
+  CHECK(error_with("optimizer: {[a]: 1}") ==
+        "run.yaml:4:13: optimizer: a key must be plain text on one line");
+  CHECK(error_with("---\nmodel: {preset: toy}") ==
+        "run.yaml:4:1: a second YAML document; write only one");
+  CHECK(error_of("") == "run.yaml: the file is empty");
+  CHECK(error_of("# nothing\n") == "run.yaml: the file is empty");
+  CHECK(error_of("- a\n- b\n").starts_with("run.yaml:1:1: expected sections and keys, got a list"));
+  CHECK(error_with("optimizer: {lr: 1").starts_with("run.yaml:5:1: not valid YAML: "));
+  CHECK(error_with("\tdevice: cpu").find("not valid YAML") != std::string::npos);
+  CHECK(error_of(std::string("a: \0b", 5)) == "run.yaml: holds a zero byte, so it is not text");
+}
+
+TEST_CASE("size and depth are bounded") {
+  CHECK(error_of(kBase + std::string(size_t{1} << 20, '#')) ==
+        "run.yaml: larger than 1 MiB, which no configuration is");
+  CHECK(error_with("optimizer: " + std::string(20, '[') + std::string(20, ']'))
+            .find("nested deeper than 16 levels") != std::string::npos);
+  CHECK(error_with("optimizer: " + std::string(100000, '[')).starts_with("run.yaml:4:"));
+}
+
+TEST_CASE("--set names itself") {
+  CHECK(error_of(kBase, {"optimizer.lr=abc"}) ==
+        "--set optimizer.lr=abc: optimizer.lr: expected a number > 0, got \"abc\"");
+  CHECK(error_of(kBase, {"optimizer.lrr=1"}) ==
+        "--set optimizer.lrr=1: optimizer.lrr: unknown key; did you mean \"lr\"?");
+  CHECK(error_of(kBase, {"optimizer.lr="}) ==
+        "--set optimizer.lr=: optimizer.lr: expected a number > 0, got nothing");
+  CHECK(error_of(kBase, {"optimizer={lr: 1, lr: 2}"}) ==
+        "--set optimizer={lr: 1, lr: 2}: optimizer.lr: given twice, first in line 1");
+  CHECK(error_of(kBase, {"=1"}) == "--set =1: expected key=value such as optimizer.lr=1e-3");
+  CHECK(error_of(kBase, {"data.train=*.txt"})
+            .starts_with(
+                "--set data.train=*.txt: data.train: YAML aliases (*name) are not supported"));
+}
+
+TEST_CASE("files that cannot be read") {
+  const test::TempDir directory;
+  LoadRequest request;
+  request.path = (directory / "none.yaml").string();
+  CHECK_THROWS_WITH(load_settings(request), Catch::Contains("none.yaml: cannot open"));
+  request.path = directory.path().string();
+  CHECK_THROWS_WITH(load_settings(request), Catch::Contains("is a folder"));
+  request.path = "/dev/zero";
+  CHECK_THROWS_WITH(load_settings(request), Catch::Contains("larger than 1 MiB"));
+}
+
+TEST_CASE("the model is given in exactly one way") {
+  const std::string rest = "data: {train: a}\ntraining: {max_steps: 5}\n";
+  CHECK(error_of(rest) ==
+        "run.yaml: model.preset: missing; give model.preset, model.from or the model's fields");
+  CHECK(error_of("model: {recompute: block}\n" + rest) ==
+        "run.yaml:1:1: model.preset: missing; give model.preset, model.from or the model's fields");
+  CHECK(error_of("model: {preset: toy, from: dir}\n" + rest) ==
+        "run.yaml:1:22: model.from: stands beside model.preset; keep one of them");
+  CHECK(error_of("model: {hidden_size: 8, from: dir}\n" + rest) ==
+        "run.yaml:1:9: model.hidden_size: stands beside model.from, whose config.json has the "
+        "shape; keep one of them");
+  CHECK(error_of("model: {from: dir, recompute: block}\n" + rest) == "loaded");
+  CHECK(error_of("model: {hidden_size: 64, num_hidden_layers: 2, max_position_embeddings: "
+                 "2048}\n" +
+                 rest) ==
+        "run.yaml:1:1: model.num_attention_heads: missing; a model without a preset needs it");
+  CHECK(error_of("model: {preset: toy, attn_pdrop: 0.1}\n" + rest) ==
+        "run.yaml:1:22: model.attn_pdrop: fp8train trains without dropout: set it to 0 or remove "
+        "it");
+  CHECK(error_of("model: {preset: toy, rope_scaling: {factor: 2}}\n" + rest) ==
+        "run.yaml:1:45: model.rope_scaling.factor: has a meaning only with rope_type: llama3");
+}
+
+TEST_CASE("settings that contradict each other") {
+  const std::string head = "model: {preset: toy}\ndata: {train: a}\n";
+  CHECK(error_of(head) ==
+        "run.yaml: training.max_steps: missing; give either max_steps or max_tokens");
+  CHECK(error_of(head + "training: {max_steps: 5, max_tokens: 1M}\n") ==
+        "run.yaml:3:26: training.max_tokens: stands beside training.max_steps; keep one of them");
+  CHECK(error_of(head + "training: {max_tokens: 100}\n") ==
+        "run.yaml:3:12: training.max_tokens: less than one optimizer step of 512 tokens");
+  CHECK(error_of(head + "training: {max_steps: 5, global_batch_size: 12}\n") ==
+        "run.yaml:3:26: training.global_batch_size: 12 is not a multiple of "
+        "training.micro_batch_size 8");
+  CHECK(error_of(head + "training: {max_steps: 5, global_batch_size: 16, "
+                        "gradient_accumulation_steps: 2}\n") ==
+        "run.yaml:3:26: training.global_batch_size: stands beside "
+        "training.gradient_accumulation_steps; keep one of them");
+  CHECK(error_with("scheduler: {warmup_steps: 100}") ==
+        "run.yaml:4:13: scheduler.warmup_steps: the warm-up of 100 steps does not end before the "
+        "run's 100 steps");
+  CHECK(error_with("scheduler: {min_lr: 1}") ==
+        "run.yaml:4:13: scheduler.min_lr: scheduler.min_lr 1 is above optimizer.lr 0.0003");
+  CHECK(error_with("scheduler: {type: wsd}") ==
+        "run.yaml:4:1: scheduler.decay_steps: missing; type wsd needs the length of the final "
+        "decay");
+  CHECK(error_with("scheduler: {decay_steps: 95, warmup_steps: 6}") ==
+        "run.yaml:4:13: scheduler.decay_steps: warm-up (6) and decay (95) together are longer than "
+        "the run's 100 steps");
+  CHECK(error_with("eval: {interval: 5}").starts_with("run.yaml:4:8: eval.interval: asks for"));
+  CHECK(error_of(kBase, {"data.seq_length=65"}) ==
+        "--set data.seq_length=65: data.seq_length: data.seq_length 65 is longer than "
+        "model.max_position_embeddings 64");
+  CHECK(error_of(kBase, {"data.val=b", "data.val_fraction=0.1"}) ==
+        "--set data.val_fraction=0.1: data.val_fraction: stands beside data.val; keep one of them");
+}
+
+TEST_CASE("precision keys that have no meaning or contradict each other") {
+  CHECK(
+      error_with("fp8: {margin: 1}") ==
+      "run.yaml:4:7: fp8.margin: has no meaning with mixed_precision: no; set mixed_precision: fp8 "
+      "or remove the key");
+  CHECK(error_with("mixed_precision: bf16\nprecision: {margin: 1}") ==
+        "run.yaml:5:13: precision.margin: has no meaning with mixed_precision: bf16; set "
+        "mixed_precision: fp8 or remove the key");
+  CHECK(
+      error_with("mixed_precision: fp8\nfp8: {recipe: delayed}\nprecision: {plan: te-delayed}") ==
+      "run.yaml:5:7: fp8.recipe: stands beside precision.plan, which names the row directly; keep "
+      "one of them");
+  CHECK(error_with("precision: {backend: te}")
+            .starts_with(
+                "run.yaml:4:13: precision.backend: unknown key; `backend` belongs to `fp8`"));
+}
+
+TEST_CASE("a misspelled key does not also count as missing, another section's does") {
+  CHECK(error_of("model: {preset: toy}\ntraining: {max_step: 5}\n") ==
+        "run.yaml: data.train: missing; give at least one source such as [{path: corpus.txt}]\n"
+        "run.yaml:2:12: training.max_step: unknown key; did you mean \"max_steps\"?");
+}
+
+}  // namespace
+}  // namespace fp8train

@@ -1,0 +1,211 @@
+#include <catch2/catch.hpp>
+
+#include "config/load_support.h"
+#include "config/presets.h"
+
+namespace fp8train {
+namespace {
+
+using test::kBase;
+using test::load_text;
+
+TEST_CASE("the example of the documentation becomes typed settings") {
+  const Settings s = load_text(R"(
+model: {preset: nanogpt-laptop}            # or from: DIR
+data: {train: [{path: shakespeare.txt}], tokenizer: char, val_fraction: 0.1, seq_length: 64}
+training: {max_steps: 2000, micro_batch_size: 12, seed: 1}
+optimizer: {name: adamw, lr: 1e-3, betas: [0.9, 0.99], weight_decay: 0.1, grad_clip: 1.0}
+scheduler: {type: cosine, warmup_steps: 100, min_lr: 1e-4}
+mixed_precision: fp8
+fp8: {backend: te, recipe: delayed, amax_history_len: 1024}
+device: auto
+)");
+  CHECK(s.model.preset == "nanogpt-laptop");
+  CHECK(s.model.config == find_preset("nanogpt-laptop")->config);
+  REQUIRE(s.data.train.size() == 1);
+  CHECK(s.data.train[0] == DataSource{"shakespeare.txt", "auto", 1.0});
+  CHECK(s.data.tokenizer == "char");
+  CHECK(s.data.val_fraction == 0.1);
+  CHECK(s.training.max_steps == 2000);
+  CHECK(s.training.micro_batch_size == 12);
+  CHECK(s.optimizer.lr == 1e-3);
+  CHECK(s.optimizer.betas == std::array<double, 2>{0.9, 0.99});
+  CHECK(s.scheduler.warmup_steps == 100);
+  CHECK(s.scheduler.min_lr == 1e-4);
+  CHECK(s.precision.mixed_precision == "fp8");
+  CHECK(s.precision.backend == "te");
+  CHECK(s.precision.recipe == "delayed");
+  CHECK(s.precision.amax_history_len == 1024);
+  CHECK_FALSE(s.precision.margin.has_value());
+}
+
+TEST_CASE("every kind of value") {
+  const Settings s = load_text(R"(
+model: {preset: toy, recompute: block}
+data:
+  train: [{path: "a b.txt", weight: 2}, b.jsonl, {path: c, format: LLMC}]
+  val: c.bin
+  shuffle: false
+training: {max_tokens: 1.5M, seed: 18446744073709551615, max_time: 3h50m, micro_batch_size: 1e1}
+fp8: {format: HYBRID, override_linear_precision: [false, false, true], power_2_scale: true,
+      exempt: ["*.down", h.0], min_dimension: 32, first_blocks: 1, amax_compute_algo: most_recent}
+mixed_precision: fp8
+sample: {prompts: ["a\nb", 12]}
+)");
+  CHECK(s.model.recompute == Recompute::block);
+  CHECK(s.data.train ==
+        std::vector<DataSource>{{"a b.txt", "auto", 2}, {"b.jsonl", "auto", 1}, {"c", "llmc", 1}});
+  CHECK(s.data.val == std::vector<DataSource>{{"c.bin", "auto", 1}});
+  CHECK_FALSE(s.data.shuffle);
+  CHECK(s.training.max_tokens == 1'500'000);
+  CHECK(s.training.seed == UINT64_MAX);
+  CHECK(s.training.max_time_seconds == 13800);
+  CHECK(s.training.micro_batch_size == 10);
+  CHECK(s.precision.format == "hybrid");
+  CHECK(s.precision.override_linear_precision == std::vector<bool>{false, false, true});
+  CHECK(s.precision.power_2_scale == true);
+  CHECK(s.precision.exemptions.patterns == std::vector<std::string>{"*.down", "h.0"});
+  CHECK(s.precision.exemptions.min_dimension == 32);
+  CHECK(s.precision.exemptions.first_blocks == 1);
+  CHECK(s.precision.amax_compute_algo == "most_recent");
+  CHECK(s.sample.prompts == std::vector<std::string>{"a\nb", "12"});
+}
+
+TEST_CASE("defaults < preset < file < environment < --set, a later --set winning") {
+  const std::string no_length = kBase;
+  CHECK(Settings{}.data.seq_length == 1024);
+  CHECK(load_text(kBase).data.seq_length == 64);
+  const std::string file =
+      "model: {preset: toy}\ndata: {train: a, seq_length: 32}\n"
+      "training: {max_steps: 9}\n";
+  CHECK(load_text(file).data.seq_length == 32);
+  CHECK(load_text(file, {}, "data.seq_length=16; device=cpu;").data.seq_length == 16);
+  CHECK(load_text(file, {}, "data.seq_length=16; device=cpu;").device == "cpu");
+  CHECK(load_text(file, {"data.seq_length=8"}, "data.seq_length=16").data.seq_length == 8);
+  CHECK(load_text(file, {"data.seq_length=8", "data.seq_length=4"}).data.seq_length == 4);
+  // A preset named later still stands below the file.
+  CHECK(load_text(file, {"model.preset=llama-42m"}).data.seq_length == 32);
+  CHECK(load_text(file, {"model.preset=llama-42m"}).model.config.hidden_size == 512);
+}
+
+TEST_CASE("--set takes flow YAML and whole sections") {
+  const Settings s = load_text(
+      kBase, {"data.train=[{path: x, weight: 3}, y]", "optimizer={lr: 2e-3, betas: [0.5, 0.6]}",
+              "sample.prompts=Once upon a time"});
+  CHECK(s.data.train == std::vector<DataSource>{{"x", "auto", 3}, {"y", "auto", 1}});
+  CHECK(s.optimizer.lr == 2e-3);
+  CHECK(s.optimizer.betas == std::array<double, 2>{0.5, 0.6});
+  CHECK(s.sample.prompts == std::vector<std::string>{"Once upon a time"});
+}
+
+TEST_CASE("of rivals the one with the higher precedence stays") {
+  const Settings s = load_text(kBase, {"training.max_tokens=1M"});
+  CHECK(s.training.max_steps == 0);
+  CHECK(s.training.max_tokens == 1'000'000);
+  const Settings t = load_text(
+      "model: {preset: toy}\ndata: {train: a}\n"
+      "training: {max_steps: 5, gradient_accumulation_steps: 3}\n",
+      {"training.global_batch_size=32"});
+  CHECK(t.training.gradient_accumulation_steps == 4);
+  CHECK(t.training.global_batch_size == 32);
+}
+
+TEST_CASE("a model by the fields of a Hugging Face config.json") {
+  const std::string rest = "data: {train: a}\ntraining: {max_steps: 5}\n";
+  const ModelConfig llama = load_text(R"(
+model: {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256, "intermediate_size": 512,
+  "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": null, "head_dim": null,
+  "max_position_embeddings": 2048, "rms_norm_eps": 1e-06, "rope_theta": 500000.0, "attention_bias": true,
+  "attention_dropout": 0.0, "hidden_act": "silu", "tie_word_embeddings": true, "vocab_size": 1000,
+  "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 4096, "rope_type": "llama3"}, "torch_dtype": "bfloat16",
+  "bos_token_id": 1, "eos_token_id": 2, "use_cache": true, "initializer_range": 0.01}
+)" + rest)
+                                .model.config;
+  CHECK(llama.family == ModelFamily::llama);
+  CHECK(llama.hidden_size == 256);
+  CHECK(llama.num_key_value_heads == 0);
+  CHECK(llama.norm_eps == 1e-6F);
+  CHECK(llama.rope_theta == 500000);
+  REQUIRE(llama.rope_scaling);
+  CHECK(*llama.rope_scaling == Llama3RopeScaling{32, 1, 4, 4096});
+  CHECK(llama.qkv_bias);
+  CHECK(llama.attention_output_bias);
+  CHECK_FALSE(llama.mlp_bias);
+  CHECK(llama.eos_token_id == 2);
+
+  const ModelConfig gpt2 =
+      load_text(
+          "model: {model_type: gpt2, n_embd: 64, n_layer: 2, n_head: 4, n_positions: 1024, "
+          "n_inner: "
+          "null, layer_norm_epsilon: 1e-5, activation_function: gelu_new, attn_pdrop: 0.0}\n" +
+          rest)
+          .model.config;
+  CHECK(gpt2.family == ModelFamily::gpt2);
+  CHECK(gpt2.norm == NormKind::layer_norm);
+  CHECK(gpt2.mlp == MlpKind::gelu);
+  CHECK(gpt2.positions == PositionKind::learned);
+  CHECK(gpt2.qkv_bias);
+  CHECK(gpt2.norm_bias);
+  CHECK(gpt2.tie_word_embeddings);
+  CHECK(gpt2.hidden_size == 64);
+  CHECK(gpt2.max_position_embeddings == 1024);
+
+  const ModelConfig qwen3 = load_text(
+                                "model: {model_type: qwen3, hidden_size: 64, num_hidden_layers: 2, "
+                                "num_attention_heads: 4, "
+                                "max_position_embeddings: 4096, head_dim: 32, rope_parameters: "
+                                "{rope_theta: 1e6, rope_type: "
+                                "default}}\n" +
+                                rest)
+                                .model.config;
+  CHECK(qwen3.qk_norm);
+  CHECK(qwen3.head_dim == 32);
+  CHECK(qwen3.rope_theta == 1e6);
+}
+
+TEST_CASE("fields override a preset") {
+  const Settings s = load_text(
+      "model: {num_hidden_layers: 6, preset: toy}\n"
+      "data: {train: a}\ntraining: {max_steps: 5}\n");
+  CHECK(s.model.config.num_hidden_layers == 6);
+  CHECK(s.model.config.hidden_size == 64);
+}
+
+TEST_CASE("precision.plan names the row, with tuning keys in either section") {
+  const Settings s = load_text(kBase + "precision: {plan: te-delayed, margin: 1}\n");
+  CHECK(s.precision.plan == "te-delayed");
+  CHECK(s.precision.margin == 1);
+  CHECK(load_text(kBase + "precision: {plan: te-delayed}\nfp8: {margin: 2}\n").precision.margin ==
+        2);
+}
+
+TEST_CASE("a section without keys is an empty section") {
+  CHECK(load_text(kBase + "optimizer:\n").optimizer == OptimizerSettings{});
+}
+
+TEST_CASE("presets have the published sizes") {
+  const auto parameters = [](const std::string& name) {
+    const ModelConfig& c = find_preset(name)->config;
+    const bool gated = c.mlp == MlpKind::swiglu;
+    const int64_t bias_count =
+        c.qkv_bias ? c.qkv_width() + 2 * c.hidden_size + c.intermediate_size : 0;
+    const int64_t norm = c.hidden_size * (c.norm == NormKind::layer_norm && c.norm_bias ? 2 : 1);
+    const int64_t block =
+        c.hidden_size * c.qkv_width() + c.num_attention_heads * c.head_dim * c.hidden_size +
+        (gated ? 3 : 2) * c.hidden_size * c.intermediate_size + bias_count + 2 * norm;
+    const int64_t tables =
+        c.vocab_size * c.hidden_size * (c.tie_word_embeddings ? 1 : 2) +
+        (c.positions == PositionKind::learned ? c.max_position_embeddings * c.hidden_size : 0);
+    return c.num_hidden_layers * block + tables + norm;
+  };
+  CHECK(parameters("gpt2-124m") == 124'439'808);
+  CHECK(parameters("llama-1b") == 1'235'814'400);
+  CHECK(parameters("llama-8b") == 8'030'261'248);
+  CHECK(parameters("llama-42m") == 41'558'528);
+  // nanoGPT reports 0.80M without the position table for this shape and 65 characters.
+  CHECK(parameters("nanogpt-laptop") + 65 * 128 - 64 * 128 == 795'904);
+}
+
+}  // namespace
+}  // namespace fp8train

@@ -1,0 +1,120 @@
+#include "config/show.h"
+
+#include <catch2/catch.hpp>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "config/field_table.h"
+#include "config/load_support.h"
+#include "config/presets.h"
+
+namespace fp8train {
+namespace {
+
+using test::kBase;
+using test::load_text;
+
+/// Loads what show prints, in both forms, and compares.
+void check_round_trip(const Settings& settings) {
+  for (const bool resolved : {true, false}) {
+    for (const bool comments : {true, false}) {
+      const std::string text = show_settings(settings, resolved, comments);
+      CAPTURE(text);
+      CHECK(load_text(text) == settings);
+    }
+  }
+}
+
+std::string content_of(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+TEST_CASE("every preset survives show and load") {
+  for (const Preset& preset : presets()) {
+    check_round_trip(
+        load_text("data: {train: a}\ntraining: {max_steps: 7}\n", {"model.preset=" + preset.name}));
+  }
+}
+
+TEST_CASE("every example configuration loads and survives show and load") {
+  size_t count = 0;
+  const auto folder = std::filesystem::path(FP8TRAIN_SOURCE_DIR) / "configs";
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().extension() == ".yaml") {
+      CAPTURE(entry.path());
+      LoadRequest request;
+      request.path = entry.path().string();
+      check_round_trip(load_settings(request));
+      ++count;
+    }
+  }
+  CHECK(count >= 7);
+}
+
+TEST_CASE("settings of every kind survive show and load") {
+  check_round_trip(load_text(
+      kBase, {"precision={plan: te-delayed, margin: 3, exempt: [\"*.a\", b]}",
+              "training.max_tokens=3M", "training.max_time=90.5", "training.global_batch_size=64",
+              "output_dir=\"no\"", "sample.prompts=[\"a\\n\\t\\\"\\\\\", \"\", \"1\", ü]",
+              "data.val=[{path: \"x y: #z\", weight: 0.1}]"}));
+  check_round_trip(
+      load_text("model: {from: some/dir}\ndata: {train: a}\ntraining: {max_steps: 2}\n"
+                "mixed_precision: fp8\nfp8: {override_linear_precision: [true, false, "
+                "true], use_autocast_during_eval: false}\n"));
+  check_round_trip(
+      load_text("model: {model_type: gpt2, n_embd: 64, n_layer: 2, n_head: 4, "
+                "n_positions: 1024, norm_bias: false}\ndata: {train: a}\n"
+                "training: {max_steps: 2}\n"));
+  check_round_trip(load_text(kBase, {"model.rope_scaling={rope_type: llama3, factor: 16}"}));
+  check_round_trip(
+      load_text(kBase, {"model.preset=llama-8b", "model.rope_scaling.rope_type=default"}));
+}
+
+TEST_CASE("unresolved shows only what differs") {
+  CHECK(show_settings(load_text(kBase), false) ==
+        "model:\n  preset: toy\n"
+        "data:\n  train: [{path: a.txt, format: auto, weight: 1}]\n"
+        "training:\n  max_steps: 100\n");
+}
+
+TEST_CASE("resolved names every key") {
+  const std::string text = show_settings(load_text(kBase), true);
+  for (const Field& field : field_table()) {
+    const std::string leaf = field.key.substr(field.key.rfind('.') + 1);
+    CAPTURE(field.key);
+    CHECK((field.input_only || text.find(leaf + ":") != std::string::npos));
+  }
+}
+
+TEST_CASE("explain prints documentation, type, default and aliases") {
+  CHECK(explain_key("optimizer.lr") ==
+        "optimizer.lr\n  Peak learning rate\n  accepts: a number > 0\n  default: 0.0003\n");
+  CHECK(explain_key("model.n_embd").find("also: model.n_embd") != std::string::npos);
+  CHECK(explain_key("eval").find("eval.interval: Steps between evaluations") != std::string::npos);
+  CHECK_THROWS_WITH(explain_key("optimizer.lrr"),
+                    "optimizer.lrr: unknown key; did you mean \"lr\"?");
+}
+
+TEST_CASE("every field is documented and its defaults are accepted") {
+  for (const Field& field : field_table()) {
+    CAPTURE(field.key);
+    CHECK_FALSE(field.doc.empty());
+    CHECK(field.doc.back() != '.');
+    CHECK_FALSE(field.accepts.empty());
+    CHECK(find_field(field.key) == &field);
+    for (const std::string& alias : field.aliases) {
+      CHECK(find_field(alias) == &field);
+    }
+  }
+}
+
+TEST_CASE("the committed documentation page is the generated one") {
+  const auto page = std::filesystem::path(FP8TRAIN_SOURCE_DIR) / "docs" / "configuration.md";
+  // Refresh it with: fp8train config docs > docs/configuration.md
+  CHECK(content_of(page) == configuration_page());
+}
+
+}  // namespace
+}  // namespace fp8train
