@@ -4,12 +4,12 @@
 
 namespace fp8train {
 
-void check(bool condition, const char* message, std::source_location place) {
+void check(bool condition, const char* message, const char* file, int line,
+           const char* function) {
   if (condition) {
     return;
   }
-  throw InternalError(fmt::format("{}:{}: {}: {}", place.file_name(), place.line(),
-                                  place.function_name(), message));
+  throw InternalError(fmt::format("{}:{}: {}: {}", file, line, function, message));
 }
 
 }  // namespace fp8train

@@ -2,7 +2,6 @@
 // Typed errors. Libraries throw these, never print and never exit; apps/ turns one into one message
 // and an exit code. A message says what happened, where (file, line, tensor, key) and what to do.
 
-#include <source_location>
 #include <stdexcept>
 #include <string>
 
@@ -50,7 +49,8 @@ class InternalError : public Error {
 
 /// Throws InternalError with the caller's place unless `condition` holds. For programmer errors,
 /// not for bad input.
-void check(bool condition, const char* message,
-           std::source_location place = std::source_location::current());
+/// The place is the compiler's builtins rather than std::source_location, which clang 14 does not have.
+void check(bool condition, const char* message, const char* file = __builtin_FILE(),
+           int line = __builtin_LINE(), const char* function = __builtin_FUNCTION());
 
 }  // namespace fp8train

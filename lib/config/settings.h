@@ -28,6 +28,10 @@ struct TrainingSettings {
   int64_t max_tokens = 0;
   int64_t micro_batch_size = 8;  ///< sequences
   int64_t gradient_accumulation_steps = 1;
+  /// Sequences per optimizer step over all ranks; 0: not asked for. When set, it decides:
+  /// gradient_accumulation_steps then holds the value for one rank, and a run on more ranks
+  /// divides.
+  int64_t global_batch_size = 0;
   uint64_t seed = 1;
   double z_loss = 0.0;
   int64_t head_chunk_rows = 0;  ///< rows of logits alive at a time; 0: chosen from the vocabulary

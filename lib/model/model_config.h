@@ -44,7 +44,7 @@ struct ModelConfig {
   bool qkv_bias = false;  ///< on the q, k, v projections
   bool attention_output_bias = false;
   bool mlp_bias = false;
-  bool norm_bias = true;  ///< LayerNorm only
+  bool norm_bias = true;  ///< LayerNorm's additive term; RMSNorm has none
   bool qk_norm = false;   ///< RMSNorm over each head of q and k (Qwen3)
   float initializer_range = 0.02F;
   int64_t bos_token_id = -1;  ///< -1: none

@@ -3,9 +3,9 @@
 // code this program writes, on host and device. Branch-free and exact for subnormals. They assume
 // the default rounding mode and no flush-to-zero.
 //
-// NaN keeps its sign and becomes the one quiet NaN of the format: bf16 0x7FC0, fp16 0x7E00, e4m3
-// 0x7F, e5m2 0x7E (as in cuda_fp8.h). Negative zero stays, and so does the sign of a value that
-// underflows.
+// NaN loses sign and payload and becomes the canonical NaN of CUDA's conversions, so that a kernel
+// that uses the cvt instruction writes the same code: fp16 and bf16 0x7FFF, e4m3 and e5m2 0x7F.
+// Negative zero stays, and so does the sign of a value that underflows.
 
 #include <cstdint>
 
@@ -22,7 +22,7 @@ template <>
 struct FormatLayout<f16> {
   using Code = uint16_t;
   static constexpr uint32_t kMantissaBits = 10, kBias = 15, kSignShift = 16;
-  static constexpr uint32_t kMaxCode = 0x7BFF, kOverflowCode = 0x7C00, kNanCode = 0x7E00;
+  static constexpr uint32_t kMaxCode = 0x7BFF, kOverflowCode = 0x7C00, kNanCode = 0x7FFF;
 };
 template <>
 struct FormatLayout<e4m3> {
@@ -34,7 +34,7 @@ template <>
 struct FormatLayout<e5m2> {
   using Code = uint8_t;
   static constexpr uint32_t kMantissaBits = 2, kBias = 15, kSignShift = 24;
-  static constexpr uint32_t kMaxCode = 0x7B, kOverflowCode = 0x7C, kNanCode = 0x7E;
+  static constexpr uint32_t kMaxCode = 0x7B, kOverflowCode = 0x7C, kNanCode = 0x7F;
 };
 
 namespace detail {
@@ -67,8 +67,8 @@ FP8TRAIN_HD T encode_limited(float value, uint32_t limit_code) {
   const uint32_t magnitude = bits & ~kSignMask;
   const uint32_t rounded = rounded_magnitude<T>(magnitude);
   const uint32_t limited = rounded < limit_code ? rounded : limit_code;
-  const uint32_t code = magnitude > kInfBits ? Layout::kNanCode : limited;
-  return T{static_cast<typename Layout::Code>(code | ((bits & kSignMask) >> Layout::kSignShift))};
+  const uint32_t number = limited | ((bits & kSignMask) >> Layout::kSignShift);
+  return T{static_cast<typename Layout::Code>(magnitude > kInfBits ? Layout::kNanCode : number)};
 }
 
 /// condition ? yes : no by masks: a chain of conditional expressions would become jumps.
@@ -165,8 +165,8 @@ FP8TRAIN_HD bf16 encode<bf16>(float value) {
   const uint32_t bits = bits_of(value);
   const uint32_t magnitude = bits & ~detail::kSignMask;
   const uint32_t rounded = (magnitude + 0x7FFFU + ((magnitude >> 16) & 1U)) >> 16;
-  const uint32_t code = magnitude > detail::kInfBits ? 0x7FC0U : rounded;
-  return bf16{static_cast<uint16_t>(code | ((bits & detail::kSignMask) >> 16))};
+  const uint32_t number = rounded | ((bits & detail::kSignMask) >> 16);
+  return bf16{static_cast<uint16_t>(magnitude > detail::kInfBits ? 0x7FFFU : number)};
 }
 template <>
 FP8TRAIN_HD int8_t encode<int8_t>(float value) {
@@ -200,7 +200,8 @@ FP8TRAIN_HD e8m0 encode_e8m0_round_up(float value) {
 }
 
 /// Element access for kernels that are templates on their element type: float, bf16 or f16. The
-/// store rounds as encode does.
+/// store rounds as encode does, except that what is too large for fp16 becomes infinity: dynamic
+/// loss scaling has to see an overflow.
 FP8TRAIN_HD float load_as_float(const float* from) {
   return *from;
 }
@@ -217,7 +218,7 @@ FP8TRAIN_HD void store_from_float(bf16* to, float value) {
   *to = encode<bf16>(value);
 }
 FP8TRAIN_HD void store_from_float(f16* to, float value) {
-  *to = encode<f16>(value);
+  *to = encode_no_saturate<f16>(value);
 }
 
 }  // namespace fp8train

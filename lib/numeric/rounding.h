@@ -61,9 +61,9 @@ FP8TRAIN_HD T encode_stochastic(float value, uint32_t random_bits) {
 
   const uint32_t rounded = magnitude < kMinNormal ? subnormal : normal;
   const uint32_t limited = rounded < Layout::kMaxCode ? rounded : Layout::kMaxCode;
-  const uint32_t code = magnitude > detail::kInfBits ? Layout::kNanCode : limited;
-  return T{static_cast<typename Layout::Code>(code |
-                                              ((bits & detail::kSignMask) >> Layout::kSignShift))};
+  const uint32_t number = limited | ((bits & detail::kSignMask) >> Layout::kSignShift);
+  const uint32_t code = magnitude > detail::kInfBits ? Layout::kNanCode : number;
+  return T{static_cast<typename Layout::Code>(code)};
 }
 /// bf16: a finite value never becomes infinite (beyond the largest bf16 it becomes that one);
 /// infinity stays.
@@ -74,8 +74,8 @@ FP8TRAIN_HD bf16 encode_stochastic<bf16>(float value, uint32_t random_bits) {
   const uint32_t rounded = (magnitude + (random_bits >> 16)) >> 16;
   const uint32_t limited = rounded < 0x7F7FU ? rounded : 0x7F7FU;
   const uint32_t finite_or_inf = magnitude == detail::kInfBits ? 0x7F80U : limited;
-  const uint32_t code = magnitude > detail::kInfBits ? 0x7FC0U : finite_or_inf;
-  return bf16{static_cast<uint16_t>(code | ((bits & detail::kSignMask) >> 16))};
+  const uint32_t number = finite_or_inf | ((bits & detail::kSignMask) >> 16);
+  return bf16{static_cast<uint16_t>(magnitude > detail::kInfBits ? 0x7FFFU : number)};
 }
 
 }  // namespace fp8train

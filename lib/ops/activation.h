@@ -1,5 +1,6 @@
 #pragma once
-// Activations of the MLPs. Element types fp32, bf16 or fp16; arithmetic fp32.
+// Activations of the MLPs. Element types fp32, bf16 or fp16, one for all views of a call;
+// arithmetic fp32.
 
 #include "device/stream.h"
 #include "tensor/view.h"

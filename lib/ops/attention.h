@@ -7,6 +7,8 @@
 
 namespace fp8train::ops {
 
+constexpr int64_t kMaxHeadDim = 256;
+
 /// Queries, keys and values as slices of wider rows, such as the fused projection [B * T, (H + 2
 /// Hkv) * D].
 struct AttentionShape {
@@ -15,7 +17,7 @@ struct AttentionShape {
   int64_t key_length = 0;    ///< Tk >= Tq; query i sees keys 0 .. Tk - Tq + i
   int64_t heads = 0;         ///< H
   int64_t kv_heads = 0;      ///< Hkv, divides H
-  int64_t head_dim = 0;      ///< D
+  int64_t head_dim = 0;      ///< D, at most kMaxHeadDim
   float scale = 1.0F;        ///< of the scores, 1 / sqrt(D)
 };
 
@@ -28,12 +30,15 @@ struct HeadsView {
   int64_t length_capacity = 0;  ///< rows per sequence in memory (>= length; larger for a KV cache)
 };
 
-/// out: [B * Tq, H * D] (a HeadsView too), log_sum_exp: fp32 [B, H, Tq] kept for backward. q, k, v,
-/// out share one element type.
+/// out: [B * Tq, H * D] (a HeadsView too), log_sum_exp: fp32 [B, H, Tq] kept for backward (may be
+/// empty where none follows). q, k, v, out share one element type; soft-max and sums are fp32. On
+/// the cpu the bits are the same for any number of threads, but differ between x86 levels with and
+/// without fused multiply-add.
 void attention_forward(Stream stream, const AttentionShape& shape, HeadsView q, HeadsView k,
                        HeadsView v, HeadsView out, View log_sum_exp);
 
-/// Writes dq, dk, dv (each a slice like q, k, v). Needs query_length == key_length.
+/// Writes dq, dk, dv (each a slice like q, k, v, and of their type; none may overlap an input).
+/// Needs query_length == key_length.
 /// `scratch`: fp32, attention_backward_scratch(shape) elements.
 void attention_backward(Stream stream, const AttentionShape& shape, HeadsView q, HeadsView k,
                         HeadsView v, HeadsView out, View log_sum_exp, HeadsView dout, HeadsView dq,

@@ -1,6 +1,7 @@
 #pragma once
-// RMSNorm and LayerNorm over the last dimension. x, y, dx, dy: [rows, n] in fp32, bf16 or fp16;
-// weight, bias and their gradients: fp32 [n]. Row statistics and arithmetic are fp32.
+// RMSNorm and LayerNorm over the last dimension. x, y, dx, dy: [rows, n] in fp32, bf16 or fp16,
+// where y and dy may have another type than x and dx; weight, bias and their gradients: fp32 [n].
+// Row statistics and arithmetic are fp32.
 
 #include "device/stream.h"
 #include "tensor/view.h"

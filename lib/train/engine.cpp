@@ -85,6 +85,12 @@ void Engine::end_step(float lr, bool collect_statistics) {
   model_.refresh_weights(context(true, collect_statistics), false);
 }
 
+void Engine::calibrate(const Batch& batch) {
+  begin_step();
+  micro_batch(batch, 0, false);
+  weights_changed();
+}
+
 LossReport Engine::step_loss() const {
   return read_totals(kTrainingTotals);
 }

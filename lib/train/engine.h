@@ -65,6 +65,10 @@ class Engine {
     end_step(lr, collect_statistics);
   }
 
+  /// Sets the scales of delayed rows from a batch without training: a forward and backward pass
+  /// whose gradients are dropped.
+  void calibrate(const Batch& batch);
+
   /// Loss of the last step; waits for the device.
   LossReport step_loss() const;
 

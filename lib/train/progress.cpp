@@ -57,7 +57,9 @@ std::string describe(const ProgressReport& report) {
 Progress::Progress(Style style, std::FILE* out, const std::filesystem::path& log)
     : style_(style), out_(out), log_(log, std::ios::app) {}
 
-Progress::~Progress() { finish(); }
+Progress::~Progress() {
+  finish();
+}
 
 void Progress::show(const ProgressReport& report) {
   log_ << describe(report) << std::endl;

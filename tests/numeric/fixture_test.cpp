@@ -36,9 +36,7 @@ size_t wrong_codes(const std::string& table_name, bool saturate) {
     const uint32_t expected = static_cast<uint8_t>(table[bits & 0x7FFF]) | sign;
     const T code = saturate ? encode<T>(x) : encode_no_saturate<T>(x);
     const T other{static_cast<uint8_t>(expected)};
-    const bool same = std::isnan(decode(other))
-                          ? std::isnan(decode(code)) && (code.bits & 0x80U) == sign
-                          : code.bits == expected;
+    const bool same = std::isnan(decode(other)) ? std::isnan(decode(code)) : code.bits == expected;
     wrong += same ? 0 : 1;
   }
   return wrong;

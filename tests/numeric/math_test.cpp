@@ -37,8 +37,8 @@ double ulp_error(float got, double exact) {
   return std::fabs(static_cast<double>(got) - exact) / std::ldexp(1.0, exponent - 23);
 }
 
-/// All fp32 patterns with |x| in [low, high] in steps of a prime, both signs unless `low` is
-/// negative-free by `positive_only`.
+/// Every `step`-th fp32 pattern between two positive numbers, and its negative unless
+/// `positive_only`.
 std::vector<float> sweep(float low, float high, uint32_t step, bool positive_only = false) {
   std::vector<float> inputs;
   for (uint64_t bits = bits_of(low); bits <= bits_of(high); bits += step) {

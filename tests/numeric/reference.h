@@ -52,10 +52,9 @@ std::vector<double> magnitudes() {
   return values;
 }
 
-/// Nearest code of a finite or infinite magnitude, ties to the even code; max_code + 1 stands for
-/// overflow.
+/// Nearest code of a magnitude, ties to the even code; max_code + 1 stands for overflow and NaN.
 inline uint32_t nearest_code(const std::vector<double>& values, double magnitude) {
-  if (magnitude >= values.back()) {
+  if (!(magnitude < values.back())) {
     return static_cast<uint32_t>(values.size() - 1);
   }
   const auto above = std::upper_bound(values.begin(), values.end(), magnitude);

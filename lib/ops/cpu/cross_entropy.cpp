@@ -1,5 +1,5 @@
 // Compiled once per x86-64 level. One thread works on a row. A row is taken in blocks of
-// kSumBlock; sixteen partial sums per block in fp32, the blocks in fp64: the same bits at every
+// kSumBlock; 64 partial sums per block in fp32, the blocks in fp64: the same bits at every
 // level and for any number of threads.
 
 #include "numeric/math.h"
@@ -9,45 +9,44 @@
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 namespace {
 
-constexpr int64_t kSumBlock = 512;  // a multiple of kLanes
+constexpr int64_t kSumBlock = 512;  // a multiple of kRowLanes
+/// Partial results of a row: element i goes to lane i % 64. More lanes than the compiler unrolls,
+/// so that it vectorizes a loop over them.
+constexpr int64_t kRowLanes = 64;
 
 template <typename X>
 FP8TRAIN_HD float row_maximum(const X* x, int64_t count) {
-  const float lowest = -float_of(0x7F800000U);
-  float block[kSumBlock];
-  FloatLanes largest = FloatLanes{} + lowest;
-  for (int64_t begin = 0; begin < count; begin += kSumBlock) {
-    const int64_t length = minimum(kSumBlock, count - begin);
-    for (int64_t i = 0; i < length; ++i) {
-      block[i] = load_as_float(x + begin + i);
-    }
-    int64_t padded = length;
-    while (padded % kLanes != 0) {
-      block[padded++] = lowest;
-    }
-    for (int64_t i = 0; i < padded; i += kLanes) {
-      FloatLanes values;
-      __builtin_memcpy(&values, block + i, sizeof(values));
-      largest = values > largest ? values : largest;
+  float lanes[kRowLanes];
+  for (int64_t lane = 0; lane < kRowLanes; ++lane) {
+    lanes[lane] = -float_of(0x7F800000U);
+  }
+  const int64_t whole = count / kRowLanes * kRowLanes;
+  for (int64_t begin = 0; begin < whole; begin += kRowLanes) {
+    for (int64_t lane = 0; lane < kRowLanes; ++lane) {
+      const float value = load_as_float(x + begin + lane);
+      lanes[lane] = value > lanes[lane] ? value : lanes[lane];
     }
   }
-  float result = lowest;
-  for (int64_t lane = 0; lane < kLanes; ++lane) {
-    result = largest[lane] > result ? largest[lane] : result;
+  for (int64_t i = whole; i < count; ++i) {
+    const float value = load_as_float(x + i);
+    lanes[0] = value > lanes[0] ? value : lanes[0];
   }
-  return result;
+  float largest = lanes[0];
+  for (int64_t lane = 1; lane < kRowLanes; ++lane) {
+    largest = lanes[lane] > largest ? lanes[lane] : largest;
+  }
+  return largest;
 }
 
+/// Element i in partial sum i % 64, then a tree. `padded` is a multiple of 64.
 FP8TRAIN_HD float sum_of_lanes(const float* block, int64_t padded) {
-  FloatLanes sums = {};
-  for (int64_t i = 0; i < padded; i += kLanes) {
-    FloatLanes values;
-    __builtin_memcpy(&values, block + i, sizeof(values));
-    sums += values;
+  float lanes[kRowLanes] = {};
+  for (int64_t begin = 0; begin < padded; begin += kRowLanes) {
+    for (int64_t lane = 0; lane < kRowLanes; ++lane) {
+      lanes[lane] += block[begin + lane];
+    }
   }
-  float lanes[kLanes];
-  __builtin_memcpy(lanes, &sums, sizeof(sums));
-  for (int64_t width = kLanes / 2; width > 0; width /= 2) {
+  for (int64_t width = kRowLanes / 2; width > 0; width /= 2) {
     for (int64_t lane = 0; lane < width; ++lane) {
       lanes[lane] += lanes[lane + width];
     }
@@ -71,7 +70,7 @@ FP8TRAIN_HD double sum_of_exponentials(X* x, int64_t count, float maximum, bool 
       }
     }
     int64_t padded = length;
-    while (padded % kLanes != 0) {
+    while (padded % kRowLanes != 0) {
       block[padded++] = 0.0F;
     }
     sum += static_cast<double>(sum_of_lanes(block, padded));
@@ -106,14 +105,16 @@ FP8TRAIN_HD float cross_entropy_row(X* x, int64_t columns, int64_t vocabulary, i
       static_cast<float>(sum_of_exponentials(x, vocabulary, maximum, call.write_gradient));
   const float log_sum = log_f32(sum);
   const float log_sum_exp = maximum + log_sum;
-  const float loss = (log_sum - target_shifted) + call.z_loss * (log_sum_exp * log_sum_exp);
+  // Without z-loss its square must not matter: it may overflow.
+  const float z_term = call.z_loss == 0.0F ? 0.0F : call.z_loss * (log_sum_exp * log_sum_exp);
+  const float loss = (log_sum - target_shifted) + z_term;
   if (!call.write_gradient) {
     return loss;
   }
   const float scale = call.gradient_scale == nullptr ? 1.0F : *call.gradient_scale;
-  const float slope = 1.0F + 2.0F * call.z_loss * log_sum_exp;
+  const float z_slope = 2.0F * call.z_loss * log_sum_exp;
   const float inverse = 1.0F / sum;
-  const float factor = inverse * slope * scale;
+  const float factor = inverse * (1.0F + z_slope) * scale;
   for (int64_t c = 0; c < vocabulary; ++c) {
     if constexpr (dtype_of<X>() == DType::f32) {
       x[c] *= factor;
@@ -121,7 +122,8 @@ FP8TRAIN_HD float cross_entropy_row(X* x, int64_t columns, int64_t vocabulary, i
       store_from_float(x + c, exp_f32(load_as_float(x + c) - maximum) * factor);
     }
   }
-  store_from_float(x + target, (exp_f32(target_shifted) * inverse * slope - 1.0F) * scale);
+  const float p = exp_f32(target_shifted) * inverse;
+  store_from_float(x + target, ((p - 1.0F) + p * z_slope) * scale);
   zero_row(x, vocabulary, columns);
   return loss;
 }

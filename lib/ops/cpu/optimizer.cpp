@@ -8,31 +8,26 @@ namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 namespace {
 
 constexpr int64_t kSquaresChunk = 4096;  // part of the definition of sum_of_squares
-typedef double DoubleLanes __attribute__((vector_size(128)));
 
 /// Sixteen fp64 sums, element i in lane i % 16, then a tree. A square of an fp32 number is exact
 /// in fp64.
 template <typename X>
 FP8TRAIN_HD double chunk_sum_of_squares(const X* x, int64_t count) {
-  DoubleLanes sums = {};
-  double block[kLanes];
-  for (int64_t begin = 0; begin < count; begin += kLanes) {
-    const int64_t length = minimum(kLanes, count - begin);
-    if (length == kLanes) {
-      for (int64_t i = 0; i < kLanes; ++i) {
-        block[i] = static_cast<double>(load_as_float(x + begin + i));
-      }
-    } else {
-      for (int64_t i = 0; i < kLanes; ++i) {
-        block[i] = i < length ? static_cast<double>(load_as_float(x + begin + i)) : 0.0;
-      }
-    }
-    DoubleLanes values;
-    __builtin_memcpy(&values, block, sizeof(values));
-    sums += values * values;
+  double lanes[kLanes] = {};
+  float rest[kLanes] = {};
+  const int64_t whole = count / kLanes * kLanes;
+  for (int64_t i = whole; i < count; ++i) {
+    rest[i - whole] = load_as_float(x + i);
   }
-  double lanes[kLanes];
-  __builtin_memcpy(lanes, &sums, sizeof(sums));
+  for (int64_t begin = 0; begin < whole; begin += kLanes) {
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
+      const double value = static_cast<double>(load_as_float(x + begin + lane));
+      lanes[lane] += value * value;
+    }
+  }
+  for (int64_t lane = 0; lane < kLanes; ++lane) {
+    lanes[lane] += static_cast<double>(rest[lane]) * static_cast<double>(rest[lane]);
+  }
   for (int64_t width = kLanes / 2; width > 0; width /= 2) {
     for (int64_t lane = 0; lane < width; ++lane) {
       lanes[lane] += lanes[lane + width];

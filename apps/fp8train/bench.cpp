@@ -1,0 +1,86 @@
+#include "bench.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/philox.h"
+#include "ops/elementwise.h"
+#include "ops/gemm.h"
+#include "ops/quantize.h"
+#include "tensor/tensor.h"
+
+namespace fp8train {
+namespace {
+
+constexpr size_t kLeastRepetitions = 3;
+
+/// Uniform values in [-1, 1) in `dtype`; FP8 by a cast with scale 1.
+Tensor random_matrix(Device& device, DType dtype, int64_t rows, int64_t columns) {
+  std::vector<float> values(static_cast<size_t>(rows * columns));
+  for (size_t i = 0; i < values.size(); i += 4) {
+    const PhiloxBlock bits = philox(1, 0, i / 4);
+    for (size_t j = i; j < std::min(i + 4, values.size()); ++j) {
+      values[j] = 2.0F * uniform_from_bits(bits.word[j - i]) - 1.0F;
+    }
+  }
+  Tensor source(device, DType::f32, {rows, columns}, MemoryCategory::workspace);
+  copy_from_host(device, source, values.data());
+  if (dtype == DType::f32) {
+    return source;
+  }
+  Tensor result(device, dtype, {rows, columns}, MemoryCategory::workspace);
+  if (!is_fp8(dtype)) {
+    ops::cast(device.stream(), source, result);
+    return result;
+  }
+  const Tensor one(device, DType::f32, {2}, MemoryCategory::workspace);
+  ops::fill(device.stream(), one, 1.0F);
+  ops::quantize(device.stream(), source,
+                {.codes = result,
+                 .codes_transposed = {},
+                 .scale = one.view().as<float>(),
+                 .scale_inv = one.view().as<float>() + 1,
+                 .format = plain(dtype)},
+                nullptr, nullptr);
+  return result;
+}
+
+}  // namespace
+
+double median_seconds(const std::function<void()>& work, double min_seconds) {
+  work();
+  std::vector<double> seconds;
+  const Stopwatch total;
+  while (seconds.size() < kLeastRepetitions || total.seconds() < min_seconds) {
+    const Stopwatch watch;
+    work();
+    seconds.push_back(watch.seconds());
+  }
+  std::nth_element(seconds.begin(), seconds.begin() + static_cast<int64_t>(seconds.size() / 2),
+                   seconds.end());
+  return seconds[seconds.size() / 2];
+}
+
+double gemm_rate(Device& device, DType dtype, int64_t m, int64_t n, int64_t k, double min_seconds) {
+  const Tensor a = random_matrix(device, dtype, m, k);
+  const Tensor b = random_matrix(device, dtype, n, k);
+  const Tensor c(device, DType::f32, {m, n}, MemoryCategory::workspace);
+  const double seconds = median_seconds(
+      [&] {
+        ops::gemm(device.stream(), {.a = {a.view()}, .b = {b.view(), true}, .c = c});
+        device.synchronize();
+      },
+      min_seconds);
+  return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k) / seconds;
+}
+
+double gemm_ceiling(Device& device, DType dtype) {
+  double best = 0;
+  for (const int64_t size : {512, 1024, 2048}) {
+    best = std::max(best, gemm_rate(device, dtype, size, size, size, 0.5));
+  }
+  return best;
+}
+
+}  // namespace fp8train

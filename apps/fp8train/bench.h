@@ -1,0 +1,22 @@
+#pragma once
+// What the benchmarks share: repeated timing and the machine's GEMM ceiling.
+
+#include <cstdint>
+#include <functional>
+
+#include "device/device.h"
+#include "numeric/dtype.h"
+
+namespace fp8train {
+
+/// Median seconds of `work` over repetitions that fill `min_seconds` (at least three), after one
+/// warm-up.
+double median_seconds(const std::function<void()>& work, double min_seconds);
+
+/// FLOP/s of c[m, n] = a[m, k] b[n, k]^T with operands of `dtype` (fp32 result), on random data.
+double gemm_rate(Device& device, DType dtype, int64_t m, int64_t n, int64_t k, double min_seconds);
+
+/// The best rate of a few large square shapes: what a step's GEMMs are measured against.
+double gemm_ceiling(Device& device, DType dtype);
+
+}  // namespace fp8train

@@ -1,0 +1,65 @@
+#include "checkpoint_model.h"
+
+#include <filesystem>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "io/checkpoint.h"
+#include "io/hf_config.h"
+#include "io/tensor_source.h"
+#include "train/session.h"
+#include "train/threads.h"
+#include "train/weights.h"
+
+namespace fp8train {
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path model_folder(const fs::path& path) {
+  if (fs::exists(path / "config.json")) {
+    return path;
+  }
+  const fs::path root = fs::exists(path / "checkpoints") ? path / "checkpoints" : path;
+  std::vector<std::string> skipped;
+  const std::optional<CheckpointPlace> newest = newest_valid(root, skipped);
+  for (const std::string& note : skipped) {
+    log_warning(note);
+  }
+  if (!newest) {
+    throw CheckpointError(path.string() +
+                          " is neither a model folder (config.json, model.safetensors) nor a run "
+                          "directory with a checkpoint");
+  }
+  return newest->path;
+}
+
+}  // namespace
+
+CheckpointModel open_checkpoint(const CheckpointRequest& request) {
+  CheckpointModel opened;
+  const fs::path folder = model_folder(request.path);
+  opened.folder = folder.string();
+  const std::string tokenizer = request.tokenizer.empty() ? opened.folder : request.tokenizer;
+  opened.tokenizer = make_tokenizer(tokenizer, [] {
+    return std::string();  // a model folder's tokenizer needs no text
+  });
+  EngineSettings settings;
+  settings.model = completed(read_hf_config(folder).model);
+  if (opened.tokenizer->vocab_size() > settings.model.vocab_size) {
+    throw ConfigError("the tokenizer has more ids than the model's vocabulary");
+  }
+  settings.plan = plan_named(request.plan);
+  settings.micro_batch_size = request.micro_batch_size;
+  settings.seq_length =
+      request.seq_length > 0 ? request.seq_length : settings.model.max_position_embeddings;
+  configure_threads(request.threads);
+  std::string reason;
+  opened.device = choose_device(request.device, reason);
+  opened.engine = std::make_unique<Engine>(*opened.device, settings);
+  load_weights(*opened.device, opened.engine->model(), TensorSource(folder));
+  opened.engine->weights_changed();
+  return opened;
+}
+
+}  // namespace fp8train

@@ -1,0 +1,33 @@
+#pragma once
+// A trained model opened for generation or evaluation: from a Hugging Face folder, a checkpoint, or
+// a run directory (its newest valid checkpoint).
+
+#include <memory>
+#include <string>
+
+#include "data/tokenizer.h"
+#include "train/engine.h"
+
+namespace fp8train {
+
+struct CheckpointModel {
+  std::string folder;
+  std::unique_ptr<Tokenizer> tokenizer;
+  std::unique_ptr<Device> device;
+  std::unique_ptr<Engine> engine;
+};
+
+struct CheckpointRequest {
+  std::string path;
+  std::string tokenizer;  ///< empty: tokenizer.json of the folder
+  std::string plan = "fp32";
+  std::string device = "auto";
+  int64_t micro_batch_size = 1;
+  int64_t seq_length = 0;  ///< 0: the model's
+  int64_t threads = 0;
+};
+
+/// Throws ConfigError, DataError or CheckpointError.
+CheckpointModel open_checkpoint(const CheckpointRequest& request);
+
+}  // namespace fp8train

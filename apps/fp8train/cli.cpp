@@ -1,0 +1,182 @@
+#include "cli.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <new>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "config/load.h"
+#include "config/suggest.h"
+
+namespace fp8train {
+namespace {
+
+bool is_assignment(const std::string& text) {
+  const size_t equals = text.find('=');
+  const std::string key = text.substr(0, equals);
+  return equals != std::string::npos && !key.empty() && key.find('/') == std::string::npos;
+}
+
+bool looks_like_file(const std::string& text) {
+  return text.find_first_of("./") != std::string::npos || std::filesystem::exists(text);
+}
+
+int report(const std::string& message, int code) {
+  const bool several = message.find('\n') != std::string::npos;
+  fmt::print(stderr, "error:{}{}\n", several ? "\n" : " ", message);
+  return code;
+}
+
+}  // namespace
+
+void add_common(CLI::App& verb, CommonOptions& options) {
+  verb.add_option("-c,--config", options.config, "YAML file that describes the run");
+  // One value per --set: without expected(1) it would swallow the positionals behind it.
+  verb.add_option("--set", options.sets, "a.b=v: change one key (repeatable; v in YAML)")
+      ->expected(1)
+      ->take_all();
+  verb.add_option("--output-dir", options.output_dir, "Short for --set output_dir=");
+  verb.add_option("--max-steps", options.max_steps, "Short for --set training.max_steps=");
+  verb.add_option("--max-time", options.max_time, "Short for --set training.max_time=");
+  verb.add_option("--seed", options.seed, "Short for --set training.seed=");
+  verb.add_option("--device", options.device, "Short for --set device=");
+  verb.add_option("--threads", options.threads, "Short for --set threads=");
+  verb.add_flag("-v,--verbose", options.verbose, "Print more");
+  verb.add_flag("-q,--quiet", options.quiet, "Print warnings and errors only");
+  verb.add_option("file_or_set", options.positionals, "The YAML file, and a.b=v to change keys");
+}
+
+Settings load(const CommonOptions& options) {
+  set_log_level(options.quiet         ? LogLevel::warning
+                : options.verbose > 0 ? LogLevel::debug
+                                      : LogLevel::info);
+  LoadRequest request;
+  request.path = options.config;
+  request.sets = options.sets;
+  for (const std::string& text : options.positionals) {
+    if (is_assignment(text)) {
+      request.sets.push_back(text);
+    } else if (request.path.empty()) {
+      request.path = text;
+    } else {
+      throw ConfigError(fmt::format(
+          "{}: one configuration file is enough, {} is already given (a verb stands first)", text,
+          request.path));
+    }
+  }
+  const std::pair<const char*, const std::string&> shortcuts[] = {
+      {"output_dir", options.output_dir},
+      {"training.max_steps", options.max_steps},
+      {"training.max_time", options.max_time},
+      {"training.seed", options.seed},
+      {"device", options.device},
+      {"threads", options.threads}};
+  for (const auto& [key, value] : shortcuts) {
+    if (!value.empty()) {
+      request.sets.push_back(fmt::format("{}={}", key, value));
+    }
+  }
+  if (const char* env = std::getenv("FP8TRAIN_SET")) {
+    request.env = env;
+  }
+  if (request.path.empty() && request.sets.empty() && request.env.empty()) {
+    throw ConfigError("no configuration: give a YAML file or --set a.b=v");
+  }
+  return load_settings(request);
+}
+
+std::vector<std::string> with_verb(std::vector<std::string> arguments,
+                                   const std::vector<std::string>& verbs) {
+  if (arguments.empty()) {
+    return {"--help"};
+  }
+  const std::string first = arguments.front();
+  const bool is_known = std::find(verbs.begin(), verbs.end(), first) != verbs.end();
+  const bool is_root_option = first == "-h" || first == "--help" || first == "--version";
+  if (is_known || is_root_option) {
+    return arguments;
+  }
+  if (first.starts_with("-") || is_assignment(first) || looks_like_file(first)) {
+    arguments.insert(arguments.begin(), "train");
+    return arguments;
+  }
+  const std::string near = nearest_name(first, verbs);
+  throw ConfigError(fmt::format(
+      "unknown verb \"{}\"{}", first,
+      near.empty() ? "; fp8train --help lists them" : fmt::format("; did you mean \"{}\"?", near)));
+}
+
+int run_guarded(const std::function<int()>& body) {
+  try {
+    return body();
+  } catch (const ConfigError& error) {
+    return report(error.what(), kExitUsage);
+  } catch (const DataError& error) {
+    return report(error.what(), 3);
+  } catch (const CheckpointError& error) {
+    return report(error.what(), 4);
+  } catch (const DeviceError& error) {
+    return report(error.what(), 4);
+  } catch (const CommError& error) {
+    return report(error.what(), 4);
+  } catch (const NumericError& error) {
+    return report(error.what(), 5);
+  } catch (const std::bad_alloc&) {
+    return report("out of memory; a smaller micro_batch_size or model.recompute: block needs less",
+                  4);
+  } catch (const std::exception& error) {
+    return report(fmt::format("internal: {}", error.what()), 1);
+  } catch (...) {
+    return report("internal: unknown exception", 1);
+  }
+}
+
+int run_program(const std::vector<Verb>& verbs, std::vector<std::string> arguments) {
+  return run_guarded([&]() -> int {
+    CLI::App app("Trains transformers in 8-bit floating point.", "fp8train");
+    app.set_version_flag("--version", version_text());
+    app.footer("`fp8train run.yaml` trains. `fp8train VERB --help` explains a verb.");
+    app.require_subcommand(1);
+    Action action;
+    std::vector<std::string> names;
+    for (const Verb& verb : verbs) {
+      names.emplace_back(verb.name);
+      verb.add(*app.add_subcommand(verb.name, verb.help), action);
+    }
+    arguments = with_verb(std::move(arguments), names);
+    try {
+      std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
+      app.parse(arguments);
+    } catch (const CLI::ParseError& error) {
+      if (error.get_exit_code() == 0) {
+        return app.exit(error);  // --help, --version
+      }
+      throw ConfigError(fmt::format("{}; fp8train --help", error.what()));
+    }
+    return action();
+  });
+}
+
+std::string command_line() {
+  std::ifstream arguments("/proc/self/cmdline", std::ios::binary);
+  std::string line;
+  for (std::string argument; std::getline(arguments, argument, '\0');) {
+    const bool plain =
+        !argument.empty() && argument.find_first_of(" \t\n'\"$&|;<>*?") == std::string::npos;
+    line += (line.empty() ? "" : " ") + (plain ? argument : "'" + argument + "'");
+  }
+  return line;
+}
+
+std::string version_text() {
+  return fmt::format("fp8train {}\ncompiler: {} {}\nfeatures: {}", FP8TRAIN_VERSION,
+                     FP8TRAIN_COMPILER, __VERSION__, FP8TRAIN_FEATURES);
+}
+
+}  // namespace fp8train

@@ -1,0 +1,67 @@
+#pragma once
+// The command line: verbs, the options that several of them share, and the way from an error to an
+// exit code. A verb is one file with one `add_<name>` function and one line in verbs.h.
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "config/settings.h"
+
+namespace fp8train {
+
+/// What the chosen verb does; returns the exit code. Set by the verb's callback while parsing and
+/// run afterwards.
+using Action = std::function<int()>;
+
+struct Verb {
+  const char* name;
+  const char* help;  ///< one line
+  /// Declares the verb's options on its subcommand. The options' variables must outlive the
+  /// parsing: keep them in a shared_ptr that the action captures.
+  void (*add)(CLI::App& verb, Action& action);
+};
+
+/// Options that verbs working on a run's configuration share.
+struct CommonOptions {
+  std::string config;                    ///< --config FILE
+  std::vector<std::string> positionals;  ///< one file and any number of a.b=v
+  std::vector<std::string> sets;         ///< --set a.b=v
+  std::string output_dir, max_steps, max_time, seed, device,
+      threads;      ///< shortcuts; empty: not given
+  int verbose = 0;  ///< -v; each one lowers the log level
+  bool quiet = false;
+};
+
+/// Declares --config, --set, the shortcuts, -v, -q and the positionals.
+void add_common(CLI::App& verb, CommonOptions& options);
+
+/// The settings that the options and FP8TRAIN_SET describe; also sets the log level. Throws
+/// ConfigError.
+Settings load(const CommonOptions& options);
+
+/// The arguments (without the program's name) with the verb in front: `train` is put there when
+/// the first one is an option other than --help and --version, a file, or a.b=v. Throws ConfigError
+/// with a suggestion when it is a word that is no verb.
+std::vector<std::string> with_verb(std::vector<std::string> arguments,
+                                   const std::vector<std::string>& verbs);
+
+/// Parses, runs the chosen verb and returns the program's exit code.
+int run_program(const std::vector<Verb>& verbs, std::vector<std::string> arguments);
+
+/// Runs `body` and returns its exit code. A typed error becomes one message on standard error and
+/// its code: 1 bug · 2 usage or configuration · 3 data · 4 checkpoint, device, memory or
+/// communication · 5 diverged. `body` itself returns 0, 75 (stopped on request, checkpoint saved)
+/// or 86 (watchdog).
+int run_guarded(const std::function<int()>& body);
+
+inline constexpr int kExitUsage = 2;
+
+/// The command line of this process, arguments with blanks in quotes.
+std::string command_line();
+
+/// Version, compiler and what was compiled in.
+std::string version_text();
+
+}  // namespace fp8train

@@ -1,0 +1,262 @@
+// fp8train bench: steps, GEMMs and casts on this machine. Rates are medians; a step is compared
+// with the GEMM ceiling measured in the same run.
+
+#include <fmt/format.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/philox.h"
+#include "base/trace.h"
+#include "bench.h"
+#include "config/load.h"
+#include "config/presets.h"
+#include "numeric/cpu_isa.h"
+#include "ops/gemm.h"
+#include "ops/quantize.h"
+#include "train/session.h"
+#include "train/threads.h"
+#include "verbs.h"
+
+namespace fp8train {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct BenchOptions {
+  bool json = false;
+  std::string device = "auto";
+  int64_t threads = 0;
+  double seconds = 3.0;
+  std::string preset = "nanogpt-laptop", plan = "bf16", sizes = "256,512,1024,2048";
+  int64_t micro_batch_size = 12, seq_length = 64, accumulation = 1, vocabulary = 65;
+};
+
+std::unique_ptr<Device> open_device(const BenchOptions& options, int64_t& threads) {
+  threads = configure_threads(options.threads);
+  std::string reason;
+  return choose_device(options.device, reason);
+}
+
+EngineSettings step_settings(const BenchOptions& options) {
+  const Preset* preset = find_preset(options.preset);
+  if (preset == nullptr) {
+    throw ConfigError("--preset: no preset '" + options.preset + "'; `fp8train config list`");
+  }
+  Settings settings;
+  settings.precision.plan = options.plan;
+  settings.training.micro_batch_size = options.micro_batch_size;
+  settings.training.gradient_accumulation_steps = options.accumulation;
+  settings.data.seq_length = options.seq_length;
+  ModelConfig model = preset->config;
+  model.vocab_size = model.vocab_size == 0 ? options.vocabulary : model.vocab_size;
+  return engine_settings(settings, completed(model));
+}
+
+Batch random_batch(const EngineSettings& settings) {
+  Batch batch;
+  batch.rows = settings.micro_batch_size;
+  batch.columns = settings.seq_length;
+  const auto vocabulary = static_cast<uint32_t>(settings.model.vocab_size);
+  for (int64_t i = 0; i < batch.rows * batch.columns; ++i) {
+    const PhiloxBlock bits = philox(2, 0, static_cast<uint64_t>(i));
+    batch.tokens.push_back(static_cast<int32_t>(bits.word[0] % vocabulary));
+    batch.targets.push_back(static_cast<int32_t>(bits.word[1] % vocabulary));
+  }
+  return batch;
+}
+
+Json shares_of_time() {
+  Json shares;
+  double total = 0;
+  for (const SpanTotal& span : trace_totals()) {
+    total += span.self_seconds;
+  }
+  for (const SpanTotal& span : trace_totals()) {
+    shares[span.name] = span.self_seconds / total;
+  }
+  return shares;
+}
+
+Json bench_step(const BenchOptions& options) {
+  int64_t threads = 0;
+  const std::unique_ptr<Device> device = open_device(options, threads);
+  const EngineSettings settings = step_settings(options);
+  OpCounters work;
+  const StepPlan plan = plan_step(settings, nullptr, &work);
+  Engine engine(*device, settings);
+  engine.reserve(plan);
+  engine.model().initialize(1);
+  engine.weights_changed();
+  const Batch batch = random_batch(settings);
+  int64_t step = 0;
+  const auto run = [&] {
+    engine.step([&]() -> const Batch& { return batch; }, step++, 1e-4F, false);
+    device->synchronize();
+  };
+  run();
+  const double seconds = median_seconds(run, options.seconds);
+  set_tracing(true);
+  for (int i = 0; i < 5; ++i) {
+    const TraceSpan outside("outside operations");
+    run();
+  }
+  const Json shares = shares_of_time();
+  set_tracing(false);
+  const DType operand = settings.plan.activation;
+  const double ceiling = gemm_ceiling(*device, operand);
+  const double tokens = static_cast<double>(settings.micro_batch_size * settings.seq_length *
+                                            settings.gradient_accumulation_steps);
+  const double flops = work.gemm_flops + work.attention_flops;
+  return {{"bench", "step"},
+          {"preset", options.preset},
+          {"plan", options.plan},
+          {"micro_batch_size", settings.micro_batch_size},
+          {"seq_length", settings.seq_length},
+          {"threads", threads},
+          {"isa", name_of(cpu_isa())},
+          {"gemm_engine", ops::cpu_gemm_engine(operand)},
+          {"seconds_per_step", seconds},
+          {"tokens_per_second", tokens / seconds},
+          {"gflops", flops / seconds / 1e9},
+          {"gemm_ceiling_gflops", ceiling / 1e9},
+          {"fraction_of_ceiling", flops / seconds / ceiling},
+          {"memory_bytes", device->ledger().peak()},
+          {"time_shares", shares}};
+}
+
+std::vector<int64_t> parse_sizes(const std::string& text) {
+  std::vector<int64_t> sizes;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t comma = std::min(text.find(',', begin), text.size());
+    const int64_t size = std::strtoll(text.substr(begin, comma - begin).c_str(), nullptr, 10);
+    if (size <= 0) {
+      throw ConfigError("--sizes: expected positive numbers with commas, got '" + text + "'");
+    }
+    sizes.push_back(size);
+    begin = comma + 1;
+  }
+  return sizes;
+}
+
+Json bench_gemm(const BenchOptions& options) {
+  int64_t threads = 0;
+  const std::unique_ptr<Device> device = open_device(options, threads);
+  Json results = Json::array();
+  for (const int64_t size : parse_sizes(options.sizes)) {
+    for (const DType dtype : {DType::f32, DType::bf16, DType::e4m3}) {
+      const double rate = gemm_rate(*device, dtype, size, size, size, options.seconds / 6);
+      results.push_back({{"size", size},
+                         {"operands", name_of(dtype)},
+                         {"engine", ops::cpu_gemm_engine(dtype)},
+                         {"gflops", rate / 1e9}});
+    }
+  }
+  return {{"bench", "gemm"}, {"threads", threads}, {"results", results}};
+}
+
+Json bench_cast(const BenchOptions& options) {
+  constexpr int64_t kRows = 1024;
+  constexpr int64_t kColumns = 4096;
+  int64_t threads = 0;
+  const std::unique_ptr<Device> device = open_device(options, threads);
+  const Tensor scale(*device, DType::f32, {3}, MemoryCategory::workspace);
+  const float ones[] = {1.0F, 1.0F, 0.0F};
+  copy_from_host(*device, scale, ones);
+  Json results = Json::array();
+  for (const DType from : {DType::f32, DType::bf16}) {
+    const Tensor x(*device, from, {kRows, kColumns}, MemoryCategory::workspace);
+    fill_zero(*device, x);
+    for (const DType to : {DType::e4m3, DType::e5m2}) {
+      const Tensor codes(*device, to, {kRows, kColumns}, MemoryCategory::workspace);
+      const QuantizedView out = {.codes = codes,
+                                 .codes_transposed = {},
+                                 .scale = scale.view().as<float>(),
+                                 .scale_inv = scale.view().as<float>() + 1,
+                                 .format = plain(to)};
+      const double seconds = median_seconds(
+          [&] {
+            ops::quantize(device->stream(), x, out, scale.view().as<float>() + 2, nullptr);
+            device->synchronize();
+          },
+          options.seconds / 4);
+      const double elements = static_cast<double>(kRows * kColumns);
+      results.push_back({{"from", name_of(from)},
+                         {"to", name_of(to)},
+                         {"gelements_per_second", elements / seconds / 1e9},
+                         {"gbytes_per_second",
+                          elements * static_cast<double>(size_of(from) + 1) / seconds / 1e9}});
+    }
+  }
+  return {{"bench", "cast"}, {"threads", threads}, {"results", results}};
+}
+
+/// "key value" lines; arrays as one line per entry.
+void print_text(const Json& json) {
+  for (const auto& [key, value] : json.items()) {
+    if (value.is_array()) {
+      for (const Json& entry : value) {
+        std::string line;
+        for (const auto& [name, cell] : entry.items()) {
+          line += fmt::format("  {} {}", name,
+                              cell.is_number_float() ? fmt::format("{:.3g}", cell.get<double>())
+                              : cell.is_string()     ? cell.get<std::string>()
+                                                     : cell.dump());
+        }
+        fmt::print("{}\n", line);
+      }
+    } else if (value.is_object()) {
+      fmt::print("{}\n", key);
+      for (const auto& [name, share] : value.items()) {
+        fmt::print("  {:<24}{:5.1f} %\n", name, 100.0 * share.get<double>());
+      }
+    } else {
+      fmt::print("{:<24}{}\n", key, value.is_string() ? value.get<std::string>() : value.dump());
+    }
+  }
+}
+
+void add_part(CLI::App& parent, Action& action, const std::shared_ptr<BenchOptions>& options,
+              const char* name, const char* help, Json (*bench)(const BenchOptions&)) {
+  CLI::App* part = parent.add_subcommand(name, help);
+  part->add_flag("--json", options->json, "As JSON");
+  part->add_option("--device", options->device)->capture_default_str();
+  part->add_option("--threads", options->threads, "0: all cores")->capture_default_str();
+  part->add_option("--seconds", options->seconds, "Time to measure for")->capture_default_str();
+  if (std::string(name) == "step") {
+    part->add_option("--preset", options->preset)->capture_default_str();
+    part->add_option("--plan", options->plan, "Precision row")->capture_default_str();
+    part->add_option("--micro-batch-size", options->micro_batch_size)->capture_default_str();
+    part->add_option("--seq-length", options->seq_length)->capture_default_str();
+    part->add_option("--accumulation", options->accumulation)->capture_default_str();
+    part->add_option("--vocabulary", options->vocabulary, "For presets without one")
+        ->capture_default_str();
+  }
+  if (std::string(name) == "gemm") {
+    part->add_option("--sizes", options->sizes, "Square sizes, with commas")->capture_default_str();
+  }
+  part->callback([options, bench, &action] {
+    action = [options, bench] {
+      const Json json = bench(*options);
+      if (options->json) {
+        fmt::print("{}\n", json.dump(1));
+      } else {
+        print_text(json);
+      }
+      return 0;
+    };
+  });
+}
+
+}  // namespace
+
+void add_bench(CLI::App& verb, Action& action) {
+  verb.require_subcommand(1);
+  const auto options = std::make_shared<BenchOptions>();
+  add_part(verb, action, options, "step", "A whole training step", bench_step);
+  add_part(verb, action, options, "gemm", "Matrix products by operand type", bench_gemm);
+  add_part(verb, action, options, "cast", "FP8 casts with amax", bench_cast);
+}
+
+}  // namespace fp8train

@@ -1,0 +1,66 @@
+// fp8train check: everything that can be known before a run starts. Opens and samples the data,
+// plans the memory on the meta device, allocates nothing large.
+
+#include <fmt/format.h>
+
+#include <memory>
+#include <vector>
+
+#include "train/preflight.h"
+#include "train/threads.h"
+#include "verbs.h"
+
+namespace fp8train {
+namespace {
+
+constexpr int64_t kSampledTokens = 48;
+
+std::string sample_text(const Session& session) {
+  const int64_t count = std::min(kSampledTokens, session.data.train.size());
+  std::vector<int32_t> tokens(static_cast<size_t>(count));
+  session.data.train.read(0, count, tokens.data());
+  return session.tokenizer->decode(tokens);
+}
+
+/// On one line, with control characters shown as escapes.
+std::string quoted(const std::string& text) {
+  std::string result = "\"";
+  for (const char c : text) {
+    if (c == '\n') {
+      result += "\\n";
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      result += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+    } else {
+      result += c;
+    }
+  }
+  return result + "\"";
+}
+
+int check_run(const Settings& settings) {
+  const Session session = open_session(settings, true);
+  std::string reason;
+  const std::unique_ptr<Device> device = choose_device(settings.device, reason);
+  MemoryLedger planned;
+  OpCounters counters;
+  plan_step(session.engine, &planned, &counters);
+  for (const std::string& line :
+       run_overview(session, *device, reason, configure_threads(settings.threads), planned)) {
+    fmt::print("{}\n", line);
+  }
+  fmt::print("work    {:.3g} GFLOP per step in GEMMs, {:.3g} in attention\n",
+             counters.gemm_flops / 1e9, counters.attention_flops / 1e9);
+  fmt::print("sample  {}\n", quoted(sample_text(session)));
+  fmt::print("ok: `fp8train train` would start\n");
+  return 0;
+}
+
+}  // namespace
+
+void add_check(CLI::App& verb, Action& action) {
+  auto options = std::make_shared<CommonOptions>();
+  add_common(verb, *options);
+  verb.callback([options, &action] { action = [options] { return check_run(load(*options)); }; });
+}
+
+}  // namespace fp8train

@@ -1,0 +1,82 @@
+// fp8train eval: the loss of a trained model on a text or token file, in any precision row.
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <memory>
+
+#include "checkpoint_model.h"
+#include "data/corpus.h"
+#include "data/loader.h"
+#include "verbs.h"
+
+namespace fp8train {
+namespace {
+
+struct EvalOptions {
+  CheckpointRequest model;
+  std::string data;
+  int64_t calibrate = 8;
+  bool json = false;
+};
+
+int evaluate(EvalOptions options) {
+  options.model.micro_batch_size = 16;
+  CheckpointModel opened = open_checkpoint(options.model);
+  Engine& engine = *opened.engine;
+  engine.reserve(plan_step(engine.settings(), nullptr, nullptr));
+  DataSettings data;
+  data.train = {{options.data, "auto", 1.0}};
+  const CorpusSplits splits =
+      open_corpora(data, *opened.tokenizer, engine.settings().model.vocab_size);
+  ValidationBatches batches(splits.train, engine.settings().micro_batch_size,
+                            engine.settings().seq_length);
+  if (engine.settings().plan.fprop.a.policy == ScalePolicy::delayed) {
+    for (int64_t i = 0; i < options.calibrate; ++i) {
+      const std::optional<Batch> batch = batches.next();
+      if (!batch) {
+        break;
+      }
+      engine.calibrate(*batch);
+    }
+    batches.rewind();
+  }
+  engine.begin_evaluation();
+  while (const std::optional<Batch> batch = batches.next()) {
+    engine.evaluate(*batch);
+  }
+  const LossReport loss = engine.evaluation_loss();
+  if (options.json) {
+    fmt::print("{{\"plan\": \"{}\", \"loss\": {:.8f}, \"perplexity\": {:.6f}, \"tokens\": {}}}\n",
+               options.model.plan, loss.mean, std::exp(loss.mean), loss.targets);
+  } else {
+    fmt::print("{}: loss {:.6f}, perplexity {:.4f} over {} tokens in windows of {}\n",
+               options.model.plan, loss.mean, std::exp(loss.mean), loss.targets,
+               engine.settings().seq_length);
+  }
+  return 0;
+}
+
+}  // namespace
+
+void add_eval(CLI::App& verb, Action& action) {
+  auto options = std::make_shared<EvalOptions>();
+  verb.add_option("--checkpoint", options->model.path,
+                  "Run directory, checkpoint or Hugging Face folder")
+      ->required();
+  verb.add_option("--data", options->data, "Text, JSON lines or token file")->required();
+  verb.add_option("--plan", options->model.plan, "Precision row")->capture_default_str();
+  verb.add_option("--seq-length", options->model.seq_length, "0: the model's context")
+      ->capture_default_str();
+  verb.add_option("--calibrate", options->calibrate,
+                  "Batches that set the scales of a row with delayed scaling")
+      ->capture_default_str();
+  verb.add_option("--tokenizer", options->model.tokenizer,
+                  "Tokenizer, when the folder has no tokenizer.json of this program");
+  verb.add_option("--device", options->model.device)->capture_default_str();
+  verb.add_option("--threads", options->model.threads, "0: all cores")->capture_default_str();
+  verb.add_flag("--json", options->json, "As JSON");
+  verb.callback([options, &action] { action = [options] { return evaluate(*options); }; });
+}
+
+}  // namespace fp8train

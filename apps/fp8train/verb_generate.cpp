@@ -1,0 +1,76 @@
+// fp8train generate: text from a trained model.
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <memory>
+
+#include "base/error.h"
+#include "checkpoint_model.h"
+#include "train/generator.h"
+#include "verbs.h"
+
+namespace fp8train {
+namespace {
+
+struct GenerateOptions {
+  CheckpointRequest model;
+  SamplingSettings sampling;
+  std::string prompt;
+};
+
+void print(const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::fflush(stdout);
+}
+
+int generate(const GenerateOptions& options) {
+  if (options.sampling.temperature < 0 || options.sampling.top_p <= 0 ||
+      options.sampling.top_k < 0) {
+    throw ConfigError("--temperature and --top-k must not be negative, --top-p must be above 0");
+  }
+  CheckpointModel opened = open_checkpoint(options.model);
+  std::vector<int32_t> tokens = opened.tokenizer->encode(options.prompt);
+  if (opened.tokenizer->bos_id() >= 0) {
+    tokens.insert(tokens.begin(), opened.tokenizer->bos_id());
+  }
+  const ModelConfig& config = opened.engine->model().config();
+  Generator generator(*opened.device, opened.engine->model(), config.max_position_embeddings);
+  // Decoding the whole sequence each time keeps multi-token characters together.
+  std::string printed = opened.tokenizer->decode(tokens);
+  print(printed);
+  generator.generate(tokens, options.sampling, [&](int32_t token) {
+    tokens.push_back(token);
+    const std::string text = opened.tokenizer->decode(tokens);
+    print(text.substr(printed.size()));
+    printed = text;
+    return true;
+  });
+  print("\n");
+  return 0;
+}
+
+}  // namespace
+
+void add_generate(CLI::App& verb, Action& action) {
+  auto options = std::make_shared<GenerateOptions>();
+  verb.add_option("--checkpoint", options->model.path,
+                  "Run directory, checkpoint or Hugging Face folder")
+      ->required();
+  verb.add_option("--prompt", options->prompt, "Text to continue");
+  verb.add_option("--max-new-tokens", options->sampling.max_new_tokens)->capture_default_str();
+  verb.add_option("--temperature", options->sampling.temperature, "0: always the likeliest token")
+      ->capture_default_str();
+  verb.add_option("--top-k", options->sampling.top_k, "0: all tokens")->capture_default_str();
+  verb.add_option("--top-p", options->sampling.top_p)->capture_default_str();
+  verb.add_option("--seed", options->sampling.seed)->capture_default_str();
+  verb.add_option("--plan", options->model.plan, "Precision row to run in: fp32, bf16, te-current")
+      ->capture_default_str();
+  verb.add_option("--tokenizer", options->model.tokenizer,
+                  "Tokenizer, when the folder has no tokenizer.json of this program");
+  verb.add_option("--device", options->model.device)->capture_default_str();
+  verb.add_option("--threads", options->model.threads, "0: all cores")->capture_default_str();
+  verb.callback([options, &action] { action = [options] { return generate(*options); }; });
+}
+
+}  // namespace fp8train

@@ -1,0 +1,41 @@
+// fp8train train, the default verb: from a configuration to a trained model in a run directory.
+
+#include <memory>
+
+#include "config/show.h"
+#include "train/trainer.h"
+#include "verbs.h"
+
+namespace fp8train {
+namespace {
+
+constexpr int kExitRequeue = 75;
+
+struct TrainOptions {
+  CommonOptions common;
+  std::string resume;
+};
+
+}  // namespace
+
+void add_train(CLI::App& verb, Action& action) {
+  auto options = std::make_shared<TrainOptions>();
+  add_common(verb, options->common);
+  verb.add_option("--resume", options->resume,
+                  "auto, never, or a checkpoint folder; short for --set checkpoint.resume=");
+  verb.callback([options, &action] {
+    action = [options] {
+      if (!options->resume.empty()) {
+        options->common.sets.push_back("checkpoint.resume=" + options->resume);
+      }
+      const Settings settings = load(options->common);
+      const RunOutcome outcome = train({.settings = settings,
+                                        .resolved_yaml = show_settings(settings, true),
+                                        .command = command_line(),
+                                        .version = version_text()});
+      return outcome == RunOutcome::finished ? 0 : kExitRequeue;
+    };
+  });
+}
+
+}  // namespace fp8train

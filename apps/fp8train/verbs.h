@@ -1,0 +1,34 @@
+#pragma once
+// The verbs, in the order of --help. A new one: declare its function, add its line, and name its
+// file in CMakeLists.txt.
+
+#include "cli.h"
+
+namespace fp8train {
+
+void add_train(CLI::App& verb, Action& action);
+void add_check(CLI::App& verb, Action& action);
+void add_explain(CLI::App& verb, Action& action);
+void add_config(CLI::App& verb, Action& action);
+void add_data(CLI::App& verb, Action& action);
+void add_import(CLI::App& verb, Action& action);
+void add_generate(CLI::App& verb, Action& action);
+void add_eval(CLI::App& verb, Action& action);
+void add_bench(CLI::App& verb, Action& action);
+
+inline const std::vector<Verb>& all_verbs() {
+  static const std::vector<Verb> kVerbs = {
+      {"train", "Train or continue a run (the default verb)", add_train},
+      {"check", "Check a run without starting it: model, memory, data", add_check},
+      {"explain", "What runs in which format, layer by layer, and why", add_explain},
+      {"config", "Show, explain and document configurations", add_config},
+      {"data", "Prepare token files", add_data},
+      {"import", "Import models of other programs", add_import},
+      {"generate", "Text from a trained model", add_generate},
+      {"eval", "Loss of a trained model on a text, in any precision row", add_eval},
+      {"bench", "Measure steps, GEMMs and casts", add_bench},
+  };
+  return kVerbs;
+}
+
+}  // namespace fp8train

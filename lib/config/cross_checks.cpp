@@ -1,0 +1,232 @@
+#include "config/cross_checks.h"
+
+#include <fmt/format.h>
+
+#include <string>
+
+namespace fp8train {
+namespace {
+
+/// The checks of one load; a check reports at the first of the keys it names that was written.
+class Checks {
+ public:
+  Checks(const Settings& settings, const GivenKeys& given, Problems& problems)
+      : settings_(settings), given_(given), problems_(problems) {}
+
+  void model();
+  void data();
+  void training();
+  void schedule();
+  void precision();
+
+ private:
+  bool has(const char* key) const { return given_.find(key) != nullptr; }
+
+  void complain(const std::string& key, const std::string& text) {
+    if (const GivenKey* written = given_.find(key)) {
+      problems_.add(written->place, written->spelled, text);
+    } else {
+      const size_t dot = key.rfind('.');
+      problems_.add(given_.section_place(key.substr(0, dot)), key, text);
+    }
+  }
+
+  void missing(const std::string& key, const std::string& text) {
+    if (!given_.may_be_misspelled(key)) {
+      complain(key, text);
+    }
+  }
+
+  /// At `key` when it was written, else at `other`.
+  void complain(const char* key, const char* other, const std::string& text) {
+    complain(std::string(has(key) ? key : other), text);
+  }
+
+  /// The first written model key that describes a shape.
+  const GivenKey* first_shape_key() const;
+  int64_t tokens_per_step() const;
+  int64_t steps() const;
+
+  const Settings& settings_;
+  const GivenKeys& given_;
+  Problems& problems_;
+};
+
+const GivenKey* Checks::first_shape_key() const {
+  for (const auto& [position, given] : given_.all()) {
+    const std::string& key = given.field->key;
+    if (key.starts_with("model.") && key != "model.preset" && key != "model.from" &&
+        key != "model.recompute") {
+      return &given;
+    }
+  }
+  return nullptr;
+}
+
+void Checks::model() {
+  const GivenKey* shape = first_shape_key();
+  if (has("model.from")) {
+    if (has("model.preset")) {
+      complain("model.from", "stands beside model.preset; keep one of them");
+    } else if (shape != nullptr) {
+      problems_.add(shape->place, shape->spelled,
+                    "stands beside model.from, whose config.json has the shape; keep one of them");
+    }
+    return;
+  }
+  if (has("model.preset")) {
+    return;
+  }
+  if (shape == nullptr) {
+    missing("model.preset", "missing; give model.preset, model.from or the model's fields");
+    return;
+  }
+  const ModelConfig& config = settings_.model.config;
+  const std::pair<const char*, int64_t> needed[] = {
+      {"model.hidden_size", config.hidden_size},
+      {"model.num_hidden_layers", config.num_hidden_layers},
+      {"model.num_attention_heads", config.num_attention_heads},
+      {"model.max_position_embeddings", config.max_position_embeddings}};
+  for (const auto& [key, value] : needed) {
+    if (value == 0 && !has(key)) {
+      missing(key, "missing; a model without a preset needs it");
+    }
+  }
+}
+
+void Checks::data() {
+  const DataSettings& data = settings_.data;
+  if (data.train.empty() && !has("data.train")) {
+    missing("data.train", "missing; give at least one source such as [{path: corpus.txt}]");
+  } else if (data.train.empty()) {
+    complain("data.train", "an empty list; give at least one source such as [{path: corpus.txt}]");
+  }
+  if (!data.val.empty() && data.val_fraction > 0) {
+    complain("data.val_fraction", "stands beside data.val; keep one of them");
+  }
+  if (data.val.empty() && data.val_fraction == 0 && settings_.eval.interval > 0) {
+    complain("eval.interval",
+             "asks for evaluations, but there are neither data.val nor "
+             "data.val_fraction");
+  }
+  const int64_t context = settings_.model.config.max_position_embeddings;
+  if (settings_.model.from.empty() && context > 0 && data.seq_length > context) {
+    complain("data.seq_length", "model.max_position_embeddings",
+             fmt::format("data.seq_length {} is longer than model.max_position_embeddings {}",
+                         data.seq_length, context));
+  }
+}
+
+/// Of one rank, saturating.
+int64_t Checks::tokens_per_step() const {
+  int64_t product = settings_.training.micro_batch_size;
+  for (const int64_t factor :
+       {settings_.training.gradient_accumulation_steps, settings_.data.seq_length}) {
+    if (__builtin_mul_overflow(product, factor, &product)) {
+      return INT64_MAX;
+    }
+  }
+  return product;
+}
+
+/// Of one rank, which is the most there can be; 0 when unknown.
+int64_t Checks::steps() const {
+  const TrainingSettings& training = settings_.training;
+  return training.max_steps > 0 ? training.max_steps : training.max_tokens / tokens_per_step();
+}
+
+void Checks::training() {
+  const TrainingSettings& training = settings_.training;
+  if (has("training.max_steps") && has("training.max_tokens")) {
+    complain("training.max_tokens", "stands beside training.max_steps; keep one of them");
+  } else if (!has("training.max_steps") && !has("training.max_tokens")) {
+    missing("training.max_steps", "missing; give either max_steps or max_tokens");
+  } else if (training.max_tokens > 0 && steps() == 0) {
+    complain("training.max_tokens",
+             fmt::format("less than one optimizer step of {} tokens", tokens_per_step()));
+  }
+  if (training.global_batch_size == 0) {
+    return;
+  }
+  if (has("training.gradient_accumulation_steps")) {
+    complain("training.global_batch_size",
+             "stands beside training.gradient_accumulation_steps; keep one of them");
+  } else if (training.global_batch_size % training.micro_batch_size != 0) {
+    complain("training.global_batch_size",
+             fmt::format("{} is not a multiple of training.micro_batch_size {}",
+                         training.global_batch_size, training.micro_batch_size));
+  }
+}
+
+void Checks::schedule() {
+  const ScheduleSettings& schedule = settings_.scheduler;
+  if (schedule.type != "constant" && schedule.min_lr > settings_.optimizer.lr) {
+    complain("scheduler.min_lr", "optimizer.lr",
+             fmt::format("scheduler.min_lr {} is above optimizer.lr {}", schedule.min_lr,
+                         settings_.optimizer.lr));
+  }
+  const int64_t last = steps();
+  if (last > 0 && schedule.warmup_steps >= last) {
+    complain("scheduler.warmup_steps", "training.max_steps",
+             fmt::format("the warm-up of {} steps does not end before the run's {} steps",
+                         schedule.warmup_steps, last));
+  } else if (last > 0 && schedule.decay_steps > last - schedule.warmup_steps) {
+    complain("scheduler.decay_steps", "training.max_steps",
+             fmt::format("warm-up ({}) and decay ({}) together are longer than the run's {} steps",
+                         schedule.warmup_steps, schedule.decay_steps, last));
+  }
+  if (schedule.type == "wsd" && schedule.decay_steps == 0) {
+    missing("scheduler.decay_steps", "missing; type wsd needs the length of the final decay");
+  }
+}
+
+void Checks::precision() {
+  const PlanRequest& request = settings_.precision;
+  if (has("precision.plan")) {
+    for (const char* key : {"fp8.backend", "fp8.recipe"}) {
+      if (has(key)) {
+        complain(key,
+                 "stands beside precision.plan, which names the row directly; keep one of "
+                 "them");
+      }
+    }
+    return;
+  }
+  if (request.mixed_precision == "fp8") {
+    return;
+  }
+  for (const auto& [position, given] : given_.all()) {
+    if (given.field->key.starts_with("fp8.")) {
+      problems_.add(given.place, given.spelled,
+                    fmt::format("has no meaning with mixed_precision: {}; set mixed_precision: "
+                                "fp8 or remove the key",
+                                request.mixed_precision));
+    }
+  }
+}
+
+}  // namespace
+
+void drop_replaced_keys(GivenKeys& given) {
+  const std::pair<const char*, const char*> rivals[] = {
+      {"training.max_steps", "training.max_tokens"},
+      {"training.gradient_accumulation_steps", "training.global_batch_size"}};
+  for (const auto& [a, b] : rivals) {
+    const GivenKey* first = given.find(a);
+    const GivenKey* second = given.find(b);
+    if (first != nullptr && second != nullptr && first->layer != second->layer) {
+      given.erase(first->layer < second->layer ? a : b);
+    }
+  }
+}
+
+void check_settings(const Settings& settings, const GivenKeys& given, Problems& problems) {
+  Checks checks(settings, given, problems);
+  checks.model();
+  checks.data();
+  checks.training();
+  checks.schedule();
+  checks.precision();
+}
+
+}  // namespace fp8train

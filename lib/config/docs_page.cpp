@@ -1,0 +1,85 @@
+// docs/configuration.md from the field table.
+
+#include <fmt/format.h>
+
+#include "config/field_table.h"
+#include "config/presets.h"
+#include "config/show.h"
+
+namespace fp8train {
+namespace {
+
+/// One cell of a Markdown table.
+std::string cell(const std::string& text) {
+  std::string result;
+  for (const char c : text) {
+    if (c == '|') {
+      result += '\\';
+    }
+    result += c;
+  }
+  return result;
+}
+
+std::string row_of(const Field& field, const std::string& name) {
+  static const Settings kDefaults;
+  const std::string value = field.write(kDefaults);
+  std::string doc = field.doc;
+  if (!field.aliases.empty()) {
+    doc += fmt::format(". Also: `{}`", joined(field.aliases));
+  }
+  return fmt::format("| `{}` | {} | {} | {} |\n", name, cell(field.accepts),
+                     value.empty() ? "" : fmt::format("`{}`", cell(value)), cell(doc));
+}
+
+std::string table_of(const std::string& section) {
+  std::string result = "| key | accepts | default | |\n|---|---|---|---|\n";
+  for (const Field& field : field_table()) {
+    const size_t dot = field.key.find('.');
+    if (section.empty() && dot == std::string::npos) {
+      result += row_of(field, field.key);
+    } else if (!section.empty() && field.key.starts_with(section + ".")) {
+      result += row_of(field, field.key.substr(dot + 1));
+    }
+  }
+  return result;
+}
+
+constexpr const char* kPageHead =
+    R"(# Configuration
+
+This page is written by `fp8train config docs` from the table that also validates a configuration.
+
+A run is described by one YAML file. `--set a.b=v` (or a bare `a.b=v`) changes single keys from the
+command line. Later entries win:
+
+    defaults < model preset < file < FP8TRAIN_SET="a.b=v;c.d=w" < --set
+
+An unknown, repeated or mistyped key, and a value out of its range, is an error with file, line and
+column; all errors are reported at once, with exit code 2. Whole numbers may be written as `100M`,
+`1.5B` or `1e3`, durations as `3h50m`. Numbers and true or false stand without quotes. Anchors,
+aliases and tags of YAML are not supported. Relative paths start at the working directory.
+
+`fp8train config explain KEY` prints one entry of this page, `fp8train config show --resolved FILE`
+every setting of a run.
+)";
+
+}  // namespace
+
+std::string configuration_page() {
+  std::string result = kPageHead;
+  for (const SectionDoc& section : section_docs()) {
+    const std::string title =
+        section.name.empty() ? "top level" : fmt::format("`{}`", section.name);
+    result += fmt::format("\n## {}\n\n{}\n\n{}", title, section.doc, table_of(section.name));
+    if (section.name == "model") {
+      result += "\nPresets:\n\n| preset | | sequence length |\n|---|---|---|\n";
+      for (const Preset& preset : presets()) {
+        result += fmt::format("| `{}` | {} | {} |\n", preset.name, preset.doc, preset.seq_length);
+      }
+    }
+  }
+  return result;
+}
+
+}  // namespace fp8train

@@ -1,0 +1,120 @@
+#pragma once
+// One setting as data: its key, what it accepts, one line of documentation, and how it is read from
+// YAML into Settings and written back. Everything that knows about keys (validation, defaults,
+// `config show`, `config explain`, the documentation page) walks the table of these.
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "config/problems.h"
+#include "config/settings.h"
+#include "config/yaml_tree.h"
+
+namespace fp8train {
+
+/// A value on its way into Settings, with everything needed to complain about it.
+class FieldValue {
+ public:
+  FieldValue(const YamlNode& node, std::string key, Place place, Problems& problems)
+      : node_(node), key_(std::move(key)), place_(place), problems_(problems) {}
+
+  const YamlNode& node() const { return node_; }
+  const std::string& key() const { return key_; }
+
+  /// "expected `what`, got ..."; `hint` is appended.
+  void expected(const std::string& what, const std::string& hint = "") const;
+  void fail(const std::string& text) const;
+
+  /// An element of a list or a value of a map, under `key`.
+  FieldValue child(const YamlNode& node, std::string key) const;
+  /// The same for a key that stands in a map of this value.
+  FieldValue child(const YamlKey& place, const YamlNode& node, std::string key) const;
+
+ private:
+  Place place_of(int line, int column) const;
+
+  const YamlNode& node_;
+  std::string key_;
+  Place place_;
+  Problems& problems_;
+};
+
+struct Field {
+  std::string key;                   ///< dotted: "optimizer.lr"
+  std::string accepts;               ///< "number > 0", "one of adamw, sgd"
+  std::string doc;                   ///< one line, without a full stop
+  std::vector<std::string> aliases;  ///< other dotted keys for the same setting
+  bool input_only = false;           ///< read, but written under other keys
+
+  /// Reads the value; complains to it when it cannot be used, leaving Settings as they are.
+  std::function<void(Settings&, const FieldValue&)> read;
+  /// The value as YAML in one line; empty when it is not set.
+  std::function<std::string(const Settings&)> write;
+  /// False: the key would be refused beside the other settings. Null: always true.
+  std::function<bool(const Settings&)> applies;
+
+  Field also(std::vector<std::string> names) &&;
+  Field when(std::function<bool(const Settings&)> condition) &&;
+};
+
+/// Bounds of a number; the open ends are excluded.
+struct Range {
+  std::optional<double> min;
+  std::optional<double> max;
+  bool above_min = false;
+  bool below_max = false;
+
+  bool holds(double value) const;
+  std::string text() const;  ///< " >= 1", " in [0, 1)", or empty
+};
+
+inline Range at_least(double min) {
+  return {min, {}, false, false};
+}
+inline Range above(double min) {
+  return {min, {}, true, false};
+}
+inline Range between(double min, double max) {
+  return {min, max, false, false};
+}
+inline Range from_up_to(double min, double max) {
+  return {min, max, false, true};
+}
+
+/// What `node` holds, for messages: `"abc"`, `a list`, `nothing`.
+std::string describe(const YamlNode& node);
+
+// Readers. `what` is Field::accepts. Each complains and returns nothing when the value is no such
+// thing.
+std::optional<int64_t> read_integer(const FieldValue& value, const Range& range,
+                                    const std::string& what);
+std::optional<uint64_t> read_unsigned(const FieldValue& value, const std::string& what);
+std::optional<double> read_number(const FieldValue& value, const Range& range,
+                                  const std::string& what);
+std::optional<bool> read_bool(const FieldValue& value, const std::string& what);
+std::optional<std::string> read_text(const FieldValue& value, const std::string& what);
+std::optional<std::string> read_choice(const FieldValue& value,
+                                       const std::vector<std::string>& choices,
+                                       const std::string& what);
+std::optional<double> read_duration(const FieldValue& value, const std::string& what);
+/// A list of texts; a single text is a list of one.
+std::optional<std::vector<std::string>> read_texts(const FieldValue& value,
+                                                   const std::string& what);
+std::optional<std::vector<bool>> read_bools(const FieldValue& value, size_t count,
+                                            const std::string& what);
+std::optional<std::vector<double>> read_numbers(const FieldValue& value, size_t count,
+                                                const Range& range, const std::string& what);
+/// A list of {path, format, weight}; a path alone, and one source without a list, are accepted.
+std::optional<std::vector<DataSource>> read_sources(const FieldValue& value,
+                                                    const std::string& what);
+
+/// "a, b, c".
+std::string joined(const std::vector<std::string>& parts);
+
+/// `{path: a, format: auto, weight: 1}` of every source, in brackets.
+std::string sources_text(const std::vector<DataSource>& sources);
+
+}  // namespace fp8train

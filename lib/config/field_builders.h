@@ -1,0 +1,130 @@
+#pragma once
+// Makes fields from members of Settings: `integer("eval.interval", in(&Settings::eval,
+// &EvalSettings::interval), at_least(0), "...")`. Only the parts of the table include this.
+
+#include <fmt/format.h>
+
+#include <array>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "config/field.h"
+#include "config/scalar.h"
+
+namespace fp8train::fields {
+
+/// A function from (const) Settings to the member that the pointers lead to.
+template <class... Members>
+auto in(Members... members) {
+  return [members...](auto& settings) -> auto& {
+    return (settings.*....*members);
+  };
+}
+
+/// A field whose reader yields an optional value that is then assigned. `write` takes the member.
+template <class Get, class Read, class Write>
+Field make(std::string key, std::string accepts, std::string doc, Get get, Read read, Write write) {
+  Field field;
+  field.key = std::move(key);
+  field.accepts = accepts;
+  field.doc = std::move(doc);
+  field.read = [get, read, accepts](Settings& settings, const FieldValue& value) {
+    if (auto result = read(value, accepts)) {
+      using Member = std::remove_reference_t<decltype(get(settings))>;
+      get(settings) = static_cast<Member>(*std::move(result));
+    }
+  };
+  field.write = [get, write](const Settings& settings) { return write(get(settings)); };
+  return field;
+}
+
+template <class Get>
+Field integer(std::string key, Get get, Range range, std::string doc) {
+  return make(
+      std::move(key), "a whole number" + range.text(), std::move(doc), get,
+      [range](const auto& value, const auto& what) { return read_integer(value, range, what); },
+      [](int64_t value) { return std::to_string(value); });
+}
+
+/// At least 1; 0 stands for "not set", which a user can say only as null, where `null_is_unset`.
+template <class Get>
+Field optional_count(std::string key, Get get, std::string doc, bool null_is_unset = false) {
+  const Range range = at_least(1);
+  return make(
+      std::move(key), "a whole number" + range.text(), std::move(doc), get,
+      [range, null_is_unset](const FieldValue& value, const auto& what) {
+        const bool is_null = value.node().kind == YamlNode::Kind::null && !value.node().reported;
+        return is_null && null_is_unset ? std::optional<int64_t>(0)
+                                        : read_integer(value, range, what);
+      },
+      [](int64_t value) { return value == 0 ? "" : std::to_string(value); });
+}
+
+/// For std::optional members.
+template <class Get>
+Field maybe_integer(std::string key, Get get, Range range, std::string doc) {
+  return make(
+      std::move(key), "a whole number" + range.text(), std::move(doc), get,
+      [range](const auto& value, const auto& what) { return read_integer(value, range, what); },
+      [](const std::optional<int64_t>& value) { return value ? std::to_string(*value) : ""; });
+}
+
+template <class Get>
+Field number(std::string key, Get get, Range range, std::string doc) {
+  return make(
+      std::move(key), "a number" + range.text(), std::move(doc), get,
+      [range](const auto& value, const auto& what) { return read_number(value, range, what); },
+      [](const auto& value) { return number_text(value); });
+}
+
+inline std::string flag_text(bool value) {
+  return value ? "true" : "false";
+}
+
+template <class Get>
+Field flag(std::string key, Get get, std::string doc) {
+  return make(std::move(key), "true or false", std::move(doc), get, read_bool, flag_text);
+}
+
+template <class Get>
+Field maybe_flag(std::string key, Get get, std::string doc) {
+  return make(std::move(key), "true or false", std::move(doc), get, read_bool,
+              [](const std::optional<bool>& value) { return value ? flag_text(*value) : ""; });
+}
+
+/// An empty text is "not set".
+template <class Get>
+Field text(std::string key, Get get, std::string doc, std::string accepts = "text") {
+  return make(std::move(key), std::move(accepts), std::move(doc), get, read_text,
+              [](const std::string& value) { return value.empty() ? "" : yaml_text(value); });
+}
+
+template <class Get>
+Field choice(std::string key, Get get, std::vector<std::string> choices, std::string doc) {
+  const std::string accepts = "one of " + joined(choices);
+  return make(
+      std::move(key), accepts, std::move(doc), get,
+      [choices](const auto& value, const auto& what) { return read_choice(value, choices, what); },
+      [](const std::string& value) { return value; });
+}
+
+/// A list of texts. An empty list is written only when `show_empty`.
+template <class Get>
+Field texts(std::string key, Get get, std::string doc, bool show_empty) {
+  return make(std::move(key), "a list of texts", std::move(doc), get, read_texts,
+              [show_empty](const std::vector<std::string>& values) -> std::string {
+                if (values.empty() && !show_empty) {
+                  return "";
+                }
+                std::vector<std::string> parts;
+                for (const std::string& value : values) {
+                  parts.push_back(yaml_text(value));
+                }
+                return fmt::format("[{}]", joined(parts));
+              });
+}
+
+}  // namespace fp8train::fields

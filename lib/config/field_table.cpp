@@ -1,0 +1,97 @@
+#include "config/field_table.h"
+
+#include <algorithm>
+#include <unordered_map>
+#include <utility>
+
+namespace fp8train {
+
+const std::vector<Field>& field_table() {
+  static const std::vector<Field> kTable = [] {
+    std::vector<Field> table;
+    for (std::vector<Field>& part : std::vector{model_fields(), data_fields(), training_fields(),
+                                                precision_fields(), run_fields()}) {
+      table.insert(table.end(), std::make_move_iterator(part.begin()),
+                   std::make_move_iterator(part.end()));
+    }
+    return table;
+  }();
+  return kTable;
+}
+
+const std::vector<SectionDoc>& section_docs() {
+  static const std::vector<SectionDoc> kDocs = {
+      {"model",
+       "What is trained. Give a preset, a folder, or the fields of a Hugging Face `config.json`; "
+       "fields beside a preset override it. Further keys of a pasted `config.json` that mean "
+       "nothing here are accepted."},
+      {"data", "Where tokens come from."},
+      {"training", "How long and in what portions."},
+      {"optimizer", "How gradients change weights."},
+      {"scheduler", "The learning rate over the steps."},
+      {"precision", "A row of the precision chart by name."},
+      {"fp8", "Which FP8 method, with `mixed_precision: fp8`."},
+      {"checkpoint", "Saving and resuming."},
+      {"eval", "Validation loss."},
+      {"sample", "Text that the model writes during training."},
+      {"logging", "What is printed."},
+      {"", "Keys outside any section."},
+  };
+  return kDocs;
+}
+
+const Field* find_field(std::string_view key) {
+  static const std::unordered_map<std::string_view, const Field*> kIndex = [] {
+    std::unordered_map<std::string_view, const Field*> index;
+    for (const Field& field : field_table()) {
+      index.emplace(field.key, &field);
+      for (const std::string& alias : field.aliases) {
+        index.emplace(alias, &field);
+      }
+    }
+    return index;
+  }();
+  const auto found = kIndex.find(key);
+  return found == kIndex.end() ? nullptr : found->second;
+}
+
+bool is_section(std::string_view name) {
+  const auto begins = [&](const std::string& key) {
+    return key.size() > name.size() && key[name.size()] == '.' && key.starts_with(name);
+  };
+  return !name.empty() && std::any_of(field_table().begin(), field_table().end(), [&](auto& field) {
+    return begins(field.key) || std::any_of(field.aliases.begin(), field.aliases.end(), begins);
+  });
+}
+
+std::vector<std::string> names_in_section(std::string_view section) {
+  std::vector<std::string> names;
+  const auto add = [&](std::string_view key) {
+    if (!section.empty()) {
+      if (!key.starts_with(section) || key.size() <= section.size() || key[section.size()] != '.') {
+        return;
+      }
+      key.remove_prefix(section.size() + 1);
+    }
+    const std::string name(key.substr(0, key.find('.')));
+    if (std::find(names.begin(), names.end(), name) == names.end()) {
+      names.push_back(name);
+    }
+  };
+  for (const Field& field : field_table()) {
+    add(field.key);
+  }
+  for (const Field& field : field_table()) {
+    std::for_each(field.aliases.begin(), field.aliases.end(), add);
+  }
+  return names;
+}
+
+const PassiveKey* find_passive_key(std::string_view key) {
+  const auto& keys = passive_keys();
+  const auto found =
+      std::find_if(keys.begin(), keys.end(), [&](const PassiveKey& k) { return k.key == key; });
+  return found == keys.end() ? nullptr : &*found;
+}
+
+}  // namespace fp8train

@@ -1,0 +1,112 @@
+#include "config/given_keys.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "config/suggest.h"
+
+namespace fp8train {
+namespace {
+
+size_t position_of(const Field& field) {
+  return static_cast<size_t>(&field - field_table().data());
+}
+
+bool accepts_text(const PassiveKey& key, const YamlNode& node) {
+  return key.harmless.empty() ||
+         std::find(key.harmless.begin(), key.harmless.end(), node.text) != key.harmless.end();
+}
+
+}  // namespace
+
+void GivenKeys::add(const std::string& path, const YamlNode& node, Place place, int layer) {
+  if (const Field* field = find_field(path)) {
+    add_value(*field, path, node, place, layer);
+  } else if (path.empty() || is_section(path)) {
+    add_section(path, node, place, layer);
+  } else {
+    add_unknown(path, node, place);
+  }
+}
+
+void GivenKeys::add_section(const std::string& path, const YamlNode& node, Place place, int layer) {
+  if (!path.empty()) {
+    sections_.emplace(path, place);
+  }
+  if (node.kind == YamlNode::Kind::null || node.reported) {
+    return;  // a section whose keys are all commented out
+  }
+  if (node.kind != YamlNode::Kind::map) {
+    problems_.add(
+        place, path,
+        fmt::format("expected {}, got {}", path.empty() ? "sections and keys" : "a section of keys",
+                    describe(node)));
+    return;
+  }
+  for (size_t i = 0; i < node.items.size(); ++i) {
+    const YamlKey& key = node.keys[i];
+    const Place key_place = {place.source, key.line, key.column};
+    if (path.empty() && key.text.find('.') != std::string::npos) {
+      add_unknown(key.text, node.items[i], key_place);
+    } else {
+      add(path.empty() ? key.text : path + "." + key.text, node.items[i], key_place, layer);
+    }
+  }
+}
+
+void GivenKeys::add_value(const Field& field, const std::string& path, const YamlNode& node,
+                          Place place, int layer) {
+  const auto found = keys_.find(position_of(field));
+  if (found != keys_.end() && found->second.layer == layer) {
+    problems_.add(place, path,
+                  fmt::format("given twice, first as {} at {}", found->second.spelled,
+                              problems_.where(found->second.place)));
+    return;
+  }
+  keys_[position_of(field)] = {&field, path, node, place, layer};
+}
+
+void GivenKeys::add_unknown(const std::string& path, const YamlNode& node, Place place) {
+  if (const PassiveKey* passive = find_passive_key(path)) {
+    if (!accepts_text(*passive, node)) {
+      problems_.add(place, path, passive->objection);
+    }
+    return;
+  }
+  const size_t last_dot = find_field(path) == nullptr ? path.rfind('.') : std::string::npos;
+  const bool has_section = last_dot != std::string::npos;
+  const std::string section = has_section ? path.substr(0, last_dot) : "";
+  places_of_unknown_.insert(section);
+  unknown_section_ = unknown_section_ || (!has_section && node.kind == YamlNode::Kind::map);
+  if (problems_.full()) {
+    problems_.add(place, path, "unknown key");
+    return;
+  }
+  const std::string advice =
+      advice_for_unknown_key(section, has_section ? path.substr(last_dot + 1) : path);
+  problems_.add(place, path, "unknown key" + (advice.empty() ? "" : "; " + advice));
+}
+
+const GivenKey* GivenKeys::find(std::string_view field_key) const {
+  const Field* field = find_field(field_key);
+  const auto found = field == nullptr ? keys_.end() : keys_.find(position_of(*field));
+  return found == keys_.end() ? nullptr : &found->second;
+}
+
+void GivenKeys::erase(std::string_view field_key) {
+  if (const Field* field = find_field(field_key)) {
+    keys_.erase(position_of(*field));
+  }
+}
+
+bool GivenKeys::may_be_misspelled(const std::string& key) const {
+  return unknown_section_ || places_of_unknown_.contains(key.substr(0, key.rfind('.')));
+}
+
+Place GivenKeys::section_place(const std::string& section) const {
+  const auto found = sections_.find(section);
+  return found == sections_.end() ? Place{} : found->second;
+}
+
+}  // namespace fp8train

@@ -1,0 +1,59 @@
+#pragma once
+// What a user has written, key by key: the sources merged by precedence, before any value is read.
+
+#include <map>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "config/field_table.h"
+#include "config/problems.h"
+#include "config/yaml_tree.h"
+
+namespace fp8train {
+
+struct GivenKey {
+  const Field* field = nullptr;
+  std::string spelled;  ///< the key as written: an alias or the field's own
+  YamlNode node;
+  Place place;  ///< of the key
+  int layer = 0;
+};
+
+class GivenKeys {
+ public:
+  explicit GivenKeys(Problems& problems) : problems_(problems) {}
+
+  /// Adds what a source says. `path` is the dotted key of `node` (empty: the root). Values of a
+  /// higher `layer` replace earlier ones; the same field twice in one layer is a problem.
+  void add(const std::string& path, const YamlNode& node, Place place, int layer);
+
+  /// Null when nobody wrote it.
+  const GivenKey* find(std::string_view field_key) const;
+  void erase(std::string_view field_key);
+
+  /// In the order of the table.
+  const std::map<size_t, GivenKey>& all() const { return keys_; }
+
+  /// Whether an unknown key may be a misspelling of `key`: it stands in the same section, or it is
+  /// a section itself.
+  bool may_be_misspelled(const std::string& key) const;
+
+  /// Where the section was opened, else the first source.
+  Place section_place(const std::string& section) const;
+
+ private:
+  void add_section(const std::string& path, const YamlNode& node, Place place, int layer);
+  void add_value(const Field& field, const std::string& path, const YamlNode& node, Place place,
+                 int layer);
+  void add_unknown(const std::string& path, const YamlNode& node, Place place);
+
+  Problems& problems_;
+  std::map<size_t, GivenKey> keys_;  // by position in the table
+  std::map<std::string, Place> sections_;
+  std::set<std::string> places_of_unknown_;  // sections
+  bool unknown_section_ = false;
+};
+
+}  // namespace fp8train

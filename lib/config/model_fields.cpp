@@ -1,0 +1,286 @@
+// The `model` section: a preset, a folder, or the fields of a Hugging Face config.json.
+
+#include "config/field_builders.h"
+#include "config/field_table.h"
+#include "config/presets.h"
+
+namespace fp8train {
+namespace {
+
+using namespace fields;
+
+template <class Member>
+auto shape(Member member) {
+  return in(&Settings::model, &ModelSettings::config, member);
+}
+
+/// A family's switches, as its Hugging Face model class has them.
+void set_family(ModelConfig& config, const std::string& model_type) {
+  const bool is_gpt2 = model_type == "gpt2";
+  const ModelFamily family = is_gpt2 ? ModelFamily::gpt2 : ModelFamily::llama;
+  if (config.family != family) {
+    config.family = family;
+    config.norm = is_gpt2 ? NormKind::layer_norm : NormKind::rms_norm;
+    config.mlp = is_gpt2 ? MlpKind::gelu : MlpKind::swiglu;
+    config.positions = is_gpt2 ? PositionKind::learned : PositionKind::rope;
+    config.tie_word_embeddings = is_gpt2;
+    config.qkv_bias = is_gpt2;
+    config.attention_output_bias = is_gpt2;
+    config.mlp_bias = is_gpt2;
+  }
+  if (model_type == "qwen2") {
+    config.qkv_bias = true;
+  }
+  if (model_type == "qwen3") {
+    config.qk_norm = true;
+  }
+}
+
+Field model_type_field() {
+  const std::vector<std::string> types = {"llama", "mistral", "qwen2", "qwen3", "gpt2"};
+  Field field;
+  field.key = "model.model_type";
+  field.accepts = "one of " + joined(types);
+  field.doc = "Family; sets norm, MLP, positions and biases as that family has them";
+  field.read = [types, what = field.accepts](Settings& settings, const FieldValue& value) {
+    if (const auto type = read_choice(value, types, what)) {
+      set_family(settings.model.config, *type);
+    }
+  };
+  field.write = [](const Settings& settings) {
+    return settings.model.config.family == ModelFamily::gpt2 ? "gpt2" : "llama";
+  };
+  return field;
+}
+
+Field activation_field() {
+  const std::vector<std::string> names = {"silu", "gelu_new", "gelu_pytorch_tanh"};
+  Field field;
+  field.key = "model.hidden_act";
+  field.accepts = "one of " + joined(names);
+  field.doc = "silu is SwiGLU, gelu_new (the same as gelu_pytorch_tanh) a GELU MLP";
+  field.aliases = {"model.activation_function"};
+  field.read = [names, what = field.accepts](Settings& settings, const FieldValue& value) {
+    if (const auto name = read_choice(value, names, what)) {
+      settings.model.config.mlp = *name == "silu" ? MlpKind::swiglu : MlpKind::gelu;
+    }
+  };
+  field.write = [](const Settings& settings) {
+    return settings.model.config.mlp == MlpKind::swiglu ? "silu" : "gelu_new";
+  };
+  return field;
+}
+
+Field attention_bias_field() {
+  Field field;
+  field.key = "model.attention_bias";
+  field.accepts = "true or false";
+  field.doc = "Short for qkv_bias and attention_output_bias together";
+  field.input_only = true;
+  field.read = [what = field.accepts](Settings& settings, const FieldValue& value) {
+    if (const auto bias = read_bool(value, what)) {
+      settings.model.config.qkv_bias = *bias;
+      settings.model.config.attention_output_bias = *bias;
+    }
+  };
+  field.write = [](const Settings&) { return ""; };
+  return field;
+}
+
+Field rope_type_field() {
+  Field field;
+  field.key = "model.rope_scaling.rope_type";
+  field.accepts = "one of default, llama3";
+  field.doc = "llama3 stretches low frequencies; default does not scale";
+  field.aliases = {"model.rope_scaling.type", "model.rope_parameters.rope_type"};
+  field.read = [what = field.accepts](Settings& settings, const FieldValue& value) {
+    const auto type = read_choice(value, {"default", "llama3"}, what);
+    auto& scaling = settings.model.config.rope_scaling;
+    if (type && *type == "default") {
+      scaling.reset();
+    } else if (type && !scaling) {
+      scaling.emplace();
+    }
+  };
+  field.write = [](const Settings& settings) {
+    return settings.model.config.rope_scaling ? "llama3" : "default";
+  };
+  return field;
+}
+
+bool has_llama3_scaling(const Settings& settings) {
+  return settings.model.config.rope_scaling.has_value();
+}
+
+/// A number inside rope_scaling; `Member` is double or int64_t.
+template <class T>
+Field rope_field(const std::string& name, T Llama3RopeScaling::*member, const std::string& doc) {
+  constexpr bool kWhole = std::is_integral_v<T>;
+  Field field;
+  field.key = "model.rope_scaling." + name;
+  field.accepts = kWhole ? "a whole number >= 1" : "a number > 0";
+  field.doc = doc;
+  field.aliases = {"model.rope_parameters." + name};
+  field.applies = has_llama3_scaling;
+  field.read = [member, what = field.accepts](Settings& settings, const FieldValue& value) {
+    auto& scaling = settings.model.config.rope_scaling;
+    if (!scaling) {
+      value.fail("has a meaning only with rope_type: llama3");
+      return;
+    }
+    if constexpr (kWhole) {
+      if (const auto number = read_integer(value, at_least(1), what)) {
+        (*scaling).*member = *number;
+      }
+    } else {
+      if (const auto number = read_number(value, above(0), what)) {
+        (*scaling).*member = *number;
+      }
+    }
+  };
+  field.write = [member](const Settings& settings) -> std::string {
+    const auto& scaling = settings.model.config.rope_scaling;
+    return scaling ? fmt::format("{}", (*scaling).*member) : "";
+  };
+  return field;
+}
+
+std::vector<Field> size_fields() {
+  return {
+      integer("model.vocab_size", shape(&ModelConfig::vocab_size), at_least(0),
+              "Entries of the token embedding; 0 takes the tokenizer's"),
+      optional_count("model.hidden_size", shape(&ModelConfig::hidden_size),
+                     "Width of the residual stream")
+          .also({"model.n_embd"}),
+      optional_count("model.intermediate_size", shape(&ModelConfig::intermediate_size),
+                     "Width inside the MLP; follows from hidden_size when not set", true)
+          .also({"model.n_inner"}),
+      optional_count("model.num_hidden_layers", shape(&ModelConfig::num_hidden_layers),
+                     "Transformer blocks")
+          .also({"model.n_layer"}),
+      optional_count("model.num_attention_heads", shape(&ModelConfig::num_attention_heads),
+                     "Query heads")
+          .also({"model.n_head"}),
+      optional_count("model.num_key_value_heads", shape(&ModelConfig::num_key_value_heads),
+                     "Key and value heads, dividing the query heads; not set: as many", true),
+      optional_count("model.head_dim", shape(&ModelConfig::head_dim),
+                     "Width of a head; not set: hidden_size / num_attention_heads", true),
+      optional_count("model.max_position_embeddings", shape(&ModelConfig::max_position_embeddings),
+                     "Longest sequence the model is made for")
+          .also({"model.n_positions", "model.n_ctx"}),
+  };
+}
+
+std::vector<Field> switch_fields() {
+  return {
+      activation_field(),
+      number("model.norm_eps", shape(&ModelConfig::norm_eps), above(0),
+             "Added to the variance in every norm")
+          .also({"model.rms_norm_eps", "model.layer_norm_epsilon"}),
+      number("model.rope_theta", shape(&ModelConfig::rope_theta), above(0),
+             "Base of the rotary position frequencies")
+          .also({"model.rope_parameters.rope_theta"}),
+      rope_type_field(),
+      rope_field("factor", &Llama3RopeScaling::factor, "Stretch of the low frequencies"),
+      rope_field("low_freq_factor", &Llama3RopeScaling::low_freq_factor,
+                 "Below original context / this, frequencies are stretched in full"),
+      rope_field("high_freq_factor", &Llama3RopeScaling::high_freq_factor,
+                 "Above original context / this, frequencies stay as they are"),
+      rope_field("original_max_position_embeddings",
+                 &Llama3RopeScaling::original_max_position_embeddings,
+                 "Context before the stretching"),
+      flag("model.tie_word_embeddings", shape(&ModelConfig::tie_word_embeddings),
+           "The output head shares the token embedding's weight"),
+      attention_bias_field(),
+      flag("model.qkv_bias", shape(&ModelConfig::qkv_bias), "Bias on the q, k, v projections"),
+      flag("model.attention_output_bias", shape(&ModelConfig::attention_output_bias),
+           "Bias on the attention's output projection"),
+      flag("model.mlp_bias", shape(&ModelConfig::mlp_bias), "Bias on the MLP's projections"),
+      flag("model.norm_bias", shape(&ModelConfig::norm_bias), "LayerNorm's additive term"),
+      flag("model.qk_norm", shape(&ModelConfig::qk_norm),
+           "RMSNorm over each head of q and k (Qwen3)"),
+      number("model.initializer_range", shape(&ModelConfig::initializer_range), at_least(0),
+             "Standard deviation of the initial weights"),
+      integer("model.bos_token_id", shape(&ModelConfig::bos_token_id), at_least(-1),
+              "Token that begins a document; -1: none"),
+      integer("model.eos_token_id", shape(&ModelConfig::eos_token_id), at_least(-1),
+              "Token that ends a document; -1: none"),
+  };
+}
+
+Field recompute_field() {
+  const std::vector<std::string> names = {"none", "block"};
+  Field field;
+  field.key = "model.recompute";
+  field.accepts = "one of " + joined(names);
+  field.doc =
+      "block computes a block's activations again in the backward pass instead of keeping "
+      "them";
+  field.read = [names, what = field.accepts](Settings& settings, const FieldValue& value) {
+    if (const auto name = read_choice(value, names, what)) {
+      settings.model.recompute = *name == "block" ? Recompute::block : Recompute::none;
+    }
+  };
+  field.write = [](const Settings& settings) {
+    return settings.model.recompute == Recompute::block ? "block" : "none";
+  };
+  return field;
+}
+
+}  // namespace
+
+std::vector<Field> model_fields() {
+  std::vector<std::string> names;
+  for (const Preset& preset : presets()) {
+    names.push_back(preset.name);
+  }
+  Field preset = choice("model.preset", in(&Settings::model, &ModelSettings::preset), names,
+                        "A named shape; the other fields of this section override it");
+  std::vector<Field> result = {
+      std::move(preset),
+      text("model.from", in(&Settings::model, &ModelSettings::from),
+           "A Hugging Face folder to start from (config.json, *.safetensors)", "a folder"),
+  };
+  std::vector<Field> fields = {model_type_field()};
+  for (std::vector<Field>& part : std::vector{size_fields(), switch_fields()}) {
+    fields.insert(fields.end(), std::make_move_iterator(part.begin()),
+                  std::make_move_iterator(part.end()));
+  }
+  for (Field& field : fields) {
+    field.applies = [also = field.applies](const Settings& settings) {
+      return settings.model.from.empty() && (!also || also(settings));
+    };
+    result.push_back(std::move(field));
+  }
+  result.push_back(recompute_field());
+  return result;
+}
+
+const std::vector<PassiveKey>& passive_keys() {
+  static const std::vector<PassiveKey> kKeys = [] {
+    std::vector<PassiveKey> keys;
+    for (const char* name :
+         {"architectures", "dtype", "torch_dtype", "transformers_version", "use_cache",
+          "pad_token_id", "pretraining_tp", "_name_or_path", "summary_type", "summary_use_proj",
+          "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
+          "max_window_layers", "layer_types"}) {
+      keys.push_back({std::string("model.") + name, {}, ""});
+    }
+    for (const char* name :
+         {"attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "dropout"}) {
+      keys.push_back({std::string("model.") + name,
+                      {"0", "0.0", "null"},
+                      "fp8train trains without dropout: set it to 0 or remove it"});
+    }
+    for (const char* name : {"sliding_window", "use_sliding_window"}) {
+      keys.push_back(
+          {std::string("model.") + name,
+           {"null", "false"},
+           "sliding-window attention is not supported: remove it to use full attention"});
+    }
+    return keys;
+  }();
+  return kKeys;
+}
+
+}  // namespace fp8train

@@ -1,0 +1,99 @@
+// mixed_precision, fp8 and precision. The keys of `fp8` that tune a row may also stand in
+// `precision`, beside `plan`.
+
+#include "config/field_builders.h"
+#include "config/field_table.h"
+
+namespace fp8train {
+namespace {
+
+using namespace fields;
+
+template <class Member>
+auto request(Member member) {
+  return in(&Settings::precision, member);
+}
+
+template <class Member>
+auto exemption(Member member) {
+  return in(&Settings::precision, &PlanRequest::exemptions, member);
+}
+
+bool selects_by_method(const Settings& settings) {
+  return settings.precision.mixed_precision == "fp8" && settings.precision.plan.empty();
+}
+
+Field overrides() {
+  return make(
+      "fp8.override_linear_precision", "a list of 3 of true or false",
+      "For fprop, dgrad and wgrad: true keeps that GEMM in high precision",
+      request(&PlanRequest::override_linear_precision),
+      [](const FieldValue& value, const std::string& what) { return read_bools(value, 3, what); },
+      [](const std::vector<bool>& values) -> std::string {
+        std::vector<std::string> parts;
+        for (const bool value : values) {
+          parts.push_back(flag_text(value));
+        }
+        return parts.empty() ? "" : fmt::format("[{}]", joined(parts));
+      });
+}
+
+std::vector<Field> tuning_fields() {
+  return {
+      choice("fp8.format", request(&PlanRequest::format), {"hybrid", "e4m3"},
+             "hybrid: gradients in E5M2, everything else in E4M3; e4m3: all in E4M3"),
+      maybe_integer("fp8.margin", request(&PlanRequest::margin), at_least(0),
+                    "Delayed scaling: the scale leaves 2^margin of headroom"),
+      maybe_integer("fp8.interval", request(&PlanRequest::interval), at_least(1),
+                    "Delayed scaling: steps between new scales"),
+      maybe_integer("fp8.amax_history_len", request(&PlanRequest::amax_history_len), at_least(1),
+                    "Delayed scaling: steps that an amax is remembered"),
+      choice("fp8.amax_compute_algo", request(&PlanRequest::amax_compute_algo),
+             {"max", "most_recent"}, "Delayed scaling: which amax of the history counts"),
+      overrides(),
+      maybe_flag("fp8.power_2_scale", request(&PlanRequest::power_2_scale),
+                 "Current scaling: round scales down to powers of two"),
+      maybe_flag("fp8.use_autocast_during_eval", request(&PlanRequest::use_autocast_during_eval),
+                 "Evaluate in FP8 too"),
+      integer("fp8.first_blocks", exemption(&ExemptionRules::first_blocks), at_least(0),
+              "Keep all linear layers of the first n blocks in high precision"),
+      integer("fp8.last_blocks", exemption(&ExemptionRules::last_blocks), at_least(0),
+              "The same for the last n blocks"),
+      integer("fp8.first_linears", exemption(&ExemptionRules::first_linears), at_least(0),
+              "Keep the first n linear layers in high precision"),
+      integer("fp8.last_linears", exemption(&ExemptionRules::last_linears), at_least(0),
+              "The same for the last n linear layers, not counting the head"),
+      texts("fp8.exempt", exemption(&ExemptionRules::patterns),
+            "Layer names (* and ? match) that stay in high precision", false),
+      integer("fp8.min_dimension", exemption(&ExemptionRules::min_dimension), at_least(0),
+              "Keep linear layers with a smaller in or out dimension in high precision"),
+  };
+}
+
+}  // namespace
+
+std::vector<Field> precision_fields() {
+  std::vector<Field> result = {
+      choice("mixed_precision", request(&PlanRequest::mixed_precision),
+             {"no", "bf16", "fp16", "fp8"}, "What the matrix multiplications compute in"),
+      text("precision.plan", request(&PlanRequest::plan),
+           "A row of the chart by name; decides alone, whatever mixed_precision says",
+           "the name of a plan"),
+      text("fp8.backend", request(&PlanRequest::backend),
+           "Whose FP8 method: te (TransformerEngine)", "the name of a backend")
+          .when(selects_by_method),
+      text("fp8.recipe", request(&PlanRequest::recipe), "The backend's scaling: delayed or current",
+           "the name of a recipe")
+          .when(selects_by_method),
+  };
+  for (Field& field : tuning_fields()) {
+    field.aliases = {"precision." + field.key.substr(field.key.find('.') + 1)};
+    field.applies = [](const Settings& settings) {
+      return settings.precision.mixed_precision == "fp8" || !settings.precision.plan.empty();
+    };
+    result.push_back(std::move(field));
+  }
+  return result;
+}
+
+}  // namespace fp8train

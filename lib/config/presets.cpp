@@ -1,0 +1,100 @@
+#include "config/presets.h"
+
+namespace fp8train {
+namespace {
+
+struct LlamaShape {
+  int64_t layers, width, heads, kv_heads, mlp, vocab, context;
+};
+
+ModelConfig llama(const LlamaShape& shape) {
+  ModelConfig config;
+  config.family = ModelFamily::llama;
+  config.vocab_size = shape.vocab;
+  config.hidden_size = shape.width;
+  config.intermediate_size = shape.mlp;
+  config.num_hidden_layers = shape.layers;
+  config.num_attention_heads = shape.heads;
+  config.num_key_value_heads = shape.kv_heads;
+  config.head_dim = shape.width / shape.heads;
+  config.max_position_embeddings = shape.context;
+  return config;
+}
+
+/// Llama 3.1 and 3.2: the vocabulary's special tokens and the stretched rotary frequencies.
+ModelConfig llama3(const LlamaShape& shape, double rope_factor) {
+  ModelConfig config = llama(shape);
+  config.rope_theta = 500000.0;
+  config.rope_scaling = Llama3RopeScaling{rope_factor, 1.0, 4.0, 8192};
+  config.bos_token_id = 128000;
+  config.eos_token_id = 128001;
+  return config;
+}
+
+ModelConfig gpt2(int64_t layers, int64_t width, int64_t heads, int64_t vocab, int64_t context,
+                 bool biases) {
+  ModelConfig config = llama({layers, width, heads, heads, 4 * width, vocab, context});
+  config.family = ModelFamily::gpt2;
+  config.norm = NormKind::layer_norm;
+  config.mlp = MlpKind::gelu;
+  config.positions = PositionKind::learned;
+  config.tie_word_embeddings = true;
+  config.qkv_bias = biases;
+  config.attention_output_bias = biases;
+  config.mlp_bias = biases;
+  config.norm_bias = biases;
+  return config;
+}
+
+ModelConfig gpt2_124m() {
+  ModelConfig config = gpt2(12, 768, 12, 50257, 1024, true);
+  config.bos_token_id = 50256;
+  config.eos_token_id = 50256;
+  return config;
+}
+
+ModelConfig llama_42m() {
+  ModelConfig config = llama({8, 512, 8, 4, 1536, 32000, 1024});
+  config.tie_word_embeddings = true;
+  config.bos_token_id = 1;
+  config.eos_token_id = 2;
+  return config;
+}
+
+ModelConfig llama_1b() {
+  ModelConfig config = llama3({16, 2048, 32, 8, 8192, 128256, 131072}, 32.0);
+  config.tie_word_embeddings = true;
+  return config;
+}
+
+}  // namespace
+
+const std::vector<Preset>& presets() {
+  static const std::vector<Preset> kPresets = {
+      {"toy", "2 Llama layers, 64 wide; for smoke tests", llama({2, 64, 4, 2, 192, 0, 64}), 64},
+      {"nanogpt-laptop", "nanoGPT's character model for a CPU: 4 GPT-2 layers, 128 wide, no biases",
+       gpt2(4, 128, 4, 0, 64, false), 64},
+      {"gpt2-124m", "GPT-2 small", gpt2_124m(), 1024},
+      {"llama-42m", "8 Llama layers, 512 wide, grouped-query attention", llama_42m(), 1024},
+      {"llama-1b", "Llama 3.2 1B", llama_1b(), 8192},
+      {"llama-8b", "Llama 3.1 8B", llama3({32, 4096, 32, 8, 14336, 128256, 131072}, 8.0), 8192},
+  };
+  return kPresets;
+}
+
+const Preset* find_preset(const std::string& name) {
+  for (const Preset& preset : presets()) {
+    if (preset.name == name) {
+      return &preset;
+    }
+  }
+  return nullptr;
+}
+
+void apply_preset(const Preset& preset, Settings& settings) {
+  settings.model.preset = preset.name;
+  settings.model.config = preset.config;
+  settings.data.seq_length = preset.seq_length;
+}
+
+}  // namespace fp8train

@@ -1,0 +1,27 @@
+#pragma once
+// Named model shapes with the sequence length they are meant to be trained at.
+
+#include <string>
+#include <vector>
+
+#include "config/settings.h"
+
+namespace fp8train {
+
+struct Preset {
+  std::string name;
+  std::string doc;  ///< one line
+  ModelConfig config;
+  int64_t seq_length = 0;  ///< becomes the default of data.seq_length
+};
+
+/// All presets, small to large.
+const std::vector<Preset>& presets();
+
+/// The preset with this name, or null.
+const Preset* find_preset(const std::string& name);
+
+/// Sets what the preset decides: model.preset, model.config and data.seq_length.
+void apply_preset(const Preset& preset, Settings& settings);
+
+}  // namespace fp8train

@@ -1,0 +1,76 @@
+#include "config/problems.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "base/error.h"
+
+namespace fp8train {
+namespace {
+
+constexpr size_t kMaxReported = 50;
+constexpr size_t kMaxQuoted = 80;
+
+}  // namespace
+
+size_t Problems::add_source(std::string name, bool has_lines) {
+  sources_.push_back({std::move(name), has_lines});
+  return sources_.size() - 1;
+}
+
+std::string Problems::where(Place place) const {
+  const Source& source = sources_.at(place.source);
+  if (!source.has_lines || place.line == 0) {
+    return source.name;
+  }
+  return fmt::format("{}:{}:{}", source.name, place.line, place.column);
+}
+
+void Problems::add(Place place, const std::string& key, const std::string& text) {
+  const std::string separator = key.empty() ? "" : ": ";
+  items_.push_back({place, fmt::format("{}: {}{}{}", where(place), key, separator, text)});
+}
+
+bool Problems::full() const {
+  return items_.size() > kMaxReported;
+}
+
+void Problems::raise() const {
+  if (items_.empty()) {
+    return;
+  }
+  std::vector<Item> sorted = items_;
+  std::stable_sort(sorted.begin(), sorted.end(), [](const Item& a, const Item& b) {
+    return std::tie(a.place.source, a.place.line, a.place.column) <
+           std::tie(b.place.source, b.place.line, b.place.column);
+  });
+  std::string message;
+  for (size_t i = 0; i < std::min(sorted.size(), kMaxReported); ++i) {
+    message += (i == 0 ? "" : "\n") + sorted[i].line;
+  }
+  if (sorted.size() > kMaxReported) {
+    message += fmt::format("\n... and {} more", sorted.size() - kMaxReported);
+  }
+  throw ConfigError(message);
+}
+
+std::string quoted_for_message(const std::string& text) {
+  std::string result = "\"";
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (i == kMaxQuoted) {
+      return result + "...\"";
+    }
+    const auto byte = static_cast<unsigned char>(text[i]);
+    if (byte < 0x20 || byte == 0x7F) {
+      result += fmt::format("\\x{:02x}", byte);
+    } else {
+      result += text[i];
+    }
+  }
+  return result + "\"";
+}
+
+}  // namespace fp8train

@@ -1,0 +1,53 @@
+#pragma once
+// Everything that is wrong with a configuration, collected so that a user sees it all at once.
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace fp8train {
+
+/// Where a value was written. Line 0: somewhere in the source, nothing closer is known.
+struct Place {
+  size_t source = 0;  ///< index into Problems' sources
+  int line = 0;
+  int column = 0;
+};
+
+class Problems {
+ public:
+  /// Registers a file ("run.yaml", `has_lines`) or an argument ("--set a.b=v") and returns its
+  /// index.
+  size_t add_source(std::string name, bool has_lines);
+
+  /// `key` is the dotted key, empty when the whole source is meant.
+  void add(Place place, const std::string& key, const std::string& text);
+
+  bool empty() const { return items_.empty(); }
+
+  /// More than will be shown: good advice for further ones is wasted.
+  bool full() const;
+
+  /// "run.yaml:3:5" or "--set a.b=v".
+  std::string where(Place place) const;
+
+  /// Throws ConfigError with one line per problem in order of place, unless there is none.
+  void raise() const;
+
+ private:
+  struct Source {
+    std::string name;
+    bool has_lines;
+  };
+  struct Item {
+    Place place;
+    std::string line;
+  };
+  std::vector<Source> sources_;
+  std::vector<Item> items_;
+};
+
+/// `text` in double quotes, shortened and with control characters escaped, for messages.
+std::string quoted_for_message(const std::string& text);
+
+}  // namespace fp8train

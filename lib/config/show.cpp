@@ -1,0 +1,172 @@
+#include "config/show.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "config/field_table.h"
+#include "config/presets.h"
+#include "config/suggest.h"
+
+namespace fp8train {
+namespace {
+
+std::string section_of(const std::string& key) {
+  const size_t dot = key.find('.');
+  return dot == std::string::npos ? "" : key.substr(0, dot);
+}
+
+/// The key to write: beside precision.plan, the fp8 keys stand in `precision`.
+const std::string& written_key(const Field& field, const Settings& settings) {
+  const bool moves =
+      !settings.precision.plan.empty() && section_of(field.key) == "fp8" && !field.aliases.empty();
+  return moves ? field.aliases.front() : field.key;
+}
+
+std::string default_text(const Field& field) {
+  static const Settings kDefaults;
+  const std::string text = field.write(kDefaults);
+  return text.empty() ? "not set" : text;
+}
+
+struct Line {
+  std::string path;  ///< dotted
+  std::string value;
+  bool is_set;
+  const Field* field;
+};
+
+std::vector<Line> lines_of(const Settings& settings, bool resolved) {
+  Settings base;
+  if (const Preset* preset = find_preset(settings.model.preset)) {
+    apply_preset(*preset, base);
+    base.model.preset.clear();
+  }
+  std::vector<Line> lines;
+  for (const Field& field : field_table()) {
+    const std::string value = field.write(settings);
+    const bool applies = !field.applies || field.applies(settings);
+    const bool is_set = applies && !value.empty();
+    const bool differs = value != field.write(base);
+    if (!field.input_only && (resolved || (is_set && differs))) {
+      lines.push_back({written_key(field, settings), value, is_set, &field});
+    }
+  }
+  return lines;
+}
+
+/// A section is opened once, where its first line stands; the order is otherwise kept.
+void move_sections_together(std::vector<Line>& lines) {
+  std::vector<std::string> order;
+  const auto rank = [&](const Line& line) {
+    const std::string section = section_of(line.path);
+    const std::string group = section.empty() ? line.path : section + ".";
+    const auto found = std::find(order.begin(), order.end(), group);
+    const auto position = found - order.begin();
+    if (found == order.end()) {
+      order.push_back(group);
+    }
+    return position;
+  };
+  std::vector<std::pair<std::ptrdiff_t, Line>> ranked;
+  for (Line& line : lines) {
+    const auto position = rank(line);
+    ranked.emplace_back(position, std::move(line));
+  }
+  std::stable_sort(ranked.begin(), ranked.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::transform(ranked.begin(), ranked.end(), lines.begin(),
+                 [](auto& entry) { return std::move(entry.second); });
+}
+
+std::vector<std::string> split(const std::string& path) {
+  std::vector<std::string> parts;
+  size_t begin = 0;
+  for (size_t dot = path.find('.'); dot != std::string::npos; dot = path.find('.', begin)) {
+    parts.push_back(path.substr(begin, dot - begin));
+    begin = dot + 1;
+  }
+  parts.push_back(path.substr(begin));
+  return parts;
+}
+
+std::string aliases_text(const Field& field) {
+  return field.aliases.empty() ? "" : joined(field.aliases);
+}
+
+std::string explain_section(const std::string& section) {
+  std::string result;
+  for (const Field& field : field_table()) {
+    const bool inside = field.key.starts_with(section + ".") ||
+                        std::any_of(field.aliases.begin(), field.aliases.end(),
+                                    [&](auto& a) { return a.starts_with(section + "."); });
+    if (inside) {
+      result += fmt::format("{}: {} ({}; default: {})\n", field.key, field.doc, field.accepts,
+                            default_text(field));
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+std::string show_settings(const Settings& settings, bool resolved, bool comments) {
+  std::vector<Line> lines = lines_of(settings, resolved);
+  move_sections_together(lines);
+  std::string result;
+  std::vector<std::string> open;  // the sections that enclose the current line
+  for (const Line& line : lines) {
+    std::vector<std::string> parts = split(line.path);
+    const std::string name = parts.back();
+    parts.pop_back();
+    for (size_t depth = 0; depth < parts.size(); ++depth) {
+      if (open.size() <= depth || open[depth] != parts[depth]) {
+        open.resize(depth);
+        result += fmt::format("{:{}}{}:\n", "", 2 * depth, parts[depth]);
+        open.push_back(parts[depth]);
+      }
+    }
+    open = parts;
+    result += fmt::format("{:{}}{}{}:{}{}", "", 2 * parts.size(), line.is_set ? "" : "# ", name,
+                          line.value.empty() ? "" : " ", line.value);
+    result += comments ? fmt::format("  # {} ({})\n", line.field->doc, line.field->accepts) : "\n";
+  }
+  return result;
+}
+
+std::string explain_key(const std::string& key) {
+  const Field* field = find_field(key);
+  if (field == nullptr && is_section(key)) {
+    return explain_section(key);
+  }
+  if (field == nullptr) {
+    const size_t dot = key.rfind('.');
+    const bool nested = dot != std::string::npos;
+    const std::string advice = advice_for_unknown_key(nested ? key.substr(0, dot) : "",
+                                                      nested ? key.substr(dot + 1) : key);
+    throw ConfigError(fmt::format("{}: unknown key{}", key, advice.empty() ? "" : "; " + advice));
+  }
+  const std::string other = aliases_text(*field);
+  return fmt::format("{}\n  {}\n  accepts: {}\n  default: {}\n{}", field->key, field->doc,
+                     field->accepts, default_text(*field),
+                     other.empty() ? "" : fmt::format("  also: {}\n", other));
+}
+
+std::vector<std::string> config_keys() {
+  std::vector<std::string> keys;
+  for (const Field& field : field_table()) {
+    keys.push_back(field.key);
+  }
+  return keys;
+}
+
+std::string presets_text() {
+  std::string result;
+  for (const Preset& preset : presets()) {
+    result += fmt::format("{:<16}{}\n", preset.name, preset.doc);
+  }
+  return result;
+}
+
+}  // namespace fp8train

@@ -1,0 +1,30 @@
+#pragma once
+// Settings as text: YAML that loads back, explanations, and the documentation page. All of it comes
+// from the field table.
+
+#include <string>
+#include <vector>
+
+#include "config/settings.h"
+
+namespace fp8train {
+
+/// YAML in the order of the table that load_settings turns into equal settings. `resolved`: every
+/// setting, those that are not set as comments; else only what differs from the defaults (of the
+/// preset, when there is one). `comments`: each line with its documentation.
+std::string show_settings(const Settings& settings, bool resolved, bool comments = false);
+
+/// Documentation, type, default and other spellings of a key, or the keys of a section. Throws
+/// ConfigError with a suggestion when there is no such key.
+std::string explain_key(const std::string& key);
+
+/// Every dotted key, in the order of the table.
+std::vector<std::string> config_keys();
+
+/// The names and shapes of all presets, one per line.
+std::string presets_text();
+
+/// docs/configuration.md.
+std::string configuration_page();
+
+}  // namespace fp8train

@@ -1,0 +1,257 @@
+#include "config/yaml_tree.h"
+
+#include <fmt/format.h>
+#include <yaml-cpp/eventhandler.h>
+#include <yaml-cpp/exceptions.h>
+#include <yaml-cpp/mark.h>
+#include <yaml-cpp/parser.h>
+
+#include <sstream>
+#include <unordered_map>
+#include <utility>
+
+namespace fp8train {
+namespace {
+
+/// Leaves the parser early; what was wrong is already reported.
+struct Stop {};
+
+class TreeBuilder : public YAML::EventHandler {
+ public:
+  TreeBuilder(std::string path, size_t source, Problems& problems)
+      : path_(std::move(path)), source_(source), problems_(problems) {}
+
+  YamlNode take() {
+    while (!frames_.empty()) {  // a syntax error left these open
+      close();
+    }
+    return std::move(root_);
+  }
+
+  void OnDocumentStart(const YAML::Mark&) override {}
+  void OnDocumentEnd() override {}
+
+  void OnNull(const YAML::Mark& mark, YAML::anchor_t) override {
+    YamlNode node = at(mark);
+    node.text = "null";
+    add(std::move(node));
+  }
+
+  void OnAlias(const YAML::Mark& mark, YAML::anchor_t) override {
+    YamlNode node = at(mark);
+    node.reported = true;
+    complain(mark,
+             "YAML aliases (*name) are not supported; put a text that begins with * in quotes");
+    add(std::move(node));
+  }
+
+  void OnAnchor(const YAML::Mark& mark, const std::string& name) override {
+    complain(mark,
+             fmt::format("YAML anchors (&name) are not supported, got {}; put a text that begins "
+                         "with & in quotes",
+                         quoted_for_message("&" + name)));
+  }
+
+  void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t,
+                const std::string& value) override {
+    YamlNode node = at(mark);
+    node.kind = YamlNode::Kind::scalar;
+    node.text = value;
+    node.quoted = tag == "!";
+    refuse_tag(mark, tag == "!" ? "?" : tag, node);
+    add(std::move(node));
+  }
+
+  void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t,
+                       YAML::EmitterStyle::value) override {
+    open(mark, tag, YamlNode::Kind::sequence);
+  }
+  void OnSequenceEnd() override { close(); }
+
+  void OnMapStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t,
+                  YAML::EmitterStyle::value) override {
+    open(mark, tag, YamlNode::Kind::map);
+  }
+  void OnMapEnd() override { close(); }
+
+ private:
+  struct Frame {
+    YamlNode node;
+    std::string path;
+    std::unordered_map<std::string, int> seen;  // key -> line
+    bool has_key = false;                       // a map's key waits for its value
+    bool drop_value = false;                    // that value belongs to a repeated key
+  };
+
+  static YamlNode at(const YAML::Mark& mark) {
+    YamlNode node;
+    node.line = mark.line + 1;
+    node.column = mark.column + 1;
+    return node;
+  }
+
+  /// The dotted key of the node that comes next.
+  std::string next_path() const {
+    if (frames_.empty()) {
+      return path_;
+    }
+    const Frame& frame = frames_.back();
+    if (frame.node.kind == YamlNode::Kind::sequence) {
+      return fmt::format("{}[{}]", frame.path, frame.node.items.size());
+    }
+    return frame.has_key ? child_path(frame, frame.node.keys.back().text) : frame.path;
+  }
+
+  static std::string child_path(const Frame& frame, const std::string& key) {
+    return frame.path.empty() ? key : frame.path + "." + key;
+  }
+
+  void complain(const YAML::Mark& mark, const std::string& text) {
+    problems_.add({source_, mark.line + 1, mark.column + 1}, next_path(), text);
+  }
+
+  void refuse_tag(const YAML::Mark& mark, const std::string& tag, YamlNode& node) {
+    if (tag != "?" && !tag.empty()) {
+      complain(mark, fmt::format("YAML tags are not supported, got {}; put a text that begins "
+                                 "with ! in quotes",
+                                 quoted_for_message(tag)));
+      node.reported = true;
+    }
+  }
+
+  bool waits_for_key() const {
+    return !frames_.empty() && frames_.back().node.kind == YamlNode::Kind::map &&
+           !frames_.back().has_key;
+  }
+
+  [[noreturn]] void refuse_key(const YamlNode& node) {
+    problems_.add({source_, node.line, node.column}, frames_.back().path,
+                  "a key must be plain text on one line");
+    throw Stop{};
+  }
+
+  void open(const YAML::Mark& mark, const std::string& tag, YamlNode::Kind kind) {
+    YamlNode node = at(mark);
+    if (waits_for_key()) {
+      refuse_key(node);
+    }
+    refuse_tag(mark, tag, node);
+    std::string path = next_path();
+    if (frames_.size() >= kMaxYamlDepth) {
+      complain(mark, fmt::format("nested deeper than {} levels", kMaxYamlDepth));
+      throw Stop{};
+    }
+    node.kind = kind;
+    frames_.push_back({std::move(node), std::move(path), {}, false, false});
+  }
+
+  void close() {
+    YamlNode node = std::move(frames_.back().node);
+    if (node.keys.size() > node.items.size() && node.kind == YamlNode::Kind::map) {
+      node.keys.pop_back();
+    }
+    frames_.pop_back();
+    add(std::move(node));
+  }
+
+  void add(YamlNode node) {
+    if (frames_.empty()) {
+      root_ = std::move(node);
+      return;
+    }
+    if (waits_for_key()) {
+      add_key(node);
+      return;
+    }
+    Frame& frame = frames_.back();
+    if (frame.drop_value) {
+      frame.node.keys.pop_back();
+    } else {
+      frame.node.items.push_back(std::move(node));
+    }
+    frame.has_key = false;
+    frame.drop_value = false;
+  }
+
+  void add_key(const YamlNode& node) {
+    if (node.kind != YamlNode::Kind::scalar || node.text.find('\n') != std::string::npos) {
+      refuse_key(node);
+    }
+    Frame& frame = frames_.back();
+    const auto [entry, is_new] = frame.seen.emplace(node.text, node.line);
+    if (!is_new) {
+      problems_.add({source_, node.line, node.column}, child_path(frame, node.text),
+                    fmt::format("given twice, first in line {}", entry->second));
+    }
+    frame.node.keys.push_back({node.text, node.line, node.column});
+    frame.has_key = true;
+    frame.drop_value = !is_new;
+  }
+
+  std::string path_;
+  size_t source_;
+  Problems& problems_;
+  std::vector<Frame> frames_;
+  YamlNode root_;
+};
+
+/// Notices that there is another document; builds nothing.
+class SecondDocument : public YAML::EventHandler {
+ public:
+  void OnDocumentStart(const YAML::Mark& mark) override {
+    line = mark.line + 1;
+    throw Stop{};
+  }
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                const std::string&) override {}
+  void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                       YAML::EmitterStyle::value) override {}
+  void OnSequenceEnd() override {}
+  void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                  YAML::EmitterStyle::value) override {}
+  void OnMapEnd() override {}
+
+  int line = 0;
+};
+
+}  // namespace
+
+YamlNode parse_yaml(std::string_view text, const std::string& path, size_t source,
+                    Problems& problems) {
+  YamlNode unusable;
+  unusable.reported = true;
+  if (text.size() > kMaxYamlBytes) {
+    problems.add({source, 0, 0}, path, "larger than 1 MiB, which no configuration is");
+    return unusable;
+  }
+  if (text.find('\0') != std::string_view::npos) {
+    problems.add({source, 0, 0}, path, "holds a zero byte, so it is not text");
+    return unusable;
+  }
+  TreeBuilder builder(path, source, problems);
+  SecondDocument second;
+  bool complete = false;
+  try {
+    std::istringstream stream{std::string(text)};
+    YAML::Parser parser(stream);
+    if (parser.HandleNextDocument(builder)) {
+      parser.HandleNextDocument(second);
+    }
+    complete = true;
+  } catch (const Stop&) {
+    if (second.line > 0) {
+      problems.add({source, second.line, 1}, path, "a second YAML document; write only one");
+    }
+  } catch (const YAML::Exception& error) {
+    problems.add({source, error.mark.line + 1, error.mark.column + 1}, path,
+                 "not valid YAML: " + error.msg);
+  }
+  YamlNode root = builder.take();
+  root.reported = root.reported || !complete;
+  return root;
+}
+
+}  // namespace fp8train

@@ -1,0 +1,71 @@
+#pragma once
+// A corpus is one logical array of token ids put together from files: token files stay on disk and
+// are read when asked, text and JSON lines are tokenized into memory at opening (2 bytes per token
+// for vocabularies up to 65536, else 4). Reads are thread-safe.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "data/data_settings.h"
+#include "data/tokenizer.h"
+
+namespace fp8train {
+
+/// Where a run of tokens of a corpus lies. `read` may be called from several threads.
+class TokenStore {
+ public:
+  virtual ~TokenStore() = default;
+  virtual int64_t size() const = 0;
+  virtual void read(int64_t offset, int64_t count, int32_t* to) const = 0;
+};
+
+class Corpus {
+ public:
+  /// Appends tokens [begin, end) of `store`. The store is shared because the training and the
+  /// validation corpus may be two ranges of one file.
+  void append(std::shared_ptr<const TokenStore> store, int64_t begin, int64_t end);
+
+  /// Number of tokens.
+  int64_t size() const { return size_; }
+
+  /// Tokens [offset, offset + count) into `to`. Throws DataError when a file is damaged or holds an
+  /// id outside the vocabulary, InternalError when the range is not within the corpus.
+  void read(int64_t offset, int64_t count, int32_t* to) const;
+
+  /// 16 hex digits from the sizes and from samples of the content: a resumed run compares it to
+  /// know that the data is the same.
+  std::string fingerprint() const;
+
+ private:
+  struct Segment {
+    std::shared_ptr<const TokenStore> store;
+    int64_t store_begin;
+    int64_t corpus_begin;
+    int64_t count;
+  };
+  std::vector<Segment> segments_;
+  int64_t size_ = 0;
+};
+
+/// Tokens held in memory, as a store.
+std::shared_ptr<const TokenStore> memory_store(const std::vector<int32_t>& tokens);
+
+struct CorpusSplits {
+  Corpus train;
+  Corpus val;  ///< empty when there are neither validation sources nor a val_fraction
+};
+
+/// Opens the sources. Ids must be below `vocab_size` (the model's). Documents (JSON lines; text
+/// files when a source has several) are followed by the tokenizer's end-of-sequence id where it has
+/// one. Without val sources the last val_fraction of each training source is held back: of its text
+/// in bytes or characters, of its documents (JSON lines), or of its tokens. Throws ConfigError
+/// (weights, fractions, formats) or DataError (files).
+CorpusSplits open_corpora(const DataSettings& settings, const Tokenizer& tokenizer,
+                          int64_t vocab_size);
+
+/// The tokenizer that `settings` names; "char" reads the text of the training sources.
+std::unique_ptr<Tokenizer> make_tokenizer(const DataSettings& settings);
+
+}  // namespace fp8train

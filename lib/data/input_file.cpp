@@ -1,0 +1,88 @@
+#include "data/input_file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "base/error.h"
+
+namespace fp8train {
+namespace {
+
+const char* kind_of(mode_t mode) {
+  if (S_ISDIR(mode)) return "a directory";
+  if (S_ISFIFO(mode)) return "a FIFO";
+  if (S_ISSOCK(mode)) return "a socket";
+  return "a device";
+}
+
+}  // namespace
+
+InputFile::InputFile(std::filesystem::path path, Links links) : path_(std::move(path)) {
+  // O_NONBLOCK: opening a FIFO must not wait for its writer.
+  const int flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | (links == Links::refuse ? O_NOFOLLOW : 0);
+  descriptor_ = ::open(path_.c_str(), flags);
+  if (descriptor_ < 0) {
+    const int code = errno;
+    if (code == ELOOP && links == Links::refuse) {
+      throw DataError(fmt::format("{}: is a symbolic link; name the file it points to instead",
+                                  path_.string()));
+    }
+    throw DataError(fmt::format("cannot open {}: {}", path_.string(), std::strerror(code)));
+  }
+  struct stat info = {};
+  const bool known = ::fstat(descriptor_, &info) == 0;
+  if (!known || !S_ISREG(info.st_mode)) {
+    ::close(std::exchange(descriptor_, -1));
+    throw DataError(fmt::format("cannot read {}: it is {}, not a regular file", path_.string(),
+                                known ? kind_of(info.st_mode) : "unreadable"));
+  }
+  size_ = static_cast<uint64_t>(info.st_size);
+}
+
+InputFile::~InputFile() {
+  if (descriptor_ >= 0) {
+    ::close(descriptor_);
+  }
+}
+
+InputFile::InputFile(InputFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      descriptor_(std::exchange(other.descriptor_, -1)),
+      size_(other.size_) {}
+
+InputFile& InputFile::operator=(InputFile&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(descriptor_, other.descriptor_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+void InputFile::read(uint64_t offset, void* to, size_t bytes) const {
+  size_t done = 0;
+  while (done < bytes) {
+    const ssize_t got = ::pread(descriptor_, static_cast<char*>(to) + done, bytes - done,
+                                static_cast<off_t>(offset + done));
+    if (got < 0 && errno == EINTR) {
+      continue;
+    }
+    if (got < 0) {
+      throw DataError(fmt::format("{}: reading {} bytes at byte {} failed: {}", path_.string(),
+                                  bytes, offset, std::strerror(errno)));
+    }
+    if (got == 0) {
+      throw DataError(
+          fmt::format("{}: the file ends at byte {}, but {} bytes at byte {} are needed; it had "
+                      "{} bytes when it was opened",
+                      path_.string(), offset + done, bytes, offset, size_));
+    }
+    done += static_cast<size_t>(got);
+  }
+}
+
+}  // namespace fp8train

@@ -1,0 +1,100 @@
+#pragma once
+// Micro-batches for training and for evaluation. The training loader's state is one 64-bit number,
+// the global sample counter; a background thread reads ahead, but the counter moves only when a
+// batch is handed out. The corpus must outlive the loader.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "data/corpus.h"
+#include "data/sample_order.h"
+
+namespace fp8train {
+
+constexpr int32_t kIgnoredTarget = -1;  ///< padding: no loss at this position
+
+struct Batch {
+  int64_t rows = 0;              ///< B
+  int64_t columns = 0;           ///< T
+  std::vector<int32_t> tokens;   ///< (B, T)
+  std::vector<int32_t> targets;  ///< (B, T): the token after each token, or kIgnoredTarget
+};
+
+struct LoaderSettings {
+  int64_t micro_batch_size = 1;  ///< B, per rank
+  int64_t seq_length = 1024;     ///< T
+  bool shuffle = true;
+  uint64_t seed = 0;
+  int rank = 0;
+  int world_size = 1;
+  size_t prefetch = 2;  ///< batches read ahead by the background thread; 0 reads in next()
+};
+
+/// Endless batches in the order of SampleOrder. One call of next() on every rank consumes
+/// micro_batch_size * world_size samples: row b of rank r is sample position + b * world_size + r,
+/// so the same samples are consumed for any split of the same product. Not thread-safe: one thread
+/// calls next(), seek() and position().
+class Loader {
+ public:
+  /// Throws DataError when the corpus is shorter than one sample.
+  Loader(const Corpus& corpus, const LoaderSettings& settings);
+  ~Loader();
+  Loader(const Loader&) = delete;
+  Loader& operator=(const Loader&) = delete;
+
+  /// The next batch of this rank. Throws what reading threw (DataError); the position then stays
+  /// where it was.
+  Batch next();
+
+  /// Global samples consumed so far: what a checkpoint stores.
+  uint64_t position() const { return position_; }
+
+  /// Continues at global sample `position`.
+  void seek(uint64_t position);
+
+  uint64_t samples_per_epoch() const { return order_.samples_per_epoch(); }
+
+ private:
+  class Prefetcher;
+  Batch make_batch(uint64_t position) const;
+  uint64_t samples_per_batch() const;
+
+  const Corpus& corpus_;
+  LoaderSettings settings_;
+  SampleOrder order_;
+  uint64_t position_ = 0;
+  std::unique_ptr<Prefetcher> prefetcher_;
+};
+
+/// Walks a validation corpus once, in order: consecutive windows of seq_length targets, the last
+/// one padded with kIgnoredTarget, so that every token but the first is a target exactly once over
+/// all ranks. All ranks see the same number of batches.
+class ValidationBatches {
+ public:
+  ValidationBatches(const Corpus& corpus, int64_t batch_size, int64_t seq_length, int rank = 0,
+                    int world_size = 1);
+
+  /// The next batch of this rank, or nothing at the end.
+  std::optional<Batch> next();
+  void rewind() { batch_ = 0; }
+
+  /// Batches of each rank in one pass.
+  int64_t batch_count() const { return batch_count_; }
+
+  /// Targets of one pass over all ranks.
+  int64_t target_count() const;
+
+ private:
+  const Corpus& corpus_;
+  int64_t batch_size_;
+  int64_t seq_length_;
+  int rank_;
+  int world_size_;
+  int64_t window_count_;
+  int64_t batch_count_;
+  int64_t batch_ = 0;
+};
+
+}  // namespace fp8train

@@ -1,0 +1,227 @@
+#include "data/text_source.h"
+
+#include <fmt/format.h>
+#include <glob.h>
+
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "data/input_file.h"
+#include "data/token_file.h"
+#include "data/utf8.h"
+
+namespace fp8train {
+namespace {
+
+constexpr size_t kReadBytes = 1U << 20;
+constexpr size_t kMaxLine = 64U << 20;
+constexpr size_t kProbeBytes = 4096;
+constexpr std::string_view kNpyMagic = "\x93NUMPY";
+
+std::string document_of(std::string_view line, const std::string& text_key,
+                        const std::string& where) {
+  const auto fail = [&](const std::string& what) {
+    return DataError(fmt::format("{}: {}", where, what));
+  };
+  nlohmann::json value;
+  try {
+    value = nlohmann::json::parse(line);
+  } catch (const nlohmann::json::exception& error) {
+    throw fail(fmt::format("malformed JSON line: {}", error.what()));
+  }
+  if (!value.is_object()) {
+    throw fail(fmt::format("the line is not a JSON object but {}", value.type_name()));
+  }
+  const auto text = value.find(text_key);
+  if (text == value.end()) {
+    std::string keys;
+    for (const auto& [key, ignored] : value.items()) {
+      keys += (keys.empty() ? "" : ", ") + key;
+    }
+    throw fail(fmt::format("no key '{}' (keys here: {}); set data.text_key", text_key, keys));
+  }
+  if (!text->is_string()) {
+    throw fail(fmt::format("'{}' is not a string but {}", text_key, text->type_name()));
+  }
+  return text->get<std::string>();
+}
+
+void for_each_line(const std::filesystem::path& path,
+                   const std::function<void(std::string_view, int64_t)>& visit) {
+  const InputFile file(path);
+  std::string pending;
+  int64_t line = 1;
+  for (uint64_t offset = 0; offset < file.size();) {
+    const size_t begin = pending.size();
+    const auto part = static_cast<size_t>(std::min<uint64_t>(kReadBytes, file.size() - offset));
+    pending.resize(begin + part);
+    file.read(offset, pending.data() + begin, part);
+    offset += part;
+    size_t start = 0;
+    for (size_t end = pending.find('\n', begin); end != std::string::npos;
+         end = pending.find('\n', start)) {
+      visit(std::string_view(pending).substr(start, end - start), line++);
+      start = end + 1;
+    }
+    pending.erase(0, start);
+    if (pending.size() > kMaxLine) {
+      throw DataError(fmt::format("{}:{}: the line is longer than {} bytes; is this JSON lines?",
+                                  path.string(), line, kMaxLine));
+    }
+  }
+  if (!pending.empty()) {
+    visit(pending, line);
+  }
+}
+
+std::string whole_file(const std::filesystem::path& path) {
+  const InputFile file(path);
+  std::string text(file.size(), '\0');
+  file.read(0, text.data(), text.size());
+  return text;
+}
+
+DataFormat detect(const std::filesystem::path& path) {
+  const InputFile file(path);
+  std::string head(std::min<uint64_t>(file.size(), kProbeBytes), '\0');
+  file.read(0, head.data(), head.size());
+  int32_t magic = 0;
+  if (head.size() >= sizeof(magic)) {
+    std::memcpy(&magic, head.data(), sizeof(magic));
+  }
+  if (magic == kLlmcMagicU16 || magic == kLlmcMagicU32) return DataFormat::llmc;
+  if (head.starts_with(kNpyMagic)) {
+    throw DataError(
+        fmt::format("{}: .npy files are not read; save the array with tofile() as u16 "
+                    "and set format: raw_u16",
+                    path.string()));
+  }
+  const std::string extension = path.extension().string();
+  if (extension == ".jsonl" || extension == ".ndjson") return DataFormat::jsonl;
+  if (extension == ".bin") return DataFormat::raw_u16;
+  if (head.find('\0') == std::string::npos) return DataFormat::text;
+  throw DataError(
+      fmt::format("{}: cannot tell the format (binary content, no llm.c magic); set "
+                  "format: text, jsonl, llmc or raw_u16",
+                  path.string()));
+}
+
+bool is_continuation(char c) {
+  return (static_cast<uint8_t>(c) & 0xC0) == 0x80;
+}
+
+}  // namespace
+
+std::string_view name_of(DataFormat format) {
+  switch (format) {
+    case DataFormat::text:
+      return "text";
+    case DataFormat::jsonl:
+      return "jsonl";
+    case DataFormat::llmc:
+      return "llmc";
+    case DataFormat::raw_u16:
+      return "raw_u16";
+  }
+  return "?";
+}
+
+std::vector<std::filesystem::path> expand_path(const std::string& path_or_glob) {
+  if (std::filesystem::exists(path_or_glob)) {
+    return {path_or_glob};
+  }
+  glob_t found = {};
+  const int status = ::glob(path_or_glob.c_str(), GLOB_NOSORT, nullptr, &found);
+  std::vector<std::filesystem::path> paths;
+  if (status == 0) {
+    paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+  }
+  ::globfree(&found);
+  if (paths.empty()) {
+    const bool is_pattern = path_or_glob.find_first_of("*?[") != std::string::npos;
+    throw DataError(
+        fmt::format("{}: {}", path_or_glob, is_pattern ? "no file matches" : "no such file"));
+  }
+  std::sort(paths.begin(), paths.end(),
+            [](const auto& a, const auto& b) { return a.native() < b.native(); });
+  return paths;
+}
+
+DataFormat format_of(const std::filesystem::path& path, const std::string& format) {
+  for (const DataFormat known :
+       {DataFormat::text, DataFormat::jsonl, DataFormat::llmc, DataFormat::raw_u16}) {
+    if (format == name_of(known)) {
+      return known;
+    }
+  }
+  if (format.empty() || format == "auto") {
+    return detect(path);
+  }
+  throw ConfigError(
+      fmt::format("data format '{}' is unknown; known: auto, text, jsonl, llmc, raw_u16", format));
+}
+
+void for_each_document(const std::filesystem::path& path, DataFormat format,
+                       const std::string& text_key,
+                       const std::function<void(std::string document)>& visit) {
+  if (format == DataFormat::text) {
+    visit(whole_file(path));
+    return;
+  }
+  check(format == DataFormat::jsonl, "only text and jsonl files hold documents");
+  for_each_line(path, [&](std::string_view line, int64_t number) {
+    if (line.find_first_not_of(" \t\r") != std::string_view::npos) {
+      visit(document_of(line, text_key, fmt::format("{}:{}", path.string(), number)));
+    }
+  });
+}
+
+std::string all_text(const std::vector<DataSource>& sources, const std::string& text_key) {
+  std::string text;
+  for (const DataSource& source : sources) {
+    for (const std::filesystem::path& path : expand_path(source.path)) {
+      const DataFormat format = format_of(path, source.format);
+      if (format == DataFormat::text || format == DataFormat::jsonl) {
+        for_each_document(path, format, text_key,
+                          [&](const std::string& document) { text += document; });
+      }
+    }
+  }
+  if (text.empty()) {
+    throw ConfigError(
+        "the char tokenizer is built from the training text, but no source of data.train is text; "
+        "name a tokenizer.json instead");
+  }
+  return text;
+}
+
+int64_t split_point(int64_t count, double fraction) {
+  return static_cast<int64_t>(static_cast<double>(count) * (1.0 - fraction));
+}
+
+int64_t count_units(std::string_view text, const Tokenizer& tokenizer) {
+  if (tokenizer.unit() == TextUnit::byte) {
+    return static_cast<int64_t>(text.size());
+  }
+  return std::count_if(text.begin(), text.end(), [](char c) { return !is_continuation(c); });
+}
+
+size_t byte_of_unit(std::string_view text, int64_t index, const Tokenizer& tokenizer) {
+  size_t byte = 0;
+  if (tokenizer.unit() == TextUnit::code_point) {
+    for (; index > 0; --index) {
+      byte += std::max<size_t>(1, code_point_length(text, byte));
+    }
+    return byte;
+  }
+  byte = static_cast<size_t>(index);
+  while (tokenizer.type() != "byte" && byte > 0 && byte < text.size() &&
+         is_continuation(text[byte])) {
+    --byte;
+  }
+  return byte;
+}
+
+}  // namespace fp8train

@@ -1,0 +1,51 @@
+#include "data/utf8.h"
+
+#include <fmt/format.h>
+
+#include <cstdint>
+
+namespace fp8train {
+namespace {
+
+constexpr uint8_t kContinuationMask = 0xC0;
+constexpr uint8_t kContinuation = 0x80;
+
+}  // namespace
+
+// The table of well-formed byte sequences, Unicode standard, table 3-7.
+size_t code_point_length(std::string_view text, size_t position) {
+  const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[position + i]); };
+  if (position >= text.size()) return 0;
+  const uint8_t lead = byte(0);
+  if (lead < 0x80) return 1;
+  if (lead < 0xC2 || lead > 0xF4) return 0;
+  const size_t length = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+  if (text.size() - position < length) return 0;
+  const uint8_t low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
+  const uint8_t high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
+  if (byte(1) < low || byte(1) > high) return 0;
+  for (size_t i = 2; i < length; ++i) {
+    if ((byte(i) & kContinuationMask) != kContinuation) return 0;
+  }
+  return length;
+}
+
+bool is_utf8(std::string_view text) {
+  for (size_t position = 0; position < text.size();) {
+    const size_t length = code_point_length(text, position);
+    if (length == 0) return false;
+    position += length;
+  }
+  return true;
+}
+
+std::string printable(std::string_view bytes) {
+  std::string text;
+  for (const char c : bytes) {
+    const auto byte = static_cast<uint8_t>(c);
+    text += byte >= 0x20 && byte < 0x7F ? std::string(1, c) : fmt::format("<0x{:02X}>", byte);
+  }
+  return text;
+}
+
+}  // namespace fp8train

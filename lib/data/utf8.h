@@ -1,0 +1,19 @@
+#pragma once
+// Strict UTF-8: no overlong forms, no surrogates, nothing above U+10FFFF.
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace fp8train {
+
+/// Bytes of the well-formed code point at `position`, or 0 when the bytes there are not one.
+size_t code_point_length(std::string_view text, size_t position);
+
+/// Whether `text` is well-formed from end to end.
+bool is_utf8(std::string_view text);
+
+/// The bytes in a form fit for a message: printable ASCII as it is, everything else as <0xXX>.
+std::string printable(std::string_view bytes);
+
+}  // namespace fp8train

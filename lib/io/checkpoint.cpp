@@ -1,0 +1,287 @@
+#include "io/checkpoint.h"
+
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <charconv>
+#include <memory>
+#include <set>
+
+#include "base/atomic_file.h"
+#include "base/error.h"
+#include "io/strict_json.h"
+
+namespace fp8train {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kPrefix = "step-";
+constexpr const char* kPartial = ".partial";
+constexpr const char* kReplaced = ".replaced";
+constexpr size_t kReadBytes = 1U << 20;
+constexpr size_t kMaxText = 1U << 30;
+
+class Hasher {
+ public:
+  Hasher() : state_(XXH3_createState(), XXH3_freeState) {
+    check(state_ != nullptr, "no memory for a hash state");
+    XXH3_128bits_reset(state_.get());
+  }
+  void update(const void* data, size_t bytes) {
+    if (bytes > 0) {
+      XXH3_128bits_update(state_.get(), data, bytes);
+    }
+  }
+  std::string digest() const {
+    const XXH128_hash_t hash = XXH3_128bits_digest(state_.get());
+    return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
+  }
+
+ private:
+  std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state_;
+};
+
+std::string folder_name(int64_t step) {
+  return fmt::format("{}{:06}", kPrefix, step);
+}
+
+/// The step of "step-000100", or nothing for any other name.
+std::optional<int64_t> step_of(const std::string& name) {
+  int64_t step = 0;
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  const char* begin = name.data() + kPrefix.size();
+  const char* end = name.data() + name.size();
+  const auto [stop, error] = std::from_chars(begin, end, step);
+  const bool whole = error == std::errc() && stop == end && step >= 0;
+  return whole && folder_name(step) == name ? std::optional(step) : std::nullopt;
+}
+
+/// Runs a file operation and turns its failure into a DeviceError.
+template <typename Operation>
+void require_done(const std::string& what, Operation&& operation) {
+  std::error_code failure;
+  operation(failure);
+  if (failure) {
+    throw DeviceError(fmt::format("cannot {}: {}", what, failure.message()));
+  }
+}
+
+void make_folder(const fs::path& folder) {
+  require_done("create " + folder.string(),
+               [&](std::error_code& failure) { fs::create_directories(folder, failure); });
+}
+
+void rename_folder(const fs::path& from, const fs::path& to) {
+  require_done(fmt::format("rename {} to {}", from.string(), to.string()),
+               [&](std::error_code& failure) { fs::rename(from, to, failure); });
+}
+
+void remove_folder(const fs::path& folder) {
+  require_done("remove " + folder.string(),
+               [&](std::error_code& failure) { fs::remove_all(folder, failure); });
+}
+
+/// Removes what interrupted saves left.
+void remove_remains(const fs::path& root) {
+  std::vector<fs::path> remains;
+  for (const auto& entry : fs::directory_iterator(root)) {
+    const std::string name = entry.path().filename().string();
+    const std::string extension = entry.path().extension().string();
+    const bool ours = (extension == kPartial || extension == kReplaced) &&
+                      step_of(entry.path().stem().string()).has_value();
+    if (ours && entry.is_directory()) {
+      remains.push_back(entry.path());
+    }
+  }
+  for (const fs::path& path : remains) {
+    remove_folder(path);
+  }
+}
+
+std::string hash_file(const InputFile& file) {
+  Hasher hasher;
+  std::vector<char> part(std::min<uint64_t>(file.size(), kReadBytes));
+  for (uint64_t offset = 0; offset < file.size(); offset += part.size()) {
+    part.resize(std::min<uint64_t>(file.size() - offset, kReadBytes));
+    file.read(offset, part.data(), part.size());
+    hasher.update(part.data(), part.size());
+  }
+  return hasher.digest();
+}
+
+void verify_file(const fs::path& path, const FileRecord& record, Verify depth) {
+  try {
+    const InputFile file(path, InputFile::Links::refuse);
+    if (file.size() != record.bytes) {
+      throw CheckpointError(
+          fmt::format("{}: expected {} bytes, found {}", path.string(), record.bytes, file.size()));
+    }
+    const std::string found = depth == Verify::hashes ? hash_file(file) : record.xxh3_128;
+    if (found != record.xxh3_128) {
+      throw CheckpointError(fmt::format("{}: damaged: expected XXH3-128 {}, found {}",
+                                        path.string(), record.xxh3_128, found));
+    }
+  } catch (const DataError& error) {
+    throw CheckpointError(error.what());
+  }
+}
+
+}  // namespace
+
+fs::path begin_checkpoint(const fs::path& root, int64_t step) {
+  check(step >= 0, "a checkpoint's step is negative");
+  const fs::path partial = root / (folder_name(step) + kPartial);
+  remove_folder(partial);
+  make_folder(partial);
+  return partial;
+}
+
+FileRecord write_checkpoint_file(const fs::path& partial, const CheckpointFile& file) {
+  if (!detail::is_plain_name(file.name) || file.name == detail::kManifestName) {
+    throw CheckpointError(fmt::format("'{}' cannot be the name of a checkpoint file", file.name));
+  }
+  check(!file.text || file.tensors.empty(), "a checkpoint file holds text or tensors, not both");
+  Hasher hasher;
+  FileRecord record;
+  record.name = file.name;
+  AtomicFile out(partial / file.name);
+  const auto sink = [&](const void* data, size_t bytes) {
+    out.write(data, bytes);
+    hasher.update(data, bytes);
+    record.bytes += bytes;
+  };
+  if (file.text) {
+    sink(file.text->data(), file.text->size());
+  } else {
+    write_safetensors(file.tensors, {}, sink);
+  }
+  out.commit();
+  record.xxh3_128 = hasher.digest();
+  return record;
+}
+
+fs::path commit_checkpoint(const fs::path& root, int64_t step, const std::string& run_id,
+                           const std::vector<FileRecord>& records) {
+  const fs::path partial = root / (folder_name(step) + kPartial);
+  const fs::path published = root / folder_name(step);
+  std::set<std::string> names;
+  for (const FileRecord& record : records) {
+    if (!names.insert(record.name).second) {
+      throw CheckpointError(fmt::format("two files of a checkpoint are named '{}'", record.name));
+    }
+  }
+  write_file_atomically(partial / detail::kManifestName,
+                        detail::manifest_text({step, run_id, records}));
+  if (fs::exists(published)) {
+    // A folder cannot be renamed over another: for a moment the step has no checkpoint, the ones
+    // before it stay.
+    const fs::path replaced = root / (folder_name(step) + kReplaced);
+    remove_folder(replaced);
+    rename_folder(published, replaced);
+  }
+  rename_folder(partial, published);
+  sync_directory(root);
+  write_file_atomically(root / "latest", folder_name(step) + "\n");
+  remove_remains(root);
+  return published;
+}
+
+fs::path save_checkpoint(const fs::path& root, int64_t step, const CheckpointContents& contents) {
+  const fs::path partial = begin_checkpoint(root, step);
+  try {
+    std::vector<FileRecord> records;
+    for (const CheckpointFile& file : contents.files) {
+      records.push_back(write_checkpoint_file(partial, file));
+    }
+    return commit_checkpoint(root, step, contents.run_id, records);
+  } catch (...) {
+    std::error_code ignored;
+    fs::remove_all(partial, ignored);
+    throw;
+  }
+}
+
+std::vector<CheckpointPlace> find_checkpoints(const fs::path& root) {
+  std::vector<CheckpointPlace> places;
+  std::error_code absent;
+  for (const auto& entry : fs::directory_iterator(root, absent)) {
+    const auto step = step_of(entry.path().filename().string());
+    if (step && entry.is_directory()) {
+      places.push_back({entry.path(), *step});
+    }
+  }
+  std::sort(places.begin(), places.end(),
+            [](const CheckpointPlace& a, const CheckpointPlace& b) { return a.step > b.step; });
+  return places;
+}
+
+CheckpointManifest verify_checkpoint(const fs::path& checkpoint, Verify depth) {
+  const fs::path path = checkpoint / detail::kManifestName;
+  std::string text;
+  try {
+    text = read_text_file(path, detail::kMaxJsonFile);
+  } catch (const DataError& error) {
+    throw CheckpointError(
+        fmt::format("{}: not a complete checkpoint: {}", checkpoint.string(), error.what()));
+  }
+  CheckpointManifest manifest = detail::parse_manifest(text, path.string());
+  const auto step = step_of(checkpoint.filename().string());
+  if (step && *step != manifest.step) {
+    throw CheckpointError(
+        fmt::format("{}: the manifest is that of step {}; the folder was renamed or "
+                    "its files belong to another checkpoint",
+                    checkpoint.string(), manifest.step));
+  }
+  for (const FileRecord& record : manifest.files) {
+    verify_file(checkpoint / record.name, record, depth);
+  }
+  return manifest;
+}
+
+std::optional<CheckpointPlace> newest_valid(const fs::path& root,
+                                            std::vector<std::string>& skipped) {
+  for (const CheckpointPlace& place : find_checkpoints(root)) {
+    try {
+      verify_checkpoint(place.path);
+      return place;
+    } catch (const CheckpointError& error) {
+      skipped.push_back(
+          fmt::format("skipped checkpoint {}: {}", place.path.filename().string(), error.what()));
+    }
+  }
+  return std::nullopt;
+}
+
+std::vector<fs::path> retain_checkpoints(const fs::path& root, int keep_last) {
+  check(keep_last >= 1, "at least one checkpoint must be kept");
+  std::vector<fs::path> deleted;
+  int valid = 0;
+  for (const CheckpointPlace& place : find_checkpoints(root)) {
+    if (valid >= keep_last) {
+      remove_folder(place.path);
+      deleted.push_back(place.path);
+      continue;
+    }
+    try {
+      verify_checkpoint(place.path, valid == 0 ? Verify::hashes : Verify::sizes);
+      ++valid;
+    } catch (const CheckpointError&) {
+      if (valid == 0) {
+        return deleted;  // the newest one is damaged: nothing may go
+      }
+    }
+  }
+  return deleted;
+}
+
+std::string read_checkpoint_text(const fs::path& checkpoint, const std::string& name) {
+  try {
+    return read_text_file(checkpoint / name, kMaxText);
+  } catch (const DataError& error) {
+    throw CheckpointError(error.what());
+  }
+}
+
+}  // namespace fp8train

@@ -1,0 +1,107 @@
+#pragma once
+// Checkpoints as folders that are either complete and verified or not there. A checkpoint is
+// written into step-000100.partial/, every file flushed, MANIFEST.json (sizes, XXH3-128 hashes,
+// step, run) last; then the folder is renamed to step-000100 and its parent flushed. Loading
+// verifies every byte. Synchronous; tensor memory stays the caller's.
+//
+// One process calls save_checkpoint(). Several ranks that write files of their own: one calls
+// begin_checkpoint(), each calls write_checkpoint_file(), and when all have succeeded the first one
+// calls commit_checkpoint() with everybody's records.
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "io/safetensors.h"
+
+namespace fp8train {
+
+/// One file: tensors (written as safetensors) or text. The name is plain: letters, digits, '.',
+/// '_', '-'.
+struct CheckpointFile {
+  std::string name;
+  std::vector<TensorBytes> tensors;
+  std::optional<std::string> text;  ///< set: the file is this text and `tensors` is empty
+};
+
+struct CheckpointContents {
+  std::string run_id;
+  std::vector<CheckpointFile> files;
+};
+
+struct FileRecord {
+  std::string name;
+  uint64_t bytes = 0;
+  std::string xxh3_128;  ///< 32 hex digits
+};
+
+struct CheckpointManifest {
+  int64_t step = 0;
+  std::string run_id;
+  std::vector<FileRecord> files;
+};
+
+struct CheckpointPlace {
+  std::filesystem::path path;
+  int64_t step = 0;
+};
+
+/// Writes root/step-%06d whole or not at all and returns its path. A checkpoint of the same step is
+/// replaced. Remains of interrupted saves are removed after success. Throws DeviceError when the
+/// disk refuses, CheckpointError for bad names; the partial folder is then removed and older
+/// checkpoints are untouched.
+std::filesystem::path save_checkpoint(const std::filesystem::path& root, int64_t step,
+                                      const CheckpointContents& contents);
+
+/// An empty root/step-%06d.partial.
+std::filesystem::path begin_checkpoint(const std::filesystem::path& root, int64_t step);
+
+/// One file into a partial folder, flushed. Safe from several processes at once for different
+/// names.
+FileRecord write_checkpoint_file(const std::filesystem::path& partial, const CheckpointFile& file);
+
+/// Writes the manifest and publishes the folder; returns its path.
+std::filesystem::path commit_checkpoint(const std::filesystem::path& root, int64_t step,
+                                        const std::string& run_id,
+                                        const std::vector<FileRecord>& records);
+
+/// The published checkpoints under `root`, newest first; none when `root` does not exist. Nothing
+/// is verified.
+std::vector<CheckpointPlace> find_checkpoints(const std::filesystem::path& root);
+
+enum class Verify : uint8_t { sizes, hashes };
+
+/// Checks the manifest (its own hash, and that its step is the folder's) and each file's size and,
+/// with Verify::hashes, content. Throws CheckpointError naming the file and what was expected and
+/// found.
+CheckpointManifest verify_checkpoint(const std::filesystem::path& checkpoint,
+                                     Verify depth = Verify::hashes);
+
+/// The newest checkpoint that verifies, or nothing. One sentence for each newer one that does not
+/// goes into `skipped`. Deletes nothing.
+std::optional<CheckpointPlace> newest_valid(const std::filesystem::path& root,
+                                            std::vector<std::string>& skipped);
+
+/// Deletes checkpoints older than the newest `keep_last` valid ones, and nothing unless the newest
+/// of all verifies by hash. Returns what it deleted. `keep_last` >= 1.
+std::vector<std::filesystem::path> retain_checkpoints(const std::filesystem::path& root,
+                                                      int keep_last);
+
+/// Text file of a checkpoint. Throws CheckpointError when it is missing.
+std::string read_checkpoint_text(const std::filesystem::path& checkpoint, const std::string& name);
+
+namespace detail {
+
+constexpr int kCheckpointVersion = 1;
+constexpr const char* kManifestName = "MANIFEST.json";
+
+/// Text of MANIFEST.json, and back; `where` begins messages. Reading throws CheckpointError unless
+/// the text is byte for byte what manifest_text() writes for its content and its hash.
+std::string manifest_text(const CheckpointManifest& manifest);
+CheckpointManifest parse_manifest(std::string_view text, const std::string& where);
+
+}  // namespace detail
+}  // namespace fp8train

@@ -1,0 +1,121 @@
+#include "io/metrics.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "base/atomic_file.h"
+#include "base/error.h"
+
+namespace fp8train {
+namespace {
+
+constexpr size_t kMaxMetrics = size_t{4} << 30;
+
+std::string quoted(std::string_view text) {
+  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+/// A line stays unless it is a JSON object with a "step" above the one resumed from.
+bool stays(std::string_view line, int64_t resume_step) {
+  const auto object = nlohmann::json::parse(line, nullptr, false);
+  if (!object.is_object()) return true;
+  const auto step = object.find("step");
+  return step == object.end() || !step->is_number() ||
+         step->get<double>() <= static_cast<double>(resume_step);
+}
+
+void trim(const std::filesystem::path& path, std::optional<int64_t> resume_step) {
+  if (!std::filesystem::exists(path)) return;
+  std::string text;
+  try {
+    text = read_text_file(path, kMaxMetrics);
+  } catch (const DataError& error) {
+    throw DeviceError(error.what());
+  }
+  std::string kept;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = text.find('\n', begin);
+    if (end == std::string::npos) break;  // cut off
+    const std::string_view line = std::string_view(text).substr(begin, end - begin);
+    if (!resume_step || stays(line, *resume_step)) {
+      kept.append(line).push_back('\n');
+    }
+    begin = end + 1;
+  }
+  if (kept != text) {
+    write_file_atomically(path, kept);
+  }
+}
+
+}  // namespace
+
+JsonObject& JsonObject::add_raw(std::string_view key, std::string_view json) {
+  fields_ += fmt::format("{}{}:{}", fields_.empty() ? "" : ",", quoted(key), json);
+  return *this;
+}
+
+JsonObject& JsonObject::add(std::string_view key, double value) {
+  return add_raw(key, std::isfinite(value) ? fmt::format("{}", value) : "null");
+}
+
+JsonObject& JsonObject::add(std::string_view key, int64_t value) {
+  return add_raw(key, fmt::format("{}", value));
+}
+
+JsonObject& JsonObject::add(std::string_view key, uint64_t value) {
+  return add_raw(key, fmt::format("{}", value));
+}
+
+JsonObject& JsonObject::add(std::string_view key, bool value) {
+  return add_raw(key, value ? "true" : "false");
+}
+
+JsonObject& JsonObject::add(std::string_view key, std::string_view value) {
+  return add_raw(key, quoted(value));
+}
+
+JsonObject& JsonObject::add(std::string_view key, const JsonObject& value) {
+  return add_raw(key, value.str());
+}
+
+MetricsWriter::MetricsWriter(const std::filesystem::path& path, std::optional<int64_t> resume_step)
+    : path_(path) {
+  trim(path, resume_step);
+  descriptor_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  if (descriptor_ < 0) {
+    throw DeviceError(fmt::format("cannot open {}: {}", path.string(), std::strerror(errno)));
+  }
+}
+
+MetricsWriter::~MetricsWriter() {
+  if (descriptor_ >= 0) {
+    ::close(descriptor_);
+  }
+}
+
+void MetricsWriter::write(const JsonObject& object) {
+  const std::string line = object.str() + "\n";
+  size_t done = 0;
+  while (done < line.size()) {
+    const ssize_t written = ::write(descriptor_, line.data() + done, line.size() - done);
+    if (written < 0 && errno == EINTR) {
+      continue;
+    }
+    if (written <= 0) {
+      throw DeviceError(fmt::format("cannot write {}: {}", path_.string(), std::strerror(errno)));
+    }
+    done += static_cast<size_t>(written);
+  }
+}
+
+void write_json_file(const std::filesystem::path& path, const JsonObject& object) {
+  write_file_atomically(path, nlohmann::ordered_json::parse(object.str()).dump(2) + "\n");
+}
+
+}  // namespace fp8train

@@ -1,0 +1,58 @@
+#pragma once
+// metrics.jsonl: one JSON object per line, each handed to the system in one write, so that a reader
+// sees whole lines while a run goes on. And the JSON objects themselves, for summary.json and
+// env.json.
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace fp8train {
+
+/// A flat JSON object built field by field, in order. Numbers that are not finite become null, text
+/// that is not UTF-8 is replaced.
+class JsonObject {
+ public:
+  JsonObject& add(std::string_view key, double value);
+  JsonObject& add(std::string_view key, int64_t value);
+  JsonObject& add(std::string_view key, int value) { return add(key, int64_t{value}); }
+  JsonObject& add(std::string_view key, uint64_t value);
+  JsonObject& add(std::string_view key, bool value);
+  JsonObject& add(std::string_view key, std::string_view value);
+  JsonObject& add(std::string_view key, const char* value) {
+    return add(key, std::string_view(value));
+  }
+  JsonObject& add(std::string_view key, const JsonObject& value);
+
+  /// One line, without a line break.
+  std::string str() const { return "{" + fields_ + "}"; }
+
+ private:
+  JsonObject& add_raw(std::string_view key, std::string_view json);
+  std::string fields_;
+};
+
+class MetricsWriter {
+ public:
+  /// Continues `path`. A line cut off by a crash is removed, and with `resume_step` also the lines
+  /// whose "step" is above it, which the resumed run writes anew. Throws DeviceError when the file
+  /// cannot be opened or written.
+  explicit MetricsWriter(const std::filesystem::path& path,
+                         std::optional<int64_t> resume_step = {});
+  ~MetricsWriter();
+  MetricsWriter(const MetricsWriter&) = delete;
+  MetricsWriter& operator=(const MetricsWriter&) = delete;
+
+  void write(const JsonObject& object);
+
+ private:
+  std::filesystem::path path_;
+  int descriptor_ = -1;
+};
+
+/// `object` as a file of one indented object, whole or not at all.
+void write_json_file(const std::filesystem::path& path, const JsonObject& object);
+
+}  // namespace fp8train

@@ -1,0 +1,42 @@
+#include "io/run_directory.h"
+
+#include <fmt/format.h>
+
+#include "base/atomic_file.h"
+#include "base/error.h"
+
+namespace fp8train {
+namespace {
+
+constexpr size_t kMaxCommands = 16U << 20;
+
+}  // namespace
+
+std::filesystem::path RunDirectory::sample(int64_t step) const {
+  return samples() / fmt::format("step-{:06}.txt", step);
+}
+
+RunDirectory create_run_directory(const std::filesystem::path& root) {
+  const RunDirectory run{root};
+  for (const auto& folder : {run.samples(), run.checkpoints()}) {
+    std::error_code failure;
+    std::filesystem::create_directories(folder, failure);
+    if (failure) {
+      throw DeviceError(fmt::format("cannot create {}: {}", folder.string(), failure.message()));
+    }
+  }
+  return run;
+}
+
+void describe_run(const RunDirectory& run, const std::string& resolved_config,
+                  const std::string& command_line, const JsonObject& environment) {
+  write_file_atomically(run.config(), resolved_config);
+  write_json_file(run.environment(), environment);
+  std::string commands;
+  if (std::filesystem::exists(run.command())) {
+    commands = read_text_file(run.command(), kMaxCommands);
+  }
+  write_file_atomically(run.command(), commands + command_line + "\n");
+}
+
+}  // namespace fp8train

@@ -1,0 +1,37 @@
+#pragma once
+// Where a run keeps its files. Pure paths, and the functions that create the folder and its first
+// files.
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "io/metrics.h"
+
+namespace fp8train {
+
+struct RunDirectory {
+  std::filesystem::path root;
+
+  std::filesystem::path config() const { return root / "config.resolved.yaml"; }
+  std::filesystem::path command() const { return root / "command.txt"; }
+  std::filesystem::path environment() const { return root / "env.json"; }
+  std::filesystem::path metrics() const { return root / "metrics.jsonl"; }
+  std::filesystem::path summary() const { return root / "summary.json"; }
+  std::filesystem::path log() const { return root / "train.log"; }
+  std::filesystem::path samples() const { return root / "samples"; }
+  std::filesystem::path checkpoints() const { return root / "checkpoints"; }
+
+  /// samples/step-001000.txt
+  std::filesystem::path sample(int64_t step) const;
+};
+
+/// Creates the folder with samples/ and checkpoints/. Throws DeviceError when it cannot.
+RunDirectory create_run_directory(const std::filesystem::path& root);
+
+/// Writes config.resolved.yaml and env.json, and appends the command line to command.txt (one line
+/// per start of the run).
+void describe_run(const RunDirectory& run, const std::string& resolved_config,
+                  const std::string& command_line, const JsonObject& environment);
+
+}  // namespace fp8train

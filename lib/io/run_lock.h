@@ -1,0 +1,29 @@
+#pragma once
+// Keeps two runs out of one output directory. The lock is an advisory lock of the kernel on
+// `run.lock`, which also says who holds it, so a run that dies leaves no lock behind on its
+// machine. Released by destruction.
+
+#include <filesystem>
+#include <string>
+
+namespace fp8train {
+
+class RunLock {
+ public:
+  /// Creates the directory if need be. Throws ConfigError naming host, process and Slurm job of the
+  /// holder when another run is alive in it, or may be: a lock written on another machine is taken
+  /// over only by the same Slurm job.
+  explicit RunLock(const std::filesystem::path& directory);
+  ~RunLock();
+  RunLock(const RunLock&) = delete;
+  RunLock& operator=(const RunLock&) = delete;
+
+  /// A sentence for the log when the lock of a dead run was taken over, else empty.
+  const std::string& warning() const { return warning_; }
+
+ private:
+  int descriptor_ = -1;
+  std::string warning_;
+};
+
+}  // namespace fp8train

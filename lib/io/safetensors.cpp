@@ -1,0 +1,171 @@
+#include "io/safetensors.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "base/atomic_file.h"
+#include "base/error.h"
+#include "numeric/bulk.h"
+
+namespace fp8train {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "safetensors files are little-endian");
+
+constexpr uint64_t kMaxHeaderBytes = 100'000'000;
+constexpr size_t kLengthBytes = sizeof(uint64_t);
+constexpr size_t kHeaderAlignment = 8;
+
+InputFile open_for_checkpoint(const std::filesystem::path& path) {
+  try {
+    return InputFile(path);
+  } catch (const DataError& error) {
+    throw CheckpointError(error.what());
+  }
+}
+
+void read_exactly(const InputFile& file, uint64_t offset, void* to, size_t bytes) {
+  try {
+    file.read(offset, to, bytes);
+  } catch (const DataError& error) {
+    throw CheckpointError(error.what());
+  }
+}
+
+template <typename Stored>
+std::vector<Stored> read_stored(const SafetensorsFile& file, const SafetensorsEntry& entry) {
+  std::vector<Stored> stored(static_cast<size_t>(entry.count()));
+  file.read(entry, stored.data());
+  return stored;
+}
+
+template <typename Stored>
+std::vector<float> read_decoded(const SafetensorsFile& file, const SafetensorsEntry& entry) {
+  const auto stored = read_stored<Stored>(file, entry);
+  std::vector<float> values(stored.size());
+  decode(stored.data(), values.data(), values.size());
+  return values;
+}
+
+}  // namespace
+
+int64_t SafetensorsEntry::count() const {
+  int64_t product = 1;
+  for (const int64_t extent : shape) {
+    product *= extent;
+  }
+  return product;
+}
+
+SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)
+    : file_(open_for_checkpoint(path)) {
+  const std::string where = path.string();
+  if (file_.size() < kLengthBytes) {
+    throw CheckpointError(
+        fmt::format("{}: {} bytes cannot be a safetensors file", where, file_.size()));
+  }
+  uint64_t length = 0;
+  read_exactly(file_, 0, &length, sizeof(length));
+  if (length > kMaxHeaderBytes || length > file_.size() - kLengthBytes) {
+    throw CheckpointError(fmt::format(
+        "{}: a header of {} bytes is announced, but the file has {} bytes and a header at most {}; "
+        "it is cut off or not a safetensors file",
+        where, length, file_.size(), kMaxHeaderBytes));
+  }
+  std::string json(length, '\0');
+  read_exactly(file_, kLengthBytes, json.data(), json.size());
+  data_start_ = kLengthBytes + length;
+  header_ = parse_safetensors_header(json, file_.size() - data_start_, where);
+  for (size_t i = 0; i < header_.entries.size(); ++i) {
+    by_name_.emplace(header_.entries[i].name, i);
+  }
+}
+
+const SafetensorsEntry* SafetensorsFile::find(std::string_view name) const {
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? nullptr : &header_.entries[found->second];
+}
+
+void SafetensorsFile::read(const SafetensorsEntry& entry, void* to) const {
+  read_exactly(file_, data_start_ + entry.begin, to, entry.bytes());
+}
+
+std::vector<float> SafetensorsFile::read_f32(const SafetensorsEntry& entry) const {
+  if (entry.dtype == "F32") {
+    return read_stored<float>(*this, entry);
+  }
+  if (entry.dtype == "BF16") {
+    return read_decoded<bf16>(*this, entry);
+  }
+  if (entry.dtype == "F16") {
+    return read_decoded<f16>(*this, entry);
+  }
+  if (entry.dtype == "F64") {
+    const auto stored = read_stored<double>(*this, entry);
+    std::vector<float> values(stored.size());
+    std::transform(stored.begin(), stored.end(), values.begin(),
+                   [](double value) { return static_cast<float>(value); });
+    return values;
+  }
+  throw CheckpointError(
+      fmt::format("{}: tensor '{}' is {}; only F32, BF16, F16 and F64 can be read as weights",
+                  path().string(), entry.name, entry.dtype));
+}
+
+uint64_t TensorBytes::bytes() const {
+  uint64_t product = size_of(dtype);
+  for (const int64_t extent : shape) {
+    product *= static_cast<uint64_t>(extent);
+  }
+  return product;
+}
+
+void write_safetensors(const std::vector<TensorBytes>& tensors,
+                       const std::map<std::string, std::string>& metadata, const ByteSink& sink) {
+  std::vector<const TensorBytes*> order;
+  for (const TensorBytes& tensor : tensors) {
+    order.push_back(&tensor);
+  }
+  std::sort(order.begin(), order.end(), [](const TensorBytes* a, const TensorBytes* b) {
+    const size_t a_size = size_of(a->dtype);
+    const size_t b_size = size_of(b->dtype);
+    return a_size != b_size ? a_size > b_size : a->name < b->name;
+  });
+  nlohmann::ordered_json header;
+  header["__metadata__"] = metadata;
+  header["__metadata__"]["format"] = "pt";
+  uint64_t position = 0;
+  for (const TensorBytes* tensor : order) {
+    if (header.contains(tensor->name)) {
+      throw CheckpointError(fmt::format("the tensor name '{}' is used twice", tensor->name));
+    }
+    const uint64_t end = position + tensor->bytes();
+    header[tensor->name] = {{"dtype", safetensors_name(tensor->dtype)},
+                            {"shape", tensor->shape},
+                            {"data_offsets", {position, end}}};
+    position = end;
+  }
+  std::string json = header.dump();
+  json.resize((json.size() + kHeaderAlignment - 1) / kHeaderAlignment * kHeaderAlignment, ' ');
+  const uint64_t length = json.size();
+  sink(&length, sizeof(length));
+  sink(json.data(), json.size());
+  for (const TensorBytes* tensor : order) {
+    sink(tensor->data, tensor->bytes());
+  }
+}
+
+void write_safetensors(const std::vector<TensorBytes>& tensors,
+                       const std::map<std::string, std::string>& metadata,
+                       const std::filesystem::path& path) {
+  AtomicFile file(path);
+  write_safetensors(tensors, metadata,
+                    [&](const void* data, size_t bytes) { file.write(data, bytes); });
+  file.commit();
+}
+
+}  // namespace fp8train

@@ -1,0 +1,101 @@
+#pragma once
+// The safetensors format (huggingface/safetensors: README.md, safetensors/src/tensor.rs): u64
+// header length, JSON header, tensor bytes. The reader trusts nothing: every rule of the format is
+// checked before the first allocation of tensor memory, and reads go through pread. The writer
+// streams from the caller's memory. Both synchronous; a SafetensorsFile may be read from several
+// threads.
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "data/input_file.h"
+#include "numeric/dtype.h"
+
+namespace fp8train {
+
+/// One tensor of a file. `dtype` is the format's own spelling ("F32", "F8_E4M3"); it may be one
+/// that has no DType ("BOOL", "F64").
+struct SafetensorsEntry {
+  std::string name;
+  std::string dtype;
+  std::vector<int64_t> shape;
+  uint64_t begin = 0;  ///< bytes from the start of the data
+  uint64_t end = 0;
+
+  uint64_t bytes() const { return end - begin; }
+  int64_t count() const;
+};
+
+struct SafetensorsHeader {
+  std::vector<SafetensorsEntry> entries;  ///< in order of their bytes
+  std::map<std::string, std::string> metadata;
+};
+
+/// "F32" and so on, and back (nothing for spellings without a DType).
+std::string_view safetensors_name(DType dtype);
+std::optional<DType> dtype_from_safetensors(std::string_view name);
+
+/// Checks and reads a JSON header for a file with `data_bytes` of data. `where` begins each
+/// message. Throws CheckpointError for: a first byte other than '{', malformed JSON or UTF-8,
+/// duplicate names or fields, unknown dtypes or fields, sizes that overflow or do not match the
+/// shape, tensors that overlap, leave holes or do not end where the data ends, and metadata other
+/// than strings.
+SafetensorsHeader parse_safetensors_header(std::string_view json, uint64_t data_bytes,
+                                           const std::string& where);
+
+class SafetensorsFile {
+ public:
+  /// Reads the header. Throws CheckpointError naming the file.
+  explicit SafetensorsFile(const std::filesystem::path& path);
+
+  const std::filesystem::path& path() const { return file_.path(); }
+  const SafetensorsHeader& header() const { return header_; }
+
+  /// Null when there is no such tensor.
+  const SafetensorsEntry* find(std::string_view name) const;
+
+  /// The tensor's bytes into `to`, which holds entry.bytes().
+  void read(const SafetensorsEntry& entry, void* to) const;
+
+  /// The values as fp32, from F32, BF16, F16 or F64 (rounded to nearest). Throws CheckpointError
+  /// for other dtypes.
+  std::vector<float> read_f32(const SafetensorsEntry& entry) const;
+
+ private:
+  InputFile file_;
+  uint64_t data_start_ = 0;
+  SafetensorsHeader header_;
+  std::map<std::string, size_t, std::less<>> by_name_;
+};
+
+/// A tensor to write: packed row-major host memory that stays the caller's.
+struct TensorBytes {
+  std::string name;
+  DType dtype = DType::f32;
+  std::vector<int64_t> shape;
+  const void* data = nullptr;
+
+  uint64_t bytes() const;
+};
+
+using ByteSink = std::function<void(const void* data, size_t bytes)>;
+
+/// Writes one file's bytes into `sink`: tensors by element size descending, then by name; the
+/// header padded with spaces to a multiple of 8; metadata always with "format": "pt", which
+/// transformers asks for. Throws CheckpointError for a name that appears twice.
+void write_safetensors(const std::vector<TensorBytes>& tensors,
+                       const std::map<std::string, std::string>& metadata, const ByteSink& sink);
+
+/// The same into a file that is wholly there or not at all. Throws DeviceError when the disk
+/// refuses.
+void write_safetensors(const std::vector<TensorBytes>& tensors,
+                       const std::map<std::string, std::string>& metadata,
+                       const std::filesystem::path& path);
+
+}  // namespace fp8train

@@ -1,0 +1,23 @@
+#pragma once
+// JSON from files that others wrote: duplicate keys, trailing bytes and deep nesting are errors.
+// For source files of this room only.
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+namespace fp8train::detail {
+
+constexpr size_t kMaxJsonFile = 64U << 20;
+
+/// Throws CheckpointError beginning with `where`.
+nlohmann::ordered_json parse_strict_json(std::string_view text, const std::string& where);
+
+/// The same for a whole file of at most kMaxJsonFile bytes.
+nlohmann::ordered_json read_strict_json(const std::string& path);
+
+/// A plain file name: letters, digits, '.', '_' and '-', not starting with a dot. Anything else
+/// could lead out of a folder.
+bool is_plain_name(std::string_view name);
+
+}  // namespace fp8train::detail

@@ -1,0 +1,49 @@
+#pragma once
+// The tensors of a Hugging Face model folder, whether one model.safetensors or shards with an
+// index. Owns open files; holds no tensor.
+
+#include <filesystem>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "io/safetensors.h"
+
+namespace fp8train {
+
+class TensorSource {
+ public:
+  /// `path`: a folder, or one .safetensors file. Throws CheckpointError when there is none, or when
+  /// the index is malformed, names a file outside the folder, or names a tensor that its file does
+  /// not hold.
+  explicit TensorSource(const std::filesystem::path& path);
+
+  /// Sorted.
+  const std::vector<std::string>& names() const { return names_; }
+
+  /// Null when there is no such tensor. GPT-2 folders come with and without "transformer." before
+  /// their names; asked with the prefix, both are found.
+  const SafetensorsEntry* find(const std::string& name) const;
+
+  /// The values as fp32. Throws CheckpointError when the tensor is missing, has another shape than
+  /// `shape` or another dtype than read_f32 of SafetensorsFile takes, or holds a value that is not
+  /// finite.
+  std::vector<float> read_f32(const std::string& name, const std::vector<int64_t>& shape) const;
+
+ private:
+  struct Place {
+    size_t file;
+    const SafetensorsEntry* entry;
+  };
+  void open_single(const std::filesystem::path& path);
+  void open_index(const std::filesystem::path& index);
+  const Place* place_of(const std::string& name) const;
+
+  std::filesystem::path path_;
+  std::vector<SafetensorsFile> files_;
+  std::map<std::string, Place> places_;
+  std::vector<std::string> names_;
+};
+
+}  // namespace fp8train

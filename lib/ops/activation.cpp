@@ -1,0 +1,48 @@
+#include "ops/activation.h"
+
+#include "base/trace.h"
+#include "ops/checks.h"
+#include "ops/op_table.h"
+
+namespace fp8train::ops {
+namespace {
+
+/// [rows, 2 F] beside [rows, F], both of one type.
+bool is_gated(const ConstView& gate_up, const ConstView& y) {
+  return gate_up.dtype == y.dtype && gate_up.shape.back() == 2 * y.shape.back() &&
+         gate_up.count() == 2 * y.count();
+}
+
+}  // namespace
+
+void swiglu_forward(Stream stream, ConstView gate_up, View y) {
+  check(is_float_type(y.dtype), "swiglu: fp32, bf16 or fp16 expected");
+  check(is_gated(gate_up, y), "swiglu: gate_up must be [rows, 2 F] of y's type");
+  const TraceSpan span("swiglu_forward");
+  op_table(stream).swiglu_forward(stream, gate_up, y);
+}
+
+void swiglu_backward(Stream stream, ConstView dy, ConstView gate_up, View d_gate_up) {
+  check(is_float_type(dy.dtype), "swiglu: fp32, bf16 or fp16 expected");
+  check(is_gated(gate_up, dy) && is_gated(d_gate_up, dy),
+        "swiglu_backward: gate_up and its gradient must be [rows, 2 F] of dy's type");
+  const TraceSpan span("swiglu_backward");
+  op_table(stream).swiglu_backward(stream, dy, gate_up, d_gate_up);
+}
+
+void gelu_forward(Stream stream, ConstView x, View y) {
+  check(is_float_type(x.dtype) && x.dtype == y.dtype, "gelu: x and y must share a float type");
+  check(x.count() == y.count(), "gelu: counts differ");
+  const TraceSpan span("gelu_forward");
+  op_table(stream).gelu_forward(stream, x, y);
+}
+
+void gelu_backward(Stream stream, ConstView dy, ConstView x, View dx) {
+  check(is_float_type(x.dtype) && x.dtype == dy.dtype && x.dtype == dx.dtype,
+        "gelu_backward: dy, x and dx must share a float type");
+  check(x.count() == dy.count() && x.count() == dx.count(), "gelu_backward: counts differ");
+  const TraceSpan span("gelu_backward");
+  op_table(stream).gelu_backward(stream, dy, x, dx);
+}
+
+}  // namespace fp8train::ops

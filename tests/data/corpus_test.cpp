@@ -1,0 +1,210 @@
+#include "data/corpus.h"
+
+#include <catch2/catch.hpp>
+
+#include "base/error.h"
+#include "data/text_source.h"
+#include "data/token_file.h"
+#include "support/files.h"
+#include "support/temp_dir.h"
+
+namespace fp8train {
+namespace {
+
+using Catch::Matchers::Contains;
+using test::message_of;
+
+std::vector<int32_t> tokens_of(const Corpus& corpus) {
+  std::vector<int32_t> tokens(static_cast<size_t>(corpus.size()));
+  corpus.read(0, corpus.size(), tokens.data());
+  return tokens;
+}
+
+DataSettings one_source(const std::string& path, const std::string& format = "auto") {
+  DataSettings settings;
+  settings.train = {{path, format, 1.0}};
+  return settings;
+}
+
+TEST_CASE("tiny Shakespeare splits into 1,003,854 and 111,540 characters") {
+  const auto path = test::shared_data("tinyshakespeare.txt");
+  if (path.empty()) return;
+  DataSettings settings = one_source(path.string());
+  settings.val_fraction = 0.1;
+  settings.tokenizer = "char";
+  const auto tokenizer = make_tokenizer(settings);
+  CHECK(tokenizer->vocab_size() == 65);
+  const CorpusSplits splits = open_corpora(settings, *tokenizer, 65);
+  CHECK(splits.train.size() == 1003854);
+  CHECK(splits.val.size() == 111540);
+  std::vector<int32_t> head(13);
+  splits.train.read(0, 13, head.data());
+  CHECK(tokenizer->decode(head) == "First Citizen");
+  const auto bytes = make_byte_tokenizer();
+  CHECK(open_corpora(settings, *bytes, 258).train.size() == 1003854);
+}
+
+TEST_CASE("text splits count characters or bytes, and never cut a code point of a subword text") {
+  const test::TempDir dir;
+  // 10 characters, 14 bytes.
+  test::write_file(dir / "t.txt",
+                   "ab\xC3\xA9"
+                   "cd\xE2\x82\xAC"
+                   "ef\xC3\xA9g");
+  DataSettings settings = one_source(dir / "t.txt");
+  settings.val_fraction = 0.3;
+  settings.tokenizer = "char";
+  const auto characters = make_tokenizer(settings);
+  const CorpusSplits by_character = open_corpora(settings, *characters, 100);
+  CHECK(by_character.train.size() == 7);
+  CHECK(characters->decode(tokens_of(by_character.val)) == "f\xC3\xA9g");
+  const auto bytes = make_byte_tokenizer();
+  const CorpusSplits by_byte = open_corpora(settings, *bytes, 258);
+  CHECK(by_byte.train.size() == 9);
+  CHECK(by_byte.val.size() == 5);
+}
+
+TEST_CASE("several text files are documents; the split falls on their total") {
+  const test::TempDir dir;
+  test::write_file(dir / "b.txt", "567890");
+  test::write_file(dir / "a.txt", "1234");
+  DataSettings settings = one_source((dir.path() / "*.txt").string());
+  settings.val_fraction = 0.2;
+  const auto tokenizer = make_byte_tokenizer();
+  const CorpusSplits splits = open_corpora(settings, *tokenizer, 258);
+  CHECK(tokens_of(splits.train) ==
+        std::vector<int32_t>{'1', '2', '3', '4', 257, '5', '6', '7', '8', 257});
+  CHECK(tokens_of(splits.val) == std::vector<int32_t>{'9', '0', 257});
+}
+
+TEST_CASE("JSON lines: one document per line, followed by EOS; split by documents") {
+  const test::TempDir dir;
+  test::write_file(dir / "d.jsonl",
+                   "{\"text\":\"ab\"}\n\n{\"id\":1,\"text\":\"\\u00e9\"}\r\n{\"text\":\"c\"}");
+  DataSettings settings = one_source(dir / "d.jsonl");
+  const auto tokenizer = make_byte_tokenizer();
+  CHECK(tokens_of(open_corpora(settings, *tokenizer, 258).train) ==
+        std::vector<int32_t>{'a', 'b', 257, 0xC3, 0xA9, 257, 'c', 257});
+  settings.val_fraction = 0.34;
+  const CorpusSplits splits = open_corpora(settings, *tokenizer, 258);
+  CHECK(tokens_of(splits.train) == std::vector<int32_t>{'a', 'b', 257});
+  CHECK(splits.val.size() == 5);
+}
+
+TEST_CASE("a malformed JSON line names file and line") {
+  const test::TempDir dir;
+  const auto tokenizer = make_byte_tokenizer();
+  const auto refusal = [&](const std::string& text) {
+    test::write_file(dir / "d.jsonl", text);
+    return message_of<DataError>(
+        [&] { open_corpora(one_source(dir / "d.jsonl"), *tokenizer, 258); });
+  };
+  CHECK_THAT(refusal("{\"text\":\"a\"}\n{\"text\":\n"), Contains("d.jsonl:2: malformed"));
+  CHECK_THAT(refusal("\n\n[1]\n"), Contains("d.jsonl:3:") && Contains("array"));
+  CHECK_THAT(refusal("{\"body\":\"a\"}"), Contains("d.jsonl:1: no key 'text' (keys here: body)"));
+  CHECK_THAT(refusal("{\"text\":3}"), Contains("not a string but number"));
+  CHECK_THAT(refusal("{\"text\":\"\xFF\"}"), Contains("d.jsonl:1"));
+  CHECK_THAT(refusal(""), Contains("no tokens"));
+}
+
+TEST_CASE("long JSON lines cross read boundaries intact") {
+  const test::TempDir dir;
+  std::string text;
+  std::vector<int32_t> expected;
+  for (int i = 0; i < 5; ++i) {
+    const std::string document(500000 + i, static_cast<char>('a' + i));
+    text += "{\"text\":\"" + document + "\"}\n";
+    expected.insert(expected.end(), document.size(), 'a' + i);
+    expected.push_back(257);
+  }
+  test::write_file(dir / "d.jsonl", text);
+  const auto tokenizer = make_byte_tokenizer();
+  CHECK(tokens_of(open_corpora(one_source(dir / "d.jsonl"), *tokenizer, 258).train) == expected);
+}
+
+TEST_CASE("token files make one array across shards, in sorted order") {
+  const test::TempDir dir;
+  write_token_file(dir / "train_001.bin", std::vector<int32_t>{5, 6, 7}, 50257);
+  write_token_file(dir / "train_000.bin", std::vector<int32_t>{1, 2, 3, 4}, 50257);
+  DataSettings settings = one_source((dir.path() / "train_*.bin").string());
+  const auto tokenizer = make_byte_tokenizer();
+  const CorpusSplits whole = open_corpora(settings, *tokenizer, 50257);
+  CHECK(tokens_of(whole.train) == std::vector<int32_t>{1, 2, 3, 4, 5, 6, 7});
+  CHECK(whole.val.size() == 0);
+  int32_t part[3];
+  whole.train.read(3, 3, part);
+  CHECK(std::vector<int32_t>(part, part + 3) == std::vector<int32_t>{4, 5, 6});
+  CHECK_THROWS_AS(whole.train.read(5, 3, part), InternalError);
+  settings.val_fraction = 0.5;
+  const CorpusSplits splits = open_corpora(settings, *tokenizer, 50257);
+  CHECK(tokens_of(splits.train) == std::vector<int32_t>{1, 2, 3});
+  CHECK(tokens_of(splits.val) == std::vector<int32_t>{4, 5, 6, 7});
+  settings.val = {{(dir / "train_001.bin").string(), "llmc", 1.0}};
+  const CorpusSplits named = open_corpora(settings, *tokenizer, 50257);
+  CHECK(named.train.size() == 7);
+  CHECK(named.val.size() == 3);
+}
+
+TEST_CASE("the format is told from content and name") {
+  const test::TempDir dir;
+  write_token_file(dir / "a", std::vector<int32_t>{1}, 10);
+  test::write_file(dir / "b.bin", "abcd");
+  test::write_file(dir / "c.txt", "hello");
+  test::write_file(dir / "d.jsonl", "{}");
+  test::write_file(dir / "e.npy", std::string("\x93NUMPY\1\0", 8));
+  test::write_file(dir / "f", std::string("a\0b", 3));
+  CHECK(format_of(dir / "a", "auto") == DataFormat::llmc);
+  CHECK(format_of(dir / "b.bin", "auto") == DataFormat::raw_u16);
+  CHECK(format_of(dir / "c.txt", "") == DataFormat::text);
+  CHECK(format_of(dir / "d.jsonl", "auto") == DataFormat::jsonl);
+  CHECK(format_of(dir / "d.jsonl", "text") == DataFormat::text);
+  CHECK_THAT(message_of<DataError>([&] { format_of(dir / "e.npy", "auto"); }), Contains(".npy"));
+  CHECK_THAT(message_of<DataError>([&] { format_of(dir / "f", "auto"); }), Contains("cannot tell"));
+  CHECK_THROWS_AS(format_of(dir / "f", "parquet"), ConfigError);
+  CHECK_THAT(message_of<DataError>([&] { expand_path((dir.path() / "z*").string()); }),
+             Contains("no file matches"));
+}
+
+TEST_CASE("settings that cannot be honoured are refused") {
+  const test::TempDir dir;
+  test::write_file(dir / "t.txt", "hello");
+  const auto tokenizer = make_byte_tokenizer();
+  DataSettings settings = one_source(dir / "t.txt");
+  settings.train[0].weight = 0.5;
+  CHECK_THAT(message_of<ConfigError>([&] { open_corpora(settings, *tokenizer, 258); }),
+             Contains("blends by weight are not available"));
+  settings.train[0].weight = 1.0;
+  settings.val_fraction = 1.0;
+  CHECK_THROWS_AS(open_corpora(settings, *tokenizer, 258), ConfigError);
+  settings.val_fraction = 0.0;
+  CHECK_THAT(message_of<ConfigError>([&] { open_corpora(settings, *tokenizer, 256); }),
+             Contains("258 ids") && Contains("vocab_size is 256"));
+  settings.train.clear();
+  CHECK_THROWS_AS(open_corpora(settings, *tokenizer, 258), ConfigError);
+}
+
+TEST_CASE("the fingerprint follows the content") {
+  std::vector<int32_t> tokens(100000, 3);
+  const auto fingerprint = [&] {
+    Corpus corpus;
+    corpus.append(memory_store(tokens), 0, static_cast<int64_t>(tokens.size()));
+    return corpus.fingerprint();
+  };
+  const std::string before = fingerprint();
+  CHECK(before.size() == 16);
+  CHECK(fingerprint() == before);
+  tokens.back() = 4;
+  CHECK(fingerprint() != before);
+  tokens.back() = 3;
+  tokens.push_back(3);
+  CHECK(fingerprint() != before);
+}
+
+TEST_CASE("a memory store keeps ids above 16 bits") {
+  Corpus corpus;
+  corpus.append(memory_store({1, 65536, 128000}), 0, 3);
+  CHECK(tokens_of(corpus) == std::vector<int32_t>{1, 65536, 128000});
+}
+
+}  // namespace
+}  // namespace fp8train

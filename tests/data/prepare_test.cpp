@@ -1,0 +1,93 @@
+#include "data/prepare.h"
+
+#include <catch2/catch.hpp>
+
+#include "base/error.h"
+#include "data/corpus.h"
+#include "support/files.h"
+#include "support/temp_dir.h"
+
+namespace fp8train {
+namespace {
+
+using Catch::Matchers::Contains;
+using test::message_of;
+
+std::string decoded(const std::string& pattern, const Tokenizer& tokenizer) {
+  DataSettings settings;
+  settings.train = {{pattern, "llmc", 1.0}};
+  const CorpusSplits splits = open_corpora(settings, tokenizer, tokenizer.vocab_size());
+  std::vector<int32_t> tokens(static_cast<size_t>(splits.train.size()));
+  splits.train.read(0, splits.train.size(), tokens.data());
+  std::string text;
+  for (const int32_t id : tokens) {
+    text += id == tokenizer.eos_id() ? "|" : tokenizer.decode(std::vector<int32_t>{id});
+  }
+  return text;
+}
+
+TEST_CASE("prepare writes shards that hold the same tokens, twice the same bytes") {
+  const test::TempDir dir;
+  test::write_file(
+      dir / "in.jsonl",
+      "{\"text\":\"hello\"}\n{\"text\":\"wide\"}\n{\"text\":\"world\"}\n{\"text\":\"x\"}\n");
+  PrepareSettings settings;
+  settings.inputs = {(dir / "in.jsonl").string()};
+  settings.out = dir / "out";
+  settings.val_fraction = 0.25;
+  settings.shard_tokens = 7;
+  const PrepareReport report = prepare_data(settings);
+  CHECK(report.documents == 4);
+  CHECK(report.train_tokens == 17);
+  CHECK(report.val_tokens == 2);
+  CHECK(report.files == std::vector<std::string>{"train_000000.bin", "train_000001.bin",
+                                                 "train_000002.bin", "val_000000.bin",
+                                                 "tokenizer.json", "dataset.json"});
+  const auto tokenizer = make_tokenizer((dir / "out").string(), {});
+  CHECK(decoded((dir / "out/train_*.bin").string(), *tokenizer) == "hello|wide|world|");
+  CHECK(decoded((dir / "out/val_*.bin").string(), *tokenizer) == "x|");
+
+  CHECK_THAT(message_of<ConfigError>([&] { prepare_data(settings); }), Contains("already holds"));
+  settings.out = dir / "again";
+  prepare_data(settings);
+  for (const std::string& name : report.files) {
+    CHECK(test::read_file(dir / "out" / name) == test::read_file(dir / "again" / name));
+  }
+}
+
+TEST_CASE("prepare cuts a text at its last fraction and can leave out EOS") {
+  const test::TempDir dir;
+  test::write_file(dir / "in.txt", "0123456789\xC3\xA9");
+  PrepareSettings settings;
+  settings.inputs = {(dir / "in.txt").string()};
+  settings.out = dir / "out";
+  settings.val_fraction = 0.3;
+  settings.tokenizer = "char";
+  settings.append_eos = false;
+  const PrepareReport report = prepare_data(settings);
+  CHECK(report.vocab_size == 11);
+  const auto tokenizer = make_tokenizer((dir / "out").string(), {});
+  CHECK(decoded((dir / "out/train_*.bin").string(), *tokenizer) == "0123456");
+  CHECK(decoded((dir / "out/val_*.bin").string(), *tokenizer) == "789\xC3\xA9");
+}
+
+TEST_CASE("prepare refuses what it cannot do") {
+  const test::TempDir dir;
+  test::write_file(dir / "in.txt", "hello");
+  test::write_file(dir / "in.bin", "ab");
+  PrepareSettings settings;
+  settings.out = dir / "out";
+  CHECK_THROWS_AS(prepare_data(settings), ConfigError);
+  settings.inputs = {(dir / "in.bin").string()};
+  CHECK_THAT(message_of<DataError>([&] { prepare_data(settings); }),
+             Contains("holds tokens already"));
+  settings.inputs = {(dir / "in.txt").string()};
+  settings.shard_tokens = 0;
+  CHECK_THROWS_AS(prepare_data(settings), ConfigError);
+  settings.shard_tokens = 10;
+  settings.val_fraction = -0.1;
+  CHECK_THROWS_AS(prepare_data(settings), ConfigError);
+}
+
+}  // namespace
+}  // namespace fp8train

@@ -1,0 +1,226 @@
+#include "io/checkpoint.h"
+
+#include <catch2/catch.hpp>
+#include <random>
+
+#include "base/error.h"
+#include "support/files.h"
+#include "support/temp_dir.h"
+
+namespace fp8train {
+namespace {
+
+using Catch::Matchers::Contains;
+using test::message_of;
+namespace fs = std::filesystem;
+
+/// Saves a small checkpoint whose content follows from the step.
+fs::path save(const fs::path& root, int64_t step, const std::string& run_id = "run-1") {
+  std::vector<float> weights(300);
+  for (size_t i = 0; i < weights.size(); ++i) {
+    weights[i] = static_cast<float>(step) + static_cast<float>(i);
+  }
+  const std::vector<uint8_t> codes(57, static_cast<uint8_t>(step));
+  CheckpointContents contents;
+  contents.run_id = run_id;
+  contents.files = {
+      {"model.safetensors",
+       {{"w", DType::f32, {3, 100}, weights.data()}, {"codes", DType::e4m3, {57}, codes.data()}},
+       {}},
+      {"state.json", {}, std::string("{\"step\":").append(std::to_string(step)).append("}\n")}};
+  return save_checkpoint(root, step, contents);
+}
+
+std::vector<int64_t> steps_in(const fs::path& root) {
+  std::vector<int64_t> steps;
+  for (const CheckpointPlace& place : find_checkpoints(root)) {
+    steps.push_back(place.step);
+  }
+  return steps;
+}
+
+std::vector<std::string> names_in(const fs::path& root) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(root)) {
+    names.push_back(entry.path().filename().string());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+void flip_bit(const fs::path& path, uint64_t byte, int bit) {
+  std::string bytes = test::read_file(path);
+  bytes[byte] = static_cast<char>(bytes[byte] ^ (1 << bit));
+  test::write_file(path, bytes);
+}
+
+TEST_CASE("a checkpoint is saved, found, verified and read back") {
+  const test::TempDir dir;
+  const fs::path path = save(dir / "checkpoints", 12);
+  CHECK(path.filename() == "step-000012");
+  CHECK(names_in(dir / "checkpoints") == std::vector<std::string>{"latest", "step-000012"});
+  CHECK(names_in(path) ==
+        std::vector<std::string>{"MANIFEST.json", "model.safetensors", "state.json"});
+  const CheckpointManifest manifest = verify_checkpoint(path);
+  CHECK(manifest.step == 12);
+  CHECK(manifest.run_id == "run-1");
+  CHECK(manifest.files.size() == 2);
+  CHECK(read_checkpoint_text(path, "state.json") == "{\"step\":12}\n");
+  const SafetensorsFile file(path / "model.safetensors");
+  CHECK(file.read_f32(*file.find("w"))[299] == 311.0F);
+  CHECK(test::read_file(dir / "checkpoints/latest") == "step-000012\n");
+  CHECK_THROWS_AS(read_checkpoint_text(path, "none.json"), CheckpointError);
+  CHECK(find_checkpoints(dir / "nowhere").empty());
+}
+
+TEST_CASE("any flipped bit is found, wherever it is") {
+  const test::TempDir dir;
+  const fs::path path = save(dir.path(), 3);
+  const std::vector<std::string> names = names_in(path);
+  std::mt19937 random(7);
+  for (int i = 0; i < 200; ++i) {
+    const std::string& name = names[static_cast<size_t>(i) % names.size()];
+    const uint64_t byte = random() % fs::file_size(path / name);
+    const int bit = static_cast<int>(random() % 8);
+    flip_bit(path / name, byte, bit);
+    INFO(name << " byte " << byte << " bit " << bit);
+    const std::string message = message_of<CheckpointError>([&] { verify_checkpoint(path); });
+    REQUIRE_THAT(message, Contains(name));
+    flip_bit(path / name, byte, bit);
+    REQUIRE_NOTHROW(verify_checkpoint(path));
+  }
+}
+
+TEST_CASE("torn, longer, missing and exchanged files are found and named with numbers") {
+  const test::TempDir dir;
+  const fs::path path = save(dir / "a", 3);
+  for (const std::string& name : names_in(path)) {
+    const std::string good = test::read_file(path / name);
+    for (const size_t size : {good.size() - 1, good.size() / 2, size_t{0}}) {
+      test::write_file(path / name, good.substr(0, size));
+      CHECK_THAT(message_of<CheckpointError>([&] { verify_checkpoint(path); }), Contains(name));
+    }
+    test::write_file(path / name, good + " ");
+    CHECK_THAT(message_of<CheckpointError>([&] { verify_checkpoint(path); }), Contains(name));
+    fs::remove(path / name);
+    CHECK_THAT(message_of<CheckpointError>([&] { verify_checkpoint(path); }), Contains(name));
+    test::write_file(path / name, good);
+    REQUIRE_NOTHROW(verify_checkpoint(path));
+  }
+  const fs::path other = save(dir / "b", 4);
+  fs::copy_file(other / "state.json", path / "state.json", fs::copy_options::overwrite_existing);
+  CHECK_THAT(message_of<CheckpointError>([&] { verify_checkpoint(path); }),
+             Contains("expected XXH3-128") && Contains("found"));
+  CHECK_NOTHROW(verify_checkpoint(path, Verify::sizes));
+  fs::resize_file(path / "state.json", 5);
+  CHECK_THAT(message_of<CheckpointError>([&] { verify_checkpoint(path, Verify::sizes); }),
+             Contains("expected 11 bytes, found 5"));
+  fs::rename(other, dir / "a/step-000009");
+  CHECK_THAT(message_of<CheckpointError>([&] { verify_checkpoint(dir / "a/step-000009"); }),
+             Contains("step 4"));
+}
+
+TEST_CASE("loading takes the newest that verifies, says what it skipped and deletes nothing") {
+  const test::TempDir dir;
+  for (const int64_t step : {10, 20, 30, 1000000}) {
+    save(dir.path(), step);
+  }
+  CHECK(steps_in(dir.path()) == std::vector<int64_t>{1000000, 30, 20, 10});
+  flip_bit(dir / "step-1000000" / "model.safetensors", 200, 1);
+  fs::remove(dir / "step-000030" / "MANIFEST.json");
+  fs::create_directory(dir / "step-000040.partial");
+  fs::create_directory(dir / "step-40");
+  test::write_file(dir / "step-000050", "a file");
+  test::write_file(dir / "latest", "step-999999\n");
+  const auto before = names_in(dir.path());
+  std::vector<std::string> skipped;
+  const auto place = newest_valid(dir.path(), skipped);
+  REQUIRE(place.has_value());
+  CHECK(place->step == 20);
+  REQUIRE(skipped.size() == 2);
+  CHECK_THAT(skipped[0], Contains("step-1000000") && Contains("model.safetensors"));
+  CHECK_THAT(skipped[1], Contains("step-000030") && Contains("MANIFEST.json"));
+  CHECK(names_in(dir.path()) == before);
+  CHECK_FALSE(newest_valid(dir / "nowhere", skipped).has_value());
+}
+
+TEST_CASE("retention keeps the newest valid ones and never acts on a damaged newest") {
+  const test::TempDir dir;
+  for (const int64_t step : {1, 2, 3, 4, 5}) {
+    save(dir.path(), step);
+  }
+  flip_bit(dir / "step-000005" / "model.safetensors", 200, 1);
+  CHECK(retain_checkpoints(dir.path(), 2).empty());
+  CHECK(steps_in(dir.path()).size() == 5);
+  save(dir.path(), 6);
+  // 6 and 4 are valid by hash and by size; 5 still has its size, so it counts until it is read.
+  fs::resize_file(dir / "step-000005" / "model.safetensors", 100);
+  const auto deleted = retain_checkpoints(dir.path(), 2);
+  CHECK(deleted.size() == 3);
+  CHECK(steps_in(dir.path()) == std::vector<int64_t>{6, 5, 4});
+  CHECK(retain_checkpoints(dir.path(), 2).empty());
+}
+
+TEST_CASE("saving a step again replaces it, and success clears the remains of interrupted saves") {
+  const test::TempDir dir;
+  save(dir.path(), 7, "first");
+  flip_bit(dir / "step-000007" / "model.safetensors", 100, 0);
+  fs::create_directory(dir / "step-000005.partial");
+  test::write_file(dir / "step-000005.partial/model.safetensors", "torn");
+  fs::create_directory(dir / "notes.partial");
+  save(dir.path(), 7, "second");
+  CHECK(verify_checkpoint(dir / "step-000007").run_id == "second");
+  CHECK(names_in(dir.path()) == std::vector<std::string>{"latest", "notes.partial", "step-000007"});
+}
+
+TEST_CASE("a failed save leaves no trace and no damage") {
+  const test::TempDir dir;
+  save(dir.path(), 1);
+  CheckpointContents bad;
+  bad.files = {{"ok.json", {}, "{}"}, {"../escape", {}, "{}"}};
+  CHECK_THROWS_AS(save_checkpoint(dir.path(), 2, bad), CheckpointError);
+  bad.files = {{"MANIFEST.json", {}, "{}"}};
+  CHECK_THROWS_AS(save_checkpoint(dir.path(), 2, bad), CheckpointError);
+  bad.files = {{"a", {}, "1"}, {"a", {}, "2"}};
+  CHECK_THROWS_AS(save_checkpoint(dir.path(), 2, bad), CheckpointError);
+  CHECK(names_in(dir.path()) == std::vector<std::string>{"latest", "step-000001"});
+  CHECK_NOTHROW(verify_checkpoint(dir / "step-000001"));
+  test::write_file(dir / "blocked", "a file where a folder should be");
+  CheckpointContents good;
+  good.files = {{"a", {}, "1"}};
+  CHECK_THROWS_AS(save_checkpoint(dir / "blocked", 2, good), DeviceError);
+}
+
+TEST_CASE("several writers put their files into one checkpoint") {
+  const test::TempDir dir;
+  const fs::path partial = begin_checkpoint(dir.path(), 8);
+  std::vector<FileRecord> records;
+  for (int rank = 0; rank < 3; ++rank) {
+    const float value = static_cast<float>(rank);
+    records.push_back(write_checkpoint_file(
+        partial,
+        {std::string("rank-").append(std::to_string(rank)), {{"w", DType::f32, {1}, &value}}, {}}));
+    CHECK(find_checkpoints(dir.path()).empty());
+  }
+  const fs::path path = commit_checkpoint(dir.path(), 8, "r", records);
+  CHECK(verify_checkpoint(path).files.size() == 3);
+}
+
+TEST_CASE("manifests of another version or another program are refused with the versions") {
+  CheckpointManifest manifest{5, "r", {{"a", 1, std::string(32, '0')}}};
+  const std::string good = detail::manifest_text(manifest);
+  CHECK(detail::parse_manifest(good, "m").files[0].name == "a");
+  std::string newer = good;
+  newer.replace(newer.find("\"version\": 1"), 12, "\"version\": 2");
+  const auto refusal = [](const std::string& text) {
+    return message_of<CheckpointError>([&] { detail::parse_manifest(text, "m"); });
+  };
+  CHECK_THAT(refusal(newer), Contains("version 2; this program reads version 1"));
+  CHECK_THAT(refusal("{}"), Contains("not a checkpoint manifest"));
+  CHECK_THAT(refusal(""), Contains("not JSON"));
+  manifest.files[0].name = "../a";
+  CHECK_THAT(refusal(detail::manifest_text(manifest)), Contains("plain file name"));
+}
+
+}  // namespace
+}  // namespace fp8train

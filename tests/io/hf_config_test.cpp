@@ -1,0 +1,181 @@
+#include "io/hf_config.h"
+
+#include <catch2/catch.hpp>
+
+#include "base/error.h"
+#include "support/files.h"
+
+namespace fp8train {
+namespace {
+
+using Catch::Matchers::Contains;
+using test::message_of;
+
+std::string golden(const std::string& name) {
+  return test::read_file(std::filesystem::path(FP8TRAIN_GOLDEN_DIR) / "io" / name);
+}
+
+/// A Llama config.json with more fields appended.
+std::string llama(const std::string& more = "") {
+  return R"({"architectures":["LlamaForCausalLM"],"model_type":"llama","vocab_size":100,"hidden_size":64,
+    "intermediate_size":172,"num_hidden_layers":2,"num_attention_heads":8,"num_key_value_heads":null,
+    "max_position_embeddings":512,"rms_norm_eps":1e-5,"hidden_act":"silu")" +
+         more + "}";
+}
+
+std::string refusal(const std::string& json) {
+  return message_of<CheckpointError>([&] { parse_hf_config(json, "config.json"); });
+}
+
+TEST_CASE("Llama 3 as transformers 5 writes it") {
+  const HfConfig read = parse_hf_config(golden("llama3_config.json"), "llama3");
+  const ModelConfig& config = read.model;
+  CHECK(config.family == ModelFamily::llama);
+  CHECK(config.vocab_size == 128256);
+  CHECK(config.hidden_size == 2048);
+  CHECK(config.intermediate_size == 8192);
+  CHECK(config.num_hidden_layers == 16);
+  CHECK(config.num_attention_heads == 32);
+  CHECK(config.num_key_value_heads == 8);
+  CHECK(config.head_dim == 64);
+  CHECK(config.max_position_embeddings == 131072);
+  CHECK(config.norm_eps == 1e-5F);
+  CHECK(config.tie_word_embeddings);
+  CHECK(config.rope_theta == 500000.0);
+  REQUIRE(config.rope_scaling.has_value());
+  CHECK(*config.rope_scaling == Llama3RopeScaling{32.0, 1.0, 4.0, 8192});
+  CHECK(config.bos_token_id == 128000);
+  CHECK(config.eos_token_id == 128001);
+  CHECK(read.eos_token_ids == std::vector<int64_t>{128001, 128009});
+  REQUIRE(read.notes.size() == 1);
+  CHECK_THAT(read.notes[0], Contains("eos_token_id"));
+}
+
+TEST_CASE("GPT-2 as transformers writes it") {
+  const HfConfig read = parse_hf_config(golden("gpt2_config.json"), "gpt2");
+  const ModelConfig& config = read.model;
+  CHECK(config.family == ModelFamily::gpt2);
+  CHECK(config.vocab_size == 50257);
+  CHECK(config.hidden_size == 768);
+  CHECK(config.intermediate_size == 3072);
+  CHECK(config.num_hidden_layers == 12);
+  CHECK(config.num_key_value_heads == 12);
+  CHECK(config.head_dim == 64);
+  CHECK(config.max_position_embeddings == 1024);
+  CHECK(config.norm == NormKind::layer_norm);
+  CHECK(config.mlp == MlpKind::gelu);
+  CHECK(config.positions == PositionKind::learned);
+  CHECK(config.qkv_bias);
+  CHECK(config.attention_output_bias);
+  CHECK(config.mlp_bias);
+  CHECK(config.tie_word_embeddings);
+  CHECK(config.eos_token_id == 50256);
+  CHECK(read.notes.size() == 3);  // three dropouts
+}
+
+TEST_CASE("both spellings of RoPE give the same model") {
+  const std::string scaling =
+      R"("factor":8.0,"low_freq_factor":1.0,"high_freq_factor":4.0,"original_max_position_embeddings":8192)";
+  const auto old_form = parse_hf_config(
+      llama(R"(,"rope_theta":500000.0,"rope_scaling":{"type":"llama3",)" + scaling + "}"), "old");
+  const auto new_form = parse_hf_config(
+      llama(R"(,"rope_parameters":{"rope_type":"llama3","rope_theta":500000.0,)" + scaling + "}"),
+      "new");
+  CHECK(old_form.model == new_form.model);
+  CHECK(old_form.model.rope_scaling.has_value());
+  CHECK(parse_hf_config(llama(), "none").model.rope_theta == 10000.0);
+  CHECK(parse_hf_config(llama(R"(,"rope_scaling":null)"), "null").model ==
+        parse_hf_config(llama(R"(,"rope_parameters":{"rope_type":"default"})"), "d").model);
+  CHECK_THAT(refusal(llama(R"(,"rope_theta":10000.0,"rope_parameters":{"rope_theta":5.0})")),
+             Contains("rope_theta is 5 here and 10000 outside"));
+  CHECK_THAT(refusal(llama(R"(,"rope_scaling":{"rope_type":"llama3","factor":8.0})")),
+             Contains("'low_freq_factor' is missing"));
+}
+
+TEST_CASE("what is not implemented is refused by name") {
+  CHECK_THAT(refusal(llama(R"(,"rope_scaling":{"type":"yarn","factor":4.0})")),
+             Contains("'yarn' is not implemented"));
+  CHECK_THAT(refusal(llama(R"(,"rope_parameters":{"partial_rotary_factor":0.5})")),
+             Contains("partial rotary"));
+  CHECK_THAT(refusal(llama(R"(,"sliding_window":4096)")), Contains("sliding-window"));
+  CHECK_THAT(refusal(llama(R"(,"layer_types":["full_attention","sliding_attention"])")),
+             Contains("sliding-window"));
+  CHECK_NOTHROW(
+      parse_hf_config(llama(R"(,"sliding_window":4096,"use_sliding_window":false)"), "off"));
+  CHECK_THAT(refusal(llama(R"(,"quantization_config":{"quant_method":"fp8"})")),
+             Contains("quantization_config"));
+  std::string other = llama();
+  other.replace(other.find("LlamaForCausalLM"), 16, "MixtralForCausal");
+  CHECK_THAT(refusal(other), Contains("MixtralForCausal is not implemented; known: Llama"));
+  CHECK_THAT(refusal(R"({"model_type":"qwen3"})"), Contains("qwen3 is not implemented"));
+  CHECK_THAT(refusal(R"({"vocab_size":3})"), Contains("neither 'architectures' nor 'model_type'"));
+  std::string gelu = llama();
+  gelu.replace(gelu.find("silu"), 4, "gelu");
+  CHECK_THAT(refusal(gelu), Contains("hidden_act 'gelu'"));
+  CHECK_THAT(refusal(R"({"model_type":"gpt2","vocab_size":10,"n_embd":8,"n_layer":1,"n_head":2,
+                         "n_positions":4,"activation_function":"relu"})"),
+             Contains("activation_function 'relu'"));
+}
+
+TEST_CASE("malformed fields are named") {
+  CHECK_THAT(refusal("{"), Contains("config.json: not JSON"));
+  CHECK_THAT(refusal("[]"), Contains("not a JSON object"));
+  CHECK_THAT(refusal(llama(R"(,"vocab_size":100)")), Contains("'vocab_size' appears twice"));
+  const auto with = [](const std::string& from, const std::string& to) {
+    std::string json = llama();
+    json.replace(json.find(from), from.size(), to);
+    return refusal(json);
+  };
+  CHECK_THAT(with("\"vocab_size\":100,", ""), Contains("'vocab_size' is missing"));
+  CHECK_THAT(with("100", "-1"), Contains("'vocab_size' is -1"));
+  CHECK_THAT(with("100", "1.5"), Contains("'vocab_size' is 1.5"));
+  CHECK_THAT(with("100", "\"100\""), Contains("'vocab_size' is \"100\""));
+  CHECK_THAT(with("100", "9999999999999999999"), Contains("'vocab_size'"));
+  CHECK_THAT(with("null", "3"), Contains("not a multiple of num_key_value_heads 3"));
+  CHECK_THAT(with("\"num_attention_heads\":8", "\"num_attention_heads\":7"),
+             Contains("hidden_size 64 is not a multiple"));
+  CHECK_THAT(with("1e-5", "0"), Contains("'rms_norm_eps' is 0"));
+  CHECK_THAT(refusal(llama(R"(,"head_dim":5)")), Contains("odd head size (5)"));
+  CHECK_THAT(refusal(llama(R"(,"tie_word_embeddings":1)")), Contains("not true or false"));
+  CHECK_THAT(refusal(llama(R"(,"eos_token_id":"a")")), Contains("eos_token_id"));
+  CHECK_THAT(with("\"model_type\":\"llama\"", "\"model_type\":\"gpt2\""), Contains("contradict"));
+}
+
+TEST_CASE("written configs read back the same") {
+  for (const char* name : {"llama3_config.json", "gpt2_config.json"}) {
+    const ModelConfig config = parse_hf_config(golden(name), name).model;
+    const std::string text = write_hf_config(config, DType::bf16);
+    CHECK(parse_hf_config(text, "written").model == config);
+    CHECK_THAT(text, Contains("\"torch_dtype\": \"bfloat16\"") && Contains("1e-05"));
+  }
+  const std::string text =
+      write_hf_config(parse_hf_config(golden("llama3_config.json"), "x").model, DType::f32);
+  CHECK_THAT(text, Contains("\"rope_theta\": 500000.0") && Contains("\"rope_parameters\"") &&
+                       Contains("\"rope_scaling\""));
+}
+
+TEST_CASE("models without a Hugging Face architecture are refused") {
+  ModelConfig config = parse_hf_config(llama(), "x").model;
+  config.qk_norm = true;
+  CHECK_THAT(message_of<CheckpointError>([&] { write_hf_config(config, DType::f32); }),
+             Contains("no norm over q and k"));
+  config.qk_norm = false;
+  config.qkv_bias = true;
+  CHECK_THROWS_AS(write_hf_config(config, DType::f32), CheckpointError);
+  ModelConfig gpt2 = parse_hf_config(golden("gpt2_config.json"), "x").model;
+  gpt2.norm_bias = false;
+  CHECK_THROWS_AS(write_hf_config(gpt2, DType::f32), CheckpointError);
+}
+
+TEST_CASE("model fields alone need no architecture") {
+  CHECK(parse_model_fields(R"({"vocab_size":10,"n_embd":8,"n_layer":1,"n_head":2,"n_positions":4})",
+                           "model")
+            .family == ModelFamily::gpt2);
+  CHECK(parse_model_fields(R"({"vocab_size":10,"hidden_size":8,"intermediate_size":16,
+                               "num_hidden_layers":1,"num_attention_heads":2})",
+                           "model")
+            .family == ModelFamily::llama);
+}
+
+}  // namespace
+}  // namespace fp8train

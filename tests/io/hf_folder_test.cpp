@@ -1,0 +1,137 @@
+#include "io/hf_folder.h"
+
+#include <catch2/catch.hpp>
+
+#include "base/error.h"
+#include "io/hf_config.h"
+#include "io/tensor_source.h"
+#include "support/files.h"
+#include "support/temp_dir.h"
+
+namespace fp8train {
+namespace {
+
+using Catch::Matchers::Contains;
+using test::message_of;
+
+ModelConfig small_llama() {
+  ModelConfig config;
+  config.vocab_size = 16;
+  config.hidden_size = 8;
+  config.intermediate_size = 12;
+  config.num_hidden_layers = 1;
+  config.num_attention_heads = 2;
+  config.num_key_value_heads = 1;
+  config.head_dim = 4;
+  config.max_position_embeddings = 64;
+  return config;
+}
+
+TEST_CASE("a sharded folder of transformers reads as one source") {
+  const auto folder = std::filesystem::path(FP8TRAIN_GOLDEN_DIR) / "io/llama_sharded";
+  const TensorSource source(folder);
+  CHECK(source.names().size() == 12);
+  for (const std::string& name : source.names()) {
+    const std::vector<float> values = source.read_f32(name, source.find(name)->shape);
+    for (size_t i = 0; i < values.size(); ++i) {
+      REQUIRE(values[i] == static_cast<float>(i) / 8 - 1);
+    }
+  }
+  CHECK(source.find("model.layers.0.self_attn.k_proj.weight")->shape == std::vector<int64_t>{4, 8});
+  ModelConfig config = read_hf_config(folder).model;
+  ModelConfig expected = small_llama();
+  expected.bos_token_id = config.bos_token_id;
+  expected.eos_token_id = config.eos_token_id;
+  CHECK(config == expected);
+}
+
+TEST_CASE("shapes and names are checked, with and without GPT-2's prefix") {
+  const test::TempDir dir;
+  const float values[] = {1, 2, 3, 4};
+  write_safetensors({{"wte.weight", DType::f32, {2, 2}, values}}, {}, dir / "model.safetensors");
+  const TensorSource source(dir.path());
+  CHECK(source.read_f32("transformer.wte.weight", {2, 2}).size() == 4);
+  CHECK(source.read_f32("wte.weight", {2, 2}).size() == 4);
+  CHECK_THAT(message_of<CheckpointError>([&] { source.read_f32("wte.weight", {4}); }),
+             Contains("shape [2, 2], expected [4]"));
+  CHECK_THAT(message_of<CheckpointError>([&] { source.read_f32("wpe.weight", {4}); }),
+             Contains("no tensor 'wpe.weight'"));
+  const TensorSource by_file(dir / "model.safetensors");
+  CHECK(by_file.names() == std::vector<std::string>{"wte.weight"});
+}
+
+TEST_CASE("weights that are not finite are refused") {
+  const test::TempDir dir;
+  const uint32_t bits[] = {0x3F800000, 0x7FC00000};
+  write_safetensors({{"w", DType::f32, {2}, bits}}, {}, dir / "model.safetensors");
+  const TensorSource source(dir.path());
+  CHECK_THAT(message_of<CheckpointError>([&] { source.read_f32("w", {2}); }),
+             Contains("'w' element 1 is nan"));
+}
+
+TEST_CASE("an index cannot lead out of its folder or promise what is not there") {
+  const test::TempDir dir;
+  const float value = 1;
+  write_safetensors({{"w", DType::f32, {1}, &value}}, {}, dir / "a.safetensors");
+  std::filesystem::create_directory(dir / "model");
+  write_safetensors({{"w", DType::f32, {1}, &value}}, {}, dir / "model/a.safetensors");
+  const auto refusal = [&](const std::string& index) {
+    test::write_file(dir / "model/model.safetensors.index.json", index);
+    return message_of<CheckpointError>([&] { TensorSource(dir / "model"); });
+  };
+  for (const char* name : {"../a.safetensors", "/etc/passwd", "..", ".", "", "sub/a.safetensors",
+                           "..\\\\a.safetensors"}) {
+    std::string index = R"({"weight_map":{"w":")";
+    index.append(name).append("\"}}");
+    CHECK_THAT(refusal(index), Contains("not a plain file name"));
+  }
+  CHECK_THAT(refusal(R"({"weight_map":{"w":3}})"), Contains("not a plain file name"));
+  CHECK_THAT(refusal(R"({"weight_map":{"v":"a.safetensors"}})"), Contains("'v' is not in"));
+  CHECK_THAT(refusal(R"({"weight_map":{"w":"b.safetensors"}})"), Contains("b.safetensors"));
+  CHECK_THAT(refusal(R"({"weight_map":{"w":"a.safetensors","w":"a.safetensors"}})"),
+             Contains("appears twice"));
+  CHECK_THAT(refusal(R"({"weights":{}})"), Contains("weight_map"));
+  CHECK_THAT(refusal("{"), Contains("not JSON"));
+  CHECK_THAT(refusal(std::string(100, '[') + std::string(100, ']')), Contains("nested"));
+  test::write_file(dir / "model/model.safetensors.index.json",
+                   R"({"weight_map":{"w":"a.safetensors"}})");
+  CHECK(TensorSource(dir / "model").names().size() == 1);
+  const test::TempDir empty;
+  CHECK_THAT(message_of<CheckpointError>([&] { TensorSource(empty.path()); }),
+             Contains("model.safetensors"));
+}
+
+TEST_CASE("folders are written whole or in shards and read back the same") {
+  const std::vector<float> values(64, 0.5F);
+  std::vector<TensorBytes> tensors;
+  int64_t columns = 1;
+  for (const char* name : {"t0", "t1", "t2", "t3", "t4"}) {
+    tensors.push_back({name, DType::f32, {4, columns++}, values.data()});
+  }
+  for (const uint64_t max_shard : {uint64_t{1} << 30, uint64_t{100}, uint64_t{1}}) {
+    const test::TempDir dir;
+    HfFolderOptions options;
+    options.max_shard_bytes = max_shard;
+    options.tokenizer_json = "{}\n";
+    write_hf_folder(dir / "out", small_llama(), tensors, options);
+    const bool sharded = max_shard <= 100;
+    CHECK(std::filesystem::exists(dir / "out/model.safetensors") == !sharded);
+    CHECK(std::filesystem::exists(dir / "out/tokenizer.json"));
+    const TensorSource source(dir / "out");
+    CHECK(source.names() == std::vector<std::string>{"t0", "t1", "t2", "t3", "t4"});
+    for (const TensorBytes& tensor : tensors) {
+      CHECK(source.read_f32(tensor.name, tensor.shape) ==
+            std::vector<float>(tensor.bytes() / 4, 0.5F));
+    }
+    CHECK(read_hf_config(dir / "out").model == small_llama());
+    if (max_shard == 100) {
+      // 16 + 32 + 48 bytes fit into 100, then 64, then 80.
+      CHECK(std::filesystem::exists(dir / "out/model-00003-of-00003.safetensors"));
+      CHECK_THAT(test::read_file(dir / "out/model.safetensors.index.json"),
+                 Contains("\"total_size\": 240"));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fp8train

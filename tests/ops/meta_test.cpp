@@ -1,0 +1,127 @@
+#include "device/meta/meta_device.h"
+
+#include <catch2/catch.hpp>
+#include <cstring>
+
+#include "base/error.h"
+#include "ops/meta/meta_table.h"
+#include "ops/op_table.h"
+#include "tensor/tensor.h"
+
+using namespace fp8train;
+
+namespace {
+
+Tensor make(MetaDevice& device, DType dtype, const Shape& shape) {
+  return {device, dtype, shape, MemoryCategory::workspace};
+}
+
+}  // namespace
+
+TEST_CASE("meta counts a GEMM as 2 M N K and the bytes of its operands", "[ops]") {
+  MetaDevice device;
+  Tensor a = make(device, DType::e4m3, {300, 200});  // stored [K, M]
+  Tensor b = make(device, DType::e4m3, {300, 100});
+  Tensor c = make(device, DType::f32, {200, 100});
+  ops::Gemm call;
+  call.a = {a, true, nullptr};
+  call.b = {b, false, nullptr};
+  call.c = c;
+  ops::op_table(device.stream()).gemm(device.stream(), call);
+  CHECK(device.counters().gemm_flops == 2.0 * 200 * 100 * 300);
+  CHECK(device.counters().bytes == 60000 + 30000 + 80000);
+  call.beta = 1.0F;
+  ops::op_table(device.stream()).gemm(device.stream(), call);
+  CHECK(device.counters().bytes == 2 * (60000 + 30000 + 80000) + 80000);
+  CHECK(device.counters().operations == 2);
+}
+
+TEST_CASE("meta counts the unmasked half of attention", "[ops]") {
+  MetaDevice device;
+  ops::AttentionShape shape;
+  shape.batch = 2;
+  shape.query_length = 128;
+  shape.key_length = 128;
+  shape.heads = 8;
+  shape.kv_heads = 2;
+  shape.head_dim = 64;
+  const ops::HeadsView heads{nullptr, DType::bf16, 512, 128};
+  Tensor lse = make(device, DType::f32, {2, 8, 128});
+  const ops::OpTable& table = ops::op_table(device.stream());
+  table.attention_forward(device.stream(), shape, heads, heads, heads, heads, lse);
+  const double forward = 4.0 * 2 * 8 * 64 * 128 * 128 / 2;
+  CHECK(device.counters().attention_flops == forward);
+  const double query_bytes = 2.0 * 128 * 8 * 64 * 2;
+  CHECK(device.counters().bytes == 2 * query_bytes + 2 * query_bytes / 4 + 2 * 8 * 128 * 4);
+  table.attention_backward(device.stream(), shape, heads, heads, heads, heads, lse, heads, heads,
+                           heads, heads, View());
+  CHECK(device.counters().attention_flops == 3.5 * forward);
+
+  shape.query_length = 1;  // a decoding step sees every key
+  CHECK(ops::meta::attention_forward_flops(shape) == 4.0 * 2 * 8 * 64 * 127.5);
+}
+
+TEST_CASE("operations on meta tensors count bytes and touch no memory", "[ops]") {
+  MetaDevice device;
+  const Stream stream = device.stream();
+  Tensor x = make(device, DType::bf16, {1000, 768});
+  Tensor codes = make(device, DType::e4m3, {1000, 768});
+  Tensor scale = make(device, DType::f32, {1});
+  QuantizedView q;
+  q.codes = codes;
+  q.scale = scale.view().as<float>();
+  q.format.dtype = DType::e4m3;
+  ops::quantize(stream, x, q, q.scale, nullptr);
+  CHECK(device.counters().bytes == 768000 * 3);
+
+  Tensor w = make(device, DType::f32, {5000});
+  Tensor copy = make(device, DType::bf16, {5000});
+  const auto* control = static_cast<const ops::StepControl*>(scale.view().data);
+  ops::adamw(stream, {w, w, w, w, copy, 1e-3, 0.9, 0.95, 1e-8, 0.1}, control);
+  CHECK(device.counters().bytes == 768000 * 3 + 5000 * 30);
+
+  Tensor tokens = make(device, DType::i32, {64});
+  Tensor table = make(device, DType::f32, {50000, 768});
+  Tensor y = make(device, DType::bf16, {64, 768});
+  const double before = device.counters().bytes;
+  ops::embedding_backward(stream, tokens, y, table, View(), 64);
+  CHECK(device.counters().bytes - before == 64 * 4 + 64 * 768 * 2 + 64 * 768 * 4 * 2);
+
+  Tensor logits = make(device, DType::f32, {64, 50000});
+  Tensor losses = make(device, DType::f32, {64});
+  ops::CrossEntropy call;
+  call.logits = logits;
+  call.targets = tokens;
+  call.losses = losses;
+  ops::cross_entropy(stream, call);
+  CHECK(device.counters().operations == 4);
+  CHECK(device.counters().gemm_flops == 0.0);
+}
+
+TEST_CASE("meta checks shapes as every device does", "[ops]") {
+  MetaDevice device;
+  Tensor four = make(device, DType::f32, {4});
+  Tensor five = make(device, DType::f32, {5});
+  CHECK_THROWS_AS(ops::add(device.stream(), four, five, four), InternalError);
+  CHECK(device.counters().operations == 0);
+}
+
+TEST_CASE("every entry of every table is filled; cuda is refused", "[ops]") {
+  MetaDevice device;
+  const auto filled = [](const ops::OpTable& table) {
+    // The table is nothing but function pointers.
+    using Entry = void (*)();
+    static_assert(sizeof(ops::OpTable) % sizeof(Entry) == 0);
+    Entry entries[sizeof(ops::OpTable) / sizeof(Entry)];
+    std::memcpy(entries, &table, sizeof(table));
+    for (const Entry entry : entries) {
+      if (entry == nullptr) {
+        return false;
+      }
+    }
+    return true;
+  };
+  CHECK(filled(ops::op_table(device.stream())));
+  CHECK(filled(ops::op_table(Stream(DeviceKind::cpu, nullptr, nullptr))));
+  CHECK_THROWS_AS(ops::op_table(Stream(DeviceKind::cuda, nullptr, nullptr)), DeviceError);
+}

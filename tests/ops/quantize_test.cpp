@@ -1,0 +1,224 @@
+#include "ops/quantize.h"
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <cmath>
+
+#include "base/error.h"
+#include "numeric/convert.h"
+#include "ops/op_test_support.h"
+
+using namespace fp8train;
+using namespace fp8train::test;
+
+namespace {
+
+constexpr DType kCodeTypes[] = {DType::e4m3, DType::e5m2};
+constexpr int64_t kCounts[] = {1, 15, 64, 4095, 4097, 20001};
+
+/// One quantized tensor on the host.
+struct Quantized {
+  Quantized(DType code_type, const Shape& shape, float factor)
+      : codes(code_type, shape), scale(factor), scale_inv(1.0F / factor), dtype(code_type) {}
+
+  QuantizedView view() {
+    QuantizedView result;
+    result.codes = codes.view();
+    result.scale = &scale;
+    result.scale_inv = &scale_inv;
+    result.format.dtype = dtype;
+    result.format.policy = ScalePolicy::current;
+    return result;
+  }
+
+  Array codes;
+  float scale, scale_inv;
+  DType dtype;
+};
+
+/// Normals over many magnitudes, so that some saturate, some become subnormal and some vanish.
+std::vector<float> wide_values(int64_t count, uint32_t seed) {
+  std::vector<float> values = random_values(count, seed);
+  const std::vector<float> exponents = random_values(count, seed + 1, 6.0F);
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] = std::ldexp(values[i], static_cast<int>(exponents[i]));
+  }
+  const float specials[] = {0.0F, -0.0F, 1e-45F, -1e-40F, 448.0F, 449.0F, 464.0F, 465.0F, 57344.0F};
+  for (size_t i = 0; i < values.size() && i < std::size(specials); ++i) {
+    values[i] = specials[i];
+  }
+  return values;
+}
+
+uint8_t encode_scalar(DType dtype, float value) {
+  return dtype == DType::e4m3 ? encode<e4m3>(value).bits : encode<e5m2>(value).bits;
+}
+
+}  // namespace
+
+TEST_CASE("quantize writes the codes of the scalar encode and counts what happened", "[ops]") {
+  for (const FloatType& type : kFloatTypes) {
+    for (const DType code_type : kCodeTypes) {
+      for (const int64_t count : kCounts) {
+        for (const float scale : {1.0F, 37.5F, 0.01F}) {
+          std::vector<float> values = wide_values(count, 11);
+          if (count > 100) {
+            values[50] = INFINITY;
+            values[51] = -INFINITY;
+          }
+          Array x(type.dtype, {count}, values);
+          Quantized q(code_type, {count}, scale);
+          float amax = 0.25F;
+          ops::QuantizeStatistics statistics{9, 9, 9};
+          ops::quantize(cpu_stream(), x, q.view(), &amax, &statistics);
+
+          const float limit = format_max(code_type);
+          float expected_amax = 0.25F;
+          uint64_t saturated = 0;
+          uint64_t underflow = 0;
+          int64_t differences = 0;
+          for (int64_t i = 0; i < count; ++i) {
+            const float value = x.get(i);
+            const uint8_t code = encode_scalar(code_type, value * scale);
+            differences += code != q.codes.bytes()[static_cast<size_t>(i)] ? 1 : 0;
+            expected_amax = std::max(expected_amax, std::fabs(value));
+            saturated += std::fabs(value * scale) > limit ? 1 : 0;
+            underflow += value != 0 && (code & 0x7F) == 0 ? 1 : 0;
+          }
+          REQUIRE(differences == 0);
+          REQUIRE(amax == expected_amax);
+          REQUIRE(statistics.count == static_cast<uint64_t>(count));
+          REQUIRE(statistics.saturated == saturated);
+          REQUIRE(statistics.underflow == underflow);
+          REQUIRE((count < 100 || saturated > 0));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("quantize gives the same bits at every level and thread count", "[ops]") {
+  const int64_t count = 50003;
+  for (const FloatType& type : kFloatTypes) {
+    for (const DType code_type : kCodeTypes) {
+      Array x(type.dtype, {count}, wide_values(count, 12));
+      REQUIRE(same_everywhere([&](const ops::OpTable& table) {
+        Quantized q(code_type, {count}, 3.25F);
+        float amax = 0.0F;
+        ops::QuantizeStatistics statistics{};
+        table.quantize(cpu_stream(), x, q.view(), &amax, &statistics);
+        Bits bits;
+        bits.add(q.codes);
+        bits.add_value(amax);
+        bits.add_value(statistics);
+        return bits;
+      }));
+    }
+  }
+}
+
+TEST_CASE("every bf16 and fp16 pattern is quantized as the scalar encode does", "[ops]") {
+  for (const DType type : {DType::bf16, DType::f16}) {
+    Array x(type, {65536});
+    for (int i = 0; i < 65536; ++i) {
+      x.as<uint16_t>()[i] = static_cast<uint16_t>(i);
+    }
+    for (const DType code_type : kCodeTypes) {
+      for (const ops::OpTable* table : cpu_tables()) {
+        Quantized q(code_type, {65536}, 1.0F);
+        table->quantize(cpu_stream(), x, q.view(), nullptr, nullptr);
+        int64_t differences = 0;
+        for (int64_t i = 0; i < 65536; ++i) {
+          differences += encode_scalar(code_type, x.get(i)) != q.codes.bytes()[i] ? 1 : 0;
+        }
+        REQUIRE(differences == 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("amax is the largest magnitude and lets NaN win", "[ops]") {
+  for (const FloatType& type : kFloatTypes) {
+    for (const int64_t count : kCounts) {
+      std::vector<float> values = random_values(count, 13);
+      values[static_cast<size_t>(count / 2)] = -7.5F;
+      for (const ops::OpTable* table : cpu_tables()) {
+        Array x(type.dtype, {count}, values);
+        float result = 99.0F;
+        table->amax(cpu_stream(), x, &result);
+        REQUIRE(result == 7.5F);
+        x.set(count - 1, -INFINITY);
+        table->amax(cpu_stream(), x, &result);
+        REQUIRE(result == INFINITY);
+        x.set(0, -NAN);
+        table->amax(cpu_stream(), x, &result);
+        REQUIRE(std::isnan(result));
+
+        Quantized q(DType::e4m3, {count}, 1.0F);
+        float staged = 1.0F;
+        table->quantize(cpu_stream(), x, q.view(), &staged, nullptr);
+        REQUIRE(std::isnan(staged));
+        Array zeros(type.dtype, {count});
+        table->quantize(cpu_stream(), zeros, q.view(), &staged, nullptr);
+        REQUIRE(std::isnan(staged));
+        table->amax(cpu_stream(), zeros, &result);
+        REQUIRE(result == 0.0F);
+      }
+    }
+  }
+}
+
+TEST_CASE("quantize also writes the transposed codes", "[ops]") {
+  const int64_t rows = 70;
+  const int64_t columns = 300;
+  Array x(DType::bf16, {rows, columns}, random_values(rows * columns, 14));
+  Quantized q(DType::e5m2, {rows, columns}, 2.0F);
+  Array transposed(DType::e5m2, {columns, rows});
+  QuantizedView view = q.view();
+  view.codes_transposed = transposed;
+  ops::quantize(cpu_stream(), x, view, nullptr, nullptr);
+  int64_t differences = 0;
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < columns; ++c) {
+      differences += transposed.bytes()[c * rows + r] != q.codes.bytes()[r * columns + c] ? 1 : 0;
+    }
+  }
+  CHECK(differences == 0);
+}
+
+TEST_CASE("dequantize multiplies every code by the reciprocal scale", "[ops]") {
+  for (const DType code_type : kCodeTypes) {
+    for (const FloatType& type : kFloatTypes) {
+      const int64_t count = 4099;
+      Quantized q(code_type, {count}, 3.0F);
+      std::vector<float> expected;
+      for (int64_t i = 0; i < count; ++i) {
+        q.codes.as<uint8_t>()[i] = static_cast<uint8_t>(i * 7);
+        expected.push_back(q.codes.get(i) * q.scale_inv);
+      }
+      Array y(type.dtype, {count});
+      ops::dequantize(cpu_stream(), q.view(), y);
+      int64_t differences = 0;
+      const Array rounded(type.dtype, {count}, expected);
+      for (int64_t i = 0; i < count; ++i) {
+        const bool both_nan = std::isnan(y.get(i)) && std::isnan(expected[i]);
+        differences += y.get(i) != rounded.get(i) && !both_nan ? 1 : 0;
+      }
+      REQUIRE(differences == 0);
+    }
+  }
+}
+
+TEST_CASE("quantize refuses what it cannot do", "[ops]") {
+  Array x(DType::f32, {8});
+  Quantized q(DType::e4m3, {8}, 1.0F);
+  Quantized wrong_count(DType::e4m3, {9}, 1.0F);
+  CHECK_THROWS_AS(ops::quantize(cpu_stream(), x, wrong_count.view(), nullptr, nullptr),
+                  InternalError);
+  QuantizedView by_row = q.view();
+  by_row.format.granularity = Granularity::row;
+  CHECK_THROWS_AS(ops::quantize(cpu_stream(), x, by_row, nullptr, nullptr), InternalError);
+  QuantizedView stochastic = q.view();
+  stochastic.format.rounding = Rounding::stochastic;
+  CHECK_THROWS_AS(ops::quantize(cpu_stream(), x, stochastic, nullptr, nullptr), InternalError);
+}

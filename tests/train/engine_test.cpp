@@ -1,0 +1,183 @@
+#include "train/engine.h"
+
+#include <catch2/catch.hpp>
+
+#include <cmath>
+#include <cstring>
+
+#include "base/philox.h"
+
+using namespace fp8train;
+
+namespace {
+
+EngineSettings small(const std::string& plan, int64_t accumulation = 1) {
+  ModelConfig model;
+  model.vocab_size = 50;
+  model.hidden_size = 32;
+  model.intermediate_size = 64;
+  model.num_hidden_layers = 2;
+  model.num_attention_heads = 2;
+  model.num_key_value_heads = 1;
+  model.max_position_embeddings = 32;
+  EngineSettings settings;
+  settings.model = completed(model);
+  settings.plan = plan_named(plan);
+  settings.micro_batch_size = 2;
+  settings.seq_length = 16;
+  settings.gradient_accumulation_steps = accumulation;
+  settings.optimizer.lr = 1e-3;
+  return settings;
+}
+
+Batch batch_of(int64_t rows, uint64_t index) {
+  Batch batch;
+  batch.rows = rows;
+  batch.columns = 16;
+  for (int64_t i = 0; i < rows * 16; ++i) {
+    const PhiloxBlock bits = philox(index, 0, static_cast<uint64_t>(i));
+    batch.tokens.push_back(static_cast<int32_t>(bits.word[0] % 50));
+    batch.targets.push_back(static_cast<int32_t>(bits.word[1] % 50));
+  }
+  return batch;
+}
+
+struct Trained {
+  std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
+  Engine engine;
+  int64_t step = 0;
+
+  explicit Trained(const EngineSettings& settings) : engine(*device, settings) {
+    engine.reserve(plan_step(settings, nullptr, nullptr));
+    engine.model().initialize(3);
+    engine.weights_changed();
+  }
+  void train(int64_t steps, bool statistics = false) {
+    for (int64_t i = 0; i < steps; ++i, ++step) {
+      uint64_t micro = 0;
+      engine.step(
+          [&] {
+            return batch_of(engine.settings().micro_batch_size,
+                            static_cast<uint64_t>(step) * 8 + micro++);
+          },
+          step, 1e-3F, statistics);
+    }
+  }
+  std::vector<float> weights() {
+    return to_host_f32(*device, engine.model().parameters().values());
+  }
+};
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+}  // namespace
+
+TEST_CASE("the steady step allocates nothing and stays within its plan") {
+  const std::string plan = GENERATE("fp32", "bf16", "fp16", "te-delayed", "te-current");
+  CAPTURE(plan);
+  Trained run(small(plan, 2));
+  const uint64_t before = run.device->ledger().allocations();
+  const size_t memory = run.device->ledger().total();
+  run.train(3, true);
+  CHECK(run.device->ledger().allocations() == before);
+  CHECK(run.device->ledger().total() == memory);
+}
+
+TEST_CASE("the plan made on meta is what the step uses") {
+  const EngineSettings settings = small("te-delayed");
+  MemoryLedger planned;
+  const StepPlan plan = plan_step(settings, &planned, nullptr);
+  Trained run(settings);
+  run.train(1);
+  CHECK(run.engine.high_water().saved_bytes == plan.saved_bytes);
+  CHECK(run.engine.high_water().scratch_bytes <= plan.scratch_bytes);
+  CHECK(planned.total() == run.device->ledger().total());
+}
+
+TEST_CASE("FP8 rows keep codes instead of activations for backward") {
+  const StepPlan bf16 = plan_step(small("bf16"), nullptr, nullptr);
+  const StepPlan fp8 = plan_step(small("te-delayed"), nullptr, nullptr);
+  CHECK(fp8.saved_bytes < bf16.saved_bytes);
+}
+
+TEST_CASE("two runs of the same settings have the same bits") {
+  const std::string plan = GENERATE("fp32", "bf16", "fp16", "te-delayed", "te-current");
+  CAPTURE(plan);
+  Trained a(small(plan));
+  Trained b(small(plan));
+  a.train(5);
+  b.train(5);
+  CHECK(same_bits(a.weights(), b.weights()));
+}
+
+TEST_CASE("recompute changes no bit") {
+  const std::string plan = GENERATE("fp32", "bf16", "te-delayed", "te-current");
+  CAPTURE(plan);
+  EngineSettings settings = small(plan);
+  Trained kept(settings);
+  settings.decoder.recompute = Recompute::block;
+  CHECK(plan_step(settings, nullptr, nullptr).saved_bytes <
+        plan_step(small(plan), nullptr, nullptr).saved_bytes);
+  Trained recomputed(settings);
+  kept.train(5);
+  recomputed.train(5);
+  CHECK(same_bits(kept.weights(), recomputed.weights()));
+}
+
+TEST_CASE("accumulated micro-batches are one larger batch") {
+  EngineSettings settings = small("fp32");
+  settings.micro_batch_size = 4;
+  Trained whole(settings);
+  Trained parts(small("fp32", 2));
+  const Batch first = batch_of(2, 11);
+  const Batch second = batch_of(2, 12);
+  Batch both = first;
+  both.rows = 4;
+  both.tokens.insert(both.tokens.end(), second.tokens.begin(), second.tokens.end());
+  both.targets.insert(both.targets.end(), second.targets.begin(), second.targets.end());
+  int next = 0;
+  parts.engine.step([&] { return next++ == 0 ? first : second; }, 0, 1e-3F, false);
+  whole.engine.step([&] { return both; }, 0, 1e-3F, false);
+  CHECK(parts.engine.step_loss().mean == Approx(whole.engine.step_loss().mean).epsilon(1e-6));
+  const float norm = whole.engine.optimizer().report().gradient_norm;
+  CHECK(parts.engine.optimizer().report().gradient_norm == Approx(norm).epsilon(1e-5));
+}
+
+TEST_CASE("statistics count every cast of the step") {
+  Trained run(small("te-current"));
+  run.train(2, true);
+  for (const SlotReport& report : run.engine.model().scaling().report()) {
+    CAPTURE(report.slot->layer, report.slot->role);
+    CHECK(report.statistics.count > 0);
+    CHECK(report.statistics.saturated == 0);
+    CHECK(report.scale > 0);
+  }
+}
+
+TEST_CASE("evaluation changes neither weights nor scaling state") {
+  Trained run(small("te-delayed"));
+  run.train(2);
+  const std::vector<float> weights = run.weights();
+  const auto before = run.engine.model().scaling().save();
+  run.engine.begin_evaluation();
+  run.engine.evaluate(batch_of(2, 99));
+  CHECK(run.engine.evaluation_loss().mean > 0);
+  CHECK(same_bits(run.weights(), weights));
+  const auto after = run.engine.model().scaling().save();
+  for (size_t i = 0; i < before.size(); ++i) {
+    CHECK(before[i].values == after[i].values);
+  }
+}
+
+TEST_CASE("ignored targets do not count") {
+  Trained run(small("fp32"));
+  Batch batch = batch_of(2, 1);
+  run.engine.begin_evaluation();
+  for (size_t i = 4; i < batch.targets.size(); ++i) {
+    batch.targets[i] = kIgnoredTarget;
+  }
+  run.engine.evaluate(batch);
+  CHECK(run.engine.evaluation_loss().targets == 4);
+}

@@ -1,0 +1,163 @@
+// Whole models against PyTorch: loss, every gradient, ten AdamW steps. The fixtures come from
+// tests/golden/make_models.py.
+
+#include <catch2/catch.hpp>
+
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "io/hf_config.h"
+#include "io/safetensors.h"
+#include "io/tensor_source.h"
+#include "model/hf_names.h"
+#include "train/engine.h"
+#include "train/weights.h"
+
+using namespace fp8train;
+
+namespace {
+
+struct Fixture {
+  std::filesystem::path folder;
+  SafetensorsFile expected;
+  nlohmann::json numbers;
+  Batch batch;
+
+  explicit Fixture(const std::string& name)
+      : folder(std::filesystem::path(FP8TRAIN_GOLDEN_DIR) / name),
+        expected(folder / "expected.safetensors") {
+    std::ifstream(folder / "expected.json") >> numbers;
+    const SafetensorsEntry& tokens = *expected.find("tokens");
+    batch.rows = tokens.shape[0];
+    batch.columns = tokens.shape[1];
+    batch.tokens.resize(static_cast<size_t>(tokens.count()));
+    batch.targets.resize(batch.tokens.size());
+    expected.read(tokens, batch.tokens.data());
+    expected.read(*expected.find("targets"), batch.targets.data());
+  }
+
+  EngineSettings settings(const std::string& plan) const {
+    EngineSettings settings;
+    settings.model = read_hf_config(folder).model;
+    settings.plan = plan_named(plan);
+    settings.micro_batch_size = batch.rows;
+    settings.seq_length = batch.columns;
+    settings.optimizer.lr = numbers.at("lr");
+    settings.optimizer.betas = numbers.at("betas").get<std::array<double, 2>>();
+    settings.optimizer.eps = numbers.at("eps");
+    settings.optimizer.weight_decay = numbers.at("weight_decay");
+    settings.optimizer.grad_clip = numbers.at("grad_clip");
+    return settings;
+  }
+};
+
+struct LoadedEngine {
+  std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
+  Engine engine;
+
+  LoadedEngine(const Fixture& fixture, const EngineSettings& settings) : engine(*device, settings) {
+    engine.reserve(plan_step(settings, nullptr, nullptr));
+    load_weights(*device, engine.model(), TensorSource(fixture.folder));
+    engine.weights_changed();
+  }
+};
+
+double cosine(const std::vector<float>& a, const std::vector<float>& b) {
+  double ab = 0;
+  double aa = 0;
+  double bb = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    ab += static_cast<double>(a[i]) * b[i];
+    aa += static_cast<double>(a[i]) * a[i];
+    bb += static_cast<double>(b[i]) * b[i];
+  }
+  return ab / std::sqrt(aa * bb);
+}
+
+/// The gradient of one Hugging Face tensor, from the rows of the parameter's gradient buffer.
+std::vector<float> gradient_of(Device& device, const Parameter& parameter, const HfPiece& piece) {
+  const std::vector<float> all = to_host_f32(device, parameter.gradient);
+  const int64_t columns = parameter.shape.rank() == 1 ? 1 : parameter.shape.back();
+  std::vector<float> values;
+  if (!piece.transposed) {
+    values.assign(all.begin() + piece.begin * columns,
+                  all.begin() + (piece.begin + piece.rows) * columns);
+    return values;
+  }
+  for (int64_t c = 0; c < columns; ++c) {
+    for (int64_t r = 0; r < piece.rows; ++r) {
+      values.push_back(all[static_cast<size_t>((piece.begin + r) * columns + c)]);
+    }
+  }
+  return values;
+}
+
+}  // namespace
+
+TEST_CASE("loss and every gradient agree with PyTorch in fp32") {
+  const std::string name = GENERATE("tiny-llama", "tiny-gpt2");
+  CAPTURE(name);
+  const Fixture fixture(name);
+  EngineSettings settings = fixture.settings("fp32");
+  settings.decoder.recompute = GENERATE(Recompute::none, Recompute::block);
+  settings.decoder.head_chunk_rows = GENERATE(0, 16);
+  LoadedEngine loaded(fixture, settings);
+  // A learning rate of 0 leaves the gradients of the first step in the buffers.
+  loaded.engine.step([&]() -> const Batch& { return fixture.batch; }, 0, 0.0F, false);
+  const double expected = fixture.numbers.at("loss");
+  CHECK(std::abs(loaded.engine.step_loss().mean - expected) / expected < 1e-6);
+  int compared = 0;
+  for (const auto& parameter : loaded.engine.model().parameters().all()) {
+    for (const HfPiece& piece : hf_pieces(settings.model, parameter->name)) {
+      CAPTURE(piece.name);
+      const SafetensorsEntry* entry = fixture.expected.find("grad." + piece.name);
+      REQUIRE(entry != nullptr);
+      const std::vector<float> wanted = fixture.expected.read_f32(*entry);
+      const std::vector<float> got = gradient_of(*loaded.device, *parameter, piece);
+      REQUIRE(got.size() == wanted.size());
+      CHECK(cosine(got, wanted) > 0.99999);
+      ++compared;
+    }
+  }
+  CHECK(compared == static_cast<int>(fixture.expected.header().entries.size()) - 2);
+}
+
+TEST_CASE("ten AdamW steps follow PyTorch's losses") {
+  const std::string name = GENERATE("tiny-llama", "tiny-gpt2");
+  CAPTURE(name);
+  const Fixture fixture(name);
+  const EngineSettings settings = fixture.settings("fp32");
+  LoadedEngine loaded(fixture, settings);
+  const std::vector<double> losses = fixture.numbers.at("step_losses");
+  for (size_t step = 0; step < losses.size(); ++step) {
+    loaded.engine.step([&]() -> const Batch& { return fixture.batch; }, static_cast<int64_t>(step),
+                       static_cast<float>(settings.optimizer.lr), false);
+    CAPTURE(step);
+    CHECK(std::abs(loaded.engine.step_loss().mean - losses[step]) / losses[step] < 1e-5);
+  }
+}
+
+TEST_CASE("every row learns the batch nearly as fast as fp32") {
+  const std::string plan = GENERATE("bf16", "fp16", "te-delayed", "te-current");
+  CAPTURE(plan);
+  const Fixture fixture("tiny-llama");
+  EngineSettings settings = fixture.settings(plan);
+  settings.micro_batch_size = 2;  // 48 tokens: a multiple of 16
+  Batch batch = fixture.batch;
+  batch.rows = 2;
+  batch.tokens.resize(48);
+  batch.targets.resize(48);
+  const auto train = [&](const EngineSettings& with) {
+    LoadedEngine loaded(fixture, with);
+    for (int64_t step = 0; step < 30; ++step) {
+      loaded.engine.step([&]() -> const Batch& { return batch; }, step, 1e-3F, false);
+    }
+    return loaded.engine.step_loss().mean;
+  };
+  const double loss = train(settings);
+  settings.plan = plan_named("fp32");
+  const double reference = train(settings);
+  CAPTURE(loss, reference);
+  CHECK(std::abs(loss - reference) < 0.05 * reference);
+}

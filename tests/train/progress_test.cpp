@@ -1,0 +1,60 @@
+#include "train/progress.h"
+
+#include <catch2/catch.hpp>
+
+#include "support/temp_dir.h"
+
+using namespace fp8train;
+using Catch::Matchers::Contains;
+
+TEST_CASE("durations, counts and bytes read well") {
+  CHECK(describe_duration(12.4) == "12s");
+  CHECK(describe_duration(185) == "3m 05s");
+  CHECK(describe_duration(3720) == "1h 02m");
+  CHECK(describe_count(950) == "950");
+  CHECK(describe_count(18230) == "18.2k");
+  CHECK(describe_count(1.05e6) == "1.05M");
+  CHECK(describe_bytes(512) == "512 B");
+  CHECK(describe_bytes(22.4 * 1024 * 1024) == "22.4 MiB");
+}
+
+TEST_CASE("a progress line has what a person asks for") {
+  const ProgressReport report = {.step = 120,
+                                 .max_steps = 2000,
+                                 .loss = 3.4121,
+                                 .lr = 2.9e-4,
+                                 .gradient_norm = 0.81,
+                                 .tokens_per_second = 18200,
+                                 .seconds_per_step = 0.1,
+                                 .memory_bytes = 1 << 20,
+                                 .has_scaling = true,
+                                 .underflow_percent = 0.125};
+  const std::string line = describe(report);
+  CHECK_THAT(line, Contains("step 120/2000") && Contains("loss 3.4121") && Contains("2.90e-04"));
+  CHECK_THAT(line, Contains("18.2k tok/s") && Contains("eta 3m 08s") && Contains("sat 0.00%"));
+}
+
+TEST_CASE("plain progress writes whole lines, pretty renews one; both keep the log") {
+  const test::TempDir dir;
+  for (const auto style : {Progress::Style::plain, Progress::Style::pretty}) {
+    std::FILE* out = std::fopen((dir / "out").c_str(), "w+");
+    {
+      Progress progress(style, out, dir / "log");
+      progress.show({.step = 1, .max_steps = 2});
+      progress.show({.step = 2, .max_steps = 2});
+    }
+    std::rewind(out);
+    std::string text(4096, '\0');
+    text.resize(std::fread(text.data(), 1, text.size(), out));
+    std::fclose(out);
+    const bool renews = text.find('\r') != std::string::npos;
+    CHECK(renews == (style == Progress::Style::pretty));
+    CHECK(text.back() == '\n');
+  }
+  std::ifstream log(dir / "log");
+  int lines = 0;
+  for (std::string line; std::getline(log, line);) {
+    ++lines;
+  }
+  CHECK(lines == 4);
+}
