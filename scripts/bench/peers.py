@@ -90,9 +90,8 @@ def own_command(model, row, arguments):
 
     shape, (rows, length) = shapes[model]
     command = [str(arguments.fp8train), "bench", "step", "--preset", model, "--micro-batch-size", str(rows), "--seq-length", str(length),
-               "--plan", row, "--json"]
-    if model == "nanogpt-laptop":  # the preset takes its vocabulary from the tokenizer
-        command += ["--set", f"model.vocab_size={shape.vocab}"]
+               "--vocabulary", str(shape.vocab), "--plan", row, "--threads", str(arguments.threads), "--seconds", str(arguments.seconds), "--device", "cpu",
+               "--json"]
     return command + arguments.own_arguments.split()
 
 
@@ -142,7 +141,8 @@ def table(model, results):
     bf16 = best_of(results, ["torch bf16", "torch bf16-compile"])
     float8 = best_of(results, ["torch torchao-fp8", "torch torchao-fp8-compile"])
     own_bf16 = rate_of(results, "fp8train bf16")
-    lines = [f"### {model}", "", "| | tokens/s | of PyTorch's best bf16 | of torchao's best float8 | of own bf16 |", "|---|---|---|---|---|"]
+    lines = [f"### {model}", "", "| | tokens/s | of PyTorch's best bf16 | of torchao's best float8 | of own bf16 | of the GEMM ceiling |",
+             "|---|---|---|---|---|---|"]
 
     def ratio(rate, base):
         return f"{rate / base:.2f}" if rate and base else "-"
@@ -150,8 +150,9 @@ def table(model, results):
     for key, entry in results.items():
         rate = entry.get("tokens_per_second")
         own = key.startswith("fp8train")
+        fractions = [run["fraction_of_ceiling"] for run in entry["runs"] if run.get("fraction_of_ceiling")]
         lines.append(f"| {key} | {f'{rate:,.0f}' if rate else 'failed'} | {ratio(rate, bf16)} | {ratio(rate, float8)} | "
-                     f"{ratio(rate, own_bf16) if own else ''} |")
+                     f"{ratio(rate, own_bf16) if own else ''} | {f'{statistics.median(fractions):.0%}' if fractions else ''} |")
     lines += [""] + [f"{key}: {entry['error']}" for key, entry in results.items() if "error" in entry]
     return "\n".join(lines)
 
