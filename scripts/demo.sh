@@ -101,7 +101,7 @@ training: {max_steps: $2, micro_batch_size: 16, seed: 1}
 optimizer: {name: adamw, lr: 2e-3, betas: [0.9, 0.95], weight_decay: 0.1, grad_clip: 1.0}
 scheduler: {type: cosine, warmup_steps: $warmup, min_lr: 2e-4}
 mixed_precision: fp8
-fp8: {backend: te, recipe: delayed, amax_history_len: 16}
+fp8: {backend: te, recipe: delayed}
 device: cpu
 eval: {interval: $eval_interval, batches: 8}
 logging: {interval: 10}

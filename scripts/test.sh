@@ -16,7 +16,7 @@
 #                            all: every file, whatever it takes
 #   FP8TRAIN_SKIP            stages to leave out, by name, separated by spaces
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 1
 root=$PWD
 
 quick=0
