@@ -173,14 +173,15 @@ fuzz_build_stage() {
   bash scripts/build.sh "${jobs[@]}" --preset fuzz $(printf -- '--target %s ' "${targets[@]}")
 }
 
-# Every target for FP8TRAIN_FUZZ_SECONDS, as many at a time as there are cores. Seeds, where there are any: tests/fuzz/corpus/TARGET.
+# Every target fuzz_NAME for FP8TRAIN_FUZZ_SECONDS, as many at a time as there are cores. Seeds, where there are any: tests/fuzz/corpus/NAME.
 # What a target found stays in build/fuzz/findings.
 fuzz_one() {
   local program=$1 name
   name=$(basename "$program")
   mkdir -p "build/fuzz/corpus/$name" build/fuzz/findings
   local folders=("build/fuzz/corpus/$name")
-  [ ! -d "tests/fuzz/corpus/$name" ] || folders+=("tests/fuzz/corpus/$name")
+  local seeds=tests/fuzz/corpus/${name#fuzz_}
+  [ ! -d "$seeds" ] || folders+=("$seeds")
   if "$program" -max_total_time="${FP8TRAIN_FUZZ_SECONDS:-60}" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
     -artifact_prefix="build/fuzz/findings/$name-" "${folders[@]}" >"$logs/fuzz-$name.log" 2>&1; then
     echo "passed $name"
