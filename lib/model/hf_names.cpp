@@ -41,7 +41,9 @@ std::vector<HfPiece> llama_pieces(const ModelConfig& config, const ParsedName& n
     return {{"model.norm.weight", 0, width}};
   }
   const std::string layer = "model.layers." + name.block + ".";
-  const auto [module, leaf] = split_leaf(name.rest);
+  const auto parts = split_leaf(name.rest);
+  const std::string& module = parts.first;  // no structured binding: clang 14 cannot capture one
+  const std::string& leaf = parts.second;
   const auto piece = [&](const char* hf, int64_t begin, int64_t rows) -> HfPiece {
     return {layer + hf + "." + leaf, begin, rows};
   };
@@ -71,7 +73,9 @@ std::vector<HfPiece> llama_pieces(const ModelConfig& config, const ParsedName& n
 
 std::vector<HfPiece> gpt2_pieces(const ModelConfig& config, const ParsedName& name) {
   const int64_t width = config.hidden_size;
-  const auto [module, leaf] = split_leaf(name.rest);
+  const auto parts = split_leaf(name.rest);
+  const std::string& module = parts.first;  // no structured binding: clang 14 cannot capture one
+  const std::string& leaf = parts.second;
   if (name.block.empty()) {
     if (module == "embedding") {
       return {{"transformer.wte.weight", 0, config.vocab_size}};

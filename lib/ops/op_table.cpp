@@ -8,8 +8,13 @@
 namespace fp8train::ops {
 namespace {
 
-OpTable make_cpu_table([[maybe_unused]] CpuIsa isa) {
+/// Empty when this build or this machine has not the level: even filling its table takes
+/// instructions that a lower machine may lack.
+OpTable make_cpu_table(CpuIsa isa) {
   OpTable table{};
+  if (isa > cpu_isa()) {
+    return table;
+  }
   cpu::fill_gemm(table);
   cpu::fill_kv_cache(table);
   // One block per level that this build has (FP8TRAIN_CPU_ISAS).
@@ -58,7 +63,7 @@ const OpTable* cpu::table_of(CpuIsa isa) {
   static const OpTable tables[] = {make_cpu_table(CpuIsa::baseline), make_cpu_table(CpuIsa::v3),
                                    make_cpu_table(CpuIsa::v4)};
   const OpTable& table = tables[static_cast<size_t>(isa)];
-  return isa <= cpu_isa() && table.cast != nullptr ? &table : nullptr;
+  return table.cast != nullptr ? &table : nullptr;
 }
 
 const OpTable& op_table(const Stream& stream) {

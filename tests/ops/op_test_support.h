@@ -49,7 +49,7 @@ struct FloatType {
   double rounding;
 };
 inline constexpr FloatType kFloatTypes[] = {
-    {DType::f32, 0x1p-24}, {DType::bf16, 0x1p-9}, {DType::f16, 0x1p-11}};
+    {DType::f32, 0x1p-24}, {DType::bf16, 0x1p-8}, {DType::f16, 0x1p-11}};
 
 /// The stream of the process's cpu device.
 Stream cpu_stream();
