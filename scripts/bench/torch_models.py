@@ -1,0 +1,170 @@
+"""Plain PyTorch models of the shapes that fp8train's presets have, for comparisons of speed and quality.
+
+GPT: pre-norm, learned positions, tanh GELU, tied head, initialized as nanoGPT and GPT-2 (normal 0.02, residual projections 0.02 / sqrt(2 L)).
+Llama: RMSNorm, rotary positions over split halves, grouped-query attention, SwiGLU. Both use scaled_dot_product_attention.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+@dataclass(frozen=True)
+class Shape:
+    family: str  # gpt2 | llama
+    layers: int
+    heads: int
+    kv_heads: int
+    width: int
+    mlp: int
+    vocab: int
+    context: int
+    bias: bool = False
+
+
+# Name of fp8train's preset -> shape, and the micro-batch (sequences, tokens each) of the comparison.
+MODELS = {
+    "nanogpt-laptop": (Shape("gpt2", 4, 4, 4, 128, 512, 65, 64), (12, 64)),
+    "gpt2-124m": (Shape("gpt2", 12, 12, 12, 768, 3072, 50257, 1024, bias=True), (4, 256)),
+    "llama-42m": (Shape("llama", 8, 8, 4, 512, 1536, 32000, 1024), (4, 256)),
+}
+
+
+def rotate(x, cos, sin):
+    """x: (B, H, T, D); cos, sin: (T, D / 2)."""
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+class Attention(nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        self.heads, self.kv_heads = shape.heads, shape.kv_heads
+        self.head_dim = shape.width // shape.heads
+        self.qkv = nn.Linear(shape.width, (shape.heads + 2 * shape.kv_heads) * self.head_dim, bias=shape.bias)
+        self.output = nn.Linear(shape.width, shape.width, bias=shape.bias)
+
+    def forward(self, x, rope):
+        batch, length, width = x.shape
+        sizes = [self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.head_dim]
+        q, k, v = (t.view(batch, length, -1, self.head_dim).transpose(1, 2) for t in self.qkv(x).split(sizes, dim=-1))
+        if rope is not None:
+            cos, sin = (table[:length].to(q.dtype) for table in rope)
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.kv_heads != self.heads)
+        return self.output(y.transpose(1, 2).reshape(batch, length, width))
+
+
+class GeluMlp(nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        self.up = nn.Linear(shape.width, shape.mlp, bias=shape.bias)
+        self.down = nn.Linear(shape.mlp, shape.width, bias=shape.bias)
+
+    def forward(self, x):
+        return self.down(F.gelu(self.up(x), approximate="tanh"))
+
+
+class SwigluMlp(nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        self.gate = nn.Linear(shape.width, shape.mlp, bias=False)
+        self.up = nn.Linear(shape.width, shape.mlp, bias=False)
+        self.down = nn.Linear(shape.mlp, shape.width, bias=False)
+
+    def forward(self, x):
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class Block(nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        gpt = shape.family == "gpt2"
+        norm = (lambda: nn.LayerNorm(shape.width, bias=shape.bias)) if gpt else (lambda: nn.RMSNorm(shape.width, eps=1e-5))
+        self.norm1, self.norm2 = norm(), norm()
+        self.attention = Attention(shape)
+        self.mlp = GeluMlp(shape) if gpt else SwigluMlp(shape)
+
+    def forward(self, x, rope):
+        x = x + self.attention(self.norm1(x), rope)
+        return x + self.mlp(self.norm2(x))
+
+
+class Transformer(nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        self.embedding = nn.Embedding(shape.vocab, shape.width)
+        self.positions = nn.Embedding(shape.context, shape.width) if shape.family == "gpt2" else None
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.norm = nn.LayerNorm(shape.width, bias=shape.bias) if shape.family == "gpt2" else nn.RMSNorm(shape.width, eps=1e-5)
+        self.lm_head = nn.Linear(shape.width, shape.vocab, bias=False)
+        self.apply(self.initialize)
+        for name, parameter in self.named_parameters():
+            if name.endswith(("attention.output.weight", "mlp.down.weight")):
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * shape.layers))
+        self.lm_head.weight = self.embedding.weight  # tied
+        if shape.family == "llama":
+            half = shape.width // shape.heads // 2
+            angles = torch.outer(torch.arange(shape.context), 10000.0 ** (-torch.arange(half) / half))
+            self.register_buffer("cos", angles.cos(), persistent=False)
+            self.register_buffer("sin", angles.sin(), persistent=False)
+
+    @staticmethod
+    def initialize(module):
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            nn.init.normal_(module.weight, std=0.02)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+    def forward(self, tokens, targets, reduction="mean"):
+        x = self.embedding(tokens)
+        rope = None
+        if self.positions is not None:
+            x = x + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        else:
+            rope = (self.cos, self.sin)
+        for block in self.blocks:
+            x = block(x, rope)
+        logits = self.lm_head(self.norm(x))
+        return F.cross_entropy(logits.float().view(-1, logits.shape[-1]), targets.view(-1), reduction=reduction)
+
+
+def adamw(model, lr, betas, weight_decay):
+    """Decay on matrices only, fused update."""
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=lr, betas=betas, fused=True)
+
+
+def convert_to_float8(model):
+    """torchao's tensorwise float8 training, emulated (the CPU has no float8 matmul), the head excluded."""
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    def convertible(module, name):
+        return "lm_head" not in name and module.in_features % 16 == 0 and module.out_features % 16 == 0
+
+    return convert_to_float8_training(model, config=Float8LinearConfig(emulate=True), module_filter_fn=convertible)
+
+
+VARIANTS = {  # name -> (autocast to bf16, torch.compile, float8)
+    "fp32": (False, False, False),
+    "bf16": (True, False, False),
+    "bf16-compile": (True, True, False),
+    "torchao-fp8": (True, False, True),
+    "torchao-fp8-compile": (True, True, True),
+}
+
+
+def build(shape, variant, seed=1):
+    """The model (compiled where the variant says so) and a context manager factory for its forward."""
+    autocast, compiled, float8 = VARIANTS[variant]
+    torch.manual_seed(seed)
+    model = Transformer(shape)
+    if float8:
+        model = convert_to_float8(model)
+    runner = torch.compile(model) if compiled else model
+    return model, runner, lambda: torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast)

@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Configures and builds fp8train: build/bin/fp8train.
+#
+#   scripts/build.sh [--preset NAME] [--target TARGET]... [--all] [--jobs N]
+#
+#   --preset NAME   release (default), debug, asan, tsan or fuzz; others than release build under build/NAME
+#   --target T      build T instead of the program; may be given several times
+#   --all           build everything, tests included
+#   --jobs N        default: the number of cores, fewer where memory is short
+#
+# ccache is used where it is installed. Missing packages: scripts/setup.sh.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+usage() { sed -n '2,11s/^# \{0,1\}//p' scripts/build.sh; }
+die() { echo "build.sh: $1" >&2; exit "${2:-1}"; }
+
+default_jobs() {
+  local cores memory
+  cores=$(nproc)
+  memory=$(awk '/^MemAvailable:/ {print int($2 / 1500000)}' /proc/meminfo 2>/dev/null || true)  # 1.5 GB a job
+  [ -n "$memory" ] || memory=$cores
+  [ "$memory" -ge 1 ] || memory=1
+  if [ "$memory" -lt "$cores" ]; then echo "$memory"; else echo "$cores"; fi
+}
+
+preset=release
+targets=()
+all=0
+jobs=$(default_jobs)
+while [ $# -gt 0 ]; do
+  case $1 in
+    --preset | --target | --jobs)
+      [ $# -ge 2 ] || die "$1 needs a value" 2
+      case $1 in
+        --preset) preset=$2 ;;
+        --target) targets+=("$2") ;;
+        --jobs) jobs=$2 ;;
+      esac
+      shift 2 ;;
+    --all) all=1; shift ;;
+    -h | --help) usage; exit 0 ;;
+    *) usage >&2; die "unknown option '$1'" 2 ;;
+  esac
+done
+case $preset in release) directory=build ;; *) directory=build/$preset ;; esac
+command -v cmake >/dev/null && command -v ninja >/dev/null || die "cmake and ninja are needed: run scripts/setup.sh"
+
+mkdir -p "$directory"
+configure_log=$directory/configure.log
+if ! cmake --preset "$preset" >"$configure_log" 2>&1; then
+  tail -n 40 "$configure_log" >&2
+  die "configuring failed (all of it: $configure_log). Missing packages: scripts/setup.sh"
+fi
+if [ $all = 0 ] && [ ${#targets[@]} = 0 ]; then targets=(fp8train); fi
+arguments=(--build "$directory" -j "$jobs")
+[ $all = 1 ] || arguments+=(--target "${targets[@]}")
+start=$SECONDS
+cmake "${arguments[@]}"
+echo "build: preset $preset, $((SECONDS - start)) s"
+[ ! -x "$directory/bin/fp8train" ] || echo "build: $directory/bin/fp8train"

@@ -1,0 +1,218 @@
+#!/usr/bin/env python3
+"""Walks the includes of lib/ and apps/ and holds them against the house rules (docs/architecture.md).
+
+    scripts/checks/layers.py [ROOT]      prints file:line: what is wrong; exit code 1 when there is anything
+    scripts/checks/layers.py --self-test
+
+CMake already makes undeclared includes fail to compile as far as include directories go; this check also catches what
+include directories cannot: use of a room that is reached only through another one, vendor headers outside their place, printing
+and exiting in libraries, a method's name outside the table of rows.
+"""
+
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+SOURCE_SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
+WARN_LINES = 400
+
+# What may include which vendor header: (pattern over the header, predicate over the path, words for the message).
+VENDORS = [
+    (re.compile(r"yaml-cpp/"), lambda p: p.startswith(("lib/config/", "apps/")), "yaml-cpp belongs to lib/config and apps"),
+    (re.compile(r"CLI/"), lambda p: p.startswith(("lib/config/", "apps/")), "CLI11 belongs to lib/config and apps"),
+    (re.compile(r"spdlog/"), lambda p: p.startswith("lib/base/"), "spdlog belongs to lib/base"),
+    (re.compile(r"(oneapi/)?dnnl"), lambda p: p == "lib/ops/cpu/gemm.cpp", "oneDNN belongs to lib/ops/cpu/gemm.cpp"),
+    (re.compile(r"(cuda|cublas|cudnn|curand|cub/|cooperative_groups|nvtx|mma\.h)"), lambda p: "/cuda/" in p,
+     "CUDA headers belong under a cuda/ folder"),
+    (re.compile(r"nlohmann/"), lambda p: p.startswith(("lib/io/", "lib/config/", "lib/data/", "lib/train/", "apps/")),
+     "nlohmann json belongs to io, data, config, train and apps"),
+    (re.compile(r"xxhash\.h"), lambda p: p.startswith(("lib/io/", "lib/data/")), "xxHash belongs to io and data"),
+]
+ONE_FILE_VENDORS = {"mpi.h": "lib/comm/", "nccl.h": "lib/comm/"}  # in one .cpp each
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+PRINTS_OR_EXITS = re.compile(r"std::(cout|cerr|clog)\b|(?<![\w.:>])(?:std::)?(?:printf|puts|abort|exit|_exit|quick_exit)\s*\(")
+DEVICE_IFDEF = re.compile(r"^\s*#\s*(if|ifdef|ifndef|elif)\b.*\b(FP8TRAIN_(CUDA|NCCL|MPI)\w*|__CUDACC__|__CUDA_ARCH__)")
+STRING = re.compile(r'"([^"\\]*)"')
+# The one header that hides the difference between host and device compilers, and the handler of the second stop signal.
+IFDEF_ALLOWED = {"lib/base/host_device.h"}
+EXIT_ALLOWED = {"lib/base/signals.cpp"}
+
+
+def strip_comments(text):
+    """Comments become spaces; strings and line numbers stay."""
+    pattern = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
+
+    def replace(match):
+        found = match.group(0)
+        return found if found[0] in "\"'" else re.sub(r"[^\n]", " ", found)
+
+    return pattern.sub(replace, text)
+
+
+def read_rooms(root):
+    """Rooms in order, and what each declares: {room: set of rooms}."""
+    text = (root / "cmake/rooms.cmake").read_text()
+    match = re.search(r"set\(FP8TRAIN_ROOMS ([^)]*)\)", text)
+    if not match:
+        sys.exit("layers.py: cmake/rooms.cmake holds no set(FP8TRAIN_ROOMS ...)")
+    order = match.group(1).split()
+    declared = {}
+    for room in order:
+        listing = root / "lib" / room / "CMakeLists.txt"
+        cmake = re.sub(r"#[^\n]*", "", listing.read_text()) if listing.exists() else ""
+        call = re.search(r"fp8train_room\(\s*%s\b([^)]*)" % re.escape(room), cmake)
+        depends = re.search(r"\bDEPENDS\s+([a-z0-9_\s]+?)(?=\s*(?:[A-Z_]{2,}\b|$))", call.group(1)) if call else None
+        declared[room] = set(depends.group(1).split()) if depends else set()
+    return order, declared
+
+
+def row_names(root):
+    """Names of the rows that are methods (those with a hyphen), from the table in plans.cpp."""
+    plans = root / "lib/precision/plans.cpp"
+    return set(re.findall(r'\{"([a-z0-9]+(?:-[a-z0-9]+)+)",', plans.read_text())) if plans.exists() else set()
+
+
+class Check:
+    def __init__(self, root):
+        self.root = root
+        self.order, self.declared = read_rooms(root)
+        self.rows = row_names(root)
+        self.problems = []
+        self.warnings = []
+        self.one_file_users = {header: [] for header in ONE_FILE_VENDORS}
+
+    def complain(self, path, line, text):
+        self.problems.append(f"{path}:{line}: {text}")
+
+    def run(self):
+        for room in self.order:
+            for dependency in sorted(self.declared[room]):
+                if dependency not in self.order or self.order.index(dependency) >= self.order.index(room):
+                    self.complain(f"lib/{room}/CMakeLists.txt", 1, f"'{dependency}' does not stand before '{room}'")
+        for top in ("lib", "apps"):
+            for file in sorted((self.root / top).rglob("*")):
+                if file.suffix in SOURCE_SUFFIXES and file.is_file():
+                    self.check_file(file)
+        for header, users in self.one_file_users.items():
+            if len(users) > 1:
+                self.complain(users[1][0], users[1][1], f"<{header}> is included by {users[0][0]} already; one .cpp only")
+        return self
+
+    def check_file(self, file):
+        path = file.relative_to(self.root).as_posix()
+        parts = path.split("/")
+        room = parts[1] if parts[0] == "lib" else None
+        text = file.read_text(errors="replace")
+        lines = strip_comments(text).split("\n")
+        if room is not None and room not in self.declared:
+            self.complain(path, 1, f"lib/{room} is no room of cmake/rooms.cmake")
+            return
+        if file.suffix in {".h", ".cuh"} and "#pragma once" not in text:
+            self.complain(path, 1, "a header needs #pragma once")
+        if text.count("\n") > WARN_LINES:
+            self.warnings.append(f"{path}: {text.count(chr(10))} lines (over {WARN_LINES})")
+        for number, line in enumerate(lines, 1):
+            include = INCLUDE.match(line)
+            if include:
+                self.check_include(file, path, room, number, include.group(1), include.group(2))
+                continue
+            if file.suffix in {".h", ".cuh"} and path not in IFDEF_ALLOWED and "/cuda/" not in path and DEVICE_IFDEF.match(line):
+                self.complain(path, number, "no #if on a device or library in a header; leave files out in CMake")
+            if room is None:
+                continue
+            if path not in EXIT_ALLOWED and PRINTS_OR_EXITS.search(line):
+                self.complain(path, number, "a library never prints and never exits: throw an error of base/error.h")
+            if room != "config" and path != "lib/precision/plans.cpp":
+                for literal in STRING.findall(line):
+                    if literal in self.rows:
+                        self.complain(path, number, f'only lib/precision/plans.cpp knows the row "{literal}"')
+
+    def check_include(self, file, path, room, number, kind, header):
+        for pattern, allowed, words in VENDORS:
+            if kind == "<" and pattern.match(header) and not allowed(path):
+                self.complain(path, number, f"<{header}>: {words}")
+        if header in ONE_FILE_VENDORS:
+            self.one_file_users[header].append((path, number))
+            if file.suffix != ".cpp" or not path.startswith(ONE_FILE_VENDORS[header]):
+                self.complain(path, number, f"<{header}> belongs to one .cpp under {ONE_FILE_VENDORS[header]}")
+        if kind == "<":
+            return
+        target = header.split("/")[0]
+        if "/" in header and target in self.declared:
+            if not (self.root / "lib" / header).is_file():
+                self.complain(path, number, f'"{header}" does not exist')
+            elif room is not None and target != room:
+                self.check_room_use(path, number, room, target)
+        elif room is not None:
+            self.complain(path, number, f'"{header}": write the path from the room\'s name, "{room}/..."')
+
+    def check_room_use(self, path, number, room, target):
+        if self.order.index(target) > self.order.index(room):
+            self.complain(path, number, f"'{room}' may not use '{target}', which stands after it")
+        elif target == "config" and room != "train":
+            self.complain(path, number, "nothing below train includes config: take a typed struct")
+        elif target not in self.declared[room]:
+            self.complain(path, number, f"'{room}' uses '{target}' without naming it in DEPENDS of lib/{room}/CMakeLists.txt")
+
+
+def self_test():
+    """A small house with one violation of each kind: every one must be found, and nothing else."""
+    files = {
+        "cmake/rooms.cmake": "set(FP8TRAIN_ROOMS base device precision nn comm config train)\n",
+        "lib/base/CMakeLists.txt": "fp8train_room(base SOURCES a.cpp PRIVATE_LIBRARIES fmt::fmt)\n",
+        "lib/device/CMakeLists.txt": "fp8train_room(device\n  SOURCES d.cpp\n  DEPENDS base\n  PRIVATE_LIBRARIES fmt::fmt)\n",
+        "lib/precision/CMakeLists.txt": "fp8train_room(precision DEPENDS device)\n",
+        "lib/precision/plans.cpp": '#include "base/a.h"\nRow r = {{"te-fast", te}};\n',
+        "lib/nn/CMakeLists.txt": "fp8train_room(nn DEPENDS base)\n",
+        "lib/comm/CMakeLists.txt": "fp8train_room(comm DEPENDS base)\n",
+        "lib/config/CMakeLists.txt": "fp8train_room(config DEPENDS base)\n",
+        "lib/train/CMakeLists.txt": "fp8train_room(train DEPENDS base config)\n",
+        "lib/base/a.h": "#pragma once\n// printf(\"in a comment\")\nint snprintf_like();\n",
+        "lib/base/a.cpp": '#include "base/a.h"\n#include <spdlog/spdlog.h>\n',
+        "lib/device/d.h": "int no_pragma();\n",
+        "lib/device/d.cpp": '#include "base/a.h"\n#include <spdlog/spdlog.h>\n#include "d.h"\n#include "base/gone.h"\n',
+        "lib/nn/x.h": "#pragma once\n#ifdef FP8TRAIN_CUDA\n#endif\n",
+        "lib/nn/x.cpp": '#include "comm/c.h"\n#include <cuda_runtime.h>\nvoid f() { std::exit(1); }\nauto p = "te-fast";\n',
+        "lib/nn/cuda/k.cpp": "#include <cuda_runtime.h>\n",
+        "lib/comm/c.h": "#pragma once\n",
+        "lib/comm/one.cpp": "#include <mpi.h>\n",
+        "lib/comm/two.cpp": "#include <mpi.h>\n",
+        "lib/config/s.h": "#pragma once\n",
+        "lib/train/t.cpp": '#include "config/s.h"\n#include <yaml-cpp/yaml.h>\n',
+        "apps/fp8train/main.cpp": '#include "train/t.h"\n#include <CLI/CLI.hpp>\n#include <oneapi/dnnl/dnnl.hpp>\nint main() { printf("x"); }\n',
+    }
+    expected = [
+        "apps/fp8train/main.cpp:1", "apps/fp8train/main.cpp:3", "lib/comm/two.cpp:1", "lib/device/d.cpp:2", "lib/device/d.cpp:3",
+        "lib/device/d.cpp:4", "lib/device/d.h:1", "lib/nn/x.cpp:1", "lib/nn/x.cpp:2", "lib/nn/x.cpp:3", "lib/nn/x.cpp:4",
+        "lib/nn/x.h:2", "lib/precision/plans.cpp:1", "lib/train/t.cpp:2",
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in files.items():
+            file = Path(folder) / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(content)
+        found = sorted(problem.split(": ")[0] for problem in Check(Path(folder)).run().problems)
+    if found != sorted(expected):
+        print("layers.py --self-test: missed", sorted(set(expected) - set(found)), "wrongly found", sorted(set(found) - set(expected)))
+        return 1
+    print(f"layers.py --self-test: {len(expected)} planted violations found")
+    return 0
+
+
+def main():
+    if sys.argv[1:] == ["--self-test"]:
+        return self_test()
+    root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parents[2]
+    check = Check(root).run()
+    for warning in check.warnings:
+        print("warning:", warning)
+    for problem in check.problems:
+        print(problem)
+    print(f"layers: {len(check.problems)} violations, {len(check.warnings)} long files")
+    return 1 if check.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+#!/usr/bin/env bash
+# Installs the Debian packages that fp8train needs, and only those that are missing.
+#
+#   scripts/setup.sh           what building and running needs
+#   scripts/setup.sh --dev     also what the checks of scripts/test.sh need
+#   scripts/setup.sh --list    print the packages, install nothing
+#
+# Installs as root or through `sudo -n`. Where neither works it prints the command for an administrator and exits 1.
+set -euo pipefail
+
+build_packages=(
+  g++ cmake ninja-build ccache
+  libyaml-cpp-dev libcli11-dev libspdlog-dev libfmt-dev nlohmann-json3-dev libxxhash-dev libdnnl-dev
+  catch2
+)
+# libclang-rt: the run-time of libFuzzer and clang's sanitizers. python3: the layer check.
+dev_packages=(clang clang-format clang-tidy libclang-rt-14-dev python3)
+
+usage() { sed -n '2,8s/^# \{0,1\}//p' "$0"; }
+
+packages=("${build_packages[@]}")
+list_only=0
+for argument in "$@"; do
+  case $argument in
+    --dev) packages+=("${dev_packages[@]}") ;;
+    --list) list_only=1 ;;
+    -h | --help) usage; exit 0 ;;
+    *) echo "setup.sh: unknown option '$argument'" >&2; usage >&2; exit 2 ;;
+  esac
+done
+if [ $list_only = 1 ]; then
+  printf '%s\n' "${packages[@]}"
+  exit 0
+fi
+
+is_installed() { [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
+
+find_missing() {
+  missing=()
+  local package
+  for package in "${packages[@]}"; do
+    is_installed "$package" || missing+=("$package")
+  done
+}
+
+give_up() {
+  echo "setup.sh: $1" >&2
+  echo "These packages are needed; install them with:" >&2
+  echo "    apt-get install --no-install-recommends ${missing[*]}" >&2
+  exit 1
+}
+
+if ! command -v dpkg-query >/dev/null; then
+  missing=("${packages[@]}")
+  give_up "this is no Debian system; the names below are those of Debian 12"
+fi
+find_missing
+if [ ${#missing[@]} = 0 ]; then
+  echo "setup: all ${#packages[@]} packages are installed"
+  exit 0
+fi
+
+export PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"  # dpkg needs ldconfig, which a bare `su` does not find
+as_root=()
+if [ "$(id -u)" != 0 ]; then
+  if ! command -v sudo >/dev/null || ! sudo -n true 2>/dev/null; then
+    give_up "not root, and sudo asks for a password"
+  fi
+  as_root=(sudo -n)
+fi
+
+echo "setup: installing ${missing[*]}"
+apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive "PATH=$PATH" apt-get -q -o DPkg::Lock::Timeout=120)
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+"${apt[@]}" update >"$log" 2>&1 || echo "setup: apt-get update failed; trying with the package lists as they are" >&2
+if ! "${apt[@]}" install -y --no-install-recommends "${missing[@]}" >>"$log" 2>&1; then
+  tail -n 20 "$log" >&2
+  give_up "apt-get install failed"
+fi
+find_missing
+[ ${#missing[@]} = 0 ] || give_up "apt-get succeeded, but packages are still missing"
+echo "setup: done"

@@ -1,0 +1,260 @@
+#!/usr/bin/env bash
+# Sets up, builds and checks everything. The last line is "N passed, N failed"; the exit code is 0 when nothing failed.
+#
+#   scripts/test.sh           all stages: set-up, format, layers, release build and tests, installation, sanitizers, fuzzing, clang-tidy
+#   scripts/test.sh --quick   release build and its tests only
+#   scripts/test.sh --no-setup ...   installs nothing
+#
+# What is counted: every test program that ctest runs (in each build), every fuzz target, and each other stage once.
+# Logs of all stages: build/test-logs.
+#
+# Environment:
+#   FP8TRAIN_JOBS            parallel compilers; default as in scripts/build.sh
+#   FP8TRAIN_FUZZ_SECONDS    time for each fuzz target, 60
+#   FP8TRAIN_TIDY_SECONDS    time for clang-tidy, 300. Files changed since the branch left main come first and always; then
+#                            the others, from a place that the commit decides, until the time is over. 0: only changed files;
+#                            all: every file, whatever it takes
+#   FP8TRAIN_SKIP            stages to leave out, by name, separated by spaces
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 1
+root=$PWD
+
+quick=0
+setup=1
+for argument in "$@"; do
+  case $argument in
+    --quick) quick=1 ;;
+    --no-setup) setup=0 ;;
+    -h | --help) sed -n '2,18s/^# \{0,1\}//p' scripts/test.sh; exit 0 ;;
+    *) echo "test.sh: unknown option '$argument'" >&2; exit 2 ;;
+  esac
+done
+
+logs=$root/build/test-logs
+mkdir -p "$logs"
+cores=$(nproc)
+jobs=(${FP8TRAIN_JOBS:+--jobs "$FP8TRAIN_JOBS"})
+passed=0
+failed=0
+failures=()
+
+# Test programs share the cores: threads that wait must not spin.
+export OMP_WAIT_POLICY=passive
+
+# stage NAME FUNCTION: runs it with its output in a log. A stage that counts its own tests leaves two numbers in $counts.
+stage() {
+  local name=$1 start=$SECONDS log=$logs/$1.log status ok=1 bad=0
+  case " ${FP8TRAIN_SKIP:-} " in *" $name "*) printf '%-14s left out\n' "$name"; return 1 ;; esac
+  printf '%-14s ' "$name"
+  counts=$logs/$name.counts
+  rm -f "$counts"
+  "$2" >"$log" 2>&1
+  status=$?
+  if [ -s "$counts" ]; then
+    read -r ok bad <"$counts"
+    if [ $status != 0 ] && [ "$bad" = 0 ]; then bad=1; fi
+  elif [ $status != 0 ]; then
+    ok=0 bad=1
+  fi
+  passed=$((passed + ok))
+  failed=$((failed + bad))
+  if [ "$bad" = 0 ]; then
+    printf 'ok      %4d s' $((SECONDS - start))
+    [ ! -s "$counts" ] || printf '   %d passed' "$ok"
+    local note
+    note=$(sed -n 's/^note: //p' "$log" | tail -n 1)
+    [ -z "$note" ] || printf '   %s' "$note"
+    printf '\n'
+    return 0
+  fi
+  failures+=("$name")
+  printf 'FAILED  %4d s   %s\n' $((SECONDS - start)) "$log"
+  tail -n "${FP8TRAIN_TAIL:-60}" "$log" | sed 's/^/    /'
+  return 1
+}
+
+note() { echo "note: $*"; }
+
+finish() {
+  echo
+  [ ${#failures[@]} = 0 ] || echo "failed stages: ${failures[*]}"
+  echo "time: $SECONDS s"
+  echo "$passed passed, $failed failed"
+  [ $failed = 0 ] && exit 0
+  exit 1
+}
+
+# ctest over a build directory; leaves the counts.
+run_ctest() {
+  local directory=$1 status output=$counts.output
+  shift
+  "${personality[@]}" ctest --test-dir "$directory" --output-on-failure --no-tests=error --timeout 900 "$@" 2>&1 | tee "$output"
+  status=${PIPESTATUS[0]}
+  sed -n 's/^[0-9]*% tests passed, \([0-9]*\) tests\{0,1\} failed out of \([0-9]*\)$/\1 \2/p' "$output" |
+    awk '{print $2 - $1, $1}' >"$counts"
+  rm -f "$output"
+  return "$status"
+}
+
+sources() { find lib apps tests -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) | sort; }
+
+# Targets of a build directory whose program is bin/PATTERN, and does not match the second pattern.
+programs() { ninja -C "$1" -t targets all | sed -n 's/^\(bin\/[^:]*\): .*/\1/p' | grep -E "^bin/$2\$"; }
+
+setup_stage() { bash scripts/setup.sh $([ $quick = 1 ] || echo --dev); }
+format_stage() { sources | xargs clang-format --dry-run -Werror; }
+layers_stage() {
+  python3 scripts/checks/layers.py --self-test && python3 scripts/checks/layers.py "$root" || return 1
+}
+scripts_stage() {
+  local script
+  for script in scripts/*.sh .ci/run; do bash -n "$script" || return 1; done
+  python3 - scripts <<'PY'
+import ast, pathlib, sys
+for path in pathlib.Path(sys.argv[1]).rglob("*.py"):
+    ast.parse(path.read_text(), str(path))
+PY
+}
+build_stage() { bash scripts/build.sh "${jobs[@]}" --all; }
+release_stage() {
+  personality=()
+  run_ctest build -j "$cores"
+}
+
+install_stage() {
+  local prefix
+  prefix=$(mktemp -d)
+  cmake --install build --prefix "$prefix" && "$prefix/bin/fp8train" --version && [ -s "$prefix/share/doc/fp8train/README.md" ]
+  local status=$?
+  rm -rf "$prefix"
+  return $status
+}
+
+# sanitizer_stage PRESET: builds the unit tests only, and runs them.
+build_unit_tests() {
+  local preset=$1 targets
+  cmake --preset "$preset" || return 1
+  mapfile -t targets < <(programs "build/$preset" '[A-Za-z0-9_]*_test')
+  [ ${#targets[@]} != 0 ] || { echo "no unit tests in build/$preset"; return 1; }
+  bash scripts/build.sh "${jobs[@]}" --preset "$preset" $(printf -- '--target %s ' "${targets[@]}")
+}
+
+# LeakSanitizer stops the world with ptrace, which some containers forbid.
+leaks_can_be_found() {
+  local probe=$logs/leak-probe
+  echo 'int main() {}' >"$probe.cpp"
+  g++ -fsanitize=address -o "$probe" "$probe.cpp" && ASAN_OPTIONS=detect_leaks=1 "$probe" >/dev/null 2>&1
+}
+
+asan_stage() {
+  build_unit_tests asan || return 1
+  local leaks=1
+  leaks_can_be_found || { leaks=0; note "leaks not checked: LeakSanitizer does not work here"; }
+  personality=()
+  ASAN_OPTIONS=detect_leaks=$leaks:detect_stack_use_after_return=1:strict_string_checks=1 \
+    LSAN_OPTIONS=suppressions=$root/scripts/sanitizers/lsan.supp:print_suppressions=0 \
+    UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 run_ctest build/asan -L unit -j "$cores"
+}
+
+# Built without OpenMP, because libgomp's barriers are invisible to ThreadSanitizer; the one thread of oneDNN's own OpenMP as well.
+# Kernels with much address space randomization need `setarch -R` for GCC 12's ThreadSanitizer.
+tsan_stage() {
+  build_unit_tests tsan || return 1
+  personality=()
+  if setarch "$(uname -m)" -R true 2>/dev/null; then personality=(setarch "$(uname -m)" -R); fi
+  OMP_NUM_THREADS=1 TSAN_OPTIONS=ignore_noninstrumented_modules=1:second_deadlock_stack=1 run_ctest build/tsan -L unit -j "$cores"
+}
+
+fuzz_build_stage() {
+  local targets
+  cmake --preset fuzz || return 1
+  mapfile -t targets < <(programs build/fuzz '[A-Za-z0-9_]*fuzz[A-Za-z0-9_]*')
+  [ ${#targets[@]} != 0 ] || { echo "no fuzz targets in build/fuzz"; return 1; }
+  bash scripts/build.sh "${jobs[@]}" --preset fuzz $(printf -- '--target %s ' "${targets[@]}")
+}
+
+# Every target fuzz_NAME for FP8TRAIN_FUZZ_SECONDS, as many at a time as there are cores. Seeds, where there are any: tests/fuzz/corpus/NAME.
+# What a target found stays in build/fuzz/findings.
+fuzz_one() {
+  local program=$1 name
+  name=$(basename "$program")
+  mkdir -p "build/fuzz/corpus/$name" build/fuzz/findings
+  local folders=("build/fuzz/corpus/$name")
+  local seeds=tests/fuzz/corpus/${name#fuzz_}
+  [ ! -d "$seeds" ] || folders+=("$seeds")
+  if "$program" -max_total_time="${FP8TRAIN_FUZZ_SECONDS:-60}" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
+    -artifact_prefix="build/fuzz/findings/$name-" "${folders[@]}" >"$logs/fuzz-$name.log" 2>&1; then
+    echo "passed $name"
+  else
+    echo "FAILED $name"
+    tail -n 40 "$logs/fuzz-$name.log"
+  fi
+}
+
+fuzz_stage() {
+  local output=$counts.output
+  export -f fuzz_one
+  export logs
+  find build/fuzz/bin -maxdepth 1 -type f -executable -name '*fuzz*' | sort |
+    xargs -P "$cores" -I{} bash -c 'fuzz_one {}' | tee "$output"
+  echo "$(grep -c '^passed ' "$output") $(grep -c '^FAILED ' "$output")" >"$counts"
+  rm -f "$output"
+  read -r ok bad <"$counts"
+  [ "$bad" = 0 ] && [ "$ok" -gt 0 ]
+}
+
+# Files that clang compiles in the fuzz build (its compile commands know no GCC-only flag), those changed on this branch first.
+tidy_files() {
+  local base known changed count offset
+  known=$(sed -n 's/^ *"file": "\(.*\)".*/\1/p' build/fuzz/compile_commands.json | sed "s|^$root/||" | grep -E '^(lib|apps)/' | sort -u)
+  base=$(git merge-base HEAD origin/main 2>/dev/null || true)
+  if [ -z "$base" ] || [ "$base" = "$(git rev-parse HEAD 2>/dev/null)" ]; then base=$(git rev-parse -q --verify HEAD~1 2>/dev/null || true); fi
+  changed=
+  if [ -n "$base" ]; then changed=$({ git diff --name-only "$base"; git ls-files -o --exclude-standard; } | sort -u | grep -Fxf - <(echo "$known") || true); fi
+  [ -z "$changed" ] || sed 's/^/changed /' <<<"$changed"
+  count=$(wc -l <<<"$known")
+  offset=$((16#$(git rev-parse HEAD 2>/dev/null | cut -c1-6 || echo 0) % count))
+  { tail -n +$((offset + 1)) <<<"$known"; head -n "$offset" <<<"$known"; } | grep -Fxvf <(echo "$changed") | sed 's/^/other /'
+}
+
+tidy_one() {
+  local kind=$1 file=$2 output
+  if [ "$kind" = other ] && [ "$(date +%s)" -ge "$tidy_deadline" ]; then echo "left $file"; return; fi
+  if output=$(clang-tidy -p build/fuzz --quiet "$file" 2>&1); then
+    echo "passed $file"
+  else
+    echo "FAILED $file"
+    grep -vE '^[0-9]+ warnings? generated|^Suppressed|^Use -header-filter' <<<"$output"
+  fi
+}
+
+tidy_stage() {
+  local output=$logs/tidy.results seconds=${FP8TRAIN_TIDY_SECONDS:-300}
+  [ "$seconds" != all ] || seconds=1000000
+  [ -s build/fuzz/compile_commands.json ] || cmake --preset fuzz || return 1
+  export tidy_deadline=$(($(date +%s) + seconds))
+  export -f tidy_one
+  tidy_files | xargs -P "$cores" -L 1 bash -c 'tidy_one "$@"' tidy | tee "$output"
+  local checked
+  checked=$(grep -cE '^(passed|FAILED) ' "$output")
+  note "$checked of $((checked + $(grep -c '^left ' "$output"))) files"
+  [ "$checked" != 0 ] && ! grep -q '^FAILED ' "$output"
+}
+
+if [ $setup = 1 ]; then stage setup setup_stage || finish; fi
+if [ $quick = 0 ]; then
+  stage format format_stage
+  stage scripts scripts_stage
+  stage layers layers_stage
+fi
+if stage build build_stage; then
+  stage tests release_stage
+  [ $quick = 1 ] || stage install install_stage
+fi
+if [ $quick = 0 ]; then
+  stage asan asan_stage
+  stage tsan tsan_stage
+  if stage fuzz-build fuzz_build_stage; then stage fuzz fuzz_stage; fi
+  stage tidy tidy_stage
+fi
+finish
