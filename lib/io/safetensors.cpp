@@ -53,14 +53,6 @@ std::vector<float> read_decoded(const SafetensorsFile& file, const SafetensorsEn
 
 }  // namespace
 
-int64_t SafetensorsEntry::count() const {
-  int64_t product = 1;
-  for (const int64_t extent : shape) {
-    product *= extent;
-  }
-  return product;
-}
-
 SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)
     : file_(open_for_checkpoint(path)) {
   const std::string where = path.string();

@@ -244,6 +244,14 @@ void check_coverage(SafetensorsHeader& header, uint64_t data_bytes, const std::s
 
 }  // namespace
 
+int64_t SafetensorsEntry::count() const {
+  int64_t product = 1;
+  for (const int64_t extent : shape) {
+    product *= extent;
+  }
+  return product;
+}
+
 std::string_view safetensors_name(DType dtype) {
   for (const DTypeRow& row : kDTypes) {
     if (row.dtype == dtype) {
