@@ -2,7 +2,9 @@
 // Matrix product of row-major operands with fp32 accumulation:  c = scale_a * scale_b * op(a) *
 // op(b) + beta * c  (+ bias). Types: both operands fp32, both bf16, both fp16, or any mix of e4m3,
 // e5m2 and bf16. FP8 codes are exact in bf16, so on the cpu they are decoded to bf16 (or fp32 where
-// the processor has no bf16 units) and the only rounding is that of the fp32 accumulation.
+// the processor has no bf16 units) and the only rounding is that of the fp32 accumulation. On the
+// cpu the bits depend on shapes and processor, not on the number of threads. There, each thread
+// that calls gemm keeps a workspace for converted operands, which grows in the first step only.
 
 #include "device/stream.h"
 #include "tensor/view.h"
@@ -31,5 +33,8 @@ void gemm(Stream stream, const Gemm& call);
 /// What a cpu GEMM of this operand type really runs on this machine: "bf16 (amx)", "bf16
 /// (avx512_bf16)", "fp32 (avx512)", ...
 const char* cpu_gemm_engine(DType operand);
+
+/// Bytes that cpu GEMMs hold in workspaces, over all threads; no device's ledger counts them.
+size_t cpu_gemm_workspace_bytes();
 
 }  // namespace fp8train::ops

@@ -13,6 +13,7 @@
 
 #include "ops/attention.h"
 #include "ops/cpu/kernel_support.h"
+#include "ops/cpu/transpose.h"
 
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 
@@ -33,7 +34,6 @@ constexpr int64_t kBlockVectors = 2;
 #endif
 typedef float Vector __attribute__((vector_size(kWidth * 4)));
 typedef uint32_t BitVector __attribute__((vector_size(kWidth * 4)));
-typedef float Quad __attribute__((vector_size(16)));
 
 FP8TRAIN_HD Vector load_vector(const float* from) {
   Vector vector;
@@ -182,31 +182,6 @@ FP8TRAIN_HD void store_tile(const float* tile, int64_t padded_dim, int64_t rows,
     T* __restrict out = to + row * row_stride;
     for (int64_t d = 0; d < head_dim; ++d) {
       store_from_float(out + d, values[d]);
-    }
-  }
-}
-
-/// to[column][row] = from[row][column]; rows and columns are multiples of 4.
-static __attribute__((noinline)) void transpose(const float* from, int64_t from_stride,
-                                                int64_t rows, int64_t columns, float* to,
-                                                int64_t to_stride) {
-  for (int64_t row = 0; row < rows; row += 4) {
-    for (int64_t column = 0; column < columns; column += 4) {
-      Quad in[4];
-      for (int i = 0; i < 4; ++i) {
-        __builtin_memcpy(&in[i], from + (row + i) * from_stride + column, sizeof(Quad));
-      }
-      const Quad low01 = __builtin_shufflevector(in[0], in[1], 0, 4, 1, 5);
-      const Quad high01 = __builtin_shufflevector(in[0], in[1], 2, 6, 3, 7);
-      const Quad low23 = __builtin_shufflevector(in[2], in[3], 0, 4, 1, 5);
-      const Quad high23 = __builtin_shufflevector(in[2], in[3], 2, 6, 3, 7);
-      const Quad out[4] = {__builtin_shufflevector(low01, low23, 0, 1, 4, 5),
-                           __builtin_shufflevector(low01, low23, 2, 3, 6, 7),
-                           __builtin_shufflevector(high01, high23, 0, 1, 4, 5),
-                           __builtin_shufflevector(high01, high23, 2, 3, 6, 7)};
-      for (int i = 0; i < 4; ++i) {
-        __builtin_memcpy(to + (column + i) * to_stride + row, &out[i], sizeof(Quad));
-      }
     }
   }
 }

@@ -1,0 +1,398 @@
+// The product itself is oneDNN's. Two ways lead through it, so that the bits depend on shapes and
+// machine, never on the number of threads:
+//
+// - one primitive for the whole product where oneDNN has its blocked kernel ("brg"), with scale,
+//   sum and bias as post-ops. op(a) is row-major then: for a transposed operand oneDNN splits the
+//   sum over K by the number of threads;
+// - tiles of fixed size elsewhere (no AVX-512), each by one thread.
+
+#include <oneapi/dnnl/dnnl.hpp>
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <unordered_map>
+#include <vector>
+
+#include "base/error.h"
+#include "ops/cpu/cpu_table.h"
+#include "ops/cpu/gemm_operands.h"
+
+namespace fp8train::ops::cpu {
+namespace {
+
+using dnnl::memory;
+
+constexpr int64_t kTileRows = 128;
+constexpr int64_t kTileColumns = 256;
+constexpr size_t kCachedProducts = 1024;  // shapes; generation meets a new one per prompt length
+
+dnnl::engine& engine() {
+  static dnnl::engine instance(dnnl::engine::kind::cpu, 0);
+  return instance;
+}
+
+dnnl_stream_t stream_of_thread() {
+  thread_local const dnnl::stream instance(engine());
+  return instance.get();
+}
+
+int max_threads() {
+#if defined(_OPENMP)
+  return omp_get_max_threads();
+#else
+  return 1;
+#endif
+}
+
+int thread_number() {
+#if defined(_OPENMP)
+  return omp_get_thread_num();
+#else
+  return 0;
+#endif
+}
+
+bool isa_has(dnnl::cpu_isa isa) {
+  const unsigned wanted = static_cast<unsigned>(isa);
+  return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & wanted) == wanted;
+}
+
+bool has_bf16_units() {
+  static const bool has = isa_has(dnnl::cpu_isa::avx512_core_bf16);
+  return has;
+}
+
+struct ProductKey {
+  int64_t m, n, k;
+  bool bf16_operands, b_transposed, bf16_result, add, scaled, biased;
+  int threads;
+
+  bool operator==(const ProductKey&) const = default;
+};
+
+struct ProductKeyHash {
+  size_t operator()(const ProductKey& key) const {
+    size_t hash = static_cast<size_t>(key.threads);
+    const int flags = key.bf16_operands | key.b_transposed << 1 | key.bf16_result << 2 |
+                      key.add << 3 | key.scaled << 4 | key.biased << 5;
+    for (const int64_t part : {key.m, key.n, key.k, static_cast<int64_t>(flags)}) {
+      hash = (hash ^ static_cast<size_t>(part)) * 0x9E3779B97F4A7C15ULL;
+      hash ^= hash >> 32;
+    }
+    return hash;
+  }
+};
+
+/// A primitive with memory objects that are pointed at new data for each execution.
+class Execution {
+ public:
+  void add(int argument, const memory::desc& description) {
+    memories_.emplace_back(description, engine(), nullptr);
+    arguments_.push_back({argument, memories_.back().get()});
+  }
+  void run(const dnnl::matmul& primitive, std::initializer_list<const void*> data) {
+    size_t i = 0;
+    for (const void* pointer : data) {
+      if (pointer != nullptr) {  // scale and bias are left out where there is none
+        memories_[i++].set_data_handle(const_cast<void*>(pointer));
+      }
+    }
+    const dnnl_status_t status =
+        dnnl_primitive_execute(primitive.get(), stream_of_thread(),
+                               static_cast<int>(arguments_.size()), arguments_.data());
+    check(status == dnnl_success, "oneDNN matmul failed");
+  }
+
+ private:
+  std::vector<memory> memories_;
+  std::vector<dnnl_exec_arg_t> arguments_;
+};
+
+memory::desc row_major(int64_t rows, int64_t columns, memory::data_type type, int64_t stride) {
+  return {{rows, columns}, type, memory::dims{stride, 1}};
+}
+
+/// op(b) [k, n], stored packed in a matrix of row length `stride`.
+memory::desc operand_b(const ProductKey& key, int64_t n, memory::data_type type) {
+  return {{key.k, n}, type, key.b_transposed ? memory::dims{1, key.k} : memory::dims{key.n, 1}};
+}
+
+memory::data_type operand_type(const ProductKey& key) {
+  return key.bf16_operands ? memory::data_type::bf16 : memory::data_type::f32;
+}
+
+/// The whole product in one primitive, with its post-ops; `valid` only where oneDNN has its blocked
+/// kernel for it.
+struct WholeProduct {
+  explicit WholeProduct(const ProductKey& key) {
+    const auto type = operand_type(key);
+    const auto a = row_major(key.m, key.k, type, key.k);
+    const auto b = operand_b(key, key.n, type);
+    const auto c = row_major(
+        key.m, key.n, key.bf16_result ? memory::data_type::bf16 : memory::data_type::f32, key.n);
+    const auto scale = row_major(1, 1, memory::data_type::f32, 1);
+    const auto bias = row_major(1, key.n, memory::data_type::f32, key.n);
+    dnnl::post_ops post_ops;
+    int position = 0;
+    int scale_argument = 0;
+    int bias_argument = 0;
+    if (key.scaled) {
+      post_ops.append_binary(dnnl::algorithm::binary_mul, scale);
+      scale_argument = DNNL_ARG_ATTR_MULTIPLE_POST_OP(position++) | DNNL_ARG_SRC_1;
+    }
+    if (key.add) {
+      post_ops.append_sum(1.0F);
+      ++position;
+    }
+    if (key.biased) {
+      post_ops.append_binary(dnnl::algorithm::binary_add, bias);
+      bias_argument = DNNL_ARG_ATTR_MULTIPLE_POST_OP(position) | DNNL_ARG_SRC_1;
+    }
+    dnnl::primitive_attr attributes;
+    attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+    attributes.set_post_ops(post_ops);
+    // An invalid description is not an error here: the other way is taken then.
+    const dnnl::matmul::primitive_desc description(dnnl::matmul::desc(a, b, c), attributes,
+                                                   engine(), true);
+    valid =
+        static_cast<bool>(description) && std::strncmp(description.impl_info_str(), "brg", 3) == 0;
+    if (!valid) {
+      return;
+    }
+    primitive = dnnl::matmul(description);
+    scratchpad_bytes = description.scratchpad_desc().get_size();
+    execution.add(DNNL_ARG_SRC, a);
+    execution.add(DNNL_ARG_WEIGHTS, b);
+    execution.add(DNNL_ARG_DST, c);
+    execution.add(DNNL_ARG_SCRATCHPAD, description.scratchpad_desc());
+    if (key.scaled) {
+      execution.add(scale_argument, scale);
+    }
+    if (key.biased) {
+      execution.add(bias_argument, bias);
+    }
+  }
+
+  dnnl::matmul primitive;
+  Execution execution;
+  size_t scratchpad_bytes = 0;
+  bool valid = false;
+};
+
+/// Makes primitives that run on the thread that executes them.
+class SingleThreadScope {
+ public:
+#if defined(_OPENMP)
+  SingleThreadScope() : threads_(omp_get_max_threads()) {
+    omp_set_num_threads(1);
+  }
+  ~SingleThreadScope() {
+    omp_set_num_threads(threads_);
+  }
+#else
+  SingleThreadScope() = default;
+#endif
+  SingleThreadScope(const SingleThreadScope&) = delete;
+  SingleThreadScope& operator=(const SingleThreadScope&) = delete;
+
+ private:
+  [[maybe_unused]] int threads_ = 1;
+};
+
+/// One tile [rows, columns] of a product with fp32 operands, for each thread.
+struct TileProduct {
+  TileProduct(const ProductKey& key, int64_t rows, int64_t columns) {
+    const SingleThreadScope scope;
+    const auto a = row_major(rows, key.k, memory::data_type::f32, key.k);
+    const auto b = operand_b(key, columns, memory::data_type::f32);
+    const auto c = row_major(rows, columns, memory::data_type::f32, columns);
+    dnnl::primitive_attr attributes;
+    attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+    const dnnl::matmul::primitive_desc description(dnnl::matmul::desc(a, b, c), attributes,
+                                                   engine());
+    primitive = dnnl::matmul(description);
+    scratchpad_bytes = description.scratchpad_desc().get_size();
+    executions.resize(static_cast<size_t>(key.threads));
+    for (Execution& execution : executions) {
+      execution.add(DNNL_ARG_SRC, a);
+      execution.add(DNNL_ARG_WEIGHTS, b);
+      execution.add(DNNL_ARG_DST, c);
+      execution.add(DNNL_ARG_SCRATCHPAD, description.scratchpad_desc());
+    }
+  }
+
+  dnnl::matmul primitive;
+  std::vector<Execution> executions;
+  size_t scratchpad_bytes = 0;
+};
+
+/// The product in tiles of at most kTileRows by kTileColumns: up to four shapes of tiles.
+struct TiledProduct {
+  explicit TiledProduct(const ProductKey& key)
+      : row_tiles((key.m + kTileRows - 1) / kTileRows),
+        column_tiles((key.n + kTileColumns - 1) / kTileColumns) {
+    for (const bool last_row : {false, true}) {
+      for (const bool last_column : {false, true}) {
+        const bool exists = (last_row || row_tiles > 1) && (last_column || column_tiles > 1);
+        auto& tile = tiles[last_row][last_column];
+        if (exists) {
+          tile = std::make_unique<TileProduct>(
+              key, last_row ? key.m - (row_tiles - 1) * kTileRows : kTileRows,
+              last_column ? key.n - (column_tiles - 1) * kTileColumns : kTileColumns);
+          scratchpad_bytes = std::max(scratchpad_bytes, tile->scratchpad_bytes);
+        }
+      }
+    }
+  }
+
+  int64_t row_tiles;
+  int64_t column_tiles;
+  std::array<std::array<std::unique_ptr<TileProduct>, 2>, 2> tiles;
+  size_t scratchpad_bytes = 0;
+};
+
+template <typename Product>
+using ProductCache = std::unordered_map<ProductKey, std::unique_ptr<Product>, ProductKeyHash>;
+
+template <typename Product>
+Product& cached(ProductCache<Product>& cache, const ProductKey& key) {
+  const auto found = cache.find(key);
+  if (found != cache.end()) {
+    return *found->second;
+  }
+  if (cache.size() >= kCachedProducts) {
+    cache.clear();
+  }
+  return *cache.emplace(key, std::make_unique<Product>(key)).first->second;
+}
+
+/// What a thread that calls gemm keeps: primitives by shape and memory for converted operands,
+/// products and oneDNN's scratchpad.
+struct Workspace {
+  ProductCache<WholeProduct> whole;
+  ProductCache<TiledProduct> tiled;
+  GrowingBuffer a, b, product, scratchpad;
+};
+
+Workspace& workspace() {
+  thread_local Workspace instance;
+  return instance;
+}
+
+/// The product as one primitive. False where oneDNN has no blocked kernel for it.
+bool run_whole(const Gemm& call, ProductKey key, Workspace& space) {
+  const DType type = key.bf16_operands ? DType::bf16 : DType::f32;
+  const bool direct =
+      call.c.dtype == DType::f32 || (key.bf16_operands && call.c.dtype == DType::bf16);
+  key.bf16_result = direct && call.c.dtype == DType::bf16;
+  key.add = direct && call.beta != 0.0F;
+  key.scaled = direct && (call.a.scale_inv != nullptr || call.b.scale_inv != nullptr);
+  key.biased = direct && !call.bias.empty();
+  WholeProduct& product = cached(space.whole, key);
+  if (!product.valid) {
+    return false;
+  }
+  const void* a = prepare_operand(call.a, type, true, space.a);
+  const void* b = prepare_operand(call.b, type, false, space.b);
+  void* c = direct ? call.c.data
+                   : space.product.reserve(static_cast<size_t>(key.m * key.n) * sizeof(float));
+  void* scratchpad = space.scratchpad.reserve(std::max<size_t>(product.scratchpad_bytes, 1));
+  const float scale = scale_of(call);
+  product.execution.run(product.primitive, {a, b, c, scratchpad, key.scaled ? &scale : nullptr,
+                                            key.biased ? call.bias.data : nullptr});
+  if (!direct) {
+    finish_rows(call, static_cast<const float*>(c));
+  }
+  return true;
+}
+
+void run_tiled(const Gemm& call, const ProductKey& key, Workspace& space) {
+  TiledProduct& product = cached(space.tiled, key);
+  const auto* a = static_cast<const float*>(prepare_operand(call.a, DType::f32, true, space.a));
+  const auto* b = static_cast<const float*>(prepare_operand(call.b, DType::f32, false, space.b));
+  const ProductEpilogue all = epilogue_of(call);
+  const size_t scratchpad_stride = (product.scratchpad_bytes + 255) / 256 * 256;
+  auto* scratchpads =
+      static_cast<char*>(space.scratchpad.reserve(1 + scratchpad_stride * size_t(key.threads)));
+  auto* products = static_cast<float*>(
+      space.product.reserve(size_t(kTileRows * kTileColumns * key.threads) * sizeof(float)));
+  const int64_t tiles = product.row_tiles * product.column_tiles;
+  std::atomic<bool> failed = false;  // no exception may leave the parallel loop
+#if defined(_OPENMP)
+#pragma omp parallel for schedule(static) if (tiles > 1)
+#endif
+  for (int64_t index = 0; index < tiles; ++index) {
+    const int thread = thread_number();
+    const int64_t row_tile = index % product.row_tiles;
+    const int64_t column_tile = index / product.row_tiles;
+    const int64_t row = row_tile * kTileRows;
+    const int64_t column = column_tile * kTileColumns;
+    TileProduct& tile =
+        *product.tiles[row_tile + 1 == product.row_tiles][column_tile + 1 == product.column_tiles];
+    ProductEpilogue part = part_of(all, row, std::min(kTileRows, key.m - row), column,
+                                   std::min(kTileColumns, key.n - column));
+    float* tile_product = products + thread * kTileRows * kTileColumns;
+    part.product = tile_product;
+    part.product_stride = part.columns;
+    try {
+      tile.executions[static_cast<size_t>(thread)].run(
+          tile.primitive, {a + row * key.k, b + column * (key.b_transposed ? key.k : 1),
+                           tile_product, scratchpads + size_t(thread) * scratchpad_stride});
+      finish_product(part);
+    } catch (const std::exception&) {
+      failed = true;
+    }
+  }
+  check(!failed, "oneDNN matmul failed");
+}
+
+void gemm(Stream /*stream*/, const Gemm& call) {
+  Workspace& space = workspace();
+  ProductKey key = {};
+  key.m = call.c.shape[0];
+  key.n = call.c.shape[1];
+  key.k = call.a.matrix.shape[call.a.transposed ? 0 : 1];
+  key.b_transposed = call.b.transposed;
+  key.threads = max_threads();
+  const DType type = call.a.matrix.dtype;
+  if (has_bf16_units() && (is_fp8(type) || type == DType::bf16)) {
+    key.bf16_operands = true;
+    if (run_whole(call, key, space)) {
+      return;
+    }
+    key.bf16_operands = false;
+  }
+  if (!run_whole(call, key, space)) {
+    run_tiled(call, key, space);
+  }
+}
+
+}  // namespace
+
+void fill_gemm(OpTable& table) {
+  table.gemm = gemm;
+}
+
+}  // namespace fp8train::ops::cpu
+
+namespace fp8train::ops {
+
+const char* cpu_gemm_engine(DType operand) {
+  using cpu::has_bf16_units;
+  using cpu::isa_has;
+  if (has_bf16_units() && (is_fp8(operand) || operand == DType::bf16)) {
+    return isa_has(dnnl::cpu_isa::avx512_core_amx) ? "bf16 (amx)" : "bf16 (avx512_bf16)";
+  }
+  if (isa_has(dnnl::cpu_isa::avx512_core)) {
+    return "fp32 (avx512)";
+  }
+  return isa_has(dnnl::cpu_isa::avx2) ? "fp32 (avx2)" : "fp32 (sse4.1)";
+}
+
+}  // namespace fp8train::ops

@@ -1,0 +1,41 @@
+#pragma once
+// What a cpu GEMM does around oneDNN's product, at one x86-64 level: making operands row-major in
+// the type that is multiplied, and turning fp32 products into the result. Bits do not depend on the
+// level or the number of threads.
+
+#include <cstdint>
+
+#include "numeric/dtype.h"
+
+namespace fp8train::ops::cpu {
+
+/// A stored operand [rows, columns] to be written as fp32 or bf16, transposed: `to` is [columns,
+/// rows].
+struct TransposedOperand {
+  const void* from;
+  DType from_type;
+  int64_t rows, columns;
+  void* to;
+  DType to_type;
+};
+
+/// c = scale * product (+ c) (+ bias), rounded once to c's type; the steps before in fp32.
+struct ProductEpilogue {
+  const float* product;
+  int64_t product_stride;
+  int64_t rows, columns;
+  float scale;
+  bool add;           ///< c is fp32 and keeps what it holds
+  const float* bias;  ///< null: none
+  void* c;
+  DType c_type;
+  int64_t c_stride;
+};
+
+struct GemmKernels {
+  void (*transpose_operand)(const TransposedOperand&);
+  /// Runs on the calling thread.
+  void (*finish)(const ProductEpilogue&);
+};
+
+}  // namespace fp8train::ops::cpu
