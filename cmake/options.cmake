@@ -31,7 +31,7 @@ endif()
 add_library(fp8train_flags INTERFACE)
 target_compile_options(fp8train_flags INTERFACE -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wnon-virtual-dtor -Wno-missing-field-initializers
                                                 -ffp-contract=off $<$<BOOL:${FP8TRAIN_WERROR}>:-Werror>
-                                                $<$<NOT:$<BOOL:${FP8TRAIN_OPENMP}>>:-Wno-unknown-pragmas>)
+                                                "$<$<NOT:$<BOOL:${FP8TRAIN_OPENMP}>>:-Wno-unknown-pragmas;-Wno-unused-variable>")
 if(FP8TRAIN_SANITIZE)
   target_compile_options(fp8train_flags INTERFACE -fsanitize=${FP8TRAIN_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
   target_link_options(fp8train_flags INTERFACE -fsanitize=${FP8TRAIN_SANITIZE})

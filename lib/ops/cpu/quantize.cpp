@@ -194,7 +194,7 @@ FP8TRAIN_HD void update_slots(const DelayedScalingState& state, const DelayedSca
 void update_delayed_scaling(Stream /*stream*/, const DelayedScalingState& state,
                             const DelayedScaling& rule) {
   const int64_t blocks = chunks_of(state.slots, kLanes);
-  [[maybe_unused]] const int64_t work = state.slots * state.history_length;
+  const int64_t work = state.slots * state.history_length;
 #pragma omp parallel for schedule(static) if (work >= kParallelElements)
   for (int64_t block = 0; block < blocks; ++block) {
     const int64_t begin = block * kLanes;
