@@ -96,10 +96,11 @@ class Execution {
     memories_.emplace_back(description, engine(), nullptr);
     arguments_.push_back({argument, memories_.back().get()});
   }
+  /// `data` in the order of add(); scale and bias are null where there is none.
   void run(const dnnl::matmul& primitive, std::initializer_list<const void*> data) {
     size_t i = 0;
     for (const void* pointer : data) {
-      if (pointer != nullptr) {  // scale and bias are left out where there is none
+      if (pointer != nullptr) {
         memories_[i++].set_data_handle(const_cast<void*>(pointer));
       }
     }
@@ -185,7 +186,7 @@ struct WholeProduct {
   bool valid = false;
 };
 
-/// Makes primitives that run on the thread that executes them.
+/// Within it oneDNN neither plans for nor uses more than the calling thread.
 class SingleThreadScope {
  public:
 #if defined(_OPENMP)
@@ -323,28 +324,34 @@ void run_tiled(const Gemm& call, const ProductKey& key, Workspace& space) {
   auto* products = static_cast<float*>(
       space.product.reserve(size_t(kTileRows * kTileColumns * key.threads) * sizeof(float)));
   const int64_t tiles = product.row_tiles * product.column_tiles;
-  std::atomic<bool> failed = false;  // no exception may leave the parallel loop
-#if defined(_OPENMP)
-#pragma omp parallel for schedule(static) if (tiles > 1)
-#endif
-  for (int64_t index = 0; index < tiles; ++index) {
-    const int thread = thread_number();
-    const int64_t row_tile = index % product.row_tiles;
-    const int64_t column_tile = index / product.row_tiles;
-    const int64_t row = row_tile * kTileRows;
-    const int64_t column = column_tile * kTileColumns;
-    TileProduct& tile =
-        *product.tiles[row_tile + 1 == product.row_tiles][column_tile + 1 == product.column_tiles];
+  const auto run_tile = [&](int64_t index) {
+    const size_t thread = static_cast<size_t>(thread_number());
+    const bool last_row = index % product.row_tiles + 1 == product.row_tiles;
+    const bool last_column = index / product.row_tiles + 1 == product.column_tiles;
+    const int64_t row = index % product.row_tiles * kTileRows;
+    const int64_t column = index / product.row_tiles * kTileColumns;
+    TileProduct& tile = *product.tiles[last_row][last_column];
     ProductEpilogue part = part_of(all, row, std::min(kTileRows, key.m - row), column,
                                    std::min(kTileColumns, key.n - column));
-    float* tile_product = products + thread * kTileRows * kTileColumns;
+    float* tile_product = products + static_cast<int64_t>(thread) * kTileRows * kTileColumns;
     part.product = tile_product;
     part.product_stride = part.columns;
+    tile.executions[thread].run(
+        tile.primitive, {a + row * key.k, b + column * (key.b_transposed ? key.k : 1), tile_product,
+                         scratchpads + thread * scratchpad_stride});
+    finish_product(part);
+  };
+  if (tiles == 1) {
+    const SingleThreadScope scope;
+    return run_tile(0);
+  }
+  std::atomic<bool> failed = false;  // no exception may leave the parallel loop
+#if defined(_OPENMP)
+#pragma omp parallel for schedule(static)
+#endif
+  for (int64_t index = 0; index < tiles; ++index) {
     try {
-      tile.executions[static_cast<size_t>(thread)].run(
-          tile.primitive, {a + row * key.k, b + column * (key.b_transposed ? key.k : 1),
-                           tile_product, scratchpads + size_t(thread) * scratchpad_stride});
-      finish_product(part);
+      run_tile(index);
     } catch (const std::exception&) {
       failed = true;
     }
