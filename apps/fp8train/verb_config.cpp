@@ -31,7 +31,7 @@ void add_show(CLI::App& parent, Action& action) {
   });
 }
 
-void add_explain(CLI::App& parent, Action& action) {
+void add_explain_key(CLI::App& parent, Action& action) {
   auto key = std::make_shared<std::string>();
   CLI::App* explain = parent.add_subcommand("explain", "Explain one key or section");
   explain->add_option("key", *key, "Dotted key, such as optimizer.lr")->required();
@@ -67,7 +67,7 @@ std::string keys_text() {
 void add_config(CLI::App& verb, Action& action) {
   verb.require_subcommand(1);
   add_show(verb, action);
-  add_explain(verb, action);
+  add_explain_key(verb, action);
   add_text(verb, action, "keys", "List all keys", keys_text);
   add_text(verb, action, "list", "List the model presets", presets_text);
   add_text(verb, action, "docs", "Print the documentation page of all keys", configuration_page);

@@ -4,8 +4,7 @@
 
 namespace fp8train {
 
-void check(bool condition, const char* message, const char* file, int line,
-           const char* function) {
+void check(bool condition, const char* message, const char* file, int line, const char* function) {
   if (condition) {
     return;
   }

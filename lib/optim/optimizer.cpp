@@ -56,7 +56,7 @@ void Optimizer::begin_step(Stream stream) {
   ops::fill(stream, parameters_->gradients(), 0.0F);
 }
 
-void Optimizer::step(Stream stream, Arena& scratch, float lr) {
+void Optimizer::step(Stream stream, Arena& scratch, double lr) {
   ArenaScope scope(scratch);
   const int64_t chunks = (parameters_->elements() + kNormChunk - 1) / kNormChunk;
   const View partial = allocate(scratch, DType::i64, {chunks});  // doubles: 8 bytes each
@@ -64,7 +64,7 @@ void Optimizer::step(Stream stream, Arena& scratch, float lr) {
   ops::sum_of_squares(stream, parameters_->gradients(), &control->squared_norm, partial);
   ops::prepare_step(stream, control, static_cast<float>(settings_.grad_clip), scaling_);
   for (const auto& parameter : parameters_->all()) {
-    const auto decay = static_cast<float>(parameter->decay ? settings_.weight_decay : 0.0);
+    const double decay = parameter->decay ? settings_.weight_decay : 0.0;
     if (settings_.name == "adamw") {
       ops::adamw(stream,
                  {.weight = parameter->value,
@@ -73,9 +73,9 @@ void Optimizer::step(Stream stream, Arena& scratch, float lr) {
                   .moment2 = slice(moment2_, *parameter),
                   .copy = parameter->copy,
                   .lr = lr,
-                  .beta1 = static_cast<float>(settings_.betas[0]),
-                  .beta2 = static_cast<float>(settings_.betas[1]),
-                  .eps = static_cast<float>(settings_.eps),
+                  .beta1 = settings_.betas[0],
+                  .beta2 = settings_.betas[1],
+                  .eps = settings_.eps,
                   .weight_decay = decay},
                  control);
     } else {
@@ -85,7 +85,7 @@ void Optimizer::step(Stream stream, Arena& scratch, float lr) {
                 .momentum = slice(moment1_, *parameter),
                 .copy = parameter->copy,
                 .lr = lr,
-                .momentum_factor = static_cast<float>(settings_.momentum),
+                .momentum_factor = settings_.momentum,
                 .weight_decay = decay},
                control);
     }

@@ -31,7 +31,7 @@ class Optimizer {
   void begin_step(Stream stream);
 
   /// Applies the accumulated gradients with learning rate `lr`, unless their norm is not finite.
-  void step(Stream stream, Arena& scratch, float lr);
+  void step(Stream stream, Arena& scratch, double lr);
 
   /// Device scalar that losses are multiplied by before backward (1 without loss scaling).
   const float* loss_scale() const;

@@ -80,7 +80,7 @@ void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_st
   model_.scaling().update(device_->stream(), step_index);
 }
 
-void Engine::end_step(float lr, bool collect_statistics) {
+void Engine::end_step(double lr, bool collect_statistics) {
   optimizer_.step(device_->stream(), scratch_, lr);
   model_.refresh_weights(context(true, collect_statistics), false);
 }
@@ -118,7 +118,7 @@ StepPlan plan_step(const EngineSettings& settings, MemoryLedger* ledger, OpCount
   batch.targets = batch.tokens;
   engine.weights_changed();
   meta->counters() = {};
-  engine.step([&]() -> const Batch& { return batch; }, 0, 0.0F, true);
+  engine.step([&]() -> const Batch& { return batch; }, 0, 0.0, true);
   if (counters != nullptr) {
     *counters = meta->counters();
   }

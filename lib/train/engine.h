@@ -57,7 +57,7 @@ class Engine {
   /// One optimizer step: gradient_accumulation_steps micro-batches from `next`, then the update
   /// with learning rate `lr`.
   template <typename NextBatch>
-  void step(NextBatch&& next, int64_t step_index, float lr, bool collect_statistics) {
+  void step(NextBatch&& next, int64_t step_index, double lr, bool collect_statistics) {
     begin_step();
     for (int64_t i = 0; i < settings_.gradient_accumulation_steps; ++i) {
       micro_batch(next(), step_index, collect_statistics);
@@ -86,7 +86,7 @@ class Engine {
   StepContext context(bool training, bool collect_statistics);
   void begin_step();
   void micro_batch(const Batch& batch, int64_t step_index, bool collect_statistics);
-  void end_step(float lr, bool collect_statistics);
+  void end_step(double lr, bool collect_statistics);
   void upload(const Batch& batch);
   LossTotals totals(int slot) const;
   LossReport read_totals(int slot) const;

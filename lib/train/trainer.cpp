@@ -138,7 +138,7 @@ void Run::train_one_step() {
   const bool logs = last || (state_.step + 1) % settings().logging.interval == 0;
   const double lr =
       learning_rate(settings().scheduler, settings().optimizer.lr, state_.step, session_.max_steps);
-  engine_->step([this] { return loader_->next(); }, state_.step, static_cast<float>(lr), logs);
+  engine_->step([this] { return loader_->next(); }, state_.step, lr, logs);
   ++state_.step;
   state_.sample_position = loader_->position();
   state_.tokens += session_.tokens_per_step();

@@ -131,6 +131,9 @@ void transpose_codes(const uint8_t* from, int64_t rows, int64_t columns, uint8_t
 void quantize(Stream /*stream*/, ConstView x, const QuantizedView& out, float* amax_out,
               QuantizeStatistics* statistics) {
   const float scale = *out.scale;
+  if (out.scale_inv != nullptr) {
+    *out.scale_inv = reciprocal(scale);
+  }
   with_float_type(x.dtype, [&](auto x_tag) {
     with_fp8_type(out.codes.dtype, [&](auto code_tag) {
       quantize_array(x.as<typename decltype(x_tag)::Type>(),
