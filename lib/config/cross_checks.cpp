@@ -6,6 +6,9 @@
 #include <string>
 #include <utility>
 
+#include "base/error.h"
+#include "precision/plan.h"
+
 namespace fp8train {
 namespace {
 
@@ -20,6 +23,7 @@ class Checks {
   void training();
   void schedule();
   void precision();
+  void plan();
 
  private:
   bool has(const char* key) const { return given_.find(key) != nullptr; }
@@ -196,6 +200,23 @@ void Checks::schedule() {
   }
 }
 
+/// What the precision room says about the request, at the key that its message begins with.
+void Checks::plan() {
+  try {
+    resolve_plan(settings_.precision);
+  } catch (const ConfigError& error) {
+    const std::string message = error.what();
+    std::string key = message.substr(0, message.find_first_of(": "));
+    if (!has(key.c_str())) {
+      key = has("fp8.recipe")    ? "fp8.recipe"
+            : has("fp8.backend") ? "fp8.backend"
+                                 : "precision.plan";
+    }
+    const GivenKey* written = given_.find(key);
+    problems_.add(written == nullptr ? Place{} : written->place, "", message);
+  }
+}
+
 void Checks::precision() {
   const PlanRequest& request = settings_.precision;
   if (has("precision.plan")) {
@@ -206,9 +227,16 @@ void Checks::precision() {
                  "them");
       }
     }
+    if (!has("fp8.backend") && !has("fp8.recipe")) {
+      plan();
+    }
     return;
   }
-  if (request.mixed_precision == "fp8" || !usable("mixed_precision")) {
+  if (!usable("mixed_precision")) {
+    return;
+  }
+  if (request.mixed_precision == "fp8") {
+    plan();
     return;
   }
   for (const auto& [position, given] : given_.all()) {

@@ -268,6 +268,12 @@ TEST_CASE("precision keys that have no meaning or contradict each other") {
       error_with("mixed_precision: fp8\nfp8: {recipe: delayed}\nprecision: {plan: te-delayed}") ==
       "run.yaml:5:7: fp8.recipe: stands beside precision.plan, which names the row directly; keep "
       "one of them");
+  CHECK(error_with("mixed_precision: fp8\nfp8: {recipe: delyed}")
+            .starts_with("run.yaml:5:7: precision.plan: no row 'te-delyed'"));
+  CHECK(error_with("mixed_precision: fp8\nfp8: {recipe: current, amax_history_len: 3}")
+            .starts_with("run.yaml:5:24: fp8.amax_history_len has no meaning for row"));
+  CHECK(error_with("precision: {plan: te-delyed}")
+            .starts_with("run.yaml:4:13: precision.plan: no row 'te-delyed'"));
   CHECK(error_with("precision: {backend: te}")
             .starts_with(
                 "run.yaml:4:13: precision.backend: unknown key; `backend` belongs to `fp8`"));

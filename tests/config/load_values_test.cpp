@@ -47,7 +47,7 @@ data:
   val: c.bin
   shuffle: false
 training: {max_tokens: 1.5M, seed: 18446744073709551615, max_time: 3h50m, micro_batch_size: 1e1}
-fp8: {format: HYBRID, override_linear_precision: [false, false, true], power_2_scale: true,
+fp8: {format: HYBRID, override_linear_precision: [false, false, true], use_autocast_during_eval: true,
       exempt: ["*.down", h.0], min_dimension: 32, first_blocks: 1, amax_compute_algo: most_recent}
 mixed_precision: fp8
 sample: {prompts: ["a\nb", 12]}
@@ -63,7 +63,7 @@ sample: {prompts: ["a\nb", 12]}
   CHECK(s.training.micro_batch_size == 10);
   CHECK(s.precision.format == "hybrid");
   CHECK(s.precision.override_linear_precision == std::vector<bool>{false, false, true});
-  CHECK(s.precision.power_2_scale == true);
+  CHECK(s.precision.use_autocast_during_eval == true);
   CHECK(s.precision.exemptions.patterns == std::vector<std::string>{"*.down", "h.0"});
   CHECK(s.precision.exemptions.min_dimension == 32);
   CHECK(s.precision.exemptions.first_blocks == 1);
