@@ -15,7 +15,7 @@ namespace fp8train::ops {
 /// logging interval.
 struct QuantizeStatistics {
   uint64_t count;
-  uint64_t saturated;  ///< finite values beyond the format's maximum after scaling, and infinities
+  uint64_t saturated;  ///< values that were clipped (see saturation_threshold), infinities included
   uint64_t underflow;  ///< non-zero values that became zero
 };
 

@@ -42,8 +42,8 @@ class Generator {
   Device* device_;
   Decoder* model_;
   int64_t capacity_;
+  std::vector<KvCache> caches_;  // views into memory_; filled while memory_ is made
   std::vector<Tensor> memory_;
-  std::vector<KvCache> caches_;
   Arena saved_, scratch_;
   Tensor tokens_, logits_;
 };

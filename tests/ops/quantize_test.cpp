@@ -72,7 +72,7 @@ TEST_CASE("quantize writes the codes of the scalar encode and counts what happen
           ops::QuantizeStatistics statistics{9, 9, 9};
           ops::quantize(cpu_stream(), x, q.view(), &amax, &statistics);
 
-          const float limit = format_max(code_type);
+          const float limit = saturation_threshold(code_type);
           float expected_amax = 0.25F;
           uint64_t saturated = 0;
           uint64_t underflow = 0;

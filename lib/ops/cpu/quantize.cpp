@@ -50,7 +50,7 @@ FP8TRAIN_HD void encode_chunk(const X* __restrict x, float scale, Code* __restri
 template <typename X, typename Code>
 FP8TRAIN_HD void count_chunk(const X* __restrict x, float scale, const Code* __restrict codes,
                              int64_t count, uint64_t& saturated, uint64_t& underflow) {
-  constexpr float kMax = format_max(dtype_of<Code>());
+  constexpr float kMax = saturation_threshold(dtype_of<Code>());
   uint32_t beyond = 0;
   uint32_t vanished = 0;
   for (int64_t i = 0; i < count; ++i) {
