@@ -100,8 +100,7 @@ data:
 training: {max_steps: $2, micro_batch_size: 16, seed: 1}
 optimizer: {name: adamw, lr: 2e-3, betas: [0.9, 0.95], weight_decay: 0.1, grad_clip: 1.0}
 scheduler: {type: cosine, warmup_steps: $warmup, min_lr: 2e-4}
-mixed_precision: fp8
-fp8: {backend: te, recipe: delayed}
+precision: {plan: te-delayed}   # the same as mixed_precision: fp8 with fp8: {backend: te, recipe: delayed}
 device: cpu
 eval: {interval: $eval_interval, batches: 8}
 logging: {interval: 10}
@@ -173,8 +172,8 @@ cat <<TEXT
 Next:
   $fp8train explain --config $run/run.yaml                  which GEMM runs in which format
   $fp8train generate --checkpoint $checkpoint --prompt "..."
-  $fp8train --config $run/run.yaml --set fp8.recipe=current --output-dir runs/current
-  $fp8train --config $run/run.yaml --set mixed_precision=bf16 --output-dir runs/bf16
+  $fp8train --config $run/run.yaml --set precision.plan=te-current --output-dir runs/current
+  $fp8train --config $run/run.yaml --set precision.plan=bf16 --output-dir runs/bf16
 TEXT
 echo
 echo "demo: $((SECONDS / 60)) min $((SECONDS % 60)) s"
