@@ -50,7 +50,8 @@ void rms_norm_backward(Stream stream, ConstView dy, ConstView x, ConstView weigh
 void layer_norm_forward(Stream stream, ConstView x, ConstView weight, ConstView bias, float eps,
                         View y, View mean, View rstd) {
   check_forward(x, weight, y, rstd);
-  check(holds(bias, DType::f32, x.shape.back()), "layer_norm: bias must be fp32 [n]");
+  check(bias.empty() || holds(bias, DType::f32, x.shape.back()),
+        "layer_norm: bias must be fp32 [n] or empty");
   check(holds(mean, DType::f32, x.shape.rows()), "layer_norm: mean must be fp32 [rows]");
   const TraceSpan span("layer_norm_forward");
   op_table(stream).layer_norm_forward(stream, x, weight, bias, eps, y, mean, rstd);
@@ -61,8 +62,8 @@ void layer_norm_backward(Stream stream, ConstView dy, ConstView x, ConstView wei
                          View scratch) {
   check_backward(dy, x, weight, rstd, dx, weight_grad);
   check(holds(mean, DType::f32, x.shape.rows()), "layer_norm_backward: mean must be fp32 [rows]");
-  check(holds(bias_grad, DType::f32, x.shape.back()),
-        "layer_norm_backward: bias_grad must be fp32 [n]");
+  check(bias_grad.empty() || holds(bias_grad, DType::f32, x.shape.back()),
+        "layer_norm_backward: bias_grad must be fp32 [n] or empty");
   check(has_room(scratch, DType::f32, 2 * partial_sums(x)),
         "layer_norm_backward: scratch must be fp32 [2 * ceil(rows / 64), n]");
   const TraceSpan span("layer_norm_backward");

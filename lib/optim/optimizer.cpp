@@ -61,6 +61,7 @@ void Optimizer::step(Stream stream, Arena& scratch, double lr) {
   const int64_t chunks = (parameters_->elements() + kNormChunk - 1) / kNormChunk;
   const View partial = allocate(scratch, DType::i64, {chunks});  // doubles: 8 bytes each
   ops::StepControl* control = device_control();
+  device_->fill_zero(&control->squared_norm, sizeof(control->squared_norm));
   ops::sum_of_squares(stream, parameters_->gradients(), &control->squared_norm, partial);
   ops::prepare_step(stream, control, static_cast<float>(settings_.grad_clip), scaling_);
   for (const auto& parameter : parameters_->all()) {

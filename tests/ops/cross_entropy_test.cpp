@@ -23,7 +23,8 @@ struct Problem {
     call.logits = logits;
     call.targets = targets;
     call.losses = losses;
-    call.gradient_scale = &scale;
+    call.gradient_scale = &half_scale;  // the two factors multiply to `scale`
+    call.gradient_factor = 2.0F;
     call.z_loss = z_loss;
     call.vocabulary = vocabulary;
   }
@@ -32,6 +33,7 @@ struct Problem {
 
   Array logits, targets, losses;
   float scale = 0.125F;
+  float half_scale = 0.0625F;
   ops::CrossEntropy call;
 };
 

@@ -170,6 +170,13 @@ FP8TRAIN_HD RowStatistics layer_row(const X* x, const float* weight, const float
     return centered * centered;
   });
   const float rstd = reciprocal_root(square_sum / count, eps);
+  if (bias == nullptr) {
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; ++i) {
+      store_from_float(y + i, (load_as_float(x + i) - mean) * rstd * weight[i]);
+    }
+    return {mean, rstd};
+  }
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) {
     store_from_float(y + i, (load_as_float(x + i) - mean) * rstd * weight[i] + bias[i]);
@@ -255,7 +262,9 @@ void layer_norm_backward(Stream /*stream*/, ConstView dy, ConstView x, ConstView
     });
   });
   add_partial_sums(weight_partial, chunks, n, weight_grad.as<float>());
-  add_partial_sums(bias_partial, chunks, n, bias_grad.as<float>());
+  if (!bias_grad.empty()) {
+    add_partial_sums(bias_partial, chunks, n, bias_grad.as<float>());
+  }
 }
 
 void head_rms_norm_forward(Stream /*stream*/, HeadsView x, int64_t rows, int64_t heads,
