@@ -49,7 +49,8 @@ class InternalError : public Error {
 
 /// Throws InternalError with the caller's place unless `condition` holds. For programmer errors,
 /// not for bad input.
-/// The place is the compiler's builtins rather than std::source_location, which clang 14 does not have.
+/// The place is the compiler's builtins rather than std::source_location, which clang 14 does not
+/// have.
 void check(bool condition, const char* message, const char* file = __builtin_FILE(),
            int line = __builtin_LINE(), const char* function = __builtin_FUNCTION());
 

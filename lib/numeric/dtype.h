@@ -79,8 +79,8 @@ constexpr float format_max(DType type) {
   }
 }
 
-/// Magnitude above which a value is clipped by a saturating FP8 cast rather than rounded to the maximum: the maximum plus half of
-/// the spacing of codes there.
+/// Magnitude above which a value is clipped by a saturating FP8 cast rather than rounded to the
+/// maximum: the maximum plus half of the spacing of codes there.
 constexpr float saturation_threshold(DType type) {
   return type == DType::e4m3 ? 464.0F : 61440.0F;
 }

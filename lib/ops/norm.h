@@ -17,7 +17,8 @@ void rms_norm_forward(Stream stream, ConstView x, ConstView weight, float eps, V
 void rms_norm_backward(Stream stream, ConstView dy, ConstView x, ConstView weight, ConstView rstd,
                        View dx, bool accumulate, View weight_grad, View scratch);
 
-/// y = (x - mean) * rstd * weight + bias; mean, rstd: fp32 [rows]. `bias` may be empty (none), and bias_grad below too.
+/// y = (x - mean) * rstd * weight + bias; mean, rstd: fp32 [rows]. `bias` may be empty (none), and
+/// bias_grad below too.
 void layer_norm_forward(Stream stream, ConstView x, ConstView weight, ConstView bias, float eps,
                         View y, View mean, View rstd);
 

@@ -20,11 +20,14 @@ HeadsView append_to_cache(Stream /*stream*/, HeadsView rows, View cache, int64_t
                   static_cast<const char*>(rows.data) + from * element, row_bytes);
     }
   }
-  return {.data = cache.data, .dtype = cache.dtype, .row_stride = width, .length_capacity = capacity};
+  return {
+      .data = cache.data, .dtype = cache.dtype, .row_stride = width, .length_capacity = capacity};
 }
 
 }  // namespace
 
-void fill_kv_cache(OpTable& table) { table.append_to_cache = append_to_cache; }
+void fill_kv_cache(OpTable& table) {
+  table.append_to_cache = append_to_cache;
+}
 
 }  // namespace fp8train::ops::cpu
