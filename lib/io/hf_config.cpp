@@ -127,9 +127,9 @@ std::optional<ModelFamily> family_of(const Fields& fields) {
       fields.fail(fmt::format("'architectures' is {}, not a list of one name", list.dump()));
     }
     const auto name = list[0].get<std::string>();
-    if (name == "LlamaForCausalLM") {
+    if (name == "LlamaForCausalLM" || name == "Fp8trainLlama") {
       family = ModelFamily::llama;
-    } else if (name == "GPT2LMHeadModel") {
+    } else if (name == "GPT2LMHeadModel" || name == "Fp8trainGpt2") {
       family = ModelFamily::gpt2;
     } else {
       refuse("the architecture " + name);
@@ -137,10 +137,11 @@ std::optional<ModelFamily> family_of(const Fields& fields) {
   }
   if (fields.has("model_type")) {
     const std::string type = fields.text("model_type", "");
-    if (type != "llama" && type != "gpt2") {
+    const bool is_llama = type == "llama" || type == "fp8train_llama";
+    if (!is_llama && type != "gpt2" && type != "fp8train_gpt2") {
       refuse("the model type " + type);
     }
-    const ModelFamily named = type == "llama" ? ModelFamily::llama : ModelFamily::gpt2;
+    const ModelFamily named = is_llama ? ModelFamily::llama : ModelFamily::gpt2;
     if (family && *family != named) {
       fields.fail(fmt::format("'architectures' and 'model_type' ({}) contradict each other", type));
     }
@@ -228,8 +229,10 @@ void read_llama(const Fields& fields, HfConfig& out) {
         fmt::format("hidden_act '{}' is not implemented for Llama; known: silu", activation));
   }
   config.norm_eps = static_cast<float>(fields.positive("rms_norm_eps", 1e-6));
-  config.qkv_bias = fields.flag("attention_bias", false);
-  config.attention_output_bias = config.qkv_bias;
+  const bool attention_bias = fields.flag("attention_bias", false);
+  config.qkv_bias = fields.flag("qkv_bias", attention_bias);
+  config.attention_output_bias = fields.flag("attention_output_bias", attention_bias);
+  config.qk_norm = fields.flag("qk_norm", false);
   config.mlp_bias = fields.flag("mlp_bias", false);
   config.tie_word_embeddings = fields.flag("tie_word_embeddings", false);
   read_rope(fields, config);
@@ -246,14 +249,15 @@ void read_gpt2(const Fields& fields, HfConfig& out) {
   config.hidden_size = fields.extent("n_embd");
   config.num_hidden_layers = fields.extent("n_layer");
   config.num_attention_heads = fields.extent("n_head");
-  config.num_key_value_heads = config.num_attention_heads;
+  config.num_key_value_heads = fields.extent("num_key_value_heads", config.num_attention_heads);
+  config.qk_norm = fields.flag("qk_norm", false);
   config.intermediate_size = fields.extent("n_inner", 4 * config.hidden_size);
   config.max_position_embeddings = fields.extent("n_positions");
-  if (config.hidden_size % config.num_attention_heads != 0) {
+  if (!fields.has("head_dim") && config.hidden_size % config.num_attention_heads != 0) {
     fields.fail(fmt::format("n_embd {} is not a multiple of n_head {}", config.hidden_size,
                             config.num_attention_heads));
   }
-  config.head_dim = config.hidden_size / config.num_attention_heads;
+  config.head_dim = fields.extent("head_dim", config.hidden_size / config.num_attention_heads);
   const std::string activation = fields.text("activation_function", "gelu_new");
   if (activation != "gelu_new" && activation != "gelu_pytorch_tanh") {
     fields.fail(fmt::format(

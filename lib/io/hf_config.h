@@ -35,9 +35,10 @@ HfConfig read_hf_config(const std::filesystem::path& folder);
 /// "model_type" it is GPT-2 if it has n_embd, else Llama.
 ModelConfig parse_model_fields(std::string_view json, const std::string& where);
 
-/// Text of a config.json that transformers (4 and 5) reads; `dtype` is that of the weights. Throws
-/// CheckpointError when the model has no such architecture there (qk_norm, norms without bias,
-/// q/k/v biases without an output bias).
+/// Text of a config.json; `dtype` is that of the weights. transformers (4 and 5) reads it, unless
+/// the model has no architecture there (qk_norm, q/k/v biases without an output bias, grouped
+/// queries in GPT-2): then the architecture is Fp8trainLlama or Fp8trainGpt2, which transformers
+/// refuses and read_hf_config takes.
 std::string write_hf_config(const ModelConfig& config, DType dtype);
 
 }  // namespace fp8train

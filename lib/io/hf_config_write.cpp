@@ -56,11 +56,15 @@ void write_llama(const ModelConfig& config, Json& out) {
   require(config.norm == NormKind::rms_norm && config.mlp == MlpKind::swiglu &&
               config.positions == PositionKind::rope,
           "LlamaForCausalLM has RMSNorm, SwiGLU and RoPE");
-  require(!config.qk_norm, "LlamaForCausalLM has no norm over q and k");
-  require(config.qkv_bias == config.attention_output_bias,
-          "LlamaForCausalLM has biases on q, k, v and the attention output, or on none of them");
-  out["architectures"] = {"LlamaForCausalLM"};
-  out["model_type"] = "llama";
+  // What transformers would misread gets a name of our own, which it refuses.
+  const bool standard = !config.qk_norm && config.qkv_bias == config.attention_output_bias;
+  out["architectures"] = {standard ? "LlamaForCausalLM" : "Fp8trainLlama"};
+  out["model_type"] = standard ? "llama" : "fp8train_llama";
+  if (!standard) {
+    out["qk_norm"] = config.qk_norm;
+    out["qkv_bias"] = config.qkv_bias;
+    out["attention_output_bias"] = config.attention_output_bias;
+  }
   out["vocab_size"] = config.vocab_size;
   out["hidden_size"] = config.hidden_size;
   out["intermediate_size"] = config.intermediate_size;
@@ -86,11 +90,16 @@ void write_gpt2(const ModelConfig& config, Json& out) {
   require(config.norm == NormKind::layer_norm && config.mlp == MlpKind::gelu &&
               config.positions == PositionKind::learned,
           "GPT2LMHeadModel has LayerNorm, GELU and learned positions");
-  require(config.num_key_value_heads == config.num_attention_heads &&
-              config.head_dim * config.num_attention_heads == config.hidden_size,
-          "GPT2LMHeadModel has as many key as query heads, and they fill the hidden size");
-  out["architectures"] = {"GPT2LMHeadModel"};
-  out["model_type"] = "gpt2";
+  const bool standard = config.num_key_value_heads == config.num_attention_heads &&
+                        !config.qk_norm &&
+                        config.head_dim * config.num_attention_heads == config.hidden_size;
+  out["architectures"] = {standard ? "GPT2LMHeadModel" : "Fp8trainGpt2"};
+  out["model_type"] = standard ? "gpt2" : "fp8train_gpt2";
+  if (!standard) {
+    out["num_key_value_heads"] = config.num_key_value_heads;
+    out["head_dim"] = config.head_dim;
+    out["qk_norm"] = config.qk_norm;
+  }
   out["vocab_size"] = config.vocab_size;
   out["n_embd"] = config.hidden_size;
   out["n_inner"] = config.intermediate_size;

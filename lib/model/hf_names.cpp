@@ -99,6 +99,10 @@ std::vector<HfPiece> gpt2_pieces(const ModelConfig& config, const ParsedName& na
   if (module == "mlp_norm") {
     return {{layer + "ln_2." + leaf, 0, width}};
   }
+  if (module == "attention.q_norm" || module == "attention.k_norm") {
+    return {{layer + (module == "attention.q_norm" ? "attn.q_norm." : "attn.k_norm.") + leaf, 0,
+             config.head_dim}};
+  }
   if (module == "attention.qkv") {
     return linear("attn.c_attn", config.qkv_width());
   }

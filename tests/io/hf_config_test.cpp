@@ -154,17 +154,29 @@ TEST_CASE("written configs read back the same") {
                        Contains("\"rope_scaling\""));
 }
 
-TEST_CASE("models without a Hugging Face architecture are refused") {
+TEST_CASE(
+    "models that transformers would misread are written under a name of our own and read back") {
   ModelConfig config = parse_hf_config(llama(), "x").model;
+  const auto written = [](const ModelConfig& model) { return write_hf_config(model, DType::f32); };
+  const auto read_back = [&](const ModelConfig& model) {
+    return parse_hf_config(written(model), "written").model;
+  };
+  CHECK_THAT(written(config), Contains("LlamaForCausalLM"));
   config.qk_norm = true;
-  CHECK_THAT(message_of<CheckpointError>([&] { write_hf_config(config, DType::f32); }),
-             Contains("no norm over q and k"));
+  CHECK_THAT(written(config), Contains("Fp8trainLlama") && !Contains("LlamaForCausalLM"));
+  CHECK(read_back(config) == config);
   config.qk_norm = false;
   config.qkv_bias = true;
-  CHECK_THROWS_AS(write_hf_config(config, DType::f32), CheckpointError);
+  CHECK_THAT(written(config), Contains("Fp8trainLlama"));
+  CHECK(read_back(config) == config);
   ModelConfig gpt2 = parse_hf_config(golden("gpt2_config.json"), "x").model;
-  gpt2.norm_bias = false;
-  CHECK_THROWS_AS(write_hf_config(gpt2, DType::f32), CheckpointError);
+  gpt2.norm_bias = false;  // the same mathematics as a bias of zero
+  gpt2.mlp_bias = false;
+  CHECK_THAT(written(gpt2), Contains("GPT2LMHeadModel"));
+  CHECK(read_back(gpt2) == gpt2);
+  gpt2.num_key_value_heads = 1;
+  CHECK_THAT(written(gpt2), Contains("Fp8trainGpt2"));
+  CHECK(read_back(gpt2) == gpt2);
 }
 
 TEST_CASE("model fields alone need no architecture") {
