@@ -84,7 +84,7 @@ std::vector<Field> data_fields() {
       number("data.val_fraction", data(&DataSettings::val_fraction), from_up_to(0, 1),
              "Part of the training sources that is held back for validation"),
       text("data.tokenizer", data(&DataSettings::tokenizer),
-           "byte, char, or the path of a tokenizer file"),
+           "byte, char, the path of a tokenizer file, or none for token files made elsewhere"),
       integer("data.seq_length", data(&DataSettings::seq_length), at_least(1),
               "Tokens of one sequence; a preset brings its own default"),
       flag("data.shuffle", data(&DataSettings::shuffle),

@@ -92,6 +92,11 @@ class SourceReader {
 
   void read_documents(const DataSource& source, const std::vector<std::filesystem::path>& paths,
                       DataFormat format, double held_back, Corpus& train, Corpus& val) const {
+    if (tokenizer_.type() == "none") {
+      throw ConfigError(fmt::format(
+          "data.tokenizer is none, but {} is text; name a tokenizer, or give token files",
+          source.path));
+    }
     if (tokenizer_.vocab_size() > vocab_size_) {
       throw ConfigError(fmt::format(
           "the tokenizer has {} ids but the model's vocab_size is {}; raise model.vocab_size",

@@ -219,6 +219,9 @@ PrepareReport prepare_data(const PrepareSettings& settings) {
     }
     return all_text(sources, settings.text_key);
   });
+  if (tokenizer->type() == "none") {
+    throw ConfigError("preparing data needs a tokenizer other than none");
+  }
   Preparation preparation(settings, *tokenizer);
   for (const Input& input : inputs) {
     preparation.add(input);

@@ -20,6 +20,9 @@ std::unique_ptr<Tokenizer> from_document(const nlohmann::json& document, const s
                                 where, version, detail::kTokenizerVersion));
   }
   const auto type = document.at("type").get<std::string>();
+  if (type == "none") {
+    return make_id_tokenizer();
+  }
   if (type == "byte") {
     return make_byte_tokenizer();
   }
@@ -35,8 +38,8 @@ std::unique_ptr<Tokenizer> from_document(const nlohmann::json& document, const s
     }
     return detail::bpe_tokenizer_from(std::move(pieces), where);
   }
-  throw DataError(
-      fmt::format("{}: unknown tokenizer type '{}'; known: byte, char, llama2c-bpe", where, type));
+  throw DataError(fmt::format(
+      "{}: unknown tokenizer type '{}'; known: none, byte, char, llama2c-bpe", where, type));
 }
 
 }  // namespace
@@ -46,12 +49,13 @@ std::unique_ptr<Tokenizer> tokenizer_from_json(std::string_view text, const std:
     const nlohmann::json document = nlohmann::json::parse(text);
     if (!document.is_object() || document.value("format", "") != detail::kTokenizerFormat) {
       const bool hugging_face = document.is_object() && document.contains("model");
-      throw DataError(fmt::format(
-          "{}: {}; tokenize the text elsewhere into llm.c or raw u16 token files, or use byte, "
-          "char or a llama2.c tokNNN.bin",
-          where,
-          hugging_face ? "Hugging Face tokenizers are not implemented"
-                       : "not a tokenizer.json of this program"));
+      throw DataError(
+          fmt::format("{}: {}; tokenize the text elsewhere into llm.c or raw u16 token files "
+                      "(data.tokenizer: none), or use byte, "
+                      "char or a llama2.c tokNNN.bin",
+                      where,
+                      hugging_face ? "Hugging Face tokenizers are not implemented"
+                                   : "not a tokenizer.json of this program"));
     }
     return from_document(document, where);
   } catch (const nlohmann::json::exception& error) {
@@ -61,6 +65,9 @@ std::unique_ptr<Tokenizer> tokenizer_from_json(std::string_view text, const std:
 
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name_or_path,
                                           const std::function<std::string()>& training_text) {
+  if (name_or_path == "none") {
+    return make_id_tokenizer();
+  }
   if (name_or_path == "byte") {
     return make_byte_tokenizer();
   }
@@ -72,8 +79,9 @@ std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name_or_path,
     path /= "tokenizer.json";
   }
   if (!std::filesystem::exists(path)) {
-    throw DataError(fmt::format("tokenizer '{}': neither byte nor char, and there is no file {}",
-                                name_or_path, path.string()));
+    throw DataError(
+        fmt::format("tokenizer '{}': neither none, byte nor char, and there is no file {}",
+                    name_or_path, path.string()));
   }
   if (path.extension() == ".json") {
     return tokenizer_from_json(read_text_file(path, kMaxTokenizerJson), path.string());

@@ -23,7 +23,7 @@ class Tokenizer {
   Tokenizer(const Tokenizer&) = delete;
   Tokenizer& operator=(const Tokenizer&) = delete;
 
-  /// "byte", "char" or "llama2c-bpe".
+  /// "none", "byte", "char" or "llama2c-bpe".
   virtual std::string_view type() const = 0;
 
   /// Number of ids; the model's vocabulary is at least this large. Not padded: a model may round it
@@ -55,6 +55,10 @@ class Tokenizer {
 /// no training text.
 std::unique_ptr<Tokenizer> make_byte_tokenizer();
 
+/// For data tokenized elsewhere (token files): a token's text is its id, "12 7 401". No vocabulary
+/// of its own (vocab_size 0), no BOS, no EOS. encode() throws DataError for anything but ids.
+std::unique_ptr<Tokenizer> make_id_tokenizer();
+
 /// One id per distinct UTF-8 code point of the text, in code point order (nanoGPT's character data
 /// sets). No BOS, no EOS. encode() throws DataError naming a character that the text did not hold.
 /// Throws DataError when the text is not UTF-8 or empty.
@@ -69,8 +73,8 @@ std::unique_ptr<Tokenizer> read_llama2c_tokenizer(const std::filesystem::path& p
 /// Reads what to_json() wrote; `where` names the source in messages. Throws DataError.
 std::unique_ptr<Tokenizer> tokenizer_from_json(std::string_view text, const std::string& where);
 
-/// `name_or_path`: "byte", "char", a tokenizer.json of this program, a folder that holds one, or a
-/// llama2.c tokNNN.bin. `training_text` is called for "char" only.
+/// `name_or_path`: "none", "byte", "char", a tokenizer.json of this program, a folder that holds
+/// one, or a llama2.c tokNNN.bin. `training_text` is called for "char" only.
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name_or_path,
                                           const std::function<std::string()>& training_text);
 

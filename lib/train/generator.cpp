@@ -148,6 +148,12 @@ void Generator::generate(const std::vector<int32_t>& prompt, const SamplingSetti
     throw ConfigError(
         fmt::format("the prompt has {} tokens, the model reads at most {}", length, capacity_));
   }
+  for (const int32_t token : prompt) {
+    if (token < 0 || token >= model_->config().vocab_size) {
+      throw ConfigError(fmt::format("the prompt's token id {} is outside the vocabulary of {}",
+                                    token, model_->config().vocab_size));
+    }
+  }
   for (KvCache& cache : caches_) {
     cache.length = 0;
   }

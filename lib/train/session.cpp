@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "data/sample_order.h"
 #include "device/cuda/cuda_device.h"
 #include "io/hf_config.h"
+#include "precision/linear_plan.h"
 
 namespace fp8train {
 namespace {
@@ -18,6 +20,9 @@ ModelConfig resolve_model(const ModelSettings& settings, const Tokenizer& tokeni
   }
   if (model.vocab_size == 0) {
     model.vocab_size = tokenizer.vocab_size();
+  }
+  if (model.vocab_size == 0) {
+    throw ConfigError("model.vocab_size is needed, because data.tokenizer: none does not give it");
   }
   if (model.vocab_size < tokenizer.vocab_size()) {
     throw ConfigError(
@@ -52,6 +57,28 @@ void check_batch(const EngineSettings& engine) {
   }
 }
 
+/// A prompt that cannot be encoded is an error before the run, not in the middle of it.
+void check_prompts(const SampleSettings& sample, const Tokenizer& tokenizer, int64_t vocab_size) {
+  for (const std::string& prompt : sample.prompts) {
+    std::vector<int32_t> ids;
+    try {
+      ids = tokenizer.encode(prompt);
+    } catch (const DataError& error) {
+      throw ConfigError(fmt::format("sample.prompts: {}", error.what()));
+    }
+    if (ids.empty() && tokenizer.bos_id() < 0) {
+      throw ConfigError(
+          "sample.prompts: an empty prompt needs a tokenizer with a beginning-of-sequence id");
+    }
+    for (const int32_t id : ids) {
+      if (id >= vocab_size) {
+        throw ConfigError(fmt::format(
+            "sample.prompts: token id {} is not below the vocabulary's {}", id, vocab_size));
+      }
+    }
+  }
+}
+
 }  // namespace
 
 EngineSettings engine_settings(const Settings& settings, const ModelConfig& model) {
@@ -66,6 +93,7 @@ EngineSettings engine_settings(const Settings& settings, const ModelConfig& mode
       .seq_length = settings.data.seq_length,
       .gradient_accumulation_steps = settings.training.gradient_accumulation_steps};
   check_batch(engine);
+  plan_linears(engine.plan, linear_sites(model));  // patterns that match nothing
   return engine;
 }
 
@@ -75,8 +103,13 @@ Session open_session(const Settings& settings, bool open_data) {
   session.tokenizer = make_tokenizer(settings.data);
   session.engine = engine_settings(settings, resolve_model(settings.model, *session.tokenizer));
   session.max_steps = resolve_max_steps(settings.training, session.tokens_per_step());
+  if (settings.sample.interval > 0) {
+    check_prompts(settings.sample, *session.tokenizer, session.engine.model.vocab_size);
+  }
   if (open_data) {
     session.data = open_corpora(settings.data, *session.tokenizer, session.engine.model.vocab_size);
+    SampleOrder(session.data.train.size(), session.engine.seq_length, settings.data.shuffle,
+                settings.training.seed);  // at least one sample
   }
   return session;
 }

@@ -60,10 +60,9 @@ class Run {
   double excluded_seconds_ = 0;  // evaluation, samples and saving since the last log line
   int64_t logged_step_ = 0;
   int64_t logged_skips_ = 0;
+  int64_t consecutive_skips_ = 0;
   int64_t saved_step_ = -1;
-  double last_loss_ = 0;
   double speed_ = 0;
-  std::optional<double> last_val_loss_;
 };
 
 Run::Run(const RunRequest& request)
@@ -153,7 +152,7 @@ void Run::log_step() {
   const double seconds = since_log_.seconds() - excluded_seconds_;
   const auto steps = static_cast<double>(state_.step - logged_step_);
   speed_ = steps * static_cast<double>(session_.tokens_per_step()) / seconds;
-  last_loss_ = loss.mean;
+  state_.loss = loss.mean;
   const std::vector<SlotReport> slots = engine_->model().scaling().report();
   const ScalingSummary scaling = summarize(slots);
   const double lr = learning_rate(settings().scheduler, settings().optimizer.lr, state_.step - 1,
@@ -190,6 +189,7 @@ void Run::log_step() {
 void Run::guard(const StepReport& report) {
   const int64_t skips = report.skipped_steps - logged_skips_;
   logged_skips_ = report.skipped_steps;
+  consecutive_skips_ = skips == state_.step - logged_step_ ? consecutive_skips_ + skips : 0;
   if (skips == 0 || session_.engine.plan.dynamic_loss_scaling) {
     return;  // with loss scaling a skipped step is how the scale is found
   }
@@ -200,8 +200,8 @@ void Run::guard(const StepReport& report) {
     throw NumericError(what + " (training.non_finite: stop); the last checkpoint is intact");
   }
   log_warning(what + " and were skipped");
-  if (skips >= settings().training.max_consecutive_skips && skips == state_.step - logged_step_) {
-    throw NumericError(what +
+  if (consecutive_skips_ >= settings().training.max_consecutive_skips) {
+    throw NumericError(fmt::format("{}, {} in a row", what, consecutive_skips_) +
                        "; training has diverged: lower optimizer.lr, or resume an earlier "
                        "checkpoint. The last checkpoint is intact");
   }
@@ -226,7 +226,8 @@ double Run::evaluate(int64_t max_batches, bool final) {
     state_.best_val_loss = loss.mean;
     state_.best_val_step = state_.step;
   }
-  last_val_loss_ = loss.mean;
+  state_.val_loss = loss.mean;
+  state_.val_step = state_.step;
   progress_.say(fmt::format("step {}: val loss {:.4f} over {} tokens{}", state_.step, loss.mean,
                             loss.targets, final ? " (the whole validation split)" : ""));
   records_.write_validation(state_.step, loss.mean, loss.targets);
@@ -277,6 +278,14 @@ bool Run::should_stop() const {
 }
 
 RunOutcome Run::run() {
+  if (state_.step >= session_.max_steps &&
+      std::filesystem::exists(records_.directory().summary())) {
+    progress_.say(
+        fmt::format("nothing to do: this run finished at step {}; raise training.max_steps to "
+                    "train further. Everything is in {}",
+                    state_.step, records_.directory().root.string()));
+    return RunOutcome::finished;
+  }
   since_log_.restart();
   while (state_.step < session_.max_steps) {
     if (should_stop()) {
@@ -305,9 +314,12 @@ RunOutcome Run::run() {
 
 RunOutcome Run::finish() {
   progress_.finish();
-  if (session_.data.val.size() > 1) {
+  // A run that died between its last checkpoint and here has this evaluation already.
+  if (session_.data.val.size() > 1 && state_.val_step != state_.step) {
     evaluate(0, true);
   }
+  const std::optional<double> val_loss =
+      state_.val_step > 0 ? std::optional(state_.val_loss) : std::nullopt;
   if (settings().checkpoint.save_final) {
     save();
   }
@@ -316,8 +328,8 @@ RunOutcome Run::finish() {
                           .parameters = parameter_count(session_.engine.model),
                           .steps = state_.step,
                           .tokens = state_.tokens,
-                          .loss = last_loss_,
-                          .val_loss = last_val_loss_,
+                          .loss = state_.loss,
+                          .val_loss = val_loss,
                           .best_val_loss = state_.best_val_loss,
                           .best_val_step = state_.best_val_step,
                           .seconds = since_start_.seconds(),
@@ -326,8 +338,8 @@ RunOutcome Run::finish() {
                           .skipped_steps = report.skipped_steps});
   progress_.say(fmt::format("done: {} steps, {} tokens in {}; loss {:.4f}{}; everything is in {}",
                             state_.step, describe_count(static_cast<double>(state_.tokens)),
-                            describe_duration(since_start_.seconds()), last_loss_,
-                            last_val_loss_ ? fmt::format(", val loss {:.4f}", *last_val_loss_) : "",
+                            describe_duration(since_start_.seconds()), state_.loss,
+                            val_loss ? fmt::format(", val loss {:.4f}", *val_loss) : "",
                             records_.directory().root.string()));
   return RunOutcome::finished;
 }

@@ -52,6 +52,9 @@ std::string state_text(Engine& engine, const Session& session, const TrainingSta
   nlohmann::ordered_json json = {{"step", state.step},
                                  {"sample_position", state.sample_position},
                                  {"tokens", state.tokens},
+                                 {"loss", state.loss},
+                                 {"val_loss", state.val_loss},
+                                 {"val_step", state.val_step},
                                  {"best_val_loss", state.best_val_loss},
                                  {"best_val_step", state.best_val_step},
                                  {"plan", session.engine.plan.name},
@@ -174,6 +177,9 @@ ResumedRun resume_from(const std::filesystem::path& folder, Engine& engine,
     resumed.state = {.step = json.at("step").get<int64_t>(),
                      .sample_position = json.at("sample_position").get<uint64_t>(),
                      .tokens = json.at("tokens").get<int64_t>(),
+                     .loss = json.value("loss", 0.0),
+                     .val_loss = json.value("val_loss", 0.0),
+                     .val_step = json.value("val_step", int64_t{0}),
                      .best_val_loss = json.at("best_val_loss").get<double>(),
                      .best_val_step = json.at("best_val_step").get<int64_t>()};
     load_weights(engine.device(), engine.model(), TensorSource(folder / kModelFile));
@@ -189,7 +195,17 @@ std::optional<ResumedRun> resume_newest(const std::filesystem::path& root, Engin
                                         const Session& session, std::vector<std::string>& notes) {
   const std::optional<CheckpointPlace> place = newest_valid(root, notes);
   if (!place) {
-    return std::nullopt;
+    if (notes.empty()) {
+      return std::nullopt;
+    }
+    std::string message =
+        "none of the run's checkpoints can be used, and a new run would write "
+        "over them; set another output_dir, or remove " +
+        root.string();
+    for (const std::string& note : notes) {
+      message += "\n  " + note;
+    }
+    throw CheckpointError(message);
   }
   return resume_from(place->path, engine, session);
 }

@@ -19,6 +19,9 @@ struct TrainingState {
   int64_t step = 0;              ///< optimizer steps done
   uint64_t sample_position = 0;  ///< of the loader
   int64_t tokens = 0;            ///< seen so far
+  double loss = 0;               ///< last one logged
+  double val_loss = 0;           ///< last one evaluated
+  int64_t val_step = 0;          ///< 0: none yet
   double best_val_loss = 0;      ///< 0: none yet
   int64_t best_val_step = 0;
 };
@@ -34,9 +37,10 @@ struct ResumedRun {
   std::filesystem::path folder;
 };
 
-/// The newest valid checkpoint under `root`, loaded into the engine; nothing when there is none.
-/// `notes` receives a line for each damaged checkpoint that was passed over. Throws CheckpointError
-/// when the checkpoint belongs to another model, row or data set.
+/// The newest valid checkpoint under `root`, loaded into the engine; nothing when there is none at
+/// all. `notes` receives a line for each damaged checkpoint that was passed over. Throws
+/// CheckpointError when all are damaged, or when the checkpoint belongs to another model, row or
+/// data set.
 std::optional<ResumedRun> resume_newest(const std::filesystem::path& root, Engine& engine,
                                         const Session& session, std::vector<std::string>& notes);
 

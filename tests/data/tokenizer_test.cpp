@@ -68,6 +68,19 @@ std::vector<int32_t> merge_slowly(std::vector<int32_t> ids, const std::vector<Pi
   }
 }
 
+TEST_CASE("without a tokenizer a text is ids") {
+  const auto tokenizer = make_tokenizer("none", no_text);
+  CHECK(tokenizer->encode(" 12 7\n401 ") == std::vector<int32_t>{12, 7, 401});
+  CHECK(tokenizer->encode("").empty());
+  CHECK(tokenizer->decode(std::vector<int32_t>{12, 7, 401}) == "12 7 401");
+  CHECK(tokenizer->vocab_size() == 0);
+  CHECK(tokenizer->bos_id() == -1);
+  for (const char* wrong : {"12 seven", "-1", "3.5", "99999999999"}) {
+    CHECK_THAT(message_of<DataError>([&] { tokenizer->encode(wrong); }), Contains("token id"));
+  }
+  CHECK(tokenizer_from_json(tokenizer->to_json(), "test")->type() == "none");
+}
+
 TEST_CASE("the byte tokenizer takes every byte and hides its special ids") {
   const auto tokenizer = make_byte_tokenizer();
   std::string all(256, '\0');

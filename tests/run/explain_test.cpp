@@ -1,0 +1,104 @@
+// What `explain` and `check` say about runs.
+
+#include <nlohmann/json.hpp>
+
+#include "program.h"
+
+namespace fp8train::test {
+namespace {
+
+using Json = nlohmann::json;
+
+Json explain(const Words& sets) {
+  const TempDir where;
+  Words words = {"explain", "--json", "data.train=[{path: absent.txt}]", "training.max_steps=10"};
+  words.insert(words.end(), sets.begin(), sets.end());
+  return Json::parse(expect_code(0, where.path(), words).out);
+}
+
+const Json& linear(const Json& explained, const std::string& name) {
+  for (const Json& one : explained.at("linears")) {
+    if (one.at("name") == name) {
+      return one;
+    }
+  }
+  FAIL(name << " is not among the linear layers of " << explained.dump(1));
+  return explained;
+}
+
+std::string operand(const Json& one, const char* gemm, const char* side) {
+  return one.at(gemm).at(side);
+}
+
+TEST_CASE("explain: te-delayed in hybrid format") {
+  const Json json = explain({"model.preset=toy", "mixed_precision=fp8", "fp8.recipe=delayed",
+                             "fp8.amax_history_len=16", "fp8.margin=1"});
+  CHECK(json.at("plan") == "te-delayed");
+  size_t scaled = 0;
+  for (const Json& one : json.at("linears")) {
+    if (!one.at("scaled").get<bool>()) {
+      CHECK(one.at("exempt_reason") == "output head");
+      CHECK(operand(one, "fprop", "a") == "bf16");
+      continue;
+    }
+    ++scaled;
+    INFO(one.dump());
+    CHECK(one.at("exempt_reason") == "");
+    const std::string forward = "e4m3 tensor delayed(16, max, margin 1)";
+    const std::string gradient = "e5m2 tensor delayed(16, max, margin 1)";
+    CHECK(operand(one, "fprop", "a") == forward);
+    CHECK(operand(one, "fprop", "b") == forward);
+    CHECK(operand(one, "dgrad", "a") == gradient);
+    CHECK(operand(one, "dgrad", "b") == forward);
+    CHECK(operand(one, "wgrad", "a") == gradient);
+    CHECK(operand(one, "wgrad", "b") == forward);
+  }
+  CHECK(scaled == 2 * 4);  // qkv, output, up (with gate), down
+}
+
+TEST_CASE("explain: GEMMs that are kept in high precision, and exempt layers") {
+  const Json json =
+      explain({"model.preset=toy", "mixed_precision=fp8", "fp8.recipe=current",
+               "fp8.override_linear_precision=[false, true, false]", "fp8.format=e4m3",
+               "fp8.exempt=['*.mlp.down*']", "fp8.first_linears=1"});
+  size_t exempt = 0;
+  for (const Json& one : json.at("linears")) {
+    INFO(one.dump());
+    exempt += one.at("scaled").get<bool>() ? 0 : 1;
+    if (one.at("scaled").get<bool>()) {
+      CHECK(operand(one, "fprop", "a") == "e4m3 tensor current");
+      CHECK(operand(one, "dgrad", "a") == "bf16");
+      CHECK(operand(one, "dgrad", "b") == "bf16");
+      CHECK(operand(one, "wgrad", "a") == "e4m3 tensor current");
+    }
+  }
+  CHECK(exempt == 4);
+  CHECK(json.at("linears")[0].at("exempt_reason") == "among the first 1 linears");
+  CHECK(linear(json, "layers.1.mlp.down").at("exempt_reason") ==
+        "matches exempt pattern '*.mlp.down*'");
+}
+
+TEST_CASE("explain: a layer of an unsuitable size") {
+  const Json json =
+      explain({"model.preset=toy", "model.intermediate_size=172", "precision.plan=te-current"});
+  const Json& up = linear(json, "layers.0.mlp.up");
+  CHECK(up.at("scaled") == false);
+  // Gate and up projection are one GEMM.
+  CHECK(up.at("exempt_reason") == "dimension 344 is not a multiple of 16");
+  CHECK(linear(json, "layers.0.attention.qkv").at("scaled") == true);
+}
+
+TEST_CASE("check answers for an 8 billion parameter model in little memory") {
+  const TempDir where;
+  write_file(where / "text.txt", small_text(40000));
+  const Outcome outcome = expect_code(
+      0, where.path(),
+      {"check", "model.preset=llama-8b", "data.train=[{path: text.txt}]", "training.max_steps=10",
+       "data.seq_length=8192", "precision.plan=te-delayed", "training.micro_batch_size=1"});
+  INFO(outcome.out);
+  CHECK(outcome.peak_kib < 2L * 1024 * 1024);
+  CHECK_THAT(outcome.out, Catch::Contains("8.03"));  // billion parameters
+}
+
+}  // namespace
+}  // namespace fp8train::test

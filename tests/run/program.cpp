@@ -1,0 +1,170 @@
+#include "program.h"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstring>
+#include <random>
+#include <sstream>
+#include <thread>
+
+namespace fp8train::test {
+namespace {
+
+constexpr int kCannotExec = 126;
+
+void send_output_to(const std::string& path, int descriptor) {
+  const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  if (file < 0 || dup2(file, descriptor) < 0) {
+    _exit(kCannotExec);
+  }
+}
+
+std::vector<char*> pointers(Words& words) {
+  std::vector<char*> result;
+  for (std::string& word : words) {
+    result.push_back(word.data());
+  }
+  result.push_back(nullptr);
+  return result;
+}
+
+/// The environment of the tests without what would change a run, and with `more`.
+Words environment_with(const Words& more) {
+  Words result;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const bool ours = std::strncmp(*entry, "FP8TRAIN_", 9) == 0 ||
+                      std::strncmp(*entry, "OMP_", 4) == 0 ||
+                      std::strncmp(*entry, "SLURM_", 6) == 0;
+    if (!ours) {
+      result.emplace_back(*entry);
+    }
+  }
+  // Threads that wait must not take the processor from those that work: tests share machines.
+  result.emplace_back("OMP_WAIT_POLICY=passive");
+  result.insert(result.end(), more.begin(), more.end());
+  return result;
+}
+
+}  // namespace
+
+Process::Process(const fs::path& where, const Words& words, const Words& environment) {
+  Words command = {FP8TRAIN_PROGRAM};
+  command.insert(command.end(), words.begin(), words.end());
+  Words variables = environment_with(environment);
+  const std::vector<char*> arguments = pointers(command);
+  const std::vector<char*> variable_pointers = pointers(variables);
+  const std::string out = (output_ / "out").string();
+  const std::string err = (output_ / "err").string();
+  pid_ = fork();
+  REQUIRE(pid_ >= 0);
+  if (pid_ == 0) {
+    send_output_to(out, STDOUT_FILENO);
+    send_output_to(err, STDERR_FILENO);
+    if (chdir(where.c_str()) == 0) {
+      execve(arguments[0], arguments.data(), variable_pointers.data());
+    }
+    _exit(kCannotExec);
+  }
+}
+
+Process::~Process() {
+  if (!ended_) {
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+}
+
+void Process::send(int signal) const {
+  REQUIRE(kill(pid_, signal) == 0);
+}
+
+void Process::collect(int options) {
+  if (ended_) {
+    return;
+  }
+  int status = 0;
+  struct rusage usage = {};
+  const pid_t changed = wait4(pid_, &status, options, &usage);
+  REQUIRE(changed >= 0);
+  if (changed == 0) {
+    return;
+  }
+  ended_ = true;
+  outcome_.code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+  outcome_.peak_kib = usage.ru_maxrss;
+  outcome_.out = read_file(output_ / "out");
+  outcome_.err = read_file(output_ / "err");
+  REQUIRE(outcome_.code != kCannotExec);
+}
+
+bool Process::has_ended() {
+  collect(WNOHANG);
+  return ended_;
+}
+
+Outcome Process::wait() {
+  collect(0);
+  return outcome_;
+}
+
+bool Process::wait_until(const std::function<bool()>& condition) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (!condition()) {
+    if (has_ended() || std::chrono::steady_clock::now() > deadline) {
+      return false;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
+
+Outcome run_program(const fs::path& where, const Words& words, const Words& environment) {
+  return Process(where, words, environment).wait();
+}
+
+Outcome expect_code(int code, const fs::path& where, const Words& words) {
+  Outcome outcome = run_program(where, words);
+  INFO("output:\n" << outcome.out << "\nerrors:\n" << outcome.err);
+  REQUIRE(outcome.code == code);
+  return outcome;
+}
+
+long last_logged_step(const fs::path& run_directory) {
+  std::ifstream stream(run_directory / "metrics.jsonl");
+  const std::string text{std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
+  const size_t end = text.rfind('\n');
+  const std::string key = "{\"step\":";
+  const size_t begin = end == std::string::npos ? end : text.rfind(key, end);
+  return begin == std::string::npos ? 0 : std::strtol(&text[begin + key.size()], nullptr, 10);
+}
+
+bool same_bytes(const fs::path& a, const fs::path& b) {
+  return read_file(a) == read_file(b);
+}
+
+std::string small_text(size_t bytes) {
+  const char* const words[] = {"the ", "river ",  "ran ",  "over ", "stones ", "and ",
+                               "we ",  "slept\n", "cold ", "moon ", "told ",   "no one. "};
+  std::mt19937 random(7);  // the same numbers everywhere, unlike the distributions
+  std::string text;
+  while (text.size() < bytes) {
+    text += words[random() % std::size(words)];
+  }
+  return text;
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::istringstream stream(text);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(stream, line);) {
+    lines.push_back(line);
+  }
+  return lines;
+}
+
+}  // namespace fp8train::test

@@ -1,0 +1,71 @@
+#pragma once
+// Runs the program itself, as a user would: fork and exec, output into files, so that a run can be
+// watched, signalled and killed.
+
+#include <sys/types.h>
+
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "support/files.h"
+#include "support/temp_dir.h"
+
+namespace fp8train::test {
+
+namespace fs = std::filesystem;
+using Words = std::vector<std::string>;
+
+struct Outcome {
+  int code = 0;  ///< exit code; 128 + number when a signal ended it
+  std::string out;
+  std::string err;
+  long peak_kib = 0;  ///< largest resident set
+};
+
+/// A started program. One that still runs is killed by destruction.
+class Process {
+ public:
+  /// Starts `fp8train words...` in the folder `where`. `environment` holds NAME=value.
+  Process(const fs::path& where, const Words& words, const Words& environment = {});
+  ~Process();
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
+
+  void send(int signal) const;
+  bool has_ended();
+  Outcome wait();
+
+  /// Looks every millisecond until `condition`; false when the program ended before or a minute
+  /// passed.
+  bool wait_until(const std::function<bool()>& condition);
+
+ private:
+  void collect(int options);
+
+  TempDir output_;
+  pid_t pid_ = -1;
+  bool ended_ = false;
+  Outcome outcome_;
+};
+
+/// Starts, waits, and requires that no signal ended it.
+Outcome run_program(const fs::path& where, const Words& words, const Words& environment = {});
+
+/// run_program() that requires exit code `code`; the message of a failure holds the output.
+Outcome expect_code(int code, const fs::path& where, const Words& words);
+
+/// The step of the last whole line of metrics.jsonl; 0 when there is none.
+long last_logged_step(const fs::path& run_directory);
+
+/// Files of `a` and `b` hold the same bytes.
+bool same_bytes(const fs::path& a, const fs::path& b);
+
+/// About `bytes` of text: a fixed pseudo-random sequence of words.
+std::string small_text(size_t bytes);
+
+/// The lines of a text.
+std::vector<std::string> lines_of(const std::string& text);
+
+}  // namespace fp8train::test

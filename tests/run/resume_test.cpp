@@ -1,0 +1,202 @@
+// A run that was killed, stopped or resumed ends with the bits of one that was not.
+
+#include <chrono>
+#include <csignal>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <thread>
+
+#include "program.h"
+
+namespace fp8train::test {
+namespace {
+
+constexpr long kSteps = 40;
+const char* const kFinal = "step-000040";
+
+/// The folder of a test: a text and runs beside each other.
+class Workshop {
+ public:
+  Workshop() { write_file(folder_ / "text.txt", small_text(20000)); }
+
+  const fs::path& folder() const { return folder_.path(); }
+  fs::path run(const std::string& name) const { return folder_ / name; }
+  fs::path final_checkpoint(const std::string& name) const {
+    return run(name) / "checkpoints" / kFinal;
+  }
+
+  static Words command(const std::string& plan, const std::string& name, const Words& more = {}) {
+    Words words = {"model.preset=toy",
+                   "data.train=[{path: text.txt}]",
+                   "data.val_fraction=0.1",
+                   "data.seq_length=32",
+                   "training.max_steps=" + std::to_string(kSteps),
+                   "training.micro_batch_size=2",
+                   "training.gradient_accumulation_steps=2",
+                   "optimizer.lr=3e-3",
+                   "scheduler.warmup_steps=4",
+                   "eval.interval=10",
+                   "eval.batches=2",
+                   "sample.interval=20",
+                   "sample.max_new_tokens=8",
+                   "logging.interval=1",
+                   "checkpoint.interval=5",
+                   "threads=1",
+                   "precision.plan=" + plan,
+                   "output_dir=" + name};
+    if (plan == "te-delayed") {
+      words.push_back("precision.amax_history_len=7");
+    }
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  }
+
+ private:
+  TempDir folder_;
+};
+
+/// metrics.jsonl without the times.
+std::string timeless_metrics(const fs::path& run) {
+  std::string text;
+  for (const std::string& line : lines_of(read_file(run / "metrics.jsonl"))) {
+    nlohmann::ordered_json object = nlohmann::ordered_json::parse(line);
+    object.erase("tokens_per_second");
+    text += object.dump() + "\n";
+  }
+  return text;
+}
+
+void check_equal_runs(const Workshop& shop, const std::string& a, const std::string& b) {
+  INFO(a << " against " << b);
+  for (const auto& entry : fs::directory_iterator(shop.final_checkpoint(a))) {
+    const fs::path name = entry.path().filename();
+    INFO(name);
+    CHECK(same_bytes(entry.path(), shop.final_checkpoint(b) / name));
+  }
+  const std::string metrics = timeless_metrics(shop.run(a));
+  // One line a step, evaluations at 10, 20 and 30 and the final one.
+  CHECK(lines_of(metrics).size() == kSteps + 4);
+  CHECK(metrics == timeless_metrics(shop.run(b)));
+}
+
+/// Starts the command, kills it a little after `step` was logged.
+void kill_after(const Workshop& shop, const Words& command, const std::string& name, long step,
+                unsigned extra_microseconds) {
+  Process process(shop.folder(), command);
+  const bool reached = process.wait_until([&] { return last_logged_step(shop.run(name)) >= step; });
+  if (!reached) {
+    FAIL("step " << step << " was not seen: " << process.wait().err);
+  }
+  std::this_thread::sleep_for(std::chrono::microseconds(extra_microseconds));
+  process.send(SIGKILL);
+  REQUIRE(process.wait().code == 128 + SIGKILL);
+}
+
+TEST_CASE("killed twice and resumed: the bits of the undisturbed run") {
+  const std::string plan = GENERATE("fp32", "bf16", "fp16", "te-delayed", "te-current");
+  INFO(plan);
+  const Workshop shop;
+  expect_code(0, shop.folder(), Workshop::command(plan, "whole"));
+  const Words command = Workshop::command(plan, "broken");
+  std::seed_seq seed(plan.begin(), plan.end());
+  std::mt19937 random(seed);
+  const long first = 2 + static_cast<long>(random() % 15);
+  const long second = first + 4 + static_cast<long>(random() % 14);
+  kill_after(shop, command, "broken", first, static_cast<unsigned>(random() % 8000));
+  kill_after(shop, command, "broken", second, static_cast<unsigned>(random() % 8000));
+  const Outcome last = expect_code(0, shop.folder(), command);
+  CHECK_THAT(last.out, Catch::Contains("resumed from broken/checkpoints/step-0000"));
+  check_equal_runs(shop, "whole", "broken");
+}
+
+TEST_CASE("killed again and again while it saves at every step") {
+  const Workshop shop;
+  expect_code(0, shop.folder(), Workshop::command("te-delayed", "whole"));
+  const Words command = Workshop::command("te-delayed", "broken", {"checkpoint.interval=1"});
+  std::mt19937 random(11);
+  for (long step = 3; step < 36; step += 5 + static_cast<long>(random() % 3)) {
+    kill_after(shop, command, "broken", step, static_cast<unsigned>(random() % 12000));
+  }
+  expect_code(0, shop.folder(), command);
+  check_equal_runs(shop, "whole", "broken");
+}
+
+TEST_CASE("the same command twice, and with another number of threads") {
+  const std::string plan = GENERATE("fp32", "bf16", "fp16", "te-delayed", "te-current");
+  INFO(plan);
+  const Workshop shop;
+  expect_code(0, shop.folder(), Workshop::command(plan, "once"));
+  expect_code(0, shop.folder(), Workshop::command(plan, "again"));
+  check_equal_runs(shop, "once", "again");
+  expect_code(0, shop.folder(), Workshop::command(plan, "two", {"threads=2"}));
+  check_equal_runs(shop, "once", "two");
+}
+
+TEST_CASE("any number of threads at a size where every operation is divided") {
+  const std::string plan = GENERATE("fp32", "bf16", "te-delayed");
+  INFO(plan);
+  const Workshop shop;
+  const Words larger = {"model.preset=nanogpt-laptop",
+                        "data.seq_length=64",
+                        "training.micro_batch_size=8",
+                        "training.gradient_accumulation_steps=1",
+                        "training.max_steps=6",
+                        "sample.interval=0",
+                        "eval.interval=0",
+                        "checkpoint.interval=0"};
+  for (const char* threads : {"1", "2", "3"}) {
+    Words words = Workshop::command(plan, threads, larger);
+    words.push_back(std::string("threads=") + threads);
+    expect_code(0, shop.folder(), words);
+  }
+  for (const char* name : {"2", "3"}) {
+    const fs::path file = "checkpoints/step-000006/model.safetensors";
+    CHECK(same_bytes(shop.run("1") / file, shop.run(name) / file));
+    CHECK(timeless_metrics(shop.run("1")) == timeless_metrics(shop.run(name)));
+  }
+}
+
+TEST_CASE("a stop signal saves, exits with 75, and the same command goes on") {
+  const int signal = GENERATE(SIGTERM, SIGINT, SIGUSR1);
+  const Workshop shop;
+  expect_code(0, shop.folder(), Workshop::command("te-delayed", "whole"));
+  const Words command = Workshop::command("te-delayed", "stopped", {"checkpoint.interval=0"});
+  {
+    Process process(shop.folder(), command);
+    REQUIRE(process.wait_until([&] { return last_logged_step(shop.run("stopped")) >= 13; }));
+    process.send(signal);
+    const Outcome outcome = process.wait();
+    INFO(outcome.out << outcome.err);
+    REQUIRE(outcome.code == 75);
+    const long stopped = last_logged_step(shop.run("stopped"));
+    char name[32];
+    std::snprintf(name, sizeof name, "step-%06ld", stopped);
+    CHECK(fs::exists(shop.run("stopped") / "checkpoints" / name));
+    CHECK_THAT(outcome.out, Catch::Contains("run the same command to go on"));
+  }
+  expect_code(0, shop.folder(), command);
+  check_equal_runs(shop, "whole", "stopped");
+}
+
+TEST_CASE("a time limit stops like a signal") {
+  const Workshop shop;
+  const Words command =
+      Workshop::command("fp32", "limited", {"training.max_steps=1000000", "training.max_time=1s"});
+  const Outcome outcome = expect_code(75, shop.folder(), command);
+  CHECK_THAT(outcome.out, Catch::Contains("training.max_time"));
+  CHECK(fs::exists(shop.run("limited") / "checkpoints" / "latest"));
+}
+
+TEST_CASE("a finished run that is started again trains no further") {
+  const Workshop shop;
+  const Words command = Workshop::command("bf16", "done");
+  expect_code(0, shop.folder(), command);
+  const std::string metrics = timeless_metrics(shop.run("done"));
+  const std::string weights = read_file(shop.final_checkpoint("done") / "model.safetensors");
+  expect_code(0, shop.folder(), command);
+  CHECK(read_file(shop.final_checkpoint("done") / "model.safetensors") == weights);
+  CHECK(timeless_metrics(shop.run("done")) == metrics);
+}
+
+}  // namespace
+}  // namespace fp8train::test

@@ -1,0 +1,85 @@
+// A model that others trained: stories260K of llama2.c (../shared/data) writes the text that its
+// authors published, and its loss hardly changes in lower precision.
+
+#include <nlohmann/json.hpp>
+
+#include "program.h"
+
+namespace fp8train::test {
+namespace {
+
+/// The folder that the importer makes; empty paths where the files are absent.
+class Imported {
+ public:
+  Imported() : model_(shared_data("stories260K.bin")), tokenizer_(shared_data("tok512.bin")) {
+    if (present()) {
+      expect_code(0, folder_.path(),
+                  {"import", "llama2c", model_.string(), "--tokenizer", tokenizer_.string(),
+                   "--out", "stories"});
+    }
+  }
+  bool present() const { return !model_.empty() && !tokenizer_.empty(); }
+  const fs::path& folder() const { return folder_.path(); }
+
+  std::string greedy(const std::string& tokens, const std::string& prompt) const {
+    return expect_code(0, folder(),
+                       {"generate", "--checkpoint", "stories", "--temperature", "0",
+                        "--max-new-tokens", tokens, "--prompt", prompt, "--threads", "1"})
+        .out;
+  }
+
+  double loss(const std::string& plan) const {
+    const Outcome outcome =
+        expect_code(0, folder(),
+                    {"eval", "--checkpoint", "stories", "--data", "story.txt", "--plan", plan,
+                     "--seq-length", "128", "--json", "--threads", "1"});
+    const auto json = nlohmann::json::parse(outcome.out);
+    CHECK(json.at("plan") == plan);
+    return json.at("loss");
+  }
+
+ private:
+  TempDir folder_;
+  fs::path model_, tokenizer_;
+};
+
+std::string golden(const char* name) {
+  return read_file(fs::path(FP8TRAIN_GOLDEN_DIR) / "run" / name);
+}
+
+TEST_CASE("stories260K writes its published text") {
+  const Imported imported;
+  if (!imported.present()) {
+    return;
+  }
+  const std::string published = golden("stories260K.txt");
+  const std::string short_text = imported.greedy("120", "");
+  CHECK(short_text == golden("stories260K_120.txt"));
+  CHECK(published.starts_with(short_text.substr(0, short_text.size() - 1)));
+  CHECK(imported.greedy("256", "").starts_with(published.substr(0, published.size() - 1)));
+  // A prompt that is the beginning of the story leads to the same story.
+  CHECK(imported.greedy("40", "Once upon a time, there was a little")
+            .starts_with(
+                "Once upon a time, there was a little girl named Lily. She loved to play outside"));
+}
+
+TEST_CASE("stories260K loses little in lower precision") {
+  const Imported imported;
+  if (!imported.present()) {
+    return;
+  }
+  write_file(imported.folder() / "story.txt", golden("story.txt"));
+  const double exact = imported.loss("fp32");
+  CHECK(exact > 1.0);
+  CHECK(exact < 2.2);  // random weights: ln 512 = 6.24
+  WARN("stories260K on tests/golden/run/story.txt, fp32: " << exact);
+  for (const char* plan : {"bf16", "fp16", "te-delayed", "te-current"}) {
+    const double loss = imported.loss(plan);
+    WARN(plan << ": " << loss << " (" << 100 * (loss / exact - 1) << " %)");
+    CHECK(loss == Approx(exact).epsilon(0.02));
+    CHECK(loss != exact);
+  }
+}
+
+}  // namespace
+}  // namespace fp8train::test
