@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -35,22 +36,61 @@ int report(const std::string& message, int code) {
 
 }  // namespace
 
-void add_common(CLI::App& verb, CommonOptions& options) {
-  verb.add_option("-c,--config", options.config, "YAML file that describes the run");
+void Arguments::option(const char* name, std::string& target, const char* help) {
+  app_->add_option(name, target, help)->capture_default_str();
+}
+
+void Arguments::option(const char* name, int64_t& target, const char* help) {
+  app_->add_option(name, target, help)->capture_default_str();
+}
+
+void Arguments::option(const char* name, uint64_t& target, const char* help) {
+  app_->add_option(name, target, help)->capture_default_str();
+}
+
+void Arguments::option(const char* name, double& target, const char* help) {
+  app_->add_option(name, target, help)->capture_default_str();
+}
+
+void Arguments::required(const char* name, std::string& target, const char* help) {
+  app_->add_option(name, target, help)->required();
+}
+
+void Arguments::required(const char* name, std::vector<std::string>& targets, const char* help) {
+  app_->add_option(name, targets, help)->required();
+}
+
+void Arguments::flag(const char* name, bool& target, const char* help) {
+  app_->add_flag(name, target, help);
+}
+
+Arguments Arguments::part(const char* name, const char* help) {
+  app_->require_subcommand(1);
+  return Arguments(*app_->add_subcommand(name, help));
+}
+
+void Arguments::run(Action& action, Action work) {
+  app_->callback([&action, work = std::move(work)] { action = work; });
+}
+
+void add_common(Arguments verb, CommonOptions& options) {
+  verb.option("-c,--config", options.config, "YAML file that describes the run");
   // One value per --set: by default it would swallow the positionals behind it.
-  verb.add_option("--set", options.sets, "a.b=v: change one key (repeatable; v in YAML)")
+  verb.app()
+      .add_option("--set", options.sets, "a.b=v: change one key (repeatable; v in YAML)")
       ->expected(1)
       ->take_all()
       ->allow_extra_args(false);
-  verb.add_option("--output-dir", options.output_dir, "Short for --set output_dir=");
-  verb.add_option("--max-steps", options.max_steps, "Short for --set training.max_steps=");
-  verb.add_option("--max-time", options.max_time, "Short for --set training.max_time=");
-  verb.add_option("--seed", options.seed, "Short for --set training.seed=");
-  verb.add_option("--device", options.device, "Short for --set device=");
-  verb.add_option("--threads", options.threads, "Short for --set threads=");
-  verb.add_flag("-v,--verbose", options.verbose, "Print more");
-  verb.add_flag("-q,--quiet", options.quiet, "Print warnings and errors only");
-  verb.add_option("file_or_set", options.positionals, "The YAML file, and a.b=v to change keys");
+  verb.option("--output-dir", options.output_dir, "Short for --set output_dir=");
+  verb.option("--max-steps", options.max_steps, "Short for --set training.max_steps=");
+  verb.option("--max-time", options.max_time, "Short for --set training.max_time=");
+  verb.option("--seed", options.seed, "Short for --set training.seed=");
+  verb.option("--device", options.device, "Short for --set device=");
+  verb.option("--threads", options.threads, "Short for --set threads=");
+  verb.app().add_flag("-v,--verbose", options.verbose, "Print more");
+  verb.flag("-q,--quiet", options.quiet, "Print warnings and errors only");
+  verb.app().add_option("file_or_set", options.positionals,
+                        "The YAML file, and a.b=v to change keys");
 }
 
 Settings load(const CommonOptions& options) {
@@ -148,7 +188,7 @@ int run_program(const std::vector<Verb>& verbs, std::vector<std::string> argumen
     std::vector<std::string> names;
     for (const Verb& verb : verbs) {
       names.emplace_back(verb.name);
-      verb.add(*app.add_subcommand(verb.name, verb.help), action);
+      verb.add(Arguments(*app.add_subcommand(verb.name, verb.help)), action);
     }
     arguments = with_verb(std::move(arguments), names);
     try {

@@ -2,12 +2,16 @@
 // The command line: verbs, the options that several of them share, and the way from an error to an
 // exit code. A verb is one file with one `add_<name>` function and one line in verbs.h.
 
-#include <CLI/CLI.hpp>
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
 
 #include "config/settings.h"
+
+namespace CLI {
+class App;
+}
 
 namespace fp8train {
 
@@ -15,12 +19,40 @@ namespace fp8train {
 /// run afterwards.
 using Action = std::function<int()>;
 
+/// The arguments of one verb or of one of its parts; a view, to be passed by value. Names are those
+/// of CLI11 ("-c,--config"; one without dashes is positional); CLI11's headers stay in cli.cpp,
+/// because each file that includes them compiles for seconds. --help shows a target's value as
+/// the default.
+class Arguments {
+ public:
+  explicit Arguments(CLI::App& app) : app_(&app) {}
+
+  void option(const char* name, std::string& target, const char* help = "");
+  void option(const char* name, int64_t& target, const char* help = "");
+  void option(const char* name, uint64_t& target, const char* help = "");
+  void option(const char* name, double& target, const char* help = "");
+  void required(const char* name, std::string& target, const char* help);
+  void required(const char* name, std::vector<std::string>& targets, const char* help);
+  void flag(const char* name, bool& target, const char* help);
+
+  /// A part of the verb; one that has parts cannot be called without.
+  Arguments part(const char* name, const char* help);
+
+  /// `work` becomes `action` when this verb or part is the one that was called.
+  void run(Action& action, Action work);
+
+  CLI::App& app() { return *app_; }
+
+ private:
+  CLI::App* app_;
+};
+
 struct Verb {
   const char* name;
   const char* help;  ///< one line
-  /// Declares the verb's options on its subcommand. The options' variables must outlive the
-  /// parsing: keep them in a shared_ptr that the action captures.
-  void (*add)(CLI::App& verb, Action& action);
+  /// Declares the verb's options. The options' variables must outlive the parsing: keep them in a
+  /// shared_ptr that the action captures.
+  void (*add)(Arguments verb, Action& action);
 };
 
 /// Options that verbs working on a run's configuration share.
@@ -35,7 +67,7 @@ struct CommonOptions {
 };
 
 /// Declares --config, --set, the shortcuts, -v, -q and the positionals.
-void add_common(CLI::App& verb, CommonOptions& options);
+void add_common(Arguments verb, CommonOptions& options);
 
 /// The settings that the options and FP8TRAIN_SET describe; also sets the log level. Throws
 /// ConfigError.

@@ -217,42 +217,38 @@ void print_text(const Json& json) {
   }
 }
 
-void add_part(CLI::App& parent, Action& action, const std::shared_ptr<BenchOptions>& options,
+void add_part(Arguments parent, Action& action, const std::shared_ptr<BenchOptions>& options,
               const char* name, const char* help, Json (*bench)(const BenchOptions&)) {
-  CLI::App* part = parent.add_subcommand(name, help);
-  part->add_flag("--json", options->json, "As JSON");
-  part->add_option("--device", options->device)->capture_default_str();
-  part->add_option("--threads", options->threads, "0: all cores")->capture_default_str();
-  part->add_option("--seconds", options->seconds, "Time to measure for")->capture_default_str();
+  Arguments part = parent.part(name, help);
+  part.flag("--json", options->json, "As JSON");
+  part.option("--device", options->device);
+  part.option("--threads", options->threads, "0: all cores");
+  part.option("--seconds", options->seconds, "Time to measure for");
   if (std::string(name) == "step") {
-    part->add_option("--preset", options->preset)->capture_default_str();
-    part->add_option("--plan", options->plan, "Precision row")->capture_default_str();
-    part->add_option("--micro-batch-size", options->micro_batch_size)->capture_default_str();
-    part->add_option("--seq-length", options->seq_length)->capture_default_str();
-    part->add_option("--accumulation", options->accumulation)->capture_default_str();
-    part->add_option("--vocabulary", options->vocabulary, "For presets without one")
-        ->capture_default_str();
+    part.option("--preset", options->preset);
+    part.option("--plan", options->plan, "Precision row");
+    part.option("--micro-batch-size", options->micro_batch_size);
+    part.option("--seq-length", options->seq_length);
+    part.option("--accumulation", options->accumulation);
+    part.option("--vocabulary", options->vocabulary, "For presets without one");
   }
   if (std::string(name) == "gemm") {
-    part->add_option("--sizes", options->sizes, "Square sizes, with commas")->capture_default_str();
+    part.option("--sizes", options->sizes, "Square sizes, with commas");
   }
-  part->callback([options, bench, &action] {
-    action = [options, bench] {
-      const Json json = bench(*options);
-      if (options->json) {
-        fmt::print("{}\n", json.dump(1));
-      } else {
-        print_text(json);
-      }
-      return 0;
-    };
+  part.run(action, [options, bench] {
+    const Json json = bench(*options);
+    if (options->json) {
+      fmt::print("{}\n", json.dump(1));
+    } else {
+      print_text(json);
+    }
+    return 0;
   });
 }
 
 }  // namespace
 
-void add_bench(CLI::App& verb, Action& action) {
-  verb.require_subcommand(1);
+void add_bench(Arguments verb, Action& action) {
   const auto options = std::make_shared<BenchOptions>();
   add_part(verb, action, options, "step", "A whole training step", bench_step);
   add_part(verb, action, options, "gemm", "Matrix products by operand type", bench_gemm);

@@ -57,10 +57,10 @@ int check_run(const Settings& settings) {
 
 }  // namespace
 
-void add_check(CLI::App& verb, Action& action) {
+void add_check(Arguments verb, Action& action) {
   auto options = std::make_shared<CommonOptions>();
   add_common(verb, *options);
-  verb.callback([options, &action] { action = [options] { return check_run(load(*options)); }; });
+  verb.run(action, [options] { return check_run(load(*options)); });
 }
 
 }  // namespace fp8train

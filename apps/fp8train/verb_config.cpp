@@ -17,40 +17,34 @@ struct ShowOptions {
   bool comments = false;
 };
 
-void add_show(CLI::App& parent, Action& action) {
+void add_show(Arguments parent, Action& action) {
   auto options = std::make_shared<ShowOptions>();
-  CLI::App* show = parent.add_subcommand("show", "Check a configuration and print it as YAML");
-  add_common(*show, options->common);
-  show->add_flag("--resolved", options->resolved, "Every setting, not only what differs");
-  show->add_flag("--comments", options->comments, "With a line of documentation per key");
-  show->callback([options, &action] {
-    action = [options] {
-      fmt::print("{}", show_settings(load(options->common), options->resolved, options->comments));
-      return 0;
-    };
+  Arguments show = parent.part("show", "Check a configuration and print it as YAML");
+  add_common(show, options->common);
+  show.flag("--resolved", options->resolved, "Every setting, not only what differs");
+  show.flag("--comments", options->comments, "With a line of documentation per key");
+  show.run(action, [options] {
+    fmt::print("{}", show_settings(load(options->common), options->resolved, options->comments));
+    return 0;
   });
 }
 
-void add_explain_key(CLI::App& parent, Action& action) {
+void add_explain_key(Arguments parent, Action& action) {
   auto key = std::make_shared<std::string>();
-  CLI::App* explain = parent.add_subcommand("explain", "Explain one key or section");
-  explain->add_option("key", *key, "Dotted key, such as optimizer.lr")->required();
-  explain->callback([key, &action] {
-    action = [key] {
-      fmt::print("{}", explain_key(*key));
-      return 0;
-    };
+  Arguments explain = parent.part("explain", "Explain one key or section");
+  explain.required("key", *key, "Dotted key, such as optimizer.lr");
+  explain.run(action, [key] {
+    fmt::print("{}", explain_key(*key));
+    return 0;
   });
 }
 
 /// A subcommand without options that prints a text.
-void add_text(CLI::App& parent, Action& action, const char* name, const char* help,
+void add_text(Arguments parent, Action& action, const char* name, const char* help,
               std::string (*text)()) {
-  parent.add_subcommand(name, help)->callback([text, &action] {
-    action = [text] {
-      fmt::print("{}", text());
-      return 0;
-    };
+  parent.part(name, help).run(action, [text] {
+    fmt::print("{}", text());
+    return 0;
   });
 }
 
@@ -64,8 +58,7 @@ std::string keys_text() {
 
 }  // namespace
 
-void add_config(CLI::App& verb, Action& action) {
-  verb.require_subcommand(1);
+void add_config(Arguments verb, Action& action) {
   add_show(verb, action);
   add_explain_key(verb, action);
   add_text(verb, action, "keys", "List all keys", keys_text);

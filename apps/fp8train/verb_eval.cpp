@@ -59,24 +59,21 @@ int evaluate(EvalOptions options) {
 
 }  // namespace
 
-void add_eval(CLI::App& verb, Action& action) {
+void add_eval(Arguments verb, Action& action) {
   auto options = std::make_shared<EvalOptions>();
-  verb.add_option("--checkpoint", options->model.path,
-                  "Run directory, checkpoint or Hugging Face folder")
-      ->required();
-  verb.add_option("--data", options->data, "Text, JSON lines or token file")->required();
-  verb.add_option("--plan", options->model.plan, "Precision row")->capture_default_str();
-  verb.add_option("--seq-length", options->model.seq_length, "0: the model's context")
-      ->capture_default_str();
-  verb.add_option("--calibrate", options->calibrate,
-                  "Batches that set the scales of a row with delayed scaling")
-      ->capture_default_str();
-  verb.add_option("--tokenizer", options->model.tokenizer,
-                  "Tokenizer, when the folder has no tokenizer.json of this program");
-  verb.add_option("--device", options->model.device)->capture_default_str();
-  verb.add_option("--threads", options->model.threads, "0: all cores")->capture_default_str();
-  verb.add_flag("--json", options->json, "As JSON");
-  verb.callback([options, &action] { action = [options] { return evaluate(*options); }; });
+  verb.required("--checkpoint", options->model.path,
+                "Run directory, checkpoint or Hugging Face folder");
+  verb.required("--data", options->data, "Text, JSON lines or token file");
+  verb.option("--plan", options->model.plan, "Precision row");
+  verb.option("--seq-length", options->model.seq_length, "0: the model's context");
+  verb.option("--calibrate", options->calibrate,
+              "Batches that set the scales of a row with delayed scaling");
+  verb.option("--tokenizer", options->model.tokenizer,
+              "Tokenizer, when the folder has no tokenizer.json of this program");
+  verb.option("--device", options->model.device);
+  verb.option("--threads", options->model.threads, "0: all cores");
+  verb.flag("--json", options->json, "As JSON");
+  verb.run(action, [options] { return evaluate(*options); });
 }
 
 }  // namespace fp8train

@@ -88,18 +88,16 @@ void print_json(const PrecisionPlan& plan, const std::vector<LinearPlan>& linear
 
 }  // namespace
 
-void add_explain(CLI::App& verb, Action& action) {
+void add_explain(Arguments verb, Action& action) {
   auto options = std::make_shared<ExplainOptions>();
   add_common(verb, options->common);
-  verb.add_flag("--json", options->json, "As JSON");
-  verb.callback([options, &action] {
-    action = [options] {
-      const Session session = open_session(load(options->common), false);
-      const std::vector<LinearPlan> linears =
-          plan_linears(session.engine.plan, linear_sites(session.engine.model));
-      (options->json ? print_json : print_text)(session.engine.plan, linears);
-      return 0;
-    };
+  verb.flag("--json", options->json, "As JSON");
+  verb.run(action, [options] {
+    const Session session = open_session(load(options->common), false);
+    const std::vector<LinearPlan> linears =
+        plan_linears(session.engine.plan, linear_sites(session.engine.model));
+    (options->json ? print_json : print_text)(session.engine.plan, linears);
+    return 0;
   });
 }
 

@@ -52,25 +52,22 @@ int generate(const GenerateOptions& options) {
 
 }  // namespace
 
-void add_generate(CLI::App& verb, Action& action) {
+void add_generate(Arguments verb, Action& action) {
   auto options = std::make_shared<GenerateOptions>();
-  verb.add_option("--checkpoint", options->model.path,
-                  "Run directory, checkpoint or Hugging Face folder")
-      ->required();
-  verb.add_option("--prompt", options->prompt, "Text to continue");
-  verb.add_option("--max-new-tokens", options->sampling.max_new_tokens)->capture_default_str();
-  verb.add_option("--temperature", options->sampling.temperature, "0: always the likeliest token")
-      ->capture_default_str();
-  verb.add_option("--top-k", options->sampling.top_k, "0: all tokens")->capture_default_str();
-  verb.add_option("--top-p", options->sampling.top_p)->capture_default_str();
-  verb.add_option("--seed", options->sampling.seed)->capture_default_str();
-  verb.add_option("--plan", options->model.plan, "Precision row to run in: fp32, bf16, te-current")
-      ->capture_default_str();
-  verb.add_option("--tokenizer", options->model.tokenizer,
-                  "Tokenizer, when the folder has no tokenizer.json of this program");
-  verb.add_option("--device", options->model.device)->capture_default_str();
-  verb.add_option("--threads", options->model.threads, "0: all cores")->capture_default_str();
-  verb.callback([options, &action] { action = [options] { return generate(*options); }; });
+  verb.required("--checkpoint", options->model.path,
+                "Run directory, checkpoint or Hugging Face folder");
+  verb.option("--prompt", options->prompt, "Text to continue");
+  verb.option("--max-new-tokens", options->sampling.max_new_tokens);
+  verb.option("--temperature", options->sampling.temperature, "0: always the likeliest token");
+  verb.option("--top-k", options->sampling.top_k, "0: all tokens");
+  verb.option("--top-p", options->sampling.top_p);
+  verb.option("--seed", options->sampling.seed);
+  verb.option("--plan", options->model.plan, "Precision row to run in: fp32, bf16, te-current");
+  verb.option("--tokenizer", options->model.tokenizer,
+              "Tokenizer, when the folder has no tokenizer.json of this program");
+  verb.option("--device", options->model.device);
+  verb.option("--threads", options->model.threads, "0: all cores");
+  verb.run(action, [options] { return generate(*options); });
 }
 
 }  // namespace fp8train

@@ -17,19 +17,16 @@ struct ImportOptions {
 
 }  // namespace
 
-void add_import(CLI::App& verb, Action& action) {
-  verb.require_subcommand(1);
+void add_import(Arguments verb, Action& action) {
   auto options = std::make_shared<ImportOptions>();
-  CLI::App* llama2c = verb.add_subcommand("llama2c", "A model.bin of llama2.c (version 0)");
-  llama2c->add_option("model", options->model, "model.bin")->required();
-  llama2c->add_option("--tokenizer", options->tokenizer, "tokNNN.bin that belongs to it");
-  llama2c->add_option("--out", options->out, "Folder to write")->required();
-  llama2c->callback([options, &action] {
-    action = [options] {
-      import_llama2c(options->model, options->tokenizer, options->out);
-      fmt::print("wrote {}\n", options->out);
-      return 0;
-    };
+  Arguments llama2c = verb.part("llama2c", "A model.bin of llama2.c (version 0)");
+  llama2c.required("model", options->model, "model.bin");
+  llama2c.option("--tokenizer", options->tokenizer, "tokNNN.bin that belongs to it");
+  llama2c.required("--out", options->out, "Folder to write");
+  llama2c.run(action, [options] {
+    import_llama2c(options->model, options->tokenizer, options->out);
+    fmt::print("wrote {}\n", options->out);
+    return 0;
   });
 }
 

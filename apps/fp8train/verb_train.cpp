@@ -18,23 +18,21 @@ struct TrainOptions {
 
 }  // namespace
 
-void add_train(CLI::App& verb, Action& action) {
+void add_train(Arguments verb, Action& action) {
   auto options = std::make_shared<TrainOptions>();
   add_common(verb, options->common);
-  verb.add_option("--resume", options->resume,
-                  "auto, never, or a checkpoint folder; short for --set checkpoint.resume=");
-  verb.callback([options, &action] {
-    action = [options] {
-      if (!options->resume.empty()) {
-        options->common.sets.push_back("checkpoint.resume=" + options->resume);
-      }
-      const Settings settings = load(options->common);
-      const RunOutcome outcome = train({.settings = settings,
-                                        .resolved_yaml = show_settings(settings, true),
-                                        .command = command_line(),
-                                        .version = version_text()});
-      return outcome == RunOutcome::finished ? 0 : kExitRequeue;
-    };
+  verb.option("--resume", options->resume,
+              "auto, never, or a checkpoint folder; short for --set checkpoint.resume=");
+  verb.run(action, [options] {
+    if (!options->resume.empty()) {
+      options->common.sets.push_back("checkpoint.resume=" + options->resume);
+    }
+    const Settings settings = load(options->common);
+    const RunOutcome outcome = train({.settings = settings,
+                                      .resolved_yaml = show_settings(settings, true),
+                                      .command = command_line(),
+                                      .version = version_text()});
+    return outcome == RunOutcome::finished ? 0 : kExitRequeue;
   });
 }
 

@@ -6,15 +6,15 @@
 
 namespace fp8train {
 
-void add_train(CLI::App& verb, Action& action);
-void add_check(CLI::App& verb, Action& action);
-void add_explain(CLI::App& verb, Action& action);
-void add_config(CLI::App& verb, Action& action);
-void add_data(CLI::App& verb, Action& action);
-void add_import(CLI::App& verb, Action& action);
-void add_generate(CLI::App& verb, Action& action);
-void add_eval(CLI::App& verb, Action& action);
-void add_bench(CLI::App& verb, Action& action);
+void add_train(Arguments verb, Action& action);
+void add_check(Arguments verb, Action& action);
+void add_explain(Arguments verb, Action& action);
+void add_config(Arguments verb, Action& action);
+void add_data(Arguments verb, Action& action);
+void add_import(Arguments verb, Action& action);
+void add_generate(Arguments verb, Action& action);
+void add_eval(Arguments verb, Action& action);
+void add_bench(Arguments verb, Action& action);
 
 inline const std::vector<Verb>& all_verbs() {
   static const std::vector<Verb> kVerbs = {

@@ -1,5 +1,6 @@
 #include "cli.h"
 
+#include <CLI/CLI.hpp>
 #include <catch2/catch.hpp>
 #include <cstdlib>
 #include <fstream>
@@ -19,7 +20,7 @@ const Words kVerbs = {"train", "config", "check", "generate"};
 CommonOptions parsed(Words words) {
   CommonOptions options;
   CLI::App app;
-  add_common(app, options);
+  add_common(Arguments(app), options);
   std::reverse(words.begin(), words.end());
   app.parse(words);
   return options;
@@ -103,10 +104,10 @@ TEST_CASE("errors map to exit codes") {
 }
 
 TEST_CASE("the program runs the chosen verb") {
-  const auto add_answer = [](CLI::App& verb, Action& action) {
-    auto value = std::make_shared<int>(0);
-    verb.add_option("--value", *value);
-    verb.callback([value, &action] { action = [value] { return *value; }; });
+  const auto add_answer = [](Arguments verb, Action& action) {
+    auto value = std::make_shared<int64_t>(0);
+    verb.option("--value", *value);
+    verb.run(action, [value] { return static_cast<int>(*value); });
   };
   const std::vector<Verb> verbs = {{"train", "help", add_answer}, {"check", "help", add_answer}};
   CHECK(run_program(verbs, {"check", "--value", "75"}) == 75);
