@@ -193,7 +193,9 @@ TEST_CASE("a finished run that is started again trains no further") {
   expect_code(0, shop.folder(), command);
   const std::string metrics = timeless_metrics(shop.run("done"));
   const std::string weights = read_file(shop.final_checkpoint("done") / "model.safetensors");
+  const std::string summary = read_file(shop.run("done") / "summary.json");
   expect_code(0, shop.folder(), command);
+  CHECK(read_file(shop.run("done") / "summary.json") == summary);
   CHECK(read_file(shop.final_checkpoint("done") / "model.safetensors") == weights);
   CHECK(timeless_metrics(shop.run("done")) == metrics);
 }
