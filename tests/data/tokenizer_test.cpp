@@ -143,7 +143,7 @@ TEST_CASE("damaged or foreign tokenizer.json files are refused with a reason") {
   CHECK_THAT(refusal("{"), Contains("there.json"));
   CHECK_THAT(refusal("[]"), Contains("not a tokenizer.json"));
   const std::string head = R"({"format":"fp8train-tokenizer","version":1,"type":)";
-  CHECK_THAT(refusal(head + R"("none"})"), Contains("unknown tokenizer type 'none'"));
+  CHECK_THAT(refusal(head + R"("nothing"})"), Contains("unknown tokenizer type 'nothing'"));
   CHECK_THAT(refusal(head + R"("char"})"), Contains("characters"));
   CHECK_THAT(refusal(head + R"("char","characters":["a","a"]})"), Contains("twice"));
   CHECK_THAT(refusal(head + R"("char","characters":["ab"]})"), Contains("not one UTF-8"));

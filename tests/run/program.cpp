@@ -37,15 +37,13 @@ std::vector<char*> pointers(Words& words) {
 Words environment_with(const Words& more) {
   Words result;
   for (char** entry = environ; *entry != nullptr; ++entry) {
-    const bool ours = std::strncmp(*entry, "FP8TRAIN_", 9) == 0 ||
-                      std::strncmp(*entry, "OMP_", 4) == 0 ||
-                      std::strncmp(*entry, "SLURM_", 6) == 0;
+    const bool ours =
+        std::strncmp(*entry, "FP8TRAIN_", 9) == 0 || std::strncmp(*entry, "OMP_", 4) == 0 ||
+        std::strncmp(*entry, "GOMP_", 5) == 0 || std::strncmp(*entry, "SLURM_", 6) == 0;
     if (!ours) {
       result.emplace_back(*entry);
     }
   }
-  // Threads that wait must not take the processor from those that work: tests share machines.
-  result.emplace_back("OMP_WAIT_POLICY=passive");
   result.insert(result.end(), more.begin(), more.end());
   return result;
 }
