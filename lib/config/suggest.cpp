@@ -205,7 +205,7 @@ std::string advice_for_unknown_key(const std::string& section, const std::string
     return same_section ? did_you_mean(std::string(foreign.substr(section.size() + 1)))
                         : belongs_to(name, foreign);
   }
-  if (const std::string elsewhere = same_name_elsewhere(name); !elsewhere.empty()) {
+  if (std::string elsewhere = same_name_elsewhere(name); !elsewhere.empty()) {
     return elsewhere;
   }
   if (!nearest.empty()) {

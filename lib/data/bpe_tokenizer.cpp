@@ -219,7 +219,7 @@ namespace detail {
 
 std::unique_ptr<Tokenizer> bpe_tokenizer_from(std::vector<BpePiece> pieces,
                                               const std::string& where) {
-  if (pieces.size() < static_cast<size_t>(kFirstByte + kBytes)) {
+  if (pieces.size() < static_cast<size_t>(kFirstByte) + kBytes) {
     throw DataError(
         fmt::format("{}: {} tokens; a llama2.c tokenizer has at least {} (unknown, BOS, "
                     "EOS and 256 bytes)",
@@ -234,7 +234,7 @@ std::unique_ptr<Tokenizer> bpe_tokenizer_from(std::vector<BpePiece> pieces,
     }
   }
   for (int32_t byte = 0; byte < kBytes; ++byte) {
-    const std::string& text = pieces[static_cast<size_t>(kFirstByte + byte)].text;
+    const std::string& text = pieces[static_cast<size_t>(kFirstByte) + byte].text;
     if (text != byte_piece(byte)) {
       throw DataError(fmt::format("{}: token {} should be the byte {} but is '{}'", where,
                                   kFirstByte + byte, byte_piece(byte), printable(text)));
