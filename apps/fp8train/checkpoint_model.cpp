@@ -9,6 +9,7 @@
 #include "io/tensor_source.h"
 #include "train/session.h"
 #include "train/threads.h"
+#include "train/training_state.h"
 #include "train/weights.h"
 
 namespace fp8train {
@@ -53,11 +54,20 @@ CheckpointModel open_checkpoint(const CheckpointRequest& request) {
   settings.micro_batch_size = request.micro_batch_size;
   settings.seq_length =
       request.seq_length > 0 ? request.seq_length : settings.model.max_position_embeddings;
+  if (settings.seq_length > settings.model.max_position_embeddings || request.seq_length < 0) {
+    throw ConfigError("--seq-length must be between 1 and the model's context");
+  }
   configure_threads(request.threads);
   std::string reason;
   opened.device = choose_device(request.device, reason);
   opened.engine = std::make_unique<Engine>(*opened.device, settings);
   load_weights(*opened.device, opened.engine->model(), TensorSource(folder));
+  if (!opened.engine->model().scaling().save().empty()) {
+    opened.has_scales = fs::exists(folder / "scaling.safetensors");
+    if (opened.has_scales) {
+      load_scaling(folder, opened.engine->model().scaling());
+    }
+  }
   opened.engine->weights_changed();
   return opened;
 }

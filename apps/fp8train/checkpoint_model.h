@@ -15,6 +15,8 @@ struct CheckpointModel {
   std::unique_ptr<Tokenizer> tokenizer;
   std::unique_ptr<Device> device;
   std::unique_ptr<Engine> engine;
+  bool has_scales =
+      true;  ///< false: a row with delayed scaling whose scales the folder does not hold
 };
 
 struct CheckpointRequest {

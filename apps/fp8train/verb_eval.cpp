@@ -31,7 +31,7 @@ int evaluate(EvalOptions options) {
       open_corpora(data, *opened.tokenizer, engine.settings().model.vocab_size);
   ValidationBatches batches(splits.train, engine.settings().micro_batch_size,
                             engine.settings().seq_length);
-  if (engine.settings().plan.fprop.a.policy == ScalePolicy::delayed) {
+  if (!opened.has_scales) {
     for (int64_t i = 0; i < options.calibrate; ++i) {
       const std::optional<Batch> batch = batches.next();
       if (!batch) {
@@ -67,7 +67,7 @@ void add_eval(Arguments verb, Action& action) {
   verb.option("--plan", options->model.plan, "Precision row");
   verb.option("--seq-length", options->model.seq_length, "0: the model's context");
   verb.option("--calibrate", options->calibrate,
-              "Batches that set the scales of a row with delayed scaling");
+              "Batches that set the scales of a row with delayed scaling when the folder has none");
   verb.option("--tokenizer", options->model.tokenizer,
               "Tokenizer, when the folder has no tokenizer.json of this program");
   verb.option("--device", options->model.device);

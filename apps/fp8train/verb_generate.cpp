@@ -34,8 +34,12 @@ int generate(const GenerateOptions& options) {
   if (opened.tokenizer->bos_id() >= 0) {
     tokens.insert(tokens.begin(), opened.tokenizer->bos_id());
   }
-  const ModelConfig& config = opened.engine->model().config();
-  Generator generator(*opened.device, opened.engine->model(), config.max_position_embeddings);
+  if (!opened.has_scales) {
+    throw ConfigError("--plan " + options.model.plan + ": " + opened.folder +
+                      " holds no scales for a row with delayed scaling; use bf16 or te-current");
+  }
+  Generator generator(*opened.device, opened.engine->model(),
+                      static_cast<int64_t>(tokens.size()) + options.sampling.max_new_tokens);
   // Decoding the whole sequence each time keeps multi-token characters together.
   std::string printed = opened.tokenizer->decode(tokens);
   print(printed);
@@ -62,7 +66,7 @@ void add_generate(Arguments verb, Action& action) {
   verb.option("--top-k", options->sampling.top_k, "0: all tokens");
   verb.option("--top-p", options->sampling.top_p);
   verb.option("--seed", options->sampling.seed);
-  verb.option("--plan", options->model.plan, "Precision row to run in: fp32, bf16, te-current");
+  verb.option("--plan", options->model.plan, "Precision row to run in");
   verb.option("--tokenizer", options->model.tokenizer,
               "Tokenizer, when the folder has no tokenizer.json of this program");
   verb.option("--device", options->model.device);

@@ -21,6 +21,7 @@ class Checks {
   void model();
   void data();
   void training();
+  void meaningless();
   void schedule();
   void precision();
   void plan();
@@ -175,6 +176,23 @@ void Checks::training() {
   }
 }
 
+/// Keys that belong to another choice than the one made.
+void Checks::meaningless() {
+  const auto refuse = [&](const char* key, bool without_meaning, const std::string& beside) {
+    if (without_meaning && has(key)) {
+      complain(key, "has no meaning with " + beside + "; remove it");
+    }
+  };
+  const std::string& optimizer = settings_.optimizer.name;
+  refuse("optimizer.momentum", optimizer != "sgd", "optimizer.name: " + optimizer);
+  refuse("optimizer.betas", optimizer == "sgd", "optimizer.name: sgd");
+  refuse("optimizer.eps", optimizer == "sgd", "optimizer.name: sgd");
+  const bool constant = settings_.scheduler.type == "constant";
+  refuse("scheduler.min_lr", constant, "scheduler.type: constant");
+  refuse("scheduler.decay_steps", constant, "scheduler.type: constant");
+  refuse("mixed_precision", has("precision.plan"), "precision.plan, which names the row directly");
+}
+
 void Checks::schedule() {
   const ScheduleSettings& schedule = settings_.scheduler;
   if (schedule.type != "constant" && usable("scheduler.type") && usable("optimizer.lr") &&
@@ -269,6 +287,7 @@ void check_settings(const Settings& settings, const GivenKeys& given, Problems& 
   checks.model();
   checks.data();
   checks.training();
+  checks.meaningless();
   checks.schedule();
   checks.precision();
 }

@@ -77,7 +77,7 @@ std::vector<Field> optimizer_fields() {
 std::vector<Field> data_fields() {
   return {
       sources("data.train", &DataSettings::train,
-              "Training sources, mixed by weight: {path, format: auto|text|jsonl|llmc|raw_u16, "
+              "Training sources, one after the other: {path, format: auto|text|jsonl|llmc|raw_u16, "
               "weight}; relative paths start at the working directory"),
       sources("data.val", &DataSettings::val,
               "Validation sources; not set: val_fraction of the training sources"),

@@ -22,7 +22,6 @@ class ByteTokenizer final : public Tokenizer {
  public:
   std::string_view type() const override { return "byte"; }
   int64_t vocab_size() const override { return kByteVocab; }
-  int32_t bos_id() const override { return kByteBos; }
   int32_t eos_id() const override { return kByteEos; }
 
   std::vector<int32_t> encode(std::string_view text) const override {

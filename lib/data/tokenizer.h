@@ -51,8 +51,8 @@ class Tokenizer {
   Tokenizer() = default;
 };
 
-/// 256 byte values as they are, then BOS 256 and EOS 257: vocab_size 258. Encodes anything, needs
-/// no training text.
+/// 256 byte values as they are, 256 (reserved, never in data) and EOS 257: vocab_size 258. Encodes
+/// anything, needs no training text.
 std::unique_ptr<Tokenizer> make_byte_tokenizer();
 
 /// For data tokenized elsewhere (token files): a token's text is its id, "12 7 401". No vocabulary

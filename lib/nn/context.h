@@ -12,9 +12,7 @@ struct StepContext {
   Stream stream;
   Arena* saved;    ///< what forward keeps for backward; released by whoever runs the backward pass
   Arena* scratch;  ///< temporaries of one layer
-  bool training = true;  ///< keep what backward needs and record amax values
-  bool use_scaled_formats =
-      true;  ///< false: linears run in the activation format (evaluation option)
+  bool training = true;             ///< keep what backward needs and record amax values
   bool collect_statistics = false;  ///< fill the slots' saturation and underflow counts
 };
 

@@ -48,7 +48,7 @@ void Head::loss(const StepContext& context, ConstView x, ConstView targets,
                                         .write_gradient = context.training,
                                         .gradient_scale = loss_scale,
                                         .gradient_factor = gradient_factor,
-                                        .z_loss = z_loss_,
+                                        .z_loss = context.training ? z_loss_ : 0.0F,
                                         .vocabulary = vocabulary_});
     if (context.training) {
       projection_.backward(context, chunk, rows_of(dx, begin, count), saved);

@@ -22,7 +22,8 @@ class Head {
 
   Linear& projection() { return projection_; }
 
-  /// x: [rows, C]; targets: int32 [rows], negative = ignored. Adds to the totals. In training also
+  /// x: [rows, C]; targets: int32 [rows], negative = ignored. Adds to the totals
+  /// (in training with the z-loss term). In training also
   /// overwrites dx with the gradient of x and adds to the weight's gradient, each scaled by
   /// *loss_scale * gradient_factor.
   void loss(const StepContext& context, ConstView x, ConstView targets, const LossTotals& totals,

@@ -94,7 +94,9 @@ FP8TRAIN_HD void update_step_control(StepControl& control, float max_norm,
     control.skipped_steps += 1;
     control.good_steps = 0;
     if (scaling.dynamic) {
-      control.loss_scale *= scaling.backoff_factor;
+      // Not below 1: there a gradient that is not finite is not the scale's fault.
+      const float lower = control.loss_scale * scaling.backoff_factor;
+      control.loss_scale = lower < 1.0F ? 1.0F : lower;
     }
     return;
   }

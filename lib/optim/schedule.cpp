@@ -29,7 +29,8 @@ double learning_rate(const ScheduleSettings& schedule, double lr, int64_t step, 
     const int64_t decay_begin = max_steps - schedule.decay_steps;
     return lr + (low - lr) * fraction(step - decay_begin, schedule.decay_steps);
   }
-  const int64_t decay_end = schedule.decay_steps == 0 ? max_steps : schedule.decay_steps;
+  const int64_t decay_end =
+      schedule.decay_steps == 0 ? max_steps : schedule.warmup_steps + schedule.decay_steps;
   const double progress = fraction(step - schedule.warmup_steps, decay_end - schedule.warmup_steps);
   if (schedule.type == "linear") {
     return lr + (low - lr) * progress;

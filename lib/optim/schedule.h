@@ -14,7 +14,8 @@ namespace fp8train {
 ///   linear   lr + (m - lr) * p
 ///   wsd      lr until the last decay_steps, then linear to m (warm-up, stable, decay)
 ///   constant lr
-/// cosine and linear decay over decay_steps (0: until max_steps) and stay at m after it.
+/// cosine and linear decay over decay_steps after the warm-up (0: until max_steps) and stay at m
+/// after it.
 double learning_rate(const ScheduleSettings& schedule, double lr, int64_t step, int64_t max_steps);
 
 }  // namespace fp8train

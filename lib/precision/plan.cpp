@@ -24,8 +24,7 @@ std::string row_for(const PlanRequest& request) {
     throw ConfigError(fmt::format("mixed_precision: '{}' is not one of no, bf16, fp16, fp8",
                                   request.mixed_precision));
   }
-  const std::string recipe = request.recipe.empty() ? "delayed" : request.recipe;
-  return request.backend + "-" + recipe;
+  return plan_for_recipe(request.backend, request.recipe);
 }
 
 bool has_policy(const PrecisionPlan& plan, ScalePolicy policy) {

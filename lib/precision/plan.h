@@ -57,9 +57,9 @@ struct PrecisionPlan {
 /// What a user may say about precision; every field empty means "the row's default".
 struct PlanRequest {
   std::string mixed_precision = "no";  ///< no | bf16 | fp16 | fp8
-  std::string plan;  ///< a row by name; wins over mixed_precision and backend/recipe
-  std::string backend = "te";
-  std::string recipe;  ///< delayed | current (te)
+  std::string plan;     ///< a row by name; wins over mixed_precision and backend/recipe
+  std::string backend;  ///< with recipe selects a row under mixed_precision: fp8
+  std::string recipe;
   std::string format;  ///< hybrid | e4m3
   std::optional<int64_t> margin;
   std::optional<int64_t> interval;
@@ -81,6 +81,10 @@ PrecisionPlan resolve_plan(const PlanRequest& request);
 
 /// Names of all rows that train, in the chart's order.
 std::vector<std::string> plan_names();
+
+/// The row that fp8.backend and fp8.recipe select; empty ones mean the first that fits. Throws
+/// ConfigError listing what there is.
+std::string plan_for_recipe(const std::string& backend, const std::string& recipe);
 
 /// A row by name with its defaults. Throws ConfigError listing the rows.
 PrecisionPlan plan_named(const std::string& name);

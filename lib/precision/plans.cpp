@@ -75,17 +75,21 @@ PrecisionPlan te_current() {
   return te_tensor("te-current", ScalePolicy::current);
 }
 
+/// A row, and the fp8.backend and fp8.recipe that select it under mixed_precision: fp8 (empty: not
+/// selected that way).
 struct Row {
   const char* name;
+  const char* backend;
+  const char* recipe;
   std::function<PrecisionPlan()> make;
 };
 
 const std::vector<Row>& rows() {
-  static const std::vector<Row> all = {{"fp32", fp32},
-                                       {"bf16", bf16_mixed},
-                                       {"fp16", fp16_mixed},
-                                       {"te-delayed", te_delayed},
-                                       {"te-current", te_current}};
+  static const std::vector<Row> all = {{"fp32", "", "", fp32},
+                                       {"bf16", "", "", bf16_mixed},
+                                       {"fp16", "", "", fp16_mixed},
+                                       {"te-delayed", "te", "delayed", te_delayed},
+                                       {"te-current", "te", "current", te_current}};
   return all;
 }
 
@@ -97,6 +101,22 @@ std::vector<std::string> plan_names() {
     names.emplace_back(row.name);
   }
   return names;
+}
+
+std::string plan_for_recipe(const std::string& backend, const std::string& recipe) {
+  std::string known;
+  for (const Row& row : rows()) {
+    const bool same_backend = *row.backend != '\0' && (backend.empty() || backend == row.backend);
+    // The first row of a backend is its default recipe.
+    if (same_backend && (recipe.empty() || recipe == row.recipe)) {
+      return row.name;
+    }
+    if (*row.backend != '\0') {
+      known += fmt::format("{}{} {}", known.empty() ? "" : ", ", row.backend, row.recipe);
+    }
+  }
+  throw ConfigError(fmt::format("fp8: no row for backend '{}' and recipe '{}'; there are: {}",
+                                backend, recipe, known));
 }
 
 PrecisionPlan plan_named(const std::string& name) {

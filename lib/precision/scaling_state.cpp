@@ -104,9 +104,16 @@ std::vector<SlotReport> ScalingState::report() const {
   }
   device_->copy_to_host(statistics.data(), statistics_.data(), statistics_.bytes());
   for (size_t i = 0; i < slots_.size(); ++i) {
-    float scale = 0;
-    device_->copy_to_host(&scale, slots_[i]->scale, sizeof(scale));
-    reports.push_back({slots_[i].get(), scale, statistics[i]});
+    reports.push_back({slots_[i].get(), 0.0F, statistics[i]});
+  }
+  for (const auto& group : groups_) {
+    const std::vector<float> scales = to_host_f32(*device_, group->scale);
+    for (SlotReport& report : reports) {
+      const float* first = group->scale.view().as<float>();
+      if (report.slot->scale >= first && report.slot->scale < first + scales.size()) {
+        report.scale = scales[static_cast<size_t>(report.slot->scale - first)];
+      }
+    }
   }
   return reports;
 }

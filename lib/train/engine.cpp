@@ -8,6 +8,20 @@ namespace {
 constexpr int kTrainingTotals = 0;
 constexpr int kEvaluationTotals = 1;
 
+/// The cells of a plan that are fixed so far; a row that asks for more must not train as something
+/// else.
+void check_cells(const PrecisionPlan& plan) {
+  const TensorFormat f32 = plain(DType::f32);
+  for (const TensorFormat* cell : {&plan.weight_gradient, &plan.gradient_wire, &plan.parameter_wire,
+                                   &plan.moment1, &plan.moment2}) {
+    check(*cell == f32, "gradients, wires and moments are fp32");
+  }
+  const bool own_master = !plan.master_weight && plan.weight == f32;
+  const bool bf16_copy = plan.master_weight == f32 && plan.weight == plain(DType::bf16);
+  check(own_master || bf16_copy, "weights are fp32, or bf16 with an fp32 master");
+  check(plan.saved_activation == plan.wgrad.b, "backward reads what wgrad takes");
+}
+
 }  // namespace
 
 Engine::Engine(Device& device, const EngineSettings& settings)
@@ -23,6 +37,7 @@ Engine::Engine(Device& device, const EngineSettings& settings)
       targets_(device, DType::i32, {settings.micro_batch_size, settings.seq_length},
                MemoryCategory::batch),
       totals_(device, 2 * sizeof(Totals), MemoryCategory::batch) {
+  check_cells(settings.plan);
   device.fill_zero(totals_.data(), totals_.bytes());
 }
 

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "data/sample_order.h"
 #include "device/cuda/cuda_device.h"
@@ -13,10 +15,18 @@ namespace {
 
 constexpr int64_t kScaledRowMultiple = 16;  // tokens are the K dimension of wgrad
 
-ModelConfig resolve_model(const ModelSettings& settings, const Tokenizer& tokenizer) {
+ModelConfig resolve_model(const ModelSettings& settings, const Tokenizer& tokenizer,
+                          std::vector<std::string>& notes) {
   ModelConfig model = settings.config;
   if (!settings.from.empty()) {
-    model = read_hf_config(settings.from).model;
+    HfConfig read = read_hf_config(settings.from);
+    model = read.model;
+    for (const std::string& note : read.notes) {
+      notes.push_back(settings.from + "/config.json: " + note);
+    }
+  } else if (tokenizer.vocab_size() > 0) {
+    model.bos_token_id = tokenizer.bos_id();  // the data's, not those of the preset's own tokenizer
+    model.eos_token_id = tokenizer.eos_id();
   }
   if (model.vocab_size == 0) {
     model.vocab_size = tokenizer.vocab_size();
@@ -57,8 +67,10 @@ void check_batch(const EngineSettings& engine) {
   }
 }
 
-/// A prompt that cannot be encoded is an error before the run, not in the middle of it.
-void check_prompts(const SampleSettings& sample, const Tokenizer& tokenizer, int64_t vocab_size) {
+/// A prompt that cannot be encoded or does not fit is an error before the run, not in the middle of
+/// it.
+void check_prompts(const SampleSettings& sample, const Tokenizer& tokenizer,
+                   const ModelConfig& model) {
   for (const std::string& prompt : sample.prompts) {
     std::vector<int32_t> ids;
     try {
@@ -71,11 +83,16 @@ void check_prompts(const SampleSettings& sample, const Tokenizer& tokenizer, int
           "sample.prompts: an empty prompt needs a tokenizer with a beginning-of-sequence id");
     }
     for (const int32_t id : ids) {
-      if (id >= vocab_size) {
+      if (id >= model.vocab_size) {
         throw ConfigError(fmt::format(
-            "sample.prompts: token id {} is not below the vocabulary's {}", id, vocab_size));
+            "sample.prompts: token id {} is not below the vocabulary's {}", id, model.vocab_size));
       }
     }
+  }
+  if (longest_prompt(sample, tokenizer) > model.max_position_embeddings) {
+    throw ConfigError(fmt::format("sample.prompts: the longest has {} tokens, the model reads {}",
+                                  longest_prompt(sample, tokenizer),
+                                  model.max_position_embeddings));
   }
 }
 
@@ -101,10 +118,11 @@ Session open_session(const Settings& settings, bool open_data) {
   Session session;
   session.settings = settings;
   session.tokenizer = make_tokenizer(settings.data);
-  session.engine = engine_settings(settings, resolve_model(settings.model, *session.tokenizer));
+  session.engine =
+      engine_settings(settings, resolve_model(settings.model, *session.tokenizer, session.notes));
   session.max_steps = resolve_max_steps(settings.training, session.tokens_per_step());
   if (settings.sample.interval > 0) {
-    check_prompts(settings.sample, *session.tokenizer, session.engine.model.vocab_size);
+    check_prompts(settings.sample, *session.tokenizer, session.engine.model);
   }
   if (open_data) {
     session.data = open_corpora(settings.data, *session.tokenizer, session.engine.model.vocab_size);
@@ -112,6 +130,14 @@ Session open_session(const Settings& settings, bool open_data) {
                 settings.training.seed);  // at least one sample
   }
   return session;
+}
+
+int64_t longest_prompt(const SampleSettings& sample, const Tokenizer& tokenizer) {
+  size_t longest = 0;
+  for (const std::string& prompt : sample.prompts) {
+    longest = std::max(longest, tokenizer.encode(prompt).size());
+  }
+  return static_cast<int64_t>(longest) + (tokenizer.bos_id() >= 0 ? 1 : 0);
 }
 
 std::unique_ptr<Device> choose_device(const std::string& setting, std::string& reason) {

@@ -20,6 +20,7 @@ struct Session {
   CorpusSplits data;  ///< empty unless asked for
   EngineSettings engine;
   int64_t max_steps = 0;
+  std::vector<std::string> notes;  ///< what was read and has no meaning here; to be told
 
   int64_t tokens_per_step() const {
     return engine.micro_batch_size * engine.seq_length * engine.gradient_accumulation_steps;
@@ -32,6 +33,9 @@ Session open_session(const Settings& settings, bool open_data);
 
 /// The shape, plan and batch alone, for a vocabulary that is already known; needs no data.
 EngineSettings engine_settings(const Settings& settings, const ModelConfig& model);
+
+/// Tokens of the longest prompt with its beginning-of-sequence id.
+int64_t longest_prompt(const SampleSettings& sample, const Tokenizer& tokenizer);
 
 /// The device that `device: cpu | cuda | auto` means, and in `reason` why.
 std::unique_ptr<Device> choose_device(const std::string& setting, std::string& reason);

@@ -44,6 +44,10 @@ class Run {
   bool should_stop() const;
   RunOutcome finish();
 
+  int64_t sample_capacity() const {
+    return longest_prompt(settings().sample, *session_.tokenizer) +
+           settings().sample.max_new_tokens;
+  }
   bool due(int64_t interval) const { return interval > 0 && state_.step % interval == 0; }
   const Settings& settings() const { return session_.settings; }
 
@@ -77,6 +81,9 @@ Run::Run(const RunRequest& request)
   if (!records_.lock_warning().empty()) {
     log_warning(records_.lock_warning());
   }
+  for (const std::string& note : session_.notes) {
+    log_warning(note);
+  }
   std::string reason;
   device_ = choose_device(settings().device, reason);
   MemoryLedger planned;
@@ -93,8 +100,7 @@ Run::Run(const RunRequest& request)
                                           .seed = settings().training.seed});
   start_or_resume();
   if (settings().sample.interval > 0) {
-    generator_ = std::make_unique<Generator>(*device_, engine_->model(),
-                                             session_.engine.model.max_position_embeddings);
+    generator_ = std::make_unique<Generator>(*device_, engine_->model(), sample_capacity());
   }
 }
 
@@ -190,8 +196,10 @@ void Run::guard(const StepReport& report) {
   const int64_t skips = report.skipped_steps - logged_skips_;
   logged_skips_ = report.skipped_steps;
   consecutive_skips_ = skips == state_.step - logged_step_ ? consecutive_skips_ + skips : 0;
-  if (skips == 0 || session_.engine.plan.dynamic_loss_scaling) {
-    return;  // with loss scaling a skipped step is how the scale is found
+  // With loss scaling a skipped step is how the scale is found, as long as there is room below.
+  const bool searching = session_.engine.plan.dynamic_loss_scaling && report.loss_scale > 1.0F;
+  if (skips == 0 || searching) {
+    return;
   }
   const std::string what =
       fmt::format("{} of the {} steps up to step {} had a gradient that was not finite", skips,
@@ -222,7 +230,8 @@ double Run::evaluate(int64_t max_batches, bool final) {
     ++done;
   }
   const LossReport loss = engine_->evaluation_loss();
-  if (state_.best_val_step == 0 || loss.mean < state_.best_val_loss) {
+  const bool better = state_.best_val_step == 0 || loss.mean < state_.best_val_loss;
+  if (std::isfinite(loss.mean) && better) {
     state_.best_val_loss = loss.mean;
     state_.best_val_step = state_.step;
   }
@@ -314,15 +323,15 @@ RunOutcome Run::run() {
 
 RunOutcome Run::finish() {
   progress_.finish();
+  if (settings().checkpoint.save_final) {
+    save();  // first, so that nothing that follows can lose the training
+  }
   // A run that died between its last checkpoint and here has this evaluation already.
   if (session_.data.val.size() > 1 && state_.val_step != state_.step) {
     evaluate(0, true);
   }
   const std::optional<double> val_loss =
       state_.val_step > 0 ? std::optional(state_.val_loss) : std::nullopt;
-  if (settings().checkpoint.save_final) {
-    save();
-  }
   const StepReport report = engine_->optimizer().report();
   records_.write_summary({.plan = session_.engine.plan.name,
                           .parameters = parameter_count(session_.engine.model),

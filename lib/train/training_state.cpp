@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
+
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -47,17 +49,36 @@ std::vector<HostTensor> optimizer_tensors(Engine& engine) {
   return tensors;
 }
 
+/// JSON has no NaN; 0 stands for a loss that is not known.
+double finite_or_zero(double value) {
+  return std::isfinite(value) ? value : 0.0;
+}
+
+/// Every format that decides what the saved state means: the GEMMs' cells, and which tensor of
+/// which layer has a scale.
+std::string formats_text(Decoder& model) {
+  std::string text;
+  for (const GemmPlan* gemm : {&model.plan().fprop, &model.plan().dgrad, &model.plan().wgrad}) {
+    text += describe(gemm->a) + " x " + describe(gemm->b) + "; ";
+  }
+  for (const auto& slot : model.scaling().slots()) {
+    text += slot->layer + "." + slot->role + " ";
+  }
+  return text;
+}
+
 std::string state_text(Engine& engine, const Session& session, const TrainingState& state) {
   const ops::StepControl control = engine.optimizer().control();
   nlohmann::ordered_json json = {{"step", state.step},
                                  {"sample_position", state.sample_position},
                                  {"tokens", state.tokens},
-                                 {"loss", state.loss},
-                                 {"val_loss", state.val_loss},
+                                 {"loss", finite_or_zero(state.loss)},
+                                 {"val_loss", finite_or_zero(state.val_loss)},
                                  {"val_step", state.val_step},
                                  {"best_val_loss", state.best_val_loss},
                                  {"best_val_step", state.best_val_step},
                                  {"plan", session.engine.plan.name},
+                                 {"formats", formats_text(engine.model())},
                                  {"optimizer", session.engine.optimizer.name},
                                  {"seed", session.settings.training.seed},
                                  {"seq_length", session.engine.seq_length},
@@ -102,6 +123,8 @@ void load_optimizer(const std::filesystem::path& folder, Engine& engine,
   engine.optimizer().set_control(control);
 }
 
+}  // namespace
+
 void load_scaling(const std::filesystem::path& folder, ScalingState& scaling) {
   std::vector<ScalingState::SavedTensor> tensors = scaling.save();
   if (tensors.empty()) {
@@ -114,8 +137,10 @@ void load_scaling(const std::filesystem::path& folder, ScalingState& scaling) {
   scaling.load(tensors);
 }
 
+namespace {
+
 /// What must be the same for a resumed run to be the run that was saved.
-void check_same_run(const nlohmann::json& json, const Session& session,
+void check_same_run(const nlohmann::json& json, const Session& session, Decoder& model,
                     const std::filesystem::path& folder) {
   const auto require = [&](const char* key, const auto& current, const char* setting) {
     const auto saved = json.at(key).get<std::decay_t<decltype(current)>>();
@@ -128,11 +153,22 @@ void check_same_run(const nlohmann::json& json, const Session& session,
     }
   };
   require("plan", session.engine.plan.name, "precision row");
+  require("formats", formats_text(model), "formats and scaled layers");
   require("optimizer", session.engine.optimizer.name, "optimizer.name");
   require("seed", session.settings.training.seed, "training.seed");
   require("seq_length", session.engine.seq_length, "data.seq_length");
   require("shuffle", session.settings.data.shuffle, "data.shuffle");
   require("data_fingerprint", session.data.train.fingerprint(), "training data of fingerprint");
+}
+
+void check_same_model(const Session& session, const std::filesystem::path& folder) {
+  if (read_checkpoint_text(folder, "config.json") !=
+      write_hf_config(session.engine.model, DType::f32)) {
+    throw CheckpointError(fmt::format(
+        "{}/config.json describes another model than this run's settings; change model.* back, or "
+        "start a new run",
+        folder.string()));
+  }
 }
 
 }  // namespace
@@ -173,7 +209,8 @@ ResumedRun resume_from(const std::filesystem::path& folder, Engine& engine,
   resumed.folder = folder;
   try {
     const nlohmann::json json = nlohmann::json::parse(read_checkpoint_text(folder, kStateFile));
-    check_same_run(json, session, folder);
+    check_same_run(json, session, engine.model(), folder);
+    check_same_model(session, folder);
     resumed.state = {.step = json.at("step").get<int64_t>(),
                      .sample_position = json.at("sample_position").get<uint64_t>(),
                      .tokens = json.at("tokens").get<int64_t>(),

@@ -91,7 +91,7 @@ TEST_CASE("the byte tokenizer takes every byte and hides its special ids") {
   CHECK(ids[255] == 255);
   CHECK(tokenizer->decode(ids) == all);
   CHECK(tokenizer->vocab_size() == 258);
-  const std::vector<int32_t> with_special = {tokenizer->bos_id(), 'h', 'i', tokenizer->eos_id()};
+  const std::vector<int32_t> with_special = {256, 'h', 'i', tokenizer->eos_id()};
   CHECK(tokenizer->decode(with_special) == "hi");
   const std::vector<int32_t> outside = {258};
   CHECK_THROWS_AS(tokenizer->decode(outside), DataError);
