@@ -176,21 +176,23 @@ void Checks::training() {
   }
 }
 
-/// Keys that belong to another choice than the one made.
+/// Keys that belong to another choice than the one made; at their defaults they say nothing.
 void Checks::meaningless() {
-  const auto refuse = [&](const char* key, bool without_meaning, const std::string& beside) {
-    if (without_meaning && has(key)) {
-      complain(key, "has no meaning with " + beside + "; remove it");
+  const auto refuse = [&](const char* key, bool without_meaning, bool changed, const char* beside) {
+    if (without_meaning && changed && has(key)) {
+      complain(key, fmt::format("has no meaning with {}; remove it", beside));
     }
   };
-  const std::string& optimizer = settings_.optimizer.name;
-  refuse("optimizer.momentum", optimizer != "sgd", "optimizer.name: " + optimizer);
-  refuse("optimizer.betas", optimizer == "sgd", "optimizer.name: sgd");
-  refuse("optimizer.eps", optimizer == "sgd", "optimizer.name: sgd");
-  const bool constant = settings_.scheduler.type == "constant";
-  refuse("scheduler.min_lr", constant, "scheduler.type: constant");
-  refuse("scheduler.decay_steps", constant, "scheduler.type: constant");
-  refuse("mixed_precision", has("precision.plan"), "precision.plan, which names the row directly");
+  const OptimizerSettings& optimizer = settings_.optimizer;
+  const OptimizerSettings usual;
+  const bool sgd = optimizer.name == "sgd";
+  refuse("optimizer.momentum", !sgd, optimizer.momentum != usual.momentum, "optimizer.name: adamw");
+  refuse("optimizer.betas", sgd, optimizer.betas != usual.betas, "optimizer.name: sgd");
+  refuse("optimizer.eps", sgd, optimizer.eps != usual.eps, "optimizer.name: sgd");
+  const ScheduleSettings& schedule = settings_.scheduler;
+  const bool constant = schedule.type == "constant";
+  refuse("scheduler.min_lr", constant, schedule.min_lr != 0.0, "scheduler.type: constant");
+  refuse("scheduler.decay_steps", constant, schedule.decay_steps != 0, "scheduler.type: constant");
 }
 
 void Checks::schedule() {

@@ -115,8 +115,9 @@ std::string plan_for_recipe(const std::string& backend, const std::string& recip
       known += fmt::format("{}{} {}", known.empty() ? "" : ", ", row.backend, row.recipe);
     }
   }
-  throw ConfigError(fmt::format("fp8: no row for backend '{}' and recipe '{}'; there are: {}",
-                                backend, recipe, known));
+  throw ConfigError(fmt::format("{}: no row for backend '{}' and recipe '{}'; there are: {}",
+                                recipe.empty() ? "fp8.backend" : "fp8.recipe", backend, recipe,
+                                known));
 }
 
 PrecisionPlan plan_named(const std::string& name) {

@@ -256,6 +256,16 @@ TEST_CASE("settings that contradict each other") {
         "--set data.val_fraction=0.1: data.val_fraction: stands beside data.val; keep one of them");
 }
 
+TEST_CASE("keys of another optimizer or schedule than the one chosen") {
+  CHECK_THAT(error_with("optimizer: {name: adamw, momentum: 0.5}"),
+             Catch::Contains("optimizer.momentum") &&
+                 Catch::Contains("has no meaning with optimizer.name: adamw"));
+  CHECK_THAT(error_with("optimizer: {name: sgd, betas: [0.5, 0.6]}"),
+             Catch::Contains("optimizer.betas"));
+  CHECK_THAT(error_with("scheduler: {type: constant, min_lr: 1e-5}"),
+             Catch::Contains("scheduler.min_lr"));
+}
+
 TEST_CASE("precision keys that have no meaning or contradict each other") {
   CHECK(
       error_with("fp8: {margin: 1}") ==
@@ -269,7 +279,7 @@ TEST_CASE("precision keys that have no meaning or contradict each other") {
       "run.yaml:5:7: fp8.recipe: stands beside precision.plan, which names the row directly; keep "
       "one of them");
   CHECK(error_with("mixed_precision: fp8\nfp8: {recipe: delyed}")
-            .starts_with("run.yaml:5:7: precision.plan: no row 'te-delyed'"));
+            .starts_with("run.yaml:5:7: fp8.recipe: no row for backend"));
   CHECK(error_with("mixed_precision: fp8\nfp8: {recipe: current, amax_history_len: 3}")
             .starts_with("run.yaml:5:24: fp8.amax_history_len has no meaning for row"));
   CHECK(error_with("precision: {plan: te-delyed}")
