@@ -62,7 +62,7 @@ uint64_t expected_bytes(const ModelConfig& c) {
   // All extents are at most 2^24, so the sum is formed in 128 bits and cannot overflow there.
   using Wide = __uint128_t;
   const Wide width = static_cast<Wide>(c.hidden_size);
-  const Wide kv = static_cast<Wide>(c.num_key_value_heads * c.head_dim);
+  const Wide kv = static_cast<Wide>(c.num_key_value_heads) * static_cast<Wide>(c.head_dim);
   const Wide layer = 2 * width + 2 * width * width + 2 * width * kv +
                      3 * width * static_cast<Wide>(c.intermediate_size);
   const Wide tables = static_cast<Wide>(c.max_position_embeddings) * static_cast<Wide>(c.head_dim);

@@ -17,7 +17,7 @@ std::filesystem::path RunDirectory::sample(int64_t step) const {
 }
 
 RunDirectory create_run_directory(const std::filesystem::path& root) {
-  const RunDirectory run{root};
+  RunDirectory run{root};
   for (const auto& folder : {run.samples(), run.checkpoints()}) {
     std::error_code failure;
     std::filesystem::create_directories(folder, failure);

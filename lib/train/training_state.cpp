@@ -197,7 +197,7 @@ std::filesystem::path save_training_state(const std::filesystem::path& root, Eng
   if (!scaling.empty()) {
     contents.files.push_back(tensor_file(kScalingFile, scaling));
   }
-  const std::filesystem::path folder = save_checkpoint(root, state.step, contents);
+  std::filesystem::path folder = save_checkpoint(root, state.step, contents);
   retain_checkpoints(root, static_cast<int>(keep_last));
   return folder;
 }

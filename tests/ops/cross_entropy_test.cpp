@@ -18,7 +18,9 @@ struct Problem {
         targets(DType::i32, {rows}),
         losses(DType::f32, {rows}) {
     for (int64_t r = 0; r < rows; ++r) {
-      targets.as<int32_t>()[r] = r % 5 == 3 ? -1 : static_cast<int32_t>(r * 131 % vocabulary);
+      targets.as<int32_t>()[r] =
+          r % 5 == 3 ? -1
+                     : static_cast<int32_t>(r * 131 % (vocabulary == 0 ? columns : vocabulary));
     }
     call.logits = logits;
     call.targets = targets;

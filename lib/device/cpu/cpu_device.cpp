@@ -47,15 +47,21 @@ void CpuDevice::deallocate(void* pointer, size_t /*bytes*/) noexcept {
 }
 
 void CpuDevice::copy_from_host(void* to, const void* from, size_t bytes) {
-  std::memcpy(to, from, bytes);
+  if (bytes > 0) {
+    std::memcpy(to, from, bytes);
+  }
 }
 
 void CpuDevice::copy_to_host(void* to, const void* from, size_t bytes) {
-  std::memcpy(to, from, bytes);
+  if (bytes > 0) {
+    std::memcpy(to, from, bytes);
+  }
 }
 
 void CpuDevice::fill_zero(void* pointer, size_t bytes) {
-  std::memset(pointer, 0, bytes);
+  if (bytes > 0) {  // an empty buffer has no address
+    std::memset(pointer, 0, bytes);
+  }
 }
 
 std::string CpuDevice::description() const {

@@ -25,8 +25,8 @@ struct BackwardBlock {
 struct BackwardCall {
   AttentionShape shape;
   HeadsView q, k, v, out, dout, dq, dk, dv;
-  const float* log_sum_exp;
-  float* scratch;
+  const float* log_sum_exp = nullptr;
+  float* scratch = nullptr;
 };
 
 FP8TRAIN_HD int64_t padded_dim_of(const AttentionShape& shape) {
@@ -153,7 +153,7 @@ FP8TRAIN_HD void backward_block(const BackwardCall& call, int64_t b, int64_t hea
   const int64_t kv_head = head / (shape.heads / shape.kv_heads);
   const int64_t lanes = round_up(rows, kGroup);
 
-  BackwardBlock block;
+  BackwardBlock block;  // NOLINT(cppcoreguidelines-pro-type-member-init): filled tile by tile
   load_queries<T>(call, b, head, first, rows, block);
   for (int64_t key = 0; key < first + rows; key += kKeys) {
     const int64_t keys = minimum(kKeys, first + rows - key);

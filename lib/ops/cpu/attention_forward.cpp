@@ -107,7 +107,7 @@ FP8TRAIN_HD void add_tile(const CausalTile& tile, int64_t head_dim, int64_t padd
 struct ForwardCall {
   AttentionShape shape;
   HeadsView q, k, v, out;
-  float* log_sum_exp;  // null: not kept
+  float* log_sum_exp = nullptr;  // null: not kept
 };
 
 /// Queries [first, first + rows) of one head.
@@ -121,7 +121,7 @@ FP8TRAIN_HD void attend(const ForwardCall& call, int64_t b, int64_t head, int64_
   const int64_t lanes = round_up(rows, kGroup);
   const int64_t history = shape.key_length - shape.query_length;
 
-  ForwardBlock block;
+  ForwardBlock block;  // NOLINT(cppcoreguidelines-pro-type-member-init): filled tile by tile
   load_tile(head_rows<const T>(call.q, b, first, head, head_dim), call.q.row_stride, rows, head_dim,
             shape.scale * kLog2E, block.rows, padded_dim, lanes);
   transpose(block.rows, padded_dim, lanes, padded_dim, block.queries, kQueries);

@@ -17,8 +17,8 @@ constexpr int64_t kRowLanes = 64;
 template <typename X>
 FP8TRAIN_HD float row_maximum(const X* x, int64_t count) {
   float lanes[kRowLanes];
-  for (int64_t lane = 0; lane < kRowLanes; ++lane) {
-    lanes[lane] = -float_of(0x7F800000U);
+  for (float& lane : lanes) {
+    lane = -float_of(0x7F800000U);
   }
   const int64_t whole = count / kRowLanes * kRowLanes;
   for (int64_t begin = 0; begin < whole; begin += kRowLanes) {
