@@ -8,6 +8,7 @@
 
 #include "train/preflight.h"
 #include "train/threads.h"
+#include "train/weights.h"
 #include "verbs.h"
 
 namespace fp8train {
@@ -37,8 +38,19 @@ std::string quoted(const std::string& text) {
   return result + "\"";
 }
 
+/// Reads the weights that the run would start from: names, shapes, finite values.
+void check_weights(const Session& session) {
+  if (session.settings.model.from.empty()) {
+    return;
+  }
+  const std::unique_ptr<Device> meta = make_device(DeviceKind::meta);
+  Decoder model(*meta, session.engine.model, session.engine.plan, session.engine.decoder);
+  load_weights(*meta, model, TensorSource(session.settings.model.from));
+}
+
 int check_run(const Settings& settings) {
   const Session session = open_session(settings, true);
+  check_weights(session);
   std::string reason;
   const std::unique_ptr<Device> device = choose_device(settings.device, reason);
   MemoryLedger planned;

@@ -31,7 +31,8 @@ void add_train(Arguments verb, Action& action) {
     const RunOutcome outcome = train({.settings = settings,
                                       .resolved_yaml = show_settings(settings, true),
                                       .command = command_line(),
-                                      .version = version_text()});
+                                      .version = version_text(),
+                                      .quiet = options->common.quiet});
     return outcome == RunOutcome::finished ? 0 : kExitRequeue;
   });
 }

@@ -63,6 +63,9 @@ Progress::~Progress() {
 
 void Progress::show(const ProgressReport& report) {
   log_ << describe(report) << std::endl;
+  if (style_ == Style::quiet) {
+    return;
+  }
   if (style_ == Style::pretty) {
     fmt::print(out_, "\r\x1b[K{}", describe(report));
     line_open_ = true;
@@ -74,6 +77,9 @@ void Progress::show(const ProgressReport& report) {
 
 void Progress::say(const std::string& line) {
   log_ << line << std::endl;
+  if (style_ == Style::quiet) {
+    return;
+  }
   fmt::print(out_, "{}{}\n", line_open_ ? "\r\x1b[K" : "", line);
   line_open_ = false;
   std::fflush(out_);

@@ -42,7 +42,7 @@ std::string describe_bytes(double bytes);
 
 class Progress {
  public:
-  enum class Style { pretty, plain };
+  enum class Style { pretty, plain, quiet };  ///< quiet: the log file only
 
   /// Writes to `out` (not owned), and every line also to the end of the file `log`.
   Progress(Style style, std::FILE* out, const std::filesystem::path& log);

@@ -38,7 +38,8 @@ class Run {
   void train_one_step();
   void log_step();
   void guard(const StepReport& report);
-  double evaluate(int64_t max_batches, bool final);
+  /// False when a stop was asked for meanwhile; nothing is recorded then.
+  bool evaluate(int64_t max_batches, bool final);
   void sample();
   void save();
   bool should_stop() const;
@@ -72,8 +73,9 @@ class Run {
 Run::Run(const RunRequest& request)
     : session_(open_session(request.settings, true)),
       records_(request.settings.output_dir),
-      progress_(progress_style(request.settings.logging.format, stdout), stdout,
-                records_.directory().log()) {
+      progress_(request.quiet ? Progress::Style::quiet
+                              : progress_style(request.settings.logging.format, stdout),
+                stdout, records_.directory().log()) {
   const int64_t threads = configure_threads(settings().threads);
   describe_run(records_.directory(), request.resolved_yaml, request.command,
                JsonObject().add("threads", threads).add("version", request.version));
@@ -215,7 +217,7 @@ void Run::guard(const StepReport& report) {
   }
 }
 
-double Run::evaluate(int64_t max_batches, bool final) {
+bool Run::evaluate(int64_t max_batches, bool final) {
   const Stopwatch watch;
   ValidationBatches batches(session_.data.val, session_.engine.micro_batch_size,
                             session_.engine.seq_length);
@@ -225,6 +227,9 @@ double Run::evaluate(int64_t max_batches, bool final) {
     const std::optional<Batch> batch = batches.next();
     if (!batch) {
       break;
+    }
+    if (stop_signal() != 0) {
+      return false;
     }
     engine_->evaluate(*batch);
     ++done;
@@ -241,7 +246,7 @@ double Run::evaluate(int64_t max_batches, bool final) {
                             loss.targets, final ? " (the whole validation split)" : ""));
   records_.write_validation(state_.step, loss.mean, loss.targets);
   excluded_seconds_ += watch.seconds();
-  return loss.mean;
+  return true;
 }
 
 void Run::sample() {
@@ -328,7 +333,9 @@ RunOutcome Run::finish() {
   }
   // A run that died between its last checkpoint and here has this evaluation already.
   if (session_.data.val.size() > 1 && state_.val_step != state_.step) {
-    evaluate(0, true);
+    if (!evaluate(0, true)) {
+      return RunOutcome::stopped;
+    }
   }
   const std::optional<double> val_loss =
       state_.val_step > 0 ? std::optional(state_.val_loss) : std::nullopt;

@@ -19,6 +19,7 @@ struct RunRequest {
   std::string resolved_yaml;  ///< the settings as YAML, kept in the run directory
   std::string command;        ///< the command line, kept in the run directory
   std::string version;        ///< of the program
+  bool quiet = false;         ///< no progress on standard output; the log file has it
 };
 
 /// Trains. Throws the typed errors of base/error.h; a run that diverged throws NumericError.
