@@ -14,7 +14,7 @@ namespace {
 /// the user set stays.
 void limit_spinning(char** argv) {
   constexpr const char* kCount = "GOMP_SPINCOUNT";
-  constexpr const char* kIterations = "300";  // about 20 us, longer than most gaps within a step
+  constexpr const char* kIterations = "3000";  // longer than the gaps within a step
   if (std::getenv(kCount) != nullptr || std::getenv("OMP_WAIT_POLICY") != nullptr) {
     return;
   }
