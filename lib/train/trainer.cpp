@@ -334,6 +334,7 @@ RunOutcome Run::finish() {
   // A run that died between its last checkpoint and here has this evaluation already.
   if (session_.data.val.size() > 1 && state_.val_step != state_.step) {
     if (!evaluate(0, true)) {
+      save();  // exit code 75 promises a checkpoint, also without save_final
       return RunOutcome::stopped;
     }
   }
