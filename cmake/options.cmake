@@ -5,7 +5,7 @@ option(FP8TRAIN_TESTS "Build the tests" ON)
 option(FP8TRAIN_FUZZ "Build the libFuzzer targets (clang only)" OFF)
 option(FP8TRAIN_OPENMP "Use OpenMP threads in the cpu kernels (off under ThreadSanitizer: libgomp is not instrumented)" ON)
 option(FP8TRAIN_WERROR "Treat warnings as errors" OFF)
-set(FP8TRAIN_CUDA "AUTO" CACHE STRING "CUDA backend: AUTO (on when a toolkit is found), ON, OFF")
+set(FP8TRAIN_CUDA "AUTO" CACHE STRING "CUDA backend: AUTO (on when a toolkit is found), ON, OFF, SHIM (kernels run on the host)")
 set(FP8TRAIN_SANITIZE "" CACHE STRING "Sanitizers for every target, for example address,undefined or thread")
 # The kernels of lib/ops/cpu are compiled once per level and chosen at run time.
 set(FP8TRAIN_CPU_ISAS "x86-64;x86-64-v3;x86-64-v4" CACHE STRING "x86-64 levels the cpu kernels are compiled for")
@@ -29,9 +29,10 @@ endif()
 # -ffp-contract=off: a * b + c is two roundings on every device and every x86 level, so that element-wise results have
 # the same bits everywhere. A kernel that wants a fused multiply-add says so itself.
 add_library(fp8train_flags INTERFACE)
-target_compile_options(fp8train_flags INTERFACE -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wnon-virtual-dtor -Wno-missing-field-initializers
-                                                -ffp-contract=off $<$<BOOL:${FP8TRAIN_WERROR}>:-Werror>
-                                                "$<$<NOT:$<BOOL:${FP8TRAIN_OPENMP}>>:-Wno-unknown-pragmas;-Wno-unused-variable>")
+set(fp8train_cxx_flags -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wnon-virtual-dtor -Wno-missing-field-initializers -ffp-contract=off
+                       $<$<BOOL:${FP8TRAIN_WERROR}>:-Werror> "$<$<NOT:$<BOOL:${FP8TRAIN_OPENMP}>>:-Wno-unknown-pragmas;-Wno-unused-variable>")
+target_compile_options(fp8train_flags INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${fp8train_cxx_flags}>"
+                                                "$<$<COMPILE_LANGUAGE:CUDA>:-fmad=false;-Xcompiler=-Wall;-Xcompiler=-Wextra>")
 if(FP8TRAIN_SANITIZE)
   target_compile_options(fp8train_flags INTERFACE -fsanitize=${FP8TRAIN_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
   target_link_options(fp8train_flags INTERFACE -fsanitize=${FP8TRAIN_SANITIZE})

@@ -13,8 +13,8 @@ build_packages=(
   libyaml-cpp-dev libcli11-dev libspdlog-dev libfmt-dev nlohmann-json3-dev libxxhash-dev libdnnl-dev
   catch2
 )
-# libclang-rt: the run-time of libFuzzer and clang's sanitizers. python3: the layer check.
-dev_packages=(clang clang-format clang-tidy libclang-rt-14-dev python3)
+# libboost-context: fibers of the CUDA host shim. libclang-rt: the run-time of libFuzzer and clang's sanitizers. python3: the layer check.
+dev_packages=(libboost-context-dev clang clang-format clang-tidy libclang-rt-14-dev python3)
 
 usage() { sed -n '2,8s/^# \{0,1\}//p' "$0"; }
 

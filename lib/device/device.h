@@ -13,6 +13,16 @@
 
 namespace fp8train {
 
+/// What layers must know of a kind of device to lay out their tensors. meta takes over those of the
+/// device that it plans for.
+struct DeviceTraits {
+  /// An FP8 GEMM reads both operands along K only, so that a tensor which is contracted along its
+  /// rows is kept transposed too (cuBLASLt's TN rule up to compute capability 9.0).
+  bool fp8_gemm_along_k_only = false;
+
+  bool operator==(const DeviceTraits&) const = default;
+};
+
 class Device {
  public:
   virtual ~Device() = default;
@@ -21,6 +31,7 @@ class Device {
 
   DeviceKind kind() const { return stream_.kind(); }
   Stream stream() const { return stream_; }
+  const DeviceTraits& traits() const { return traits_; }
   MemoryLedger& ledger() { return ledger_; }
   OpCounters& counters() { return counters_; }
 
@@ -40,16 +51,21 @@ class Device {
   virtual std::string description() const = 0;
 
  protected:
-  explicit Device(DeviceKind kind, void* native = nullptr) : stream_(kind, native, &counters_) {}
+  explicit Device(DeviceKind kind, void* native = nullptr, const DeviceTraits& traits = {})
+      : stream_(kind, native, &counters_), traits_(traits) {}
 
  private:
   OpCounters counters_;
   Stream stream_;
+  DeviceTraits traits_;
   MemoryLedger ledger_;
 };
 
 /// Throws DeviceError, saying why and what to do, when the device cannot be used.
 std::unique_ptr<Device> make_device(DeviceKind kind);
+
+/// A meta device that plans for devices with `traits`.
+std::unique_ptr<Device> make_meta_device(const DeviceTraits& traits);
 
 /// Owning bytes on a device, charged to a category. Movable. Never throws on destruction.
 class Buffer {

@@ -7,7 +7,7 @@
 namespace fp8train {
 namespace {
 
-constexpr int64_t kChunkElements = int64_t{8} << 20;
+constexpr int64_t kChunkElements = int64_t{32} << 20;
 constexpr int64_t kRowMultiple = 16;
 
 int64_t default_chunk_rows(int64_t padded_vocabulary) {

@@ -10,8 +10,25 @@ namespace {
 
 constexpr int64_t kBiasChunk = 64;
 
-ops::GemmOperand operand(const QuantizedView& x, bool transposed) {
+/// x (or its transpose) as a GEMM's first operand: [M, K] with K contiguous where the transposed
+/// codes were made.
+ops::GemmOperand left(const QuantizedView& x, bool transposed) {
+  if (transposed && !x.codes_transposed.empty()) {
+    return {x.codes_transposed, false, x.scale_inv};
+  }
   return {x.codes, transposed, x.scale_inv};
+}
+
+/// As the second operand, [K, N]: contiguous along K means that its transpose is stored.
+ops::GemmOperand right(const QuantizedView& x, bool transposed) {
+  if (!transposed && !x.codes_transposed.empty()) {
+    return {x.codes_transposed, true, x.scale_inv};
+  }
+  return {x.codes, transposed, x.scale_inv};
+}
+
+bool along_k_only(const StepContext& context) {
+  return context.device->traits().fp8_gemm_along_k_only;
 }
 
 /// The slot of a GEMM's operand, shared with `first` when the formats agree; null for a plain
@@ -57,6 +74,11 @@ void Linear::allocate(Device& device, MemoryCategory plain_copies) {
   if (w_slot_ != nullptr) {
     codes_ =
         Tensor(device, w_slot_->format.dtype, weight_->shape, MemoryCategory::quantized_weights);
+    if (device.traits().fp8_gemm_along_k_only && plan_.dgrad.b.is_scaled()) {
+      codes_transposed_ =
+          Tensor(device, w_slot_->format.dtype, {weight_->shape.back(), weight_->shape.rows()},
+                 MemoryCategory::quantized_weights);
+    }
     codes_scale_inv_ = Tensor(device, DType::f32, {1}, MemoryCategory::scaling_state);
   }
 }
@@ -76,11 +98,7 @@ void Linear::refresh_weight(const StepContext& context, bool make_plain_copy) {
   if (w_slot_ == nullptr) {
     return;
   }
-  const QuantizedView out = {.codes = codes_,
-                             .codes_transposed = {},
-                             .scale = w_slot_->scale,
-                             .scale_inv = codes_scale_inv_.view().as<float>(),
-                             .format = w_slot_->format};
+  const QuantizedView out = weight_codes();
   if (w_slot_->format.policy == ScalePolicy::current) {
     ops::amax(context.stream, weight_->value, w_slot_->amax);
     ops::compute_current_scale(context.stream, w_slot_->amax, w_slot_->format, w_slot_->scale,
@@ -91,13 +109,25 @@ void Linear::refresh_weight(const StepContext& context, bool make_plain_copy) {
                 context.collect_statistics ? w_slot_->statistics : nullptr);
 }
 
+QuantizedView Linear::weight_codes() const {
+  return {.codes = codes_.view(),
+          .codes_transposed = codes_transposed_.empty() ? View{} : codes_transposed_.view(),
+          .scale = w_slot_->scale,
+          .scale_inv = codes_scale_inv_.view().as<float>(),
+          .format = w_slot_->format};
+}
+
 QuantizedView Linear::quantize(const StepContext& context, ConstView x, const ScalingSlot& slot,
-                               Arena& arena) const {
-  const QuantizedView out = {.codes = fp8train::allocate(arena, slot.format.dtype, x.shape),
-                             .codes_transposed = {},
-                             .scale = slot.scale,
-                             .scale_inv = slot.scale_inv,
-                             .format = slot.format};
+                               Arena& arena, Arena* transposed) const {
+  const Shape turned = {x.shape.back(), x.shape.rows()};
+  const QuantizedView out = {
+      .codes = fp8train::allocate(arena, slot.format.dtype, x.shape),
+      .codes_transposed = transposed == nullptr
+                              ? View{}
+                              : fp8train::allocate(*transposed, slot.format.dtype, turned),
+      .scale = slot.scale,
+      .scale_inv = slot.scale_inv,
+      .format = slot.format};
   if (slot.format.policy == ScalePolicy::current) {
     ops::amax(context.stream, x, slot.amax);
     ops::compute_current_scale(context.stream, slot.amax, slot.format, slot.scale, slot.scale_inv);
@@ -115,19 +145,25 @@ void Linear::forward(const StepContext& context, ConstView x, View y, Saved& sav
   const bool quantized_wgrad = context.training && x_wgrad_slot_ != nullptr;
   if (scaled(context, plan_.fprop.a)) {
     const bool shared = quantized_wgrad && x_wgrad_slot_ == x_slot_;
+    const bool turn = shared && along_k_only(context);
     const QuantizedView codes =
-        quantize(context, x, *x_slot_, shared ? *context.saved : *context.scratch);
-    fprop.a = operand(codes, false);
-    fprop.b = {codes_.view(), true, codes_scale_inv_.view().as<float>()};
+        quantize(context, x, *x_slot_, shared && !turn ? *context.saved : *context.scratch,
+                 turn ? context.saved : nullptr);
+    fprop.a = left(codes, false);
+    fprop.b = right(weight_codes(), true);
     if (shared) {
       saved.codes = codes;
+      saved.codes.codes = turn ? View{} : codes.codes;  // only what lies in `saved` stays
     }
   }
   fprop.bias = bias_ == nullptr ? ConstView{} : ConstView(bias_->value);
   fprop.fast_accumulate = plan_.fprop.fast_accumulate;
   ops::gemm(context.stream, fprop);
   if (quantized_wgrad && saved.codes.empty()) {
-    saved.codes = quantize(context, x, *x_wgrad_slot_, *context.saved);
+    const bool turn = along_k_only(context);
+    saved.codes = quantize(context, x, *x_wgrad_slot_, turn ? *context.scratch : *context.saved,
+                           turn ? context.saved : nullptr);
+    saved.codes.codes = turn ? View{} : saved.codes.codes;
   } else if (context.training && saved.codes.empty()) {
     saved.x = x;
   }
@@ -136,14 +172,16 @@ void Linear::forward(const StepContext& context, ConstView x, View y, Saved& sav
 void Linear::backward(const StepContext& context, ConstView dy, View dx, const Saved& saved) const {
   ArenaScope scope(*context.scratch);
   QuantizedView dy_codes;
+  Arena* const turned = along_k_only(context) ? context.scratch : nullptr;
   if (dy_slot_ != nullptr) {
-    dy_codes = quantize(context, dy, *dy_slot_, *context.scratch);
+    dy_codes = quantize(context, dy, *dy_slot_, *context.scratch,
+                        dy_wgrad_slot_ == dy_slot_ ? turned : nullptr);
   }
   if (!dx.empty()) {
     ops::Gemm dgrad = {.a = {dy}, .b = {plain_weight(), false}, .c = dx};
     if (dy_slot_ != nullptr) {
-      dgrad.a = operand(dy_codes, false);
-      dgrad.b = {codes_.view(), false, codes_scale_inv_.view().as<float>()};
+      dgrad.a = left(dy_codes, false);
+      dgrad.b = right(weight_codes(), false);
     }
     dgrad.fast_accumulate = plan_.dgrad.fast_accumulate;
     ops::gemm(context.stream, dgrad);
@@ -151,11 +189,11 @@ void Linear::backward(const StepContext& context, ConstView dy, View dx, const S
   // dW[N, K] += dy^T x, straight into the gradient buffer.
   ops::Gemm wgrad = {.a = {dy, true}, .b = {saved.x}, .c = weight_->gradient, .beta = 1.0F};
   if (dy_wgrad_slot_ != nullptr) {
-    const QuantizedView codes = dy_wgrad_slot_ == dy_slot_
-                                    ? dy_codes
-                                    : quantize(context, dy, *dy_wgrad_slot_, *context.scratch);
-    wgrad.a = operand(codes, true);
-    wgrad.b = operand(saved.codes, false);
+    const QuantizedView codes = dy_wgrad_slot_ == dy_slot_ ? dy_codes
+                                                           : quantize(context, dy, *dy_wgrad_slot_,
+                                                                      *context.scratch, turned);
+    wgrad.a = left(codes, true);
+    wgrad.b = right(saved.codes, false);
   }
   wgrad.fast_accumulate = plan_.wgrad.fast_accumulate;
   ops::gemm(context.stream, wgrad);

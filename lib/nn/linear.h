@@ -48,8 +48,10 @@ class Linear {
   const Parameter& weight() const { return *weight_; }
 
  private:
+  /// The codes of x, placed in `arena`; their transpose too, placed in `transposed` (may be null).
   QuantizedView quantize(const StepContext& context, ConstView x, const ScalingSlot& slot,
-                         Arena& arena) const;
+                         Arena& arena, Arena* transposed) const;
+  QuantizedView weight_codes() const;
   bool scaled(const StepContext& context, const TensorFormat& format) const;
   ConstView plain_weight() const;
 
@@ -63,7 +65,8 @@ class Linear {
   const ScalingSlot* dy_wgrad_slot_ = nullptr;
   Tensor plain_copy_;
   Tensor codes_;
-  Tensor codes_scale_inv_;  // the scale's reciprocal at the time of the cast: the slot may move on
+  Tensor codes_transposed_;  // [K, N], where the device multiplies along contiguous K only
+  Tensor codes_scale_inv_;   // the scale's reciprocal at the time of the cast: the slot may move on
 };
 
 }  // namespace fp8train

@@ -55,6 +55,11 @@ CpuIsa cpu_isa() {
   return isa;
 }
 
+bool cpu_is_intel() {
+  __builtin_cpu_init();
+  return __builtin_cpu_is("intel") != 0;
+}
+
 void throw_no_kernels_for(CpuIsa machine) {
   throw ConfigError(
       "this program was built without kernels for " + std::string(name_of(machine)) +

@@ -19,6 +19,8 @@ std::string_view name_of(CpuIsa isa);
 /// ConfigError for an unknown name.
 CpuIsa cpu_isa();
 
+bool cpu_is_intel();
+
 /// Throws ConfigError: the program holds no kernels that this level can run.
 [[noreturn]] void throw_no_kernels_for(CpuIsa machine);
 

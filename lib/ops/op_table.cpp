@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "numeric/cpu_isa.h"
 #include "ops/cpu/cpu_table.h"
+#include "ops/cuda/cuda_table.h"
 #include "ops/meta/meta_table.h"
 
 namespace fp8train::ops {
@@ -75,9 +76,9 @@ const OpTable& op_table(const Stream& stream) {
     case DeviceKind::meta:
       return meta::table();
     case DeviceKind::cuda:
-      break;
+      return cuda::table();
   }
-  throw DeviceError("no CUDA operations in this build; use `device: cpu`");
+  throw InternalError("unknown device kind");
 }
 
 }  // namespace fp8train::ops

@@ -9,14 +9,14 @@
 namespace fp8train {
 
 struct QuantizedView {
-  View codes;              ///< shape of the value
+  View codes;              ///< shape of the value; may be empty where only the transpose is kept
   View codes_transposed;   ///< the same codes as [columns, rows]; empty unless the device's GEMM
                            ///< needs that orientation
   float* scale = nullptr;  ///< device memory; one per granule, granules in row-major order
   float* scale_inv = nullptr;  ///< device memory; 1 / scale
   TensorFormat format;
 
-  bool empty() const { return codes.empty(); }
+  bool empty() const { return codes.empty() && codes_transposed.empty(); }
 };
 
 }  // namespace fp8train

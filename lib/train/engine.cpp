@@ -123,8 +123,9 @@ LossReport Engine::evaluation_loss() const {
   return read_totals(kEvaluationTotals);
 }
 
-StepPlan plan_step(const EngineSettings& settings, MemoryLedger* ledger, OpCounters* counters) {
-  const std::unique_ptr<Device> meta = make_device(DeviceKind::meta);
+StepPlan plan_step(const EngineSettings& settings, const DeviceTraits& traits, MemoryLedger* ledger,
+                   OpCounters* counters) {
+  const std::unique_ptr<Device> meta = make_meta_device(traits);
   Engine engine(*meta, settings);
   Batch batch;
   batch.rows = settings.micro_batch_size;

@@ -101,8 +101,10 @@ class Engine {
   Buffer totals_;  // [0] training, [1] evaluation
 };
 
-/// Runs one training step and one evaluation batch on the meta device. `ledger` (nullable) receives
+/// Runs one training step and one evaluation batch on a meta device with the traits of the device
+/// that the run will use. `ledger` (nullable) receives
 /// what the run holds by category, `counters` (nullable) the FLOPs and bytes of one optimizer step.
-StepPlan plan_step(const EngineSettings& settings, MemoryLedger* ledger, OpCounters* counters);
+StepPlan plan_step(const EngineSettings& settings, const DeviceTraits& traits, MemoryLedger* ledger,
+                   OpCounters* counters);
 
 }  // namespace fp8train

@@ -42,8 +42,8 @@ StepContext inference_context(Device& device, Arena& saved, Arena& scratch) {
 }
 
 /// Scratch bytes of the longest prefill chunk and of one token, from a run on the meta device.
-size_t plan_scratch(const Decoder& model, int64_t capacity) {
-  const std::unique_ptr<Device> meta = make_device(DeviceKind::meta);
+size_t plan_scratch(const Device& device, const Decoder& model, int64_t capacity) {
+  const std::unique_ptr<Device> meta = make_meta_device(device.traits());
   Decoder twin(*meta, model.config(), model.plan(), {});
   Arena saved(*meta, MemoryCategory::saved_activations);
   Arena scratch(*meta, MemoryCategory::workspace);
@@ -123,7 +123,7 @@ Generator::Generator(Device& device, Decoder& model, int64_t capacity)
       tokens_(device, DType::i32, {1, kPrefillChunk}, MemoryCategory::batch),
       logits_(device, DType::f32, {1, padded_vocabulary(model.config())},
               MemoryCategory::workspace) {
-  scratch_.reserve(plan_scratch(model, capacity_));
+  scratch_.reserve(plan_scratch(device, model, capacity_));
 }
 
 std::vector<float> Generator::next_logits(const int32_t* tokens, int64_t count) {

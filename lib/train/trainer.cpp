@@ -89,7 +89,7 @@ Run::Run(const RunRequest& request)
   std::string reason;
   device_ = choose_device(settings().device, reason);
   MemoryLedger planned;
-  const StepPlan plan = plan_step(session_.engine, &planned, nullptr);
+  const StepPlan plan = plan_step(session_.engine, device_->traits(), &planned, nullptr);
   for (const std::string& line : run_overview(session_, *device_, reason, threads, planned)) {
     progress_.say(line);
   }

@@ -1,7 +1,11 @@
 #include "ops/gemm.h"
 
 #include <catch2/catch.hpp>
+#include <cstdlib>
+#include <string>
 
+#include "base/error.h"
+#include "ops/cpu/gemm_operands.h"
 #include "ops/reference.h"
 
 namespace fp8train::test {
@@ -256,6 +260,23 @@ TEST_CASE("gemm refuses what does not fit", "[gemm]") {
 TEST_CASE("gemm names its engine", "[gemm]") {
   CHECK(std::string(ops::cpu_gemm_engine(DType::f32)).starts_with("fp32 ("));
   CHECK(std::string(ops::cpu_gemm_engine(DType::e4m3)) == ops::cpu_gemm_engine(DType::bf16));
+  if (ops::cpu::gemm_units_of_environment() == DType::f32) {
+    CHECK(std::string(ops::cpu_gemm_engine(DType::e4m3)) == ops::cpu_gemm_engine(DType::f32));
+  }
+}
+
+TEST_CASE("an unknown FP8TRAIN_CPU_GEMM is an error", "[gemm]") {
+  const char* before = std::getenv("FP8TRAIN_CPU_GEMM");
+  const std::string kept = before == nullptr ? "" : before;
+  REQUIRE(setenv("FP8TRAIN_CPU_GEMM", "fp64", 1) == 0);
+  CHECK_THROWS_AS(ops::cpu::gemm_units_of_environment(), ConfigError);
+  REQUIRE(setenv("FP8TRAIN_CPU_GEMM", "bf16", 1) == 0);
+  CHECK(ops::cpu::gemm_units_of_environment() == DType::bf16);
+  REQUIRE(unsetenv("FP8TRAIN_CPU_GEMM") == 0);
+  CHECK(!ops::cpu::gemm_units_of_environment());
+  if (before != nullptr) {
+    REQUIRE(setenv("FP8TRAIN_CPU_GEMM", kept.c_str(), 1) == 0);
+  }
 }
 
 }  // namespace

@@ -48,7 +48,7 @@ struct Trained {
   int64_t step = 0;
 
   explicit Trained(const EngineSettings& settings) : engine(*device, settings) {
-    engine.reserve(plan_step(settings, nullptr, nullptr));
+    engine.reserve(plan_step(settings, {}, nullptr, nullptr));
     engine.model().initialize(3);
     engine.weights_changed();
   }
@@ -88,7 +88,7 @@ TEST_CASE("the steady step allocates nothing and stays within its plan") {
 TEST_CASE("the plan made on meta is what the step uses") {
   const EngineSettings settings = small("te-delayed");
   MemoryLedger planned;
-  const StepPlan plan = plan_step(settings, &planned, nullptr);
+  const StepPlan plan = plan_step(settings, {}, &planned, nullptr);
   Trained run(settings);
   run.train(1);
   CHECK(run.engine.high_water().saved_bytes == plan.saved_bytes);
@@ -97,8 +97,8 @@ TEST_CASE("the plan made on meta is what the step uses") {
 }
 
 TEST_CASE("FP8 rows keep codes instead of activations for backward") {
-  const StepPlan bf16 = plan_step(small("bf16"), nullptr, nullptr);
-  const StepPlan fp8 = plan_step(small("te-delayed"), nullptr, nullptr);
+  const StepPlan bf16 = plan_step(small("bf16"), {}, nullptr, nullptr);
+  const StepPlan fp8 = plan_step(small("te-delayed"), {}, nullptr, nullptr);
   CHECK(fp8.saved_bytes < bf16.saved_bytes);
 }
 
@@ -118,8 +118,8 @@ TEST_CASE("recompute changes no bit") {
   EngineSettings settings = small(plan);
   Trained kept(settings);
   settings.decoder.recompute = Recompute::block;
-  CHECK(plan_step(settings, nullptr, nullptr).saved_bytes <
-        plan_step(small(plan), nullptr, nullptr).saved_bytes);
+  CHECK(plan_step(settings, {}, nullptr, nullptr).saved_bytes <
+        plan_step(small(plan), {}, nullptr, nullptr).saved_bytes);
   Trained recomputed(settings);
   kept.train(5);
   recomputed.train(5);

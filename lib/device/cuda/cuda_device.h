@@ -8,10 +8,14 @@
 
 namespace fp8train {
 
-/// Throws DeviceError, saying why, when there is no usable GPU or this build has no CUDA backend.
+/// The first GPU that can be used. Throws DeviceError, saying why, when there is none or this build
+/// has no CUDA backend.
 std::unique_ptr<Device> make_cuda_device();
 
 /// Empty when a GPU can be used; otherwise the reason, for `device: auto`.
 std::string why_cuda_is_unusable();
+
+/// What nn must know of the cuda device, in every build: `check` plans for GPUs that are not here.
+DeviceTraits cuda_traits();
 
 }  // namespace fp8train

@@ -8,7 +8,8 @@ namespace fp8train {
 
 class MetaDevice final : public Device {
  public:
-  MetaDevice() : Device(DeviceKind::meta) {}
+  explicit MetaDevice(const DeviceTraits& traits = {})
+      : Device(DeviceKind::meta, nullptr, traits) {}
 
   void* allocate(size_t bytes) override;
   void deallocate(void* /*pointer*/, size_t /*bytes*/) noexcept override {}

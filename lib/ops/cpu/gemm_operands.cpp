@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <new>
+#include <string>
 
+#include "base/error.h"
 #include "numeric/bulk.h"
 #include "numeric/isa_tables.h"
 
@@ -73,6 +76,19 @@ void GrowingBuffer::release() noexcept {
   workspace_total -= bytes_;
   data_ = nullptr;
   bytes_ = 0;
+}
+
+std::optional<DType> gemm_units_of_environment() {
+  const char* value = std::getenv("FP8TRAIN_CPU_GEMM");
+  if (value == nullptr) {
+    return std::nullopt;
+  }
+  for (const DType type : {DType::f32, DType::bf16}) {
+    if (name_of(type) == value) {
+      return type;
+    }
+  }
+  throw ConfigError(std::string("FP8TRAIN_CPU_GEMM=") + value + ": expected fp32 or bf16");
 }
 
 const void* prepare_operand(const GemmOperand& operand, DType type, bool row_major,

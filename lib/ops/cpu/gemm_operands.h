@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "ops/cpu/gemm_kernels.h"
 #include "ops/gemm.h"
@@ -27,6 +28,10 @@ class GrowingBuffer {
   void* data_ = nullptr;
   size_t bytes_ = 0;
 };
+
+/// FP8TRAIN_CPU_GEMM, the type that bf16 and FP8 operands are multiplied in: fp32 or bf16; nothing
+/// where it is not set. Throws ConfigError for another value.
+std::optional<DType> gemm_units_of_environment();
 
 /// The operand in `type` (fp32 or bf16): what is stored where that fits, else a copy in `buffer`.
 /// With `row_major`, op(operand) itself, the transposition carried out.

@@ -1,0 +1,67 @@
+# The cuda backend, in one of three forms (FP8TRAIN_CUDA):
+#   ON    built by nvcc for the architectures of FP8TRAIN_CUDA_ARCHITECTURES; the runtime is linked statically, cuBLASLt and cuDNN are loaded
+#         when they are first used, so that the program starts on machines that have neither;
+#   SHIM  compiled for the host: kernels run as fibers on the CPU (tests/support/cuda_shim), so that every kernel and the wiring of a step can
+#         be executed, and sanitized, without a GPU;
+#   OFF   left out; asking for `device: cuda` is then an error.
+# AUTO is ON where nvcc is found (PATH, CUDACXX or /usr/local/cuda/bin), else OFF.
+set(FP8TRAIN_CUDA_ARCHITECTURES "89-real;90a-real;100-real" CACHE STRING "GPU architectures the kernels are compiled for")
+
+if(FP8TRAIN_CUDA STREQUAL "AUTO")
+  find_program(FP8TRAIN_NVCC nvcc PATHS ENV CUDA_PATH /usr/local/cuda PATH_SUFFIXES bin)
+  if(FP8TRAIN_NVCC AND NOT FP8TRAIN_SANITIZE)
+    set(FP8TRAIN_CUDA_FORM ON)
+    set(CMAKE_CUDA_COMPILER ${FP8TRAIN_NVCC})
+  else()
+    set(FP8TRAIN_CUDA_FORM OFF)
+  endif()
+else()
+  set(FP8TRAIN_CUDA_FORM ${FP8TRAIN_CUDA})
+endif()
+message(STATUS "CUDA backend: ${FP8TRAIN_CUDA_FORM}")
+
+if(FP8TRAIN_CUDA_FORM STREQUAL "ON")
+  set(CMAKE_CUDA_ARCHITECTURES ${FP8TRAIN_CUDA_ARCHITECTURES})
+  set(CMAKE_CUDA_STANDARD 20)
+  set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+  set(CMAKE_CUDA_EXTENSIONS OFF)
+  if(FP8TRAIN_CCACHE AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
+    set(CMAKE_CUDA_COMPILER_LAUNCHER ${FP8TRAIN_CCACHE})
+  endif()
+  enable_language(CUDA)
+  find_package(CUDAToolkit REQUIRED)
+elseif(FP8TRAIN_CUDA_FORM STREQUAL "SHIM")
+  find_package(Boost REQUIRED COMPONENTS context)
+endif()
+
+# fp8train_cuda_sources(TARGET CUDA file... [GPU_ONLY file...] ABSENT file...): files of the cuda backend of a room made by fp8train_room, those of
+# them that the SHIM form replaces by fakes, and those that stand in for all in a build without the backend. A .cu file includes nothing of CUDA but through ops/cuda/launch.h, and is compiled as C++ in the SHIM form.
+# -fmad=false: element-wise results have the same bits as on the cpu; a kernel that wants a fused multiply-add writes fmaf.
+function(fp8train_cuda_sources target)
+  cmake_parse_arguments(PART "" "" "CUDA;GPU_ONLY;ABSENT" ${ARGN})
+  if(FP8TRAIN_CUDA_FORM STREQUAL "OFF")
+    target_sources(${target} PRIVATE ${PART_ABSENT})
+    return()
+  endif()
+  target_sources(${target} PRIVATE ${PART_CUDA})
+  if(FP8TRAIN_CUDA_FORM STREQUAL "ON")
+    target_sources(${target} PRIVATE ${PART_GPU_ONLY})
+    target_link_libraries(${target} PRIVATE CUDA::cudart_static)
+    return()
+  endif()
+  target_link_libraries(${target} PRIVATE fp8train_cuda_shim)
+  foreach(file IN LISTS PART_CUDA)
+    if(file MATCHES "[.]cu$")
+      set_source_files_properties(${file} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "-x;c++;-Wno-unknown-pragmas")
+    endif()
+  endforeach()
+endfunction()
+
+if(FP8TRAIN_CUDA_FORM STREQUAL "SHIM")
+  set(shim ${CMAKE_SOURCE_DIR}/tests/support/cuda_shim)
+  add_library(fp8train_cuda_shim STATIC ${shim}/block_runner.cpp ${shim}/runtime.cpp ${shim}/cublaslt_fake.cpp)
+  target_include_directories(fp8train_cuda_shim PUBLIC ${shim})
+  target_compile_definitions(fp8train_cuda_shim PUBLIC FP8TRAIN_CUDA_SHIM)
+  target_include_directories(fp8train_cuda_shim PRIVATE ${CMAKE_SOURCE_DIR}/lib)  # ops/cuda/cublaslt_api.h, numeric/convert.h
+  target_link_libraries(fp8train_cuda_shim PRIVATE Boost::context fp8train_flags)
+endif()

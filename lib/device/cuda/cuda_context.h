@@ -1,0 +1,41 @@
+#pragma once
+// What the operations of the cuda backend need of their device: its stream, what the chip can do,
+// and the workspace that libraries get on that stream. Stream::native() of a cuda stream points to
+// one; the CudaDevice that owns it outlives the stream. Only for files under cuda/.
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <memory>
+
+#include "device/stream.h"
+
+namespace fp8train {
+
+/// Something a library keeps per device, such as a handle with its plans; destroyed with the
+/// device.
+class CudaExtension {
+ public:
+  virtual ~CudaExtension() = default;
+};
+
+struct CudaContext {
+  cudaStream_t stream = nullptr;
+  int device = 0;      ///< ordinal
+  int capability = 0;  ///< 89, 90, 100, ...
+  int multiprocessors = 0;
+  void* workspace = nullptr;  ///< device memory for library calls on `stream`, 256-byte aligned
+  size_t workspace_bytes = 0;
+  std::unique_ptr<CudaExtension> gemm;       ///< made on first use by ops/cuda
+  std::unique_ptr<CudaExtension> attention;  ///< likewise
+};
+
+inline CudaContext& cuda_context(const Stream& stream) {
+  return *static_cast<CudaContext*>(stream.native());
+}
+
+/// Throws DeviceError "<what>: <CUDA's words>" unless `error` is cudaSuccess; out of memory says
+/// what to lower.
+void check_cuda(cudaError_t error, const char* what);
+
+}  // namespace fp8train

@@ -1,0 +1,158 @@
+// The cuda device: one GPU, one compute stream. The runtime is linked statically and looks for the
+// driver when it is first called, so that the program starts on machines without either.
+
+#include "device/cuda/cuda_device.h"
+
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "device/cuda/cuda_context.h"
+#include "device/cuda/staging.h"
+
+namespace fp8train {
+namespace {
+
+constexpr int kLeastCapability = 80;  // bf16 tensor cores; FP8 ones come with 89
+constexpr size_t kWorkspaceHopper = size_t{32} << 20;
+constexpr size_t kWorkspaceBefore = size_t{4} << 20;
+
+int attribute(cudaDeviceAttr which, int device) {
+  int value = 0;
+  check_cuda(cudaDeviceGetAttribute(&value, which, device), "asking for a GPU's properties");
+  return value;
+}
+
+int capability_of(int device) {
+  return 10 * attribute(cudaDevAttrComputeCapabilityMajor, device) +
+         attribute(cudaDevAttrComputeCapabilityMinor, device);
+}
+
+std::string device_name(int device) {
+  cudaDeviceProp properties = {};
+  check_cuda(cudaGetDeviceProperties(&properties, device), "asking for a GPU's name");
+  return properties.name;
+}
+
+class CudaDevice final : public Device {
+ public:
+  CudaDevice() : Device(DeviceKind::cuda, &context_, cuda_traits()) {
+    check_cuda(cudaSetDevice(context_.device), "selecting the GPU");
+    context_.capability = capability_of(context_.device);
+    context_.multiprocessors = attribute(cudaDevAttrMultiProcessorCount, context_.device);
+    check_cuda(cudaStreamCreateWithFlags(&context_.stream, cudaStreamNonBlocking),
+               "creating a stream");
+    const size_t bytes = context_.capability >= 90 ? kWorkspaceHopper : kWorkspaceBefore;
+    context_.workspace = allocate(bytes);
+    context_.workspace_bytes = bytes;
+    ledger().add(MemoryCategory::workspace, bytes);
+  }
+  ~CudaDevice() override {
+    context_.gemm.reset();
+    context_.attention.reset();
+    cudaFree(context_.workspace);
+    cudaStreamDestroy(context_.stream);
+  }
+
+  void* allocate(size_t bytes) override {
+    if (bytes == 0) {
+      return nullptr;
+    }
+    void* pointer = nullptr;
+    const cudaError_t error = cudaMalloc(&pointer, bytes);
+    if (error == cudaErrorMemoryAllocation) {
+      cudaGetLastError();  // so that it is not reported again
+      size_t free_bytes = 0;
+      size_t total_bytes = 0;
+      cudaMemGetInfo(&free_bytes, &total_bytes);
+      throw DeviceError(fmt::format(
+          "out of GPU memory: asked for {} bytes with {} in use here and {} of {} free; lower "
+          "training.micro_batch_size or data.seq_length, or set model.recompute: block",
+          bytes, ledger().total(), free_bytes, total_bytes));
+    }
+    check_cuda(error, "allocating GPU memory");
+    return pointer;
+  }
+
+  void deallocate(void* pointer, size_t /*bytes*/) noexcept override { cudaFree(pointer); }
+
+  void copy_from_host(void* to, const void* from, size_t bytes) override {
+    staging_.copy_to_device(to, from, bytes, context_.stream);
+  }
+
+  void copy_to_host(void* to, const void* from, size_t bytes) override {
+    if (bytes > 0) {
+      check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, context_.stream),
+                 "copying from the GPU");
+    }
+    synchronize();
+  }
+
+  void fill_zero(void* pointer, size_t bytes) override {
+    if (bytes > 0) {
+      check_cuda(cudaMemsetAsync(pointer, 0, bytes, context_.stream), "clearing GPU memory");
+    }
+  }
+
+  void synchronize() override {
+    check_cuda(cudaStreamSynchronize(context_.stream), "waiting for the GPU");
+  }
+
+  std::string description() const override {
+    size_t free_bytes = 0;
+    size_t total_bytes = 0;
+    cudaMemGetInfo(&free_bytes, &total_bytes);
+    int runtime = 0;
+    int driver = 0;
+    cudaRuntimeGetVersion(&runtime);
+    cudaDriverGetVersion(&driver);
+    return fmt::format("cuda: {}, sm_{}, {} multiprocessors, {:.0f} GiB, CUDA {}.{} (driver {}.{})",
+                       device_name(context_.device), context_.capability, context_.multiprocessors,
+                       static_cast<double>(total_bytes) / (1 << 30), runtime / 1000,
+                       runtime % 1000 / 10, driver / 1000, driver % 1000 / 10);
+  }
+
+ private:
+  CudaContext context_;
+  PinnedStaging staging_;
+};
+
+}  // namespace
+
+void check_cuda(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) {
+    throw DeviceError(
+        fmt::format("{}: {} ({})", what, cudaGetErrorString(error), cudaGetErrorName(error)));
+  }
+}
+
+std::string why_cuda_is_unusable() {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error == cudaErrorInsufficientDriver) {
+    return "the NVIDIA driver is missing or older than CUDA 13 needs (580)";
+  }
+  if (error == cudaErrorNoDevice || (error == cudaSuccess && count == 0)) {
+    return "this machine has no NVIDIA GPU";
+  }
+  if (error != cudaSuccess) {
+    return fmt::format("CUDA does not start: {}", cudaGetErrorString(error));
+  }
+  const int capability = capability_of(0);
+  if (capability < kLeastCapability) {
+    return fmt::format("the GPU {} is of compute capability {}.{}; 8.0 is the least",
+                       device_name(0), capability / 10, capability % 10);
+  }
+  return "";
+}
+
+std::unique_ptr<Device> make_cuda_device() {
+  const std::string obstacle = why_cuda_is_unusable();
+  if (!obstacle.empty()) {
+    throw DeviceError("device: cuda was asked for, but " + obstacle +
+                      "; use device: cpu or device: auto");
+  }
+  return std::make_unique<CudaDevice>();
+}
+
+}  // namespace fp8train

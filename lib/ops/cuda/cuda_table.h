@@ -1,0 +1,24 @@
+#pragma once
+// How the cuda backend's table is put together: each file of kernels fills its entries. In a build
+// without the backend cuda_table_absent.cpp stands in.
+
+#include "ops/op_table.h"
+
+namespace fp8train::ops::cuda {
+
+/// Throws DeviceError where this build has no CUDA backend.
+const OpTable& table();
+
+void fill_elementwise(OpTable& table);
+void fill_quantize(OpTable& table);
+void fill_gemm(OpTable& table);
+void fill_norm(OpTable& table);
+void fill_attention(OpTable& table);
+void fill_rope(OpTable& table);
+void fill_activation(OpTable& table);
+void fill_embedding(OpTable& table);
+void fill_cross_entropy(OpTable& table);
+void fill_optimizer(OpTable& table);
+void fill_kv_cache(OpTable& table);
+
+}  // namespace fp8train::ops::cuda

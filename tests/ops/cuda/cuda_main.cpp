@@ -1,0 +1,17 @@
+// Runs the tests where there is a cuda device; elsewhere says why not and leaves with the code that
+// ctest counts as skipped.
+
+#define CATCH_CONFIG_RUNNER
+#include <catch2/catch.hpp>
+#include <cstdio>
+
+#include "device/cuda/cuda_device.h"
+
+int main(int argc, char** argv) {
+  const std::string obstacle = fp8train::why_cuda_is_unusable();
+  if (!obstacle.empty()) {
+    std::printf("skipped: %s\n", obstacle.c_str());
+    return 77;
+  }
+  return Catch::Session().run(argc, argv);
+}

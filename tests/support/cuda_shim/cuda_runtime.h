@@ -1,0 +1,114 @@
+#pragma once
+// What a .cu file of lib/ sees instead of the CUDA runtime when it is compiled for the host
+// (FP8TRAIN_CUDA=SHIM): the language extensions as macros and functions. Kernels run on the calling
+// thread, block after block, each thread of a block as a fiber (block_runner.h). Declared is what
+// the kernels use, nothing more; an unsupported intrinsic does not compile.
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "block_runner.h"
+#include "cuda_runtime_api.h"
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline __attribute__((always_inline))
+#define __launch_bounds__(...)
+
+#define threadIdx (::fp8train::shim::current_thread().thread_index)
+#define blockIdx (::fp8train::shim::current_thread().block_index)
+#define blockDim (::fp8train::shim::current_thread().block_extent)
+#define gridDim (::fp8train::shim::current_thread().grid_extent)
+
+// Never inlined: the return address tells the places of two barriers apart.
+__attribute__((noinline)) inline void __syncthreads() {
+  ::fp8train::shim::barrier(__builtin_return_address(0), 0);
+}
+/// Whether any thread's `predicate` is not 0.
+__attribute__((noinline)) inline int __syncthreads_or(int predicate) {
+  return ::fp8train::shim::barrier(__builtin_return_address(0), predicate) != 0 ? 1 : 0;
+}
+inline void __syncwarp(unsigned mask = 0xFFFFFFFFU) {
+  ::fp8train::shim::WarpExchange(mask, 0);
+}
+
+namespace fp8train::shim {
+
+template <typename T>
+T shuffle(unsigned mask, T value, int source_lane) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8, "a shuffle moves 4 or 8 bytes");
+  uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(T));
+  bits = WarpExchange(mask, bits).of_lane(source_lane);
+  std::memcpy(&value, &bits, sizeof(T));
+  return value;
+}
+
+}  // namespace fp8train::shim
+
+template <typename T>
+T __shfl_sync(unsigned mask, T value, int source, int width = 32) {
+  const int lane = ::fp8train::shim::lane();
+  return ::fp8train::shim::shuffle(mask, value, lane / width * width + source % width);
+}
+template <typename T>
+T __shfl_xor_sync(unsigned mask, T value, int bits, int width = 32) {
+  const int lane = ::fp8train::shim::lane();
+  const int source = lane ^ bits;
+  return ::fp8train::shim::shuffle(mask, value, source / width == lane / width ? source : lane);
+}
+template <typename T>
+T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32) {
+  const int lane = ::fp8train::shim::lane();
+  const int source = lane + static_cast<int>(delta);
+  return ::fp8train::shim::shuffle(mask, value, source / width == lane / width ? source : lane);
+}
+template <typename T>
+T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32) {
+  const int lane = ::fp8train::shim::lane();
+  const int source = lane - static_cast<int>(delta);
+  return ::fp8train::shim::shuffle(mask, value, source >= lane / width * width ? source : lane);
+}
+inline unsigned __ballot_sync(unsigned mask, int predicate) {
+  return ::fp8train::shim::WarpExchange(mask, predicate != 0 ? 1 : 0).ballot();
+}
+inline int __any_sync(unsigned mask, int predicate) {
+  return __ballot_sync(mask, predicate) != 0 ? 1 : 0;
+}
+inline int __all_sync(unsigned mask, int predicate) {
+  return __ballot_sync(mask, predicate) == mask ? 1 : 0;
+}
+
+// Fibers of one thread never run at the same time, so plain reads and writes are atomic.
+template <typename T>
+T atomicAdd(T* address, T value) {
+  const T old = *address;
+  *address = old + value;
+  return old;
+}
+template <typename T>
+T atomicMax(T* address, T value) {
+  const T old = *address;
+  *address = old < value ? value : old;
+  return old;
+}
+template <typename T>
+T atomicExch(T* address, T value) {
+  const T old = *address;
+  *address = value;
+  return old;
+}
+inline void __threadfence() {}
+
+template <typename T>
+T __ldg(const T* address) {
+  return *address;
+}
+inline int __popc(unsigned bits) {
+  return __builtin_popcount(bits);
+}
+inline float rsqrtf(float x) {
+  return 1.0F / std::sqrt(x);
+}
