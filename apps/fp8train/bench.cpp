@@ -77,7 +77,9 @@ double gemm_rate(Device& device, DType dtype, int64_t m, int64_t n, int64_t k, d
 
 double gemm_ceiling(Device& device, DType dtype) {
   double best = 0;
-  for (const int64_t size : {512, 1024, 2048}) {
+  const bool gpu = device.kind() == DeviceKind::cuda;
+  for (const int64_t size :
+       gpu ? std::vector<int64_t>{4096, 8192} : std::vector<int64_t>{512, 1024, 2048}) {
     best = std::max(best, gemm_rate(device, dtype, size, size, size, 0.5));
   }
   return best;

@@ -67,6 +67,10 @@ Batch random_batch(const EngineSettings& settings) {
   return batch;
 }
 
+const char* gemm_engine(const Device& device, DType operand) {
+  return device.kind() == DeviceKind::cuda ? "cuBLASLt" : ops::cpu_gemm_engine(operand);
+}
+
 Json shares_of_time() {
   Json shares;
   double total = 0;
@@ -116,7 +120,7 @@ Json bench_step(const BenchOptions& options) {
           {"seq_length", settings.seq_length},
           {"threads", threads},
           {"isa", name_of(cpu_isa())},
-          {"gemm_engine", ops::cpu_gemm_engine(operand)},
+          {"gemm_engine", gemm_engine(*device, operand)},
           {"seconds_per_step", seconds},
           {"tokens_per_second", tokens / seconds},
           {"gflops", flops / seconds / 1e9},
@@ -149,7 +153,7 @@ Json bench_gemm(const BenchOptions& options) {
       const double rate = gemm_rate(*device, dtype, size, size, size, options.seconds / 6);
       results.push_back({{"size", size},
                          {"operands", name_of(dtype)},
-                         {"engine", ops::cpu_gemm_engine(dtype)},
+                         {"engine", gemm_engine(*device, dtype)},
                          {"gflops", rate / 1e9}});
     }
   }

@@ -1,0 +1,212 @@
+// A whole training step on the cuda device against the cpu: on a GPU, or through the host shim,
+// where every kernel runs as fibers and a fake cuBLASLt computes the products. Both devices start
+// from the same weights. They differ by the order of fp32 sums, and in bf16 and FP8 by what a last
+// bit of an fp32 sum moves when it is rounded.
+
+#include <catch2/catch.hpp>
+
+#include <cmath>
+#include <string>
+
+#include "base/philox.h"
+#include "device/cuda/cuda_device.h"
+#include "train/engine.h"
+
+#if defined(FP8TRAIN_CUDA_SHIM)
+#include "cublaslt_fake.h"
+#include "cuda_runtime_api.h"
+#endif
+
+using namespace fp8train;
+
+namespace {
+
+constexpr int64_t kRows = 2;
+constexpr int64_t kColumns = 24;
+constexpr uint32_t kVocabulary = 50;
+
+EngineSettings small_llama(const std::string& plan) {
+  ModelConfig model;
+  model.vocab_size = kVocabulary;
+  model.hidden_size = 32;
+  model.intermediate_size = 64;
+  model.num_hidden_layers = 2;
+  model.num_attention_heads = 2;
+  model.num_key_value_heads = 1;
+  model.max_position_embeddings = 32;
+  EngineSettings settings;
+  settings.model = completed(model);
+  settings.plan = plan_named(plan);
+  settings.micro_batch_size = kRows;
+  settings.seq_length = kColumns;
+  settings.optimizer.lr = 1e-3;
+  return settings;
+}
+
+EngineSettings small_gpt2(const std::string& plan) {
+  EngineSettings settings = small_llama(plan);
+  ModelConfig& model = settings.model;
+  model = {};
+  model.family = ModelFamily::gpt2;
+  model.vocab_size = kVocabulary;
+  model.hidden_size = 32;
+  model.intermediate_size = 128;
+  model.num_hidden_layers = 2;
+  model.num_attention_heads = 2;
+  model.num_key_value_heads = 2;
+  model.max_position_embeddings = 32;
+  model.norm = NormKind::layer_norm;
+  model.positions = PositionKind::learned;
+  model.mlp = MlpKind::gelu;
+  model.qkv_bias = model.attention_output_bias = model.mlp_bias = model.norm_bias = true;
+  model.tie_word_embeddings = true;
+  model = completed(model);
+  return settings;
+}
+
+Batch batch_of(uint64_t index) {
+  Batch batch;
+  batch.rows = kRows;
+  batch.columns = kColumns;
+  for (int64_t i = 0; i < kRows * kColumns; ++i) {
+    const PhiloxBlock bits = philox(index, 0, static_cast<uint64_t>(i));
+    batch.tokens.push_back(static_cast<int32_t>(bits.word[0] % kVocabulary));
+    batch.targets.push_back(static_cast<int32_t>(bits.word[1] % kVocabulary));
+  }
+  return batch;
+}
+
+struct Run {
+  std::unique_ptr<Device> device;
+  Engine engine;
+  int64_t step = 0;
+
+  Run(DeviceKind kind, const EngineSettings& settings)
+      : device(make_device(kind)), engine(*device, settings) {
+    engine.reserve(plan_step(settings, device->traits(), nullptr, nullptr));
+    engine.model().initialize(3);
+    engine.weights_changed();
+  }
+  void train_step() {
+    engine.step([&] { return batch_of(static_cast<uint64_t>(step)); }, step, 1e-3F, false);
+    ++step;
+  }
+  std::vector<float> gradients() {
+    return to_host_f32(*device, engine.model().parameters().gradients());
+  }
+};
+
+double cosine(const std::vector<float>& a, const std::vector<float>& b) {
+  double dot = 0;
+  double a_norm = 0;
+  double b_norm = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    dot += double{a[i]} * b[i];
+    a_norm += double{a[i]} * a[i];
+    b_norm += double{b[i]} * b[i];
+  }
+  return dot / std::sqrt(a_norm * b_norm);
+}
+
+bool no_device() {
+  const std::string obstacle = why_cuda_is_unusable();
+  if (!obstacle.empty()) {
+    WARN("not run: " << obstacle);
+  }
+  return !obstacle.empty();
+}
+
+struct Row {
+  const char* plan;
+  double loss, gradient;  // relative difference of the loss, 1 - cosine of all gradients
+};
+
+constexpr Row kRowsOfChart[] = {{"fp32", 1e-6, 1e-9},
+                                {"bf16", 2e-4, 1e-4},
+                                {"fp16", 5e-5, 1e-5},
+                                {"te-delayed", 2e-3, 5e-3},
+                                {"te-current", 2e-3, 5e-3}};
+
+void compare_devices(const EngineSettings& settings, const Row& row) {
+  CAPTURE(row.plan);
+  Run cpu(DeviceKind::cpu, settings);
+  Run cuda(DeviceKind::cuda, settings);
+  for (int i = 0; i < 4; ++i) {
+    cpu.train_step();
+    cuda.train_step();
+    const double want = cpu.engine.step_loss().mean;
+    const double got = cuda.engine.step_loss().mean;
+    CAPTURE(i, want, got);
+    CHECK(std::abs(got - want) <= row.loss * (i + 1) * want);
+    if (i == 0) {
+      CHECK(1 - cosine(cuda.gradients(), cpu.gradients()) <= row.gradient);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a step of each row on cuda gives the cpu's loss and gradients, Llama", "[cuda]") {
+  if (no_device()) {
+    return;
+  }
+  for (const Row& row : kRowsOfChart) {
+    compare_devices(small_llama(row.plan), row);
+  }
+}
+
+TEST_CASE("a step of each row on cuda gives the cpu's loss and gradients, GPT-2", "[cuda]") {
+  if (no_device()) {
+    return;
+  }
+  for (const Row& row : kRowsOfChart) {
+    compare_devices(small_gpt2(row.plan), row);
+  }
+}
+
+TEST_CASE("two runs on cuda are bitwise equal", "[cuda]") {
+  if (no_device()) {
+    return;
+  }
+  Run first(DeviceKind::cuda, small_llama("te-delayed"));
+  Run second(DeviceKind::cuda, small_llama("te-delayed"));
+  for (int i = 0; i < 3; ++i) {
+    first.train_step();
+    second.train_step();
+  }
+  CHECK(first.gradients() == second.gradients());
+}
+
+TEST_CASE("the steady step on cuda stays within the plan made on meta", "[cuda]") {
+  if (no_device()) {
+    return;
+  }
+  for (const Row& row : kRowsOfChart) {
+    Run run(DeviceKind::cuda, small_llama(row.plan));
+    const uint64_t before = run.device->ledger().allocations();
+    run.train_step();
+    run.train_step();
+    CHECK(run.device->ledger().allocations() == before);
+  }
+}
+
+#if defined(FP8TRAIN_CUDA_SHIM)
+TEST_CASE("the steady step on cuda makes no allocation, waits for nothing and reads nothing back",
+          "[cuda]") {
+  for (const Row& row : kRowsOfChart) {
+    CAPTURE(row.plan);
+    Run run(DeviceKind::cuda, small_llama(row.plan));
+    run.train_step();
+    run.train_step();
+    const shim::RuntimeCalls before = shim::runtime_calls();
+    const uint64_t plans = shim::heuristics_asked();
+    const uint64_t products = shim::matmuls();
+    run.train_step();
+    CHECK(shim::runtime_calls().allocations == before.allocations);
+    CHECK(shim::runtime_calls().synchronizations == before.synchronizations);
+    CHECK(shim::runtime_calls().reads_back == before.reads_back);
+    CHECK(shim::heuristics_asked() == plans);
+    CHECK(shim::matmuls() == products + 27);  // 2 blocks of 4 layers and the head, three GEMMs each
+  }
+}
+#endif
