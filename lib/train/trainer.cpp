@@ -8,10 +8,12 @@
 #include <memory>
 #include <optional>
 
+#include "base/atomic_file.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/signals.h"
+#include "config/changes.h"
 #include "data/loader.h"
 #include "io/checkpoint.h"
 #include "optim/schedule.h"
@@ -28,6 +30,16 @@
 namespace fp8train {
 namespace {
 
+constexpr size_t kMaxConfigBytes = size_t{1} << 20;
+
+/// The resolved configuration of an earlier start in this run's folder; empty when there is none.
+std::string config_in(const RunDirectory& run) {
+  std::error_code error;
+  return std::filesystem::is_regular_file(run.config(), error)
+             ? read_text_file(run.config(), kMaxConfigBytes)
+             : std::string();
+}
+
 class Run {
  public:
   explicit Run(const RunRequest& request);
@@ -35,6 +47,7 @@ class Run {
 
  private:
   void start_or_resume();
+  void say_changes(const std::filesystem::path& saved_run);
   void train_one_step();
   void log_step();
   void guard(const StepReport& report);
@@ -60,6 +73,7 @@ class Run {
   std::unique_ptr<Generator> generator_;
   Progress progress_;
   TrainingState state_;
+  std::string resolved_config_, earlier_config_;
   Stopwatch since_start_;
   Stopwatch since_log_;
   double excluded_seconds_ = 0;  // evaluation, samples and saving since the last log line
@@ -77,6 +91,8 @@ Run::Run(const RunRequest& request)
                               : progress_style(request.settings.logging.format, stdout),
                 stdout, records_.directory().log()) {
   const int64_t threads = configure_threads(settings().threads);
+  resolved_config_ = request.resolved_yaml;
+  earlier_config_ = config_in(records_.directory());
   describe_run(records_.directory(), request.resolved_yaml, request.command,
                JsonObject().add("threads", threads).add("version", request.version));
   open_log_file(records_.directory().log().string());
@@ -127,6 +143,7 @@ void Run::start_or_resume() {
     state_ = resumed->state;
     saved_step_ = state_.step;
     progress_.say(fmt::format("resumed from {} at step {}", resumed->folder.string(), state_.step));
+    say_changes(resumed->folder.parent_path().parent_path());
   } else if (!settings().model.from.empty()) {
     load_weights(*device_, engine_->model(), TensorSource(settings().model.from));
     progress_.say("weights from " + settings().model.from);
@@ -138,6 +155,19 @@ void Run::start_or_resume() {
   records_.begin_metrics(state_.step);
   logged_step_ = state_.step;
   logged_skips_ = engine_->optimizer().report().skipped_steps;
+}
+
+/// What the run that saved the checkpoint was set to otherwise: not an error, but never silent.
+void Run::say_changes(const std::filesystem::path& saved_run) {
+  const bool own = std::filesystem::weakly_canonical(saved_run) ==
+                   std::filesystem::weakly_canonical(records_.directory().root);
+  const std::string before = own ? earlier_config_ : config_in({saved_run});
+  if (before.empty()) {
+    return;
+  }
+  for (const std::string& change : changed_settings(before, resolved_config_)) {
+    progress_.say("  changed since then: " + change);
+  }
 }
 
 void Run::train_one_step() {

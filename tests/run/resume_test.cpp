@@ -109,6 +109,17 @@ TEST_CASE("killed twice and resumed: the bits of the undisturbed run") {
   check_equal_runs(shop, "whole", "broken");
 }
 
+TEST_CASE("what changed since the checkpoint is said, and only that") {
+  const Workshop shop;
+  expect_code(0, shop.folder(), Workshop::command("bf16", "run", {"training.max_steps=10"}));
+  const Outcome same = expect_code(
+      0, shop.folder(), Workshop::command("bf16", "run", {"training.max_steps=10", "threads=2"}));
+  CHECK_THAT(same.out, !Catch::Contains("changed since then"));
+  const Outcome longer =
+      expect_code(0, shop.folder(), Workshop::command("bf16", "run", {"training.max_steps=12"}));
+  CHECK_THAT(longer.out, Catch::Contains("changed since then: training.max_steps: 10 -> 12"));
+}
+
 TEST_CASE("killed again and again while it saves at every step") {
   const Workshop shop;
   expect_code(0, shop.folder(), Workshop::command("te-delayed", "whole"));

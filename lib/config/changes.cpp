@@ -1,0 +1,86 @@
+#include "config/changes.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "config/yaml_tree.h"
+
+namespace fp8train {
+namespace {
+
+using Leaves = std::vector<std::pair<std::string, std::string>>;
+
+constexpr std::array<std::string_view, 5> kWithoutEffect = {"output_dir", "threads", "logging",
+                                                            "sample", "checkpoint"};
+
+/// A value on one line, as it could be written.
+std::string text_of(const YamlNode& node) {
+  if (node.kind == YamlNode::Kind::scalar) {
+    return node.text;
+  }
+  std::string text;
+  for (size_t i = 0; i < node.items.size(); ++i) {
+    text += text.empty() ? "" : ", ";
+    text += node.kind == YamlNode::Kind::map ? node.keys[i].text + ": " : "";
+    text += text_of(node.items[i]);
+  }
+  if (node.kind == YamlNode::Kind::null) {
+    return "not set";
+  }
+  return node.kind == YamlNode::Kind::map ? "{" + text + "}" : "[" + text + "]";
+}
+
+void collect(const YamlNode& node, const std::string& path, Leaves& leaves) {
+  if (node.kind != YamlNode::Kind::map) {
+    leaves.emplace_back(path, text_of(node));
+    return;
+  }
+  for (size_t i = 0; i < node.items.size(); ++i) {
+    const std::string& key = node.keys[i].text;
+    const bool matters = !path.empty() || std::find(kWithoutEffect.begin(), kWithoutEffect.end(),
+                                                    key) == kWithoutEffect.end();
+    if (matters) {
+      collect(node.items[i], path.empty() ? key : path + "." + key, leaves);
+    }
+  }
+}
+
+Leaves leaves_of(std::string_view yaml) {
+  Problems problems;
+  Leaves leaves;
+  const size_t source = problems.add_source("an earlier configuration", true);
+  const YamlNode root = parse_yaml(yaml, "", source, problems);
+  if (root.kind == YamlNode::Kind::map && !root.reported) {
+    collect(root, "", leaves);
+  }
+  return leaves;
+}
+
+const std::string* find(const Leaves& leaves, const std::string& key) {
+  const auto found = std::find_if(leaves.begin(), leaves.end(),
+                                  [&](const auto& leaf) { return leaf.first == key; });
+  return found == leaves.end() ? nullptr : &found->second;
+}
+
+}  // namespace
+
+std::vector<std::string> changed_settings(std::string_view before, std::string_view after) {
+  const Leaves old_leaves = leaves_of(before);
+  const Leaves new_leaves = leaves_of(after);
+  std::vector<std::string> changes;
+  for (const auto& [key, value] : new_leaves) {
+    const std::string* old = find(old_leaves, key);
+    if (old == nullptr || *old != value) {
+      changes.push_back(key + ": " + (old == nullptr ? "not set" : *old) + " -> " + value);
+    }
+  }
+  for (const auto& [key, value] : old_leaves) {
+    if (find(new_leaves, key) == nullptr) {
+      changes.push_back(key + ": " + value + " -> not set");
+    }
+  }
+  return changes;
+}
+
+}  // namespace fp8train
