@@ -27,6 +27,7 @@ struct OpTable {
   decltype(&ops::quantize) quantize;
   decltype(&ops::dequantize) dequantize;
   decltype(&ops::compute_current_scale) compute_current_scale;
+  decltype(&ops::propagate_non_finite) propagate_non_finite;
   decltype(&ops::update_delayed_scaling) update_delayed_scaling;
   decltype(&ops::gemm) gemm;
   decltype(&ops::rms_norm_forward) rms_norm_forward;

@@ -51,6 +51,13 @@ void compute_current_scale(Stream stream, const float* amax, const TensorFormat&
   op_table(stream).compute_current_scale(stream, amax, format, scale, scale_inv);
 }
 
+void propagate_non_finite(Stream stream, ConstView amax, double* accumulator) {
+  check(amax.dtype == DType::f32 && accumulator != nullptr,
+        "propagate_non_finite: fp32 amax values and an accumulator expected");
+  const TraceSpan span("propagate_non_finite");
+  op_table(stream).propagate_non_finite(stream, amax, accumulator);
+}
+
 void update_delayed_scaling(Stream stream, const DelayedScalingState& state,
                             const DelayedScaling& rule) {
   check(state.slots >= 0 && state.history_length >= 1,

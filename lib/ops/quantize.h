@@ -38,6 +38,11 @@ void dequantize(Stream stream, const QuantizedView& x, View y);
 void compute_current_scale(Stream stream, const float* amax, const TensorFormat& format,
                            float* scale, float* scale_inv);
 
+/// *accumulator = NaN when any of `amax` (fp32, magnitudes) is not finite; else it keeps its value.
+/// A saturating cast turns an infinity into a finite code: this is how a step still learns of it,
+/// through the norm of its gradients.
+void propagate_non_finite(Stream stream, ConstView amax, double* accumulator);
+
 /// The delayed-scaling state of a group of tensors ("slots"); all pointers are device memory.
 struct DelayedScalingState {
   int64_t slots;

@@ -54,6 +54,7 @@ View Optimizer::slice(const Tensor& flat, const Parameter& parameter) const {
 
 void Optimizer::begin_step(Stream stream) {
   ops::fill(stream, parameters_->gradients(), 0.0F);
+  device_->fill_zero(squared_norm(), sizeof(double));
 }
 
 void Optimizer::step(Stream stream, Arena& scratch, double lr) {
@@ -61,9 +62,9 @@ void Optimizer::step(Stream stream, Arena& scratch, double lr) {
   const int64_t chunks = (parameters_->elements() + kNormChunk - 1) / kNormChunk;
   const View partial = allocate(scratch, DType::i64, {chunks});  // doubles: 8 bytes each
   ops::StepControl* control = device_control();
-  device_->fill_zero(&control->squared_norm, sizeof(control->squared_norm));
   ops::sum_of_squares(stream, parameters_->gradients(), &control->squared_norm, partial);
   ops::prepare_step(stream, control, static_cast<float>(settings_.grad_clip), scaling_);
+  device_->fill_zero(&control->squared_norm, sizeof(control->squared_norm));
   for (const auto& parameter : parameters_->all()) {
     const double decay = parameter->decay ? settings_.weight_decay : 0.0;
     if (settings_.name == "adamw") {

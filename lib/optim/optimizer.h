@@ -27,7 +27,7 @@ class Optimizer {
   Optimizer(Device& device, ParameterStore& parameters, const OptimizerSettings& settings,
             bool dynamic_loss_scaling);
 
-  /// Zeroes the gradients; before the first micro-batch of a step.
+  /// Zeroes the gradients and their norm; before the first micro-batch of a step.
   void begin_step(Stream stream);
 
   /// Applies the accumulated gradients with learning rate `lr`, unless their norm is not finite.
@@ -35,6 +35,9 @@ class Optimizer {
 
   /// Device scalar that losses are multiplied by before backward (1 without loss scaling).
   const float* loss_scale() const;
+
+  /// Device scalar that the norm of the step is summed in; NaN in it makes the step a skipped one.
+  double* squared_norm() const { return &device_control()->squared_norm; }
 
   StepReport report() const;
 

@@ -78,9 +78,10 @@ void ScalingState::allocate(Device& device) {
   }
 }
 
-void ScalingState::update(Stream stream, int64_t step) {
+void ScalingState::update(Stream stream, int64_t step, double* squared_norm) {
   for (const auto& group : groups_) {
     const TensorFormat& format = group->format;
+    ops::propagate_non_finite(stream, group->amax, squared_norm);
     if (format.policy != ScalePolicy::delayed || step % format.delayed.interval != 0) {
       continue;
     }

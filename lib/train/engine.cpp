@@ -92,7 +92,7 @@ void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_st
       static_cast<float>(settings_.gradient_accumulation_steps * batch.rows * batch.columns);
   model_.train_micro_batch(context(true, collect_statistics), tokens_, targets_,
                            totals(kTrainingTotals), optimizer_.loss_scale(), 1.0F / targets);
-  model_.scaling().update(device_->stream(), step_index);
+  model_.scaling().update(device_->stream(), step_index, optimizer_.squared_norm());
 }
 
 void Engine::end_step(double lr, bool collect_statistics) {

@@ -1,7 +1,10 @@
+#include <algorithm>
 #include <catch2/catch.hpp>
+#include <vector>
 
 #include "base/error.h"
 #include "device/arena.h"
+#include "device/cuda/cuda_device.h"
 #include "device/device.h"
 
 using namespace fp8train;
@@ -54,8 +57,34 @@ TEST_CASE("an arena planned on meta serves the same requests on the cpu without 
   CHECK_THROWS_AS(arena.allocate(5000), InternalError);
 }
 
-TEST_CASE("cuda is refused with one clear error in a build without it") {
-  CHECK_THROWS_AS(make_device(DeviceKind::cuda), DeviceError);
+TEST_CASE("cuda is refused with its reason, or it serves") {
+  const std::string obstacle = why_cuda_is_unusable();
+  if (!obstacle.empty()) {
+    CHECK_THROWS_WITH(make_device(DeviceKind::cuda), Catch::Contains(obstacle));
+    return;
+  }
+  const auto device = make_device(DeviceKind::cuda);
+  CHECK(device->traits() == cuda_traits());
+  CHECK_THAT(device->description(), Catch::Contains("cuda: "));
+  // More than the ring of pinned memory holds, and no multiple of its slots.
+  std::vector<uint8_t> sent((size_t{20} << 20) + 13);
+  for (size_t i = 0; i < sent.size(); ++i) {
+    sent[i] = static_cast<uint8_t>(i * 2654435761U >> 24);
+  }
+  const Buffer buffer(*device, sent.size(), MemoryCategory::batch);
+  device->copy_from_host(buffer.data(), sent.data(), sent.size());
+  std::vector<uint8_t> received(sent.size());
+  device->copy_to_host(received.data(), buffer.data(), received.size());
+  CHECK(received == sent);
+  device->fill_zero(buffer.data(), 100);
+  device->copy_to_host(received.data(), buffer.data(), received.size());
+  CHECK(std::all_of(received.begin(), received.begin() + 100, [](uint8_t v) { return v == 0; }));
+  CHECK(std::equal(received.begin() + 100, received.end(), sent.begin() + 100));
+}
+
+TEST_CASE("a meta device plans with the traits of another") {
+  CHECK(make_device(DeviceKind::meta)->traits() == DeviceTraits{});
+  CHECK(make_meta_device(cuda_traits())->traits() == cuda_traits());
 }
 
 TEST_CASE("meta memory reads back as zeros") {

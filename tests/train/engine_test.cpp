@@ -85,6 +85,25 @@ TEST_CASE("the steady step allocates nothing and stays within its plan") {
   CHECK(run.device->ledger().total() == memory);
 }
 
+TEST_CASE("an infinity that a cast would hide makes the step a skipped one") {
+  const std::string plan = GENERATE("te-delayed", "te-current");
+  CAPTURE(plan);
+  Trained run(small(plan));
+  run.train(1);
+  CHECK(run.engine.optimizer().report().skipped_steps == 0);
+  for (const auto& parameter : run.engine.model().parameters().all()) {
+    if (parameter->name == "layers.1.mlp.up.weight") {
+      const float infinity = INFINITY;
+      run.device->copy_from_host(parameter->value.data, &infinity, sizeof(infinity));
+    }
+  }
+  run.engine.weights_changed();
+  const std::vector<float> before = run.weights();
+  run.train(1);
+  CHECK(run.engine.optimizer().report().skipped_steps == 1);
+  CHECK(same_bits(run.weights(), before));
+}
+
 TEST_CASE("the plan made on meta is what the step uses") {
   const EngineSettings settings = small("te-delayed");
   MemoryLedger planned;

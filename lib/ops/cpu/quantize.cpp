@@ -170,6 +170,15 @@ void compute_current_scale(Stream /*stream*/, const float* amax, const TensorFor
   *scale_inv = reciprocal(*scale);
 }
 
+void propagate_non_finite(Stream /*stream*/, ConstView amax, double* accumulator) {
+  const float* values = amax.as<float>();
+  for (int64_t i = 0; i < amax.count(); ++i) {
+    if (!is_finite(values[i])) {
+      *accumulator = __builtin_nan("");
+    }
+  }
+}
+
 /// Slots begin .. begin + count, at most kLanes: a row of the history is read for all of them.
 FP8TRAIN_HD void update_slots(const DelayedScalingState& state, const DelayedScaling& rule,
                               int64_t begin, int64_t count) {
@@ -212,6 +221,7 @@ void fill_quantize(OpTable& table) {
   table.quantize = quantize;
   table.dequantize = dequantize;
   table.compute_current_scale = compute_current_scale;
+  table.propagate_non_finite = propagate_non_finite;
   table.update_delayed_scaling = update_delayed_scaling;
 }
 

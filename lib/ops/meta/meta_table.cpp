@@ -58,6 +58,10 @@ void compute_current_scale(Stream stream, const float* /*amax*/, const TensorFor
   count(stream, 3 * sizeof(float));
 }
 
+void propagate_non_finite(Stream stream, ConstView amax, double* /*accumulator*/) {
+  count(stream, bytes_of(amax));
+}
+
 void update_delayed_scaling(Stream stream, const DelayedScalingState& state,
                             const DelayedScaling& rule) {
   const int64_t window = rule.algorithm == AmaxAlgorithm::max ? state.history_length : 1;
@@ -238,6 +242,7 @@ const OpTable& table() {
       .quantize = quantize,
       .dequantize = dequantize,
       .compute_current_scale = compute_current_scale,
+      .propagate_non_finite = propagate_non_finite,
       .update_delayed_scaling = update_delayed_scaling,
       .gemm = gemm,
       .rms_norm_forward = rms_norm_forward,
