@@ -17,6 +17,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr const char* kScalesFile = "scaling.safetensors";
+
 fs::path model_folder(const fs::path& path) {
   if (fs::exists(path / "config.json")) {
     return path;
@@ -33,6 +35,15 @@ fs::path model_folder(const fs::path& path) {
                           "directory with a checkpoint");
   }
   return newest->path;
+}
+
+bool has_delayed_scales(const PrecisionPlan& plan) {
+  for (const GemmPlan* gemm : {&plan.fprop, &plan.dgrad, &plan.wgrad}) {
+    if (gemm->a.policy == ScalePolicy::delayed || gemm->b.policy == ScalePolicy::delayed) {
+      return true;
+    }
+  }
+  return false;
 }
 
 }  // namespace
@@ -60,13 +71,13 @@ CheckpointModel open_checkpoint(const CheckpointRequest& request) {
   configure_threads(request.threads);
   std::string reason;
   opened.device = choose_device(request.device, reason);
+  opened.has_scales = !has_delayed_scales(settings.plan) || fs::exists(folder / kScalesFile);
+  settings.trains = !opened.has_scales;  // scales are found by a forward and backward pass
+  settings.optimizer = {.name = "sgd", .momentum = 0.0};
   opened.engine = std::make_unique<Engine>(*opened.device, settings);
   load_weights(*opened.device, opened.engine->model(), TensorSource(folder));
-  if (!opened.engine->model().scaling().save().empty()) {
-    opened.has_scales = fs::exists(folder / "scaling.safetensors");
-    if (opened.has_scales) {
-      load_scaling(folder, opened.engine->model().scaling());
-    }
+  if (has_delayed_scales(settings.plan) && opened.has_scales) {
+    load_scaling(folder, opened.engine->model().scaling());
   }
   opened.engine->weights_changed();
   return opened;

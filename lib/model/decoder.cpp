@@ -75,7 +75,7 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
   }
   head_ = std::make_unique<Head>(Linear(linear_plans_.back(), head_weight, nullptr, scaling_),
                                  config_.vocab_size, options.head_chunk_rows, options.z_loss);
-  allocate();
+  allocate(options.gradients);
 }
 
 Norm Decoder::make_norm(const std::string& name) {
@@ -148,8 +148,8 @@ void Decoder::add_block(int64_t index, const DecoderOptions& options) {
                        options.recompute == Recompute::block);
 }
 
-void Decoder::allocate() {
-  parameters_.allocate(*device_, value_category(plan_));
+void Decoder::allocate(bool with_gradients) {
+  parameters_.allocate(*device_, value_category(plan_), with_gradients);
   scaling_.allocate(*device_);
   const MemoryCategory copies = copy_category(plan_);
   for (Block& block : blocks_) {

@@ -23,6 +23,7 @@ struct DecoderOptions {
   Recompute recompute = Recompute::none;
   float z_loss = 0.0F;
   int64_t head_chunk_rows = 0;
+  bool gradients = true;  ///< false: forward only, nothing is allocated for backward
 };
 
 /// The linear layers of a model in order of execution; the head is last.
@@ -73,7 +74,7 @@ class Decoder {
   void add_block(int64_t index, const DecoderOptions& options);
   Norm make_norm(const std::string& name);
   Linear make_linear(const std::string& name, bool bias, float init_std);
-  void allocate();
+  void allocate(bool with_gradients);
   void fill_rotary_tables();
 
   Device* device_;

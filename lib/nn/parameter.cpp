@@ -43,14 +43,19 @@ Parameter* ParameterStore::add(Parameter parameter) {
   return parameters_.back().get();
 }
 
-void ParameterStore::allocate(Device& device, MemoryCategory values) {
+void ParameterStore::allocate(Device& device, MemoryCategory values, bool with_gradients) {
   values_ = Tensor(device, DType::f32, {elements_}, values);
-  gradients_ = Tensor(device, DType::f32, {elements_}, MemoryCategory::gradients);
   fill_zero(device, values_);
-  fill_zero(device, gradients_);
+  if (with_gradients) {
+    gradients_ = Tensor(device, DType::f32, {elements_}, MemoryCategory::gradients);
+    fill_zero(device, gradients_);
+  }
   for (const auto& parameter : parameters_) {
     parameter->value = {values_.view().as<float>() + parameter->offset, DType::f32,
                         parameter->shape};
+    if (!with_gradients) {
+      continue;
+    }
     parameter->gradient = {gradients_.view().as<float>() + parameter->offset, DType::f32,
                            parameter->shape};
   }

@@ -34,8 +34,8 @@ class ParameterStore {
   Parameter* add(Parameter parameter);
 
   /// Allocates the flat buffers (values uninitialized, gradients zero). `values` says where the
-  /// fp32 values are charged.
-  void allocate(Device& device, MemoryCategory values);
+  /// fp32 values are charged. Without gradients their views stay empty.
+  void allocate(Device& device, MemoryCategory values, bool with_gradients = true);
 
   const std::vector<std::unique_ptr<Parameter>>& all() const { return parameters_; }
   int64_t elements() const {

@@ -22,14 +22,18 @@ void check_cells(const PrecisionPlan& plan) {
   check(plan.saved_activation == plan.wgrad.b, "backward reads what wgrad takes");
 }
 
+DecoderOptions decoder_options(const EngineSettings& settings) {
+  DecoderOptions options = settings.decoder;
+  options.gradients = settings.trains;
+  return options;
+}
+
 }  // namespace
 
 Engine::Engine(Device& device, const EngineSettings& settings)
     : device_(&device),
       settings_(settings),
-      model_(device, settings.model, settings.plan, settings.decoder),
-      optimizer_(device, model_.parameters(), settings.optimizer,
-                 settings.plan.dynamic_loss_scaling),
+      model_(device, settings.model, settings.plan, decoder_options(settings)),
       saved_(device, MemoryCategory::saved_activations),
       scratch_(device, MemoryCategory::workspace),
       tokens_(device, DType::i32, {settings.micro_batch_size, settings.seq_length},
@@ -38,6 +42,10 @@ Engine::Engine(Device& device, const EngineSettings& settings)
                MemoryCategory::batch),
       totals_(device, 2 * sizeof(Totals), MemoryCategory::batch) {
   check_cells(settings.plan);
+  if (settings.trains) {
+    optimizer_.emplace(device, model_.parameters(), settings.optimizer,
+                       settings.plan.dynamic_loss_scaling);
+  }
   device.fill_zero(totals_.data(), totals_.bytes());
 }
 
@@ -83,7 +91,7 @@ void Engine::upload(const Batch& batch) {
 
 void Engine::begin_step() {
   clear_totals(kTrainingTotals);
-  optimizer_.begin_step(device_->stream());
+  optimizer().begin_step(device_->stream());
 }
 
 void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_statistics) {
@@ -91,12 +99,12 @@ void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_st
   const auto targets =
       static_cast<float>(settings_.gradient_accumulation_steps * batch.rows * batch.columns);
   model_.train_micro_batch(context(true, collect_statistics), tokens_, targets_,
-                           totals(kTrainingTotals), optimizer_.loss_scale(), 1.0F / targets);
-  model_.scaling().update(device_->stream(), step_index, optimizer_.squared_norm());
+                           totals(kTrainingTotals), optimizer().loss_scale(), 1.0F / targets);
+  model_.scaling().update(device_->stream(), step_index, optimizer().squared_norm());
 }
 
 void Engine::end_step(double lr, bool collect_statistics) {
-  optimizer_.step(device_->stream(), scratch_, lr);
+  optimizer().step(device_->stream(), scratch_, lr);
   model_.refresh_weights(context(true, collect_statistics), false);
 }
 
@@ -134,7 +142,9 @@ StepPlan plan_step(const EngineSettings& settings, const DeviceTraits& traits, M
   batch.targets = batch.tokens;
   engine.weights_changed();
   meta->counters() = {};
-  engine.step([&]() -> const Batch& { return batch; }, 0, 0.0, true);
+  if (settings.trains) {
+    engine.step([&]() -> const Batch& { return batch; }, 0, 0.0, true);
+  }
   if (counters != nullptr) {
     *counters = meta->counters();
   }

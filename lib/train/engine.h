@@ -6,8 +6,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "base/error.h"
 #include "data/loader.h"
 #include "device/arena.h"
 #include "device/device.h"
@@ -25,6 +27,7 @@ struct EngineSettings {
   int64_t micro_batch_size = 1;
   int64_t seq_length = 1;
   int64_t gradient_accumulation_steps = 1;
+  bool trains = true;  ///< false: for evaluation and generation only; no gradients, no optimizer
 };
 
 /// Bytes that a step needs beyond the persistent buffers.
@@ -48,7 +51,11 @@ class Engine {
 
   Device& device() { return *device_; }
   Decoder& model() { return model_; }
-  Optimizer& optimizer() { return optimizer_; }
+  /// Only of an engine that trains.
+  Optimizer& optimizer() {
+    check(optimizer_.has_value(), "this engine does not train");
+    return *optimizer_;
+  }
   const EngineSettings& settings() const { return settings_; }
 
   /// After weights were initialized or loaded: makes all GEMM operands.
@@ -95,7 +102,7 @@ class Engine {
   Device* device_;
   EngineSettings settings_;
   Decoder model_;
-  Optimizer optimizer_;
+  std::optional<Optimizer> optimizer_;  // of an engine that trains
   Arena saved_, scratch_;
   Tensor tokens_, targets_;
   Buffer totals_;  // [0] training, [1] evaluation

@@ -104,6 +104,26 @@ TEST_CASE("an infinity that a cast would hide makes the step a skipped one") {
   CHECK(same_bits(run.weights(), before));
 }
 
+TEST_CASE("an engine that does not train evaluates alike and holds no gradients or moments") {
+  const std::string plan = GENERATE("fp32", "bf16", "te-current");
+  CAPTURE(plan);
+  EngineSettings settings = small(plan);
+  const auto loss_of = [&](Trained& run) {
+    run.engine.begin_evaluation();
+    run.engine.evaluate(batch_of(2, 5));
+    return run.engine.evaluation_loss().mean;
+  };
+  Trained training(settings);
+  settings.trains = false;
+  Trained reading(settings);
+  CHECK(loss_of(reading) == loss_of(training));
+  const MemoryLedger& ledger = reading.device->ledger();
+  CHECK(ledger.current(MemoryCategory::gradients) == 0);
+  CHECK(ledger.current(MemoryCategory::optimizer_state) == 0);
+  CHECK(ledger.total() < training.device->ledger().total() / 2);
+  CHECK_THROWS_AS(reading.engine.optimizer(), InternalError);
+}
+
 TEST_CASE("the plan made on meta is what the step uses") {
   const EngineSettings settings = small("te-delayed");
   MemoryLedger planned;
