@@ -1,5 +1,7 @@
 #include "ops/attention.h"
 
+#include <algorithm>
+
 #include "base/trace.h"
 #include "ops/checks.h"
 #include "ops/op_table.h"
@@ -65,10 +67,11 @@ void attention_backward(Stream stream, const AttentionShape& shape, HeadsView q,
 }
 
 int64_t attention_backward_scratch(const AttentionShape& shape) {
-  // fp32 sums of the gradients of keys and values, rows and columns rounded up to register blocks.
+  // cpu: fp32 sums of the gradients of keys and values, rows and columns rounded up to register
+  // blocks. cuda: rowsum(out * dout), more than that only for very many small heads of a group.
   const int64_t rows = (shape.key_length + 3) / 4 * 4;
   const int64_t columns = (shape.head_dim + 15) / 16 * 16;
-  return 2 * shape.batch * shape.kv_heads * rows * columns;
+  return std::max(2 * shape.batch * shape.kv_heads * rows * columns, rows_of(shape));
 }
 
 void rope(Stream stream, HeadsView x, int64_t batch, int64_t length, int64_t heads,

@@ -2,8 +2,8 @@
 // The door through which a .cu file sees CUDA, and the one place that knows in which form it is
 // compiled: by nvcc for GPUs, or for the host, where kernels run as fibers
 // (tests/support/cuda_shim). A kernel uses no other extension of the language than those declared
-// here or in the shim's cuda_runtime.h; inline PTX only in ops/cuda/convert.h, beside a plain
-// alternative.
+// here or in the shim's cuda_runtime.h; inline PTX only in ops/cuda/convert.h and
+// ops/cuda/mma.h, beside a plain alternative.
 
 #include <cuda_runtime.h>
 
@@ -35,7 +35,7 @@ namespace fp8train::ops::cuda {
 struct LaunchShape {
   dim3 grid;
   dim3 block;
-  size_t shared_bytes = 0;  ///< dynamic
+  size_t shared_bytes = 0;  ///< dynamic; 99 KiB is the most that every GPU has
 };
 
 /// Starts the kernel on the stream; nothing where the grid is empty. Throws DeviceError when the
@@ -51,6 +51,12 @@ void launch(const Stream& stream, const LaunchShape& shape, void (*kernel)(Param
   shim::run_blocks(shape.grid, shape.block, shape.shared_bytes,
                    [&] { kernel(static_cast<Parameters>(arguments)...); });
 #else
+  constexpr size_t kWithoutAsking = size_t{48} << 10;
+  if (shape.shared_bytes > kWithoutAsking) {
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(shape.shared_bytes)),
+               "asking for shared memory");
+  }
   kernel<<<shape.grid, shape.block, shape.shared_bytes, cuda_context(stream).stream>>>(
       static_cast<Parameters>(arguments)...);
   check_cuda(cudaGetLastError(), "starting a kernel");

@@ -72,6 +72,12 @@ class Stacks {
   char* memory_;
 };
 
+struct Copy {
+  void* to;
+  const void* from;
+  size_t bytes;
+};
+
 struct Fiber {
   enum class Wait { none, barrier, warp, done };
   ThreadState state;
@@ -79,6 +85,7 @@ struct Fiber {
   void* fake_stack = nullptr;  // AddressSanitizer's
   Wait wait = Wait::none;
   const void* site = nullptr;
+  std::vector<Copy> copies;  // started, not waited for
 };
 
 /// One exchange of a set of lanes: values gather until all have come; then each takes its copy, and
@@ -329,8 +336,27 @@ void* dynamic_shared() {
   return running->dynamic_shared();
 }
 
+void copy_later(void* to, const void* from, size_t bytes) {
+  running->current().copies.push_back({to, from, bytes});
+}
+
+void finish_copies() {
+  std::vector<Copy>& copies = running->current().copies;
+  for (const Copy& copy : copies) {
+    if (copy.from != nullptr) {
+      std::memcpy(copy.to, copy.from, copy.bytes);
+    } else {
+      std::memset(copy.to, 0, copy.bytes);
+    }
+  }
+  copies.clear();
+}
+
 void run_blocks(dim3 grid, dim3 block, size_t dynamic_shared_bytes,
                 const std::function<void()>& thread) {
+  if (dynamic_shared_bytes > kMaxDynamicSharedBytes) {
+    fail("a block asks for more dynamic shared memory than sm_89 has");
+  }
   static thread_local BlockRunner runner;
   running = &runner;
   kernel_count += 1;

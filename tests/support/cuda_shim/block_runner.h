@@ -4,6 +4,9 @@
 // with a message):
 // - all threads of a block that are still running wait at the same barrier;
 // - all lanes named in the mask of a warp exchange take part in it;
+// - a copy to shared memory that runs beside the arithmetic (cp.async) arrives as late as it may:
+// when
+//   the thread waits for it;
 // - no kernel reads shared memory that its block did not write: it starts as NaN bits, and each
 //   array is an allocation of its own, so that AddressSanitizer sees an overrun of one element.
 // The order in which threads of a block run is FP8TRAIN_SHIM_ORDER=forward|reverse|shuffled: a
@@ -53,6 +56,14 @@ void* shared_array(const void* site, size_t bytes);
 
 /// Dynamic shared memory of the launch.
 void* dynamic_shared();
+
+/// A copy by the thread that runs now, of zeros where `from` is null; it takes place in
+/// finish_copies.
+void copy_later(void* to, const void* from, size_t bytes);
+void finish_copies();
+
+/// What a block of any GPU that the library is built for may have (sm_89 has the least).
+constexpr size_t kMaxDynamicSharedBytes = size_t{99} << 10;
 
 /// Calls `thread` for every thread of every block. Nothing runs where an extent is 0.
 void run_blocks(dim3 grid, dim3 block, size_t dynamic_shared_bytes,
