@@ -7,6 +7,8 @@ const OpTable& table() {
     OpTable filled{};
     fill_elementwise(filled);
     fill_gemm(filled);
+    fill_optimizer(filled);
+    fill_activation(filled);
     return filled;
   }();
   return table;
