@@ -9,6 +9,7 @@ const OpTable& table() {
     fill_gemm(filled);
     fill_optimizer(filled);
     fill_activation(filled);
+    fill_norm(filled);
     return filled;
   }();
   return table;

@@ -35,7 +35,7 @@ namespace fp8train::ops::cuda {
 struct LaunchShape {
   dim3 grid;
   dim3 block;
-  size_t shared_bytes = 0;  ///< dynamic
+  size_t shared_bytes = 0;  ///< dynamic; 99 KiB is the most that every GPU has
 };
 
 /// Starts the kernel on the stream; nothing where the grid is empty. Throws DeviceError when the
@@ -51,6 +51,12 @@ void launch(const Stream& stream, const LaunchShape& shape, void (*kernel)(Param
   shim::run_blocks(shape.grid, shape.block, shape.shared_bytes,
                    [&] { kernel(static_cast<Parameters>(arguments)...); });
 #else
+  constexpr size_t kWithoutAsking = size_t{48} << 10;
+  if (shape.shared_bytes > kWithoutAsking) {
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(shape.shared_bytes)),
+               "asking for shared memory");
+  }
   kernel<<<shape.grid, shape.block, shape.shared_bytes, cuda_context(stream).stream>>>(
       static_cast<Parameters>(arguments)...);
   check_cuda(cudaGetLastError(), "starting a kernel");

@@ -9,11 +9,11 @@
 
 namespace fp8train::ops::cuda {
 
-constexpr int kNormLanes = 16;        // of a sum over a row: part of its definition
-constexpr int64_t kNormChunk = 64;    // rows of one partial sum of a weight gradient: likewise
-constexpr int kNormPack = 8;          // elements of one thread
+constexpr int kNormLanes = 16;      // of a sum over a row: part of its definition
+constexpr int64_t kNormChunk = 64;  // rows of one partial sum of a weight gradient: likewise
+constexpr int kNormPack = 8;        // elements of one thread
 constexpr int kNormGroups = kBlock / kNormLanes;  // rows that a block adds up at a time
-constexpr int kNormBatch = 64;        // most rows of a batch
+constexpr int kNormBatch = 64;                    // most rows of a batch
 
 /// Where row r = (p, h) of n elements lies: head h of `heads` in position p of `stride` elements.
 struct NormRows {
@@ -68,8 +68,8 @@ __device__ __forceinline__ void stage_rows(const T* from, NormRows rows, int64_t
   }
 }
 
-/// Sum over i of term(i), i = 0 .. n - 1, by sixteen threads, which all get it: lane i % 16 adds its
-/// terms in order, then the lanes are folded in halves. All lanes of the warp take part.
+/// Sum over i of term(i), i = 0 .. n - 1, by sixteen threads, which all get it: lane i % 16 adds
+/// its terms in order, then the lanes are folded in halves. All lanes of the warp take part.
 template <typename Term>
 __device__ __forceinline__ float lane_sum(int n, Term term) {
   float sum = 0.0F;
@@ -212,7 +212,7 @@ __device__ __forceinline__ NormProjection project_row(const Dy* dy, const X* x, 
 
 /// One block works on one chunk of rows, a batch at a time.
 template <bool kStaged, bool kLayer, typename Dy, typename X, typename Dx>
-__global__ void __launch_bounds__(kBlock) norm_backward_kernel(NormBackward<Dy, X> call) {
+__global__ void __launch_bounds__(kBlock, 2) norm_backward_kernel(NormBackward<Dy, X> call) {
   constexpr int N = kStaged ? kNormPack : 1;
   FP8TRAIN_SHARED_DYNAMIC(X, staged_x);
   FP8TRAIN_SHARED_ARRAY(NormProjection, projections, kNormBatch);
@@ -239,8 +239,8 @@ __global__ void __launch_bounds__(kBlock) norm_backward_kernel(NormBackward<Dy, 
       const int r = base + static_cast<int>(threadIdx.x) / kNormLanes;
       const int safe = r < count ? r : 0;
       const NormStatistics row = {kLayer ? call.mean[first + safe] : 0.0F, call.rstd[first + safe]};
-      const NormProjection projection = project_row<kLayer>(dy_of(safe), x_of(safe), call.weight,
-                                                            row, n, r < count ? n : 0);
+      const NormProjection projection =
+          project_row<kLayer>(dy_of(safe), x_of(safe), call.weight, row, n, r < count ? n : 0);
       if (r < count && threadIdx.x % kNormLanes == 0) {
         projections[r] = projection;
       }
