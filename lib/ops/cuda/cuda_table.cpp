@@ -5,9 +5,12 @@ namespace fp8train::ops::cuda {
 const OpTable& table() {
   static const OpTable table = [] {
     OpTable filled{};
+    fill_activation(filled);
+    fill_attention(filled);
     fill_elementwise(filled);
     fill_gemm(filled);
-    fill_attention(filled);
+    fill_norm(filled);
+    fill_optimizer(filled);
     return filled;
   }();
   return table;

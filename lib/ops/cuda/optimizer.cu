@@ -1,0 +1,275 @@
+// Gradient norms and optimizer steps. The arithmetic of ops/optimizer_math.h and the order of sums
+// of the cpu, bit for bit.
+
+#include "ops/cuda/cuda_table.h"
+#include "ops/cuda/kernel_support.h"
+#include "ops/optimizer_math.h"
+
+namespace fp8train::ops::cuda {
+namespace {
+
+constexpr int64_t kSquaresChunk = 4096;  // part of the definition of sum_of_squares
+constexpr int kLanes = 16;               // element i of a chunk belongs to sum i % 16: likewise
+constexpr int kPack = 4;                 // elements of one thread: 16 bytes of fp32
+constexpr int kChunkThreads = kLanes / kPack;
+constexpr int kGroupsAhead = 8;  // loads that a thread has in flight
+
+/// lanes[j] += x[j]^2 for the kPack elements at `x`. A square of an fp32 number is exact in fp64.
+template <typename X>
+__device__ __forceinline__ void add_squares(double* lanes, const Pack<X, kPack>& x) {
+  for (int j = 0; j < kPack; ++j) {
+    const double value = static_cast<double>(load_as_float(&x.values[j]));
+    lanes[j] += value * value;
+  }
+}
+
+/// partial[chunk] by four threads, each with four of the sixteen sums.
+template <bool kAligned, typename X>
+__global__ void sum_chunks_kernel(const X* x, double* partial, int64_t count, int64_t chunks) {
+  const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  const int64_t chunk = thread / kChunkThreads;
+  const int quarter = static_cast<int>(thread % kChunkThreads);
+  double lanes[kPack] = {};
+  int64_t i = chunk * kSquaresChunk + quarter * kPack;
+  const int64_t chunk_end = (chunk + 1) * kSquaresChunk;
+  const int64_t end = chunk_end < count ? chunk_end : count;
+  if (kAligned) {
+    for (; i + (kGroupsAhead - 1) * kLanes + kPack <= end; i += kGroupsAhead * kLanes) {
+      Pack<X, kPack> packs[kGroupsAhead];
+#pragma unroll
+      for (int group = 0; group < kGroupsAhead; ++group) {
+        packs[group] = load_pack<kPack>(x + i + group * kLanes);
+      }
+#pragma unroll
+      for (int group = 0; group < kGroupsAhead; ++group) {
+        add_squares(lanes, packs[group]);
+      }
+    }
+  }
+  for (; i < end; i += kLanes) {
+    for (int j = 0; j < kPack; ++j) {
+      if (i + j < end) {
+        const double value = static_cast<double>(load_as_float(x + i + j));
+        lanes[j] += value * value;
+      }
+    }
+  }
+  // The tree over sixteen sums: halves of 8 and 4 lie in other threads.
+  for (int bits = kChunkThreads / 2; bits > 0; bits /= 2) {
+    for (int j = 0; j < kPack; ++j) {
+      lanes[j] += __shfl_xor_sync(kAllLanes, lanes[j], bits);
+    }
+  }
+  if (quarter == 0 && chunk < chunks) {
+    partial[chunk] = (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]);
+  }
+}
+
+/// *accumulator += the partial sums, in order. One block: all its threads fetch, one adds.
+__global__ void add_chunks_kernel(const double* partial, int64_t chunks, double* accumulator) {
+  constexpr int64_t kTile = 4 * kBlock;
+  FP8TRAIN_SHARED_ARRAY(double, tile, kTile);
+  double sum = 0.0;
+  for (int64_t begin = 0; begin < chunks; begin += kTile) {
+    const int length = static_cast<int>(chunks - begin < kTile ? chunks - begin : kTile);
+    for (int i = static_cast<int>(threadIdx.x); i < length; i += kBlock) {
+      tile[i] = partial[begin + i];
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+#pragma unroll 8
+      for (int i = 0; i < length; ++i) {
+        sum += tile[i];
+      }
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) {
+    *accumulator += sum;
+  }
+}
+
+void sum_of_squares(Stream stream, ConstView x, double* accumulator, View scratch) {
+  const int64_t count = x.count();
+  const int64_t chunks = ceil_div(count, kSquaresChunk);
+  double* partial = scratch.as<double>();
+  const auto blocks = static_cast<unsigned>(ceil_div(chunks * kChunkThreads, kBlock));
+  with_float_type(x.dtype, [&](auto tag) {
+    using X = typename decltype(tag)::Type;
+    if (is_aligned(x.data, sizeof(X) * kPack)) {
+      launch(stream, {blocks, kBlock}, sum_chunks_kernel<true, X>, x.as<X>(), partial, count,
+             chunks);
+    } else {
+      launch(stream, {blocks, kBlock}, sum_chunks_kernel<false, X>, x.as<X>(), partial, count,
+             chunks);
+    }
+  });
+  launch(stream, {1, kBlock}, add_chunks_kernel, partial, chunks, accumulator);
+}
+
+__global__ void prepare_step_kernel(StepControl* control, float max_norm, LossScaling scaling) {
+  update_step_control(*control, max_norm, scaling);
+}
+
+void prepare_step(Stream stream, StepControl* control, float max_norm, const LossScaling& scaling) {
+  launch(stream, {1, 1}, prepare_step_kernel, control, max_norm, scaling);
+}
+
+/// The low-precision copy of N new weights, where there is one.
+template <int N, typename Copy>
+__device__ __forceinline__ void write_copy(Copy* copy, int64_t i, const Pack<float, N>& weight) {
+  if (copy == nullptr) {
+    return;
+  }
+  Pack<Copy, N> out;
+  for (int j = 0; j < N; ++j) {
+    store_from_float(&out.values[j], weight.values[j]);
+  }
+  store_pack(copy + i, out);
+}
+
+template <int N, typename Copy>
+__device__ __forceinline__ void adamw_pack(const AdamW& call, const AdamWFactors& factors,
+                                           int64_t i) {
+  const Pack<float, N> gradient = load_pack<N>(static_cast<const float*>(call.gradient.data) + i);
+  float* weights = static_cast<float*>(call.weight.data) + i;
+  float* moments1 = static_cast<float*>(call.moment1.data) + i;
+  float* moments2 = static_cast<float*>(call.moment2.data) + i;
+  Pack<float, N> weight = load_pack<N>(weights);
+  Pack<float, N> moment1 = load_pack<N>(moments1);
+  Pack<float, N> moment2 = load_pack<N>(moments2);
+  for (int j = 0; j < N; ++j) {
+    adamw_element(factors, gradient.values[j], weight.values[j], moment1.values[j],
+                  moment2.values[j]);
+  }
+  store_pack(weights, weight);
+  store_pack(moments1, moment1);
+  store_pack(moments2, moment2);
+  write_copy<N>(static_cast<Copy*>(call.copy.data), i, weight);
+}
+
+template <int N, typename Copy>
+__device__ __forceinline__ void sgd_pack(const Sgd& call, const SgdFactors& factors, int64_t i) {
+  const Pack<float, N> gradient = load_pack<N>(static_cast<const float*>(call.gradient.data) + i);
+  float* weights = static_cast<float*>(call.weight.data) + i;
+  Pack<float, N> weight = load_pack<N>(weights);
+  if (call.momentum.data == nullptr) {
+    for (int j = 0; j < N; ++j) {
+      weight.values[j] =
+          sgd_weight(factors, weight.values[j], gradient.values[j] * factors.gradient);
+    }
+  } else {
+    float* directions = static_cast<float*>(call.momentum.data) + i;
+    Pack<float, N> direction = load_pack<N>(directions);
+    for (int j = 0; j < N; ++j) {
+      direction.values[j] = sgd_direction(factors, gradient.values[j], direction.values[j]);
+      weight.values[j] = sgd_weight(factors, weight.values[j], direction.values[j]);
+    }
+    store_pack(directions, direction);
+  }
+  store_pack(weights, weight);
+  write_copy<N>(static_cast<Copy*>(call.copy.data), i, weight);
+}
+
+/// What the two optimizers differ in, for optimizer_kernel.
+template <typename Copy>
+struct AdamWStep {
+  using Factors = AdamWFactors;
+  AdamW call;
+
+  __device__ Factors factors(const StepControl& control) const {
+    return adamw_factors(call, control);
+  }
+  template <int N>
+  __device__ void run(const Factors& factors, int64_t i) const {
+    adamw_pack<N, Copy>(call, factors, i);
+  }
+};
+template <typename Copy>
+struct SgdStep {
+  using Factors = SgdFactors;
+  Sgd call;
+
+  __device__ Factors factors(const StepControl& control) const {
+    return sgd_factors(call, control);
+  }
+  template <int N>
+  __device__ void run(const Factors& factors, int64_t i) const {
+    sgd_pack<N, Copy>(call, factors, i);
+  }
+};
+
+/// The factors take fp64 powers: one thread of a block computes them for all.
+template <int N, typename Step>
+__global__ void optimizer_kernel(Step step, const StepControl* control, int64_t count) {
+  if (control->skip != 0) {
+    return;
+  }
+  FP8TRAIN_SHARED_ARRAY(typename Step::Factors, shared, 1);
+  if (threadIdx.x == 0) {
+    *shared = step.factors(*control);
+  }
+  __syncthreads();
+  const typename Step::Factors factors = *shared;
+  const int64_t stride = int64_t{gridDim.x} * blockDim.x * N;
+  for (int64_t i = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * N; i < count; i += stride) {
+    if (i + N <= count) {
+      step.template run<N>(factors, i);
+      continue;
+    }
+    for (int64_t j = i; j < count; ++j) {
+      step.template run<1>(factors, j);
+    }
+  }
+}
+
+template <typename Step>
+void run_step(const Stream& stream, const Step& step, const StepControl* control, int64_t count,
+              bool aligned) {
+  if (aligned) {
+    launch(stream, {blocks_for(stream, ceil_div(count, kPack)), kBlock},
+           optimizer_kernel<kPack, Step>, step, control, count);
+  } else {
+    launch(stream, {blocks_for(stream, count), kBlock}, optimizer_kernel<1, Step>, step, control,
+           count);
+  }
+}
+
+/// Host: whether packs of kPack are possible in the copy, which has two bytes an element.
+bool is_aligned_copy(const View& copy) {
+  return is_aligned(copy.data, 2 * kPack);
+}
+
+void adamw(Stream stream, const AdamW& call, const StepControl* control) {
+  const int64_t count = call.weight.count();
+  const bool aligned = is_aligned(call.weight.data) && is_aligned(call.gradient.data) &&
+                       is_aligned(call.moment1.data) && is_aligned(call.moment2.data) &&
+                       is_aligned_copy(call.copy);
+  if (!call.copy.empty() && call.copy.dtype == DType::f16) {
+    run_step(stream, AdamWStep<f16>{call}, control, count, aligned);
+  } else {
+    run_step(stream, AdamWStep<bf16>{call}, control, count, aligned);
+  }
+}
+
+void sgd(Stream stream, const Sgd& call, const StepControl* control) {
+  const int64_t count = call.weight.count();
+  const bool aligned = is_aligned(call.weight.data) && is_aligned(call.gradient.data) &&
+                       is_aligned(call.momentum.data) && is_aligned_copy(call.copy);
+  if (!call.copy.empty() && call.copy.dtype == DType::f16) {
+    run_step(stream, SgdStep<f16>{call}, control, count, aligned);
+  } else {
+    run_step(stream, SgdStep<bf16>{call}, control, count, aligned);
+  }
+}
+
+}  // namespace
+
+void fill_optimizer(OpTable& table) {
+  table.sum_of_squares = sum_of_squares;
+  table.prepare_step = prepare_step;
+  table.adamw = adamw;
+  table.sgd = sgd;
+}
+
+}  // namespace fp8train::ops::cuda
