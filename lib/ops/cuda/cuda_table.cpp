@@ -7,6 +7,7 @@ const OpTable& table() {
     OpTable filled{};
     fill_elementwise(filled);
     fill_gemm(filled);
+    fill_quantize(filled);
     return filled;
   }();
   return table;
