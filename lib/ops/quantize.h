@@ -25,8 +25,9 @@ void amax(Stream stream, ConstView x, float* result);
 /// codes = saturating cast(x * *scale). Granularity::tensor, nearest-even. `out.scale` is read,
 /// its reciprocal goes to `out.scale_inv` (nullable), so that a tensor keeps the scale it was cast
 /// with. `amax_out` (nullable): *amax_out = max |x| (before the cast, NaN-propagating), combined
-/// with max into what is there. `statistics` (nullable): overwritten. `out.codes_transposed` is
-/// written too unless empty. x: fp32, bf16 or fp16; codes: e4m3 or e5m2.
+/// with max into what is there, which is not negative. `statistics` (nullable): overwritten. Of
+/// `out.codes` and `out.codes_transposed` one may be empty: only the other is written. x: fp32,
+/// bf16 or fp16; codes: e4m3 or e5m2.
 void quantize(Stream stream, ConstView x, const QuantizedView& out, float* amax_out,
               QuantizeStatistics* statistics);
 

@@ -186,6 +186,33 @@ TEST_CASE("quantize also writes the transposed codes", "[ops]") {
   CHECK(differences == 0);
 }
 
+TEST_CASE("quantize that only writes the transpose gives the same codes, amax and counts",
+          "[ops]") {
+  for (const FloatType& type : kFloatTypes) {
+    for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{70, 300}, {1, 65}, {129, 3}}) {
+      Array x(type.dtype, {rows, columns}, wide_values(rows * columns, 15));
+      const auto run = [&, rows = rows, columns = columns](const ops::OpTable& table, bool alone) {
+        Quantized q(DType::e4m3, {rows, columns}, 2.5F);
+        Array transposed(DType::e4m3, {columns, rows});
+        QuantizedView view = q.view();
+        view.codes = alone ? View{} : view.codes;
+        view.codes_transposed = transposed;
+        float amax = 0.5F;
+        ops::QuantizeStatistics statistics{};
+        table.quantize(cpu_stream(), x, view, &amax, &statistics);
+        Bits bits;
+        bits.add(transposed);
+        bits.add_value(amax);
+        bits.add_value(statistics);
+        return bits;
+      };
+      const Bits expected = run(*cpu_tables().front(), false);
+      CHECK(same_everywhere([&](const ops::OpTable& table) { return run(table, true); }));
+      CHECK(run(*cpu_tables().front(), true) == expected);
+    }
+  }
+}
+
 TEST_CASE("dequantize multiplies every code by the reciprocal scale", "[ops]") {
   for (const DType code_type : kCodeTypes) {
     for (const FloatType& type : kFloatTypes) {

@@ -1,66 +1,11 @@
 // Compiled once per x86-64 level. Codes are those of numeric/convert.h's encode; the loops are
 // written so that the compiler vectorizes them.
 
-#include "numeric/scale.h"
 #include "ops/cpu/cpu_table.h"
-#include "ops/cpu/kernel_support.h"
-#include "ops/scaling_math.h"
+#include "ops/cpu/quantize_support.h"
 
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 namespace {
-
-// The bit pattern of |x| in x's own width: ordered like the value, and every NaN is above infinity.
-FP8TRAIN_HD uint32_t magnitude_bits(const float* x) {
-  return bits_of(*x) & 0x7FFFFFFFU;
-}
-FP8TRAIN_HD uint16_t magnitude_bits(const bf16* x) {
-  return static_cast<uint16_t>(x->bits & 0x7FFFU);
-}
-FP8TRAIN_HD uint16_t magnitude_bits(const f16* x) {
-  return static_cast<uint16_t>(x->bits & 0x7FFFU);
-}
-FP8TRAIN_HD float value_of_magnitude(uint32_t bits, TypeTag<float> /*tag*/) {
-  return float_of(bits);
-}
-FP8TRAIN_HD float value_of_magnitude(uint32_t bits, TypeTag<bf16> /*tag*/) {
-  return decode(bf16{static_cast<uint16_t>(bits)});
-}
-FP8TRAIN_HD float value_of_magnitude(uint32_t bits, TypeTag<f16> /*tag*/) {
-  return decode(f16{static_cast<uint16_t>(bits)});
-}
-
-template <typename X>
-FP8TRAIN_HD uint32_t largest_magnitude(const X* __restrict x, int64_t count) {
-  decltype(magnitude_bits(x)) largest = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    const auto bits = magnitude_bits(x + i);
-    largest = bits > largest ? bits : largest;
-  }
-  return largest;
-}
-
-template <typename X, typename Code>
-FP8TRAIN_HD void encode_chunk(const X* __restrict x, float scale, Code* __restrict codes,
-                              int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
-    codes[i] = encode<Code>(load_as_float(x + i) * scale);
-  }
-}
-
-template <typename X, typename Code>
-FP8TRAIN_HD void count_chunk(const X* __restrict x, float scale, const Code* __restrict codes,
-                             int64_t count, uint64_t& saturated, uint64_t& underflow) {
-  constexpr float kMax = saturation_threshold(dtype_of<Code>());
-  uint32_t beyond = 0;
-  uint32_t vanished = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    const float scaled = load_as_float(x + i) * scale;
-    beyond += scaled > kMax || scaled < -kMax ? 1U : 0U;
-    vanished += magnitude_bits(x + i) != 0 && (codes[i].bits & 0x7FU) == 0 ? 1U : 0U;
-  }
-  saturated += beyond;
-  underflow += vanished;
-}
 
 void amax(Stream /*stream*/, ConstView x, float* result) {
   with_float_type(x.dtype, [&](auto tag) {
@@ -128,20 +73,61 @@ void transpose_codes(const uint8_t* from, int64_t rows, int64_t columns, uint8_t
   }
 }
 
+/// Only the transpose is kept: tiles are cast into a buffer, and turned from there.
+template <typename X, typename Code>
+FP8TRAIN_HD void quantize_transposed(const X* x, int64_t rows, int64_t columns, Code* transposed,
+                                     float scale, float* amax_out, QuantizeStatistics* statistics) {
+  const int64_t column_tiles = chunks_of(columns, kTurn);
+  uint32_t largest = 0;
+  uint64_t saturated = 0;
+  uint64_t underflow = 0;
+#pragma omp parallel for schedule(static) reduction(max : largest) \
+    reduction(+ : saturated, underflow) if (rows * columns >= kParallelElements)
+  for (int64_t tile = 0; tile < column_tiles; ++tile) {
+    const int64_t column = tile * kTurn;
+    const int64_t width = minimum(kTurn, columns - column);
+    for (int64_t row = 0; row < rows; row += kTurn) {
+      const int64_t height = minimum(kTurn, rows - row);
+      Code codes[kTurn * kTurn];
+      for (int64_t r = 0; r < height; ++r) {
+        const X* from = x + (row + r) * columns + column;
+        const uint32_t here = largest_magnitude(from, width);
+        largest = here > largest ? here : largest;
+        encode_chunk(from, scale, codes + r * kTurn, width);
+        count_chunk(from, scale, codes + r * kTurn, width, saturated, underflow);
+      }
+      turn_tile(codes, height, width, transposed + column * rows + row, rows);
+    }
+  }
+  if (amax_out != nullptr) {
+    *amax_out = max_magnitude(value_of_magnitude(largest, TypeTag<X>{}), *amax_out);
+  }
+  if (statistics != nullptr) {
+    *statistics = {static_cast<uint64_t>(rows * columns), saturated, underflow};
+  }
+}
+
 void quantize(Stream /*stream*/, ConstView x, const QuantizedView& out, float* amax_out,
               QuantizeStatistics* statistics) {
   const float scale = *out.scale;
   if (out.scale_inv != nullptr) {
     *out.scale_inv = reciprocal(scale);
   }
+  const bool only_transposed = out.codes.empty() && !out.codes_transposed.empty();
   with_float_type(x.dtype, [&](auto x_tag) {
-    with_fp8_type(out.codes.dtype, [&](auto code_tag) {
-      quantize_array(x.as<typename decltype(x_tag)::Type>(),
-                     out.codes.as<typename decltype(code_tag)::Type>(), x.count(), scale, amax_out,
-                     statistics);
+    with_fp8_type(out.format.dtype, [&](auto code_tag) {
+      using X = typename decltype(x_tag)::Type;
+      using Code = typename decltype(code_tag)::Type;
+      if (only_transposed) {
+        const Shape& shape = out.codes_transposed.shape;
+        quantize_transposed(x.as<X>(), shape.back(), shape.rows(), out.codes_transposed.as<Code>(),
+                            scale, amax_out, statistics);
+      } else {
+        quantize_array(x.as<X>(), out.codes.as<Code>(), x.count(), scale, amax_out, statistics);
+      }
     });
   });
-  if (!out.codes_transposed.empty()) {
+  if (!only_transposed && !out.codes_transposed.empty()) {
     transpose_codes(out.codes.as<uint8_t>(), out.codes.shape.rows(), out.codes.shape.back(),
                     out.codes_transposed.as<uint8_t>());
   }

@@ -11,6 +11,7 @@ const OpTable& table() {
     fill_gemm(filled);
     fill_norm(filled);
     fill_optimizer(filled);
+    fill_quantize(filled);
     return filled;
   }();
   return table;

@@ -106,6 +106,22 @@ template <typename T>
 T __ldg(const T* address) {
   return *address;
 }
+/// Bytes of the eight of low (0..3) and high (4..7) that the hexadecimal digits of `select` name.
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned select) {
+  const uint64_t bytes = static_cast<uint64_t>(high) << 32 | low;
+  unsigned result = 0;
+  for (unsigned i = 0; i < 4; ++i) {
+    const unsigned digit = select >> (4 * i) & 7U;
+    result |= static_cast<unsigned>(bytes >> (8 * digit) & 0xFFU) << (8 * i);
+  }
+  return result;
+}
+/// The larger of each pair of 16-bit halves.
+inline unsigned __vmaxu2(unsigned a, unsigned b) {
+  const unsigned low = (a & 0xFFFFU) > (b & 0xFFFFU) ? a & 0xFFFFU : b & 0xFFFFU;
+  const unsigned high = a >> 16 > b >> 16 ? a >> 16 : b >> 16;
+  return high << 16 | low;
+}
 inline int __popc(unsigned bits) {
   return __builtin_popcount(bits);
 }

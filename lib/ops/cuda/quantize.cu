@@ -1,0 +1,331 @@
+// Casting with one scale per tensor, and the upkeep of scales. The cast reads its input once and
+// writes codes, transposed codes, amax and statistics from it. Maxima and counts are integers, so
+// that no order of blocks changes them.
+
+#include "ops/cuda/code_tile.h"
+#include "ops/cuda/cuda_table.h"
+
+namespace fp8train::ops::cuda {
+namespace {
+
+constexpr int kSpan = 16;  // elements of one thread where no transpose is wanted: 16 bytes of codes
+
+template <bool Packed, typename X>
+__global__ void __launch_bounds__(kTileThreads)
+    amax_kernel(const X* __restrict__ x, int64_t count, float* result) {
+  FP8TRAIN_SHARED_ARRAY(uint32_t, shared, kTileThreads / kWarp);
+  Peak<X> peak;
+  const int64_t stride = int64_t{gridDim.x} * kTileThreads * kSpan;
+  for (int64_t i = (int64_t{blockIdx.x} * kTileThreads + threadIdx.x) * kSpan; i < count;
+       i += stride) {
+    const int64_t left = count - i;
+    if (left >= kSpan) {
+      const Octet<X> first = load_octet<Packed>(x + i, kOctet);
+      const Octet<X> second = load_octet<Packed>(x + i + kOctet, kOctet);
+      peak.add(first);
+      peak.add(second);
+    } else {
+      peak.add(load_octet<false>(x + i, left));
+      peak.add(load_octet<false>(x + i + kOctet, left - kOctet));
+    }
+  }
+  raise_amax(result, peak.value(), shared);
+}
+
+void amax(Stream stream, ConstView x, float* result) {
+  check_cuda(cudaMemsetAsync(result, 0, sizeof(float), cuda_context(stream).stream),
+             "resetting an amax");
+  with_float_type(x.dtype, [&](auto tag) {
+    using X = typename decltype(tag)::Type;
+    const unsigned blocks = blocks_for(stream, ceil_div(x.count(), kSpan), kTileThreads);
+    launch(stream, {blocks, kTileThreads},
+           is_aligned(x.data) ? amax_kernel<true, X> : amax_kernel<false, X>, x.as<X>(), x.count(),
+           result);
+  });
+}
+
+/// What both forms of the cast share. Null: not wanted.
+struct CastCall {
+  const float* scale;
+  float* scale_inv;
+  float* amax;
+  QuantizeStatistics* statistics;
+};
+
+__device__ __forceinline__ void keep_reciprocal(const CastCall& call, float scale) {
+  if (call.scale_inv != nullptr && blockIdx.x == 0 && threadIdx.x == 0) {
+    *call.scale_inv = reciprocal(scale);
+  }
+}
+
+template <bool Counted, typename X>
+__device__ __forceinline__ void finish_cast(const CastCall& call, const Peak<X>& peak,
+                                            const Tally& tally, uint32_t* shared) {
+  if (call.amax != nullptr) {
+    raise_amax(call.amax, peak.value(), shared);
+  }
+  if constexpr (Counted) {
+    add_to_statistics(call.statistics, tally, shared);
+  }
+}
+
+/// Codes in the order of the input. Packed: x and codes are aligned to 16 bytes.
+template <bool Packed, bool Counted, typename X, typename Code>
+__global__ void __launch_bounds__(kTileThreads)
+    quantize_kernel(const X* __restrict__ x, Code* __restrict__ codes, int64_t count,
+                    CastCall call) {
+  FP8TRAIN_SHARED_ARRAY(uint32_t, shared, kTileThreads / kWarp);
+  const float scale = *call.scale;
+  keep_reciprocal(call, scale);
+  const auto scale_of = [scale](int /*column*/) { return scale; };
+  auto* const bytes = reinterpret_cast<uint8_t*>(codes);
+  Peak<X> peak;
+  Tally tally;
+  const int64_t stride = int64_t{gridDim.x} * kTileThreads * kSpan;
+  for (int64_t i = (int64_t{blockIdx.x} * kTileThreads + threadIdx.x) * kSpan; i < count;
+       i += stride) {
+    const int64_t left = count - i;
+    const bool whole = left >= kSpan;
+    const auto octet_at = [&](int at) {
+      return whole ? load_octet<Packed>(x + i + at, kOctet)
+                   : load_octet<false>(x + i + at, left - at);
+    };
+    const Octet<X> first = octet_at(0);
+    const Octet<X> second = octet_at(kOctet);
+    peak.add(first);
+    peak.add(second);
+    const CodeWords low = encode_octet<Code, Counted>(first, scale_of, tally);
+    const CodeWords high = encode_octet<Code, Counted>(second, scale_of, tally);
+    if (Packed && whole) {
+      const Words words = {{low.values[0], low.values[1], high.values[0], high.values[1]}};
+      store_pack(reinterpret_cast<uint32_t*>(bytes + i), words);
+    } else {
+      store_codes<false>(bytes + i, low, left);
+      store_codes<false>(bytes + i + kOctet, high, left - kOctet);
+    }
+  }
+  finish_cast<Counted>(call, peak, tally, shared);
+}
+
+struct CastMatrix {
+  int64_t rows, columns;
+  uint8_t* codes;       ///< may be null
+  uint8_t* transposed;  ///< [columns, rows]
+  bool transposed_aligned;
+};
+
+/// Codes of tiles of 128 x 128, transposed too. Packed: x is aligned to 16 bytes, codes to 8, and
+/// columns is a multiple of eight.
+template <bool Packed, bool Counted, typename X, typename Code>
+__global__ void __launch_bounds__(kTileThreads, (kTileBlocks<Packed, Counted, X>))
+    quantize_tiles_kernel(const X* __restrict__ x, CastMatrix matrix, CastCall call,
+                          TypeTag<Code> /*tag*/) {
+  FP8TRAIN_SHARED_ARRAY(uint32_t, shared, kTileThreads / kWarp);
+  FP8TRAIN_SHARED_ARRAY(Words, tile, kTileWords / 4);
+  auto* const tile_words = reinterpret_cast<uint32_t*>(tile);
+  const float scale = *call.scale;
+  keep_reciprocal(call, scale);
+  const auto scale_of = [scale](int /*column*/) { return scale; };
+  const int64_t tiles_across = (matrix.columns + kTile - 1) / kTile;
+  const int64_t tiles = tiles_across * ((matrix.rows + kTile - 1) / kTile);
+  Peak<X> peak;
+  Tally tally;
+  for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
+    const int64_t tile_row = index / tiles_across * kTile;
+    const int64_t tile_column = index % tiles_across * kTile;
+    const int64_t row = tile_row + threadIdx.x / kTileGroups * kOctet;
+    const int64_t column = tile_column + threadIdx.x % kTileGroups * kOctet;
+    Octet<X> octets[kOctet];
+    const int64_t left = matrix.columns - column;
+#pragma unroll
+    for (int i = 0; i < kOctet; ++i) {
+      const int64_t at = (row + i) * matrix.columns + column;
+      octets[i] = load_octet<Packed>(x + at, row + i < matrix.rows ? left : 0);
+    }
+    CodeWords codes[kOctet];
+#pragma unroll
+    for (int i = 0; i < kOctet; ++i) {
+      peak.add(octets[i]);
+      codes[i] = encode_octet<Code, Counted>(octets[i], scale_of, tally);
+      if (matrix.codes != nullptr) {
+        store_codes<Packed>(matrix.codes + (row + i) * matrix.columns + column, codes[i],
+                            row + i < matrix.rows ? left : 0);
+      }
+    }
+    put_transposed(codes, tile_words);
+    __syncthreads();
+    write_transposed(tile_words, matrix.transposed, tile_row, tile_column, matrix.rows,
+                     matrix.columns, matrix.transposed_aligned);
+    __syncthreads();
+  }
+  finish_cast<Counted>(call, peak, tally, shared);
+}
+
+template <bool Counted, typename X, typename Code>
+void quantize_as(const Stream& stream, ConstView x, const QuantizedView& out, const CastCall& call,
+                 TypeTag<Code> tag) {
+  const X* data = x.as<X>();
+  if (out.codes_transposed.empty()) {
+    const bool packed = is_aligned(data) && is_aligned(out.codes.data);
+    const unsigned blocks = blocks_for(stream, ceil_div(x.count(), kSpan), kTileThreads);
+    launch(
+        stream, {blocks, kTileThreads},
+        packed ? quantize_kernel<true, Counted, X, Code> : quantize_kernel<false, Counted, X, Code>,
+        data, out.codes.as<Code>(), x.count(), call);
+    return;
+  }
+  const Shape& transposed = out.codes_transposed.shape;
+  const CastMatrix matrix = {
+      .rows = transposed.back(),
+      .columns = transposed.rows(),
+      .codes = out.codes.as<uint8_t>(),
+      .transposed = out.codes_transposed.as<uint8_t>(),
+      .transposed_aligned = transposed_is_aligned(out.codes_transposed.data, transposed.back())};
+  const bool packed =
+      is_aligned(data) && is_aligned(matrix.codes, kOctet) && matrix.columns % kOctet == 0;
+  const int64_t tiles = ceil_div(matrix.rows, kTile) * ceil_div(matrix.columns, kTile);
+  launch(stream, {blocks_for(stream, tiles, 1), kTileThreads},
+         packed ? quantize_tiles_kernel<true, Counted, X, Code>
+                : quantize_tiles_kernel<false, Counted, X, Code>,
+         data, matrix, call, tag);
+}
+
+void quantize(Stream stream, ConstView x, const QuantizedView& out, float* amax_out,
+              QuantizeStatistics* statistics) {
+  if (statistics != nullptr) {
+    reset_statistics(stream, statistics, x.count());
+  }
+  const CastCall call = {out.scale, out.scale_inv, amax_out, statistics};
+  with_float_type(x.dtype, [&](auto x_tag) {
+    with_fp8_type(out.format.dtype, [&](auto code_tag) {
+      using X = typename decltype(x_tag)::Type;
+      if (statistics != nullptr) {
+        quantize_as<true, X>(stream, x, out, call, code_tag);
+      } else {
+        quantize_as<false, X>(stream, x, out, call, code_tag);
+      }
+    });
+  });
+}
+
+template <typename Code, typename Y>
+struct Dequantize {
+  const Code* codes;
+  const float* scale_inv;
+  Y* y;
+
+  template <int N>
+  __device__ void run(int64_t i) const {
+    const float factor = *scale_inv;
+    if constexpr (N == 1) {
+      store_from_float(y + i, decode(codes[i]) * factor);
+    } else {
+      const CodeWords words = load_pack<2>(reinterpret_cast<const uint32_t*>(codes + i));
+      Octet<Y> out;
+      for (int pair = 0; pair < kOctet / 2; ++pair) {
+        float low;
+        float high;
+        decode_pair<Code>(words.values[pair / 2] >> pair % 2 * 16, low, high);
+        if constexpr (sizeof(Y) == 4) {
+          out.words[2 * pair] = bits_of(low * factor);
+          out.words[2 * pair + 1] = bits_of(high * factor);
+        } else {
+          out.words[pair] = narrow_pair<Y>(low * factor, high * factor);
+        }
+      }
+      for (int part = 0; part < Octet<Y>::kWords / 4; ++part) {
+        const uint32_t* from = out.words + part * 4;
+        store_pack(reinterpret_cast<uint32_t*>(y + i) + part * 4,
+                   Words{{from[0], from[1], from[2], from[3]}});
+      }
+    }
+  }
+};
+
+void dequantize(Stream stream, const QuantizedView& x, View y) {
+  with_fp8_type(x.codes.dtype, [&](auto code_tag) {
+    with_float_type(y.dtype, [&](auto y_tag) {
+      using Code = typename decltype(code_tag)::Type;
+      using Y = typename decltype(y_tag)::Type;
+      map<kOctet>(stream, y.count(), is_aligned(x.codes.data, kOctet) && is_aligned(y.data),
+                  Dequantize<Code, Y>{x.codes.as<Code>(), x.scale_inv, y.as<Y>()});
+    });
+  });
+}
+
+struct CurrentScale {
+  const float* amax;
+  float format_max;
+  bool pow2;
+  float* scale;
+  float* scale_inv;
+
+  template <int N>
+  __device__ void run(int64_t /*i*/) const {
+    const float result = current_scale(*amax, format_max, 0.0F, pow2, kMaxF32);
+    *scale = result;
+    *scale_inv = reciprocal(result);
+  }
+};
+
+void compute_current_scale(Stream stream, const float* amax, const TensorFormat& format,
+                           float* scale, float* scale_inv) {
+  map<1>(stream, 1, true,
+         CurrentScale{amax, format_max(format.dtype), format.scale_type == ScaleType::pow2, scale,
+                      scale_inv});
+}
+
+constexpr int kSlots = 32;        // of a block: a row of the history is read for all of them
+constexpr int kHistoryRows = 32;  // that a block reads at a time
+
+/// Block (kSlots, kHistoryRows). The value that enters the history replaces the oldest one before
+/// the window is read.
+__global__ void update_delayed_scaling_kernel(DelayedScalingState state, AmaxAlgorithm algorithm,
+                                              int margin) {
+  FP8TRAIN_SHARED_ARRAY(float, partial, kSlots* kHistoryRows);
+  FP8TRAIN_SHARED_ARRAY(float, newest, kSlots);
+  FP8TRAIN_SHARED_ARRAY(int, pushed, kSlots);
+  const int lane = static_cast<int>(threadIdx.x);
+  const int first_row = static_cast<int>(threadIdx.y);
+  const int64_t slot = int64_t{blockIdx.x} * kSlots + lane;
+  const bool exists = slot < state.slots;
+  if (first_row == 0) {
+    newest[lane] = exists ? state.amax[slot] : 0.0F;
+    pushed[lane] = exists && push_amax(state, slot) ? 1 : 0;
+  }
+  __syncthreads();
+  float window = newest[lane];
+  if (algorithm == AmaxAlgorithm::max && pushed[lane] != 0) {
+    for (int64_t row = first_row; row < state.history_length; row += kHistoryRows) {
+      window = Largest{}(state.history[row * state.slots + slot], window);
+    }
+  }
+  partial[first_row * kSlots + lane] = window;
+  __syncthreads();
+  if (first_row != 0 || pushed[lane] == 0) {
+    return;
+  }
+  for (int row = 1; row < kHistoryRows; ++row) {
+    window = Largest{}(partial[row * kSlots + lane], window);
+  }
+  rescale_slot(state, slot, window, margin);
+}
+
+void update_delayed_scaling(Stream stream, const DelayedScalingState& state,
+                            const DelayedScaling& rule) {
+  launch(stream,
+         {dim3(static_cast<unsigned>(ceil_div(state.slots, kSlots))), dim3(kSlots, kHistoryRows)},
+         update_delayed_scaling_kernel, state, rule.algorithm, rule.margin);
+}
+
+}  // namespace
+
+void fill_quantize(OpTable& table) {
+  table.amax = amax;
+  table.quantize = quantize;
+  table.dequantize = dequantize;
+  table.compute_current_scale = compute_current_scale;
+  table.update_delayed_scaling = update_delayed_scaling;
+}
+
+}  // namespace fp8train::ops::cuda

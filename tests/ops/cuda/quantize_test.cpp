@@ -1,0 +1,286 @@
+// Casts with one scale per tensor and the upkeep of scales: exact. Codes come from the same
+// arithmetic as the cpu's (on a GPU through its cvt instruction, which these tests compare with the
+// definition), maxima and counts are integers.
+
+#include "ops/quantize.h"
+
+#include <array>
+#include <catch2/catch.hpp>
+#include <cmath>
+
+#include "numeric/bits.h"
+#include "ops/cuda/cuda_test_support.h"
+
+namespace fp8train::test {
+namespace {
+
+constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
+constexpr DType kCodes[] = {DType::e4m3, DType::e5m2};
+
+enum class Wanted { codes, transposed, both };
+
+/// Everything that a cast writes.
+struct Cast {
+  Array codes, transposed;
+  float scale_inv = 0.0F, amax = 0.0F;
+  ops::QuantizeStatistics statistics = {};
+};
+
+struct Layout {
+  int64_t rows, columns;
+  int64_t offset = 0;  ///< elements that every array starts beyond an aligned address
+};
+
+Cast run_cast(Side& side, const Array& x, DType code_type, const Layout& layout, float scale,
+              Wanted wanted, bool records = true) {
+  const Shape shape = {layout.rows, layout.columns};
+  const Shape turned = {layout.columns, layout.rows};
+  QuantizedView out;
+  if (wanted != Wanted::transposed) {
+    out.codes = side.space(code_type, shape, layout.offset);
+  }
+  if (wanted != Wanted::codes) {
+    out.codes_transposed = side.space(code_type, turned, layout.offset);
+  }
+  out.scale = side.put_value(scale);
+  out.scale_inv = side.put_value(0.0F);
+  out.format.dtype = code_type;
+  out.format.policy = ScalePolicy::current;
+  float* amax = records ? side.put_value(0.25F) : nullptr;
+  auto* statistics = records ? side.put_value(ops::QuantizeStatistics{9, 9, 9}) : nullptr;
+  ops::quantize(side.stream(), side.put(x, layout.offset), out, amax, statistics);
+  Cast result;
+  if (!out.codes.empty()) {
+    result.codes = side.get(out.codes);
+  }
+  if (!out.codes_transposed.empty()) {
+    result.transposed = side.get(out.codes_transposed);
+  }
+  result.scale_inv = side.get_value(out.scale_inv);
+  if (records) {
+    result.amax = side.get_value(amax);
+    result.statistics = side.get_value(statistics);
+  }
+  return result;
+}
+
+void check_same(const Cast& cuda, const Cast& cpu) {
+  CHECK(cuda.codes.bytes() == cpu.codes.bytes());
+  CHECK(cuda.transposed.bytes() == cpu.transposed.bytes());
+  CHECK(bits_of(cuda.scale_inv) == bits_of(cpu.scale_inv));
+  CHECK(bits_of(cuda.amax) == bits_of(cpu.amax));
+  CHECK(cuda.statistics.count == cpu.statistics.count);
+  CHECK(cuda.statistics.saturated == cpu.statistics.saturated);
+  CHECK(cuda.statistics.underflow == cpu.statistics.underflow);
+}
+
+void check_cast(const Array& x, DType code_type, const Layout& layout, float scale,
+                bool records = true) {
+  for (const Wanted wanted : {Wanted::codes, Wanted::transposed, Wanted::both}) {
+    INFO(name_of(x.dtype()) << " to " << name_of(code_type) << ", " << layout.rows << " x "
+                            << layout.columns << " from " << layout.offset << ", scale " << scale
+                            << ", wanted " << static_cast<int>(wanted));
+    const auto run = [&](Side& side) {
+      return run_cast(side, x, code_type, layout, scale, wanted, records);
+    };
+    check_same(on_cuda(run), on_cpu(run));
+  }
+}
+
+TEST_CASE("quantize is exact for any shape and alignment", "[cuda][quantize]") {
+  constexpr Layout kLayouts[] = {{1, 1},       {3, 5},       {16, 128},   {128, 128}, {130, 136},
+                                 {144, 264},   {256, 40},    {33, 257},   {1, 4099},  {300, 1},
+                                 {64, 128, 1}, {48, 136, 8}, {48, 136, 4}};
+  for (const DType type : kTypes) {
+    for (const DType code_type : kCodes) {
+      for (const Layout& layout : kLayouts) {
+        const int64_t count = layout.rows * layout.columns;
+        const Array x(type, {layout.rows, layout.columns}, random_values(count, 5, 40.0F));
+        check_cast(x, code_type, layout, 3.7F);
+        check_cast(x, code_type, layout, 3.7F, false);
+      }
+    }
+  }
+}
+
+TEST_CASE("quantize is exact for adversarial values", "[cuda][quantize]") {
+  for (const DType type : kTypes) {
+    for (const DType code_type : kCodes) {
+      for (const bool finite : {true, false}) {
+        for (const float scale : {1.0F, 0.013F, 1e38F, 1e-41F, 0.0F, INFINITY, NAN}) {
+          const Layout layout = {136, 144};
+          const Array x(type, {136, 144}, adversarial_values(136 * 144, 4, finite));
+          check_cast(x, code_type, layout, scale);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("every 16-bit pattern is cast as the cpu does", "[cuda][quantize]") {
+  for (const DType type : {DType::bf16, DType::f16}) {
+    Array x(type, {256, 256});
+    for (int i = 0; i < 65536; ++i) {
+      x.as<uint16_t>()[i] = static_cast<uint16_t>(i);
+    }
+    for (const DType code_type : kCodes) {
+      check_cast(x, code_type, {256, 256}, 1.0F);
+    }
+  }
+}
+
+TEST_CASE("every fp32 value next to a rounding boundary is cast as the cpu does",
+          "[cuda][quantize]") {
+  for (const DType code_type : kCodes) {
+    Array codes(code_type, {256});
+    std::vector<float> values;
+    for (int code = 0; code < 255; ++code) {
+      codes.as<uint8_t>()[0] = static_cast<uint8_t>(code);
+      codes.as<uint8_t>()[1] = static_cast<uint8_t>(code + 1);
+      const float middle = (codes.get(0) + codes.get(1)) / 2;
+      for (const float value : {codes.get(0), middle}) {
+        values.push_back(value);
+        values.push_back(std::nextafter(value, INFINITY));
+        values.push_back(std::nextafter(value, -INFINITY));
+      }
+    }
+    for (const uint32_t bits : {0x7F800001U, 0xFF800001U, 0x7FFFFFFFU, 0xFFC00000U, 0x00000001U}) {
+      values.push_back(float_of(bits));
+    }
+    const auto count = static_cast<int64_t>(values.size());
+    Array x(DType::f32, {1, count}, values);
+    check_cast(x, code_type, {1, count}, 1.0F);
+  }
+}
+
+TEST_CASE("amax is exact and lets NaN win", "[cuda][quantize]") {
+  for (const DType type : kTypes) {
+    for (const int64_t count :
+         {int64_t{1}, int64_t{15}, int64_t{16}, int64_t{4099}, int64_t{70001}}) {
+      for (const int64_t offset : {0, 1}) {
+        for (const float special : {0.0F, 77.0F, -INFINITY, NAN}) {
+          std::vector<float> values = random_values(count, 6);
+          values.back() = special;
+          const Array x(type, {count}, values);
+          const auto run = [&](Side& side) {
+            float* result = side.put_value(1e9F);
+            ops::amax(side.stream(), side.put(x, offset), result);
+            return side.get_value(result);
+          };
+          INFO(name_of(type) << " " << count << " " << special);
+          CHECK(bits_of(on_cuda(run)) == bits_of(on_cpu(run)));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("an amax is combined with what is there", "[cuda][quantize]") {
+  const Array x(DType::bf16, {4, 64}, random_values(256, 7));
+  for (const float before : {0.0F, 1e9F, INFINITY, NAN}) {
+    const auto run = [&](Side& side) {
+      QuantizedView out;
+      out.codes = side.space(DType::e4m3, {4, 64});
+      out.scale = side.put_value(1.0F);
+      out.format.dtype = DType::e4m3;
+      float* amax = side.put_value(before);
+      ops::quantize(side.stream(), side.put(x), out, amax, nullptr);
+      return side.get_value(amax);
+    };
+    CHECK(bits_of(on_cuda(run)) == bits_of(on_cpu(run)));
+  }
+}
+
+TEST_CASE("dequantize is exact for every code", "[cuda][quantize]") {
+  for (const DType code_type : kCodes) {
+    for (const DType type : kTypes) {
+      for (const int64_t offset : {0, 3}) {
+        for (const float scale_inv : {1.0F, 0.37F, 1e35F, 1e-40F}) {
+          Array codes(code_type, {1021});
+          for (int64_t i = 0; i < codes.count(); ++i) {
+            codes.as<uint8_t>()[i] = static_cast<uint8_t>(i);
+          }
+          const auto run = [&](Side& side) {
+            QuantizedView q;
+            q.codes = side.put(codes, offset);
+            q.scale_inv = side.put_value(scale_inv);
+            q.format.dtype = code_type;
+            const View y = side.space(type, {1021}, offset);
+            ops::dequantize(side.stream(), q, y);
+            return side.get(y);
+          };
+          INFO(name_of(code_type) << " to " << name_of(type) << ", " << scale_inv);
+          CHECK(same_values(on_cuda(run), on_cpu(run)));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("compute_current_scale is exact", "[cuda][quantize]") {
+  for (const DType code_type : kCodes) {
+    for (const ScaleType scale_type : {ScaleType::f32, ScaleType::pow2}) {
+      for (const float amax : {0.0F, 1e-44F, 1e-38F, 0.3F, 448.0F, 3e38F, INFINITY, NAN}) {
+        const auto run = [&](Side& side) {
+          TensorFormat format = plain(code_type);
+          format.scale_type = scale_type;
+          auto* scales = side.put_value(std::array<float, 2>{});
+          ops::compute_current_scale(side.stream(), side.put_value(amax), format, &(*scales)[0],
+                                     &(*scales)[1]);
+          return side.get_value(scales);
+        };
+        CHECK(on_cuda(run) == on_cpu(run));
+      }
+    }
+  }
+}
+
+TEST_CASE("delayed scaling moves its state exactly", "[cuda][quantize]") {
+  for (const int64_t slots : {1, 31, 33, 100}) {
+    for (const int64_t length : {1, 2, 5, 70}) {
+      for (const AmaxAlgorithm algorithm : {AmaxAlgorithm::max, AmaxAlgorithm::most_recent}) {
+        const auto run = [&](Side& side) {
+          const Array ones(DType::f32, {slots}, std::vector<float>(slots, 1.0F));
+          const View history = side.put(Array(DType::f32, {length, slots}));
+          const View cursor = side.put(Array(DType::i32, {slots}));
+          const View scale = side.put(ones);
+          const View scale_inv = side.put(ones);
+          const View amax = side.put(ones);
+          const Array maxima(DType::f32, {slots}, std::vector<float>(slots, 448.0F));
+          const ops::DelayedScalingState state = {.slots = slots,
+                                                  .history_length = length,
+                                                  .amax = amax.as<float>(),
+                                                  .history = history.as<float>(),
+                                                  .cursor = cursor.as<int32_t>(),
+                                                  .scale = scale.as<float>(),
+                                                  .scale_inv = scale_inv.as<float>(),
+                                                  .format_max = side.put(maxima).as<float>()};
+          Bits bits;
+          for (uint32_t step = 0; step < 7; ++step) {
+            std::vector<float> values =
+                random_values(slots, step, 100.0F / static_cast<float>(step + 1));
+            for (float& value : values) {
+              value = std::abs(value);
+            }
+            const float special[] = {0.0F, INFINITY, NAN, 1e-42F};
+            values[step * 5 % values.size()] = special[step % 4];
+            const Array given(DType::f32, {slots}, values);
+            side.device().copy_from_host(amax.data, given.bytes().data(), given.bytes().size());
+            ops::update_delayed_scaling(
+                side.stream(), state,
+                {.margin = 1, .history_length = static_cast<int>(length), .algorithm = algorithm});
+            for (const View& view : {history, cursor, scale, scale_inv, amax}) {
+              bits.add(side.get(view));
+            }
+          }
+          return bits;
+        };
+        INFO(slots << " slots, " << length);
+        CHECK(on_cuda(run) == on_cpu(run));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fp8train::test
