@@ -275,6 +275,23 @@ void compute_current_scale(Stream stream, const float* amax, const TensorFormat&
                       scale_inv});
 }
 
+/// One block.
+__global__ void propagate_non_finite_kernel(const float* amax, int64_t count, double* accumulator) {
+  bool found = false;
+  for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
+    found = found || !is_finite(amax[i]);
+  }
+  const bool anywhere = __syncthreads_or(found ? 1 : 0) != 0;
+  if (anywhere && threadIdx.x == 0) {
+    *accumulator = __longlong_as_double(0x7FF8000000000000LL);
+  }
+}
+
+void propagate_non_finite(Stream stream, ConstView values, double* accumulator) {
+  launch(stream, {dim3(1), dim3(kBlock)}, propagate_non_finite_kernel, values.as<float>(),
+         values.count(), accumulator);
+}
+
 constexpr int kSlots = 32;        // of a block: a row of the history is read for all of them
 constexpr int kHistoryRows = 32;  // that a block reads at a time
 
@@ -325,6 +342,7 @@ void fill_quantize(OpTable& table) {
   table.quantize = quantize;
   table.dequantize = dequantize;
   table.compute_current_scale = compute_current_scale;
+  table.propagate_non_finite = propagate_non_finite;
   table.update_delayed_scaling = update_delayed_scaling;
 }
 

@@ -282,5 +282,21 @@ TEST_CASE("delayed scaling moves its state exactly", "[cuda][quantize]") {
   }
 }
 
+TEST_CASE("an amax that is not finite turns the accumulator into NaN", "[cuda][quantize]") {
+  for (const int64_t count : {1, 300}) {
+    for (const float last : {1.0F, INFINITY, NAN}) {
+      std::vector<float> values(static_cast<size_t>(count), 2.0F);
+      values.back() = last;
+      const double after = on_cuda([&](Side& side) {
+        double* accumulator = side.put_value(1.5);
+        ops::propagate_non_finite(side.stream(), side.put(Array(DType::f32, {count}, values)),
+                                  accumulator);
+        return side.get_value(accumulator);
+      });
+      CHECK((last == 1.0F ? after == 1.5 : std::isnan(after)));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace fp8train::test

@@ -122,6 +122,11 @@ inline unsigned __vmaxu2(unsigned a, unsigned b) {
   const unsigned high = a >> 16 > b >> 16 ? a >> 16 : b >> 16;
   return high << 16 | low;
 }
+inline double __longlong_as_double(long long bits) {
+  double value = 0;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
 inline int __popc(unsigned bits) {
   return __builtin_popcount(bits);
 }
