@@ -11,15 +11,17 @@
 namespace fp8train::ops::cuda {
 namespace {
 
-/// Shapes of a backward block. kRowTiles: own rows per warp / 16. kSplit: warps that share the same
-/// rows, each with a part of the columns of the gradients, so that these fit into registers; they
-/// repeat the scores. kColumns: rows of a streamed tile, the columns of a score tile.
-template <typename T, int kDim>
+/// Shapes of a block that owns keys, or queries. kRowTiles: own rows per warp / 16. kSplit: warps
+/// that share the same rows, each with a part of the columns of the gradients; they repeat the
+/// scores. kColumns: rows of a streamed tile, the columns of a score tile. Chosen so that a
+/// thread's sums, twice as many where the block owns keys, leave registers for the operands of the
+/// products.
+template <typename T, int kDim, bool kOwnsKeys>
 struct BackwardTiles {
-  static constexpr int kRowTiles = kOnTensorCores<T> && kDim == 64 ? 2 : 1;
+  static constexpr bool kWide = kOwnsKeys ? kDim == 64 : kDim == 128;
+  static constexpr int kRowTiles = kOnTensorCores<T> && kDim == 64 && !kOwnsKeys ? 2 : 1;
   static constexpr int kSplit = kOnTensorCores<T> ? (kDim == 256 ? 2 : 1) : kDim / 64;
-  static constexpr int kColumns =
-      kOnTensorCores<T> ? (kDim == 128 ? 64 : 32) : (kDim == 64 ? 32 : 16);
+  static constexpr int kColumns = kOnTensorCores<T> ? (kWide ? 64 : 32) : (kDim == 64 ? 32 : 16);
   static constexpr int kRowWarps = 4 / kSplit;
   static constexpr int kThreads = kRowWarps * kSplit * kWarp;
   static constexpr int kWarpRows = kRowTiles * 16;
@@ -93,9 +95,8 @@ __global__ void delta_kernel(BackwardCall<T> call, int64_t rows) {
 }
 
 /// Where things lie in a block's shared memory, and what the thread's warp has of them.
-template <typename T, int kDim>
+template <typename T, typename Tiles>
 struct BackwardBlock {
-  using Tiles = BackwardTiles<T, kDim>;
   T* own[2];
   T* first_streamed;  // two stages
   T* second_streamed;
@@ -121,22 +122,22 @@ struct BackwardBlock {
   __device__ __forceinline__ T* own_rows(int i) const { return own[i] + warp_row * Tiles::kStride; }
 };
 
-/// Probability and gradient of one score: `score` and `gradient` come in as the products q k and
-/// dout v.
+/// Probability and gradient of one score. `score` comes in as the product q k, `gradient` as dout v
+/// - delta.
 __device__ __forceinline__ void score_gradient(float& score, float& gradient, float scale,
-                                               bool masked, float log_sum_exp, float delta) {
-  score = masked ? 0.0F : exp2_fast(score * scale - log_sum_exp);
-  gradient = masked ? 0.0F : score * (gradient - delta);
+                                               bool masked, float log_sum_exp) {
+  score = masked ? 0.0F : exp2_fast(fmaf(score, scale, -log_sum_exp));
+  gradient = masked ? 0.0F : score * gradient;
 }
 
 /// The gradients of a block's keys and values.
 template <typename T, int kDim>
-__global__ void __launch_bounds__(BackwardTiles<T, kDim>::kThreads)
+__global__ void __launch_bounds__(BackwardTiles<T, kDim, true>::kThreads)
     keys_kernel(BackwardCall<T> call) {
-  using Tiles = BackwardTiles<T, kDim>;
+  using Tiles = BackwardTiles<T, kDim, true>;
   constexpr int kColumns = Tiles::kColumns;
   FP8TRAIN_SHARED_DYNAMIC(T, shared);
-  const BackwardBlock<T, kDim> block(shared);
+  const BackwardBlock<T, Tiles> block(shared);
   const AttentionShape& shape = call.shape;
   const int length = static_cast<int>(shape.query_length);
   const int group = static_cast<int>(shape.heads / shape.kv_heads);
@@ -192,17 +193,18 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim>::kThreads)
     typename Tiles::Scores scores;
     typename Tiles::Scores score_gradients;
     if (seen) {
+      const float* delta = block.delta + step % 2 * kColumns;
       set_zero(scores);
-      set_zero(score_gradients);
+      for_each_value(score_gradients,
+                     [&](float& value, Place place) { value = -delta[place.column]; });
       add_product_of_rows<kDim>(scores, block.own_rows(0), queries);
       add_product_of_rows<kDim>(score_gradients, block.own_rows(1), block.second_streamed);
       const float* log_sum_exp = block.log_sum_exp + step % 2 * kColumns;
-      const float* delta = block.delta + step % 2 * kColumns;
       const int shift = own_first < query ? 0 : own_first - query;
       const bool masks = query < own_first + Tiles::kWarpRows - 1;
       for_each_pair(scores, score_gradients, [&](float& score, float& gradient, Place place) {
         score_gradient(score, gradient, scale, masks && place.row + shift > place.column,
-                       log_sum_exp[place.column], delta[place.column]);
+                       log_sum_exp[place.column]);
       });
       add_product<kDim>(value_gradient, scores, block.second_streamed + block.warp_column,
                         block.staging);
@@ -228,12 +230,12 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim>::kThreads)
 
 /// The gradients of a block's queries.
 template <typename T, int kDim>
-__global__ void __launch_bounds__(BackwardTiles<T, kDim>::kThreads)
+__global__ void __launch_bounds__(BackwardTiles<T, kDim, false>::kThreads)
     queries_kernel(BackwardCall<T> call) {
-  using Tiles = BackwardTiles<T, kDim>;
+  using Tiles = BackwardTiles<T, kDim, false>;
   constexpr int kColumns = Tiles::kColumns;
   FP8TRAIN_SHARED_DYNAMIC(T, shared);
-  const BackwardBlock<T, kDim> block(shared);
+  const BackwardBlock<T, Tiles> block(shared);
   const AttentionShape& shape = call.shape;
   const int length = static_cast<int>(shape.query_length);
   const int first = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Tiles::kRows;
@@ -282,14 +284,15 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim>::kThreads)
     typename Tiles::Scores score_gradients;
     if (seen) {
       set_zero(scores);
-      set_zero(score_gradients);
+      for_each_value(score_gradients,
+                     [&](float& value, Place place) { value = -delta[place.own_row]; });
       add_product_of_rows<kDim>(scores, block.own_rows(0), keys);
       add_product_of_rows<kDim>(score_gradients, block.own_rows(1), block.second_streamed);
       const bool masks = key + kColumns - 1 > own_first;
       const int shift = masks ? key - own_first : 0;
       for_each_pair(scores, score_gradients, [&](float& score, float& gradient, Place place) {
         score_gradient(score, gradient, scale, masks && place.column + shift > place.row,
-                       log_sum_exp[place.own_row], delta[place.own_row]);
+                       log_sum_exp[place.own_row]);
       });
     }
     __syncthreads();  // nobody reads the values any more
@@ -310,23 +313,23 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim>::kThreads)
 
 template <typename T, int kDim>
 void run_backward(const Stream& stream, const BackwardCall<T>& call) {
-  using Tiles = BackwardTiles<T, kDim>;
+  using KeyTiles = BackwardTiles<T, kDim, true>;
+  using QueryTiles = BackwardTiles<T, kDim, false>;
   constexpr int kLanes = kDim / kPackOf<T> < kWarp ? kDim / kPackOf<T> : kWarp;
   const AttentionShape& shape = call.shape;
   const int64_t rows = shape.batch * shape.heads * shape.query_length;
   launch(stream, {static_cast<unsigned>(ceil_div(rows * kLanes, kBlock)), kBlock},
          delta_kernel<T, kDim>, call, rows);
-  const auto blocks = static_cast<unsigned>(ceil_div(shape.query_length, Tiles::kRows));
-  const auto batch = static_cast<unsigned>(shape.batch);
+  const auto grid = [&](int64_t block_rows, int64_t heads) {
+    return dim3(static_cast<unsigned>(ceil_div(shape.query_length, block_rows)),
+                static_cast<unsigned>(heads), static_cast<unsigned>(shape.batch));
+  };
   launch(stream,
-         {{blocks, static_cast<unsigned>(shape.kv_heads), batch},
-          Tiles::kThreads,
-          Tiles::kSharedBytes},
+         {grid(KeyTiles::kRows, shape.kv_heads), KeyTiles::kThreads, KeyTiles::kSharedBytes},
          keys_kernel<T, kDim>, call);
-  launch(
-      stream,
-      {{blocks, static_cast<unsigned>(shape.heads), batch}, Tiles::kThreads, Tiles::kSharedBytes},
-      queries_kernel<T, kDim>, call);
+  launch(stream,
+         {grid(QueryTiles::kRows, shape.heads), QueryTiles::kThreads, QueryTiles::kSharedBytes},
+         queries_kernel<T, kDim>, call);
 }
 
 }  // namespace
