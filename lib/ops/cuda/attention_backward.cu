@@ -120,15 +120,87 @@ struct BackwardBlock {
   }
 
   __device__ __forceinline__ T* own_rows(int i) const { return own[i] + warp_row * Tiles::kStride; }
+
+  /// Starts the copies of the block's own rows of one head, which begin at position `first`.
+  template <int kDim>
+  __device__ __forceinline__ void load_own(const HeadRows<const T>& rows_0,
+                                           const HeadRows<const T>& rows_1, int64_t b, int first,
+                                           int64_t head, int length) const {
+    load_tile<kDim, Tiles::kRows, Tiles::kThreads>(own[0], rows_0, rows_0.at(b, first, head),
+                                                   length - first);
+    load_tile<kDim, Tiles::kRows, Tiles::kThreads>(own[1], rows_1, rows_1.at(b, first, head),
+                                                   length - first);
+  }
+
+  /// Writes the warps' gradients by way of own tile i. Nobody may read that tile any more, but
+  /// through store_own.
+  template <int kDim>
+  __device__ __forceinline__ void store_own(int i, const typename Tiles::Gradient& gradient,
+                                            const HeadRows<T>& rows, int64_t b, int first,
+                                            int64_t head, int length) const {
+    result_to_tile<kDim>(gradient, own_rows(i) + warp_column);
+    __syncthreads();
+    store_tile<kDim, Tiles::kRows, Tiles::kThreads>(own[i], rows, rows.at(b, first, head),
+                                                    length - first);
+  }
 };
 
-/// Probability and gradient of one score. `score` comes in as the product q k, `gradient` as dout v
-/// - delta.
-__device__ __forceinline__ void score_gradient(float& score, float& gradient, float scale,
-                                               bool masked, float log_sum_exp) {
-  score = masked ? 0.0F : exp2_fast(fmaf(score, scale, -log_sum_exp));
-  gradient = masked ? 0.0F : score * gradient;
+/// Probabilities of the warp's own rows against a streamed tile, 0 where masked, and the gradients
+/// of their scores without the scale. log_sum_exp(place) is times log2 e.
+template <int kDim, typename T, typename Tiles, typename LogSumExp, typename Delta, typename Masked>
+__device__ __forceinline__ void score_tile(const BackwardBlock<T, Tiles>& block, const T* streamed,
+                                           float scale, LogSumExp log_sum_exp, Delta delta,
+                                           Masked masked, typename Tiles::Scores& probabilities,
+                                           typename Tiles::Scores& gradients) {
+  set_zero(probabilities);
+  for_each_value(gradients, [&](float& value, Place place) { value = -delta(place); });
+  add_product_of_rows<kDim>(probabilities, block.own_rows(0), streamed);
+  add_product_of_rows<kDim>(gradients, block.own_rows(1), block.second_streamed);
+  for_each_pair(probabilities, gradients, [&](float& value, float& gradient, Place place) {
+    const bool hidden = masked(place);
+    value = hidden ? 0.0F : exp2_fast(fmaf(value, scale * kLog2E, -log_sum_exp(place)));
+    gradient = hidden ? 0.0F : value * gradient;
+  });
 }
+
+/// Where a block that owns keys reads its queries: step s handles one tile of one of the group's
+/// heads.
+template <typename T, int kDim, typename Tiles>
+struct QueryStream {
+  static constexpr int kColumns = Tiles::kColumns;
+  const BackwardCall<T>& call;
+  const BackwardBlock<T, Tiles>& block;
+  int64_t b;
+  int length;
+  int first_head;
+  int first_query;
+  int tiles;  // of one head
+
+  __device__ __forceinline__ int head_of(int step) const { return first_head + step / tiles; }
+  __device__ __forceinline__ int query_of(int step) const {
+    return first_query + step % tiles * kColumns;
+  }
+
+  __device__ __forceinline__ void load_queries(int step) const {
+    const int head = head_of(step);
+    const int query = query_of(step);
+    const int stage = step % 2;
+    load_tile<kDim, kColumns, Tiles::kThreads>(block.first_streamed + stage * Tiles::kStreamed,
+                                               call.q, call.q.at(b, query, head), length - query);
+    const int64_t kept = (b * call.shape.heads + head) * length + query;
+    for (int i = static_cast<int>(threadIdx.x); i < kColumns; i += Tiles::kThreads) {
+      const bool valid = query + i < length;
+      block.log_sum_exp[stage * kColumns + i] = valid ? call.log_sum_exp[kept + i] * kLog2E : 0.0F;
+      block.delta[stage * kColumns + i] = valid ? call.delta[kept + i] : 0.0F;
+    }
+  }
+
+  __device__ __forceinline__ void load_output_gradients(int step) const {
+    const int query = query_of(step);
+    load_tile<kDim, kColumns, Tiles::kThreads>(
+        block.second_streamed, call.dout, call.dout.at(b, query, head_of(step)), length - query);
+  }
+};
 
 /// The gradients of a block's keys and values.
 template <typename T, int kDim>
@@ -138,45 +210,21 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, true>::kThreads)
   constexpr int kColumns = Tiles::kColumns;
   FP8TRAIN_SHARED_DYNAMIC(T, shared);
   const BackwardBlock<T, Tiles> block(shared);
-  const AttentionShape& shape = call.shape;
-  const int length = static_cast<int>(shape.query_length);
-  const int group = static_cast<int>(shape.heads / shape.kv_heads);
+  const int length = static_cast<int>(call.shape.query_length);
+  const int group = static_cast<int>(call.shape.heads / call.shape.kv_heads);
   const int first = static_cast<int>(blockIdx.x) * Tiles::kRows;  // earlier keys are seen by more
   const int kv_head = static_cast<int>(blockIdx.y);
   const int64_t b = blockIdx.z;
-  // Step s handles one tile of queries of one of the group's heads.
   const int first_query = first / kColumns * kColumns;
   const int tiles = (length - first_query + kColumns - 1) / kColumns;
+  const QueryStream<T, kDim, Tiles> stream = {call,        block, b, length, kv_head * group,
+                                              first_query, tiles};
   const int steps = group * tiles;
-  const auto head_of = [&](int step) { return kv_head * group + step / tiles; };
-  const auto query_of = [&](int step) { return first_query + step % tiles * kColumns; };
-  const auto load_queries = [&](int step) {
-    const int head = head_of(step);
-    const int query = query_of(step);
-    const int stage = step % 2;
-    load_tile<kDim, kColumns, Tiles::kThreads>(block.first_streamed + stage * Tiles::kStreamed,
-                                               call.q, call.q.at(b, query, head), length - query);
-    const int64_t kept = (b * shape.heads + head) * length + query;
-    for (int i = static_cast<int>(threadIdx.x); i < kColumns; i += Tiles::kThreads) {
-      const bool valid = query + i < length;
-      block.log_sum_exp[stage * kColumns + i] = valid ? call.log_sum_exp[kept + i] * kLog2E : 0.0F;
-      block.delta[stage * kColumns + i] = valid ? call.delta[kept + i] : 0.0F;
-    }
-  };
-  const auto load_output_gradients = [&](int step) {
-    const int query = query_of(step);
-    load_tile<kDim, kColumns, Tiles::kThreads>(
-        block.second_streamed, call.dout, call.dout.at(b, query, head_of(step)), length - query);
-  };
-  load_tile<kDim, Tiles::kRows, Tiles::kThreads>(block.own[0], call.k, call.k.at(b, first, kv_head),
-                                                 length - first);
-  load_tile<kDim, Tiles::kRows, Tiles::kThreads>(block.own[1], call.v, call.v.at(b, first, kv_head),
-                                                 length - first);
-  load_queries(0);
-  load_output_gradients(0);
+  block.template load_own<kDim>(call.k, call.v, b, first, kv_head, length);
+  stream.load_queries(0);
+  stream.load_output_gradients(0);
 
   const int own_first = first + block.warp_row;
-  const float scale = shape.scale * kLog2E;
   typename Tiles::Gradient key_gradient;
   typename Tiles::Gradient value_gradient;
   set_zero(key_gradient);
@@ -185,47 +233,37 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, true>::kThreads)
     wait_for_copies();
     __syncthreads();  // this step's tiles are here, and nobody reads the last step's queries
     if (step + 1 < steps) {
-      load_queries(step + 1);
+      stream.load_queries(step + 1);
     }
     const T* queries = block.first_streamed + step % 2 * Tiles::kStreamed;
-    const int query = query_of(step);
-    const bool seen = own_first < length && own_first < query + kColumns;
-    typename Tiles::Scores scores;
+    const float* log_sum_exp = block.log_sum_exp + step % 2 * kColumns;
+    const float* delta = block.delta + step % 2 * kColumns;
+    const int shift = own_first - stream.query_of(step);
+    const bool seen = own_first < length && shift < kColumns;
+    const bool masks = shift + Tiles::kWarpRows - 1 > 0;
+    typename Tiles::Scores probabilities;
     typename Tiles::Scores score_gradients;
     if (seen) {
-      const float* delta = block.delta + step % 2 * kColumns;
-      set_zero(scores);
-      for_each_value(score_gradients,
-                     [&](float& value, Place place) { value = -delta[place.column]; });
-      add_product_of_rows<kDim>(scores, block.own_rows(0), queries);
-      add_product_of_rows<kDim>(score_gradients, block.own_rows(1), block.second_streamed);
-      const float* log_sum_exp = block.log_sum_exp + step % 2 * kColumns;
-      const int shift = own_first < query ? 0 : own_first - query;
-      const bool masks = query < own_first + Tiles::kWarpRows - 1;
-      for_each_pair(scores, score_gradients, [&](float& score, float& gradient, Place place) {
-        score_gradient(score, gradient, scale, masks && place.row + shift > place.column,
-                       log_sum_exp[place.column]);
-      });
-      add_product<kDim>(value_gradient, scores, block.second_streamed + block.warp_column,
+      score_tile<kDim>(
+          block, queries, call.shape.scale, [&](Place place) { return log_sum_exp[place.column]; },
+          [&](Place place) { return delta[place.column]; },
+          [&](Place place) { return masks && place.row + shift > place.column; }, probabilities,
+          score_gradients);
+      add_product<kDim>(value_gradient, probabilities, block.second_streamed + block.warp_column,
                         block.staging);
     }
     __syncthreads();  // nobody reads the gradients of the output any more
     if (step + 1 < steps) {
-      load_output_gradients(step + 1);
+      stream.load_output_gradients(step + 1);
     }
     if (seen) {
       add_product<kDim>(key_gradient, score_gradients, queries + block.warp_column, block.staging);
     }
   }
 
-  for_each_value(key_gradient, [&](float& value, Place) { value *= shape.scale; });
-  result_to_tile<kDim>(key_gradient, block.own_rows(0) + block.warp_column);
-  result_to_tile<kDim>(value_gradient, block.own_rows(1) + block.warp_column);
-  __syncthreads();
-  store_tile<kDim, Tiles::kRows, Tiles::kThreads>(block.own[0], call.dk,
-                                                  call.dk.at(b, first, kv_head), length - first);
-  store_tile<kDim, Tiles::kRows, Tiles::kThreads>(block.own[1], call.dv,
-                                                  call.dv.at(b, first, kv_head), length - first);
+  for_each_value(key_gradient, [&](float& value, Place) { value *= call.shape.scale; });
+  block.template store_own<kDim>(0, key_gradient, call.dk, b, first, kv_head, length);
+  block.template store_own<kDim>(1, value_gradient, call.dv, b, first, kv_head, length);
 }
 
 /// The gradients of a block's queries.
@@ -236,12 +274,12 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, false>::kThreads)
   constexpr int kColumns = Tiles::kColumns;
   FP8TRAIN_SHARED_DYNAMIC(T, shared);
   const BackwardBlock<T, Tiles> block(shared);
-  const AttentionShape& shape = call.shape;
-  const int length = static_cast<int>(shape.query_length);
+  const int length = static_cast<int>(call.shape.query_length);
+  // Later queries see more keys: they start first.
   const int first = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Tiles::kRows;
   const int64_t head = blockIdx.y;
   const int64_t b = blockIdx.z;
-  const int64_t kv_head = head / (shape.heads / shape.kv_heads);
+  const int64_t kv_head = head / (call.shape.heads / call.shape.kv_heads);
   const int visible = first + Tiles::kRows < length ? first + Tiles::kRows : length;
   const auto load_keys = [&](int key, int stage) {
     load_tile<kDim, kColumns, Tiles::kThreads>(block.first_streamed + stage * Tiles::kStreamed,
@@ -251,21 +289,17 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, false>::kThreads)
     load_tile<kDim, kColumns, Tiles::kThreads>(block.second_streamed, call.v,
                                                call.v.at(b, key, kv_head), visible - key);
   };
-  load_tile<kDim, Tiles::kRows, Tiles::kThreads>(block.own[0], call.q, call.q.at(b, first, head),
-                                                 length - first);
-  load_tile<kDim, Tiles::kRows, Tiles::kThreads>(block.own[1], call.dout,
-                                                 call.dout.at(b, first, head), length - first);
+  block.template load_own<kDim>(call.q, call.dout, b, first, head, length);
   load_keys(0, 0);
   load_values(0);
 
   const int own_first = first + block.warp_row;
-  const float scale = shape.scale * kLog2E;
   float log_sum_exp[Tiles::kRowTiles * 2];
   float delta[Tiles::kRowTiles * 2];
 #pragma unroll
   for (int i = 0; i < Tiles::kRowTiles * 2; ++i) {
     const int query = own_first + i * 8 + lane_index() / 4;
-    const int64_t kept = (b * shape.heads + head) * length + query;
+    const int64_t kept = (b * call.shape.heads + head) * length + query;
     log_sum_exp[i] = query < length ? call.log_sum_exp[kept] * kLog2E : 0.0F;
     delta[i] = query < length ? call.delta[kept] : 0.0F;
   }
@@ -279,21 +313,17 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, false>::kThreads)
       load_keys(key + kColumns, stage ^ 1);
     }
     const T* keys = block.first_streamed + stage * Tiles::kStreamed;
-    const bool seen = own_first < length && key < own_first + Tiles::kWarpRows;
-    typename Tiles::Scores scores;
+    const int shift = key - own_first;
+    const bool seen = own_first < length && shift < Tiles::kWarpRows;
+    const bool masks = shift + kColumns - 1 > 0;
+    typename Tiles::Scores probabilities;
     typename Tiles::Scores score_gradients;
     if (seen) {
-      set_zero(scores);
-      for_each_value(score_gradients,
-                     [&](float& value, Place place) { value = -delta[place.own_row]; });
-      add_product_of_rows<kDim>(scores, block.own_rows(0), keys);
-      add_product_of_rows<kDim>(score_gradients, block.own_rows(1), block.second_streamed);
-      const bool masks = key + kColumns - 1 > own_first;
-      const int shift = masks ? key - own_first : 0;
-      for_each_pair(scores, score_gradients, [&](float& score, float& gradient, Place place) {
-        score_gradient(score, gradient, scale, masks && place.column + shift > place.row,
-                       log_sum_exp[place.own_row]);
-      });
+      score_tile<kDim>(
+          block, keys, call.shape.scale, [&](Place place) { return log_sum_exp[place.own_row]; },
+          [&](Place place) { return delta[place.own_row]; },
+          [&](Place place) { return masks && place.column + shift > place.row; }, probabilities,
+          score_gradients);
     }
     __syncthreads();  // nobody reads the values any more
     if (key + kColumns < visible) {
@@ -304,11 +334,8 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, false>::kThreads)
     }
   }
 
-  for_each_value(query_gradient, [&](float& value, Place) { value *= shape.scale; });
-  result_to_tile<kDim>(query_gradient, block.own_rows(0) + block.warp_column);
-  __syncthreads();
-  store_tile<kDim, Tiles::kRows, Tiles::kThreads>(block.own[0], call.dq, call.dq.at(b, first, head),
-                                                  length - first);
+  for_each_value(query_gradient, [&](float& value, Place) { value *= call.shape.scale; });
+  block.template store_own<kDim>(0, query_gradient, call.dq, b, first, head, length);
 }
 
 template <typename T, int kDim>
