@@ -11,15 +11,17 @@
 namespace fp8train::ops::cuda {
 namespace {
 
-/// Shapes of a backward block. kRowTiles: own rows per warp / 16. kSplit: warps that share the same
-/// rows, each with a part of the columns of the gradients, so that these fit into registers; they
-/// repeat the scores. kColumns: rows of a streamed tile, the columns of a score tile.
-template <typename T, int kDim>
+/// Shapes of a block that owns keys, or queries. kRowTiles: own rows per warp / 16. kSplit: warps
+/// that share the same rows, each with a part of the columns of the gradients; they repeat the
+/// scores. kColumns: rows of a streamed tile, the columns of a score tile. Chosen so that a
+/// thread's sums, twice as many where the block owns keys, leave registers for the operands of the
+/// products.
+template <typename T, int kDim, bool kOwnsKeys>
 struct BackwardTiles {
-  static constexpr int kRowTiles = kOnTensorCores<T> && kDim == 64 ? 2 : 1;
+  static constexpr bool kWide = kOwnsKeys ? kDim == 64 : kDim == 128;
+  static constexpr int kRowTiles = kOnTensorCores<T> && kDim == 64 && !kOwnsKeys ? 2 : 1;
   static constexpr int kSplit = kOnTensorCores<T> ? (kDim == 256 ? 2 : 1) : kDim / 64;
-  static constexpr int kColumns =
-      kOnTensorCores<T> ? (kDim == 128 ? 64 : 32) : (kDim == 64 ? 32 : 16);
+  static constexpr int kColumns = kOnTensorCores<T> ? (kWide ? 64 : 32) : (kDim == 64 ? 32 : 16);
   static constexpr int kRowWarps = 4 / kSplit;
   static constexpr int kThreads = kRowWarps * kSplit * kWarp;
   static constexpr int kWarpRows = kRowTiles * 16;
@@ -93,9 +95,8 @@ __global__ void delta_kernel(BackwardCall<T> call, int64_t rows) {
 }
 
 /// Where things lie in a block's shared memory, and what the thread's warp has of them.
-template <typename T, int kDim>
+template <typename T, typename Tiles>
 struct BackwardBlock {
-  using Tiles = BackwardTiles<T, kDim>;
   T* own[2];
   T* first_streamed;  // two stages
   T* second_streamed;
@@ -119,63 +120,111 @@ struct BackwardBlock {
   }
 
   __device__ __forceinline__ T* own_rows(int i) const { return own[i] + warp_row * Tiles::kStride; }
+
+  /// Starts the copies of the block's own rows of one head, which begin at position `first`.
+  template <int kDim>
+  __device__ __forceinline__ void load_own(const HeadRows<const T>& rows_0,
+                                           const HeadRows<const T>& rows_1, int64_t b, int first,
+                                           int64_t head, int length) const {
+    load_tile<kDim, Tiles::kRows, Tiles::kThreads>(own[0], rows_0, rows_0.at(b, first, head),
+                                                   length - first);
+    load_tile<kDim, Tiles::kRows, Tiles::kThreads>(own[1], rows_1, rows_1.at(b, first, head),
+                                                   length - first);
+  }
+
+  /// Writes the warps' gradients by way of own tile i. Nobody may read that tile any more, but
+  /// through store_own.
+  template <int kDim>
+  __device__ __forceinline__ void store_own(int i, const typename Tiles::Gradient& gradient,
+                                            const HeadRows<T>& rows, int64_t b, int first,
+                                            int64_t head, int length) const {
+    result_to_tile<kDim>(gradient, own_rows(i) + warp_column);
+    __syncthreads();
+    store_tile<kDim, Tiles::kRows, Tiles::kThreads>(own[i], rows, rows.at(b, first, head),
+                                                    length - first);
+  }
 };
 
-/// Probability and gradient of one score: `score` and `gradient` come in as the products q k and
-/// dout v.
-__device__ __forceinline__ void score_gradient(float& score, float& gradient, float scale,
-                                               bool masked, float log_sum_exp, float delta) {
-  score = masked ? 0.0F : exp2_fast(score * scale - log_sum_exp);
-  gradient = masked ? 0.0F : score * (gradient - delta);
+/// Probabilities of the warp's own rows against a streamed tile, 0 where masked, and the gradients
+/// of their scores without the scale. log_sum_exp(place) is times log2 e.
+template <int kDim, typename T, typename Tiles, typename LogSumExp, typename Delta, typename Masked>
+__device__ __forceinline__ void score_tile(const BackwardBlock<T, Tiles>& block, const T* streamed,
+                                           float scale, LogSumExp log_sum_exp, Delta delta,
+                                           Masked masked, typename Tiles::Scores& probabilities,
+                                           typename Tiles::Scores& gradients) {
+  set_zero(probabilities);
+  for_each_value(gradients, [&](float& value, Place place) { value = -delta(place); });
+  add_product_of_rows<kDim>(probabilities, block.own_rows(0), streamed);
+  add_product_of_rows<kDim>(gradients, block.own_rows(1), block.second_streamed);
+  for_each_pair(probabilities, gradients, [&](float& value, float& gradient, Place place) {
+    const bool hidden = masked(place);
+    value = hidden ? 0.0F : exp2_fast(fmaf(value, scale * kLog2E, -log_sum_exp(place)));
+    gradient = hidden ? 0.0F : value * gradient;
+  });
 }
 
-/// The gradients of a block's keys and values.
-template <typename T, int kDim>
-__global__ void __launch_bounds__(BackwardTiles<T, kDim>::kThreads)
-    keys_kernel(BackwardCall<T> call) {
-  using Tiles = BackwardTiles<T, kDim>;
-  constexpr int kColumns = Tiles::kColumns;
-  FP8TRAIN_SHARED_DYNAMIC(T, shared);
-  const BackwardBlock<T, kDim> block(shared);
-  const AttentionShape& shape = call.shape;
-  const int length = static_cast<int>(shape.query_length);
-  const int group = static_cast<int>(shape.heads / shape.kv_heads);
-  const int first = static_cast<int>(blockIdx.x) * Tiles::kRows;  // earlier keys are seen by more
-  const int kv_head = static_cast<int>(blockIdx.y);
-  const int64_t b = blockIdx.z;
-  // Step s handles one tile of queries of one of the group's heads.
-  const int first_query = first / kColumns * kColumns;
-  const int tiles = (length - first_query + kColumns - 1) / kColumns;
-  const int steps = group * tiles;
-  const auto head_of = [&](int step) { return kv_head * group + step / tiles; };
-  const auto query_of = [&](int step) { return first_query + step % tiles * kColumns; };
-  const auto load_queries = [&](int step) {
+/// Where a block that owns keys reads its queries: step s handles one tile of one of the group's
+/// heads.
+template <typename T, int kDim, typename Tiles>
+struct QueryStream {
+  static constexpr int kColumns = Tiles::kColumns;
+  const BackwardCall<T>& call;
+  const BackwardBlock<T, Tiles>& block;
+  int64_t b;
+  int length;
+  int first_head;
+  int first_query;
+  int tiles;  // of one head
+
+  __device__ __forceinline__ int head_of(int step) const { return first_head + step / tiles; }
+  __device__ __forceinline__ int query_of(int step) const {
+    return first_query + step % tiles * kColumns;
+  }
+
+  __device__ __forceinline__ void load_queries(int step) const {
     const int head = head_of(step);
     const int query = query_of(step);
     const int stage = step % 2;
     load_tile<kDim, kColumns, Tiles::kThreads>(block.first_streamed + stage * Tiles::kStreamed,
                                                call.q, call.q.at(b, query, head), length - query);
-    const int64_t kept = (b * shape.heads + head) * length + query;
+    const int64_t kept = (b * call.shape.heads + head) * length + query;
     for (int i = static_cast<int>(threadIdx.x); i < kColumns; i += Tiles::kThreads) {
       const bool valid = query + i < length;
       block.log_sum_exp[stage * kColumns + i] = valid ? call.log_sum_exp[kept + i] * kLog2E : 0.0F;
       block.delta[stage * kColumns + i] = valid ? call.delta[kept + i] : 0.0F;
     }
-  };
-  const auto load_output_gradients = [&](int step) {
+  }
+
+  __device__ __forceinline__ void load_output_gradients(int step) const {
     const int query = query_of(step);
     load_tile<kDim, kColumns, Tiles::kThreads>(
         block.second_streamed, call.dout, call.dout.at(b, query, head_of(step)), length - query);
-  };
-  load_tile<kDim, Tiles::kRows, Tiles::kThreads>(block.own[0], call.k, call.k.at(b, first, kv_head),
-                                                 length - first);
-  load_tile<kDim, Tiles::kRows, Tiles::kThreads>(block.own[1], call.v, call.v.at(b, first, kv_head),
-                                                 length - first);
-  load_queries(0);
-  load_output_gradients(0);
+  }
+};
+
+/// The gradients of a block's keys and values.
+template <typename T, int kDim>
+__global__ void __launch_bounds__(BackwardTiles<T, kDim, true>::kThreads)
+    keys_kernel(BackwardCall<T> call) {
+  using Tiles = BackwardTiles<T, kDim, true>;
+  constexpr int kColumns = Tiles::kColumns;
+  FP8TRAIN_SHARED_DYNAMIC(T, shared);
+  const BackwardBlock<T, Tiles> block(shared);
+  const int length = static_cast<int>(call.shape.query_length);
+  const int group = static_cast<int>(call.shape.heads / call.shape.kv_heads);
+  const int first = static_cast<int>(blockIdx.x) * Tiles::kRows;  // earlier keys are seen by more
+  const int kv_head = static_cast<int>(blockIdx.y);
+  const int64_t b = blockIdx.z;
+  const int first_query = first / kColumns * kColumns;
+  const int tiles = (length - first_query + kColumns - 1) / kColumns;
+  const QueryStream<T, kDim, Tiles> stream = {call,        block, b, length, kv_head * group,
+                                              first_query, tiles};
+  const int steps = group * tiles;
+  block.template load_own<kDim>(call.k, call.v, b, first, kv_head, length);
+  stream.load_queries(0);
+  stream.load_output_gradients(0);
 
   const int own_first = first + block.warp_row;
-  const float scale = shape.scale * kLog2E;
   typename Tiles::Gradient key_gradient;
   typename Tiles::Gradient value_gradient;
   set_zero(key_gradient);
@@ -184,62 +233,53 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim>::kThreads)
     wait_for_copies();
     __syncthreads();  // this step's tiles are here, and nobody reads the last step's queries
     if (step + 1 < steps) {
-      load_queries(step + 1);
+      stream.load_queries(step + 1);
     }
     const T* queries = block.first_streamed + step % 2 * Tiles::kStreamed;
-    const int query = query_of(step);
-    const bool seen = own_first < length && own_first < query + kColumns;
-    typename Tiles::Scores scores;
+    const float* log_sum_exp = block.log_sum_exp + step % 2 * kColumns;
+    const float* delta = block.delta + step % 2 * kColumns;
+    const int shift = own_first - stream.query_of(step);
+    const bool seen = own_first < length && shift < kColumns;
+    const bool masks = shift + Tiles::kWarpRows - 1 > 0;
+    typename Tiles::Scores probabilities;
     typename Tiles::Scores score_gradients;
     if (seen) {
-      set_zero(scores);
-      set_zero(score_gradients);
-      add_product_of_rows<kDim>(scores, block.own_rows(0), queries);
-      add_product_of_rows<kDim>(score_gradients, block.own_rows(1), block.second_streamed);
-      const float* log_sum_exp = block.log_sum_exp + step % 2 * kColumns;
-      const float* delta = block.delta + step % 2 * kColumns;
-      const int shift = own_first < query ? 0 : own_first - query;
-      const bool masks = query < own_first + Tiles::kWarpRows - 1;
-      for_each_pair(scores, score_gradients, [&](float& score, float& gradient, Place place) {
-        score_gradient(score, gradient, scale, masks && place.row + shift > place.column,
-                       log_sum_exp[place.column], delta[place.column]);
-      });
-      add_product<kDim>(value_gradient, scores, block.second_streamed + block.warp_column,
+      score_tile<kDim>(
+          block, queries, call.shape.scale, [&](Place place) { return log_sum_exp[place.column]; },
+          [&](Place place) { return delta[place.column]; },
+          [&](Place place) { return masks && place.row + shift > place.column; }, probabilities,
+          score_gradients);
+      add_product<kDim>(value_gradient, probabilities, block.second_streamed + block.warp_column,
                         block.staging);
     }
     __syncthreads();  // nobody reads the gradients of the output any more
     if (step + 1 < steps) {
-      load_output_gradients(step + 1);
+      stream.load_output_gradients(step + 1);
     }
     if (seen) {
       add_product<kDim>(key_gradient, score_gradients, queries + block.warp_column, block.staging);
     }
   }
 
-  for_each_value(key_gradient, [&](float& value, Place) { value *= shape.scale; });
-  result_to_tile<kDim>(key_gradient, block.own_rows(0) + block.warp_column);
-  result_to_tile<kDim>(value_gradient, block.own_rows(1) + block.warp_column);
-  __syncthreads();
-  store_tile<kDim, Tiles::kRows, Tiles::kThreads>(block.own[0], call.dk,
-                                                  call.dk.at(b, first, kv_head), length - first);
-  store_tile<kDim, Tiles::kRows, Tiles::kThreads>(block.own[1], call.dv,
-                                                  call.dv.at(b, first, kv_head), length - first);
+  for_each_value(key_gradient, [&](float& value, Place) { value *= call.shape.scale; });
+  block.template store_own<kDim>(0, key_gradient, call.dk, b, first, kv_head, length);
+  block.template store_own<kDim>(1, value_gradient, call.dv, b, first, kv_head, length);
 }
 
 /// The gradients of a block's queries.
 template <typename T, int kDim>
-__global__ void __launch_bounds__(BackwardTiles<T, kDim>::kThreads)
+__global__ void __launch_bounds__(BackwardTiles<T, kDim, false>::kThreads)
     queries_kernel(BackwardCall<T> call) {
-  using Tiles = BackwardTiles<T, kDim>;
+  using Tiles = BackwardTiles<T, kDim, false>;
   constexpr int kColumns = Tiles::kColumns;
   FP8TRAIN_SHARED_DYNAMIC(T, shared);
-  const BackwardBlock<T, kDim> block(shared);
-  const AttentionShape& shape = call.shape;
-  const int length = static_cast<int>(shape.query_length);
+  const BackwardBlock<T, Tiles> block(shared);
+  const int length = static_cast<int>(call.shape.query_length);
+  // Later queries see more keys: they start first.
   const int first = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Tiles::kRows;
   const int64_t head = blockIdx.y;
   const int64_t b = blockIdx.z;
-  const int64_t kv_head = head / (shape.heads / shape.kv_heads);
+  const int64_t kv_head = head / (call.shape.heads / call.shape.kv_heads);
   const int visible = first + Tiles::kRows < length ? first + Tiles::kRows : length;
   const auto load_keys = [&](int key, int stage) {
     load_tile<kDim, kColumns, Tiles::kThreads>(block.first_streamed + stage * Tiles::kStreamed,
@@ -249,21 +289,17 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim>::kThreads)
     load_tile<kDim, kColumns, Tiles::kThreads>(block.second_streamed, call.v,
                                                call.v.at(b, key, kv_head), visible - key);
   };
-  load_tile<kDim, Tiles::kRows, Tiles::kThreads>(block.own[0], call.q, call.q.at(b, first, head),
-                                                 length - first);
-  load_tile<kDim, Tiles::kRows, Tiles::kThreads>(block.own[1], call.dout,
-                                                 call.dout.at(b, first, head), length - first);
+  block.template load_own<kDim>(call.q, call.dout, b, first, head, length);
   load_keys(0, 0);
   load_values(0);
 
   const int own_first = first + block.warp_row;
-  const float scale = shape.scale * kLog2E;
   float log_sum_exp[Tiles::kRowTiles * 2];
   float delta[Tiles::kRowTiles * 2];
 #pragma unroll
   for (int i = 0; i < Tiles::kRowTiles * 2; ++i) {
     const int query = own_first + i * 8 + lane_index() / 4;
-    const int64_t kept = (b * shape.heads + head) * length + query;
+    const int64_t kept = (b * call.shape.heads + head) * length + query;
     log_sum_exp[i] = query < length ? call.log_sum_exp[kept] * kLog2E : 0.0F;
     delta[i] = query < length ? call.delta[kept] : 0.0F;
   }
@@ -277,20 +313,17 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim>::kThreads)
       load_keys(key + kColumns, stage ^ 1);
     }
     const T* keys = block.first_streamed + stage * Tiles::kStreamed;
-    const bool seen = own_first < length && key < own_first + Tiles::kWarpRows;
-    typename Tiles::Scores scores;
+    const int shift = key - own_first;
+    const bool seen = own_first < length && shift < Tiles::kWarpRows;
+    const bool masks = shift + kColumns - 1 > 0;
+    typename Tiles::Scores probabilities;
     typename Tiles::Scores score_gradients;
     if (seen) {
-      set_zero(scores);
-      set_zero(score_gradients);
-      add_product_of_rows<kDim>(scores, block.own_rows(0), keys);
-      add_product_of_rows<kDim>(score_gradients, block.own_rows(1), block.second_streamed);
-      const bool masks = key + kColumns - 1 > own_first;
-      const int shift = masks ? key - own_first : 0;
-      for_each_pair(scores, score_gradients, [&](float& score, float& gradient, Place place) {
-        score_gradient(score, gradient, scale, masks && place.column + shift > place.row,
-                       log_sum_exp[place.own_row], delta[place.own_row]);
-      });
+      score_tile<kDim>(
+          block, keys, call.shape.scale, [&](Place place) { return log_sum_exp[place.own_row]; },
+          [&](Place place) { return delta[place.own_row]; },
+          [&](Place place) { return masks && place.column + shift > place.row; }, probabilities,
+          score_gradients);
     }
     __syncthreads();  // nobody reads the values any more
     if (key + kColumns < visible) {
@@ -301,32 +334,29 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim>::kThreads)
     }
   }
 
-  for_each_value(query_gradient, [&](float& value, Place) { value *= shape.scale; });
-  result_to_tile<kDim>(query_gradient, block.own_rows(0) + block.warp_column);
-  __syncthreads();
-  store_tile<kDim, Tiles::kRows, Tiles::kThreads>(block.own[0], call.dq, call.dq.at(b, first, head),
-                                                  length - first);
+  for_each_value(query_gradient, [&](float& value, Place) { value *= call.shape.scale; });
+  block.template store_own<kDim>(0, query_gradient, call.dq, b, first, head, length);
 }
 
 template <typename T, int kDim>
 void run_backward(const Stream& stream, const BackwardCall<T>& call) {
-  using Tiles = BackwardTiles<T, kDim>;
+  using KeyTiles = BackwardTiles<T, kDim, true>;
+  using QueryTiles = BackwardTiles<T, kDim, false>;
   constexpr int kLanes = kDim / kPackOf<T> < kWarp ? kDim / kPackOf<T> : kWarp;
   const AttentionShape& shape = call.shape;
   const int64_t rows = shape.batch * shape.heads * shape.query_length;
   launch(stream, {static_cast<unsigned>(ceil_div(rows * kLanes, kBlock)), kBlock},
          delta_kernel<T, kDim>, call, rows);
-  const auto blocks = static_cast<unsigned>(ceil_div(shape.query_length, Tiles::kRows));
-  const auto batch = static_cast<unsigned>(shape.batch);
+  const auto grid = [&](int64_t block_rows, int64_t heads) {
+    return dim3(static_cast<unsigned>(ceil_div(shape.query_length, block_rows)),
+                static_cast<unsigned>(heads), static_cast<unsigned>(shape.batch));
+  };
   launch(stream,
-         {{blocks, static_cast<unsigned>(shape.kv_heads), batch},
-          Tiles::kThreads,
-          Tiles::kSharedBytes},
+         {grid(KeyTiles::kRows, shape.kv_heads), KeyTiles::kThreads, KeyTiles::kSharedBytes},
          keys_kernel<T, kDim>, call);
-  launch(
-      stream,
-      {{blocks, static_cast<unsigned>(shape.heads), batch}, Tiles::kThreads, Tiles::kSharedBytes},
-      queries_kernel<T, kDim>, call);
+  launch(stream,
+         {grid(QueryTiles::kRows, shape.heads), QueryTiles::kThreads, QueryTiles::kSharedBytes},
+         queries_kernel<T, kDim>, call);
 }
 
 }  // namespace

@@ -46,6 +46,11 @@ Order order_of_environment() {
   fail("FP8TRAIN_SHIM_ORDER: expected forward, reverse or shuffled");
 }
 
+Order thread_order() {
+  static const Order order = order_of_environment();
+  return order;
+}
+
 /// Stacks for the threads of a block, each with an unmapped page below it; kept from block to
 /// block.
 class Stacks {
@@ -104,6 +109,8 @@ class BlockRunner {
   Fiber& current() { return fibers_[current_]; }
   int barrier(const void* site, int predicate);
   void exchange(unsigned mask, uint64_t value, uint64_t* values);
+  void copy_later(const Copy& copy);
+  void finish_copies();
   void* shared_array(const void* site, size_t bytes);
   void* dynamic_shared() { return dynamic_.get(); }
 
@@ -240,6 +247,30 @@ void BlockRunner::exchange(unsigned mask, uint64_t value, uint64_t* values) {
   }
 }
 
+void perform(const Copy& copy) {
+  if (copy.from != nullptr) {
+    std::memcpy(copy.to, copy.from, copy.bytes);
+  } else {
+    std::memset(copy.to, 0, copy.bytes);
+  }
+}
+
+void BlockRunner::copy_later(const Copy& copy) {
+  const Order order = thread_order();
+  if (order == Order::reverse || (order == Order::shuffled && random_() % 2 == 0)) {
+    perform(copy);
+  } else {
+    current().copies.push_back(copy);
+  }
+}
+
+void BlockRunner::finish_copies() {
+  for (const Copy& copy : current().copies) {
+    perform(copy);
+  }
+  current().copies.clear();
+}
+
 void* BlockRunner::shared_array(const void* site, size_t bytes) {
   std::unique_ptr<char[]>& memory = shared_[site];
   if (memory == nullptr) {
@@ -250,7 +281,7 @@ void* BlockRunner::shared_array(const void* site, size_t bytes) {
 
 void BlockRunner::run(dim3 grid, dim3 block_index, dim3 block, size_t dynamic_bytes,
                       const std::function<void()>& thread) {
-  static const Order order = order_of_environment();
+  const Order order = thread_order();
   const unsigned count = block.x * block.y * block.z;
   if (count == 0 || count > kMaxThreads) {
     fail("a block has between 1 and 1024 threads");
@@ -337,19 +368,11 @@ void* dynamic_shared() {
 }
 
 void copy_later(void* to, const void* from, size_t bytes) {
-  running->current().copies.push_back({to, from, bytes});
+  running->copy_later({to, from, bytes});
 }
 
 void finish_copies() {
-  std::vector<Copy>& copies = running->current().copies;
-  for (const Copy& copy : copies) {
-    if (copy.from != nullptr) {
-      std::memcpy(copy.to, copy.from, copy.bytes);
-    } else {
-      std::memset(copy.to, 0, copy.bytes);
-    }
-  }
-  copies.clear();
+  running->finish_copies();
 }
 
 void run_blocks(dim3 grid, dim3 block, size_t dynamic_shared_bytes,

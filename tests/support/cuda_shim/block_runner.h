@@ -4,13 +4,11 @@
 // with a message):
 // - all threads of a block that are still running wait at the same barrier;
 // - all lanes named in the mask of a warp exchange take part in it;
-// - a copy to shared memory that runs beside the arithmetic (cp.async) arrives as late as it may:
-// when
-//   the thread waits for it;
 // - no kernel reads shared memory that its block did not write: it starts as NaN bits, and each
 //   array is an allocation of its own, so that AddressSanitizer sees an overrun of one element.
 // The order in which threads of a block run is FP8TRAIN_SHIM_ORDER=forward|reverse|shuffled: a
-// missing barrier shows as a difference between orders.
+// missing barrier shows as a difference between orders. So does a missing wait for a copy that runs
+// beside the arithmetic (cp.async): it arrives as late as it may, at once, or one or the other.
 
 #include <cstddef>
 #include <cstdint>
@@ -57,8 +55,8 @@ void* shared_array(const void* site, size_t bytes);
 /// Dynamic shared memory of the launch.
 void* dynamic_shared();
 
-/// A copy by the thread that runs now, of zeros where `from` is null; it takes place in
-/// finish_copies.
+/// A copy by the thread that runs now, of zeros where `from` is null; it takes place now or in
+/// finish_copies, which every thread calls for its own.
 void copy_later(void* to, const void* from, size_t bytes);
 void finish_copies();
 
