@@ -10,6 +10,10 @@ const OpTable& table() {
     fill_optimizer(filled);
     fill_activation(filled);
     fill_norm(filled);
+    fill_cross_entropy(filled);
+    fill_embedding(filled);
+    fill_rope(filled);
+    fill_kv_cache(filled);
     return filled;
   }();
   return table;
