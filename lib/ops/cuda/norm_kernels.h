@@ -146,9 +146,9 @@ __global__ void __launch_bounds__(kBlock) norm_forward_kernel(NormForward<X, Y> 
   }
   __syncthreads();
   const int packs = n / N;
-  for (int64_t i = threadIdx.x; i < int64_t{count} * packs; i += kBlock) {
-    const int r = static_cast<int>(i / packs);
-    const int c = static_cast<int>(i - int64_t{r} * packs) * N;
+  for (int i = static_cast<int>(threadIdx.x); i < count * packs; i += kBlock) {
+    const int r = i / packs;
+    const int c = (i - r * packs) * N;
     float x[N], weight[N], out[N];
     load_values<N>(row_of(r) + c, x);
     load_values<N>(call.weight + c, weight);
@@ -265,9 +265,9 @@ __global__ void __launch_bounds__(kBlock, 2) norm_backward_kernel(NormBackward<D
       __syncthreads();
     }
     const int packs = n / N;
-    for (int64_t i = threadIdx.x; i < int64_t{count} * packs; i += kBlock) {
-      const int r = static_cast<int>(i / packs);
-      const int c = static_cast<int>(i - int64_t{r} * packs) * N;
+    for (int i = static_cast<int>(threadIdx.x); i < count * packs; i += kBlock) {
+      const int r = i / packs;
+      const int c = (i - r * packs) * N;
       const NormProjection p = projections[r];
       Dx* const to = static_cast<Dx*>(call.dx) + call.dx_rows.at(first + r, n) + c;
       float gradient[N], x[N], weight[N], out[N];
