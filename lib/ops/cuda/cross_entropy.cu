@@ -23,6 +23,7 @@ struct OnlineSum {
   template <int N>
   __device__ __forceinline__ void add(const float* x) {
     float above = largest;
+#pragma unroll
     for (int j = 0; j < N; ++j) {
       above = x[j] > above ? x[j] : above;  // passes over NaN, as the cpu does
     }
@@ -33,6 +34,7 @@ struct OnlineSum {
     // While all is -infinity (or NaN), -infinity - -infinity must not make a NaN of its own.
     const float base = largest == -float_of(0x7F800000U) ? 0.0F : largest;
     float block = 0.0F;
+#pragma unroll
     for (int j = 0; j < N; ++j) {
       block += exp_f32(x[j] - base);
     }
@@ -56,6 +58,7 @@ struct RowCall {
 template <int N, typename X>
 __device__ __forceinline__ void load_floats(const X* from, float* values) {
   const Pack<X, N> pack = load_pack<N>(from);
+#pragma unroll
   for (int j = 0; j < N; ++j) {
     values[j] = load_as_float(&pack.values[j]);
   }
@@ -84,6 +87,7 @@ __device__ __forceinline__ OnlineSum sum_part(const X* x, int64_t vocabulary) {
     online.template add<N>(values);
   }
   if (c < vocabulary) {
+#pragma unroll
     for (int j = 0; j < N; ++j) {
       if (c + j < vocabulary) {
         const float value = load_as_float(x + c + j);
@@ -106,6 +110,7 @@ __device__ __forceinline__ void write_gradient(X* x, int64_t columns, int64_t vo
                                                int64_t target, const RowGradient& row) {
   for (int64_t c = int64_t{threadIdx.x} * N; c < columns; c += int64_t{kThreads} * N) {
     Pack<X, N> pack = load_pack<N>(x + c);
+#pragma unroll
     for (int j = 0; j < N; ++j) {
       const float value = exp_f32(load_as_float(&pack.values[j]) - row.maximum) * row.factor;
       const float gradient = c + j == target ? row.at_target : value;
@@ -118,6 +123,7 @@ __device__ __forceinline__ void write_gradient(X* x, int64_t columns, int64_t vo
 template <int N, typename X>
 __device__ __forceinline__ void write_zeros(X* x, int64_t columns) {
   Pack<X, N> zeros;
+#pragma unroll
   for (int j = 0; j < N; ++j) {
     store_from_float(&zeros.values[j], 0.0F);
   }

@@ -28,6 +28,7 @@ struct Gather {
     const int64_t token = tokens[row];
     Pack<Y, N> out;
     if (token < 0 || token >= vocabulary) {
+#pragma unroll
       for (int j = 0; j < N; ++j) {
         store_from_float(&out.values[j], float_of(0x7FC00000U));
       }
@@ -38,10 +39,12 @@ struct Gather {
     if (positions != nullptr) {
       const Pack<float, N> position =
           load_pack<N>(positions + row % sequence_length * columns + column);
+#pragma unroll
       for (int j = 0; j < N; ++j) {
         values.values[j] += position.values[j];
       }
     }
+#pragma unroll
     for (int j = 0; j < N; ++j) {
       store_from_float(&out.values[j], values.values[j]);
     }
@@ -116,17 +119,22 @@ template <int N, typename DY>
 __device__ __forceinline__ void add_rows(const DY* dy, int64_t columns, const int32_t* tile,
                                          float* sums) {
   for (int k = 0; k < kThreads && tile[k] >= 0; k += kRowsAhead) {
+    int32_t rows[kRowsAhead];
     Pack<DY, N> packs[kRowsAhead];
 #pragma unroll
     for (int u = 0; u < kRowsAhead; ++u) {
-      if (tile[k + u] >= 0) {
-        packs[u] = load_pack<N>(dy + tile[k + u] * columns);
+      rows[u] = tile[k + u];
+      if (rows[u] >= 0) {
+        packs[u] = load_pack<N>(dy + rows[u] * columns);
       }
     }
 #pragma unroll
     for (int u = 0; u < kRowsAhead; ++u) {
-      for (int j = 0; j < N && tile[k + u] >= 0; ++j) {
-        sums[j] += load_as_float(&packs[u].values[j]);
+      if (rows[u] >= 0) {
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+          sums[j] += load_as_float(&packs[u].values[j]);
+        }
       }
     }
   }
@@ -135,7 +143,7 @@ __device__ __forceinline__ void add_rows(const DY* dy, int64_t columns, const in
 /// Block (i, ..) finds whether the i-th row in order is the first of its token, and if so adds all
 /// of the token's rows.
 template <int N, typename DY>
-__global__ void __launch_bounds__(kThreads) add_tokens_kernel(TokenRows<DY> call) {
+__global__ void __launch_bounds__(kThreads, 4) add_tokens_kernel(TokenRows<DY> call) {
   FP8TRAIN_SHARED_ARRAY(int32_t, tile, kThreads);
   const int64_t first = blockIdx.x;
   const int32_t token = call.tokens[call.order[first]];
@@ -182,6 +190,7 @@ struct AddPositions {
 #pragma unroll 4
     for (int64_t row = position; row < rows; row += sequence_length) {
       const Pack<DY, N> values = load_pack<N>(dy + row * columns + column);
+#pragma unroll
       for (int j = 0; j < N; ++j) {
         sums.values[j] += load_as_float(&values.values[j]);
       }

@@ -26,6 +26,7 @@ __device__ __forceinline__ void rotate(T* head, const float* cosine, const float
   Pack<T, N> right = load_pack<N>(head + half);
   const Pack<float, N> cosines = load_pack<N>(cosine);
   const Pack<float, N> sines = load_pack<N>(sine);
+#pragma unroll
   for (int j = 0; j < N; ++j) {
     const float x = load_as_float(&left.values[j]);
     const float y = load_as_float(&right.values[j]);
