@@ -248,9 +248,10 @@ void Decoder::train_micro_batch(const StepContext& context, ConstView tokens, Co
   for (size_t i = blocks_.size(); i-- > 0;) {
     blocks_[i].backward(context, gradient, batch, saved_[i]);
   }
+  const View sorting = fp8train::allocate(*context.scratch, DType::i32, {2 * tokens.count()});
   ops::embedding_backward(
       context.stream, reshaped(tokens, {tokens.count()}), gradient, embedding_->gradient,
-      positions_ == nullptr ? View{} : positions_->gradient, tokens.shape.back());
+      positions_ == nullptr ? View{} : positions_->gradient, tokens.shape.back(), sorting);
 }
 
 void Decoder::evaluate(const StepContext& context, ConstView tokens, ConstView targets,

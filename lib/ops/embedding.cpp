@@ -31,7 +31,7 @@ void embedding_forward(Stream stream, ConstView tokens, ConstView table, ConstVi
 }
 
 void embedding_backward(Stream stream, ConstView tokens, ConstView dy, View table_grad,
-                        View position_grad, int64_t sequence_length) {
+                        View position_grad, int64_t sequence_length, View scratch) {
   const int64_t columns = dy.shape.back();
   check(is_float_type(dy.dtype), "embedding_backward: dy must be fp32, bf16 or fp16");
   check(holds(tokens, DType::i32, dy.shape.rows()),
@@ -42,9 +42,11 @@ void embedding_backward(Stream stream, ConstView tokens, ConstView dy, View tabl
     check(is_table(position_grad, columns) && sequence_length <= position_grad.shape[0],
           "embedding_backward: position_grad must be fp32 [positions, C]");
   }
+  check(has_room(scratch, DType::i32, 2 * tokens.count()),
+        "embedding_backward: scratch must be int32 [2 * B * T]");
   const TraceSpan span("embedding_backward");
   op_table(stream).embedding_backward(stream, tokens, dy, table_grad, position_grad,
-                                      sequence_length);
+                                      sequence_length, scratch);
 }
 
 }  // namespace fp8train::ops

@@ -13,8 +13,8 @@ void embedding_forward(Stream stream, ConstView tokens, ConstView table, ConstVi
                        int64_t sequence_length, int64_t position_offset, View y);
 
 /// table_grad[tokens[r]] += dy[r]; position_grad likewise (may be empty). Deterministic: each table
-/// row sums its tokens in order.
+/// row sums its tokens in order. `scratch`: int32 [2 * B * T].
 void embedding_backward(Stream stream, ConstView tokens, ConstView dy, View table_grad,
-                        View position_grad, int64_t sequence_length);
+                        View position_grad, int64_t sequence_length, View scratch);
 
 }  // namespace fp8train::ops

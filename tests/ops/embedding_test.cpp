@@ -59,7 +59,9 @@ TEST_CASE("embedding_backward adds rows to their tokens and positions", "[ops]")
       const std::vector<float> before = random_values(kVocabulary * columns, 35);
       Array table_grad(DType::f32, {kVocabulary, columns}, before);
       Array position_grad(DType::f32, {40, columns});
-      ops::embedding_backward(cpu_stream(), tokens, dy, table_grad, position_grad, kSequence);
+      Array scratch(DType::i32, {2 * kRows});
+      ops::embedding_backward(cpu_stream(), tokens, dy, table_grad, position_grad, kSequence,
+                              scratch);
       // The same order of fp32 additions, so the result is exact.
       Array expected(DType::f32, {kVocabulary, columns}, before);
       Array expected_position(DType::f32, {40, columns});
@@ -74,7 +76,7 @@ TEST_CASE("embedding_backward adds rows to their tokens and positions", "[ops]")
       REQUIRE(position_grad.bytes() == expected_position.bytes());
       REQUIRE(same_everywhere([&](const ops::OpTable& table) {
         Array grad(DType::f32, {kVocabulary, columns}, before);
-        table.embedding_backward(cpu_stream(), tokens, dy, grad, View(), kSequence);
+        table.embedding_backward(cpu_stream(), tokens, dy, grad, View(), kSequence, scratch);
         Bits bits;
         bits.add(grad);
         return bits;
@@ -94,6 +96,7 @@ TEST_CASE("a token outside the table gives NaN and no gradient", "[ops]") {
     CHECK(std::isnan(value));
   }
   Array grad(DType::f32, {3, 4});
-  ops::embedding_backward(cpu_stream(), tokens, y, grad, {}, 2);
+  Array scratch(DType::i32, {4});
+  ops::embedding_backward(cpu_stream(), tokens, y, grad, {}, 2, scratch);
   CHECK(grad.values() == std::vector<float>(12, 0.0F));
 }

@@ -52,7 +52,7 @@ FP8TRAIN_HD void add_row(const DY* __restrict from, float* __restrict to, int64_
 }
 
 void embedding_backward(Stream /*stream*/, ConstView tokens, ConstView dy, View table_grad,
-                        View position_grad, int64_t sequence_length) {
+                        View position_grad, int64_t sequence_length, View /*scratch*/) {
   const int64_t rows = tokens.count();
   const int64_t columns = table_grad.shape.back();
   const int64_t vocabulary = table_grad.shape.rows();

@@ -32,6 +32,7 @@ struct SwigluForward {
     const Pack<T, N> gate = load_pack<N>(from);
     const Pack<T, N> up = load_pack<N>(from + width);
     Pack<T, N> out;
+#pragma unroll
     for (int j = 0; j < N; ++j) {
       store_from_float(&out.values[j],
                        silu(load_as_float(&gate.values[j])) * load_as_float(&up.values[j]));
@@ -64,6 +65,7 @@ struct SwigluBackward {
     const Pack<T, N> up = load_pack<N>(gate_up + at + width);
     Pack<T, N> d_gate;
     Pack<T, N> d_up;
+#pragma unroll
     for (int j = 0; j < N; ++j) {
       const float g = load_as_float(&gate.values[j]);
       const float incoming = load_as_float(&gradient.values[j]);
@@ -95,6 +97,7 @@ struct GeluForward {
   __device__ void run(int64_t i) const {
     const Pack<T, N> in = load_pack<N>(x + i);
     Pack<T, N> out;
+#pragma unroll
     for (int j = 0; j < N; ++j) {
       store_from_float(&out.values[j], gelu_tanh(load_as_float(&in.values[j])));
     }
@@ -121,6 +124,7 @@ struct GeluBackward {
     const Pack<T, N> gradient = load_pack<N>(dy + i);
     const Pack<T, N> in = load_pack<N>(x + i);
     Pack<T, N> out;
+#pragma unroll
     for (int j = 0; j < N; ++j) {
       store_from_float(&out.values[j], load_as_float(&gradient.values[j]) *
                                            gelu_tanh_derivative(load_as_float(&in.values[j])));

@@ -7,11 +7,15 @@ const OpTable& table() {
     OpTable filled{};
     fill_activation(filled);
     fill_attention(filled);
+    fill_cross_entropy(filled);
     fill_elementwise(filled);
+    fill_embedding(filled);
     fill_gemm(filled);
+    fill_kv_cache(filled);
     fill_norm(filled);
     fill_optimizer(filled);
     fill_quantize(filled);
+    fill_rope(filled);
     return filled;
   }();
   return table;

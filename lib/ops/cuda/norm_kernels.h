@@ -34,8 +34,10 @@ template <int N, typename T>
 __device__ __forceinline__ void load_values(const T* from, float* values) {
   constexpr int kWide = 16 / static_cast<int>(sizeof(T));
   constexpr int kStep = N < kWide ? N : kWide;
+#pragma unroll
   for (int i = 0; i < N; i += kStep) {
     const Pack<T, kStep> pack = load_pack<kStep>(from + i);
+#pragma unroll
     for (int j = 0; j < kStep; ++j) {
       values[i + j] = load_as_float(&pack.values[j]);
     }
@@ -45,8 +47,10 @@ template <int N, typename T>
 __device__ __forceinline__ void store_values(T* to, const float* values) {
   constexpr int kWide = 16 / static_cast<int>(sizeof(T));
   constexpr int kStep = N < kWide ? N : kWide;
+#pragma unroll
   for (int i = 0; i < N; i += kStep) {
     Pack<T, kStep> pack;
+#pragma unroll
     for (int j = 0; j < kStep; ++j) {
       store_from_float(&pack.values[j], values[i + j]);
     }
@@ -146,18 +150,20 @@ __global__ void __launch_bounds__(kBlock) norm_forward_kernel(NormForward<X, Y> 
   }
   __syncthreads();
   const int packs = n / N;
-  for (int64_t i = threadIdx.x; i < int64_t{count} * packs; i += kBlock) {
-    const int r = static_cast<int>(i / packs);
-    const int c = static_cast<int>(i - int64_t{r} * packs) * N;
+  for (int i = static_cast<int>(threadIdx.x); i < count * packs; i += kBlock) {
+    const int r = i / packs;
+    const int c = (i - r * packs) * N;
     float x[N], weight[N], out[N];
     load_values<N>(row_of(r) + c, x);
     load_values<N>(call.weight + c, weight);
+#pragma unroll
     for (int j = 0; j < N; ++j) {
       out[j] = (kLayer ? x[j] - statistics[r].mean : x[j]) * statistics[r].rstd * weight[j];
     }
     if (kLayer && call.bias != nullptr) {
       float bias[N];
       load_values<N>(call.bias + c, bias);
+#pragma unroll
       for (int j = 0; j < N; ++j) {
         out[j] += bias[j];
       }
@@ -265,15 +271,16 @@ __global__ void __launch_bounds__(kBlock, 2) norm_backward_kernel(NormBackward<D
       __syncthreads();
     }
     const int packs = n / N;
-    for (int64_t i = threadIdx.x; i < int64_t{count} * packs; i += kBlock) {
-      const int r = static_cast<int>(i / packs);
-      const int c = static_cast<int>(i - int64_t{r} * packs) * N;
+    for (int i = static_cast<int>(threadIdx.x); i < count * packs; i += kBlock) {
+      const int r = i / packs;
+      const int c = (i - r * packs) * N;
       const NormProjection p = projections[r];
       Dx* const to = static_cast<Dx*>(call.dx) + call.dx_rows.at(first + r, n) + c;
       float gradient[N], x[N], weight[N], out[N];
       load_values<N>(dy_of(r) + c, gradient);
       load_values<N>(x_of(r) + c, x);
       load_values<N>(call.weight + c, weight);
+#pragma unroll
       for (int j = 0; j < N; ++j) {
         const float scaled = gradient[j] * weight[j];
         const float centered = kLayer ? scaled - p.gradient_mean : scaled;
@@ -282,6 +289,7 @@ __global__ void __launch_bounds__(kBlock, 2) norm_backward_kernel(NormBackward<D
       if (call.accumulate) {
         float before[N];
         load_values<N>(to, before);
+#pragma unroll
         for (int j = 0; j < N; ++j) {
           out[j] = before[j] + out[j];
         }

@@ -17,6 +17,7 @@ constexpr int kGroupsAhead = 8;  // loads that a thread has in flight
 /// lanes[j] += x[j]^2 for the kPack elements at `x`. A square of an fp32 number is exact in fp64.
 template <typename X>
 __device__ __forceinline__ void add_squares(double* lanes, const Pack<X, kPack>& x) {
+#pragma unroll
   for (int j = 0; j < kPack; ++j) {
     const double value = static_cast<double>(load_as_float(&x.values[j]));
     lanes[j] += value * value;
@@ -47,6 +48,7 @@ __global__ void sum_chunks_kernel(const X* x, double* partial, int64_t count, in
     }
   }
   for (; i < end; i += kLanes) {
+#pragma unroll
     for (int j = 0; j < kPack; ++j) {
       if (i + j < end) {
         const double value = static_cast<double>(load_as_float(x + i + j));
@@ -56,6 +58,7 @@ __global__ void sum_chunks_kernel(const X* x, double* partial, int64_t count, in
   }
   // The tree over sixteen sums: halves of 8 and 4 lie in other threads.
   for (int bits = kChunkThreads / 2; bits > 0; bits /= 2) {
+#pragma unroll
     for (int j = 0; j < kPack; ++j) {
       lanes[j] += __shfl_xor_sync(kAllLanes, lanes[j], bits);
     }
@@ -122,6 +125,7 @@ __device__ __forceinline__ void write_copy(Copy* copy, int64_t i, const Pack<flo
     return;
   }
   Pack<Copy, N> out;
+#pragma unroll
   for (int j = 0; j < N; ++j) {
     store_from_float(&out.values[j], weight.values[j]);
   }
@@ -138,6 +142,7 @@ __device__ __forceinline__ void adamw_pack(const AdamW& call, const AdamWFactors
   Pack<float, N> weight = load_pack<N>(weights);
   Pack<float, N> moment1 = load_pack<N>(moments1);
   Pack<float, N> moment2 = load_pack<N>(moments2);
+#pragma unroll
   for (int j = 0; j < N; ++j) {
     adamw_element(factors, gradient.values[j], weight.values[j], moment1.values[j],
                   moment2.values[j]);
@@ -154,6 +159,7 @@ __device__ __forceinline__ void sgd_pack(const Sgd& call, const SgdFactors& fact
   float* weights = static_cast<float*>(call.weight.data) + i;
   Pack<float, N> weight = load_pack<N>(weights);
   if (call.momentum.data == nullptr) {
+#pragma unroll
     for (int j = 0; j < N; ++j) {
       weight.values[j] =
           sgd_weight(factors, weight.values[j], gradient.values[j] * factors.gradient);
@@ -161,6 +167,7 @@ __device__ __forceinline__ void sgd_pack(const Sgd& call, const SgdFactors& fact
   } else {
     float* directions = static_cast<float*>(call.momentum.data) + i;
     Pack<float, N> direction = load_pack<N>(directions);
+#pragma unroll
     for (int j = 0; j < N; ++j) {
       direction.values[j] = sgd_direction(factors, gradient.values[j], direction.values[j]);
       weight.values[j] = sgd_weight(factors, weight.values[j], direction.values[j]);

@@ -184,7 +184,7 @@ void embedding_forward(Stream stream, ConstView tokens, ConstView /*table*/, Con
 }
 
 void embedding_backward(Stream stream, ConstView tokens, ConstView dy, View /*table_grad*/,
-                        View position_grad, int64_t /*sequence_length*/) {
+                        View position_grad, int64_t /*sequence_length*/, View /*scratch*/) {
   count(stream, bytes_of(tokens) + bytes_of(dy) + 2 * gathered_bytes(dy, position_grad));
 }
 

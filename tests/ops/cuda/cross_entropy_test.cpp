@@ -1,0 +1,176 @@
+// Cross-entropy. The maximum of a row and the arithmetic of an element are the cpu's; the sum of
+// exponentials S has another order. Its terms are positive, so that a sum of a few hundred of them
+// in fp32 is off by less than 1e-5 of S, and so are the gradients; a loss log(S) - .. is off by as
+// much absolutely. Rounding to bf16 or fp16 may then go to the neighbour.
+
+#include "ops/cross_entropy.h"
+
+#include <catch2/catch.hpp>
+
+#include "ops/cuda/cuda_test_support.h"
+
+namespace fp8train::test {
+namespace {
+
+constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
+constexpr double kSumError = 1e-5;
+
+double neighbour(DType type) {
+  return type == DType::f32 ? kSumError : (type == DType::bf16 ? 0x1p-7 : 0x1p-10);
+}
+
+struct Case {
+  int64_t rows, columns, vocabulary;  // vocabulary 0: all columns
+  float z_loss = 0.0F;
+  bool scaled = false;
+  bool write_gradient = true;
+  int64_t offset = 0;
+};
+
+struct Result {
+  Array logits, losses;
+};
+
+Array targets_of(const Case& c) {
+  const int64_t vocabulary = c.vocabulary == 0 ? c.columns : c.vocabulary;
+  Array targets(DType::i32, {c.rows});
+  for (int64_t row = 0; row < c.rows; ++row) {
+    targets.as<int32_t>()[row] = static_cast<int32_t>((row * 7919 + 3) % vocabulary);
+  }
+  return targets;
+}
+
+Result run_case(Side& side, const Case& c, const Array& logits, const Array& targets) {
+  const View in_place = side.put(logits, c.offset);
+  const View losses = side.space(DType::f32, {c.rows});
+  ops::CrossEntropy call;
+  call.logits = in_place;
+  call.targets = side.put(targets);
+  call.losses = losses;
+  call.write_gradient = c.write_gradient;
+  call.gradient_scale = c.scaled ? side.put_value(8.0F) : nullptr;
+  call.gradient_factor = 0.5F;
+  call.z_loss = c.z_loss;
+  call.vocabulary = c.vocabulary;
+  ops::cross_entropy(side.stream(), call);
+  return {side.get(in_place), side.get(losses)};
+}
+
+void check_case(const Case& c, const Array& logits, const Array& targets) {
+  INFO(name_of(logits.dtype()) << " " << c.rows << " x " << c.columns << " of " << c.vocabulary
+                               << ", z " << c.z_loss << ", offset " << c.offset);
+  const auto run = [&](Side& side) { return run_case(side, c, logits, targets); };
+  const Result cuda = on_cuda(run);
+  const Result cpu = on_cpu(run);
+  CHECK(worst_difference(cuda.losses, cpu.losses, kSumError, kSumError) <= 1);
+  if (!c.write_gradient) {
+    CHECK(same_values(cuda.logits, logits));
+    return;
+  }
+  // Near zero the rounding of the target's p - 1 and the smallest numbers of fp16 count: 1e-7.
+  CHECK(worst_difference(cuda.logits, cpu.logits, neighbour(logits.dtype()), 2e-6) <= 1);
+}
+
+TEST_CASE("cross_entropy matches the cpu for odd shapes and padding", "[cuda][cross_entropy]") {
+  for (const DType type : kTypes) {
+    for (const Case& c : {Case{3, 1, 0},
+                          {4, 5, 0},
+                          {2, 8, 0},
+                          {3, 1000, 0},
+                          {2, 9000, 8777},
+                          {2, 9003, 0},
+                          {3, 136, 130, 1e-3F},
+                          {3, 250, 0, 1e-2F, true},
+                          {2, 512, 0, 1e-3F, true, false},
+                          {2, 72, 65, 0.0F, true, true, 1},
+                          {1, 20000, 19999, 0.0F, true}}) {
+      check_case(c, Array(type, {c.rows, c.columns}, random_values(c.rows * c.columns, 1, 4.0F)),
+                 targets_of(c));
+    }
+  }
+}
+
+TEST_CASE("logits that rise, fall or lie far apart", "[cuda][cross_entropy]") {
+  const Case c = {4, 4160, 4150};
+  std::vector<float> values(static_cast<size_t>(c.rows * c.columns));
+  for (int64_t i = 0; i < c.columns; ++i) {
+    const float x = static_cast<float>(i);
+    values[static_cast<size_t>(i)] = x * 0.02F;  // every pack has a new maximum
+    values[static_cast<size_t>(c.columns + i)] = -x * 0.02F;
+    values[static_cast<size_t>(2 * c.columns + i)] = i == 4149 ? 3e4F : -3e4F;
+    values[static_cast<size_t>(3 * c.columns + i)] = i % 9 == 0 ? -INFINITY : 1.0F;
+  }
+  for (const DType type : kTypes) {
+    check_case(c, Array(type, {c.rows, c.columns}, values), targets_of(c));
+  }
+}
+
+TEST_CASE("ignored and impossible targets", "[cuda][cross_entropy]") {
+  for (const int64_t columns : {int64_t{24}, int64_t{39}}) {
+    const Case c = {4, columns, 20};
+    Array targets(DType::i32, {4});
+    const int32_t values[] = {-1, -100, 20, 19};
+    std::copy_n(values, 4, targets.as<int32_t>());
+    check_case(c, Array(DType::bf16, {4, columns}, random_values(4 * columns, 1)), targets);
+    const Case unwritten = {
+        .rows = 4, .columns = columns, .vocabulary = 20, .write_gradient = false};
+    check_case(unwritten, Array(DType::bf16, {4, columns}, random_values(4 * columns, 1)), targets);
+  }
+}
+
+TEST_CASE("NaN and infinite logits spoil their row, and only it", "[cuda][cross_entropy]") {
+  const int64_t columns = 5000;
+  for (const float bad : {NAN, INFINITY}) {
+    for (const int64_t at : {0, 4095, 4096, 4999}) {
+      Array logits(DType::f32, {2, columns}, random_values(2 * columns, 1));
+      logits.set(at, bad);
+      const Case c = {2, columns, 0};
+      const Array targets = targets_of(c);
+      const auto run = [&](Side& side) { return run_case(side, c, logits, targets); };
+      const Result cuda = on_cuda(run);
+      const Result cpu = on_cpu(run);
+      CHECK(std::isnan(cuda.losses.get(0)));
+      CHECK(std::isnan(cpu.losses.get(0)));
+      CHECK(worst_difference(cuda.losses, cpu.losses, kSumError, kSumError) <= 1);
+      CHECK(worst_difference(cuda.logits, cpu.logits, kSumError, 2e-6) <= 1);
+    }
+  }
+  // A row of nothing but -infinity has no soft-max; one NaN among -infinity shows too.
+  for (const float other : {-INFINITY, NAN}) {
+    std::vector<float> values(80, -INFINITY);
+    values[79] = other;
+    const Case c = {1, 80, 0};
+    check_case(c, Array(DType::f32, {1, 80}, values), targets_of(c));
+  }
+}
+
+TEST_CASE("the same bits twice", "[cuda][cross_entropy]") {
+  const Case c = {3, 9000, 8777, 1e-3F, true};
+  const Array logits(DType::bf16, {c.rows, c.columns}, random_values(c.rows * c.columns, 1, 4.0F));
+  const Array targets = targets_of(c);
+  const auto run = [&](Side& side) { return run_case(side, c, logits, targets); };
+  const Result first = on_cuda(run);
+  const Result second = on_cuda(run);
+  CHECK(first.logits.bytes() == second.logits.bytes());
+  CHECK(first.losses.bytes() == second.losses.bytes());
+}
+
+TEST_CASE("accumulate_loss is exact", "[cuda][cross_entropy]") {
+  for (const int64_t rows : {1, 511, 512, 513, 3000}) {
+    const Array losses(DType::f32, {rows}, random_values(rows, 1, 100.0F));
+    Array targets(DType::i32, {rows});
+    for (int64_t row = 0; row < rows; ++row) {
+      targets.as<int32_t>()[row] = row % 3 == 0 ? -1 : static_cast<int32_t>(row % 5);
+    }
+    const auto run = [&](Side& side) {
+      double* sum = side.put_value(0.3);
+      int64_t* count = side.put_value(int64_t{11});
+      ops::accumulate_loss(side.stream(), side.put(losses), side.put(targets), sum, count);
+      return std::pair(side.get_value(sum), side.get_value(count));
+    };
+    CHECK(on_cuda(run) == on_cpu(run));
+  }
+}
+
+}  // namespace
+}  // namespace fp8train::test
