@@ -52,6 +52,9 @@ CheckpointModel open_checkpoint(const CheckpointRequest& request) {
   CheckpointModel opened;
   const fs::path folder = model_folder(request.path);
   opened.folder = folder.string();
+  if (fs::exists(folder / detail::kManifestName)) {
+    verify_checkpoint(folder);
+  }
   const std::string tokenizer = request.tokenizer.empty() ? opened.folder : request.tokenizer;
   opened.tokenizer = make_tokenizer(tokenizer, [] {
     return std::string();  // a model folder's tokenizer needs no text

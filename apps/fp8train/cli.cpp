@@ -34,22 +34,34 @@ int report(const std::string& message, int code) {
   return code;
 }
 
+/// What is no number at all is left to the conversion that follows. NaN is below everything.
+std::function<std::string(const std::string&)> at_least(double least) {
+  return [least](const std::string& text) {
+    char* end = nullptr;
+    const double value = std::strtod(text.c_str(), &end);
+    const bool number = end != text.c_str() && *end == '\0';
+    return number && !(value >= least) ? fmt::format("{} is below {}", text, least) : std::string();
+  };
+}
+
 }  // namespace
 
 void Arguments::option(const char* name, std::string& target, const char* help) {
   app_->add_option(name, target, help)->capture_default_str();
 }
 
-void Arguments::option(const char* name, int64_t& target, const char* help) {
-  app_->add_option(name, target, help)->capture_default_str();
+void Arguments::option(const char* name, int64_t& target, int64_t least, const char* help) {
+  app_->add_option(name, target, help)
+      ->capture_default_str()
+      ->check(at_least(static_cast<double>(least)));
 }
 
 void Arguments::option(const char* name, uint64_t& target, const char* help) {
-  app_->add_option(name, target, help)->capture_default_str();
+  app_->add_option(name, target, help)->capture_default_str()->check(at_least(0));
 }
 
-void Arguments::option(const char* name, double& target, const char* help) {
-  app_->add_option(name, target, help)->capture_default_str();
+void Arguments::option(const char* name, double& target, double least, const char* help) {
+  app_->add_option(name, target, help)->capture_default_str()->check(at_least(least));
 }
 
 void Arguments::required(const char* name, std::string& target, const char* help) {

@@ -28,9 +28,10 @@ class Arguments {
   explicit Arguments(CLI::App& app) : app_(&app) {}
 
   void option(const char* name, std::string& target, const char* help = "");
-  void option(const char* name, int64_t& target, const char* help = "");
   void option(const char* name, uint64_t& target, const char* help = "");
-  void option(const char* name, double& target, const char* help = "");
+  /// A number below `least` is a usage error.
+  void option(const char* name, int64_t& target, int64_t least, const char* help);
+  void option(const char* name, double& target, double least, const char* help);
   void required(const char* name, std::string& target, const char* help);
   void required(const char* name, std::vector<std::string>& targets, const char* help);
   void flag(const char* name, bool& target, const char* help);

@@ -225,16 +225,16 @@ void add_part(Arguments parent, Action& action, const std::shared_ptr<BenchOptio
               const char* name, const char* help, Json (*bench)(const BenchOptions&)) {
   Arguments part = parent.part(name, help);
   part.flag("--json", options->json, "As JSON");
-  part.option("--device", options->device);
-  part.option("--threads", options->threads, "0: all cores");
-  part.option("--seconds", options->seconds, "Time to measure for");
+  part.option("--device", options->device, "cpu, cuda or auto");
+  part.option("--threads", options->threads, 0, "0: all cores");
+  part.option("--seconds", options->seconds, 1e-3, "Time to measure for");
   if (std::string(name) == "step") {
-    part.option("--preset", options->preset);
+    part.option("--preset", options->preset, "Model preset; `fp8train config list`");
     part.option("--plan", options->plan, "Precision row");
-    part.option("--micro-batch-size", options->micro_batch_size);
-    part.option("--seq-length", options->seq_length);
-    part.option("--accumulation", options->accumulation);
-    part.option("--vocabulary", options->vocabulary, "For presets without one");
+    part.option("--micro-batch-size", options->micro_batch_size, 1, "Sequences of a micro-batch");
+    part.option("--seq-length", options->seq_length, 1, "Tokens of a sequence");
+    part.option("--accumulation", options->accumulation, 1, "Micro-batches of a step");
+    part.option("--vocabulary", options->vocabulary, 1, "For presets without one");
   }
   if (std::string(name) == "gemm") {
     part.option("--sizes", options->sizes, "Square sizes, with commas");

@@ -2,11 +2,15 @@
 // plans the memory on the meta device, allocates nothing large.
 
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <filesystem>
 #include <memory>
 #include <vector>
 
+#include "base/error.h"
 #include "train/preflight.h"
+#include "train/progress.h"
 #include "train/threads.h"
 #include "train/weights.h"
 #include "verbs.h"
@@ -48,6 +52,25 @@ void check_weights(const Session& session) {
   load_weights(*meta, model, TensorSource(session.settings.model.from));
 }
 
+/// Whether the run fits into the memory of this machine. A configuration may be checked for a
+/// larger one, so that it is no error when it does not.
+bool fits(const Device& device, const MemoryLedger& planned) {
+  const size_t available = device.available_memory();
+  return available == 0 || planned.total() <= available;
+}
+
+/// The folder, or the nearest one above it that exists, takes new files.
+void check_output(const std::filesystem::path& folder) {
+  std::filesystem::path existing = std::filesystem::absolute(folder);
+  while (!std::filesystem::exists(existing) && existing.has_relative_path()) {
+    existing = existing.parent_path();
+  }
+  if (!std::filesystem::is_directory(existing) || access(existing.c_str(), W_OK | X_OK) != 0) {
+    throw DeviceError(fmt::format("output_dir {}: {} is no folder that can be written into",
+                                  folder.string(), existing.string()));
+  }
+}
+
 int check_run(const Settings& settings) {
   const Session session = open_session(settings, true);
   check_weights(session);
@@ -63,7 +86,14 @@ int check_run(const Settings& settings) {
   fmt::print("work    {:.3g} GFLOP per step in GEMMs, {:.3g} in attention\n",
              counters.gemm_flops / 1e9, counters.attention_flops / 1e9);
   fmt::print("sample  {}\n", quoted(sample_text(session)));
-  fmt::print("ok: `fp8train train` would start\n");
+  check_output(settings.output_dir);
+  if (fits(*device, planned)) {
+    fmt::print("ok: `fp8train train` would start\n");
+  } else {
+    fmt::print("ok, but not for this device: the run needs {}, {} are available\n",
+               describe_bytes(static_cast<double>(planned.total())),
+               describe_bytes(static_cast<double>(device->available_memory())));
+  }
   return 0;
 }
 

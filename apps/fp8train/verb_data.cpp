@@ -19,8 +19,9 @@ void add_data(Arguments verb, Action& action) {
   prepare.option("--tokenizer", settings->tokenizer, "byte, char, or a tokenizer file");
   prepare.option("--format", settings->format, "auto, text or jsonl");
   prepare.option("--text-key", settings->text_key, "Key of the text in JSON lines");
-  prepare.option("--val-fraction", settings->val_fraction, "Held back for validation");
-  prepare.option("--shard-tokens", settings->shard_tokens);
+  prepare.option("--val-fraction", settings->val_fraction, 0, "Held back for validation");
+  prepare.option("--shard-tokens", settings->shard_tokens, 1,
+                 "Tokens of a file; more go into the next one");
   prepare.flag("--append-eos,!--no-append-eos", settings->append_eos,
                "End each document with the tokenizer's end-of-sequence id (default: on)");
   prepare.run(action, [settings, out] {

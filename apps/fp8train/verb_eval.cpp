@@ -46,6 +46,10 @@ int evaluate(EvalOptions options) {
     engine.evaluate(*batch);
   }
   const LossReport loss = engine.evaluation_loss();
+  if (loss.targets == 0) {
+    throw DataError(fmt::format("{} has {} tokens: a loss needs two at least", options.data,
+                                splits.train.size()));
+  }
   if (options.json) {
     fmt::print("{{\"plan\": \"{}\", \"loss\": {:.8f}, \"perplexity\": {:.6f}, \"tokens\": {}}}\n",
                options.model.plan, loss.mean, std::exp(loss.mean), loss.targets);
@@ -64,14 +68,14 @@ void add_eval(Arguments verb, Action& action) {
   verb.required("--checkpoint", options->model.path,
                 "Run directory, checkpoint or Hugging Face folder");
   verb.required("--data", options->data, "Text, JSON lines or token file");
-  verb.option("--plan", options->model.plan, "Precision row");
-  verb.option("--seq-length", options->model.seq_length, "0: the model's context");
-  verb.option("--calibrate", options->calibrate,
+  verb.option("--plan", options->model.plan, "Precision row to run in, whatever it was trained in");
+  verb.option("--seq-length", options->model.seq_length, 0, "0: the model's context");
+  verb.option("--calibrate", options->calibrate, 0,
               "Batches that set the scales of a row with delayed scaling when the folder has none");
   verb.option("--tokenizer", options->model.tokenizer,
               "Tokenizer, when the folder has no tokenizer.json of this program");
-  verb.option("--device", options->model.device);
-  verb.option("--threads", options->model.threads, "0: all cores");
+  verb.option("--device", options->model.device, "cpu, cuda or auto");
+  verb.option("--threads", options->model.threads, 0, "0: all cores");
   verb.flag("--json", options->json, "As JSON");
   verb.run(action, [options] { return evaluate(*options); });
 }

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 
@@ -25,9 +26,8 @@ void print(const std::string& text) {
 }
 
 int generate(const GenerateOptions& options) {
-  if (options.sampling.temperature < 0 || options.sampling.top_p <= 0 ||
-      options.sampling.top_k < 0) {
-    throw ConfigError("--temperature and --top-k must not be negative, --top-p must be above 0");
+  if (!(options.sampling.top_p > 0)) {
+    throw ConfigError("--top-p must be above 0");
   }
   CheckpointModel opened = open_checkpoint(options.model);
   std::vector<int32_t> tokens = opened.tokenizer->encode(options.prompt);
@@ -38,8 +38,12 @@ int generate(const GenerateOptions& options) {
     throw ConfigError("--plan " + options.model.plan + ": " + opened.folder +
                       " holds no scales for a row with delayed scaling; use bf16 or te-current");
   }
+  const int64_t context = opened.engine->settings().model.max_position_embeddings;
+  const auto prompt_tokens = static_cast<int64_t>(tokens.size());
+  const int64_t room = std::max<int64_t>(0, context - prompt_tokens);
+  const int64_t wanted = options.sampling.max_new_tokens;
   Generator generator(*opened.device, opened.engine->model(),
-                      static_cast<int64_t>(tokens.size()) + options.sampling.max_new_tokens);
+                      prompt_tokens + std::min(wanted, room));
   // Decoding the whole sequence each time keeps multi-token characters together.
   std::string printed = opened.tokenizer->decode(tokens);
   print(printed);
@@ -51,6 +55,11 @@ int generate(const GenerateOptions& options) {
     return true;
   });
   print("\n");
+  if (wanted > room) {
+    fmt::print(stderr,
+               "note: at most {} tokens fit behind a prompt of {} into the model's context of {}\n",
+               room, prompt_tokens, context);
+  }
   return 0;
 }
 
@@ -61,16 +70,18 @@ void add_generate(Arguments verb, Action& action) {
   verb.required("--checkpoint", options->model.path,
                 "Run directory, checkpoint or Hugging Face folder");
   verb.option("--prompt", options->prompt, "Text to continue");
-  verb.option("--max-new-tokens", options->sampling.max_new_tokens);
-  verb.option("--temperature", options->sampling.temperature, "0: always the likeliest token");
-  verb.option("--top-k", options->sampling.top_k, "0: all tokens");
-  verb.option("--top-p", options->sampling.top_p);
-  verb.option("--seed", options->sampling.seed);
+  verb.option("--max-new-tokens", options->sampling.max_new_tokens, 1,
+              "Tokens to write; fewer where the model's context ends");
+  verb.option("--temperature", options->sampling.temperature, 0, "0: always the likeliest token");
+  verb.option("--top-k", options->sampling.top_k, 0, "0: all tokens");
+  verb.option("--top-p", options->sampling.top_p, 0,
+              "Smallest set of tokens with at least this probability; 1: all");
+  verb.option("--seed", options->sampling.seed, "The same seed gives the same text");
   verb.option("--plan", options->model.plan, "Precision row to run in");
   verb.option("--tokenizer", options->model.tokenizer,
               "Tokenizer, when the folder has no tokenizer.json of this program");
-  verb.option("--device", options->model.device);
-  verb.option("--threads", options->model.threads, "0: all cores");
+  verb.option("--device", options->model.device, "cpu, cuda or auto");
+  verb.option("--threads", options->model.threads, 0, "0: all cores");
   verb.run(action, [options] { return generate(*options); });
 }
 

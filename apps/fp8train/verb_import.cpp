@@ -3,8 +3,10 @@
 
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <memory>
 
+#include "base/error.h"
 #include "io/llama2c.h"
 #include "verbs.h"
 
@@ -24,8 +26,14 @@ void add_import(Arguments verb, Action& action) {
   llama2c.option("--tokenizer", options->tokenizer, "tokNNN.bin that belongs to it");
   llama2c.required("--out", options->out, "Folder to write");
   llama2c.run(action, [options] {
+    if (std::filesystem::exists(std::filesystem::path(options->out) / "config.json")) {
+      throw ConfigError(options->out + " holds a model already; choose another --out");
+    }
     import_llama2c(options->model, options->tokenizer, options->out);
-    fmt::print("wrote {}\n", options->out);
+    fmt::print("wrote {}{}\n", options->out,
+               options->tokenizer.empty()
+                   ? " (without a tokenizer: `generate` and `eval` then need --tokenizer)"
+                   : "");
     return 0;
   });
 }

@@ -47,6 +47,9 @@ class Device {
   virtual void fill_zero(void* pointer, size_t bytes) = 0;
   virtual void synchronize() = 0;
 
+  /// Bytes that could be allocated now; 0 where that is not known.
+  virtual size_t available_memory() const = 0;
+
   /// "cpu: Intel Xeon, 2 threads, avx512" and the like.
   virtual std::string description() const = 0;
 

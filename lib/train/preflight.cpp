@@ -17,6 +17,11 @@ std::string describe_linears(const Session& session) {
     return fmt::format("{} linear layers in {}", plans.size(),
                        name_of(session.engine.plan.activation));
   }
+  if (scaled == 0) {
+    return fmt::format("NONE of {} linear layers runs in FP8, all in {}; the first one: {}",
+                       plans.size(), name_of(session.engine.plan.activation),
+                       plans.front().exempt_reason);
+  }
   return fmt::format(
       "{} of {} linear layers in FP8, the others in {} (`fp8train explain` lists them)", scaled,
       plans.size(), name_of(session.engine.plan.activation));

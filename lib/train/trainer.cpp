@@ -51,6 +51,7 @@ class Run {
   void train_one_step();
   void log_step();
   void guard(const StepReport& report);
+  std::string what_is_saved() const;
   /// False when a stop was asked for meanwhile; nothing is recorded then.
   bool evaluate(int64_t max_batches, bool final);
   void sample();
@@ -93,8 +94,6 @@ Run::Run(const RunRequest& request)
   const int64_t threads = configure_threads(settings().threads);
   resolved_config_ = request.resolved_yaml;
   earlier_config_ = config_in(records_.directory());
-  describe_run(records_.directory(), request.resolved_yaml, request.command,
-               JsonObject().add("threads", threads).add("version", request.version));
   open_log_file(records_.directory().log().string());
   if (!records_.lock_warning().empty()) {
     log_warning(records_.lock_warning());
@@ -117,6 +116,9 @@ Run::Run(const RunRequest& request)
                                           .shuffle = settings().data.shuffle,
                                           .seed = settings().training.seed});
   start_or_resume();
+  // Only now: a run that was refused leaves the records of the one before as they are.
+  describe_run(records_.directory(), request.resolved_yaml, request.command,
+               JsonObject().add("threads", threads).add("version", request.version));
   if (settings().sample.interval > 0) {
     generator_ = std::make_unique<Generator>(*device_, engine_->model(), sample_capacity());
   }
@@ -224,6 +226,11 @@ void Run::log_step() {
   excluded_seconds_ = 0;
 }
 
+std::string Run::what_is_saved() const {
+  return saved_step_ > 0 ? fmt::format("The checkpoint of step {} is intact", saved_step_)
+                         : std::string("Nothing had been saved yet");
+}
+
 void Run::guard(const StepReport& report) {
   const int64_t skips = report.skipped_steps - logged_skips_;
   logged_skips_ = report.skipped_steps;
@@ -237,13 +244,12 @@ void Run::guard(const StepReport& report) {
       fmt::format("{} of the {} steps up to step {} had a gradient that was not finite", skips,
                   state_.step - logged_step_, state_.step);
   if (settings().training.non_finite == "stop") {
-    throw NumericError(what + " (training.non_finite: stop); the last checkpoint is intact");
+    throw NumericError(what + " (training.non_finite: stop); " + what_is_saved());
   }
   log_warning(what + " and were skipped");
   if (consecutive_skips_ >= settings().training.max_consecutive_skips) {
     throw NumericError(fmt::format("{}, {} in a row", what, consecutive_skips_) +
-                       "; training has diverged: lower optimizer.lr, or resume an earlier "
-                       "checkpoint. The last checkpoint is intact");
+                       "; training has diverged: lower optimizer.lr. " + what_is_saved());
   }
 }
 

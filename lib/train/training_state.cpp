@@ -209,8 +209,8 @@ ResumedRun resume_from(const std::filesystem::path& folder, Engine& engine,
   resumed.folder = folder;
   try {
     const nlohmann::json json = nlohmann::json::parse(read_checkpoint_text(folder, kStateFile));
-    check_same_run(json, session, engine.model(), folder);
     check_same_model(session, folder);
+    check_same_run(json, session, engine.model(), folder);
     resumed.state = {.step = json.at("step").get<int64_t>(),
                      .sample_position = json.at("sample_position").get<uint64_t>(),
                      .tokens = json.at("tokens").get<int64_t>(),

@@ -64,6 +64,20 @@ void CpuDevice::fill_zero(void* pointer, size_t bytes) {
   }
 }
 
+size_t CpuDevice::available_memory() const {
+  std::ifstream info("/proc/meminfo");
+  for (std::string name, unit; info >> name;) {
+    size_t kibibytes = 0;
+    if (!(info >> kibibytes) || !std::getline(info, unit)) {
+      break;
+    }
+    if (name == "MemAvailable:") {
+      return kibibytes << 10;
+    }
+  }
+  return 0;
+}
+
 std::string CpuDevice::description() const {
   return fmt::format("cpu: {}, {} hardware threads, kernels for {}", processor_name(),
                      std::thread::hardware_concurrency(), name_of(cpu_isa()));

@@ -16,6 +16,7 @@ class CpuDevice final : public Device {
   void copy_to_host(void* to, const void* from, size_t bytes) override;
   void fill_zero(void* pointer, size_t bytes) override;
   void synchronize() override {}
+  size_t available_memory() const override;
   std::string description() const override;
 };
 

@@ -98,6 +98,13 @@ class CudaDevice final : public Device {
     check_cuda(cudaStreamSynchronize(context_.stream), "waiting for the GPU");
   }
 
+  size_t available_memory() const override {
+    size_t free_bytes = 0;
+    size_t total_bytes = 0;
+    check_cuda(cudaMemGetInfo(&free_bytes, &total_bytes), "asking for free GPU memory");
+    return free_bytes;
+  }
+
   std::string description() const override {
     size_t free_bytes = 0;
     size_t total_bytes = 0;

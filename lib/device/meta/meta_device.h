@@ -17,6 +17,7 @@ class MetaDevice final : public Device {
   void copy_to_host(void* to, const void* from, size_t bytes) override;
   void fill_zero(void* /*pointer*/, size_t /*bytes*/) override {}
   void synchronize() override {}
+  size_t available_memory() const override { return 0; }
   std::string description() const override { return "meta: counts, computes nothing"; }
 
  private:

@@ -22,14 +22,15 @@
 #define blockDim (::fp8train::shim::current_thread().block_extent)
 #define gridDim (::fp8train::shim::current_thread().grid_extent)
 
-// Never inlined: the return address tells the places of two barriers apart.
-__attribute__((noinline)) inline void __syncthreads() {
-  ::fp8train::shim::barrier(__builtin_return_address(0), 0);
-}
-/// Whether any thread's `predicate` is not 0.
-__attribute__((noinline)) inline int __syncthreads_or(int predicate) {
-  return ::fp8train::shim::barrier(__builtin_return_address(0), predicate) != 0 ? 1 : 0;
-}
+// Macros, so that a barrier knows its line: threads that wait at different ones are an error.
+#define __syncthreads() \
+  ::fp8train::shim::barrier(reinterpret_cast<const void*>(std::uintptr_t{__LINE__}), 0)
+/// Whether any thread's predicate is not 0.
+#define __syncthreads_or(predicate)                                                   \
+  (::fp8train::shim::barrier(reinterpret_cast<const void*>(std::uintptr_t{__LINE__}), \
+                             (predicate)) != 0                                        \
+       ? 1                                                                            \
+       : 0)
 inline void __syncwarp(unsigned mask = 0xFFFFFFFFU) {
   ::fp8train::shim::WarpExchange(mask, 0);
 }
