@@ -121,7 +121,7 @@ __device__ __forceinline__ NormStatistics row_statistics(const X* x, int n, int 
 }
 
 template <bool kStaged, bool kLayer, typename X, typename Y>
-__global__ void __launch_bounds__(kBlock) norm_forward_kernel(NormForward<X, Y> call) {
+__global__ void __launch_bounds__(kBlock, 4) norm_forward_kernel(NormForward<X, Y> call) {
   constexpr int N = kStaged ? kNormPack : 1;
   FP8TRAIN_SHARED_DYNAMIC(X, staged);
   FP8TRAIN_SHARED_ARRAY(NormStatistics, statistics, kNormBatch);
