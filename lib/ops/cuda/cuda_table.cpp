@@ -8,6 +8,7 @@ const OpTable& table() {
     fill_elementwise(filled);
     fill_gemm(filled);
     fill_quantize(filled);
+    fill_quantize_granules(filled);
     return filled;
   }();
   return table;
