@@ -82,7 +82,8 @@ void check_granules(const GranuleView& view, const TensorFormat& format, ScaleLa
   check(view.scale_inv.dtype == (e8m0_scales ? DType::e8m0 : DType::f32),
         "granules: reciprocal scales must be fp32, or e8m0 where the format says so");
   check(view.scale_inv.count() ==
-            granule_grid(format.granularity, shape.rows(), shape.back(), layout).count,
+                granule_grid(format.granularity, shape.rows(), shape.back(), layout).count &&
+            !view.scale_inv.empty(),
         "granules: wrong number of reciprocal scales");
 }
 

@@ -175,6 +175,73 @@ TEST_CASE("quantize_granules agrees with the reference in both orientations", "[
   }
 }
 
+TEST_CASE("codes and scales are torchao's for MX and for rows", "[ops][granules]") {
+  struct Fixture {
+    DType dtype;
+    Granularity granularity;
+    ScaleType scale_type;
+    uint64_t prints[4];  // codes and scales of rowwise, then of columnwise
+  };
+  // tests/golden/make_granules.py
+  const Fixture fixtures[] = {
+      {DType::e4m3,
+       Granularity::block_1x32,
+       ScaleType::e8m0,
+       {0x3FA2C78F06E8F5F6U, 0x9EEE3CC30EAA2F92U, 0x8310AD475CB97FA4U, 0x278D3B45382E8B65U}},
+      {DType::e4m3,
+       Granularity::row,
+       ScaleType::f32,
+       {0x45E5615DE21ADE6AU, 0xB754A652BE7B200EU, 0xBB49FFF17BDC3A05U, 0x913A6D51D19823DEU}},
+      {DType::e4m3,
+       Granularity::row,
+       ScaleType::pow2,
+       {0x111470FA5AB52616U, 0x925D68A9B012F325U, 0xEAD2620F0E3CADEBU, 0xB9C27714DCCF06A5U}},
+      {DType::e5m2,
+       Granularity::block_1x32,
+       ScaleType::e8m0,
+       {0xBE9D052BE9925B47U, 0x138AAF0F0710A128U, 0xDDDF14A3EE5453E4U, 0xE541331642497769U}},
+      {DType::e5m2,
+       Granularity::row,
+       ScaleType::f32,
+       {0xC68C9FA3A432A910U, 0x5D4EA07087954DEEU, 0xDBD7B6FB6D4347A0U, 0x9F06C4F1B29C9D37U}},
+      {DType::e5m2,
+       Granularity::row,
+       ScaleType::pow2,
+       {0x7F0FA30AB3BC0392U, 0xF4EE745B894CC445U, 0xE056B0003A7B6CDFU, 0x560D1D4A5C10C970U}},
+  };
+  Array x(DType::bf16, {256, 384});
+  uint32_t state = 12345;
+  for (int64_t i = 0; i < x.count(); ++i) {
+    state = state * 1664525U + 1013904223U;
+    const uint32_t word = state >> 16;
+    x.as<uint16_t>()[i] = static_cast<uint16_t>((word & 0x807FU) | (100U + (word >> 7) % 50U) << 7);
+  }
+  const auto fingerprint = [](const Array& array) {
+    uint64_t result = 0xCBF29CE484222325U;
+    for (const uint8_t byte : array.bytes()) {
+      result = (result ^ byte) * 0x100000001B3U;
+    }
+    return result;
+  };
+  for (const Fixture& fixture : fixtures) {
+    TensorFormat format = plain(fixture.dtype);
+    format.granularity = fixture.granularity;
+    format.scale_type = fixture.scale_type;
+    format.policy = ScalePolicy::current;
+    INFO(describe(format));
+    Orientation rowwise(format, ScaleLayout::row_major, 256, 384);
+    Orientation columnwise(format, ScaleLayout::row_major, 384, 256);
+    ops::quantize_granules(cpu_stream(), x,
+                           {rowwise.view(), columnwise.view(), format, ScaleLayout::row_major},
+                           nullptr);
+    const bool e8m0_scales = format.scale_type == ScaleType::e8m0;
+    CHECK(fingerprint(rowwise.codes) == fixture.prints[0]);
+    CHECK(fingerprint(e8m0_scales ? rowwise.scale_inv : rowwise.scale) == fixture.prints[1]);
+    CHECK(fingerprint(columnwise.codes) == fixture.prints[2]);
+    CHECK(fingerprint(e8m0_scales ? columnwise.scale_inv : columnwise.scale) == fixture.prints[3]);
+  }
+}
+
 TEST_CASE("quantize_granules gives the same bits at every level and thread count",
           "[ops][granules]") {
   const Extents extents = {300, 520};
