@@ -8,7 +8,7 @@ namespace {
 
 /// A block for each row; its second read of the row comes from a cache.
 template <bool Packed, typename X, typename Code>
-__global__ void __launch_bounds__(kTileThreads)
+__global__ void __launch_bounds__(kTileThreads, 4)
     rows_kernel(const X* __restrict__ x, GranuleCast cast, TypeTag<Code> /*tag*/) {
   FP8TRAIN_SHARED_ARRAY(uint32_t, shared, kTileWarps);
   Tally tally;
