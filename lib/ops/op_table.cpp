@@ -19,14 +19,15 @@ OpTable make_cpu_table(CpuIsa isa) {
   cpu::fill_gemm(table);
   cpu::fill_kv_cache(table);
   // One block per level that this build has (FP8TRAIN_CPU_ISAS).
-#define FP8TRAIN_FILL_LEVEL(level)       \
-  cpu::level::fill_elementwise(table);   \
-  cpu::level::fill_quantize(table);      \
-  cpu::level::fill_embedding(table);     \
-  cpu::level::fill_cross_entropy(table); \
-  cpu::level::fill_optimizer(table);     \
-  cpu::level::fill_norm(table);          \
-  cpu::level::fill_attention(table);     \
+#define FP8TRAIN_FILL_LEVEL(level)           \
+  cpu::level::fill_elementwise(table);       \
+  cpu::level::fill_quantize(table);          \
+  cpu::level::fill_quantize_granules(table); \
+  cpu::level::fill_embedding(table);         \
+  cpu::level::fill_cross_entropy(table);     \
+  cpu::level::fill_optimizer(table);         \
+  cpu::level::fill_norm(table);              \
+  cpu::level::fill_attention(table);         \
   cpu::level::fill_activation(table)
   switch (isa) {
     case CpuIsa::baseline:

@@ -26,6 +26,8 @@ struct OpTable {
   decltype(&ops::amax) amax;
   decltype(&ops::quantize) quantize;
   decltype(&ops::dequantize) dequantize;
+  decltype(&ops::quantize_granules) quantize_granules;
+  decltype(&ops::dequantize_granules) dequantize_granules;
   decltype(&ops::compute_current_scale) compute_current_scale;
   decltype(&ops::propagate_non_finite) propagate_non_finite;
   decltype(&ops::update_delayed_scaling) update_delayed_scaling;

@@ -2,6 +2,7 @@
 
 #include "base/trace.h"
 #include "ops/checks.h"
+#include "ops/granules.h"
 #include "ops/op_table.h"
 
 namespace fp8train::ops {
@@ -61,6 +62,71 @@ void propagate_non_finite(Stream stream, ConstView amax, double* accumulator) {
         "propagate_non_finite: fp32 amax values and an accumulator expected");
   const TraceSpan span("propagate_non_finite");
   op_table(stream).propagate_non_finite(stream, amax, accumulator);
+}
+
+namespace {
+
+void check_granule_format(const TensorFormat& format) {
+  check(is_fp8(format.dtype), "granules: the format must be e4m3 or e5m2");
+  const bool e8m0_scales = format.scale_type == ScaleType::e8m0;
+  switch (format.granularity) {
+    case Granularity::row:
+    case Granularity::block_1x128:
+    case Granularity::block_128x128:
+      return check(!e8m0_scales, "granules: fp32 or pow2 scales expected");
+    case Granularity::block_1x32:
+      return check(e8m0_scales, "granules: 1x32 has e8m0 scales");
+    default:
+      check(false, "granules: row, 1x128, 128x128 or 1x32 expected");
+  }
+}
+
+void check_granules(const GranuleView& view, const TensorFormat& format, ScaleLayout layout,
+                    const Shape& shape) {
+  const bool e8m0_scales = format.scale_type == ScaleType::e8m0;
+  check(view.codes.shape == shape && view.codes.dtype == format.dtype,
+        "granules: codes must be a matrix of the format's type");
+  check(view.scale_inv.dtype == (e8m0_scales ? DType::e8m0 : DType::f32),
+        "granules: reciprocal scales must be fp32, or e8m0 where the format says so");
+  check(view.scale_inv.count() ==
+                granule_grid(format.granularity, shape.rows(), shape.back(), layout).count &&
+            !view.scale_inv.empty(),
+        "granules: wrong number of reciprocal scales");
+}
+
+}  // namespace
+
+void quantize_granules(Stream stream, ConstView x, const GranuleQuantizedView& out,
+                       QuantizeStatistics* statistics) {
+  check(is_float_type(x.dtype), "quantize_granules: x must be fp32, bf16 or fp16");
+  check_granule_format(out.format);
+  check(out.format.policy == ScalePolicy::current && out.format.rounding == Rounding::nearest_even,
+        "quantize_granules: current scaling and nearest-even rounding expected");
+  const int64_t rows = x.shape.rows();
+  const int64_t columns = x.shape.back();
+  check(!out.rowwise.codes.empty() || !out.columnwise.codes.empty(),
+        "quantize_granules: no place for the codes");
+  for (const GranuleView* view : {&out.rowwise, &out.columnwise}) {
+    if (view->codes.empty()) {
+      continue;
+    }
+    check_granules(*view, out.format, out.layout,
+                   view == &out.rowwise ? Shape{rows, columns} : Shape{columns, rows});
+    check(view->scale != nullptr || out.format.granularity != Granularity::row,
+          "quantize_granules: no scale");
+  }
+  const TraceSpan span("quantize_granules");
+  op_table(stream).quantize_granules(stream, x, out, statistics);
+}
+
+void dequantize_granules(Stream stream, const GranuleView& x, const TensorFormat& format,
+                         ScaleLayout layout, View y) {
+  check(is_float_type(y.dtype), "dequantize_granules: y must be fp32, bf16 or fp16");
+  check_granule_format(format);
+  check_granules(x, format, layout, {x.codes.shape.rows(), x.codes.shape.back()});
+  check(x.codes.count() == y.count(), "dequantize_granules: counts differ");
+  const TraceSpan span("dequantize_granules");
+  op_table(stream).dequantize_granules(stream, x, format, layout, y);
 }
 
 void update_delayed_scaling(Stream stream, const DelayedScalingState& state,

@@ -106,7 +106,7 @@ TEST_CASE("errors map to exit codes") {
 TEST_CASE("the program runs the chosen verb") {
   const auto add_answer = [](Arguments verb, Action& action) {
     auto value = std::make_shared<int64_t>(0);
-    verb.option("--value", *value);
+    verb.option("--value", *value, 0, "A number");
     verb.run(action, [value] { return static_cast<int>(*value); });
   };
   const std::vector<Verb> verbs = {{"train", "help", add_answer}, {"check", "help", add_answer}};
@@ -114,6 +114,7 @@ TEST_CASE("the program runs the chosen verb") {
   CHECK(run_program(verbs, {"--value", "5"}) == 5);
   CHECK(run_program(verbs, {"check", "--valu", "75"}) == 2);
   CHECK(run_program(verbs, {"check", "--value", "x"}) == 2);
+  CHECK(run_program(verbs, {"check", "--value", "-1"}) == 2);
   CHECK(run_program(verbs, {"chekc"}) == 2);
   CHECK(run_program(verbs, {"--help"}) == 0);
   CHECK(run_program(all_verbs(), {"config", "explain", "optimizer.lr"}) == 0);

@@ -100,6 +100,29 @@ TEST_CASE("operations on meta tensors count bytes and touch no memory", "[ops]")
   CHECK(device.counters().gemm_flops == 0.0);
 }
 
+TEST_CASE("meta counts codes and scales of both orientations", "[ops]") {
+  MetaDevice device;
+  Tensor x = make(device, DType::bf16, {256, 512});
+  GranuleQuantizedView out;
+  out.format = plain(DType::e4m3);
+  out.format.granularity = Granularity::block_1x128;
+  out.format.policy = ScalePolicy::current;
+  Tensor codes = make(device, DType::e4m3, {256, 512});
+  Tensor scales = make(device, DType::f32, {256, 4});
+  out.rowwise = {codes.view(), scales.view()};
+  ops::quantize_granules(device.stream(), x, out, nullptr);
+  Tensor turned = make(device, DType::e4m3, {512, 256});
+  Tensor turned_scales = make(device, DType::f32, {512, 2});
+  const double rowwise = 256 * 512 * (2 + 1) + 256 * 4 * sizeof(float);
+  CHECK(device.counters().bytes == rowwise);
+  out.columnwise = {turned.view(), turned_scales.view(), turned_scales.view().as<float>()};
+  ops::quantize_granules(device.stream(), x, out, nullptr);
+  CHECK(device.counters().bytes == 2 * rowwise + 256 * 512 + 512 * 2 * 2 * sizeof(float));
+  ops::dequantize_granules(device.stream(), out.rowwise, out.format, out.layout, x);
+  CHECK(device.counters().bytes == 3 * rowwise + 256 * 512 + 512 * 2 * 2 * sizeof(float));
+  CHECK(device.counters().operations == 3);
+}
+
 TEST_CASE("meta checks shapes as every device does", "[ops]") {
   MetaDevice device;
   Tensor four = make(device, DType::f32, {4});

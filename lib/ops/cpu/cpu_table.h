@@ -17,6 +17,7 @@ void fill_kv_cache(OpTable& table);
 namespace isa_v1 {  // x86-64: SSE2
 void fill_elementwise(OpTable& table);
 void fill_quantize(OpTable& table);
+void fill_quantize_granules(OpTable& table);
 void fill_embedding(OpTable& table);
 void fill_cross_entropy(OpTable& table);
 void fill_optimizer(OpTable& table);
@@ -28,6 +29,7 @@ void fill_activation(OpTable& table);
 namespace isa_v3 {  // x86-64-v3: AVX2, FMA, F16C
 void fill_elementwise(OpTable& table);
 void fill_quantize(OpTable& table);
+void fill_quantize_granules(OpTable& table);
 void fill_embedding(OpTable& table);
 void fill_cross_entropy(OpTable& table);
 void fill_optimizer(OpTable& table);
@@ -39,6 +41,7 @@ void fill_activation(OpTable& table);
 namespace isa_v4 {  // x86-64-v4: AVX-512 F/BW/CD/DQ/VL
 void fill_elementwise(OpTable& table);
 void fill_quantize(OpTable& table);
+void fill_quantize_granules(OpTable& table);
 void fill_embedding(OpTable& table);
 void fill_cross_entropy(OpTable& table);
 void fill_optimizer(OpTable& table);

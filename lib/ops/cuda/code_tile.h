@@ -26,7 +26,7 @@ constexpr int kTileWords = kTile * kTile / 4;  // of shared memory for the codes
 template <bool Packed, bool Counted, typename X>
 constexpr int kTileBlocks = !Packed || Counted ? 1
                             : sizeof(X) == 4   ? 2
-                                               : 4;
+                                               : 3;
 
 using CodeWords = Pack<uint32_t, 2>;  ///< eight codes
 using Words = Pack<uint32_t, 4>;
@@ -99,6 +99,29 @@ __device__ __forceinline__ void store_codes(uint8_t* to, const CodeWords& codes,
         to[i] = static_cast<uint8_t>(codes.values[i / 4] >> i % 4 * 8);
       }
     }
+  }
+}
+
+/// y = codes * factor for eight elements; codes are aligned to 8 bytes, y to 16.
+template <typename Code, typename Y>
+__device__ __forceinline__ void store_decoded(const Code* codes, float factor, Y* y) {
+  const CodeWords words = load_pack<2>(reinterpret_cast<const uint32_t*>(codes));
+  Octet<Y> out;
+  for (int pair = 0; pair < kOctet / 2; ++pair) {
+    float low;
+    float high;
+    decode_pair<Code>(words.values[pair / 2] >> pair % 2 * 16, low, high);
+    if constexpr (sizeof(Y) == 4) {
+      out.words[2 * pair] = bits_of(low * factor);
+      out.words[2 * pair + 1] = bits_of(high * factor);
+    } else {
+      out.words[pair] = narrow_pair<Y>(low * factor, high * factor);
+    }
+  }
+  for (int part = 0; part < Octet<Y>::kWords / 4; ++part) {
+    const uint32_t* from = out.words + part * 4;
+    store_pack(reinterpret_cast<uint32_t*>(y) + part * 4,
+               Words{{from[0], from[1], from[2], from[3]}});
   }
 }
 

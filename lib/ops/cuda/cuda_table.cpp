@@ -15,6 +15,7 @@ const OpTable& table() {
     fill_norm(filled);
     fill_optimizer(filled);
     fill_quantize(filled);
+    fill_quantize_granules(filled);
     fill_rope(filled);
     return filled;
   }();

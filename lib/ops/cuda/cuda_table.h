@@ -11,6 +11,7 @@ const OpTable& table();
 
 void fill_elementwise(OpTable& table);
 void fill_quantize(OpTable& table);
+void fill_quantize_granules(OpTable& table);
 void fill_gemm(OpTable& table);
 void fill_norm(OpTable& table);
 void fill_attention(OpTable& table);

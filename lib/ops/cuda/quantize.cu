@@ -220,24 +220,7 @@ struct Dequantize {
     if constexpr (N == 1) {
       store_from_float(y + i, decode(codes[i]) * factor);
     } else {
-      const CodeWords words = load_pack<2>(reinterpret_cast<const uint32_t*>(codes + i));
-      Octet<Y> out;
-      for (int pair = 0; pair < kOctet / 2; ++pair) {
-        float low;
-        float high;
-        decode_pair<Code>(words.values[pair / 2] >> pair % 2 * 16, low, high);
-        if constexpr (sizeof(Y) == 4) {
-          out.words[2 * pair] = bits_of(low * factor);
-          out.words[2 * pair + 1] = bits_of(high * factor);
-        } else {
-          out.words[pair] = narrow_pair<Y>(low * factor, high * factor);
-        }
-      }
-      for (int part = 0; part < Octet<Y>::kWords / 4; ++part) {
-        const uint32_t* from = out.words + part * 4;
-        store_pack(reinterpret_cast<uint32_t*>(y + i) + part * 4,
-                   Words{{from[0], from[1], from[2], from[3]}});
-      }
+      store_decoded<Code>(codes + i, factor, y + i);
     }
   }
 };

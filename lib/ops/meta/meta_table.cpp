@@ -53,6 +53,21 @@ void dequantize(Stream stream, const QuantizedView& x, View y) {
   count(stream, bytes_of(x.codes) + bytes_of(y));
 }
 
+void quantize_granules(Stream stream, ConstView x, const GranuleQuantizedView& out,
+                       QuantizeStatistics* /*statistics*/) {
+  double bytes = bytes_of(x);
+  for (const GranuleView& view : {out.rowwise, out.columnwise}) {
+    const double scales = view.codes.empty() ? 0.0 : bytes_of(view.scale_inv);
+    bytes += bytes_of(view.codes) + scales * (view.scale != nullptr ? 2 : 1);
+  }
+  count(stream, bytes);
+}
+
+void dequantize_granules(Stream stream, const GranuleView& x, const TensorFormat& /*format*/,
+                         ScaleLayout /*layout*/, View y) {
+  count(stream, bytes_of(x.codes) + bytes_of(x.scale_inv) + bytes_of(y));
+}
+
 void compute_current_scale(Stream stream, const float* /*amax*/, const TensorFormat& /*format*/,
                            float* /*scale*/, float* /*scale_inv*/) {
   count(stream, 3 * sizeof(float));
@@ -241,6 +256,8 @@ const OpTable& table() {
       .amax = amax,
       .quantize = quantize,
       .dequantize = dequantize,
+      .quantize_granules = quantize_granules,
+      .dequantize_granules = dequantize_granules,
       .compute_current_scale = compute_current_scale,
       .propagate_non_finite = propagate_non_finite,
       .update_delayed_scaling = update_delayed_scaling,

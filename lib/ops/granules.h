@@ -1,0 +1,88 @@
+#pragma once
+// Where the scales of a matrix lie that has one for each granule, and which scale a granule gets;
+// host and device.
+
+#include <cstdint>
+
+#include "base/host_device.h"
+#include "numeric/bits.h"
+#include "numeric/scale.h"
+#include "tensor/quantized.h"
+
+namespace fp8train::ops {
+
+/// The granules of a matrix and the offsets of their scales.
+struct GranuleGrid {
+  int64_t height, width;  ///< elements of a granule
+  int64_t rows, columns;  ///< granules; those at the lower and right edge may be smaller
+  int64_t row_stride, column_stride;  ///< between scales
+  int64_t count;                      ///< scales with padding
+  int64_t swizzled_tiles;  ///< 0, or tiles of [128, 4] scales side by side: 1x32 for cuBLASLt
+
+  FP8TRAIN_HD int64_t offset(int64_t row, int64_t column) const {
+    if (swizzled_tiles == 0) {
+      return row * row_stride + column * column_stride;
+    }
+    const int64_t tile = row / 128 * swizzled_tiles + column / 4;
+    return tile * 512 + row % 32 * 16 + row % 128 / 32 * 4 + column % 4;
+  }
+};
+
+/// Host. The granules along the rows of a matrix [rows, columns]; not for Granularity::tensor and
+/// group.
+GranuleGrid granule_grid(Granularity granularity, int64_t rows, int64_t columns,
+                         ScaleLayout layout);
+
+/// How the scale of a granule follows from its amax: numeric/scale.h's current_scale, or e8m0_scale
+/// for ScaleType::e8m0.
+struct GranuleRule {
+  float format_max;
+  float value_for_inf;  ///< scale where format_max / amax overflows: the input type's maximum
+  bool pow2;
+};
+
+/// Host.
+GranuleRule granule_rule(const TensorFormat& format, DType input);
+
+/// The scales of one orientation, by raw pointers. Exactly one of scale_inv and exponents is there.
+struct GranuleScales {
+  GranuleGrid grid;
+  float* scale;  ///< may be null
+  float* scale_inv;
+  e8m0* exponents;
+
+  /// The factor that values of a granule are multiplied by.
+  FP8TRAIN_HD float factor(float amax, const GranuleRule& rule) const {
+    if (exponents != nullptr) {
+      return decode_reciprocal(e8m0_scale(amax, rule.format_max));
+    }
+    return current_scale(amax, rule.format_max, 0.0F, rule.pow2, rule.value_for_inf);
+  }
+  /// Keeps the scale of a granule, if there is one at that place.
+  FP8TRAIN_HD void keep(int64_t row, int64_t column, float amax, const GranuleRule& rule) const {
+    if (row >= grid.rows || column >= grid.columns) {
+      return;
+    }
+    const int64_t at = grid.offset(row, column);
+    const float scaled_by = factor(amax, rule);
+    if (exponents != nullptr) {
+      exponents[at] = e8m0_scale(amax, rule.format_max);
+    } else {
+      scale_inv[at] = reciprocal(scaled_by);
+    }
+    if (scale != nullptr) {
+      scale[at] = scaled_by;
+    }
+  }
+  /// The factor that codes of a granule are multiplied by.
+  FP8TRAIN_HD float inverse(int64_t row, int64_t column) const {
+    const int64_t at = grid.offset(row, column);
+    return exponents != nullptr ? decode(exponents[at]) : scale_inv[at];
+  }
+};
+
+/// Host.
+GranuleScales granule_scales(const GranuleView& view, const TensorFormat& format,
+                             ScaleLayout layout);
+
+}  // namespace fp8train::ops
