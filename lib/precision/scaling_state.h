@@ -46,8 +46,8 @@ class ScalingState {
 
   /// Ends a micro-batch of optimizer step `step` (counted from 0): moves amax values into histories
   /// and sets the scales of the next micro-batch, every `interval` steps of the slot's rule. Scales
-  /// of slots with current scaling are left alone. *squared_norm (device memory) becomes NaN when an
-  /// amax of any slot is not finite.
+  /// of slots with current scaling are left alone. *squared_norm (device memory) becomes NaN when
+  /// an amax of any slot is not finite.
   void update(Stream stream, int64_t step, double* squared_norm);
 
   /// Reads scales and statistics of all slots; waits for the device.

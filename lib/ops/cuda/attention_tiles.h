@@ -73,7 +73,7 @@ __device__ __forceinline__ void load_tile(T* tile, const HeadRows<const T>& rows
                                           int used) {
   constexpr int kPack = kPackOf<T>;
   constexpr int kPacks = kDim / kPack;  // of a row
-#pragma unroll 1  // the copies wait for nothing, and registers are scarce
+#pragma unroll 1                        // the copies wait for nothing, and registers are scarce
   for (int i = static_cast<int>(threadIdx.x); i < kRows * kPacks; i += kThreads) {
     const int row = i / kPacks;
     const int d = i % kPacks * kPack;
