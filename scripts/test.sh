@@ -11,7 +11,7 @@
 # Environment:
 #   FP8TRAIN_JOBS            parallel compilers; default as in scripts/build.sh
 #   FP8TRAIN_FUZZ_SECONDS    time for each fuzz target, 60
-#   FP8TRAIN_TIDY_SECONDS    time for clang-tidy, 300. Files changed since the branch left main come first and always; then
+#   FP8TRAIN_TIDY_SECONDS    time for clang-tidy, 180. Files changed since the branch left main come first and always; then
 #                            the others, from a place that the commit decides, until the time is over. 0: only changed files;
 #                            all: every file, whatever it takes
 #   FP8TRAIN_SKIP            stages to leave out, by name, separated by spaces
@@ -230,7 +230,7 @@ tidy_one() {
 }
 
 tidy_stage() {
-  local output=$logs/tidy.results seconds=${FP8TRAIN_TIDY_SECONDS:-300}
+  local output=$logs/tidy.results seconds=${FP8TRAIN_TIDY_SECONDS:-180}
   [ "$seconds" != all ] || seconds=1000000
   [ -s build/fuzz/compile_commands.json ] || cmake --preset fuzz || return 1
   export tidy_deadline=$(($(date +%s) + seconds))
