@@ -103,6 +103,8 @@ struct Exchange {
 
 class BlockRunner {
  public:
+  BlockRunner() { fibers_.reserve(kMaxThreads); }  // a waiting fiber holds a reference into it
+
   void run(dim3 grid, dim3 block_index, dim3 block, size_t dynamic_bytes,
            const std::function<void()>& thread);
 
@@ -156,14 +158,13 @@ void BlockRunner::enter(context::transfer_t transfer) {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(nullptr, &runner.scheduler_bottom_, &runner.scheduler_bytes_);
 #endif
-  (*runner.thread_)();
-  runner.current().wait = Fiber::Wait::done;
-  runner.done_ += 1;
-#if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_start_switch_fiber(nullptr, runner.scheduler_bottom_, runner.scheduler_bytes_);
-#endif
-  context::jump_fcontext(runner.scheduler_, &runner);
-  fail("a finished thread was resumed");
+  for (;
+       ;) {  // once for each block; a fiber, and what AddressSanitizer keeps of it, serves them all
+    (*runner.thread_)();
+    runner.current().wait = Fiber::Wait::done;
+    runner.done_ += 1;
+    runner.yield();
+  }
 }
 
 void BlockRunner::resume(unsigned index) {
@@ -287,13 +288,20 @@ void BlockRunner::run(dim3 grid, dim3 block_index, dim3 block, size_t dynamic_by
     fail("a block has between 1 and 1024 threads");
   }
   thread_ = &thread;
-  fibers_.assign(count, {});
+  if (fibers_.size() < count) {
+    fibers_.resize(count);
+  }
   order_.resize(count);
   for (unsigned i = 0; i < count; ++i) {
-    fibers_[i].state = {
+    Fiber& fiber = fibers_[i];
+    fiber.state = {
         {i % block.x, i / block.x % block.y, i / (block.x * block.y)}, block_index, block, grid};
-    fibers_[i].continuation =
-        context::make_fcontext(stacks_.bottom(i) + kStackBytes, kStackBytes, enter);
+    fiber.wait = Fiber::Wait::none;
+    fiber.site = nullptr;
+    if (fiber.continuation == nullptr) {
+      fiber.continuation =
+          context::make_fcontext(stacks_.bottom(i) + kStackBytes, kStackBytes, enter);
+    }
     order_[i] = order == Order::reverse ? count - 1 - i : i;
   }
   exchanges_.clear();
