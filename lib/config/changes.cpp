@@ -1,5 +1,7 @@
 #include "config/changes.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -41,7 +43,7 @@ void collect(const YamlNode& node, const std::string& path, Leaves& leaves) {
     const bool matters = !path.empty() || std::find(kWithoutEffect.begin(), kWithoutEffect.end(),
                                                     key) == kWithoutEffect.end();
     if (matters) {
-      collect(node.items[i], path.empty() ? key : path + "." + key, leaves);
+      collect(node.items[i], path.empty() ? key : fmt::format("{}.{}", path, key), leaves);
     }
   }
 }
@@ -72,12 +74,12 @@ std::vector<std::string> changed_settings(std::string_view before, std::string_v
   for (const auto& [key, value] : new_leaves) {
     const std::string* old = find(old_leaves, key);
     if (old == nullptr || *old != value) {
-      changes.push_back(key + ": " + (old == nullptr ? "not set" : *old) + " -> " + value);
+      changes.push_back(fmt::format("{}: {} -> {}", key, old == nullptr ? "not set" : *old, value));
     }
   }
   for (const auto& [key, value] : old_leaves) {
     if (find(new_leaves, key) == nullptr) {
-      changes.push_back(key + ": " + value + " -> not set");
+      changes.push_back(fmt::format("{}: {} -> not set", key, value));
     }
   }
   return changes;
