@@ -17,8 +17,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kScalesFile = "scaling.safetensors";
-
 fs::path model_folder(const fs::path& path) {
   if (fs::exists(path / "config.json")) {
     return path;
@@ -52,7 +50,7 @@ CheckpointModel open_checkpoint(const CheckpointRequest& request) {
   CheckpointModel opened;
   const fs::path folder = model_folder(request.path);
   opened.folder = folder.string();
-  if (fs::exists(folder / detail::kManifestName)) {
+  if (is_checkpoint(folder)) {
     verify_checkpoint(folder);
   }
   const std::string tokenizer = request.tokenizer.empty() ? opened.folder : request.tokenizer;
@@ -74,12 +72,13 @@ CheckpointModel open_checkpoint(const CheckpointRequest& request) {
   configure_threads(request.threads);
   std::string reason;
   opened.device = choose_device(request.device, reason);
-  opened.has_scales = !has_delayed_scales(settings.plan) || fs::exists(folder / kScalesFile);
+  const bool delayed = has_delayed_scales(settings.plan);
+  opened.has_scales = !delayed || has_scaling(folder);
   settings.trains = !opened.has_scales;  // scales are found by a forward and backward pass
   settings.optimizer = {.name = "sgd", .momentum = 0.0};
   opened.engine = std::make_unique<Engine>(*opened.device, settings);
   load_weights(*opened.device, opened.engine->model(), TensorSource(folder));
-  if (has_delayed_scales(settings.plan) && opened.has_scales) {
+  if (delayed && opened.has_scales) {
     load_scaling(folder, opened.engine->model().scaling());
   }
   opened.engine->weights_changed();

@@ -203,6 +203,10 @@ fs::path save_checkpoint(const fs::path& root, int64_t step, const CheckpointCon
   }
 }
 
+bool is_checkpoint(const fs::path& folder) {
+  return fs::exists(folder / detail::kManifestName);
+}
+
 std::vector<CheckpointPlace> find_checkpoints(const fs::path& root) {
   std::vector<CheckpointPlace> places;
   std::error_code absent;

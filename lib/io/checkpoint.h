@@ -72,6 +72,9 @@ std::filesystem::path commit_checkpoint(const std::filesystem::path& root, int64
 /// is verified.
 std::vector<CheckpointPlace> find_checkpoints(const std::filesystem::path& root);
 
+/// Whether the folder has a manifest: a model folder of another program has none.
+bool is_checkpoint(const std::filesystem::path& folder);
+
 enum class Verify : uint8_t { sizes, hashes };
 
 /// Checks the manifest (its own hash, and that its step is the folder's) and each file's size and,

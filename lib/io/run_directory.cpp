@@ -39,4 +39,12 @@ void describe_run(const RunDirectory& run, const std::string& resolved_config,
   write_file_atomically(run.command(), commands + command_line + "\n");
 }
 
+std::string earlier_config(const RunDirectory& run) {
+  constexpr size_t kMaxBytes = size_t{1} << 20;
+  std::error_code error;
+  return std::filesystem::is_regular_file(run.config(), error)
+             ? read_text_file(run.config(), kMaxBytes)
+             : std::string();
+}
+
 }  // namespace fp8train

@@ -34,4 +34,7 @@ RunDirectory create_run_directory(const std::filesystem::path& root);
 void describe_run(const RunDirectory& run, const std::string& resolved_config,
                   const std::string& command_line, const JsonObject& environment);
 
+/// config.resolved.yaml of an earlier start in this folder; empty when there is none.
+std::string earlier_config(const RunDirectory& run);
+
 }  // namespace fp8train

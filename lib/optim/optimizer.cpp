@@ -54,7 +54,6 @@ View Optimizer::slice(const Tensor& flat, const Parameter& parameter) const {
 
 void Optimizer::begin_step(Stream stream) {
   ops::fill(stream, parameters_->gradients(), 0.0F);
-  device_->fill_zero(squared_norm(), sizeof(double));
 }
 
 void Optimizer::step(Stream stream, Arena& scratch, double lr) {
@@ -64,7 +63,7 @@ void Optimizer::step(Stream stream, Arena& scratch, double lr) {
   ops::StepControl* control = device_control();
   ops::sum_of_squares(stream, parameters_->gradients(), &control->squared_norm, partial);
   ops::prepare_step(stream, control, static_cast<float>(settings_.grad_clip), scaling_);
-  device_->fill_zero(&control->squared_norm, sizeof(control->squared_norm));
+  device_->fill_zero(&control->squared_norm, sizeof(control->squared_norm));  // of the next step
   for (const auto& parameter : parameters_->all()) {
     const double decay = parameter->decay ? settings_.weight_decay : 0.0;
     if (settings_.name == "adamw") {

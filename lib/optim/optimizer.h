@@ -27,7 +27,7 @@ class Optimizer {
   Optimizer(Device& device, ParameterStore& parameters, const OptimizerSettings& settings,
             bool dynamic_loss_scaling);
 
-  /// Zeroes the gradients and their norm; before the first micro-batch of a step.
+  /// Zeroes the gradients; before the first micro-batch of a step.
   void begin_step(Stream stream);
 
   /// Applies the accumulated gradients with learning rate `lr`, unless their norm is not finite.

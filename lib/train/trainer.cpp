@@ -8,7 +8,6 @@
 #include <memory>
 #include <optional>
 
-#include "base/atomic_file.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -29,16 +28,6 @@
 
 namespace fp8train {
 namespace {
-
-constexpr size_t kMaxConfigBytes = size_t{1} << 20;
-
-/// The resolved configuration of an earlier start in this run's folder; empty when there is none.
-std::string config_in(const RunDirectory& run) {
-  std::error_code error;
-  return std::filesystem::is_regular_file(run.config(), error)
-             ? read_text_file(run.config(), kMaxConfigBytes)
-             : std::string();
-}
 
 class Run {
  public:
@@ -93,7 +82,7 @@ Run::Run(const RunRequest& request)
                 stdout, records_.directory().log()) {
   const int64_t threads = configure_threads(settings().threads);
   resolved_config_ = request.resolved_yaml;
-  earlier_config_ = config_in(records_.directory());
+  earlier_config_ = earlier_config(records_.directory());
   open_log_file(records_.directory().log().string());
   if (!records_.lock_warning().empty()) {
     log_warning(records_.lock_warning());
@@ -163,7 +152,7 @@ void Run::start_or_resume() {
 void Run::say_changes(const std::filesystem::path& saved_run) {
   const bool own = std::filesystem::weakly_canonical(saved_run) ==
                    std::filesystem::weakly_canonical(records_.directory().root);
-  const std::string before = own ? earlier_config_ : config_in({saved_run});
+  const std::string before = own ? earlier_config_ : earlier_config({saved_run});
   if (before.empty()) {
     return;
   }

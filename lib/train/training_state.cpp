@@ -125,6 +125,10 @@ void load_optimizer(const std::filesystem::path& folder, Engine& engine,
 
 }  // namespace
 
+bool has_scaling(const std::filesystem::path& folder) {
+  return std::filesystem::exists(folder / kScalingFile);
+}
+
 void load_scaling(const std::filesystem::path& folder, ScalingState& scaling) {
   std::vector<ScalingState::SavedTensor> tensors = scaling.save();
   if (tensors.empty()) {

@@ -44,6 +44,9 @@ struct ResumedRun {
 std::optional<ResumedRun> resume_newest(const std::filesystem::path& root, Engine& engine,
                                         const Session& session, std::vector<std::string>& notes);
 
+/// Whether a checkpoint holds scales.
+bool has_scaling(const std::filesystem::path& folder);
+
 /// The scales of a checkpoint's delayed rows; nothing to do for others. Throws CheckpointError when
 /// they are missing or differ in shape.
 void load_scaling(const std::filesystem::path& folder, ScalingState& scaling);

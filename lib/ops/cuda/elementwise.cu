@@ -37,7 +37,7 @@ void cast(Stream stream, ConstView x, View y) {
   });
 }
 
-/// y = a + b where the three types are two at most: the types that layers use.
+/// y = a + b, any types.
 template <typename A, typename B, typename Y>
 struct Add {
   const A* a;

@@ -143,7 +143,6 @@ class BlockRunner {
 };
 
 thread_local BlockRunner* running = nullptr;
-uint64_t kernel_count = 0;
 
 /// NaN bits in every float, bf16 and fp16.
 std::unique_ptr<char[]> poisoned(size_t bytes) {
@@ -390,7 +389,6 @@ void run_blocks(dim3 grid, dim3 block, size_t dynamic_shared_bytes,
   }
   static thread_local BlockRunner runner;
   running = &runner;
-  kernel_count += 1;
   for (unsigned z = 0; z < grid.z; ++z) {
     for (unsigned y = 0; y < grid.y; ++y) {
       for (unsigned x = 0; x < grid.x; ++x) {
@@ -399,10 +397,6 @@ void run_blocks(dim3 grid, dim3 block, size_t dynamic_shared_bytes,
     }
   }
   running = nullptr;
-}
-
-uint64_t kernels_run() {
-  return kernel_count;
 }
 
 }  // namespace fp8train::shim

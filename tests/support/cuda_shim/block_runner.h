@@ -67,7 +67,4 @@ constexpr size_t kMaxDynamicSharedBytes = size_t{99} << 10;
 void run_blocks(dim3 grid, dim3 block, size_t dynamic_shared_bytes,
                 const std::function<void()>& thread);
 
-/// Kernels run so far, and threads that they had: a test can tell that work was done on the device.
-uint64_t kernels_run();
-
 }  // namespace fp8train::shim

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "numeric/convert.h"
@@ -27,9 +28,6 @@ struct cublasLtMatmulPreferenceOpaque_t {
 
 namespace {
 
-using fp8train::shim::MatmulRecord;
-
-MatmulRecord last;
 uint64_t matmul_count = 0;
 uint64_t heuristic_count = 0;
 std::string refusal;
@@ -152,14 +150,8 @@ namespace fp8train::shim {
 uint64_t matmuls() {
   return matmul_count;
 }
-const MatmulRecord& last_matmul() {
-  return last;
-}
 uint64_t heuristics_asked() {
   return heuristic_count;
-}
-const std::string& last_refusal() {
-  return refusal;
 }
 
 }  // namespace fp8train::shim
@@ -359,16 +351,6 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t /*handle*/, cublasLtMatmulDesc_t 
                add == 0.0F ? sum : sum + add * value_at(c, d_layout->type, index));
     }
   }
-  last = {.m = m,
-          .n = n,
-          .k = k,
-          .a_type = a_layout->type,
-          .b_type = b_layout->type,
-          .d_type = d_layout->type,
-          .a_transposed = a_transposed,
-          .b_transposed = b_transposed,
-          .fast_accumulate = description->fast_accumulate != 0,
-          .beta = add};
   matmul_count += 1;
   return CUBLAS_STATUS_SUCCESS;
 }

@@ -2,7 +2,7 @@
 // What a .cu file of lib/ sees instead of the CUDA runtime when it is compiled for the host
 // (FP8TRAIN_CUDA=SHIM): the language extensions as macros and functions. Kernels run on the calling
 // thread, block after block, each thread of a block as a fiber (block_runner.h). Declared is what
-// the kernels use, nothing more; an unsupported intrinsic does not compile.
+// the kernels use, and a vote; an unsupported intrinsic does not compile.
 
 #include <cmath>
 #include <cstdint>
@@ -66,20 +66,8 @@ T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32) {
   const int source = lane + static_cast<int>(delta);
   return ::fp8train::shim::shuffle(mask, value, source / width == lane / width ? source : lane);
 }
-template <typename T>
-T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32) {
-  const int lane = ::fp8train::shim::lane();
-  const int source = lane - static_cast<int>(delta);
-  return ::fp8train::shim::shuffle(mask, value, source >= lane / width * width ? source : lane);
-}
 inline unsigned __ballot_sync(unsigned mask, int predicate) {
   return ::fp8train::shim::WarpExchange(mask, predicate != 0 ? 1 : 0).ballot();
-}
-inline int __any_sync(unsigned mask, int predicate) {
-  return __ballot_sync(mask, predicate) != 0 ? 1 : 0;
-}
-inline int __all_sync(unsigned mask, int predicate) {
-  return __ballot_sync(mask, predicate) == mask ? 1 : 0;
 }
 
 // Fibers of one thread never run at the same time, so plain reads and writes are atomic.
@@ -95,13 +83,6 @@ T atomicMax(T* address, T value) {
   *address = old < value ? value : old;
   return old;
 }
-template <typename T>
-T atomicExch(T* address, T value) {
-  const T old = *address;
-  *address = value;
-  return old;
-}
-inline void __threadfence() {}
 
 template <typename T>
 T __ldg(const T* address) {

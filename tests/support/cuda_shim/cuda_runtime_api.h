@@ -70,8 +70,4 @@ struct RuntimeCalls {
 };
 const RuntimeCalls& runtime_calls();
 
-/// The compute capability that cudaDeviceGetAttribute reports from now on: 90 at first
-/// (FP8TRAIN_SHIM_CAPABILITY in the environment sets it).
-void set_compute_capability(int capability);
-
 }  // namespace fp8train::shim
