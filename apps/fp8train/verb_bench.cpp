@@ -101,7 +101,9 @@ Json bench_step(const BenchOptions& options) {
   };
   run();
   const double seconds = median_seconds(run, options.seconds);
-  set_tracing(true);
+  engine.set_record(false);  // a recorded step has no spans
+  set_tracing(true, device->kind() == DeviceKind::cuda ? [&] { device->synchronize(); }
+                                                       : std::function<void()>());
   for (int i = 0; i < 5; ++i) {
     const TraceSpan outside("outside operations");
     run();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/clock.h"
 
@@ -16,6 +17,7 @@ struct OpenSpan {
 
 struct Tracer {
   bool on = false;
+  std::function<void()> settle;
   std::vector<SpanTotal> totals;
   std::vector<OpenSpan> open;
 };
@@ -34,8 +36,9 @@ SpanTotal& total_of(const char* name) {
 
 }  // namespace
 
-void set_tracing(bool on) {
+void set_tracing(bool on, std::function<void()> settle) {
   tracer().on = on;
+  tracer().settle = std::move(settle);
   if (on) {
     tracer().totals.clear();
   }
@@ -57,6 +60,9 @@ TraceSpan::TraceSpan(const char* name) : active_(tracer().on) {
 TraceSpan::~TraceSpan() {
   if (!active_) {
     return;
+  }
+  if (tracer().settle) {
+    tracer().settle();
   }
   auto& open = tracer().open;
   const OpenSpan span = open.back();

@@ -4,6 +4,7 @@
 // opens spans, and they may nest (self time excludes children).
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -15,7 +16,9 @@ struct SpanTotal {
   uint64_t count = 0;
 };
 
-void set_tracing(bool on);
+/// `settle` (may be empty) is called before the end of each span: it waits for work that the span
+/// only started, so that asynchronous work is charged to its own span.
+void set_tracing(bool on, std::function<void()> settle = {});
 
 /// Totals since tracing was switched on, longest self time first.
 std::vector<SpanTotal> trace_totals();

@@ -166,6 +166,8 @@ std::vector<Field> run_fields() {
              {"auto", "pretty", "plain"}, "auto is pretty on a terminal and plain elsewhere"),
       choice("device", in(&Settings::device), {"auto", "cpu", "cuda"},
              "auto takes a GPU when there is one"),
+      flag("cuda_graphs", in(&Settings::cuda_graphs),
+           "On a GPU, record the work of a step once and replay it"),
       integer("threads", in(&Settings::threads), between(0, 65536),
               "CPU threads; 0: all cores, or SLURM_CPUS_PER_TASK, OMP_NUM_THREADS"),
       text("output_dir", in(&Settings::output_dir), "Where the run's files go", "a folder"),

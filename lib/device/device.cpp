@@ -19,6 +19,10 @@ std::string_view name_of(DeviceKind kind) {
   return "?";
 }
 
+std::unique_ptr<Recording> Device::record(const std::function<void()>& /*work*/) {
+  throw InternalError("this device does not record");
+}
+
 std::unique_ptr<Device> make_device(DeviceKind kind) {
   switch (kind) {
     case DeviceKind::cpu:

@@ -4,6 +4,7 @@
 // one clear error where it is not built in or not usable.
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -21,6 +22,14 @@ struct DeviceTraits {
   bool fp8_gemm_along_k_only = false;
 
   bool operator==(const DeviceTraits&) const = default;
+};
+
+/// Operations that were recorded from the stream of a device, which outlives the recording.
+class Recording {
+ public:
+  virtual ~Recording() = default;
+  /// Starts them, in stream order. Throws DeviceError.
+  virtual void replay() = 0;
 };
 
 class Device {
@@ -46,6 +55,12 @@ class Device {
   virtual void copy_to_host(void* to, const void* from, size_t bytes) = 0;
   virtual void fill_zero(void* pointer, size_t bytes) = 0;
   virtual void synchronize() = 0;
+
+  /// Whether record() is possible.
+  virtual bool records() const { return false; }
+  /// Takes the operations that `work` submits to the stream without running them. `work` must not
+  /// allocate, wait, or copy to or from the host; see device/recording.h. Throws DeviceError.
+  virtual std::unique_ptr<Recording> record(const std::function<void()>& work);
 
   /// Bytes that could be allocated now; 0 where that is not known.
   virtual size_t available_memory() const = 0;

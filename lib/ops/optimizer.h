@@ -17,6 +17,7 @@ void sum_of_squares(Stream stream, ConstView x, double* accumulator, View scratc
 /// Device scalars that steer one optimizer step.
 struct StepControl {
   double squared_norm;  ///< in: of the unscaled-by-loss-scale gradients as stored
+  double lr;            ///< in: learning rate of the step
   float
       gradient_factor;  ///< out: what gradients are multiplied by: clip / (norm) and 1 / loss scale
   float gradient_norm;  ///< out: norm after removing the loss scale, before clipping
@@ -42,17 +43,17 @@ struct LossScaling {
 void prepare_step(Stream stream, StepControl* control, float max_norm, const LossScaling& scaling);
 
 struct AdamW {
-  View weight;         ///< fp32, updated
-  ConstView gradient;  ///< fp32
-  View moment1;        ///< fp32
-  View moment2;        ///< fp32
-  View copy;           ///< bf16 or fp16 copy of the new weight; may be empty
-  double lr, beta1, beta2, eps, weight_decay;  ///< double, so that 1 - beta is torch's
+  View weight;                             ///< fp32, updated
+  ConstView gradient;                      ///< fp32
+  View moment1;                            ///< fp32
+  View moment2;                            ///< fp32
+  View copy;                               ///< bf16 or fp16 copy of the new weight; may be empty
+  double beta1, beta2, eps, weight_decay;  ///< double, so that 1 - beta is torch's
 };
 
 /// Decoupled weight decay (Loshchilov and Hutter; the order of torch.optim.AdamW): w -= lr * wd *
-/// w; then w -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps). t =
-/// control->applied_steps. Does nothing when control->skip.
+/// w; then w -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps). lr =
+/// control->lr, t = control->applied_steps. Does nothing when control->skip.
 void adamw(Stream stream, const AdamW& call, const StepControl* control);
 
 struct Sgd {
@@ -60,7 +61,7 @@ struct Sgd {
   ConstView gradient;
   View momentum;  ///< fp32; may be empty
   View copy;
-  double lr, momentum_factor, weight_decay;
+  double momentum_factor, weight_decay;
 };
 
 /// torch.optim.SGD with decoupled decay: w -= lr * wd * w; buf = mu * buf + g; w -= lr * buf (or g

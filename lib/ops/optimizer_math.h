@@ -38,14 +38,14 @@ FP8TRAIN_HD AdamWFactors adamw_factors(const AdamW& call, const StepControl& con
   const double correction1 = 1.0 - integer_power(call.beta1, t);
   const double correction2 = 1.0 - integer_power(call.beta2, t);
   return {control.gradient_factor,
-          static_cast<float>(1.0 - call.lr * call.weight_decay),
+          static_cast<float>(1.0 - control.lr * call.weight_decay),
           static_cast<float>(1.0 - call.beta1),
           static_cast<float>(call.beta1),
           static_cast<float>(1.0 - call.beta2),
           static_cast<float>(call.beta2),
           static_cast<float>(sqrt(correction2)),
           static_cast<float>(call.eps),
-          static_cast<float>(-(call.lr / correction1))};
+          static_cast<float>(-(control.lr / correction1))};
 }
 
 /// One element of torch.optim.AdamW (single tensor): mul_, lerp_, mul_ and addcmul_, sqrt, div,
@@ -68,8 +68,8 @@ struct SgdFactors {
 };
 
 FP8TRAIN_HD SgdFactors sgd_factors(const Sgd& call, const StepControl& control) {
-  return {control.gradient_factor, static_cast<float>(1.0 - call.lr * call.weight_decay),
-          static_cast<float>(call.momentum_factor), static_cast<float>(-call.lr)};
+  return {control.gradient_factor, static_cast<float>(1.0 - control.lr * call.weight_decay),
+          static_cast<float>(call.momentum_factor), static_cast<float>(-control.lr)};
 }
 
 /// The new momentum buffer.

@@ -56,7 +56,11 @@ void Optimizer::begin_step(Stream stream) {
   ops::fill(stream, parameters_->gradients(), 0.0F);
 }
 
-void Optimizer::step(Stream stream, Arena& scratch, double lr) {
+void Optimizer::set_learning_rate(double lr) {
+  device_->copy_from_host(&device_control()->lr, &lr, sizeof(lr));
+}
+
+void Optimizer::step(Stream stream, Arena& scratch) {
   ArenaScope scope(scratch);
   const int64_t chunks = (parameters_->elements() + kNormChunk - 1) / kNormChunk;
   const View partial = allocate(scratch, DType::i64, {chunks});  // doubles: 8 bytes each
@@ -73,7 +77,6 @@ void Optimizer::step(Stream stream, Arena& scratch, double lr) {
                   .moment1 = slice(moment1_, *parameter),
                   .moment2 = slice(moment2_, *parameter),
                   .copy = parameter->copy,
-                  .lr = lr,
                   .beta1 = settings_.betas[0],
                   .beta2 = settings_.betas[1],
                   .eps = settings_.eps,
@@ -85,7 +88,6 @@ void Optimizer::step(Stream stream, Arena& scratch, double lr) {
                 .gradient = parameter->gradient,
                 .momentum = slice(moment1_, *parameter),
                 .copy = parameter->copy,
-                .lr = lr,
                 .momentum_factor = settings_.momentum,
                 .weight_decay = decay},
                control);

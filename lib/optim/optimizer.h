@@ -30,8 +30,11 @@ class Optimizer {
   /// Zeroes the gradients; before the first micro-batch of a step.
   void begin_step(Stream stream);
 
-  /// Applies the accumulated gradients with learning rate `lr`, unless their norm is not finite.
-  void step(Stream stream, Arena& scratch, double lr);
+  /// Of the steps from now on; kept on the device, so that a recorded step can be replayed.
+  void set_learning_rate(double lr);
+
+  /// Applies the accumulated gradients, unless their norm is not finite.
+  void step(Stream stream, Arena& scratch);
 
   /// Device scalar that losses are multiplied by before backward (1 without loss scaling).
   const float* loss_scale() const;

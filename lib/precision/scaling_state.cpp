@@ -28,6 +28,7 @@ ScalingState::Group& ScalingState::group_of(const TensorFormat& format) {
   if (found != groups_.end()) {
     return **found;
   }
+  check(groups_.size() < 64, "at most 64 rules of scaling");  // bits of due()
   groups_.push_back(std::make_unique<Group>());
   groups_.back()->format = format;
   return *groups_.back();
@@ -78,22 +79,33 @@ void ScalingState::allocate(Device& device) {
   }
 }
 
-void ScalingState::update(Stream stream, int64_t step, double* squared_norm) {
-  for (const auto& group : groups_) {
-    const TensorFormat& format = group->format;
+uint64_t ScalingState::due(int64_t step) const {
+  uint64_t groups = 0;
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    const TensorFormat& format = groups_[g]->format;
+    const bool updated =
+        format.policy == ScalePolicy::delayed && step % format.delayed.interval == 0;
+    groups |= updated ? uint64_t{1} << g : 0;
+  }
+  return groups;
+}
+
+void ScalingState::update(Stream stream, uint64_t due, double* squared_norm) {
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    const Group* group = groups_[g].get();
     ops::propagate_non_finite(stream, group->amax, squared_norm);
-    if (format.policy != ScalePolicy::delayed || step % format.delayed.interval != 0) {
+    if ((due >> g & 1U) == 0) {
       continue;
     }
     const ops::DelayedScalingState state = {.slots = static_cast<int64_t>(group->slots.size()),
-                                            .history_length = format.delayed.history_length,
+                                            .history_length = group->format.delayed.history_length,
                                             .amax = group->amax.view().as<float>(),
                                             .history = group->history.view().as<float>(),
                                             .cursor = group->cursor.view().as<int32_t>(),
                                             .scale = group->scale.view().as<float>(),
                                             .scale_inv = group->scale_inv.view().as<float>(),
                                             .format_max = group->format_max.view().as<float>()};
-    ops::update_delayed_scaling(stream, state, format.delayed);
+    ops::update_delayed_scaling(stream, state, group->format.delayed);
   }
 }
 

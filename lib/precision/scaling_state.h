@@ -44,11 +44,14 @@ class ScalingState {
   bool empty() const { return slots_.empty(); }
   const std::vector<std::unique_ptr<ScalingSlot>>& slots() const { return slots_; }
 
-  /// Ends a micro-batch of optimizer step `step` (counted from 0): moves amax values into histories
-  /// and sets the scales of the next micro-batch, every `interval` steps of the slot's rule. Scales
-  /// of slots with current scaling are left alone. *squared_norm (device memory) becomes NaN when
-  /// an amax of any slot is not finite.
-  void update(Stream stream, int64_t step, double* squared_norm);
+  /// Which groups of slots with one rule are updated in optimizer step `step` (counted from 0):
+  /// those with delayed scaling, every `interval` steps. A set of bits, for update().
+  uint64_t due(int64_t step) const;
+
+  /// Ends a micro-batch: moves amax values of the groups that are due into histories and sets the
+  /// scales of the next micro-batch. Scales of slots with current scaling are left alone.
+  /// *squared_norm (device memory) becomes NaN when an amax of any slot is not finite.
+  void update(Stream stream, uint64_t due, double* squared_norm);
 
   /// Reads scales and statistics of all slots; waits for the device.
   std::vector<SlotReport> report() const;

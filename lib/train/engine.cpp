@@ -98,14 +98,28 @@ void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_st
   upload(batch);
   const auto targets =
       static_cast<float>(settings_.gradient_accumulation_steps * batch.rows * batch.columns);
-  model_.train_micro_batch(context(true, collect_statistics), tokens_, targets_,
-                           totals(kTrainingTotals), optimizer().loss_scale(), 1.0F / targets);
-  model_.scaling().update(device_->stream(), step_index, optimizer().squared_norm());
+  const uint64_t due = model_.scaling().due(step_index);
+  run(micro_batches_[{collect_statistics, due}], [&] {
+    model_.train_micro_batch(context(true, collect_statistics), tokens_, targets_,
+                             totals(kTrainingTotals), optimizer().loss_scale(), 1.0F / targets);
+    model_.scaling().update(device_->stream(), due, optimizer().squared_norm());
+  });
 }
 
-void Engine::end_step(double lr, bool collect_statistics) {
-  optimizer().step(device_->stream(), scratch_, lr);
-  model_.refresh_weights(context(true, collect_statistics), false);
+void Engine::end_step(bool collect_statistics) {
+  run(updates_[collect_statistics ? 1 : 0], [&] {
+    optimizer().step(device_->stream(), scratch_);
+    model_.refresh_weights(context(true, collect_statistics), false);
+  });
+}
+
+template <typename Work>
+void Engine::run(RepeatedWork& repeated, const Work& work) {
+  if (settings_.record) {
+    repeated.run(*device_, work);
+  } else {
+    work();
+  }
 }
 
 void Engine::calibrate(const Batch& batch) {

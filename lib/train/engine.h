@@ -5,14 +5,17 @@
 // allocates nothing.
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
 #include "data/loader.h"
 #include "device/arena.h"
 #include "device/device.h"
+#include "device/recording.h"
 #include "model/decoder.h"
 #include "optim/optimizer.h"
 #include "precision/plan.h"
@@ -28,6 +31,7 @@ struct EngineSettings {
   int64_t seq_length = 1;
   int64_t gradient_accumulation_steps = 1;
   bool trains = true;  ///< false: for evaluation and generation only; no gradients, no optimizer
+  bool record = true;  ///< replay recorded steps where the device records (CUDA graphs)
 };
 
 /// Bytes that a step needs beyond the persistent buffers.
@@ -47,6 +51,9 @@ class Engine {
 
   /// Reserves the arenas. Before the first step on a real device.
   void reserve(const StepPlan& plan);
+
+  /// Switches EngineSettings::record.
+  void set_record(bool on) { settings_.record = on; }
   StepPlan high_water() const { return {saved_.high_water(), scratch_.high_water()}; }
 
   Device& device() { return *device_; }
@@ -65,11 +72,12 @@ class Engine {
   /// with learning rate `lr`.
   template <typename NextBatch>
   void step(NextBatch&& next, int64_t step_index, double lr, bool collect_statistics) {
+    optimizer().set_learning_rate(lr);
     begin_step();
     for (int64_t i = 0; i < settings_.gradient_accumulation_steps; ++i) {
       micro_batch(next(), step_index, collect_statistics);
     }
-    end_step(lr, collect_statistics);
+    end_step(collect_statistics);
   }
 
   /// Sets the scales of delayed rows from a batch without training: a forward and backward pass
@@ -93,7 +101,9 @@ class Engine {
   StepContext context(bool training, bool collect_statistics);
   void begin_step();
   void micro_batch(const Batch& batch, int64_t step_index, bool collect_statistics);
-  void end_step(double lr, bool collect_statistics);
+  void end_step(bool collect_statistics);
+  template <typename Work>
+  void run(RepeatedWork& repeated, const Work& work);
   void upload(const Batch& batch);
   LossTotals totals(int slot) const;
   LossReport read_totals(int slot) const;
@@ -106,6 +116,10 @@ class Engine {
   Arena saved_, scratch_;
   Tensor tokens_, targets_;
   Buffer totals_;  // [0] training, [1] evaluation
+  // One for each form of a micro-batch (with statistics or not, which scales are due) and of the
+  // update (with statistics or not).
+  std::map<std::pair<bool, uint64_t>, RepeatedWork> micro_batches_;
+  RepeatedWork updates_[2];
 };
 
 /// Runs one training step and one evaluation batch on a meta device with the traits of the device

@@ -108,7 +108,8 @@ EngineSettings engine_settings(const Settings& settings, const ModelConfig& mode
       .optimizer = settings.optimizer,
       .micro_batch_size = settings.training.micro_batch_size,
       .seq_length = settings.data.seq_length,
-      .gradient_accumulation_steps = settings.training.gradient_accumulation_steps};
+      .gradient_accumulation_steps = settings.training.gradient_accumulation_steps,
+      .record = settings.cuda_graphs};
   check_batch(engine);
   plan_linears(engine.plan, linear_sites(model));  // patterns that match nothing
   return engine;

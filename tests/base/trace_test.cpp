@@ -52,6 +52,20 @@ TEST_CASE("spans that are off leave no trace, and switching on starts afresh", "
   set_tracing(false);
 }
 
+TEST_CASE("a span settles what it started before it ends", "[base]") {
+  int settled = 0;
+  set_tracing(true, [&] {
+    pause_ms(5);
+    ++settled;
+  });
+  { const TraceSpan span("asynchronous"); }
+  set_tracing(false);
+  CHECK(settled == 1);
+  CHECK(trace_totals().front().self_seconds >= 0.005);
+  { const TraceSpan span("off"); }
+  CHECK(settled == 1);
+}
+
 TEST_CASE("a stopwatch runs forward and restarts", "[base]") {
   Stopwatch watch;
   pause_ms(5);

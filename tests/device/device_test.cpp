@@ -6,6 +6,7 @@
 #include "device/arena.h"
 #include "device/cuda/cuda_device.h"
 #include "device/device.h"
+#include "device/recording.h"
 
 using namespace fp8train;
 
@@ -85,6 +86,49 @@ TEST_CASE("cuda is refused with its reason, or it serves") {
 TEST_CASE("a meta device plans with the traits of another") {
   CHECK(make_device(DeviceKind::meta)->traits() == DeviceTraits{});
   CHECK(make_meta_device(cuda_traits())->traits() == cuda_traits());
+}
+
+TEST_CASE("repeated work has the same effect each time, recorded or not") {
+  for (const DeviceKind kind : {DeviceKind::cpu, DeviceKind::cuda}) {
+    if (kind == DeviceKind::cuda && !why_cuda_is_unusable().empty()) {
+      continue;
+    }
+    const auto device = make_device(kind);
+    CHECK(device->records() == (kind == DeviceKind::cuda));
+    const Buffer buffer(*device, 8, MemoryCategory::batch);
+    RepeatedWork work;
+    int host_runs = 0;
+    for (int i = 0; i < 4; ++i) {
+      const int64_t sent = 7;
+      device->copy_from_host(buffer.data(), &sent, sizeof(sent));
+      work.run(*device, [&] {
+        device->fill_zero(buffer.data(), 4);
+        ++host_runs;
+      });
+      int64_t received = 1;
+      device->copy_to_host(&received, buffer.data(), sizeof(received));
+      CHECK(received == 0);
+    }
+    CHECK(host_runs == (device->records() ? 2 : 4));  // as it is and recorded, or each time
+  }
+}
+
+TEST_CASE("what must not be recorded is an error, and the device goes on") {
+  if (!why_cuda_is_unusable().empty()) {
+    CHECK_THROWS_AS(make_device(DeviceKind::cpu)->record([] {}), InternalError);
+    return;
+  }
+  const auto device = make_device(DeviceKind::cuda);
+  const Buffer buffer(*device, 8, MemoryCategory::batch);
+  int64_t value = 5;
+  CHECK_THROWS_AS(device->record([&] { device->synchronize(); }), DeviceError);
+  CHECK_THROWS_AS(device->record([&] { device->copy_to_host(&value, buffer.data(), 8); }),
+                  DeviceError);
+  CHECK_THROWS_AS(device->record([&] { throw ConfigError("of the work"); }), ConfigError);
+  device->copy_from_host(buffer.data(), &value, sizeof(value));
+  int64_t received = 0;
+  device->copy_to_host(&received, buffer.data(), sizeof(received));
+  CHECK(received == 5);
 }
 
 TEST_CASE("meta memory reads back as zeros") {

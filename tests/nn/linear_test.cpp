@@ -160,7 +160,7 @@ TEST_CASE("delayed scaling uses the scale of earlier passes and records the amax
     amax = std::max(amax, *slot->amax);
   }
   CHECK(amax <= 1.0F);
-  layer.scaling.update(layer.device->stream(), 0, &norm);
+  layer.scaling.update(layer.device->stream(), layer.scaling.due(0), &norm);
   for (const auto& slot : layer.scaling.slots()) {
     CHECK(*slot->scale > 400.0F);
     CHECK(*slot->amax == 0.0F);
@@ -170,7 +170,7 @@ TEST_CASE("delayed scaling uses the scale of earlier passes and records the amax
 TEST_CASE("a cached weight keeps the scale it was cast with") {
   Layer layer(plan_named("te-delayed"));
   run(layer, DType::bf16);
-  layer.scaling.update(layer.device->stream(), 0, &norm);
+  layer.scaling.update(layer.device->stream(), layer.scaling.due(0), &norm);
   // The slots have moved on; the codes of the weight were cast with scale 1 and must still be read
   // with it.
   CHECK(run(layer, DType::bf16).y < 0.06);

@@ -112,7 +112,7 @@ TEST_CASE("AdamW follows torch.optim.AdamW", "[ops]") {
     const auto n = static_cast<int64_t>(golden.number());
     const auto steps = static_cast<int>(golden.number());
     ops::AdamW call{};
-    call.lr = golden.number();
+    const double lr = golden.number();
     call.beta1 = golden.number();
     call.beta2 = golden.number();
     call.eps = golden.number();
@@ -123,6 +123,7 @@ TEST_CASE("AdamW follows torch.optim.AdamW", "[ops]") {
     Array moment2(DType::f32, {n});
     Array copy(DType::bf16, {n});
     ops::StepControl control = fresh_control();
+    control.lr = lr;
     for (int step = 1; step <= steps; ++step) {
       Array gradient = golden.tensor(n);
       const float norm = golden.bits();
@@ -150,13 +151,14 @@ TEST_CASE("SGD follows torch.optim.SGD with decoupled decay", "[ops]") {
     const auto n = static_cast<int64_t>(golden.number());
     const auto steps = static_cast<int>(golden.number());
     ops::Sgd call{};
-    call.lr = golden.number();
+    const double lr = golden.number();
     call.momentum_factor = golden.number();
     call.weight_decay = golden.number();
     Array weight = golden.tensor(n);
     Array momentum(DType::f32, {n});
     Array copy(DType::f16, {n});
     ops::StepControl control = fresh_control();
+    control.lr = lr;
     for (int step = 0; step < steps; ++step) {
       Array gradient = golden.tensor(n);
       measure_norm(gradient, control, 0.0F);
@@ -226,14 +228,15 @@ TEST_CASE("a step with a non-finite gradient touches nothing", "[ops]") {
     const std::vector<uint8_t> before[] = {weight.bytes(), moment1.bytes(), moment2.bytes(),
                                            copy.bytes()};
     ops::StepControl control = fresh_control();
+    control.lr = 1e-3;
     CHECK_FALSE(std::isfinite(measure_norm(gradient, control, 1.0F)));
     CHECK(control.skip == 1);
     CHECK(control.skipped_steps == 1);
     CHECK(control.applied_steps == 0);
     CHECK(control.gradient_factor == 0.0F);
-    ops::adamw(cpu_stream(), {weight, gradient, moment1, moment2, copy, 1e-3, 0.9, 0.99, 1e-8, 0.1},
+    ops::adamw(cpu_stream(), {weight, gradient, moment1, moment2, copy, 0.9, 0.99, 1e-8, 0.1},
                &control);
-    ops::sgd(cpu_stream(), {weight, gradient, moment1, copy, 1e-3, 0.9, 0.1}, &control);
+    ops::sgd(cpu_stream(), {weight, gradient, moment1, copy, 0.9, 0.1}, &control);
     CHECK(weight.bytes() == before[0]);
     CHECK(moment1.bytes() == before[1]);
     CHECK(moment2.bytes() == before[2]);
@@ -273,12 +276,13 @@ TEST_CASE("optimizer steps give the same bits at every level and thread count", 
     Array moment2(DType::f32, {n});
     Array copy(DType::f16, {n});
     ops::StepControl control = fresh_control();
+    control.lr = 1e-3;
     for (int step = 0; step < 3; ++step) {
       control.squared_norm = 9.0;
       table.prepare_step(cpu_stream(), &control, 1.0F, {});
-      table.adamw(cpu_stream(),
-                  {weight, gradient, moment1, moment2, copy, 1e-3, 0.9, 0.95, 1e-8, 0.1}, &control);
-      table.sgd(cpu_stream(), {weight, gradient, moment1, copy, 1e-3, 0.9, 0.1}, &control);
+      table.adamw(cpu_stream(), {weight, gradient, moment1, moment2, copy, 0.9, 0.95, 1e-8, 0.1},
+                  &control);
+      table.sgd(cpu_stream(), {weight, gradient, moment1, copy, 0.9, 0.1}, &control);
     }
     Bits bits;
     for (const Array* array : {&weight, &moment1, &moment2, &copy}) {

@@ -44,8 +44,9 @@ TEST_CASE("weight decay spares norms, and the gradient norm is that of all param
   settings.weight_decay = 0.5;
   settings.grad_clip = 0.0;
   Optimizer optimizer(*f.device, f.store, settings, false);
+  optimizer.set_learning_rate(0.1F);
   f.set_gradient(2.0F);
-  optimizer.step(f.device->stream(), f.scratch, 0.1F);
+  optimizer.step(f.device->stream(), f.scratch);
   CHECK(optimizer.report().gradient_norm == Approx(6.0));
   // First AdamW step: the update is lr * sign(g) up to eps.
   CHECK(f.weight->value.as<float>()[0] == Approx(1.0 - 0.1 * 0.5 - 0.1));
@@ -55,14 +56,15 @@ TEST_CASE("weight decay spares norms, and the gradient norm is that of all param
 TEST_CASE("a gradient that is not finite skips the step and leaves everything as it was") {
   Fixture f;
   Optimizer optimizer(*f.device, f.store, {}, false);
+  optimizer.set_learning_rate(0.1F);
   f.set_gradient(1.0F);
-  optimizer.step(f.device->stream(), f.scratch, 0.1F);
+  optimizer.step(f.device->stream(), f.scratch);
   const std::vector<float> before = to_host_f32(*f.device, f.store.values());
   const std::vector<float> moments = to_host_f32(*f.device, optimizer.moment1());
   for (const float bad : {std::numeric_limits<float>::infinity(), std::nanf("")}) {
     f.set_gradient(1.0F);
     f.weight->gradient.as<float>()[4] = bad;
-    optimizer.step(f.device->stream(), f.scratch, 0.1F);
+    optimizer.step(f.device->stream(), f.scratch);
     CHECK(optimizer.report().skipped);
   }
   CHECK(to_host_f32(*f.device, f.store.values()) == before);
@@ -76,13 +78,14 @@ TEST_CASE("dynamic loss scaling halves on overflow and ignores the scale otherwi
   OptimizerSettings settings;
   settings.grad_clip = 0.0;
   Optimizer optimizer(*f.device, f.store, settings, true);
+  optimizer.set_learning_rate(0.1F);
   const float scale = *optimizer.loss_scale();
   CHECK(scale == 65536.0F);
   f.set_gradient(2.0F * scale);
-  optimizer.step(f.device->stream(), f.scratch, 0.1F);
+  optimizer.step(f.device->stream(), f.scratch);
   CHECK(optimizer.report().gradient_norm == Approx(6.0));
   f.set_gradient(std::numeric_limits<float>::infinity());
-  optimizer.step(f.device->stream(), f.scratch, 0.1F);
+  optimizer.step(f.device->stream(), f.scratch);
   CHECK(*optimizer.loss_scale() == scale / 2);
 }
 

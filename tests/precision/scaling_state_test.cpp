@@ -31,10 +31,10 @@ TEST_CASE("an amax that is not finite reaches the norm of the step and leaves th
   double norm = 1.5;
   *slot->amax = 2.0F;
   *other->amax = 2.0F;
-  state.update(device->stream(), 0, &norm);
+  state.update(device->stream(), state.due(0), &norm);
   CHECK(norm == 1.5);
   *other->amax = bad;
-  state.update(device->stream(), 1, &norm);
+  state.update(device->stream(), state.due(1), &norm);
   CHECK(std::isnan(norm));
   CHECK(*other->scale == 448.0F / 2.0F);
 }
@@ -49,16 +49,16 @@ TEST_CASE("scales follow the amax of the window") {
   state.allocate(*device);
   CHECK(*slot->scale == 1.0F);
   *slot->amax = 7.0F;
-  state.update(device->stream(), 0, &squared_norm);
+  state.update(device->stream(), state.due(0), &squared_norm);
   CHECK(*slot->scale == 448.0F / 7.0F);
   CHECK(*slot->scale_inv == 1.0F / (448.0F / 7.0F));
   CHECK(*other->scale == 1.0F);  // its amax was 0: untouched
   *slot->amax = 3.5F;
-  state.update(device->stream(), 1, &squared_norm);
+  state.update(device->stream(), state.due(1), &squared_norm);
   CHECK(*slot->scale == 448.0F / 7.0F);  // 7 is still in the window
   *slot->amax = 3.5F;
   *other->amax = 2.0F;
-  state.update(device->stream(), 2, &squared_norm);
+  state.update(device->stream(), state.due(2), &squared_norm);
   CHECK(*slot->scale == 448.0F / 3.5F);
   CHECK(*other->scale == 57344.0F / 2.0F);
 }
@@ -69,12 +69,12 @@ TEST_CASE("an interval leaves the scales alone between its steps") {
   const ScalingSlot* slot = state.add("layer", "x", delayed(4, 3));
   state.allocate(*device);
   *slot->amax = 448.0F;
-  state.update(device->stream(), 0, &squared_norm);
+  state.update(device->stream(), state.due(0), &squared_norm);
   CHECK(*slot->scale == 1.0F);
   *slot->amax = 896.0F;
-  state.update(device->stream(), 1, &squared_norm);
+  state.update(device->stream(), state.due(1), &squared_norm);
   CHECK(*slot->scale == 1.0F);
-  state.update(device->stream(), 3, &squared_norm);
+  state.update(device->stream(), state.due(3), &squared_norm);
   CHECK(*slot->scale == 0.5F);
 }
 
@@ -91,14 +91,14 @@ TEST_CASE("a saved state continues exactly") {
   const ScalingSlot* slot_b = make(b);
   for (const float amax : {5.0F, 3.0F, 2.0F}) {
     *slot_a->amax = amax;
-    a.update(device->stream(), 0, &squared_norm);
+    a.update(device->stream(), a.due(0), &squared_norm);
   }
   *slot_a->amax = 1.0F;
   b.load(a.save());
   CHECK(*slot_b->amax == 1.0F);
   for (int step = 0; step < 4; ++step) {
-    a.update(device->stream(), 0, &squared_norm);
-    b.update(device->stream(), 0, &squared_norm);
+    a.update(device->stream(), a.due(0), &squared_norm);
+    b.update(device->stream(), b.due(0), &squared_norm);
     CHECK(*slot_a->scale == *slot_b->scale);
     *slot_a->amax = *slot_b->amax = 0.5F;
   }

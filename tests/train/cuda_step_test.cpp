@@ -88,7 +88,10 @@ struct Run {
     engine.weights_changed();
   }
   void train_step() {
-    engine.step([&] { return batch_of(static_cast<uint64_t>(step)); }, step, 1e-3F, false);
+    uint64_t index = static_cast<uint64_t>(step * engine.settings().gradient_accumulation_steps);
+    // Statistics every third step and a learning rate that changes: what a recording must not hold.
+    engine.step([&] { return batch_of(index++); }, step, 1e-3 / static_cast<double>(step + 1),
+                step % 3 == 2);
     ++step;
   }
   std::vector<float> gradients() {
@@ -190,14 +193,40 @@ TEST_CASE("the steady step on cuda stays within the plan made on meta", "[cuda]"
   }
 }
 
+TEST_CASE("recorded steps are bitwise those that are launched one by one", "[cuda]") {
+  if (no_device()) {
+    return;
+  }
+  for (const Row& row : kRowsOfChart) {
+    CAPTURE(row.plan);
+    EngineSettings settings = small_llama(row.plan);
+    settings.gradient_accumulation_steps = 2;
+    settings.plan.wgrad.a.delayed.interval = 2;  // some steps update those scales, some do not
+    Run recorded(DeviceKind::cuda, settings);
+    settings.record = false;
+    Run launched(DeviceKind::cuda, settings);
+    for (int i = 0; i < 7; ++i) {
+      recorded.train_step();
+      launched.train_step();
+      CHECK(recorded.engine.step_loss().mean == launched.engine.step_loss().mean);
+    }
+    CHECK(recorded.gradients() == launched.gradients());
+    const auto weights = [](Run& run) {
+      return to_host_f32(*run.device, run.engine.model().parameters().values());
+    };
+    CHECK(weights(recorded) == weights(launched));
+  }
+}
+
 #if defined(FP8TRAIN_CUDA_SHIM)
 TEST_CASE("the steady step on cuda makes no allocation, waits for nothing and reads nothing back",
           "[cuda]") {
   for (const Row& row : kRowsOfChart) {
     CAPTURE(row.plan);
     Run run(DeviceKind::cuda, small_llama(row.plan));
-    run.train_step();
-    run.train_step();
+    for (int i = 0; i < 6; ++i) {  // with and without statistics: as it is and recorded
+      run.train_step();
+    }
     const shim::RuntimeCalls before = shim::runtime_calls();
     const uint64_t plans = shim::heuristics_asked();
     const uint64_t products = shim::matmuls();
@@ -206,6 +235,9 @@ TEST_CASE("the steady step on cuda makes no allocation, waits for nothing and re
     CHECK(shim::runtime_calls().synchronizations == before.synchronizations);
     CHECK(shim::runtime_calls().reads_back == before.reads_back);
     CHECK(shim::heuristics_asked() == plans);
+    // The batch, the learning rate and the zeroed gradients and totals go in beside two graphs.
+    CHECK(shim::runtime_calls().graph_launches == before.graph_launches + 2);
+    CHECK(shim::runtime_calls().submissions <= before.submissions + 6);
     CHECK(shim::matmuls() == products + 27);  // 2 blocks of 4 layers and the head, three GEMMs each
   }
 }

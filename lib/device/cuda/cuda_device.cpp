@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "device/cuda/cuda_context.h"
+#include "device/cuda/cuda_graph.h"
 #include "device/cuda/staging.h"
 
 namespace fp8train {
@@ -96,6 +97,11 @@ class CudaDevice final : public Device {
 
   void synchronize() override {
     check_cuda(cudaStreamSynchronize(context_.stream), "waiting for the GPU");
+  }
+
+  bool records() const override { return true; }
+  std::unique_ptr<Recording> record(const std::function<void()>& work) override {
+    return capture_graph(context_.stream, work);
   }
 
   size_t available_memory() const override {

@@ -48,8 +48,9 @@ void launch(const Stream& stream, const LaunchShape& shape, void (*kernel)(Param
   }
 #if defined(FP8TRAIN_CUDA_SHIM)
   static_cast<void>(stream);
-  shim::run_blocks(shape.grid, shape.block, shape.shared_bytes,
-                   [&] { kernel(static_cast<Parameters>(arguments)...); });
+  shim::submit([shape, kernel, ... copies = static_cast<Parameters>(arguments)] {
+    shim::run_blocks(shape.grid, shape.block, shape.shared_bytes, [&] { kernel(copies...); });
+  });
 #else
   constexpr size_t kWithoutAsking = size_t{48} << 10;
   if (shape.shared_bytes > kWithoutAsking) {

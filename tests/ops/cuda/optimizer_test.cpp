@@ -105,6 +105,7 @@ bool same_result(const Result& a, const Result& b) {
 
 ops::StepControl ready_control(bool skip) {
   ops::StepControl control{};
+  control.lr = 3e-4;
   control.gradient_factor = 0.37F;
   control.loss_scale = 1.0F;
   control.skip = skip ? 1 : 0;
@@ -140,7 +141,6 @@ TEST_CASE("adamw is exact, with and without a copy", "[cuda][optimizer]") {
                                      .moment1 = m,
                                      .moment2 = v,
                                      .copy = copy_kind == 0 ? View() : copy,
-                                     .lr = 3e-4,
                                      .beta1 = 0.9,
                                      .beta2 = 0.95,
                                      .eps = 1e-8,
@@ -173,7 +173,6 @@ TEST_CASE("sgd is exact, with and without momentum", "[cuda][optimizer]") {
                                      .gradient = side.put(state(count, 4), offset),
                                      .momentum = with_momentum ? momentum : View(),
                                      .copy = copy_kind == 0 ? View() : copy,
-                                     .lr = 0.01,
                                      .momentum_factor = 0.9,
                                      .weight_decay = 0.1};
               ops::sgd(side.stream(), call, side.put_value(ready_control(skip)));

@@ -182,7 +182,7 @@ void BlockRunner::resume(unsigned index) {
 
 /// Back to the scheduler until it resumes this fiber.
 void BlockRunner::yield() {
-  Fiber& fiber = current();
+  [[maybe_unused]] Fiber& fiber = current();
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_start_switch_fiber(&fiber.fake_stack, scheduler_bottom_, scheduler_bytes_);
 #endif

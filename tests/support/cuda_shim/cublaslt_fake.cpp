@@ -9,6 +9,7 @@
 
 #include "numeric/convert.h"
 #include "ops/cuda/cublaslt_api.h"
+#include "submit.h"
 
 struct cublasLtContext {};
 struct cublasLtMatmulDescOpaque_t {
@@ -137,6 +138,34 @@ float dot(const float* a, const float* b, int64_t count) {
     total += sum;
   }
   return total;
+}
+
+template <typename Pointer>
+struct Matrix {
+  Pointer data;
+  cublasLtMatrixLayoutOpaque_t layout;
+};
+
+void multiply(const cublasLtMatmulDescOpaque_t& product, float factor, const Matrix<const void*>& a,
+              const Matrix<const void*>& b, float add, const void* c, const Matrix<void*>& d) {
+  const bool a_transposed = product.a_operation == CUBLAS_OP_T;
+  const int64_t m = d.layout.rows;
+  const int64_t n = d.layout.columns;
+  const int64_t k = a_transposed ? a.layout.rows : a.layout.columns;
+  const std::vector<float> left = along_k(a.data, a.layout, a_transposed, m, k);
+  const std::vector<float> right =
+      along_k(b.data, b.layout, product.b_operation != CUBLAS_OP_T, n, k);
+  factor *= product.a_scale == nullptr ? 1.0F : *product.a_scale;
+  factor *= product.b_scale == nullptr ? 1.0F : *product.b_scale;
+  for (int64_t column = 0; column < n; ++column) {
+    for (int64_t row = 0; row < m; ++row) {
+      const int64_t index = row + column * d.layout.stride;
+      const float sum = factor * dot(left.data() + row * k, right.data() + column * k, k);
+      store_at(d.data, d.layout.type, index,
+               add == 0.0F ? sum : sum + add * value_at(c, d.layout.type, index));
+    }
+  }
+  matmul_count += 1;
 }
 
 bool aligned(const void* pointer, size_t bytes) {
@@ -332,25 +361,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t /*handle*/, cublasLtMatmulDesc_t 
   if (!aligned(workspace, 256)) {
     return refuse("the workspace must be 256-byte aligned", CUBLAS_STATUS_INVALID_VALUE);
   }
-  const bool a_transposed = description->a_operation == CUBLAS_OP_T;
-  const bool b_transposed = description->b_operation == CUBLAS_OP_T;
-  const int64_t m = d_layout->rows;
-  const int64_t n = d_layout->columns;
-  const int64_t k = a_transposed ? a_layout->rows : a_layout->columns;
-  const std::vector<float> left = along_k(a, *a_layout, a_transposed, m, k);
-  const std::vector<float> right = along_k(b, *b_layout, !b_transposed, n, k);
-  float factor = *static_cast<const float*>(alpha);
-  factor *= description->a_scale == nullptr ? 1.0F : *description->a_scale;
-  factor *= description->b_scale == nullptr ? 1.0F : *description->b_scale;
-  const float add = *static_cast<const float*>(beta);
-  for (int64_t column = 0; column < n; ++column) {
-    for (int64_t row = 0; row < m; ++row) {
-      const int64_t index = row + column * d_layout->stride;
-      const float sum = factor * dot(left.data() + row * k, right.data() + column * k, k);
-      store_at(d, d_layout->type, index,
-               add == 0.0F ? sum : sum + add * value_at(c, d_layout->type, index));
-    }
-  }
-  matmul_count += 1;
+  fp8train::shim::submit([=, product = *description, left = *a_layout, right = *b_layout,
+                          result = *d_layout, factor = *static_cast<const float*>(alpha),
+                          add = *static_cast<const float*>(beta)] {
+    multiply(product, factor, {a, left}, {b, right}, add, c, {d, result});
+  });
   return CUBLAS_STATUS_SUCCESS;
 }

@@ -10,6 +10,7 @@
 
 #include "block_runner.h"
 #include "cuda_runtime_api.h"
+#include "submit.h"
 
 #define __global__
 #define __device__

@@ -3,12 +3,29 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <utility>
+#include <vector>
 
 #include "cuda_runtime_api.h"
+#include "submit.h"
+
+using Work = std::vector<std::function<void()>>;
+struct CUgraph_st {
+  Work work;
+};
+struct CUgraphExec_st {
+  Work work;
+};
 
 namespace {
 
 fp8train::shim::RuntimeCalls calls;
+cudaGraph_t captured = nullptr;  // while the stream is being captured
+
+/// A call that would break the capture on a GPU too.
+cudaError_t outside_of_capture(cudaError_t status) {
+  return captured == nullptr ? status : cudaErrorStreamCaptureUnsupported;
+}
 
 int initial_capability() {
   const char* value = std::getenv("FP8TRAIN_SHIM_CAPABILITY");
@@ -42,6 +59,15 @@ namespace fp8train::shim {
 
 const RuntimeCalls& runtime_calls() {
   return calls;
+}
+
+void submit(std::function<void()> work) {
+  if (captured != nullptr) {
+    captured->work.push_back(std::move(work));
+    return;
+  }
+  calls.submissions += 1;
+  work();
 }
 
 }  // namespace fp8train::shim
@@ -79,7 +105,7 @@ cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
 }
 cudaError_t cudaMalloc(void** pointer, size_t bytes) {
   calls.allocations += 1;
-  return allocate(pointer, bytes);
+  return captured == nullptr ? allocate(pointer, bytes) : cudaErrorStreamCaptureUnsupported;
 }
 cudaError_t cudaFree(void* pointer) {
   release(pointer);
@@ -96,11 +122,14 @@ cudaError_t cudaFreeHost(void* pointer) {
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t /*stream*/) {
   calls.reads_back += kind == cudaMemcpyDeviceToHost ? 1 : 0;
-  std::memcpy(to, from, bytes);
+  if (kind != cudaMemcpyDeviceToDevice && captured != nullptr) {
+    return cudaErrorStreamCaptureUnsupported;  // host memory of one step would be in all of them
+  }
+  fp8train::shim::submit([=] { std::memcpy(to, from, bytes); });
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* pointer, int value, size_t bytes, cudaStream_t /*stream*/) {
-  std::memset(pointer, value, bytes);
+  fp8train::shim::submit([=] { std::memset(pointer, value, bytes); });
   return cudaSuccess;
 }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned /*flags*/) {
@@ -112,6 +141,37 @@ cudaError_t cudaStreamDestroy(cudaStream_t /*stream*/) {
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t /*stream*/) {
   calls.synchronizations += 1;
+  return outside_of_capture(cudaSuccess);
+}
+cudaError_t cudaStreamBeginCapture(cudaStream_t /*stream*/, cudaStreamCaptureMode /*mode*/) {
+  if (captured != nullptr) {
+    return cudaErrorStreamCaptureUnsupported;
+  }
+  captured = new CUgraph_st;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t /*stream*/, cudaGraph_t* graph) {
+  *graph = std::exchange(captured, nullptr);
+  return *graph == nullptr ? cudaErrorInvalidValue : cudaSuccess;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
+                                 unsigned long long /*flags*/) {
+  *executable = new CUgraphExec_st{graph->work};
+  return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t /*stream*/) {
+  calls.graph_launches += 1;
+  for (const auto& work : executable->work) {
+    work();
+  }
+  return outside_of_capture(cudaSuccess);
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete graph;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
+  delete executable;
   return cudaSuccess;
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned /*flags*/) {

@@ -1,0 +1,71 @@
+#include "device/cuda/cuda_graph.h"
+
+#include "device/cuda/cuda_context.h"
+
+namespace fp8train {
+namespace {
+
+class CudaGraph final : public Recording {
+ public:
+  explicit CudaGraph(cudaStream_t stream) : stream_(stream) {}
+  ~CudaGraph() override {
+    if (executable_ != nullptr) {
+      cudaGraphExecDestroy(executable_);
+    }
+  }
+  CudaGraph(const CudaGraph&) = delete;
+  CudaGraph& operator=(const CudaGraph&) = delete;
+
+  void instantiate(cudaGraph_t graph) {
+    check_cuda(cudaGraphInstantiate(&executable_, graph, 0), "preparing a CUDA graph");
+  }
+  void replay() override {
+    check_cuda(cudaGraphLaunch(executable_, stream_), "starting a CUDA graph");
+  }
+
+ private:
+  cudaStream_t stream_;
+  cudaGraphExec_t executable_ = nullptr;
+};
+
+/// A capture in progress; ended on every way out.
+class Capture {
+ public:
+  explicit Capture(cudaStream_t stream) : stream_(stream) {
+    check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal),
+               "starting to record a step");
+  }
+  ~Capture() {
+    if (running_) {
+      cudaStreamEndCapture(stream_, &graph_);
+    }
+    if (graph_ != nullptr) {
+      cudaGraphDestroy(graph_);
+    }
+  }
+  Capture(const Capture&) = delete;
+  Capture& operator=(const Capture&) = delete;
+
+  cudaGraph_t finish() {
+    running_ = false;
+    check_cuda(cudaStreamEndCapture(stream_, &graph_), "recording a step");
+    return graph_;
+  }
+
+ private:
+  cudaStream_t stream_;
+  cudaGraph_t graph_ = nullptr;
+  bool running_ = true;
+};
+
+}  // namespace
+
+std::unique_ptr<Recording> capture_graph(cudaStream_t stream, const std::function<void()>& work) {
+  auto recording = std::make_unique<CudaGraph>(stream);
+  Capture capture(stream);
+  work();
+  recording->instantiate(capture.finish());
+  return recording;
+}
+
+}  // namespace fp8train

@@ -1,0 +1,17 @@
+#pragma once
+// Recordings of the cuda device: what a stream captured, as a CUDA graph.
+
+#include <cuda_runtime_api.h>
+
+#include <functional>
+#include <memory>
+
+#include "device/device.h"
+
+namespace fp8train {
+
+/// Device::record on `stream`, which outlives the recording. When `work` throws, nothing stays
+/// captured and the exception goes on.
+std::unique_ptr<Recording> capture_graph(cudaStream_t stream, const std::function<void()>& work);
+
+}  // namespace fp8train

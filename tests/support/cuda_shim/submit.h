@@ -1,0 +1,11 @@
+#pragma once
+// Work that is given to the shim's stream: done at once, or, while the stream is captured, kept in
+// the graph. What `work` needs is copied into it, as a launch copies its arguments.
+
+#include <functional>
+
+namespace fp8train::shim {
+
+void submit(std::function<void()> work);
+
+}  // namespace fp8train::shim
