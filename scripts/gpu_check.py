@@ -16,7 +16,10 @@ ROWS = ["fp32", "bf16", "fp16", "te-delayed", "te-current"]
 # that is rounded grows over the steps.
 CURVE_TOLERANCE = {"fp32": 2e-4, "bf16": 5e-3, "fp16": 3e-3, "te-delayed": 2e-2, "te-current": 2e-2}
 CURVE_STEPS = 50
-STEP_SHAPES = [("llama-1b", 4, 2048), ("llama-42m", 16, 1024), ("gpt2-124m", 16, 1024)]
+# Name, preset, layers (0: the preset's), sequences, tokens of a sequence.
+STEP_SHAPES = [("llama-8b-16l", "llama-8b", 16, 1, 8192), ("llama-1b", "llama-1b", 0, 4, 2048), ("gpt2-124m", "gpt2-124m", 0, 16, 1024)]
+# Sequences, tokens, heads, heads of keys and values, elements of a head.
+ATTENTION_SHAPES = [(1, 8192, 32, 8, 128), (4, 2048, 32, 8, 64), (16, 1024, 12, 12, 64)]
 STEP_ROWS = ["bf16", "te-delayed", "te-current"]
 GEMM_SIZES = "1024,2048,4096,8192"
 
@@ -98,11 +101,17 @@ class Check:
 
     def benches(self):
         figures = {"gemm": self.bench("bench-gemm", ["gemm", "--sizes", GEMM_SIZES]), "cast": self.bench("bench-cast", ["cast"])}
-        for preset, rows, length in STEP_SHAPES:
+        for batch, length, heads, kv_heads, head_dim in ATTENTION_SHAPES:
+            name = f"attention {batch}x{length} {heads}/{kv_heads}x{head_dim}"
+            figures[name] = self.bench(
+                f"bench-attention-{length}-{head_dim}",
+                ["attention", "--batch", batch, "--seq-length", length, "--heads", heads, "--kv-heads", kv_heads, "--head-dim", head_dim, "--seconds", "1"])
+        for name, preset, layers, rows, length in STEP_SHAPES:
             for row in STEP_ROWS:
-                figures[f"step {preset} {row}"] = self.bench(
-                    f"bench-step-{preset}-{row}",
-                    ["step", "--preset", preset, "--plan", row, "--micro-batch-size", rows, "--seq-length", length, "--vocabulary", 50257, "--seconds", "3"])
+                figures[f"step {name} {row}"] = self.bench(
+                    f"bench-step-{name}-{row}",
+                    ["step", "--preset", preset, "--plan", row, "--layers", layers, "--micro-batch-size", rows, "--seq-length", length,
+                     "--vocabulary", 50257, "--seconds", "3"])
         self.results["bench"] = figures
 
     def table(self):
@@ -113,13 +122,16 @@ class Check:
                 lines.append(f"| {name} | {result.get('passed')} | {json.dumps(detail)[:160]} |")
         lines += ["", "| step | tokens/s | TFLOP/s | of own bf16 |", "|---|---|---|---|"]
         figures = self.results.get("bench", {})
-        for preset, _, _ in STEP_SHAPES:
-            base = (figures.get(f"step {preset} bf16") or {}).get("tokens_per_second")
+        for name, *_ in STEP_SHAPES:
+            base = (figures.get(f"step {name} bf16") or {}).get("tokens_per_second")
             for row in STEP_ROWS:
-                step = figures.get(f"step {preset} {row}")
+                step = figures.get(f"step {name} {row}")
                 if step:
                     ratio = f"{step['tokens_per_second'] / base:.2f}" if base else ""
-                    lines.append(f"| {preset} {row} | {step['tokens_per_second']:,.0f} | {step['gflops'] / 1e3:.0f} | {ratio} |")
+                    lines.append(f"| {name} {row} | {step['tokens_per_second']:,.0f} | {step['gflops'] / 1e3:.0f} | {ratio} |")
+        for name, entry in figures.items():
+            if name.startswith("attention") and entry:
+                lines.append(f"| {name} | | {entry['forward_gflops'] / 1e3:.0f} forward, {entry['backward_gflops'] / 1e3:.0f} backward | |")
         for entry in (figures.get("gemm") or {}).get("results", []):
             lines.append(f"| GEMM {entry['size']} {entry['operands']} | | {entry['gflops'] / 1e3:.0f} | |")
         return "\n".join(lines) + "\n"

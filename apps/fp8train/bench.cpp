@@ -15,7 +15,8 @@ namespace {
 
 constexpr size_t kLeastRepetitions = 3;
 
-/// Uniform values in [-1, 1) in `dtype`; FP8 by a cast with scale 1.
+}  // namespace
+
 Tensor random_matrix(Device& device, DType dtype, int64_t rows, int64_t columns) {
   std::vector<float> values(static_cast<size_t>(rows * columns));
   for (size_t i = 0; i < values.size(); i += 4) {
@@ -45,8 +46,6 @@ Tensor random_matrix(Device& device, DType dtype, int64_t rows, int64_t columns)
                 nullptr, nullptr);
   return result;
 }
-
-}  // namespace
 
 double median_seconds(const std::function<void()>& work, double min_seconds) {
   work();

@@ -6,12 +6,16 @@
 
 #include "device/device.h"
 #include "numeric/dtype.h"
+#include "tensor/tensor.h"
 
 namespace fp8train {
 
 /// Median seconds of `work` over repetitions that fill `min_seconds` (at least three), after one
 /// warm-up.
 double median_seconds(const std::function<void()>& work, double min_seconds);
+
+/// Uniform values in [-1, 1) in `dtype`; FP8 by a cast with scale 1.
+Tensor random_matrix(Device& device, DType dtype, int64_t rows, int64_t columns);
 
 /// FLOP/s of c[m, n] = a[m, k] b[n, k]^T with operands of `dtype` (fp32 result), on random data.
 double gemm_rate(Device& device, DType dtype, int64_t m, int64_t n, int64_t k, double min_seconds);

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -10,6 +11,7 @@
 #include "base/philox.h"
 #include "base/trace.h"
 #include "bench.h"
+#include "bench_attention.h"
 #include "config/load.h"
 #include "config/presets.h"
 #include "numeric/cpu_isa.h"
@@ -30,7 +32,8 @@ struct BenchOptions {
   int64_t threads = 0;
   double seconds = 3.0;
   std::string preset = "nanogpt-laptop", plan = "bf16", sizes = "256,512,1024,2048";
-  int64_t micro_batch_size = 12, seq_length = 64, accumulation = 1, vocabulary = 65;
+  int64_t micro_batch_size = 12, seq_length = 64, accumulation = 1, vocabulary = 65, layers = 0;
+  int64_t batch = 4, heads = 8, kv_heads = 8, head_dim = 64;
 };
 
 std::unique_ptr<Device> open_device(const BenchOptions& options, int64_t& threads) {
@@ -51,6 +54,7 @@ EngineSettings step_settings(const BenchOptions& options) {
   settings.data.seq_length = options.seq_length;
   ModelConfig model = preset->config;
   model.vocab_size = model.vocab_size == 0 ? options.vocabulary : model.vocab_size;
+  model.num_hidden_layers = options.layers == 0 ? model.num_hidden_layers : options.layers;
   return engine_settings(settings, completed(model));
 }
 
@@ -198,6 +202,35 @@ Json bench_cast(const BenchOptions& options) {
   return {{"bench", "cast"}, {"threads", threads}, {"results", results}};
 }
 
+Json bench_attention(const BenchOptions& options) {
+  int64_t threads = 0;
+  const std::unique_ptr<Device> device = open_device(options, threads);
+  if (options.heads % options.kv_heads != 0 || options.head_dim > ops::kMaxHeadDim) {
+    throw ConfigError(fmt::format(
+        "--heads must be a multiple of --kv-heads, and --head-dim at most {}", ops::kMaxHeadDim));
+  }
+  const ops::AttentionShape shape = {
+      .batch = options.batch,
+      .query_length = options.seq_length,
+      .key_length = options.seq_length,
+      .heads = options.heads,
+      .kv_heads = options.kv_heads,
+      .head_dim = options.head_dim,
+      .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(options.head_dim)))};
+  const AttentionRates rates = attention_rates(*device, shape, DType::bf16, options.seconds / 2);
+  return {{"bench", "attention"},
+          {"threads", threads},
+          {"batch", shape.batch},
+          {"seq_length", shape.query_length},
+          {"heads", shape.heads},
+          {"kv_heads", shape.kv_heads},
+          {"head_dim", shape.head_dim},
+          {"forward_seconds", rates.forward_seconds},
+          {"forward_gflops", rates.forward_flops / 1e9},
+          {"backward_seconds", rates.backward_seconds},
+          {"backward_gflops", rates.backward_flops / 1e9}};
+}
+
 /// "key value" lines; arrays as one line per entry.
 void print_text(const Json& json) {
   for (const auto& [key, value] : json.items()) {
@@ -237,6 +270,14 @@ void add_part(Arguments parent, Action& action, const std::shared_ptr<BenchOptio
     part.option("--seq-length", options->seq_length, 1, "Tokens of a sequence");
     part.option("--accumulation", options->accumulation, 1, "Micro-batches of a step");
     part.option("--vocabulary", options->vocabulary, 1, "For presets without one");
+    part.option("--layers", options->layers, 0, "0: the preset's");
+  }
+  if (std::string(name) == "attention") {
+    part.option("--batch", options->batch, 1, "Sequences");
+    part.option("--seq-length", options->seq_length, 1, "Tokens of a sequence");
+    part.option("--heads", options->heads, 1, "Of the queries");
+    part.option("--kv-heads", options->kv_heads, 1, "Of keys and values");
+    part.option("--head-dim", options->head_dim, 1, "Elements of a head");
   }
   if (std::string(name) == "gemm") {
     part.option("--sizes", options->sizes, "Square sizes, with commas");
@@ -258,6 +299,7 @@ void add_bench(Arguments verb, Action& action) {
   const auto options = std::make_shared<BenchOptions>();
   add_part(verb, action, options, "step", "A whole training step", bench_step);
   add_part(verb, action, options, "gemm", "Matrix products by operand type", bench_gemm);
+  add_part(verb, action, options, "attention", "Causal attention in bf16", bench_attention);
   add_part(verb, action, options, "cast", "FP8 casts with amax", bench_cast);
 }
 

@@ -114,6 +114,27 @@ TEST_CASE("check says what would not run here, or not in FP8") {
              Contains("text.txt"));
 }
 
+TEST_CASE("bench measures each of its parts") {
+  const TempDir folder;
+  const std::vector<std::pair<Words, const char*>> parts = {
+      {{"step", "--preset", "toy", "--micro-batch-size", "1", "--seq-length", "8", "--layers", "1"},
+       "tokens_per_second"},
+      {{"gemm", "--sizes", "32"}, "gflops"},
+      {{"attention", "--batch", "1", "--seq-length", "16", "--heads", "2", "--kv-heads", "1"},
+       "backward_gflops"},
+      {{"cast"}, "gbytes_per_second"}};
+  for (const auto& [part, figure] : parts) {
+    INFO(part.front());
+    Words words = {"bench"};
+    words.insert(words.end(), part.begin(), part.end());
+    words.insert(words.end(), {"--seconds", "0.01", "--device", "cpu"});
+    CHECK_THAT(expect_code(0, folder.path(), words).out, Contains(figure));
+  }
+  CHECK_THAT(
+      expect_code(2, folder.path(), {"bench", "attention", "--heads", "3", "--kv-heads", "2"}).err,
+      Contains("--kv-heads"));
+}
+
 TEST_CASE("import does not overwrite a model") {
   const Workshop shop;
   expect_code(2, shop.path(),
