@@ -114,6 +114,16 @@ class Check:
                      "--vocabulary", 50257, "--seconds", "3"])
         self.results["bench"] = figures
 
+    def peers(self):
+        """PyTorch with torchao on the same GPU; needs a Python with torch and torchao."""
+        report = self.out / "peers.json"
+        command = [sys.executable, ROOT / "scripts/bench/peers.py", "--device", "cuda", "--models", "llama-8b-16l", "--variants", "bf16-compile,torchao-fp8-compile,torchao-rowwise-compile",
+                   "--rows", "bf16,te-delayed,te-current", "--rounds", "1", "--seconds", "8", "--timeout", "300", "--fp8train", self.bin / "fp8train", "--json", report]
+        code, text = self.run("peers", command, timeout=900)
+        self.expect("peers", code == 0, {"exit": code})
+        self.results["bench"]["peers"] = json.loads(report.read_text()) if report.exists() else None
+        print(text)
+
     def table(self):
         lines = ["| check | passed | detail |", "|---|---|---|"]
         for name, result in self.results.items():
@@ -141,7 +151,8 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--program", type=Path)
     parser.add_argument("--out", type=Path, default=ROOT / "build/gpu-check")
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="kernels and steps only")
+    parser.add_argument("--peers", action="store_true", help="also PyTorch with torchao, where this Python has torch; minutes more")
     arguments = parser.parse_args()
     bundle = ROOT / "build/bundle/fp8train"
     program = (arguments.program or (bundle if bundle.exists() else ROOT / "build")).resolve()
@@ -158,6 +169,9 @@ def main():
         check.curves()
         check.benches()
         check.sanitizer()
+    if arguments.peers:
+        check.results.setdefault("bench", {})
+        check.peers()
     (arguments.out / "gpu_check.json").write_text(json.dumps(check.results, indent=1) + "\n")
     (arguments.out / "gpu_check.md").write_text(check.table())
     print(check.table())

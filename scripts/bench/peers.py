@@ -2,6 +2,7 @@
 """The same training step in PyTorch and in fp8train, on this machine, in one run.
 
     scripts/bench/peers.py [--models nanogpt-laptop,gpt2-124m,llama-42m] [--threads N] [--rounds 2] [--seconds 15] [--json FILE]
+    scripts/bench/peers.py --device cuda --models llama-8b-16l --variants bf16-compile,torchao-fp8-compile,torchao-rowwise-compile
 
 For each model every PyTorch variant (fp32, bf16 autocast eager and compiled, torchao float8 tensorwise emulated, eager and compiled) and every
 row of fp8train (fp32, bf16, te-delayed, te-current) is measured in a process of its own, PyTorch and fp8train taking turns, with the same number of threads. A step is
@@ -25,24 +26,27 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from venv_support import use_torch  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
-MODELS = ["nanogpt-laptop", "gpt2-124m", "llama-42m"]
+MODELS = ["nanogpt-laptop", "gpt2-124m", "llama-42m"]  # measured where --models is not given
 VARIANTS = ["fp32", "bf16", "bf16-compile", "torchao-fp8", "torchao-fp8-compile"]
+KNOWN_MODELS = [*MODELS, "llama-8b-16l"]
+KNOWN_VARIANTS = [*VARIANTS, "torchao-rowwise-compile"]
+OWN_SHAPE = {"llama-8b-16l": ["--preset", "llama-8b", "--layers", "16"]}  # else the preset of that name
 ROWS = ["fp32", "bf16", "te-delayed", "te-current"]
 
 
-def measure_torch(model_name, variant, threads, seconds):
+def measure_torch(model_name, variant, device, threads, seconds):
     """In a process of its own: prints one JSON object."""
     import torch
-    from torch_models import MODELS as shapes, adamw, build
+    from torch_models import MODELS as shapes, adamw, build, build_cuda
 
     torch.set_num_threads(threads)
     shape, (rows, length) = shapes[model_name]
-    model, runner, autocast = build(shape, variant)
+    model, runner, autocast = (build_cuda if device == "cuda" else build)(shape, variant)
     optimizer = adamw(model, 1e-3, (0.9, 0.95), 0.1)
     generator = torch.Generator().manual_seed(0)
 
     def step():
-        tokens = torch.randint(shape.vocab, (rows, length + 1), generator=generator)
+        tokens = torch.randint(shape.vocab, (rows, length + 1), generator=generator).to(device)
         start = time.perf_counter()
         with autocast():
             loss = runner(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
@@ -60,8 +64,9 @@ def measure_torch(model_name, variant, threads, seconds):
         elapsed, loss = step()
         times.append(elapsed)
     median = statistics.median(times)
+    peak = torch.cuda.max_memory_reserved() if device == "cuda" else None
     print(json.dumps({"tokens_per_second": rows * length / median, "step_seconds": median, "steps": len(times), "loss": loss,
-                      "parameters": sum(p.numel() for p in model.parameters())}))
+                      "parameters": sum(p.numel() for p in model.parameters()), "memory_bytes": peak}))
 
 
 def run_json(command, threads, timeout):
@@ -82,16 +87,16 @@ def run_json(command, threads, timeout):
 
 
 def torch_command(model, variant, arguments):
-    return [sys.executable, __file__, "--worker", model, variant, "--threads", str(arguments.threads), "--seconds", str(arguments.seconds)]
+    return [sys.executable, __file__, "--worker", model, variant, "--device", arguments.device, "--threads", str(arguments.threads), "--seconds", str(arguments.seconds)]
 
 
 def own_command(model, row, arguments):
     from torch_models import MODELS as shapes
 
     shape, (rows, length) = shapes[model]
-    command = [str(arguments.fp8train), "bench", "step", "--preset", model, "--micro-batch-size", str(rows), "--seq-length", str(length),
-               "--vocabulary", str(shape.vocab), "--plan", row, "--threads", str(arguments.threads), "--seconds", str(arguments.seconds), "--device", "cpu",
-               "--json"]
+    command = [str(arguments.fp8train), "bench", "step", *OWN_SHAPE.get(model, ["--preset", model]), "--micro-batch-size", str(rows),
+               "--seq-length", str(length), "--vocabulary", str(shape.vocab), "--plan", row, "--threads", str(arguments.threads),
+               "--seconds", str(arguments.seconds), "--device", arguments.device, "--json"]
     return command + arguments.own_arguments.split()
 
 
@@ -139,7 +144,7 @@ def best_of(results, keys):
 def table(model, results):
     """Markdown: tokens/s and the ratios that the goals are written in."""
     bf16 = best_of(results, ["torch bf16", "torch bf16-compile"])
-    float8 = best_of(results, ["torch torchao-fp8", "torch torchao-fp8-compile"])
+    float8 = best_of(results, ["torch torchao-fp8", "torch torchao-fp8-compile", "torch torchao-rowwise-compile"])
     own_bf16 = rate_of(results, "fp8train bf16")
     lines = [f"### {model}", "", "| | tokens/s | of PyTorch's best bf16 | of torchao's best float8 | of own bf16 | of the GEMM ceiling |",
              "|---|---|---|---|---|---|"]
@@ -167,10 +172,14 @@ def cpu_name():
     return platform.processor() or platform.machine()
 
 
-def environment(threads):
+def environment(arguments):
     import torch
 
-    facts = {"cpu": cpu_name(), "threads": threads, "torch": torch.__version__, "torch_cpu_capability": torch.backends.cpu.get_cpu_capability()}
+    facts = {"cpu": cpu_name(), "threads": arguments.threads, "torch": torch.__version__}
+    if arguments.device == "cuda":
+        facts |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
+    else:
+        facts["torch_cpu_capability"] = torch.backends.cpu.get_cpu_capability()
     try:
         from importlib.metadata import version
         facts["torchao"] = version("torchao")
@@ -184,6 +193,7 @@ def parse_arguments():
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--variants", default=",".join(VARIANTS), help="of PyTorch; empty: none")
     parser.add_argument("--rows", default=",".join(ROWS), help="of fp8train; empty: none")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=15.0, help="of measuring, per variant and round")
@@ -194,12 +204,12 @@ def parse_arguments():
     parser.add_argument("--venv", type=Path, default=ROOT / "build/peers-venv")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    unknown = set(filter(None, arguments.models.split(","))) - set(MODELS)
+    unknown = set(filter(None, arguments.models.split(","))) - set(KNOWN_MODELS)
     if unknown:
-        parser.error(f"unknown models: {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}")
-    unknown = set(filter(None, arguments.variants.split(","))) - set(VARIANTS)
+        parser.error(f"unknown models: {', '.join(sorted(unknown))}; there are {', '.join(KNOWN_MODELS)}")
+    unknown = set(filter(None, arguments.variants.split(","))) - set(KNOWN_VARIANTS)
     if unknown:
-        parser.error(f"unknown variants: {', '.join(sorted(unknown))}; there are {', '.join(VARIANTS)}")
+        parser.error(f"unknown variants: {', '.join(sorted(unknown))}; there are {', '.join(KNOWN_VARIANTS)}")
     return arguments
 
 
@@ -207,9 +217,9 @@ def main():
     arguments = parse_arguments()
     use_torch(arguments.venv)
     if arguments.worker:
-        measure_torch(*arguments.worker, arguments.threads, arguments.seconds)
+        measure_torch(*arguments.worker, arguments.device, arguments.threads, arguments.seconds)
         return 0
-    report = {"environment": environment(arguments.threads), "models": {}}
+    report = {"environment": environment(arguments), "models": {}}
     print(", ".join(f"{key} {value}" for key, value in report["environment"].items()), "\n")
     for model in filter(None, arguments.models.split(",")):
         report["models"][model] = measure(model, arguments)

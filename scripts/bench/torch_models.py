@@ -23,6 +23,7 @@ class Shape:
     vocab: int
     context: int
     bias: bool = False
+    tied: bool = True
 
 
 # Name of fp8train's preset -> shape, and the micro-batch (sequences, tokens each) of the comparison.
@@ -30,6 +31,8 @@ MODELS = {
     "nanogpt-laptop": (Shape("gpt2", 4, 4, 4, 128, 512, 65, 64), (12, 64)),
     "gpt2-124m": (Shape("gpt2", 12, 12, 12, 768, 3072, 50257, 1024, bias=True), (4, 256)),
     "llama-42m": (Shape("llama", 8, 8, 4, 512, 1536, 32000, 1024), (4, 256)),
+    # Llama-3-8B's width with half of its layers, which trains with fp32 states on one GPU of 141 GB.
+    "llama-8b-16l": (Shape("llama", 16, 32, 8, 4096, 14336, 128256, 8192, tied=False), (1, 8192)),
 }
 
 
@@ -105,7 +108,8 @@ class Transformer(nn.Module):
         for name, parameter in self.named_parameters():
             if name.endswith(("attention.output.weight", "mlp.down.weight")):
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * shape.layers))
-        self.lm_head.weight = self.embedding.weight  # tied
+        if shape.tied:
+            self.lm_head.weight = self.embedding.weight
         if shape.family == "llama":
             half = shape.width // shape.heads // 2
             angles = torch.outer(torch.arange(shape.context), 10000.0 ** (-torch.arange(half) / half))
@@ -140,31 +144,63 @@ def adamw(model, lr, betas, weight_decay):
     return torch.optim.AdamW(groups, lr=lr, betas=betas, fused=True)
 
 
-def convert_to_float8(model):
-    """torchao's tensorwise float8 training, emulated (the CPU has no float8 matmul), the head excluded."""
+def convert_to_float8(model, recipe, emulate):
+    """torchao's float8 training, the head excluded; emulated on the CPU, which has no float8 matmul."""
+    from dataclasses import replace
+
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     def convertible(module, name):
         return "lm_head" not in name and module.in_features % 16 == 0 and module.out_features % 16 == 0
 
-    return convert_to_float8_training(model, config=Float8LinearConfig(emulate=True), module_filter_fn=convertible)
+    config = replace(Float8LinearConfig.from_recipe_name(recipe), emulate=emulate)
+    return convert_to_float8_training(model, config=config, module_filter_fn=convertible)
 
 
-VARIANTS = {  # name -> (autocast to bf16, torch.compile, float8)
-    "fp32": (False, False, False),
-    "bf16": (True, False, False),
-    "bf16-compile": (True, True, False),
-    "torchao-fp8": (True, False, True),
-    "torchao-fp8-compile": (True, True, True),
+VARIANTS = {  # name -> (bf16, torch.compile, float8 recipe)
+    "fp32": (False, False, None),
+    "bf16": (True, False, None),
+    "bf16-compile": (True, True, None),
+    "torchao-fp8": (True, False, "tensorwise"),
+    "torchao-fp8-compile": (True, True, "tensorwise"),
+    "torchao-rowwise-compile": (True, True, "rowwise"),
 }
 
 
 def build(shape, variant, seed=1):
-    """The model (compiled where the variant says so) and a context manager factory for its forward."""
-    autocast, compiled, float8 = VARIANTS[variant]
+    """On the CPU: the model (compiled where the variant says so) and a context manager factory for its forward."""
+    bf16, compiled, recipe = VARIANTS[variant]
     torch.manual_seed(seed)
     model = Transformer(shape)
-    if float8:
-        model = convert_to_float8(model)
+    if recipe:
+        model = convert_to_float8(model, recipe, emulate=True)
     runner = torch.compile(model) if compiled else model
-    return model, runner, lambda: torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast)
+    return model, runner, lambda: torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16)
+
+
+def build_cuda(shape, variant, seed=1):
+    """On one GPU, as torchtitan sets it up: FSDP2 on a world of one keeps bf16 copies of fp32 parameters and reduces in fp32; every block is compiled
+    by itself. The same two values as build()."""
+    import contextlib
+
+    import torch.distributed as dist
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    bf16, compiled, recipe = VARIANTS[variant]
+    torch.manual_seed(seed)
+    with torch.device("cuda"):
+        model = Transformer(shape)
+    if recipe:
+        model = convert_to_float8(model, recipe, emulate=False)
+    if compiled:
+        torch._inductor.config.emulate_precision_casts = recipe == "rowwise"  # as torchtitan ships it
+        for block in model.blocks:
+            block.compile(fullgraph=True)
+    if bf16:
+        store = dist.HashStore()
+        dist.init_process_group("nccl", store=store, rank=0, world_size=1)
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        for block in model.blocks:
+            fully_shard(block, mp_policy=policy)
+        fully_shard(model, mp_policy=policy)
+    return model, model, contextlib.nullcontext
