@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cublaslt_scales.h"
 #include "numeric/convert.h"
 #include "ops/cuda/cublaslt_api.h"
 
@@ -14,8 +15,10 @@ struct cublasLtContext {};
 struct cublasLtMatmulDescOpaque_t {
   cublasOperation_t a_operation = CUBLAS_OP_N;
   cublasOperation_t b_operation = CUBLAS_OP_N;
-  const float* a_scale = nullptr;
-  const float* b_scale = nullptr;
+  const void* a_scale = nullptr;
+  const void* b_scale = nullptr;
+  int32_t a_mode = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
+  int32_t b_mode = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
   int8_t fast_accumulate = 0;
 };
 struct cublasLtMatrixLayoutOpaque_t {
@@ -28,8 +31,11 @@ struct cublasLtMatmulPreferenceOpaque_t {
 
 namespace {
 
+using namespace fp8train::shim;  // NOLINT(google-build-using-namespace)
+
 uint64_t matmul_count = 0;
 uint64_t heuristic_count = 0;
+bool scales_are_ignored = false;
 std::string refusal;
 
 cublasStatus_t refuse(const char* why, cublasStatus_t status = CUBLAS_STATUS_NOT_SUPPORTED) {
@@ -126,6 +132,7 @@ std::vector<float> along_k(const void* data, const cublasLtMatrixLayoutOpaque_t&
   return values;
 }
 
+/// fp32 sums of `count` products.
 float dot(const float* a, const float* b, int64_t count) {
   constexpr int64_t kLanes = 16;
   float sums[kLanes] = {};
@@ -137,6 +144,32 @@ float dot(const float* a, const float* b, int64_t count) {
     total += sum;
   }
   return total;
+}
+
+/// One element of the product: fp32 partial sums of what has one scale on both sides, scaled and
+/// added in the order of K.
+float scaled_dot(const float* a, const ScaledSide& a_side, int64_t row, const float* b,
+                 const ScaledSide& b_side, int64_t column) {
+  const int64_t k = a_side.k;
+  const int64_t length = std::min(scaled_length(a_side), scaled_length(b_side));
+  float sum = 0.0F;
+  for (int64_t first = 0; first < k; first += length) {
+    const float partial =
+        dot(a + row * k + first, b + column * k + first, std::min(length, k - first));
+    const float scale =
+        scales_are_ignored ? 1.0F : scale_at(a_side, row, first) * scale_at(b_side, column, first);
+    sum += partial * scale;
+  }
+  return sum;
+}
+
+/// Of the chip that the shim is.
+int capability() {
+  int major = 0;
+  int minor = 0;
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0);
+  return 10 * major + minor;
 }
 
 bool aligned(const void* pointer, size_t bytes) {
@@ -152,6 +185,9 @@ uint64_t matmuls() {
 }
 uint64_t heuristics_asked() {
   return heuristic_count;
+}
+void ignore_scales(bool ignored) {
+  scales_are_ignored = ignored;
 }
 
 }  // namespace fp8train::shim
@@ -224,6 +260,10 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t description,
       return copy(description->a_scale);
     case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER:
       return copy(description->b_scale);
+    case CUBLASLT_MATMUL_DESC_A_SCALE_MODE:
+      return copy(description->a_mode);
+    case CUBLASLT_MATMUL_DESC_B_SCALE_MODE:
+      return copy(description->b_mode);
     case CUBLASLT_MATMUL_DESC_FAST_ACCUM:
       return copy(description->fast_accumulate);
     default:
@@ -339,14 +379,19 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t /*handle*/, cublasLtMatmulDesc_t 
   const int64_t k = a_transposed ? a_layout->rows : a_layout->columns;
   const std::vector<float> left = along_k(a, *a_layout, a_transposed, m, k);
   const std::vector<float> right = along_k(b, *b_layout, !b_transposed, n, k);
-  float factor = *static_cast<const float*>(alpha);
-  factor *= description->a_scale == nullptr ? 1.0F : *description->a_scale;
-  factor *= description->b_scale == nullptr ? 1.0F : *description->b_scale;
+  const ScaledSide a_side = {description->a_mode, description->a_scale, m, k};
+  const ScaledSide b_side = {description->b_mode, description->b_scale, n, k};
+  if (is_fp8(a_layout->type)) {
+    if (const char* why = why_refused(a_side, b_side, capability())) {
+      return refuse(why, CUBLAS_STATUS_INVALID_VALUE);
+    }
+  }
   const float add = *static_cast<const float*>(beta);
   for (int64_t column = 0; column < n; ++column) {
     for (int64_t row = 0; row < m; ++row) {
       const int64_t index = row + column * d_layout->stride;
-      const float sum = factor * dot(left.data() + row * k, right.data() + column * k, k);
+      const float sum = *static_cast<const float*>(alpha) *
+                        scaled_dot(left.data(), a_side, row, right.data(), b_side, column);
       store_at(d, d_layout->type, index,
                add == 0.0F ? sum : sum + add * value_at(c, d_layout->type, index));
     }
