@@ -43,13 +43,17 @@ struct ScaledMatrix {
     return {{codes.view(), scale_inv.view(), nullptr}, format, layout};
   }
 
-  /// What the element stands for; only for ScaleLayout::row_major.
-  double value(int64_t row, int64_t k) const {
-    const int64_t at = row / grid.height * grid.columns + k / grid.width;
-    const double factor = format.scale_type == ScaleType::e8m0
-                              ? static_cast<double>(decode(e8m0{scale_inv.bytes()[size_t(at)]}))
-                              : static_cast<double>(scale_inv.get(at));
-    return factor * static_cast<double>(codes.get(row * columns + k));
+  /// What the elements stand for; only for ScaleLayout::row_major.
+  std::vector<double> values() const {
+    std::vector<double> result;
+    for (int64_t i = 0; i < codes.count(); ++i) {
+      const int64_t at = i / columns / grid.height * grid.columns + i % columns / grid.width;
+      const float factor = format.scale_type == ScaleType::e8m0
+                               ? decode(e8m0{scale_inv.bytes()[static_cast<size_t>(at)]})
+                               : scale_inv.get(at);
+      result.push_back(static_cast<double>(factor) * static_cast<double>(codes.get(i)));
+    }
+    return result;
   }
 
   TensorFormat format;

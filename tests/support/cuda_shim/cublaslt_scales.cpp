@@ -1,6 +1,7 @@
 #include "cublaslt_scales.h"
 
 #include <cmath>
+#include <initializer_list>
 
 namespace fp8train::shim {
 namespace {
