@@ -31,10 +31,22 @@ struct ScaledProduct {
     return {.a = a.operand(), .b = b.operand(), .c = c, .beta = beta, .bias = bias};
   }
 
+  /// With all its memory on the device, scratch included.
+  ops::ScaledGemm on(Side& side) {
+    const auto operand = [&](ScaledMatrix& matrix) {
+      return ops::ScaledGemmOperand{{side.put(matrix.codes), side.put(matrix.scale_inv), nullptr},
+                                    matrix.format,
+                                    matrix.layout};
+    };
+    ops::ScaledGemm result = {
+        .a = operand(a), .b = operand(b), .c = side.put(c), .beta = beta, .bias = side.put(bias)};
+    const size_t bytes = ops::scaled_gemm_scratch_bytes(side.device().traits(), result);
+    result.scratch = side.space(DType::u8, {static_cast<int64_t>(bytes)});
+    return result;
+  }
+
   Array run(Side& side) {
-    ops::ScaledGemm call = on(side);
-    const size_t bytes = ops::scaled_gemm_scratch_bytes(side.device().traits(), call);
-    call.scratch = side.space(DType::u8, {static_cast<int64_t>(bytes)});
+    const ops::ScaledGemm call = on(side);
     ops::scaled_gemm(side.stream(), call);
     return side.get(call.c);
   }
@@ -86,17 +98,6 @@ struct ScaledProduct {
   ScaledMatrix a, b;
   Array c, bias;
   float beta;
-
- private:
-  ops::ScaledGemm on(Side& side) {
-    const auto operand = [&](ScaledMatrix& matrix) {
-      return ops::ScaledGemmOperand{{side.put(matrix.codes), side.put(matrix.scale_inv), nullptr},
-                                    matrix.format,
-                                    matrix.layout};
-    };
-    return {
-        .a = operand(a), .b = operand(b), .c = side.put(c), .beta = beta, .bias = side.put(bias)};
-  }
 };
 
 }  // namespace fp8train::test
