@@ -60,7 +60,7 @@ endfunction()
 
 if(FP8TRAIN_CUDA_FORM STREQUAL "SHIM")
   set(shim ${CMAKE_SOURCE_DIR}/tests/support/cuda_shim)
-  add_library(fp8train_cuda_shim STATIC ${shim}/block_runner.cpp ${shim}/runtime.cpp ${shim}/cublaslt_fake.cpp)
+  add_library(fp8train_cuda_shim STATIC ${shim}/block_runner.cpp ${shim}/runtime.cpp ${shim}/cublaslt_fake.cpp ${shim}/cublaslt_scales.cpp)
   target_include_directories(fp8train_cuda_shim PUBLIC ${shim})
   target_compile_definitions(fp8train_cuda_shim PUBLIC FP8TRAIN_CUDA_SHIM)
   target_include_directories(fp8train_cuda_shim PRIVATE ${CMAKE_SOURCE_DIR}/lib)  # ops/cuda/cublaslt_api.h, numeric/convert.h

@@ -150,6 +150,34 @@ std::vector<int64_t> parse_sizes(const std::string& text) {
   return sizes;
 }
 
+TensorFormat granular(Granularity granularity) {
+  TensorFormat format = plain(DType::e4m3);
+  format.granularity = granularity;
+  format.policy = ScalePolicy::current;
+  format.scale_type = granularity == Granularity::block_1x32 ? ScaleType::e8m0 : ScaleType::f32;
+  return format;
+}
+
+/// Products of operands with a scale for each granule.
+void bench_scaled(Device& device, int64_t size, double seconds, Json& results) {
+  using enum Granularity;
+  for (const auto& [a, b] : {std::pair{row, row},
+                             {block_1x128, block_128x128},
+                             {block_1x128, block_1x128},
+                             {block_1x32, block_1x32}}) {
+    const ScaledRate rate =
+        scaled_gemm_rate(device, granular(a), granular(b), size, size, size, seconds);
+    const bool native = rate.dequantized_because.empty();
+    results.push_back({{"size", size},
+                       {"operands", fmt::format("e4m3 {} x {}", name_of(a), name_of(b))},
+                       {"engine", gemm_engine(device, native ? DType::e4m3 : DType::bf16)},
+                       {"gflops", rate.flops / 1e9}});
+    if (!native) {
+      results.back()["dequantized"] = rate.dequantized_because;
+    }
+  }
+}
+
 Json bench_gemm(const BenchOptions& options) {
   int64_t threads = 0;
   const std::unique_ptr<Device> device = open_device(options, threads);
@@ -162,6 +190,7 @@ Json bench_gemm(const BenchOptions& options) {
                          {"engine", gemm_engine(*device, dtype)},
                          {"gflops", rate / 1e9}});
     }
+    bench_scaled(*device, size, options.seconds / 6, results);
   }
   return {{"bench", "gemm"}, {"threads", threads}, {"results", results}};
 }

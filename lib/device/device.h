@@ -20,6 +20,13 @@ struct DeviceTraits {
   /// An FP8 GEMM reads both operands along K only, so that a tensor which is contracted along its
   /// rows is kept transposed too (cuBLASLt's TN rule up to compute capability 9.0).
   bool fp8_gemm_along_k_only = false;
+  /// FP8 products with a scale for each granule are cuBLASLt's, for the granularities that follow
+  /// and under the conditions of ops/scaled_gemm.h; others are computed from dequantized operands,
+  /// which takes scratch memory. False: they are the backend's own, of every kind.
+  bool scaled_gemm_by_library = false;
+  bool row_scaled_gemm = true;
+  bool block_scaled_gemm = true;  ///< 1x128 and 128x128
+  bool mx_scaled_gemm = true;     ///< 1x32
 
   bool operator==(const DeviceTraits&) const = default;
 };
@@ -41,6 +48,8 @@ class Device {
   DeviceKind kind() const { return stream_.kind(); }
   Stream stream() const { return stream_; }
   const DeviceTraits& traits() const { return traits_; }
+  /// At start-up, for what only a trial shows (ops::probe_scaled_gemm).
+  void set_traits(const DeviceTraits& traits) { traits_ = traits; }
   MemoryLedger& ledger() { return ledger_; }
   OpCounters& counters() { return counters_; }
 

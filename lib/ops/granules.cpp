@@ -1,5 +1,7 @@
 #include "ops/granules.h"
 
+#include "base/error.h"
+
 namespace fp8train::ops {
 namespace {
 
@@ -50,6 +52,34 @@ GranuleGrid granule_grid(Granularity granularity, int64_t rows, int64_t columns,
                             .count = down * across,
                             .swizzled_tiles = 0};
   return layout == ScaleLayout::cublaslt ? for_cublaslt(grid, granularity) : grid;
+}
+
+void check_granule_format(const TensorFormat& format) {
+  check(is_fp8(format.dtype), "granules: the format must be e4m3 or e5m2");
+  const bool e8m0_scales = format.scale_type == ScaleType::e8m0;
+  switch (format.granularity) {
+    case Granularity::row:
+    case Granularity::block_1x128:
+    case Granularity::block_128x128:
+      return check(!e8m0_scales, "granules: fp32 or pow2 scales expected");
+    case Granularity::block_1x32:
+      return check(e8m0_scales, "granules: 1x32 has e8m0 scales");
+    default:
+      check(false, "granules: row, 1x128, 128x128 or 1x32 expected");
+  }
+}
+
+void check_granules(const GranuleView& view, const TensorFormat& format, ScaleLayout layout,
+                    const Shape& shape) {
+  const bool e8m0_scales = format.scale_type == ScaleType::e8m0;
+  check(view.codes.shape == shape && view.codes.dtype == format.dtype,
+        "granules: codes must be a matrix of the format's type");
+  check(view.scale_inv.dtype == (e8m0_scales ? DType::e8m0 : DType::f32),
+        "granules: reciprocal scales must be fp32, or e8m0 where the format says so");
+  check(view.scale_inv.count() ==
+                granule_grid(format.granularity, shape.rows(), shape.back(), layout).count &&
+            !view.scale_inv.empty(),
+        "granules: wrong number of reciprocal scales");
 }
 
 GranuleRule granule_rule(const TensorFormat& format, DType input) {

@@ -33,6 +33,14 @@ struct GranuleGrid {
 GranuleGrid granule_grid(Granularity granularity, int64_t rows, int64_t columns,
                          ScaleLayout layout);
 
+/// Host. Throws InternalError unless the format has a scale for each granule: fp8 with fp32 or pow2
+/// scales for row, 1x128 and 128x128, with e8m0 ones for 1x32.
+void check_granule_format(const TensorFormat& format);
+
+/// Host. Throws InternalError unless `view` holds codes of `shape` with their reciprocal scales.
+void check_granules(const GranuleView& view, const TensorFormat& format, ScaleLayout layout,
+                    const Shape& shape);
+
 /// How the scale of a granule follows from its amax: numeric/scale.h's current_scale, or e8m0_scale
 /// for ScaleType::e8m0.
 struct GranuleRule {

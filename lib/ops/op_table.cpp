@@ -18,6 +18,7 @@ OpTable make_cpu_table(CpuIsa isa) {
   }
   cpu::fill_gemm(table);
   cpu::fill_kv_cache(table);
+  cpu::fill_scaled_gemm(table);
   // One block per level that this build has (FP8TRAIN_CPU_ISAS).
 #define FP8TRAIN_FILL_LEVEL(level)           \
   cpu::level::fill_elementwise(table);       \

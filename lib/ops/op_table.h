@@ -13,6 +13,7 @@
 #include "ops/norm.h"
 #include "ops/optimizer.h"
 #include "ops/quantize.h"
+#include "ops/scaled_gemm.h"
 
 namespace fp8train::ops {
 
@@ -32,6 +33,7 @@ struct OpTable {
   decltype(&ops::propagate_non_finite) propagate_non_finite;
   decltype(&ops::update_delayed_scaling) update_delayed_scaling;
   decltype(&ops::gemm) gemm;
+  decltype(&ops::scaled_gemm) scaled_gemm;
   decltype(&ops::rms_norm_forward) rms_norm_forward;
   decltype(&ops::rms_norm_backward) rms_norm_backward;
   decltype(&ops::layer_norm_forward) layer_norm_forward;

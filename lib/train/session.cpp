@@ -8,6 +8,7 @@
 #include "data/sample_order.h"
 #include "device/cuda/cuda_device.h"
 #include "io/hf_config.h"
+#include "ops/scaled_gemm.h"
 #include "precision/linear_plan.h"
 
 namespace fp8train {
@@ -142,13 +143,16 @@ int64_t longest_prompt(const SampleSettings& sample, const Tokenizer& tokenizer)
 }
 
 std::unique_ptr<Device> choose_device(const std::string& setting, std::string& reason) {
-  if (setting == "cuda" || setting == "cpu") {
-    reason = "as asked";
-    return make_device(setting == "cuda" ? DeviceKind::cuda : DeviceKind::cpu);
+  DeviceKind kind = setting == "cuda" ? DeviceKind::cuda : DeviceKind::cpu;
+  reason = "as asked";
+  if (setting != "cuda" && setting != "cpu") {
+    const std::string obstacle = why_cuda_is_unusable();
+    reason = obstacle.empty() ? "a usable GPU was found" : obstacle;
+    kind = obstacle.empty() ? DeviceKind::cuda : DeviceKind::cpu;
   }
-  const std::string obstacle = why_cuda_is_unusable();
-  reason = obstacle.empty() ? "a usable GPU was found" : obstacle;
-  return make_device(obstacle.empty() ? DeviceKind::cuda : DeviceKind::cpu);
+  std::unique_ptr<Device> device = make_device(kind);
+  ops::probe_scaled_gemm(*device);
+  return device;
 }
 
 }  // namespace fp8train

@@ -22,7 +22,7 @@ VENDORS = [
     (re.compile(r"yaml-cpp/"), lambda p: p.startswith(("lib/config/", "apps/")), "yaml-cpp belongs to lib/config and apps"),
     (re.compile(r"CLI/"), lambda p: p.startswith(("lib/config/", "apps/")), "CLI11 belongs to lib/config and apps"),
     (re.compile(r"spdlog/"), lambda p: p.startswith("lib/base/"), "spdlog belongs to lib/base"),
-    (re.compile(r"(oneapi/)?dnnl"), lambda p: p == "lib/ops/cpu/gemm.cpp", "oneDNN belongs to lib/ops/cpu/gemm.cpp"),
+    (re.compile(r"(oneapi/)?dnnl"), lambda p: p == "lib/ops/cpu/onednn.h", "oneDNN belongs to lib/ops/cpu/onednn.h"),
     (re.compile(r"(cuda|cublas|cudnn|curand|cub/|cooperative_groups|nvtx|mma\.h)"), lambda p: "/cuda/" in p,
      "CUDA headers belong under a cuda/ folder"),
     (re.compile(r"nlohmann/"), lambda p: p.startswith(("lib/io/", "lib/config/", "lib/data/", "lib/train/", "apps/")),

@@ -65,7 +65,7 @@ TEST_CASE("cuda is refused with its reason, or it serves") {
     return;
   }
   const auto device = make_device(DeviceKind::cuda);
-  CHECK(device->traits() == cuda_traits());
+  CHECK(device->traits().scaled_gemm_by_library);
   CHECK_THAT(device->description(), Catch::Contains("cuda: "));
   // More than the ring of pinned memory holds, and no multiple of its slots.
   std::vector<uint8_t> sent((size_t{20} << 20) + 13);
@@ -85,7 +85,19 @@ TEST_CASE("cuda is refused with its reason, or it serves") {
 
 TEST_CASE("a meta device plans with the traits of another") {
   CHECK(make_device(DeviceKind::meta)->traits() == DeviceTraits{});
-  CHECK(make_meta_device(cuda_traits())->traits() == cuda_traits());
+  CHECK(make_meta_device(cuda_traits(90))->traits() == cuda_traits(90));
+}
+
+TEST_CASE("scale modes of GEMMs by capability") {
+  CHECK(!cuda_traits(89).row_scaled_gemm);
+  CHECK(!cuda_traits(89).block_scaled_gemm);
+  CHECK(!cuda_traits(89).mx_scaled_gemm);
+  CHECK(cuda_traits(90).row_scaled_gemm);
+  CHECK(cuda_traits(90).block_scaled_gemm);
+  CHECK(!cuda_traits(90).mx_scaled_gemm);
+  CHECK(!cuda_traits(100).row_scaled_gemm);
+  CHECK(!cuda_traits(100).block_scaled_gemm);
+  CHECK(cuda_traits(100).mx_scaled_gemm);
 }
 
 TEST_CASE("repeated work has the same effect each time, recorded or not") {

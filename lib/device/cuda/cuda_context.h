@@ -12,6 +12,8 @@
 
 namespace fp8train {
 
+struct DeviceTraits;
+
 /// Something a library keeps per device, such as a handle with its plans; destroyed with the
 /// device.
 class CudaExtension {
@@ -24,6 +26,7 @@ struct CudaContext {
   int device = 0;      ///< ordinal
   int capability = 0;  ///< 89, 90, 100, ...
   int multiprocessors = 0;
+  const DeviceTraits* traits = nullptr;  ///< the device's own
   void* workspace = nullptr;  ///< device memory for library calls on `stream`, 256-byte aligned
   size_t workspace_bytes = 0;
   std::unique_ptr<CudaExtension> gemm;       ///< made on first use by ops/cuda

@@ -37,9 +37,11 @@ std::string device_name(int device) {
 
 class CudaDevice final : public Device {
  public:
-  CudaDevice() : Device(DeviceKind::cuda, &context_, cuda_traits()) {
+  CudaDevice() : Device(DeviceKind::cuda, &context_) {
     check_cuda(cudaSetDevice(context_.device), "selecting the GPU");
     context_.capability = capability_of(context_.device);
+    set_traits(cuda_traits(context_.capability));
+    context_.traits = &traits();
     context_.multiprocessors = attribute(cudaDevAttrMultiProcessorCount, context_.device);
     check_cuda(cudaStreamCreateWithFlags(&context_.stream, cudaStreamNonBlocking),
                "creating a stream");

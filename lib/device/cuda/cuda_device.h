@@ -16,6 +16,7 @@ std::unique_ptr<Device> make_cuda_device();
 std::string why_cuda_is_unusable();
 
 /// What nn must know of the cuda device, in every build: `check` plans for GPUs that are not here.
-DeviceTraits cuda_traits();
+/// `capability`: 89, 90, 100, ...
+DeviceTraits cuda_traits(int capability);
 
 }  // namespace fp8train

@@ -2,8 +2,14 @@
 
 namespace fp8train {
 
-DeviceTraits cuda_traits() {
-  return {.fp8_gemm_along_k_only = true};
+// Scale modes by capability: research notes on cuBLASLt's scale modes, after its documentation.
+DeviceTraits cuda_traits(int capability) {
+  const bool hopper = capability == 90;
+  return {.fp8_gemm_along_k_only = true,
+          .scaled_gemm_by_library = true,
+          .row_scaled_gemm = hopper,
+          .block_scaled_gemm = hopper,
+          .mx_scaled_gemm = capability >= 100};
 }
 
 }  // namespace fp8train

@@ -1,6 +1,6 @@
 #pragma once
 // How the cpu backend's table is put together. Every kernel file is compiled once per x86-64 level
-// (fp8train_isa_sources) and each level fills the entries of its file; gemm is compiled once,
+// (fp8train_isa_sources) and each level fills the entries of its file; the GEMMs are compiled once,
 // because oneDNN chooses its own kernels at run time.
 
 #include "numeric/cpu_isa.h"
@@ -13,6 +13,7 @@ const OpTable* table_of(CpuIsa isa);
 
 void fill_gemm(OpTable& table);
 void fill_kv_cache(OpTable& table);
+void fill_scaled_gemm(OpTable& table);
 
 namespace isa_v1 {  // x86-64: SSE2
 void fill_elementwise(OpTable& table);

@@ -6,24 +6,14 @@
 //   sum over K by the number of threads;
 // - tiles of fixed size elsewhere (no AVX-512), each by one thread.
 
-#include <oneapi/dnnl/dnnl.hpp>
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
-
 #include <array>
-#include <atomic>
 #include <cstring>
 #include <memory>
-#include <new>
-#include <optional>
 #include <unordered_map>
-#include <vector>
 
-#include "base/error.h"
-#include "numeric/cpu_isa.h"
 #include "ops/cpu/cpu_table.h"
 #include "ops/cpu/gemm_operands.h"
+#include "ops/cpu/onednn.h"
 
 namespace fp8train::ops::cpu {
 namespace {
@@ -32,54 +22,6 @@ using dnnl::memory;
 
 constexpr int64_t kTileRows = 128;
 constexpr int64_t kTileColumns = 256;
-constexpr size_t kCachedProducts = 1024;  // shapes; generation meets a new one per prompt length
-
-dnnl::engine& engine() {
-  static dnnl::engine instance(dnnl::engine::kind::cpu, 0);
-  return instance;
-}
-
-dnnl_stream_t stream_of_thread() {
-  thread_local const dnnl::stream instance(engine());
-  return instance.get();
-}
-
-int max_threads() {
-#if defined(_OPENMP)
-  return omp_get_max_threads();
-#else
-  return 1;
-#endif
-}
-
-int thread_number() {
-#if defined(_OPENMP)
-  return omp_get_thread_num();
-#else
-  return 0;
-#endif
-}
-
-bool isa_has(dnnl::cpu_isa isa) {
-  const unsigned wanted = static_cast<unsigned>(isa);
-  return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & wanted) == wanted;
-}
-
-/// Whether bf16 and FP8 operands are multiplied in bf16 units rather than widened to fp32: where
-/// that is faster. AMX is; AVX512-BF16 doubles the rate on AMD's cores, but on Intel's it has about
-/// 0.55 of the fp32 rate. FP8TRAIN_CPU_GEMM=fp32|bf16 decides otherwise, bf16 where the processor
-/// can.
-bool uses_bf16_units() {
-  static const bool uses = [] {
-    if (!isa_has(dnnl::cpu_isa::avx512_core_bf16)) {
-      return false;
-    }
-    const std::optional<DType> wanted = gemm_units_of_environment();
-    return wanted ? *wanted == DType::bf16
-                  : isa_has(dnnl::cpu_isa::avx512_core_amx) || !cpu_is_intel();
-  }();
-  return uses;
-}
 
 struct ProductKey {
   int64_t m, n, k;
@@ -95,46 +37,15 @@ struct ProductKeyHash {
     const int flags = key.bf16_operands | key.b_transposed << 1 | key.bf16_result << 2 |
                       key.add << 3 | key.scaled << 4 | key.biased << 5;
     for (const int64_t part : {key.m, key.n, key.k, static_cast<int64_t>(flags)}) {
-      hash = (hash ^ static_cast<size_t>(part)) * 0x9E3779B97F4A7C15ULL;
-      hash ^= hash >> 32;
+      mix(hash, static_cast<uint64_t>(part));
     }
     return hash;
   }
 };
 
-/// A primitive with memory objects that are pointed at new data for each execution.
-class Execution {
- public:
-  void add(int argument, const memory::desc& description) {
-    memories_.emplace_back(description, engine(), nullptr);
-    arguments_.push_back({argument, memories_.back().get()});
-  }
-  /// `data` in the order of add(); scale and bias are null where there is none.
-  void run(const dnnl::matmul& primitive, std::initializer_list<const void*> data) {
-    size_t i = 0;
-    for (const void* pointer : data) {
-      if (pointer != nullptr) {
-        memories_[i++].set_data_handle(const_cast<void*>(pointer));
-      }
-    }
-    const dnnl_status_t status =
-        dnnl_primitive_execute(primitive.get(), stream_of_thread(),
-                               static_cast<int>(arguments_.size()), arguments_.data());
-    check(status == dnnl_success, "oneDNN matmul failed");
-  }
-
- private:
-  std::vector<memory> memories_;
-  std::vector<dnnl_exec_arg_t> arguments_;
-};
-
-memory::desc row_major(int64_t rows, int64_t columns, memory::data_type type, int64_t stride) {
-  return {{rows, columns}, type, memory::dims{stride, 1}};
-}
-
 /// op(b) [k, n], stored packed in a matrix of row length `stride`.
 memory::desc operand_b(const ProductKey& key, int64_t n, memory::data_type type) {
-  return {{key.k, n}, type, key.b_transposed ? memory::dims{1, key.k} : memory::dims{key.n, 1}};
+  return stored_matrix(key.k, n, type, key.b_transposed, key.b_transposed ? key.k : key.n);
 }
 
 memory::data_type operand_type(const ProductKey& key) {
@@ -173,7 +84,7 @@ struct WholeProduct {
     attributes.set_post_ops(post_ops);
     // An invalid description is not an error here: the other way is taken then.
     const dnnl::matmul::primitive_desc description(dnnl::matmul::desc(a, b, c), attributes,
-                                                   engine(), true);
+                                                   onednn_engine(), true);
     valid =
         static_cast<bool>(description) && std::strncmp(description.impl_info_str(), "brg", 3) == 0;
     if (!valid) {
@@ -199,53 +110,6 @@ struct WholeProduct {
   bool valid = false;
 };
 
-/// Within it oneDNN neither plans for nor uses more than the calling thread.
-class SingleThreadScope {
- public:
-#if defined(_OPENMP)
-  SingleThreadScope() : threads_(omp_get_max_threads()) {
-    omp_set_num_threads(1);
-  }
-  ~SingleThreadScope() {
-    omp_set_num_threads(threads_);
-  }
-#else
-  SingleThreadScope() = default;
-#endif
-  SingleThreadScope(const SingleThreadScope&) = delete;
-  SingleThreadScope& operator=(const SingleThreadScope&) = delete;
-
- private:
-  [[maybe_unused]] int threads_ = 1;
-};
-
-/// One tile [rows, columns] of a product with fp32 operands, for each thread.
-struct TileProduct {
-  TileProduct(const ProductKey& key, int64_t rows, int64_t columns) {
-    const SingleThreadScope scope;
-    const auto a = row_major(rows, key.k, memory::data_type::f32, key.k);
-    const auto b = operand_b(key, columns, memory::data_type::f32);
-    const auto c = row_major(rows, columns, memory::data_type::f32, columns);
-    dnnl::primitive_attr attributes;
-    attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-    const dnnl::matmul::primitive_desc description(dnnl::matmul::desc(a, b, c), attributes,
-                                                   engine());
-    primitive = dnnl::matmul(description);
-    scratchpad_bytes = description.scratchpad_desc().get_size();
-    executions.resize(static_cast<size_t>(key.threads));
-    for (Execution& execution : executions) {
-      execution.add(DNNL_ARG_SRC, a);
-      execution.add(DNNL_ARG_WEIGHTS, b);
-      execution.add(DNNL_ARG_DST, c);
-      execution.add(DNNL_ARG_SCRATCHPAD, description.scratchpad_desc());
-    }
-  }
-
-  dnnl::matmul primitive;
-  std::vector<Execution> executions;
-  size_t scratchpad_bytes = 0;
-};
-
 /// The product in tiles of at most kTileRows by kTileColumns: up to four shapes of tiles.
 struct TiledProduct {
   explicit TiledProduct(const ProductKey& key)
@@ -256,10 +120,16 @@ struct TiledProduct {
         const bool exists = (last_row || row_tiles > 1) && (last_column || column_tiles > 1);
         auto& tile = tiles[last_row][last_column];
         if (exists) {
-          tile = std::make_unique<TileProduct>(
-              key, last_row ? key.m - (row_tiles - 1) * kTileRows : kTileRows,
-              last_column ? key.n - (column_tiles - 1) * kTileColumns : kTileColumns);
-          scratchpad_bytes = std::max(scratchpad_bytes, tile->scratchpad_bytes);
+          tile = std::make_unique<TileProduct>(TileShape{
+              .rows = last_row ? key.m - (row_tiles - 1) * kTileRows : kTileRows,
+              .columns = last_column ? key.n - (column_tiles - 1) * kTileColumns : kTileColumns,
+              .depth = key.k,
+              .a_stride = key.k,
+              .b_stride = key.b_transposed ? key.k : key.n,
+              .type = memory::data_type::f32,
+              .b_transposed = key.b_transposed,
+              .threads = key.threads});
+          scratchpad_bytes = std::max(scratchpad_bytes, tile->scratchpad_bytes());
         }
       }
     }
@@ -273,18 +143,6 @@ struct TiledProduct {
 
 template <typename Product>
 using ProductCache = std::unordered_map<ProductKey, std::unique_ptr<Product>, ProductKeyHash>;
-
-template <typename Product>
-Product& cached(ProductCache<Product>& cache, const ProductKey& key) {
-  const auto found = cache.find(key);
-  if (found != cache.end()) {
-    return *found->second;
-  }
-  if (cache.size() >= kCachedProducts) {
-    cache.clear();
-  }
-  return *cache.emplace(key, std::make_unique<Product>(key)).first->second;
-}
 
 /// What a thread that calls gemm keeps: primitives by shape and memory for converted operands,
 /// products and oneDNN's scratchpad.
@@ -336,40 +194,22 @@ void run_tiled(const Gemm& call, const ProductKey& key, Workspace& space) {
       static_cast<char*>(space.scratchpad.reserve(1 + scratchpad_stride * size_t(key.threads)));
   auto* products = static_cast<float*>(
       space.product.reserve(size_t(kTileRows * kTileColumns * key.threads) * sizeof(float)));
-  const int64_t tiles = product.row_tiles * product.column_tiles;
-  const auto run_tile = [&](int64_t index) {
-    const size_t thread = static_cast<size_t>(thread_number());
+  for_each_tile(product.row_tiles * product.column_tiles, [&](int64_t index) {
+    const int thread = thread_number();
     const bool last_row = index % product.row_tiles + 1 == product.row_tiles;
     const bool last_column = index / product.row_tiles + 1 == product.column_tiles;
     const int64_t row = index % product.row_tiles * kTileRows;
     const int64_t column = index / product.row_tiles * kTileColumns;
-    TileProduct& tile = *product.tiles[last_row][last_column];
     ProductEpilogue part = part_of(all, row, std::min(kTileRows, key.m - row), column,
                                    std::min(kTileColumns, key.n - column));
-    float* tile_product = products + static_cast<int64_t>(thread) * kTileRows * kTileColumns;
+    float* tile_product = products + thread * kTileRows * kTileColumns;
     part.product = tile_product;
     part.product_stride = part.columns;
-    tile.executions[thread].run(
-        tile.primitive, {a + row * key.k, b + column * (key.b_transposed ? key.k : 1), tile_product,
-                         scratchpads + thread * scratchpad_stride});
+    product.tiles[last_row][last_column]->run(
+        thread, a + row * key.k, b + column * (key.b_transposed ? key.k : 1), tile_product,
+        scratchpads + static_cast<size_t>(thread) * scratchpad_stride);
     finish_product(part);
-  };
-  if (tiles == 1) {
-    const SingleThreadScope scope;
-    return run_tile(0);
-  }
-  std::atomic<bool> failed = false;  // no exception may leave the parallel loop
-#if defined(_OPENMP)
-#pragma omp parallel for schedule(static)
-#endif
-  for (int64_t index = 0; index < tiles; ++index) {
-    try {
-      run_tile(index);
-    } catch (const std::exception&) {
-      failed = true;
-    }
-  }
-  check(!failed, "oneDNN matmul failed");
+  });
 }
 
 void gemm(Stream /*stream*/, const Gemm& call) {
@@ -400,19 +240,3 @@ void fill_gemm(OpTable& table) {
 }
 
 }  // namespace fp8train::ops::cpu
-
-namespace fp8train::ops {
-
-const char* cpu_gemm_engine(DType operand) {
-  using cpu::isa_has;
-  using cpu::uses_bf16_units;
-  if (uses_bf16_units() && (is_fp8(operand) || operand == DType::bf16)) {
-    return isa_has(dnnl::cpu_isa::avx512_core_amx) ? "bf16 (amx)" : "bf16 (avx512_bf16)";
-  }
-  if (isa_has(dnnl::cpu_isa::avx512_core)) {
-    return "fp32 (avx512)";
-  }
-  return isa_has(dnnl::cpu_isa::avx2) ? "fp32 (avx2)" : "fp32 (sse4.1)";
-}
-
-}  // namespace fp8train::ops

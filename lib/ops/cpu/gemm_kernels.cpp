@@ -112,7 +112,22 @@ void finish(const ProductEpilogue& call) {
   });
 }
 
-constexpr GemmKernels kTable = {.transpose_operand = transpose_operand, .finish = finish};
+void scale_partial(const ScaledPartial& call) {
+  const float* __restrict column_scales = call.column_scales;
+  for (int64_t row = 0; row < call.rows; ++row) {
+    const float* product = call.product + row * call.columns;
+    float* sum = call.sum + row * call.columns;
+    const float row_scale = call.row_scales[row];
+#pragma GCC ivdep
+    for (int64_t i = 0; i < call.columns; ++i) {
+      const float scaled = product[i] * (row_scale * column_scales[i]);
+      sum[i] = call.add ? sum[i] + scaled : scaled;
+    }
+  }
+}
+
+constexpr GemmKernels kTable = {
+    .transpose_operand = transpose_operand, .finish = finish, .scale_partial = scale_partial};
 
 }  // namespace
 

@@ -32,10 +32,23 @@ struct ProductEpilogue {
   int64_t c_stride;
 };
 
+/// sum = product * (row_scales[r] * column_scales[c]) (+ sum): the part of a product that has those
+/// scales. Rows of `columns` elements, packed.
+struct ScaledPartial {
+  const float* product;
+  int64_t rows, columns;
+  const float* row_scales;
+  const float* column_scales;
+  bool add;
+  float* sum;  ///< may be `product`
+};
+
 struct GemmKernels {
   void (*transpose_operand)(const TransposedOperand&);
   /// Runs on the calling thread.
   void (*finish)(const ProductEpilogue&);
+  /// Runs on the calling thread.
+  void (*scale_partial)(const ScaledPartial&);
 };
 
 }  // namespace fp8train::ops::cpu

@@ -143,6 +143,10 @@ void finish_product(const ProductEpilogue& part) {
   kernels().finish(part);
 }
 
+void scale_partial(const ScaledPartial& part) {
+  kernels().scale_partial(part);
+}
+
 void finish_rows(const Gemm& call, const float* product) {
   const ProductEpilogue all = epilogue_of(call);
   const int64_t rows_at_once = std::max<int64_t>(1, kConvertChunk / all.columns);

@@ -51,6 +51,9 @@ ProductEpilogue part_of(const ProductEpilogue& all, int64_t first_row, int64_t r
 /// Runs on the calling thread.
 void finish_product(const ProductEpilogue& part);
 
+/// Runs on the calling thread.
+void scale_partial(const ScaledPartial& part);
+
 /// fp32 products [M, N] into the result, rows over the threads.
 void finish_rows(const Gemm& call, const float* product);
 

@@ -17,6 +17,7 @@ const OpTable& table() {
     fill_quantize(filled);
     fill_quantize_granules(filled);
     fill_rope(filled);
+    fill_scaled_gemm(filled);
     return filled;
   }();
   return table;

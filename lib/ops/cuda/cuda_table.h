@@ -9,10 +9,15 @@ namespace fp8train::ops::cuda {
 /// Throws DeviceError where this build has no CUDA backend.
 const OpTable& table();
 
+/// What remains of a cuda device's traits after each scale mode of its GEMMs has been tried once
+/// (probe_scaled_gemm). Throws like table().
+DeviceTraits probed_traits(Device& device);
+
 void fill_elementwise(OpTable& table);
 void fill_quantize(OpTable& table);
 void fill_quantize_granules(OpTable& table);
 void fill_gemm(OpTable& table);
+void fill_scaled_gemm(OpTable& table);
 void fill_norm(OpTable& table);
 void fill_attention(OpTable& table);
 void fill_rope(OpTable& table);

@@ -7,4 +7,8 @@ const OpTable& table() {
   throw DeviceError("no CUDA operations in this build; use `device: cpu`");
 }
 
+DeviceTraits probed_traits(Device& /*device*/) {
+  throw DeviceError("no CUDA operations in this build; use `device: cpu`");
+}
+
 }  // namespace fp8train::ops::cuda

@@ -94,6 +94,16 @@ void gemm(Stream stream, const Gemm& call) {
                     bytes_of(call.c) * (call.beta != 0.0F ? 2 : 1));
 }
 
+void scaled_gemm(Stream stream, const ScaledGemm& call) {
+  const double k = static_cast<double>(call.a.matrix.codes.shape[1]);
+  stream.counters().gemm_flops += 2.0 * static_cast<double>(call.c.count()) * k;
+  double bytes = bytes_of(call.bias) + bytes_of(call.c) * (call.beta != 0.0F ? 2 : 1);
+  for (const GranuleView* operand : {&call.a.matrix, &call.b.matrix}) {
+    bytes += bytes_of(operand->codes) + bytes_of(operand->scale_inv);
+  }
+  count(stream, bytes);
+}
+
 void rms_norm_forward(Stream stream, ConstView x, ConstView weight, float /*eps*/, View y,
                       View rstd) {
   count(stream, bytes_of(x) + bytes_of(weight) + bytes_of(y) + bytes_of(rstd));
@@ -262,6 +272,7 @@ const OpTable& table() {
       .propagate_non_finite = propagate_non_finite,
       .update_delayed_scaling = update_delayed_scaling,
       .gemm = gemm,
+      .scaled_gemm = scaled_gemm,
       .rms_norm_forward = rms_norm_forward,
       .rms_norm_backward = rms_norm_backward,
       .layer_norm_forward = layer_norm_forward,

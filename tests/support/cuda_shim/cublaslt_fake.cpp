@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cublaslt_scales.h"
 #include "numeric/convert.h"
 #include "ops/cuda/cublaslt_api.h"
 #include "submit.h"
@@ -15,8 +16,10 @@ struct cublasLtContext {};
 struct cublasLtMatmulDescOpaque_t {
   cublasOperation_t a_operation = CUBLAS_OP_N;
   cublasOperation_t b_operation = CUBLAS_OP_N;
-  const float* a_scale = nullptr;
-  const float* b_scale = nullptr;
+  const void* a_scale = nullptr;
+  const void* b_scale = nullptr;
+  int32_t a_mode = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
+  int32_t b_mode = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
   int8_t fast_accumulate = 0;
 };
 struct cublasLtMatrixLayoutOpaque_t {
@@ -29,8 +32,11 @@ struct cublasLtMatmulPreferenceOpaque_t {
 
 namespace {
 
+using namespace fp8train::shim;  // NOLINT(google-build-using-namespace)
+
 uint64_t matmul_count = 0;
 uint64_t heuristic_count = 0;
+bool scales_are_ignored = false;
 std::string refusal;
 
 cublasStatus_t refuse(const char* why, cublasStatus_t status = CUBLAS_STATUS_NOT_SUPPORTED) {
@@ -127,6 +133,7 @@ std::vector<float> along_k(const void* data, const cublasLtMatrixLayoutOpaque_t&
   return values;
 }
 
+/// fp32 sums of `count` products.
 float dot(const float* a, const float* b, int64_t count) {
   constexpr int64_t kLanes = 16;
   float sums[kLanes] = {};
@@ -140,32 +147,65 @@ float dot(const float* a, const float* b, int64_t count) {
   return total;
 }
 
+/// One element of the product: fp32 partial sums of what has one scale on both sides, scaled and
+/// added in the order of K.
+float scaled_dot(const float* a, const ScaledSide& a_side, int64_t row, const float* b,
+                 const ScaledSide& b_side, int64_t column) {
+  const int64_t k = a_side.k;
+  const int64_t length = std::min(scaled_length(a_side), scaled_length(b_side));
+  float sum = 0.0F;
+  for (int64_t first = 0; first < k; first += length) {
+    const float partial =
+        dot(a + row * k + first, b + column * k + first, std::min(length, k - first));
+    const float scale =
+        scales_are_ignored ? 1.0F : scale_at(a_side, row, first) * scale_at(b_side, column, first);
+    sum += partial * scale;
+  }
+  return sum;
+}
+
 template <typename Pointer>
 struct Matrix {
   Pointer data;
   cublasLtMatrixLayoutOpaque_t layout;
 };
 
-void multiply(const cublasLtMatmulDescOpaque_t& product, float factor, const Matrix<const void*>& a,
-              const Matrix<const void*>& b, float add, const void* c, const Matrix<void*>& d) {
-  const bool a_transposed = product.a_operation == CUBLAS_OP_T;
+/// The factors of a product: d = alpha a b + beta c.
+struct Factors {
+  float alpha, beta;
+};
+
+void multiply(const cublasLtMatmulDescOpaque_t& product, const Factors& factors,
+              const Matrix<const void*>& a, const Matrix<const void*>& b, const void* c,
+              const Matrix<void*>& d) {
   const int64_t m = d.layout.rows;
   const int64_t n = d.layout.columns;
+  const bool a_transposed = product.a_operation == CUBLAS_OP_T;
   const int64_t k = a_transposed ? a.layout.rows : a.layout.columns;
   const std::vector<float> left = along_k(a.data, a.layout, a_transposed, m, k);
   const std::vector<float> right =
       along_k(b.data, b.layout, product.b_operation != CUBLAS_OP_T, n, k);
-  factor *= product.a_scale == nullptr ? 1.0F : *product.a_scale;
-  factor *= product.b_scale == nullptr ? 1.0F : *product.b_scale;
+  const ScaledSide a_side = {product.a_mode, product.a_scale, m, k};
+  const ScaledSide b_side = {product.b_mode, product.b_scale, n, k};
   for (int64_t column = 0; column < n; ++column) {
     for (int64_t row = 0; row < m; ++row) {
       const int64_t index = row + column * d.layout.stride;
-      const float sum = factor * dot(left.data() + row * k, right.data() + column * k, k);
+      const float sum =
+          factors.alpha * scaled_dot(left.data(), a_side, row, right.data(), b_side, column);
       store_at(d.data, d.layout.type, index,
-               add == 0.0F ? sum : sum + add * value_at(c, d.layout.type, index));
+               factors.beta == 0.0F ? sum : sum + factors.beta * value_at(c, d.layout.type, index));
     }
   }
   matmul_count += 1;
+}
+
+/// Of the chip that the shim is.
+int capability() {
+  int major = 0;
+  int minor = 0;
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0);
+  return 10 * major + minor;
 }
 
 bool aligned(const void* pointer, size_t bytes) {
@@ -181,6 +221,9 @@ uint64_t matmuls() {
 }
 uint64_t heuristics_asked() {
   return heuristic_count;
+}
+void ignore_scales(bool ignored) {
+  scales_are_ignored = ignored;
 }
 
 }  // namespace fp8train::shim
@@ -253,6 +296,10 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t description,
       return copy(description->a_scale);
     case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER:
       return copy(description->b_scale);
+    case CUBLASLT_MATMUL_DESC_A_SCALE_MODE:
+      return copy(description->a_mode);
+    case CUBLASLT_MATMUL_DESC_B_SCALE_MODE:
+      return copy(description->b_mode);
     case CUBLASLT_MATMUL_DESC_FAST_ACCUM:
       return copy(description->fast_accumulate);
     default:
@@ -361,10 +408,19 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t /*handle*/, cublasLtMatmulDesc_t 
   if (!aligned(workspace, 256)) {
     return refuse("the workspace must be 256-byte aligned", CUBLAS_STATUS_INVALID_VALUE);
   }
-  fp8train::shim::submit([=, product = *description, left = *a_layout, right = *b_layout,
-                          result = *d_layout, factor = *static_cast<const float*>(alpha),
-                          add = *static_cast<const float*>(beta)] {
-    multiply(product, factor, {a, left}, {b, right}, add, c, {d, result});
-  });
+  const bool a_transposed = description->a_operation == CUBLAS_OP_T;
+  const int64_t k = a_transposed ? a_layout->rows : a_layout->columns;
+  const ScaledSide a_side = {description->a_mode, description->a_scale, d_layout->rows, k};
+  const ScaledSide b_side = {description->b_mode, description->b_scale, d_layout->columns, k};
+  if (is_fp8(a_layout->type)) {
+    if (const char* why = why_refused(a_side, b_side, capability())) {
+      return refuse(why, CUBLAS_STATUS_INVALID_VALUE);
+    }
+  }
+  const Factors factors = {*static_cast<const float*>(alpha), *static_cast<const float*>(beta)};
+  fp8train::shim::submit(
+      [=, product = *description, left = *a_layout, right = *b_layout, result = *d_layout] {
+        multiply(product, factors, {a, left}, {b, right}, c, {d, result});
+      });
   return CUBLAS_STATUS_SUCCESS;
 }

@@ -14,4 +14,7 @@ uint64_t matmuls();
 /// Heuristic questions asked so far: each is a plan that was made.
 uint64_t heuristics_asked();
 
+/// Whether products leave out their scales, as a defective release of the library might.
+void ignore_scales(bool ignored);
+
 }  // namespace fp8train::shim

@@ -83,4 +83,8 @@ struct RuntimeCalls {
 };
 const RuntimeCalls& runtime_calls();
 
+/// The compute capability that the GPU claims from now on: 89, 90, 100, ... At first it is that of
+/// FP8TRAIN_SHIM_CAPABILITY, or 90.
+void set_capability(int capability);
+
 }  // namespace fp8train::shim

@@ -32,8 +32,8 @@ int initial_capability() {
   return value == nullptr ? 90 : std::atoi(value);
 }
 
-int capability() {
-  static const int value = initial_capability();
+int& capability() {
+  static int value = initial_capability();
   return value;
 }
 
@@ -59,6 +59,9 @@ namespace fp8train::shim {
 
 const RuntimeCalls& runtime_calls() {
   return calls;
+}
+void set_capability(int value) {
+  capability() = value;
 }
 
 void submit(std::function<void()> work) {

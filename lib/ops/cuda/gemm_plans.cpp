@@ -1,0 +1,255 @@
+#include "ops/cuda/gemm_plans.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/error.h"
+
+namespace fp8train::ops::cuda {
+namespace {
+
+constexpr int kHeuristics = 8;  // algorithms asked for; the first that fits is taken
+
+void check_status(cublasStatus_t status, const std::string& what) {
+  if (status != CUBLAS_STATUS_SUCCESS) {
+    throw DeviceError(what + ": " + cublaslt().get_status_string(status));
+  }
+}
+
+cudaDataType_t data_type(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return CUDA_R_32F;
+    case DType::bf16:
+      return CUDA_R_16BF;
+    case DType::f16:
+      return CUDA_R_16F;
+    case DType::e4m3:
+      return CUDA_R_8F_E4M3;
+    case DType::e5m2:
+      return CUDA_R_8F_E5M2;
+    default:
+      throw InternalError("gemm: no such operand type on cuda");
+  }
+}
+
+/// The largest power of two up to 256 that divides the address: what an algorithm may rely on.
+uint32_t alignment_of(const void* pointer) {
+  const auto address = reinterpret_cast<uintptr_t>(pointer);
+  return static_cast<uint32_t>(std::min<uintptr_t>(256, address & (~address + 1)));
+}
+
+PlanKey key_of(const Product& call) {
+  return {.m = call.c.shape[0],
+          .n = call.c.shape[1],
+          .k = call.a.matrix.shape[call.a.transposed ? 0 : 1],
+          .a = call.a.matrix.dtype,
+          .b = call.b.matrix.dtype,
+          .c = call.c.dtype,
+          .a_granularity = call.a.granularity,
+          .b_granularity = call.b.granularity,
+          .a_transposed = call.a.transposed,
+          .b_transposed = call.b.transposed,
+          .a_scaled = call.a.scales != nullptr,
+          .b_scaled = call.b.scales != nullptr,
+          .add = call.beta != 0.0F,
+          .fast_accumulate = call.fast_accumulate,
+          .a_alignment = alignment_of(call.a.matrix.data),
+          .b_alignment = alignment_of(call.b.matrix.data),
+          .c_alignment = alignment_of(call.c.data)};
+}
+
+/// An FP8 product reads both operands along K, 16 bytes at a time, and not two E5M2 ones.
+void check_fp8(const PlanKey& key) {
+  check(is_fp8(key.a) && is_fp8(key.b), "gemm: on cuda both operands are FP8 or neither");
+  check(!key.a_transposed && key.b_transposed,
+        "gemm: FP8 operands on cuda lie with K contiguous; use the transposed codes");
+  check(key.k % 16 == 0, "gemm: FP8 on cuda needs K to be a multiple of 16");
+  check(key.a == DType::e4m3 || key.b == DType::e4m3, "gemm: no product of two E5M2 on cuda");
+}
+
+cublasLtMatmulMatrixScale_t scale_mode(Granularity granularity) {
+  switch (granularity) {
+    case Granularity::tensor:
+      return CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
+    case Granularity::row:
+      return CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+    case Granularity::block_1x128:
+      return CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
+    case Granularity::block_128x128:
+      return CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+    case Granularity::block_1x32:
+      return CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0;
+    default:
+      throw InternalError("gemm: no such scales on cuda");
+  }
+}
+
+cublasLtMatrixLayout_t layout_of(const ConstView& stored) {
+  cublasLtMatrixLayout_t layout = nullptr;
+  check_status(cublaslt().matrix_layout_create(
+                   &layout, data_type(stored.dtype), static_cast<uint64_t>(stored.shape[1]),
+                   static_cast<uint64_t>(stored.shape[0]), stored.shape[1]),
+               "describing a matrix to cuBLASLt");
+  return layout;
+}
+
+}  // namespace
+
+/// cuBLASLt's description of one product; its handles live as long as the plan.
+class Plan {
+ public:
+  Plan(cublasLtHandle_t handle, const CudaContext& context, const Product& call,
+       const PlanKey& key);
+  ~Plan();
+  Plan(const Plan&) = delete;
+  Plan& operator=(const Plan&) = delete;
+
+  void run(cublasLtHandle_t handle, const CudaContext& context, const Product& call) const;
+
+ private:
+  void set(cublasLtMatmulDescAttributes_t attribute, const void* value, size_t bytes) const {
+    check_status(cublaslt().matmul_desc_set_attribute(description_, attribute, value, bytes),
+                 "describing a GEMM to cuBLASLt");
+  }
+  void set_scales(const Product& call) const;
+  void choose_algorithm(cublasLtHandle_t handle, const CudaContext& context, const PlanKey& key);
+
+  cublasLtMatmulDesc_t description_ = nullptr;
+  cublasLtMatrixLayout_t a_ = nullptr;  // cuBLASLt's A: our b
+  cublasLtMatrixLayout_t b_ = nullptr;
+  cublasLtMatrixLayout_t c_ = nullptr;
+  cublasLtMatmulAlgo_t algorithm_ = {};
+};
+
+Plan::Plan(cublasLtHandle_t handle, const CudaContext& context, const Product& call,
+           const PlanKey& key) {
+  check_status(cublaslt().matmul_desc_create(&description_, CUBLAS_COMPUTE_32F, CUDA_R_32F),
+               "describing a GEMM to cuBLASLt");
+  const cublasOperation_t a_operation = key.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+  const cublasOperation_t b_operation = key.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+  set(CUBLASLT_MATMUL_DESC_TRANSA, &a_operation, sizeof(a_operation));
+  set(CUBLASLT_MATMUL_DESC_TRANSB, &b_operation, sizeof(b_operation));
+  if (is_fp8(key.a)) {
+    const int8_t fast = key.fast_accumulate ? 1 : 0;
+    set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof(fast));
+    const auto a_mode = static_cast<int32_t>(scale_mode(key.b_granularity));
+    const auto b_mode = static_cast<int32_t>(scale_mode(key.a_granularity));
+    set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &a_mode, sizeof(a_mode));
+    set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &b_mode, sizeof(b_mode));
+    set_scales(call);
+  }
+  a_ = layout_of(call.b.matrix);
+  b_ = layout_of(call.a.matrix);
+  c_ = layout_of(call.c);
+  choose_algorithm(handle, context, key);
+}
+
+Plan::~Plan() {
+  const CublasLtApi& api = cublaslt();
+  for (cublasLtMatrixLayout_t layout : {a_, b_, c_}) {
+    if (layout != nullptr) {
+      api.matrix_layout_destroy(layout);
+    }
+  }
+  if (description_ != nullptr) {
+    api.matmul_desc_destroy(description_);
+  }
+}
+
+void Plan::set_scales(const Product& call) const {
+  set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &call.b.scales, sizeof(call.b.scales));
+  set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &call.a.scales, sizeof(call.a.scales));
+}
+
+void Plan::choose_algorithm(cublasLtHandle_t handle, const CudaContext& context,
+                            const PlanKey& key) {
+  const CublasLtApi& api = cublaslt();
+  cublasLtMatmulPreference_t preference = nullptr;
+  check_status(api.matmul_preference_create(&preference), "asking cuBLASLt for an algorithm");
+  const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
+    check_status(api.matmul_preference_set_attribute(preference, attribute, &value, sizeof(value)),
+                 "asking cuBLASLt for an algorithm");
+  };
+  const uint64_t workspace = context.workspace_bytes;
+  prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace);
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.b_alignment);
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key.a_alignment);
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key.c_alignment);
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, key.c_alignment);
+  cublasLtMatmulHeuristicResult_t results[kHeuristics] = {};
+  int found = 0;
+  const cublasStatus_t status = api.matmul_algo_get_heuristic(
+      handle, description_, a_, b_, c_, c_, preference, kHeuristics, results, &found);
+  api.matmul_preference_destroy(preference);
+  if (status != CUBLAS_STATUS_SUCCESS || found == 0) {
+    throw DeviceError("cuBLASLt has no GEMM of " + std::to_string(key.m) + " x " +
+                      std::to_string(key.n) + " x " + std::to_string(key.k) + " in " +
+                      std::string(name_of(key.a)) + " x " + std::string(name_of(key.b)) + " to " +
+                      std::string(name_of(key.c)) + " on this GPU");
+  }
+  algorithm_ = results[0].algo;
+}
+
+void Plan::run(cublasLtHandle_t handle, const CudaContext& context, const Product& call) const {
+  if (is_fp8(call.a.matrix.dtype)) {
+    set_scales(call);
+  }
+  const float alpha = 1.0F;
+  check_status(
+      cublaslt().matmul(handle, description_, &alpha, call.b.matrix.data, a_, call.a.matrix.data,
+                        b_, &call.beta, call.c.data, c_, call.c.data, c_, &algorithm_,
+                        context.workspace, context.workspace_bytes, context.stream),
+      "cublasLtMatmul");
+}
+
+size_t PlanKeyHash::operator()(const PlanKey& key) const {
+  uint64_t hash = 0;
+  const auto mix = [&hash](uint64_t part) {
+    hash = (hash ^ part) * 0x9E3779B97F4A7C15ULL;
+    hash ^= hash >> 32;
+  };
+  mix(static_cast<uint64_t>(key.m));
+  mix(static_cast<uint64_t>(key.n));
+  mix(static_cast<uint64_t>(key.k));
+  mix(static_cast<uint64_t>(key.a) | static_cast<uint64_t>(key.b) << 8 |
+      static_cast<uint64_t>(key.c) << 16 | static_cast<uint64_t>(key.a_transposed) << 24 |
+      static_cast<uint64_t>(key.b_transposed) << 25 | static_cast<uint64_t>(key.a_scaled) << 26 |
+      static_cast<uint64_t>(key.b_scaled) << 27 | static_cast<uint64_t>(key.add) << 28 |
+      static_cast<uint64_t>(key.fast_accumulate) << 29 |
+      static_cast<uint64_t>(key.a_granularity) << 32 |
+      static_cast<uint64_t>(key.b_granularity) << 40);
+  mix(key.a_alignment | static_cast<uint64_t>(key.b_alignment) << 16 |
+      static_cast<uint64_t>(key.c_alignment) << 32);
+  return hash;
+}
+
+GemmPlans::GemmPlans() {
+  check_status(cublaslt().create(&handle_), "starting cuBLASLt");
+}
+
+GemmPlans::~GemmPlans() {
+  plans_.clear();
+  cublaslt().destroy(handle_);
+}
+
+void GemmPlans::run(const CudaContext& context, const Product& call) {
+  const PlanKey key = key_of(call);
+  std::unique_ptr<Plan>& plan = plans_[key];
+  if (plan == nullptr) {
+    if (is_fp8(key.a) || is_fp8(key.b)) {
+      check_fp8(key);
+    }
+    plan = std::make_unique<Plan>(handle_, context, call, key);
+  }
+  plan->run(handle_, context, call);
+}
+
+GemmPlans& gemm_plans(CudaContext& context) {
+  if (context.gemm == nullptr) {
+    context.gemm = std::make_unique<GemmPlans>();
+  }
+  return static_cast<GemmPlans&>(*context.gemm);
+}
+
+}  // namespace fp8train::ops::cuda

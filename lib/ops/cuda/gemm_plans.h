@@ -1,0 +1,69 @@
+#pragma once
+// Matrix products through cuBLASLt. It thinks in columns: our row-major C [M, N] is its D [N, M],
+// so that our b is its A and our a its B. A plan (descriptors and the chosen algorithm) is kept per
+// shape, types, scale modes, layout and alignment; the steady step makes none. Only for files under
+// cuda/.
+
+#include <cstdint>
+#include <memory>
+#include <unordered_map>
+
+#include "device/cuda/cuda_context.h"
+#include "ops/cuda/cublaslt_api.h"
+#include "tensor/tensor_format.h"
+#include "tensor/view.h"
+
+namespace fp8train::ops::cuda {
+
+struct ProductOperand {
+  ConstView matrix;                               ///< as stored, rank 2
+  bool transposed;                                ///< use the transpose of what is stored
+  Granularity granularity = Granularity::tensor;  ///< of the scales of an FP8 operand
+  const void* scales = nullptr;  ///< device memory, as cuBLASLt's scale mode for it reads them;
+                                 ///< null for tensor: 1
+};
+
+/// c = op(a) * op(b) + beta * c. Products of FP8 read both operands along K.
+struct Product {
+  ProductOperand a;  ///< op(a): [M, K]
+  ProductOperand b;  ///< op(b): [K, N]
+  View c;            ///< [M, N]
+  float beta;
+  bool fast_accumulate;
+};
+
+struct PlanKey {
+  int64_t m, n, k;
+  DType a, b, c;
+  Granularity a_granularity, b_granularity;
+  bool a_transposed, b_transposed, a_scaled, b_scaled, add, fast_accumulate;
+  uint32_t a_alignment, b_alignment, c_alignment;
+
+  bool operator==(const PlanKey&) const = default;
+};
+
+struct PlanKeyHash {
+  size_t operator()(const PlanKey& key) const;
+};
+
+class Plan;
+
+/// A device's cuBLASLt: one handle and its plans.
+class GemmPlans final : public CudaExtension {
+ public:
+  GemmPlans();
+  ~GemmPlans() override;
+
+  /// Throws InternalError for FP8 operands that no tensor core takes, DeviceError where the library
+  /// has no such product.
+  void run(const CudaContext& context, const Product& call);
+
+ private:
+  cublasLtHandle_t handle_ = nullptr;
+  std::unordered_map<PlanKey, std::unique_ptr<Plan>, PlanKeyHash> plans_;
+};
+
+/// Those of the device, made when they are first asked for.
+GemmPlans& gemm_plans(CudaContext& context);
+
+}  // namespace fp8train::ops::cuda

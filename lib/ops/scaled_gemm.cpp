@@ -1,0 +1,129 @@
+#include "ops/scaled_gemm.h"
+
+#include <algorithm>
+
+#include "base/trace.h"
+#include "ops/checks.h"
+#include "ops/cuda/cuda_table.h"
+#include "ops/granules.h"
+#include "ops/op_table.h"
+
+namespace fp8train::ops {
+namespace {
+
+constexpr int64_t kVector = 16;      // bytes: rows of codes and of the result start at multiples
+constexpr int64_t kMxBlock = 32;     // K of a 1x32 granule
+constexpr int64_t kScaleVector = 4;  // scales of a 1x128 or 128x128 operand are read four at once
+constexpr size_t kAlignment = 256;   // of the second dequantized operand
+
+bool is_block(Granularity granularity) {
+  return granularity == Granularity::block_1x128 || granularity == Granularity::block_128x128;
+}
+
+void check_operand(const ScaledGemmOperand& operand) {
+  check_granule_format(operand.format);
+  const Shape& shape = operand.matrix.codes.shape;
+  check(shape.rank() == 2 && shape.count() > 0 && !operand.matrix.codes.empty(),
+        "scaled_gemm: matrices of codes expected");
+  check_granules(operand.matrix, operand.format, operand.layout, shape);
+}
+
+void check_call(const ScaledGemm& call) {
+  check_operand(call.a);
+  check_operand(call.b);
+  const Granularity a = call.a.format.granularity;
+  const Granularity b = call.b.format.granularity;
+  check(a == b || (is_block(a) && is_block(b)),
+        "scaled_gemm: granularities of the operands do not go together");
+  check(a != Granularity::block_128x128 || b != Granularity::block_128x128,
+        "scaled_gemm: no product of two operands with 128x128 scales");
+  check(is_float_type(call.c.dtype), "scaled_gemm: c must be fp32, bf16 or fp16");
+  check(call.c.shape.rank() == 2 && !call.c.empty() &&
+            call.c.shape[0] == call.a.matrix.codes.shape[0] &&
+            call.c.shape[1] == call.b.matrix.codes.shape[0] &&
+            call.a.matrix.codes.shape[1] == call.b.matrix.codes.shape[1],
+        "scaled_gemm: shapes do not fit");
+  check(call.beta == 0.0F || (call.beta == 1.0F && call.c.dtype == DType::f32),
+        "scaled_gemm: beta must be 0, or 1 with an fp32 c");
+  check(call.bias.empty() || holds(call.bias, DType::f32, call.c.shape[1]),
+        "scaled_gemm: bias must be fp32 [N]");
+}
+
+/// What the chip or its library lacks; empty where it has the granularity.
+std::string_view missing_mode(const DeviceTraits& traits, Granularity granularity) {
+  switch (granularity) {
+    case Granularity::row:
+      return traits.row_scaled_gemm ? "" : "this GPU has no products with row scales";
+    case Granularity::block_1x32:
+      return traits.mx_scaled_gemm ? "" : "this GPU has no products with 1x32 scales";
+    default:
+      return traits.block_scaled_gemm ? ""
+                                      : "this GPU has no products with 1x128 and 128x128 scales";
+  }
+}
+
+/// The rule of the tensor cores or of cuBLASLt that `call` breaks; empty where it keeps all.
+std::string_view broken_rule(const ScaledGemm& call) {
+  const Granularity granularity = call.a.format.granularity;
+  const int64_t m = call.c.shape[0];
+  const int64_t n = call.c.shape[1];
+  const int64_t k = call.a.matrix.codes.shape[1];
+  if (call.a.format.dtype == DType::e5m2 && call.b.format.dtype == DType::e5m2) {
+    return "tensor cores do not multiply e5m2 by e5m2";
+  }
+  if (k % kVector != 0) {
+    return "K is not a multiple of 16";
+  }
+  if (granularity == Granularity::block_1x32 && k % kMxBlock != 0) {
+    return "K is not a multiple of 32";
+  }
+  if (n * static_cast<int64_t>(size_of(call.c.dtype)) % kVector != 0) {
+    return "a row of the result is not a multiple of 16 bytes";
+  }
+  if (is_block(granularity) && (m % kScaleVector != 0 || n % kScaleVector != 0)) {
+    return "M and N are not multiples of 4";
+  }
+  const auto fits = [](const ScaledGemmOperand& operand) {
+    return operand.format.granularity == Granularity::row ||
+           operand.layout == ScaleLayout::cublaslt;
+  };
+  return fits(call.a) && fits(call.b) ? "" : "the scales are not laid out for cuBLASLt";
+}
+
+/// Of an operand once it is dequantized to a type of 16 bits.
+size_t dequantized_bytes(const ScaledGemmOperand& operand) {
+  return static_cast<size_t>(operand.matrix.codes.shape.count()) * size_of(DType::bf16);
+}
+
+}  // namespace
+
+ScaledGemmSupport scaled_gemm_support(const DeviceTraits& traits, const ScaledGemm& call) {
+  if (!traits.scaled_gemm_by_library) {
+    return {true, {}};
+  }
+  const std::string_view missing = missing_mode(traits, call.a.format.granularity);
+  const std::string_view reason = missing.empty() ? broken_rule(call) : missing;
+  return {reason.empty(), reason};
+}
+
+size_t scaled_gemm_scratch_bytes(const DeviceTraits& traits, const ScaledGemm& call) {
+  if (scaled_gemm_support(traits, call).native) {
+    return 0;
+  }
+  const size_t first = (dequantized_bytes(call.a) + kAlignment - 1) / kAlignment * kAlignment;
+  return first + dequantized_bytes(call.b);
+}
+
+void scaled_gemm(Stream stream, const ScaledGemm& call) {
+  check_call(call);
+  const TraceSpan span("scaled_gemm");
+  op_table(stream).scaled_gemm(stream, call);
+}
+
+void probe_scaled_gemm(Device& device) {
+  if (device.kind() == DeviceKind::cuda) {
+    device.set_traits(cuda::probed_traits(device));
+  }
+}
+
+}  // namespace fp8train::ops

@@ -1,0 +1,103 @@
+#pragma once
+// One scaled product that is run on several devices.
+
+#include <cstring>
+#include <string>
+
+#include "ops/cuda/cuda_test_support.h"
+#include "ops/gemm.h"
+#include "ops/scaled_gemm_cases.h"
+
+namespace fp8train::test {
+
+struct ProductShape {
+  int64_t m, n, k;
+};
+
+struct ScaledProduct {
+  /// Scales as cuBLASLt reads them. `add`: to what c holds, for an fp32 c.
+  ScaledProduct(const FormatPair& formats, const ProductShape& wanted, DType c_type, bool add)
+      : shape(wanted),
+        a(formats.a, ScaleLayout::cublaslt, wanted.m, wanted.k,
+          uneven_values(wanted.m, wanted.k, 1)),
+        b(formats.b, ScaleLayout::cublaslt, wanted.n, wanted.k,
+          uneven_values(wanted.n, wanted.k, 2)),
+        c(c_type, {wanted.m, wanted.n}, random_values(wanted.m * wanted.n, 3)),
+        bias(DType::f32, {wanted.n}, random_values(wanted.n, 4)),
+        beta(add && c_type == DType::f32 ? 1.0F : 0.0F) {}
+
+  /// On the host.
+  ops::ScaledGemm call() {
+    return {.a = a.operand(), .b = b.operand(), .c = c, .beta = beta, .bias = bias};
+  }
+
+  /// With all its memory on the device, scratch included.
+  ops::ScaledGemm on(Side& side) {
+    const auto operand = [&](ScaledMatrix& matrix) {
+      return ops::ScaledGemmOperand{{side.put(matrix.codes), side.put(matrix.scale_inv), nullptr},
+                                    matrix.format,
+                                    matrix.layout};
+    };
+    ops::ScaledGemm result = {
+        .a = operand(a), .b = operand(b), .c = side.put(c), .beta = beta, .bias = side.put(bias)};
+    const size_t bytes = ops::scaled_gemm_scratch_bytes(side.device().traits(), result);
+    result.scratch = side.space(DType::u8, {static_cast<int64_t>(bytes)});
+    return result;
+  }
+
+  Array run(Side& side) {
+    const ops::ScaledGemm call = on(side);
+    ops::scaled_gemm(side.stream(), call);
+    return side.get(call.c);
+  }
+
+  /// What a device without the scale mode computes: operands rounded to 16 bits, a plain product.
+  Array run_dequantized(Side& side) {
+    const ops::ScaledGemm call = on(side);
+    const DType type = c.dtype() == DType::f16 ? DType::f16 : DType::bf16;
+    const auto dequantized = [&](const ops::ScaledGemmOperand& operand) {
+      const View values = side.space(type, operand.matrix.codes.shape);
+      ops::dequantize_granules(side.stream(), operand.matrix, operand.format, operand.layout,
+                               values);
+      return values;
+    };
+    ops::gemm(side.stream(), {.a = {dequantized(call.a)},
+                              .b = {dequantized(call.b), true},
+                              .c = call.c,
+                              .beta = beta,
+                              .bias = call.bias});
+    return side.get(call.c);
+  }
+
+  /// Makes the scale of a granule of `a` NaN.
+  void spoil_scale(int64_t row, int64_t block) {
+    const int64_t at = a.grid.offset(row, std::min(block, a.grid.columns - 1));
+    if (a.format.scale_type == ScaleType::e8m0) {
+      a.scale_inv.as<uint8_t>()[at] = 0xFF;
+    } else {
+      a.scale_inv.set(at, std::nanf(""));
+    }
+  }
+
+  double rounding() const {
+    return c.dtype() == DType::f32 ? 0x1p-20 : c.dtype() == DType::bf16 ? 0x1p-7 : 0x1p-10;
+  }
+  /// Products are of order 1.5. Tensor cores of Hopper keep about 14 bits of the partial sums of an
+  /// FP8 product; and cuBLASLt rounds a result of at most 128 before the bias is added to it.
+  double tolerance() const {
+    const double before_bias = c.dtype() == DType::f32 ? 0.0 : 128 * rounding();
+    return 1.5 * 0x1p-14 * static_cast<double>(shape.k) + before_bias;
+  }
+  std::string name() const {
+    return describe(a.format) + " x " + describe(b.format) + " to " +
+           std::string(name_of(c.dtype())) + ", " + std::to_string(shape.m) + " x " +
+           std::to_string(shape.n) + " x " + std::to_string(shape.k);
+  }
+
+  ProductShape shape;
+  ScaledMatrix a, b;
+  Array c, bias;
+  float beta;
+};
+
+}  // namespace fp8train::test

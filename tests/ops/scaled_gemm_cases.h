@@ -1,0 +1,104 @@
+#pragma once
+// Operands of scaled GEMMs on the host, for the cpu's tests and for those that compare devices.
+
+#include <cmath>
+#include <vector>
+
+#include "numeric/convert.h"
+#include "ops/granule_cases.h"
+#include "ops/quantize.h"
+#include "ops/scaled_gemm.h"
+
+namespace fp8train::test {
+
+inline TensorFormat granule_format(DType code, Granularity granularity,
+                                   ScaleType scale_type = ScaleType::f32) {
+  TensorFormat format = plain(code);
+  format.granularity = granularity;
+  format.scale_type = granularity == Granularity::block_1x32 ? ScaleType::e8m0 : scale_type;
+  format.policy = ScalePolicy::current;
+  return format;
+}
+
+/// A matrix [rows, k] cast on the cpu; padding between scales is zero.
+struct ScaledMatrix {
+  ScaledMatrix(const TensorFormat& wanted, ScaleLayout scale_layout, int64_t rows, int64_t k,
+               const std::vector<float>& values)
+      : format(wanted),
+        layout(scale_layout),
+        grid(ops::granule_grid(format.granularity, rows, k, layout)),
+        columns(k),
+        codes(format.dtype, {rows, k}),
+        scale_inv(format.scale_type == ScaleType::e8m0 ? DType::e8m0 : DType::f32, {grid.count}),
+        scale(DType::f32, {grid.count}) {
+    GranuleQuantizedView out;
+    out.rowwise = {codes, scale_inv, scale.as<float>()};
+    out.format = format;
+    out.layout = layout;
+    Array x(DType::f32, {rows, k}, values);
+    ops::quantize_granules(cpu_stream(), x, out, nullptr);
+  }
+
+  ops::ScaledGemmOperand operand() {
+    return {{codes.view(), scale_inv.view(), nullptr}, format, layout};
+  }
+
+  /// What the elements stand for; only for ScaleLayout::row_major.
+  std::vector<double> values() const {
+    std::vector<double> result;
+    for (int64_t i = 0; i < codes.count(); ++i) {
+      const int64_t at = i / columns / grid.height * grid.columns + i % columns / grid.width;
+      const float factor = format.scale_type == ScaleType::e8m0
+                               ? decode(e8m0{scale_inv.bytes()[static_cast<size_t>(at)]})
+                               : scale_inv.get(at);
+      result.push_back(static_cast<double>(factor) * static_cast<double>(codes.get(i)));
+    }
+    return result;
+  }
+
+  TensorFormat format;
+  ScaleLayout layout;
+  ops::GranuleGrid grid;
+  int64_t columns;
+  Array codes, scale_inv, scale;
+};
+
+/// Normal numbers whose size changes from granule to granule.
+inline std::vector<float> uneven_values(int64_t rows, int64_t columns, uint32_t seed) {
+  std::vector<float> values = random_values(rows * columns, seed);
+  for (int64_t i = 0; i < rows * columns; ++i) {
+    const int64_t kind = i / columns / 8 + i % columns / 32 + seed;
+    values[static_cast<size_t>(i)] *= 0.5F + 0.375F * static_cast<float>(kind % 5);
+  }
+  return values;
+}
+
+/// Formats that go together, one of each kind; not two of e5m2.
+struct FormatPair {
+  TensorFormat a, b;
+};
+inline std::vector<FormatPair> format_pairs() {
+  using enum Granularity;
+  std::vector<FormatPair> pairs;
+  for (const auto& [a, b] : {std::pair{row, row},
+                             {block_1x128, block_1x128},
+                             {block_1x128, block_128x128},
+                             {block_128x128, block_1x128},
+                             {block_1x32, block_1x32}}) {
+    for (const ScaleType scale_type : {ScaleType::f32, ScaleType::pow2}) {
+      if (a == block_1x32 && scale_type == ScaleType::pow2) {
+        continue;
+      }
+      pairs.push_back(
+          {granule_format(DType::e4m3, a, scale_type), granule_format(DType::e4m3, b, scale_type)});
+      pairs.push_back(
+          {granule_format(DType::e5m2, a, scale_type), granule_format(DType::e4m3, b, scale_type)});
+    }
+  }
+  // fp32 scales on one side only
+  pairs.push_back({granule_format(DType::e4m3, block_1x128, ScaleType::pow2),
+                   granule_format(DType::e5m2, block_128x128, ScaleType::f32)});
+  return pairs;
+}
+
+}  // namespace fp8train::test

@@ -1,0 +1,303 @@
+// Scaled GEMMs on the cpu against double precision sums of what codes and scales stand for.
+
+#include "ops/scaled_gemm.h"
+
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <string>
+
+#include "base/error.h"
+#include "device/cuda/cuda_device.h"
+#include "ops/scaled_gemm_cases.h"
+
+namespace fp8train::test {
+namespace {
+
+struct Problem {
+  int64_t m, n, k;
+};
+// Whole granules; pieces left over of all kinds, also where tiles of 128 x 256 x 128 end.
+constexpr Problem kProblems[] = {{128, 256, 256}, {1, 1, 1},       {5, 3, 33},
+                                 {130, 257, 129}, {136, 300, 272}, {260, 16, 520}};
+
+struct Case {
+  Case(const FormatPair& formats, const Problem& p, ScaleLayout layout = ScaleLayout::row_major,
+       DType c_type = DType::f32)
+      : problem(p),
+        a(formats.a, layout, p.m, p.k, uneven_values(p.m, p.k, 1)),
+        b(formats.b, layout, p.n, p.k, uneven_values(p.n, p.k, 2)),
+        c(c_type, {p.m, p.n}, random_values(p.m * p.n, 3)),
+        bias(DType::f32, {p.n}, random_values(p.n, 4)) {}
+
+  ops::ScaledGemm call() { return {.a = a.operand(), .b = b.operand(), .c = c}; }
+  std::string name() const {
+    return describe(a.format) + " x " + describe(b.format) + ", " + std::to_string(problem.m) +
+           " x " + std::to_string(problem.n) + " x " + std::to_string(problem.k);
+  }
+
+  Problem problem;
+  ScaledMatrix a, b;
+  Array c, bias;
+};
+
+/// Largest |got - want| over rounding * |want| + 2^-20 * (sum |a b| + |old c| + |bias|): an fp32
+/// sum of up to 1000 products in any order stays within that, and so do a product of two scales and
+/// its product with a sum, 2^-24 each.
+double worst_error(const Case& o, const Array& before, bool add, bool biased) {
+  const auto [m, n, k] = o.problem;
+  const double rounding = o.c.dtype() == DType::bf16  ? 0x1p-8
+                          : o.c.dtype() == DType::f16 ? 0x1p-11
+                                                      : 0;
+  const std::vector<double> a = o.a.values();
+  const std::vector<double> b = o.b.values();
+  double worst = 0;
+  for (int64_t i = 0; i < m; ++i) {
+    for (int64_t j = 0; j < n; ++j) {
+      double want = (add ? before.get(i * n + j) : 0.0) + (biased ? o.bias.get(j) : 0.0);
+      double magnitude = std::abs(want);
+      for (int64_t l = 0; l < k; ++l) {
+        const double term = a[static_cast<size_t>(i * k + l)] * b[static_cast<size_t>(j * k + l)];
+        want += term;
+        magnitude += std::abs(term);
+      }
+      const double bound = rounding * std::abs(want) + 0x1p-20 * magnitude + 1e-30;
+      const double error = std::abs(o.c.get(i * n + j) - want) / bound;
+      worst = std::isnan(error) ? INFINITY : std::max(worst, error);
+    }
+  }
+  return worst;
+}
+
+TEST_CASE("scaled_gemm of every granularity matches double precision", "[scaled_gemm]") {
+  for (const FormatPair& formats : format_pairs()) {
+    size_t turn = 0;
+    for (const Problem& problem : kProblems) {
+      const DType c_type = kFloatTypes[turn++ % 3].dtype;
+      for (const bool biased : {false, true}) {
+        Case o(formats, problem, ScaleLayout::row_major, biased ? DType::f32 : c_type);
+        INFO(o.name() << ", to " << name_of(o.c.dtype()));
+        const Array before = o.c;
+        ops::ScaledGemm call = o.call();
+        call.beta = biased ? 1.0F : 0.0F;
+        call.bias = biased ? ConstView(o.bias) : ConstView{};
+        ops::scaled_gemm(cpu_stream(), call);
+        CHECK(worst_error(o, before, biased, biased) <= 1);
+      }
+    }
+  }
+}
+
+/// Small integers as codes and halves as scales; the product is exact in fp32 in any order.
+void make_exact(ScaledMatrix& matrix, uint32_t seed) {
+  for (int64_t i = 0; i < matrix.codes.count(); ++i) {
+    matrix.codes.set(i, static_cast<float>((i * 7 + i / 11 + seed) % 5) - 2.0F);
+  }
+  for (int64_t i = 0; i < matrix.scale_inv.count(); ++i) {
+    const int64_t kind = (i * 3 + seed) % 4;
+    if (matrix.format.scale_type == ScaleType::f32) {
+      matrix.scale_inv.set(i, 0.5F + 0.5F * static_cast<float>(kind));
+    } else if (matrix.format.scale_type == ScaleType::pow2) {
+      matrix.scale_inv.set(i, std::ldexp(1.0F, static_cast<int>(kind) - 1));
+    } else {
+      matrix.scale_inv.as<uint8_t>()[i] = static_cast<uint8_t>(126 + kind);
+    }
+  }
+}
+
+TEST_CASE("scaled_gemm is exact where every sum is", "[scaled_gemm]") {
+  for (const FormatPair& formats : format_pairs()) {
+    Case o(formats, {131, 259, 272});
+    make_exact(o.a, 1);
+    make_exact(o.b, 2);
+    ops::scaled_gemm(cpu_stream(), o.call());
+    const auto [m, n, k] = o.problem;
+    const std::vector<double> a = o.a.values();
+    const std::vector<double> b = o.b.values();
+    int64_t different = 0;
+    for (int64_t i = 0; i < m; ++i) {
+      for (int64_t j = 0; j < n; ++j) {
+        double want = 0;
+        for (int64_t l = 0; l < k; ++l) {
+          want += a[static_cast<size_t>(i * k + l)] * b[static_cast<size_t>(j * k + l)];
+        }
+        different += want != static_cast<double>(o.c.get(i * n + j)) ? 1 : 0;
+      }
+    }
+    INFO(o.name());
+    CHECK(different == 0);
+  }
+}
+
+TEST_CASE("scaled_gemm has the same bits for both layouts of scales and any number of threads",
+          "[scaled_gemm]") {
+  for (const FormatPair& formats : format_pairs()) {
+    for (const Problem& problem : {Problem{130, 300, 400}, Problem{16, 16, 3000}}) {
+      std::vector<Bits> runs;
+      for (const ScaleLayout layout : kScaleLayouts) {
+        for (const int threads : {1, 2, 3, 8}) {
+          set_threads(threads);
+          Case o(formats, problem, layout);
+          ops::ScaledGemm call = o.call();
+          call.beta = 1.0F;
+          ops::scaled_gemm(cpu_stream(), call);
+          runs.emplace_back();
+          runs.back().add(o.c);
+        }
+      }
+      set_threads(default_threads());
+      INFO(describe(formats.a) << " x " << describe(formats.b));
+      CHECK(std::all_of(runs.begin(), runs.end(), [&](const Bits& run) { return run == runs[0]; }));
+    }
+  }
+}
+
+/// Which elements of c are NaN.
+template <typename Expected>
+bool nan_exactly_where(const Case& o, Expected expected) {
+  bool right = true;
+  for (int64_t i = 0; i < o.c.count(); ++i) {
+    right &= std::isnan(o.c.get(i)) == expected(i / o.problem.n, i % o.problem.n);
+  }
+  return right;
+}
+
+TEST_CASE("a NaN scale reaches the rows or columns of its granule and no others", "[scaled_gemm]") {
+  for (const FormatPair& formats : format_pairs()) {
+    const auto spoil = [](ScaledMatrix& matrix, int64_t row, int64_t block) {
+      const int64_t at = matrix.grid.offset(row, block);
+      if (matrix.format.scale_type == ScaleType::e8m0) {
+        matrix.scale_inv.as<uint8_t>()[at] = 0xFF;
+      } else {
+        matrix.scale_inv.set(at, std::nanf(""));
+      }
+    };
+    INFO(describe(formats.a) << " x " << describe(formats.b));
+    Case first(formats, {140, 270, 300});
+    const int64_t block = first.a.grid.columns - 1;
+    spoil(first.a, 1, block);
+    ops::scaled_gemm(cpu_stream(), first.call());
+    CHECK(
+        nan_exactly_where(first, [&](int64_t i, int64_t) { return i / first.a.grid.height == 1; }));
+    Case second(formats, {140, 270, 300});
+    spoil(second.b, 2, 0);
+    ops::scaled_gemm(cpu_stream(), second.call());
+    CHECK(nan_exactly_where(second,
+                            [&](int64_t, int64_t j) { return j / second.b.grid.height == 2; }));
+  }
+}
+
+TEST_CASE("scaled_gemm of zeros is zero, and the bias alone", "[scaled_gemm]") {
+  for (const FormatPair& formats : format_pairs()) {
+    Case o(formats, {20, 30, 140});
+    o.a = ScaledMatrix(formats.a, ScaleLayout::row_major, 20, 140, std::vector<float>(20 * 140));
+    ops::ScaledGemm call = o.call();
+    call.bias = o.bias;
+    ops::scaled_gemm(cpu_stream(), call);
+    bool right = true;
+    for (int64_t i = 0; i < o.c.count(); ++i) {
+      right &= o.c.get(i) == o.bias.get(i % 30);
+    }
+    CHECK(right);
+  }
+}
+
+TEST_CASE("scaled_gemm refuses what does not fit", "[scaled_gemm]") {
+  using enum Granularity;
+  const auto refused = [](const ops::ScaledGemm& call) {
+    CHECK_THROWS_AS(ops::scaled_gemm(cpu_stream(), call), InternalError);
+  };
+  const auto pair = [](Granularity a, Granularity b) {
+    return FormatPair{granule_format(DType::e4m3, a), granule_format(DType::e4m3, b)};
+  };
+  for (const auto& [a, b] : {std::pair{block_128x128, block_128x128},
+                             {row, block_1x128},
+                             {block_1x32, block_1x128},
+                             {row, block_1x32}}) {
+    Case o(pair(a, b), {16, 16, 32});
+    refused(o.call());
+  }
+  Case o(pair(block_1x128, block_128x128), {16, 16, 256});
+  ops::ScaledGemm call = o.call();
+  call.beta = 0.5F;
+  refused(call);
+  call = o.call();
+  call.c.shape = {16, 17};
+  refused(call);
+  call = o.call();
+  call.a.matrix.scale_inv.shape = {31};
+  refused(call);
+  call = o.call();
+  call.b.format.granularity = tensor;
+  refused(call);
+  call = o.call();
+  call.bias = {o.bias.view().data, DType::f32, {15}};
+  refused(call);
+}
+
+TEST_CASE("scaled products by chip, shape, type and layout", "[scaled_gemm]") {
+  using enum Granularity;
+  const auto reason = [](int capability, Case& o) {
+    const ops::ScaledGemm call = o.call();
+    const DeviceTraits traits = cuda_traits(capability);
+    const ops::ScaledGemmSupport support = ops::scaled_gemm_support(traits, call);
+    CHECK(support.native == support.reason.empty());
+    const size_t bytes = ops::scaled_gemm_scratch_bytes(traits, call);
+    const auto [m, n, k] = o.problem;
+    const size_t a_bytes = static_cast<size_t>(2 * m * k + 255) / 256 * 256;
+    CHECK(bytes == (support.native ? 0 : a_bytes + static_cast<size_t>(2 * n * k)));
+    CHECK(ops::scaled_gemm_support(DeviceTraits{}, call).native);
+    CHECK(ops::scaled_gemm_scratch_bytes(DeviceTraits{}, call) == 0);
+    return std::string(support.reason);
+  };
+  const auto make = [](Granularity granularity, const Problem& problem, DType c_type = DType::bf16,
+                       DType a_type = DType::e4m3, DType b_type = DType::e4m3,
+                       ScaleLayout layout = ScaleLayout::cublaslt) {
+    return Case({granule_format(a_type, granularity), granule_format(b_type, granularity)}, problem,
+                layout, c_type);
+  };
+  const Problem fits = {32, 48, 64};
+  for (const Granularity granularity : {row, block_1x128}) {
+    Case o = make(granularity, fits);
+    CHECK(reason(90, o).empty());
+    CHECK_THAT(reason(89, o), Catch::Contains("this GPU has no products with"));
+    CHECK_THAT(reason(100, o), Catch::Contains("this GPU has no products with"));
+  }
+  Case mx = make(block_1x32, fits);
+  CHECK(reason(100, mx).empty());
+  CHECK(reason(90, mx) == "this GPU has no products with 1x32 scales");
+  Case narrow = make(row, {32, 48, 40});
+  CHECK(reason(90, narrow) == "K is not a multiple of 16");
+  Case half_block = make(block_1x32, {32, 48, 48});
+  CHECK(reason(100, half_block) == "K is not a multiple of 32");
+  Case result = make(row, {32, 12, 64});
+  CHECK(reason(90, result) == "a row of the result is not a multiple of 16 bytes");
+  Case wide_result = make(row, {32, 12, 64}, DType::f32);
+  CHECK(reason(90, wide_result).empty());
+  Case odd_rows = make(block_1x128, {30, 48, 64});
+  CHECK(reason(90, odd_rows) == "M and N are not multiples of 4");
+  Case rows_of_any_count = make(row, {30, 48, 64});
+  CHECK(reason(90, rows_of_any_count).empty());
+  Case two_e5m2 = make(row, fits, DType::bf16, DType::e5m2, DType::e5m2);
+  CHECK(reason(90, two_e5m2) == "tensor cores do not multiply e5m2 by e5m2");
+  Case row_major =
+      make(block_1x128, fits, DType::bf16, DType::e4m3, DType::e4m3, ScaleLayout::row_major);
+  CHECK(reason(90, row_major) == "the scales are not laid out for cuBLASLt");
+}
+
+TEST_CASE("scaled_gemm is counted on meta", "[scaled_gemm]") {
+  Case o({granule_format(DType::e4m3, Granularity::block_1x128),
+          granule_format(DType::e4m3, Granularity::block_128x128)},
+         {256, 128, 384});
+  const auto meta = make_meta_device(DeviceTraits{});
+  ops::ScaledGemm call = o.call();
+  call.beta = 1.0F;
+  ops::scaled_gemm(meta->stream(), call);
+  CHECK(meta->counters().gemm_flops == 2.0 * 256 * 128 * 384);
+  const double scales = 4.0 * (256 * 3 + 1 * 3);
+  CHECK(meta->counters().bytes == 256.0 * 384 + 128.0 * 384 + scales + 2 * 4.0 * 256 * 128);
+  ops::probe_scaled_gemm(*meta);
+  CHECK(meta->traits() == DeviceTraits{});
+}
+
+}  // namespace
+}  // namespace fp8train::test
