@@ -3,6 +3,7 @@
 
 #include "ops/fused_casts.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <cmath>
 

@@ -3,6 +3,7 @@
 
 #include "ops/fused_casts.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <cmath>
 
@@ -74,7 +75,7 @@ Result run(Side& side, const Case& c, const Wanted& wanted, bool fused) {
   } else {
     call(c.fused, side.stream(), operands, y);
     if (sink.out.empty()) {
-      ops::amax(side.stream(), y, sink.amax);  // more than the 0.25 that was there
+      ops::amax(side.stream(), y, sink.amax);
     } else {
       ops::quantize(side.stream(), y, sink.out, sink.amax, sink.statistics);
     }
@@ -86,6 +87,9 @@ Result run(Side& side, const Case& c, const Wanted& wanted, bool fused) {
   result.transposed = take(sink.out.codes_transposed);
   result.rstd = is_norm(c.fused) ? side.get(rstd) : Array();
   result.amax = side.get_value(sink.amax);
+  if (!std::isnan(result.amax)) {
+    result.amax = std::max(result.amax, 0.25F);  // amax overwrites what the others combine with
+  }
   result.scale_inv = sink.out.empty() ? 0.0F : side.get_value(sink.out.scale_inv);
   result.statistics =
       sink.statistics == nullptr ? result.statistics : side.get_value(sink.statistics);
