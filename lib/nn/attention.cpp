@@ -56,15 +56,16 @@ void Attention::normalize_heads(const StepContext& context, const View& projecte
   normalize(dimensions_.heads, dimensions_.kv_heads, k_norm_, saved.k_original, saved.k_rstd);
 }
 
-void Attention::forward(const StepContext& context, ConstView x, View y, int64_t batch,
+void Attention::forward(const StepContext& context, const Linear::Input& x, View y, int64_t batch,
                         KvCache* cache, Saved& saved) const {
   ArenaScope scope(*context.scratch);
   const auto& [heads, kv_heads, head_dim] = dimensions_;
-  const int64_t rows = x.shape.rows();
+  const int64_t rows = x.plain.shape.rows();
+  const DType dtype = x.plain.dtype;
   const int64_t length = rows / batch;
   const int64_t past = cache == nullptr ? 0 : cache->length;
   Arena& arena = context.training ? *context.saved : *context.scratch;
-  saved.projected = allocate(arena, x.dtype, {rows, dimensions_.qkv_width()});
+  saved.projected = allocate(arena, dtype, {rows, dimensions_.qkv_width()});
   qkv_.forward(context, x, saved.projected, saved.qkv);
   if (q_norm_ != nullptr) {
     normalize_heads(context, saved.projected, saved);
@@ -84,7 +85,7 @@ void Attention::forward(const StepContext& context, ConstView x, View y, int64_t
     k = ops::append_to_cache(context.stream, k, cache->keys, batch, length, width, past);
     v = ops::append_to_cache(context.stream, v, cache->values, batch, length, width, past);
   }
-  saved.attended = allocate(arena, x.dtype, {rows, heads * head_dim});
+  saved.attended = allocate(arena, dtype, {rows, heads * head_dim});
   saved.log_sum_exp = allocate(arena, DType::f32, {batch, heads, length});
   ops::attention_forward(context.stream, shape(batch, length, past + length), q, k, v,
                          slice(saved.attended, 0, length), saved.log_sum_exp);

@@ -7,23 +7,21 @@ namespace fp8train {
 void Block::run(const StepContext& context, ConstView x, View y, int64_t batch, KvCache* cache,
                 Saved& saved) const {
   ArenaScope scope(*context.scratch);
-  const auto place = [&](bool keep) -> Arena& {
-    return context.training && keep ? *context.saved : *context.scratch;
-  };
+  const int64_t rows = x.shape.rows();
   saved.x = x;
   const View branch = allocate(*context.scratch, x.dtype, x.shape);
   {
     ArenaScope inner(*context.scratch);
-    const View normed = allocate(place(attention_.qkv().keeps_input()), x.dtype, x.shape);
-    attention_norm_.forward(context, x, normed, saved.attention_norm);
+    const Linear::Input normed = attention_.qkv().place_input(context, rows);
+    attention_norm_.forward(context, x, normed.plain, saved.attention_norm, normed.cast);
     attention_.forward(context, normed, branch, batch, cache, saved.attention);
   }
-  saved.middle = allocate(place(true), x.dtype, x.shape);
+  saved.middle = allocate(context.training ? *context.saved : *context.scratch, x.dtype, x.shape);
   ops::add(context.stream, x, branch, saved.middle);
   {
     ArenaScope inner(*context.scratch);
-    const View normed = allocate(place(mlp_.up().keeps_input()), x.dtype, x.shape);
-    mlp_norm_.forward(context, saved.middle, normed, saved.mlp_norm);
+    const Linear::Input normed = mlp_.up().place_input(context, rows);
+    mlp_norm_.forward(context, saved.middle, normed.plain, saved.mlp_norm, normed.cast);
     mlp_.forward(context, normed, branch, saved.mlp);
   }
   ops::add(context.stream, saved.middle, branch, y);

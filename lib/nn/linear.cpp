@@ -31,6 +31,10 @@ bool along_k_only(const StepContext& context) {
   return context.device->traits().fp8_gemm_along_k_only;
 }
 
+View allocate_where_wanted(Arena* arena, DType dtype, const Shape& shape) {
+  return arena == nullptr ? View{} : allocate(*arena, dtype, shape);
+}
+
 /// The slot of a GEMM's operand, shared with `first` when the formats agree; null for a plain
 /// format.
 const ScalingSlot* slot_for(ScalingState& scaling, const LinearPlan& plan, const char* role,
@@ -42,6 +46,18 @@ const ScalingSlot* slot_for(ScalingState& scaling, const LinearPlan& plan, const
     return first;
   }
   return scaling.add(plan.site.name, role, format);
+}
+
+/// Memory for the codes of a tensor of `shape`; null: this orientation is not wanted.
+QuantizedView codes_in(Arena* codes, Arena* transposed, const Shape& shape,
+                       const ScalingSlot& slot) {
+  const DType dtype = slot.format.dtype;
+  return {
+      .codes = allocate_where_wanted(codes, dtype, shape),
+      .codes_transposed = allocate_where_wanted(transposed, dtype, {shape.back(), shape.rows()}),
+      .scale = slot.scale,
+      .scale_inv = slot.scale_inv,
+      .format = slot.format};
 }
 
 }  // namespace
@@ -117,68 +133,138 @@ QuantizedView Linear::weight_codes() const {
           .format = w_slot_->format};
 }
 
-QuantizedView Linear::quantize(const StepContext& context, ConstView x, const ScalingSlot& slot,
-                               Arena& arena, Arena* transposed) const {
-  const Shape turned = {x.shape.back(), x.shape.rows()};
-  const QuantizedView out = {
-      .codes = fp8train::allocate(arena, slot.format.dtype, x.shape),
-      .codes_transposed = transposed == nullptr
-                              ? View{}
-                              : fp8train::allocate(*transposed, slot.format.dtype, turned),
-      .scale = slot.scale,
-      .scale_inv = slot.scale_inv,
-      .format = slot.format};
+Linear::CodePlaces Linear::input_places(const StepContext& context, const ScalingSlot* slot) const {
+  const bool for_fprop = slot == x_slot_ && scaled(context, plan_.fprop.a);
+  const bool for_wgrad = context.training && slot == x_wgrad_slot_;
+  if (!for_wgrad) {
+    return {context.scratch, nullptr};
+  }
+  if (!along_k_only(context)) {
+    return {context.saved, nullptr};
+  }
+  return {for_fprop ? context.scratch : nullptr, context.saved};
+}
+
+Linear::CodePlaces Linear::gradient_places(const StepContext& context,
+                                           const ScalingSlot* slot) const {
+  const bool turned = slot == dy_wgrad_slot_ && along_k_only(context);
+  return {slot == dy_slot_ || !turned ? context.scratch : nullptr,
+          turned ? context.scratch : nullptr};
+}
+
+Linear::Input Linear::place(const StepContext& context, const Shape& shape, const ScalingSlot* slot,
+                            const CodePlaces& places, Arena* plain) const {
+  Input input;
+  input.slot = slot;
+  input.plain = {nullptr, plan_.activation, shape};
+  if (plain != nullptr) {
+    input.plain = fp8train::allocate(*plain, plan_.activation, shape);
+  }
+  if (slot == nullptr) {
+    return input;
+  }
+  if (slot->format.policy == ScalePolicy::current) {
+    ops::fill(context.stream, {slot->amax, DType::f32, {1}}, 0.0F);
+    input.cast.amax = slot->amax;
+    return input;
+  }
+  input.cast = {.out = codes_in(places.codes, places.transposed, shape, *slot),
+                .amax = context.training ? slot->amax : nullptr,
+                .statistics = context.collect_statistics ? slot->statistics : nullptr};
+  return input;
+}
+
+Linear::Input Linear::place_input(const StepContext& context, int64_t rows) const {
+  const bool fprop_scaled = scaled(context, plan_.fprop.a);
+  const ScalingSlot* slot = fprop_scaled ? x_slot_ : (context.training ? x_wgrad_slot_ : nullptr);
+  const bool codes_suffice = slot != nullptr && slot->format.policy == ScalePolicy::delayed &&
+                             fprop_scaled && (!context.training || x_wgrad_slot_ == slot);
+  Arena* const plain = context.training && keeps_input() ? context.saved : context.scratch;
+  return place(context, {rows, plan_.site.in_features}, slot, input_places(context, slot),
+               codes_suffice ? nullptr : plain);
+}
+
+Linear::Input Linear::place_gradient(const StepContext& context, int64_t rows) const {
+  const ScalingSlot* slot = dy_slot_ != nullptr ? dy_slot_ : dy_wgrad_slot_;
+  const bool codes_suffice = slot != nullptr && slot->format.policy == ScalePolicy::delayed &&
+                             slot == dy_slot_ && slot == dy_wgrad_slot_ && bias_ == nullptr;
+  return place(context, {rows, plan_.site.out_features}, slot, gradient_places(context, slot),
+               codes_suffice ? nullptr : context.scratch);
+}
+
+QuantizedView Linear::quantize(const StepContext& context, const Operand& x,
+                               const ScalingSlot& slot, const CodePlaces& places) const {
+  const bool made = x.slot == &slot;
+  if (made && !x.codes.empty()) {
+    return x.codes;
+  }
+  const QuantizedView out = codes_in(places.codes, places.transposed, x.plain.shape, slot);
   if (slot.format.policy == ScalePolicy::current) {
-    ops::amax(context.stream, x, slot.amax);
+    if (!made) {
+      ops::amax(context.stream, x.plain, slot.amax);
+    }
     ops::compute_current_scale(context.stream, slot.amax, slot.format, slot.scale, slot.scale_inv);
   }
   const bool record = context.training && slot.format.policy == ScalePolicy::delayed;
-  ops::quantize(context.stream, x, out, record ? slot.amax : nullptr,
+  ops::quantize(context.stream, x.plain, out, record ? slot.amax : nullptr,
                 context.collect_statistics ? slot.statistics : nullptr);
   return out;
 }
 
 void Linear::forward(const StepContext& context, ConstView x, View y, Saved& saved) const {
+  run_forward(context, {.plain = x, .slot = nullptr, .codes = {}}, y, saved);
+}
+
+void Linear::forward(const StepContext& context, const Input& x, View y, Saved& saved) const {
+  run_forward(context, {.plain = x.plain, .slot = x.slot, .codes = x.cast.out}, y, saved);
+}
+
+void Linear::run_forward(const StepContext& context, const Operand& x, View y, Saved& saved) const {
   saved = {};
   ArenaScope scope(*context.scratch);
-  ops::Gemm fprop = {.a = {x}, .b = {plain_weight(), true}, .c = y};
+  ops::Gemm fprop = {.a = {x.plain}, .b = {plain_weight(), true}, .c = y};
   const bool quantized_wgrad = context.training && x_wgrad_slot_ != nullptr;
+  const bool turn = along_k_only(context);
+  const auto keep = [&](const QuantizedView& codes) {
+    saved.codes = codes;
+    saved.codes.codes = turn ? View{} : codes.codes;  // only what lies in `saved` stays
+  };
   if (scaled(context, plan_.fprop.a)) {
-    const bool shared = quantized_wgrad && x_wgrad_slot_ == x_slot_;
-    const bool turn = shared && along_k_only(context);
-    const QuantizedView codes =
-        quantize(context, x, *x_slot_, shared && !turn ? *context.saved : *context.scratch,
-                 turn ? context.saved : nullptr);
+    const QuantizedView codes = quantize(context, x, *x_slot_, input_places(context, x_slot_));
     fprop.a = left(codes, false);
     fprop.b = right(weight_codes(), true);
-    if (shared) {
-      saved.codes = codes;
-      saved.codes.codes = turn ? View{} : codes.codes;  // only what lies in `saved` stays
+    if (quantized_wgrad && x_wgrad_slot_ == x_slot_) {
+      keep(codes);
     }
   }
   fprop.bias = bias_ == nullptr ? ConstView{} : ConstView(bias_->value);
   fprop.fast_accumulate = plan_.fprop.fast_accumulate;
   ops::gemm(context.stream, fprop);
   if (quantized_wgrad && saved.codes.empty()) {
-    const bool turn = along_k_only(context);
-    saved.codes = quantize(context, x, *x_wgrad_slot_, turn ? *context.scratch : *context.saved,
-                           turn ? context.saved : nullptr);
-    saved.codes.codes = turn ? View{} : saved.codes.codes;
+    keep(quantize(context, x, *x_wgrad_slot_, input_places(context, x_wgrad_slot_)));
   } else if (context.training && saved.codes.empty()) {
-    saved.x = x;
+    saved.x = x.plain;
   }
 }
 
 void Linear::backward(const StepContext& context, ConstView dy, View dx, const Saved& saved) const {
+  run_backward(context, {.plain = dy, .slot = nullptr, .codes = {}}, dx, saved);
+}
+
+void Linear::backward(const StepContext& context, const Input& dy, View dx,
+                      const Saved& saved) const {
+  run_backward(context, {.plain = dy.plain, .slot = dy.slot, .codes = dy.cast.out}, dx, saved);
+}
+
+void Linear::run_backward(const StepContext& context, const Operand& dy, View dx,
+                          const Saved& saved) const {
   ArenaScope scope(*context.scratch);
   QuantizedView dy_codes;
-  Arena* const turned = along_k_only(context) ? context.scratch : nullptr;
   if (dy_slot_ != nullptr) {
-    dy_codes = quantize(context, dy, *dy_slot_, *context.scratch,
-                        dy_wgrad_slot_ == dy_slot_ ? turned : nullptr);
+    dy_codes = quantize(context, dy, *dy_slot_, gradient_places(context, dy_slot_));
   }
   if (!dx.empty()) {
-    ops::Gemm dgrad = {.a = {dy}, .b = {plain_weight(), false}, .c = dx};
+    ops::Gemm dgrad = {.a = {dy.plain}, .b = {plain_weight(), false}, .c = dx};
     if (dy_slot_ != nullptr) {
       dgrad.a = left(dy_codes, false);
       dgrad.b = right(weight_codes(), false);
@@ -187,21 +273,23 @@ void Linear::backward(const StepContext& context, ConstView dy, View dx, const S
     ops::gemm(context.stream, dgrad);
   }
   // dW[N, K] += dy^T x, straight into the gradient buffer.
-  ops::Gemm wgrad = {.a = {dy, true}, .b = {saved.x}, .c = weight_->gradient, .beta = 1.0F};
+  ops::Gemm wgrad = {.a = {dy.plain, true}, .b = {saved.x}, .c = weight_->gradient, .beta = 1.0F};
   if (dy_wgrad_slot_ != nullptr) {
-    const QuantizedView codes = dy_wgrad_slot_ == dy_slot_ ? dy_codes
-                                                           : quantize(context, dy, *dy_wgrad_slot_,
-                                                                      *context.scratch, turned);
+    const QuantizedView codes =
+        dy_wgrad_slot_ == dy_slot_
+            ? dy_codes
+            : quantize(context, dy, *dy_wgrad_slot_, gradient_places(context, dy_wgrad_slot_));
     wgrad.a = left(codes, true);
     wgrad.b = right(saved.codes, false);
   }
   wgrad.fast_accumulate = plan_.wgrad.fast_accumulate;
   ops::gemm(context.stream, wgrad);
   if (bias_ != nullptr) {
-    const int64_t rows = dy.shape.rows();
-    const View partial = fp8train::allocate(
-        *context.scratch, DType::f32, {(rows + kBiasChunk - 1) / kBiasChunk, dy.shape.back()});
-    ops::bias_backward(context.stream, dy, bias_->gradient, partial);
+    const int64_t rows = dy.plain.shape.rows();
+    const View partial =
+        fp8train::allocate(*context.scratch, DType::f32,
+                           {(rows + kBiasChunk - 1) / kBiasChunk, dy.plain.shape.back()});
+    ops::bias_backward(context.stream, dy.plain, bias_->gradient, partial);
   }
 }
 

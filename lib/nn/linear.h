@@ -2,7 +2,8 @@
 // y = x W^T + b with explicit backward, each of its three GEMMs in the format its plan cells say.
 // The layer quantizes x once in forward and dy once in backward, reads the weight's GEMM operand
 // that was made once per optimizer step, and keeps for backward the FP8 codes of x where wgrad
-// reads those, else x itself.
+// reads those, else x itself. An operation that makes x or dy can cast it on the way: the layer
+// gives it the places (place_input, place_gradient) and takes what it has left there.
 
 #include <string>
 
@@ -22,6 +23,13 @@ class Linear {
     QuantizedView codes;
   };
 
+  /// Places for an x or dy, in the arenas of the step, and what its producer left there.
+  struct Input {
+    View plain;              ///< [M, width] in the activation type; no memory where nobody reads it
+    ops::QuantizeSink cast;  ///< for the producer
+    const ScalingSlot* slot = nullptr;  ///< that `cast` belongs to; null: nothing to cast
+  };
+
   /// Registers its scaling slots; `weight` [N, K] and `bias` [N] (may be null) belong to the store
   /// and may be shared with others.
   Linear(const LinearPlan& plan, Parameter* weight, Parameter* bias, ScalingState& scaling);
@@ -38,19 +46,46 @@ class Linear {
   /// do not replace it.
   bool keeps_input() const { return !plan_.wgrad.b.is_scaled(); }
 
+  /// Where the operation that makes x writes it for forward, or dy for backward. With delayed
+  /// scaling codes are written at once, and x itself only where something reads it; with current
+  /// scaling x and its amax. Both stay valid as long as the caller's scopes of the two arenas.
+  Input place_input(const StepContext& context, int64_t rows) const;
+  Input place_gradient(const StepContext& context, int64_t rows) const;
+
   /// x: [M, K] in the activation type, y: [M, N].
   void forward(const StepContext& context, ConstView x, View y, Saved& saved) const;
+  void forward(const StepContext& context, const Input& x, View y, Saved& saved) const;
 
   /// Adds to the gradients of weight and bias; dx (when not empty) is overwritten.
   void backward(const StepContext& context, ConstView dy, View dx, const Saved& saved) const;
+  void backward(const StepContext& context, const Input& dy, View dx, const Saved& saved) const;
 
   const LinearPlan& plan() const { return plan_; }
   const Parameter& weight() const { return *weight_; }
 
  private:
-  /// The codes of x, placed in `arena`; their transpose too, placed in `transposed` (may be null).
-  QuantizedView quantize(const StepContext& context, ConstView x, const ScalingSlot& slot,
-                         Arena& arena, Arena* transposed) const;
+  /// x or dy as it comes: with the amax or the codes of a slot, if its producer made them.
+  struct Operand {
+    ConstView plain;
+    const ScalingSlot* slot = nullptr;
+    QuantizedView codes;
+  };
+  /// Where codes go; null: this orientation is not wanted.
+  struct CodePlaces {
+    Arena* codes;
+    Arena* transposed;
+  };
+
+  Input place(const StepContext& context, const Shape& shape, const ScalingSlot* slot,
+              const CodePlaces& places, Arena* plain) const;
+  void run_forward(const StepContext& context, const Operand& x, View y, Saved& saved) const;
+  void run_backward(const StepContext& context, const Operand& dy, View dx,
+                    const Saved& saved) const;
+  CodePlaces input_places(const StepContext& context, const ScalingSlot* slot) const;
+  CodePlaces gradient_places(const StepContext& context, const ScalingSlot* slot) const;
+  /// The codes of x with the scale of `slot`.
+  QuantizedView quantize(const StepContext& context, const Operand& x, const ScalingSlot& slot,
+                         const CodePlaces& places) const;
   QuantizedView weight_codes() const;
   bool scaled(const StepContext& context, const TensorFormat& format) const;
   ConstView plain_weight() const;

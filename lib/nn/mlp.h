@@ -22,7 +22,8 @@ class Mlp {
   Linear& down() { return down_; }
   const Linear& up() const { return up_; }
 
-  void forward(const StepContext& context, ConstView x, View y, Saved& saved) const;
+  /// x: as up() has placed it.
+  void forward(const StepContext& context, const Linear::Input& x, View y, Saved& saved) const;
   void backward(const StepContext& context, ConstView dy, View dx, const Saved& saved) const;
 
  private:

@@ -13,18 +13,19 @@ int64_t chunks(int64_t rows) {
 
 }  // namespace
 
-void Norm::forward(const StepContext& context, ConstView x, View y, Saved& saved) const {
+void Norm::forward(const StepContext& context, ConstView x, View y, Saved& saved,
+                   const ops::QuantizeSink& cast) const {
   const int64_t rows = x.shape.rows();
   Arena& arena = context.training ? *context.saved : *context.scratch;
   saved = {.x = x, .mean = {}, .rstd = allocate(arena, DType::f32, {rows})};
   if (!centered_) {
-    ops::rms_norm_forward(context.stream, x, weight_->value, eps_, y, saved.rstd);
+    ops::rms_norm_forward(context.stream, x, weight_->value, eps_, y, saved.rstd, cast);
     return;
   }
   saved.mean = allocate(arena, DType::f32, {rows});
   ops::layer_norm_forward(context.stream, x, weight_->value,
                           bias_ == nullptr ? ConstView{} : ConstView(bias_->value), eps_, y,
-                          saved.mean, saved.rstd);
+                          saved.mean, saved.rstd, cast);
 }
 
 void Norm::backward(const StepContext& context, ConstView dy, View dx, bool accumulate,

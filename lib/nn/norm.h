@@ -4,6 +4,7 @@
 
 #include "nn/context.h"
 #include "nn/parameter.h"
+#include "ops/quantize.h"
 
 namespace fp8train {
 
@@ -19,7 +20,9 @@ class Norm {
   Norm(Parameter* weight, Parameter* bias, bool centered, float eps)
       : weight_(weight), bias_(bias), centered_(centered), eps_(eps) {}
 
-  void forward(const StepContext& context, ConstView x, View y, Saved& saved) const;
+  /// `cast`: y is cast on the way, and may then be empty (see QuantizeSink).
+  void forward(const StepContext& context, ConstView x, View y, Saved& saved,
+               const ops::QuantizeSink& cast = {}) const;
 
   /// dx (+)= : adds to dx when `accumulate`, so that the residual's gradient needs no extra pass.
   void backward(const StepContext& context, ConstView dy, View dx, bool accumulate,

@@ -1,8 +1,8 @@
 #include "ops/activation.h"
 
 #include "base/trace.h"
-#include "ops/checks.h"
 #include "ops/op_table.h"
+#include "ops/quantize_checks.h"
 
 namespace fp8train::ops {
 namespace {
@@ -15,34 +15,39 @@ bool is_gated(const ConstView& gate_up, const ConstView& y) {
 
 }  // namespace
 
-void swiglu_forward(Stream stream, ConstView gate_up, View y) {
+void swiglu_forward(Stream stream, ConstView gate_up, View y, const QuantizeSink& cast) {
   check(is_float_type(y.dtype), "swiglu: fp32, bf16 or fp16 expected");
   check(is_gated(gate_up, y), "swiglu: gate_up must be [rows, 2 F] of y's type");
+  check_sink(y, cast);
   const TraceSpan span("swiglu_forward");
-  op_table(stream).swiglu_forward(stream, gate_up, y);
+  op_table(stream).swiglu_forward(stream, gate_up, y, cast);
 }
 
-void swiglu_backward(Stream stream, ConstView dy, ConstView gate_up, View d_gate_up) {
+void swiglu_backward(Stream stream, ConstView dy, ConstView gate_up, View d_gate_up,
+                     const QuantizeSink& cast) {
   check(is_float_type(dy.dtype), "swiglu: fp32, bf16 or fp16 expected");
   check(is_gated(gate_up, dy) && is_gated(d_gate_up, dy),
         "swiglu_backward: gate_up and its gradient must be [rows, 2 F] of dy's type");
+  check_sink(d_gate_up, cast);
   const TraceSpan span("swiglu_backward");
-  op_table(stream).swiglu_backward(stream, dy, gate_up, d_gate_up);
+  op_table(stream).swiglu_backward(stream, dy, gate_up, d_gate_up, cast);
 }
 
-void gelu_forward(Stream stream, ConstView x, View y) {
+void gelu_forward(Stream stream, ConstView x, View y, const QuantizeSink& cast) {
   check(is_float_type(x.dtype) && x.dtype == y.dtype, "gelu: x and y must share a float type");
   check(x.count() == y.count(), "gelu: counts differ");
+  check_sink(y, cast);
   const TraceSpan span("gelu_forward");
-  op_table(stream).gelu_forward(stream, x, y);
+  op_table(stream).gelu_forward(stream, x, y, cast);
 }
 
-void gelu_backward(Stream stream, ConstView dy, ConstView x, View dx) {
+void gelu_backward(Stream stream, ConstView dy, ConstView x, View dx, const QuantizeSink& cast) {
   check(is_float_type(x.dtype) && x.dtype == dy.dtype && x.dtype == dx.dtype,
         "gelu_backward: dy, x and dx must share a float type");
   check(x.count() == dy.count() && x.count() == dx.count(), "gelu_backward: counts differ");
+  check_sink(dx, cast);
   const TraceSpan span("gelu_backward");
-  op_table(stream).gelu_backward(stream, dy, x, dx);
+  op_table(stream).gelu_backward(stream, dy, x, dx, cast);
 }
 
 }  // namespace fp8train::ops

@@ -1,8 +1,8 @@
 #include "ops/norm.h"
 
 #include "base/trace.h"
-#include "ops/checks.h"
 #include "ops/op_table.h"
+#include "ops/quantize_checks.h"
 
 namespace fp8train::ops {
 namespace {
@@ -31,10 +31,12 @@ void check_backward(const ConstView& dy, const ConstView& x, const ConstView& we
 
 }  // namespace
 
-void rms_norm_forward(Stream stream, ConstView x, ConstView weight, float eps, View y, View rstd) {
+void rms_norm_forward(Stream stream, ConstView x, ConstView weight, float eps, View y, View rstd,
+                      const QuantizeSink& cast) {
   check_forward(x, weight, y, rstd);
+  check_sink(y, cast);
   const TraceSpan span("rms_norm_forward");
-  op_table(stream).rms_norm_forward(stream, x, weight, eps, y, rstd);
+  op_table(stream).rms_norm_forward(stream, x, weight, eps, y, rstd, cast);
 }
 
 void rms_norm_backward(Stream stream, ConstView dy, ConstView x, ConstView weight, ConstView rstd,
@@ -48,13 +50,14 @@ void rms_norm_backward(Stream stream, ConstView dy, ConstView x, ConstView weigh
 }
 
 void layer_norm_forward(Stream stream, ConstView x, ConstView weight, ConstView bias, float eps,
-                        View y, View mean, View rstd) {
+                        View y, View mean, View rstd, const QuantizeSink& cast) {
   check_forward(x, weight, y, rstd);
+  check_sink(y, cast);
   check(bias.empty() || holds(bias, DType::f32, x.shape.back()),
         "layer_norm: bias must be fp32 [n] or empty");
   check(holds(mean, DType::f32, x.shape.rows()), "layer_norm: mean must be fp32 [rows]");
   const TraceSpan span("layer_norm_forward");
-  op_table(stream).layer_norm_forward(stream, x, weight, bias, eps, y, mean, rstd);
+  op_table(stream).layer_norm_forward(stream, x, weight, bias, eps, y, mean, rstd, cast);
 }
 
 void layer_norm_backward(Stream stream, ConstView dy, ConstView x, ConstView weight, ConstView mean,

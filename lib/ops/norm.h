@@ -3,13 +3,14 @@
 // where y and dy may have another type than x and dx; weight, bias and their gradients: fp32 [n].
 // Row statistics and arithmetic are fp32.
 
-#include "device/stream.h"
-#include "tensor/view.h"
+#include "ops/quantize.h"
 
 namespace fp8train::ops {
 
 /// y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + eps); rstd: fp32 [rows], kept for backward.
-void rms_norm_forward(Stream stream, ConstView x, ConstView weight, float eps, View y, View rstd);
+/// `cast`: y cast to FP8 too, or only that (see QuantizeSink).
+void rms_norm_forward(Stream stream, ConstView x, ConstView weight, float eps, View y, View rstd,
+                      const QuantizeSink& cast = {});
 
 /// dx (+)= gradient of x (adds to dx when `accumulate`), weight_grad += gradient of weight.
 /// `scratch`: fp32 [ceil(rows / 64), n]; the sum over rows has a fixed order (64-row chunks, then
@@ -18,9 +19,9 @@ void rms_norm_backward(Stream stream, ConstView dy, ConstView x, ConstView weigh
                        View dx, bool accumulate, View weight_grad, View scratch);
 
 /// y = (x - mean) * rstd * weight + bias; mean, rstd: fp32 [rows]. `bias` may be empty (none), and
-/// bias_grad below too.
+/// bias_grad below too. `cast` as above.
 void layer_norm_forward(Stream stream, ConstView x, ConstView weight, ConstView bias, float eps,
-                        View y, View mean, View rstd);
+                        View y, View mean, View rstd, const QuantizeSink& cast = {});
 
 /// As rms_norm_backward; `scratch`: fp32 [2 * ceil(rows / 64), n].
 void layer_norm_backward(Stream stream, ConstView dy, ConstView x, ConstView weight, ConstView mean,

@@ -1,9 +1,9 @@
 #include "ops/quantize.h"
 
 #include "base/trace.h"
-#include "ops/checks.h"
 #include "ops/granules.h"
 #include "ops/op_table.h"
+#include "ops/quantize_checks.h"
 
 namespace fp8train::ops {
 
@@ -17,23 +17,8 @@ void amax(Stream stream, ConstView x, float* result) {
 void quantize(Stream stream, ConstView x, const QuantizedView& out, float* amax_out,
               QuantizeStatistics* statistics) {
   check(is_float_type(x.dtype), "quantize: x must be fp32, bf16 or fp16");
-  check(is_fp8(out.format.dtype), "quantize: the format must be e4m3 or e5m2");
-  check(out.format.granularity == Granularity::tensor &&
-            out.format.rounding == Rounding::nearest_even,
-        "quantize: one scale per tensor and nearest-even rounding expected");
   check(!out.empty() || x.count() == 0, "quantize: no place for the codes");
-  check(out.scale != nullptr, "quantize: no scale");
-  if (!out.codes.empty()) {
-    check(out.codes.dtype == out.format.dtype, "quantize: codes must be as the format says");
-    check(x.count() == out.codes.count(), "quantize: counts differ");
-  }
-  if (!out.codes_transposed.empty()) {
-    const Shape& shape = out.codes.empty() ? x.shape : out.codes.shape;
-    const Shape transposed = {shape.back(), shape.rows()};
-    check(
-        out.codes_transposed.shape == transposed && out.codes_transposed.dtype == out.format.dtype,
-        "quantize: transposed codes must be [columns, rows] of the same type");
-  }
+  check_cast(x, out);
   const TraceSpan span("quantize");
   op_table(stream).quantize(stream, x, out, amax_out, statistics);
 }

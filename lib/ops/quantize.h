@@ -19,6 +19,17 @@ struct QuantizeStatistics {
   uint64_t underflow;  ///< non-zero values that became zero
 };
 
+/// How an operation casts its result y to FP8 while it has it at hand, without a second read of
+/// memory: as quantize would cast y after it has been rounded to y's type, with the same bits. The
+/// operation's y may then be empty (its type and shape still say what is meant): it is not written.
+struct QuantizeSink {
+  QuantizedView out;      ///< empty: no codes, only the amax
+  float* amax = nullptr;  ///< nullable; max |y| is combined into it, NaN-propagating
+  QuantizeStatistics* statistics = nullptr;  ///< nullable; overwritten. Only beside codes.
+
+  bool empty() const { return out.empty() && amax == nullptr; }
+};
+
 /// *result = max |x|, propagating NaN. x: fp32, bf16 or fp16.
 void amax(Stream stream, ConstView x, float* result);
 

@@ -9,6 +9,7 @@
 
 #include "base/philox.h"
 #include "numeric/convert.h"
+#include "ops/activation.h"
 
 using namespace fp8train;
 
@@ -42,9 +43,9 @@ struct Layer {
   std::vector<float> b = random_values(kOut, 3);
   std::vector<float> dy = random_values(kRows * kOut, 4);
 
-  explicit Layer(const PrecisionPlan& plan)
-      : linear(plan_linears(plan, {{"layer", kIn, kOut, 0, false}}).front(), weight, bias,
-               scaling) {
+  explicit Layer(const PrecisionPlan& plan, bool biased = true)
+      : linear(plan_linears(plan, {{"layer", kIn, kOut, 0, false}}).front(), weight,
+               biased ? bias : nullptr, scaling) {
     store.allocate(*device, MemoryCategory::weights);
     scaling.allocate(*device);
     linear.allocate(*device, MemoryCategory::quantized_weights);
@@ -185,4 +186,100 @@ TEST_CASE("override_linear_precision keeps one GEMM in bf16") {
   const Errors errors = run(layer, DType::bf16);
   CHECK(errors.y > 0.01);
   CHECK(errors.dw < 1e-6);
+}
+
+namespace {
+
+/// All that a training pass of gelu, the layer and a gelu behind it gives.
+struct Pass {
+  std::vector<float> y, dx, dw, db, amax;
+  bool operator==(const Pass&) const = default;
+};
+
+Pass run_between_activations(Layer& layer, DType activation, bool cast_by_producer, bool training) {
+  Pass pass;
+  StepContext context = layer.context();
+  context.training = training;
+  const View x = layer.upload(layer.x, activation, kIn);
+  const View dy = layer.upload(layer.dy, activation, kOut);
+  const View y = allocate(layer.scratch, activation, {kRows, kOut});
+  const View dx = allocate(layer.scratch, activation, {kRows, kIn});
+  const View plain_x = allocate(layer.saved, activation, {kRows, kIn});
+  const View plain_dy = allocate(layer.scratch, activation, {kRows, kOut});
+  Linear::Saved saved;
+  if (cast_by_producer) {
+    const Linear::Input input = layer.linear.place_input(context, kRows);
+    ops::gelu_forward(context.stream, x, input.plain, input.cast);
+    layer.linear.forward(context, input, y, saved);
+  } else {
+    ops::gelu_forward(context.stream, x, plain_x);
+    layer.linear.forward(context, plain_x, y, saved);
+  }
+  pass.y = download(y);
+  if (!training) {
+    return pass;
+  }
+  if (cast_by_producer) {
+    const Linear::Input gradient = layer.linear.place_gradient(context, kRows);
+    ops::gelu_backward(context.stream, dy, y, gradient.plain, gradient.cast);
+    layer.linear.backward(context, gradient, dx, saved);
+  } else {
+    ops::gelu_backward(context.stream, dy, y, plain_dy);
+    layer.linear.backward(context, plain_dy, dx, saved);
+  }
+  pass.dx = download(dx);
+  pass.dw = to_host_f32(*layer.device, layer.weight->gradient);
+  pass.db = to_host_f32(*layer.device, layer.bias->gradient);
+  for (const auto& slot : layer.scaling.slots()) {
+    pass.amax.push_back(*slot->amax);
+  }
+  return pass;
+}
+
+}  // namespace
+
+TEST_CASE("an input that its producer has cast gives the same bits") {
+  for (const char* plan : {"fp32", "bf16", "te-delayed", "te-current"}) {
+    for (const bool biased : {false, true}) {
+      for (int plain_gemm = -1; plain_gemm < 3; ++plain_gemm) {  // fprop, dgrad, wgrad
+        if (plain_gemm >= 0 && !plan_named(plan).fprop.a.is_scaled()) {
+          continue;
+        }
+        PlanRequest request;
+        request.plan = plan;
+        if (plain_gemm >= 0) {
+          request.override_linear_precision = {plain_gemm == 0, plain_gemm == 1, plain_gemm == 2};
+        }
+        const PrecisionPlan resolved = resolve_plan(request);
+        INFO(plan << ", biased " << biased << ", plain GEMM " << plain_gemm);
+        Layer one(resolved, biased);
+        Layer two(resolved, biased);
+        const DType activation = resolved.activation;
+        for (const bool training : {true, false, true}) {  // the second time with other scales
+          CHECK(run_between_activations(one, activation, true, training) ==
+                run_between_activations(two, activation, false, training));
+          for (Layer* layer : {&one, &two}) {
+            layer->scaling.update(layer->device->stream(), 0, &norm);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("an input that only FP8 GEMMs read is never written in the activation type") {
+  for (const bool biased : {false, true}) {
+    Layer delayed(plan_named("te-delayed"), biased);
+    const Linear::Input x = delayed.linear.place_input(delayed.context(), kRows);
+    CHECK(x.plain.empty());
+    CHECK_FALSE(x.cast.out.empty());
+    const Linear::Input dy = delayed.linear.place_gradient(delayed.context(), kRows);
+    CHECK(dy.plain.empty() == !biased);  // the bias gradient sums it
+    CHECK_FALSE(dy.cast.out.empty());
+  }
+  Layer current(plan_named("te-current"));
+  const Linear::Input x = current.linear.place_input(current.context(), kRows);
+  CHECK_FALSE(x.plain.empty());
+  CHECK(x.cast.out.empty());
+  CHECK(x.cast.amax != nullptr);
 }

@@ -37,6 +37,23 @@ TEST_CASE("meta counts a GEMM as 2 M N K and the bytes of its operands", "[ops]"
   CHECK(device.counters().operations == 2);
 }
 
+TEST_CASE("meta counts the codes that a norm writes, and y where it is written", "[ops]") {
+  MetaDevice device;
+  Tensor x = make(device, DType::bf16, {64, 32});
+  Tensor weight = make(device, DType::f32, {32});
+  Tensor rstd = make(device, DType::f32, {64});
+  Tensor codes = make(device, DType::e4m3, {64, 32});
+  ops::QuantizeSink cast;
+  cast.out.codes = codes;
+  const double before = 2.0 * 64 * 32 + 4.0 * 32 + 4.0 * 64;
+  const ops::OpTable& table = ops::op_table(device.stream());
+  table.rms_norm_forward(device.stream(), x, weight, 1e-5F, {nullptr, DType::bf16, {64, 32}}, rstd,
+                         cast);
+  CHECK(device.counters().bytes == before + 64 * 32);
+  table.rms_norm_forward(device.stream(), x, weight, 1e-5F, x, rstd, {});
+  CHECK(device.counters().bytes == 2 * before + 64 * 32 + 2.0 * 64 * 32);
+}
+
 TEST_CASE("meta counts the unmasked half of attention", "[ops]") {
   MetaDevice device;
   ops::AttentionShape shape;

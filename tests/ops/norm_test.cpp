@@ -180,12 +180,12 @@ TEST_CASE("norms have the same bits at every level and thread count", "[norm]") 
       const Stream stream = cpu_stream();
       Operands o(p);
       Bits bits;
-      table.rms_norm_forward(stream, o.x, o.weight, kEps, o.y, o.rstd);
+      table.rms_norm_forward(stream, o.x, o.weight, kEps, o.y, o.rstd, {});
       bits.add(o.y);
       table.rms_norm_backward(stream, o.dy, o.x, o.weight, o.rstd, o.dx, true, o.weight_grad,
                               o.scratch);
       bits.add(o.dx);
-      table.layer_norm_forward(stream, o.x, o.weight, o.bias, kEps, o.y, o.mean, o.rstd);
+      table.layer_norm_forward(stream, o.x, o.weight, o.bias, kEps, o.y, o.mean, o.rstd, {});
       bits.add(o.y);
       table.layer_norm_backward(stream, o.dy, o.x, o.weight, o.mean, o.rstd, o.dx, false,
                                 o.weight_grad, o.bias_grad, o.scratch);

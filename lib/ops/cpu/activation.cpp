@@ -3,81 +3,103 @@
 
 #include "numeric/math.h"
 #include "ops/cpu/cpu_table.h"
-#include "ops/cpu/kernel_support.h"
+#include "ops/cpu/quantize_sink.h"
 
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 namespace {
 
-void swiglu_forward(Stream /*stream*/, ConstView gate_up, View y) {
+void swiglu_forward(Stream /*stream*/, ConstView gate_up, View y, const QuantizeSink& cast) {
   const int64_t width = y.shape.back();
-  const int64_t rows = y.shape.rows();
   with_float_type(y.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
     const T* from = gate_up.as<T>();
-    T* to = y.as<T>();
-#pragma omp parallel for schedule(static) if (rows * width >= kParallelElements)
-    for (int64_t row = 0; row < rows; ++row) {
-      const T* __restrict gate = from + row * 2 * width;
-      const T* __restrict up = gate + width;
-      T* __restrict out = to + row * width;
-      for (int64_t i = 0; i < width; ++i) {
-        store_from_float(out + i, silu(load_as_float(gate + i)) * load_as_float(up + i));
-      }
-    }
+    for_each_row<T>(cast, y.shape.rows(), width, [&](int64_t row, CastCounts& counts) {
+      produce_row(cast, row_of<T>(y, row), row, width, counts,
+                  [=](int64_t begin, int64_t length, T* __restrict out) {
+                    const T* __restrict gate = from + row * 2 * width + begin;
+                    const T* __restrict up = gate + width;
+                    for (int64_t i = 0; i < length; ++i) {
+                      store_from_float(out + i,
+                                       silu(load_as_float(gate + i)) * load_as_float(up + i));
+                    }
+                  });
+    });
   });
 }
 
-void swiglu_backward(Stream /*stream*/, ConstView dy, ConstView gate_up, View d_gate_up) {
+template <typename T>
+FP8TRAIN_HD void swiglu_gradients(const T* __restrict dy, const T* __restrict gate,
+                                  const T* __restrict up, T* __restrict d_gate, T* __restrict d_up,
+                                  int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const float g = load_as_float(gate + i);
+    const float incoming = load_as_float(dy + i);
+    store_from_float(d_gate + i, incoming * load_as_float(up + i) * silu_derivative(g));
+    store_from_float(d_up + i, incoming * silu(g));
+  }
+}
+
+void swiglu_backward(Stream /*stream*/, ConstView dy, ConstView gate_up, View d_gate_up,
+                     const QuantizeSink& cast) {
   const int64_t width = dy.shape.back();
-  const int64_t rows = dy.shape.rows();
   with_float_type(dy.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
     const T* gradient = dy.as<T>();
     const T* from = gate_up.as<T>();
-    T* to = d_gate_up.as<T>();
-#pragma omp parallel for schedule(static) if (rows * width >= kParallelElements)
-    for (int64_t row = 0; row < rows; ++row) {
-      const T* __restrict d = gradient + row * width;
-      const T* __restrict gate = from + row * 2 * width;
-      const T* __restrict up = gate + width;
-      T* __restrict d_gate = to + row * 2 * width;
-      T* __restrict d_up = d_gate + width;
-      for (int64_t i = 0; i < width; ++i) {
-        const float g = load_as_float(gate + i);
-        const float incoming = load_as_float(d + i);
-        store_from_float(d_gate + i, incoming * load_as_float(up + i) * silu_derivative(g));
-        store_from_float(d_up + i, incoming * silu(g));
-      }
-    }
-  });
-}
-
-void gelu_forward(Stream /*stream*/, ConstView x, View y) {
-  with_float_type(x.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::Type;
-    const T* from = x.as<T>();
-    T* to = y.as<T>();
-    for_each_chunk(x.count(), [=](int64_t begin, int64_t end) {
-#pragma GCC ivdep
-      for (int64_t i = begin; i < end; ++i) {
-        store_from_float(to + i, gelu_tanh(load_as_float(from + i)));
+    for_each_row<T>(cast, dy.shape.rows(), 2 * width, [&](int64_t row, CastCounts& counts) {
+      T* const to = row_of<T>(d_gate_up, row);
+      T buffer[2][kChunk];
+      for (int64_t begin = 0; begin < width; begin += kChunk) {
+        const int64_t length = minimum(kChunk, width - begin);
+        const T* gate = from + row * 2 * width + begin;
+        T* const d_gate = to == nullptr ? buffer[0] : to + begin;
+        T* const d_up = to == nullptr ? buffer[1] : to + width + begin;
+        swiglu_gradients(gradient + row * width + begin, gate, gate + width, d_gate, d_up, length);
+        if (!cast.empty()) {
+          cast_piece(cast, d_gate, row, begin, length, counts);
+          cast_piece(cast, d_up, row, width + begin, length, counts);
+        }
       }
     });
   });
 }
 
-void gelu_backward(Stream /*stream*/, ConstView dy, ConstView x, View dx) {
+void gelu_forward(Stream /*stream*/, ConstView x, View y, const QuantizeSink& cast) {
+  const int64_t width = y.shape.back();
   with_float_type(x.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
-    const T* gradient = dy.as<T>();
-    const T* from = x.as<T>();
-    T* to = dx.as<T>();
-    for_each_chunk(x.count(), [=](int64_t begin, int64_t end) {
+    const T* data = x.as<T>();
+    for_each_row<T>(cast, y.shape.rows(), width, [&](int64_t row, CastCounts& counts) {
+      produce_row(cast, row_of<T>(y, row), row, width, counts,
+                  [=](int64_t begin, int64_t length, T* to) {
+                    const T* from = data + row * width + begin;
 #pragma GCC ivdep
-      for (int64_t i = begin; i < end; ++i) {
-        const float value = gelu_tanh_derivative(load_as_float(from + i));
-        store_from_float(to + i, load_as_float(gradient + i) * value);
-      }
+                    for (int64_t i = 0; i < length; ++i) {
+                      store_from_float(to + i, gelu_tanh(load_as_float(from + i)));
+                    }
+                  });
+    });
+  });
+}
+
+void gelu_backward(Stream /*stream*/, ConstView dy, ConstView x, View dx,
+                   const QuantizeSink& cast) {
+  const int64_t width = dx.shape.back();
+  with_float_type(x.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::Type;
+    const T* gradients = dy.as<T>();
+    const T* data = x.as<T>();
+    for_each_row<T>(cast, dx.shape.rows(), width, [&](int64_t row, CastCounts& counts) {
+      produce_row(cast, row_of<T>(dx, row), row, width, counts,
+                  [=](int64_t begin, int64_t length, T* to) {
+                    const T* gradient = gradients + row * width + begin;
+                    const T* from = data + row * width + begin;
+#pragma GCC ivdep
+                    for (int64_t i = 0; i < length; ++i) {
+                      const float value = gelu_tanh_derivative(load_as_float(from + i));
+                      store_from_float(to + i, load_as_float(gradient + i) * value);
+                    }
+                  });
     });
   });
 }

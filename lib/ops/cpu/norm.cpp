@@ -2,7 +2,7 @@
 // over rows over chunks of 64 rows: the same bits at every level and thread count.
 
 #include "ops/cpu/cpu_table.h"
-#include "ops/cpu/kernel_support.h"
+#include "ops/cpu/quantize_sink.h"
 
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 namespace {
@@ -75,19 +75,23 @@ FP8TRAIN_HD void clear(float* values, int64_t n) {
   }
 }
 
-/// One row of RMSNorm; y may be x. Returns rstd.
-template <typename X, typename Y>
-FP8TRAIN_HD float rms_row(const X* x, const float* weight, float eps, Y* y, int64_t n) {
+/// rstd of one row of RMSNorm.
+template <typename X>
+FP8TRAIN_HD float rms_of_row(const X* x, float eps, int64_t n) {
   const float square_sum = lane_sum(n, [=](int64_t i) {
     const float value = load_as_float(x + i);
     return value * value;
   });
-  const float rstd = reciprocal_root(square_sum / static_cast<float>(n), eps);
+  return reciprocal_root(square_sum / static_cast<float>(n), eps);
+}
+
+/// y may be x.
+template <typename X, typename Y>
+FP8TRAIN_HD void rms_scale(const X* x, const float* weight, float rstd, Y* y, int64_t count) {
 #pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) {
+  for (int64_t i = 0; i < count; ++i) {
     store_from_float(y + i, load_as_float(x + i) * rstd * weight[i]);
   }
-  return rstd;
 }
 
 /// dx = rstd * (g - xhat * mean(g * xhat)) with g = dy * weight, xhat = x * rstd; weight_sum += dy
@@ -109,19 +113,24 @@ FP8TRAIN_HD void rms_row_backward(const Dy* dy, const X* x, const float* weight,
 }
 
 void rms_norm_forward(Stream /*stream*/, ConstView x, ConstView weight, float eps, View y,
-                      View rstd) {
+                      View rstd, const QuantizeSink& cast) {
   const int64_t n = x.shape.back();
   const int64_t rows = x.shape.rows();
   const float* w = weight.as<float>();
   float* rstd_out = rstd.as<float>();
   with_float_type(x.dtype, [&](auto x_tag) {
     with_float_type(y.dtype, [&](auto y_tag) {
-      const auto* from = x.as<typename decltype(x_tag)::Type>();
-      auto* to = y.as<typename decltype(y_tag)::Type>();
-#pragma omp parallel for schedule(static) if (rows * n >= kParallelElements)
-      for (int64_t row = 0; row < rows; ++row) {
-        rstd_out[row] = rms_row(from + row * n, w, eps, to + row * n, n);
-      }
+      using Y = typename decltype(y_tag)::Type;
+      const auto* data = x.as<typename decltype(x_tag)::Type>();
+      for_each_row<Y>(cast, rows, n, [&](int64_t row, CastCounts& counts) {
+        const auto* from = data + row * n;
+        const float row_rstd = rms_of_row(from, eps, n);
+        rstd_out[row] = row_rstd;
+        produce_row(cast, row_of<Y>(y, row), row, n, counts,
+                    [=](int64_t begin, int64_t length, Y* to) {
+                      rms_scale(from + begin, w + begin, row_rstd, to, length);
+                    });
+      });
     });
   });
 }
@@ -160,28 +169,32 @@ struct RowStatistics {
   float rstd;
 };
 
-template <typename X, typename Y>
-FP8TRAIN_HD RowStatistics layer_row(const X* x, const float* weight, const float* bias, float eps,
-                                    Y* y, int64_t n) {
+template <typename X>
+FP8TRAIN_HD RowStatistics statistics_of_row(const X* x, float eps, int64_t n) {
   const float count = static_cast<float>(n);
   const float mean = lane_sum(n, [=](int64_t i) { return load_as_float(x + i); }) / count;
   const float square_sum = lane_sum(n, [=](int64_t i) {
     const float centered = load_as_float(x + i) - mean;
     return centered * centered;
   });
-  const float rstd = reciprocal_root(square_sum / count, eps);
+  return {mean, reciprocal_root(square_sum / count, eps)};
+}
+
+/// `bias` may be null.
+template <typename X, typename Y>
+FP8TRAIN_HD void layer_scale(const X* x, const float* weight, const float* bias, RowStatistics row,
+                             Y* y, int64_t count) {
   if (bias == nullptr) {
 #pragma GCC ivdep
-    for (int64_t i = 0; i < n; ++i) {
-      store_from_float(y + i, (load_as_float(x + i) - mean) * rstd * weight[i]);
+    for (int64_t i = 0; i < count; ++i) {
+      store_from_float(y + i, (load_as_float(x + i) - row.mean) * row.rstd * weight[i]);
     }
-    return {mean, rstd};
+    return;
   }
 #pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) {
-    store_from_float(y + i, (load_as_float(x + i) - mean) * rstd * weight[i] + bias[i]);
+  for (int64_t i = 0; i < count; ++i) {
+    store_from_float(y + i, (load_as_float(x + i) - row.mean) * row.rstd * weight[i] + bias[i]);
   }
-  return {mean, rstd};
 }
 
 /// dx = rstd * (g - mean(g) - xhat * mean(g * xhat)) with g = dy * weight, xhat = (x - mean) *
@@ -209,7 +222,7 @@ FP8TRAIN_HD void layer_row_backward(const Dy* dy, const X* x, const float* weigh
 }
 
 void layer_norm_forward(Stream /*stream*/, ConstView x, ConstView weight, ConstView bias, float eps,
-                        View y, View mean, View rstd) {
+                        View y, View mean, View rstd, const QuantizeSink& cast) {
   const int64_t n = x.shape.back();
   const int64_t rows = x.shape.rows();
   const float* w = weight.as<float>();
@@ -218,14 +231,19 @@ void layer_norm_forward(Stream /*stream*/, ConstView x, ConstView weight, ConstV
   float* rstd_out = rstd.as<float>();
   with_float_type(x.dtype, [&](auto x_tag) {
     with_float_type(y.dtype, [&](auto y_tag) {
-      const auto* from = x.as<typename decltype(x_tag)::Type>();
-      auto* to = y.as<typename decltype(y_tag)::Type>();
-#pragma omp parallel for schedule(static) if (rows * n >= kParallelElements)
-      for (int64_t row = 0; row < rows; ++row) {
-        const RowStatistics statistics = layer_row(from + row * n, w, b, eps, to + row * n, n);
+      using Y = typename decltype(y_tag)::Type;
+      const auto* data = x.as<typename decltype(x_tag)::Type>();
+      for_each_row<Y>(cast, rows, n, [&](int64_t row, CastCounts& counts) {
+        const auto* from = data + row * n;
+        const RowStatistics statistics = statistics_of_row(from, eps, n);
         mean_out[row] = statistics.mean;
         rstd_out[row] = statistics.rstd;
-      }
+        produce_row(cast, row_of<Y>(y, row), row, n, counts,
+                    [=](int64_t begin, int64_t length, Y* to) {
+                      layer_scale(from + begin, w + begin, b == nullptr ? nullptr : b + begin,
+                                  statistics, to, length);
+                    });
+      });
     });
   });
 }
@@ -284,7 +302,9 @@ void head_rms_norm_forward(Stream /*stream*/, HeadsView x, int64_t rows, int64_t
         for (int64_t i = 0; i < head_dim; ++i) {
           copy[i] = values[i];
         }
-        rstd_out[row * heads + head] = rms_row(copy, w, eps, values, head_dim);
+        const float head_rstd = rms_of_row(copy, eps, head_dim);
+        rstd_out[row * heads + head] = head_rstd;
+        rms_scale(copy, w, head_rstd, values, head_dim);
       }
     }
   });

@@ -1,6 +1,7 @@
 // Activations of the MLPs, with the formulas of numeric/math.h: the same bits as on the cpu.
 
 #include "numeric/math.h"
+#include "ops/cuda/activation_cast.h"
 #include "ops/cuda/cuda_table.h"
 #include "ops/cuda/kernel_support.h"
 
@@ -41,10 +42,14 @@ struct SwigluForward {
   }
 };
 
-void swiglu_forward(Stream stream, ConstView gate_up, View y) {
+void swiglu_forward(Stream stream, ConstView gate_up, View y, const QuantizeSink& cast) {
   const int64_t width = y.shape.back();
   with_float_type(y.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
+    if (!cast.empty()) {
+      return cast_tiles(stream, SwigluForwardSource<T>(gate_up.as<T>(), width), y.shape.rows(),
+                        width, y.data, cast, is_aligned(gate_up.data));
+    }
     map<kPack>(stream, y.count(), width % kPack == 0 && packs_fit<T>(gate_up.data, y.data),
                SwigluForward<T>{gate_up.as<T>(), y.as<T>(), width});
   });
@@ -78,10 +83,16 @@ struct SwigluBackward {
   }
 };
 
-void swiglu_backward(Stream stream, ConstView dy, ConstView gate_up, View d_gate_up) {
+void swiglu_backward(Stream stream, ConstView dy, ConstView gate_up, View d_gate_up,
+                     const QuantizeSink& cast) {
   const int64_t width = dy.shape.back();
   with_float_type(dy.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
+    if (!cast.empty()) {
+      return cast_tiles(stream, SwigluBackwardSource<T>(dy.as<T>(), gate_up.as<T>(), width),
+                        dy.shape.rows(), width, d_gate_up.data, cast,
+                        is_aligned(dy.data) && is_aligned(gate_up.data));
+    }
     map<kPack>(stream, dy.count(),
                width % kPack == 0 && packs_fit<T>(dy.data, gate_up.data, d_gate_up.data),
                SwigluBackward<T>{dy.as<T>(), gate_up.as<T>(), d_gate_up.as<T>(), width});
@@ -105,9 +116,14 @@ struct GeluForward {
   }
 };
 
-void gelu_forward(Stream stream, ConstView x, View y) {
+void gelu_forward(Stream stream, ConstView x, View y, const QuantizeSink& cast) {
+  const int64_t width = y.shape.back();
   with_float_type(x.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
+    if (!cast.empty()) {
+      return cast_tiles(stream, GeluForwardSource<T>(x.as<T>(), width), y.shape.rows(), width,
+                        y.data, cast, is_aligned(x.data));
+    }
     map<kPack>(stream, x.count(), packs_fit<T>(x.data, y.data),
                GeluForward<T>{x.as<T>(), y.as<T>()});
   });
@@ -133,9 +149,15 @@ struct GeluBackward {
   }
 };
 
-void gelu_backward(Stream stream, ConstView dy, ConstView x, View dx) {
+void gelu_backward(Stream stream, ConstView dy, ConstView x, View dx, const QuantizeSink& cast) {
+  const int64_t width = dx.shape.back();
   with_float_type(x.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
+    if (!cast.empty()) {
+      return cast_tiles(stream, GeluBackwardSource<T>(dy.as<T>(), x.as<T>(), width),
+                        dx.shape.rows(), width, dx.data, cast,
+                        is_aligned(dy.data) && is_aligned(x.data));
+    }
     map<kPack>(stream, x.count(), packs_fit<T>(dy.data, x.data, dx.data),
                GeluBackward<T>{dy.as<T>(), x.as<T>(), dx.as<T>()});
   });

@@ -1,6 +1,7 @@
 // RMSNorm, LayerNorm and the RMSNorm of heads; the kernels are in norm_kernels.h.
 
 #include "ops/cuda/cuda_table.h"
+#include "ops/cuda/norm_cast.h"
 #include "ops/cuda/norm_kernels.h"
 
 namespace fp8train::ops::cuda {
@@ -81,7 +82,8 @@ void run_backward(const Stream& stream, NormBackward<Dy, X> call, int64_t chunks
 
 template <bool kLayer>
 void norm_forward(const Stream& stream, const ConstView& x, const ConstView& weight,
-                  const ConstView& bias, float eps, const View& y, float* mean, float* rstd) {
+                  const ConstView& bias, float eps, const View& y, float* mean, float* rstd,
+                  const QuantizeSink& cast) {
   const int64_t n = x.shape.back();
   with_float_type(x.dtype, [&](auto x_tag) {
     with_float_type(y.dtype, [&](auto y_tag) {
@@ -92,26 +94,33 @@ void norm_forward(const Stream& stream, const ConstView& x, const ConstView& wei
                                       .weight = weight.as<float>(),
                                       .bias = bias.as<float>(),
                                       .eps = eps,
-                                      .y = y.as<Y>(),
+                                      .y = cast.out.empty() ? y.as<Y>() : nullptr,
                                       .y_rows = {n, 1},
                                       .original = nullptr,
                                       .mean = mean,
                                       .rstd = rstd,
+                                      .amax = cast.out.empty() ? cast.amax : nullptr,
                                       .rows = x.shape.rows(),
                                       .n = static_cast<int>(n),
                                       .batch = 0};
       run_forward<kLayer>(stream, call);
+      if (!cast.out.empty()) {
+        const NormSource<X, Y> source = {call.x, call.weight, call.bias, mean, rstd, n};
+        cast_tiles(stream, source, call.rows, n, y.data, cast,
+                   is_aligned(call.x) && is_aligned(call.weight) && is_aligned(call.bias));
+      }
     });
   });
 }
 
-void rms_norm_forward(Stream stream, ConstView x, ConstView weight, float eps, View y, View rstd) {
-  norm_forward<false>(stream, x, weight, {}, eps, y, nullptr, rstd.as<float>());
+void rms_norm_forward(Stream stream, ConstView x, ConstView weight, float eps, View y, View rstd,
+                      const QuantizeSink& cast) {
+  norm_forward<false>(stream, x, weight, {}, eps, y, nullptr, rstd.as<float>(), cast);
 }
 
 void layer_norm_forward(Stream stream, ConstView x, ConstView weight, ConstView bias, float eps,
-                        View y, View mean, View rstd) {
-  norm_forward<true>(stream, x, weight, bias, eps, y, mean.as<float>(), rstd.as<float>());
+                        View y, View mean, View rstd, const QuantizeSink& cast) {
+  norm_forward<true>(stream, x, weight, bias, eps, y, mean.as<float>(), rstd.as<float>(), cast);
 }
 
 template <bool kLayer>
@@ -181,6 +190,7 @@ void head_rms_norm_forward(Stream stream, HeadsView x, int64_t rows, int64_t hea
                                     .original = original.as<T>(),
                                     .mean = nullptr,
                                     .rstd = rstd.as<float>(),
+                                    .amax = nullptr,
                                     .rows = rows * heads,
                                     .n = static_cast<int>(head_dim),
                                     .batch = 0};

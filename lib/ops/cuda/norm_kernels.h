@@ -5,7 +5,7 @@
 // order. So the bits are the cpu's. Rows that are too long for shared memory or not aligned are
 // read in place. Only for .cu files.
 
-#include "ops/cuda/kernel_support.h"
+#include "ops/cuda/code_tile.h"
 
 namespace fp8train::ops::cuda {
 
@@ -98,11 +98,12 @@ struct NormForward {
   const float* weight;
   const float* bias;  ///< may be null
   float eps;
-  Y* y;  ///< may be x
+  Y* y;  ///< may be x; null: only the statistics are wanted
   NormRows y_rows;
   X* original;  ///< a packed copy of x; may be null
   float* mean;  ///< LayerNorm only
   float* rstd;
+  float* amax;  ///< max |y| is combined into it; may be null
   int64_t rows;
   int n;
   int batch;
@@ -148,7 +149,11 @@ __global__ void __launch_bounds__(kBlock, 4) norm_forward_kernel(NormForward<X, 
       }
     }
   }
+  if (call.y == nullptr) {
+    return;
+  }
   __syncthreads();
+  uint32_t largest = 0;  // magnitude before it is rounded to Y: rounding keeps the order
   const int packs = n / N;
   for (int i = static_cast<int>(threadIdx.x); i < count * packs; i += kBlock) {
     const int r = i / packs;
@@ -172,6 +177,16 @@ __global__ void __launch_bounds__(kBlock, 4) norm_forward_kernel(NormForward<X, 
       store_values<N>(call.original + (first + r) * n + c, x);
     }
     store_values<N>(call.y + call.y_rows.at(first + r, n) + c, out);
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      largest = Largest{}(largest, bits_of(out[j]) & 0x7FFFFFFFU);
+    }
+  }
+  if (call.amax != nullptr) {
+    FP8TRAIN_SHARED_ARRAY(uint32_t, shared, kBlock / kWarp);
+    Y rounded;
+    store_from_float(&rounded, float_of(largest));
+    raise_amax(call.amax, max_magnitude(load_as_float(&rounded), 0.0F), shared);
   }
 }
 

@@ -2,7 +2,7 @@
 // writes codes, transposed codes, amax and statistics from it. Maxima and counts are integers, so
 // that no order of blocks changes them.
 
-#include "ops/cuda/code_tile.h"
+#include "ops/cuda/cast_tiles.h"
 #include "ops/cuda/cuda_table.h"
 
 namespace fp8train::ops::cuda {
@@ -44,31 +44,6 @@ void amax(Stream stream, ConstView x, float* result) {
   });
 }
 
-/// What both forms of the cast share. Null: not wanted.
-struct CastCall {
-  const float* scale;
-  float* scale_inv;
-  float* amax;
-  QuantizeStatistics* statistics;
-};
-
-__device__ __forceinline__ void keep_reciprocal(const CastCall& call, float scale) {
-  if (call.scale_inv != nullptr && blockIdx.x == 0 && threadIdx.x == 0) {
-    *call.scale_inv = reciprocal(scale);
-  }
-}
-
-template <bool Counted, typename X>
-__device__ __forceinline__ void finish_cast(const CastCall& call, const Peak<X>& peak,
-                                            const Tally& tally, uint32_t* shared) {
-  if (call.amax != nullptr) {
-    raise_amax(call.amax, peak.value(), shared);
-  }
-  if constexpr (Counted) {
-    add_to_statistics(call.statistics, tally, shared);
-  }
-}
-
 /// Codes in the order of the input. Packed: x and codes are aligned to 16 bytes.
 template <bool Packed, bool Counted, typename X, typename Code>
 __global__ void __launch_bounds__(kTileThreads)
@@ -107,103 +82,30 @@ __global__ void __launch_bounds__(kTileThreads)
   finish_cast<Counted>(call, peak, tally, shared);
 }
 
-struct CastMatrix {
-  int64_t rows, columns;
-  uint8_t* codes;       ///< may be null
-  uint8_t* transposed;  ///< [columns, rows]
-  bool transposed_aligned;
-};
-
-/// Codes of tiles of 128 x 128, transposed too. Packed: x is aligned to 16 bytes, codes to 8, and
-/// columns is a multiple of eight.
-template <bool Packed, bool Counted, typename X, typename Code>
-__global__ void __launch_bounds__(kTileThreads, (kTileBlocks<Packed, Counted, X>))
-    quantize_tiles_kernel(const X* __restrict__ x, CastMatrix matrix, CastCall call,
-                          TypeTag<Code> /*tag*/) {
-  FP8TRAIN_SHARED_ARRAY(uint32_t, shared, kTileThreads / kWarp);
-  FP8TRAIN_SHARED_ARRAY(Words, tile, kTileWords / 4);
-  auto* const tile_words = reinterpret_cast<uint32_t*>(tile);
-  const float scale = *call.scale;
-  keep_reciprocal(call, scale);
-  const auto scale_of = [scale](int /*column*/) { return scale; };
-  const int64_t tiles_across = (matrix.columns + kTile - 1) / kTile;
-  const int64_t tiles = tiles_across * ((matrix.rows + kTile - 1) / kTile);
-  Peak<X> peak;
-  Tally tally;
-  for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
-    const int64_t tile_row = index / tiles_across * kTile;
-    const int64_t tile_column = index % tiles_across * kTile;
-    const int64_t row = tile_row + threadIdx.x / kTileGroups * kOctet;
-    const int64_t column = tile_column + threadIdx.x % kTileGroups * kOctet;
-    Octet<X> octets[kOctet];
-    const int64_t left = matrix.columns - column;
-#pragma unroll
-    for (int i = 0; i < kOctet; ++i) {
-      const int64_t at = (row + i) * matrix.columns + column;
-      octets[i] = load_octet<Packed>(x + at, row + i < matrix.rows ? left : 0);
-    }
-    CodeWords codes[kOctet];
-#pragma unroll
-    for (int i = 0; i < kOctet; ++i) {
-      peak.add(octets[i]);
-      codes[i] = encode_octet<Code, Counted>(octets[i], scale_of, tally);
-      if (matrix.codes != nullptr) {
-        store_codes<Packed>(matrix.codes + (row + i) * matrix.columns + column, codes[i],
-                            row + i < matrix.rows ? left : 0);
-      }
-    }
-    put_transposed(codes, tile_words);
-    __syncthreads();
-    write_transposed(tile_words, matrix.transposed, tile_row, tile_column, matrix.rows,
-                     matrix.columns, matrix.transposed_aligned);
-    __syncthreads();
-  }
-  finish_cast<Counted>(call, peak, tally, shared);
-}
-
-template <bool Counted, typename X, typename Code>
-void quantize_as(const Stream& stream, ConstView x, const QuantizedView& out, const CastCall& call,
-                 TypeTag<Code> tag) {
-  const X* data = x.as<X>();
-  if (out.codes_transposed.empty()) {
-    const bool packed = is_aligned(data) && is_aligned(out.codes.data);
-    const unsigned blocks = blocks_for(stream, ceil_div(x.count(), kSpan), kTileThreads);
-    launch(
-        stream, {blocks, kTileThreads},
-        packed ? quantize_kernel<true, Counted, X, Code> : quantize_kernel<false, Counted, X, Code>,
-        data, out.codes.as<Code>(), x.count(), call);
-    return;
-  }
-  const Shape& transposed = out.codes_transposed.shape;
-  const CastMatrix matrix = {
-      .rows = transposed.back(),
-      .columns = transposed.rows(),
-      .codes = out.codes.as<uint8_t>(),
-      .transposed = out.codes_transposed.as<uint8_t>(),
-      .transposed_aligned = transposed_is_aligned(out.codes_transposed.data, transposed.back())};
-  const bool packed =
-      is_aligned(data) && is_aligned(matrix.codes, kOctet) && matrix.columns % kOctet == 0;
-  const int64_t tiles = ceil_div(matrix.rows, kTile) * ceil_div(matrix.columns, kTile);
-  launch(stream, {blocks_for(stream, tiles, 1), kTileThreads},
-         packed ? quantize_tiles_kernel<true, Counted, X, Code>
-                : quantize_tiles_kernel<false, Counted, X, Code>,
-         data, matrix, call, tag);
-}
-
 void quantize(Stream stream, ConstView x, const QuantizedView& out, float* amax_out,
               QuantizeStatistics* statistics) {
-  if (statistics != nullptr) {
-    reset_statistics(stream, statistics, x.count());
-  }
-  const CastCall call = {out.scale, out.scale_inv, amax_out, statistics};
   with_float_type(x.dtype, [&](auto x_tag) {
+    using X = typename decltype(x_tag)::Type;
+    const X* data = x.as<X>();
+    if (!out.codes_transposed.empty()) {
+      const Shape& turned = out.codes_transposed.shape;
+      cast_tiles(stream, StoredSource<X>{data, turned.rows()}, turned.back(), turned.rows(),
+                 nullptr, {out, amax_out, statistics}, is_aligned(data));
+      return;
+    }
+    if (statistics != nullptr) {
+      reset_statistics(stream, statistics, x.count());
+    }
+    const CastCall call = {out.scale, out.scale_inv, amax_out, statistics};
+    const bool packed = is_aligned(data) && is_aligned(out.codes.data);
+    const LaunchShape shape = {blocks_for(stream, ceil_div(x.count(), kSpan), kTileThreads),
+                               kTileThreads};
     with_fp8_type(out.format.dtype, [&](auto code_tag) {
-      using X = typename decltype(x_tag)::Type;
-      if (statistics != nullptr) {
-        quantize_as<true, X>(stream, x, out, call, code_tag);
-      } else {
-        quantize_as<false, X>(stream, x, out, call, code_tag);
-      }
+      using Code = typename decltype(code_tag)::Type;
+      const auto kernel = !packed                 ? quantize_kernel<false, true, X, Code>
+                          : statistics != nullptr ? quantize_kernel<true, true, X, Code>
+                                                  : quantize_kernel<true, false, X, Code>;
+      launch(stream, shape, kernel, data, out.codes.as<Code>(), x.count(), call);
     });
   });
 }

@@ -44,6 +44,10 @@ void amax(Stream stream, ConstView x, float* /*result*/) {
   count(stream, bytes_of(x));
 }
 
+double bytes_of(const QuantizeSink& cast) {
+  return bytes_of(cast.out.codes) + bytes_of(cast.out.codes_transposed);
+}
+
 void quantize(Stream stream, ConstView x, const QuantizedView& out, float* /*amax_out*/,
               QuantizeStatistics* /*statistics*/) {
   count(stream, bytes_of(x) + bytes_of(out.codes) + bytes_of(out.codes_transposed));
@@ -105,8 +109,8 @@ void scaled_gemm(Stream stream, const ScaledGemm& call) {
 }
 
 void rms_norm_forward(Stream stream, ConstView x, ConstView weight, float /*eps*/, View y,
-                      View rstd) {
-  count(stream, bytes_of(x) + bytes_of(weight) + bytes_of(y) + bytes_of(rstd));
+                      View rstd, const QuantizeSink& cast) {
+  count(stream, bytes_of(x) + bytes_of(weight) + bytes_of(y) + bytes_of(rstd) + bytes_of(cast));
 }
 
 void rms_norm_backward(Stream stream, ConstView dy, ConstView x, ConstView weight, ConstView rstd,
@@ -116,9 +120,9 @@ void rms_norm_backward(Stream stream, ConstView dy, ConstView x, ConstView weigh
 }
 
 void layer_norm_forward(Stream stream, ConstView x, ConstView weight, ConstView bias, float /*eps*/,
-                        View y, View mean, View rstd) {
+                        View y, View mean, View rstd, const QuantizeSink& cast) {
   count(stream, bytes_of(x) + bytes_of(weight) + bytes_of(bias) + bytes_of(y) + bytes_of(mean) +
-                    bytes_of(rstd));
+                    bytes_of(rstd) + bytes_of(cast));
 }
 
 void layer_norm_backward(Stream stream, ConstView dy, ConstView x, ConstView weight, ConstView mean,
@@ -182,20 +186,21 @@ void head_rms_norm_backward(Stream stream, HeadsView dx, int64_t rows, int64_t h
                     bytes_of(rstd) + 2 * bytes_of(weight_grad));
 }
 
-void swiglu_forward(Stream stream, ConstView gate_up, View y) {
-  count(stream, bytes_of(gate_up) + bytes_of(y));
+void swiglu_forward(Stream stream, ConstView gate_up, View y, const QuantizeSink& cast) {
+  count(stream, bytes_of(gate_up) + bytes_of(y) + bytes_of(cast));
 }
 
-void swiglu_backward(Stream stream, ConstView dy, ConstView gate_up, View d_gate_up) {
-  count(stream, bytes_of(dy) + bytes_of(gate_up) + bytes_of(d_gate_up));
+void swiglu_backward(Stream stream, ConstView dy, ConstView gate_up, View d_gate_up,
+                     const QuantizeSink& cast) {
+  count(stream, bytes_of(dy) + bytes_of(gate_up) + bytes_of(d_gate_up) + bytes_of(cast));
 }
 
-void gelu_forward(Stream stream, ConstView x, View y) {
-  count(stream, bytes_of(x) + bytes_of(y));
+void gelu_forward(Stream stream, ConstView x, View y, const QuantizeSink& cast) {
+  count(stream, bytes_of(x) + bytes_of(y) + bytes_of(cast));
 }
 
-void gelu_backward(Stream stream, ConstView dy, ConstView x, View dx) {
-  count(stream, bytes_of(dy) + bytes_of(x) + bytes_of(dx));
+void gelu_backward(Stream stream, ConstView dy, ConstView x, View dx, const QuantizeSink& cast) {
+  count(stream, bytes_of(dy) + bytes_of(x) + bytes_of(dx) + bytes_of(cast));
 }
 
 /// One read of a fp32 table row (and position row) for every token.
