@@ -38,6 +38,7 @@ class CudaDevice final : public Device {
  public:
   CudaDevice() : Device(DeviceKind::cuda, &context_, cuda_traits()) {
     check_cuda(cudaSetDevice(context_.device), "selecting the GPU");
+    context_.owner = this;
     context_.capability = capability_of(context_.device);
     context_.multiprocessors = attribute(cudaDevAttrMultiProcessorCount, context_.device);
     check_cuda(cudaStreamCreateWithFlags(&context_.stream, cudaStreamNonBlocking),
