@@ -74,7 +74,8 @@ class SdpaLibrary {
 std::unique_ptr<SdpaLibrary> make_sdpa_library(const CudaContext& context, std::string& why_not);
 
 /// Plans for a GPU that is not here, given the JSON that cuDNN writes of a device's properties
-/// (cuDNN 9.8); its plans say what they need but cannot run. For tests of the graphs.
+/// (cuDNN 9.8); its plans say what they need but cannot run. For tests of the graphs, and
+/// only in builds with cudnn-frontend.
 std::unique_ptr<SdpaLibrary> make_sdpa_planner(int capability, const std::string& properties,
                                                std::string& why_not);
 
