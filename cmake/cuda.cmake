@@ -31,6 +31,7 @@ if(FP8TRAIN_CUDA_FORM STREQUAL "ON")
     set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
   endif()
   find_package(CUDAToolkit REQUIRED)
+  include(${CMAKE_CURRENT_LIST_DIR}/cudnn.cmake)
 elseif(FP8TRAIN_CUDA_FORM STREQUAL "SHIM")
   find_package(Boost REQUIRED COMPONENTS context)
 endif()
@@ -60,9 +61,9 @@ endfunction()
 
 if(FP8TRAIN_CUDA_FORM STREQUAL "SHIM")
   set(shim ${CMAKE_SOURCE_DIR}/tests/support/cuda_shim)
-  add_library(fp8train_cuda_shim STATIC ${shim}/block_runner.cpp ${shim}/runtime.cpp ${shim}/cublaslt_fake.cpp ${shim}/cublaslt_scales.cpp)
+  add_library(fp8train_cuda_shim STATIC ${shim}/block_runner.cpp ${shim}/runtime.cpp ${shim}/cublaslt_fake.cpp ${shim}/cublaslt_scales.cpp ${shim}/cudnn_fake.cpp)
   target_include_directories(fp8train_cuda_shim PUBLIC ${shim})
   target_compile_definitions(fp8train_cuda_shim PUBLIC FP8TRAIN_CUDA_SHIM)
-  target_include_directories(fp8train_cuda_shim PRIVATE ${CMAKE_SOURCE_DIR}/lib)  # ops/cuda/cublaslt_api.h, numeric/convert.h
-  target_link_libraries(fp8train_cuda_shim PRIVATE Boost::context fp8train_flags)
+  target_include_directories(fp8train_cuda_shim PRIVATE ${CMAKE_SOURCE_DIR}/lib)  # the headers behind which the fakes stand, numeric/convert.h
+  target_link_libraries(fp8train_cuda_shim PRIVATE Boost::context fp8train_flags $<LINK_ONLY:fp8train_ops>)  # the fake cuDNN computes on the cpu
 endif()

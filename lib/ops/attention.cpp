@@ -74,6 +74,11 @@ int64_t attention_backward_scratch(const AttentionShape& shape) {
   return std::max(2 * shape.batch * shape.kv_heads * rows * columns, rows_of(shape));
 }
 
+std::string attention_kernels(Stream stream) {
+  const auto answer = op_table(stream).attention_kernels;
+  return answer == nullptr ? std::string() : answer(stream);
+}
+
 void rope(Stream stream, HeadsView x, int64_t batch, int64_t length, int64_t heads,
           int64_t head_dim, ConstView cosines, ConstView sines, int64_t position_offset,
           bool inverse) {

@@ -2,6 +2,8 @@
 // Causal attention with grouped queries, tiled over keys (online soft-max): no (T, T) matrix
 // exists. Also rotary embedding.
 
+#include <string>
+
 #include "device/stream.h"
 #include "tensor/view.h"
 
@@ -19,6 +21,8 @@ struct AttentionShape {
   int64_t kv_heads = 0;      ///< Hkv, divides H
   int64_t head_dim = 0;      ///< D, at most kMaxHeadDim
   float scale = 1.0F;        ///< of the scores, 1 / sqrt(D)
+
+  bool operator==(const AttentionShape&) const = default;
 };
 
 /// One head-major slice: element (b, t, h, d) is at data[(b * length_capacity + t) * row_stride + h
@@ -44,6 +48,10 @@ void attention_backward(Stream stream, const AttentionShape& shape, HeadsView q,
                         HeadsView v, HeadsView out, View log_sum_exp, HeadsView dout, HeadsView dq,
                         HeadsView dk, HeadsView dv, View scratch);
 int64_t attention_backward_scratch(const AttentionShape& shape);
+
+/// Whose kernels compute attention on the stream's device, in words; empty where there is no
+/// choice. On cuda, FP8TRAIN_CUDA_ATTENTION=own|cudnn decides.
+std::string attention_kernels(Stream stream);
 
 /// Rotates heads in place, half-split pairs (j, j + D / 2) as Hugging Face does: x' = x cos - y
 /// sin, y' = y cos + x sin. x: positions b * T + t get angle position_offset + t; tables: fp32

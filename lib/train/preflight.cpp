@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "ops/attention.h"
 #include "train/progress.h"
 
 namespace fp8train {
@@ -60,8 +61,11 @@ std::vector<std::string> run_overview(const Session& session, const Device& devi
       fmt::format("steps   {} of {} tokens ({} x {} x {})", session.max_steps,
                   session.tokens_per_step(), session.engine.gradient_accumulation_steps,
                   session.engine.micro_batch_size, session.engine.seq_length),
-      fmt::format("device  {} ({}), {} threads", device.description(), device_reason, threads),
-      "memory"};
+      fmt::format("device  {} ({}), {} threads", device.description(), device_reason, threads)};
+  if (const std::string kernels = ops::attention_kernels(device.stream()); !kernels.empty()) {
+    lines.push_back("        attention: " + kernels);
+  }
+  lines.emplace_back("memory");
   for (std::string& line : describe_memory(planned)) {
     lines.push_back(std::move(line));
   }

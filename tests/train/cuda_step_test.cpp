@@ -10,11 +10,13 @@
 
 #include "base/philox.h"
 #include "device/cuda/cuda_device.h"
+#include "support/environment.h"
 #include "train/engine.h"
 
 #if defined(FP8TRAIN_CUDA_SHIM)
 #include "cublaslt_fake.h"
 #include "cuda_runtime_api.h"
+#include "cudnn_fake.h"
 #endif
 
 using namespace fp8train;
@@ -218,7 +220,33 @@ TEST_CASE("recorded steps are bitwise those that are launched one by one", "[cud
   }
 }
 
+TEST_CASE("a step of bf16 on cuda gives the cpu's loss and gradients with our own attention",
+          "[cuda]") {
+  if (no_device()) {
+    return;
+  }
+  const test::EnvironmentScope scope("FP8TRAIN_CUDA_ATTENTION", "own");
+  compare_devices(small_llama("bf16"), kRowsOfChart[1]);
+}
+
 #if defined(FP8TRAIN_CUDA_SHIM)
+TEST_CASE("cuDNN runs the attention of a step unless our own is asked for", "[cuda]") {
+  struct Case {
+    const char *plan, *choice;
+    uint64_t runs;  // forward and backward of two blocks
+  };
+  for (const Case& c : {Case{"bf16", nullptr, 4}, Case{"bf16", "own", 0}, Case{"fp32", nullptr, 0},
+                        Case{"te-delayed", "cudnn", 4}}) {
+    CAPTURE(c.plan, c.runs);
+    const test::EnvironmentScope scope("FP8TRAIN_CUDA_ATTENTION", c.choice);
+    Run run(DeviceKind::cuda, small_llama(c.plan));
+    run.train_step();
+    const uint64_t runs = shim::sdpa_runs();
+    run.train_step();
+    CHECK(shim::sdpa_runs() == runs + c.runs);
+  }
+}
+
 TEST_CASE("the steady step on cuda makes no allocation, waits for nothing and reads nothing back",
           "[cuda]") {
   for (const Row& row : kRowsOfChart) {
@@ -230,6 +258,7 @@ TEST_CASE("the steady step on cuda makes no allocation, waits for nothing and re
     const shim::RuntimeCalls before = shim::runtime_calls();
     const uint64_t plans = shim::heuristics_asked();
     const uint64_t products = shim::matmuls();
+    const uint64_t attention_plans = shim::sdpa_plans();
     run.train_step();
     CHECK(shim::runtime_calls().allocations == before.allocations);
     CHECK(shim::runtime_calls().synchronizations == before.synchronizations);
@@ -238,6 +267,7 @@ TEST_CASE("the steady step on cuda makes no allocation, waits for nothing and re
     // The batch, the learning rate and the zeroed gradients and totals go in beside two graphs.
     CHECK(shim::runtime_calls().graph_launches == before.graph_launches + 2);
     CHECK(shim::runtime_calls().submissions <= before.submissions + 6);
+    CHECK(shim::sdpa_plans() == attention_plans);
     CHECK(shim::matmuls() == products + 27);  // 2 blocks of 4 layers and the head, three GEMMs each
   }
 }

@@ -21,7 +21,10 @@ class CudaExtension {
   virtual ~CudaExtension() = default;
 };
 
+class Device;
+
 struct CudaContext {
+  Device* owner = nullptr;  ///< for an extension that needs memory of its own
   cudaStream_t stream = nullptr;
   int device = 0;      ///< ordinal
   int capability = 0;  ///< 89, 90, 100, ...

@@ -39,6 +39,7 @@ class CudaDevice final : public Device {
  public:
   CudaDevice() : Device(DeviceKind::cuda, &context_) {
     check_cuda(cudaSetDevice(context_.device), "selecting the GPU");
+    context_.owner = this;
     context_.capability = capability_of(context_.device);
     set_traits(cuda_traits(context_.capability));
     context_.traits = &traits();

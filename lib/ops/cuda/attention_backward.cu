@@ -361,9 +361,9 @@ void run_backward(const Stream& stream, const BackwardCall<T>& call) {
 
 }  // namespace
 
-void attention_backward(Stream stream, const AttentionShape& shape, HeadsView q, HeadsView k,
-                        HeadsView v, HeadsView out, View log_sum_exp, HeadsView dout, HeadsView dq,
-                        HeadsView dk, HeadsView dv, View scratch) {
+void own_attention_backward(Stream stream, const AttentionShape& shape, HeadsView q, HeadsView k,
+                            HeadsView v, HeadsView out, View log_sum_exp, HeadsView dout,
+                            HeadsView dq, HeadsView dk, HeadsView dv, View scratch) {
   const int64_t head_dim = shape.head_dim;
   with_float_type(q.dtype, [&](auto type) {
     using T = typename decltype(type)::Type;

@@ -6,7 +6,6 @@
 #include "numeric/math.h"
 #include "ops/cuda/attention_kernels.h"
 #include "ops/cuda/attention_tiles.h"
-#include "ops/cuda/cuda_table.h"
 
 namespace fp8train::ops::cuda {
 namespace {
@@ -196,8 +195,8 @@ __global__ void __launch_bounds__(ForwardTiles<T, kDim>::kThreads)
 
 }  // namespace
 
-void attention_forward(Stream stream, const AttentionShape& shape, HeadsView q, HeadsView k,
-                       HeadsView v, HeadsView out, View log_sum_exp) {
+void own_attention_forward(Stream stream, const AttentionShape& shape, HeadsView q, HeadsView k,
+                           HeadsView v, HeadsView out, View log_sum_exp) {
   with_float_type(q.dtype, [&](auto type) {
     with_head_dim(shape.head_dim, [&](auto dim) {
       using T = typename decltype(type)::Type;
@@ -214,11 +213,6 @@ void attention_forward(Stream stream, const AttentionShape& shape, HeadsView q, 
       launch(stream, {grid, Tiles::kThreads, Tiles::kSharedBytes}, forward_kernel<T, kDim>, call);
     });
   });
-}
-
-void fill_attention(OpTable& table) {
-  table.attention_forward = attention_forward;
-  table.attention_backward = attention_backward;
 }
 
 }  // namespace fp8train::ops::cuda

@@ -15,89 +15,10 @@
 #include <catch2/catch.hpp>
 #include <cmath>
 
-#include "ops/cuda/cuda_test_support.h"
+#include "ops/cuda/attention_cases.h"
 
 namespace fp8train::test {
 namespace {
-
-struct Problem {
-  int64_t batch, queries, keys, heads, kv_heads, dim;
-  int64_t spare = 0;      // rows of each sequence's memory beyond its length
-  int64_t unaligned = 0;  // elements by which rows miss a multiple of 16 bytes
-
-  ops::AttentionShape shape() const {
-    return {batch, queries, keys, heads, kv_heads, dim, 1.0F / std::sqrt(static_cast<float>(dim))};
-  }
-  int64_t width() const { return (heads + 2 * kv_heads) * dim; }
-  int64_t stride() const { return width() + unaligned; }
-  std::string text() const {
-    return "B " + std::to_string(batch) + ", Tq " + std::to_string(queries) + ", Tk " +
-           std::to_string(keys) + ", H " + std::to_string(heads) + " / " +
-           std::to_string(kv_heads) + ", D " + std::to_string(dim) + ", spare " +
-           std::to_string(spare) + ", unaligned " + std::to_string(unaligned);
-  }
-};
-
-/// Arrays of one problem: q, k and v as slices of fused rows, or of a cache when it is longer.
-struct Host {
-  Host(const Problem& p, DType dtype)
-      : q(dtype, {p.batch * (p.queries + p.spare), p.stride()},
-          random_values(p.batch * (p.queries + p.spare) * p.stride(), 1)),
-        kv(dtype, {p.batch * (p.keys + p.spare), p.stride()},
-           random_values(p.batch * (p.keys + p.spare) * p.stride(), 2)),
-        dout(dtype, {p.batch * p.queries, p.heads * p.dim},
-             random_values(p.batch * p.queries * p.heads * p.dim, 3)) {
-    // What lies beyond a sequence must not matter.
-    for (int64_t row = 0; row < p.batch * (p.keys + p.spare); ++row) {
-      for (int64_t i = 0; row % (p.keys + p.spare) >= p.keys && i < p.stride(); ++i) {
-        kv.set(row * p.stride() + i, NAN);
-      }
-    }
-  }
-  Array q, kv, dout;
-};
-
-ops::HeadsView slice(const View& rows, int64_t first, int64_t capacity) {
-  return {static_cast<uint8_t*>(rows.data) + static_cast<size_t>(first) * size_of(rows.dtype),
-          rows.dtype, rows.shape.back(), capacity};
-}
-
-/// The three slices of fused rows; queries may come from rows of their own.
-struct Slices {
-  Slices(const Problem& p, const View& q_rows, const View& kv_rows)
-      : q(slice(q_rows, 0, p.queries + p.spare)),
-        k(slice(kv_rows, p.heads * p.dim, p.keys + p.spare)),
-        v(slice(kv_rows, (p.heads + p.kv_heads) * p.dim, p.keys + p.spare)) {}
-  ops::HeadsView q, k, v;
-};
-
-struct Forward {
-  Array out, log_sum_exp;
-};
-
-Forward forward(Side& side, const Problem& p, const Host& host, bool keeps) {
-  const Slices in(p, side.put(host.q), side.put(host.kv));
-  const View out = side.space(host.q.dtype(), {p.batch * p.queries, p.heads * p.dim});
-  const View kept = keeps ? side.space(DType::f32, {p.batch, p.heads, p.queries}) : View{};
-  ops::attention_forward(side.stream(), p.shape(), in.q, in.k, in.v, slice(out, 0, p.queries),
-                         kept);
-  return {side.get(out), keeps ? side.get(kept) : Array()};
-}
-
-/// dq, dk and dv in fused rows like the inputs', with what lies between them untouched.
-Array backward(Side& side, const Problem& p, const Host& host, const Forward& results) {
-  const View fused = side.put(host.kv);
-  const Slices in(p, side.put(host.q), fused);
-  const View out = side.put(results.out);
-  const View dout = side.put(host.dout);
-  const View gradients = side.put(Array(
-      host.q.dtype(), fused.shape, std::vector<float>(static_cast<size_t>(host.kv.count()), 7.0F)));
-  const Slices d(p, gradients, gradients);
-  ops::attention_backward(side.stream(), p.shape(), in.q, in.k, in.v, slice(out, 0, p.queries),
-                          side.put(results.log_sum_exp), slice(dout, 0, p.queries), d.q, d.k, d.v,
-                          side.space(DType::f32, {ops::attention_backward_scratch(p.shape())}));
-  return side.get(gradients);
-}
 
 void check_forward(const Problem& p, const FloatType& type, const Host& host) {
   const Forward want = on_cpu([&](Side& side) { return forward(side, p, host, true); });

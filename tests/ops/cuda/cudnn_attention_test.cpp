@@ -1,0 +1,185 @@
+// Attention through cuDNN: on a GPU the library itself, where it is installed; in the host shim a
+// fake that enforces its rules and computes through the cpu's operations, so that what is tested
+// there is what our side does: which cases go to cuDNN, layouts, plans and workspace.
+
+#include <catch2/catch.hpp>
+
+#include "base/error.h"
+#include "device/cuda/cuda_device.h"
+#include "ops/cuda/attention_cases.h"
+#include "support/environment.h"
+
+#if defined(FP8TRAIN_CUDA_SHIM)
+#include "cudnn_fake.h"
+#endif
+
+namespace fp8train::test {
+namespace {
+
+constexpr const char* kVariable = "FP8TRAIN_CUDA_ATTENTION";
+constexpr FloatType kHalfTypes[] = {kFloatTypes[1], kFloatTypes[2]};
+
+/// A device whose attention is chosen by the variable; it is read when attention is first used.
+struct ChosenDevice {
+  explicit ChosenDevice(const char* choice) {
+    const EnvironmentScope scope(kVariable, choice);
+    device = make_device(DeviceKind::cuda);
+    kernels = ops::attention_kernels(device->stream());
+  }
+  std::unique_ptr<Device> device;
+  std::string kernels;
+};
+
+template <typename Run>
+auto on(const ChosenDevice& chosen, Run&& run) {
+  Side side(*chosen.device);
+  return run(side);
+}
+
+bool no_cudnn() {
+  try {
+    const ChosenDevice chosen("cudnn");
+    return false;
+  } catch (const ConfigError& error) {
+    WARN("not run: " << error.what());
+    return true;
+  }
+}
+
+// Tolerances as in attention_test.cpp: cuDNN too takes rounded probabilities and rounded gradients
+// of scores to its tensor cores. (The fake gives the cpu's bits.)
+void check_both(const ChosenDevice& cudnn, const Problem& p, const FloatType& type) {
+  INFO(p.text() << ", " << name_of(type.dtype));
+  const Host host(p, type.dtype);
+  const auto run_forward = [&](Side& side) { return forward(side, p, host, true); };
+  const Forward want = on_cpu(run_forward);
+  const Forward got = on(cudnn, run_forward);
+  CHECK(worst_difference(got.out, want.out, 2 * type.rounding, 5 * type.rounding) <= 1);
+  CHECK(worst_difference(got.log_sum_exp, want.log_sum_exp, 0, 0x1p-16) <= 1);
+  const Forward bare = on(cudnn, [&](Side& side) { return forward(side, p, host, false); });
+  CHECK(worst_difference(bare.out, want.out, 2 * type.rounding, 5 * type.rounding) <= 1);
+  const auto run_backward = [&](Side& side) { return backward(side, p, host, want); };
+  const Array gradients = on(cudnn, run_backward);
+  const auto group = static_cast<double>(p.heads / p.kv_heads);
+  CHECK(worst_difference(gradients, on_cpu(run_backward), 2 * type.rounding,
+                         8 * group * type.rounding) <= 1);
+  CHECK(same_values(gradients, on(cudnn, run_backward)));
+}
+
+TEST_CASE("cuDNN's attention and its gradients match the cpu", "[cuda][attention][cudnn]") {
+  if (no_cudnn()) {
+    return;
+  }
+  const ChosenDevice cudnn("cudnn");
+  CHECK(cudnn.kernels.find("cuDNN") == 0);
+  const Problem problems[] = {{2, 24, 24, 2, 1, 16},    {1, 33, 33, 2, 2, 32},
+                              {2, 64, 64, 4, 1, 64},    {1, 70, 70, 4, 2, 80},
+                              {1, 130, 130, 2, 1, 128}, {1, 2, 2, 1, 1, 256}};
+  for (const FloatType& type : kHalfTypes) {
+    for (const Problem& p : problems) {
+      check_both(cudnn, p, type);
+    }
+  }
+}
+
+TEST_CASE("cuDNN and our kernels take over each other's log-sum-exp", "[cuda][attention][cudnn]") {
+  if (no_cudnn()) {
+    return;
+  }
+  const ChosenDevice cudnn("cudnn");
+  const Problem p = {1, 70, 70, 4, 2, 64};
+  const FloatType type = kHalfTypes[0];
+  const Host host(p, type.dtype);
+  const auto run_forward = [&](Side& side) { return forward(side, p, host, true); };
+  const Forward own = on_cuda(run_forward);
+  const Forward theirs = on(cudnn, run_forward);
+  const Array want = on_cpu([&](Side& side) { return backward(side, p, host, own); });
+  const Array after_own = on(cudnn, [&](Side& side) { return backward(side, p, host, own); });
+  const Array after_cudnn = on_cuda([&](Side& side) { return backward(side, p, host, theirs); });
+  // As in check_both(); out differs by one more rounding, which moves delta.
+  CHECK(worst_difference(after_own, want, 2 * type.rounding, 24 * type.rounding) <= 1);
+  CHECK(worst_difference(after_cudnn, want, 2 * type.rounding, 24 * type.rounding) <= 1);
+}
+
+TEST_CASE("FP8TRAIN_CUDA_ATTENTION takes own and cudnn", "[cuda][attention][cudnn]") {
+  CHECK(ChosenDevice("own").kernels == "own kernels (FP8TRAIN_CUDA_ATTENTION=own)");
+  CHECK_THROWS_AS(ChosenDevice("flash"), ConfigError);
+}
+
+#if defined(FP8TRAIN_CUDA_SHIM)
+
+TEST_CASE("what cuDNN does not take runs on our kernels", "[cuda][attention][cudnn]") {
+  struct Case {
+    Problem problem;
+    DType dtype;
+  };
+  // fp32; sequences shorter than their memory, as in a KV cache; queries at its end; rows off the
+  // 16-byte grid; a head dimension that is no multiple of 8; a single query.
+  const Case cases[] = {
+      {{1, 24, 24, 2, 1, 16}, DType::f32},  {{1, 24, 24, 2, 1, 16, 3}, DType::bf16},
+      {{1, 4, 24, 2, 1, 16}, DType::bf16},  {{1, 24, 24, 2, 1, 16, 0, 4}, DType::bf16},
+      {{1, 24, 24, 2, 1, 20}, DType::bf16}, {{1, 1, 1, 2, 1, 16}, DType::bf16}};
+  const ChosenDevice cudnn("cudnn");
+  for (const Case& c : cases) {
+    INFO(c.problem.text() << ", " << name_of(c.dtype));
+    const Host host(c.problem, c.dtype);
+    const auto run = [&](Side& side) { return forward(side, c.problem, host, true); };
+    const uint64_t before = shim::sdpa_runs();
+    CHECK(same_values(on(cudnn, run).out, on_cuda(run).out));
+    CHECK(shim::sdpa_runs() == before);
+  }
+}
+
+TEST_CASE("a plan is made once for each shape", "[cuda][attention][cudnn]") {
+  const ChosenDevice cudnn(nullptr);
+  const uint64_t plans = shim::sdpa_plans();
+  const uint64_t runs = shim::sdpa_runs();
+  for (int repeat = 0; repeat < 2; ++repeat) {
+    for (const int64_t length : {8, 9}) {
+      const Problem p = {1, length, length, 2, 1, 16};
+      const Host host(p, DType::bf16);
+      const Forward kept = on(cudnn, [&](Side& side) { return forward(side, p, host, true); });
+      on(cudnn, [&](Side& side) { return forward(side, p, host, false); });
+      on(cudnn, [&](Side& side) { return backward(side, p, host, kept); });
+    }
+  }
+  CHECK(shim::sdpa_plans() == plans + 6);
+  CHECK(shim::sdpa_runs() == runs + 12);
+}
+
+/// What backward plans say that they need, for the length of a scope.
+struct WorkspaceScope {
+  explicit WorkspaceScope(size_t bytes) { shim::set_sdpa_workspace(bytes); }
+  ~WorkspaceScope() { shim::set_sdpa_workspace(4096); }
+};
+
+TEST_CASE("a large workspace is charged to the ledger once", "[cuda][attention][cudnn]") {
+  const WorkspaceScope scope(size_t{33} << 20);  // one more MiB than the libraries' own
+  const ChosenDevice cudnn("cudnn");
+  const Problem p = {1, 8, 8, 2, 1, 16};
+  const Host host(p, DType::bf16);
+  const Forward kept = on_cpu([&](Side& side) { return forward(side, p, host, true); });
+  const auto run = [&](Side& side) { return backward(side, p, host, kept); };
+  const size_t before = cudnn.device->ledger().total();
+  const Array first = on(cudnn, run);
+  CHECK(cudnn.device->ledger().total() == before + (size_t{33} << 20));
+  CHECK(same_values(on(cudnn, run), first));
+  CHECK(cudnn.device->ledger().total() == before + (size_t{33} << 20));
+}
+
+TEST_CASE("a workspace beyond an eighth of the memory is refused", "[cuda][attention][cudnn]") {
+  const WorkspaceScope scope((size_t{1} << 30) + 1);  // the shim's GPU has 8 GiB
+  const Problem p = {1, 8, 8, 2, 1, 16};
+  const Host host(p, DType::bf16);
+  const Forward kept = on_cpu([&](Side& side) { return forward(side, p, host, true); });
+  const auto run = [&](Side& side) { return backward(side, p, host, kept); };
+  const uint64_t before = shim::sdpa_runs();
+  CHECK(same_values(on(ChosenDevice(nullptr), run), on_cuda(run)));
+  CHECK(shim::sdpa_runs() == before);
+  CHECK_THROWS_WITH(on(ChosenDevice("cudnn"), run), Catch::Contains("eighth of the GPU's memory"));
+}
+
+#endif
+
+}  // namespace
+}  // namespace fp8train::test
