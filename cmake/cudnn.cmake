@@ -1,6 +1,7 @@
 # Attention through cuDNN. Building needs two sets of headers and no library: those of cudnn-frontend (the folder include of the Python package
 # nvidia-cudnn-frontend, or of its repository) and cudnn.h (beside the CUDA toolkit, or from the Python package nvidia-cudnn-cu13).
-#   AUTO  use them where they lie in a usual place (system folders, the environment of VIRTUAL_ENV, the user's Python packages), else do without;
+#   AUTO  use them where they lie in a usual place (build/cudnn, where scripts/setup.sh --dev puts them, system folders, the environment of
+#         VIRTUAL_ENV, the user's Python packages), else do without;
 #   a path  the folder that holds cudnn_frontend.h, or the one above its include folder;
 #   OFF   do without: attention runs on our own kernels.
 set(FP8TRAIN_CUDNN_FRONTEND "AUTO" CACHE STRING "Headers of cudnn-frontend for attention through cuDNN: AUTO, a path, OFF")
@@ -14,7 +15,7 @@ if(FP8TRAIN_CUDNN_FRONTEND STREQUAL "AUTO")
   file(GLOB python_folders /usr/lib/python3*/*-packages /usr/local/lib/python3*/*-packages $ENV{VIRTUAL_ENV}/lib/python3*/site-packages
                            $ENV{HOME}/.local/lib/python3*/site-packages)
   list(TRANSFORM python_folders APPEND /include OUTPUT_VARIABLE frontend_folders)
-  find_path(frontend cudnn_frontend.h PATHS ${frontend_folders} NO_CACHE)
+  find_path(frontend cudnn_frontend.h HINTS ${CMAKE_SOURCE_DIR}/build/cudnn/include PATHS ${frontend_folders} NO_CACHE)
 else()
   find_path(frontend cudnn_frontend.h PATHS ${FP8TRAIN_CUDNN_FRONTEND} ${FP8TRAIN_CUDNN_FRONTEND}/include NO_DEFAULT_PATH NO_CACHE)
   if(NOT frontend)

@@ -2,11 +2,13 @@
 # Installs the Debian packages that fp8train needs, and only those that are missing.
 #
 #   scripts/setup.sh           what building and running needs
-#   scripts/setup.sh --dev     also what the checks of scripts/test.sh need
+#   scripts/setup.sh --dev     also what the checks of scripts/test.sh need; beside a CUDA toolkit with cuDNN the headers of cudnn-frontend too
+#                              (a package of PyPI, unpacked to build/cudnn), if Python can fetch them
 #   scripts/setup.sh --list    print the packages, install nothing
 #
 # Installs as root or through `sudo -n`. Where neither works it prints the command for an administrator and exits 1.
 set -euo pipefail
+cd "$(dirname "$0")/.."
 
 build_packages=(
   g++ cmake ninja-build ccache
@@ -16,13 +18,14 @@ build_packages=(
 # libboost-context: fibers of the CUDA host shim. libclang-rt: the run-time of libFuzzer and clang's sanitizers. python3: the layer check.
 dev_packages=(libboost-context-dev clang clang-format clang-tidy libclang-rt-14-dev python3)
 
-usage() { sed -n '2,8s/^# \{0,1\}//p' "$0"; }
+usage() { sed -n '2,9s/^# \{0,1\}//p' "$0"; }
 
 packages=("${build_packages[@]}")
 list_only=0
+dev=0
 for argument in "$@"; do
   case $argument in
-    --dev) packages+=("${dev_packages[@]}") ;;
+    --dev) packages+=("${dev_packages[@]}"); dev=1 ;;
     --list) list_only=1 ;;
     -h | --help) usage; exit 0 ;;
     *) echo "setup.sh: unknown option '$argument'" >&2; usage >&2; exit 2 ;;
@@ -32,6 +35,17 @@ if [ $list_only = 1 ]; then
   printf '%s\n' "${packages[@]}"
   exit 0
 fi
+
+# Headers only, so that attention through cuDNN is compiled; without them the build does without.
+cudnn_frontend() {
+  local folder=build/cudnn package=nvidia-cudnn-frontend==1.32.0
+  [ $dev = 1 ] && [ -x "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)" ] && [ ! -e $folder/include/cudnn_frontend.h ] || return 0
+  if python3 -m pip download -q --no-deps -d $folder $package && python3 -m zipfile -e $folder/*.whl $folder; then
+    echo "setup: headers of $package in $folder"
+  else
+    echo "setup: $package could not be fetched; attention through cuDNN is left out of the build" >&2
+  fi
+}
 
 is_installed() { [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 
@@ -57,6 +71,7 @@ fi
 find_missing
 if [ ${#missing[@]} = 0 ]; then
   echo "setup: all ${#packages[@]} packages are installed"
+  cudnn_frontend
   exit 0
 fi
 
@@ -80,4 +95,5 @@ if ! "${apt[@]}" install -y --no-install-recommends "${missing[@]}" >>"$log" 2>&
 fi
 find_missing
 [ ${#missing[@]} = 0 ] || give_up "apt-get succeeded, but packages are still missing"
+cudnn_frontend
 echo "setup: done"

@@ -7,6 +7,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "base/cache_folder.h"
 #include "base/error.h"
 #include "base/philox.h"
 #include "base/trace.h"
@@ -27,7 +28,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 struct BenchOptions {
-  bool json = false;
+  bool json = false, tune = false;
   std::string device = "auto";
   int64_t threads = 0;
   double seconds = 3.0;
@@ -39,7 +40,11 @@ struct BenchOptions {
 std::unique_ptr<Device> open_device(const BenchOptions& options, int64_t& threads) {
   threads = configure_threads(options.threads);
   std::string reason;
-  return choose_device(options.device, reason);
+  std::unique_ptr<Device> device = choose_device(options.device, reason);
+  if (options.tune) {
+    ops::tune_gemms(*device, cache_folder().string());
+  }
+  return device;
 }
 
 EngineSettings step_settings(const BenchOptions& options) {
@@ -292,6 +297,9 @@ void add_part(Arguments parent, Action& action, const std::shared_ptr<BenchOptio
   part.option("--device", options->device, "cpu, cuda or auto");
   part.option("--threads", options->threads, 0, "0: all cores");
   part.option("--seconds", options->seconds, 1e-3, "Time to measure for");
+  if (std::string(name) == "step" || std::string(name) == "gemm") {
+    part.flag("--tune", options->tune, "On a GPU, time each product's algorithms first");
+  }
   if (std::string(name) == "step") {
     part.option("--preset", options->preset, "Model preset; `fp8train config list`");
     part.option("--plan", options->plan, "Precision row");

@@ -168,6 +168,9 @@ std::vector<Field> run_fields() {
              "auto takes a GPU when there is one"),
       flag("cuda_graphs", in(&Settings::cuda_graphs),
            "On a GPU, record the work of a step once and replay it"),
+      flag("gemm_tuning", in(&Settings::gemm_tuning),
+           "On a GPU, time the algorithms for each product in the first step and keep the choice "
+           "in FP8TRAIN_CACHE_DIR (~/.cache/fp8train); a run repeats bitwise with the same file"),
       integer("threads", in(&Settings::threads), between(0, 65536),
               "CPU threads; 0: all cores, or SLURM_CPUS_PER_TASK, OMP_NUM_THREADS"),
       text("output_dir", in(&Settings::output_dir), "Where the run's files go", "a folder"),

@@ -89,6 +89,7 @@ struct Settings {
   LoggingSettings logging;
   std::string device = "auto";  ///< cpu | cuda | auto
   bool cuda_graphs = true;      ///< replay recorded steps
+  bool gemm_tuning = false;     ///< time the GPU's algorithms for each product
   int64_t threads = 0;          ///< 0: all cores (or SLURM_CPUS_PER_TASK, OMP_NUM_THREADS)
   std::string output_dir = "runs/default";
 

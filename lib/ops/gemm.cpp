@@ -2,6 +2,7 @@
 
 #include "base/trace.h"
 #include "ops/checks.h"
+#include "ops/cuda/cuda_table.h"
 #include "ops/op_table.h"
 
 namespace fp8train::ops {
@@ -43,6 +44,12 @@ void gemm(Stream stream, const Gemm& call) {
   check_gemm(call);
   const TraceSpan span("gemm");
   op_table(stream).gemm(stream, call);
+}
+
+void tune_gemms(Device& device, const std::string& folder) {
+  if (device.kind() == DeviceKind::cuda) {
+    cuda::tune_gemms(device, folder);
+  }
 }
 
 }  // namespace fp8train::ops

@@ -6,7 +6,9 @@
 // cpu the bits depend on shapes and processor, not on the number of threads. There, each thread
 // that calls gemm keeps a workspace for converted operands, which grows in the first step only.
 
-#include "device/stream.h"
+#include <string>
+
+#include "device/device.h"
 #include "tensor/view.h"
 
 namespace fp8train::ops {
@@ -29,6 +31,12 @@ struct Gemm {
 
 /// Throws InternalError when shapes do not fit.
 void gemm(Stream stream, const Gemm& call);
+
+/// To be called once at start-up: on a GPU each new kind of product is then timed with every
+/// algorithm that its library suggests, outside of the step's memory, and keeps the fastest, which
+/// is also kept in a file of `folder` for later runs. Other devices have nothing to tune. Throws
+/// DeviceError when the folder cannot be used.
+void tune_gemms(Device& device, const std::string& folder);
 
 /// What a cpu GEMM of this operand type really runs on this machine: "bf16 (amx)", "bf16
 /// (avx512_bf16)", "fp32 (avx512)", ...

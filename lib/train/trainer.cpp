@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 
+#include "base/cache_folder.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -15,6 +16,7 @@
 #include "config/changes.h"
 #include "data/loader.h"
 #include "io/checkpoint.h"
+#include "ops/gemm.h"
 #include "optim/schedule.h"
 #include "train/generator.h"
 #include "train/preflight.h"
@@ -92,6 +94,9 @@ Run::Run(const RunRequest& request)
   }
   std::string reason;
   device_ = choose_device(settings().device, reason);
+  if (settings().gemm_tuning) {
+    ops::tune_gemms(*device_, cache_folder().string());
+  }
   MemoryLedger planned;
   const StepPlan plan = plan_step(session_.engine, device_->traits(), &planned, nullptr);
   for (const std::string& line : run_overview(session_, *device_, reason, threads, planned)) {

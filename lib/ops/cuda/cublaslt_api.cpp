@@ -47,6 +47,7 @@ CublasLtApi load() {
   find(library, "cublasLtMatmulPreferenceDestroy", api.matmul_preference_destroy);
   find(library, "cublasLtMatmulPreferenceSetAttribute", api.matmul_preference_set_attribute);
   find(library, "cublasLtMatmulAlgoGetHeuristic", api.matmul_algo_get_heuristic);
+  find(library, "cublasLtMatmulAlgoCheck", api.matmul_algo_check);
   find(library, "cublasLtMatmul", api.matmul);
   return api;
 }

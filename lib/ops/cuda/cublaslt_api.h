@@ -21,6 +21,7 @@ struct CublasLtApi {
   decltype(&cublasLtMatmulPreferenceDestroy) matmul_preference_destroy;
   decltype(&cublasLtMatmulPreferenceSetAttribute) matmul_preference_set_attribute;
   decltype(&cublasLtMatmulAlgoGetHeuristic) matmul_algo_get_heuristic;
+  decltype(&cublasLtMatmulAlgoCheck) matmul_algo_check;
   decltype(&cublasLtMatmul) matmul;
 };
 

@@ -2,6 +2,8 @@
 // How the cuda backend's table is put together: each file of kernels fills its entries. In a build
 // without the backend cuda_table_absent.cpp stands in.
 
+#include <string>
+
 #include "ops/op_table.h"
 
 namespace fp8train::ops::cuda {
@@ -12,6 +14,9 @@ const OpTable& table();
 /// What remains of a cuda device's traits after each scale mode of its GEMMs has been tried once
 /// (probe_scaled_gemm). Throws like table().
 DeviceTraits probed_traits(Device& device);
+
+/// tune_gemms on a cuda device. Throws like table().
+void tune_gemms(Device& device, const std::string& folder);
 
 void fill_elementwise(OpTable& table);
 void fill_quantize(OpTable& table);

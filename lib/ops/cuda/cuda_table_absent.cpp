@@ -11,4 +11,8 @@ DeviceTraits probed_traits(Device& /*device*/) {
   throw DeviceError("no CUDA operations in this build; use `device: cpu`");
 }
 
+void tune_gemms(Device& /*device*/, const std::string& /*folder*/) {
+  throw DeviceError("no CUDA operations in this build; use `device: cpu`");
+}
+
 }  // namespace fp8train::ops::cuda

@@ -1,4 +1,5 @@
 #include "base/error.h"
+#include "device/device.h"
 #include "ops/cuda/cuda_table.h"
 #include "ops/cuda/gemm_plans.h"
 
@@ -23,6 +24,11 @@ void gemm(Stream stream, const Gemm& call) {
 }
 
 }  // namespace
+
+void tune_gemms(Device& device, const std::string& folder) {
+  CudaContext& context = cuda_context(device.stream());
+  gemm_plans(context).tune(context, folder);
+}
 
 void fill_gemm(OpTable& table) {
   table.gemm = gemm;

@@ -1,14 +1,17 @@
 #include "ops/cuda/gemm_plans.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <string>
 
 #include "base/error.h"
+#include "device/device.h"
 
 namespace fp8train::ops::cuda {
 namespace {
 
-constexpr int kHeuristics = 8;  // algorithms asked for; the first that fits is taken
+constexpr int kHeuristics = 16;  // algorithms asked for; the first, or the fastest, is taken
 
 void check_status(cublasStatus_t status, const std::string& what) {
   if (status != CUBLAS_STATUS_SUCCESS) {
@@ -85,6 +88,16 @@ cublasLtMatmulMatrixScale_t scale_mode(Granularity granularity) {
   }
 }
 
+/// All of the key, for the file of GemmTuning.
+std::string text_of(const PlanKey& key) {
+  return fmt::format("{}x{}x{} {}{}{} {}{}{} {}{}{} {},{} {}/{}/{}", key.m, key.n, key.k,
+                     name_of(key.a), key.a_transposed ? "^T" : "", key.a_scaled ? "*s" : "",
+                     name_of(key.b), key.b_transposed ? "^T" : "", key.b_scaled ? "*s" : "",
+                     name_of(key.c), key.add ? "+" : "", key.fast_accumulate ? " fast" : "",
+                     name_of(key.a_granularity), name_of(key.b_granularity), key.a_alignment,
+                     key.b_alignment, key.c_alignment);
+}
+
 cublasLtMatrixLayout_t layout_of(const ConstView& stored) {
   cublasLtMatrixLayout_t layout = nullptr;
   check_status(cublaslt().matrix_layout_create(
@@ -99,8 +112,9 @@ cublasLtMatrixLayout_t layout_of(const ConstView& stored) {
 /// cuBLASLt's description of one product; its handles live as long as the plan.
 class Plan {
  public:
-  Plan(cublasLtHandle_t handle, const CudaContext& context, const Product& call,
-       const PlanKey& key);
+  /// `tuning` may be null.
+  Plan(cublasLtHandle_t handle, const CudaContext& context, const Product& call, const PlanKey& key,
+       GemmTuning* tuning);
   ~Plan();
   Plan(const Plan&) = delete;
   Plan& operator=(const Plan&) = delete;
@@ -113,7 +127,13 @@ class Plan {
                  "describing a GEMM to cuBLASLt");
   }
   void set_scales(const Product& call) const;
-  void choose_algorithm(cublasLtHandle_t handle, const CudaContext& context, const PlanKey& key);
+  /// What the library suggests, its favourite first; at least one.
+  std::vector<cublasLtMatmulAlgo_t> suggestions(cublasLtHandle_t handle, const CudaContext& context,
+                                                const PlanKey& key) const;
+  cublasLtMatmulAlgo_t fastest(cublasLtHandle_t handle, const CudaContext& context,
+                               const Product& call, const PlanKey& key, GemmTuning& tuning) const;
+  cublasStatus_t submit(cublasLtHandle_t handle, const CudaContext& context, const Product& call,
+                        void* c, const cublasLtMatmulAlgo_t& algorithm) const;
 
   cublasLtMatmulDesc_t description_ = nullptr;
   cublasLtMatrixLayout_t a_ = nullptr;  // cuBLASLt's A: our b
@@ -123,7 +143,7 @@ class Plan {
 };
 
 Plan::Plan(cublasLtHandle_t handle, const CudaContext& context, const Product& call,
-           const PlanKey& key) {
+           const PlanKey& key, GemmTuning* tuning) {
   check_status(cublaslt().matmul_desc_create(&description_, CUBLAS_COMPUTE_32F, CUDA_R_32F),
                "describing a GEMM to cuBLASLt");
   const cublasOperation_t a_operation = key.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -142,7 +162,8 @@ Plan::Plan(cublasLtHandle_t handle, const CudaContext& context, const Product& c
   a_ = layout_of(call.b.matrix);
   b_ = layout_of(call.a.matrix);
   c_ = layout_of(call.c);
-  choose_algorithm(handle, context, key);
+  algorithm_ = tuning == nullptr ? suggestions(handle, context, key).front()
+                                 : fastest(handle, context, call, key, *tuning);
 }
 
 Plan::~Plan() {
@@ -162,8 +183,9 @@ void Plan::set_scales(const Product& call) const {
   set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &call.a.scales, sizeof(call.a.scales));
 }
 
-void Plan::choose_algorithm(cublasLtHandle_t handle, const CudaContext& context,
-                            const PlanKey& key) {
+std::vector<cublasLtMatmulAlgo_t> Plan::suggestions(cublasLtHandle_t handle,
+                                                    const CudaContext& context,
+                                                    const PlanKey& key) const {
   const CublasLtApi& api = cublaslt();
   cublasLtMatmulPreference_t preference = nullptr;
   check_status(api.matmul_preference_create(&preference), "asking cuBLASLt for an algorithm");
@@ -188,19 +210,52 @@ void Plan::choose_algorithm(cublasLtHandle_t handle, const CudaContext& context,
                       std::string(name_of(key.a)) + " x " + std::string(name_of(key.b)) + " to " +
                       std::string(name_of(key.c)) + " on this GPU");
   }
-  algorithm_ = results[0].algo;
+  std::vector<cublasLtMatmulAlgo_t> algorithms;
+  for (int i = 0; i < found; ++i) {
+    if (results[i].state == CUBLAS_STATUS_SUCCESS) {
+      algorithms.push_back(results[i].algo);
+    }
+  }
+  check(!algorithms.empty(), "cuBLASLt suggests algorithms that it refuses");
+  return algorithms;
+}
+
+cublasLtMatmulAlgo_t Plan::fastest(cublasLtHandle_t handle, const CudaContext& context,
+                                   const Product& call, const PlanKey& key,
+                                   GemmTuning& tuning) const {
+  const std::string name = text_of(key);
+  if (const auto kept = tuning.find(name)) {
+    cublasLtMatmulHeuristicResult_t result = {};
+    const cublasStatus_t status =
+        cublaslt().matmul_algo_check(handle, description_, a_, b_, c_, c_, &*kept, &result);
+    if (status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= context.workspace_bytes) {
+      return *kept;
+    }
+  }
+  const std::vector<cublasLtMatmulAlgo_t> candidates = suggestions(handle, context, key);
+  // A result of its own: products that add to c must not do so more than once.
+  const Buffer result(*context.owner, call.c.bytes(), MemoryCategory::workspace);
+  context.owner->fill_zero(result.data(), result.bytes());
+  const size_t best = tuning.choose(name, candidates, [&](const cublasLtMatmulAlgo_t& algorithm) {
+    return submit(handle, context, call, result.data(), algorithm) == CUBLAS_STATUS_SUCCESS;
+  });
+  return candidates[best];
+}
+
+cublasStatus_t Plan::submit(cublasLtHandle_t handle, const CudaContext& context,
+                            const Product& call, void* c,
+                            const cublasLtMatmulAlgo_t& algorithm) const {
+  const float alpha = 1.0F;
+  return cublaslt().matmul(handle, description_, &alpha, call.b.matrix.data, a_, call.a.matrix.data,
+                           b_, &call.beta, c, c_, c, c_, &algorithm, context.workspace,
+                           context.workspace_bytes, context.stream);
 }
 
 void Plan::run(cublasLtHandle_t handle, const CudaContext& context, const Product& call) const {
   if (is_fp8(call.a.matrix.dtype)) {
     set_scales(call);
   }
-  const float alpha = 1.0F;
-  check_status(
-      cublaslt().matmul(handle, description_, &alpha, call.b.matrix.data, a_, call.a.matrix.data,
-                        b_, &call.beta, call.c.data, c_, call.c.data, c_, &algorithm_,
-                        context.workspace, context.workspace_bytes, context.stream),
-      "cublasLtMatmul");
+  check_status(submit(handle, context, call, call.c.data, algorithm_), "cublasLtMatmul");
 }
 
 size_t PlanKeyHash::operator()(const PlanKey& key) const {
@@ -240,7 +295,7 @@ void GemmPlans::run(const CudaContext& context, const Product& call) {
     if (is_fp8(key.a) || is_fp8(key.b)) {
       check_fp8(key);
     }
-    plan = std::make_unique<Plan>(handle_, context, call, key);
+    plan = std::make_unique<Plan>(handle_, context, call, key, tuning_ ? &*tuning_ : nullptr);
   }
   plan->run(handle_, context, call);
 }

@@ -10,6 +10,7 @@
 
 #include "device/cuda/cuda_context.h"
 #include "ops/cuda/cublaslt_api.h"
+#include "ops/cuda/gemm_tuning.h"
 #include "tensor/tensor_format.h"
 #include "tensor/view.h"
 
@@ -58,8 +59,14 @@ class GemmPlans final : public CudaExtension {
   /// has no such product.
   void run(const CudaContext& context, const Product& call);
 
+  /// Plans made from now on take the fastest algorithm, not the library's first (see GemmTuning).
+  void tune(const CudaContext& context, const std::filesystem::path& folder) {
+    tuning_.emplace(context, folder);
+  }
+
  private:
   cublasLtHandle_t handle_ = nullptr;
+  std::optional<GemmTuning> tuning_;
   std::unordered_map<PlanKey, std::unique_ptr<Plan>, PlanKeyHash> plans_;
 };
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cublaslt_scales.h"
@@ -34,6 +35,13 @@ namespace {
 
 using namespace fp8train::shim;  // NOLINT(google-build-using-namespace)
 
+// The algorithms that are suggested, the favourite first, are numbered from 1. The third is the
+// fastest, the fourth is suggested but does not run.
+constexpr int kAlgorithms = 4;
+constexpr float kMilliseconds[] = {0.0F, 2.0F, 3.0F, 1.0F, 0.0F};
+constexpr uint64_t kRefusedAlgorithm = 4;
+
+std::vector<int> algorithms_run;
 uint64_t matmul_count = 0;
 uint64_t heuristic_count = 0;
 bool scales_are_ignored = false;
@@ -219,6 +227,9 @@ namespace fp8train::shim {
 uint64_t matmuls() {
   return matmul_count;
 }
+std::vector<int> take_algorithms() {
+  return std::exchange(algorithms_run, {});
+}
 uint64_t heuristics_asked() {
   return heuristic_count;
 }
@@ -245,6 +256,7 @@ const CublasLtApi& cublaslt() {
       .matmul_preference_destroy = cublasLtMatmulPreferenceDestroy,
       .matmul_preference_set_attribute = cublasLtMatmulPreferenceSetAttribute,
       .matmul_algo_get_heuristic = cublasLtMatmulAlgoGetHeuristic,
+      .matmul_algo_check = cublasLtMatmulAlgoCheck,
       .matmul = cublasLtMatmul};
   return api;
 }
@@ -385,13 +397,26 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t /*handle*/,
       return refuse("FP8 operands must be 16-byte aligned");
     }
   }
-  results[0] = {};
-  // The algorithm remembers the alignments that it relies on.
-  results[0].algo.data[0] = preference->alignment_a;
-  results[0].algo.data[1] = preference->alignment_b;
-  results[0].algo.data[2] = preference->alignment_d;
-  *found = std::min(wanted, 1);
+  *found = std::min(wanted, kAlgorithms);
+  for (int i = 0; i < *found; ++i) {
+    // An algorithm remembers the alignments that it relies on, and which one it is.
+    results[i] = {};
+    results[i].algo = {{preference->alignment_a, preference->alignment_b, preference->alignment_d,
+                        static_cast<uint64_t>(i) + 1}};
+  }
   return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t /*handle*/,
+                                       cublasLtMatmulDesc_t /*description*/,
+                                       cublasLtMatrixLayout_t /*a*/, cublasLtMatrixLayout_t /*b*/,
+                                       cublasLtMatrixLayout_t /*c*/, cublasLtMatrixLayout_t /*d*/,
+                                       const cublasLtMatmulAlgo_t* algorithm,
+                                       cublasLtMatmulHeuristicResult_t* result) {
+  *result = {};
+  return algorithm->data[3] >= 1 && algorithm->data[3] <= kAlgorithms
+             ? CUBLAS_STATUS_SUCCESS
+             : refuse("an algorithm of another library", CUBLAS_STATUS_INVALID_VALUE);
 }
 
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t /*handle*/, cublasLtMatmulDesc_t description,
@@ -417,6 +442,11 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t /*handle*/, cublasLtMatmulDesc_t 
       return refuse(why, CUBLAS_STATUS_INVALID_VALUE);
     }
   }
+  if (algorithm->data[3] == kRefusedAlgorithm) {
+    return refuse("a suggestion that does not run");
+  }
+  algorithms_run.push_back(static_cast<int>(algorithm->data[3]));
+  fp8train::shim::advance_clock(kMilliseconds[algorithm->data[3]]);
   const Factors factors = {*static_cast<const float*>(alpha), *static_cast<const float*>(beta)};
   fp8train::shim::submit(
       [=, product = *description, left = *a_layout, right = *b_layout, result = *d_layout] {

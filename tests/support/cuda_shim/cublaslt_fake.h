@@ -5,6 +5,7 @@
 // fp32.
 
 #include <cstdint>
+#include <vector>
 
 namespace fp8train::shim {
 
@@ -13,6 +14,10 @@ uint64_t matmuls();
 
 /// Heuristic questions asked so far: each is a plan that was made.
 uint64_t heuristics_asked();
+
+/// The numbers of the algorithms of the products submitted since it was last asked; 1 is the
+/// library's favourite, 3 the fastest, 4 is suggested but does not run.
+std::vector<int> take_algorithms();
 
 /// Whether products leave out their scales, as a defective release of the library might.
 void ignore_scales(bool ignored);

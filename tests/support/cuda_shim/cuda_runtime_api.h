@@ -25,6 +25,7 @@ enum cudaMemcpyKind : int {
 };
 enum cudaDeviceAttr : int {
   cudaDevAttrMultiProcessorCount = 16,
+  cudaDevAttrL2CacheSize = 38,
   cudaDevAttrComputeCapabilityMajor = 75,
   cudaDevAttrComputeCapabilityMinor = 76,
 };
@@ -64,6 +65,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event);
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
 cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to);
 cudaError_t cudaGetLastError();
 const char* cudaGetErrorString(cudaError_t error);
 const char* cudaGetErrorName(cudaError_t error);
@@ -82,6 +84,9 @@ struct RuntimeCalls {
   unsigned long graph_launches = 0;
 };
 const RuntimeCalls& runtime_calls();
+
+/// Work on the shim takes no time but what is said here: a fake library's products do.
+void advance_clock(float milliseconds);
 
 /// The compute capability that the GPU claims from now on: 89, 90, 100, ... At first it is that of
 /// FP8TRAIN_SHIM_CAPABILITY, or 90.

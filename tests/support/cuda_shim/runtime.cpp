@@ -13,6 +13,9 @@ using Work = std::vector<std::function<void()>>;
 struct CUgraph_st {
   Work work;
 };
+struct CUevent_st {
+  double clock = 0;
+};
 struct CUgraphExec_st {
   Work work;
 };
@@ -20,6 +23,7 @@ struct CUgraphExec_st {
 namespace {
 
 fp8train::shim::RuntimeCalls calls;
+double clock_milliseconds = 0;
 cudaGraph_t captured = nullptr;  // while the stream is being captured
 
 /// A call that would break the capture on a GPU too.
@@ -64,6 +68,10 @@ void set_capability(int value) {
   capability() = value;
 }
 
+void advance_clock(float milliseconds) {
+  clock_milliseconds += milliseconds;
+}
+
 void submit(std::function<void()> work) {
   if (captured != nullptr) {
     captured->work.push_back(std::move(work));
@@ -88,6 +96,9 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int /*d
   switch (attribute) {
     case cudaDevAttrMultiProcessorCount:
       *value = 4;
+      return cudaSuccess;
+    case cudaDevAttrL2CacheSize:
+      *value = 4096;
       return cudaSuccess;
     case cudaDevAttrComputeCapabilityMajor:
       *value = capability() / 10;
@@ -178,13 +189,15 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
   return cudaSuccess;
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned /*flags*/) {
-  *event = nullptr;
+  *event = new CUevent_st;
   return cudaSuccess;
 }
-cudaError_t cudaEventDestroy(cudaEvent_t /*event*/) {
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event;
   return cudaSuccess;
 }
-cudaError_t cudaEventRecord(cudaEvent_t /*event*/, cudaStream_t /*stream*/) {
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t /*stream*/) {
+  event->clock = clock_milliseconds;
   return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t /*event*/) {
@@ -192,6 +205,10 @@ cudaError_t cudaEventQuery(cudaEvent_t /*event*/) {
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t /*event*/) {
   calls.synchronizations += 1;
+  return cudaSuccess;
+}
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
+  *milliseconds = static_cast<float>(to->clock - from->clock);
   return cudaSuccess;
 }
 cudaError_t cudaGetLastError() {
