@@ -71,7 +71,7 @@ CheckpointModel open_checkpoint(const CheckpointRequest& request) {
   }
   configure_threads(request.threads);
   std::string reason;
-  opened.device = choose_device(request.device, reason);
+  opened.device = choose_device(request.device, false, reason);
   const bool delayed = has_delayed_scales(settings.plan);
   opened.has_scales = !delayed || has_scaling(folder);
   settings.trains = !opened.has_scales;  // scales are found by a forward and backward pass

@@ -7,7 +7,6 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "base/cache_folder.h"
 #include "base/error.h"
 #include "base/philox.h"
 #include "base/trace.h"
@@ -40,11 +39,7 @@ struct BenchOptions {
 std::unique_ptr<Device> open_device(const BenchOptions& options, int64_t& threads) {
   threads = configure_threads(options.threads);
   std::string reason;
-  std::unique_ptr<Device> device = choose_device(options.device, reason);
-  if (options.tune) {
-    ops::tune_gemms(*device, cache_folder().string());
-  }
-  return device;
+  return choose_device(options.device, options.tune, reason);
 }
 
 EngineSettings step_settings(const BenchOptions& options) {

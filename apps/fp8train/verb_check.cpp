@@ -75,7 +75,7 @@ int check_run(const Settings& settings) {
   const Session session = open_session(settings, true);
   check_weights(session);
   std::string reason;
-  const std::unique_ptr<Device> device = choose_device(settings.device, reason);
+  const std::unique_ptr<Device> device = choose_device(settings.device, false, reason);
   MemoryLedger planned;
   OpCounters counters;
   plan_step(session.engine, device->traits(), &planned, &counters);

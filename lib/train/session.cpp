@@ -4,10 +4,12 @@
 
 #include <algorithm>
 
+#include "base/cache_folder.h"
 #include "base/error.h"
 #include "data/sample_order.h"
 #include "device/cuda/cuda_device.h"
 #include "io/hf_config.h"
+#include "ops/gemm.h"
 #include "ops/scaled_gemm.h"
 #include "precision/linear_plan.h"
 
@@ -142,7 +144,8 @@ int64_t longest_prompt(const SampleSettings& sample, const Tokenizer& tokenizer)
   return static_cast<int64_t>(longest) + (tokenizer.bos_id() >= 0 ? 1 : 0);
 }
 
-std::unique_ptr<Device> choose_device(const std::string& setting, std::string& reason) {
+std::unique_ptr<Device> choose_device(const std::string& setting, bool tune_gemms,
+                                      std::string& reason) {
   DeviceKind kind = setting == "cuda" ? DeviceKind::cuda : DeviceKind::cpu;
   reason = "as asked";
   if (setting != "cuda" && setting != "cpu") {
@@ -152,6 +155,9 @@ std::unique_ptr<Device> choose_device(const std::string& setting, std::string& r
   }
   std::unique_ptr<Device> device = make_device(kind);
   ops::probe_scaled_gemm(*device);
+  if (tune_gemms) {
+    ops::tune_gemms(*device, cache_folder().string());
+  }
   return device;
 }
 

@@ -37,7 +37,9 @@ EngineSettings engine_settings(const Settings& settings, const ModelConfig& mode
 /// Tokens of the longest prompt with its beginning-of-sequence id.
 int64_t longest_prompt(const SampleSettings& sample, const Tokenizer& tokenizer);
 
-/// The device that `device: cpu | cuda | auto` means, and in `reason` why.
-std::unique_ptr<Device> choose_device(const std::string& setting, std::string& reason);
+/// The device that `device: cpu | cuda | auto` means, and in `reason` why. `tune_gemms`: its
+/// products are timed (ops::tune_gemms), with choices kept in the cache folder.
+std::unique_ptr<Device> choose_device(const std::string& setting, bool tune_gemms,
+                                      std::string& reason);
 
 }  // namespace fp8train

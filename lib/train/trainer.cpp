@@ -8,7 +8,6 @@
 #include <memory>
 #include <optional>
 
-#include "base/cache_folder.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -16,7 +15,6 @@
 #include "config/changes.h"
 #include "data/loader.h"
 #include "io/checkpoint.h"
-#include "ops/gemm.h"
 #include "optim/schedule.h"
 #include "train/generator.h"
 #include "train/preflight.h"
@@ -93,10 +91,7 @@ Run::Run(const RunRequest& request)
     log_warning(note);
   }
   std::string reason;
-  device_ = choose_device(settings().device, reason);
-  if (settings().gemm_tuning) {
-    ops::tune_gemms(*device_, cache_folder().string());
-  }
+  device_ = choose_device(settings().device, settings().gemm_tuning, reason);
   MemoryLedger planned;
   const StepPlan plan = plan_step(session_.engine, device_->traits(), &planned, nullptr);
   for (const std::string& line : run_overview(session_, *device_, reason, threads, planned)) {
