@@ -7,10 +7,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fstream>
 
 #include "base/error.h"
 #include "base/philox.h"
 #include "nn/linear.h"
+#include "numeric/bits.h"
 #include "numeric/convert.h"
 
 using namespace fp8train;
@@ -143,17 +145,20 @@ double relative_error(const std::vector<float>& got, const std::vector<double>& 
 }
 
 struct Layer {
+  int64_t in, out;
   std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
   ParameterStore store;
   ScalingState scaling;
-  Parameter* weight = store.add({.name = "w", .shape = {kOut, kIn}});
-  Parameter* bias = store.add({.name = "b", .shape = {kOut}});
+  Parameter* weight = store.add({.name = "w", .shape = {out, in}});
+  Parameter* bias = store.add({.name = "b", .shape = {out}});
   Arena saved{*device, MemoryCategory::saved_activations};
   Arena scratch{*device, MemoryCategory::workspace};
   Linear linear;
 
-  explicit Layer(const PrecisionPlan& plan)
-      : linear(plan_linears(plan, {{"layer", kIn, kOut, 0, false}}).front(), weight, bias,
+  explicit Layer(const PrecisionPlan& plan, int64_t inputs = kIn, int64_t outputs = kOut)
+      : in(inputs),
+        out(outputs),
+        linear(plan_linears(plan, {{"layer", inputs, outputs, 0, false}}).front(), weight, bias,
                scaling) {
     store.allocate(*device, MemoryCategory::weights);
     scaling.allocate(*device);
@@ -238,6 +243,53 @@ TEST_CASE("the operands of any GEMM may have other formats") {
       changed.a.granularity = Granularity::tensor;  // beside rows
       check_layer(plan, 5, 1);
     }
+  }
+}
+
+TEST_CASE("layers give what torchao's recipes give") {
+  constexpr int64_t kRows = 32;
+  constexpr int64_t kIns = 48;
+  constexpr int64_t kOuts = 64;
+  // tests/golden/make_linears.py
+  const auto generated = [](int64_t rows, int64_t columns, uint32_t state) {
+    Matrix matrix = {rows, columns, {}};
+    for (int64_t i = 0; i < rows * columns; ++i) {
+      state = state * 1664525U + 1013904223U;
+      const uint32_t word = state >> 16;
+      const uint32_t bits = (word & 0x807FU) | (120U + (word >> 7) % 8U) << 7;
+      matrix.values.push_back(float_of(bits << 16));
+    }
+    return matrix;
+  };
+  std::ifstream file(FP8TRAIN_GOLDEN_DIR "/nn/torchao_linears.bin", std::ios::binary);
+  const auto expected = [&file](int64_t count) {
+    std::vector<double> values;
+    for (int64_t i = 0; i < count; ++i) {
+      uint16_t bits = 0;
+      file.read(reinterpret_cast<char*>(&bits), sizeof(bits));
+      values.push_back(float_of(uint32_t{bits} << 16));
+    }
+    REQUIRE(file.good());
+    return values;
+  };
+  // Both round y and dx to bf16 after sums in another order, torchao dw too: below 2^-9, 50 dB.
+  constexpr double kTolerance = 2e-3;
+  for (const char* name : {"torchao-tensorwise", "torchao-rowwise", "torchao-rowwise-gw-hp"}) {
+    CAPTURE(name);
+    Layer layer(plan_named(name), kIns, kOuts);
+    const Matrix w = generated(kOuts, kIns, 2);
+    copy_from_host(*layer.device, layer.weight->value, w.values.data());
+    layer.linear.refresh_weight(layer.context(), true);
+    const View y = allocate(layer.scratch, DType::bf16, {kRows, kOuts});
+    const View dx = allocate(layer.scratch, DType::bf16, {kRows, kIns});
+    const View x = layer.upload(generated(kRows, kIns, 1));
+    Linear::Saved saved;
+    layer.linear.forward(layer.context(), x, y, saved);
+    layer.linear.backward(layer.context(), layer.upload(generated(kRows, kOuts, 3)), dx, saved);
+    CHECK(relative_error(decoded(y), expected(y.count())) < kTolerance);
+    CHECK(relative_error(decoded(dx), expected(dx.count())) < kTolerance);
+    CHECK(relative_error(to_host_f32(*layer.device, layer.weight->gradient),
+                         expected(kOuts * kIns)) < kTolerance);
   }
 }
 
