@@ -11,16 +11,16 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-ROWS = ["fp32", "bf16", "fp16", "te-delayed", "te-current"]
+ROWS = ["fp32", "bf16", "fp16", "te-delayed", "te-current", "te-blockwise", "te-mxfp8", "torchao-tensorwise", "torchao-rowwise", "torchao-rowwise-gw-hp"]
 # Largest relative difference of the loss, cpu to cuda, over 50 steps: sums have another order, and in narrow formats a last bit of a sum
 # that is rounded grows over the steps.
-CURVE_TOLERANCE = {"fp32": 2e-4, "bf16": 5e-3, "fp16": 3e-3, "te-delayed": 2e-2, "te-current": 2e-2}
+CURVE_TOLERANCE = {**dict.fromkeys(ROWS, 2e-2), "fp32": 2e-4, "bf16": 5e-3, "fp16": 3e-3}
 CURVE_STEPS = 50
 # Name, preset, layers (0: the preset's), sequences, tokens of a sequence.
 STEP_SHAPES = [("llama-8b-16l", "llama-8b", 16, 1, 8192), ("llama-1b", "llama-1b", 0, 4, 2048), ("gpt2-124m", "gpt2-124m", 0, 16, 1024)]
 # Sequences, tokens, heads, heads of keys and values, elements of a head.
 ATTENTION_SHAPES = [(1, 8192, 32, 8, 128), (4, 2048, 32, 8, 64), (16, 1024, 12, 12, 64)]
-STEP_ROWS = ["bf16", "te-delayed", "te-current"]
+STEP_ROWS = ["bf16", "te-delayed", "te-current", "te-blockwise", "torchao-rowwise"]
 GEMM_SIZES = "1024,2048,4096,8192"
 
 

@@ -68,7 +68,7 @@ struct ScaledMatrix {
     out.rowwise = {codes, scale_inv, scale.view().as<float>()};
     out.format = format;
     out.layout = layout;
-    ops::quantize_granules(device.stream(), source, out, nullptr);
+    ops::quantize_granules(device.stream(), source, out, nullptr, nullptr);
     device.synchronize();
   }
   ops::ScaledGemmOperand operand() const { return {{codes, scale_inv, nullptr}, format, layout}; }

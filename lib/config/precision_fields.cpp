@@ -41,7 +41,8 @@ Field overrides() {
 std::vector<Field> tuning_fields() {
   return {
       choice("fp8.format", request(&PlanRequest::format), {"hybrid", "e4m3"},
-             "hybrid: gradients in E5M2, everything else in E4M3; e4m3: all in E4M3"),
+             "hybrid: gradients in E5M2, everything else in E4M3; e4m3: all in E4M3; default: the "
+             "row's"),
       maybe_integer("fp8.margin", request(&PlanRequest::margin), between(0, 64),
                     "Delayed scaling: the scale leaves 2^margin of headroom"),
       maybe_integer("fp8.interval", request(&PlanRequest::interval), between(1, 1e6),
@@ -80,9 +81,11 @@ std::vector<Field> precision_fields() {
            "A row of the chart by name; decides alone, whatever mixed_precision says",
            "the name of a plan"),
       text("fp8.backend", request(&PlanRequest::backend),
-           "Whose FP8 method: te (TransformerEngine)", "the name of a backend")
+           "Whose FP8 method: te (TransformerEngine) or torchao", "the name of a backend")
           .when(selects_by_method),
-      text("fp8.recipe", request(&PlanRequest::recipe), "The backend's scaling: delayed or current",
+      text("fp8.recipe", request(&PlanRequest::recipe),
+           "The backend's scaling. te: delayed, current, blockwise or mxfp8; torchao: tensorwise, "
+           "rowwise or rowwise_with_gw_hp",
            "the name of a recipe")
           .when(selects_by_method),
   };

@@ -1,13 +1,15 @@
 #pragma once
 // y = x W^T + b with explicit backward, each of its three GEMMs in the format its plan cells say.
-// The layer quantizes x once in forward and dy once in backward, reads the weight's GEMM operand
-// that was made once per optimizer step, and keeps for backward the FP8 codes of x where wgrad
-// reads those, else x itself. An operation that makes x or dy can cast it on the way: the layer
-// gives it the places (place_input, place_gradient) and takes what it has left there.
+// The layer quantizes x once in forward and dy once in backward, reads the weight's GEMM operands
+// that were made once per optimizer step, and keeps for backward the codes of x that wgrad reads,
+// or x itself where wgrad reads that. An operation that makes x or dy can cast it on the way: the
+// layer gives it the places (place_input, place_gradient) and takes what it has left there.
 
 #include <string>
+#include <vector>
 
 #include "nn/context.h"
+#include "nn/linear_operands.h"
 #include "nn/parameter.h"
 #include "precision/linear_plan.h"
 #include "precision/scaling_state.h"
@@ -17,11 +19,8 @@ namespace fp8train {
 
 class Linear {
  public:
-  /// What forward keeps for backward: exactly one of the two is set.
-  struct Saved {
-    ConstView x;
-    QuantizedView codes;
-  };
+  /// What forward keeps for backward: x as wgrad reads it.
+  using Saved = LinearOperand;
 
   /// Places for an x or dy, in the arenas of the step, and what its producer left there.
   struct Input {
@@ -48,7 +47,8 @@ class Linear {
 
   /// Where the operation that makes x writes it for forward, or dy for backward. With delayed
   /// scaling codes are written at once, and x itself only where something reads it; with current
-  /// scaling x and its amax. Both stay valid as long as the caller's scopes of the two arenas.
+  /// scaling x and its amax; with a scale for each granule only x. Both stay valid as long as the
+  /// caller's scopes of the two arenas.
   Input place_input(const StepContext& context, int64_t rows) const;
   Input place_gradient(const StepContext& context, int64_t rows) const;
 
@@ -64,44 +64,23 @@ class Linear {
   const Parameter& weight() const { return *weight_; }
 
  private:
-  /// x or dy as it comes: with the amax or the codes of a slot, if its producer made them.
-  struct Operand {
-    ConstView plain;
-    const ScalingSlot* slot = nullptr;
-    QuantizedView codes;
-  };
-  /// Where codes go; null: this orientation is not wanted.
-  struct CodePlaces {
-    Arena* codes;
-    Arena* transposed;
-  };
-
-  Input place(const StepContext& context, const Shape& shape, const ScalingSlot* slot,
-              const CodePlaces& places, Arena* plain) const;
-  void run_forward(const StepContext& context, const Operand& x, View y, Saved& saved) const;
-  void run_backward(const StepContext& context, const Operand& dy, View dx,
+  Input place(const StepContext& context, const LinearOperands& operands, const Shape& shape,
+              LinearOperands::Wanted wanted, Arena& kept, Arena* plain) const;
+  void run_forward(const StepContext& context, const LinearOperands::Source& x, View y,
+                   Saved& saved) const;
+  void run_backward(const StepContext& context, const LinearOperands::Source& dy, View dx,
                     const Saved& saved) const;
-  CodePlaces input_places(const StepContext& context, const ScalingSlot* slot) const;
-  CodePlaces gradient_places(const StepContext& context, const ScalingSlot* slot) const;
-  /// The codes of x with the scale of `slot`.
-  QuantizedView quantize(const StepContext& context, const Operand& x, const ScalingSlot& slot,
-                         const CodePlaces& places) const;
-  QuantizedView weight_codes() const;
-  bool scaled(const StepContext& context, const TensorFormat& format) const;
-  ConstView plain_weight() const;
+  /// The GEMMs of this pass that read x in scaled formats.
+  LinearOperands::Wanted wanted_of_input(const StepContext& context) const;
+  LinearOperand weight_operand(bool scaled, bool along_columns) const;
 
   LinearPlan plan_;
   Parameter* weight_;
   Parameter* bias_;
-  const ScalingSlot* x_slot_ = nullptr;        // fprop's x, and wgrad's when it has the same format
-  const ScalingSlot* x_wgrad_slot_ = nullptr;  // wgrad's x
-  const ScalingSlot* w_slot_ = nullptr;
-  const ScalingSlot* dy_slot_ = nullptr;  // dgrad's dy, and wgrad's when it has the same format
-  const ScalingSlot* dy_wgrad_slot_ = nullptr;
+  LinearOperands x_, w_, dy_;
   Tensor plain_copy_;
-  Tensor codes_;
-  Tensor codes_transposed_;  // [K, N], where the device multiplies along contiguous K only
-  Tensor codes_scale_inv_;   // the scale's reciprocal at the time of the cast: the slot may move on
+  std::vector<LinearOperands::Cast> weight_casts_;
+  std::vector<Tensor> weight_memory_;  // of the casts
 };
 
 }  // namespace fp8train

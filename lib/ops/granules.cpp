@@ -86,7 +86,8 @@ GranuleRule granule_rule(const TensorFormat& format, DType input) {
   const float largest = input == DType::f32   ? kMaxF32
                         : input == DType::f16 ? kMaxF16
                                               : float_of(0x7F7F0000U);
-  return {format_max(format.dtype), largest, format.scale_type == ScaleType::pow2};
+  return {format_max(format.dtype), format.amax_epsilon, largest,
+          format.scale_type == ScaleType::pow2};
 }
 
 GranuleScales granule_scales(const GranuleView& view, const TensorFormat& format,

@@ -45,6 +45,7 @@ void check_granules(const GranuleView& view, const TensorFormat& format, ScaleLa
 /// for ScaleType::e8m0.
 struct GranuleRule {
   float format_max;
+  float amax_epsilon;   ///< a smaller amax counts as this
   float value_for_inf;  ///< scale where format_max / amax overflows: the input type's maximum
   bool pow2;
 };
@@ -64,7 +65,7 @@ struct GranuleScales {
     if (exponents != nullptr) {
       return decode_reciprocal(e8m0_scale(amax, rule.format_max));
     }
-    return current_scale(amax, rule.format_max, 0.0F, rule.pow2, rule.value_for_inf);
+    return current_scale(amax, rule.format_max, rule.amax_epsilon, rule.pow2, rule.value_for_inf);
   }
   /// Keeps the scale of a granule, if there is one at that place.
   FP8TRAIN_HD void keep(int64_t row, int64_t column, float amax, const GranuleRule& rule) const {

@@ -49,7 +49,7 @@ void propagate_non_finite(Stream stream, ConstView amax, double* accumulator) {
   op_table(stream).propagate_non_finite(stream, amax, accumulator);
 }
 
-void quantize_granules(Stream stream, ConstView x, const GranuleQuantizedView& out,
+void quantize_granules(Stream stream, ConstView x, const GranuleQuantizedView& out, float* amax,
                        QuantizeStatistics* statistics) {
   check(is_float_type(x.dtype), "quantize_granules: x must be fp32, bf16 or fp16");
   check_granule_format(out.format);
@@ -69,7 +69,7 @@ void quantize_granules(Stream stream, ConstView x, const GranuleQuantizedView& o
           "quantize_granules: no scale");
   }
   const TraceSpan span("quantize_granules");
-  op_table(stream).quantize_granules(stream, x, out, statistics);
+  op_table(stream).quantize_granules(stream, x, out, amax, statistics);
 }
 
 void dequantize_granules(Stream stream, const GranuleView& x, const TensorFormat& format,

@@ -45,8 +45,8 @@ void quantize(Stream stream, ConstView x, const QuantizedView& out, float* amax_
 /// y = codes * *scale_inv in y's type (fp32, bf16 or fp16).
 void dequantize(Stream stream, const QuantizedView& x, View y);
 
-/// *scale, *scale_inv from *amax by the current-scaling rule for `format` (fp32 or pow2; zero or
-/// non-finite amax give 1).
+/// *scale, *scale_inv from *amax by the current-scaling rule for `format` (fp32 or pow2; an amax
+/// below the format's amax_epsilon counts as that; zero or non-finite amax give 1).
 void compute_current_scale(Stream stream, const float* amax, const TensorFormat& format,
                            float* scale, float* scale_inv);
 
@@ -58,13 +58,15 @@ void propagate_non_finite(Stream stream, ConstView amax, double* accumulator);
 /// Casts with one scale for each granule of x, found from the granule itself in the same read: row,
 /// 1x128, 128x128 (ScaleType f32 or pow2) and 1x32 (e8m0), ScalePolicy::current, nearest-even. x is
 /// seen as a matrix [rows, last extent]; each orientation of `out` that has codes is written.
-/// Granules at an edge are as if padded with zeros. fp32 and pow2 scales: format_max / amax,
-/// rounded down to a power of two for pow2; 1 where the granule's amax is 0 or not finite; the
-/// largest number of x's type where the quotient overflows. e8m0: amax / format_max rounded up to a
-/// power of two is the reciprocal scale; 0x00 for 0, 0xFE for infinity, 0xFF (all codes NaN) for
-/// NaN. `statistics` (nullable): overwritten with those of `rowwise`, or of `columnwise` if that is
+/// Granules at an edge are as if padded with zeros. fp32 and pow2 scales: format_max / amax (not
+/// below the format's amax_epsilon), rounded down to a power of two for pow2; 1 where the granule's
+/// amax is 0 or not finite; the largest number of x's type where the quotient overflows. e8m0: amax
+/// / format_max rounded up to a power of two is the reciprocal scale; 0x00 for 0, 0xFE for
+/// infinity, 0xFF (all codes NaN) for NaN. A saturating cast hides an infinity: `amax` (nullable)
+/// tells, *amax = max |x| over all granules, combined with max into what is there, NaN-propagating.
+/// `statistics` (nullable): overwritten with those of `rowwise`, or of `columnwise` if that is
 /// alone; on cuda a cast that counts is slower. x: fp32, bf16 or fp16; codes: e4m3 or e5m2.
-void quantize_granules(Stream stream, ConstView x, const GranuleQuantizedView& out,
+void quantize_granules(Stream stream, ConstView x, const GranuleQuantizedView& out, float* amax,
                        QuantizeStatistics* statistics);
 
 /// y = codes * scale_inv of their granule. y: like the codes, fp32, bf16 or fp16.

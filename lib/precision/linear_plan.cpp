@@ -9,8 +9,16 @@
 namespace fp8train {
 namespace {
 
-constexpr int64_t kAlignment =
-    16;  // of every GEMM dimension in FP8 (vendor-and-reliability.md 1.1)
+/// Every GEMM dimension of the layer must be a multiple of this: 16 in FP8
+/// (vendor-and-reliability.md 1.1), 32 where that is a granule (MX).
+int64_t alignment(const PrecisionPlan& plan) {
+  for (const GemmPlan* gemm : {&plan.fprop, &plan.dgrad, &plan.wgrad}) {
+    if (gemm->a.granularity == Granularity::block_1x32) {
+      return 32;
+    }
+  }
+  return 16;
+}
 
 int64_t block_count(const std::vector<LinearSite>& sites) {
   int64_t count = 0;
@@ -27,8 +35,10 @@ struct Position {
   int64_t blocks;
 };
 
-std::string reason_for(const ExemptionRules& rules, const LinearSite& site,
+std::string reason_for(const PrecisionPlan& plan, const LinearSite& site,
                        const Position& position) {
+  const ExemptionRules& rules = plan.exemptions;
+  const int64_t multiple = alignment(plan);
   if (site.is_head && rules.head) {
     return "output head";
   }
@@ -53,8 +63,8 @@ std::string reason_for(const ExemptionRules& rules, const LinearSite& site,
     return fmt::format("smaller than min_dimension {}", rules.min_dimension);
   }
   for (const int64_t dimension : {site.in_features, site.out_features}) {
-    if (dimension % kAlignment != 0) {
-      return fmt::format("dimension {} is not a multiple of {}", dimension, kAlignment);
+    if (dimension % multiple != 0) {
+      return fmt::format("dimension {} is not a multiple of {}", dimension, multiple);
     }
   }
   return {};
@@ -121,7 +131,7 @@ std::vector<LinearPlan> plan_linears(const PrecisionPlan& plan,
     LinearPlan linear = {site, plan.fprop,      plan.dgrad,          plan.wgrad,
                          {},   plan.activation, plan.evaluate_scaled};
     if (scaled) {
-      linear.exempt_reason = reason_for(plan.exemptions, site, position);
+      linear.exempt_reason = reason_for(plan, site, position);
     }
     if (!linear.exempt_reason.empty()) {
       linear.fprop = linear.dgrad = linear.wgrad = plain_gemm;

@@ -32,6 +32,11 @@ bool has_policy(const PrecisionPlan& plan, ScalePolicy policy) {
          plan.wgrad.a.policy == policy;
 }
 
+bool has_scale_type(const PrecisionPlan& plan, ScaleType type) {
+  return plan.fprop.a.scale_type == type || plan.dgrad.a.scale_type == type ||
+         plan.wgrad.a.scale_type == type;
+}
+
 void for_each_gemm_format(PrecisionPlan& plan, const std::function<void(TensorFormat&)>& apply) {
   for (GemmPlan* gemm : {&plan.fprop, &plan.dgrad, &plan.wgrad}) {
     apply(gemm->a);
@@ -76,6 +81,12 @@ void apply_format(const PlanRequest& request, PrecisionPlan& plan) {
     return;
   }
   require(plan.fprop.a.is_scaled(), plan, "fp8.format", "FP8 rows");
+  // E5M2 has a place in the gradients only: TransformerEngine's HYBRID.
+  for (GemmPlan* gemm : {&plan.dgrad, &plan.wgrad}) {
+    if (request.format == "hybrid" && gemm->a.is_scaled()) {
+      gemm->a.dtype = DType::e5m2;
+    }
+  }
   if (request.format == "e4m3") {
     for_each_gemm_format(plan, [](TensorFormat& format) {
       format.dtype = format.dtype == DType::e5m2 ? DType::e4m3 : format.dtype;
@@ -115,7 +126,11 @@ PrecisionPlan resolve_plan(const PlanRequest& request) {
   apply_format(request, plan);
   if (request.power_2_scale) {
     require(has_policy(plan, ScalePolicy::current), plan, "fp8.power_2_scale", "current scaling");
+    require(!has_scale_type(plan, ScaleType::e8m0), plan, "fp8.power_2_scale", "fp32 scales");
     for_each_gemm_format(plan, [&](TensorFormat& format) {
+      if (!format.is_scaled()) {
+        return;
+      }
       format.scale_type = *request.power_2_scale ? ScaleType::pow2 : ScaleType::f32;
     });
   }

@@ -75,6 +75,82 @@ PrecisionPlan te_current() {
   return te_tensor("te-current", ScalePolicy::current);
 }
 
+/// Current scaling with a scale for each granule.
+TensorFormat granular(Granularity granularity, ScaleType scale_type) {
+  TensorFormat format = scaled(DType::e4m3, ScalePolicy::current);
+  format.granularity = granularity;
+  format.scale_type = scale_type;
+  return format;
+}
+
+/// Float8BlockScaling, research/te-megatron.md 1.5 and 1.7: E4M3 everywhere, 1x128 for x and dy,
+/// 128x128 for w, scales that are powers of two, split accumulation in all three GEMMs.
+PrecisionPlan te_blockwise() {
+  PrecisionPlan plan = unscaled("te-blockwise", DType::bf16);
+  const TensorFormat vector = granular(Granularity::block_1x128, ScaleType::pow2);
+  const TensorFormat square = granular(Granularity::block_128x128, ScaleType::pow2);
+  plan.fprop = plan.dgrad = gemm_in(vector, square, false);
+  plan.wgrad = gemm_in(vector, vector, false);
+  plan.saved_activation = vector;
+  return plan;
+}
+
+/// MXFP8BlockScaling, research/te-megatron.md 1.6: E4M3 in blocks of 32 with E8M0 scales rounded
+/// up; accumulation as TransformerEngine's module constants have it.
+PrecisionPlan te_mxfp8() {
+  PrecisionPlan plan = unscaled("te-mxfp8", DType::bf16);
+  const TensorFormat block = granular(Granularity::block_1x32, ScaleType::e8m0);
+  plan.fprop = gemm_in(block, block, true);
+  plan.dgrad = plan.wgrad = gemm_in(block, block, false);
+  plan.saved_activation = block;
+  return plan;
+}
+
+/// No amax is smaller than this when torchao makes a scale from it (EPS of float8_utils.py,
+/// research/torchao-torchtitan.md 1.3). Its division in fp64, rounded to fp32 once, has the bits of
+/// an fp32 division.
+TensorFormat with_torchao_epsilon(TensorFormat format) {
+  format.amax_epsilon = 1e-12F;
+  return format;
+}
+
+/// torchao.float8's recipe "tensorwise", research/torchao-torchtitan.md 1.2: as TransformerEngine's
+/// current scaling but for the smallest amax. torchao keeps x in bf16 for backward and casts it
+/// again, with the same scale and so to the same codes; here the codes are kept.
+PrecisionPlan torchao_tensorwise() {
+  PrecisionPlan plan = te_tensor("torchao-tensorwise", ScalePolicy::current);
+  for (GemmPlan* gemm : {&plan.fprop, &plan.dgrad, &plan.wgrad}) {
+    gemm->a = with_torchao_epsilon(gemm->a);
+    gemm->b = with_torchao_epsilon(gemm->b);
+  }
+  plan.saved_activation = plan.wgrad.b;
+  return plan;
+}
+
+/// torchao.float8's recipe "rowwise", research/torchao-torchtitan.md 1.2: E4M3 for all three
+/// tensors, scales along the contracted extent, rounded down to powers of two. The rounding clears
+/// the mantissa; torchao's exp2(floor(log2)) in fp32 gives the next power of two for scales a few
+/// ulp below it (1.3).
+PrecisionPlan torchao_rowwise() {
+  PrecisionPlan plan = unscaled("torchao-rowwise", DType::bf16);
+  const TensorFormat row = with_torchao_epsilon(granular(Granularity::row, ScaleType::pow2));
+  plan.fprop = gemm_in(row, row, true);
+  plan.dgrad = plan.wgrad = gemm_in(row, row, false);
+  plan.saved_activation = row;
+  return plan;
+}
+
+/// torchao.float8's recipe "rowwise_with_gw_hp", research/torchao-torchtitan.md 1.2: as rowwise,
+/// but dgrad's weight has one scale and wgrad is a bf16 product.
+PrecisionPlan torchao_rowwise_gw_hp() {
+  PrecisionPlan plan = torchao_rowwise();
+  plan.name = "torchao-rowwise-gw-hp";
+  plan.dgrad.b.granularity = Granularity::tensor;
+  plan.wgrad = gemm_in(plain(DType::bf16), plain(DType::bf16), false);
+  plan.saved_activation = plain(DType::bf16);
+  return plan;
+}
+
 /// A row, and the fp8.backend and fp8.recipe that select it under mixed_precision: fp8 (empty: not
 /// selected that way).
 struct Row {
@@ -85,11 +161,17 @@ struct Row {
 };
 
 const std::vector<Row>& rows() {
-  static const std::vector<Row> all = {{"fp32", "", "", fp32},
-                                       {"bf16", "", "", bf16_mixed},
-                                       {"fp16", "", "", fp16_mixed},
-                                       {"te-delayed", "te", "delayed", te_delayed},
-                                       {"te-current", "te", "current", te_current}};
+  static const std::vector<Row> all = {
+      {"fp32", "", "", fp32},
+      {"bf16", "", "", bf16_mixed},
+      {"fp16", "", "", fp16_mixed},
+      {"te-delayed", "te", "delayed", te_delayed},
+      {"te-current", "te", "current", te_current},
+      {"te-blockwise", "te", "blockwise", te_blockwise},
+      {"te-mxfp8", "te", "mxfp8", te_mxfp8},
+      {"torchao-tensorwise", "torchao", "tensorwise", torchao_tensorwise},
+      {"torchao-rowwise", "torchao", "rowwise", torchao_rowwise},
+      {"torchao-rowwise-gw-hp", "torchao", "rowwise_with_gw_hp", torchao_rowwise_gw_hp}};
   return all;
 }
 

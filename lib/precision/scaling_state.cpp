@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "ops/elementwise.h"
 
 namespace fp8train {
 namespace {
@@ -15,8 +16,15 @@ Tensor scaling_tensor(Device& device, DType dtype, const Shape& shape) {
   return tensor;
 }
 
+/// Scales that follow from granules: their slots have an amax only for the guard, and every cast of
+/// a micro-batch is combined into it.
+bool by_granules(const TensorFormat& format) {
+  return format.granularity != Granularity::tensor;
+}
+
 bool same_rule(const TensorFormat& a, const TensorFormat& b) {
-  return a.policy == b.policy && (a.policy != ScalePolicy::delayed || a.delayed == b.delayed);
+  return a.policy == b.policy && by_granules(a) == by_granules(b) &&
+         (a.policy != ScalePolicy::delayed || a.delayed == b.delayed);
 }
 
 }  // namespace
@@ -94,6 +102,9 @@ void ScalingState::update(Stream stream, uint64_t due, double* squared_norm) {
   for (size_t g = 0; g < groups_.size(); ++g) {
     const Group* group = groups_[g].get();
     ops::propagate_non_finite(stream, group->amax, squared_norm);
+    if (by_granules(group->format)) {
+      ops::fill(stream, group->amax, 0.0F);
+    }
     if ((due >> g & 1U) == 0) {
       continue;
     }

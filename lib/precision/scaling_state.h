@@ -21,7 +21,7 @@ struct ScalingSlot {
   std::string role;   ///< "x", "w", "dy"
   TensorFormat format;
   float* amax = nullptr;
-  float* scale = nullptr;
+  float* scale = nullptr;  // this and the next stay 1 where each granule has its own
   float* scale_inv = nullptr;
   ops::QuantizeStatistics* statistics = nullptr;
 };
@@ -49,7 +49,8 @@ class ScalingState {
   uint64_t due(int64_t step) const;
 
   /// Ends a micro-batch: moves amax values of the groups that are due into histories and sets the
-  /// scales of the next micro-batch. Scales of slots with current scaling are left alone.
+  /// scales of the next micro-batch. Scales of slots with current scaling are left alone; a slot
+  /// whose granules have scales of their own only has an amax, which is reset.
   /// *squared_norm (device memory) becomes NaN when an amax of any slot is not finite.
   void update(Stream stream, uint64_t due, double* squared_norm);
 

@@ -60,6 +60,7 @@ std::string describe(const TensorFormat& format) {
   }
   text += format.scale_type == ScaleType::pow2 ? " pow2" : "";
   text += format.scale_type == ScaleType::e8m0 ? " e8m0" : "";
+  text += format.amax_epsilon > 0 ? fmt::format(" epsilon {:g}", format.amax_epsilon) : "";
   text += format.rounding == Rounding::stochastic ? " stochastic" : "";
   return text;
 }

@@ -35,7 +35,9 @@ struct TensorFormat {
   Rounding rounding = Rounding::nearest_even;
   int group_size = 0;        ///< Granularity::group only
   float fixed_scale = 1.0F;  ///< ScalePolicy::fixed only
-  DelayedScaling delayed;    ///< ScalePolicy::delayed only
+  float amax_epsilon =
+      0.0F;                ///< ScalePolicy::current only, not e8m0: a smaller amax counts as this
+  DelayedScaling delayed;  ///< ScalePolicy::delayed only
 
   /// Whether values are stored as scale * value, with scales beside them.
   bool is_scaled() const { return policy != ScalePolicy::none; }

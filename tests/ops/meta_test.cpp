@@ -127,13 +127,13 @@ TEST_CASE("meta counts codes and scales of both orientations", "[ops]") {
   Tensor codes = make(device, DType::e4m3, {256, 512});
   Tensor scales = make(device, DType::f32, {256, 4});
   out.rowwise = {codes.view(), scales.view()};
-  ops::quantize_granules(device.stream(), x, out, nullptr);
+  ops::quantize_granules(device.stream(), x, out, nullptr, nullptr);
   Tensor turned = make(device, DType::e4m3, {512, 256});
   Tensor turned_scales = make(device, DType::f32, {512, 2});
   const double rowwise = 256 * 512 * (2 + 1) + 256 * 4 * sizeof(float);
   CHECK(device.counters().bytes == rowwise);
   out.columnwise = {turned.view(), turned_scales.view(), turned_scales.view().as<float>()};
-  ops::quantize_granules(device.stream(), x, out, nullptr);
+  ops::quantize_granules(device.stream(), x, out, nullptr, nullptr);
   CHECK(device.counters().bytes == 2 * rowwise + 256 * 512 + 512 * 2 * 2 * sizeof(float));
   ops::dequantize_granules(device.stream(), out.rowwise, out.format, out.layout, x);
   CHECK(device.counters().bytes == 3 * rowwise + 256 * 512 + 512 * 2 * 2 * sizeof(float));

@@ -138,6 +138,21 @@ int64_t differences(Orientation& got, const TensorFormat& format, ScaleLayout la
   return wrong;
 }
 
+/// max(|values|, at_least), NaN if there is one.
+float largest_of(const std::vector<float>& values, float at_least) {
+  for (const float value : values) {
+    if (std::isnan(value)) {
+      return float_of(0x7FC00000U);
+    }
+    at_least = std::max(at_least, std::abs(value));
+  }
+  return at_least;
+}
+
+bool same_bits(float a, float b) {
+  return bits_of(a) == bits_of(b);
+}
+
 }  // namespace
 
 TEST_CASE("quantize_granules agrees with the reference in both orientations", "[ops][granules]") {
@@ -153,9 +168,12 @@ TEST_CASE("quantize_granules agrees with the reference in both orientations", "[
             Orientation rowwise(format, layout, rows, columns);
             Orientation columnwise(format, layout, columns, rows);
             ops::QuantizeStatistics statistics{9, 9, 9};
-            ops::quantize_granules(
-                cpu_stream(), x, {rowwise.view(), columnwise.view(), format, layout}, &statistics);
+            float amax = 0.5F;  // combined with what is there
+            ops::quantize_granules(cpu_stream(), x,
+                                   {rowwise.view(), columnwise.view(), format, layout}, &amax,
+                                   &statistics);
             const std::vector<float> values = x.values();
+            CHECK(same_bits(amax, largest_of(values, 0.5F)));
             const auto at = [&, columns = columns](int64_t row, int64_t column) {
               return values[static_cast<size_t>(row * columns + column)];
             };
@@ -233,7 +251,7 @@ TEST_CASE("codes and scales are torchao's for MX and for rows", "[ops][granules]
     Orientation columnwise(format, ScaleLayout::row_major, 384, 256);
     ops::quantize_granules(cpu_stream(), x,
                            {rowwise.view(), columnwise.view(), format, ScaleLayout::row_major},
-                           nullptr);
+                           nullptr, nullptr);
     const bool e8m0_scales = format.scale_type == ScaleType::e8m0;
     CHECK(fingerprint(rowwise.codes) == fixture.prints[0]);
     CHECK(fingerprint(e8m0_scales ? rowwise.scale_inv : rowwise.scale) == fixture.prints[1]);
@@ -254,11 +272,13 @@ TEST_CASE("quantize_granules gives the same bits at every level and thread count
           Orientation rowwise(format, ScaleLayout::row_major, 300, 520);
           Orientation columnwise(format, ScaleLayout::row_major, 520, 300);
           ops::QuantizeStatistics statistics{};
+          float amax = 0.0F;
           table.quantize_granules(cpu_stream(), x,
                                   {both ? rowwise.view() : GranuleView{}, columnwise.view(), format,
                                    ScaleLayout::row_major},
-                                  &statistics);
+                                  &amax, &statistics);
           Bits bits;
+          bits.add_value(amax);
           for (const Orientation* side : {&rowwise, &columnwise}) {
             bits.add(side->codes);
             bits.add(side->scale_inv);
@@ -317,9 +337,10 @@ TEST_CASE("quantize_granules refuses what it cannot do", "[ops][granules]") {
   Array x(DType::f32, {8, 16});
   Orientation q(format, ScaleLayout::row_major, 8, 16);
   const auto refused = [&](const TensorFormat& wanted, const GranuleView& view) {
-    CHECK_THROWS_AS(ops::quantize_granules(cpu_stream(), x,
-                                           {view, {}, wanted, ScaleLayout::row_major}, nullptr),
-                    InternalError);
+    CHECK_THROWS_AS(
+        ops::quantize_granules(cpu_stream(), x, {view, {}, wanted, ScaleLayout::row_major}, nullptr,
+                               nullptr),
+        InternalError);
   };
   TensorFormat wrong = format;
   wrong.granularity = Granularity::tensor;

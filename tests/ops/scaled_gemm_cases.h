@@ -36,7 +36,7 @@ struct ScaledMatrix {
     out.format = format;
     out.layout = layout;
     Array x(DType::f32, {rows, k}, values);
-    ops::quantize_granules(cpu_stream(), x, out, nullptr);
+    ops::quantize_granules(cpu_stream(), x, out, nullptr, nullptr);
   }
 
   ops::ScaledGemmOperand operand() {

@@ -40,6 +40,14 @@ TEST_CASE("the head and dimensions that are not multiples of 16 are exempt by th
   CHECK(scaled(with_head).back());
 }
 
+TEST_CASE("granules of 32 ask for dimensions that are multiples of 32") {
+  const std::vector<LinearSite> sites = {{"up", 64, 192, 0, false}, {"down", 80, 64, 0, false}};
+  CHECK(plan_linears(plan_named("te-blockwise"), sites)[1].is_scaled());
+  const std::vector<LinearPlan> plans = plan_linears(plan_named("te-mxfp8"), sites);
+  CHECK(plans[0].is_scaled());
+  CHECK(plans[1].exempt_reason == "dimension 80 is not a multiple of 32");
+}
+
 TEST_CASE("first and last blocks, first and last linears, patterns and sizes") {
   ExemptionRules blocks;
   blocks.first_blocks = 1;

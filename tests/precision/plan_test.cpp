@@ -19,8 +19,9 @@ PlanRequest fp8_request(const char* recipe) {
 }  // namespace
 
 TEST_CASE("the rows are those of the chart") {
-  CHECK(plan_names() ==
-        std::vector<std::string>{"fp32", "bf16", "fp16", "te-delayed", "te-current"});
+  CHECK(plan_names() == std::vector<std::string>{"fp32", "bf16", "fp16", "te-delayed", "te-current",
+                                                 "te-blockwise", "te-mxfp8", "torchao-tensorwise",
+                                                 "torchao-rowwise", "torchao-rowwise-gw-hp"});
   for (const std::string& name : plan_names()) {
     CHECK(plan_named(name).name == name);
   }
@@ -34,8 +35,66 @@ TEST_CASE("mixed_precision and recipe select a row, precision.plan names it") {
   CHECK(resolve_plan(request).name == "bf16");
   CHECK(resolve_plan(fp8_request("")).name == "te-delayed");
   CHECK(resolve_plan(fp8_request("current")).name == "te-current");
+  CHECK(resolve_plan(fp8_request("blockwise")).name == "te-blockwise");
+  CHECK(resolve_plan(fp8_request("mxfp8")).name == "te-mxfp8");
+  PlanRequest torchao = fp8_request("");
+  torchao.backend = "torchao";
+  CHECK(resolve_plan(torchao).name == "torchao-tensorwise");
+  torchao.recipe = "rowwise";
+  CHECK(resolve_plan(torchao).name == "torchao-rowwise");
+  torchao.recipe = "rowwise_with_gw_hp";
+  CHECK(resolve_plan(torchao).name == "torchao-rowwise-gw-hp");
   request.plan = "te-current";
   CHECK(resolve_plan(request).name == "te-current");
+}
+
+TEST_CASE("te-blockwise and te-mxfp8 have TransformerEngine's formats") {
+  const PrecisionPlan blockwise = plan_named("te-blockwise");
+  CHECK(describe(blockwise.fprop.a) == "e4m3 1x128 current pow2");
+  CHECK(describe(blockwise.fprop.b) == "e4m3 128x128 current pow2");
+  CHECK(blockwise.dgrad == blockwise.fprop);
+  CHECK(blockwise.wgrad.a == blockwise.fprop.a);
+  CHECK(blockwise.wgrad.b == blockwise.fprop.a);
+  CHECK_FALSE(blockwise.fprop.fast_accumulate);
+  CHECK_FALSE(blockwise.wgrad.fast_accumulate);
+  const PrecisionPlan mxfp8 = plan_named("te-mxfp8");
+  for (const GemmPlan* gemm : {&mxfp8.fprop, &mxfp8.dgrad, &mxfp8.wgrad}) {
+    CHECK(describe(gemm->a) == "e4m3 1x32 current e8m0");
+    CHECK(gemm->a == gemm->b);
+  }
+}
+
+TEST_CASE("torchao's rows have its recipes' formats") {
+  const PrecisionPlan tensorwise = plan_named("torchao-tensorwise");
+  CHECK(describe(tensorwise.fprop.a) == "e4m3 tensor current epsilon 1e-12");
+  CHECK(describe(tensorwise.wgrad.a) == "e5m2 tensor current epsilon 1e-12");
+  CHECK(tensorwise.fprop.a == tensorwise.fprop.b);
+  const PrecisionPlan rowwise = plan_named("torchao-rowwise");
+  for (const GemmPlan* gemm : {&rowwise.fprop, &rowwise.dgrad, &rowwise.wgrad}) {
+    CHECK(describe(gemm->a) == "e4m3 row current pow2 epsilon 1e-12");
+    CHECK(gemm->a == gemm->b);
+    CHECK(gemm->fast_accumulate == (gemm == &rowwise.fprop));
+  }
+  const PrecisionPlan gw_hp = plan_named("torchao-rowwise-gw-hp");
+  CHECK(gw_hp.fprop == rowwise.fprop);
+  CHECK(gw_hp.dgrad.a == rowwise.dgrad.a);
+  CHECK(describe(gw_hp.dgrad.b) == "e4m3 tensor current pow2 epsilon 1e-12");
+  CHECK(describe(gw_hp.wgrad.a) == "bf16");
+  CHECK(gw_hp.saved_activation == plain(DType::bf16));
+}
+
+TEST_CASE("hybrid, e4m3 and power_2_scale reach the rows with a scale for each granule") {
+  PlanRequest request = fp8_request("blockwise");
+  request.format = "hybrid";
+  request.power_2_scale = false;
+  const PrecisionPlan plan = resolve_plan(request);
+  CHECK(describe(plan.fprop.a) == "e4m3 1x128 current");
+  CHECK(describe(plan.dgrad.a) == "e5m2 1x128 current");
+  CHECK(describe(plan.wgrad.a) == "e5m2 1x128 current");
+  CHECK(describe(plan.wgrad.b) == "e4m3 1x128 current");
+  PlanRequest mxfp8 = fp8_request("mxfp8");
+  mxfp8.power_2_scale = true;
+  CHECK_THROWS_WITH(resolve_plan(mxfp8), Contains("power_2_scale") && Contains("te-mxfp8"));
 }
 
 TEST_CASE("te-delayed has TransformerEngine's formats and defaults") {
@@ -91,6 +150,6 @@ TEST_CASE("options without a meaning for the row are errors that name the key") 
   bf16.mixed_precision = "bf16";
   bf16.exemptions.first_blocks = 1;
   CHECK_THROWS_WITH(resolve_plan(bf16), Contains("exemption"));
-  CHECK_THROWS_WITH(resolve_plan(fp8_request("rowwise")),
-                    Contains("'rowwise'") && Contains("te current"));
+  CHECK_THROWS_WITH(resolve_plan(fp8_request("nvfp4")),
+                    Contains("'nvfp4'") && Contains("te current"));
 }

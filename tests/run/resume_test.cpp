@@ -93,7 +93,8 @@ void kill_after(const Workshop& shop, const Words& command, const std::string& n
 }
 
 TEST_CASE("killed twice and resumed: the bits of the undisturbed run") {
-  const std::string plan = GENERATE("fp32", "bf16", "fp16", "te-delayed", "te-current");
+  const std::string plan = GENERATE("fp32", "bf16", "fp16", "te-delayed", "te-current",
+                                    "te-blockwise", "te-mxfp8", "torchao-rowwise-gw-hp");
   INFO(plan);
   const Workshop shop;
   expect_code(0, shop.folder(), Workshop::command(plan, "whole"));
@@ -133,7 +134,8 @@ TEST_CASE("killed again and again while it saves at every step") {
 }
 
 TEST_CASE("the same command twice, and with another number of threads") {
-  const std::string plan = GENERATE("fp32", "bf16", "fp16", "te-delayed", "te-current");
+  const std::string plan =
+      GENERATE("fp32", "bf16", "fp16", "te-delayed", "te-current", "torchao-rowwise");
   INFO(plan);
   const Workshop shop;
   expect_code(0, shop.folder(), Workshop::command(plan, "once"));

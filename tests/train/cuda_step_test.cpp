@@ -130,7 +130,12 @@ constexpr Row kRowsOfChart[] = {{"fp32", 1e-6, 1e-9},
                                 {"bf16", 2e-4, 1e-4},
                                 {"fp16", 5e-5, 1e-5},
                                 {"te-delayed", 2e-3, 5e-3},
-                                {"te-current", 2e-3, 5e-3}};
+                                {"te-current", 2e-3, 5e-3},
+                                {"te-blockwise", 2e-3, 5e-3},
+                                {"te-mxfp8", 2e-3, 5e-3},
+                                {"torchao-tensorwise", 2e-3, 5e-3},
+                                {"torchao-rowwise", 2e-3, 5e-3},
+                                {"torchao-rowwise-gw-hp", 2e-3, 5e-3}};
 
 void compare_devices(const EngineSettings& settings, const Row& row) {
   CAPTURE(row.plan);

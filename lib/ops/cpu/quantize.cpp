@@ -151,7 +151,7 @@ void dequantize(Stream /*stream*/, const QuantizedView& x, View y) {
 
 void compute_current_scale(Stream /*stream*/, const float* amax, const TensorFormat& format,
                            float* scale, float* scale_inv) {
-  *scale = current_scale(*amax, format_max(format.dtype), 0.0F,
+  *scale = current_scale(*amax, format_max(format.dtype), format.amax_epsilon,
                          format.scale_type == ScaleType::pow2, kMaxF32);
   *scale_inv = reciprocal(*scale);
 }

@@ -16,6 +16,7 @@ struct Cast {
   int64_t rows, columns;
   GranuleRule rule;
   uint64_t saturated, underflow;
+  uint32_t largest;  // magnitude of all elements
 };
 
 template <typename X>
@@ -29,13 +30,17 @@ FP8TRAIN_HD void cast_rows(Cast<X, Code>& cast, const GranuleScales& scales, Cod
   const GranuleGrid& grid = scales.grid;
   uint64_t saturated = 0;
   uint64_t underflow = 0;
+  uint32_t largest_of_all = 0;
 #pragma omp parallel for schedule(static) \
-    reduction(+ : saturated, underflow) if (cast.rows * cast.columns >= kParallelElements)
+    reduction(+ : saturated, underflow) \
+    reduction(max : largest_of_all) if (cast.rows * cast.columns >= kParallelElements)
   for (int64_t row = 0; row < cast.rows; ++row) {
     for (int64_t granule = 0; granule < grid.columns; ++granule) {
       const int64_t begin = row * cast.columns + granule * grid.width;
       const int64_t length = minimum(grid.width, cast.columns - granule * grid.width);
-      const float amax = amax_of(largest_magnitude(cast.x + begin, length), TypeTag<X>{});
+      const uint32_t largest = largest_magnitude(cast.x + begin, length);
+      largest_of_all = largest > largest_of_all ? largest : largest_of_all;
+      const float amax = amax_of(largest, TypeTag<X>{});
       scales.keep(row, granule, amax, cast.rule);
       const float factor = scales.factor(amax, cast.rule);
       encode_chunk(cast.x + begin, factor, codes + begin, length);
@@ -44,6 +49,7 @@ FP8TRAIN_HD void cast_rows(Cast<X, Code>& cast, const GranuleScales& scales, Cod
   }
   cast.saturated = saturated;
   cast.underflow = underflow;
+  cast.largest = largest_of_all;
 }
 
 /// The largest magnitudes of `width` columns over `height` rows.
@@ -91,8 +97,10 @@ FP8TRAIN_HD void cast_columns(Cast<X, Code>& cast, const GranuleScales& scales, 
   const int64_t strips = chunks_of(cast.columns, kTurn);
   uint64_t saturated = 0;
   uint64_t underflow = 0;
+  uint32_t largest_of_all = 0;
 #pragma omp parallel for schedule(static) collapse(2) \
-    reduction(+ : saturated, underflow) if (cast.rows * cast.columns >= kParallelElements)
+    reduction(+ : saturated, underflow) \
+    reduction(max : largest_of_all) if (cast.rows * cast.columns >= kParallelElements)
   for (int64_t strip = 0; strip < strips; ++strip) {
     for (int64_t granule = 0; granule < grid.columns; ++granule) {
       const int64_t column = strip * kTurn;
@@ -104,6 +112,7 @@ FP8TRAIN_HD void cast_columns(Cast<X, Code>& cast, const GranuleScales& scales, 
       largest_of_columns(cast.x + row * cast.columns + column, height, width, cast.columns,
                          largest);
       for (int64_t i = 0; i < width; ++i) {
+        largest_of_all = largest[i] > largest_of_all ? largest[i] : largest_of_all;
         const float amax = amax_of(largest[i], TypeTag<X>{});
         scales.keep(column + i, granule, amax, cast.rule);
         factors[i] = scales.factor(amax, cast.rule);
@@ -113,6 +122,7 @@ FP8TRAIN_HD void cast_columns(Cast<X, Code>& cast, const GranuleScales& scales, 
   }
   cast.saturated = saturated;
   cast.underflow = underflow;
+  cast.largest = largest_of_all;
 }
 
 /// Squares: one scale for both orientations. Codes and transposed codes may each be null.
@@ -125,8 +135,10 @@ FP8TRAIN_HD void cast_squares(Cast<X, Code>& cast, const GranuleScales& scales,
   const int64_t across = chunks_of(cast.columns, kSquare);
   uint64_t saturated = 0;
   uint64_t underflow = 0;
+  uint32_t largest_of_all = 0;
 #pragma omp parallel for schedule(static) collapse(2) \
-    reduction(+ : saturated, underflow) if (cast.rows * cast.columns >= kParallelElements)
+    reduction(+ : saturated, underflow) \
+    reduction(max : largest_of_all) if (cast.rows * cast.columns >= kParallelElements)
   for (int64_t i = 0; i < down; ++i) {
     for (int64_t j = 0; j < across; ++j) {
       const int64_t height = minimum(kSquare, cast.rows - i * kSquare);
@@ -137,6 +149,7 @@ FP8TRAIN_HD void cast_squares(Cast<X, Code>& cast, const GranuleScales& scales,
         const uint32_t here = largest_magnitude(cast.x + first + row * cast.columns, width);
         largest = here > largest ? here : largest;
       }
+      largest_of_all = largest > largest_of_all ? largest : largest_of_all;
       const float amax = amax_of(largest, TypeTag<X>{});
       const float factor = scales.factor(amax, cast.rule);
       float factors[kTurn];
@@ -165,13 +178,14 @@ FP8TRAIN_HD void cast_squares(Cast<X, Code>& cast, const GranuleScales& scales,
   }
   cast.saturated = saturated;
   cast.underflow = underflow;
+  cast.largest = largest_of_all;
 }
 
 template <typename X, typename Code>
-FP8TRAIN_HD void cast_as(ConstView x, const GranuleQuantizedView& out,
+FP8TRAIN_HD void cast_as(ConstView x, const GranuleQuantizedView& out, float* amax_out,
                          QuantizeStatistics* statistics) {
   Cast<X, Code> cast = {
-      x.as<X>(), x.shape.rows(), x.shape.back(), granule_rule(out.format, x.dtype), 0, 0};
+      x.as<X>(), x.shape.rows(), x.shape.back(), granule_rule(out.format, x.dtype), 0, 0, 0};
   const GranuleScales rowwise = granule_scales(out.rowwise, out.format, out.layout);
   const GranuleScales columnwise = granule_scales(out.columnwise, out.format, out.layout);
   Code* codes = out.rowwise.codes.as<Code>();
@@ -186,16 +200,19 @@ FP8TRAIN_HD void cast_as(ConstView x, const GranuleQuantizedView& out,
       cast_rows(cast, rowwise, codes);
     }
   }
+  if (amax_out != nullptr) {
+    *amax_out = max_magnitude(amax_of(cast.largest, TypeTag<X>{}), *amax_out);
+  }
   if (statistics != nullptr) {
     *statistics = {static_cast<uint64_t>(x.count()), cast.saturated, cast.underflow};
   }
 }
 
-void quantize_granules(Stream /*stream*/, ConstView x, const GranuleQuantizedView& out,
+void quantize_granules(Stream /*stream*/, ConstView x, const GranuleQuantizedView& out, float* amax,
                        QuantizeStatistics* statistics) {
   with_float_type(x.dtype, [&](auto x_tag) {
     with_fp8_type(out.format.dtype, [&](auto code_tag) {
-      cast_as<typename decltype(x_tag)::Type, typename decltype(code_tag)::Type>(x, out,
+      cast_as<typename decltype(x_tag)::Type, typename decltype(code_tag)::Type>(x, out, amax,
                                                                                  statistics);
     });
   });

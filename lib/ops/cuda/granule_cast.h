@@ -16,6 +16,7 @@ struct GranuleCast {
   bool transposed_aligned;
   GranuleScales rowwise, columnwise;
   GranuleRule rule;
+  float* amax;                     ///< of the whole matrix, raised; may be null
   QuantizeStatistics* statistics;  ///< may be null
 };
 

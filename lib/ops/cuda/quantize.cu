@@ -141,13 +141,14 @@ void dequantize(Stream stream, const QuantizedView& x, View y) {
 struct CurrentScale {
   const float* amax;
   float format_max;
+  float amax_epsilon;
   bool pow2;
   float* scale;
   float* scale_inv;
 
   template <int N>
   __device__ void run(int64_t /*i*/) const {
-    const float result = current_scale(*amax, format_max, 0.0F, pow2, kMaxF32);
+    const float result = current_scale(*amax, format_max, amax_epsilon, pow2, kMaxF32);
     *scale = result;
     *scale_inv = reciprocal(result);
   }
@@ -156,8 +157,8 @@ struct CurrentScale {
 void compute_current_scale(Stream stream, const float* amax, const TensorFormat& format,
                            float* scale, float* scale_inv) {
   map<1>(stream, 1, true,
-         CurrentScale{amax, format_max(format.dtype), format.scale_type == ScaleType::pow2, scale,
-                      scale_inv});
+         CurrentScale{amax, format_max(format.dtype), format.amax_epsilon,
+                      format.scale_type == ScaleType::pow2, scale, scale_inv});
 }
 
 /// One block.

@@ -14,7 +14,7 @@ namespace {
 template <int Width, bool Packed, typename Code, typename X>
 __device__ __forceinline__ void cast_rows_of_tile(const Octet<X> (&octets)[kOctet],
                                                   const GranuleCast& cast, TilePlace tile,
-                                                  Tally& tally) {
+                                                  uint32_t& largest, Tally& tally) {
   constexpr int kLanes = Width / kOctet;
   const int group = thread_group();
 #pragma unroll
@@ -26,6 +26,7 @@ __device__ __forceinline__ void cast_rows_of_tile(const Octet<X> (&octets)[kOcte
       peak.raise(__shfl_xor_sync(kAllLanes, peak.bits, bits));
     }
     const float amax = peak.value();
+    largest = Largest{}(largest, bits_of(amax));
     const float factor = cast.rowwise.factor(amax, cast.rule);
     const int64_t row = tile.row + thread_row() + i;
     if (group % kLanes == 0) {
@@ -46,6 +47,7 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<Packed, false, X>))
   FP8TRAIN_SHARED_ARRAY(float, factors, kBands* kTile);
   FP8TRAIN_SHARED_ARRAY(uint32_t, shared, kTileWarps);
   auto* const tile_words = reinterpret_cast<uint32_t*>(tile_memory);
+  uint32_t largest = 0;
   Tally tally;
   Tally tally_columns;
   for (int64_t index = blockIdx.x; index < tiles_of(cast); index += gridDim.x) {
@@ -53,7 +55,7 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<Packed, false, X>))
     Octet<X> octets[kOctet];
     load_tile<Packed>(x, cast, tile, octets);
     if (cast.codes != nullptr) {
-      cast_rows_of_tile<Width, Packed, Code>(octets, cast, tile, tally);
+      cast_rows_of_tile<Width, Packed, Code>(octets, cast, tile, largest, tally);
     }
     if (cast.transposed == nullptr) {
       continue;
@@ -63,6 +65,7 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<Packed, false, X>))
     for (int i = static_cast<int>(threadIdx.x); i < kBands * kTile; i += kTileThreads) {
       constexpr int kWarps = kTileWarps / kBands;
       const float amax = column_amax<kWarps, X>(peaks, i / kTile * kWarps, i % kTile);
+      largest = Largest{}(largest, bits_of(amax));
       cast.columnwise.keep(tile.column + i % kTile, tile.row / Width + i / kTile, amax, cast.rule);
       factors[i] = cast.columnwise.factor(amax, cast.rule);
     }
@@ -70,6 +73,9 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<Packed, false, X>))
     cast_columns_of_tile<!Packed, Code>(
         octets, factors + thread_row() / Width * kTile + thread_group() * kOctet, cast, tile,
         tile_words, tally_columns);
+  }
+  if (cast.amax != nullptr) {
+    raise_amax(cast.amax, float_of(largest), shared);
   }
   if (!Packed && cast.statistics != nullptr) {
     add_to_statistics(cast.statistics, cast.codes != nullptr ? tally : tally_columns, shared);
@@ -83,6 +89,7 @@ __global__ void __launch_bounds__(kTileThreads, (Packed ? 2 : 1))
   FP8TRAIN_SHARED_ARRAY(Words, tile_memory, kTileWords / 4);
   FP8TRAIN_SHARED_ARRAY(uint32_t, shared, kTileWarps);
   auto* const tile_words = reinterpret_cast<uint32_t*>(tile_memory);
+  uint32_t largest = 0;
   Tally tally;
   for (int64_t index = blockIdx.x; index < tiles_of(cast); index += gridDim.x) {
     const TilePlace tile = tile_place(cast, index);
@@ -95,6 +102,7 @@ __global__ void __launch_bounds__(kTileThreads, (Packed ? 2 : 1))
     }
     const float amax =
         float_of(block_reduce<kTileThreads>(bits_of(peak.value()), Largest{}, shared));
+    largest = Largest{}(largest, bits_of(amax));
     const float factor = cast.rowwise.factor(amax, cast.rule);
     if (threadIdx.x == 0 && cast.codes != nullptr) {
       cast.rowwise.keep(tile.row / kTile, tile.column / kTile, amax, cast.rule);
@@ -119,6 +127,9 @@ __global__ void __launch_bounds__(kTileThreads, (Packed ? 2 : 1))
       __syncthreads();
     }
   }
+  if (threadIdx.x == 0 && cast.amax != nullptr) {
+    atomicMax(reinterpret_cast<unsigned*>(cast.amax), largest);
+  }
   if (!Packed && cast.statistics != nullptr) {
     add_to_statistics(cast.statistics, tally, shared);
   }
@@ -141,7 +152,7 @@ void cast_as(const Stream& stream, Granularity granularity, const X* x, const Gr
   }
 }
 
-void quantize_granules(Stream stream, ConstView x, const GranuleQuantizedView& out,
+void quantize_granules(Stream stream, ConstView x, const GranuleQuantizedView& out, float* amax,
                        QuantizeStatistics* statistics) {
   if (statistics != nullptr) {
     reset_statistics(stream, statistics, x.count());
@@ -156,6 +167,7 @@ void quantize_granules(Stream stream, ConstView x, const GranuleQuantizedView& o
       .rowwise = granule_scales(out.rowwise, out.format, out.layout),
       .columnwise = granule_scales(out.columnwise, out.format, out.layout),
       .rule = granule_rule(out.format, x.dtype),
+      .amax = amax,
       .statistics = statistics};
   const bool packed = statistics == nullptr && is_aligned(x.data) &&
                       is_aligned(cast.codes, kOctet) && cast.columns % kOctet == 0;

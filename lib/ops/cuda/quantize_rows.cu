@@ -11,6 +11,7 @@ template <bool Packed, typename X, typename Code>
 __global__ void __launch_bounds__(kTileThreads, 4)
     rows_kernel(const X* __restrict__ x, GranuleCast cast, TypeTag<Code> /*tag*/) {
   FP8TRAIN_SHARED_ARRAY(uint32_t, shared, kTileWarps);
+  uint32_t largest = 0;
   Tally tally;
   for (int64_t row = blockIdx.x; row < cast.rows; row += gridDim.x) {
     const X* from = x + row * cast.columns;
@@ -20,6 +21,7 @@ __global__ void __launch_bounds__(kTileThreads, 4)
     }
     const float amax =
         float_of(block_reduce<kTileThreads>(bits_of(peak.value()), Largest{}, shared));
+    largest = Largest{}(largest, bits_of(amax));
     const float factor = cast.rowwise.factor(amax, cast.rule);
     if (threadIdx.x == 0) {
       cast.rowwise.keep(row, 0, amax, cast.rule);
@@ -31,16 +33,22 @@ __global__ void __launch_bounds__(kTileThreads, 4)
                           encode_octet<Code, !Packed>(octet, factor_of, tally), cast.columns - i);
     }
   }
+  if (threadIdx.x == 0 && cast.amax != nullptr) {
+    atomicMax(reinterpret_cast<unsigned*>(cast.amax), largest);
+  }
   if (!Packed && cast.statistics != nullptr) {
     add_to_statistics(cast.statistics, tally, shared);
   }
 }
 
-/// Raises columnwise.scale, zeros before, to the maxima of the columns.
+/// Raises columnwise.scale, zeros before, to the maxima of the columns, and the amax of the matrix
+/// where no rows are cast.
 template <bool Packed, typename X>
 __global__ void __launch_bounds__(kTileThreads)
     column_amax_kernel(const X* __restrict__ x, GranuleCast cast) {
   FP8TRAIN_SHARED_ARRAY(uint32_t, peaks, kTileWarps * kTileGroups * Octet<X>::kWords);
+  FP8TRAIN_SHARED_ARRAY(uint32_t, shared, kTileWarps);
+  uint32_t largest = 0;
   for (int64_t index = blockIdx.x; index < tiles_of(cast); index += gridDim.x) {
     const TilePlace tile = tile_place(cast, index);
     Octet<X> octets[kOctet];
@@ -50,10 +58,14 @@ __global__ void __launch_bounds__(kTileThreads)
     const int column = static_cast<int>(threadIdx.x);
     if (column < kTile && tile.column + column < cast.columns) {
       const float amax = column_amax<kTileWarps, X>(peaks, 0, column);
+      largest = Largest{}(largest, bits_of(amax));
       atomicMax(reinterpret_cast<unsigned*>(cast.columnwise.scale + tile.column + column),
                 bits_of(amax));
     }
     __syncthreads();
+  }
+  if (cast.codes == nullptr && cast.amax != nullptr) {
+    raise_amax(cast.amax, float_of(largest), shared);
   }
 }
 

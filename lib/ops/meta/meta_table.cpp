@@ -57,7 +57,7 @@ void dequantize(Stream stream, const QuantizedView& x, View y) {
   count(stream, bytes_of(x.codes) + bytes_of(y));
 }
 
-void quantize_granules(Stream stream, ConstView x, const GranuleQuantizedView& out,
+void quantize_granules(Stream stream, ConstView x, const GranuleQuantizedView& out, float* /*amax*/,
                        QuantizeStatistics* /*statistics*/) {
   double bytes = bytes_of(x);
   for (const GranuleView& view : {out.rowwise, out.columnwise}) {

@@ -11,7 +11,7 @@ namespace fp8train::test {
 namespace {
 
 struct Wanted {
-  bool rowwise, columnwise, statistics, scale;
+  bool rowwise, columnwise, statistics, scale, amax;
 };
 
 GranuleView make_orientation(Side& side, const TensorFormat& format, ScaleLayout layout,
@@ -39,8 +39,12 @@ Bits run_cast(Side& side, const Array& x, const Extents& extents, const TensorFo
         make_orientation(side, format, layout, extents.columns, extents.rows, scale, offset);
   }
   auto* statistics = wanted.statistics ? side.put_value(ops::QuantizeStatistics{9, 9, 9}) : nullptr;
-  ops::quantize_granules(side.stream(), side.put(x, offset), out, statistics);
+  float* amax = wanted.amax ? side.put_value(0.25F) : nullptr;
+  ops::quantize_granules(side.stream(), side.put(x, offset), out, amax, statistics);
   Bits bits;
+  if (amax != nullptr) {
+    bits.add_value(side.get_value(amax));
+  }
   for (const GranuleView& view : {out.rowwise, out.columnwise}) {
     if (!view.codes.empty()) {
       bits.add(side.get(view.codes));
@@ -56,11 +60,11 @@ Bits run_cast(Side& side, const Array& x, const Extents& extents, const TensorFo
   return bits;
 }
 
-constexpr Wanted kWanted[] = {{true, true, false, true},
-                              {true, true, true, false},
-                              {true, false, false, false},
-                              {false, true, false, true},
-                              {false, true, true, true}};
+constexpr Wanted kWanted[] = {{true, true, false, true, true},
+                              {true, true, true, false, false},
+                              {true, false, false, false, true},
+                              {false, true, false, true, true},
+                              {false, true, true, true, true}};
 
 TEST_CASE("quantize_granules is exact for every format, shape and alignment", "[cuda][granules]") {
   size_t turn = 0;

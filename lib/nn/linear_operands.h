@@ -1,0 +1,123 @@
+#pragma once
+// Makes the GEMM operands of one tensor of a linear layer (x, w or dy) in the formats that its two
+// GEMMs ask for. One of them contracts the tensor along its rows (fprop: x and w; dgrad: dy), the
+// other along its columns (wgrad: dy and x; dgrad: w). A format with one scale per tensor serves
+// both with the same codes; one with a scale for each granule is a cast of its own in each
+// orientation, since granules lie along the contracted extent.
+
+#include <array>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "nn/context.h"
+#include "ops/gemm.h"
+#include "ops/scaled_gemm.h"
+#include "precision/linear_plan.h"
+#include "precision/scaling_state.h"
+#include "tensor/quantized.h"
+#include "tensor/tensor.h"
+
+namespace fp8train {
+
+/// A tensor as one GEMM reads it; exactly one form is set.
+struct LinearOperand {
+  ConstView plain;
+  QuantizedView codes;              ///< one scale; either codes or their transpose
+  ops::ScaledGemmOperand granules;  ///< a scale for each granule; the contracted extent is the last
+  bool along_columns = false;       ///< the GEMM contracts the tensor along its columns
+};
+
+/// c = a b + beta c (+ bias), each operand contracted along the extent that it was made for.
+struct LinearProduct {
+  LinearOperand a, b;
+  View c;
+  float beta = 0.0F;
+  ConstView bias;
+  bool fast_accumulate = false;
+};
+
+/// Runs the product; what it needs beside its operands is taken from the scratch arena.
+void multiply(const StepContext& context, const LinearProduct& product);
+
+/// Why a layer's GEMMs (fprop, dgrad, wgrad) on `rows` tokens are computed from dequantized
+/// operands on a device with these traits; empty for a GEMM that is not.
+std::array<std::string_view, 3> dequantized_because(const DeviceTraits& traits,
+                                                    const LinearPlan& plan, int64_t rows);
+
+class LinearOperands {
+ public:
+  /// Which of the two GEMMs run, in scaled formats, in this pass.
+  struct Wanted {
+    bool along_rows, along_columns;
+  };
+  /// The tensor as it comes: with the amax or the codes of a slot, if its producer made them.
+  struct Source {
+    ConstView plain;
+    const ScalingSlot* slot = nullptr;
+    QuantizedView codes;
+  };
+  /// Memory for something of this type and shape.
+  using Memory = std::function<View(DType, const Shape&)>;
+  /// Where casts go: what only the GEMM along rows reads, and what that along columns reads too.
+  struct Places {
+    Memory along_rows, along_columns;
+  };
+  /// One cast of the tensor, with the scaling of `slot`.
+  struct Cast {
+    const ScalingSlot* slot = nullptr;
+    QuantizedView codes;            ///< Granularity::tensor
+    GranuleQuantizedView granules;  ///< other granularities
+  };
+  struct Pair {
+    LinearOperand along_rows, along_columns;
+  };
+  /// A role of the tensor: its name in the scaling state, its format, and that of the operand that
+  /// it is multiplied with.
+  struct Role {
+    std::string name;
+    TensorFormat format, other;
+  };
+
+  /// Registers a slot for each scaled role; roles with the same format share one.
+  LinearOperands(ScalingState& scaling, const std::string& layer, const Role& along_rows,
+                 const Role& along_columns);
+
+  bool scaled_along_rows() const { return rows_ != nullptr; }
+  bool scaled_along_columns() const { return columns_ != nullptr; }
+
+  /// The slot whose cast the producer of the tensor can make, or find the amax for; may be null.
+  const ScalingSlot* slot_for_producer(Wanted wanted) const;
+  /// Whether codes with the scale of `slot` are all that the GEMMs read.
+  bool codes_suffice(const ScalingSlot* slot) const {
+    return slot != nullptr && slot == rows_ && slot == columns_;
+  }
+
+  /// Memory for the cast of a tensor of `shape` with one slot.
+  Cast place(const DeviceTraits& traits, const ScalingSlot* slot, const Shape& shape, Wanted wanted,
+             const Places& places) const;
+  /// Casts x to where `cast` says. `amax_known`: the slot has the amax of x already.
+  static void fill(const StepContext& context, ConstView x, const Cast& cast, bool amax_known);
+
+  /// The operands that are wanted; what its producer has cast is taken as it is.
+  Pair make(const StepContext& context, const Source& source, Wanted wanted,
+            const Places& places) const;
+
+  /// The casts of a tensor that both GEMMs read, in order; those that do not exist are left out.
+  std::vector<Cast> place_all(const DeviceTraits& traits, const Shape& shape,
+                              const Places& places) const;
+  /// The operand that one GEMM reads, from `casts` or as it is.
+  LinearOperand operand(const std::vector<Cast>& casts, ConstView plain, bool along_columns) const;
+
+ private:
+  static LinearOperand read(const Cast& cast, ConstView plain, bool along_columns);
+  Wanted of_slot(const ScalingSlot* slot, Wanted wanted) const;
+  bool turned(const DeviceTraits& traits) const;
+
+  const ScalingSlot* rows_ = nullptr;
+  const ScalingSlot* columns_ = nullptr;
+  bool beside_granules_ = false;  // along columns the other operand has a scale for each granule
+};
+
+}  // namespace fp8train
