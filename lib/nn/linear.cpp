@@ -96,6 +96,22 @@ void Linear::allocate(Device& device, MemoryCategory plain_copies) {
                  MemoryCategory::quantized_weights);
     }
     codes_scale_inv_ = Tensor(device, DType::f32, {1}, MemoryCategory::scaling_state);
+    offer_weight_cast();
+  }
+}
+
+void Linear::offer_weight_cast() {
+  const TensorFormat& format = w_slot_->format;
+  const bool delayed = format.policy == ScalePolicy::delayed;
+  const bool has_amax = delayed || format.policy == ScalePolicy::current;
+  if (!weight_->cast.empty() || format.granularity != Granularity::tensor || !has_amax) {
+    return;
+  }
+  optimizer_casts_ = true;
+  weight_->cast.amax = w_slot_->amax;
+  if (delayed) {
+    weight_->cast.out = weight_codes();
+    weight_->cast.statistics = w_slot_->statistics;
   }
 }
 
@@ -107,16 +123,19 @@ bool Linear::scaled(const StepContext& context, const TensorFormat& format) cons
   return format.is_scaled() && (context.training || plan_.evaluate_scaled);
 }
 
-void Linear::refresh_weight(const StepContext& context, bool make_plain_copy) {
-  if (make_plain_copy && !plain_copy_.empty()) {
+void Linear::refresh_weight(const StepContext& context, bool all) {
+  if (all && !plain_copy_.empty()) {
     ops::cast(context.stream, weight_->value, plain_copy_);
   }
-  if (w_slot_ == nullptr) {
+  const bool cast_by_optimizer = !all && optimizer_casts_;
+  if (w_slot_ == nullptr || (cast_by_optimizer && !weight_->cast.out.empty())) {
     return;
   }
   const QuantizedView out = weight_codes();
   if (w_slot_->format.policy == ScalePolicy::current) {
-    ops::amax(context.stream, weight_->value, w_slot_->amax);
+    if (!cast_by_optimizer) {
+      ops::amax(context.stream, weight_->value, w_slot_->amax);
+    }
     ops::compute_current_scale(context.stream, w_slot_->amax, w_slot_->format, w_slot_->scale,
                                w_slot_->scale_inv);
   }

@@ -38,9 +38,9 @@ class Linear {
   /// allocated.
   void allocate(Device& device, MemoryCategory plain_copies);
 
-  /// Makes the weight's GEMM operands from its fp32 value; once per optimizer step. The plain copy
-  /// is made only when `make_plain_copy` (the optimizer keeps it afterwards).
-  void refresh_weight(const StepContext& context, bool make_plain_copy);
+  /// Makes the weight's GEMM operands from its fp32 value; once per optimizer step. `all`: those
+  /// too that an optimizer step has made already (the plain copy, and what Parameter::cast says).
+  void refresh_weight(const StepContext& context, bool all);
 
   /// Whether forward's x must stay alive until backward (place it in context.saved) because codes
   /// do not replace it.
@@ -87,6 +87,7 @@ class Linear {
   QuantizedView quantize(const StepContext& context, const Operand& x, const ScalingSlot& slot,
                          const CodePlaces& places) const;
   QuantizedView weight_codes() const;
+  void offer_weight_cast();
   bool scaled(const StepContext& context, const TensorFormat& format) const;
   ConstView plain_weight() const;
 
@@ -96,6 +97,7 @@ class Linear {
   const ScalingSlot* x_slot_ = nullptr;        // fprop's x, and wgrad's when it has the same format
   const ScalingSlot* x_wgrad_slot_ = nullptr;  // wgrad's x
   const ScalingSlot* w_slot_ = nullptr;
+  bool optimizer_casts_ = false;          // the weight, through Parameter::cast
   const ScalingSlot* dy_slot_ = nullptr;  // dgrad's dy, and wgrad's when it has the same format
   const ScalingSlot* dy_wgrad_slot_ = nullptr;
   Tensor plain_copy_;
