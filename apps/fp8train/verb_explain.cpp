@@ -59,7 +59,7 @@ Layers explained_layers(const Session& session) {
   DeviceTraits traits;
   if (setting != "cpu" && why_cuda_is_unusable().empty()) {
     std::string reason;
-    traits = choose_device(setting, reason)->traits();
+    traits = choose_device(setting, false, reason)->traits();
   }
   const int64_t rows = session.engine.micro_batch_size * session.engine.seq_length;
   for (const LinearPlan& linear : layers.linears) {

@@ -48,6 +48,24 @@ void Linear::allocate(Device& device, MemoryCategory plain_copies) {
       cast.codes.scale_inv = weight_memory_.back().view().as<float>();
     }
   }
+  offer_weight_cast();
+}
+
+void Linear::offer_weight_cast() {
+  if (weight_casts_.size() != 1 || weight_casts_.front().codes.empty() || !weight_->cast.empty()) {
+    return;  // nothing to cast, casts with a scale for each granule, or another layer's weight too
+  }
+  const LinearOperands::Cast& cast = weight_casts_.front();
+  const bool delayed = cast.slot->format.policy == ScalePolicy::delayed;
+  if (!delayed && cast.slot->format.policy != ScalePolicy::current) {
+    return;
+  }
+  optimizer_casts_ = true;
+  weight_->cast.amax = cast.slot->amax;
+  if (delayed) {
+    weight_->cast.out = cast.codes;
+    weight_->cast.statistics = cast.slot->statistics;
+  }
 }
 
 LinearOperand Linear::weight_operand(bool scaled, bool along_columns) const {
@@ -59,12 +77,16 @@ LinearOperand Linear::weight_operand(bool scaled, bool along_columns) const {
   return w_.operand(weight_casts_, plain, along_columns);
 }
 
-void Linear::refresh_weight(const StepContext& context, bool make_plain_copy) {
-  if (make_plain_copy && !plain_copy_.empty()) {
+void Linear::refresh_weight(const StepContext& context, bool all) {
+  if (all && !plain_copy_.empty()) {
     ops::cast(context.stream, weight_->value, plain_copy_);
   }
+  const bool cast_by_optimizer = !all && optimizer_casts_;
+  if (cast_by_optimizer && !weight_->cast.out.empty()) {
+    return;
+  }
   for (const LinearOperands::Cast& cast : weight_casts_) {
-    LinearOperands::fill(context, weight_->value, cast, false);
+    LinearOperands::fill(context, weight_->value, cast, cast_by_optimizer);
   }
 }
 

@@ -37,9 +37,9 @@ class Linear {
   /// allocated.
   void allocate(Device& device, MemoryCategory plain_copies);
 
-  /// Makes the weight's GEMM operands from its fp32 value; once per optimizer step. The plain copy
-  /// is made only when `make_plain_copy` (the optimizer keeps it afterwards).
-  void refresh_weight(const StepContext& context, bool make_plain_copy);
+  /// Makes the weight's GEMM operands from its fp32 value; once per optimizer step. `all`: those
+  /// too that an optimizer step has made already (the plain copy, and what Parameter::cast says).
+  void refresh_weight(const StepContext& context, bool all);
 
   /// Whether forward's x must stay alive until backward (place it in context.saved) because codes
   /// do not replace it.
@@ -73,11 +73,13 @@ class Linear {
   /// The GEMMs of this pass that read x in scaled formats.
   LinearOperands::Wanted wanted_of_input(const StepContext& context) const;
   LinearOperand weight_operand(bool scaled, bool along_columns) const;
+  void offer_weight_cast();
 
   LinearPlan plan_;
   Parameter* weight_;
   Parameter* bias_;
   LinearOperands x_, w_, dy_;
+  bool optimizer_casts_ = false;  // the weight, through Parameter::cast
   Tensor plain_copy_;
   std::vector<LinearOperands::Cast> weight_casts_;
   std::vector<Tensor> weight_memory_;  // of the casts

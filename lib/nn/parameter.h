@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "device/device.h"
+#include "ops/quantize.h"
 #include "tensor/tensor.h"
 
 namespace fp8train {
@@ -26,6 +27,9 @@ struct Parameter {
   View value;          ///< fp32
   View gradient;       ///< fp32
   View copy;  ///< bf16 or fp16 copy that GEMMs read; empty if there is none. Kept by the optimizer
+  /// How the optimizer casts the new value for the layer that has asked for it first; empty: not.
+  /// With codes, the amax is combined into what is there; alone, it replaces it.
+  ops::QuantizeSink cast;
 };
 
 class ParameterStore {

@@ -3,6 +3,7 @@
 #include "base/trace.h"
 #include "ops/checks.h"
 #include "ops/op_table.h"
+#include "ops/quantize_checks.h"
 
 namespace fp8train::ops {
 namespace {
@@ -35,6 +36,7 @@ void adamw(Stream stream, const AdamW& call, const StepControl* control) {
             holds(call.moment1, DType::f32, count) && holds(call.moment2, DType::f32, count),
         "adamw: weight, gradient and moments must be fp32 of one count");
   check(is_copy_of(call.copy, count), "adamw: the copy must be bf16 or fp16 of the same count");
+  check_sink(call.weight, call.cast);
   const TraceSpan span("adamw");
   op_table(stream).adamw(stream, call, control);
 }

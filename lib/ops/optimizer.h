@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "device/stream.h"
+#include "ops/quantize.h"
 #include "tensor/view.h"
 
 namespace fp8train::ops {
@@ -49,11 +50,13 @@ struct AdamW {
   View moment2;                            ///< fp32
   View copy;                               ///< bf16 or fp16 copy of the new weight; may be empty
   double beta1, beta2, eps, weight_decay;  ///< double, so that 1 - beta is torch's
+  QuantizeSink cast = {};  ///< of the new weight, or, in a skipped step, of the weight as it is
 };
 
 /// Decoupled weight decay (Loshchilov and Hutter; the order of torch.optim.AdamW): w -= lr * wd *
 /// w; then w -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps). lr =
-/// control->lr, t = control->applied_steps. Does nothing when control->skip.
+/// control->lr, t = control->applied_steps. When control->skip only `cast` is done, since its scale
+/// may have changed.
 void adamw(Stream stream, const AdamW& call, const StepControl* control);
 
 struct Sgd {

@@ -33,7 +33,16 @@ struct AdamWFactors {
   float step;  ///< -lr / (1 - beta1^t)
 };
 
-FP8TRAIN_HD AdamWFactors adamw_factors(const AdamW& call, const StepControl& control) {
+/// The scalars of a call.
+struct AdamWRates {
+  double beta1, beta2, eps, weight_decay;
+};
+
+FP8TRAIN_HD AdamWRates rates_of(const AdamW& call) {
+  return {call.beta1, call.beta2, call.eps, call.weight_decay};
+}
+
+FP8TRAIN_HD AdamWFactors adamw_factors(const AdamWRates& call, const StepControl& control) {
   const int64_t t = control.applied_steps;
   const double correction1 = 1.0 - integer_power(call.beta1, t);
   const double correction2 = 1.0 - integer_power(call.beta2, t);

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "ops/elementwise.h"
+#include "ops/quantize.h"
 
 namespace fp8train {
 namespace {
@@ -15,6 +16,15 @@ Tensor zeros(Device& device, int64_t elements) {
   Tensor tensor(device, DType::f32, {elements}, MemoryCategory::optimizer_state);
   fill_zero(device, tensor);
   return tensor;
+}
+
+/// After an operation that does not cast.
+void cast_weight(Stream stream, const Parameter& parameter, const ops::QuantizeSink& cast) {
+  if (!cast.out.empty()) {
+    ops::quantize(stream, parameter.value, cast.out, cast.amax, cast.statistics);
+  } else if (!cast.empty()) {
+    ops::amax(stream, parameter.value, cast.amax);
+  }
 }
 
 }  // namespace
@@ -60,7 +70,7 @@ void Optimizer::set_learning_rate(double lr) {
   device_->copy_from_host(&device_control()->lr, &lr, sizeof(lr));
 }
 
-void Optimizer::step(Stream stream, Arena& scratch) {
+void Optimizer::step(Stream stream, Arena& scratch, bool collect_statistics) {
   ArenaScope scope(scratch);
   const int64_t chunks = (parameters_->elements() + kNormChunk - 1) / kNormChunk;
   const View partial = allocate(scratch, DType::i64, {chunks});  // doubles: 8 bytes each
@@ -70,7 +80,12 @@ void Optimizer::step(Stream stream, Arena& scratch) {
   device_->fill_zero(&control->squared_norm, sizeof(control->squared_norm));  // of the next step
   for (const auto& parameter : parameters_->all()) {
     const double decay = parameter->decay ? settings_.weight_decay : 0.0;
+    ops::QuantizeSink cast = parameter->cast;
+    cast.statistics = collect_statistics ? cast.statistics : nullptr;
     if (settings_.name == "adamw") {
+      if (!cast.empty() && cast.out.empty()) {
+        ops::fill(stream, {cast.amax, DType::f32, {1}}, 0.0F);
+      }
       ops::adamw(stream,
                  {.weight = parameter->value,
                   .gradient = parameter->gradient,
@@ -80,7 +95,8 @@ void Optimizer::step(Stream stream, Arena& scratch) {
                   .beta1 = settings_.betas[0],
                   .beta2 = settings_.betas[1],
                   .eps = settings_.eps,
-                  .weight_decay = decay},
+                  .weight_decay = decay,
+                  .cast = cast},
                  control);
     } else {
       ops::sgd(stream,
@@ -91,6 +107,7 @@ void Optimizer::step(Stream stream, Arena& scratch) {
                 .momentum_factor = settings_.momentum,
                 .weight_decay = decay},
                control);
+      cast_weight(stream, *parameter, cast);
     }
   }
 }

@@ -33,8 +33,9 @@ class Optimizer {
   /// Of the steps from now on; kept on the device, so that a recorded step can be replayed.
   void set_learning_rate(double lr);
 
-  /// Applies the accumulated gradients, unless their norm is not finite.
-  void step(Stream stream, Arena& scratch);
+  /// Applies the accumulated gradients, unless their norm is not finite, and casts the new weights
+  /// as their Parameter::cast says; with statistics only when `collect_statistics`.
+  void step(Stream stream, Arena& scratch, bool collect_statistics = false);
 
   /// Device scalar that losses are multiplied by before backward (1 without loss scaling).
   const float* loss_scale() const;

@@ -108,7 +108,7 @@ void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_st
 
 void Engine::end_step(bool collect_statistics) {
   run(updates_[collect_statistics ? 1 : 0], [&] {
-    optimizer().step(device_->stream(), scratch_);
+    optimizer().step(device_->stream(), scratch_, collect_statistics);
     model_.refresh_weights(context(true, collect_statistics), false);
   });
 }

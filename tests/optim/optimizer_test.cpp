@@ -6,6 +6,8 @@
 #include <limits>
 
 #include "base/error.h"
+#include "nn/linear.h"
+#include "numeric/convert.h"
 
 using namespace fp8train;
 
@@ -94,4 +96,74 @@ TEST_CASE("an unknown optimizer is refused") {
   OptimizerSettings settings;
   settings.name = "lion";
   CHECK_THROWS_AS(Optimizer(*f.device, f.store, settings, false), ConfigError);
+}
+
+namespace {
+
+/// A linear layer whose weight an optimizer updates.
+struct TrainedLinear {
+  std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
+  ParameterStore store;
+  ScalingState scaling;
+  Parameter* weight = store.add({.name = "w", .shape = {32, 48}, .init_std = 0.5F});
+  Arena saved{*device, MemoryCategory::saved_activations};
+  Arena scratch{*device, MemoryCategory::workspace};
+  Linear linear;
+
+  explicit TrainedLinear(const char* plan)
+      : linear(plan_linears(plan_named(plan), {{"layer", 48, 32, 0, false}}).front(), weight,
+               nullptr, scaling) {
+    store.allocate(*device, MemoryCategory::weights);
+    scaling.allocate(*device);
+    linear.allocate(*device, MemoryCategory::quantized_weights);
+    saved.reserve(1 << 20);
+    scratch.reserve(1 << 20);
+    store.initialize(*device, 1);
+    linear.refresh_weight(context(), true);
+  }
+  StepContext context() {
+    return {
+        .device = device.get(), .stream = device->stream(), .saved = &saved, .scratch = &scratch};
+  }
+  std::vector<float> forward() {
+    ArenaScope scope(scratch);
+    const View x = allocate(scratch, DType::bf16, {48, 48});
+    for (int64_t i = 0; i < x.count(); ++i) {
+      x.as<bf16>()[i] = encode<bf16>(i % 49 == 0 ? 1.0F : 0.0F);  // the unit matrix
+    }
+    const View y = allocate(scratch, DType::bf16, {48, 32});
+    Linear::Saved kept;
+    linear.forward(context(), x, y, kept);
+    std::vector<float> values;
+    for (int64_t i = 0; i < y.count(); ++i) {
+      values.push_back(decode(y.as<bf16>()[i]));
+    }
+    return values;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("the weight that the optimizer casts is the one that the layer would cast") {
+  for (const char* plan : {"te-delayed", "te-current"}) {
+    for (const char* name : {"adamw", "sgd"}) {
+      CAPTURE(plan, name);
+      TrainedLinear f(plan);
+      OptimizerSettings settings;
+      settings.name = name;
+      Optimizer optimizer(*f.device, f.store, settings, false);
+      optimizer.set_learning_rate(0.25);
+      const std::vector<float> before = f.forward();
+      float* gradient = f.weight->gradient.as<float>();
+      for (int64_t i = 0; i < f.weight->gradient.count(); ++i) {
+        gradient[i] = static_cast<float>(i % 7) - 3.0F;
+      }
+      optimizer.step(f.device->stream(), f.scratch);
+      f.linear.refresh_weight(f.context(), false);
+      const std::vector<float> by_optimizer = f.forward();
+      f.linear.refresh_weight(f.context(), true);
+      CHECK(by_optimizer == f.forward());
+      CHECK(by_optimizer != before);
+    }
+  }
 }

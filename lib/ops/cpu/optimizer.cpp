@@ -1,7 +1,8 @@
 // Compiled once per x86-64 level. The arithmetic is in ops/optimizer_math.h.
 
 #include "ops/cpu/cpu_table.h"
-#include "ops/cpu/kernel_support.h"
+#include "ops/cpu/quantize_sink.h"
+#include "ops/op_table.h"
 #include "ops/optimizer_math.h"
 
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
@@ -74,23 +75,39 @@ FP8TRAIN_HD void write_copy(const float* weight, const View& copy, int64_t begin
   });
 }
 
-void adamw(Stream /*stream*/, const AdamW& call, const StepControl* control) {
-  if (control->skip != 0) {
-    return;
-  }
-  const AdamWFactors factors = adamw_factors(call, *control);
-  float* weight = call.weight.as<float>();
-  float* moment1 = call.moment1.as<float>();
-  float* moment2 = call.moment2.as<float>();
-  const float* gradient = call.gradient.as<float>();
-  const View copy = call.copy;
-  for_each_chunk(call.weight.count(), [=](int64_t begin, int64_t end) {
+void adamw(Stream stream, const AdamW& call, const StepControl* control) {
+  // A transpose is turned from codes that are whole: after the update.
+  const bool cast_later = !call.cast.out.codes_transposed.empty();
+  const QuantizeSink sink = cast_later ? QuantizeSink{} : call.cast;
+  const bool skip = control->skip != 0;
+  if (!skip || !sink.empty()) {
+    const AdamWFactors factors = adamw_factors(rates_of(call), *control);
+    float* weight = call.weight.as<float>();
+    float* moment1 = call.moment1.as<float>();
+    float* moment2 = call.moment2.as<float>();
+    const float* gradient = call.gradient.as<float>();
+    const View copy = call.copy;
+    const int64_t count = call.weight.count();
+    const auto run = [=](int64_t chunk, CastCounts& counts) {
+      const int64_t begin = chunk * kChunk;
+      const int64_t end = minimum(count, begin + kChunk);
+      if (!skip) {
 #pragma GCC ivdep
-    for (int64_t i = begin; i < end; ++i) {
-      adamw_element(factors, gradient[i], weight[i], moment1[i], moment2[i]);
-    }
-    write_copy(weight, copy, begin, end);
-  });
+        for (int64_t i = begin; i < end; ++i) {
+          adamw_element(factors, gradient[i], weight[i], moment1[i], moment2[i]);
+        }
+        write_copy(weight, copy, begin, end);
+      }
+      if (!sink.empty()) {
+        cast_piece(sink, weight + begin, 0, begin, end - begin, counts);
+      }
+    };
+    for_each_piece<float>(sink, chunks_of(count, kChunk), count, run);
+  }
+  if (cast_later) {
+    op_table(stream).quantize(stream, call.weight, call.cast.out, call.cast.amax,
+                              call.cast.statistics);
+  }
 }
 
 void sgd(Stream /*stream*/, const Sgd& call, const StepControl* control) {

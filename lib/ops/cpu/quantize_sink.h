@@ -73,18 +73,19 @@ FP8TRAIN_HD void produce_row(const QuantizeSink& sink, Y* y, int64_t row, int64_
   }
 }
 
-/// body(row, counts) for all rows of a result [rows, width] of Y, over the threads; then the
-/// scalars of the cast.
+/// body(piece, counts) for all pieces of a result of `count` elements of Y, over the threads; then
+/// the scalars of the cast.
 template <typename Y, typename Body>
-FP8TRAIN_HD void for_each_row(const QuantizeSink& sink, int64_t rows, int64_t width, Body body) {
+FP8TRAIN_HD void for_each_piece(const QuantizeSink& sink, int64_t pieces, int64_t count,
+                                Body body) {
   uint32_t largest = 0;
   uint64_t saturated = 0;
   uint64_t underflow = 0;
 #pragma omp parallel for schedule(static) reduction(max : largest) \
-    reduction(+ : saturated, underflow) if (rows * width >= kParallelElements)
-  for (int64_t row = 0; row < rows; ++row) {
+    reduction(+ : saturated, underflow) if (count >= kParallelElements)
+  for (int64_t piece = 0; piece < pieces; ++piece) {
     CastCounts counts;
-    body(row, counts);
+    body(piece, counts);
     largest = counts.largest > largest ? counts.largest : largest;
     saturated += counts.saturated;
     underflow += counts.underflow;
@@ -96,8 +97,14 @@ FP8TRAIN_HD void for_each_row(const QuantizeSink& sink, int64_t rows, int64_t wi
     *sink.out.scale_inv = reciprocal(*sink.out.scale);
   }
   if (sink.statistics != nullptr) {
-    *sink.statistics = {static_cast<uint64_t>(rows * width), saturated, underflow};
+    *sink.statistics = {static_cast<uint64_t>(count), saturated, underflow};
   }
+}
+
+/// body(row, counts) for all rows of a result [rows, width].
+template <typename Y, typename Body>
+FP8TRAIN_HD void for_each_row(const QuantizeSink& sink, int64_t rows, int64_t width, Body body) {
+  for_each_piece<Y>(sink, rows, rows * width, body);
 }
 
 }  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

@@ -6,6 +6,7 @@ const OpTable& table() {
   static const OpTable table = [] {
     OpTable filled{};
     fill_activation(filled);
+    fill_adamw(filled);
     fill_attention(filled);
     fill_cross_entropy(filled);
     fill_elementwise(filled);

@@ -1,4 +1,4 @@
-// Gradient norms and optimizer steps. The arithmetic of ops/optimizer_math.h and the order of sums
+// Gradient norms, and SGD. The arithmetic of ops/optimizer_math.h and the order of sums
 // of the cpu, bit for bit.
 
 #include "ops/cuda/cuda_table.h"
@@ -133,27 +133,6 @@ __device__ __forceinline__ void write_copy(Copy* copy, int64_t i, const Pack<flo
 }
 
 template <int N, typename Copy>
-__device__ __forceinline__ void adamw_pack(const AdamW& call, const AdamWFactors& factors,
-                                           int64_t i) {
-  const Pack<float, N> gradient = load_pack<N>(static_cast<const float*>(call.gradient.data) + i);
-  float* weights = static_cast<float*>(call.weight.data) + i;
-  float* moments1 = static_cast<float*>(call.moment1.data) + i;
-  float* moments2 = static_cast<float*>(call.moment2.data) + i;
-  Pack<float, N> weight = load_pack<N>(weights);
-  Pack<float, N> moment1 = load_pack<N>(moments1);
-  Pack<float, N> moment2 = load_pack<N>(moments2);
-#pragma unroll
-  for (int j = 0; j < N; ++j) {
-    adamw_element(factors, gradient.values[j], weight.values[j], moment1.values[j],
-                  moment2.values[j]);
-  }
-  store_pack(weights, weight);
-  store_pack(moments1, moment1);
-  store_pack(moments2, moment2);
-  write_copy<N>(static_cast<Copy*>(call.copy.data), i, weight);
-}
-
-template <int N, typename Copy>
 __device__ __forceinline__ void sgd_pack(const Sgd& call, const SgdFactors& factors, int64_t i) {
   const Pack<float, N> gradient = load_pack<N>(static_cast<const float*>(call.gradient.data) + i);
   float* weights = static_cast<float*>(call.weight.data) + i;
@@ -178,67 +157,38 @@ __device__ __forceinline__ void sgd_pack(const Sgd& call, const SgdFactors& fact
   write_copy<N>(static_cast<Copy*>(call.copy.data), i, weight);
 }
 
-/// What the two optimizers differ in, for optimizer_kernel.
-template <typename Copy>
-struct AdamWStep {
-  using Factors = AdamWFactors;
-  AdamW call;
-
-  __device__ Factors factors(const StepControl& control) const {
-    return adamw_factors(call, control);
-  }
-  template <int N>
-  __device__ void run(const Factors& factors, int64_t i) const {
-    adamw_pack<N, Copy>(call, factors, i);
-  }
-};
-template <typename Copy>
-struct SgdStep {
-  using Factors = SgdFactors;
-  Sgd call;
-
-  __device__ Factors factors(const StepControl& control) const {
-    return sgd_factors(call, control);
-  }
-  template <int N>
-  __device__ void run(const Factors& factors, int64_t i) const {
-    sgd_pack<N, Copy>(call, factors, i);
-  }
-};
-
-/// The factors take fp64 powers: one thread of a block computes them for all.
-template <int N, typename Step>
-__global__ void optimizer_kernel(Step step, const StepControl* control, int64_t count) {
+/// The factors take fp64 arithmetic: one thread of a block computes them for all.
+template <int N, typename Copy>
+__global__ void sgd_kernel(Sgd call, const StepControl* control, int64_t count) {
   if (control->skip != 0) {
     return;
   }
-  FP8TRAIN_SHARED_ARRAY(typename Step::Factors, shared, 1);
+  FP8TRAIN_SHARED_ARRAY(SgdFactors, shared, 1);
   if (threadIdx.x == 0) {
-    *shared = step.factors(*control);
+    *shared = sgd_factors(call, *control);
   }
   __syncthreads();
-  const typename Step::Factors factors = *shared;
+  const SgdFactors factors = *shared;
   const int64_t stride = int64_t{gridDim.x} * blockDim.x * N;
   for (int64_t i = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * N; i < count; i += stride) {
     if (i + N <= count) {
-      step.template run<N>(factors, i);
+      sgd_pack<N, Copy>(call, factors, i);
       continue;
     }
     for (int64_t j = i; j < count; ++j) {
-      step.template run<1>(factors, j);
+      sgd_pack<1, Copy>(call, factors, j);
     }
   }
 }
 
-template <typename Step>
-void run_step(const Stream& stream, const Step& step, const StepControl* control, int64_t count,
-              bool aligned) {
+template <typename Copy>
+void run_sgd(const Stream& stream, const Sgd& call, const StepControl* control, bool aligned) {
+  const int64_t count = call.weight.count();
   if (aligned) {
-    launch(stream, {blocks_for(stream, ceil_div(count, kPack)), kBlock},
-           optimizer_kernel<kPack, Step>, step, control, count);
+    launch(stream, {blocks_for(stream, ceil_div(count, kPack)), kBlock}, sgd_kernel<kPack, Copy>,
+           call, control, count);
   } else {
-    launch(stream, {blocks_for(stream, count), kBlock}, optimizer_kernel<1, Step>, step, control,
-           count);
+    launch(stream, {blocks_for(stream, count), kBlock}, sgd_kernel<1, Copy>, call, control, count);
   }
 }
 
@@ -247,26 +197,13 @@ bool is_aligned_copy(const View& copy) {
   return is_aligned(copy.data, 2 * kPack);
 }
 
-void adamw(Stream stream, const AdamW& call, const StepControl* control) {
-  const int64_t count = call.weight.count();
-  const bool aligned = is_aligned(call.weight.data) && is_aligned(call.gradient.data) &&
-                       is_aligned(call.moment1.data) && is_aligned(call.moment2.data) &&
-                       is_aligned_copy(call.copy);
-  if (!call.copy.empty() && call.copy.dtype == DType::f16) {
-    run_step(stream, AdamWStep<f16>{call}, control, count, aligned);
-  } else {
-    run_step(stream, AdamWStep<bf16>{call}, control, count, aligned);
-  }
-}
-
 void sgd(Stream stream, const Sgd& call, const StepControl* control) {
-  const int64_t count = call.weight.count();
   const bool aligned = is_aligned(call.weight.data) && is_aligned(call.gradient.data) &&
                        is_aligned(call.momentum.data) && is_aligned_copy(call.copy);
   if (!call.copy.empty() && call.copy.dtype == DType::f16) {
-    run_step(stream, SgdStep<f16>{call}, control, count, aligned);
+    run_sgd<f16>(stream, call, control, aligned);
   } else {
-    run_step(stream, SgdStep<bf16>{call}, control, count, aligned);
+    run_sgd<bf16>(stream, call, control, aligned);
   }
 }
 
@@ -275,7 +212,6 @@ void sgd(Stream stream, const Sgd& call, const StepControl* control) {
 void fill_optimizer(OpTable& table) {
   table.sum_of_squares = sum_of_squares;
   table.prepare_step = prepare_step;
-  table.adamw = adamw;
   table.sgd = sgd;
 }
 

@@ -239,7 +239,7 @@ void prepare_step(Stream stream, StepControl* /*control*/, float /*max_norm*/,
 
 void adamw(Stream stream, const AdamW& call, const StepControl* /*control*/) {
   count(stream, 2 * bytes_of(call.weight) + bytes_of(call.gradient) + 2 * bytes_of(call.moment1) +
-                    2 * bytes_of(call.moment2) + bytes_of(call.copy));
+                    2 * bytes_of(call.moment2) + bytes_of(call.copy) + bytes_of(call.cast));
 }
 
 void sgd(Stream stream, const Sgd& call, const StepControl* /*control*/) {

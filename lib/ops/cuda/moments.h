@@ -1,0 +1,110 @@
+#pragma once
+// How AdamW's kernels read and write runs of N elements, and moments in each of their formats. Only
+// for .cu files.
+
+#include "ops/cuda/code_tile.h"
+#include "ops/optimizer_math.h"
+
+namespace fp8train::ops::cuda {
+
+/// N values as fp32; zeros where there are none. `available` (may be negative) of them exist; if
+/// Packed all N or none, and `from` is aligned to min(16, N * sizeof(T)) bytes.
+template <int N, bool Packed, typename T>
+__device__ __forceinline__ void load_values(const T* from, float (&values)[N], int64_t available) {
+  constexpr int kAtOnce = N * sizeof(T) < 16 ? N : 16 / static_cast<int>(sizeof(T));
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    values[i] = 0.0F;
+  }
+  if constexpr (Packed) {
+    if (available > 0) {
+#pragma unroll
+      for (int i = 0; i < N; i += kAtOnce) {
+        const Pack<T, kAtOnce> pack = load_pack<kAtOnce>(from + i);
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) {
+          values[i + j] = load_as_float(&pack.values[j]);
+        }
+      }
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (i < available) {
+        values[i] = load_as_float(from + i);
+      }
+    }
+  }
+}
+
+template <int N, bool Packed, typename T>
+__device__ __forceinline__ void store_values(T* to, const float (&values)[N], int64_t available) {
+  constexpr int kAtOnce = N * sizeof(T) < 16 ? N : 16 / static_cast<int>(sizeof(T));
+  if constexpr (Packed) {
+    if (available > 0) {
+#pragma unroll
+      for (int i = 0; i < N; i += kAtOnce) {
+        Pack<T, kAtOnce> pack;
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) {
+          store_from_float(&pack.values[j], values[i + j]);
+        }
+        store_pack(to + i, pack);
+      }
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (i < available) {
+        store_from_float(to + i, values[i]);
+      }
+    }
+  }
+}
+
+/// Elements of 16 bits, two in a word.
+template <int N, bool Packed>
+__device__ __forceinline__ void store_words(uint16_t* to, const uint32_t (&words)[N / 2],
+                                            int64_t available) {
+  if constexpr (Packed) {
+    if (available > 0) {
+      Pack<uint32_t, N / 2> pack;
+#pragma unroll
+      for (int i = 0; i < N / 2; ++i) {
+        pack.values[i] = words[i];
+      }
+      store_pack(reinterpret_cast<uint32_t*>(to), pack);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (i < available) {
+        to[i] = static_cast<uint16_t>(words[i / 2] >> i % 2 * 16);
+      }
+    }
+  }
+}
+
+/// Both moments in T, without scales.
+template <typename T>
+struct PlainMoments {
+  T* __restrict__ first;
+  T* __restrict__ second;
+
+  static bool fits_tiles(int64_t /*width*/) { return true; }
+
+  template <int N, bool Packed>
+  __device__ __forceinline__ void load(int64_t i, int64_t available, float (&moment1)[N],
+                                       float (&moment2)[N]) const {
+    load_values<N, Packed>(first + i, moment1, available);
+    load_values<N, Packed>(second + i, moment2, available);
+  }
+  template <int N, bool Packed>
+  __device__ __forceinline__ void store(int64_t i, int64_t available, const float (&moment1)[N],
+                                        const float (&moment2)[N]) const {
+    store_values<N, Packed>(first + i, moment1, available);
+    store_values<N, Packed>(second + i, moment2, available);
+  }
+};
+
+}  // namespace fp8train::ops::cuda

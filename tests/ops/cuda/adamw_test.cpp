@@ -1,0 +1,105 @@
+// AdamW and its cast of the new weight: exact, since the arithmetic is the cpu's, and maxima and
+// counts have no order.
+
+#include <catch2/catch.hpp>
+#include <cmath>
+
+#include "ops/adamw_cases.h"
+#include "ops/cuda/cuda_test_support.h"
+#include "ops/quantize.h"
+
+namespace fp8train::test {
+namespace {
+
+struct Case {
+  int64_t rows, width;
+  WeightCast wanted;
+  bool skip = false;
+  int64_t offset = 0;
+};
+
+struct Result {
+  Array weight, moment1, moment2, copy, codes, transposed;
+  float amax = 0, scale_inv = 0;
+  ops::QuantizeStatistics statistics = {};
+};
+
+Array values(const Case& c, uint32_t seed, bool non_negative = false) {
+  std::vector<float> numbers = adversarial_values(c.rows * c.width, seed, true);
+  for (float& number : numbers) {
+    number = non_negative ? std::abs(number) : number;
+  }
+  return Array(DType::f32, {c.rows, c.width}, numbers);
+}
+
+Result update(Side& side, const Case& c) {
+  const View weight = side.put(values(c, 1), c.offset);
+  const View moment1 = side.put(values(c, 2), c.offset);
+  const View moment2 = side.put(values(c, 3, true), c.offset);
+  const View copy = side.put(Array(DType::f16, {c.rows, c.width}), c.offset);
+  const View codes = side.put(Array(c.wanted.type, {c.rows, c.width}), c.offset);
+  const View transposed = side.put(Array(c.wanted.type, {c.width, c.rows}), c.offset);
+  float* amax = side.put_value(0.25F);
+  float* scale_inv = side.put_value(0.0F);
+  auto* statistics = side.put_value(ops::QuantizeStatistics{9, 9, 9});
+  ops::QuantizeSink cast = {.out = {}, .amax = amax};
+  if (c.wanted.codes || c.wanted.transposed) {
+    cast.out.codes = c.wanted.codes ? codes : View{};
+    cast.out.codes_transposed = c.wanted.transposed ? transposed : View{};
+    cast.out.scale = side.put_value(3.5F);
+    cast.out.scale_inv = scale_inv;
+    cast.out.format.dtype = c.wanted.type;
+    cast.statistics = c.wanted.statistics ? statistics : nullptr;
+  }
+  const ops::AdamW call = {.weight = weight,
+                           .gradient = side.put(values(c, 4), c.offset),
+                           .moment1 = moment1,
+                           .moment2 = moment2,
+                           .copy = copy,
+                           .beta1 = 0.9,
+                           .beta2 = 0.95,
+                           .eps = 1e-8,
+                           .weight_decay = 0.1,
+                           .cast = cast};
+  ops::adamw(side.stream(), call, side.put_value(adamw_control(c.skip)));
+  return {side.get(weight),     side.get(moment1),         side.get(moment2),
+          side.get(copy),       side.get(codes),           side.get(transposed),
+          side.get_value(amax), side.get_value(scale_inv), side.get_value(statistics)};
+}
+
+void check_case(const Case& c) {
+  INFO(c.rows << " x " << c.width << " from " << c.offset << ", codes " << c.wanted.codes
+              << c.wanted.transposed << ", statistics " << c.wanted.statistics << ", skip "
+              << c.skip);
+  const auto run = [&](Side& side) { return update(side, c); };
+  const Result cuda = on_cuda(run);
+  const Result cpu = on_cpu(run);
+  CHECK(same_values(cuda.weight, cpu.weight));
+  CHECK(same_values(cuda.moment1, cpu.moment1));
+  CHECK(same_values(cuda.moment2, cpu.moment2));
+  CHECK(same_values(cuda.copy, cpu.copy));
+  CHECK(same_values(cuda.codes, cpu.codes));
+  CHECK(same_values(cuda.transposed, cpu.transposed));
+  CHECK(cuda.amax == cpu.amax);
+  CHECK(cuda.scale_inv == cpu.scale_inv);
+  CHECK(std::memcmp(&cuda.statistics, &cpu.statistics, sizeof(cpu.statistics)) == 0);
+}
+
+TEST_CASE("adamw casts the new weight as the cpu does", "[cuda][optimizer]") {
+  // By tiles: whole ones, parts of ones; the last two and an offset do without them.
+  for (const auto& [rows, width] : {std::pair{128, 128}, {130, 136}, {5, 264}, {7, 12}, {1, 3}}) {
+    for (const WeightCast& wanted : kWeightCasts) {
+      check_case({rows, width, wanted});
+    }
+    check_case({rows, width, kWeightCasts[3], true});
+    check_case({rows, width, kWeightCasts[0], true});
+    check_case({rows, width, kWeightCasts[3], false, 1});
+  }
+}
+
+TEST_CASE("a kernel of adamw walks over more tiles than it has blocks", "[cuda][optimizer]") {
+  check_case({128 * 70, 8, kWeightCasts[3]});
+}
+
+}  // namespace
+}  // namespace fp8train::test
