@@ -185,9 +185,9 @@ TEST_CASE("the formats of moments stand beside any row") {
       kBase + "mixed_precision: bf16\nprecision: {moment1: e4m3 group(128), moment2: fp16}\n");
   CHECK(settings.precision.moment1 == "e4m3 group(128)");
   CHECK(settings.precision.moment2 == "fp16");
-  CHECK_THAT(error_of(kBase + "precision: {moment1: int8}\n"),
+  CHECK_THAT(test::error_of(kBase + "precision: {moment1: int8}\n"),
              Catch::Contains("precision.moment1") && Catch::Contains("e5m2 group(128)"));
-  CHECK_THAT(error_of(kBase + "optimizer: {name: sgd}\nprecision: {moment1: bf16}\n"),
+  CHECK_THAT(test::error_of(kBase + "optimizer: {name: sgd}\nprecision: {moment1: bf16}\n"),
              Catch::Contains("precision.moment1") && Catch::Contains("sgd"));
 }
 
