@@ -276,7 +276,7 @@ void run_coded(const Stream& stream, const AdamW& call, bool aligned, const Step
   }
 }
 
-/// Packs of kQuad elements; the tiles take eight.
+/// Host: whether packs are possible in any of the formats.
 bool is_aligned_moment(const Moment& moment) {
   return is_aligned(moment.codes.data);
 }

@@ -6,7 +6,7 @@
 
 namespace fp8train::ops::cuda {
 
-/// Host: body(TypeTag<T>) or, in device code, the same: T is a type that a moment may have.
+/// body(TypeTag<T>) with T a type that a moment may have.
 template <typename Body>
 __device__ __forceinline__ void with_moment_type(DType dtype, Body body) {
   switch (dtype) {
