@@ -188,6 +188,8 @@ void Checks::meaningless() {
   const bool sgd = optimizer.name == "sgd";
   refuse("optimizer.momentum", !sgd, optimizer.momentum != usual.momentum, "optimizer.name: adamw");
   refuse("optimizer.betas", sgd, optimizer.betas != usual.betas, "optimizer.name: sgd");
+  refuse("precision.moment1", sgd, !settings_.precision.moment1.empty(), "optimizer.name: sgd");
+  refuse("precision.moment2", sgd, !settings_.precision.moment2.empty(), "optimizer.name: sgd");
   refuse("optimizer.eps", sgd, optimizer.eps != usual.eps, "optimizer.name: sgd");
   const ScheduleSettings& schedule = settings_.scheduler;
   const bool constant = schedule.type == "constant";

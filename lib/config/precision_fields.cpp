@@ -80,6 +80,12 @@ std::vector<Field> precision_fields() {
       text("precision.plan", request(&PlanRequest::plan),
            "A row of the chart by name; decides alone, whatever mixed_precision says",
            "the name of a plan"),
+      choice("precision.moment1", request(&PlanRequest::moment1), moment_spellings(),
+             "What AdamW keeps its first moment in, whatever the row says; fp16, e4m3 and e5m2 "
+             "with a scale for the tensor, or for 128 elements"),
+      choice("precision.moment2", request(&PlanRequest::moment2), moment_spellings(),
+             "The same for the second moment, which takes more range and, with betas[1] near 1, "
+             "more bits"),
       text("fp8.backend", request(&PlanRequest::backend),
            "Whose FP8 method: te (TransformerEngine) or torchao", "the name of a backend")
           .when(selects_by_method),

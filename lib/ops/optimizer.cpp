@@ -3,6 +3,7 @@
 #include "base/trace.h"
 #include "ops/checks.h"
 #include "ops/op_table.h"
+#include "ops/optimizer_math.h"
 #include "ops/quantize_checks.h"
 
 namespace fp8train::ops {
@@ -12,7 +13,39 @@ bool is_copy_of(const ConstView& copy, int64_t count) {
   return copy.empty() || holds(copy, DType::bf16, count) || holds(copy, DType::f16, count);
 }
 
+void check_moment(const Moment& moment, int64_t count) {
+  check(is_moment_format(moment.format), "adamw: moments are not kept in this format");
+  check(holds(moment.codes, moment.format.dtype, count),
+        "adamw: the codes of a moment must be as its format says, and as many as weights");
+  const int64_t scales = moment_scales(moment.format, count);
+  check(scales == 0 || holds(moment.scales, DType::f32, scales),
+        "adamw: a moment must have the scales that moment_scales says");
+}
+
 }  // namespace
+
+bool is_moment_format(const TensorFormat& format) {
+  const DType dtype = format.dtype;
+  if (format.rounding != Rounding::nearest_even) {
+    return false;
+  }
+  if (!format.is_scaled()) {
+    return dtype == DType::f32 || dtype == DType::bf16;
+  }
+  const bool granularity =
+      format.granularity == Granularity::tensor ||
+      (format.granularity == Granularity::group && format.group_size == kMomentGroup);
+  return granularity && format.policy == ScalePolicy::current &&
+         format.scale_type != ScaleType::e8m0 &&
+         (is_fp8(dtype) || dtype == DType::f16 || dtype == DType::bf16);
+}
+
+int64_t moment_scales(const TensorFormat& format, int64_t count) {
+  if (!format.is_scaled()) {
+    return 0;
+  }
+  return format.granularity == Granularity::tensor ? 2 : (count + kMomentGroup - 1) / kMomentGroup;
+}
 
 void sum_of_squares(Stream stream, ConstView x, double* accumulator, View scratch) {
   check(is_float_type(x.dtype), "sum_of_squares: x must be fp32, bf16 or fp16");
@@ -32,9 +65,10 @@ void prepare_step(Stream stream, StepControl* control, float max_norm, const Los
 void adamw(Stream stream, const AdamW& call, const StepControl* control) {
   const int64_t count = call.weight.count();
   check(control != nullptr, "adamw: no control block");
-  check(holds(call.weight, DType::f32, count) && holds(call.gradient, DType::f32, count) &&
-            holds(call.moment1, DType::f32, count) && holds(call.moment2, DType::f32, count),
-        "adamw: weight, gradient and moments must be fp32 of one count");
+  check(holds(call.weight, DType::f32, count) && holds(call.gradient, DType::f32, count),
+        "adamw: weight and gradient must be fp32 of one count");
+  check_moment(call.moment1, count);
+  check_moment(call.moment2, count);
   check(is_copy_of(call.copy, count), "adamw: the copy must be bf16 or fp16 of the same count");
   check_sink(call.weight, call.cast);
   const TraceSpan span("adamw");

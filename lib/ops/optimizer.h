@@ -6,6 +6,7 @@
 
 #include "device/stream.h"
 #include "ops/quantize.h"
+#include "tensor/tensor_format.h"
 #include "tensor/view.h"
 
 namespace fp8train::ops {
@@ -43,11 +44,37 @@ struct LossScaling {
 /// growth_interval good ones. `scaling` is host memory. A skipped step has gradient_factor 0.
 void prepare_step(Stream stream, StepControl* control, float max_norm, const LossScaling& scaling);
 
+/// How a moment is kept: codes = cast(moment * scale), nearest-even and saturating; the arithmetic
+/// is fp32. Formats: fp32; bf16; fp16, bf16, e4m3 or e5m2 with a current scale (fp32 or pow2) for
+/// the tensor, found from the new moment before any of it is stored (MS-AMP,
+/// research/msamp-fp8lm-coat.md 1.4), or for each group of 128 consecutive elements. A new scale is
+/// format_max / amax (bf16: 1 / amax); 1 for moments that are all zero; the old one where the amax
+/// is not finite.
+struct Moment {
+  View codes;
+  TensorFormat format;
+  View scales;  ///< fp32, ones at first; none for an unscaled format. Tensor: [2], the scale and
+                ///< room for an amax, 0 between steps; group: [ceil(count / 128)]
+
+  Moment() = default;
+  Moment(const View& unscaled) : codes(unscaled) {  // NOLINT(google-explicit-constructor)
+    format.dtype = unscaled.dtype;
+  }
+  Moment(const View& values, const TensorFormat& how, const View& with)
+      : codes(values), format(how), scales(with) {}
+};
+
+/// Whether ops::adamw keeps a moment in this format.
+bool is_moment_format(const TensorFormat& format);
+
+/// fp32 values that Moment::scales has for `count` elements.
+int64_t moment_scales(const TensorFormat& format, int64_t count);
+
 struct AdamW {
-  View weight;                             ///< fp32, updated
-  ConstView gradient;                      ///< fp32
-  View moment1;                            ///< fp32
-  View moment2;                            ///< fp32
+  View weight;         ///< fp32, updated
+  ConstView gradient;  ///< fp32
+  Moment moment1;
+  Moment moment2;
   View copy;                               ///< bf16 or fp16 copy of the new weight; may be empty
   double beta1, beta2, eps, weight_decay;  ///< double, so that 1 - beta is torch's
   QuantizeSink cast = {};  ///< of the new weight, or, in a skipped step, of the weight as it is
@@ -55,8 +82,10 @@ struct AdamW {
 
 /// Decoupled weight decay (Loshchilov and Hutter; the order of torch.optim.AdamW): w -= lr * wd *
 /// w; then w -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps). lr =
-/// control->lr, t = control->applied_steps. When control->skip only `cast` is done, since its scale
-/// may have changed.
+/// control->lr, t = control->applied_steps. The update reads the new moments before they are
+/// rounded. Where the code of m is not zero, a scaled v keeps its smallest code instead of zero, so
+/// that no step divides by eps alone. When control->skip only `cast` is done, since its scale may
+/// have changed.
 void adamw(Stream stream, const AdamW& call, const StepControl* control);
 
 struct Sgd {

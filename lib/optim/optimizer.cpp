@@ -12,12 +12,6 @@ namespace {
 constexpr int64_t kNormChunk = 4096;
 constexpr float kInitialLossScale = 65536.0F;  // torch.amp.GradScaler
 
-Tensor zeros(Device& device, int64_t elements) {
-  Tensor tensor(device, DType::f32, {elements}, MemoryCategory::optimizer_state);
-  fill_zero(device, tensor);
-  return tensor;
-}
-
 /// After an operation that does not cast.
 void cast_weight(Stream stream, const Parameter& parameter, const ops::QuantizeSink& cast) {
   if (!cast.out.empty()) {
@@ -30,7 +24,7 @@ void cast_weight(Stream stream, const Parameter& parameter, const ops::QuantizeS
 }  // namespace
 
 Optimizer::Optimizer(Device& device, ParameterStore& parameters, const OptimizerSettings& settings,
-                     bool dynamic_loss_scaling)
+                     bool dynamic_loss_scaling, const MomentFormats& moments)
     : device_(&device),
       parameters_(&parameters),
       settings_(settings),
@@ -40,11 +34,17 @@ Optimizer::Optimizer(Device& device, ParameterStore& parameters, const Optimizer
   if (!adam && settings_.name != "sgd") {
     throw ConfigError("optimizer.name: '" + settings_.name + "' is not one of adamw, sgd");
   }
+  const bool fp32 = moments.first == TensorFormat{} && moments.second == TensorFormat{};
+  if (!adam && settings_.momentum != 0.0 && !fp32) {
+    throw ConfigError(
+        "optimizer.name: sgd keeps its momentum in fp32; remove precision.moment1 "
+        "and precision.moment2, or choose a precision row with fp32 moments");
+  }
   if (adam || settings_.momentum != 0.0) {
-    moment1_ = zeros(device, parameters.elements());
+    moment1_ = make_state(moments.first);
   }
   if (adam) {
-    moment2_ = zeros(device, parameters.elements());
+    moment2_ = make_state(moments.second);
   }
   ops::StepControl initial = {};
   initial.loss_scale = dynamic_loss_scaling ? kInitialLossScale : 1.0F;
@@ -55,11 +55,46 @@ const float* Optimizer::loss_scale() const {
   return &device_control()->loss_scale;
 }
 
-View Optimizer::slice(const Tensor& flat, const Parameter& parameter) const {
-  if (flat.empty()) {
+Optimizer::State Optimizer::make_state(const TensorFormat& format) const {
+  State state;
+  state.format = format;
+  state.codes =
+      Tensor(*device_, format.dtype, {parameters_->elements()}, MemoryCategory::optimizer_state);
+  fill_zero(*device_, state.codes);
+  int64_t scales = 0;
+  for (const auto& parameter : parameters_->all()) {
+    state.first_scale.push_back(scales);
+    scales += ops::moment_scales(format, parameter->shape.count());
+  }
+  if (scales == 0) {
+    return state;
+  }
+  state.scales = Tensor(*device_, DType::f32, {scales}, MemoryCategory::optimizer_state);
+  ops::fill(device_->stream(), state.scales, 1.0F);
+  if (format.granularity == Granularity::tensor) {  // beside each scale, an amax
+    std::vector<float> pairs(static_cast<size_t>(scales), 1.0F);
+    for (size_t i = 1; i < pairs.size(); i += 2) {
+      pairs[i] = 0.0F;
+    }
+    copy_from_host(*device_, state.scales, pairs.data());
+  }
+  return state;
+}
+
+ops::Moment Optimizer::slice(const State& state, size_t parameter) const {
+  if (state.codes.empty()) {
     return {};
   }
-  return {flat.view().as<float>() + parameter.offset, DType::f32, parameter.shape};
+  const Parameter& owner = *parameters_->all()[parameter];
+  const size_t begin = static_cast<size_t>(owner.offset) * size_of(state.format.dtype);
+  const View codes = {state.codes.view().as<uint8_t>() + begin, state.format.dtype, owner.shape};
+  const int64_t scales = ops::moment_scales(state.format, owner.shape.count());
+  if (scales == 0) {
+    return codes;
+  }
+  const View own = {
+      state.scales.view().as<float>() + state.first_scale[parameter], DType::f32, {scales}};
+  return {codes, state.format, own};
 }
 
 void Optimizer::begin_step(Stream stream) {
@@ -78,7 +113,8 @@ void Optimizer::step(Stream stream, Arena& scratch, bool collect_statistics) {
   ops::sum_of_squares(stream, parameters_->gradients(), &control->squared_norm, partial);
   ops::prepare_step(stream, control, static_cast<float>(settings_.grad_clip), scaling_);
   device_->fill_zero(&control->squared_norm, sizeof(control->squared_norm));  // of the next step
-  for (const auto& parameter : parameters_->all()) {
+  for (size_t i = 0; i < parameters_->all().size(); ++i) {
+    const std::unique_ptr<Parameter>& parameter = parameters_->all()[i];
     const double decay = parameter->decay ? settings_.weight_decay : 0.0;
     ops::QuantizeSink cast = parameter->cast;
     cast.statistics = collect_statistics ? cast.statistics : nullptr;
@@ -89,8 +125,8 @@ void Optimizer::step(Stream stream, Arena& scratch, bool collect_statistics) {
       ops::adamw(stream,
                  {.weight = parameter->value,
                   .gradient = parameter->gradient,
-                  .moment1 = slice(moment1_, *parameter),
-                  .moment2 = slice(moment2_, *parameter),
+                  .moment1 = slice(moment1_, i),
+                  .moment2 = slice(moment2_, i),
                   .copy = parameter->copy,
                   .beta1 = settings_.betas[0],
                   .beta2 = settings_.betas[1],
@@ -102,7 +138,7 @@ void Optimizer::step(Stream stream, Arena& scratch, bool collect_statistics) {
       ops::sgd(stream,
                {.weight = parameter->value,
                 .gradient = parameter->gradient,
-                .momentum = slice(moment1_, *parameter),
+                .momentum = slice(moment1_, i).codes,
                 .copy = parameter->copy,
                 .momentum_factor = settings_.momentum,
                 .weight_decay = decay},

@@ -4,6 +4,7 @@
 // device; the host reads StepReport once per logging interval.
 
 #include <cstdint>
+#include <vector>
 
 #include "device/arena.h"
 #include "nn/parameter.h"
@@ -21,11 +22,17 @@ struct StepReport {
   bool skipped;  ///< the last step
 };
 
+/// How moments are kept, as ops::Moment allows.
+struct MomentFormats {
+  TensorFormat first, second;
+};
+
 class Optimizer {
  public:
-  /// Allocates moments (zero) for every parameter. `parameters` outlives the optimizer.
+  /// Allocates moments (zero) for every parameter. `parameters` outlives the optimizer. Throws
+  /// ConfigError when the optimizer keeps no moments in these formats: sgd's momentum is fp32.
   Optimizer(Device& device, ParameterStore& parameters, const OptimizerSettings& settings,
-            bool dynamic_loss_scaling);
+            bool dynamic_loss_scaling, const MomentFormats& moments = {});
 
   /// Zeroes the gradients; before the first micro-batch of a step.
   void begin_step(Stream stream);
@@ -45,10 +52,12 @@ class Optimizer {
 
   StepReport report() const;
 
-  /// For checkpoints: moments over the store's flat layout, fp32 (moment2 empty for sgd, both
-  /// without momentum), and the control.
-  View moment1() const { return moment1_.view(); }
-  View moment2() const { return moment2_.view(); }
+  /// For checkpoints: moments over the store's flat layout as they are kept (moment2 empty for sgd,
+  /// both without momentum), those of one parameter, and the control.
+  View moment1() const { return moment1_.codes.view(); }
+  View moment2() const { return moment2_.codes.view(); }
+  ops::Moment moment1(size_t parameter) const { return slice(moment1_, parameter); }
+  ops::Moment moment2(size_t parameter) const { return slice(moment2_, parameter); }
   ops::StepControl control() const;
   void set_control(const ops::StepControl& control);
 
@@ -56,13 +65,20 @@ class Optimizer {
   ops::StepControl* device_control() const {
     return static_cast<ops::StepControl*>(control_.data());
   }
-  View slice(const Tensor& flat, const Parameter& parameter) const;
+  /// One moment of all parameters: codes over the flat layout, scales one parameter after another.
+  struct State {
+    TensorFormat format;
+    Tensor codes, scales;
+    std::vector<int64_t> first_scale;  // of each parameter
+  };
+  State make_state(const TensorFormat& format) const;
+  ops::Moment slice(const State& state, size_t parameter) const;
 
   Device* device_;
   ParameterStore* parameters_;
   OptimizerSettings settings_;
   ops::LossScaling scaling_;
-  Tensor moment1_, moment2_;
+  State moment1_, moment2_;
   Buffer control_;
 };
 

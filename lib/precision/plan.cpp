@@ -118,7 +118,55 @@ void apply_override(const PlanRequest& request, PrecisionPlan& plan) {
   plan.saved_activation = plan.wgrad.b;
 }
 
+struct MomentSpelling {
+  const char* text;
+  DType dtype;
+  bool grouped;
+};
+
+constexpr MomentSpelling kMomentSpellings[] = {
+    {"fp32", DType::f32, false},           {"bf16", DType::bf16, false},
+    {"fp16", DType::f16, false},           {"e4m3", DType::e4m3, false},
+    {"e5m2", DType::e5m2, false},          {"bf16 group(128)", DType::bf16, true},
+    {"fp16 group(128)", DType::f16, true}, {"e4m3 group(128)", DType::e4m3, true},
+    {"e5m2 group(128)", DType::e5m2, true}};
+
+/// Formats of ops::Moment. Without a scale fp16 has not the range of a second moment.
+TensorFormat moment_in(const MomentSpelling& spelling) {
+  TensorFormat format = plain(spelling.dtype);
+  if (spelling.grouped) {
+    format.granularity = Granularity::group;
+    format.group_size = 128;
+  }
+  const bool unscaled = spelling.dtype == DType::f32 || spelling.dtype == DType::bf16;
+  format.policy = unscaled && !spelling.grouped ? ScalePolicy::none : ScalePolicy::current;
+  return format;
+}
+
+void apply_moment(const char* key, const std::string& text, TensorFormat& moment) {
+  if (text.empty()) {
+    return;
+  }
+  std::string known;
+  for (const MomentSpelling& spelling : kMomentSpellings) {
+    if (text == spelling.text) {
+      moment = moment_in(spelling);
+      return;
+    }
+    known += (known.empty() ? "" : ", ") + std::string(spelling.text);
+  }
+  throw ConfigError(fmt::format("{}: '{}' is not one of {}", key, text, known));
+}
+
 }  // namespace
+
+std::vector<std::string> moment_spellings() {
+  std::vector<std::string> texts;
+  for (const MomentSpelling& spelling : kMomentSpellings) {
+    texts.emplace_back(spelling.text);
+  }
+  return texts;
+}
 
 PrecisionPlan resolve_plan(const PlanRequest& request) {
   PrecisionPlan plan = plan_named(row_for(request));
@@ -143,6 +191,8 @@ PrecisionPlan resolve_plan(const PlanRequest& request) {
           "min_dimension)",
           "FP8 rows");
   plan.exemptions = request.exemptions;
+  apply_moment("precision.moment1", request.moment1, plan.moment1);
+  apply_moment("precision.moment2", request.moment2, plan.moment2);
   apply_override(request, plan);
   return plan;
 }

@@ -69,6 +69,7 @@ struct PlanRequest {
       override_linear_precision;      ///< fprop, dgrad, wgrad: true keeps that GEMM in `activation`
   std::optional<bool> power_2_scale;  ///< current scaling only
   std::optional<bool> use_autocast_during_eval;
+  std::string moment1, moment2;  ///< one of moment_spellings(); any row
   ExemptionRules exemptions;
 
   bool operator==(const PlanRequest&) const = default;
@@ -78,6 +79,10 @@ struct PlanRequest {
 /// when something has no meaning for the row (amax_history_len with current scaling, ...) or the
 /// row does not exist.
 PrecisionPlan resolve_plan(const PlanRequest& request);
+
+/// What PlanRequest::moment1 may say: "fp32", "bf16", and "fp16", "e4m3", "e5m2" with a current
+/// scale for the tensor, or " group(128)" after a type for one per 128 elements.
+std::vector<std::string> moment_spellings();
 
 /// Names of all rows that train, in the chart's order.
 std::vector<std::string> plan_names();

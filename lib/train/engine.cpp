@@ -12,9 +12,12 @@ constexpr int kEvaluationTotals = 1;
 /// else.
 void check_cells(const PrecisionPlan& plan) {
   const TensorFormat f32 = plain(DType::f32);
-  for (const TensorFormat* cell : {&plan.weight_gradient, &plan.gradient_wire, &plan.parameter_wire,
-                                   &plan.moment1, &plan.moment2}) {
-    check(*cell == f32, "gradients, wires and moments are fp32");
+  for (const TensorFormat* cell :
+       {&plan.weight_gradient, &plan.gradient_wire, &plan.parameter_wire}) {
+    check(*cell == f32, "gradients and wires are fp32");
+  }
+  for (const TensorFormat* cell : {&plan.moment1, &plan.moment2}) {
+    check(ops::is_moment_format(*cell), "moments are fp32, bf16, or scaled by tensor or group");
   }
   const bool own_master = !plan.master_weight && plan.weight == f32;
   const bool bf16_copy = plan.master_weight == f32 && plan.weight == plain(DType::bf16);
@@ -44,7 +47,8 @@ Engine::Engine(Device& device, const EngineSettings& settings)
   check_cells(settings.plan);
   if (settings.trains) {
     optimizer_.emplace(device, model_.parameters(), settings.optimizer,
-                       settings.plan.dynamic_loss_scaling);
+                       settings.plan.dynamic_loss_scaling,
+                       MomentFormats{settings.plan.moment1, settings.plan.moment2});
   }
   device.fill_zero(totals_.data(), totals_.bytes());
 }

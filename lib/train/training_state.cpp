@@ -1,6 +1,7 @@
 #include "train/training_state.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <cmath>
 
@@ -31,19 +32,33 @@ std::vector<int64_t> extents(const Shape& shape) {
   return result;
 }
 
-/// Moments per parameter as "moment1.NAME", in this program's names and storage shapes.
-std::vector<HostTensor> optimizer_tensors(Engine& engine) {
-  std::vector<HostTensor> tensors;
-  const std::pair<const char*, View> moments[] = {{"moment1.", engine.optimizer().moment1()},
-                                                  {"moment2.", engine.optimizer().moment2()}};
-  for (const auto& [prefix, flat] : moments) {
-    if (flat.empty()) {
-      continue;
-    }
-    for (const auto& parameter : engine.model().parameters().all()) {
-      const View view = {flat.as<float>() + parameter->offset, DType::f32, parameter->shape};
-      tensors.push_back({prefix + parameter->name, extents(parameter->shape),
-                         to_host_f32(engine.device(), view)});
+/// A tensor of the optimizer's file, as it is kept.
+struct StateTensor {
+  std::string name;
+  DType dtype = DType::f32;
+  std::vector<int64_t> shape;
+  View place;  // on the device
+};
+
+/// Per parameter "moment1.NAME", in this program's names and storage shapes and in the moment's own
+/// type, and beside a scaled one "moment1.NAME.scale".
+std::vector<StateTensor> optimizer_tensors(Engine& engine) {
+  std::vector<StateTensor> tensors;
+  const auto& parameters = engine.model().parameters().all();
+  for (const bool first : {true, false}) {
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const Optimizer& optimizer = engine.optimizer();
+      const ops::Moment moment = first ? optimizer.moment1(i) : optimizer.moment2(i);
+      if (moment.codes.empty()) {
+        continue;
+      }
+      const std::string name = (first ? "moment1." : "moment2.") + parameters[i]->name;
+      tensors.push_back({name, moment.codes.dtype, extents(parameters[i]->shape), moment.codes});
+      if (!moment.scales.empty()) {
+        const bool single = moment.format.granularity == Granularity::tensor;
+        const View scales = single ? View{moment.scales.data, DType::f32, {1}} : moment.scales;
+        tensors.push_back({name + ".scale", DType::f32, extents(scales.shape), scales});
+      }
     }
   }
   return tensors;
@@ -60,6 +75,9 @@ std::string formats_text(Decoder& model) {
   std::string text;
   for (const GemmPlan* gemm : {&model.plan().fprop, &model.plan().dgrad, &model.plan().wgrad}) {
     text += describe(gemm->a) + " x " + describe(gemm->b) + "; ";
+  }
+  for (const TensorFormat* moment : {&model.plan().moment1, &model.plan().moment2}) {
+    text += *moment == TensorFormat{} ? "" : "moment " + describe(*moment) + "; ";
   }
   for (const auto& slot : model.scaling().slots()) {
     text += slot->layer + "." + slot->role + " ";
@@ -101,19 +119,25 @@ CheckpointFile tensor_file(const char* name, const std::vector<HostTensor>& tens
 
 void load_optimizer(const std::filesystem::path& folder, Engine& engine,
                     const nlohmann::json& json) {
+  const SafetensorsFile file(folder / kOptimizerFile);
   const TensorSource source(folder / kOptimizerFile);
-  const std::pair<const char*, View> moments[] = {{"moment1.", engine.optimizer().moment1()},
-                                                  {"moment2.", engine.optimizer().moment2()}};
-  for (const auto& [prefix, flat] : moments) {
-    if (flat.empty()) {
+  std::vector<uint8_t> bytes;
+  for (const StateTensor& tensor : optimizer_tensors(engine)) {
+    if (tensor.dtype == DType::f32) {
+      const std::vector<float> values = source.read_f32(tensor.name, tensor.shape);
+      copy_from_host(engine.device(), tensor.place, values.data());
       continue;
     }
-    for (const auto& parameter : engine.model().parameters().all()) {
-      const std::vector<float> values =
-          source.read_f32(prefix + parameter->name, extents(parameter->shape));
-      const View view = {flat.as<float>() + parameter->offset, DType::f32, parameter->shape};
-      copy_from_host(engine.device(), view, values.data());
+    const SafetensorsEntry* entry = file.find(tensor.name);
+    if (entry == nullptr || entry->shape != tensor.shape ||
+        entry->dtype != safetensors_name(tensor.dtype)) {
+      throw CheckpointError(fmt::format("{}: there is no tensor '{}' of type {} and shape [{}]",
+                                        file.path().string(), tensor.name, name_of(tensor.dtype),
+                                        fmt::join(tensor.shape, ", ")));
     }
+    bytes.resize(entry->bytes());
+    file.read(*entry, bytes.data());
+    copy_from_host(engine.device(), tensor.place, bytes.data());
   }
   ops::StepControl control = engine.optimizer().control();
   control.loss_scale = json.at("loss_scale").get<float>();
@@ -183,7 +207,14 @@ std::filesystem::path save_training_state(const std::filesystem::path& root, Eng
   std::vector<HostTensor> weights;
   for_each_weight(engine.device(), engine.model(),
                   [&](const HostTensor& tensor) { weights.push_back(tensor); });
-  const std::vector<HostTensor> moments = optimizer_tensors(engine);
+  CheckpointFile moments = {.name = kOptimizerFile, .tensors = {}, .text = {}};
+  std::vector<std::vector<uint8_t>> moment_bytes;
+  for (const StateTensor& tensor : optimizer_tensors(engine)) {
+    moment_bytes.emplace_back(tensor.place.bytes());
+    copy_to_host(engine.device(), moment_bytes.back().data(), tensor.place);
+    moments.tensors.push_back(
+        {tensor.name, tensor.dtype, tensor.shape, moment_bytes.back().data()});
+  }
   std::vector<HostTensor> scaling;
   for (ScalingState::SavedTensor& tensor : engine.model().scaling().save()) {
     scaling.push_back({tensor.name, tensor.shape, std::move(tensor.values)});
@@ -196,7 +227,7 @@ std::filesystem::path save_training_state(const std::filesystem::path& root, Eng
       {"tokenizer.json", {}, session.tokenizer->to_json()},
       {kStateFile, {}, state_text(engine, session, state)},
       tensor_file(kModelFile, weights),
-      tensor_file(kOptimizerFile, moments),
+      moments,
   };
   if (!scaling.empty()) {
     contents.files.push_back(tensor_file(kScalingFile, scaling));

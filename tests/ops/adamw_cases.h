@@ -19,6 +19,37 @@ inline constexpr WeightCast kWeightCasts[] = {{false, false, false},
                                               {true, true, false, DType::e5m2},
                                               {true, true, true}};
 
+inline TensorFormat moment_format(DType dtype, Granularity granularity, ScaleType type) {
+  TensorFormat format = plain(dtype);
+  format.policy = ScalePolicy::current;
+  format.granularity = granularity;
+  format.group_size = granularity == Granularity::group ? 128 : 0;
+  format.scale_type = type;
+  return format;
+}
+inline TensorFormat by_tensor(DType dtype, ScaleType type = ScaleType::f32) {
+  return moment_format(dtype, Granularity::tensor, type);
+}
+inline TensorFormat by_group(DType dtype, ScaleType type = ScaleType::f32) {
+  return moment_format(dtype, Granularity::group, type);
+}
+
+/// Formats of the two moments. All that there are stand in it, and what methods combine.
+struct MomentFormats {
+  TensorFormat first, second;
+};
+
+inline std::vector<MomentFormats> moment_formats() {
+  return {{plain(DType::bf16), plain(DType::bf16)},
+          {by_tensor(DType::e4m3, ScaleType::pow2), by_tensor(DType::f16, ScaleType::pow2)},
+          {by_tensor(DType::e5m2), by_tensor(DType::bf16)},
+          {by_group(DType::e4m3), by_group(DType::f16)},
+          {by_group(DType::e4m3, ScaleType::pow2), by_group(DType::e4m3)},
+          {by_group(DType::bf16), by_group(DType::e5m2)},
+          {plain(DType::f32), by_tensor(DType::e4m3)},
+          {by_group(DType::e5m2), plain(DType::f32)}};
+}
+
 inline ops::StepControl adamw_control(bool skip, int64_t steps = 1234) {
   ops::StepControl control{};
   control.lr = 3e-4;

@@ -130,8 +130,8 @@ TEST_CASE("AdamW follows torch.optim.AdamW", "[ops]") {
       REQUIRE(ulps_between(measure_norm(gradient, control, max_norm), norm) <= 1);
       call.weight = weight;
       call.gradient = gradient;
-      call.moment1 = moment1;
-      call.moment2 = moment2;
+      call.moment1 = moment1.view();
+      call.moment2 = moment2.view();
       call.copy = copy;
       ops::adamw(cpu_stream(), call, &control);
       REQUIRE(control.applied_steps == step);
@@ -234,7 +234,8 @@ TEST_CASE("a step with a non-finite gradient touches nothing", "[ops]") {
     CHECK(control.skipped_steps == 1);
     CHECK(control.applied_steps == 0);
     CHECK(control.gradient_factor == 0.0F);
-    ops::adamw(cpu_stream(), {weight, gradient, moment1, moment2, copy, 0.9, 0.99, 1e-8, 0.1},
+    ops::adamw(cpu_stream(),
+               {weight, gradient, moment1.view(), moment2.view(), copy, 0.9, 0.99, 1e-8, 0.1},
                &control);
     ops::sgd(cpu_stream(), {weight, gradient, moment1, copy, 0.9, 0.1}, &control);
     CHECK(weight.bytes() == before[0]);
@@ -280,7 +281,8 @@ TEST_CASE("optimizer steps give the same bits at every level and thread count", 
     for (int step = 0; step < 3; ++step) {
       control.squared_norm = 9.0;
       table.prepare_step(cpu_stream(), &control, 1.0F, {});
-      table.adamw(cpu_stream(), {weight, gradient, moment1, moment2, copy, 0.9, 0.95, 1e-8, 0.1},
+      table.adamw(cpu_stream(),
+                  {weight, gradient, moment1.view(), moment2.view(), copy, 0.9, 0.95, 1e-8, 0.1},
                   &control);
       table.sgd(cpu_stream(), {weight, gradient, moment1, copy, 0.9, 0.1}, &control);
     }

@@ -92,6 +92,19 @@ void kill_after(const Workshop& shop, const Words& command, const std::string& n
   REQUIRE(process.wait().code == 128 + SIGKILL);
 }
 
+TEST_CASE("killed and resumed with moments of few bits: the bits of the undisturbed run") {
+  const Workshop shop;
+  const Words moments = {"precision.moment1=e4m3 group(128)", "precision.moment2=fp16"};
+  const auto command = [&](const std::string& name) {
+    return Workshop::command("te-delayed", name, moments);
+  };
+  expect_code(0, shop.folder(), command("whole"));
+  kill_after(shop, command("broken"), "broken", 13, 0);
+  const Outcome last = expect_code(0, shop.folder(), command("broken"));
+  CHECK_THAT(last.out, Catch::Contains("resumed from broken/checkpoints/step-0000"));
+  check_equal_runs(shop, "whole", "broken");
+}
+
 TEST_CASE("killed twice and resumed: the bits of the undisturbed run") {
   const std::string plan = GENERATE("fp32", "bf16", "fp16", "te-delayed", "te-current",
                                     "te-blockwise", "te-mxfp8", "torchao-rowwise-gw-hp");

@@ -225,6 +225,37 @@ TEST_CASE("recorded steps are bitwise those that are launched one by one", "[cud
   }
 }
 
+TEST_CASE("recorded steps with moments of few bits are those that are launched", "[cuda]") {
+  if (no_device()) {
+    return;
+  }
+  const char* const moments[][2] = {
+      {"bf16", "bf16"}, {"e4m3", "fp16"}, {"e4m3 group(128)", "fp32"}};
+  for (const auto& [first, second] : moments) {
+    CAPTURE(first, second);
+    PlanRequest request;
+    request.plan = "te-delayed";
+    request.moment1 = first;
+    request.moment2 = second;
+    EngineSettings settings = small_llama("te-delayed");
+    settings.plan = resolve_plan(request);
+    compare_devices(settings, kRowsOfChart[3]);
+    Run recorded(DeviceKind::cuda, settings);
+    settings.record = false;
+    Run launched(DeviceKind::cuda, settings);
+    const uint64_t before = recorded.device->ledger().allocations();
+    for (int i = 0; i < 5; ++i) {
+      recorded.train_step();
+      launched.train_step();
+    }
+    CHECK(recorded.device->ledger().allocations() == before);
+    const auto weights = [](Run& run) {
+      return to_host_f32(*run.device, run.engine.model().parameters().values());
+    };
+    CHECK(weights(recorded) == weights(launched));
+  }
+}
+
 TEST_CASE("a step of bf16 on cuda gives the cpu's loss and gradients with our own attention",
           "[cuda]") {
   if (no_device()) {

@@ -1,6 +1,7 @@
 // Compiled once per x86-64 level. The arithmetic is in ops/optimizer_math.h.
 
 #include "ops/cpu/cpu_table.h"
+#include "ops/cpu/moments.h"
 #include "ops/cpu/quantize_sink.h"
 #include "ops/op_table.h"
 #include "ops/optimizer_math.h"
@@ -75,34 +76,128 @@ FP8TRAIN_HD void write_copy(const float* weight, const View& copy, int64_t begin
   });
 }
 
+/// Moments of a piece as fp32, and the new weights of it if `weight` is not null.
+struct MomentPiece {
+  float first[kMomentPiece];
+  float second[kMomentPiece];
+
+  FP8TRAIN_HD void update(const AdamW& call, const AdamWFactors& factors, int64_t begin,
+                          int64_t length, float* __restrict weight) {
+    load_moment(call.moment1, begin, length, first);
+    load_moment(call.moment2, begin, length, second);
+    const float* gradient = call.gradient.as<float>() + begin;
+#pragma GCC ivdep
+    for (int64_t i = 0; i < length; ++i) {
+      float value = weight == nullptr ? 0.0F : weight[i];
+      adamw_element(factors, gradient[i], value, first[i], second[i]);
+      if (weight != nullptr) {
+        weight[i] = value;
+      }
+    }
+  }
+};
+
+/// Scales of moments that have one for the tensor.
+struct TensorScales {
+  float first = 1.0F, second = 1.0F;
+};
+
+FP8TRAIN_HD float new_tensor_scale(const Moment& moment, uint32_t largest) {
+  return moment_scale(float_of(largest), *moment.scales.as<float>(),
+                      format_max(moment.format.dtype), moment.format.scale_type == ScaleType::pow2);
+}
+
+/// A first pass over the new moments. Maxima are integers: no order of threads changes them.
+FP8TRAIN_HD TensorScales find_tensor_scales(const AdamW& call, const AdamWFactors& factors) {
+  const bool wanted1 = has_tensor_scale(call.moment1);
+  const bool wanted2 = has_tensor_scale(call.moment2);
+  if (!wanted1 && !wanted2) {
+    return {};
+  }
+  const int64_t count = call.weight.count();
+  const int64_t pieces = chunks_of(count, kMomentPiece);
+  uint32_t largest1 = 0;
+  uint32_t largest2 = 0;
+#pragma omp parallel for schedule(static) \
+    reduction(max                         \
+              : largest1, largest2) if (count >= kParallelElements)
+  for (int64_t index = 0; index < pieces; ++index) {
+    const int64_t begin = index * kMomentPiece;
+    const int64_t length = minimum(kMomentPiece, count - begin);
+    MomentPiece piece;
+    piece.update(call, factors, begin, length, nullptr);
+    const uint32_t here1 = largest_magnitude(piece.first, length);
+    const uint32_t here2 = largest_magnitude(piece.second, length);
+    largest1 = here1 > largest1 ? here1 : largest1;
+    largest2 = here2 > largest2 ? here2 : largest2;
+  }
+  return {wanted1 ? new_tensor_scale(call.moment1, largest1) : 1.0F,
+          wanted2 ? new_tensor_scale(call.moment2, largest2) : 1.0F};
+}
+
+/// Elements begin .. end of a call whose moments are not both fp32.
+static __attribute__((noinline)) void update_coded(const AdamW& call, const AdamWFactors& factors,
+                                                   const TensorScales& scales, int64_t begin,
+                                                   int64_t end) {
+  const bool floors = !call.moment2.scales.empty();
+  for (; begin < end; begin += kMomentPiece) {
+    const int64_t length = minimum(kMomentPiece, end - begin);
+    MomentPiece piece;
+    piece.update(call, factors, begin, length, call.weight.as<float>() + begin);
+    const uint8_t nowhere[kMomentPiece] = {};
+    uint8_t present[kMomentPiece];
+    store_moment(call.moment1, begin, length, piece.first, scales.first, nowhere, present);
+    store_moment(call.moment2, begin, length, piece.second, scales.second,
+                 floors ? present : nowhere, present);
+  }
+}
+
+FP8TRAIN_HD void update_plain(const AdamW& call, const AdamWFactors& factors, int64_t begin,
+                              int64_t end) {
+  float* weight = call.weight.as<float>();
+  float* moment1 = call.moment1.codes.as<float>();
+  float* moment2 = call.moment2.codes.as<float>();
+  const float* gradient = call.gradient.as<float>();
+#pragma GCC ivdep
+  for (int64_t i = begin; i < end; ++i) {
+    adamw_element(factors, gradient[i], weight[i], moment1[i], moment2[i]);
+  }
+}
+
 void adamw(Stream stream, const AdamW& call, const StepControl* control) {
   // A transpose is turned from codes that are whole: after the update.
   const bool cast_later = !call.cast.out.codes_transposed.empty();
   const QuantizeSink sink = cast_later ? QuantizeSink{} : call.cast;
   const bool skip = control->skip != 0;
+  const bool plain =
+      call.moment1.format.dtype == DType::f32 && call.moment2.format.dtype == DType::f32;
   if (!skip || !sink.empty()) {
     const AdamWFactors factors = adamw_factors(rates_of(call), *control);
+    const TensorScales scales = skip ? TensorScales{} : find_tensor_scales(call, factors);
     float* weight = call.weight.as<float>();
-    float* moment1 = call.moment1.as<float>();
-    float* moment2 = call.moment2.as<float>();
-    const float* gradient = call.gradient.as<float>();
-    const View copy = call.copy;
     const int64_t count = call.weight.count();
-    const auto run = [=](int64_t chunk, CastCounts& counts) {
-      const int64_t begin = chunk * kChunk;
-      const int64_t end = minimum(count, begin + kChunk);
-      if (!skip) {
-#pragma GCC ivdep
-        for (int64_t i = begin; i < end; ++i) {
-          adamw_element(factors, gradient[i], weight[i], moment1[i], moment2[i]);
-        }
-        write_copy(weight, copy, begin, end);
-      }
-      if (!sink.empty()) {
-        cast_piece(sink, weight + begin, 0, begin, end - begin, counts);
-      }
-    };
-    for_each_piece<float>(sink, chunks_of(count, kChunk), count, run);
+    for_each_piece<float>(sink, chunks_of(count, kChunk), count,
+                          [&](int64_t chunk, CastCounts& counts) {
+                            const int64_t begin = chunk * kChunk;
+                            const int64_t end = minimum(count, begin + kChunk);
+                            if (!skip && plain) {
+                              update_plain(call, factors, begin, end);
+                            } else if (!skip) {
+                              update_coded(call, factors, scales, begin, end);
+                            }
+                            if (!skip) {
+                              write_copy(weight, call.copy, begin, end);
+                            }
+                            if (!sink.empty()) {
+                              cast_piece(sink, weight + begin, 0, begin, end - begin, counts);
+                            }
+                          });
+    if (!skip && has_tensor_scale(call.moment1)) {
+      *call.moment1.scales.as<float>() = scales.first;
+    }
+    if (!skip && has_tensor_scale(call.moment2)) {
+      *call.moment2.scales.as<float>() = scales.second;
+    }
   }
   if (cast_later) {
     op_table(stream).quantize(stream, call.weight, call.cast.out, call.cast.amax,

@@ -2,8 +2,8 @@
 // updated by tiles of 128 x 128, which are cast in both orientations while they lie in registers.
 
 #include "ops/cuda/cast_tiles.h"
+#include "ops/cuda/coded_moments.h"
 #include "ops/cuda/cuda_table.h"
-#include "ops/cuda/moments.h"
 #include "ops/optimizer_math.h"
 
 namespace fp8train::ops::cuda {
@@ -44,14 +44,15 @@ __device__ __forceinline__ void update(const Update<Moments>& call, const AdamWF
   float moment2[N];
   load_values<N, Packed>(call.weight + i, weight, available);
   load_values<N, Packed>(call.gradient + i, gradient, available);
-  call.moments.template load<N, Packed>(i, available, moment1, moment2);
+  const typename Moments::Scales old =
+      call.moments.template load<N, Packed>(i, available, moment1, moment2);
 #pragma unroll
   for (int j = 0; j < N; ++j) {
     adamw_element(factors, gradient[j], weight[j], moment1[j], moment2[j]);
     weight[j] = j < available ? weight[j] : 0.0F;
   }
   store_values<N, Packed>(call.weight + i, weight, available);
-  call.moments.template store<N, Packed>(i, available, moment1, moment2);
+  call.moments.template store<N, Packed>(i, available, old, moment1, moment2);
   if (call.copy != nullptr) {
     write_copy<N, Packed>(call.copy + i, call.copy_is_f16, weight, available);
   }
@@ -145,6 +146,57 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   finish_cast<false>(cast, peak, tally, shared);
 }
 
+/// The amax of new moments that have one scale: into the places beside their scales.
+template <bool Aligned>
+__global__ void __launch_bounds__(kBlock)
+    moment_amax_kernel(CodedMoments moments, const float* __restrict__ gradient, AdamWRates rates,
+                       const StepControl* control, int64_t count) {
+  if (control->skip != 0) {
+    return;
+  }
+  FP8TRAIN_SHARED_ARRAY(AdamWFactors, shared_rates, 1);
+  FP8TRAIN_SHARED_ARRAY(uint32_t, shared, kBlock / kWarp);
+  const AdamWFactors factors = shared_factors(rates, *control, shared_rates);
+  uint32_t largest1 = 0;
+  uint32_t largest2 = 0;
+  const int64_t stride = int64_t{gridDim.x} * kBlock * kQuad;
+  for (int64_t i = (int64_t{blockIdx.x} * kBlock + threadIdx.x) * kQuad; i < count; i += stride) {
+    float g[kQuad];
+    float moment1[kQuad];
+    float moment2[kQuad];
+    if (Aligned && i + kQuad <= count) {
+      load_values<kQuad, true>(gradient + i, g, kQuad);
+      moments.load<kQuad, true>(i, kQuad, moment1, moment2);
+    } else {
+      load_values<kQuad, false>(gradient + i, g, count - i);
+      moments.load<kQuad, false>(i, count - i, moment1, moment2);
+    }
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) {
+      float weight = 0.0F;
+      adamw_element(factors, g[j], weight, moment1[j], moment2[j]);
+      largest1 = Largest{}(largest1, bits_of(moment1[j]) & 0x7FFFFFFFU);
+      largest2 = Largest{}(largest2, bits_of(moment2[j]) & 0x7FFFFFFFU);
+    }
+  }
+  moments.first.raise_tensor_amax(largest1, shared);
+  moments.second.raise_tensor_amax(largest2, shared);
+}
+
+/// Ends a step whose kernels all have read the old scales.
+struct KeepTensorScales {
+  CodedMoments moments;
+  const StepControl* control;
+
+  template <int N>
+  __device__ void run(int64_t /*i*/) const {
+    if (control->skip == 0) {
+      moments.first.keep_tensor_scale();
+      moments.second.keep_tensor_scale();
+    }
+  }
+};
+
 template <typename Moments>
 void update_alone(const Stream& stream, const AdamW& call, const Moments& moments, bool aligned,
                   const StepControl* control) {
@@ -205,15 +257,49 @@ void run(const Stream& stream, const AdamW& call, const Moments& moments, bool a
   }
 }
 
+bool has_tensor_scale(const Moment& moment) {
+  return moment.format.is_scaled() && moment.format.granularity == Granularity::tensor;
+}
+
+void run_coded(const Stream& stream, const AdamW& call, bool aligned, const StepControl* control) {
+  const CodedMoments moments = {coded(call.moment1), coded(call.moment2)};
+  const bool by_tensor = has_tensor_scale(call.moment1) || has_tensor_scale(call.moment2);
+  const int64_t count = call.weight.count();
+  if (by_tensor) {
+    const unsigned blocks = blocks_for(stream, ceil_div(count, kQuad));
+    launch(stream, {blocks, kBlock}, aligned ? moment_amax_kernel<true> : moment_amax_kernel<false>,
+           moments, call.gradient.as<float>(), rates_of(call), control, count);
+  }
+  run(stream, call, moments, aligned, control);
+  if (by_tensor) {
+    map<1>(stream, 1, true, KeepTensorScales{moments, control});
+  }
+}
+
+/// Host: whether packs are possible in any of the formats.
+bool is_aligned_moment(const Moment& moment) {
+  return is_aligned(moment.codes.data);
+}
+
 void adamw(Stream stream, const AdamW& call, const StepControl* control) {
   if (call.weight.count() == 0) {
     return;
   }
   const bool aligned = is_aligned(call.weight.data) && is_aligned(call.gradient.data) &&
-                       is_aligned(call.moment1.data) && is_aligned(call.moment2.data) &&
+                       is_aligned_moment(call.moment1) && is_aligned_moment(call.moment2) &&
                        is_aligned(call.copy.data, 2 * kQuad);
-  run(stream, call, PlainMoments<float>{call.moment1.as<float>(), call.moment2.as<float>()},
-      aligned, control);
+  const TensorFormat& first = call.moment1.format;
+  const bool same = first == call.moment2.format && !first.is_scaled();
+  const View& codes1 = call.moment1.codes;
+  const View& codes2 = call.moment2.codes;
+  if (same && first.dtype == DType::f32) {
+    run(stream, call, PlainMoments<float>{codes1.as<float>(), codes2.as<float>()}, aligned,
+        control);
+  } else if (same) {
+    run(stream, call, PlainMoments<bf16>{codes1.as<bf16>(), codes2.as<bf16>()}, aligned, control);
+  } else {
+    run_coded(stream, call, aligned, control);
+  }
 }
 
 }  // namespace

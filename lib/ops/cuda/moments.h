@@ -91,16 +91,20 @@ struct PlainMoments {
   T* __restrict__ first;
   T* __restrict__ second;
 
+  struct Scales {};  // none
+
   static bool fits_tiles(int64_t /*width*/) { return true; }
 
   template <int N, bool Packed>
-  __device__ __forceinline__ void load(int64_t i, int64_t available, float (&moment1)[N],
-                                       float (&moment2)[N]) const {
+  __device__ __forceinline__ Scales load(int64_t i, int64_t available, float (&moment1)[N],
+                                         float (&moment2)[N]) const {
     load_values<N, Packed>(first + i, moment1, available);
     load_values<N, Packed>(second + i, moment2, available);
+    return {};
   }
   template <int N, bool Packed>
-  __device__ __forceinline__ void store(int64_t i, int64_t available, const float (&moment1)[N],
+  __device__ __forceinline__ void store(int64_t i, int64_t available, const Scales& /*old*/,
+                                        const float (&moment1)[N],
                                         const float (&moment2)[N]) const {
     store_values<N, Packed>(first + i, moment1, available);
     store_values<N, Packed>(second + i, moment2, available);

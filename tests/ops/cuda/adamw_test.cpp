@@ -16,10 +16,11 @@ struct Case {
   WeightCast wanted;
   bool skip = false;
   int64_t offset = 0;
+  MomentFormats moments = {plain(DType::f32), plain(DType::f32)};
 };
 
 struct Result {
-  Array weight, moment1, moment2, copy, codes, transposed;
+  Array weight, moment1, moment2, scales1, scales2, copy, codes, transposed;
   float amax = 0, scale_inv = 0;
   ops::QuantizeStatistics statistics = {};
 };
@@ -32,10 +33,22 @@ Array values(const Case& c, uint32_t seed, bool non_negative = false) {
   return Array(DType::f32, {c.rows, c.width}, numbers);
 }
 
+/// A moment on the device, from codes of a first step's size.
+ops::Moment put_moment(Side& side, const Case& c, const TensorFormat& format, const Array& start) {
+  const View codes = side.put(Array(format.dtype, {c.rows, c.width}, start.values()), c.offset);
+  const int64_t scales = ops::moment_scales(format, c.rows * c.width);
+  if (scales == 0) {
+    return codes;
+  }
+  std::vector<float> values(static_cast<size_t>(scales), 1.5F);
+  values[1 % values.size()] = format.granularity == Granularity::tensor ? 0.0F : 1.5F;
+  return {codes, format, side.put(Array(DType::f32, {scales}, values))};
+}
+
 Result update(Side& side, const Case& c) {
   const View weight = side.put(values(c, 1), c.offset);
-  const View moment1 = side.put(values(c, 2), c.offset);
-  const View moment2 = side.put(values(c, 3, true), c.offset);
+  const ops::Moment moment1 = put_moment(side, c, c.moments.first, values(c, 2));
+  const ops::Moment moment2 = put_moment(side, c, c.moments.second, values(c, 3, true));
   const View copy = side.put(Array(DType::f16, {c.rows, c.width}), c.offset);
   const View codes = side.put(Array(c.wanted.type, {c.rows, c.width}), c.offset);
   const View transposed = side.put(Array(c.wanted.type, {c.width, c.rows}), c.offset);
@@ -62,9 +75,13 @@ Result update(Side& side, const Case& c) {
                            .weight_decay = 0.1,
                            .cast = cast};
   ops::adamw(side.stream(), call, side.put_value(adamw_control(c.skip)));
-  return {side.get(weight),     side.get(moment1),         side.get(moment2),
-          side.get(copy),       side.get(codes),           side.get(transposed),
-          side.get_value(amax), side.get_value(scale_inv), side.get_value(statistics)};
+  const auto scales = [&](const ops::Moment& moment) {
+    return moment.scales.empty() ? Array() : side.get(moment.scales);
+  };
+  return {side.get(weight),          side.get(moment1.codes),   side.get(moment2.codes),
+          scales(moment1),           scales(moment2),           side.get(copy),
+          side.get(codes),           side.get(transposed),      side.get_value(amax),
+          side.get_value(scale_inv), side.get_value(statistics)};
 }
 
 void check_case(const Case& c) {
@@ -77,6 +94,8 @@ void check_case(const Case& c) {
   CHECK(same_values(cuda.weight, cpu.weight));
   CHECK(same_values(cuda.moment1, cpu.moment1));
   CHECK(same_values(cuda.moment2, cpu.moment2));
+  CHECK(same_values(cuda.scales1, cpu.scales1));
+  CHECK(same_values(cuda.scales2, cpu.scales2));
   CHECK(same_values(cuda.copy, cpu.copy));
   CHECK(same_values(cuda.codes, cpu.codes));
   CHECK(same_values(cuda.transposed, cpu.transposed));
@@ -99,6 +118,20 @@ TEST_CASE("adamw casts the new weight as the cpu does", "[cuda][optimizer]") {
 
 TEST_CASE("a kernel of adamw walks over more tiles than it has blocks", "[cuda][optimizer]") {
   check_case({128 * 70, 8, kWeightCasts[3]});
+}
+
+TEST_CASE("adamw keeps moments in any format as the cpu does", "[cuda][optimizer]") {
+  // Alone, by tiles, and without tiles where a group would straddle rows.
+  for (const MomentFormats& moments : moment_formats()) {
+    for (const auto& [rows, width] : {std::pair{1, 1}, {130, 128}, {9, 136}}) {
+      INFO(describe(moments.first) << " and " << describe(moments.second));
+      for (const WeightCast& wanted : {kWeightCasts[0], kWeightCasts[3]}) {
+        check_case({rows, width, wanted, false, 0, moments});
+      }
+      check_case({rows, width, kWeightCasts[3], true, 0, moments});
+      check_case({rows, width, kWeightCasts[1], false, 1, moments});
+    }
+  }
 }
 
 }  // namespace
