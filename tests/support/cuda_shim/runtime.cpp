@@ -64,6 +64,10 @@ void set_capability(int value) {
   capability() = value;
 }
 
+bool capturing() {
+  return captured != nullptr;
+}
+
 void submit(std::function<void()> work) {
   if (captured != nullptr) {
     captured->work.push_back(std::move(work));
