@@ -4,6 +4,7 @@
 
 #include "base/trace.h"
 #include "ops/checks.h"
+#include "ops/cuda/cuda_table.h"
 #include "ops/op_table.h"
 
 namespace fp8train::ops {
@@ -75,8 +76,7 @@ int64_t attention_backward_scratch(const AttentionShape& shape) {
 }
 
 std::string attention_kernels(Stream stream) {
-  const auto answer = op_table(stream).attention_kernels;
-  return answer == nullptr ? std::string() : answer(stream);
+  return stream.kind() == DeviceKind::cuda ? cuda::attention_kernels(stream) : std::string();
 }
 
 void rope(Stream stream, HeadsView x, int64_t batch, int64_t length, int64_t heads,

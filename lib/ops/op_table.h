@@ -40,7 +40,6 @@ struct OpTable {
   decltype(&ops::layer_norm_backward) layer_norm_backward;
   decltype(&ops::attention_forward) attention_forward;
   decltype(&ops::attention_backward) attention_backward;
-  decltype(&ops::attention_kernels) attention_kernels;  ///< null where there is no choice
   decltype(&ops::append_to_cache) append_to_cache;
   decltype(&ops::rope) rope;
   decltype(&ops::head_rms_norm_forward) head_rms_norm_forward;

@@ -9,13 +9,15 @@ namespace fp8train {
 namespace {
 
 /// {"layers.0.mlp.up.x": {"scale": .., "saturated": .., "underflow": ..}, ...}, shares of all casts
-/// in percent.
+/// in percent; no scale where each granule has its own.
 JsonObject slot_metrics(const std::vector<SlotReport>& slots) {
   JsonObject all;
   for (const SlotReport& report : slots) {
     const double count = std::max<double>(1.0, static_cast<double>(report.statistics.count));
     JsonObject one;
-    one.add("scale", static_cast<double>(report.scale));
+    if (report.slot->format.granularity == Granularity::tensor) {
+      one.add("scale", static_cast<double>(report.scale));
+    }
     one.add("saturated_percent", 100.0 * static_cast<double>(report.statistics.saturated) / count);
     one.add("underflow_percent", 100.0 * static_cast<double>(report.statistics.underflow) / count);
     all.add(report.slot->layer + "." + report.slot->role, one);

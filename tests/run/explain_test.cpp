@@ -78,6 +78,17 @@ TEST_CASE("explain: GEMMs that are kept in high precision, and exempt layers") {
         "matches exempt pattern '*.mlp.down*'");
 }
 
+TEST_CASE("explain: rows with a scale for each granule") {
+  const Json json = explain({"model.preset=toy", "mixed_precision=fp8", "fp8.backend=torchao",
+                             "fp8.recipe=rowwise_with_gw_hp", "device=cpu"});
+  CHECK(json.at("plan") == "torchao-rowwise-gw-hp");
+  const Json& one = linear(json, "layers.0.mlp.up");
+  CHECK(operand(one, "fprop", "a") == "e4m3 row current pow2 epsilon 1e-12");
+  CHECK(operand(one, "dgrad", "b") == "e4m3 tensor current pow2 epsilon 1e-12");
+  CHECK(operand(one, "wgrad", "a") == "bf16");
+  CHECK(operand(one, "fprop", "dequantized").empty());  // the cpu has all products
+}
+
 TEST_CASE("explain: a layer of an unsuitable size") {
   const Json json =
       explain({"model.preset=toy", "model.intermediate_size=172", "precision.plan=te-current"});

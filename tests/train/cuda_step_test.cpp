@@ -207,6 +207,7 @@ TEST_CASE("recorded steps are bitwise those that are launched one by one", "[cud
   for (const Row& row : kRowsOfChart) {
     CAPTURE(row.plan);
     EngineSettings settings = small_llama(row.plan);
+    settings.model.num_hidden_layers = 1;
     settings.gradient_accumulation_steps = 2;
     settings.plan.wgrad.a.delayed.interval = 2;  // some steps update those scales, some do not
     Run recorded(DeviceKind::cuda, settings);
@@ -266,6 +267,24 @@ TEST_CASE("a step of bf16 on cuda gives the cpu's loss and gradients with our ow
 }
 
 #if defined(FP8TRAIN_CUDA_SHIM)
+TEST_CASE("chips with and without products of a granularity give the cpu's loss", "[cuda]") {
+  struct Case {
+    int capability;
+    const char* plan;
+    bool native;
+  };
+  for (const Case& c : {Case{89, "torchao-rowwise", false}, Case{100, "te-blockwise", false},
+                        Case{100, "te-mxfp8", true}}) {
+    CAPTURE(c.capability, c.plan);
+    shim::set_capability(c.capability);
+    const DeviceTraits traits = make_device(DeviceKind::cuda)->traits();
+    CHECK((c.native ? traits.mx_scaled_gemm
+                    : !traits.row_scaled_gemm && !traits.block_scaled_gemm) == true);
+    compare_devices(small_llama(c.plan), {c.plan, 2e-3, 5e-3});
+    shim::set_capability(90);
+  }
+}
+
 TEST_CASE("cuDNN runs the attention of a step unless our own is asked for", "[cuda]") {
   struct Case {
     const char *plan, *choice;

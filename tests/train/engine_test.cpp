@@ -212,7 +212,7 @@ TEST_CASE("every row of the chart learns as bf16 does") {
   const auto final_loss = [](const std::string& plan) {
     Trained run(small(plan));
     double loss = 0;
-    for (int step = 0; step < 60; ++step) {
+    for (int step = 0; step < 16; ++step) {
       run.engine.step([&] { return batch_of(2, static_cast<uint64_t>(step % 2)); }, step, 1e-2F,
                       false);
       loss = run.engine.step_loss().mean;
@@ -220,10 +220,12 @@ TEST_CASE("every row of the chart learns as bf16 does") {
     return loss;
   };
   const double bf16 = final_loss("bf16");
-  CHECK(bf16 < 2.0);  // from log(50) = 3.9 on two batches that it sees again and again
+  // From log(50) = 3.9 on two batches again and again: where the curve is steep.
+  CHECK(bf16 > 0.3);
+  CHECK(bf16 < 2.2);
   for (const std::string& plan : plan_names()) {
     CAPTURE(plan);
-    CHECK(final_loss(plan) == Approx(bf16).margin(0.1));
+    CHECK(final_loss(plan) == Approx(bf16).margin(0.2));  // the noise of FP8: up to 0.1
   }
 }
 

@@ -205,16 +205,15 @@ void attention_backward(Stream stream, const AttentionShape& shape, HeadsView q,
   }
 }
 
+}  // namespace
+
 std::string attention_kernels(Stream stream) {
   return plans_of(stream).description();
 }
 
-}  // namespace
-
 void fill_attention(OpTable& table) {
   table.attention_forward = attention_forward;
   table.attention_backward = attention_backward;
-  table.attention_kernels = attention_kernels;
 }
 
 }  // namespace fp8train::ops::cuda

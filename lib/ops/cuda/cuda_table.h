@@ -18,6 +18,9 @@ DeviceTraits probed_traits(Device& device);
 /// tune_gemms on a cuda device. Throws like table().
 void tune_gemms(Device& device, const std::string& folder);
 
+/// ops::attention_kernels on a cuda device. Throws like table().
+std::string attention_kernels(Stream stream);
+
 void fill_elementwise(OpTable& table);
 void fill_quantize(OpTable& table);
 void fill_quantize_granules(OpTable& table);

@@ -15,4 +15,8 @@ void tune_gemms(Device& /*device*/, const std::string& /*folder*/) {
   throw DeviceError("no CUDA operations in this build; use `device: cpu`");
 }
 
+std::string attention_kernels(Stream /*stream*/) {
+  throw DeviceError("no CUDA operations in this build; use `device: cpu`");
+}
+
 }  // namespace fp8train::ops::cuda

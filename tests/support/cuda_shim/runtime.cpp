@@ -72,6 +72,10 @@ void advance_clock(float milliseconds) {
   clock_milliseconds += milliseconds;
 }
 
+bool capturing() {
+  return captured != nullptr;
+}
+
 void submit(std::function<void()> work) {
   if (captured != nullptr) {
     captured->work.push_back(std::move(work));

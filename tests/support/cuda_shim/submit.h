@@ -8,4 +8,7 @@ namespace fp8train::shim {
 
 void submit(std::function<void()> work);
 
+/// Whether work is being kept in a graph: what device memory holds at that time means nothing.
+bool capturing();
+
 }  // namespace fp8train::shim
