@@ -72,6 +72,7 @@ struct CodedMoment {
   void* codes;
   float* scales;  ///< null: none
   DType dtype;
+  float largest_code;  ///< format_max of the dtype
   bool grouped, pow2;
 
   __device__ __forceinline__ float scale_at(int64_t i, int64_t available) const {
@@ -87,7 +88,7 @@ struct CodedMoment {
     const float factor = reciprocal(scale);
     with_moment_type(dtype, [&](auto tag) {
       using Code = typename decltype(tag)::Type;
-      constexpr int kAtOnce = N * sizeof(Code) <= 16 ? N : 4;
+      [[maybe_unused]] constexpr int kAtOnce = N * sizeof(Code) <= 16 ? N : 4;
       const Code* from = static_cast<const Code*>(codes) + i;
       Pack<Code, N> pack = {};
       if constexpr (Packed) {
@@ -135,7 +136,7 @@ struct CodedMoment {
     } else {
       amax = scales[1];
     }
-    return moment_scale(amax, old_scale, format_max(dtype), pow2);
+    return moment_scale(amax, old_scale, largest_code, pow2);
   }
 
   __device__ __forceinline__ bool has_tensor_scale() const {
@@ -151,7 +152,7 @@ struct CodedMoment {
   }
   __device__ __forceinline__ void keep_tensor_scale() const {
     if (has_tensor_scale()) {
-      scales[0] = moment_scale(scales[1], scales[0], format_max(dtype), pow2);
+      scales[0] = moment_scale(scales[1], scales[0], largest_code, pow2);
       scales[1] = 0.0F;
     }
   }
@@ -163,7 +164,7 @@ struct CodedMoment {
     uint32_t present = 0;
     with_moment_type(dtype, [&](auto tag) {
       using Code = typename decltype(tag)::Type;
-      constexpr int kAtOnce = N * sizeof(Code) <= 16 ? N : 4;
+      [[maybe_unused]] constexpr int kAtOnce = N * sizeof(Code) <= 16 ? N : 4;
       Code* to = static_cast<Code*>(codes) + i;
       const Pack<Code, N> pack = encode_pack<Code, N>(values, scale, floored);
 #pragma unroll
@@ -234,8 +235,12 @@ struct CodedMoments {
 /// Host: a moment as the kernels see it.
 inline CodedMoment coded(const Moment& moment) {
   const TensorFormat& format = moment.format;
-  return {moment.codes.data, moment.scales.as<float>(), format.dtype,
-          format.granularity == Granularity::group, format.scale_type == ScaleType::pow2};
+  return {moment.codes.data,
+          moment.scales.as<float>(),
+          format.dtype,
+          format_max(format.dtype),
+          format.granularity == Granularity::group,
+          format.scale_type == ScaleType::pow2};
 }
 
 }  // namespace fp8train::ops::cuda
