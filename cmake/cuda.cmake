@@ -5,7 +5,11 @@
 #         be executed, and sanitized, without a GPU;
 #   OFF   left out; asking for `device: cuda` is then an error.
 # AUTO is ON where nvcc is found (PATH, CUDACXX or /usr/local/cuda/bin), else OFF.
-set(FP8TRAIN_CUDA_ARCHITECTURES "89-real;90a-real;100-real" CACHE STRING "GPU architectures the kernels are compiled for")
+set(architectures "89-real;90a-real;100-real")
+if(DEFINED ENV{FP8TRAIN_CUDA_ARCHITECTURES})
+  set(architectures $ENV{FP8TRAIN_CUDA_ARCHITECTURES})
+endif()
+set(FP8TRAIN_CUDA_ARCHITECTURES "${architectures}" CACHE STRING "GPU architectures the kernels are compiled for")
 
 if(FP8TRAIN_CUDA STREQUAL "AUTO")
   find_program(FP8TRAIN_NVCC nvcc PATHS ENV CUDA_PATH /usr/local/cuda PATH_SUFFIXES bin)

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -44,6 +45,10 @@ std::vector<std::pair<std::string, std::string>> cells(const PrecisionPlan& plan
 constexpr const char* kOutside =
     "embedding, norms, rotary embedding, attention's own products, activations, soft-max and loss";
 
+bool reads_granules(const GemmPlan& gemm) {
+  return gemm.a.is_scaled() && gemm.a.granularity != Granularity::tensor;
+}
+
 /// The layers of a plan and, for each GEMM of each, why its operands are dequantized.
 struct Layers {
   std::vector<LinearPlan> linears;
@@ -57,7 +62,12 @@ Layers explained_layers(const Session& session) {
   layers.linears = plan_linears(session.engine.plan, linear_sites(session.engine.model));
   const std::string& setting = session.settings.device;
   DeviceTraits traits;
-  if (setting != "cpu" && why_cuda_is_unusable().empty()) {
+  const bool granular =
+      std::any_of(layers.linears.begin(), layers.linears.end(), [](const LinearPlan& linear) {
+        return reads_granules(linear.fprop) || reads_granules(linear.dgrad) ||
+               reads_granules(linear.wgrad);
+      });
+  if (granular && setting != "cpu" && why_cuda_is_unusable().empty()) {
     std::string reason;
     traits = choose_device(setting, false, reason)->traits();
   }

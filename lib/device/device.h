@@ -20,6 +20,8 @@ struct DeviceTraits {
   /// An FP8 GEMM reads both operands along K only, so that a tensor which is contracted along its
   /// rows is kept transposed too (cuBLASLt's TN rule up to compute capability 9.0).
   bool fp8_gemm_along_k_only = false;
+  /// FP8 products with one scale per operand are right; there is no other way to compute them.
+  bool tensor_scaled_gemm = true;
   /// FP8 products with a scale for each granule are cuBLASLt's, for the granularities that follow
   /// and under the conditions of ops/scaled_gemm.h; others are computed from dequantized operands,
   /// which takes scratch memory. False: they are the backend's own, of every kind.

@@ -1,5 +1,6 @@
 #include "nn/linear.h"
 
+#include "base/error.h"
 #include "ops/elementwise.h"
 #include "ops/quantize.h"
 
@@ -28,6 +29,7 @@ Linear::Linear(const LinearPlan& plan, Parameter* weight, Parameter* bias, Scali
           {"dy.wgrad", plan.wgrad.a, plan.wgrad.b}) {}
 
 void Linear::allocate(Device& device, MemoryCategory plain_copies) {
+  check_device(device.traits());
   // Evaluation may bypass the scaled formats, so the plain copy exists wherever one GEMM can ask
   // for it.
   const bool needs_plain =
@@ -49,6 +51,18 @@ void Linear::allocate(Device& device, MemoryCategory plain_copies) {
     }
   }
   offer_weight_cast();
+}
+
+void Linear::check_device(const DeviceTraits& traits) const {
+  for (const GemmPlan* gemm : {&plan_.fprop, &plan_.dgrad, &plan_.wgrad}) {
+    const bool by_tensor = gemm->a.is_scaled() && gemm->a.granularity == Granularity::tensor &&
+                           gemm->b.granularity == Granularity::tensor;
+    if (by_tensor && !traits.tensor_scaled_gemm) {
+      throw DeviceError(plan_.site.name +
+                        ": this GPU's cuBLASLt does not multiply FP8 with one scale per tensor as "
+                        "it should; use another release of it, or another row of the chart");
+    }
+  }
 }
 
 void Linear::offer_weight_cast() {

@@ -73,6 +73,8 @@ class Linear {
   /// The GEMMs of this pass that read x in scaled formats.
   LinearOperands::Wanted wanted_of_input(const StepContext& context) const;
   LinearOperand weight_operand(bool scaled, bool along_columns) const;
+  /// Throws DeviceError where the device cannot compute the plan's products.
+  void check_device(const DeviceTraits& traits) const;
   void offer_weight_cast();
 
   LinearPlan plan_;

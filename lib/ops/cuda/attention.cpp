@@ -96,7 +96,7 @@ class AttentionPlans final : public CudaExtension {
     }
     SdpaPlan* plan = plan_for(problem);
     if (plan != nullptr) {
-      plan->run(pointers, workspace(plan->workspace_bytes()));
+      plan->run(pointers, workspace());
     }
     return plan != nullptr;
   }
@@ -120,6 +120,10 @@ class AttentionPlans final : public CudaExtension {
                 " bytes, more than an eighth of the GPU's memory";
       plan.reset();
     }
+    if (plan != nullptr) {
+      why_not = why_no_workspace(plan->workspace_bytes());
+      plan = why_not.empty() ? std::move(plan) : nullptr;
+    }
     if (plan == nullptr) {
       const std::string text = "cuDNN does not run attention, " + text_of(problem) + ": " + why_not;
       if (choice_ == Choice::cudnn) {
@@ -131,17 +135,24 @@ class AttentionPlans final : public CudaExtension {
     return entries_.back().plan.get();
   }
 
-  /// The workspace of all libraries where it is large enough, else memory of our own, charged to
-  /// the device's ledger when a larger plan is first run.
-  void* workspace(size_t bytes) {
-    if (bytes <= context_->workspace_bytes) {
-      return context_->workspace;
+  /// Makes the workspace large enough: that of all libraries, or memory of our own, charged to the
+  /// device's ledger. Empty, or why there is none.
+  std::string why_no_workspace(size_t bytes) {
+    const size_t largest =
+        workspaces_.empty() ? context_->workspace_bytes : workspaces_.back().bytes();
+    if (bytes <= largest) {
+      return {};
     }
-    // Smaller ones stay: recorded steps hold their addresses.
-    if (workspaces_.empty() || bytes > workspaces_.back().bytes()) {
+    try {
+      // Smaller ones stay: recorded steps hold their addresses.
       workspaces_.emplace_back(*context_->owner, bytes, MemoryCategory::workspace);
+      return {};
+    } catch (const DeviceError& error) {
+      return error.what();
     }
-    return workspaces_.back().data();
+  }
+  void* workspace() const {
+    return workspaces_.empty() ? context_->workspace : workspaces_.back().data();
   }
 
   CudaContext* context_;

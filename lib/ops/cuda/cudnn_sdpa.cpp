@@ -9,6 +9,7 @@
 #include <cudnn_frontend.h>
 #include <dlfcn.h>
 
+#include <cstdlib>
 #include <unordered_map>
 
 #include "base/error.h"
@@ -39,10 +40,18 @@ void* open_any(std::initializer_list<const char*> names) {
   return nullptr;
 }
 
-/// Both libraries stay open to the end of the program. Opening the runtime here makes
-/// cudnn-frontend, which asks for it by its bare name, find it wherever it is.
+/// Both libraries stay open to the end of the program. cudnn-frontend opens the runtime itself, an
+/// older one first if there is one: it is told which.
 bool open_libraries(std::string& why_not) {
-  if (open_any({"libcudart.so.13", "/usr/local/cuda/lib64/libcudart.so.13"}) == nullptr) {
+  constexpr const char* kRuntimes[] = {"libcudart.so.13", "/usr/local/cuda/lib64/libcudart.so.13"};
+  bool found = false;
+  for (const char* name : kRuntimes) {
+    if (!found && open_any({name}) != nullptr) {
+      found = true;
+      setenv("CUDNN_FRONTEND_CUDART_LIB_NAME", name, 0);
+    }
+  }
+  if (!found) {
     why_not =
         "libcudart.so.13, which cuDNN attention needs, is not found; put its folder into "
         "LD_LIBRARY_PATH";
@@ -208,7 +217,18 @@ class Library final : public SdpaLibrary {
            std::to_string(version % 100);
   }
 
+  /// The frontend reports a missing function by an exception of its own.
   std::unique_ptr<SdpaPlan> plan(const SdpaProblem& problem, std::string& why_not) override {
+    try {
+      return build_plan(problem, why_not);
+    } catch (const std::exception& error) {
+      why_not = error.what();
+      return nullptr;
+    }
+  }
+
+ private:
+  std::unique_ptr<SdpaPlan> build_plan(const SdpaProblem& problem, std::string& why_not) const {
     auto graph = std::make_unique<Graph>();
     graph->set_io_data_type(data_type(problem.dtype))
         .set_intermediate_data_type(fe::DataType_t::FLOAT)
@@ -230,7 +250,6 @@ class Library final : public SdpaLibrary {
     return std::make_unique<Plan>(std::move(graph), handle_);
   }
 
- private:
   fe::error_t build(Graph& graph) const {
     fe::error_t status = graph.validate();
     if (status.is_good()) {
@@ -253,11 +272,16 @@ class Library final : public SdpaLibrary {
 }  // namespace
 
 std::unique_ptr<SdpaLibrary> make_sdpa_library(const CudaContext& context, std::string& why_not) {
-  if (!open_libraries(why_not)) {
+  try {
+    if (!open_libraries(why_not)) {
+      return nullptr;
+    }
+    auto library = std::make_unique<Library>(context.capability);
+    return library->open(context.stream, why_not) ? std::move(library) : nullptr;
+  } catch (const std::exception& error) {
+    why_not = error.what();
     return nullptr;
   }
-  auto library = std::make_unique<Library>(context.capability);
-  return library->open(context.stream, why_not) ? std::move(library) : nullptr;
 }
 
 std::unique_ptr<SdpaLibrary> make_sdpa_planner(int capability, const std::string& properties,

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "device/device.h"
 
 namespace fp8train::ops::cuda {
@@ -233,13 +234,17 @@ cublasLtMatmulAlgo_t Plan::fastest(cublasLtHandle_t handle, const CudaContext& c
     }
   }
   const std::vector<cublasLtMatmulAlgo_t> candidates = suggestions(handle, context, key);
-  // A result of its own: products that add to c must not do so more than once.
-  const Buffer result(*context.owner, call.c.bytes(), MemoryCategory::workspace);
-  context.owner->fill_zero(result.data(), result.bytes());
-  const size_t best = tuning.choose(name, candidates, [&](const cublasLtMatmulAlgo_t& algorithm) {
-    return submit(handle, context, call, result.data(), algorithm) == CUBLAS_STATUS_SUCCESS;
-  });
-  return candidates[best];
+  try {
+    // A result of its own: products that add to c must not do so more than once.
+    const Buffer result(*context.owner, call.c.bytes(), MemoryCategory::workspace);
+    context.owner->fill_zero(result.data(), result.bytes());
+    return candidates[tuning.choose(name, candidates, [&](const cublasLtMatmulAlgo_t& algorithm) {
+      return submit(handle, context, call, result.data(), algorithm) == CUBLAS_STATUS_SUCCESS;
+    })];
+  } catch (const DeviceError& error) {
+    log_warning(std::string("gemm_tuning: ") + error.what() + "; the library's first choice runs");
+    return candidates.front();
+  }
 }
 
 cublasStatus_t Plan::submit(cublasLtHandle_t handle, const CudaContext& context,

@@ -172,8 +172,7 @@ size_t GemmTuning::choose(const std::string& key,
   EventTimer timer(context_->stream);
   CacheFlush flush(*context_);
   if (!flush.ready()) {
-    log_warning("gemm_tuning: not enough GPU memory to measure; the library's first choice runs");
-    return 0;
+    throw DeviceError("not enough GPU memory to measure");
   }
   size_t best = 0;
   float best_time = std::numeric_limits<float>::infinity();
@@ -184,6 +183,8 @@ size_t GemmTuning::choose(const std::string& key,
       best_time = time;
     }
   }
+  check(best_time < std::numeric_limits<float>::infinity(),
+        "gemm_tuning: the library takes none of the algorithms that it suggests");
   algorithms_[key] = to_hex(candidates[best]);
   write();
   return best;

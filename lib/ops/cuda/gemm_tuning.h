@@ -28,7 +28,7 @@ class GemmTuning {
 
   /// Tries the candidates with `run`, keeps the fastest, also in the file, and returns its index.
   /// `run` submits one product and says whether the library took it. Waits for the GPU and uses
-  /// memory of its own; 0 when there is none.
+  /// memory of its own; throws DeviceError when there is none.
   size_t choose(const std::string& key, const std::vector<cublasLtMatmulAlgo_t>& candidates,
                 const std::function<bool(const cublasLtMatmulAlgo_t&)>& run);
 

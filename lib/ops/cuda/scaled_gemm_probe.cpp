@@ -27,10 +27,10 @@ constexpr int64_t kK = 288;
 struct Mode {
   const char* name;
   Granularity a, b;
-  bool DeviceTraits::*has;  ///< null: tensor scales, which have no other way
+  bool DeviceTraits::*has;
 };
 constexpr Mode kModes[] = {
-    {"tensor", Granularity::tensor, Granularity::tensor, nullptr},
+    {"tensor", Granularity::tensor, Granularity::tensor, &DeviceTraits::tensor_scaled_gemm},
     {"row", Granularity::row, Granularity::row, &DeviceTraits::row_scaled_gemm},
     {"1x128 x 1x128", Granularity::block_1x128, Granularity::block_1x128,
      &DeviceTraits::block_scaled_gemm},
@@ -40,12 +40,26 @@ constexpr Mode kModes[] = {
      &DeviceTraits::block_scaled_gemm},
     {"1x32", Granularity::block_1x32, Granularity::block_1x32, &DeviceTraits::mx_scaled_gemm}};
 
+/// What the GEMMs of a layer ask for in one mode: gradients may come in E5M2, and fprop may keep
+/// partial sums in the short accumulator, which blocks of 128 have no use for.
+struct Variant {
+  DType a;
+  bool fast_accumulate;
+};
+constexpr Variant kVariants[] = {{DType::e4m3, false}, {DType::e5m2, false}, {DType::e4m3, true}};
+
+bool suits(const Mode& mode, const Variant& variant) {
+  const bool blocks = mode.has == &DeviceTraits::block_scaled_gemm;
+  return !variant.fast_accumulate || !blocks;
+}
+
 /// An operand on the host and its copy on the device.
 struct Operand {
-  Operand(Device& device, Granularity granularity, int64_t rows, int64_t seed);
+  Operand(Device& device, Granularity granularity, DType dtype, int64_t rows, int64_t seed);
 
-  std::vector<e4m3> codes;    ///< [rows, kK]
-  std::vector<float> values;  ///< what they stand for
+  DType dtype;
+  std::vector<uint8_t> codes;  ///< [rows, kK]
+  std::vector<float> values;   ///< what they stand for
   std::vector<uint8_t> scale_bytes;
   Buffer device_codes, device_scales;
 };
@@ -79,8 +93,10 @@ std::vector<uint8_t> scales_of(Granularity granularity, int64_t rows, int64_t se
   return bytes;
 }
 
-Operand::Operand(Device& device, Granularity granularity, int64_t rows, int64_t seed)
-    : scale_bytes(scales_of(granularity, rows, seed)),
+Operand::Operand(Device& device, Granularity granularity, DType code_type, int64_t rows,
+                 int64_t seed)
+    : dtype(code_type),
+      scale_bytes(scales_of(granularity, rows, seed)),
       device_codes(device, static_cast<size_t>(rows * kK), MemoryCategory::workspace),
       device_scales(device, scale_bytes.size(), MemoryCategory::workspace) {
   const bool whole = granularity == Granularity::tensor;
@@ -89,7 +105,7 @@ Operand::Operand(Device& device, Granularity granularity, int64_t rows, int64_t 
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t k = 0; k < kK; ++k) {
       const float code = static_cast<float>((7 * row + 3 * k + row / 5 + seed) % 5 - 2);
-      codes.push_back(encode<e4m3>(code));
+      codes.push_back(dtype == DType::e4m3 ? encode<e4m3>(code).bits : encode<e5m2>(code).bits);
       values.push_back(code *
                        scale_at(granularity, whole ? 0 : row / grid.height, k / grid.width, seed));
     }
@@ -115,21 +131,23 @@ std::vector<float> expected_product(const Operand& a, const Operand& b, float ad
   return product;
 }
 
-Product product_of(const Mode& mode, const Operand& a, const Operand& b, View c, float beta) {
+Product product_of(const Mode& mode, const Variant& variant, const Operand& a, const Operand& b,
+                   View c, float beta) {
   const auto operand = [](const Operand& from, Granularity granularity, int64_t rows,
                           bool transposed) {
-    return ProductOperand{{from.device_codes.data(), DType::e4m3, {rows, kK}},
+    return ProductOperand{{from.device_codes.data(), from.dtype, {rows, kK}},
                           transposed,
                           granularity,
                           from.device_scales.data()};
   };
-  return {operand(a, mode.a, kM, false), operand(b, mode.b, kN, true), c, beta, false};
+  return {operand(a, mode.a, kM, false), operand(b, mode.b, kN, true), c, beta,
+          variant.fast_accumulate};
 }
 
 /// fp32 added to a result of ones, as for weight gradients, and bf16, as for the others.
-bool gives_expected_product(Device& device, const Mode& mode) {
-  const Operand a(device, mode.a, kM, 1);
-  const Operand b(device, mode.b, kN, 2);
+bool gives_expected_product(Device& device, const Mode& mode, const Variant& variant) {
+  const Operand a(device, mode.a, variant.a, kM, 1);
+  const Operand b(device, mode.b, DType::e4m3, kN, 2);
   const std::vector<float> expected = expected_product(a, b, 0.0F);
   const std::vector<float> ones(expected.size(), 1.0F);
   std::vector<float> got(expected.size());
@@ -137,9 +155,11 @@ bool gives_expected_product(Device& device, const Mode& mode) {
   const Buffer c(device, expected.size() * sizeof(float), MemoryCategory::workspace);
   CudaContext& context = cuda_context(device.stream());
   device.copy_from_host(c.data(), ones.data(), ones.size() * sizeof(float));
-  gemm_plans(context).run(context, product_of(mode, a, b, {c.data(), DType::f32, {kM, kN}}, 1.0F));
+  gemm_plans(context).run(context,
+                          product_of(mode, variant, a, b, {c.data(), DType::f32, {kM, kN}}, 1.0F));
   device.copy_to_host(got.data(), c.data(), got.size() * sizeof(float));
-  gemm_plans(context).run(context, product_of(mode, a, b, {c.data(), DType::bf16, {kM, kN}}, 0.0F));
+  gemm_plans(context).run(context,
+                          product_of(mode, variant, a, b, {c.data(), DType::bf16, {kM, kN}}, 0.0F));
   device.copy_to_host(rounded.data(), c.data(), rounded.size() * sizeof(bf16));
   for (size_t i = 0; i < expected.size(); ++i) {
     if (got[i] != expected[i] + 1.0F || rounded[i].bits != encode<bf16>(expected[i]).bits) {
@@ -152,7 +172,12 @@ bool gives_expected_product(Device& device, const Mode& mode) {
 /// Empty, or what is wrong.
 std::string try_mode(Device& device, const Mode& mode) {
   try {
-    return gives_expected_product(device, mode) ? "" : "a wrong product";
+    for (const Variant& variant : kVariants) {
+      if (suits(mode, variant) && !gives_expected_product(device, mode, variant)) {
+        return "a wrong product";
+      }
+    }
+    return "";
   } catch (const DeviceError& error) {
     return error.what();
   }
@@ -169,21 +194,19 @@ DeviceTraits probed_traits(Device& device) {
   }
   gemm_plans(cuda_context(device.stream()));  // a missing library is an error of its own
   for (const Mode& mode : kModes) {
-    if (mode.has != nullptr && !(traits.*mode.has)) {
+    if (!(traits.*mode.has)) {
       continue;
     }
     const std::string wrong = try_mode(device, mode);
     if (wrong.empty()) {
       continue;
     }
+    const bool tensor = mode.has == &DeviceTraits::tensor_scaled_gemm;
     log_warning(fmt::format("cuBLASLt {} on this GPU, FP8 products with {} scales: {}; {}",
                             cublaslt().get_version(), mode.name, wrong,
-                            mode.has == nullptr
-                                ? "use another release of cuBLAS, or a row of the chart without FP8"
-                                : "their operands are dequantized instead"));
-    if (mode.has != nullptr) {
-      traits.*mode.has = false;
-    }
+                            tensor ? "rows of the chart that need them are refused"
+                                   : "their operands are dequantized instead"));
+    traits.*mode.has = false;
   }
   return traits;
 }
