@@ -27,6 +27,20 @@ bool isa_has(dnnl::cpu_isa isa) {
   return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & wanted) == wanted;
 }
 
+#if defined(_OPENMP)
+int most_threads() {
+  return omp_get_max_threads();
+}
+void use_threads(int count) {
+  omp_set_num_threads(count);
+}
+#else
+int most_threads() {
+  return 1;
+}
+void use_threads(int /*count*/) {}
+#endif
+
 }  // namespace
 
 dnnl::engine& onednn_engine() {
@@ -90,17 +104,12 @@ memory::desc stored_matrix(int64_t rows, int64_t columns, memory::data_type type
   return {{rows, columns}, type, transposed ? memory::dims{1, stride} : memory::dims{stride, 1}};
 }
 
-#if defined(_OPENMP)
-SingleThreadScope::SingleThreadScope() : threads_(omp_get_max_threads()) {
-  omp_set_num_threads(1);
+SingleThreadScope::SingleThreadScope() : threads_(most_threads()) {
+  use_threads(1);
 }
 SingleThreadScope::~SingleThreadScope() {
-  omp_set_num_threads(threads_);
+  use_threads(threads_);
 }
-#else
-SingleThreadScope::SingleThreadScope() = default;
-SingleThreadScope::~SingleThreadScope() = default;
-#endif
 
 size_t TileShapeHash::operator()(const TileShape& shape) const {
   size_t hash = static_cast<size_t>(shape.threads);

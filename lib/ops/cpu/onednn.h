@@ -54,7 +54,7 @@ class SingleThreadScope {
   SingleThreadScope& operator=(const SingleThreadScope&) = delete;
 
  private:
-  [[maybe_unused]] int threads_ = 1;
+  int threads_;
 };
 
 /// a [rows, depth] times op(b) [depth, columns] to fp32 [rows, columns], packed.

@@ -124,7 +124,7 @@ FP8TRAIN_HD TensorScales find_tensor_scales(const AdamW& call, const AdamWFactor
   for (int64_t index = 0; index < pieces; ++index) {
     const int64_t begin = index * kMomentPiece;
     const int64_t length = minimum(kMomentPiece, count - begin);
-    MomentPiece piece;
+    MomentPiece piece;  // NOLINT(cppcoreguidelines-pro-type-member-init): update() fills it
     piece.update(call, factors, begin, length, nullptr);
     const uint32_t here1 = largest_magnitude(piece.first, length);
     const uint32_t here2 = largest_magnitude(piece.second, length);
@@ -142,7 +142,7 @@ static __attribute__((noinline)) void update_coded(const AdamW& call, const Adam
   const bool floors = !call.moment2.scales.empty();
   for (; begin < end; begin += kMomentPiece) {
     const int64_t length = minimum(kMomentPiece, end - begin);
-    MomentPiece piece;
+    MomentPiece piece;  // NOLINT(cppcoreguidelines-pro-type-member-init): update() fills it
     piece.update(call, factors, begin, length, call.weight.as<float>() + begin);
     const uint8_t nowhere[kMomentPiece] = {};
     uint8_t present[kMomentPiece];
