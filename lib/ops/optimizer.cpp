@@ -13,39 +13,16 @@ bool is_copy_of(const ConstView& copy, int64_t count) {
   return copy.empty() || holds(copy, DType::bf16, count) || holds(copy, DType::f16, count);
 }
 
-void check_moment(const Moment& moment, int64_t count) {
-  check(is_moment_format(moment.format), "adamw: moments are not kept in this format");
+void check_moment(const StoredTensor& moment, int64_t count) {
+  check(is_stored_format(moment.format), "adamw: moments are not kept in this format");
   check(holds(moment.codes, moment.format.dtype, count),
         "adamw: the codes of a moment must be as its format says, and as many as weights");
-  const int64_t scales = moment_scales(moment.format, count);
+  const int64_t scales = stored_scales(moment.format, count);
   check(scales == 0 || holds(moment.scales, DType::f32, scales),
-        "adamw: a moment must have the scales that moment_scales says");
+        "adamw: a moment must have the scales that stored_scales says");
 }
 
 }  // namespace
-
-bool is_moment_format(const TensorFormat& format) {
-  const DType dtype = format.dtype;
-  if (format.rounding != Rounding::nearest_even) {
-    return false;
-  }
-  if (!format.is_scaled()) {
-    return dtype == DType::f32 || dtype == DType::bf16;
-  }
-  const bool granularity =
-      format.granularity == Granularity::tensor ||
-      (format.granularity == Granularity::group && format.group_size == kMomentGroup);
-  return granularity && format.policy == ScalePolicy::current &&
-         format.scale_type != ScaleType::e8m0 &&
-         (is_fp8(dtype) || dtype == DType::f16 || dtype == DType::bf16);
-}
-
-int64_t moment_scales(const TensorFormat& format, int64_t count) {
-  if (!format.is_scaled()) {
-    return 0;
-  }
-  return format.granularity == Granularity::tensor ? 2 : (count + kMomentGroup - 1) / kMomentGroup;
-}
 
 void sum_of_squares(Stream stream, ConstView x, double* accumulator, View scratch) {
   check(is_float_type(x.dtype), "sum_of_squares: x must be fp32, bf16 or fp16");

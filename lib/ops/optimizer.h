@@ -6,7 +6,7 @@
 
 #include "device/stream.h"
 #include "ops/quantize.h"
-#include "tensor/tensor_format.h"
+#include "tensor/stored_tensor.h"
 #include "tensor/view.h"
 
 namespace fp8train::ops {
@@ -44,37 +44,11 @@ struct LossScaling {
 /// growth_interval good ones. `scaling` is host memory. A skipped step has gradient_factor 0.
 void prepare_step(Stream stream, StepControl* control, float max_norm, const LossScaling& scaling);
 
-/// How a moment is kept: codes = cast(moment * scale), nearest-even and saturating; the arithmetic
-/// is fp32. Formats: fp32; bf16; fp16, bf16, e4m3 or e5m2 with a current scale (fp32 or pow2) for
-/// the tensor, found from the new moment before any of it is stored (MS-AMP,
-/// research/msamp-fp8lm-coat.md 1.4), or for each group of 128 consecutive elements. A new scale is
-/// format_max / amax (bf16: 1 / amax); 1 for moments that are all zero; the old one where the amax
-/// is not finite.
-struct Moment {
-  View codes;
-  TensorFormat format;
-  View scales;  ///< fp32, ones at first; none for an unscaled format. Tensor: [2], the scale and
-                ///< room for an amax, 0 between steps; group: [ceil(count / 128)]
-
-  Moment() = default;
-  Moment(const View& unscaled) : codes(unscaled) {  // NOLINT(google-explicit-constructor)
-    format.dtype = unscaled.dtype;
-  }
-  Moment(const View& values, const TensorFormat& how, const View& with)
-      : codes(values), format(how), scales(with) {}
-};
-
-/// Whether ops::adamw keeps a moment in this format.
-bool is_moment_format(const TensorFormat& format);
-
-/// fp32 values that Moment::scales has for `count` elements.
-int64_t moment_scales(const TensorFormat& format, int64_t count);
-
 struct AdamW {
   View weight;         ///< fp32, updated
   ConstView gradient;  ///< fp32
-  Moment moment1;
-  Moment moment2;
+  StoredTensor moment1;
+  StoredTensor moment2;
   View copy;                               ///< bf16 or fp16 copy of the new weight; may be empty
   double beta1, beta2, eps, weight_decay;  ///< double, so that 1 - beta is torch's
   QuantizeSink cast = {};  ///< of the new weight, or, in a skipped step, of the weight as it is

@@ -10,6 +10,7 @@
 #include "numeric/bits.h"
 #include "numeric/scale.h"
 #include "ops/optimizer.h"
+#include "ops/stored_math.h"
 
 namespace fp8train::ops {
 
@@ -70,57 +71,6 @@ FP8TRAIN_HD void adamw_element(const AdamWFactors& factors, float stored_gradien
   weight = weight * factors.decay + factors.step * m / denominator;
   moment1 = m;
   moment2 = v;
-}
-
-constexpr int64_t kMomentGroup = 128;  ///< elements that share a scale
-
-/// The scale of a moment whose largest new magnitude is `amax`.
-FP8TRAIN_HD float moment_scale(float amax, float old_scale, float format_max, bool pow2) {
-  return is_finite(amax) ? current_scale(amax, format_max, 0.0F, pow2, kMaxF32) : old_scale;
-}
-
-FP8TRAIN_HD float moment_value(float code) {
-  return code;
-}
-template <typename Code>
-FP8TRAIN_HD float moment_value(Code code) {
-  return decode(code);
-}
-
-/// Saturating for the narrow formats.
-template <typename Code>
-FP8TRAIN_HD Code encode_moment(float value) {
-  return encode<Code>(value);
-}
-template <>
-FP8TRAIN_HD float encode_moment<float>(float value) {
-  return value;
-}
-
-FP8TRAIN_HD bool is_zero_moment(float code) {
-  return code == 0.0F;
-}
-FP8TRAIN_HD bool is_zero_moment(bf16 code) {
-  return (code.bits & 0x7FFFU) == 0;
-}
-FP8TRAIN_HD bool is_zero_moment(f16 code) {
-  return (code.bits & 0x7FFFU) == 0;
-}
-FP8TRAIN_HD bool is_zero_moment(e4m3 code) {
-  return (code.bits & 0x7FU) == 0;
-}
-FP8TRAIN_HD bool is_zero_moment(e5m2 code) {
-  return (code.bits & 0x7FU) == 0;
-}
-
-/// The smallest code above zero for a zero that must not be one. An fp32 moment is never floored.
-FP8TRAIN_HD float floor_moment(float code, bool /*floored*/) {
-  return code;
-}
-template <typename Code>
-FP8TRAIN_HD Code floor_moment(Code code, bool floored) {
-  using Bits = decltype(code.bits);
-  return Code{is_zero_moment(code) && floored ? static_cast<Bits>(1) : code.bits};
 }
 
 struct SgdFactors {

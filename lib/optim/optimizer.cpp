@@ -64,7 +64,7 @@ Optimizer::State Optimizer::make_state(const TensorFormat& format) const {
   int64_t scales = 0;
   for (const auto& parameter : parameters_->all()) {
     state.first_scale.push_back(scales);
-    scales += ops::moment_scales(format, parameter->shape.count());
+    scales += stored_scales(format, parameter->shape.count());
   }
   if (scales == 0) {
     return state;
@@ -81,14 +81,14 @@ Optimizer::State Optimizer::make_state(const TensorFormat& format) const {
   return state;
 }
 
-ops::Moment Optimizer::slice(const State& state, size_t parameter) const {
+StoredTensor Optimizer::slice(const State& state, size_t parameter) const {
   if (state.codes.empty()) {
     return {};
   }
   const Parameter& owner = *parameters_->all()[parameter];
   const size_t begin = static_cast<size_t>(owner.offset) * size_of(state.format.dtype);
   const View codes = {state.codes.view().as<uint8_t>() + begin, state.format.dtype, owner.shape};
-  const int64_t scales = ops::moment_scales(state.format, owner.shape.count());
+  const int64_t scales = stored_scales(state.format, owner.shape.count());
   if (scales == 0) {
     return codes;
   }

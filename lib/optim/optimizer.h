@@ -22,7 +22,7 @@ struct StepReport {
   bool skipped;  ///< the last step
 };
 
-/// How moments are kept, as ops::Moment allows.
+/// How moments are kept, as StoredTensor allows.
 struct MomentFormats {
   TensorFormat first, second;
 };
@@ -56,8 +56,8 @@ class Optimizer {
   /// both without momentum), those of one parameter, and the control.
   View moment1() const { return moment1_.codes.view(); }
   View moment2() const { return moment2_.codes.view(); }
-  ops::Moment moment1(size_t parameter) const { return slice(moment1_, parameter); }
-  ops::Moment moment2(size_t parameter) const { return slice(moment2_, parameter); }
+  StoredTensor moment1(size_t parameter) const { return slice(moment1_, parameter); }
+  StoredTensor moment2(size_t parameter) const { return slice(moment2_, parameter); }
   ops::StepControl control() const;
   void set_control(const ops::StepControl& control);
 
@@ -72,7 +72,7 @@ class Optimizer {
     std::vector<int64_t> first_scale;  // of each parameter
   };
   State make_state(const TensorFormat& format) const;
-  ops::Moment slice(const State& state, size_t parameter) const;
+  StoredTensor slice(const State& state, size_t parameter) const;
 
   Device* device_;
   ParameterStore* parameters_;

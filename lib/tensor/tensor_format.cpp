@@ -35,7 +35,7 @@ std::string describe(const TensorFormat& format) {
   }
   text += fmt::format(" {}", name_of(format.granularity));
   if (format.granularity == Granularity::group) {
-    text += fmt::format("({})", format.group_size);
+    text += fmt::format("({}){}", format.group_size, format.expanded ? " expanded" : "");
   }
   switch (format.policy) {
     case ScalePolicy::none:

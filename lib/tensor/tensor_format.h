@@ -34,6 +34,7 @@ struct TensorFormat {
   ScaleType scale_type = ScaleType::f32;
   Rounding rounding = Rounding::nearest_even;
   int group_size = 0;        ///< Granularity::group only
+  bool expanded = false;     ///< Granularity::group only: COAT's dynamic range expansion
   float fixed_scale = 1.0F;  ///< ScalePolicy::fixed only
   float amax_epsilon =
       0.0F;                ///< ScalePolicy::current only, not e8m0: a smaller amax counts as this

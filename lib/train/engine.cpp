@@ -17,7 +17,7 @@ void check_cells(const PrecisionPlan& plan) {
     check(*cell == f32, "gradients and wires are fp32");
   }
   for (const TensorFormat* cell : {&plan.moment1, &plan.moment2}) {
-    check(ops::is_moment_format(*cell), "moments are fp32, bf16, or scaled by tensor or group");
+    check(is_stored_format(*cell), "moments are fp32, bf16, or scaled by tensor or group");
   }
   const bool own_master = !plan.master_weight && plan.weight == f32;
   const bool bf16_copy = plan.master_weight == f32 && plan.weight == plain(DType::bf16);

@@ -48,7 +48,7 @@ std::vector<StateTensor> optimizer_tensors(Engine& engine) {
   for (const bool first : {true, false}) {
     for (size_t i = 0; i < parameters.size(); ++i) {
       const Optimizer& optimizer = engine.optimizer();
-      const ops::Moment moment = first ? optimizer.moment1(i) : optimizer.moment2(i);
+      const StoredTensor moment = first ? optimizer.moment1(i) : optimizer.moment2(i);
       if (moment.codes.empty()) {
         continue;
       }

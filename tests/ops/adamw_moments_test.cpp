@@ -103,7 +103,7 @@ struct Trained {
     control.gradient_factor = 1.0F;
   }
   static Array scales_of(const TensorFormat& format, int64_t count) {
-    const int64_t scales = ops::moment_scales(format, count);
+    const int64_t scales = stored_scales(format, count);
     std::vector<float> ones(static_cast<size_t>(scales), 1.0F);
     if (format.is_scaled() && format.granularity == Granularity::tensor) {
       ones[1] = 0.0F;
@@ -112,8 +112,8 @@ struct Trained {
   }
   void step(const ops::OpTable& table, Array& gradient) {
     control.applied_steps += control.skip == 0 ? 1 : 0;
-    const ops::Moment first(codes1, formats.first, scales1);
-    const ops::Moment second(codes2, formats.second, scales2);
+    const StoredTensor first(codes1, formats.first, scales1);
+    const StoredTensor second(codes2, formats.second, scales2);
     table.adamw(cpu_stream(), {weight, gradient, first, second, copy, 0.9, 0.95, 1e-8, 0.1},
                 &control);
   }
@@ -314,11 +314,11 @@ TEST_CASE("formats that no moment has are refused", "[ops]") {
   for (const TensorFormat& format : {plain(DType::f16), plain(DType::e4m3), by_tensor(DType::f32),
                                      stochastic, small, by_tensor(DType::e4m3, ScaleType::e8m0)}) {
     INFO(describe(format));
-    CHECK_FALSE(ops::is_moment_format(format));
+    CHECK_FALSE(is_stored_format(format));
   }
   Trained trained({by_tensor(DType::e4m3), plain(DType::bf16)}, 8);
   trained.scales1 = Array(DType::f32, {1});
-  const ops::Moment first(trained.codes1, trained.formats.first, trained.scales1);
+  const StoredTensor first(trained.codes1, trained.formats.first, trained.scales1);
   CHECK_THROWS_AS(ops::adamw(cpu_stream(),
                              {trained.weight, trained.weight, first, trained.codes2.view(),
                               trained.copy, 0.9, 0.95, 1e-8, 0.1},

@@ -1,8 +1,8 @@
 // Compiled once per x86-64 level. The arithmetic is in ops/optimizer_math.h.
 
 #include "ops/cpu/cpu_table.h"
-#include "ops/cpu/moments.h"
 #include "ops/cpu/quantize_sink.h"
+#include "ops/cpu/stored_runs.h"
 #include "ops/op_table.h"
 #include "ops/optimizer_math.h"
 
@@ -78,13 +78,13 @@ FP8TRAIN_HD void write_copy(const float* weight, const View& copy, int64_t begin
 
 /// Moments of a piece as fp32, and the new weights of it if `weight` is not null.
 struct MomentPiece {
-  float first[kMomentPiece];
-  float second[kMomentPiece];
+  float first[kStoredPiece];
+  float second[kStoredPiece];
 
   FP8TRAIN_HD void update(const AdamW& call, const AdamWFactors& factors, int64_t begin,
                           int64_t length, float* __restrict weight) {
-    load_moment(call.moment1, begin, length, first);
-    load_moment(call.moment2, begin, length, second);
+    load_run(call.moment1, begin, length, first);
+    load_run(call.moment2, begin, length, second);
     const float* gradient = call.gradient.as<float>() + begin;
 #pragma GCC ivdep
     for (int64_t i = 0; i < length; ++i) {
@@ -102,8 +102,8 @@ struct TensorScales {
   float first = 1.0F, second = 1.0F;
 };
 
-FP8TRAIN_HD float new_tensor_scale(const Moment& moment, uint32_t largest) {
-  return moment_scale(float_of(largest), *moment.scales.as<float>(),
+FP8TRAIN_HD float new_tensor_scale(const StoredTensor& moment, uint32_t largest) {
+  return stored_scale(float_of(largest), *moment.scales.as<float>(),
                       format_max(moment.format.dtype), moment.format.scale_type == ScaleType::pow2);
 }
 
@@ -115,15 +115,15 @@ FP8TRAIN_HD TensorScales find_tensor_scales(const AdamW& call, const AdamWFactor
     return {};
   }
   const int64_t count = call.weight.count();
-  const int64_t pieces = chunks_of(count, kMomentPiece);
+  const int64_t pieces = chunks_of(count, kStoredPiece);
   uint32_t largest1 = 0;
   uint32_t largest2 = 0;
 #pragma omp parallel for schedule(static) \
     reduction(max                         \
               : largest1, largest2) if (count >= kParallelElements)
   for (int64_t index = 0; index < pieces; ++index) {
-    const int64_t begin = index * kMomentPiece;
-    const int64_t length = minimum(kMomentPiece, count - begin);
+    const int64_t begin = index * kStoredPiece;
+    const int64_t length = minimum(kStoredPiece, count - begin);
     MomentPiece piece;  // NOLINT(cppcoreguidelines-pro-type-member-init): update() fills it
     piece.update(call, factors, begin, length, nullptr);
     const uint32_t here1 = largest_magnitude(piece.first, length);
@@ -140,15 +140,15 @@ static __attribute__((noinline)) void update_coded(const AdamW& call, const Adam
                                                    const TensorScales& scales, int64_t begin,
                                                    int64_t end) {
   const bool floors = !call.moment2.scales.empty();
-  for (; begin < end; begin += kMomentPiece) {
-    const int64_t length = minimum(kMomentPiece, end - begin);
+  for (; begin < end; begin += kStoredPiece) {
+    const int64_t length = minimum(kStoredPiece, end - begin);
     MomentPiece piece;  // NOLINT(cppcoreguidelines-pro-type-member-init): update() fills it
     piece.update(call, factors, begin, length, call.weight.as<float>() + begin);
-    const uint8_t nowhere[kMomentPiece] = {};
-    uint8_t present[kMomentPiece];
-    store_moment(call.moment1, begin, length, piece.first, scales.first, nowhere, present);
-    store_moment(call.moment2, begin, length, piece.second, scales.second,
-                 floors ? present : nowhere, present);
+    const uint8_t nowhere[kStoredPiece] = {};
+    uint8_t present[kStoredPiece];
+    store_run(call.moment1, begin, length, piece.first, scales.first, nowhere, present);
+    store_run(call.moment2, begin, length, piece.second, scales.second, floors ? present : nowhere,
+              present);
   }
 }
 

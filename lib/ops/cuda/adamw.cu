@@ -2,7 +2,7 @@
 // updated by tiles of 128 x 128, which are cast in both orientations while they lie in registers.
 
 #include "ops/cuda/cast_tiles.h"
-#include "ops/cuda/coded_moments.h"
+#include "ops/cuda/coded_tensor.h"
 #include "ops/cuda/cuda_table.h"
 #include "ops/optimizer_math.h"
 
@@ -257,7 +257,7 @@ void run(const Stream& stream, const AdamW& call, const Moments& moments, bool a
   }
 }
 
-bool has_tensor_scale(const Moment& moment) {
+bool has_tensor_scale(const StoredTensor& moment) {
   return moment.format.is_scaled() && moment.format.granularity == Granularity::tensor;
 }
 
@@ -277,7 +277,7 @@ void run_coded(const Stream& stream, const AdamW& call, bool aligned, const Step
 }
 
 /// Host: whether packs are possible in any of the formats.
-bool is_aligned_moment(const Moment& moment) {
+bool has_aligned_codes(const StoredTensor& moment) {
   return is_aligned(moment.codes.data);
 }
 
@@ -286,7 +286,7 @@ void adamw(Stream stream, const AdamW& call, const StepControl* control) {
     return;
   }
   const bool aligned = is_aligned(call.weight.data) && is_aligned(call.gradient.data) &&
-                       is_aligned_moment(call.moment1) && is_aligned_moment(call.moment2) &&
+                       has_aligned_codes(call.moment1) && has_aligned_codes(call.moment2) &&
                        is_aligned(call.copy.data, 2 * kQuad);
   const TensorFormat& first = call.moment1.format;
   const bool same = first == call.moment2.format && !first.is_scaled();

@@ -237,13 +237,13 @@ void prepare_step(Stream stream, StepControl* /*control*/, float /*max_norm*/,
   count(stream, 2 * sizeof(StepControl));
 }
 
-double moment_bytes(const Moment& moment) {
+double stored_bytes(const StoredTensor& moment) {
   return bytes_of(moment.codes) + bytes_of(moment.scales);
 }
 
 void adamw(Stream stream, const AdamW& call, const StepControl* /*control*/) {
   count(stream, 2 * bytes_of(call.weight) + bytes_of(call.gradient) +
-                    2 * moment_bytes(call.moment1) + 2 * moment_bytes(call.moment2) +
+                    2 * stored_bytes(call.moment1) + 2 * stored_bytes(call.moment2) +
                     bytes_of(call.copy) + bytes_of(call.cast));
 }
 

@@ -34,9 +34,9 @@ Array values(const Case& c, uint32_t seed, bool non_negative = false) {
 }
 
 /// A moment on the device, from codes of a first step's size.
-ops::Moment put_moment(Side& side, const Case& c, const TensorFormat& format, const Array& start) {
+StoredTensor put_moment(Side& side, const Case& c, const TensorFormat& format, const Array& start) {
   const View codes = side.put(Array(format.dtype, {c.rows, c.width}, start.values()), c.offset);
-  const int64_t scales = ops::moment_scales(format, c.rows * c.width);
+  const int64_t scales = stored_scales(format, c.rows * c.width);
   if (scales == 0) {
     return codes;
   }
@@ -47,8 +47,8 @@ ops::Moment put_moment(Side& side, const Case& c, const TensorFormat& format, co
 
 Result update(Side& side, const Case& c) {
   const View weight = side.put(values(c, 1), c.offset);
-  const ops::Moment moment1 = put_moment(side, c, c.moments.first, values(c, 2));
-  const ops::Moment moment2 = put_moment(side, c, c.moments.second, values(c, 3, true));
+  const StoredTensor moment1 = put_moment(side, c, c.moments.first, values(c, 2));
+  const StoredTensor moment2 = put_moment(side, c, c.moments.second, values(c, 3, true));
   const View copy = side.put(Array(DType::f16, {c.rows, c.width}), c.offset);
   const View codes = side.put(Array(c.wanted.type, {c.rows, c.width}), c.offset);
   const View transposed = side.put(Array(c.wanted.type, {c.width, c.rows}), c.offset);
@@ -75,7 +75,7 @@ Result update(Side& side, const Case& c) {
                            .weight_decay = 0.1,
                            .cast = cast};
   ops::adamw(side.stream(), call, side.put_value(adamw_control(c.skip)));
-  const auto scales = [&](const ops::Moment& moment) {
+  const auto scales = [&](const StoredTensor& moment) {
     return moment.scales.empty() ? Array() : side.get(moment.scales);
   };
   return {side.get(weight),          side.get(moment1.codes),   side.get(moment2.codes),

@@ -2,13 +2,13 @@
 // Moments in any format, chosen at run time, each moment in its own: a switch that is the same for
 // all threads costs less than a kernel for every pair of formats. Only for .cu files.
 
-#include "ops/cuda/moments.h"
+#include "ops/cuda/runs.h"
 
 namespace fp8train::ops::cuda {
 
 /// body(TypeTag<T>) with T a type that a moment may have.
 template <typename Body>
-__device__ __forceinline__ void with_moment_type(DType dtype, Body body) {
+__device__ __forceinline__ void with_stored_type(DType dtype, Body body) {
   switch (dtype) {
     case DType::f32:
       return body(TypeTag<float>{});
@@ -56,19 +56,19 @@ __device__ __forceinline__ Pack<Code, N> encode_pack(const float (&values)[N], f
       pack.values[j].bits = static_cast<uint8_t>(pair);
       pack.values[j + 1].bits = static_cast<uint8_t>(pair >> 8);
     } else {
-      pack.values[j] = encode_moment<Code>(low);
-      pack.values[j + 1] = encode_moment<Code>(high);
+      pack.values[j] = encode_stored<Code>(low);
+      pack.values[j + 1] = encode_stored<Code>(high);
     }
   }
 #pragma unroll
   for (int j = 0; j < N; ++j) {
-    pack.values[j] = floor_moment(pack.values[j], (floored >> j & 1U) != 0);
+    pack.values[j] = floor_code(pack.values[j], (floored >> j & 1U) != 0);
   }
   return pack;
 }
 
 /// A moment and how it is kept.
-struct CodedMoment {
+struct CodedTensor {
   void* codes;
   float* scales;  ///< null: none
   DType dtype;
@@ -79,14 +79,14 @@ struct CodedMoment {
     if (scales == nullptr || available <= 0) {
       return 1.0F;
     }
-    return grouped ? scales[i / kMomentGroup] : scales[0];
+    return grouped ? scales[i / kStoredGroup] : scales[0];
   }
 
   template <int N, bool Packed>
   __device__ __forceinline__ void load(int64_t i, int64_t available, float scale,
                                        float (&values)[N]) const {
     const float factor = reciprocal(scale);
-    with_moment_type(dtype, [&](auto tag) {
+    with_stored_type(dtype, [&](auto tag) {
       using Code = typename decltype(tag)::Type;
       [[maybe_unused]] constexpr int kAtOnce = N * sizeof(Code) <= 16 ? N : 4;
       const Code* from = static_cast<const Code*>(codes) + i;
@@ -129,14 +129,14 @@ struct CodedMoment {
         largest = bits > largest ? bits : largest;
       }
 #pragma unroll
-      for (int bits = static_cast<int>(kMomentGroup) / N / 2; bits > 0; bits /= 2) {
+      for (int bits = static_cast<int>(kStoredGroup) / N / 2; bits > 0; bits /= 2) {
         largest = Largest{}(largest, __shfl_xor_sync(kAllLanes, largest, bits));
       }
       amax = float_of(largest);
     } else {
       amax = scales[1];
     }
-    return moment_scale(amax, old_scale, largest_code, pow2);
+    return stored_scale(amax, old_scale, largest_code, pow2);
   }
 
   __device__ __forceinline__ bool has_tensor_scale() const {
@@ -152,7 +152,7 @@ struct CodedMoment {
   }
   __device__ __forceinline__ void keep_tensor_scale() const {
     if (has_tensor_scale()) {
-      scales[0] = moment_scale(scales[1], scales[0], largest_code, pow2);
+      scales[0] = stored_scale(scales[1], scales[0], largest_code, pow2);
       scales[1] = 0.0F;
     }
   }
@@ -162,14 +162,14 @@ struct CodedMoment {
   __device__ __forceinline__ uint32_t store(int64_t i, int64_t available, float scale,
                                             uint32_t floored, const float (&values)[N]) const {
     uint32_t present = 0;
-    with_moment_type(dtype, [&](auto tag) {
+    with_stored_type(dtype, [&](auto tag) {
       using Code = typename decltype(tag)::Type;
       [[maybe_unused]] constexpr int kAtOnce = N * sizeof(Code) <= 16 ? N : 4;
       Code* to = static_cast<Code*>(codes) + i;
       const Pack<Code, N> pack = encode_pack<Code, N>(values, scale, floored);
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        present |= is_zero_moment(pack.values[j]) ? 0U : 1U << j;
+        present |= is_zero_code(pack.values[j]) ? 0U : 1U << j;
       }
       if constexpr (Packed) {
         if (available > 0) {
@@ -192,8 +192,8 @@ struct CodedMoment {
         }
       }
     });
-    if (grouped && available > 0 && i % kMomentGroup == 0) {
-      scales[i / kMomentGroup] = scale;
+    if (grouped && available > 0 && i % kStoredGroup == 0) {
+      scales[i / kStoredGroup] = scale;
     }
     return present;
   }
@@ -201,7 +201,7 @@ struct CodedMoment {
 
 /// As PlainMoments, for any two formats.
 struct CodedMoments {
-  CodedMoment first, second;
+  CodedTensor first, second;
 
   struct Scales {
     float first, second;
@@ -209,7 +209,7 @@ struct CodedMoments {
 
   /// A group must lie in one row of a tile.
   bool fits_tiles(int64_t width) const {
-    return width % kMomentGroup == 0 || !(first.grouped || second.grouped);
+    return width % kStoredGroup == 0 || !(first.grouped || second.grouped);
   }
 
   template <int N, bool Packed>
@@ -233,7 +233,7 @@ struct CodedMoments {
 };
 
 /// Host: a moment as the kernels see it.
-inline CodedMoment coded(const Moment& moment) {
+inline CodedTensor coded(const StoredTensor& moment) {
   const TensorFormat& format = moment.format;
   return {moment.codes.data,
           moment.scales.as<float>(),

@@ -1,0 +1,48 @@
+#pragma once
+// A tensor that is kept from one step to the next in a format of its own: a weight, its gradient,
+// the moments of the optimizer. Unlike the operands of a GEMM it lies flat, as it is allocated, and
+// is read by element-wise operations only, which compute in fp32.
+//
+// Formats (is_stored_format): fp32, bf16; and fp16, bf16, e4m3 or e5m2 with a current scale (fp32
+// or a power of two) for the whole tensor or for each group of 128 consecutive elements; and e4m3
+// with COAT's dynamic range expansion for each group. Nearest-even or stochastic. codes =
+// cast(value * scale), saturating. A scale is format_max / amax of what is stored (bf16: 1 / amax),
+// 1 for zeros.
+
+#include "tensor/tensor_format.h"
+#include "tensor/view.h"
+
+namespace fp8train {
+
+constexpr int64_t kStoredGroup = 128;  ///< elements that share a scale
+
+struct StoredTensor {
+  View codes;
+  TensorFormat format;
+  View scales;  ///< fp32, of stored_scales() elements; none for an unscaled format.
+                ///< Tensor: the scale and room for an amax, which is 0 between operations.
+                ///< Group: a scale each. Expanded: a ScaleExpansion each
+
+  StoredTensor() = default;
+  StoredTensor(const View& unscaled) : codes(unscaled) {  // NOLINT(google-explicit-constructor)
+    format.dtype = unscaled.dtype;
+  }
+  StoredTensor(const View& values, const TensorFormat& how, const View& with)
+      : codes(values), format(how), scales(with) {}
+
+  bool empty() const { return codes.empty(); }
+  int64_t count() const { return codes.count(); }
+};
+
+/// How a group with an expanded range is read: |value| = center * (code / scale)^(1 / exponent).
+struct ScaleExpansion {
+  float scale = 1.0F, exponent = 1.0F, center = 1.0F;
+};
+
+/// Whether a tensor is kept in this format.
+bool is_stored_format(const TensorFormat& format);
+
+/// fp32 values that StoredTensor::scales has for `count` elements.
+int64_t stored_scales(const TensorFormat& format, int64_t count);
+
+}  // namespace fp8train
