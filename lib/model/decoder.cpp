@@ -13,13 +13,9 @@ namespace {
 
 constexpr int64_t kVocabularyMultiple = 16;
 
-/// The fp32 values are masters where the plan stores weights otherwise.
-MemoryCategory value_category(const PrecisionPlan& plan) {
-  return plan.master_weight ? MemoryCategory::master_weights : MemoryCategory::weights;
-}
-
-MemoryCategory copy_category(const PrecisionPlan& plan) {
-  return plan.master_weight ? MemoryCategory::weights : MemoryCategory::quantized_weights;
+/// The plan's cells are for the weights of layers that are not exempt.
+ParameterFormats formats_of(const PrecisionPlan& plan, const LinearPlan& linear) {
+  return linear.exempt_reason.empty() ? parameter_formats(plan) : ParameterFormats{};
 }
 
 }  // namespace
@@ -71,7 +67,8 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
     head_weight = parameters_.add({.name = "head.weight",
                                    .shape = {rows, config_.hidden_size},
                                    .used_rows = config_.vocab_size,
-                                   .init_std = config_.initializer_range});
+                                   .init_std = config_.initializer_range,
+                                   .formats = formats_of(plan_, linear_plans_.back())});
   }
   head_ = std::make_unique<Head>(Linear(linear_plans_.back(), head_weight, nullptr, scaling_),
                                  config_.vocab_size, options.head_chunk_rows, options.z_loss);
@@ -101,7 +98,8 @@ Linear Decoder::make_linear(const std::string& name, bool bias, float init_std) 
     }
     Parameter* weight = parameters_.add({.name = name + ".weight",
                                          .shape = {plan.site.out_features, plan.site.in_features},
-                                         .init_std = init_std});
+                                         .init_std = init_std,
+                                         .formats = formats_of(plan_, plan)});
     Parameter* offset = nullptr;
     if (bias) {
       offset = parameters_.add({.name = name + ".bias",
@@ -149,16 +147,15 @@ void Decoder::add_block(int64_t index, const DecoderOptions& options) {
 }
 
 void Decoder::allocate(bool with_gradients) {
-  parameters_.allocate(*device_, value_category(plan_), with_gradients);
+  parameters_.allocate(*device_, with_gradients);
   scaling_.allocate(*device_);
-  const MemoryCategory copies = copy_category(plan_);
   for (Block& block : blocks_) {
     for (Linear* linear : {&block.attention().qkv(), &block.attention().output(), &block.mlp().up(),
                            &block.mlp().down()}) {
-      linear->allocate(*device_, copies);
+      linear->allocate(*device_);
     }
   }
-  head_->projection().allocate(*device_, copies);
+  head_->projection().allocate(*device_);
   if (config_.positions == PositionKind::rope) {
     fill_rotary_tables();
   }

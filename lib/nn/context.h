@@ -13,6 +13,7 @@ struct StepContext {
   Arena* saved;    ///< what forward keeps for backward; released by whoever runs the backward pass
   Arena* scratch;  ///< temporaries of one layer
   bool training = true;             ///< keep what backward needs and record amax values
+  bool first_window = false;        ///< delayed scaling with current_at_first acts as current
   bool collect_statistics = false;  ///< fill the slots' saturation and underflow counts
 };
 

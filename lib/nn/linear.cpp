@@ -13,6 +13,12 @@ LinearOperands::Memory memory_of(Arena& arena) {
   return [&arena](DType dtype, const Shape& shape) { return allocate(arena, dtype, shape); };
 }
 
+/// Whether the scale is there before the tensor is.
+bool writes_codes_at_once(const StepContext& context, const ScalingSlot& slot) {
+  return slot.format.policy == ScalePolicy::delayed &&
+         !LinearOperands::scales_now(context, slot.format);
+}
+
 constexpr LinearOperands::Wanted kBoth = {true, true};
 
 }  // namespace
@@ -28,19 +34,22 @@ Linear::Linear(const LinearPlan& plan, Parameter* weight, Parameter* bias, Scali
       dy_(scaling, plan.site.name, {"dy", plan.dgrad.a, plan.dgrad.b},
           {"dy.wgrad", plan.wgrad.a, plan.wgrad.b}) {}
 
-void Linear::allocate(Device& device, MemoryCategory plain_copies) {
+void Linear::allocate(Device& device) {
   check_device(device.traits());
+  const bool is_weight = weight_->formats.is_master;
+  const MemoryCategory category =
+      is_weight ? MemoryCategory::weights : MemoryCategory::quantized_weights;
   // Evaluation may bypass the scaled formats, so the plain copy exists wherever one GEMM can ask
   // for it.
   const bool needs_plain =
       !w_.scaled_along_rows() || !w_.scaled_along_columns() || !plan_.evaluate_scaled;
-  if (needs_plain && plan_.activation != DType::f32 && weight_->copy.empty()) {
-    plain_copy_ = Tensor(device, plan_.activation, weight_->shape, plain_copies);
+  const bool value_serves = plan_.activation == DType::f32 && !weight_->value.empty();
+  if (needs_plain && !value_serves && weight_->copy.empty()) {
+    plain_copy_ = Tensor(device, plan_.activation, weight_->shape, category);
     weight_->copy = plain_copy_;
   }
   const LinearOperands::Memory memory = [&](DType dtype, const Shape& shape) {
-    return weight_memory_.emplace_back(device, dtype, shape, MemoryCategory::quantized_weights)
-        .view();
+    return weight_memory_.emplace_back(device, dtype, shape, category).view();
   };
   weight_casts_ = w_.place_all(device.traits(), weight_->shape, {memory, memory});
   for (LinearOperands::Cast& cast : weight_casts_) {
@@ -66,8 +75,10 @@ void Linear::check_device(const DeviceTraits& traits) const {
 }
 
 void Linear::offer_weight_cast() {
-  if (weight_casts_.size() != 1 || weight_casts_.front().codes.empty() || !weight_->cast.empty()) {
-    return;  // nothing to cast, casts with a scale for each granule, or another layer's weight too
+  if (weight_casts_.size() != 1 || weight_casts_.front().codes.empty() || !weight_->cast.empty() ||
+      weight_->value.empty()) {
+    return;  // nothing to cast, casts with a scale for each granule, another layer's weight too, or
+             // a value that must be rounded before it is cast
   }
   const LinearOperands::Cast& cast = weight_casts_.front();
   const bool delayed = cast.slot->format.policy == ScalePolicy::delayed;
@@ -91,16 +102,31 @@ LinearOperand Linear::weight_operand(bool scaled, bool along_columns) const {
   return w_.operand(weight_casts_, plain, along_columns);
 }
 
-void Linear::refresh_weight(const StepContext& context, bool all) {
-  if (all && !plain_copy_.empty()) {
-    ops::cast(context.stream, weight_->value, plain_copy_);
+View Linear::weight_value(const StepContext& context) const {
+  if (!weight_->value.empty()) {
+    return weight_->value;
   }
+  const View value = fp8train::allocate(*context.scratch, DType::f32, weight_->shape);
+  ops::read_stored(context.stream, weight_->stored_value, value);
+  return value;
+}
+
+void Linear::refresh_weight(const StepContext& context, bool all) {
   const bool cast_by_optimizer = !all && optimizer_casts_;
   if (cast_by_optimizer && !weight_->cast.out.empty()) {
     return;
   }
+  const bool copy = !plain_copy_.empty() && (all || weight_->value.empty());
+  if (!copy && weight_casts_.empty()) {
+    return;
+  }
+  ArenaScope scope(*context.scratch);
+  const View value = weight_value(context);
+  if (copy) {
+    ops::cast(context.stream, value, plain_copy_);
+  }
   for (const LinearOperands::Cast& cast : weight_casts_) {
-    LinearOperands::fill(context, weight_->value, cast, cast_by_optimizer);
+    LinearOperands::fill(context, value, cast, cast_by_optimizer);
   }
 }
 
@@ -122,7 +148,7 @@ Linear::Input Linear::place(const StepContext& context, const LinearOperands& op
     return input;
   }
   const ScalingSlot& slot = *input.slot;
-  if (slot.format.policy == ScalePolicy::current) {
+  if (!writes_codes_at_once(context, slot)) {
     ops::fill(context.stream, {slot.amax, DType::f32, {1}}, 0.0F);
     input.cast.amax = slot.amax;
     return input;
@@ -137,7 +163,7 @@ Linear::Input Linear::place(const StepContext& context, const LinearOperands& op
 Linear::Input Linear::place_input(const StepContext& context, int64_t rows) const {
   const LinearOperands::Wanted wanted = wanted_of_input(context);
   const ScalingSlot* slot = x_.slot_for_producer(wanted);
-  const bool codes_suffice = slot != nullptr && slot->format.policy == ScalePolicy::delayed &&
+  const bool codes_suffice = slot != nullptr && writes_codes_at_once(context, *slot) &&
                              wanted.along_rows && (!context.training || x_.codes_suffice(slot));
   Arena* const plain = context.training && keeps_input() ? context.saved : context.scratch;
   return place(context, x_, {rows, plan_.site.in_features}, wanted, *context.saved,
@@ -146,7 +172,7 @@ Linear::Input Linear::place_input(const StepContext& context, int64_t rows) cons
 
 Linear::Input Linear::place_gradient(const StepContext& context, int64_t rows) const {
   const ScalingSlot* slot = dy_.slot_for_producer(kBoth);
-  const bool codes_suffice = slot != nullptr && slot->format.policy == ScalePolicy::delayed &&
+  const bool codes_suffice = slot != nullptr && writes_codes_at_once(context, *slot) &&
                              dy_.codes_suffice(slot) && bias_ == nullptr;
   return place(context, dy_, {rows, plan_.site.out_features}, kBoth, *context.scratch,
                codes_suffice ? nullptr : context.scratch);
@@ -195,12 +221,7 @@ void Linear::run_backward(const StepContext& context, const LinearOperands::Sour
                        .c = dx,
                        .fast_accumulate = plan_.dgrad.fast_accumulate});
   }
-  // dW[N, K] += dy^T x, straight into the gradient buffer.
-  multiply(context, {.a = operands.along_columns,
-                     .b = saved,
-                     .c = weight_->gradient,
-                     .beta = 1.0F,
-                     .fast_accumulate = plan_.wgrad.fast_accumulate});
+  add_weight_gradient(context, operands.along_columns, saved);
   if (bias_ != nullptr) {
     const int64_t rows = dy.plain.shape.rows();
     const View partial =
@@ -208,6 +229,26 @@ void Linear::run_backward(const StepContext& context, const LinearOperands::Sour
                            {(rows + kBiasChunk - 1) / kBiasChunk, dy.plain.shape.back()});
     ops::bias_backward(context.stream, dy.plain, bias_->gradient, partial);
   }
+}
+
+void Linear::add_weight_gradient(const StepContext& context, const LinearOperand& dy,
+                                 const Saved& x) const {
+  if (!weight_->gradient.empty()) {  // straight into the buffer
+    multiply(context, {.a = dy,
+                       .b = x,
+                       .c = weight_->gradient,
+                       .beta = 1.0F,
+                       .fast_accumulate = plan_.wgrad.fast_accumulate});
+    return;
+  }
+  ArenaScope scope(*context.scratch);
+  const View product = fp8train::allocate(*context.scratch, DType::f32, weight_->shape);
+  multiply(context,
+           {.a = dy, .b = x, .c = product, .fast_accumulate = plan_.wgrad.fast_accumulate});
+  ops::store(context.stream, {.x = product,
+                              .to = weight_->stored_gradient,
+                              .add = true,
+                              .automatic = weight_->automatic});
 }
 
 }  // namespace fp8train

@@ -33,11 +33,11 @@ class Linear {
   /// and may be shared with others.
   Linear(const LinearPlan& plan, Parameter* weight, Parameter* bias, ScalingState& scaling);
 
-  /// Allocates the weight's GEMM operands. After the store and the scaling state have been
-  /// allocated.
-  void allocate(Device& device, MemoryCategory plain_copies);
+  /// Allocates the weight's GEMM operands: those that are the weight as the plan stores it, beside a
+  /// master, are charged to the weights. After the store and the scaling state have been allocated.
+  void allocate(Device& device);
 
-  /// Makes the weight's GEMM operands from its fp32 value; once per optimizer step. `all`: those
+  /// Makes the weight's GEMM operands from its value; once per optimizer step. `all`: those
   /// too that an optimizer step has made already (the plain copy, and what Parameter::cast says).
   void refresh_weight(const StepContext& context, bool all);
 
@@ -73,6 +73,11 @@ class Linear {
   /// The GEMMs of this pass that read x in scaled formats.
   LinearOperands::Wanted wanted_of_input(const StepContext& context) const;
   LinearOperand weight_operand(bool scaled, bool along_columns) const;
+  /// The weight's value in fp32: as it is, or read into scratch.
+  View weight_value(const StepContext& context) const;
+  /// dW[N, K] += dy^T x.
+  void add_weight_gradient(const StepContext& context, const LinearOperand& dy,
+                           const Saved& x) const;
   /// Throws DeviceError where the device cannot compute the plan's products.
   void check_device(const DeviceTraits& traits) const;
   void offer_weight_cast();

@@ -241,6 +241,11 @@ LinearOperands::Cast LinearOperands::place(const DeviceTraits& traits, const Sca
   return cast;
 }
 
+bool LinearOperands::scales_now(const StepContext& context, const TensorFormat& format) {
+  const bool first = format.policy == ScalePolicy::delayed && format.delayed.current_at_first;
+  return format.policy == ScalePolicy::current || (first && context.first_window);
+}
+
 void LinearOperands::fill(const StepContext& context, ConstView x, const Cast& cast,
                           bool amax_known) {
   const ScalingSlot& slot = *cast.slot;
@@ -255,13 +260,14 @@ void LinearOperands::fill(const StepContext& context, ConstView x, const Cast& c
                            statistics);
     return;
   }
-  if (slot.format.policy == ScalePolicy::current) {
+  const bool now = scales_now(context, slot.format);
+  if (now) {
     if (!amax_known) {
       ops::amax(context.stream, x, slot.amax);
     }
     ops::compute_current_scale(context.stream, slot.amax, slot.format, slot.scale, slot.scale_inv);
   }
-  const bool record = context.training && slot.format.policy == ScalePolicy::delayed;
+  const bool record = context.training && !now;
   ops::quantize(context.stream, x, cast.codes, record ? slot.amax : nullptr, statistics);
 }
 

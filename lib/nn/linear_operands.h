@@ -97,6 +97,9 @@ class LinearOperands {
   /// Memory for the cast of a tensor of `shape` with one slot.
   Cast place(const DeviceTraits& traits, const ScalingSlot* slot, const Shape& shape, Wanted wanted,
              const Places& places) const;
+  /// Whether in this pass the scale follows from the tensor itself.
+  static bool scales_now(const StepContext& context, const TensorFormat& format);
+
   /// Casts x to where `cast` says. `amax_known`: the slot has the amax of x already.
   static void fill(const StepContext& context, ConstView x, const Cast& cast, bool amax_known);
 

@@ -9,7 +9,6 @@
 namespace fp8train {
 namespace {
 
-constexpr int64_t kAlignment = 64;         // elements: 256 bytes of fp32
 constexpr uint64_t kInitPurpose = 0x1A17;  // of philox_key
 
 /// Standard normal values by Box-Muller in double, rounded to float.
@@ -32,33 +31,81 @@ void draw_normal(uint64_t key, float deviation, float* values, int64_t count) {
   }
 }
 
+/// fp32, on the device; what it holds is waited for before it goes.
+Tensor staging(Device& device, const Parameter& parameter) {
+  return {device, DType::f32, parameter.shape, MemoryCategory::workspace};
+}
+
 }  // namespace
 
 Parameter* ParameterStore::add(Parameter parameter) {
   check(values_.empty(), "parameters are added before the store is allocated");
-  parameter.offset = elements_;
   parameter.used_rows = parameter.used_rows == 0 ? parameter.shape[0] : parameter.used_rows;
-  elements_ += (parameter.shape.count() + kAlignment - 1) / kAlignment * kAlignment;
   parameters_.push_back(std::make_unique<Parameter>(std::move(parameter)));
   return parameters_.back().get();
 }
 
-void ParameterStore::allocate(Device& device, MemoryCategory values, bool with_gradients) {
-  values_ = Tensor(device, DType::f32, {elements_}, values);
-  fill_zero(device, values_);
-  if (with_gradients) {
-    gradients_ = Tensor(device, DType::f32, {elements_}, MemoryCategory::gradients);
-    fill_zero(device, gradients_);
-  }
+void ParameterStore::allocate(Device& device, bool with_gradients) {
   for (const auto& parameter : parameters_) {
-    parameter->value = {values_.view().as<float>() + parameter->offset, DType::f32,
-                        parameter->shape};
-    if (!with_gradients) {
-      continue;
+    const ParameterFormats& formats = parameter->formats;
+    values_.add(formats.value, parameter->shape,
+                formats.is_master ? MemoryCategory::master_weights : MemoryCategory::weights);
+    if (with_gradients) {
+      gradients_.add(formats.gradient, parameter->shape, MemoryCategory::gradients);
     }
-    parameter->gradient = {gradients_.view().as<float>() + parameter->offset, DType::f32,
-                           parameter->shape};
   }
+  values_.allocate(device);
+  gradients_.allocate(device);
+  int64_t automatic = 0;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    Parameter& parameter = *parameters_[i];
+    parameter.stored_value = values_.at(i);
+    parameter.stored_gradient = with_gradients ? gradients_.at(i) : StoredTensor{};
+    const auto fp32 = [](const StoredTensor& tensor) {
+      return tensor.format == TensorFormat{} ? tensor.codes : View{};
+    };
+    parameter.value = fp32(parameter.stored_value);
+    parameter.gradient = fp32(parameter.stored_gradient);
+    automatic += parameter.formats.gradient_wire.policy == ScalePolicy::automatic ? 1 : 0;
+  }
+  if (automatic > 0 && with_gradients) {
+    allocate_automatic(device, automatic);
+  }
+}
+
+void ParameterStore::allocate_automatic(Device& device, int64_t count) {
+  const std::vector<ops::AutoScale> initial(static_cast<size_t>(count));
+  automatic_ = Tensor(device, DType::i64, {count}, MemoryCategory::scaling_state);
+  static_assert(sizeof(ops::AutoScale) == sizeof(int64_t));
+  copy_from_host(device, automatic_, initial.data());
+  auto* next = automatic_.view().as<ops::AutoScale>();
+  for (const auto& parameter : parameters_) {
+    if (parameter->formats.gradient_wire.policy == ScalePolicy::automatic) {
+      parameter->automatic = next++;
+    }
+  }
+}
+
+void set_value(Device& device, const Parameter& parameter, const float* values) {
+  if (!parameter.value.empty()) {
+    copy_from_host(device, parameter.value, values);
+    return;
+  }
+  const Tensor fp32 = staging(device, parameter);
+  copy_from_host(device, fp32, values);
+  StoredTensor to = parameter.stored_value;
+  to.format.rounding = Rounding::nearest_even;
+  ops::store(device.stream(), {.x = fp32, .to = to});
+  device.synchronize();
+}
+
+std::vector<float> value_on_host(Device& device, const Parameter& parameter) {
+  if (!parameter.value.empty()) {
+    return to_host_f32(device, parameter.value);
+  }
+  const Tensor fp32 = staging(device, parameter);
+  ops::read_stored(device.stream(), parameter.stored_value, fp32);
+  return to_host_f32(device, fp32);
 }
 
 void ParameterStore::initialize(Device& device, uint64_t seed) {
@@ -81,7 +128,7 @@ void ParameterStore::initialize(Device& device, uint64_t seed) {
         draw_normal(philox_key(seed, kInitPurpose, i), parameter.init_std, values.data(), used);
         break;
     }
-    copy_from_host(device, parameter.value, values.data());
+    set_value(device, parameter, values.data());
   }
 }
 

@@ -1,7 +1,7 @@
 #pragma once
-// Parameters and their gradients, each kind in one flat fp32 buffer, so that norms and exchanges
-// see one array. The fp32 value is the master weight where the plan stores the weight otherwise,
-// and the weight itself where it does not.
+// Parameters and their gradients, each kept in the format that the precision plan says. The value
+// is what the optimizer updates: the master weight where the plan has one beside the weight, and
+// the weight itself where it has not.
 
 #include <cstdint>
 #include <memory>
@@ -10,7 +10,9 @@
 
 #include "device/device.h"
 #include "ops/quantize.h"
-#include "tensor/tensor.h"
+#include "ops/storage.h"
+#include "precision/plan.h"
+#include "tensor/stored_pool.h"
 
 namespace fp8train {
 
@@ -23,10 +25,13 @@ struct Parameter {
   bool decay = true;      ///< weight decay applies (not to norms and biases)
   Init init = Init::normal;
   float init_std = 0.0F;
-  int64_t offset = 0;  ///< elements from the start of the flat buffers
-  View value;          ///< fp32
-  View gradient;       ///< fp32
+  ParameterFormats formats;  ///< fp32 unless a layer of the plan's own formats owns it
+  StoredTensor stored_value, stored_gradient;
+  View value;     ///< stored_value where that is fp32, else empty
+  View gradient;  ///< stored_gradient where that is fp32, else empty
+  ops::AutoScale* automatic = nullptr;  ///< of the gradient, where its wire scales itself
   View copy;  ///< bf16 or fp16 copy that GEMMs read; empty if there is none. Kept by the optimizer
+              ///< where the value is fp32
   /// How the optimizer casts the new value for the layer that has asked for it first; empty: not.
   /// With codes, the amax is combined into what is there; alone, it replaces it.
   ops::QuantizeSink cast;
@@ -37,25 +42,27 @@ class ParameterStore {
   /// The pointer stays valid for the life of the store.
   Parameter* add(Parameter parameter);
 
-  /// Allocates the flat buffers (values uninitialized, gradients zero). `values` says where the
-  /// fp32 values are charged. Without gradients their views stay empty.
-  void allocate(Device& device, MemoryCategory values, bool with_gradients = true);
+  /// Allocates values and gradients, zero. Without gradients their views stay empty.
+  void allocate(Device& device, bool with_gradients = true);
 
   const std::vector<std::unique_ptr<Parameter>>& all() const { return parameters_; }
-  int64_t elements() const {
-    return elements_;
-  }  ///< with padding and alignment gaps, which stay zero
-  View values() const { return values_.view(); }
-  View gradients() const { return gradients_.view(); }
+  const StoredPool& values() const { return values_; }
+  const StoredPool& gradients() const { return gradients_; }
 
   /// Draws every parameter's initial value from Philox keyed by (seed, position in the store,
   /// element): the same on any device.
   void initialize(Device& device, uint64_t seed);
 
  private:
+  void allocate_automatic(Device& device, int64_t count);
+
   std::vector<std::unique_ptr<Parameter>> parameters_;
-  int64_t elements_ = 0;
-  Tensor values_, gradients_;
+  StoredPool values_, gradients_;
+  Tensor automatic_;
 };
+
+/// A parameter's value from and to the host, in row-major order; cast to its format, to nearest.
+void set_value(Device& device, const Parameter& parameter, const float* values);
+std::vector<float> value_on_host(Device& device, const Parameter& parameter);
 
 }  // namespace fp8train

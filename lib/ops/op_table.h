@@ -14,6 +14,7 @@
 #include "ops/optimizer.h"
 #include "ops/quantize.h"
 #include "ops/scaled_gemm.h"
+#include "ops/storage.h"
 
 namespace fp8train::ops {
 
@@ -54,6 +55,11 @@ struct OpTable {
   decltype(&ops::accumulate_loss) accumulate_loss;
   decltype(&ops::sum_of_squares) sum_of_squares;
   decltype(&ops::prepare_step) prepare_step;
+  decltype(&ops::store) store;
+  decltype(&ops::read_stored) read_stored;
+  decltype(&ops::update_auto_scale) update_auto_scale;
+  decltype(&ops::compress) compress;
+  decltype(&ops::decompress) decompress;
   decltype(&ops::adamw) adamw;
   decltype(&ops::sgd) sgd;
 };

@@ -84,6 +84,7 @@ struct DelayedScalingState {
   float* scale;      ///< [slots], ones at first
   float* scale_inv;  ///< [slots]
   const float* format_max;  ///< [slots]
+  bool pow2 = false;        ///< scales are rounded down to powers of two
 };
 
 /// Moves each slot's amax into its history and recomputes its scale from the window. A slot whose

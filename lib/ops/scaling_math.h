@@ -38,7 +38,8 @@ FP8TRAIN_HD bool push_amax(const DelayedScalingState& state, int64_t slot) {
 /// The slot's scale from `window`, the amax that AmaxAlgorithm chose.
 FP8TRAIN_HD void rescale_slot(const DelayedScalingState& state, int64_t slot, float window,
                               int margin) {
-  const float scale = delayed_scale(window, state.scale[slot], state.format_max[slot], margin);
+  const float exact = delayed_scale(window, state.scale[slot], state.format_max[slot], margin);
+  const float scale = state.pow2 ? pow2_floor(exact) : exact;
   state.scale[slot] = scale;
   state.scale_inv[slot] = reciprocal(scale);
 }

@@ -24,127 +24,156 @@ void cast_weight(Stream stream, const Parameter& parameter, const ops::QuantizeS
 }  // namespace
 
 Optimizer::Optimizer(Device& device, ParameterStore& parameters, const OptimizerSettings& settings,
-                     bool dynamic_loss_scaling, const MomentFormats& moments)
+                     bool dynamic_loss_scaling, uint64_t seed)
     : device_(&device),
       parameters_(&parameters),
       settings_(settings),
+      seed_(seed),
       control_(device, sizeof(ops::StepControl), MemoryCategory::optimizer_state) {
   scaling_.dynamic = dynamic_loss_scaling;
   const bool adam = settings_.name == "adamw";
   if (!adam && settings_.name != "sgd") {
     throw ConfigError("optimizer.name: '" + settings_.name + "' is not one of adamw, sgd");
   }
-  const bool fp32 = moments.first == TensorFormat{} && moments.second == TensorFormat{};
-  if (!adam && settings_.momentum != 0.0 && !fp32) {
-    throw ConfigError(
-        "optimizer.name: sgd keeps its momentum in fp32; remove precision.moment1 "
-        "and precision.moment2, or choose a precision row with fp32 moments");
+  check_formats();
+  for (const auto& parameter : parameters.all()) {
+    if (adam || settings_.momentum != 0.0) {
+      moment1_.add(parameter->formats.moment1, parameter->shape, MemoryCategory::optimizer_state);
+    }
+    if (adam) {
+      moment2_.add(parameter->formats.moment2, parameter->shape, MemoryCategory::optimizer_state);
+    }
   }
-  if (adam || settings_.momentum != 0.0) {
-    moment1_ = make_state(moments.first);
-  }
-  if (adam) {
-    moment2_ = make_state(moments.second);
-  }
+  moment1_.allocate(device);
+  moment2_.allocate(device);
   ops::StepControl initial = {};
   initial.loss_scale = dynamic_loss_scaling ? kInitialLossScale : 1.0F;
   set_control(initial);
+}
+
+void Optimizer::check_formats() const {
+  const TensorFormat fp32;
+  for (const auto& parameter : parameters_->all()) {
+    const ParameterFormats& formats = parameter->formats;
+    const bool plain = formats.value == fp32 && formats.gradient == fp32 &&
+                       (settings_.momentum == 0.0 || formats.moment1 == fp32);
+    if (settings_.name == "sgd" && !plain) {
+      throw ConfigError(
+          "optimizer.name: sgd updates fp32 weights with fp32 gradients and an fp32 momentum; "
+          "choose adamw, or a precision row with fp32 weights, gradients and moments");
+    }
+  }
 }
 
 const float* Optimizer::loss_scale() const {
   return &device_control()->loss_scale;
 }
 
-Optimizer::State Optimizer::make_state(const TensorFormat& format) const {
-  State state;
-  state.format = format;
-  state.codes =
-      Tensor(*device_, format.dtype, {parameters_->elements()}, MemoryCategory::optimizer_state);
-  fill_zero(*device_, state.codes);
-  int64_t scales = 0;
-  for (const auto& parameter : parameters_->all()) {
-    state.first_scale.push_back(scales);
-    scales += stored_scales(format, parameter->shape.count());
-  }
-  if (scales == 0) {
-    return state;
-  }
-  state.scales = Tensor(*device_, DType::f32, {scales}, MemoryCategory::optimizer_state);
-  ops::fill(device_->stream(), state.scales, 1.0F);
-  if (format.granularity == Granularity::tensor) {  // beside each scale, an amax
-    std::vector<float> pairs(static_cast<size_t>(scales), 1.0F);
-    for (size_t i = 1; i < pairs.size(); i += 2) {
-      pairs[i] = 0.0F;
-    }
-    copy_from_host(*device_, state.scales, pairs.data());
-  }
-  return state;
-}
-
-StoredTensor Optimizer::slice(const State& state, size_t parameter) const {
-  if (state.codes.empty()) {
-    return {};
-  }
-  const Parameter& owner = *parameters_->all()[parameter];
-  const size_t begin = static_cast<size_t>(owner.offset) * size_of(state.format.dtype);
-  const View codes = {state.codes.view().as<uint8_t>() + begin, state.format.dtype, owner.shape};
-  const int64_t scales = stored_scales(state.format, owner.shape.count());
-  if (scales == 0) {
-    return codes;
-  }
-  const View own = {
-      state.scales.view().as<float>() + state.first_scale[parameter], DType::f32, {scales}};
-  return {codes, state.format, own};
-}
-
 void Optimizer::begin_step(Stream stream) {
-  ops::fill(stream, parameters_->gradients(), 0.0F);
+  for (const View& words : parameters_->gradients().words()) {
+    ops::fill(stream, words, 0.0F);
+  }
 }
 
 void Optimizer::set_learning_rate(double lr) {
   device_->copy_from_host(&device_control()->lr, &lr, sizeof(lr));
 }
 
+/// What crosses the wire is rounded to its format, once, also where there is one rank: a result
+/// does not depend on how many there are.
+void Optimizer::exchange_gradients(Stream stream, Arena& scratch) const {
+  for (const auto& parameter : parameters_->all()) {
+    const TensorFormat& wire = parameter->formats.gradient_wire;
+    const StoredTensor& gradient = parameter->stored_gradient;
+    const bool rounded_already = wire == gradient.format || parameter->automatic != nullptr;
+    if (rounded_already || wire == TensorFormat{}) {
+      continue;
+    }
+    ArenaScope scope(scratch);
+    const Shape& shape = parameter->shape;
+    const View fp32 = allocate(scratch, DType::f32, shape);
+    StoredTensor image(allocate(scratch, wire.dtype, shape), wire, {});
+    const int64_t scales = stored_scales(wire, shape.count());
+    if (scales > 0) {
+      image.scales = allocate(scratch, DType::f32, {scales});
+      ops::fill(stream, image.scales, 0.0F);
+    }
+    ops::read_stored(stream, gradient, fp32);
+    ops::store(stream, {.x = fp32, .to = image});
+    ops::read_stored(stream, image, fp32);
+    ops::store(stream, {.x = fp32, .to = gradient});
+  }
+}
+
+void Optimizer::sum_gradients(Stream stream, Arena& scratch) const {
+  double* sum = squared_norm();
+  const auto add = [&](const View& values) {
+    const int64_t chunks = (values.count() + kNormChunk - 1) / kNormChunk;
+    const View partial = allocate(scratch, DType::i64, {chunks});  // doubles: 8 bytes each
+    ops::sum_of_squares(stream, values, sum, partial);
+  };
+  const View fp32 = parameters_->gradients().fp32();
+  if (!fp32.empty()) {
+    ArenaScope scope(scratch);
+    add(fp32);
+  }
+  for (const auto& parameter : parameters_->all()) {
+    if (parameter->gradient.empty()) {
+      ArenaScope scope(scratch);
+      const View values = allocate(scratch, DType::f32, parameter->shape);
+      ops::read_stored(stream, parameter->stored_gradient, values);
+      add(values);
+    }
+  }
+}
+
 void Optimizer::step(Stream stream, Arena& scratch, bool collect_statistics) {
-  ArenaScope scope(scratch);
-  const int64_t chunks = (parameters_->elements() + kNormChunk - 1) / kNormChunk;
-  const View partial = allocate(scratch, DType::i64, {chunks});  // doubles: 8 bytes each
+  exchange_gradients(stream, scratch);
+  sum_gradients(stream, scratch);
   ops::StepControl* control = device_control();
-  ops::sum_of_squares(stream, parameters_->gradients(), &control->squared_norm, partial);
   ops::prepare_step(stream, control, static_cast<float>(settings_.grad_clip), scaling_);
   device_->fill_zero(&control->squared_norm, sizeof(control->squared_norm));  // of the next step
   for (size_t i = 0; i < parameters_->all().size(); ++i) {
-    const std::unique_ptr<Parameter>& parameter = parameters_->all()[i];
-    const double decay = parameter->decay ? settings_.weight_decay : 0.0;
-    ops::QuantizeSink cast = parameter->cast;
-    cast.statistics = collect_statistics ? cast.statistics : nullptr;
-    if (settings_.name == "adamw") {
-      if (!cast.empty() && cast.out.empty()) {
-        ops::fill(stream, {cast.amax, DType::f32, {1}}, 0.0F);
-      }
-      ops::adamw(stream,
-                 {.weight = parameter->value,
-                  .gradient = parameter->gradient,
-                  .moment1 = slice(moment1_, i),
-                  .moment2 = slice(moment2_, i),
-                  .copy = parameter->copy,
-                  .beta1 = settings_.betas[0],
-                  .beta2 = settings_.betas[1],
-                  .eps = settings_.eps,
-                  .weight_decay = decay,
-                  .cast = cast},
-                 control);
-    } else {
-      ops::sgd(stream,
-               {.weight = parameter->value,
-                .gradient = parameter->gradient,
-                .momentum = slice(moment1_, i).codes,
-                .copy = parameter->copy,
-                .momentum_factor = settings_.momentum,
-                .weight_decay = decay},
-               control);
-      cast_weight(stream, *parameter, cast);
-    }
+    update(stream, i, collect_statistics);
+  }
+}
+
+void Optimizer::update(Stream stream, size_t index, bool collect_statistics) const {
+  const Parameter& parameter = *parameters_->all()[index];
+  const double decay = parameter.decay ? settings_.weight_decay : 0.0;
+  ops::QuantizeSink cast = parameter.cast;
+  cast.statistics = collect_statistics ? cast.statistics : nullptr;
+  if (settings_.name == "sgd") {
+    ops::sgd(stream,
+             {.weight = parameter.value,
+              .gradient = parameter.gradient,
+              .momentum = of(moment1_, index).codes,
+              .copy = parameter.copy,
+              .momentum_factor = settings_.momentum,
+              .weight_decay = decay},
+             device_control());
+    cast_weight(stream, parameter, cast);
+    return;
+  }
+  if (!cast.empty() && cast.out.empty()) {
+    ops::fill(stream, {cast.amax, DType::f32, {1}}, 0.0F);
+  }
+  ops::adamw(stream,
+             {.weight = parameter.stored_value,
+              .gradient = parameter.stored_gradient,
+              .moment1 = moment1(index),
+              .moment2 = moment2(index),
+              // A copy of a value that is rounded is made from what it was rounded to.
+              .copy = parameter.value.empty() ? View{} : parameter.copy,
+              .beta1 = settings_.betas[0],
+              .beta2 = settings_.betas[1],
+              .eps = settings_.eps,
+              .weight_decay = decay,
+              .cast = cast,
+              .rounding = {.seed = seed_, .tensor = index}},
+             device_control());
+  if (parameter.automatic != nullptr) {
+    ops::update_auto_scale(stream, parameter.stored_gradient.codes, parameter.automatic);
   }
 }
 

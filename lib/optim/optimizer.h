@@ -1,5 +1,5 @@
 #pragma once
-// One optimizer step over a parameter store: global gradient norm, clipping, skip of non-finite
+// One optimizer step over a parameter store: what the wire does to gradients, their global norm, clipping, skip of non-finite
 // steps, the update itself and the GEMM copies of the new weights. Everything is decided on the
 // device; the host reads StepReport once per logging interval.
 
@@ -22,17 +22,12 @@ struct StepReport {
   bool skipped;  ///< the last step
 };
 
-/// How moments are kept, as StoredTensor allows.
-struct MomentFormats {
-  TensorFormat first, second;
-};
-
 class Optimizer {
  public:
-  /// Allocates moments (zero) for every parameter. `parameters` outlives the optimizer. Throws
-  /// ConfigError when the optimizer keeps no moments in these formats: sgd's momentum is fp32.
+  /// Allocates moments (zero) for every parameter, in its formats. `parameters` outlives the
+  /// optimizer. `seed`: of stochastic rounding. Throws ConfigError when the optimizer does not work on these formats: sgd is fp32.
   Optimizer(Device& device, ParameterStore& parameters, const OptimizerSettings& settings,
-            bool dynamic_loss_scaling, const MomentFormats& moments = {});
+            bool dynamic_loss_scaling, uint64_t seed = 0);
 
   /// Zeroes the gradients; before the first micro-batch of a step.
   void begin_step(Stream stream);
@@ -52,12 +47,10 @@ class Optimizer {
 
   StepReport report() const;
 
-  /// For checkpoints: moments over the store's flat layout as they are kept (moment2 empty for sgd,
-  /// both without momentum), those of one parameter, and the control.
-  View moment1() const { return moment1_.codes.view(); }
-  View moment2() const { return moment2_.codes.view(); }
-  StoredTensor moment1(size_t parameter) const { return slice(moment1_, parameter); }
-  StoredTensor moment2(size_t parameter) const { return slice(moment2_, parameter); }
+  /// For checkpoints: the moments of one parameter (the second empty for sgd, both without
+  /// momentum) and the control.
+  StoredTensor moment1(size_t parameter) const { return of(moment1_, parameter); }
+  StoredTensor moment2(size_t parameter) const { return of(moment2_, parameter); }
   ops::StepControl control() const;
   void set_control(const ops::StepControl& control);
 
@@ -65,20 +58,20 @@ class Optimizer {
   ops::StepControl* device_control() const {
     return static_cast<ops::StepControl*>(control_.data());
   }
-  /// One moment of all parameters: codes over the flat layout, scales one parameter after another.
-  struct State {
-    TensorFormat format;
-    Tensor codes, scales;
-    std::vector<int64_t> first_scale;  // of each parameter
-  };
-  State make_state(const TensorFormat& format) const;
-  StoredTensor slice(const State& state, size_t parameter) const;
+  static StoredTensor of(const StoredPool& moment, size_t parameter) {
+    return moment.empty() ? StoredTensor{} : moment.at(parameter);
+  }
+  void check_formats() const;
+  void exchange_gradients(Stream stream, Arena& scratch) const;
+  void sum_gradients(Stream stream, Arena& scratch) const;
+  void update(Stream stream, size_t index, bool collect_statistics) const;
 
   Device* device_;
   ParameterStore* parameters_;
   OptimizerSettings settings_;
+  uint64_t seed_;
   ops::LossScaling scaling_;
-  State moment1_, moment2_;
+  StoredPool moment1_, moment2_;
   Buffer control_;
 };
 

@@ -34,13 +34,17 @@ struct ExemptionRules {
   bool operator==(const ExemptionRules&) const = default;
 };
 
+/// A row of the chart. The cells from `weight` on are those of the weights of linear layers that
+/// are not exempt; all other parameters, their gradients and moments are fp32
+/// (research/msamp-fp8lm-coat.md 4.1).
 struct PrecisionPlan {
   std::string name;
   DType activation =
       DType::f32;  ///< residual stream, norm outputs, attention, and linears that are exempt
   GemmPlan fprop, dgrad, wgrad;
   TensorFormat saved_activation;  ///< a linear's input as backward reads it
-  TensorFormat weight;            ///< the parameter as stored
+  TensorFormat saved_nonlinear;   ///< the input of a norm or an activation function, as backward reads it
+  TensorFormat weight;            ///< the parameter as stored, of a linear layer that is not exempt
   std::optional<TensorFormat>
       master_weight;  ///< nothing: the stored weight is what the optimizer updates
   TensorFormat weight_gradient;
@@ -48,11 +52,28 @@ struct PrecisionPlan {
   TensorFormat parameter_wire;
   TensorFormat moment1, moment2;
   bool dynamic_loss_scaling = false;
+  /// The rank's own contribution to a gradient is not rounded to the wire's format.
+  bool self_exact = false;
   bool evaluate_scaled = true;  ///< evaluation runs the scaled formats too (else `activation`)
   ExemptionRules exemptions;
 
   bool operator==(const PrecisionPlan&) const = default;
 };
+
+/// How the optimizer sees one parameter.
+struct ParameterFormats {
+  TensorFormat value;  ///< what it updates: the master weight, or the weight if there is none
+  TensorFormat gradient, gradient_wire, moment1, moment2;
+  bool is_master = false;  ///< beside the weight as the plan stores it
+
+  bool operator==(const ParameterFormats&) const = default;
+};
+
+/// Those of a weight that the plan's cells are for.
+ParameterFormats parameter_formats(const PrecisionPlan& plan);
+
+/// Throws ConfigError naming the cell when cells do not go together or no tensor is kept like that.
+void check_cells(const PrecisionPlan& plan);
 
 /// What a user may say about precision; every field empty means "the row's default".
 struct PlanRequest {

@@ -24,7 +24,8 @@ bool by_granules(const TensorFormat& format) {
 
 bool same_rule(const TensorFormat& a, const TensorFormat& b) {
   return a.policy == b.policy && by_granules(a) == by_granules(b) &&
-         (a.policy != ScalePolicy::delayed || a.delayed == b.delayed);
+         (a.policy != ScalePolicy::delayed ||
+          (a.delayed == b.delayed && a.scale_type == b.scale_type));
 }
 
 }  // namespace
@@ -98,6 +99,14 @@ uint64_t ScalingState::due(int64_t step) const {
   return groups;
 }
 
+bool ScalingState::first_window(int64_t step) const {
+  return std::any_of(groups_.begin(), groups_.end(), [step](const auto& group) {
+    const TensorFormat& format = group->format;
+    return format.policy == ScalePolicy::delayed && format.delayed.current_at_first &&
+           step < format.delayed.history_length;
+  });
+}
+
 void ScalingState::update(Stream stream, uint64_t due, double* squared_norm) {
   for (size_t g = 0; g < groups_.size(); ++g) {
     const Group* group = groups_[g].get();
@@ -115,7 +124,8 @@ void ScalingState::update(Stream stream, uint64_t due, double* squared_norm) {
                                             .cursor = group->cursor.view().as<int32_t>(),
                                             .scale = group->scale.view().as<float>(),
                                             .scale_inv = group->scale_inv.view().as<float>(),
-                                            .format_max = group->format_max.view().as<float>()};
+                                            .format_max = group->format_max.view().as<float>(),
+                                            .pow2 = group->format.scale_type == ScaleType::pow2};
     ops::update_delayed_scaling(stream, state, group->format.delayed);
   }
 }

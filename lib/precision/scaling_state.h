@@ -48,6 +48,9 @@ class ScalingState {
   /// those with delayed scaling, every `interval` steps. A set of bits, for update().
   uint64_t due(int64_t step) const;
 
+  /// Whether in this step slots whose rule says current_at_first scale like current ones.
+  bool first_window(int64_t step) const;
+
   /// Ends a micro-batch: moves amax values of the groups that are due into histories and sets the
   /// scales of the next micro-batch. Scales of slots with current scaling are left alone; a slot
   /// whose granules have scales of their own only has an amax, which is reset.

@@ -53,6 +53,7 @@ std::string describe(const TensorFormat& format) {
       text += fmt::format(" delayed({}, {}", format.delayed.history_length,
                           format.delayed.algorithm == AmaxAlgorithm::max ? "max" : "most_recent");
       text += format.delayed.margin != 0 ? fmt::format(", margin {}", format.delayed.margin) : "";
+      text += format.delayed.current_at_first ? ", current at first" : "";
       text +=
           format.delayed.interval != 1 ? fmt::format(", every {}", format.delayed.interval) : "";
       text += ")";

@@ -23,6 +23,8 @@ struct DelayedScaling {
   int interval = 1;           ///< optimizer steps between scale updates
   int history_length = 1024;  ///< window of amax values
   AmaxAlgorithm algorithm = AmaxAlgorithm::max;
+  /// Current scaling until the history is full (MS-AMP, research/msamp-fp8lm-coat.md 1.2).
+  bool current_at_first = false;
 
   bool operator==(const DelayedScaling&) const = default;
 };

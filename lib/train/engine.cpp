@@ -8,23 +8,6 @@ namespace {
 constexpr int kTrainingTotals = 0;
 constexpr int kEvaluationTotals = 1;
 
-/// The cells of a plan that are fixed so far; a row that asks for more must not train as something
-/// else.
-void check_cells(const PrecisionPlan& plan) {
-  const TensorFormat f32 = plain(DType::f32);
-  for (const TensorFormat* cell :
-       {&plan.weight_gradient, &plan.gradient_wire, &plan.parameter_wire}) {
-    check(*cell == f32, "gradients and wires are fp32");
-  }
-  for (const TensorFormat* cell : {&plan.moment1, &plan.moment2}) {
-    check(is_stored_format(*cell), "moments are fp32, bf16, or scaled by tensor or group");
-  }
-  const bool own_master = !plan.master_weight && plan.weight == f32;
-  const bool bf16_copy = plan.master_weight == f32 && plan.weight == plain(DType::bf16);
-  check(own_master || bf16_copy, "weights are fp32, or bf16 with an fp32 master");
-  check(plan.saved_activation == plan.wgrad.b, "backward reads what wgrad takes");
-}
-
 DecoderOptions decoder_options(const EngineSettings& settings) {
   DecoderOptions options = settings.decoder;
   options.gradients = settings.trains;
@@ -44,11 +27,9 @@ Engine::Engine(Device& device, const EngineSettings& settings)
       targets_(device, DType::i32, {settings.micro_batch_size, settings.seq_length},
                MemoryCategory::batch),
       totals_(device, 2 * sizeof(Totals), MemoryCategory::batch) {
-  check_cells(settings.plan);
   if (settings.trains) {
     optimizer_.emplace(device, model_.parameters(), settings.optimizer,
-                       settings.plan.dynamic_loss_scaling,
-                       MomentFormats{settings.plan.moment1, settings.plan.moment2});
+                       settings.plan.dynamic_loss_scaling, settings.seed);
   }
   device.fill_zero(totals_.data(), totals_.bytes());
 }
@@ -58,12 +39,13 @@ void Engine::reserve(const StepPlan& plan) {
   scratch_.reserve(plan.scratch_bytes);
 }
 
-StepContext Engine::context(bool training, bool collect_statistics) {
+StepContext Engine::context(bool training, bool collect_statistics, bool first_window) {
   return {.device = device_,
           .stream = device_->stream(),
           .saved = &saved_,
           .scratch = &scratch_,
           .training = training,
+          .first_window = first_window,
           .collect_statistics = collect_statistics};
 }
 
@@ -103,8 +85,9 @@ void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_st
   const auto targets =
       static_cast<float>(settings_.gradient_accumulation_steps * batch.rows * batch.columns);
   const uint64_t due = model_.scaling().due(step_index);
-  run(micro_batches_[{collect_statistics, due}], [&] {
-    model_.train_micro_batch(context(true, collect_statistics), tokens_, targets_,
+  const bool first = model_.scaling().first_window(step_index);
+  run(micro_batches_[{collect_statistics, first, due}], [&] {
+    model_.train_micro_batch(context(true, collect_statistics, first), tokens_, targets_,
                              totals(kTrainingTotals), optimizer().loss_scale(), 1.0F / targets);
     model_.scaling().update(device_->stream(), due, optimizer().squared_norm());
   });

@@ -8,7 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <utility>
+#include <tuple>
 #include <vector>
 
 #include "base/error.h"
@@ -27,6 +27,7 @@ struct EngineSettings {
   PrecisionPlan plan;
   DecoderOptions decoder;
   OptimizerSettings optimizer;
+  uint64_t seed = 0;  ///< of stochastic rounding
   int64_t micro_batch_size = 1;
   int64_t seq_length = 1;
   int64_t gradient_accumulation_steps = 1;
@@ -98,7 +99,7 @@ class Engine {
     int64_t count;
   };
 
-  StepContext context(bool training, bool collect_statistics);
+  StepContext context(bool training, bool collect_statistics, bool first_window = false);
   void begin_step();
   void micro_batch(const Batch& batch, int64_t step_index, bool collect_statistics);
   void end_step(bool collect_statistics);
@@ -116,9 +117,9 @@ class Engine {
   Arena saved_, scratch_;
   Tensor tokens_, targets_;
   Buffer totals_;  // [0] training, [1] evaluation
-  // One for each form of a micro-batch (with statistics or not, which scales are due) and of the
-  // update (with statistics or not).
-  std::map<std::pair<bool, uint64_t>, RepeatedWork> micro_batches_;
+  // One for each form of a micro-batch (with statistics or not, in the first window or not, which
+  // scales are due) and of the update (with statistics or not).
+  std::map<std::tuple<bool, bool, uint64_t>, RepeatedWork> micro_batches_;
   RepeatedWork updates_[2];
 };
 

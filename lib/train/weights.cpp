@@ -44,7 +44,7 @@ void load_weights(Device& device, Decoder& model, const TensorSource& source) {
       }
       std::copy(read.begin(), read.end(), values.begin() + piece.begin * columns);
     }
-    copy_from_host(device, parameter->value, values.data());
+    set_value(device, *parameter, values.data());
   }
 }
 
@@ -52,7 +52,7 @@ void for_each_weight(Device& device, Decoder& model,
                      const std::function<void(const HostTensor&)>& write) {
   for (const auto& parameter : model.parameters().all()) {
     const int64_t columns = columns_of(*parameter);
-    const std::vector<float> values = to_host_f32(device, parameter->value);
+    const std::vector<float> values = value_on_host(device, *parameter);
     for (const HfPiece& piece : hf_pieces(model.config(), parameter->name)) {
       const auto begin = values.begin() + piece.begin * columns;
       HostTensor tensor = {

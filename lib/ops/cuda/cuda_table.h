@@ -34,6 +34,7 @@ void fill_embedding(OpTable& table);
 void fill_cross_entropy(OpTable& table);
 void fill_optimizer(OpTable& table);
 void fill_adamw(OpTable& table);
+void fill_storage(OpTable& table);
 void fill_kv_cache(OpTable& table);
 
 }  // namespace fp8train::ops::cuda

@@ -237,8 +237,30 @@ void prepare_step(Stream stream, StepControl* /*control*/, float /*max_norm*/,
   count(stream, 2 * sizeof(StepControl));
 }
 
-double stored_bytes(const StoredTensor& moment) {
-  return bytes_of(moment.codes) + bytes_of(moment.scales);
+double stored_bytes(const StoredTensor& tensor) {
+  return bytes_of(tensor.codes) + bytes_of(tensor.scales);
+}
+
+void store(Stream stream, const Store& call) {
+  const double passes = stored_scales(call.to.format, 1) == 2 ? 2 : 1;  // one for the amax
+  count(stream, passes * (bytes_of(call.x) + (call.add ? stored_bytes(call.to) : 0.0)) +
+                    stored_bytes(call.to));
+}
+
+void read_stored(Stream stream, const StoredTensor& x, View y) {
+  count(stream, stored_bytes(x) + bytes_of(y));
+}
+
+void update_auto_scale(Stream stream, ConstView codes, AutoScale* /*automatic*/) {
+  count(stream, bytes_of(codes) + 2 * sizeof(AutoScale));
+}
+
+void compress(Stream stream, ConstView x, const CompressedView& out) {
+  count(stream, bytes_of(x) + bytes_of(out.codes) + bytes_of(out.scale_inv));
+}
+
+void decompress(Stream stream, const CompressedView& x, View y) {
+  count(stream, bytes_of(x.codes) + bytes_of(x.scale_inv) + bytes_of(y));
 }
 
 void adamw(Stream stream, const AdamW& call, const StepControl* /*control*/) {
@@ -303,6 +325,11 @@ const OpTable& table() {
       .accumulate_loss = accumulate_loss,
       .sum_of_squares = sum_of_squares,
       .prepare_step = prepare_step,
+      .store = store,
+      .read_stored = read_stored,
+      .update_auto_scale = update_auto_scale,
+      .compress = compress,
+      .decompress = decompress,
       .adamw = adamw,
       .sgd = sgd,
   };

@@ -1,0 +1,55 @@
+#pragma once
+// The arithmetic of ops/storage.h for one element or group, for host and device.
+
+#include "numeric/bits.h"
+#include "numeric/convert.h"
+#include "numeric/scale.h"
+#include "ops/storage.h"
+
+namespace fp8train::ops {
+
+/// What is kept of a value: NaN for one that is not finite.
+FP8TRAIN_HD float finite_or_nan(float value) {
+  return is_finite(value) ? value : float_of(0x7FC00000U);
+}
+
+/// What a current scale is multiplied by.
+FP8TRAIN_HD float automatic_factor(const AutoScale* automatic) {
+  return automatic == nullptr ? 1.0F : pow2_floor(automatic->factor);
+}
+
+/// The factor after a step in which `at_maximum` of `count` codes had the largest magnitude.
+FP8TRAIN_HD float next_automatic_factor(float factor, uint32_t at_maximum, int64_t count) {
+  constexpr double kTooMany = 1e-5;
+  constexpr float kGrowth = 1.00069339F;  // 2^(1/1000)
+  constexpr float kLimit = 65536.0F;
+  const bool saturates = static_cast<double>(at_maximum) > kTooMany * static_cast<double>(count);
+  const float next = saturates ? factor * 0.5F : factor * kGrowth;
+  const float above = next < 1.0F / kLimit ? 1.0F / kLimit : next;
+  return above > kLimit ? kLimit : above;
+}
+
+/// Whether the code has the largest finite magnitude.
+FP8TRAIN_HD bool is_largest(e4m3 code) {
+  return (code.bits & 0x7FU) == 0x7EU;
+}
+FP8TRAIN_HD bool is_largest(e5m2 code) {
+  return (code.bits & 0x7FU) == 0x7BU;
+}
+
+/// The scale that a compressed group is read with.
+FP8TRAIN_HD bf16 compressed_scale(float amax) {
+  if (!is_finite(amax)) {
+    return bf16{0x7FC0};
+  }
+  const bf16 scale = encode<bf16>(amax / kMaxE4M3);
+  const float value = decode(scale);
+  // Where it vanishes so do all values; a subnormal's reciprocal would be infinite.
+  return value < 1.17549435e-38F ? bf16{0x3F80} : scale;
+}
+
+FP8TRAIN_HD e4m3 compressed_code(float value, bf16 scale_inv) {
+  return encode<e4m3>(value / decode(scale_inv));
+}
+
+}  // namespace fp8train::ops

@@ -1,0 +1,127 @@
+// Tensors kept in formats of their own: the cpu's bits, since the arithmetic is the same and maxima
+// and counts have no order.
+
+#include "ops/storage.h"
+
+#include <catch2/catch.hpp>
+
+#include "ops/cuda/cuda_test_support.h"
+
+namespace fp8train::test {
+namespace {
+
+TensorFormat scaled(DType dtype, Granularity granularity, ScaleType scale_type) {
+  TensorFormat format = plain(dtype);
+  format.granularity = granularity;
+  format.group_size = granularity == Granularity::group ? 128 : 0;
+  format.policy = ScalePolicy::current;
+  format.scale_type = scale_type;
+  return format;
+}
+
+struct Kept {
+  Array codes, scales, read;
+};
+
+struct Case {
+  TensorFormat format;
+  DType dtype = DType::f32;
+  int64_t count = 0, offset = 0;
+  bool finite = true;
+  float factor = 0.0F;  ///< of automatic scaling
+};
+
+/// Two stores, the second added, and what is read then.
+Kept keep(Side& side, const Case& c) {
+  const View codes = side.put(Array(c.format.dtype, {c.count}), c.offset);
+  const int64_t scales = stored_scales(c.format, c.count);
+  StoredTensor to(codes, c.format, {});
+  if (scales > 0) {
+    std::vector<float> start(static_cast<size_t>(scales), 1.0F);
+    start[1 % start.size()] = c.format.granularity == Granularity::tensor ? 0.0F : 1.0F;
+    to.scales = side.put(Array(DType::f32, {scales}, start));
+  }
+  const auto* automatic = c.factor == 0.0F ? nullptr : side.put_value(ops::AutoScale{c.factor, 0});
+  for (const bool add : {false, true}) {
+    const Array x(c.dtype, {c.count}, adversarial_values(c.count, add ? 2 : 1, c.finite));
+    ops::store(side.stream(),
+               {.x = side.put(x, c.offset), .to = to, .add = add, .automatic = automatic});
+  }
+  const View read = side.space(c.dtype, {c.count}, c.offset);
+  ops::read_stored(side.stream(), to, read);
+  return {side.get(codes), scales > 0 ? side.get(to.scales) : Array(), side.get(read)};
+}
+
+void check_case(const Case& c) {
+  INFO(describe(c.format) << " from " << name_of(c.dtype) << ", " << c.count << " from "
+                          << c.offset);
+  const auto run = [&](Side& side) { return keep(side, c); };
+  const Kept cuda = on_cuda(run);
+  const Kept cpu = on_cpu(run);
+  CHECK(same_values(cuda.codes, cpu.codes));
+  CHECK(same_values(cuda.scales, cpu.scales));
+  CHECK(same_values(cuda.read, cpu.read));
+}
+
+const TensorFormat kFormats[] = {
+    plain(DType::bf16),
+    scaled(DType::f16, Granularity::tensor, ScaleType::pow2),
+    scaled(DType::e4m3, Granularity::tensor, ScaleType::f32),
+    scaled(DType::f16, Granularity::group, ScaleType::f32),
+    scaled(DType::e4m3, Granularity::group, ScaleType::pow2),
+    scaled(DType::e5m2, Granularity::group, ScaleType::f32),
+};
+
+TEST_CASE("stored tensors have the cpu's bits", "[cuda][storage]") {
+  for (const TensorFormat& format : kFormats) {
+    for (const bool finite : {true, false}) {
+      check_case({format, DType::f32, 3000, 0, finite});
+      check_case({format, DType::bf16, 131, 1, finite});
+    }
+    check_case({format, DType::f16, 1});
+    check_case({format, DType::f32, 384, 1});
+  }
+  check_case({kFormats[2], DType::f32, 700, 0, true, 3.0F});
+  check_case({kFormats[1], DType::bf16, 700, 0, true, 0.25F});
+}
+
+TEST_CASE("automatic factors have the cpu's bits", "[cuda][storage]") {
+  for (const int64_t count : {1, 5000, 300000}) {
+    const auto run = [&](Side& side) {
+      const View codes = side.put(Array(DType::e4m3, {count}, adversarial_values(count, 3, true)));
+      auto* automatic = side.put_value(ops::AutoScale{0.75F, 0});
+      ops::update_auto_scale(side.stream(), codes, automatic);
+      const View zeros = side.put(Array(DType::e5m2, {count}));
+      ops::update_auto_scale(side.stream(), zeros, automatic);
+      CHECK(side.get_value(automatic).at_maximum == 0);
+      return side.get_value(automatic).factor;
+    };
+    CHECK(on_cuda(run) == on_cpu(run));
+  }
+}
+
+TEST_CASE("compressed tensors have the cpu's bits", "[cuda][storage]") {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    for (const auto& [count, offset] : {std::pair<int64_t, int64_t>{2048, 0}, {131, 0}, {300, 1}}) {
+      for (const bool finite : {true, false}) {
+        const auto run = [&, size = count, shift = offset](Side& side) {
+          const View x = side.put(Array(dtype, {size}, adversarial_values(size, 5, finite)), shift);
+          const ops::CompressedView out = {side.space(DType::e4m3, {size}, shift),
+                                           side.space(DType::bf16, {(size + 15) / 16})};
+          ops::compress(side.stream(), x, out);
+          const View y = side.space(dtype, {size}, shift);
+          ops::decompress(side.stream(), out, y);
+          return Kept{side.get(out.codes), side.get(out.scale_inv), side.get(y)};
+        };
+        const Kept cuda = on_cuda(run);
+        const Kept cpu = on_cpu(run);
+        CHECK(same_values(cuda.codes, cpu.codes));
+        CHECK(same_values(cuda.scales, cpu.scales));
+        CHECK(same_values(cuda.read, cpu.read));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fp8train::test

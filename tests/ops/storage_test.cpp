@@ -1,0 +1,287 @@
+// Tensors kept in formats of their own. The reference spells out the scale rules and the sum; codes
+// come from numeric/, which has exhaustive tests: exact.
+
+#include "ops/storage.h"
+
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <limits>
+
+#include "base/error.h"
+#include "ops/op_test_support.h"
+
+namespace fp8train::test {
+namespace {
+
+TensorFormat scaled(DType dtype, Granularity granularity, ScaleType scale_type) {
+  TensorFormat format = plain(dtype);
+  format.granularity = granularity;
+  format.group_size = granularity == Granularity::group ? 128 : 0;
+  format.policy = ScalePolicy::current;
+  format.scale_type = scale_type;
+  return format;
+}
+
+const TensorFormat kFormats[] = {
+    plain(DType::f32),
+    plain(DType::bf16),
+    scaled(DType::f16, Granularity::tensor, ScaleType::pow2),
+    scaled(DType::e4m3, Granularity::tensor, ScaleType::pow2),
+    scaled(DType::e4m3, Granularity::tensor, ScaleType::f32),
+    scaled(DType::f16, Granularity::group, ScaleType::f32),
+    scaled(DType::e4m3, Granularity::group, ScaleType::f32),
+    scaled(DType::e5m2, Granularity::group, ScaleType::pow2),
+};
+
+/// A kept tensor in host memory.
+struct Kept {
+  TensorFormat format;
+  Array codes, scales;
+
+  Kept(const TensorFormat& how, int64_t count)
+      : format(how), codes(how.dtype, {count}), scales(DType::f32, {stored_scales(how, count)}) {
+    for (int64_t i = 0; i < scales.count(); ++i) {
+      scales.set(i, by_tensor() && i == 1 ? 0.0F : 1.0F);
+    }
+  }
+  bool by_tensor() const { return format.is_scaled() && format.granularity == Granularity::tensor; }
+  StoredTensor view() {
+    return {codes.view(), format, scales.count() == 0 ? View{} : scales.view()};
+  }
+  float scale_of(int64_t i) const {
+    return scales.count() == 0 ? 1.0F : scales.get(by_tensor() ? 0 : i / 128);
+  }
+  float value(int64_t i) const { return codes.get(i) * (1.0F / scale_of(i)); }
+};
+
+/// What ops::store says, one element after the other.
+void store_naively(Kept& kept, const std::vector<float>& x, bool add, float factor) {
+  const auto count = static_cast<int64_t>(x.size());
+  std::vector<float> sums(x.size());
+  for (int64_t i = 0; i < count; ++i) {
+    const float sum = (add ? kept.value(i) : 0.0F) + x[static_cast<size_t>(i)];
+    sums[static_cast<size_t>(i)] =
+        std::isfinite(sum) ? sum : std::numeric_limits<float>::quiet_NaN();
+  }
+  const int64_t run = kept.by_tensor() ? count : 128;
+  for (int64_t begin = 0; kept.format.is_scaled() && begin < count; begin += run) {
+    float amax = 0.0F;
+    bool finite = true;
+    for (int64_t i = begin; i < std::min(count, begin + run); ++i) {
+      const float magnitude = std::fabs(sums[static_cast<size_t>(i)]);
+      finite = finite && std::isfinite(magnitude);
+      amax = std::max(amax, magnitude);
+    }
+    float scale =
+        amax == 0.0F ? 1.0F : std::min(format_max(kept.format.dtype) / amax, 3.40282347e+38F);
+    if (kept.format.scale_type == ScaleType::pow2) {
+      scale = std::exp2(std::floor(std::log2(scale)));
+    }
+    const float old = kept.scales.get(begin / 128);
+    kept.scales.set(begin / 128, (finite ? scale : old) * factor);
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    kept.codes.set(i, sums[static_cast<size_t>(i)] * kept.scale_of(i));
+  }
+}
+
+bool same(const Kept& a, const Kept& b) {
+  return a.codes.bytes() == b.codes.bytes() && a.scales.bytes() == b.scales.bytes();
+}
+
+std::vector<float> gradient_values(int64_t count, uint32_t seed) {
+  std::vector<float> values = random_values(count, seed, 1e-3F);
+  for (size_t i = 0; i < values.size(); i += 37) {
+    values[i] *= 300.0F;  // outliers
+  }
+  for (size_t i = 5; i < values.size(); i += 11) {
+    values[i] = 0.0F;
+  }
+  return values;
+}
+
+TEST_CASE("store keeps values and sums rounded once", "[ops][storage]") {
+  for (const TensorFormat& format : kFormats) {
+    for (const int64_t count : {1, 127, 128, 3000, 20000}) {
+      INFO(describe(format) << ", " << count);
+      Kept expected(format, count);
+      std::vector<std::vector<float>> steps;
+      for (uint32_t step = 0; step < 3; ++step) {
+        steps.push_back(gradient_values(count, step + 1));
+        store_naively(expected, steps.back(), step > 0, 1.0F);
+      }
+      CHECK(same_everywhere([&](const ops::OpTable& table) {
+        Kept kept(format, count);
+        for (size_t step = 0; step < steps.size(); ++step) {
+          Array x(DType::f32, {count}, steps[step]);
+          table.store(cpu_stream(), {.x = x, .to = kept.view(), .add = step > 0});
+        }
+        CHECK(same(kept, expected));
+        Array read(DType::f32, {count});
+        table.read_stored(cpu_stream(), kept.view(), read);
+        for (int64_t i = 0; i < count; ++i) {
+          if (read.get(i) != kept.value(i)) {
+            FAIL("element " << i << " is read as " << read.get(i));
+          }
+        }
+        Bits bits;
+        bits.add(kept.codes);
+        return bits;
+      }));
+    }
+  }
+}
+
+TEST_CASE("what is not finite is kept as NaN and does not touch the scale", "[ops][storage]") {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  for (const TensorFormat& format : kFormats) {
+    for (const float bad : {kInf, -kInf, std::numeric_limits<float>::quiet_NaN()}) {
+      INFO(describe(format) << ", " << bad);
+      Kept kept(format, 300);
+      Kept expected(format, 300);
+      std::vector<float> values = gradient_values(300, 1);
+      values[130] = bad;
+      store_naively(expected, values, false, 1.0F);
+      Array x(DType::f32, {300}, values);
+      ops::store(cpu_stream(), {.x = x, .to = kept.view()});
+      CHECK(std::isnan(kept.value(130)));
+      CHECK(std::isfinite(kept.value(129)));
+      kept.codes.set(130, 0.0F);  // the sign of a NaN is nobody's
+      expected.codes.set(130, 0.0F);
+      CHECK(same(kept, expected));
+    }
+  }
+}
+
+TEST_CASE("values of 16 bits are stored and read", "[ops][storage]") {
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    Array x(dtype, {500}, random_values(500, 3));
+    Kept kept(kFormats[6], 500);
+    Kept expected(kFormats[6], 500);
+    store_naively(expected, x.values(), false, 1.0F);
+    ops::store(cpu_stream(), {.x = x, .to = kept.view()});
+    CHECK(same(kept, expected));
+    Array read(dtype, {500});
+    ops::read_stored(cpu_stream(), kept.view(), read);
+    Array rounded(dtype, {500});
+    for (int64_t i = 0; i < 500; ++i) {
+      rounded.set(i, kept.value(i));
+    }
+    CHECK(read.bytes() == rounded.bytes());
+  }
+}
+
+TEST_CASE("automatic scaling multiplies the scale by a power of two", "[ops][storage]") {
+  for (const float factor : {1.0F, 1.9F, 0.5F, 4.0F}) {
+    Kept kept(kFormats[3], 1000);
+    Kept expected(kFormats[3], 1000);
+    const std::vector<float> values = gradient_values(1000, 8);
+    Array x(DType::f32, {1000}, values);
+    const ops::AutoScale automatic = {.factor = factor, .at_maximum = 0};
+    store_naively(expected, values, false, std::exp2(std::floor(std::log2(factor))));
+    ops::store(cpu_stream(), {.x = x, .to = kept.view(), .add = false, .automatic = &automatic});
+    CHECK(same(kept, expected));
+  }
+}
+
+TEST_CASE("the automatic factor halves where codes saturate and grows slowly elsewhere",
+          "[ops][storage]") {
+  // 2 of 100000 codes at the largest magnitude are more than 1e-5 of them, 1 is not.
+  for (const int saturated : {0, 1, 2, 500}) {
+    std::vector<float> values(100000, 1.0F);
+    for (int i = 0; i < saturated; ++i) {
+      values[static_cast<size_t>(i) * 7] = i % 2 == 0 ? 448.0F : -448.0F;
+    }
+    Array codes(DType::e4m3, {100000}, values);
+    ops::AutoScale automatic = {.factor = 0.25F, .at_maximum = 0};
+    ops::update_auto_scale(cpu_stream(), codes, &automatic);
+    CHECK(automatic.factor ==
+          (saturated > 1 ? 0.125F : Approx(0.25 * std::exp2(0.001)).epsilon(1e-7)));
+    CHECK(automatic.at_maximum == 0);
+  }
+  // A thousand steps without saturation double it, within the rounding of each product.
+  ops::AutoScale automatic;
+  Array zeros(DType::e4m3, {64});
+  for (int step = 0; step < 1000; ++step) {
+    ops::update_auto_scale(cpu_stream(), zeros, &automatic);
+  }
+  CHECK(automatic.factor == Approx(2.0).epsilon(1e-4));
+  for (int step = 0; step < 20000; ++step) {
+    ops::update_auto_scale(cpu_stream(), zeros, &automatic);
+  }
+  CHECK(automatic.factor == 65536.0F);
+}
+
+TEST_CASE("compressed tensors have a bf16 scale for 16 values", "[ops][storage]") {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const int64_t count : {1, 15, 16, 1000, 40000}) {
+      std::vector<float> values = gradient_values(count, 2);
+      for (int64_t i = 32; i < std::min<int64_t>(count, 48); ++i) {
+        values[static_cast<size_t>(i)] = 0.0F;
+      }
+      Array x(dtype, {count}, values);
+      const int64_t groups = (count + 15) / 16;
+      CHECK(same_everywhere([&](const ops::OpTable& table) {
+        Array codes(DType::e4m3, {count});
+        Array scales(DType::bf16, {groups});
+        table.compress(cpu_stream(), x, {codes, scales});
+        Array y(DType::f32, {count});
+        table.decompress(cpu_stream(), {codes, scales}, y);
+        for (int64_t group = 0; group < groups; ++group) {
+          float amax = 0.0F;
+          for (int64_t i = group * 16; i < std::min(count, group * 16 + 16); ++i) {
+            amax = std::max(amax, std::fabs(x.get(i)));
+          }
+          Array scale(DType::bf16, {1}, {amax == 0.0F ? 1.0F : amax / 448.0F});
+          CHECK(scales.get(group) == scale.get(0));
+          for (int64_t i = group * 16; i < std::min(count, group * 16 + 16); ++i) {
+            Array code(DType::e4m3, {1}, {x.get(i) / scale.get(0)});
+            const bool right =
+                code.get(0) == codes.get(i) && y.get(i) == codes.get(i) * scale.get(0);
+            if (!right) {
+              FAIL("element " << i);
+            }
+          }
+        }
+        Bits bits;
+        bits.add(codes);
+        bits.add(scales);
+        return bits;
+      }));
+    }
+  }
+}
+
+TEST_CASE("compression of tiny and non-finite groups", "[ops][storage]") {
+  std::vector<float> values(48, 1e-44F);
+  values[20] = std::numeric_limits<float>::infinity();
+  values[40] = std::numeric_limits<float>::quiet_NaN();
+  Array x(DType::f32, {48}, values);
+  Array codes(DType::e4m3, {48});
+  Array scales(DType::bf16, {3});
+  Array y(DType::f32, {48});
+  ops::compress(cpu_stream(), x, {codes, scales});
+  ops::decompress(cpu_stream(), {codes, scales}, y);
+  CHECK(y.get(3) == 0.0F);  // below every bf16 scale that has a reciprocal
+  CHECK(std::isnan(y.get(20)));
+  CHECK(std::isnan(y.get(25)));
+  CHECK(std::isnan(y.get(40)));
+}
+
+TEST_CASE("store and compress refuse what does not fit", "[ops][storage]") {
+  Array x(DType::f32, {100});
+  Kept kept(kFormats[6], 100);
+  Kept other(kFormats[6], 99);
+  CHECK_THROWS_AS(ops::store(cpu_stream(), {.x = x, .to = other.view()}), InternalError);
+  StoredTensor stochastic = kept.view();
+  stochastic.format.rounding = Rounding::stochastic;
+  CHECK_THROWS_AS(ops::store(cpu_stream(), {.x = x, .to = stochastic}), InternalError);
+  const ops::AutoScale automatic;
+  CHECK_THROWS_AS(ops::store(cpu_stream(), {.x = x, .to = kept.view(), .automatic = &automatic}),
+                  InternalError);
+  Array scales(DType::bf16, {6});
+  CHECK_THROWS_AS(ops::compress(cpu_stream(), x, {kept.codes, scales}), InternalError);
+}
+
+}  // namespace
+}  // namespace fp8train::test
