@@ -237,12 +237,12 @@ void prepare_step(Stream stream, StepControl* /*control*/, float /*max_norm*/,
   count(stream, 2 * sizeof(StepControl));
 }
 
-double stored_bytes(const StoredTensor& moment) {
-  return bytes_of(moment.codes) + bytes_of(moment.scales);
+double stored_bytes(const StoredTensor& tensor) {
+  return bytes_of(tensor.codes) + bytes_of(tensor.scales);
 }
 
 void adamw(Stream stream, const AdamW& call, const StepControl* /*control*/) {
-  count(stream, 2 * bytes_of(call.weight) + bytes_of(call.gradient) +
+  count(stream, 2 * stored_bytes(call.weight) + stored_bytes(call.gradient) +
                     2 * stored_bytes(call.moment1) + 2 * stored_bytes(call.moment2) +
                     bytes_of(call.copy) + bytes_of(call.cast));
 }
