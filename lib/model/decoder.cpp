@@ -43,7 +43,10 @@ std::vector<LinearSite> linear_sites(const ModelConfig& config) {
 
 Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan& plan,
                  const DecoderOptions& options)
-    : device_(&device), config_(config), plan_(plan) {
+    : device_(&device),
+      config_(config),
+      plan_(plan),
+      keeps_block_inputs_(!compresses() || options.recompute == Recompute::block) {
   check(config_.vocab_size > 0, "the vocabulary is known before a model is built");
   linear_plans_ = plan_linears(plan_, linear_sites(config_));
   const int64_t rows = padded_vocabulary(config_);
@@ -51,6 +54,9 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
                                 .shape = {rows, config_.hidden_size},
                                 .used_rows = config_.vocab_size,
                                 .init_std = config_.initializer_range});
+  // The embedding is read in fp32; where the head shares it, it is the master of the head's copy.
+  embedding_->formats.is_master =
+      config_.tie_word_embeddings && formats_of(plan_, linear_plans_.back()).is_master;
   if (config_.positions == PositionKind::learned) {
     positions_ = parameters_.add({.name = "positions.weight",
                                   .shape = {config_.max_position_embeddings, config_.hidden_size},
@@ -88,7 +94,7 @@ Norm Decoder::make_norm(const std::string& name) {
                             .decay = false,
                             .init = Init::zeros});
   }
-  return {weight, bias, centered, config_.norm_eps};
+  return {weight, bias, centered, config_.norm_eps, compresses()};
 }
 
 Linear Decoder::make_linear(const std::string& name, bool bias, float init_std) {
@@ -142,8 +148,8 @@ void Decoder::add_block(int64_t index, const DecoderOptions& options) {
   const MlpActivation activation =
       config_.mlp == MlpKind::swiglu ? MlpActivation::swiglu : MlpActivation::gelu;
   blocks_.emplace_back(attention_norm, std::move(attention), mlp_norm,
-                       Mlp(activation, std::move(up), std::move(down)),
-                       options.recompute == Recompute::block);
+                       Mlp(activation, std::move(up), std::move(down), compresses()),
+                       options.recompute == Recompute::block, compresses());
 }
 
 void Decoder::allocate(bool with_gradients) {
@@ -205,11 +211,12 @@ View Decoder::embed(const StepContext& context, ConstView tokens, int64_t first_
 
 View Decoder::run_blocks(const StepContext& context, View x, int64_t batch,
                          std::vector<KvCache>* caches) {
-  // In training every block's input stays alive; otherwise two buffers take turns.
+  // Where backward reads every block's input it stays alive; otherwise two buffers take turns.
+  const bool kept = context.training && keeps_block_inputs_;
   View spare;
   for (size_t i = 0; i < blocks_.size(); ++i) {
     View y;
-    if (context.training) {
+    if (kept) {
       y = fp8train::allocate(*context.saved, x.dtype, x.shape);
     } else {
       y = spare.empty() ? fp8train::allocate(*context.scratch, x.dtype, x.shape) : spare;
@@ -228,7 +235,8 @@ void Decoder::train_micro_batch(const StepContext& context, ConstView tokens, Co
   ArenaScope saved_scope(*context.saved);
   ArenaScope scratch_scope(*context.scratch);
   const int64_t batch = tokens.shape[0];
-  const View embedded = embed(context, tokens, 0, *context.saved);
+  const View embedded =
+      embed(context, tokens, 0, keeps_block_inputs_ ? *context.saved : *context.scratch);
   const View last = run_blocks(context, embedded, batch, nullptr);
   const View normed = fp8train::allocate(*context.saved, last.dtype, last.shape);
   Norm::Saved norm_saved;

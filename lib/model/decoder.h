@@ -74,12 +74,15 @@ class Decoder {
   void add_block(int64_t index, const DecoderOptions& options);
   Norm make_norm(const std::string& name);
   Linear make_linear(const std::string& name, bool bias, float init_std);
+  /// Backward reads codes of the inputs of norms and activation functions.
+  bool compresses() const { return plan_.saved_nonlinear.is_scaled(); }
   void allocate(bool with_gradients);
   void fill_rotary_tables();
 
   Device* device_;
   ModelConfig config_;
   PrecisionPlan plan_;
+  bool keeps_block_inputs_;
   std::vector<LinearPlan> linear_plans_;
   ParameterStore parameters_;
   ScalingState scaling_;

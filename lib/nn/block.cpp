@@ -16,15 +16,16 @@ void Block::run(const StepContext& context, ConstView x, View y, int64_t batch, 
     attention_norm_.forward(context, x, normed.plain, saved.attention_norm, normed.cast);
     attention_.forward(context, normed, branch, batch, cache, saved.attention);
   }
-  saved.middle = allocate(context.training ? *context.saved : *context.scratch, x.dtype, x.shape);
-  ops::add(context.stream, x, branch, saved.middle);
+  Arena& kept = context.training && !compress_ ? *context.saved : *context.scratch;
+  const View middle = allocate(kept, x.dtype, x.shape);
+  ops::add(context.stream, x, branch, middle);
   {
     ArenaScope inner(*context.scratch);
     const Linear::Input normed = mlp_.up().place_input(context, rows);
-    mlp_norm_.forward(context, saved.middle, normed.plain, saved.mlp_norm, normed.cast);
+    mlp_norm_.forward(context, middle, normed.plain, saved.mlp_norm, normed.cast);
     mlp_.forward(context, normed, branch, saved.mlp);
   }
-  ops::add(context.stream, saved.middle, branch, y);
+  ops::add(context.stream, middle, branch, y);
 }
 
 void Block::forward(const StepContext& context, ConstView x, View y, int64_t batch, KvCache* cache,

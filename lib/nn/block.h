@@ -12,19 +12,21 @@ namespace fp8train {
 class Block {
  public:
   struct Saved {
-    ConstView x;  ///< the block's input
-    View middle;  ///< after attention
+    ConstView x;  ///< the block's input; only recomputation reads it later
     Norm::Saved attention_norm, mlp_norm;
     Attention::Saved attention;
     Mlp::Saved mlp;
   };
 
-  Block(Norm attention_norm, Attention attention, Norm mlp_norm, Mlp mlp, bool recompute)
+  /// `compress`: of norms and mlp; nothing of the residual stream stays alive then.
+  Block(Norm attention_norm, Attention attention, Norm mlp_norm, Mlp mlp, bool recompute,
+        bool compress)
       : attention_norm_(attention_norm),
         attention_(std::move(attention)),
         mlp_norm_(mlp_norm),
         mlp_(std::move(mlp)),
-        recompute_(recompute) {}
+        recompute_(recompute),
+        compress_(compress) {}
 
   Attention& attention() { return attention_; }
   Mlp& mlp() { return mlp_; }
@@ -45,6 +47,7 @@ class Block {
   Norm mlp_norm_;
   Mlp mlp_;
   bool recompute_;
+  bool compress_;
 };
 
 }  // namespace fp8train

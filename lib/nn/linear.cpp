@@ -116,7 +116,7 @@ void Linear::refresh_weight(const StepContext& context, bool all) {
   if (cast_by_optimizer && !weight_->cast.out.empty()) {
     return;
   }
-  const bool copy = !plain_copy_.empty() && (all || weight_->value.empty());
+  const bool copy = all && !plain_copy_.empty();
   if (!copy && weight_casts_.empty()) {
     return;
   }
@@ -245,10 +245,9 @@ void Linear::add_weight_gradient(const StepContext& context, const LinearOperand
   const View product = fp8train::allocate(*context.scratch, DType::f32, weight_->shape);
   multiply(context,
            {.a = dy, .b = x, .c = product, .fast_accumulate = plan_.wgrad.fast_accumulate});
-  ops::store(context.stream, {.x = product,
-                              .to = weight_->stored_gradient,
-                              .add = true,
-                              .automatic = weight_->automatic});
+  ops::store(
+      context.stream,
+      {.x = product, .to = weight_->stored_gradient, .add = true, .automatic = weight_->automatic});
 }
 
 }  // namespace fp8train

@@ -33,8 +33,9 @@ class Linear {
   /// and may be shared with others.
   Linear(const LinearPlan& plan, Parameter* weight, Parameter* bias, ScalingState& scaling);
 
-  /// Allocates the weight's GEMM operands: those that are the weight as the plan stores it, beside a
-  /// master, are charged to the weights. After the store and the scaling state have been allocated.
+  /// Allocates the weight's GEMM operands: those that are the weight as the plan stores it, beside
+  /// a master, are charged to the weights. After the store and the scaling state have been
+  /// allocated.
   void allocate(Device& device);
 
   /// Makes the weight's GEMM operands from its value; once per optimizer step. `all`: those

@@ -7,14 +7,15 @@ namespace fp8train {
 void Mlp::forward(const StepContext& context, const Linear::Input& x, View y, Saved& saved) const {
   ArenaScope scope(*context.scratch);
   const int64_t rows = x.plain.shape.rows();
-  Arena& arena = context.training ? *context.saved : *context.scratch;
-  saved.pre_activation = allocate(arena, x.plain.dtype, {rows, up_.plan().site.out_features});
-  up_.forward(context, x, saved.pre_activation, saved.up);
+  Arena& arena = context.training && !compress_ ? *context.saved : *context.scratch;
+  const View pre_activation = allocate(arena, x.plain.dtype, {rows, up_.plan().site.out_features});
+  up_.forward(context, x, pre_activation, saved.up);
+  saved.pre_activation = SavedInput::keep(context, pre_activation, compress_);
   const Linear::Input activated = down_.place_input(context, rows);
   if (activation_ == MlpActivation::swiglu) {
-    ops::swiglu_forward(context.stream, saved.pre_activation, activated.plain, activated.cast);
+    ops::swiglu_forward(context.stream, pre_activation, activated.plain, activated.cast);
   } else {
-    ops::gelu_forward(context.stream, saved.pre_activation, activated.plain, activated.cast);
+    ops::gelu_forward(context.stream, pre_activation, activated.plain, activated.cast);
   }
   down_.forward(context, activated, y, saved.down);
 }
@@ -25,12 +26,12 @@ void Mlp::backward(const StepContext& context, ConstView dy, View dx, const Save
   const View d_activated =
       allocate(*context.scratch, dy.dtype, {rows, down_.plan().site.in_features});
   down_.backward(context, dy, d_activated, saved.down);
+  const ConstView pre_activation = saved.pre_activation.read(context);
   const Linear::Input d_pre = up_.place_gradient(context, rows);
   if (activation_ == MlpActivation::swiglu) {
-    ops::swiglu_backward(context.stream, d_activated, saved.pre_activation, d_pre.plain,
-                         d_pre.cast);
+    ops::swiglu_backward(context.stream, d_activated, pre_activation, d_pre.plain, d_pre.cast);
   } else {
-    ops::gelu_backward(context.stream, d_activated, saved.pre_activation, d_pre.plain, d_pre.cast);
+    ops::gelu_backward(context.stream, d_activated, pre_activation, d_pre.plain, d_pre.cast);
   }
   up_.backward(context, d_pre, dx, saved.up);
 }

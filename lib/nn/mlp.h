@@ -3,6 +3,7 @@
 // then down).
 
 #include "nn/linear.h"
+#include "nn/saved_input.h"
 
 namespace fp8train {
 
@@ -12,11 +13,12 @@ class Mlp {
  public:
   struct Saved {
     Linear::Saved up, down;
-    View pre_activation;  ///< swiglu: [rows, 2 F], gate then up; gelu: [rows, F]
+    SavedInput pre_activation;  ///< swiglu: [rows, 2 F], gate then up; gelu: [rows, F]
   };
 
-  Mlp(MlpActivation activation, Linear up, Linear down)
-      : activation_(activation), up_(std::move(up)), down_(std::move(down)) {}
+  /// `compress`: backward reads codes of what the activation function read.
+  Mlp(MlpActivation activation, Linear up, Linear down, bool compress)
+      : activation_(activation), up_(std::move(up)), down_(std::move(down)), compress_(compress) {}
 
   Linear& up() { return up_; }
   Linear& down() { return down_; }
@@ -29,6 +31,7 @@ class Mlp {
  private:
   MlpActivation activation_;
   Linear up_, down_;
+  bool compress_;
 };
 
 }  // namespace fp8train

@@ -17,7 +17,9 @@ void Norm::forward(const StepContext& context, ConstView x, View y, Saved& saved
                    const ops::QuantizeSink& cast) const {
   const int64_t rows = x.shape.rows();
   Arena& arena = context.training ? *context.saved : *context.scratch;
-  saved = {.x = x, .mean = {}, .rstd = allocate(arena, DType::f32, {rows})};
+  saved = {.x = SavedInput::keep(context, x, compress_),
+           .mean = {},
+           .rstd = allocate(arena, DType::f32, {rows})};
   if (!centered_) {
     ops::rms_norm_forward(context.stream, x, weight_->value, eps_, y, saved.rstd, cast);
     return;
@@ -33,14 +35,15 @@ void Norm::backward(const StepContext& context, ConstView dy, View dx, bool accu
   ArenaScope scope(*context.scratch);
   const int64_t rows = dy.shape.rows();
   const int64_t width = dy.shape.back();
+  const ConstView x = saved.x.read(context);
   if (!centered_) {
     const View partial = allocate(*context.scratch, DType::f32, {chunks(rows), width});
-    ops::rms_norm_backward(context.stream, dy, saved.x, weight_->value, saved.rstd, dx, accumulate,
+    ops::rms_norm_backward(context.stream, dy, x, weight_->value, saved.rstd, dx, accumulate,
                            weight_->gradient, partial);
     return;
   }
   const View partial = allocate(*context.scratch, DType::f32, {2 * chunks(rows), width});
-  ops::layer_norm_backward(context.stream, dy, saved.x, weight_->value, saved.mean, saved.rstd, dx,
+  ops::layer_norm_backward(context.stream, dy, x, weight_->value, saved.mean, saved.rstd, dx,
                            accumulate, weight_->gradient,
                            bias_ == nullptr ? View{} : bias_->gradient, partial);
 }

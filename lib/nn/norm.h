@@ -1,9 +1,10 @@
 #pragma once
-// RMSNorm or LayerNorm as a layer. The input stays alive (it is the residual stream); forward keeps
-// only the row statistics.
+// RMSNorm or LayerNorm as a layer. Forward keeps the row statistics, and of the input, which is the
+// residual stream, what the plan says: nothing, since it stays alive, or codes of it.
 
 #include "nn/context.h"
 #include "nn/parameter.h"
+#include "nn/saved_input.h"
 #include "ops/quantize.h"
 
 namespace fp8train {
@@ -11,14 +12,15 @@ namespace fp8train {
 class Norm {
  public:
   struct Saved {
-    ConstView x;
+    SavedInput x;
     View mean;  ///< LayerNorm only
     View rstd;
   };
 
-  /// `bias` null: RMSNorm, unless `centered` (LayerNorm without bias).
-  Norm(Parameter* weight, Parameter* bias, bool centered, float eps)
-      : weight_(weight), bias_(bias), centered_(centered), eps_(eps) {}
+  /// `bias` null: RMSNorm, unless `centered` (LayerNorm without bias). `compress`: backward reads
+  /// codes of the input, which may then go.
+  Norm(Parameter* weight, Parameter* bias, bool centered, float eps, bool compress)
+      : weight_(weight), bias_(bias), centered_(centered), eps_(eps), compress_(compress) {}
 
   /// `cast`: y is cast on the way, and may then be empty (see QuantizeSink).
   void forward(const StepContext& context, ConstView x, View y, Saved& saved,
@@ -33,6 +35,7 @@ class Norm {
   Parameter* bias_;
   bool centered_;
   float eps_;
+  bool compress_;
 };
 
 }  // namespace fp8train

@@ -27,11 +27,10 @@ struct Parameter {
   float init_std = 0.0F;
   ParameterFormats formats;  ///< fp32 unless a layer of the plan's own formats owns it
   StoredTensor stored_value, stored_gradient;
-  View value;     ///< stored_value where that is fp32, else empty
-  View gradient;  ///< stored_gradient where that is fp32, else empty
+  View value;                           ///< stored_value where that is fp32, else empty
+  View gradient;                        ///< stored_gradient where that is fp32, else empty
   ops::AutoScale* automatic = nullptr;  ///< of the gradient, where its wire scales itself
   View copy;  ///< bf16 or fp16 copy that GEMMs read; empty if there is none. Kept by the optimizer
-              ///< where the value is fp32
   /// How the optimizer casts the new value for the layer that has asked for it first; empty: not.
   /// With codes, the amax is combined into what is there; alone, it replaces it.
   ops::QuantizeSink cast;

@@ -13,13 +13,14 @@ bool is_copy_of(const ConstView& copy, int64_t count) {
   return copy.empty() || holds(copy, DType::bf16, count) || holds(copy, DType::f16, count);
 }
 
-void check_moment(const StoredTensor& moment, int64_t count) {
-  check(is_stored_format(moment.format), "adamw: moments are not kept in this format");
-  check(holds(moment.codes, moment.format.dtype, count),
-        "adamw: the codes of a moment must be as its format says, and as many as weights");
-  const int64_t scales = stored_scales(moment.format, count);
-  check(scales == 0 || holds(moment.scales, DType::f32, scales),
-        "adamw: a moment must have the scales that stored_scales says");
+void check_stored(const StoredTensor& tensor, int64_t count) {
+  check(is_stored_format(tensor.format),
+        "adamw: weights, gradients and moments are not kept in this format");
+  check(holds(tensor.codes, tensor.format.dtype, count),
+        "adamw: codes must be as their format says, and as many as weights");
+  const int64_t scales = stored_scales(tensor.format, count);
+  check(scales == 0 || holds(tensor.scales, DType::f32, scales),
+        "adamw: a tensor must have the scales that stored_scales says");
 }
 
 }  // namespace
@@ -42,12 +43,13 @@ void prepare_step(Stream stream, StepControl* control, float max_norm, const Los
 void adamw(Stream stream, const AdamW& call, const StepControl* control) {
   const int64_t count = call.weight.count();
   check(control != nullptr, "adamw: no control block");
-  check(holds(call.weight, DType::f32, count) && holds(call.gradient, DType::f32, count),
-        "adamw: weight and gradient must be fp32 of one count");
-  check_moment(call.moment1, count);
-  check_moment(call.moment2, count);
+  for (const StoredTensor* tensor : {&call.weight, &call.gradient, &call.moment1, &call.moment2}) {
+    check_stored(*tensor, count);
+  }
   check(is_copy_of(call.copy, count), "adamw: the copy must be bf16 or fp16 of the same count");
-  check_sink(call.weight, call.cast);
+  check(call.cast.empty() || call.weight.format.dtype == DType::f32,
+        "adamw: only an fp32 weight is cast by the update; cast the others after it");
+  check_sink(call.weight.codes, call.cast);
   const TraceSpan span("adamw");
   op_table(stream).adamw(stream, call, control);
 }

@@ -45,19 +45,23 @@ struct LossScaling {
 void prepare_step(Stream stream, StepControl* control, float max_norm, const LossScaling& scaling);
 
 struct AdamW {
-  View weight;         ///< fp32, updated
-  ConstView gradient;  ///< fp32
+  StoredTensor weight;    ///< updated
+  StoredTensor gradient;  ///< read only
   StoredTensor moment1;
   StoredTensor moment2;
-  View copy;                               ///< bf16 or fp16 copy of the new weight; may be empty
+  View copy;  ///< bf16 or fp16 copy of the new weight as it is kept; may be empty
   double beta1, beta2, eps, weight_decay;  ///< double, so that 1 - beta is torch's
-  QuantizeSink cast = {};  ///< of the new weight, or, in a skipped step, of the weight as it is
+  QuantizeSink cast = {};  ///< of the new weight, or, in a skipped step, of the weight as it is;
+                           ///< only beside an fp32 weight
+  RoundingStream rounding = {};  ///< of stochastic formats; the step is control->applied_steps
 };
 
 /// Decoupled weight decay (Loshchilov and Hutter; the order of torch.optim.AdamW): w -= lr * wd *
 /// w; then w -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps). lr =
-/// control->lr, t = control->applied_steps. The update reads the new moments before they are
-/// rounded. Where the code of m is not zero, a scaled v keeps its smallest code instead of zero, so
+/// control->lr, t = control->applied_steps. All four tensors are of one count, each in a format of
+/// its own, and decoded to fp32: the update reads the new moments before they are rounded. Scales
+/// follow from the new values: one for a tensor takes a pass over the update before anything is
+/// stored. Where the code of m is not zero, a scaled v keeps its smallest code instead of zero, so
 /// that no step divides by eps alone. When control->skip only `cast` is done, since its scale may
 /// have changed.
 void adamw(Stream stream, const AdamW& call, const StepControl* control);

@@ -1,11 +1,15 @@
 #pragma once
 // How one element of a StoredTensor is read and written, for host and device.
 
+#include <math.h>
+
 #include <cstdint>
 
 #include "base/host_device.h"
 #include "numeric/bits.h"
 #include "numeric/convert.h"
+#include "numeric/math.h"
+#include "numeric/rounding.h"
 #include "numeric/scale.h"
 #include "tensor/stored_tensor.h"
 
@@ -34,6 +38,32 @@ FP8TRAIN_HD float encode_stored<float>(float value) {
   return value;
 }
 
+/// Stochastic rounding; fp32 has nothing to round.
+template <typename Code>
+FP8TRAIN_HD Code encode_stored(float value, uint32_t random_bits) {
+  return encode_stochastic<Code>(value, random_bits);
+}
+template <>
+FP8TRAIN_HD float encode_stored<float>(float value, uint32_t /*random_bits*/) {
+  return value;
+}
+
+/// The random bits of one tensor in one step.
+struct RoundingDraw {
+  uint64_t seed = 0, step = 0, tensor = 0;
+
+  /// Of elements 4 * block .. 4 * block + 3.
+  FP8TRAIN_HD PhiloxBlock block(int64_t block) const {
+    return stochastic_block(seed, step, tensor, static_cast<uint64_t>(block));
+  }
+};
+
+FP8TRAIN_HD RoundingDraw rounding_draw(const RoundingStream& stream, RoundingRole role,
+                                       int64_t step) {
+  return {stream.seed, static_cast<uint64_t>(step),
+          stream.tensor * 4 + static_cast<uint64_t>(role)};
+}
+
 FP8TRAIN_HD bool is_zero_code(float code) {
   return code == 0.0F;
 }
@@ -58,6 +88,58 @@ template <typename Code>
 FP8TRAIN_HD Code floor_code(Code code, bool floored) {
   using Bits = decltype(code.bits);
   return Code{is_zero_code(code) && floored ? static_cast<Bits>(1) : code.bits};
+}
+
+// Dynamic range expansion (COAT, arXiv 2410.19313): a group whose magnitudes span less than e4m3
+// can hold is raised to a power that spreads them over all codes.
+
+/// x^exponent for x >= 0; x itself for 1.
+FP8TRAIN_HD float positive_power(float x, float exponent) {
+  const float power = exp2_f32(log2_f32(x) * exponent);
+  return exponent == 1.0F ? x : power;
+}
+
+/// The expansion of a group with magnitudes smallest .. amax (`smallest`: of those that are not
+/// zero). With R = amax / smallest and B = 448^2 / 2: exponent = floor(16 log2(B) / log2(R)) / 16,
+/// within 1 .. 16, and 1 where R is; center = sqrt(amax) * sqrt(smallest); scale = 448 / (amax /
+/// center)^exponent. Without a finite amax the old one stays.
+FP8TRAIN_HD ScaleExpansion stored_expansion(float amax, float smallest, const ScaleExpansion& old) {
+  constexpr float kSixteenLog2Bound = 265.835358F;
+  constexpr float kLargest = 448.0F;
+  if (!is_finite(amax)) {
+    return old;
+  }
+  if (amax == 0.0F) {
+    return {};
+  }
+  // Beyond 2^126 the quotient could overflow; the exponent is 1 long before.
+  const float lowest = amax * power_of_two(-126);
+  const float low = smallest < lowest ? lowest : smallest;
+  const float range = log2_f32(amax / low);
+  const float wanted = kSixteenLog2Bound / range;
+  const float limited = wanted < 256.0F ? wanted : 256.0F;  // infinity where the range is 0
+  const float steps = static_cast<float>(static_cast<int32_t>(limited));
+  const float exponent = steps < 16.0F || range == 0.0F ? 1.0F : steps * 0.0625F;
+  const float center = sqrtf(amax) * sqrtf(low);
+  return {kLargest / positive_power(amax / center, exponent), exponent, center};
+}
+
+/// What is encoded of a value.
+FP8TRAIN_HD float expand(float value, const ScaleExpansion& expansion) {
+  const uint32_t sign = bits_of(value) & 0x80000000U;
+  const float magnitude = float_of(bits_of(value) & 0x7FFFFFFFU);
+  const float power = positive_power(magnitude / expansion.center, expansion.exponent);
+  return float_of(bits_of(power * expansion.scale) | sign);
+}
+
+/// The value of a decoded code; `inverse_exponent` = 1 / exponent. What a rounding carries beyond
+/// fp32 becomes its largest number.
+FP8TRAIN_HD float contract(float code, const ScaleExpansion& expansion, float inverse_exponent) {
+  const uint32_t sign = bits_of(code) & 0x80000000U;
+  const float magnitude = float_of(bits_of(code) & 0x7FFFFFFFU);
+  const float power = positive_power(magnitude / expansion.scale, inverse_exponent);
+  const float value = power * expansion.center;
+  return float_of(bits_of(value > kMaxF32 ? kMaxF32 : value) | sign);
 }
 
 }  // namespace fp8train::ops

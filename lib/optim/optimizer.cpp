@@ -163,8 +163,7 @@ void Optimizer::update(Stream stream, size_t index, bool collect_statistics) con
               .gradient = parameter.stored_gradient,
               .moment1 = moment1(index),
               .moment2 = moment2(index),
-              // A copy of a value that is rounded is made from what it was rounded to.
-              .copy = parameter.value.empty() ? View{} : parameter.copy,
+              .copy = parameter.copy,
               .beta1 = settings_.betas[0],
               .beta2 = settings_.betas[1],
               .eps = settings_.eps,

@@ -1,7 +1,7 @@
 #pragma once
-// One optimizer step over a parameter store: what the wire does to gradients, their global norm, clipping, skip of non-finite
-// steps, the update itself and the GEMM copies of the new weights. Everything is decided on the
-// device; the host reads StepReport once per logging interval.
+// One optimizer step over a parameter store: what the wire does to gradients, their global norm,
+// clipping, skip of non-finite steps, the update itself and the GEMM copies of the new weights.
+// Everything is decided on the device; the host reads StepReport once per logging interval.
 
 #include <cstdint>
 #include <vector>
@@ -25,7 +25,8 @@ struct StepReport {
 class Optimizer {
  public:
   /// Allocates moments (zero) for every parameter, in its formats. `parameters` outlives the
-  /// optimizer. `seed`: of stochastic rounding. Throws ConfigError when the optimizer does not work on these formats: sgd is fp32.
+  /// optimizer. `seed`: of stochastic rounding. Throws ConfigError when the optimizer does not work
+  /// on these formats: sgd is fp32.
   Optimizer(Device& device, ParameterStore& parameters, const OptimizerSettings& settings,
             bool dynamic_loss_scaling, uint64_t seed = 0);
 

@@ -79,7 +79,35 @@ void check_saved(const PrecisionPlan& plan) {
   }
 }
 
+/// Bytes of one element with its share of scales.
+double element_bytes(const TensorFormat& format) {
+  const auto bytes = static_cast<double>(size_of(format.dtype));
+  const double scale = format.scale_type == ScaleType::e8m0 ? 1.0 : 4.0;
+  switch (format.is_scaled() ? format.granularity : Granularity::tensor) {
+    case Granularity::group:
+      return bytes + (format.expanded ? 12.0 : 4.0) / format.group_size;
+    case Granularity::block_1x128:
+      return bytes + scale / 128;
+    case Granularity::block_128x128:
+      return bytes + scale / (128 * 128);
+    case Granularity::block_1x32:
+      return bytes + scale / 32;
+    case Granularity::tensor:
+    case Granularity::row:
+      return bytes;
+  }
+  return bytes;
+}
+
 }  // namespace
+
+ParameterBytes bytes_per_parameter(const PrecisionPlan& plan) {
+  return {.weight = element_bytes(plan.weight),
+          .master = plan.master_weight ? element_bytes(*plan.master_weight) : 0.0,
+          .gradient = element_bytes(plan.weight_gradient),
+          .moment1 = element_bytes(plan.moment1),
+          .moment2 = element_bytes(plan.moment2)};
+}
 
 ParameterFormats parameter_formats(const PrecisionPlan& plan) {
   return {.value = plan.master_weight ? *plan.master_weight : plan.weight,

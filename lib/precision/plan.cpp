@@ -194,6 +194,7 @@ PrecisionPlan resolve_plan(const PlanRequest& request) {
   apply_moment("precision.moment1", request.moment1, plan.moment1);
   apply_moment("precision.moment2", request.moment2, plan.moment2);
   apply_override(request, plan);
+  check_cells(plan);
   return plan;
 }
 

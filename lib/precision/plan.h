@@ -43,8 +43,9 @@ struct PrecisionPlan {
       DType::f32;  ///< residual stream, norm outputs, attention, and linears that are exempt
   GemmPlan fprop, dgrad, wgrad;
   TensorFormat saved_activation;  ///< a linear's input as backward reads it
-  TensorFormat saved_nonlinear;   ///< the input of a norm or an activation function, as backward reads it
-  TensorFormat weight;            ///< the parameter as stored, of a linear layer that is not exempt
+  TensorFormat
+      saved_nonlinear;  ///< the input of a norm or an activation function, as backward reads it
+  TensorFormat weight;  ///< the parameter as stored, of a linear layer that is not exempt
   std::optional<TensorFormat>
       master_weight;  ///< nothing: the stored weight is what the optimizer updates
   TensorFormat weight_gradient;
@@ -71,6 +72,15 @@ struct ParameterFormats {
 
 /// Those of a weight that the plan's cells are for.
 ParameterFormats parameter_formats(const PrecisionPlan& plan);
+
+/// What is kept of one parameter of a linear layer that is not exempt, in bytes, scales included,
+/// for a large tensor.
+struct ParameterBytes {
+  double weight = 0, master = 0, gradient = 0, moment1 = 0, moment2 = 0;
+
+  double total() const { return weight + master + gradient + moment1 + moment2; }
+};
+ParameterBytes bytes_per_parameter(const PrecisionPlan& plan);
 
 /// Throws ConfigError naming the cell when cells do not go together or no tensor is kept like that.
 void check_cells(const PrecisionPlan& plan);

@@ -25,7 +25,7 @@ PrecisionPlan unscaled(const char* name, DType compute) {
   plan.name = name;
   plan.activation = compute;
   plan.fprop = plan.dgrad = plan.wgrad = gemm_in(plain(compute), plain(compute), false);
-  plan.saved_activation = plain(compute);
+  plan.saved_activation = plan.saved_nonlinear = plain(compute);
   plan.weight = plan.weight_gradient = plan.gradient_wire = plan.parameter_wire = plain(DType::f32);
   plan.moment1 = plan.moment2 = plain(DType::f32);
   return plan;
@@ -151,6 +151,179 @@ PrecisionPlan torchao_rowwise_gw_hp() {
   return plan;
 }
 
+/// A tensor that is kept, with one current scale, a power of two (MS-AMP's ScalingTensor,
+/// research/msamp-fp8lm-coat.md 1.2).
+TensorFormat kept_by_tensor(DType dtype) {
+  TensorFormat format = scaled(dtype, ScalePolicy::current);
+  format.scale_type = ScaleType::pow2;
+  return format;
+}
+
+/// A tensor that is kept, with an fp32 scale for 128 elements.
+TensorFormat kept_by_group(DType dtype) {
+  TensorFormat format = scaled(dtype, ScalePolicy::current);
+  format.granularity = Granularity::group;
+  format.group_size = 128;
+  return format;
+}
+
+TensorFormat stochastic(TensorFormat format) {
+  format.rounding = Rounding::stochastic;
+  return format;
+}
+
+/// MS-AMP's linear layers, research/msamp-fp8lm-coat.md 1.2 and 1.3: E4M3 forward, E5M2 gradients,
+/// one power-of-two scale per tensor; of x and dy from the maximum of 16 steps, current until there
+/// are 16; of w current (window 1). Fast accumulation in fprop only. The weight is cast once per
+/// step, not in every forward call.
+PrecisionPlan msamp_gemms(const char* name) {
+  PrecisionPlan plan = unscaled(name, DType::bf16);
+  const auto windowed = [](DType dtype) {
+    TensorFormat format = scaled(dtype, ScalePolicy::delayed);
+    format.scale_type = ScaleType::pow2;
+    format.delayed.history_length = 16;
+    format.delayed.current_at_first = true;
+    return format;
+  };
+  const TensorFormat x = windowed(DType::e4m3);
+  const TensorFormat dy = windowed(DType::e5m2);
+  const TensorFormat w = kept_by_tensor(DType::e4m3);
+  plan.fprop = gemm_in(x, w, true);
+  plan.dgrad = gemm_in(dy, w, false);
+  plan.wgrad = gemm_in(dy, x, false);
+  plan.saved_activation = x;
+  return plan;
+}
+
+/// MS-AMP O1, research/msamp-fp8lm-coat.md 1.1: FP16 weights with a scale that are their own
+/// master, E4M3 weight gradients that are summed by the wire. A gradient is summed in fp32 and
+/// rounded once per micro-batch, clipped like any other; norms and embeddings stay in fp32.
+PrecisionPlan with_msamp_o1_storage(PrecisionPlan plan) {
+  plan.weight = kept_by_tensor(DType::f16);
+  plan.weight_gradient = plan.gradient_wire = kept_by_tensor(DType::e4m3);
+  return plan;
+}
+
+/// O2: and moments in E4M3 and FP16 (1.1, 1.4).
+PrecisionPlan with_msamp_o2_storage(PrecisionPlan plan) {
+  plan = with_msamp_o1_storage(std::move(plan));
+  plan.moment1 = kept_by_tensor(DType::e4m3);
+  plan.moment2 = kept_by_tensor(DType::f16);
+  return plan;
+}
+
+/// O3: and E4M3 weights, which is also how they cross the wire, beside an FP16 master (1.1, 1.6).
+PrecisionPlan with_msamp_o3_storage(PrecisionPlan plan) {
+  plan = with_msamp_o2_storage(std::move(plan));
+  plan.master_weight = plan.weight;
+  plan.weight = plan.parameter_wire = plan.fprop.b;
+  return plan;
+}
+
+PrecisionPlan msamp_o1() {
+  return with_msamp_o1_storage(msamp_gemms("msamp-o1"));
+}
+PrecisionPlan msamp_o2() {
+  return with_msamp_o2_storage(msamp_gemms("msamp-o2"));
+}
+PrecisionPlan msamp_o3() {
+  return with_msamp_o3_storage(msamp_gemms("msamp-o3"));
+}
+
+/// MS-AMP's storage with TransformerEngine's GEMMs (use_te; 1.6).
+PrecisionPlan msamp_o1_te() {
+  return with_msamp_o1_storage(te_tensor("msamp-o1-te", ScalePolicy::delayed));
+}
+PrecisionPlan msamp_o2_te() {
+  return with_msamp_o2_storage(te_tensor("msamp-o2-te", ScalePolicy::delayed));
+}
+PrecisionPlan msamp_o3_te() {
+  return with_msamp_o3_storage(te_tensor("msamp-o3-te", ScalePolicy::delayed));
+}
+
+/// The stack of the FP8-LM paper (2310.18313 sections 2.2 and 2.3, research/msamp-fp8lm-coat.md 1.5
+/// and 2.3): MS-AMP O3 whose gradients are scaled by the mu controller on their way.
+PrecisionPlan fp8_lm() {
+  PrecisionPlan plan = with_msamp_o3_storage(msamp_gemms("fp8-lm"));
+  plan.gradient_wire.policy = ScalePolicy::automatic;
+  return plan;
+}
+
+/// Fine-grained scaling: E4M3 everywhere, 1x128 for x and dy (128x1 in wgrad), 128x128 for w, fp32
+/// scales, split accumulation (2412.19437 section 3.3, research/msamp-fp8lm-coat.md 3.2). The
+/// weight's codes are the weight; fp32 master.
+PrecisionPlan fine_grained(const char* name) {
+  PrecisionPlan plan = unscaled(name, DType::bf16);
+  const TensorFormat vector = granular(Granularity::block_1x128, ScaleType::f32);
+  const TensorFormat square = granular(Granularity::block_128x128, ScaleType::f32);
+  plan.fprop = plan.dgrad = gemm_in(vector, square, false);
+  plan.wgrad = gemm_in(vector, vector, false);
+  plan.saved_activation = vector;
+  plan.master_weight = plan.weight;
+  plan.weight = plan.parameter_wire = square;
+  return plan;
+}
+
+/// DeepSeek-V3: fine-grained GEMMs, bf16 moments, gradients that cross the wire in bf16. The paper
+/// keeps the input of the projection after attention in E5M6; here it is E4M3 like all others.
+PrecisionPlan deepseek_v3() {
+  PrecisionPlan plan = fine_grained("deepseek-v3");
+  plan.gradient_wire = plain(DType::bf16);
+  plan.moment1 = plan.moment2 = plain(DType::bf16);
+  return plan;
+}
+
+/// COAT (2410.19313, research/msamp-fp8lm-coat.md 3.1): one current scale per tensor, E5M2
+/// gradients; inputs of norms and activation functions kept as E4M3 with a bf16 scale for 16; bf16
+/// weights without a master, bf16 gradients; moments in E4M3 with an expanded range. Weight and
+/// second moment are rounded stochastically: to nearest, steps below half an ulp would be lost
+/// (4.3).
+PrecisionPlan coat() {
+  PrecisionPlan plan = te_tensor("coat", ScalePolicy::current);
+  plan.saved_nonlinear = scaled(DType::e4m3, ScalePolicy::current);
+  plan.saved_nonlinear.granularity = Granularity::group;
+  plan.saved_nonlinear.group_size = 16;
+  plan.weight = stochastic(plain(DType::bf16));
+  plan.weight_gradient = plan.gradient_wire = plan.parameter_wire = plain(DType::bf16);
+  plan.moment1 = kept_by_group(DType::e4m3);
+  plan.moment1.expanded = true;
+  plan.moment2 = stochastic(plan.moment1);
+  return plan;
+}
+
+/// Ours, 13 bytes per parameter (research/msamp-fp8lm-coat.md 4.1): fine-grained GEMMs, fp32 master
+/// and gradients, bf16 moments rounded stochastically, gradients that cross the wire once in E4M3.
+PrecisionPlan fp8_safe() {
+  PrecisionPlan plan = fine_grained("fp8-safe");
+  plan.gradient_wire = kept_by_group(DType::e4m3);
+  plan.moment1 = plan.moment2 = stochastic(plain(DType::bf16));
+  return plan;
+}
+
+/// Ours, 7.2 bytes: FP16 master, bf16 gradients, E4M3 moments with an expanded range. The scales of
+/// the wire are powers of two, so that its values are exact in bf16.
+PrecisionPlan fp8_lean() {
+  PrecisionPlan plan = fine_grained("fp8-lean");
+  plan.master_weight = stochastic(kept_by_group(DType::f16));
+  plan.weight_gradient = plain(DType::bf16);
+  plan.gradient_wire = kept_by_group(DType::e4m3);
+  plan.gradient_wire.scale_type = ScaleType::pow2;
+  plan.moment1 = kept_by_group(DType::e4m3);
+  plan.moment1.expanded = true;
+  plan.moment2 = stochastic(plan.moment1);
+  return plan;
+}
+
+/// Ours, 7.1 bytes: gradients are kept as they cross the wire, moments in E4M3 and FP16.
+PrecisionPlan fp8_min() {
+  PrecisionPlan plan = fine_grained("fp8-min");
+  plan.master_weight = stochastic(kept_by_group(DType::f16));
+  plan.weight_gradient = plan.gradient_wire = kept_by_group(DType::e4m3);
+  plan.moment1 = kept_by_group(DType::e4m3);
+  plan.moment2 = kept_by_group(DType::f16);
+  return plan;
+}
+
 /// A row, and the fp8.backend and fp8.recipe that select it under mixed_precision: fp8 (empty: not
 /// selected that way).
 struct Row {
@@ -169,9 +342,21 @@ const std::vector<Row>& rows() {
       {"te-current", "te", "current", te_current},
       {"te-blockwise", "te", "blockwise", te_blockwise},
       {"te-mxfp8", "te", "mxfp8", te_mxfp8},
+      {"msamp-o1", "msamp", "O1", msamp_o1},
+      {"msamp-o2", "msamp", "O2", msamp_o2},
+      {"msamp-o3", "msamp", "O3", msamp_o3},
+      {"msamp-o1-te", "", "", msamp_o1_te},
+      {"msamp-o2-te", "", "", msamp_o2_te},
+      {"msamp-o3-te", "", "", msamp_o3_te},
       {"torchao-tensorwise", "torchao", "tensorwise", torchao_tensorwise},
       {"torchao-rowwise", "torchao", "rowwise", torchao_rowwise},
-      {"torchao-rowwise-gw-hp", "torchao", "rowwise_with_gw_hp", torchao_rowwise_gw_hp}};
+      {"torchao-rowwise-gw-hp", "torchao", "rowwise_with_gw_hp", torchao_rowwise_gw_hp},
+      {"fp8-lm", "", "", fp8_lm},
+      {"deepseek-v3", "", "", deepseek_v3},
+      {"coat", "", "", coat},
+      {"fp8-safe", "", "", fp8_safe},
+      {"fp8-lean", "", "", fp8_lean},
+      {"fp8-min", "", "", fp8_min}};
   return all;
 }
 

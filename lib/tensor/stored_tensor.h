@@ -9,6 +9,8 @@
 // cast(value * scale), saturating. A scale is format_max / amax of what is stored (bf16: 1 / amax),
 // 1 for zeros.
 
+#include <cstdint>
+
 #include "tensor/tensor_format.h"
 #include "tensor/view.h"
 
@@ -38,6 +40,17 @@ struct StoredTensor {
 struct ScaleExpansion {
   float scale = 1.0F, exponent = 1.0F, center = 1.0F;
 };
+
+/// Which random bits stochastic rounding draws for a parameter: its tensors have streams of their
+/// own (RoundingRole), so that `tensor` counts parameters.
+struct RoundingStream {
+  uint64_t seed = 0;
+  uint64_t tensor = 0;
+};
+
+/// What is rounded of a parameter. The bits of an element are those of numeric/rounding.h for
+/// (seed, step, tensor * 4 + role, element index).
+enum class RoundingRole : uint8_t { weight = 0, moment1 = 1, moment2 = 2, gradient = 3 };
 
 /// Whether a tensor is kept in this format.
 bool is_stored_format(const TensorFormat& format);

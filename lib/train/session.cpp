@@ -109,6 +109,7 @@ EngineSettings engine_settings(const Settings& settings, const ModelConfig& mode
                   .z_loss = static_cast<float>(settings.training.z_loss),
                   .head_chunk_rows = settings.training.head_chunk_rows},
       .optimizer = settings.optimizer,
+      .seed = settings.training.seed,
       .micro_batch_size = settings.training.micro_batch_size,
       .seq_length = settings.data.seq_length,
       .gradient_accumulation_steps = settings.training.gradient_accumulation_steps,

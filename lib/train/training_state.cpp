@@ -40,25 +40,39 @@ struct StateTensor {
   View place;  // on the device
 };
 
-/// Per parameter "moment1.NAME", in this program's names and storage shapes and in the moment's own
-/// type, and beside a scaled one "moment1.NAME.scale".
+/// "NAME" in the tensor's own type and, beside a scaled one, "NAME.scale".
+void add_stored(std::vector<StateTensor>& tensors, const std::string& name,
+                const StoredTensor& stored) {
+  if (stored.empty()) {
+    return;
+  }
+  tensors.push_back({name, stored.codes.dtype, extents(stored.codes.shape), stored.codes});
+  if (!stored.scales.empty()) {
+    const bool single = stored.format.granularity == Granularity::tensor;
+    const View scales = single ? View{stored.scales.data, DType::f32, {1}} : stored.scales;
+    tensors.push_back({name + ".scale", DType::f32, extents(scales.shape), scales});
+  }
+}
+
+/// Per parameter, in this program's names and storage shapes: its moments, its value where
+/// model.safetensors has not the codes of it, and the factor of its automatic scaling.
 std::vector<StateTensor> optimizer_tensors(Engine& engine) {
   std::vector<StateTensor> tensors;
+  const Optimizer& optimizer = engine.optimizer();
   const auto& parameters = engine.model().parameters().all();
-  for (const bool first : {true, false}) {
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      const Optimizer& optimizer = engine.optimizer();
-      const StoredTensor moment = first ? optimizer.moment1(i) : optimizer.moment2(i);
-      if (moment.codes.empty()) {
-        continue;
-      }
-      const std::string name = (first ? "moment1." : "moment2.") + parameters[i]->name;
-      tensors.push_back({name, moment.codes.dtype, extents(parameters[i]->shape), moment.codes});
-      if (!moment.scales.empty()) {
-        const bool single = moment.format.granularity == Granularity::tensor;
-        const View scales = single ? View{moment.scales.data, DType::f32, {1}} : moment.scales;
-        tensors.push_back({name + ".scale", DType::f32, extents(scales.shape), scales});
-      }
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    add_stored(tensors, "moment1." + parameters[i]->name, optimizer.moment1(i));
+  }
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    add_stored(tensors, "moment2." + parameters[i]->name, optimizer.moment2(i));
+  }
+  for (const auto& parameter : parameters) {
+    if (parameter->value.empty()) {
+      add_stored(tensors, "value." + parameter->name, parameter->stored_value);
+    }
+    if (parameter->automatic != nullptr) {
+      const View factor = {&parameter->automatic->factor, DType::f32, {1}};
+      add_stored(tensors, "gradient." + parameter->name + ".factor", factor);
     }
   }
   return tensors;
@@ -76,8 +90,10 @@ std::string formats_text(Decoder& model) {
   for (const GemmPlan* gemm : {&model.plan().fprop, &model.plan().dgrad, &model.plan().wgrad}) {
     text += describe(gemm->a) + " x " + describe(gemm->b) + "; ";
   }
-  for (const TensorFormat* moment : {&model.plan().moment1, &model.plan().moment2}) {
-    text += *moment == TensorFormat{} ? "" : "moment " + describe(*moment) + "; ";
+  const ParameterFormats formats = parameter_formats(model.plan());
+  for (const TensorFormat* kept : {&formats.value, &formats.gradient, &formats.gradient_wire,
+                                   &formats.moment1, &formats.moment2}) {
+    text += *kept == TensorFormat{} ? "" : "kept " + describe(*kept) + "; ";
   }
   for (const auto& slot : model.scaling().slots()) {
     text += slot->layer + "." + slot->role + " ";

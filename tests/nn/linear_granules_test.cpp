@@ -160,9 +160,9 @@ struct Layer {
         out(outputs),
         linear(plan_linears(plan, {{"layer", inputs, outputs, 0, false}}).front(), weight, bias,
                scaling) {
-    store.allocate(*device, MemoryCategory::weights);
+    store.allocate(*device);
     scaling.allocate(*device);
-    linear.allocate(*device, MemoryCategory::quantized_weights);
+    linear.allocate(*device);
     saved.reserve(size_t{4} << 20);
     scratch.reserve(size_t{4} << 20);
   }

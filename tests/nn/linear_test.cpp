@@ -46,9 +46,9 @@ struct Layer {
   explicit Layer(const PrecisionPlan& plan, bool biased = true)
       : linear(plan_linears(plan, {{"layer", kIn, kOut, 0, false}}).front(), weight,
                biased ? bias : nullptr, scaling) {
-    store.allocate(*device, MemoryCategory::weights);
+    store.allocate(*device);
     scaling.allocate(*device);
-    linear.allocate(*device, MemoryCategory::quantized_weights);
+    linear.allocate(*device);
     saved.reserve(1 << 20);
     scratch.reserve(1 << 20);
     copy_from_host(*device, weight->value, w.data());

@@ -11,6 +11,12 @@ struct Exp {
 struct Log {
   FP8TRAIN_HD float operator()(float x) const { return log_f32(x); }
 };
+struct Exp2 {
+  FP8TRAIN_HD float operator()(float x) const { return exp2_f32(x); }
+};
+struct Log2 {
+  FP8TRAIN_HD float operator()(float x) const { return log2_f32(x); }
+};
 struct Tanh {
   FP8TRAIN_HD float operator()(float x) const { return tanh_f32(x); }
 };
@@ -39,7 +45,8 @@ void apply(const float* __restrict x, float* __restrict y, size_t count) {
 }
 
 constexpr MathKernels kTable = {{apply<Exp>, apply<Log>, apply<Tanh>, apply<Sigmoid>, apply<Silu>,
-                                 apply<SiluDerivative>, apply<Gelu>, apply<GeluDerivative>}};
+                                 apply<SiluDerivative>, apply<Gelu>, apply<GeluDerivative>,
+                                 apply<Exp2>, apply<Log2>}};
 
 }  // namespace
 

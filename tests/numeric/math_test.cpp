@@ -122,6 +122,36 @@ TEST_CASE("log", "[numeric]") {
   CHECK(std::isnan(log_f32(-kNan)));
 }
 
+TEST_CASE("exp2", "[numeric]") {
+  const double worst = max_ulp(
+      sweep(1e-10F, 150.0F, 331), [](float x) { return exp2_f32(x); },
+      [](double x) { return std::exp2(x); });
+  CHECK(worst < 1.0);
+  for (int n = -149; n < 128; ++n) {
+    REQUIRE(exp2_f32(static_cast<float>(n)) == std::ldexp(1.0F, n));
+  }
+  CHECK(exp2_f32(128.0F) == kInfinity);
+  CHECK(exp2_f32(kInfinity) == kInfinity);
+  CHECK(bits_of(exp2_f32(-kInfinity)) == 0U);
+  CHECK(exp2_f32(-1e30F) == 0.0F);
+  CHECK(std::isnan(exp2_f32(kNan)));
+}
+
+TEST_CASE("log2", "[numeric]") {
+  const auto function = [](float x) { return log2_f32(x); };
+  const auto exact = [](double x) { return std::log2(x); };
+  CHECK(max_ulp(sweep(1e-45F, std::numeric_limits<float>::max(), 601, true), function, exact) <
+        1.2);
+  CHECK(max_ulp(sweep(0.5F, 2.0F, 7, true), function, exact) < 1.2);
+  for (int n = -149; n < 128; ++n) {
+    REQUIRE(log2_f32(std::ldexp(1.0F, n)) == static_cast<float>(n));
+  }
+  CHECK(log2_f32(0.0F) == -kInfinity);
+  CHECK(log2_f32(kInfinity) == kInfinity);
+  CHECK(std::isnan(log2_f32(-1.0F)));
+  CHECK(std::isnan(log2_f32(kNan)));
+}
+
 TEST_CASE("tanh", "[numeric]") {
   const std::vector<float> inputs = sweep(1e-45F, 20.0F, 601);
   const double worst = max_ulp(
@@ -205,7 +235,8 @@ TEST_CASE("the elementary functions have the same bits at every x86-64 level", "
       [](float x) { return exp_f32(x); },   [](float x) { return log_f32(x); },
       [](float x) { return tanh_f32(x); },  [](float x) { return sigmoid_f32(x); },
       [](float x) { return silu(x); },      [](float x) { return silu_derivative(x); },
-      [](float x) { return gelu_tanh(x); }, [](float x) { return gelu_tanh_derivative(x); }};
+      [](float x) { return gelu_tanh(x); }, [](float x) { return gelu_tanh_derivative(x); },
+      [](float x) { return exp2_f32(x); },  [](float x) { return log2_f32(x); }};
   for (const CpuIsa isa : {CpuIsa::baseline, CpuIsa::v3, CpuIsa::v4}) {
     const MathKernels* kernels = math_kernels_tables().at(isa);
     if (kernels == nullptr || isa > cpu_isa()) {

@@ -114,7 +114,7 @@ struct Trained {
     control.applied_steps += control.skip == 0 ? 1 : 0;
     const StoredTensor first(codes1, formats.first, scales1);
     const StoredTensor second(codes2, formats.second, scales2);
-    table.adamw(cpu_stream(), {weight, gradient, first, second, copy, 0.9, 0.95, 1e-8, 0.1},
+    table.adamw(cpu_stream(), {weight.view(), gradient.view(), first, second, copy, 0.9, 0.95, 1e-8, 0.1},
                 &control);
   }
   Bits bits() const {
@@ -320,7 +320,7 @@ TEST_CASE("formats that no moment has are refused", "[ops]") {
   trained.scales1 = Array(DType::f32, {1});
   const StoredTensor first(trained.codes1, trained.formats.first, trained.scales1);
   CHECK_THROWS_AS(ops::adamw(cpu_stream(),
-                             {trained.weight, trained.weight, first, trained.codes2.view(),
+                             {trained.weight.view(), trained.weight.view(), first, trained.codes2.view(),
                               trained.copy, 0.9, 0.95, 1e-8, 0.1},
                              &trained.control),
                   InternalError);

@@ -49,7 +49,7 @@ struct Updated {
     const ops::StepControl control = adamw_control(c.skip);
     table.adamw(
         cpu_stream(),
-        {weight, gradient, moment1.view(), moment2.view(), copy, 0.9, 0.95, 1e-8, 0.1, cast},
+        {weight.view(), gradient.view(), moment1.view(), moment2.view(), copy, 0.9, 0.95, 1e-8, 0.1, cast},
         &control);
   }
   Bits bits() const {
@@ -109,7 +109,7 @@ TEST_CASE("codes of a cast weight have its shape", "[ops]") {
   sink.out.codes = narrow;
   const ops::StepControl control = adamw_control(false);
   CHECK_THROWS_AS(ops::adamw(cpu_stream(),
-                             {run.weight, run.gradient, run.moment1.view(), run.moment2.view(),
+                             {run.weight.view(), run.gradient.view(), run.moment1.view(), run.moment2.view(),
                               run.copy, 0.9, 0.95, 1e-8, 0.1, sink},
                              &control),
                   InternalError);

@@ -196,7 +196,7 @@ TEST_CASE("the automatic factor halves where codes saturate and grows slowly els
     ops::AutoScale automatic = {.factor = 0.25F, .at_maximum = 0};
     ops::update_auto_scale(cpu_stream(), codes, &automatic);
     CHECK(automatic.factor ==
-          (saturated > 1 ? 0.125F : Approx(0.25 * std::exp2(0.001)).epsilon(1e-7)));
+          Approx(saturated > 1 ? 0.125 : 0.25 * std::exp2(0.001)).epsilon(1e-7));
     CHECK(automatic.at_maximum == 0);
   }
   // A thousand steps without saturation double it, within the rounding of each product.

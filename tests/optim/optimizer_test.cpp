@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "nn/linear.h"
 #include "numeric/convert.h"
+#include "support/parameters.h"
 
 using namespace fp8train;
 
@@ -21,14 +22,12 @@ struct Fixture {
   Arena scratch{*device, MemoryCategory::workspace};
 
   Fixture() {
-    store.allocate(*device, MemoryCategory::weights);
+    store.allocate(*device);
     store.initialize(*device, 1);
     scratch.reserve(1 << 16);
   }
   void set_gradient(float value) {
-    for (int64_t i = 0; i < store.elements(); ++i) {
-      store.gradients().as<float>()[i] = 0.0F;
-    }
+    fill_zero(*device, store.gradients().fp32());
     for (int i = 0; i < 6; ++i) {
       weight->gradient.as<float>()[i] = value;
     }
@@ -61,16 +60,16 @@ TEST_CASE("a gradient that is not finite skips the step and leaves everything as
   optimizer.set_learning_rate(0.1F);
   f.set_gradient(1.0F);
   optimizer.step(f.device->stream(), f.scratch);
-  const std::vector<float> before = to_host_f32(*f.device, f.store.values());
-  const std::vector<float> moments = to_host_f32(*f.device, optimizer.moment1());
+  const std::vector<float> before = test::values_of(*f.device, f.store);
+  const std::vector<float> moments = to_host_f32(*f.device, optimizer.moment1(0).codes);
   for (const float bad : {std::numeric_limits<float>::infinity(), std::nanf("")}) {
     f.set_gradient(1.0F);
     f.weight->gradient.as<float>()[4] = bad;
     optimizer.step(f.device->stream(), f.scratch);
     CHECK(optimizer.report().skipped);
   }
-  CHECK(to_host_f32(*f.device, f.store.values()) == before);
-  CHECK(to_host_f32(*f.device, optimizer.moment1()) == moments);
+  CHECK(test::values_of(*f.device, f.store) == before);
+  CHECK(to_host_f32(*f.device, optimizer.moment1(0).codes) == moments);
   CHECK(optimizer.report().skipped_steps == 2);
   CHECK(optimizer.report().applied_steps == 1);
 }
@@ -113,9 +112,9 @@ struct TrainedLinear {
   explicit TrainedLinear(const char* plan)
       : linear(plan_linears(plan_named(plan), {{"layer", 48, 32, 0, false}}).front(), weight,
                nullptr, scaling) {
-    store.allocate(*device, MemoryCategory::weights);
+    store.allocate(*device);
     scaling.allocate(*device);
-    linear.allocate(*device, MemoryCategory::quantized_weights);
+    linear.allocate(*device);
     saved.reserve(1 << 20);
     scratch.reserve(1 << 20);
     store.initialize(*device, 1);

@@ -19,9 +19,28 @@ PlanRequest fp8_request(const char* recipe) {
 }  // namespace
 
 TEST_CASE("the rows are those of the chart") {
-  CHECK(plan_names() == std::vector<std::string>{"fp32", "bf16", "fp16", "te-delayed", "te-current",
-                                                 "te-blockwise", "te-mxfp8", "torchao-tensorwise",
-                                                 "torchao-rowwise", "torchao-rowwise-gw-hp"});
+  CHECK(plan_names() == std::vector<std::string>{"fp32",
+                                                 "bf16",
+                                                 "fp16",
+                                                 "te-delayed",
+                                                 "te-current",
+                                                 "te-blockwise",
+                                                 "te-mxfp8",
+                                                 "msamp-o1",
+                                                 "msamp-o2",
+                                                 "msamp-o3",
+                                                 "msamp-o1-te",
+                                                 "msamp-o2-te",
+                                                 "msamp-o3-te",
+                                                 "torchao-tensorwise",
+                                                 "torchao-rowwise",
+                                                 "torchao-rowwise-gw-hp",
+                                                 "fp8-lm",
+                                                 "deepseek-v3",
+                                                 "coat",
+                                                 "fp8-safe",
+                                                 "fp8-lean",
+                                                 "fp8-min"});
   for (const std::string& name : plan_names()) {
     CHECK(plan_named(name).name == name);
   }

@@ -11,6 +11,7 @@
 #include "base/philox.h"
 #include "device/cuda/cuda_device.h"
 #include "support/environment.h"
+#include "support/parameters.h"
 #include "train/engine.h"
 
 #if defined(FP8TRAIN_CUDA_SHIM)
@@ -97,7 +98,7 @@ struct Run {
     ++step;
   }
   std::vector<float> gradients() {
-    return to_host_f32(*device, engine.model().parameters().gradients());
+    return test::gradients_of(*device, engine.model().parameters());
   }
 };
 
@@ -220,7 +221,7 @@ TEST_CASE("recorded steps are bitwise those that are launched one by one", "[cud
     }
     CHECK(recorded.gradients() == launched.gradients());
     const auto weights = [](Run& run) {
-      return to_host_f32(*run.device, run.engine.model().parameters().values());
+      return test::values_of(*run.device, run.engine.model().parameters());
     };
     CHECK(weights(recorded) == weights(launched));
   }
@@ -251,7 +252,7 @@ TEST_CASE("recorded steps with moments of few bits are those that are launched",
     }
     CHECK(recorded.device->ledger().allocations() == before);
     const auto weights = [](Run& run) {
-      return to_host_f32(*run.device, run.engine.model().parameters().values());
+      return test::values_of(*run.device, run.engine.model().parameters());
     };
     CHECK(weights(recorded) == weights(launched));
   }

@@ -62,106 +62,151 @@ void prepare_step(Stream /*stream*/, StepControl* control, float max_norm,
   update_step_control(*control, max_norm, scaling);
 }
 
-/// The low-precision copy of weights begin .. end; none when `copy` is empty.
-FP8TRAIN_HD void write_copy(const float* weight, const View& copy, int64_t begin, int64_t end) {
+/// The low-precision copy of `length` new weights, which belong at `begin`; none when `copy` is
+/// empty.
+FP8TRAIN_HD void write_copy(const float* weight, const View& copy, int64_t begin, int64_t length) {
   if (copy.empty()) {
     return;
   }
   with_float_type(copy.dtype, [&](auto tag) {
-    auto* to = copy.as<typename decltype(tag)::Type>();
+    auto* to = copy.as<typename decltype(tag)::Type>() + begin;
 #pragma GCC ivdep
-    for (int64_t i = begin; i < end; ++i) {
+    for (int64_t i = 0; i < length; ++i) {
       store_from_float(to + i, weight[i]);
     }
   });
 }
 
-/// Moments of a piece as fp32, and the new weights of it if `weight` is not null.
-struct MomentPiece {
+FP8TRAIN_HD bool is_fp32(const StoredTensor& tensor) {
+  return tensor.format.dtype == DType::f32;
+}
+
+/// A piece of the four tensors as fp32, decoded where they are not.
+struct UpdatePiece {
+  float weight[kStoredPiece];
+  float gradient[kStoredPiece];
   float first[kStoredPiece];
   float second[kStoredPiece];
 
+  /// The weights where they lie, or decoded.
+  FP8TRAIN_HD float* weights(const StoredTensor& tensor, int64_t begin, int64_t length) {
+    if (is_fp32(tensor)) {
+      return tensor.codes.as<float>() + begin;
+    }
+    load_run(tensor, begin, length, weight);
+    return weight;
+  }
+  FP8TRAIN_HD const float* gradients(const StoredTensor& tensor, int64_t begin, int64_t length) {
+    if (is_fp32(tensor)) {
+      return tensor.codes.as<float>() + begin;
+    }
+    load_run(tensor, begin, length, gradient);
+    return gradient;
+  }
+  /// New moments, and new weights if `weights` is not null.
   FP8TRAIN_HD void update(const AdamW& call, const AdamWFactors& factors, int64_t begin,
-                          int64_t length, float* __restrict weight) {
+                          int64_t length, float* __restrict weights) {
     load_run(call.moment1, begin, length, first);
     load_run(call.moment2, begin, length, second);
-    const float* gradient = call.gradient.as<float>() + begin;
+    const float* gradient_of = gradients(call.gradient, begin, length);
 #pragma GCC ivdep
     for (int64_t i = 0; i < length; ++i) {
-      float value = weight == nullptr ? 0.0F : weight[i];
-      adamw_element(factors, gradient[i], value, first[i], second[i]);
-      if (weight != nullptr) {
-        weight[i] = value;
+      float value = weights == nullptr ? 0.0F : weights[i];
+      adamw_element(factors, gradient_of[i], value, first[i], second[i]);
+      if (weights != nullptr) {
+        weights[i] = value;
       }
     }
   }
 };
 
-/// Scales of moments that have one for the tensor.
+/// Scales of tensors that have one for the whole.
 struct TensorScales {
-  float first = 1.0F, second = 1.0F;
+  float weight = 1.0F, first = 1.0F, second = 1.0F;
 };
 
-FP8TRAIN_HD float new_tensor_scale(const StoredTensor& moment, uint32_t largest) {
-  return stored_scale(float_of(largest), *moment.scales.as<float>(),
-                      format_max(moment.format.dtype), moment.format.scale_type == ScaleType::pow2);
+FP8TRAIN_HD float new_tensor_scale(const StoredTensor& tensor, uint32_t largest) {
+  return has_tensor_scale(tensor) ? stored_scale(float_of(largest), *tensor.scales.as<float>(),
+                                                 format_max(tensor.format.dtype),
+                                                 tensor.format.scale_type == ScaleType::pow2)
+                                  : 1.0F;
+}
+FP8TRAIN_HD void keep_tensor_scale(const StoredTensor& tensor, float scale) {
+  if (has_tensor_scale(tensor)) {
+    *tensor.scales.as<float>() = scale;
+  }
 }
 
-/// A first pass over the new moments. Maxima are integers: no order of threads changes them.
+/// A first pass over the new values. Maxima are integers: no order of threads changes them.
 FP8TRAIN_HD TensorScales find_tensor_scales(const AdamW& call, const AdamWFactors& factors) {
-  const bool wanted1 = has_tensor_scale(call.moment1);
-  const bool wanted2 = has_tensor_scale(call.moment2);
-  if (!wanted1 && !wanted2) {
+  const bool of_weight = has_tensor_scale(call.weight);
+  if (!of_weight && !has_tensor_scale(call.moment1) && !has_tensor_scale(call.moment2)) {
     return {};
   }
   const int64_t count = call.weight.count();
   const int64_t pieces = chunks_of(count, kStoredPiece);
+  uint32_t largest = 0;
   uint32_t largest1 = 0;
   uint32_t largest2 = 0;
 #pragma omp parallel for schedule(static) \
     reduction(max                         \
-              : largest1, largest2) if (count >= kParallelElements)
+              : largest, largest1, largest2) if (count >= kParallelElements)
   for (int64_t index = 0; index < pieces; ++index) {
     const int64_t begin = index * kStoredPiece;
     const int64_t length = minimum(kStoredPiece, count - begin);
-    MomentPiece piece;  // NOLINT(cppcoreguidelines-pro-type-member-init): update() fills it
-    piece.update(call, factors, begin, length, nullptr);
+    UpdatePiece piece;  // NOLINT(cppcoreguidelines-pro-type-member-init): update() fills it
+    float* const weights = of_weight ? piece.weights(call.weight, begin, length) : nullptr;
+    piece.update(call, factors, begin, length, weights);
+    const uint32_t here = of_weight ? largest_magnitude(weights, length) : 0;
     const uint32_t here1 = largest_magnitude(piece.first, length);
     const uint32_t here2 = largest_magnitude(piece.second, length);
+    largest = here > largest ? here : largest;
     largest1 = here1 > largest1 ? here1 : largest1;
     largest2 = here2 > largest2 ? here2 : largest2;
   }
-  return {wanted1 ? new_tensor_scale(call.moment1, largest1) : 1.0F,
-          wanted2 ? new_tensor_scale(call.moment2, largest2) : 1.0F};
+  return {new_tensor_scale(call.weight, largest), new_tensor_scale(call.moment1, largest1),
+          new_tensor_scale(call.moment2, largest2)};
 }
 
-/// Elements begin .. end of a call whose moments are not both fp32.
+/// Elements begin .. end of a call whose tensors are not all fp32.
 static __attribute__((noinline)) void update_coded(const AdamW& call, const AdamWFactors& factors,
-                                                   const TensorScales& scales, int64_t begin,
-                                                   int64_t end) {
+                                                   const TensorScales& scales, int64_t step,
+                                                   int64_t begin, int64_t end) {
+  const auto draw = [&](RoundingRole role) { return rounding_draw(call.rounding, role, step); };
   const bool floors = !call.moment2.scales.empty();
   for (; begin < end; begin += kStoredPiece) {
     const int64_t length = minimum(kStoredPiece, end - begin);
-    MomentPiece piece;  // NOLINT(cppcoreguidelines-pro-type-member-init): update() fills it
-    piece.update(call, factors, begin, length, call.weight.as<float>() + begin);
+    UpdatePiece piece;  // NOLINT(cppcoreguidelines-pro-type-member-init): update() fills it
+    float* const weights = piece.weights(call.weight, begin, length);
+    piece.update(call, factors, begin, length, weights);
     const uint8_t nowhere[kStoredPiece] = {};
     uint8_t present[kStoredPiece];
-    store_run(call.moment1, begin, length, piece.first, scales.first, nowhere, present);
+    store_run(call.moment1, begin, length, piece.first, scales.first, nowhere, present,
+              draw(RoundingRole::moment1));
     store_run(call.moment2, begin, length, piece.second, scales.second, floors ? present : nowhere,
-              present);
+              present, draw(RoundingRole::moment2));
+    if (!is_fp32(call.weight)) {
+      store_run(call.weight, begin, length, weights, scales.weight, nowhere, present,
+                draw(RoundingRole::weight));
+      if (!call.copy.empty()) {
+        load_run(call.weight, begin, length, scales.weight, weights);
+      }
+    }
+    write_copy(weights, call.copy, begin, length);
   }
 }
 
 FP8TRAIN_HD void update_plain(const AdamW& call, const AdamWFactors& factors, int64_t begin,
                               int64_t end) {
-  float* weight = call.weight.as<float>();
+  float* weight = call.weight.codes.as<float>();
   float* moment1 = call.moment1.codes.as<float>();
   float* moment2 = call.moment2.codes.as<float>();
-  const float* gradient = call.gradient.as<float>();
+  const float* gradient = call.gradient.codes.as<float>();
 #pragma GCC ivdep
   for (int64_t i = begin; i < end; ++i) {
     adamw_element(factors, gradient[i], weight[i], moment1[i], moment2[i]);
   }
+  write_copy(weight + begin, call.copy, begin, end - begin);
 }
 
 void adamw(Stream stream, const AdamW& call, const StepControl* control) {
@@ -169,38 +214,33 @@ void adamw(Stream stream, const AdamW& call, const StepControl* control) {
   const bool cast_later = !call.cast.out.codes_transposed.empty();
   const QuantizeSink sink = cast_later ? QuantizeSink{} : call.cast;
   const bool skip = control->skip != 0;
-  const bool plain =
-      call.moment1.format.dtype == DType::f32 && call.moment2.format.dtype == DType::f32;
+  const bool plain = is_fp32(call.weight) && is_fp32(call.gradient) && is_fp32(call.moment1) &&
+                     is_fp32(call.moment2);
   if (!skip || !sink.empty()) {
     const AdamWFactors factors = adamw_factors(rates_of(call), *control);
     const TensorScales scales = skip ? TensorScales{} : find_tensor_scales(call, factors);
-    float* weight = call.weight.as<float>();
     const int64_t count = call.weight.count();
-    for_each_piece<float>(sink, chunks_of(count, kChunk), count,
-                          [&](int64_t chunk, CastCounts& counts) {
-                            const int64_t begin = chunk * kChunk;
-                            const int64_t end = minimum(count, begin + kChunk);
-                            if (!skip && plain) {
-                              update_plain(call, factors, begin, end);
-                            } else if (!skip) {
-                              update_coded(call, factors, scales, begin, end);
-                            }
-                            if (!skip) {
-                              write_copy(weight, call.copy, begin, end);
-                            }
-                            if (!sink.empty()) {
-                              cast_piece(sink, weight + begin, 0, begin, end - begin, counts);
-                            }
-                          });
-    if (!skip && has_tensor_scale(call.moment1)) {
-      *call.moment1.scales.as<float>() = scales.first;
-    }
-    if (!skip && has_tensor_scale(call.moment2)) {
-      *call.moment2.scales.as<float>() = scales.second;
+    for_each_piece<float>(
+        sink, chunks_of(count, kChunk), count, [&](int64_t chunk, CastCounts& counts) {
+          const int64_t begin = chunk * kChunk;
+          const int64_t end = minimum(count, begin + kChunk);
+          if (!skip && plain) {
+            update_plain(call, factors, begin, end);
+          } else if (!skip) {
+            update_coded(call, factors, scales, control->applied_steps, begin, end);
+          }
+          if (!sink.empty()) {
+            cast_piece(sink, call.weight.codes.as<float>() + begin, 0, begin, end - begin, counts);
+          }
+        });
+    if (!skip) {
+      keep_tensor_scale(call.weight, scales.weight);
+      keep_tensor_scale(call.moment1, scales.first);
+      keep_tensor_scale(call.moment2, scales.second);
     }
   }
   if (cast_later) {
-    op_table(stream).quantize(stream, call.weight, call.cast.out, call.cast.amax,
+    op_table(stream).quantize(stream, call.weight.codes, call.cast.out, call.cast.amax,
                               call.cast.statistics);
   }
 }
@@ -227,7 +267,7 @@ void sgd(Stream /*stream*/, const Sgd& call, const StepControl* control) {
         weight[i] = sgd_weight(factors, weight[i], momentum[i]);
       }
     }
-    write_copy(weight, copy, begin, end);
+    write_copy(weight + begin, copy, begin, end - begin);
   });
 }
 

@@ -60,7 +60,7 @@ void store(Stream /*stream*/, const Store& call) {
       values_to_keep<X>(call, begin, length, values);
       const uint8_t nowhere[kStoredPiece] = {};
       uint8_t present[kStoredPiece];
-      store_run(call.to, begin, length, values, scale, nowhere, present);
+      store_run(call.to, begin, length, values, scale, nowhere, present, {});
     }
     if (by_tensor) {
       *call.to.scales.as<float>() = scale;

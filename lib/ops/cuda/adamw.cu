@@ -1,6 +1,8 @@
-// AdamW. The arithmetic of ops/optimizer_math.h, bit for bit. A weight that is to be cast is
-// updated by tiles of 128 x 128, which are cast in both orientations while they lie in registers.
+// AdamW of fp32 weights and gradients. The arithmetic of ops/optimizer_math.h, bit for bit. A
+// weight that is to be cast is updated by tiles of 128 x 128, which are cast in both orientations
+// while they lie in registers. Other formats: adamw_stored.cu.
 
+#include "ops/cuda/adamw_kernels.h"
 #include "ops/cuda/cast_tiles.h"
 #include "ops/cuda/coded_tensor.h"
 #include "ops/cuda/cuda_table.h"
@@ -8,8 +10,6 @@
 
 namespace fp8train::ops::cuda {
 namespace {
-
-constexpr int kQuad = 4;  // elements of one thread where nothing is cast: 16 bytes of fp32
 
 /// What a kernel reads and writes of a call.
 template <typename Moments>
@@ -20,19 +20,6 @@ struct Update {
   uint16_t* __restrict__ copy;  ///< may be null
   bool copy_is_f16;
 };
-
-/// The copies of N new weights from `to` on, in 16 bits each.
-template <int N, bool Packed>
-__device__ __forceinline__ void write_copy(uint16_t* to, bool is_f16, const float (&weight)[N],
-                                           int64_t available) {
-  uint32_t words[N / 2];
-#pragma unroll
-  for (int i = 0; i < N / 2; ++i) {
-    words[i] = is_f16 ? narrow_pair<f16>(weight[2 * i], weight[2 * i + 1])
-                      : narrow_pair<bf16>(weight[2 * i], weight[2 * i + 1]);
-  }
-  store_words<N, Packed>(to, words, available);
-}
 
 /// Elements i .. i + N - 1, of which `available` (may be negative) exist: all or none if Packed.
 /// `weight` receives the new weights, zeros where there are none. All lanes of a warp take part.
@@ -56,17 +43,6 @@ __device__ __forceinline__ void update(const Update<Moments>& call, const AdamWF
   if (call.copy != nullptr) {
     write_copy<N, Packed>(call.copy + i, call.copy_is_f16, weight, available);
   }
-}
-
-/// The factors take fp64 powers: one thread of a block computes them for all.
-__device__ __forceinline__ AdamWFactors shared_factors(const AdamWRates& rates,
-                                                       const StepControl& control,
-                                                       AdamWFactors* shared) {
-  if (threadIdx.x == 0) {
-    *shared = adamw_factors(rates, control);
-  }
-  __syncthreads();
-  return *shared;
 }
 
 /// A warp has 128 consecutive elements at a time.
@@ -146,63 +122,12 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   finish_cast<false>(cast, peak, tally, shared);
 }
 
-/// The amax of new moments that have one scale: into the places beside their scales.
-template <bool Aligned>
-__global__ void __launch_bounds__(kBlock)
-    moment_amax_kernel(CodedMoments moments, const float* __restrict__ gradient, AdamWRates rates,
-                       const StepControl* control, int64_t count) {
-  if (control->skip != 0) {
-    return;
-  }
-  FP8TRAIN_SHARED_ARRAY(AdamWFactors, shared_rates, 1);
-  FP8TRAIN_SHARED_ARRAY(uint32_t, shared, kBlock / kWarp);
-  const AdamWFactors factors = shared_factors(rates, *control, shared_rates);
-  uint32_t largest1 = 0;
-  uint32_t largest2 = 0;
-  const int64_t stride = int64_t{gridDim.x} * kBlock * kQuad;
-  for (int64_t i = (int64_t{blockIdx.x} * kBlock + threadIdx.x) * kQuad; i < count; i += stride) {
-    float g[kQuad];
-    float moment1[kQuad];
-    float moment2[kQuad];
-    if (Aligned && i + kQuad <= count) {
-      load_values<kQuad, true>(gradient + i, g, kQuad);
-      moments.load<kQuad, true>(i, kQuad, moment1, moment2);
-    } else {
-      load_values<kQuad, false>(gradient + i, g, count - i);
-      moments.load<kQuad, false>(i, count - i, moment1, moment2);
-    }
-#pragma unroll
-    for (int j = 0; j < kQuad; ++j) {
-      float weight = 0.0F;
-      adamw_element(factors, g[j], weight, moment1[j], moment2[j]);
-      largest1 = Largest{}(largest1, bits_of(moment1[j]) & 0x7FFFFFFFU);
-      largest2 = Largest{}(largest2, bits_of(moment2[j]) & 0x7FFFFFFFU);
-    }
-  }
-  moments.first.raise_tensor_amax(largest1, shared);
-  moments.second.raise_tensor_amax(largest2, shared);
-}
-
-/// Ends a step whose kernels all have read the old scales.
-struct KeepTensorScales {
-  CodedMoments moments;
-  const StepControl* control;
-
-  template <int N>
-  __device__ void run(int64_t /*i*/) const {
-    if (control->skip == 0) {
-      moments.first.keep_tensor_scale();
-      moments.second.keep_tensor_scale();
-    }
-  }
-};
-
 template <typename Moments>
 void update_alone(const Stream& stream, const AdamW& call, const Moments& moments, bool aligned,
                   const StepControl* control) {
   const int64_t count = call.weight.count();
-  const Update<Moments> update = {call.weight.as<float>(), call.gradient.as<float>(), moments,
-                                  call.copy.as<uint16_t>(), call.copy.dtype == DType::f16};
+  const Update<Moments> update = {call.weight.codes.as<float>(), call.gradient.codes.as<float>(),
+                                  moments, call.copy.as<uint16_t>(), call.copy.dtype == DType::f16};
   const LaunchShape shape = {blocks_for(stream, ceil_div(count, kQuad)), kBlock};
   launch(stream, shape, aligned ? adamw_kernel<true, Moments> : adamw_kernel<false, Moments>,
          update, rates_of(call), control, count);
@@ -210,9 +135,9 @@ void update_alone(const Stream& stream, const AdamW& call, const Moments& moment
 
 CastTarget target_of(const AdamW& call) {
   const QuantizedView& out = call.cast.out;
-  const int64_t rows = call.weight.shape.rows();
+  const int64_t rows = call.weight.codes.shape.rows();
   return {.rows = rows,
-          .width = call.weight.shape.back(),
+          .width = call.weight.codes.shape.back(),
           .y = nullptr,
           .codes = out.codes.as<uint8_t>(),
           .transposed = out.codes_transposed.as<uint8_t>(),
@@ -222,8 +147,8 @@ CastTarget target_of(const AdamW& call) {
 template <typename Moments>
 void update_and_cast(const Stream& stream, const AdamW& call, const Moments& moments,
                      const StepControl* control) {
-  const Update<Moments> update = {call.weight.as<float>(), call.gradient.as<float>(), moments,
-                                  call.copy.as<uint16_t>(), call.copy.dtype == DType::f16};
+  const Update<Moments> update = {call.weight.codes.as<float>(), call.gradient.codes.as<float>(),
+                                  moments, call.copy.as<uint16_t>(), call.copy.dtype == DType::f16};
   const CastTarget target = target_of(call);
   const QuantizedView& out = call.cast.out;
   const CastCall cast = {out.empty() ? nullptr : out.scale, out.scale_inv, call.cast.amax, nullptr};
@@ -242,7 +167,7 @@ template <typename Moments>
 void run(const Stream& stream, const AdamW& call, const Moments& moments, bool aligned,
          const StepControl* control) {
   const QuantizeSink& sink = call.cast;
-  const int64_t width = call.weight.shape.back();
+  const int64_t width = call.weight.codes.shape.back();
   const bool fits = aligned && width % kOctet == 0 && is_aligned(sink.out.codes.data, kOctet) &&
                     is_aligned(call.copy.data) && sink.statistics == nullptr &&
                     moments.fits_tiles(width);
@@ -251,54 +176,39 @@ void run(const Stream& stream, const AdamW& call, const Moments& moments, bool a
     return;
   }
   update_alone(stream, call, moments, aligned, control);
-  if (!sink.empty()) {
-    cast_tiles(stream, StoredSource<float>{call.weight.as<float>(), width},
-               call.weight.shape.rows(), width, nullptr, sink, is_aligned(call.weight.data));
-  }
-}
-
-bool has_tensor_scale(const StoredTensor& moment) {
-  return moment.format.is_scaled() && moment.format.granularity == Granularity::tensor;
-}
-
-void run_coded(const Stream& stream, const AdamW& call, bool aligned, const StepControl* control) {
-  const CodedMoments moments = {coded(call.moment1), coded(call.moment2)};
-  const bool by_tensor = has_tensor_scale(call.moment1) || has_tensor_scale(call.moment2);
-  const int64_t count = call.weight.count();
-  if (by_tensor) {
-    const unsigned blocks = blocks_for(stream, ceil_div(count, kQuad));
-    launch(stream, {blocks, kBlock}, aligned ? moment_amax_kernel<true> : moment_amax_kernel<false>,
-           moments, call.gradient.as<float>(), rates_of(call), control, count);
-  }
-  run(stream, call, moments, aligned, control);
-  if (by_tensor) {
-    map<1>(stream, 1, true, KeepTensorScales{moments, control});
-  }
+  cast_weight(stream, call);
 }
 
 /// Host: whether packs are possible in any of the formats.
-bool has_aligned_codes(const StoredTensor& moment) {
-  return is_aligned(moment.codes.data);
+bool has_aligned_codes(const StoredTensor& tensor) {
+  return is_aligned(tensor.codes.data);
 }
 
 void adamw(Stream stream, const AdamW& call, const StepControl* control) {
   if (call.weight.count() == 0) {
     return;
   }
-  const bool aligned = is_aligned(call.weight.data) && is_aligned(call.gradient.data) &&
-                       has_aligned_codes(call.moment1) && has_aligned_codes(call.moment2) &&
+  const StoredTensor& first = call.moment1;
+  const StoredTensor& second = call.moment2;
+  if (call.weight.format.dtype != DType::f32 || call.gradient.format.dtype != DType::f32 ||
+      is_extended(first) || is_extended(second)) {
+    adamw_stored(stream, call, control);
+    return;
+  }
+  const bool aligned = has_aligned_codes(call.weight) && has_aligned_codes(call.gradient) &&
+                       has_aligned_codes(first) && has_aligned_codes(second) &&
                        is_aligned(call.copy.data, 2 * kQuad);
-  const TensorFormat& first = call.moment1.format;
-  const bool same = first == call.moment2.format && !first.is_scaled();
-  const View& codes1 = call.moment1.codes;
-  const View& codes2 = call.moment2.codes;
-  if (same && first.dtype == DType::f32) {
-    run(stream, call, PlainMoments<float>{codes1.as<float>(), codes2.as<float>()}, aligned,
-        control);
+  const bool same = first.format == second.format && !first.format.is_scaled();
+  if (same && first.format.dtype == DType::f32) {
+    run(stream, call, PlainMoments<float>{first.codes.as<float>(), second.codes.as<float>()},
+        aligned, control);
   } else if (same) {
-    run(stream, call, PlainMoments<bf16>{codes1.as<bf16>(), codes2.as<bf16>()}, aligned, control);
+    run(stream, call, PlainMoments<bf16>{first.codes.as<bf16>(), second.codes.as<bf16>()}, aligned,
+        control);
   } else {
-    run_coded(stream, call, aligned, control);
+    find_tensor_amax(stream, call, control);
+    run(stream, call, CodedMoments{coded<false>(first), coded<false>(second)}, aligned, control);
+    keep_tensor_scales(stream, call, control);
   }
 }
 

@@ -135,6 +135,12 @@ struct Largest {
     return a > b ? a : b;
   }
 };
+struct Smallest {
+  template <typename T>
+  __device__ __forceinline__ T operator()(T a, T b) const {
+    return a < b ? a : b;
+  }
+};
 
 /// All threads of a one-dimensional block of `Threads` get the reduction of its values; warps are
 /// combined in order. `shared`: [Threads / 32] values, free again when the call returns.

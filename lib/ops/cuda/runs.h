@@ -1,5 +1,5 @@
 #pragma once
-// How AdamW's kernels read and write runs of N elements, and moments in each of their formats. Only
+// How AdamW's kernels read and write runs of N elements, and moments without scales. Only
 // for .cu files.
 
 #include "ops/cuda/code_tile.h"

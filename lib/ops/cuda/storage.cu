@@ -30,7 +30,8 @@ unsigned blocks_for_spans(const Stream& stream, int64_t count) {
 
 template <bool Packed, typename X>
 __device__ __forceinline__ void values_to_keep(const CodedTensor& to, const X* x, bool add,
-                                               int64_t i, int64_t available, float old_scale,
+                                               int64_t i, int64_t available,
+                                               const ScaleExpansion& old_scale,
                                                float (&values)[kQuad]) {
   float old[kQuad] = {};
   if (add) {
@@ -51,7 +52,7 @@ __global__ void __launch_bounds__(kBlock)
   uint32_t largest = 0;
   for_each_span(count, [&](int64_t i, int64_t available, bool whole) {
     float values[kQuad];
-    const float old_scale = to.scale_at(i, available);
+    const ScaleExpansion old_scale = to.scale_at(i, available);
     if (Aligned && whole) {
       values_to_keep<true>(to, x, add, i, available, old_scale, values);
     } else {
@@ -72,15 +73,17 @@ __global__ void __launch_bounds__(kBlock)
   const float factor = automatic_factor(automatic);
   for_each_span(count, [&](int64_t i, int64_t available, bool whole) {
     float values[kQuad];
-    const float old_scale = to.scale_at(i, available);
+    const ScaleExpansion old_scale = to.scale_at(i, available);
     if (Aligned && whole) {
       values_to_keep<true>(to, x, add, i, available, old_scale, values);
-      const float scale = to.new_scale(values, old_scale) * factor;
-      to.store<kQuad, true>(i, available, scale, 0, values);
+      ScaleExpansion scale = to.new_scale(values, old_scale);
+      scale.scale *= factor;
+      to.store<kQuad, true>(i, available, scale, 0, values, {});
     } else {
       values_to_keep<false>(to, x, add, i, available, old_scale, values);
-      const float scale = to.new_scale(values, old_scale) * factor;
-      to.store<kQuad, false>(i, available, scale, 0, values);
+      ScaleExpansion scale = to.new_scale(values, old_scale);
+      scale.scale *= factor;
+      to.store<kQuad, false>(i, available, scale, 0, values, {});
     }
   });
 }
@@ -103,7 +106,7 @@ void store_typed(const Stream& stream, const Store& call) {
   const int64_t count = call.x.count();
   const LaunchShape shape = {blocks_for_spans(stream, count), kBlock};
   const X* x = call.x.as<X>();
-  const bool by_tensor = to.scales != nullptr && !to.grouped;
+  const bool by_tensor = to.has_tensor_scale();
   if (by_tensor) {
     launch(stream, shape, store_amax_kernel<Aligned, X>, to, x, call.add, count);
   }
@@ -132,7 +135,7 @@ __global__ void __launch_bounds__(kBlock)
     read_kernel(CodedTensor x, Y* __restrict__ y, int64_t count) {
   for_each_span(count, [&](int64_t i, int64_t available, bool whole) {
     float values[kQuad];
-    const float scale = x.scale_at(i, available);
+    const ScaleExpansion scale = x.scale_at(i, available);
     if (Aligned && whole) {
       x.load<kQuad, true>(i, available, scale, values);
       store_values<kQuad, true>(y + i, values, available);

@@ -264,7 +264,7 @@ void decompress(Stream stream, const CompressedView& x, View y) {
 }
 
 void adamw(Stream stream, const AdamW& call, const StepControl* /*control*/) {
-  count(stream, 2 * bytes_of(call.weight) + bytes_of(call.gradient) +
+  count(stream, 2 * stored_bytes(call.weight) + stored_bytes(call.gradient) +
                     2 * stored_bytes(call.moment1) + 2 * stored_bytes(call.moment2) +
                     bytes_of(call.copy) + bytes_of(call.cast));
 }

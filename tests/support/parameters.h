@@ -1,0 +1,34 @@
+#pragma once
+// All values or gradients of a model as fp32 on the host, one parameter after the other.
+
+#include <vector>
+
+#include "nn/parameter.h"
+
+namespace fp8train::test {
+
+inline std::vector<float> values_of(Device& device, const ParameterStore& store) {
+  std::vector<float> all;
+  for (const auto& parameter : store.all()) {
+    const std::vector<float> values = value_on_host(device, *parameter);
+    all.insert(all.end(), values.begin(), values.end());
+  }
+  return all;
+}
+
+inline std::vector<float> gradient_of(Device& device, const Parameter& parameter) {
+  const Tensor fp32(device, DType::f32, parameter.shape, MemoryCategory::workspace);
+  ops::read_stored(device.stream(), parameter.stored_gradient, fp32);
+  return to_host_f32(device, fp32);
+}
+
+inline std::vector<float> gradients_of(Device& device, const ParameterStore& store) {
+  std::vector<float> all;
+  for (const auto& parameter : store.all()) {
+    const std::vector<float> gradient = gradient_of(device, *parameter);
+    all.insert(all.end(), gradient.begin(), gradient.end());
+  }
+  return all;
+}
+
+}  // namespace fp8train::test

@@ -1,0 +1,108 @@
+// What a model holds for each parameter of its linear layers, by the memory report, against the
+// table of bytes per parameter (research/msamp-fp8lm-coat.md 4.1): exact. The difference of two
+// models that differ by one block leaves out what does not belong to blocks.
+
+#include <catch2/catch.hpp>
+
+#include "model/decoder.h"
+#include "train/engine.h"
+
+using namespace fp8train;
+
+namespace {
+
+constexpr int64_t kWidth = 512;
+constexpr int64_t kInner = 1536;
+// qkv, output, up (gate and up), down; and two norms.
+constexpr double kLinear = 3.0 * kWidth * kWidth + kWidth * kWidth + 3.0 * kWidth * kInner;
+constexpr double kNorms = 2.0 * kWidth;
+
+MemoryLedger ledger_of(const PrecisionPlan& plan, int64_t blocks) {
+  EngineSettings settings;
+  ModelConfig model;
+  model.vocab_size = 64;
+  model.hidden_size = kWidth;
+  model.intermediate_size = kInner;
+  model.num_hidden_layers = blocks;
+  model.num_attention_heads = 4;
+  model.max_position_embeddings = 32;
+  settings.model = completed(model);
+  settings.plan = plan;
+  settings.seq_length = 16;
+  MemoryLedger ledger;
+  plan_step(settings, DeviceTraits{}, &ledger, nullptr);
+  return ledger;
+}
+
+/// Bytes for each parameter of a linear layer; `norm` bytes of the category belong to each
+/// parameter of a norm.
+double per_parameter(const PrecisionPlan& plan, MemoryCategory category, double norm) {
+  const auto bytes = [&](int64_t blocks) {
+    return static_cast<double>(ledger_of(plan, blocks).current(category));
+  };
+  return (bytes(3) - bytes(2) - norm * kNorms) / kLinear;
+}
+
+struct Row {
+  const char* plan;
+  double weight, master, gradient, moments;
+};
+
+constexpr double kGroup = 4.0 / 128;
+constexpr double kExpanded = 12.0 / 128;
+constexpr double kSquare = 4.0 / (128 * 128);
+
+constexpr Row kTable[] = {
+    {"fp32", 4, 0, 4, 8},
+    {"bf16", 2, 4, 4, 8},
+    {"fp16", 4, 0, 4, 8},
+    {"te-delayed", 4, 0, 4, 8},
+    {"te-current", 4, 0, 4, 8},
+    {"te-blockwise", 4, 0, 4, 8},
+    {"te-mxfp8", 4, 0, 4, 8},
+    {"msamp-o1", 2, 0, 1, 8},
+    {"msamp-o2", 2, 0, 1, 3},
+    {"msamp-o3", 1, 2, 1, 3},
+    {"msamp-o1-te", 2, 0, 1, 8},
+    {"msamp-o2-te", 2, 0, 1, 3},
+    {"msamp-o3-te", 1, 2, 1, 3},
+    {"torchao-tensorwise", 4, 0, 4, 8},
+    {"torchao-rowwise", 4, 0, 4, 8},
+    {"torchao-rowwise-gw-hp", 4, 0, 4, 8},
+    {"fp8-lm", 1, 2, 1, 3},
+    {"deepseek-v3", 1 + kSquare, 4, 4, 4},
+    {"coat", 2, 0, 2, 2 + 2 * kExpanded},
+    {"fp8-safe", 1 + kSquare, 4, 4, 4},
+    {"fp8-lean", 1 + kSquare, 2 + kGroup, 2, 2 + 2 * kExpanded},
+    {"fp8-min", 1 + kSquare, 2 + kGroup, 1 + kGroup, 3 + 2 * kGroup},
+};
+
+}  // namespace
+
+TEST_CASE("every row holds the bytes per parameter that its cells say") {
+  const std::vector<std::string> names = plan_names();
+  for (const std::string& name : names) {
+    CAPTURE(name);
+    const auto* row = std::find_if(std::begin(kTable), std::end(kTable),
+                                   [&](const Row& entry) { return name == entry.plan; });
+    REQUIRE(row != std::end(kTable));
+    const PrecisionPlan plan = plan_named(name);
+    const ParameterBytes said = bytes_per_parameter(plan);
+    CHECK(said.weight == Approx(row->weight).epsilon(1e-9));
+    CHECK(said.master == Approx(row->master).epsilon(1e-9));
+    CHECK(said.gradient == Approx(row->gradient).epsilon(1e-9));
+    CHECK(said.moment1 + said.moment2 == Approx(row->moments).epsilon(1e-9));
+    // A scale for the tensor is a few bytes for hundreds of thousands of parameters; codes of a
+    // weight that is not square in blocks end with a partial one: 1e-4.
+    const auto near = [](double bytes) { return Approx(bytes).epsilon(1e-4).margin(1e-4); };
+    CHECK(per_parameter(plan, MemoryCategory::master_weights, 0) == near(row->master));
+    CHECK(per_parameter(plan, MemoryCategory::gradients, 4) == near(row->gradient));
+    CHECK(per_parameter(plan, MemoryCategory::optimizer_state, 8) == near(row->moments));
+    // Where a GEMM contracts along columns with a scale for each granule, the weight is held in a
+    // second orientation too.
+    const bool both = name == "deepseek-v3" || name.starts_with("fp8-s") ||
+                      name.starts_with("fp8-le") || name.starts_with("fp8-mi");
+    CHECK(per_parameter(plan, MemoryCategory::weights, 4) ==
+          near(both ? 2 * row->weight : row->weight));
+  }
+}
