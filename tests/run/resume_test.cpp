@@ -107,7 +107,8 @@ TEST_CASE("killed and resumed with moments of few bits: the bits of the undistur
 
 TEST_CASE("killed twice and resumed: the bits of the undisturbed run") {
   const std::string plan = GENERATE("fp32", "bf16", "fp16", "te-delayed", "te-current",
-                                    "te-blockwise", "te-mxfp8", "torchao-rowwise-gw-hp");
+                                    "te-blockwise", "te-mxfp8", "torchao-rowwise-gw-hp", "msamp-o2",
+                                    "fp8-lm", "coat", "fp8-safe", "fp8-lean", "fp8-min");
   INFO(plan);
   const Workshop shop;
   expect_code(0, shop.folder(), Workshop::command(plan, "whole"));

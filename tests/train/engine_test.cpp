@@ -86,8 +86,8 @@ TEST_CASE("the steady step allocates nothing and stays within its plan") {
 
 TEST_CASE("an infinity that a cast would hide makes the step a skipped one") {
   const std::string plan =
-      GENERATE("te-delayed", "te-current", "te-blockwise", "te-mxfp8", "torchao-tensorwise",
-               "torchao-rowwise", "torchao-rowwise-gw-hp");
+      GENERATE("te-delayed", "te-current", "te-blockwise", "te-mxfp8", "msamp-o1", "coat",
+               "torchao-tensorwise", "torchao-rowwise", "torchao-rowwise-gw-hp");
   CAPTURE(plan);
   Trained run(small(plan));
   run.train(1);
