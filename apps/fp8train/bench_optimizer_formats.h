@@ -17,7 +17,7 @@ struct OptimizerSimulation {
   double beta2 = 0.95;
   int64_t steps = 300;
   int64_t compared = 20;   ///< of the last steps
-  double deviation = 1.0;  ///< of the logarithm of row and column scales
+  double deviation = 0.8;  ///< of the logarithm of row and column scales
   uint64_t seed = 1;
 };
 
