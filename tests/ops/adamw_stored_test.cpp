@@ -188,7 +188,8 @@ double mean_after_pushes(const TensorFormat& format, double rate, const Rounding
   if (bits != nullptr) {
     *bits = model.bits();
   }
-  return sum / (kCount - kCount / 128);
+  constexpr int64_t kPushed = kCount - kCount / 128;
+  return sum / static_cast<double>(kPushed);
 }
 
 TEST_CASE("stochastic rounding moves the mean of weights that nearest rounding stalls", "[ops]") {
