@@ -1,5 +1,5 @@
-// fp8train bench: steps, GEMMs and casts on this machine. Rates are medians; a step is compared
-// with the GEMM ceiling measured in the same run.
+// fp8train bench: steps, GEMMs and casts on this machine, and the errors of formats. Rates are
+// medians; a step is compared with the GEMM ceiling measured in the same run.
 
 #include <fmt/format.h>
 
@@ -12,6 +12,7 @@
 #include "base/trace.h"
 #include "bench.h"
 #include "bench_attention.h"
+#include "bench_optimizer_formats.h"
 #include "config/load.h"
 #include "config/presets.h"
 #include "numeric/cpu_isa.h"
@@ -34,6 +35,8 @@ struct BenchOptions {
   std::string preset = "nanogpt-laptop", plan = "bf16", sizes = "256,512,1024,2048";
   int64_t micro_batch_size = 12, seq_length = 64, accumulation = 1, vocabulary = 65, layers = 0;
   int64_t batch = 4, heads = 8, kv_heads = 8, head_dim = 64;
+  double beta2 = 0.95;
+  int64_t steps = 300;
 };
 
 std::unique_ptr<Device> open_device(const BenchOptions& options, int64_t& threads) {
@@ -260,6 +263,29 @@ Json bench_attention(const BenchOptions& options) {
           {"backward_gflops", rates.backward_flops / 1e9}};
 }
 
+Json bench_optimizer_formats(const BenchOptions& options) {
+  int64_t threads = 0;
+  const std::unique_ptr<Device> device = open_device(options, threads);
+  OptimizerSimulation simulation;
+  simulation.beta2 = options.beta2;
+  simulation.steps = options.steps;
+  if (options.beta2 >= 1.0 || options.steps < simulation.compared) {
+    throw ConfigError(
+        fmt::format("--beta2 must be below 1, and --steps at least {}", simulation.compared));
+  }
+  Json results = Json::array();
+  for (const OptimizerFormatError& row : optimizer_format_errors(*device, simulation)) {
+    results.push_back({{"moment1", row.moment1},
+                       {"moment2", row.moment2},
+                       {"bytes_per_parameter", row.bytes_per_parameter},
+                       {"error", row.error}});
+  }
+  return {{"bench", "optimizer-formats"},
+          {"beta2", simulation.beta2},
+          {"steps", simulation.steps},
+          {"results", results}};
+}
+
 /// "key value" lines; arrays as one line per entry.
 void print_text(const Json& json) {
   for (const auto& [key, value] : json.items()) {
@@ -291,7 +317,9 @@ void add_part(Arguments parent, Action& action, const std::shared_ptr<BenchOptio
   part.flag("--json", options->json, "As JSON");
   part.option("--device", options->device, "cpu, cuda or auto");
   part.option("--threads", options->threads, 0, "0: all cores");
-  part.option("--seconds", options->seconds, 1e-3, "Time to measure for");
+  if (std::string(name) != "optimizer-formats") {
+    part.option("--seconds", options->seconds, 1e-3, "Time to measure for");
+  }
   if (std::string(name) == "step" || std::string(name) == "gemm") {
     part.flag("--tune", options->tune, "On a GPU, time each product's algorithms first");
   }
@@ -310,6 +338,10 @@ void add_part(Arguments parent, Action& action, const std::shared_ptr<BenchOptio
     part.option("--heads", options->heads, 1, "Of the queries");
     part.option("--kv-heads", options->kv_heads, 1, "Of keys and values");
     part.option("--head-dim", options->head_dim, 1, "Elements of a head");
+  }
+  if (std::string(name) == "optimizer-formats") {
+    part.option("--beta2", options->beta2, 1e-3, "Decay of the second moment");
+    part.option("--steps", options->steps, 1, "Of the simulation; the last 20 are compared");
   }
   if (std::string(name) == "gemm") {
     part.option("--sizes", options->sizes, "Square sizes, with commas");
@@ -333,6 +365,8 @@ void add_bench(Arguments verb, Action& action) {
   add_part(verb, action, options, "gemm", "Matrix products by operand type", bench_gemm);
   add_part(verb, action, options, "attention", "Causal attention in bf16", bench_attention);
   add_part(verb, action, options, "cast", "FP8 casts with amax", bench_cast);
+  add_part(verb, action, options, "optimizer-formats",
+           "Error of AdamW's update by the formats of its moments", bench_optimizer_formats);
 }
 
 }  // namespace fp8train

@@ -31,7 +31,7 @@ std::string_view name_of(Granularity granularity) {
 std::string describe(const TensorFormat& format) {
   std::string text(name_of(format.dtype));
   if (!format.is_scaled()) {
-    return text;
+    return format.rounding == Rounding::stochastic ? text + " stochastic" : text;
   }
   text += fmt::format(" {}", name_of(format.granularity));
   if (format.granularity == Granularity::group) {

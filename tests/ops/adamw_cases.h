@@ -34,6 +34,17 @@ inline TensorFormat by_group(DType dtype, ScaleType type = ScaleType::f32) {
   return moment_format(dtype, Granularity::group, type);
 }
 
+inline TensorFormat stochastic(TensorFormat format) {
+  format.rounding = Rounding::stochastic;
+  return format;
+}
+/// Dynamic range expansion.
+inline TensorFormat expanded() {
+  TensorFormat format = by_group(DType::e4m3);
+  format.expanded = true;
+  return format;
+}
+
 /// Formats of the two moments. All that there are stand in it, and what methods combine.
 struct MomentFormats {
   TensorFormat first, second;
@@ -48,6 +59,35 @@ inline std::vector<MomentFormats> moment_formats() {
           {by_group(DType::bf16), by_group(DType::e5m2)},
           {plain(DType::f32), by_tensor(DType::e4m3)},
           {by_group(DType::e5m2), plain(DType::f32)}};
+}
+
+/// Formats of all that AdamW reads and writes.
+struct StoredFormats {
+  TensorFormat weight, gradient;
+  MomentFormats moments;
+};
+
+/// Each kind of weight, of gradient, of stochastic and of expanded moment.
+inline std::vector<StoredFormats> stored_formats() {
+  const TensorFormat fp32 = plain(DType::f32);
+  const TensorFormat bf16 = plain(DType::bf16);
+  return {
+      {bf16, bf16, {bf16, bf16}},
+      {stochastic(bf16), fp32, {fp32, fp32}},
+      {by_tensor(DType::f16),
+       by_tensor(DType::e4m3),
+       {by_tensor(DType::e4m3), by_tensor(DType::f16)}},
+      {stochastic(by_tensor(DType::f16, ScaleType::pow2)), by_group(DType::e5m2), {fp32, bf16}},
+      {by_group(DType::f16), by_tensor(DType::f16), {expanded(), expanded()}},
+      {stochastic(by_group(DType::f16)),
+       by_group(DType::f16, ScaleType::pow2),
+       {stochastic(by_group(DType::e4m3)), stochastic(by_tensor(DType::f16))}},
+      {by_group(DType::e4m3), by_group(DType::e4m3), {by_group(DType::e4m3), by_group(DType::f16)}},
+      {stochastic(by_tensor(DType::e4m3)),
+       by_tensor(DType::e5m2),
+       {stochastic(bf16), stochastic(bf16)}},
+      {fp32, bf16, {by_group(DType::e4m3), stochastic(by_group(DType::e5m2))}},
+      {fp32, fp32, {expanded(), stochastic(expanded())}}};
 }
 
 inline ops::StepControl adamw_control(bool skip, int64_t steps = 1234) {

@@ -47,10 +47,10 @@ struct Updated {
   }
   void update(const ops::OpTable& table, const Case& c, const ops::QuantizeSink& cast) {
     const ops::StepControl control = adamw_control(c.skip);
-    table.adamw(
-        cpu_stream(),
-        {weight.view(), gradient.view(), moment1.view(), moment2.view(), copy, 0.9, 0.95, 1e-8, 0.1, cast},
-        &control);
+    table.adamw(cpu_stream(),
+                {weight.view(), gradient.view(), moment1.view(), moment2.view(), copy, 0.9, 0.95,
+                 1e-8, 0.1, cast},
+                &control);
   }
   Bits bits() const {
     Bits all;
@@ -109,8 +109,8 @@ TEST_CASE("codes of a cast weight have its shape", "[ops]") {
   sink.out.codes = narrow;
   const ops::StepControl control = adamw_control(false);
   CHECK_THROWS_AS(ops::adamw(cpu_stream(),
-                             {run.weight.view(), run.gradient.view(), run.moment1.view(), run.moment2.view(),
-                              run.copy, 0.9, 0.95, 1e-8, 0.1, sink},
+                             {run.weight.view(), run.gradient.view(), run.moment1.view(),
+                              run.moment2.view(), run.copy, 0.9, 0.95, 1e-8, 0.1, sink},
                              &control),
                   InternalError);
 }

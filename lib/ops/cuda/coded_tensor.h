@@ -161,14 +161,16 @@ struct BasicCodedTensor {
     for (int bits = kLanesOfGroup / 2; bits > 0; bits /= 2) {
       largest = Largest{}(largest, __shfl_xor_sync(kAllLanes, largest, bits));
     }
-    if (!Extended || !expanded) {
-      return {stored_scale(float_of(largest), old.scale, largest_code, pow2), 1.0F, 1.0F};
-    }
+    if constexpr (Extended) {
+      if (expanded) {
 #pragma unroll
-    for (int bits = kLanesOfGroup / 2; bits > 0; bits /= 2) {
-      smallest = Smallest{}(smallest, __shfl_xor_sync(kAllLanes, smallest, bits));
+        for (int bits = kLanesOfGroup / 2; bits > 0; bits /= 2) {
+          smallest = Smallest{}(smallest, __shfl_xor_sync(kAllLanes, smallest, bits));
+        }
+        return stored_expansion(float_of(largest), float_of(smallest + 1U), old);
+      }
     }
-    return stored_expansion(float_of(largest), float_of(smallest + 1U), old);
+    return {stored_scale(float_of(largest), old.scale, largest_code, pow2), 1.0F, 1.0F};
   }
 
   FP8TRAIN_HD bool has_tensor_scale() const {

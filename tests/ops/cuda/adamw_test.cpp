@@ -17,10 +17,11 @@ struct Case {
   bool skip = false;
   int64_t offset = 0;
   MomentFormats moments = {plain(DType::f32), plain(DType::f32)};
+  TensorFormat weight = plain(DType::f32), gradient = plain(DType::f32);
 };
 
 struct Result {
-  Array weight, moment1, moment2, scales1, scales2, copy, codes, transposed;
+  Array weight, moment1, moment2, scales, scales1, scales2, copy, codes, transposed;
   float amax = 0, scale_inv = 0;
   ops::QuantizeStatistics statistics = {};
 };
@@ -33,8 +34,8 @@ Array values(const Case& c, uint32_t seed, bool non_negative = false) {
   return Array(DType::f32, {c.rows, c.width}, numbers);
 }
 
-/// A moment on the device, from codes of a first step's size.
-StoredTensor put_moment(Side& side, const Case& c, const TensorFormat& format, const Array& start) {
+/// A tensor on the device, from codes of a first step's size.
+StoredTensor put_stored(Side& side, const Case& c, const TensorFormat& format, const Array& start) {
   const View codes = side.put(Array(format.dtype, {c.rows, c.width}, start.values()), c.offset);
   const int64_t scales = stored_scales(format, c.rows * c.width);
   if (scales == 0) {
@@ -46,9 +47,9 @@ StoredTensor put_moment(Side& side, const Case& c, const TensorFormat& format, c
 }
 
 Result update(Side& side, const Case& c) {
-  const View weight = side.put(values(c, 1), c.offset);
-  const StoredTensor moment1 = put_moment(side, c, c.moments.first, values(c, 2));
-  const StoredTensor moment2 = put_moment(side, c, c.moments.second, values(c, 3, true));
+  const StoredTensor weight = put_stored(side, c, c.weight, values(c, 1));
+  const StoredTensor moment1 = put_stored(side, c, c.moments.first, values(c, 2));
+  const StoredTensor moment2 = put_stored(side, c, c.moments.second, values(c, 3, true));
   const View copy = side.put(Array(DType::f16, {c.rows, c.width}), c.offset);
   const View codes = side.put(Array(c.wanted.type, {c.rows, c.width}), c.offset);
   const View transposed = side.put(Array(c.wanted.type, {c.width, c.rows}), c.offset);
@@ -65,7 +66,7 @@ Result update(Side& side, const Case& c) {
     cast.statistics = c.wanted.statistics ? statistics : nullptr;
   }
   const ops::AdamW call = {.weight = weight,
-                           .gradient = side.put(values(c, 4), c.offset),
+                           .gradient = put_stored(side, c, c.gradient, values(c, 4)),
                            .moment1 = moment1,
                            .moment2 = moment2,
                            .copy = copy,
@@ -73,15 +74,16 @@ Result update(Side& side, const Case& c) {
                            .beta2 = 0.95,
                            .eps = 1e-8,
                            .weight_decay = 0.1,
-                           .cast = cast};
+                           .cast = c.weight.dtype == DType::f32 ? cast : ops::QuantizeSink{},
+                           .rounding = {99, 5}};
   ops::adamw(side.stream(), call, side.put_value(adamw_control(c.skip)));
-  const auto scales = [&](const StoredTensor& moment) {
-    return moment.scales.empty() ? Array() : side.get(moment.scales);
+  const auto scales = [&](const StoredTensor& tensor) {
+    return tensor.scales.empty() ? Array() : side.get(tensor.scales);
   };
-  return {side.get(weight),          side.get(moment1.codes),   side.get(moment2.codes),
-          scales(moment1),           scales(moment2),           side.get(copy),
-          side.get(codes),           side.get(transposed),      side.get_value(amax),
-          side.get_value(scale_inv), side.get_value(statistics)};
+  return {side.get(weight.codes), side.get(moment1.codes),   side.get(moment2.codes),
+          scales(weight),         scales(moment1),           scales(moment2),
+          side.get(copy),         side.get(codes),           side.get(transposed),
+          side.get_value(amax),   side.get_value(scale_inv), side.get_value(statistics)};
 }
 
 void check_case(const Case& c) {
@@ -94,6 +96,7 @@ void check_case(const Case& c) {
   CHECK(same_values(cuda.weight, cpu.weight));
   CHECK(same_values(cuda.moment1, cpu.moment1));
   CHECK(same_values(cuda.moment2, cpu.moment2));
+  CHECK(same_values(cuda.scales, cpu.scales));
   CHECK(same_values(cuda.scales1, cpu.scales1));
   CHECK(same_values(cuda.scales2, cpu.scales2));
   CHECK(same_values(cuda.copy, cpu.copy));
@@ -130,6 +133,23 @@ TEST_CASE("adamw keeps moments in any format as the cpu does", "[cuda][optimizer
       }
       check_case({rows, width, kWeightCasts[3], true, 0, moments});
       check_case({rows, width, kWeightCasts[1], false, 1, moments});
+    }
+  }
+}
+
+TEST_CASE("adamw keeps weights and gradients in any format as the cpu does", "[cuda][optimizer]") {
+  // Whole groups, parts of one, more groups than warps of a block; 1 element further in memory.
+  for (const StoredFormats& formats : stored_formats()) {
+    for (const auto& [rows, width] : {std::pair{1, 1}, {3, 128}, {9, 137}}) {
+      INFO(describe(formats.weight)
+           << ", " << describe(formats.gradient) << ", " << describe(formats.moments.first));
+      Case c = {rows, width,           kWeightCasts[3], false,
+                0,    formats.moments, formats.weight,  formats.gradient};
+      check_case(c);
+      c.offset = 1;
+      check_case(c);
+      c.skip = true;
+      check_case(c);
     }
   }
 }
