@@ -175,7 +175,7 @@ void quantize_granules(Stream stream, ConstView x, const GranuleQuantizedView& o
     return quantize_rows(stream, x, out.format.dtype, cast, packed);
   }
   with_float_type(x.dtype, [&](auto x_tag) {
-    with_fp8_type(out.format.dtype, [&](auto code_tag) {
+    with_code_type(out.format.dtype, [&](auto code_tag) {
       using X = typename decltype(x_tag)::Type;
       if (packed) {
         cast_as<true>(stream, out.format.granularity, x.as<X>(), cast, code_tag);
@@ -209,7 +209,7 @@ void dequantize_granules(Stream stream, const GranuleView& x, const TensorFormat
                          ScaleLayout layout, View y) {
   const int64_t columns = x.codes.shape.back();
   const GranuleScales scales = granule_scales(x, format, layout);
-  with_fp8_type(x.codes.dtype, [&](auto code_tag) {
+  with_code_type(x.codes.dtype, [&](auto code_tag) {
     with_float_type(y.dtype, [&](auto y_tag) {
       using Code = typename decltype(code_tag)::Type;
       using Y = typename decltype(y_tag)::Type;
