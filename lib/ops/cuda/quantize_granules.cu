@@ -4,6 +4,8 @@
 // casts from registers. A scale per row takes a block per row; one per column a pass for the maxima
 // and another for the cast.
 
+#include <type_traits>
+
 #include "ops/cuda/cuda_table.h"
 #include "ops/cuda/granule_cast.h"
 
@@ -144,7 +146,10 @@ void cast_as(const Stream& stream, Granularity granularity, const X* x, const Gr
     case Granularity::block_1x128:
       return launch(stream, by_tile, granules_kernel<128, Packed, X, Code>, x, cast, tag);
     case Granularity::block_1x32:
-      return launch(stream, by_tile, granules_kernel<32, Packed, X, Code>, x, cast, tag);
+      if constexpr (!std::is_same_v<Code, int8_t>) {  // has no such blocks
+        launch(stream, by_tile, granules_kernel<32, Packed, X, Code>, x, cast, tag);
+      }
+      return;
     case Granularity::block_128x128:
       return launch(stream, by_tile, squares_kernel<Packed, X, Code>, x, cast, tag);
     default:
