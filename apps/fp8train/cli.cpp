@@ -72,6 +72,11 @@ void Arguments::required(const char* name, std::vector<std::string>& targets, co
   app_->add_option(name, targets, help)->required();
 }
 
+void Arguments::list(const char* name, std::vector<std::string>& targets, const char* help) {
+  // Without expected(1) it would swallow the positionals behind it.
+  app_->add_option(name, targets, help)->expected(1)->take_all()->allow_extra_args(false);
+}
+
 void Arguments::flag(const char* name, bool& target, const char* help) {
   app_->add_flag(name, target, help);
 }
@@ -87,12 +92,7 @@ void Arguments::run(Action& action, Action work) {
 
 void add_common(Arguments verb, CommonOptions& options) {
   verb.option("-c,--config", options.config, "YAML file that describes the run");
-  // One value per --set: by default it would swallow the positionals behind it.
-  verb.app()
-      .add_option("--set", options.sets, "a.b=v: change one key (repeatable; v in YAML)")
-      ->expected(1)
-      ->take_all()
-      ->allow_extra_args(false);
+  verb.list("--set", options.sets, "a.b=v: change one key (repeatable; v in YAML)");
   verb.option("--output-dir", options.output_dir, "Short for --set output_dir=");
   verb.option("--max-steps", options.max_steps, "Short for --set training.max_steps=");
   verb.option("--max-time", options.max_time, "Short for --set training.max_time=");

@@ -34,6 +34,8 @@ class Arguments {
   void option(const char* name, double& target, double least, const char* help);
   void required(const char* name, std::string& target, const char* help);
   void required(const char* name, std::vector<std::string>& targets, const char* help);
+  /// One value each time that the option is given.
+  void list(const char* name, std::vector<std::string>& targets, const char* help);
   void flag(const char* name, bool& target, const char* help);
 
   /// A part of the verb; one that has parts cannot be called without.

@@ -12,6 +12,7 @@ void add_explain(Arguments verb, Action& action);
 void add_config(Arguments verb, Action& action);
 void add_data(Arguments verb, Action& action);
 void add_import(Arguments verb, Action& action);
+void add_quantize(Arguments verb, Action& action);
 void add_generate(Arguments verb, Action& action);
 void add_eval(Arguments verb, Action& action);
 void add_bench(Arguments verb, Action& action);
@@ -24,6 +25,7 @@ inline const std::vector<Verb>& all_verbs() {
       {"config", "Show, explain and document configurations", add_config},
       {"data", "Prepare token files", add_data},
       {"import", "Import models of other programs", add_import},
+      {"quantize", "Cast a safetensors file to FP8 or INT8", add_quantize},
       {"generate", "Text from a trained model", add_generate},
       {"eval", "Loss of a trained model on a text, in any precision row", add_eval},
       {"bench", "Measure steps, GEMMs and casts", add_bench},

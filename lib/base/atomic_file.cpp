@@ -21,6 +21,24 @@ namespace {
       fmt::format("cannot {} {}: {}{}", action, path.string(), std::strerror(code), advice));
 }
 
+/// Calls write_some(data, bytes left, bytes done) until all is written.
+template <typename WriteSome>
+void write_all(const void* data, size_t bytes, const std::filesystem::path& path,
+               WriteSome write_some) {
+  const char* begin = static_cast<const char*>(data);
+  size_t done = 0;
+  while (done < bytes) {
+    const ssize_t written = write_some(begin + done, bytes - done, uint64_t{done});
+    if (written < 0 && errno == EINTR) {
+      continue;
+    }
+    if (written <= 0) {
+      fail("write", path);
+    }
+    done += static_cast<size_t>(written);
+  }
+}
+
 std::filesystem::path parent_of(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
 }
@@ -43,18 +61,15 @@ AtomicFile::~AtomicFile() {
 }
 
 void AtomicFile::write(const void* data, size_t bytes) {
-  const char* next = static_cast<const char*>(data);
-  while (bytes > 0) {
-    const ssize_t written = ::write(descriptor_, next, bytes);
-    if (written < 0 && errno == EINTR) {
-      continue;
-    }
-    if (written <= 0) {
-      fail("write", partial_path_);
-    }
-    next += written;
-    bytes -= static_cast<size_t>(written);
-  }
+  write_all(data, bytes, partial_path_, [this](const char* next, size_t left, uint64_t /*done*/) {
+    return ::write(descriptor_, next, left);
+  });
+}
+
+void AtomicFile::write_at(uint64_t offset, const void* data, size_t bytes) {
+  write_all(data, bytes, partial_path_, [&](const char* next, size_t left, uint64_t done) {
+    return ::pwrite(descriptor_, next, left, static_cast<off_t>(offset + done));
+  });
 }
 
 void AtomicFile::commit() {

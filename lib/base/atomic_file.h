@@ -3,6 +3,7 @@
 // into place.
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <string_view>
@@ -21,6 +22,8 @@ class AtomicFile {
 
   void write(const void* data, size_t bytes);
   void write(std::string_view text) { write(text.data(), text.size()); }
+  /// At a place of its own: does not move where write() goes on. What is never written is zeros.
+  void write_at(uint64_t offset, const void* data, size_t bytes);
   void commit();
 
  private:

@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <nlohmann/json.hpp>
 
-#include "base/atomic_file.h"
 #include "base/error.h"
 #include "numeric/bulk.h"
 
@@ -18,7 +16,6 @@ static_assert(std::endian::native == std::endian::little, "safetensors files are
 
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 constexpr size_t kLengthBytes = sizeof(uint64_t);
-constexpr size_t kHeaderAlignment = 8;
 
 InputFile open_for_checkpoint(const std::filesystem::path& path) {
   try {
@@ -106,58 +103,6 @@ std::vector<float> SafetensorsFile::read_f32(const SafetensorsEntry& entry) cons
   throw CheckpointError(
       fmt::format("{}: tensor '{}' is {}; only F32, BF16, F16 and F64 can be read as weights",
                   path().string(), entry.name, entry.dtype));
-}
-
-uint64_t TensorBytes::bytes() const {
-  uint64_t product = size_of(dtype);
-  for (const int64_t extent : shape) {
-    product *= static_cast<uint64_t>(extent);
-  }
-  return product;
-}
-
-void write_safetensors(const std::vector<TensorBytes>& tensors,
-                       const std::map<std::string, std::string>& metadata, const ByteSink& sink) {
-  std::vector<const TensorBytes*> order;
-  for (const TensorBytes& tensor : tensors) {
-    order.push_back(&tensor);
-  }
-  std::sort(order.begin(), order.end(), [](const TensorBytes* a, const TensorBytes* b) {
-    const size_t a_size = size_of(a->dtype);
-    const size_t b_size = size_of(b->dtype);
-    return a_size != b_size ? a_size > b_size : a->name < b->name;
-  });
-  nlohmann::ordered_json header;
-  header["__metadata__"] = metadata;
-  header["__metadata__"]["format"] = "pt";
-  uint64_t position = 0;
-  for (const TensorBytes* tensor : order) {
-    if (header.contains(tensor->name)) {
-      throw CheckpointError(fmt::format("the tensor name '{}' is used twice", tensor->name));
-    }
-    const uint64_t end = position + tensor->bytes();
-    header[tensor->name] = {{"dtype", safetensors_name(tensor->dtype)},
-                            {"shape", tensor->shape},
-                            {"data_offsets", {position, end}}};
-    position = end;
-  }
-  std::string json = header.dump();
-  json.resize((json.size() + kHeaderAlignment - 1) / kHeaderAlignment * kHeaderAlignment, ' ');
-  const uint64_t length = json.size();
-  sink(&length, sizeof(length));
-  sink(json.data(), json.size());
-  for (const TensorBytes* tensor : order) {
-    sink(tensor->data, tensor->bytes());
-  }
-}
-
-void write_safetensors(const std::vector<TensorBytes>& tensors,
-                       const std::map<std::string, std::string>& metadata,
-                       const std::filesystem::path& path) {
-  AtomicFile file(path);
-  write_safetensors(tensors, metadata,
-                    [&](const void* data, size_t bytes) { file.write(data, bytes); });
-  file.commit();
 }
 
 }  // namespace fp8train

@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/atomic_file.h"
 #include "data/input_file.h"
 #include "numeric/dtype.h"
 
@@ -97,5 +98,26 @@ void write_safetensors(const std::vector<TensorBytes>& tensors,
 void write_safetensors(const std::vector<TensorBytes>& tensors,
                        const std::map<std::string, std::string>& metadata,
                        const std::filesystem::path& path);
+
+/// A file that is written tensor by tensor, in any order, so that they need not be in memory
+/// together. Nothing is visible before commit().
+class SafetensorsWriter {
+ public:
+  /// The file will hold `entries`, of which the places do not matter but sizes (end - begin) do; in
+  /// the order and with the metadata of write_safetensors. Throws as that does.
+  SafetensorsWriter(const std::filesystem::path& path, std::vector<SafetensorsEntry> entries,
+                    const std::map<std::string, std::string>& metadata);
+
+  /// The bytes of a tensor that has not been written yet.
+  void write(const std::string& name, const void* data);
+
+  /// Every tensor has been written.
+  void commit();
+
+ private:
+  AtomicFile file_;
+  uint64_t data_start_ = 0;
+  std::map<std::string, SafetensorsEntry> missing_;
+};
 
 }  // namespace fp8train

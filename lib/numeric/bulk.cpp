@@ -56,6 +56,12 @@ void decode(const e4m3* from, bf16* to, size_t count) {
 void decode(const e5m2* from, bf16* to, size_t count) {
   kernels().e5m2_to_bf16(from, to, count);
 }
+void decode(const int8_t* from, float* to, size_t count) {
+  kernels().i8_to_f32(from, to, count);
+}
+void decode(const int8_t* from, bf16* to, size_t count) {
+  kernels().i8_to_bf16(from, to, count);
+}
 
 void decode(const bf16* from, float scale, float* to, size_t count) {
   kernels().bf16_to_f32_scaled(from, scale, to, count);

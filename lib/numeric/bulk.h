@@ -4,6 +4,7 @@
 // elements, need no alignment and do not overlap. Split large arrays over threads at any element.
 
 #include <cstddef>
+#include <cstdint>
 
 #include "numeric/bulk_kernels.h"
 #include "numeric/cpu_isa.h"
@@ -27,6 +28,8 @@ void decode(const e4m3* from, float* to, size_t count);
 void decode(const e5m2* from, float* to, size_t count);
 void decode(const e4m3* from, bf16* to, size_t count);
 void decode(const e5m2* from, bf16* to, size_t count);
+void decode(const int8_t* from, float* to, size_t count);
+void decode(const int8_t* from, bf16* to, size_t count);
 
 /// to[i] = decode(from[i]) * scale: `scale` is the reciprocal of the one encoded with.
 void decode(const bf16* from, float scale, float* to, size_t count);

@@ -53,6 +53,8 @@ constexpr BulkKernels kTable = {
     .e5m2_to_f32 = decode_plain<e5m2>,
     .e4m3_to_bf16 = decode_to_bf16<e4m3>,
     .e5m2_to_bf16 = decode_to_bf16<e5m2>,
+    .i8_to_f32 = decode_plain<int8_t>,
+    .i8_to_bf16 = decode_to_bf16<int8_t>,
 };
 
 }  // namespace

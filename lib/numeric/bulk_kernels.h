@@ -3,6 +3,7 @@
 // use numeric/bulk.h.
 
 #include <cstddef>
+#include <cstdint>
 
 #include "numeric/dtype.h"
 
@@ -30,6 +31,8 @@ struct BulkKernels {
   Conversion<e5m2, float> e5m2_to_f32;
   Conversion<e4m3, bf16> e4m3_to_bf16;
   Conversion<e5m2, bf16> e5m2_to_bf16;
+  Conversion<int8_t, float> i8_to_f32;
+  Conversion<int8_t, bf16> i8_to_bf16;
 };
 
 }  // namespace fp8train

@@ -93,8 +93,9 @@ FP8TRAIN_HD float decode_f16(uint32_t code) {
 
 }  // namespace detail
 
-/// The same number in bf16, which holds every value of both FP8 formats. All in 16-bit integers, so
-/// that a vector holds twice as many of them; a subnormal finds its leading one by comparison.
+/// The same number in bf16, which holds every value of both FP8 formats and of int8. All in 16-bit
+/// integers, so that a vector holds twice as many of them; a subnormal finds its leading one by
+/// comparison.
 FP8TRAIN_HD bf16 widen(e4m3 value) {
   using detail::pick;
   const auto code = static_cast<uint16_t>(value.bits);
@@ -121,6 +122,11 @@ FP8TRAIN_HD bf16 widen(e5m2 value) {
   const uint16_t finite = pick(magnitude < 4, subnormal, normal);
   const uint16_t special = pick(magnitude == 0x7C, 0x7F80, 0x7FC0);
   return bf16{static_cast<uint16_t>(pick(magnitude < 0x7C, finite, special) | sign)};
+}
+
+/// An int8 number has no more than the eight significant bits of bf16.
+FP8TRAIN_HD bf16 widen(int8_t value) {
+  return bf16{static_cast<uint16_t>(bits_of(static_cast<float>(value)) >> 16)};
 }
 
 /// Exact value of a code; every format here is a subset of fp32. A NaN code gives a NaN.

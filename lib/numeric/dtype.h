@@ -36,6 +36,11 @@ constexpr bool is_fp8(DType type) {
   return type == DType::e4m3 || type == DType::e5m2;
 }
 
+/// What a cast with scales writes: the FP8 formats and int8.
+constexpr bool is_code_type(DType type) {
+  return is_fp8(type) || type == DType::i8;
+}
+
 /// "fp32", "bf16", "fp16", "e4m3", "e5m2", "e8m0", "int8", ...: the spelling of the chart and of
 /// `explain`.
 std::string_view name_of(DType type);
@@ -79,10 +84,10 @@ constexpr float format_max(DType type) {
   }
 }
 
-/// Magnitude above which a value is clipped by a saturating FP8 cast rather than rounded to the
-/// maximum: the maximum plus half of the spacing of codes there.
+/// Magnitude above which a value is clipped by a saturating cast to FP8 or INT8 rather than rounded
+/// to the maximum: the maximum plus half of the spacing of codes there.
 constexpr float saturation_threshold(DType type) {
-  return type == DType::e4m3 ? 464.0F : 61440.0F;
+  return type == DType::e4m3 ? 464.0F : type == DType::i8 ? 127.5F : 61440.0F;
 }
 
 /// The DType of a C++ element type.

@@ -78,4 +78,18 @@ FP8TRAIN_HD bf16 encode_stochastic<bf16>(float value, uint32_t random_bits) {
   return bf16{static_cast<uint16_t>(magnitude > detail::kInfBits ? 0x7FFFU : number)};
 }
 
+/// int8: -127..127, NaN becomes 0, as encode does.
+template <>
+FP8TRAIN_HD int8_t encode_stochastic<int8_t>(float value, uint32_t random_bits) {
+  const uint32_t bits = bits_of(value);
+  const uint32_t magnitude = bits & ~detail::kSignMask;
+  const float size = magnitude > detail::kInfBits ? 0.0F : float_of(magnitude);
+  const float limited = size < 127.0F ? size : 127.0F;
+  const int32_t whole = static_cast<int32_t>(limited);
+  const float fraction = limited - static_cast<float>(whole);
+  const uint32_t threshold = static_cast<uint32_t>(fraction * 4294967296.0F);
+  const int32_t number = whole + (random_bits < threshold ? 1 : 0);
+  return static_cast<int8_t>((bits & detail::kSignMask) != 0 ? -number : number);
+}
+
 }  // namespace fp8train

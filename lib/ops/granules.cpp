@@ -55,7 +55,7 @@ GranuleGrid granule_grid(Granularity granularity, int64_t rows, int64_t columns,
 }
 
 void check_granule_format(const TensorFormat& format) {
-  check(is_fp8(format.dtype), "granules: the format must be e4m3 or e5m2");
+  check(is_code_type(format.dtype), "granules: the format must be e4m3, e5m2 or int8");
   const bool e8m0_scales = format.scale_type == ScaleType::e8m0;
   switch (format.granularity) {
     case Granularity::row:
@@ -63,7 +63,8 @@ void check_granule_format(const TensorFormat& format) {
     case Granularity::block_128x128:
       return check(!e8m0_scales, "granules: fp32 or pow2 scales expected");
     case Granularity::block_1x32:
-      return check(e8m0_scales, "granules: 1x32 has e8m0 scales");
+      return check(e8m0_scales && is_fp8(format.dtype),
+                   "granules: 1x32 has e8m0 scales and FP8 codes");
     default:
       check(false, "granules: row, 1x128, 128x128 or 1x32 expected");
   }

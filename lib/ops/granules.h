@@ -33,8 +33,8 @@ struct GranuleGrid {
 GranuleGrid granule_grid(Granularity granularity, int64_t rows, int64_t columns,
                          ScaleLayout layout);
 
-/// Host. Throws InternalError unless the format has a scale for each granule: fp8 with fp32 or pow2
-/// scales for row, 1x128 and 128x128, with e8m0 ones for 1x32.
+/// Host. Throws InternalError unless the format has a scale for each granule: FP8 or int8 with fp32
+/// or pow2 scales for row, 1x128 and 128x128; FP8 with e8m0 ones for 1x32.
 void check_granule_format(const TensorFormat& format);
 
 /// Host. Throws InternalError unless `view` holds codes of `shape` with their reciprocal scales.

@@ -24,7 +24,7 @@ void quantize(Stream stream, ConstView x, const QuantizedView& out, float* amax_
 }
 
 void dequantize(Stream stream, const QuantizedView& x, View y) {
-  check(is_fp8(x.codes.dtype), "dequantize: codes must be e4m3 or e5m2");
+  check(is_code_type(x.codes.dtype), "dequantize: codes must be e4m3, e5m2 or int8");
   check(x.format.granularity == Granularity::tensor, "dequantize: one scale per tensor expected");
   check(is_float_type(y.dtype), "dequantize: y must be fp32, bf16 or fp16");
   check(x.codes.count() == y.count(), "dequantize: counts differ");

@@ -33,12 +33,13 @@ struct QuantizeSink {
 /// *result = max |x|, propagating NaN. x: fp32, bf16 or fp16.
 void amax(Stream stream, ConstView x, float* result);
 
-/// codes = saturating cast(x * *scale). Granularity::tensor, nearest-even. `out.scale` is read,
+/// codes = saturating cast(x * *scale), int8 to -127..127 and NaN to 0, which counts as underflow.
+/// Granularity::tensor, nearest-even. `out.scale` is read,
 /// its reciprocal goes to `out.scale_inv` (nullable), so that a tensor keeps the scale it was cast
 /// with. `amax_out` (nullable): *amax_out = max |x| (before the cast, NaN-propagating), combined
 /// with max into what is there, which is not negative. `statistics` (nullable): overwritten. Of
 /// `out.codes` and `out.codes_transposed` one may be empty: only the other is written. x: fp32,
-/// bf16 or fp16; codes: e4m3 or e5m2.
+/// bf16 or fp16; codes: e4m3, e5m2 or, without their transpose, int8.
 void quantize(Stream stream, ConstView x, const QuantizedView& out, float* amax_out,
               QuantizeStatistics* statistics);
 
@@ -65,7 +66,8 @@ void propagate_non_finite(Stream stream, ConstView amax, double* accumulator);
 /// infinity, 0xFF (all codes NaN) for NaN. A saturating cast hides an infinity: `amax` (nullable)
 /// tells, *amax = max |x| over all granules, combined with max into what is there, NaN-propagating.
 /// `statistics` (nullable): overwritten with those of `rowwise`, or of `columnwise` if that is
-/// alone; on cuda a cast that counts is slower. x: fp32, bf16 or fp16; codes: e4m3 or e5m2.
+/// alone; on cuda a cast that counts is slower. x: fp32, bf16 or fp16; codes: e4m3, e5m2 or, but
+/// for 1x32, int8.
 void quantize_granules(Stream stream, ConstView x, const GranuleQuantizedView& out, float* amax,
                        QuantizeStatistics* statistics);
 

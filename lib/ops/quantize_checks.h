@@ -9,7 +9,9 @@ namespace fp8train::ops {
 
 /// Codes for x, seen as a matrix [rows, last extent].
 inline void check_cast(const ConstView& x, const QuantizedView& out) {
-  check(is_fp8(out.format.dtype), "quantize: the format must be e4m3 or e5m2");
+  check(is_code_type(out.format.dtype), "quantize: the format must be e4m3, e5m2 or int8");
+  check(is_fp8(out.format.dtype) || out.codes_transposed.empty(),
+        "quantize: int8 codes are not transposed");
   check(out.format.granularity == Granularity::tensor &&
             out.format.rounding == Rounding::nearest_even,
         "quantize: one scale per tensor and nearest-even rounding expected");
@@ -35,6 +37,7 @@ inline void check_sink(const ConstView& y, const QuantizeSink& sink) {
     return;
   }
   check_cast(y, sink.out);
+  check(is_fp8(sink.out.format.dtype), "quantize: an operation casts its result to FP8 only");
   check(sink.out.codes.empty() || same_matrix(y, sink.out.codes),
         "quantize: the codes must have the rows of the result");
 }

@@ -37,6 +37,9 @@ void check_call(const ScaledGemm& call) {
         "scaled_gemm: granularities of the operands do not go together");
   check(a != Granularity::block_128x128 || b != Granularity::block_128x128,
         "scaled_gemm: no product of two operands with 128x128 scales");
+  const bool a_is_i8 = call.a.format.dtype == DType::i8;
+  check(a_is_i8 == (call.b.format.dtype == DType::i8) && (!a_is_i8 || a == Granularity::row),
+        "scaled_gemm: int8 codes need row scales and another operand of int8");
   check(is_float_type(call.c.dtype), "scaled_gemm: c must be fp32, bf16 or fp16");
   check(call.c.shape.rank() == 2 && !call.c.empty() &&
             call.c.shape[0] == call.a.matrix.codes.shape[0] &&
@@ -49,9 +52,12 @@ void check_call(const ScaledGemm& call) {
         "scaled_gemm: bias must be fp32 [N]");
 }
 
-/// What the chip or its library lacks; empty where it has the granularity.
-std::string_view missing_mode(const DeviceTraits& traits, Granularity granularity) {
-  switch (granularity) {
+/// What the chip or its library lacks; empty where it has the codes and the granularity.
+std::string_view missing_mode(const DeviceTraits& traits, const TensorFormat& format) {
+  if (format.dtype == DType::i8) {
+    return "int8 codes are multiplied as the values that they stand for";
+  }
+  switch (format.granularity) {
     case Granularity::row:
       return traits.row_scaled_gemm ? "" : "this GPU has no products with row scales";
     case Granularity::block_1x32:
@@ -101,7 +107,7 @@ ScaledGemmSupport scaled_gemm_support(const DeviceTraits& traits, const ScaledGe
   if (!traits.scaled_gemm_by_library) {
     return {true, {}};
   }
-  const std::string_view missing = missing_mode(traits, call.a.format.granularity);
+  const std::string_view missing = missing_mode(traits, call.a.format);
   const std::string_view reason = missing.empty() ? broken_rule(call) : missing;
   return {reason.empty(), reason};
 }

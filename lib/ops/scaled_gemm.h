@@ -1,7 +1,9 @@
 #pragma once
-// Matrix product of FP8 operands that have a scale for each granule:  c = a * b^T + beta * c
-// (+ bias), both operands stored along K. What each granularity means (cuBLAS documentation,
-// "Narrow precision data types usage"; DeepSeek-V3 report, 3.3.2; OCP MX specification, 6.2):
+// Matrix product of FP8 or int8 operands that have a scale for each granule:  c = a * b^T + beta *
+// c
+// (+ bias), both operands stored along K. int8 takes row scales, on both sides. What each
+// granularity means (cuBLAS documentation, "Narrow precision data types usage"; DeepSeek-V3
+// report, 3.3.2; OCP MX specification, 6.2):
 //
 //   row x row             fp32 sum over the whole K, times scale_inv_a[m] * scale_inv_b[n];
 //   1x128 or 128x128,     for each 128 of K the fp32 partial sum times scale_inv_a * scale_inv_b,

@@ -33,6 +33,18 @@ TEST_CASE("an atomic file appears only when committed", "[base]") {
   CHECK(entries(folder.path()) == 1);
 }
 
+TEST_CASE("an atomic file is written at any place", "[base]") {
+  const test::TempDir folder;
+  const auto path = folder / "state.bin";
+  AtomicFile file(path);
+  file.write("head");
+  file.write_at(8, "tail", 4);
+  file.write_at(5, "ab", 2);
+  file.write("+");
+  file.commit();
+  CHECK(read_text_file(path, 100) == std::string("head+ab\0tail", 12));
+}
+
 TEST_CASE("an abandoned atomic file leaves the old content and no remains", "[base]") {
   const test::TempDir folder;
   const auto path = folder / "state.bin";

@@ -137,6 +137,27 @@ TEST_CASE("bulk decode equals decode at every level", "[numeric]") {
   }
 }
 
+TEST_CASE("bulk decode of int8 is exact at every level", "[numeric]") {
+  std::vector<int8_t> codes;
+  for (int i = -128; i < 128; ++i) {
+    codes.push_back(static_cast<int8_t>(i));
+  }
+  for (const CpuIsa isa : levels()) {
+    CAPTURE(name_of(isa));
+    std::vector<float> wide(codes.size());
+    std::vector<bf16> narrow(codes.size());
+    bulk_kernels_at(isa)->i8_to_f32(codes.data(), wide.data(), codes.size());
+    bulk_kernels_at(isa)->i8_to_bf16(codes.data(), narrow.data(), codes.size());
+    int wrong = 0;
+    for (int i = 0; i < 256; ++i) {
+      const auto want = static_cast<float>(i - 128);
+      const auto at = static_cast<size_t>(i);
+      wrong += wide[at] == want && decode(narrow[at]) == want ? 0 : 1;
+    }
+    CHECK(wrong == 0);
+  }
+}
+
 TEST_CASE("bulk conversions take any length and alignment and write nothing else", "[numeric]") {
   std::mt19937 random(3);
   std::vector<uint8_t> from(4 * 400 + 8);

@@ -83,6 +83,22 @@ TEST_CASE("the mean over the random bits is the value: subnormal results", "[num
   CHECK(mean_over_random_bits<bf16>(1.2345e-40F, 16) == static_cast<double>(1.2345e-40F));
 }
 
+TEST_CASE("stochastic rounding to int8 picks a neighbour with the mean of the value", "[numeric]") {
+  for (const float value :
+       {0.0F, 0.25F, -0.7001953125F, 63.5F, -126.000244140625F, 126.75F, 127.0F}) {
+    CAPTURE(value);
+    CHECK(mean_over_random_bits<int8_t>(value, 16) == static_cast<double>(value));
+    CHECK(encode_stochastic<int8_t>(value, 0) ==
+          static_cast<int>(std::copysign(std::ceil(std::fabs(value)), value)));
+    CHECK(encode_stochastic<int8_t>(value, 0xFFFFFFFFU) == static_cast<int>(value));
+  }
+  for (const uint32_t random : {0U, 0xFFFFFFFFU}) {
+    CHECK(encode_stochastic<int8_t>(127.0001F, random) == 127);
+    CHECK(encode_stochastic<int8_t>(-std::numeric_limits<float>::infinity(), random) == -127);
+    CHECK(encode_stochastic<int8_t>(float_of(0xFFC00000U), random) == 0);
+  }
+}
+
 TEST_CASE("stochastic rounding saturates and keeps NaN", "[numeric]") {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   for (const uint32_t random : {0U, 0xFFFFFFFFU}) {

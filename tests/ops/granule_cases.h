@@ -13,7 +13,7 @@ namespace fp8train::test {
 
 inline std::vector<TensorFormat> granule_formats() {
   std::vector<TensorFormat> formats;
-  for (const DType code_type : {DType::e4m3, DType::e5m2}) {
+  for (const DType code_type : {DType::e4m3, DType::e5m2, DType::i8}) {
     const auto add = [&](Granularity granularity, ScaleType scale_type) {
       TensorFormat format = plain(code_type);
       format.granularity = granularity;
@@ -26,7 +26,9 @@ inline std::vector<TensorFormat> granule_formats() {
       add(granularity, ScaleType::f32);
       add(granularity, ScaleType::pow2);
     }
-    add(Granularity::block_1x32, ScaleType::e8m0);
+    if (code_type != DType::i8) {
+      add(Granularity::block_1x32, ScaleType::e8m0);
+    }
   }
   return formats;
 }

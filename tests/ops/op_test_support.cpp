@@ -36,6 +36,8 @@ float Array::get(int64_t i) const {
       return decode(read(e4m3{}));
     case DType::e5m2:
       return decode(read(e5m2{}));
+    case DType::i8:
+      return decode(read(int8_t{}));
     default:
       return 0.0F;
   }
@@ -55,6 +57,8 @@ void Array::set(int64_t i, float value) {
       return write(encode<e4m3>(value));
     case DType::e5m2:
       return write(encode<e5m2>(value));
+    case DType::i8:
+      return write(encode<int8_t>(value));
     default:
       return;
   }

@@ -29,6 +29,9 @@ struct Orientation {
 };
 
 uint8_t encode_scalar(DType dtype, float value) {
+  if (dtype == DType::i8) {
+    return static_cast<uint8_t>(encode<int8_t>(value));
+  }
   return dtype == DType::e4m3 ? encode<e4m3>(value).bits : encode<e5m2>(value).bits;
 }
 
@@ -39,7 +42,9 @@ struct Expected {
 };
 
 Expected expected_scale(const TensorFormat& format, DType input, float amax) {
-  const double maximum = format.dtype == DType::e4m3 ? 448.0 : 57344.0;
+  const double maximum = format.dtype == DType::e4m3 ? 448.0
+                         : format.dtype == DType::i8 ? 127.0
+                                                     : 57344.0;
   if (format.scale_type == ScaleType::e8m0) {
     int exponent = 0;
     const double ratio = static_cast<float>(static_cast<double>(amax) / maximum);
@@ -129,7 +134,9 @@ int64_t differences(Orientation& got, const TensorFormat& format, ScaleLayout la
         const float value = at(row, column);
         const uint8_t code = encode_scalar(format.dtype, value * want.scale);
         wrong += got.codes.as<uint8_t>()[row * columns + column] != code ? 1 : 0;
-        const double limit = format.dtype == DType::e4m3 ? 464.0 : 61440.0;
+        const double limit = format.dtype == DType::e4m3 ? 464.0
+                             : format.dtype == DType::i8 ? 127.5
+                                                         : 61440.0;
         counts.saturated += std::fabs(value * want.scale) > limit ? 1 : 0;
         counts.underflow += value != 0.0F && (code & 0x7F) == 0 ? 1 : 0;
       }
@@ -350,6 +357,9 @@ TEST_CASE("quantize_granules refuses what it cannot do", "[ops][granules]") {
   refused(wrong, q.view());
   wrong = format;
   wrong.granularity = Granularity::block_1x32;
+  refused(wrong, q.view());
+  wrong.scale_type = ScaleType::e8m0;
+  wrong.dtype = DType::i8;
   refused(wrong, q.view());
   wrong = format;
   wrong.rounding = Rounding::stochastic;

@@ -13,7 +13,7 @@ using namespace fp8train::test;
 
 namespace {
 
-constexpr DType kCodeTypes[] = {DType::e4m3, DType::e5m2};
+constexpr DType kCodeTypes[] = {DType::e4m3, DType::e5m2, DType::i8};
 constexpr int64_t kCounts[] = {1, 15, 64, 4095, 4097, 20001};
 
 /// One quantized tensor on the host.
@@ -43,7 +43,8 @@ std::vector<float> wide_values(int64_t count, uint32_t seed) {
   for (size_t i = 0; i < values.size(); ++i) {
     values[i] = std::ldexp(values[i], static_cast<int>(exponents[i]));
   }
-  const float specials[] = {0.0F, -0.0F, 1e-45F, -1e-40F, 448.0F, 449.0F, 464.0F, 465.0F, 57344.0F};
+  const float specials[] = {0.0F,   -0.0F,  1e-45F, -1e-40F, 127.5F,  128.0F,
+                            448.0F, 449.0F, 464.0F, 465.0F,  57344.0F};
   for (size_t i = 0; i < values.size() && i < std::size(specials); ++i) {
     values[i] = specials[i];
   }
@@ -51,6 +52,9 @@ std::vector<float> wide_values(int64_t count, uint32_t seed) {
 }
 
 uint8_t encode_scalar(DType dtype, float value) {
+  if (dtype == DType::i8) {
+    return static_cast<uint8_t>(encode<int8_t>(value));
+  }
   return dtype == DType::e4m3 ? encode<e4m3>(value).bits : encode<e5m2>(value).bits;
 }
 
@@ -248,4 +252,9 @@ TEST_CASE("quantize refuses what it cannot do", "[ops]") {
   QuantizedView stochastic = q.view();
   stochastic.format.rounding = Rounding::stochastic;
   CHECK_THROWS_AS(ops::quantize(cpu_stream(), x, stochastic, nullptr, nullptr), InternalError);
+  Quantized integers(DType::i8, {8}, 1.0F);
+  Array turned(DType::i8, {8, 1});
+  QuantizedView with_transpose = integers.view();
+  with_transpose.codes_transposed = turned;
+  CHECK_THROWS_AS(ops::quantize(cpu_stream(), x, with_transpose, nullptr, nullptr), InternalError);
 }

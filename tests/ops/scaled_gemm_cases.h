@@ -95,6 +95,7 @@ inline std::vector<FormatPair> format_pairs() {
           {granule_format(DType::e5m2, a, scale_type), granule_format(DType::e4m3, b, scale_type)});
     }
   }
+  pairs.push_back({granule_format(DType::i8, row), granule_format(DType::i8, row)});
   // fp32 scales on one side only
   pairs.push_back({granule_format(DType::e4m3, block_1x128, ScaleType::pow2),
                    granule_format(DType::e5m2, block_128x128, ScaleType::f32)});

@@ -216,6 +216,13 @@ TEST_CASE("scaled_gemm refuses what does not fit", "[scaled_gemm]") {
     Case o(pair(a, b), {16, 16, 32});
     refused(o.call());
   }
+  for (const auto& [a, b] :
+       {std::pair{granule_format(DType::i8, row), granule_format(DType::e4m3, row)},
+        {granule_format(DType::e4m3, row), granule_format(DType::i8, row)},
+        {granule_format(DType::i8, block_1x128), granule_format(DType::i8, block_128x128)}}) {
+    Case o({a, b}, {16, 16, 256});
+    refused(o.call());
+  }
   Case o(pair(block_1x128, block_128x128), {16, 16, 256});
   ops::ScaledGemm call = o.call();
   call.beta = 0.5F;
@@ -279,6 +286,8 @@ TEST_CASE("scaled products by chip, shape, type and layout", "[scaled_gemm]") {
   CHECK(reason(90, rows_of_any_count).empty());
   Case two_e5m2 = make(row, fits, DType::bf16, DType::e5m2, DType::e5m2);
   CHECK(reason(90, two_e5m2) == "tensor cores do not multiply e5m2 by e5m2");
+  Case integers = make(row, fits, DType::bf16, DType::i8, DType::i8);
+  CHECK(reason(90, integers) == "int8 codes are multiplied as the values that they stand for");
   Case row_major =
       make(block_1x128, fits, DType::bf16, DType::e4m3, DType::e4m3, ScaleLayout::row_major);
   CHECK(reason(90, row_major) == "the scales are not laid out for cuBLASLt");

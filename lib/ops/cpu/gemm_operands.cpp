@@ -52,6 +52,9 @@ void decode_matrix(const ConstView& matrix, DType type, void* to) {
     case DType::e5m2:
       return to_bf16 ? decode_all<e5m2, bf16>(matrix.data, to, count)
                      : decode_all<e5m2, float>(matrix.data, to, count);
+    case DType::i8:
+      return to_bf16 ? decode_all<int8_t, bf16>(matrix.data, to, count)
+                     : decode_all<int8_t, float>(matrix.data, to, count);
     case DType::bf16:
       return decode_all<bf16, float>(matrix.data, to, count);
     default:

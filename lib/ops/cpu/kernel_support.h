@@ -54,6 +54,15 @@ FP8TRAIN_HD void with_fp8_type(DType dtype, Body body) {
   }
 }
 
+/// body(TypeTag<T>) with T one of e4m3, e5m2 and int8_t.
+template <typename Body>
+FP8TRAIN_HD void with_code_type(DType dtype, Body body) {
+  if (dtype == DType::i8) {
+    return body(TypeTag<int8_t>{});
+  }
+  with_fp8_type(dtype, body);
+}
+
 FP8TRAIN_HD int64_t chunks_of(int64_t count, int64_t chunk) {
   return (count + chunk - 1) / chunk;
 }

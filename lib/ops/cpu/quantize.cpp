@@ -115,7 +115,7 @@ void quantize(Stream /*stream*/, ConstView x, const QuantizedView& out, float* a
   }
   const bool only_transposed = out.codes.empty() && !out.codes_transposed.empty();
   with_float_type(x.dtype, [&](auto x_tag) {
-    with_fp8_type(out.format.dtype, [&](auto code_tag) {
+    with_code_type(out.format.dtype, [&](auto code_tag) {
       using X = typename decltype(x_tag)::Type;
       using Code = typename decltype(code_tag)::Type;
       if (only_transposed) {
@@ -135,7 +135,7 @@ void quantize(Stream /*stream*/, ConstView x, const QuantizedView& out, float* a
 
 void dequantize(Stream /*stream*/, const QuantizedView& x, View y) {
   const float scale_inv = *x.scale_inv;
-  with_fp8_type(x.codes.dtype, [&](auto code_tag) {
+  with_code_type(x.codes.dtype, [&](auto code_tag) {
     with_float_type(y.dtype, [&](auto y_tag) {
       const auto* codes = x.codes.as<typename decltype(code_tag)::Type>();
       auto* data = y.as<typename decltype(y_tag)::Type>();

@@ -211,7 +211,7 @@ FP8TRAIN_HD void cast_as(ConstView x, const GranuleQuantizedView& out, float* am
 void quantize_granules(Stream /*stream*/, ConstView x, const GranuleQuantizedView& out, float* amax,
                        QuantizeStatistics* statistics) {
   with_float_type(x.dtype, [&](auto x_tag) {
-    with_fp8_type(out.format.dtype, [&](auto code_tag) {
+    with_code_type(out.format.dtype, [&](auto code_tag) {
       cast_as<typename decltype(x_tag)::Type, typename decltype(code_tag)::Type>(x, out, amax,
                                                                                  statistics);
     });
@@ -223,7 +223,7 @@ void dequantize_granules(Stream /*stream*/, const GranuleView& x, const TensorFo
   const GranuleScales scales = granule_scales(x, format, layout);
   const int64_t rows = x.codes.shape.rows();
   const int64_t columns = x.codes.shape.back();
-  with_fp8_type(x.codes.dtype, [&](auto code_tag) {
+  with_code_type(x.codes.dtype, [&](auto code_tag) {
     with_float_type(y.dtype, [&](auto y_tag) {
       const auto* codes = x.codes.as<typename decltype(code_tag)::Type>();
       auto* data = y.as<typename decltype(y_tag)::Type>();

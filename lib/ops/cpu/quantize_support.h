@@ -1,6 +1,6 @@
 #pragma once
-// Pieces of a cast to FP8, on arrays that stay in a thread's L1 cache between them. Only for files
-// compiled by fp8train_isa_sources.
+// Pieces of a cast to FP8 or INT8, on arrays that stay in a thread's L1 cache between them. Only
+// for files compiled by fp8train_isa_sources.
 
 #include "numeric/scale.h"
 #include "ops/cpu/kernel_support.h"
@@ -48,6 +48,15 @@ FP8TRAIN_HD void encode_chunk(const X* __restrict x, float scale, Code* __restri
   }
 }
 
+/// Bits of a code that are all zero where its value is: INT8 never has -128.
+template <typename Code>
+FP8TRAIN_HD uint32_t code_magnitude(Code code) {
+  return code.bits & 0x7FU;
+}
+FP8TRAIN_HD uint32_t code_magnitude(int8_t code) {
+  return static_cast<uint8_t>(code) & 0x7FU;
+}
+
 template <typename X, typename Code>
 FP8TRAIN_HD void count_chunk(const X* __restrict x, float scale, const Code* __restrict codes,
                              int64_t count, uint64_t& saturated, uint64_t& underflow) {
@@ -57,7 +66,7 @@ FP8TRAIN_HD void count_chunk(const X* __restrict x, float scale, const Code* __r
   for (int64_t i = 0; i < count; ++i) {
     const float scaled = load_as_float(x + i) * scale;
     beyond += scaled > kMax || scaled < -kMax ? 1U : 0U;
-    vanished += magnitude_bits(x + i) != 0 && (codes[i].bits & 0x7FU) == 0 ? 1U : 0U;
+    vanished += magnitude_bits(x + i) != 0 && code_magnitude(codes[i]) == 0 ? 1U : 0U;
   }
   saturated += beyond;
   underflow += vanished;

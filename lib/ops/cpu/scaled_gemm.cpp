@@ -121,13 +121,22 @@ ProductEpilogue epilogue(const ScaledGemm& call, const float* product, int64_t r
           .c_stride = n};
 }
 
+/// Codes that gemm takes: those of int8 in another type, which is exact.
+ConstView gemm_codes(const ConstView& codes, GrowingBuffer& buffer) {
+  if (codes.dtype != DType::i8) {
+    return codes;
+  }
+  const DType type = uses_bf16_units() ? DType::bf16 : DType::f32;
+  return {prepare_operand({codes}, type, false, buffer), type, codes.shape};
+}
+
 /// The product of the codes, then one scale for each row of either operand.
 void multiply_rows(Stream stream, const ScaledGemm& call, Workspace& space) {
   const auto [m, n, k] = extents_of(call);
   auto* product =
       static_cast<float*>(space.product.reserve(static_cast<size_t>(m * n) * sizeof(float)));
-  ops::gemm(stream, {.a = {call.a.matrix.codes},
-                     .b = {call.b.matrix.codes, true},
+  ops::gemm(stream, {.a = {gemm_codes(call.a.matrix.codes, space.a)},
+                     .b = {gemm_codes(call.b.matrix.codes, space.b), true},
                      .c = {product, DType::f32, {m, n}}});
   const int64_t rows_at_once = std::max<int64_t>(1, kFinishElements / n);
   const int64_t chunks = tiles_of(m, rows_at_once);

@@ -52,6 +52,13 @@ __device__ __forceinline__ uint32_t encode_pair<e5m2>(float low, float high) {
 #endif
 }
 
+/// cvt.rni.sat.s8.f32 would give -128.
+template <>
+__device__ __forceinline__ uint32_t encode_pair<int8_t>(float low, float high) {
+  return static_cast<uint8_t>(encode<int8_t>(low)) |
+         static_cast<uint32_t>(static_cast<uint8_t>(encode<int8_t>(high))) << 8;
+}
+
 /// Values of an fp16 pair, the low half first. Exact; a NaN gives some NaN.
 __device__ __forceinline__ void widen_f16_pair(uint32_t pair, float& low, float& high) {
 #if defined(FP8TRAIN_HARDWARE_FP16)
@@ -85,6 +92,12 @@ __device__ __forceinline__ void decode_pair<e4m3>(uint32_t codes, float& low, fl
 template <>
 __device__ __forceinline__ void decode_pair<e5m2>(uint32_t codes, float& low, float& high) {
   widen_f16_pair(((codes & 0xFFU) << 8) | ((codes & 0xFF00U) << 16), low, high);
+}
+
+template <>
+__device__ __forceinline__ void decode_pair<int8_t>(uint32_t codes, float& low, float& high) {
+  low = decode(static_cast<int8_t>(codes & 0xFFU));
+  high = decode(static_cast<int8_t>(codes >> 8 & 0xFFU));
 }
 
 /// As store_from_float of numeric/convert.h: the bits of two results in one word.

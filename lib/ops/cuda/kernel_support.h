@@ -48,6 +48,15 @@ void with_fp8_type(DType dtype, Body body) {
   }
 }
 
+/// Host: body(TypeTag<T>) with T one of e4m3, e5m2 and int8_t.
+template <typename Body>
+void with_code_type(DType dtype, Body body) {
+  if (dtype == DType::i8) {
+    return body(TypeTag<int8_t>{});
+  }
+  with_fp8_type(dtype, body);
+}
+
 inline int64_t ceil_div(int64_t count, int64_t size) {
   return (count + size - 1) / size;
 }

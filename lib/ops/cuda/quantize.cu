@@ -100,7 +100,7 @@ void quantize(Stream stream, ConstView x, const QuantizedView& out, float* amax_
     const bool packed = is_aligned(data) && is_aligned(out.codes.data);
     const LaunchShape shape = {blocks_for(stream, ceil_div(x.count(), kSpan), kTileThreads),
                                kTileThreads};
-    with_fp8_type(out.format.dtype, [&](auto code_tag) {
+    with_code_type(out.format.dtype, [&](auto code_tag) {
       using Code = typename decltype(code_tag)::Type;
       const auto kernel = !packed                 ? quantize_kernel<false, true, X, Code>
                           : statistics != nullptr ? quantize_kernel<true, true, X, Code>
@@ -128,7 +128,7 @@ struct Dequantize {
 };
 
 void dequantize(Stream stream, const QuantizedView& x, View y) {
-  with_fp8_type(x.codes.dtype, [&](auto code_tag) {
+  with_code_type(x.codes.dtype, [&](auto code_tag) {
     with_float_type(y.dtype, [&](auto y_tag) {
       using Code = typename decltype(code_tag)::Type;
       using Y = typename decltype(y_tag)::Type;

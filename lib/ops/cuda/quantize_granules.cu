@@ -4,6 +4,8 @@
 // casts from registers. A scale per row takes a block per row; one per column a pass for the maxima
 // and another for the cast.
 
+#include <type_traits>
+
 #include "ops/cuda/cuda_table.h"
 #include "ops/cuda/granule_cast.h"
 
@@ -144,7 +146,10 @@ void cast_as(const Stream& stream, Granularity granularity, const X* x, const Gr
     case Granularity::block_1x128:
       return launch(stream, by_tile, granules_kernel<128, Packed, X, Code>, x, cast, tag);
     case Granularity::block_1x32:
-      return launch(stream, by_tile, granules_kernel<32, Packed, X, Code>, x, cast, tag);
+      if constexpr (!std::is_same_v<Code, int8_t>) {  // has no such blocks
+        launch(stream, by_tile, granules_kernel<32, Packed, X, Code>, x, cast, tag);
+      }
+      return;
     case Granularity::block_128x128:
       return launch(stream, by_tile, squares_kernel<Packed, X, Code>, x, cast, tag);
     default:
@@ -175,7 +180,7 @@ void quantize_granules(Stream stream, ConstView x, const GranuleQuantizedView& o
     return quantize_rows(stream, x, out.format.dtype, cast, packed);
   }
   with_float_type(x.dtype, [&](auto x_tag) {
-    with_fp8_type(out.format.dtype, [&](auto code_tag) {
+    with_code_type(out.format.dtype, [&](auto code_tag) {
       using X = typename decltype(x_tag)::Type;
       if (packed) {
         cast_as<true>(stream, out.format.granularity, x.as<X>(), cast, code_tag);
@@ -209,7 +214,7 @@ void dequantize_granules(Stream stream, const GranuleView& x, const TensorFormat
                          ScaleLayout layout, View y) {
   const int64_t columns = x.codes.shape.back();
   const GranuleScales scales = granule_scales(x, format, layout);
-  with_fp8_type(x.codes.dtype, [&](auto code_tag) {
+  with_code_type(x.codes.dtype, [&](auto code_tag) {
     with_float_type(y.dtype, [&](auto y_tag) {
       using Code = typename decltype(code_tag)::Type;
       using Y = typename decltype(y_tag)::Type;

@@ -128,7 +128,7 @@ void cast_as(const Stream& stream, const X* x, const GranuleCast& cast, TypeTag<
 void quantize_rows(const Stream& stream, ConstView x, DType code_type, const GranuleCast& cast,
                    bool packed) {
   with_float_type(x.dtype, [&](auto x_tag) {
-    with_fp8_type(code_type, [&](auto code_tag) {
+    with_code_type(code_type, [&](auto code_tag) {
       using X = typename decltype(x_tag)::Type;
       if (packed) {
         cast_as<true>(stream, x.as<X>(), cast, code_tag);

@@ -15,7 +15,7 @@ namespace fp8train::test {
 namespace {
 
 constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
-constexpr DType kCodes[] = {DType::e4m3, DType::e5m2};
+constexpr DType kCodes[] = {DType::e4m3, DType::e5m2, DType::i8};
 
 enum class Wanted { codes, transposed, both };
 
@@ -77,6 +77,9 @@ void check_same(const Cast& cuda, const Cast& cpu) {
 void check_cast(const Array& x, DType code_type, const Layout& layout, float scale,
                 bool records = true) {
   for (const Wanted wanted : {Wanted::codes, Wanted::transposed, Wanted::both}) {
+    if (code_type == DType::i8 && wanted != Wanted::codes) {
+      continue;
+    }
     INFO(name_of(x.dtype()) << " to " << name_of(code_type) << ", " << layout.rows << " x "
                             << layout.columns << " from " << layout.offset << ", scale " << scale
                             << ", wanted " << static_cast<int>(wanted));

@@ -1,0 +1,188 @@
+#include "io/quantize_file.h"
+
+#include <fmt/format.h>
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "device/device.h"
+#include "io/safetensors.h"
+
+namespace fp8train {
+namespace {
+
+bool matches_one(const std::string& name, const std::vector<std::string>& patterns) {
+  return std::any_of(patterns.begin(), patterns.end(), [&](const std::string& pattern) {
+    return fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
+  });
+}
+
+/// Why a tensor is copied as it is; empty for one that is cast.
+std::string why_kept(const SafetensorsEntry& entry, const FileQuantization& how) {
+  if (entry.dtype != "F32" && entry.dtype != "BF16" && entry.dtype != "F16") {
+    return entry.dtype;
+  }
+  if (entry.count() == 0) {
+    return "no elements";
+  }
+  if (entry.shape.empty() || (entry.shape.size() == 1 && !how.vectors)) {
+    return entry.shape.empty() ? "a scalar" : "one dimension";
+  }
+  if (!how.include.empty() && !matches_one(entry.name, how.include)) {
+    return "not included";
+  }
+  return matches_one(entry.name, how.exclude) ? "excluded" : "";
+}
+
+std::string_view name_of_scale(ScaleType type) {
+  switch (type) {
+    case ScaleType::f32:
+      return "fp32";
+    case ScaleType::pow2:
+      return "pow2";
+    case ScaleType::e8m0:
+      return "e8m0";
+  }
+  return "?";
+}
+
+/// What the metadata of the file says about how it was made.
+std::string description(const FileQuantization& how) {
+  const bool stochastic = how.format.rounding == Rounding::stochastic;
+  nlohmann::ordered_json json = {{"format", name_of(how.format.dtype)},
+                                 {"granularity", name_of(how.format.granularity)},
+                                 {"scale", name_of_scale(how.format.scale_type)},
+                                 {"rounding", stochastic ? "stochastic" : "nearest_even"}};
+  if (stochastic) {
+    json["seed"] = how.seed;
+  }
+  json["dequantized"] = how.dequantize;
+  return json.dump();
+}
+
+/// An entry of the file to be written; its place is not known yet.
+SafetensorsEntry entry_of(const std::string& name, DType dtype, const std::vector<int64_t>& shape) {
+  SafetensorsEntry entry = {name, std::string(safetensors_name(dtype)), shape, 0, 0};
+  entry.end = static_cast<uint64_t>(entry.count()) * size_of(dtype);
+  return entry;
+}
+
+Shape matrix_shape(const SafetensorsEntry& entry) {
+  const int64_t columns = entry.shape.back();
+  return {entry.count() / columns, columns};
+}
+
+/// tensor: [1]; row: [rows, 1]; blocks: [blocks down, blocks across].
+SafetensorsEntry scale_entry(const SafetensorsEntry& entry, const TensorFormat& format) {
+  const Shape shape = matrix_shape(entry);
+  const MatrixGranules granules = matrix_granules(format.granularity, shape[0], shape[1]);
+  const std::vector<int64_t> extents = format.granularity == Granularity::tensor
+                                           ? std::vector<int64_t>{1}
+                                           : std::vector<int64_t>{granules.down, granules.across};
+  // Exponents are U8 in the files of MX models, not F8_E8M0.
+  const DType type = format.scale_type == ScaleType::e8m0 ? DType::u8 : DType::f32;
+  return entry_of(entry.name + std::string(scale_suffix(format.granularity)), type, extents);
+}
+
+/// The entries of the output for one of the input.
+void announce(const SafetensorsEntry& entry, const FileQuantization& how,
+              std::vector<SafetensorsEntry>& entries) {
+  if (how.dequantize || !why_kept(entry, how).empty()) {
+    entries.push_back(entry);
+    return;
+  }
+  entries.push_back(entry_of(entry.name, how.format.dtype, entry.shape));
+  entries.push_back(scale_entry(entry, how.format));
+}
+
+/// Reads, casts and writes one tensor.
+CastQuality cast_tensor(Stream cpu, const SafetensorsFile& file, const SafetensorsEntry& entry,
+                        const FileQuantization& how, uint64_t number, SafetensorsWriter& writer) {
+  std::vector<char> bytes(entry.bytes());
+  file.read(entry, bytes.data());
+  const DType type = *dtype_from_safetensors(entry.dtype);
+  const View x = {bytes.data(), type, matrix_shape(entry)};
+  QuantizedMatrix matrix = quantize_matrix(cpu, x, how.format, {how.seed, number});
+  if (how.dequantize) {
+    dequantize_matrix(cpu, matrix, how.format, x);
+    writer.write(entry.name, bytes.data());
+  } else {
+    writer.write(entry.name, matrix.codes.data());
+    writer.write(scale_entry(entry, how.format).name, matrix.scale_inv.data());
+  }
+  return matrix.quality;
+}
+
+}  // namespace
+
+CastQuality FileQuantizationReport::total() const {
+  CastQuality sum;
+  for (const QuantizedTensor& tensor : tensors) {
+    sum += tensor.quality;
+  }
+  return sum;
+}
+
+void check_quantization(const TensorFormat& format) {
+  const bool mx = format.granularity == Granularity::block_1x32;
+  if (mx != (format.scale_type == ScaleType::e8m0)) {
+    throw ConfigError(
+        fmt::format("{} scales for granularity {}: e8m0 goes with 1x32, fp32 and pow2 "
+                    "with tensor, row, 1x128 and 128x128",
+                    name_of_scale(format.scale_type), name_of(format.granularity)));
+  }
+  if (mx && format.dtype == DType::i8) {
+    throw ConfigError("int8 in granularity 1x32: blocks of 1x32 hold e4m3 or e5m2 here");
+  }
+}
+
+std::string_view scale_suffix(Granularity granularity) {
+  const bool blocks =
+      granularity == Granularity::block_1x128 || granularity == Granularity::block_128x128;
+  return blocks ? "_scale_inv" : "_scale";
+}
+
+FileQuantizationReport quantize_file(const std::filesystem::path& from,
+                                     const std::filesystem::path& to, const FileQuantization& how) {
+  check_quantization(how.format);
+  const SafetensorsFile file(from);
+  const std::vector<SafetensorsEntry>& inputs = file.header().entries;
+  if (std::none_of(inputs.begin(), inputs.end(),
+                   [&](const SafetensorsEntry& entry) { return why_kept(entry, how).empty(); })) {
+    throw ConfigError(
+        fmt::format("{}: none of its {} tensors is to be cast; fp32, bf16 and fp16 "
+                    "tensors of two dimensions and more are, if the patterns leave "
+                    "them",
+                    from.string(), inputs.size()));
+  }
+  std::vector<SafetensorsEntry> outputs;
+  for (const SafetensorsEntry& entry : inputs) {
+    announce(entry, how, outputs);
+  }
+  std::map<std::string, std::string> metadata = file.header().metadata;
+  metadata["quantization"] = description(how);
+  SafetensorsWriter writer(to, std::move(outputs), metadata);
+  const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
+  FileQuantizationReport report;
+  for (uint64_t number = 0; number < inputs.size(); ++number) {
+    const SafetensorsEntry& entry = inputs[number];
+    const std::string reason = why_kept(entry, how);
+    if (reason.empty()) {
+      report.tensors.push_back({entry.name, entry.dtype, entry.shape,
+                                cast_tensor(device->stream(), file, entry, how, number, writer)});
+      continue;
+    }
+    std::vector<char> bytes(entry.bytes());
+    file.read(entry, bytes.data());
+    writer.write(entry.name, bytes.data());
+    report.kept.push_back({entry.name, reason});
+  }
+  writer.commit();
+  return report;
+}
+
+}  // namespace fp8train

@@ -1,0 +1,61 @@
+#pragma once
+// The matrices of a safetensors file, cast with the program's own quantizers into another file:
+// codes under the name of the tensor and, beside them, what codes are multiplied by, under the
+// names that programs for inference look for (docs/formats.md). Works tensor by tensor: memory for
+// the largest one is enough. Synchronous, on the cpu.
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "io/quantize_matrix.h"
+#include "tensor/tensor_format.h"
+
+namespace fp8train {
+
+struct FileQuantization {
+  TensorFormat format;  ///< e4m3, e5m2 or int8, as check_quantization accepts it
+  uint64_t seed = 0;    ///< of stochastic rounding
+  bool dequantize =
+      false;  ///< write codes * scale in the type that was read, instead of codes and scales
+  bool vectors = false;              ///< cast tensors of one dimension too, as one row
+  std::vector<std::string> include;  ///< patterns as of the shell: none means all
+  std::vector<std::string> exclude;
+};
+
+struct QuantizedTensor {
+  std::string name;
+  std::string dtype;  ///< of the input, in safetensors' spelling
+  std::vector<int64_t> shape;
+  CastQuality quality;
+};
+
+struct KeptTensor {
+  std::string name, reason;
+};
+
+struct FileQuantizationReport {
+  std::vector<QuantizedTensor> tensors;  ///< in order of the file
+  std::vector<KeptTensor> kept;          ///< copied as they are
+
+  CastQuality total() const;
+};
+
+/// Throws ConfigError for what has no meaning: e8m0 scales other than for 1x32 and the reverse,
+/// int8 in blocks of 1x32.
+void check_quantization(const TensorFormat& format);
+
+/// "_scale_inv" for 1x128 and 128x128, which DeepSeek-V3 writes so, else "_scale".
+std::string_view scale_suffix(Granularity granularity);
+
+/// Casts every tensor of fp32, bf16 or fp16 with two dimensions or more, seen as a matrix [rows,
+/// last extent], that the patterns leave; copies the others. Stochastic rounding draws for (seed,
+/// the tensor's number in the order of the input's bytes, element). Throws ConfigError when nothing
+/// is left to cast, CheckpointError when `from` cannot be read or names clash, DeviceError when
+/// `to`, which is wholly there afterwards or unchanged, cannot be written.
+FileQuantizationReport quantize_file(const std::filesystem::path& from,
+                                     const std::filesystem::path& to, const FileQuantization& how);
+
+}  // namespace fp8train

@@ -1,0 +1,55 @@
+#pragma once
+// One matrix in host memory, cast with a scale for the tensor or for each granule of it by the
+// operations of ops/quantize.h on the cpu, with what the cast did to it. Synchronous.
+
+#include <cstdint>
+#include <vector>
+
+#include "ops/quantize.h"
+
+namespace fp8train {
+
+/// Where the random bits of stochastic rounding come from (numeric/rounding.h); step 0.
+struct StochasticKey {
+  uint64_t seed = 0;
+  uint64_t tensor = 0;
+};
+
+/// What a cast did to the values of a tensor.
+struct CastQuality {
+  float amax = 0.0F;  ///< NaN where a value is
+  ops::QuantizeStatistics statistics = {};
+  uint64_t not_a_number = 0;  ///< values; of no account in what follows
+  uint64_t infinite = 0;      ///< likewise
+  double signal = 0.0;        ///< sum of x^2
+  double noise = 0.0;  ///< sum of (x - code * reciprocal scale)^2; a finite x that is read back as
+                       ///< NaN counts as if it were read as 0
+
+  /// 10 log10(signal / noise): infinite where nothing was lost, NaN where there is no signal.
+  double snr_db() const;
+  CastQuality& operator+=(const CastQuality& other);
+};
+
+struct QuantizedMatrix {
+  std::vector<uint8_t> codes;
+  std::vector<uint8_t> scale_inv;  ///< fp32, or e8m0 for ScaleType::e8m0: what codes are multiplied
+                                   ///< by; granules in row-major order
+  CastQuality quality;
+};
+
+/// Elements that share a scale, and how many granules that makes of a matrix [rows, columns].
+struct MatrixGranules {
+  int64_t height, width, down, across;
+};
+MatrixGranules matrix_granules(Granularity granularity, int64_t rows, int64_t columns);
+
+/// Casts x, [rows, columns] of fp32, bf16 or fp16, not empty. Scales are the same for both
+/// roundings: those of ops::compute_current_scale and ops::quantize_granules.
+QuantizedMatrix quantize_matrix(Stream cpu, ConstView x, const TensorFormat& format,
+                                const StochasticKey& key);
+
+/// y, of the shape that was cast: codes * scale_inv, in fp32, bf16 or fp16. `matrix` is only read
+/// (views of operands are those of memory that may be written).
+void dequantize_matrix(Stream cpu, QuantizedMatrix& matrix, const TensorFormat& format, View y);
+
+}  // namespace fp8train

@@ -1,0 +1,124 @@
+// fp8train quantize: its bits against those of NumPy and ml_dtypes
+// (tests/golden/check_quantize.py), and what it refuses.
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "program.h"
+
+namespace fp8train::test {
+namespace {
+
+using Catch::Contains;
+
+const fs::path kGolden = fs::path(FP8TRAIN_GOLDEN_DIR) / "run" / "quantize";
+
+/// FNV-1a of names, types, shapes and bytes, in order of the names, as check_quantize.py takes it.
+std::string fingerprint(const fs::path& path) {
+  const std::string bytes = read_file(path);
+  uint64_t length = 0;
+  std::memcpy(&length, bytes.data(), sizeof(length));
+  const auto header = nlohmann::json::parse(bytes.substr(sizeof(length), length));
+  const std::string_view data = std::string_view(bytes).substr(sizeof(length) + length);
+  uint64_t result = 0xCBF29CE484222325U;
+  const auto add = [&](std::string_view text) {
+    for (const char byte : text) {
+      result = (result ^ static_cast<uint8_t>(byte)) * 0x100000001B3U;
+    }
+  };
+  for (const auto& [name, entry] : header.items()) {  // sorted by name
+    if (name == "__metadata__") {
+      continue;
+    }
+    const auto shape = entry["shape"].get<std::vector<int64_t>>();
+    add(fmt::format("{} {} [{}]\n", name, entry["dtype"].get<std::string>(),
+                    fmt::join(shape, ", ")));
+    const auto begin = entry["data_offsets"][0].get<size_t>();
+    add(data.substr(begin, entry["data_offsets"][1].get<size_t>() - begin));
+  }
+  return fmt::format("{:016x}", result);
+}
+
+Words split(const std::string& line) {
+  std::istringstream stream(line);
+  Words words;
+  for (std::string word; stream >> word;) {
+    words.push_back(word);
+  }
+  return words;
+}
+
+TEST_CASE("quantize writes the bits of another program in every combination") {
+  const TempDir folder;
+  const std::vector<std::string> lines = lines_of(read_file(kGolden / "expected.txt"));
+  CHECK(lines.size() == 78);
+  for (const std::string& line : lines) {
+    Words words = split(line);
+    const std::string expected = words.front();
+    words.erase(words.begin());
+    words.insert(words.begin(), {"quantize", (kGolden / "input.safetensors").string(), "--out",
+                                 "out.safetensors", "--force"});
+    INFO(line);
+    expect_code(0, folder.path(), words);
+    CHECK(fingerprint(folder / "out.safetensors") == expected);
+  }
+}
+
+Words quantize(const Words& more) {
+  Words words = {"quantize", (kGolden / "input.safetensors").string(), "--out", "out.safetensors"};
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
+TEST_CASE("quantize reports each tensor, what is kept, and a total") {
+  const TempDir folder;
+  const Outcome text = expect_code(0, folder.path(), quantize({"--granularity", "row"}));
+  CHECK_THAT(text.out, Contains("saturated %") && Contains("SNR dB") && Contains("F32.outliers") &&
+                           Contains("total") && Contains("a.vector (one dimension)") &&
+                           Contains("3 values are NaN and 6 infinite"));
+  const Outcome json =
+      expect_code(0, folder.path(), quantize({"--granularity", "row", "--force", "--json"}));
+  const auto report = nlohmann::json::parse(json.out);
+  CHECK(report["tensors"].size() == 33);
+  CHECK(report["kept"].size() == 5);
+  CHECK(report["total"]["nan"] == 3);
+  CHECK(report["format"] == "e4m3 row current");
+  const std::string bytes = read_file(folder / "out.safetensors");
+  CHECK_THAT(bytes.substr(0, 20000), Contains(R"(\"rounding\":\"nearest_even\")"));
+}
+
+TEST_CASE("quantize refuses what has no meaning and leaves files as they are") {
+  const TempDir folder;
+  const fs::path out = folder / "out.safetensors";
+  const auto refused = [&](int code, const Words& words, const std::string& why) {
+    INFO(why);
+    CHECK_THAT(expect_code(code, folder.path(), words).err, Contains(why));
+    CHECK_FALSE(fs::exists(out));
+  };
+  refused(2, quantize({"--format", "e4m4"}), "did you mean e4m3?");
+  refused(2, quantize({"--granularity", "1x32", "--scale", "pow2"}), "e8m0 goes with 1x32");
+  refused(2, quantize({"--granularity", "row", "--scale", "e8m0"}), "e8m0 goes with 1x32");
+  refused(2, quantize({"--granularity", "1x32", "--format", "int8"}), "int8");
+  refused(2, quantize({"--seed", "3"}), "--rounding stochastic");
+  refused(2, quantize({"--rounding", "up"}), "--rounding up");
+  refused(2, quantize({"--include", "nothing.*"}), "none of its 38 tensors");
+  refused(2, {"quantize", ".", "--out", "out.safetensors"}, "is a folder");
+  refused(4, {"quantize", "absent", "--out", "out.safetensors"}, "absent");
+  const std::string whole = read_file(kGolden / "input.safetensors");
+  write_file(folder / "cut", whole.substr(0, whole.size() - 1));
+  refused(4, {"quantize", "cut", "--out", "out.safetensors"}, "cut");
+  std::string unknown = whole;
+  unknown.replace(unknown.find("\"F64\""), 5, "\"F65\"");
+  write_file(folder / "unknown", unknown);
+  refused(4, {"quantize", "unknown", "--out", "out.safetensors"}, "F65");
+  write_file(out, "mine");
+  CHECK_THAT(expect_code(2, folder.path(), quantize({})).err, Contains("--force"));
+  CHECK(read_file(out) == "mine");
+}
+
+}  // namespace
+}  // namespace fp8train::test
