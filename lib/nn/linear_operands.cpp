@@ -26,8 +26,12 @@ TensorFormat read_as(TensorFormat format, const TensorFormat& other) {
   return format;
 }
 
-/// The operands of one GEMM: both plain, or scaled in granularities that a product knows.
-void check_pair(const TensorFormat& a, const TensorFormat& b) {
+/// The operands of one GEMM: both plain, or scaled in granularities that a product knows; along
+/// columns one of them may be plain, along rows this one.
+void check_pair(const TensorFormat& a, const TensorFormat& b, bool along_columns) {
+  if (a.is_scaled() != b.is_scaled() && (along_columns || !a.is_scaled())) {
+    return;
+  }
   check(a.is_scaled() == b.is_scaled(), "a GEMM has one scaled and one plain operand");
   const Granularity read_a = read_as(a, b).granularity;
   const Granularity read_b = read_as(b, a).granularity;
@@ -70,6 +74,20 @@ void prepare_granules(const StepContext& context, const TensorFormat& format, Sc
     const auto bytes = static_cast<int64_t>(view.scale_inv.bytes());
     ops::fill(context.stream, {view.scale_inv.data, DType::f32, {bytes / 4}}, 0.0F);
   }
+}
+
+/// The values of a quantized operand that is read as they are, in scratch.
+LinearOperand plain_values(const StepContext& context, const LinearOperand& operand, DType dtype) {
+  const bool granules = !operand.granules.matrix.codes.empty();
+  const View& codes = granules ? operand.granules.matrix.codes : operand.codes.codes;
+  const View values = allocate(*context.scratch, dtype, codes.shape);
+  if (granules) {
+    ops::dequantize_granules(context.stream, operand.granules.matrix, operand.granules.format,
+                             operand.granules.layout, values);
+  } else {
+    ops::dequantize(context.stream, operand.codes, values);
+  }
+  return {.plain = values, .codes = {}, .granules = {}, .along_columns = operand.along_columns};
 }
 
 ops::GemmOperand first(const LinearOperand& a) {
@@ -122,8 +140,12 @@ ops::ScaledGemmOperand shape_only(const TensorFormat& format, const DeviceTraits
 }  // namespace
 
 void multiply(const StepContext& context, const LinearProduct& product) {
-  const LinearOperand& a = product.a;
-  const LinearOperand& b = product.b;
+  ArenaScope scope(*context.scratch);
+  const DType plain_type = (product.a.dequantize ? product.b : product.a).plain.dtype;
+  const LinearOperand a =
+      product.a.dequantize ? plain_values(context, product.a, plain_type) : product.a;
+  const LinearOperand b =
+      product.b.dequantize ? plain_values(context, product.b, plain_type) : product.b;
   if (a.granules.matrix.codes.empty() && b.granules.matrix.codes.empty()) {
     ops::gemm(context.stream, {.a = first(a),
                                .b = second(b),
@@ -133,7 +155,6 @@ void multiply(const StepContext& context, const LinearProduct& product) {
                                .fast_accumulate = product.fast_accumulate});
     return;
   }
-  ArenaScope scope(*context.scratch);
   ops::ScaledGemm call = {.a = beside(context, a, b.granules.format),
                           .b = beside(context, b, a.granules.format),
                           .c = product.c,
@@ -152,6 +173,10 @@ std::array<std::string_view, 3> dequantized_because(const DeviceTraits& traits,
   const int64_t in = plan.site.in_features;
   const int64_t out = plan.site.out_features;
   const auto reason = [&traits](const GemmPlan& gemm, DType result, const Shape& mkn) {
+    if (gemm.a.is_scaled() != gemm.b.is_scaled()) {
+      return std::string_view{
+          "straight-through: the rounded values, beside an operand that is not"};
+    }
     if (!granular(gemm.a) && !granular(gemm.b)) {
       return std::string_view{};
     }
@@ -170,9 +195,12 @@ std::array<std::string_view, 3> dequantized_because(const DeviceTraits& traits,
 
 LinearOperands::LinearOperands(ScalingState& scaling, const std::string& layer,
                                const Role& along_rows, const Role& along_columns)
-    : beside_granules_(granular(along_columns.other)) {
+    : beside_granules_(granular(along_columns.other)),
+      beside_plain_(along_columns.format.is_scaled() && !along_columns.other.is_scaled()) {
+  check(!beside_plain_ || along_columns.format == along_rows.format,
+        "beside a plain operand the codes of the other GEMM are read");
   for (const Role* role : {&along_rows, &along_columns}) {
-    check_pair(role->format, role->other);
+    check_pair(role->format, role->other, role == &along_columns);
     check(!granular(role->format) || role->format.policy == ScalePolicy::current,
           "a scale for each granule follows from the granule itself");
   }
@@ -187,7 +215,7 @@ LinearOperands::LinearOperands(ScalingState& scaling, const std::string& layer,
 
 /// Whether codes for the GEMM along columns are the transposed ones.
 bool LinearOperands::turned(const DeviceTraits& traits) const {
-  return traits.fp8_gemm_along_k_only || beside_granules_;
+  return !beside_plain_ && (traits.fp8_gemm_along_k_only || beside_granules_);
 }
 
 LinearOperands::Wanted LinearOperands::of_slot(const ScalingSlot* slot, Wanted wanted) const {
@@ -215,11 +243,12 @@ LinearOperands::Cast LinearOperands::place(const DeviceTraits& traits, const Sca
   if (granular(format)) {
     cast.granules.format = format;
     cast.granules.layout = layout_of(traits);
-    if (here.along_rows) {
-      cast.granules.rowwise =
-          place_granules(places.along_rows, format, cast.granules.layout, shape);
+    if (here.along_rows || beside_plain_) {
+      const bool kept = beside_plain_ && here.along_columns;
+      cast.granules.rowwise = place_granules(kept ? places.along_columns : places.along_rows,
+                                             format, cast.granules.layout, shape);
     }
-    if (here.along_columns) {
+    if (here.along_columns && !beside_plain_) {
       cast.granules.columnwise =
           place_granules(places.along_columns, format, cast.granules.layout, transposed);
     }
@@ -292,13 +321,15 @@ LinearOperands::Pair LinearOperands::make(const StepContext& context, const Sour
   return {read(rows, source.plain, false), read(columns, source.plain, true)};
 }
 
-LinearOperand LinearOperands::read(const Cast& cast, ConstView plain, bool along_columns) {
+LinearOperand LinearOperands::read(const Cast& cast, ConstView plain, bool along_columns) const {
   LinearOperand operand;
   operand.along_columns = along_columns;
+  operand.dequantize = along_columns && beside_plain_ && cast.slot != nullptr;
   if (cast.slot == nullptr) {
     operand.plain = plain;
   } else if (granular(cast.slot->format)) {
-    operand.granules = {.matrix = along_columns ? cast.granules.columnwise : cast.granules.rowwise,
+    const bool columnwise = along_columns && !beside_plain_;
+    operand.granules = {.matrix = columnwise ? cast.granules.columnwise : cast.granules.rowwise,
                         .format = cast.granules.format,
                         .layout = cast.granules.layout};
   } else {

@@ -3,7 +3,9 @@
 // GEMMs ask for. One of them contracts the tensor along its rows (fprop: x and w; dgrad: dy), the
 // other along its columns (wgrad: dy and x; dgrad: w). A format with one scale per tensor serves
 // both with the same codes; one with a scale for each granule is a cast of its own in each
-// orientation, since granules lie along the contracted extent.
+// orientation, since granules lie along the contracted extent. Beside a plain operand a scaled one
+// is read as the first GEMM's codes say, dequantized: quantization-aware training, whose backward
+// pass sees the rounded values and not the rounding (straight-through).
 
 #include <array>
 #include <functional>
@@ -27,6 +29,7 @@ struct LinearOperand {
   QuantizedView codes;              ///< one scale; either codes or their transpose
   ops::ScaledGemmOperand granules;  ///< a scale for each granule; the contracted extent is the last
   bool along_columns = false;       ///< the GEMM contracts the tensor along its columns
+  bool dequantize = false;          ///< `codes` or `granules`, those along rows, are read as values
 };
 
 /// c = a b + beta c (+ bias), each operand contracted along the extent that it was made for.
@@ -114,13 +117,14 @@ class LinearOperands {
   LinearOperand operand(const std::vector<Cast>& casts, ConstView plain, bool along_columns) const;
 
  private:
-  static LinearOperand read(const Cast& cast, ConstView plain, bool along_columns);
+  LinearOperand read(const Cast& cast, ConstView plain, bool along_columns) const;
   Wanted of_slot(const ScalingSlot* slot, Wanted wanted) const;
   bool turned(const DeviceTraits& traits) const;
 
   const ScalingSlot* rows_ = nullptr;
   const ScalingSlot* columns_ = nullptr;
   bool beside_granules_ = false;  // along columns the other operand has a scale for each granule
+  bool beside_plain_ = false;     // along columns the other operand is not scaled
 };
 
 }  // namespace fp8train

@@ -324,6 +324,20 @@ PrecisionPlan fp8_min() {
   return plan;
 }
 
+/// Quantization-aware training: fprop multiplies INT8 codes with a scale for each token and each
+/// output channel (127 / amax, symmetric); backward takes the rounded values as they are, in bf16,
+/// and passes gradients straight through the rounding (Jacob et al., 1712.05877).
+PrecisionPlan int8_qat() {
+  PrecisionPlan plan = unscaled("int8-qat", DType::bf16);
+  TensorFormat row = granular(Granularity::row, ScaleType::f32);
+  row.dtype = DType::i8;
+  plan.fprop = gemm_in(row, row, false);
+  plan.dgrad.b = plan.wgrad.b = row;
+  plan.saved_activation = row;
+  plan.gradient_wire = plain(DType::bf16);
+  return plan;
+}
+
 /// A row, and the fp8.backend and fp8.recipe that select it under mixed_precision: fp8 (empty: not
 /// selected that way).
 struct Row {
@@ -356,7 +370,8 @@ const std::vector<Row>& rows() {
       {"coat", "", "", coat},
       {"fp8-safe", "", "", fp8_safe},
       {"fp8-lean", "", "", fp8_lean},
-      {"fp8-min", "", "", fp8_min}};
+      {"fp8-min", "", "", fp8_min},
+      {"int8-qat", "", "", int8_qat}};
   return all;
 }
 

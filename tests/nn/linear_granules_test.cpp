@@ -301,7 +301,10 @@ TEST_CASE("operands that do not go together are refused") {
   plan.dgrad.b = plan_named("torchao-rowwise").dgrad.b;
   CHECK_THROWS_AS(Layer(plan), InternalError);
   plan = plan_named("te-blockwise");
-  plan.wgrad.b = plain(DType::bf16);
+  plan.fprop.a = plain(DType::bf16);
+  CHECK_THROWS_AS(Layer(plan), InternalError);
+  plan = plan_named("int8-qat");
+  plan.dgrad.b.scale_type = ScaleType::pow2;  // other codes than fprop reads
   CHECK_THROWS_AS(Layer(plan), InternalError);
 }
 

@@ -40,7 +40,8 @@ TEST_CASE("the rows are those of the chart") {
                                                  "coat",
                                                  "fp8-safe",
                                                  "fp8-lean",
-                                                 "fp8-min"});
+                                                 "fp8-min",
+                                                 "int8-qat"});
   for (const std::string& name : plan_names()) {
     CHECK(plan_named(name).name == name);
   }

@@ -156,7 +156,8 @@ constexpr Row kRowsOfChart[] = {{"fp32", 1e-6, 1e-9},
                                 {"coat", 2e-3, 5e-3},
                                 {"fp8-safe", 2e-3, 5e-3, false},
                                 {"fp8-lean", 2e-3, 5e-3},
-                                {"fp8-min", 2e-3, 5e-3, false}};
+                                {"fp8-min", 2e-3, 5e-3, false},
+                                {"int8-qat", 2e-3, 5e-3, false}};
 
 void compare_devices(const EngineSettings& settings, const Row& row) {
   CAPTURE(row.plan);

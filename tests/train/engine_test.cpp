@@ -94,8 +94,9 @@ TEST_CASE("an infinity that a cast would hide makes the step a skipped one") {
   CHECK(run.engine.optimizer().report().skipped_steps == 0);
   for (const auto& parameter : run.engine.model().parameters().all()) {
     if (parameter->name == "layers.1.mlp.up.weight") {
-      const float infinity = INFINITY;
-      run.device->copy_from_host(parameter->value.data, &infinity, sizeof(infinity));
+      std::vector<float> values = value_on_host(*run.device, *parameter);
+      values[0] = INFINITY;
+      set_value(*run.device, *parameter, values.data());
     }
   }
   run.engine.weights_changed();

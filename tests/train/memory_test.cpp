@@ -75,6 +75,7 @@ constexpr Row kTable[] = {
     {"fp8-safe", 1 + kSquare, 4, 4, 4},
     {"fp8-lean", 1 + kSquare, 2 + kGroup, 2, 2 + 2 * kExpanded},
     {"fp8-min", 1 + kSquare, 2 + kGroup, 1 + kGroup, 3 + 2 * kGroup},
+    {"int8-qat", 4, 0, 4, 8},
 };
 
 }  // namespace
