@@ -12,6 +12,7 @@
 #include "base/trace.h"
 #include "bench.h"
 #include "bench_attention.h"
+#include "bench_gemm_error.h"
 #include "bench_optimizer_formats.h"
 #include "config/load.h"
 #include "config/presets.h"
@@ -286,6 +287,27 @@ Json bench_optimizer_formats(const BenchOptions& options) {
           {"results", results}};
 }
 
+/// Of data without and with rows a hundred thousand times as large as the others.
+Json bench_gemm_error(const BenchOptions& options) {
+  int64_t threads = 0;
+  const std::unique_ptr<Device> device = open_device(options, threads);
+  Json results = Json::array();
+  for (const std::string& plan : plan_names()) {
+    Json row = {{"plan", plan}};
+    for (const int64_t contracted : {4096, 16384}) {
+      for (const double outliers : {1.0, 1e5}) {
+        GemmErrorCase setting;
+        setting.contracted = contracted;
+        setting.outliers = outliers;
+        row[fmt::format("K{}{}", contracted, outliers > 1.0 ? " outliers" : "")] =
+            gemm_error(*device, plan, setting);
+      }
+    }
+    results.push_back(std::move(row));
+  }
+  return {{"bench", "gemm-error"}, {"results", results}};
+}
+
 /// "key value" lines; arrays as one line per entry.
 void print_text(const Json& json) {
   for (const auto& [key, value] : json.items()) {
@@ -317,7 +339,7 @@ void add_part(Arguments parent, Action& action, const std::shared_ptr<BenchOptio
   part.flag("--json", options->json, "As JSON");
   part.option("--device", options->device, "cpu, cuda or auto");
   part.option("--threads", options->threads, 0, "0: all cores");
-  if (std::string(name) != "optimizer-formats") {
+  if (std::string(name) != "optimizer-formats" && std::string(name) != "gemm-error") {
     part.option("--seconds", options->seconds, 1e-3, "Time to measure for");
   }
   if (std::string(name) == "step" || std::string(name) == "gemm") {
@@ -365,6 +387,8 @@ void add_bench(Arguments verb, Action& action) {
   add_part(verb, action, options, "gemm", "Matrix products by operand type", bench_gemm);
   add_part(verb, action, options, "attention", "Causal attention in bf16", bench_attention);
   add_part(verb, action, options, "cast", "FP8 casts with amax", bench_cast);
+  add_part(verb, action, options, "gemm-error",
+           "Error of a product in the formats of every row against fp64", bench_gemm_error);
   add_part(verb, action, options, "optimizer-formats",
            "Error of AdamW's update by the formats of its moments", bench_optimizer_formats);
 }
