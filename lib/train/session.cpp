@@ -99,6 +99,27 @@ void check_prompts(const SampleSettings& sample, const Tokenizer& tokenizer,
   }
 }
 
+/// Weights come with a tokenizer: another one gives their tokens other meanings.
+void note_other_tokenizer(const Settings& settings, const Tokenizer& tokenizer,
+                          std::vector<std::string>& notes) {
+  const std::filesystem::path own = std::filesystem::path(settings.model.from) / "tokenizer.json";
+  if (settings.model.from.empty() || tokenizer.vocab_size() == 0 || !std::filesystem::exists(own)) {
+    return;
+  }
+  std::string remedy;
+  try {
+    if (make_tokenizer(own.string(), {})->to_json() == tokenizer.to_json()) {
+      return;
+    }
+    remedy = "set data.tokenizer: " + own.string();
+  } catch (const DataError&) {  // a kind that is not read here
+    remedy = "make token files with it and set data.tokenizer: none";
+  }
+  notes.push_back(fmt::format(
+      "data.tokenizer: '{}' is not the tokenizer that these weights were trained with; {}",
+      settings.data.tokenizer, remedy));
+}
+
 }  // namespace
 
 EngineSettings engine_settings(const Settings& settings, const ModelConfig& model) {
@@ -125,6 +146,7 @@ Session open_session(const Settings& settings, bool open_data) {
   session.tokenizer = make_tokenizer(settings.data);
   session.engine =
       engine_settings(settings, resolve_model(settings.model, *session.tokenizer, session.notes));
+  note_other_tokenizer(settings, *session.tokenizer, session.notes);
   session.max_steps = resolve_max_steps(settings.training, session.tokens_per_step());
   if (settings.sample.interval > 0) {
     check_prompts(settings.sample, *session.tokenizer, session.engine.model);

@@ -81,5 +81,25 @@ TEST_CASE("stories260K loses little in lower precision") {
   }
 }
 
+TEST_CASE("a tokenizer that is not the weights' own is told") {
+  const Imported imported;
+  if (!imported.present()) {
+    return;
+  }
+  write_file(imported.folder() / "story.txt", golden("story.txt"));
+  const auto train = [&](const std::string& tokenizer) {
+    return expect_code(
+        0, imported.folder(),
+        {"model.from=stories", "data.train=[{path: story.txt}]", "data.val_fraction=0.2",
+         "data.seq_length=32", "data.tokenizer=" + tokenizer, "training.max_steps=1",
+         "training.micro_batch_size=2", "output_dir=run-" + tokenizer.substr(0, 4)});
+  };
+  const char* const note = "not the tokenizer that these weights were trained with";
+  const Outcome other = train("byte");
+  CHECK_THAT(other.out + other.err, Catch::Contains(note));
+  const Outcome own = train("stories");
+  CHECK_THAT(own.out + own.err, !Catch::Contains(note));
+}
+
 }  // namespace
 }  // namespace fp8train::test
