@@ -188,8 +188,10 @@ void Checks::meaningless() {
   const bool sgd = optimizer.name == "sgd";
   refuse("optimizer.momentum", !sgd, optimizer.momentum != usual.momentum, "optimizer.name: adamw");
   refuse("optimizer.betas", sgd, optimizer.betas != usual.betas, "optimizer.name: sgd");
-  refuse("precision.moment1", sgd, !settings_.precision.moment1.empty(), "optimizer.name: sgd");
-  refuse("precision.moment2", sgd, !settings_.precision.moment2.empty(), "optimizer.name: sgd");
+  refuse("precision.moment1", sgd, !settings_.precision.cells.moment1.empty(),
+         "optimizer.name: sgd");
+  refuse("precision.moment2", sgd, !settings_.precision.cells.moment2.empty(),
+         "optimizer.name: sgd");
   refuse("optimizer.eps", sgd, optimizer.eps != usual.eps, "optimizer.name: sgd");
   const ScheduleSettings& schedule = settings_.scheduler;
   const bool constant = schedule.type == "constant";
@@ -235,21 +237,25 @@ void Checks::plan() {
                                  : "precision.plan";
     }
     const GivenKey* written = given_.find(key);
-    problems_.add(written == nullptr ? Place{} : written->place, "", message);
+    const bool renamed = written != nullptr && written->spelled != key;
+    problems_.add(written == nullptr ? Place{} : written->place, renamed ? written->spelled : "",
+                  message);
   }
 }
 
 void Checks::precision() {
   const PlanRequest& request = settings_.precision;
   if (has("precision.plan")) {
-    for (const char* key : {"fp8.backend", "fp8.recipe"}) {
+    bool alone = true;
+    for (const char* key : {"fp8.backend", "fp8.recipe", "fp8.opt_level", "fp8.use_te"}) {
       if (has(key)) {
+        alone = false;
         complain(key,
                  "stands beside precision.plan, which names the row directly; keep one of "
                  "them");
       }
     }
-    if (!has("fp8.backend") && !has("fp8.recipe")) {
+    if (alone) {
       plan();
     }
     return;
@@ -261,13 +267,18 @@ void Checks::precision() {
     plan();
     return;
   }
+  bool meaningful = true;
   for (const auto& [position, given] : given_.all()) {
     if (given.field->key.starts_with("fp8.")) {
+      meaningful = false;
       problems_.add(given.place, given.spelled,
                     fmt::format("has no meaning with mixed_precision: {}; set mixed_precision: "
                                 "fp8 or remove the key",
                                 request.mixed_precision));
     }
+  }
+  if (meaningful) {
+    plan();
   }
 }
 

@@ -29,7 +29,12 @@ const std::vector<SectionDoc>& section_docs() {
       {"training", "How long and in what portions."},
       {"optimizer", "How gradients change weights."},
       {"scheduler", "The learning rate over the steps."},
-      {"precision", "A row of the precision chart by name."},
+      {"precision",
+       "A row of the precision chart by name, and single cells of it, whatever the row says, in "
+       "the "
+       "words of `fp8train explain`: `e4m3 tensor current pow2`, `e4m3 group(128) expanded "
+       "stochastic`. `current` may be left out, and e4m3, e5m2 and (of what is kept) fp16 alone "
+       "have a current scale for the tensor. Cells that do not go together are an error."},
       {"fp8", "Which FP8 method, with `mixed_precision: fp8`."},
       {"checkpoint", "Saving and resuming."},
       {"eval", "Validation loss."},

@@ -324,40 +324,133 @@ PrecisionPlan fp8_min() {
   return plan;
 }
 
-/// A row, and the fp8.backend and fp8.recipe that select it under mixed_precision: fp8 (empty: not
-/// selected that way).
+/// The row that is what a request's cells say: bf16 until then.
+PrecisionPlan custom() {
+  PrecisionPlan plan = bf16_mixed();
+  plan.name = "custom";
+  return plan;
+}
+
+/// A row, the fp8.backend, fp8.recipe (fp8.opt_level where recipes are levels) and fp8.use_te that
+/// select it under mixed_precision: fp8 (empty: not selected that way), and who published it.
 struct Row {
   const char* name;
   const char* backend;
   const char* recipe;
+  bool use_te;
   std::function<PrecisionPlan()> make;
+  const char* source;
 };
+
+constexpr const char* kMicikevicius = "Mixed Precision Training (1710.03740)";
+constexpr const char* kTransformerEngine = "TransformerEngine";
+constexpr const char* kMsamp = "MS-AMP";
+constexpr const char* kMsampTe = "MS-AMP with TransformerEngine";
+constexpr const char* kTorchao = "torchao.float8";
+
+/// Backends whose recipes are levels, with the level that nobody has to name.
+constexpr const char* kLevelBackend = "msamp";
+constexpr const char* kDefaultLevel = "O2";
 
 const std::vector<Row>& rows() {
   static const std::vector<Row> all = {
-      {"fp32", "", "", fp32},
-      {"bf16", "", "", bf16_mixed},
-      {"fp16", "", "", fp16_mixed},
-      {"te-delayed", "te", "delayed", te_delayed},
-      {"te-current", "te", "current", te_current},
-      {"te-blockwise", "te", "blockwise", te_blockwise},
-      {"te-mxfp8", "te", "mxfp8", te_mxfp8},
-      {"msamp-o1", "msamp", "O1", msamp_o1},
-      {"msamp-o2", "msamp", "O2", msamp_o2},
-      {"msamp-o3", "msamp", "O3", msamp_o3},
-      {"msamp-o1-te", "", "", msamp_o1_te},
-      {"msamp-o2-te", "", "", msamp_o2_te},
-      {"msamp-o3-te", "", "", msamp_o3_te},
-      {"torchao-tensorwise", "torchao", "tensorwise", torchao_tensorwise},
-      {"torchao-rowwise", "torchao", "rowwise", torchao_rowwise},
-      {"torchao-rowwise-gw-hp", "torchao", "rowwise_with_gw_hp", torchao_rowwise_gw_hp},
-      {"fp8-lm", "", "", fp8_lm},
-      {"deepseek-v3", "", "", deepseek_v3},
-      {"coat", "", "", coat},
-      {"fp8-safe", "", "", fp8_safe},
-      {"fp8-lean", "", "", fp8_lean},
-      {"fp8-min", "", "", fp8_min}};
+      {"fp32", "", "", false, fp32, "IEEE 754"},
+      {"bf16", "", "", false, bf16_mixed, "A Study of BFLOAT16 (1905.12322)"},
+      {"fp16", "", "", false, fp16_mixed, kMicikevicius},
+      {"te-delayed", "te", "delayed", false, te_delayed, kTransformerEngine},
+      {"te-current", "te", "current", false, te_current, kTransformerEngine},
+      {"te-blockwise", "te", "blockwise", false, te_blockwise, kTransformerEngine},
+      {"te-mxfp8", "te", "mxfp8", false, te_mxfp8, "TransformerEngine; OCP MX specification"},
+      {"msamp-o1", "msamp", "O1", false, msamp_o1, kMsamp},
+      {"msamp-o2", "msamp", "O2", false, msamp_o2, kMsamp},
+      {"msamp-o3", "msamp", "O3", false, msamp_o3, kMsamp},
+      {"msamp-o1-te", "msamp", "O1", true, msamp_o1_te, kMsampTe},
+      {"msamp-o2-te", "msamp", "O2", true, msamp_o2_te, kMsampTe},
+      {"msamp-o3-te", "msamp", "O3", true, msamp_o3_te, kMsampTe},
+      {"torchao-tensorwise", "torchao", "tensorwise", false, torchao_tensorwise, kTorchao},
+      {"torchao-rowwise", "torchao", "rowwise", false, torchao_rowwise, kTorchao},
+      {"torchao-rowwise-gw-hp", "torchao", "rowwise_with_gw_hp", false, torchao_rowwise_gw_hp,
+       kTorchao},
+      {"fp8-lm", "", "", false, fp8_lm, "FP8-LM (2310.18313)"},
+      {"deepseek-v3", "", "", false, deepseek_v3, "DeepSeek-V3 (2412.19437)"},
+      {"coat", "", "", false, coat, "COAT (2410.19313)"},
+      {"fp8-safe", "", "", false, fp8_safe, "this program"},
+      {"fp8-lean", "", "", false, fp8_lean, "this program"},
+      {"fp8-min", "", "", false, fp8_min, "this program"},
+      {"custom", "", "", false, custom, "you"}};
   return all;
+}
+
+bool has_method(const Row& row) {
+  return *row.backend != '\0';
+}
+
+std::string in_lower_case(std::string text) {
+  for (char& c : text) {
+    c = c >= 'A' && c <= 'Z' ? static_cast<char>(c + ('a' - 'A')) : c;
+  }
+  return text;
+}
+
+/// "a, b or c".
+std::string alternatives(const std::vector<std::string>& names) {
+  std::string text;
+  for (size_t i = 0; i < names.size(); ++i) {
+    text += i == 0 ? "" : i + 1 == names.size() ? " or " : ", ";
+    text += names[i];
+  }
+  return text;
+}
+
+std::vector<std::string> backends() {
+  std::vector<std::string> names;
+  for (const Row& row : rows()) {
+    if (has_method(row) && (names.empty() || names.back() != row.backend)) {
+      names.emplace_back(row.backend);
+    }
+  }
+  return names;
+}
+
+std::vector<std::string> recipes_of(const std::string& backend) {
+  std::vector<std::string> names;
+  for (const Row& row : rows()) {
+    if (backend == row.backend && !row.use_te) {
+      names.emplace_back(row.recipe);
+    }
+  }
+  return names;
+}
+
+/// Keys that belong to the other kind of backend.
+void check_method(const PlanRequest& request, bool by_level) {
+  const auto refuse = [&](bool given, const char* key, const std::string& advice) {
+    if (given) {
+      throw ConfigError(fmt::format("{} has no meaning with fp8.backend: {}; {}", key,
+                                    request.backend.empty() ? backends().front() : request.backend,
+                                    advice));
+    }
+  };
+  if (by_level) {
+    refuse(!request.recipe.empty(), "fp8.recipe",
+           "say fp8.opt_level: " + opt_levels_text() + ", and fp8.use_te");
+    return;
+  }
+  const std::string advice =
+      fmt::format("it belongs to fp8.backend: {}; fp8.recipe says it here", kLevelBackend);
+  refuse(!request.opt_level.empty(), "fp8.opt_level", advice);
+  refuse(request.use_te.has_value(), "fp8.use_te", advice);
+}
+
+const Row& row_named(const std::string& name) {
+  std::string known;
+  for (const Row& row : rows()) {
+    if (name == row.name) {
+      return row;
+    }
+    known += (known.empty() ? "" : ", ") + std::string(row.name);
+  }
+  throw ConfigError(fmt::format("precision.plan: no row '{}'; the rows are: {}", name, known));
 }
 
 }  // namespace
@@ -365,37 +458,76 @@ const std::vector<Row>& rows() {
 std::vector<std::string> plan_names() {
   std::vector<std::string> names;
   for (const Row& row : rows()) {
-    names.emplace_back(row.name);
+    if (!needs_cells(row.name)) {
+      names.emplace_back(row.name);
+    }
   }
   return names;
 }
 
-std::string plan_for_recipe(const std::string& backend, const std::string& recipe) {
-  std::string known;
+std::string plan_for_method(const PlanRequest& request) {
+  const std::string backend = in_lower_case(request.backend);
+  const bool by_level = backend == kLevelBackend;
+  check_method(request, by_level);
+  std::string recipe = in_lower_case(by_level ? request.opt_level : request.recipe);
+  if (by_level && recipe.empty()) {
+    recipe = in_lower_case(kDefaultLevel);
+  }
   for (const Row& row : rows()) {
-    const bool same_backend = *row.backend != '\0' && (backend.empty() || backend == row.backend);
+    const bool same_backend = has_method(row) && (backend.empty() || backend == row.backend);
     // The first row of a backend is its default recipe.
-    if (same_backend && (recipe.empty() || recipe == row.recipe)) {
+    const bool same_recipe = recipe.empty() || recipe == in_lower_case(row.recipe);
+    if (same_backend && same_recipe && row.use_te == request.use_te.value_or(false)) {
       return row.name;
     }
-    if (*row.backend != '\0') {
-      known += fmt::format("{}{} {}", known.empty() ? "" : ", ", row.backend, row.recipe);
+  }
+  const char* key = recipe.empty() ? "fp8.backend" : by_level ? "fp8.opt_level" : "fp8.recipe";
+  throw ConfigError(fmt::format("{}: no row for backend '{}' and recipe '{}'; there are {}: {}; {}",
+                                key, request.backend, by_level ? request.opt_level : request.recipe,
+                                backends_text(), recipes_text(),
+                                fmt::format("{}: {}", kLevelBackend, opt_levels_text())));
+}
+
+std::string backends_text() {
+  return alternatives(backends());
+}
+
+std::string recipes_text() {
+  std::string text;
+  for (const std::string& backend : backends()) {
+    if (backend != kLevelBackend) {
+      text += fmt::format("{}{}: {}", text.empty() ? "" : "; ", backend,
+                          alternatives(recipes_of(backend)));
     }
   }
-  throw ConfigError(fmt::format("{}: no row for backend '{}' and recipe '{}'; there are: {}",
-                                recipe.empty() ? "fp8.backend" : "fp8.recipe", backend, recipe,
-                                known));
+  return text;
+}
+
+std::string opt_levels_text() {
+  return alternatives(recipes_of(kLevelBackend));
+}
+
+bool needs_cells(const std::string& name) {
+  return name == "custom";
+}
+
+RowOrigin row_origin(const std::string& name) {
+  const Row& row = row_named(name);
+  if (!has_method(row)) {
+    const bool wide = name == "bf16" || name == "fp16";
+    return {wide             ? "mixed_precision: " + name
+            : name == "fp32" ? "mixed_precision: no"
+                             : "precision.plan: " + name,
+            row.source};
+  }
+  const char* key = std::string(kLevelBackend) == row.backend ? "opt_level" : "recipe";
+  return {fmt::format("fp8: {{backend: {}, {}: {}{}}}", row.backend, key, row.recipe,
+                      row.use_te ? ", use_te: true" : ""),
+          row.source};
 }
 
 PrecisionPlan plan_named(const std::string& name) {
-  std::string known;
-  for (const Row& row : rows()) {
-    if (name == row.name) {
-      return row.make();
-    }
-    known += (known.empty() ? "" : ", ") + std::string(row.name);
-  }
-  throw ConfigError(fmt::format("precision.plan: no row '{}'; the rows are: {}", name, known));
+  return row_named(name).make();
 }
 
 }  // namespace fp8train

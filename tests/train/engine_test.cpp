@@ -258,8 +258,8 @@ TEST_CASE("training with moments of few bits learns, in the memory that they tak
   const auto trained = [](const char* first, const char* second, size_t& state_bytes) {
     PlanRequest request;
     request.plan = "te-current";
-    request.moment1 = first;
-    request.moment2 = second;
+    request.cells.moment1 = first;
+    request.cells.moment2 = second;
     EngineSettings settings = small("te-current");
     settings.plan = resolve_plan(request);
     Trained run(settings);
