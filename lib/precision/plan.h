@@ -155,7 +155,7 @@ struct RowOrigin {
 };
 RowOrigin row_origin(const std::string& name);
 
-/// "te, torchao or ..." and "te: delayed, current; ...", for documentation of the keys.
+/// The names of what there is, each backend with its recipes, for documentation of the keys.
 std::string backends_text();
 std::string recipes_text();
 std::string opt_levels_text();

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/error.h"
 #include "base/philox.h"
 
 using namespace fp8train;
@@ -226,6 +227,52 @@ TEST_CASE("every row of the chart learns as bf16 does") {
     CAPTURE(plan);
     CHECK(final_loss(plan) == Approx(bf16).margin(0.2));  // the noise of FP8: up to 0.1
   }
+}
+
+TEST_CASE("whatever cells of GEMMs a configuration may combine, a step runs") {
+  const std::vector<std::string> formats = {"",
+                                            "bf16",
+                                            "e4m3",
+                                            "e5m2 row",
+                                            "e4m3 row pow2",
+                                            "e4m3 1x128",
+                                            "e5m2 128x128 pow2",
+                                            "e4m3 128x128",
+                                            "e4m3 1x32 e8m0",
+                                            "e4m3 tensor delayed(2, max) pow2",
+                                            "e5m2 tensor delayed(4, most_recent)"};
+  size_t trained = 0;
+  size_t refused = 0;
+  for (uint64_t i = 0; trained < 24 && i < 20000; ++i) {
+    PlanRequest request;
+    request.plan = i % 2 == 0 ? "te-current" : "custom";
+    const PhiloxBlock bits = philox(i, 7, 0);
+    const PhiloxBlock more = philox(i, 7, 1);
+    CellRequest& cells = request.cells;
+    cells.moment1 = "bf16";
+    cells.fprop_x = formats[bits.word[0] % formats.size()];
+    cells.fprop_w = formats[bits.word[1] % formats.size()];
+    cells.dgrad_dy = formats[bits.word[2] % formats.size()];
+    cells.dgrad_w = formats[bits.word[3] % formats.size()];
+    cells.wgrad_dy = formats[more.word[0] % formats.size()];
+    cells.wgrad_x = formats[more.word[1] % formats.size()];
+    EngineSettings settings = small("bf16");
+    try {
+      settings.plan = resolve_plan(request);
+    } catch (const ConfigError&) {
+      ++refused;
+      continue;
+    }
+    CAPTURE(i, cells.fprop_x, cells.fprop_w, cells.dgrad_dy, cells.dgrad_w, cells.wgrad_dy,
+            cells.wgrad_x);
+    Trained run(settings);
+    run.train(2, true);
+    CHECK(std::isfinite(run.engine.step_loss().mean));
+    CHECK(run.engine.optimizer().report().skipped_steps == 0);
+    ++trained;
+  }
+  CHECK(trained == 24);
+  CHECK(refused > 0);
 }
 
 TEST_CASE("evaluation changes neither weights nor scaling state") {
