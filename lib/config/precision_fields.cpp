@@ -74,10 +74,6 @@ std::vector<Field> tuning_fields() {
 }  // namespace
 
 std::vector<Field> precision_fields() {
-  constexpr const char* kFormat =
-      "a format: an element type (fp32, bf16, fp16, e4m3, e5m2) and, where it is scaled, a "
-      "granularity (tensor, row, 1x128, 128x128, 1x32, group(128)), expanded, current or "
-      "delayed(1024, max), pow2 or e8m0, stochastic";
   std::vector<Field> result = {
       choice("mixed_precision", request(&PlanRequest::mixed_precision),
              {"no", "bf16", "fp16", "fp8"}, "What the matrix multiplications compute in"),
@@ -107,9 +103,10 @@ std::vector<Field> precision_fields() {
     result.push_back(std::move(field));
   }
   for (const Cell& cell : plan_cells()) {
+    const bool removable = cell.requested == &CellRequest::master_weight;
     result.push_back(text(std::string("precision.") + cell.name,
                           in(&Settings::precision, &PlanRequest::cells, cell.requested), cell.doc,
-                          kFormat));
+                          removable ? "a format, or none" : "a format"));
   }
   return result;
 }

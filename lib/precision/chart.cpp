@@ -42,7 +42,8 @@ std::string computation(const PrecisionPlan& plan) {
 }
 
 std::string gemm_text(const GemmPlan& gemm) {
-  return describe(gemm.a) + "  x  " + describe(gemm.b);
+  return fmt::format("{}  x  {}{}", describe(gemm.a), describe(gemm.b),
+                     gemm.fast_accumulate ? ", fast accumulation" : "");
 }
 
 std::string moments(const PrecisionPlan& plan) {
