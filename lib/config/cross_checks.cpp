@@ -27,6 +27,7 @@ class Checks {
   void plan();
 
  private:
+  std::string other_key(const std::string& message) const;
   bool has(const char* key) const { return given_.find(key) != nullptr; }
 
   /// Nobody wrote it, or its value could be read.
@@ -224,6 +225,23 @@ void Checks::schedule() {
   }
 }
 
+/// The written key at which to say what is wrong with one that nobody wrote: the other cell that
+/// the message names, else what selects the row.
+std::string Checks::other_key(const std::string& message) const {
+  for (const auto& [position, given] : given_.all()) {
+    const std::string& key = given.field->key;
+    if (key.starts_with("precision.") && message.find(key + ":") != std::string::npos) {
+      return key;
+    }
+  }
+  for (const char* key : {"fp8.recipe", "fp8.opt_level", "fp8.backend"}) {
+    if (has(key)) {
+      return key;
+    }
+  }
+  return "precision.plan";
+}
+
 /// What the precision room says about the request, at the key that its message begins with.
 void Checks::plan() {
   try {
@@ -232,9 +250,7 @@ void Checks::plan() {
     const std::string message = error.what();
     std::string key = message.substr(0, message.find_first_of(": "));
     if (!has(key.c_str())) {
-      key = has("fp8.recipe")    ? "fp8.recipe"
-            : has("fp8.backend") ? "fp8.backend"
-                                 : "precision.plan";
+      key = other_key(message);
     }
     const GivenKey* written = given_.find(key);
     const bool renamed = written != nullptr && written->spelled != key;

@@ -69,7 +69,9 @@ void Pass::tell_beside(const Entry& entry) {
 void Pass::accelerate(const Entry& section) {
   changed_ = true;
   if (section.node.kind != Kind::map) {
-    if (section.node.kind != Kind::null) {
+    if (section.node.kind == Kind::null) {
+      tell("fp8_config is empty");
+    } else {
       complain(section, fmt::format("expected a section of keys, got {}", describe(section.node)));
     }
     return;

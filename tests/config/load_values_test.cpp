@@ -191,6 +191,23 @@ TEST_CASE("the formats of moments stand beside any row") {
              Catch::Contains("precision.moment1") && Catch::Contains("sgd"));
 }
 
+TEST_CASE("cells stand beside any row, and are refused at their place") {
+  const Settings settings = load_text(
+      kBase + "precision: {plan: te-current, weight: bf16 stochastic, self_exact: true}\n");
+  CHECK(settings.precision.cells.weight == "bf16 stochastic");
+  CHECK(settings.precision.self_exact == true);
+  CHECK_THAT(test::error_of(kBase + "precision: {plan: te-current, wgrad_x: e4m3 1x128}\n"),
+             Catch::StartsWith("run.yaml:4:31:") && Catch::Contains("precision.wgrad_x") &&
+                 Catch::Contains("no product"));
+  CHECK_THAT(test::error_of(kBase + "precision: {fprop_x: e4m4}\n"),
+             Catch::StartsWith("run.yaml:4:13: precision.fprop_x: 'e4m4'") &&
+                 Catch::Contains("did you mean 'e4m3'"));
+  CHECK_THAT(test::error_of(kBase + "precision: {plan: custom}\n"),
+             Catch::StartsWith("run.yaml:4:13: precision.plan:"));
+  CHECK_THAT(test::error_of(kBase + "precision: {plan: te-current, weights: bf16}\n"),
+             Catch::Contains("did you mean \"weight\""));
+}
+
 TEST_CASE("a section without keys is an empty section") {
   CHECK(load_text(kBase + "optimizer:\n").optimizer == OptimizerSettings{});
 }
