@@ -96,6 +96,11 @@ void Pass::accelerate_key(const Alias& alias, const Entry& entry) {
     const auto found = find_in(kBackends, simplified(entry.node.text));
     put(alias.key, entry,
         found == std::end(kBackends) ? entry.node : scalar(std::string(found->second), entry.node));
+    if (found != std::end(kBackends) && found->second == "torchao") {
+      tell(entry.spelled +
+           ": Accelerate keeps the first linear layer and the head out of this backend's FP8; here "
+           "the head stays out, and with fp8.first_linears: 1 the first one too");
+    }
   } else if (alias.name == "format" && simplified(entry.node.text) == "e5m2") {
     complain(entry,
              "E5M2 for all tensors does not train (TransformerEngine refuses it too); choose "
