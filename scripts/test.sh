@@ -107,7 +107,10 @@ programs() { ninja -C "$1" -t targets all | sed -n 's/^\(bin\/[^:]*\): .*/\1/p' 
 setup_stage() { bash scripts/setup.sh $([ $quick = 1 ] || echo --dev); }
 format_stage() { sources | xargs clang-format --dry-run -Werror; }
 layers_stage() {
-  python3 scripts/checks/layers.py --self-test && python3 scripts/checks/layers.py "$root" || return 1
+  local check
+  for check in layers methods; do
+    python3 "scripts/checks/$check.py" --self-test && python3 "scripts/checks/$check.py" "$root" || return 1
+  done
 }
 scripts_stage() {
   local script

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "train/preflight.h"
 #include "train/progress.h"
 #include "train/threads.h"
@@ -72,6 +73,9 @@ void check_output(const std::filesystem::path& folder) {
 }
 
 int check_run(const Settings& settings) {
+  for (const std::string& line : settings.told.lines) {
+    log_info(line);
+  }
   const Session session = open_session(settings, true);
   check_weights(session);
   std::string reason;

@@ -1,5 +1,6 @@
 // fp8train explain: what really runs in which format. The resolved row of the chart, then every
-// linear layer's three GEMMs and why a layer is exempt.
+// linear layer's three GEMMs and why a layer is exempt; or how the row differs from another one; or
+// the whole chart.
 
 #include <fmt/format.h>
 
@@ -8,8 +9,10 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "base/log.h"
 #include "device/cuda/cuda_device.h"
 #include "nn/linear_operands.h"
+#include "precision/chart.h"
 #include "train/session.h"
 #include "verbs.h"
 
@@ -19,27 +22,9 @@ namespace {
 struct ExplainOptions {
   CommonOptions common;
   bool json = false;
+  bool chart = false;
+  std::string diff;  ///< a row's name
 };
-
-std::vector<std::pair<std::string, std::string>> cells(const PrecisionPlan& plan) {
-  const auto gemm = [](const GemmPlan& g) { return describe(g.a) + "  x  " + describe(g.b); };
-  return {{"fprop x, w", gemm(plan.fprop)},
-          {"dgrad dy, w", gemm(plan.dgrad)},
-          {"wgrad dy, x", gemm(plan.wgrad)},
-          {"saved activation", describe(plan.saved_activation)},
-          {"activations", std::string(name_of(plan.activation))},
-          {"weight", describe(plan.weight)},
-          {"master weight", plan.master_weight ? describe(*plan.master_weight) : "-"},
-          {"weight gradient", describe(plan.weight_gradient)},
-          {"gradient wire", describe(plan.gradient_wire)},
-          {"parameter wire", describe(plan.parameter_wire)},
-          {"moment 1", describe(plan.moment1)},
-          {"moment 2", describe(plan.moment2)},
-          {"loss scaling", plan.dynamic_loss_scaling ? "dynamic" : "-"},
-          {"evaluation", plan.evaluate_scaled || !plan.fprop.a.is_scaled()
-                             ? "in the same formats"
-                             : std::string("in ") + std::string(name_of(plan.activation))}};
-}
 
 /// What never runs in a scaled format, whatever the row.
 constexpr const char* kOutside =
@@ -93,12 +78,24 @@ void print_reasons(const Layers& layers) {
   }
 }
 
+/// The plan as a line of the chart, one column per line, then every cell.
+void print_row(const PrecisionPlan& plan) {
+  const RowOrigin origin = row_origin(plan.name);
+  fmt::print("row {} ({})\n", plan.name, origin.source);
+  for (const auto& [title, text] : chart_columns(plan)) {
+    fmt::print("  {:<20}{}\n", title, text);
+  }
+  const ParameterBytes bytes = bytes_per_parameter(plan);
+  fmt::print("  {:<20}weight {:.4g}, master {:.4g}, gradient {:.4g}, m {:.4g}, v {:.4g}\n\ncells\n",
+             "", bytes.weight, bytes.master, bytes.gradient, bytes.moment1, bytes.moment2);
+  for (const auto& [role, format] : plan_columns(plan)) {
+    fmt::print("  {:<20}{}\n", role, format);
+  }
+}
+
 void print_text(const PrecisionPlan& plan, const Layers& layers) {
   const std::vector<LinearPlan>& linears = layers.linears;
-  fmt::print("row {}\n", plan.name);
-  for (const auto& [role, format] : cells(plan)) {
-    fmt::print("  {:<18}{}\n", role, format);
-  }
+  print_row(plan);
   size_t scaled = 0;
   fmt::print("\n{:<28}{:<16}{}\n", "linear layer", "[out, in]", "fprop | dgrad | wgrad");
   for (size_t i = 0; i < linears.size(); ++i) {
@@ -120,11 +117,62 @@ void print_text(const PrecisionPlan& plan, const Layers& layers) {
   print_reasons(layers);
 }
 
-void print_json(const PrecisionPlan& plan, const Layers& layers) {
-  nlohmann::ordered_json json = {{"plan", plan.name}};
-  for (const auto& [role, format] : cells(plan)) {
+/// A cell that differs between the plan and another row.
+struct Difference {
+  const char* cell;
+  std::string here, there;
+};
+
+std::vector<Difference> differences(const PrecisionPlan& plan, const PrecisionPlan& other) {
+  const std::vector<ChartColumn> here = plan_columns(plan);
+  const std::vector<ChartColumn> there = plan_columns(other);
+  std::vector<Difference> result;
+  for (size_t i = 0; i < here.size(); ++i) {
+    if (here[i].text != there[i].text) {
+      result.push_back({here[i].title, here[i].text, there[i].text});
+    }
+  }
+  return result;
+}
+
+void print_differences(const PrecisionPlan& plan, const PrecisionPlan& other) {
+  const std::vector<Difference> all = differences(plan, other);
+  if (all.empty()) {
+    fmt::print("{} and {} have the same cells\n", plan.name, other.name);
+    return;
+  }
+  size_t width = plan.name.size();
+  for (const Difference& one : all) {
+    width = std::max(width, one.here.size());
+  }
+  fmt::print("{:<20}  {:<{}}  {}\n", "", plan.name, width, other.name);
+  for (const Difference& one : all) {
+    fmt::print("{:<20}  {:<{}}  {}\n", one.cell, one.here, width, one.there);
+  }
+}
+
+void print_differences_json(const PrecisionPlan& plan, const PrecisionPlan& other) {
+  nlohmann::ordered_json json = {
+      {"plan", plan.name}, {"other", other.name}, {"diff", nlohmann::ordered_json::object()}};
+  for (const Difference& one : differences(plan, other)) {
+    json["diff"][one.cell] = {one.here, one.there};
+  }
+  fmt::print("{}\n", json.dump(2));
+}
+
+void print_json(const Session& session, const Layers& layers) {
+  const PrecisionPlan& plan = session.engine.plan;
+  nlohmann::ordered_json json = {{"plan", plan.name},
+                                 {"source", row_origin(plan.name).source},
+                                 {"told", session.settings.told.lines}};
+  for (const auto& [title, text] : chart_columns(plan)) {
+    json["chart"][title] = text;
+  }
+  json["bytes_per_parameter"] = bytes_per_parameter(plan).total();
+  for (const auto& [role, format] : plan_columns(plan)) {
     json["row"][role] = format;
   }
+  json["outside"] = kOutside;
   for (size_t i = 0; i < layers.linears.size(); ++i) {
     const LinearPlan& linear = layers.linears[i];
     const auto gemm = [&](const GemmPlan& g, size_t which) {
@@ -145,15 +193,36 @@ void print_json(const PrecisionPlan& plan, const Layers& layers) {
   fmt::print("{}\n", json.dump(2));
 }
 
+void explain(const ExplainOptions& options) {
+  if (options.chart) {
+    fmt::print("{}", chart_markdown());
+    return;
+  }
+  const Session session = open_session(load(options.common), false);
+  for (const std::string& line : session.settings.told.lines) {
+    log_info(line);
+  }
+  const PrecisionPlan& plan = session.engine.plan;
+  if (!options.diff.empty()) {
+    const PrecisionPlan other = plan_named(options.diff);
+    (options.json ? print_differences_json : print_differences)(plan, other);
+  } else if (options.json) {
+    print_json(session, explained_layers(session));
+  } else {
+    print_text(plan, explained_layers(session));
+  }
+}
+
 }  // namespace
 
 void add_explain(Arguments verb, Action& action) {
   auto options = std::make_shared<ExplainOptions>();
   add_common(verb, options->common);
   verb.flag("--json", options->json, "As JSON");
+  verb.option("--diff", options->diff, "A row: only the cells in which it differs from the run's");
+  verb.flag("--chart", options->chart, "The whole chart as a Markdown table; needs no run");
   verb.run(action, [options] {
-    const Session session = open_session(load(options->common), false);
-    (options->json ? print_json : print_text)(session.engine.plan, explained_layers(session));
+    explain(*options);
     return 0;
   });
 }

@@ -35,8 +35,9 @@ int generate(const GenerateOptions& options) {
     tokens.insert(tokens.begin(), opened.tokenizer->bos_id());
   }
   if (!opened.has_scales) {
-    throw ConfigError("--plan " + options.model.plan + ": " + opened.folder +
-                      " holds no scales for a row with delayed scaling; use bf16 or te-current");
+    throw ConfigError(
+        "--plan " + options.model.plan + ": " + opened.folder +
+        " holds no scales for a row with delayed scaling; use bf16 or a row with current scaling");
   }
   const int64_t context = opened.engine->settings().model.max_position_embeddings;
   const auto prompt_tokens = static_cast<int64_t>(tokens.size());

@@ -27,6 +27,7 @@ class Checks {
   void plan();
 
  private:
+  std::string other_key(const std::string& message) const;
   bool has(const char* key) const { return given_.find(key) != nullptr; }
 
   /// Nobody wrote it, or its value could be read.
@@ -188,8 +189,10 @@ void Checks::meaningless() {
   const bool sgd = optimizer.name == "sgd";
   refuse("optimizer.momentum", !sgd, optimizer.momentum != usual.momentum, "optimizer.name: adamw");
   refuse("optimizer.betas", sgd, optimizer.betas != usual.betas, "optimizer.name: sgd");
-  refuse("precision.moment1", sgd, !settings_.precision.moment1.empty(), "optimizer.name: sgd");
-  refuse("precision.moment2", sgd, !settings_.precision.moment2.empty(), "optimizer.name: sgd");
+  refuse("precision.moment1", sgd, !settings_.precision.cells.moment1.empty(),
+         "optimizer.name: sgd");
+  refuse("precision.moment2", sgd, !settings_.precision.cells.moment2.empty(),
+         "optimizer.name: sgd");
   refuse("optimizer.eps", sgd, optimizer.eps != usual.eps, "optimizer.name: sgd");
   const ScheduleSettings& schedule = settings_.scheduler;
   const bool constant = schedule.type == "constant";
@@ -222,6 +225,23 @@ void Checks::schedule() {
   }
 }
 
+/// The written key at which to say what is wrong with one that nobody wrote: the other cell that
+/// the message names, else what selects the row.
+std::string Checks::other_key(const std::string& message) const {
+  for (const auto& [position, given] : given_.all()) {
+    const std::string& key = given.field->key;
+    if (key.starts_with("precision.") && message.find(key + ":") != std::string::npos) {
+      return key;
+    }
+  }
+  for (const char* key : {"fp8.recipe", "fp8.opt_level", "fp8.backend"}) {
+    if (has(key)) {
+      return key;
+    }
+  }
+  return "precision.plan";
+}
+
 /// What the precision room says about the request, at the key that its message begins with.
 void Checks::plan() {
   try {
@@ -230,26 +250,28 @@ void Checks::plan() {
     const std::string message = error.what();
     std::string key = message.substr(0, message.find_first_of(": "));
     if (!has(key.c_str())) {
-      key = has("fp8.recipe")    ? "fp8.recipe"
-            : has("fp8.backend") ? "fp8.backend"
-                                 : "precision.plan";
+      key = other_key(message);
     }
     const GivenKey* written = given_.find(key);
-    problems_.add(written == nullptr ? Place{} : written->place, "", message);
+    const bool renamed = written != nullptr && written->spelled != key;
+    problems_.add(written == nullptr ? Place{} : written->place, renamed ? written->spelled : "",
+                  message);
   }
 }
 
 void Checks::precision() {
   const PlanRequest& request = settings_.precision;
   if (has("precision.plan")) {
-    for (const char* key : {"fp8.backend", "fp8.recipe"}) {
+    bool alone = true;
+    for (const char* key : {"fp8.backend", "fp8.recipe", "fp8.opt_level", "fp8.use_te"}) {
       if (has(key)) {
+        alone = false;
         complain(key,
                  "stands beside precision.plan, which names the row directly; keep one of "
                  "them");
       }
     }
-    if (!has("fp8.backend") && !has("fp8.recipe")) {
+    if (alone) {
       plan();
     }
     return;
@@ -261,13 +283,18 @@ void Checks::precision() {
     plan();
     return;
   }
+  bool meaningful = true;
   for (const auto& [position, given] : given_.all()) {
     if (given.field->key.starts_with("fp8.")) {
+      meaningful = false;
       problems_.add(given.place, given.spelled,
                     fmt::format("has no meaning with mixed_precision: {}; set mixed_precision: "
                                 "fp8 or remove the key",
                                 request.mixed_precision));
     }
+  }
+  if (meaningful) {
+    plan();
   }
 }
 

@@ -26,9 +26,10 @@ Place place_of_value(const GivenKey& given) {
 
 }  // namespace
 
-void GivenKeys::add(const std::string& path, const YamlNode& node, Place place, int layer) {
+void GivenKeys::add(const std::string& path, const YamlNode& node, Place place, int layer,
+                    const std::string& spelled) {
   if (const Field* field = find_field(path)) {
-    add_value(*field, path, node, place, layer);
+    add_value(*field, spelled.empty() ? path : spelled, node, place, layer);
   } else if (path.empty() || is_section(path)) {
     add_section(path, node, place, layer);
   } else {
@@ -56,21 +57,22 @@ void GivenKeys::add_section(const std::string& path, const YamlNode& node, Place
     if (path.empty() && key.text.find('.') != std::string::npos) {
       add_unknown(key.text, node.items[i], key_place);
     } else {
-      add(path.empty() ? key.text : path + "." + key.text, node.items[i], key_place, layer);
+      add(path.empty() ? key.text : path + "." + key.text, node.items[i], key_place, layer,
+          key.spelled);
     }
   }
 }
 
-void GivenKeys::add_value(const Field& field, const std::string& path, const YamlNode& node,
+void GivenKeys::add_value(const Field& field, const std::string& spelled, const YamlNode& node,
                           Place place, int layer) {
   const auto found = keys_.find(position_of(field));
   if (found != keys_.end() && found->second.layer == layer) {
-    problems_.add(place, path,
+    problems_.add(place, spelled,
                   fmt::format("given twice, first as {} at {}", found->second.spelled,
                               problems_.where(found->second.place)));
     return;
   }
-  keys_[position_of(field)] = {&field, path, node, place, layer, true};
+  keys_[position_of(field)] = {&field, spelled, node, place, layer, true};
 }
 
 void GivenKeys::add_unknown(const std::string& path, const YamlNode& node, Place place) {

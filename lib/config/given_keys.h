@@ -28,7 +28,9 @@ class GivenKeys {
 
   /// Adds what a source says. `path` is the dotted key of `node` (empty: the root). Values of a
   /// higher `layer` replace earlier ones; the same field twice in one layer is a problem.
-  void add(const std::string& path, const YamlNode& node, Place place, int layer);
+  /// `spelled`: the key as the user wrote it, where that is another one.
+  void add(const std::string& path, const YamlNode& node, Place place, int layer,
+           const std::string& spelled = "");
 
   /// Null when nobody wrote it.
   const GivenKey* find(std::string_view field_key) const;
@@ -49,7 +51,7 @@ class GivenKeys {
 
  private:
   void add_section(const std::string& path, const YamlNode& node, Place place, int layer);
-  void add_value(const Field& field, const std::string& path, const YamlNode& node, Place place,
+  void add_value(const Field& field, const std::string& spelled, const YamlNode& node, Place place,
                  int layer);
   void add_unknown(const std::string& path, const YamlNode& node, Place place);
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -10,6 +11,7 @@
 
 #include "base/error.h"
 #include "config/cross_checks.h"
+#include "config/dialects.h"
 #include "config/given_keys.h"
 #include "config/presets.h"
 
@@ -37,7 +39,8 @@ std::string read_config_file(const std::string& path) {
 }
 
 /// False when the file could not be read to its end, so that a key may be missing for that reason.
-bool add_file(const LoadRequest& request, GivenKeys& given, Problems& problems) {
+bool add_file(const LoadRequest& request, GivenKeys& given, Dialects& dialects,
+              Problems& problems) {
   const std::string name = request.path.empty() ? "configuration" : request.path;
   const size_t source = problems.add_source(name, true);
   const std::string text = request.text ? *request.text : read_config_file(request.path);
@@ -48,13 +51,24 @@ bool add_file(const LoadRequest& request, GivenKeys& given, Problems& problems) 
     return false;
   }
   root.reported = root.kind == YamlNode::Kind::null;
+  dialects.translate(root, source, 0);
   given.add("", root, {source, root.line, root.column}, 0);
   return complete;
 }
 
+/// The tree in which `value` stands at a dotted key.
+YamlNode nested(const std::string& key, const YamlNode& value) {
+  const size_t dot = key.find('.');
+  YamlNode map;
+  map.kind = YamlNode::Kind::map;
+  map.keys.push_back({key.substr(0, dot), 0, 0, {}});
+  map.items.push_back(dot == std::string::npos ? value : nested(key.substr(dot + 1), value));
+  return map;
+}
+
 /// "a.b=v" from the command line or the environment.
 void add_assignment(const std::string& assignment, const std::string& origin, int layer,
-                    GivenKeys& given, Problems& problems) {
+                    GivenKeys& given, Dialects& dialects, Problems& problems) {
   const size_t source = problems.add_source(fmt::format("{} {}", origin, assignment), false);
   const size_t equals = assignment.find('=');
   const std::string key = assignment.substr(0, equals);
@@ -63,7 +77,15 @@ void add_assignment(const std::string& assignment, const std::string& origin, in
     return;
   }
   const YamlNode value = parse_yaml(assignment.substr(equals + 1), key, source, problems);
-  if (!value.reported) {
+  if (value.reported) {
+    return;
+  }
+  constexpr std::ptrdiff_t kDeepest = 4;  // dots; no key of this or another program has more
+  const bool shallow = std::count(key.begin(), key.end(), '.') <= kDeepest;
+  YamlNode tree = shallow ? nested(key, value) : YamlNode{};
+  if (dialects.translate(tree, source, layer)) {
+    given.add("", tree, {source, 0, 0}, layer);
+  } else {
     given.add(key, value, {source, 0, 0}, layer);
   }
 }
@@ -104,20 +126,22 @@ void apply_given_preset(const GivenKeys& given, Settings& settings) {
 Settings load_settings(const LoadRequest& request) {
   Problems problems;
   GivenKeys given(problems);
+  Dialects dialects(problems);
   int layer = 1;
   bool complete = true;
   if (request.text || !request.path.empty()) {
-    complete = add_file(request, given, problems);
+    complete = add_file(request, given, dialects, problems);
   } else {
     problems.add_source("command line", false);
   }
   for (const std::string& assignment : split_env(request.env)) {
-    add_assignment(assignment, "FP8TRAIN_SET", layer++, given, problems);
+    add_assignment(assignment, "FP8TRAIN_SET", layer++, given, dialects, problems);
   }
   for (const std::string& assignment : request.sets) {
-    add_assignment(assignment, "--set", layer++, given, problems);
+    add_assignment(assignment, "--set", layer++, given, dialects, problems);
   }
   drop_replaced_keys(given);
+  dialects.finish(given);
 
   Settings settings;
   apply_given_preset(given, settings);
@@ -126,6 +150,7 @@ Settings load_settings(const LoadRequest& request) {
     check_settings(settings, given, problems);
   }
   problems.raise();
+  settings.told.lines = dialects.told();
   const TrainingSettings& training = settings.training;
   if (training.global_batch_size > 0) {
     settings.training.gradient_accumulation_steps =

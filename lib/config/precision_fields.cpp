@@ -1,5 +1,5 @@
-// mixed_precision, fp8 and precision. The keys of `fp8` that tune a row may also stand in
-// `precision`, beside `plan`.
+// mixed_precision, fp8 and precision, with its cells. The keys of `fp8` that tune a row may also
+// stand in `precision`, beside `plan`.
 
 #include "config/field_builders.h"
 #include "config/field_table.h"
@@ -80,20 +80,20 @@ std::vector<Field> precision_fields() {
       text("precision.plan", request(&PlanRequest::plan),
            "A row of the chart by name; decides alone, whatever mixed_precision says",
            "the name of a plan"),
-      choice("precision.moment1", request(&PlanRequest::moment1), moment_spellings(),
-             "What AdamW keeps its first moment in, whatever the row says; fp16, e4m3 and e5m2 "
-             "with a scale for the tensor, or for 128 elements"),
-      choice("precision.moment2", request(&PlanRequest::moment2), moment_spellings(),
-             "The same for the second moment, which takes more range and, with betas[1] near 1, "
-             "more bits"),
-      text("fp8.backend", request(&PlanRequest::backend),
-           "Whose FP8 method: te (TransformerEngine) or torchao", "the name of a backend")
+      text("fp8.backend", request(&PlanRequest::backend), "Whose FP8 method: " + backends_text(),
+           "the name of a backend")
           .when(selects_by_method),
-      text("fp8.recipe", request(&PlanRequest::recipe),
-           "The backend's scaling. te: delayed, current, blockwise or mxfp8; torchao: tensorwise, "
-           "rowwise or rowwise_with_gw_hp",
+      text("fp8.recipe", request(&PlanRequest::recipe), "The backend's scaling. " + recipes_text(),
            "the name of a recipe")
           .when(selects_by_method),
+      text("fp8.opt_level", request(&PlanRequest::opt_level),
+           "For a backend with levels: " + opt_levels_text(), "the name of a level")
+          .when(selects_by_method),
+      maybe_flag("fp8.use_te", request(&PlanRequest::use_te),
+                 "For a backend with levels: the GEMMs of the first backend's first recipe")
+          .when(selects_by_method),
+      maybe_flag("precision.self_exact", request(&PlanRequest::self_exact),
+                 "A rank's own contribution to a gradient is not rounded to the wire's format"),
   };
   for (Field& field : tuning_fields()) {
     field.aliases = {"precision." + field.key.substr(field.key.find('.') + 1)};
@@ -101,6 +101,12 @@ std::vector<Field> precision_fields() {
       return settings.precision.mixed_precision == "fp8" || !settings.precision.plan.empty();
     };
     result.push_back(std::move(field));
+  }
+  for (const Cell& cell : plan_cells()) {
+    const bool removable = cell.requested == &CellRequest::master_weight;
+    result.push_back(text(std::string("precision.") + cell.name,
+                          in(&Settings::precision, &PlanRequest::cells, cell.requested), cell.doc,
+                          removable ? "a format, or none" : "a format"));
   }
   return result;
 }

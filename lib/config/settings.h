@@ -76,6 +76,14 @@ struct LoggingSettings {
   bool operator==(const LoggingSettings&) const = default;
 };
 
+/// What was read in another program's spelling or has no meaning here, one line each; to be told.
+/// It is no setting: two runs are alike whatever was told of them.
+struct ToldLines {
+  std::vector<std::string> lines;
+
+  bool operator==(const ToldLines&) const { return true; }
+};
+
 struct Settings {
   ModelSettings model;
   DataSettings data;
@@ -92,6 +100,7 @@ struct Settings {
   bool gemm_tuning = false;     ///< time the GPU's algorithms for each product
   int64_t threads = 0;          ///< 0: all cores (or SLURM_CPUS_PER_TASK, OMP_NUM_THREADS)
   std::string output_dir = "runs/default";
+  ToldLines told;
 
   bool operator==(const Settings&) const = default;
 };

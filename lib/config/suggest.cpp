@@ -2,9 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <numeric>
-
+#include "base/nearest.h"
 #include "config/field_table.h"
 
 namespace fp8train {
@@ -15,7 +13,7 @@ struct Foreign {
   std::string_view key;  ///< ours, or an advice when it holds a blank
 };
 
-/// Spellings of nanoGPT, llm.c, Hugging Face's Trainer, Megatron-LM, DeepSpeed and torchtitan.
+/// Spellings of other trainers.
 constexpr Foreign kForeign[] = {
     {"learning_rate", "optimizer.lr"},
     {"max_lr", "optimizer.lr"},
@@ -68,13 +66,7 @@ constexpr Foreign kForeign[] = {
     {"activation_checkpointing", "model.recompute"},
     {"bias", "model.qkv_bias, model.attention_output_bias, model.mlp_bias, model.norm_bias"},
     {"precision_plan", "precision.plan"},
-    {"fp8_format", "fp8.format"},
-    {"fp8_recipe", "fp8.recipe"},
-    {"fp8_margin", "fp8.margin"},
-    {"fp8_interval", "fp8.interval"},
-    {"fp8_amax_history_len", "fp8.amax_history_len"},
     {"amax_compute_algorithm", "fp8.amax_compute_algo"},
-    {"fp8_amax_compute_algo", "fp8.amax_compute_algo"},
     {"eval_iters", "eval.batches"},
     {"save_total_limit", "checkpoint.keep_last"},
     {"resume_from_checkpoint", "checkpoint.resume"},
@@ -92,17 +84,6 @@ constexpr Foreign kForeign[] = {
     {"bf16", "mixed_precision: bf16"},
     {"fp16", "mixed_precision: fp16"},
 };
-
-std::string simplified(std::string_view name) {
-  std::string result;
-  for (const char c : name) {
-    if (c == '-' || c == '_') {
-      continue;
-    }
-    result += c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c;
-  }
-  return result;
-}
 
 std::string_view foreign_meaning(const std::string& name) {
   const std::string wanted = simplified(name);
@@ -144,44 +125,6 @@ std::string same_name_elsewhere(const std::string& name) {
 }
 
 }  // namespace
-
-size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 0; i < a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i + 1;
-    for (size_t j = 0; j < b.size(); ++j) {
-      const size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({replaced, row[j] + 1, row[j + 1] + 1});
-    }
-  }
-  return row.back();
-}
-
-std::string nearest_name(std::string_view name, const std::vector<std::string>& candidates) {
-  constexpr size_t kLongest = 64;
-  if (name.size() > kLongest) {
-    return "";
-  }
-  for (const std::string& candidate : candidates) {
-    if (simplified(candidate) == simplified(name)) {
-      return candidate;
-    }
-  }
-  const std::string wanted = simplified(name);
-  size_t best = std::min<size_t>(2, wanted.size() / 2) + 1;
-  std::string result;
-  for (const std::string& candidate : candidates) {
-    const size_t distance = edit_distance(wanted, simplified(candidate));
-    if (distance < best) {
-      best = distance;
-      result = candidate;
-    }
-  }
-  return result;
-}
 
 std::string advice_for_unknown_key(const std::string& section, const std::string& name) {
   if (name.size() > 64) {

@@ -187,7 +187,7 @@ class TreeBuilder : public YAML::EventHandler {
       problems_.add({source_, node.line, node.column}, child_path(frame, node.text),
                     fmt::format("given twice, first in line {}", entry->second));
     }
-    frame.node.keys.push_back({node.text, node.line, node.column});
+    frame.node.keys.push_back({node.text, node.line, node.column, {}});
     frame.has_key = true;
     frame.drop_value = !is_new;
   }

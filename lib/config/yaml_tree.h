@@ -19,6 +19,7 @@ struct YamlKey {
   std::string text;
   int line = 0;  ///< from 1
   int column = 0;
+  std::string spelled;  ///< dotted, where the user wrote another key; else empty
 };
 
 struct YamlNode {

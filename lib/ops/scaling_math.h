@@ -20,8 +20,8 @@ FP8TRAIN_HD float max_magnitude(float a, float b) {
 }
 
 /// Moves the slot's amax into its ring of the last `history_length` values, whose newest value is
-/// at row cursor[slot]. The ring holds what TransformerEngine holds in rows 1.. of a history that
-/// it shifts by one row per step. False when the amax is 0 or not finite: nothing is to be done.
+/// at row cursor[slot]. The ring holds rows 1.. of a history that is shifted by one row per step
+/// (as TransformerEngine's is). False when the amax is 0 or not finite: nothing is to be done.
 FP8TRAIN_HD bool push_amax(const DelayedScalingState& state, int64_t slot) {
   const float amax = state.amax[slot];
   state.amax[slot] = 0.0F;

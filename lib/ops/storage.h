@@ -29,8 +29,8 @@ void store(Stream stream, const Store& call);
 /// y = the values that x keeps; y: fp32, bf16 or fp16.
 void read_stored(Stream stream, const StoredTensor& x, View y);
 
-/// The mu of FP8-LM (2310.18313 section 2.2; research/msamp-fp8lm-coat.md 1.5): where more than
-/// 1e-5 of the codes have the largest magnitude the factor is halved, else it grows by 2^(1/1000).
+/// The mu of gradients (FP8-LM, 2310.18313 section 2.2; research/msamp-fp8lm-coat.md 1.5): more
+/// than 1e-5 of the codes with the largest magnitude halve the factor, else it grows by 2^(1/1000).
 /// It stays between 2^-16 and 2^16. codes: e4m3 or e5m2.
 void update_auto_scale(Stream stream, ConstView codes, AutoScale* automatic);
 

@@ -17,6 +17,105 @@ bool is_plain(const TensorFormat& format, DType dtype) {
   return format == plain(dtype);
 }
 
+bool is_block(const TensorFormat& format) {
+  return format.granularity == Granularity::block_1x128 ||
+         format.granularity == Granularity::block_128x128;
+}
+
+/// What a cast of a GEMM's operand can make.
+void check_operand(const char* cell, const TensorFormat& format, DType activation) {
+  if (!format.is_scaled()) {
+    if (!is_plain(format, activation)) {
+      refuse(cell, format,
+             fmt::format("is no operand of a GEMM: without a scale it is '{}', as activations are",
+                         name_of(activation)));
+    }
+    return;
+  }
+  const Granularity granularity = format.granularity;
+  if (format.dtype == DType::i8 && granularity != Granularity::row) {
+    refuse(cell, format, "is no operand of a GEMM: int8 has a scale for each row");
+  }
+  if ((!is_fp8(format.dtype) && format.dtype != DType::i8) || granularity == Granularity::group ||
+      format.expanded) {
+    refuse(cell, format,
+           "is no operand of a GEMM: choose e4m3 or e5m2 with scales for the tensor, row, 1x128, "
+           "128x128 or 1x32, or int8 with scales for rows");
+  }
+  if (format.rounding != Rounding::nearest_even) {
+    refuse(cell, format, "is no operand of a GEMM: they are rounded to nearest");
+  }
+  const bool by_tensor = granularity == Granularity::tensor;
+  if (format.policy != ScalePolicy::current &&
+      (format.policy != ScalePolicy::delayed || !by_tensor)) {
+    refuse(cell, format,
+           by_tensor ? "is no operand of a GEMM: its scale is current or delayed"
+                     : "is no operand of a GEMM: a scale for each granule is current");
+  }
+  if ((format.scale_type == ScaleType::e8m0) != (granularity == Granularity::block_1x32)) {
+    refuse(cell, format, "is no operand of a GEMM: 1x32 and e8m0 scales go together");
+  }
+}
+
+/// Whether some product reads both.
+bool have_product(const TensorFormat& a, const TensorFormat& b) {
+  const auto is = [](const TensorFormat& format, Granularity granularity) {
+    return format.granularity == granularity;
+  };
+  if (!a.is_scaled() || !b.is_scaled()) {
+    return a.is_scaled() == b.is_scaled();
+  }
+  if ((a.dtype == DType::i8) != (b.dtype == DType::i8)) {
+    return false;
+  }
+  if (is_block(a) && is_block(b)) {
+    return !is(a, Granularity::block_128x128) || !is(b, Granularity::block_128x128);
+  }
+  // Beside row scales, one scale for the tensor is the same scale for each row.
+  const bool rows = (is(a, Granularity::row) && is(b, Granularity::tensor)) ||
+                    (is(a, Granularity::tensor) && is(b, Granularity::row));
+  return rows || a.granularity == b.granularity;
+}
+
+struct OperandNames {
+  const char* a;
+  const char* b;
+};
+
+/// `forward` (null for fprop): the format in which the other GEMM of the second operand casts it.
+/// Beside a plain operand those codes are read as values.
+void check_gemm(const OperandNames& names, const GemmPlan& gemm, DType activation,
+                const TensorFormat* forward) {
+  check_operand(names.a, gemm.a, activation);
+  check_operand(names.b, gemm.b, activation);
+  const bool straight_through =
+      forward != nullptr && !gemm.a.is_scaled() && gemm.b.is_scaled() && gemm.b == *forward;
+  if (!straight_through && !have_product(gemm.a, gemm.b)) {
+    refuse(names.a, gemm.a,
+           fmt::format("has no product with precision.{}: '{}'. Products: both without scales; "
+                       "tensor or row with tensor or row; 1x128 with 1x128 or 128x128; 1x32 with "
+                       "1x32",
+                       names.b, describe(gemm.b)));
+  }
+  const bool by_tensor = gemm.a.is_scaled() && gemm.a.granularity == Granularity::tensor &&
+                         gemm.b.granularity == Granularity::tensor;
+  if (by_tensor && gemm.a.dtype == DType::e5m2 && gemm.b.dtype == DType::e5m2) {
+    refuse(names.a, gemm.a,
+           fmt::format("beside precision.{}: tensor cores do not multiply e5m2 by e5m2", names.b));
+  }
+}
+
+void check_parameter_wire(const PrecisionPlan& plan) {
+  const TensorFormat& wire = plan.parameter_wire;
+  const bool is_float =
+      wire.dtype == DType::f32 || wire.dtype == DType::bf16 || wire.dtype == DType::f16;
+  if (wire != plan.weight && (wire.is_scaled() || !is_float)) {
+    refuse("parameter_wire", wire,
+           fmt::format("does not cross a wire: choose fp32, bf16, fp16 or the weight's '{}'",
+                       describe(plan.weight)));
+  }
+}
+
 void check_kept(const char* cell, const TensorFormat& format) {
   if (!is_stored_format(format)) {
     refuse(cell, format,
@@ -119,8 +218,12 @@ ParameterFormats parameter_formats(const PrecisionPlan& plan) {
 }
 
 void check_cells(const PrecisionPlan& plan) {
+  check_gemm({"fprop_x", "fprop_w"}, plan.fprop, plan.activation, nullptr);
+  check_gemm({"dgrad_dy", "dgrad_w"}, plan.dgrad, plan.activation, &plan.fprop.b);
+  check_gemm({"wgrad_dy", "wgrad_x"}, plan.wgrad, plan.activation, &plan.fprop.a);
   check_weight(plan);
   check_gradient(plan);
+  check_parameter_wire(plan);
   check_saved(plan);
   check_kept("moment1", plan.moment1);
   check_kept("moment2", plan.moment2);

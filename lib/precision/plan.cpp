@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "base/error.h"
+#include "precision/cell_request.h"
 
 namespace fp8train {
 namespace {
@@ -24,17 +25,24 @@ std::string row_for(const PlanRequest& request) {
     throw ConfigError(fmt::format("mixed_precision: '{}' is not one of no, bf16, fp16, fp8",
                                   request.mixed_precision));
   }
-  return plan_for_recipe(request.backend, request.recipe);
+  return plan_for_method(request);
+}
+
+bool any_operand(const PrecisionPlan& plan, const std::function<bool(const TensorFormat&)>& holds) {
+  for (const GemmPlan* gemm : {&plan.fprop, &plan.dgrad, &plan.wgrad}) {
+    if (holds(gemm->a) || holds(gemm->b)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool is_scaled(const PrecisionPlan& plan) {
+  return any_operand(plan, [](const TensorFormat& format) { return format.is_scaled(); });
 }
 
 bool has_policy(const PrecisionPlan& plan, ScalePolicy policy) {
-  return plan.fprop.a.policy == policy || plan.dgrad.a.policy == policy ||
-         plan.wgrad.a.policy == policy;
-}
-
-bool has_scale_type(const PrecisionPlan& plan, ScaleType type) {
-  return plan.fprop.a.scale_type == type || plan.dgrad.a.scale_type == type ||
-         plan.wgrad.a.scale_type == type;
+  return any_operand(plan, [&](const TensorFormat& format) { return format.policy == policy; });
 }
 
 void for_each_gemm_format(PrecisionPlan& plan, const std::function<void(TensorFormat&)>& apply) {
@@ -42,7 +50,6 @@ void for_each_gemm_format(PrecisionPlan& plan, const std::function<void(TensorFo
     apply(gemm->a);
     apply(gemm->b);
   }
-  apply(plan.saved_activation);
 }
 
 void require(bool holds, const PrecisionPlan& plan, const char* key, const char* meaning) {
@@ -65,6 +72,9 @@ void apply_delayed(const PlanRequest& request, PrecisionPlan& plan) {
                                   request.amax_compute_algo));
   }
   for_each_gemm_format(plan, [&](TensorFormat& format) {
+    if (format.policy != ScalePolicy::delayed) {
+      return;
+    }
     DelayedScaling& rule = format.delayed;
     rule.margin = static_cast<int>(request.margin.value_or(rule.margin));
     rule.interval = static_cast<int>(request.interval.value_or(rule.interval));
@@ -80,8 +90,8 @@ void apply_format(const PlanRequest& request, PrecisionPlan& plan) {
   if (request.format.empty()) {
     return;
   }
-  require(plan.fprop.a.is_scaled(), plan, "fp8.format", "FP8 rows");
-  // E5M2 has a place in the gradients only: TransformerEngine's HYBRID.
+  require(is_scaled(plan), plan, "fp8.format", "FP8 rows");
+  // E5M2 has a place in the gradients only.
   for (GemmPlan* gemm : {&plan.dgrad, &plan.wgrad}) {
     if (request.format == "hybrid" && gemm->a.is_scaled()) {
       gemm->a.dtype = DType::e5m2;
@@ -96,14 +106,13 @@ void apply_format(const PlanRequest& request, PrecisionPlan& plan) {
   }
 }
 
-/// Each GEMM named true keeps both operands in the activation format; what backward reads follows
-/// wgrad.
+/// Each GEMM named true keeps both operands in the activation format.
 void apply_override(const PlanRequest& request, PrecisionPlan& plan) {
   const auto& flags = request.override_linear_precision;
   if (flags.empty()) {
     return;
   }
-  require(plan.fprop.a.is_scaled(), plan, "fp8.override_linear_precision", "FP8 rows");
+  require(is_scaled(plan), plan, "fp8.override_linear_precision", "FP8 rows");
   if (flags.size() != 3) {
     throw ConfigError(
         "fp8.override_linear_precision: expected three booleans, for fprop, dgrad and wgrad");
@@ -115,85 +124,72 @@ void apply_override(const PlanRequest& request, PrecisionPlan& plan) {
       *gemms[i] = {activation, activation, false};
     }
   }
-  plan.saved_activation = plan.wgrad.b;
 }
 
-struct MomentSpelling {
-  const char* text;
-  DType dtype;
-  bool grouped;
-};
-
-constexpr MomentSpelling kMomentSpellings[] = {
-    {"fp32", DType::f32, false},           {"bf16", DType::bf16, false},
-    {"fp16", DType::f16, false},           {"e4m3", DType::e4m3, false},
-    {"e5m2", DType::e5m2, false},          {"bf16 group(128)", DType::bf16, true},
-    {"fp16 group(128)", DType::f16, true}, {"e4m3 group(128)", DType::e4m3, true},
-    {"e5m2 group(128)", DType::e5m2, true}};
-
-/// Formats of ops::Moment. Without a scale fp16 has not the range of a second moment.
-TensorFormat moment_in(const MomentSpelling& spelling) {
-  TensorFormat format = plain(spelling.dtype);
-  if (spelling.grouped) {
-    format.granularity = Granularity::group;
-    format.group_size = 128;
-  }
-  const bool unscaled = spelling.dtype == DType::f32 || spelling.dtype == DType::bf16;
-  format.policy = unscaled && !spelling.grouped ? ScalePolicy::none : ScalePolicy::current;
-  return format;
-}
-
-void apply_moment(const char* key, const std::string& text, TensorFormat& moment) {
-  if (text.empty()) {
+void apply_power_2_scale(const PlanRequest& request, PrecisionPlan& plan) {
+  if (!request.power_2_scale) {
     return;
   }
-  std::string known;
-  for (const MomentSpelling& spelling : kMomentSpellings) {
-    if (text == spelling.text) {
-      moment = moment_in(spelling);
-      return;
+  const bool e8m0 = any_operand(
+      plan, [](const TensorFormat& format) { return format.scale_type == ScaleType::e8m0; });
+  require(has_policy(plan, ScalePolicy::current), plan, "fp8.power_2_scale", "current scaling");
+  require(!e8m0, plan, "fp8.power_2_scale", "fp32 scales");
+  for_each_gemm_format(plan, [&](TensorFormat& format) {
+    if (format.is_scaled()) {
+      format.scale_type = *request.power_2_scale ? ScaleType::pow2 : ScaleType::f32;
     }
-    known += (known.empty() ? "" : ", ") + std::string(spelling.text);
-  }
-  throw ConfigError(fmt::format("{}: '{}' is not one of {}", key, text, known));
+  });
 }
+
+/// What a row takes over from another cell follows that cell when it is changed.
+class Followers {
+ public:
+  explicit Followers(const PrecisionPlan& row)
+      : weight_(row.weight.is_scaled() && row.weight == row.fprop.b),
+        wire_(row.weight.is_scaled() && row.parameter_wire == row.weight) {}
+
+  void follow_gemms(PrecisionPlan& plan) const {
+    plan.saved_activation = plan.wgrad.b;
+    plan.weight = weight_ ? plan.fprop.b : plan.weight;
+  }
+  void follow_weight(PrecisionPlan& plan) const {
+    plan.parameter_wire = wire_ ? plan.weight : plan.parameter_wire;
+  }
+
+ private:
+  bool weight_, wire_;
+};
 
 }  // namespace
 
-std::vector<std::string> moment_spellings() {
-  std::vector<std::string> texts;
-  for (const MomentSpelling& spelling : kMomentSpellings) {
-    texts.emplace_back(spelling.text);
-  }
-  return texts;
-}
-
 PrecisionPlan resolve_plan(const PlanRequest& request) {
   PrecisionPlan plan = plan_named(row_for(request));
+  if (needs_cells(plan.name) && request.cells == CellRequest{}) {
+    throw ConfigError(
+        fmt::format("precision.plan: row '{}' is what its cells say; give at least one, such as "
+                    "precision.moment1",
+                    plan.name));
+  }
+  const Followers followers(plan);
   apply_delayed(request, plan);
   apply_format(request, plan);
-  if (request.power_2_scale) {
-    require(has_policy(plan, ScalePolicy::current), plan, "fp8.power_2_scale", "current scaling");
-    require(!has_scale_type(plan, ScaleType::e8m0), plan, "fp8.power_2_scale", "fp32 scales");
-    for_each_gemm_format(plan, [&](TensorFormat& format) {
-      if (!format.is_scaled()) {
-        return;
-      }
-      format.scale_type = *request.power_2_scale ? ScaleType::pow2 : ScaleType::f32;
-    });
-  }
+  apply_power_2_scale(request, plan);
+  apply_override(request, plan);
+  apply_gemm_cells(request, plan);
+  followers.follow_gemms(plan);
+  apply_weight_cells(request, plan);
+  followers.follow_weight(plan);
+  apply_kept_cells(request, plan);
   if (request.use_autocast_during_eval) {
-    require(plan.fprop.a.is_scaled(), plan, "fp8.use_autocast_during_eval", "FP8 rows");
+    require(is_scaled(plan), plan, "fp8.use_autocast_during_eval", "FP8 rows");
     plan.evaluate_scaled = *request.use_autocast_during_eval;
   }
-  require(plan.fprop.a.is_scaled() || request.exemptions == ExemptionRules{}, plan,
+  require(is_scaled(plan) || request.exemptions == ExemptionRules{}, plan,
           "an exemption (first_blocks, last_blocks, first_linears, last_linears, exempt, "
           "min_dimension)",
           "FP8 rows");
   plan.exemptions = request.exemptions;
-  apply_moment("precision.moment1", request.moment1, plan.moment1);
-  apply_moment("precision.moment2", request.moment2, plan.moment2);
-  apply_override(request, plan);
+  plan.self_exact = request.self_exact.value_or(plan.self_exact);
   check_cells(plan);
   return plan;
 }

@@ -85,12 +85,32 @@ ParameterBytes bytes_per_parameter(const PrecisionPlan& plan);
 /// Throws ConfigError naming the cell when cells do not go together or no tensor is kept like that.
 void check_cells(const PrecisionPlan& plan);
 
+/// Cells that a request replaces, in the spelling of describe(); empty ones stay the row's.
+struct CellRequest {
+  std::string weight, master_weight, weight_gradient, gradient_wire, parameter_wire;
+  std::string moment1, moment2, saved_nonlinear;
+  std::string fprop_x, fprop_w, dgrad_dy, dgrad_w, wgrad_dy, wgrad_x;
+
+  bool operator==(const CellRequest&) const = default;
+};
+
+/// One of them, by its name.
+struct Cell {
+  const char* name;
+  const char* doc;  ///< one line
+  std::string CellRequest::*requested;
+};
+const std::vector<Cell>& plan_cells();
+
 /// What a user may say about precision; every field empty means "the row's default".
 struct PlanRequest {
   std::string mixed_precision = "no";  ///< no | bf16 | fp16 | fp8
-  std::string plan;     ///< a row by name; wins over mixed_precision and backend/recipe
-  std::string backend;  ///< with recipe selects a row under mixed_precision: fp8
+  std::string plan;     ///< a row by name; wins over mixed_precision and the four below
+  std::string backend;  ///< whose method; with one of the next three it selects a row under
+                        ///< mixed_precision: fp8
   std::string recipe;
+  std::string opt_level;  ///< for backends whose recipes are levels
+  std::optional<bool> use_te;
   std::string format;  ///< hybrid | e4m3
   std::optional<int64_t> margin;
   std::optional<int64_t> interval;
@@ -100,29 +120,44 @@ struct PlanRequest {
       override_linear_precision;      ///< fprop, dgrad, wgrad: true keeps that GEMM in `activation`
   std::optional<bool> power_2_scale;  ///< current scaling only
   std::optional<bool> use_autocast_during_eval;
-  std::string moment1, moment2;  ///< one of moment_spellings(); any row
+  std::optional<bool> self_exact;  ///< PrecisionPlan::self_exact
+  CellRequest cells;               ///< any row
   ExemptionRules exemptions;
 
   bool operator==(const PlanRequest&) const = default;
 };
 
-/// The row that the request selects, with its overrides applied. Throws ConfigError naming the key
-/// when something has no meaning for the row (amax_history_len with current scaling, ...) or the
-/// row does not exist.
+/// The row that the request selects, with its overrides applied: first the options that tune a row,
+/// then single cells. What the row derives from an operand of a GEMM (saved_activation, codes that
+/// are the weight, their wire) follows that operand. Throws ConfigError naming the key when
+/// something has no meaning for the row (amax_history_len with current scaling, ...), cells do not
+/// go together, or the row does not exist.
 PrecisionPlan resolve_plan(const PlanRequest& request);
 
-/// What PlanRequest::moment1 may say: "fp32", "bf16", and "fp16", "e4m3", "e5m2" with a current
-/// scale for the tensor, or " group(128)" after a type for one per 128 elements.
-std::vector<std::string> moment_spellings();
-
-/// Names of all rows that train, in the chart's order.
+/// Names of all rows that train as they are, in the chart's order.
 std::vector<std::string> plan_names();
 
-/// The row that fp8.backend and fp8.recipe select; empty ones mean the first that fits. Throws
-/// ConfigError listing what there is.
-std::string plan_for_recipe(const std::string& backend, const std::string& recipe);
+/// The row that fp8.backend with fp8.recipe or fp8.opt_level and fp8.use_te selects; empty ones
+/// mean the first that fits. Throws ConfigError naming the key and listing what there is.
+std::string plan_for_method(const PlanRequest& request);
 
-/// A row by name with its defaults. Throws ConfigError listing the rows.
+/// A row by name with its defaults; also the one that is all overrides. Throws ConfigError listing
+/// the rows.
 PrecisionPlan plan_named(const std::string& name);
+
+/// Whether the row means something only with at least one cell of the request.
+bool needs_cells(const std::string& name);
+
+/// How a row is selected, and who published it.
+struct RowOrigin {
+  std::string selected_by;  ///< keys as they are written in a configuration
+  std::string source;
+};
+RowOrigin row_origin(const std::string& name);
+
+/// The names of what there is, each backend with its recipes, for documentation of the keys.
+std::string backends_text();
+std::string recipes_text();
+std::string opt_levels_text();
 
 }  // namespace fp8train

@@ -1,11 +1,8 @@
 // The rows of the chart. Nothing below this file knows a method's name.
 
-#include <fmt/format.h>
+#include <utility>
 
-#include <functional>
-
-#include "base/error.h"
-#include "precision/plan.h"
+#include "precision/rows.h"
 
 namespace fp8train {
 namespace {
@@ -338,79 +335,58 @@ PrecisionPlan int8_qat() {
   return plan;
 }
 
-/// A row, and the fp8.backend and fp8.recipe that select it under mixed_precision: fp8 (empty: not
-/// selected that way).
-struct Row {
-  const char* name;
-  const char* backend;
-  const char* recipe;
-  std::function<PrecisionPlan()> make;
-};
-
-const std::vector<Row>& rows() {
-  static const std::vector<Row> all = {
-      {"fp32", "", "", fp32},
-      {"bf16", "", "", bf16_mixed},
-      {"fp16", "", "", fp16_mixed},
-      {"te-delayed", "te", "delayed", te_delayed},
-      {"te-current", "te", "current", te_current},
-      {"te-blockwise", "te", "blockwise", te_blockwise},
-      {"te-mxfp8", "te", "mxfp8", te_mxfp8},
-      {"msamp-o1", "msamp", "O1", msamp_o1},
-      {"msamp-o2", "msamp", "O2", msamp_o2},
-      {"msamp-o3", "msamp", "O3", msamp_o3},
-      {"msamp-o1-te", "", "", msamp_o1_te},
-      {"msamp-o2-te", "", "", msamp_o2_te},
-      {"msamp-o3-te", "", "", msamp_o3_te},
-      {"torchao-tensorwise", "torchao", "tensorwise", torchao_tensorwise},
-      {"torchao-rowwise", "torchao", "rowwise", torchao_rowwise},
-      {"torchao-rowwise-gw-hp", "torchao", "rowwise_with_gw_hp", torchao_rowwise_gw_hp},
-      {"fp8-lm", "", "", fp8_lm},
-      {"deepseek-v3", "", "", deepseek_v3},
-      {"coat", "", "", coat},
-      {"fp8-safe", "", "", fp8_safe},
-      {"fp8-lean", "", "", fp8_lean},
-      {"fp8-min", "", "", fp8_min},
-      {"int8-qat", "", "", int8_qat}};
-  return all;
+/// The row that is what a request's cells say: bf16 until then.
+PrecisionPlan custom() {
+  PrecisionPlan plan = bf16_mixed();
+  plan.name = "custom";
+  return plan;
 }
+
+constexpr const char* kMicikevicius = "Mixed Precision Training (1710.03740)";
+constexpr const char* kTransformerEngine = "TransformerEngine";
+constexpr const char* kMsamp = "MS-AMP";
+constexpr const char* kMsampTe = "MS-AMP with TransformerEngine";
+constexpr const char* kTorchao = "torchao.float8";
 
 }  // namespace
 
-std::vector<std::string> plan_names() {
-  std::vector<std::string> names;
-  for (const Row& row : rows()) {
-    names.emplace_back(row.name);
-  }
-  return names;
+const std::vector<Row>& rows() {
+  static const std::vector<Row> all = {
+      {"fp32", "", "", false, fp32, "IEEE 754"},
+      {"bf16", "", "", false, bf16_mixed, "A Study of BFLOAT16 (1905.12322)"},
+      {"fp16", "", "", false, fp16_mixed, kMicikevicius},
+      {"te-delayed", "te", "delayed", false, te_delayed, kTransformerEngine},
+      {"te-current", "te", "current", false, te_current, kTransformerEngine},
+      {"te-blockwise", "te", "blockwise", false, te_blockwise, kTransformerEngine},
+      {"te-mxfp8", "te", "mxfp8", false, te_mxfp8, "TransformerEngine; OCP MX specification"},
+      {"msamp-o1", "msamp", "O1", false, msamp_o1, kMsamp},
+      {"msamp-o2", "msamp", "O2", false, msamp_o2, kMsamp},
+      {"msamp-o3", "msamp", "O3", false, msamp_o3, kMsamp},
+      {"msamp-o1-te", "msamp", "O1", true, msamp_o1_te, kMsampTe},
+      {"msamp-o2-te", "msamp", "O2", true, msamp_o2_te, kMsampTe},
+      {"msamp-o3-te", "msamp", "O3", true, msamp_o3_te, kMsampTe},
+      {"torchao-tensorwise", "torchao", "tensorwise", false, torchao_tensorwise, kTorchao},
+      {"torchao-rowwise", "torchao", "rowwise", false, torchao_rowwise, kTorchao},
+      {"torchao-rowwise-gw-hp", "torchao", "rowwise_with_gw_hp", false, torchao_rowwise_gw_hp,
+       kTorchao},
+      {"fp8-lm", "", "", false, fp8_lm, "FP8-LM (2310.18313)"},
+      {"deepseek-v3", "", "", false, deepseek_v3, "DeepSeek-V3 (2412.19437)"},
+      {"coat", "", "", false, coat, "COAT (2410.19313)"},
+      {"fp8-safe", "", "", false, fp8_safe, "this program"},
+      {"fp8-lean", "", "", false, fp8_lean, "this program"},
+      {"fp8-min", "", "", false, fp8_min, "this program"},
+      {"int8-qat", "", "", false, int8_qat, "Jacob et al. (1712.05877)"},
+      {"custom", "", "", false, custom, "you"}};
+  return all;
 }
 
-std::string plan_for_recipe(const std::string& backend, const std::string& recipe) {
-  std::string known;
-  for (const Row& row : rows()) {
-    const bool same_backend = *row.backend != '\0' && (backend.empty() || backend == row.backend);
-    // The first row of a backend is its default recipe.
-    if (same_backend && (recipe.empty() || recipe == row.recipe)) {
-      return row.name;
-    }
-    if (*row.backend != '\0') {
-      known += fmt::format("{}{} {}", known.empty() ? "" : ", ", row.backend, row.recipe);
-    }
-  }
-  throw ConfigError(fmt::format("{}: no row for backend '{}' and recipe '{}'; there are: {}",
-                                recipe.empty() ? "fp8.backend" : "fp8.recipe", backend, recipe,
-                                known));
+const LevelBackend& level_backend() {
+  static const LevelBackend kLevels = {"msamp", "O2"};
+  return kLevels;
 }
 
-PrecisionPlan plan_named(const std::string& name) {
-  std::string known;
-  for (const Row& row : rows()) {
-    if (name == row.name) {
-      return row.make();
-    }
-    known += (known.empty() ? "" : ", ") + std::string(row.name);
-  }
-  throw ConfigError(fmt::format("precision.plan: no row '{}'; the rows are: {}", name, known));
+bool needs_cells(const std::string& name) {
+  return name == "custom";
 }
 
 }  // namespace fp8train

@@ -30,8 +30,9 @@ std::string_view name_of(Granularity granularity) {
 
 std::string describe(const TensorFormat& format) {
   std::string text(name_of(format.dtype));
+  const char* rounding = format.rounding == Rounding::stochastic ? " stochastic" : "";
   if (!format.is_scaled()) {
-    return format.rounding == Rounding::stochastic ? text + " stochastic" : text;
+    return text + rounding;
   }
   text += fmt::format(" {}", name_of(format.granularity));
   if (format.granularity == Granularity::group) {
@@ -61,9 +62,8 @@ std::string describe(const TensorFormat& format) {
   }
   text += format.scale_type == ScaleType::pow2 ? " pow2" : "";
   text += format.scale_type == ScaleType::e8m0 ? " e8m0" : "";
-  text += format.amax_epsilon > 0 ? fmt::format(" epsilon {:g}", format.amax_epsilon) : "";
-  text += format.rounding == Rounding::stochastic ? " stochastic" : "";
-  return text;
+  text += format.amax_epsilon > 0 ? fmt::format(" epsilon {}", format.amax_epsilon) : "";
+  return text + rounding;
 }
 
 }  // namespace fp8train

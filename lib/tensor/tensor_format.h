@@ -36,7 +36,7 @@ struct TensorFormat {
   ScaleType scale_type = ScaleType::f32;
   Rounding rounding = Rounding::nearest_even;
   int group_size = 0;        ///< Granularity::group only
-  bool expanded = false;     ///< Granularity::group only: COAT's dynamic range expansion
+  bool expanded = false;     ///< Granularity::group only: dynamic range expansion (COAT)
   float fixed_scale = 1.0F;  ///< ScalePolicy::fixed only
   float amax_epsilon =
       0.0F;                ///< ScalePolicy::current only, not e8m0: a smaller amax counts as this
@@ -52,6 +52,11 @@ TensorFormat plain(DType dtype);
 
 /// "bf16", "e4m3 tensor delayed(1024, max)", "e4m3 1x128 current pow2": the spelling of `explain`.
 std::string describe(const TensorFormat& format);
+
+/// The inverse of describe(). After the element type the words may stand in any order; "current"
+/// and "tensor" may be left out beside another word of scaling. Throws ConfigError that says which
+/// word is wrong and what is known.
+TensorFormat parse_format(std::string_view text);
 
 std::string_view name_of(Granularity granularity);
 

@@ -87,6 +87,9 @@ Run::Run(const RunRequest& request)
   if (!records_.lock_warning().empty()) {
     log_warning(records_.lock_warning());
   }
+  for (const std::string& line : settings().told.lines) {
+    log_info(line);
+  }
   for (const std::string& note : session_.notes) {
     log_warning(note);
   }

@@ -183,12 +183,29 @@ TEST_CASE("precision.plan names the row, with tuning keys in either section") {
 TEST_CASE("the formats of moments stand beside any row") {
   const Settings settings = load_text(
       kBase + "mixed_precision: bf16\nprecision: {moment1: e4m3 group(128), moment2: fp16}\n");
-  CHECK(settings.precision.moment1 == "e4m3 group(128)");
-  CHECK(settings.precision.moment2 == "fp16");
+  CHECK(settings.precision.cells.moment1 == "e4m3 group(128)");
+  CHECK(settings.precision.cells.moment2 == "fp16");
   CHECK_THAT(test::error_of(kBase + "precision: {moment1: int8}\n"),
-             Catch::Contains("precision.moment1") && Catch::Contains("e5m2 group(128)"));
+             Catch::Contains("precision.moment1") && Catch::Contains("group(128)"));
   CHECK_THAT(test::error_of(kBase + "optimizer: {name: sgd}\nprecision: {moment1: bf16}\n"),
              Catch::Contains("precision.moment1") && Catch::Contains("sgd"));
+}
+
+TEST_CASE("cells stand beside any row, and are refused at their place") {
+  const Settings settings = load_text(
+      kBase + "precision: {plan: te-current, weight: bf16 stochastic, self_exact: true}\n");
+  CHECK(settings.precision.cells.weight == "bf16 stochastic");
+  CHECK(settings.precision.self_exact == true);
+  CHECK_THAT(test::error_of(kBase + "precision: {plan: te-current, wgrad_x: e4m3 1x128}\n"),
+             Catch::StartsWith("run.yaml:4:31:") && Catch::Contains("precision.wgrad_x") &&
+                 Catch::Contains("no product"));
+  CHECK_THAT(test::error_of(kBase + "precision: {fprop_x: e4m4}\n"),
+             Catch::StartsWith("run.yaml:4:13: precision.fprop_x: 'e4m4'") &&
+                 Catch::Contains("did you mean 'e4m3'"));
+  CHECK_THAT(test::error_of(kBase + "precision: {plan: custom}\n"),
+             Catch::StartsWith("run.yaml:4:13: precision.plan:"));
+  CHECK_THAT(test::error_of(kBase + "precision: {plan: te-current, weights: bf16}\n"),
+             Catch::Contains("did you mean \"weight\""));
 }
 
 TEST_CASE("a section without keys is an empty section") {

@@ -99,6 +99,65 @@ TEST_CASE("explain: a layer of an unsuitable size") {
   CHECK(linear(json, "layers.0.attention.qkv").at("scaled") == true);
 }
 
+TEST_CASE("explain: the row in the columns of the chart, its bytes, and what was told") {
+  const Json json = explain({"model.preset=toy", "fp8_format=e4m3", "fp8_recipe=tensorwise"});
+  CHECK(json.at("plan") == "te-current");
+  CHECK(json.at("chart").at("computation") == "e4m3 tensor current");
+  CHECK(json.at("chart").at("wire") == "fp32");
+  CHECK(json.at("chart").at("m + v") == "fp32 + fp32");
+  CHECK(json.at("bytes_per_parameter") == 16.0);
+  const std::vector<std::string> told = json.at("told");
+  CHECK(std::find(told.begin(), told.end(), "fp8_recipe: tensorwise read as fp8.recipe: current") !=
+        told.end());
+}
+
+TEST_CASE("explain: what is told stands on standard error of explain and check") {
+  const TempDir where;
+  write_file(where / "text.txt", small_text(20000));
+  for (const char* verb : {"explain", "check"}) {
+    const Outcome outcome =
+        expect_code(0, where.path(),
+                    {verb, "model.preset=toy", "data.train=[{path: text.txt}]", "device=cpu",
+                     "training.max_steps=10", "fp8.enabled=true", "data.seq_length=64"});
+    CHECK_THAT(outcome.err, Catch::Contains("fp8.enabled read as mixed_precision: fp8"));
+  }
+}
+
+TEST_CASE("explain: only the cells that differ from another row") {
+  const TempDir where;
+  const Words run = {"explain",
+                     "model.preset=toy",
+                     "--diff",
+                     "te-blockwise",
+                     "training.max_steps=10",
+                     "data.train=absent.txt",
+                     "precision.plan=te-current"};
+  Words words = run;
+  const std::string text = expect_code(0, where.path(), words).out;
+  CHECK_THAT(text, Catch::Contains("fprop x, w") && Catch::Contains("e4m3 1x128 current pow2"));
+  CHECK(text.find("moment 1") == std::string::npos);
+  words.push_back("--json");
+  const Json json = Json::parse(expect_code(0, where.path(), words).out);
+  CHECK(json.at("diff").size() == 4);  // three GEMMs and what is saved
+  words = run;
+  words[3] = "te-block";
+  CHECK_THAT(expect_code(2, where.path(), words).err, Catch::Contains("te-blockwise"));
+}
+
+TEST_CASE("the chart in the documentation is the one that explain prints") {
+  const TempDir where;
+  const std::string chart = expect_code(0, where.path(), {"explain", "--chart"}).out;
+  const std::string page =
+      read_file(fs::path(FP8TRAIN_GOLDEN_DIR) / ".." / ".." / "docs" / "recipes.md");
+  const std::string begin = "<!-- chart: begin -->\n";
+  const size_t from = page.find(begin);
+  const size_t to = page.find("<!-- chart: end -->");
+  REQUIRE(from != std::string::npos);
+  REQUIRE(to != std::string::npos);
+  // Refresh it with the output of: fp8train explain --chart
+  CHECK(page.substr(from + begin.size(), to - from - begin.size()) == chart);
+}
+
 TEST_CASE("check answers for an 8 billion parameter model in little memory") {
   const TempDir where;
   write_file(where / "text.txt", small_text(40000));

@@ -276,8 +276,8 @@ TEST_CASE("recorded steps with moments of few bits are those that are launched",
     CAPTURE(first, second);
     PlanRequest request;
     request.plan = "te-delayed";
-    request.moment1 = first;
-    request.moment2 = second;
+    request.cells.moment1 = first;
+    request.cells.moment2 = second;
     EngineSettings settings = small_llama("te-delayed");
     settings.plan = resolve_plan(request);
     compare_devices(settings, kRowsOfChart[3]);

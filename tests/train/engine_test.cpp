@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/error.h"
 #include "base/philox.h"
 
 using namespace fp8train;
@@ -229,6 +230,93 @@ TEST_CASE("every row of the chart learns as bf16 does") {
   }
 }
 
+namespace {
+
+struct CellChoices {
+  std::string CellRequest::*cell;
+  std::vector<std::string> formats;
+};
+
+/// Trains `wanted` of the random combinations that a configuration may have, each for two steps.
+void check_combinations(const std::vector<CellChoices>& choices, size_t wanted) {
+  size_t trained = 0;
+  size_t refused = 0;
+  for (uint64_t i = 0; trained < wanted && i < 20000; ++i) {
+    PlanRequest request;
+    request.plan = i % 2 == 0 ? "te-current" : "bf16";
+    request.cells.moment1 = "bf16";
+    std::string said = request.plan;
+    for (size_t j = 0; j < choices.size(); ++j) {
+      const std::vector<std::string>& formats = choices[j].formats;
+      const std::string& format = formats[philox(i, 7, j).word[0] % formats.size()];
+      request.cells.*choices[j].cell = format;
+      said += " | " + format;
+    }
+    EngineSettings settings = small("bf16", 2);
+    try {
+      settings.plan = resolve_plan(request);
+    } catch (const ConfigError&) {
+      ++refused;
+      continue;
+    }
+    CAPTURE(i, said);
+    Trained run(settings);
+    run.train(2, true);
+    CHECK(std::isfinite(run.engine.step_loss().mean));
+    CHECK(run.engine.optimizer().report().skipped_steps == 0);
+    ++trained;
+  }
+  CHECK(trained == wanted);
+  CHECK(refused > 0);
+}
+
+}  // namespace
+
+TEST_CASE("whatever cells of GEMMs a configuration may combine, a step runs") {
+  const std::vector<std::string> formats = {"",
+                                            "bf16",
+                                            "e4m3",
+                                            "e5m2 row",
+                                            "e4m3 row pow2",
+                                            "e4m3 1x128",
+                                            "e5m2 128x128 pow2",
+                                            "e4m3 128x128",
+                                            "e4m3 1x32 e8m0",
+                                            "e4m3 tensor delayed(2, max) pow2",
+                                            "e5m2 tensor delayed(4, most_recent)"};
+  check_combinations({{&CellRequest::fprop_x, formats},
+                      {&CellRequest::fprop_w, formats},
+                      {&CellRequest::dgrad_dy, formats},
+                      {&CellRequest::dgrad_w, formats},
+                      {&CellRequest::wgrad_dy, formats},
+                      {&CellRequest::wgrad_x, formats}},
+                     24);
+}
+
+TEST_CASE("whatever kept cells a configuration may combine, a step runs") {
+  const std::vector<std::string> kept = {"",
+                                         "fp32",
+                                         "bf16 stochastic",
+                                         "fp16",
+                                         "e4m3",
+                                         "e5m2 group(128)",
+                                         "fp16 group(128) stochastic",
+                                         "bf16 tensor pow2"};
+  std::vector<std::string> masters = kept;
+  masters.insert(masters.end(), 8, "none");
+  std::vector<std::string> moments = kept;
+  moments.emplace_back("e4m3 group(128) expanded");
+  check_combinations({{&CellRequest::weight, kept},
+                      {&CellRequest::master_weight, masters},
+                      {&CellRequest::weight_gradient, kept},
+                      {&CellRequest::gradient_wire, kept},
+                      {&CellRequest::parameter_wire, {"", "fp32", "bf16"}},
+                      {&CellRequest::moment1, moments},
+                      {&CellRequest::moment2, moments},
+                      {&CellRequest::saved_nonlinear, {"", "bf16", "e4m3 group(16)"}}},
+                     40);
+}
+
 TEST_CASE("evaluation changes neither weights nor scaling state") {
   Trained run(small("te-delayed"));
   run.train(2);
@@ -259,8 +347,8 @@ TEST_CASE("training with moments of few bits learns, in the memory that they tak
   const auto trained = [](const char* first, const char* second, size_t& state_bytes) {
     PlanRequest request;
     request.plan = "te-current";
-    request.moment1 = first;
-    request.moment2 = second;
+    request.cells.moment1 = first;
+    request.cells.moment2 = second;
     EngineSettings settings = small("te-current");
     settings.plan = resolve_plan(request);
     Trained run(settings);

@@ -1,0 +1,121 @@
+#include "config/dialects.h"
+
+#include <fmt/format.h>
+
+#include "base/nearest.h"
+#include "config/dialects_pass.h"
+
+namespace fp8train {
+namespace dialects {
+
+using Kind = YamlNode::Kind;
+
+bool Pass::run() {
+  const bool beside_accelerate =
+      std::any_of(root_.keys.begin(), root_.keys.end(),
+                  [](const YamlKey& key) { return key.text == "fp8_config"; });
+  YamlNode kept = root_;
+  kept.keys.clear();
+  kept.items.clear();
+  for (size_t i = 0; i < root_.items.size(); ++i) {
+    const Entry entry = {root_.keys[i].text, root_.keys[i].text, root_.keys[i], root_.items[i]};
+    if (entry.name == "fp8_config") {
+      accelerate(entry);
+    } else if (beside_accelerate && stands_beside(entry.name)) {
+      tell_beside(entry);
+    } else if (is_megatron(entry.name)) {
+      megatron(entry);
+      if (entry.name == "fp8_format") {
+        implied_key_ = entry.place;
+      }
+    } else if (entry.name == "fp8" && entry.node.kind == Kind::map) {
+      keep(kept, entry.place, own_section(entry.node));
+    } else {
+      keep(kept, entry.place, entry.node);
+    }
+  }
+  finish_blocks();
+  if (changed_) {
+    root_ = std::move(kept);
+    insert_pending();
+    tell_defaults();
+  }
+  return changed_;
+}
+
+/// `fp8` with DeepSpeed's switch and Megatron's names taken out.
+YamlNode Pass::own_section(const YamlNode& section) {
+  YamlNode kept = section;
+  kept.keys.clear();
+  kept.items.clear();
+  for (size_t i = 0; i < section.items.size(); ++i) {
+    const YamlKey& key = section.keys[i];
+    const Entry entry = {key.text, "fp8." + key.text, key, section.items[i]};
+    if (key.text == "enabled") {
+      changed_ = true;
+      if (flag(entry)) {
+        enabled_ = entry.node;
+        enabled_key_ = key;
+      }
+    } else if (is_megatron(key.text)) {
+      megatron(entry);
+    } else {
+      keep(kept, key, entry.node);
+    }
+  }
+  return kept;
+}
+
+}  // namespace dialects
+
+bool Dialects::translate(YamlNode& root, size_t source, int layer) {
+  if (root.kind != YamlNode::Kind::map) {
+    return false;
+  }
+  dialects::Pass pass(root, source, problems_, told_);
+  const bool changed = pass.run();
+  if (const YamlNode* enabled = pass.enabled()) {
+    const YamlKey& key = pass.enabled_key();
+    switch_ = {dialects::flag_in(*enabled).value_or(true),
+               "fp8.enabled",
+               {source, key.line, key.column},
+               layer};
+  } else if (const YamlKey* key = pass.implied_key()) {
+    switch_ = {true, key->text, {source, key->line, key->column}, layer};
+  }
+  return changed;
+}
+
+void Dialects::finish(GivenKeys& given) {
+  if (!switch_) {
+    return;
+  }
+  const GivenKey* precision = given.find("mixed_precision");
+  const GivenKey* plan = given.find("precision.plan");
+  const bool fp8 = precision != nullptr && simplified(precision->node.text) == "fp8";
+  const auto complain = [&](const GivenKey& other) {
+    problems_.add(switch_->place, switch_->spelled,
+                  fmt::format("{} stands beside {}: {} at {}; keep one of them",
+                              switch_->on ? "switches FP8 on and" : "false", other.spelled,
+                              dialects::text_of(other.node), problems_.where(other.place)));
+  };
+  if (!switch_->on) {
+    if (fp8 || plan != nullptr) {
+      complain(fp8 ? *precision : *plan);
+    } else {
+      told_.push_back(switch_->spelled + ": false read as: mixed_precision is not fp8");
+    }
+  } else if (plan != nullptr) {
+    told_.push_back(switch_->spelled + " changes nothing: precision.plan names the row");
+  } else if (precision == nullptr) {
+    given.add("mixed_precision", dialects::scalar("fp8", YamlNode{}), switch_->place,
+              switch_->layer, switch_->spelled);
+    told_.push_back(switch_->spelled + " read as mixed_precision: fp8");
+  } else if (!fp8) {
+    complain(*precision);
+  } else {
+    told_.push_back(switch_->spelled + " says what mixed_precision: fp8 says");
+  }
+}
+
+}  // namespace fp8train

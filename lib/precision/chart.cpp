@@ -1,0 +1,124 @@
+#include "precision/chart.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+namespace fp8train {
+namespace {
+
+/// What the GEMMs read of one tensor; two formats where its two GEMMs differ.
+std::string read_as(const TensorFormat& first, const TensorFormat& second) {
+  return first == second ? describe(first) : describe(first) + " and " + describe(second);
+}
+
+/// "x, w e4m3 tensor current; dy e5m2 tensor current"; tensors that are alike stand together.
+std::string computation(const PrecisionPlan& plan) {
+  const std::pair<const char*, std::string> tensors[] = {
+      {"x", read_as(plan.fprop.a, plan.wgrad.b)},
+      {"w", read_as(plan.fprop.b, plan.dgrad.b)},
+      {"dy", read_as(plan.dgrad.a, plan.wgrad.a)}};
+  std::vector<std::pair<std::string, std::string>> groups;  // tensors, format
+  for (const auto& [tensor, format] : tensors) {
+    bool found = false;
+    for (auto& [names, known] : groups) {
+      if (known == format) {
+        names += std::string(", ") + tensor;
+        found = true;
+      }
+    }
+    if (!found) {
+      groups.emplace_back(tensor, format);
+    }
+  }
+  if (groups.size() == 1) {
+    return groups.front().second;
+  }
+  std::string text;
+  for (const auto& [names, format] : groups) {
+    text += fmt::format("{}{} {}", text.empty() ? "" : "; ", names, format);
+  }
+  return text;
+}
+
+std::string gemm_text(const GemmPlan& gemm) {
+  return fmt::format("{}  x  {}{}", describe(gemm.a), describe(gemm.b),
+                     gemm.fast_accumulate ? ", fast accumulation" : "");
+}
+
+std::string moments(const PrecisionPlan& plan) {
+  return describe(plan.moment1) + " + " + describe(plan.moment2);
+}
+
+std::string master(const PrecisionPlan& plan) {
+  return plan.master_weight ? describe(*plan.master_weight) : "-";
+}
+
+}  // namespace
+
+std::vector<ChartColumn> chart_columns(const PrecisionPlan& plan) {
+  const std::string wire = plan.self_exact ? " (own part exact)" : "";
+  return {{"computation", computation(plan)},
+          {"wire", describe(plan.gradient_wire) + wire},
+          {"weight", describe(plan.weight)},
+          {"master", master(plan)},
+          {"weight gradient", describe(plan.weight_gradient)},
+          {"m + v", moments(plan)},
+          {"bytes per parameter", bytes_text(plan)}};
+}
+
+std::string bytes_text(const PrecisionPlan& plan) {
+  const std::string text = fmt::format("{:.2f}", bytes_per_parameter(plan).total());
+  return text.ends_with(".00") ? text.substr(0, text.size() - 3) : text;
+}
+
+std::vector<ChartColumn> plan_columns(const PrecisionPlan& plan) {
+  const bool scaled =
+      plan.fprop.a.is_scaled() || plan.dgrad.a.is_scaled() || plan.wgrad.a.is_scaled();
+  const bool alike = plan.evaluate_scaled || !scaled;
+  return {{"fprop x, w", gemm_text(plan.fprop)},
+          {"dgrad dy, w", gemm_text(plan.dgrad)},
+          {"wgrad dy, x", gemm_text(plan.wgrad)},
+          {"saved activation", describe(plan.saved_activation)},
+          {"saved nonlinear", describe(plan.saved_nonlinear)},
+          {"activations", std::string(name_of(plan.activation))},
+          {"weight", describe(plan.weight)},
+          {"master weight", master(plan)},
+          {"weight gradient", describe(plan.weight_gradient)},
+          {"gradient wire", describe(plan.gradient_wire)},
+          {"own contribution", plan.self_exact ? "not rounded" : "rounded to the wire's format"},
+          {"parameter wire", describe(plan.parameter_wire)},
+          {"moment 1", describe(plan.moment1)},
+          {"moment 2", describe(plan.moment2)},
+          {"bytes per parameter", bytes_text(plan)},
+          {"loss scaling", plan.dynamic_loss_scaling ? "dynamic" : "-"},
+          {"evaluation", alike ? "in the same formats"
+                               : std::string("in ") + std::string(name_of(plan.activation))}};
+}
+
+std::string chart_markdown() {
+  std::string table;
+  std::string rule;
+  for (const std::string& name : plan_names()) {
+    const PrecisionPlan plan = plan_named(name);
+    const RowOrigin origin = row_origin(name);
+    const std::vector<ChartColumn> columns = chart_columns(plan);
+    if (table.empty()) {
+      table = "| row | selected by |";
+      rule = "|---|---|";
+      for (const ChartColumn& column : columns) {
+        table += fmt::format(" {} |", column.title);
+        rule += "---|";
+      }
+      table += " source |\n" + rule + "---|\n";
+    }
+    table += fmt::format("| `{}` | `{}` |", name, origin.selected_by);
+    for (const ChartColumn& column : columns) {
+      table += fmt::format(" {} |", column.text);
+    }
+    table += fmt::format(" {} |\n", origin.source);
+  }
+  return table;
+}
+
+}  // namespace fp8train

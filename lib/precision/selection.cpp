@@ -1,0 +1,155 @@
+// How a request selects a row of the table.
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "precision/rows.h"
+
+namespace fp8train {
+namespace {
+
+bool has_method(const Row& row) {
+  return *row.backend != '\0';
+}
+
+std::string in_lower_case(std::string text) {
+  for (char& c : text) {
+    c = c >= 'A' && c <= 'Z' ? static_cast<char>(c + ('a' - 'A')) : c;
+  }
+  return text;
+}
+
+/// "a, b or c".
+std::string alternatives(const std::vector<std::string>& names) {
+  std::string text;
+  for (size_t i = 0; i < names.size(); ++i) {
+    text += i == 0 ? "" : i + 1 == names.size() ? " or " : ", ";
+    text += names[i];
+  }
+  return text;
+}
+
+std::vector<std::string> backends() {
+  std::vector<std::string> names;
+  for (const Row& row : rows()) {
+    if (has_method(row) && (names.empty() || names.back() != row.backend)) {
+      names.emplace_back(row.backend);
+    }
+  }
+  return names;
+}
+
+std::vector<std::string> recipes_of(const std::string& backend) {
+  std::vector<std::string> names;
+  for (const Row& row : rows()) {
+    if (backend == row.backend && !row.use_te) {
+      names.emplace_back(row.recipe);
+    }
+  }
+  return names;
+}
+
+/// Keys that belong to the other kind of backend.
+void check_method(const PlanRequest& request, bool by_level) {
+  const auto refuse = [&](bool given, const char* key, const std::string& advice) {
+    if (given) {
+      throw ConfigError(fmt::format("{} has no meaning with fp8.backend: {}; {}", key,
+                                    request.backend.empty() ? backends().front() : request.backend,
+                                    advice));
+    }
+  };
+  if (by_level) {
+    refuse(!request.recipe.empty(), "fp8.recipe",
+           "say fp8.opt_level: " + opt_levels_text() + ", and fp8.use_te");
+    return;
+  }
+  const std::string advice =
+      fmt::format("it belongs to fp8.backend: {}; fp8.recipe says it here", level_backend().name);
+  refuse(!request.opt_level.empty(), "fp8.opt_level", advice);
+  refuse(request.use_te.has_value(), "fp8.use_te", advice);
+}
+
+const Row& row_named(const std::string& name) {
+  std::string known;
+  for (const Row& row : rows()) {
+    if (name == row.name) {
+      return row;
+    }
+    known += (known.empty() ? "" : ", ") + std::string(row.name);
+  }
+  throw ConfigError(fmt::format("precision.plan: no row '{}'; the rows are: {}", name, known));
+}
+
+}  // namespace
+
+std::vector<std::string> plan_names() {
+  std::vector<std::string> names;
+  for (const Row& row : rows()) {
+    if (!needs_cells(row.name)) {
+      names.emplace_back(row.name);
+    }
+  }
+  return names;
+}
+
+std::string plan_for_method(const PlanRequest& request) {
+  const std::string backend = in_lower_case(request.backend);
+  const bool by_level = backend == level_backend().name;
+  check_method(request, by_level);
+  std::string recipe = in_lower_case(by_level ? request.opt_level : request.recipe);
+  if (by_level && recipe.empty()) {
+    recipe = in_lower_case(level_backend().usual);
+  }
+  for (const Row& row : rows()) {
+    const bool same_backend = has_method(row) && (backend.empty() || backend == row.backend);
+    // The first row of a backend is its default recipe.
+    const bool same_recipe = recipe.empty() || recipe == in_lower_case(row.recipe);
+    if (same_backend && same_recipe && row.use_te == request.use_te.value_or(false)) {
+      return row.name;
+    }
+  }
+  const char* key = recipe.empty() ? "fp8.backend" : by_level ? "fp8.opt_level" : "fp8.recipe";
+  throw ConfigError(fmt::format("{}: no row for backend '{}' and recipe '{}'; there are {}: {}; {}",
+                                key, request.backend, by_level ? request.opt_level : request.recipe,
+                                backends_text(), recipes_text(),
+                                fmt::format("{}: {}", level_backend().name, opt_levels_text())));
+}
+
+std::string backends_text() {
+  return alternatives(backends());
+}
+
+std::string recipes_text() {
+  std::string text;
+  for (const std::string& backend : backends()) {
+    if (backend != level_backend().name) {
+      text += fmt::format("{}{}: {}", text.empty() ? "" : "; ", backend,
+                          alternatives(recipes_of(backend)));
+    }
+  }
+  return text;
+}
+
+std::string opt_levels_text() {
+  return alternatives(recipes_of(level_backend().name));
+}
+
+RowOrigin row_origin(const std::string& name) {
+  const Row& row = row_named(name);
+  if (!has_method(row)) {
+    const bool mixed = name == "bf16" || name == "fp16";
+    const std::string full = name == "fp32" ? "mixed_precision: no" : "precision.plan: " + name;
+    return {mixed ? "mixed_precision: " + name : full, row.source};
+  }
+  const bool by_level = row.backend == std::string(level_backend().name);
+  const char* key = by_level ? "opt_level" : "recipe";
+  return {fmt::format("fp8: {{backend: {}, {}: {}{}}}", row.backend, key, row.recipe,
+                      row.use_te ? ", use_te: true" : ""),
+          row.source};
+}
+
+PrecisionPlan plan_named(const std::string& name) {
+  return row_named(name).make();
+}
+
+}  // namespace fp8train

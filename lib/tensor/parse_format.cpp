@@ -1,0 +1,260 @@
+// From the spelling of `explain` to a TensorFormat.
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cmath>
+#include <optional>
+#include <vector>
+
+#include "base/error.h"
+#include "base/nearest.h"
+#include "tensor/tensor_format.h"
+
+namespace fp8train {
+namespace {
+
+constexpr DType kElements[] = {DType::f32,  DType::bf16, DType::f16,
+                               DType::e4m3, DType::e5m2, DType::i8};
+constexpr Granularity kGranularities[] = {Granularity::tensor,      Granularity::row,
+                                          Granularity::block_1x128, Granularity::block_128x128,
+                                          Granularity::block_1x32,  Granularity::group};
+constexpr int kMaxCount = 1'000'000;  // of a group, a history, an interval
+constexpr int kMaxMargin = 64;
+
+/// "delayed(16, max)": a word and what stands in its parentheses.
+struct Word {
+  std::string name;
+  std::vector<std::string> arguments;
+  bool has_arguments = false;
+};
+
+std::string trimmed(std::string_view text) {
+  const size_t begin = text.find_first_not_of(" \t");
+  const size_t end = text.find_last_not_of(" \t");
+  return begin == std::string_view::npos ? "" : std::string(text.substr(begin, end - begin + 1));
+}
+
+template <class Number>
+std::optional<Number> number_in(std::string_view text) {
+  Number value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool whole = error == std::errc{} && end == text.data() + text.size();
+  return whole ? std::optional(value) : std::nullopt;
+}
+
+class FormatParser {
+ public:
+  explicit FormatParser(std::string_view text) : text_(text) {}
+
+  TensorFormat parse() {
+    split();
+    if (words_.empty()) {
+      fail("no element type; it stands first, such as bf16 or e4m3");
+    }
+    read_element(words_.front());
+    for (size_t i = 1; i < words_.size(); ++i) {
+      if (words_[i].name == "epsilon" && i + 1 < words_.size()) {
+        read_epsilon(words_[++i].name);
+      } else {
+        read(words_[i]);
+      }
+    }
+    complete();
+    return format_;
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& why) const {
+    throw ConfigError(fmt::format("'{}': {}", text_, why));
+  }
+
+  void split() {
+    size_t at = 0;
+    while ((at = text_.find_first_not_of(" \t", at)) != std::string::npos) {
+      const size_t end = std::min(text_.find_first_of(" \t(", at), text_.size());
+      Word word = {text_.substr(at, end - at), {}, false};
+      at = end;
+      if (at < text_.size() && text_[at] == '(') {
+        const size_t close = text_.find(')', at);
+        if (close == std::string::npos) {
+          fail(fmt::format("the parenthesis after '{}' is not closed", word.name));
+        }
+        split_arguments(text_.substr(at + 1, close - at - 1), word);
+        at = close + 1;
+      }
+      words_.push_back(std::move(word));
+    }
+  }
+
+  static void split_arguments(const std::string& inside, Word& word) {
+    word.has_arguments = true;
+    for (size_t begin = 0; begin <= inside.size();) {
+      const size_t end = std::min(inside.find(',', begin), inside.size());
+      word.arguments.push_back(trimmed(inside.substr(begin, end - begin)));
+      begin = end + 1;
+    }
+  }
+
+  /// An unknown word, with the nearest known one or all of them.
+  [[noreturn]] void unknown(const char* what, const std::string& name,
+                            const std::vector<std::string>& known) const {
+    const std::string near = nearest_name(name, known);
+    std::string all;
+    for (const std::string& one : known) {
+      all += (all.empty() ? "" : ", ") + one;
+    }
+    fail(near.empty() ? fmt::format("'{}' is no {}; there are: {}", name, what, all)
+                      : fmt::format("'{}' is no {}; did you mean '{}'? There are: {}", name, what,
+                                    near, all));
+  }
+
+  void read_element(const Word& word) {
+    std::vector<std::string> known;
+    for (const DType dtype : kElements) {
+      known.emplace_back(name_of(dtype));
+      if (word.name == known.back() && !word.has_arguments) {
+        format_.dtype = dtype;
+        return;
+      }
+    }
+    unknown("element type", word.name, known);
+  }
+
+  void once(bool& seen, const Word& word, const char* what) const {
+    if (seen) {
+      fail(fmt::format("'{}' is a second {}", word.name, what));
+    }
+    seen = true;
+  }
+
+  void no_arguments(const Word& word) const {
+    if (word.has_arguments) {
+      fail(fmt::format("'{}' takes nothing in parentheses", word.name));
+    }
+  }
+
+  int count(const std::string& text, int least, int most, const char* what) const {
+    const std::optional<int> value = number_in<int>(text);
+    if (!value || *value < least || *value > most) {
+      fail(fmt::format("{} is a whole number in [{}, {}], got '{}'", what, least, most, text));
+    }
+    return *value;
+  }
+
+  void read(const Word& word) {
+    if (read_granularity(word) || read_policy(word)) {
+      return;
+    }
+    if (word.name == "pow2" || word.name == "e8m0") {
+      once(has_scale_type_, word, "type of scale");
+      format_.scale_type = word.name == "pow2" ? ScaleType::pow2 : ScaleType::e8m0;
+    } else if (word.name == "stochastic") {
+      format_.rounding = Rounding::stochastic;
+    } else if (word.name == "expanded") {
+      format_.expanded = true;
+    } else {
+      unknown("word of a format", word.name,
+              {"tensor", "row", "1x128", "128x128", "1x32", "group(128)", "expanded", "current",
+               "delayed(1024, max)", "static(1)", "auto", "pow2", "e8m0", "epsilon 1e-12",
+               "stochastic"});
+    }
+    no_arguments(word);
+  }
+
+  bool read_granularity(const Word& word) {
+    for (const Granularity granularity : kGranularities) {
+      if (word.name != name_of(granularity)) {
+        continue;
+      }
+      once(has_granularity_, word, "granularity");
+      format_.granularity = granularity;
+      if (granularity != Granularity::group) {
+        no_arguments(word);
+      } else if (word.arguments.size() != 1) {
+        fail("group needs its size: group(128)");
+      } else {
+        format_.group_size = count(word.arguments[0], 1, kMaxCount, "the size of a group");
+      }
+      return true;
+    }
+    return false;
+  }
+
+  bool read_policy(const Word& word) {
+    if (word.name == "current" || word.name == "auto") {
+      no_arguments(word);
+      format_.policy = word.name == "auto" ? ScalePolicy::automatic : ScalePolicy::current;
+    } else if (word.name == "static") {
+      format_.policy = ScalePolicy::fixed;
+      const auto scale = number_in<float>(word.arguments.empty() ? "" : word.arguments[0]);
+      if (word.arguments.size() != 1 || !scale || !std::isfinite(*scale) || *scale <= 0) {
+        fail("static needs its scale: static(1)");
+      }
+      format_.fixed_scale = *scale;
+    } else if (word.name == "delayed") {
+      format_.policy = ScalePolicy::delayed;
+      read_delayed(word);
+    } else {
+      return false;
+    }
+    once(has_policy_, word, "rule of scaling");
+    return true;
+  }
+
+  void read_delayed(const Word& word) {
+    DelayedScaling& rule = format_.delayed;
+    for (size_t i = 0; i < word.arguments.size(); ++i) {
+      const std::string& text = word.arguments[i];
+      if (i == 0) {
+        rule.history_length = count(text, 1, kMaxCount, "the length of a history");
+      } else if (text == "max" || text == "most_recent") {
+        rule.algorithm = text == "max" ? AmaxAlgorithm::max : AmaxAlgorithm::most_recent;
+      } else if (text.starts_with("margin ")) {
+        rule.margin = count(trimmed(text.substr(7)), 0, kMaxMargin, "a margin");
+      } else if (text.starts_with("every ")) {
+        rule.interval = count(trimmed(text.substr(6)), 1, kMaxCount, "an interval");
+      } else if (text == "current at first") {
+        rule.current_at_first = true;
+      } else {
+        unknown("part of delayed(...)", text,
+                {"max", "most_recent", "margin 1", "current at first", "every 2"});
+      }
+    }
+  }
+
+  void read_epsilon(const std::string& text) {
+    const std::optional<float> value = number_in<float>(text);
+    if (!value || !(*value > 0) || !std::isfinite(*value)) {
+      fail(fmt::format("epsilon is a number > 0, got '{}'", text));
+    }
+    format_.amax_epsilon = *value;
+  }
+
+  void complete() {
+    const bool scaled = has_granularity_ || has_policy_ || has_scale_type_ || format_.expanded ||
+                        format_.amax_epsilon > 0;
+    if (scaled && !has_policy_) {
+      format_.policy = ScalePolicy::current;
+    }
+    if (format_.expanded && format_.granularity != Granularity::group) {
+      fail("expanded belongs to groups: group(128) expanded");
+    }
+    if (format_.amax_epsilon > 0 && format_.policy != ScalePolicy::current) {
+      fail("epsilon belongs to current scaling");
+    }
+  }
+
+  std::string text_;
+  std::vector<Word> words_;
+  TensorFormat format_;
+  bool has_granularity_ = false, has_policy_ = false, has_scale_type_ = false;
+};
+
+}  // namespace
+
+TensorFormat parse_format(std::string_view text) {
+  return FormatParser(text).parse();
+}
+
+}  // namespace fp8train

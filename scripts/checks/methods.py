@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""No file of lib/ and apps/ knows a method by name: what a row does is in its cells, so that rows which nobody ships work too.
+
+    scripts/checks/methods.py [ROOT]      prints file:line: what is wrong; exit code 1 when there is anything
+    scripts/checks/methods.py --self-test
+
+The rule: the names below, and the names of the rows, stand only in
+  - lib/precision/plans.cpp (the rows) and lib/config/dialects* (other programs' keys), anywhere;
+  - comments elsewhere, inside parentheses, which cite the source of a formula and may span lines, or on a line with "research/".
+Code, strings and help texts included, never names one: where a text lists rows, it asks plans.cpp.
+"""
+
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+SOURCE_SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
+ALLOWED = re.compile(r"lib/precision/plans\.cpp|lib/config/dialects\w*\.(h|cpp)")
+METHODS = ["TransformerEngine", "Transformer Engine", "MS-AMP", "msamp", "torchao", "DeepSeek", "DeepSpeed", "FP8-LM",
+           "Megatron", "torchtitan"]
+WORDS = ["Accelerate", "COAT"]  # in small letters they are words of the language
+TOKEN = re.compile(r'(//[^\n]*|/\*.*?\*/)|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
+
+
+def row_names(root):
+    """Names of the rows that are methods (those with a hyphen), from the table in plans.cpp."""
+    plans = root / "lib/precision/plans.cpp"
+    return re.findall(r'\{"([a-z0-9]+(?:-[a-z0-9]+)+)",', plans.read_text()) if plans.exists() else []
+
+
+def pattern_for(root):
+    methods = "|".join(re.escape(name) for name in METHODS)
+    whole = "|".join(re.escape(name) for name in WORDS + row_names(root))
+    return re.compile(rf"(?i:{methods})|(?<![\w-])(?:{whole})(?![\w-])")
+
+
+def comment_lines(text):
+    """{line number: comment text} and {line number: code with comments as blanks}."""
+    comments, code = {}, list(text)
+    for match in TOKEN.finditer(text):
+        if not match.group(1):
+            continue
+        first = text.count("\n", 0, match.start()) + 1
+        for offset, line in enumerate(match.group(1).split("\n")):
+            comments[first + offset] = comments.get(first + offset, "") + line
+        for at in range(match.start(), match.end()):
+            code[at] = "\n" if code[at] == "\n" else " "
+    return comments, dict(enumerate("".join(code).split("\n"), 1))
+
+
+def bare_names(comments, pattern):
+    """(line, name) of names outside of parentheses. Lines that follow one another are one comment."""
+    found, depth, previous = [], 0, None
+    for number in sorted(comments):
+        line = comments[number]
+        depth = depth if previous == number - 1 else 0
+        previous = number
+        names = {match.start(): match.group(0) for match in pattern.finditer(line)}
+        for at, letter in enumerate(line):
+            depth = depth + 1 if letter == "(" else max(0, depth - 1) if letter == ")" else depth
+            if at in names and depth == 0 and "research/" not in line:
+                found.append((number, names[at]))
+    return found
+
+
+def check(root):
+    problems, pattern = [], pattern_for(root)
+    for top in ("lib", "apps"):
+        for file in sorted((root / top).rglob("*")):
+            path = file.relative_to(root).as_posix()
+            if file.suffix not in SOURCE_SUFFIXES or not file.is_file() or ALLOWED.fullmatch(path):
+                continue
+            comments, code = comment_lines(file.read_text(errors="replace"))
+            for number, line in code.items():
+                for match in pattern.finditer(line):
+                    if not line.lstrip().startswith("#include"):
+                        problems.append(f'{path}:{number}: code names the method "{match.group(0)}"')
+            for number, name in bare_names(comments, pattern):
+                problems.append(f'{path}:{number}: a comment names the method "{name}"; cite it in parentheses or leave it out')
+    return problems
+
+
+def self_test():
+    """A small house: every planted name must be found, and nothing else."""
+    files = {
+        "lib/precision/plans.cpp": '// TransformerEngine\nRow r = {{"te-fast", te}};\n',
+        "lib/config/dialects.cpp": '// Accelerate\nauto k = "msamp";\n',
+        "lib/ops/good.h": "// The scale (TransformerEngine,\n// common/recipe) of\n// research/coat.md: COAT\n// accelerates te-fastest\n"
+                          "int coated;\n",
+        "lib/ops/bad.h": '// As torchao does\nauto a = "msamp-o1";\nint x;  // (a) COAT\n// te-fast\nint use_Megatron_;\n',
+        "apps/main.cpp": 'print("Whose: TransformerEngine");\nauto url = "https://x";  // DeepSeek\n',
+    }
+    expected = ["apps/main.cpp:1", "apps/main.cpp:2", "lib/ops/bad.h:1", "lib/ops/bad.h:2", "lib/ops/bad.h:3", "lib/ops/bad.h:4",
+                "lib/ops/bad.h:5"]
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in files.items():
+            file = Path(folder) / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(content)
+        found = sorted(problem.split(": ")[0] for problem in check(Path(folder)))
+    if found != expected:
+        print("methods.py --self-test: missed", sorted(set(expected) - set(found)), "wrongly found", sorted(set(found) - set(expected)))
+        return 1
+    print(f"methods.py --self-test: {len(expected)} planted names found")
+    return 0
+
+
+def main():
+    if sys.argv[1:] == ["--self-test"]:
+        return self_test()
+    root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parents[2]
+    problems = check(root)
+    for problem in problems:
+        print(problem)
+    print(f"methods: {len(problems)} names outside of their places")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,202 @@
+// Cells as text, and which of them go together.
+
+#include <catch2/catch.hpp>
+
+#include "base/error.h"
+#include "precision/chart.h"
+#include "precision/plan.h"
+
+using namespace fp8train;
+using Catch::Matchers::Contains;
+
+namespace {
+
+std::vector<TensorFormat> cells_of(const PrecisionPlan& plan) {
+  std::vector<TensorFormat> cells = {
+      plan.saved_activation, plan.saved_nonlinear, plan.weight,  plan.weight_gradient,
+      plan.gradient_wire,    plan.parameter_wire,  plan.moment1, plan.moment2};
+  for (const GemmPlan* gemm : {&plan.fprop, &plan.dgrad, &plan.wgrad}) {
+    cells.push_back(gemm->a);
+    cells.push_back(gemm->b);
+  }
+  if (plan.master_weight) {
+    cells.push_back(*plan.master_weight);
+  }
+  return cells;
+}
+
+PlanRequest row(const char* name) {
+  PlanRequest request;
+  request.plan = name;
+  return request;
+}
+
+/// The message of the ConfigError; "resolved" when there is none.
+std::string error_of(const PlanRequest& request) {
+  try {
+    resolve_plan(request);
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "resolved";
+}
+
+}  // namespace
+
+TEST_CASE("every cell of every row is what its spelling says") {
+  for (const std::string& name : plan_names()) {
+    for (const TensorFormat& cell : cells_of(plan_named(name))) {
+      CAPTURE(name, describe(cell));
+      CHECK(parse_format(describe(cell)) == cell);
+    }
+  }
+}
+
+TEST_CASE("a cell of each name is replaced, in any row") {
+  PlanRequest request = row("te-current");
+  for (const auto operand :
+       {&CellRequest::fprop_x, &CellRequest::fprop_w, &CellRequest::dgrad_dy, &CellRequest::dgrad_w,
+        &CellRequest::wgrad_dy, &CellRequest::wgrad_x}) {
+    request.cells.*operand = "e4m3 row pow2";
+  }
+  request.cells.weight = "bf16 stochastic";
+  request.cells.weight_gradient = "bf16";
+  request.cells.gradient_wire = "e4m3";
+  request.cells.parameter_wire = "bf16";
+  request.cells.moment1 = "e4m3 group(128) expanded";
+  request.cells.moment2 = "fp16";
+  request.cells.saved_nonlinear = "e4m3 group(16)";
+  request.self_exact = true;
+  const PrecisionPlan plan = resolve_plan(request);
+  for (const GemmPlan* gemm : {&plan.fprop, &plan.dgrad, &plan.wgrad}) {
+    CHECK(describe(gemm->a) == "e4m3 row current pow2");
+    CHECK(gemm->b == gemm->a);
+  }
+  CHECK(plan.saved_activation == plan.wgrad.b);
+  CHECK(describe(plan.weight) == "bf16 stochastic");
+  CHECK(describe(plan.weight_gradient) == "bf16");
+  CHECK(describe(plan.gradient_wire) == "e4m3 tensor current");
+  CHECK(describe(plan.parameter_wire) == "bf16");
+  CHECK(describe(plan.moment1) == "e4m3 group(128) expanded current");
+  CHECK(describe(plan.moment2) == "fp16 tensor current");
+  CHECK(describe(plan.saved_nonlinear) == "e4m3 group(16) current");
+  CHECK(plan.self_exact);
+  CHECK(plan_cells().size() == 14);  // those above and the master weight
+}
+
+TEST_CASE("a master weight is set and removed") {
+  PlanRequest request = row("bf16");
+  request.cells.master_weight = "none";
+  CHECK_FALSE(resolve_plan(request).master_weight);
+  request.cells.master_weight = "fp16 group(128) stochastic";
+  CHECK(describe(*resolve_plan(request).master_weight) == "fp16 group(128) current stochastic");
+}
+
+TEST_CASE("codes that are the weight follow the operand of the forward GEMM") {
+  PlanRequest request = row("deepseek-v3");
+  request.power_2_scale = true;
+  PrecisionPlan plan = resolve_plan(request);
+  CHECK(describe(plan.weight) == "e4m3 128x128 current pow2");
+  CHECK(plan.parameter_wire == plan.weight);
+  request.power_2_scale.reset();
+  request.cells.weight = "bf16";
+  plan = resolve_plan(request);
+  CHECK(plan.weight == plain(DType::bf16));
+  CHECK(plan.parameter_wire == plan.weight);
+}
+
+TEST_CASE("custom is what its cells say, and needs one") {
+  CHECK_THAT(error_of(row("custom")), Contains("precision.plan") && Contains("at least one"));
+  PlanRequest request = row("custom");
+  request.cells.moment2 = "bf16";
+  PrecisionPlan wanted = plan_named("bf16");
+  wanted.name = "custom";
+  wanted.moment2 = plain(DType::bf16);
+  CHECK(resolve_plan(request) == wanted);
+}
+
+TEST_CASE("cells that do not go together are errors that name them") {
+  struct Case {
+    std::string CellRequest::*cell;
+    const char* text;
+    const char* names;
+    const char* why;
+  };
+  const Case cases[] = {
+      {&CellRequest::fprop_x, "e4m3 row", "precision.fprop_x", "resolved"},
+      {&CellRequest::fprop_x, "e4m3 1x128", "precision.fprop_x", "precision.fprop_w"},
+      {&CellRequest::fprop_x, "bf16", "precision.fprop_x", "precision.fprop_w"},
+      {&CellRequest::fprop_w, "fp32", "precision.fprop_w", "'bf16'"},
+      {&CellRequest::fprop_w, "fp16 tensor", "precision.fprop_w", "e4m3 or e5m2"},
+      {&CellRequest::dgrad_w, "e5m2", "precision.dgrad_dy", "e5m2 by e5m2"},
+      {&CellRequest::dgrad_w, "e4m3 stochastic", "precision.dgrad_w", "nearest"},
+      {&CellRequest::wgrad_x, "e4m3 tensor static(2)", "precision.wgrad_x", "current or delayed"},
+      {&CellRequest::wgrad_x, "e4m3 row delayed(4, max)", "precision.wgrad_x", "current"},
+      {&CellRequest::wgrad_x, "e4m3 tensor e8m0", "precision.wgrad_x", "1x32"},
+      {&CellRequest::wgrad_dy, "e4m3 1x32", "precision.wgrad_dy", "e8m0"},
+      {&CellRequest::wgrad_dy, "e4m3 group(128)", "precision.wgrad_dy", "128x128"},
+      {&CellRequest::weight, "e4m3 1x128", "precision.weight", "group(128)"},
+      {&CellRequest::weight_gradient, "e4m3 stochastic", "precision.weight_gradient", "nearest"},
+      {&CellRequest::gradient_wire, "fp16 row", "precision.gradient_wire", "wire"},
+      {&CellRequest::parameter_wire, "e4m3 group(128)", "precision.parameter_wire", "fp32"},
+      {&CellRequest::saved_nonlinear, "e4m3 group(32)", "precision.saved_nonlinear", "group(16)"},
+      {&CellRequest::moment1, "e4m4", "precision.moment1", "did you mean 'e4m3'"},
+      {&CellRequest::moment2, "e4m3 group", "precision.moment2", "group(128)"}};
+  for (const Case& one : cases) {
+    PlanRequest request = row("te-current");
+    request.cells.*one.cell = one.text;
+    CAPTURE(one.text);
+    const std::string message = error_of(request);
+    if (std::string(one.why) == "resolved") {
+      CHECK(message == "resolved");
+    } else {
+      CHECK_THAT(message, Catch::StartsWith(one.names) && Contains(one.why));
+    }
+  }
+}
+
+TEST_CASE("a cell of a GEMM that is kept in high precision is refused") {
+  PlanRequest request = row("te-current");
+  request.override_linear_precision = {true, false, false};
+  request.cells.fprop_x = "e4m3";
+  CHECK_THAT(error_of(request),
+             Contains("precision.fprop_x") && Contains("override_linear_precision"));
+}
+
+TEST_CASE("backend with recipe or level selects rows") {
+  const auto name = [](const char* backend, const char* recipe, const char* level,
+                       std::optional<bool> use_te) {
+    PlanRequest request;
+    request.mixed_precision = "fp8";
+    request.backend = backend;
+    request.recipe = recipe;
+    request.opt_level = level;
+    request.use_te = use_te;
+    try {
+      return resolve_plan(request).name;
+    } catch (const ConfigError& error) {
+      return std::string(error.what());
+    }
+  };
+  CHECK(name("msamp", "", "", {}) == "msamp-o2");
+  CHECK(name("MSAMP", "", "o1", {}) == "msamp-o1");
+  CHECK(name("msamp", "", "O3", true) == "msamp-o3-te");
+  CHECK(name("msamp", "", "O3", false) == "msamp-o3");
+  CHECK_THAT(name("msamp", "", "O4", {}), Contains("fp8.opt_level") && Contains("O1, O2 or O3"));
+  CHECK_THAT(name("msamp", "delayed", "", {}), Contains("fp8.recipe") && Contains("opt_level"));
+  CHECK_THAT(name("te", "", "O1", {}), Contains("fp8.opt_level") && Contains("msamp"));
+  CHECK_THAT(name("", "", "", true), Contains("fp8.use_te") && Contains("msamp"));
+}
+
+TEST_CASE("the chart has a line for each row, with its bytes") {
+  const std::string chart = chart_markdown();
+  for (const std::string& plan : plan_names()) {
+    CHECK(chart.find("| `" + plan + "` |") != std::string::npos);
+  }
+  CHECK(bytes_text(plan_named("fp32")) == "16");
+  CHECK(bytes_text(plan_named("msamp-o1")) == "11");
+  CHECK(chart_columns(plan_named("te-current"))[0].text ==
+        "x, w e4m3 tensor current; dy e5m2 tensor current");
+  CHECK(row_origin("msamp-o3-te").selected_by ==
+        "fp8: {backend: msamp, opt_level: O3, use_te: true}");
+}

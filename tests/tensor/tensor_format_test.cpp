@@ -1,0 +1,60 @@
+#include "tensor/tensor_format.h"
+
+#include <catch2/catch.hpp>
+
+#include "base/error.h"
+
+using namespace fp8train;
+using Catch::Matchers::Contains;
+
+TEST_CASE("formats are written as they are read") {
+  for (const char* text :
+       {"fp32", "bf16", "bf16 stochastic", "fp16 tensor current", "e4m3 tensor current pow2",
+        "e4m3 group(128) current", "e4m3 group(128) expanded current stochastic",
+        "e4m3 tensor delayed(16, max)", "e5m2 tensor delayed(4, most_recent, margin 2)",
+        "e4m3 tensor delayed(16, max, current at first, every 3) pow2", "e4m3 1x32 current e8m0",
+        "e4m3 tensor static(0.1)", "e4m3 tensor auto pow2", "e4m3 row current pow2 epsilon 1e-12",
+        "e4m3 1x128 current", "e4m3 128x128 current"}) {
+    CAPTURE(text);
+    CHECK(describe(parse_format(text)) == text);
+  }
+}
+
+TEST_CASE("what goes without saying may be left out, in any order") {
+  CHECK(describe(parse_format("e4m3 group(128)")) == "e4m3 group(128) current");
+  CHECK(describe(parse_format("fp16 tensor")) == "fp16 tensor current");
+  CHECK(describe(parse_format("e4m3 pow2")) == "e4m3 tensor current pow2");
+  CHECK(describe(parse_format(" e4m3  stochastic group( 128 ) ")) ==
+        "e4m3 group(128) current stochastic");
+  CHECK(describe(parse_format("e4m3 delayed")) == "e4m3 tensor delayed(1024, max)");
+  CHECK(parse_format("e4m3") == plain(DType::e4m3));
+}
+
+TEST_CASE("a wrong word is named, with the nearest one that is known") {
+  const std::pair<const char*, const char*> cases[] = {
+      {"", "no element type"},
+      {"e4m2", "'e4m2' is no element type; did you mean 'e4m3'?"},
+      {"float", "there are: fp32, bf16"},
+      {"tensor e4m3", "'tensor' is no element type"},
+      {"e4m3 tensr", "did you mean 'tensor'?"},
+      {"e4m3 tensor row", "second granularity"},
+      {"e4m3 current delayed(4)", "second rule of scaling"},
+      {"e4m3 pow2 e8m0", "second type of scale"},
+      {"e4m3 group", "group(128)"},
+      {"e4m3 group(0)", "whole number in [1"},
+      {"e4m3 group(128", "not closed"},
+      {"e4m3 tensor(3)", "takes nothing"},
+      {"e4m3 delayed(0, max)", "whole number in [1"},
+      {"e4m3 delayed(4, mix)", "did you mean 'max'?"},
+      {"e4m3 delayed(4, margin 1.5)", "a margin"},
+      {"e4m3 static(-1)", "static(1)"},
+      {"e4m3 tensor epsilon x", "epsilon is a number"},
+      {"e4m3 tensor epsilon", "no word of a format"},
+      {"e4m3 delayed(4) epsilon 1e-6", "belongs to current"},
+      {"e4m3 expanded", "belongs to groups"}};
+  for (const auto& [text, why] : cases) {
+    CAPTURE(text);
+    CHECK_THROWS_AS(parse_format(text), ConfigError);
+    CHECK_THROWS_WITH(parse_format(text), Contains(why));
+  }
+}
