@@ -205,6 +205,25 @@ TEST_CASE("statistics count every cast of the step") {
     CHECK(report.statistics.count > 0);
     CHECK(report.statistics.saturated == 0);
     CHECK(report.scale > 0);
+    // The scale that this tensor was cast with follows from its amax: exact.
+    CHECK(report.scale == format_max(report.slot->format.dtype) / report.sample.amax);
+    REQUIRE(report.snr_db());
+    CHECK(*report.snr_db() > (report.slot->format.dtype == DType::e4m3 ? 25.0 : 20.0));
+  }
+}
+
+TEST_CASE("every slot has a sample, and a step that collects them gives the same weights") {
+  const std::string plan = GENERATE(from_range(plan_names()));
+  CAPTURE(plan);
+  Trained with(small(plan, 2));
+  Trained without(small(plan, 2));
+  with.train(3, true);
+  without.train(3, false);
+  CHECK(same_bits(with.weights(), without.weights()));  // exact
+  for (const SlotReport& report : with.engine.model().scaling().report()) {
+    CAPTURE(report.slot->layer, report.slot->role);
+    CHECK(report.sample.amax > 0);
+    CHECK(report.snr_db());
   }
 }
 
