@@ -10,7 +10,7 @@
 namespace fp8train {
 namespace {
 
-constexpr int64_t kElementsAtOnce = int64_t{1} << 23;
+constexpr int64_t kElementsAtOnce = int64_t{1} << 22;
 constexpr int64_t kTallestGranule = 128;
 constexpr int64_t kSquaresChunk = 4096;  // of ops::sum_of_squares
 

@@ -90,7 +90,10 @@ std::string advice(const SlotReport& report) {
   if (report.slot->format.policy != ScalePolicy::delayed) {
     return blocks;
   }
-  if (saturated_percent(report) > kSaturatedPercent) {
+  // A few clipped values can be most of the noise; values that vanish say that the scale is too
+  // small.
+  const bool clipped = report.statistics.saturated > 0;
+  if (clipped && underflow_percent(report) <= kUnderflowPercent) {
     return "try a shorter fp8.interval, a longer fp8.amax_history_len, a larger fp8.margin, " +
            blocks;
   }

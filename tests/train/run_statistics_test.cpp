@@ -122,14 +122,16 @@ TEST_CASE("each threshold has a line that names layer and role, once for a run")
   const ScalingSlot sane = slot_of("layers.1.mlp.up", "w");
   const std::vector<SlotReport> reports = {
       report_of(up, 2, 0, kLittleNoise), report_of(down, 0, 6, kLittleNoise),
-      report_of(head, 0, 0, 0.2), report_of(sane, 1, 5, 0.1)};  // at the thresholds, not past
+      report_of(head, 1, 0, 0.2), report_of(sane, 1, 5, 0.1)};  // at the thresholds, not past
   ScalingWarnings warnings;
   const std::vector<std::string> lines = warnings.after_step(kLate, reports);
   REQUIRE(lines.size() == 3);
   CHECK_THAT(lines[0], StartsWith("step 101: layers.0.mlp.up, x: 2.0 % of the values are clipped"));
   CHECK_THAT(lines[0], Contains("fp8.interval") && Contains("fp8.exempt: [layers.0.mlp.up]"));
   CHECK_THAT(lines[1], Contains("layers.1.mlp.down, dy: 6.0 % of the values become zero"));
+  CHECK_THAT(lines[1], Contains("shorter fp8.amax_history_len"));
   CHECK_THAT(lines[2], Contains("head, w: the signal-to-noise ratio is 7.0 dB"));
+  CHECK_THAT(lines[2], Contains("fp8.interval"));  // one value in a hundred was clipped
   CHECK(warnings.after_step(kLate + 1, reports).empty());
   CHECK(warnings.rest().empty());
 }
