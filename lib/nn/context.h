@@ -14,7 +14,7 @@ struct StepContext {
   Arena* scratch;  ///< temporaries of one layer
   bool training = true;             ///< keep what backward needs and record amax values
   bool first_window = false;        ///< delayed scaling with current_at_first acts as current
-  bool collect_statistics = false;  ///< fill the slots' saturation and underflow counts
+  bool collect_statistics = false;  ///< fill the slots' statistics and samples
 };
 
 }  // namespace fp8train

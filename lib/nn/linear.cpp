@@ -113,7 +113,8 @@ View Linear::weight_value(const StepContext& context) const {
 
 void Linear::refresh_weight(const StepContext& context, bool all) {
   const bool cast_by_optimizer = !all && optimizer_casts_;
-  if (cast_by_optimizer && !weight_->cast.out.empty()) {
+  const bool cast_already = cast_by_optimizer && !weight_->cast.out.empty();
+  if (cast_already && !context.collect_statistics) {
     return;
   }
   const bool copy = all && !plain_copy_.empty();
@@ -126,7 +127,10 @@ void Linear::refresh_weight(const StepContext& context, bool all) {
     ops::cast(context.stream, value, plain_copy_);
   }
   for (const LinearOperands::Cast& cast : weight_casts_) {
-    LinearOperands::fill(context, value, cast, cast_by_optimizer);
+    if (!cast_already) {
+      LinearOperands::fill(context, value, cast, cast_by_optimizer);
+    }
+    LinearOperands::sample(context, value, cast);
   }
 }
 
@@ -164,7 +168,8 @@ Linear::Input Linear::place_input(const StepContext& context, int64_t rows) cons
   const LinearOperands::Wanted wanted = wanted_of_input(context);
   const ScalingSlot* slot = x_.slot_for_producer(wanted);
   const bool codes_suffice = slot != nullptr && writes_codes_at_once(context, *slot) &&
-                             wanted.along_rows && (!context.training || x_.codes_suffice(slot));
+                             wanted.along_rows && !context.collect_statistics &&
+                             (!context.training || x_.codes_suffice(slot));
   Arena* const plain = context.training && keeps_input() ? context.saved : context.scratch;
   return place(context, x_, {rows, plan_.site.in_features}, wanted, *context.saved,
                codes_suffice ? nullptr : plain);
@@ -173,7 +178,8 @@ Linear::Input Linear::place_input(const StepContext& context, int64_t rows) cons
 Linear::Input Linear::place_gradient(const StepContext& context, int64_t rows) const {
   const ScalingSlot* slot = dy_.slot_for_producer(kBoth);
   const bool codes_suffice = slot != nullptr && writes_codes_at_once(context, *slot) &&
-                             dy_.codes_suffice(slot) && bias_ == nullptr;
+                             dy_.codes_suffice(slot) && !context.collect_statistics &&
+                             bias_ == nullptr;
   return place(context, dy_, {rows, plan_.site.out_features}, kBoth, *context.scratch,
                codes_suffice ? nullptr : context.scratch);
 }

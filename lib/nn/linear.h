@@ -47,7 +47,8 @@ class Linear {
   bool keeps_input() const { return !plan_.wgrad.b.is_scaled(); }
 
   /// Where the operation that makes x writes it for forward, or dy for backward. With delayed
-  /// scaling codes are written at once, and x itself only where something reads it; with current
+  /// scaling codes are written at once, and x itself only where something reads it (a step that
+  /// collects statistics does); with current
   /// scaling x and its amax; with a scale for each granule only x. Both stay valid as long as the
   /// caller's scopes of the two arenas.
   Input place_input(const StepContext& context, int64_t rows) const;

@@ -1,6 +1,7 @@
 #include "nn/linear_operands.h"
 
 #include "base/error.h"
+#include "nn/cast_error.h"
 #include "ops/elementwise.h"
 #include "ops/granules.h"
 #include "ops/quantize.h"
@@ -300,6 +301,16 @@ void LinearOperands::fill(const StepContext& context, ConstView x, const Cast& c
   ops::quantize(context.stream, x, cast.codes, record ? slot.amax : nullptr, statistics);
 }
 
+void LinearOperands::sample(const StepContext& context, ConstView x, const Cast& cast) {
+  if (!context.collect_statistics) {
+    return;
+  }
+  const TensorFormat& format = cast.slot->format;
+  const bool only_along_columns = granular(format) && cast.granules.rowwise.codes.empty() &&
+                                  format.granularity != Granularity::block_128x128;
+  (only_along_columns ? sample_amax : sample_cast)(context, x, *cast.slot);
+}
+
 LinearOperands::Pair LinearOperands::make(const StepContext& context, const Source& source,
                                           Wanted wanted, const Places& places) const {
   Cast rows;
@@ -315,6 +326,7 @@ LinearOperands::Pair LinearOperands::make(const StepContext& context, const Sour
       cast = place(context.device->traits(), slot, source.plain.shape, wanted, places);
       fill(context, source.plain, cast, made);
     }
+    sample(context, source.plain, cast);
     rows = here.along_rows ? cast : rows;
     columns = here.along_columns ? cast : columns;
   }

@@ -106,6 +106,10 @@ class LinearOperands {
   /// Casts x to where `cast` says. `amax_known`: the slot has the amax of x already.
   static void fill(const StepContext& context, ConstView x, const Cast& cast, bool amax_known);
 
+  /// In a step that collects statistics: fills the sample of the slot of `cast`, which is that of
+  /// x, while the slot has the scale of the cast.
+  static void sample(const StepContext& context, ConstView x, const Cast& cast);
+
   /// The operands that are wanted; what its producer has cast is taken as it is.
   Pair make(const StepContext& context, const Source& source, Wanted wanted,
             const Places& places) const;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/error.h"
 #include "ops/elementwise.h"
@@ -29,6 +30,14 @@ bool same_rule(const TensorFormat& a, const TensorFormat& b) {
 }
 
 }  // namespace
+
+std::optional<double> SlotReport::snr_db() const {
+  const double decibels = 10.0 * std::log10(sample.signal / sample.noise);
+  if (!std::isfinite(decibels)) {
+    return std::nullopt;
+  }
+  return std::round(decibels * 100.0) / 100.0;
+}
 
 ScalingState::Group& ScalingState::group_of(const TensorFormat& format) {
   const auto found = std::find_if(groups_.begin(), groups_.end(), [&](const auto& group) {
@@ -60,8 +69,12 @@ void ScalingState::allocate(Device& device) {
   const size_t statistics_bytes = slots_.size() * sizeof(ops::QuantizeStatistics);
   statistics_ = Buffer(device, statistics_bytes, MemoryCategory::scaling_state);
   device.fill_zero(statistics_.data(), statistics_bytes);
+  const size_t sample_bytes = slots_.size() * sizeof(CastSample);
+  samples_ = Buffer(device, sample_bytes, MemoryCategory::scaling_state);
+  device.fill_zero(samples_.data(), sample_bytes);
   for (size_t i = 0; i < slots_.size(); ++i) {
     slots_[i]->statistics = static_cast<ops::QuantizeStatistics*>(statistics_.data()) + i;
+    slots_[i]->sample = static_cast<CastSample*>(samples_.data()) + i;
   }
   for (const auto& group : groups_) {
     const auto count = static_cast<int64_t>(group->slots.size());
@@ -133,12 +146,14 @@ void ScalingState::update(Stream stream, uint64_t due, double* squared_norm) {
 std::vector<SlotReport> ScalingState::report() const {
   std::vector<SlotReport> reports;
   std::vector<ops::QuantizeStatistics> statistics(slots_.size());
+  std::vector<CastSample> samples(slots_.size());
   if (device_ == nullptr || slots_.empty()) {
     return reports;
   }
   device_->copy_to_host(statistics.data(), statistics_.data(), statistics_.bytes());
+  device_->copy_to_host(samples.data(), samples_.data(), samples_.bytes());
   for (size_t i = 0; i < slots_.size(); ++i) {
-    reports.push_back({slots_[i].get(), 0.0F, statistics[i]});
+    reports.push_back({slots_[i].get(), 0.0F, statistics[i], samples[i]});
   }
   for (const auto& group : groups_) {
     const std::vector<float> scales = to_host_f32(*device_, group->scale);

@@ -4,6 +4,7 @@
 // statistics. All of it lives on the device; the host reads it only for metrics and checkpoints.
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,13 @@
 #include "tensor/tensor.h"
 
 namespace fp8train {
+
+/// How well one tensor came through its cast; device memory, sampled as the statistics are.
+struct CastSample {
+  double signal;  ///< sum of x^2
+  double noise;   ///< sum of (x - codes / scale)^2
+  float amax;     ///< max |x|
+};
 
 /// Where one tensor's scaling lives; pointers are device memory, valid once ScalingState::allocate
 /// has run.
@@ -24,6 +32,7 @@ struct ScalingSlot {
   float* scale = nullptr;  // this and the next stay 1 where each granule has its own
   float* scale_inv = nullptr;
   ops::QuantizeStatistics* statistics = nullptr;
+  CastSample* sample = nullptr;
 };
 
 /// A slot's numbers as read by the host.
@@ -31,6 +40,11 @@ struct SlotReport {
   const ScalingSlot* slot;
   float scale;
   ops::QuantizeStatistics statistics;
+  CastSample sample;
+
+  /// 10 log10(signal / noise), to a hundredth. None without a sample, for zeros, for a cast without
+  /// error and where x was not finite.
+  std::optional<double> snr_db() const;
 };
 
 class ScalingState {
@@ -57,7 +71,7 @@ class ScalingState {
   /// *squared_norm (device memory) becomes NaN when an amax of any slot is not finite.
   void update(Stream stream, uint64_t due, double* squared_norm);
 
-  /// Reads scales and statistics of all slots; waits for the device.
+  /// Reads scales, statistics and samples of all slots; waits for the device.
   std::vector<SlotReport> report() const;
 
   /// The state that a checkpoint holds: named fp32 tensors per group of slots with the same rule.
@@ -81,7 +95,7 @@ class ScalingState {
   Device* device_ = nullptr;
   std::vector<std::unique_ptr<ScalingSlot>> slots_;
   std::vector<std::unique_ptr<Group>> groups_;
-  Buffer statistics_;
+  Buffer statistics_, samples_;
 };
 
 }  // namespace fp8train

@@ -8,19 +8,36 @@
 namespace fp8train {
 namespace {
 
-/// {"layers.0.mlp.up.x": {"scale": .., "saturated": .., "underflow": ..}, ...}, shares of all casts
-/// in percent; no scale where each granule has its own.
+/// {"layers.0.mlp.up.x": {"scale": .., "scale_exponent": .., "amax": .., "snr_db": ..,
+/// "saturated_percent": .., "underflow_percent": ..}, ...}; no scale where each granule has its
+/// own.
 JsonObject slot_metrics(const std::vector<SlotReport>& slots) {
   JsonObject all;
   for (const SlotReport& report : slots) {
-    const double count = std::max<double>(1.0, static_cast<double>(report.statistics.count));
     JsonObject one;
     if (report.slot->format.granularity == Granularity::tensor) {
       one.add("scale", static_cast<double>(report.scale));
+      one.add("scale_exponent", std::ilogb(report.scale));
     }
-    one.add("saturated_percent", 100.0 * static_cast<double>(report.statistics.saturated) / count);
-    one.add("underflow_percent", 100.0 * static_cast<double>(report.statistics.underflow) / count);
-    all.add(report.slot->layer + "." + report.slot->role, one);
+    one.add("amax", static_cast<double>(report.sample.amax));
+    if (const std::optional<double> snr = report.snr_db()) {
+      one.add("snr_db", *snr);
+    }
+    one.add("saturated_percent", saturated_percent(report));
+    one.add("underflow_percent", underflow_percent(report));
+    all.add(slot_name(*report.slot), one);
+  }
+  return all;
+}
+
+/// {"x": {"mean": .., "worst": .., "worst_at": "layers.0.mlp.up.x"}, "w": .., "dy": ..}
+JsonObject class_metrics(const ScalingSummary& summary) {
+  JsonObject all;
+  for (const auto& [name, snr] : summary.snr) {
+    all.add(name, JsonObject()
+                      .add("mean", snr.mean_db)
+                      .add("worst", snr.worst_db)
+                      .add("worst_at", std::string_view(snr.worst)));
   }
   return all;
 }
@@ -50,6 +67,7 @@ void RunRecords::write_step(const StepMetrics& metrics) {
     const ScalingSummary summary = summarize(*metrics.slots);
     line.add("fp8_saturated_percent", summary.saturated_percent)
         .add("fp8_underflow_percent", summary.underflow_percent)
+        .add("fp8_snr_db", class_metrics(summary))
         .add("fp8", slot_metrics(*metrics.slots));
   }
   metrics_->write(line);

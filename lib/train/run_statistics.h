@@ -1,18 +1,56 @@
 #pragma once
-// Saturation and underflow of FP8 casts, summed over a model's slots.
+// What FP8 casts did to a model's tensors: summed over slots, and warnings that name the slot.
 
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "precision/scaling_state.h"
 
 namespace fp8train {
 
+/// Signal-to-noise ratios of one class of tensors (x, w or dy) over all layers.
+struct ClassSnr {
+  double mean_db = 0;
+  double worst_db = 0;
+  std::string worst;  ///< the slot, as slot_name says
+};
+
 struct ScalingSummary {
   double saturated_percent = 0;
   double underflow_percent = 0;
   const SlotReport* worst_underflow = nullptr;  ///< into the reports given
+  std::map<std::string, ClassSnr> snr;          ///< by class; without slots that have no SNR
 };
 
 ScalingSummary summarize(const std::vector<SlotReport>& reports);
+
+/// "layers.0.mlp.up.x"
+std::string slot_name(const ScalingSlot& slot);
+
+/// Shares of all values cast, in percent.
+double saturated_percent(const SlotReport& report);
+double underflow_percent(const SlotReport& report);
+
+/// Says once for each slot that its casts lose too much, and what to try.
+class ScalingWarnings {
+ public:
+  /// The lines to log after optimizer step `step` (counted from 1). None in the first steps, while
+  /// the histories of delayed scaling, which starts with scale 1, fill. After kMostLines slots the
+  /// rest are only counted.
+  std::vector<std::string> after_step(int64_t step, const std::vector<SlotReport>& reports);
+
+  /// A line for the end of the run, where slots were only counted.
+  std::vector<std::string> rest() const;
+
+  static constexpr size_t kMostLines = 10;
+
+ private:
+  std::set<const ScalingSlot*> warned_;
+};
+
+void log_warnings(const std::vector<std::string>& lines);
 
 }  // namespace fp8train

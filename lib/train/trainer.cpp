@@ -61,6 +61,7 @@ class Run {
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<Loader> loader_;
   std::unique_ptr<Generator> generator_;
+  ScalingWarnings scaling_warnings_;
   Progress progress_;
   TrainingState state_;
   std::string resolved_config_, earlier_config_;
@@ -212,6 +213,7 @@ void Run::log_step() {
                                          : std::nullopt,
                        .skipped_steps = report.skipped_steps,
                        .slots = &slots});
+  log_warnings(scaling_warnings_.after_step(state_.step, slots));
   guard(report);
   logged_step_ = state_.step;
   since_log_.restart();
@@ -356,6 +358,7 @@ RunOutcome Run::run() {
 
 RunOutcome Run::finish() {
   progress_.finish();
+  log_warnings(scaling_warnings_.rest());
   if (settings().checkpoint.save_final) {
     save();  // first, so that nothing that follows can lose the training
   }

@@ -142,11 +142,18 @@ TEST_CASE("the plan of scratch holds operands that a device has to dequantize") 
   DeviceTraits traits;
   traits.scaled_gemm_by_library = true;
   traits.block_scaled_gemm = true;
-  const EngineSettings settings = small("te-blockwise");
-  const size_t native = plan_step(settings, traits, nullptr, nullptr).scratch_bytes;
+  // Of a step without statistics, whose scratch can be more than that of a product.
+  const auto scratch = [&traits] {
+    const std::unique_ptr<Device> meta = make_meta_device(traits);
+    Engine engine(*meta, small("te-blockwise"));
+    engine.weights_changed();
+    engine.step([] { return batch_of(2, 0); }, 0, 0.0, false);
+    return engine.high_water().scratch_bytes;
+  };
+  const size_t native = scratch();
   traits.block_scaled_gemm = false;
   // At least the bf16 copies of one operand pair of the widest layer, [64, 32] and [32, 32].
-  CHECK(plan_step(settings, traits, nullptr, nullptr).scratch_bytes >= native + 6000);
+  CHECK(scratch() >= native + 6000);
 }
 
 TEST_CASE("FP8 rows keep codes instead of activations for backward") {
@@ -206,6 +213,25 @@ TEST_CASE("statistics count every cast of the step") {
     CHECK(report.statistics.count > 0);
     CHECK(report.statistics.saturated == 0);
     CHECK(report.scale > 0);
+    // The scale that this tensor was cast with follows from its amax: exact.
+    CHECK(report.scale == format_max(report.slot->format.dtype) / report.sample.amax);
+    REQUIRE(report.snr_db());
+    CHECK(*report.snr_db() > (report.slot->format.dtype == DType::e4m3 ? 25.0 : 20.0));
+  }
+}
+
+TEST_CASE("every slot has a sample, and a step that collects them gives the same weights") {
+  const std::string plan = GENERATE(from_range(plan_names()));
+  CAPTURE(plan);
+  Trained with(small(plan, 2));
+  Trained without(small(plan, 2));
+  with.train(3, true);
+  without.train(3, false);
+  CHECK(same_bits(with.weights(), without.weights()));  // exact
+  for (const SlotReport& report : with.engine.model().scaling().report()) {
+    CAPTURE(report.slot->layer, report.slot->role);
+    CHECK(report.sample.amax > 0);
+    CHECK(report.snr_db());
   }
 }
 

@@ -1,0 +1,83 @@
+#include "nn/cast_error.h"
+
+#include <algorithm>
+
+#include "ops/elementwise.h"
+#include "ops/granules.h"
+#include "ops/optimizer.h"
+#include "ops/quantize.h"
+
+namespace fp8train {
+namespace {
+
+constexpr int64_t kElementsAtOnce = int64_t{1} << 22;
+constexpr int64_t kTallestGranule = 128;
+constexpr int64_t kSquaresChunk = 4096;  // of ops::sum_of_squares
+
+/// `values` = x after a cast with the slot's one scale.
+void round_by_tensor(const StepContext& context, ConstView x, const ScalingSlot& slot,
+                     View values) {
+  const QuantizedView codes = {.codes = allocate(*context.scratch, slot.format.dtype, x.shape),
+                               .codes_transposed = {},
+                               .scale = slot.scale,
+                               .scale_inv = allocate(*context.scratch, DType::f32, {1}).as<float>(),
+                               .format = slot.format};
+  ops::quantize(context.stream, x, codes, nullptr, nullptr);
+  ops::dequantize(context.stream, codes, values);
+}
+
+/// `values` = x after a cast with a scale for each granule along its rows.
+void round_by_granules(const StepContext& context, ConstView x, const ScalingSlot& slot,
+                       View values) {
+  const TensorFormat& format = slot.format;
+  const int64_t scales =
+      ops::granule_grid(format.granularity, x.shape.rows(), x.shape.back(), ScaleLayout::row_major)
+          .count;
+  const DType scale_type = format.scale_type == ScaleType::e8m0 ? DType::e8m0 : DType::f32;
+  GranuleQuantizedView codes = {.rowwise = {}, .columnwise = {}, .format = format};
+  codes.rowwise.codes = allocate(*context.scratch, format.dtype, x.shape);
+  codes.rowwise.scale_inv = allocate(*context.scratch, scale_type, {scales});
+  if (format.granularity == Granularity::row) {
+    codes.rowwise.scale = allocate(*context.scratch, DType::f32, {scales}).as<float>();
+  }
+  ops::quantize_granules(context.stream, x, codes, nullptr, nullptr);
+  ops::dequantize_granules(context.stream, codes.rowwise, format, codes.layout, values);
+}
+
+void add_energies(const StepContext& context, ConstView x, const ScalingSlot& slot) {
+  ArenaScope scope(*context.scratch);
+  const View error = allocate(*context.scratch, DType::f32, x.shape);
+  if (slot.format.granularity == Granularity::tensor) {
+    round_by_tensor(context, x, slot, error);
+  } else {
+    round_by_granules(context, x, slot, error);
+  }
+  const View minus_one = allocate(*context.scratch, DType::f32, {1});
+  ops::fill(context.stream, minus_one, -1.0F);
+  ops::scale_by(context.stream, error, minus_one.as<float>());
+  ops::add(context.stream, x, error, error);
+  const View partial =  // doubles: 8 bytes each
+      allocate(*context.scratch, DType::i64, {(x.count() + kSquaresChunk - 1) / kSquaresChunk});
+  ops::sum_of_squares(context.stream, x, &slot.sample->signal, partial);
+  ops::sum_of_squares(context.stream, error, &slot.sample->noise, partial);
+}
+
+}  // namespace
+
+void sample_amax(const StepContext& context, ConstView x, const ScalingSlot& slot) {
+  const View energies = {&slot.sample->signal, DType::f32, {4}};  // two doubles
+  ops::fill(context.stream, energies, 0.0F);
+  ops::amax(context.stream, x, &slot.sample->amax);
+}
+
+void sample_cast(const StepContext& context, ConstView x, const ScalingSlot& slot) {
+  sample_amax(context, x, slot);
+  const int64_t rows = x.shape.rows();
+  const int64_t granules = kElementsAtOnce / (x.shape.back() * kTallestGranule);
+  const int64_t at_once = std::max<int64_t>(1, granules) * kTallestGranule;
+  for (int64_t row = 0; row < rows; row += at_once) {
+    add_energies(context, rows_of(x, row, std::min(at_once, rows - row)), slot);
+  }
+}
+
+}  // namespace fp8train
