@@ -75,8 +75,12 @@ CheckpointModel open_checkpoint(const CheckpointRequest& request) {
   const bool delayed = has_delayed_scales(settings.plan);
   opened.has_scales = !delayed || has_scaling(folder);
   settings.trains = !opened.has_scales;  // scales are found by a forward and backward pass
-  settings.optimizer = {.name = "sgd", .momentum = 0.0};
+  const ParameterFormats kept = parameter_formats(settings.plan);
+  if (kept.value == TensorFormat{} && kept.gradient == TensorFormat{}) {
+    settings.optimizer = {.name = "sgd", .momentum = 0.0};  // keeps nothing
+  }
   opened.engine = std::make_unique<Engine>(*opened.device, settings);
+  opened.engine->reserve(plan_weights(settings, opened.device->traits()));
   load_weights(*opened.device, opened.engine->model(), TensorSource(folder));
   if (delayed && opened.has_scales) {
     load_scaling(folder, opened.engine->model().scaling());

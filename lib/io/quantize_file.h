@@ -47,7 +47,8 @@ struct FileQuantizationReport {
 /// int8 in blocks of 1x32.
 void check_quantization(const TensorFormat& format);
 
-/// "_scale_inv" for 1x128 and 128x128, which DeepSeek-V3 writes so, else "_scale".
+/// "_scale_inv" for 1x128 and 128x128, else "_scale" (as DeepSeek-V3 and compressed-tensors write
+/// them).
 std::string_view scale_suffix(Granularity granularity);
 
 /// Casts every tensor of fp32, bf16 or fp16 with two dimensions or more, seen as a matrix [rows,

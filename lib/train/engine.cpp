@@ -132,6 +132,13 @@ LossReport Engine::evaluation_loss() const {
   return read_totals(kEvaluationTotals);
 }
 
+StepPlan plan_weights(const EngineSettings& settings, const DeviceTraits& traits) {
+  const std::unique_ptr<Device> meta = make_meta_device(traits);
+  Engine engine(*meta, settings);
+  engine.weights_changed();
+  return engine.high_water();
+}
+
 StepPlan plan_step(const EngineSettings& settings, const DeviceTraits& traits, MemoryLedger* ledger,
                    OpCounters* counters) {
   const std::unique_ptr<Device> meta = make_meta_device(traits);

@@ -123,6 +123,9 @@ class Engine {
   RepeatedWork updates_[2];
 };
 
+/// Bytes that Engine::weights_changed() needs, where no step follows.
+StepPlan plan_weights(const EngineSettings& settings, const DeviceTraits& traits);
+
 /// Runs one training step and one evaluation batch on a meta device with the traits of the device
 /// that the run will use. `ledger` (nullable) receives
 /// what the run holds by category, `counters` (nullable) the FLOPs and bytes of one optimizer step.

@@ -73,7 +73,9 @@ TEST_CASE("stories260K loses little in lower precision") {
   CHECK(exact > 1.0);
   CHECK(exact < 2.2);  // random weights: ln 512 = 6.24
   WARN("stories260K on tests/golden/run/story.txt, fp32: " << exact);
-  for (const char* plan : {"bf16", "fp16", "te-delayed", "te-current"}) {
+  for (const char* plan : {"bf16", "fp16", "te-delayed", "te-current", "te-blockwise", "te-mxfp8",
+                           "msamp-o1", "msamp-o3", "torchao-rowwise", "fp8-lm", "deepseek-v3",
+                           "coat", "fp8-lean", "fp8-min", "int8-qat"}) {
     const double loss = imported.loss(plan);
     WARN(plan << ": " << loss << " (" << 100 * (loss / exact - 1) << " %)");
     CHECK(loss == Approx(exact).epsilon(0.02));
