@@ -235,7 +235,8 @@ TEST_CASE("a step with a non-finite gradient touches nothing", "[ops]") {
     CHECK(control.applied_steps == 0);
     CHECK(control.gradient_factor == 0.0F);
     ops::adamw(cpu_stream(),
-               {weight.view(), gradient.view(), moment1.view(), moment2.view(), copy, 0.9, 0.99, 1e-8, 0.1},
+               {weight.view(), gradient.view(), moment1.view(), moment2.view(), copy, 0.9, 0.99,
+                1e-8, 0.1},
                &control);
     ops::sgd(cpu_stream(), {weight, gradient, moment1, copy, 0.9, 0.1}, &control);
     CHECK(weight.bytes() == before[0]);
@@ -282,7 +283,8 @@ TEST_CASE("optimizer steps give the same bits at every level and thread count", 
       control.squared_norm = 9.0;
       table.prepare_step(cpu_stream(), &control, 1.0F, {});
       table.adamw(cpu_stream(),
-                  {weight.view(), gradient.view(), moment1.view(), moment2.view(), copy, 0.9, 0.95, 1e-8, 0.1},
+                  {weight.view(), gradient.view(), moment1.view(), moment2.view(), copy, 0.9, 0.95,
+                   1e-8, 0.1},
                   &control);
       table.sgd(cpu_stream(), {weight, gradient, moment1, copy, 0.9, 0.1}, &control);
     }
