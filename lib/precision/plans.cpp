@@ -121,6 +121,7 @@ PrecisionPlan torchao_tensorwise() {
     gemm->b = with_torchao_epsilon(gemm->b);
   }
   plan.saved_activation = plan.wgrad.b;
+  plan.gradient_wire = plain(DType::bf16);
   return plan;
 }
 
@@ -134,6 +135,7 @@ PrecisionPlan torchao_rowwise() {
   plan.fprop = gemm_in(row, row, true);
   plan.dgrad = plan.wgrad = gemm_in(row, row, false);
   plan.saved_activation = row;
+  plan.gradient_wire = plain(DType::bf16);
   return plan;
 }
 
