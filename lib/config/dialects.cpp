@@ -25,7 +25,7 @@ bool Pass::run() {
       tell_beside(entry);
     } else if (is_megatron(entry.name)) {
       megatron(entry);
-      if (entry.name == "fp8_format") {
+      if (entry.name == "fp8_format" && entry.node.kind != Kind::null) {
         implied_key_ = entry.place;
       }
     } else if (entry.name == "fp8" && entry.node.kind == Kind::map) {

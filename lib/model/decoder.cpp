@@ -18,6 +18,12 @@ ParameterFormats formats_of(const PrecisionPlan& plan, const LinearPlan& linear)
   return linear.exempt_reason.empty() ? parameter_formats(plan) : ParameterFormats{};
 }
 
+/// Values, gradients and moments of the head stay in fp32, also where its GEMMs have no scales: at
+/// most it has a copy for them. Where it is the embedding too, that is read in fp32.
+ParameterFormats head_formats(const PrecisionPlan& plan, const LinearPlan& head) {
+  return {.is_master = formats_of(plan, head).is_master};
+}
+
 }  // namespace
 
 int64_t padded_vocabulary(const ModelConfig& config) {
@@ -55,8 +61,9 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
                                 .used_rows = config_.vocab_size,
                                 .init_std = config_.initializer_range});
   // The embedding is read in fp32; where the head shares it, it is the master of the head's copy.
-  embedding_->formats.is_master =
-      config_.tie_word_embeddings && formats_of(plan_, linear_plans_.back()).is_master;
+  if (config_.tie_word_embeddings) {
+    embedding_->formats = head_formats(plan_, linear_plans_.back());
+  }
   if (config_.positions == PositionKind::learned) {
     positions_ = parameters_.add({.name = "positions.weight",
                                   .shape = {config_.max_position_embeddings, config_.hidden_size},
@@ -74,7 +81,7 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
                                    .shape = {rows, config_.hidden_size},
                                    .used_rows = config_.vocab_size,
                                    .init_std = config_.initializer_range,
-                                   .formats = formats_of(plan_, linear_plans_.back())});
+                                   .formats = head_formats(plan_, linear_plans_.back())});
   }
   head_ = std::make_unique<Head>(Linear(linear_plans_.back(), head_weight, nullptr, scaling_),
                                  config_.vocab_size, options.head_chunk_rows, options.z_loss);

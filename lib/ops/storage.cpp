@@ -42,10 +42,11 @@ void read_stored(Stream stream, const StoredTensor& x, View y) {
   op_table(stream).read_stored(stream, x, y);
 }
 
-void update_auto_scale(Stream stream, ConstView codes, AutoScale* automatic) {
-  check(is_fp8(codes.dtype) && automatic != nullptr, "update_auto_scale: of FP8 codes");
+void update_auto_scale(Stream stream, ConstView codes, AutoScale* automatic, const int32_t* skip) {
+  check(is_fp8(codes.dtype) && automatic != nullptr && skip != nullptr,
+        "update_auto_scale: of FP8 codes");
   const TraceSpan span("update_auto_scale");
-  op_table(stream).update_auto_scale(stream, codes, automatic);
+  op_table(stream).update_auto_scale(stream, codes, automatic, skip);
 }
 
 void compress(Stream stream, ConstView x, const CompressedView& out) {

@@ -172,7 +172,8 @@ void Optimizer::update(Stream stream, size_t index, bool collect_statistics) con
               .rounding = {.seed = seed_, .tensor = index}},
              device_control());
   if (parameter.automatic != nullptr) {
-    ops::update_auto_scale(stream, parameter.stored_gradient.codes, parameter.automatic);
+    ops::update_auto_scale(stream, parameter.stored_gradient.codes, parameter.automatic,
+                           &device_control()->skip);
   }
 }
 

@@ -69,8 +69,8 @@ const std::vector<Cell>& plan_cells() {
       {"weight_gradient", "The gradient of a weight over the micro-batches of a step",
        &CellRequest::weight_gradient},
       {"gradient_wire",
-       "A rank's contribution to a gradient, rounded once also where there is one "
-       "rank",
+       "A rank's contribution to a gradient, rounded to this also where there is one rank; a "
+       "gradient that is kept in it is rounded with every micro-batch",
        &CellRequest::gradient_wire},
       {"parameter_wire", "Weights on their way between ranks: the stored weight's format",
        &CellRequest::parameter_wire},

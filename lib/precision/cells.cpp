@@ -125,11 +125,15 @@ void check_kept(const char* cell, const TensorFormat& format) {
 }
 
 void check_weight(const PrecisionPlan& plan) {
+  const TensorFormat& value = plan.master_weight ? *plan.master_weight : plan.weight;
+  const char* const cell = plan.master_weight ? "master_weight" : "weight";
+  check_kept(cell, value);
+  if (plan.activation == DType::f32 && !is_plain(value, DType::f32)) {
+    refuse(cell, value, "beside GEMMs in fp32: choose a row that computes in fewer bits");
+  }
   if (!plan.master_weight) {
-    check_kept("weight", plan.weight);
     return;
   }
-  check_kept("master_weight", *plan.master_weight);
   const bool copy = !plan.weight.is_scaled() && is_plain(plan.weight, plan.activation);
   const bool codes = plan.weight.is_scaled() && plan.weight == plan.fprop.b;
   if (!copy && !codes) {
@@ -198,6 +202,40 @@ double element_bytes(const TensorFormat& format) {
   return bytes;
 }
 
+/// Current scaling at first is of tensors that come with a step, all with one window.
+void check_first_window(const PrecisionPlan& plan) {
+  const TensorFormat* seen = nullptr;
+  for (const GemmPlan* gemm : {&plan.fprop, &plan.dgrad, &plan.wgrad}) {
+    for (const TensorFormat* operand : {&gemm->a, &gemm->b}) {
+      if (operand->policy != ScalePolicy::delayed || !operand->delayed.current_at_first) {
+        continue;
+      }
+      if (operand == &plan.fprop.b || operand == &plan.dgrad.b) {
+        refuse(operand == &plan.fprop.b ? "fprop_w" : "dgrad_w", *operand,
+               "a weight is not scaled by its step: leave out 'current at first'");
+      }
+      if (seen != nullptr && seen->delayed.history_length != operand->delayed.history_length) {
+        refuse("fprop_x", *operand,
+               fmt::format("'current at first' beside '{}': give both one history length",
+                           describe(*seen)));
+      }
+      seen = operand;
+    }
+  }
+}
+
+/// Where the option has a meaning.
+void check_self_exact(const PrecisionPlan& plan) {
+  const TensorFormat& wire = plan.gradient_wire;
+  if (plan.self_exact && (wire == plan.weight_gradient || is_plain(wire, DType::f32) ||
+                          wire.policy == ScalePolicy::automatic)) {
+    throw ConfigError(fmt::format(
+        "precision.self_exact has no meaning where gradients are kept in '{}' and cross the wire "
+        "in '{}': remove it",
+        describe(plan.weight_gradient), describe(wire)));
+  }
+}
+
 }  // namespace
 
 ParameterBytes bytes_per_parameter(const PrecisionPlan& plan) {
@@ -225,6 +263,8 @@ void check_cells(const PrecisionPlan& plan) {
   check_gradient(plan);
   check_parameter_wire(plan);
   check_saved(plan);
+  check_first_window(plan);
+  check_self_exact(plan);
   check_kept("moment1", plan.moment1);
   check_kept("moment2", plan.moment2);
 }

@@ -90,7 +90,9 @@ void apply_format(const PlanRequest& request, PrecisionPlan& plan) {
   if (request.format.empty()) {
     return;
   }
-  require(is_scaled(plan), plan, "fp8.format", "FP8 rows");
+  bool fp8 = false;
+  for_each_gemm_format(plan, [&](TensorFormat& format) { fp8 = fp8 || is_fp8(format.dtype); });
+  require(fp8, plan, "fp8.format", "FP8 rows");
   // E5M2 has a place in the gradients only.
   for (GemmPlan* gemm : {&plan.dgrad, &plan.wgrad}) {
     if (request.format == "hybrid" && gemm->a.is_scaled()) {

@@ -172,8 +172,9 @@ TensorFormat stochastic(TensorFormat format) {
 }
 
 /// MS-AMP's linear layers, research/msamp-fp8lm-coat.md 1.2 and 1.3: E4M3 forward, E5M2 gradients,
-/// one power-of-two scale per tensor; of x and dy from the maximum of 16 steps, current until there
-/// are 16; of w current (window 1). Fast accumulation in fprop only. The weight is cast once per
+/// one power-of-two scale per tensor; of x and dy from the maximum of the last 16 micro-batches,
+/// current in the first 16 steps (a value that is not finite does not start that again); of w
+/// current (window 1). Fast accumulation in fprop only. The weight is cast once per
 /// step, not in every forward call.
 PrecisionPlan msamp_gemms(const char* name) {
   PrecisionPlan plan = unscaled(name, DType::bf16);

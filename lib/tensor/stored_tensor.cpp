@@ -13,6 +13,9 @@ bool is_stored_format(const TensorFormat& format) {
   if (format.expanded && (!grouped || dtype != DType::e4m3)) {
     return false;
   }
+  if (format.amax_epsilon > 0 || (format.expanded && format.scale_type != ScaleType::f32)) {
+    return false;
+  }
   return (grouped || format.granularity == Granularity::tensor) &&
          format.policy == ScalePolicy::current && format.scale_type != ScaleType::e8m0 &&
          (is_fp8(dtype) || dtype == DType::f16 || dtype == DType::bf16);

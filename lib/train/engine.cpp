@@ -148,6 +148,10 @@ StepPlan plan_step(const EngineSettings& settings, const DeviceTraits& traits, M
   batch.columns = settings.seq_length;
   // Its tokens are never read: they may be more than this machine holds.
   engine.weights_changed();
+  if (settings.trains && engine.model().scaling().first_window(0)) {
+    constexpr int64_t kLate = int64_t{1} << 40;  // after every window
+    engine.step([&]() -> const Batch& { return batch; }, kLate, 0.0, true);
+  }
   meta->counters() = {};
   if (settings.trains) {
     engine.step([&]() -> const Batch& { return batch; }, 0, 0.0, true);

@@ -184,6 +184,22 @@ TEST_CASE("automatic scaling multiplies the scale by a power of two", "[ops][sto
   }
 }
 
+TEST_CASE("automatic scaling leaves the scale of a tensor that is not finite", "[ops][storage]") {
+  Kept kept(kFormats[3], 300);
+  const ops::AutoScale automatic = {.factor = 0.25F, .at_maximum = 0};
+  std::vector<float> values = gradient_values(300, 8);
+  Array x(DType::f32, {300}, values);
+  ops::store(cpu_stream(), {.x = x, .to = kept.view(), .add = false, .automatic = &automatic});
+  const float scale = kept.scales.get(0);
+  values[7] = std::numeric_limits<float>::infinity();
+  Array bad(DType::f32, {300}, values);
+  for (int i = 0; i < 3; ++i) {
+    ops::store(cpu_stream(), {.x = bad, .to = kept.view(), .add = true, .automatic = &automatic});
+    CHECK(kept.scales.get(0) == scale);
+    CHECK(std::isnan(kept.value(7)));
+  }
+}
+
 TEST_CASE("the automatic factor halves where codes saturate and grows slowly elsewhere",
           "[ops][storage]") {
   // 2 of 100000 codes at the largest magnitude are more than 1e-5 of them, 1 is not.
@@ -194,7 +210,8 @@ TEST_CASE("the automatic factor halves where codes saturate and grows slowly els
     }
     Array codes(DType::e4m3, {100000}, values);
     ops::AutoScale automatic = {.factor = 0.25F, .at_maximum = 0};
-    ops::update_auto_scale(cpu_stream(), codes, &automatic);
+    const int32_t go_on = 0;
+    ops::update_auto_scale(cpu_stream(), codes, &automatic, &go_on);
     CHECK(automatic.factor ==
           Approx(saturated > 1 ? 0.125 : 0.25 * std::exp2(0.001)).epsilon(1e-7));
     CHECK(automatic.at_maximum == 0);
@@ -202,14 +219,19 @@ TEST_CASE("the automatic factor halves where codes saturate and grows slowly els
   // A thousand steps without saturation double it, within the rounding of each product.
   ops::AutoScale automatic;
   Array zeros(DType::e4m3, {64});
+  const int32_t go_on = 0;
   for (int step = 0; step < 1000; ++step) {
-    ops::update_auto_scale(cpu_stream(), zeros, &automatic);
+    ops::update_auto_scale(cpu_stream(), zeros, &automatic, &go_on);
   }
   CHECK(automatic.factor == Approx(2.0).epsilon(1e-4));
   for (int step = 0; step < 20000; ++step) {
-    ops::update_auto_scale(cpu_stream(), zeros, &automatic);
+    ops::update_auto_scale(cpu_stream(), zeros, &automatic, &go_on);
   }
   CHECK(automatic.factor == 65536.0F);
+  const int32_t skip = 1;
+  automatic.factor = 0.75F;
+  ops::update_auto_scale(cpu_stream(), zeros, &automatic, &skip);
+  CHECK(automatic.factor == 0.75F);
 }
 
 TEST_CASE("compressed tensors have a bf16 scale for 16 values", "[ops][storage]") {

@@ -40,7 +40,11 @@ FP8TRAIN_HD float find_tensor_scale(const Store& call) {
     largest = here > largest ? here : largest;
   }
   const TensorFormat& format = call.to.format;
-  return stored_scale(float_of(largest), *call.to.scales.as<float>(), format_max(format.dtype),
+  const float old = *call.to.scales.as<float>();
+  if (!is_finite(float_of(largest))) {
+    return old;
+  }
+  return stored_scale(float_of(largest), old, format_max(format.dtype),
                       format.scale_type == ScaleType::pow2) *
          automatic_factor(call.automatic);
 }
@@ -86,7 +90,11 @@ void read_stored(Stream /*stream*/, const StoredTensor& x, View y) {
   });
 }
 
-void update_auto_scale(Stream /*stream*/, ConstView codes, AutoScale* automatic) {
+void update_auto_scale(Stream /*stream*/, ConstView codes, AutoScale* automatic,
+                       const int32_t* skip) {
+  if (*skip != 0) {
+    return;
+  }
   const int64_t count = codes.count();
   int64_t largest = 0;
   with_fp8_type(codes.dtype, [&](auto tag) {

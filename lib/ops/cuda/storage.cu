@@ -66,11 +66,16 @@ __global__ void __launch_bounds__(kBlock)
   to.raise_tensor_amax(largest, shared);
 }
 
+/// Of a scale that is kept, because a value is not finite, 1.
+__device__ __forceinline__ float factor_of(const CodedTensor& to, const AutoScale* automatic) {
+  return automatic != nullptr && is_finite(to.scales[1]) ? automatic_factor(automatic) : 1.0F;
+}
+
 template <bool Aligned, typename X>
 __global__ void __launch_bounds__(kBlock)
     store_kernel(CodedTensor to, const X* __restrict__ x, bool add, const AutoScale* automatic,
                  int64_t count) {
-  const float factor = automatic_factor(automatic);
+  const float factor = factor_of(to, automatic);
   for_each_span(count, [&](int64_t i, int64_t available, bool whole) {
     float values[kQuad];
     const ScaleExpansion old_scale = to.scale_at(i, available);
@@ -95,8 +100,9 @@ struct KeepScale {
 
   template <int N>
   __device__ void run(int64_t /*i*/) const {
+    const float factor = factor_of(to, automatic);
     to.keep_tensor_scale();
-    to.scales[0] *= automatic_factor(automatic);
+    to.scales[0] *= factor;
   }
 };
 
@@ -178,22 +184,25 @@ __global__ void __launch_bounds__(kBlock)
 struct NextFactor {
   AutoScale* automatic;
   int64_t count;
+  const int32_t* skip;
 
   template <int N>
   __device__ void run(int64_t /*i*/) const {
-    automatic->factor = next_automatic_factor(automatic->factor, automatic->at_maximum, count);
+    if (*skip == 0) {
+      automatic->factor = next_automatic_factor(automatic->factor, automatic->at_maximum, count);
+    }
     automatic->at_maximum = 0;
   }
 };
 
-void update_auto_scale(Stream stream, ConstView codes, AutoScale* automatic) {
+void update_auto_scale(Stream stream, ConstView codes, AutoScale* automatic, const int32_t* skip) {
   const int64_t count = codes.count();
   with_fp8_type(codes.dtype, [&](auto tag) {
     using Code = typename decltype(tag)::Type;
     launch(stream, {blocks_for(stream, count), kBlock}, count_largest_kernel<Code>,
            codes.as<Code>(), count, automatic);
   });
-  map<1>(stream, 1, true, NextFactor{automatic, count});
+  map<1>(stream, 1, true, NextFactor{automatic, count, skip});
 }
 
 /// Four lanes share a group.

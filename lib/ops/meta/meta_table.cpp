@@ -251,7 +251,8 @@ void read_stored(Stream stream, const StoredTensor& x, View y) {
   count(stream, stored_bytes(x) + bytes_of(y));
 }
 
-void update_auto_scale(Stream stream, ConstView codes, AutoScale* /*automatic*/) {
+void update_auto_scale(Stream stream, ConstView codes, AutoScale* /*automatic*/,
+                       const int32_t* /*skip*/) {
   count(stream, bytes_of(codes) + 2 * sizeof(AutoScale));
 }
 

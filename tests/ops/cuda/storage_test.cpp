@@ -83,6 +83,7 @@ TEST_CASE("stored tensors have the cpu's bits", "[cuda][storage]") {
   }
   check_case({kFormats[2], DType::f32, 700, 0, true, 3.0F});
   check_case({kFormats[1], DType::bf16, 700, 0, true, 0.25F});
+  check_case({kFormats[2], DType::f32, 700, 0, false, 0.25F});
 }
 
 TEST_CASE("automatic factors have the cpu's bits", "[cuda][storage]") {
@@ -90,9 +91,11 @@ TEST_CASE("automatic factors have the cpu's bits", "[cuda][storage]") {
     const auto run = [&](Side& side) {
       const View codes = side.put(Array(DType::e4m3, {count}, adversarial_values(count, 3, true)));
       auto* automatic = side.put_value(ops::AutoScale{0.75F, 0});
-      ops::update_auto_scale(side.stream(), codes, automatic);
+      const auto* go_on = side.put_value(int32_t{0});
+      ops::update_auto_scale(side.stream(), codes, automatic, go_on);
       const View zeros = side.put(Array(DType::e5m2, {count}));
-      ops::update_auto_scale(side.stream(), zeros, automatic);
+      ops::update_auto_scale(side.stream(), zeros, automatic, go_on);
+      ops::update_auto_scale(side.stream(), codes, automatic, side.put_value(int32_t{1}));
       CHECK(side.get_value(automatic).at_maximum == 0);
       return side.get_value(automatic).factor;
     };
