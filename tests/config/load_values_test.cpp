@@ -192,8 +192,8 @@ TEST_CASE("the formats of moments stand beside any row") {
 }
 
 TEST_CASE("cells stand beside any row, and are refused at their place") {
-  const Settings settings = load_text(
-      kBase + "precision: {plan: fp8-safe, moment1: bf16, self_exact: true}\n");
+  const Settings settings =
+      load_text(kBase + "precision: {plan: fp8-safe, moment1: bf16, self_exact: true}\n");
   CHECK(settings.precision.cells.moment1 == "bf16");
   CHECK(settings.precision.self_exact == true);
   CHECK_THAT(test::error_of(kBase + "precision: {plan: te-current, wgrad_x: e4m3 1x128}\n"),
