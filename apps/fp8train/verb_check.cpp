@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/log.h"
 #include "train/preflight.h"
 #include "train/progress.h"
 #include "train/threads.h"
@@ -73,10 +72,8 @@ void check_output(const std::filesystem::path& folder) {
 }
 
 int check_run(const Settings& settings) {
-  for (const std::string& line : settings.told.lines) {
-    log_info(line);
-  }
   const Session session = open_session(settings, true);
+  log_notes(session);
   check_weights(session);
   std::string reason;
   const std::unique_ptr<Device> device = choose_device(settings.device, false, reason);

@@ -9,10 +9,10 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "base/log.h"
 #include "device/cuda/cuda_device.h"
 #include "nn/linear_operands.h"
 #include "precision/chart.h"
+#include "train/preflight.h"
 #include "train/session.h"
 #include "verbs.h"
 
@@ -199,9 +199,7 @@ void explain(const ExplainOptions& options) {
     return;
   }
   const Session session = open_session(load(options.common), false);
-  for (const std::string& line : session.settings.told.lines) {
-    log_info(line);
-  }
+  log_notes(session);
   const PrecisionPlan& plan = session.engine.plan;
   if (!options.diff.empty()) {
     const PrecisionPlan other = plan_named(options.diff);

@@ -43,7 +43,8 @@ void Linear::allocate(Device& device) {
   // for it.
   const bool needs_plain =
       !w_.scaled_along_rows() || !w_.scaled_along_columns() || !plan_.evaluate_scaled;
-  const bool value_serves = plan_.activation == DType::f32 && !weight_->value.empty();
+  const TensorFormat& kept = weight_->stored_value.format;
+  const bool value_serves = !kept.is_scaled() && kept.dtype == plan_.activation;
   if (needs_plain && !value_serves && weight_->copy.empty()) {
     plain_copy_ = Tensor(device, plan_.activation, weight_->shape, category);
     weight_->copy = plain_copy_;
@@ -94,8 +95,7 @@ void Linear::offer_weight_cast() {
 }
 
 LinearOperand Linear::weight_operand(bool scaled, bool along_columns) const {
-  const ConstView plain =
-      weight_->copy.empty() ? ConstView(weight_->value) : ConstView(weight_->copy);
+  const ConstView plain = weight_->copy.empty() ? weight_->stored_value.codes : weight_->copy;
   if (!scaled) {
     return {.plain = plain, .codes = {}, .granules = {}, .along_columns = along_columns};
   }

@@ -91,17 +91,22 @@ void Optimizer::exchange_gradients(Stream stream, Arena& scratch) const {
     }
     ArenaScope scope(scratch);
     const Shape& shape = parameter->shape;
-    const View fp32 = allocate(scratch, DType::f32, shape);
+    const bool coded = gradient.format.is_scaled();
+    const View values = coded ? allocate(scratch, DType::f32, shape) : gradient.codes;
     StoredTensor image(allocate(scratch, wire.dtype, shape), wire, {});
     const int64_t scales = stored_scales(wire, shape.count());
     if (scales > 0) {
       image.scales = allocate(scratch, DType::f32, {scales});
       ops::fill(stream, image.scales, 0.0F);
     }
-    ops::read_stored(stream, gradient, fp32);
-    ops::store(stream, {.x = fp32, .to = image});
-    ops::read_stored(stream, image, fp32);
-    ops::store(stream, {.x = fp32, .to = gradient});
+    if (coded) {
+      ops::read_stored(stream, gradient, values);
+    }
+    ops::store(stream, {.x = values, .to = image});
+    ops::read_stored(stream, image, values);
+    if (coded) {
+      ops::store(stream, {.x = values, .to = gradient});
+    }
   }
 }
 
@@ -118,12 +123,18 @@ void Optimizer::sum_gradients(Stream stream, Arena& scratch) const {
     add(fp32);
   }
   for (const auto& parameter : parameters_->all()) {
-    if (parameter->gradient.empty()) {
-      ArenaScope scope(scratch);
-      const View values = allocate(scratch, DType::f32, parameter->shape);
-      ops::read_stored(stream, parameter->stored_gradient, values);
-      add(values);
+    const StoredTensor& gradient = parameter->stored_gradient;
+    if (!parameter->gradient.empty()) {
+      continue;
     }
+    ArenaScope scope(scratch);
+    if (!gradient.format.is_scaled()) {
+      add(gradient.codes);
+      continue;
+    }
+    const View values = allocate(scratch, DType::f32, parameter->shape);
+    ops::read_stored(stream, gradient, values);
+    add(values);
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "base/log.h"
 #include "ops/attention.h"
 #include "train/progress.h"
 
@@ -29,6 +30,15 @@ std::string describe_linears(const Session& session) {
 }
 
 }  // namespace
+
+void log_notes(const Session& session) {
+  for (const std::string& line : session.settings.told.lines) {
+    log_info(line);
+  }
+  for (const std::string& note : session.notes) {
+    log_warning(note);
+  }
+}
 
 std::vector<std::string> describe_memory(const MemoryLedger& planned) {
   std::vector<std::string> lines;

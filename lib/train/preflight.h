@@ -15,6 +15,10 @@ std::vector<std::string> run_overview(const Session& session, const Device& devi
                                       const std::string& device_reason, int64_t threads,
                                       const MemoryLedger& planned);
 
+/// Logs what a session has to tell: which keys were read as which (info), and what was read and
+/// has no meaning here (warnings).
+void log_notes(const Session& session);
+
 /// "  weights  26.0 MiB" per category that holds anything, and the total.
 std::vector<std::string> describe_memory(const MemoryLedger& planned);
 

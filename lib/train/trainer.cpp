@@ -88,12 +88,7 @@ Run::Run(const RunRequest& request)
   if (!records_.lock_warning().empty()) {
     log_warning(records_.lock_warning());
   }
-  for (const std::string& line : settings().told.lines) {
-    log_info(line);
-  }
-  for (const std::string& note : session_.notes) {
-    log_warning(note);
-  }
+  log_notes(session_);
   std::string reason;
   device_ = choose_device(settings().device, settings().gemm_tuning, reason);
   MemoryLedger planned;

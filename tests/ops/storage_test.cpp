@@ -8,29 +8,21 @@
 #include <limits>
 
 #include "base/error.h"
+#include "ops/adamw_cases.h"
 #include "ops/op_test_support.h"
 
 namespace fp8train::test {
 namespace {
 
-TensorFormat scaled(DType dtype, Granularity granularity, ScaleType scale_type) {
-  TensorFormat format = plain(dtype);
-  format.granularity = granularity;
-  format.group_size = granularity == Granularity::group ? 128 : 0;
-  format.policy = ScalePolicy::current;
-  format.scale_type = scale_type;
-  return format;
-}
-
 const TensorFormat kFormats[] = {
     plain(DType::f32),
     plain(DType::bf16),
-    scaled(DType::f16, Granularity::tensor, ScaleType::pow2),
-    scaled(DType::e4m3, Granularity::tensor, ScaleType::pow2),
-    scaled(DType::e4m3, Granularity::tensor, ScaleType::f32),
-    scaled(DType::f16, Granularity::group, ScaleType::f32),
-    scaled(DType::e4m3, Granularity::group, ScaleType::f32),
-    scaled(DType::e5m2, Granularity::group, ScaleType::pow2),
+    by_tensor(DType::f16, ScaleType::pow2),
+    by_tensor(DType::e4m3, ScaleType::pow2),
+    by_tensor(DType::e4m3, ScaleType::f32),
+    by_group(DType::f16, ScaleType::f32),
+    by_group(DType::e4m3, ScaleType::f32),
+    by_group(DType::e5m2, ScaleType::pow2),
 };
 
 /// A kept tensor in host memory.

@@ -80,6 +80,15 @@ constexpr Row kTable[] = {
 
 }  // namespace
 
+TEST_CASE("a weight in the type that GEMMs read is held once") {
+  PlanRequest request;
+  request.plan = "bf16";
+  request.cells.master_weight = "none";
+  const PrecisionPlan plan = resolve_plan(request);
+  CHECK(per_parameter(plan, MemoryCategory::weights, 4) == Approx(2.0).epsilon(1e-4));
+  CHECK(per_parameter(plan, MemoryCategory::quantized_weights, 0) == 0.0);
+}
+
 TEST_CASE("every row holds the bytes per parameter that its cells say") {
   const std::vector<std::string> names = plan_names();
   for (const std::string& name : names) {
