@@ -247,6 +247,7 @@ tidy_stage() {
   local checked
   checked=$(grep -cE '^(passed|FAILED) ' "$output")
   note "$checked of $((checked + $(grep -c '^left ' "$output"))) files"
+  grep -E '^FAILED |: error: ' "$output" # once more, at the end, where the log's tail shows it
   [ "$checked" != 0 ] && ! grep -q '^FAILED ' "$output"
 }
 

@@ -81,12 +81,12 @@ std::string complaint(const SlotReport& report) {
 }
 
 std::string advice(const SlotReport& report) {
-  const std::string exempt =
+  std::string exempt =
       fmt::format("keep the layer in high precision (fp8.exempt: [{}])", report.slot->layer);
   if (report.slot->format.granularity != Granularity::tensor) {
     return exempt;
   }
-  const std::string blocks = "take a row with a scale for each block, or " + exempt;
+  std::string blocks = "take a row with a scale for each block, or " + exempt;
   if (report.slot->format.policy != ScalePolicy::delayed) {
     return blocks;
   }
