@@ -1,0 +1,41 @@
+#pragma once
+// Where communicators come from.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+
+namespace fp8train {
+
+struct CommSettings {
+  /// auto: mpi where a launcher has started several ranks, else self. self | mpi
+  std::string backend = "auto";
+  double timeout_seconds = 600.0;  ///< after which a collective fails
+
+  bool operator==(const CommSettings&) const = default;
+};
+
+/// The communicator of all ranks of the run. MPI is initialized by the first that needs it. Throws
+/// ConfigError for an unknown backend, and where a launcher has started several processes that do
+/// not find each other (comm/launch.h); CommError where MPI is not in this build or does not start.
+std::unique_ptr<Communicator> make_communicator(const CommSettings& settings);
+
+/// One rank.
+std::unique_ptr<Communicator> make_self_communicator();
+
+/// Ranks as threads of this process: one communicator per rank, each for a thread of its own.
+std::vector<std::unique_ptr<Communicator>> make_thread_ranks(const Topology& topology);
+
+/// One rank of a run that does not take place: counts what would be sent. What the rank would get
+/// from others is not written.
+std::unique_ptr<Communicator> make_rehearsal(const Topology& topology, int rank);
+
+/// All processes that MPI has started. Throws CommError.
+std::unique_ptr<Communicator> make_mpi_communicator();
+
+/// Whether this build has MPI.
+bool has_mpi();
+
+}  // namespace fp8train

@@ -1,0 +1,135 @@
+#pragma once
+// How ranks talk. A Communicator moves bytes and never computes: sums are made by our own
+// operations in rank order (comm/reduce.h, comm/gradient_exchange.h), so that results do not depend
+// on the library beneath. Collectives are started in the same order on all ranks of a group, return
+// at once and overlap with other work; buffers lie on the device of `stream`, are the caller's and
+// stay untouched until the Work is done. One thread of a rank uses it. Errors are CommErrors that
+// name the rank, the operation and, where that can be known, the ranks that are missing.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "comm/topology.h"
+#include "comm/work.h"
+#include "device/stream.h"
+
+namespace fp8train {
+
+/// Bytes that a rank has sent to others, by class of link.
+struct Traffic {
+  uint64_t within_node = 0;
+  uint64_t between_nodes = 0;
+
+  uint64_t total() const { return within_node + between_nodes; }
+  Traffic& operator+=(const Traffic& other) {
+    within_node += other.within_node;
+    between_nodes += other.between_nodes;
+    return *this;
+  }
+  bool operator==(const Traffic&) const = default;
+};
+
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return topology_.size(); }
+  int local_rank() const { return topology_.local_rank(rank_); }
+  int local_size() const {
+    return static_cast<int>(topology_.ranks_of_node(topology_.node_of(rank_)).size());
+  }
+  int node() const { return topology_.node_of(rank_); }
+  int nodes() const { return topology_.nodes(); }
+  const Topology& topology() const { return topology_; }
+
+  /// Rank r's `bytes` bytes of `send` come to recv + r * bytes of every rank. `send` may be this
+  /// rank's own place in `recv`. Where all nodes have equally many ranks each byte crosses to
+  /// another node once.
+  Work all_gather(Stream stream, const void* send, void* recv, size_t bytes);
+
+  /// Bytes r * bytes .. of `send` come to rank r, which finds those of rank q at recv + q * bytes.
+  /// `send` and `recv` do not overlap.
+  Work all_to_all(Stream stream, const void* send, void* recv, size_t bytes);
+
+  /// `bytes` bytes of `data` of `root` come to all.
+  Work broadcast(Stream stream, void* data, size_t bytes, int root);
+
+  /// Done when all ranks have started it.
+  Work barrier();
+
+  /// For agreement on what the host knows: each rank's value, in rank order. Waits. T: trivial.
+  template <typename T>
+  std::vector<T> all_gather_values(const T& value) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    std::vector<T> all(static_cast<size_t>(size()));
+    all_gather(host_stream(), &value, all.data(), sizeof(T)).wait();
+    return all;
+  }
+  /// Whether any rank says so.
+  bool any_rank(bool mine);
+
+  /// The ranks of this rank's node, and those of equal local rank on all nodes (only where
+  /// Topology::ranks_per_node is not 0); ordered as here. All ranks make the same ones in the same
+  /// order. They count into their own traffic().
+  virtual std::unique_ptr<Communicator> node_group() = 0;
+  virtual std::unique_ptr<Communicator> peer_group() = 0;
+
+  /// What this rank's collectives have sent, by the algorithms that they use.
+  const Traffic& traffic() const { return traffic_; }
+
+  /// Operations that take longer fail. Default: 10 minutes.
+  void set_timeout(double seconds) { timeout_seconds_ = seconds; }
+  double timeout() const { return timeout_seconds_; }
+
+  /// Tells the other ranks that this one cannot go on: their operations fail. MPI ends them with
+  /// the exit code (and this process too).
+  virtual void fail(int exit_code) = 0;
+
+  /// "mpi: rank 1 of 4, node 0 of 2" and the like.
+  std::string description() const;
+
+ protected:
+  Communicator(Topology topology, int rank);
+
+  /// `sequence` counts the collectives of this communicator; `name` for messages.
+  struct Operation {
+    const char* name = "";
+    uint64_t sequence = 0;
+    Stream stream;
+    const void* send = nullptr;
+    void* recv = nullptr;
+    size_t bytes = 0;
+    int root = 0;
+  };
+  virtual Work start_all_gather(const Operation& operation) = 0;
+  virtual Work start_all_to_all(const Operation& operation) = 0;
+  virtual Work start_broadcast(const Operation& operation) = 0;
+  virtual Work start_barrier(const Operation& operation) = 0;
+  virtual const char* kind() const = 0;
+
+  static Stream host_stream() { return {DeviceKind::cpu, nullptr, nullptr}; }
+
+ private:
+  Operation next(const char* name, Stream stream);
+
+  Topology topology_;
+  int rank_;
+  uint64_t sequence_ = 0;
+  double timeout_seconds_ = 600.0;
+  Traffic traffic_;
+};
+
+/// What one rank sends in an all_gather and an all_to_all of `bytes` bytes, and in a broadcast.
+Traffic all_gather_traffic(const Topology& topology, int rank, size_t bytes);
+Traffic all_to_all_traffic(const Topology& topology, int rank, size_t bytes);
+Traffic broadcast_traffic(const Topology& topology, int rank, size_t bytes, int root);
+
+}  // namespace fp8train

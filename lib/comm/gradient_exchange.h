@@ -1,0 +1,96 @@
+#pragma once
+// The exchange of gradients between ranks, in the format that the plan's wire has. A bucket is a
+// flat piece of the gradients; the exchange replaces it by factor * (sum over ranks) on every rank
+// (DDP), or leaves each rank the shard that it owns (ZeRO).
+//
+//   pack (round once) -> all-to-all of bytes -> fp32 sum in rank order [-> pack -> all-gather]
+//
+// fp8_two_hop does the all-to-all and the sum twice: among the ranks of a node, then among those of
+// equal local rank. Shard r is elements r * shard_elements() .. of the bucket on every wire.
+//
+// An exchange is made once per bucket and run once per step: start() when the bucket is full,
+// advance() now and then to let it go on while other work is done, finish() before the result is
+// read. Nothing is allocated on the device; memory between start() and finish() is the caller's.
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "device/device.h"
+#include "tensor/stored_tensor.h"
+
+namespace fp8train {
+
+enum class WireKind : uint8_t {
+  fp32,
+  bf16,
+  fp8_sum,  ///< a scale for each tensor, shared by all ranks; the sum is rounded at each addend
+  fp8_two_shot,  ///< a scale for each 128 elements; fp32 sums
+  fp8_two_hop,   ///< the same, within a node and then between nodes
+};
+
+struct GradientWire {
+  WireKind kind = WireKind::fp32;
+  TensorFormat format;     ///< of a contribution
+  TensorFormat first_hop;  ///< two_hop: of a contribution within a node
+  /// DDP: of the means that are gathered. fp32 and bf16 wires: `format`, and a ZeRO shard is
+  /// rounded to it as well, so that all layouts have the same bits.
+  TensorFormat gather;
+  /// The rank's own contribution to its shard is not rounded.
+  bool self_exact = false;
+
+  bool operator==(const GradientWire&) const = default;
+};
+
+/// The wire that a plan's gradient_wire cell means for these ranks: two hops where there are
+/// several nodes of several ranks. Means are gathered in bf16. Throws ConfigError for a cell that
+/// crosses no wire.
+GradientWire gradient_wire(const TensorFormat& cell, bool self_exact, const Topology& topology);
+
+struct GradientBucket {
+  /// Flat: fp32 or bf16; or codes with a scale for each 128 elements (fp8_two_shot and two_hop).
+  StoredTensor gradients;
+  /// First element of each tensor, multiples of 128, ascending from 0; fp8_sum only.
+  std::vector<int64_t> tensors;
+};
+
+enum class ExchangeResult : uint8_t { whole, shard };
+
+class GradientExchange {
+ public:
+  /// Collective: all ranks make the same exchanges in the same order. `comm` and the memory of the
+  /// bucket outlive it. `groups` (null: made here) are shared by the exchanges of a communicator.
+  struct Groups {
+    std::unique_ptr<Communicator> node, peers;
+  };
+  GradientExchange(Communicator& comm, Device& device, const GradientWire& wire,
+                   GradientBucket bucket, ExchangeResult result, Groups* groups = nullptr);
+  ~GradientExchange();
+  GradientExchange(GradientExchange&&) noexcept;
+  GradientExchange& operator=(GradientExchange&&) noexcept;
+
+  /// Elements of a shard: a multiple of 128. The last shards may reach beyond the bucket.
+  int64_t shard_elements() const;
+  /// Elements of this rank's shard that the bucket has.
+  int64_t own_elements() const;
+
+  size_t scratch_bytes() const;
+
+  /// Packs the bucket and starts to send. scratch: 256-byte aligned, free again after finish().
+  /// `shard` (ExchangeResult::shard only): own_elements(), fp32 or bf16; may be the shard's own
+  /// place in the bucket.
+  void start(Stream stream, void* scratch, float factor, View shard = {});
+
+  /// Goes on as far as that takes no waiting. True when the result is there.
+  bool advance();
+
+  /// Waits for the result.
+  void finish();
+
+ private:
+  class Run;
+  std::unique_ptr<Run> run_;
+};
+
+}  // namespace fp8train

@@ -1,0 +1,36 @@
+#pragma once
+// What the environment says about how this process was started, before anything talks.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+namespace fp8train {
+
+struct Launch {
+  int slurm_step_tasks = 0;  ///< tasks of the job step that this process belongs to; 0: none
+  int slurm_job_tasks = 0;   ///< tasks of the job around it; 0: none
+  int mpi_ranks = 0;         ///< as mpirun or a process manager says; 0: nobody does
+  bool manager = false;      ///< a process manager (PMIx, PMI, Open MPI's) has left its address
+  int local_ranks = 0;       ///< ranks on this node as the launcher says; 0: nobody does
+
+  /// Whether MPI is worth starting: a process alone saves itself the time.
+  bool wants_mpi() const { return mpi_ranks > 1 || (manager && slurm_step_tasks > 1); }
+};
+
+/// `variable` returns an environment variable, null where there is none.
+using Environment = std::function<const char*(const char*)>;
+Launch detect_launch(const Environment& variable);
+Launch detect_launch();
+
+/// Throws ConfigError with the fix where several tasks were started and each is alone: `ranks` is
+/// what the communicator has found.
+void check_launch(const Launch& launch, int ranks);
+
+/// Threads for one of `local_ranks` ranks of this node: SLURM_CPUS_PER_TASK, else the cores that
+/// this process may use, shared among them unless the launcher has bound each rank to cores of its
+/// own. At least 1.
+int64_t threads_per_rank(int local_ranks, int64_t available_cores, int64_t node_cores,
+                         const Environment& variable);
+
+}  // namespace fp8train

@@ -1,0 +1,49 @@
+#pragma once
+// Gradients on their way between ranks: packed into images that are copied as bytes, and summed in
+// fp32 in rank order. One rounding per contribution; no amax of others is needed
+// (research/msamp-fp8lm-coat.md section 5).
+//
+// The image of a chunk: its codes, then a scale for each group of 128 elements (fp32; one byte, the
+// biased exponent, for powers of two), padded to 16 bytes. codes = cast(value * scale) with the
+// scales of a StoredTensor of the same format. A group with a value that is not finite has NaN for
+// its scale: all ranks read NaN.
+
+#include "device/stream.h"
+#include "tensor/stored_tensor.h"
+
+namespace fp8train::ops {
+
+/// fp32 and bf16; e4m3 and e5m2 with a current scale (fp32 or pow2) for each group of 128; to
+/// nearest.
+bool is_wire_format(const TensorFormat& format);
+
+/// Bytes of the image of a chunk of `count` elements.
+int64_t wire_bytes(const TensorFormat& format, int64_t count);
+
+struct PackWire {
+  StoredTensor x;  ///< any stored format but one with a scale for the tensor or an expanded one.
+                   ///< In the wire's own format it is copied
+  TensorFormat format;
+  int64_t chunk = 0;   ///< elements of a chunk: a multiple of 128
+  int64_t chunks = 1;  ///< chunk * chunks >= x.count(); zeros beyond
+  /// Image of chunk c stands at position c % inner * (chunks / inner) + c / inner.
+  int64_t inner = 1;
+  void* images = nullptr;  ///< chunks * wire_bytes(format, chunk), 16-byte aligned
+};
+void pack_wire(Stream stream, const PackWire& call);
+
+/// y = factor * (x_0 + x_1 + ...), rounded once to y's type.
+struct SumWire {
+  const void* images = nullptr;  ///< of each contribution one after another, `chunks` images each
+  TensorFormat format;
+  int64_t contributions = 1;
+  int64_t chunk = 0, chunks = 1;
+  /// The contribution that is read from `exact` (fp32 or bf16, like y) instead; -1: none.
+  int64_t exact_index = -1;
+  ConstView exact;
+  float factor = 1.0F;
+  View y;  ///< fp32 or bf16, at most chunk * chunks elements; may be `exact`
+};
+void sum_wire(Stream stream, const SumWire& call);
+
+}  // namespace fp8train::ops
