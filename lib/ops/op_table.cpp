@@ -28,6 +28,8 @@ OpTable make_cpu_table(CpuIsa isa) {
   cpu::level::fill_cross_entropy(table);     \
   cpu::level::fill_optimizer(table);         \
   cpu::level::fill_storage(table);           \
+  cpu::level::fill_wire(table);              \
+  cpu::level::fill_shared_wire(table);       \
   cpu::level::fill_norm(table);              \
   cpu::level::fill_attention(table);         \
   cpu::level::fill_activation(table)

@@ -14,7 +14,9 @@
 #include "ops/optimizer.h"
 #include "ops/quantize.h"
 #include "ops/scaled_gemm.h"
+#include "ops/shared_wire.h"
 #include "ops/storage.h"
+#include "ops/wire.h"
 
 namespace fp8train::ops {
 
@@ -62,6 +64,15 @@ struct OpTable {
   decltype(&ops::decompress) decompress;
   decltype(&ops::adamw) adamw;
   decltype(&ops::sgd) sgd;
+  decltype(&ops::pack_wire) pack_wire;
+  decltype(&ops::sum_wire) sum_wire;
+  decltype(&ops::unpack_wire) unpack_wire;
+  decltype(&ops::combine_ranks) combine_ranks;
+  decltype(&ops::shared_amax) shared_amax;
+  decltype(&ops::shared_scales) shared_scales;
+  decltype(&ops::pack_shared) pack_shared;
+  decltype(&ops::sum_shared) sum_shared;
+  decltype(&ops::read_shared) read_shared;
 };
 
 /// Throws DeviceError when the stream's device has no operations in this build.

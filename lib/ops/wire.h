@@ -21,12 +21,11 @@ bool is_wire_format(const TensorFormat& format);
 int64_t wire_bytes(const TensorFormat& format, int64_t count);
 
 struct PackWire {
-  StoredTensor x;  ///< any stored format but one with a scale for the tensor or an expanded one.
-                   ///< In the wire's own format it is copied
+  StoredTensor x;  ///< fp32, bf16 or fp16; or in the wire's own format, which is copied
   TensorFormat format;
   int64_t chunk = 0;   ///< elements of a chunk: a multiple of 128
   int64_t chunks = 1;  ///< chunk * chunks >= x.count(); zeros beyond
-  /// Image of chunk c stands at position c % inner * (chunks / inner) + c / inner.
+  /// The image of chunk c stands at position c % inner * (chunks / inner) + c / inner.
   int64_t inner = 1;
   void* images = nullptr;  ///< chunks * wire_bytes(format, chunk), 16-byte aligned
 };
@@ -38,12 +37,22 @@ struct SumWire {
   TensorFormat format;
   int64_t contributions = 1;
   int64_t chunk = 0, chunks = 1;
-  /// The contribution that is read from `exact` (fp32 or bf16, like y) instead; -1: none.
+  /// The contribution that is read from `exact` (fp32 or bf16) instead; -1: none.
   int64_t exact_index = -1;
-  ConstView exact;
+  ConstView exact;  ///< as many elements as y
   float factor = 1.0F;
   View y;  ///< fp32 or bf16, at most chunk * chunks elements; may be `exact`
 };
 void sum_wire(Stream stream, const SumWire& call);
+
+/// y = the images of `chunks` chunks, in y's own format; y: codes with a scale for each group.
+void unpack_wire(Stream stream, const void* images, int64_t chunk, int64_t chunks,
+                 const StoredTensor& y);
+
+enum class Combine : uint8_t { sum, max };
+
+/// y[i] = parts[0, i] + parts[1, i] + ..., or the largest magnitude, NaN being larger than all.
+/// parts: [ranks, n], y: [n]; fp32, or fp64 under the name of DType::i64.
+void combine_ranks(Stream stream, ConstView parts, Combine how, View y);
 
 }  // namespace fp8train::ops

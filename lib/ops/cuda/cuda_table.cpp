@@ -19,7 +19,9 @@ const OpTable& table() {
     fill_quantize_granules(filled);
     fill_rope(filled);
     fill_scaled_gemm(filled);
+    fill_shared_wire(filled);
     fill_storage(filled);
+    fill_wire(filled);
     return filled;
   }();
   return table;

@@ -35,6 +35,8 @@ void fill_cross_entropy(OpTable& table);
 void fill_optimizer(OpTable& table);
 void fill_adamw(OpTable& table);
 void fill_storage(OpTable& table);
+void fill_wire(OpTable& table);
+void fill_shared_wire(OpTable& table);
 void fill_kv_cache(OpTable& table);
 
 }  // namespace fp8train::ops::cuda

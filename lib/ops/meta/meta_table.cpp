@@ -256,6 +256,49 @@ void update_auto_scale(Stream stream, ConstView codes, AutoScale* /*automatic*/,
   count(stream, bytes_of(codes) + 2 * sizeof(AutoScale));
 }
 
+void pack_wire(Stream stream, const PackWire& call) {
+  count(stream, stored_bytes(call.x) +
+                    static_cast<double>(call.chunks * wire_bytes(call.format, call.chunk)));
+}
+
+void sum_wire(Stream stream, const SumWire& call) {
+  const int64_t copied = call.contributions - (call.exact_index >= 0 ? 1 : 0);
+  count(stream, static_cast<double>(copied * call.chunks * wire_bytes(call.format, call.chunk)) +
+                    bytes_of(call.exact) + bytes_of(call.y));
+}
+
+void unpack_wire(Stream stream, const void* /*images*/, int64_t /*chunk*/, int64_t /*chunks*/,
+                 const StoredTensor& y) {
+  count(stream, 2 * stored_bytes(y));
+}
+
+void combine_ranks(Stream stream, ConstView parts, Combine /*how*/, View y) {
+  count(stream, bytes_of(parts) + bytes_of(y));
+}
+
+void shared_amax(Stream stream, const SharedBucket& bucket, View amax) {
+  count(stream, bytes_of(bucket.values) + bytes_of(bucket.tensor_of_group) + bytes_of(amax));
+}
+
+void shared_scales(Stream stream, ConstView amax, DType /*dtype*/, float /*pre_scale*/,
+                   View scales) {
+  count(stream, bytes_of(amax) + bytes_of(scales));
+}
+
+void pack_shared(Stream stream, const SharedBucket& bucket, ConstView scales, View codes) {
+  count(stream, bytes_of(bucket.values) + bytes_of(bucket.tensor_of_group) + bytes_of(scales) +
+                    bytes_of(codes));
+}
+
+void sum_shared(Stream stream, ConstView codes, View y) {
+  count(stream, bytes_of(codes) + bytes_of(y));
+}
+
+void read_shared(Stream stream, ConstView codes, ConstView scales, float /*factor*/,
+                 int64_t /*first*/, const SharedBucket& to) {
+  count(stream, bytes_of(codes) + bytes_of(scales) + bytes_of(to.values));
+}
+
 void compress(Stream stream, ConstView x, const CompressedView& out) {
   count(stream, bytes_of(x) + bytes_of(out.codes) + bytes_of(out.scale_inv));
 }
@@ -333,6 +376,15 @@ const OpTable& table() {
       .decompress = decompress,
       .adamw = adamw,
       .sgd = sgd,
+      .pack_wire = pack_wire,
+      .sum_wire = sum_wire,
+      .unpack_wire = unpack_wire,
+      .combine_ranks = combine_ranks,
+      .shared_amax = shared_amax,
+      .shared_scales = shared_scales,
+      .pack_shared = pack_shared,
+      .sum_shared = sum_shared,
+      .read_shared = read_shared,
   };
   return kTable;
 }

@@ -1,0 +1,41 @@
+#pragma once
+// Gradients that cross the wire as the codes of a scale that all ranks share, one for each tensor,
+// and are summed as codes: each partial sum is rounded to fp16 and then to the codes' format, as an
+// FP8 sum within the network does (MS-AMP, research/msamp-fp8lm-coat.md 1.5 and 1.7), but in rank
+// order. What the sum loses is the method's own; ops/wire.h loses less.
+//
+// A bucket is flat; each of its tensors starts at a multiple of 128 elements.
+
+#include "device/stream.h"
+#include "tensor/view.h"
+
+namespace fp8train::ops {
+
+/// Gradients as they are before the exchange, and after it.
+struct SharedBucket {
+  View values;           ///< fp32, bf16, e4m3 or e5m2
+  View kept_scales;      ///< of codes: fp32 [tensors, 2], the scale and 0; else empty
+  View tensor_of_group;  ///< int32 [ceil(count / 128)]: which tensor each 128 elements belong to
+};
+
+/// amax[t] = the largest magnitude of tensor t; NaN is larger than all. amax: fp32 [tensors]
+void shared_amax(Stream stream, const SharedBucket& bucket, View amax);
+
+/// scales[t] = 2^floor(log2(format_max / amax)) * pre_scale with the largest amax of all ranks; NaN
+/// where that is not finite, pre_scale where it is 0. amax: fp32 [ranks, tensors]
+void shared_scales(Stream stream, ConstView amax, DType dtype, float pre_scale, View scales);
+
+/// codes = cast(value * scale), zeros beyond the bucket. codes: e4m3 or e5m2
+void pack_shared(Stream stream, const SharedBucket& bucket, ConstView scales, View codes);
+
+/// y = ((c_0 + c_1) + c_2) ..., rounded at each addition. codes: [ranks, n], y: [n], may be its
+/// first row.
+void sum_shared(Stream stream, ConstView codes, View y);
+
+/// The values of summed codes from element `first` of the bucket on, a multiple of 128: values =
+/// factor * code / scale. Codes are kept as they are, with scales divided by `factor`, by the rank
+/// that reads the whole bucket. values: as in the bucket, or fp32
+void read_shared(Stream stream, ConstView codes, ConstView scales, float factor, int64_t first,
+                 const SharedBucket& to);
+
+}  // namespace fp8train::ops
