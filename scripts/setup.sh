@@ -13,6 +13,7 @@ cd "$(dirname "$0")/.."
 build_packages=(
   g++ cmake ninja-build ccache
   libyaml-cpp-dev libcli11-dev libspdlog-dev libfmt-dev nlohmann-json3-dev libxxhash-dev libdnnl-dev
+  libopenmpi-dev openmpi-bin
   catch2
 )
 # libboost-context: fibers of the CUDA host shim. libclang-rt: the run-time of libFuzzer and clang's sanitizers. python3: the layer check.

@@ -29,7 +29,7 @@ std::unique_ptr<Communicator> make_self_communicator();
 std::vector<std::unique_ptr<Communicator>> make_thread_ranks(const Topology& topology);
 
 /// One rank of a run that does not take place: counts what would be sent. What the rank would get
-/// from others is not written.
+/// from others is zeros on the host and not touched elsewhere.
 std::unique_ptr<Communicator> make_rehearsal(const Topology& topology, int rank);
 
 /// All processes that MPI has started. Throws CommError.

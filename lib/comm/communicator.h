@@ -78,12 +78,12 @@ class Communicator {
 
   /// The ranks of this rank's node, and those of equal local rank on all nodes (only where
   /// Topology::ranks_per_node is not 0); ordered as here. All ranks make the same ones in the same
-  /// order. They count into their own traffic().
+  /// order. What they send counts as sent here.
   virtual std::unique_ptr<Communicator> node_group() = 0;
   virtual std::unique_ptr<Communicator> peer_group() = 0;
 
   /// What this rank's collectives have sent, by the algorithms that they use.
-  const Traffic& traffic() const { return traffic_; }
+  const Traffic& traffic() const { return *traffic_; }
 
   /// Operations that take longer fail. Default: 10 minutes.
   void set_timeout(double seconds) { timeout_seconds_ = seconds; }
@@ -97,7 +97,9 @@ class Communicator {
   std::string description() const;
 
  protected:
-  Communicator(Topology topology, int rank);
+  /// `traffic`: of the communicator that a group is made from; null: its own.
+  Communicator(Topology topology, int rank, std::shared_ptr<Traffic> traffic = nullptr);
+  const std::shared_ptr<Traffic>& counters() const { return traffic_; }
 
   /// `sequence` counts the collectives of this communicator; `name` for messages.
   struct Operation {
@@ -124,7 +126,7 @@ class Communicator {
   int rank_;
   uint64_t sequence_ = 0;
   double timeout_seconds_ = 600.0;
-  Traffic traffic_;
+  std::shared_ptr<Traffic> traffic_;
 };
 
 /// What one rank sends in an all_gather and an all_to_all of `bytes` bytes, and in a broadcast.

@@ -22,6 +22,8 @@
 
 namespace fp8train {
 
+class ExchangeRun;
+
 enum class WireKind : uint8_t {
   fp32,
   bf16,
@@ -49,7 +51,8 @@ struct GradientWire {
 GradientWire gradient_wire(const TensorFormat& cell, bool self_exact, const Topology& topology);
 
 struct GradientBucket {
-  /// Flat: fp32 or bf16; or codes with a scale for each 128 elements (fp8_two_shot and two_hop).
+  /// Flat: fp32 or bf16; or codes as they cross the wire, whose scales are one for each 128
+  /// elements (fp8_two_shot, fp8_two_hop) or [tensors, 2], as those of StoredTensor are (fp8_sum).
   StoredTensor gradients;
   /// First element of each tensor, multiples of 128, ascending from 0; fp8_sum only.
   std::vector<int64_t> tensors;
@@ -89,8 +92,7 @@ class GradientExchange {
   void finish();
 
  private:
-  class Run;
-  std::unique_ptr<Run> run_;
+  std::unique_ptr<ExchangeRun> run_;
 };
 
 }  // namespace fp8train

@@ -1,6 +1,7 @@
 #pragma once
 // Which rank runs on which node. Every rank knows the whole of it. Pure data.
 
+#include <cstddef>
 #include <vector>
 
 namespace fp8train {

@@ -32,13 +32,14 @@ void shared_amax(Stream stream, const SharedBucket& bucket, View amax) {
   op_table(stream).shared_amax(stream, bucket, amax);
 }
 
-void shared_scales(Stream stream, ConstView amax, DType dtype, float pre_scale, View scales) {
-  check(is_fp8(dtype), "shared_scales: of e4m3 or e5m2 codes");
+void shared_scales(Stream stream, ConstView amax, const TensorFormat& format, float pre_scale,
+                   View scales) {
+  check(is_fp8(format.dtype), "shared_scales: of e4m3 or e5m2 codes");
   check(amax.dtype == DType::f32 && scales.dtype == DType::f32 && scales.count() > 0 &&
             amax.count() % scales.count() == 0,
         "shared_scales: each rank's amax of each tensor, fp32");
   const TraceSpan span("shared_scales");
-  op_table(stream).shared_scales(stream, amax, dtype, pre_scale, scales);
+  op_table(stream).shared_scales(stream, amax, format, pre_scale, scales);
 }
 
 void pack_shared(Stream stream, const SharedBucket& bucket, ConstView scales, View codes) {

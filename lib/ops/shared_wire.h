@@ -7,6 +7,7 @@
 // A bucket is flat; each of its tensors starts at a multiple of 128 elements.
 
 #include "device/stream.h"
+#include "tensor/tensor_format.h"
 #include "tensor/view.h"
 
 namespace fp8train::ops {
@@ -21,9 +22,11 @@ struct SharedBucket {
 /// amax[t] = the largest magnitude of tensor t; NaN is larger than all. amax: fp32 [tensors]
 void shared_amax(Stream stream, const SharedBucket& bucket, View amax);
 
-/// scales[t] = 2^floor(log2(format_max / amax)) * pre_scale with the largest amax of all ranks; NaN
-/// where that is not finite, pre_scale where it is 0. amax: fp32 [ranks, tensors]
-void shared_scales(Stream stream, ConstView amax, DType dtype, float pre_scale, View scales);
+/// scales[t] = format_max / amax * pre_scale with the largest amax of all ranks, the quotient
+/// rounded down to a power of two where the format says so; NaN where that amax is not finite,
+/// pre_scale where it is 0. amax: fp32 [ranks, tensors]. format: of the codes
+void shared_scales(Stream stream, ConstView amax, const TensorFormat& format, float pre_scale,
+                   View scales);
 
 /// codes = cast(value * scale), zeros beyond the bucket. codes: e4m3 or e5m2
 void pack_shared(Stream stream, const SharedBucket& bucket, ConstView scales, View codes);

@@ -74,8 +74,8 @@ FP8TRAIN_HD int64_t image_position(int64_t c, int64_t chunks, int64_t inner) {
 }
 
 /// The scale that all ranks share for a tensor.
-FP8TRAIN_HD float shared_scale(float amax, float largest_code, float pre_scale) {
-  return wire_scale(amax, largest_code, true) * pre_scale;
+FP8TRAIN_HD float shared_scale(float amax, float largest_code, bool pow2, float pre_scale) {
+  return wire_scale(amax, largest_code, pow2) * pre_scale;
 }
 
 /// One addition of codes.

@@ -35,7 +35,8 @@ void shared_amax(Stream /*stream*/, const SharedBucket& bucket, View amax) {
   }
 }
 
-void shared_scales(Stream /*stream*/, ConstView amax, DType dtype, float pre_scale, View scales) {
+void shared_scales(Stream /*stream*/, ConstView amax, const TensorFormat& format, float pre_scale,
+                   View scales) {
   const int64_t tensors = scales.count();
   const int64_t ranks = amax.count() / tensors;
   for (int64_t t = 0; t < tensors; ++t) {
@@ -43,7 +44,8 @@ void shared_scales(Stream /*stream*/, ConstView amax, DType dtype, float pre_sca
     for (int64_t r = 0; r < ranks; ++r) {
       largest = max_magnitude(largest, amax.as<float>()[r * tensors + t]);
     }
-    scales.as<float>()[t] = shared_scale(largest, format_max(dtype), pre_scale);
+    scales.as<float>()[t] = shared_scale(largest, format_max(format.dtype),
+                                         format.scale_type == ScaleType::pow2, pre_scale);
   }
 }
 

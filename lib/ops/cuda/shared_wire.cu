@@ -89,7 +89,9 @@ void shared_amax(Stream stream, const SharedBucket& bucket, View amax) {
 struct SharedScales {
   const float* amax;
   int64_t ranks, tensors;
-  float largest_code, pre_scale;
+  float largest_code;
+  bool pow2;
+  float pre_scale;
   float* scales;
 
   template <int N>
@@ -98,15 +100,16 @@ struct SharedScales {
     for (int64_t r = 0; r < ranks; ++r) {
       largest = max_magnitude(largest, amax[r * tensors + t]);
     }
-    scales[t] = shared_scale(largest, largest_code, pre_scale);
+    scales[t] = shared_scale(largest, largest_code, pow2, pre_scale);
   }
 };
 
-void shared_scales(Stream stream, ConstView amax, DType dtype, float pre_scale, View scales) {
+void shared_scales(Stream stream, ConstView amax, const TensorFormat& format, float pre_scale,
+                   View scales) {
   const int64_t tensors = scales.count();
   map<1>(stream, tensors, true,
-         SharedScales{amax.as<float>(), amax.count() / tensors, tensors, format_max(dtype),
-                      pre_scale, scales.as<float>()});
+         SharedScales{amax.as<float>(), amax.count() / tensors, tensors, format_max(format.dtype),
+                      format.scale_type == ScaleType::pow2, pre_scale, scales.as<float>()});
 }
 
 template <typename Code, bool Aligned>

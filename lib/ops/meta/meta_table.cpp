@@ -280,8 +280,8 @@ void shared_amax(Stream stream, const SharedBucket& bucket, View amax) {
   count(stream, bytes_of(bucket.values) + bytes_of(bucket.tensor_of_group) + bytes_of(amax));
 }
 
-void shared_scales(Stream stream, ConstView amax, DType /*dtype*/, float /*pre_scale*/,
-                   View scales) {
+void shared_scales(Stream stream, ConstView amax, const TensorFormat& /*format*/,
+                   float /*pre_scale*/, View scales) {
   count(stream, bytes_of(amax) + bytes_of(scales));
 }
 

@@ -1,0 +1,147 @@
+// fp8_sum: codes under a scale for each tensor that all ranks share, summed as codes (MS-AMP's DDP,
+// research/msamp-fp8lm-coat.md 1.5): the scale is 2^floor(log2(448 / amax)) / sqrt(N), the sum of
+// codes is rounded at each addend, and what is read is divided by N.
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "base/error.h"
+#include "comm/exchange_run.h"
+#include "ops/shared_wire.h"
+#include "ops/wire.h"
+
+namespace fp8train {
+namespace {
+
+/// Scratch memory: codes that are sent, later those that are gathered; codes that are received; the
+/// amax of each rank and tensor; the scale of each tensor.
+class CodeExchange final : public ExchangeRun {
+ public:
+  CodeExchange(Communicator& comm, Device& device, const GradientWire& wire, GradientBucket bucket,
+               ExchangeResult result);
+
+  size_t scratch_bytes() const override {
+    return 2 * codes_bytes() + aligned_scratch(amax().bytes()) + aligned_scratch(scales().bytes());
+  }
+
+ protected:
+  void begin() override;
+  bool next() override;
+
+ private:
+  enum class Stage : uint8_t { pack, sum, read };
+
+  void name_tensors(Device& device);
+  void pack();
+  bool sum();
+
+  size_t codes_bytes() const {
+    return aligned_scratch(static_cast<size_t>(ranks()) * static_cast<size_t>(chunk_));
+  }
+  View codes(std::byte* from, int64_t count) const { return {from, wire_.format.dtype, {count}}; }
+  std::byte* received() const { return ranks() == 1 ? scratch_ : scratch_ + codes_bytes(); }
+  std::byte* own_codes() const {
+    return scratch_ + static_cast<size_t>(comm_->rank()) * static_cast<size_t>(chunk_);
+  }
+  View amax() const { return {scratch_ + 2 * codes_bytes(), DType::f32, {ranks(), tensors_}}; }
+  View own_amax() const {
+    return {amax().as<float>() + comm_->rank() * tensors_, DType::f32, {tensors_}};
+  }
+  View scales() const {
+    return {scratch_ + 2 * codes_bytes() + aligned_scratch(amax().bytes()), DType::f32, {tensors_}};
+  }
+  ops::SharedBucket whole() const {
+    return {bucket_.gradients.codes, bucket_.gradients.scales, tensor_of_group_};
+  }
+
+  int64_t tensors_ = 0;
+  Tensor tensor_of_group_;
+  Stage stage_ = Stage::pack;
+};
+
+CodeExchange::CodeExchange(Communicator& comm, Device& device, const GradientWire& wire,
+                           GradientBucket bucket, ExchangeResult result)
+    : ExchangeRun(comm, wire, std::move(bucket), result) {
+  check(is_fp8(wire_.format.dtype) && wire_.format.granularity == Granularity::tensor,
+        "codes that are summed have a scale for the tensor");
+  check(!wire_.self_exact, "self_exact has no meaning where codes are summed");
+  name_tensors(device);
+}
+
+void CodeExchange::name_tensors(Device& device) {
+  const std::vector<int64_t>& begins = bucket_.tensors;
+  check(!begins.empty() && begins.front() == 0 && std::is_sorted(begins.begin(), begins.end()),
+        "a bucket's tensors are named from its start on");
+  tensors_ = static_cast<int64_t>(begins.size());
+  const int64_t groups = (count_ + kStoredGroup - 1) / kStoredGroup;
+  std::vector<int32_t> table(static_cast<size_t>(groups));
+  for (size_t tensor = 0; tensor < begins.size(); ++tensor) {
+    check(begins[tensor] % kStoredGroup == 0, "tensors of a bucket start at whole groups");
+    const int64_t first = std::min(begins[tensor] / kStoredGroup, groups);
+    std::fill(table.begin() + first, table.end(), static_cast<int32_t>(tensor));
+  }
+  tensor_of_group_ = Tensor(device, DType::i32, {groups}, MemoryCategory::workspace);
+  copy_from_host(device, tensor_of_group_, table.data());
+}
+
+void CodeExchange::begin() {
+  ops::shared_amax(stream_, whole(), own_amax());
+  if (ranks() > 1) {
+    work_ = comm_->all_gather(stream_, own_amax().data, amax().data, own_amax().bytes());
+  }
+  stage_ = Stage::pack;
+}
+
+bool CodeExchange::next() {
+  switch (stage_) {
+    case Stage::pack:
+      pack();
+      return true;
+    case Stage::sum:
+      return sum();
+    case Stage::read:
+      ops::read_shared(stream_, codes(scratch_, chunk_ * ranks()), scales(), factor_, 0, whole());
+      break;
+  }
+  return false;
+}
+
+void CodeExchange::pack() {
+  const float pre_scale = ranks() == 1 ? 1.0F : 1.0F / std::sqrt(static_cast<float>(ranks()));
+  ops::shared_scales(stream_, amax(), wire_.format, pre_scale, scales());
+  ops::pack_shared(stream_, whole(), scales(), codes(scratch_, chunk_ * ranks()));
+  if (ranks() > 1) {
+    work_ = comm_->all_to_all(stream_, scratch_, received(), static_cast<size_t>(chunk_));
+  }
+  stage_ = Stage::sum;
+}
+
+/// True when there is something to gather, or to read.
+bool CodeExchange::sum() {
+  if (ranks() > 1) {
+    ops::sum_shared(stream_, codes(received(), chunk_ * ranks()), codes(own_codes(), chunk_));
+  }
+  if (to_shard()) {
+    if (shard_.count() > 0) {
+      ops::read_shared(stream_, codes(own_codes(), chunk_), scales(), factor_,
+                       comm_->rank() * chunk_, {shard_, {}, tensor_of_group_});
+    }
+    return false;
+  }
+  if (ranks() > 1) {
+    work_ = comm_->all_gather(stream_, own_codes(), scratch_, static_cast<size_t>(chunk_));
+  }
+  stage_ = Stage::read;
+  return true;
+}
+
+}  // namespace
+
+std::unique_ptr<ExchangeRun> make_code_exchange(Communicator& comm, Device& device,
+                                                const GradientWire& wire, GradientBucket bucket,
+                                                ExchangeResult result) {
+  return std::make_unique<CodeExchange>(comm, device, wire, std::move(bucket), result);
+}
+
+}  // namespace fp8train

@@ -1,0 +1,73 @@
+#pragma once
+// What runs behind a GradientExchange: one class for wires whose contributions are images with
+// their own scales, one for codes under scales that all ranks share.
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "comm/gradient_exchange.h"
+#include "tensor/tensor.h"
+
+namespace fp8train {
+
+class ExchangeRun {
+ public:
+  ExchangeRun(Communicator& comm, const GradientWire& wire, GradientBucket bucket,
+              ExchangeResult result);
+  virtual ~ExchangeRun() = default;
+  ExchangeRun(const ExchangeRun&) = delete;
+  ExchangeRun& operator=(const ExchangeRun&) = delete;
+
+  void start(Stream stream, void* scratch, float factor, const View& shard);
+  /// False where that would take waiting, which only `waiting` allows.
+  bool advance(bool waiting);
+
+  int64_t chunk() const { return chunk_; }
+  int64_t own_elements() const;
+  virtual size_t scratch_bytes() const = 0;
+
+ protected:
+  /// Starts the first messages, if there are any; next() is called when they have arrived, until it
+  /// returns false.
+  virtual void begin() = 0;
+  virtual bool next() = 0;
+
+  int ranks() const { return comm_->size(); }
+  bool coded() const { return bucket_.gradients.format.is_scaled(); }
+  bool to_shard() const { return result_ == ExchangeResult::shard; }
+
+  Communicator* comm_;
+  GradientWire wire_;
+  GradientBucket bucket_;
+  ExchangeResult result_;
+  int64_t count_ = 0;
+  int64_t chunk_ = 0;  ///< elements of a shard
+
+  // Of the run under way.
+  Stream stream_{DeviceKind::cpu, nullptr, nullptr};
+  std::byte* scratch_ = nullptr;
+  float factor_ = 1.0F;
+  View shard_;
+  Work work_;
+
+ private:
+  bool under_way_ = false;
+};
+
+std::unique_ptr<ExchangeRun> make_image_exchange(Communicator& comm, const GradientWire& wire,
+                                                 GradientBucket bucket, ExchangeResult result,
+                                                 GradientExchange::Groups* groups);
+
+/// fp8_sum
+std::unique_ptr<ExchangeRun> make_code_exchange(Communicator& comm, Device& device,
+                                                const GradientWire& wire, GradientBucket bucket,
+                                                ExchangeResult result);
+
+/// Pieces of scratch memory start at multiples of this.
+constexpr size_t kScratchAlignment = 256;
+inline size_t aligned_scratch(size_t bytes) {
+  return (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
+}
+
+}  // namespace fp8train

@@ -1,0 +1,88 @@
+#include "comm/gradient_exchange.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "comm/exchange_run.h"
+#include "comm/reduce.h"
+
+namespace fp8train {
+
+ExchangeRun::ExchangeRun(Communicator& comm, const GradientWire& wire, GradientBucket bucket,
+                         ExchangeResult result)
+    : comm_(&comm), wire_(wire), bucket_(std::move(bucket)), result_(result) {
+  const TensorFormat& kept = bucket_.gradients.format;
+  count_ = bucket_.gradients.count();
+  chunk_ = reduced_chunk(comm, count_);
+  check(count_ > 0, "an exchange has gradients");
+  check(coded() ? kept == wire_.format : kept == plain(DType::f32) || kept == plain(DType::bf16),
+        "gradients are exchanged from fp32, bf16 or the codes that cross the wire");
+}
+
+int64_t ExchangeRun::own_elements() const {
+  return std::clamp(count_ - comm_->rank() * chunk_, int64_t{0}, chunk_);
+}
+
+void ExchangeRun::start(Stream stream, void* scratch, float factor, const View& shard) {
+  check(!under_way_, "an exchange is finished before it starts again");
+  check(to_shard() ? shard.shape == Shape{own_elements()} : shard.empty(),
+        "a shard is this rank's elements of the bucket");
+  stream_ = stream;
+  scratch_ = static_cast<std::byte*>(scratch);
+  factor_ = factor;
+  shard_ = shard;
+  const bool as_it_is =
+      ranks() == 1 && !to_shard() && factor == 1.0F && bucket_.gradients.format == wire_.format;
+  if (!as_it_is) {
+    under_way_ = true;
+    begin();
+  }
+}
+
+bool ExchangeRun::advance(bool waiting) {
+  while (under_way_) {
+    if (!waiting && !work_.done()) {
+      return false;
+    }
+    work_.wait();
+    under_way_ = next();
+  }
+  return true;
+}
+
+GradientExchange::GradientExchange(Communicator& comm, Device& device, const GradientWire& wire,
+                                   GradientBucket bucket, ExchangeResult result, Groups* groups)
+    : run_(wire.kind == WireKind::fp8_sum
+               ? make_code_exchange(comm, device, wire, std::move(bucket), result)
+               : make_image_exchange(comm, wire, std::move(bucket), result, groups)) {}
+
+GradientExchange::~GradientExchange() = default;
+GradientExchange::GradientExchange(GradientExchange&&) noexcept = default;
+GradientExchange& GradientExchange::operator=(GradientExchange&&) noexcept = default;
+
+int64_t GradientExchange::shard_elements() const {
+  return run_->chunk();
+}
+
+int64_t GradientExchange::own_elements() const {
+  return run_->own_elements();
+}
+
+size_t GradientExchange::scratch_bytes() const {
+  return run_->scratch_bytes();
+}
+
+void GradientExchange::start(Stream stream, void* scratch, float factor, View shard) {
+  run_->start(stream, scratch, factor, shard);
+}
+
+bool GradientExchange::advance() {
+  return run_->advance(false);
+}
+
+void GradientExchange::finish() {
+  run_->advance(true);
+}
+
+}  // namespace fp8train

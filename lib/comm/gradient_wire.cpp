@@ -1,0 +1,33 @@
+#include "base/error.h"
+#include "comm/gradient_exchange.h"
+#include "ops/wire.h"
+
+namespace fp8train {
+
+GradientWire gradient_wire(const TensorFormat& cell, bool self_exact, const Topology& topology) {
+  GradientWire wire;
+  wire.format = cell;
+  wire.first_hop = cell;
+  wire.gather = plain(DType::bf16);
+  wire.self_exact = self_exact;
+  if (cell == plain(DType::f32) || cell == plain(DType::bf16)) {
+    wire.kind = cell.dtype == DType::f32 ? WireKind::fp32 : WireKind::bf16;
+    wire.gather = cell;
+    return wire;
+  }
+  if (is_fp8(cell.dtype) && cell.granularity == Granularity::tensor && cell.is_scaled()) {
+    wire.kind = WireKind::fp8_sum;
+    wire.format.policy = ScalePolicy::current;  // a factor is in the gradients already
+    return wire;
+  }
+  if (!ops::is_wire_format(cell)) {
+    throw ConfigError("gradient_wire: '" + describe(cell) +
+                      "' does not cross between ranks; choose fp32, bf16, or e4m3 or e5m2 with a "
+                      "scale for the tensor or for each group(128)");
+  }
+  const bool hops = topology.nodes() > 1 && topology.ranks_per_node() > 1 && !self_exact;
+  wire.kind = hops ? WireKind::fp8_two_hop : WireKind::fp8_two_shot;
+  return wire;
+}
+
+}  // namespace fp8train

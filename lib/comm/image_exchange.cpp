@@ -1,0 +1,241 @@
+// Wires whose contributions are images: fp32, bf16, fp8_two_shot and fp8_two_hop.
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "comm/exchange_run.h"
+#include "ops/storage.h"
+#include "ops/wire.h"
+
+namespace fp8train {
+namespace {
+
+size_t image_bytes(const TensorFormat& format, int64_t count) {
+  return static_cast<size_t>(ops::wire_bytes(format, count));
+}
+
+/// Scratch memory: what is sent, later the means that are gathered; what is received; fp32 values.
+class ImageExchange final : public ExchangeRun {
+ public:
+  ImageExchange(Communicator& comm, const GradientWire& wire, GradientBucket bucket,
+                ExchangeResult result, GradientExchange::Groups* groups);
+
+  size_t scratch_bytes() const override { return sent_bytes_ + received_bytes_ + values_bytes_; }
+
+ protected:
+  void begin() override;
+  bool next() override;
+
+ private:
+  enum class Stage : uint8_t { sum_first_hop, sum, read };
+
+  void plan_memory();
+  void sum_first_hop();
+  bool sum();
+  void sum_into(const View& y);
+  void sum_to_shard();
+  void sum_alone();
+  void read();
+
+  bool two_hop() const { return node_ != nullptr; }
+  bool gathers() const { return !to_shard() && ranks() > 1; }
+  std::byte* sent() const { return scratch_; }
+  std::byte* received() const { return ranks() == 1 ? sent() : scratch_ + sent_bytes_; }
+  View values(int64_t count) const {
+    return {scratch_ + sent_bytes_ + received_bytes_, DType::f32, {count}};
+  }
+  size_t mean_bytes() const { return image_bytes(gather_, chunk_); }
+  std::byte* means() const { return in_place_ ? bucket_.gradients.codes.as<std::byte>() : sent(); }
+  std::byte* own_mean() const {
+    return means() + static_cast<size_t>(comm_->rank()) * mean_bytes();
+  }
+
+  GradientExchange::Groups own_groups_;
+  Communicator* node_ = nullptr;
+  Communicator* peers_ = nullptr;
+  TensorFormat gather_;
+  bool in_place_ = false;  ///< means are gathered in the bucket itself
+  size_t sent_bytes_ = 0, received_bytes_ = 0, values_bytes_ = 0;
+  Stage stage_ = Stage::sum;
+};
+
+ImageExchange::ImageExchange(Communicator& comm, const GradientWire& wire, GradientBucket bucket,
+                             ExchangeResult result, GradientExchange::Groups* groups)
+    : ExchangeRun(comm, wire, std::move(bucket), result) {
+  gather_ = coded() ? bucket_.gradients.format : wire_.gather;
+  check(ops::is_wire_format(wire_.format) && ops::is_wire_format(gather_),
+        "contributions and means cross in a wire's format");
+  check(!wire_.self_exact || (!coded() && wire_.kind != WireKind::fp8_two_hop),
+        "self_exact is for gradients in fp32 or bf16 that make one hop");
+  if (wire_.kind == WireKind::fp8_two_hop && ranks() > 1) {
+    GradientExchange::Groups& made = groups != nullptr ? *groups : own_groups_;
+    if (made.node == nullptr) {
+      made.node = comm.node_group();
+      made.peers = comm.peer_group();
+    }
+    node_ = made.node.get();
+    peers_ = made.peers.get();
+  }
+  in_place_ = !coded() && chunk_ * ranks() == count_ && gather_ == bucket_.gradients.format;
+  plan_memory();
+}
+
+void ImageExchange::plan_memory() {
+  const auto all = static_cast<size_t>(ranks());
+  const size_t fp32_bytes = static_cast<size_t>(chunk_) * sizeof(float);
+  sent_bytes_ = all * image_bytes(wire_.format, chunk_);
+  if (two_hop()) {
+    // The second hop sends a node's part of that.
+    const size_t second = sent_bytes_ / static_cast<size_t>(node_->size());
+    sent_bytes_ = std::max(second, all * image_bytes(wire_.first_hop, chunk_));
+    values_bytes_ = static_cast<size_t>(peers_->size()) * fp32_bytes;
+  }
+  received_bytes_ = ranks() == 1 ? 0 : sent_bytes_;
+  if (gathers() && !in_place_) {
+    sent_bytes_ = std::max(sent_bytes_, all * mean_bytes());
+  }
+  if (to_shard() || coded() || gather_.is_scaled()) {
+    values_bytes_ = std::max(values_bytes_, fp32_bytes);
+  }
+  sent_bytes_ = aligned_scratch(sent_bytes_);
+  received_bytes_ = aligned_scratch(received_bytes_);
+}
+
+void ImageExchange::begin() {
+  const TensorFormat& format = two_hop() ? wire_.first_hop : wire_.format;
+  ops::pack_wire(stream_, {.x = bucket_.gradients,
+                           .format = format,
+                           .chunk = chunk_,
+                           .chunks = ranks(),
+                           .inner = two_hop() ? node_->size() : 1,
+                           .images = sent()});
+  const size_t image = image_bytes(format, chunk_);
+  if (two_hop()) {
+    const auto nodes = static_cast<size_t>(peers_->size());
+    work_ = node_->all_to_all(stream_, sent(), received(), nodes * image);
+    stage_ = Stage::sum_first_hop;
+    return;
+  }
+  if (ranks() > 1) {
+    work_ = comm_->all_to_all(stream_, sent(), received(), image);
+  }
+  stage_ = Stage::sum;
+}
+
+bool ImageExchange::next() {
+  switch (stage_) {
+    case Stage::sum_first_hop:
+      sum_first_hop();
+      return true;
+    case Stage::sum:
+      return sum();
+    case Stage::read:
+      read();
+      break;
+  }
+  return false;
+}
+
+void ImageExchange::sum_first_hop() {
+  const int64_t nodes = peers_->size();
+  const View sums = values(nodes * chunk_);
+  ops::sum_wire(stream_, {.images = received(),
+                          .format = wire_.first_hop,
+                          .contributions = node_->size(),
+                          .chunk = chunk_,
+                          .chunks = nodes,
+                          .y = sums});
+  ops::pack_wire(
+      stream_,
+      {.x = sums, .format = wire_.format, .chunk = chunk_, .chunks = nodes, .images = sent()});
+  work_ = peers_->all_to_all(stream_, sent(), received(), image_bytes(wire_.format, chunk_));
+  stage_ = Stage::sum;
+}
+
+/// factor * sum of the contributions to this rank's shard.
+void ImageExchange::sum_into(const View& y) {
+  if (y.count() == 0) {
+    return;
+  }
+  ops::SumWire call = {.images = received(),
+                       .format = wire_.format,
+                       .contributions = two_hop() ? peers_->size() : ranks(),
+                       .chunk = chunk_,
+                       .factor = factor_,
+                       .y = y};
+  if (wire_.self_exact) {
+    const View& all = bucket_.gradients.codes;
+    const auto before = static_cast<size_t>(comm_->rank() * chunk_) * size_of(all.dtype);
+    call.exact_index = comm_->rank();
+    call.exact = {all.as<std::byte>() + before, all.dtype, {y.count()}};
+  }
+  ops::sum_wire(stream_, call);
+}
+
+/// True when there is something to gather.
+bool ImageExchange::sum() {
+  if (to_shard()) {
+    sum_to_shard();
+    return false;
+  }
+  if (ranks() == 1) {
+    sum_alone();
+    return false;
+  }
+  const int64_t own = own_elements();
+  if (gather_.is_scaled()) {
+    const View mean = values(own);
+    sum_into(mean);
+    ops::pack_wire(stream_, {.x = mean, .format = gather_, .chunk = chunk_, .images = own_mean()});
+  } else {
+    sum_into({own_mean(), gather_.dtype, {own}});
+  }
+  work_ = comm_->all_gather(stream_, own_mean(), means(), mean_bytes());
+  stage_ = Stage::read;
+  return true;
+}
+
+void ImageExchange::sum_to_shard() {
+  // Plain wires: the bits of a mean that has been gathered.
+  const bool rounds = !wire_.format.is_scaled() && ranks() > 1 && gather_.dtype != shard_.dtype;
+  if (!rounds || shard_.count() == 0) {
+    return sum_into(shard_);
+  }
+  const View mean = {values(0).data, gather_.dtype, shard_.shape};
+  sum_into(mean);
+  ops::sum_wire(stream_, {.images = mean.data, .format = gather_, .chunk = chunk_, .y = shard_});
+}
+
+void ImageExchange::sum_alone() {
+  if (!coded()) {
+    return sum_into(bucket_.gradients.codes);
+  }
+  const View mean = values(count_);
+  sum_into(mean);
+  ops::store(stream_, {.x = mean, .to = bucket_.gradients});
+}
+
+void ImageExchange::read() {
+  if (in_place_) {
+    return;
+  }
+  if (coded()) {
+    return ops::unpack_wire(stream_, means(), chunk_, ranks(), bucket_.gradients);
+  }
+  ops::sum_wire(stream_, {.images = means(),
+                          .format = gather_,
+                          .chunk = chunk_,
+                          .chunks = ranks(),
+                          .y = bucket_.gradients.codes});
+}
+
+}  // namespace
+
+std::unique_ptr<ExchangeRun> make_image_exchange(Communicator& comm, const GradientWire& wire,
+                                                 GradientBucket bucket, ExchangeResult result,
+                                                 GradientExchange::Groups* groups) {
+  return std::make_unique<ImageExchange>(comm, wire, std::move(bucket), result, groups);
+}
+
+}  // namespace fp8train

@@ -1,0 +1,88 @@
+#include "comm/launch.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "base/error.h"
+
+namespace fp8train {
+namespace {
+
+/// 0 where the variable is absent or says no positive number.
+int64_t number(const Environment& variable, const char* name) {
+  const char* text = variable(name);
+  return text == nullptr ? 0 : std::max<int64_t>(std::strtoll(text, nullptr, 10), 0);
+}
+
+int first_number(const Environment& variable, std::initializer_list<const char*> names) {
+  for (const char* name : names) {
+    const int64_t found = number(variable, name);
+    if (found > 0) {
+      return static_cast<int>(found);
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+Launch detect_launch(const Environment& variable) {
+  Launch launch;
+  const bool in_step = variable("SLURM_STEP_ID") != nullptr;
+  launch.slurm_job_tasks = first_number(variable, {"SLURM_NTASKS"});
+  launch.slurm_step_tasks =
+      in_step ? first_number(variable, {"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}) : 0;
+  // mpirun of Open MPI; of MPICH, Intel MPI and others through Hydra.
+  launch.mpi_ranks = first_number(variable, {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"});
+  launch.local_ranks = first_number(variable, {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"});
+  for (const char* name : {"PMIX_RANK", "PMI_RANK", "PMI_FD", "OMPI_COMM_WORLD_RANK"}) {
+    launch.manager = launch.manager || variable(name) != nullptr;
+  }
+  return launch;
+}
+
+Launch detect_launch() {
+  return detect_launch([](const char* name) { return std::getenv(name); });
+}
+
+void check_launch(const Launch& launch, int ranks) {
+  if (ranks > 1) {
+    return;
+  }
+  if (launch.slurm_step_tasks > 1) {
+    throw ConfigError(fmt::format(
+        "srun has started {} tasks, but each of them is alone: srun and this program's MPI do not "
+        "find each other. `srun --mpi=list` shows what srun can do; try `srun --mpi=pmix ...`, or "
+        "start with mpirun inside of the job",
+        launch.slurm_step_tasks));
+  }
+  if (launch.slurm_step_tasks == 0 && launch.slurm_job_tasks > 1 && launch.mpi_ranks == 0) {
+    throw ConfigError(fmt::format(
+        "this job has {} tasks, but the program was started once, outside of srun. Start it with "
+        "`srun --mpi=pmix ...` (or mpirun), or ask for one rank with comm.backend: self",
+        launch.slurm_job_tasks));
+  }
+  if (launch.mpi_ranks > 1) {
+    throw ConfigError(fmt::format(
+        "mpirun has started {} ranks, but each of them is alone: this program was built with "
+        "another MPI than mpirun belongs to, or without one. Use the mpirun of the MPI that it "
+        "was built with",
+        launch.mpi_ranks));
+  }
+}
+
+int64_t threads_per_rank(int local_ranks, int64_t available_cores, int64_t node_cores,
+                         const Environment& variable) {
+  const int64_t asked = number(variable, "SLURM_CPUS_PER_TASK");
+  if (asked > 0) {
+    return asked;
+  }
+  // A rank that may not use all cores of the node was bound to its own by the launcher.
+  const bool bound = available_cores < node_cores;
+  const int64_t sharing = bound ? 1 : std::max(local_ranks, 1);
+  return std::max<int64_t>(available_cores / sharing, 1);
+}
+
+}  // namespace fp8train

@@ -1,0 +1,472 @@
+// Ranks as processes of MPI, for host memory.
+//
+// One thread of ours makes all calls of MPI: messages move while the rank computes (Open MPI 4 and
+// MPICH make progress only inside of calls), MPI needs no locks (MPI_THREAD_FUNNELED is enough) and
+// a collective that hangs leaves the rank able to say so. Collectives are messages between pairs of
+// ranks, so that the ranks which are missing can be named and no count is limited to 2^31.
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <mpi.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <future>
+#include <limits>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "comm/backends.h"
+#include "comm/host_copy.h"
+#include "comm/transfer.h"
+
+namespace fp8train {
+namespace {
+
+constexpr size_t kLargestMessage = size_t{1} << 30;  // bytes; counts are int
+constexpr int kTags = 32768;                         // every MPI has as many
+constexpr int kPhases = 4;                           // tags of one collective
+
+std::string mpi_words(int code) {
+  char text[MPI_MAX_ERROR_STRING] = {};
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  return {text, static_cast<size_t>(length)};
+}
+
+void check_mpi(int code, const char* what) {
+  if (code != MPI_SUCCESS) {
+    throw CommError(fmt::format("{}: {}", what, mpi_words(code)));
+  }
+}
+
+/// A collective under way. The thread of MPI owns all but what `mutex` guards.
+struct Journey {
+  MPI_Comm comm = MPI_COMM_NULL;
+  const char* name = "";
+  int rank = 0;
+  int first_tag = 0;
+  Transfer transfer;
+  std::vector<char> own_memory;  ///< of a barrier
+
+  size_t phase = 0;
+  std::vector<MPI_Request> requests;
+  std::vector<int> peers;  ///< of requests
+
+  std::mutex mutex;
+  std::condition_variable ended;
+  bool over = false;
+  std::string failure;
+
+  void start_phase() {
+    requests.clear();
+    peers.clear();
+    const int tag = first_tag + static_cast<int>(phase);
+    for (const Message& message : transfer.phases[phase]) {
+      for (size_t at = 0; at < message.bytes; at += kLargestMessage) {
+        const int bytes = static_cast<int>(std::min(kLargestMessage, message.bytes - at));
+        void* data = offset_bytes(message.data, at);
+        MPI_Request& request = requests.emplace_back(MPI_REQUEST_NULL);
+        peers.push_back(message.peer);
+        const int code = message.sends
+                             ? MPI_Isend(data, bytes, MPI_BYTE, message.peer, tag, comm, &request)
+                             : MPI_Irecv(data, bytes, MPI_BYTE, message.peer, tag, comm, &request);
+        check_mpi(code, "starting a message");
+      }
+    }
+  }
+
+  /// True when the last phase has ended.
+  bool advance() {
+    while (true) {
+      int all = 0;
+      check_mpi(MPI_Testall(static_cast<int>(requests.size()), requests.data(), &all,
+                            MPI_STATUSES_IGNORE),
+                name);
+      if (all == 0) {
+        return false;
+      }
+      if (++phase == transfer.phases.size()) {
+        return true;
+      }
+      start_phase();
+    }
+  }
+
+  void end(const std::string& why) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    over = true;
+    failure = why;
+    ended.notify_all();
+  }
+
+  /// On the thread of MPI.
+  std::set<int> unfinished_peers() {
+    std::set<int> found;
+    for (size_t i = 0; i < requests.size(); ++i) {
+      int ready = 1;
+      if (requests[i] != MPI_REQUEST_NULL) {
+        MPI_Request_get_status(requests[i], &ready, MPI_STATUS_IGNORE);
+      }
+      if (ready == 0) {
+        found.insert(peers[i]);
+      }
+    }
+    return found;
+  }
+
+  /// On the thread of MPI: gives up what has not ended.
+  void abandon() {
+    for (MPI_Request& request : requests) {
+      if (request != MPI_REQUEST_NULL) {
+        MPI_Cancel(&request);
+        MPI_Request_free(&request);
+      }
+    }
+    requests.clear();
+  }
+};
+
+/// MPI and the thread that calls it, for the life of the process.
+class MpiThread {
+ public:
+  static MpiThread& instance() {
+    static MpiThread thread;
+    return thread;
+  }
+
+  /// Runs `job` on the thread, and waits. What it throws comes here.
+  void run(const std::function<void()>& job) {
+    auto task = std::make_shared<std::packaged_task<void()>>(job);
+    std::future<void> result = task->get_future();
+    post([task] { (*task)(); });
+    result.get();
+  }
+
+  void start(const std::shared_ptr<Journey>& journey) {
+    post([this, journey] {
+      try {
+        journey->start_phase();
+        under_way_.push_back(journey);
+      } catch (const CommError& error) {
+        journey->end(error.what());
+      }
+    });
+  }
+
+  /// Whom a collective waits for; empty where the thread does not answer.
+  std::set<int> unfinished_peers(const std::shared_ptr<Journey>& journey) {
+    auto answer = std::make_shared<std::promise<std::set<int>>>();
+    std::future<std::set<int>> result = answer->get_future();
+    post([answer, journey] { answer->set_value(journey->unfinished_peers()); });
+    const bool answered = result.wait_for(std::chrono::seconds(2)) == std::future_status::ready;
+    return answered ? result.get() : std::set<int>{};
+  }
+
+  /// A collective whose buffers are going away.
+  void abandon(const std::shared_ptr<Journey>& journey) {
+    broken_ = true;
+    run([this, journey] {
+      journey->abandon();
+      std::erase(under_way_, journey);
+    });
+  }
+
+ private:
+  MpiThread() {
+    std::promise<void> started;
+    thread_ = std::thread([this, &started] { work(started); });
+    try {
+      started.get_future().get();
+    } catch (...) {
+      thread_.join();
+      throw;
+    }
+  }
+
+  ~MpiThread() {
+    post([this] { stop_ = true; });
+    thread_.join();
+  }
+
+  void post(std::function<void()> job) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    jobs_.push_back(std::move(job));
+    woken_.notify_one();
+  }
+
+  void work(std::promise<void>& started) {
+    try {
+      int provided = 0;
+      check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "MPI_Init");
+      if (provided < MPI_THREAD_FUNNELED) {
+        throw CommError("this MPI allows no threads at all (MPI_THREAD_SINGLE); use another one");
+      }
+      MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    } catch (...) {
+      started.set_exception(std::current_exception());
+      return;
+    }
+    started.set_value();
+    while (!stop_) {
+      take_jobs();
+      advance();
+    }
+    if (!broken_) {  // else other ranks may be gone, and MPI_Finalize would wait for them
+      MPI_Finalize();
+    }
+  }
+
+  /// Sleeps while there is nothing to do at all.
+  void take_jobs() {
+    std::deque<std::function<void()>> jobs;
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      if (under_way_.empty()) {
+        woken_.wait(lock, [this] { return !jobs_.empty(); });
+      }
+      jobs.swap(jobs_);
+    }
+    idle_rounds_ = jobs.empty() ? idle_rounds_ + 1 : 0;
+    for (const auto& job : jobs) {
+      job();
+    }
+  }
+
+  void advance() {
+    const size_t before = under_way_.size();
+    std::erase_if(under_way_, [](const std::shared_ptr<Journey>& journey) {
+      try {
+        if (!journey->advance()) {
+          return false;
+        }
+        journey->end("");
+      } catch (const CommError& error) {
+        journey->end(error.what());
+      }
+      return true;
+    });
+    rest(under_way_.size() != before);
+  }
+
+  /// Cores may be fewer than ranks and their threads: whoever waits must not keep one.
+  void rest(bool progress) {
+    constexpr int kYields = 200;
+    constexpr auto kNap = std::chrono::microseconds(50);
+    idle_rounds_ = progress ? 0 : idle_rounds_;
+    if (under_way_.empty() || idle_rounds_ == 0) {
+      return;
+    }
+    if (idle_rounds_ < kYields) {
+      sched_yield();
+    } else {
+      std::this_thread::sleep_for(kNap);
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable woken_;
+  std::deque<std::function<void()>> jobs_;
+  std::atomic<bool> broken_ = false;
+  // Of the thread alone.
+  bool stop_ = false;
+  int idle_rounds_ = 0;
+  std::vector<std::shared_ptr<Journey>> under_way_;
+  std::thread thread_;
+};
+
+class MpiWork final : public PendingWork {
+ public:
+  MpiWork(std::shared_ptr<Journey> journey, double timeout)
+      : journey_(std::move(journey)), timeout_(timeout) {}
+
+  ~MpiWork() override {
+    bool over = false;
+    {
+      const std::lock_guard<std::mutex> lock(journey_->mutex);
+      over = journey_->over;
+    }
+    if (!over) {
+      try {
+        MpiThread::instance().abandon(journey_);
+      } catch (...) {  // a destructor must not throw, and the run is ending anyway
+        static_cast<void>(0);
+      }
+    }
+  }
+  MpiWork(const MpiWork&) = delete;
+  MpiWork& operator=(const MpiWork&) = delete;
+
+  bool done() override {
+    const std::lock_guard<std::mutex> lock(journey_->mutex);
+    return over();
+  }
+
+  void wait() override {
+    std::unique_lock<std::mutex> lock(journey_->mutex);
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout_);
+    const auto end = std::chrono::time_point_cast<std::chrono::steady_clock::duration>(limit);
+    if (journey_->ended.wait_until(lock, end, [this] { return over(); })) {
+      return;
+    }
+    lock.unlock();
+    const std::set<int> peers = MpiThread::instance().unfinished_peers(journey_);
+    throw CommError(
+        fmt::format("rank {}: {} did not end in {} s; ranks that have not answered: {}",
+                    journey_->rank, journey_->name, timeout_,
+                    peers.empty() ? "unknown" : fmt::format("{}", fmt::join(peers, ", "))));
+  }
+
+ private:
+  bool over() {
+    if (!journey_->failure.empty()) {
+      throw CommError(
+          fmt::format("rank {}: {}: {}", journey_->rank, journey_->name, journey_->failure));
+    }
+    return journey_->over;
+  }
+
+  std::shared_ptr<Journey> journey_;
+  double timeout_;
+};
+
+class MpiCommunicator final : public Communicator {
+ public:
+  MpiCommunicator(MPI_Comm comm, Topology topology, int rank,
+                  std::shared_ptr<Traffic> traffic = nullptr)
+      : Communicator(std::move(topology), rank, std::move(traffic)), comm_(comm) {}
+
+  std::unique_ptr<Communicator> node_group() override {
+    return group(node(), Topology::blocks(local_size(), local_size()), local_rank());
+  }
+  std::unique_ptr<Communicator> peer_group() override {
+    check(topology().ranks_per_node() > 0, "peers need nodes of equally many ranks");
+    return group(local_rank(), Topology::blocks(nodes(), 1), node());
+  }
+  void fail(int exit_code) override {
+    MpiThread::instance().run([exit_code] { MPI_Abort(MPI_COMM_WORLD, exit_code); });
+  }
+
+ protected:
+  Work start_all_gather(const Operation& operation) override {
+    if (!moves_bytes(operation.stream, kind(), operation.name)) {
+      return {};
+    }
+    copy_bytes(own_place(operation.recv, operation), operation.send, operation.bytes);
+    return start(operation,
+                 all_gather_transfer(topology(), rank(), operation.recv, operation.bytes));
+  }
+  Work start_all_to_all(const Operation& operation) override {
+    if (!moves_bytes(operation.stream, kind(), operation.name)) {
+      return {};
+    }
+    copy_bytes(own_place(operation.recv, operation),
+               offset_bytes(operation.send, static_cast<size_t>(rank()) * operation.bytes),
+               operation.bytes);
+    return start(operation, all_to_all_transfer(size(), rank(), operation.send, operation.recv,
+                                                operation.bytes));
+  }
+  Work start_broadcast(const Operation& operation) override {
+    if (!moves_bytes(operation.stream, kind(), operation.name)) {
+      return {};
+    }
+    return start(operation, broadcast_transfer(topology(), rank(), operation.recv, operation.bytes,
+                                               operation.root));
+  }
+  Work start_barrier(const Operation& operation) override {
+    const auto journey = make_journey(operation);
+    journey->own_memory.resize(2 * static_cast<size_t>(size()));
+    char* memory = journey->own_memory.data();
+    journey->transfer = all_to_all_transfer(size(), rank(), memory, memory + size(), 1);
+    return start(journey);
+  }
+  const char* kind() const override { return "mpi"; }
+
+ private:
+  void* own_place(void* base, const Operation& operation) const {
+    return offset_bytes(base, static_cast<size_t>(rank()) * operation.bytes);
+  }
+
+  std::unique_ptr<Communicator> group(int color, Topology topology, int rank) {
+    MPI_Comm comm = MPI_COMM_NULL;
+    MpiThread::instance().run(
+        [&] { check_mpi(MPI_Comm_split(comm_, color, rank, &comm), "splitting a communicator"); });
+    auto made = std::make_unique<MpiCommunicator>(comm, std::move(topology), rank, counters());
+    made->set_timeout(timeout());
+    return made;
+  }
+
+  std::shared_ptr<Journey> make_journey(const Operation& operation) const {
+    auto journey = std::make_shared<Journey>();
+    journey->comm = comm_;
+    journey->name = operation.name;
+    journey->rank = rank();
+    journey->first_tag = static_cast<int>(operation.sequence * kPhases % kTags);
+    return journey;
+  }
+  Work start(const Operation& operation, Transfer transfer) {
+    const auto journey = make_journey(operation);
+    journey->transfer = std::move(transfer);
+    return start(journey);
+  }
+  Work start(const std::shared_ptr<Journey>& journey) {
+    MpiThread::instance().start(journey);
+    return Work(std::make_unique<MpiWork>(journey, timeout()));
+  }
+
+  MPI_Comm comm_;  ///< lives as long as MPI
+};
+
+/// On the thread of MPI: which node each rank is on.
+Topology find_topology(int size) {
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm node = MPI_COMM_NULL;
+  check_mpi(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &node),
+            "finding the ranks of a node");
+  int leader = rank;
+  check_mpi(MPI_Bcast(&leader, 1, MPI_INT, 0, node), "finding the ranks of a node");
+  std::vector<int> leaders(static_cast<size_t>(size));
+  check_mpi(MPI_Allgather(&leader, 1, MPI_INT, leaders.data(), 1, MPI_INT, MPI_COMM_WORLD),
+            "finding the ranks of a node");
+  MPI_Comm_free(&node);
+  std::vector<int> seen;  // leaders in the order of nodes
+  std::vector<int> node_of;
+  for (const int one : leaders) {
+    const auto found = std::find(seen.begin(), seen.end(), one);
+    node_of.push_back(static_cast<int>(found - seen.begin()));
+    if (found == seen.end()) {
+      seen.push_back(one);
+    }
+  }
+  return Topology(std::move(node_of));
+}
+
+}  // namespace
+
+bool has_mpi() {
+  return true;
+}
+
+std::unique_ptr<Communicator> make_mpi_communicator() {
+  int rank = 0;
+  Topology topology;
+  MPI_Comm comm = MPI_COMM_NULL;
+  MpiThread::instance().run([&] {
+    int size = 0;
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    topology = find_topology(size);
+    check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &comm), "duplicating the communicator of all ranks");
+  });
+  return std::make_unique<MpiCommunicator>(comm, std::move(topology), rank);
+}
+
+}  // namespace fp8train
