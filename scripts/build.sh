@@ -1,18 +1,20 @@
 #!/usr/bin/env bash
 # Configures and builds fp8train: build/bin/fp8train.
 #
-#   scripts/build.sh [--preset NAME] [--target TARGET]... [--all] [--jobs N]
+#   scripts/build.sh [--preset NAME] [--target TARGET]... [--all] [--unity] [--jobs N]
 #
 #   --preset NAME   release (default), debug, asan, tsan or fuzz; others than release build under build/NAME
 #   --target T      build T instead of the program; may be given several times
 #   --all           build everything, tests included
+#   --unity         compile several sources at a time: a clean build takes half as long, a build after a change longer. It stays so in
+#                   this build folder; the sanitized presets have it
 #   --jobs N        default: the number of cores, fewer where memory is short
 #
 # ccache is used where it is installed. Missing packages: scripts/setup.sh.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-usage() { sed -n '2,11s/^# \{0,1\}//p' scripts/build.sh; }
+usage() { sed -n '2,13s/^# \{0,1\}//p' scripts/build.sh; }
 die() { echo "build.sh: $1" >&2; exit "${2:-1}"; }
 
 default_jobs() {
@@ -27,6 +29,7 @@ default_jobs() {
 preset=release
 targets=()
 all=0
+settings=()
 jobs=$(default_jobs)
 while [ $# -gt 0 ]; do
   case $1 in
@@ -39,6 +42,7 @@ while [ $# -gt 0 ]; do
       esac
       shift 2 ;;
     --all) all=1; shift ;;
+    --unity) settings+=(-DFP8TRAIN_UNITY=ON); shift ;;
     -h | --help) usage; exit 0 ;;
     *) usage >&2; die "unknown option '$1'" 2 ;;
   esac
@@ -48,7 +52,7 @@ command -v cmake >/dev/null && command -v ninja >/dev/null || die "cmake and nin
 
 mkdir -p "$directory"
 configure_log=$directory/configure.log
-if ! cmake --preset "$preset" >"$configure_log" 2>&1; then
+if ! cmake --preset "$preset" "${settings[@]}" >"$configure_log" 2>&1; then
   tail -n 40 "$configure_log" >&2
   die "configuring failed (all of it: $configure_log). Missing packages: scripts/setup.sh"
 fi

@@ -121,7 +121,7 @@ for path in pathlib.Path(sys.argv[1]).rglob("*.py"):
     ast.parse(path.read_text(), str(path))
 PY
 }
-build_stage() { bash scripts/build.sh "${jobs[@]}" --all; }
+build_stage() { bash scripts/build.sh "${jobs[@]}" --all --unity; }
 release_stage() {
   personality=()
   run_ctest build -j "$cores"
@@ -212,10 +212,10 @@ fuzz_stage() {
   [ "$bad" = 0 ] && [ "$ok" -gt 0 ]
 }
 
-# Files that clang compiles in the fuzz build (its compile commands know no GCC-only flag), those changed on this branch first.
+# Files as clang compiles them, one by one (build/tidy: the fuzz preset, whose commands know no GCC-only flag), those changed on this branch first.
 tidy_files() {
   local base known changed count offset
-  known=$(sed -n 's/^ *"file": "\(.*\)".*/\1/p' build/fuzz/compile_commands.json | sed "s|^$root/||" | grep -E '^(lib|apps)/' | sort -u)
+  known=$(sed -n 's/^ *"file": "\(.*\)".*/\1/p' build/tidy/compile_commands.json | sed "s|^$root/||" | grep -E '^(lib|apps)/' | sort -u)
   base=$(git merge-base HEAD origin/main 2>/dev/null || true)
   if [ -z "$base" ] || [ "$base" = "$(git rev-parse HEAD 2>/dev/null)" ]; then base=$(git rev-parse -q --verify HEAD~1 2>/dev/null || true); fi
   changed=
@@ -229,7 +229,7 @@ tidy_files() {
 tidy_one() {
   local kind=$1 file=$2 output
   if [ "$kind" = other ] && [ "$(date +%s)" -ge "$tidy_deadline" ]; then echo "left $file"; return; fi
-  if output=$(clang-tidy -p build/fuzz --quiet "$file" 2>&1); then
+  if output=$(clang-tidy -p build/tidy --quiet "$file" 2>&1); then
     echo "passed $file"
   else
     echo "FAILED $file"
@@ -240,7 +240,7 @@ tidy_one() {
 tidy_stage() {
   local output=$logs/tidy.results seconds=${FP8TRAIN_TIDY_SECONDS:-180}
   [ "$seconds" != all ] || seconds=1000000
-  [ -s build/fuzz/compile_commands.json ] || cmake --preset fuzz || return 1
+  cmake --preset fuzz -B build/tidy -DFP8TRAIN_UNITY=OFF || return 1
   export tidy_deadline=$(($(date +%s) + seconds))
   export -f tidy_one
   tidy_files | xargs -P "$cores" -L 1 bash -c 'tidy_one "$@"' tidy | tee "$output"

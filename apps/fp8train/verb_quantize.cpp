@@ -106,7 +106,7 @@ void print_line(const std::string& name, const std::string& shape, const CastQua
              percent(quality.statistics.underflow, quality.statistics.count), snr_text(quality));
 }
 
-void print_text(const FileQuantizationReport& report, const FileQuantization& how,
+void print_report_text(const FileQuantizationReport& report, const FileQuantization& how,
                 const QuantizeOptions& options) {
   fmt::print("{:<48} {:>16} {:>12} {:>11} {:>11} {:>9}\n", "tensor", "shape", "amax", "saturated %",
              "underflow %", "SNR dB");
@@ -141,7 +141,7 @@ nlohmann::ordered_json json_of(const CastQuality& quality) {
           {"snr_db", number(quality.snr_db())}};
 }
 
-void print_json(const FileQuantizationReport& report, const FileQuantization& how,
+void print_report_json(const FileQuantizationReport& report, const FileQuantization& how,
                 const QuantizeOptions& options) {
   nlohmann::ordered_json json = {{"in", options.in},
                                  {"out", options.out},
@@ -184,7 +184,7 @@ void add_quantize(Arguments verb, Action& action) {
   verb.run(action, [options] {
     const FileQuantization request = request_of(*options);
     const FileQuantizationReport report = quantize_file(options->in, options->out, request);
-    (options->json ? print_json : print_text)(report, request, *options);
+    (options->json ? print_report_json : print_report_text)(report, request, *options);
     return 0;
   });
 }

@@ -30,10 +30,6 @@ std::string byte_piece(int32_t byte) {
   return fmt::format("<0x{:02X}>", byte);
 }
 
-bool is_continuation(char c) {
-  return (static_cast<uint8_t>(c) & 0xC0) == 0x80;
-}
-
 class BpeTokenizer final : public Tokenizer {
  public:
   explicit BpeTokenizer(std::vector<detail::BpePiece> pieces) : pieces_(std::move(pieces)) {

@@ -12,8 +12,6 @@
 namespace fp8train {
 namespace {
 
-constexpr int64_t kU16Vocab = 65536;
-
 class FileStore final : public TokenStore {
  public:
   FileStore(const std::filesystem::path& path, TokenFileKind kind, int64_t vocab_size)

@@ -108,10 +108,6 @@ DataFormat detect(const std::filesystem::path& path) {
                   path.string()));
 }
 
-bool is_continuation(char c) {
-  return (static_cast<uint8_t>(c) & 0xC0) == 0x80;
-}
-
 }  // namespace
 
 std::string_view name_of(DataFormat format) {

@@ -16,7 +16,6 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "token files are little-endian");
 
-constexpr int64_t kU16Vocab = 65536;
 constexpr int64_t kTokensPerRead = 1 << 16;
 constexpr size_t kHeaderWords = kLlmcHeaderBytes / sizeof(int32_t);
 

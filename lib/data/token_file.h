@@ -19,6 +19,7 @@ constexpr int32_t kLlmcVersionU16 = 1;
 constexpr int32_t kLlmcMagicU32 = 20240801;
 constexpr int32_t kLlmcVersionU32 = 7;
 constexpr uint64_t kLlmcHeaderBytes = 1024;
+constexpr int64_t kU16Vocab = 65536;  // ids below it fit into u16
 
 class TokenFile {
  public:

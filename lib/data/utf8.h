@@ -7,6 +7,11 @@
 
 namespace fp8train {
 
+/// Whether `c` is a byte of a code point other than its first.
+inline bool is_continuation(char c) {
+  return (static_cast<unsigned char>(c) & 0xC0) == 0x80;
+}
+
 /// Bytes of the well-formed code point at `position`, or 0 when the bytes there are not one.
 size_t code_point_length(std::string_view text, size_t position);
 

@@ -14,7 +14,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int64_t kMaxExtent = int64_t{1} << 31;
+constexpr int64_t kMaxNumber = int64_t{1} << 31;
 
 /// Typed access to the fields of one JSON object; null counts as absent.
 class Fields {
@@ -36,8 +36,8 @@ class Fields {
       return *fallback;
     }
     const int64_t value = whole(key);
-    if (value < 1 || value > kMaxExtent) {
-      fail(fmt::format("'{}' is {}; it must be between 1 and {}", key, value, kMaxExtent));
+    if (value < 1 || value > kMaxNumber) {
+      fail(fmt::format("'{}' is {}; it must be between 1 and {}", key, value, kMaxNumber));
     }
     return value;
   }
@@ -84,7 +84,7 @@ class Fields {
     const Json list = object_[key].is_array() ? object_[key] : Json::array({object_[key]});
     for (const Json& id : list) {
       if (!id.is_number_integer() || id.get<double>() < 0 ||
-          id.get<double>() > static_cast<double>(kMaxExtent)) {
+          id.get<double>() > static_cast<double>(kMaxNumber)) {
         fail(fmt::format("'{}' is {}, not a token id or a list of them", key, object_[key].dump()));
       }
       ids.push_back(id.get<int64_t>());
@@ -103,8 +103,8 @@ class Fields {
   int64_t whole(const char* key) const {
     const Json& value = object_[key];
     if (!value.is_number_integer() ||
-        (value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(kMaxExtent))) {
-      fail(fmt::format("'{}' is {}, not a whole number up to {}", key, value.dump(), kMaxExtent));
+        (value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(kMaxNumber))) {
+      fail(fmt::format("'{}' is {}, not a whole number up to {}", key, value.dump(), kMaxNumber));
     }
     return value.get<int64_t>();
   }

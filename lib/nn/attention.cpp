@@ -4,13 +4,9 @@
 
 #include "base/error.h"
 #include "ops/kv_cache.h"
+#include "ops/norm.h"
 
 namespace fp8train {
-namespace {
-
-constexpr int64_t kRowChunk = 64;
-
-}  // namespace
 
 Attention::Attention(Dimensions dimensions, Linear qkv, Linear output, Parameter* q_norm,
                      Parameter* k_norm, float norm_eps, const RotaryTables& rotary)
@@ -122,7 +118,7 @@ void Attention::backward(const StepContext& context, ConstView dy, View dx, int6
   }
   if (q_norm_ != nullptr) {
     const View partial =
-        allocate(*context.scratch, DType::f32, {(rows + kRowChunk - 1) / kRowChunk, head_dim});
+        allocate(*context.scratch, DType::f32, {ops::norm_partial_rows(rows), head_dim});
     ops::head_rms_norm_backward(context.stream, dq, rows, heads, head_dim, saved.q_original,
                                 q_norm_->value, saved.q_rstd, q_norm_->gradient, partial);
     ops::head_rms_norm_backward(context.stream, dk, rows, kv_heads, head_dim, saved.k_original,

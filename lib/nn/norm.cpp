@@ -3,15 +3,6 @@
 #include "ops/norm.h"
 
 namespace fp8train {
-namespace {
-
-constexpr int64_t kRowChunk = 64;
-
-int64_t chunks(int64_t rows) {
-  return (rows + kRowChunk - 1) / kRowChunk;
-}
-
-}  // namespace
 
 void Norm::forward(const StepContext& context, ConstView x, View y, Saved& saved,
                    const ops::QuantizeSink& cast) const {
@@ -37,12 +28,12 @@ void Norm::backward(const StepContext& context, ConstView dy, View dx, bool accu
   const int64_t width = dy.shape.back();
   const ConstView x = saved.x.read(context);
   if (!centered_) {
-    const View partial = allocate(*context.scratch, DType::f32, {chunks(rows), width});
+    const View partial = allocate(*context.scratch, DType::f32, {ops::norm_partial_rows(rows), width});
     ops::rms_norm_backward(context.stream, dy, x, weight_->value, saved.rstd, dx, accumulate,
                            weight_->gradient, partial);
     return;
   }
-  const View partial = allocate(*context.scratch, DType::f32, {2 * chunks(rows), width});
+  const View partial = allocate(*context.scratch, DType::f32, {2 * ops::norm_partial_rows(rows), width});
   ops::layer_norm_backward(context.stream, dy, x, weight_->value, saved.mean, saved.rstd, dx,
                            accumulate, weight_->gradient,
                            bias_ == nullptr ? View{} : bias_->gradient, partial);

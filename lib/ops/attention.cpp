@@ -5,12 +5,11 @@
 #include "base/trace.h"
 #include "ops/checks.h"
 #include "ops/cuda/cuda_table.h"
+#include "ops/norm.h"
 #include "ops/op_table.h"
 
 namespace fp8train::ops {
 namespace {
-
-constexpr int64_t kChunkRows = 64;
 
 void check_heads(const HeadsView& view, DType dtype, int64_t length, int64_t heads,
                  int64_t head_dim) {
@@ -121,7 +120,7 @@ void head_rms_norm_backward(Stream stream, HeadsView dx, int64_t rows, int64_t h
         "head_rms_norm_backward: weight and its gradient must be fp32 [head_dim]");
   check(holds(rstd, DType::f32, rows * heads),
         "head_rms_norm_backward: rstd must be fp32 [rows, heads]");
-  check(has_room(scratch, DType::f32, (rows + kChunkRows - 1) / kChunkRows * head_dim),
+  check(has_room(scratch, DType::f32, norm_partial_rows(rows) * head_dim),
         "head_rms_norm_backward: scratch must be fp32 [ceil(rows / 64), head_dim]");
   const TraceSpan span("head_rms_norm_backward");
   op_table(stream).head_rms_norm_backward(stream, dx, rows, heads, head_dim, original, weight, rstd,

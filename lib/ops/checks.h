@@ -3,6 +3,7 @@
 // shapes and types are looked at, never memory.
 
 #include "base/error.h"
+#include "tensor/stored_tensor.h"
 #include "tensor/view.h"
 
 namespace fp8train::ops {
@@ -25,6 +26,16 @@ inline bool has_room(const ConstView& view, DType dtype, int64_t count) {
 /// Elements as [rows, back()] with rows matching.
 inline bool same_matrix(const ConstView& a, const ConstView& b) {
   return a.count() == b.count() && a.shape.back() == b.shape.back();
+}
+
+/// A kept tensor of `count` values: its format, its codes and its scales fit together.
+inline void check_stored(const StoredTensor& tensor, int64_t count) {
+  check(is_stored_format(tensor.format), "no tensor is kept in this format");
+  check(holds(tensor.codes, tensor.format.dtype, count),
+        "the codes of a kept tensor are as its format says, and as many as values");
+  const int64_t scales = stored_scales(tensor.format, count);
+  check(scales == 0 || holds(tensor.scales, DType::f32, scales),
+        "a kept tensor has the scales that stored_scales says");
 }
 
 }  // namespace fp8train::ops

@@ -13,16 +13,6 @@ bool is_copy_of(const ConstView& copy, int64_t count) {
   return copy.empty() || holds(copy, DType::bf16, count) || holds(copy, DType::f16, count);
 }
 
-void check_stored(const StoredTensor& tensor, int64_t count) {
-  check(is_stored_format(tensor.format),
-        "adamw: weights, gradients and moments are not kept in this format");
-  check(holds(tensor.codes, tensor.format.dtype, count),
-        "adamw: codes must be as their format says, and as many as weights");
-  const int64_t scales = stored_scales(tensor.format, count);
-  check(scales == 0 || holds(tensor.scales, DType::f32, scales),
-        "adamw: a tensor must have the scales that stored_scales says");
-}
-
 }  // namespace
 
 void sum_of_squares(Stream stream, ConstView x, double* accumulator, View scratch) {

@@ -7,15 +7,6 @@
 namespace fp8train::ops {
 namespace {
 
-void check_stored(const StoredTensor& tensor, int64_t count) {
-  check(is_stored_format(tensor.format), "no tensor is kept in this format");
-  check(holds(tensor.codes, tensor.format.dtype, count),
-        "the codes of a kept tensor are as its format says, and as many as values");
-  const int64_t scales = stored_scales(tensor.format, count);
-  check(scales == 0 || holds(tensor.scales, DType::f32, scales),
-        "a kept tensor has the scales that stored_scales says");
-}
-
 void check_compressed(const CompressedView& view, int64_t count) {
   check(holds(view.codes, DType::e4m3, count) &&
             holds(view.scale_inv, DType::bf16, (count + kCompressedGroup - 1) / kCompressedGroup),

@@ -13,7 +13,7 @@ namespace {
 using Catch::Matchers::Contains;
 using test::message_of;
 
-std::filesystem::path golden(const std::string& name) {
+std::filesystem::path golden_file(const std::string& name) {
   return std::filesystem::path(FP8TRAIN_GOLDEN_DIR) / "io" / name;
 }
 
@@ -51,7 +51,7 @@ TEST_CASE("the golden file of the format reads as 1 and -2") {
 }
 
 TEST_CASE("a file of the reference implementation reads in every dtype") {
-  const SafetensorsFile file(golden("mixed.safetensors"));
+  const SafetensorsFile file(golden_file("mixed.safetensors"));
   CHECK(file.header().entries.size() == 9);
   CHECK(file.header().metadata.at("note") == "caf\xC3\xA9 \"q\"");
   for (const char* name : {"f64", "f32", "bf16", "f16"}) {
@@ -80,7 +80,7 @@ TEST_CASE("a file of the reference implementation reads in every dtype") {
 TEST_CASE("the writer's bytes are those of the reference implementation") {
   const float four[] = {-1, -0.875F, -0.75F, -0.625F, -0.5F, -0.375F};
   const uint16_t half[] = {0xBF80, 0xBF60, 0xBF40};
-  const SafetensorsFile reference(golden("written.safetensors"));
+  const SafetensorsFile reference(golden_file("written.safetensors"));
   std::vector<uint8_t> codes(5);
   reference.read(*reference.find("codes"), codes.data());
   const std::vector<TensorBytes> tensors = {{"half", DType::bf16, {3}, half},
@@ -90,7 +90,7 @@ TEST_CASE("the writer's bytes are those of the reference implementation") {
   const test::TempDir dir;
   write_safetensors(tensors, {}, dir / "ours.safetensors");
   CHECK(test::read_file(dir / "ours.safetensors") ==
-        test::read_file(golden("written.safetensors")));
+        test::read_file(golden_file("written.safetensors")));
 }
 
 TEST_CASE("what is written is read back, for every dtype") {

@@ -13,7 +13,7 @@
 namespace fp8train {
 namespace {
 
-constexpr std::align_val_t kAlignment{256};
+constexpr std::align_val_t kBufferAlignment{256};
 
 std::string processor_name() {
   std::ifstream info("/proc/cpuinfo");
@@ -32,7 +32,7 @@ void* CpuDevice::allocate(size_t bytes) {
   if (bytes == 0) {
     return nullptr;
   }
-  void* pointer = ::operator new(bytes, kAlignment, std::nothrow);
+  void* pointer = ::operator new(bytes, kBufferAlignment, std::nothrow);
   if (pointer == nullptr) {
     throw DeviceError(fmt::format(
         "out of memory: asked for {} bytes with {} in use; lower training.micro_batch_size or "
@@ -43,7 +43,7 @@ void* CpuDevice::allocate(size_t bytes) {
 }
 
 void CpuDevice::deallocate(void* pointer, size_t /*bytes*/) noexcept {
-  ::operator delete(pointer, kAlignment);
+  ::operator delete(pointer, kBufferAlignment);
 }
 
 void CpuDevice::copy_from_host(void* to, const void* from, size_t bytes) {

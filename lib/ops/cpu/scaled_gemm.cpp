@@ -19,10 +19,10 @@ namespace {
 
 using dnnl::memory;
 
-constexpr int64_t kTileRows = 128;
+constexpr int64_t kScaledTileRows = 128;
 constexpr int64_t kTileColumns = 256;
 constexpr int64_t kTileDepth = 128;  // K of a granule
-constexpr int64_t kTileElements = kTileRows * kTileColumns;
+constexpr int64_t kTileElements = kScaledTileRows * kTileColumns;
 constexpr int64_t kFinishElements = 16384;  // of a product that one thread finishes at a time
 
 struct Extents {
@@ -61,7 +61,7 @@ int64_t tiles_of(int64_t count, int64_t size) {
 /// The products of tiles: up to eight shapes, by what of M, N and K is the last piece.
 struct BlockProduct {
   explicit BlockProduct(const BlockKey& key)
-      : row_tiles(tiles_of(key.extents.m, kTileRows)),
+      : row_tiles(tiles_of(key.extents.m, kScaledTileRows)),
         column_tiles(tiles_of(key.extents.n, kTileColumns)),
         depth_tiles(tiles_of(key.extents.k, kTileDepth)) {
     for (size_t which = 0; which < tiles.size(); ++which) {
@@ -69,7 +69,7 @@ struct BlockProduct {
         return last ? count - (pieces - 1) * size : pieces > 1 ? size : 0;
       };
       const TileShape shape = {
-          .rows = extent((which & 1) != 0, key.extents.m, row_tiles, kTileRows),
+          .rows = extent((which & 1) != 0, key.extents.m, row_tiles, kScaledTileRows),
           .columns = extent((which & 2) != 0, key.extents.n, column_tiles, kTileColumns),
           .depth = extent((which & 4) != 0, key.extents.k, depth_tiles, kTileDepth),
           .a_stride = key.extents.k,
@@ -93,13 +93,13 @@ struct BlockProduct {
 };
 
 /// What a thread that calls scaled_gemm keeps; gemm has a workspace of its own.
-struct Workspace {
+struct ScaledWorkspace {
   std::unordered_map<BlockKey, std::unique_ptr<BlockProduct>, BlockKeyHash> blocks;
   GrowingBuffer a, b, product, scratchpad;
 };
 
-Workspace& workspace() {
-  thread_local Workspace instance;
+ScaledWorkspace& scaled_workspace() {
+  thread_local ScaledWorkspace instance;
   return instance;
 }
 
@@ -131,7 +131,7 @@ ConstView gemm_codes(const ConstView& codes, GrowingBuffer& buffer) {
 }
 
 /// The product of the codes, then one scale for each row of either operand.
-void multiply_rows(Stream stream, const ScaledGemm& call, Workspace& space) {
+void multiply_rows(Stream stream, const ScaledGemm& call, ScaledWorkspace& space) {
   const auto [m, n, k] = extents_of(call);
   auto* product =
       static_cast<float*>(space.product.reserve(static_cast<size_t>(m * n) * sizeof(float)));
@@ -159,7 +159,7 @@ void multiply_rows(Stream stream, const ScaledGemm& call, Workspace& space) {
 }
 
 /// Powers of two: operands with their scales in them, exact, and a plain product.
-void multiply_scaled(Stream stream, const ScaledGemm& call, Workspace& space) {
+void multiply_scaled(Stream stream, const ScaledGemm& call, ScaledWorkspace& space) {
   const DType type = uses_bf16_units() ? DType::bf16 : DType::f32;
   const auto dequantized = [&](const ScaledGemmOperand& operand, GrowingBuffer& buffer) {
     const Shape& shape = operand.matrix.codes.shape;
@@ -179,7 +179,7 @@ void multiply_scaled(Stream stream, const ScaledGemm& call, Workspace& space) {
 struct Tile {
   float sum[kTileElements];
   float product[kTileElements];
-  float row_scales[kTileRows];
+  float row_scales[kScaledTileRows];
   float column_scales[kTileColumns];
 };
 
@@ -191,7 +191,7 @@ void gather_scales(const GranuleScales& scales, int64_t first, int64_t count, in
   }
 }
 
-void multiply_blocks(const ScaledGemm& call, Workspace& space) {
+void multiply_blocks(const ScaledGemm& call, ScaledWorkspace& space) {
   const bool bf16_units = uses_bf16_units();
   const DType type = bf16_units ? DType::bf16 : DType::f32;
   const Extents extents = extents_of(call);
@@ -214,9 +214,9 @@ void multiply_blocks(const ScaledGemm& call, Workspace& space) {
   };
   for_each_tile(product.row_tiles * product.column_tiles, [&](int64_t index) {
     const int thread = thread_number();
-    const int64_t row = index % product.row_tiles * kTileRows;
+    const int64_t row = index % product.row_tiles * kScaledTileRows;
     const int64_t column = index / product.row_tiles * kTileColumns;
-    const int64_t rows = std::min(kTileRows, extents.m - row);
+    const int64_t rows = std::min(kScaledTileRows, extents.m - row);
     const int64_t columns = std::min(kTileColumns, extents.n - column);
     Tile& tile = tiles[thread];
     for (int64_t block = 0; block < product.depth_tiles; ++block) {
@@ -240,7 +240,7 @@ void multiply_blocks(const ScaledGemm& call, Workspace& space) {
 }
 
 void scaled_gemm(Stream stream, const ScaledGemm& call) {
-  Workspace& space = workspace();
+  ScaledWorkspace& space = scaled_workspace();
   if (call.a.format.granularity == Granularity::row) {
     return multiply_rows(stream, call, space);
   }
