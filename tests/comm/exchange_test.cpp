@@ -11,7 +11,6 @@
 #include "comm/rank_threads.h"
 #include "device/device.h"
 #include "numeric/convert.h"
-#include "ops/elementwise.h"
 #include "ops/storage.h"
 #include "tensor/tensor.h"
 
@@ -204,14 +203,16 @@ TEST_CASE("one rank: the bits of storing and reading in the wire's format", "[ex
     Tensor values(*device, DType::f32, {kCount}, MemoryCategory::workspace);
     copy_from_host(*device, values, gradients.data());
     Tensor codes(*device, cell.dtype, {kCount}, MemoryCategory::workspace);
-    Tensor scales(*device, DType::f32, {stored_scales(cell, kCount) + 1},
-                  MemoryCategory::workspace);
-    fill_zero(*device, scales);
-    const StoredTensor image(codes.view(), cell, scales.view());
-    const StoredTensor kept(codes.view(), cell,
-                            {scales.view().data, DType::f32, {stored_scales(cell, kCount)}});
-    ops::store(device->stream(), {.x = values, .to = cell.is_scaled() ? kept : image});
-    ops::read_stored(device->stream(), cell.is_scaled() ? kept : image, values);
+    StoredTensor image(codes.view(), cell, {});
+    Tensor scales;
+    if (cell.is_scaled()) {
+      scales =
+          Tensor(*device, DType::f32, {stored_scales(cell, kCount)}, MemoryCategory::workspace);
+      fill_zero(*device, scales);
+      image.scales = scales;
+    }
+    ops::store(device->stream(), {.x = values, .to = image});
+    ops::read_stored(device->stream(), image, values);
     const Values expected = to_host_f32(*device, values.view());
     const GradientWire wire = gradient_wire(cell, false, alone);
     for (const ExchangeResult result : {ExchangeResult::whole, ExchangeResult::shard}) {
