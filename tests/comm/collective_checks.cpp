@@ -1,0 +1,280 @@
+#include "comm/collective_checks.h"
+
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "comm/gradient_exchange.h"
+#include "comm/reduce.h"
+#include "device/device.h"
+#include "tensor/tensor.h"
+
+namespace fp8train::test {
+namespace {
+
+using Bytes = std::vector<uint8_t>;
+
+void require(bool condition, const std::string& what) {
+  if (!condition) {
+    throw std::runtime_error(what);
+  }
+}
+
+Stream host() {
+  return {DeviceKind::cpu, nullptr, nullptr};
+}
+
+/// Byte i of what rank `from` sends to rank `to`.
+uint8_t pattern(int from, int to, size_t i) {
+  return static_cast<uint8_t>(31 * from + 7 * to + 3 * static_cast<int>(i % 251) + 1);
+}
+
+Bytes message(int from, int to, size_t bytes) {
+  Bytes made(bytes);
+  for (size_t i = 0; i < bytes; ++i) {
+    made[i] = pattern(from, to, i);
+  }
+  return made;
+}
+
+void append(Bytes& to, const Bytes& more) {
+  to.insert(to.end(), more.begin(), more.end());
+}
+
+void check_bytes(Communicator& comm, size_t bytes) {
+  const auto size = static_cast<size_t>(comm.size());
+  const std::string of = " of " + std::to_string(bytes) + " bytes";
+  const Bytes own = message(comm.rank(), 0, bytes);
+  Bytes sent;
+  Bytes expected_gather;
+  Bytes expected_exchange;
+  for (int other = 0; other < comm.size(); ++other) {
+    append(sent, message(comm.rank(), other, bytes));
+    append(expected_gather, message(other, 0, bytes));
+    append(expected_exchange, message(other, comm.rank(), bytes));
+  }
+  Bytes gathered(size * bytes);
+  Bytes in_place(size * bytes);
+  Bytes exchanged(size * bytes);
+  uint8_t* place = in_place.data() + static_cast<size_t>(comm.rank()) * bytes;
+  std::copy(own.begin(), own.end(), place);
+  // All at once, and waited for from the last to the first.
+  Work gather = comm.all_gather(host(), own.data(), gathered.data(), bytes);
+  Work exchange = comm.all_to_all(host(), sent.data(), exchanged.data(), bytes);
+  Work gather_in_place = comm.all_gather(host(), place, in_place.data(), bytes);
+  gather_in_place.wait();
+  exchange.wait();
+  gather.wait();
+  require(gather.done(), "what has been waited for is done");
+  require(gathered == expected_gather, "all_gather" + of);
+  require(in_place == expected_gather, "all_gather in place" + of);
+  require(exchanged == expected_exchange, "all_to_all" + of);
+  for (int root = 0; root < comm.size(); ++root) {
+    Bytes data = comm.rank() == root ? message(root, 1, bytes) : Bytes(bytes);
+    comm.broadcast(host(), data.data(), bytes, root).wait();
+    require(data == message(root, 1, bytes), "broadcast from " + std::to_string(root) + of);
+  }
+}
+
+void check_group(Communicator& group, const std::vector<int>& members, int rank) {
+  require(group.all_gather_values(rank) == members, "the ranks of a group");
+  check_bytes(group, 33);
+}
+
+/// Contribution of rank `rank` to element i: different scales along the tensor.
+float gradient(int rank, int64_t i) {
+  const double angle = 0.37 * static_cast<double>(i) + 1.7 * rank;
+  return static_cast<float>(std::sin(angle) * std::exp2(static_cast<double>(i / 100 % 9) - 12));
+}
+
+std::vector<float> gradients(int rank, int64_t count) {
+  std::vector<float> made(static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i) {
+    made[static_cast<size_t>(i)] = gradient(rank, i);
+  }
+  return made;
+}
+
+double exact_sum(int ranks, int64_t i) {
+  double sum = 0;
+  for (int rank = 0; rank < ranks; ++rank) {
+    sum += static_cast<double>(gradient(rank, i));
+  }
+  return sum;
+}
+
+/// Largest |gradient| of all ranks in the 128 elements around i.
+double group_amax(int ranks, int64_t i, int64_t count) {
+  double amax = 0;
+  for (int64_t j = i / 128 * 128; j < std::min(i / 128 * 128 + 128, count); ++j) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      amax = std::max(amax, std::abs(static_cast<double>(gradient(rank, j))));
+    }
+  }
+  return amax;
+}
+
+void check_sum(Communicator& comm, Device& device, int64_t count) {
+  Tensor x(device, DType::f32, {count}, MemoryCategory::workspace);
+  const std::vector<float> own = gradients(comm.rank(), count);
+  copy_from_host(device, x, own.data());
+  const Buffer scratch(device, reduce_scratch_bytes(comm, DType::f32, count),
+                       MemoryCategory::workspace);
+  const int64_t chunk = reduced_chunk(comm, count);
+  const int64_t begin = std::min(chunk * comm.rank(), count);
+  Tensor piece(device, DType::f32, {std::min(chunk, count - begin)}, MemoryCategory::workspace);
+  reduce_scatter(comm, device.stream(), x.view(), piece, scratch.data());
+  all_reduce(comm, device.stream(), x, scratch.data());
+  const std::vector<float> all = to_host_f32(device, x.view());
+  const std::vector<float> mine = to_host_f32(device, piece.view());
+  for (int64_t i = 0; i < count; ++i) {
+    const double error = std::abs(all[static_cast<size_t>(i)] - exact_sum(comm.size(), i));
+    // A rounding for each addition, each relative to at most the sum of magnitudes.
+    const double limit = 0x1p-24 * comm.size() * comm.size() * group_amax(comm.size(), i, count);
+    require(error <= limit, "all_reduce of " + std::to_string(count));
+  }
+  for (size_t i = 0; i < mine.size(); ++i) {
+    require(mine[i] == all[static_cast<size_t>(begin) + i],
+            "all_reduce and reduce_scatter have the same bits");
+  }
+}
+
+struct WireCase {
+  const char* name;
+  GradientWire wire;
+  double rounding;  ///< of a contribution and of a gathered mean, relative to the group's amax
+  double gathered;
+};
+
+TensorFormat coded_format(Granularity granularity, ScaleType type) {
+  return {.dtype = DType::e4m3,
+          .granularity = granularity,
+          .policy = ScalePolicy::current,
+          .scale_type = type,
+          .group_size = granularity == Granularity::group ? 128 : 0};
+}
+
+std::vector<WireCase> wire_cases(const Topology& topology) {
+  const TensorFormat grouped = coded_format(Granularity::group, ScaleType::f32);
+  const TensorFormat powers = coded_format(Granularity::group, ScaleType::pow2);
+  const auto wire = [&](const TensorFormat& cell) { return gradient_wire(cell, false, topology); };
+  GradientWire fp8_gather = wire(grouped);
+  fp8_gather.gather = grouped;
+  GradientWire exact = wire(grouped);
+  exact.kind = WireKind::fp8_two_shot;
+  exact.self_exact = true;
+  const double e4m3 = 0x1p-4;
+  const double bf16 = 0x1p-8;
+  return {{"fp32", wire(plain(DType::f32)), 0, 0},
+          {"bf16", wire(plain(DType::bf16)), bf16, bf16},
+          {"fp8", wire(grouped), e4m3, bf16},
+          {"fp8, gathered in fp8", fp8_gather, e4m3, e4m3},
+          {"fp8, powers of two", wire(powers), e4m3, bf16},
+          {"fp8, own exact", exact, e4m3, bf16}};
+}
+
+/// The mean as this rank has it; NaN where it has none.
+std::vector<float> exchanged(Communicator& comm, Device& device, const GradientWire& wire,
+                             int64_t count, ExchangeResult result) {
+  Tensor bucket(device, DType::f32, {count}, MemoryCategory::gradients);
+  copy_from_host(device, bucket, gradients(comm.rank(), count).data());
+  GradientExchange exchange(comm, device, wire, {.gradients = bucket.view(), .tensors = {}},
+                            result);
+  const Buffer scratch(device, exchange.scratch_bytes(), MemoryCategory::workspace);
+  const int64_t own = exchange.own_elements();
+  const int64_t begin = std::min(exchange.shard_elements() * comm.rank(), count);
+  const bool shard = result == ExchangeResult::shard;
+  const View place = {bucket.view().as<float>() + begin, DType::f32, {own}};
+  const uint64_t before = device.ledger().allocations();
+  exchange.start(device.stream(), scratch.data(), 1.0F / static_cast<float>(comm.size()),
+                 shard ? place : View{});
+  exchange.advance();
+  exchange.finish();
+  require(device.ledger().allocations() == before, "an exchange allocates nothing");
+  std::vector<float> values = to_host_f32(device, bucket.view());
+  for (int64_t i = 0; shard && i < count; ++i) {
+    if (i < begin || i >= begin + own) {
+      values[static_cast<size_t>(i)] = std::nanf("");
+    }
+  }
+  return values;
+}
+
+void check_wire(Communicator& comm, Device& device, const WireCase& c, int64_t count) {
+  const int ranks = comm.size();
+  const std::vector<float> whole = exchanged(comm, device, c.wire, count, ExchangeResult::whole);
+  const std::vector<float> shard = exchanged(comm, device, c.wire, count, ExchangeResult::shard);
+  const std::string of = std::string(c.name) + ", " + std::to_string(count) + " elements, " +
+                         std::to_string(ranks) + " ranks";
+  const bool same = !c.wire.format.is_scaled();
+  for (int64_t i = 0; i < count; ++i) {
+    const auto at = static_cast<size_t>(i);
+    const double mean = exact_sum(ranks, i) / ranks;
+    const double amax = group_amax(ranks, i, count);
+    const double fp32 = 0x1p-22 * ranks * amax;
+    // Two hops round twice.
+    const double hops = c.wire.kind == WireKind::fp8_two_hop ? 2 : 1;
+    const double sum = hops * c.rounding * amax + fp32;
+    require(std::abs(whole[at] - mean) <= sum + c.gathered * amax, of + ": " + std::to_string(i));
+    if (!std::isnan(shard[at])) {
+      require(!same || shard[at] == whole[at], of + ": shards and whole have the same bits");
+      require(std::abs(shard[at] - mean) <= sum + (same ? c.gathered * amax : 0), of + ", shard");
+    }
+  }
+  const auto first = comm.all_gather_values(whole[static_cast<size_t>(count / 3)]);
+  for (const float other : first) {
+    require(other == first.front(), of + ": all ranks have the same bits");
+  }
+}
+
+}  // namespace
+
+void check_collectives(Communicator& comm) {
+  for (const size_t bytes : {size_t{0}, size_t{1}, size_t{7}, size_t{4096}, size_t{100003}}) {
+    check_bytes(comm, bytes);
+  }
+  comm.barrier().wait();
+  require(comm.any_rank(comm.rank() == comm.size() - 1), "any_rank of one that says so");
+  require(!comm.any_rank(false), "any_rank of none");
+  const auto nodes = comm.node_group();
+  check_group(*nodes, comm.topology().ranks_of_node(comm.node()), comm.rank());
+  if (comm.topology().ranks_per_node() > 0) {
+    std::vector<int> peers;
+    for (int node = 0; node < comm.nodes(); ++node) {
+      peers.push_back(node * comm.local_size() + comm.local_rank());
+    }
+    check_group(*comm.peer_group(), peers, comm.rank());
+  }
+}
+
+void check_reductions(Communicator& comm) {
+  const auto device = make_device(DeviceKind::cpu);
+  for (const int64_t count : {1, 127, 128, 1000}) {
+    check_sum(comm, *device, count);
+  }
+  std::vector<float> values = {static_cast<float>(comm.rank() + 1), -8.0F};
+  std::vector<float> room(2 * static_cast<size_t>(comm.size()));
+  const View view = {values.data(), DType::f32, {2}};
+  all_combine(comm, device->stream(), view, ops::Combine::sum, room.data());
+  const int n = comm.size();
+  require(
+      values[0] == static_cast<float>(n * (n + 1) / 2) && values[1] == static_cast<float>(-8 * n),
+      "all_combine of sums");
+  std::vector<double> largest = {comm.rank() == 0 ? std::nan("") : 1.0, -1.0 - comm.rank()};
+  std::vector<double> more(2 * static_cast<size_t>(comm.size()));
+  all_combine(comm, device->stream(), {largest.data(), DType::i64, {2}}, ops::Combine::max,
+              more.data());
+  require(std::isnan(largest[0]) && (n == 1 || largest[1] == n), "all_combine of maxima");
+}
+
+void check_exchanges(Communicator& comm) {
+  const auto device = make_device(DeviceKind::cpu);
+  for (const WireCase& c : wire_cases(comm.topology())) {
+    for (const int64_t count : {int64_t{5}, int64_t{1000}, int64_t{128} * comm.size() * 3}) {
+      check_wire(comm, *device, c, count);
+    }
+  }
+}
+
+}  // namespace fp8train::test

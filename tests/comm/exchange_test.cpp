@@ -1,0 +1,292 @@
+#include "comm/gradient_exchange.h"
+
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+
+#include "base/error.h"
+#include "comm/backends.h"
+#include "comm/rank_threads.h"
+#include "device/device.h"
+#include "numeric/convert.h"
+#include "ops/storage.h"
+#include "tensor/tensor.h"
+
+namespace fp8train::test {
+namespace {
+
+constexpr int64_t kCount = 1000;
+
+TensorFormat coded(Granularity granularity, ScaleType type) {
+  return {.dtype = DType::e4m3,
+          .granularity = granularity,
+          .policy = ScalePolicy::current,
+          .scale_type = type,
+          .group_size = granularity == Granularity::group ? 128 : 0};
+}
+
+const TensorFormat kGrouped = coded(Granularity::group, ScaleType::f32);
+
+using Values = std::vector<float>;
+
+Values random_gradients(uint32_t seed, int64_t count = kCount) {
+  std::mt19937 bits(seed);
+  std::normal_distribution<float> normal;
+  Values values(static_cast<size_t>(count));
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] = normal(bits) * std::exp2(static_cast<float>(i / 64 % 11) - 20.0F);
+  }
+  return values;
+}
+
+/// What each rank has after the exchange of its gradients: bits of fp32.
+std::vector<Values> exchange(const std::vector<Values>& gradients, const GradientWire& wire,
+                             const Topology& topology, ExchangeResult result, float factor = 0) {
+  std::vector<Values> results(gradients.size());
+  const auto errors = run_ranks(topology, [&](Communicator& comm) {
+    const auto device = make_device(DeviceKind::cpu);
+    const Values& own = gradients[static_cast<size_t>(comm.rank())];
+    const auto count = static_cast<int64_t>(own.size());
+    Tensor bucket(*device, DType::f32, {count}, MemoryCategory::gradients);
+    copy_from_host(*device, bucket, own.data());
+    GradientExchange made(comm, *device, wire, {.gradients = bucket.view(), .tensors = {0}},
+                          result);
+    const Buffer scratch(*device, made.scratch_bytes(), MemoryCategory::workspace);
+    Tensor shard(*device, DType::f32, {made.own_elements()}, MemoryCategory::gradients);
+    const bool whole = result == ExchangeResult::whole;
+    made.start(device->stream(), scratch.data(),
+               factor != 0 ? factor : 1.0F / static_cast<float>(comm.size()),
+               whole ? View{} : shard.view());
+    while (!made.advance()) {
+    }
+    results[static_cast<size_t>(comm.rank())] =
+        to_host_f32(*device, whole ? bucket.view() : shard.view());
+  });
+  for (const std::string& error : errors) {
+    CHECK(error == "");
+  }
+  return results;
+}
+
+bool same_bits(const Values& a, const Values& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+/// A contribution as it is decoded: by the definition of a scale for each group.
+Values decoded(const Values& values, bool pow2) {
+  Values result = values;
+  for (size_t begin = 0; begin < values.size(); begin += 128) {
+    const size_t end = std::min(begin + 128, values.size());
+    float amax = 0;
+    for (size_t i = begin; i < end; ++i) {
+      amax = std::max(amax, std::abs(values[i]));
+    }
+    float scale = amax == 0 ? 1.0F : 448.0F / amax;
+    if (pow2 && amax != 0) {
+      int exponent = 0;
+      std::frexp(scale, &exponent);
+      scale = std::ldexp(1.0F, exponent - 1);
+    }
+    for (size_t i = begin; i < end; ++i) {
+      result[i] = decode(encode<e4m3>(values[i] * scale)) * (1.0F / scale);
+    }
+  }
+  return result;
+}
+
+TEST_CASE("two-shot: the fp64 mean of the decoded contributions", "[exchange]") {
+  for (const int ranks : {2, 3, 8}) {
+    for (const bool pow2 : {false, true}) {
+      std::vector<Values> gradients;
+      std::vector<Values> contributions;
+      for (int rank = 0; rank < ranks; ++rank) {
+        gradients.push_back(random_gradients(static_cast<uint32_t>(rank) + 1));
+        contributions.push_back(decoded(gradients.back(), pow2));
+      }
+      const Topology topology = Topology::blocks(ranks, ranks);
+      const GradientWire wire = gradient_wire(
+          coded(Granularity::group, pow2 ? ScaleType::pow2 : ScaleType::f32), false, topology);
+      const auto shards = exchange(gradients, wire, topology, ExchangeResult::shard);
+      Values all;
+      for (const Values& shard : shards) {
+        all.insert(all.end(), shard.begin(), shard.end());
+      }
+      REQUIRE(all.size() == static_cast<size_t>(kCount));
+      for (size_t i = 0; i < all.size(); ++i) {
+        double sum = 0;
+        double magnitude = 0;
+        for (const Values& contribution : contributions) {
+          sum += static_cast<double>(contribution[i]);
+          magnitude += std::abs(static_cast<double>(contribution[i]));
+        }
+        // A rounding to fp32 for each addition and for the factor.
+        const double limit = magnitude / ranks * 0x1p-24 * (ranks + 1);
+        REQUIRE(std::abs(all[i] - sum / ranks) <= limit);
+      }
+    }
+  }
+}
+
+TEST_CASE("permuting the ranks changes roundings of fp32 only", "[exchange]") {
+  const Topology topology = Topology::blocks(4, 4);
+  std::vector<Values> gradients;
+  for (uint32_t rank = 0; rank < 4; ++rank) {
+    gradients.push_back(random_gradients(rank + 1));
+  }
+  const std::vector<Values> turned = {gradients[2], gradients[0], gradients[3], gradients[1]};
+  GradientWire wire = gradient_wire(kGrouped, false, topology);
+  wire.gather = plain(DType::f32);
+  const Values a = exchange(gradients, wire, topology, ExchangeResult::whole).front();
+  const Values b = exchange(turned, wire, topology, ExchangeResult::whole).front();
+  for (size_t i = 0; i < a.size(); ++i) {
+    double magnitude = 0;
+    for (const Values& one : gradients) {
+      magnitude += std::abs(static_cast<double>(one[i]));
+    }
+    REQUIRE(std::abs(static_cast<double>(a[i]) - static_cast<double>(b[i])) <= magnitude * 0x1p-22);
+  }
+  const auto again = exchange(gradients, wire, topology, ExchangeResult::whole);
+  for (const Values& other : again) {
+    CHECK(same_bits(other, a));  // repeats, and is the same on all ranks
+  }
+}
+
+TEST_CASE("two hops: mean of both, near that of one hop", "[exchange]") {
+  const Topology topology = Topology::blocks(6, 2);
+  std::vector<Values> gradients;
+  for (uint32_t rank = 0; rank < 6; ++rank) {
+    gradients.push_back(random_gradients(rank + 1));
+  }
+  const GradientWire wire = gradient_wire(kGrouped, false, topology);
+  REQUIRE(wire.kind == WireKind::fp8_two_hop);
+  // Independent: what a node's ranks have decoded is summed and crosses as one contribution.
+  const int64_t chunk = 256;  // 1000 elements are 8 groups, two for each of the first four ranks
+  Values expected(static_cast<size_t>(6 * chunk));
+  for (size_t begin = 0; begin < expected.size(); begin += static_cast<size_t>(chunk)) {
+    for (int node = 0; node < 3; ++node) {
+      Values sum(static_cast<size_t>(chunk));
+      for (int local = 0; local < 2; ++local) {
+        Values padded = gradients[static_cast<size_t>(2 * node + local)];
+        padded.resize(expected.size());
+        const Values contribution = decoded(padded, false);
+        for (size_t i = 0; i < sum.size(); ++i) {
+          sum[i] += contribution[begin + i];
+        }
+      }
+      const Values crossed = decoded(sum, false);
+      for (size_t i = 0; i < sum.size(); ++i) {
+        expected[begin + i] += crossed[i];
+      }
+    }
+  }
+  const auto shards = exchange(gradients, wire, topology, ExchangeResult::shard, 1.0F);
+  size_t at = 0;
+  for (const Values& shard : shards) {
+    for (const float value : shard) {
+      REQUIRE(value == expected[at]);  // exact: the same sums in the same order
+      ++at;
+    }
+  }
+  CHECK(at == static_cast<size_t>(kCount));
+}
+
+TEST_CASE("one rank: the bits of storing and reading in the wire's format", "[exchange]") {
+  const auto device = make_device(DeviceKind::cpu);
+  const Topology alone;
+  for (const TensorFormat& cell :
+       {plain(DType::f32), plain(DType::bf16), kGrouped, coded(Granularity::group, ScaleType::pow2),
+        coded(Granularity::tensor, ScaleType::pow2), coded(Granularity::tensor, ScaleType::f32)}) {
+    INFO(describe(cell));
+    const Values gradients = random_gradients(3);
+    Tensor values(*device, DType::f32, {kCount}, MemoryCategory::workspace);
+    copy_from_host(*device, values, gradients.data());
+    Tensor codes(*device, cell.dtype, {kCount}, MemoryCategory::workspace);
+    StoredTensor image(codes.view(), cell, {});
+    Tensor scales;
+    if (cell.is_scaled()) {
+      scales =
+          Tensor(*device, DType::f32, {stored_scales(cell, kCount)}, MemoryCategory::workspace);
+      fill_zero(*device, scales);
+      image.scales = scales;
+    }
+    ops::store(device->stream(), {.x = values, .to = image});
+    ops::read_stored(device->stream(), image, values);
+    const Values expected = to_host_f32(*device, values.view());
+    const GradientWire wire = gradient_wire(cell, false, alone);
+    for (const ExchangeResult result : {ExchangeResult::whole, ExchangeResult::shard}) {
+      CHECK(same_bits(exchange({gradients}, wire, alone, result).front(), expected));
+    }
+    if (wire.kind != WireKind::fp8_sum) {
+      const GradientWire exact = gradient_wire(cell, true, alone);
+      CHECK(
+          same_bits(exchange({gradients}, exact, alone, ExchangeResult::whole).front(), gradients));
+    }
+  }
+}
+
+TEST_CASE("a value that is not finite poisons its group on all ranks", "[exchange]") {
+  for (const float bad : {std::numeric_limits<float>::infinity(), std::nanf("")}) {
+    for (const int per_node : {4, 2}) {
+      const Topology topology = Topology::blocks(4, per_node);
+      for (const TensorFormat& cell : {kGrouped, coded(Granularity::group, ScaleType::pow2)}) {
+        std::vector<Values> gradients(4, random_gradients(5));
+        gradients[3][300] = bad;
+        const GradientWire wire = gradient_wire(cell, false, topology);
+        for (const Values& mean : exchange(gradients, wire, topology, ExchangeResult::whole)) {
+          for (size_t i = 0; i < mean.size(); ++i) {
+            REQUIRE(std::isfinite(mean[i]) == (i < 256 || i >= 384));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("gradients kept as they cross the wire are not rounded again", "[exchange]") {
+  const Topology topology = Topology::blocks(3, 3);
+  std::vector<Values> contributions;
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    contributions.push_back(decoded(random_gradients(rank + 1), false));
+  }
+  std::vector<Values> kept(3);
+  const GradientWire wire = gradient_wire(kGrouped, false, topology);
+  const auto errors = run_ranks(topology, [&](Communicator& comm) {
+    const auto device = make_device(DeviceKind::cpu);
+    const auto rank = static_cast<size_t>(comm.rank());
+    Tensor x(*device, DType::f32, {kCount}, MemoryCategory::workspace);
+    copy_from_host(*device, x, random_gradients(static_cast<uint32_t>(rank) + 1).data());
+    Tensor codes(*device, DType::e4m3, {kCount}, MemoryCategory::gradients);
+    Tensor scales(*device, DType::f32, {8}, MemoryCategory::gradients);
+    const StoredTensor gradient(codes.view(), kGrouped, scales.view());
+    ops::store(device->stream(), {.x = x, .to = gradient});
+    GradientExchange made(comm, *device, wire, {.gradients = gradient, .tensors = {}},
+                          ExchangeResult::whole);
+    const Buffer scratch(*device, made.scratch_bytes(), MemoryCategory::workspace);
+    made.start(device->stream(), scratch.data(), 1.0F / 3);
+    made.finish();
+    ops::read_stored(device->stream(), gradient, x);
+    kept[rank] = to_host_f32(*device, x.view());
+  });
+  CHECK(errors == std::vector<std::string>(3));
+  Values mean(static_cast<size_t>(kCount));
+  for (size_t i = 0; i < mean.size(); ++i) {
+    mean[i] = (contributions[0][i] + contributions[1][i] + contributions[2][i]) * (1.0F / 3);
+  }
+  const Values expected = decoded(mean, false);
+  for (const Values& one : kept) {
+    CHECK(same_bits(one, expected));  // exact: the mean is rounded once, to be kept
+  }
+}
+
+TEST_CASE("cells that cross no wire are refused", "[exchange]") {
+  TensorFormat half = kGrouped;
+  half.dtype = DType::f16;
+  CHECK_THROWS_AS(gradient_wire(half, false, Topology()), ConfigError);
+  CHECK_THROWS_WITH(gradient_wire(plain(DType::f16), false, Topology()),
+                    Catch::Contains("gradient_wire") && Catch::Contains("fp16"));
+}
+
+}  // namespace
+}  // namespace fp8train::test

@@ -1,0 +1,80 @@
+#include "comm/launch.h"
+
+#include <catch2/catch.hpp>
+#include <map>
+
+#include "base/error.h"
+#include "comm/backends.h"
+
+namespace fp8train::test {
+namespace {
+
+Environment environment(std::map<std::string, std::string> variables) {
+  return [variables](const char* name) -> const char* {
+    const auto found = variables.find(name);
+    return found == variables.end() ? nullptr : found->second.c_str();
+  };
+}
+
+std::string refusal(const Environment& variables, int ranks) {
+  try {
+    check_launch(detect_launch(variables), ranks);
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST_CASE("a launch is read from the environment", "[launch]") {
+  const Launch alone = detect_launch(environment({}));
+  CHECK_FALSE(alone.wants_mpi());
+  const Launch srun = detect_launch(environment({{"SLURM_STEP_ID", "0"},
+                                                 {"SLURM_STEP_NUM_TASKS", "4"},
+                                                 {"SLURM_NTASKS", "8"},
+                                                 {"PMIX_RANK", "2"}}));
+  CHECK(srun.slurm_step_tasks == 4);
+  CHECK(srun.wants_mpi());
+  const Launch mpirun = detect_launch(environment(
+      {{"OMPI_COMM_WORLD_SIZE", "3"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"SLURM_NTASKS", "3"}}));
+  CHECK(mpirun.mpi_ranks == 3);
+  CHECK(mpirun.local_ranks == 2);
+  CHECK(mpirun.wants_mpi());
+  // A batch script is no step, and has no manager.
+  CHECK_FALSE(detect_launch(environment({{"SLURM_NTASKS", "4"}})).wants_mpi());
+}
+
+TEST_CASE("tasks that do not find each other are refused with the fix", "[launch]") {
+  const auto step =
+      environment({{"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_NTASKS", "4"}});
+  CHECK_THAT(refusal(step, 1), Catch::Contains("srun --mpi=list") &&
+                                   Catch::Contains("srun --mpi=pmix") &&
+                                   Catch::Contains("4 tasks"));
+  CHECK(refusal(step, 4).empty());
+  CHECK_THAT(refusal(environment({{"SLURM_NTASKS", "4"}}), 1), Catch::Contains("outside of srun"));
+  CHECK_THAT(refusal(environment({{"OMPI_COMM_WORLD_SIZE", "2"}}), 1),
+             Catch::Contains("another MPI"));
+  CHECK(refusal(environment({}), 1).empty());
+  // mpirun -n 1 in a job of several tasks is meant.
+  CHECK(refusal(environment({{"OMPI_COMM_WORLD_SIZE", "1"}, {"SLURM_NTASKS", "4"}}), 1).empty());
+  CHECK(refusal(environment({{"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}}), 1).empty());
+}
+
+TEST_CASE("cores are shared among the ranks of a node", "[launch]") {
+  CHECK(threads_per_rank(4, 16, 16, environment({})) == 4);
+  CHECK(threads_per_rank(4, 2, 2, environment({})) == 1);
+  CHECK(threads_per_rank(4, 4, 16, environment({})) == 4);  // bound by the launcher
+  CHECK(threads_per_rank(4, 16, 16, environment({{"SLURM_CPUS_PER_TASK", "6"}})) == 6);
+  CHECK(threads_per_rank(4, 16, 16, environment({{"SLURM_CPUS_PER_TASK", ""}})) == 4);
+}
+
+TEST_CASE("a communicator is made by name", "[launch]") {
+  const auto self = make_communicator({.backend = "self", .timeout_seconds = 5});
+  CHECK(self->size() == 1);
+  CHECK(self->timeout() == 5);
+  CHECK(self->description() == "self: rank 0 of 1, node 0 of 1");
+  CHECK_THROWS_WITH(make_communicator({.backend = "nccl2"}),
+                    Catch::Contains("comm.backend") && Catch::Contains("auto, self, mpi"));
+}
+
+}  // namespace
+}  // namespace fp8train::test
