@@ -4,11 +4,13 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <new>
+#include <thread>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -165,29 +167,51 @@ std::vector<std::string> with_verb(std::vector<std::string> arguments,
       near.empty() ? "; fp8train --help lists them" : fmt::format("; did you mean \"{}\"?", near)));
 }
 
-int run_guarded(const std::function<int()>& body) {
+int run_guarded(const std::function<int()>& body, const std::string& who) {
   try {
     return body();
   } catch (const ConfigError& error) {
-    return report(error.what(), kExitUsage);
+    return report(who + error.what(), kExitUsage);
   } catch (const DataError& error) {
-    return report(error.what(), 3);
+    return report(who + error.what(), 3);
   } catch (const CheckpointError& error) {
-    return report(error.what(), 4);
+    return report(who + error.what(), 4);
   } catch (const DeviceError& error) {
-    return report(error.what(), 4);
+    return report(who + error.what(), 4);
   } catch (const CommError& error) {
-    return report(error.what(), 4);
+    return report(who + error.what(), 4);
   } catch (const NumericError& error) {
-    return report(error.what(), 5);
+    return report(who + error.what(), 5);
   } catch (const std::bad_alloc&) {
-    return report("out of memory; a smaller micro_batch_size or model.recompute: block needs less",
-                  4);
+    return report(
+        who + "out of memory; a smaller micro_batch_size or model.recompute: block needs less", 4);
   } catch (const std::exception& error) {
-    return report(fmt::format("internal: {}", error.what()), 1);
+    return report(who + fmt::format("internal: {}", error.what()), 1);
   } catch (...) {
-    return report("internal: unknown exception", 1);
+    return report(who + "internal: unknown exception", 1);
   }
+}
+
+int run_as_rank(Communicator& comm, const std::function<int()>& body) {
+  if (comm.size() == 1) {
+    return body();
+  }
+  const auto patient = [&] {
+    try {
+      return body();
+    } catch (...) {
+      if (comm.rank() != 0) {
+        std::this_thread::sleep_for(std::chrono::seconds(2));  // the first rank may say the same
+      }
+      throw;
+    }
+  };
+  const std::string who = comm.rank() == 0 ? "" : fmt::format("rank {}: ", comm.rank());
+  const int code = run_guarded(patient, who);
+  if (code != 0 && code != kExitRequeue) {
+    comm.fail(code);
+  }
+  return code;
 }
 
 int run_program(const std::vector<Verb>& verbs, std::vector<std::string> arguments) {

@@ -107,7 +107,7 @@ void print_line(const std::string& name, const std::string& shape, const CastQua
 }
 
 void print_report_text(const FileQuantizationReport& report, const FileQuantization& how,
-                const QuantizeOptions& options) {
+                       const QuantizeOptions& options) {
   fmt::print("{:<48} {:>16} {:>12} {:>11} {:>11} {:>9}\n", "tensor", "shape", "amax", "saturated %",
              "underflow %", "SNR dB");
   for (const QuantizedTensor& tensor : report.tensors) {
@@ -142,7 +142,7 @@ nlohmann::ordered_json json_of(const CastQuality& quality) {
 }
 
 void print_report_json(const FileQuantizationReport& report, const FileQuantization& how,
-                const QuantizeOptions& options) {
+                       const QuantizeOptions& options) {
   nlohmann::ordered_json json = {{"in", options.in},
                                  {"out", options.out},
                                  {"format", describe(how.format)},

@@ -2,14 +2,13 @@
 
 #include <memory>
 
+#include "comm/backends.h"
 #include "config/show.h"
 #include "train/trainer.h"
 #include "verbs.h"
 
 namespace fp8train {
 namespace {
-
-constexpr int kExitRequeue = 75;
 
 struct TrainOptions {
   CommonOptions common;
@@ -28,12 +27,17 @@ void add_train(Arguments verb, Action& action) {
       options->common.sets.push_back("checkpoint.resume=" + options->resume);
     }
     const Settings settings = load(options->common);
-    const RunOutcome outcome = train({.settings = settings,
-                                      .resolved_yaml = show_settings(settings, true),
-                                      .command = command_line(),
-                                      .version = version_text(),
-                                      .quiet = options->common.quiet});
-    return outcome == RunOutcome::finished ? 0 : kExitRequeue;
+    const std::unique_ptr<Communicator> comm = make_communicator(
+        {.backend = settings.comm.backend, .timeout_seconds = settings.comm.timeout_seconds});
+    return run_as_rank(*comm, [&] {
+      const RunOutcome outcome = train({.settings = settings,
+                                        .resolved_yaml = show_settings(settings, true),
+                                        .command = command_line(),
+                                        .version = version_text(),
+                                        .quiet = options->common.quiet},
+                                       *comm);
+      return outcome == RunOutcome::finished ? 0 : kExitRequeue;
+    });
   });
 }
 

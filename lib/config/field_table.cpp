@@ -44,6 +44,8 @@ const std::vector<SectionDoc>& section_docs() {
       {"eval", "Validation loss."},
       {"sample", "Text that the model writes during training."},
       {"logging", "What is printed."},
+      {"comm", "How ranks find each other and talk."},
+      {"parallelism", "How the work is laid over ranks."},
       {"", "Keys outside any section."},
   };
   return kDocs;

@@ -29,8 +29,8 @@ struct TrainingSettings {
   int64_t micro_batch_size = 8;  ///< sequences
   int64_t gradient_accumulation_steps = 1;
   /// Sequences per optimizer step over all ranks; 0: not asked for. When set, it decides:
-  /// gradient_accumulation_steps then holds the value for one rank, and a run on more ranks
-  /// divides.
+  /// gradient_accumulation_steps then holds the value for one rank, and open_session divides it
+  /// among more.
   int64_t global_batch_size = 0;
   uint64_t seed = 1;
   double z_loss = 0.0;
@@ -76,6 +76,19 @@ struct LoggingSettings {
   bool operator==(const LoggingSettings&) const = default;
 };
 
+struct CommunicationSettings {
+  std::string backend = "auto";  ///< auto | self | mpi
+  double timeout_seconds = 600;  ///< of a collective
+
+  bool operator==(const CommunicationSettings&) const = default;
+};
+
+struct ParallelismSettings {
+  int64_t bucket_mb = 25;  ///< MiB of gradients that are exchanged at a time
+
+  bool operator==(const ParallelismSettings&) const = default;
+};
+
 /// What was read in another program's spelling or has no meaning here, one line each; to be told.
 /// It is no setting: two runs are alike whatever was told of them.
 struct ToldLines {
@@ -95,6 +108,8 @@ struct Settings {
   EvalSettings eval;
   SampleSettings sample;
   LoggingSettings logging;
+  CommunicationSettings comm;
+  ParallelismSettings parallelism;
   std::string device = "auto";  ///< cpu | cuda | auto
   bool cuda_graphs = true;      ///< replay recorded steps
   bool gemm_tuning = false;     ///< time the GPU's algorithms for each product

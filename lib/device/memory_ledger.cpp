@@ -24,6 +24,8 @@ std::string_view name_of(MemoryCategory category) {
       return "scaling state";
     case MemoryCategory::batch:
       return "batch";
+    case MemoryCategory::communication:
+      return "communication";
   }
   return "?";
 }

@@ -19,9 +19,10 @@ enum class MemoryCategory : uint8_t {
   workspace,          ///< temporaries within one operation or layer
   scaling_state,      ///< amax, histories, scales, statistics
   batch,              ///< tokens and targets of a micro-batch
+  communication,      ///< what is sent to other ranks and received from them
 };
 
-constexpr size_t kMemoryCategories = 9;
+constexpr size_t kMemoryCategories = 10;
 
 std::string_view name_of(MemoryCategory category);
 

@@ -71,8 +71,10 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
   }
   blocks_.reserve(static_cast<size_t>(config_.num_hidden_layers));
   for (int64_t i = 0; i < config_.num_hidden_layers; ++i) {
+    block_begins_.push_back(parameters_.all().size());
     add_block(i, options);
   }
+  block_begins_.push_back(parameters_.all().size());
   saved_.resize(blocks_.size());
   final_norm_ = std::make_unique<Norm>(make_norm("final_norm"));
   Parameter* head_weight = embedding_;
@@ -257,13 +259,21 @@ void Decoder::train_micro_batch(const StepContext& context, ConstView tokens, Co
                 gradient_factor);
     final_norm_->backward(context, d_normed, gradient, false, norm_saved);
   }
+  const auto complete = [&](size_t begin, size_t end) {
+    if (context.listener != nullptr) {
+      context.listener->gradients_complete(begin, end);
+    }
+  };
+  complete(block_begins_.back(), parameters_.all().size());
   for (size_t i = blocks_.size(); i-- > 0;) {
     blocks_[i].backward(context, gradient, batch, saved_[i]);
+    complete(block_begins_[i], block_begins_[i + 1]);
   }
   const View sorting = fp8train::allocate(*context.scratch, DType::i32, {2 * tokens.count()});
   ops::embedding_backward(
       context.stream, reshaped(tokens, {tokens.count()}), gradient, embedding_->gradient,
       positions_ == nullptr ? View{} : positions_->gradient, tokens.shape.back(), sorting);
+  complete(0, block_begins_.front());
 }
 
 void Decoder::evaluate(const StepContext& context, ConstView tokens, ConstView targets,

@@ -92,6 +92,7 @@ class Decoder {
   Parameter* positions_ = nullptr;
   std::vector<Block> blocks_;
   std::vector<Block::Saved> saved_;
+  std::vector<size_t> block_begins_;  ///< first parameter of each block, and the first after them
   std::unique_ptr<Norm> final_norm_;
   std::unique_ptr<Head> head_;
 };

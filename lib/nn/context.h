@@ -7,6 +7,15 @@
 
 namespace fp8train {
 
+/// Learns in the backward pass of a step's last micro-batch which gradients are complete, so that
+/// their exchange can begin while the pass goes on. All ranks are told the same in the same order.
+class GradientListener {
+ public:
+  virtual ~GradientListener() = default;
+  /// Those of the parameters [begin, end) of the store.
+  virtual void gradients_complete(size_t begin, size_t end) = 0;
+};
+
 struct StepContext {
   Device* device;
   Stream stream;
@@ -15,6 +24,7 @@ struct StepContext {
   bool training = true;             ///< keep what backward needs and record amax values
   bool first_window = false;        ///< delayed scaling with current_at_first acts as current
   bool collect_statistics = false;  ///< fill the slots' statistics and samples
+  GradientListener* listener = nullptr;
 };
 
 }  // namespace fp8train

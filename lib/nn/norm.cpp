@@ -28,12 +28,14 @@ void Norm::backward(const StepContext& context, ConstView dy, View dx, bool accu
   const int64_t width = dy.shape.back();
   const ConstView x = saved.x.read(context);
   if (!centered_) {
-    const View partial = allocate(*context.scratch, DType::f32, {ops::norm_partial_rows(rows), width});
+    const View partial =
+        allocate(*context.scratch, DType::f32, {ops::norm_partial_rows(rows), width});
     ops::rms_norm_backward(context.stream, dy, x, weight_->value, saved.rstd, dx, accumulate,
                            weight_->gradient, partial);
     return;
   }
-  const View partial = allocate(*context.scratch, DType::f32, {2 * ops::norm_partial_rows(rows), width});
+  const View partial =
+      allocate(*context.scratch, DType::f32, {2 * ops::norm_partial_rows(rows), width});
   ops::layer_norm_backward(context.stream, dy, x, weight_->value, saved.mean, saved.rstd, dx,
                            accumulate, weight_->gradient,
                            bias_ == nullptr ? View{} : bias_->gradient, partial);

@@ -1,5 +1,6 @@
 #include "nn/parameter.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
@@ -51,7 +52,8 @@ void ParameterStore::allocate(Device& device, bool with_gradients) {
     values_.add(formats.value, parameter->shape,
                 formats.is_master ? MemoryCategory::master_weights : MemoryCategory::weights);
     if (with_gradients) {
-      gradients_.add(formats.gradient, parameter->shape, MemoryCategory::gradients);
+      gradients_.add(formats.gradient, parameter->shape, MemoryCategory::gradients,
+                     lane_of(formats.gradient_wire));
     }
   }
   values_.allocate(device);
@@ -71,6 +73,15 @@ void ParameterStore::allocate(Device& device, bool with_gradients) {
   if (automatic > 0 && with_gradients) {
     allocate_automatic(device, automatic);
   }
+}
+
+int ParameterStore::lane_of(const TensorFormat& wire) {
+  const auto found = std::find(wires_.begin(), wires_.end(), wire);
+  if (found != wires_.end()) {
+    return static_cast<int>(found - wires_.begin());
+  }
+  wires_.push_back(wire);
+  return static_cast<int>(wires_.size()) - 1;
 }
 
 void ParameterStore::allocate_automatic(Device& device, int64_t count) {

@@ -46,7 +46,9 @@ class ParameterStore {
 
   const std::vector<std::unique_ptr<Parameter>>& all() const { return parameters_; }
   const StoredPool& values() const { return values_; }
+  /// Lane i has the gradients that cross the wire as wires()[i].
   const StoredPool& gradients() const { return gradients_; }
+  const std::vector<TensorFormat>& wires() const { return wires_; }
 
   /// Draws every parameter's initial value from Philox keyed by (seed, position in the store,
   /// element): the same on any device.
@@ -54,9 +56,11 @@ class ParameterStore {
 
  private:
   void allocate_automatic(Device& device, int64_t count);
+  int lane_of(const TensorFormat& wire);
 
   std::vector<std::unique_ptr<Parameter>> parameters_;
   StoredPool values_, gradients_;
+  std::vector<TensorFormat> wires_;
   Tensor automatic_;
 };
 

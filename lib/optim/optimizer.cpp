@@ -79,9 +79,7 @@ void Optimizer::set_learning_rate(double lr) {
   device_->copy_from_host(&device_control()->lr, &lr, sizeof(lr));
 }
 
-/// What crosses the wire is rounded to its format, once, also where there is one rank: a result
-/// does not depend on how many there are.
-void Optimizer::exchange_gradients(Stream stream, Arena& scratch) const {
+void Optimizer::round_gradients(Stream stream, Arena& scratch) const {
   for (const auto& parameter : parameters_->all()) {
     const TensorFormat& wire = parameter->formats.gradient_wire;
     const StoredTensor& gradient = parameter->stored_gradient;
@@ -117,8 +115,7 @@ void Optimizer::sum_gradients(Stream stream, Arena& scratch) const {
     const View partial = allocate(scratch, DType::i64, {chunks});  // doubles: 8 bytes each
     ops::sum_of_squares(stream, values, sum, partial);
   };
-  const View fp32 = parameters_->gradients().fp32();
-  if (!fp32.empty()) {
+  for (const View& fp32 : parameters_->gradients().fp32()) {
     ArenaScope scope(scratch);
     add(fp32);
   }
@@ -139,7 +136,6 @@ void Optimizer::sum_gradients(Stream stream, Arena& scratch) const {
 }
 
 void Optimizer::step(Stream stream, Arena& scratch, bool collect_statistics) {
-  exchange_gradients(stream, scratch);
   sum_gradients(stream, scratch);
   ops::StepControl* control = device_control();
   ops::prepare_step(stream, control, static_cast<float>(settings_.grad_clip), scaling_);

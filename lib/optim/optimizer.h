@@ -1,7 +1,7 @@
 #pragma once
-// One optimizer step over a parameter store: what the wire does to gradients, their global norm,
-// clipping, skip of non-finite steps, the update itself and the GEMM copies of the new weights.
-// Everything is decided on the device; the host reads StepReport once per logging interval.
+// One optimizer step over a parameter store: the gradients' global norm, clipping, skip of
+// non-finite steps, the update itself and the GEMM copies of the new weights. Everything is decided
+// on the device; the host reads StepReport once per logging interval.
 
 #include <cstdint>
 #include <vector>
@@ -36,6 +36,10 @@ class Optimizer {
   /// Of the steps from now on; kept on the device, so that a recorded step can be replayed.
   void set_learning_rate(double lr);
 
+  /// Rounds the accumulated gradients once to what crosses their wires, where there is one rank: a
+  /// result does not depend on how many there are. Before step().
+  void round_gradients(Stream stream, Arena& scratch) const;
+
   /// Applies the accumulated gradients, unless their norm is not finite, and casts the new weights
   /// as their Parameter::cast says; with statistics only when `collect_statistics`.
   void step(Stream stream, Arena& scratch, bool collect_statistics = false);
@@ -63,7 +67,6 @@ class Optimizer {
     return moment.empty() ? StoredTensor{} : moment.at(parameter);
   }
   void check_formats() const;
-  void exchange_gradients(Stream stream, Arena& scratch) const;
   void sum_gradients(Stream stream, Arena& scratch) const;
   void update(Stream stream, size_t index, bool collect_statistics) const;
 

@@ -76,12 +76,15 @@ void ScalingState::allocate(Device& device) {
     slots_[i]->statistics = static_cast<ops::QuantizeStatistics*>(statistics_.data()) + i;
     slots_[i]->sample = static_cast<CastSample*>(samples_.data()) + i;
   }
+  amax_ = scaling_tensor(device, DType::f32, {static_cast<int64_t>(slots_.size())});
+  float* next_amax = amax_.view().as<float>();
   for (const auto& group : groups_) {
     const auto count = static_cast<int64_t>(group->slots.size());
     const int64_t history =
         group->format.policy == ScalePolicy::delayed ? group->format.delayed.history_length : 0;
     const std::vector<float> ones(group->slots.size(), 1.0F);
-    group->amax = scaling_tensor(device, DType::f32, {count});
+    group->amax = {next_amax, DType::f32, {count}};
+    next_amax += count;
     group->scale = scaling_tensor(device, DType::f32, {count});
     group->scale_inv = scaling_tensor(device, DType::f32, {count});
     group->history = scaling_tensor(device, DType::f32, {history, count});
@@ -93,7 +96,7 @@ void ScalingState::allocate(Device& device) {
     for (size_t i = 0; i < group->slots.size(); ++i) {
       ScalingSlot& slot = *group->slots[i];
       maxima[i] = format_max(slot.format.dtype);
-      slot.amax = group->amax.view().as<float>() + i;
+      slot.amax = group->amax.as<float>() + i;
       slot.scale = group->scale.view().as<float>() + i;
       slot.scale_inv = group->scale_inv.view().as<float>() + i;
     }
@@ -132,7 +135,7 @@ void ScalingState::update(Stream stream, uint64_t due, double* squared_norm) {
     }
     const ops::DelayedScalingState state = {.slots = static_cast<int64_t>(group->slots.size()),
                                             .history_length = group->format.delayed.history_length,
-                                            .amax = group->amax.view().as<float>(),
+                                            .amax = group->amax.as<float>(),
                                             .history = group->history.view().as<float>(),
                                             .cursor = group->cursor.view().as<int32_t>(),
                                             .scale = group->scale.view().as<float>(),

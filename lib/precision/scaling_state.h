@@ -71,6 +71,9 @@ class ScalingState {
   /// *squared_norm (device memory) becomes NaN when an amax of any slot is not finite.
   void update(Stream stream, uint64_t due, double* squared_norm);
 
+  /// The amax of all slots, fp32: what ranks agree on before update() where something is due.
+  View amax() const { return amax_.empty() ? View{} : amax_.view(); }
+
   /// Reads scales, statistics and samples of all slots; waits for the device.
   std::vector<SlotReport> report() const;
 
@@ -88,13 +91,15 @@ class ScalingState {
   struct Group {
     TensorFormat format;  // policy and delayed rule are common to the group; the dtype may differ
     std::vector<ScalingSlot*> slots;
-    Tensor amax, scale, scale_inv, history, cursor, format_max;
+    View amax;  // a part of all slots'
+    Tensor scale, scale_inv, history, cursor, format_max;
   };
   Group& group_of(const TensorFormat& format);
 
   Device* device_ = nullptr;
   std::vector<std::unique_ptr<ScalingSlot>> slots_;
   std::vector<std::unique_ptr<Group>> groups_;
+  Tensor amax_;
   Buffer statistics_, samples_;
 };
 

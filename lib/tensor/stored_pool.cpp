@@ -5,7 +5,7 @@
 namespace fp8train {
 namespace {
 
-constexpr int64_t kAlignment = 64;  // elements: 256 bytes of fp32, 64 of FP8
+constexpr int64_t kAlignment = kStoredGroup;  // elements
 
 /// Scales of zeros: ones, and an amax of 0 beside a tensor's scale.
 std::vector<float> initial_scales(const TensorFormat& format, int64_t count) {
@@ -20,21 +20,27 @@ std::vector<float> initial_scales(const TensorFormat& format, int64_t count) {
 
 }  // namespace
 
-StoredPool::Buffer& StoredPool::buffer_of(const TensorFormat& format, MemoryCategory category) {
+StoredPool::Buffer& StoredPool::buffer_of(const TensorFormat& format, MemoryCategory category,
+                                          int lane) {
   for (Buffer& buffer : buffers_) {
-    if (buffer.format == format && buffer.category == category) {
+    if (buffer.format == format && buffer.category == category && buffer.lane == lane) {
       return buffer;
     }
   }
-  buffers_.push_back({.format = format, .category = category, .codes = {}, .scales = {}});
-  return buffers_.back();
+  Buffer& made = buffers_.emplace_back();
+  made.format = format;
+  made.category = category;
+  made.lane = lane;
+  return made;
 }
 
-size_t StoredPool::add(const TensorFormat& format, const Shape& shape, MemoryCategory category) {
+size_t StoredPool::add(const TensorFormat& format, const Shape& shape, MemoryCategory category,
+                       int lane) {
   check(is_stored_format(format), "no tensor is kept in this format");
-  Buffer& buffer = buffer_of(format, category);
+  Buffer& buffer = buffer_of(format, category, lane);
   check(buffer.codes.empty(), "tensors are added before the pool is allocated");
   const auto index = static_cast<size_t>(&buffer - buffers_.data());
+  buffer.tensors.push_back(entries_.size());
   entries_.push_back({index, shape, buffer.elements, buffer.scale_count});
   buffer.elements += (shape.count() + kAlignment - 1) / kAlignment * kAlignment;
   buffer.scale_count += stored_scales(format, shape.count());
@@ -59,25 +65,51 @@ StoredTensor StoredPool::at(size_t position) const {
   if (buffer.codes.empty()) {
     return {};
   }
-  const DType dtype = buffer.format.dtype;
-  const size_t begin = static_cast<size_t>(entry.first) * size_of(dtype);
-  const View codes = {buffer.codes.view().as<uint8_t>() + begin, dtype, entry.shape};
   const int64_t scales = stored_scales(buffer.format, entry.shape.count());
-  if (scales == 0) {
-    return {codes, buffer.format, {}};
-  }
-  return {codes,
-          buffer.format,
-          {buffer.scales.view().as<float>() + entry.first_scale, DType::f32, {scales}}};
+  return {codes_of(buffer, entry.first, entry.shape), buffer.format,
+          scales_of(buffer, entry.first_scale, entry.first_scale + scales)};
 }
 
-View StoredPool::fp32() const {
+View StoredPool::codes_of(const Buffer& buffer, int64_t first, const Shape& shape) const {
+  const DType dtype = buffer.format.dtype;
+  const size_t begin = static_cast<size_t>(first) * size_of(dtype);
+  return {buffer.codes.view().as<uint8_t>() + begin, dtype, shape};
+}
+
+View StoredPool::scales_of(const Buffer& buffer, int64_t first, int64_t end) const {
+  return first == end ? View{}
+                      : View{buffer.scales.view().as<float>() + first, DType::f32, {end - first}};
+}
+
+StoredTensor StoredPool::flat(const Stretch& stretch) const {
+  const Buffer& buffer = buffers_[stretch.buffer];
+  const Entry& first = entries_[buffer.tensors[stretch.begin]];
+  const bool to_end = stretch.end == buffer.tensors.size();
+  const int64_t end = to_end ? buffer.elements : entries_[buffer.tensors[stretch.end]].first;
+  const int64_t end_scale =
+      to_end ? buffer.scale_count : entries_[buffer.tensors[stretch.end]].first_scale;
+  return {codes_of(buffer, first.first, {end - first.first}), buffer.format,
+          scales_of(buffer, first.first_scale, end_scale)};
+}
+
+std::vector<int64_t> StoredPool::begins_of(const Stretch& stretch) const {
+  const Buffer& buffer = buffers_[stretch.buffer];
+  std::vector<int64_t> begins;
+  for (size_t i = stretch.begin; i < stretch.end; ++i) {
+    begins.push_back(entries_[buffer.tensors[i]].first -
+                     entries_[buffer.tensors[stretch.begin]].first);
+  }
+  return begins;
+}
+
+std::vector<View> StoredPool::fp32() const {
+  std::vector<View> views;
   for (const Buffer& buffer : buffers_) {
-    if (buffer.format == TensorFormat{}) {
-      return buffer.codes.view();
+    if (buffer.format == TensorFormat{} && !buffer.codes.empty()) {
+      views.push_back(buffer.codes.view());
     }
   }
-  return {};
+  return views;
 }
 
 std::vector<View> StoredPool::words() const {

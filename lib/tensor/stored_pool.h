@@ -1,7 +1,7 @@
 #pragma once
 // The kept tensors of one role (weights, gradients, a moment) for all parameters of a model. Those
-// of one format lie side by side in one buffer, each from a multiple of 64 elements on, so that
-// norms and exchanges see few arrays. The gaps are zero and stay so.
+// of one format lie side by side in one buffer, each from a multiple of 128 elements on, so that
+// norms and exchanges see few arrays and no scale is shared. The gaps are zero and stay so.
 
 #include <vector>
 
@@ -13,8 +13,9 @@ namespace fp8train {
 
 class StoredPool {
  public:
-  /// The position of the tensor, which is_stored_format() must allow. Before allocate().
-  size_t add(const TensorFormat& format, const Shape& shape, MemoryCategory category);
+  /// The position of the tensor, which is_stored_format() must allow. Before allocate(). Tensors of
+  /// different lanes do not share a buffer.
+  size_t add(const TensorFormat& format, const Shape& shape, MemoryCategory category, int lane = 0);
 
   /// Everything is zero afterwards.
   void allocate(Device& device);
@@ -25,17 +26,33 @@ class StoredPool {
   /// Empty until allocate().
   StoredTensor at(size_t position) const;
 
-  /// All codes of unscaled fp32 tensors, with the gaps; no memory if there are none.
-  View fp32() const;
+  /// All codes of unscaled fp32 tensors, with the gaps: an array for each lane that has any.
+  std::vector<View> fp32() const;
 
   /// The codes of all formats, each as fp32 words, to be cleared: zeros whatever the scales are.
   std::vector<View> words() const;
+
+  /// Tensors that lie side by side in a buffer, [begin, end) of those in it.
+  struct Stretch {
+    size_t buffer = 0;
+    size_t begin = 0, end = 0;
+  };
+  size_t buffers() const { return buffers_.size(); }
+  /// The positions of a buffer's tensors, as they lie.
+  const std::vector<size_t>& tensors_of(size_t buffer) const { return buffers_[buffer].tensors; }
+  int lane_of(size_t buffer) const { return buffers_[buffer].lane; }
+  /// The tensors of a stretch as one, flat and with the gaps.
+  StoredTensor flat(const Stretch& stretch) const;
+  /// Where the tensors of a stretch begin in that, in elements.
+  std::vector<int64_t> begins_of(const Stretch& stretch) const;
 
  private:
   struct Buffer {
     TensorFormat format;
     MemoryCategory category;
+    int lane = 0;
     int64_t elements = 0, scale_count = 0;
+    std::vector<size_t> tensors;
     Tensor codes, scales;
   };
   struct Entry {
@@ -43,7 +60,9 @@ class StoredPool {
     Shape shape;
     int64_t first, first_scale;
   };
-  Buffer& buffer_of(const TensorFormat& format, MemoryCategory category);
+  Buffer& buffer_of(const TensorFormat& format, MemoryCategory category, int lane);
+  View codes_of(const Buffer& buffer, int64_t first, const Shape& shape) const;
+  View scales_of(const Buffer& buffer, int64_t first, int64_t end) const;
 
   std::vector<Buffer> buffers_;
   std::vector<Entry> entries_;

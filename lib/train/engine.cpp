@@ -1,6 +1,10 @@
 #include "train/engine.h"
 
+#include <algorithm>
+
 #include "base/error.h"
+#include "comm/backends.h"
+#include "comm/reduce.h"
 
 namespace fp8train {
 namespace {
@@ -16,8 +20,9 @@ DecoderOptions decoder_options(const EngineSettings& settings) {
 
 }  // namespace
 
-Engine::Engine(Device& device, const EngineSettings& settings)
+Engine::Engine(Device& device, const EngineSettings& settings, Communicator* comm)
     : device_(&device),
+      comm_(comm != nullptr && comm->size() > 1 ? comm : nullptr),
       settings_(settings),
       model_(device, settings.model, settings.plan, decoder_options(settings)),
       saved_(device, MemoryCategory::saved_activations),
@@ -30,6 +35,14 @@ Engine::Engine(Device& device, const EngineSettings& settings)
   if (settings.trains) {
     optimizer_.emplace(device, model_.parameters(), settings.optimizer,
                        settings.plan.dynamic_loss_scaling, settings.seed);
+  }
+  if (comm_ != nullptr) {
+    settings_.record = false;  // what a rank says to another cannot be replayed
+    const size_t bytes = std::max(model_.scaling().amax().bytes(), sizeof(double));
+    combined_ = Buffer(device, static_cast<size_t>(ranks()) * bytes, MemoryCategory::communication);
+    if (settings.trains) {
+      parallel_.emplace(*comm_, device, model_.parameters(), settings.parallel);
+    }
   }
   device.fill_zero(totals_.data(), totals_.bytes());
 }
@@ -65,6 +78,14 @@ void Engine::clear_totals(int slot) {
 LossReport Engine::read_totals(int slot) const {
   Totals read = {};
   device_->copy_to_host(&read, static_cast<Totals*>(totals_.data()) + slot, sizeof(read));
+  if (comm_ != nullptr) {
+    Totals all = {};
+    for (const Totals& of_rank : comm_->all_gather_values(read)) {
+      all.sum += of_rank.sum;
+      all.count += of_rank.count;
+    }
+    read = all;
+  }
   return {read.count == 0 ? 0.0 : read.sum / static_cast<double>(read.count), read.count};
 }
 
@@ -80,21 +101,45 @@ void Engine::begin_step() {
   optimizer().begin_step(device_->stream());
 }
 
-void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_statistics) {
+/// Few values of each rank become one.
+void Engine::combine(const View& values, ops::Combine how) {
+  if (comm_ != nullptr && values.count() > 0) {
+    all_combine(*comm_, device_->stream(), values, how, combined_.data());
+  }
+}
+
+void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_statistics,
+                         bool last) {
   upload(batch);
-  const auto targets =
-      static_cast<float>(settings_.gradient_accumulation_steps * batch.rows * batch.columns);
+  const auto targets = static_cast<float>(settings_.gradient_accumulation_steps * batch.rows *
+                                          batch.columns * ranks());
   const uint64_t due = model_.scaling().due(step_index);
   const bool first = model_.scaling().first_window(step_index);
+  StepContext how = context(true, collect_statistics, first);
+  if (last && parallel_) {
+    parallel_->begin(device_->stream());
+    how.listener = &*parallel_;
+  }
   run(micro_batches_[{collect_statistics, first, due}], [&] {
-    model_.train_micro_batch(context(true, collect_statistics, first), tokens_, targets_,
-                             totals(kTrainingTotals), optimizer().loss_scale(), 1.0F / targets);
+    model_.train_micro_batch(how, tokens_, targets_, totals(kTrainingTotals),
+                             optimizer().loss_scale(), 1.0F / targets);
+    if (due != 0) {
+      combine(model_.scaling().amax(), ops::Combine::max);
+    }
     model_.scaling().update(device_->stream(), due, optimizer().squared_norm());
   });
 }
 
 void Engine::end_step(bool collect_statistics) {
+  if (parallel_) {
+    parallel_->finish();
+    // NaN where a rank has seen a value that is not finite: all skip the step or none.
+    combine({optimizer().squared_norm(), DType::i64, {1}}, ops::Combine::sum);
+  }
   run(updates_[collect_statistics ? 1 : 0], [&] {
+    if (!parallel_) {
+      optimizer().round_gradients(device_->stream(), scratch_);
+    }
     optimizer().step(device_->stream(), scratch_, collect_statistics);
     model_.refresh_weights(context(true, collect_statistics), false);
   });
@@ -111,7 +156,7 @@ void Engine::run(RepeatedWork& repeated, const Work& work) {
 
 void Engine::calibrate(const Batch& batch) {
   begin_step();
-  micro_batch(batch, 0, false);
+  micro_batch(batch, 0, false, false);
   weights_changed();
 }
 
@@ -140,9 +185,10 @@ StepPlan plan_weights(const EngineSettings& settings, const DeviceTraits& traits
 }
 
 StepPlan plan_step(const EngineSettings& settings, const DeviceTraits& traits, MemoryLedger* ledger,
-                   OpCounters* counters) {
+                   OpCounters* counters, const Topology& ranks, int rank) {
   const std::unique_ptr<Device> meta = make_meta_device(traits);
-  Engine engine(*meta, settings);
+  const std::unique_ptr<Communicator> rehearsal = make_rehearsal(ranks, rank);
+  Engine engine(*meta, settings, rehearsal.get());
   Batch batch;
   batch.rows = settings.micro_batch_size;
   batch.columns = settings.seq_length;

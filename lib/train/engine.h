@@ -12,12 +12,15 @@
 #include <vector>
 
 #include "base/error.h"
+#include "comm/communicator.h"
 #include "data/loader.h"
 #include "device/arena.h"
 #include "device/device.h"
 #include "device/recording.h"
 #include "model/decoder.h"
+#include "ops/wire.h"
 #include "optim/optimizer.h"
+#include "parallel/data_parallel.h"
 #include "precision/plan.h"
 
 namespace fp8train {
@@ -31,6 +34,7 @@ struct EngineSettings {
   int64_t micro_batch_size = 1;
   int64_t seq_length = 1;
   int64_t gradient_accumulation_steps = 1;
+  DataParallelSettings parallel;  ///< where there are several ranks
   bool trains = true;  ///< false: for evaluation and generation only; no gradients, no optimizer
   bool record = true;  ///< replay recorded steps where the device records (CUDA graphs)
 };
@@ -48,7 +52,10 @@ struct LossReport {
 
 class Engine {
  public:
-  Engine(Device& device, const EngineSettings& settings);
+  /// `comm` (null: one rank) outlives the engine. With several ranks constructing, stepping and
+  /// reading losses are collective; each rank's batches are its own, and weights, optimizer and
+  /// scales stay the same on all.
+  Engine(Device& device, const EngineSettings& settings, Communicator* comm = nullptr);
 
   /// Reserves the arenas. Before the first step on a real device.
   void reserve(const StepPlan& plan);
@@ -76,7 +83,8 @@ class Engine {
     optimizer().set_learning_rate(lr);
     begin_step();
     for (int64_t i = 0; i < settings_.gradient_accumulation_steps; ++i) {
-      micro_batch(next(), step_index, collect_statistics);
+      micro_batch(next(), step_index, collect_statistics,
+                  i + 1 == settings_.gradient_accumulation_steps);
     }
     end_step(collect_statistics);
   }
@@ -85,7 +93,9 @@ class Engine {
   /// whose gradients are dropped.
   void calibrate(const Batch& batch);
 
-  /// Loss of the last step; waits for the device.
+  int ranks() const { return comm_ == nullptr ? 1 : comm_->size(); }
+
+  /// Loss of the last step over all ranks; waits for the device.
   LossReport step_loss() const;
 
   /// Adds a batch to the evaluation totals, which begin_evaluation() clears.
@@ -101,7 +111,7 @@ class Engine {
 
   StepContext context(bool training, bool collect_statistics, bool first_window = false);
   void begin_step();
-  void micro_batch(const Batch& batch, int64_t step_index, bool collect_statistics);
+  void micro_batch(const Batch& batch, int64_t step_index, bool collect_statistics, bool last);
   void end_step(bool collect_statistics);
   template <typename Work>
   void run(RepeatedWork& repeated, const Work& work);
@@ -110,13 +120,18 @@ class Engine {
   LossReport read_totals(int slot) const;
   void clear_totals(int slot);
 
+  void combine(const View& values, ops::Combine how);
+
   Device* device_;
+  Communicator* comm_;  // null: one rank
   EngineSettings settings_;
   Decoder model_;
-  std::optional<Optimizer> optimizer_;  // of an engine that trains
+  std::optional<Optimizer> optimizer_;    // of an engine that trains
+  std::optional<DataParallel> parallel_;  // of several ranks that train
   Arena saved_, scratch_;
   Tensor tokens_, targets_;
-  Buffer totals_;  // [0] training, [1] evaluation
+  Buffer totals_;    // [0] training, [1] evaluation
+  Buffer combined_;  // a few values of every rank
   // One for each form of a micro-batch (with statistics or not, in the first window or not, which
   // scales are due) and of the update (with statistics or not).
   std::map<std::tuple<bool, bool, uint64_t>, RepeatedWork> micro_batches_;
@@ -127,9 +142,9 @@ class Engine {
 StepPlan plan_weights(const EngineSettings& settings, const DeviceTraits& traits);
 
 /// Runs one training step and one evaluation batch on a meta device with the traits of the device
-/// that the run will use. `ledger` (nullable) receives
-/// what the run holds by category, `counters` (nullable) the FLOPs and bytes of one optimizer step.
+/// that the run will use, as one of its ranks. `ledger` (nullable) receives what the rank holds by
+/// category, `counters` (nullable) the FLOPs and bytes of one optimizer step.
 StepPlan plan_step(const EngineSettings& settings, const DeviceTraits& traits, MemoryLedger* ledger,
-                   OpCounters* counters);
+                   OpCounters* counters, const Topology& ranks = {}, int rank = 0);
 
 }  // namespace fp8train

@@ -29,6 +29,14 @@ std::string describe_linears(const Session& session) {
       plans.size(), name_of(session.engine.plan.activation));
 }
 
+std::string describe_steps(const Session& session) {
+  return fmt::format("steps   {} of {} tokens ({}{} x {} x {})", session.max_steps,
+                     session.tokens_per_step(),
+                     session.ranks > 1 ? fmt::format("{} ranks x ", session.ranks) : "",
+                     session.engine.gradient_accumulation_steps, session.engine.micro_batch_size,
+                     session.engine.seq_length);
+}
+
 }  // namespace
 
 void log_notes(const Session& session) {
@@ -68,9 +76,7 @@ std::vector<std::string> run_overview(const Session& session, const Device& devi
                   describe_count(static_cast<double>(session.data.train.size())),
                   describe_count(static_cast<double>(session.data.val.size())),
                   session.tokenizer->type()),
-      fmt::format("steps   {} of {} tokens ({} x {} x {})", session.max_steps,
-                  session.tokens_per_step(), session.engine.gradient_accumulation_steps,
-                  session.engine.micro_batch_size, session.engine.seq_length),
+      describe_steps(session),
       fmt::format("device  {} ({}), {} threads", device.description(), device_reason, threads)};
   if (const std::string kernels = ops::attention_kernels(device.stream()); !kernels.empty()) {
     lines.push_back("        attention: " + kernels);

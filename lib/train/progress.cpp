@@ -55,7 +55,11 @@ std::string describe(const ProgressReport& report) {
 }
 
 Progress::Progress(Style style, std::FILE* out, const std::filesystem::path& log)
-    : style_(style), out_(out), log_(log, std::ios::app) {}
+    : style_(style), out_(out) {
+  if (!log.empty()) {
+    log_.open(log, std::ios::app);
+  }
+}
 
 Progress::~Progress() {
   finish();

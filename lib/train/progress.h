@@ -44,7 +44,8 @@ class Progress {
  public:
   enum class Style { pretty, plain, quiet };  ///< quiet: the log file only
 
-  /// Writes to `out` (not owned), and every line also to the end of the file `log`.
+  /// Writes to `out` (not owned), and every line also to the end of the file `log`, if it has a
+  /// name.
   Progress(Style style, std::FILE* out, const std::filesystem::path& log);
   ~Progress();
   Progress(const Progress&) = delete;

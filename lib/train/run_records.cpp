@@ -44,14 +44,24 @@ JsonObject class_metrics(const ScalingSummary& summary) {
 
 }  // namespace
 
-RunRecords::RunRecords(const std::filesystem::path& root)
-    : lock_(root), directory_(create_run_directory(root)) {}
+RunRecords::RunRecords(const std::filesystem::path& root, bool leads) : directory_{root} {
+  if (leads) {
+    lock_.emplace(root);
+    directory_ = create_run_directory(root);
+  }
+}
 
 void RunRecords::begin_metrics(int64_t step) {
+  if (!lock_) {
+    return;
+  }
   metrics_ = std::make_unique<MetricsWriter>(directory_.metrics(), step);
 }
 
 void RunRecords::write_step(const StepMetrics& metrics) {
+  if (!lock_) {
+    return;
+  }
   JsonObject line;
   line.add("step", metrics.step)
       .add("loss", metrics.loss)
@@ -74,6 +84,9 @@ void RunRecords::write_step(const StepMetrics& metrics) {
 }
 
 void RunRecords::write_validation(int64_t step, double loss, int64_t targets) {
+  if (!lock_) {
+    return;
+  }
   metrics_->write(JsonObject()
                       .add("step", step)
                       .add("val_loss", loss)
@@ -82,10 +95,16 @@ void RunRecords::write_validation(int64_t step, double loss, int64_t targets) {
 }
 
 void RunRecords::write_sample(int64_t step, const std::string& text) {
+  if (!lock_) {
+    return;
+  }
   write_file_atomically(directory_.sample(step), text);
 }
 
 void RunRecords::write_summary(const RunSummary& summary) {
+  if (!lock_) {
+    return;
+  }
   JsonObject object;
   object.add("plan", std::string_view(summary.plan))
       .add("parameters", summary.parameters)

@@ -46,11 +46,11 @@ struct RunSummary {
 class RunRecords {
  public:
   /// Takes the folder's lock. Throws ConfigError when another run holds it, DeviceError when the
-  /// folder cannot be written.
-  explicit RunRecords(const std::filesystem::path& root);
+  /// folder cannot be written. `leads` is false on all ranks but the first: they write nothing.
+  explicit RunRecords(const std::filesystem::path& root, bool leads = true);
 
   const RunDirectory& directory() const { return directory_; }
-  const std::string& lock_warning() const { return lock_.warning(); }
+  std::string lock_warning() const { return lock_ ? lock_->warning() : std::string(); }
 
   /// Continues metrics.jsonl after `step`; lines of later steps of an interrupted run are dropped.
   void begin_metrics(int64_t step);
@@ -60,7 +60,7 @@ class RunRecords {
   void write_summary(const RunSummary& summary);
 
  private:
-  RunLock lock_;
+  std::optional<RunLock> lock_;  // of the rank that leads
   RunDirectory directory_;
   std::unique_ptr<MetricsWriter> metrics_;
 };

@@ -70,6 +70,19 @@ void check_batch(const EngineSettings& engine) {
   }
 }
 
+void share_global_batch(const TrainingSettings& training, int ranks, int64_t& passes) {
+  if (training.global_batch_size == 0) {
+    return;
+  }
+  if (passes % ranks != 0) {
+    throw ConfigError(
+        fmt::format("training.global_batch_size: {} sequences are not a multiple of {} ranks x "
+                    "training.micro_batch_size {}",
+                    training.global_batch_size, ranks, training.micro_batch_size));
+  }
+  passes /= ranks;
+}
+
 /// A prompt that cannot be encoded or does not fit is an error before the run, not in the middle of
 /// it.
 void check_prompts(const SampleSettings& sample, const Tokenizer& tokenizer,
@@ -134,18 +147,22 @@ EngineSettings engine_settings(const Settings& settings, const ModelConfig& mode
       .micro_batch_size = settings.training.micro_batch_size,
       .seq_length = settings.data.seq_length,
       .gradient_accumulation_steps = settings.training.gradient_accumulation_steps,
+      .parallel = {.bucket_bytes = settings.parallelism.bucket_mb << 20},
       .record = settings.cuda_graphs};
+  engine.parallel.self_exact = engine.plan.self_exact;
   check_batch(engine);
   plan_linears(engine.plan, linear_sites(model));  // patterns that match nothing
   return engine;
 }
 
-Session open_session(const Settings& settings, bool open_data) {
+Session open_session(const Settings& settings, bool open_data, int ranks) {
   Session session;
+  session.ranks = ranks;
   session.settings = settings;
   session.tokenizer = make_tokenizer(settings.data);
   session.engine =
       engine_settings(settings, resolve_model(settings.model, *session.tokenizer, session.notes));
+  share_global_batch(settings.training, ranks, session.engine.gradient_accumulation_steps);
   note_other_tokenizer(settings, *session.tokenizer, session.notes);
   session.max_steps = resolve_max_steps(settings.training, session.tokens_per_step());
   if (settings.sample.interval > 0) {

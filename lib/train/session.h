@@ -20,16 +20,17 @@ struct Session {
   CorpusSplits data;  ///< empty unless asked for
   EngineSettings engine;
   int64_t max_steps = 0;
+  int ranks = 1;
   std::vector<std::string> notes;  ///< what was read and has no meaning here; to be told
 
   int64_t tokens_per_step() const {
-    return engine.micro_batch_size * engine.seq_length * engine.gradient_accumulation_steps;
+    return engine.micro_batch_size * engine.seq_length * engine.gradient_accumulation_steps * ranks;
   }
 };
 
-/// Resolves the settings; `open_data` also opens and checks the corpora. Throws ConfigError,
-/// DataError or CheckpointError (model.from).
-Session open_session(const Settings& settings, bool open_data);
+/// Resolves the settings for a run of `ranks`; `open_data` also opens and checks the corpora.
+/// Throws ConfigError, DataError or CheckpointError (model.from).
+Session open_session(const Settings& settings, bool open_data, int ranks = 1);
 
 /// The shape, plan and batch alone, for a vocabulary that is already known; needs no data.
 EngineSettings engine_settings(const Settings& settings, const ModelConfig& model);

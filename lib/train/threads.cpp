@@ -1,9 +1,11 @@
 #include "train/threads.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <cstdlib>
-#include <initializer_list>
+
+#include "comm/launch.h"
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -25,12 +27,13 @@ int64_t available_cores() {
 
 }  // namespace
 
-int64_t configure_threads(int64_t requested) {
-  int64_t threads = requested;
-  for (const char* name : {"OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK"}) {
-    threads = threads > 0 ? threads : positive_from_environment(name);
+int64_t configure_threads(int64_t requested, int local_ranks) {
+  int64_t threads = requested > 0 ? requested : positive_from_environment("OMP_NUM_THREADS");
+  if (threads == 0) {
+    const int64_t of_node = sysconf(_SC_NPROCESSORS_ONLN);
+    threads = threads_per_rank(local_ranks, available_cores(), of_node,
+                               [](const char* name) { return std::getenv(name); });
   }
-  threads = threads > 0 ? threads : available_cores();
 #ifdef _OPENMP
   omp_set_num_threads(static_cast<int>(threads));
 #else

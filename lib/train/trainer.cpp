@@ -31,7 +31,7 @@ namespace {
 
 class Run {
  public:
-  explicit Run(const RunRequest& request);
+  Run(const RunRequest& request, Communicator& comm);
   RunOutcome run();
 
  private:
@@ -45,7 +45,8 @@ class Run {
   bool evaluate(int64_t max_batches, bool final);
   void sample();
   void save();
-  bool should_stop() const;
+  bool should_stop();
+  void agree_on_resumed_step() const;
   RunOutcome finish();
 
   int64_t sample_capacity() const {
@@ -54,7 +55,9 @@ class Run {
   }
   bool due(int64_t interval) const { return interval > 0 && state_.step % interval == 0; }
   const Settings& settings() const { return session_.settings; }
+  bool leads() const { return comm_->rank() == 0; }
 
+  Communicator* comm_;
   Session session_;
   RunRecords records_;
   std::unique_ptr<Device> device_;
@@ -75,16 +78,30 @@ class Run {
   double speed_ = 0;
 };
 
-Run::Run(const RunRequest& request)
-    : session_(open_session(request.settings, true)),
-      records_(request.settings.output_dir),
-      progress_(request.quiet ? Progress::Style::quiet
-                              : progress_style(request.settings.logging.format, stdout),
-                stdout, records_.directory().log()) {
-  const int64_t threads = configure_threads(settings().threads);
+/// Ranks that do not lead are silent and write no log.
+Progress make_progress(const RunRequest& request, const RunDirectory& directory, bool leads) {
+  if (!leads) {
+    return {Progress::Style::quiet, stdout, {}};
+  }
+  const Progress::Style style = request.quiet
+                                    ? Progress::Style::quiet
+                                    : progress_style(request.settings.logging.format, stdout);
+  return {style, stdout, directory.log()};
+}
+
+Run::Run(const RunRequest& request, Communicator& comm)
+    : comm_(&comm),
+      session_(open_session(request.settings, true, comm.size())),
+      records_(request.settings.output_dir, comm.rank() == 0),
+      progress_(make_progress(request, records_.directory(), comm.rank() == 0)) {
+  const int64_t threads = configure_threads(settings().threads, comm.local_size());
   resolved_config_ = request.resolved_yaml;
   earlier_config_ = earlier_config(records_.directory());
-  open_log_file(records_.directory().log().string());
+  if (leads()) {
+    open_log_file(records_.directory().log().string());
+  } else {
+    set_log_level(LogLevel::error);
+  }
   if (!records_.lock_warning().empty()) {
     log_warning(records_.lock_warning());
   }
@@ -92,22 +109,30 @@ Run::Run(const RunRequest& request)
   std::string reason;
   device_ = choose_device(settings().device, settings().gemm_tuning, reason);
   MemoryLedger planned;
-  const StepPlan plan = plan_step(session_.engine, device_->traits(), &planned, nullptr);
+  const StepPlan plan = plan_step(session_.engine, device_->traits(), &planned, nullptr,
+                                  comm.topology(), comm.rank());
   for (const std::string& line : run_overview(session_, *device_, reason, threads, planned)) {
     progress_.say(line);
   }
-  engine_ = std::make_unique<Engine>(*device_, session_.engine);
+  engine_ = std::make_unique<Engine>(*device_, session_.engine, &comm);
   engine_->reserve(plan);
   loader_ = std::make_unique<Loader>(
       session_.data.train, LoaderSettings{.micro_batch_size = session_.engine.micro_batch_size,
                                           .seq_length = session_.engine.seq_length,
                                           .shuffle = settings().data.shuffle,
-                                          .seed = settings().training.seed});
+                                          .seed = settings().training.seed,
+                                          .rank = comm.rank(),
+                                          .world_size = comm.size()});
   start_or_resume();
   // Only now: a run that was refused leaves the records of the one before as they are.
-  describe_run(records_.directory(), request.resolved_yaml, request.command,
-               JsonObject().add("threads", threads).add("version", request.version));
-  if (settings().sample.interval > 0) {
+  if (leads()) {
+    describe_run(records_.directory(), request.resolved_yaml, request.command,
+                 JsonObject()
+                     .add("ranks", comm.size())
+                     .add("threads", threads)
+                     .add("version", request.version));
+  }
+  if (settings().sample.interval > 0 && leads()) {
     generator_ = std::make_unique<Generator>(*device_, engine_->model(), sample_capacity());
   }
 }
@@ -140,11 +165,24 @@ void Run::start_or_resume() {
   } else {
     engine_->model().initialize(settings().training.seed);
   }
+  agree_on_resumed_step();
   engine_->weights_changed();
   loader_->seek(state_.sample_position);
   records_.begin_metrics(state_.step);
   logged_step_ = state_.step;
   logged_skips_ = engine_->optimizer().report().skipped_steps;
+}
+
+/// Every rank has looked for the newest checkpoint itself.
+void Run::agree_on_resumed_step() const {
+  for (const int64_t step : comm_->all_gather_values(state_.step)) {
+    if (step != state_.step) {
+      throw CheckpointError(fmt::format(
+          "ranks have found checkpoints of different steps ({} and {}) in {}: all nodes must see "
+          "the same folder",
+          state_.step, step, records_.directory().checkpoints().string()));
+    }
+  }
 }
 
 /// What the run that saved the checkpoint was set to otherwise: not an error, but never silent.
@@ -245,7 +283,7 @@ void Run::guard(const StepReport& report) {
 bool Run::evaluate(int64_t max_batches, bool final) {
   const Stopwatch watch;
   ValidationBatches batches(session_.data.val, session_.engine.micro_batch_size,
-                            session_.engine.seq_length);
+                            session_.engine.seq_length, comm_->rank(), comm_->size());
   engine_->begin_evaluation();
   int64_t done = 0;
   while (max_batches == 0 || done < max_batches) {
@@ -254,10 +292,13 @@ bool Run::evaluate(int64_t max_batches, bool final) {
       break;
     }
     if (stop_signal() != 0) {
-      return false;
+      break;
     }
     engine_->evaluate(*batch);
     ++done;
+  }
+  if (comm_->any_rank(stop_signal() != 0)) {
+    return false;
   }
   const LossReport loss = engine_->evaluation_loss();
   const bool better = state_.best_val_step == 0 || loss.mean < state_.best_val_loss;
@@ -275,6 +316,9 @@ bool Run::evaluate(int64_t max_batches, bool final) {
 }
 
 void Run::sample() {
+  if (!leads()) {
+    return;
+  }
   const Stopwatch watch;
   std::string text;
   for (const std::string& prompt : settings().sample.prompts) {
@@ -303,17 +347,20 @@ void Run::save() {
     return;
   }
   const Stopwatch watch;
-  const std::filesystem::path folder =
-      save_training_state(records_.directory().checkpoints(), *engine_, session_, state_,
-                          settings().checkpoint.keep_last);
+  if (leads()) {
+    const std::filesystem::path folder =
+        save_training_state(records_.directory().checkpoints(), *engine_, session_, state_,
+                            settings().checkpoint.keep_last);
+    log_debug("saved " + folder.string());
+  }
   saved_step_ = state_.step;
-  log_debug("saved " + folder.string());
   excluded_seconds_ += watch.seconds();
 }
 
-bool Run::should_stop() const {
+/// Where one rank has a reason, all stop.
+bool Run::should_stop() {
   const double limit = settings().training.max_time_seconds;
-  return stop_signal() != 0 || (limit > 0 && since_start_.seconds() >= limit);
+  return comm_->any_rank(stop_signal() != 0 || (limit > 0 && since_start_.seconds() >= limit));
 }
 
 RunOutcome Run::run() {
@@ -389,9 +436,9 @@ RunOutcome Run::finish() {
 
 }  // namespace
 
-RunOutcome train(const RunRequest& request) {
+RunOutcome train(const RunRequest& request, Communicator& comm) {
   install_stop_handlers();
-  Run run(request);
+  Run run(request, comm);
   return run.run();
 }
 

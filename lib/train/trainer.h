@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "comm/communicator.h"
 #include "config/settings.h"
 
 namespace fp8train {
@@ -22,7 +23,10 @@ struct RunRequest {
   bool quiet = false;         ///< no progress on standard output; the log file has it
 };
 
-/// Trains. Throws the typed errors of base/error.h; a run that diverged throws NumericError.
-RunOutcome train(const RunRequest& request);
+/// Trains, as one of the ranks of `comm`: all call it with the same request, and get the same
+/// outcome. The first rank writes the run's files and speaks. Throws the typed errors of
+/// base/error.h; a run that diverged throws NumericError. After an error the ranks no longer wait
+/// for each other: the caller ends the others (Communicator::fail).
+RunOutcome train(const RunRequest& request, Communicator& comm);
 
 }  // namespace fp8train

@@ -27,7 +27,9 @@ struct Fixture {
     scratch.reserve(1 << 16);
   }
   void set_gradient(float value) {
-    fill_zero(*device, store.gradients().fp32());
+    for (const View& gradients : store.gradients().fp32()) {
+      fill_zero(*device, gradients);
+    }
     for (int i = 0; i < 6; ++i) {
       weight->gradient.as<float>()[i] = value;
     }
