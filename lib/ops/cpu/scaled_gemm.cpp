@@ -20,9 +20,9 @@ namespace {
 using dnnl::memory;
 
 constexpr int64_t kScaledTileRows = 128;
-constexpr int64_t kTileColumns = 256;
+constexpr int64_t kScaledTileColumns = 256;
 constexpr int64_t kTileDepth = 128;  // K of a granule
-constexpr int64_t kTileElements = kScaledTileRows * kTileColumns;
+constexpr int64_t kScaledTileElements = kScaledTileRows * kScaledTileColumns;
 constexpr int64_t kFinishElements = 16384;  // of a product that one thread finishes at a time
 
 struct Extents {
@@ -62,7 +62,7 @@ int64_t tiles_of(int64_t count, int64_t size) {
 struct BlockProduct {
   explicit BlockProduct(const BlockKey& key)
       : row_tiles(tiles_of(key.extents.m, kScaledTileRows)),
-        column_tiles(tiles_of(key.extents.n, kTileColumns)),
+        column_tiles(tiles_of(key.extents.n, kScaledTileColumns)),
         depth_tiles(tiles_of(key.extents.k, kTileDepth)) {
     for (size_t which = 0; which < tiles.size(); ++which) {
       const auto extent = [](bool last, int64_t count, int64_t pieces, int64_t size) {
@@ -70,7 +70,7 @@ struct BlockProduct {
       };
       const TileShape shape = {
           .rows = extent((which & 1) != 0, key.extents.m, row_tiles, kScaledTileRows),
-          .columns = extent((which & 2) != 0, key.extents.n, column_tiles, kTileColumns),
+          .columns = extent((which & 2) != 0, key.extents.n, column_tiles, kScaledTileColumns),
           .depth = extent((which & 4) != 0, key.extents.k, depth_tiles, kTileDepth),
           .a_stride = key.extents.k,
           .b_stride = key.extents.k,
@@ -177,10 +177,10 @@ void multiply_scaled(Stream stream, const ScaledGemm& call, ScaledWorkspace& spa
 
 /// Memory of one thread.
 struct Tile {
-  float sum[kTileElements];
-  float product[kTileElements];
+  float sum[kScaledTileElements];
+  float product[kScaledTileElements];
   float row_scales[kScaledTileRows];
-  float column_scales[kTileColumns];
+  float column_scales[kScaledTileColumns];
 };
 
 /// The scales of rows [first, first + count) in block `block` of K.
@@ -215,9 +215,9 @@ void multiply_blocks(const ScaledGemm& call, ScaledWorkspace& space) {
   for_each_tile(product.row_tiles * product.column_tiles, [&](int64_t index) {
     const int thread = thread_number();
     const int64_t row = index % product.row_tiles * kScaledTileRows;
-    const int64_t column = index / product.row_tiles * kTileColumns;
+    const int64_t column = index / product.row_tiles * kScaledTileColumns;
     const int64_t rows = std::min(kScaledTileRows, extents.m - row);
-    const int64_t columns = std::min(kTileColumns, extents.n - column);
+    const int64_t columns = std::min(kScaledTileColumns, extents.n - column);
     Tile& tile = tiles[thread];
     for (int64_t block = 0; block < product.depth_tiles; ++block) {
       product
