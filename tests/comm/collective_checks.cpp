@@ -7,7 +7,6 @@
 
 #include "comm/gradient_exchange.h"
 #include "comm/reduce.h"
-#include "device/device.h"
 #include "tensor/tensor.h"
 
 namespace fp8train::test {
@@ -268,11 +267,10 @@ void check_reductions(Communicator& comm) {
   require(std::isnan(largest[0]) && (n == 1 || largest[1] == n), "all_combine of maxima");
 }
 
-void check_exchanges(Communicator& comm) {
-  const auto device = make_device(DeviceKind::cpu);
+void check_exchanges(Communicator& comm, Device& device) {
   for (const WireCase& c : wire_cases(comm.topology())) {
     for (const int64_t count : {int64_t{5}, int64_t{1000}, int64_t{128} * comm.size() * 3}) {
-      check_wire(comm, *device, c, count);
+      check_wire(comm, device, c, count);
     }
   }
 }
