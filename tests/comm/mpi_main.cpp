@@ -25,7 +25,7 @@ void stay_away(fp8train::Communicator& comm) {
 }
 
 /// Gradients on a GPU, or on the host shim. 77: neither is here.
-int exchange_on_cuda(std::unique_ptr<fp8train::Communicator> comm) {
+int exchange_on_cuda(std::unique_ptr<fp8train::Communicator>& comm) {
   std::unique_ptr<fp8train::Device> device;
   try {
     device = fp8train::make_device(fp8train::DeviceKind::cuda);
@@ -50,7 +50,7 @@ int main(int argc, char** argv) {
       return 0;
     }
     if (argc > 1 && std::strcmp(argv[1], "cuda") == 0) {
-      return exchange_on_cuda(std::move(comm));
+      return exchange_on_cuda(comm);
     }
     fp8train::test::check_collectives(*comm);
     fp8train::test::check_reductions(*comm);
