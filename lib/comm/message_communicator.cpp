@@ -15,6 +15,7 @@ class MessageCommunicator final : public Communicator {
         transport_(std::move(transport)),
         barrier_bytes_(2 * static_cast<size_t>(size())) {}
 
+  std::unique_ptr<Communicator> duplicate() override { return group(0, topology(), rank()); }
   std::unique_ptr<Communicator> node_group() override {
     return group(node(), Topology::blocks(local_size(), local_size()), local_rank());
   }

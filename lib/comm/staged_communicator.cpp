@@ -52,6 +52,9 @@ class StagedCommunicator final : public Communicator {
     set_timeout(host_->timeout());
   }
 
+  std::unique_ptr<Communicator> duplicate() override {
+    return std::make_unique<StagedCommunicator>(host_->duplicate(), *device_, counters());
+  }
   std::unique_ptr<Communicator> node_group() override {
     return std::make_unique<StagedCommunicator>(host_->node_group(), *device_, counters());
   }

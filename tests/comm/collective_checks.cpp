@@ -236,6 +236,11 @@ void check_collectives(Communicator& comm) {
   comm.barrier().wait();
   require(comm.any_rank(comm.rank() == comm.size() - 1), "any_rank of one that says so");
   require(!comm.any_rank(false), "any_rank of none");
+  std::vector<int> all;
+  for (int rank = 0; rank < comm.size(); ++rank) {
+    all.push_back(rank);
+  }
+  check_group(*comm.duplicate(), all, comm.rank());
   const auto nodes = comm.node_group();
   check_group(*nodes, comm.topology().ranks_of_node(comm.node()), comm.rank());
   if (comm.topology().ranks_per_node() > 0) {
