@@ -9,6 +9,8 @@
 
 namespace fp8train {
 
+class Device;
+
 struct CommSettings {
   /// auto: mpi where a launcher has started several ranks, else self. self | mpi
   std::string backend = "auto";
@@ -34,6 +36,12 @@ std::unique_ptr<Communicator> make_rehearsal(const Topology& topology, int rank)
 
 /// All processes that MPI has started. Throws CommError.
 std::unique_ptr<Communicator> make_mpi_communicator();
+
+/// For memory of `device`, a GPU, by way of host memory: what `host` moves. Starting waits for the
+/// GPU, and waiting for an operation brings what has arrived to it. A Work ends before the
+/// communicator does.
+std::unique_ptr<Communicator> make_staged_communicator(std::unique_ptr<Communicator> host,
+                                                       Device& device);
 
 /// Whether this build has MPI.
 bool has_mpi();

@@ -19,7 +19,7 @@ namespace {
 class CodeExchange final : public ExchangeRun {
  public:
   CodeExchange(Communicator& comm, Device& device, const GradientWire& wire, GradientBucket bucket,
-               ExchangeResult result);
+               ExchangeResult result, GradientExchange::Groups* groups);
 
   size_t scratch_bytes() const override {
     return 2 * codes_bytes() + aligned_scratch(amax().bytes()) + aligned_scratch(scales().bytes());
@@ -61,8 +61,9 @@ class CodeExchange final : public ExchangeRun {
 };
 
 CodeExchange::CodeExchange(Communicator& comm, Device& device, const GradientWire& wire,
-                           GradientBucket bucket, ExchangeResult result)
-    : ExchangeRun(comm, wire, std::move(bucket), result) {
+                           GradientBucket bucket, ExchangeResult result,
+                           GradientExchange::Groups* groups)
+    : ExchangeRun(comm, wire, std::move(bucket), result, groups) {
   check(is_fp8(wire_.format.dtype) && wire_.format.granularity == Granularity::tensor,
         "codes that are summed have a scale for the tensor");
   check(!wire_.self_exact, "self_exact has no meaning where codes are summed");
@@ -140,8 +141,9 @@ bool CodeExchange::sum() {
 
 std::unique_ptr<ExchangeRun> make_code_exchange(Communicator& comm, Device& device,
                                                 const GradientWire& wire, GradientBucket bucket,
-                                                ExchangeResult result) {
-  return std::make_unique<CodeExchange>(comm, device, wire, std::move(bucket), result);
+                                                ExchangeResult result,
+                                                GradientExchange::Groups* groups) {
+  return std::make_unique<CodeExchange>(comm, device, wire, std::move(bucket), result, groups);
 }
 
 }  // namespace fp8train

@@ -76,6 +76,10 @@ class Communicator {
   /// Whether any rank says so.
   bool any_rank(bool mine);
 
+  /// The same ranks, with an order of collectives of its own. All ranks make it, and what it sends
+  /// counts as sent here.
+  virtual std::unique_ptr<Communicator> duplicate() = 0;
+
   /// The ranks of this rank's node, and those of equal local rank on all nodes (only where
   /// Topology::ranks_per_node is not 0); ordered as here. All ranks make the same ones in the same
   /// order. What they send counts as sent here.

@@ -14,7 +14,7 @@ namespace fp8train {
 class ExchangeRun {
  public:
   ExchangeRun(Communicator& comm, const GradientWire& wire, GradientBucket bucket,
-              ExchangeResult result);
+              ExchangeResult result, GradientExchange::Groups* groups);
   virtual ~ExchangeRun() = default;
   ExchangeRun(const ExchangeRun&) = delete;
   ExchangeRun& operator=(const ExchangeRun&) = delete;
@@ -37,7 +37,9 @@ class ExchangeRun {
   bool coded() const { return bucket_.gradients.format.is_scaled(); }
   bool to_shard() const { return result_ == ExchangeResult::shard; }
 
-  Communicator* comm_;
+  GradientExchange::Groups own_groups_;
+  GradientExchange::Groups* groups_;
+  Communicator* comm_;  ///< groups_->all
   GradientWire wire_;
   GradientBucket bucket_;
   ExchangeResult result_;
@@ -62,7 +64,8 @@ std::unique_ptr<ExchangeRun> make_image_exchange(Communicator& comm, const Gradi
 /// fp8_sum
 std::unique_ptr<ExchangeRun> make_code_exchange(Communicator& comm, Device& device,
                                                 const GradientWire& wire, GradientBucket bucket,
-                                                ExchangeResult result);
+                                                ExchangeResult result,
+                                                GradientExchange::Groups* groups);
 
 /// Pieces of scratch memory start at multiples of this.
 constexpr size_t kScratchAlignment = 256;

@@ -10,8 +10,15 @@
 namespace fp8train {
 
 ExchangeRun::ExchangeRun(Communicator& comm, const GradientWire& wire, GradientBucket bucket,
-                         ExchangeResult result)
-    : comm_(&comm), wire_(wire), bucket_(std::move(bucket)), result_(result) {
+                         ExchangeResult result, GradientExchange::Groups* groups)
+    : groups_(groups != nullptr ? groups : &own_groups_),
+      wire_(wire),
+      bucket_(std::move(bucket)),
+      result_(result) {
+  if (groups_->all == nullptr) {
+    groups_->all = comm.duplicate();
+  }
+  comm_ = groups_->all.get();
   const TensorFormat& kept = bucket_.gradients.format;
   count_ = bucket_.gradients.count();
   chunk_ = reduced_chunk(comm, count_);
@@ -54,7 +61,7 @@ bool ExchangeRun::advance(bool waiting) {
 GradientExchange::GradientExchange(Communicator& comm, Device& device, const GradientWire& wire,
                                    GradientBucket bucket, ExchangeResult result, Groups* groups)
     : run_(wire.kind == WireKind::fp8_sum
-               ? make_code_exchange(comm, device, wire, std::move(bucket), result)
+               ? make_code_exchange(comm, device, wire, std::move(bucket), result, groups)
                : make_image_exchange(comm, wire, std::move(bucket), result, groups)) {}
 
 GradientExchange::~GradientExchange() = default;

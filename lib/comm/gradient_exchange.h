@@ -46,8 +46,8 @@ struct GradientWire {
 };
 
 /// The wire that a plan's gradient_wire cell means for these ranks: two hops where there are
-/// several nodes of several ranks. Means are gathered in bf16. Throws ConfigError for a cell that
-/// crosses no wire.
+/// several nodes of several ranks, without self_exact. Means are gathered in bf16. Throws
+/// ConfigError for a cell that crosses no wire.
 GradientWire gradient_wire(const TensorFormat& cell, bool self_exact, const Topology& topology);
 
 struct GradientBucket {
@@ -62,11 +62,15 @@ enum class ExchangeResult : uint8_t { whole, shard };
 
 class GradientExchange {
  public:
-  /// Collective: all ranks make the same exchanges in the same order. `comm` and the memory of the
-  /// bucket outlive it. `groups` (null: made here) are shared by the exchanges of a communicator.
+  /// What an exchange talks through, made by the first that gets it.
   struct Groups {
-    std::unique_ptr<Communicator> node, peers;
+    std::unique_ptr<Communicator> all, node, peers;
   };
+
+  /// Collective: all ranks make the same exchanges in the same order. `comm`, `groups` and the
+  /// memory of the bucket outlive it. How far advance() comes differs between ranks, so that
+  /// exchanges which are under way at the same time need groups of their own (null: made here);
+  /// those that run one after another can share them.
   GradientExchange(Communicator& comm, Device& device, const GradientWire& wire,
                    GradientBucket bucket, ExchangeResult result, Groups* groups = nullptr);
   ~GradientExchange();
@@ -88,7 +92,7 @@ class GradientExchange {
   /// Goes on as far as that takes no waiting. True when the result is there.
   bool advance();
 
-  /// Waits for the result.
+  /// Waits for the result. In the same order on all ranks.
   void finish();
 
  private:

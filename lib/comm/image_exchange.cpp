@@ -51,7 +51,6 @@ class ImageExchange final : public ExchangeRun {
     return means() + static_cast<size_t>(comm_->rank()) * mean_bytes();
   }
 
-  GradientExchange::Groups own_groups_;
   Communicator* node_ = nullptr;
   Communicator* peers_ = nullptr;
   TensorFormat gather_;
@@ -62,20 +61,19 @@ class ImageExchange final : public ExchangeRun {
 
 ImageExchange::ImageExchange(Communicator& comm, const GradientWire& wire, GradientBucket bucket,
                              ExchangeResult result, GradientExchange::Groups* groups)
-    : ExchangeRun(comm, wire, std::move(bucket), result) {
+    : ExchangeRun(comm, wire, std::move(bucket), result, groups) {
   gather_ = coded() ? bucket_.gradients.format : wire_.gather;
   check(ops::is_wire_format(wire_.format) && ops::is_wire_format(gather_),
         "contributions and means cross in a wire's format");
   check(!wire_.self_exact || (!coded() && wire_.kind != WireKind::fp8_two_hop),
         "self_exact is for gradients in fp32 or bf16 that make one hop");
   if (wire_.kind == WireKind::fp8_two_hop && ranks() > 1) {
-    GradientExchange::Groups& made = groups != nullptr ? *groups : own_groups_;
-    if (made.node == nullptr) {
-      made.node = comm.node_group();
-      made.peers = comm.peer_group();
+    if (groups_->node == nullptr) {
+      groups_->node = comm.node_group();
+      groups_->peers = comm.peer_group();
     }
-    node_ = made.node.get();
-    peers_ = made.peers.get();
+    node_ = groups_->node.get();
+    peers_ = groups_->peers.get();
   }
   in_place_ = !coded() && chunk_ * ranks() == count_ && gather_ == bucket_.gradients.format;
   plan_memory();

@@ -15,6 +15,9 @@ class LoneCommunicator final : public Communicator {
                    std::shared_ptr<Traffic> traffic = nullptr)
       : Communicator(std::move(topology), rank, std::move(traffic)), kind_(kind) {}
 
+  std::unique_ptr<Communicator> duplicate() override {
+    return std::make_unique<LoneCommunicator>(kind_, topology(), rank(), counters());
+  }
   std::unique_ptr<Communicator> node_group() override {
     return std::make_unique<LoneCommunicator>(kind_, Topology::blocks(local_size(), local_size()),
                                               local_rank(), counters());

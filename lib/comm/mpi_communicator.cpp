@@ -25,7 +25,7 @@
 
 #include "comm/backends.h"
 #include "comm/host_copy.h"
-#include "comm/transfer.h"
+#include "comm/message_transport.h"
 
 namespace fp8train {
 namespace {
@@ -54,7 +54,6 @@ struct Journey {
   int rank = 0;
   int first_tag = 0;
   Transfer transfer;
-  std::vector<char> own_memory;  ///< of a barrier
 
   size_t phase = 0;
   std::vector<MPI_Request> requests;
@@ -337,91 +336,36 @@ class MpiWork final : public PendingWork {
   double timeout_;
 };
 
-class MpiCommunicator final : public Communicator {
+class MpiTransport final : public MessageTransport {
  public:
-  MpiCommunicator(MPI_Comm comm, Topology topology, int rank,
-                  std::shared_ptr<Traffic> traffic = nullptr)
-      : Communicator(std::move(topology), rank, std::move(traffic)), comm_(comm) {}
+  MpiTransport(MPI_Comm comm, int rank) : comm_(comm), rank_(rank) {}
 
-  std::unique_ptr<Communicator> node_group() override {
-    return group(node(), Topology::blocks(local_size(), local_size()), local_rank());
+  Work start(const char* name, uint64_t sequence, Transfer transfer, double timeout) override {
+    auto journey = std::make_shared<Journey>();
+    journey->comm = comm_;
+    journey->name = name;
+    journey->rank = rank_;
+    journey->first_tag = static_cast<int>(sequence * kPhases % kTags);
+    journey->transfer = std::move(transfer);
+    MpiThread::instance().start(journey);
+    return Work(std::make_unique<MpiWork>(journey, timeout));
   }
-  std::unique_ptr<Communicator> peer_group() override {
-    check(topology().ranks_per_node() > 0, "peers need nodes of equally many ranks");
-    return group(local_rank(), Topology::blocks(nodes(), 1), node());
+
+  std::unique_ptr<MessageTransport> split(int color, int rank) override {
+    MPI_Comm comm = MPI_COMM_NULL;
+    MpiThread::instance().run(
+        [&] { check_mpi(MPI_Comm_split(comm_, color, rank, &comm), "splitting a communicator"); });
+    return std::make_unique<MpiTransport>(comm, rank);
   }
+
   void fail(int exit_code) override {
     MpiThread::instance().run([exit_code] { MPI_Abort(MPI_COMM_WORLD, exit_code); });
-  }
-
- protected:
-  Work start_all_gather(const Operation& operation) override {
-    if (!moves_bytes(operation.stream, kind(), operation.name)) {
-      return {};
-    }
-    copy_bytes(own_place(operation.recv, operation), operation.send, operation.bytes);
-    return start(operation,
-                 all_gather_transfer(topology(), rank(), operation.recv, operation.bytes));
-  }
-  Work start_all_to_all(const Operation& operation) override {
-    if (!moves_bytes(operation.stream, kind(), operation.name)) {
-      return {};
-    }
-    copy_bytes(own_place(operation.recv, operation),
-               offset_bytes(operation.send, static_cast<size_t>(rank()) * operation.bytes),
-               operation.bytes);
-    return start(operation, all_to_all_transfer(size(), rank(), operation.send, operation.recv,
-                                                operation.bytes));
-  }
-  Work start_broadcast(const Operation& operation) override {
-    if (!moves_bytes(operation.stream, kind(), operation.name)) {
-      return {};
-    }
-    return start(operation, broadcast_transfer(topology(), rank(), operation.recv, operation.bytes,
-                                               operation.root));
-  }
-  Work start_barrier(const Operation& operation) override {
-    const auto journey = make_journey(operation);
-    journey->own_memory.resize(2 * static_cast<size_t>(size()));
-    char* memory = journey->own_memory.data();
-    journey->transfer = all_to_all_transfer(size(), rank(), memory, memory + size(), 1);
-    return start(journey);
   }
   const char* kind() const override { return "mpi"; }
 
  private:
-  void* own_place(void* base, const Operation& operation) const {
-    return offset_bytes(base, static_cast<size_t>(rank()) * operation.bytes);
-  }
-
-  std::unique_ptr<Communicator> group(int color, Topology topology, int rank) {
-    MPI_Comm comm = MPI_COMM_NULL;
-    MpiThread::instance().run(
-        [&] { check_mpi(MPI_Comm_split(comm_, color, rank, &comm), "splitting a communicator"); });
-    auto made = std::make_unique<MpiCommunicator>(comm, std::move(topology), rank, counters());
-    made->set_timeout(timeout());
-    return made;
-  }
-
-  std::shared_ptr<Journey> make_journey(const Operation& operation) const {
-    auto journey = std::make_shared<Journey>();
-    journey->comm = comm_;
-    journey->name = operation.name;
-    journey->rank = rank();
-    journey->first_tag = static_cast<int>(operation.sequence * kPhases % kTags);
-    return journey;
-  }
-  Work start(const Operation& operation, Transfer transfer) {
-    const auto journey = make_journey(operation);
-    journey->transfer = std::move(transfer);
-    return start(journey);
-  }
-  Work start(const std::shared_ptr<Journey>& journey) {
-    MpiThread::instance().start(journey);
-    return Work(std::make_unique<MpiWork>(journey, timeout()));
-  }
-
   MPI_Comm comm_;  ///< lives as long as MPI
+  int rank_;
 };
 
 /// On the thread of MPI: which node each rank is on.
@@ -466,7 +410,8 @@ std::unique_ptr<Communicator> make_mpi_communicator() {
     topology = find_topology(size);
     check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &comm), "duplicating the communicator of all ranks");
   });
-  return std::make_unique<MpiCommunicator>(comm, std::move(topology), rank);
+  return make_message_communicator(std::make_unique<MpiTransport>(comm, rank), std::move(topology),
+                                   rank);
 }
 
 }  // namespace fp8train

@@ -48,7 +48,8 @@ struct Group {
 
 /// All groups of the ranks of make_thread_ranks.
 struct World {
-  /// Which group: the one it is made from, 'n'ode or 'p'eers, which of them, how often made before.
+  /// Which group: the one it is made from, 'd'uplicate, 'n'ode or 'p'eers, which of them, how often
+  /// made before.
   using Key = std::tuple<const Group*, char, int, int>;
 
   std::mutex mutex;
@@ -165,6 +166,9 @@ class ThreadCommunicator final : public Communicator {
         world_(std::move(world)),
         group_(std::move(group)) {}
 
+  std::unique_ptr<Communicator> duplicate() override {
+    return subgroup('d', 0, topology(), rank(), duplicates_++);
+  }
   std::unique_ptr<Communicator> node_group() override {
     return subgroup('n', node(), Topology::blocks(local_size(), local_size()), local_rank(),
                     node_groups_++);
@@ -227,7 +231,7 @@ class ThreadCommunicator final : public Communicator {
 
   std::shared_ptr<World> world_;
   std::shared_ptr<Group> group_;
-  int node_groups_ = 0, peer_groups_ = 0;
+  int duplicates_ = 0, node_groups_ = 0, peer_groups_ = 0;
 };
 
 }  // namespace

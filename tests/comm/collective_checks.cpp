@@ -7,7 +7,6 @@
 
 #include "comm/gradient_exchange.h"
 #include "comm/reduce.h"
-#include "device/device.h"
 #include "tensor/tensor.h"
 
 namespace fp8train::test {
@@ -237,6 +236,11 @@ void check_collectives(Communicator& comm) {
   comm.barrier().wait();
   require(comm.any_rank(comm.rank() == comm.size() - 1), "any_rank of one that says so");
   require(!comm.any_rank(false), "any_rank of none");
+  std::vector<int> all;
+  for (int rank = 0; rank < comm.size(); ++rank) {
+    all.push_back(rank);
+  }
+  check_group(*comm.duplicate(), all, comm.rank());
   const auto nodes = comm.node_group();
   check_group(*nodes, comm.topology().ranks_of_node(comm.node()), comm.rank());
   if (comm.topology().ranks_per_node() > 0) {
@@ -268,11 +272,10 @@ void check_reductions(Communicator& comm) {
   require(std::isnan(largest[0]) && (n == 1 || largest[1] == n), "all_combine of maxima");
 }
 
-void check_exchanges(Communicator& comm) {
-  const auto device = make_device(DeviceKind::cpu);
+void check_exchanges(Communicator& comm, Device& device) {
   for (const WireCase& c : wire_cases(comm.topology())) {
     for (const int64_t count : {int64_t{5}, int64_t{1000}, int64_t{128} * comm.size() * 3}) {
-      check_wire(comm, *device, c, count);
+      check_wire(comm, device, c, count);
     }
   }
 }

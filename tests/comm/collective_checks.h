@@ -2,6 +2,7 @@
 // What every communicator must do, whatever moves the bytes.
 
 #include "comm/communicator.h"
+#include "device/device.h"
 
 namespace fp8train::test {
 
@@ -11,7 +12,7 @@ void check_collectives(Communicator& comm);
 /// Sums over ranks: within a rounding of fp64's, the same bits in all_reduce and reduce_scatter.
 void check_reductions(Communicator& comm);
 
-/// Every gradient wire, whole buckets and shards, against sums in fp64.
-void check_exchanges(Communicator& comm);
+/// Every gradient wire, whole buckets and shards, against sums in fp64; gradients lie on `device`.
+void check_exchanges(Communicator& comm, Device& device);
 
 }  // namespace fp8train::test

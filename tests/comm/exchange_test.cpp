@@ -1,10 +1,12 @@
 #include "comm/gradient_exchange.h"
 
 #include <catch2/catch.hpp>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <random>
+#include <thread>
 
 #include "base/error.h"
 #include "comm/backends.h"
@@ -277,6 +279,50 @@ TEST_CASE("gradients kept as they cross the wire are not rounded again", "[excha
   const Values expected = decoded(mean, false);
   for (const Values& one : kept) {
     CHECK(same_bits(one, expected));  // exact: the mean is rounded once, to be kept
+  }
+}
+
+/// Two buckets; `eager` ranks go on with the first before they start the second.
+Values two_at_once(Communicator& comm, bool eager) {
+  const auto device = make_device(DeviceKind::cpu);
+  const GradientWire wire = gradient_wire(kGrouped, false, comm.topology());
+  std::vector<Tensor> buckets;
+  std::vector<GradientExchange> exchanges;
+  std::vector<Buffer> scratch;
+  for (uint32_t i = 0; i < 2; ++i) {
+    buckets.emplace_back(*device, DType::f32, Shape{kCount}, MemoryCategory::gradients);
+    copy_from_host(*device, buckets[i],
+                   random_gradients(static_cast<uint32_t>(comm.rank()) * 2 + i).data());
+    exchanges.emplace_back(comm, *device, wire, GradientBucket{buckets[i].view(), {}},
+                           ExchangeResult::whole);
+    scratch.emplace_back(*device, exchanges[i].scratch_bytes(), MemoryCategory::workspace);
+  }
+  exchanges[0].start(device->stream(), scratch[0].data(), 1.0F);
+  for (int i = 0; eager && i < 100 && !exchanges[0].advance(); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  exchanges[1].start(device->stream(), scratch[1].data(), 1.0F);
+  exchanges[0].finish();
+  exchanges[1].finish();
+  Values all = to_host_f32(*device, buckets[0].view());
+  const Values more = to_host_f32(*device, buckets[1].view());
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
+TEST_CASE("exchanges under way do not depend on how far others are", "[exchange]") {
+  for (const int per_node : {4, 2}) {
+    std::vector<Values> mixed(4);
+    std::vector<Values> alike(4);
+    const auto errors = run_ranks(Topology::blocks(4, per_node), [&](Communicator& comm) {
+      const auto rank = static_cast<size_t>(comm.rank());
+      alike[rank] = two_at_once(comm, false);
+      mixed[rank] = two_at_once(comm, comm.rank() % 2 == 0);
+    });
+    CHECK(errors == std::vector<std::string>(4));
+    for (size_t rank = 0; rank < 4; ++rank) {
+      CHECK(same_bits(mixed[rank], alike[0]));
+    }
   }
 }
 

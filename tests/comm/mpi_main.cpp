@@ -6,7 +6,9 @@
 #include <cstring>
 #include <exception>
 #include <thread>
+#include <utility>
 
+#include "base/error.h"
 #include "comm/backends.h"
 #include "comm/collective_checks.h"
 
@@ -22,6 +24,21 @@ void stay_away(fp8train::Communicator& comm) {
   comm.all_gather_values(comm.rank());
 }
 
+/// Gradients on a GPU, or on the host shim. 77: neither is here.
+int exchange_on_cuda(std::unique_ptr<fp8train::Communicator>& comm) {
+  std::unique_ptr<fp8train::Device> device;
+  try {
+    device = fp8train::make_device(fp8train::DeviceKind::cuda);
+  } catch (const fp8train::DeviceError& error) {
+    std::fprintf(stderr, "left out: %s\n", error.what());
+    return 77;
+  }
+  comm = fp8train::make_staged_communicator(std::move(comm), *device);
+  fp8train::test::check_exchanges(*comm, *device);
+  std::printf("%s: ok\n", comm->description().c_str());
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -32,9 +49,12 @@ int main(int argc, char** argv) {
       stay_away(*comm);
       return 0;
     }
+    if (argc > 1 && std::strcmp(argv[1], "cuda") == 0) {
+      return exchange_on_cuda(comm);
+    }
     fp8train::test::check_collectives(*comm);
     fp8train::test::check_reductions(*comm);
-    fp8train::test::check_exchanges(*comm);
+    fp8train::test::check_exchanges(*comm, *fp8train::make_device(fp8train::DeviceKind::cpu));
     std::printf("%s: ok\n", comm->description().c_str());
     return 0;
   } catch (const std::exception& error) {

@@ -117,6 +117,26 @@ TEST_CASE("operations on meta tensors count bytes and touch no memory", "[ops]")
   CHECK(device.counters().gemm_flops == 0.0);
 }
 
+TEST_CASE("meta counts the bytes of images", "[ops]") {
+  MetaDevice device;
+  Tensor x = make(device, DType::f32, {1024});
+  const TensorFormat wire = {.dtype = DType::e4m3,
+                             .granularity = Granularity::group,
+                             .policy = ScalePolicy::current,
+                             .group_size = 128};
+  Tensor images = make(device, DType::e4m3, {4 * 512});
+  ops::pack_wire(
+      device.stream(),
+      {.x = x.view(), .format = wire, .chunk = 256, .chunks = 4, .images = images.view().data});
+  CHECK(device.counters().bytes == 4096 + 4 * 272);
+  ops::sum_wire(device.stream(), {.images = images.view().data,
+                                  .format = wire,
+                                  .contributions = 4,
+                                  .chunk = 256,
+                                  .y = {x.view().data, DType::f32, {256}}});
+  CHECK(device.counters().bytes == 4096 + 8 * 272 + 1024);
+}
+
 TEST_CASE("meta counts codes and scales of both orientations", "[ops]") {
   MetaDevice device;
   Tensor x = make(device, DType::bf16, {256, 512});

@@ -1,0 +1,132 @@
+// Memory of a GPU through host memory, for communicators that move only that.
+
+#include <list>
+#include <utility>
+
+#include "comm/backends.h"
+#include "comm/host_copy.h"
+#include "device/device.h"
+
+namespace fp8train {
+namespace {
+
+/// Host memory of one operation; kept for the next that is as large.
+struct Staging {
+  std::vector<std::byte> send, recv;
+  bool in_use = false;
+};
+
+/// Brings what has arrived to the device.
+class StagedWork final : public PendingWork {
+ public:
+  StagedWork(Work work, Device& device, Staging& staging, void* recv, size_t bytes)
+      : work_(std::move(work)), device_(&device), staging_(&staging), recv_(recv), bytes_(bytes) {}
+  ~StagedWork() override {
+    work_ = Work();  // before its memory is another's
+    staging_->in_use = false;
+  }
+  StagedWork(const StagedWork&) = delete;
+  StagedWork& operator=(const StagedWork&) = delete;
+
+  bool done() override { return work_.done(); }
+  void wait() override {
+    work_.wait();
+    device_->copy_from_host(recv_, staging_->recv.data(), bytes_);
+  }
+
+ private:
+  Work work_;
+  Device* device_;
+  Staging* staging_;
+  void* recv_;
+  size_t bytes_;
+};
+
+class StagedCommunicator final : public Communicator {
+ public:
+  StagedCommunicator(std::unique_ptr<Communicator> host, Device& device,
+                     std::shared_ptr<Traffic> traffic = nullptr)
+      : Communicator(host->topology(), host->rank(), std::move(traffic)),
+        host_(std::move(host)),
+        device_(&device) {
+    set_timeout(host_->timeout());
+  }
+
+  std::unique_ptr<Communicator> duplicate() override {
+    return std::make_unique<StagedCommunicator>(host_->duplicate(), *device_, counters());
+  }
+  std::unique_ptr<Communicator> node_group() override {
+    return std::make_unique<StagedCommunicator>(host_->node_group(), *device_, counters());
+  }
+  std::unique_ptr<Communicator> peer_group() override {
+    return std::make_unique<StagedCommunicator>(host_->peer_group(), *device_, counters());
+  }
+  void fail(int exit_code) override { host_->fail(exit_code); }
+
+ protected:
+  Work start_all_gather(const Operation& operation) override {
+    return staged(operation, operation.bytes, all() * operation.bytes,
+                  [&](const void* send, void* recv) {
+                    return host_->all_gather(host_stream(), send, recv, operation.bytes);
+                  });
+  }
+  Work start_all_to_all(const Operation& operation) override {
+    return staged(operation, all() * operation.bytes, all() * operation.bytes,
+                  [&](const void* send, void* recv) {
+                    return host_->all_to_all(host_stream(), send, recv, operation.bytes);
+                  });
+  }
+  Work start_broadcast(const Operation& operation) override {
+    return staged(operation, operation.bytes, operation.bytes, [&](const void* send, void* recv) {
+      copy_bytes(recv, send, operation.bytes);
+      return host_->broadcast(host_stream(), recv, operation.bytes, operation.root);
+    });
+  }
+  Work start_barrier(const Operation& /*operation*/) override {
+    host_->set_timeout(timeout());
+    return host_->barrier();
+  }
+  const char* kind() const override { return "staged"; }
+
+ private:
+  size_t all() const { return static_cast<size_t>(size()); }
+
+  template <typename Start>
+  Work staged(const Operation& operation, size_t send_bytes, size_t recv_bytes, Start start) {
+    host_->set_timeout(timeout());
+    if (operation.stream.kind() == DeviceKind::cpu) {
+      return start(operation.send, operation.recv);
+    }
+    if (operation.stream.kind() == DeviceKind::meta) {
+      return {};
+    }
+    Staging& memory = free_staging(send_bytes, recv_bytes);
+    device_->copy_to_host(memory.send.data(), operation.send, send_bytes);
+    memory.in_use = true;
+    return Work(std::make_unique<StagedWork>(start(memory.send.data(), memory.recv.data()),
+                                             *device_, memory, operation.recv, recv_bytes));
+  }
+
+  Staging& free_staging(size_t send_bytes, size_t recv_bytes) {
+    for (Staging& memory : staging_) {
+      if (!memory.in_use && memory.send.size() >= send_bytes && memory.recv.size() >= recv_bytes) {
+        return memory;
+      }
+    }
+    return staging_.emplace_back(Staging{.send = std::vector<std::byte>(send_bytes),
+                                         .recv = std::vector<std::byte>(recv_bytes)});
+  }
+
+  std::unique_ptr<Communicator> host_;
+  Device* device_;
+  std::list<Staging> staging_;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_staged_communicator(std::unique_ptr<Communicator> host,
+                                                       Device& device) {
+  return std::make_unique<StagedCommunicator>(std::move(host), device);
+}
+
+}  // namespace fp8train

@@ -1,0 +1,187 @@
+// Gradient wires: the cpu's bits, since the arithmetic is the same and sums have one order.
+
+#include "ops/wire.h"
+
+#include <catch2/catch.hpp>
+
+#include "ops/adamw_cases.h"
+#include "ops/cuda/cuda_test_support.h"
+#include "ops/shared_wire.h"
+
+namespace fp8train::test {
+namespace {
+
+const TensorFormat kWires[] = {
+    plain(DType::f32),
+    plain(DType::bf16),
+    by_group(DType::e4m3, ScaleType::f32),
+    by_group(DType::e4m3, ScaleType::pow2),
+    by_group(DType::e5m2, ScaleType::f32),
+};
+
+struct Results {
+  std::vector<Array> arrays;
+};
+
+void check_same(const Results& cuda, const Results& cpu) {
+  REQUIRE(cuda.arrays.size() == cpu.arrays.size());
+  for (size_t i = 0; i < cpu.arrays.size(); ++i) {
+    INFO("result " << i);
+    CHECK(same_values(cuda.arrays[i], cpu.arrays[i]));
+  }
+}
+
+template <typename Run>
+void compare(const Run& run) {
+  check_same(on_cuda(run), on_cpu(run));
+}
+
+struct Case {
+  TensorFormat format;
+  DType x = DType::f32, y = DType::f32;
+  int64_t count = 0, offset = 0, inner = 1, exact_index = -1;
+  bool finite = true;
+};
+
+constexpr int64_t kChunk = 256, kChunks = 4;
+
+/// What images hold, whatever their padding and their NaNs are: they are read back.
+Results pack_and_sum(Side& side, const Case& c) {
+  const int64_t bytes = kChunks * ops::wire_bytes(c.format, kChunk);
+  const View images = side.space(DType::e4m3, {3 * bytes});
+  View x;
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    x = side.put(Array(c.x, {c.count}, adversarial_values(c.count, rank + 1, c.finite)), c.offset);
+    ops::pack_wire(side.stream(), {.x = x,
+                                   .format = c.format,
+                                   .chunk = kChunk,
+                                   .chunks = kChunks,
+                                   .inner = c.inner,
+                                   .images = images.as<uint8_t>() + rank * bytes});
+  }
+  const View first = side.space(DType::f32, {kChunk * kChunks});
+  ops::sum_wire(
+      side.stream(),
+      {.images = images.data, .format = c.format, .chunk = kChunk, .chunks = kChunks, .y = first});
+  const View sum = side.space(c.y, {c.count}, c.offset);
+  const View exact = side.put(Array(c.y, {c.count}, adversarial_values(c.count, 8, c.finite)));
+  ops::sum_wire(side.stream(), {.images = images.data,
+                                .format = c.format,
+                                .contributions = 3,
+                                .chunk = kChunk,
+                                .chunks = kChunks,
+                                .exact_index = c.exact_index,
+                                .exact = exact,
+                                .factor = 0.3F,
+                                .y = sum});
+  return {{side.get(first), side.get(sum)}};
+}
+
+TEST_CASE("images and their sums have the cpu's bits", "[cuda][wire]") {
+  for (const TensorFormat& format : kWires) {
+    const Case cases[] = {
+        {format, DType::f32, DType::f32, kChunk * kChunks, 0, 1, -1, true},
+        {format, DType::bf16, DType::bf16, 900, 1, 2, 1, true},
+        {format, DType::f16, DType::bf16, 131, 0, 4, 0, false},
+        {format, DType::f32, DType::f32, 1, 1, 1, 2, false},
+    };
+    for (const Case& c : cases) {
+      INFO(describe(format) << " of " << name_of(c.x) << ", " << c.count << " elements");
+      compare([&](Side& side) { return pack_and_sum(side, c); });
+    }
+  }
+}
+
+TEST_CASE("copied codes have the cpu's bytes", "[cuda][wire]") {
+  for (const TensorFormat& format :
+       {by_group(DType::e4m3, ScaleType::f32), by_group(DType::e4m3, ScaleType::pow2)}) {
+    for (const int64_t offset : {0, 1}) {
+      compare([&, shift = offset](Side& side) {
+        const View codes = side.put(Array(format.dtype, {300}, random_values(300, 3)), shift);
+        const View scales = side.put(Array(DType::f32, {3}, {4, 0, 0.125F}));
+        const View images = side.space(DType::e4m3, {2 * ops::wire_bytes(format, 256)});
+        ops::pack_wire(side.stream(), {.x = StoredTensor(codes, format, scales),
+                                       .format = format,
+                                       .chunk = 256,
+                                       .chunks = 2,
+                                       .images = images.data});
+        const View codes_back = side.space(format.dtype, {300}, shift);
+        const View scales_back = side.space(DType::f32, {3});
+        ops::unpack_wire(side.stream(), images.data, 256, 2,
+                         StoredTensor(codes_back, format, scales_back));
+        return Results{{side.get(codes_back), side.get(scales_back)}};
+      });
+    }
+  }
+}
+
+TEST_CASE("values of ranks are combined with the cpu's bits", "[cuda][wire]") {
+  for (const ops::Combine how : {ops::Combine::sum, ops::Combine::max}) {
+    compare([&](Side& side) {
+      const View parts = side.put(Array(DType::f32, {5, 77}, adversarial_values(5 * 77, 4)));
+      const View y = side.space(DType::f32, {77});
+      ops::combine_ranks(side.stream(), parts, how, y);
+      const View wide = side.space(DType::i64, {3});
+      const View doubles = side.put(Array(DType::f32, {18}, random_values(18, 5)));
+      ops::combine_ranks(side.stream(), ConstView{doubles.data, DType::i64, {3, 3}}, how, wide);
+      return Results{{side.get(y), side.get({wide.data, DType::f32, {6}})}};
+    });
+  }
+}
+
+/// fp8_sum from gradients in any type to what is read of them.
+Results share(Side& side, DType dtype, int64_t count, int64_t offset, bool finite) {
+  const TensorFormat format = by_tensor(DType::e4m3, ScaleType::pow2);
+  const int64_t groups = (count + 127) / 128;
+  std::vector<int32_t> table(static_cast<size_t>(groups));
+  for (size_t i = 0; i < table.size(); ++i) {
+    table[i] = static_cast<int32_t>(i / 2);
+  }
+  const int64_t tensors = (groups + 1) / 2;
+  Array names(DType::i32, {groups});
+  std::copy(table.begin(), table.end(), names.as<int32_t>());
+  std::vector<float> kept(static_cast<size_t>(2 * tensors), 0.0F);
+  for (size_t t = 0; t < kept.size(); t += 2) {
+    kept[t] = t == 0 ? 0.0F : 0.5F;
+  }
+  const ops::SharedBucket bucket = {
+      side.put(Array(dtype, {count}, adversarial_values(count, 6, finite)), offset),
+      is_fp8(dtype) ? side.put(Array(DType::f32, {tensors, 2}, kept)) : View{}, side.put(names)};
+  const View amax = side.space(DType::f32, {tensors});
+  const View scales = side.space(DType::f32, {tensors});
+  const View codes = side.space(DType::e4m3, {2, 1024});
+  const View row = {codes.data, DType::e4m3, {1024}};
+  ops::shared_amax(side.stream(), bucket, amax);
+  ops::shared_scales(side.stream(), amax, format, 0.7F, scales);
+  ops::pack_shared(side.stream(), bucket, scales, row);
+  const View second = {codes.as<uint8_t>() + 1024, DType::e4m3, {1024}};
+  ops::pack_shared(side.stream(), bucket, scales, second);
+  const View sum = side.space(DType::e4m3, {1024});
+  ops::sum_shared(side.stream(), codes, sum);
+  Results results = {{side.get(amax), side.get(scales), side.get(row), side.get(sum)}};
+  ops::read_shared(side.stream(), sum, scales, 0.5F, 0, bucket);
+  results.arrays.push_back(side.get(bucket.values));
+  if (count > 128) {
+    const View shard = side.space(DType::f32, {count - 128}, offset);
+    ops::read_shared(side.stream(), sum, scales, 0.5F, 128, {shard, {}, bucket.tensor_of_group});
+    results.arrays.push_back(side.get(shard));
+  }
+  if (is_fp8(dtype)) {
+    results.arrays.push_back(side.get(bucket.kept_scales));
+  }
+  return results;
+}
+
+TEST_CASE("codes under shared scales have the cpu's bits", "[cuda][wire]") {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::e4m3}) {
+    for (const bool finite : {true, false}) {
+      INFO(name_of(dtype));
+      compare([&](Side& side) { return share(side, dtype, 1024, 0, finite); });
+      compare([&](Side& side) { return share(side, dtype, 701, 1, finite); });
+      compare([&](Side& side) { return share(side, dtype, 3, 0, finite); });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fp8train::test

@@ -1,0 +1,315 @@
+// Images of gradients on a wire. The reference reads and writes them byte by byte; codes come from
+// numeric/, which has exhaustive tests: exact.
+
+#include "ops/wire.h"
+
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "base/error.h"
+#include "numeric/convert.h"
+#include "ops/adamw_cases.h"
+#include "ops/op_test_support.h"
+#include "ops/shared_wire.h"
+
+namespace fp8train::test {
+namespace {
+
+using Bytes = std::vector<uint8_t>;
+using Values = std::vector<float>;
+
+const TensorFormat kWires[] = {
+    plain(DType::f32),
+    plain(DType::bf16),
+    by_group(DType::e4m3, ScaleType::f32),
+    by_group(DType::e4m3, ScaleType::pow2),
+    by_group(DType::e5m2, ScaleType::f32),
+};
+
+/// Gradients with a zero group and one of tiny numbers.
+Values gradients(int64_t count, uint32_t seed) {
+  Values values = random_values(count, seed);
+  for (int64_t i = 0; i < count; ++i) {
+    const bool zero = i / 128 == 1;
+    values[static_cast<size_t>(i)] *= zero ? 0.0F : i / 128 == 2 ? 1e-37F : 1e-3F;
+  }
+  return values;
+}
+
+float group_scale(const Values& values, size_t group, const TensorFormat& format) {
+  float amax = 0;
+  for (size_t i = 128 * group; i < std::min(128 * (group + 1), values.size()); ++i) {
+    if (!std::isfinite(values[i])) {
+      return std::numeric_limits<float>::quiet_NaN();
+    }
+    amax = std::max(amax, std::abs(values[i]));
+  }
+  if (amax == 0) {
+    return 1;
+  }
+  const float largest = format.dtype == DType::e4m3 ? 448.0F : 57344.0F;
+  const float scale = std::min(largest / amax, std::numeric_limits<float>::max());
+  int exponent = 0;
+  std::frexp(scale, &exponent);
+  return format.scale_type == ScaleType::pow2 ? std::ldexp(1.0F, exponent - 1) : scale;
+}
+
+/// The value of an element as the image at `image` has it.
+float read_image(const uint8_t* image, const TensorFormat& format, int64_t chunk, int64_t i) {
+  if (format.dtype == DType::f32) {
+    float value = 0;
+    std::memcpy(&value, image + 4 * i, 4);
+    return value;
+  }
+  if (format.dtype == DType::bf16) {
+    bf16 value = {};
+    std::memcpy(&value, image + 2 * i, 2);
+    return decode(value);
+  }
+  const uint8_t* scales = image + chunk;
+  float scale = 0;
+  if (format.scale_type == ScaleType::pow2) {
+    const uint8_t byte = scales[i / 128];
+    scale = byte == 255 ? std::nanf("") : std::ldexp(1.0F, byte - 127);
+  } else {
+    std::memcpy(&scale, scales + i / 128 * 4, 4);
+  }
+  const float code = format.dtype == DType::e4m3 ? decode(e4m3{image[i]}) : decode(e5m2{image[i]});
+  return code * (1.0F / scale);
+}
+
+float rounded(float value, float scale, const TensorFormat& format) {
+  switch (format.dtype) {
+    case DType::f32:
+      return value;
+    case DType::bf16:
+      return decode(encode<bf16>(value));
+    case DType::e4m3:
+      return decode(encode<e4m3>(value * scale)) * (1.0F / scale);
+    default:
+      return decode(encode<e5m2>(value * scale)) * (1.0F / scale);
+  }
+}
+
+/// Images of a chunked array.
+Bytes packed(const Values& values, const TensorFormat& format, int64_t chunk, int64_t chunks,
+             int64_t inner = 1) {
+  Array x(DType::f32, {static_cast<int64_t>(values.size())}, values);
+  Bytes images(static_cast<size_t>(chunks * ops::wire_bytes(format, chunk)), 0xEE);
+  ops::pack_wire(cpu_stream(), {.x = x.view(),
+                                .format = format,
+                                .chunk = chunk,
+                                .chunks = chunks,
+                                .inner = inner,
+                                .images = images.data()});
+  return images;
+}
+
+TEST_CASE("bytes of an image", "[wire]") {
+  CHECK(ops::wire_bytes(plain(DType::f32), 256) == 1024);
+  CHECK(ops::wire_bytes(by_group(DType::e4m3), 256) == 256 + 2 * 4 + 8);
+  CHECK(ops::wire_bytes(by_group(DType::e4m3, ScaleType::pow2), 128 * 17) == 128 * 17 + 17 + 15);
+  CHECK(ops::is_wire_format(by_group(DType::e5m2)));
+  for (const TensorFormat& other :
+       {plain(DType::f16), by_tensor(DType::e4m3), by_group(DType::f16), expanded(),
+        stochastic(plain(DType::bf16)), stochastic(by_group(DType::e4m3))}) {
+    CHECK_FALSE(ops::is_wire_format(other));
+  }
+}
+
+TEST_CASE("pack_wire: every element once, in its chunk's image", "[wire]") {
+  constexpr int64_t kChunk = 256;
+  constexpr int64_t kChunks = 6;
+  for (const TensorFormat& format : kWires) {
+    for (const int64_t count : {int64_t{1}, int64_t{1300}, kChunk * kChunks}) {
+      for (const int64_t inner : {1, 2, 6}) {
+        INFO(describe(format) << ", " << count << " elements, inner " << inner);
+        const Values values = gradients(count, 7);
+        const Bytes images = packed(values, format, kChunk, kChunks, inner);
+        const auto stride = static_cast<size_t>(ops::wire_bytes(format, kChunk));
+        for (int64_t i = 0; i < kChunk * kChunks; ++i) {
+          // Chunk c = node * inner + local rank goes to place local rank * nodes + node.
+          const int64_t c = i / kChunk;
+          const int64_t place = c % inner * (kChunks / inner) + c / inner;
+          const float found = read_image(images.data() + static_cast<size_t>(place) * stride,
+                                         format, kChunk, i % kChunk);
+          const auto group = static_cast<size_t>(i / 128);
+          const float value = i < count ? values[static_cast<size_t>(i)] : 0.0F;
+          REQUIRE(found == rounded(value, group_scale(values, group, format), format));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("pack_wire: what is not finite poisons its group", "[wire]") {
+  for (const float bad : {std::numeric_limits<float>::infinity(), std::nanf("")}) {
+    Values values = gradients(512, 3);
+    values[300] = bad;
+    for (const TensorFormat& format :
+         {by_group(DType::e4m3), by_group(DType::e4m3, ScaleType::pow2)}) {
+      const Bytes images = packed(values, format, 512, 1);
+      for (int64_t i = 0; i < 512; ++i) {
+        REQUIRE(std::isnan(read_image(images.data(), format, 512, i)) == (i / 128 == 2));
+      }
+    }
+  }
+}
+
+TEST_CASE("codes that are the wire's are copied, and come back", "[wire]") {
+  for (const TensorFormat& format :
+       {by_group(DType::e4m3), by_group(DType::e4m3, ScaleType::pow2)}) {
+    Array codes(format.dtype, {700});
+    Array scales(DType::f32, {6}, {2, 0.5F, 1024, 0x1p-20F, 0x1p100F, 1});
+    for (int64_t i = 0; i < 700; ++i) {
+      codes.as<uint8_t>()[i] = static_cast<uint8_t>(i % 127);
+    }
+    Bytes images(static_cast<size_t>(3 * ops::wire_bytes(format, 256)));
+    ops::pack_wire(cpu_stream(), {.x = StoredTensor(codes.view(), format, scales.view()),
+                                  .format = format,
+                                  .chunk = 256,
+                                  .chunks = 3,
+                                  .images = images.data()});
+    Array codes_back(format.dtype, {700});
+    Array scales_back(DType::f32, {6});
+    ops::unpack_wire(cpu_stream(), images.data(), 256, 3,
+                     StoredTensor(codes_back.view(), format, scales_back.view()));
+    CHECK(codes_back.bytes() == codes.bytes());
+    CHECK(scales_back.bytes() == scales.bytes());
+  }
+}
+
+TEST_CASE("sum_wire: fp32 sums in rank order", "[wire]") {
+  constexpr int64_t kChunk = 384;
+  constexpr int64_t kChunks = 2;
+  constexpr int64_t kCount = 700;
+  constexpr float kFactor = 0.37F;
+  for (const TensorFormat& format : kWires) {
+    std::vector<Values> contributions;
+    Bytes images;
+    for (uint32_t rank = 0; rank < 5; ++rank) {
+      contributions.push_back(gradients(kCount, rank + 1));
+      const Bytes more = packed(contributions.back(), format, kChunk, kChunks);
+      images.insert(images.end(), more.begin(), more.end());
+    }
+    for (const int64_t exact_index : {-1, 0, 3}) {
+      for (const DType dtype : {DType::f32, DType::bf16}) {
+        INFO(describe(format) << " to " << name_of(dtype) << ", exact " << exact_index);
+        Array exact(DType::f32, {kCount}, contributions[exact_index < 0 ? 0 : exact_index]);
+        Array y(dtype, {kCount});
+        ops::sum_wire(cpu_stream(), {.images = images.data(),
+                                     .format = format,
+                                     .contributions = 5,
+                                     .chunk = kChunk,
+                                     .chunks = kChunks,
+                                     .exact_index = exact_index,
+                                     .exact = exact,
+                                     .factor = kFactor,
+                                     .y = y.view()});
+        Array expected(dtype, {kCount});
+        for (int64_t i = 0; i < kCount; ++i) {
+          float sum = 0;
+          for (size_t rank = 0; rank < 5; ++rank) {
+            const Values& values = contributions[rank];
+            const float value = values[static_cast<size_t>(i)];
+            const float scale = group_scale(values, static_cast<size_t>(i / 128), format);
+            const bool as_it_is = static_cast<int64_t>(rank) == exact_index;
+            sum += as_it_is ? value : rounded(value, scale, format);
+          }
+          expected.set(i, sum * kFactor);
+        }
+        CHECK(y.values() == expected.values());
+      }
+    }
+  }
+}
+
+TEST_CASE("wires have the same bits at every level and thread count", "[wire]") {
+  constexpr int64_t kCount = 50000;
+  CHECK(same_everywhere([](const ops::OpTable& table) {
+    Bits bits;
+    for (const TensorFormat& format : kWires) {
+      Array x(DType::bf16, {kCount}, gradients(kCount, 9));
+      const int64_t chunk = 128 * 131;
+      Array images(DType::e4m3, {3 * ops::wire_bytes(format, chunk)});
+      table.pack_wire(cpu_stream(), {.x = x.view(),
+                                     .format = format,
+                                     .chunk = chunk,
+                                     .chunks = 3,
+                                     .images = images.view().data});
+      Array y(DType::f32, {chunk});
+      table.sum_wire(cpu_stream(), {.images = images.view().data,
+                                    .format = format,
+                                    .contributions = 3,
+                                    .chunk = chunk,
+                                    .factor = 0.3F,
+                                    .y = y.view()});
+      bits.add(images);
+      bits.add(y);
+    }
+    return bits;
+  }));
+}
+
+TEST_CASE("combine_ranks: sums in order, maxima with NaN above all", "[wire]") {
+  const float big = 16777216.0F;
+  Array parts(DType::f32, {3, 2}, {big, -3, 1, 2, 1, std::nanf("")});
+  Array y(DType::f32, {2});
+  ops::combine_ranks(cpu_stream(), parts, ops::Combine::sum, y);
+  CHECK(y.get(0) == big);  // (2^24 + 1) + 1 stays, 2^24 + 2 would not
+  ops::combine_ranks(cpu_stream(), parts, ops::Combine::max, y);
+  CHECK(y.get(0) == big);
+  CHECK(std::isnan(y.get(1)));
+  std::vector<double> doubles = {0x1p53, -5, 1, 4, 1, 3};
+  std::vector<double> result(2);
+  ops::combine_ranks(cpu_stream(), ConstView{doubles.data(), DType::i64, {3, 2}}, ops::Combine::sum,
+                     View{result.data(), DType::i64, {2}});
+  CHECK(result == std::vector<double>{0x1p53, 2});
+  ops::combine_ranks(cpu_stream(), ConstView{doubles.data(), DType::i64, {3, 2}}, ops::Combine::max,
+                     View{result.data(), DType::i64, {2}});
+  CHECK(result == std::vector<double>{0x1p53, 5});
+}
+
+TEST_CASE("shared scales: the largest amax of all ranks", "[wire][shared]") {
+  const float nan = std::nanf("");
+  Array amax(DType::f32, {2, 4}, {3, 0, 1, nan, 100, 0, INFINITY, 1});
+  Array scales(DType::f32, {4});
+  ops::shared_scales(cpu_stream(), amax, by_tensor(DType::e4m3, ScaleType::pow2), 0.5F, scales);
+  CHECK(scales.get(0) == 2.0F);  // 448 / 100 = 4.48
+  CHECK(scales.get(1) == 0.5F);
+  CHECK(std::isnan(scales.get(2)));
+  CHECK(std::isnan(scales.get(3)));
+  ops::shared_scales(cpu_stream(), amax, by_tensor(DType::e4m3, ScaleType::f32), 1.0F, scales);
+  CHECK(scales.get(0) == 448.0F / 100.0F);
+}
+
+TEST_CASE("sum_shared: every partial sum is rounded", "[wire][shared]") {
+  // 16 + 1 is a tie in e4m3, whose even neighbour is 16: a small addend is swallowed each time.
+  Array codes(DType::e4m3, {4, 2}, {16, 1, 1, 1, 1, 1, 1, 1});
+  Array y(DType::e4m3, {2});
+  ops::sum_shared(cpu_stream(), codes, y);
+  CHECK(y.get(0) == 16);
+  CHECK(y.get(1) == 4);
+  Array large(DType::e4m3, {2, 2}, {448, -448, 448, -1});
+  ops::sum_shared(cpu_stream(), large, y);
+  CHECK(y.get(0) == 448);  // saturates
+  CHECK(y.get(1) == -448);
+}
+
+TEST_CASE("wires refuse what they cannot carry", "[wire]") {
+  Array x(DType::f32, {256}, gradients(256, 1));
+  Bytes images(4096);
+  ops::PackWire call = {
+      .x = x.view(), .format = by_group(DType::e4m3), .chunk = 100, .images = images.data()};
+  CHECK_THROWS_AS(ops::pack_wire(cpu_stream(), call), InternalError);
+  call.chunk = 128;  // too small
+  CHECK_THROWS_AS(ops::pack_wire(cpu_stream(), call), InternalError);
+  call.chunk = 256;
+  call.format = by_tensor(DType::e4m3);
+  CHECK_THROWS_AS(ops::pack_wire(cpu_stream(), call), InternalError);
+}
+
+}  // namespace
+}  // namespace fp8train::test
