@@ -1,6 +1,7 @@
 #include "parallel/data_parallel.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 #include "base/trace.h"
@@ -13,12 +14,8 @@ DataParallel::DataParallel(Communicator& comm, Device& device, ParameterStore& p
   for (size_t buffer = 0; buffer < parameters.gradients().buffers(); ++buffer) {
     make_buckets(device, buffer, settings);
   }
-  size_t bytes = 0;
-  for (const Bucket& bucket : buckets_) {
-    bytes = std::max(bytes, bucket.exchange.scratch_bytes());
-  }
-  for (Buffer& scratch : scratch_) {
-    scratch = Buffer(device, bytes, MemoryCategory::communication);
+  for (Lane& lane : lanes_) {
+    lane.scratch = Buffer(device, lane.scratch_bytes, MemoryCategory::communication);
   }
 }
 
@@ -45,19 +42,18 @@ void DataParallel::make_buckets(Device& device, size_t buffer,
     for (const size_t parameter : members) {
       bucket_of_[parameter] = buckets_.size();
     }
-    buckets_.push_back(
-        {.parameters = members,
-         .exchange = GradientExchange(*comm_, device, wire,
-                                      {gradients.flat(stretch), gradients.begins_of(stretch)},
-                                      ExchangeResult::whole, &groups_)});
+    Lane& lane = lane_of(buckets_.size());
+    GradientExchange exchange(*comm_, device, wire,
+                              {gradients.flat(stretch), gradients.begins_of(stretch)},
+                              ExchangeResult::whole, &lane.groups);
+    lane.scratch_bytes = std::max(lane.scratch_bytes, exchange.scratch_bytes());
+    buckets_.push_back({.parameters = members, .exchange = std::move(exchange)});
     end = begin;
   }
 }
 
 void DataParallel::begin(Stream stream) {
-  check(under_way_.empty(), "a step's exchanges are finished before the next begin");
   stream_ = stream;
-  started_ = 0;
   for (Bucket& bucket : buckets_) {
     bucket.missing = bucket.parameters.size();
   }
@@ -70,32 +66,35 @@ void DataParallel::gradients_complete(size_t begin, size_t end) {
       start(bucket);
     }
   }
-  for (const size_t bucket : under_way_) {
-    buckets_[bucket].exchange.advance();
+  for (const Lane& lane : lanes_) {
+    if (lane.bucket) {
+      buckets_[*lane.bucket].exchange.advance();
+    }
   }
 }
 
 void DataParallel::start(size_t bucket) {
-  if (under_way_.size() == kUnderWay) {
-    finish_oldest();
-  }
+  Lane& lane = lane_of(bucket);
+  finish(lane);
   const TraceSpan span("start_exchange");
-  void* scratch = scratch_[started_ % kUnderWay].data();
-  buckets_[bucket].exchange.start(stream_, scratch, 1.0F);
-  under_way_.push_back(bucket);
-  ++started_;
+  buckets_[bucket].exchange.start(stream_, lane.scratch.data(), 1.0F);
+  lane.bucket = bucket;
 }
 
-void DataParallel::finish_oldest() {
-  const TraceSpan span("finish_exchange");
-  buckets_[under_way_.front()].exchange.finish();
-  under_way_.pop_front();
+void DataParallel::finish(Lane& lane) {
+  if (lane.bucket) {
+    const TraceSpan span("finish_exchange");
+    buckets_[*lane.bucket].exchange.finish();
+    lane.bucket.reset();
+  }
 }
 
 void DataParallel::finish() {
-  check(started_ == buckets_.size(), "backward has completed all gradients");
-  while (!under_way_.empty()) {
-    finish_oldest();
+  for (const Bucket& bucket : buckets_) {
+    check(bucket.missing == 0, "backward has completed all gradients");
+  }
+  for (Lane& lane : lanes_) {
+    finish(lane);
   }
 }
 

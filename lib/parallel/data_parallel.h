@@ -7,7 +7,7 @@
 
 #include <array>
 #include <cstdint>
-#include <deque>
+#include <optional>
 #include <vector>
 
 #include "comm/gradient_exchange.h"
@@ -42,25 +42,28 @@ class DataParallel final : public GradientListener {
   size_t buckets() const { return buckets_.size(); }
 
  private:
-  static constexpr size_t kUnderWay = 2;
-
+  /// Exchanges that are under way at the same time need memory and an order of messages each.
+  struct Lane {
+    GradientExchange::Groups groups;
+    Buffer scratch;
+    size_t scratch_bytes = 0;
+    std::optional<size_t> bucket;  ///< under way
+  };
   struct Bucket {
     std::vector<size_t> parameters;
     size_t missing = 0;  ///< parameters whose gradients are not complete
     GradientExchange exchange;
   };
   void make_buckets(Device& device, size_t buffer, const DataParallelSettings& settings);
+  Lane& lane_of(size_t bucket) { return lanes_[bucket % lanes_.size()]; }
   void start(size_t bucket);
-  void finish_oldest();
+  void finish(Lane& lane);
 
   Communicator* comm_;
   ParameterStore* parameters_;
-  GradientExchange::Groups groups_;
+  std::array<Lane, 2> lanes_;
   std::vector<Bucket> buckets_;
   std::vector<size_t> bucket_of_;  ///< of each parameter
-  std::array<Buffer, kUnderWay> scratch_;
-  std::deque<size_t> under_way_;
-  size_t started_ = 0;
   Stream stream_{DeviceKind::cpu, nullptr, nullptr};
 };
 
