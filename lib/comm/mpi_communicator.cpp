@@ -8,7 +8,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <mpi.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <atomic>
@@ -255,17 +254,13 @@ class MpiThread {
     rest(under_way_.size() != before);
   }
 
-  /// Cores may be fewer than ranks and their threads: whoever waits must not keep one.
+  /// Cores may be fewer than ranks and their threads: whoever waits must not keep one. A nap rather
+  /// than sched_yield, which on a busy core comes back after the others' whole time slices.
   void rest(bool progress) {
-    constexpr int kYields = 200;
-    constexpr auto kNap = std::chrono::microseconds(50);
+    constexpr int kTries = 300;
+    constexpr auto kNap = std::chrono::microseconds(20);
     idle_rounds_ = progress ? 0 : idle_rounds_;
-    if (under_way_.empty() || idle_rounds_ == 0) {
-      return;
-    }
-    if (idle_rounds_ < kYields) {
-      sched_yield();
-    } else {
+    if (!under_way_.empty() && idle_rounds_ >= kTries) {
       std::this_thread::sleep_for(kNap);
     }
   }

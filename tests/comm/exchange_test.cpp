@@ -326,6 +326,44 @@ TEST_CASE("exchanges under way do not depend on how far others are", "[exchange]
   }
 }
 
+TEST_CASE("gradients in bf16 are exchanged as they are", "[exchange]") {
+  const Topology topology = Topology::blocks(4, 4);
+  const GradientWire wire = gradient_wire(plain(DType::bf16), false, topology);
+  for (const int64_t count : {512, 1000}) {  // gathered in the bucket itself, and beside it
+    std::vector<Values> results(4);
+    const auto errors = run_ranks(topology, [&](Communicator& comm) {
+      const auto device = make_device(DeviceKind::cpu);
+      Tensor bucket(*device, DType::bf16, {count}, MemoryCategory::gradients);
+      const Values own = random_gradients(static_cast<uint32_t>(comm.rank()) + 1, count);
+      for (size_t i = 0; i < own.size(); ++i) {
+        bucket.view().as<bf16>()[i] = encode<bf16>(own[i]);
+      }
+      GradientExchange made(comm, *device, wire, {bucket.view(), {}}, ExchangeResult::whole);
+      const Buffer scratch(*device, made.scratch_bytes(), MemoryCategory::workspace);
+      made.start(device->stream(), scratch.data(), 0.25F);
+      made.finish();
+      Values& mean = results[static_cast<size_t>(comm.rank())];
+      for (int64_t i = 0; i < count; ++i) {
+        mean.push_back(decode(bucket.view().as<bf16>()[i]));
+      }
+    });
+    CHECK(errors == std::vector<std::string>(4));
+    Values expected(static_cast<size_t>(count));
+    for (uint32_t rank = 0; rank < 4; ++rank) {
+      const Values own = random_gradients(rank + 1, count);
+      for (size_t i = 0; i < expected.size(); ++i) {
+        expected[i] += decode(encode<bf16>(own[i]));
+      }
+    }
+    for (float& value : expected) {
+      value = decode(encode<bf16>(value * 0.25F));
+    }
+    for (const Values& one : results) {
+      CHECK(one == expected);  // exact
+    }
+  }
+}
+
 TEST_CASE("cells that cross no wire are refused", "[exchange]") {
   TensorFormat half = kGrouped;
   half.dtype = DType::f16;
