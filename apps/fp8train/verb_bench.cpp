@@ -96,7 +96,7 @@ Json bench_step(const BenchOptions& options) {
   const std::unique_ptr<Device> device = open_device(options, threads);
   const EngineSettings settings = step_settings(options);
   OpCounters work;
-  const StepPlan plan = plan_step(settings, device->traits(), nullptr, &work);
+  const StepPlan plan = plan_step(settings, *device, nullptr, &work);
   Engine engine(*device, settings);
   engine.reserve(plan);
   engine.model().initialize(1);

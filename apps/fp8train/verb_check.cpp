@@ -79,7 +79,7 @@ int check_run(const Settings& settings) {
   const std::unique_ptr<Device> device = choose_device(settings.device, false, reason);
   MemoryLedger planned;
   OpCounters counters;
-  plan_step(session.engine, device->traits(), &planned, &counters);
+  plan_step(session.engine, *device, &planned, &counters);
   for (const std::string& line :
        run_overview(session, *device, reason, configure_threads(settings.threads), planned)) {
     fmt::print("{}\n", line);
