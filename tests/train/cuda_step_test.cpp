@@ -342,6 +342,20 @@ TEST_CASE("cuDNN runs the attention of a step unless our own is asked for", "[cu
   }
 }
 
+TEST_CASE("cuBLASLt adds the biases of a step", "[cuda]") {
+  struct Case {
+    const char* plan;
+    uint64_t biased;  // of 2 blocks of 4 layers
+  };
+  for (const Case& c : {Case{"fp32", 8}, Case{"bf16", 8}, Case{"te-delayed", 8}}) {
+    CAPTURE(c.plan);
+    Run run(DeviceKind::cuda, small_gpt2(c.plan));
+    const uint64_t before = shim::biased_matmuls();
+    run.train_step();
+    CHECK(shim::biased_matmuls() == before + c.biased);
+  }
+}
+
 TEST_CASE("the plan holds what cuDNN and all libraries need", "[cuda]") {
   constexpr size_t kMebi = size_t{1} << 20;
   const EngineSettings settings = small_llama("bf16");
