@@ -131,5 +131,8 @@ StepPlan plan_weights(const EngineSettings& settings, const DeviceTraits& traits
 /// what the run holds by category, `counters` (nullable) the FLOPs and bytes of one optimizer step.
 StepPlan plan_step(const EngineSettings& settings, const DeviceTraits& traits, MemoryLedger* ledger,
                    OpCounters* counters);
+/// For a device that is here: also what libraries need on it, which makes their plans.
+StepPlan plan_step(const EngineSettings& settings, const Device& device, MemoryLedger* ledger,
+                   OpCounters* counters);
 
 }  // namespace fp8train

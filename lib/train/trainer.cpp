@@ -92,7 +92,7 @@ Run::Run(const RunRequest& request)
   std::string reason;
   device_ = choose_device(settings().device, settings().gemm_tuning, reason);
   MemoryLedger planned;
-  const StepPlan plan = plan_step(session_.engine, device_->traits(), &planned, nullptr);
+  const StepPlan plan = plan_step(session_.engine, *device_, &planned, nullptr);
   for (const std::string& line : run_overview(session_, *device_, reason, threads, planned)) {
     progress_.say(line);
   }
