@@ -151,8 +151,17 @@ class Check:
         for name, entry in figures.items():
             if name.startswith("attention") and entry:
                 lines.append(f"| {name} | | {entry['forward_gflops'] / 1e3:.0f} forward, {entry['backward_gflops'] / 1e3:.0f} backward | |")
+        lines += ["", "| GEMM | TFLOP/s alone | with casts | of bf16 | of the ceiling |", "|---|---|---|---|---|"]
         for entry in (figures.get("gemm") or {}).get("results", []):
-            lines.append(f"| GEMM {entry['size']} {entry['operands']} | | {entry['gflops'] / 1e3:.0f} | |")
+            note = " (dequantized)" if "dequantized" in entry else ""
+            lines.append(
+                f"| {entry['shape']} {entry['operands']}{note} | {entry['gflops'] / 1e3:.0f} | {entry['gflops_with_casts'] / 1e3:.0f} "
+                f"| {entry['of_bf16']:.2f} | {entry['share_of_ceiling']:.0%} |")
+        cast = figures.get("cast") or {}
+        lines += ["", f"| cast, a copy moves {cast.get('copy_gbytes_per_second', 0):,.0f} GB/s | orientations | GB/s | of the copy |", "|---|---|---|---|"]
+        for entry in cast.get("results", []):
+            lines.append(
+                f"| {entry['from']} to {entry['to']}, {entry['scales']} | {entry['orientations']} | {entry['gbytes_per_second']:,.0f} | {entry['share_of_copy']:.0%} |")
         return "\n".join(lines) + "\n"
 
 

@@ -9,13 +9,13 @@
 #include "ops/gemm.h"
 #include "ops/granules.h"
 #include "ops/quantize.h"
-#include "ops/scaled_gemm.h"
 #include "tensor/tensor.h"
 
 namespace fp8train {
 namespace {
 
 constexpr size_t kLeastRepetitions = 3;
+constexpr int kSubmissions = 10;
 
 }  // namespace
 
@@ -49,36 +49,54 @@ Tensor random_matrix(Device& device, DType dtype, int64_t rows, int64_t columns)
   return result;
 }
 
-namespace {
+TensorFormat granular_format(Granularity granularity) {
+  TensorFormat format = plain(DType::e4m3);
+  format.granularity = granularity;
+  format.policy = ScalePolicy::current;
+  format.scale_type = granularity == Granularity::block_1x32 ? ScaleType::e8m0 : ScaleType::f32;
+  return format;
+}
 
-/// A random matrix [rows, columns] cast on the device, with memory of its own.
-struct ScaledMatrix {
-  ScaledMatrix(Device& device, const TensorFormat& wanted, int64_t rows, int64_t columns)
-      : format(wanted),
-        layout(device.kind() == DeviceKind::cuda ? ScaleLayout::cublaslt : ScaleLayout::row_major),
-        codes(device, format.dtype, {rows, columns}, MemoryCategory::workspace) {
-    const Shape scales = {ops::granule_grid(format.granularity, rows, columns, layout).count};
-    const bool e8m0_scales = format.scale_type == ScaleType::e8m0;
-    scale_inv =
-        Tensor(device, e8m0_scales ? DType::e8m0 : DType::f32, scales, MemoryCategory::workspace);
-    fill_zero(device, scale_inv);
-    const Tensor scale(device, DType::f32, scales, MemoryCategory::workspace);
-    const Tensor source = random_matrix(device, DType::f32, rows, columns);
-    GranuleQuantizedView out;
-    out.rowwise = {codes, scale_inv, scale.view().as<float>()};
-    out.format = format;
-    out.layout = layout;
-    ops::quantize_granules(device.stream(), source, out, nullptr, nullptr);
-    device.synchronize();
+GranuleCodes::GranuleCodes(Device& device, const TensorFormat& format, int64_t rows,
+                           int64_t columns)
+    : layout(device.kind() == DeviceKind::cuda ? ScaleLayout::cublaslt : ScaleLayout::row_major),
+      codes(device, format.dtype, {rows, columns}, MemoryCategory::workspace) {
+  const Shape scales = {ops::granule_grid(format.granularity, rows, columns, layout).count};
+  const bool e8m0_scales = format.scale_type == ScaleType::e8m0;
+  scale_inv =
+      Tensor(device, e8m0_scales ? DType::e8m0 : DType::f32, scales, MemoryCategory::workspace);
+  fill_zero(device, scale_inv);  // cuBLASLt wants the padding to be
+  if (format.granularity == Granularity::row) {
+    scale = Tensor(device, DType::f32, scales, MemoryCategory::workspace);
   }
-  ops::ScaledGemmOperand operand() const { return {{codes, scale_inv, nullptr}, format, layout}; }
+}
 
-  TensorFormat format;
-  ScaleLayout layout;
-  Tensor codes, scale_inv;
-};
+TensorCodes::TensorCodes(Device& device, DType dtype, int64_t rows, int64_t columns,
+                         bool transposed)
+    : codes(device, dtype, {rows, columns}, MemoryCategory::workspace),
+      state(device, DType::f32, {3}, MemoryCategory::workspace) {
+  if (transposed) {
+    codes_transposed = Tensor(device, dtype, {columns, rows}, MemoryCategory::workspace);
+  }
+  ops::fill(device.stream(), state, 1.0F);
+}
 
-}  // namespace
+void TensorCodes::cast(const Stream& stream, const ConstView& x, bool current) const {
+  float* scale = state.view().as<float>();
+  QuantizedView out;
+  out.codes = codes;
+  if (!codes_transposed.empty()) {
+    out.codes_transposed = codes_transposed;
+  }
+  out.scale = scale;
+  out.scale_inv = scale + 1;
+  out.format = plain(out.codes.dtype);
+  if (current) {
+    ops::amax(stream, x, scale + 2);
+    ops::compute_current_scale(stream, scale + 2, out.format, scale, scale + 1);
+  }
+  ops::quantize(stream, x, out, current ? nullptr : scale + 2, nullptr);
+}
 
 double median_seconds(const std::function<void()>& work, double min_seconds) {
   work();
@@ -94,37 +112,28 @@ double median_seconds(const std::function<void()>& work, double min_seconds) {
   return seconds[seconds.size() / 2];
 }
 
+double device_seconds(Device& device, const std::function<void()>& work, double min_seconds) {
+  const int submissions = device.kind() == DeviceKind::cuda ? kSubmissions : 1;
+  const auto several = [&] {
+    for (int i = 0; i < submissions; ++i) {
+      work();
+    }
+    device.synchronize();
+  };
+  return median_seconds(several, min_seconds) / submissions;
+}
+
 double gemm_rate(Device& device, DType dtype, int64_t m, int64_t n, int64_t k, double min_seconds) {
   const Tensor a = random_matrix(device, dtype, m, k);
   const Tensor b = random_matrix(device, dtype, n, k);
   const Tensor c(device, DType::f32, {m, n}, MemoryCategory::workspace);
-  const double seconds = median_seconds(
+  const double seconds = device_seconds(
+      device,
       [&] {
         ops::gemm(device.stream(), {.a = {a.view()}, .b = {b.view(), true}, .c = c});
-        device.synchronize();
       },
       min_seconds);
   return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k) / seconds;
-}
-
-ScaledRate scaled_gemm_rate(Device& device, const TensorFormat& a, const TensorFormat& b, int64_t m,
-                            int64_t n, int64_t k, double min_seconds) {
-  const ScaledMatrix left(device, a, m, k);
-  const ScaledMatrix right(device, b, n, k);
-  const Tensor c(device, DType::f32, {m, n}, MemoryCategory::workspace);
-  ops::ScaledGemm call = {.a = left.operand(), .b = right.operand(), .c = c};
-  const size_t bytes = ops::scaled_gemm_scratch_bytes(device.traits(), call);
-  const Buffer scratch(device, bytes, MemoryCategory::workspace);
-  call.scratch = {scratch.data(), DType::u8, {static_cast<int64_t>(bytes)}};
-  const double seconds = median_seconds(
-      [&] {
-        ops::scaled_gemm(device.stream(), call);
-        device.synchronize();
-      },
-      min_seconds);
-  const double flops =
-      2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
-  return {flops / seconds, std::string(ops::scaled_gemm_support(device.traits(), call).reason)};
 }
 
 double gemm_ceiling(Device& device, DType dtype) {
@@ -135,6 +144,10 @@ double gemm_ceiling(Device& device, DType dtype) {
     best = std::max(best, gemm_rate(device, dtype, size, size, size, 0.5));
   }
   return best;
+}
+
+const char* gemm_engine(const Device& device, DType operand) {
+  return device.kind() == DeviceKind::cuda ? "cuBLASLt" : ops::cpu_gemm_engine(operand);
 }
 
 }  // namespace fp8train

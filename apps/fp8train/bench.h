@@ -1,12 +1,12 @@
 #pragma once
-// What the benchmarks share: repeated timing and the machine's GEMM ceiling.
+// What the benchmarks share: repeated timing, operands and the machine's GEMM ceiling.
 
 #include <cstdint>
 #include <functional>
-#include <string>
 
 #include "device/device.h"
 #include "numeric/dtype.h"
+#include "tensor/quantized.h"
 #include "tensor/tensor.h"
 #include "tensor/tensor_format.h"
 
@@ -16,23 +16,46 @@ namespace fp8train {
 /// warm-up.
 double median_seconds(const std::function<void()>& work, double min_seconds);
 
+/// The same of what `work` submits to the device. On a GPU several submissions are timed at once,
+/// so that what a launch and a wait cost hardly counts.
+double device_seconds(Device& device, const std::function<void()>& work, double min_seconds);
+
 /// Uniform values in [-1, 1) in `dtype`; FP8 by a cast with scale 1.
 Tensor random_matrix(Device& device, DType dtype, int64_t rows, int64_t columns);
 
 /// FLOP/s of c[m, n] = a[m, k] b[n, k]^T with operands of `dtype` (fp32 result), on random data.
 double gemm_rate(Device& device, DType dtype, int64_t m, int64_t n, int64_t k, double min_seconds);
 
-/// One scaled GEMM: FLOP/s on random data, and empty or why it ran on dequantized operands.
-struct ScaledRate {
-  double flops;
-  std::string dequantized_because;
-};
-
-/// c[m, n] (fp32) of a[m, k] and b[n, k] with a scale for each granule; casts are not timed.
-ScaledRate scaled_gemm_rate(Device& device, const TensorFormat& a, const TensorFormat& b, int64_t m,
-                            int64_t n, int64_t k, double min_seconds);
-
 /// The best rate of a few large square shapes: what a step's GEMMs are measured against.
 double gemm_ceiling(Device& device, DType dtype);
+
+/// What multiplies operands of this type on the device, in words.
+const char* gemm_engine(const Device& device, DType operand);
+
+/// E4M3 by a cast with a scale for each granule of x, found in the cast itself: fp32, e8m0 for
+/// 1x32.
+TensorFormat granular_format(Granularity granularity);
+
+/// One orientation of a matrix in such a format, [rows, columns], with memory of its own, as the
+/// device's GEMM reads it.
+struct GranuleCodes {
+  GranuleCodes(Device& device, const TensorFormat& format, int64_t rows, int64_t columns);
+  GranuleView view() const { return {codes, scale_inv, scale.view().as<float>()}; }
+
+  ScaleLayout layout;
+  Tensor codes, scale_inv, scale;
+};
+
+/// An FP8 matrix [rows, columns] with one scale, with memory of its own.
+struct TensorCodes {
+  TensorCodes(Device& device, DType dtype, int64_t rows, int64_t columns, bool transposed);
+  /// With the scale that is there, as in delayed scaling, recording the amax; or `current`: after a
+  /// read of x that finds it.
+  void cast(const Stream& stream, const ConstView& x, bool current) const;
+  const float* scale_inv() const { return state.view().as<float>() + 1; }
+
+  Tensor codes, codes_transposed;
+  Tensor state;  // scale, its reciprocal, amax
+};
 
 }  // namespace fp8train

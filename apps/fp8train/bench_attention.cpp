@@ -39,11 +39,12 @@ AttentionRates attention_rates(Device& device, const ops::AttentionShape& shape,
   const Tensor dout = random_matrix(device, dtype, rows, out_width);
   const Tensor log_sum_exp(device, DType::f32, {shape.batch, shape.heads, shape.query_length},
                            MemoryCategory::workspace);
-  const Tensor scratch(device, DType::f32, {ops::attention_backward_scratch(shape)},
-                       MemoryCategory::workspace);
   const auto heads = [&](const Tensor& tensor) {
     return ops::HeadsView{tensor.view().data, dtype, out_width, shape.query_length};
   };
+  const int64_t needed = ops::attention_backward_scratch(device.stream(), shape, x.q, x.k, x.v,
+                                                         heads(out), heads(dout), dx.q, dx.k, dx.v);
+  const Tensor scratch(device, DType::f32, {needed}, MemoryCategory::workspace);
   const auto forward = [&] {
     ops::attention_forward(device.stream(), shape, x.q, x.k, x.v, heads(out), log_sum_exp);
     device.synchronize();

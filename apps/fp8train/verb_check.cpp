@@ -56,7 +56,8 @@ void check_weights(const Session& session) {
 /// larger one, so that it is no error when it does not.
 bool fits(const Device& device, const MemoryLedger& planned) {
   const size_t available = device.available_memory();
-  return available == 0 || planned.total() <= available;
+  const size_t held = device.traits().library_workspace;  // part of the plan, no longer available
+  return available == 0 || planned.total() <= available + held;
 }
 
 /// The folder, or the nearest one above it that exists, takes new files.
@@ -79,7 +80,7 @@ int check_run(const Settings& settings) {
   const std::unique_ptr<Device> device = choose_device(settings.device, false, reason);
   MemoryLedger planned;
   OpCounters counters;
-  plan_step(session.engine, device->traits(), &planned, &counters);
+  plan_step(session.engine, *device, &planned, &counters);
   for (const std::string& line :
        run_overview(session, *device, reason, configure_threads(settings.threads), planned)) {
     fmt::print("{}\n", line);

@@ -39,6 +39,10 @@ std::unique_ptr<Device> make_meta_device(const DeviceTraits& traits) {
   return std::make_unique<MetaDevice>(traits);
 }
 
+std::unique_ptr<Device> make_meta_device(const Device& planned) {
+  return std::make_unique<MetaDevice>(planned.traits(), planned.stream());
+}
+
 Buffer::Buffer(Device& device, size_t bytes, MemoryCategory category)
     : device_(&device), data_(device.allocate(bytes)), bytes_(bytes), category_(category) {
   device_->ledger().add(category_, bytes_);

@@ -29,6 +29,8 @@ struct DeviceTraits {
   bool row_scaled_gemm = true;
   bool block_scaled_gemm = true;  ///< 1x128 and 128x128
   bool mx_scaled_gemm = true;     ///< 1x32
+  /// Bytes that the device itself holds for library calls, from its start.
+  size_t library_workspace = 0;
 
   bool operator==(const DeviceTraits&) const = default;
 };
@@ -95,6 +97,9 @@ std::unique_ptr<Device> make_device(DeviceKind kind);
 
 /// A meta device that plans for devices with `traits`.
 std::unique_ptr<Device> make_meta_device(const DeviceTraits& traits);
+/// One that plans for this device, which outlives it and is asked for what no trait says, such as
+/// the memory that a library needs for an operation.
+std::unique_ptr<Device> make_meta_device(const Device& planned);
 
 /// Owning bytes on a device, charged to a category. Movable. Never throws on destruction.
 class Buffer {

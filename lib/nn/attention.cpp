@@ -102,13 +102,16 @@ void Attention::backward(const StepContext& context, ConstView dy, View dx, int6
   const ops::HeadsView dk = slice(d_projected, heads, length);
   {
     ArenaScope inner(*context.scratch);
-    const View work =
-        allocate(*context.scratch, DType::f32, {ops::attention_backward_scratch(attention)});
-    ops::attention_backward(
-        context.stream, attention, slice(saved.projected, 0, length),
-        slice(saved.projected, heads, length), slice(saved.projected, heads + kv_heads, length),
-        slice(saved.attended, 0, length), saved.log_sum_exp, slice(d_attended, 0, length), dq, dk,
-        slice(d_projected, heads + kv_heads, length), work);
+    const ops::HeadsView q = slice(saved.projected, 0, length);
+    const ops::HeadsView k = slice(saved.projected, heads, length);
+    const ops::HeadsView v = slice(saved.projected, heads + kv_heads, length);
+    const ops::HeadsView out = slice(saved.attended, 0, length);
+    const ops::HeadsView dout = slice(d_attended, 0, length);
+    const ops::HeadsView dv = slice(d_projected, heads + kv_heads, length);
+    const int64_t scratch =
+        ops::attention_backward_scratch(context.stream, attention, q, k, v, out, dout, dq, dk, dv);
+    ops::attention_backward(context.stream, attention, q, k, v, out, saved.log_sum_exp, dout, dq,
+                            dk, dv, allocate(*context.scratch, DType::f32, {scratch}));
   }
   for (const auto& [view, count] : {std::pair{dq, heads}, std::pair{dk, kv_heads}}) {
     if (!rotary_->cosines.empty()) {

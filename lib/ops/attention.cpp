@@ -1,8 +1,10 @@
 #include "ops/attention.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "base/trace.h"
+#include "device/meta/meta_device.h"
 #include "ops/checks.h"
 #include "ops/cuda/cuda_table.h"
 #include "ops/norm.h"
@@ -59,11 +61,26 @@ void attention_backward(Stream stream, const AttentionShape& shape, HeadsView q,
         "attention_backward: as many queries as keys expected");
   check(holds(log_sum_exp, DType::f32, rows_of(shape)),
         "attention_backward: log_sum_exp must be fp32 [B, H, T]");
-  check(has_room(scratch, DType::f32, attention_backward_scratch(shape)),
+  check(has_room(scratch, DType::f32,
+                 attention_backward_scratch(stream, shape, q, k, v, out, dout, dq, dk, dv)),
         "attention_backward: scratch is too small");
   const TraceSpan span("attention_backward");
   op_table(stream).attention_backward(stream, shape, q, k, v, out, log_sum_exp, dout, dq, dk, dv,
                                       scratch);
+}
+
+int64_t attention_backward_scratch(Stream stream, const AttentionShape& shape, HeadsView q,
+                                   HeadsView k, HeadsView v, HeadsView out, HeadsView dout,
+                                   HeadsView dq, HeadsView dk, HeadsView dv) {
+  const Stream device =
+      stream.kind() == DeviceKind::meta ? planned_stream(stream).value_or(stream) : stream;
+  std::optional<size_t> library_bytes;
+  if (device.kind() == DeviceKind::cuda) {
+    library_bytes =
+        cuda::attention_backward_workspace(device, shape, q, k, v, out, dout, dq, dk, dv);
+  }
+  return library_bytes ? static_cast<int64_t>((*library_bytes + sizeof(float) - 1) / sizeof(float))
+                       : attention_backward_scratch(shape);
 }
 
 int64_t attention_backward_scratch(const AttentionShape& shape) {

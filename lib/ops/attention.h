@@ -43,10 +43,17 @@ void attention_forward(Stream stream, const AttentionShape& shape, HeadsView q, 
 
 /// Writes dq, dk, dv (each a slice like q, k, v, and of their type; none may overlap an input).
 /// Needs query_length == key_length.
-/// `scratch`: fp32, attention_backward_scratch(shape) elements.
+/// `scratch`: fp32, attention_backward_scratch() elements.
 void attention_backward(Stream stream, const AttentionShape& shape, HeadsView q, HeadsView k,
                         HeadsView v, HeadsView out, View log_sum_exp, HeadsView dout, HeadsView dq,
                         HeadsView dk, HeadsView dv, View scratch);
+/// For the same tensors, of which only alignment and strides matter. A library's need is known once
+/// it has a plan, which the first call for a shape makes; on meta, the device that is planned for
+/// is asked.
+int64_t attention_backward_scratch(Stream stream, const AttentionShape& shape, HeadsView q,
+                                   HeadsView k, HeadsView v, HeadsView out, HeadsView dout,
+                                   HeadsView dq, HeadsView dk, HeadsView dv);
+/// What kernels of our own need, on every device.
 int64_t attention_backward_scratch(const AttentionShape& shape);
 
 /// Whose kernels compute attention on the stream's device, in words; empty where there is no

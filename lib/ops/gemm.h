@@ -24,7 +24,7 @@ struct Gemm {
   GemmOperand b;      ///< op(b): [K, N]
   View c;             ///< [M, N]: fp32, bf16 or fp16
   float beta = 0.0F;  ///< 0 or 1; 1 only with fp32 c
-  ConstView bias;     ///< fp32 [N], added to every row; may be empty
+  ConstView bias;     ///< fp32 [N], may be empty; added before c is rounded, on cuda in c's type
   bool fast_accumulate =
       true;  ///< cuda FP8 only: keep partial sums in the tensor core's short accumulator
 };

@@ -184,11 +184,12 @@ StepPlan plan_weights(const EngineSettings& settings, const DeviceTraits& traits
   return engine.high_water();
 }
 
-StepPlan plan_step(const EngineSettings& settings, const DeviceTraits& traits, MemoryLedger* ledger,
-                   OpCounters* counters, const Topology& ranks, int rank) {
-  const std::unique_ptr<Device> meta = make_meta_device(traits);
+namespace {
+
+StepPlan plan_step_on(Device& meta, const EngineSettings& settings, MemoryLedger* ledger,
+                      OpCounters* counters, const Topology& ranks, int rank) {
   const std::unique_ptr<Communicator> rehearsal = make_rehearsal(ranks, rank);
-  Engine engine(*meta, settings, rehearsal.get());
+  Engine engine(meta, settings, rehearsal.get());
   Batch batch;
   batch.rows = settings.micro_batch_size;
   batch.columns = settings.seq_length;
@@ -198,20 +199,32 @@ StepPlan plan_step(const EngineSettings& settings, const DeviceTraits& traits, M
     constexpr int64_t kLate = int64_t{1} << 40;  // after every window
     engine.step([&]() -> const Batch& { return batch; }, kLate, 0.0, true);
   }
-  meta->counters() = {};
+  meta.counters() = {};
   if (settings.trains) {
     engine.step([&]() -> const Batch& { return batch; }, 0, 0.0, true);
   }
   if (counters != nullptr) {
-    *counters = meta->counters();
+    *counters = meta.counters();
   }
   engine.evaluate(batch);
   const StepPlan plan = engine.high_water();
   engine.reserve(plan);
   if (ledger != nullptr) {
-    *ledger = meta->ledger();
+    *ledger = meta.ledger();
   }
   return plan;
+}
+
+}  // namespace
+
+StepPlan plan_step(const EngineSettings& settings, const DeviceTraits& traits, MemoryLedger* ledger,
+                   OpCounters* counters, const Topology& ranks, int rank) {
+  return plan_step_on(*make_meta_device(traits), settings, ledger, counters, ranks, rank);
+}
+
+StepPlan plan_step(const EngineSettings& settings, const Device& device, MemoryLedger* ledger,
+                   OpCounters* counters, const Topology& ranks, int rank) {
+  return plan_step_on(*make_meta_device(device), settings, ledger, counters, ranks, rank);
 }
 
 }  // namespace fp8train

@@ -146,5 +146,8 @@ StepPlan plan_weights(const EngineSettings& settings, const DeviceTraits& traits
 /// category, `counters` (nullable) the FLOPs and bytes of one optimizer step.
 StepPlan plan_step(const EngineSettings& settings, const DeviceTraits& traits, MemoryLedger* ledger,
                    OpCounters* counters, const Topology& ranks = {}, int rank = 0);
+/// For a device that is here: also what libraries need on it, which makes their plans.
+StepPlan plan_step(const EngineSettings& settings, const Device& device, MemoryLedger* ledger,
+                   OpCounters* counters, const Topology& ranks = {}, int rank = 0);
 
 }  // namespace fp8train

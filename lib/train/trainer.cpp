@@ -109,8 +109,8 @@ Run::Run(const RunRequest& request, Communicator& comm)
   std::string reason;
   device_ = choose_device(settings().device, settings().gemm_tuning, reason);
   MemoryLedger planned;
-  const StepPlan plan = plan_step(session_.engine, device_->traits(), &planned, nullptr,
-                                  comm.topology(), comm.rank());
+  const StepPlan plan = plan_step(session_.engine, *device_, &planned, nullptr, comm.topology(),
+                                  comm.rank());
   for (const std::string& line : run_overview(session_, *device_, reason, threads, planned)) {
     progress_.say(line);
   }

@@ -85,7 +85,9 @@ TEST_CASE("cuda is refused with its reason, or it serves") {
 
 TEST_CASE("a meta device plans with the traits of another") {
   CHECK(make_device(DeviceKind::meta)->traits() == DeviceTraits{});
-  CHECK(make_meta_device(cuda_traits(90))->traits() == cuda_traits(90));
+  const std::unique_ptr<Device> planning = make_meta_device(cuda_traits(90));
+  CHECK(planning->traits() == cuda_traits(90));
+  CHECK(planning->ledger().current(MemoryCategory::workspace) == size_t{32} << 20);
 }
 
 TEST_CASE("scale modes of GEMMs by capability") {

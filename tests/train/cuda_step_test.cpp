@@ -86,7 +86,7 @@ struct Run {
 
   Run(DeviceKind kind, const EngineSettings& settings)
       : device(make_device(kind)), engine(*device, settings) {
-    engine.reserve(plan_step(settings, device->traits(), nullptr, nullptr));
+    engine.reserve(plan_step(settings, *device, nullptr, nullptr));
     engine.model().initialize(3);
     engine.weights_changed();
   }
@@ -340,6 +340,37 @@ TEST_CASE("cuDNN runs the attention of a step unless our own is asked for", "[cu
     run.train_step();
     CHECK(shim::sdpa_runs() == runs + c.runs);
   }
+}
+
+TEST_CASE("cuBLASLt adds the biases of a step", "[cuda]") {
+  struct Case {
+    const char* plan;
+    uint64_t biased;  // of 2 blocks of 4 layers
+  };
+  for (const Case& c : {Case{"fp32", 8}, Case{"bf16", 8}, Case{"te-delayed", 8}}) {
+    CAPTURE(c.plan);
+    Run run(DeviceKind::cuda, small_gpt2(c.plan));
+    const uint64_t before = shim::biased_matmuls();
+    run.train_step();
+    CHECK(shim::biased_matmuls() == before + c.biased);
+  }
+}
+
+TEST_CASE("the plan holds what cuDNN and all libraries need", "[cuda]") {
+  constexpr size_t kMebi = size_t{1} << 20;
+  const EngineSettings settings = small_llama("bf16");
+  for (const bool large : {false, true}) {
+    shim::set_sdpa_workspace(large ? 33 * kMebi : 4096);
+    MemoryLedger planned;
+    plan_step(settings, *make_device(DeviceKind::cuda), &planned, nullptr);
+    Run run(DeviceKind::cuda, settings);
+    const uint64_t allocations = shim::runtime_calls().allocations;
+    run.train_step();  // the first: nothing is left to be made
+    CHECK(shim::runtime_calls().allocations == allocations);
+    CHECK(planned.total() == run.device->ledger().total());
+    CHECK((planned.current(MemoryCategory::workspace) >= 65 * kMebi) == large);
+  }
+  shim::set_sdpa_workspace(4096);
 }
 
 TEST_CASE("the steady step on cuda makes no allocation, waits for nothing and reads nothing back",

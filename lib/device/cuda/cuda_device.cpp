@@ -15,8 +15,6 @@ namespace fp8train {
 namespace {
 
 constexpr int kLeastCapability = 80;  // bf16 tensor cores; FP8 ones come with 89
-constexpr size_t kWorkspaceHopper = size_t{32} << 20;
-constexpr size_t kWorkspaceBefore = size_t{4} << 20;
 
 int attribute(cudaDeviceAttr which, int device) {
   int value = 0;
@@ -46,7 +44,7 @@ class CudaDevice final : public Device {
     context_.multiprocessors = attribute(cudaDevAttrMultiProcessorCount, context_.device);
     check_cuda(cudaStreamCreateWithFlags(&context_.stream, cudaStreamNonBlocking),
                "creating a stream");
-    const size_t bytes = context_.capability >= 90 ? kWorkspaceHopper : kWorkspaceBefore;
+    const size_t bytes = traits().library_workspace;
     context_.workspace = allocate(bytes);
     context_.workspace_bytes = bytes;
     ledger().add(MemoryCategory::workspace, bytes);

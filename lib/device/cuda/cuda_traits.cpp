@@ -1,6 +1,13 @@
 #include "device/cuda/cuda_device.h"
 
 namespace fp8train {
+namespace {
+
+// What cuBLASLt's documentation recommends.
+constexpr size_t kWorkspaceHopper = size_t{32} << 20;
+constexpr size_t kWorkspaceBefore = size_t{4} << 20;
+
+}  // namespace
 
 // Scale modes by capability: research notes on cuBLASLt's scale modes, after its documentation.
 DeviceTraits cuda_traits(int capability) {
@@ -9,7 +16,8 @@ DeviceTraits cuda_traits(int capability) {
           .scaled_gemm_by_library = true,
           .row_scaled_gemm = hopper,
           .block_scaled_gemm = hopper,
-          .mx_scaled_gemm = capability >= 100};
+          .mx_scaled_gemm = capability >= 100,
+          .library_workspace = capability >= 90 ? kWorkspaceHopper : kWorkspaceBefore};
 }
 
 }  // namespace fp8train

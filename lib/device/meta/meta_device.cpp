@@ -4,6 +4,13 @@
 
 namespace fp8train {
 
+MetaDevice::MetaDevice(const DeviceTraits& traits, std::optional<Stream> planned)
+    : Device(DeviceKind::meta, &planned_, traits), planned_(planned) {
+  if (traits.library_workspace > 0) {
+    ledger().add(MemoryCategory::workspace, traits.library_workspace);
+  }
+}
+
 void* MetaDevice::allocate(size_t bytes) {
   if (bytes == 0) {
     return nullptr;

@@ -1,6 +1,8 @@
 #pragma once
 // Allocates nothing and computes nothing: buffers are charged to the ledger and get addresses that
-// are never read.
+// are never read. What the device that is planned for holds from its start is charged too.
+
+#include <optional>
 
 #include "device/device.h"
 
@@ -8,8 +10,7 @@ namespace fp8train {
 
 class MetaDevice final : public Device {
  public:
-  explicit MetaDevice(const DeviceTraits& traits = {})
-      : Device(DeviceKind::meta, nullptr, traits) {}
+  explicit MetaDevice(const DeviceTraits& traits = {}, std::optional<Stream> planned = {});
 
   void* allocate(size_t bytes) override;
   void deallocate(void* /*pointer*/, size_t /*bytes*/) noexcept override {}
@@ -21,7 +22,13 @@ class MetaDevice final : public Device {
   std::string description() const override { return "meta: counts, computes nothing"; }
 
  private:
+  std::optional<Stream> planned_;  // Stream::native() of our stream
   uintptr_t next_address_ = uintptr_t{1} << 40;
 };
+
+/// The stream that a meta stream plans for, if there is one.
+inline const std::optional<Stream>& planned_stream(const Stream& meta) {
+  return *static_cast<const std::optional<Stream>*>(meta.native());
+}
 
 }  // namespace fp8train

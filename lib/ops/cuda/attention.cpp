@@ -8,7 +8,6 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "device/device.h"
 #include "ops/cuda/attention_kernels.h"
 #include "ops/cuda/cuda_table.h"
 #include "ops/cuda/cudnn_sdpa.h"
@@ -64,7 +63,7 @@ std::string text_of(const SdpaProblem& problem) {
          std::to_string(shape.head_dim) + ", " + std::string(name_of(problem.dtype));
 }
 
-/// The plans of one device, and the memory that they share: they run one after another.
+/// The plans of one device.
 class AttentionPlans final : public CudaExtension {
  public:
   explicit AttentionPlans(CudaContext& context)
@@ -88,17 +87,18 @@ class AttentionPlans final : public CudaExtension {
                                : "cuDNN " + library_->version() + " in bf16 and fp16";
   }
 
-  /// Whether cuDNN has done it.
-  bool run(const SdpaProblem& problem, std::initializer_list<HeadsView> tensors,
-           const SdpaPointers& pointers) {
+  /// cuDNN's plan, made when the problem is new; null where our kernels run.
+  SdpaPlan* plan_for(const SdpaProblem& problem, std::initializer_list<HeadsView> tensors) {
     if (library_ == nullptr || !suits(problem, tensors)) {
-      return false;
+      return nullptr;
     }
-    SdpaPlan* plan = plan_for(problem);
-    if (plan != nullptr) {
-      plan->run(pointers, workspace());
+    for (const Entry& entry : entries_) {
+      if (entry.problem == problem) {
+        return entry.plan.get();
+      }
     }
-    return plan != nullptr;
+    entries_.push_back({problem, make_plan(problem)});
+    return entries_.back().plan.get();
   }
 
  private:
@@ -107,21 +107,11 @@ class AttentionPlans final : public CudaExtension {
     std::unique_ptr<SdpaPlan> plan;  // null where our kernels run
   };
 
-  SdpaPlan* plan_for(const SdpaProblem& problem) {
-    for (const Entry& entry : entries_) {
-      if (entry.problem == problem) {
-        return entry.plan.get();
-      }
-    }
+  std::unique_ptr<SdpaPlan> make_plan(const SdpaProblem& problem) const {
     std::string why_not;
     std::unique_ptr<SdpaPlan> plan = library_->plan(problem, why_not);
-    if (plan != nullptr && plan->workspace_bytes() > workspace_limit_) {
-      why_not = "it needs a workspace of " + std::to_string(plan->workspace_bytes()) +
-                " bytes, more than an eighth of the GPU's memory";
-      plan.reset();
-    }
     if (plan != nullptr) {
-      why_not = why_no_workspace(plan->workspace_bytes());
+      why_not = why_no_workspace(problem, plan->workspace_bytes());
       plan = why_not.empty() ? std::move(plan) : nullptr;
     }
     if (plan == nullptr) {
@@ -131,28 +121,21 @@ class AttentionPlans final : public CudaExtension {
       }
       log_warning(text + "; our own kernels do");
     }
-    entries_.push_back({problem, std::move(plan)});
-    return entries_.back().plan.get();
+    return plan;
   }
 
-  /// Makes the workspace large enough: that of all libraries, or memory of our own, charged to the
-  /// device's ledger. Empty, or why there is none.
-  std::string why_no_workspace(size_t bytes) {
-    const size_t largest =
-        workspaces_.empty() ? context_->workspace_bytes : workspaces_.back().bytes();
-    if (bytes <= largest) {
-      return {};
+  /// Backward's is the caller's scratch, which is part of the plan of a step; forward needs next to
+  /// nothing and takes the workspace of all libraries. Empty, or why there is none.
+  std::string why_no_workspace(const SdpaProblem& problem, size_t bytes) const {
+    const std::string needs = "it needs a workspace of " + std::to_string(bytes) + " bytes, ";
+    if (problem.backward && bytes > workspace_limit_) {
+      return needs + "more than an eighth of the GPU's memory";
     }
-    try {
-      // Smaller ones stay: recorded steps hold their addresses.
-      workspaces_.emplace_back(*context_->owner, bytes, MemoryCategory::workspace);
-      return {};
-    } catch (const DeviceError& error) {
-      return error.what();
+    if (!problem.backward && bytes > context_->workspace_bytes) {
+      return needs + "more than the " + std::to_string(context_->workspace_bytes) +
+             " that libraries share";
     }
-  }
-  void* workspace() const {
-    return workspaces_.empty() ? context_->workspace : workspaces_.back().data();
+    return {};
   }
 
   CudaContext* context_;
@@ -161,7 +144,6 @@ class AttentionPlans final : public CudaExtension {
   std::unique_ptr<SdpaLibrary> library_;
   std::vector<Entry> entries_;  // a handful: forward and backward of each shape of a run
   size_t workspace_limit_ = 0;
-  std::vector<Buffer> workspaces_;  // each larger than the one before
 };
 
 AttentionPlans& plans_of(const Stream& stream) {
@@ -181,16 +163,19 @@ void attention_forward(Stream stream, const AttentionShape& shape, HeadsView q, 
                                .k = layout_of(k),
                                .v = layout_of(v),
                                .out = layout_of(out)};
-  const SdpaPointers pointers = {
-      .q = q.data, .k = k.data, .v = v.data, .out = out.data, .log_sum_exp = log_sum_exp.data};
-  if (!plans_of(stream).run(problem, {q, k, v, out}, pointers)) {
+  SdpaPlan* plan = plans_of(stream).plan_for(problem, {q, k, v, out});
+  if (plan == nullptr) {
     own_attention_forward(stream, shape, q, k, v, out, log_sum_exp);
+    return;
   }
+  plan->run(
+      {.q = q.data, .k = k.data, .v = v.data, .out = out.data, .log_sum_exp = log_sum_exp.data},
+      cuda_context(stream).workspace);
 }
 
-void attention_backward(Stream stream, const AttentionShape& shape, HeadsView q, HeadsView k,
-                        HeadsView v, HeadsView out, View log_sum_exp, HeadsView dout, HeadsView dq,
-                        HeadsView dk, HeadsView dv, View scratch) {
+SdpaPlan* backward_plan(Stream stream, const AttentionShape& shape, HeadsView q, HeadsView k,
+                        HeadsView v, HeadsView out, HeadsView dout, HeadsView dq, HeadsView dk,
+                        HeadsView dv) {
   const SdpaProblem problem = {.shape = shape,
                                .dtype = q.dtype,
                                .backward = true,
@@ -202,24 +187,41 @@ void attention_backward(Stream stream, const AttentionShape& shape, HeadsView q,
                                .dq = layout_of(dq),
                                .dk = layout_of(dk),
                                .dv = layout_of(dv)};
-  const SdpaPointers pointers = {.q = q.data,
-                                 .k = k.data,
-                                 .v = v.data,
-                                 .out = out.data,
-                                 .log_sum_exp = log_sum_exp.data,
-                                 .dout = dout.data,
-                                 .dq = dq.data,
-                                 .dk = dk.data,
-                                 .dv = dv.data};
-  if (!plans_of(stream).run(problem, {q, k, v, out, dout, dq, dk, dv}, pointers)) {
+  return plans_of(stream).plan_for(problem, {q, k, v, out, dout, dq, dk, dv});
+}
+
+void attention_backward(Stream stream, const AttentionShape& shape, HeadsView q, HeadsView k,
+                        HeadsView v, HeadsView out, View log_sum_exp, HeadsView dout, HeadsView dq,
+                        HeadsView dk, HeadsView dv, View scratch) {
+  SdpaPlan* plan = backward_plan(stream, shape, q, k, v, out, dout, dq, dk, dv);
+  if (plan == nullptr) {
     own_attention_backward(stream, shape, q, k, v, out, log_sum_exp, dout, dq, dk, dv, scratch);
+    return;
   }
+  plan->run({.q = q.data,
+             .k = k.data,
+             .v = v.data,
+             .out = out.data,
+             .log_sum_exp = log_sum_exp.data,
+             .dout = dout.data,
+             .dq = dq.data,
+             .dk = dk.data,
+             .dv = dv.data},
+            scratch.data);
 }
 
 }  // namespace
 
 std::string attention_kernels(Stream stream) {
   return plans_of(stream).description();
+}
+
+std::optional<size_t> attention_backward_workspace(Stream stream, const AttentionShape& shape,
+                                                   HeadsView q, HeadsView k, HeadsView v,
+                                                   HeadsView out, HeadsView dout, HeadsView dq,
+                                                   HeadsView dk, HeadsView dv) {
+  const SdpaPlan* plan = backward_plan(stream, shape, q, k, v, out, dout, dq, dk, dv);
+  return plan == nullptr ? std::nullopt : std::optional(plan->workspace_bytes());
 }
 
 void fill_attention(OpTable& table) {

@@ -2,6 +2,7 @@
 // How the cuda backend's table is put together: each file of kernels fills its entries. In a build
 // without the backend cuda_table_absent.cpp stands in.
 
+#include <optional>
 #include <string>
 
 #include "ops/op_table.h"
@@ -20,6 +21,13 @@ void tune_gemms(Device& device, const std::string& folder);
 
 /// ops::attention_kernels on a cuda device. Throws like table().
 std::string attention_kernels(Stream stream);
+
+/// Bytes that a library which computes these gradients needs; none where our own kernels do.
+/// Throws like table().
+std::optional<size_t> attention_backward_workspace(Stream stream, const AttentionShape& shape,
+                                                   HeadsView q, HeadsView k, HeadsView v,
+                                                   HeadsView out, HeadsView dout, HeadsView dq,
+                                                   HeadsView dk, HeadsView dv);
 
 void fill_elementwise(OpTable& table);
 void fill_quantize(OpTable& table);

@@ -19,4 +19,13 @@ std::string attention_kernels(Stream /*stream*/) {
   throw DeviceError("no CUDA operations in this build; use `device: cpu`");
 }
 
+std::optional<size_t> attention_backward_workspace(Stream /*stream*/,
+                                                   const AttentionShape& /*shape*/, HeadsView /*q*/,
+                                                   HeadsView /*k*/, HeadsView /*v*/,
+                                                   HeadsView /*out*/, HeadsView /*dout*/,
+                                                   HeadsView /*dq*/, HeadsView /*dk*/,
+                                                   HeadsView /*dv*/) {
+  throw DeviceError("no CUDA operations in this build; use `device: cpu`");
+}
+
 }  // namespace fp8train::ops::cuda

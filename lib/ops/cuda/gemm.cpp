@@ -6,24 +6,56 @@
 namespace fp8train::ops::cuda {
 namespace {
 
+constexpr uintptr_t kBiasAlignment = 16;
+
 void gemm(Stream stream, const Gemm& call) {
   check(is_fp8(call.a.matrix.dtype) || (call.a.scale_inv == nullptr && call.b.scale_inv == nullptr),
         "gemm: on cuda only FP8 operands have scales");
   const auto operand = [](const GemmOperand& from) {
     return ProductOperand{from.matrix, from.transposed, Granularity::tensor, from.scale_inv};
   };
-  CudaContext& context = cuda_context(stream);
-  gemm_plans(context).run(context, {.a = operand(call.a),
-                                    .b = operand(call.b),
-                                    .c = call.c,
-                                    .beta = call.beta,
-                                    .fast_accumulate = call.fast_accumulate});
-  if (!call.bias.empty()) {
-    op_table(stream).add_bias(stream, call.c, call.bias);
+  multiply(stream,
+           {.a = operand(call.a),
+            .b = operand(call.b),
+            .c = call.c,
+            .beta = call.beta,
+            .fast_accumulate = call.fast_accumulate},
+           call.bias);
+}
+
+/// The bias as cuBLASLt adds it: of the type of c, and never to an fp32 sum of FP8 products. Empty
+/// where it does not.
+ConstView bias_for_library(Stream stream, const Product& product, const ConstView& bias) {
+  const DType type = product.c.dtype;
+  if (type == DType::f32) {
+    const bool aligned = reinterpret_cast<uintptr_t>(bias.data) % kBiasAlignment == 0;
+    return aligned && !is_fp8(product.a.matrix.dtype) ? bias : ConstView{};
   }
+  const View rounded = {cuda_context(stream).workspace, type, bias.shape};
+  if (rounded.bytes() > kBiasBytes) {
+    return {};
+  }
+  op_table(stream).cast(stream, bias, rounded);
+  return rounded;
 }
 
 }  // namespace
+
+void multiply(Stream stream, Product product, const ConstView& bias) {
+  CudaContext& context = cuda_context(stream);
+  GemmPlans& plans = gemm_plans(context);
+  if (!bias.empty()) {
+    product.bias = bias_for_library(stream, product, bias);
+    if (!product.bias.empty() && plans.run_biased(context, product)) {
+      return;
+    }
+    product.bias = {};
+  }
+  plans.run(context, product);
+  if (!bias.empty()) {
+    op_table(stream).add_bias(stream, product.c, bias);
+  }
+}
 
 void tune_gemms(Device& device, const std::string& folder) {
   CudaContext& context = cuda_context(device.stream());

@@ -57,6 +57,7 @@ PlanKey key_of(const Product& call) {
           .a_scaled = call.a.scales != nullptr,
           .b_scaled = call.b.scales != nullptr,
           .add = call.beta != 0.0F,
+          .biased = !call.bias.empty(),
           .fast_accumulate = call.fast_accumulate,
           .a_alignment = alignment_of(call.a.matrix.data),
           .b_alignment = alignment_of(call.b.matrix.data),
@@ -91,12 +92,12 @@ cublasLtMatmulMatrixScale_t scale_mode(Granularity granularity) {
 
 /// All of the key, for the file of GemmTuning.
 std::string text_of(const PlanKey& key) {
-  return fmt::format("{}x{}x{} {}{}{} {}{}{} {}{}{} {},{} {}/{}/{}", key.m, key.n, key.k,
+  return fmt::format("{}x{}x{} {}{}{} {}{}{} {}{}{}{} {},{} {}/{}/{}", key.m, key.n, key.k,
                      name_of(key.a), key.a_transposed ? "^T" : "", key.a_scaled ? "*s" : "",
                      name_of(key.b), key.b_transposed ? "^T" : "", key.b_scaled ? "*s" : "",
-                     name_of(key.c), key.add ? "+" : "", key.fast_accumulate ? " fast" : "",
-                     name_of(key.a_granularity), name_of(key.b_granularity), key.a_alignment,
-                     key.b_alignment, key.c_alignment);
+                     name_of(key.c), key.add ? "+" : "", key.biased ? " bias" : "",
+                     key.fast_accumulate ? " fast" : "", name_of(key.a_granularity),
+                     name_of(key.b_granularity), key.a_alignment, key.b_alignment, key.c_alignment);
 }
 
 cublasLtMatrixLayout_t layout_of(const ConstView& stored) {
@@ -128,6 +129,9 @@ class Plan {
                  "describing a GEMM to cuBLASLt");
   }
   void set_scales(const Product& call) const;
+  void set_bias(const Product& call) const {
+    set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, &call.bias.data, sizeof(call.bias.data));
+  }
   /// What the library suggests, its favourite first; at least one.
   std::vector<cublasLtMatmulAlgo_t> suggestions(cublasLtHandle_t handle, const CudaContext& context,
                                                 const PlanKey& key) const;
@@ -159,6 +163,13 @@ Plan::Plan(cublasLtHandle_t handle, const CudaContext& context, const Product& c
     set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &a_mode, sizeof(a_mode));
     set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &b_mode, sizeof(b_mode));
     set_scales(call);
+  }
+  if (key.biased) {
+    const uint32_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+    const auto type = static_cast<int32_t>(data_type(key.c));
+    set(CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof(epilogue));
+    set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof(type));
+    set_bias(call);
   }
   a_ = layout_of(call.b.matrix);
   b_ = layout_of(call.a.matrix);
@@ -194,7 +205,7 @@ std::vector<cublasLtMatmulAlgo_t> Plan::suggestions(cublasLtHandle_t handle,
     check_status(api.matmul_preference_set_attribute(preference, attribute, &value, sizeof(value)),
                  "asking cuBLASLt for an algorithm");
   };
-  const uint64_t workspace = context.workspace_bytes;
+  const uint64_t workspace = context.workspace_bytes - kBiasBytes;
   prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace);
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.b_alignment);
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key.a_alignment);
@@ -229,7 +240,8 @@ cublasLtMatmulAlgo_t Plan::fastest(cublasLtHandle_t handle, const CudaContext& c
     cublasLtMatmulHeuristicResult_t result = {};
     const cublasStatus_t status =
         cublaslt().matmul_algo_check(handle, description_, a_, b_, c_, c_, &*kept, &result);
-    if (status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= context.workspace_bytes) {
+    if (status == CUBLAS_STATUS_SUCCESS &&
+        result.workspaceSize <= context.workspace_bytes - kBiasBytes) {
       return *kept;
     }
   }
@@ -252,13 +264,17 @@ cublasStatus_t Plan::submit(cublasLtHandle_t handle, const CudaContext& context,
                             const cublasLtMatmulAlgo_t& algorithm) const {
   const float alpha = 1.0F;
   return cublaslt().matmul(handle, description_, &alpha, call.b.matrix.data, a_, call.a.matrix.data,
-                           b_, &call.beta, c, c_, c, c_, &algorithm, context.workspace,
-                           context.workspace_bytes, context.stream);
+                           b_, &call.beta, c, c_, c, c_, &algorithm,
+                           static_cast<char*>(context.workspace) + kBiasBytes,
+                           context.workspace_bytes - kBiasBytes, context.stream);
 }
 
 void Plan::run(cublasLtHandle_t handle, const CudaContext& context, const Product& call) const {
   if (is_fp8(call.a.matrix.dtype)) {
     set_scales(call);
+  }
+  if (!call.bias.empty()) {
+    set_bias(call);
   }
   check_status(submit(handle, context, call, call.c.data, algorithm_), "cublasLtMatmul");
 }
@@ -278,7 +294,7 @@ size_t PlanKeyHash::operator()(const PlanKey& key) const {
       static_cast<uint64_t>(key.b_scaled) << 27 | static_cast<uint64_t>(key.add) << 28 |
       static_cast<uint64_t>(key.fast_accumulate) << 29 |
       static_cast<uint64_t>(key.a_granularity) << 32 |
-      static_cast<uint64_t>(key.b_granularity) << 40);
+      static_cast<uint64_t>(key.b_granularity) << 40 | static_cast<uint64_t>(key.biased) << 48);
   mix(key.a_alignment | static_cast<uint64_t>(key.b_alignment) << 16 |
       static_cast<uint64_t>(key.c_alignment) << 32);
   return hash;
@@ -297,12 +313,38 @@ void GemmPlans::run(const CudaContext& context, const Product& call) {
   const PlanKey key = key_of(call);
   std::unique_ptr<Plan>& plan = plans_[key];
   if (plan == nullptr) {
-    if (is_fp8(key.a) || is_fp8(key.b)) {
-      check_fp8(key);
-    }
-    plan = std::make_unique<Plan>(handle_, context, call, key, tuning_ ? &*tuning_ : nullptr);
+    plan = make_plan(context, call, key);
   }
   plan->run(handle_, context, call);
+}
+
+bool GemmPlans::run_biased(const CudaContext& context, const Product& call) {
+  const PlanKey key = key_of(call);
+  const auto [entry, is_new] = plans_.try_emplace(key);
+  std::unique_ptr<Plan>& plan = entry->second;
+  if (!is_new) {
+    if (plan != nullptr) {
+      plan->run(handle_, context, call);
+    }
+    return plan != nullptr;
+  }
+  // The library may suggest what it then refuses: only a product that has run counts.
+  try {
+    std::unique_ptr<Plan> tried = make_plan(context, call, key);
+    tried->run(handle_, context, call);
+    plan = std::move(tried);
+  } catch (const DeviceError& error) {
+    log_warning(std::string("a bias is added by a kernel of its own: ") + error.what());
+  }
+  return plan != nullptr;
+}
+
+std::unique_ptr<Plan> GemmPlans::make_plan(const CudaContext& context, const Product& call,
+                                           const PlanKey& key) {
+  if (is_fp8(key.a) || is_fp8(key.b)) {
+    check_fp8(key);
+  }
+  return std::make_unique<Plan>(handle_, context, call, key, tuning_ ? &*tuning_ : nullptr);
 }
 
 GemmPlans& gemm_plans(CudaContext& context) {

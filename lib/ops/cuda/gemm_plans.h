@@ -24,20 +24,25 @@ struct ProductOperand {
                                  ///< null for tensor: 1
 };
 
-/// c = op(a) * op(b) + beta * c. Products of FP8 read both operands along K.
+/// Bytes at the start of CudaContext::workspace that hold a bias in the type of c; the library gets
+/// the rest.
+constexpr size_t kBiasBytes = size_t{256} << 10;
+
+/// c = op(a) * op(b) + beta * c (+ bias), rounded once. Products of FP8 read both operands along K.
 struct Product {
   ProductOperand a;  ///< op(a): [M, K]
   ProductOperand b;  ///< op(b): [K, N]
   View c;            ///< [M, N]
   float beta;
   bool fast_accumulate;
+  ConstView bias = {};  ///< [N] of c's type, 16-byte aligned, for run_biased(); else empty
 };
 
 struct PlanKey {
   int64_t m, n, k;
   DType a, b, c;
   Granularity a_granularity, b_granularity;
-  bool a_transposed, b_transposed, a_scaled, b_scaled, add, fast_accumulate;
+  bool a_transposed, b_transposed, a_scaled, b_scaled, add, biased, fast_accumulate;
   uint32_t a_alignment, b_alignment, c_alignment;
 
   bool operator==(const PlanKey&) const = default;
@@ -59,18 +64,31 @@ class GemmPlans final : public CudaExtension {
   /// has no such product.
   void run(const CudaContext& context, const Product& call);
 
+  /// With a bias. False where the library does not add it, which is found out once for each kind of
+  /// product: nothing has been computed then.
+  bool run_biased(const CudaContext& context, const Product& call);
+
   /// Plans made from now on take the fastest algorithm, not the library's first (see GemmTuning).
   void tune(const CudaContext& context, const std::filesystem::path& folder) {
     tuning_.emplace(context, folder);
   }
 
  private:
+  std::unique_ptr<Plan> make_plan(const CudaContext& context, const Product& call,
+                                  const PlanKey& key);
+
   cublasLtHandle_t handle_ = nullptr;
   std::optional<GemmTuning> tuning_;
+  // Null for a product whose bias the library refuses.
   std::unordered_map<PlanKey, std::unique_ptr<Plan>, PlanKeyHash> plans_;
 };
 
 /// Those of the device, made when they are first asked for.
 GemmPlans& gemm_plans(CudaContext& context);
+
+/// `product`, which has no bias of its own, plus `bias` (fp32 [N], may be empty): added by the
+/// library, rounded to the type of c, where it can; else by a pass of its own over c, whose result
+/// is rounded a second time.
+void multiply(Stream stream, Product product, const ConstView& bias);
 
 }  // namespace fp8train::ops::cuda

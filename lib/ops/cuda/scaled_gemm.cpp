@@ -27,15 +27,13 @@ void multiply_natively(Stream stream, const ScaledGemm& call) {
   const Granularity granularity = call.a.format.granularity;
   const bool promoted =
       granularity == Granularity::block_1x128 || granularity == Granularity::block_128x128;
-  CudaContext& context = cuda_context(stream);
-  gemm_plans(context).run(context, {.a = operand(call.a, false),
-                                    .b = operand(call.b, true),
-                                    .c = call.c,
-                                    .beta = call.beta,
-                                    .fast_accumulate = call.fast_accumulate && !promoted});
-  if (!call.bias.empty()) {
-    op_table(stream).add_bias(stream, call.c, call.bias);
-  }
+  multiply(stream,
+           {.a = operand(call.a, false),
+            .b = operand(call.b, true),
+            .c = call.c,
+            .beta = call.beta,
+            .fast_accumulate = call.fast_accumulate && !promoted},
+           call.bias);
 }
 
 void multiply_dequantized(Stream stream, const ScaledGemm& call) {

@@ -83,9 +83,13 @@ inline Array backward(Side& side, const Problem& p, const Host& host, const Forw
   const View gradients = side.put(Array(
       host.q.dtype(), fused.shape, std::vector<float>(static_cast<size_t>(host.kv.count()), 7.0F)));
   const Slices d(p, gradients, gradients);
-  ops::attention_backward(side.stream(), p.shape(), in.q, in.k, in.v, slice(out, 0, p.queries),
-                          side.put(results.log_sum_exp), slice(dout, 0, p.queries), d.q, d.k, d.v,
-                          side.space(DType::f32, {ops::attention_backward_scratch(p.shape())}));
+  const ops::HeadsView out_heads = slice(out, 0, p.queries);
+  const ops::HeadsView dout_heads = slice(dout, 0, p.queries);
+  const int64_t scratch = ops::attention_backward_scratch(
+      side.stream(), p.shape(), in.q, in.k, in.v, out_heads, dout_heads, d.q, d.k, d.v);
+  ops::attention_backward(side.stream(), p.shape(), in.q, in.k, in.v, out_heads,
+                          side.put(results.log_sum_exp), dout_heads, d.q, d.k, d.v,
+                          side.space(DType::f32, {scratch}));
   return side.get(gradients);
 }
 

@@ -28,6 +28,9 @@ struct Call {
   cudaDataType_t a_type = CUDA_R_8F_E4M3, b_type = CUDA_R_8F_E4M3, c_type = CUDA_R_32F;
   cublasOperation_t a_operation = CUBLAS_OP_T, b_operation = CUBLAS_OP_N;
   int32_t a_mode = kScalar, b_mode = kScalar;
+  uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+  int32_t bias_type = -1;
+  size_t bias_shift = 0;
   size_t a_shift = 0, scale_shift = 0;  ///< bytes from an aligned address
   int capability = 90;
   uint8_t padding = 0;  ///< of 1x32 scales
@@ -99,6 +102,12 @@ std::string Call::run() const {
   set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, b_mode);
   set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, scale);
   set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, scale);
+  const auto bias = std::make_unique<Bytes>();
+  bias->bytes.fill(0);
+  const void* bias_start = bias->bytes.data() + bias_shift;
+  set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
+  set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias_start);
+  set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, bias_type);
   const auto layout = [&](size_t which, cudaDataType_t type, int64_t rows, int64_t columns) {
     steps << cublasLtMatrixLayoutCreate(&layouts[which], type, static_cast<uint64_t>(rows),
                                         static_cast<uint64_t>(columns), rows);
@@ -156,6 +165,20 @@ TEST_CASE("the fake refuses operands that no tensor core takes", "[cuda][fake]")
   CHECK(Call{.b_type = CUDA_R_16BF}.run() == "one FP8 operand and one that is not");
   CHECK(Call{.c_type = CUDA_R_8F_E4M3}.run() == "an FP8 result is not asked for here");
   CHECK(Call{.a_shift = 8}.run() == "FP8 operands must be 16-byte aligned");
+}
+
+TEST_CASE("the fake refuses biases that break a rule", "[cuda][fake]") {
+  constexpr uint32_t kBias = CUBLASLT_EPILOGUE_BIAS;
+  CHECK(Call{.c_type = CUDA_R_16BF, .epilogue = kBias}.run() == "success");
+  CHECK(Call{.c_type = CUDA_R_16BF, .epilogue = kBias, .bias_type = CUDA_R_16BF}.run() ==
+        "success");
+  CHECK(Call{.c_type = CUDA_R_16BF, .epilogue = kBias, .bias_type = CUDA_R_32F}.run() ==
+        "a bias that is not of the type of D");
+  CHECK(Call{.epilogue = kBias}.run() == "no bias beside an fp32 result of FP8 operands");
+  CHECK(Call{.c_type = CUDA_R_16F, .epilogue = kBias, .bias_shift = 8}.run() ==
+        "the bias is missing or not 16-byte aligned");
+  CHECK(Call{.c_type = CUDA_R_16F, .epilogue = 2}.run() ==
+        "an epilogue that the fake does not know");
 }
 
 TEST_CASE("the fake refuses scale modes that the chip lacks", "[cuda][fake]") {

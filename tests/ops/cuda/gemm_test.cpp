@@ -8,6 +8,10 @@
 #include "base/error.h"
 #include "ops/cuda/cuda_test_support.h"
 
+#if defined(FP8TRAIN_CUDA_SHIM)
+#include "cublaslt_fake.h"
+#endif
+
 namespace fp8train::test {
 namespace {
 
@@ -48,9 +52,9 @@ void check_case(const Case& problem, float beta) {
   const double rounding = problem.c == DType::f32    ? 0x1p-20
                           : problem.c == DType::bf16 ? 0x1p-7
                                                      : 0x1p-10;
-  // cuBLASLt rounds before the bias is added, to the precision of a sum that may be larger (< 64).
-  const double before_bias = problem.biased && problem.c != DType::f32 ? 64 * rounding : 0.0;
-  CHECK(worst_difference(on_cuda(run), on_cpu(run), rounding, 2e-5 * kK + before_bias) <= 1);
+  // cuBLASLt takes the bias (of order 1, < 4) rounded to the type of c.
+  const double of_bias = problem.biased && problem.c != DType::f32 ? 4 * rounding : 0.0;
+  CHECK(worst_difference(on_cuda(run), on_cpu(run), rounding, 2e-5 * kK + of_bias) <= 1);
 }
 
 TEST_CASE("plain GEMMs of every transposition match the cpu", "[cuda][gemm]") {
@@ -84,6 +88,42 @@ TEST_CASE("FP8 operands that no tensor core takes are refused", "[cuda][gemm]") 
   refused({DType::e5m2, DType::e5m2, DType::bf16, false, true, false});
   refused({DType::e4m3, DType::bf16, DType::bf16, false, true, false});
 }
+
+#if defined(FP8TRAIN_CUDA_SHIM)
+
+TEST_CASE("a bias is added by the library where it can", "[cuda][gemm]") {
+  struct Kind {
+    Case problem;
+    bool by_library;
+  };
+  const Kind kinds[] = {{{DType::f32, DType::f32, DType::f32, false, true, true}, true},
+                        {{DType::bf16, DType::bf16, DType::f32, false, true, true}, true},
+                        {{DType::bf16, DType::bf16, DType::bf16, false, true, true}, true},
+                        {{DType::e4m3, DType::e4m3, DType::f16, false, true, true}, true},
+                        {{DType::e4m3, DType::e4m3, DType::f32, false, true, true}, false}};
+  for (const Kind& kind : kinds) {
+    const uint64_t before = shim::biased_matmuls();
+    check_case(kind.problem, 0.0F);
+    CHECK(shim::biased_matmuls() == before + (kind.by_library ? 1 : 0));
+  }
+}
+
+TEST_CASE("a bias that the library refuses is added by our kernel", "[cuda][gemm]") {
+  shim::refuse_biases(true);
+  const uint64_t before = shim::biased_matmuls();
+  const Case problem = {DType::f16, DType::f16, DType::f32, false, true, true};
+  const std::unique_ptr<Device> device = make_device(DeviceKind::cuda);
+  Side side(*device);
+  const Array want = on_cpu([&](Side& cpu) { return run_case(cpu, problem, 0.0F); });
+  CHECK(worst_difference(run_case(side, problem, 0.0F), want, 0x1p-20, 2e-5 * kK) <= 1);
+  const uint64_t asked = shim::heuristics_asked();
+  CHECK(worst_difference(run_case(side, problem, 0.0F), want, 0x1p-20, 2e-5 * kK) <= 1);
+  shim::refuse_biases(false);
+  CHECK(shim::heuristics_asked() == asked);
+  CHECK(shim::biased_matmuls() == before);
+}
+
+#endif
 
 }  // namespace
 }  // namespace fp8train::test

@@ -83,10 +83,10 @@ struct ScaledProduct {
     return c.dtype() == DType::f32 ? 0x1p-20 : c.dtype() == DType::bf16 ? 0x1p-7 : 0x1p-10;
   }
   /// Products are of order 1.5. Tensor cores of Hopper keep about 14 bits of the partial sums of an
-  /// FP8 product; and cuBLASLt rounds a result of at most 128 before the bias is added to it.
+  /// FP8 product; and cuBLASLt takes the bias, of order 1, rounded to the type of c.
   double tolerance() const {
-    const double before_bias = c.dtype() == DType::f32 ? 0.0 : 128 * rounding();
-    return 1.5 * 0x1p-14 * static_cast<double>(shape.k) + before_bias;
+    const double of_bias = c.dtype() == DType::f32 ? 0.0 : 4 * rounding();
+    return 1.5 * 0x1p-14 * static_cast<double>(shape.k) + of_bias;
   }
   std::string name() const {
     return describe(a.format) + " x " + describe(b.format) + " to " +

@@ -8,25 +8,12 @@
 #include <utility>
 #include <vector>
 
+#include "cublaslt_product.h"
 #include "cublaslt_scales.h"
-#include "numeric/convert.h"
 #include "ops/cuda/cublaslt_api.h"
 #include "submit.h"
 
 struct cublasLtContext {};
-struct cublasLtMatmulDescOpaque_t {
-  cublasOperation_t a_operation = CUBLAS_OP_N;
-  cublasOperation_t b_operation = CUBLAS_OP_N;
-  const void* a_scale = nullptr;
-  const void* b_scale = nullptr;
-  int32_t a_mode = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
-  int32_t b_mode = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
-  int8_t fast_accumulate = 0;
-};
-struct cublasLtMatrixLayoutOpaque_t {
-  cudaDataType_t type;
-  int64_t rows, columns, stride;
-};
 struct cublasLtMatmulPreferenceOpaque_t {
   uint32_t alignment_a = 256, alignment_b = 256, alignment_c = 256, alignment_d = 256;
 };
@@ -43,7 +30,9 @@ constexpr uint64_t kRefusedAlgorithm = 4;
 
 std::vector<int> algorithms_run;
 uint64_t matmul_count = 0;
+uint64_t biased_count = 0;
 uint64_t heuristic_count = 0;
+bool biases_are_refused = false;
 bool scales_are_ignored = false;
 std::string refusal;
 
@@ -81,6 +70,29 @@ cublasStatus_t check_fp8(const cublasLtMatmulDescOpaque_t& description, cudaData
   return CUBLAS_STATUS_SUCCESS;
 }
 
+/// The rules of a bias, which has an element for each row of D.
+cublasStatus_t check_bias(const cublasLtMatmulDescOpaque_t& description, cudaDataType_t a,
+                          cudaDataType_t d) {
+  if (description.epilogue == CUBLASLT_EPILOGUE_DEFAULT) {
+    return CUBLAS_STATUS_SUCCESS;
+  }
+  if (description.epilogue != CUBLASLT_EPILOGUE_BIAS) {
+    return refuse("an epilogue that the fake does not know");
+  }
+  if (biases_are_refused) {
+    return refuse("no biases today");
+  }
+  if (is_fp8(a) && d == CUDA_R_32F) {
+    return refuse("no bias beside an fp32 result of FP8 operands");
+  }
+  if (description.bias_type != -1 && description.bias_type != d) {
+    return refuse("a bias that is not of the type of D");
+  }
+  return description.bias == nullptr || reinterpret_cast<uintptr_t>(description.bias) % 16 != 0
+             ? refuse("the bias is missing or not 16-byte aligned")
+             : CUBLAS_STATUS_SUCCESS;
+}
+
 cublasStatus_t check_types(cudaDataType_t a, cudaDataType_t b, cudaDataType_t c, cudaDataType_t d) {
   if (c != d) {
     return refuse("C and D of different types");
@@ -93,118 +105,6 @@ cublasStatus_t check_types(cudaDataType_t a, cudaDataType_t b, cudaDataType_t c,
   }
   const bool fits = d == a || d == CUDA_R_32F;
   return fits ? CUBLAS_STATUS_SUCCESS : refuse("no such result type for these operands");
-}
-
-float value_at(const void* data, cudaDataType_t type, int64_t index) {
-  using namespace fp8train;
-  const auto* bytes = static_cast<const uint8_t*>(data);
-  uint16_t wide = 0;
-  switch (type) {
-    case CUDA_R_32F:
-      return static_cast<const float*>(data)[index];
-    case CUDA_R_16BF:
-      std::memcpy(&wide, bytes + 2 * index, 2);
-      return decode(bf16{wide});
-    case CUDA_R_16F:
-      std::memcpy(&wide, bytes + 2 * index, 2);
-      return decode(f16{wide});
-    case CUDA_R_8F_E4M3:
-      return decode(e4m3{bytes[index]});
-    case CUDA_R_8F_E5M2:
-      return decode(e5m2{bytes[index]});
-  }
-  return 0.0F;
-}
-
-void store_at(void* data, cudaDataType_t type, int64_t index, float value) {
-  using namespace fp8train;
-  switch (type) {
-    case CUDA_R_16BF:
-      return store_from_float(static_cast<bf16*>(data) + index, value);
-    case CUDA_R_16F:
-      return store_from_float(static_cast<f16*>(data) + index, value);
-    default:
-      static_cast<float*>(data)[index] = value;
-  }
-}
-
-/// op(matrix) as vectors along K: [other, k].
-std::vector<float> along_k(const void* data, const cublasLtMatrixLayoutOpaque_t& layout,
-                           bool k_is_rows, int64_t other, int64_t k) {
-  std::vector<float> values(static_cast<size_t>(other * k));
-  for (int64_t i = 0; i < other; ++i) {
-    for (int64_t l = 0; l < k; ++l) {
-      const int64_t index = k_is_rows ? l + i * layout.stride : i + l * layout.stride;
-      values[static_cast<size_t>(i * k + l)] = value_at(data, layout.type, index);
-    }
-  }
-  return values;
-}
-
-/// fp32 sums of `count` products.
-float dot(const float* a, const float* b, int64_t count) {
-  constexpr int64_t kLanes = 16;
-  float sums[kLanes] = {};
-  for (int64_t i = 0; i < count; ++i) {
-    sums[i % kLanes] += a[i] * b[i];
-  }
-  float total = 0.0F;
-  for (const float sum : sums) {
-    total += sum;
-  }
-  return total;
-}
-
-/// One element of the product: fp32 partial sums of what has one scale on both sides, scaled and
-/// added in the order of K.
-float scaled_dot(const float* a, const ScaledSide& a_side, int64_t row, const float* b,
-                 const ScaledSide& b_side, int64_t column) {
-  const int64_t k = a_side.k;
-  const int64_t length = std::min(scaled_length(a_side), scaled_length(b_side));
-  float sum = 0.0F;
-  for (int64_t first = 0; first < k; first += length) {
-    const float partial =
-        dot(a + row * k + first, b + column * k + first, std::min(length, k - first));
-    const float scale =
-        scales_are_ignored ? 1.0F : scale_at(a_side, row, first) * scale_at(b_side, column, first);
-    sum += partial * scale;
-  }
-  return sum;
-}
-
-template <typename Pointer>
-struct Matrix {
-  Pointer data;
-  cublasLtMatrixLayoutOpaque_t layout;
-};
-
-/// The factors of a product: d = alpha a b + beta c.
-struct Factors {
-  float alpha, beta;
-};
-
-void multiply(const cublasLtMatmulDescOpaque_t& product, const Factors& factors,
-              const Matrix<const void*>& a, const Matrix<const void*>& b, const void* c,
-              const Matrix<void*>& d) {
-  const int64_t m = d.layout.rows;
-  const int64_t n = d.layout.columns;
-  const bool a_transposed = product.a_operation == CUBLAS_OP_T;
-  const int64_t k = a_transposed ? a.layout.rows : a.layout.columns;
-  const std::vector<float> left = along_k(a.data, a.layout, a_transposed, m, k);
-  const std::vector<float> right =
-      along_k(b.data, b.layout, product.b_operation != CUBLAS_OP_T, n, k);
-  const ScaledSide a_side = {product.a_mode, product.a_scale, m, k};
-  const ScaledSide b_side = {product.b_mode, product.b_scale, n, k};
-  for (int64_t column = 0; column < n; ++column) {
-    for (int64_t row = 0; row < m; ++row) {
-      const int64_t index = row + column * d.layout.stride;
-      const float sum =
-          factors.alpha * scaled_dot(left.data(), a_side, row, right.data(), b_side, column);
-      store_at(d.data, d.layout.type, index,
-               factors.beta == 0.0F ? sum : sum + factors.beta * value_at(c, d.layout.type, index));
-    }
-  }
-  matmul_count += 1;
 }
 
 /// Of the chip that the shim is.
@@ -226,6 +126,12 @@ namespace fp8train::shim {
 
 uint64_t matmuls() {
   return matmul_count;
+}
+uint64_t biased_matmuls() {
+  return biased_count;
+}
+void refuse_biases(bool refused) {
+  biases_are_refused = refused;
 }
 std::vector<int> take_algorithms() {
   return std::exchange(algorithms_run, {});
@@ -314,6 +220,12 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t description,
       return copy(description->b_mode);
     case CUBLASLT_MATMUL_DESC_FAST_ACCUM:
       return copy(description->fast_accumulate);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE:
+      return copy(description->epilogue);
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
+      return copy(description->bias);
+    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE:
+      return copy(description->bias_type);
     default:
       return refuse("an attribute that the fake does not know", CUBLAS_STATUS_INVALID_VALUE);
   }
@@ -389,6 +301,9 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t /*handle*/,
   if (const cublasStatus_t status = check_types(a->type, b->type, c->type, d->type)) {
     return status;
   }
+  if (const cublasStatus_t status = check_bias(*description, a->type, d->type)) {
+    return status;
+  }
   if (is_fp8(a->type) || is_fp8(b->type)) {
     if (const cublasStatus_t status = check_fp8(*description, a->type, b->type, d->type, m, k)) {
       return status;
@@ -442,15 +357,21 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t /*handle*/, cublasLtMatmulDesc_t 
       return refuse(why, CUBLAS_STATUS_INVALID_VALUE);
     }
   }
+  if (const cublasStatus_t status = check_bias(*description, a_layout->type, d_layout->type)) {
+    return status;
+  }
   if (algorithm->data[3] == kRefusedAlgorithm) {
     return refuse("a suggestion that does not run");
   }
   algorithms_run.push_back(static_cast<int>(algorithm->data[3]));
   fp8train::shim::advance_clock(kMilliseconds[algorithm->data[3]]);
-  const Factors factors = {*static_cast<const float*>(alpha), *static_cast<const float*>(beta)};
+  const Factors factors = {*static_cast<const float*>(alpha), *static_cast<const float*>(beta),
+                           scales_are_ignored};
   fp8train::shim::submit(
       [=, product = *description, left = *a_layout, right = *b_layout, result = *d_layout] {
         multiply(product, factors, {a, left}, {b, right}, c, {d, result});
+        matmul_count += 1;
+        biased_count += product.epilogue == CUBLASLT_EPILOGUE_BIAS ? 1 : 0;
       });
   return CUBLAS_STATUS_SUCCESS;
 }

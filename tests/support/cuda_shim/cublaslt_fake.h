@@ -1,8 +1,8 @@
 #pragma once
 // What tests ask of the fake cuBLASLt of the host shim. The fake refuses what the library refuses
 // (research notes on its FP8 rules: TN layout, K and pointers in multiples of 16, no two E5M2,
-// result types, scale modes by chip), says why in its status text, and computes the product in
-// fp32.
+// result types, bias types, scale modes by chip), says why in its status text, and computes the
+// product in fp32.
 
 #include <cstdint>
 #include <vector>
@@ -11,6 +11,12 @@ namespace fp8train::shim {
 
 /// Products computed so far.
 uint64_t matmuls();
+
+/// Those of them that added a bias.
+uint64_t biased_matmuls();
+
+/// Whether no algorithm is suggested for products with a bias.
+void refuse_biases(bool refused);
 
 /// Heuristic questions asked so far: each is a plan that was made.
 uint64_t heuristics_asked();

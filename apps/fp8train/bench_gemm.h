@@ -1,0 +1,34 @@
+#pragma once
+// fp8train bench gemm: products by the format of their operands, alone and with the casts of both
+// operands from bf16, which is what a layer pays, against bf16 in the same run.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "device/device.h"
+
+namespace fp8train {
+
+struct GemmShape {
+  int64_t m = 0, n = 0, k = 0;
+};
+
+/// c[m, n] of a[m, k] and b[n, k]; FLOP/s.
+struct GemmResult {
+  GemmShape shape;
+  std::string
+      operands;  ///< "fp32", "bf16", "e4m3 delayed", "e4m3 row", "e4m3 1x128 x 128x128", ...
+  std::string engine;
+  std::string dequantized_because;  ///< empty: multiplied as codes
+  double alone;                     ///< of the product
+  double with_casts;                ///< of the product and the casts of both operands
+  double of_bf16;                   ///< with_casts, of the bf16 product of this shape
+  double share_of_ceiling;  ///< with_casts, of the best product alone with operands of as many bits
+};
+
+/// Each product, and each product with casts, is measured for `seconds`.
+std::vector<GemmResult> gemm_results(Device& device, const std::vector<GemmShape>& shapes,
+                                     double seconds);
+
+}  // namespace fp8train

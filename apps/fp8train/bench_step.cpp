@@ -1,0 +1,92 @@
+#include "bench_step.h"
+
+#include "base/error.h"
+#include "base/philox.h"
+#include "base/trace.h"
+#include "bench.h"
+#include "config/load.h"
+#include "config/presets.h"
+#include "train/engine.h"
+#include "train/session.h"
+
+namespace fp8train {
+namespace {
+
+EngineSettings step_settings(const StepBench& bench) {
+  const Preset* preset = find_preset(bench.preset);
+  if (preset == nullptr) {
+    throw ConfigError("--preset: no preset '" + bench.preset + "'; `fp8train config list`");
+  }
+  Settings settings;
+  settings.precision.plan = bench.plan;
+  settings.training.micro_batch_size = bench.micro_batch_size;
+  settings.training.gradient_accumulation_steps = bench.accumulation;
+  settings.data.seq_length = bench.seq_length;
+  ModelConfig model = preset->config;
+  model.vocab_size = model.vocab_size == 0 ? bench.vocabulary : model.vocab_size;
+  model.num_hidden_layers = bench.layers == 0 ? model.num_hidden_layers : bench.layers;
+  return engine_settings(settings, completed(model));
+}
+
+Batch random_batch(const EngineSettings& settings) {
+  Batch batch;
+  batch.rows = settings.micro_batch_size;
+  batch.columns = settings.seq_length;
+  const auto vocabulary = static_cast<uint32_t>(settings.model.vocab_size);
+  for (int64_t i = 0; i < batch.rows * batch.columns; ++i) {
+    const PhiloxBlock bits = philox(2, 0, static_cast<uint64_t>(i));
+    batch.tokens.push_back(static_cast<int32_t>(bits.word[0] % vocabulary));
+    batch.targets.push_back(static_cast<int32_t>(bits.word[1] % vocabulary));
+  }
+  return batch;
+}
+
+std::vector<std::pair<std::string, double>> shares_of_time() {
+  double total = 0;
+  for (const SpanTotal& span : trace_totals()) {
+    total += span.self_seconds;
+  }
+  std::vector<std::pair<std::string, double>> shares;
+  for (const SpanTotal& span : trace_totals()) {
+    shares.emplace_back(span.name, span.self_seconds / total);
+  }
+  return shares;
+}
+
+}  // namespace
+
+StepRates step_rates(Device& device, const StepBench& bench, double seconds) {
+  const EngineSettings settings = step_settings(bench);
+  OpCounters work;
+  const StepPlan plan = plan_step(settings, device, nullptr, &work);
+  Engine engine(device, settings);
+  engine.reserve(plan);
+  engine.model().initialize(1);
+  engine.weights_changed();
+  const Batch batch = random_batch(settings);
+  int64_t step = 0;
+  const auto run = [&] {
+    engine.step([&]() -> const Batch& { return batch; }, step++, 1e-4F, false);
+    device.synchronize();
+  };
+  run();
+  StepRates rates = {};
+  rates.seconds = median_seconds(run, seconds);
+  engine.set_record(false);  // a recorded step has no spans
+  set_tracing(true, device.kind() == DeviceKind::cuda ? [&] { device.synchronize(); }
+                                                      : std::function<void()>());
+  for (int i = 0; i < 5; ++i) {
+    const TraceSpan outside("outside operations");
+    run();
+  }
+  rates.time_shares = shares_of_time();
+  set_tracing(false);
+  rates.ceiling = gemm_ceiling(device, settings.plan.activation);
+  rates.gemm_engine = gemm_engine(device, settings.plan.activation);
+  rates.tokens = static_cast<double>(settings.micro_batch_size * settings.seq_length *
+                                     settings.gradient_accumulation_steps);
+  rates.flops = work.gemm_flops + work.attention_flops;
+  return rates;
+}
+
+}  // namespace fp8train

@@ -1,0 +1,92 @@
+// What `bench cast` and `bench gemm` say of rates must fit together. Small sizes: the rates
+// themselves mean nothing.
+
+#include <catch2/catch.hpp>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "program.h"
+#include "support/temp_dir.h"
+
+namespace fp8train::test {
+namespace {
+
+using Catch::Contains;
+using Json = nlohmann::json;
+
+Json run_bench(Words words) {
+  const TempDir folder;
+  words.insert(words.begin(), "bench");
+  words.insert(words.end(), {"--seconds", "0.01", "--device", "cpu", "--json"});
+  return Json::parse(expect_code(0, folder.path(), words).out);
+}
+
+double number(const Json& json, const char* key) {
+  return json.at(key).get<double>();
+}
+
+TEST_CASE("bench cast sets each cast against a copy") {
+  const Json report = run_bench({"cast", "--rows", "32", "--columns", "256"});
+  CHECK(report.at("rows") == 32);
+  CHECK(report.at("columns") == 256);
+  const double copy = number(report, "copy_gbytes_per_second");
+  CHECK(copy > 0);
+  std::set<std::string> kinds;
+  for (const Json& cast : report.at("results")) {
+    kinds.insert(cast.at("scales").get<std::string>());
+    const double bytes = number(cast, "gbytes_per_second");
+    CHECK(number(cast, "share_of_copy") == Approx(bytes / copy));
+    // x is read once, each orientation has codes of a byte, and scales add an eighth at most.
+    const double least = (cast.at("from") == "fp32" ? 4 : 2) + number(cast, "orientations");
+    const double per_element = bytes / number(cast, "gelements_per_second");
+    CHECK(per_element >= least * 0.999);
+    CHECK(per_element <= least + 0.125 * number(cast, "orientations"));
+  }
+  CHECK(kinds == std::set<std::string>{"delayed", "current", "row", "1x128", "128x128", "1x32"});
+  CHECK(report.at("results").size() == 28);  // 2 types, 1 or 2 orientations, 7 casts
+}
+
+TEST_CASE("bench gemm sets FP8 with its casts against bf16") {
+  const Json report = run_bench({"gemm", "--sizes", "32,16x48x64"});
+  const Json& results = report.at("results");
+  REQUIRE(results.size() == 16);
+  double best_fp8 = 0;
+  for (const Json& result : results) {
+    if (result.at("operands").get<std::string>().find("e4m3") == 0) {
+      best_fp8 = std::max(best_fp8, number(result, "gflops"));
+    }
+  }
+  std::set<std::string> kinds;
+  for (size_t i = 0; i < results.size(); ++i) {
+    const Json& result = results[i];
+    CHECK(result.at("shape") == (i < 8 ? "32x32x32" : "16x48x64"));
+    const Json& bf16 = results[i < 8 ? 1 : 9];
+    REQUIRE(bf16.at("operands") == "bf16");
+    const double rate = number(result, "gflops_with_casts");
+    CHECK(number(result, "of_bf16") == Approx(rate / number(bf16, "gflops")));
+    const std::string operands = result.at("operands");
+    if (operands.find("e4m3") == 0) {
+      CHECK(number(result, "share_of_ceiling") == Approx(rate / best_fp8));
+    } else {
+      CHECK(rate == number(result, "gflops"));
+    }
+    kinds.insert(operands);
+  }
+  CHECK(kinds == std::set<std::string>{"fp32", "bf16", "e4m3 delayed", "e4m3 current", "e4m3 row",
+                                       "e4m3 1x128", "e4m3 1x128 x 128x128", "e4m3 1x32"});
+}
+
+TEST_CASE("bench refuses shapes that are none") {
+  const TempDir folder;
+  for (const char* sizes : {"0", "64x64", "64x64x", "64xax64", "1x2x3x4", "64,-1"}) {
+    CAPTURE(sizes);
+    CHECK_THAT(
+        expect_code(2, folder.path(), {"bench", "gemm", "--device", "cpu", "--sizes", sizes}).err,
+        Contains("--sizes"));
+  }
+}
+
+}  // namespace
+}  // namespace fp8train::test
