@@ -32,7 +32,7 @@ TEST_CASE("smoothing scales bring the largest up of a channel to [1, 2)", "[smoo
           values[static_cast<size_t>(row * 2 * width + width + i)] *= i % 29 == 28 ? 0.0F : gain;
         }
       }
-      const Array gate_up(type.dtype, {rows, 2 * width}, values);
+      Array gate_up(type.dtype, {rows, 2 * width}, values);
       Array scale(DType::f32, {width});
       ops::find_smoothing(cpu_stream(), gate_up, scale);
       for (int64_t i = 0; i < width; ++i) {
@@ -61,7 +61,7 @@ TEST_CASE("smoothed SwiGLU is SwiGLU times the scales", "[smoothing]") {
   constexpr int64_t kRows = 5;
   constexpr int64_t kWidth = 4100;  // more than one piece
   for (const FloatType type : kFloatTypes) {
-    const Array gate_up(type.dtype, {kRows, 2 * kWidth},
+    Array gate_up(type.dtype, {kRows, 2 * kWidth},
                         random_values(kRows * 2 * kWidth, 2, 3.0F));
     Array scale(DType::f32, {kWidth});
     ops::find_smoothing(cpu_stream(), gate_up, scale);
@@ -84,13 +84,13 @@ TEST_CASE("smoothed SwiGLU is SwiGLU times the scales", "[smoothing]") {
 TEST_CASE("columns are divided exactly", "[smoothing]") {
   constexpr int64_t kRows = 7;
   constexpr int64_t kWidth = 45;
-  const Array x(DType::f32, {kRows, kWidth}, random_values(kRows * kWidth, 3));
+  Array x(DType::f32, {kRows, kWidth}, random_values(kRows * kWidth, 3));
   const std::vector<float> before = random_values(kRows * kWidth, 4);
   std::vector<float> powers;
   for (int64_t i = 0; i < kWidth; ++i) {
     powers.push_back(std::ldexp(1.0F, static_cast<int>(i) - 20));
   }
-  const Array scale(DType::f32, {kWidth}, powers);
+  Array scale(DType::f32, {kWidth}, powers);
   Array quotient(DType::f32, {kRows, kWidth});
   Array sum(DType::f32, {kRows, kWidth}, before);
   ops::divide_columns(cpu_stream(), x, scale, quotient, false);
@@ -104,7 +104,7 @@ TEST_CASE("columns are divided exactly", "[smoothing]") {
 
 TEST_CASE("smoothing has the same bits at every level and thread count", "[smoothing]") {
   CHECK(same_everywhere([&](const ops::OpTable& table) {
-    const Array gate_up(DType::bf16, {60, 2 * 333}, random_values(60 * 666, 1, 4.0F));
+    Array gate_up(DType::bf16, {60, 2 * 333}, random_values(60 * 666, 1, 4.0F));
     Array scale(DType::f32, {333});
     Array y(DType::f32, {60, 333}, random_values(60 * 333, 2));
     Array product(DType::bf16, {60, 333});

@@ -266,6 +266,25 @@ TEST_CASE("recorded steps are bitwise those that are launched one by one", "[cud
   }
 }
 
+TEST_CASE("steps with a smoothed product, or one in bf16, on cuda are the cpu's", "[cuda]") {
+  if (no_device()) {
+    return;
+  }
+  for (const auto& [plan, swiglu] : {std::pair{"te-delayed", SwigluInput::smoothed},
+                                     {"te-blockwise", SwigluInput::smoothed},
+                                     {"coat", SwigluInput::smoothed},
+                                     {"te-delayed", SwigluInput::high_precision}}) {
+    CAPTURE(plan);
+    EngineSettings settings = small_llama(plan);
+    settings.plan.swiglu = swiglu;
+    compare_devices(settings, {plan, 2e-3, 5e-3});
+    Run run(DeviceKind::cuda, settings);
+    const uint64_t before = run.device->ledger().allocations();
+    run.train_step();
+    CHECK(run.device->ledger().allocations() == before);
+  }
+}
+
 TEST_CASE("recorded steps with moments of few bits are those that are launched", "[cuda]") {
   if (no_device()) {
     return;
