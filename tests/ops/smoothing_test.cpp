@@ -61,8 +61,7 @@ TEST_CASE("smoothed SwiGLU is SwiGLU times the scales", "[smoothing]") {
   constexpr int64_t kRows = 5;
   constexpr int64_t kWidth = 4100;  // more than one piece
   for (const FloatType type : kFloatTypes) {
-    Array gate_up(type.dtype, {kRows, 2 * kWidth},
-                        random_values(kRows * 2 * kWidth, 2, 3.0F));
+    Array gate_up(type.dtype, {kRows, 2 * kWidth}, random_values(kRows * 2 * kWidth, 2, 3.0F));
     Array scale(DType::f32, {kWidth});
     ops::find_smoothing(cpu_stream(), gate_up, scale);
     Array plain(type.dtype, {kRows, kWidth});

@@ -16,7 +16,7 @@ constexpr int kColumns = kOctets * kOctet;  // of a block
 template <bool Packed, typename T>
 __global__ void __launch_bounds__(kBlock)
     find_smoothing_kernel(const T* __restrict__ up, int64_t rows, int64_t width, float* scale) {
-  FP8TRAIN_SHARED_ARRAY(float, shared, kLanes * kColumns);
+  FP8TRAIN_SHARED_ARRAY(float, shared, kLanes* kColumns);
   const int octet = static_cast<int>(threadIdx.x) % kOctets;
   const int lane = static_cast<int>(threadIdx.x) / kOctets;
   const int64_t column = int64_t{blockIdx.x} * kColumns + octet * kOctet;
