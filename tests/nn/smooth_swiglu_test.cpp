@@ -215,6 +215,37 @@ TEST_CASE("an outlier of two aligned rows costs the other tokens their SNR unles
   }
 }
 
+TEST_CASE("an outlier that no history holds is clipped by its gain, not by the square of it") {
+  // Of the outlier tokens' y: how many times too small it is.
+  const auto clipped_by = [](const std::string& swiglu, int k) {
+    Layer layer(plan_with("te-delayed", swiglu));
+    layer.inject(0);
+    layer.set_weights();
+    layer.run();
+    double norm = 0;
+    layer.scaling.update(layer.device->stream(), layer.scaling.due(0), &norm);
+    layer.inject(k);
+    layer.set_weights();
+    layer.run();
+    const Wanted want = wanted(layer);
+    double got = 0;
+    double wanted_size = 0;
+    for (size_t i = 0; i < 2 * kWidth; ++i) {
+      got += double{layer.y[i]} * layer.y[i];
+      wanted_size += want.y[i] * want.y[i];
+    }
+    return std::sqrt(wanted_size / got);
+  };
+  for (const int k : {4, 6, 8}) {
+    const double plain = clipped_by("plain", k);
+    const double smooth = clipped_by("smooth", k);
+    WARN("gain 2^" << k << ": clipped by " << plain << " plain, by " << smooth << " smooth");
+    CHECK(smooth <= std::ldexp(1.0, k));
+    CHECK(plain >= std::ldexp(1.0, 2 * k - 3));  // the usual largest value is not 1
+    CHECK(clipped_by("bf16_down_input", k) == Approx(1).epsilon(0.01));
+  }
+}
+
 TEST_CASE("smoothed layers have the y and the gradients of double precision in every FP8 row") {
   // E4M3 rounds to 2^-4 at most, 31 dB below the value on average; E5M2 gradients to 2^-3, 25 dB.
   const std::string row =
