@@ -14,6 +14,7 @@
 #include "ops/optimizer.h"
 #include "ops/quantize.h"
 #include "ops/scaled_gemm.h"
+#include "ops/smoothing.h"
 #include "ops/storage.h"
 
 namespace fp8train::ops {
@@ -47,6 +48,8 @@ struct OpTable {
   decltype(&ops::head_rms_norm_backward) head_rms_norm_backward;
   decltype(&ops::swiglu_forward) swiglu_forward;
   decltype(&ops::swiglu_backward) swiglu_backward;
+  decltype(&ops::find_smoothing) find_smoothing;
+  decltype(&ops::divide_columns) divide_columns;
   decltype(&ops::gelu_forward) gelu_forward;
   decltype(&ops::gelu_backward) gelu_backward;
   decltype(&ops::embedding_forward) embedding_forward;

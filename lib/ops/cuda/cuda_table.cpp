@@ -19,6 +19,7 @@ const OpTable& table() {
     fill_quantize_granules(filled);
     fill_rope(filled);
     fill_scaled_gemm(filled);
+    fill_smoothing(filled);
     fill_storage(filled);
     return filled;
   }();
