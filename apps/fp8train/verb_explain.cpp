@@ -107,9 +107,10 @@ void print_text(const PrecisionPlan& plan, const Layers& layers) {
                          g.fast_accumulate ? " fast" : "",
                          layers.dequantized[i][which].empty() ? "" : " dequantized");
     };
-    fmt::print("{:<28}{:<16}{} | {} | {}{}\n", linear.site.name, shape, gemm(linear.fprop, 0),
-               gemm(linear.dgrad, 1), gemm(linear.wgrad, 2),
-               linear.exempt_reason.empty() ? "" : "   exempt: " + linear.exempt_reason);
+    std::string note = swiglu_note(linear);
+    note = linear.exempt_reason.empty() ? note : "exempt: " + linear.exempt_reason;
+    fmt::print("{:<28}{:<16}{} | {} | {}{}{}\n", linear.site.name, shape, gemm(linear.fprop, 0),
+               gemm(linear.dgrad, 1), gemm(linear.wgrad, 2), note.empty() ? "" : "   ", note);
     scaled += linear.is_scaled() ? 1 : 0;
   }
   fmt::print("\n{} of {} linear layers run in scaled formats. In {}: {}.\n", scaled, linears.size(),
@@ -186,6 +187,7 @@ void print_json(const Session& session, const Layers& layers) {
                                {"in_features", linear.site.in_features},
                                {"scaled", linear.is_scaled()},
                                {"exempt_reason", linear.exempt_reason},
+                               {"swiglu", swiglu_note(linear)},
                                {"fprop", gemm(linear.fprop, 0)},
                                {"dgrad", gemm(linear.dgrad, 1)},
                                {"wgrad", gemm(linear.wgrad, 2)}});

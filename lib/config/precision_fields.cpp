@@ -56,6 +56,10 @@ std::vector<Field> tuning_fields() {
                  "Current scaling: round scales down to powers of two"),
       maybe_flag("fp8.use_autocast_during_eval", request(&PlanRequest::use_autocast_during_eval),
                  "Evaluate in FP8 too"),
+      choice("fp8.swiglu", request(&PlanRequest::swiglu), {"plain", "smooth", "bf16_down_input"},
+             "The input of a SwiGLU's down projection, whose outliers grow in long runs. smooth: "
+             "each channel is scaled by a power of two before the cast, which the weight takes out "
+             "again; bf16_down_input: it stays in high precision"),
       integer("fp8.first_blocks", exemption(&ExemptionRules::first_blocks), at_least(0),
               "Keep all linear layers of the first n blocks in high precision"),
       integer("fp8.last_blocks", exemption(&ExemptionRules::last_blocks), at_least(0),

@@ -41,7 +41,7 @@ std::vector<LinearSite> linear_sites(const ModelConfig& config) {
     sites.push_back({layer + "attention.qkv", width, config.qkv_width(), i, false});
     sites.push_back({layer + "attention.output", attended, width, i, false});
     sites.push_back({layer + "mlp.up", width, up, i, false});
-    sites.push_back({layer + "mlp.down", inner, width, i, false});
+    sites.push_back({layer + "mlp.down", inner, width, i, false, config.mlp == MlpKind::swiglu});
   }
   sites.push_back({"head", width, padded_vocabulary(config), -1, true});
   return sites;

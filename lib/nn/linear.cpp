@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "ops/elementwise.h"
 #include "ops/quantize.h"
+#include "ops/smoothing.h"
 
 namespace fp8train {
 namespace {
@@ -21,6 +22,17 @@ bool writes_codes_at_once(const StepContext& context, const ScalingSlot& slot) {
 
 constexpr LinearOperands::Wanted kBoth = {true, true};
 
+bool smooths(const LinearPlan& plan) {
+  return plan.swiglu == SwigluInput::smoothed;
+}
+
+/// fprop's weight operand as it is made once per step: none, where it is another one in each pass.
+LinearOperands::Role weight_of_fprop(const LinearPlan& plan) {
+  const TensorFormat activation = plain(plan.activation);
+  return smooths(plan) ? LinearOperands::Role{"w", activation, activation}
+                       : LinearOperands::Role{"w", plan.fprop.b, plan.fprop.a};
+}
+
 }  // namespace
 
 Linear::Linear(const LinearPlan& plan, Parameter* weight, Parameter* bias, ScalingState& scaling)
@@ -29,10 +41,16 @@ Linear::Linear(const LinearPlan& plan, Parameter* weight, Parameter* bias, Scali
       bias_(bias),
       x_(scaling, plan.site.name, {"x", plan.fprop.a, plan.fprop.b},
          {"x.wgrad", plan.wgrad.b, plan.wgrad.a}),
-      w_(scaling, plan.site.name, {"w", plan.fprop.b, plan.fprop.a},
-         {"w.dgrad", plan.dgrad.b, plan.dgrad.a}),
+      w_(scaling, plan.site.name, weight_of_fprop(plan), {"w.dgrad", plan.dgrad.b, plan.dgrad.a}),
       dy_(scaling, plan.site.name, {"dy", plan.dgrad.a, plan.dgrad.b},
-          {"dy.wgrad", plan.wgrad.a, plan.wgrad.b}) {}
+          {"dy.wgrad", plan.wgrad.a, plan.wgrad.b}) {
+  if (smooths(plan)) {
+    const TensorFormat unused = plain(plan.activation);
+    smoothed_w_.emplace(scaling, plan.site.name,
+                        LinearOperands::Role{"w.smooth", plan.fprop.b, plan.fprop.a},
+                        LinearOperands::Role{"", unused, unused});
+  }
+}
 
 void Linear::allocate(Device& device) {
   check_device(device.traits());
@@ -41,8 +59,8 @@ void Linear::allocate(Device& device) {
       is_weight ? MemoryCategory::weights : MemoryCategory::quantized_weights;
   // Evaluation may bypass the scaled formats, so the plain copy exists wherever one GEMM can ask
   // for it.
-  const bool needs_plain =
-      !w_.scaled_along_rows() || !w_.scaled_along_columns() || !plan_.evaluate_scaled;
+  const bool needs_plain = !(w_.scaled_along_rows() || smoothed_w_) || !w_.scaled_along_columns() ||
+                           !plan_.evaluate_scaled;
   const TensorFormat& kept = weight_->stored_value.format;
   const bool value_serves = !kept.is_scaled() && kept.dtype == plan_.activation;
   if (needs_plain && !value_serves && weight_->copy.empty()) {
@@ -100,6 +118,19 @@ LinearOperand Linear::weight_operand(bool scaled, bool along_columns) const {
     return {.plain = plain, .codes = {}, .granules = {}, .along_columns = along_columns};
   }
   return w_.operand(weight_casts_, plain, along_columns);
+}
+
+LinearOperand Linear::smoothed_weight(const StepContext& context, ConstView smoothing) const {
+  const View divided = fp8train::allocate(*context.scratch, DType::f32, weight_->shape);
+  {
+    ArenaScope scope(*context.scratch);
+    ops::divide_columns(context.stream, weight_value(context), smoothing, divided, false);
+  }
+  const LinearOperands::Memory scratch = memory_of(*context.scratch);
+  return smoothed_w_
+      ->make(context, {.plain = divided, .slot = nullptr, .codes = {}}, {true, false},
+             {scratch, scratch})
+      .along_rows;
 }
 
 View Linear::weight_value(const StepContext& context) const {
@@ -171,8 +202,13 @@ Linear::Input Linear::place_input(const StepContext& context, int64_t rows) cons
                              wanted.along_rows && !context.collect_statistics &&
                              (!context.training || x_.codes_suffice(slot));
   Arena* const plain = context.training && keeps_input() ? context.saved : context.scratch;
-  return place(context, x_, {rows, plan_.site.in_features}, wanted, *context.saved,
-               codes_suffice ? nullptr : plain);
+  Input input = place(context, x_, {rows, plan_.site.in_features}, wanted, *context.saved,
+                      codes_suffice ? nullptr : plain);
+  if (smooths(plan_) && wanted.along_rows) {
+    input.smoothing = fp8train::allocate(context.training ? *context.saved : *context.scratch,
+                                         DType::f32, {plan_.site.in_features});
+  }
+  return input;
 }
 
 Linear::Input Linear::place_gradient(const StepContext& context, int64_t rows) const {
@@ -185,26 +221,30 @@ Linear::Input Linear::place_gradient(const StepContext& context, int64_t rows) c
 }
 
 void Linear::forward(const StepContext& context, ConstView x, View y, Saved& saved) const {
-  run_forward(context, {.plain = x, .slot = nullptr, .codes = {}}, y, saved);
+  run_forward(context, {.plain = x, .slot = nullptr, .codes = {}}, {}, y, saved);
 }
 
 void Linear::forward(const StepContext& context, const Input& x, View y, Saved& saved) const {
-  run_forward(context, {.plain = x.plain, .slot = x.slot, .codes = x.cast.out}, y, saved);
+  run_forward(context, {.plain = x.plain, .slot = x.slot, .codes = x.cast.out}, x.smoothing, y,
+              saved);
 }
 
-void Linear::run_forward(const StepContext& context, const LinearOperands::Source& x, View y,
-                         Saved& saved) const {
+void Linear::run_forward(const StepContext& context, const LinearOperands::Source& x,
+                         ConstView smoothing, View y, Saved& saved) const {
   ArenaScope scope(*context.scratch);
   const LinearOperands::Wanted wanted = wanted_of_input(context);
+  check(smoothing.empty() != (smooths(plan_) && wanted.along_rows),
+        "a layer whose input is smoothed takes it with its scales");
   const LinearOperands::Pair operands =
       x_.make(context, x, wanted, {memory_of(*context.scratch), memory_of(*context.saved)});
   multiply(context, {.a = operands.along_rows,
-                     .b = weight_operand(wanted.along_rows, false),
+                     .b = smoothing.empty() ? weight_operand(wanted.along_rows, false)
+                                            : smoothed_weight(context, smoothing),
                      .c = y,
                      .beta = 0.0F,
                      .bias = bias_ == nullptr ? ConstView{} : ConstView(bias_->value),
                      .fast_accumulate = plan_.fprop.fast_accumulate});
-  saved = context.training ? operands.along_columns : Saved{};
+  saved = context.training ? Saved{operands.along_columns, smoothing} : Saved{};
 }
 
 void Linear::backward(const StepContext& context, ConstView dy, View dx, const Saved& saved) const {
@@ -239,9 +279,9 @@ void Linear::run_backward(const StepContext& context, const LinearOperands::Sour
 
 void Linear::add_weight_gradient(const StepContext& context, const LinearOperand& dy,
                                  const Saved& x) const {
-  if (!weight_->gradient.empty()) {  // straight into the buffer
+  if (!weight_->gradient.empty() && x.smoothing.empty()) {  // straight into the buffer
     multiply(context, {.a = dy,
-                       .b = x,
+                       .b = x.x,
                        .c = weight_->gradient,
                        .beta = 1.0F,
                        .fast_accumulate = plan_.wgrad.fast_accumulate});
@@ -250,7 +290,15 @@ void Linear::add_weight_gradient(const StepContext& context, const LinearOperand
   ArenaScope scope(*context.scratch);
   const View product = fp8train::allocate(*context.scratch, DType::f32, weight_->shape);
   multiply(context,
-           {.a = dy, .b = x, .c = product, .fast_accumulate = plan_.wgrad.fast_accumulate});
+           {.a = dy, .b = x.x, .c = product, .fast_accumulate = plan_.wgrad.fast_accumulate});
+  if (!x.smoothing.empty()) {
+    const bool add = !weight_->gradient.empty();
+    ops::divide_columns(context.stream, product, x.smoothing, add ? weight_->gradient : product,
+                        add);
+    if (add) {
+      return;
+    }
+  }
   ops::store(
       context.stream,
       {.x = product, .to = weight_->stored_gradient, .add = true, .automatic = weight_->automatic});

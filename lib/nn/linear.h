@@ -4,7 +4,13 @@
 // that were made once per optimizer step, and keeps for backward the codes of x that wgrad reads,
 // or x itself where wgrad reads that. An operation that makes x or dy can cast it on the way: the
 // layer gives it the places (place_input, place_gradient) and takes what it has left there.
+//
+// With SwigluInput::smoothed the x that comes is s x, s being a scale for each of its columns
+// (ops/smoothing.h): fprop multiplies by w / s, which depends on the micro-batch and is cast from
+// the weight's value in every forward pass, beside the operands that are made once per step; dgrad
+// reads those; the columns of wgrad's product are divided by s.
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,14 +25,20 @@ namespace fp8train {
 
 class Linear {
  public:
-  /// What forward keeps for backward: x as wgrad reads it.
-  using Saved = LinearOperand;
+  /// What forward keeps for backward.
+  struct Saved {
+    LinearOperand x;      ///< as wgrad reads it
+    ConstView smoothing;  ///< that x has been multiplied by; empty: nothing
+  };
 
   /// Places for an x or dy, in the arenas of the step, and what its producer left there.
   struct Input {
     View plain;              ///< [M, width] in the activation type; no memory where nobody reads it
     ops::QuantizeSink cast;  ///< for the producer
     const ScalingSlot* slot = nullptr;  ///< that `cast` belongs to; null: nothing to cast
+    /// fp32 [width], for the producer too: it finds the scales, and makes an x whose columns are
+    /// multiplied by them. Empty: an x as it is.
+    View smoothing = {};
   };
 
   /// Registers its scaling slots; `weight` [N, K] and `bias` [N] (may be null) belong to the store
@@ -68,13 +80,15 @@ class Linear {
  private:
   Input place(const StepContext& context, const LinearOperands& operands, const Shape& shape,
               LinearOperands::Wanted wanted, Arena& kept, Arena* plain) const;
-  void run_forward(const StepContext& context, const LinearOperands::Source& x, View y,
-                   Saved& saved) const;
+  void run_forward(const StepContext& context, const LinearOperands::Source& x, ConstView smoothing,
+                   View y, Saved& saved) const;
   void run_backward(const StepContext& context, const LinearOperands::Source& dy, View dx,
                     const Saved& saved) const;
   /// The GEMMs of this pass that read x in scaled formats.
   LinearOperands::Wanted wanted_of_input(const StepContext& context) const;
   LinearOperand weight_operand(bool scaled, bool along_columns) const;
+  /// fprop's, of w / smoothing, in scratch.
+  LinearOperand smoothed_weight(const StepContext& context, ConstView smoothing) const;
   /// The weight's value in fp32: as it is, or read into scratch.
   View weight_value(const StepContext& context) const;
   /// dW[N, K] += dy^T x.
@@ -88,7 +102,8 @@ class Linear {
   Parameter* weight_;
   Parameter* bias_;
   LinearOperands x_, w_, dy_;
-  bool optimizer_casts_ = false;  // the weight, through Parameter::cast
+  std::optional<LinearOperands> smoothed_w_;  ///< fprop's; w_ is dgrad's alone then
+  bool optimizer_casts_ = false;              // the weight, through Parameter::cast
   Tensor plain_copy_;
   std::vector<LinearOperands::Cast> weight_casts_;
   std::vector<Tensor> weight_memory_;  // of the casts

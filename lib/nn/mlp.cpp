@@ -1,6 +1,7 @@
 #include "nn/mlp.h"
 
 #include "ops/activation.h"
+#include "ops/smoothing.h"
 
 namespace fp8train {
 
@@ -13,7 +14,11 @@ void Mlp::forward(const StepContext& context, const Linear::Input& x, View y, Sa
   saved.pre_activation = SavedInput::keep(context, pre_activation, compress_);
   const Linear::Input activated = down_.place_input(context, rows);
   if (activation_ == MlpActivation::swiglu) {
-    ops::swiglu_forward(context.stream, pre_activation, activated.plain, activated.cast);
+    if (!activated.smoothing.empty()) {
+      ops::find_smoothing(context.stream, pre_activation, activated.smoothing);
+    }
+    ops::swiglu_forward(context.stream, pre_activation, activated.plain, activated.cast,
+                        activated.smoothing);
   } else {
     ops::gelu_forward(context.stream, pre_activation, activated.plain, activated.cast);
   }

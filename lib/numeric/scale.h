@@ -53,6 +53,17 @@ FP8TRAIN_HD float current_scale(float amax, float format_max, float epsilon, boo
   return floored > 0.0F && is_finite(floored) ? rounded : 1.0F;
 }
 
+/// Smooth-SwiGLU: 1 / amax rounded up to a power of two, so that amax * scale is in [1, 2); 1 where
+/// amax is 0, infinite or NaN. Its exponent is kept in -60..60: values of 16-bit types times or
+/// divided by it are fp32 numbers. (Fishman et al., 2409.12517, whose scales are not powers of
+/// two.)
+FP8TRAIN_HD float smoothing_scale(float amax) {
+  const int exponent = static_cast<int>(bits_of(amax) >> 23 & 0xFFU) - 127;
+  const int above = exponent < -60 ? -60 : exponent;
+  const int limited = above > 60 ? 60 : above;
+  return amax > 0.0F && is_finite(amax) ? power_of_two(-limited) : 1.0F;
+}
+
 /// MXFP8: the scale that *reads* a block, amax / format_max rounded up to a power of two, so that
 /// no element saturates; codes are encode(value * decode_reciprocal(scale)). (TransformerEngine
 /// MXFP8BlockScaling; OCP's own rule rounds down.)

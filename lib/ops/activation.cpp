@@ -15,12 +15,15 @@ bool is_gated(const ConstView& gate_up, const ConstView& y) {
 
 }  // namespace
 
-void swiglu_forward(Stream stream, ConstView gate_up, View y, const QuantizeSink& cast) {
+void swiglu_forward(Stream stream, ConstView gate_up, View y, const QuantizeSink& cast,
+                    ConstView smoothing) {
   check(is_float_type(y.dtype), "swiglu: fp32, bf16 or fp16 expected");
   check(is_gated(gate_up, y), "swiglu: gate_up must be [rows, 2 F] of y's type");
+  check(smoothing.empty() || holds(smoothing, DType::f32, y.shape.back()),
+        "swiglu: smoothing must be fp32 [F]");
   check_sink(y, cast);
   const TraceSpan span("swiglu_forward");
-  op_table(stream).swiglu_forward(stream, gate_up, y, cast);
+  op_table(stream).swiglu_forward(stream, gate_up, y, cast, smoothing);
 }
 
 void swiglu_backward(Stream stream, ConstView dy, ConstView gate_up, View d_gate_up,

@@ -6,8 +6,11 @@
 
 namespace fp8train::ops {
 
-/// y = silu(gate) * up, where gate_up: [rows, 2 F] holds gate then up; y: [rows, F].
-void swiglu_forward(Stream stream, ConstView gate_up, View y, const QuantizeSink& cast = {});
+/// y = silu(gate) * up, where gate_up: [rows, 2 F] holds gate then up; y: [rows, F]. `smoothing`
+/// (may be empty): fp32 [F], powers of two that the channels of y are multiplied by before they are
+/// rounded (ops/smoothing.h).
+void swiglu_forward(Stream stream, ConstView gate_up, View y, const QuantizeSink& cast = {},
+                    ConstView smoothing = {});
 /// d_gate_up from dy; may not alias gate_up.
 void swiglu_backward(Stream stream, ConstView dy, ConstView gate_up, View d_gate_up,
                      const QuantizeSink& cast = {});

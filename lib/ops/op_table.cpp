@@ -32,6 +32,7 @@ OpTable make_cpu_table(CpuIsa isa) {
   cpu::level::fill_shared_wire(table);       \
   cpu::level::fill_norm(table);              \
   cpu::level::fill_attention(table);         \
+  cpu::level::fill_smoothing(table);         \
   cpu::level::fill_activation(table)
   switch (isa) {
     case CpuIsa::baseline:

@@ -15,6 +15,7 @@
 #include "ops/quantize.h"
 #include "ops/scaled_gemm.h"
 #include "ops/shared_wire.h"
+#include "ops/smoothing.h"
 #include "ops/storage.h"
 #include "ops/wire.h"
 
@@ -49,6 +50,8 @@ struct OpTable {
   decltype(&ops::head_rms_norm_backward) head_rms_norm_backward;
   decltype(&ops::swiglu_forward) swiglu_forward;
   decltype(&ops::swiglu_backward) swiglu_backward;
+  decltype(&ops::find_smoothing) find_smoothing;
+  decltype(&ops::divide_columns) divide_columns;
   decltype(&ops::gelu_forward) gelu_forward;
   decltype(&ops::gelu_backward) gelu_backward;
   decltype(&ops::embedding_forward) embedding_forward;

@@ -54,6 +54,18 @@ std::string master(const PrecisionPlan& plan) {
   return plan.master_weight ? describe(*plan.master_weight) : "-";
 }
 
+std::string swiglu_text(const PrecisionPlan& plan) {
+  switch (plan.swiglu) {
+    case SwigluInput::as_planned:
+      return "like x";
+    case SwigluInput::smoothed:
+      return "like x, each channel times a power of two that w is divided by";
+    case SwigluInput::high_precision:
+      return fmt::format("{} in fprop and wgrad of mlp.down", name_of(plan.activation));
+  }
+  return {};
+}
+
 }  // namespace
 
 std::vector<ChartColumn> chart_columns(const PrecisionPlan& plan) {
@@ -91,6 +103,7 @@ std::vector<ChartColumn> plan_columns(const PrecisionPlan& plan) {
           {"moment 1", describe(plan.moment1)},
           {"moment 2", describe(plan.moment2)},
           {"bytes per parameter", bytes_text(plan)},
+          {"SwiGLU product", swiglu_text(plan)},
           {"loss scaling", plan.dynamic_loss_scaling ? "dynamic" : "-"},
           {"evaluation", alike ? "in the same formats"
                                : std::string("in ") + std::string(name_of(plan.activation))}};

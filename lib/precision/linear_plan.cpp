@@ -89,6 +89,49 @@ void check_patterns(const ExemptionRules& rules, const std::vector<LinearSite>& 
   }
 }
 
+/// The GEMMs of a layer that reads the product of a SwiGLU.
+void apply_swiglu(const PrecisionPlan& plan, LinearPlan& linear) {
+  if (!linear.site.reads_swiglu || !linear.exempt_reason.empty()) {
+    return;
+  }
+  linear.swiglu = plan.swiglu;
+  const TensorFormat activation = plain(plan.activation);
+  const GemmPlan plain_gemm = {activation, activation, false};
+  if (plan.swiglu == SwigluInput::high_precision) {
+    linear.fprop = linear.wgrad = plain_gemm;
+    if (linear.dgrad.a.is_scaled() != linear.dgrad.b.is_scaled()) {
+      linear.dgrad = plain_gemm;  // it would read fprop's codes
+    }
+  } else if (plan.swiglu == SwigluInput::smoothed) {
+    // w / s is another tensor in every pass: its scale follows from itself.
+    TensorFormat& w = linear.fprop.b;
+    w.policy = ScalePolicy::current;
+    w.delayed = {};
+    w.fixed_scale = 1.0F;
+  }
+}
+
+void check_swiglu(const PrecisionPlan& plan, const std::vector<LinearPlan>& linears) {
+  if (plan.swiglu == SwigluInput::as_planned) {
+    return;
+  }
+  const char* value = plan.swiglu == SwigluInput::smoothed ? "smooth" : "bf16_down_input";
+  const LinearPlan* exempt = nullptr;
+  for (const LinearPlan& linear : linears) {
+    if (linear.swiglu != SwigluInput::as_planned) {
+      return;
+    }
+    exempt = linear.site.reads_swiglu ? &linear : exempt;
+  }
+  if (exempt == nullptr) {
+    throw ConfigError(fmt::format(
+        "fp8.swiglu: {} has no meaning for this model, whose MLP is no SwiGLU; remove it", value));
+  }
+  throw ConfigError(fmt::format(
+      "fp8.swiglu: {} has no meaning here: every down projection is exempt ({}: {}); remove it",
+      value, exempt->site.name, exempt->exempt_reason));
+}
+
 }  // namespace
 
 bool glob_match(const std::string& pattern, const std::string& text) {
@@ -116,6 +159,22 @@ bool glob_match(const std::string& pattern, const std::string& text) {
   return p == pattern.size();
 }
 
+std::string swiglu_note(const LinearPlan& linear) {
+  switch (linear.swiglu) {
+    case SwigluInput::as_planned:
+      return {};
+    case SwigluInput::smoothed:
+      return "smoothed: each channel of x times a power of two, w divided by it and cast in each "
+             "forward pass (fp8.swiglu: smooth)";
+    case SwigluInput::high_precision:
+      return fmt::format(
+          "x stays in {}, so fprop and wgrad are kept out of scaled formats (fp8.swiglu: "
+          "bf16_down_input)",
+          name_of(linear.activation));
+  }
+  return {};
+}
+
 std::vector<LinearPlan> plan_linears(const PrecisionPlan& plan,
                                      const std::vector<LinearSite>& sites) {
   check_patterns(plan.exemptions, sites);
@@ -128,17 +187,19 @@ std::vector<LinearPlan> plan_linears(const PrecisionPlan& plan,
       block_count(sites)};
   std::vector<LinearPlan> plans;
   for (const LinearSite& site : sites) {
-    LinearPlan linear = {site, plan.fprop,      plan.dgrad,          plan.wgrad,
-                         {},   plan.activation, plan.evaluate_scaled};
+    LinearPlan linear = {site, plan.fprop,      plan.dgrad,           plan.wgrad,
+                         {},   plan.activation, plan.evaluate_scaled, SwigluInput::as_planned};
     if (scaled) {
       linear.exempt_reason = reason_for(plan, site, position);
     }
     if (!linear.exempt_reason.empty()) {
       linear.fprop = linear.dgrad = linear.wgrad = plain_gemm;
     }
+    apply_swiglu(plan, linear);
     position.index += site.is_head ? 0 : 1;
     plans.push_back(std::move(linear));
   }
+  check_swiglu(plan, plans);
   return plans;
 }
 

@@ -16,6 +16,7 @@ struct LinearSite {
   int64_t out_features = 0;  ///< N
   int64_t block = -1;        ///< -1: outside the blocks
   bool is_head = false;
+  bool reads_swiglu = false;  ///< its input is the product of a SwiGLU
 };
 
 struct LinearPlan {
@@ -24,13 +25,18 @@ struct LinearPlan {
   std::string exempt_reason;      ///< empty: the plan's own formats
   DType activation = DType::f32;  ///< type of x, y and of the layer when it is not scaled
   bool evaluate_scaled = true;    ///< evaluation runs the scaled formats too
+  SwigluInput swiglu = SwigluInput::as_planned;  ///< of a layer that reads such a product
 
   bool is_scaled() const {
     return fprop.a.is_scaled() || dgrad.a.is_scaled() || wgrad.a.is_scaled();
   }
 };
 
-/// One LinearPlan per site, in order. Throws ConfigError when an exemption pattern matches no site.
+/// What `LinearPlan::swiglu` means for the layer, in words; empty for a layer like all others.
+std::string swiglu_note(const LinearPlan& linear);
+
+/// One LinearPlan per site, in order. Throws ConfigError when an exemption pattern matches no site,
+/// or the setting of SwiGLU's product no layer.
 std::vector<LinearPlan> plan_linears(const PrecisionPlan& plan,
                                      const std::vector<LinearSite>& sites);
 

@@ -143,6 +143,36 @@ void apply_power_2_scale(const PlanRequest& request, PrecisionPlan& plan) {
   });
 }
 
+/// The setting of SwiGLU's product. Which layers it is for is plan_linears' matter.
+void apply_swiglu(const PlanRequest& request, PrecisionPlan& plan) {
+  if (request.swiglu.empty() || request.swiglu == "plain") {
+    return;
+  }
+  const TensorFormat& x = plan.fprop.a;
+  if (request.swiglu == "bf16_down_input") {
+    require(x.is_scaled() || plan.wgrad.b.is_scaled(), plan, "fp8.swiglu: bf16_down_input",
+            "rows whose GEMMs read x in FP8");
+    plan.swiglu = SwigluInput::high_precision;
+    return;
+  }
+  if (request.swiglu != "smooth") {
+    throw ConfigError(fmt::format("fp8.swiglu: '{}' is not one of plain, smooth, bf16_down_input",
+                                  request.swiglu));
+  }
+  require(x.is_scaled() && is_fp8(x.dtype) && is_fp8(plan.fprop.b.dtype), plan,
+          "fp8.swiglu: smooth", "rows whose forward GEMM reads x and w in FP8");
+  for (const GemmPlan* gemm : {&plan.dgrad, &plan.wgrad}) {
+    if (gemm->a.is_scaled() != gemm->b.is_scaled()) {
+      throw ConfigError(fmt::format(
+          "fp8.swiglu: smooth does not go together with row '{}', whose backward GEMMs read the "
+          "codes of the forward one beside operands that are not scaled: there w has no smoothed "
+          "codes; use bf16_down_input, or give both operands of dgrad and wgrad a scale",
+          plan.name));
+    }
+  }
+  plan.swiglu = SwigluInput::smoothed;
+}
+
 /// What a row takes over from another cell follows that cell when it is changed.
 class Followers {
  public:
@@ -190,6 +220,7 @@ PrecisionPlan resolve_plan(const PlanRequest& request) {
           "an exemption (first_blocks, last_blocks, first_linears, last_linears, exempt, "
           "min_dimension)",
           "FP8 rows");
+  apply_swiglu(request, plan);
   plan.exemptions = request.exemptions;
   plan.self_exact = request.self_exact.value_or(plan.self_exact);
   check_cells(plan);

@@ -34,6 +34,14 @@ struct ExemptionRules {
   bool operator==(const ExemptionRules&) const = default;
 };
 
+/// What the down projection of a SwiGLU reads, silu(gate) * up, whose outliers grow quadratically
+/// (research/msamp-fp8lm-coat.md 3.3).
+enum class SwigluInput : uint8_t {
+  as_planned,      ///< the plan's cells
+  smoothed,        ///< the plan's cells, with a scale for each channel: ops/smoothing.h
+  high_precision,  ///< fprop and wgrad, which read it, run in `PrecisionPlan::activation`
+};
+
 /// A row of the chart. The cells from `weight` on are those of the weights of linear layers that
 /// are not exempt; all other parameters, their gradients and moments are fp32
 /// (research/msamp-fp8lm-coat.md 4.1).
@@ -56,6 +64,7 @@ struct PrecisionPlan {
   /// The rank's own contribution to a gradient is not rounded to the wire's format.
   bool self_exact = false;
   bool evaluate_scaled = true;  ///< evaluation runs the scaled formats too (else `activation`)
+  SwigluInput swiglu = SwigluInput::as_planned;
   ExemptionRules exemptions;
 
   bool operator==(const PrecisionPlan&) const = default;
@@ -120,6 +129,7 @@ struct PlanRequest {
       override_linear_precision;      ///< fprop, dgrad, wgrad: true keeps that GEMM in `activation`
   std::optional<bool> power_2_scale;  ///< current scaling only
   std::optional<bool> use_autocast_during_eval;
+  std::string swiglu;              ///< plain | smooth | bf16_down_input
   std::optional<bool> self_exact;  ///< PrecisionPlan::self_exact
   CellRequest cells;               ///< any row
   ExemptionRules exemptions;

@@ -282,6 +282,17 @@ TEST_CASE("precision keys that have no meaning or contradict each other") {
             .starts_with("run.yaml:5:7: fp8.recipe: no row for backend"));
   CHECK(error_with("mixed_precision: fp8\nfp8: {recipe: current, amax_history_len: 3}")
             .starts_with("run.yaml:5:24: fp8.amax_history_len has no meaning for row"));
+  CHECK(error_with("mixed_precision: bf16\nfp8: {swiglu: smooth}")
+            .starts_with("run.yaml:5:7: fp8.swiglu: has no meaning with mixed_precision: bf16"));
+  CHECK(error_with("precision: {plan: bf16, swiglu: smooth}")
+            .starts_with("run.yaml:4:25: precision.swiglu: "));
+  CHECK(error_with("precision: {plan: bf16, swiglu: bf16_down_input}")
+            .starts_with("run.yaml:4:25: precision.swiglu: "));
+  CHECK_THAT(error_with("precision: {plan: int8-qat, swiglu: smooth}"), Catch::Contains("in FP8"));
+  CHECK_THAT(error_with("mixed_precision: fp8\nfp8: {recipe: current, swiglu: smoothed}"),
+             Catch::Contains("plain, smooth, bf16_down_input"));
+  CHECK_THAT(error_with("precision: {plan: te-current, swiglu: smooth, wgrad_x: bf16}"),
+             Catch::Contains("fp8.swiglu") && Catch::Contains("use bf16_down_input"));
   CHECK(error_with("precision: {plan: te-delyed}")
             .starts_with("run.yaml:4:13: precision.plan: no row 'te-delyed'"));
   CHECK(error_with("precision: {backend: te}")

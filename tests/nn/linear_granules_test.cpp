@@ -201,7 +201,7 @@ void check_layer(const PrecisionPlan& plan, int64_t rows, int passes) {
   for (int pass = 0; pass < passes; ++pass) {
     Linear::Saved saved;
     layer.linear.forward(layer.context(), input, y, saved);
-    CHECK(saved.plain.empty() == plan.wgrad.b.is_scaled());
+    CHECK(saved.x.plain.empty() == plan.wgrad.b.is_scaled());
     layer.linear.backward(layer.context(), gradient, dx, saved);
   }
   std::vector<double> dw = product(dy.transposed(), x.transposed(), plan.wgrad, {});

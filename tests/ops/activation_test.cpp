@@ -85,7 +85,7 @@ TEST_CASE("activations have the same bits at every level and thread count", "[ac
       Array y(type.dtype, {60, 333});
       Array gradient(type.dtype, {60, 2 * 333});
       Bits bits;
-      table.swiglu_forward(stream, gate_up, y, {});
+      table.swiglu_forward(stream, gate_up, y, {}, {});
       bits.add(y);
       table.swiglu_backward(stream, dy, gate_up, gradient, {});
       bits.add(gradient);

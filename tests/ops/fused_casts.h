@@ -7,11 +7,20 @@
 
 namespace fp8train::test {
 
-enum class Fused { rms_norm, layer_norm, biased_norm, swiglu, swiglu_back, gelu, gelu_back };
+enum class Fused {
+  rms_norm,
+  layer_norm,
+  biased_norm,
+  swiglu,
+  smooth_swiglu,
+  swiglu_back,
+  gelu,
+  gelu_back
+};
 
-inline constexpr Fused kFused[] = {Fused::rms_norm, Fused::layer_norm,  Fused::biased_norm,
-                                   Fused::swiglu,   Fused::swiglu_back, Fused::gelu,
-                                   Fused::gelu_back};
+inline constexpr Fused kFused[] = {Fused::rms_norm, Fused::layer_norm,    Fused::biased_norm,
+                                   Fused::swiglu,   Fused::smooth_swiglu, Fused::swiglu_back,
+                                   Fused::gelu,     Fused::gelu_back};
 
 inline bool is_norm(Fused fused) {
   return fused <= Fused::biased_norm;
@@ -19,7 +28,9 @@ inline bool is_norm(Fused fused) {
 
 /// Of a call on [rows, width]: x is twice as wide for swiglu, and so is the result of its gradient.
 inline Shape input_shape(Fused fused, int64_t rows, int64_t width) {
-  return {rows, fused == Fused::swiglu || fused == Fused::swiglu_back ? 2 * width : width};
+  const bool pair =
+      fused == Fused::swiglu || fused == Fused::smooth_swiglu || fused == Fused::swiglu_back;
+  return {rows, pair ? 2 * width : width};
 }
 inline Shape result_shape(Fused fused, int64_t rows, int64_t width) {
   return {rows, fused == Fused::swiglu_back ? 2 * width : width};
@@ -44,6 +55,8 @@ inline void call(Fused fused, const Stream& stream, const FusedOperands& o, View
       return ops::layer_norm_forward(stream, o.x, o.weight, o.bias, kEps, y, o.mean, o.rstd, cast);
     case Fused::swiglu:
       return ops::swiglu_forward(stream, o.x, y, cast);
+    case Fused::smooth_swiglu:
+      return ops::swiglu_forward(stream, o.x, y, cast, o.weight);
     case Fused::swiglu_back:
       return ops::swiglu_backward(stream, o.dy, o.x, y, cast);
     case Fused::gelu:

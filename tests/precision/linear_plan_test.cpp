@@ -75,6 +75,42 @@ TEST_CASE("a pattern that matches nothing is an error that lists the layers") {
                     Contains("'*.qvk'") && Contains("layers.0.qkv") && Contains("head"));
 }
 
+TEST_CASE("the setting of SwiGLU's product is for down projections that are not exempt") {
+  const std::vector<LinearSite> sites = {
+      {"up", 64, 192, 0, false}, {"down", 96, 64, 0, false, true}, {"head", 64, 64, -1, true}};
+  PrecisionPlan plan = plan_named("te-delayed");
+  plan.swiglu = SwigluInput::smoothed;
+  std::vector<LinearPlan> plans = plan_linears(plan, sites);
+  CHECK(plans[0].swiglu == SwigluInput::as_planned);
+  CHECK(plans[0].fprop == plan.fprop);
+  CHECK(plans[1].swiglu == SwigluInput::smoothed);
+  CHECK(plans[1].fprop.a == plan.fprop.a);
+  CHECK(describe(plans[1].fprop.b) == "e4m3 tensor current");  // w / s of each pass
+  CHECK(plans[1].dgrad == plan.dgrad);
+  CHECK(plans[1].wgrad == plan.wgrad);
+  CHECK_THAT(swiglu_note(plans[1]), Contains("fp8.swiglu: smooth"));
+  CHECK(swiglu_note(plans[0]).empty());
+
+  plan.swiglu = SwigluInput::high_precision;
+  plans = plan_linears(plan, sites);
+  CHECK(plans[0].fprop == plan.fprop);
+  for (const GemmPlan* gemm : {&plans[1].fprop, &plans[1].wgrad}) {
+    CHECK(describe(gemm->a) == "bf16");
+    CHECK(describe(gemm->b) == "bf16");
+  }
+  CHECK(plans[1].dgrad == plan.dgrad);
+  CHECK_THAT(swiglu_note(plans[1]), Contains("kept out") && Contains("bf16"));
+
+  PrecisionPlan rounded = plan_named("int8-qat");  // dgrad reads what fprop has cast
+  rounded.swiglu = SwigluInput::high_precision;
+  CHECK_FALSE(plan_linears(rounded, sites)[1].is_scaled());
+
+  CHECK_THROWS_WITH(plan_linears(plan, four_blocks()),
+                    Contains("fp8.swiglu: bf16_down_input") && Contains("no SwiGLU"));
+  plan.exemptions.patterns = {"down"};
+  CHECK_THROWS_WITH(plan_linears(plan, sites), Contains("every down projection is exempt"));
+}
+
 TEST_CASE("globs") {
   CHECK(glob_match("*", ""));
   CHECK(glob_match("layers.?.qkv", "layers.3.qkv"));

@@ -89,6 +89,34 @@ TEST_CASE("explain: rows with a scale for each granule") {
   CHECK(operand(one, "fprop", "dequantized").empty());  // the cpu has all products
 }
 
+TEST_CASE("explain: what the down projection of a SwiGLU reads") {
+  const Json smooth =
+      explain({"model.preset=toy", "precision.plan=te-delayed", "precision.swiglu=smooth"});
+  const Json& down = linear(smooth, "layers.1.mlp.down");
+  CHECK(operand(down, "fprop", "a") == "e4m3 tensor delayed(1024, max)");
+  CHECK(operand(down, "fprop", "b") == "e4m3 tensor current");
+  CHECK_THAT(down.at("swiglu").get<std::string>(), Catch::Contains("smoothed"));
+  CHECK(linear(smooth, "layers.1.mlp.up").at("swiglu") == "");
+  CHECK_THAT(smooth.at("row").at("SwiGLU product").get<std::string>(),
+             Catch::Contains("power of two"));
+  const TempDir where;
+  const Words words = {"explain", "data.train=[{path: absent.txt}]", "training.max_steps=10",
+                       "precision.plan=te-delayed", "precision.swiglu=bf16_down_input"};
+  Words llama = words;
+  llama.push_back("model.preset=toy");
+  const std::string text = expect_code(0, where.path(), llama).out;
+  CHECK_THAT(text, Catch::Contains("bf16 x bf16 | e5m2 x e4m3 | bf16 x bf16   x stays in bf16, so "
+                                   "fprop and wgrad are kept out of scaled formats (fp8.swiglu: "
+                                   "bf16_down_input)"));
+  Words gpt2 = words;
+  gpt2.push_back("model.from=" + (fs::path(FP8TRAIN_GOLDEN_DIR) / "tiny-gpt2").string());
+  gpt2.push_back("data.tokenizer=none");
+  gpt2.push_back("data.seq_length=16");
+  CHECK_THAT(expect_code(2, where.path(), gpt2).err,
+             Catch::Contains("fp8.swiglu: bf16_down_input has no meaning for this model, whose MLP "
+                             "is no SwiGLU"));
+}
+
 TEST_CASE("explain: a layer of an unsuitable size") {
   const Json json =
       explain({"model.preset=toy", "model.intermediate_size=172", "precision.plan=te-current"});

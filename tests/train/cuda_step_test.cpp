@@ -266,6 +266,35 @@ TEST_CASE("recorded steps are bitwise those that are launched one by one", "[cud
   }
 }
 
+TEST_CASE("steps with a smoothed product, or one in bf16, on cuda are the cpu's", "[cuda]") {
+  if (no_device()) {
+    return;
+  }
+  struct Case {
+    const char* plan;
+    SwigluInput swiglu;
+    bool distinct;
+  };
+  for (const Case& c : {Case{"te-delayed", SwigluInput::smoothed, true},
+                        Case{"te-blockwise", SwigluInput::smoothed, false},
+                        Case{"coat", SwigluInput::smoothed, false},
+                        Case{"te-delayed", SwigluInput::high_precision, false}}) {
+    if (kSanitized && !c.distinct) {
+      continue;
+    }
+    EngineSettings settings = small_llama(c.plan);
+    settings.model.num_hidden_layers = 1;
+    settings.plan.swiglu = c.swiglu;
+    compare_devices(settings, {c.plan, 2e-3, 5e-3});
+    if (c.distinct) {
+      Run run(DeviceKind::cuda, settings);
+      const uint64_t before = run.device->ledger().allocations();
+      run.train_step();
+      CHECK(run.device->ledger().allocations() == before);
+    }
+  }
+}
+
 TEST_CASE("recorded steps with moments of few bits are those that are launched", "[cuda]") {
   if (no_device()) {
     return;

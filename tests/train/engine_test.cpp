@@ -3,6 +3,7 @@
 
 #include <catch2/catch.hpp>
 
+#include <array>
 #include <cmath>
 #include <cstring>
 
@@ -271,7 +272,8 @@ void check_combinations(const std::vector<CellChoices>& choices, size_t wanted) 
     PlanRequest request;
     request.plan = i % 2 == 0 ? "te-current" : "bf16";
     request.cells.moment1 = "bf16";
-    std::string said = request.plan;
+    request.swiglu = std::array{"plain", "smooth", "bf16_down_input"}[philox(i, 8, 0).word[0] % 3];
+    std::string said = request.plan + " | " + request.swiglu;
     for (size_t j = 0; j < choices.size(); ++j) {
       const std::vector<std::string>& formats = choices[j].formats;
       const std::string& format = formats[philox(i, 7, j).word[0] % formats.size()];

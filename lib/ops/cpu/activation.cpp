@@ -8,8 +8,19 @@
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 namespace {
 
-void swiglu_forward(Stream /*stream*/, ConstView gate_up, View y, const QuantizeSink& cast) {
+template <typename T>
+FP8TRAIN_HD void smoothed_products(const T* __restrict gate, const T* __restrict up,
+                                   const float* __restrict scale, T* __restrict out,
+                                   int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    store_from_float(out + i, silu(load_as_float(gate + i)) * (load_as_float(up + i) * scale[i]));
+  }
+}
+
+void swiglu_forward(Stream /*stream*/, ConstView gate_up, View y, const QuantizeSink& cast,
+                    ConstView smoothing) {
   const int64_t width = y.shape.back();
+  const float* const scale = smoothing.as<float>();
   with_float_type(y.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
     const T* from = gate_up.as<T>();
@@ -18,6 +29,10 @@ void swiglu_forward(Stream /*stream*/, ConstView gate_up, View y, const Quantize
                   [=](int64_t begin, int64_t length, T* __restrict out) {
                     const T* __restrict gate = from + row * 2 * width + begin;
                     const T* __restrict up = gate + width;
+                    if (scale != nullptr) {
+                      smoothed_products(gate, up, scale + begin, out, length);
+                      return;
+                    }
                     for (int64_t i = 0; i < length; ++i) {
                       store_from_float(out + i,
                                        silu(load_as_float(gate + i)) * load_as_float(up + i));

@@ -28,6 +28,7 @@ void fill_shared_wire(OpTable& table);
 void fill_norm(OpTable& table);
 void fill_attention(OpTable& table);
 void fill_activation(OpTable& table);
+void fill_smoothing(OpTable& table);
 }  // namespace isa_v1
 
 namespace isa_v3 {  // x86-64-v3: AVX2, FMA, F16C
@@ -43,6 +44,7 @@ void fill_shared_wire(OpTable& table);
 void fill_norm(OpTable& table);
 void fill_attention(OpTable& table);
 void fill_activation(OpTable& table);
+void fill_smoothing(OpTable& table);
 }  // namespace isa_v3
 
 namespace isa_v4 {  // x86-64-v4: AVX-512 F/BW/CD/DQ/VL
@@ -58,6 +60,7 @@ void fill_shared_wire(OpTable& table);
 void fill_norm(OpTable& table);
 void fill_attention(OpTable& table);
 void fill_activation(OpTable& table);
+void fill_smoothing(OpTable& table);
 }  // namespace isa_v4
 
 }  // namespace fp8train::ops::cpu

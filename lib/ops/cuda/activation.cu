@@ -21,37 +21,55 @@ __device__ __forceinline__ int64_t in_pair(int64_t i, int64_t width) {
   return i + i / width * width;
 }
 
+template <int N>
+__device__ __forceinline__ Pack<float, N> ones() {
+  Pack<float, N> pack;
+#pragma unroll
+  for (int j = 0; j < N; ++j) {
+    pack.values[j] = 1.0F;
+  }
+  return pack;
+}
+
 template <typename T>
 struct SwigluForward {
   const T* gate_up;
   T* y;
   int64_t width;
+  const float* smoothing;  // may be null
 
   template <int N>
   __device__ void run(int64_t i) const {
     const T* from = gate_up + in_pair(i, width);
     const Pack<T, N> gate = load_pack<N>(from);
     const Pack<T, N> up = load_pack<N>(from + width);
+    const Pack<float, N> scale =
+        smoothing == nullptr ? ones<N>() : load_pack<N>(smoothing + i % width);
     Pack<T, N> out;
 #pragma unroll
     for (int j = 0; j < N; ++j) {
-      store_from_float(&out.values[j],
-                       silu(load_as_float(&gate.values[j])) * load_as_float(&up.values[j]));
+      const float smooth = load_as_float(&up.values[j]) * scale.values[j];
+      store_from_float(&out.values[j], silu(load_as_float(&gate.values[j])) * smooth);
     }
     store_pack(y + i, out);
   }
 };
 
-void swiglu_forward(Stream stream, ConstView gate_up, View y, const QuantizeSink& cast) {
+void swiglu_forward(Stream stream, ConstView gate_up, View y, const QuantizeSink& cast,
+                    ConstView smoothing) {
   const int64_t width = y.shape.back();
+  const auto* scale = smoothing.as<float>();
   with_float_type(y.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
     if (!cast.empty()) {
-      return cast_tiles(stream, SwigluForwardSource<T>(gate_up.as<T>(), width), y.shape.rows(),
-                        width, y.data, cast, is_aligned(gate_up.data));
+      return cast_tiles(stream, SwigluForwardSource<T>(gate_up.as<T>(), width, scale),
+                        y.shape.rows(), width, y.data, cast,
+                        is_aligned(gate_up.data) && is_aligned(scale));
     }
-    map<kPack>(stream, y.count(), width % kPack == 0 && packs_fit<T>(gate_up.data, y.data),
-               SwigluForward<T>{gate_up.as<T>(), y.as<T>(), width});
+    map<kPack>(stream, y.count(),
+               width % kPack == 0 && packs_fit<T>(gate_up.data, y.data) &&
+                   is_aligned(scale, sizeof(float) * kPack),
+               SwigluForward<T>{gate_up.as<T>(), y.as<T>(), width, scale});
   });
 }
 

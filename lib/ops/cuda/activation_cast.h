@@ -32,8 +32,10 @@ template <typename T>
 struct SwigluForwardSource : ActivationSource<T, 1> {
   const T* __restrict__ gate_up;
   int64_t width;
+  const float* __restrict__ smoothing;  // may be null
 
-  SwigluForwardSource(const T* from, int64_t columns) : gate_up(from), width(columns) {}
+  SwigluForwardSource(const T* from, int64_t columns, const float* scale)
+      : gate_up(from), width(columns), smoothing(scale) {}
 
   template <bool Packed>
   __device__ __forceinline__ Octet<T> octet(int /*part*/, int64_t row, int64_t column,
@@ -43,6 +45,14 @@ struct SwigluForwardSource : ActivationSource<T, 1> {
     const T* from = gate_up + row * 2 * width + column;
     octet_values(load_octet<Packed>(from, available), gate);
     octet_values(load_octet<Packed>(from + width, available), up);
+    if (smoothing != nullptr) {
+      float scale[kOctet];
+      octet_values(load_octet<Packed>(smoothing + column, available), scale);
+#pragma unroll
+      for (int i = 0; i < kOctet; ++i) {
+        up[i] *= scale[i];
+      }
+    }
     return made_octet<T>(available, [&](int i) { return silu(gate[i]) * up[i]; });
   }
 };

@@ -20,6 +20,7 @@ const OpTable& table() {
     fill_rope(filled);
     fill_scaled_gemm(filled);
     fill_shared_wire(filled);
+    fill_smoothing(filled);
     fill_storage(filled);
     fill_wire(filled);
     return filled;

@@ -38,6 +38,7 @@ void fill_norm(OpTable& table);
 void fill_attention(OpTable& table);
 void fill_rope(OpTable& table);
 void fill_activation(OpTable& table);
+void fill_smoothing(OpTable& table);
 void fill_embedding(OpTable& table);
 void fill_cross_entropy(OpTable& table);
 void fill_optimizer(OpTable& table);

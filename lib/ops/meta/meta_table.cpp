@@ -186,8 +186,17 @@ void head_rms_norm_backward(Stream stream, HeadsView dx, int64_t rows, int64_t h
                     bytes_of(rstd) + 2 * bytes_of(weight_grad));
 }
 
-void swiglu_forward(Stream stream, ConstView gate_up, View y, const QuantizeSink& cast) {
-  count(stream, bytes_of(gate_up) + bytes_of(y) + bytes_of(cast));
+void swiglu_forward(Stream stream, ConstView gate_up, View y, const QuantizeSink& cast,
+                    ConstView smoothing) {
+  count(stream, bytes_of(gate_up) + bytes_of(smoothing) + bytes_of(y) + bytes_of(cast));
+}
+
+void find_smoothing(Stream stream, ConstView gate_up, View scale) {
+  count(stream, bytes_of(gate_up) / 2 + bytes_of(scale));
+}
+
+void divide_columns(Stream stream, ConstView x, ConstView scale, View y, bool add) {
+  count(stream, bytes_of(x) + bytes_of(scale) + bytes_of(y) * (add ? 2 : 1));
 }
 
 void swiglu_backward(Stream stream, ConstView dy, ConstView gate_up, View d_gate_up,
@@ -361,6 +370,8 @@ const OpTable& table() {
       .head_rms_norm_backward = head_rms_norm_backward,
       .swiglu_forward = swiglu_forward,
       .swiglu_backward = swiglu_backward,
+      .find_smoothing = find_smoothing,
+      .divide_columns = divide_columns,
       .gelu_forward = gelu_forward,
       .gelu_backward = gelu_backward,
       .embedding_forward = embedding_forward,

@@ -5,6 +5,7 @@
 #include <catch2/catch.hpp>
 
 #include "ops/cuda/cuda_test_support.h"
+#include "ops/smoothing.h"
 
 namespace fp8train::test {
 namespace {
@@ -40,6 +41,42 @@ TEST_CASE("swiglu and its gradient are exact", "[cuda][activation]") {
           return side.get(d);
         };
         CHECK(same_values(on_cuda(backward), on_cpu(backward)));
+      }
+    }
+  }
+}
+
+TEST_CASE("smoothing and what it does to swiglu are exact", "[cuda][activation]") {
+  for (const DType type : kTypes) {
+    for (const auto& [rows, width] :
+         {std::pair<int64_t, int64_t>{1, 1}, {3, 5}, {7, 64}, {5, 2056}, {33, 12}, {70, 136}}) {
+      for (const int64_t offset : {0, 3}) {
+        INFO(name_of(type) << " " << rows << " x " << width << " from " << offset);
+        const Array gate_up = inputs(type, {rows, 2 * width}, 1);
+        const Array x = inputs(DType::f32, {rows, width}, 2);
+        const auto scale = [&, rows = rows, width = width](Side& side) {
+          const View found = side.space(DType::f32, {width}, offset);
+          ops::find_smoothing(side.stream(), side.put(gate_up, offset), found);
+          return side.get(found);
+        };
+        const Array smoothing = on_cpu(scale);
+        CHECK(same_values(on_cuda(scale), smoothing));
+        const auto forward = [&, rows = rows, width = width](Side& side) {
+          const View y = side.space(type, {rows, width}, offset);
+          ops::swiglu_forward(side.stream(), side.put(gate_up, offset), y, {},
+                              side.put(smoothing, offset));
+          return side.get(y);
+        };
+        CHECK(same_values(on_cuda(forward), on_cpu(forward)));
+        for (const bool add : {false, true}) {
+          const auto divide = [&](Side& side) {
+            const View y = side.put(x, offset);
+            ops::divide_columns(side.stream(), side.put(x, offset), side.put(smoothing, offset), y,
+                                add);
+            return side.get(y);
+          };
+          CHECK(same_values(on_cuda(divide), on_cpu(divide)));
+        }
       }
     }
   }

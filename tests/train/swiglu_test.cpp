@@ -1,0 +1,127 @@
+// Whole steps of models whose down projections read a smoothed product, or one in bf16.
+
+#include <catch2/catch.hpp>
+
+#include <cmath>
+#include <cstring>
+
+#include "base/philox.h"
+#include "support/parameters.h"
+#include "train/engine.h"
+
+using namespace fp8train;
+
+namespace {
+
+EngineSettings small(const std::string& row, SwigluInput swiglu) {
+  ModelConfig model;
+  model.vocab_size = 50;
+  model.hidden_size = 32;
+  model.intermediate_size = 64;
+  model.num_hidden_layers = 2;
+  model.num_attention_heads = 2;
+  model.num_key_value_heads = 1;
+  model.max_position_embeddings = 32;
+  EngineSettings settings;
+  settings.model = completed(model);
+  settings.plan = plan_named(row);
+  settings.plan.swiglu = swiglu;
+  settings.micro_batch_size = 2;
+  settings.seq_length = 16;
+  settings.gradient_accumulation_steps = 2;
+  return settings;
+}
+
+Batch batch_of(uint64_t index) {
+  Batch batch;
+  batch.rows = 2;
+  batch.columns = 16;
+  for (int64_t i = 0; i < batch.rows * batch.columns; ++i) {
+    const PhiloxBlock bits = philox(index, 0, static_cast<uint64_t>(i));
+    batch.tokens.push_back(static_cast<int32_t>(bits.word[0] % 50));
+    batch.targets.push_back(static_cast<int32_t>(bits.word[1] % 50));
+  }
+  return batch;
+}
+
+struct Trained {
+  std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
+  Engine engine;
+
+  explicit Trained(const EngineSettings& settings) : engine(*device, settings) {
+    engine.reserve(plan_step(settings, {}, nullptr, nullptr));
+    engine.model().initialize(3);
+    engine.weights_changed();
+  }
+  double train(int64_t steps, bool statistics = false) {
+    for (int64_t step = 0; step < steps; ++step) {
+      uint64_t micro = 0;
+      engine.step([&] { return batch_of(micro++); }, step, 1e-2F, statistics);
+    }
+    return engine.step_loss().mean;
+  }
+  std::vector<float> weights() { return test::values_of(*device, engine.model().parameters()); }
+};
+
+const char* const kRows[] = {"te-delayed", "te-current", "te-blockwise",          "te-mxfp8",
+                             "msamp-o3",   "coat",       "torchao-rowwise-gw-hp", "fp8-min"};
+
+}  // namespace
+
+TEST_CASE("a smoothed product learns as bf16 does, within the plan made on meta") {
+  const std::string row = GENERATE(from_range(std::begin(kRows), std::end(kRows)));
+  const SwigluInput swiglu = GENERATE(SwigluInput::smoothed, SwigluInput::high_precision);
+  CAPTURE(row, static_cast<int>(swiglu));
+  const double bf16 = Trained(small("bf16", SwigluInput::as_planned)).train(8);
+  Trained run(small(row, swiglu));
+  const uint64_t before = run.device->ledger().allocations();
+  const double loss = run.train(8, true);
+  CHECK(loss == Approx(bf16).margin(0.2));  // the noise of FP8: up to 0.1
+  CHECK(run.device->ledger().allocations() == before);
+  CHECK(run.engine.optimizer().report().skipped_steps == 0);
+}
+
+TEST_CASE("recompute of a smoothed product changes no bit") {
+  const std::string row = GENERATE("te-delayed", "te-current", "coat");
+  CAPTURE(row);
+  EngineSettings settings = small(row, SwigluInput::smoothed);
+  Trained kept(settings);
+  settings.decoder.recompute = Recompute::block;
+  Trained recomputed(settings);
+  kept.train(4);
+  recomputed.train(4);
+  const std::vector<float> a = kept.weights();
+  const std::vector<float> b = recomputed.weights();
+  REQUIRE(a.size() == b.size());
+  CHECK(std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
+}
+
+TEST_CASE("an infinity in a smoothed product makes the step a skipped one") {
+  const std::string row = GENERATE("te-delayed", "te-current", "te-mxfp8");
+  CAPTURE(row);
+  Trained run(small(row, SwigluInput::smoothed));
+  for (const auto& parameter : run.engine.model().parameters().all()) {
+    if (parameter->name == "layers.1.mlp.up.weight") {
+      std::vector<float> values = value_on_host(*run.device, *parameter);
+      values.back() = INFINITY;  // of the linear branch, which the scales come from
+      set_value(*run.device, *parameter, values.data());
+    }
+  }
+  run.engine.weights_changed();
+  run.train(1);
+  CHECK(run.engine.optimizer().report().skipped_steps == 1);
+}
+
+TEST_CASE("evaluation smooths too") {
+  const auto evaluated = [](SwigluInput swiglu) {
+    Trained run(small("te-current", swiglu));
+    run.train(1);
+    run.engine.begin_evaluation();
+    run.engine.evaluate(batch_of(9));
+    return run.engine.evaluation_loss().mean;
+  };
+  const double plain = evaluated(SwigluInput::as_planned);
+  const double smooth = evaluated(SwigluInput::smoothed);
+  CHECK(smooth != plain);                        // other roundings
+  CHECK(smooth == Approx(plain).epsilon(0.02));  // the noise of FP8
+}
