@@ -31,10 +31,10 @@ function(fp8train_room name)
   endif()
 endfunction()
 
-# fp8train_test(ROOM [NO_UNITY] SOURCES file... [DEPENDS room...]): the unit tests of one room, one program. NO_UNITY: its files use one
-# name for different things (Operands, Case).
+# fp8train_test(ROOM [UNITY] SOURCES file... [DEPENDS room...]): the unit tests of one room, one program. UNITY: with FP8TRAIN_UNITY several
+# of its files are compiled as one, so that no two of them use one name for different things.
 function(fp8train_test room)
-  cmake_parse_arguments(TEST "NO_UNITY" "" "SOURCES;DEPENDS;LIBRARIES" ${ARGN})
+  cmake_parse_arguments(TEST "UNITY" "" "SOURCES;DEPENDS;LIBRARIES" ${ARGN})
   add_executable(${room}_test ${TEST_SOURCES})
   list(TRANSFORM TEST_DEPENDS PREPEND fp8train_ OUTPUT_VARIABLE targets)
   target_link_libraries(${room}_test PRIVATE fp8train_${room} ${targets} fp8train_test_support Catch2::Catch2WithMain ${TEST_LIBRARIES} fp8train_flags)
@@ -42,7 +42,7 @@ function(fp8train_test room)
                                                   FP8TRAIN_SHARED_DATA_DIR="${CMAKE_SOURCE_DIR}/../shared/data")
   add_test(NAME ${room} COMMAND ${room}_test)
   set_tests_properties(${room} PROPERTIES LABELS unit)
-  if(TEST_NO_UNITY)
+  if(NOT TEST_UNITY)
     set_target_properties(${room}_test PROPERTIES UNITY_BUILD OFF)
   endif()
 endfunction()

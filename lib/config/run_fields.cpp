@@ -146,8 +146,10 @@ std::vector<Field> run_fields() {
            "Save a checkpoint after the last step"),
       integer("eval.interval", in(&Settings::eval, &EvalSettings::interval), at_least(0),
               "Steps between evaluations; 0: only at the end"),
-      integer("eval.batches", in(&Settings::eval, &EvalSettings::batches), at_least(1),
-              "Micro-batches of a periodic evaluation; the final one covers the whole split"),
+      integer(
+          "eval.batches", in(&Settings::eval, &EvalSettings::batches), at_least(1),
+          "Micro-batches of a periodic evaluation, of all ranks together; the final one covers the "
+          "whole split"),
       integer("sample.interval", sample(&SampleSettings::interval), at_least(0),
               "Steps between samples of text; 0: none"),
       texts("sample.prompts", sample(&SampleSettings::prompts), "One sample is drawn per prompt",

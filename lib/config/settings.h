@@ -53,7 +53,8 @@ struct CheckpointSettings {
 
 struct EvalSettings {
   int64_t interval = 0;  ///< steps; 0: only at the end
-  int64_t batches = 20;  ///< of a periodic evaluation; the final one covers the whole split
+  int64_t batches = 20;  ///< of a periodic evaluation, over all ranks; the final one covers the
+                         ///< whole split
 
   bool operator==(const EvalSettings&) const = default;
 };

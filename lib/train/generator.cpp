@@ -172,4 +172,26 @@ void Generator::generate(const std::vector<int32_t>& prompt, const SamplingSetti
   }
 }
 
+std::string sample_texts(Generator& generator, const Tokenizer& tokenizer,
+                         const SampleSettings& settings, uint64_t seed) {
+  const SamplingSettings sampling = {.max_new_tokens = settings.max_new_tokens,
+                                     .temperature = settings.temperature,
+                                     .top_k = settings.top_k,
+                                     .top_p = settings.top_p,
+                                     .seed = seed};
+  std::string text;
+  for (const std::string& prompt : settings.prompts) {
+    std::vector<int32_t> tokens = tokenizer.encode(prompt);
+    if (tokenizer.bos_id() >= 0) {
+      tokens.insert(tokens.begin(), tokenizer.bos_id());
+    }
+    generator.generate(tokens, sampling, [&](int32_t token) {
+      tokens.push_back(token);
+      return true;
+    });
+    text += tokenizer.decode(tokens) + "\n";
+  }
+  return text;
+}
+
 }  // namespace fp8train

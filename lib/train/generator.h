@@ -8,6 +8,8 @@
 #include <memory>
 #include <vector>
 
+#include "config/settings.h"
+#include "data/tokenizer.h"
 #include "device/arena.h"
 #include "model/decoder.h"
 
@@ -47,5 +49,9 @@ class Generator {
   Arena saved_, scratch_;
   Tensor tokens_, logits_;
 };
+
+/// One continuation of each of the settings' prompts, a line each.
+std::string sample_texts(Generator& generator, const Tokenizer& tokenizer,
+                         const SampleSettings& settings, uint64_t seed);
 
 }  // namespace fp8train

@@ -22,6 +22,7 @@
 #include "train/run_records.h"
 #include "train/run_statistics.h"
 #include "train/session.h"
+#include "train/skip_guard.h"
 #include "train/threads.h"
 #include "train/training_state.h"
 #include "train/weights.h"
@@ -39,7 +40,6 @@ class Run {
   void say_changes(const std::filesystem::path& saved_run);
   void train_one_step();
   void log_step();
-  void guard(const StepReport& report);
   std::string what_is_saved() const;
   /// False when a stop was asked for meanwhile; nothing is recorded then.
   bool evaluate(int64_t max_batches, bool final);
@@ -65,6 +65,7 @@ class Run {
   std::unique_ptr<Loader> loader_;
   std::unique_ptr<Generator> generator_;
   ScalingWarnings scaling_warnings_;
+  SkipGuard skip_guard_;
   Progress progress_;
   TrainingState state_;
   std::string resolved_config_, earlier_config_;
@@ -72,8 +73,6 @@ class Run {
   Stopwatch since_log_;
   double excluded_seconds_ = 0;  // evaluation, samples and saving since the last log line
   int64_t logged_step_ = 0;
-  int64_t logged_skips_ = 0;
-  int64_t consecutive_skips_ = 0;
   int64_t saved_step_ = -1;
   double speed_ = 0;
 };
@@ -93,6 +92,7 @@ Run::Run(const RunRequest& request, Communicator& comm)
     : comm_(&comm),
       session_(open_session(request.settings, true, comm.size())),
       records_(request.settings.output_dir, comm.rank() == 0),
+      skip_guard_(settings().training, session_.engine.plan.dynamic_loss_scaling),
       progress_(make_progress(request, records_.directory(), comm.rank() == 0)) {
   const int64_t threads = configure_threads(settings().threads, comm.local_size());
   resolved_config_ = request.resolved_yaml;
@@ -109,8 +109,8 @@ Run::Run(const RunRequest& request, Communicator& comm)
   std::string reason;
   device_ = choose_device(settings().device, settings().gemm_tuning, reason);
   MemoryLedger planned;
-  const StepPlan plan = plan_step(session_.engine, *device_, &planned, nullptr, comm.topology(),
-                                  comm.rank());
+  const StepPlan plan =
+      plan_step(session_.engine, *device_, &planned, nullptr, comm.topology(), comm.rank());
   for (const std::string& line : run_overview(session_, *device_, reason, threads, planned)) {
     progress_.say(line);
   }
@@ -170,7 +170,7 @@ void Run::start_or_resume() {
   loader_->seek(state_.sample_position);
   records_.begin_metrics(state_.step);
   logged_step_ = state_.step;
-  logged_skips_ = engine_->optimizer().report().skipped_steps;
+  skip_guard_.begin(engine_->optimizer().report().skipped_steps);
 }
 
 /// Every rank has looked for the newest checkpoint itself.
@@ -247,7 +247,7 @@ void Run::log_step() {
                        .skipped_steps = report.skipped_steps,
                        .slots = &slots});
   log_warnings(scaling_warnings_.after_step(state_.step, slots));
-  guard(report);
+  skip_guard_.check(report, state_.step, state_.step - logged_step_, what_is_saved());
   logged_step_ = state_.step;
   since_log_.restart();
   excluded_seconds_ = 0;
@@ -256,28 +256,6 @@ void Run::log_step() {
 std::string Run::what_is_saved() const {
   return saved_step_ > 0 ? fmt::format("The checkpoint of step {} is intact", saved_step_)
                          : std::string("Nothing had been saved yet");
-}
-
-void Run::guard(const StepReport& report) {
-  const int64_t skips = report.skipped_steps - logged_skips_;
-  logged_skips_ = report.skipped_steps;
-  consecutive_skips_ = skips == state_.step - logged_step_ ? consecutive_skips_ + skips : 0;
-  // With loss scaling a skipped step is how the scale is found, as long as there is room below.
-  const bool searching = session_.engine.plan.dynamic_loss_scaling && report.loss_scale > 1.0F;
-  if (skips == 0 || searching) {
-    return;
-  }
-  const std::string what =
-      fmt::format("{} of the {} steps up to step {} had a gradient that was not finite", skips,
-                  state_.step - logged_step_, state_.step);
-  if (settings().training.non_finite == "stop") {
-    throw NumericError(what + " (training.non_finite: stop); " + what_is_saved());
-  }
-  log_warning(what + " and were skipped");
-  if (consecutive_skips_ >= settings().training.max_consecutive_skips) {
-    throw NumericError(fmt::format("{}, {} in a row", what, consecutive_skips_) +
-                       "; training has diverged: lower optimizer.lr. " + what_is_saved());
-  }
 }
 
 bool Run::evaluate(int64_t max_batches, bool final) {
@@ -320,23 +298,8 @@ void Run::sample() {
     return;
   }
   const Stopwatch watch;
-  std::string text;
-  for (const std::string& prompt : settings().sample.prompts) {
-    std::vector<int32_t> tokens = session_.tokenizer->encode(prompt);
-    if (session_.tokenizer->bos_id() >= 0) {
-      tokens.insert(tokens.begin(), session_.tokenizer->bos_id());
-    }
-    const SamplingSettings sampling = {.max_new_tokens = settings().sample.max_new_tokens,
-                                       .temperature = settings().sample.temperature,
-                                       .top_k = settings().sample.top_k,
-                                       .top_p = settings().sample.top_p,
-                                       .seed = settings().training.seed};
-    generator_->generate(tokens, sampling, [&](int32_t token) {
-      tokens.push_back(token);
-      return true;
-    });
-    text += session_.tokenizer->decode(tokens) + "\n";
-  }
+  const std::string text =
+      sample_texts(*generator_, *session_.tokenizer, settings().sample, settings().training.seed);
   records_.write_sample(state_.step, text);
   progress_.say(fmt::format("sample at step {}:\n{}", state_.step, text));
   excluded_seconds_ += watch.seconds();
@@ -386,7 +349,7 @@ RunOutcome Run::run() {
     train_one_step();
     const bool last = state_.step == session_.max_steps;
     if (due(settings().eval.interval) && session_.data.val.size() > 1 && !last) {
-      evaluate(settings().eval.batches, false);
+      evaluate((settings().eval.batches + comm_->size() - 1) / comm_->size(), false);
     }
     if (due(settings().sample.interval)) {
       sample();

@@ -10,7 +10,7 @@
 
 #include "comm/backends.h"
 #include "comm/gradient_exchange.h"
-#include "comm/rank_threads.h"
+#include "support/rank_threads.h"
 #include "device/device.h"
 #include "tensor/tensor.h"
 

@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 #include "comm/backends.h"
-#include "comm/rank_threads.h"
+#include "support/rank_threads.h"
 #include "device/device.h"
 #include "numeric/convert.h"
 #include "ops/storage.h"

@@ -7,7 +7,7 @@
 
 #include "comm/backends.h"
 #include "comm/gradient_exchange.h"
-#include "comm/rank_threads.h"
+#include "support/rank_threads.h"
 #include "device/device.h"
 #include "numeric/convert.h"
 #include "ops/storage.h"

@@ -5,7 +5,7 @@
 
 #include "comm/backends.h"
 #include "comm/collective_checks.h"
-#include "comm/rank_threads.h"
+#include "support/rank_threads.h"
 
 namespace fp8train::test {
 namespace {

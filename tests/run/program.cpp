@@ -50,8 +50,10 @@ Words environment_with(const Words& more) {
 
 }  // namespace
 
-Process::Process(const fs::path& where, const Words& words, const Words& environment) {
-  Words command = {FP8TRAIN_PROGRAM};
+Process::Process(const fs::path& where, const Words& words, const Words& environment,
+                 const Words& launcher) {
+  Words command = launcher;
+  command.emplace_back(FP8TRAIN_PROGRAM);
   command.insert(command.end(), words.begin(), words.end());
   Words variables = environment_with(environment);
   const std::vector<char*> arguments = pointers(command);

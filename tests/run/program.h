@@ -27,8 +27,10 @@ struct Outcome {
 /// A started program. One that still runs is killed by destruction.
 class Process {
  public:
-  /// Starts `fp8train words...` in the folder `where`. `environment` holds NAME=value.
-  Process(const fs::path& where, const Words& words, const Words& environment = {});
+  /// Starts `fp8train words...` in the folder `where`. `environment` holds NAME=value; `launcher`
+  /// stands before the program, as mpirun does with its arguments, by its full path.
+  Process(const fs::path& where, const Words& words, const Words& environment = {},
+          const Words& launcher = {});
   ~Process();
   Process(const Process&) = delete;
   Process& operator=(const Process&) = delete;

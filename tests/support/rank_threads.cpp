@@ -1,4 +1,4 @@
-#include "comm/rank_threads.h"
+#include "support/rank_threads.h"
 
 #include <exception>
 #include <thread>

@@ -1,0 +1,37 @@
+#pragma once
+// Watches for optimizer steps that were skipped because a gradient was not finite.
+
+#include <cstdint>
+#include <string>
+
+#include "config/settings.h"
+#include "optim/optimizer.h"
+
+namespace fp8train {
+
+class SkipGuard {
+ public:
+  /// `searches`: with dynamic loss scaling a skipped step is how the scale is found, as long as
+  /// there is room below.
+  SkipGuard(const TrainingSettings& settings, bool searches)
+      : non_finite_(settings.non_finite),
+        most_in_a_row_(settings.max_consecutive_skips),
+        searches_(searches) {}
+
+  /// What was skipped up to now is not this run's.
+  void begin(int64_t skipped_steps) { seen_ = skipped_steps; }
+
+  /// After the last `steps` steps, of which `step` was the last. Warns, or throws NumericError:
+  /// training.non_finite is stop, or all of the last max_consecutive_skips steps were skipped.
+  /// `saved` ends the message: what is left of the run.
+  void check(const StepReport& report, int64_t step, int64_t steps, const std::string& saved);
+
+ private:
+  std::string non_finite_;
+  int64_t most_in_a_row_;
+  bool searches_;
+  int64_t seen_ = 0;
+  int64_t in_a_row_ = 0;
+};
+
+}  // namespace fp8train

@@ -1,0 +1,147 @@
+// The program on several ranks, started by mpirun.
+
+#include <cmath>
+#include <csignal>
+#include <nlohmann/json.hpp>
+
+#include "program.h"
+
+namespace fp8train::test {
+namespace {
+
+constexpr long kSteps = 60;  // no machine finishes before it is stopped
+
+/// Ranks wait without spinning: cores may be fewer than they.
+const Words kEnvironment = {"OMP_NUM_THREADS=1", "OMPI_MCA_mpi_yield_when_idle=1",
+                            "OMPI_MCA_pml=ob1", "OMPI_MCA_btl=self,vader,tcp",
+                            "OMPI_MCA_btl_tcp_if_include=lo"};
+
+Words mpirun(int ranks) {
+  return {FP8TRAIN_MPIRUN,      "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n",
+          std::to_string(ranks)};
+}
+
+class Folder {
+ public:
+  Folder() { write_file(folder_ / "text.txt", small_text(20000)); }
+  const fs::path& path() const { return folder_.path(); }
+  fs::path operator/(const std::string& name) const { return folder_ / name; }
+
+ private:
+  TempDir folder_;
+};
+
+Words command(const std::string& plan, const std::string& name, const Words& more = {}) {
+  Words words = {"model.preset=toy",
+                 "data.train=[{path: text.txt}]",
+                 "data.val_fraction=0.1",
+                 "data.seq_length=32",
+                 "training.max_steps=" + std::to_string(kSteps),
+                 "training.micro_batch_size=2",
+                 "training.global_batch_size=8",
+                 "optimizer.lr=3e-3",
+                 "scheduler.warmup_steps=4",
+                 "eval.interval=25",
+                 "eval.batches=4",
+                 "sample.interval=40",
+                 "sample.max_new_tokens=8",
+                 "logging.interval=1",
+                 "logging.format=plain",
+                 "checkpoint.interval=20",
+                 "parallelism.bucket_mb=1",
+                 "comm.timeout=60",
+                 "device=cpu",
+                 "precision.plan=" + plan,
+                 "output_dir=" + name};
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
+Outcome run(const Folder& folder, int ranks, const Words& words, int code = 0) {
+  Process process(folder.path(), words, kEnvironment, mpirun(ranks));
+  const Outcome outcome = process.wait();
+  CAPTURE(outcome.out, outcome.err);
+  REQUIRE(outcome.code == code);
+  return outcome;
+}
+
+std::vector<double> numbers(const fs::path& run, const char* key) {
+  std::vector<double> found;
+  for (const std::string& line : lines_of(read_file(run / "metrics.jsonl"))) {
+    const nlohmann::json json = nlohmann::json::parse(line);
+    if (json.contains(key)) {
+      found.push_back(json.at(key).get<double>());
+    }
+  }
+  return found;
+}
+
+double largest_relative(const std::vector<double>& a, const std::vector<double>& b) {
+  REQUIRE(a.size() == b.size());
+  double largest = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    largest = std::max(largest, std::abs(a[i] / b[i] - 1));
+  }
+  return largest;
+}
+
+}  // namespace
+
+TEST_CASE("one, two and four ranks train alike at one global batch") {
+  const Folder folder;
+  run(folder, 1, command("fp32", "one"));
+  const std::vector<double> losses = numbers(folder / "one", "loss");
+  const std::vector<double> val_losses = numbers(folder / "one", "val_loss");
+  CHECK(losses.size() == kSteps);
+  CHECK(val_losses.size() == 3);
+  for (const int ranks : {2, 4}) {
+    CAPTURE(ranks);
+    const std::string name = "ranks" + std::to_string(ranks);
+    const Outcome outcome = run(folder, ranks, command("fp32", name));
+    // fp32 sums in another order.
+    CHECK(largest_relative(numbers(folder / name, "loss"), losses) < 1e-6);
+    CHECK(largest_relative(numbers(folder / name, "val_loss"), val_losses) < 1e-6);
+    CHECK(outcome.out.find("(" + std::to_string(ranks) + " ranks x ") != std::string::npos);
+    CHECK(lines_of(outcome.out).size() == lines_of(read_file(folder / name / "train.log")).size());
+  }
+}
+
+TEST_CASE("a run of two ranks that was stopped goes on to the same bits, and on one rank too") {
+  const std::string plan = GENERATE("msamp-o2", "te-delayed");
+  CAPTURE(plan);
+  const Folder folder;
+  run(folder, 2, command(plan, "whole"));
+  Process stopped(folder.path(), command(plan, "stopped"), kEnvironment, mpirun(2));
+  const bool began = stopped.wait_until([&] { return last_logged_step(folder / "stopped") >= 3; });
+  REQUIRE(began);
+  stopped.send(SIGUSR1);  // mpirun passes it on
+  const Outcome outcome = stopped.wait();
+  CAPTURE(outcome.out, outcome.err);
+  CHECK(outcome.code == 75);
+  REQUIRE(last_logged_step(folder / "stopped") < kSteps);
+  fs::copy(folder / "stopped", folder / "alone", fs::copy_options::recursive);
+
+  run(folder, 2, command(plan, "stopped"));
+  const fs::path final = fs::path("checkpoints") / "step-000060";
+  for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
+    CHECK(same_bytes(folder / "stopped" / final / file, folder / "whole" / final / file));
+  }
+  run(folder, 1, command(plan, "alone"));
+  const std::vector<double> alone = numbers(folder / "alone", "loss");
+  CHECK(alone.size() == kSteps);
+  // One rank rounds fewer contributions.
+  CHECK(largest_relative(alone, numbers(folder / "whole", "loss")) < 1e-2);
+}
+
+TEST_CASE("an error that all ranks have is told once, and ends the run with its code") {
+  const Folder folder;
+  const Outcome outcome =
+      run(folder, 2, command("bf16", "bad", {"data.train=[{path: missing.txt}]"}), 3);
+  size_t count = 0;
+  for (const std::string& line : lines_of(outcome.err)) {
+    count += line.starts_with("error:") ? 1 : 0;
+  }
+  CHECK(count == 1);
+}
+
+}  // namespace fp8train::test
