@@ -46,7 +46,6 @@ class Run {
   void sample();
   void save();
   bool should_stop();
-  void agree_on_resumed_step() const;
   RunOutcome finish();
 
   int64_t sample_capacity() const {
@@ -165,24 +164,12 @@ void Run::start_or_resume() {
   } else {
     engine_->model().initialize(settings().training.seed);
   }
-  agree_on_resumed_step();
+  agree_on_step(*comm_, state_.step, records_.directory().checkpoints());
   engine_->weights_changed();
   loader_->seek(state_.sample_position);
   records_.begin_metrics(state_.step);
   logged_step_ = state_.step;
   skip_guard_.begin(engine_->optimizer().report().skipped_steps);
-}
-
-/// Every rank has looked for the newest checkpoint itself.
-void Run::agree_on_resumed_step() const {
-  for (const int64_t step : comm_->all_gather_values(state_.step)) {
-    if (step != state_.step) {
-      throw CheckpointError(fmt::format(
-          "ranks have found checkpoints of different steps ({} and {}) in {}: all nodes must see "
-          "the same folder",
-          state_.step, step, records_.directory().checkpoints().string()));
-    }
-  }
 }
 
 /// What the run that saved the checkpoint was set to otherwise: not an error, but never silent.

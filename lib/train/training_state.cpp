@@ -165,6 +165,17 @@ void load_optimizer(const std::filesystem::path& folder, Engine& engine,
 
 }  // namespace
 
+void agree_on_step(Communicator& comm, int64_t step, const std::filesystem::path& root) {
+  for (const int64_t other : comm.all_gather_values(step)) {
+    if (other != step) {
+      throw CheckpointError(fmt::format(
+          "ranks have found checkpoints of different steps ({} and {}) in {}: all nodes must see "
+          "the same folder",
+          step, other, root.string()));
+    }
+  }
+}
+
 bool has_scaling(const std::filesystem::path& folder) {
   return std::filesystem::exists(folder / kScalingFile);
 }

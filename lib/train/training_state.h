@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/communicator.h"
 #include "train/engine.h"
 #include "train/session.h"
 
@@ -43,6 +44,10 @@ struct ResumedRun {
 /// data set.
 std::optional<ResumedRun> resume_newest(const std::filesystem::path& root, Engine& engine,
                                         const Session& session, std::vector<std::string>& notes);
+
+/// Every rank looks for the newest checkpoint itself. Throws CheckpointError when they have found
+/// different ones under `root`.
+void agree_on_step(Communicator& comm, int64_t step, const std::filesystem::path& root);
 
 /// Whether a checkpoint holds scales.
 bool has_scaling(const std::filesystem::path& folder);

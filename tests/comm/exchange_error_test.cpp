@@ -10,8 +10,8 @@
 
 #include "comm/backends.h"
 #include "comm/gradient_exchange.h"
-#include "support/rank_threads.h"
 #include "device/device.h"
+#include "support/rank_threads.h"
 #include "tensor/tensor.h"
 
 namespace fp8train::test {

@@ -10,10 +10,10 @@
 
 #include "base/error.h"
 #include "comm/backends.h"
-#include "support/rank_threads.h"
 #include "device/device.h"
 #include "numeric/convert.h"
 #include "ops/storage.h"
+#include "support/rank_threads.h"
 #include "tensor/tensor.h"
 
 namespace fp8train::test {

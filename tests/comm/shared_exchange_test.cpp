@@ -7,10 +7,10 @@
 
 #include "comm/backends.h"
 #include "comm/gradient_exchange.h"
-#include "support/rank_threads.h"
 #include "device/device.h"
 #include "numeric/convert.h"
 #include "ops/storage.h"
+#include "support/rank_threads.h"
 #include "tensor/tensor.h"
 
 namespace fp8train::test {

@@ -8,8 +8,8 @@
 #include <mutex>
 
 #include "base/philox.h"
-#include "support/rank_threads.h"
 #include "support/parameters.h"
+#include "support/rank_threads.h"
 #include "train/engine.h"
 
 using namespace fp8train;
