@@ -62,13 +62,10 @@ void transpose_codes(const uint8_t* from, int64_t rows, int64_t columns, uint8_t
 #pragma omp parallel for schedule(static) if (rows * columns >= kParallelElements)
   for (int64_t tile = 0; tile < column_tiles; ++tile) {
     const int64_t column_end = minimum(columns, (tile + 1) * kTile);
-    for (int64_t row_begin = 0; row_begin < rows; row_begin += kTile) {
-      const int64_t row_end = minimum(rows, row_begin + kTile);
-      for (int64_t column = tile * kTile; column < column_end; ++column) {
-        for (int64_t row = row_begin; row < row_end; ++row) {
-          to[column * rows + row] = from[row * columns + column];
-        }
-      }
+    for (int64_t row = 0; row < rows; row += kTile) {
+      const int64_t column = tile * kTile;
+      turn_bytes(from + row * columns + column, columns, minimum(kTile, rows - row),
+                 column_end - column, to + column * rows + row, rows);
     }
   }
 }
@@ -94,7 +91,9 @@ FP8TRAIN_HD void quantize_transposed(const X* x, int64_t rows, int64_t columns, 
         const uint32_t here = largest_magnitude(from, width);
         largest = here > largest ? here : largest;
         encode_chunk(from, scale, codes + r * kTurn, width);
-        count_chunk(from, scale, codes + r * kTurn, width, saturated, underflow);
+        if (statistics != nullptr) {
+          count_chunk(from, scale, codes + r * kTurn, width, saturated, underflow);
+        }
       }
       turn_tile(codes, height, width, transposed + column * rows + row, rows);
     }

@@ -15,6 +15,7 @@ struct Cast {
   const X* x;
   int64_t rows, columns;
   GranuleRule rule;
+  bool counts;  ///< what saturates and what becomes zero
   uint64_t saturated, underflow;
   uint32_t largest;  // magnitude of all elements
 };
@@ -44,7 +45,9 @@ FP8TRAIN_HD void cast_rows(Cast<X, Code>& cast, const GranuleScales& scales, Cod
       scales.keep(row, granule, amax, cast.rule);
       const float factor = scales.factor(amax, cast.rule);
       encode_chunk(cast.x + begin, factor, codes + begin, length);
-      count_chunk(cast.x + begin, factor, codes + begin, length, saturated, underflow);
+      if (cast.counts) {
+        count_chunk(cast.x + begin, factor, codes + begin, length, saturated, underflow);
+      }
     }
   }
   cast.saturated = saturated;
@@ -81,9 +84,8 @@ FP8TRAIN_HD void cast_strip(const Cast<X, Code>& cast, int64_t row_begin, int64_
         const float scaled = load_as_float(from + column) * factors[column];
         codes[r * kTurn + column] = encode<Code>(scaled);
       }
-      for (int64_t column = 0; column < width; ++column) {
-        count_chunk(from + column, factors[column], codes + r * kTurn + column, 1, saturated,
-                    underflow);
+      if (cast.counts) {
+        count_row(from, factors, codes + r * kTurn, width, saturated, underflow);
       }
     }
     turn_tile(codes, tile_height, width, transposed + column_begin * cast.rows + row, cast.rows);
@@ -161,7 +163,9 @@ FP8TRAIN_HD void cast_squares(Cast<X, Code>& cast, const GranuleScales& scales,
         for (int64_t row = 0; row < height; ++row) {
           const int64_t at = first + row * cast.columns;
           encode_chunk(cast.x + at, factor, codes + at, width);
-          count_chunk(cast.x + at, factor, codes + at, width, saturated, underflow);
+          if (cast.counts) {
+            count_chunk(cast.x + at, factor, codes + at, width, saturated, underflow);
+          }
         }
       }
       if (transposed != nullptr) {
@@ -184,8 +188,14 @@ FP8TRAIN_HD void cast_squares(Cast<X, Code>& cast, const GranuleScales& scales,
 template <typename X, typename Code>
 FP8TRAIN_HD void cast_as(ConstView x, const GranuleQuantizedView& out, float* amax_out,
                          QuantizeStatistics* statistics) {
-  Cast<X, Code> cast = {
-      x.as<X>(), x.shape.rows(), x.shape.back(), granule_rule(out.format, x.dtype), 0, 0, 0};
+  Cast<X, Code> cast = {.x = x.as<X>(),
+                        .rows = x.shape.rows(),
+                        .columns = x.shape.back(),
+                        .rule = granule_rule(out.format, x.dtype),
+                        .counts = statistics != nullptr,
+                        .saturated = 0,
+                        .underflow = 0,
+                        .largest = 0};
   const GranuleScales rowwise = granule_scales(out.rowwise, out.format, out.layout);
   const GranuleScales columnwise = granule_scales(out.columnwise, out.format, out.layout);
   Code* codes = out.rowwise.codes.as<Code>();

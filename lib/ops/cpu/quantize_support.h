@@ -4,6 +4,7 @@
 
 #include "numeric/scale.h"
 #include "ops/cpu/kernel_support.h"
+#include "ops/cpu/transpose.h"
 #include "ops/scaling_math.h"
 
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
@@ -72,16 +73,45 @@ FP8TRAIN_HD void count_chunk(const X* __restrict x, float scale, const Code* __r
   underflow += vanished;
 }
 
-/// to[column, row] = codes[row, column] of a tile whose rows are kTurn apart; rows of `to` are
-/// `stride` apart.
+/// The same for one row of elements that each have their own scale.
+template <typename X, typename Code>
+FP8TRAIN_HD void count_row(const X* __restrict x, const float* __restrict scales,
+                           const Code* __restrict codes, int64_t count, uint64_t& saturated,
+                           uint64_t& underflow) {
+  constexpr float kMax = saturation_threshold(dtype_of<Code>());
+  uint32_t beyond = 0;
+  uint32_t vanished = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const float scaled = load_as_float(x + i) * scales[i];
+    beyond += scaled > kMax || scaled < -kMax ? 1U : 0U;
+    vanished += magnitude_bits(x + i) != 0 && code_magnitude(codes[i]) == 0 ? 1U : 0U;
+  }
+  saturated += beyond;
+  underflow += vanished;
+}
+
+/// to[column, row] = from[row, column] of bytes; rows of `from` and of `to` are so far apart.
+static __attribute__((noinline)) void turn_bytes(const uint8_t* from, int64_t from_stride,
+                                                 int64_t height, int64_t width, uint8_t* to,
+                                                 int64_t to_stride) {
+  constexpr int64_t kBlock = 16;
+  const int64_t whole_height = height - height % kBlock;
+  const int64_t whole_width = width - width % kBlock;
+  transpose(from, from_stride, whole_height, whole_width, to, to_stride);
+  for (int64_t column = 0; column < width; ++column) {
+    for (int64_t row = column < whole_width ? whole_height : 0; row < height; ++row) {
+      to[column * to_stride + row] = from[row * from_stride + column];
+    }
+  }
+}
+
+/// The transpose of a tile of codes whose rows are kTurn apart; rows of `to` are `stride` apart.
 template <typename Code>
 FP8TRAIN_HD void turn_tile(const Code* codes, int64_t height, int64_t width, Code* to,
                            int64_t stride) {
-  for (int64_t column = 0; column < width; ++column) {
-    for (int64_t row = 0; row < height; ++row) {
-      to[column * stride + row] = codes[row * kTurn + column];
-    }
-  }
+  static_assert(sizeof(Code) == 1);
+  turn_bytes(reinterpret_cast<const uint8_t*>(codes), kTurn, height, width,
+             reinterpret_cast<uint8_t*>(to), stride);
 }
 
 }  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

@@ -10,6 +10,7 @@ namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 
 typedef float Quad __attribute__((vector_size(16)));
 typedef uint16_t Octet __attribute__((vector_size(16)));
+typedef uint8_t Sixteen __attribute__((vector_size(16)));
 
 FP8TRAIN_HD void transpose_block(const float* from, int64_t from_stride, float* to,
                                  int64_t to_stride) {
@@ -53,8 +54,32 @@ FP8TRAIN_HD void transpose_block(const uint16_t* from, int64_t from_stride, uint
   }
 }
 
-/// to[column][row] = from[row][column]; rows and columns are multiples of the block, 4 for fp32 and
-/// 8 for 16 bits.
+/// Sixteen by sixteen, likewise in four rounds.
+FP8TRAIN_HD void transpose_block(const uint8_t* from, int64_t from_stride, uint8_t* to,
+                                 int64_t to_stride) {
+  Sixteen rows[16];
+  for (int i = 0; i < 16; ++i) {
+    __builtin_memcpy(&rows[i], from + i * from_stride, sizeof(Sixteen));
+  }
+  for (int round = 0; round < 4; ++round) {
+    Sixteen mixed[16];
+    for (int i = 0; i < 8; ++i) {
+      mixed[2 * i] = __builtin_shufflevector(rows[i], rows[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4,
+                                             20, 5, 21, 6, 22, 7, 23);
+      mixed[2 * i + 1] = __builtin_shufflevector(rows[i], rows[i + 8], 8, 24, 9, 25, 10, 26, 11, 27,
+                                                 12, 28, 13, 29, 14, 30, 15, 31);
+    }
+    for (int i = 0; i < 16; ++i) {
+      rows[i] = mixed[i];
+    }
+  }
+  for (int i = 0; i < 16; ++i) {
+    __builtin_memcpy(to + i * to_stride, &rows[i], sizeof(Sixteen));
+  }
+}
+
+/// to[column][row] = from[row][column]; rows and columns are multiples of the block: 4 for fp32, 8
+/// for 16 bits, 16 for bytes.
 template <typename T>
 static __attribute__((noinline)) void transpose(const T* from, int64_t from_stride, int64_t rows,
                                                 int64_t columns, T* to, int64_t to_stride) {
