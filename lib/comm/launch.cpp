@@ -73,16 +73,11 @@ void check_launch(const Launch& launch, int ranks) {
   }
 }
 
-int64_t threads_per_rank(int local_ranks, int64_t available_cores, int64_t node_cores,
+int64_t threads_per_rank(int sharing, int64_t available_cores, const Launch& launch,
                          const Environment& variable) {
-  const int64_t asked = number(variable, "SLURM_CPUS_PER_TASK");
-  if (asked > 0) {
-    return asked;
-  }
-  // A rank that may not use all cores of the node was bound to its own by the launcher.
-  const bool bound = available_cores < node_cores;
-  const int64_t sharing = bound ? 1 : std::max(local_ranks, 1);
-  return std::max<int64_t>(available_cores / sharing, 1);
+  const bool are_tasks = launch.mpi_ranks <= 1 || launch.mpi_ranks == launch.slurm_step_tasks;
+  const int64_t asked = are_tasks ? number(variable, "SLURM_CPUS_PER_TASK") : 0;
+  return asked > 0 ? asked : std::max<int64_t>(available_cores / std::max(sharing, 1), 1);
 }
 
 }  // namespace fp8train

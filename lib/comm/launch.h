@@ -27,10 +27,10 @@ Launch detect_launch();
 /// what the communicator has found.
 void check_launch(const Launch& launch, int ranks);
 
-/// Threads for one of `local_ranks` ranks of this node: SLURM_CPUS_PER_TASK, else the cores that
-/// this process may use, shared among them unless the launcher has bound each rank to cores of its
-/// own. At least 1.
-int64_t threads_per_rank(int local_ranks, int64_t available_cores, int64_t node_cores,
+/// Threads for a rank: SLURM_CPUS_PER_TASK where ranks are the tasks of a step, which those of
+/// mpirun are not; else the cores that it may use, shared among the ranks that may use them too. At
+/// least 1.
+int64_t threads_per_rank(int sharing, int64_t available_cores, const Launch& launch,
                          const Environment& variable);
 
 }  // namespace fp8train

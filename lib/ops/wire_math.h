@@ -47,6 +47,12 @@ FP8TRAIN_HD float copied_scale(float kept) {
   return kept == 0.0F ? 1.0F : kept;
 }
 
+/// The scale that is kept with codes that came over a wire. Those of a poisoned group are NaN
+/// already; its scale must not spoil what is stored there next.
+FP8TRAIN_HD float kept_scale(float scale) {
+  return is_finite(scale) ? scale : 1.0F;
+}
+
 FP8TRAIN_HD uint8_t scale_byte(float scale) {
   return static_cast<uint8_t>(bits_of(scale) >> 23);
 }

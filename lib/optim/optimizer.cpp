@@ -178,7 +178,7 @@ void Optimizer::update(Stream stream, size_t index, bool collect_statistics) con
               .cast = cast,
               .rounding = {.seed = seed_, .tensor = index}},
              device_control());
-  if (parameter.automatic != nullptr) {
+  if (parameter.automatic != nullptr && !holds_automatic_) {
     ops::update_auto_scale(stream, parameter.stored_gradient.codes, parameter.automatic,
                            &device_control()->skip);
   }

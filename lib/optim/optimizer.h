@@ -44,6 +44,10 @@ class Optimizer {
   /// as their Parameter::cast says; with statistics only when `collect_statistics`.
   void step(Stream stream, Arena& scratch, bool collect_statistics = false);
 
+  /// Leaves the factors of automatic scales as they are. With several ranks: what the wire does to
+  /// a sum says nothing of one rank's contribution.
+  void hold_automatic_scales() { holds_automatic_ = true; }
+
   /// Device scalar that losses are multiplied by before backward (1 without loss scaling).
   const float* loss_scale() const;
 
@@ -74,6 +78,7 @@ class Optimizer {
   ParameterStore* parameters_;
   OptimizerSettings settings_;
   uint64_t seed_;
+  bool holds_automatic_ = false;
   ops::LossScaling scaling_;
   StoredPool moment1_, moment2_;
   Buffer control_;

@@ -11,45 +11,60 @@ namespace fp8train {
 DataParallel::DataParallel(Communicator& comm, Device& device, ParameterStore& parameters,
                            const DataParallelSettings& settings)
     : comm_(&comm), parameters_(&parameters), bucket_of_(parameters.all().size()) {
+  std::vector<StoredPool::Stretch> stretches;
   for (size_t buffer = 0; buffer < parameters.gradients().buffers(); ++buffer) {
-    make_buckets(device, buffer, settings);
+    cut(buffer, static_cast<size_t>(settings.bucket_bytes), stretches);
+  }
+  // As backward completes them, so that lanes take turns.
+  const auto first_parameter = [&](const StoredPool::Stretch& stretch) {
+    return parameters.gradients().tensors_of(stretch.buffer)[stretch.begin];
+  };
+  std::sort(stretches.begin(), stretches.end(),
+            [&](const auto& a, const auto& b) { return first_parameter(a) > first_parameter(b); });
+  for (const StoredPool::Stretch& stretch : stretches) {
+    add_bucket(device, stretch, settings.self_exact);
   }
   for (Lane& lane : lanes_) {
     lane.scratch = Buffer(device, lane.scratch_bytes, MemoryCategory::communication);
   }
 }
 
-/// From the end, as backward completes them.
-void DataParallel::make_buckets(Device& device, size_t buffer,
-                                const DataParallelSettings& settings) {
+/// A buffer's tensors into stretches, from the end.
+void DataParallel::cut(size_t buffer, size_t most_bytes,
+                       std::vector<StoredPool::Stretch>& stretches) const {
   const StoredPool& gradients = parameters_->gradients();
   const std::vector<size_t>& tensors = gradients.tensors_of(buffer);
-  const TensorFormat& cell = parameters_->wires()[static_cast<size_t>(gradients.lane_of(buffer))];
-  const GradientWire wire = gradient_wire(cell, settings.self_exact, comm_->topology());
   for (size_t end = tensors.size(); end > 0;) {
     size_t begin = end - 1;
     size_t bytes = gradients.at(tensors[begin]).codes.bytes();
     while (begin > 0) {
       bytes += gradients.at(tensors[begin - 1]).codes.bytes();
-      if (bytes > static_cast<size_t>(settings.bucket_bytes)) {
+      if (bytes > most_bytes) {
         break;
       }
       --begin;
     }
-    const StoredPool::Stretch stretch = {buffer, begin, end};
-    const std::vector<size_t> members(tensors.begin() + static_cast<std::ptrdiff_t>(begin),
-                                      tensors.begin() + static_cast<std::ptrdiff_t>(end));
-    for (const size_t parameter : members) {
-      bucket_of_[parameter] = buckets_.size();
-    }
-    Lane& lane = lane_of(buckets_.size());
-    GradientExchange exchange(*comm_, device, wire,
-                              {gradients.flat(stretch), gradients.begins_of(stretch)},
-                              ExchangeResult::whole, &lane.groups);
-    lane.scratch_bytes = std::max(lane.scratch_bytes, exchange.scratch_bytes());
-    buckets_.push_back({.parameters = members, .exchange = std::move(exchange)});
+    stretches.push_back({buffer, begin, end});
     end = begin;
   }
+}
+
+void DataParallel::add_bucket(Device& device, const StoredPool::Stretch& stretch, bool self_exact) {
+  const StoredPool& gradients = parameters_->gradients();
+  const auto wire_index = static_cast<size_t>(gradients.lane_of(stretch.buffer));
+  const GradientWire wire =
+      gradient_wire(parameters_->wires()[wire_index], self_exact, comm_->topology());
+  std::vector<size_t> members;
+  for (size_t i = stretch.begin; i < stretch.end; ++i) {
+    members.push_back(gradients.tensors_of(stretch.buffer)[i]);
+    bucket_of_[members.back()] = buckets_.size();
+  }
+  Lane& lane = lane_of(buckets_.size());
+  GradientExchange exchange(*comm_, device, wire,
+                            {gradients.flat(stretch), gradients.begins_of(stretch)},
+                            ExchangeResult::whole, &lane.groups);
+  lane.scratch_bytes = std::max(lane.scratch_bytes, exchange.scratch_bytes());
+  buckets_.push_back({.parameters = members, .exchange = std::move(exchange)});
 }
 
 void DataParallel::begin(Stream stream) {

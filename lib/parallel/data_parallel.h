@@ -30,6 +30,8 @@ class DataParallel final : public GradientListener {
   /// the plan cannot cross as its wire says.
   DataParallel(Communicator& comm, Device& device, ParameterStore& parameters,
                const DataParallelSettings& settings);
+  DataParallel(const DataParallel&) = delete;  // its exchanges point into it
+  DataParallel& operator=(const DataParallel&) = delete;
 
   /// Before the backward pass that completes the gradients.
   void begin(Stream stream);
@@ -54,7 +56,8 @@ class DataParallel final : public GradientListener {
     size_t missing = 0;  ///< parameters whose gradients are not complete
     GradientExchange exchange;
   };
-  void make_buckets(Device& device, size_t buffer, const DataParallelSettings& settings);
+  void cut(size_t buffer, size_t most_bytes, std::vector<StoredPool::Stretch>& stretches) const;
+  void add_bucket(Device& device, const StoredPool::Stretch& stretch, bool self_exact);
   Lane& lane_of(size_t bucket) { return lanes_[bucket % lanes_.size()]; }
   void start(size_t bucket);
   void finish(Lane& lane);

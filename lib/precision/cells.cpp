@@ -249,7 +249,7 @@ ParameterBytes bytes_per_parameter(const PrecisionPlan& plan) {
 ParameterFormats parameter_formats(const PrecisionPlan& plan) {
   return {.value = plan.master_weight ? *plan.master_weight : plan.weight,
           .gradient = plan.weight_gradient,
-          .gradient_wire = plan.self_exact ? plan.weight_gradient : plan.gradient_wire,
+          .gradient_wire = plan.gradient_wire,
           .moment1 = plan.moment1,
           .moment2 = plan.moment2,
           .is_master = plan.master_weight.has_value()};

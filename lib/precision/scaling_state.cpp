@@ -104,6 +104,12 @@ void ScalingState::allocate(Device& device) {
   }
 }
 
+bool ScalingState::keeps_state() const {
+  return std::any_of(groups_.begin(), groups_.end(), [](const auto& group) {
+    return group->format.policy == ScalePolicy::delayed;
+  });
+}
+
 uint64_t ScalingState::due(int64_t step) const {
   uint64_t groups = 0;
   for (size_t g = 0; g < groups_.size(); ++g) {

@@ -71,7 +71,11 @@ class ScalingState {
   /// *squared_norm (device memory) becomes NaN when an amax of any slot is not finite.
   void update(Stream stream, uint64_t due, double* squared_norm);
 
-  /// The amax of all slots, fp32: what ranks agree on before update() where something is due.
+  /// Whether scales follow from earlier steps: the amax of such slots lives from one micro-batch to
+  /// the next until it is due.
+  bool keeps_state() const;
+
+  /// The amax of all slots, fp32: what ranks agree on before update() where keeps_state().
   View amax() const { return amax_.empty() ? View{} : amax_.view(); }
 
   /// Reads scales, statistics and samples of all slots; waits for the device.

@@ -41,7 +41,10 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
     const size_t bytes = std::max(model_.scaling().amax().bytes(), sizeof(double));
     combined_ = Buffer(device, static_cast<size_t>(ranks()) * bytes, MemoryCategory::communication);
     if (settings.trains) {
-      parallel_.emplace(*comm_, device, model_.parameters(), settings.parallel);
+      DataParallelSettings parallel = settings.parallel;
+      parallel.self_exact = settings.plan.self_exact;
+      parallel_.emplace(*comm_, device, model_.parameters(), parallel);
+      optimizer_->hold_automatic_scales();
     }
   }
   device.fill_zero(totals_.data(), totals_.bytes());
@@ -123,7 +126,7 @@ void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_st
   run(micro_batches_[{collect_statistics, first, due}], [&] {
     model_.train_micro_batch(how, tokens_, targets_, totals(kTrainingTotals),
                              optimizer().loss_scale(), 1.0F / targets);
-    if (due != 0) {
+    if (model_.scaling().keeps_state()) {
       combine(model_.scaling().amax(), ops::Combine::max);
     }
     model_.scaling().update(device_->stream(), due, optimizer().squared_norm());
@@ -137,7 +140,7 @@ void Engine::end_step(bool collect_statistics) {
     combine({optimizer().squared_norm(), DType::i64, {1}}, ops::Combine::sum);
   }
   run(updates_[collect_statistics ? 1 : 0], [&] {
-    if (!parallel_) {
+    if (!parallel_ && !settings_.plan.self_exact) {
       optimizer().round_gradients(device_->stream(), scratch_);
     }
     optimizer().step(device_->stream(), scratch_, collect_statistics);

@@ -149,7 +149,6 @@ EngineSettings engine_settings(const Settings& settings, const ModelConfig& mode
       .gradient_accumulation_steps = settings.training.gradient_accumulation_steps,
       .parallel = {.bucket_bytes = settings.parallelism.bucket_mb << 20},
       .record = settings.cuda_graphs};
-  engine.parallel.self_exact = engine.plan.self_exact;
   check_batch(engine);
   plan_linears(engine.plan, linear_sites(model));  // patterns that match nothing
   return engine;

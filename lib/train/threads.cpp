@@ -1,7 +1,6 @@
 #include "train/threads.h"
 
 #include <sched.h>
-#include <unistd.h>
 
 #include <cstdlib>
 
@@ -27,11 +26,10 @@ int64_t available_cores() {
 
 }  // namespace
 
-int64_t configure_threads(int64_t requested, int local_ranks) {
+int64_t configure_threads(int64_t requested, int sharing) {
   int64_t threads = requested > 0 ? requested : positive_from_environment("OMP_NUM_THREADS");
   if (threads == 0) {
-    const int64_t of_node = sysconf(_SC_NPROCESSORS_ONLN);
-    threads = threads_per_rank(local_ranks, available_cores(), of_node,
+    threads = threads_per_rank(sharing, available_cores(), detect_launch(),
                                [](const char* name) { return std::getenv(name); });
   }
 #ifdef _OPENMP

@@ -6,8 +6,8 @@
 namespace fp8train {
 
 /// Sets and returns the thread count: `requested` if positive, else OMP_NUM_THREADS, else
-/// SLURM_CPUS_PER_TASK, else this rank's part of the cores that the process may run on.
-/// `local_ranks`: of this node.
-int64_t configure_threads(int64_t requested, int local_ranks = 1);
+/// SLURM_CPUS_PER_TASK (not under mpirun, whose ranks are not Slurm's tasks), else this rank's part
+/// of the cores that the process may run on. `sharing`: ranks that may run on them.
+int64_t configure_threads(int64_t requested, int sharing = 1);
 
 }  // namespace fp8train

@@ -19,6 +19,7 @@
 #include "train/generator.h"
 #include "train/preflight.h"
 #include "train/progress.h"
+#include "train/ranks.h"
 #include "train/run_records.h"
 #include "train/run_statistics.h"
 #include "train/session.h"
@@ -73,6 +74,7 @@ class Run {
   double excluded_seconds_ = 0;  // evaluation, samples and saving since the last log line
   int64_t logged_step_ = 0;
   int64_t saved_step_ = -1;
+  bool signalled_ = false;  // some rank was told to stop
   double speed_ = 0;
 };
 
@@ -93,7 +95,8 @@ Run::Run(const RunRequest& request, Communicator& comm)
       records_(request.settings.output_dir, comm.rank() == 0),
       skip_guard_(settings().training, session_.engine.plan.dynamic_loss_scaling),
       progress_(make_progress(request, records_.directory(), comm.rank() == 0)) {
-  const int64_t threads = configure_threads(settings().threads, comm.local_size());
+  agree_on_run(comm, request.resolved_yaml + request.version + session_.data.train.fingerprint());
+  const int64_t threads = configure_threads(settings().threads, ranks_on_these_cores(comm));
   resolved_config_ = request.resolved_yaml;
   earlier_config_ = earlier_config(records_.directory());
   if (leads()) {
@@ -107,6 +110,9 @@ Run::Run(const RunRequest& request, Communicator& comm)
   log_notes(session_);
   std::string reason;
   device_ = choose_device(settings().device, settings().gemm_tuning, reason);
+  if (comm.size() > 1 && device_->kind() == DeviceKind::cuda) {
+    throw ConfigError("several ranks train on the cpu only as yet: set device: cpu");
+  }
   MemoryLedger planned;
   const StepPlan plan =
       plan_step(session_.engine, *device_, &planned, nullptr, comm.topology(), comm.rank());
@@ -157,6 +163,12 @@ void Run::start_or_resume() {
     state_ = resumed->state;
     saved_step_ = state_.step;
     progress_.say(fmt::format("resumed from {} at step {}", resumed->folder.string(), state_.step));
+    if (resumed->tokens_per_step != session_.tokens_per_step()) {
+      log_warning(fmt::format(
+          "steps were of {} tokens before and are of {} now; with training.global_batch_size they "
+          "do not depend on the number of ranks",
+          resumed->tokens_per_step, session_.tokens_per_step()));
+    }
     say_changes(resumed->folder.parent_path().parent_path());
   } else if (!settings().model.from.empty()) {
     load_weights(*device_, engine_->model(), TensorSource(settings().model.from));
@@ -165,6 +177,7 @@ void Run::start_or_resume() {
     engine_->model().initialize(settings().training.seed);
   }
   agree_on_step(*comm_, state_.step, records_.directory().checkpoints());
+  share_weights(*comm_, *device_, engine_->model().parameters());
   engine_->weights_changed();
   loader_->seek(state_.sample_position);
   records_.begin_metrics(state_.step);
@@ -281,14 +294,14 @@ bool Run::evaluate(int64_t max_batches, bool final) {
 }
 
 void Run::sample() {
-  if (!leads()) {
-    return;
-  }
   const Stopwatch watch;
-  const std::string text =
-      sample_texts(*generator_, *session_.tokenizer, settings().sample, settings().training.seed);
-  records_.write_sample(state_.step, text);
-  progress_.say(fmt::format("sample at step {}:\n{}", state_.step, text));
+  if (leads()) {
+    const std::string text =
+        sample_texts(*generator_, *session_.tokenizer, settings().sample, settings().training.seed);
+    records_.write_sample(state_.step, text);
+    progress_.say(fmt::format("sample at step {}:\n{}", state_.step, text));
+  }
+  wait_for_first_rank(*comm_);
   excluded_seconds_ += watch.seconds();
 }
 
@@ -303,6 +316,7 @@ void Run::save() {
                             settings().checkpoint.keep_last);
     log_debug("saved " + folder.string());
   }
+  wait_for_first_rank(*comm_);
   saved_step_ = state_.step;
   excluded_seconds_ += watch.seconds();
 }
@@ -310,12 +324,15 @@ void Run::save() {
 /// Where one rank has a reason, all stop.
 bool Run::should_stop() {
   const double limit = settings().training.max_time_seconds;
-  return comm_->any_rank(stop_signal() != 0 || (limit > 0 && since_start_.seconds() >= limit));
+  const bool late = limit > 0 && since_start_.seconds() >= limit;
+  signalled_ = comm_->any_rank(stop_signal() != 0);
+  return signalled_ || comm_->any_rank(late);
 }
 
 RunOutcome Run::run() {
-  if (state_.step >= session_.max_steps &&
-      std::filesystem::exists(records_.directory().summary())) {
+  const bool finished =
+      state_.step >= session_.max_steps && std::filesystem::exists(records_.directory().summary());
+  if (first_rank_says(*comm_, finished)) {  // folders may look older on other nodes
     progress_.say(
         fmt::format("nothing to do: this run finished at step {}; raise training.max_steps to "
                     "train further. Everything is in {}",
@@ -329,7 +346,7 @@ RunOutcome Run::run() {
       progress_.say(
           fmt::format("stopped at step {} ({}); {} holds everything: run the same command "
                       "to go on",
-                      state_.step, stop_signal() != 0 ? "signal" : "training.max_time",
+                      state_.step, signalled_ ? "signal" : "training.max_time",
                       records_.directory().checkpoints().string()));
       return RunOutcome::stopped;
     }

@@ -111,6 +111,7 @@ std::string state_text(Engine& engine, const Session& session, const TrainingSta
                                  {"val_step", state.val_step},
                                  {"best_val_loss", state.best_val_loss},
                                  {"best_val_step", state.best_val_step},
+                                 {"tokens_per_step", session.tokens_per_step()},
                                  {"plan", session.engine.plan.name},
                                  {"formats", formats_text(engine.model())},
                                  {"optimizer", session.engine.optimizer.name},
@@ -164,17 +165,6 @@ void load_optimizer(const std::filesystem::path& folder, Engine& engine,
 }
 
 }  // namespace
-
-void agree_on_step(Communicator& comm, int64_t step, const std::filesystem::path& root) {
-  for (const int64_t other : comm.all_gather_values(step)) {
-    if (other != step) {
-      throw CheckpointError(fmt::format(
-          "ranks have found checkpoints of different steps ({} and {}) in {}: all nodes must see "
-          "the same folder",
-          step, other, root.string()));
-    }
-  }
-}
 
 bool has_scaling(const std::filesystem::path& folder) {
   return std::filesystem::exists(folder / kScalingFile);
@@ -281,6 +271,7 @@ ResumedRun resume_from(const std::filesystem::path& folder, Engine& engine,
                      .val_step = json.value("val_step", int64_t{0}),
                      .best_val_loss = json.at("best_val_loss").get<double>(),
                      .best_val_step = json.at("best_val_step").get<int64_t>()};
+    resumed.tokens_per_step = json.value("tokens_per_step", session.tokens_per_step());
     load_weights(engine.device(), engine.model(), TensorSource(folder / kModelFile));
     load_optimizer(folder, engine, json);
     load_scaling(folder, engine.model().scaling());

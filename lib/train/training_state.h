@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "comm/communicator.h"
 #include "train/engine.h"
 #include "train/session.h"
 
@@ -36,6 +35,7 @@ std::filesystem::path save_training_state(const std::filesystem::path& root, Eng
 struct ResumedRun {
   TrainingState state;
   std::filesystem::path folder;
+  int64_t tokens_per_step = 0;  ///< of the run that saved it
 };
 
 /// The newest valid checkpoint under `root`, loaded into the engine; nothing when there is none at
@@ -44,10 +44,6 @@ struct ResumedRun {
 /// data set.
 std::optional<ResumedRun> resume_newest(const std::filesystem::path& root, Engine& engine,
                                         const Session& session, std::vector<std::string>& notes);
-
-/// Every rank looks for the newest checkpoint itself. Throws CheckpointError when they have found
-/// different ones under `root`.
-void agree_on_step(Communicator& comm, int64_t step, const std::filesystem::path& root);
 
 /// Whether a checkpoint holds scales.
 bool has_scaling(const std::filesystem::path& folder);

@@ -60,11 +60,15 @@ TEST_CASE("tasks that do not find each other are refused with the fix", "[launch
 }
 
 TEST_CASE("cores are shared among the ranks of a node", "[launch]") {
-  CHECK(threads_per_rank(4, 16, 16, environment({})) == 4);
-  CHECK(threads_per_rank(4, 2, 2, environment({})) == 1);
-  CHECK(threads_per_rank(4, 4, 16, environment({})) == 4);  // bound by the launcher
-  CHECK(threads_per_rank(4, 16, 16, environment({{"SLURM_CPUS_PER_TASK", "6"}})) == 6);
-  CHECK(threads_per_rank(4, 16, 16, environment({{"SLURM_CPUS_PER_TASK", ""}})) == 4);
+  const Launch srun = {.slurm_step_tasks = 4, .mpi_ranks = 4};
+  const Launch mpirun = {.slurm_step_tasks = 1, .mpi_ranks = 4};
+  CHECK(threads_per_rank(4, 16, {}, environment({})) == 4);
+  CHECK(threads_per_rank(4, 2, {}, environment({})) == 1);
+  CHECK(threads_per_rank(1, 4, {}, environment({})) == 4);  // bound by the launcher
+  CHECK(threads_per_rank(4, 16, {}, environment({{"SLURM_CPUS_PER_TASK", "6"}})) == 6);
+  CHECK(threads_per_rank(4, 16, srun, environment({{"SLURM_CPUS_PER_TASK", "6"}})) == 6);
+  CHECK(threads_per_rank(4, 16, mpirun, environment({{"SLURM_CPUS_PER_TASK", "6"}})) == 4);
+  CHECK(threads_per_rank(4, 16, {}, environment({{"SLURM_CPUS_PER_TASK", ""}})) == 4);
 }
 
 TEST_CASE("a communicator is made by name", "[launch]") {

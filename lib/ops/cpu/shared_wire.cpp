@@ -106,7 +106,7 @@ void read_shared(Stream /*stream*/, ConstView codes, ConstView scales, float fac
   if (is_fp8(to.values.dtype)) {
     std::memcpy(to.values.data, codes.data, static_cast<size_t>(count));
     for (int64_t t = 0; t < scales.count(); ++t) {
-      to.kept_scales.as<float>()[2 * t] = scales.as<float>()[t] / factor;
+      to.kept_scales.as<float>()[2 * t] = kept_scale(scales.as<float>()[t] / factor);
     }
     return;
   }

@@ -158,7 +158,7 @@ void unpack_wire(Stream /*stream*/, const void* images, int64_t chunk, int64_t c
     std::memcpy(y.codes.as<uint8_t>() + to, image + begin, static_cast<size_t>(length));
     for (int64_t at = 0; at < length; at += kStoredGroup) {
       y.scales.as<float>()[(to + at) / kStoredGroup] =
-          read_wire_scale(layout, image, (begin + at) / kStoredGroup);
+          kept_scale(read_wire_scale(layout, image, (begin + at) / kStoredGroup));
     }
   });
 }

@@ -225,7 +225,7 @@ struct KeepScales {
 
   template <int N>
   __device__ void run(int64_t t) const {
-    kept[2 * t] = scales[t] / factor;
+    kept[2 * t] = kept_scale(scales[t] / factor);
   }
 };
 

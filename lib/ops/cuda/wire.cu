@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kBlock)
       if constexpr (!Unpack) {
         write_wire_scale(place.layout, image, within, exists ? copied_scale(scales[group]) : 1.0F);
       } else if (exists) {
-        scales[group] = read_wire_scale(place.layout, image, within);
+        scales[group] = kept_scale(read_wire_scale(place.layout, image, within));
       }
     }
 #pragma unroll

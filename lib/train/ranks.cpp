@@ -1,0 +1,80 @@
+#include "train/ranks.h"
+
+#include <fmt/format.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <functional>
+#include <vector>
+
+#include "base/error.h"
+
+namespace fp8train {
+
+void agree_on_run(Communicator& comm, const std::string& description) {
+  const auto mine = static_cast<uint64_t>(std::hash<std::string>{}(description));
+  const std::vector<uint64_t> all = comm.all_gather_values(mine);
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank] != all[0]) {
+      throw ConfigError(fmt::format(
+          "rank {} was started with other settings, data or another version of the program than "
+          "rank 0: all nodes must see the same files and the same environment",
+          rank));
+    }
+  }
+}
+
+void agree_on_step(Communicator& comm, int64_t step, const std::filesystem::path& place) {
+  const std::vector<int64_t> all = comm.all_gather_values(step);
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank] != all[0]) {
+      throw CheckpointError(fmt::format(
+          "rank 0 goes on from step {} and rank {} from step {}: all nodes must see the same "
+          "checkpoints in {}",
+          all[0], rank, all[rank], place.string()));
+    }
+  }
+}
+
+void share_weights(Communicator& comm, Device& device, const ParameterStore& parameters) {
+  if (comm.size() == 1) {
+    return;
+  }
+  for (const auto& parameter : parameters.all()) {
+    const StoredTensor& value = parameter->stored_value;
+    for (const View& part : {value.codes, value.scales}) {
+      if (part.count() > 0) {
+        comm.broadcast(device.stream(), part.data, part.bytes(), 0).wait();
+      }
+    }
+  }
+}
+
+void wait_for_first_rank(Communicator& comm) {
+  constexpr double kDay = 86400;
+  const double timeout = comm.timeout();
+  comm.set_timeout(kDay);
+  comm.barrier().wait();
+  comm.set_timeout(timeout);
+}
+
+bool first_rank_says(Communicator& comm, bool mine) {
+  return comm.all_gather_values(static_cast<uint8_t>(mine ? 1 : 0)).front() != 0;
+}
+
+int ranks_on_these_cores(Communicator& comm) {
+  cpu_set_t mine;
+  CPU_ZERO(&mine);
+  sched_getaffinity(0, sizeof(mine), &mine);
+  const std::vector<cpu_set_t> all = comm.all_gather_values(mine);
+  int sharing = 0;
+  for (int rank = 0; rank < comm.size(); ++rank) {
+    cpu_set_t common;
+    CPU_AND(&common, &mine, &all[static_cast<size_t>(rank)]);
+    const bool same_node = comm.topology().node_of(rank) == comm.node();
+    sharing += same_node && CPU_COUNT(&common) > 0 ? 1 : 0;
+  }
+  return std::max(sharing, 1);
+}
+
+}  // namespace fp8train

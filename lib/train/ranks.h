@@ -1,0 +1,35 @@
+#pragma once
+// What the ranks of a run tell each other beside gradients. All are collective, and nothing happens
+// where there is one rank.
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "comm/communicator.h"
+#include "device/device.h"
+#include "nn/parameter.h"
+
+namespace fp8train {
+
+/// Throws ConfigError when ranks differ in `description`: settings, data, version of the program.
+void agree_on_run(Communicator& comm, const std::string& description);
+
+/// Every rank looks for the newest checkpoint itself. Throws CheckpointError when they go on from
+/// different steps. `place`: where they looked, for the message.
+void agree_on_step(Communicator& comm, int64_t step, const std::filesystem::path& place);
+
+/// All get the first rank's weights, bit for bit: processors may draw initial values that differ in
+/// their last bits.
+void share_weights(Communicator& comm, Device& device, const ParameterStore& parameters);
+
+/// After what only the first rank does, which may take longer than a message between ranks.
+void wait_for_first_rank(Communicator& comm);
+
+/// The first rank's answer.
+bool first_rank_says(Communicator& comm, bool mine);
+
+/// How many ranks may use a core that this one may use, itself among them.
+int ranks_on_these_cores(Communicator& comm);
+
+}  // namespace fp8train
