@@ -1,6 +1,7 @@
 #pragma once
-// fp8train bench gemm: products by the format of their operands, alone and with the casts of both
-// operands from bf16, which is what a layer pays, against bf16 in the same run.
+// fp8train bench gemm: products by the format of their operands, alone and with one cast of each
+// operand from bf16, against bf16 in the same run. A layer casts its weight once per optimizer step
+// only, and where the units want one order of operands x and dy in both orientations.
 
 #include <cstdint>
 #include <string>

@@ -64,7 +64,7 @@ StepRates step_rates(Device& device, const StepBench& bench, double seconds) {
   engine.model().initialize(1);
   engine.weights_changed();
   const Batch batch = random_batch(settings);
-  int64_t step = 0;
+  int64_t step = int64_t{1} << 20;  // long after the first window of delayed scales
   const auto run = [&] {
     engine.step([&]() -> const Batch& { return batch; }, step++, 1e-4F, false);
     device.synchronize();
