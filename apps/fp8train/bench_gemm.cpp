@@ -113,7 +113,8 @@ class ShapeBench {
     };
     ops::ScaledGemm call = {
         .a = {a.view(), a_format, a.layout}, .b = {b.view(), b_format, b.layout}, .c = c_};
-    call.fast_accumulate = true;  // as the forward products of the rows have it
+    call.fast_accumulate =
+        a_granularity == Granularity::row || a_granularity == Granularity::block_1x32;
     const size_t bytes = ops::scaled_gemm_scratch_bytes(device_->traits(), call);
     const Buffer scratch(*device_, bytes, MemoryCategory::workspace);
     call.scratch = {scratch.data(), DType::u8, {static_cast<int64_t>(bytes)}};
