@@ -7,13 +7,14 @@
 #   scripts/slurm_cluster.sh start DIR NODE          boot a crashed node again
 #
 # Then `. DIR/env`, and srun, sbatch, squeue and the others are those of this cluster. Nodes are n0, n1, ... in the partition main; MPI is pmix.
-# DIR: at most 70 characters, because sockets lie in it; any user may read it. Several clusters may run at a time, each in its own DIR.
+# DIR: at most 70 characters, because sockets lie in it; it and the folders above it are open to all users. Several clusters may run at a
+# time, each in its own DIR.
 #
 # Needs root, the right to make namespaces, and packages: scripts/setup.sh --dev. Exit codes: 0 done, 1 failed, 2 usage, 77 cannot work on this machine.
 set -euo pipefail
 export PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
 
-usage() { sed -n '2,13s/^# \{0,1\}//p' "$0"; }
+usage() { sed -n '2,14s/^# \{0,1\}//p' "$0"; }
 die() { echo "slurm_cluster.sh: $1" >&2; exit "${2:-1}"; }
 misused() { echo "slurm_cluster.sh: $1" >&2; usage >&2; exit 2; }
 
@@ -180,7 +181,7 @@ command_down() {
   for file in "$dir"/n*/slurmd.pid "$dir/slurmctld.pid" "$dir/munge/pid"; do
     [ ! -s "$file" ] || daemons+=("$(cat "$file")")
   done
-  SLURM_CONF=$dir/slurm.conf timeout 5 scancel -u root 2>/dev/null || true
+  [ ! -s "$dir/slurmctld.pid" ] || SLURM_CONF=$dir/slurm.conf timeout 5 scancel -u root 2>/dev/null || true
   for node in "$dir"/n*/; do
     read -r -d '' -a tasks < <(printf '%s ' "${tasks[@]}"; tasks_of "$(basename "$node")"; printf '\0') || true
   done
