@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # The program under a real Slurm of seven nodes on this machine, and the job scripts of slurm/ as they are.
 #
-#   tests/run/slurm_test.sh PROGRAM     exit codes: 0 passed, 1 failed, 77 no Slurm can be started here
+#   tests/run/slurm_test.sh PROGRAM [ATTEMPT]     exit codes: 0 passed, 1 failed, 77 no Slurm can be started here
 set -uo pipefail
 program=$(readlink -f "${1:?usage: slurm_test.sh PROGRAM}")
+attempt=${2:-1}
 root=$(readlink -f "$(dirname "$0")/../..")
 folder=$(mktemp -d /tmp/fp8slurm.XXXXXX)  # short: sockets lie in it
 chmod 755 "$folder"
@@ -67,6 +68,10 @@ succeeds() { # JOB
   wait_until is_over "$1" || echo "job $1 is still $(state "$1")"
   [ "$(state "$1")" = COMPLETED ]
 }
+
+# Open MPI 4.1.4: on a busy machine a rank in some 3 of 100 starts on two nodes dies within MPI_Init, where mca_btl_tcp calls a function at
+# address 0. Such a stack has a single frame; one of the program's own mistakes would have more.
+open_mpi_crashed() { grep -h -A1 "\] \[ 0\] " ./*.log | grep -q "End of error message"; }
 
 # A job that this test may run in is none of its business.
 unset "${!SLURM_@}" "${!PMIX_@}" "${!OMPI_@}" "${!SRUN_@}" "${!SBATCH_@}" "${!OMP_@}" "${!FP8TRAIN_@}"
@@ -179,5 +184,10 @@ check "with four ranks instead of six" grep -q "(4 ranks x " crashed.log
 check "to the losses of one rank" agree crashed one 1e-6
 
 section "done"
+if [ $failures != 0 ] && [ "$attempt" -lt 3 ] && open_mpi_crashed; then
+  echo "$failures failed, and Open MPI crashed: once more"
+  tear_down
+  exec bash "$0" "$program" $((attempt + 1))
+fi
 [ $failures = 0 ] || { echo "$failures failed"; exit 1; }
 echo "passed"
