@@ -77,8 +77,7 @@ int64_t threads_per_rank(int local_ranks, int64_t available_cores, int64_t node_
                          const Environment& variable) {
   const int64_t asked = number(variable, "SLURM_CPUS_PER_TASK");
   if (asked > 0) {
-    // srun may have inherited the variable from the batch script without giving the cores.
-    return std::min(asked, available_cores);
+    return asked;
   }
   // A rank that may not use all cores of the node was bound to its own by the launcher.
   const bool bound = available_cores < node_cores;

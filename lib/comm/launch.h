@@ -27,9 +27,9 @@ Launch detect_launch();
 /// what the communicator has found.
 void check_launch(const Launch& launch, int ranks);
 
-/// Threads for one of `local_ranks` ranks of this node: SLURM_CPUS_PER_TASK, but no more than the
-/// cores that this process may use; else those cores, shared among the ranks unless the launcher
-/// has bound each to cores of its own. At least 1.
+/// Threads for one of `local_ranks` ranks of this node: SLURM_CPUS_PER_TASK, else the cores that
+/// this process may use, shared among them unless the launcher has bound each rank to cores of its
+/// own. At least 1.
 int64_t threads_per_rank(int local_ranks, int64_t available_cores, int64_t node_cores,
                          const Environment& variable);
 

@@ -64,8 +64,6 @@ TEST_CASE("cores are shared among the ranks of a node", "[launch]") {
   CHECK(threads_per_rank(4, 2, 2, environment({})) == 1);
   CHECK(threads_per_rank(4, 4, 16, environment({})) == 4);  // bound by the launcher
   CHECK(threads_per_rank(4, 16, 16, environment({{"SLURM_CPUS_PER_TASK", "6"}})) == 6);
-  // srun without SRUN_CPUS_PER_TASK: the rank is bound to one core.
-  CHECK(threads_per_rank(4, 1, 16, environment({{"SLURM_CPUS_PER_TASK", "6"}})) == 1);
   CHECK(threads_per_rank(4, 16, 16, environment({{"SLURM_CPUS_PER_TASK", ""}})) == 4);
 }
 
