@@ -17,7 +17,8 @@ build_packages=(
   catch2
 )
 # libboost-context: fibers of the CUDA host shim. libclang-rt: the run-time of libFuzzer and clang's sanitizers. python3: the layer check.
-dev_packages=(libboost-context-dev clang clang-format clang-tidy libclang-rt-14-dev python3)
+# slurm, munge: tests boot a throw-away cluster (scripts/slurm_cluster.sh); the daemons of the packages do not start without /etc/slurm/slurm.conf.
+dev_packages=(libboost-context-dev clang clang-format clang-tidy libclang-rt-14-dev python3 slurm-wlm slurmctld slurmd slurm-client munge procps)
 
 usage() { sed -n '2,9s/^# \{0,1\}//p' "$0"; }
 

@@ -2,6 +2,7 @@
 
 #include <memory>
 
+#include "base/signals.h"
 #include "comm/backends.h"
 #include "config/show.h"
 #include "train/trainer.h"
@@ -27,6 +28,7 @@ void add_train(Arguments verb, Action& action) {
       options->common.sets.push_back("checkpoint.resume=" + options->resume);
     }
     const Settings settings = load(options->common);
+    install_stop_handlers();  // before ranks find each other, which takes long on many nodes
     const std::unique_ptr<Communicator> comm = make_communicator(
         {.backend = settings.comm.backend, .timeout_seconds = settings.comm.timeout_seconds});
     return run_as_rank(*comm, [&] {

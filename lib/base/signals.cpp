@@ -3,18 +3,33 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <csignal>
+#include <cstdint>
+#include <ctime>
 
 namespace fp8train {
 namespace {
 
 constexpr std::array<int, 3> kStopSignals = {SIGINT, SIGTERM, SIGUSR1};
 
+constexpr int64_t kEchoNanoseconds = 1'000'000'000;
+
 volatile std::sig_atomic_t pending_signal = 0;
+std::atomic<int64_t> asked_at = 0;                         ///< when the first signal came
+static_assert(std::atomic<int64_t>::is_always_lock_free);  // else no handler may touch it
 std::array<struct sigaction, kStopSignals.size()> previous_actions;
 
+int64_t now() {
+  struct timespec time = {};
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return time.tv_sec * int64_t{1'000'000'000} + time.tv_nsec;
+}
+
 extern "C" void on_stop_signal(int number) {
-  if (pending_signal != 0 && number != SIGUSR1) {
+  if (pending_signal == 0) {
+    asked_at = now();
+  } else if (number == SIGINT || (number == SIGTERM && now() - asked_at > kEchoNanoseconds)) {
     _exit(128 + number);
   }
   pending_signal = number;

@@ -1,6 +1,8 @@
 #pragma once
 // SIGINT, SIGTERM and SIGUSR1 ask a run to stop at the next step boundary. The first signal only
-// sets a flag; a second one of SIGINT or SIGTERM ends the process at once with 128 + its number.
+// sets a flag; a further SIGINT or SIGTERM ends the process at once with 128 + its number. A
+// SIGTERM within a second of the first signal is its echo and ignored: at the end of a job Slurm
+// sends SIGTERM to a step and, a few milliseconds later, to it again through srun.
 
 namespace fp8train {
 

@@ -9,14 +9,15 @@
 namespace fp8train {
 namespace {
 
-/// Exit status of a child that installs the handlers and raises `first`, then `second`; 0 when it
-/// survives both.
-int status_after(int first, int second) {
+/// Exit status of a child that installs the handlers and raises `first`, then `second` after a
+/// pause; 0 when it survives both.
+int status_after(int first, int second, useconds_t pause = 0) {
   const pid_t child = fork();
   if (child == 0) {
     clear_stop_signal();
     install_stop_handlers();
     raise(first);
+    usleep(pause);
     raise(second);
     _exit(0);
   }
@@ -53,9 +54,16 @@ TEST_CASE("the previous handlers come back", "[base]") {
 }
 
 TEST_CASE("a second SIGINT or SIGTERM ends the process, a repeated SIGUSR1 does not", "[base]") {
-  CHECK(status_after(SIGTERM, SIGTERM) == 128 + SIGTERM);
+  constexpr useconds_t kMoreThanAnEcho = 1'100'000;
+  CHECK(status_after(SIGTERM, SIGTERM, kMoreThanAnEcho) == 128 + SIGTERM);
+  CHECK(status_after(SIGUSR1, SIGTERM, kMoreThanAnEcho) == 128 + SIGTERM);
   CHECK(status_after(SIGUSR1, SIGINT) == 128 + SIGINT);
   CHECK(status_after(SIGUSR1, SIGUSR1) == 0);
+}
+
+TEST_CASE("a SIGTERM that comes twice at once asks once", "[base]") {
+  CHECK(status_after(SIGTERM, SIGTERM) == 0);
+  CHECK(status_after(SIGTERM, SIGTERM, 50'000) == 0);
 }
 
 }  // namespace fp8train
