@@ -13,28 +13,31 @@ cd "$(dirname "$0")/.."
 build_packages=(
   g++ cmake ninja-build ccache
   libyaml-cpp-dev libcli11-dev libspdlog-dev libfmt-dev nlohmann-json3-dev libxxhash-dev libdnnl-dev
-  libopenmpi-dev openmpi-bin
   catch2
 )
+# Without these the build does without: runs of several ranks; the throw-away cluster of tests (scripts/slurm_cluster.sh; the daemons of these
+# packages do not start without /etc/slurm/slurm.conf).
+optional_packages=(libopenmpi-dev openmpi-bin)
+optional_dev_packages=(slurm-wlm slurmctld slurmd slurm-client munge procps)
 # libboost-context: fibers of the CUDA host shim. libclang-rt: the run-time of libFuzzer and clang's sanitizers. python3: the layer check.
-# slurm, munge: tests boot a throw-away cluster (scripts/slurm_cluster.sh); the daemons of the packages do not start without /etc/slurm/slurm.conf.
-dev_packages=(libboost-context-dev clang clang-format clang-tidy libclang-rt-14-dev python3 slurm-wlm slurmctld slurmd slurm-client munge procps)
+dev_packages=(libboost-context-dev clang clang-format clang-tidy libclang-rt-14-dev python3)
 
 usage() { sed -n '2,9s/^# \{0,1\}//p' "$0"; }
 
 packages=("${build_packages[@]}")
+optional=("${optional_packages[@]}")
 list_only=0
 dev=0
 for argument in "$@"; do
   case $argument in
-    --dev) packages+=("${dev_packages[@]}"); dev=1 ;;
+    --dev) packages+=("${dev_packages[@]}"); optional+=("${optional_dev_packages[@]}"); dev=1 ;;
     --list) list_only=1 ;;
     -h | --help) usage; exit 0 ;;
     *) echo "setup.sh: unknown option '$argument'" >&2; usage >&2; exit 2 ;;
   esac
 done
 if [ $list_only = 1 ]; then
-  printf '%s\n' "${packages[@]}"
+  printf '%s\n' "${packages[@]}" "${optional[@]}"
   exit 0
 fi
 
@@ -53,9 +56,13 @@ is_installed() { [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" 
 
 find_missing() {
   missing=()
+  missing_optional=()
   local package
   for package in "${packages[@]}"; do
     is_installed "$package" || missing+=("$package")
+  done
+  for package in "${optional[@]}"; do
+    is_installed "$package" || missing_optional+=("$package")
   done
 }
 
@@ -67,12 +74,12 @@ give_up() {
 }
 
 if ! command -v dpkg-query >/dev/null; then
-  missing=("${packages[@]}")
+  missing=("${packages[@]}" "${optional[@]}")
   give_up "this is no Debian system; the names below are those of Debian 12"
 fi
 find_missing
-if [ ${#missing[@]} = 0 ]; then
-  echo "setup: all ${#packages[@]} packages are installed"
+if [ ${#missing[@]} = 0 ] && [ ${#missing_optional[@]} = 0 ]; then
+  echo "setup: all $((${#packages[@]} + ${#optional[@]})) packages are installed"
   cudnn_frontend
   exit 0
 fi
@@ -81,19 +88,27 @@ export PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"  # dpkg needs ldconfig, whic
 as_root=()
 if [ "$(id -u)" != 0 ]; then
   if ! command -v sudo >/dev/null || ! sudo -n true 2>/dev/null; then
+    if [ ${#missing[@]} = 0 ]; then
+      echo "setup: without ${missing_optional[*]}: not root, and sudo asks for a password" >&2
+      cudnn_frontend
+      exit 0
+    fi
     give_up "not root, and sudo asks for a password"
   fi
   as_root=(sudo -n)
 fi
 
-echo "setup: installing ${missing[*]}"
+echo "setup: installing ${missing[*]} ${missing_optional[*]}"
 apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive "PATH=$PATH" apt-get -q -o DPkg::Lock::Timeout=120)
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 "${apt[@]}" update >"$log" 2>&1 || echo "setup: apt-get update failed; trying with the package lists as they are" >&2
-if ! "${apt[@]}" install -y --no-install-recommends "${missing[@]}" >>"$log" 2>&1; then
+if [ ${#missing[@]} != 0 ] && ! "${apt[@]}" install -y --no-install-recommends "${missing[@]}" >>"$log" 2>&1; then
   tail -n 20 "$log" >&2
   give_up "apt-get install failed"
+fi
+if [ ${#missing_optional[@]} != 0 ] && ! "${apt[@]}" install -y --no-install-recommends "${missing_optional[@]}" >>"$log" 2>&1; then
+  echo "setup: apt-get could not install ${missing_optional[*]}; going on without" >&2
 fi
 find_missing
 [ ${#missing[@]} = 0 ] || give_up "apt-get succeeded, but packages are still missing"

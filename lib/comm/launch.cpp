@@ -77,7 +77,10 @@ int64_t threads_per_rank(int sharing, int64_t available_cores, const Launch& lau
                          const Environment& variable) {
   const bool are_tasks = launch.mpi_ranks <= 1 || launch.mpi_ranks == launch.slurm_step_tasks;
   const int64_t asked = are_tasks ? number(variable, "SLURM_CPUS_PER_TASK") : 0;
-  return asked > 0 ? asked : std::max<int64_t>(available_cores / std::max(sharing, 1), 1);
+  if (asked > 0) {
+    return std::min(asked, available_cores);  // srun inherits it, also where it gives fewer
+  }
+  return std::max<int64_t>(available_cores / std::max(sharing, 1), 1);
 }
 
 }  // namespace fp8train

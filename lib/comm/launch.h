@@ -28,8 +28,8 @@ Launch detect_launch();
 void check_launch(const Launch& launch, int ranks);
 
 /// Threads for a rank: SLURM_CPUS_PER_TASK where ranks are the tasks of a step, which those of
-/// mpirun are not; else the cores that it may use, shared among the ranks that may use them too. At
-/// least 1.
+/// mpirun are not, at most the cores that there are; else the cores that it may use, shared among
+/// the ranks that may use them too. At least 1.
 int64_t threads_per_rank(int sharing, int64_t available_cores, const Launch& launch,
                          const Environment& variable);
 

@@ -67,6 +67,7 @@ TEST_CASE("cores are shared among the ranks of a node", "[launch]") {
   CHECK(threads_per_rank(1, 4, {}, environment({})) == 4);  // bound by the launcher
   CHECK(threads_per_rank(4, 16, {}, environment({{"SLURM_CPUS_PER_TASK", "6"}})) == 6);
   CHECK(threads_per_rank(4, 16, srun, environment({{"SLURM_CPUS_PER_TASK", "6"}})) == 6);
+  CHECK(threads_per_rank(4, 2, srun, environment({{"SLURM_CPUS_PER_TASK", "6"}})) == 2);
   CHECK(threads_per_rank(4, 16, mpirun, environment({{"SLURM_CPUS_PER_TASK", "6"}})) == 4);
   CHECK(threads_per_rank(4, 16, {}, environment({{"SLURM_CPUS_PER_TASK", ""}})) == 4);
 }

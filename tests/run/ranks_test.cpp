@@ -13,8 +13,7 @@ constexpr long kSteps = 60;  // no machine finishes before it is stopped
 
 /// Ranks wait without spinning: cores may be fewer than they.
 const Words kEnvironment = {"OMP_NUM_THREADS=1", "OMPI_MCA_mpi_yield_when_idle=1",
-                            "OMPI_MCA_pml=ob1", "OMPI_MCA_btl=self,vader,tcp",
-                            "OMPI_MCA_btl_tcp_if_include=lo"};
+                            "OMPI_MCA_pml=ob1", "OMPI_MCA_btl=self,vader"};
 
 Words mpirun(int ranks) {
   return {FP8TRAIN_MPIRUN,      "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n",
