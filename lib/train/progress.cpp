@@ -102,8 +102,10 @@ Progress::Style progress_style(const std::string& format, std::FILE* out) {
     return format == "pretty" ? Progress::Style::pretty : Progress::Style::plain;
   }
   const char* terminal = std::getenv("TERM");
-  const bool capable = terminal != nullptr && std::string(terminal) != "dumb" &&
-                       std::getenv("SLURM_JOB_ID") == nullptr;
+  const bool capable =
+      terminal != nullptr && std::string(terminal) != "dumb" &&
+      std::getenv("SLURM_JOB_ID") == nullptr &&
+      std::getenv("OMPI_COMM_WORLD_SIZE") == nullptr;  // mpirun's ranks have one each
   return capable && isatty(fileno(out)) == 1 ? Progress::Style::pretty : Progress::Style::plain;
 }
 

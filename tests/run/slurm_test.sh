@@ -187,7 +187,7 @@ section "done"
 if [ $failures != 0 ] && [ "$attempt" -lt 3 ] && open_mpi_crashed; then
   echo "$failures failed, and Open MPI crashed: once more"
   tear_down
-  exec bash "$0" "$program" $((attempt + 1))
+  cd "$root" && exec bash "$root/tests/run/slurm_test.sh" "$program" $((attempt + 1))
 fi
 [ $failures = 0 ] || { echo "$failures failed"; exit 1; }
 echo "passed"
