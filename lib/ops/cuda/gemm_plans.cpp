@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <memory>
 #include <string>
+#include <type_traits>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -100,13 +102,26 @@ std::string text_of(const PlanKey& key) {
                      name_of(key.b_granularity), key.a_alignment, key.b_alignment, key.c_alignment);
 }
 
-cublasLtMatrixLayout_t layout_of(const ConstView& stored) {
+/// Handles of the library, given back also where making a plan fails half-way.
+struct GiveBack {
+  void operator()(cublasLtMatmulDesc_t description) const {
+    cublaslt().matmul_desc_destroy(description);
+  }
+  void operator()(cublasLtMatrixLayout_t layout) const { cublaslt().matrix_layout_destroy(layout); }
+  void operator()(cublasLtMatmulPreference_t preference) const {
+    cublaslt().matmul_preference_destroy(preference);
+  }
+};
+template <typename Handle>
+using Owned = std::unique_ptr<std::remove_pointer_t<Handle>, GiveBack>;
+
+Owned<cublasLtMatrixLayout_t> layout_of(const ConstView& stored) {
   cublasLtMatrixLayout_t layout = nullptr;
   check_status(cublaslt().matrix_layout_create(
                    &layout, data_type(stored.dtype), static_cast<uint64_t>(stored.shape[1]),
                    static_cast<uint64_t>(stored.shape[0]), stored.shape[1]),
                "describing a matrix to cuBLASLt");
-  return layout;
+  return Owned<cublasLtMatrixLayout_t>(layout);
 }
 
 }  // namespace
@@ -117,15 +132,12 @@ class Plan {
   /// `tuning` may be null.
   Plan(cublasLtHandle_t handle, const CudaContext& context, const Product& call, const PlanKey& key,
        GemmTuning* tuning);
-  ~Plan();
-  Plan(const Plan&) = delete;
-  Plan& operator=(const Plan&) = delete;
 
   void run(cublasLtHandle_t handle, const CudaContext& context, const Product& call) const;
 
  private:
   void set(cublasLtMatmulDescAttributes_t attribute, const void* value, size_t bytes) const {
-    check_status(cublaslt().matmul_desc_set_attribute(description_, attribute, value, bytes),
+    check_status(cublaslt().matmul_desc_set_attribute(description_.get(), attribute, value, bytes),
                  "describing a GEMM to cuBLASLt");
   }
   void set_scales(const Product& call) const;
@@ -140,17 +152,19 @@ class Plan {
   cublasStatus_t submit(cublasLtHandle_t handle, const CudaContext& context, const Product& call,
                         void* c, const cublasLtMatmulAlgo_t& algorithm) const;
 
-  cublasLtMatmulDesc_t description_ = nullptr;
-  cublasLtMatrixLayout_t a_ = nullptr;  // cuBLASLt's A: our b
-  cublasLtMatrixLayout_t b_ = nullptr;
-  cublasLtMatrixLayout_t c_ = nullptr;
+  Owned<cublasLtMatmulDesc_t> description_;
+  Owned<cublasLtMatrixLayout_t> a_;  // cuBLASLt's A: our b
+  Owned<cublasLtMatrixLayout_t> b_;
+  Owned<cublasLtMatrixLayout_t> c_;
   cublasLtMatmulAlgo_t algorithm_ = {};
 };
 
 Plan::Plan(cublasLtHandle_t handle, const CudaContext& context, const Product& call,
            const PlanKey& key, GemmTuning* tuning) {
-  check_status(cublaslt().matmul_desc_create(&description_, CUBLAS_COMPUTE_32F, CUDA_R_32F),
+  cublasLtMatmulDesc_t description = nullptr;
+  check_status(cublaslt().matmul_desc_create(&description, CUBLAS_COMPUTE_32F, CUDA_R_32F),
                "describing a GEMM to cuBLASLt");
+  description_.reset(description);
   const cublasOperation_t a_operation = key.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
   const cublasOperation_t b_operation = key.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
   set(CUBLASLT_MATMUL_DESC_TRANSA, &a_operation, sizeof(a_operation));
@@ -178,18 +192,6 @@ Plan::Plan(cublasLtHandle_t handle, const CudaContext& context, const Product& c
                                  : fastest(handle, context, call, key, *tuning);
 }
 
-Plan::~Plan() {
-  const CublasLtApi& api = cublaslt();
-  for (cublasLtMatrixLayout_t layout : {a_, b_, c_}) {
-    if (layout != nullptr) {
-      api.matrix_layout_destroy(layout);
-    }
-  }
-  if (description_ != nullptr) {
-    api.matmul_desc_destroy(description_);
-  }
-}
-
 void Plan::set_scales(const Product& call) const {
   set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &call.b.scales, sizeof(call.b.scales));
   set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &call.a.scales, sizeof(call.a.scales));
@@ -199,11 +201,13 @@ std::vector<cublasLtMatmulAlgo_t> Plan::suggestions(cublasLtHandle_t handle,
                                                     const CudaContext& context,
                                                     const PlanKey& key) const {
   const CublasLtApi& api = cublaslt();
-  cublasLtMatmulPreference_t preference = nullptr;
-  check_status(api.matmul_preference_create(&preference), "asking cuBLASLt for an algorithm");
+  cublasLtMatmulPreference_t made = nullptr;
+  check_status(api.matmul_preference_create(&made), "asking cuBLASLt for an algorithm");
+  const Owned<cublasLtMatmulPreference_t> preference(made);
   const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
-    check_status(api.matmul_preference_set_attribute(preference, attribute, &value, sizeof(value)),
-                 "asking cuBLASLt for an algorithm");
+    check_status(
+        api.matmul_preference_set_attribute(preference.get(), attribute, &value, sizeof(value)),
+        "asking cuBLASLt for an algorithm");
   };
   const uint64_t workspace = context.workspace_bytes - kBiasBytes;
   prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace);
@@ -213,9 +217,9 @@ std::vector<cublasLtMatmulAlgo_t> Plan::suggestions(cublasLtHandle_t handle,
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, key.c_alignment);
   cublasLtMatmulHeuristicResult_t results[kHeuristics] = {};
   int found = 0;
-  const cublasStatus_t status = api.matmul_algo_get_heuristic(
-      handle, description_, a_, b_, c_, c_, preference, kHeuristics, results, &found);
-  api.matmul_preference_destroy(preference);
+  const cublasStatus_t status =
+      api.matmul_algo_get_heuristic(handle, description_.get(), a_.get(), b_.get(), c_.get(),
+                                    c_.get(), preference.get(), kHeuristics, results, &found);
   if (status != CUBLAS_STATUS_SUCCESS || found == 0) {
     throw DeviceError("cuBLASLt has no GEMM of " + std::to_string(key.m) + " x " +
                       std::to_string(key.n) + " x " + std::to_string(key.k) + " in " +
@@ -238,8 +242,8 @@ cublasLtMatmulAlgo_t Plan::fastest(cublasLtHandle_t handle, const CudaContext& c
   const std::string name = text_of(key);
   if (const auto kept = tuning.find(name)) {
     cublasLtMatmulHeuristicResult_t result = {};
-    const cublasStatus_t status =
-        cublaslt().matmul_algo_check(handle, description_, a_, b_, c_, c_, &*kept, &result);
+    const cublasStatus_t status = cublaslt().matmul_algo_check(
+        handle, description_.get(), a_.get(), b_.get(), c_.get(), c_.get(), &*kept, &result);
     if (status == CUBLAS_STATUS_SUCCESS &&
         result.workspaceSize <= context.workspace_bytes - kBiasBytes) {
       return *kept;
@@ -263,9 +267,9 @@ cublasStatus_t Plan::submit(cublasLtHandle_t handle, const CudaContext& context,
                             const Product& call, void* c,
                             const cublasLtMatmulAlgo_t& algorithm) const {
   const float alpha = 1.0F;
-  return cublaslt().matmul(handle, description_, &alpha, call.b.matrix.data, a_, call.a.matrix.data,
-                           b_, &call.beta, c, c_, c, c_, &algorithm,
-                           static_cast<char*>(context.workspace) + kBiasBytes,
+  return cublaslt().matmul(handle, description_.get(), &alpha, call.b.matrix.data, a_.get(),
+                           call.a.matrix.data, b_.get(), &call.beta, c, c_.get(), c, c_.get(),
+                           &algorithm, static_cast<char*>(context.workspace) + kBiasBytes,
                            context.workspace_bytes - kBiasBytes, context.stream);
 }
 
