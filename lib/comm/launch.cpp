@@ -36,7 +36,6 @@ Launch detect_launch(const Environment& variable) {
       in_step ? first_number(variable, {"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}) : 0;
   // mpirun of Open MPI; of MPICH, Intel MPI and others through Hydra.
   launch.mpi_ranks = first_number(variable, {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"});
-  launch.local_ranks = first_number(variable, {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"});
   for (const char* name : {"PMIX_RANK", "PMI_RANK", "PMI_FD", "OMPI_COMM_WORLD_RANK"}) {
     launch.manager = launch.manager || variable(name) != nullptr;
   }

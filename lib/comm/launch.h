@@ -12,7 +12,6 @@ struct Launch {
   int slurm_job_tasks = 0;   ///< tasks of the job around it; 0: none
   int mpi_ranks = 0;         ///< as mpirun or a process manager says; 0: nobody does
   bool manager = false;      ///< a process manager (PMIx, PMI, Open MPI's) has left its address
-  int local_ranks = 0;       ///< ranks on this node as the launcher says; 0: nobody does
 
   /// Whether MPI is worth starting: a process alone saves itself the time.
   bool wants_mpi() const { return mpi_ranks > 1 || (manager && slurm_step_tasks > 1); }

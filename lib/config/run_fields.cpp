@@ -184,7 +184,9 @@ std::vector<Field> run_fields() {
            "On a GPU, time the algorithms for each product in the first step and keep the choice "
            "in FP8TRAIN_CACHE_DIR (~/.cache/fp8train); a run repeats bitwise with the same file"),
       integer("threads", in(&Settings::threads), between(0, 65536),
-              "CPU threads; 0: all cores, or SLURM_CPUS_PER_TASK, OMP_NUM_THREADS"),
+              "CPU threads of a rank; 0: OMP_NUM_THREADS, else SLURM_CPUS_PER_TASK, else its part "
+              "of the "
+              "cores"),
       text("output_dir", in(&Settings::output_dir), "Where the run's files go", "a folder"),
   };
 }

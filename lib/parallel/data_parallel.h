@@ -20,8 +20,6 @@ namespace fp8train {
 struct DataParallelSettings {
   int64_t bucket_bytes = int64_t{25} << 20;  ///< of gradients; one parameter may be more
   bool self_exact = false;                   ///< PrecisionPlan::self_exact
-
-  bool operator==(const DataParallelSettings&) const = default;
 };
 
 class DataParallel final : public GradientListener {

@@ -41,9 +41,9 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
     const size_t bytes = std::max(model_.scaling().amax().bytes(), sizeof(double));
     combined_ = Buffer(device, static_cast<size_t>(ranks()) * bytes, MemoryCategory::communication);
     if (settings.trains) {
-      DataParallelSettings parallel = settings.parallel;
-      parallel.self_exact = settings.plan.self_exact;
-      parallel_.emplace(*comm_, device, model_.parameters(), parallel);
+      parallel_.emplace(*comm_, device, model_.parameters(),
+                        DataParallelSettings{.bucket_bytes = settings.bucket_bytes,
+                                             .self_exact = settings.plan.self_exact});
       optimizer_->hold_automatic_scales();
     }
   }

@@ -34,7 +34,7 @@ struct EngineSettings {
   int64_t micro_batch_size = 1;
   int64_t seq_length = 1;
   int64_t gradient_accumulation_steps = 1;
-  DataParallelSettings parallel;  ///< where there are several ranks
+  int64_t bucket_bytes = DataParallelSettings{}.bucket_bytes;  ///< where there are several ranks
   bool trains = true;  ///< false: for evaluation and generation only; no gradients, no optimizer
   bool record = true;  ///< replay recorded steps where the device records (CUDA graphs)
 };

@@ -50,6 +50,10 @@ class RunRecords {
   explicit RunRecords(const std::filesystem::path& root, bool leads = true);
 
   const RunDirectory& directory() const { return directory_; }
+  /// Where progress is written down; empty on ranks that do not lead.
+  std::filesystem::path progress_log() const {
+    return lock_ ? directory_.log() : std::filesystem::path();
+  }
   std::string lock_warning() const { return lock_ ? lock_->warning() : std::string(); }
 
   /// Continues metrics.jsonl after `step`; lines of later steps of an interrupted run are dropped.

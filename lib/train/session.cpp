@@ -147,7 +147,7 @@ EngineSettings engine_settings(const Settings& settings, const ModelConfig& mode
       .micro_batch_size = settings.training.micro_batch_size,
       .seq_length = settings.data.seq_length,
       .gradient_accumulation_steps = settings.training.gradient_accumulation_steps,
-      .parallel = {.bucket_bytes = settings.parallelism.bucket_mb << 20},
+      .bucket_bytes = settings.parallelism.bucket_mb << 20,
       .record = settings.cuda_graphs};
   check_batch(engine);
   plan_linears(engine.plan, linear_sites(model));  // patterns that match nothing

@@ -2,11 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -46,7 +48,7 @@ class Run {
   bool evaluate(int64_t max_batches, bool final);
   void sample();
   void save();
-  bool should_stop();
+  std::string reason_to_stop() const;
   RunOutcome finish();
 
   int64_t sample_capacity() const {
@@ -74,27 +76,18 @@ class Run {
   double excluded_seconds_ = 0;  // evaluation, samples and saving since the last log line
   int64_t logged_step_ = 0;
   int64_t saved_step_ = -1;
-  bool signalled_ = false;  // some rank was told to stop
   double speed_ = 0;
 };
-
-/// Ranks that do not lead are silent and write no log.
-Progress make_progress(const RunRequest& request, const RunDirectory& directory, bool leads) {
-  if (!leads) {
-    return {Progress::Style::quiet, stdout, {}};
-  }
-  const Progress::Style style = request.quiet
-                                    ? Progress::Style::quiet
-                                    : progress_style(request.settings.logging.format, stdout);
-  return {style, stdout, directory.log()};
-}
 
 Run::Run(const RunRequest& request, Communicator& comm)
     : comm_(&comm),
       session_(open_session(request.settings, true, comm.size())),
       records_(request.settings.output_dir, comm.rank() == 0),
       skip_guard_(settings().training, session_.engine.plan.dynamic_loss_scaling),
-      progress_(make_progress(request, records_.directory(), comm.rank() == 0)) {
+      progress_(request.quiet || comm.rank() != 0
+                    ? Progress::Style::quiet
+                    : progress_style(request.settings.logging.format, stdout),
+                stdout, records_.progress_log()) {
   agree_on_run(comm, request.resolved_yaml + request.version + session_.data.train.fingerprint());
   const int64_t threads = configure_threads(settings().threads, ranks_on_these_cores(comm));
   resolved_config_ = request.resolved_yaml;
@@ -116,6 +109,9 @@ Run::Run(const RunRequest& request, Communicator& comm)
   MemoryLedger planned;
   const StepPlan plan =
       plan_step(session_.engine, *device_, &planned, nullptr, comm.topology(), comm.rank());
+  if (comm.size() > 1) {
+    progress_.say("ranks   " + comm.description());
+  }
   for (const std::string& line : run_overview(session_, *device_, reason, threads, planned)) {
     progress_.say(line);
   }
@@ -163,11 +159,8 @@ void Run::start_or_resume() {
     state_ = resumed->state;
     saved_step_ = state_.step;
     progress_.say(fmt::format("resumed from {} at step {}", resumed->folder.string(), state_.step));
-    if (resumed->tokens_per_step != session_.tokens_per_step()) {
-      log_warning(fmt::format(
-          "steps were of {} tokens before and are of {} now; with training.global_batch_size they "
-          "do not depend on the number of ranks",
-          resumed->tokens_per_step, session_.tokens_per_step()));
+    if (!resumed->note.empty()) {
+      log_warning(resumed->note);
     }
     say_changes(resumed->folder.parent_path().parent_path());
   } else if (!settings().model.from.empty()) {
@@ -321,12 +314,13 @@ void Run::save() {
   excluded_seconds_ += watch.seconds();
 }
 
-/// Where one rank has a reason, all stop.
-bool Run::should_stop() {
+/// Where one rank has a reason, all stop: "" for none.
+std::string Run::reason_to_stop() const {
   const double limit = settings().training.max_time_seconds;
-  const bool late = limit > 0 && since_start_.seconds() >= limit;
-  signalled_ = comm_->any_rank(stop_signal() != 0);
-  return signalled_ || comm_->any_rank(late);
+  const int late = limit > 0 && since_start_.seconds() >= limit ? 1 : 0;
+  const std::vector<int> all = comm_->all_gather_values(stop_signal() != 0 ? 2 : late);
+  const int reason = *std::max_element(all.begin(), all.end());
+  return reason == 2 ? "signal" : reason == 1 ? "training.max_time" : "";
 }
 
 RunOutcome Run::run() {
@@ -341,13 +335,12 @@ RunOutcome Run::run() {
   }
   since_log_.restart();
   while (state_.step < session_.max_steps) {
-    if (should_stop()) {
+    if (const std::string reason = reason_to_stop(); !reason.empty()) {
       save();
       progress_.say(
           fmt::format("stopped at step {} ({}); {} holds everything: run the same command "
                       "to go on",
-                      state_.step, signalled_ ? "signal" : "training.max_time",
-                      records_.directory().checkpoints().string()));
+                      state_.step, reason, records_.directory().checkpoints().string()));
       return RunOutcome::stopped;
     }
     train_one_step();
@@ -404,7 +397,6 @@ RunOutcome Run::finish() {
 }  // namespace
 
 RunOutcome train(const RunRequest& request, Communicator& comm) {
-  install_stop_handlers();
   Run run(request, comm);
   return run.run();
 }

@@ -24,7 +24,8 @@ struct RunRequest {
 };
 
 /// Trains, as one of the ranks of `comm`: all call it with the same request, and get the same
-/// outcome. The first rank writes the run's files and speaks. Throws the typed errors of
+/// outcome. The first rank writes the run's files and speaks; stop
+/// handlers (base/signals.h) are installed by the caller. Throws the typed errors of
 /// base/error.h; a run that diverged throws NumericError. After an error the ranks no longer wait
 /// for each other: the caller ends the others (Communicator::fail).
 RunOutcome train(const RunRequest& request, Communicator& comm);

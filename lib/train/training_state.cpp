@@ -271,7 +271,13 @@ ResumedRun resume_from(const std::filesystem::path& folder, Engine& engine,
                      .val_step = json.value("val_step", int64_t{0}),
                      .best_val_loss = json.at("best_val_loss").get<double>(),
                      .best_val_step = json.at("best_val_step").get<int64_t>()};
-    resumed.tokens_per_step = json.value("tokens_per_step", session.tokens_per_step());
+    const int64_t before = json.value("tokens_per_step", session.tokens_per_step());
+    if (before != session.tokens_per_step()) {
+      resumed.note = fmt::format(
+          "steps were of {} tokens before and are of {} now; with training.global_batch_size they "
+          "do not depend on the number of ranks",
+          before, session.tokens_per_step());
+    }
     load_weights(engine.device(), engine.model(), TensorSource(folder / kModelFile));
     load_optimizer(folder, engine, json);
     load_scaling(folder, engine.model().scaling());

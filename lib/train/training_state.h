@@ -35,7 +35,7 @@ std::filesystem::path save_training_state(const std::filesystem::path& root, Eng
 struct ResumedRun {
   TrainingState state;
   std::filesystem::path folder;
-  int64_t tokens_per_step = 0;  ///< of the run that saved it
+  std::string note;  ///< what differs from the run that saved it and is no error; may be empty
 };
 
 /// The newest valid checkpoint under `root`, loaded into the engine; nothing when there is none at

@@ -12,7 +12,7 @@
 #include "device/cuda/cuda_device.h"
 #include "support/environment.h"
 #include "support/parameters.h"
-#include "train/engine.h"
+#include "support/small_llama.h"
 
 #if defined(FP8TRAIN_CUDA_SHIM)
 #include "cublaslt_fake.h"
@@ -24,25 +24,13 @@ using namespace fp8train;
 
 namespace {
 
-constexpr int64_t kRows = 2;
+constexpr int64_t kRows = test::kSmallRows;
 constexpr int64_t kColumns = 24;
-constexpr uint32_t kVocabulary = 50;
+constexpr uint32_t kVocabulary = test::kSmallVocabulary;
 
 EngineSettings small_llama(const std::string& plan) {
-  ModelConfig model;
-  model.vocab_size = kVocabulary;
-  model.hidden_size = 32;
-  model.intermediate_size = 64;
-  model.num_hidden_layers = 2;
-  model.num_attention_heads = 2;
-  model.num_key_value_heads = 1;
-  model.max_position_embeddings = 32;
-  EngineSettings settings;
-  settings.model = completed(model);
-  settings.plan = plan_named(plan);
-  settings.micro_batch_size = kRows;
+  EngineSettings settings = test::small_llama(plan);
   settings.seq_length = kColumns;
-  settings.optimizer.lr = 1e-3;
   return settings;
 }
 

@@ -1,5 +1,6 @@
 #include "train/engine.h"
 #include "support/parameters.h"
+#include "support/small_llama.h"
 
 #include <catch2/catch.hpp>
 
@@ -13,37 +14,6 @@
 using namespace fp8train;
 
 namespace {
-
-EngineSettings small(const std::string& plan, int64_t accumulation = 1) {
-  ModelConfig model;
-  model.vocab_size = 50;
-  model.hidden_size = 32;
-  model.intermediate_size = 64;
-  model.num_hidden_layers = 2;
-  model.num_attention_heads = 2;
-  model.num_key_value_heads = 1;
-  model.max_position_embeddings = 32;
-  EngineSettings settings;
-  settings.model = completed(model);
-  settings.plan = plan_named(plan);
-  settings.micro_batch_size = 2;
-  settings.seq_length = 16;
-  settings.gradient_accumulation_steps = accumulation;
-  settings.optimizer.lr = 1e-3;
-  return settings;
-}
-
-Batch batch_of(int64_t rows, uint64_t index) {
-  Batch batch;
-  batch.rows = rows;
-  batch.columns = 16;
-  for (int64_t i = 0; i < rows * 16; ++i) {
-    const PhiloxBlock bits = philox(index, 0, static_cast<uint64_t>(i));
-    batch.tokens.push_back(static_cast<int32_t>(bits.word[0] % 50));
-    batch.targets.push_back(static_cast<int32_t>(bits.word[1] % 50));
-  }
-  return batch;
-}
 
 struct Trained {
   std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
@@ -60,8 +30,8 @@ struct Trained {
       uint64_t micro = 0;
       engine.step(
           [&] {
-            return batch_of(engine.settings().micro_batch_size,
-                            static_cast<uint64_t>(step) * 8 + micro++);
+            return test::random_batch(static_cast<uint64_t>(step) * 8 + micro++,
+                                      engine.settings().micro_batch_size);
           },
           step, 1e-3F, statistics);
     }
@@ -78,7 +48,7 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
 TEST_CASE("the steady step allocates nothing and stays within its plan") {
   const std::string plan = GENERATE(from_range(plan_names()));
   CAPTURE(plan);
-  Trained run(small(plan, 2));
+  Trained run(test::small_llama(plan, 2));
   const uint64_t before = run.device->ledger().allocations();
   const size_t memory = run.device->ledger().total();
   run.train(3, true);
@@ -91,7 +61,7 @@ TEST_CASE("an infinity that a cast would hide makes the step a skipped one") {
       GENERATE("te-delayed", "te-current", "te-blockwise", "te-mxfp8", "msamp-o1", "coat",
                "torchao-tensorwise", "torchao-rowwise", "torchao-rowwise-gw-hp");
   CAPTURE(plan);
-  Trained run(small(plan));
+  Trained run(test::small_llama(plan));
   run.train(1);
   CHECK(run.engine.optimizer().report().skipped_steps == 0);
   for (const auto& parameter : run.engine.model().parameters().all()) {
@@ -111,10 +81,10 @@ TEST_CASE("an infinity that a cast would hide makes the step a skipped one") {
 TEST_CASE("an engine that does not train evaluates alike and holds no gradients or moments") {
   const std::string plan = GENERATE(from_range(plan_names()));
   CAPTURE(plan);
-  EngineSettings settings = small(plan);
+  EngineSettings settings = test::small_llama(plan);
   const auto loss_of = [&](Trained& run) {
     run.engine.begin_evaluation();
-    run.engine.evaluate(batch_of(2, 5));
+    run.engine.evaluate(test::random_batch(5));
     return run.engine.evaluation_loss().mean;
   };
   Trained training(settings);
@@ -129,7 +99,7 @@ TEST_CASE("an engine that does not train evaluates alike and holds no gradients 
 }
 
 TEST_CASE("the plan made on meta is what the step uses") {
-  const EngineSettings settings = small("te-delayed");
+  const EngineSettings settings = test::small_llama("te-delayed");
   MemoryLedger planned;
   const StepPlan plan = plan_step(settings, {}, &planned, nullptr);
   Trained run(settings);
@@ -146,9 +116,9 @@ TEST_CASE("the plan of scratch holds operands that a device has to dequantize") 
   // Of a step without statistics, whose scratch can be more than that of a product.
   const auto scratch = [&traits] {
     const std::unique_ptr<Device> meta = make_meta_device(traits);
-    Engine engine(*meta, small("te-blockwise"));
+    Engine engine(*meta, test::small_llama("te-blockwise"));
     engine.weights_changed();
-    engine.step([] { return batch_of(2, 0); }, 0, 0.0, false);
+    engine.step([] { return test::random_batch(0); }, 0, 0.0, false);
     return engine.high_water().scratch_bytes;
   };
   const size_t native = scratch();
@@ -158,16 +128,16 @@ TEST_CASE("the plan of scratch holds operands that a device has to dequantize") 
 }
 
 TEST_CASE("FP8 rows keep codes instead of activations for backward") {
-  const StepPlan bf16 = plan_step(small("bf16"), {}, nullptr, nullptr);
-  const StepPlan fp8 = plan_step(small("te-delayed"), {}, nullptr, nullptr);
+  const StepPlan bf16 = plan_step(test::small_llama("bf16"), {}, nullptr, nullptr);
+  const StepPlan fp8 = plan_step(test::small_llama("te-delayed"), {}, nullptr, nullptr);
   CHECK(fp8.saved_bytes < bf16.saved_bytes);
 }
 
 TEST_CASE("two runs of the same settings have the same bits") {
   const std::string plan = GENERATE(from_range(plan_names()));
   CAPTURE(plan);
-  Trained a(small(plan));
-  Trained b(small(plan));
+  Trained a(test::small_llama(plan));
+  Trained b(test::small_llama(plan));
   a.train(5);
   b.train(5);
   CHECK(same_bits(a.weights(), b.weights()));
@@ -176,11 +146,11 @@ TEST_CASE("two runs of the same settings have the same bits") {
 TEST_CASE("recompute changes no bit") {
   const std::string plan = GENERATE(from_range(plan_names()));
   CAPTURE(plan);
-  EngineSettings settings = small(plan);
+  EngineSettings settings = test::small_llama(plan);
   Trained kept(settings);
   settings.decoder.recompute = Recompute::block;
   CHECK(plan_step(settings, {}, nullptr, nullptr).saved_bytes <
-        plan_step(small(plan), {}, nullptr, nullptr).saved_bytes);
+        plan_step(test::small_llama(plan), {}, nullptr, nullptr).saved_bytes);
   Trained recomputed(settings);
   kept.train(5);
   recomputed.train(5);
@@ -188,12 +158,12 @@ TEST_CASE("recompute changes no bit") {
 }
 
 TEST_CASE("accumulated micro-batches are one larger batch") {
-  EngineSettings settings = small("fp32");
+  EngineSettings settings = test::small_llama("fp32");
   settings.micro_batch_size = 4;
   Trained whole(settings);
-  Trained parts(small("fp32", 2));
-  const Batch first = batch_of(2, 11);
-  const Batch second = batch_of(2, 12);
+  Trained parts(test::small_llama("fp32", 2));
+  const Batch first = test::random_batch(11);
+  const Batch second = test::random_batch(12);
   Batch both = first;
   both.rows = 4;
   both.tokens.insert(both.tokens.end(), second.tokens.begin(), second.tokens.end());
@@ -207,7 +177,7 @@ TEST_CASE("accumulated micro-batches are one larger batch") {
 }
 
 TEST_CASE("statistics count every cast of the step") {
-  Trained run(small("te-current"));
+  Trained run(test::small_llama("te-current"));
   run.train(2, true);
   for (const SlotReport& report : run.engine.model().scaling().report()) {
     CAPTURE(report.slot->layer, report.slot->role);
@@ -224,8 +194,8 @@ TEST_CASE("statistics count every cast of the step") {
 TEST_CASE("every slot has a sample, and a step that collects them gives the same weights") {
   const std::string plan = GENERATE(from_range(plan_names()));
   CAPTURE(plan);
-  Trained with(small(plan, 2));
-  Trained without(small(plan, 2));
+  Trained with(test::small_llama(plan, 2));
+  Trained without(test::small_llama(plan, 2));
   with.train(3, true);
   without.train(3, false);
   CHECK(same_bits(with.weights(), without.weights()));  // exact
@@ -238,11 +208,11 @@ TEST_CASE("every slot has a sample, and a step that collects them gives the same
 
 TEST_CASE("every row of the chart learns as bf16 does") {
   const auto final_loss = [](const std::string& plan) {
-    Trained run(small(plan));
+    Trained run(test::small_llama(plan));
     double loss = 0;
     for (int step = 0; step < 16; ++step) {
-      run.engine.step([&] { return batch_of(2, static_cast<uint64_t>(step % 2)); }, step, 1e-2F,
-                      false);
+      run.engine.step([&] { return test::random_batch(static_cast<uint64_t>(step % 2)); }, step,
+                      1e-2F, false);
       loss = run.engine.step_loss().mean;
     }
     return loss;
@@ -280,7 +250,7 @@ void check_combinations(const std::vector<CellChoices>& choices, size_t wanted) 
       request.cells.*choices[j].cell = format;
       said += " | " + format;
     }
-    EngineSettings settings = small("bf16", 2);
+    EngineSettings settings = test::small_llama("bf16", 2);
     try {
       settings.plan = resolve_plan(request);
     } catch (const ConfigError&) {
@@ -346,12 +316,12 @@ TEST_CASE("whatever kept cells a configuration may combine, a step runs") {
 }
 
 TEST_CASE("evaluation changes neither weights nor scaling state") {
-  Trained run(small("te-delayed"));
+  Trained run(test::small_llama("te-delayed"));
   run.train(2);
   const std::vector<float> weights = run.weights();
   const auto before = run.engine.model().scaling().save();
   run.engine.begin_evaluation();
-  run.engine.evaluate(batch_of(2, 99));
+  run.engine.evaluate(test::random_batch(99));
   CHECK(run.engine.evaluation_loss().mean > 0);
   CHECK(same_bits(run.weights(), weights));
   const auto after = run.engine.model().scaling().save();
@@ -361,8 +331,8 @@ TEST_CASE("evaluation changes neither weights nor scaling state") {
 }
 
 TEST_CASE("ignored targets do not count") {
-  Trained run(small("fp32"));
-  Batch batch = batch_of(2, 1);
+  Trained run(test::small_llama("fp32"));
+  Batch batch = test::random_batch(1);
   run.engine.begin_evaluation();
   for (size_t i = 4; i < batch.targets.size(); ++i) {
     batch.targets[i] = kIgnoredTarget;
@@ -377,7 +347,7 @@ TEST_CASE("training with moments of few bits learns, in the memory that they tak
     request.plan = "te-current";
     request.cells.moment1 = first;
     request.cells.moment2 = second;
-    EngineSettings settings = small("te-current");
+    EngineSettings settings = test::small_llama("te-current");
     settings.plan = resolve_plan(request);
     Trained run(settings);
     state_bytes = 0;
@@ -388,7 +358,7 @@ TEST_CASE("training with moments of few bits learns, in the memory that they tak
         state_bytes += run.engine.optimizer().moment2(i).codes.bytes();
       }
     }
-    const Batch batch = batch_of(2, 7);
+    const Batch batch = test::random_batch(7);
     for (int64_t step = 0; step < 40; ++step) {
       run.engine.step([&] { return batch; }, step, 3e-3, false);
     }

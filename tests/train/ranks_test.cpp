@@ -10,46 +10,19 @@
 #include "base/philox.h"
 #include "support/parameters.h"
 #include "support/rank_threads.h"
-#include "train/engine.h"
+#include "support/small_llama.h"
+#include "train/ranks.h"
 
 using namespace fp8train;
 
 namespace {
 
 constexpr int64_t kSteps = 3;
-constexpr int64_t kRows = 2;
-constexpr int64_t kColumns = 16;
 
 EngineSettings tiny(const std::string& plan, int64_t passes) {
-  ModelConfig model;
-  model.vocab_size = 50;
-  model.hidden_size = 32;
-  model.intermediate_size = 64;
-  model.num_hidden_layers = 2;
-  model.num_attention_heads = 2;
-  model.num_key_value_heads = 1;
-  model.max_position_embeddings = kColumns;
-  EngineSettings settings;
-  settings.model = completed(model);
-  settings.plan = plan_named(plan);
-  settings.micro_batch_size = kRows;
-  settings.seq_length = kColumns;
-  settings.gradient_accumulation_steps = passes;
-  settings.optimizer.lr = 1e-3;
-  settings.parallel = {.bucket_bytes = 4096};
+  EngineSettings settings = test::small_llama(plan, passes);
+  settings.bucket_bytes = 4096;
   return settings;
-}
-
-Batch batch_of(int64_t index) {
-  Batch batch;
-  batch.rows = kRows;
-  batch.columns = kColumns;
-  for (int64_t i = 0; i < kRows * kColumns; ++i) {
-    const PhiloxBlock bits = philox(static_cast<uint64_t>(index), 0, static_cast<uint64_t>(i));
-    batch.tokens.push_back(static_cast<int32_t>(bits.word[0] % 50));
-    batch.targets.push_back(static_cast<int32_t>(bits.word[1] % 50));
-  }
-  return batch;
 }
 
 struct Result {
@@ -77,7 +50,8 @@ Result train(const EngineSettings& settings, Communicator* comm,
     if (spoil && step > 0) {
       spoil(engine);
     }
-    engine.step([&] { return batch_of(pass++ * ranks + rank); }, step, 1e-3, true);
+    engine.step([&] { return test::random_batch(static_cast<uint64_t>(pass++ * ranks + rank)); },
+                step, 1e-3, true);
     result.losses.push_back(engine.step_loss().mean);
     result.norms.push_back(engine.optimizer().report().gradient_norm);
   }
@@ -204,4 +178,48 @@ TEST_CASE("the rank's own part may stay exact, and crosses in the row's format a
   const uint64_t rounded = traffic();
   settings.plan.self_exact = true;
   CHECK(traffic() == rounded);
+}
+
+TEST_CASE("all ranks start from the first one's weights, bit for bit") {
+  const std::string plan = GENERATE("fp32", "msamp-o2", "fp8-min");
+  CAPTURE(plan);
+  std::vector<std::vector<float>> weights(3);
+  const std::vector<std::string> errors =
+      test::run_ranks(Topology::blocks(3, 2), [&](Communicator& comm) {
+        const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
+        Engine engine(*device, tiny(plan, 1), &comm);
+        engine.model().initialize(static_cast<uint64_t>(comm.rank()));
+        share_weights(comm, *device, engine.model().parameters());
+        weights[static_cast<size_t>(comm.rank())] =
+            test::values_of(*device, engine.model().parameters());
+      });
+  CHECK(errors == std::vector<std::string>(3));
+  CHECK(same_bits(weights[0], weights[1]));
+  CHECK(same_bits(weights[0], weights[2]));
+  CHECK(same_bits(weights[0], [&] {
+    const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
+    Engine engine(*device, tiny(plan, 1));
+    engine.model().initialize(0);
+    return test::values_of(*device, engine.model().parameters());
+  }()));
+}
+
+TEST_CASE("ranks that were started otherwise, or go on from elsewhere, do not start") {
+  const auto errors_of = [](const std::function<void(Communicator&)>& body) {
+    return test::run_ranks(Topology::blocks(2, 1), body);
+  };
+  for (const std::string& error : errors_of(
+           [](Communicator& comm) { agree_on_run(comm, comm.rank() == 0 ? "lr: 1" : "lr: 2"); })) {
+    CHECK_THAT(error, Catch::Contains("rank 1 was started with other settings"));
+  }
+  for (const std::string& error : errors_of(
+           [](Communicator& comm) { agree_on_step(comm, 10 * (comm.rank() + 1), "somewhere"); })) {
+    CHECK_THAT(error, Catch::Contains("rank 0 goes on from step 10 and rank 1 from step 20"));
+  }
+  std::vector<int> first(2);
+  CHECK(errors_of([&](Communicator& comm) {
+          agree_on_run(comm, "lr: 1");
+          first[static_cast<size_t>(comm.rank())] = first_rank_says(comm, comm.rank() == 0) ? 1 : 0;
+        }) == std::vector<std::string>(2));
+  CHECK(first == std::vector<int>{1, 1});
 }

@@ -2,6 +2,8 @@
 
 #include <catch2/catch.hpp>
 
+#include "support/small_llama.h"
+
 #include <algorithm>
 
 #include "base/philox.h"
@@ -42,18 +44,8 @@ struct Trained {
   int64_t step = 0;
 
   explicit Trained(const PrecisionPlan& plan) {
-    ModelConfig model;
-    model.vocab_size = 50;
-    model.hidden_size = 32;
-    model.intermediate_size = 64;
-    model.num_hidden_layers = 2;
-    model.num_attention_heads = 2;
-    model.num_key_value_heads = 1;
-    model.max_position_embeddings = 32;
-    settings.model = completed(model);
+    settings = test::small_llama("fp32");
     settings.plan = plan;
-    settings.micro_batch_size = 2;
-    settings.seq_length = 16;
     engine = std::make_unique<Engine>(*device, settings);
     engine->reserve(plan_step(settings, {}, nullptr, nullptr));
     engine->model().initialize(3);

@@ -7,41 +7,16 @@
 
 #include "base/philox.h"
 #include "support/parameters.h"
-#include "train/engine.h"
+#include "support/small_llama.h"
 
 using namespace fp8train;
 
 namespace {
 
 EngineSettings small(const std::string& row, SwigluInput swiglu) {
-  ModelConfig model;
-  model.vocab_size = 50;
-  model.hidden_size = 32;
-  model.intermediate_size = 64;
-  model.num_hidden_layers = 2;
-  model.num_attention_heads = 2;
-  model.num_key_value_heads = 1;
-  model.max_position_embeddings = 32;
-  EngineSettings settings;
-  settings.model = completed(model);
-  settings.plan = plan_named(row);
+  EngineSettings settings = test::small_llama(row, 2);
   settings.plan.swiglu = swiglu;
-  settings.micro_batch_size = 2;
-  settings.seq_length = 16;
-  settings.gradient_accumulation_steps = 2;
   return settings;
-}
-
-Batch batch_of(uint64_t index) {
-  Batch batch;
-  batch.rows = 2;
-  batch.columns = 16;
-  for (int64_t i = 0; i < batch.rows * batch.columns; ++i) {
-    const PhiloxBlock bits = philox(index, 0, static_cast<uint64_t>(i));
-    batch.tokens.push_back(static_cast<int32_t>(bits.word[0] % 50));
-    batch.targets.push_back(static_cast<int32_t>(bits.word[1] % 50));
-  }
-  return batch;
 }
 
 struct Trained {
@@ -56,7 +31,7 @@ struct Trained {
   double train(int64_t steps, bool statistics = false) {
     for (int64_t step = 0; step < steps; ++step) {
       uint64_t micro = 0;
-      engine.step([&] { return batch_of(micro++); }, step, 1e-2F, statistics);
+      engine.step([&] { return test::random_batch(micro++); }, step, 1e-2F, statistics);
     }
     return engine.step_loss().mean;
   }
@@ -117,7 +92,7 @@ TEST_CASE("evaluation smooths too") {
     Trained run(small("te-current", swiglu));
     run.train(1);
     run.engine.begin_evaluation();
-    run.engine.evaluate(batch_of(9));
+    run.engine.evaluate(test::random_batch(9));
     return run.engine.evaluation_loss().mean;
   };
   const double plain = evaluated(SwigluInput::as_planned);

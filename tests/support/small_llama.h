@@ -1,0 +1,47 @@
+#pragma once
+// The model of tests that train: two blocks, grouped queries, every dimension a multiple of 16.
+
+#include <string>
+
+#include "base/philox.h"
+#include "train/engine.h"
+
+namespace fp8train::test {
+
+constexpr uint32_t kSmallVocabulary = 50;
+constexpr int64_t kSmallRows = 2;      ///< sequences of a micro-batch
+constexpr int64_t kSmallColumns = 16;  ///< tokens of a sequence
+
+inline EngineSettings small_llama(const std::string& plan, int64_t accumulation = 1) {
+  ModelConfig model;
+  model.vocab_size = kSmallVocabulary;
+  model.hidden_size = 32;
+  model.intermediate_size = 64;
+  model.num_hidden_layers = 2;
+  model.num_attention_heads = 2;
+  model.num_key_value_heads = 1;
+  model.max_position_embeddings = 32;
+  EngineSettings settings;
+  settings.model = completed(model);
+  settings.plan = plan_named(plan);
+  settings.micro_batch_size = kSmallRows;
+  settings.seq_length = kSmallColumns;
+  settings.gradient_accumulation_steps = accumulation;
+  settings.optimizer.lr = 1e-3;
+  return settings;
+}
+
+/// Tokens and targets drawn from Philox keyed by `index`.
+inline Batch random_batch(uint64_t index, int64_t rows = kSmallRows) {
+  Batch batch;
+  batch.rows = rows;
+  batch.columns = kSmallColumns;
+  for (int64_t i = 0; i < rows * kSmallColumns; ++i) {
+    const PhiloxBlock bits = philox(index, 0, static_cast<uint64_t>(i));
+    batch.tokens.push_back(static_cast<int32_t>(bits.word[0] % kSmallVocabulary));
+    batch.targets.push_back(static_cast<int32_t>(bits.word[1] % kSmallVocabulary));
+  }
+  return batch;
+}
+
+}  // namespace fp8train::test
