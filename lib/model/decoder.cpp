@@ -56,6 +56,7 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
   check(config_.vocab_size > 0, "the vocabulary is known before a model is built");
   linear_plans_ = plan_linears(plan_, linear_sites(config_));
   const int64_t rows = padded_vocabulary(config_);
+  parameters_.begin_unit();
   embedding_ = parameters_.add({.name = "embedding.weight",
                                 .shape = {rows, config_.hidden_size},
                                 .used_rows = config_.vocab_size,
@@ -71,10 +72,10 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
   }
   blocks_.reserve(static_cast<size_t>(config_.num_hidden_layers));
   for (int64_t i = 0; i < config_.num_hidden_layers; ++i) {
-    block_begins_.push_back(parameters_.all().size());
+    parameters_.begin_unit();
     add_block(i, options);
   }
-  block_begins_.push_back(parameters_.all().size());
+  parameters_.begin_unit();
   saved_.resize(blocks_.size());
   final_norm_ = std::make_unique<Norm>(make_norm("final_norm"));
   Parameter* head_weight = embedding_;
@@ -83,11 +84,12 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
                                    .shape = {rows, config_.hidden_size},
                                    .used_rows = config_.vocab_size,
                                    .init_std = config_.initializer_range,
-                                   .formats = head_formats(plan_, linear_plans_.back())});
+                                   .formats = head_formats(plan_, linear_plans_.back()),
+                                   .value_is_read = false});
   }
   head_ = std::make_unique<Head>(Linear(linear_plans_.back(), head_weight, nullptr, scaling_),
                                  config_.vocab_size, options.head_chunk_rows, options.z_loss);
-  allocate(options.gradients);
+  allocate(options);
 }
 
 Norm Decoder::make_norm(const std::string& name) {
@@ -114,7 +116,8 @@ Linear Decoder::make_linear(const std::string& name, bool bias, float init_std) 
     Parameter* weight = parameters_.add({.name = name + ".weight",
                                          .shape = {plan.site.out_features, plan.site.in_features},
                                          .init_std = init_std,
-                                         .formats = formats_of(plan_, plan)});
+                                         .formats = formats_of(plan_, plan),
+                                         .value_is_read = false});
     Parameter* offset = nullptr;
     if (bias) {
       offset = parameters_.add({.name = name + ".bias",
@@ -161,16 +164,18 @@ void Decoder::add_block(int64_t index, const DecoderOptions& options) {
                        options.recompute == Recompute::block, compresses());
 }
 
-void Decoder::allocate(bool with_gradients) {
-  parameters_.allocate(*device_, with_gradients);
+void Decoder::allocate(const DecoderOptions& options) {
+  if (options.layout) {
+    parameters_.allocate(*device_, options.layout(parameters_));
+  } else {
+    parameters_.allocate(*device_, options.gradients);
+  }
   scaling_.allocate(*device_);
-  for (Block& block : blocks_) {
-    for (Linear* linear : {&block.attention().qkv(), &block.attention().output(), &block.mlp().up(),
-                           &block.mlp().down()}) {
-      linear->allocate(*device_);
+  for (size_t unit = 0; unit < units(); ++unit) {
+    for (Linear* linear : linears_of(unit)) {
+      linear->allocate(*device_, parameters_);
     }
   }
-  head_->projection().allocate(*device_);
   if (config_.positions == PositionKind::rope) {
     fill_rotary_tables();
   }
@@ -198,18 +203,60 @@ void Decoder::fill_rotary_tables() {
   rotary_ = {cosines_, sines_};
 }
 
-void Decoder::refresh_weights(const StepContext& context, bool make_plain_copies) {
-  for (Block& block : blocks_) {
-    for (Linear* linear : {&block.attention().qkv(), &block.attention().output(), &block.mlp().up(),
-                           &block.mlp().down()}) {
-      linear->refresh_weight(context, make_plain_copies);
+/// Those whose weights belong to a unit.
+std::vector<Linear*> Decoder::linears_of(size_t unit) {
+  if (unit > 0 && unit <= blocks_.size()) {
+    Block& block = blocks_[unit - 1];
+    return {&block.attention().qkv(), &block.attention().output(), &block.mlp().up(),
+            &block.mlp().down()};
+  }
+  const bool with_head = (unit == 0) == tied();
+  return with_head ? std::vector<Linear*>{&head_->projection()} : std::vector<Linear*>{};
+}
+
+void Decoder::refresh_weights(const StepContext& context, bool after_update) {
+  if (context.gatherer != nullptr && context.gatherer->gathers_per_pass()) {
+    return;  // use() does it
+  }
+  for (size_t unit = 0; unit < units(); ++unit) {
+    auto what = after_update ? Linear::Refresh::after_update : Linear::Refresh::all;
+    if (context.gatherer != nullptr) {
+      const size_t next = unit + 1 < units() ? unit + 1 : ParameterGatherer::kNone;
+      context.gatherer->gather(unit, next);
+      what = Linear::Refresh::all;
+    }
+    for (Linear* linear : linears_of(unit)) {
+      linear->refresh_weight(context, what);
     }
   }
-  head_->projection().refresh_weight(context, make_plain_copies);
+}
+
+void Decoder::use(const StepContext& context, size_t unit, size_t next) {
+  if (context.gatherer == nullptr || !context.gatherer->gathers_per_pass()) {
+    return;
+  }
+  using Gathered = ParameterGatherer::Gathered;
+  const Gathered gathered = context.gatherer->gather(unit, next);
+  if (gathered == Gathered::stay) {
+    return;
+  }
+  StepContext refreshing = context;
+  refreshing.training = true;  // what is recorded of new weights does not depend on the pass
+  for (Linear* linear : linears_of(unit)) {
+    linear->refresh_weight(refreshing, gathered == Gathered::again ? Linear::Refresh::again
+                                                                   : Linear::Refresh::all);
+  }
+}
+
+void Decoder::begin_gradients(const StepContext& context, size_t unit) const {
+  if (context.gatherer != nullptr) {
+    context.gatherer->begin_gradients(unit);
+  }
 }
 
 View Decoder::embed(const StepContext& context, ConstView tokens, int64_t first_position,
                     Arena& arena) {
+  use(context, 0, 1);
   const int64_t length = tokens.shape.back();
   const View x = fp8train::allocate(arena, plan_.activation, {tokens.count(), config_.hidden_size});
   ops::embedding_forward(context.stream, reshaped(tokens, {tokens.count()}), embedding_->value,
@@ -230,6 +277,7 @@ View Decoder::run_blocks(const StepContext& context, View x, int64_t batch,
     } else {
       y = spare.empty() ? fp8train::allocate(*context.scratch, x.dtype, x.shape) : spare;
     }
+    use(context, i + 1, i + 2);
     blocks_[i].forward(context, x, y, batch, caches == nullptr ? nullptr : &(*caches)[i],
                        saved_[i]);
     spare = x;
@@ -248,6 +296,12 @@ void Decoder::train_micro_batch(const StepContext& context, ConstView tokens, Co
       embed(context, tokens, 0, keeps_block_inputs_ ? *context.saved : *context.scratch);
   const View last = run_blocks(context, embedded, batch, nullptr);
   const View normed = fp8train::allocate(*context.saved, last.dtype, last.shape);
+  const size_t head_unit = blocks_.size() + 1;
+  use(context, head_unit, blocks_.size());
+  begin_gradients(context, head_unit);
+  if (tied()) {
+    begin_gradients(context, 0);
+  }
   Norm::Saved norm_saved;
   final_norm_->forward(context, last, normed, norm_saved);
 
@@ -259,21 +313,27 @@ void Decoder::train_micro_batch(const StepContext& context, ConstView tokens, Co
                 gradient_factor);
     final_norm_->backward(context, d_normed, gradient, false, norm_saved);
   }
-  const auto complete = [&](size_t begin, size_t end) {
+  const std::vector<size_t> begins = parameters_.unit_begins();
+  const auto complete = [&](size_t unit) {
     if (context.listener != nullptr) {
-      context.listener->gradients_complete(begin, end);
+      context.listener->gradients_complete(begins[unit], begins[unit + 1]);
     }
   };
-  complete(block_begins_.back(), parameters_.all().size());
-  for (size_t i = blocks_.size(); i-- > 0;) {
-    blocks_[i].backward(context, gradient, batch, saved_[i]);
-    complete(block_begins_[i], block_begins_[i + 1]);
+  complete(head_unit);
+  for (size_t unit = blocks_.size(); unit > 0; --unit) {
+    use(context, unit, unit > 1 ? unit - 1 : ParameterGatherer::kNone);
+    begin_gradients(context, unit);
+    blocks_[unit - 1].backward(context, gradient, batch, saved_[unit - 1]);
+    complete(unit);
+  }
+  if (!tied()) {
+    begin_gradients(context, 0);
   }
   const View sorting = fp8train::allocate(*context.scratch, DType::i32, {2 * tokens.count()});
   ops::embedding_backward(
       context.stream, reshaped(tokens, {tokens.count()}), gradient, embedding_->gradient,
       positions_ == nullptr ? View{} : positions_->gradient, tokens.shape.back(), sorting);
-  complete(0, block_begins_.front());
+  complete(0);
 }
 
 void Decoder::evaluate(const StepContext& context, ConstView tokens, ConstView targets,
@@ -283,6 +343,7 @@ void Decoder::evaluate(const StepContext& context, ConstView tokens, ConstView t
   const View embedded = embed(context, tokens, 0, *context.scratch);
   const View last = run_blocks(context, embedded, tokens.shape[0], nullptr);
   const View normed = fp8train::allocate(*context.scratch, last.dtype, last.shape);
+  use(context, blocks_.size() + 1, ParameterGatherer::kNone);
   Norm::Saved unused;
   final_norm_->forward(context, last, normed, unused);
   head_->loss(context, normed, reshaped(targets, {targets.count()}), totals, {}, nullptr, 0.0F);
@@ -303,6 +364,7 @@ View Decoder::next_token_logits(const StepContext& context, ConstView tokens,
     cache.length += length;
   }
   const View normed = fp8train::allocate(*context.scratch, last.dtype, {1, config_.hidden_size});
+  use(context, blocks_.size() + 1, ParameterGatherer::kNone);
   Norm::Saved unused;
   final_norm_->forward(context, rows_of(last, length - 1, 1), normed, unused);
   head_->logits(context, normed, logits);

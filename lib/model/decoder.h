@@ -3,6 +3,7 @@
 // parameters, gradients, GEMM operands and scaling state on one device. On the meta device the same
 // code counts instead of computing.
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -20,6 +21,8 @@
 namespace fp8train {
 
 struct DecoderOptions {
+  /// How the store is laid out where ranks share it; empty: each has all of it.
+  std::function<StoreLayout(const ParameterStore&)> layout;
   Recompute recompute = Recompute::none;
   float z_loss = 0.0F;
   int64_t head_chunk_rows = 0;
@@ -49,9 +52,11 @@ class Decoder {
 
   void initialize(uint64_t seed) { parameters_.initialize(*device_, seed); }
 
-  /// Makes the GEMM operands of all weights. `make_plain_copies`: also the bf16 or fp16 copies,
-  /// which the optimizer otherwise keeps.
-  void refresh_weights(const StepContext& context, bool make_plain_copies);
+  /// Makes the GEMM operands of all weights, or what an optimizer step has not made of them.
+  void refresh_weights(const StepContext& context, bool after_update);
+
+  /// Units of the store: the embedding, each block, what comes after them.
+  size_t units() const { return blocks_.size() + 2; }
 
   /// Forward, loss and backward of one micro-batch: adds to the totals and to the gradients.
   /// tokens, targets: int32 [B, T]. Gradients are scaled by *loss_scale * gradient_factor.
@@ -69,6 +74,11 @@ class Decoder {
                          std::vector<KvCache>& caches);
 
  private:
+  /// Before a pass reads a unit's parameters; `next`: the unit after it.
+  void use(const StepContext& context, size_t unit, size_t next);
+  void begin_gradients(const StepContext& context, size_t unit) const;
+  std::vector<Linear*> linears_of(size_t unit);
+  bool tied() const { return config_.tie_word_embeddings; }
   View embed(const StepContext& context, ConstView tokens, int64_t first_position, Arena& arena);
   View run_blocks(const StepContext& context, View x, int64_t batch, std::vector<KvCache>* caches);
   void add_block(int64_t index, const DecoderOptions& options);
@@ -76,7 +86,7 @@ class Decoder {
   Linear make_linear(const std::string& name, bool bias, float init_std);
   /// Backward reads codes of the inputs of norms and activation functions.
   bool compresses() const { return plan_.saved_nonlinear.is_scaled(); }
-  void allocate(bool with_gradients);
+  void allocate(const DecoderOptions& options);
   void fill_rotary_tables();
 
   Device* device_;
@@ -92,7 +102,6 @@ class Decoder {
   Parameter* positions_ = nullptr;
   std::vector<Block> blocks_;
   std::vector<Block::Saved> saved_;
-  std::vector<size_t> block_begins_;  ///< first parameter of each block, and the first after them
   std::unique_ptr<Norm> final_norm_;
   std::unique_ptr<Head> head_;
 };

@@ -2,6 +2,9 @@
 // What a layer needs to run: the device and its stream, the two arenas of the step, and what kind
 // of pass this is. Layers never allocate elsewhere and never read anything back.
 
+#include <cstddef>
+#include <cstdint>
+
 #include "device/arena.h"
 #include "device/device.h"
 
@@ -16,6 +19,29 @@ class GradientListener {
   virtual void gradients_complete(size_t begin, size_t end) = 0;
 };
 
+/// Brings together the values of parameters that are kept in parts by several ranks, and makes room
+/// for their gradients (nn/store_layout.h). All ranks ask for the same in the same order.
+class ParameterGatherer {
+ public:
+  enum class Gathered : uint8_t {
+    stay,   ///< nothing is new: what layers made of the values is there as well
+    new_,   ///< values as they are since they have changed
+    again,  ///< values that were there since they have changed, and then gave way to others
+  };
+  static constexpr size_t kNone = ~size_t{0};
+
+  virtual ~ParameterGatherer() = default;
+  /// Values, and what layers make of them, give way to those of other units: they are gathered
+  /// before each use. Else once when they have changed, and only what layers make of them is used.
+  virtual bool gathers_per_pass() const = 0;
+  /// Before the values of a unit are read; they may be read until another unit of the same turn is
+  /// gathered. `next`: the unit that will come after it, or kNone; its values start to come while
+  /// this one is used.
+  virtual Gathered gather(size_t unit, size_t next) = 0;
+  /// Before a backward pass adds to the gradients of a unit.
+  virtual void begin_gradients(size_t unit) = 0;
+};
+
 struct StepContext {
   Device* device;
   Stream stream;
@@ -25,6 +51,7 @@ struct StepContext {
   bool first_window = false;        ///< delayed scaling with current_at_first acts as current
   bool collect_statistics = false;  ///< fill the slots' statistics and samples
   GradientListener* listener = nullptr;
+  ParameterGatherer* gatherer = nullptr;  ///< null: all values are where layers read them
 };
 
 }  // namespace fp8train

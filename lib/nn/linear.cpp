@@ -50,32 +50,38 @@ Linear::Linear(const LinearPlan& plan, Parameter* weight, Parameter* bias, Scali
                         LinearOperands::Role{"w.smooth", plan.fprop.b, plan.fprop.a},
                         LinearOperands::Role{"", unused, unused});
   }
+  const bool value_serves = plain(plan_.activation) == weight->formats.value;
+  const bool reads_value = smooths(plan) || (needs_plain_weight() && value_serves);
+  weight->value_is_read = weight->value_is_read || reads_value;
 }
 
-void Linear::allocate(Device& device) {
+/// Evaluation may bypass the scaled formats, so that there is a plain weight wherever one GEMM can
+/// ask for it.
+bool Linear::needs_plain_weight() const {
+  return !(w_.scaled_along_rows() || smoothed_w_) || !w_.scaled_along_columns() ||
+         !plan_.evaluate_scaled;
+}
+
+void Linear::allocate(Device& device, ParameterStore& store) {
   check_device(device.traits());
   const bool is_weight = weight_->formats.is_master;
   const MemoryCategory category =
       is_weight ? MemoryCategory::weights : MemoryCategory::quantized_weights;
-  // Evaluation may bypass the scaled formats, so the plain copy exists wherever one GEMM can ask
-  // for it.
-  const bool needs_plain = !(w_.scaled_along_rows() || smoothed_w_) || !w_.scaled_along_columns() ||
-                           !plan_.evaluate_scaled;
   const TensorFormat& kept = weight_->stored_value.format;
   const bool value_serves = !kept.is_scaled() && kept.dtype == plan_.activation;
-  if (needs_plain && !value_serves && weight_->copy.empty()) {
-    plain_copy_ = Tensor(device, plan_.activation, weight_->shape, category);
+  const LinearOperands::Memory memory = [&](DType dtype, const Shape& shape) {
+    return store.operand_memory(device, *weight_, category, dtype, shape);
+  };
+  if (needs_plain_weight() && !value_serves && weight_->copy.empty()) {
+    plain_copy_ = memory(plan_.activation, weight_->shape);
     weight_->copy = plain_copy_;
   }
-  const LinearOperands::Memory memory = [&](DType dtype, const Shape& shape) {
-    return weight_memory_.emplace_back(device, dtype, shape, category).view();
-  };
   weight_casts_ = w_.place_all(device.traits(), weight_->shape, {memory, memory});
   for (LinearOperands::Cast& cast : weight_casts_) {
     if (!cast.codes.empty()) {
-      // The reciprocal at the time of the cast: the slot may move on.
-      weight_memory_.emplace_back(device, DType::f32, Shape{1}, MemoryCategory::scaling_state);
-      cast.codes.scale_inv = weight_memory_.back().view().as<float>();
+      // The scale at the time of the cast: the slot may move on.
+      kept_scales_.emplace_back(device, DType::f32, Shape{2}, MemoryCategory::scaling_state);
+      cast.codes.scale_inv = kept_scales_.back().view().as<float>();
     }
   }
   offer_weight_cast();
@@ -95,9 +101,9 @@ void Linear::check_device(const DeviceTraits& traits) const {
 
 void Linear::offer_weight_cast() {
   if (weight_casts_.size() != 1 || weight_casts_.front().codes.empty() || !weight_->cast.empty() ||
-      weight_->value.empty()) {
-    return;  // nothing to cast, casts with a scale for each granule, another layer's weight too, or
-             // a value that must be rounded before it is cast
+      weight_->value.empty() || !weight_->updated.whole) {
+    return;  // nothing to cast, casts with a scale for each granule, another layer's weight too, a
+             // value that must be rounded before it is cast, or a part of it
   }
   const LinearOperands::Cast& cast = weight_casts_.front();
   const bool delayed = cast.slot->format.policy == ScalePolicy::delayed;
@@ -142,7 +148,8 @@ View Linear::weight_value(const StepContext& context) const {
   return value;
 }
 
-void Linear::refresh_weight(const StepContext& context, bool all) {
+void Linear::refresh_weight(const StepContext& context, Refresh what) {
+  const bool all = what != Refresh::after_update;
   const bool cast_by_optimizer = !all && optimizer_casts_;
   const bool cast_already = cast_by_optimizer && !weight_->cast.out.empty();
   if (cast_already && !context.collect_statistics) {
@@ -157,12 +164,38 @@ void Linear::refresh_weight(const StepContext& context, bool all) {
   if (copy) {
     ops::cast(context.stream, value, plain_copy_);
   }
+  if (what == Refresh::again) {
+    return cast_again(context, value);
+  }
   for (const LinearOperands::Cast& cast : weight_casts_) {
     if (!cast_already) {
       LinearOperands::fill(context, value, cast, cast_by_optimizer);
     }
+    if (!weight_->updated.whole && !cast.codes.empty()) {
+      ops::cast(context.stream, View{cast.slot->scale, DType::f32, {1}}, kept_scale(cast));
+    }
     LinearOperands::sample(context, value, cast);
   }
+}
+
+/// Records nothing, and does not ask what the scale would be now.
+void Linear::cast_again(const StepContext& context, ConstView value) const {
+  StepContext unrecorded = context;
+  unrecorded.training = false;
+  unrecorded.collect_statistics = false;
+  for (const LinearOperands::Cast& cast : weight_casts_) {
+    if (cast.codes.empty()) {
+      LinearOperands::fill(unrecorded, value, cast, false);
+      continue;
+    }
+    QuantizedView codes = cast.codes;
+    codes.scale = kept_scale(cast).as<float>();
+    ops::quantize(context.stream, value, codes, nullptr, nullptr);
+  }
+}
+
+View Linear::kept_scale(const LinearOperands::Cast& cast) {
+  return {cast.codes.scale_inv + 1, DType::f32, {1}};
 }
 
 LinearOperands::Wanted Linear::wanted_of_input(const StepContext& context) const {

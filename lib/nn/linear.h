@@ -45,14 +45,18 @@ class Linear {
   /// and may be shared with others.
   Linear(const LinearPlan& plan, Parameter* weight, Parameter* bias, ScalingState& scaling);
 
-  /// Allocates the weight's GEMM operands: those that are the weight as the plan stores it, beside
-  /// a master, are charged to the weights. After the store and the scaling state have been
-  /// allocated.
-  void allocate(Device& device);
+  /// Allocates the weight's GEMM operands in the store that has the weight: those that are the
+  /// weight as the plan stores it, beside a master, are charged to the weights. After the store and
+  /// the scaling state have been allocated.
+  void allocate(Device& device, ParameterStore& store);
 
-  /// Makes the weight's GEMM operands from its value; once per optimizer step. `all`: those
-  /// too that an optimizer step has made already (the plain copy, and what Parameter::cast says).
-  void refresh_weight(const StepContext& context, bool all);
+  enum class Refresh : uint8_t {
+    all,
+    after_update,  ///< what an optimizer step has not made (the plain copy, Parameter::cast)
+    again,         ///< all, to the bits that they had: their memory was others' in between
+  };
+  /// Makes the weight's GEMM operands from its value; once per optimizer step, or again.
+  void refresh_weight(const StepContext& context, Refresh what);
 
   /// Whether forward's x must stay alive until backward (place it in context.saved) because codes
   /// do not replace it.
@@ -97,6 +101,9 @@ class Linear {
   /// Throws DeviceError where the device cannot compute the plan's products.
   void check_device(const DeviceTraits& traits) const;
   void offer_weight_cast();
+  void cast_again(const StepContext& context, ConstView value) const;
+  static View kept_scale(const LinearOperands::Cast& cast);
+  bool needs_plain_weight() const;
 
   LinearPlan plan_;
   Parameter* weight_;
@@ -104,9 +111,9 @@ class Linear {
   LinearOperands x_, w_, dy_;
   std::optional<LinearOperands> smoothed_w_;  ///< fprop's; w_ is dgrad's alone then
   bool optimizer_casts_ = false;              // the weight, through Parameter::cast
-  Tensor plain_copy_;
+  View plain_copy_;
   std::vector<LinearOperands::Cast> weight_casts_;
-  std::vector<Tensor> weight_memory_;  // of the casts
+  std::vector<Tensor> kept_scales_;  ///< [2]: inverse, and the scale that was cast with
 };
 
 }  // namespace fp8train

@@ -2,13 +2,20 @@
 // Parameters and their gradients, each kept in the format that the precision plan says. The value
 // is what the optimizer updates: the master weight where the plan has one beside the weight, and
 // the weight itself where it has not.
+//
+// Where ranks share the optimizer's work (nn/store_layout.h) a rank keeps the parts of values that
+// it updates. Whole values and gradients then are where layers find them, but what they hold is
+// up to who moves them between ranks (ParameterGatherer in nn/context.h).
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "device/device.h"
+#include "nn/store_layout.h"
+#include "nn/turn_memory.h"
 #include "ops/quantize.h"
 #include "ops/storage.h"
 #include "precision/plan.h"
@@ -26,9 +33,20 @@ struct Parameter {
   Init init = Init::normal;
   float init_std = 0.0F;
   ParameterFormats formats;  ///< fp32 unless a layer of the plan's own formats owns it
+  /// A layer reads the value itself in its passes, not only operands that it makes of it.
+  bool value_is_read = true;
   StoredTensor stored_value, stored_gradient;
-  View value;                           ///< stored_value where that is fp32, else empty
-  View gradient;                        ///< stored_gradient where that is fp32, else empty
+  View value;     ///< stored_value where that is fp32, else empty
+  View gradient;  ///< stored_gradient where that is fp32, else empty
+  /// What this rank's optimizer updates: all of it, or the part that starts at element `first`,
+  /// flat. The gradient is fp32 or bf16 where it is a part.
+  struct Updated {
+    StoredTensor value, gradient;
+    int64_t first = 0;
+    bool whole = true;
+
+    int64_t count() const { return value.count(); }
+  } updated;
   ops::AutoScale* automatic = nullptr;  ///< of the gradient, where its wire scales itself
   View copy;  ///< bf16 or fp16 copy that GEMMs read; empty if there is none. Kept by the optimizer
   /// How the optimizer casts the new value for the layer that has asked for it first; empty: not.
@@ -41,30 +59,70 @@ class ParameterStore {
   /// The pointer stays valid for the life of the store.
   Parameter* add(Parameter parameter);
 
+  /// The parameters from here on are of another unit: what a model reads together.
+  void begin_unit() { unit_begins_.push_back(parameters_.size()); }
+  /// The first parameter of each unit, and the number of all after them.
+  std::vector<size_t> unit_begins() const;
+
   /// Allocates values and gradients, zero. Without gradients their views stay empty.
   void allocate(Device& device, bool with_gradients = true);
+  /// As `layout` says, with gradients.
+  void allocate(Device& device, const StoreLayout& layout);
 
   const std::vector<std::unique_ptr<Parameter>>& all() const { return parameters_; }
   const StoredPool& values() const { return values_; }
-  /// Lane i has the gradients that cross the wire as wires()[i].
+  /// Lane i has the gradients that cross the wire as wires()[i] or, under a layout, those of
+  /// segment i; so do values, under a layout.
   const StoredPool& gradients() const { return gradients_; }
   const std::vector<TensorFormat>& wires() const { return wires_; }
+
+  /// Null where this rank updates everything.
+  const StoreLayout* layout() const { return layout_ ? &*layout_ : nullptr; }
+  /// This rank's shard of a segment, flat, and where all ranks' shards come together.
+  StoredTensor value_shard(size_t segment) const;
+  StoredTensor whole_values(size_t segment) const { return whole(values_, segment); }
+  /// Whole gradients of a segment, and this rank's shard of their sum over ranks.
+  StoredTensor whole_gradients(size_t segment) const { return whole(gradients_, segment); }
+  View gradient_shard(size_t segment) const;
+  /// What lies side by side of the gradients that this rank's optimizer reads: fp32 or bf16.
+  std::vector<View> updated_gradients() const;
+  /// Scales that a tensor has for the whole of it, kept alike by all ranks: [tensors, 2].
+  std::vector<View> shared_scales() const;
+
+  /// Memory for a GEMM operand made of a value of this unit, as long as the store lives.
+  View operand_memory(Device& device, const Parameter& parameter, MemoryCategory category,
+                      DType dtype, const Shape& shape);
 
   /// Draws every parameter's initial value from Philox keyed by (seed, position in the store,
   /// element): the same on any device.
   void initialize(Device& device, uint64_t seed);
 
  private:
-  void allocate_automatic(Device& device, int64_t count);
+  void allocate_automatic(Device& device);
+  void allocate_wholes(Device& device);
+  void allocate_shards(Device& device);
+  void find_views(bool with_gradients);
   int lane_of(const TensorFormat& wire);
+  size_t unit_of(size_t parameter) const;
+  MemoryCategory value_category(size_t parameter) const;
+  bool shard_is_in_place(size_t segment) const;
+  StoredTensor whole(const StoredPool& pool, size_t segment) const;
 
   std::vector<std::unique_ptr<Parameter>> parameters_;
+  std::vector<size_t> unit_begins_;
   StoredPool values_, gradients_;
+  std::optional<StoreLayout> layout_;
+  StoredPool value_shards_, gradient_shards_;       ///< of segments that have none in place
+  std::vector<size_t> value_shard_, gradient_shard_;  ///< of each parameter, of each segment
+  TurnMemory turns_;
+  std::vector<Tensor> operands_;
   std::vector<TensorFormat> wires_;
   Tensor automatic_;
 };
 
-/// A parameter's value from and to the host, in row-major order; cast to its format, to nearest.
+/// A parameter's value from and to the host, in row-major order; cast to its format, to nearest. Of
+/// all values those that this rank updates are set. Reading is of what stored_value holds: where
+/// ranks share the work it has been gathered.
 void set_value(Device& device, const Parameter& parameter, const float* values);
 std::vector<float> value_on_host(Device& device, const Parameter& parameter);
 

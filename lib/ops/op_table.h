@@ -66,6 +66,7 @@ struct OpTable {
   decltype(&ops::compress) compress;
   decltype(&ops::decompress) decompress;
   decltype(&ops::adamw) adamw;
+  decltype(&ops::adamw_amax) adamw_amax;
   decltype(&ops::sgd) sgd;
   decltype(&ops::pack_wire) pack_wire;
   decltype(&ops::sum_wire) sum_wire;

@@ -30,7 +30,9 @@ void prepare_step(Stream stream, StepControl* control, float max_norm, const Los
   op_table(stream).prepare_step(stream, control, max_norm, scaling);
 }
 
-void adamw(Stream stream, const AdamW& call, const StepControl* control) {
+namespace {
+
+void check_adamw(const AdamW& call, const StepControl* control) {
   const int64_t count = call.weight.count();
   check(control != nullptr, "adamw: no control block");
   for (const StoredTensor* tensor : {&call.weight, &call.gradient, &call.moment1, &call.moment2}) {
@@ -39,7 +41,21 @@ void adamw(Stream stream, const AdamW& call, const StepControl* control) {
   check(is_copy_of(call.copy, count), "adamw: the copy must be bf16 or fp16 of the same count");
   check(call.cast.empty() || call.weight.format.dtype == DType::f32,
         "adamw: only an fp32 weight is cast by the update; cast the others after it");
-  check_sink(call.weight.codes, call.cast);
+  if (!call.cast.empty()) {
+    check_sink(call.weight.codes, call.cast);
+  }
+}
+
+}  // namespace
+
+void adamw_amax(Stream stream, const AdamW& call, const StepControl* control) {
+  check_adamw(call, control);
+  const TraceSpan span("adamw_amax");
+  op_table(stream).adamw_amax(stream, call, control);
+}
+
+void adamw(Stream stream, const AdamW& call, const StepControl* control) {
+  check_adamw(call, control);
   const TraceSpan span("adamw");
   op_table(stream).adamw(stream, call, control);
 }

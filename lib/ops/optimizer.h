@@ -54,6 +54,7 @@ struct AdamW {
   QuantizeSink cast = {};  ///< of the new weight, or, in a skipped step, of the weight as it is;
                            ///< only beside an fp32 weight
   RoundingStream rounding = {};  ///< of stochastic formats; the step is control->applied_steps
+  bool amax_known = false;       ///< the places beside the scales of whole tensors have the amax
 };
 
 /// Decoupled weight decay (Loshchilov and Hutter; the order of torch.optim.AdamW): w -= lr * wd *
@@ -65,6 +66,12 @@ struct AdamW {
 /// that no step divides by eps alone. When control->skip only `cast` is done, since its scale may
 /// have changed.
 void adamw(Stream stream, const AdamW& call, const StepControl* control);
+
+/// For a call whose tensors are parts of larger ones that are updated elsewhere: the largest new
+/// magnitude of each tensor that has one scale goes beside that scale, where the other parts' are
+/// combined with it. adamw() with `amax_known` then has the scales that the whole would have, also
+/// where a part has no elements. Nothing when control->skip.
+void adamw_amax(Stream stream, const AdamW& call, const StepControl* control);
 
 struct Sgd {
   View weight;

@@ -50,18 +50,19 @@ FP8TRAIN_HD float encode_stored<float>(float value, uint32_t /*random_bits*/) {
 
 /// The random bits of one tensor in one step.
 struct RoundingDraw {
-  uint64_t seed = 0, step = 0, tensor = 0;
+  uint64_t seed = 0, step = 0, tensor = 0, first_block = 0;
 
-  /// Of elements 4 * block .. 4 * block + 3.
+  /// Of elements 4 * block .. 4 * block + 3 of a call.
   FP8TRAIN_HD PhiloxBlock block(int64_t block) const {
-    return stochastic_block(seed, step, tensor, static_cast<uint64_t>(block));
+    return stochastic_block(seed, step, tensor, first_block + static_cast<uint64_t>(block));
   }
 };
 
 FP8TRAIN_HD RoundingDraw rounding_draw(const RoundingStream& stream, RoundingRole role,
                                        int64_t step) {
   return {stream.seed, static_cast<uint64_t>(step),
-          stream.tensor * 4 + static_cast<uint64_t>(role)};
+          stream.tensor * 4 + static_cast<uint64_t>(role),
+          static_cast<uint64_t>(stream.first) / 4};
 }
 
 FP8TRAIN_HD bool is_zero_code(float code) {

@@ -37,11 +37,12 @@ Optimizer::Optimizer(Device& device, ParameterStore& parameters, const Optimizer
   }
   check_formats();
   for (const auto& parameter : parameters.all()) {
+    const Shape& shape = parameter->updated.value.codes.shape;
     if (adam || settings_.momentum != 0.0) {
-      moment1_.add(parameter->formats.moment1, parameter->shape, MemoryCategory::optimizer_state);
+      moment1_.add(parameter->formats.moment1, shape, MemoryCategory::optimizer_state);
     }
     if (adam) {
-      moment2_.add(parameter->formats.moment2, parameter->shape, MemoryCategory::optimizer_state);
+      moment2_.add(parameter->formats.moment2, shape, MemoryCategory::optimizer_state);
     }
   }
   moment1_.allocate(device);
@@ -115,6 +116,13 @@ void Optimizer::sum_gradients(Stream stream, Arena& scratch) const {
     const View partial = allocate(scratch, DType::i64, {chunks});  // doubles: 8 bytes each
     ops::sum_of_squares(stream, values, sum, partial);
   };
+  if (parameters_->layout() != nullptr) {
+    for (const View& shard : parameters_->updated_gradients()) {
+      ArenaScope scope(scratch);
+      add(shard);
+    }
+    return;
+  }
   for (const View& fp32 : parameters_->gradients().fp32()) {
     ArenaScope scope(scratch);
     add(fp32);
@@ -135,49 +143,82 @@ void Optimizer::sum_gradients(Stream stream, Arena& scratch) const {
   }
 }
 
-void Optimizer::step(Stream stream, Arena& scratch, bool collect_statistics) {
+void Optimizer::step(Stream stream, Arena& scratch, bool collect_statistics,
+                     RankCombiner* combiner) {
   sum_gradients(stream, scratch);
   ops::StepControl* control = device_control();
+  if (combiner != nullptr) {
+    combiner->sum(&control->squared_norm);
+  }
   ops::prepare_step(stream, control, static_cast<float>(settings_.grad_clip), scaling_);
   device_->fill_zero(&control->squared_norm, sizeof(control->squared_norm));  // of the next step
+  if (combiner != nullptr) {
+    find_amax(stream, *combiner);
+  }
   for (size_t i = 0; i < parameters_->all().size(); ++i) {
     update(stream, i, collect_statistics);
   }
 }
 
-void Optimizer::update(Stream stream, size_t index, bool collect_statistics) const {
-  const Parameter& parameter = *parameters_->all()[index];
-  const double decay = parameter.decay ? settings_.weight_decay : 0.0;
-  ops::QuantizeSink cast = parameter.cast;
-  cast.statistics = collect_statistics ? cast.statistics : nullptr;
-  if (settings_.name == "sgd") {
-    ops::sgd(stream,
-             {.weight = parameter.value,
-              .gradient = parameter.gradient,
-              .momentum = of(moment1_, index).codes,
-              .copy = parameter.copy,
-              .momentum_factor = settings_.momentum,
-              .weight_decay = decay},
-             device_control());
-    cast_weight(stream, parameter, cast);
+/// Scales that a tensor has for the whole of it follow from the parts of all ranks.
+void Optimizer::find_amax(Stream stream, RankCombiner& combiner) const {
+  std::vector<View> scales = parameters_->shared_scales();
+  for (const StoredPool* pool : {&moment1_, &moment2_}) {
+    const std::vector<View> of_pool = pool->tensor_scales();
+    scales.insert(scales.end(), of_pool.begin(), of_pool.end());
+  }
+  if (scales.empty()) {
     return;
   }
-  if (!cast.empty() && cast.out.empty()) {
-    ops::fill(stream, {cast.amax, DType::f32, {1}}, 0.0F);
+  for (size_t i = 0; i < parameters_->all().size(); ++i) {
+    if (parameters_->all()[i]->updated.count() > 0) {
+      ops::adamw_amax(stream, adamw_call(i, false), device_control());
+    }
   }
-  ops::adamw(stream,
-             {.weight = parameter.stored_value,
-              .gradient = parameter.stored_gradient,
-              .moment1 = moment1(index),
-              .moment2 = moment2(index),
-              .copy = parameter.copy,
-              .beta1 = settings_.betas[0],
-              .beta2 = settings_.betas[1],
-              .eps = settings_.eps,
-              .weight_decay = decay,
-              .cast = cast,
-              .rounding = {.seed = seed_, .tensor = index}},
-             device_control());
+  for (const View& pairs : scales) {
+    combiner.largest(pairs);  // a scale is the same on all ranks and stays
+  }
+}
+
+ops::AdamW Optimizer::adamw_call(size_t index, bool collect_statistics) const {
+  const Parameter& parameter = *parameters_->all()[index];
+  ops::QuantizeSink cast = parameter.cast;
+  cast.statistics = collect_statistics ? cast.statistics : nullptr;
+  return {.weight = parameter.updated.value,
+          .gradient = parameter.updated.gradient,
+          .moment1 = moment1(index),
+          .moment2 = moment2(index),
+          .copy = parameter.updated.whole ? parameter.copy : View{},
+          .beta1 = settings_.betas[0],
+          .beta2 = settings_.betas[1],
+          .eps = settings_.eps,
+          .weight_decay = parameter.decay ? settings_.weight_decay : 0.0,
+          .cast = cast,
+          .rounding = {.seed = seed_, .tensor = index, .first = parameter.updated.first},
+          .amax_known = !parameter.updated.whole};
+}
+
+void Optimizer::update(Stream stream, size_t index, bool collect_statistics) const {
+  const Parameter& parameter = *parameters_->all()[index];
+  const ops::AdamW call = adamw_call(index, collect_statistics);
+  if (settings_.name == "sgd") {
+    if (parameter.updated.count() > 0) {
+      ops::sgd(stream,
+               {.weight = call.weight.codes,
+                .gradient = call.gradient.codes,
+                .momentum = of(moment1_, index).codes,
+                .copy = call.copy,
+                .momentum_factor = settings_.momentum,
+                .weight_decay = call.weight_decay},
+               device_control());
+    }
+    cast_weight(stream, parameter, call.cast);
+    return;
+  }
+  if (!call.cast.empty() && call.cast.out.empty()) {
+    ops::fill(stream, {call.cast.amax, DType::f32, {1}}, 0.0F);
+  }
+  ops::adamw(stream, call, device_control());
   if (parameter.automatic != nullptr && !holds_automatic_) {
     ops::update_auto_scale(stream, parameter.stored_gradient.codes, parameter.automatic,
                            &device_control()->skip);

@@ -22,6 +22,17 @@ struct StepReport {
   bool skipped;  ///< the last step
 };
 
+/// How values of several ranks become one, in place: for an optimizer that updates parts of
+/// parameters (Parameter::updated).
+class RankCombiner {
+ public:
+  virtual ~RankCombiner() = default;
+  /// One fp64 value.
+  virtual void sum(double* value) = 0;
+  /// fp32 magnitudes; NaN is larger than all.
+  virtual void largest(const View& values) = 0;
+};
+
 class Optimizer {
  public:
   /// Allocates moments (zero) for every parameter, in its formats. `parameters` outlives the
@@ -41,8 +52,10 @@ class Optimizer {
   void round_gradients(Stream stream, Arena& scratch) const;
 
   /// Applies the accumulated gradients, unless their norm is not finite, and casts the new weights
-  /// as their Parameter::cast says; with statistics only when `collect_statistics`.
-  void step(Stream stream, Arena& scratch, bool collect_statistics = false);
+  /// as their Parameter::cast says; with statistics only when `collect_statistics`. `combiner`:
+  /// where ranks update parts.
+  void step(Stream stream, Arena& scratch, bool collect_statistics = false,
+            RankCombiner* combiner = nullptr);
 
   /// Leaves the factors of automatic scales as they are. With several ranks: what the wire does to
   /// a sum says nothing of one rank's contribution.
@@ -56,8 +69,8 @@ class Optimizer {
 
   StepReport report() const;
 
-  /// For checkpoints: the moments of one parameter (the second empty for sgd, both without
-  /// momentum) and the control.
+  /// For checkpoints: the moments of one parameter, or of the part of it that is updated (the
+  /// second empty for sgd, both without momentum), and the control.
   StoredTensor moment1(size_t parameter) const { return of(moment1_, parameter); }
   StoredTensor moment2(size_t parameter) const { return of(moment2_, parameter); }
   ops::StepControl control() const;
@@ -73,6 +86,8 @@ class Optimizer {
   void check_formats() const;
   void sum_gradients(Stream stream, Arena& scratch) const;
   void update(Stream stream, size_t index, bool collect_statistics) const;
+  ops::AdamW adamw_call(size_t index, bool collect_statistics) const;
+  void find_amax(Stream stream, RankCombiner& combiner) const;
 
   Device* device_;
   ParameterStore* parameters_;

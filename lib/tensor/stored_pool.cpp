@@ -1,5 +1,7 @@
 #include "tensor/stored_pool.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 
 namespace fp8train {
@@ -47,15 +49,41 @@ size_t StoredPool::add(const TensorFormat& format, const Shape& shape, MemoryCat
   return entries_.size() - 1;
 }
 
-void StoredPool::allocate(Device& device) {
+void StoredPool::allocate(Device& device, const Placement& placement) {
   for (Buffer& buffer : buffers_) {
-    buffer.codes = Tensor(device, buffer.format.dtype, {buffer.elements}, buffer.category);
-    fill_zero(device, buffer.codes);
-    if (buffer.scale_count > 0) {
-      buffer.scales = Tensor(device, DType::f32, {buffer.scale_count}, buffer.category);
-      copy_from_host(device, buffer.scales,
-                     initial_scales(buffer.format, buffer.scale_count).data());
+    if (placement.elements) {
+      buffer.elements = placement.elements(buffer.lane, buffer.elements);
     }
+    buffer.elements = std::max(buffer.elements, kAlignment);  // so that there is a place
+    if (buffer.format.granularity != Granularity::tensor) {
+      buffer.scale_count = stored_scales(buffer.format, buffer.elements);
+    }
+    if (!borrow(buffer, placement)) {
+      make(device, buffer);
+    }
+  }
+}
+
+/// False where the memory is to be the pool's.
+bool StoredPool::borrow(Buffer& buffer, const Placement& placement) {
+  if (!placement.memory) {
+    return false;
+  }
+  buffer.codes = placement.memory(buffer.lane, buffer.format.dtype, buffer.elements);
+  if (!buffer.codes.empty() && buffer.scale_count > 0) {
+    buffer.scales = placement.memory(buffer.lane, DType::f32, buffer.scale_count);
+  }
+  return !buffer.codes.empty();
+}
+
+void StoredPool::make(Device& device, Buffer& buffer) {
+  buffer.own_codes = Tensor(device, buffer.format.dtype, {buffer.elements}, buffer.category);
+  buffer.codes = buffer.own_codes;
+  fill_zero(device, buffer.codes);
+  if (buffer.scale_count > 0) {
+    buffer.own_scales = Tensor(device, DType::f32, {buffer.scale_count}, buffer.category);
+    buffer.scales = buffer.own_scales;
+    copy_from_host(device, buffer.scales, initial_scales(buffer.format, buffer.scale_count).data());
   }
 }
 
@@ -73,12 +101,12 @@ StoredTensor StoredPool::at(size_t position) const {
 View StoredPool::codes_of(const Buffer& buffer, int64_t first, const Shape& shape) const {
   const DType dtype = buffer.format.dtype;
   const size_t begin = static_cast<size_t>(first) * size_of(dtype);
-  return {buffer.codes.view().as<uint8_t>() + begin, dtype, shape};
+  return {buffer.codes.as<uint8_t>() + begin, dtype, shape};
 }
 
 View StoredPool::scales_of(const Buffer& buffer, int64_t first, int64_t end) const {
   return first == end ? View{}
-                      : View{buffer.scales.view().as<float>() + first, DType::f32, {end - first}};
+                      : View{buffer.scales.as<float>() + first, DType::f32, {end - first}};
 }
 
 StoredTensor StoredPool::flat(const Stretch& stretch) const {
@@ -106,19 +134,39 @@ std::vector<View> StoredPool::fp32() const {
   std::vector<View> views;
   for (const Buffer& buffer : buffers_) {
     if (buffer.format == TensorFormat{} && !buffer.codes.empty()) {
-      views.push_back(buffer.codes.view());
+      views.push_back(buffer.codes);
     }
   }
   return views;
 }
 
+View StoredPool::words(size_t buffer) const {
+  const View& codes = buffers_[buffer].codes;
+  return {codes.data, DType::f32, {static_cast<int64_t>(codes.bytes() / 4)}};
+}
+
 std::vector<View> StoredPool::words() const {
   std::vector<View> views;
-  for (const Buffer& buffer : buffers_) {
-    const View codes = buffer.codes.view();
-    views.push_back({codes.data, DType::f32, {static_cast<int64_t>(codes.bytes() / 4)}});
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    if (!buffers_[i].own_codes.empty()) {
+      views.push_back(words(i));
+    }
   }
   return views;
+}
+
+std::vector<View> StoredPool::tensor_scales() const {
+  std::vector<View> views;
+  for (const Buffer& buffer : buffers_) {
+    if (buffer.format.granularity == Granularity::tensor && !buffer.scales.empty()) {
+      views.push_back(buffer.scales);
+    }
+  }
+  return views;
+}
+
+StoredTensor StoredPool::whole(size_t buffer) const {
+  return flat({buffer, 0, buffers_[buffer].tensors.size()});
 }
 
 }  // namespace fp8train

@@ -3,6 +3,7 @@
 // of one format lie side by side in one buffer, each from a multiple of 128 elements on, so that
 // norms and exchanges see few arrays and no scale is shared. The gaps are zero and stay so.
 
+#include <functional>
 #include <vector>
 
 #include "device/device.h"
@@ -14,11 +15,20 @@ namespace fp8train {
 class StoredPool {
  public:
   /// The position of the tensor, which is_stored_format() must allow. Before allocate(). Tensors of
-  /// different lanes do not share a buffer.
+  /// different lanes do not share a buffer. A tensor without elements has a place (and the scale of
+  /// a tensor) all the same.
   size_t add(const TensorFormat& format, const Shape& shape, MemoryCategory category, int lane = 0);
 
-  /// Everything is zero afterwards.
-  void allocate(Device& device);
+  /// How the buffers of a pool lie where the program and not the pool decides that.
+  struct Placement {
+    /// Elements of a lane's buffer, of which the tensors use `used`: a multiple of 128, not less.
+    std::function<int64_t(int lane, int64_t used)> elements;
+    /// Memory for a lane's codes or scales, with anything in it; an empty view: the pool's own.
+    std::function<View(int lane, DType dtype, int64_t count)> memory;
+  };
+
+  /// Everything in the pool's own memory is zero afterwards.
+  void allocate(Device& device, const Placement& placement = {});
 
   bool empty() const { return entries_.empty(); }
   size_t size() const { return entries_.size(); }
@@ -29,8 +39,13 @@ class StoredPool {
   /// All codes of unscaled fp32 tensors, with the gaps: an array for each lane that has any.
   std::vector<View> fp32() const;
 
-  /// The codes of all formats, each as fp32 words, to be cleared: zeros whatever the scales are.
+  /// The codes of each buffer of the pool's own memory as fp32 words, to be cleared: zeros whatever
+  /// the scales are.
   std::vector<View> words() const;
+  /// Those of one buffer, of any memory.
+  View words(size_t buffer) const;
+  /// The scales of buffers whose tensors have one each, [tensors, 2] in the order of their tensors.
+  std::vector<View> tensor_scales() const;
 
   /// Tensors that lie side by side in a buffer, [begin, end) of those in it.
   struct Stretch {
@@ -41,6 +56,10 @@ class StoredPool {
   /// The positions of a buffer's tensors, as they lie.
   const std::vector<size_t>& tensors_of(size_t buffer) const { return buffers_[buffer].tensors; }
   int lane_of(size_t buffer) const { return buffers_[buffer].lane; }
+  /// The buffer that a tensor lies in.
+  size_t buffer_of(size_t position) const { return entries_.at(position).buffer; }
+  /// All of a buffer as one tensor, flat and with the gaps.
+  StoredTensor whole(size_t buffer) const;
   /// The tensors of a stretch as one, flat and with the gaps.
   StoredTensor flat(const Stretch& stretch) const;
   /// Where the tensors of a stretch begin in that, in elements.
@@ -53,7 +72,8 @@ class StoredPool {
     int lane = 0;
     int64_t elements = 0, scale_count = 0;
     std::vector<size_t> tensors;
-    Tensor codes, scales;
+    View codes, scales;
+    Tensor own_codes, own_scales;  ///< none where the memory is another's
   };
   struct Entry {
     size_t buffer;
@@ -61,6 +81,8 @@ class StoredPool {
     int64_t first, first_scale;
   };
   Buffer& buffer_of(const TensorFormat& format, MemoryCategory category, int lane);
+  static bool borrow(Buffer& buffer, const Placement& placement);
+  static void make(Device& device, Buffer& buffer);
   View codes_of(const Buffer& buffer, int64_t first, const Shape& shape) const;
   View scales_of(const Buffer& buffer, int64_t first, int64_t end) const;
 

@@ -1,5 +1,9 @@
 #include "tensor/stored_tensor.h"
 
+#include <cstddef>
+
+#include "base/error.h"
+
 namespace fp8train {
 
 bool is_stored_format(const TensorFormat& format) {
@@ -30,6 +34,20 @@ int64_t stored_scales(const TensorFormat& format, int64_t count) {
   }
   const int64_t groups = (count + kStoredGroup - 1) / kStoredGroup;
   return format.expanded ? 3 * groups : groups;
+}
+
+StoredTensor part_of(const StoredTensor& tensor, int64_t first, int64_t count) {
+  check(first % kStoredGroup == 0 && first + count <= tensor.count(),
+        "a part begins with a whole group and lies in the tensor");
+  const DType dtype = tensor.codes.dtype;
+  auto* const codes = tensor.codes.as<std::byte>() + static_cast<size_t>(first) * size_of(dtype);
+  StoredTensor part({codes, dtype, {count}}, tensor.format, tensor.scales);
+  if (tensor.format.granularity == Granularity::group) {
+    part.scales = {tensor.scales.as<float>() + stored_scales(tensor.format, first),
+                   DType::f32,
+                   {stored_scales(tensor.format, count)}};
+  }
+  return part;
 }
 
 }  // namespace fp8train

@@ -46,6 +46,7 @@ struct ScaleExpansion {
 struct RoundingStream {
   uint64_t seed = 0;
   uint64_t tensor = 0;
+  int64_t first = 0;  ///< element of the parameter that a call's first one is: a multiple of 128
 };
 
 /// What is rounded of a parameter. The bits of an element are those of numeric/rounding.h for
@@ -57,5 +58,9 @@ bool is_stored_format(const TensorFormat& format);
 
 /// fp32 values that StoredTensor::scales has for `count` elements.
 int64_t stored_scales(const TensorFormat& format, int64_t count);
+
+/// Elements first .. first + count - 1, flat. `first`: a multiple of 128. A scale of the whole
+/// tensor stays that.
+StoredTensor part_of(const StoredTensor& tensor, int64_t first, int64_t count);
 
 }  // namespace fp8train

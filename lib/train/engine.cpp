@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "comm/backends.h"
 #include "comm/reduce.h"
+#include "parallel/shard_layout.h"
 
 namespace fp8train {
 namespace {
@@ -12,9 +13,18 @@ namespace {
 constexpr int kTrainingTotals = 0;
 constexpr int kEvaluationTotals = 1;
 
-DecoderOptions decoder_options(const EngineSettings& settings) {
+DecoderOptions decoder_options(const EngineSettings& settings, const Communicator* comm) {
   DecoderOptions options = settings.decoder;
   options.gradients = settings.trains;
+  if (comm != nullptr && comm->size() > 1 && settings.trains && settings.zero_stage > 0) {
+    const ShardSettings shards = {.stage = settings.zero_stage,
+                                  .bucket_bytes = settings.bucket_bytes,
+                                  .accumulates = settings.gradient_accumulation_steps > 1,
+                                  .last_reads_first = settings.model.tie_word_embeddings};
+    options.layout = [shards, comm](const ParameterStore& store) {
+      return shard_layout(store, comm->size(), comm->rank(), shards);
+    };
+  }
   return options;
 }
 
@@ -24,7 +34,7 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
     : device_(&device),
       comm_(comm != nullptr && comm->size() > 1 ? comm : nullptr),
       settings_(settings),
-      model_(device, settings.model, settings.plan, decoder_options(settings)),
+      model_(device, settings.model, settings.plan, decoder_options(settings, comm)),
       saved_(device, MemoryCategory::saved_activations),
       scratch_(device, MemoryCategory::workspace),
       tokens_(device, DType::i32, {settings.micro_batch_size, settings.seq_length},
@@ -38,13 +48,18 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
   }
   if (comm_ != nullptr) {
     settings_.record = false;  // what a rank says to another cannot be replayed
-    const size_t bytes = std::max(model_.scaling().amax().bytes(), sizeof(double));
+    const size_t scales = 2 * sizeof(float) * model_.parameters().all().size();
+    const size_t bytes = std::max(model_.scaling().amax().bytes(), scales);
     combined_ = Buffer(device, static_cast<size_t>(ranks()) * bytes, MemoryCategory::communication);
     if (settings.trains) {
+      optimizer_->hold_automatic_scales();
+    }
+    if (settings.trains && settings.zero_stage > 0) {
+      zero_.emplace(*comm_, device, model_.parameters(), settings.plan.self_exact);
+    } else if (settings.trains) {
       parallel_.emplace(*comm_, device, model_.parameters(),
                         DataParallelSettings{.bucket_bytes = settings.bucket_bytes,
                                              .self_exact = settings.plan.self_exact});
-      optimizer_->hold_automatic_scales();
     }
   }
   device.fill_zero(totals_.data(), totals_.bytes());
@@ -62,11 +77,29 @@ StepContext Engine::context(bool training, bool collect_statistics, bool first_w
           .scratch = &scratch_,
           .training = training,
           .first_window = first_window,
-          .collect_statistics = collect_statistics};
+          .collect_statistics = collect_statistics,
+          .gatherer = zero_ ? &*zero_ : nullptr};
 }
 
 void Engine::weights_changed() {
-  model_.refresh_weights(context(true, false), true);
+  if (zero_) {
+    zero_->values_changed();
+  }
+  model_.refresh_weights(context(true, false), false);
+}
+
+void Engine::for_each_value(
+    const std::function<void(const Parameter&, const std::vector<float>&)>& use) {
+  const ParameterStore& store = model_.parameters();
+  const std::vector<size_t> begins = store.unit_begins();
+  for (size_t unit = 0; unit + 1 < begins.size(); ++unit) {
+    if (zero_) {
+      zero_->gather_values(unit);
+    }
+    for (size_t i = begins[unit]; i < begins[unit + 1]; ++i) {
+      use(*store.all()[i], value_on_host(*device_, *store.all()[i]));
+    }
+  }
 }
 
 LossTotals Engine::totals(int slot) const {
@@ -111,6 +144,14 @@ void Engine::combine(const View& values, ops::Combine how) {
   }
 }
 
+void Engine::sum(double* value) {
+  combine({value, DType::i64, {1}}, ops::Combine::sum);
+}
+
+void Engine::largest(const View& values) {
+  combine(values, ops::Combine::max);
+}
+
 void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_statistics,
                          bool last) {
   upload(batch);
@@ -122,6 +163,9 @@ void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_st
   if (last && parallel_) {
     parallel_->begin(device_->stream());
     how.listener = &*parallel_;
+  } else if (last && zero_) {
+    zero_->begin();
+    how.listener = &*zero_;
   }
   run(micro_batches_[{collect_statistics, first, due}], [&] {
     model_.train_micro_batch(how, tokens_, targets_, totals(kTrainingTotals),
@@ -137,14 +181,19 @@ void Engine::end_step(bool collect_statistics) {
   if (parallel_) {
     parallel_->finish();
     // NaN where a rank has seen a value that is not finite: all skip the step or none.
-    combine({optimizer().squared_norm(), DType::i64, {1}}, ops::Combine::sum);
+    sum(optimizer().squared_norm());
+  } else if (zero_) {
+    zero_->finish();
   }
   run(updates_[collect_statistics ? 1 : 0], [&] {
-    if (!parallel_ && !settings_.plan.self_exact) {
+    if (comm_ == nullptr && !settings_.plan.self_exact) {
       optimizer().round_gradients(device_->stream(), scratch_);
     }
-    optimizer().step(device_->stream(), scratch_, collect_statistics);
-    model_.refresh_weights(context(true, collect_statistics), false);
+    optimizer().step(device_->stream(), scratch_, collect_statistics, zero_ ? this : nullptr);
+    if (zero_) {
+      zero_->values_changed();
+    }
+    model_.refresh_weights(context(true, collect_statistics), true);
   });
 }
 

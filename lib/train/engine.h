@@ -5,6 +5,7 @@
 // allocates nothing.
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -21,6 +22,7 @@
 #include "ops/wire.h"
 #include "optim/optimizer.h"
 #include "parallel/data_parallel.h"
+#include "parallel/zero_parallel.h"
 #include "precision/plan.h"
 
 namespace fp8train {
@@ -35,6 +37,8 @@ struct EngineSettings {
   int64_t seq_length = 1;
   int64_t gradient_accumulation_steps = 1;
   int64_t bucket_bytes = DataParallelSettings{}.bucket_bytes;  ///< where there are several ranks
+  /// What several ranks that train share: 0: nothing; 1, 2, 3: parallel/shard_layout.h
+  int zero_stage = 0;
   bool trains = true;  ///< false: for evaluation and generation only; no gradients, no optimizer
   bool record = true;  ///< replay recorded steps where the device records (CUDA graphs)
 };
@@ -50,11 +54,11 @@ struct LossReport {
   int64_t targets = 0;
 };
 
-class Engine {
+class Engine : private RankCombiner {
  public:
   /// `comm` (null: one rank) outlives the engine. With several ranks constructing, stepping and
   /// reading losses are collective; each rank's batches are its own, and weights, optimizer and
-  /// scales stay the same on all.
+  /// scales stay the same on all. With zero_stage 3 all that runs the model is collective.
   Engine(Device& device, const EngineSettings& settings, Communicator* comm = nullptr);
 
   /// Reserves the arenas. Before the first step on a real device.
@@ -75,6 +79,11 @@ class Engine {
 
   /// After weights were initialized or loaded: makes all GEMM operands.
   void weights_changed();
+
+  /// The value of each parameter in the order of the store, row-major in fp32. Collective where
+  /// ranks have parts of them: each is told all.
+  void for_each_value(
+      const std::function<void(const Parameter&, const std::vector<float>&)>& use);
 
   /// One optimizer step: gradient_accumulation_steps micro-batches from `next`, then the update
   /// with learning rate `lr`.
@@ -121,13 +130,16 @@ class Engine {
   void clear_totals(int slot);
 
   void combine(const View& values, ops::Combine how);
+  void sum(double* value) override;
+  void largest(const View& values) override;
 
   Device* device_;
   Communicator* comm_;  // null: one rank
   EngineSettings settings_;
   Decoder model_;
   std::optional<Optimizer> optimizer_;    // of an engine that trains
-  std::optional<DataParallel> parallel_;  // of several ranks that train
+  std::optional<DataParallel> parallel_;  // of several ranks that train,
+  std::optional<ZeroParallel> zero_;      // or this
   Arena saved_, scratch_;
   Tensor tokens_, targets_;
   Buffer totals_;    // [0] training, [1] evaluation

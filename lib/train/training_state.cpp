@@ -222,8 +222,7 @@ std::filesystem::path save_training_state(const std::filesystem::path& root, Eng
                                           const Session& session, const TrainingState& state,
                                           int64_t keep_last) {
   std::vector<HostTensor> weights;
-  for_each_weight(engine.device(), engine.model(),
-                  [&](const HostTensor& tensor) { weights.push_back(tensor); });
+  for_each_weight(engine, [&](const HostTensor& tensor) { weights.push_back(tensor); });
   CheckpointFile moments = {.name = kOptimizerFile, .tensors = {}, .text = {}};
   std::vector<std::vector<uint8_t>> moment_bytes;
   for (const StateTensor& tensor : optimizer_tensors(engine)) {

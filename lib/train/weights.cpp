@@ -48,21 +48,19 @@ void load_weights(Device& device, Decoder& model, const TensorSource& source) {
   }
 }
 
-void for_each_weight(Device& device, Decoder& model,
-                     const std::function<void(const HostTensor&)>& write) {
-  for (const auto& parameter : model.parameters().all()) {
-    const int64_t columns = columns_of(*parameter);
-    const std::vector<float> values = value_on_host(device, *parameter);
-    for (const HfPiece& piece : hf_pieces(model.config(), parameter->name)) {
+void for_each_weight(Engine& engine, const std::function<void(const HostTensor&)>& write) {
+  engine.for_each_value([&](const Parameter& parameter, const std::vector<float>& values) {
+    const int64_t columns = columns_of(parameter);
+    for (const HfPiece& piece : hf_pieces(engine.model().config(), parameter.name)) {
       const auto begin = values.begin() + piece.begin * columns;
       HostTensor tensor = {
-          piece.name, shape_of(*parameter, piece), {begin, begin + piece.rows * columns}};
+          piece.name, shape_of(parameter, piece), {begin, begin + piece.rows * columns}};
       if (piece.transposed) {
         tensor.values = transposed(tensor.values, piece.rows, columns);
       }
       write(tensor);
     }
-  }
+  });
 }
 
 }  // namespace fp8train

@@ -7,6 +7,7 @@
 
 #include "io/tensor_source.h"
 #include "model/decoder.h"
+#include "train/engine.h"
 
 namespace fp8train {
 
@@ -21,8 +22,8 @@ struct HostTensor {
 /// shape or is not finite. A tied head is not asked for.
 void load_weights(Device& device, Decoder& model, const TensorSource& source);
 
-/// Calls `write` with every Hugging Face tensor of the model, in order, one at a time.
-void for_each_weight(Device& device, Decoder& model,
-                     const std::function<void(const HostTensor&)>& write);
+/// Calls `write` with every Hugging Face tensor of the model, in order, one at a time. Collective
+/// where ranks have parts of the weights.
+void for_each_weight(Engine& engine, const std::function<void(const HostTensor&)>& write);
 
 }  // namespace fp8train

@@ -66,8 +66,8 @@ struct Layer {
                                 plan.saved_nonlinear.is_scaled());
     store.allocate(*device);
     scaling.allocate(*device);
-    mlp->up().allocate(*device);
-    mlp->down().allocate(*device);
+    mlp->up().allocate(*device, store);
+    mlp->down().allocate(*device, store);
     saved.reserve(4 << 20);
     scratch.reserve(8 << 20);
   }
@@ -107,8 +107,8 @@ struct Layer {
   void set_weights() {
     set_value(*device, *up, up_weight.data());
     set_value(*device, *down, down_weight.data());
-    mlp->up().refresh_weight(context(), true);
-    mlp->down().refresh_weight(context(), true);
+    mlp->up().refresh_weight(context(), Linear::Refresh::all);
+    mlp->down().refresh_weight(context(), Linear::Refresh::all);
   }
   void run() {
     ArenaScope kept(saved);

@@ -137,12 +137,19 @@ FP8TRAIN_HD void keep_tensor_scale(const StoredTensor& tensor, float scale) {
   }
 }
 
+/// The largest new magnitudes of the three tensors, as bits.
+struct TensorPeaks {
+  uint32_t weight = 0, first = 0, second = 0;
+};
+
+FP8TRAIN_HD bool has_tensor_scales(const AdamW& call) {
+  return has_tensor_scale(call.weight) || has_tensor_scale(call.moment1) ||
+         has_tensor_scale(call.moment2);
+}
+
 /// A first pass over the new values. Maxima are integers: no order of threads changes them.
-FP8TRAIN_HD TensorScales find_tensor_scales(const AdamW& call, const AdamWFactors& factors) {
+FP8TRAIN_HD TensorPeaks find_tensor_peaks(const AdamW& call, const AdamWFactors& factors) {
   const bool of_weight = has_tensor_scale(call.weight);
-  if (!of_weight && !has_tensor_scale(call.moment1) && !has_tensor_scale(call.moment2)) {
-    return {};
-  }
   const int64_t count = call.weight.count();
   const int64_t pieces = chunks_of(count, kStoredPiece);
   uint32_t largest = 0;
@@ -164,8 +171,47 @@ FP8TRAIN_HD TensorScales find_tensor_scales(const AdamW& call, const AdamWFactor
     largest1 = here1 > largest1 ? here1 : largest1;
     largest2 = here2 > largest2 ? here2 : largest2;
   }
-  return {new_tensor_scale(call.weight, largest), new_tensor_scale(call.moment1, largest1),
-          new_tensor_scale(call.moment2, largest2)};
+  return {largest, largest1, largest2};
+}
+
+/// The place beside a tensor's scale: combined with what is there.
+FP8TRAIN_HD void raise_tensor_amax(const StoredTensor& tensor, uint32_t peak) {
+  if (has_tensor_scale(tensor)) {
+    float& amax = tensor.scales.as<float>()[1];
+    amax = peak > bits_of(amax) ? float_of(peak) : amax;
+  }
+}
+FP8TRAIN_HD uint32_t take_tensor_amax(const StoredTensor& tensor) {
+  if (!has_tensor_scale(tensor)) {
+    return 0;
+  }
+  float& amax = tensor.scales.as<float>()[1];
+  const uint32_t peak = bits_of(amax);
+  amax = 0.0F;
+  return peak;
+}
+
+FP8TRAIN_HD TensorScales find_tensor_scales(const AdamW& call, const AdamWFactors& factors) {
+  if (!has_tensor_scales(call)) {
+    return {};
+  }
+  const TensorPeaks peaks = call.amax_known
+                                ? TensorPeaks{take_tensor_amax(call.weight),
+                                              take_tensor_amax(call.moment1),
+                                              take_tensor_amax(call.moment2)}
+                                : find_tensor_peaks(call, factors);
+  return {new_tensor_scale(call.weight, peaks.weight), new_tensor_scale(call.moment1, peaks.first),
+          new_tensor_scale(call.moment2, peaks.second)};
+}
+
+void adamw_amax(Stream /*stream*/, const AdamW& call, const StepControl* control) {
+  if (control->skip != 0 || !has_tensor_scales(call)) {
+    return;
+  }
+  const TensorPeaks peaks = find_tensor_peaks(call, adamw_factors(rates_of(call), *control));
+  raise_tensor_amax(call.weight, peaks.weight);
+  raise_tensor_amax(call.moment1, peaks.first);
+  raise_tensor_amax(call.moment2, peaks.second);
 }
 
 /// Elements begin .. end of a call whose tensors are not all fp32.
@@ -277,6 +323,7 @@ void fill_optimizer(OpTable& table) {
   table.sum_of_squares = sum_of_squares;
   table.prepare_step = prepare_step;
   table.adamw = adamw;
+  table.adamw_amax = adamw_amax;
   table.sgd = sgd;
 }
 

@@ -184,8 +184,13 @@ bool has_aligned_codes(const StoredTensor& tensor) {
   return is_aligned(tensor.codes.data);
 }
 
+void adamw_amax(Stream stream, const AdamW& call, const StepControl* control) {
+  find_tensor_amax(stream, call, control);
+}
+
 void adamw(Stream stream, const AdamW& call, const StepControl* control) {
   if (call.weight.count() == 0) {
+    keep_tensor_scales(stream, call, control);
     return;
   }
   const StoredTensor& first = call.moment1;
@@ -206,7 +211,9 @@ void adamw(Stream stream, const AdamW& call, const StepControl* control) {
     run(stream, call, PlainMoments<bf16>{first.codes.as<bf16>(), second.codes.as<bf16>()}, aligned,
         control);
   } else {
-    find_tensor_amax(stream, call, control);
+    if (!call.amax_known) {
+      find_tensor_amax(stream, call, control);
+    }
     run(stream, call, CodedMoments{coded<false>(first), coded<false>(second)}, aligned, control);
     keep_tensor_scales(stream, call, control);
   }
@@ -216,6 +223,7 @@ void adamw(Stream stream, const AdamW& call, const StepControl* control) {
 
 void fill_adamw(OpTable& table) {
   table.adamw = adamw;
+  table.adamw_amax = adamw_amax;
 }
 
 }  // namespace fp8train::ops::cuda

@@ -169,8 +169,8 @@ LaunchShape shape_of(const Stream& stream, int64_t count) {
 
 void find_tensor_amax(const Stream& stream, const AdamW& call, const StepControl* control) {
   const StoredUpdate update = update_of(call);
-  if (has_tensor_scales(update)) {
-    const int64_t count = call.weight.count();
+  const int64_t count = call.weight.count();
+  if (count > 0 && has_tensor_scales(update)) {
     launch(stream, shape_of(stream, count), tensor_amax_kernel, update, rates_of(call), control,
            count, is_aligned_to_quads(call));
   }
@@ -194,7 +194,9 @@ void cast_weight(const Stream& stream, const AdamW& call) {
 }
 
 void adamw_stored(const Stream& stream, const AdamW& call, const StepControl* control) {
-  find_tensor_amax(stream, call, control);
+  if (!call.amax_known) {
+    find_tensor_amax(stream, call, control);
+  }
   const int64_t count = call.weight.count();
   launch(stream, shape_of(stream, count), adamw_stored_kernel, update_of(call), rates_of(call),
          control, count, is_aligned_to_quads(call));

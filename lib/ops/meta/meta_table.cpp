@@ -322,6 +322,11 @@ void adamw(Stream stream, const AdamW& call, const StepControl* /*control*/) {
                     bytes_of(call.copy) + bytes_of(call.cast));
 }
 
+void adamw_amax(Stream stream, const AdamW& call, const StepControl* /*control*/) {
+  count(stream, stored_bytes(call.weight) + stored_bytes(call.gradient) +
+                    stored_bytes(call.moment1) + stored_bytes(call.moment2));
+}
+
 void sgd(Stream stream, const Sgd& call, const StepControl* /*control*/) {
   count(stream, 2 * bytes_of(call.weight) + bytes_of(call.gradient) + 2 * bytes_of(call.momentum) +
                     bytes_of(call.copy));
@@ -386,6 +391,7 @@ const OpTable& table() {
       .compress = compress,
       .decompress = decompress,
       .adamw = adamw,
+      .adamw_amax = adamw_amax,
       .sgd = sgd,
       .pack_wire = pack_wire,
       .sum_wire = sum_wire,

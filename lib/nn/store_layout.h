@@ -1,0 +1,44 @@
+#pragma once
+// How a parameter store lies in memory where ranks share the work of the optimizer. Pure data, made
+// by parallel/shard_layout.h.
+//
+// The parameters of a unit (what a model reads together: a block, its embedding, its head) that
+// have the same formats make a segment: flat, each parameter from a multiple of 128 elements on,
+// padded to `ranks` shards of equal size. Rank r updates shard r of every segment: of a parameter
+// at most one contiguous part, which begins at a multiple of 128. Values, gradients and moments are
+// laid out alike.
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace fp8train {
+
+struct StoreLayout {
+  struct Segment {
+    size_t unit = 0;
+    std::vector<size_t> parameters;  ///< ascending
+    std::vector<int64_t> begins;     ///< of each of them, in elements
+    int64_t shard = 0;               ///< elements of a shard: a multiple of 128
+    bool values_stay = true;     ///< whole values have memory of their own; else units take turns
+    bool gradients_stay = true;  ///< the same of whole gradients
+
+    bool operator==(const Segment&) const = default;
+  };
+  /// What this rank updates of a parameter: elements first .. first + count - 1; count may be 0.
+  struct Part {
+    size_t segment = 0;
+    int64_t first = 0, count = 0;
+
+    bool operator==(const Part&) const = default;
+  };
+
+  int ranks = 1, rank = 0;
+  std::vector<Segment> segments;
+  std::vector<Part> parts;  ///< of each parameter
+  /// Of each unit: those with the same turn use the same memory, one after another.
+  std::vector<size_t> turns;
+  bool operands_take_turns = false;  ///< the GEMM operands made of values, too
+};
+
+}  // namespace fp8train

@@ -1,0 +1,65 @@
+#pragma once
+// Exchanges of gradients between ranks that go on while backward still runs: a bucket is exchanged
+// when the last of its parameters' gradients is complete. Buckets of different lanes can be under
+// way at the same time; those of one lane take turns. All memory is taken at construction.
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "comm/gradient_exchange.h"
+#include "device/device.h"
+
+namespace fp8train {
+
+class GradientBuckets {
+ public:
+  struct Bucket {
+    std::vector<size_t> parameters;
+    GradientBucket gradients;
+    GradientWire wire;
+    View shard;  ///< where this rank's shard of the sum goes; empty: all ranks get all of it
+    size_t lane = 0;
+  };
+
+  /// Collective. Buckets in the order in which backward completes them; `parameters`: of the store.
+  GradientBuckets(Communicator& comm, Device& device, size_t parameters,
+                  std::vector<Bucket> buckets);
+  GradientBuckets(const GradientBuckets&) = delete;  // exchanges point into it
+  GradientBuckets& operator=(const GradientBuckets&) = delete;
+
+  /// Before the backward pass that completes the gradients.
+  void begin(Stream stream);
+  /// Of the parameters [begin, end) of the store.
+  void complete(size_t begin, size_t end);
+  /// Waits for the exchange of a lane, if one is under way.
+  void finish(size_t lane);
+  /// Waits for all. The gradients of every bucket are complete.
+  void finish();
+
+  size_t size() const { return buckets_.size(); }
+
+ private:
+  /// Exchanges that are under way at the same time need memory and an order of messages each.
+  struct Lane {
+    GradientExchange::Groups groups;
+    Buffer scratch;
+    size_t scratch_bytes = 0;
+    std::optional<size_t> bucket;  ///< under way
+  };
+  struct Exchanged {
+    std::vector<size_t> parameters;
+    View shard;
+    size_t lane = 0;
+    size_t missing = 0;  ///< parameters whose gradients are not complete
+    GradientExchange exchange;
+  };
+  void start(size_t bucket);
+
+  std::vector<Lane> lanes_;
+  std::vector<Exchanged> buckets_;
+  std::vector<size_t> bucket_of_;  ///< of each parameter
+  Stream stream_{DeviceKind::cpu, nullptr, nullptr};
+};
+
+}  // namespace fp8train

@@ -1,0 +1,117 @@
+#include "parallel/shard_layout.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace fp8train {
+namespace {
+
+int64_t rounded_up(int64_t count, int64_t multiple) {
+  return (count + multiple - 1) / multiple * multiple;
+}
+
+/// Whether a parameter can lie in the segment that `other` is in.
+bool alike(const Parameter& parameter, const Parameter& other) {
+  return parameter.formats == other.formats && parameter.value_is_read == other.value_is_read;
+}
+
+class LayoutMaker {
+ public:
+  LayoutMaker(const ParameterStore& parameters, int ranks, int rank, const ShardSettings& settings)
+      : parameters_(parameters), settings_(settings) {
+    layout_.ranks = ranks;
+    layout_.rank = rank;
+    layout_.operands_take_turns = settings.stage >= 3;
+    layout_.parts.resize(parameters.all().size());
+  }
+
+  StoreLayout make() {
+    const std::vector<size_t> begins = parameters_.unit_begins();
+    const size_t units = begins.size() - 1;
+    for (size_t unit = 0; unit < units; ++unit) {
+      layout_.turns.push_back(turn_of(unit, units));
+      const size_t first_segment = layout_.segments.size();
+      for (size_t i = begins[unit]; i < begins[unit + 1]; ++i) {
+        add(i, segment_for(i, unit, first_segment));
+      }
+    }
+    for (size_t i = 0; i < layout_.segments.size(); ++i) {
+      cut(i);
+    }
+    return std::move(layout_);
+  }
+
+ private:
+  /// Neighbours, and the two ends where they are read together, do not share memory.
+  size_t turn_of(size_t unit, size_t units) const {
+    constexpr size_t kEnds = 2;
+    if (unit == 0) {
+      return kEnds;
+    }
+    return unit + 1 < units ? unit % 2 : settings_.last_reads_first ? kEnds + 1 : kEnds;
+  }
+
+  int64_t gradient_bytes(size_t parameter) const {
+    const Parameter& of = *parameters_.all()[parameter];
+    return of.shape.count() * static_cast<int64_t>(size_of(of.formats.gradient.dtype));
+  }
+
+  size_t segment_for(size_t parameter, size_t unit, size_t first_segment) {
+    for (size_t i = first_segment; i < layout_.segments.size(); ++i) {
+      int64_t bytes = gradient_bytes(parameter);
+      for (const size_t member : layout_.segments[i].parameters) {
+        bytes += gradient_bytes(member);
+      }
+      const Parameter& other = *parameters_.all()[layout_.segments[i].parameters.front()];
+      if (bytes <= settings_.bucket_bytes && alike(*parameters_.all()[parameter], other)) {
+        return i;
+      }
+    }
+    const bool is_read = parameters_.all()[parameter]->value_is_read;
+    layout_.segments.push_back({.unit = unit,
+                                .parameters = {},
+                                .begins = {},
+                                .values_stay = settings_.stage < 3 && is_read,
+                                .gradients_stay = settings_.stage < 2 || settings_.accumulates});
+    return layout_.segments.size() - 1;
+  }
+
+  /// `shard` counts all elements until cut().
+  void add(size_t parameter, size_t index) {
+    StoreLayout::Segment& segment = layout_.segments[index];
+    segment.parameters.push_back(parameter);
+    segment.begins.push_back(segment.shard);
+    segment.shard += rounded_up(parameters_.all()[parameter]->shape.count(), kStoredGroup);
+    layout_.parts[parameter].segment = index;
+  }
+
+  void cut(size_t index) {
+    StoreLayout::Segment& segment = layout_.segments[index];
+    segment.shard = rounded_up(segment.shard, kStoredGroup * layout_.ranks) / layout_.ranks;
+    const int64_t begin = segment.shard * layout_.rank;
+    const int64_t end = begin + segment.shard;
+    for (size_t i = 0; i < segment.parameters.size(); ++i) {
+      StoreLayout::Part& part = layout_.parts[segment.parameters[i]];
+      const int64_t at = segment.begins[i];
+      const int64_t count = parameters_.all()[segment.parameters[i]]->shape.count();
+      const int64_t first = std::max(begin - at, int64_t{0});
+      part.count = std::max(std::min(end - at, count) - first, int64_t{0});
+      part.first = part.count > 0 ? first : 0;
+    }
+  }
+
+  const ParameterStore& parameters_;
+  const ShardSettings& settings_;
+  StoreLayout layout_;
+};
+
+}  // namespace
+
+StoreLayout shard_layout(const ParameterStore& parameters, int ranks, int rank,
+                         const ShardSettings& settings) {
+  check(settings.stage >= 1 && settings.stage <= 3, "ZeRO has the stages 1, 2 and 3");
+  return LayoutMaker(parameters, ranks, rank, settings).make();
+}
+
+}  // namespace fp8train

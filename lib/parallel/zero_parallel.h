@@ -1,0 +1,68 @@
+#pragma once
+// ZeRO: ranks share the work of the optimizer, and with it the memory (parallel/shard_layout.h).
+// Gradients are summed while backward still runs, and each rank keeps its shard of the sums, which
+// its optimizer reads. New values are gathered from all ranks: once per step where what layers make
+// of them stays (stages 1 and 2), else before each use of a unit, while the unit before is in use
+// (stage 3). All memory is taken at construction.
+
+#include <memory>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "device/device.h"
+#include "nn/context.h"
+#include "nn/parameter.h"
+#include "parallel/gradient_buckets.h"
+#include "tensor/tensor.h"
+
+namespace fp8train {
+
+class ZeroParallel final : public GradientListener, public ParameterGatherer {
+ public:
+  /// Collective. The store has a layout; all outlive this object. `self_exact`:
+  /// PrecisionPlan::self_exact. Throws ConfigError when gradients of the plan cannot cross as its
+  /// wire says.
+  ZeroParallel(Communicator& comm, Device& device, const ParameterStore& parameters,
+               bool self_exact);
+
+  /// Before the backward pass that completes the gradients.
+  void begin() { buckets_.begin(device_->stream()); }
+  void gradients_complete(size_t begin, size_t end) override { buckets_.complete(begin, end); }
+  /// Waits until this rank has its shards of the sums, and nobody reads its values.
+  void finish();
+
+  bool gathers_per_pass() const override { return layout_->operands_take_turns; }
+  Gathered gather(size_t unit, size_t next) override;
+  void begin_gradients(size_t unit) override;
+
+  /// What has been gathered is out of date.
+  void values_changed();
+
+  /// Whole values of a unit, for reading outside of a pass, until anything else is gathered.
+  void gather_values(size_t unit);
+
+ private:
+  struct Unit {
+    enum class State : uint8_t { elsewhere, coming, here } state = State::elsewhere;
+    bool used = false;  ///< since values have changed
+    std::vector<size_t> segments;
+    std::vector<size_t> lanes;  ///< of the exchanges of its gradients
+    std::vector<Work> coming;
+  };
+  std::vector<GradientBuckets::Bucket> make_buckets(bool self_exact);
+  void start(size_t unit);
+  static void finish(Unit& unit);
+  void gather_bytes(Unit& unit, const View& shard, const View& whole);
+  void clear_gradients(size_t segment);
+
+  Communicator* comm_;
+  Device* device_;
+  const ParameterStore* parameters_;
+  const StoreLayout* layout_;
+  std::unique_ptr<Communicator> gathers_;  ///< has an order of its own beside the exchanges
+  std::vector<Unit> units_;
+  std::vector<Tensor> unit_scales_;  ///< of each segment whose tensors have a scale each: ones
+  GradientBuckets buckets_;
+};
+
+}  // namespace fp8train
