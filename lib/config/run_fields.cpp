@@ -174,6 +174,11 @@ std::vector<Field> run_fields() {
            "A message between ranks that takes longer ends the run",
            in(&Settings::comm, &CommunicationSettings::timeout_seconds), read_duration,
            [](double seconds) { return duration_text(seconds); }),
+      integer(
+          "parallelism.zero_stage", in(&Settings::parallelism, &ParallelismSettings::zero_stage),
+          between(0, 3),
+          "0: each rank keeps all (DDP); 1: ranks share moments and master weights; 2: gradients "
+          "too; 3: all weights too (FSDP)"),
       integer("parallelism.bucket_mb", in(&Settings::parallelism, &ParallelismSettings::bucket_mb),
               between(1, 65536), "MiB of gradients that ranks exchange at a time"),
       choice("device", in(&Settings::device), {"auto", "cpu", "cuda"},

@@ -85,6 +85,7 @@ struct CommunicationSettings {
 };
 
 struct ParallelismSettings {
+  int64_t zero_stage = 0;  ///< 0: DDP; 1, 2, 3: what ranks share (parallel/shard_layout.h)
   int64_t bucket_mb = 25;  ///< MiB of gradients that are exchanged at a time
 
   bool operator==(const ParallelismSettings&) const = default;

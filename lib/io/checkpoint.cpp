@@ -130,9 +130,13 @@ void verify_file(const fs::path& path, const FileRecord& record, Verify depth) {
 
 }  // namespace
 
+fs::path partial_checkpoint(const fs::path& root, int64_t step) {
+  return root / (folder_name(step) + kPartial);
+}
+
 fs::path begin_checkpoint(const fs::path& root, int64_t step) {
   check(step >= 0, "a checkpoint's step is negative");
-  fs::path partial = root / (folder_name(step) + kPartial);
+  fs::path partial = partial_checkpoint(root, step);
   remove_folder(partial);
   make_folder(partial);
   return partial;
@@ -164,7 +168,7 @@ FileRecord write_checkpoint_file(const fs::path& partial, const CheckpointFile& 
 
 fs::path commit_checkpoint(const fs::path& root, int64_t step, const std::string& run_id,
                            const std::vector<FileRecord>& records) {
-  const fs::path partial = root / (folder_name(step) + kPartial);
+  const fs::path partial = partial_checkpoint(root, step);
   fs::path published = root / folder_name(step);
   std::set<std::string> names;
   for (const FileRecord& record : records) {

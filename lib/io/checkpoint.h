@@ -59,6 +59,9 @@ std::filesystem::path save_checkpoint(const std::filesystem::path& root, int64_t
 /// An empty root/step-%06d.partial.
 std::filesystem::path begin_checkpoint(const std::filesystem::path& root, int64_t step);
 
+/// Its path, for those who write into it.
+std::filesystem::path partial_checkpoint(const std::filesystem::path& root, int64_t step);
+
 /// One file into a partial folder, flushed. Safe from several processes at once for different
 /// names.
 FileRecord write_checkpoint_file(const std::filesystem::path& partial, const CheckpointFile& file);

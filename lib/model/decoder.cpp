@@ -243,8 +243,8 @@ void Decoder::use(const StepContext& context, size_t unit, size_t next) {
   StepContext refreshing = context;
   refreshing.training = true;  // what is recorded of new weights does not depend on the pass
   for (Linear* linear : linears_of(unit)) {
-    linear->refresh_weight(refreshing, gathered == Gathered::again ? Linear::Refresh::again
-                                                                   : Linear::Refresh::all);
+    linear->refresh_weight(
+        refreshing, gathered == Gathered::again ? Linear::Refresh::again : Linear::Refresh::all);
   }
 }
 

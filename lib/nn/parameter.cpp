@@ -77,8 +77,7 @@ void ParameterStore::allocate(Device& device, bool with_gradients) {
   gradients_.allocate(device);
   find_views(with_gradients);
   for (const auto& parameter : parameters_) {
-    parameter->updated = {.value = parameter->stored_value,
-                          .gradient = parameter->stored_gradient};
+    parameter->updated = {.value = parameter->stored_value, .gradient = parameter->stored_gradient};
   }
   if (with_gradients) {
     allocate_automatic(device);
@@ -287,9 +286,9 @@ void set_part(Device& device, const StoredTensor& part, int64_t first, const Sto
   if (!part.scales.empty()) {
     const bool grouped = all.format.granularity == Granularity::group;
     const int64_t before = grouped ? stored_scales(all.format, first) : 0;
-    copy_from_host(device, part.scales,
-                   bytes_of(device, all.scales).data() +
-                       static_cast<size_t>(before) * sizeof(float));
+    copy_from_host(
+        device, part.scales,
+        bytes_of(device, all.scales).data() + static_cast<size_t>(before) * sizeof(float));
   }
 }
 

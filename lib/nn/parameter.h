@@ -112,7 +112,7 @@ class ParameterStore {
   std::vector<size_t> unit_begins_;
   StoredPool values_, gradients_;
   std::optional<StoreLayout> layout_;
-  StoredPool value_shards_, gradient_shards_;       ///< of segments that have none in place
+  StoredPool value_shards_, gradient_shards_;         ///< of segments that have none in place
   std::vector<size_t> value_shard_, gradient_shard_;  ///< of each parameter, of each segment
   TurnMemory turns_;
   std::vector<Tensor> operands_;

@@ -60,8 +60,7 @@ struct RoundingDraw {
 
 FP8TRAIN_HD RoundingDraw rounding_draw(const RoundingStream& stream, RoundingRole role,
                                        int64_t step) {
-  return {stream.seed, static_cast<uint64_t>(step),
-          stream.tensor * 4 + static_cast<uint64_t>(role),
+  return {stream.seed, static_cast<uint64_t>(step), stream.tensor * 4 + static_cast<uint64_t>(role),
           static_cast<uint64_t>(stream.first) / 4};
 }
 

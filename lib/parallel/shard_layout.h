@@ -17,7 +17,8 @@ namespace fp8train {
 
 struct ShardSettings {
   int stage = 1;
-  int64_t bucket_bytes = int64_t{25} << 20;  ///< of gradients in a segment; one parameter may be more
+  int64_t bucket_bytes = int64_t{25}
+                         << 20;  ///< of gradients in a segment; one parameter may be more
   /// Several micro-batches add to a gradient before it is exchanged: whole gradients stay.
   bool accumulates = false;
   /// What comes last reads parameters of what comes first: their turns differ.

@@ -47,8 +47,7 @@ std::vector<GradientBuckets::Bucket> ZeroParallel::make_buckets(bool self_exact)
   for (size_t unit = units_.size(); unit-- > 0;) {
     for (const size_t index : units_[unit].segments) {
       const StoreLayout::Segment& segment = layout_->segments[index];
-      const ParameterFormats& formats =
-          parameters_->all()[segment.parameters.front()]->formats;
+      const ParameterFormats& formats = parameters_->all()[segment.parameters.front()]->formats;
       units_[unit].lanes.push_back(unit % 2 * widest + units_[unit].lanes.size());
       buckets.push_back(
           {.parameters = segment.parameters,
@@ -124,7 +123,9 @@ void ZeroParallel::finish(Unit& unit) {
 }
 
 void ZeroParallel::begin_gradients(size_t unit) {
-  const auto in_turn = [this](size_t segment) { return !layout_->segments[segment].gradients_stay; };
+  const auto in_turn = [this](size_t segment) {
+    return !layout_->segments[segment].gradients_stay;
+  };
   const std::vector<size_t>& segments = units_[unit].segments;
   if (std::none_of(segments.begin(), segments.end(), in_turn)) {
     return;

@@ -105,8 +105,7 @@ View StoredPool::codes_of(const Buffer& buffer, int64_t first, const Shape& shap
 }
 
 View StoredPool::scales_of(const Buffer& buffer, int64_t first, int64_t end) const {
-  return first == end ? View{}
-                      : View{buffer.scales.as<float>() + first, DType::f32, {end - first}};
+  return first == end ? View{} : View{buffer.scales.as<float>() + first, DType::f32, {end - first}};
 }
 
 StoredTensor StoredPool::flat(const Stretch& stretch) const {

@@ -78,7 +78,7 @@ StepContext Engine::context(bool training, bool collect_statistics, bool first_w
           .training = training,
           .first_window = first_window,
           .collect_statistics = collect_statistics,
-          .gatherer = zero_ ? &*zero_ : nullptr};
+          .gatherer = gatherer()};
 }
 
 void Engine::weights_changed() {

@@ -82,8 +82,7 @@ class Engine : private RankCombiner {
 
   /// The value of each parameter in the order of the store, row-major in fp32. Collective where
   /// ranks have parts of them: each is told all.
-  void for_each_value(
-      const std::function<void(const Parameter&, const std::vector<float>&)>& use);
+  void for_each_value(const std::function<void(const Parameter&, const std::vector<float>&)>& use);
 
   /// One optimizer step: gradient_accumulation_steps micro-batches from `next`, then the update
   /// with learning rate `lr`.
@@ -103,6 +102,11 @@ class Engine : private RankCombiner {
   void calibrate(const Batch& batch);
 
   int ranks() const { return comm_ == nullptr ? 1 : comm_->size(); }
+
+  /// Whether all ranks run the model together, in each pass.
+  bool passes_are_collective() const { return zero_ && zero_->gathers_per_pass(); }
+  /// For other contexts that run the model; null where values need not be gathered.
+  ParameterGatherer* gatherer() { return zero_ ? &*zero_ : nullptr; }
 
   /// Loss of the last step over all ranks; waits for the device.
   LossReport step_loss() const;

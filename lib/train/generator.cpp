@@ -32,17 +32,30 @@ std::vector<Tensor> allocate_caches(Device& device, const Decoder& model, int64_
   return memory;
 }
 
-StepContext inference_context(Device& device, Arena& saved, Arena& scratch) {
+StepContext inference_context(Device& device, Arena& saved, Arena& scratch,
+                              ParameterGatherer* gatherer) {
   return {.device = &device,
           .stream = device.stream(),
           .saved = &saved,
           .scratch = &scratch,
           .training = false,
-          .collect_statistics = false};
+          .collect_statistics = false,
+          .gatherer = gatherer};
 }
 
+/// Has all values at hand, and has layers make anew what they make of them.
+class EachPassAnew final : public ParameterGatherer {
+ public:
+  bool gathers_per_pass() const override { return true; }
+  Gathered gather(size_t /*unit*/, size_t /*next*/) override { return Gathered::again; }
+  void begin_gradients(size_t /*unit*/) override {}
+};
+
 /// Scratch bytes of the longest prefill chunk and of one token, from a run on the meta device.
-size_t plan_scratch(const Device& device, const Decoder& model, int64_t capacity) {
+size_t plan_scratch(const Device& device, const Decoder& model, int64_t capacity,
+                    bool anew_in_each_pass) {
+  EachPassAnew anew;
+  ParameterGatherer* const gatherer = anew_in_each_pass ? &anew : nullptr;
   const std::unique_ptr<Device> meta = make_meta_device(device.traits());
   Decoder twin(*meta, model.config(), model.plan(), {});
   Arena saved(*meta, MemoryCategory::saved_activations);
@@ -52,7 +65,8 @@ size_t plan_scratch(const Device& device, const Decoder& model, int64_t capacity
     const std::vector<Tensor> memory = allocate_caches(*meta, twin, capacity, caches);
     const Tensor tokens(*meta, DType::i32, {1, length}, MemoryCategory::batch);
     const ArenaScope scope(scratch);
-    twin.next_token_logits(inference_context(*meta, saved, scratch), tokens.view(), caches);
+    twin.next_token_logits(inference_context(*meta, saved, scratch, gatherer), tokens.view(),
+                           caches);
   }
   return scratch.high_water();
 }
@@ -113,9 +127,10 @@ int32_t sample_token(const std::vector<float>& logits, const SamplingSettings& s
   return order[count - 1];
 }
 
-Generator::Generator(Device& device, Decoder& model, int64_t capacity)
+Generator::Generator(Device& device, Decoder& model, int64_t capacity, ParameterGatherer* gatherer)
     : device_(&device),
       model_(&model),
+      gatherer_(gatherer),
       capacity_(std::min(capacity, model.config().max_position_embeddings)),
       memory_(allocate_caches(device, model, capacity_, caches_)),
       saved_(device, MemoryCategory::saved_activations),
@@ -123,15 +138,16 @@ Generator::Generator(Device& device, Decoder& model, int64_t capacity)
       tokens_(device, DType::i32, {1, kPrefillChunk}, MemoryCategory::batch),
       logits_(device, DType::f32, {1, padded_vocabulary(model.config())},
               MemoryCategory::workspace) {
-  scratch_.reserve(plan_scratch(device, model, capacity_));
+  scratch_.reserve(
+      plan_scratch(device, model, capacity_, gatherer != nullptr && gatherer->gathers_per_pass()));
 }
 
 std::vector<float> Generator::next_logits(const int32_t* tokens, int64_t count) {
   const View view = {tokens_.view().data, DType::i32, {1, count}};
   copy_from_host(*device_, view, tokens);
   const ArenaScope scope(scratch_);
-  const View logits =
-      model_->next_token_logits(inference_context(*device_, saved_, scratch_), view, caches_);
+  const View logits = model_->next_token_logits(
+      inference_context(*device_, saved_, scratch_, gatherer_), view, caches_);
   ops::cast(device_->stream(), logits, logits_);
   std::vector<float> values = to_host_f32(*device_, logits_);
   values.resize(static_cast<size_t>(model_->config().vocab_size));

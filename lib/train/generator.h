@@ -29,8 +29,10 @@ int32_t sample_token(const std::vector<float>& logits, const SamplingSettings& s
 
 class Generator {
  public:
-  /// Allocates caches for `capacity` positions (at most the model's).
-  Generator(Device& device, Decoder& model, int64_t capacity);
+  /// Allocates caches for `capacity` positions (at most the model's). `gatherer`:
+  /// StepContext::gatherer.
+  Generator(Device& device, Decoder& model, int64_t capacity,
+            ParameterGatherer* gatherer = nullptr);
 
   /// Continues `prompt` (not empty) and calls `on_token` with each new token until max_new_tokens,
   /// the end-of-sequence id, the capacity, or until it returns false. Throws ConfigError when the
@@ -43,6 +45,7 @@ class Generator {
 
   Device* device_;
   Decoder* model_;
+  ParameterGatherer* gatherer_;
   int64_t capacity_;
   std::vector<KvCache> caches_;  // views into memory_; filled while memory_ is made
   std::vector<Tensor> memory_;

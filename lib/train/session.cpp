@@ -148,6 +148,7 @@ EngineSettings engine_settings(const Settings& settings, const ModelConfig& mode
       .seq_length = settings.data.seq_length,
       .gradient_accumulation_steps = settings.training.gradient_accumulation_steps,
       .bucket_bytes = settings.parallelism.bucket_mb << 20,
+      .zero_stage = static_cast<int>(settings.parallelism.zero_stage),
       .record = settings.cuda_graphs};
   check_batch(engine);
   plan_linears(engine.plan, linear_sites(model));  // patterns that match nothing

@@ -133,8 +133,9 @@ Run::Run(const RunRequest& request, Communicator& comm)
                      .add("threads", threads)
                      .add("version", request.version));
   }
-  if (settings().sample.interval > 0 && leads()) {
-    generator_ = std::make_unique<Generator>(*device_, engine_->model(), sample_capacity());
+  if (settings().sample.interval > 0 && (leads() || engine_->passes_are_collective())) {
+    generator_ = std::make_unique<Generator>(*device_, engine_->model(), sample_capacity(),
+                                             engine_->gatherer());
   }
 }
 
@@ -170,7 +171,9 @@ void Run::start_or_resume() {
     engine_->model().initialize(settings().training.seed);
   }
   agree_on_step(*comm_, state_.step, records_.directory().checkpoints());
-  share_weights(*comm_, *device_, engine_->model().parameters());
+  if (engine_->model().parameters().layout() == nullptr) {
+    share_weights(*comm_, *device_, engine_->model().parameters());
+  }
   engine_->weights_changed();
   loader_->seek(state_.sample_position);
   records_.begin_metrics(state_.step);
@@ -262,7 +265,8 @@ bool Run::evaluate(int64_t max_batches, bool final) {
     if (!batch) {
       break;
     }
-    if (stop_signal() != 0) {
+    const bool stops = stop_signal() != 0;
+    if (engine_->passes_are_collective() ? comm_->any_rank(stops) : stops) {
       break;
     }
     engine_->evaluate(*batch);
@@ -288,10 +292,12 @@ bool Run::evaluate(int64_t max_batches, bool final) {
 
 void Run::sample() {
   const Stopwatch watch;
-  if (leads()) {
+  if (generator_ != nullptr) {
     const std::string text =
         sample_texts(*generator_, *session_.tokenizer, settings().sample, settings().training.seed);
-    records_.write_sample(state_.step, text);
+    if (leads()) {
+      records_.write_sample(state_.step, text);
+    }
     progress_.say(fmt::format("sample at step {}:\n{}", state_.step, text));
   }
   wait_for_first_rank(*comm_);
@@ -303,13 +309,8 @@ void Run::save() {
     return;
   }
   const Stopwatch watch;
-  if (leads()) {
-    const std::filesystem::path folder =
-        save_training_state(records_.directory().checkpoints(), *engine_, session_, state_,
-                            settings().checkpoint.keep_last);
-    log_debug("saved " + folder.string());
-  }
-  wait_for_first_rank(*comm_);
+  save_training_state(records_.directory().checkpoints(), *engine_, session_, state_,
+                      settings().checkpoint.keep_last, *comm_);
   saved_step_ = state_.step;
   excluded_seconds_ += watch.seconds();
 }

@@ -1,81 +1,28 @@
 #include "train/training_state.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <cmath>
+#include <cstring>
 
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "io/checkpoint.h"
 #include "io/hf_config.h"
+#include "train/optimizer_state.h"
+#include "train/ranks.h"
 #include "train/weights.h"
 
 namespace fp8train {
 namespace {
 
 constexpr const char* kModelFile = "model.safetensors";
-constexpr const char* kOptimizerFile = "optimizer.safetensors";
 constexpr const char* kScalingFile = "scaling.safetensors";
 constexpr const char* kStateFile = "state.json";
 
 TensorBytes bytes_of(const HostTensor& tensor) {
   return {tensor.name, DType::f32, tensor.shape, tensor.values.data()};
-}
-
-std::vector<int64_t> extents(const Shape& shape) {
-  std::vector<int64_t> result;
-  for (size_t i = 0; i < shape.rank(); ++i) {
-    result.push_back(shape[i]);
-  }
-  return result;
-}
-
-/// A tensor of the optimizer's file, as it is kept.
-struct StateTensor {
-  std::string name;
-  DType dtype = DType::f32;
-  std::vector<int64_t> shape;
-  View place;  // on the device
-};
-
-/// "NAME" in the tensor's own type and, beside a scaled one, "NAME.scale".
-void add_stored(std::vector<StateTensor>& tensors, const std::string& name,
-                const StoredTensor& stored) {
-  if (stored.empty()) {
-    return;
-  }
-  tensors.push_back({name, stored.codes.dtype, extents(stored.codes.shape), stored.codes});
-  if (!stored.scales.empty()) {
-    const bool single = stored.format.granularity == Granularity::tensor;
-    const View scales = single ? View{stored.scales.data, DType::f32, {1}} : stored.scales;
-    tensors.push_back({name + ".scale", DType::f32, extents(scales.shape), scales});
-  }
-}
-
-/// Per parameter, in this program's names and storage shapes: its moments, its value where
-/// model.safetensors has not the codes of it, and the factor of its automatic scaling.
-std::vector<StateTensor> optimizer_tensors(Engine& engine) {
-  std::vector<StateTensor> tensors;
-  const Optimizer& optimizer = engine.optimizer();
-  const auto& parameters = engine.model().parameters().all();
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    add_stored(tensors, "moment1." + parameters[i]->name, optimizer.moment1(i));
-  }
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    add_stored(tensors, "moment2." + parameters[i]->name, optimizer.moment2(i));
-  }
-  for (const auto& parameter : parameters) {
-    if (parameter->value.empty()) {
-      add_stored(tensors, "value." + parameter->name, parameter->stored_value);
-    }
-    if (parameter->automatic != nullptr) {
-      const View factor = {&parameter->automatic->factor, DType::f32, {1}};
-      add_stored(tensors, "gradient." + parameter->name + ".factor", factor);
-    }
-  }
-  return tensors;
 }
 
 /// JSON has no NaN; 0 stands for a loss that is not known.
@@ -134,34 +81,13 @@ CheckpointFile tensor_file(const char* name, const std::vector<HostTensor>& tens
   return file;
 }
 
-void load_optimizer(const std::filesystem::path& folder, Engine& engine,
-                    const nlohmann::json& json) {
-  const SafetensorsFile file(folder / kOptimizerFile);
-  const TensorSource source(folder / kOptimizerFile);
-  std::vector<uint8_t> bytes;
-  for (const StateTensor& tensor : optimizer_tensors(engine)) {
-    if (tensor.dtype == DType::f32) {
-      const std::vector<float> values = source.read_f32(tensor.name, tensor.shape);
-      copy_from_host(engine.device(), tensor.place, values.data());
-      continue;
-    }
-    const SafetensorsEntry* entry = file.find(tensor.name);
-    if (entry == nullptr || entry->shape != tensor.shape ||
-        entry->dtype != safetensors_name(tensor.dtype)) {
-      throw CheckpointError(fmt::format("{}: there is no tensor '{}' of type {} and shape [{}]",
-                                        file.path().string(), tensor.name, name_of(tensor.dtype),
-                                        fmt::join(tensor.shape, ", ")));
-    }
-    bytes.resize(entry->bytes());
-    file.read(*entry, bytes.data());
-    copy_from_host(engine.device(), tensor.place, bytes.data());
-  }
-  ops::StepControl control = engine.optimizer().control();
+void load_control(Optimizer& optimizer, const nlohmann::json& json) {
+  ops::StepControl control = optimizer.control();
   control.loss_scale = json.at("loss_scale").get<float>();
   control.good_steps = json.at("good_steps").get<int32_t>();
   control.skipped_steps = json.at("skipped_steps").get<int64_t>();
   control.applied_steps = json.at("applied_steps").get<int64_t>();
-  engine.optimizer().set_control(control);
+  optimizer.set_control(control);
 }
 
 }  // namespace
@@ -218,39 +144,108 @@ void check_same_model(const Session& session, const std::filesystem::path& folde
 
 }  // namespace
 
-std::filesystem::path save_training_state(const std::filesystem::path& root, Engine& engine,
-                                          const Session& session, const TrainingState& state,
-                                          int64_t keep_last) {
-  std::vector<HostTensor> weights;
-  for_each_weight(engine, [&](const HostTensor& tensor) { weights.push_back(tensor); });
-  CheckpointFile moments = {.name = kOptimizerFile, .tensors = {}, .text = {}};
-  std::vector<std::vector<uint8_t>> moment_bytes;
-  for (const StateTensor& tensor : optimizer_tensors(engine)) {
-    moment_bytes.emplace_back(tensor.place.bytes());
-    copy_to_host(engine.device(), moment_bytes.back().data(), tensor.place);
-    moments.tensors.push_back(
-        {tensor.name, tensor.dtype, tensor.shape, moment_bytes.back().data()});
-  }
-  std::vector<HostTensor> scaling;
-  for (ScalingState::SavedTensor& tensor : engine.model().scaling().save()) {
-    scaling.push_back({tensor.name, tensor.shape, std::move(tensor.values)});
-  }
-  CheckpointContents contents;
-  contents.run_id =
-      fmt::format("{}-{}", session.settings.training.seed, session.data.train.fingerprint());
-  contents.files = {
+namespace {
+
+/// The files that one rank writes for all.
+std::vector<CheckpointFile> common_files(Engine& engine, const Session& session,
+                                         const TrainingState& state,
+                                         const std::vector<HostTensor>& weights,
+                                         const std::vector<HostTensor>& scaling) {
+  std::vector<CheckpointFile> files = {
       {"config.json", {}, write_hf_config(session.engine.model, DType::f32)},
       {"tokenizer.json", {}, session.tokenizer->to_json()},
       {kStateFile, {}, state_text(engine, session, state)},
       tensor_file(kModelFile, weights),
-      moments,
   };
   if (!scaling.empty()) {
-    contents.files.push_back(tensor_file(kScalingFile, scaling));
+    files.push_back(tensor_file(kScalingFile, scaling));
   }
-  std::filesystem::path folder = save_checkpoint(root, state.step, contents);
-  retain_checkpoints(root, static_cast<int>(keep_last));
-  return folder;
+  return files;
+}
+
+std::vector<HostTensor> scaling_tensors(Engine& engine) {
+  std::vector<HostTensor> tensors;
+  for (ScalingState::SavedTensor& tensor : engine.model().scaling().save()) {
+    tensors.push_back({tensor.name, tensor.shape, std::move(tensor.values)});
+  }
+  return tensors;
+}
+
+/// A FileRecord as ranks tell it each other.
+struct SentRecord {
+  char name[64] = {};
+  char hash[33] = {};
+  uint64_t bytes = 0;
+};
+
+SentRecord sent(const FileRecord& record) {
+  SentRecord result;
+  check(record.name.size() < sizeof(result.name) && record.xxh3_128.size() < sizeof(result.hash),
+        "a file's record fits into a message");
+  std::memcpy(result.name, record.name.data(), record.name.size());
+  std::memcpy(result.hash, record.xxh3_128.data(), record.xxh3_128.size());
+  result.bytes = record.bytes;
+  return result;
+}
+
+std::string run_id(const Session& session) {
+  return fmt::format("{}-{}", session.settings.training.seed, session.data.train.fingerprint());
+}
+
+std::vector<HostTensor> all_weights(Engine& engine, bool keep) {
+  std::vector<HostTensor> weights;
+  for_each_weight(engine, [&](const HostTensor& tensor) {
+    if (keep) {
+      weights.push_back(tensor);
+    }
+  });
+  return weights;
+}
+
+/// Each rank writes its part of the optimizer's state, the first one all the rest.
+void save_in_parts(const std::filesystem::path& root, Engine& engine, const Session& session,
+                   const TrainingState& state, Communicator& comm) {
+  const bool leads = comm.rank() == 0;
+  if (leads) {
+    begin_checkpoint(root, state.step);
+  }
+  wait_for_first_rank(comm);
+  const std::filesystem::path partial = partial_checkpoint(root, state.step);
+  const std::vector<HostTensor> weights = all_weights(engine, leads);
+  const FileRecord own = write_checkpoint_file(partial, optimizer_file(engine).file);
+  std::vector<FileRecord> records;
+  for (const SentRecord& record : comm.all_gather_values(sent(own))) {
+    records.push_back({record.name, record.bytes, record.hash});
+  }
+  if (leads) {
+    const std::vector<HostTensor> scaling = scaling_tensors(engine);
+    for (const CheckpointFile& file : common_files(engine, session, state, weights, scaling)) {
+      records.push_back(write_checkpoint_file(partial, file));
+    }
+    commit_checkpoint(root, state.step, run_id(session), records);
+  }
+}
+
+}  // namespace
+
+void save_training_state(const std::filesystem::path& root, Engine& engine, const Session& session,
+                         const TrainingState& state, int64_t keep_last, Communicator& comm) {
+  const bool leads = comm.rank() == 0;
+  if (engine.model().parameters().layout() != nullptr) {
+    save_in_parts(root, engine, session, state, comm);
+  } else if (leads) {
+    const std::vector<HostTensor> weights = all_weights(engine, true);
+    const std::vector<HostTensor> scaling = scaling_tensors(engine);
+    const OptimizerFile optimizer = optimizer_file(engine);
+    CheckpointContents contents = {run_id(session),
+                                   common_files(engine, session, state, weights, scaling)};
+    contents.files.push_back(optimizer.file);
+    save_checkpoint(root, state.step, contents);
+  }
+  if (leads) {
+    retain_checkpoints(root, static_cast<int>(keep_last));
+  }
+  wait_for_first_rank(comm);
 }
 
 ResumedRun resume_from(const std::filesystem::path& folder, Engine& engine,
@@ -278,7 +273,8 @@ ResumedRun resume_from(const std::filesystem::path& folder, Engine& engine,
           before, session.tokens_per_step());
     }
     load_weights(engine.device(), engine.model(), TensorSource(folder / kModelFile));
-    load_optimizer(folder, engine, json);
+    load_optimizer_files(folder, engine);
+    load_control(engine.optimizer(), json);
     load_scaling(folder, engine.model().scaling());
   } catch (const nlohmann::json::exception& error) {
     throw CheckpointError(fmt::format("{}: {}", (folder / kStateFile).string(), error.what()));

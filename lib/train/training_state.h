@@ -1,8 +1,8 @@
 #pragma once
 // What a checkpoint of a run holds and how a run goes on from one. A checkpoint folder is also a
 // Hugging Face model folder: config.json, model.safetensors (fp32) and tokenizer.json, so that
-// `model.from` and `generate` take it. Beside them: optimizer.safetensors, scaling.safetensors
-// (rows with delayed scaling) and state.json.
+// `model.from` and `generate` take it. Beside them: the optimizer's files
+// (train/optimizer_state.h), scaling.safetensors (rows with delayed scaling) and state.json.
 
 #include <cstdint>
 #include <filesystem>
@@ -26,11 +26,11 @@ struct TrainingState {
   int64_t best_val_step = 0;
 };
 
-/// Saves under `root` as step-NNNNNN and keeps the newest `keep_last`. Throws DeviceError or
-/// CheckpointError; what was saved earlier stays. Returns the folder.
-std::filesystem::path save_training_state(const std::filesystem::path& root, Engine& engine,
-                                          const Session& session, const TrainingState& state,
-                                          int64_t keep_last);
+/// Saves under `root` as step-NNNNNN and keeps the newest `keep_last`. All ranks call it; it
+/// returns when the checkpoint is there. Throws DeviceError or CheckpointError; what was saved
+/// earlier stays.
+void save_training_state(const std::filesystem::path& root, Engine& engine, const Session& session,
+                         const TrainingState& state, int64_t keep_last, Communicator& comm);
 
 struct ResumedRun {
   TrainingState state;

@@ -195,11 +195,10 @@ FP8TRAIN_HD TensorScales find_tensor_scales(const AdamW& call, const AdamWFactor
   if (!has_tensor_scales(call)) {
     return {};
   }
-  const TensorPeaks peaks = call.amax_known
-                                ? TensorPeaks{take_tensor_amax(call.weight),
-                                              take_tensor_amax(call.moment1),
-                                              take_tensor_amax(call.moment2)}
-                                : find_tensor_peaks(call, factors);
+  const TensorPeaks peaks =
+      call.amax_known ? TensorPeaks{take_tensor_amax(call.weight), take_tensor_amax(call.moment1),
+                                    take_tensor_amax(call.moment2)}
+                      : find_tensor_peaks(call, factors);
   return {new_tensor_scale(call.weight, peaks.weight), new_tensor_scale(call.moment1, peaks.first),
           new_tensor_scale(call.moment2, peaks.second)};
 }

@@ -1,0 +1,233 @@
+#include "train/optimizer_state.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "base/error.h"
+#include "io/safetensors.h"
+
+namespace fp8train {
+namespace {
+
+constexpr const char* kOnlyFile = "optimizer.safetensors";
+constexpr const char* kScale = ".scale";
+
+/// Something that is kept of a parameter, or of a part of it.
+struct Kept {
+  std::string name;      ///< "moment1.layers.0.mlp.up.weight"
+  StoredTensor tensor;   ///< on the device, this rank's part
+  Shape shape;           ///< of the whole
+  int64_t first = 0;     ///< element that the part begins with
+  bool whole = true;
+};
+
+/// In the order of the file.
+std::vector<Kept> kept_tensors(Engine& engine) {
+  std::vector<Kept> kept;
+  const Optimizer& optimizer = engine.optimizer();
+  const ParameterStore& store = engine.model().parameters();
+  const auto add = [&](const char* role, const Parameter& parameter, const StoredTensor& tensor) {
+    if (!tensor.empty() && parameter.updated.count() > 0) {
+      kept.push_back({std::string(role) + "." + parameter.name, tensor, parameter.shape,
+                      parameter.updated.first, parameter.updated.whole});
+    }
+  };
+  for (size_t i = 0; i < store.all().size(); ++i) {
+    add("moment1", *store.all()[i], optimizer.moment1(i));
+  }
+  for (size_t i = 0; i < store.all().size(); ++i) {
+    add("moment2", *store.all()[i], optimizer.moment2(i));
+  }
+  for (const auto& parameter : store.all()) {
+    if (parameter->formats.value != TensorFormat{}) {
+      add("value", *parameter, parameter->updated.value);
+    }
+  }
+  return kept;
+}
+
+/// Factors of automatic scales, which all ranks have alike.
+std::vector<std::pair<std::string, View>> factors(Engine& engine) {
+  std::vector<std::pair<std::string, View>> found;
+  for (const auto& parameter : engine.model().parameters().all()) {
+    if (parameter->automatic != nullptr) {
+      found.emplace_back("gradient." + parameter->name + ".factor",
+                         View{&parameter->automatic->factor, DType::f32, {1}});
+    }
+  }
+  return found;
+}
+
+std::vector<int64_t> extents(const Shape& shape) {
+  std::vector<int64_t> result;
+  for (size_t i = 0; i < shape.rank(); ++i) {
+    result.push_back(shape[i]);
+  }
+  return result;
+}
+
+/// The scale alone, where the room for an amax stands beside it.
+View saved_scales(const StoredTensor& tensor) {
+  return tensor.format.granularity == Granularity::tensor
+             ? View{tensor.scales.data, DType::f32, {1}}
+             : tensor.scales;
+}
+
+class FileMaker {
+ public:
+  explicit FileMaker(Device& device) : device_(device) {}
+
+  void add(const std::string& name, const View& view, std::vector<int64_t> shape) {
+    std::vector<uint8_t>& bytes = made_.memory.emplace_back(view.bytes());
+    copy_to_host(device_, bytes.data(), view);
+    made_.file.tensors.push_back({name, view.dtype, std::move(shape), bytes.data()});
+  }
+  OptimizerFile take(std::string name) {
+    made_.file.name = std::move(name);
+    return std::move(made_);
+  }
+
+ private:
+  Device& device_;
+  OptimizerFile made_;
+};
+
+/// Every tensor of a checkpoint's optimizer files, by name without "@first".
+class SavedState {
+ public:
+  explicit SavedState(const std::filesystem::path& checkpoint) : checkpoint_(checkpoint) {
+    for (const FileRecord& record : verify_checkpoint(checkpoint, Verify::sizes).files) {
+      if (record.name.starts_with("optimizer")) {
+        add_file(checkpoint / record.name);
+      }
+    }
+  }
+
+  /// Elements first .. first + count - 1 of the whole.
+  std::vector<uint8_t> read(const std::string& name, DType dtype, int64_t first,
+                            int64_t count) const {
+    const auto range = ranges_.find(name);
+    const size_t size = size_of(dtype);
+    std::vector<uint8_t> result(static_cast<size_t>(count) * size);
+    int64_t copied = 0;
+    for (const Range& saved : range == ranges_.end() ? std::vector<Range>() : range->second) {
+      const int64_t begin = std::max(first, saved.first);
+      const int64_t end = std::min(first + count, saved.first + saved.entry->count());
+      if (begin >= end || saved.entry->dtype != safetensors_name(dtype)) {
+        continue;
+      }
+      std::vector<uint8_t> bytes(saved.entry->bytes());
+      saved.file->read(*saved.entry, bytes.data());
+      std::memcpy(result.data() + static_cast<size_t>(begin - first) * size,
+                  bytes.data() + static_cast<size_t>(begin - saved.first) * size,
+                  static_cast<size_t>(end - begin) * size);
+      copied += end - begin;
+    }
+    if (copied != count) {
+      throw CheckpointError(
+          fmt::format("{}: of '{}' as {} the optimizer's files have {} of the elements {} .. {}",
+                      checkpoint_.string(), name, name_of(dtype), copied, first,
+                      first + count - 1));
+    }
+    return result;
+  }
+
+ private:
+  struct Range {
+    const SafetensorsFile* file;
+    const SafetensorsEntry* entry;
+    int64_t first = 0;
+  };
+
+  void add_file(const std::filesystem::path& path) {
+    files_.push_back(std::make_unique<SafetensorsFile>(path));
+    for (const SafetensorsEntry& entry : files_.back()->header().entries) {
+      const size_t at = entry.name.rfind('@');
+      Range range = {files_.back().get(), &entry, 0};
+      std::string name = entry.name.substr(0, at);
+      if (at != std::string::npos) {
+        // "NAME@FIRST" or, of scales, "NAME.scale@FIRST"
+        const char* end = entry.name.data() + entry.name.size();
+        const auto [stop, error] = std::from_chars(entry.name.data() + at + 1, end, range.first);
+        if (error != std::errc() || stop != end || range.first < 0) {
+          throw CheckpointError(
+              fmt::format("{}: '{}' is not the name of a part", path.string(), entry.name));
+        }
+      }
+      ranges_[name].push_back(range);
+    }
+  }
+
+  std::filesystem::path checkpoint_;
+  std::vector<std::unique_ptr<SafetensorsFile>> files_;
+  std::map<std::string, std::vector<Range>> ranges_;
+};
+
+std::string part_name(const std::string& name, int64_t first) {
+  return fmt::format("{}@{}", name, first);
+}
+
+void load(Device& device, const SavedState& saved, const Kept& kept) {
+  const StoredTensor& tensor = kept.tensor;
+  copy_from_host(
+      device, tensor.codes,
+      saved.read(kept.name, tensor.codes.dtype, kept.first, tensor.count()).data());
+  if (tensor.scales.empty()) {
+    return;
+  }
+  const View scales = saved_scales(tensor);
+  const bool single = tensor.format.granularity == Granularity::tensor;
+  const int64_t before = single ? 0 : stored_scales(tensor.format, kept.first);
+  copy_from_host(device, scales,
+                 saved.read(kept.name + kScale, DType::f32, before, scales.count()).data());
+}
+
+}  // namespace
+
+OptimizerFile optimizer_file(Engine& engine) {
+  FileMaker maker(engine.device());
+  for (const Kept& kept : kept_tensors(engine)) {
+    const StoredTensor& tensor = kept.tensor;
+    const std::string name = kept.whole ? kept.name : part_name(kept.name, kept.first);
+    maker.add(name, tensor.codes,
+              kept.whole ? extents(kept.shape) : std::vector<int64_t>{tensor.count()});
+    if (tensor.scales.empty()) {
+      continue;
+    }
+    const View scales = saved_scales(tensor);
+    const bool grouped = tensor.format.granularity == Granularity::group;
+    const std::string scale = kept.name + kScale;
+    // One scale for the whole is saved with the first part.
+    const int64_t first = grouped ? stored_scales(tensor.format, kept.first) : 0;
+    if (kept.whole || grouped || kept.first == 0) {
+      maker.add(kept.whole ? scale : part_name(scale, first), scales, {scales.count()});
+    }
+  }
+  const StoreLayout* layout = engine.model().parameters().layout();
+  if (layout == nullptr || layout->rank == 0) {
+    for (const auto& [name, factor] : factors(engine)) {
+      maker.add(name, factor, {1});
+    }
+  }
+  return maker.take(layout == nullptr ? std::string(kOnlyFile)
+                                      : fmt::format("optimizer-{:05}-of-{:05}.safetensors",
+                                                    layout->rank + 1, layout->ranks));
+}
+
+void load_optimizer_files(const std::filesystem::path& checkpoint, Engine& engine) {
+  const SavedState saved(checkpoint);
+  for (const Kept& kept : kept_tensors(engine)) {
+    load(engine.device(), saved, kept);
+  }
+  for (const auto& [name, factor] : factors(engine)) {
+    copy_from_host(engine.device(), factor, saved.read(name, DType::f32, 0, 1).data());
+  }
+}
+
+}  // namespace fp8train
