@@ -105,6 +105,40 @@ TEST_CASE("one, two and four ranks train alike at one global batch") {
   }
 }
 
+TEST_CASE("what ranks share changes no bit of a run") {
+  const Folder folder;
+  run(folder, 4, command("bf16", "zero0"));
+  const fs::path final = fs::path("checkpoints") / "step-000060" / "model.safetensors";
+  for (const int stage : {1, 2, 3}) {
+    CAPTURE(stage);
+    const std::string name = "zero" + std::to_string(stage);
+    run(folder, 4, command("bf16", name, {"parallelism.zero_stage=" + std::to_string(stage)}));
+    CHECK(numbers(folder / name, "loss") == numbers(folder / "zero0", "loss"));
+    CHECK(numbers(folder / name, "val_loss") == numbers(folder / "zero0", "val_loss"));
+    CHECK(same_bytes(folder / name / final, folder / "zero0" / final));
+    CHECK(same_bytes(folder / name / "samples" / "step-000040.txt",
+                     folder / "zero0" / "samples" / "step-000040.txt"));
+  }
+}
+
+TEST_CASE("a checkpoint that ranks have written in parts goes on in every layout") {
+  const Folder folder;
+  run(folder, 4, command("fp32", "zero3", {"parallelism.zero_stage=3"}));
+  const fs::path final = fs::path("checkpoints") / "step-000060" / "model.safetensors";
+  const std::vector<double> losses = numbers(folder / "zero3", "loss");
+  for (const auto& [ranks, stage] : {std::pair(2, 1), std::pair(4, 2), std::pair(1, 0)}) {
+    CAPTURE(ranks, stage);
+    const std::string name = "on" + std::to_string(ranks);
+    fs::copy(folder / "zero3", folder / name, fs::copy_options::recursive);
+    fs::remove_all(folder / name / "checkpoints" / "step-000040");
+    fs::remove_all(folder / name / "checkpoints" / "step-000060");
+    run(folder, ranks, command("fp32", name, {"parallelism.zero_stage=" + std::to_string(stage)}));
+    CHECK(same_bytes(folder / name / final, folder / "zero3" / final) == (ranks == 4));
+    // Other numbers of ranks sum in another order.
+    CHECK(largest_relative(numbers(folder / name, "loss"), losses) < 1e-6);
+  }
+}
+
 TEST_CASE("a run of two ranks that was stopped goes on to the same bits, and on one rank too") {
   const std::string plan = GENERATE("msamp-o2", "te-delayed");
   CAPTURE(plan);

@@ -1,0 +1,122 @@
+// Which rank updates what: every element once, in equal shares, and the same in each stage.
+
+#include "parallel/shard_layout.h"
+
+#include <catch2/catch.hpp>
+
+#include <algorithm>
+#include <map>
+
+using namespace fp8train;
+
+namespace {
+
+/// Units as a small model has them: sizes that are no multiples of 128, two formats, two kinds of
+/// use.
+void add_units(ParameterStore& store) {
+  ParameterFormats few_bits;
+  few_bits.moment1 = plain(DType::bf16);
+  store.begin_unit();
+  store.add({.name = "embedding", .shape = {50, 32}});
+  for (const char* block : {"a", "b", "c"}) {
+    const std::string name = block;
+    store.begin_unit();
+    store.add({.name = name + ".norm", .shape = {32}});
+    store.add(
+        {.name = name + ".up", .shape = {100, 32}, .formats = few_bits, .value_is_read = false});
+    store.add({.name = name + ".bias", .shape = {100}});
+    store.add(
+        {.name = name + ".down", .shape = {32, 100}, .formats = few_bits, .value_is_read = false});
+  }
+  store.begin_unit();
+  store.add({.name = "final", .shape = {32}});
+}
+
+StoreLayout layout_of(int ranks, int rank, ShardSettings settings) {
+  ParameterStore store;
+  add_units(store);
+  return shard_layout(store, ranks, rank, settings);
+}
+
+}  // namespace
+
+TEST_CASE("every element is updated by one rank, in shards of equal size") {
+  const int ranks = GENERATE(1, 2, 3, 8, 40);
+  CAPTURE(ranks);
+  ParameterStore store;
+  add_units(store);
+  std::map<size_t, std::vector<int>> updates;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const StoreLayout layout = shard_layout(store, ranks, rank, {});
+    REQUIRE(layout.parts.size() == store.all().size());
+    for (const StoreLayout::Segment& segment : layout.segments) {
+      CHECK(segment.shard % kStoredGroup == 0);
+      CHECK(std::is_sorted(segment.begins.begin(), segment.begins.end()));
+      // What this rank updates of a segment fills its shard from the start, without holes but
+      // those up to the next multiple of 128.
+      int64_t filled = 0;
+      for (size_t i = 0; i < segment.parameters.size(); ++i) {
+        const StoreLayout::Part& part = layout.parts[segment.parameters[i]];
+        if (part.count > 0) {
+          CHECK(segment.begins[i] + part.first - rank * segment.shard == filled);
+          filled += (part.count + kStoredGroup - 1) / kStoredGroup * kStoredGroup;
+        }
+      }
+      CHECK(filled <= segment.shard);
+    }
+    for (size_t i = 0; i < layout.parts.size(); ++i) {
+      std::vector<int>& counts = updates[i];
+      counts.resize(static_cast<size_t>(store.all()[i]->shape.count()));
+      CHECK(layout.parts[i].first % kStoredGroup == 0);
+      for (int64_t at = 0; at < layout.parts[i].count; ++at) {
+        ++counts.at(static_cast<size_t>(layout.parts[i].first + at));
+      }
+    }
+  }
+  for (const auto& [parameter, counts] : updates) {
+    CAPTURE(parameter);
+    CHECK(std::all_of(counts.begin(), counts.end(), [](int count) { return count == 1; }));
+  }
+}
+
+TEST_CASE("parameters of one unit that are alike share a segment, up to its most bytes") {
+  const StoreLayout layout = layout_of(2, 0, {});
+  // embedding; norm and bias, up and down, of each block; final.
+  REQUIRE(layout.segments.size() == 8);
+  CHECK(layout.segments[1].parameters == std::vector<size_t>{1, 3});
+  CHECK(layout.segments[2].parameters == std::vector<size_t>{2, 4});
+  CHECK(layout.segments[2].begins == std::vector<int64_t>{0, 3200});
+  CHECK(layout.segments[2].shard == 3200);
+  const StoreLayout small = layout_of(2, 0, {.bucket_bytes = 16000});
+  CHECK(small.segments.size() == 11);
+}
+
+TEST_CASE("the stage decides what stays, and not who updates what") {
+  const StoreLayout first = layout_of(4, 1, {.stage = 1});
+  for (const int stage : {1, 2, 3}) {
+    CAPTURE(stage);
+    const StoreLayout layout = layout_of(4, 1, {.stage = stage});
+    CHECK(layout.parts == first.parts);
+    CHECK(layout.operands_take_turns == (stage == 3));
+    for (const StoreLayout::Segment& segment : layout.segments) {
+      const bool is_read = segment.parameters.front() != 2 && segment.parameters.front() != 6 &&
+                           segment.parameters.front() != 10;
+      CHECK(segment.values_stay == (stage < 3 && is_read));
+      CHECK(segment.gradients_stay == (stage < 2));
+    }
+  }
+  const StoreLayout adds = layout_of(4, 1, {.stage = 3, .accumulates = true});
+  CHECK(adds.segments.front().gradients_stay);
+}
+
+TEST_CASE("units that are in use together do not share memory") {
+  const StoreLayout apart = layout_of(2, 0, {.stage = 3});
+  REQUIRE(apart.turns.size() == 5);
+  for (size_t unit = 1; unit < apart.turns.size(); ++unit) {
+    CHECK(apart.turns[unit] != apart.turns[unit - 1]);
+  }
+  CHECK(apart.turns.front() == apart.turns.back());
+  CHECK(apart.turns[1] == apart.turns[3]);
+  const StoreLayout together = layout_of(2, 0, {.stage = 3, .last_reads_first = true});
+  CHECK(together.turns.front() != together.turns.back());
+}

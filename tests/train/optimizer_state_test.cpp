@@ -1,0 +1,150 @@
+// What ranks have saved in parts is read by any other number of ranks, with any ZeRO stage: to the
+// same bits.
+
+#include <catch2/catch.hpp>
+
+#include <filesystem>
+#include <map>
+#include <mutex>
+
+#include "support/rank_threads.h"
+#include "support/small_llama.h"
+#include "support/temp_dir.h"
+#include "train/optimizer_state.h"
+#include "train/ranks.h"
+
+using namespace fp8train;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Bytes of everything that is kept, by name and first element, each put together from all ranks.
+using Bytes = std::map<std::string, std::vector<uint8_t>>;
+
+struct Layout {
+  int ranks, stage;
+};
+
+EngineSettings settings_of(const std::string& plan, int stage) {
+  EngineSettings settings = test::small_llama(plan);
+  settings.zero_stage = stage;
+  settings.bucket_bytes = 4096;
+  return settings;
+}
+
+void run(const Layout& layout, const std::function<void(Communicator&)>& body) {
+  const std::vector<std::string> errors =
+      test::run_ranks(Topology::blocks(layout.ranks, layout.ranks), body);
+  CHECK(errors == std::vector<std::string>(static_cast<size_t>(layout.ranks)));
+}
+
+void train(Engine& engine, const Communicator& comm) {
+  engine.reserve(
+      plan_step(engine.settings(), DeviceTraits{}, nullptr, nullptr, comm.topology(), comm.rank()));
+  engine.model().initialize(3);
+  engine.weights_changed();
+  uint64_t pass = 0;
+  for (int64_t step = 0; step < 2; ++step) {
+    engine.step(
+        [&] {
+          return test::random_batch(pass++ * static_cast<uint64_t>(comm.size()) +
+                                    static_cast<uint64_t>(comm.rank()));
+        },
+        step, 1e-3, false);
+  }
+}
+
+void save(const fs::path& root, Engine& engine, Communicator& comm) {
+  if (comm.rank() == 0) {
+    begin_checkpoint(root, 1);
+  }
+  wait_for_first_rank(comm);
+  static std::mutex mutex;
+  static std::vector<FileRecord> records;
+  const OptimizerFile own = optimizer_file(engine);
+  if (engine.model().parameters().layout() != nullptr || comm.rank() == 0) {
+    const FileRecord record = write_checkpoint_file(partial_checkpoint(root, 1), own.file);
+    const std::lock_guard<std::mutex> lock(mutex);
+    records.push_back(record);
+  }
+  comm.barrier().wait();
+  if (comm.rank() == 0) {
+    commit_checkpoint(root, 1, "test", records);
+    records.clear();
+  }
+  wait_for_first_rank(comm);
+}
+
+/// All tensors of the files of a checkpoint: parts one after another.
+Bytes contents(const fs::path& checkpoint) {
+  std::map<std::string, std::map<int64_t, std::vector<uint8_t>>> parts;
+  for (const FileRecord& record : verify_checkpoint(checkpoint).files) {
+    const SafetensorsFile file(checkpoint / record.name);
+    for (const SafetensorsEntry& entry : file.header().entries) {
+      const size_t at = entry.name.rfind('@');
+      const int64_t first = at == std::string::npos ? 0 : std::stoll(entry.name.substr(at + 1));
+      std::vector<uint8_t>& bytes = parts[entry.name.substr(0, at)][first];
+      bytes.resize(entry.bytes());
+      file.read(entry, bytes.data());
+    }
+  }
+  Bytes whole;
+  for (const auto& [name, pieces] : parts) {
+    for (const auto& [first, bytes] : pieces) {
+      whole[name].insert(whole[name].end(), bytes.begin(), bytes.end());
+    }
+  }
+  return whole;
+}
+
+}  // namespace
+
+TEST_CASE("moments and values that ranks have saved in parts are the same in every other layout") {
+  const std::string plan = GENERATE("fp32", "msamp-o2", "fp8-lm", "coat", "fp8-min");
+  CAPTURE(plan);
+  const test::TempDir dir;
+  const Layout first = {4, 3};
+  run(first, [&](Communicator& comm) {
+    const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
+    Engine engine(*device, settings_of(plan, first.stage), &comm);
+    train(engine, comm);
+    save(dir / "first", engine, comm);
+  });
+  const Bytes saved = contents(dir / "first" / "step-000001");
+  CHECK(saved.size() > 20);
+  for (const Layout& other : {Layout{2, 1}, Layout{1, 0}, Layout{2, 0}, Layout{3, 2}}) {
+    CAPTURE(other.ranks, other.stage);
+    const fs::path again = dir / ("again" + std::to_string(other.ranks + 10 * other.stage));
+    run(other, [&](Communicator& comm) {
+      const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
+      Engine engine(*device, settings_of(plan, other.stage), &comm);
+      load_optimizer_files(dir / "first" / "step-000001", engine);
+      save(again, engine, comm);
+    });
+    CHECK(contents(again / "step-000001") == saved);
+  }
+}
+
+TEST_CASE("a checkpoint that lacks a rank's part says which elements are missing") {
+  const test::TempDir dir;
+  std::vector<std::string> messages(2);
+  run({2, 1}, [&](Communicator& comm) {
+    const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
+    Engine engine(*device, settings_of("fp32", 1), &comm);
+    if (comm.rank() == 0) {
+      begin_checkpoint(dir.path(), 1);
+      const FileRecord record =
+          write_checkpoint_file(partial_checkpoint(dir.path(), 1), optimizer_file(engine).file);
+      commit_checkpoint(dir.path(), 1, "test", {record});
+    }
+    wait_for_first_rank(comm);
+    try {
+      load_optimizer_files(dir / "step-000001", engine);
+    } catch (const CheckpointError& error) {
+      messages[static_cast<size_t>(comm.rank())] = error.what();
+    }
+  });
+  CHECK(messages[0].empty());
+  CHECK_THAT(messages[1], Catch::Contains("have 0 of the elements"));
+}
