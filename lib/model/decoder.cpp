@@ -214,9 +214,30 @@ std::vector<Linear*> Decoder::linears_of(size_t unit) {
   return with_head ? std::vector<Linear*>{&head_->projection()} : std::vector<Linear*>{};
 }
 
+/// This rank's parts of what is gathered.
+void Decoder::make_parts(const StepContext& context) {
+  bool found = false;
+  for (size_t unit = 0; unit < units(); ++unit) {
+    for (const Linear* linear : linears_of(unit)) {
+      found = linear->find_part_amax(context) || found;
+    }
+  }
+  if (found) {
+    context.gatherer->combine_amax(scaling_.amax());
+  }
+  for (size_t unit = 0; unit < units(); ++unit) {
+    for (const Linear* linear : linears_of(unit)) {
+      linear->make_part(context);
+    }
+  }
+}
+
 void Decoder::refresh_weights(const StepContext& context, bool after_update) {
-  if (context.gatherer != nullptr && context.gatherer->gathers_per_pass()) {
-    return;  // use() does it
+  if (context.gatherer != nullptr) {
+    make_parts(context);
+    if (context.gatherer->gathers_per_pass()) {
+      return;  // use() does the rest
+    }
   }
   for (size_t unit = 0; unit < units(); ++unit) {
     auto what = after_update ? Linear::Refresh::after_update : Linear::Refresh::all;

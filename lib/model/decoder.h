@@ -74,6 +74,7 @@ class Decoder {
                          std::vector<KvCache>& caches);
 
  private:
+  void make_parts(const StepContext& context);
   /// Before a pass reads a unit's parameters; `next`: the unit after it.
   void use(const StepContext& context, size_t unit, size_t next);
   void begin_gradients(const StepContext& context, size_t unit) const;

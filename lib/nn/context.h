@@ -7,6 +7,7 @@
 
 #include "device/arena.h"
 #include "device/device.h"
+#include "tensor/view.h"
 
 namespace fp8train {
 
@@ -38,6 +39,8 @@ class ParameterGatherer {
   /// gathered. `next`: the unit that will come after it, or kNone; its values start to come while
   /// this one is used.
   virtual Gathered gather(size_t unit, size_t next) = 0;
+  /// Magnitudes become the largest of all ranks, NaN being larger than all. fp32
+  virtual void combine_amax(const View& amax) = 0;
   /// Before a backward pass adds to the gradients of a unit.
   virtual void begin_gradients(size_t unit) = 0;
 };

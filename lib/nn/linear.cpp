@@ -53,6 +53,23 @@ Linear::Linear(const LinearPlan& plan, Parameter* weight, Parameter* bias, Scali
   const bool value_serves = plain(plan_.activation) == weight->formats.value;
   const bool reads_value = smooths(plan) || (needs_plain_weight() && value_serves);
   weight->value_is_read = weight->value_is_read || reads_value;
+  choose_gathered_form();
+}
+
+/// What is enough for this layer where ranks have parts of its weight.
+void Linear::choose_gathered_form() {
+  if (weight_->value_is_read || smoothed_w_) {
+    return;
+  }
+  const bool scaled = w_.scaled_along_rows() || w_.scaled_along_columns();
+  const ScalingSlot* const only = w_.only_slot();
+  if (!scaled) {
+    weight_->gathered = GatheredForm::copy;
+    weight_->gathered_dtype = plan_.activation;
+  } else if (only != nullptr && !needs_plain_weight()) {
+    weight_->gathered = GatheredForm::codes;
+    weight_->gathered_dtype = only->format.dtype;
+  }
 }
 
 /// Evaluation may bypass the scaled formats, so that there is a plain weight wherever one GEMM can
@@ -148,7 +165,75 @@ View Linear::weight_value(const StepContext& context) const {
   return value;
 }
 
+bool Linear::find_part_amax(const StepContext& context) const {
+  if (weight_->updated.gathered.empty() || weight_->gathered != GatheredForm::codes) {
+    return false;
+  }
+  const ScalingSlot& slot = *weight_casts_.front().slot;
+  if (!LinearOperands::scales_now(context, slot.format)) {
+    return false;
+  }
+  ops::fill(context.stream, {slot.amax, DType::f32, {1}}, 0.0F);
+  if (weight_->updated.count() > 0) {
+    ArenaScope scope(*context.scratch);
+    ops::amax(context.stream, part_value(context), slot.amax);
+  }
+  return true;
+}
+
+void Linear::make_part(const StepContext& context) const {
+  const Parameter::Updated& updated = weight_->updated;
+  if (updated.gathered.empty()) {
+    return;
+  }
+  ArenaScope scope(*context.scratch);
+  const ConstView value = updated.count() > 0 ? part_value(context) : View{};
+  if (weight_->gathered == GatheredForm::copy) {
+    if (updated.count() > 0) {
+      ops::cast(context.stream, value, updated.gathered);
+    }
+    return;
+  }
+  const LinearOperands::Cast& cast = weight_casts_.front();
+  const ScalingSlot& slot = *cast.slot;
+  const bool now = LinearOperands::scales_now(context, slot.format);
+  if (now) {
+    ops::compute_current_scale(context.stream, slot.amax, slot.format, slot.scale, slot.scale_inv);
+  }
+  ops::cast(context.stream, View{slot.scale_inv, DType::f32, {1}},
+            View{cast.codes.scale_inv, DType::f32, {1}});
+  if (updated.count() > 0) {
+    ops::quantize(context.stream, value,
+                  {.codes = updated.gathered, .scale = slot.scale, .format = slot.format},
+                  now ? nullptr : slot.amax,
+                  context.collect_statistics ? slot.statistics : nullptr);
+    LinearOperands::sample(context, value, cast);
+  }
+}
+
+/// In fp32: as it is, or read into scratch.
+View Linear::part_value(const StepContext& context) const {
+  const StoredTensor& part = weight_->updated.value;
+  if (part.format == TensorFormat{}) {
+    return part.codes;
+  }
+  const View value = fp8train::allocate(*context.scratch, DType::f32, {part.count()});
+  ops::read_stored(context.stream, part, value);
+  return value;
+}
+
+void Linear::turn_codes(const StepContext& context) const {
+  for (const LinearOperands::Cast& cast : weight_casts_) {
+    if (!cast.codes.codes_transposed.empty()) {
+      ops::transpose_codes(context.stream, cast.codes.codes, cast.codes.codes_transposed);
+    }
+  }
+}
+
 void Linear::refresh_weight(const StepContext& context, Refresh what) {
+  if (!weight_->updated.gathered.empty()) {
+    return turn_codes(context);  // the rest has been gathered
+  }
   const bool all = what != Refresh::after_update;
   const bool cast_by_optimizer = !all && optimizer_casts_;
   const bool cast_already = cast_by_optimizer && !weight_->cast.out.empty();

@@ -58,6 +58,12 @@ class Linear {
   /// Makes the weight's GEMM operands from its value; once per optimizer step, or again.
   void refresh_weight(const StepContext& context, Refresh what);
 
+  /// Where ranks have parts of the weight and its copy or codes are gathered: makes this rank's
+  /// part of them, once per optimizer step. With a scale of its own time the amax of the part comes
+  /// first (true), and is combined with that of other ranks before the part is made.
+  bool find_part_amax(const StepContext& context) const;
+  void make_part(const StepContext& context) const;
+
   /// Whether forward's x must stay alive until backward (place it in context.saved) because codes
   /// do not replace it.
   bool keeps_input() const { return !plan_.wgrad.b.is_scaled(); }
@@ -101,6 +107,9 @@ class Linear {
   /// Throws DeviceError where the device cannot compute the plan's products.
   void check_device(const DeviceTraits& traits) const;
   void offer_weight_cast();
+  void choose_gathered_form();
+  View part_value(const StepContext& context) const;
+  void turn_codes(const StepContext& context) const;
   void cast_again(const StepContext& context, ConstView value) const;
   static View kept_scale(const LinearOperands::Cast& cast);
   bool needs_plain_weight() const;

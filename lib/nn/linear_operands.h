@@ -90,6 +90,11 @@ class LinearOperands {
   bool scaled_along_rows() const { return rows_ != nullptr; }
   bool scaled_along_columns() const { return columns_ != nullptr; }
 
+  /// The slot with one scale for the tensor whose codes are all that both GEMMs read; may be null.
+  const ScalingSlot* only_slot() const {
+    const bool only = codes_suffice(rows_) && rows_->format.granularity == Granularity::tensor;
+    return only ? rows_ : nullptr;
+  }
   /// The slot whose cast the producer of the tensor can make, or find the amax for; may be null.
   const ScalingSlot* slot_for_producer(Wanted wanted) const;
   /// Whether codes with the scale of `slot` are all that the GEMMs read.

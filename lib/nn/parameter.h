@@ -25,6 +25,13 @@ namespace fp8train {
 
 enum class Init : uint8_t { zeros, ones, normal };
 
+/// What ranks gather of a value that each has a part of.
+enum class GatheredForm : uint8_t {
+  value,  ///< the value as it is kept
+  copy,   ///< what a GEMM reads of it: in 16 bits
+  codes,  ///< the same, in 8 bits with one scale
+};
+
 struct Parameter {
   std::string name;       ///< "layers.0.attention.qkv.weight"
   Shape shape;            ///< as stored; rows may be padded with zeros
@@ -35,6 +42,9 @@ struct Parameter {
   ParameterFormats formats;  ///< fp32 unless a layer of the plan's own formats owns it
   /// A layer reads the value itself in its passes, not only operands that it makes of it.
   bool value_is_read = true;
+  /// Without the value no rank has a whole one: stored_value has a format and no memory.
+  GatheredForm gathered = GatheredForm::value;
+  DType gathered_dtype = DType::f32;  ///< of a copy or of codes
   StoredTensor stored_value, stored_gradient;
   View value;     ///< stored_value where that is fp32, else empty
   View gradient;  ///< stored_gradient where that is fp32, else empty
@@ -42,6 +52,7 @@ struct Parameter {
   /// flat. The gradient is fp32 or bf16 where it is a part.
   struct Updated {
     StoredTensor value, gradient;
+    View gathered;  ///< the part of the copy or the codes; empty where it is the value
     int64_t first = 0;
     bool whole = true;
 
@@ -78,9 +89,11 @@ class ParameterStore {
 
   /// Null where this rank updates everything.
   const StoreLayout* layout() const { return layout_ ? &*layout_ : nullptr; }
-  /// This rank's shard of a segment, flat, and where all ranks' shards come together.
+  /// This rank's shard of a segment's values, flat.
   StoredTensor value_shard(size_t segment) const;
-  StoredTensor whole_values(size_t segment) const { return whole(values_, segment); }
+  /// What is gathered of a segment: this rank's shard, and where all shards come together.
+  StoredTensor gathered_shard(size_t segment) const;
+  StoredTensor gathered_whole(size_t segment) const;
   /// Whole gradients of a segment, and this rank's shard of their sum over ranks.
   StoredTensor whole_gradients(size_t segment) const { return whole(gradients_, segment); }
   View gradient_shard(size_t segment) const;
@@ -89,7 +102,8 @@ class ParameterStore {
   /// Scales that a tensor has for the whole of it, kept alike by all ranks: [tensors, 2].
   std::vector<View> shared_scales() const;
 
-  /// Memory for a GEMM operand made of a value of this unit, as long as the store lives.
+  /// Memory for a GEMM operand made of a value, as long as the store lives. The first one of a
+  /// parameter whose copy or codes are gathered is where they are.
   View operand_memory(Device& device, const Parameter& parameter, MemoryCategory category,
                       DType dtype, const Shape& shape);
 
@@ -101,9 +115,15 @@ class ParameterStore {
   void allocate_automatic(Device& device);
   void allocate_wholes(Device& device);
   void allocate_shards(Device& device);
+  void allocate_operands(Device& device);
   void find_views(bool with_gradients);
   int lane_of(const TensorFormat& wire);
   size_t unit_of(size_t parameter) const;
+  size_t index_of(const Parameter& parameter) const;
+  View in_turn(Device& device, size_t segment, MemoryCategory category, DType dtype, int64_t count);
+  const Parameter& first_of(size_t segment) const;
+  bool gathers_values(size_t segment) const;
+  int64_t begin_of(size_t parameter) const;
   MemoryCategory value_category(size_t parameter) const;
   bool shard_is_in_place(size_t segment) const;
   StoredTensor whole(const StoredPool& pool, size_t segment) const;
@@ -114,6 +134,13 @@ class ParameterStore {
   std::optional<StoreLayout> layout_;
   StoredPool value_shards_, gradient_shards_;         ///< of segments that have none in place
   std::vector<size_t> value_shard_, gradient_shard_;  ///< of each parameter, of each segment
+  /// Copies or codes that are gathered, of each segment: whole, and this rank's shard.
+  struct Operand {
+    Tensor own_whole, own_shard;
+    View whole, shard;
+  };
+  std::vector<Operand> gathered_operands_;
+  std::vector<bool> operand_is_taken_;  ///< of each parameter
   TurnMemory turns_;
   std::vector<Tensor> operands_;
   std::vector<TensorFormat> wires_;

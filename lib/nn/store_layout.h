@@ -20,7 +20,9 @@ struct StoreLayout {
     std::vector<size_t> parameters;  ///< ascending
     std::vector<int64_t> begins;     ///< of each of them, in elements
     int64_t shard = 0;               ///< elements of a shard: a multiple of 128
-    bool values_stay = true;     ///< whole values have memory of their own; else units take turns
+    /// What is gathered (GatheredForm in nn/parameter.h) has memory of its own; else units take
+    /// turns.
+    bool values_stay = true;
     bool gradients_stay = true;  ///< the same of whole gradients
 
     bool operator==(const Segment&) const = default;

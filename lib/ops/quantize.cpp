@@ -23,6 +23,13 @@ void quantize(Stream stream, ConstView x, const QuantizedView& out, float* amax_
   op_table(stream).quantize(stream, x, out, amax_out, statistics);
 }
 
+void transpose_codes(Stream stream, ConstView x, View y) {
+  check(is_code_type(x.dtype) && x.dtype == y.dtype, "transpose_codes: codes of one type expected");
+  check(y.shape == Shape{x.shape.back(), x.shape.rows()}, "transpose_codes: y is [columns, rows]");
+  const TraceSpan span("transpose_codes");
+  op_table(stream).transpose_codes(stream, x, y);
+}
+
 void dequantize(Stream stream, const QuantizedView& x, View y) {
   check(is_code_type(x.codes.dtype), "dequantize: codes must be e4m3, e5m2 or int8");
   check(x.format.granularity == Granularity::tensor, "dequantize: one scale per tensor expected");

@@ -43,6 +43,10 @@ void amax(Stream stream, ConstView x, float* result);
 void quantize(Stream stream, ConstView x, const QuantizedView& out, float* amax_out,
               QuantizeStatistics* statistics);
 
+/// y[c, r] = x[r, c]: what quantize() writes as codes_transposed, of codes that came without. x:
+/// [rows, columns] of a type of 8 bits; y: [columns, rows], elsewhere.
+void transpose_codes(Stream stream, ConstView x, View y);
+
 /// y = codes * *scale_inv in y's type (fp32, bf16 or fp16).
 void dequantize(Stream stream, const QuantizedView& x, View y);
 

@@ -13,7 +13,8 @@ int64_t rounded_up(int64_t count, int64_t multiple) {
 
 /// Whether a parameter can lie in the segment that `other` is in.
 bool alike(const Parameter& parameter, const Parameter& other) {
-  return parameter.formats == other.formats && parameter.value_is_read == other.value_is_read;
+  return parameter.formats == other.formats && parameter.value_is_read == other.value_is_read &&
+         parameter.gathered == other.gathered && parameter.gathered_dtype == other.gathered_dtype;
 }
 
 class LayoutMaker {
@@ -68,7 +69,8 @@ class LayoutMaker {
         return i;
       }
     }
-    const bool is_read = parameters_.all()[parameter]->value_is_read;
+    const Parameter& first = *parameters_.all()[parameter];
+    const bool is_read = first.value_is_read || first.gathered != GatheredForm::value;
     layout_.segments.push_back({.unit = unit,
                                 .parameters = {},
                                 .begins = {},

@@ -4,18 +4,22 @@
 
 #include "base/error.h"
 #include "base/trace.h"
+#include "comm/reduce.h"
 #include "ops/elementwise.h"
+#include "ops/storage.h"
 
 namespace fp8train {
 
 ZeroParallel::ZeroParallel(Communicator& comm, Device& device, const ParameterStore& parameters,
-                           bool self_exact)
+                           bool self_exact, int64_t amax_count)
     : comm_(&comm),
       device_(&device),
       parameters_(&parameters),
       layout_(parameters.layout()),
       gathers_(comm.duplicate()),
       units_(layout_->turns.size()),
+      combined_(device, static_cast<size_t>(amax_count * comm.size()) * sizeof(float),
+                MemoryCategory::communication),
       unit_scales_(layout_->segments.size()),
       buckets_(comm, device, parameters.all().size(), make_buckets(self_exact)) {
   for (size_t i = 0; i < layout_->segments.size(); ++i) {
@@ -78,11 +82,40 @@ ParameterGatherer::Gathered ZeroParallel::gather(size_t unit, size_t next) {
   return gathered;
 }
 
-void ZeroParallel::gather_values(size_t unit) {
-  finish(units_[unit]);
-  start(unit);
-  finish(units_[unit]);
-  units_[unit].state = Unit::State::elsewhere;  // layers have made nothing of them
+std::vector<std::vector<float>> ZeroParallel::unit_values(size_t unit) {
+  std::vector<std::vector<float>> values;
+  const std::vector<size_t> begins = parameters_->unit_begins();
+  values.resize(begins[unit + 1] - begins[unit]);
+  for (const size_t index : units_[unit].segments) {
+    const StoreLayout::Segment& segment = layout_->segments[index];
+    const StoredTensor shard = parameters_->value_shard(index);
+    const int64_t count = segment.shard * layout_->ranks;
+    const Tensor codes(*device_, shard.format.dtype, {count}, MemoryCategory::communication);
+    Tensor scales;
+    StoredTensor whole(codes, shard.format, {});
+    if (shard.format.granularity == Granularity::group) {
+      scales = Tensor(*device_, DType::f32, {stored_scales(shard.format, count)},
+                      MemoryCategory::communication);
+      whole.scales = scales;
+    }
+    std::vector<Work> coming;
+    gather(shard, whole, coming);
+    for (Work& work : coming) {
+      work.wait();
+    }
+    for (size_t i = 0; i < segment.parameters.size(); ++i) {
+      const size_t parameter = segment.parameters[i];
+      const Shape& shape = parameters_->all()[parameter]->shape;
+      StoredTensor part = part_of(whole, segment.begins[i], shape.count());
+      if (shard.format.is_scaled() && shard.format.granularity == Granularity::tensor) {
+        part.scales = parameters_->all()[parameter]->updated.value.scales;
+      }
+      const Tensor fp32(*device_, DType::f32, {shape.count()}, MemoryCategory::communication);
+      ops::read_stored(device_->stream(), part, fp32);
+      values[parameter - begins[unit]] = to_host_f32(*device_, fp32);
+    }
+  }
+  return values;
 }
 
 void ZeroParallel::start(size_t unit) {
@@ -96,18 +129,24 @@ void ZeroParallel::start(size_t unit) {
   Unit& started = units_[unit];
   started.state = Unit::State::coming;
   for (const size_t segment : started.segments) {
-    const StoredTensor shard = parameters_->value_shard(segment);
-    const StoredTensor whole = parameters_->whole_values(segment);
-    gather_bytes(started, shard.codes, whole.codes);
-    if (shard.format.granularity == Granularity::group) {
-      gather_bytes(started, shard.scales, whole.scales);
-    }
+    gather(parameters_->gathered_shard(segment), parameters_->gathered_whole(segment),
+           started.coming);
   }
 }
 
-void ZeroParallel::gather_bytes(Unit& unit, const View& shard, const View& whole) {
-  unit.coming.push_back(
-      gathers_->all_gather(device_->stream(), shard.data, whole.data, shard.bytes()));
+void ZeroParallel::gather(const StoredTensor& shard, const StoredTensor& whole,
+                          std::vector<Work>& coming) {
+  const Stream stream = device_->stream();
+  coming.push_back(
+      gathers_->all_gather(stream, shard.codes.data, whole.codes.data, shard.codes.bytes()));
+  if (shard.format.granularity == Granularity::group) {
+    coming.push_back(
+        gathers_->all_gather(stream, shard.scales.data, whole.scales.data, shard.scales.bytes()));
+  }
+}
+
+void ZeroParallel::combine_amax(const View& amax) {
+  all_combine(*comm_, device_->stream(), amax, ops::Combine::max, combined_.data());
 }
 
 void ZeroParallel::finish(Unit& unit) {

@@ -20,10 +20,10 @@ namespace fp8train {
 class ZeroParallel final : public GradientListener, public ParameterGatherer {
  public:
   /// Collective. The store has a layout; all outlive this object. `self_exact`:
-  /// PrecisionPlan::self_exact. Throws ConfigError when gradients of the plan cannot cross as its
-  /// wire says.
+  /// PrecisionPlan::self_exact. `amax_count`: of what combine_amax() gets. Throws ConfigError when
+  /// gradients of the plan cannot cross as its wire says.
   ZeroParallel(Communicator& comm, Device& device, const ParameterStore& parameters,
-               bool self_exact);
+               bool self_exact, int64_t amax_count);
 
   /// Before the backward pass that completes the gradients.
   void begin() { buckets_.begin(device_->stream()); }
@@ -34,12 +34,14 @@ class ZeroParallel final : public GradientListener, public ParameterGatherer {
   bool gathers_per_pass() const override { return layout_->operands_take_turns; }
   Gathered gather(size_t unit, size_t next) override;
   void begin_gradients(size_t unit) override;
+  void combine_amax(const View& amax) override;
 
   /// What has been gathered is out of date.
   void values_changed();
 
-  /// Whole values of a unit, for reading outside of a pass, until anything else is gathered.
-  void gather_values(size_t unit);
+  /// The values of a unit's parameters in their order, row-major in fp32, on every rank. Takes
+  /// memory for a while.
+  std::vector<std::vector<float>> unit_values(size_t unit);
 
  private:
   struct Unit {
@@ -52,7 +54,7 @@ class ZeroParallel final : public GradientListener, public ParameterGatherer {
   std::vector<GradientBuckets::Bucket> make_buckets(bool self_exact);
   void start(size_t unit);
   static void finish(Unit& unit);
-  void gather_bytes(Unit& unit, const View& shard, const View& whole);
+  void gather(const StoredTensor& shard, const StoredTensor& whole, std::vector<Work>& coming);
   void clear_gradients(size_t segment);
 
   Communicator* comm_;
@@ -61,6 +63,7 @@ class ZeroParallel final : public GradientListener, public ParameterGatherer {
   const StoreLayout* layout_;
   std::unique_ptr<Communicator> gathers_;  ///< has an order of its own beside the exchanges
   std::vector<Unit> units_;
+  Buffer combined_;                  ///< amax of all ranks
   std::vector<Tensor> unit_scales_;  ///< of each segment whose tensors have a scale each: ones
   GradientBuckets buckets_;
 };

@@ -55,7 +55,9 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
       optimizer_->hold_automatic_scales();
     }
     if (settings.trains && settings.zero_stage > 0) {
-      zero_.emplace(*comm_, device, model_.parameters(), settings.plan.self_exact);
+      const View amax = model_.scaling().amax();
+      zero_.emplace(*comm_, device, model_.parameters(), settings.plan.self_exact,
+                    amax.empty() ? 0 : amax.count());
     } else if (settings.trains) {
       parallel_.emplace(*comm_, device, model_.parameters(),
                         DataParallelSettings{.bucket_bytes = settings.bucket_bytes,
@@ -93,11 +95,11 @@ void Engine::for_each_value(
   const ParameterStore& store = model_.parameters();
   const std::vector<size_t> begins = store.unit_begins();
   for (size_t unit = 0; unit + 1 < begins.size(); ++unit) {
-    if (zero_) {
-      zero_->gather_values(unit);
-    }
+    const std::vector<std::vector<float>> gathered =
+        zero_ ? zero_->unit_values(unit) : std::vector<std::vector<float>>();
     for (size_t i = begins[unit]; i < begins[unit + 1]; ++i) {
-      use(*store.all()[i], value_on_host(*device_, *store.all()[i]));
+      use(*store.all()[i],
+          zero_ ? gathered[i - begins[unit]] : value_on_host(*device_, *store.all()[i]));
     }
   }
 }

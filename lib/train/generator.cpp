@@ -48,6 +48,7 @@ class EachPassAnew final : public ParameterGatherer {
  public:
   bool gathers_per_pass() const override { return true; }
   Gathered gather(size_t /*unit*/, size_t /*next*/) override { return Gathered::again; }
+  void combine_amax(const View& /*amax*/) override {}
   void begin_gradients(size_t /*unit*/) override {}
 };
 

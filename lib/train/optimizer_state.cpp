@@ -20,10 +20,10 @@ constexpr const char* kScale = ".scale";
 
 /// Something that is kept of a parameter, or of a part of it.
 struct Kept {
-  std::string name;      ///< "moment1.layers.0.mlp.up.weight"
-  StoredTensor tensor;   ///< on the device, this rank's part
-  Shape shape;           ///< of the whole
-  int64_t first = 0;     ///< element that the part begins with
+  std::string name;     ///< "moment1.layers.0.mlp.up.weight"
+  StoredTensor tensor;  ///< on the device, this rank's part
+  Shape shape;          ///< of the whole
+  int64_t first = 0;    ///< element that the part begins with
   bool whole = true;
 };
 
@@ -130,10 +130,9 @@ class SavedState {
       copied += end - begin;
     }
     if (copied != count) {
-      throw CheckpointError(
-          fmt::format("{}: of '{}' as {} the optimizer's files have {} of the elements {} .. {}",
-                      checkpoint_.string(), name, name_of(dtype), copied, first,
-                      first + count - 1));
+      throw CheckpointError(fmt::format(
+          "{}: of '{}' as {} the optimizer's files have {} of the elements {} .. {}",
+          checkpoint_.string(), name, name_of(dtype), copied, first, first + count - 1));
     }
     return result;
   }
@@ -175,9 +174,8 @@ std::string part_name(const std::string& name, int64_t first) {
 
 void load(Device& device, const SavedState& saved, const Kept& kept) {
   const StoredTensor& tensor = kept.tensor;
-  copy_from_host(
-      device, tensor.codes,
-      saved.read(kept.name, tensor.codes.dtype, kept.first, tensor.count()).data());
+  copy_from_host(device, tensor.codes,
+                 saved.read(kept.name, tensor.codes.dtype, kept.first, tensor.count()).data());
   if (tensor.scales.empty()) {
     return;
   }

@@ -56,7 +56,7 @@ FP8TRAIN_HD void quantize_array(const X* x, Code* codes, int64_t count, float sc
   }
 }
 
-void transpose_codes(const uint8_t* from, int64_t rows, int64_t columns, uint8_t* to) {
+void turn_matrix(const uint8_t* from, int64_t rows, int64_t columns, uint8_t* to) {
   constexpr int64_t kTile = 64;
   const int64_t column_tiles = chunks_of(columns, kTile);
 #pragma omp parallel for schedule(static) if (rows * columns >= kParallelElements)
@@ -68,6 +68,10 @@ void transpose_codes(const uint8_t* from, int64_t rows, int64_t columns, uint8_t
                  column_end - column, to + column * rows + row, rows);
     }
   }
+}
+
+void transpose_codes(Stream /*stream*/, ConstView x, View y) {
+  turn_matrix(x.as<uint8_t>(), x.shape.rows(), x.shape.back(), y.as<uint8_t>());
 }
 
 /// Only the transpose is kept: tiles are cast into a buffer, and turned from there.
@@ -127,8 +131,8 @@ void quantize(Stream /*stream*/, ConstView x, const QuantizedView& out, float* a
     });
   });
   if (!only_transposed && !out.codes_transposed.empty()) {
-    transpose_codes(out.codes.as<uint8_t>(), out.codes.shape.rows(), out.codes.shape.back(),
-                    out.codes_transposed.as<uint8_t>());
+    turn_matrix(out.codes.as<uint8_t>(), out.codes.shape.rows(), out.codes.shape.back(),
+                out.codes_transposed.as<uint8_t>());
   }
 }
 
@@ -204,6 +208,7 @@ void update_delayed_scaling(Stream /*stream*/, const DelayedScalingState& state,
 void fill_quantize(OpTable& table) {
   table.amax = amax;
   table.quantize = quantize;
+  table.transpose_codes = transpose_codes;
   table.dequantize = dequantize;
   table.compute_current_scale = compute_current_scale;
   table.propagate_non_finite = propagate_non_finite;

@@ -110,6 +110,49 @@ void quantize(Stream stream, ConstView x, const QuantizedView& out, float* amax_
   });
 }
 
+/// Packed: x is aligned to 8 bytes and its width a multiple of eight.
+template <bool Packed>
+__global__ void __launch_bounds__(kTileThreads)
+    transpose_codes_kernel(const uint8_t* __restrict__ x, uint8_t* __restrict__ y, int64_t rows,
+                           int64_t columns, bool y_aligned) {
+  FP8TRAIN_SHARED_ARRAY(Words, shared, kTileWords / 4);
+  auto* const tile = reinterpret_cast<uint32_t*>(shared);
+  const int64_t tiles_across = (columns + kTile - 1) / kTile;
+  const int64_t tiles = tiles_across * ((rows + kTile - 1) / kTile);
+  for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
+    const int64_t tile_row = index / tiles_across * kTile;
+    const int64_t tile_column = index % tiles_across * kTile;
+    const int64_t row = tile_row + threadIdx.x / kTileGroups * kOctet;
+    const int64_t column = tile_column + threadIdx.x % kTileGroups * kOctet;
+    CodeWords codes[kOctet] = {};
+#pragma unroll
+    for (int i = 0; i < kOctet; ++i) {
+      const int64_t available = row + i < rows ? columns - column : 0;
+      const uint8_t* from = x + (row + i) * columns + column;
+      if (Packed && available > 0) {
+        codes[i] = load_pack<2>(reinterpret_cast<const uint32_t*>(from));
+      }
+      for (int j = 0; !Packed && j < kOctet && j < available; ++j) {
+        codes[i].values[j / 4] |= static_cast<uint32_t>(from[j]) << j % 4 * 8;
+      }
+    }
+    put_transposed(codes, tile);
+    __syncthreads();
+    write_transposed(tile, y, tile_row, tile_column, rows, columns, y_aligned);
+    __syncthreads();
+  }
+}
+
+void transpose_codes(Stream stream, ConstView x, View y) {
+  const int64_t rows = x.shape.rows();
+  const int64_t columns = x.shape.back();
+  const bool packed = columns % kOctet == 0 && is_aligned(x.data, kOctet);
+  const LaunchShape shape = {
+      blocks_for(stream, ceil_div(rows, kTile) * ceil_div(columns, kTile), 1), kTileThreads};
+  launch(stream, shape, packed ? transpose_codes_kernel<true> : transpose_codes_kernel<false>,
+         x.as<uint8_t>(), y.as<uint8_t>(), rows, columns, transposed_is_aligned(y.data, rows));
+}
+
 template <typename Code, typename Y>
 struct Dequantize {
   const Code* codes;
@@ -226,6 +269,7 @@ void update_delayed_scaling(Stream stream, const DelayedScalingState& state,
 void fill_quantize(OpTable& table) {
   table.amax = amax;
   table.quantize = quantize;
+  table.transpose_codes = transpose_codes;
   table.dequantize = dequantize;
   table.compute_current_scale = compute_current_scale;
   table.propagate_non_finite = propagate_non_finite;

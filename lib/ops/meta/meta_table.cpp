@@ -53,6 +53,10 @@ void quantize(Stream stream, ConstView x, const QuantizedView& out, float* /*ama
   count(stream, bytes_of(x) + bytes_of(out.codes) + bytes_of(out.codes_transposed));
 }
 
+void transpose_codes(Stream stream, ConstView x, View y) {
+  count(stream, bytes_of(x) + bytes_of(y));
+}
+
 void dequantize(Stream stream, const QuantizedView& x, View y) {
   count(stream, bytes_of(x.codes) + bytes_of(y));
 }
@@ -355,6 +359,7 @@ const OpTable& table() {
       .scale_by = scale_by,
       .amax = amax,
       .quantize = quantize,
+      .transpose_codes = transpose_codes,
       .dequantize = dequantize,
       .quantize_granules = quantize_granules,
       .dequantize_granules = dequantize_granules,

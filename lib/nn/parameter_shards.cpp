@@ -1,0 +1,254 @@
+// A parameter store under a layout: whole values and gradients where layers find them, and this
+// rank's parts of them.
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "nn/parameter.h"
+
+namespace fp8train {
+namespace {
+
+/// Elements begin .. of a flat view.
+View from_element(const View& flat, int64_t begin, const Shape& shape) {
+  return {flat.as<std::byte>() + static_cast<size_t>(begin) * size_of(flat.dtype), flat.dtype,
+          shape};
+}
+
+}  // namespace
+
+size_t ParameterStore::unit_of(size_t parameter) const {
+  const auto after = std::upper_bound(unit_begins_.begin(), unit_begins_.end(), parameter);
+  check(after != unit_begins_.begin(), "a parameter belongs to a unit");
+  return static_cast<size_t>(after - unit_begins_.begin()) - 1;
+}
+
+size_t ParameterStore::index_of(const Parameter& parameter) const {
+  const auto found = std::find_if(parameters_.begin(), parameters_.end(),
+                                  [&](const auto& other) { return other.get() == &parameter; });
+  check(found != parameters_.end(), "the parameter is in this store");
+  return static_cast<size_t>(found - parameters_.begin());
+}
+
+const Parameter& ParameterStore::first_of(size_t segment) const {
+  return *parameters_[layout_->segments[segment].parameters.front()];
+}
+
+bool ParameterStore::gathers_values(size_t segment) const {
+  return first_of(segment).gathered == GatheredForm::value;
+}
+
+bool ParameterStore::shard_is_in_place(size_t segment) const {
+  return gathers_values(segment) && layout_->segments[segment].values_stay;
+}
+
+/// Of a parameter, in its segment.
+int64_t ParameterStore::begin_of(size_t parameter) const {
+  const StoreLayout::Segment& segment = layout_->segments[layout_->parts[parameter].segment];
+  const auto member = std::find(segment.parameters.begin(), segment.parameters.end(), parameter);
+  return segment.begins[static_cast<size_t>(member - segment.parameters.begin())];
+}
+
+void ParameterStore::allocate(Device& device, const StoreLayout& layout) {
+  check(layout.parts.size() == parameters_.size(), "a layout is of the parameters of the store");
+  layout_ = layout;
+  allocate_wholes(device);
+  allocate_shards(device);
+  allocate_operands(device);
+  find_views(true);
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    Parameter& parameter = *parameters_[i];
+    const StoreLayout::Part& part = layout.parts[i];
+    const int64_t shard_begin = layout.rank * layout.segments[part.segment].shard;
+    const int64_t before = part.count == 0 ? 0 : begin_of(i) + part.first - shard_begin;
+    parameter.updated = {.value = shard_is_in_place(part.segment)
+                                      ? part_of(parameter.stored_value, part.first, part.count)
+                                      : value_shards_.at(value_shard_[i]),
+                         .gradient = part_of(gradient_shard(part.segment), before, part.count),
+                         .gathered = {},
+                         .first = part.first,
+                         .whole = false};
+    if (parameter.gathered != GatheredForm::value) {
+      parameter.updated.gathered =
+          from_element(gathered_operands_[part.segment].shard, before, {part.count});
+    }
+  }
+  allocate_automatic(device);
+}
+
+View ParameterStore::in_turn(Device& device, size_t segment, MemoryCategory category, DType dtype,
+                             int64_t count) {
+  const size_t unit = layout_->segments[segment].unit;
+  return turns_.take(device, layout_->turns[unit], unit, category, dtype, {count});
+}
+
+void ParameterStore::allocate_wholes(Device& device) {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const Parameter& parameter = *parameters_[i];
+    const int lane = static_cast<int>(layout_->parts[i].segment);
+    const bool whole = parameter.gathered == GatheredForm::value;
+    values_.add(parameter.formats.value, whole ? parameter.shape : Shape{0}, value_category(i),
+                lane);
+    gradients_.add(parameter.formats.gradient, parameter.shape, MemoryCategory::gradients, lane);
+  }
+  const auto elements = [this](int lane, int64_t used) {
+    return used == 0 ? 0 : layout_->segments[static_cast<size_t>(lane)].shard * layout_->ranks;
+  };
+  values_.allocate(device, {elements, [&](int lane, DType dtype, int64_t count) {
+                              const auto index = static_cast<size_t>(lane);
+                              const StoreLayout::Segment& segment = layout_->segments[index];
+                              return segment.values_stay || !gathers_values(index)
+                                         ? View{}
+                                         : in_turn(device, index,
+                                                   value_category(segment.parameters.front()),
+                                                   dtype, count);
+                            }});
+  gradients_.allocate(device, {elements, [&](int lane, DType dtype, int64_t count) {
+                                 const auto index = static_cast<size_t>(lane);
+                                 return layout_->segments[index].gradients_stay
+                                            ? View{}
+                                            : in_turn(device, index, MemoryCategory::gradients,
+                                                      dtype, count);
+                               }});
+}
+
+void ParameterStore::allocate_shards(Device& device) {
+  value_shard_.resize(parameters_.size());
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const StoreLayout::Part& part = layout_->parts[i];
+    if (!shard_is_in_place(part.segment)) {
+      value_shard_[i] = value_shards_.add(parameters_[i]->formats.value, {part.count},
+                                          value_category(i), static_cast<int>(part.segment));
+    }
+  }
+  value_shards_.allocate(device, {[this](int lane, int64_t /*used*/) {
+                                    return layout_->segments[static_cast<size_t>(lane)].shard;
+                                  },
+                                  {}});
+  gradient_shard_.resize(layout_->segments.size());
+  for (size_t i = 0; i < layout_->segments.size(); ++i) {
+    const StoreLayout::Segment& segment = layout_->segments[i];
+    const TensorFormat& kept = first_of(i).formats.gradient;
+    if (!segment.gradients_stay || kept.is_scaled()) {
+      const TensorFormat sum = kept == plain(DType::bf16) ? kept : TensorFormat{};
+      gradient_shard_[i] = gradient_shards_.add(sum, {segment.shard}, MemoryCategory::gradients);
+    }
+  }
+  gradient_shards_.allocate(device);
+}
+
+void ParameterStore::allocate_operands(Device& device) {
+  gathered_operands_.resize(layout_->segments.size());
+  operand_is_taken_.resize(parameters_.size());
+  for (size_t i = 0; i < layout_->segments.size(); ++i) {
+    if (gathers_values(i)) {
+      continue;
+    }
+    const StoreLayout::Segment& segment = layout_->segments[i];
+    const Parameter& first = first_of(i);
+    const MemoryCategory category =
+        first.formats.is_master ? MemoryCategory::weights : MemoryCategory::quantized_weights;
+    const int64_t all = segment.shard * layout_->ranks;
+    Operand& operand = gathered_operands_[i];
+    if (segment.values_stay) {
+      operand.own_whole = Tensor(device, first.gathered_dtype, {all}, category);
+      operand.whole = operand.own_whole;
+      operand.shard = from_element(operand.whole, layout_->rank * segment.shard, {segment.shard});
+    } else {
+      operand.whole = in_turn(device, i, category, first.gathered_dtype, all);
+      operand.own_shard = Tensor(device, first.gathered_dtype, {segment.shard}, category);
+      operand.shard = operand.own_shard;
+    }
+    fill_zero(device, operand.shard);
+  }
+}
+
+void ParameterStore::find_views(bool with_gradients) {
+  const auto fp32 = [](const StoredTensor& tensor) {
+    return tensor.format == TensorFormat{} ? tensor.codes : View{};
+  };
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    Parameter& parameter = *parameters_[i];
+    parameter.stored_value = values_.at(i);
+    if (layout_ && parameter.gathered != GatheredForm::value) {
+      parameter.stored_value = {View{}, parameter.formats.value, View{}};
+    } else if (layout_ && !shard_is_in_place(layout_->parts[i].segment) &&
+               parameter.formats.value.granularity == Granularity::tensor) {
+      parameter.stored_value.scales = value_shards_.at(value_shard_[i]).scales;
+    }
+    parameter.stored_gradient = with_gradients ? gradients_.at(i) : StoredTensor{};
+    parameter.value = fp32(parameter.stored_value);
+    parameter.gradient = fp32(parameter.stored_gradient);
+  }
+}
+
+StoredTensor ParameterStore::whole(const StoredPool& pool, size_t segment) const {
+  return pool.whole(pool.buffer_of(layout_->segments[segment].parameters.front()));
+}
+
+StoredTensor ParameterStore::value_shard(size_t segment) const {
+  const StoreLayout::Segment& of = layout_->segments[segment];
+  if (shard_is_in_place(segment)) {
+    return part_of(whole(values_, segment), layout_->rank * of.shard, of.shard);
+  }
+  return value_shards_.whole(value_shards_.buffer_of(value_shard_[of.parameters.front()]));
+}
+
+StoredTensor ParameterStore::gathered_shard(size_t segment) const {
+  return gathers_values(segment) ? value_shard(segment)
+                                 : StoredTensor(gathered_operands_[segment].shard);
+}
+
+StoredTensor ParameterStore::gathered_whole(size_t segment) const {
+  return gathers_values(segment) ? whole(values_, segment)
+                                 : StoredTensor(gathered_operands_[segment].whole);
+}
+
+View ParameterStore::gradient_shard(size_t segment) const {
+  const StoreLayout::Segment& of = layout_->segments[segment];
+  const StoredTensor all = whole_gradients(segment);
+  if (!of.gradients_stay || all.format.is_scaled()) {
+    return gradient_shards_.at(gradient_shard_[segment]).codes;
+  }
+  return part_of(all, layout_->rank * of.shard, of.shard).codes;
+}
+
+std::vector<View> ParameterStore::updated_gradients() const {
+  std::vector<View> shards;
+  for (size_t i = 0; i < layout_->segments.size(); ++i) {
+    shards.push_back(gradient_shard(i));
+  }
+  return shards;
+}
+
+std::vector<View> ParameterStore::shared_scales() const {
+  std::vector<View> scales;
+  for (size_t i = 0; i < layout_->segments.size(); ++i) {
+    const StoredTensor shard = value_shard(i);
+    if (shard.format.is_scaled() && shard.format.granularity == Granularity::tensor) {
+      scales.push_back(shard.scales);
+    }
+  }
+  return scales;
+}
+
+View ParameterStore::operand_memory(Device& device, const Parameter& parameter,
+                                    MemoryCategory category, DType dtype, const Shape& shape) {
+  if (!layout_) {
+    return operands_.emplace_back(device, dtype, shape, category);
+  }
+  const size_t index = index_of(parameter);
+  const size_t segment = layout_->parts[index].segment;
+  if (parameter.gathered != GatheredForm::value && !operand_is_taken_[index]) {
+    operand_is_taken_[index] = true;
+    check(dtype == parameter.gathered_dtype && shape == parameter.shape,
+          "the first operand of a weight is what is gathered of it");
+    return from_element(gathered_operands_[segment].whole, begin_of(index), shape);
+  }
+  if (!layout_->operands_take_turns) {
+    return operands_.emplace_back(device, dtype, shape, category);
+  }
+  return reshaped(in_turn(device, segment, category, dtype, shape.count()), shape);
+}
+
+}  // namespace fp8train
