@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <vector>
@@ -52,14 +53,6 @@ void check_weights(const Session& session) {
   load_weights(*meta, model, TensorSource(session.settings.model.from));
 }
 
-/// Whether the run fits into the memory of this machine. A configuration may be checked for a
-/// larger one, so that it is no error when it does not.
-bool fits(const Device& device, const MemoryLedger& planned) {
-  const size_t available = device.available_memory();
-  const size_t held = device.traits().library_workspace;  // part of the plan, no longer available
-  return available == 0 || planned.total() <= available + held;
-}
-
 /// The folder, or the nearest one above it that exists, takes new files.
 void check_output(const std::filesystem::path& folder) {
   std::filesystem::path existing = std::filesystem::absolute(folder);
@@ -72,18 +65,31 @@ void check_output(const std::filesystem::path& folder) {
   }
 }
 
-int check_run(const Settings& settings) {
-  const Session session = open_session(settings, true);
+struct CheckOptions {
+  CommonOptions common;
+  int64_t world_size = 1;
+  int64_t ranks_per_node = 8;
+};
+
+int check_run(const CheckOptions& options) {
+  const Settings settings = load(options.common);
+  const Session session = open_session(settings, true, static_cast<int>(options.world_size));
+  const auto ranks = Topology::blocks(
+      session.ranks, static_cast<int>(std::min(options.ranks_per_node, options.world_size)));
   log_notes(session);
   check_weights(session);
   std::string reason;
   const std::unique_ptr<Device> device = choose_device(settings.device, false, reason);
   MemoryLedger planned;
   OpCounters counters;
-  plan_step(session.engine, *device, &planned, &counters);
+  plan_step(session.engine, *device, &planned, &counters, ranks, 0);
   for (const std::string& line :
        run_overview(session, *device, reason, configure_threads(settings.threads), planned)) {
     fmt::print("{}\n", line);
+  }
+  if (ranks.size() > 1) {
+    fmt::print("ranks   {} on {} nodes, {}: memory is that of a rank\n", ranks.size(),
+               ranks.nodes(), describe_layout(session));
   }
   fmt::print("work    {:.3g} GFLOP per step in GEMMs, {:.3g} in attention\n",
              counters.gemm_flops / 1e9, counters.attention_flops / 1e9);
@@ -102,9 +108,11 @@ int check_run(const Settings& settings) {
 }  // namespace
 
 void add_check(Arguments verb, Action& action) {
-  auto options = std::make_shared<CommonOptions>();
-  add_common(verb, *options);
-  verb.run(action, [options] { return check_run(load(*options)); });
+  auto options = std::make_shared<CheckOptions>();
+  add_common(verb, options->common);
+  verb.option("--world-size", options->world_size, 1, "Rehearses a rank of that many");
+  verb.option("--ranks-per-node", options->ranks_per_node, 1, "Ranks on a node");
+  verb.run(action, [options] { return check_run(*options); });
 }
 
 }  // namespace fp8train

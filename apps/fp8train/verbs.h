@@ -9,6 +9,7 @@ namespace fp8train {
 void add_train(Arguments verb, Action& action);
 void add_check(Arguments verb, Action& action);
 void add_explain(Arguments verb, Action& action);
+void add_estimate(Arguments verb, Action& action);
 void add_config(Arguments verb, Action& action);
 void add_data(Arguments verb, Action& action);
 void add_import(Arguments verb, Action& action);
@@ -22,6 +23,7 @@ inline const std::vector<Verb>& all_verbs() {
       {"train", "Train or continue a run (the default verb)", add_train},
       {"check", "Check a run without starting it: model, memory, data", add_check},
       {"explain", "What runs in which format, layer by layer, and why", add_explain},
+      {"estimate", "Memory, wire bytes and time on many ranks", add_estimate},
       {"config", "Show, explain and document configurations", add_config},
       {"data", "Prepare token files", add_data},
       {"import", "Import models of other programs", add_import},

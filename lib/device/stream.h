@@ -16,6 +16,7 @@ std::string_view name_of(DeviceKind kind);
 /// What the meta device counts instead of computing.
 struct OpCounters {
   double gemm_flops = 0;       ///< 2 * M * N * K of every GEMM
+  double gemm_flops_8bit = 0;  ///< of them those whose operands both have 8 bits
   double attention_flops = 0;  ///< the causal half only
   double bytes = 0;            ///< read and written by all operations
   uint64_t operations = 0;

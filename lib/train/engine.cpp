@@ -240,13 +240,14 @@ StepPlan plan_weights(const EngineSettings& settings, const DeviceTraits& traits
 
 namespace {
 
-StepPlan plan_step_on(Device& meta, const EngineSettings& settings, MemoryLedger* ledger,
-                      OpCounters* counters, const Topology& ranks, int rank) {
+RehearsedStep rehearse_on(Device& meta, const EngineSettings& settings, const Topology& ranks,
+                          int rank) {
   const std::unique_ptr<Communicator> rehearsal = make_rehearsal(ranks, rank);
   Engine engine(meta, settings, rehearsal.get());
   Batch batch;
   batch.rows = settings.micro_batch_size;
   batch.columns = settings.seq_length;
+  RehearsedStep rehearsed;
   // Its tokens are never read: they may be more than this machine holds.
   engine.weights_changed();
   if (settings.trains && engine.model().scaling().first_window(0)) {
@@ -254,22 +255,38 @@ StepPlan plan_step_on(Device& meta, const EngineSettings& settings, MemoryLedger
     engine.step([&]() -> const Batch& { return batch; }, kLate, 0.0, true);
   }
   meta.counters() = {};
+  const Traffic before = rehearsal->traffic();
   if (settings.trains) {
     engine.step([&]() -> const Batch& { return batch; }, 0, 0.0, true);
   }
-  if (counters != nullptr) {
-    *counters = meta.counters();
-  }
+  rehearsed.work = meta.counters();
+  rehearsed.sent = {rehearsal->traffic().within_node - before.within_node,
+                    rehearsal->traffic().between_nodes - before.between_nodes};
   engine.evaluate(batch);
-  const StepPlan plan = engine.high_water();
-  engine.reserve(plan);
-  if (ledger != nullptr) {
-    *ledger = meta.ledger();
+  rehearsed.plan = engine.high_water();
+  engine.reserve(rehearsed.plan);
+  rehearsed.memory = meta.ledger();
+  return rehearsed;
+}
+
+StepPlan plan_step_on(Device& meta, const EngineSettings& settings, MemoryLedger* ledger,
+                      OpCounters* counters, const Topology& ranks, int rank) {
+  const RehearsedStep rehearsed = rehearse_on(meta, settings, ranks, rank);
+  if (counters != nullptr) {
+    *counters = rehearsed.work;
   }
-  return plan;
+  if (ledger != nullptr) {
+    *ledger = rehearsed.memory;
+  }
+  return rehearsed.plan;
 }
 
 }  // namespace
+
+RehearsedStep rehearse_step(const EngineSettings& settings, const DeviceTraits& traits,
+                            const Topology& ranks, int rank) {
+  return rehearse_on(*make_meta_device(traits), settings, ranks, rank);
+}
 
 StepPlan plan_step(const EngineSettings& settings, const DeviceTraits& traits, MemoryLedger* ledger,
                    OpCounters* counters, const Topology& ranks, int rank) {

@@ -157,6 +157,16 @@ class Engine : private RankCombiner {
 /// Bytes that Engine::weights_changed() needs, where no step follows.
 StepPlan plan_weights(const EngineSettings& settings, const DeviceTraits& traits);
 
+/// A step of one rank as it would be.
+struct RehearsedStep {
+  StepPlan plan;
+  MemoryLedger memory;  ///< what the rank holds by category
+  OpCounters work;      ///< FLOPs and bytes of one optimizer step
+  Traffic sent;         ///< to other ranks, in one optimizer step
+};
+RehearsedStep rehearse_step(const EngineSettings& settings, const DeviceTraits& traits,
+                            const Topology& ranks, int rank);
+
 /// Runs one training step and one evaluation batch on a meta device with the traits of the device
 /// that the run will use, as one of its ranks. `ledger` (nullable) receives what the rank holds by
 /// category, `counters` (nullable) the FLOPs and bytes of one optimizer step.

@@ -48,6 +48,20 @@ void log_notes(const Session& session) {
   }
 }
 
+std::string describe_layout(const Session& session) {
+  if (session.ranks == 1) {
+    return "one rank";
+  }
+  const int stage = session.engine.zero_stage;
+  return stage == 0 ? std::string("DDP") : fmt::format("ZeRO {}", stage);
+}
+
+bool fits(const Device& device, const MemoryLedger& planned) {
+  const size_t available = device.available_memory();
+  const size_t held = device.traits().library_workspace;  // part of the plan, no longer available
+  return available == 0 || planned.total() <= available + held;
+}
+
 std::vector<std::string> describe_memory(const MemoryLedger& planned) {
   std::vector<std::string> lines;
   for (size_t i = 0; i < kMemoryCategories; ++i) {

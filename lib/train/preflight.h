@@ -19,6 +19,12 @@ std::vector<std::string> run_overview(const Session& session, const Device& devi
 /// has no meaning here (warnings).
 void log_notes(const Session& session);
 
+/// How the work is laid over ranks: "DDP", "ZeRO 3".
+std::string describe_layout(const Session& session);
+
+/// Whether the run fits into the memory of this device, as far as that is known.
+bool fits(const Device& device, const MemoryLedger& planned);
+
 /// "  weights  26.0 MiB" per category that holds anything, and the total.
 std::vector<std::string> describe_memory(const MemoryLedger& planned);
 

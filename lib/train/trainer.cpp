@@ -110,10 +110,18 @@ Run::Run(const RunRequest& request, Communicator& comm)
   const StepPlan plan =
       plan_step(session_.engine, *device_, &planned, nullptr, comm.topology(), comm.rank());
   if (comm.size() > 1) {
-    progress_.say("ranks   " + comm.description());
+    progress_.say(fmt::format("ranks   {}; {}", comm.description(), describe_layout(session_)));
   }
   for (const std::string& line : run_overview(session_, *device_, reason, threads, planned)) {
     progress_.say(line);
+  }
+  if (!fits(*device_, planned)) {
+    throw DeviceError(fmt::format(
+        "the run needs {} on this device, {} are available: lower training.micro_batch_size, set "
+        "model.recompute: block, take a row with fewer bytes per parameter, or more ranks with "
+        "parallelism.zero_stage",
+        describe_bytes(static_cast<double>(planned.total())),
+        describe_bytes(static_cast<double>(device_->available_memory()))));
   }
   engine_ = std::make_unique<Engine>(*device_, session_.engine, &comm);
   engine_->reserve(plan);

@@ -204,6 +204,33 @@ TEST_CASE("after a step that was skipped training goes on, in every row") {
   CHECK(same_bits(two[0].delayed_scales, two[1].delayed_scales));
 }
 
+TEST_CASE("what is gathered of a weight is as wide as its GEMMs read it") {
+  // Gradients cross as fp32 in all three rows: sent bytes differ by what is gathered after each of
+  // the steps, and once before them.
+  const auto sent = [](const std::string& plan) {
+    EngineSettings settings = tiny(plan, 1);
+    settings.zero_stage = 1;
+    double bytes = 0;
+    const std::vector<std::string> errors =
+        test::run_ranks(Topology::blocks(2, 2), [&](Communicator& comm) {
+          train(settings, &comm);
+          if (comm.rank() == 0) {
+            bytes = static_cast<double>(comm.traffic().total());
+          }
+        });
+    CHECK(errors == std::vector<std::string>(2));
+    return bytes;
+  };
+  const double fp32 = sent("fp32");
+  // Two blocks of qkv, output, up and down; the head's copy is bf16 in both other rows. Half of
+  // what is gathered is another's.
+  const double scaled = 2 * (64 * 32 + 32 * 32 + 128 * 32 + 32 * 64);
+  const double head = 64 * 32;
+  const double gathers = kSteps + 1;
+  CHECK(fp32 - sent("bf16") == Approx(gathers * (scaled + head) * 2 / 2).epsilon(0.01));
+  CHECK(fp32 - sent("te-current") == Approx(gathers * (scaled * 3 + head * 2) / 2).epsilon(0.01));
+}
+
 TEST_CASE("the rank's own part may stay exact, and crosses in the row's format all the same") {
   EngineSettings settings = tiny("fp8-safe", 1);
   const auto traffic = [&] {

@@ -96,15 +96,21 @@ void gemm(Stream stream, const Gemm& call) {
   const int64_t m = call.c.shape[0];
   const int64_t n = call.c.shape[1];
   const int64_t k = call.a.matrix.shape[call.a.transposed ? 0 : 1];
-  stream.counters().gemm_flops +=
+  const double flops =
       2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
+  const bool narrow = size_of(call.a.matrix.dtype) == 1 && size_of(call.b.matrix.dtype) == 1;
+  stream.counters().gemm_flops += flops;
+  stream.counters().gemm_flops_8bit += narrow ? flops : 0.0;
   count(stream, bytes_of(call.a.matrix) + bytes_of(call.b.matrix) + bytes_of(call.bias) +
                     bytes_of(call.c) * (call.beta != 0.0F ? 2 : 1));
 }
 
 void scaled_gemm(Stream stream, const ScaledGemm& call) {
   const double k = static_cast<double>(call.a.matrix.codes.shape[1]);
-  stream.counters().gemm_flops += 2.0 * static_cast<double>(call.c.count()) * k;
+  const double flops = 2.0 * static_cast<double>(call.c.count()) * k;
+  // With scratch the backend multiplies dequantized operands.
+  stream.counters().gemm_flops += flops;
+  stream.counters().gemm_flops_8bit += call.scratch.empty() ? flops : 0.0;
   double bytes = bytes_of(call.bias) + bytes_of(call.c) * (call.beta != 0.0F ? 2 : 1);
   for (const GranuleView* operand : {&call.a.matrix, &call.b.matrix}) {
     bytes += bytes_of(operand->codes) + bytes_of(operand->scale_inv);

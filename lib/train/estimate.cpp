@@ -1,0 +1,47 @@
+#include "train/estimate.h"
+
+#include <algorithm>
+
+namespace fp8train {
+
+StepTime step_time(const RehearsedStep& step, const KnownGpu& gpu, const AssumedRates& rates) {
+  const OpCounters& work = step.work;
+  StepTime time;
+  time.gemms = ((work.gemm_flops - work.gemm_flops_8bit) / gpu.flops_16bit +
+                work.gemm_flops_8bit / gpu.flops_8bit) /
+               rates.gemm;
+  time.attention = work.attention_flops / gpu.flops_16bit / rates.attention;
+  time.memory = work.bytes / gpu.memory_rate / rates.memory;
+  time.wire = (static_cast<double>(step.sent.within_node) / gpu.node_rate +
+               static_cast<double>(step.sent.between_nodes) / gpu.network_rate) /
+              rates.wire;
+  constexpr double kBackward = 2.0 / 3.0;  // of the GEMMs and of attention
+  time.exposed = std::max(0.0, time.wire - kBackward * (time.gemms + time.attention));
+  return time;
+}
+
+int64_t largest_micro_batch(EngineSettings settings, const DeviceTraits& traits,
+                            const Topology& ranks, int rank, int64_t bytes) {
+  const auto fits = [&](int64_t size) {
+    settings.micro_batch_size = size;
+    const size_t needed = rehearse_step(settings, traits, ranks, rank).memory.total();
+    return static_cast<int64_t>(needed) <= bytes;
+  };
+  if (!fits(1)) {
+    return 0;
+  }
+  constexpr int64_t kMost = int64_t{1} << 16;
+  int64_t fitting = 1;
+  int64_t beyond = 2;
+  while (beyond < kMost && fits(beyond)) {
+    fitting = beyond;
+    beyond *= 2;
+  }
+  while (beyond - fitting > 1) {
+    const int64_t middle = fitting + (beyond - fitting) / 2;
+    (fits(middle) ? fitting : beyond) = middle;
+  }
+  return fitting;
+}
+
+}  // namespace fp8train
