@@ -73,6 +73,10 @@ void RunRecords::write_step(const StepMetrics& metrics) {
   if (metrics.loss_scale) {
     line.add("loss_scale", *metrics.loss_scale);
   }
+  if (metrics.sent) {
+    line.add("wire_bytes_within_node", static_cast<int64_t>(metrics.sent->within_node))
+        .add("wire_bytes_between_nodes", static_cast<int64_t>(metrics.sent->between_nodes));
+  }
   if (metrics.slots != nullptr && !metrics.slots->empty()) {
     const ScalingSummary summary = summarize(*metrics.slots);
     line.add("fp8_saturated_percent", summary.saturated_percent)

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/communicator.h"
 #include "io/metrics.h"
 #include "io/run_directory.h"
 #include "io/run_lock.h"
@@ -25,6 +26,7 @@ struct StepMetrics {
   double tokens_per_second = 0;
   std::optional<double> loss_scale;  ///< rows with loss scaling
   int64_t skipped_steps = 0;
+  std::optional<Traffic> sent;  ///< by this rank to others in a step; where there are several
   const std::vector<SlotReport>* slots = nullptr;  ///< FP8 rows: casts by tensor role
 };
 

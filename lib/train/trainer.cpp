@@ -77,6 +77,7 @@ class Run {
   int64_t logged_step_ = 0;
   int64_t saved_step_ = -1;
   double speed_ = 0;
+  Traffic sent_;  // in the last step
 };
 
 Run::Run(const RunRequest& request, Communicator& comm)
@@ -207,7 +208,10 @@ void Run::train_one_step() {
   const bool logs = last || (state_.step + 1) % settings().logging.interval == 0;
   const double lr =
       learning_rate(settings().scheduler, settings().optimizer.lr, state_.step, session_.max_steps);
+  const Traffic before = comm_->traffic();
   engine_->step([this] { return loader_->next(); }, state_.step, lr, logs);
+  sent_ = {comm_->traffic().within_node - before.within_node,
+           comm_->traffic().between_nodes - before.between_nodes};
   ++state_.step;
   state_.sample_position = loader_->position();
   state_.tokens += session_.tokens_per_step();
@@ -249,6 +253,7 @@ void Run::log_step() {
                                          ? std::optional<double>(report.loss_scale)
                                          : std::nullopt,
                        .skipped_steps = report.skipped_steps,
+                       .sent = comm_->size() > 1 ? std::optional<Traffic>(sent_) : std::nullopt,
                        .slots = &slots});
   log_warnings(scaling_warnings_.after_step(state_.step, slots));
   skip_guard_.check(report, state_.step, state_.step - logged_step_, what_is_saved());

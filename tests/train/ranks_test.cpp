@@ -31,7 +31,8 @@ struct Result {
   std::vector<double> losses, norms;
   int64_t skipped = 0;
   bool allocated = false;
-  size_t bytes = 0;  // of the optimizer's state
+  bool as_planned = true;  // memory, in each category, to the byte
+  size_t bytes = 0;        // of the optimizer's state
 };
 
 /// `passes` micro-batches a step. `spoil`: called before each step but the first.
@@ -41,8 +42,9 @@ Result train(const EngineSettings& settings, Communicator* comm,
   Engine engine(*device, settings, comm);
   const int ranks = engine.ranks();
   const int rank = comm == nullptr ? 0 : comm->rank();
-  engine.reserve(plan_step(settings, DeviceTraits{}, nullptr, nullptr,
-                           comm == nullptr ? Topology() : comm->topology(), rank));
+  const RehearsedStep rehearsed = rehearse_step(
+      settings, DeviceTraits{}, comm == nullptr ? Topology() : comm->topology(), rank);
+  engine.reserve(rehearsed.plan);
   engine.model().initialize(3);
   engine.weights_changed();
   const uint64_t allocations = device->ledger().allocations();
@@ -57,6 +59,11 @@ Result train(const EngineSettings& settings, Communicator* comm,
     result.norms.push_back(engine.optimizer().report().gradient_norm);
   }
   result.allocated = device->ledger().allocations() != allocations;
+  for (size_t i = 0; i < kMemoryCategories; ++i) {
+    const auto category = static_cast<MemoryCategory>(i);
+    result.as_planned = result.as_planned &&
+                        rehearsed.memory.current(category) == device->ledger().current(category);
+  }
   result.skipped = engine.optimizer().report().skipped_steps;
   for (const auto& saved : engine.model().scaling().save()) {
     if (saved.name.ends_with(".amax")) {
@@ -128,6 +135,8 @@ TEST_CASE("ranks that share the optimizer's work train as those that do not, in 
     REQUIRE(same_bits(ranks[0].weights, ranks[1].weights));
     CHECK(ranks[0].skipped == 0);
     CHECK_FALSE(ranks[0].allocated);
+    CHECK(ranks[0].as_planned);
+    CHECK(ranks[1].as_planned);
     CHECK(static_cast<double>(ranks[0].bytes) < 0.7 * static_cast<double>(whole[0].bytes));
     if (first.empty()) {
       first = ranks;
