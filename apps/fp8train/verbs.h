@@ -22,7 +22,7 @@ inline const std::vector<Verb>& all_verbs() {
       {"train", "Train or continue a run (the default verb)", add_train},
       {"check", "Check a run without starting it: model, memory, data", add_check},
       {"explain", "What runs in which format, layer by layer, and why", add_explain},
-      {"config", "Show, explain and document configurations", add_config},
+      {"config", "Write run.yaml in a dialogue; show, explain, document it", add_config},
       {"data", "Prepare token files", add_data},
       {"import", "Import models of other programs", add_import},
       {"quantize", "Cast a safetensors file to FP8 or INT8", add_quantize},
