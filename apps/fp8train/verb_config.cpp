@@ -75,12 +75,17 @@ struct WizardOptions {
   bool overwrite = false;
 };
 
-void create_folder_of(const std::string& path) {
-  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
-  std::error_code failure;  // writing says it better
-  if (!folder.empty()) {
-    std::filesystem::create_directories(folder, failure);
+/// Makes the folder of a file; empty where that succeeds and it can be written into.
+std::string why_unwritable(const std::string& path) {
+  namespace fs = std::filesystem;
+  const fs::path folder = fs::absolute(path).parent_path();
+  std::error_code failure;
+  fs::create_directories(folder, failure);
+  if (fs::is_directory(path, failure)) {
+    return fmt::format("{} is a folder", path);
   }
+  const bool writable = fs::is_directory(folder, failure) && access(folder.c_str(), W_OK) == 0;
+  return writable ? "" : fmt::format("{} is no folder that can be written into", folder.string());
 }
 
 /// run.yaml, held against what was meant.
@@ -112,7 +117,6 @@ std::string next_commands(const WizardResult& result) {
 
 void write_files(const WizardResult& result, bool gpus) {
   const std::string text = run_file(result);
-  create_folder_of(result.output);
   write_file_atomically(result.output, text);
   fmt::print("wrote {}\n", result.output);
   if (result.settings.job.slurm) {
@@ -129,6 +133,9 @@ void refuse_to_replace(const WizardResult& result, bool overwrite) {
   std::vector<std::string> paths = {result.output};
   if (result.settings.job.slurm) {
     paths.push_back(job_script_path(result.output));
+  }
+  if (const std::string problem = why_unwritable(result.output); !problem.empty()) {
+    throw DeviceError(problem);
   }
   for (const std::string& path : paths) {
     if (!overwrite && std::filesystem::exists(path)) {
@@ -164,6 +171,7 @@ int run_wizard(const WizardOptions& options) {
       .memory = [&](const Settings& settings) { return memory.line(settings); },
       .remark = data_remark,
       .obstacle = [&](const Settings& settings) { return memory.obstacle(settings); },
+      .unwritable = why_unwritable,
       .exists = [](const std::string& path) { return std::filesystem::exists(path); }};
   Wizard wizard(std::cin, std::cout, hooks, terminal_style());
   WizardResult result;

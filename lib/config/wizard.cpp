@@ -275,24 +275,31 @@ std::string Wizard::files_text(const std::string& output) const {
   return settings_.job.slurm ? fmt::format("{} and {}", output, job_script_path(output)) : output;
 }
 
-/// Asks before anything is replaced. False: back to the review.
+/// Asks before anything is replaced, and for another name where none can be written. False: back to
+/// the review.
 bool Wizard::may_write(std::string& output) {
   for (;;) {
-    const bool script =
-        settings_.job.slurm && hooks_.exists && hooks_.exists(job_script_path(output));
-    if (!script && !(hooks_.exists && hooks_.exists(output))) {
+    const auto exists = [&](const std::string& path) {
+      return hooks_.exists && hooks_.exists(path);
+    };
+    const std::string problem = hooks_.unwritable ? hooks_.unwritable(output) : "";
+    if (!problem.empty()) {
+      out_ << fmt::format("  {}\nAnother name, or Enter to go back: ", problem);
+    } else if (exists(output) || (settings_.job.slurm && exists(job_script_path(output)))) {
+      out_ << fmt::format("{} would be replaced: yes, another name for it, or Enter to go back: ",
+                          files_text(output));
+    } else {
       return true;
     }
-    out_ << fmt::format("{} would be replaced: yes, another name for it, or Enter to go back: ",
-                        files_text(output));
     const std::string line = read_line();
     if (line.empty() || line == "<" || line == "no") {
       return false;
     }
-    if (line == "yes") {
+    if (line != "yes") {
+      output = line;
+    } else if (problem.empty()) {
       return true;
     }
-    output = line;
   }
 }
 

@@ -28,6 +28,8 @@ struct WizardHooks {
   std::function<std::string(const std::string& key, const Settings&)> remark = nullptr;
   /// Why these settings, though complete, are none of a run; empty: they are. Null: never asked.
   std::function<std::string(const Settings&)> obstacle = nullptr;
+  /// Why no file of this name can be written; empty: it can. Null: all can.
+  std::function<std::string(const std::string&)> unwritable = nullptr;
   /// Whether there is a file of this name. Null: there is none.
   std::function<bool(const std::string&)> exists = nullptr;
 };
