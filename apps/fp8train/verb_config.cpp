@@ -172,6 +172,7 @@ int run_wizard(const WizardOptions& options) {
       .remark = data_remark,
       .obstacle = [&](const Settings& settings) { return memory.obstacle(settings); },
       .unwritable = why_unwritable,
+      .stopped = [] { return stop_signal() != 0; },
       .exists = [](const std::string& path) { return std::filesystem::exists(path); }};
   Wizard wizard(std::cin, std::cout, hooks, terminal_style());
   WizardResult result;

@@ -112,7 +112,7 @@ std::string Wizard::heading(const std::string& text) const {
 std::string Wizard::read_line() {
   out_.flush();
   std::string line;
-  if (!std::getline(in_, line)) {
+  if ((hooks_.stopped && hooks_.stopped()) || !std::getline(in_, line)) {
     out_ << "\n";
     throw InputEnded();
   }
@@ -210,7 +210,7 @@ Wizard::Reply Wizard::ask(size_t which) {
     }
     std::string remark;
     if (!accept(field, line, remark)) {
-      out_ << wrapped(fmt::format("  {}\n", remark));
+      out_ << wrapped("  " + remark);
       continue;
     }
     out_ << wrapped(remark);

@@ -30,6 +30,8 @@ struct WizardHooks {
   std::function<std::string(const Settings&)> obstacle = nullptr;
   /// Why no file of this name can be written; empty: it can. Null: all can.
   std::function<std::string(const std::string&)> unwritable = nullptr;
+  /// Whether no further line is to be read. Null: never.
+  std::function<bool()> stopped = nullptr;
   /// Whether there is a file of this name. Null: there is none.
   std::function<bool(const std::string&)> exists = nullptr;
 };

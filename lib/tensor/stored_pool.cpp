@@ -53,8 +53,10 @@ void StoredPool::allocate(Device& device) {
     fill_zero(device, buffer.codes);
     if (buffer.scale_count > 0) {
       buffer.scales = Tensor(device, DType::f32, {buffer.scale_count}, buffer.category);
-      copy_from_host(device, buffer.scales,
-                     initial_scales(buffer.format, buffer.scale_count).data());
+      if (device.kind() != DeviceKind::meta) {  // gigabytes of them in a plan of a large model
+        copy_from_host(device, buffer.scales,
+                       initial_scales(buffer.format, buffer.scale_count).data());
+      }
     }
   }
 }
