@@ -149,7 +149,8 @@ Settings load(const CommonOptions& options) {
     request.env = env;
   }
   if (request.path.empty() && request.sets.empty() && request.env.empty()) {
-    throw ConfigError("no configuration: give a YAML file or --set a.b=v");
+    throw ConfigError(
+        "no configuration: give a YAML file or --set a.b=v; `fp8train config` writes a file");
   }
   return load_settings(request);
 }

@@ -90,7 +90,7 @@ std::string why_unwritable(const std::string& path) {
 
 /// run.yaml, held against what was meant.
 std::string run_file(const WizardResult& result) {
-  const std::string text = fmt::format(
+  std::string text = fmt::format(
       "# Written by `fp8train config`. Other keys: `fp8train config explain KEY`, "
       "docs/configuration.md.\n\n{}",
       commented_settings(result.settings, result.asked));

@@ -195,14 +195,16 @@ TEST_CASE("< goes back to the earlier question, with its answer in brackets") {
 TEST_CASE("answers that no longer have a place are forgotten") {
   const Talk done = talk(with_data({{"model.preset", "-"},
                                     {"model.from", "-"},
+                                    {"model.model_type", "gpt2"},
                                     {"model.hidden_size", "320"},
-                                    {"model.num_hidden_layers", "<"},
                                     {"model.intermediate_size", "<"},
                                     {"model.hidden_size", "<"},
                                     {"model.model_type", "<"},
                                     {"model.from", "<"},
                                     {"model.preset", "toy"}}));
   REQUIRE_FALSE(done.ended);
+  CHECK(done.times("model.hidden_size") == 2);
+  CHECK_THAT(done.screen, Contains("Hidden size [320]: <"));
   CHECK(done.result.settings.model.config.hidden_size == 64);
   CHECK(std::count(done.result.asked.begin(), done.result.asked.end(), "model.hidden_size") == 0);
 }

@@ -81,9 +81,25 @@ TEST_CASE("the estimate of the wizard is the plan of check") {
   CHECK(estimated < 2 * planned);
 }
 
+TEST_CASE("memory is that of the named GPU, which need not be here") {
+  const Workshop shop;
+  for (const auto& [gpu, verdict] :
+       {std::pair("l4", "of 21.5 GiB: DOES NOT FIT"), std::pair("h200", "of 139 GiB: fits")}) {
+    write_file(shop / "gpu.yaml",
+               fmt::format("device: cuda\njob: {{gpu: {}}}\nmodel: {{preset: llama-1b}}\n"
+                           "data: {{train: text.txt}}\ntraining: {{micro_batch_size: 1}}\n",
+                           gpu));
+    const Outcome outcome =
+        expect_code(0, shop.path(), {"config", "--answers", "gpu.yaml", "--overwrite"});
+    CHECK_THAT(outcome.out, Contains(verdict));
+    CHECK_THAT(read_file(shop / "run.sbatch"), Contains("\n#SBATCH --gpus-per-node=1\n"));
+  }
+}
+
 TEST_CASE("job scripts are scripts") {
   const Workshop shop;
-  for (const char* job : {"{nodes: 1}", "{nodes: 3, gpu: h100}", "{nodes: 2, requeue: true}"}) {
+  for (const char* job : {"{nodes: 1}\ndevice: cpu", "{nodes: 3, gpu: h100}",
+                          "{nodes: 2, requeue: true}\ndevice: cpu"}) {
     write_file(shop / "more.yaml", fmt::format("model: {{preset: toy}}\ndata: {{train: text.txt}}\n"
                                                "job: {}\n",
                                                job));
