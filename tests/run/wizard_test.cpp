@@ -143,10 +143,11 @@ TEST_CASE("a name that cannot be written is asked for again") {
 TEST_CASE("Ctrl-C writes nothing") {
   const Workshop shop;
   // The pipe stays open: the program waits for a line.
-  Process process(shop.path(), {"config"}, {},
-                  {"/bin/sh", "-c", "mkfifo line && exec 3<>line && exec \"$0\" \"$@\" <line"});
-  std::this_thread::sleep_for(std::chrono::milliseconds(500));
-  REQUIRE_FALSE(process.has_ended());
+  const char* script = "mkfifo line && exec 3<>line && exec \"$0\" \"$@\" <line >screen";
+  Process process(shop.path(), {"config"}, {}, {"/bin/sh", "-c", script});
+  REQUIRE(
+      process.wait_until([&] { return shop.has("screen") && fs::file_size(shop / "screen") > 0; }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // from the prompt to the reading
   process.send(SIGINT);
   const Outcome outcome = process.wait();
   CHECK(outcome.code == 130);
