@@ -18,7 +18,7 @@ build_packages=(
 # Without these the build does without: runs of several ranks; the throw-away cluster of tests (scripts/slurm_cluster.sh; the daemons of these
 # packages do not start without /etc/slurm/slurm.conf).
 optional_packages=(libopenmpi-dev openmpi-bin)
-optional_dev_packages=(slurm-wlm slurmctld slurmd slurm-client munge procps)
+optional_dev_packages=(slurm-wlm slurmctld slurmd slurm-client munge procps tmux)
 # libboost-context: fibers of the CUDA host shim. libclang-rt: the run-time of libFuzzer and clang's sanitizers. python3: the layer check.
 dev_packages=(libboost-context-dev clang clang-format clang-tidy libclang-rt-14-dev python3)
 

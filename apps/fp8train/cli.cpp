@@ -88,8 +88,16 @@ Arguments Arguments::part(const char* name, const char* help) {
   return Arguments(*app_->add_subcommand(name, help));
 }
 
+void Arguments::parts_optional() {
+  app_->require_subcommand(0, 1);
+}
+
 void Arguments::run(Action& action, Action work) {
-  app_->callback([&action, work = std::move(work)] { action = work; });
+  app_->callback([&action, app = app_, work = std::move(work)] {
+    if (app->get_subcommands().empty()) {
+      action = work;
+    }
+  });
 }
 
 void add_common(Arguments verb, CommonOptions& options) {
@@ -141,7 +149,8 @@ Settings load(const CommonOptions& options) {
     request.env = env;
   }
   if (request.path.empty() && request.sets.empty() && request.env.empty()) {
-    throw ConfigError("no configuration: give a YAML file or --set a.b=v");
+    throw ConfigError(
+        "no configuration: give a YAML file or --set a.b=v; `fp8train config` writes a file");
   }
   return load_settings(request);
 }

@@ -39,10 +39,11 @@ class Arguments {
   void list(const char* name, std::vector<std::string>& targets, const char* help);
   void flag(const char* name, bool& target, const char* help);
 
-  /// A part of the verb; one that has parts cannot be called without.
+  /// A part of the verb; one that has parts cannot be called without, unless parts_optional().
   Arguments part(const char* name, const char* help);
+  void parts_optional();
 
-  /// `work` becomes `action` when this verb or part is the one that was called.
+  /// `work` becomes `action` when this verb or part, and no part of it, is the one that was called.
   void run(Action& action, Action work);
 
   CLI::App& app() { return *app_; }

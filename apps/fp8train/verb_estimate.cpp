@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "device/cuda/cuda_device.h"
 #include "train/estimate.h"
 #include "train/preflight.h"
 #include "train/progress.h"
@@ -17,23 +18,42 @@ namespace {
 
 struct EstimateOptions {
   CommonOptions common;
-  int64_t world_size = 1;
-  int64_t ranks_per_node = 8;
+  int64_t world_size = 0;
+  int64_t ranks_per_node = 0;
   std::string gpu;
 };
 
 /// What is planned for: a GPU by name, or the device that is here.
 struct Target {
-  const KnownGpu* gpu = nullptr;
+  const GpuKind* gpu = nullptr;
   DeviceTraits traits;
   int64_t bytes = 0;  ///< 0: not known
   std::string name;
 };
 
-Target target_of(const EstimateOptions& options, const Settings& settings) {
-  if (!options.gpu.empty()) {
-    const KnownGpu& gpu = known_gpu(options.gpu);
-    return {&gpu, traits_of(gpu), gpu.memory_bytes, gpu.description};
+/// The command line stands above the configuration's section on jobs.
+void fill_job(const EstimateOptions& options, JobSettings& job) {
+  const int64_t ranks =
+      options.world_size > 0 ? options.world_size : job.nodes * job.ranks_per_node;
+  const int64_t usual = options.world_size > 0 ? std::min<int64_t>(8, ranks) : job.ranks_per_node;
+  job.ranks_per_node = options.ranks_per_node > 0 ? options.ranks_per_node : usual;
+  job.nodes = (ranks + job.ranks_per_node - 1) / job.ranks_per_node;
+  job.gpu = options.gpu.empty() ? job.gpu : options.gpu;
+}
+
+Target target_of(const Settings& settings) {
+  constexpr double kGib = 1024.0 * 1024.0 * 1024.0;
+  if (settings.job.gpu != "auto") {
+    const GpuKind* kind = find_gpu_kind(settings.job.gpu);
+    if (kind == nullptr) {
+      std::string names;
+      for (const GpuKind& known : gpu_kinds()) {
+        names += names.empty() ? known.name : std::string(", ") + known.name;
+      }
+      throw ConfigError(fmt::format("--gpu: '{}' is not one of {}", settings.job.gpu, names));
+    }
+    return {kind, cuda_traits(kind->capability), static_cast<int64_t>(kind->memory_gib * kGib),
+            kind->name};
   }
   std::string reason;
   const std::unique_ptr<Device> device = choose_device(settings.device, false, reason);
@@ -71,7 +91,7 @@ void print_memory(const RehearsedStep& step, const Target& target) {
   }
 }
 
-void print_time(const Session& session, const RehearsedStep& step, const KnownGpu& gpu) {
+void print_time(const Session& session, const RehearsedStep& step, const GpuKind& gpu) {
   const AssumedRates rates;
   const StepTime time = step_time(step, gpu, rates);
   fmt::print(
@@ -86,13 +106,15 @@ void print_time(const Session& session, const RehearsedStep& step, const KnownGp
 }
 
 int estimate(const EstimateOptions& options) {
-  const Settings settings = load(options.common);
-  const Session session = open_session(settings, false, static_cast<int>(options.world_size));
+  Settings settings = load(options.common);
+  fill_job(options, settings.job);
+  const auto world_size =
+      static_cast<int>(options.world_size > 0 ? options.world_size
+                                              : settings.job.nodes * settings.job.ranks_per_node);
+  const Session session = open_session(settings, false, world_size);
   log_notes(session);
-  const Target target = target_of(options, settings);
-  const auto ranks =
-      Topology::blocks(static_cast<int>(options.world_size),
-                       static_cast<int>(std::min(options.ranks_per_node, options.world_size)));
+  const Target target = target_of(settings);
+  const auto ranks = Topology::blocks(world_size, static_cast<int>(settings.job.ranks_per_node));
   const RehearsedStep step = rehearse_step(session.engine, target.traits, ranks, 0);
   print_model(session, step);
   print_ranks(session, ranks);
@@ -120,9 +142,11 @@ int estimate(const EstimateOptions& options) {
 void add_estimate(Arguments verb, Action& action) {
   auto options = std::make_shared<EstimateOptions>();
   add_common(verb, options->common);
-  verb.option("--world-size", options->world_size, 1, "Ranks of the run");
-  verb.option("--ranks-per-node", options->ranks_per_node, 1, "Ranks on a node");
-  verb.option("--gpu", options->gpu, "h100, h200, b200, l40s, rtx4090; else the device here");
+  verb.option("--world-size", options->world_size, 1,
+              "Ranks of the run; else job.nodes x job.ranks_per_node");
+  verb.option("--ranks-per-node", options->ranks_per_node, 1, "Ranks on a node; else 8");
+  verb.option("--gpu", options->gpu,
+              "l4, rtx4090, l40s, rtx6000ada, h100, h200, b200, rtx5090; else job.gpu");
   verb.run(action, [options] { return estimate(*options); });
 }
 

@@ -24,7 +24,7 @@ inline const std::vector<Verb>& all_verbs() {
       {"check", "Check a run without starting it: model, memory, data", add_check},
       {"explain", "What runs in which format, layer by layer, and why", add_explain},
       {"estimate", "Memory, wire bytes and time on many ranks", add_estimate},
-      {"config", "Show, explain and document configurations", add_config},
+      {"config", "Write run.yaml in a dialogue; show, explain, document it", add_config},
       {"data", "Prepare token files", add_data},
       {"import", "Import models of other programs", add_import},
       {"quantize", "Cast a safetensors file to FP8 or INT8", add_quantize},

@@ -13,8 +13,8 @@ namespace {
 
 using Leaves = std::vector<std::pair<std::string, std::string>>;
 
-constexpr std::array<std::string_view, 5> kWithoutEffect = {"output_dir", "threads", "logging",
-                                                            "sample", "checkpoint"};
+constexpr std::array<std::string_view, 6> kWithoutEffect = {"output_dir", "threads",    "logging",
+                                                            "sample",     "checkpoint", "job"};
 
 /// A value on one line, as it could be written.
 std::string text_of(const YamlNode& node) {

@@ -15,12 +15,13 @@ namespace {
 /// The checks of one load; a check reports at the first of the keys it names that was written.
 class Checks {
  public:
-  Checks(const Settings& settings, const GivenKeys& given, Problems& problems)
-      : settings_(settings), given_(given), problems_(problems) {}
+  Checks(const Settings& settings, const GivenKeys& given, Problems& problems, Extent extent)
+      : settings_(settings), given_(given), problems_(problems), extent_(extent) {}
 
   void model();
   void data();
   void training();
+  void global_batch_of_job();
   void meaningless();
   void schedule();
   void precision();
@@ -46,7 +47,7 @@ class Checks {
   }
 
   void missing(const std::string& key, const std::string& text) {
-    if (!given_.may_be_misspelled(key)) {
+    if (extent_ == Extent::whole && !given_.may_be_misspelled(key)) {
       complain(key, text);
     }
   }
@@ -64,6 +65,7 @@ class Checks {
   const Settings& settings_;
   const GivenKeys& given_;
   Problems& problems_;
+  Extent extent_;
 };
 
 const GivenKey* Checks::first_shape_key() const {
@@ -174,6 +176,19 @@ void Checks::training() {
     complain("training.global_batch_size",
              fmt::format("{} is not a multiple of training.micro_batch_size {}",
                          training.global_batch_size, training.micro_batch_size));
+  } else if (extent_ == Extent::begun) {
+    global_batch_of_job();
+  }
+}
+
+/// A run is started on as many ranks as one likes; a job that is planned has them.
+void Checks::global_batch_of_job() {
+  const TrainingSettings& training = settings_.training;
+  const int64_t ranks = settings_.job.nodes * settings_.job.ranks_per_node;
+  if (training.global_batch_size / training.micro_batch_size % ranks != 0) {
+    complain("training.global_batch_size",
+             fmt::format("{} is not a multiple of {} ranks x training.micro_batch_size {}",
+                         training.global_batch_size, ranks, training.micro_batch_size));
   }
 }
 
@@ -313,8 +328,9 @@ void drop_replaced_keys(GivenKeys& given) {
   }
 }
 
-void check_settings(const Settings& settings, const GivenKeys& given, Problems& problems) {
-  Checks checks(settings, given, problems);
+void check_settings(const Settings& settings, const GivenKeys& given, Problems& problems,
+                    Extent extent) {
+  Checks checks(settings, given, problems, extent);
   checks.model();
   checks.data();
   checks.training();

@@ -10,7 +10,12 @@ namespace fp8train {
 /// Drops the keys of a lower layer that a key of a higher one replaces.
 void drop_replaced_keys(GivenKeys& given);
 
+/// whole: a run is to be started. begun: it is being planned; keys that must be given may follow,
+/// and what the `job` section says of its ranks counts.
+enum class Extent { whole, begun };
+
 /// Adds every contradiction between settings to `problems`, at the key that was written.
-void check_settings(const Settings& settings, const GivenKeys& given, Problems& problems);
+void check_settings(const Settings& settings, const GivenKeys& given, Problems& problems,
+                    Extent extent = Extent::whole);
 
 }  // namespace fp8train

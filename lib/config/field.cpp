@@ -123,6 +123,11 @@ Field Field::when(std::function<bool(const Settings&)> condition) && {
   return std::move(*this);
 }
 
+Field Field::asked(Question how) && {
+  question = std::move(how);
+  return std::move(*this);
+}
+
 bool Range::holds(double value) const {
   const bool high_enough = !min || (above_min ? value > *min : value >= *min);
   const bool low_enough = !max || (below_max ? value < *max : value <= *max);

@@ -42,6 +42,32 @@ class FieldValue {
   Problems& problems_;
 };
 
+/// The parts of the wizard, in its order.
+enum class Topic {
+  hardware,
+  model,
+  data,
+  precision,
+  optimization,
+  parallelism,
+  checkpoints,
+  job,
+};
+
+/// How the wizard asks for a field.
+struct Question {
+  Topic topic = Topic::model;
+  std::string text;  ///< a few words: "Peak learning rate"
+  /// False: it is not asked beside these settings. Null: always asked.
+  std::function<bool(const Settings&)> when = nullptr;
+  std::vector<std::string> unless;  ///< answers beside which it has no place
+  /// The answer in YAML that is offered; empty: none. Null: the value that the field has.
+  std::function<std::string(const Settings&)> suggest = nullptr;
+  std::function<std::string()> preface = nullptr;  ///< lines to be shown before the question
+  bool optional = false;                           ///< it may stay unset
+  bool changes_memory = false;
+};
+
 struct Field {
   std::string key;                   ///< dotted: "optimizer.lr"
   std::string accepts;               ///< "number > 0", "one of adamw, sgd"
@@ -55,9 +81,12 @@ struct Field {
   std::function<std::string(const Settings&)> write;
   /// False: the key would be refused beside the other settings. Null: always true.
   std::function<bool(const Settings&)> applies;
+  /// What the wizard asks; nothing: it does not.
+  std::optional<Question> question = std::nullopt;
 
   Field also(std::vector<std::string> names) &&;
   Field when(std::function<bool(const Settings&)> condition) &&;
+  Field asked(Question how) &&;
 };
 
 /// Bounds of a number; the open ends are excluded.

@@ -10,7 +10,7 @@ const std::vector<Field>& field_table() {
   static const std::vector<Field> kTable = [] {
     std::vector<Field> table;
     for (std::vector<Field>& part : std::vector{model_fields(), data_fields(), training_fields(),
-                                                precision_fields(), run_fields()}) {
+                                                precision_fields(), run_fields(), job_fields()}) {
       table.insert(table.end(), std::make_move_iterator(part.begin()),
                    std::make_move_iterator(part.end()));
     }
@@ -46,9 +46,51 @@ const std::vector<SectionDoc>& section_docs() {
       {"logging", "What is printed."},
       {"comm", "How ranks find each other and talk."},
       {"parallelism", "How the work is laid over ranks."},
+      {"job",
+       "What the run is planned for, and how Slurm is to start it: `fp8train config` asks, "
+       "estimates "
+       "memory for it and writes the job script. A run itself takes what it is started with."},
       {"", "Keys outside any section."},
   };
   return kDocs;
+}
+
+const std::vector<const Field*>& wizard_fields() {
+  static const std::vector<const Field*> kFields = [] {
+    std::vector<const Field*> fields;
+    for (const Field& field : field_table()) {
+      if (field.question) {
+        fields.push_back(&field);
+      }
+    }
+    std::stable_sort(fields.begin(), fields.end(), [](const Field* a, const Field* b) {
+      return a->question->topic < b->question->topic;
+    });
+    return fields;
+  }();
+  return kFields;
+}
+
+const char* title_of(Topic topic) {
+  switch (topic) {
+    case Topic::hardware:
+      return "Hardware and nodes";
+    case Topic::model:
+      return "Model";
+    case Topic::data:
+      return "Data";
+    case Topic::precision:
+      return "Precision";
+    case Topic::optimization:
+      return "Length and optimizer";
+    case Topic::parallelism:
+      return "Parallelism and memory";
+    case Topic::checkpoints:
+      return "Checkpoints and output";
+    case Topic::job:
+      return "Job script";
+  }
+  return "";
 }
 
 const Field* find_field(std::string_view key) {

@@ -33,6 +33,12 @@ std::vector<Field> data_fields();
 std::vector<Field> training_fields();
 std::vector<Field> precision_fields();
 std::vector<Field> run_fields();
+std::vector<Field> job_fields();
+
+/// What the wizard asks, in its order.
+const std::vector<const Field*>& wizard_fields();
+/// "Hardware and nodes".
+const char* title_of(Topic topic);
 
 /// A key of a pasted Hugging Face config.json that sets nothing here. It is accepted when its value
 /// is harmless.

@@ -121,6 +121,29 @@ void apply_given_preset(const GivenKeys& given, Settings& settings) {
   }
 }
 
+void follow_global_batch(TrainingSettings& training) {
+  if (training.global_batch_size > 0) {
+    training.gradient_accumulation_steps = training.global_batch_size / training.micro_batch_size;
+  }
+}
+
+/// Every key that the file gives; of a key that is only read, those that it sets.
+std::vector<Answer> answers_of(const GivenKeys& given, const Settings& settings) {
+  Settings base;
+  if (const Preset* preset = find_preset(settings.model.preset)) {
+    apply_preset(*preset, base);
+  }
+  std::vector<Answer> answers;
+  for (const Field& field : field_table()) {
+    const std::string value = field.write(settings);
+    const bool changed = given.find(field.key) != nullptr || value != field.write(base);
+    if (!field.input_only && changed && !value.empty()) {
+      answers.push_back({field.key, value});
+    }
+  }
+  return answers;
+}
+
 }  // namespace
 
 Settings load_settings(const LoadRequest& request) {
@@ -151,12 +174,46 @@ Settings load_settings(const LoadRequest& request) {
   }
   problems.raise();
   settings.told.lines = dialects.told();
-  const TrainingSettings& training = settings.training;
-  if (training.global_batch_size > 0) {
-    settings.training.gradient_accumulation_steps =
-        training.global_batch_size / training.micro_batch_size;
-  }
+  follow_global_batch(settings.training);
   return settings;
+}
+
+ReadAnswers read_answers(const std::vector<Answer>& answers) {
+  Problems problems;
+  const size_t nobodys = problems.add_source("", false);
+  GivenKeys given(problems);
+  for (const Answer& answer : answers) {
+    const size_t source = problems.add_source(answer.key, false);
+    const YamlNode node = parse_yaml(answer.value, answer.key, source, problems);
+    given.add(answer.key, node, {source, 0, 0}, 1);
+  }
+  ReadAnswers result;
+  apply_given_preset(given, result.settings);
+  given.read_all(result.settings);
+  check_settings(result.settings, given, problems, Extent::begun);
+  follow_global_batch(result.settings.training);
+  for (const auto& [place, key, text] : problems.all()) {
+    const std::string owner = place.source == nobodys ? "" : answers[place.source - 1].key;
+    const bool own = key == owner || key.empty();
+    result.objections.push_back({owner, own ? text : fmt::format("{}: {}", key, text)});
+  }
+  return result;
+}
+
+std::vector<Answer> answers_in_file(const std::string& path) {
+  LoadRequest request;
+  request.path = path;
+  Problems problems;
+  GivenKeys given(problems);
+  Dialects dialects(problems);
+  add_file(request, given, dialects, problems);
+  dialects.finish(given);
+  Settings settings;
+  apply_given_preset(given, settings);
+  given.read_all(settings);
+  check_settings(settings, given, problems, Extent::begun);
+  problems.raise();
+  return answers_of(given, settings);
 }
 
 }  // namespace fp8train

@@ -26,4 +26,27 @@ struct LoadRequest {
 /// and global_batch_size) the one with the higher precedence replaces the other.
 Settings load_settings(const LoadRequest& request);
 
+/// A key of the table and its value as YAML in one line.
+struct Answer {
+  std::string key;
+  std::string value;
+};
+
+/// What is said against an answer. `key`: whose; empty where it is nobody's.
+struct Objection {
+  std::string key;
+  std::string text;  ///< with the key in front where the text is about another one
+};
+
+/// What answers mean as long as others may follow: nothing is missing yet.
+struct ReadAnswers {
+  Settings settings;
+  std::vector<Objection> objections;
+};
+ReadAnswers read_answers(const std::vector<Answer>& answers);
+
+/// What a file says, in the same form. It may say little; what it says must be right. Throws
+/// ConfigError as load_settings does.
+std::vector<Answer> answers_in_file(const std::string& path);
+
 }  // namespace fp8train

@@ -3,6 +3,7 @@
 #include "config/field_builders.h"
 #include "config/field_table.h"
 #include "config/presets.h"
+#include "config/show.h"
 
 namespace fp8train {
 namespace {
@@ -12,6 +13,24 @@ using namespace fields;
 template <class Member>
 auto shape(Member member) {
   return in(&Settings::model, &ModelSettings::config, member);
+}
+
+/// Sizes are asked only of models that are not described otherwise.
+bool has_own_sizes(const Settings& settings) {
+  return settings.model.preset.empty() && settings.model.from.empty();
+}
+
+Question size_question(const char* text) {
+  return {.topic = Topic::model, .text = text, .when = has_own_sizes};
+}
+
+/// As wide as the family's models usually are: 4 times the hidden size, in two thirds of which
+/// there is room for a gate.
+std::string offered_intermediate_size(const Settings& settings) {
+  const ModelConfig& config = settings.model.config;
+  constexpr int64_t kMultiple = 128;  // of blocks of weights that share a scale
+  const int64_t gated = (config.hidden_size * 8 / 3 + kMultiple - 1) / kMultiple * kMultiple;
+  return std::to_string(config.mlp == MlpKind::swiglu ? gated : 4 * config.hidden_size);
 }
 
 /// A family's switches, as its Hugging Face model class has them.
@@ -42,6 +61,7 @@ Field model_type_field() {
   field.key = "model.model_type";
   field.accepts = "one of " + joined(types);
   field.doc = "Family; sets norm, MLP, positions and biases as that family has them";
+  field.question = size_question("Family");
   field.read = [types, what = field.accepts](Settings& settings, const FieldValue& value) {
     if (const auto type = read_choice(value, types, what)) {
       set_family(settings.model.config, *type);
@@ -145,29 +165,51 @@ Field rope_field(const std::string& name, T Llama3RopeScaling::*member, const st
   return field;
 }
 
+/// A small model, unless something else is said about the shape.
+std::string offered_preset(const Settings& settings) {
+  const bool described = !settings.model.from.empty() || settings.model.config.hidden_size > 0;
+  return described && settings.model.preset.empty() ? "" : "llama-42m";
+}
+
 std::vector<Field> size_fields() {
   return {
       integer("model.vocab_size", shape(&ModelConfig::vocab_size), at_least(0),
               "Entries of the token embedding; 0 takes the tokenizer's"),
       optional_count("model.hidden_size", shape(&ModelConfig::hidden_size),
                      "Width of the residual stream")
-          .also({"model.n_embd"}),
+          .also({"model.n_embd"})
+          .asked(size_question("Hidden size")),
       optional_count("model.intermediate_size", shape(&ModelConfig::intermediate_size),
                      "Width inside the MLP; follows from hidden_size when not set", true)
-          .also({"model.n_inner"}),
+          .also({"model.n_inner"})
+          .asked({.topic = Topic::model,
+                  .text = "Intermediate size",
+                  .when = has_own_sizes,
+                  .suggest = offered_intermediate_size}),
       optional_count("model.num_hidden_layers", shape(&ModelConfig::num_hidden_layers),
                      "Transformer blocks")
-          .also({"model.n_layer"}),
+          .also({"model.n_layer"})
+          .asked(size_question("Layers")),
       optional_count("model.num_attention_heads", shape(&ModelConfig::num_attention_heads),
                      "Query heads")
-          .also({"model.n_head"}),
+          .also({"model.n_head"})
+          .asked(size_question("Attention heads")),
       optional_count("model.num_key_value_heads", shape(&ModelConfig::num_key_value_heads),
-                     "Key and value heads, dividing the query heads; not set: as many", true),
+                     "Key and value heads, dividing the query heads; not set: as many", true)
+          .asked({.topic = Topic::model,
+                  .text = "Key and value heads",
+                  .when = has_own_sizes,
+                  .optional = true}),
       optional_count("model.head_dim", shape(&ModelConfig::head_dim),
                      "Width of a head; not set: hidden_size / num_attention_heads", true),
       optional_count("model.max_position_embeddings", shape(&ModelConfig::max_position_embeddings),
                      "Longest sequence the model is made for")
-          .also({"model.n_positions", "model.n_ctx"}),
+          .also({"model.n_positions", "model.n_ctx"})
+          .asked({.topic = Topic::model,
+                  .text = "Longest sequence",
+                  .when = has_own_sizes,
+                  .suggest = [](const Settings& s) { return std::to_string(s.data.seq_length); },
+                  .changes_memory = true}),
   };
 }
 
@@ -212,6 +254,9 @@ Field recompute_field() {
   const std::vector<std::string> names = {"none", "block"};
   Field field;
   field.key = "model.recompute";
+  field.question = {.topic = Topic::parallelism,
+                    .text = "Recompute activations to save memory",
+                    .changes_memory = true};
   field.accepts = "one of " + joined(names);
   field.doc =
       "block computes a block's activations again in the backward pass instead of keeping "
@@ -235,11 +280,22 @@ std::vector<Field> model_fields() {
     names.push_back(preset.name);
   }
   Field preset = choice("model.preset", in(&Settings::model, &ModelSettings::preset), names,
-                        "A named shape; the other fields of this section override it");
+                        "A named shape; the other fields of this section override it")
+                     .asked({.topic = Topic::model,
+                             .text = "Preset, - for a folder or sizes of your own",
+                             .suggest = offered_preset,
+                             .preface = presets_text,
+                             .optional = true,
+                             .changes_memory = true});
   std::vector<Field> result = {
       std::move(preset),
       text("model.from", in(&Settings::model, &ModelSettings::from),
-           "A Hugging Face folder to start from (config.json, *.safetensors)", "a folder"),
+           "A Hugging Face folder to start from (config.json, *.safetensors)", "a folder")
+          .asked({.topic = Topic::model,
+                  .text = "Hugging Face folder to start from, - for sizes",
+                  .when = [](const Settings& s) { return s.model.preset.empty(); },
+                  .optional = true,
+                  .changes_memory = true}),
   };
   std::vector<Field> fields = {model_type_field()};
   for (std::vector<Field>& part : std::vector{size_fields(), switch_fields()}) {

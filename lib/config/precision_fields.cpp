@@ -3,6 +3,7 @@
 
 #include "config/field_builders.h"
 #include "config/field_table.h"
+#include "precision/chart.h"
 
 namespace fp8train {
 namespace {
@@ -21,6 +22,11 @@ auto exemption(Member member) {
 
 bool selects_by_method(const Settings& settings) {
   return settings.precision.mixed_precision == "fp8" && settings.precision.plan.empty();
+}
+
+/// What mixed_precision: fp8 alone selects.
+std::string offered_plan(const Settings& /*settings*/) {
+  return plan_for_method({.mixed_precision = "fp8"});
 }
 
 Field overrides() {
@@ -83,7 +89,13 @@ std::vector<Field> precision_fields() {
              {"no", "bf16", "fp16", "fp8"}, "What the matrix multiplications compute in"),
       text("precision.plan", request(&PlanRequest::plan),
            "A row of the chart by name; decides alone, whatever mixed_precision says",
-           "the name of a plan"),
+           "the name of a plan")
+          .asked({.topic = Topic::precision,
+                  .text = "Row of the chart",
+                  .unless = {"mixed_precision"},
+                  .suggest = offered_plan,
+                  .preface = chart_text,
+                  .changes_memory = true}),
       text("fp8.backend", request(&PlanRequest::backend), "Whose FP8 method: " + backends_text(),
            "the name of a backend")
           .when(selects_by_method),

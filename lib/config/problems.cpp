@@ -30,8 +30,7 @@ std::string Problems::where(Place place) const {
 }
 
 void Problems::add(Place place, const std::string& key, const std::string& text) {
-  const std::string separator = key.empty() ? "" : ": ";
-  items_.push_back({place, fmt::format("{}: {}{}{}", where(place), key, separator, text)});
+  items_.push_back({place, key, text});
 }
 
 bool Problems::full() const {
@@ -42,14 +41,16 @@ void Problems::raise() const {
   if (items_.empty()) {
     return;
   }
-  std::vector<Item> sorted = items_;
-  std::stable_sort(sorted.begin(), sorted.end(), [](const Item& a, const Item& b) {
+  std::vector<Problem> sorted = items_;
+  std::stable_sort(sorted.begin(), sorted.end(), [](const Problem& a, const Problem& b) {
     return std::tie(a.place.source, a.place.line, a.place.column) <
            std::tie(b.place.source, b.place.line, b.place.column);
   });
   std::string message;
   for (size_t i = 0; i < std::min(sorted.size(), kMaxReported); ++i) {
-    message += (i == 0 ? "" : "\n") + sorted[i].line;
+    const Problem& problem = sorted[i];
+    message += fmt::format("{}{}: {}{}{}", i == 0 ? "" : "\n", where(problem.place), problem.key,
+                           problem.key.empty() ? "" : ": ", problem.text);
   }
   if (sorted.size() > kMaxReported) {
     message += fmt::format("\n... and {} more", sorted.size() - kMaxReported);

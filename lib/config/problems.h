@@ -27,6 +27,14 @@ class Problems {
 
   size_t count() const { return items_.size(); }
 
+  /// One problem, for those who show it in their own way.
+  struct Problem {
+    Place place;
+    std::string key;
+    std::string text;
+  };
+  const std::vector<Problem>& all() const { return items_; }
+
   /// More than will be shown: good advice for further ones is wasted.
   bool full() const;
 
@@ -41,12 +49,8 @@ class Problems {
     std::string name;
     bool has_lines;
   };
-  struct Item {
-    Place place;
-    std::string line;
-  };
   std::vector<Source> sources_;
-  std::vector<Item> items_;
+  std::vector<Problem> items_;
 };
 
 /// `text` in double quotes, shortened and with control characters escaped, for messages.

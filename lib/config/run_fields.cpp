@@ -1,10 +1,16 @@
 // Data, training, optimizer, schedule and everything around a run.
 
+#include <algorithm>
+
 #include "config/field_builders.h"
 #include "config/field_table.h"
 
 namespace fp8train {
 namespace {
+
+bool on_several_ranks(const Settings& settings) {
+  return settings.job.nodes * settings.job.ranks_per_node > 1;
+}
 
 using namespace fields;
 
@@ -45,11 +51,46 @@ Field betas() {
       });
 }
 
+// What the wizard offers where the default of the field is no good start.
+
+std::string offered_validation(const Settings& settings) {
+  return number_text(settings.data.val_fraction > 0 ? settings.data.val_fraction : 0.05);
+}
+
+std::string offered_steps(const Settings& settings) {
+  return settings.training.max_tokens > 0 ? "" : "1000";
+}
+
+std::string offered_global_batch(const Settings& settings) {
+  return std::to_string(settings.training.micro_batch_size * settings.job.nodes *
+                        settings.job.ranks_per_node);
+}
+
+int64_t planned_steps(const Settings& settings) {
+  const TrainingSettings& training = settings.training;
+  const int64_t ranks = settings.job.nodes * settings.job.ranks_per_node;
+  const int64_t sequences =
+      training.global_batch_size > 0
+          ? training.global_batch_size
+          : training.micro_batch_size * training.gradient_accumulation_steps * ranks;
+  return training.max_steps > 0 ? training.max_steps
+                                : training.max_tokens / sequences / settings.data.seq_length;
+}
+
+std::string offered_warmup(const Settings& settings) {
+  return std::to_string(std::min<int64_t>(planned_steps(settings) / 20, 2000));
+}
+
+std::string offered_interval(const Settings& settings) {
+  return std::to_string(std::clamp<int64_t>(planned_steps(settings) / 10, 1, 1000));
+}
+
 std::vector<Field> optimizer_fields() {
   return {
       choice("optimizer.name", optimizer(&OptimizerSettings::name), {"adamw", "sgd"},
              "Update rule"),
-      number("optimizer.lr", optimizer(&OptimizerSettings::lr), above(0), "Peak learning rate"),
+      number("optimizer.lr", optimizer(&OptimizerSettings::lr), above(0), "Peak learning rate")
+          .asked({.topic = Topic::optimization, .text = "Peak learning rate"}),
       betas(),
       number("optimizer.eps", optimizer(&OptimizerSettings::eps), above(0),
              "Added to the root of AdamW's second moment"),
@@ -63,7 +104,9 @@ std::vector<Field> optimizer_fields() {
              {"cosine", "linear", "wsd", "constant"},
              "Course of the learning rate after warm-up; wsd: warm-up, stable, decay"),
       integer("scheduler.warmup_steps", in(&Settings::scheduler, &ScheduleSettings::warmup_steps),
-              at_least(0), "Steps in which the learning rate rises linearly from 0"),
+              at_least(0), "Steps in which the learning rate rises linearly from 0")
+          .asked(
+              {.topic = Topic::optimization, .text = "Warm-up steps", .suggest = offered_warmup}),
       number("scheduler.min_lr", in(&Settings::scheduler, &ScheduleSettings::min_lr), at_least(0),
              "Learning rate at the end of the decay"),
       integer("scheduler.decay_steps", in(&Settings::scheduler, &ScheduleSettings::decay_steps),
@@ -78,15 +121,22 @@ std::vector<Field> data_fields() {
   return {
       sources("data.train", &DataSettings::train,
               "Training sources, one after the other: {path, format: auto|text|jsonl|llmc|raw_u16, "
-              "weight}; relative paths start at the working directory"),
+              "weight}; relative paths start at the working directory")
+          .asked({.topic = Topic::data, .text = "Training data: a file, or [file, file]"}),
       sources("data.val", &DataSettings::val,
               "Validation sources; not set: val_fraction of the training sources"),
       number("data.val_fraction", data(&DataSettings::val_fraction), from_up_to(0, 1),
-             "Part of the training sources that is held back for validation"),
+             "Part of the training sources that is held back for validation")
+          .asked({.topic = Topic::data,
+                  .text = "Part held back for validation",
+                  .unless = {"data.val"},
+                  .suggest = offered_validation}),
       text("data.tokenizer", data(&DataSettings::tokenizer),
-           "byte, char, the path of a tokenizer file, or none for token files made elsewhere"),
+           "byte, char, the path of a tokenizer file, or none for token files made elsewhere")
+          .asked({.topic = Topic::data, .text = "Tokenizer", .changes_memory = true}),
       integer("data.seq_length", data(&DataSettings::seq_length), at_least(1),
-              "Tokens of one sequence; a preset brings its own default"),
+              "Tokens of one sequence; a preset brings its own default")
+          .asked({.topic = Topic::data, .text = "Sequence length", .changes_memory = true}),
       flag("data.shuffle", data(&DataSettings::shuffle),
            "Windows in random order; false: in the order of the files"),
       text("data.text_key", data(&DataSettings::text_key), "JSONL: the key that holds the text"),
@@ -96,18 +146,33 @@ std::vector<Field> data_fields() {
 std::vector<Field> training_fields() {
   std::vector<Field> result = {
       optional_count("training.max_steps", training(&TrainingSettings::max_steps),
-                     "Optimizer steps of the whole run; either this or max_tokens"),
+                     "Optimizer steps of the whole run; either this or max_tokens")
+          .asked({.topic = Topic::optimization,
+                  .text = "Optimizer steps, - to give tokens instead",
+                  .suggest = offered_steps,
+                  .optional = true}),
       optional_count("training.max_tokens", training(&TrainingSettings::max_tokens),
-                     "Tokens of the whole run, such as 100M; either this or max_steps"),
+                     "Tokens of the whole run, such as 100M; either this or max_steps")
+          .asked({.topic = Topic::optimization,
+                  .text = "Tokens of the whole run",
+                  .when = [](const Settings& s) { return s.training.max_steps == 0; }}),
       integer("training.micro_batch_size", training(&TrainingSettings::micro_batch_size),
-              at_least(1), "Sequences per forward pass and rank"),
+              at_least(1), "Sequences per forward pass and rank")
+          .asked({.topic = Topic::optimization,
+                  .text = "Micro-batch: sequences per forward pass and rank",
+                  .changes_memory = true}),
       integer("training.gradient_accumulation_steps",
               training(&TrainingSettings::gradient_accumulation_steps), at_least(1),
               "Forward passes per optimizer step")
           .when([](const Settings& s) { return s.training.global_batch_size == 0; }),
       optional_count("training.global_batch_size", training(&TrainingSettings::global_batch_size),
                      "Sequences per optimizer step over all ranks; instead of "
-                     "gradient_accumulation_steps"),
+                     "gradient_accumulation_steps")
+          .asked({.topic = Topic::optimization,
+                  .text = "Global batch: sequences per step over all ranks",
+                  .unless = {"training.gradient_accumulation_steps"},
+                  .suggest = offered_global_batch,
+                  .optional = true}),
       make("training.seed", "a whole number >= 0", "Seed of every random draw",
            training(&TrainingSettings::seed), read_unsigned,
            [](uint64_t value) { return std::to_string(value); }),
@@ -135,13 +200,18 @@ std::vector<Field> run_fields() {
   const auto sample = [](auto member) { return in(&Settings::sample, member); };
   return {
       integer("checkpoint.interval", checkpoint(&CheckpointSettings::interval), at_least(0),
-              "Steps between checkpoints; 0: only at the end and on a stop signal"),
+              "Steps between checkpoints; 0: only at the end and on a stop signal")
+          .asked({.topic = Topic::checkpoints,
+                  .text = "Steps between checkpoints",
+                  .suggest = offered_interval}),
       integer("checkpoint.keep_last", checkpoint(&CheckpointSettings::keep_last), at_least(1),
-              "Checkpoints that are kept"),
+              "Checkpoints that are kept")
+          .asked({.topic = Topic::checkpoints, .text = "Checkpoints to keep"}),
       text("checkpoint.resume", checkpoint(&CheckpointSettings::resume),
            "auto continues from the newest complete checkpoint, never starts afresh, a path "
            "continues from that one",
-           "auto, never or a checkpoint directory"),
+           "auto, never or a checkpoint directory")
+          .asked({.topic = Topic::checkpoints, .text = "Resume"}),
       flag("checkpoint.save_final", checkpoint(&CheckpointSettings::save_final),
            "Save a checkpoint after the last step"),
       integer("eval.interval", in(&Settings::eval, &EvalSettings::interval), at_least(0),
@@ -178,11 +248,16 @@ std::vector<Field> run_fields() {
           "parallelism.zero_stage", in(&Settings::parallelism, &ParallelismSettings::zero_stage),
           between(0, 3),
           "0: each rank keeps all (DDP); 1: ranks share moments and master weights; 2: gradients "
-          "too; 3: all weights too (FSDP)"),
+          "too; 3: all weights too (FSDP)")
+          .asked({.topic = Topic::parallelism,
+                  .text = "What ranks share, 0 (nothing) to 3 (all)",
+                  .when = on_several_ranks,
+                  .changes_memory = true}),
       integer("parallelism.bucket_mb", in(&Settings::parallelism, &ParallelismSettings::bucket_mb),
               between(1, 65536), "MiB of gradients that ranks exchange at a time"),
       choice("device", in(&Settings::device), {"auto", "cpu", "cuda"},
-             "auto takes a GPU when there is one"),
+             "auto takes a GPU when there is one")
+          .asked({.topic = Topic::hardware, .text = "Device", .changes_memory = true}),
       flag("cuda_graphs", in(&Settings::cuda_graphs),
            "On a GPU, record the work of a step once and replay it"),
       flag("gemm_tuning", in(&Settings::gemm_tuning),
@@ -192,7 +267,8 @@ std::vector<Field> run_fields() {
               "CPU threads of a rank; 0: OMP_NUM_THREADS, else SLURM_CPUS_PER_TASK, else its part "
               "of the "
               "cores"),
-      text("output_dir", in(&Settings::output_dir), "Where the run's files go", "a folder"),
+      text("output_dir", in(&Settings::output_dir), "Where the run's files go", "a folder")
+          .asked({.topic = Topic::checkpoints, .text = "Folder for the run's files"}),
   };
 }
 

@@ -91,6 +91,21 @@ struct ParallelismSettings {
   bool operator==(const ParallelismSettings&) const = default;
 };
 
+/// What the run is planned for: the wizard asks, estimates memory and writes the job script. A run
+/// itself takes what it is started with.
+struct JobSettings {
+  int64_t nodes = 1;
+  int64_t ranks_per_node = 1;
+  std::string gpu = "auto";  ///< auto: the device of this machine; else a name of gpu_kinds()
+  double memory_gib = 0;     ///< of a node, for ranks on CPUs; 0: as much as this machine has
+  bool slurm = true;         ///< write a job script
+  int64_t cpus_per_rank = 8;
+  double time_limit_seconds = 24 * 3600;
+  bool requeue = false;
+
+  bool operator==(const JobSettings&) const = default;
+};
+
 /// What was read in another program's spelling or has no meaning here, one line each; to be told.
 /// It is no setting: two runs are alike whatever was told of them.
 struct ToldLines {
@@ -112,6 +127,7 @@ struct Settings {
   LoggingSettings logging;
   CommunicationSettings comm;
   ParallelismSettings parallelism;
+  JobSettings job;
   std::string device = "auto";  ///< cpu | cuda | auto
   bool cuda_graphs = true;      ///< replay recorded steps
   bool gemm_tuning = false;     ///< time the GPU's algorithms for each product

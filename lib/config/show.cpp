@@ -8,6 +8,7 @@
 #include "config/field_table.h"
 #include "config/presets.h"
 #include "config/suggest.h"
+#include "config/wrap.h"
 
 namespace fp8train {
 namespace {
@@ -37,7 +38,8 @@ struct Line {
   const Field* field;
 };
 
-std::vector<Line> lines_of(const Settings& settings, bool resolved) {
+std::vector<Line> lines_of(const Settings& settings, bool resolved,
+                           const std::vector<std::string>& also = {}) {
   Settings base;
   if (const Preset* preset = find_preset(settings.model.preset)) {
     apply_preset(*preset, base);
@@ -48,7 +50,8 @@ std::vector<Line> lines_of(const Settings& settings, bool resolved) {
     const std::string value = field.write(settings);
     const bool applies = !field.applies || field.applies(settings);
     const bool is_set = applies && !value.empty();
-    const bool differs = value != field.write(base);
+    const bool differs =
+        value != field.write(base) || std::find(also.begin(), also.end(), field.key) != also.end();
     if (!field.input_only && (resolved || (is_set && differs))) {
       lines.push_back({written_key(field, settings), value, is_set, &field});
     }
@@ -91,6 +94,36 @@ std::vector<std::string> split(const std::string& path) {
   return parts;
 }
 
+/// `write` makes the lines of a key from "  name: value". `spaced`: sections stand apart.
+template <class Write>
+std::string text_of(std::vector<Line> lines, bool spaced, const Write& write) {
+  move_sections_together(lines);
+  std::string result;
+  std::vector<std::string> open;  // the sections that enclose the current line
+  for (const Line& line : lines) {
+    std::vector<std::string> parts = split(line.path);
+    const std::string name = parts.back();
+    parts.pop_back();
+    const bool begins_group = line.path != lines.front().path &&
+                              (parts.empty() ? !open.empty() : open.empty() || open[0] != parts[0]);
+    result += spaced && begins_group ? "\n" : "";
+    for (size_t depth = 0; depth < parts.size(); ++depth) {
+      if (open.size() <= depth || open[depth] != parts[depth]) {
+        open.resize(depth);
+        result += fmt::format("{:{}}{}:\n", "", 2 * depth, parts[depth]);
+        open.push_back(parts[depth]);
+      }
+    }
+    open = parts;
+    result +=
+        write(line, fmt::format("{:{}}{}{}:{}{}", "", 2 * parts.size(), line.is_set ? "" : "# ",
+                                name, line.value.empty() ? "" : " ", line.value));
+  }
+  return result;
+}
+
+constexpr size_t kCommentColumn = 34;
+
 std::string aliases_text(const Field& field) {
   return field.aliases.empty() ? "" : joined(field.aliases);
 }
@@ -112,27 +145,24 @@ std::string explain_section(const std::string& section) {
 }  // namespace
 
 std::string show_settings(const Settings& settings, bool resolved, bool comments) {
-  std::vector<Line> lines = lines_of(settings, resolved);
-  move_sections_together(lines);
-  std::string result;
-  std::vector<std::string> open;  // the sections that enclose the current line
-  for (const Line& line : lines) {
-    std::vector<std::string> parts = split(line.path);
-    const std::string name = parts.back();
-    parts.pop_back();
-    for (size_t depth = 0; depth < parts.size(); ++depth) {
-      if (open.size() <= depth || open[depth] != parts[depth]) {
-        open.resize(depth);
-        result += fmt::format("{:{}}{}:\n", "", 2 * depth, parts[depth]);
-        open.push_back(parts[depth]);
-      }
-    }
-    open = parts;
-    result += fmt::format("{:{}}{}{}:{}{}", "", 2 * parts.size(), line.is_set ? "" : "# ", name,
-                          line.value.empty() ? "" : " ", line.value);
-    result += comments ? fmt::format("  # {} ({})\n", line.field->doc, line.field->accepts) : "\n";
-  }
-  return result;
+  return text_of(
+      lines_of(settings, resolved), false, [&](const Line& line, const std::string& text) {
+        return comments ? fmt::format("{}  # {} ({})\n", text, line.field->doc, line.field->accepts)
+                        : text + "\n";
+      });
+}
+
+std::string commented_settings(const Settings& settings, const std::vector<std::string>& also) {
+  return text_of(lines_of(settings, false, also), true,
+                 [](const Line& line, const std::string& text) {
+                   const std::string& doc = line.field->doc;
+                   const size_t column = std::max<size_t>(text.size() + 2, kCommentColumn);
+                   if (column + 2 + doc.size() <= kColumns) {
+                     return fmt::format("{:<{}}# {}\n", text, column, doc);
+                   }
+                   return wrapped(fmt::format("{:{}}# {}", "", text.find_first_not_of(' '), doc)) +
+                          text + "\n";
+                 });
 }
 
 std::string explain_key(const std::string& key) {

@@ -14,6 +14,10 @@ namespace fp8train {
 /// preset, when there is one). `comments`: each line with its documentation.
 std::string show_settings(const Settings& settings, bool resolved, bool comments = false);
 
+/// What differs from the defaults, and the keys in `also`, as a file for people: each line with its
+/// documentation, beside it or above it, in 100 columns.
+std::string commented_settings(const Settings& settings, const std::vector<std::string>& also);
+
 /// Documentation, type, default and other spellings of a key, or the keys of a section. Throws
 /// ConfigError with a suggestion when there is no such key.
 std::string explain_key(const std::string& key);

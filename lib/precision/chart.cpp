@@ -54,6 +54,29 @@ std::string master(const PrecisionPlan& plan) {
   return plan.master_weight ? describe(*plan.master_weight) : "-";
 }
 
+/// "e4m3 T*", "e4m3 128x128": without what differs between few rows.
+std::string in_short(const TensorFormat& format) {
+  std::string text(name_of(format.dtype));
+  if (!format.is_scaled()) {
+    return text;
+  }
+  switch (format.granularity) {
+    case Granularity::tensor:
+      text += " T";
+      break;
+    case Granularity::row:
+      text += " R";
+      break;
+    default:
+      text += fmt::format(" {}", name_of(format.granularity));
+  }
+  return text + (format.policy == ScalePolicy::delayed ? "*" : "");
+}
+
+std::string_view type_of(const std::optional<TensorFormat>& format) {
+  return format ? name_of(format->dtype) : "-";
+}
+
 std::string swiglu_text(const PrecisionPlan& plan) {
   switch (plan.swiglu) {
     case SwigluInput::as_planned:
@@ -107,6 +130,24 @@ std::vector<ChartColumn> plan_columns(const PrecisionPlan& plan) {
           {"loss scaling", plan.dynamic_loss_scaling ? "dynamic" : "-"},
           {"evaluation", alike ? "in the same formats"
                                : std::string("in ") + std::string(name_of(plan.activation))}};
+}
+
+std::string chart_text() {
+  constexpr const char* kLine = "{:<22}{:<11}{:<13}{:<11}{:<5}{:<7}{:<7}{:<6}{:<10}{:>5}\n";
+  std::string text = fmt::format(fmt::runtime(kLine), "row", "x", "w", "dy", "wire", "weight",
+                                 "master", "wgrad", "m + v", "bytes");
+  for (const std::string& name : plan_names()) {
+    const PrecisionPlan plan = plan_named(name);
+    const std::string moments =
+        fmt::format("{} {}", name_of(plan.moment1.dtype), name_of(plan.moment2.dtype));
+    text += fmt::format(fmt::runtime(kLine), name, in_short(plan.fprop.a), in_short(plan.fprop.b),
+                        in_short(plan.dgrad.a), type_of(plan.gradient_wire), type_of(plan.weight),
+                        type_of(plan.master_weight), type_of(plan.weight_gradient), moments,
+                        bytes_text(plan));
+  }
+  return text +
+         "x, w, dy: what the GEMMs read, with a scale for the tensor (T), a row (R) or a block;\n"
+         "*: from steps before. Bytes are per parameter of a linear layer, moments included.\n";
 }
 
 std::string chart_markdown() {

@@ -23,6 +23,9 @@ std::string bytes_text(const PrecisionPlan& plan);
 /// Every cell of a plan, in order, with "-" where there is nothing.
 std::vector<ChartColumn> plan_columns(const PrecisionPlan& plan);
 
+/// The chart in lines of at most 100 columns: the types of all, and how scales are shared.
+std::string chart_text();
+
 /// The whole chart as a Markdown table.
 std::string chart_markdown();
 

@@ -4,17 +4,19 @@
 
 namespace fp8train {
 
-StepTime step_time(const RehearsedStep& step, const KnownGpu& gpu, const AssumedRates& rates) {
+StepTime step_time(const RehearsedStep& step, const GpuKind& gpu, const AssumedRates& rates) {
+  constexpr double kTera = 1e12;
+  constexpr double kGiga = 1e9;
   const OpCounters& work = step.work;
   StepTime time;
-  time.gemms = ((work.gemm_flops - work.gemm_flops_8bit) / gpu.flops_16bit +
-                work.gemm_flops_8bit / gpu.flops_8bit) /
-               rates.gemm;
-  time.attention = work.attention_flops / gpu.flops_16bit / rates.attention;
-  time.memory = work.bytes / gpu.memory_rate / rates.memory;
+  time.gemms = ((work.gemm_flops - work.gemm_flops_8bit) / gpu.tera_flops_16bit +
+                work.gemm_flops_8bit / gpu.tera_flops_8bit) /
+               kTera / rates.gemm;
+  time.attention = work.attention_flops / gpu.tera_flops_16bit / kTera / rates.attention;
+  time.memory = work.bytes / gpu.memory_rate / kGiga / rates.memory;
   time.wire = (static_cast<double>(step.sent.within_node) / gpu.node_rate +
                static_cast<double>(step.sent.between_nodes) / gpu.network_rate) /
-              rates.wire;
+              kGiga / rates.wire;
   constexpr double kBackward = 2.0 / 3.0;  // of the GEMMs and of attention
   time.exposed = std::max(0.0, time.wire - kBackward * (time.gemms + time.attention));
   return time;

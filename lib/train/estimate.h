@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "device/known_gpus.h"
+#include "device/gpu_kinds.h"
 #include "train/engine.h"
 
 namespace fp8train {
@@ -23,7 +23,7 @@ struct AssumedRates {
   double gemm = 0.65, attention = 0.45, memory = 0.8, wire = 0.7;
 };
 
-StepTime step_time(const RehearsedStep& step, const KnownGpu& gpu, const AssumedRates& rates = {});
+StepTime step_time(const RehearsedStep& step, const GpuKind& gpu, const AssumedRates& rates = {});
 
 /// The largest micro_batch_size with which the rank needs at most `bytes`; 0: not even one.
 int64_t largest_micro_batch(EngineSettings settings, const DeviceTraits& traits,

@@ -121,6 +121,24 @@ log=single.log
 check "single_node.sbatch succeeds" succeeds "$single"
 check "two ranks" grep -q "(2 ranks x " single.log
 
+section "a run and its job script by the wizard"
+cat >answers.yaml <<'YAML'
+model: {preset: toy}
+data: {train: [{path: text.txt}], seq_length: 32}
+training: {max_steps: 10, micro_batch_size: 2}
+precision: {plan: bf16}
+job: {nodes: 2, ranks_per_node: 2, cpus_per_rank: 1, time_limit: 10m}
+device: cpu
+threads: 1
+output_dir: wizard
+YAML
+log=wizard.log
+check "fp8train config writes them" fp8train config --answers answers.yaml --output wizard.yaml >wizard.log
+wizard=$(batch wizard wizard.sbatch training.max_steps=15)
+check "the job succeeds" succeeds "$wizard"
+check "four ranks trained" grep -q "(4 ranks x " wizard.log
+check "with what was said on the command line" reached wizard 15
+
 section "tasks that cannot find each other"
 log=alone.log
 srun --mpi=none -n2 fp8train run.yaml output_dir=alone >alone.log 2>&1

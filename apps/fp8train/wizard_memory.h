@@ -1,0 +1,38 @@
+#pragma once
+// How much of a rank's memory the run of a configuration would take, on the hardware that its `job`
+// section names; planned on the meta device.
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "config/settings.h"
+#include "device/device.h"
+
+namespace fp8train {
+
+class JobMemory {
+ public:
+  /// "memory per rank: 3.1 of 78.5 GiB: fits"; empty while there is no model, and why where it
+  /// cannot be said.
+  std::string line(const Settings& settings);
+
+  /// What the run would be refused for wherever it is started; empty: nothing.
+  std::string obstacle(const Settings& settings) const;
+
+  /// Whether each rank has a GPU.
+  bool on_gpus(const Settings& settings);
+
+ private:
+  struct Room {
+    DeviceTraits traits;
+    double bytes = 0;  ///< for one rank; 0: not known
+  };
+  Room room_of(const Settings& settings);
+  const Device& here(const std::string& setting);
+
+  std::unique_ptr<Device> device_;  // of this machine, as `setting_` chose it
+  std::string setting_;
+};
+
+}  // namespace fp8train

@@ -1,0 +1,29 @@
+#pragma once
+// The job script of a run: one of slurm/*.sbatch, which are built into the program, with the run's
+// numbers in the places of the examples.
+
+#include <string>
+
+#include "config/settings.h"
+
+namespace fp8train {
+
+struct JobScript {
+  std::string source;  ///< "slurm/requeue.sbatch"
+  std::string text;
+};
+
+/// For `config_path` as it is seen from where sbatch is called. `gpus`: a rank has a GPU of its
+/// own.
+JobScript job_script(const Settings& settings, const std::string& config_path, bool gpus);
+
+/// "run.sbatch" for "run.yaml".
+std::string job_script_path(const std::string& config_path);
+
+/// A duration in Slurm's form: "1-12:00:00", "24:00:00". Whole minutes, rounded up.
+std::string slurm_time(double seconds);
+
+/// `text` as one word of a shell.
+std::string shell_word(const std::string& text);
+
+}  // namespace fp8train

@@ -1,0 +1,101 @@
+#pragma once
+// The dialogue of `fp8train config`: asks what the field table says is asked, with plain lines on
+// any pair of streams. It knows no terminal, no file and no device; what needs them are the hooks.
+
+#include <functional>
+#include <iosfwd>
+#include <map>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "config/field_table.h"
+#include "config/load.h"
+
+namespace fp8train {
+
+/// The input ended before the dialogue did. Nothing is wrong with the program.
+class InputEnded : public std::runtime_error {
+ public:
+  InputEnded() : std::runtime_error("end of input") {}
+};
+
+struct WizardHooks {
+  /// One line about the memory that the settings so far need; empty: not known yet. Null: never.
+  std::function<std::string(const Settings&)> memory = nullptr;
+  /// What is to be said of an answer, indented lines; empty: nothing. Null: never.
+  std::function<std::string(const std::string& key, const Settings&)> remark = nullptr;
+  /// Why these settings, though complete, are none of a run; empty: they are. Null: never asked.
+  std::function<std::string(const Settings&)> obstacle = nullptr;
+  /// Why no file of this name can be written; empty: it can. Null: all can.
+  std::function<std::string(const std::string&)> unwritable = nullptr;
+  /// Whether no further line is to be read. Null: never.
+  std::function<bool()> stopped = nullptr;
+  /// Whether there is a file of this name. Null: there is none.
+  std::function<bool(const std::string&)> exists = nullptr;
+};
+
+struct WizardStyle {
+  bool echo = false;  ///< print what was read: it does not come from a terminal
+  bool bold = false;  ///< of headings, by escape codes
+};
+
+struct WizardResult {
+  Settings settings;
+  std::vector<std::string> asked;  ///< keys that have an answer, be it the default
+  std::string output;              ///< where run.yaml goes
+};
+
+class Wizard {
+ public:
+  /// `answers`: what is answered already. Streams and hooks outlive the wizard.
+  Wizard(std::istream& in, std::ostream& out, WizardHooks hooks, WizardStyle style = {});
+
+  /// Asks everything, shows it for review, and asks for the name of a file that is there already.
+  /// Throws InputEnded.
+  WizardResult talk(const std::string& output);
+
+  /// Asks nothing: what `answers` leave out is as if Enter had been pressed. Throws ConfigError
+  /// that names `source` where an answer is missing or contradicts the others.
+  WizardResult take(const std::vector<Answer>& answers, const std::string& source,
+                    const std::string& output);
+
+ private:
+  enum class Reply { answered, back };
+
+  const std::vector<const Field*>& questions() const { return wizard_fields(); }
+  bool applies(size_t which) const;
+  bool is_open(size_t which) const;
+  size_t next_applying(size_t from) const;
+  size_t first_open() const;
+  size_t last_applying(size_t before) const;
+  std::string offered(const Field& field) const;
+  std::vector<Answer> answers_in_order() const;
+
+  std::string read_line();
+  Reply ask(size_t which);
+  void print_topic(size_t which);
+  bool accept(const Field& field, const std::string& value, std::string& refusal);
+  void forget_what_no_longer_applies();
+  void explain(const Field& field);
+  void print_memory();
+  size_t review(const std::string& output);
+  void print_review(const std::vector<size_t>& shown);
+  std::string files_text(const std::string& output) const;
+  bool may_write(std::string& output);
+  WizardResult result(const std::string& output) const;
+  std::string heading(const std::string& text) const;
+
+  std::istream& in_;
+  std::ostream& out_;
+  WizardHooks hooks_;
+  WizardStyle style_;
+  std::map<std::string, std::string> answers_;  // by key, in YAML
+  std::set<std::string> passed_;                // optional questions that stay unset
+  Settings settings_;                           // what the answers mean
+  const Field* last_asked_ = nullptr;
+  std::string last_memory_;  // what is unchanged is not said again
+};
+
+}  // namespace fp8train

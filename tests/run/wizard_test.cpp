@@ -1,0 +1,171 @@
+// fp8train config from a pipe, by an answers file, and stopped on the way.
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <thread>
+
+#include "program.h"
+
+namespace fp8train::test {
+namespace {
+
+using Catch::Contains;
+
+constexpr const char* kAnswers =
+    "# a small run\n"
+    "device: cpu\n"
+    "job: {ranks_per_node: 2, memory_gib: 4}\n"
+    "model: {preset: toy}\n"
+    "data: {train: [{path: text.txt}]}\n"
+    "training: {max_steps: 20, micro_batch_size: 2}\n";
+
+/// The same as kAnswers, as it is typed: the first replies, then Enter everywhere.
+std::string typed_answers() {
+  return "cpu\n\n2\n4\ntoy\ntext.txt\n\n\n\n\n20\n2\n\n?\n" + std::string(40, '\n');
+}
+
+class Workshop {
+ public:
+  Workshop() {
+    write_file(folder_ / "text.txt", small_text(8000));
+    write_file(folder_ / "answers.yaml", kAnswers);
+  }
+
+  const fs::path& path() const { return folder_.path(); }
+  fs::path operator/(const std::string& name) const { return folder_ / name; }
+  bool has(const std::string& name) const { return fs::exists(folder_ / name); }
+
+  /// Runs `fp8train words...` with `text` coming through a pipe.
+  Outcome piped(const std::string& text, const Words& words) const {
+    write_file(folder_ / "typed", text);
+    return Process(path(), words, {}, {"/bin/sh", "-c", "cat typed | \"$0\" \"$@\""}).wait();
+  }
+
+ private:
+  TempDir folder_;
+};
+
+TEST_CASE("a pipe and an answers file write the same run, which check accepts") {
+  const Workshop shop;
+  const Outcome typed = shop.piped(typed_answers(), {"config", "--output", "a/run.yaml"});
+  CAPTURE(typed.out, typed.err);
+  REQUIRE(typed.code == 0);
+  CHECK_THAT(typed.out, Contains("memory per rank: ") && Contains(" of 2.0 GiB: fits"));
+  CHECK_THAT(typed.out, Contains("fp8train check a/run.yaml\n  sbatch a/run.sbatch\n"));
+  CHECK(typed.out.find('\x1b') == std::string::npos);
+  expect_code(0, shop.path(), {"config", "--answers", "answers.yaml", "--output", "b/run.yaml"});
+  CHECK(same_bytes(shop / "a/run.yaml", shop / "b/run.yaml"));
+  const Outcome checked = expect_code(0, shop.path(), {"check", "a/run.yaml"});
+  CHECK_THAT(checked.out, Contains("would start"));
+  // What was written is an answers file as well.
+  expect_code(0, shop.path(), {"config", "--answers", "a/run.yaml", "--output", "c/run.yaml"});
+  CHECK(same_bytes(shop / "a/run.yaml", shop / "c/run.yaml"));
+}
+
+TEST_CASE("the estimate of the wizard is the plan of check") {
+  const Workshop shop;
+  const Outcome one =
+      expect_code(0, shop.path(), {"config", "--answers", "answers.yaml", "--output", "run.yaml"});
+  const Outcome checked = expect_code(0, shop.path(), {"check", "run.yaml"});
+  // check plans for one rank, which has no buffers for an exchange: less, but not by much.
+  const auto mib = [](const std::string& text, const std::string& before) {
+    return std::strtod(text.c_str() + text.find(before) + before.size(), nullptr);
+  };
+  const double estimated = mib(one.out, "memory per rank: ");
+  const double planned = mib(checked.out, "total");
+  CAPTURE(one.out, checked.out);
+  CHECK(estimated >= planned);
+  CHECK(estimated < 2 * planned);
+}
+
+TEST_CASE("memory is that of the named GPU, which need not be here") {
+  const Workshop shop;
+  for (const auto& [gpu, verdict] :
+       {std::pair("l4", "of 21.5 GiB: DOES NOT FIT"), std::pair("h200", "of 139 GiB: fits")}) {
+    write_file(shop / "gpu.yaml",
+               fmt::format("device: cuda\njob: {{gpu: {}}}\nmodel: {{preset: llama-1b}}\n"
+                           "data: {{train: text.txt}}\ntraining: {{micro_batch_size: 1}}\n",
+                           gpu));
+    const Outcome outcome =
+        expect_code(0, shop.path(), {"config", "--answers", "gpu.yaml", "--overwrite"});
+    CHECK_THAT(outcome.out, Contains(verdict));
+    CHECK_THAT(read_file(shop / "run.sbatch"), Contains("\n#SBATCH --gpus-per-node=1\n"));
+  }
+}
+
+TEST_CASE("job scripts are scripts") {
+  const Workshop shop;
+  for (const char* job : {"{nodes: 1}\ndevice: cpu", "{nodes: 3, gpu: h100}",
+                          "{nodes: 2, requeue: true}\ndevice: cpu"}) {
+    write_file(shop / "more.yaml", fmt::format("model: {{preset: toy}}\ndata: {{train: text.txt}}\n"
+                                               "job: {}\n",
+                                               job));
+    expect_code(0, shop.path(),
+                {"config", "--answers", "more.yaml", "--overwrite", "--output", "it's.yaml"});
+    const std::string command = fmt::format("bash -n \"{}\"", (shop / "it's.sbatch").string());
+    CHECK(std::system(command.c_str()) == 0);
+  }
+}
+
+TEST_CASE("nothing is written when the input ends, and nothing is replaced unasked") {
+  const Workshop shop;
+  const std::string all = typed_answers();
+  for (const size_t length : {size_t{0}, size_t{4}, all.find("text.txt") + 3}) {
+    const Outcome outcome = shop.piped(all.substr(0, length), {"config"});
+    CHECK(outcome.code == 2);
+    CHECK_THAT(outcome.err, Contains("end of input: nothing was written"));
+  }
+  CHECK_FALSE(shop.has("run.yaml"));
+  write_file(shop / "run.yaml", "mine");
+  const Outcome asked = shop.piped(typed_answers(), {"config"});  // Enter goes back, for ever
+  CHECK(asked.code == 2);
+  CHECK_THAT(asked.out, Contains("run.yaml and run.sbatch would be replaced"));
+  CHECK_THAT(expect_code(2, shop.path(), {"config", "--answers", "answers.yaml"}).err,
+             Contains("run.yaml is there already: --overwrite"));
+  CHECK(read_file(shop / "run.yaml") == "mine");
+  CHECK_FALSE(shop.has("run.sbatch"));
+  expect_code(0, shop.path(), {"config", "--answers", "answers.yaml", "--overwrite"});
+  CHECK(read_file(shop / "run.yaml") != "mine");
+}
+
+TEST_CASE("a name that cannot be written is asked for again") {
+  const Workshop shop;
+  const Outcome outcome = shop.piped(typed_answers(), {"config", "--output", "text.txt/run.yaml"});
+  CHECK(outcome.code == 2);  // Enter goes back to the review, until the input ends
+  CHECK_THAT(outcome.out, Contains("text.txt is no folder that can be written into\nAnother name"));
+  expect_code(4, shop.path(),
+              {"config", "--answers", "answers.yaml", "--output", "text.txt/run.yaml"});
+}
+
+TEST_CASE("Ctrl-C writes nothing") {
+  const Workshop shop;
+  // The pipe stays open: the program waits for a line.
+  const char* script = "mkfifo line && exec 3<>line && exec \"$0\" \"$@\" <line >screen";
+  Process process(shop.path(), {"config"}, {}, {"/bin/sh", "-c", script});
+  REQUIRE(
+      process.wait_until([&] { return shop.has("screen") && fs::file_size(shop / "screen") > 0; }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // from the prompt to the reading
+  process.send(SIGINT);
+  const Outcome outcome = process.wait();
+  CHECK(outcome.code == 130);
+  CHECK_THAT(outcome.err, Contains("stopped: nothing was written"));
+  CHECK_FALSE(shop.has("run.yaml"));
+}
+
+TEST_CASE("answers are checked like a configuration") {
+  const Workshop shop;
+  write_file(shop / "bad.yaml", "model: {preset: toy}\noptimizer: {lrr: 1}\n");
+  CHECK_THAT(expect_code(2, shop.path(), {"config", "--answers", "bad.yaml"}).err,
+             Contains("bad.yaml:2:13: optimizer.lrr: unknown key; did you mean \"lr\"?"));
+  write_file(shop / "few.yaml", "model: {preset: toy}\n");
+  CHECK_THAT(expect_code(2, shop.path(), {"config", "--answers", "few.yaml"}).err,
+             Contains("few.yaml: data.train is missing"));
+  expect_code(2, shop.path(), {"config", "--answers", "none.yaml"});
+  CHECK_THAT(expect_code(0, shop.path(), {"config", "list"}).out, Contains("llama-42m"));
+}
+
+}  // namespace
+}  // namespace fp8train::test
