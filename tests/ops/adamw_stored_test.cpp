@@ -133,6 +133,90 @@ TEST_CASE("AdamW keeps weights in any format as a naive reference does", "[ops]"
   }
 }
 
+/// The tensors of a model in two parts, each with scales of its own where one is for all.
+struct Halves {
+  static constexpr int64_t kCut = 640;
+  Model& model;
+  std::vector<Array> scales;
+
+  StoredTensor part(Kept& kept, int64_t first, int64_t count) {
+    const StoredTensor whole = kept.view();
+    StoredTensor result = part_of(whole, first, count);
+    if (!whole.scales.empty() && kept.format.granularity == Granularity::tensor) {
+      scales.push_back(kept.scales);
+      result.scales = scales.back();
+    }
+    return result;
+  }
+  ops::AdamW call(int64_t first, int64_t count) {
+    ops::AdamW made = {part(model.weight, first, count),
+                       part(model.gradient, first, count),
+                       part(model.first, first, count),
+                       part(model.second, first, count),
+                       {},
+                       0.9,
+                       0.95,
+                       1e-8,
+                       0.1,
+                       {},
+                       model.rounding,
+                       true};
+    made.rounding.first = first;
+    return made;
+  }
+};
+
+/// Of the new values of both parts, beside the scales of both.
+void combine_amax(const StoredTensor& a, const StoredTensor& b) {
+  if (!a.scales.empty() && a.format.granularity == Granularity::tensor) {
+    const float amax = std::max(a.scales.as<float>()[1], b.scales.as<float>()[1]);
+    a.scales.as<float>()[1] = amax;
+    b.scales.as<float>()[1] = amax;
+  }
+}
+
+TEST_CASE("a tensor that is updated in parts is as one that is updated whole", "[ops]") {
+  for (const StoredFormats& formats : stored_formats()) {
+    INFO(describe(formats.weight) << ", " << describe(formats.gradient) << ", "
+                                  << describe(formats.moments.first) << ", "
+                                  << describe(formats.moments.second));
+    const ops::OpTable& table = *cpu_tables().back();
+    const int64_t count = 1300;
+    Model whole(formats, count);
+    Model parted(formats, count);
+    for (uint32_t step = 0; step < 3; ++step) {
+      whole.step(table, 10 + step);
+      parted.gradient.put(heavy_tailed(count, 10 + step));
+      parted.control.applied_steps += 1;
+      Halves halves = {parted, {}};
+      halves.scales.reserve(8);  // views into them stay
+      const ops::AdamW calls[] = {halves.call(0, Halves::kCut),
+                                  halves.call(Halves::kCut, count - Halves::kCut)};
+      for (const ops::AdamW& call : calls) {
+        table.adamw_amax(cpu_stream(), call, &parted.control);
+      }
+      combine_amax(calls[0].weight, calls[1].weight);
+      combine_amax(calls[0].moment1, calls[1].moment1);
+      combine_amax(calls[0].moment2, calls[1].moment2);
+      for (const ops::AdamW& call : calls) {
+        table.adamw(cpu_stream(), call, &parted.control);
+      }
+      for (const auto& [kept, tensor] : {std::pair(&parted.weight, &calls[0].weight),
+                                         std::pair(&parted.first, &calls[0].moment1),
+                                         std::pair(&parted.second, &calls[0].moment2)}) {
+        if (!tensor->scales.empty() && kept->format.granularity == Granularity::tensor) {
+          kept->scales = Array(DType::f32, {2}, {tensor->scales.as<float>()[0], 0.0F});
+        }
+      }
+      CHECK(parted.weight.codes.bytes() == whole.weight.codes.bytes());
+      CHECK(parted.weight.scales.bytes() == whole.weight.scales.bytes());
+      CHECK(parted.first.codes.bytes() == whole.first.codes.bytes());
+      CHECK(parted.second.codes.bytes() == whole.second.codes.bytes());
+      CHECK(parted.second.scales.bytes() == whole.second.scales.bytes());
+    }
+  }
+}
+
 TEST_CASE("bits of stored weights depend on no thread, and a skipped step leaves them", "[ops]") {
   for (const StoredFormats& formats : stored_formats()) {
     INFO(describe(formats.weight) << " and " << describe(formats.gradient));

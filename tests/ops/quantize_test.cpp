@@ -217,6 +217,31 @@ TEST_CASE("quantize that only writes the transpose gives the same codes, amax an
   }
 }
 
+TEST_CASE("transpose_codes turns codes of any shape", "[ops]") {
+  for (const auto& [rows, columns] :
+       {std::pair<int64_t, int64_t>{70, 300}, {1, 65}, {129, 3}, {64, 64}, {300, 520}}) {
+    Array x(DType::e4m3, {rows, columns});
+    for (int64_t i = 0; i < rows * columns; ++i) {
+      x.as<uint8_t>()[i] = static_cast<uint8_t>(i * 31 + i / 251);
+    }
+    const auto run = [&, rows = rows, columns = columns](const ops::OpTable& table) {
+      Array y(DType::e4m3, {columns, rows});
+      table.transpose_codes(cpu_stream(), x, y);
+      int64_t differences = 0;
+      for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t c = 0; c < columns; ++c) {
+          differences += y.as<uint8_t>()[c * rows + r] != x.as<uint8_t>()[r * columns + c] ? 1 : 0;
+        }
+      }
+      CHECK(differences == 0);
+      Bits bits;
+      bits.add(y);
+      return bits;
+    };
+    CHECK(same_everywhere(run));
+  }
+}
+
 TEST_CASE("dequantize multiplies every code by the reciprocal scale", "[ops]") {
   for (const DType code_type : kCodeTypes) {
     for (const FloatType& type : kFloatTypes) {

@@ -37,13 +37,14 @@ struct Result {
 
 /// `passes` micro-batches a step. `spoil`: called before each step but the first.
 Result train(const EngineSettings& settings, Communicator* comm,
-             const std::function<void(Engine&)>& spoil = {}) {
+             const std::function<void(Engine&)>& spoil = {}, const DeviceTraits& traits = {}) {
   const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
+  device->set_traits(traits);
   Engine engine(*device, settings, comm);
   const int ranks = engine.ranks();
   const int rank = comm == nullptr ? 0 : comm->rank();
-  const RehearsedStep rehearsed = rehearse_step(
-      settings, DeviceTraits{}, comm == nullptr ? Topology() : comm->topology(), rank);
+  const RehearsedStep rehearsed =
+      rehearse_step(settings, traits, comm == nullptr ? Topology() : comm->topology(), rank);
   engine.reserve(rehearsed.plan);
   engine.model().initialize(3);
   engine.weights_changed();
@@ -80,11 +81,12 @@ Result train(const EngineSettings& settings, Communicator* comm,
 }
 
 std::vector<Result> train_ranks(const EngineSettings& settings, const Topology& topology,
-                                const std::function<void(Engine&)>& spoil_first = {}) {
+                                const std::function<void(Engine&)>& spoil_first = {},
+                                const DeviceTraits& traits = {}) {
   std::vector<Result> results(static_cast<size_t>(topology.size()));
   const std::vector<std::string> errors = test::run_ranks(topology, [&](Communicator& comm) {
     results[static_cast<size_t>(comm.rank())] =
-        train(settings, &comm, comm.rank() == 0 ? spoil_first : nullptr);
+        train(settings, &comm, comm.rank() == 0 ? spoil_first : nullptr, traits);
   });
   for (const std::string& error : errors) {
     CAPTURE(error);
@@ -211,6 +213,23 @@ TEST_CASE("after a step that was skipped training goes on, in every row") {
   CHECK(two[1].skipped == 1);
   CHECK(std::isfinite(two[1].norms.back()));
   CHECK(same_bits(two[0].delayed_scales, two[1].delayed_scales));
+}
+
+TEST_CASE("codes that are gathered are turned where GEMMs read them so") {
+  const std::string plan = GENERATE("te-delayed", "te-current", "msamp-o2");
+  CAPTURE(plan);
+  const DeviceTraits turned = {.fp8_gemm_along_k_only = true};
+  EngineSettings settings = tiny(plan, 2);
+  const std::vector<Result> whole = train_ranks(settings, Topology::blocks(2, 2), {}, turned);
+  for (const int stage : {1, 3}) {
+    CAPTURE(stage);
+    settings.zero_stage = stage;
+    const std::vector<Result> ranks = train_ranks(settings, Topology::blocks(2, 2), {}, turned);
+    CHECK(ranks[0].losses.front() == whole[0].losses.front());
+    CHECK(ranks[0].losses.back() == Approx(whole[0].losses.back()).epsilon(5e-3));
+    CHECK(same_bits(ranks[0].weights, ranks[1].weights));
+    CHECK(same_bits(ranks[0].weights, whole[0].weights));
+  }
 }
 
 TEST_CASE("what is gathered of a weight is as wide as its GEMMs read it") {

@@ -18,6 +18,7 @@ struct Case {
   int64_t offset = 0;
   MomentFormats moments = {plain(DType::f32), plain(DType::f32)};
   TensorFormat weight = plain(DType::f32), gradient = plain(DType::f32);
+  bool amax_first = false;  ///< in a call of its own, as where ranks have parts
 };
 
 struct Result {
@@ -65,18 +66,23 @@ Result update(Side& side, const Case& c) {
     cast.out.format.dtype = c.wanted.type;
     cast.statistics = c.wanted.statistics ? statistics : nullptr;
   }
-  const ops::AdamW call = {.weight = weight,
-                           .gradient = put_stored(side, c, c.gradient, values(c, 4)),
-                           .moment1 = moment1,
-                           .moment2 = moment2,
-                           .copy = copy,
-                           .beta1 = 0.9,
-                           .beta2 = 0.95,
-                           .eps = 1e-8,
-                           .weight_decay = 0.1,
-                           .cast = c.weight.dtype == DType::f32 ? cast : ops::QuantizeSink{},
-                           .rounding = {99, 5}};
-  ops::adamw(side.stream(), call, side.put_value(adamw_control(c.skip)));
+  ops::AdamW call = {.weight = weight,
+                     .gradient = put_stored(side, c, c.gradient, values(c, 4)),
+                     .moment1 = moment1,
+                     .moment2 = moment2,
+                     .copy = copy,
+                     .beta1 = 0.9,
+                     .beta2 = 0.95,
+                     .eps = 1e-8,
+                     .weight_decay = 0.1,
+                     .cast = c.weight.dtype == DType::f32 ? cast : ops::QuantizeSink{},
+                     .rounding = {99, 5}};
+  const auto* control = side.put_value(adamw_control(c.skip));
+  if (c.amax_first) {
+    ops::adamw_amax(side.stream(), call, control);
+    call.amax_known = true;
+  }
+  ops::adamw(side.stream(), call, control);
   const auto scales = [&](const StoredTensor& tensor) {
     return tensor.scales.empty() ? Array() : side.get(tensor.scales);
   };
@@ -150,6 +156,24 @@ TEST_CASE("adamw keeps weights and gradients in any format as the cpu does", "[c
       check_case(c);
       c.skip = true;
       check_case(c);
+    }
+  }
+}
+
+TEST_CASE("an amax that is found before is that of the update", "[cuda][optimizer]") {
+  for (const StoredFormats& formats : stored_formats()) {
+    INFO(describe(formats.weight) << ", " << describe(formats.moments.first));
+    for (const bool skip : {false, true}) {
+      Case c = {
+          9, 137, kWeightCasts[0], skip, 0, formats.moments, formats.weight, formats.gradient};
+      c.amax_first = true;
+      check_case(c);
+      const Result before = on_cpu([&](Side& side) { return update(side, c); });
+      c.amax_first = false;
+      const Result at_once = on_cpu([&](Side& side) { return update(side, c); });
+      CHECK(same_values(before.weight, at_once.weight));
+      CHECK(same_values(before.scales, at_once.scales));
+      CHECK(same_values(before.scales2, at_once.scales2));
     }
   }
 }

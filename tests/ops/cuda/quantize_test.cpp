@@ -285,6 +285,26 @@ TEST_CASE("delayed scaling moves its state exactly", "[cuda][quantize]") {
   }
 }
 
+TEST_CASE("codes are turned as on the cpu", "[cuda][quantize]") {
+  const Layout layouts[] = {{128, 128}, {130, 264}, {1, 65}, {129, 3}, {64, 72, 3}};
+  for (const Layout& layout : layouts) {
+    INFO(layout.rows << " x " << layout.columns << ", offset " << layout.offset);
+    const int64_t count = layout.rows * layout.columns;
+    Array x(DType::e4m3, {layout.rows, layout.columns});
+    for (int64_t i = 0; i < count; ++i) {
+      x.as<uint8_t>()[i] = static_cast<uint8_t>(i * 31 + i / 251);
+    }
+    const auto run = [&](Side& side) {
+      const View y = side.space(DType::e4m3, {layout.columns, layout.rows}, layout.offset);
+      ops::transpose_codes(side.stream(), side.put(x, layout.offset), y);
+      Bits bits;
+      bits.add(side.get(y));
+      return bits;
+    };
+    CHECK(on_cuda(run) == on_cpu(run));
+  }
+}
+
 TEST_CASE("an amax that is not finite turns the accumulator into NaN", "[cuda][quantize]") {
   for (const int64_t count : {1, 300}) {
     for (const float last : {1.0F, INFINITY, NAN}) {

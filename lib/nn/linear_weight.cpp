@@ -1,0 +1,226 @@
+// What a linear layer does with its weight before GEMMs read it: operands that are made once per
+// optimizer step, by the layer, by the optimizer or, where ranks have parts of the weight, by each
+// of its own part.
+
+#include "base/error.h"
+#include "nn/linear.h"
+#include "ops/elementwise.h"
+#include "ops/quantize.h"
+
+namespace fp8train {
+
+/// What is enough for this layer where ranks have parts of its weight.
+void Linear::choose_gathered_form() {
+  if (weight_->value_is_read || smoothed_w_) {
+    return;
+  }
+  const bool scaled = w_.scaled_along_rows() || w_.scaled_along_columns();
+  const ScalingSlot* const only = w_.only_slot();
+  if (!scaled) {
+    weight_->gathered = GatheredForm::copy;
+    weight_->gathered_dtype = plan_.activation;
+  } else if (only != nullptr && !needs_plain_weight()) {
+    weight_->gathered = GatheredForm::codes;
+    weight_->gathered_dtype = only->format.dtype;
+  }
+}
+
+/// Evaluation may bypass the scaled formats, so that there is a plain weight wherever one GEMM can
+/// ask for it.
+bool Linear::needs_plain_weight() const {
+  return !(w_.scaled_along_rows() || smoothed_w_) || !w_.scaled_along_columns() ||
+         !plan_.evaluate_scaled;
+}
+
+void Linear::allocate(Device& device, ParameterStore& store) {
+  check_device(device.traits());
+  const bool is_weight = weight_->formats.is_master;
+  const MemoryCategory category =
+      is_weight ? MemoryCategory::weights : MemoryCategory::quantized_weights;
+  const TensorFormat& kept = weight_->stored_value.format;
+  const bool value_serves = !kept.is_scaled() && kept.dtype == plan_.activation;
+  const LinearOperands::Memory memory = [&](DType dtype, const Shape& shape) {
+    return store.operand_memory(device, *weight_, category, dtype, shape);
+  };
+  if (needs_plain_weight() && !value_serves && weight_->copy.empty()) {
+    plain_copy_ = memory(plan_.activation, weight_->shape);
+    weight_->copy = plain_copy_;
+  }
+  weight_casts_ = w_.place_all(device.traits(), weight_->shape, {memory, memory});
+  for (LinearOperands::Cast& cast : weight_casts_) {
+    if (!cast.codes.empty()) {
+      // The scale at the time of the cast: the slot may move on.
+      kept_scales_.emplace_back(device, DType::f32, Shape{2}, MemoryCategory::scaling_state);
+      cast.codes.scale_inv = kept_scales_.back().view().as<float>();
+    }
+  }
+  offer_weight_cast();
+}
+
+void Linear::check_device(const DeviceTraits& traits) const {
+  for (const GemmPlan* gemm : {&plan_.fprop, &plan_.dgrad, &plan_.wgrad}) {
+    const bool by_tensor = gemm->a.is_scaled() && gemm->a.granularity == Granularity::tensor &&
+                           gemm->b.granularity == Granularity::tensor;
+    if (by_tensor && !traits.tensor_scaled_gemm) {
+      throw DeviceError(plan_.site.name +
+                        ": this GPU's cuBLASLt does not multiply FP8 with one scale per tensor as "
+                        "it should; use another release of it, or another row of the chart");
+    }
+  }
+}
+
+void Linear::offer_weight_cast() {
+  if (weight_casts_.size() != 1 || weight_casts_.front().codes.empty() || !weight_->cast.empty() ||
+      weight_->value.empty() || !weight_->updated.whole) {
+    return;  // nothing to cast, casts with a scale for each granule, another layer's weight too, a
+             // value that must be rounded before it is cast, or a part of it
+  }
+  const LinearOperands::Cast& cast = weight_casts_.front();
+  const bool delayed = cast.slot->format.policy == ScalePolicy::delayed;
+  if (!delayed && cast.slot->format.policy != ScalePolicy::current) {
+    return;
+  }
+  optimizer_casts_ = true;
+  weight_->cast.amax = cast.slot->amax;
+  if (delayed) {
+    weight_->cast.out = cast.codes;
+    weight_->cast.statistics = cast.slot->statistics;
+  }
+}
+
+LinearOperand Linear::weight_operand(bool scaled, bool along_columns) const {
+  const ConstView plain = weight_->copy.empty() ? weight_->stored_value.codes : weight_->copy;
+  if (!scaled) {
+    return {.plain = plain, .codes = {}, .granules = {}, .along_columns = along_columns};
+  }
+  return w_.operand(weight_casts_, plain, along_columns);
+}
+
+View Linear::weight_value(const StepContext& context) const {
+  if (!weight_->value.empty()) {
+    return weight_->value;
+  }
+  const View value = fp8train::allocate(*context.scratch, DType::f32, weight_->shape);
+  ops::read_stored(context.stream, weight_->stored_value, value);
+  return value;
+}
+
+bool Linear::find_part_amax(const StepContext& context) const {
+  if (weight_->updated.gathered.empty() || weight_->gathered != GatheredForm::codes) {
+    return false;
+  }
+  const ScalingSlot& slot = *weight_casts_.front().slot;
+  if (!LinearOperands::scales_now(context, slot.format)) {
+    return false;
+  }
+  ops::fill(context.stream, {slot.amax, DType::f32, {1}}, 0.0F);
+  if (weight_->updated.count() > 0) {
+    ArenaScope scope(*context.scratch);
+    ops::amax(context.stream, part_value(context), slot.amax);
+  }
+  return true;
+}
+
+void Linear::make_part(const StepContext& context) const {
+  const Parameter::Updated& updated = weight_->updated;
+  if (updated.gathered.empty()) {
+    return;
+  }
+  ArenaScope scope(*context.scratch);
+  const ConstView value = updated.count() > 0 ? part_value(context) : View{};
+  if (weight_->gathered == GatheredForm::copy) {
+    if (updated.count() > 0) {
+      ops::cast(context.stream, value, updated.gathered);
+    }
+    return;
+  }
+  const LinearOperands::Cast& cast = weight_casts_.front();
+  const ScalingSlot& slot = *cast.slot;
+  const bool now = LinearOperands::scales_now(context, slot.format);
+  if (now) {
+    ops::compute_current_scale(context.stream, slot.amax, slot.format, slot.scale, slot.scale_inv);
+  }
+  ops::cast(context.stream, View{slot.scale_inv, DType::f32, {1}},
+            View{cast.codes.scale_inv, DType::f32, {1}});
+  if (updated.count() > 0) {
+    ops::quantize(context.stream, value,
+                  {.codes = updated.gathered, .scale = slot.scale, .format = slot.format},
+                  now ? nullptr : slot.amax,
+                  context.collect_statistics ? slot.statistics : nullptr);
+    LinearOperands::sample(context, value, cast);
+  }
+}
+
+/// In fp32: as it is, or read into scratch.
+View Linear::part_value(const StepContext& context) const {
+  const StoredTensor& part = weight_->updated.value;
+  if (part.format == TensorFormat{}) {
+    return part.codes;
+  }
+  const View value = fp8train::allocate(*context.scratch, DType::f32, {part.count()});
+  ops::read_stored(context.stream, part, value);
+  return value;
+}
+
+void Linear::turn_codes(const StepContext& context) const {
+  for (const LinearOperands::Cast& cast : weight_casts_) {
+    if (!cast.codes.codes_transposed.empty()) {
+      ops::transpose_codes(context.stream, cast.codes.codes, cast.codes.codes_transposed);
+    }
+  }
+}
+
+void Linear::refresh_weight(const StepContext& context, Refresh what) {
+  if (!weight_->updated.gathered.empty()) {
+    return turn_codes(context);  // the rest has been gathered
+  }
+  const bool all = what != Refresh::after_update;
+  const bool cast_by_optimizer = !all && optimizer_casts_;
+  const bool cast_already = cast_by_optimizer && !weight_->cast.out.empty();
+  if (cast_already && !context.collect_statistics) {
+    return;
+  }
+  const bool copy = all && !plain_copy_.empty();
+  if (!copy && weight_casts_.empty()) {
+    return;
+  }
+  ArenaScope scope(*context.scratch);
+  const View value = weight_value(context);
+  if (copy) {
+    ops::cast(context.stream, value, plain_copy_);
+  }
+  if (what == Refresh::again) {
+    return cast_again(context, value);
+  }
+  for (const LinearOperands::Cast& cast : weight_casts_) {
+    if (!cast_already) {
+      LinearOperands::fill(context, value, cast, cast_by_optimizer);
+    }
+    if (!weight_->updated.whole && !cast.codes.empty()) {
+      ops::cast(context.stream, View{cast.slot->scale, DType::f32, {1}}, kept_scale(cast));
+    }
+    LinearOperands::sample(context, value, cast);
+  }
+}
+
+/// Records nothing, and does not ask what the scale would be now.
+void Linear::cast_again(const StepContext& context, ConstView value) const {
+  StepContext unrecorded = context;
+  unrecorded.training = false;
+  unrecorded.collect_statistics = false;
+  for (const LinearOperands::Cast& cast : weight_casts_) {
+    if (cast.codes.empty()) {
+      LinearOperands::fill(unrecorded, value, cast, false);
+      continue;
+    }
+    QuantizedView codes = cast.codes;
+    codes.scale = kept_scale(cast).as<float>();
+    ops::quantize(context.stream, value, codes, nullptr, nullptr);
+  }
+}
+
+View Linear::kept_scale(const LinearOperands::Cast& cast) {
+  return {cast.codes.scale_inv + 1, DType::f32, {1}};
+}
+
+}  // namespace fp8train
