@@ -1,5 +1,8 @@
 #include "bench_step.h"
 
+#include <algorithm>
+
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/philox.h"
 #include "base/trace.h"
@@ -22,19 +25,20 @@ EngineSettings step_settings(const StepBench& bench) {
   settings.training.micro_batch_size = bench.micro_batch_size;
   settings.training.gradient_accumulation_steps = bench.accumulation;
   settings.data.seq_length = bench.seq_length;
+  settings.parallelism = {.zero_stage = bench.zero_stage, .bucket_mb = bench.bucket_mb};
   ModelConfig model = preset->config;
   model.vocab_size = model.vocab_size == 0 ? bench.vocabulary : model.vocab_size;
   model.num_hidden_layers = bench.layers == 0 ? model.num_hidden_layers : bench.layers;
   return engine_settings(settings, completed(model));
 }
 
-Batch random_batch(const EngineSettings& settings) {
+Batch random_batch(const EngineSettings& settings, int rank) {
   Batch batch;
   batch.rows = settings.micro_batch_size;
   batch.columns = settings.seq_length;
   const auto vocabulary = static_cast<uint32_t>(settings.model.vocab_size);
   for (int64_t i = 0; i < batch.rows * batch.columns; ++i) {
-    const PhiloxBlock bits = philox(2, 0, static_cast<uint64_t>(i));
+    const PhiloxBlock bits = philox(2, static_cast<uint64_t>(rank), static_cast<uint64_t>(i));
     batch.tokens.push_back(static_cast<int32_t>(bits.word[0] % vocabulary));
     batch.targets.push_back(static_cast<int32_t>(bits.word[1] % vocabulary));
   }
@@ -53,17 +57,34 @@ std::vector<std::pair<std::string, double>> shares_of_time() {
   return shares;
 }
 
+/// As many runs on all ranks as the first one takes for `seconds`.
+double median_of_ranks(Communicator& comm, const std::function<void()>& run, double seconds) {
+  const Stopwatch first;
+  run();
+  const double wanted = seconds / std::max(first.seconds(), 1e-6);
+  const auto mine = static_cast<int64_t>(std::clamp(wanted, 5.0, 1000.0));
+  const int64_t count = comm.all_gather_values(mine).front();
+  std::vector<double> times;
+  for (int64_t i = 0; i < count; ++i) {
+    const Stopwatch watch;
+    run();
+    times.push_back(watch.seconds());
+  }
+  std::nth_element(times.begin(), times.begin() + count / 2, times.end());
+  return times[static_cast<size_t>(count / 2)];
+}
+
 }  // namespace
 
-StepRates step_rates(Device& device, const StepBench& bench, double seconds) {
+StepRates step_rates(Device& device, Communicator& comm, const StepBench& bench, double seconds) {
   const EngineSettings settings = step_settings(bench);
   OpCounters work;
-  const StepPlan plan = plan_step(settings, device, nullptr, &work);
-  Engine engine(device, settings);
+  const StepPlan plan = plan_step(settings, device, nullptr, &work, comm.topology(), comm.rank());
+  Engine engine(device, settings, &comm);
   engine.reserve(plan);
   engine.model().initialize(1);
   engine.weights_changed();
-  const Batch batch = random_batch(settings);
+  const Batch batch = random_batch(settings, comm.rank());
   int64_t step = int64_t{1} << 20;  // long after the first window of delayed scales
   const auto run = [&] {
     engine.step([&]() -> const Batch& { return batch; }, step++, 1e-4F, false);
@@ -71,7 +92,12 @@ StepRates step_rates(Device& device, const StepBench& bench, double seconds) {
   };
   run();
   StepRates rates = {};
-  rates.seconds = median_seconds(run, seconds);
+  rates.seconds =
+      comm.size() == 1 ? median_seconds(run, seconds) : median_of_ranks(comm, run, seconds);
+  const Traffic before = comm.traffic();
+  run();
+  rates.sent = {comm.traffic().within_node - before.within_node,
+                comm.traffic().between_nodes - before.between_nodes};
   engine.set_record(false);  // a recorded step has no spans
   set_tracing(true, device.kind() == DeviceKind::cuda ? [&] { device.synchronize(); }
                                                       : std::function<void()>());

@@ -15,6 +15,7 @@
 #include "bench_gemm_error.h"
 #include "bench_optimizer_formats.h"
 #include "bench_step.h"
+#include "comm/backends.h"
 #include "numeric/cpu_isa.h"
 #include "train/session.h"
 #include "train/threads.h"
@@ -44,10 +45,15 @@ std::unique_ptr<Device> open_device(const BenchOptions& options, int64_t& thread
   return choose_device(options.device, options.tune, reason);
 }
 
+/// Null on all ranks but the first.
 Json bench_step(const BenchOptions& options) {
+  const std::unique_ptr<Communicator> comm = make_communicator({});
   int64_t threads = 0;
   const std::unique_ptr<Device> device = open_device(options, threads);
-  const StepRates rates = step_rates(*device, options.step, options.seconds);
+  const StepRates rates = step_rates(*device, *comm, options.step, options.seconds);
+  if (comm->rank() != 0) {
+    return nullptr;
+  }
   Json shares;
   for (const auto& [name, share] : rates.time_shares) {
     shares[name] = share;
@@ -57,11 +63,16 @@ Json bench_step(const BenchOptions& options) {
           {"plan", options.step.plan},
           {"micro_batch_size", options.step.micro_batch_size},
           {"seq_length", options.step.seq_length},
+          {"ranks", comm->size()},
+          {"zero_stage", options.step.zero_stage},
+          {"bucket_mb", options.step.bucket_mb},
+          {"wire_bytes_within_node", rates.sent.within_node},
+          {"wire_bytes_between_nodes", rates.sent.between_nodes},
           {"threads", threads},
           {"isa", name_of(cpu_isa())},
           {"gemm_engine", rates.gemm_engine},
           {"seconds_per_step", rates.seconds},
-          {"tokens_per_second", rates.tokens / rates.seconds},
+          {"tokens_per_second", rates.tokens * comm->size() / rates.seconds},
           {"gflops", rates.flops / rates.seconds / 1e9},
           {"gemm_ceiling_gflops", rates.ceiling / 1e9},
           {"fraction_of_ceiling", rates.flops / rates.seconds / rates.ceiling},
@@ -261,6 +272,9 @@ void add_part(Arguments parent, Action& action, const std::shared_ptr<BenchOptio
     part.option("--accumulation", options->step.accumulation, 1, "Micro-batches of a step");
     part.option("--vocabulary", options->step.vocabulary, 1, "For presets without one");
     part.option("--layers", options->step.layers, 0, "0: the preset's");
+    part.option("--zero-stage", options->step.zero_stage, 0, "With several ranks: what they share");
+    part.option("--bucket-mb", options->step.bucket_mb, 1,
+                "MiB of gradients that ranks exchange at a time");
   }
   if (std::string(name) == "attention") {
     part.option("--batch", options->batch, 1, "Sequences");
@@ -282,9 +296,9 @@ void add_part(Arguments parent, Action& action, const std::shared_ptr<BenchOptio
   }
   part.run(action, [options, bench] {
     const Json json = bench(*options);
-    if (options->json) {
+    if (options->json && !json.is_null()) {
       fmt::print("{}\n", json.dump(1));
-    } else {
+    } else if (!json.is_null()) {
       print_text(json);
     }
     return 0;
