@@ -4,9 +4,11 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstdio>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <system_error>
 #include <filesystem>
 #include <fstream>
 #include <new>
@@ -191,6 +193,10 @@ int run_guarded(const std::function<int()>& body, const std::string& who) {
     return report(who + error.what(), 4);
   } catch (const NumericError& error) {
     return report(who + error.what(), 5);
+  } catch (const std::system_error& error) {  // of files and of fmt::print
+    return std::ferror(stdout) != 0
+               ? report(who + "standard output cannot be written: " + error.code().message(), 4)
+               : report(who + error.what(), 4);
   } catch (const std::bad_alloc&) {
     return report(
         who + "out of memory; a smaller micro_batch_size or model.recompute: block needs less", 4);
@@ -245,7 +251,11 @@ int run_program(const std::vector<Verb>& verbs, std::vector<std::string> argumen
       }
       throw ConfigError(fmt::format("{}; fp8train --help", error.what()));
     }
-    return action();
+    const int code = action();
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+      throw DeviceError("standard output cannot be written: is a disk full?");
+    }
+    return code;
   });
 }
 

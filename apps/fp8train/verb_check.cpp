@@ -56,10 +56,11 @@ void check_weights(const Session& session) {
 /// The folder, or the nearest one above it that exists, takes new files.
 void check_output(const std::filesystem::path& folder) {
   std::filesystem::path existing = std::filesystem::absolute(folder);
-  while (!std::filesystem::exists(existing) && existing.has_relative_path()) {
+  std::error_code unseen;  // a folder above may not be read
+  while (!std::filesystem::exists(existing, unseen) && existing.has_relative_path()) {
     existing = existing.parent_path();
   }
-  if (!std::filesystem::is_directory(existing) || access(existing.c_str(), W_OK | X_OK) != 0) {
+  if (!std::filesystem::is_directory(existing, unseen) || access(existing.c_str(), W_OK | X_OK) != 0) {
     throw DeviceError(fmt::format("output_dir {}: {} is no folder that can be written into",
                                   folder.string(), existing.string()));
   }

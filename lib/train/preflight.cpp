@@ -19,14 +19,16 @@ std::string describe_linears(const Session& session) {
     return fmt::format("{} linear layers in {}", plans.size(),
                        name_of(session.engine.plan.activation));
   }
+  const bool integers = session.engine.plan.fprop.a.dtype == DType::i8;
+  const char* const narrow = integers ? "INT8" : "FP8";
   if (scaled == 0) {
-    return fmt::format("NONE of {} linear layers runs in FP8, all in {}; the first one: {}",
-                       plans.size(), name_of(session.engine.plan.activation),
+    return fmt::format("NONE of {} linear layers runs in {}, all in {}; the first one: {}",
+                       plans.size(), narrow, name_of(session.engine.plan.activation),
                        plans.front().exempt_reason);
   }
   return fmt::format(
-      "{} of {} linear layers in FP8, the others in {} (`fp8train explain` lists them)", scaled,
-      plans.size(), name_of(session.engine.plan.activation));
+      "{} of {} linear layers in {}, the others in {} (`fp8train explain` lists them)", scaled,
+      plans.size(), narrow, name_of(session.engine.plan.activation));
 }
 
 std::string describe_steps(const Session& session) {

@@ -246,6 +246,23 @@ TEST_CASE("a full disk: the older checkpoint stays whole, and the run can go on"
   CHECK_THAT(outcome.out, Contains("resumed from out/checkpoints/step-000002"));
 }
 
+TEST_CASE("standard output that cannot be written is an error") {
+  const Bench bench;
+  Process process(bench.path(), {"explain", "--chart"}, {},
+                  {"/bin/sh", "-c", "exec \"$0\" \"$@\" >/dev/full"});
+  const Outcome outcome = process.wait();
+  CHECK(outcome.code == 4);
+  CHECK_THAT(outcome.err, Contains("standard output cannot be written"));
+}
+
+TEST_CASE("a run that does not fit is refused before it allocates anything") {
+  const Bench bench;
+  const Outcome outcome =
+      expect_code(4, bench.path(), Bench::command({"training.micro_batch_size=100000000"}));
+  CHECK_THAT(outcome.err, Contains("lower training.micro_batch_size"));
+  CHECK_FALSE(fs::exists(bench / "out" / "metrics.jsonl"));
+}
+
 TEST_CASE("a folder that cannot be made") {
   const Bench bench;
   write_file(bench / "file", "x");

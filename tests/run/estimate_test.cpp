@@ -1,0 +1,78 @@
+// fp8train estimate: what a run needs on ranks that are not here.
+
+#include "program.h"
+
+namespace fp8train::test {
+namespace {
+
+using Catch::Contains;
+
+Words estimate(const Words& more) {
+  Words words = {"estimate",
+                 "model.preset=gpt2-124m",
+                 "data.train=[{path: nothing.bin}]",
+                 "data.tokenizer=byte",
+                 "data.seq_length=256",
+                 "training.max_steps=10",
+                 "training.micro_batch_size=4",
+                 "precision.plan=te-current"};
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
+/// The number after `label` in GiB, MiB or KiB; -1: there is none.
+double bytes_of(const std::string& text, const std::string& label) {
+  for (const std::string& line : lines_of(text)) {
+    const size_t at = line.find("  " + label + " ");
+    if (at == std::string::npos) {
+      continue;
+    }
+    const double number = std::stod(line.substr(at + label.size() + 3));
+    const double unit = line.find("GiB") != std::string::npos   ? 1024.0 * 1024 * 1024
+                        : line.find("MiB") != std::string::npos ? 1024.0 * 1024
+                                                                : 1024.0;
+    return number * unit;
+  }
+  return -1;
+}
+
+}  // namespace
+
+TEST_CASE("memory, wire and time of a rank among many, without data and without a GPU") {
+  const TempDir folder;
+  const Outcome outcome =
+      expect_code(0, folder.path(),
+                  estimate({"--world-size", "64", "--gpu", "h100", "parallelism.zero_stage=3"}));
+  CHECK_THAT(outcome.out, Contains("ranks   64 on 8 nodes, ZeRO 3; 65536 tokens per step"));
+  CHECK_THAT(outcome.out, Contains("fits: "));
+  CHECK_THAT(outcome.out, Contains(" within the node, "));
+  CHECK_THAT(outcome.out, Contains("s per step, "));
+  CHECK_THAT(outcome.out, Contains("largest training.micro_batch_size that fits: "));
+}
+
+TEST_CASE("each stage needs less than the one before") {
+  const TempDir folder;
+  const auto total = [&](int stage, const char* label) {
+    const Outcome outcome =
+        expect_code(0, folder.path(),
+                    estimate({"--world-size", "16", "--gpu", "l40s",
+                              "parallelism.zero_stage=" + std::to_string(stage)}));
+    return bytes_of(outcome.out, label);
+  };
+  CHECK(total(1, "optimizer state") == Approx(total(0, "optimizer state") / 16).epsilon(0.02));
+  CHECK(total(1, "weights") < 0.5 * total(0, "weights"));
+  CHECK(total(2, "gradients") < 0.7 * total(1, "gradients"));
+  CHECK(total(3, "GEMM copies of weights") < 0.5 * total(2, "GEMM copies of weights"));
+}
+
+TEST_CASE("what cannot be estimated is an error that says why") {
+  const TempDir folder;
+  CHECK_THAT(expect_code(2, folder.path(), estimate({"--gpu", "h1000"})).err,
+             Contains("'h1000' is not one of l4, "));
+  CHECK_THAT(expect_code(2, folder.path(),
+                         estimate({"--world-size", "3", "training.global_batch_size=16"}))
+                 .err,
+             Contains("not a multiple of 3 ranks"));
+}
+
+}  // namespace fp8train::test
