@@ -116,6 +116,7 @@ check "the same losses" agree four one 1e-6
 section "the job scripts for one and for several nodes"
 sbatch --wait --output=multi.log "$root/slurm/multi_node_ddp.sbatch" run.yaml output_dir=multi >/dev/null &
 waiter=$!
+zero=$(batch zero "$root/slurm/multi_node_zero3.sbatch" run.yaml output_dir=zero)
 single=$(batch single "$root/slurm/single_node.sbatch" run.yaml output_dir=single training.max_steps=20)
 log=single.log
 check "single_node.sbatch succeeds" succeeds "$single"
@@ -156,16 +157,20 @@ log=stopped.log
 check "the run begins" wait_until reached stopped 3
 scancel -s USR1 "$stopped"
 # The first of three nodes, where rank 0 and the batch script are, and on which the lock of the run directory was taken.
-crashed=$(batch crashed --exclude=n0,n1,n5,n6 --nodes=2-3 "$root/slurm/requeue.sbatch" run.yaml output_dir=crashed)
+crashed=$(batch crashed --exclude=n0,n1,n5,n6 --nodes=2-3 "$root/slurm/requeue.sbatch" run.yaml output_dir=crashed parallelism.zero_stage=2)
 log=crashed.log
 check "the run begins" wait_until reached crashed 25
 "$root/scripts/slurm_cluster.sh" crash "$cluster" n2
 
-section "multi_node_ddp.sbatch has ended meanwhile"
+section "multi_node_ddp.sbatch and multi_node_zero3.sbatch have ended meanwhile"
 log=multi.log
 check "sbatch --wait returns 0" wait $waiter
 check "four ranks on two nodes" grep -q ": 2 nodes" multi.log
 check "the bits of srun by hand" cmp four/checkpoints/step-000100/model.safetensors multi/checkpoints/step-000100/model.safetensors
+log=zero.log
+check "the job that shares weights succeeds" succeeds "$zero"
+check "ZeRO 3" grep -q "ZeRO 3" zero.log
+check "the same bits" cmp four/checkpoints/step-000100/model.safetensors zero/checkpoints/step-000100/model.safetensors
 
 section "a rank is killed while the others wait to be started again"
 command=(srun --nodelist=n5,n6 --ntasks-per-node=2 --kill-on-bad-exit=1 fp8train run.yaml "${long[@]}" output_dir=killed)
