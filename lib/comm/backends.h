@@ -10,6 +10,7 @@
 namespace fp8train {
 
 class Device;
+struct Meeting;
 
 struct CommSettings {
   /// auto: mpi where a launcher has started several ranks, else self. self | mpi
@@ -42,6 +43,12 @@ std::unique_ptr<Communicator> make_mpi_communicator();
 /// communicator does.
 std::unique_ptr<Communicator> make_staged_communicator(std::unique_ptr<Communicator> host,
                                                        Device& device);
+
+/// Ranks on GPUs, which NCCL moves between: those of `host`, over which the rest goes, or those of
+/// a meeting. `device` and `host` outlive it. Throws ConfigError where two ranks are on one GPU,
+/// CommError where NCCL is not in this build, is not found or does not start.
+std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host, Device& device);
+std::unique_ptr<Communicator> make_nccl_communicator(const Meeting& meeting, Device& device);
 
 /// Whether this build has MPI.
 bool has_mpi();

@@ -8,9 +8,15 @@
 
 namespace fp8train {
 
-/// The first GPU that can be used. Throws DeviceError, saying why, when there is none or this build
-/// has no CUDA backend.
-std::unique_ptr<Device> make_cuda_device();
+/// The GPU `index` of those that this process sees. Throws DeviceError, saying why, when it cannot
+/// be used or this build has no CUDA backend.
+std::unique_ptr<Device> make_cuda_device(int index = 0);
+
+/// GPUs that this process sees, usable or not.
+int visible_gpus();
+
+/// The cudaStream_t of a cuda stream, for libraries that work on streams.
+void* native_queue(const Stream& stream);
 
 /// Empty when a GPU can be used; otherwise the reason, for `device: auto`.
 std::string why_cuda_is_unusable();
