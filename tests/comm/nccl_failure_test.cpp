@@ -60,28 +60,28 @@ TEST_CASE("nccl: an operation that a rank does not start is aborted, and named",
   gpus_for_ranks(2);
   const CleanEnd end;
   std::vector<std::string> later(2);
-  const auto errors = run_nccl_ranks(Topology::blocks(2, 2), [&](Communicator& comm, Device& device,
-                                                                 Communicator& host) {
-    const auto duplicate = comm.duplicate();
-    const Buffer memory(device, 64, MemoryCategory::workspace);
-    const auto rank = static_cast<size_t>(comm.rank());
-    duplicate->set_timeout(0.3);
-    const auto begin = std::chrono::steady_clock::now();
-    if (rank == 0) {
-      Work work = duplicate->all_gather(device.stream(), memory.data(), memory.data(), 32);
-      work.wait();
-      device.synchronize();  // for ever, but for the watchdog
-    }
-    host.barrier().wait();
-    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
-    if (passed.count() > 20) {
-      throw std::runtime_error("took too long");
-    }
-    later[rank] = rank == 0 ? next_answer(comm, device, memory.data()) : "";
-    if (rank == 1) {
-      throw std::runtime_error("alone");
-    }
-  });
+  const auto errors = run_nccl_ranks(
+      Topology::blocks(2, 2), [&](Communicator& comm, Device& device, Communicator& host) {
+        const auto duplicate = comm.duplicate();
+        const Buffer memory(device, 64, MemoryCategory::workspace);
+        const auto rank = static_cast<size_t>(comm.rank());
+        duplicate->set_timeout(0.3);
+        const auto begin = std::chrono::steady_clock::now();
+        if (rank == 0) {
+          Work work = duplicate->all_gather(device.stream(), memory.data(), memory.data(), 32);
+          work.wait();
+          device.synchronize();  // for ever, but for the watchdog
+        }
+        host.barrier().wait();
+        const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
+        if (passed.count() > 20) {
+          throw std::runtime_error("took too long");
+        }
+        later[rank] = rank == 0 ? next_answer(comm, device, memory.data()) : "";
+        if (rank == 1) {
+          throw std::runtime_error("alone");
+        }
+      });
   CHECK(errors == std::vector<std::string>{"", "alone"});
   CHECK_THAT(later[0],
              Catch::Contains("rank 0: all_gather") && Catch::Contains("did not end in 0.3 s"));

@@ -88,7 +88,7 @@ TEST_CASE("nccl: the caller's stream waits, and the host does not", "[nccl]") {
   }
   for (const std::string& error : run_nccl_ranks(
            Topology::blocks(ranks, ranks),
-           [](Communicator& comm, Device& device, Communicator& /*host*/) {
+           [](Communicator&comm, Device&device, Communicator& /*host*/) {
              const Buffer all(device, static_cast<size_t>(comm.size()), MemoryCategory::workspace);
              const Buffer copy(device, all.bytes(), MemoryCategory::workspace);
              const auto own = static_cast<uint8_t>(comm.rank() + 1);
