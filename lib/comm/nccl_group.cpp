@@ -185,6 +185,7 @@ std::string Family::failure() {
   if (!lock.owns_lock() || aborted_) {
     return {};
   }
+  select_gpu(side().stream());
   for (const ncclComm_t comm : comms_) {
     ncclResult_t state = ncclSuccess;
     if (comm == nullptr) {

@@ -11,10 +11,6 @@ int visible_gpus() {
   return 0;
 }
 
-void* native_queue(const Stream& /*stream*/) {
-  throw InternalError("this build has no streams of a GPU");
-}
-
 std::unique_ptr<Device> make_cuda_device(int /*index*/) {
   throw DeviceError("device: cuda was asked for, but " + why_cuda_is_unusable() +
                     "; use device: cpu or device: auto");

@@ -200,6 +200,10 @@ void* native_queue(const Stream& stream) {
   return cuda_context(stream).stream;
 }
 
+void select_gpu(const Stream& stream) {
+  check_cuda(cudaSetDevice(cuda_context(stream).device), "selecting the GPU");
+}
+
 std::unique_ptr<Device> make_cuda_device(int index) {
   const std::string obstacle = why_cuda_is_unusable();
   if (!obstacle.empty()) {
