@@ -175,7 +175,7 @@ void submit(cudaStream_t stream, std::function<void()> work) {
 void submit_late(cudaStream_t stream, std::shared_ptr<LateWork> work) {
   const std::lock_guard<std::mutex> lock(streams_mutex);
   stream->seen[stream] += 1;
-  stream->late.push_back(std::move(work));
+  stream->late = {std::move(work)};  // which waits for what was there
 }
 
 std::vector<std::shared_ptr<LateWork>> unfinished(cudaStream_t stream) {
@@ -301,7 +301,11 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned /*flags*/) {
   const std::lock_guard<std::mutex> lock(streams_mutex);
-  stream->late.insert(stream->late.end(), event->late.begin(), event->late.end());
+  for (const auto& work : event->late) {
+    if (std::find(stream->late.begin(), stream->late.end(), work) == stream->late.end()) {
+      stream->late.push_back(work);
+    }
+  }
   merge(stream->seen, event->seen);
   return cudaSuccess;
 }
