@@ -14,7 +14,7 @@
 namespace fp8train {
 namespace {
 
-constexpr auto kInterval = std::chrono::milliseconds(100);
+constexpr auto kReadInterval = std::chrono::milliseconds(100);
 
 const char* needed(const Environment& variable, const char* name) {
   const char* text = variable(name);
@@ -27,7 +27,7 @@ const char* needed(const Environment& variable, const char* name) {
   return text;
 }
 
-int number(const Environment& variable, const char* name) {
+int task_number(const Environment& variable, const char* name) {
   const char* text = needed(variable, name);
   char* end = nullptr;
   const long value = std::strtol(text, &end, 10);
@@ -37,7 +37,7 @@ int number(const Environment& variable, const char* name) {
   return static_cast<int>(value);
 }
 
-std::string header(const Meeting& meeting) {
+std::string first_line(const Meeting& meeting) {
   return fmt::format("fp8train meeting of {} ranks, run {}\n", meeting.size, meeting.run);
 }
 
@@ -46,11 +46,12 @@ std::string header(const Meeting& meeting) {
 Meeting slurm_meeting(const Environment& variable, const std::filesystem::path& file,
                       double timeout_seconds) {
   Meeting meeting;
-  meeting.rank = number(variable, "SLURM_PROCID");
+  meeting.rank = task_number(variable, "SLURM_PROCID");
   const char* step_tasks = variable("SLURM_STEP_NUM_TASKS");
-  meeting.size = number(variable, step_tasks != nullptr ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS");
-  meeting.local_rank = number(variable, "SLURM_LOCALID");
-  meeting.node = number(variable, "SLURM_NODEID");
+  meeting.size =
+      task_number(variable, step_tasks != nullptr ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS");
+  meeting.local_rank = task_number(variable, "SLURM_LOCALID");
+  meeting.node = task_number(variable, "SLURM_NODEID");
   if (meeting.rank >= meeting.size) {
     throw ConfigError(
         fmt::format("SLURM_PROCID is {}, but there are {} tasks", meeting.rank, meeting.size));
@@ -86,12 +87,12 @@ void SharedNote::write(const Meeting& meeting, const void* data, size_t bytes) {
     std::filesystem::create_directories(path_.parent_path());
   }
   write_file_atomically(path_,
-                        header(meeting) + std::string(static_cast<const char*>(data), bytes));
+                        first_line(meeting) + std::string(static_cast<const char*>(data), bytes));
 }
 
 /// Looks again and again: the folder's other machines may see the file late.
 void SharedNote::read(const Meeting& meeting, void* data, size_t bytes) {
-  const std::string expected = header(meeting);
+  const std::string expected = first_line(meeting);
   const auto begin = std::chrono::steady_clock::now();
   while (true) {
     std::ifstream file(path_, std::ios::binary);
@@ -108,7 +109,7 @@ void SharedNote::read(const Meeting& meeting, void* data, size_t bytes) {
           meeting.rank, path_.string(), meeting.timeout_seconds,
           text.empty() ? "" : " (what is there is another run's)"));
     }
-    std::this_thread::sleep_for(kInterval);
+    std::this_thread::sleep_for(kReadInterval);
   }
 }
 

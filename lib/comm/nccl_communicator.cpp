@@ -170,7 +170,7 @@ class NcclCommunicator final : public Communicator {
   }
 
   template <typename MakeHost>
-  std::unique_ptr<Communicator> group(int color, Topology topology, int rank,
+  std::unique_ptr<Communicator> group(int color, const Topology& topology, int rank,
                                       const MakeHost& make_host) {
     std::unique_ptr<Communicator> host = host_ != nullptr ? make_host() : nullptr;
     auto made =

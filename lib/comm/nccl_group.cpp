@@ -30,6 +30,7 @@ template <typename Function>
 Function find(const char* name) {
   return reinterpret_cast<Function>(nccl_function(name));
 }
+// NOLINTNEXTLINE(bugprone-macro-parentheses): it declares a member of that name
 #define FP8TRAIN_NCCL_FUNCTION(name) \
   decltype(&::nccl##name) name = find<decltype(&::nccl##name)>("nccl" #name)
 

@@ -10,7 +10,7 @@
 namespace fp8train {
 namespace {
 
-constexpr auto kInterval = std::chrono::milliseconds(20);  // a look costs some microseconds
+constexpr auto kLookInterval = std::chrono::milliseconds(20);  // a look costs some microseconds
 
 }  // namespace
 
@@ -85,7 +85,7 @@ std::string Watchdog::look() {
 
 void Watchdog::work() {
   std::unique_lock<std::mutex> lock(mutex_);
-  while (!woken_.wait_for(lock, kInterval, [this] { return stop_ || !why_.empty(); })) {
+  while (!woken_.wait_for(lock, kLookInterval, [this] { return stop_ || !why_.empty(); })) {
     lock.unlock();
     std::string wrong;
     try {

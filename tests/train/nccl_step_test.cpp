@@ -34,7 +34,7 @@ Trained train_on(Device& device, Communicator& comm, const EngineSettings& setti
   const Traffic before = comm.traffic();
   Engine engine(device, settings, &comm);
   engine.reserve(plan_step(settings, device, nullptr, nullptr, comm.topology(), comm.rank()));
-  engine.model().initialize(static_cast<uint64_t>(3 + comm.rank()));
+  engine.model().initialize(static_cast<uint64_t>(comm.rank()) + 3);
   share_weights(comm, device, engine.model().parameters());
   engine.weights_changed();
   Trained trained;

@@ -27,10 +27,9 @@ struct ncclComm {
   int splits = 0;
   int polls = 0;  ///< that still say in progress
   bool finalizing = false, destroyed = false, aborted = false;
-  /// A split's, while its ranks come: where it is written, of which color.
+  /// Of a split, while its ranks come: where the new one is written, in what color and order.
   ncclComm_t* made = nullptr;
   int color = 0, key = 0;
-  std::string why;
 };
 
 namespace {
