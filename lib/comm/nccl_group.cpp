@@ -30,9 +30,10 @@ template <typename Function>
 Function find(const char* name) {
   return reinterpret_cast<Function>(nccl_function(name));
 }
-// NOLINTNEXTLINE(bugprone-macro-parentheses): it declares a member of that name
+// It declares a member of that name. NOLINTBEGIN(bugprone-macro-parentheses)
 #define FP8TRAIN_NCCL_FUNCTION(name) \
   decltype(&::nccl##name) name = find<decltype(&::nccl##name)>("nccl" #name)
+// NOLINTEND(bugprone-macro-parentheses)
 
 struct NcclApi {
   FP8TRAIN_NCCL_FUNCTION(GetUniqueId);
