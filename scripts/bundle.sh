@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Packs the built program with the small shared libraries it needs, so that it runs on another x86-64 Linux (glibc 2.36 or newer).
-# CUDA's libraries are not packed: the program loads them where they are installed.
+# CUDA's libraries are not packed: the program loads them where they are installed. NCCL, which machines with CUDA may lack, is on request.
 #
-#   scripts/bundle.sh [--build DIR] [--out DIR] [--tests]
+#   scripts/bundle.sh [--build DIR] [--out DIR] [--tests] [--nccl]
 #
 #   --build DIR   the build to pack (build)
 #   --out DIR     where the folder and its archive go (build/bundle)
 #   --tests       also the programs that scripts/gpu_check.sh runs
+#   --nccl        also libnccl.so.2 (200 MB), from LD_LIBRARY_PATH, the system or the CUDA toolkit
 #
 # Result: DIR/fp8train/{bin,lib,share} and DIR/fp8train.tar.gz.
 set -euo pipefail
@@ -15,12 +16,14 @@ cd "$(dirname "$0")/.."
 build=build
 out=build/bundle
 tests=0
+nccl=0
 while [ $# -gt 0 ]; do
   case $1 in
     --build) build=$2; shift 2 ;;
     --out) out=$2; shift 2 ;;
     --tests) tests=1; shift ;;
-    -h | --help) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    --nccl) nccl=1; shift ;;
+    -h | --help) sed -n '2,13s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "bundle.sh: unknown option '$1'" >&2; exit 2 ;;
   esac
 done
@@ -30,7 +33,7 @@ target=$out/fp8train
 rm -rf "$target"
 cmake --install "$build" --prefix "$target" >/dev/null
 if [ $tests = 1 ]; then
-  for program in cuda_ops_test train_test; do
+  for program in cuda_ops_test train_test nccl_comm_test; do
     [ ! -x "$build/bin/$program" ] || cp "$build/bin/$program" "$target/bin/"
   done
 fi
@@ -43,6 +46,15 @@ ldd "$target"/bin/* | awk '$2 == "=>" && $3 ~ /^\// {print $3}' | sort -u | whil
     *) cp -L "$library" "$target/lib/" ;;
   esac
 done
+if [ $nccl = 1 ]; then  # where the program would find it; it is not linked, so ldd does not know
+  found=
+  IFS=: read -ra folders <<<"${LD_LIBRARY_PATH:-}:$(ldconfig -p | awk '/libnccl[.]so[.]2/ {print $NF; exit}' | xargs -r dirname):/usr/local/cuda/lib64"
+  for folder in "${folders[@]}"; do
+    [ -n "$found" ] || [ -z "$folder" ] || [ ! -e "$folder/libnccl.so.2" ] || found=$folder/libnccl.so.2
+  done
+  [ -n "$found" ] || { echo "bundle.sh: libnccl.so.2 is not found; put its folder into LD_LIBRARY_PATH" >&2; exit 1; }
+  cp -L "$found" "$target/lib/libnccl.so.2"
+fi
 strip --strip-unneeded "$target"/lib/* "$target"/bin/* 2>/dev/null || true
 tar -C "$out" -czf "$out/fp8train.tar.gz" fp8train
 echo "bundle: $target ($(du -sh "$target" | cut -f1)), $out/fp8train.tar.gz ($(du -sh "$out/fp8train.tar.gz" | cut -f1))"

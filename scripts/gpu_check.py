@@ -55,6 +55,12 @@ class Check:
         code, text = self.run("steps", [self.bin / "train_test", "[cuda]"])
         self.expect("steps", code == 0 and "not run" not in text, {"exit": code, "tail": text.strip().splitlines()[-3:]})
 
+    def ranks(self):
+        """As many ranks as there are GPUs, at most four: threads of one process. One GPU is a communicator of one rank."""
+        code, text = self.run("ranks", [self.bin / "nccl_comm_test"])
+        gpus = len(re.findall(r"^GPU ", subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout, re.MULTILINE)) if shutil.which("nvidia-smi") else None
+        self.expect("ranks", code == 0 and "not run" not in text, {"exit": code, "gpus": gpus, "tail": text.strip().splitlines()[-3:]})
+
     def sanitizer(self):
         tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
         if not Path(tool).exists():
@@ -183,6 +189,10 @@ def main():
         print(text)
         return 2
     check.kernels()
+    if (check.bin / "nccl_comm_test").exists():
+        check.ranks()
+    else:
+        check.results["ranks"] = {"passed": None, "reason": "not built: no NCCL"}
     if not arguments.quick:
         check.curves()
         check.benches()

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Proves the cuda backend on a machine with a GPU, and measures it: every kernel against the cpu, whole steps of each row against the cpu,
-# 50-step curves, compute-sanitizer where it works, then benchmarks. Meant to take
+# ranks over NCCL (one on one GPU; collectives, exchanges and steps of up to four where there are several), 50-step curves, compute-sanitizer where it works, then benchmarks. Meant to take
 # under 8 minutes. Needs Python 3.
 #
 #   scripts/gpu_check.sh [--program DIR] [--out DIR] [--quick] [--peers]

@@ -17,6 +17,7 @@
 #include "bench_step.h"
 #include "comm/backends.h"
 #include "numeric/cpu_isa.h"
+#include "train/place.h"
 #include "train/session.h"
 #include "train/threads.h"
 #include "verbs.h"
@@ -47,9 +48,14 @@ std::unique_ptr<Device> open_device(const BenchOptions& options, int64_t& thread
 
 /// Null on all ranks but the first.
 Json bench_step(const BenchOptions& options) {
-  const std::unique_ptr<Communicator> comm = make_communicator({});
-  int64_t threads = 0;
-  const std::unique_ptr<Device> device = open_device(options, threads);
+  const std::unique_ptr<Communicator> host = make_communicator({});
+  const int64_t threads = configure_threads(options.threads);
+  Settings settings;
+  settings.device = options.device;
+  settings.gemm_tuning = options.tune;
+  const RankPlace place = take_place(settings, *host);
+  Device* const device = place.device.get();
+  Communicator* const comm = place.comm == nullptr ? host.get() : place.comm.get();
   const StepRates rates = step_rates(*device, *comm, options.step, options.seconds);
   if (comm->rank() != 0) {
     return nullptr;

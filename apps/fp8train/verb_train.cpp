@@ -29,8 +29,10 @@ void add_train(Arguments verb, Action& action) {
     }
     const Settings settings = load(options->common);
     install_stop_handlers();  // before ranks find each other, which takes long on many nodes
-    const std::unique_ptr<Communicator> comm = make_communicator(
-        {.backend = settings.comm.backend, .timeout_seconds = settings.comm.timeout_seconds});
+    const std::unique_ptr<Communicator> comm =
+        make_communicator({.backend = settings.comm.backend,
+                           .bootstrap = settings.comm.bootstrap,
+                           .timeout_seconds = settings.comm.timeout_seconds});
     return run_as_rank(*comm, [&] {
       const RunOutcome outcome = train({.settings = settings,
                                         .resolved_yaml = show_settings(settings, true),

@@ -10,14 +10,23 @@
 namespace fp8train {
 
 class Device;
+struct Launch;
+struct Meeting;
 
 struct CommSettings {
-  /// auto: mpi where a launcher has started several ranks, else self. self | mpi
+  /// auto: mpi where a launcher has started several ranks, else self. self | mpi | nccl, which is
+  /// like auto here: ranks meet by it before they have a device (train/place.h).
   std::string backend = "auto";
+  /// auto: file where nccl is asked for and srun's tasks have no process manager. mpi | file
+  std::string bootstrap = "auto";
   double timeout_seconds = 600.0;  ///< after which a collective fails
 
   bool operator==(const CommSettings&) const = default;
 };
+
+/// Whether ranks meet by a file (comm/meeting.h) instead of MPI; make_communicator then gives each
+/// one of its own.
+bool meets_by_file(const CommSettings& settings, const Launch& launch);
 
 /// The communicator of all ranks of the run. MPI is initialized by the first that needs it. Throws
 /// ConfigError for an unknown backend, and where a launcher has started several processes that do
@@ -39,9 +48,14 @@ std::unique_ptr<Communicator> make_mpi_communicator();
 
 /// For memory of `device`, a GPU, by way of host memory: what `host` moves. Starting waits for the
 /// GPU, and waiting for an operation brings what has arrived to it. A Work ends before the
-/// communicator does.
-std::unique_ptr<Communicator> make_staged_communicator(std::unique_ptr<Communicator> host,
-                                                       Device& device);
+/// communicator does; `device` and `host` outlive it.
+std::unique_ptr<Communicator> make_staged_communicator(Communicator& host, Device& device);
+
+/// Ranks on GPUs, which NCCL moves between: those of `host`, over which the rest goes, or those of
+/// a meeting. `device` and `host` outlive it. Throws ConfigError where two ranks are on one GPU,
+/// CommError where NCCL is not in this build, is not found or does not start.
+std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host, Device& device);
+std::unique_ptr<Communicator> make_nccl_communicator(const Meeting& meeting, Device& device);
 
 /// Whether this build has MPI.
 bool has_mpi();

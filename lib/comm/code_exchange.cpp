@@ -63,7 +63,7 @@ class CodeExchange final : public ExchangeRun {
 CodeExchange::CodeExchange(Communicator& comm, Device& device, const GradientWire& wire,
                            GradientBucket bucket, ExchangeResult result,
                            GradientExchange::Groups* groups)
-    : ExchangeRun(comm, wire, std::move(bucket), result, groups) {
+    : ExchangeRun(comm, device, wire, std::move(bucket), result, groups) {
   check(is_fp8(wire_.format.dtype) && wire_.format.granularity == Granularity::tensor,
         "codes that are summed have a scale for the tensor");
   check(!wire_.self_exact, "self_exact has no meaning where codes are summed");

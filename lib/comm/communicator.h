@@ -93,6 +93,10 @@ class Communicator {
   void set_timeout(double seconds) { timeout_seconds_ = seconds; }
   double timeout() const { return timeout_seconds_; }
 
+  /// Whether collectives of a GPU's memory run in the order of streams, without the host: what
+  /// follows one can be submitted at once.
+  virtual bool in_stream_order() const { return false; }
+
   /// Tells the other ranks that this one cannot go on: their operations fail. MPI ends them with
   /// the exit code (and this process too).
   virtual void fail(int exit_code) = 0;

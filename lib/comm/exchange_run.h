@@ -4,16 +4,18 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "comm/gradient_exchange.h"
+#include "comm/side_stream.h"
 #include "tensor/tensor.h"
 
 namespace fp8train {
 
 class ExchangeRun {
  public:
-  ExchangeRun(Communicator& comm, const GradientWire& wire, GradientBucket bucket,
+  ExchangeRun(Communicator& comm, Device& device, const GradientWire& wire, GradientBucket bucket,
               ExchangeResult result, GradientExchange::Groups* groups);
   virtual ~ExchangeRun() = default;
   ExchangeRun(const ExchangeRun&) = delete;
@@ -22,6 +24,7 @@ class ExchangeRun {
   void start(Stream stream, void* scratch, float factor, const View& shard);
   /// False where that would take waiting, which only `waiting` allows.
   bool advance(bool waiting);
+  void finish();
 
   int64_t chunk() const { return chunk_; }
   int64_t own_elements() const;
@@ -55,10 +58,16 @@ class ExchangeRun {
 
  private:
   bool under_way_ = false;
+  /// Where messages follow streams the whole exchange is submitted at once, beside the caller's
+  /// stream. Ranks then submit in one order, which NCCL's kernels need.
+  std::optional<SideStream> side_;
+  std::shared_ptr<StreamEvent> end_;
+  Stream caller_{DeviceKind::cpu, nullptr, nullptr};
 };
 
-std::unique_ptr<ExchangeRun> make_image_exchange(Communicator& comm, const GradientWire& wire,
-                                                 GradientBucket bucket, ExchangeResult result,
+std::unique_ptr<ExchangeRun> make_image_exchange(Communicator& comm, Device& device,
+                                                 const GradientWire& wire, GradientBucket bucket,
+                                                 ExchangeResult result,
                                                  GradientExchange::Groups* groups);
 
 /// fp8_sum

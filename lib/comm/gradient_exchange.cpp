@@ -9,8 +9,9 @@
 
 namespace fp8train {
 
-ExchangeRun::ExchangeRun(Communicator& comm, const GradientWire& wire, GradientBucket bucket,
-                         ExchangeResult result, GradientExchange::Groups* groups)
+ExchangeRun::ExchangeRun(Communicator& comm, Device& device, const GradientWire& wire,
+                         GradientBucket bucket, ExchangeResult result,
+                         GradientExchange::Groups* groups)
     : groups_(groups != nullptr ? groups : &own_groups_),
       wire_(wire),
       bucket_(std::move(bucket)),
@@ -25,6 +26,9 @@ ExchangeRun::ExchangeRun(Communicator& comm, const GradientWire& wire, GradientB
   check(count_ > 0, "an exchange has gradients");
   check(coded() ? kept == wire_.format : kept == plain(DType::f32) || kept == plain(DType::bf16),
         "gradients are exchanged from fp32, bf16 or the codes that cross the wire");
+  if (comm_->in_stream_order() && ranks() > 1) {
+    side_.emplace(device);
+  }
 }
 
 int64_t ExchangeRun::own_elements() const {
@@ -35,7 +39,12 @@ void ExchangeRun::start(Stream stream, void* scratch, float factor, const View& 
   check(!under_way_, "an exchange is finished before it starts again");
   check(to_shard() ? shard.shape == Shape{own_elements()} : shard.empty(),
         "a shard is this rank's elements of the bucket");
+  caller_ = stream;
   stream_ = stream;
+  if (side_) {
+    side_->follow(stream);
+    stream_ = side_->stream();
+  }
   scratch_ = static_cast<std::byte*>(scratch);
   factor_ = factor;
   shard_ = shard;
@@ -44,6 +53,10 @@ void ExchangeRun::start(Stream stream, void* scratch, float factor, const View& 
   if (!as_it_is) {
     under_way_ = true;
     begin();
+  }
+  if (side_) {
+    advance(true);  // nothing of it waits on the host
+    end_ = side_->mark_end();
   }
 }
 
@@ -58,11 +71,19 @@ bool ExchangeRun::advance(bool waiting) {
   return true;
 }
 
+void ExchangeRun::finish() {
+  advance(true);
+  if (end_ != nullptr) {
+    end_->hold(caller_);
+    end_.reset();
+  }
+}
+
 GradientExchange::GradientExchange(Communicator& comm, Device& device, const GradientWire& wire,
                                    GradientBucket bucket, ExchangeResult result, Groups* groups)
     : run_(wire.kind == WireKind::fp8_sum
                ? make_code_exchange(comm, device, wire, std::move(bucket), result, groups)
-               : make_image_exchange(comm, wire, std::move(bucket), result, groups)) {}
+               : make_image_exchange(comm, device, wire, std::move(bucket), result, groups)) {}
 
 GradientExchange::~GradientExchange() = default;
 GradientExchange::GradientExchange(GradientExchange&&) noexcept = default;
@@ -89,7 +110,7 @@ bool GradientExchange::advance() {
 }
 
 void GradientExchange::finish() {
-  run_->advance(true);
+  run_->finish();
 }
 
 }  // namespace fp8train

@@ -18,7 +18,7 @@ size_t image_bytes(const TensorFormat& format, int64_t count) {
 /// Scratch memory: what is sent, later the means that are gathered; what is received; fp32 values.
 class ImageExchange final : public ExchangeRun {
  public:
-  ImageExchange(Communicator& comm, const GradientWire& wire, GradientBucket bucket,
+  ImageExchange(Communicator& comm, Device& device, const GradientWire& wire, GradientBucket bucket,
                 ExchangeResult result, GradientExchange::Groups* groups);
 
   size_t scratch_bytes() const override { return sent_bytes_ + received_bytes_ + values_bytes_; }
@@ -59,9 +59,10 @@ class ImageExchange final : public ExchangeRun {
   Stage stage_ = Stage::sum;
 };
 
-ImageExchange::ImageExchange(Communicator& comm, const GradientWire& wire, GradientBucket bucket,
-                             ExchangeResult result, GradientExchange::Groups* groups)
-    : ExchangeRun(comm, wire, std::move(bucket), result, groups) {
+ImageExchange::ImageExchange(Communicator& comm, Device& device, const GradientWire& wire,
+                             GradientBucket bucket, ExchangeResult result,
+                             GradientExchange::Groups* groups)
+    : ExchangeRun(comm, device, wire, std::move(bucket), result, groups) {
   gather_ = coded() ? bucket_.gradients.format : wire_.gather;
   check(ops::is_wire_format(wire_.format) && ops::is_wire_format(gather_),
         "contributions and means cross in a wire's format");
@@ -230,10 +231,11 @@ void ImageExchange::read() {
 
 }  // namespace
 
-std::unique_ptr<ExchangeRun> make_image_exchange(Communicator& comm, const GradientWire& wire,
-                                                 GradientBucket bucket, ExchangeResult result,
+std::unique_ptr<ExchangeRun> make_image_exchange(Communicator& comm, Device& device,
+                                                 const GradientWire& wire, GradientBucket bucket,
+                                                 ExchangeResult result,
                                                  GradientExchange::Groups* groups) {
-  return std::make_unique<ImageExchange>(comm, wire, std::move(bucket), result, groups);
+  return std::make_unique<ImageExchange>(comm, device, wire, std::move(bucket), result, groups);
 }
 
 }  // namespace fp8train

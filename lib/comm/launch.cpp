@@ -54,7 +54,7 @@ void check_launch(const Launch& launch, int ranks) {
     throw ConfigError(fmt::format(
         "srun has started {} tasks, but each of them is alone: srun and this program's MPI do not "
         "find each other. `srun --mpi=list` shows what srun can do; try `srun --mpi=pmix ...`, or "
-        "start with mpirun inside of the job",
+        "start with mpirun inside of the job; ranks on GPUs can do without (comm.bootstrap: file)",
         launch.slurm_step_tasks));
   }
   if (launch.slurm_step_tasks == 0 && launch.slurm_job_tasks > 1 && launch.mpi_ranks == 0) {

@@ -4,19 +4,30 @@
 
 namespace fp8train {
 
+bool meets_by_file(const CommSettings& settings, const Launch& launch) {
+  if (settings.backend == "self" || settings.backend == "mpi") {
+    return false;
+  }
+  const bool alone = launch.slurm_step_tasks > 1 && !(launch.wants_mpi() && has_mpi());
+  return settings.bootstrap == "file" ||
+         (settings.bootstrap == "auto" && settings.backend == "nccl" && alone);
+}
+
 std::unique_ptr<Communicator> make_communicator(const CommSettings& settings) {
   const Launch launch = detect_launch();
+  const std::string& backend = settings.backend;
   std::unique_ptr<Communicator> made;
-  if (settings.backend == "self") {
-    made = make_self_communicator();
-  } else if (settings.backend == "mpi") {
-    made = make_mpi_communicator();
-  } else if (settings.backend == "auto") {
-    made = launch.wants_mpi() && has_mpi() ? make_mpi_communicator() : make_self_communicator();
-  } else {
-    throw ConfigError("comm.backend: '" + settings.backend + "' is not one of auto, self, mpi");
+  const bool by_file = meets_by_file(settings, launch);
+  if (backend != "auto" && backend != "self" && backend != "mpi" && backend != "nccl") {
+    throw ConfigError("comm.backend: '" + backend + "' is not one of auto, self, mpi, nccl");
   }
-  if (settings.backend != "self") {
+  const bool several = launch.wants_mpi() && has_mpi();
+  if (backend == "mpi" || (backend != "self" && !by_file && several)) {
+    made = make_mpi_communicator();
+  } else {
+    made = make_self_communicator();
+  }
+  if (backend != "self" && !by_file) {
     check_launch(launch, made->size());
   }
   made->set_timeout(settings.timeout_seconds);

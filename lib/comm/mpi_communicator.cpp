@@ -376,16 +376,7 @@ Topology find_topology(int size) {
   check_mpi(MPI_Allgather(&leader, 1, MPI_INT, leaders.data(), 1, MPI_INT, MPI_COMM_WORLD),
             "finding the ranks of a node");
   MPI_Comm_free(&node);
-  std::vector<int> seen;  // leaders in the order of nodes
-  std::vector<int> node_of;
-  for (const int one : leaders) {
-    const auto found = std::find(seen.begin(), seen.end(), one);
-    node_of.push_back(static_cast<int>(found - seen.begin()));
-    if (found == seen.end()) {
-      seen.push_back(one);
-    }
-  }
-  return Topology(std::move(node_of));
+  return Topology::of_places(leaders);
 }
 
 }  // namespace

@@ -44,10 +44,15 @@ class StagedWork final : public PendingWork {
 
 class StagedCommunicator final : public Communicator {
  public:
+  StagedCommunicator(Communicator& host, Device& device)
+      : Communicator(host.topology(), host.rank()), host_(&host), device_(&device) {
+    set_timeout(host.timeout());
+  }
   StagedCommunicator(std::unique_ptr<Communicator> host, Device& device,
-                     std::shared_ptr<Traffic> traffic = nullptr)
+                     std::shared_ptr<Traffic> traffic)
       : Communicator(host->topology(), host->rank(), std::move(traffic)),
-        host_(std::move(host)),
+        owned_host_(std::move(host)),
+        host_(owned_host_.get()),
         device_(&device) {
     set_timeout(host_->timeout());
   }
@@ -117,16 +122,16 @@ class StagedCommunicator final : public Communicator {
                                          .recv = std::vector<std::byte>(recv_bytes)});
   }
 
-  std::unique_ptr<Communicator> host_;
+  std::unique_ptr<Communicator> owned_host_;
+  Communicator* host_;
   Device* device_;
   std::list<Staging> staging_;
 };
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_staged_communicator(std::unique_ptr<Communicator> host,
-                                                       Device& device) {
-  return std::make_unique<StagedCommunicator>(std::move(host), device);
+std::unique_ptr<Communicator> make_staged_communicator(Communicator& host, Device& device) {
+  return std::make_unique<StagedCommunicator>(host, device);
 }
 
 }  // namespace fp8train

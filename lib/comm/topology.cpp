@@ -42,6 +42,19 @@ Topology::Topology(std::vector<int> node_of_rank) : node_of_(std::move(node_of_r
   ranks_per_node_ = regular_ranks_per_node(ranks_of_node_);
 }
 
+Topology Topology::of_places(const std::vector<int>& places) {
+  std::vector<int> seen;  // in the order of nodes
+  std::vector<int> node_of;
+  for (const int place : places) {
+    const auto found = std::find(seen.begin(), seen.end(), place);
+    node_of.push_back(static_cast<int>(found - seen.begin()));
+    if (found == seen.end()) {
+      seen.push_back(place);
+    }
+  }
+  return Topology(std::move(node_of));
+}
+
 Topology Topology::blocks(int size, int ranks_per_node) {
   check(size > 0 && ranks_per_node > 0, "a topology has ranks on nodes");
   std::vector<int> node_of(static_cast<size_t>(size));

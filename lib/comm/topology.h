@@ -16,6 +16,9 @@ class Topology {
   /// `size` ranks, `ranks_per_node` of them on each node but perhaps the last.
   static Topology blocks(int size, int ranks_per_node);
 
+  /// From the name of each rank's node, which may be any number.
+  static Topology of_places(const std::vector<int>& places);
+
   int size() const { return static_cast<int>(node_of_.size()); }
   int nodes() const { return static_cast<int>(ranks_of_node_.size()); }
   int node_of(int rank) const { return node_of_[static_cast<size_t>(rank)]; }

@@ -237,9 +237,18 @@ std::vector<Field> run_fields() {
       choice("logging.format", in(&Settings::logging, &LoggingSettings::format),
              {"auto", "pretty", "plain"}, "auto is pretty on a terminal and plain elsewhere"),
       choice("comm.backend", in(&Settings::comm, &CommunicationSettings::backend),
-             {"auto", "self", "mpi"},
-             "auto is mpi where mpirun or srun has started several ranks; self: one rank, whatever "
-             "the launcher says"),
+             {"auto", "self", "mpi", "nccl"},
+             "What moves bytes between the ranks that mpirun or srun has started. auto: mpi for "
+             "ranks on CPUs, nccl for ranks on GPUs where there is one; mpi: on GPUs through host "
+             "memory; self: one rank, whatever the launcher says"),
+      choice("comm.bootstrap", in(&Settings::comm, &CommunicationSettings::bootstrap),
+             {"auto", "mpi", "file"},
+             "How ranks find each other. file: ranks on GPUs that srun has started, without MPI; "
+             "auto is that with backend nccl where srun offers none"),
+      text("comm.bootstrap_file", in(&Settings::comm, &CommunicationSettings::bootstrap_file),
+           "With bootstrap file: where it is, seen by all nodes; job, step and restart are added. "
+           "Empty: meeting, in output_dir",
+           "a path"),
       make("comm.timeout", "a duration such as 10m",
            "A message between ranks that takes longer ends the run",
            in(&Settings::comm, &CommunicationSettings::timeout_seconds), read_duration,

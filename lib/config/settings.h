@@ -78,8 +78,10 @@ struct LoggingSettings {
 };
 
 struct CommunicationSettings {
-  std::string backend = "auto";  ///< auto | self | mpi
-  double timeout_seconds = 600;  ///< of a collective
+  std::string backend = "auto";    ///< auto | self | mpi | nccl
+  std::string bootstrap = "auto";  ///< how ranks find each other: auto | mpi | file
+  std::string bootstrap_file;      ///< empty: one in output_dir
+  double timeout_seconds = 600;    ///< of a collective
 
   bool operator==(const CommunicationSettings&) const = default;
 };

@@ -19,18 +19,34 @@ std::string_view name_of(DeviceKind kind) {
   return "?";
 }
 
+namespace {
+
+/// Of streams whose work is done when the call returns.
+class PastEvent final : public StreamEvent {
+ public:
+  void record(const Stream& /*stream*/) override {}
+  void hold(const Stream& /*stream*/) override {}
+  bool reached() override { return true; }
+};
+
+}  // namespace
+
+std::unique_ptr<StreamEvent> Device::make_event() {
+  return std::make_unique<PastEvent>();
+}
+
 std::unique_ptr<Recording> Device::record(const std::function<void()>& /*work*/) {
   throw InternalError("this device does not record");
 }
 
-std::unique_ptr<Device> make_device(DeviceKind kind) {
+std::unique_ptr<Device> make_device(DeviceKind kind, int index) {
   switch (kind) {
     case DeviceKind::cpu:
       return std::make_unique<CpuDevice>();
     case DeviceKind::meta:
       return std::make_unique<MetaDevice>();
     case DeviceKind::cuda:
-      return make_cuda_device();
+      return make_cuda_device(index);
   }
   throw InternalError("unknown device kind");
 }

@@ -43,6 +43,19 @@ class Recording {
   virtual void replay() = 0;
 };
 
+/// A point in the work of a stream. The device that made it outlives it.
+class StreamEvent {
+ public:
+  virtual ~StreamEvent() = default;
+  /// From now on it is the point behind all that has been submitted to `stream`.
+  virtual void record(const Stream& stream) = 0;
+  /// What is submitted to `stream` from now on runs after the point. The host does not wait.
+  virtual void hold(const Stream& stream) = 0;
+  /// Whether the work before the point is over. Any thread may ask. Throws DeviceError where that
+  /// work failed.
+  virtual bool reached() = 0;
+};
+
 class Device {
  public:
   virtual ~Device() = default;
@@ -51,6 +64,11 @@ class Device {
 
   DeviceKind kind() const { return stream_.kind(); }
   Stream stream() const { return stream_; }
+  /// A second stream, whose work runs beside that of the first; StreamEvents say which waits for
+  /// which. Products and attention are for the first. The same as the first where work is done
+  /// when the call returns (cpu, meta).
+  virtual Stream side_stream() { return stream_; }
+  virtual std::unique_ptr<StreamEvent> make_event();
   const DeviceTraits& traits() const { return traits_; }
   /// At start-up, for what only a trial shows (ops::probe_scaled_gemm).
   void set_traits(const DeviceTraits& traits) { traits_ = traits; }
@@ -78,6 +96,9 @@ class Device {
   /// Bytes that could be allocated now; 0 where that is not known.
   virtual size_t available_memory() const = 0;
 
+  /// What tells this GPU from others of its machine; empty where there is nothing to tell apart.
+  virtual std::string hardware_id() const { return {}; }
+
   /// "cpu: Intel Xeon, 2 threads, avx512" and the like.
   virtual std::string description() const = 0;
 
@@ -92,8 +113,9 @@ class Device {
   MemoryLedger ledger_;
 };
 
-/// Throws DeviceError, saying why and what to do, when the device cannot be used.
-std::unique_ptr<Device> make_device(DeviceKind kind);
+/// Throws DeviceError, saying why and what to do, when the device cannot be used. `index`: which of
+/// the GPUs that this process sees.
+std::unique_ptr<Device> make_device(DeviceKind kind, int index = 0);
 
 /// A meta device that plans for devices with `traits`.
 std::unique_ptr<Device> make_meta_device(const DeviceTraits& traits);

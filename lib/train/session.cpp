@@ -185,7 +185,7 @@ int64_t longest_prompt(const SampleSettings& sample, const Tokenizer& tokenizer)
 }
 
 std::unique_ptr<Device> choose_device(const std::string& setting, bool tune_gemms,
-                                      std::string& reason) {
+                                      std::string& reason, int gpu) {
   DeviceKind kind = setting == "cuda" ? DeviceKind::cuda : DeviceKind::cpu;
   reason = "as asked";
   if (setting != "cuda" && setting != "cpu") {
@@ -193,7 +193,7 @@ std::unique_ptr<Device> choose_device(const std::string& setting, bool tune_gemm
     reason = obstacle.empty() ? "a usable GPU was found" : obstacle;
     kind = obstacle.empty() ? DeviceKind::cuda : DeviceKind::cpu;
   }
-  std::unique_ptr<Device> device = make_device(kind);
+  std::unique_ptr<Device> device = make_device(kind, gpu);
   ops::probe_scaled_gemm(*device);
   if (tune_gemms) {
     ops::tune_gemms(*device, cache_folder().string());

@@ -39,8 +39,9 @@ EngineSettings engine_settings(const Settings& settings, const ModelConfig& mode
 int64_t longest_prompt(const SampleSettings& sample, const Tokenizer& tokenizer);
 
 /// The device that `device: cpu | cuda | auto` means, and in `reason` why. `tune_gemms`: its
-/// products are timed (ops::tune_gemms), with choices kept in the cache folder.
+/// products are timed (ops::tune_gemms), with choices kept in the cache folder. `gpu`: which of
+/// those that this process sees.
 std::unique_ptr<Device> choose_device(const std::string& setting, bool tune_gemms,
-                                      std::string& reason);
+                                      std::string& reason, int gpu = 0);
 
 }  // namespace fp8train

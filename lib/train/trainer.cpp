@@ -19,6 +19,7 @@
 #include "io/checkpoint.h"
 #include "optim/schedule.h"
 #include "train/generator.h"
+#include "train/place.h"
 #include "train/preflight.h"
 #include "train/progress.h"
 #include "train/ranks.h"
@@ -35,7 +36,7 @@ namespace {
 
 class Run {
  public:
-  Run(const RunRequest& request, Communicator& comm);
+  Run(const RunRequest& request, Communicator& comm, RankPlace& place);
   RunOutcome run();
 
  private:
@@ -62,7 +63,7 @@ class Run {
   Communicator* comm_;
   Session session_;
   RunRecords records_;
-  std::unique_ptr<Device> device_;
+  Device* device_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<Loader> loader_;
   std::unique_ptr<Generator> generator_;
@@ -80,10 +81,11 @@ class Run {
   Traffic sent_;  // in the last step
 };
 
-Run::Run(const RunRequest& request, Communicator& comm)
+Run::Run(const RunRequest& request, Communicator& comm, RankPlace& place)
     : comm_(&comm),
       session_(open_session(request.settings, true, comm.size())),
       records_(request.settings.output_dir, comm.rank() == 0),
+      device_(place.device.get()),
       skip_guard_(settings().training, session_.engine.plan.dynamic_loss_scaling),
       progress_(request.quiet || comm.rank() != 0
                     ? Progress::Style::quiet
@@ -102,18 +104,14 @@ Run::Run(const RunRequest& request, Communicator& comm)
     log_warning(records_.lock_warning());
   }
   log_notes(session_);
-  std::string reason;
-  device_ = choose_device(settings().device, settings().gemm_tuning, reason);
-  if (comm.size() > 1 && device_->kind() == DeviceKind::cuda) {
-    throw ConfigError("several ranks train on the cpu only as yet: set device: cpu");
-  }
   MemoryLedger planned;
   const StepPlan plan =
       plan_step(session_.engine, *device_, &planned, nullptr, comm.topology(), comm.rank());
   if (comm.size() > 1) {
-    progress_.say(fmt::format("ranks   {}; {}", comm.description(), describe_layout(session_)));
+    progress_.say(fmt::format("ranks   {}; {}{}", comm.description(), describe_layout(session_),
+                              place.note.empty() ? "" : "; " + place.note));
   }
-  for (const std::string& line : run_overview(session_, *device_, reason, threads, planned)) {
+  for (const std::string& line : run_overview(session_, *device_, place.reason, threads, planned)) {
     progress_.say(line);
   }
   if (!fits(*device_, planned)) {
@@ -411,7 +409,9 @@ RunOutcome Run::finish() {
 }  // namespace
 
 RunOutcome train(const RunRequest& request, Communicator& comm) {
-  Run run(request, comm);
+  agree_on_run(comm, request.resolved_yaml + request.version);  // before they go separate ways
+  RankPlace place = take_place(request.settings, comm);
+  Run run(request, place.comm != nullptr ? *place.comm : comm, place);
   return run.run();
 }
 

@@ -252,6 +252,56 @@ void check_collectives(Communicator& comm) {
   }
 }
 
+void check_on_device(Communicator& comm, Device& device, Communicator& host_comm) {
+  const auto size = static_cast<size_t>(comm.size());
+  for (const size_t bytes : {size_t{0}, size_t{1}, size_t{7}, size_t{4096}, size_t{100003}}) {
+    const std::string of = " of " + std::to_string(bytes) + " bytes on the device";
+    Bytes sent;
+    for (int other = 0; other < comm.size(); ++other) {
+      append(sent, message(comm.rank(), other, bytes));
+    }
+    Bytes gathered(size * bytes);
+    Bytes exchanged_bytes(size * bytes);
+    host_comm.all_gather(host(), sent.data(), gathered.data(), bytes).wait();
+    host_comm.all_to_all(host(), sent.data(), exchanged_bytes.data(), bytes).wait();
+    const Buffer from(device, size * bytes, MemoryCategory::workspace);
+    const Buffer all(device, size * bytes, MemoryCategory::workspace);
+    const Buffer parts(device, size * bytes, MemoryCategory::workspace);
+    device.copy_from_host(from.data(), sent.data(), sent.size());
+    // Both at once, and waited for from the last to the first.
+    Work gather = comm.all_gather(device.stream(), from.data(), all.data(), bytes);
+    Work exchange = comm.all_to_all(device.stream(), from.data(), parts.data(), bytes);
+    exchange.wait();
+    gather.wait();
+    Bytes arrived(size * bytes);
+    device.copy_to_host(arrived.data(), all.data(), arrived.size());
+    require(arrived == gathered, "all_gather" + of);
+    device.copy_to_host(arrived.data(), parts.data(), arrived.size());
+    require(arrived == exchanged_bytes, "all_to_all" + of);
+    for (int root = 0; root < comm.size(); ++root) {
+      comm.broadcast(device.stream(), from.data(), bytes, root).wait();
+      Bytes first(bytes);
+      device.copy_to_host(first.data(), from.data(), bytes);
+      require(first == message(root, 0, bytes), "broadcast from " + std::to_string(root) + of);
+      device.copy_from_host(from.data(), sent.data(), sent.size());
+    }
+  }
+}
+
+std::vector<Exchanged> exchange_all(Communicator& comm, Device& device) {
+  std::vector<Exchanged> all;
+  for (const WireCase& c : wire_cases(comm.topology())) {
+    for (const int64_t count : {int64_t{1000}, int64_t{128} * comm.size()}) {
+      for (const ExchangeResult result : {ExchangeResult::whole, ExchangeResult::shard}) {
+        all.push_back({std::string(c.name) + ", " + std::to_string(count) + " elements" +
+                           (result == ExchangeResult::shard ? ", shard" : ""),
+                       exchanged(comm, device, c.wire, count, result)});
+      }
+    }
+  }
+  return all;
+}
+
 void check_reductions(Communicator& comm) {
   const auto device = make_device(DeviceKind::cpu);
   for (const int64_t count : {1, 127, 128, 1000}) {

@@ -6,7 +6,6 @@
 #include <cstring>
 #include <exception>
 #include <thread>
-#include <utility>
 
 #include "base/error.h"
 #include "comm/backends.h"
@@ -25,7 +24,7 @@ void stay_away(fp8train::Communicator& comm) {
 }
 
 /// Gradients on a GPU, or on the host shim. 77: neither is here.
-int exchange_on_cuda(std::unique_ptr<fp8train::Communicator>& comm) {
+int exchange_on_cuda(fp8train::Communicator& comm) {
   std::unique_ptr<fp8train::Device> device;
   try {
     device = fp8train::make_device(fp8train::DeviceKind::cuda);
@@ -33,9 +32,9 @@ int exchange_on_cuda(std::unique_ptr<fp8train::Communicator>& comm) {
     std::fprintf(stderr, "left out: %s\n", error.what());
     return 77;
   }
-  comm = fp8train::make_staged_communicator(std::move(comm), *device);
-  fp8train::test::check_exchanges(*comm, *device);
-  std::printf("%s: ok\n", comm->description().c_str());
+  const auto staged = fp8train::make_staged_communicator(comm, *device);
+  fp8train::test::check_exchanges(*staged, *device);
+  std::printf("%s: ok\n", staged->description().c_str());
   return 0;
 }
 
@@ -50,7 +49,7 @@ int main(int argc, char** argv) {
       return 0;
     }
     if (argc > 1 && std::strcmp(argv[1], "cuda") == 0) {
-      return exchange_on_cuda(comm);
+      return exchange_on_cuda(*comm);
     }
     fp8train::test::check_collectives(*comm);
     fp8train::test::check_reductions(*comm);

@@ -58,6 +58,29 @@ TEST_CASE("an arena planned on meta serves the same requests on the cpu without 
   CHECK_THROWS_AS(arena.allocate(5000), InternalError);
 }
 
+TEST_CASE("a side stream is ordered by events") {
+  const auto cpu = make_device(DeviceKind::cpu);
+  CHECK(cpu->side_stream().native() == cpu->stream().native());
+  CHECK(cpu->make_event()->reached());
+  if (!why_cuda_is_unusable().empty()) {
+    return;
+  }
+  const auto device = make_device(DeviceKind::cuda);
+  const Stream side = device->side_stream();
+  CHECK(side.native() != device->stream().native());
+  CHECK(device->side_stream().native() == side.native());
+  CHECK_FALSE(device->hardware_id().empty());
+  const auto event = device->make_event();
+  event->record(device->stream());
+  event->hold(side);
+  event->record(side);
+  event->hold(device->stream());
+  device->synchronize();
+  CHECK(event->reached());
+  CHECK_THROWS_WITH(make_device(DeviceKind::cuda, 1000),
+                    Catch::Contains("GPU 1000 was asked for, but this process sees"));
+}
+
 TEST_CASE("cuda is refused with its reason, or it serves") {
   const std::string obstacle = why_cuda_is_unusable();
   if (!obstacle.empty()) {

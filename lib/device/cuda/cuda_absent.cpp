@@ -7,7 +7,11 @@ std::string why_cuda_is_unusable() {
   return "this build has no CUDA backend";
 }
 
-std::unique_ptr<Device> make_cuda_device() {
+int visible_gpus() {
+  return 0;
+}
+
+std::unique_ptr<Device> make_cuda_device(int /*index*/) {
   throw DeviceError("device: cuda was asked for, but " + why_cuda_is_unusable() +
                     "; use device: cpu or device: auto");
 }

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "device/cuda/cuda_context.h"
+#include "device/cuda/cuda_event.h"
 #include "device/cuda/cuda_graph.h"
 #include "device/cuda/staging.h"
 
@@ -35,7 +36,8 @@ std::string device_name(int device) {
 
 class CudaDevice final : public Device {
  public:
-  CudaDevice() : Device(DeviceKind::cuda, &context_) {
+  explicit CudaDevice(int index) : Device(DeviceKind::cuda, &context_) {
+    context_.device = index;
     check_cuda(cudaSetDevice(context_.device), "selecting the GPU");
     context_.owner = this;
     context_.capability = capability_of(context_.device);
@@ -53,8 +55,29 @@ class CudaDevice final : public Device {
     context_.gemm.reset();
     context_.attention.reset();
     cudaFree(context_.workspace);
+    if (side_.stream != nullptr) {
+      cudaStreamDestroy(side_.stream);
+    }
     cudaStreamDestroy(context_.stream);
   }
+
+  Stream side_stream() override {
+    if (side_.stream == nullptr) {
+      int least = 0;
+      int greatest = 0;
+      check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "creating a stream");
+      // What other ranks wait for comes first.
+      check_cuda(cudaStreamCreateWithPriority(&side_.stream, cudaStreamNonBlocking, greatest),
+                 "creating a stream");
+      side_.owner = this;
+      side_.device = context_.device;
+      side_.capability = context_.capability;
+      side_.multiprocessors = context_.multiprocessors;
+      side_.traits = &traits();
+    }
+    return {DeviceKind::cuda, &side_, &counters()};
+  }
+  std::unique_ptr<StreamEvent> make_event() override { return make_cuda_event(); }
 
   void* allocate(size_t bytes) override {
     if (bytes == 0) {
@@ -112,6 +135,13 @@ class CudaDevice final : public Device {
     return free_bytes;
   }
 
+  std::string hardware_id() const override {
+    char text[32] = {};
+    check_cuda(cudaDeviceGetPCIBusId(text, sizeof(text), context_.device),
+               "asking for a GPU's place");
+    return text;
+  }
+
   std::string description() const override {
     size_t free_bytes = 0;
     size_t total_bytes = 0;
@@ -128,6 +158,7 @@ class CudaDevice final : public Device {
 
  private:
   CudaContext context_;
+  CudaContext side_;  ///< without workspace and libraries
   PinnedStaging staging_;
 };
 
@@ -160,13 +191,30 @@ std::string why_cuda_is_unusable() {
   return "";
 }
 
-std::unique_ptr<Device> make_cuda_device() {
+int visible_gpus() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+
+void* native_queue(const Stream& stream) {
+  return cuda_context(stream).stream;
+}
+
+void select_gpu(const Stream& stream) {
+  check_cuda(cudaSetDevice(cuda_context(stream).device), "selecting the GPU");
+}
+
+std::unique_ptr<Device> make_cuda_device(int index) {
   const std::string obstacle = why_cuda_is_unusable();
   if (!obstacle.empty()) {
     throw DeviceError("device: cuda was asked for, but " + obstacle +
                       "; use device: cpu or device: auto");
   }
-  return std::make_unique<CudaDevice>();
+  if (index < 0 || index >= visible_gpus()) {
+    throw DeviceError(fmt::format(
+        "GPU {} was asked for, but this process sees {} (numbered from 0)", index, visible_gpus()));
+  }
+  return std::make_unique<CudaDevice>(index);
 }
 
 }  // namespace fp8train

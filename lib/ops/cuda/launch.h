@@ -47,8 +47,8 @@ void launch(const Stream& stream, const LaunchShape& shape, void (*kernel)(Param
     return;
   }
 #if defined(FP8TRAIN_CUDA_SHIM)
-  static_cast<void>(stream);
-  shim::submit([shape, kernel, ... copies = static_cast<Parameters>(arguments)] {
+  shim::submit(cuda_context(stream).stream, [shape, kernel,
+                                             ... copies = static_cast<Parameters>(arguments)] {
     shim::run_blocks(shape.grid, shape.block, shape.shared_bytes, [&] { kernel(copies...); });
   });
 #else

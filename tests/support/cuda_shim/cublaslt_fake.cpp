@@ -28,13 +28,13 @@ constexpr int kAlgorithms = 4;
 constexpr float kMilliseconds[] = {0.0F, 2.0F, 3.0F, 1.0F, 0.0F};
 constexpr uint64_t kRefusedAlgorithm = 4;
 
-std::vector<int> algorithms_run;
-uint64_t matmul_count = 0;
-uint64_t biased_count = 0;
-uint64_t heuristic_count = 0;
+thread_local std::vector<int> algorithms_run;
+thread_local uint64_t matmul_count = 0;
+thread_local uint64_t biased_count = 0;
+thread_local uint64_t heuristic_count = 0;
 bool biases_are_refused = false;
 bool scales_are_ignored = false;
-std::string refusal;
+thread_local std::string refusal;
 
 cublasStatus_t refuse(const char* why, cublasStatus_t status = CUBLAS_STATUS_NOT_SUPPORTED) {
   refusal = why;
@@ -340,7 +340,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t /*handle*/, cublasLtMatmulDesc_t 
                               const void* c, cublasLtMatrixLayout_t /*c_layout*/, void* d,
                               cublasLtMatrixLayout_t d_layout,
                               const cublasLtMatmulAlgo_t* algorithm, void* workspace,
-                              size_t /*workspace_bytes*/, cudaStream_t /*stream*/) {
+                              size_t /*workspace_bytes*/, cudaStream_t stream) {
   if (!aligned(a, algorithm->data[0]) || !aligned(b, algorithm->data[1]) ||
       !aligned(d, algorithm->data[2])) {
     return refuse("a pointer less aligned than its plan", CUBLAS_STATUS_INVALID_VALUE);
@@ -368,7 +368,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t /*handle*/, cublasLtMatmulDesc_t 
   const Factors factors = {*static_cast<const float*>(alpha), *static_cast<const float*>(beta),
                            scales_are_ignored};
   fp8train::shim::submit(
-      [=, product = *description, left = *a_layout, right = *b_layout, result = *d_layout] {
+      stream, [=, product = *description, left = *a_layout, right = *b_layout, result = *d_layout] {
         multiply(product, factors, {a, left}, {b, right}, c, {d, result});
         matmul_count += 1;
         biased_count += product.epilogue == CUBLASLT_EPILOGUE_BIAS ? 1 : 0;

@@ -1,7 +1,7 @@
 #pragma once
 // The part of the CUDA runtime's host interface that the library uses, for builds whose cuda device
-// is the host shim. Device memory is host memory, streams run at once; runtime.cpp counts what a
-// test wants to know. The names and values are CUDA's.
+// is the host shim. Device memory is host memory, streams run at once, but for what waits for other
+// ranks (submit.h); runtime.cpp counts what a test wants to know. The names and values are CUDA's.
 
 #include <cstddef>
 
@@ -16,6 +16,8 @@ enum cudaError_t : int {
   cudaErrorMemoryAllocation = 2,
   cudaErrorInsufficientDriver = 35,
   cudaErrorNoDevice = 100,
+  cudaErrorInvalidDevice = 101,
+  cudaErrorNotReady = 600,
   cudaErrorStreamCaptureUnsupported = 900,
 };
 enum cudaMemcpyKind : int {
@@ -40,6 +42,9 @@ struct cudaDeviceProp {
 extern "C" {
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaSetDevice(int device);
+cudaError_t cudaGetDevice(int* device);
+cudaError_t cudaDeviceGetPCIBusId(char* text, int bytes, int device);
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes);
@@ -51,7 +56,9 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
                             cudaStream_t stream);
 cudaError_t cudaMemsetAsync(void* pointer, int value, size_t bytes, cudaStream_t stream);
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode);
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph);
@@ -75,7 +82,7 @@ cudaError_t cudaDriverGetVersion(int* version);
 
 namespace fp8train::shim {
 
-/// Calls of the runtime since the program began.
+/// Calls of the runtime by this thread.
 struct RuntimeCalls {
   unsigned long allocations = 0;
   unsigned long synchronizations = 0;
@@ -91,5 +98,8 @@ void advance_clock(float milliseconds);
 /// The compute capability that the GPU claims from now on: 89, 90, 100, ... At first it is that of
 /// FP8TRAIN_SHIM_CAPABILITY, or 90.
 void set_capability(int capability);
+
+/// GPUs from now on; at first one. Each thread has a current one, as with CUDA.
+void set_device_count(int count);
 
 }  // namespace fp8train::shim

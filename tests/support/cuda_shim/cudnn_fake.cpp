@@ -17,8 +17,8 @@ using ops::cuda::SdpaProblem;
 constexpr int64_t kStep = 8;  // elements of two bytes that are read at once
 constexpr size_t kForwardWorkspace = 256;
 
-uint64_t plan_count = 0;
-uint64_t run_count = 0;
+thread_local uint64_t plan_count = 0;
+thread_local uint64_t run_count = 0;
 size_t backward_workspace = 4096;
 
 /// Empty, or why the library does not take the problem.
@@ -70,7 +70,7 @@ bool on_boundary(const void* pointer, uintptr_t bytes) {
 
 class FakePlan final : public ops::cuda::SdpaPlan {
  public:
-  explicit FakePlan(const SdpaProblem& problem) : problem_(problem) {}
+  FakePlan(const SdpaProblem& problem, cudaStream_t stream) : problem_(problem), stream_(stream) {}
 
   size_t workspace_bytes() const override { return problem_.backward ? bytes_ : kForwardWorkspace; }
 
@@ -85,7 +85,7 @@ class FakePlan final : public ops::cuda::SdpaPlan {
     }
     insist((p.log_sum_exp != nullptr) == (problem_.backward || problem_.keeps_log_sum_exp),
            "the statistics are missing or not asked for");
-    shim::submit([plan = *this, p, workspace] {
+    shim::submit(stream_, [plan = *this, p, workspace] {
       std::memset(workspace, 0xFF, plan.workspace_bytes());
       plan.compute(p);
       run_count += 1;
@@ -119,11 +119,14 @@ class FakePlan final : public ops::cuda::SdpaPlan {
   }
 
   SdpaProblem problem_;
+  cudaStream_t stream_;
   size_t bytes_ = backward_workspace;
 };
 
 class FakeLibrary final : public ops::cuda::SdpaLibrary {
  public:
+  explicit FakeLibrary(cudaStream_t stream) : stream_(stream) {}
+
   std::string version() const override { return "0.0.0 (fake)"; }
   std::unique_ptr<ops::cuda::SdpaPlan> plan(const SdpaProblem& problem,
                                             std::string& why_not) override {
@@ -132,8 +135,11 @@ class FakeLibrary final : public ops::cuda::SdpaLibrary {
       return nullptr;
     }
     plan_count += 1;
-    return std::make_unique<FakePlan>(problem);
+    return std::make_unique<FakePlan>(problem, stream_);
   }
+
+ private:
+  cudaStream_t stream_;
 };
 
 }  // namespace
@@ -148,9 +154,9 @@ void shim::set_sdpa_workspace(size_t bytes) {
   backward_workspace = bytes;
 }
 
-std::unique_ptr<ops::cuda::SdpaLibrary> ops::cuda::make_sdpa_library(const CudaContext& /*context*/,
+std::unique_ptr<ops::cuda::SdpaLibrary> ops::cuda::make_sdpa_library(const CudaContext& context,
                                                                      std::string& /*why_not*/) {
-  return std::make_unique<FakeLibrary>();
+  return std::make_unique<FakeLibrary>(context.stream);
 }
 
 }  // namespace fp8train

@@ -1,8 +1,15 @@
 // The CUDA runtime of the host shim.
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <new>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -10,11 +17,21 @@
 #include "submit.h"
 
 using Work = std::vector<std::function<void()>>;
+using LateWorks = std::vector<std::shared_ptr<fp8train::shim::LateWork>>;
+/// How much of each stream's work is known to come before.
+using Seen = std::map<const CUstream_st*, unsigned long>;
 struct CUgraph_st {
   Work work;
 };
+struct CUstream_st {
+  std::thread::id owner;
+  LateWorks late;
+  Seen seen;  ///< its own entry: work that it was given
+};
 struct CUevent_st {
   double clock = 0;
+  LateWorks late;
+  Seen seen;
 };
 struct CUgraphExec_st {
   Work work;
@@ -22,9 +39,73 @@ struct CUgraphExec_st {
 
 namespace {
 
-fp8train::shim::RuntimeCalls calls;
-double clock_milliseconds = 0;
-cudaGraph_t captured = nullptr;  // while the stream is being captured
+thread_local fp8train::shim::RuntimeCalls calls;
+thread_local double clock_milliseconds = 0;
+thread_local cudaGraph_t captured = nullptr;  // while the stream is being captured
+std::atomic<int> device_count = 1;
+thread_local int current_device = 0;
+std::mutex streams_mutex;  // of what streams and events hold: other threads ask for events
+
+/// Never destroyed: devices that are may be destroyed later.
+std::vector<cudaStream_t>& all_streams() {
+  static auto& streams = *new std::vector<cudaStream_t>;
+  return streams;
+}
+
+/// Of the calling thread. The mutex is held.
+std::vector<cudaStream_t> own_streams() {
+  std::vector<cudaStream_t> own;
+  for (cudaStream_t stream : all_streams()) {
+    if (stream->owner == std::this_thread::get_id()) {
+      own.push_back(stream);
+    }
+  }
+  return own;
+}
+
+void merge(Seen& into, const Seen& more) {
+  for (const auto& [stream, count] : more) {
+    into[stream] = std::max(into[stream], count);
+  }
+}
+
+bool all_over(const LateWorks& late) {
+  return std::all_of(late.begin(), late.end(), [](const auto& work) { return work->over(); });
+}
+
+void wait_for(const LateWorks& late) {
+  while (!all_over(late)) {
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
+/// The host waits for what is ahead in the stream.
+void settle(cudaStream_t stream) {
+  wait_for(fp8train::shim::unfinished(stream));
+  if (stream != nullptr) {
+    const std::lock_guard<std::mutex> lock(streams_mutex);
+    stream->late.clear();
+  }
+}
+
+/// The host waits for all that this thread has submitted.
+void settle_all() {
+  std::vector<cudaStream_t> own;
+  {
+    const std::lock_guard<std::mutex> lock(streams_mutex);
+    own = own_streams();
+  }
+  for (cudaStream_t stream : own) {
+    settle(stream);
+  }
+}
+
+void count_work(cudaStream_t stream) {
+  if (stream != nullptr) {
+    const std::lock_guard<std::mutex> lock(streams_mutex);
+    stream->seen[stream] += 1;
+  }
+}
 
 /// A call that would break the capture on a GPU too.
 cudaError_t outside_of_capture(cudaError_t status) {
@@ -76,13 +157,37 @@ bool capturing() {
   return captured != nullptr;
 }
 
-void submit(std::function<void()> work) {
+void set_device_count(int count) {
+  device_count = count;
+}
+
+void submit(cudaStream_t stream, std::function<void()> work) {
   if (captured != nullptr) {
     captured->work.push_back(std::move(work));
     return;
   }
   calls.submissions += 1;
+  count_work(stream);
+  settle(stream);
   work();
+}
+
+void submit_late(cudaStream_t stream, std::shared_ptr<LateWork> work) {
+  const std::lock_guard<std::mutex> lock(streams_mutex);
+  stream->seen[stream] += 1;
+  stream->late = {std::move(work)};  // which waits for what was there
+}
+
+std::vector<std::shared_ptr<LateWork>> unfinished(cudaStream_t stream) {
+  const std::lock_guard<std::mutex> lock(streams_mutex);
+  return stream == nullptr ? LateWorks() : stream->late;
+}
+
+bool follows_all(cudaStream_t stream) {
+  const std::lock_guard<std::mutex> lock(streams_mutex);
+  const std::vector<cudaStream_t> own = own_streams();
+  return std::all_of(own.begin(), own.end(),
+                     [&](cudaStream_t other) { return stream->seen[other] == other->seen[other]; });
 }
 
 }  // namespace fp8train::shim
@@ -90,11 +195,28 @@ void submit(std::function<void()> work) {
 extern "C" {
 
 cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 1;
+  *count = device_count;
   return cudaSuccess;
 }
 cudaError_t cudaSetDevice(int device) {
-  return device == 0 ? cudaSuccess : cudaErrorInvalidValue;
+  if (device < 0 || device >= device_count) {
+    return cudaErrorInvalidDevice;
+  }
+  current_device = device;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDevice(int* device) {
+  *device = current_device;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetPCIBusId(char* text, int bytes, int device) {
+  std::snprintf(text, static_cast<size_t>(bytes), "0000:%02x:00.0", static_cast<unsigned>(device));
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = 0;
+  *greatest = -5;
+  return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int /*device*/) {
   switch (attribute) {
@@ -126,6 +248,7 @@ cudaError_t cudaMalloc(void** pointer, size_t bytes) {
   return captured == nullptr ? allocate(pointer, bytes) : cudaErrorStreamCaptureUnsupported;
 }
 cudaError_t cudaFree(void* pointer) {
+  settle_all();
   release(pointer);
   return cudaSuccess;
 }
@@ -134,32 +257,57 @@ cudaError_t cudaMallocHost(void** pointer, size_t bytes) {
   return allocate(pointer, bytes);
 }
 cudaError_t cudaFreeHost(void* pointer) {
+  settle_all();
   release(pointer);
   return cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
-                            cudaStream_t /*stream*/) {
+                            cudaStream_t stream) {
   calls.reads_back += kind == cudaMemcpyDeviceToHost ? 1 : 0;
   if (kind != cudaMemcpyDeviceToDevice && captured != nullptr) {
     return cudaErrorStreamCaptureUnsupported;  // host memory of one step would be in all of them
   }
-  fp8train::shim::submit([=] { std::memcpy(to, from, bytes); });
+  fp8train::shim::submit(stream, [=] { std::memcpy(to, from, bytes); });
   return cudaSuccess;
 }
-cudaError_t cudaMemsetAsync(void* pointer, int value, size_t bytes, cudaStream_t /*stream*/) {
-  fp8train::shim::submit([=] { std::memset(pointer, value, bytes); });
+cudaError_t cudaMemsetAsync(void* pointer, int value, size_t bytes, cudaStream_t stream) {
+  fp8train::shim::submit(stream, [=] { std::memset(pointer, value, bytes); });
   return cudaSuccess;
 }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned /*flags*/) {
-  *stream = nullptr;
+  *stream = new CUstream_st;
+  (*stream)->owner = std::this_thread::get_id();
+  const std::lock_guard<std::mutex> lock(streams_mutex);
+  all_streams().push_back(*stream);
   return cudaSuccess;
 }
-cudaError_t cudaStreamDestroy(cudaStream_t /*stream*/) {
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int /*priority*/) {
+  return cudaStreamCreateWithFlags(stream, flags);
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  settle(stream);
+  const std::lock_guard<std::mutex> lock(streams_mutex);
+  std::erase(all_streams(), stream);
+  for (cudaStream_t other : all_streams()) {
+    other->seen.erase(stream);
+  }
+  delete stream;
   return cudaSuccess;
 }
-cudaError_t cudaStreamSynchronize(cudaStream_t /*stream*/) {
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   calls.synchronizations += 1;
+  settle(stream);
   return outside_of_capture(cudaSuccess);
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned /*flags*/) {
+  const std::lock_guard<std::mutex> lock(streams_mutex);
+  for (const auto& work : event->late) {
+    if (std::find(stream->late.begin(), stream->late.end(), work) == stream->late.end()) {
+      stream->late.push_back(work);
+    }
+  }
+  merge(stream->seen, event->seen);
+  return cudaSuccess;
 }
 cudaError_t cudaStreamBeginCapture(cudaStream_t /*stream*/, cudaStreamCaptureMode /*mode*/) {
   if (captured != nullptr) {
@@ -177,8 +325,10 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
   *executable = new CUgraphExec_st{graph->work};
   return cudaSuccess;
 }
-cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t /*stream*/) {
+cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
   calls.graph_launches += 1;
+  count_work(stream);
+  settle(stream);
   for (const auto& work : executable->work) {
     work();
   }
@@ -200,15 +350,29 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   delete event;
   return cudaSuccess;
 }
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t /*stream*/) {
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  const std::lock_guard<std::mutex> lock(streams_mutex);
   event->clock = clock_milliseconds;
+  event->late = stream == nullptr ? LateWorks() : stream->late;
+  event->seen = stream == nullptr ? Seen() : stream->seen;
   return cudaSuccess;
 }
-cudaError_t cudaEventQuery(cudaEvent_t /*event*/) {
-  return cudaSuccess;
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  LateWorks late;
+  {
+    const std::lock_guard<std::mutex> lock(streams_mutex);
+    late = event->late;
+  }
+  return all_over(late) ? cudaSuccess : cudaErrorNotReady;
 }
-cudaError_t cudaEventSynchronize(cudaEvent_t /*event*/) {
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   calls.synchronizations += 1;
+  LateWorks late;
+  {
+    const std::lock_guard<std::mutex> lock(streams_mutex);
+    late = event->late;
+  }
+  wait_for(late);
   return cudaSuccess;
 }
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {

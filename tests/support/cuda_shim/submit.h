@@ -1,14 +1,38 @@
 #pragma once
-// Work that is given to the shim's stream: done at once, or, while the stream is captured, kept in
-// the graph. What `work` needs is copied into it, as a launch copies its arguments.
+// Work that is given to the shim's streams: done at once, or, while the stream is captured, kept in
+// the graph. What `work` needs is copied into it, as a launch copies its arguments. What a fake
+// library does together with other ranks is done as late as it may be: when something waits for it.
+// So what forgets to wait reads what has not come.
 
 #include <functional>
+#include <memory>
+#include <vector>
+
+#include "cuda_runtime_api.h"
 
 namespace fp8train::shim {
 
-void submit(std::function<void()> work);
+void submit(cudaStream_t stream, std::function<void()> work);
 
 /// Whether work is being kept in a graph: what device memory holds at that time means nothing.
 bool capturing();
+
+/// Work that ends when other ranks have done their part.
+class LateWork {
+ public:
+  virtual ~LateWork() = default;
+  /// Does it, if that can be. Any thread may ask.
+  virtual bool over() = 0;
+};
+
+/// What is submitted to the stream later waits for it, which blocks the calling thread. `work` waits
+/// for what is unfinished in the stream.
+void submit_late(cudaStream_t stream, std::shared_ptr<LateWork> work);
+
+/// What is ahead in the stream.
+std::vector<std::shared_ptr<LateWork>> unfinished(cudaStream_t stream);
+
+/// Whether the stream waits for all that this thread has given to its other streams.
+bool follows_all(cudaStream_t stream);
 
 }  // namespace fp8train::shim

@@ -1,0 +1,116 @@
+#include "comm/meeting.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <thread>
+
+#include "base/atomic_file.h"
+#include "base/error.h"
+
+namespace fp8train {
+namespace {
+
+constexpr auto kReadInterval = std::chrono::milliseconds(100);
+
+const char* needed(const Environment& variable, const char* name) {
+  const char* text = variable(name);
+  if (text == nullptr || *text == 0) {
+    throw ConfigError(fmt::format(
+        "comm.bootstrap: file needs srun, which says who each rank is, but {} is not set. Start "
+        "with `srun fp8train ...`, or set comm.bootstrap: mpi",
+        name));
+  }
+  return text;
+}
+
+int task_number(const Environment& variable, const char* name) {
+  const char* text = needed(variable, name);
+  char* end = nullptr;
+  const long value = std::strtol(text, &end, 10);
+  if (*end != 0 || value < 0) {
+    throw ConfigError(fmt::format("{} is '{}', which is no number of srun's", name, text));
+  }
+  return static_cast<int>(value);
+}
+
+std::string first_line(const Meeting& meeting) {
+  return fmt::format("fp8train meeting of {} ranks, run {}\n", meeting.size, meeting.run);
+}
+
+}  // namespace
+
+Meeting slurm_meeting(const Environment& variable, const std::filesystem::path& file,
+                      double timeout_seconds) {
+  Meeting meeting;
+  meeting.rank = task_number(variable, "SLURM_PROCID");
+  const char* step_tasks = variable("SLURM_STEP_NUM_TASKS");
+  meeting.size =
+      task_number(variable, step_tasks != nullptr ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS");
+  meeting.local_rank = task_number(variable, "SLURM_LOCALID");
+  meeting.node = task_number(variable, "SLURM_NODEID");
+  if (meeting.rank >= meeting.size) {
+    throw ConfigError(
+        fmt::format("SLURM_PROCID is {}, but there are {} tasks", meeting.rank, meeting.size));
+  }
+  const char* restarts = variable("SLURM_RESTART_COUNT");
+  meeting.run =
+      fmt::format("{}.{}.{}", needed(variable, "SLURM_JOB_ID"), needed(variable, "SLURM_STEP_ID"),
+                  restarts == nullptr ? "0" : restarts);
+  meeting.file = file;
+  meeting.timeout_seconds = timeout_seconds;
+  return meeting;
+}
+
+SharedNote::SharedNote(const Meeting& meeting, void* data, size_t bytes)
+    : path_(meeting.file), mine_(meeting.rank == 0) {
+  path_ += "." + meeting.run;
+  if (mine_) {
+    write(meeting, data, bytes);
+  } else {
+    read(meeting, data, bytes);
+  }
+}
+
+SharedNote::~SharedNote() {
+  if (mine_) {
+    std::error_code ignored;
+    std::filesystem::remove(path_, ignored);
+  }
+}
+
+void SharedNote::write(const Meeting& meeting, const void* data, size_t bytes) {
+  if (path_.has_parent_path()) {
+    std::filesystem::create_directories(path_.parent_path());
+  }
+  write_file_atomically(path_,
+                        first_line(meeting) + std::string(static_cast<const char*>(data), bytes));
+}
+
+/// Looks again and again: the folder's other machines may see the file late.
+void SharedNote::read(const Meeting& meeting, void* data, size_t bytes) {
+  const std::string expected = first_line(meeting);
+  const auto begin = std::chrono::steady_clock::now();
+  while (true) {
+    std::ifstream file(path_, std::ios::binary);
+    const std::string text((std::istreambuf_iterator<char>(file)), {});
+    if (text.size() == expected.size() + bytes && text.starts_with(expected)) {
+      std::memcpy(data, text.data() + expected.size(), bytes);
+      return;
+    }
+    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
+    if (passed.count() > meeting.timeout_seconds) {
+      throw CommError(fmt::format(
+          "rank {}: rank 0 has not written {} in {} s{}; all nodes must see that folder "
+          "(comm.bootstrap_file)",
+          meeting.rank, path_.string(), meeting.timeout_seconds,
+          text.empty() ? "" : " (what is there is another run's)"));
+    }
+    std::this_thread::sleep_for(kReadInterval);
+  }
+}
+
+}  // namespace fp8train

@@ -1,0 +1,305 @@
+// Ranks on GPUs, over NCCL. Collectives run on the device's side stream, ordered by events against
+// the stream of the caller, so that they overlap with its work and nobody on the host waits. Bytes
+// are moved as what they are. Host memory goes over the communicator that the ranks met by; where
+// they met by a file it goes through memory of the GPU.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <exception>
+#include <list>
+#include <utility>
+
+#include "base/error.h"
+#include "comm/backends.h"
+#include "comm/meeting.h"
+#include "comm/nccl_group.h"
+
+namespace fp8train {
+namespace {
+
+/// The stream of the caller waits; the host does not.
+class NcclWork final : public PendingWork {
+ public:
+  NcclWork(std::shared_ptr<NcclFamily> family, std::string what, std::shared_ptr<StreamEvent> end,
+           const Stream& stream)
+      : family_(std::move(family)), what_(std::move(what)), end_(std::move(end)), stream_(stream) {}
+  ~NcclWork() override {
+    if (!waited_ && !family_->watchdog().failed()) {  // before its memory is another's
+      try {
+        hold();
+      } catch (const std::exception&) {  // the GPU has failed, as all that follows will say
+        static_cast<void>(0);
+      }
+    }
+  }
+  NcclWork(const NcclWork&) = delete;
+  NcclWork& operator=(const NcclWork&) = delete;
+
+  bool done() override {
+    family_->watchdog().check(what_);
+    return true;
+  }
+  void wait() override {
+    family_->watchdog().check(what_);
+    hold();
+    waited_ = true;
+  }
+
+ private:
+  void hold() {
+    if (!family_->side().is(stream_)) {
+      end_->hold(stream_);
+    }
+  }
+
+  std::shared_ptr<NcclFamily> family_;
+  std::string what_;
+  std::shared_ptr<StreamEvent> end_;
+  Stream stream_;
+  bool waited_ = false;
+};
+
+/// Device memory that host memory goes through; kept for the next that needs no more.
+struct Passage {
+  Buffer send, recv;
+  bool in_use = false;
+};
+
+/// Brings what has arrived on the GPU to the host.
+class PassageWork final : public PendingWork {
+ public:
+  PassageWork(Work work, std::shared_ptr<NcclFamily> family, std::string what, Passage& passage,
+              void* recv, size_t bytes)
+      : work_(std::move(work)),
+        family_(std::move(family)),
+        what_(std::move(what)),
+        passage_(&passage),
+        recv_(recv),
+        bytes_(bytes) {}
+  ~PassageWork() override {
+    work_ = Work();
+    passage_->in_use = false;
+  }
+  PassageWork(const PassageWork&) = delete;
+  PassageWork& operator=(const PassageWork&) = delete;
+
+  bool done() override { return work_.done(); }
+  void wait() override {
+    work_.wait();
+    family_->device().copy_to_host(recv_, passage_->recv.data(), bytes_);
+    family_->watchdog().check(what_);  // what an aborted operation leaves is no result
+  }
+
+ private:
+  Work work_;
+  std::shared_ptr<NcclFamily> family_;
+  std::string what_;
+  Passage* passage_;
+  void* recv_;
+  size_t bytes_;
+};
+
+class NcclCommunicator final : public Communicator {
+ public:
+  /// `host`: null where host memory goes through the GPU; `owned_host` where it is this one's.
+  NcclCommunicator(std::shared_ptr<NcclGroup> group, Topology topology, int rank,
+                   Communicator* host, std::unique_ptr<Communicator> owned_host = nullptr,
+                   std::shared_ptr<Traffic> traffic = nullptr)
+      : Communicator(std::move(topology), rank, std::move(traffic)),
+        group_(std::move(group)),
+        owned_host_(std::move(owned_host)),
+        host_(owned_host_ != nullptr ? owned_host_.get() : host) {}
+
+  std::unique_ptr<Communicator> duplicate() override {
+    return group(0, topology(), rank(), [&] { return host_->duplicate(); });
+  }
+  std::unique_ptr<Communicator> node_group() override {
+    return group(node(), Topology::blocks(local_size(), local_size()), local_rank(),
+                 [&] { return host_->node_group(); });
+  }
+  std::unique_ptr<Communicator> peer_group() override {
+    check(topology().ranks_per_node() > 0, "peers need nodes of equally many ranks");
+    return group(local_rank(), Topology::blocks(nodes(), 1), node(),
+                 [&] { return host_->peer_group(); });
+  }
+  bool in_stream_order() const override { return true; }
+
+  void fail(int exit_code) override {
+    family().watchdog().fail(
+        fmt::format("rank {} has given up with exit code {}", family().rank(), exit_code));
+    if (host_ != nullptr) {
+      host_->fail(exit_code);
+    }
+  }
+
+ protected:
+  Work start_all_gather(const Operation& operation) override {
+    return run(operation, 1, all(), &NcclGroup::all_gather);
+  }
+  Work start_all_to_all(const Operation& operation) override {
+    return run(operation, all(), all(), &NcclGroup::all_to_all);
+  }
+  Work start_broadcast(const Operation& operation) override {
+    return run(operation, 1, 1, &NcclGroup::broadcast);
+  }
+  Work start_barrier(const Operation& operation) override {
+    if (host_ != nullptr) {
+      host_->set_timeout(timeout());
+      return host_->barrier();
+    }
+    Operation gather = operation;  // what the bytes are does not matter
+    barrier_bytes_.resize(all() + 1);
+    gather.send = barrier_bytes_.data();
+    gather.recv = barrier_bytes_.data() + 1;
+    gather.bytes = 1;
+    return start_all_gather(gather);
+  }
+  const char* kind() const override { return "nccl"; }
+
+ private:
+  using Start = void (NcclGroup::*)(const NcclCall&);
+
+  NcclFamily& family() const { return *group_->family(); }
+  size_t all() const { return static_cast<size_t>(size()); }
+  std::string words(const Operation& operation) const {
+    return fmt::format("rank {}: {} {} of {} bytes", family().rank(), operation.name,
+                       operation.sequence, operation.bytes);
+  }
+
+  template <typename MakeHost>
+  std::unique_ptr<Communicator> group(int color, const Topology& topology, int rank,
+                                      const MakeHost& make_host) {
+    std::unique_ptr<Communicator> host = host_ != nullptr ? make_host() : nullptr;
+    auto made =
+        std::make_unique<NcclCommunicator>(group_->split(color, rank, topology.size(), timeout()),
+                                           topology, rank, nullptr, std::move(host), counters());
+    made->set_timeout(timeout());
+    return made;
+  }
+
+  /// `sent` and `received`: parts of operation.bytes in what is sent and received.
+  Work run(const Operation& operation, size_t sent, size_t received, Start start) {
+    if (operation.stream.kind() == DeviceKind::meta || operation.bytes == 0) {
+      return {};
+    }
+    if (operation.stream.kind() == DeviceKind::cuda) {
+      return run_on_gpu(operation, operation.stream, operation.send, operation.recv, start);
+    }
+    if (host_ != nullptr) {
+      return run_on_host(operation);
+    }
+    Device& device = family().device();
+    Passage& passage = free_passage(sent * operation.bytes, received * operation.bytes);
+    device.copy_from_host(passage.send.data(), operation.send, sent * operation.bytes);
+    passage.in_use = true;
+    return Work(std::make_unique<PassageWork>(
+        run_on_gpu(operation, device.stream(), passage.send.data(), passage.recv.data(), start),
+        group_->family(), words(operation), passage, operation.recv, received * operation.bytes));
+  }
+
+  Work run_on_gpu(const Operation& operation, const Stream& stream, const void* send, void* recv,
+                  Start start) {
+    NcclFamily& of_rank = family();
+    const NcclCall call = {.what = words(operation),
+                           .timeout = timeout(),
+                           .send = send,
+                           .recv = recv,
+                           .bytes = operation.bytes,
+                           .root = operation.root};
+    of_rank.watchdog().check(call.what);
+    of_rank.side().follow(stream);
+    ((*group_).*start)(call);
+    auto end = of_rank.side().mark_end();
+    of_rank.watchdog().watch({.what = call.what, .timeout = timeout(), .end = end});
+    return Work(std::make_unique<NcclWork>(group_->family(), call.what, end, stream));
+  }
+
+  Work run_on_host(const Operation& operation) {
+    family().watchdog().check(words(operation));
+    host_->set_timeout(timeout());
+    const std::string_view name = operation.name;
+    const Stream& stream = operation.stream;
+    if (name == "all_gather") {
+      return host_->all_gather(stream, operation.send, operation.recv, operation.bytes);
+    }
+    if (name == "all_to_all") {
+      return host_->all_to_all(stream, operation.send, operation.recv, operation.bytes);
+    }
+    return host_->broadcast(stream, operation.recv, operation.bytes, operation.root);
+  }
+
+  Passage& free_passage(size_t send_bytes, size_t recv_bytes) {
+    for (Passage& passage : passages_) {
+      if (!passage.in_use && passage.send.bytes() >= send_bytes &&
+          passage.recv.bytes() >= recv_bytes) {
+        return passage;
+      }
+    }
+    Device& device = family().device();
+    return passages_.emplace_back(
+        Passage{.send = Buffer(device, send_bytes, MemoryCategory::communication),
+                .recv = Buffer(device, recv_bytes, MemoryCategory::communication)});
+  }
+
+  std::shared_ptr<NcclGroup> group_;
+  std::unique_ptr<Communicator> owned_host_;
+  Communicator* host_;
+  std::list<Passage> passages_;
+  std::vector<char> barrier_bytes_;
+};
+
+/// NCCL would hang, or say so in words of its own.
+void check_own_gpu(Communicator& host, const Device& device) {
+  std::array<char, 64> mine = {};
+  const std::string id = device.hardware_id();
+  std::memcpy(mine.data(), id.data(), std::min(id.size(), mine.size() - 1));
+  const auto all = host.all_gather_values(mine);
+  for (int other = 0; other < host.size(); ++other) {
+    if (other != host.rank() && host.topology().node_of(other) == host.node() &&
+        all[static_cast<size_t>(other)] == mine) {
+      throw ConfigError(fmt::format(
+          "ranks {} and {} are on one GPU ({}), and NCCL needs one each: start as many ranks of a "
+          "node as it has GPUs and let each see them all (--gpu-bind=none), or set comm.backend: "
+          "mpi",
+          std::min(other, host.rank()), std::max(other, host.rank()), id));
+    }
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host, Device& device) {
+  check_own_gpu(host, device);
+  NcclId id = {};
+  if (host.rank() == 0) {
+    id = new_nccl_id();
+  }
+  host.broadcast({DeviceKind::cpu, nullptr, nullptr}, id.data(), id.size(), 0).wait();
+  auto made = std::make_unique<NcclCommunicator>(
+      join_nccl(id, device, host.rank(), host.size(), host.timeout()), host.topology(), host.rank(),
+      &host);
+  made->set_timeout(host.timeout());
+  return made;
+}
+
+std::unique_ptr<Communicator> make_nccl_communicator(const Meeting& meeting, Device& device) {
+  NcclId id = {};
+  if (meeting.rank == 0) {
+    id = new_nccl_id();
+  }
+  const SharedNote note(meeting, id.data(), id.size());
+  const std::shared_ptr<NcclGroup> group =
+      join_nccl(id, device, meeting.rank, meeting.size, meeting.timeout_seconds);
+  NcclCommunicator strangers(group, Topology::blocks(meeting.size, meeting.size), meeting.rank,
+                             nullptr);
+  strangers.set_timeout(meeting.timeout_seconds);
+  auto made = std::make_unique<NcclCommunicator>(
+      group, Topology::of_places(strangers.all_gather_values(meeting.node)), meeting.rank, nullptr);
+  made->set_timeout(meeting.timeout_seconds);
+  return made;
+}
+
+}  // namespace fp8train

@@ -1,0 +1,16 @@
+#pragma once
+// Where the functions of NCCL come from: the library is loaded when the first communicator is made,
+// so that the program starts on machines without it. In the SHIM form a fake stands in
+// (tests/support/cuda_shim/nccl_fake.cpp).
+
+#include <string>
+
+namespace fp8train {
+
+/// A function of NCCL by its name. Throws CommError, saying what to install, where there is none.
+void* nccl_function(const char* name);
+
+/// Empty where the library is found; otherwise the reason.
+std::string why_nccl_is_unusable();
+
+}  // namespace fp8train

@@ -1,0 +1,62 @@
+#pragma once
+// Sees to it that operations which run on a stream, and that nobody on the host waits for, end in
+// their time: a thread looks at them now and then. Where one does not, or the communicator has
+// failed, the communicator is given up, once, and all that is asked afterwards throws.
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "device/device.h"
+
+namespace fp8train {
+
+class Watchdog {
+ public:
+  /// `failure` says what is wrong with the communicator, empty: nothing; `give_up` ends what is
+  /// under way. Both are called by the thread, and `give_up` also by fail().
+  Watchdog(std::function<std::string()> failure, std::function<void()> give_up);
+  ~Watchdog();
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
+
+  /// An operation that ends with its event; `what`, such as "rank 1: all_gather 17", for messages.
+  struct Operation {
+    std::string what;
+    double timeout = 0;
+    std::shared_ptr<StreamEvent> end;
+  };
+  void watch(Operation operation);
+
+  /// Gives up, for this reason, unless that has happened before.
+  void fail(const std::string& why);
+  bool failed() const;
+  /// Throws CommError with the reason where the communicator has been given up; `what` asks.
+  void check(const std::string& what) const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Watched {
+    Operation operation;
+    Clock::time_point limit;
+  };
+
+  void work();
+  std::string look();
+
+  std::function<std::string()> failure_;
+  std::function<void()> give_up_;
+  mutable std::mutex mutex_;
+  std::condition_variable woken_;
+  std::list<Watched> under_way_;
+  std::string why_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace fp8train

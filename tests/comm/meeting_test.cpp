@@ -1,0 +1,91 @@
+#include "comm/meeting.h"
+
+#include <catch2/catch.hpp>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <thread>
+
+#include "base/atomic_file.h"
+#include "base/error.h"
+#include "support/temp_dir.h"
+
+namespace fp8train::test {
+namespace {
+
+Environment srun(std::map<std::string, std::string> more = {}) {
+  std::map<std::string, std::string> variables = {
+      {"SLURM_PROCID", "1"},  {"SLURM_NTASKS", "9"}, {"SLURM_STEP_NUM_TASKS", "2"},
+      {"SLURM_LOCALID", "1"}, {"SLURM_NODEID", "0"}, {"SLURM_JOB_ID", "77"},
+      {"SLURM_STEP_ID", "3"}};
+  for (const auto& [name, value] : more) {
+    variables[name] = value;
+  }
+  return [variables](const char* name) -> const char* {
+    const auto found = variables.find(name);
+    return found == variables.end() ? nullptr : found->second.c_str();
+  };
+}
+
+TEST_CASE("a meeting is read from what srun says", "[meeting]") {
+  const Meeting meeting = slurm_meeting(srun(), "here", 5);
+  CHECK(meeting.rank == 1);
+  CHECK(meeting.size == 2);
+  CHECK(meeting.local_rank == 1);
+  CHECK(meeting.node == 0);
+  CHECK(meeting.run == "77.3.0");
+  CHECK(slurm_meeting(srun({{"SLURM_RESTART_COUNT", "2"}}), "here", 5).run == "77.3.2");
+  CHECK_THROWS_WITH(
+      slurm_meeting([](const char*) -> const char* { return nullptr; }, "here", 5),
+      Catch::Contains("comm.bootstrap: file needs srun") && Catch::Contains("SLURM_PROCID"));
+  CHECK_THROWS_WITH(slurm_meeting(srun({{"SLURM_PROCID", "x"}}), "here", 5),
+                    Catch::Contains("SLURM_PROCID is 'x'"));
+  CHECK_THROWS_AS(slurm_meeting(srun({{"SLURM_PROCID", "2"}}), "here", 5), ConfigError);
+}
+
+TEST_CASE("ranks take the first one's note, and no other run's", "[meeting]") {
+  const TempDir folder;
+  Meeting first = {.rank = 0,
+                   .size = 2,
+                   .run = "77.0.1",
+                   .file = folder.path() / "meeting",
+                   .timeout_seconds = 20};
+  Meeting second = first;
+  second.rank = 1;
+  // An earlier start of the job under its own name, and one that has taken this run's name.
+  write_file_atomically(folder.path() / "meeting.77.0.0",
+                        "fp8train meeting of 2 ranks, run 77.0.0\nold!");
+  write_file_atomically(folder.path() / "meeting.77.0.1",
+                        "fp8train meeting of 2 ranks, run 77.0.0\nold!");
+  char received[5] = "none";
+  std::thread other([&] { const SharedNote note(second, received, 4); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(250));
+  {
+    char sent[5] = "new!";
+    const SharedNote note(first, sent, 4);
+    other.join();
+    CHECK(note.path() == folder.path() / "meeting.77.0.1");
+  }
+  CHECK(std::strcmp(received, "new!") == 0);
+  CHECK_FALSE(std::filesystem::exists(folder.path() / "meeting.77.0.1"));
+  CHECK(std::filesystem::exists(folder.path() / "meeting.77.0.0"));
+}
+
+TEST_CASE("a rank whose first one does not come says where it looked", "[meeting]") {
+  const TempDir folder;
+  const Meeting late = {.rank = 1,
+                        .size = 2,
+                        .run = "5.0.0",
+                        .file = folder.path() / "meeting",
+                        .timeout_seconds = 0.2};
+  char bytes[4];
+  CHECK_THROWS_WITH(SharedNote(late, bytes, 4), Catch::Contains("rank 0 has not written") &&
+                                                    Catch::Contains("meeting.5.0.0") &&
+                                                    !Catch::Contains("another run's"));
+  write_file_atomically(folder.path() / "meeting.5.0.0", "something else");
+  CHECK_THROWS_WITH(SharedNote(late, bytes, 4), Catch::Contains("another run's"));
+}
+
+}  // namespace
+}  // namespace fp8train::test

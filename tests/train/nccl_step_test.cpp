@@ -1,0 +1,162 @@
+// Training on several ranks with GPUs, over NCCL: the same losses as the same ranks on the cpu. On
+// as many GPUs as are here, or through the host shim before the fake NCCL. Which device and
+// communicator a rank takes.
+
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <cstring>
+
+#include "base/error.h"
+#include "comm/nccl_ranks.h"
+#include "support/parameters.h"
+#include "support/rank_threads.h"
+#include "support/small_llama.h"
+#include "train/place.h"
+#include "train/ranks.h"
+
+#if defined(FP8TRAIN_CUDA_SHIM)
+#include "cuda_runtime_api.h"
+#include "nccl_fake.h"
+#endif
+
+namespace fp8train {
+namespace {
+
+constexpr int64_t kSteps = 3;
+
+struct Trained {
+  std::vector<double> losses;
+  std::vector<float> weights;
+  Traffic traffic;
+};
+
+Trained train_on(Device& device, Communicator& comm, const EngineSettings& settings) {
+  const Traffic before = comm.traffic();
+  Engine engine(device, settings, &comm);
+  engine.reserve(plan_step(settings, device, nullptr, nullptr, comm.topology(), comm.rank()));
+  engine.model().initialize(static_cast<uint64_t>(comm.rank()) + 3);
+  share_weights(comm, device, engine.model().parameters());
+  engine.weights_changed();
+  Trained trained;
+  int64_t pass = 0;
+  for (int64_t step = 0; step < kSteps; ++step) {
+    engine.step(
+        [&] {
+          return test::random_batch(static_cast<uint64_t>(pass++ * comm.size() + comm.rank()));
+        },
+        step, 1e-3, true);
+    trained.losses.push_back(engine.step_loss().mean);
+  }
+  trained.weights = test::values_of(device, engine.model().parameters());
+  trained.traffic = {.within_node = comm.traffic().within_node - before.within_node,
+                     .between_nodes = comm.traffic().between_nodes - before.between_nodes};
+  return trained;
+}
+
+struct Row {
+  const char* plan;
+  double loss;  // relative difference of the loss, for each step
+};
+
+/// Of 2 ranks, or 4 on 2 nodes; the tolerances of cuda_step_test.cpp.
+void compare_with_cpu(const Topology& topology, const Row& row) {
+  CAPTURE(row.plan, topology.size());
+  const auto ranks = static_cast<size_t>(topology.size());
+  EngineSettings settings = test::small_llama(row.plan);
+  settings.bucket_bytes = 4096;
+  std::vector<Trained> cpu(ranks);
+  std::vector<Trained> cuda(ranks);
+  const auto errors =
+      test::run_nccl_ranks(topology, [&](Communicator& comm, Device& device, Communicator& host) {
+        const auto rank = static_cast<size_t>(comm.rank());
+        cpu[rank] = train_on(*make_device(DeviceKind::cpu), host, settings);
+        cuda[rank] = train_on(device, comm, settings);
+      });
+  REQUIRE(errors == std::vector<std::string>(ranks));
+  for (size_t step = 0; step < kSteps; ++step) {
+    CHECK(cuda[0].losses[step] ==
+          Approx(cpu[0].losses[step]).epsilon(row.loss * static_cast<double>(step + 1)));
+  }
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    const size_t bytes = cuda[0].weights.size() * sizeof(float);
+    CHECK(std::memcmp(cuda[rank].weights.data(), cuda[0].weights.data(), bytes) == 0);
+    CHECK(cuda[rank].losses == cuda[0].losses);
+  }
+}
+
+TEST_CASE("steps of ranks over NCCL give the losses of the same ranks on the cpu", "[cuda][nccl]") {
+  if (test::gpus_for_ranks(2) < 2) {
+    return;
+  }
+  for (const Row& row : {Row{"fp32", 1e-6}, Row{"bf16", 2e-4}, Row{"te-delayed", 2e-3},
+                         Row{"msamp-o2", 2e-3}, Row{"deepseek-v3", 2e-3}, Row{"fp8-min", 2e-3}}) {
+    compare_with_cpu(Topology::blocks(2, 2), row);
+  }
+}
+
+TEST_CASE("steps of ranks on two nodes over NCCL", "[cuda][nccl]") {
+  if (test::gpus_for_ranks(4) == 4) {
+    compare_with_cpu(Topology::blocks(4, 2), {"fp8-safe", 2e-3});
+  }
+}
+
+TEST_CASE("each rank takes the GPU of its local rank") {
+  CHECK(gpu_of_rank(0, 1, 8) == 0);
+  CHECK(gpu_of_rank(3, 4, 4) == 3);
+  CHECK(gpu_of_rank(1, 2, 8) == 1);
+  CHECK(gpu_of_rank(3, 4, 1) == 0);  // --gpu-bind leaves each its own
+  CHECK_THROWS_WITH(gpu_of_rank(4, 8, 4), Catch::Contains("at least 8 ranks") &&
+                                              Catch::Contains("each sees 4 GPUs") &&
+                                              Catch::Contains("--ntasks-per-node"));
+}
+
+#if defined(FP8TRAIN_CUDA_SHIM)
+struct Taken {
+  std::string gpu, kind, note;
+};
+
+/// What two ranks take, or what they throw.
+std::vector<std::string> take(const std::string& device, const std::string& backend,
+                              std::vector<Taken>& taken) {
+  taken.assign(2, {});
+  Settings settings;
+  settings.device = device;
+  settings.comm.backend = backend;
+  settings.gemm_tuning = false;
+  return test::run_ranks(Topology::blocks(2, 2), [&](Communicator& host) {
+    const RankPlace place = take_place(settings, host);
+    taken[static_cast<size_t>(host.rank())] = {
+        place.device->hardware_id(), place.comm == nullptr ? "" : place.comm->description(),
+        place.note};
+  });
+}
+
+TEST_CASE("ranks on GPUs talk over NCCL, or through host memory, as settings say", "[cuda]") {
+  test::gpus_for_ranks(2);
+  const std::vector<std::string> fine(2);
+  std::vector<Taken> taken;
+  CHECK(take("cuda", "auto", taken) == fine);
+  CHECK(taken[0].kind == "nccl: rank 0 of 2, node 0 of 1");
+  CHECK(taken[0].gpu == "0000:00:00.0");
+  CHECK(taken[1].gpu == "0000:01:00.0");
+  CHECK(taken[1].note.empty());
+  CHECK(take("cuda", "mpi", taken) == fine);
+  CHECK(taken[1].kind == "staged: rank 1 of 2, node 0 of 1");
+  CHECK(taken[1].note == "gradients cross through host memory");
+  CHECK(take("cpu", "auto", taken) == fine);
+  CHECK(taken[1].kind.empty());
+  CHECK_THAT(take("cpu", "nccl", taken)[0],
+             Catch::Contains("comm.backend: nccl is for ranks on GPUs"));
+  shim::set_nccl_installed(false);
+  CHECK(take("cuda", "auto", taken) == fine);
+  CHECK_THAT(taken[0].kind + taken[0].note,
+             Catch::Contains("staged") && Catch::Contains("libnccl.so.2 is not found"));
+  shim::set_nccl_installed(true);
+  shim::set_device_count(1);
+  CHECK_THAT(take("cuda", "nccl", taken)[1], Catch::Contains("are on one GPU"));
+  CHECK(take("cuda", "mpi", taken) == fine);
+}
+#endif
+
+}  // namespace
+}  // namespace fp8train
