@@ -24,7 +24,7 @@ GradientBuckets::GradientBuckets(Communicator& comm, Device& device, size_t para
     const ExchangeResult result =
         bucket.shard.empty() ? ExchangeResult::whole : ExchangeResult::shard;
     GradientExchange exchange(comm, device, bucket.wire, std::move(bucket.gradients), result,
-                              &lane.groups);
+                              comm.in_stream_order() ? &lanes_.front().groups : &lane.groups);
     lane.scratch_bytes = std::max(lane.scratch_bytes, exchange.scratch_bytes());
     buckets_.push_back({.parameters = std::move(bucket.parameters),
                         .shard = bucket.shard,

@@ -40,7 +40,8 @@ class GradientBuckets {
   size_t size() const { return buckets_.size(); }
 
  private:
-  /// Exchanges that are under way at the same time need memory and an order of messages each.
+  /// Exchanges that are under way at the same time need memory each, and an order of messages,
+  /// which is one for all where communicators keep the order of the stream.
   struct Lane {
     GradientExchange::Groups groups;
     Buffer scratch;

@@ -61,7 +61,8 @@ class ZeroParallel final : public GradientListener, public ParameterGatherer {
   Device* device_;
   const ParameterStore* parameters_;
   const StoreLayout* layout_;
-  std::unique_ptr<Communicator> gathers_;  ///< has an order of its own beside the exchanges
+  std::unique_ptr<Communicator> own_gathers_;  ///< with an order of its own beside the exchanges
+  Communicator* gathers_;
   std::vector<Unit> units_;
   Buffer combined_;                  ///< amax of all ranks
   std::vector<Tensor> unit_scales_;  ///< of each segment whose tensors have a scale each: ones
