@@ -4,14 +4,13 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cstdio>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <system_error>
 #include <filesystem>
 #include <fstream>
 #include <new>
+#include <system_error>
 #include <thread>
 
 #include "base/error.h"

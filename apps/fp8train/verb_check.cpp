@@ -60,7 +60,8 @@ void check_output(const std::filesystem::path& folder) {
   while (!std::filesystem::exists(existing, unseen) && existing.has_relative_path()) {
     existing = existing.parent_path();
   }
-  if (!std::filesystem::is_directory(existing, unseen) || access(existing.c_str(), W_OK | X_OK) != 0) {
+  if (!std::filesystem::is_directory(existing, unseen) ||
+      access(existing.c_str(), W_OK | X_OK) != 0) {
     throw DeviceError(fmt::format("output_dir {}: {} is no folder that can be written into",
                                   folder.string(), existing.string()));
   }
@@ -74,6 +75,7 @@ struct CheckOptions {
 
 int check_run(const CheckOptions& options) {
   const Settings settings = load(options.common);
+  check_world(options.world_size, options.ranks_per_node);
   const Session session = open_session(settings, true, static_cast<int>(options.world_size));
   const auto ranks = Topology::blocks(
       session.ranks, static_cast<int>(std::min(options.ranks_per_node, options.world_size)));
@@ -89,14 +91,14 @@ int check_run(const CheckOptions& options) {
     fmt::print("{}\n", line);
   }
   if (ranks.size() > 1) {
-    fmt::print("ranks   {} on {} nodes, {}: memory is that of a rank\n", ranks.size(),
-               ranks.nodes(), describe_layout(session));
+    fmt::print("ranks   {} on {} node{}, {}: memory is that of a rank\n", ranks.size(),
+               ranks.nodes(), ranks.nodes() == 1 ? "" : "s", describe_layout(session));
   }
   fmt::print("work    {:.3g} GFLOP per step in GEMMs, {:.3g} in attention\n",
              counters.gemm_flops / 1e9, counters.attention_flops / 1e9);
   fmt::print("sample  {}\n", quoted(sample_text(session)));
   check_output(settings.output_dir);
-  if (fits(*device, planned)) {
+  if (fits(*device, planned, static_cast<int>(ranks.ranks_of_node(0).size()))) {
     fmt::print("ok: `fp8train train` would start\n");
   } else {
     fmt::print("ok, but not for this device: the run needs {}, {} are available\n",

@@ -33,6 +33,7 @@ struct Target {
 
 /// The command line stands above the configuration's section on jobs.
 void fill_job(const EstimateOptions& options, JobSettings& job) {
+  check_world(options.world_size, options.ranks_per_node);
   const int64_t ranks =
       options.world_size > 0 ? options.world_size : job.nodes * job.ranks_per_node;
   const int64_t usual = options.world_size > 0 ? std::min<int64_t>(8, ranks) : job.ranks_per_node;
@@ -58,7 +59,9 @@ Target target_of(const Settings& settings) {
   std::string reason;
   const std::unique_ptr<Device> device = choose_device(settings.device, false, reason);
   const size_t held = device->traits().library_workspace;
-  return {nullptr, device->traits(), static_cast<int64_t>(device->available_memory() + held),
+  const auto bytes = static_cast<int64_t>(device->available_memory() + held);
+  const bool shared = device->kind() == DeviceKind::cpu;  // by the ranks of a node
+  return {nullptr, device->traits(), shared ? bytes / settings.job.ranks_per_node : bytes,
           device->description()};
 }
 
@@ -131,7 +134,8 @@ int estimate(const EstimateOptions& options) {
   }
   if (target.bytes > 0) {
     const int64_t most = largest_micro_batch(session.engine, target.traits, ranks, 0, target.bytes);
-    fmt::print("largest training.micro_batch_size that fits: {}\n",
+    fmt::print("largest training.micro_batch_size that fits, with {} of them per step: {}\n",
+               session.engine.gradient_accumulation_steps,
                most == 0 ? "none" : fmt::format("{}", most));
   }
   return 0;

@@ -83,6 +83,12 @@ void SafetensorsFile::read(const SafetensorsEntry& entry, void* to) const {
   read_exactly(file_, data_start_ + entry.begin, to, entry.bytes());
 }
 
+void SafetensorsFile::read(const SafetensorsEntry& entry, uint64_t offset, size_t bytes,
+                           void* to) const {
+  check(offset + bytes <= entry.bytes(), "a part lies within its tensor");
+  read_exactly(file_, data_start_ + entry.begin + offset, to, bytes);
+}
+
 std::vector<float> SafetensorsFile::read_f32(const SafetensorsEntry& entry) const {
   if (entry.dtype == "F32") {
     return read_stored<float>(*this, entry);

@@ -63,6 +63,8 @@ class SafetensorsFile {
 
   /// The tensor's bytes into `to`, which holds entry.bytes().
   void read(const SafetensorsEntry& entry, void* to) const;
+  /// `bytes` of them from byte `offset` of the tensor on.
+  void read(const SafetensorsEntry& entry, uint64_t offset, size_t bytes, void* to) const;
 
   /// The values as fp32, from F32, BF16, F16 or F64 (rounded to nearest). Throws CheckpointError
   /// for other dtypes.

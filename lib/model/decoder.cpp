@@ -236,7 +236,11 @@ void Decoder::refresh_weights(const StepContext& context, bool after_update) {
   if (context.gatherer != nullptr) {
     make_parts(context);
     if (context.gatherer->gathers_per_pass()) {
-      return;  // use() does the rest
+      // use() does the rest before each use; at once where statistics are of these values.
+      for (size_t unit = 0; context.collect_statistics && unit < units(); ++unit) {
+        use(context, unit, unit + 1 < units() ? unit + 1 : ParameterGatherer::kNone);
+      }
+      return;
     }
   }
   for (size_t unit = 0; unit < units(); ++unit) {

@@ -9,6 +9,11 @@
 #include "ops/storage.h"
 
 namespace fp8train {
+namespace {
+
+const Stream kHost = {DeviceKind::cpu, nullptr, nullptr};
+
+}  // namespace
 
 ZeroParallel::ZeroParallel(Communicator& comm, Device& device, const ParameterStore& parameters,
                            bool self_exact, int64_t amax_count)
@@ -38,8 +43,8 @@ ZeroParallel::ZeroParallel(Communicator& comm, Device& device, const ParameterSt
   }
 }
 
-/// In the order in which backward completes them. Those of a unit, and those of the unit before,
-/// can be under way at the same time.
+/// In the order in which backward completes them. Those of a unit, and those of its neighbours, can
+/// be under way at the same time; the two ends of a model, which are not, share memory.
 std::vector<GradientBuckets::Bucket> ZeroParallel::make_buckets(bool self_exact) {
   for (size_t i = 0; i < layout_->segments.size(); ++i) {
     units_[layout_->segments[i].unit].segments.push_back(i);
@@ -50,10 +55,16 @@ std::vector<GradientBuckets::Bucket> ZeroParallel::make_buckets(bool self_exact)
   }
   std::vector<GradientBuckets::Bucket> buckets;
   for (size_t unit = units_.size(); unit-- > 0;) {
-    for (const size_t index : units_[unit].segments) {
+    const bool is_end = unit == 0 || unit + 1 == units_.size();
+    std::vector<size_t> by_size = units_[unit].segments;  // large ones take turns with large ones
+    std::stable_sort(by_size.begin(), by_size.end(), [this](size_t a, size_t b) {
+      return layout_->segments[a].shard > layout_->segments[b].shard;
+    });
+    for (const size_t index : by_size) {
       const StoreLayout::Segment& segment = layout_->segments[index];
       const ParameterFormats& formats = parameters_->all()[segment.parameters.front()]->formats;
-      units_[unit].lanes.push_back(unit % 2 * widest + units_[unit].lanes.size());
+      const size_t first_lane = (is_end ? 2 : unit % 2) * widest;
+      units_[unit].lanes.push_back(first_lane + units_[unit].lanes.size());
       buckets.push_back(
           {.parameters = segment.parameters,
            .gradients = {parameters_->whole_gradients(index), segment.begins},
@@ -83,6 +94,14 @@ ParameterGatherer::Gathered ZeroParallel::gather(size_t unit, size_t next) {
   return gathered;
 }
 
+std::vector<std::byte> ZeroParallel::gather_on_host(const View& shard) {
+  std::vector<std::byte> own(shard.bytes());
+  copy_to_host(*device_, own.data(), shard);
+  std::vector<std::byte> all(own.size() * static_cast<size_t>(layout_->ranks));
+  comm_->all_gather(kHost, own.data(), all.data(), own.size()).wait();
+  return all;
+}
+
 std::vector<std::vector<float>> ZeroParallel::unit_values(size_t unit) {
   std::vector<std::vector<float>> values;
   const std::vector<size_t> begins = parameters_->unit_begins();
@@ -91,29 +110,29 @@ std::vector<std::vector<float>> ZeroParallel::unit_values(size_t unit) {
     const StoreLayout::Segment& segment = layout_->segments[index];
     const StoredTensor shard = parameters_->value_shard(index);
     const int64_t count = segment.shard * layout_->ranks;
-    const Tensor codes(*device_, shard.format.dtype, {count}, MemoryCategory::communication);
-    Tensor scales;
-    StoredTensor whole(codes, shard.format, {});
-    if (shard.format.granularity == Granularity::group) {
-      scales = Tensor(*device_, DType::f32, {stored_scales(shard.format, count)},
-                      MemoryCategory::communication);
-      whole.scales = scales;
-    }
-    std::vector<Work> coming;
-    gather(shard, whole, coming);
-    for (Work& work : coming) {
-      work.wait();
+    std::vector<std::byte> codes = gather_on_host(shard.codes);
+    std::vector<std::byte> scales;
+    StoredTensor whole({codes.data(), shard.format.dtype, {count}}, shard.format, {});
+    const bool scaled = shard.format.is_scaled();
+    const bool grouped = scaled && shard.format.granularity == Granularity::group;
+    if (grouped) {
+      scales = gather_on_host(shard.scales);
+      whole.scales = {scales.data(), DType::f32, {stored_scales(shard.format, count)}};
     }
     for (size_t i = 0; i < segment.parameters.size(); ++i) {
       const size_t parameter = segment.parameters[i];
-      const Shape& shape = parameters_->all()[parameter]->shape;
-      StoredTensor part = part_of(whole, segment.begins[i], shape.count());
-      if (shard.format.is_scaled() && shard.format.granularity == Granularity::tensor) {
-        part.scales = parameters_->all()[parameter]->updated.value.scales;
+      const int64_t elements = parameters_->all()[parameter]->shape.count();
+      StoredTensor part = part_of(whole, segment.begins[i], elements);
+      std::vector<std::byte> pair;
+      if (scaled && !grouped) {
+        const View& of_all = parameters_->all()[parameter]->updated.value.scales;
+        pair.resize(of_all.bytes());
+        copy_to_host(*device_, pair.data(), of_all);
+        part.scales = {pair.data(), DType::f32, of_all.shape};
       }
-      const Tensor fp32(*device_, DType::f32, {shape.count()}, MemoryCategory::communication);
-      ops::read_stored(device_->stream(), part, fp32);
-      values[parameter - begins[unit]] = to_host_f32(*device_, fp32);
+      std::vector<float>& fp32 = values[parameter - begins[unit]];
+      fp32.resize(static_cast<size_t>(elements));
+      ops::read_stored(kHost, part, {fp32.data(), DType::f32, {elements}});
     }
   }
   return values;

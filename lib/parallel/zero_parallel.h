@@ -39,8 +39,8 @@ class ZeroParallel final : public GradientListener, public ParameterGatherer {
   /// What has been gathered is out of date.
   void values_changed();
 
-  /// The values of a unit's parameters in their order, row-major in fp32, on every rank. Takes
-  /// memory for a while.
+  /// The values of a unit's parameters in their order, row-major in fp32, on every rank: through
+  /// the host, without memory of the device.
   std::vector<std::vector<float>> unit_values(size_t unit);
 
  private:
@@ -56,6 +56,7 @@ class ZeroParallel final : public GradientListener, public ParameterGatherer {
   static void finish(Unit& unit);
   void gather(const StoredTensor& shard, const StoredTensor& whole, std::vector<Work>& coming);
   void clear_gradients(size_t segment);
+  std::vector<std::byte> gather_on_host(const View& shard);
 
   Communicator* comm_;
   Device* device_;

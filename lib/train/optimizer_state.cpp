@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstring>
 #include <map>
 #include <memory>
 #include <string>
@@ -27,13 +26,16 @@ struct Kept {
   bool whole = true;
 };
 
-/// In the order of the file.
+/// In the order of the file. Of a tensor with one scale a rank that has no elements of it has the
+/// scale all the same.
 std::vector<Kept> kept_tensors(Engine& engine) {
   std::vector<Kept> kept;
   const Optimizer& optimizer = engine.optimizer();
   const ParameterStore& store = engine.model().parameters();
   const auto add = [&](const char* role, const Parameter& parameter, const StoredTensor& tensor) {
-    if (!tensor.empty() && parameter.updated.count() > 0) {
+    const bool shares_scale =
+        tensor.format.is_scaled() && tensor.format.granularity == Granularity::tensor;
+    if (!tensor.empty() && (parameter.updated.count() > 0 || shares_scale)) {
       kept.push_back({std::string(role) + "." + parameter.name, tensor, parameter.shape,
                       parameter.updated.first, parameter.updated.whole});
     }
@@ -122,11 +124,9 @@ class SavedState {
       if (begin >= end || saved.entry->dtype != safetensors_name(dtype)) {
         continue;
       }
-      std::vector<uint8_t> bytes(saved.entry->bytes());
-      saved.file->read(*saved.entry, bytes.data());
-      std::memcpy(result.data() + static_cast<size_t>(begin - first) * size,
-                  bytes.data() + static_cast<size_t>(begin - saved.first) * size,
-                  static_cast<size_t>(end - begin) * size);
+      saved.file->read(*saved.entry, static_cast<uint64_t>(begin - saved.first) * size,
+                       static_cast<size_t>(end - begin) * size,
+                       result.data() + static_cast<size_t>(begin - first) * size);
       copied += end - begin;
     }
     if (copied != count) {
@@ -174,8 +174,10 @@ std::string part_name(const std::string& name, int64_t first) {
 
 void load(Device& device, const SavedState& saved, const Kept& kept) {
   const StoredTensor& tensor = kept.tensor;
-  copy_from_host(device, tensor.codes,
-                 saved.read(kept.name, tensor.codes.dtype, kept.first, tensor.count()).data());
+  if (tensor.count() > 0) {
+    copy_from_host(device, tensor.codes,
+                   saved.read(kept.name, tensor.codes.dtype, kept.first, tensor.count()).data());
+  }
   if (tensor.scales.empty()) {
     return;
   }
@@ -192,6 +194,9 @@ OptimizerFile optimizer_file(Engine& engine) {
   FileMaker maker(engine.device());
   for (const Kept& kept : kept_tensors(engine)) {
     const StoredTensor& tensor = kept.tensor;
+    if (tensor.count() == 0) {
+      continue;
+    }
     const std::string name = kept.whole ? kept.name : part_name(kept.name, kept.first);
     maker.add(name, tensor.codes,
               kept.whole ? extents(kept.shape) : std::vector<int64_t>{tensor.count()});

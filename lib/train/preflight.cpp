@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "base/error.h"
 #include "base/log.h"
 #include "ops/attention.h"
 #include "train/progress.h"
@@ -50,6 +51,16 @@ void log_notes(const Session& session) {
   }
 }
 
+void check_world(int64_t world_size, int64_t ranks_per_node) {
+  constexpr int64_t kMost = 65536;
+  for (const auto& [name, count] :
+       {std::pair("--world-size", world_size), std::pair("--ranks-per-node", ranks_per_node)}) {
+    if (count > kMost) {
+      throw ConfigError(fmt::format("{}: {} ranks are more than {}", name, count, kMost));
+    }
+  }
+}
+
 std::string describe_layout(const Session& session) {
   if (session.ranks == 1) {
     return "one rank";
@@ -58,10 +69,11 @@ std::string describe_layout(const Session& session) {
   return stage == 0 ? std::string("DDP") : fmt::format("ZeRO {}", stage);
 }
 
-bool fits(const Device& device, const MemoryLedger& planned) {
+bool fits(const Device& device, const MemoryLedger& planned, int sharing) {
   const size_t available = device.available_memory();
   const size_t held = device.traits().library_workspace;  // part of the plan, no longer available
-  return available == 0 || planned.total() <= available + held;
+  const size_t ranks = device.kind() == DeviceKind::cpu ? static_cast<size_t>(sharing) : 1;
+  return available == 0 || planned.total() * ranks <= available + held;
 }
 
 std::vector<std::string> describe_memory(const MemoryLedger& planned) {

@@ -19,11 +19,15 @@ std::vector<std::string> run_overview(const Session& session, const Device& devi
 /// has no meaning here (warnings).
 void log_notes(const Session& session);
 
+/// Throws ConfigError where no run has as many ranks.
+void check_world(int64_t world_size, int64_t ranks_per_node);
+
 /// How the work is laid over ranks: "DDP", "ZeRO 3".
 std::string describe_layout(const Session& session);
 
-/// Whether the run fits into the memory of this device, as far as that is known.
-bool fits(const Device& device, const MemoryLedger& planned);
+/// Whether the run fits into the memory of this device, as far as that is known. On the cpu
+/// `sharing` ranks have it together.
+bool fits(const Device& device, const MemoryLedger& planned, int sharing);
 
 /// "  weights  26.0 MiB" per category that holds anything, and the total.
 std::vector<std::string> describe_memory(const MemoryLedger& planned);

@@ -40,6 +40,13 @@ void share_weights(Communicator& comm, Device& device, const ParameterStore& par
   if (comm.size() == 1) {
     return;
   }
+  if (parameters.layout() != nullptr) {
+    // Each rank has its own parts; scales follow from the whole, which all have computed.
+    for (const View& scales : parameters.shared_scales()) {
+      comm.broadcast(device.stream(), scales.data, scales.bytes(), 0).wait();
+    }
+    return;
+  }
   for (const auto& parameter : parameters.all()) {
     const StoredTensor& value = parameter->stored_value;
     for (const View& part : {value.codes, value.scales}) {

@@ -20,7 +20,7 @@ void agree_on_run(Communicator& comm, const std::string& description);
 void agree_on_step(Communicator& comm, int64_t step, const std::filesystem::path& place);
 
 /// All get the first rank's weights, bit for bit: processors may draw initial values that differ in
-/// their last bits.
+/// their last bits. Where ranks have parts of them, the scales that parts share.
 void share_weights(Communicator& comm, Device& device, const ParameterStore& parameters);
 
 /// After what only the first rank does, which may take longer than a message between ranks.

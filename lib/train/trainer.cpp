@@ -114,7 +114,7 @@ Run::Run(const RunRequest& request, Communicator& comm, RankPlace& place)
   for (const std::string& line : run_overview(session_, *device_, place.reason, threads, planned)) {
     progress_.say(line);
   }
-  if (!fits(*device_, planned)) {
+  if (!fits(*device_, planned, comm.local_size())) {
     throw DeviceError(fmt::format(
         "the run needs {} on this device, {} are available: lower training.micro_batch_size, set "
         "model.recompute: block, take a row with fewer bytes per parameter, or more ranks with "
@@ -151,9 +151,9 @@ void Run::start_or_resume() {
   std::optional<ResumedRun> resumed;
   std::vector<std::string> notes;
   if (resume == "auto") {
-    resumed = resume_newest(records_.directory().checkpoints(), *engine_, session_, notes);
+    resumed = resume_newest(records_.directory().checkpoints(), *engine_, session_, notes, *comm_);
   } else if (resume != "never") {
-    resumed = resume_from(resume, *engine_, session_);
+    resumed = resume_from(resume, *engine_, session_, *comm_);
   } else if (!find_checkpoints(records_.directory().checkpoints()).empty()) {
     throw ConfigError(fmt::format(
         "checkpoint.resume is never, but {} holds checkpoints of an earlier run; choose another "
@@ -178,9 +178,7 @@ void Run::start_or_resume() {
     engine_->model().initialize(settings().training.seed);
   }
   agree_on_step(*comm_, state_.step, records_.directory().checkpoints());
-  if (engine_->model().parameters().layout() == nullptr) {
-    share_weights(*comm_, *device_, engine_->model().parameters());
-  }
+  share_weights(*comm_, *device_, engine_->model().parameters());
   engine_->weights_changed();
   loader_->seek(state_.sample_position);
   records_.begin_metrics(state_.step);

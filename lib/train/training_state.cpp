@@ -213,6 +213,7 @@ void save_in_parts(const std::filesystem::path& root, Engine& engine, const Sess
   const std::filesystem::path partial = partial_checkpoint(root, state.step);
   const std::vector<HostTensor> weights = all_weights(engine, leads);
   const FileRecord own = write_checkpoint_file(partial, optimizer_file(engine).file);
+  wait_for_first_rank(comm);  // and all others: disks are not equally fast
   std::vector<FileRecord> records;
   for (const SentRecord& record : comm.all_gather_values(sent(own))) {
     records.push_back({record.name, record.bytes, record.hash});
@@ -248,9 +249,12 @@ void save_training_state(const std::filesystem::path& root, Engine& engine, cons
   wait_for_first_rank(comm);
 }
 
-ResumedRun resume_from(const std::filesystem::path& folder, Engine& engine,
-                       const Session& session) {
-  verify_checkpoint(folder);
+namespace {
+
+/// One whose content has been verified.
+ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
+                           const Session& session) {
+  verify_checkpoint(folder, Verify::sizes);
   ResumedRun resumed;
   resumed.folder = folder;
   try {
@@ -282,13 +286,38 @@ ResumedRun resume_from(const std::filesystem::path& folder, Engine& engine,
   return resumed;
 }
 
-std::optional<ResumedRun> resume_newest(const std::filesystem::path& root, Engine& engine,
-                                        const Session& session, std::vector<std::string>& notes) {
+/// The step of the newest checkpoint that verifies; kNothing where there is none at all, kDamaged
+/// where none can be used.
+constexpr int64_t kNothing = -1;
+constexpr int64_t kDamaged = -2;
+
+int64_t newest_step(const std::filesystem::path& root, std::vector<std::string>& notes) {
   const std::optional<CheckpointPlace> place = newest_valid(root, notes);
-  if (!place) {
-    if (notes.empty()) {
-      return std::nullopt;
-    }
+  return place ? place->step : notes.empty() ? kNothing : kDamaged;
+}
+
+}  // namespace
+
+ResumedRun resume_from(const std::filesystem::path& folder, Engine& engine, const Session& session,
+                       Communicator& comm) {
+  if (comm.rank() == 0) {
+    verify_checkpoint(folder);
+  }
+  wait_for_first_rank(comm);
+  return load_checkpoint(folder, engine, session);
+}
+
+std::optional<ResumedRun> resume_newest(const std::filesystem::path& root, Engine& engine,
+                                        const Session& session, std::vector<std::string>& notes,
+                                        Communicator& comm) {
+  // Reading all of it to verify it is for one rank; others may see an older folder.
+  const int64_t found = comm.rank() == 0 ? newest_step(root, notes) : kNothing;
+  wait_for_first_rank(comm);
+  const int64_t step = comm.all_gather_values(found).front();
+  if (step == kNothing) {
+    return std::nullopt;
+  }
+  if (step == kDamaged) {
     std::string message =
         "none of the run's checkpoints can be used, and a new run would write "
         "over them; set another output_dir, or remove " +
@@ -298,7 +327,15 @@ std::optional<ResumedRun> resume_newest(const std::filesystem::path& root, Engin
     }
     throw CheckpointError(message);
   }
-  return resume_from(place->path, engine, session);
+  for (const CheckpointPlace& place : find_checkpoints(root)) {
+    if (place.step == step) {
+      return load_checkpoint(place.path, engine, session);
+    }
+  }
+  throw CheckpointError(fmt::format(
+      "the first rank goes on from step {}, which is not here: all nodes must see the same "
+      "checkpoints in {}",
+      step, root.string()));
 }
 
 }  // namespace fp8train

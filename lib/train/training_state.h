@@ -38,12 +38,13 @@ struct ResumedRun {
   std::string note;  ///< what differs from the run that saved it and is no error; may be empty
 };
 
-/// The newest valid checkpoint under `root`, loaded into the engine; nothing when there is none at
-/// all. `notes` receives a line for each damaged checkpoint that was passed over. Throws
-/// CheckpointError when all are damaged, or when the checkpoint belongs to another model, row or
-/// data set.
+/// Collective: the newest valid checkpoint under `root`, as the first rank finds it, loaded into
+/// the engine; nothing when there is none at all. `notes` receives a line for each damaged
+/// checkpoint that was passed over. Throws CheckpointError when all are damaged, or when the
+/// checkpoint belongs to another model, row or data set.
 std::optional<ResumedRun> resume_newest(const std::filesystem::path& root, Engine& engine,
-                                        const Session& session, std::vector<std::string>& notes);
+                                        const Session& session, std::vector<std::string>& notes,
+                                        Communicator& comm);
 
 /// Whether a checkpoint holds scales.
 bool has_scaling(const std::filesystem::path& folder);
@@ -52,7 +53,8 @@ bool has_scaling(const std::filesystem::path& folder);
 /// they are missing or differ in shape.
 void load_scaling(const std::filesystem::path& folder, ScalingState& scaling);
 
-/// One checkpoint by its folder.
-ResumedRun resume_from(const std::filesystem::path& folder, Engine& engine, const Session& session);
+/// One checkpoint by its folder. Collective.
+ResumedRun resume_from(const std::filesystem::path& folder, Engine& engine, const Session& session,
+                       Communicator& comm);
 
 }  // namespace fp8train

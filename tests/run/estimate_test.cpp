@@ -47,7 +47,8 @@ TEST_CASE("memory, wire and time of a rank among many, without data and without 
   CHECK_THAT(outcome.out, Contains("fits: "));
   CHECK_THAT(outcome.out, Contains(" within the node, "));
   CHECK_THAT(outcome.out, Contains("s per step, "));
-  CHECK_THAT(outcome.out, Contains("largest training.micro_batch_size that fits: "));
+  CHECK_THAT(outcome.out,
+             Contains("largest training.micro_batch_size that fits, with 1 of them per step: "));
 }
 
 TEST_CASE("each stage needs less than the one before") {
@@ -67,6 +68,8 @@ TEST_CASE("each stage needs less than the one before") {
 
 TEST_CASE("what cannot be estimated is an error that says why") {
   const TempDir folder;
+  CHECK_THAT(expect_code(2, folder.path(), estimate({"--world-size", "5000000000"})).err,
+             Contains("5000000000 ranks are more than 65536"));
   CHECK_THAT(expect_code(2, folder.path(), estimate({"--gpu", "h1000"})).err,
              Contains("'h1000' is not one of l4, "));
   CHECK_THAT(expect_code(2, folder.path(),

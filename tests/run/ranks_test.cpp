@@ -106,13 +106,18 @@ TEST_CASE("one, two and four ranks train alike at one global batch") {
 }
 
 TEST_CASE("what ranks share changes no bit of a run") {
+  const auto& [plan, ranks] =
+      GENERATE(std::pair("bf16", 4), std::pair("te-delayed", 2), std::pair("msamp-o1", 3));
+  CAPTURE(plan, ranks);
+  const std::string batch = "training.global_batch_size=" + std::to_string(ranks == 3 ? 12 : 8);
   const Folder folder;
-  run(folder, 4, command("bf16", "zero0"));
+  run(folder, ranks, command(plan, "zero0", {batch}));
   const fs::path final = fs::path("checkpoints") / "step-000060" / "model.safetensors";
   for (const int stage : {1, 2, 3}) {
     CAPTURE(stage);
     const std::string name = "zero" + std::to_string(stage);
-    run(folder, 4, command("bf16", name, {"parallelism.zero_stage=" + std::to_string(stage)}));
+    run(folder, ranks,
+        command(plan, name, {batch, "parallelism.zero_stage=" + std::to_string(stage)}));
     CHECK(numbers(folder / name, "loss") == numbers(folder / "zero0", "loss"));
     CHECK(numbers(folder / name, "val_loss") == numbers(folder / "zero0", "val_loss"));
     CHECK(same_bytes(folder / name / final, folder / "zero0" / final));
@@ -126,9 +131,10 @@ TEST_CASE("a checkpoint that ranks have written in parts goes on in every layout
   run(folder, 4, command("fp32", "zero3", {"parallelism.zero_stage=3"}));
   const fs::path final = fs::path("checkpoints") / "step-000060" / "model.safetensors";
   const std::vector<double> losses = numbers(folder / "zero3", "loss");
-  for (const auto& [ranks, stage] : {std::pair(2, 1), std::pair(4, 2), std::pair(1, 0)}) {
+  for (const auto& [ranks, stage] :
+       {std::pair(2, 1), std::pair(4, 2), std::pair(4, 0), std::pair(1, 0)}) {
     CAPTURE(ranks, stage);
-    const std::string name = "on" + std::to_string(ranks);
+    const std::string name = "on" + std::to_string(ranks) + std::to_string(stage);
     fs::copy(folder / "zero3", folder / name, fs::copy_options::recursive);
     fs::remove_all(folder / name / "checkpoints" / "step-000040");
     fs::remove_all(folder / name / "checkpoints" / "step-000060");
