@@ -39,9 +39,13 @@ void run(const Layout& layout, const std::function<void(Communicator&)>& body) {
   CHECK(errors == std::vector<std::string>(static_cast<size_t>(layout.ranks)));
 }
 
-void train(Engine& engine, const Communicator& comm) {
+void reserve(Engine& engine, const Communicator& comm) {
   engine.reserve(
       plan_step(engine.settings(), DeviceTraits{}, nullptr, nullptr, comm.topology(), comm.rank()));
+}
+
+void train(Engine& engine, const Communicator& comm) {
+  reserve(engine, comm);
   engine.model().initialize(3);
   engine.weights_changed();
   uint64_t pass = 0;
@@ -162,6 +166,7 @@ TEST_CASE("a run that is read in another stage goes on to the same bits") {
     made.plan = large_values();
     made.model.initializer_range = 6.0F;
     made.optimizer.grad_clip = 0;
+    made.bucket_bytes = 1 << 20;  // most ranks have nothing of most weights
     return made;
   };
   std::vector<float> expected;
@@ -191,8 +196,7 @@ TEST_CASE("a run that is read in another stage goes on to the same bits") {
     run({4, stage}, [&](Communicator& comm) {
       const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
       Engine engine(*device, settings(stage), &comm);
-      train(engine, comm);  // other values, which loading replaces
-      step(engine, comm);
+      reserve(engine, comm);
       const auto& parameters = engine.model().parameters().all();
       for (size_t i = 0; i < parameters.size(); ++i) {
         set_value(*device, *parameters[i], saved[i].data());
@@ -208,7 +212,7 @@ TEST_CASE("a run that is read in another stage goes on to the same bits") {
         found = values;
       }
     });
-    CHECK(found == expected);
+    CHECK((found == expected));
   }
 }
 
