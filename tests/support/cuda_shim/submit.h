@@ -25,8 +25,8 @@ class LateWork {
   virtual bool over() = 0;
 };
 
-/// What is submitted to the stream later waits for it, which blocks the calling thread. `work` waits
-/// for what is unfinished in the stream.
+/// What is submitted to the stream later waits for it, which blocks the calling thread. `work`
+/// waits for what is unfinished in the stream.
 void submit_late(cudaStream_t stream, std::shared_ptr<LateWork> work);
 
 /// What is ahead in the stream.
