@@ -1,5 +1,7 @@
 #include "bench_step.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "base/clock.h"
@@ -19,6 +21,9 @@ EngineSettings step_settings(const StepBench& bench) {
   const Preset* preset = find_preset(bench.preset);
   if (preset == nullptr) {
     throw ConfigError("--preset: no preset '" + bench.preset + "'; `fp8train config list`");
+  }
+  if (bench.zero_stage > 3) {
+    throw ConfigError(fmt::format("--zero-stage: {} is not in [0, 3]", bench.zero_stage));
   }
   Settings settings;
   settings.precision.plan = bench.plan;

@@ -252,7 +252,7 @@ void print_text(const Json& json) {
         fmt::print("  {:<24}{:5.1f} %\n", name, 100.0 * share.get<double>());
       }
     } else {
-      fmt::print("{:<24}{}\n", key, value.is_string() ? value.get<std::string>() : value.dump());
+      fmt::print("{:<26}{}\n", key, value.is_string() ? value.get<std::string>() : value.dump());
     }
   }
 }

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <vector>
@@ -69,16 +68,25 @@ void check_output(const std::filesystem::path& folder) {
 
 struct CheckOptions {
   CommonOptions common;
-  int64_t world_size = 1;
-  int64_t ranks_per_node = 8;
+  int64_t world_size = 0;
+  int64_t ranks_per_node = 0;
 };
 
+/// "the run needs 3 GiB", of all ranks that share the memory.
+std::string need(const Device& device, const MemoryLedger& planned, size_t sharing) {
+  const auto bytes = static_cast<double>(planned.total());
+  if (device.kind() != DeviceKind::cpu || sharing == 1) {
+    return "the run needs " + describe_bytes(bytes);
+  }
+  return fmt::format("the {} ranks of a node need {}", sharing,
+                     describe_bytes(bytes * static_cast<double>(sharing)));
+}
+
 int check_run(const CheckOptions& options) {
-  const Settings settings = load(options.common);
-  check_world(options.world_size, options.ranks_per_node);
-  const Session session = open_session(settings, true, static_cast<int>(options.world_size));
-  const auto ranks = Topology::blocks(
-      session.ranks, static_cast<int>(std::min(options.ranks_per_node, options.world_size)));
+  Settings settings = load(options.common);
+  const int world_size = fill_job(options.world_size, options.ranks_per_node, settings.job);
+  const Session session = open_session(settings, true, world_size);
+  const auto ranks = Topology::blocks(world_size, static_cast<int>(settings.job.ranks_per_node));
   log_notes(session);
   check_weights(session);
   std::string reason;
@@ -98,11 +106,15 @@ int check_run(const CheckOptions& options) {
              counters.gemm_flops / 1e9, counters.attention_flops / 1e9);
   fmt::print("sample  {}\n", quoted(sample_text(session)));
   check_output(settings.output_dir);
-  if (fits(*device, planned, static_cast<int>(ranks.ranks_of_node(0).size()))) {
+  const size_t sharing = ranks.ranks_of_node(0).size();
+  if (settings.job.gpu != "auto") {
+    fmt::print("ok; `fp8train estimate` says whether it fits into the memory of {}\n",
+               settings.job.gpu);
+  } else if (fits(*device, planned, static_cast<int>(sharing))) {
     fmt::print("ok: `fp8train train` would start\n");
   } else {
-    fmt::print("ok, but not for this device: the run needs {}, {} are available\n",
-               describe_bytes(static_cast<double>(planned.total())),
+    fmt::print("ok, but not for this device: {}, {} are available\n",
+               need(*device, planned, sharing),
                describe_bytes(static_cast<double>(device->available_memory())));
   }
   return 0;
@@ -113,8 +125,9 @@ int check_run(const CheckOptions& options) {
 void add_check(Arguments verb, Action& action) {
   auto options = std::make_shared<CheckOptions>();
   add_common(verb, options->common);
-  verb.option("--world-size", options->world_size, 1, "Rehearses a rank of that many");
-  verb.option("--ranks-per-node", options->ranks_per_node, 1, "Ranks on a node");
+  verb.option("--world-size", options->world_size, 1,
+              "Rehearses a rank of that many; else job.nodes x job.ranks_per_node");
+  verb.option("--ranks-per-node", options->ranks_per_node, 1, "Ranks on a node; else 8");
   verb.run(action, [options] { return check_run(*options); });
 }
 

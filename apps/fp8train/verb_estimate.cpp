@@ -31,17 +31,6 @@ struct Target {
   std::string name;
 };
 
-/// The command line stands above the configuration's section on jobs.
-void fill_job(const EstimateOptions& options, JobSettings& job) {
-  check_world(options.world_size, options.ranks_per_node);
-  const int64_t ranks =
-      options.world_size > 0 ? options.world_size : job.nodes * job.ranks_per_node;
-  const int64_t usual = options.world_size > 0 ? std::min<int64_t>(8, ranks) : job.ranks_per_node;
-  job.ranks_per_node = options.ranks_per_node > 0 ? options.ranks_per_node : usual;
-  job.nodes = (ranks + job.ranks_per_node - 1) / job.ranks_per_node;
-  job.gpu = options.gpu.empty() ? job.gpu : options.gpu;
-}
-
 Target target_of(const Settings& settings) {
   constexpr double kGib = 1024.0 * 1024.0 * 1024.0;
   if (settings.job.gpu != "auto") {
@@ -110,10 +99,8 @@ void print_time(const Session& session, const RehearsedStep& step, const GpuKind
 
 int estimate(const EstimateOptions& options) {
   Settings settings = load(options.common);
-  fill_job(options, settings.job);
-  const auto world_size =
-      static_cast<int>(options.world_size > 0 ? options.world_size
-                                              : settings.job.nodes * settings.job.ranks_per_node);
+  settings.job.gpu = options.gpu.empty() ? settings.job.gpu : options.gpu;
+  const int world_size = fill_job(options.world_size, options.ranks_per_node, settings.job);
   const Session session = open_session(settings, false, world_size);
   log_notes(session);
   const Target target = target_of(settings);

@@ -94,10 +94,11 @@ class Script {
   std::vector<std::string> lines_;
 };
 
-const JobTemplate& template_for(const JobSettings& job) {
-  const std::string name = job.requeue     ? "requeue"
-                           : job.nodes > 1 ? "multi_node_ddp"
-                                           : "single_node";
+const JobTemplate& template_for(const Settings& settings) {
+  const JobSettings& job = settings.job;
+  const std::string several =
+      settings.parallelism.zero_stage == 3 ? "multi_node_zero3" : "multi_node_ddp";
+  const std::string name = job.requeue ? "requeue" : job.nodes > 1 ? several : "single_node";
   for (const JobTemplate& one : job_templates()) {
     if (one.name == name) {
       return one;
@@ -110,7 +111,7 @@ const JobTemplate& template_for(const JobSettings& job) {
 
 JobScript job_script(const Settings& settings, const std::string& config_path, bool gpus) {
   const JobSettings& job = settings.job;
-  const JobTemplate& source = template_for(job);
+  const JobTemplate& source = template_for(settings);
   Script script(source);
   const std::string origin = fmt::format("slurm/{}.sbatch", source.name);
   const std::string own = job_script_path(config_path);

@@ -45,6 +45,14 @@ RankPlace place_by_meeting(const Settings& settings) {
   return place;
 }
 
+void check_backend(const Settings& settings, const RankPlace& place) {
+  if (settings.comm.backend == "nccl" && place.device->kind() != DeviceKind::cuda) {
+    throw ConfigError(fmt::format(
+        "comm.backend: nccl is for ranks on GPUs, and this one computes on the cpu ({})",
+        place.reason));
+  }
+}
+
 void agree_on_kind(Communicator& host, const RankPlace& place) {
   const auto kinds = host.all_gather_values(place.device->kind());
   for (int rank = 0; rank < host.size(); ++rank) {
@@ -78,16 +86,9 @@ RankPlace take_place(const Settings& settings, Communicator& host) {
     return place_by_meeting(settings);
   }
   RankPlace place = place_of(settings, host.local_rank(), host.local_size());
-  if (host.size() == 1) {
-    return place;
-  }
   agree_on_kind(host, place);
-  if (place.device->kind() != DeviceKind::cuda) {
-    if (backend == "nccl") {
-      throw ConfigError(
-          fmt::format("comm.backend: nccl is for ranks on GPUs, and these compute on the cpu ({})",
-                      place.reason));
-    }
+  check_backend(settings, place);
+  if (host.size() == 1 || place.device->kind() != DeviceKind::cuda) {
     return place;
   }
   const std::string obstacle = why_nccl_is_unusable();

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "base/log.h"
 #include "ops/attention.h"
@@ -51,14 +53,20 @@ void log_notes(const Session& session) {
   }
 }
 
-void check_world(int64_t world_size, int64_t ranks_per_node) {
+int fill_job(int64_t world_size, int64_t ranks_per_node, JobSettings& job) {
   constexpr int64_t kMost = 65536;
+  const int64_t ranks = world_size > 0 ? world_size : job.nodes * job.ranks_per_node;
   for (const auto& [name, count] :
-       {std::pair("--world-size", world_size), std::pair("--ranks-per-node", ranks_per_node)}) {
+       {std::pair("--world-size", ranks), std::pair("--ranks-per-node", ranks_per_node)}) {
     if (count > kMost) {
       throw ConfigError(fmt::format("{}: {} ranks are more than {}", name, count, kMost));
     }
   }
+  constexpr int64_t kUsual = 8;
+  const int64_t usual = world_size > 0 ? kUsual : job.ranks_per_node;
+  job.ranks_per_node = std::min(ranks_per_node > 0 ? ranks_per_node : usual, ranks);
+  job.nodes = (ranks + job.ranks_per_node - 1) / job.ranks_per_node;
+  return static_cast<int>(ranks);
 }
 
 std::string describe_layout(const Session& session) {

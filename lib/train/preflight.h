@@ -19,8 +19,10 @@ std::vector<std::string> run_overview(const Session& session, const Device& devi
 /// has no meaning here (warnings).
 void log_notes(const Session& session);
 
-/// Throws ConfigError where no run has as many ranks.
-void check_world(int64_t world_size, int64_t ranks_per_node);
+/// Ranks to plan for: `world_size` on nodes of `ranks_per_node`, as a command line says, or (0) as
+/// the configuration's section on jobs does, which becomes that. Throws ConfigError for more ranks
+/// than a run can have.
+int fill_job(int64_t world_size, int64_t ranks_per_node, JobSettings& job);
 
 /// How the work is laid over ranks: "DDP", "ZeRO 3".
 std::string describe_layout(const Session& session);

@@ -4,9 +4,12 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <chrono>
 #include <functional>
+#include <thread>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/error.h"
 
 namespace fp8train {
@@ -32,6 +35,26 @@ void agree_on_step(Communicator& comm, int64_t step, const std::filesystem::path
           "rank 0 goes on from step {} and rank {} from step {}: all nodes must see the same "
           "checkpoints in {}",
           all[0], rank, all[rank], place.string()));
+    }
+  }
+}
+
+void check_shared_folder(Communicator& comm, const std::filesystem::path& folder) {
+  constexpr double kPatience = 10;
+  const Stopwatch waiting;
+  const std::filesystem::path lock = folder / "run.lock";
+  std::error_code unseen;
+  while (!std::filesystem::exists(lock, unseen) && waiting.seconds() < kPatience) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  const std::vector<uint8_t> seen =
+      comm.all_gather_values(static_cast<uint8_t>(std::filesystem::exists(lock, unseen) ? 1 : 0));
+  for (size_t rank = 0; rank < seen.size(); ++rank) {
+    if (seen[rank] == 0) {
+      throw ConfigError(fmt::format(
+          "output_dir: rank {} does not see {}, which rank 0 has made: it must be the same folder "
+          "on all nodes, of a shared file system",
+          rank, folder.string()));
     }
   }
 }

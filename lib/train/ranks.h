@@ -19,6 +19,10 @@ void agree_on_run(Communicator& comm, const std::string& description);
 /// different steps. `place`: where they looked, for the message.
 void agree_on_step(Communicator& comm, int64_t step, const std::filesystem::path& place);
 
+/// The first rank has made `folder`. Throws ConfigError where another does not see it within ten
+/// seconds, which file systems of a network may take.
+void check_shared_folder(Communicator& comm, const std::filesystem::path& folder);
+
 /// All get the first rank's weights, bit for bit: processors may draw initial values that differ in
 /// their last bits. Where ranks have parts of them, the scales that parts share.
 void share_weights(Communicator& comm, Device& device, const ParameterStore& parameters);

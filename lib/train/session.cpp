@@ -164,6 +164,12 @@ Session open_session(const Settings& settings, bool open_data, int ranks) {
       engine_settings(settings, resolve_model(settings.model, *session.tokenizer, session.notes));
   share_global_batch(settings.training, ranks, session.engine.gradient_accumulation_steps);
   note_other_tokenizer(settings, *session.tokenizer, session.notes);
+  if (ranks == 1 && settings.parallelism.zero_stage > 0) {
+    session.notes.push_back(
+        fmt::format("parallelism.zero_stage: {} has no effect with one rank; start several with "
+                    "mpirun or srun",
+                    settings.parallelism.zero_stage));
+  }
   session.max_steps = resolve_max_steps(settings.training, session.tokens_per_step());
   if (settings.sample.interval > 0) {
     check_prompts(settings.sample, *session.tokenizer, session.engine.model);

@@ -92,6 +92,7 @@ Run::Run(const RunRequest& request, Communicator& comm, RankPlace& place)
                     : progress_style(request.settings.logging.format, stdout),
                 stdout, records_.progress_log()) {
   agree_on_run(comm, request.resolved_yaml + request.version + session_.data.train.fingerprint());
+  check_shared_folder(comm, records_.directory().root);
   const int64_t threads = configure_threads(settings().threads, ranks_on_these_cores(comm));
   resolved_config_ = request.resolved_yaml;
   earlier_config_ = earlier_config(records_.directory());

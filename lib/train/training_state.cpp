@@ -202,15 +202,38 @@ std::vector<HostTensor> all_weights(Engine& engine, bool keep) {
   return weights;
 }
 
+/// Removes what has been written so far where that did not succeed.
+class PartialCheckpoint {
+ public:
+  PartialCheckpoint(const std::filesystem::path& root, int64_t step, bool leads)
+      : folder_(partial_checkpoint(root, step)), leads_(leads) {
+    if (leads_) {
+      begin_checkpoint(root, step);
+    }
+  }
+  ~PartialCheckpoint() {
+    if (leads_) {
+      std::error_code ignored;
+      std::filesystem::remove_all(folder_, ignored);  // gone where it has been published
+    }
+  }
+  PartialCheckpoint(const PartialCheckpoint&) = delete;
+  PartialCheckpoint& operator=(const PartialCheckpoint&) = delete;
+
+  const std::filesystem::path& folder() const { return folder_; }
+
+ private:
+  std::filesystem::path folder_;
+  bool leads_;
+};
+
 /// Each rank writes its part of the optimizer's state, the first one all the rest.
 void save_in_parts(const std::filesystem::path& root, Engine& engine, const Session& session,
                    const TrainingState& state, Communicator& comm) {
   const bool leads = comm.rank() == 0;
-  if (leads) {
-    begin_checkpoint(root, state.step);
-  }
+  const PartialCheckpoint writing(root, state.step, leads);
+  const std::filesystem::path& partial = writing.folder();
   wait_for_first_rank(comm);
-  const std::filesystem::path partial = partial_checkpoint(root, state.step);
   const std::vector<HostTensor> weights = all_weights(engine, leads);
   const FileRecord own = write_checkpoint_file(partial, optimizer_file(engine).file);
   wait_for_first_rank(comm);  // and all others: disks are not equally fast
