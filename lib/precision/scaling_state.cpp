@@ -162,11 +162,7 @@ std::vector<SlotReport> ScalingState::report() const {
   device_->copy_to_host(statistics.data(), statistics_.data(), statistics_.bytes());
   device_->copy_to_host(samples.data(), samples_.data(), samples_.bytes());
   for (size_t i = 0; i < slots_.size(); ++i) {
-    // Nothing has been seen of what only other ranks cast.
-    const bool seen = statistics[i].count > 0 || samples[i].amax != 0.0F;
-    if (seen) {
-      reports.push_back({slots_[i].get(), 0.0F, statistics[i], samples[i]});
-    }
+    reports.push_back({slots_[i].get(), 0.0F, statistics[i], samples[i]});
   }
   for (const auto& group : groups_) {
     const std::vector<float> scales = to_host_f32(*device_, group->scale);

@@ -224,7 +224,9 @@ void Run::log_step() {
   const auto steps = static_cast<double>(state_.step - logged_step_);
   speed_ = steps * static_cast<double>(session_.tokens_per_step()) / seconds;
   state_.loss = loss.mean;
-  const std::vector<SlotReport> slots = engine_->model().scaling().report();
+  std::vector<SlotReport> slots = engine_->model().scaling().report();
+  // Nothing has been seen of weights of which only other ranks have parts.
+  std::erase_if(slots, [](const SlotReport& slot) { return slot.statistics.count == 0; });
   const ScalingSummary scaling = summarize(slots);
   const double lr = learning_rate(settings().scheduler, settings().optimizer.lr, state_.step - 1,
                                   session_.max_steps);

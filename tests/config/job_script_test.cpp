@@ -47,7 +47,7 @@ std::vector<std::string> only_in(const std::string& text, const std::string& oth
 }
 
 TEST_CASE("the templates in the program are the files") {
-  CHECK(job_templates().size() == 3);
+  CHECK(job_templates().size() == 4);
   for (const JobTemplate& one : job_templates()) {
     CHECK(content_of("slurm/" + std::string(one.name) + ".sbatch") == one.text);
   }
