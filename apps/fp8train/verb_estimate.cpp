@@ -55,7 +55,7 @@ Target target_of(const Settings& settings) {
 }
 
 void print_model(const Session& session, const RehearsedStep& step) {
-  const auto tokens = static_cast<double>(session.tokens_per_step() / session.ranks);
+  const double tokens = static_cast<double>(session.tokens_per_step()) / session.ranks;
   fmt::print(
       "model   {} parameters; {:.3g} GFLOP per token in GEMMs ({:.0f} % of them in 8 bits), "
       "{:.3g} in attention\n",

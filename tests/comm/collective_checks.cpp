@@ -312,9 +312,9 @@ void check_reductions(Communicator& comm) {
   const View view = {values.data(), DType::f32, {2}};
   all_combine(comm, device->stream(), view, ops::Combine::sum, room.data());
   const int n = comm.size();
-  require(
-      values[0] == static_cast<float>(n * (n + 1) / 2) && values[1] == static_cast<float>(-8 * n),
-      "all_combine of sums");
+  const int sum = n * (n + 1) / 2;
+  require(values[0] == static_cast<float>(sum) && values[1] == static_cast<float>(-8 * n),
+          "all_combine of sums");
   std::vector<double> largest = {comm.rank() == 0 ? std::nan("") : 1.0, -1.0 - comm.rank()};
   std::vector<double> more(2 * static_cast<size_t>(comm.size()));
   all_combine(comm, device->stream(), {largest.data(), DType::i64, {2}}, ops::Combine::max,

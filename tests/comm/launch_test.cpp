@@ -9,7 +9,7 @@
 namespace fp8train::test {
 namespace {
 
-Environment environment(std::map<std::string, std::string> variables) {
+Environment environment(const std::map<std::string, std::string>& variables) {
   return [variables](const char* name) -> const char* {
     const auto found = variables.find(name);
     return found == variables.end() ? nullptr : found->second.c_str();

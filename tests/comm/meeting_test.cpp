@@ -14,7 +14,7 @@
 namespace fp8train::test {
 namespace {
 
-Environment srun(std::map<std::string, std::string> more = {}) {
+Environment srun(const std::map<std::string, std::string>& more = {}) {
   std::map<std::string, std::string> variables = {
       {"SLURM_PROCID", "1"},  {"SLURM_NTASKS", "9"}, {"SLURM_STEP_NUM_TASKS", "2"},
       {"SLURM_LOCALID", "1"}, {"SLURM_NODEID", "0"}, {"SLURM_JOB_ID", "77"},

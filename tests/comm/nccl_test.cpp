@@ -33,7 +33,7 @@ void check_all(const NcclBody& body) {
     }
     INFO(topology.size() << " ranks on " << topology.nodes() << " nodes");
     for (const std::string& error : run_nccl_ranks(topology, body)) {
-      CHECK(error == "");
+      CHECK(error.empty());
     }
   }
 }
@@ -107,7 +107,7 @@ TEST_CASE("nccl: the caller's stream waits, and the host does not", "[nccl]") {
                }
              }
            })) {
-    CHECK(error == "");
+    CHECK(error.empty());
   }
 }
 

@@ -56,8 +56,8 @@ TEST_CASE("the templates in the program are the files") {
 TEST_CASE("a job script is its template with the numbers of the run") {
   struct Case {
     Settings settings;
-    const char* source;
-    size_t changed;  ///< lines: usage, 4 or fewer options, config, where it comes from
+    const char* source = "";
+    size_t changed = 0;  ///< lines: usage, 4 or fewer options, config, where it comes from
   };
   const Case cases[] = {{on(1, 4, false), "slurm/single_node.sbatch", 6},
                         {on(3, 4, false), "slurm/multi_node_ddp.sbatch", 7},

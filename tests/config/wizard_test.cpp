@@ -154,7 +154,7 @@ TEST_CASE("the questions are those of the table, and fit into the terminal") {
   for (const Field* field : wizard_fields()) {
     CAPTURE(field->key);
     CHECK_FALSE(field->question->text.empty());
-    CHECK(std::string(title_of(field->question->topic)) != "");
+    CHECK_FALSE(std::string(title_of(field->question->topic)).empty());
     for (const Field* other : wizard_fields()) {
       const bool alike = other->question->text.starts_with(field->question->text);
       CHECK((other == field || !alike));  // the typist could not tell them apart

@@ -58,7 +58,7 @@ Words command(const std::string& plan, const std::string& name, const Words& mor
 
 Outcome run(const Folder& folder, int ranks, const Words& words, int code = 0) {
   Process process(folder.path(), words, kEnvironment, mpirun(ranks));
-  const Outcome outcome = process.wait();
+  Outcome outcome = process.wait();
   CAPTURE(outcome.out, outcome.err);
   REQUIRE(outcome.code == code);
   return outcome;

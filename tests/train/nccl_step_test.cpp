@@ -60,8 +60,8 @@ Trained train_on(Device& device, Communicator& comm, const EngineSettings& setti
 }
 
 struct Row {
-  const char* plan;
-  double loss;  // relative difference of the loss, for each step
+  const char* plan = "";
+  double loss = 0;  // relative difference of the loss, for each step
   int zero_stage = 0;
 };
 
