@@ -254,10 +254,14 @@ RehearsedStep rehearse_on(Device& meta, const EngineSettings& settings, const To
     constexpr int64_t kLate = int64_t{1} << 40;  // after every window
     engine.step([&]() -> const Batch& { return batch; }, kLate, 0.0, true);
   }
+  // A step that samples needs more memory; one that does not is what most steps are.
+  if (settings.trains) {
+    engine.step([&]() -> const Batch& { return batch; }, 0, 0.0, true);
+  }
   meta.counters() = {};
   const Traffic before = rehearsal->traffic();
   if (settings.trains) {
-    engine.step([&]() -> const Batch& { return batch; }, 0, 0.0, true);
+    engine.step([&]() -> const Batch& { return batch; }, 0, 0.0, false);
   }
   rehearsed.work = meta.counters();
   rehearsed.sent = {rehearsal->traffic().within_node - before.within_node,
