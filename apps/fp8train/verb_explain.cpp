@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "device/cuda/cuda_device.h"
-#include "nn/linear_operands.h"
+#include "nn/linear_product.h"
 #include "precision/chart.h"
 #include "train/preflight.h"
 #include "train/session.h"

@@ -29,4 +29,9 @@ void reduce_scatter(Communicator& comm, Stream stream, ConstView x, View y, void
 /// magnitudes, NaN being the largest. scratch: size() * values.bytes().
 void all_combine(Communicator& comm, Stream stream, View values, ops::Combine how, void* scratch);
 
+/// The same for many values, as many as a multiple of size(): each rank combines a share of them,
+/// which all others then get. scratch: values.bytes().
+void all_combine_shares(Communicator& comm, Stream stream, View values, ops::Combine how,
+                        void* scratch);
+
 }  // namespace fp8train

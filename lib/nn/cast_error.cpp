@@ -44,6 +44,19 @@ void round_by_granules(const StepContext& context, ConstView x, const ScalingSlo
   ops::dequantize_granules(context.stream, codes.rowwise, format, codes.layout, values);
 }
 
+/// rounded: x after the cast; becomes the error.
+void add_energies_of(const StepContext& context, ConstView x, View rounded,
+                     const ScalingSlot& slot) {
+  const View minus_one = allocate(*context.scratch, DType::f32, {1});
+  ops::fill(context.stream, minus_one, -1.0F);
+  ops::scale_by(context.stream, rounded, minus_one.as<float>());
+  ops::add(context.stream, x, rounded, rounded);
+  const View partial =  // doubles: 8 bytes each
+      allocate(*context.scratch, DType::i64, {(x.count() + kSquaresChunk - 1) / kSquaresChunk});
+  ops::sum_of_squares(context.stream, x, &slot.sample->signal, partial);
+  ops::sum_of_squares(context.stream, rounded, &slot.sample->noise, partial);
+}
+
 void add_energies(const StepContext& context, ConstView x, const ScalingSlot& slot) {
   ArenaScope scope(*context.scratch);
   const View error = allocate(*context.scratch, DType::f32, x.shape);
@@ -52,14 +65,7 @@ void add_energies(const StepContext& context, ConstView x, const ScalingSlot& sl
   } else {
     round_by_granules(context, x, slot, error);
   }
-  const View minus_one = allocate(*context.scratch, DType::f32, {1});
-  ops::fill(context.stream, minus_one, -1.0F);
-  ops::scale_by(context.stream, error, minus_one.as<float>());
-  ops::add(context.stream, x, error, error);
-  const View partial =  // doubles: 8 bytes each
-      allocate(*context.scratch, DType::i64, {(x.count() + kSquaresChunk - 1) / kSquaresChunk});
-  ops::sum_of_squares(context.stream, x, &slot.sample->signal, partial);
-  ops::sum_of_squares(context.stream, error, &slot.sample->noise, partial);
+  add_energies_of(context, x, error, slot);
 }
 
 }  // namespace
@@ -68,6 +74,13 @@ void sample_amax(const StepContext& context, ConstView x, const ScalingSlot& slo
   const View energies = {&slot.sample->signal, DType::f32, {4}};  // two doubles
   ops::fill(context.stream, energies, 0.0F);
   ops::amax(context.stream, x, &slot.sample->amax);
+}
+
+void sample_rounded(const StepContext& context, ConstView x, View rounded,
+                    const ScalingSlot& slot) {
+  ArenaScope scope(*context.scratch);
+  sample_amax(context, x, slot);
+  add_energies_of(context, x, rounded, slot);
 }
 
 void sample_cast(const StepContext& context, ConstView x, const ScalingSlot& slot) {

@@ -18,4 +18,8 @@ void sample_cast(const StepContext& context, ConstView x, const ScalingSlot& slo
 /// along its rows: just max |x|.
 void sample_amax(const StepContext& context, ConstView x, const ScalingSlot& slot);
 
+/// sample_cast() of an x whose cast is at hand. rounded: fp32, what the codes stand for;
+/// overwritten.
+void sample_rounded(const StepContext& context, ConstView x, View rounded, const ScalingSlot& slot);
+
 }  // namespace fp8train

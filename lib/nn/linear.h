@@ -59,8 +59,9 @@ class Linear {
   void refresh_weight(const StepContext& context, Refresh what);
 
   /// Where ranks have parts of the weight and its copy or codes are gathered: makes this rank's
-  /// part of them, once per optimizer step. With a scale of its own time the amax of the part comes
-  /// first (true), and is combined with that of other ranks before the part is made.
+  /// part of them, once per optimizer step. First comes the amax of the part, or those of its
+  /// granules (Parameter::granule_amax), to be combined with those of other ranks before the part
+  /// is made. True: the slot's amax is one of these.
   bool find_part_amax(const StepContext& context) const;
   void make_part(const StepContext& context) const;
 
@@ -109,7 +110,7 @@ class Linear {
   void offer_weight_cast();
   void choose_gathered_form();
   View part_value(const StepContext& context) const;
-  void turn_codes(const StepContext& context) const;
+  void make_part_of_granules(const StepContext& context, ConstView value) const;
   void cast_again(const StepContext& context, ConstView value) const;
   static View kept_scale(const LinearOperands::Cast& cast);
   bool needs_plain_weight() const;

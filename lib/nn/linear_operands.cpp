@@ -3,28 +3,16 @@
 #include "base/error.h"
 #include "nn/cast_error.h"
 #include "ops/elementwise.h"
+#include "ops/granule_parts.h"
 #include "ops/granules.h"
 #include "ops/quantize.h"
 
 namespace fp8train {
 namespace {
 
-bool granular(const TensorFormat& format) {
-  return format.is_scaled() && format.granularity != Granularity::tensor;
-}
-
 bool is_block(const TensorFormat& format) {
   return format.granularity == Granularity::block_1x128 ||
          format.granularity == Granularity::block_128x128;
-}
-
-/// The format in which a GEMM reads an operand whose other operand has the format `other`: beside
-/// row scales, one scale per tensor is the same scale for each row.
-TensorFormat read_as(TensorFormat format, const TensorFormat& other) {
-  if (format.granularity == Granularity::tensor && other.granularity == Granularity::row) {
-    format.granularity = Granularity::row;
-  }
-  return format;
 }
 
 /// The operands of one GEMM: both plain, or scaled in granularities that a product knows; along
@@ -42,10 +30,6 @@ void check_pair(const TensorFormat& a, const TensorFormat& b, bool along_columns
         "no GEMM of two operands with 128x128 scales");
 }
 
-ScaleLayout layout_of(const DeviceTraits& traits) {
-  return traits.scaled_gemm_by_library ? ScaleLayout::cublaslt : ScaleLayout::row_major;
-}
-
 DType scale_dtype(const TensorFormat& format) {
   return format.scale_type == ScaleType::e8m0 ? DType::e8m0 : DType::f32;
 }
@@ -58,141 +42,31 @@ GranuleView place_granules(const LinearOperands::Memory& memory, const TensorFor
           .scale_inv = memory(scale_dtype(format), {scales})};
 }
 
-/// What a cast needs besides the codes: the scales themselves for rows, zeros where no scale is
-/// written.
-void prepare_granules(const StepContext& context, const TensorFormat& format, ScaleLayout layout,
-                      GranuleView& view) {
-  if (view.codes.empty()) {
-    return;
-  }
+/// Zeros where no scale is written.
+void clear_padding(const StepContext& context, const TensorFormat& format, ScaleLayout layout,
+                   const GranuleView& view) {
   const Shape& shape = view.codes.shape;
   const ops::GranuleGrid grid =
       ops::granule_grid(format.granularity, shape.rows(), shape.back(), layout);
-  if (format.granularity == Granularity::row) {
-    view.scale = allocate(*context.scratch, DType::f32, {grid.count}).as<float>();
-  }
   if (grid.count != grid.rows * grid.columns) {
     const auto bytes = static_cast<int64_t>(view.scale_inv.bytes());
     ops::fill(context.stream, {view.scale_inv.data, DType::f32, {bytes / 4}}, 0.0F);
   }
 }
 
-/// The values of a quantized operand that is read as they are, in scratch.
-LinearOperand plain_values(const StepContext& context, const LinearOperand& operand, DType dtype) {
-  const bool granules = !operand.granules.matrix.codes.empty();
-  const View& codes = granules ? operand.granules.matrix.codes : operand.codes.codes;
-  const View values = allocate(*context.scratch, dtype, codes.shape);
-  if (granules) {
-    ops::dequantize_granules(context.stream, operand.granules.matrix, operand.granules.format,
-                             operand.granules.layout, values);
-  } else {
-    ops::dequantize(context.stream, operand.codes, values);
+/// What a cast needs besides the codes: the scales themselves for rows, and the padding.
+void prepare_granules(const StepContext& context, const TensorFormat& format, ScaleLayout layout,
+                      GranuleView& view) {
+  if (view.codes.empty()) {
+    return;
   }
-  return {.plain = values, .codes = {}, .granules = {}, .along_columns = operand.along_columns};
-}
-
-ops::GemmOperand first(const LinearOperand& a) {
-  if (!a.codes.codes_transposed.empty()) {
-    return {a.codes.codes_transposed, false, a.codes.scale_inv};
+  if (format.granularity == Granularity::row) {
+    view.scale = allocate(*context.scratch, DType::f32, view.scale_inv.shape).as<float>();
   }
-  if (!a.codes.empty()) {
-    return {a.codes.codes, a.along_columns, a.codes.scale_inv};
-  }
-  return {a.plain, a.along_columns};
-}
-
-/// Contiguous along the contracted extent means that the transpose of the second operand is stored.
-ops::GemmOperand second(const LinearOperand& b) {
-  if (!b.codes.codes_transposed.empty()) {
-    return {b.codes.codes_transposed, true, b.codes.scale_inv};
-  }
-  if (!b.codes.empty()) {
-    return {b.codes.codes, !b.along_columns, b.codes.scale_inv};
-  }
-  return {b.plain, !b.along_columns};
-}
-
-/// The operand beside one that has a scale for each granule.
-ops::ScaledGemmOperand beside(const StepContext& context, const LinearOperand& operand,
-                              const TensorFormat& other) {
-  if (!operand.granules.matrix.codes.empty()) {
-    return operand.granules;
-  }
-  const QuantizedView& codes = operand.codes;
-  const View matrix = operand.along_columns ? codes.codes_transposed : codes.codes;
-  const View scales = allocate(*context.scratch, DType::f32, {matrix.shape.rows()});
-  ops::fill(context.stream, scales, 1.0F);
-  ops::scale_by(context.stream, scales, codes.scale_inv);
-  return {.matrix = {.codes = matrix, .scale_inv = scales},
-          .format = read_as(codes.format, other),
-          .layout = layout_of(context.device->traits())};
-}
-
-/// A place for codes of this shape, without memory.
-ops::ScaledGemmOperand shape_only(const TensorFormat& format, const DeviceTraits& traits,
-                                  int64_t rows, int64_t columns) {
-  const LinearOperands::Memory none = [](DType dtype, const Shape& shape) {
-    return View{nullptr, dtype, shape};
-  };
-  const ScaleLayout layout = layout_of(traits);
-  return {place_granules(none, format, layout, {rows, columns}), format, layout};
+  clear_padding(context, format, layout, view);
 }
 
 }  // namespace
-
-void multiply(const StepContext& context, const LinearProduct& product) {
-  ArenaScope scope(*context.scratch);
-  const DType plain_type = (product.a.dequantize ? product.b : product.a).plain.dtype;
-  const LinearOperand a =
-      product.a.dequantize ? plain_values(context, product.a, plain_type) : product.a;
-  const LinearOperand b =
-      product.b.dequantize ? plain_values(context, product.b, plain_type) : product.b;
-  if (a.granules.matrix.codes.empty() && b.granules.matrix.codes.empty()) {
-    ops::gemm(context.stream, {.a = first(a),
-                               .b = second(b),
-                               .c = product.c,
-                               .beta = product.beta,
-                               .bias = product.bias,
-                               .fast_accumulate = product.fast_accumulate});
-    return;
-  }
-  ops::ScaledGemm call = {.a = beside(context, a, b.granules.format),
-                          .b = beside(context, b, a.granules.format),
-                          .c = product.c,
-                          .beta = product.beta,
-                          .bias = product.bias,
-                          .fast_accumulate = product.fast_accumulate};
-  const size_t bytes = ops::scaled_gemm_scratch_bytes(context.device->traits(), call);
-  if (bytes > 0) {
-    call.scratch = allocate(*context.scratch, DType::u8, {static_cast<int64_t>(bytes)});
-  }
-  ops::scaled_gemm(context.stream, call);
-}
-
-std::array<std::string_view, 3> dequantized_because(const DeviceTraits& traits,
-                                                    const LinearPlan& plan, int64_t rows) {
-  const int64_t in = plan.site.in_features;
-  const int64_t out = plan.site.out_features;
-  const auto reason = [&traits](const GemmPlan& gemm, DType result, const Shape& mkn) {
-    if (gemm.a.is_scaled() != gemm.b.is_scaled()) {
-      return std::string_view{
-          "straight-through: the rounded values, beside an operand that is not"};
-    }
-    if (!granular(gemm.a) && !granular(gemm.b)) {
-      return std::string_view{};
-    }
-    return ops::scaled_gemm_support(
-               traits, {.a = shape_only(read_as(gemm.a, gemm.b), traits, mkn[0], mkn[1]),
-                        .b = shape_only(read_as(gemm.b, gemm.a), traits, mkn[2], mkn[1]),
-                        .c = {nullptr, result, {mkn[0], mkn[2]}},
-                        .bias = {},
-                        .scratch = {}})
-        .reason;
-  };
-  return {reason(plan.fprop, plan.activation, {rows, in, out}),
-          reason(plan.dgrad, plan.activation, {rows, out, in}),
-          reason(plan.wgrad, DType::f32, {out, rows, in})};
-}
 
 LinearOperands::LinearOperands(ScalingState& scaling, const std::string& layer,
                                const Role& along_rows, const Role& along_columns)
@@ -224,6 +98,16 @@ LinearOperands::Wanted LinearOperands::of_slot(const ScalingSlot* slot, Wanted w
           wanted.along_columns && slot != nullptr && slot == columns_};
 }
 
+const ScalingSlot* LinearOperands::only_slot() const {
+  if (!codes_suffice(rows_)) {
+    return nullptr;
+  }
+  const Granularity granularity = rows_->format.granularity;
+  const bool turns =
+      granularity == Granularity::tensor || granularity == Granularity::block_128x128;
+  return turns || beside_plain_ ? rows_ : nullptr;
+}
+
 const ScalingSlot* LinearOperands::slot_for_producer(Wanted wanted) const {
   const auto castable = [](const ScalingSlot* slot) {
     return slot != nullptr && slot->format.granularity == Granularity::tensor;
@@ -243,7 +127,7 @@ LinearOperands::Cast LinearOperands::place(const DeviceTraits& traits, const Sca
   const Shape transposed = {shape.back(), shape.rows()};
   if (granular(format)) {
     cast.granules.format = format;
-    cast.granules.layout = layout_of(traits);
+    cast.granules.layout = granule_layout(traits);
     if (here.along_rows || beside_plain_) {
       const bool kept = beside_plain_ && here.along_columns;
       cast.granules.rowwise = place_granules(kept ? places.along_columns : places.along_rows,
@@ -299,6 +183,29 @@ void LinearOperands::fill(const StepContext& context, ConstView x, const Cast& c
   }
   const bool record = context.training && !now;
   ops::quantize(context.stream, x, cast.codes, record ? slot.amax : nullptr, statistics);
+}
+
+void LinearOperands::complete(const StepContext& context, const Cast& cast,
+                              ConstView granule_amax) {
+  const Stream& stream = context.stream;
+  if (!cast.codes.codes_transposed.empty()) {
+    ops::transpose_codes(stream, cast.codes.codes, cast.codes.codes_transposed);
+  }
+  const GranuleQuantizedView& granules = cast.granules;
+  if (granules.rowwise.codes.empty()) {
+    return;
+  }
+  const Shape& shape = granules.rowwise.codes.shape;
+  if (!granules.columnwise.codes.empty()) {
+    ops::transpose_codes(stream, granules.rowwise.codes, granules.columnwise.codes);
+  }
+  for (const GranuleView* view : {&granules.rowwise, &granules.columnwise}) {
+    if (!view->codes.empty()) {
+      clear_padding(context, granules.format, granules.layout, *view);
+      ops::find_granule_scales(stream, granule_amax, shape, granules.format, granules.layout,
+                               view == &granules.columnwise, view->scale_inv);
+    }
+  }
 }
 
 void LinearOperands::sample(const StepContext& context, ConstView x, const Cast& cast) {

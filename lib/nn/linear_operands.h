@@ -7,47 +7,17 @@
 // is read as the first GEMM's codes say, dequantized: quantization-aware training, whose backward
 // pass sees the rounded values and not the rounding (straight-through).
 
-#include <array>
 #include <functional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "nn/context.h"
-#include "ops/gemm.h"
-#include "ops/scaled_gemm.h"
-#include "precision/linear_plan.h"
+#include "nn/linear_product.h"
 #include "precision/scaling_state.h"
 #include "tensor/quantized.h"
 #include "tensor/tensor.h"
 
 namespace fp8train {
-
-/// A tensor as one GEMM reads it; exactly one form is set.
-struct LinearOperand {
-  ConstView plain;
-  QuantizedView codes;              ///< one scale; either codes or their transpose
-  ops::ScaledGemmOperand granules;  ///< a scale for each granule; the contracted extent is the last
-  bool along_columns = false;       ///< the GEMM contracts the tensor along its columns
-  bool dequantize = false;          ///< `codes` or `granules`, those along rows, are read as values
-};
-
-/// c = a b + beta c (+ bias), each operand contracted along the extent that it was made for.
-struct LinearProduct {
-  LinearOperand a, b;
-  View c;
-  float beta = 0.0F;
-  ConstView bias;
-  bool fast_accumulate = false;
-};
-
-/// Runs the product; what it needs beside its operands is taken from the scratch arena.
-void multiply(const StepContext& context, const LinearProduct& product);
-
-/// Why a layer's GEMMs (fprop, dgrad, wgrad) on `rows` tokens are computed from dequantized
-/// operands on a device with these traits; empty for a GEMM that is not.
-std::array<std::string_view, 3> dequantized_because(const DeviceTraits& traits,
-                                                    const LinearPlan& plan, int64_t rows);
 
 class LinearOperands {
  public:
@@ -90,11 +60,8 @@ class LinearOperands {
   bool scaled_along_rows() const { return rows_ != nullptr; }
   bool scaled_along_columns() const { return columns_ != nullptr; }
 
-  /// The slot with one scale for the tensor whose codes are all that both GEMMs read; may be null.
-  const ScalingSlot* only_slot() const {
-    const bool only = codes_suffice(rows_) && rows_->format.granularity == Granularity::tensor;
-    return only ? rows_ : nullptr;
-  }
+  /// The slot whose codes, as they are or transposed, are all that both GEMMs read; may be null.
+  const ScalingSlot* only_slot() const;
   /// The slot whose cast the producer of the tensor can make, or find the amax for; may be null.
   const ScalingSlot* slot_for_producer(Wanted wanted) const;
   /// Whether codes with the scale of `slot` are all that the GEMMs read.
@@ -110,6 +77,10 @@ class LinearOperands {
 
   /// Casts x to where `cast` says. `amax_known`: the slot has the amax of x already.
   static void fill(const StepContext& context, ConstView x, const Cast& cast, bool amax_known);
+
+  /// Of codes that have been cast elsewhere: makes their transpose and, where each granule has a
+  /// scale, the scales that follow from `granule_amax` (ops/granule_parts.h).
+  static void complete(const StepContext& context, const Cast& cast, ConstView granule_amax);
 
   /// In a step that collects statistics: fills the sample of the slot of `cast`, which is that of
   /// x, while the slot has the scale of the cast.

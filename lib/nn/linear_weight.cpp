@@ -3,8 +3,11 @@
 // of its own part.
 
 #include "base/error.h"
+#include "nn/cast_error.h"
 #include "nn/linear.h"
 #include "ops/elementwise.h"
+#include "ops/granule_parts.h"
+#include "ops/granules.h"
 #include "ops/quantize.h"
 
 namespace fp8train {
@@ -22,6 +25,12 @@ void Linear::choose_gathered_form() {
   } else if (only != nullptr && !needs_plain_weight()) {
     weight_->gathered = GatheredForm::codes;
     weight_->gathered_dtype = only->format.dtype;
+    if (only->format.granularity != Granularity::tensor) {
+      weight_->gathered_granules =
+          ops::granule_grid(only->format.granularity, weight_->shape.rows(), weight_->shape.back(),
+                            ScaleLayout::row_major)
+              .count;
+    }
   }
 }
 
@@ -110,6 +119,13 @@ bool Linear::find_part_amax(const StepContext& context) const {
     return false;
   }
   const ScalingSlot& slot = *weight_casts_.front().slot;
+  if (!weight_->granule_amax.empty()) {
+    ArenaScope scope(*context.scratch);
+    ops::granule_part_amax(context.stream,
+                           {part_value(context), weight_->updated.first, weight_->shape},
+                           slot.format.granularity, weight_->granule_amax);
+    return false;
+  }
   if (!LinearOperands::scales_now(context, slot.format)) {
     return false;
   }
@@ -127,12 +143,15 @@ void Linear::make_part(const StepContext& context) const {
     return;
   }
   ArenaScope scope(*context.scratch);
-  const ConstView value = updated.count() > 0 ? part_value(context) : View{};
+  const ConstView value = part_value(context);
   if (weight_->gathered == GatheredForm::copy) {
     if (updated.count() > 0) {
       ops::cast(context.stream, value, updated.gathered);
     }
     return;
+  }
+  if (!weight_->granule_amax.empty()) {
+    return make_part_of_granules(context, value);
   }
   const LinearOperands::Cast& cast = weight_casts_.front();
   const ScalingSlot& slot = *cast.slot;
@@ -151,9 +170,35 @@ void Linear::make_part(const StepContext& context) const {
   }
 }
 
-/// In fp32: as it is, or read into scratch.
+void Linear::make_part_of_granules(const StepContext& context, ConstView value) const {
+  const Parameter::Updated& updated = weight_->updated;
+  const ScalingSlot& slot = *weight_casts_.front().slot;
+  if (context.training) {  // ScalingState::update learns of infinities from it
+    ops::amax(context.stream, weight_->granule_amax, slot.amax);
+  }
+  if (updated.count() == 0) {
+    return;
+  }
+  const bool collects = context.collect_statistics;
+  const View rounded =
+      collects ? fp8train::allocate(*context.scratch, DType::f32, {updated.count()}) : View{};
+  ops::quantize_granule_part(context.stream, {.x = {value, updated.first, weight_->shape},
+                                              .format = slot.format,
+                                              .amax = weight_->granule_amax,
+                                              .codes = updated.gathered,
+                                              .rounded = rounded,
+                                              .statistics = collects ? slot.statistics : nullptr});
+  if (collects) {
+    sample_rounded(context, value, rounded, slot);
+  }
+}
+
+/// In fp32: as it is, or read into scratch; empty where this rank has none of it.
 View Linear::part_value(const StepContext& context) const {
   const StoredTensor& part = weight_->updated.value;
+  if (part.count() == 0) {
+    return {nullptr, DType::f32, {0}};
+  }
   if (part.format == TensorFormat{}) {
     return part.codes;
   }
@@ -162,17 +207,12 @@ View Linear::part_value(const StepContext& context) const {
   return value;
 }
 
-void Linear::turn_codes(const StepContext& context) const {
-  for (const LinearOperands::Cast& cast : weight_casts_) {
-    if (!cast.codes.codes_transposed.empty()) {
-      ops::transpose_codes(context.stream, cast.codes.codes, cast.codes.codes_transposed);
-    }
-  }
-}
-
 void Linear::refresh_weight(const StepContext& context, Refresh what) {
   if (!weight_->updated.gathered.empty()) {
-    return turn_codes(context);  // the rest has been gathered
+    for (const LinearOperands::Cast& cast : weight_casts_) {  // the rest has been gathered
+      LinearOperands::complete(context, cast, weight_->granule_amax);
+    }
+    return;
   }
   const bool all = what != Refresh::after_update;
   const bool cast_by_optimizer = !all && optimizer_casts_;

@@ -29,7 +29,7 @@ enum class Init : uint8_t { zeros, ones, normal };
 enum class GatheredForm : uint8_t {
   value,  ///< the value as it is kept
   copy,   ///< what a GEMM reads of it: in 16 bits
-  codes,  ///< the same, in 8 bits with one scale
+  codes,  ///< the same, in 8 bits
 };
 
 struct Parameter {
@@ -45,6 +45,9 @@ struct Parameter {
   /// Without the value no rank has a whole one: stored_value has a format and no memory.
   GatheredForm gathered = GatheredForm::value;
   DType gathered_dtype = DType::f32;  ///< of a copy or of codes
+  int64_t gathered_granules = 0;      ///< of codes that have a scale for each granule
+  /// fp32 [gathered_granules]: the largest magnitudes, from which all ranks make the same scales.
+  View granule_amax;
   StoredTensor stored_value, stored_gradient;
   View value;     ///< stored_value where that is fp32, else empty
   View gradient;  ///< stored_gradient where that is fp32, else empty
@@ -101,6 +104,9 @@ class ParameterStore {
   std::vector<View> updated_gradients() const;
   /// Scales that a tensor has for the whole of it, kept alike by all ranks: [tensors, 2].
   std::vector<View> shared_scales() const;
+  /// Parameter::granule_amax of all, as many values as a multiple of the ranks; empty where there
+  /// are none.
+  View granule_amax() const { return granule_amax_.empty() ? View{} : granule_amax_.view(); }
 
   /// Memory for a GEMM operand made of a value, as long as the store lives. The first one of a
   /// parameter whose copy or codes are gathered is where they are.
@@ -116,6 +122,7 @@ class ParameterStore {
   void allocate_wholes(Device& device);
   void allocate_shards(Device& device);
   void allocate_operands(Device& device);
+  void allocate_granule_amax(Device& device);
   void find_views(bool with_gradients);
   int lane_of(const TensorFormat& wire);
   size_t unit_of(size_t parameter) const;
@@ -141,6 +148,7 @@ class ParameterStore {
   };
   std::vector<Operand> gathered_operands_;
   std::vector<bool> operand_is_taken_;  ///< of each parameter
+  Tensor granule_amax_;
   TurnMemory turns_;
   std::vector<Tensor> operands_;
   std::vector<TensorFormat> wires_;
@@ -148,8 +156,7 @@ class ParameterStore {
 };
 
 /// A parameter's value from and to the host, in row-major order; cast to its format, to nearest. Of
-/// all values those that this rank updates are set. Reading is of what stored_value holds: where
-/// ranks share the work it has been gathered.
+/// all values those that this rank updates are set. Reading is for a store without a layout.
 void set_value(Device& device, const Parameter& parameter, const float* values);
 std::vector<float> value_on_host(Device& device, const Parameter& parameter);
 

@@ -55,6 +55,7 @@ void ParameterStore::allocate(Device& device, const StoreLayout& layout) {
   allocate_wholes(device);
   allocate_shards(device);
   allocate_operands(device);
+  allocate_granule_amax(device);
   find_views(true);
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = *parameters_[i];
@@ -160,6 +161,27 @@ void ParameterStore::allocate_operands(Device& device) {
       operand.shard = operand.own_shard;
     }
     fill_zero(device, operand.shard);
+  }
+}
+
+void ParameterStore::allocate_granule_amax(Device& device) {
+  int64_t count = 0;
+  for (const auto& parameter : parameters_) {
+    count += parameter->gathered_granules;
+  }
+  if (count == 0) {
+    return;
+  }
+  count = (count + layout_->ranks - 1) / layout_->ranks * layout_->ranks;
+  granule_amax_ = Tensor(device, DType::f32, {count}, MemoryCategory::scaling_state);
+  fill_zero(device, granule_amax_);
+  int64_t begin = 0;
+  for (const auto& parameter : parameters_) {
+    const int64_t own = parameter->gathered_granules;
+    if (own > 0) {
+      parameter->granule_amax = from_element(granule_amax_, begin, {own});
+      begin += own;
+    }
   }
 }
 

@@ -88,17 +88,24 @@ GranuleRule granule_rule(const TensorFormat& format, DType input) {
                         : input == DType::f16 ? kMaxF16
                                               : float_of(0x7F7F0000U);
   return {format_max(format.dtype), format.amax_epsilon, largest,
-          format.scale_type == ScaleType::pow2};
+          format.scale_type == ScaleType::pow2, format.scale_type == ScaleType::e8m0};
 }
 
 GranuleScales granule_scales(const GranuleView& view, const TensorFormat& format,
                              ScaleLayout layout) {
+  const Shape shape = view.codes.empty() ? Shape{0, 0} : view.codes.shape;
+  GranuleScales scales = granule_scales(view.scale_inv, format, layout, shape);
+  scales.scale = view.scale;
+  return scales;
+}
+
+GranuleScales granule_scales(const View& scale_inv, const TensorFormat& format, ScaleLayout layout,
+                             const Shape& shape) {
   const bool e8m0_scales = format.scale_type == ScaleType::e8m0;
-  return {.grid = granule_grid(format.granularity, view.codes.shape.rows(),
-                               view.codes.empty() ? 0 : view.codes.shape.back(), layout),
-          .scale = view.scale,
-          .scale_inv = e8m0_scales ? nullptr : view.scale_inv.as<float>(),
-          .exponents = e8m0_scales ? view.scale_inv.as<e8m0>() : nullptr};
+  return {.grid = granule_grid(format.granularity, shape.rows(), shape.back(), layout),
+          .scale = nullptr,
+          .scale_inv = e8m0_scales ? nullptr : scale_inv.as<float>(),
+          .exponents = e8m0_scales ? scale_inv.as<e8m0>() : nullptr};
 }
 
 }  // namespace fp8train::ops

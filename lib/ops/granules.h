@@ -48,6 +48,13 @@ struct GranuleRule {
   float amax_epsilon;   ///< a smaller amax counts as this
   float value_for_inf;  ///< scale where format_max / amax overflows: the input type's maximum
   bool pow2;
+  bool e8m0;
+
+  /// What values of a granule are multiplied by.
+  FP8TRAIN_HD float factor(float amax) const {
+    return e8m0 ? decode_reciprocal(e8m0_scale(amax, format_max))
+                : current_scale(amax, format_max, amax_epsilon, pow2, value_for_inf);
+  }
 };
 
 /// Host.
@@ -60,20 +67,13 @@ struct GranuleScales {
   float* scale_inv;
   e8m0* exponents;
 
-  /// The factor that values of a granule are multiplied by.
-  FP8TRAIN_HD float factor(float amax, const GranuleRule& rule) const {
-    if (exponents != nullptr) {
-      return decode_reciprocal(e8m0_scale(amax, rule.format_max));
-    }
-    return current_scale(amax, rule.format_max, rule.amax_epsilon, rule.pow2, rule.value_for_inf);
-  }
   /// Keeps the scale of a granule, if there is one at that place.
   FP8TRAIN_HD void keep(int64_t row, int64_t column, float amax, const GranuleRule& rule) const {
     if (row >= grid.rows || column >= grid.columns) {
       return;
     }
     const int64_t at = grid.offset(row, column);
-    const float scaled_by = factor(amax, rule);
+    const float scaled_by = rule.factor(amax);
     if (exponents != nullptr) {
       exponents[at] = e8m0_scale(amax, rule.format_max);
     } else {
@@ -93,5 +93,8 @@ struct GranuleScales {
 /// Host.
 GranuleScales granule_scales(const GranuleView& view, const TensorFormat& format,
                              ScaleLayout layout);
+/// Host: the reciprocal scales of a matrix of `shape` alone.
+GranuleScales granule_scales(const View& scale_inv, const TensorFormat& format, ScaleLayout layout,
+                             const Shape& shape);
 
 }  // namespace fp8train::ops

@@ -24,6 +24,7 @@ OpTable make_cpu_table(CpuIsa isa) {
   cpu::level::fill_elementwise(table);       \
   cpu::level::fill_quantize(table);          \
   cpu::level::fill_quantize_granules(table); \
+  cpu::level::fill_granule_parts(table);     \
   cpu::level::fill_embedding(table);         \
   cpu::level::fill_cross_entropy(table);     \
   cpu::level::fill_optimizer(table);         \

@@ -9,6 +9,7 @@
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
 #include "ops/gemm.h"
+#include "ops/granule_parts.h"
 #include "ops/kv_cache.h"
 #include "ops/norm.h"
 #include "ops/optimizer.h"
@@ -34,6 +35,9 @@ struct OpTable {
   decltype(&ops::dequantize) dequantize;
   decltype(&ops::quantize_granules) quantize_granules;
   decltype(&ops::dequantize_granules) dequantize_granules;
+  decltype(&ops::granule_part_amax) granule_part_amax;
+  decltype(&ops::quantize_granule_part) quantize_granule_part;
+  decltype(&ops::find_granule_scales) find_granule_scales;
   decltype(&ops::compute_current_scale) compute_current_scale;
   decltype(&ops::propagate_non_finite) propagate_non_finite;
   decltype(&ops::update_delayed_scaling) update_delayed_scaling;

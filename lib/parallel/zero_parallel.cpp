@@ -16,7 +16,7 @@ const Stream kHost = {DeviceKind::cpu, nullptr, nullptr};
 }  // namespace
 
 ZeroParallel::ZeroParallel(Communicator& comm, Device& device, const ParameterStore& parameters,
-                           bool self_exact, int64_t amax_count)
+                           bool self_exact, void* combine_scratch)
     : comm_(&comm),
       device_(&device),
       parameters_(&parameters),
@@ -24,8 +24,7 @@ ZeroParallel::ZeroParallel(Communicator& comm, Device& device, const ParameterSt
       own_gathers_(comm.in_stream_order() ? nullptr : comm.duplicate()),
       gathers_(own_gathers_ == nullptr ? &comm : own_gathers_.get()),
       units_(layout_->turns.size()),
-      combined_(device, static_cast<size_t>(amax_count * comm.size()) * sizeof(float),
-                MemoryCategory::communication),
+      combine_scratch_(combine_scratch),
       unit_scales_(layout_->segments.size()),
       buckets_(comm, device, parameters.all().size(), make_buckets(self_exact)) {
   for (size_t i = 0; i < layout_->segments.size(); ++i) {
@@ -166,7 +165,9 @@ void ZeroParallel::gather(const StoredTensor& shard, const StoredTensor& whole,
 }
 
 void ZeroParallel::combine_amax(const View& amax) {
-  all_combine(*comm_, device_->stream(), amax, ops::Combine::max, combined_.data());
+  const bool in_shares = amax.count() % comm_->size() == 0;
+  (in_shares ? all_combine_shares : all_combine)(*comm_, device_->stream(), amax, ops::Combine::max,
+                                                 combine_scratch_);
 }
 
 void ZeroParallel::finish(Unit& unit) {

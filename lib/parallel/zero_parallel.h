@@ -20,10 +20,10 @@ namespace fp8train {
 class ZeroParallel final : public GradientListener, public ParameterGatherer {
  public:
   /// Collective. The store has a layout; all outlive this object. `self_exact`:
-  /// PrecisionPlan::self_exact. `amax_count`: of what combine_amax() gets. Throws ConfigError when
-  /// gradients of the plan cannot cross as its wire says.
+  /// PrecisionPlan::self_exact. combine_scratch: device memory that combine_amax() uses. Throws
+  /// ConfigError when gradients of the plan cannot cross as its wire says.
   ZeroParallel(Communicator& comm, Device& device, const ParameterStore& parameters,
-               bool self_exact, int64_t amax_count);
+               bool self_exact, void* combine_scratch);
 
   /// Before the backward pass that completes the gradients.
   void begin() { buckets_.begin(device_->stream()); }
@@ -65,7 +65,7 @@ class ZeroParallel final : public GradientListener, public ParameterGatherer {
   std::unique_ptr<Communicator> own_gathers_;  ///< with an order of its own beside the exchanges
   Communicator* gathers_;
   std::vector<Unit> units_;
-  Buffer combined_;                  ///< amax of all ranks
+  void* combine_scratch_;
   std::vector<Tensor> unit_scales_;  ///< of each segment whose tensors have a scale each: ones
   GradientBuckets buckets_;
 };

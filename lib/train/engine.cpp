@@ -49,15 +49,16 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
   if (comm_ != nullptr) {
     settings_.record = false;  // what a rank says to another cannot be replayed
     const size_t scales = 2 * sizeof(float) * model_.parameters().all().size();
-    const size_t bytes = std::max(model_.scaling().amax().bytes(), scales);
-    combined_ = Buffer(device, static_cast<size_t>(ranks()) * bytes, MemoryCategory::communication);
+    const size_t few = std::max(model_.scaling().amax().bytes(), scales);
+    const size_t bytes =
+        std::max(few * static_cast<size_t>(ranks()), model_.parameters().granule_amax().bytes());
+    combined_ = Buffer(device, bytes, MemoryCategory::communication);
     if (settings.trains) {
       optimizer_->hold_automatic_scales();
     }
     if (settings.trains && settings.zero_stage > 0) {
-      const View amax = model_.scaling().amax();
       zero_.emplace(*comm_, device, model_.parameters(), settings.plan.self_exact,
-                    amax.empty() ? 0 : amax.count());
+                    combined_.data());
     } else if (settings.trains) {
       parallel_.emplace(*comm_, device, model_.parameters(),
                         DataParallelSettings{.bucket_bytes = settings.bucket_bytes,

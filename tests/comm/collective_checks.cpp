@@ -320,6 +320,24 @@ void check_reductions(Communicator& comm) {
   all_combine(comm, device->stream(), {largest.data(), DType::i64, {2}}, ops::Combine::max,
               more.data());
   require(std::isnan(largest[0]) && (n == 1 || largest[1] == n), "all_combine of maxima");
+  // Share r's three values: r + 1 of every rank, what the last rank has, a NaN of the first one.
+  std::vector<float> shares;
+  for (int share = 0; share < n; ++share) {
+    shares.insert(shares.end(),
+                  {static_cast<float>(share + 1), static_cast<float>(-comm.rank() - share),
+                   comm.rank() == 0 && share == n - 1 ? std::nanf("") : 0.5F});
+  }
+  std::vector<float> scratch(shares.size());
+  all_combine_shares(comm, device->stream(),
+                     {shares.data(), DType::f32, {static_cast<int64_t>(shares.size())}},
+                     ops::Combine::max, scratch.data());
+  for (int share = 0; share < n && n > 1; ++share) {
+    const float* values_of = shares.data() + static_cast<size_t>(3 * share);
+    require(values_of[0] == static_cast<float>(share + 1) &&
+                values_of[1] == static_cast<float>(n - 1 + share) &&
+                std::isnan(values_of[2]) == (share == n - 1),
+            "all_combine_shares");
+  }
 }
 
 void check_exchanges(Communicator& comm, Device& device) {

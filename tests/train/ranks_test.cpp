@@ -222,7 +222,7 @@ TEST_CASE("after a step that was skipped training goes on, in every row") {
 }
 
 TEST_CASE("codes that are gathered are turned where GEMMs read them so") {
-  const std::string plan = GENERATE("te-delayed", "te-current", "msamp-o2");
+  const std::string plan = GENERATE("te-delayed", "te-current", "msamp-o2", "te-blockwise");
   CAPTURE(plan);
   const DeviceTraits turned = {.fp8_gemm_along_k_only = true};
   EngineSettings settings = tiny(plan, 2);
@@ -239,8 +239,8 @@ TEST_CASE("codes that are gathered are turned where GEMMs read them so") {
 }
 
 TEST_CASE("what is gathered of a weight is as wide as its GEMMs read it") {
-  // Gradients cross as fp32 in all three rows: sent bytes differ by what is gathered after each of
-  // the steps, and once before them.
+  // Gradients cross as fp32 in all of these rows: sent bytes differ by what is gathered after each
+  // of the steps, and once before them.
   const auto sent = [](const std::string& plan) {
     EngineSettings settings = tiny(plan, 1);
     settings.zero_stage = 1;
@@ -256,13 +256,16 @@ TEST_CASE("what is gathered of a weight is as wide as its GEMMs read it") {
     return bytes;
   };
   const double fp32 = sent("fp32");
-  // Two blocks of qkv, output, up and down; the head's copy is bf16 in both other rows. Half of
+  // Two blocks of qkv, output, up and down; the head's copy is bf16 in all other rows. Half of
   // what is gathered is another's.
   const double scaled = 2 * (64 * 32 + 32 * 32 + 128 * 32 + 32 * 64);
   const double head = 64 * 32;
   const double gathers = kSteps + 1;
   CHECK(fp32 - sent("bf16") == Approx(gathers * (scaled + head) * 2 / 2).epsilon(0.01));
-  CHECK(fp32 - sent("te-current") == Approx(gathers * (scaled * 3 + head * 2) / 2).epsilon(0.01));
+  for (const char* plan : {"te-current", "te-blockwise"}) {
+    CAPTURE(plan);
+    CHECK(fp32 - sent(plan) == Approx(gathers * (scaled * 3 + head * 2) / 2).epsilon(0.01));
+  }
 }
 
 TEST_CASE("the rank's own part may stay exact, and crosses in the row's format all the same") {

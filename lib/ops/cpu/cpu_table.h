@@ -19,6 +19,7 @@ namespace isa_v1 {  // x86-64: SSE2
 void fill_elementwise(OpTable& table);
 void fill_quantize(OpTable& table);
 void fill_quantize_granules(OpTable& table);
+void fill_granule_parts(OpTable& table);
 void fill_embedding(OpTable& table);
 void fill_cross_entropy(OpTable& table);
 void fill_optimizer(OpTable& table);
@@ -35,6 +36,7 @@ namespace isa_v3 {  // x86-64-v3: AVX2, FMA, F16C
 void fill_elementwise(OpTable& table);
 void fill_quantize(OpTable& table);
 void fill_quantize_granules(OpTable& table);
+void fill_granule_parts(OpTable& table);
 void fill_embedding(OpTable& table);
 void fill_cross_entropy(OpTable& table);
 void fill_optimizer(OpTable& table);
@@ -51,6 +53,7 @@ namespace isa_v4 {  // x86-64-v4: AVX-512 F/BW/CD/DQ/VL
 void fill_elementwise(OpTable& table);
 void fill_quantize(OpTable& table);
 void fill_quantize_granules(OpTable& table);
+void fill_granule_parts(OpTable& table);
 void fill_embedding(OpTable& table);
 void fill_cross_entropy(OpTable& table);
 void fill_optimizer(OpTable& table);

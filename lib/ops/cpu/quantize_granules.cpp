@@ -43,7 +43,7 @@ FP8TRAIN_HD void cast_rows(Cast<X, Code>& cast, const GranuleScales& scales, Cod
       largest_of_all = largest > largest_of_all ? largest : largest_of_all;
       const float amax = amax_of(largest, TypeTag<X>{});
       scales.keep(row, granule, amax, cast.rule);
-      const float factor = scales.factor(amax, cast.rule);
+      const float factor = cast.rule.factor(amax);
       encode_chunk(cast.x + begin, factor, codes + begin, length);
       if (cast.counts) {
         count_chunk(cast.x + begin, factor, codes + begin, length, saturated, underflow);
@@ -117,7 +117,7 @@ FP8TRAIN_HD void cast_columns(Cast<X, Code>& cast, const GranuleScales& scales, 
         largest_of_all = largest[i] > largest_of_all ? largest[i] : largest_of_all;
         const float amax = amax_of(largest[i], TypeTag<X>{});
         scales.keep(column + i, granule, amax, cast.rule);
-        factors[i] = scales.factor(amax, cast.rule);
+        factors[i] = cast.rule.factor(amax);
       }
       cast_strip(cast, row, height, column, width, factors, transposed, saturated, underflow);
     }
@@ -153,7 +153,7 @@ FP8TRAIN_HD void cast_squares(Cast<X, Code>& cast, const GranuleScales& scales,
       }
       largest_of_all = largest > largest_of_all ? largest : largest_of_all;
       const float amax = amax_of(largest, TypeTag<X>{});
-      const float factor = scales.factor(amax, cast.rule);
+      const float factor = cast.rule.factor(amax);
       float factors[kTurn];
       for (float& each : factors) {
         each = factor;

@@ -12,6 +12,7 @@ const OpTable& table() {
     fill_elementwise(filled);
     fill_embedding(filled);
     fill_gemm(filled);
+    fill_granule_parts(filled);
     fill_kv_cache(filled);
     fill_norm(filled);
     fill_optimizer(filled);

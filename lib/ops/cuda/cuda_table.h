@@ -32,6 +32,7 @@ std::optional<size_t> attention_backward_workspace(Stream stream, const Attentio
 void fill_elementwise(OpTable& table);
 void fill_quantize(OpTable& table);
 void fill_quantize_granules(OpTable& table);
+void fill_granule_parts(OpTable& table);
 void fill_gemm(OpTable& table);
 void fill_scaled_gemm(OpTable& table);
 void fill_norm(OpTable& table);

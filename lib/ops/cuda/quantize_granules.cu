@@ -29,7 +29,7 @@ __device__ __forceinline__ void cast_rows_of_tile(const Octet<X> (&octets)[kOcte
     }
     const float amax = peak.value();
     largest = Largest{}(largest, bits_of(amax));
-    const float factor = cast.rowwise.factor(amax, cast.rule);
+    const float factor = cast.rule.factor(amax);
     const int64_t row = tile.row + thread_row() + i;
     if (group % kLanes == 0) {
       cast.rowwise.keep(row, (tile.column + group * kOctet) / Width, amax, cast.rule);
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<Packed, false, X>))
       const float amax = column_amax<kWarps, X>(peaks, i / kTile * kWarps, i % kTile);
       largest = Largest{}(largest, bits_of(amax));
       cast.columnwise.keep(tile.column + i % kTile, tile.row / Width + i / kTile, amax, cast.rule);
-      factors[i] = cast.columnwise.factor(amax, cast.rule);
+      factors[i] = cast.rule.factor(amax);
     }
     __syncthreads();
     cast_columns_of_tile<!Packed, Code>(
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kTileThreads, (Packed ? 2 : 1))
     const float amax =
         float_of(block_reduce<kTileThreads>(bits_of(peak.value()), Largest{}, shared));
     largest = Largest{}(largest, bits_of(amax));
-    const float factor = cast.rowwise.factor(amax, cast.rule);
+    const float factor = cast.rule.factor(amax);
     if (threadIdx.x == 0 && cast.codes != nullptr) {
       cast.rowwise.keep(tile.row / kTile, tile.column / kTile, amax, cast.rule);
     }

@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kTileThreads, 4)
     const float amax =
         float_of(block_reduce<kTileThreads>(bits_of(peak.value()), Largest{}, shared));
     largest = Largest{}(largest, bits_of(amax));
-    const float factor = cast.rowwise.factor(amax, cast.rule);
+    const float factor = cast.rule.factor(amax);
     if (threadIdx.x == 0) {
       cast.rowwise.keep(row, 0, amax, cast.rule);
     }

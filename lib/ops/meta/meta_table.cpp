@@ -1,20 +1,9 @@
 #include "ops/meta/meta_table.h"
 
+#include "ops/meta/counts.h"
+
 namespace fp8train::ops::meta {
 namespace {
-
-double bytes_of(const ConstView& view) {
-  return view.empty() ? 0.0 : static_cast<double>(view.bytes());
-}
-
-double bytes_of(const HeadsView& view, int64_t rows, int64_t heads, int64_t head_dim) {
-  return static_cast<double>(rows * heads * head_dim) * static_cast<double>(size_of(view.dtype));
-}
-
-void count(const Stream& stream, double bytes) {
-  stream.counters().bytes += bytes;
-  stream.counters().operations += 1;
-}
 
 void cast(Stream stream, ConstView x, View y) {
   count(stream, bytes_of(x) + bytes_of(y));
@@ -42,54 +31,6 @@ void scale_by(Stream stream, View y, const float* /*factor*/) {
 
 void amax(Stream stream, ConstView x, float* /*result*/) {
   count(stream, bytes_of(x));
-}
-
-double bytes_of(const QuantizeSink& cast) {
-  return bytes_of(cast.out.codes) + bytes_of(cast.out.codes_transposed);
-}
-
-void quantize(Stream stream, ConstView x, const QuantizedView& out, float* /*amax_out*/,
-              QuantizeStatistics* /*statistics*/) {
-  count(stream, bytes_of(x) + bytes_of(out.codes) + bytes_of(out.codes_transposed));
-}
-
-void transpose_codes(Stream stream, ConstView x, View y) {
-  count(stream, bytes_of(x) + bytes_of(y));
-}
-
-void dequantize(Stream stream, const QuantizedView& x, View y) {
-  count(stream, bytes_of(x.codes) + bytes_of(y));
-}
-
-void quantize_granules(Stream stream, ConstView x, const GranuleQuantizedView& out, float* /*amax*/,
-                       QuantizeStatistics* /*statistics*/) {
-  double bytes = bytes_of(x);
-  for (const GranuleView& view : {out.rowwise, out.columnwise}) {
-    const double scales = view.codes.empty() ? 0.0 : bytes_of(view.scale_inv);
-    bytes += bytes_of(view.codes) + scales * (view.scale != nullptr ? 2 : 1);
-  }
-  count(stream, bytes);
-}
-
-void dequantize_granules(Stream stream, const GranuleView& x, const TensorFormat& /*format*/,
-                         ScaleLayout /*layout*/, View y) {
-  count(stream, bytes_of(x.codes) + bytes_of(x.scale_inv) + bytes_of(y));
-}
-
-void compute_current_scale(Stream stream, const float* /*amax*/, const TensorFormat& /*format*/,
-                           float* /*scale*/, float* /*scale_inv*/) {
-  count(stream, 3 * sizeof(float));
-}
-
-void propagate_non_finite(Stream stream, ConstView amax, double* /*accumulator*/) {
-  count(stream, bytes_of(amax));
-}
-
-void update_delayed_scaling(Stream stream, const DelayedScalingState& state,
-                            const DelayedScaling& rule) {
-  const int64_t window = rule.algorithm == AmaxAlgorithm::max ? state.history_length : 1;
-  // amax (read, reset), cursor and scale (read, written), scale_inv, format_max, the window.
-  count(stream, static_cast<double>(state.slots * (8 + window)) * sizeof(float));
 }
 
 void gemm(Stream stream, const Gemm& call) {
@@ -355,8 +296,10 @@ double attention_backward_flops(const AttentionShape& shape) {
   return 2.5 * attention_forward_flops(shape);
 }
 
-const OpTable& table() {
-  static const OpTable kTable = {
+namespace {
+
+OpTable filled() {
+  OpTable table = {
       .cast = cast,
       .add = add,
       .add_bias = add_bias,
@@ -364,14 +307,6 @@ const OpTable& table() {
       .fill = fill,
       .scale_by = scale_by,
       .amax = amax,
-      .quantize = quantize,
-      .transpose_codes = transpose_codes,
-      .dequantize = dequantize,
-      .quantize_granules = quantize_granules,
-      .dequantize_granules = dequantize_granules,
-      .compute_current_scale = compute_current_scale,
-      .propagate_non_finite = propagate_non_finite,
-      .update_delayed_scaling = update_delayed_scaling,
       .gemm = gemm,
       .scaled_gemm = scaled_gemm,
       .rms_norm_forward = rms_norm_forward,
@@ -414,6 +349,14 @@ const OpTable& table() {
       .sum_shared = sum_shared,
       .read_shared = read_shared,
   };
+  fill_casts(table);
+  return table;
+}
+
+}  // namespace
+
+const OpTable& table() {
+  static const OpTable kTable = filled();
   return kTable;
 }
 

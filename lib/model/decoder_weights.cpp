@@ -1,0 +1,87 @@
+// What a model does with its weights between an update and their use: GEMM operands are made of
+// them, or of parts that ranks have gathered, unit by unit.
+
+#include "model/decoder.h"
+
+namespace fp8train {
+
+/// Those whose weights belong to a unit.
+std::vector<Linear*> Decoder::linears_of(size_t unit) {
+  if (unit > 0 && unit <= blocks_.size()) {
+    Block& block = blocks_[unit - 1];
+    return {&block.attention().qkv(), &block.attention().output(), &block.mlp().up(),
+            &block.mlp().down()};
+  }
+  const bool with_head = (unit == 0) == tied();
+  return with_head ? std::vector<Linear*>{&head_->projection()} : std::vector<Linear*>{};
+}
+
+/// This rank's parts of what is gathered.
+void Decoder::make_parts(const StepContext& context) {
+  bool found = false;
+  for (size_t unit = 0; unit < units(); ++unit) {
+    for (const Linear* linear : linears_of(unit)) {
+      found = linear->find_part_amax(context) || found;
+    }
+  }
+  if (found) {
+    context.gatherer->combine_amax(scaling_.amax());
+  }
+  if (!parameters_.granule_amax().empty()) {
+    context.gatherer->combine_amax(parameters_.granule_amax());
+  }
+  for (size_t unit = 0; unit < units(); ++unit) {
+    for (const Linear* linear : linears_of(unit)) {
+      linear->make_part(context);
+    }
+  }
+}
+
+void Decoder::refresh_weights(const StepContext& context, bool after_update) {
+  if (context.gatherer != nullptr) {
+    make_parts(context);
+    if (context.gatherer->gathers_per_pass()) {
+      // use() does the rest before each use; at once where statistics are of these values.
+      for (size_t unit = 0; context.collect_statistics && unit < units(); ++unit) {
+        use(context, unit, unit + 1 < units() ? unit + 1 : ParameterGatherer::kNone);
+      }
+      return;
+    }
+  }
+  for (size_t unit = 0; unit < units(); ++unit) {
+    auto what = after_update ? Linear::Refresh::after_update : Linear::Refresh::all;
+    if (context.gatherer != nullptr) {
+      const size_t next = unit + 1 < units() ? unit + 1 : ParameterGatherer::kNone;
+      context.gatherer->gather(unit, next);
+      what = Linear::Refresh::all;
+    }
+    for (Linear* linear : linears_of(unit)) {
+      linear->refresh_weight(context, what);
+    }
+  }
+}
+
+void Decoder::use(const StepContext& context, size_t unit, size_t next) {
+  if (context.gatherer == nullptr || !context.gatherer->gathers_per_pass()) {
+    return;
+  }
+  using Gathered = ParameterGatherer::Gathered;
+  const Gathered gathered = context.gatherer->gather(unit, next);
+  if (gathered == Gathered::stay) {
+    return;
+  }
+  StepContext refreshing = context;
+  refreshing.training = true;  // what is recorded of new weights does not depend on the pass
+  for (Linear* linear : linears_of(unit)) {
+    linear->refresh_weight(
+        refreshing, gathered == Gathered::again ? Linear::Refresh::again : Linear::Refresh::all);
+  }
+}
+
+void Decoder::begin_gradients(const StepContext& context, size_t unit) const {
+  if (context.gatherer != nullptr) {
+    context.gatherer->begin_gradients(unit);
+  }
+}
+
+}  // namespace fp8train

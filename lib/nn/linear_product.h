@@ -1,0 +1,53 @@
+#pragma once
+// One GEMM of a linear layer, with operands in whatever form its plan says.
+
+#include <array>
+#include <string_view>
+
+#include "nn/context.h"
+#include "ops/gemm.h"
+#include "ops/scaled_gemm.h"
+#include "precision/linear_plan.h"
+#include "tensor/quantized.h"
+
+namespace fp8train {
+
+/// Whether each granule has a scale, and not the tensor.
+inline bool granular(const TensorFormat& format) {
+  return format.is_scaled() && format.granularity != Granularity::tensor;
+}
+
+/// The format in which a GEMM reads an operand whose other operand has the format `other`: beside
+/// row scales, one scale per tensor is the same scale for each row.
+TensorFormat read_as(TensorFormat format, const TensorFormat& other);
+
+/// The order in which the device's GEMMs read scales of granules.
+ScaleLayout granule_layout(const DeviceTraits& traits);
+
+/// A tensor as one GEMM reads it; exactly one form is set.
+struct LinearOperand {
+  ConstView plain;
+  QuantizedView codes;              ///< one scale; either codes or their transpose
+  ops::ScaledGemmOperand granules;  ///< a scale for each granule; the contracted extent is the last
+  bool along_columns = false;       ///< the GEMM contracts the tensor along its columns
+  bool dequantize = false;          ///< `codes` or `granules`, those along rows, are read as values
+};
+
+/// c = a b + beta c (+ bias), each operand contracted along the extent that it was made for.
+struct LinearProduct {
+  LinearOperand a, b;
+  View c;
+  float beta = 0.0F;
+  ConstView bias;
+  bool fast_accumulate = false;
+};
+
+/// Runs the product; what it needs beside its operands is taken from the scratch arena.
+void multiply(const StepContext& context, const LinearProduct& product);
+
+/// Why a layer's GEMMs (fprop, dgrad, wgrad) on `rows` tokens are computed from dequantized
+/// operands on a device with these traits; empty for a GEMM that is not.
+std::array<std::string_view, 3> dequantized_because(const DeviceTraits& traits,
+                                                    const LinearPlan& plan, int64_t rows);
+
+}  // namespace fp8train

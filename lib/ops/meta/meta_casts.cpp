@@ -1,0 +1,83 @@
+// Casts to and from scaled formats, and the upkeep of scales.
+
+#include "ops/meta/counts.h"
+
+namespace fp8train::ops::meta {
+namespace {
+
+void quantize(Stream stream, ConstView x, const QuantizedView& out, float* /*amax_out*/,
+              QuantizeStatistics* /*statistics*/) {
+  count(stream, bytes_of(x) + bytes_of(out.codes) + bytes_of(out.codes_transposed));
+}
+
+void transpose_codes(Stream stream, ConstView x, View y) {
+  count(stream, bytes_of(x) + bytes_of(y));
+}
+
+void dequantize(Stream stream, const QuantizedView& x, View y) {
+  count(stream, bytes_of(x.codes) + bytes_of(y));
+}
+
+void quantize_granules(Stream stream, ConstView x, const GranuleQuantizedView& out, float* /*amax*/,
+                       QuantizeStatistics* /*statistics*/) {
+  double bytes = bytes_of(x);
+  for (const GranuleView& view : {out.rowwise, out.columnwise}) {
+    const double scales = view.codes.empty() ? 0.0 : bytes_of(view.scale_inv);
+    bytes += bytes_of(view.codes) + scales * (view.scale != nullptr ? 2 : 1);
+  }
+  count(stream, bytes);
+}
+
+void dequantize_granules(Stream stream, const GranuleView& x, const TensorFormat& /*format*/,
+                         ScaleLayout /*layout*/, View y) {
+  count(stream, bytes_of(x.codes) + bytes_of(x.scale_inv) + bytes_of(y));
+}
+
+void compute_current_scale(Stream stream, const float* /*amax*/, const TensorFormat& /*format*/,
+                           float* /*scale*/, float* /*scale_inv*/) {
+  count(stream, 3 * sizeof(float));
+}
+
+void propagate_non_finite(Stream stream, ConstView amax, double* /*accumulator*/) {
+  count(stream, bytes_of(amax));
+}
+
+void update_delayed_scaling(Stream stream, const DelayedScalingState& state,
+                            const DelayedScaling& rule) {
+  const int64_t window = rule.algorithm == AmaxAlgorithm::max ? state.history_length : 1;
+  // amax (read, reset), cursor and scale (read, written), scale_inv, format_max, the window.
+  count(stream, static_cast<double>(state.slots * (8 + window)) * sizeof(float));
+}
+
+void granule_part_amax(Stream stream, const MatrixPart& x, Granularity /*granularity*/, View amax) {
+  count(stream, bytes_of(x.values) + bytes_of(amax));
+}
+
+void quantize_granule_part(Stream stream, const GranulePartCast& call) {
+  count(stream, bytes_of(call.x.values) + bytes_of(call.amax) + bytes_of(call.codes) +
+                    bytes_of(call.rounded));
+}
+
+void find_granule_scales(Stream stream, ConstView amax, const Shape& /*shape*/,
+                         const TensorFormat& /*format*/, ScaleLayout /*layout*/,
+                         bool /*transposed*/, View scale_inv) {
+  count(stream, bytes_of(amax) + bytes_of(scale_inv));
+}
+
+}  // namespace
+
+void fill_casts(OpTable& table) {
+  table.quantize = quantize;
+  table.transpose_codes = transpose_codes;
+  table.dequantize = dequantize;
+  table.quantize_granules = quantize_granules;
+  table.dequantize_granules = dequantize_granules;
+  table.granule_part_amax = granule_part_amax;
+  table.quantize_granule_part = quantize_granule_part;
+  table.find_granule_scales = find_granule_scales;
+  table.compute_current_scale = compute_current_scale;
+  table.propagate_non_finite = propagate_non_finite;
+  table.update_delayed_scaling = update_delayed_scaling;
+}
+
+}  // namespace fp8train::ops::meta
