@@ -83,10 +83,9 @@ double median_of_ranks(Communicator& comm, const std::function<void()>& run, dou
 
 StepRates step_rates(Device& device, Communicator& comm, const StepBench& bench, double seconds) {
   const EngineSettings settings = step_settings(bench);
-  OpCounters work;
-  const StepPlan plan = plan_step(settings, device, nullptr, &work, comm.topology(), comm.rank());
+  const RehearsedStep rehearsed = rehearse_step(settings, device, comm.topology(), comm.rank());
   Engine engine(device, settings, &comm);
-  engine.reserve(plan);
+  engine.reserve(rehearsed.plan);
   engine.model().initialize(1);
   engine.weights_changed();
   const Batch batch = random_batch(settings, comm.rank());
@@ -116,7 +115,7 @@ StepRates step_rates(Device& device, Communicator& comm, const StepBench& bench,
   rates.gemm_engine = gemm_engine(device, settings.plan.activation);
   rates.tokens = static_cast<double>(settings.micro_batch_size * settings.seq_length *
                                      settings.gradient_accumulation_steps);
-  rates.flops = work.gemm_flops + work.attention_flops;
+  rates.flops = rehearsed.work.gemm_flops + rehearsed.work.attention_flops;
   return rates;
 }
 

@@ -116,6 +116,13 @@ void add_common(Arguments verb, CommonOptions& options) {
                         "The YAML file, and a.b=v to change keys");
 }
 
+void add_ranks(Arguments verb, RankOptions& options) {
+  add_common(verb, options.common);
+  verb.option("--world-size", options.world_size, 1,
+              "Ranks of the run; else job.nodes x job.ranks_per_node");
+  verb.option("--ranks-per-node", options.ranks_per_node, 1, "Ranks on a node; else 8");
+}
+
 Settings load(const CommonOptions& options) {
   set_log_level(options.quiet         ? LogLevel::warning
                 : options.verbose > 0 ? LogLevel::debug

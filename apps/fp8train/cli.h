@@ -74,6 +74,14 @@ struct CommonOptions {
 /// Declares --config, --set, the shortcuts, -v, -q and the positionals.
 void add_common(Arguments verb, CommonOptions& options);
 
+/// Options of verbs that look at a run of many ranks from outside.
+struct RankOptions {
+  CommonOptions common;
+  int64_t world_size = 0;      ///< 0: what the section on jobs says
+  int64_t ranks_per_node = 0;  ///< 0: the same, or 8
+};
+void add_ranks(Arguments verb, RankOptions& options);
+
 /// The settings that the options and FP8TRAIN_SET describe; also sets the log level. Throws
 /// ConfigError.
 Settings load(const CommonOptions& options);

@@ -66,23 +66,7 @@ void check_output(const std::filesystem::path& folder) {
   }
 }
 
-struct CheckOptions {
-  CommonOptions common;
-  int64_t world_size = 0;
-  int64_t ranks_per_node = 0;
-};
-
-/// "the run needs 3 GiB", of all ranks that share the memory.
-std::string need(const Device& device, const MemoryLedger& planned, size_t sharing) {
-  const auto bytes = static_cast<double>(planned.total());
-  if (device.kind() != DeviceKind::cpu || sharing == 1) {
-    return "the run needs " + describe_bytes(bytes);
-  }
-  return fmt::format("the {} ranks of a node need {}", sharing,
-                     describe_bytes(bytes * static_cast<double>(sharing)));
-}
-
-int check_run(const CheckOptions& options) {
+int check_run(const RankOptions& options) {
   Settings settings = load(options.common);
   const int world_size = fill_job(options.world_size, options.ranks_per_node, settings.job);
   const Session session = open_session(settings, true, world_size);
@@ -91,11 +75,9 @@ int check_run(const CheckOptions& options) {
   check_weights(session);
   std::string reason;
   const std::unique_ptr<Device> device = choose_device(settings.device, false, reason);
-  MemoryLedger planned;
-  OpCounters counters;
-  plan_step(session.engine, *device, &planned, &counters, ranks, 0);
-  for (const std::string& line :
-       run_overview(session, *device, reason, configure_threads(settings.threads), planned)) {
+  const RehearsedStep rehearsed = rehearse_step(session.engine, *device, ranks, 0);
+  for (const std::string& line : run_overview(
+           session, *device, reason, configure_threads(settings.threads), rehearsed.memory)) {
     fmt::print("{}\n", line);
   }
   if (ranks.size() > 1) {
@@ -103,19 +85,19 @@ int check_run(const CheckOptions& options) {
                ranks.nodes(), ranks.nodes() == 1 ? "" : "s", describe_layout(session));
   }
   fmt::print("work    {:.3g} GFLOP per step in GEMMs, {:.3g} in attention\n",
-             counters.gemm_flops / 1e9, counters.attention_flops / 1e9);
+             rehearsed.work.gemm_flops / 1e9, rehearsed.work.attention_flops / 1e9);
   fmt::print("sample  {}\n", quoted(sample_text(session)));
   check_output(settings.output_dir);
-  const size_t sharing = ranks.ranks_of_node(0).size();
+  const RankRoom room = room_here(*device, static_cast<int64_t>(ranks.ranks_of_node(0).size()));
   if (settings.job.gpu != "auto") {
     fmt::print("ok; `fp8train estimate` says whether it fits into the memory of {}\n",
                settings.job.gpu);
-  } else if (fits(*device, planned, static_cast<int>(sharing))) {
+  } else if (room.fits(rehearsed.memory)) {
     fmt::print("ok: `fp8train train` would start\n");
   } else {
-    fmt::print("ok, but not for this device: {}, {} are available\n",
-               need(*device, planned, sharing),
-               describe_bytes(static_cast<double>(device->available_memory())));
+    fmt::print("ok, but not for this device: a rank needs {} and has {}\n",
+               describe_bytes(static_cast<double>(rehearsed.memory.total())),
+               describe_bytes(static_cast<double>(room.bytes)));
   }
   return 0;
 }
@@ -123,11 +105,8 @@ int check_run(const CheckOptions& options) {
 }  // namespace
 
 void add_check(Arguments verb, Action& action) {
-  auto options = std::make_shared<CheckOptions>();
-  add_common(verb, options->common);
-  verb.option("--world-size", options->world_size, 1,
-              "Rehearses a rank of that many; else job.nodes x job.ranks_per_node");
-  verb.option("--ranks-per-node", options->ranks_per_node, 1, "Ranks on a node; else 8");
+  auto options = std::make_shared<RankOptions>();
+  add_ranks(verb, *options);
   verb.run(action, [options] { return check_run(*options); });
 }
 

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "base/error.h"
-#include "device/cuda/cuda_device.h"
 #include "train/estimate.h"
 #include "train/preflight.h"
 #include "train/progress.h"
@@ -17,42 +16,9 @@ namespace fp8train {
 namespace {
 
 struct EstimateOptions {
-  CommonOptions common;
-  int64_t world_size = 0;
-  int64_t ranks_per_node = 0;
+  RankOptions ranks;
   std::string gpu;
 };
-
-/// What is planned for: a GPU by name, or the device that is here.
-struct Target {
-  const GpuKind* gpu = nullptr;
-  DeviceTraits traits;
-  int64_t bytes = 0;  ///< 0: not known
-  std::string name;
-};
-
-Target target_of(const Settings& settings) {
-  constexpr double kGib = 1024.0 * 1024.0 * 1024.0;
-  if (settings.job.gpu != "auto") {
-    const GpuKind* kind = find_gpu_kind(settings.job.gpu);
-    if (kind == nullptr) {
-      std::string names;
-      for (const GpuKind& known : gpu_kinds()) {
-        names += names.empty() ? known.name : std::string(", ") + known.name;
-      }
-      throw ConfigError(fmt::format("--gpu: '{}' is not one of {}", settings.job.gpu, names));
-    }
-    return {kind, cuda_traits(kind->capability), static_cast<int64_t>(kind->memory_gib * kGib),
-            kind->name};
-  }
-  std::string reason;
-  const std::unique_ptr<Device> device = choose_device(settings.device, false, reason);
-  const size_t held = device->traits().library_workspace;
-  const auto bytes = static_cast<int64_t>(device->available_memory() + held);
-  const bool shared = device->kind() == DeviceKind::cpu;  // by the ranks of a node
-  return {nullptr, device->traits(), shared ? bytes / settings.job.ranks_per_node : bytes,
-          device->description()};
-}
 
 void print_model(const Session& session, const RehearsedStep& step) {
   const double tokens = static_cast<double>(session.tokens_per_step()) / session.ranks;
@@ -70,16 +36,15 @@ void print_ranks(const Session& session, const Topology& ranks) {
              ranks.nodes() == 1 ? "" : "s", describe_layout(session), session.tokens_per_step());
 }
 
-void print_memory(const RehearsedStep& step, const Target& target) {
+void print_memory(const RehearsedStep& step, const RankRoom& room) {
   fmt::print("memory  of a rank\n");
   for (const std::string& line : describe_memory(step.memory)) {
     fmt::print("{}\n", line);
   }
-  if (target.bytes > 0) {
-    const auto needed = static_cast<double>(step.memory.total());
-    fmt::print("        {}: {} of {}\n",
-               needed <= static_cast<double>(target.bytes) ? "fits" : "DOES NOT FIT",
-               describe_bytes(needed), describe_bytes(static_cast<double>(target.bytes)));
+  if (room.bytes > 0) {
+    fmt::print("        {}: {} of {}\n", room.fits(step.memory) ? "fits" : "DOES NOT FIT",
+               describe_bytes(static_cast<double>(step.memory.total())),
+               describe_bytes(static_cast<double>(room.bytes)));
   }
 }
 
@@ -98,29 +63,38 @@ void print_time(const Session& session, const RehearsedStep& step, const GpuKind
 }
 
 int estimate(const EstimateOptions& options) {
-  Settings settings = load(options.common);
-  settings.job.gpu = options.gpu.empty() ? settings.job.gpu : options.gpu;
-  const int world_size = fill_job(options.world_size, options.ranks_per_node, settings.job);
+  Settings settings = load(options.ranks.common);
+  if (!options.gpu.empty()) {
+    settings.job.gpu = options.gpu;
+    settings.device = "cuda";
+  }
+  const int world_size =
+      fill_job(options.ranks.world_size, options.ranks.ranks_per_node, settings.job);
   const Session session = open_session(settings, false, world_size);
   log_notes(session);
-  const Target target = target_of(settings);
+  std::unique_ptr<Device> device;
+  const RankRoom room = room_of_job(settings, [&]() -> const Device& {
+    std::string reason;
+    device = choose_device(settings.device, false, reason);
+    return *device;
+  });
   const auto ranks = Topology::blocks(world_size, static_cast<int>(settings.job.ranks_per_node));
-  const RehearsedStep step = rehearse_step(session.engine, target.traits, ranks, 0);
+  const RehearsedStep step = rehearse_step(session.engine, room.traits, ranks, 0);
   print_model(session, step);
   print_ranks(session, ranks);
-  fmt::print("device  {}\n", target.name);
-  print_memory(step, target);
+  fmt::print("device  {}\n", room.gpu != nullptr ? room.gpu->name : device->description());
+  print_memory(step, room);
   if (ranks.size() > 1) {
     fmt::print("wire    {} per rank and step within the node, {} between nodes\n",
                describe_bytes(static_cast<double>(step.sent.within_node)),
                describe_bytes(static_cast<double>(step.sent.between_nodes)));
   }
-  if (target.gpu != nullptr) {
-    print_time(session, step, *target.gpu);
+  if (room.gpu != nullptr) {
+    print_time(session, step, *room.gpu);
     fmt::print("        cuDNN's workspace for attention is not counted\n");
   }
-  if (target.bytes > 0) {
-    const int64_t most = largest_micro_batch(session.engine, target.traits, ranks, 0, target.bytes);
+  if (room.bytes > 0) {
+    const int64_t most = largest_micro_batch(session.engine, room.traits, ranks, 0, room.bytes);
     fmt::print("largest training.micro_batch_size that fits, with {} of them per step: {}\n",
                session.engine.gradient_accumulation_steps,
                most == 0 ? "none" : fmt::format("{}", most));
@@ -132,10 +106,7 @@ int estimate(const EstimateOptions& options) {
 
 void add_estimate(Arguments verb, Action& action) {
   auto options = std::make_shared<EstimateOptions>();
-  add_common(verb, options->common);
-  verb.option("--world-size", options->world_size, 1,
-              "Ranks of the run; else job.nodes x job.ranks_per_node");
-  verb.option("--ranks-per-node", options->ranks_per_node, 1, "Ranks on a node; else 8");
+  add_ranks(verb, options->ranks);
   verb.option("--gpu", options->gpu,
               "l4, rtx4090, l40s, rtx6000ada, h100, h200, b200, rtx5090; else job.gpu");
   verb.run(action, [options] { return estimate(*options); });

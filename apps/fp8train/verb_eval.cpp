@@ -24,7 +24,7 @@ int evaluate(EvalOptions options) {
   options.model.micro_batch_size = 16;
   CheckpointModel opened = open_checkpoint(options.model);
   Engine& engine = *opened.engine;
-  engine.reserve(plan_step(engine.settings(), engine.device(), nullptr, nullptr));
+  engine.reserve(rehearse_step(engine.settings(), engine.device()).plan);
   DataSettings data;
   data.train = {{options.data, "auto", 1.0}};
   const CorpusSplits splits =

@@ -5,18 +5,12 @@
 #include "base/error.h"
 #include "comm/topology.h"
 #include "device/cuda/cuda_device.h"
-#include "device/gpu_kinds.h"
+#include "train/preflight.h"
 #include "train/progress.h"
 #include "train/session.h"
 
 namespace fp8train {
 namespace {
-
-constexpr double kGib = 1 << 30;
-
-int ranks_of(const JobSettings& job) {
-  return static_cast<int>(job.nodes * job.ranks_per_node);
-}
 
 bool has_model(const ModelSettings& model) {
   const ModelConfig& config = model.config;
@@ -39,39 +33,26 @@ const Device& JobMemory::here(const std::string& setting) {
   return *device_;
 }
 
-JobMemory::Room JobMemory::room_of(const Settings& settings) {
-  const JobSettings& job = settings.job;
-  if (const GpuKind* kind = settings.device == "cpu" ? nullptr : find_gpu_kind(job.gpu)) {
-    return {cuda_traits(kind->capability), kind->memory_gib * kGib};
-  }
-  const Device& device = here(settings.device);
-  const auto available =
-      static_cast<double>(device.available_memory() + device.traits().library_workspace);
-  if (device.kind() == DeviceKind::cuda) {
-    return {device.traits(), available};
-  }
-  const bool other_node = settings.device == "cpu" && job.memory_gib > 0;
-  const double node = other_node ? job.memory_gib * kGib : available;
-  return {device.traits(), node / static_cast<double>(job.ranks_per_node)};
-}
-
 std::string JobMemory::line(const Settings& settings) {
   if (!has_model(settings.model)) {
     return {};
   }
   try {
-    const int ranks = ranks_of(settings.job);
+    const int ranks = job_ranks(settings.job);
     const Session session = open_session(settings, false, ranks);
-    const Room room = room_of(settings);
-    MemoryLedger planned;
-    plan_step(session.engine, room.traits, &planned, nullptr,
-              Topology::blocks(ranks, static_cast<int>(settings.job.ranks_per_node)));
+    const RankRoom room =
+        room_of_job(settings, [&]() -> const Device& { return here(settings.device); });
+    const MemoryLedger planned =
+        rehearse_step(session.engine, room.traits,
+                      Topology::blocks(ranks, static_cast<int>(settings.job.ranks_per_node)))
+            .memory;
     const auto needed = static_cast<double>(planned.total());
     if (room.bytes == 0) {
       return fmt::format("memory per rank: {}", describe_bytes(needed));
     }
     return fmt::format("memory per rank: {} of {}: {}", describe_bytes(needed),
-                       describe_bytes(room.bytes), needed <= room.bytes ? "fits" : "DOES NOT FIT");
+                       describe_bytes(static_cast<double>(room.bytes)),
+                       room.fits(planned) ? "fits" : "DOES NOT FIT");
   } catch (const Error& error) {
     return fmt::format("memory per rank: not known: {}", first_line(error.what()));
   }
@@ -79,7 +60,7 @@ std::string JobMemory::line(const Settings& settings) {
 
 std::string JobMemory::obstacle(const Settings& settings) const {
   try {
-    open_session(settings, false, ranks_of(settings.job));
+    open_session(settings, false, job_ranks(settings.job));
   } catch (const ConfigError& error) {
     return error.what();
   } catch (const Error&) {  // files that are perhaps on the machine that trains

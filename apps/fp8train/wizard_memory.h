@@ -24,11 +24,6 @@ class JobMemory {
   bool on_gpus(const Settings& settings);
 
  private:
-  struct Room {
-    DeviceTraits traits;
-    double bytes = 0;  ///< for one rank; 0: not known
-  };
-  Room room_of(const Settings& settings);
   const Device& here(const std::string& setting);
 
   std::unique_ptr<Device> device_;  // of this machine, as `setting_` chose it

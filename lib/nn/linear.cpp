@@ -50,8 +50,7 @@ Linear::Linear(const LinearPlan& plan, Parameter* weight, Parameter* bias, Scali
                         LinearOperands::Role{"w.smooth", plan.fprop.b, plan.fprop.a},
                         LinearOperands::Role{"", unused, unused});
   }
-  const bool value_serves = plain(plan_.activation) == weight->formats.value;
-  const bool reads_value = smooths(plan) || (needs_plain_weight() && value_serves);
+  const bool reads_value = smooths(plan) || (needs_plain_weight() && value_serves());
   weight->value_is_read = weight->value_is_read || reads_value;
   choose_gathered_form();
 }

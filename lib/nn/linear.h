@@ -114,6 +114,11 @@ class Linear {
   void cast_again(const StepContext& context, ConstView value) const;
   static View kept_scale(const LinearOperands::Cast& cast);
   bool needs_plain_weight() const;
+  /// Whether the value is what a GEMM in the activation type reads.
+  bool value_serves() const {
+    const TensorFormat& kept = weight_->formats.value;
+    return !kept.is_scaled() && kept.dtype == plan_.activation;
+  }
 
   LinearPlan plan_;
   Parameter* weight_;

@@ -49,8 +49,7 @@ void clear_padding(const StepContext& context, const TensorFormat& format, Scale
   const ops::GranuleGrid grid =
       ops::granule_grid(format.granularity, shape.rows(), shape.back(), layout);
   if (grid.count != grid.rows * grid.columns) {
-    const auto bytes = static_cast<int64_t>(view.scale_inv.bytes());
-    ops::fill(context.stream, {view.scale_inv.data, DType::f32, {bytes / 4}}, 0.0F);
+    ops::fill(context.stream, as_words(view.scale_inv), 0.0F);
   }
 }
 

@@ -46,12 +46,10 @@ void Linear::allocate(Device& device, ParameterStore& store) {
   const bool is_weight = weight_->formats.is_master;
   const MemoryCategory category =
       is_weight ? MemoryCategory::weights : MemoryCategory::quantized_weights;
-  const TensorFormat& kept = weight_->stored_value.format;
-  const bool value_serves = !kept.is_scaled() && kept.dtype == plan_.activation;
   const LinearOperands::Memory memory = [&](DType dtype, const Shape& shape) {
     return store.operand_memory(device, *weight_, category, dtype, shape);
   };
-  if (needs_plain_weight() && !value_serves && weight_->copy.empty()) {
+  if (needs_plain_weight() && !value_serves() && weight_->copy.empty()) {
     plain_copy_ = memory(plan_.activation, weight_->shape);
     weight_->copy = plain_copy_;
   }

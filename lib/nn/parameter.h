@@ -84,7 +84,6 @@ class ParameterStore {
   void allocate(Device& device, const StoreLayout& layout);
 
   const std::vector<std::unique_ptr<Parameter>>& all() const { return parameters_; }
-  const StoredPool& values() const { return values_; }
   /// Lane i has the gradients that cross the wire as wires()[i] or, under a layout, those of
   /// segment i; so do values, under a layout.
   const StoredPool& gradients() const { return gradients_; }

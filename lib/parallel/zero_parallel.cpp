@@ -30,14 +30,9 @@ ZeroParallel::ZeroParallel(Communicator& comm, Device& device, const ParameterSt
   for (size_t i = 0; i < layout_->segments.size(); ++i) {
     const View scales = parameters.whole_gradients(i).scales;
     if (!scales.empty() && !layout_->segments[i].gradients_stay) {
-      std::vector<float> initial(static_cast<size_t>(scales.count()), 1.0F);
-      if (parameters.whole_gradients(i).format.granularity == Granularity::tensor) {
-        for (size_t at = 1; at < initial.size(); at += 2) {
-          initial[at] = 0.0F;  // the place for an amax
-        }
-      }
       unit_scales_[i] = Tensor(device, DType::f32, scales.shape, MemoryCategory::scaling_state);
-      copy_from_host(device, unit_scales_[i], initial.data());
+      copy_from_host(device, unit_scales_[i],
+                     initial_scales(parameters.whole_gradients(i).format, scales.count()).data());
     }
   }
 }
@@ -204,8 +199,7 @@ void ZeroParallel::begin_gradients(size_t unit) {
 
 void ZeroParallel::clear_gradients(size_t segment) {
   const StoredTensor gradients = parameters_->whole_gradients(segment);
-  const auto words = static_cast<int64_t>(gradients.codes.bytes() / sizeof(float));
-  ops::fill(device_->stream(), {gradients.codes.data, DType::f32, {words}}, 0.0F);
+  ops::fill(device_->stream(), as_words(gradients.codes), 0.0F);
   if (!unit_scales_[segment].empty()) {
     ops::cast(device_->stream(), unit_scales_[segment], gradients.scales);
   }

@@ -9,7 +9,8 @@ namespace {
 
 constexpr int64_t kAlignment = kStoredGroup;  // elements
 
-/// Scales of zeros: ones, and an amax of 0 beside a tensor's scale.
+}  // namespace
+
 std::vector<float> initial_scales(const TensorFormat& format, int64_t count) {
   std::vector<float> scales(static_cast<size_t>(count), 1.0F);
   if (format.granularity == Granularity::tensor) {
@@ -19,8 +20,6 @@ std::vector<float> initial_scales(const TensorFormat& format, int64_t count) {
   }
   return scales;
 }
-
-}  // namespace
 
 StoredPool::Buffer& StoredPool::buffer_of(const TensorFormat& format, MemoryCategory category,
                                           int lane) {
@@ -142,16 +141,11 @@ std::vector<View> StoredPool::fp32() const {
   return views;
 }
 
-View StoredPool::words(size_t buffer) const {
-  const View& codes = buffers_[buffer].codes;
-  return {codes.data, DType::f32, {static_cast<int64_t>(codes.bytes() / 4)}};
-}
-
 std::vector<View> StoredPool::words() const {
   std::vector<View> views;
-  for (size_t i = 0; i < buffers_.size(); ++i) {
-    if (!buffers_[i].own_codes.empty()) {
-      views.push_back(words(i));
+  for (const Buffer& buffer : buffers_) {
+    if (!buffer.own_codes.empty()) {
+      views.push_back(as_words(buffer.codes));
     }
   }
   return views;

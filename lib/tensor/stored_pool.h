@@ -12,6 +12,9 @@
 
 namespace fp8train {
 
+/// The scales of a tensor of zeros: ones, and an amax of 0 beside the scale of a tensor.
+std::vector<float> initial_scales(const TensorFormat& format, int64_t count);
+
 class StoredPool {
  public:
   /// The position of the tensor, which is_stored_format() must allow. Before allocate(). Tensors of
@@ -42,8 +45,6 @@ class StoredPool {
   /// The codes of each buffer of the pool's own memory as fp32 words, to be cleared: zeros whatever
   /// the scales are.
   std::vector<View> words() const;
-  /// Those of one buffer, of any memory.
-  View words(size_t buffer) const;
   /// The scales of buffers whose tensors have one each, [tensors, 2] in the order of their tensors.
   std::vector<View> tensor_scales() const;
 

@@ -26,6 +26,10 @@ ConstView rows_of(const ConstView& view, int64_t begin, int64_t count) {
   return rows_of(View{const_cast<void*>(view.data), view.dtype, view.shape}, begin, count);
 }
 
+View as_words(const View& view) {
+  return {view.data, DType::f32, {static_cast<int64_t>(view.bytes() / sizeof(float))}};
+}
+
 View reshaped(const View& view, const Shape& shape) {
   check(shape.count() == view.count(), "reshape changes the number of elements");
   return {view.data, view.dtype, shape};

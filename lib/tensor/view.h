@@ -44,6 +44,9 @@ struct View {
 ConstView rows_of(const ConstView& view, int64_t begin, int64_t count);
 View rows_of(const View& view, int64_t begin, int64_t count);
 
+/// The same memory as fp32 words, to be filled; its bytes are a multiple of four.
+View as_words(const View& view);
+
 /// The same elements under another shape of equal count.
 ConstView reshaped(const ConstView& view, const Shape& shape);
 View reshaped(const View& view, const Shape& shape);

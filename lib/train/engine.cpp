@@ -274,18 +274,6 @@ RehearsedStep rehearse_on(Device& meta, const EngineSettings& settings, const To
   return rehearsed;
 }
 
-StepPlan plan_step_on(Device& meta, const EngineSettings& settings, MemoryLedger* ledger,
-                      OpCounters* counters, const Topology& ranks, int rank) {
-  const RehearsedStep rehearsed = rehearse_on(meta, settings, ranks, rank);
-  if (counters != nullptr) {
-    *counters = rehearsed.work;
-  }
-  if (ledger != nullptr) {
-    *ledger = rehearsed.memory;
-  }
-  return rehearsed.plan;
-}
-
 }  // namespace
 
 RehearsedStep rehearse_step(const EngineSettings& settings, const DeviceTraits& traits,
@@ -293,14 +281,9 @@ RehearsedStep rehearse_step(const EngineSettings& settings, const DeviceTraits& 
   return rehearse_on(*make_meta_device(traits), settings, ranks, rank);
 }
 
-StepPlan plan_step(const EngineSettings& settings, const DeviceTraits& traits, MemoryLedger* ledger,
-                   OpCounters* counters, const Topology& ranks, int rank) {
-  return plan_step_on(*make_meta_device(traits), settings, ledger, counters, ranks, rank);
-}
-
-StepPlan plan_step(const EngineSettings& settings, const Device& device, MemoryLedger* ledger,
-                   OpCounters* counters, const Topology& ranks, int rank) {
-  return plan_step_on(*make_meta_device(device), settings, ledger, counters, ranks, rank);
+RehearsedStep rehearse_step(const EngineSettings& settings, const Device& device,
+                            const Topology& ranks, int rank) {
+  return rehearse_on(*make_meta_device(device), settings, ranks, rank);
 }
 
 }  // namespace fp8train

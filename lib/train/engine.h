@@ -164,16 +164,13 @@ struct RehearsedStep {
   OpCounters work;      ///< FLOPs and bytes of one optimizer step
   Traffic sent;         ///< to other ranks, in one optimizer step
 };
-RehearsedStep rehearse_step(const EngineSettings& settings, const DeviceTraits& traits,
-                            const Topology& ranks, int rank);
 
-/// Runs one training step and one evaluation batch on a meta device with the traits of the device
-/// that the run will use, as one of its ranks. `ledger` (nullable) receives what the rank holds by
-/// category, `counters` (nullable) the FLOPs and bytes of one optimizer step.
-StepPlan plan_step(const EngineSettings& settings, const DeviceTraits& traits, MemoryLedger* ledger,
-                   OpCounters* counters, const Topology& ranks = {}, int rank = 0);
+/// Runs training steps and one evaluation batch of one of `ranks` on a meta device with the traits
+/// of the device that the run will use.
+RehearsedStep rehearse_step(const EngineSettings& settings, const DeviceTraits& traits,
+                            const Topology& ranks = {}, int rank = 0);
 /// For a device that is here: also what libraries need on it, which makes their plans.
-StepPlan plan_step(const EngineSettings& settings, const Device& device, MemoryLedger* ledger,
-                   OpCounters* counters, const Topology& ranks = {}, int rank = 0);
+RehearsedStep rehearse_step(const EngineSettings& settings, const Device& device,
+                            const Topology& ranks = {}, int rank = 0);
 
 }  // namespace fp8train

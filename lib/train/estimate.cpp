@@ -23,11 +23,10 @@ StepTime step_time(const RehearsedStep& step, const GpuKind& gpu, const AssumedR
 }
 
 int64_t largest_micro_batch(EngineSettings settings, const DeviceTraits& traits,
-                            const Topology& ranks, int rank, int64_t bytes) {
+                            const Topology& ranks, int rank, size_t bytes) {
   const auto fits = [&](int64_t size) {
     settings.micro_batch_size = size;
-    const size_t needed = rehearse_step(settings, traits, ranks, rank).memory.total();
-    return static_cast<int64_t>(needed) <= bytes;
+    return rehearse_step(settings, traits, ranks, rank).memory.total() <= bytes;
   };
   if (!fits(1)) {
     return 0;

@@ -27,6 +27,6 @@ StepTime step_time(const RehearsedStep& step, const GpuKind& gpu, const AssumedR
 
 /// The largest micro_batch_size with which the rank needs at most `bytes`; 0: not even one.
 int64_t largest_micro_batch(EngineSettings settings, const DeviceTraits& traits,
-                            const Topology& ranks, int rank, int64_t bytes);
+                            const Topology& ranks, int rank, size_t bytes);
 
 }  // namespace fp8train

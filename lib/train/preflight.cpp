@@ -6,6 +6,8 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/nearest.h"
+#include "device/cuda/cuda_device.h"
 #include "ops/attention.h"
 #include "train/progress.h"
 
@@ -42,6 +44,19 @@ std::string describe_steps(const Session& session) {
                      session.engine.seq_length);
 }
 
+const GpuKind& gpu_kind(const std::string& name) {
+  if (const GpuKind* kind = find_gpu_kind(name)) {
+    return *kind;
+  }
+  std::vector<std::string> names;
+  for (const GpuKind& known : gpu_kinds()) {
+    names.emplace_back(known.name);
+  }
+  const std::string near = nearest_name(name, names);
+  throw ConfigError(fmt::format("--gpu: '{}' is not one of {}{}", name, fmt::join(names, ", "),
+                                near.empty() ? "" : fmt::format("; did you mean {}?", near)));
+}
+
 }  // namespace
 
 void log_notes(const Session& session) {
@@ -53,9 +68,13 @@ void log_notes(const Session& session) {
   }
 }
 
+int job_ranks(const JobSettings& job) {
+  return static_cast<int>(job.nodes * job.ranks_per_node);
+}
+
 int fill_job(int64_t world_size, int64_t ranks_per_node, JobSettings& job) {
   constexpr int64_t kMost = 65536;
-  const int64_t ranks = world_size > 0 ? world_size : job.nodes * job.ranks_per_node;
+  const int64_t ranks = world_size > 0 ? world_size : job_ranks(job);
   for (const auto& [name, count] :
        {std::pair("--world-size", ranks), std::pair("--ranks-per-node", ranks_per_node)}) {
     if (count > kMost) {
@@ -77,11 +96,27 @@ std::string describe_layout(const Session& session) {
   return stage == 0 ? std::string("DDP") : fmt::format("ZeRO {}", stage);
 }
 
-bool fits(const Device& device, const MemoryLedger& planned, int sharing) {
+RankRoom room_here(const Device& device, int64_t sharing) {
   const size_t available = device.available_memory();
   const size_t held = device.traits().library_workspace;  // part of the plan, no longer available
   const size_t ranks = device.kind() == DeviceKind::cpu ? static_cast<size_t>(sharing) : 1;
-  return available == 0 || planned.total() * ranks <= available + held;
+  return {nullptr, device.traits(), available == 0 ? 0 : (available + held) / ranks};
+}
+
+RankRoom room_of_job(const Settings& settings, const std::function<const Device&()>& here) {
+  constexpr double kGib = 1 << 30;
+  const JobSettings& job = settings.job;
+  const bool on_cpu = settings.device == "cpu";
+  if (job.gpu != "auto" && !on_cpu) {
+    const GpuKind& kind = gpu_kind(job.gpu);
+    return {&kind, cuda_traits(kind.capability), static_cast<size_t>(kind.memory_gib * kGib)};
+  }
+  RankRoom room = room_here(here(), job.ranks_per_node);
+  if (on_cpu && job.memory_gib > 0) {
+    const double node = static_cast<double>(job.memory_gib) * kGib;
+    room.bytes = static_cast<size_t>(node / static_cast<double>(job.ranks_per_node));
+  }
+  return room;
 }
 
 std::vector<std::string> describe_memory(const MemoryLedger& planned) {

@@ -2,9 +2,11 @@
 // What a run is, in a few lines: at its start and from `check`. Memory by category comes from
 // running one step on the meta device.
 
+#include <functional>
 #include <string>
 #include <vector>
 
+#include "device/gpu_kinds.h"
 #include "device/memory_ledger.h"
 #include "train/session.h"
 
@@ -24,12 +26,25 @@ void log_notes(const Session& session);
 /// than a run can have.
 int fill_job(int64_t world_size, int64_t ranks_per_node, JobSettings& job);
 
+/// All ranks of a job.
+int job_ranks(const JobSettings& job);
+
 /// How the work is laid over ranks: "DDP", "ZeRO 3".
 std::string describe_layout(const Session& session);
 
-/// Whether the run fits into the memory of this device, as far as that is known. On the cpu
-/// `sharing` ranks have it together.
-bool fits(const Device& device, const MemoryLedger& planned, int sharing);
+/// What a rank of a run would have.
+struct RankRoom {
+  const GpuKind* gpu = nullptr;  ///< that is planned for; null: a device that is here
+  DeviceTraits traits;
+  size_t bytes = 0;  ///< of memory; 0: not known
+
+  bool fits(const MemoryLedger& planned) const { return bytes == 0 || planned.total() <= bytes; }
+};
+/// On this device; `sharing` ranks have the memory of a cpu together.
+RankRoom room_here(const Device& device, int64_t sharing);
+/// On the hardware that the section on jobs names: a GPU, a node's memory where ranks work on cpus,
+/// or else the device that `here` gives. Throws ConfigError for a GPU that nobody knows.
+RankRoom room_of_job(const Settings& settings, const std::function<const Device&()>& here);
 
 /// "  weights  26.0 MiB" per category that holds anything, and the total.
 std::vector<std::string> describe_memory(const MemoryLedger& planned);

@@ -29,6 +29,7 @@
 #include "train/skip_guard.h"
 #include "train/threads.h"
 #include "train/training_state.h"
+#include "train/validation.h"
 #include "train/weights.h"
 
 namespace fp8train {
@@ -105,26 +106,27 @@ Run::Run(const RunRequest& request, Communicator& comm, RankPlace& place)
     log_warning(records_.lock_warning());
   }
   log_notes(session_);
-  MemoryLedger planned;
-  const StepPlan plan =
-      plan_step(session_.engine, *device_, &planned, nullptr, comm.topology(), comm.rank());
+  const RehearsedStep rehearsed =
+      rehearse_step(session_.engine, *device_, comm.topology(), comm.rank());
   if (comm.size() > 1) {
     progress_.say(fmt::format("ranks   {}; {}{}", comm.description(), describe_layout(session_),
                               place.note.empty() ? "" : "; " + place.note));
   }
-  for (const std::string& line : run_overview(session_, *device_, place.reason, threads, planned)) {
+  for (const std::string& line :
+       run_overview(session_, *device_, place.reason, threads, rehearsed.memory)) {
     progress_.say(line);
   }
-  if (!fits(*device_, planned, comm.local_size())) {
+  const RankRoom room = room_here(*device_, comm.local_size());
+  if (!room.fits(rehearsed.memory)) {
     throw DeviceError(fmt::format(
-        "the run needs {} on this device, {} are available: lower training.micro_batch_size, set "
+        "a rank needs {} on this device and has {}: lower training.micro_batch_size, set "
         "model.recompute: block, take a row with fewer bytes per parameter, or more ranks with "
         "parallelism.zero_stage",
-        describe_bytes(static_cast<double>(planned.total())),
-        describe_bytes(static_cast<double>(device_->available_memory()))));
+        describe_bytes(static_cast<double>(rehearsed.memory.total())),
+        describe_bytes(static_cast<double>(room.bytes))));
   }
   engine_ = std::make_unique<Engine>(*device_, session_.engine, &comm);
-  engine_->reserve(plan);
+  engine_->reserve(rehearsed.plan);
   loader_ = std::make_unique<Loader>(
       session_.data.train, LoaderSettings{.micro_batch_size = session_.engine.micro_batch_size,
                                           .seq_length = session_.engine.seq_length,
@@ -268,26 +270,12 @@ std::string Run::what_is_saved() const {
 
 bool Run::evaluate(int64_t max_batches, bool final) {
   const Stopwatch watch;
-  ValidationBatches batches(session_.data.val, session_.engine.micro_batch_size,
-                            session_.engine.seq_length, comm_->rank(), comm_->size());
-  engine_->begin_evaluation();
-  int64_t done = 0;
-  while (max_batches == 0 || done < max_batches) {
-    const std::optional<Batch> batch = batches.next();
-    if (!batch) {
-      break;
-    }
-    const bool stops = stop_signal() != 0;
-    if (engine_->passes_are_collective() ? comm_->any_rank(stops) : stops) {
-      break;
-    }
-    engine_->evaluate(*batch);
-    ++done;
-  }
-  if (comm_->any_rank(stop_signal() != 0)) {
+  const std::optional<LossReport> validated =
+      validation_loss(*engine_, session_.data.val, max_batches, *comm_);
+  if (!validated) {
     return false;
   }
-  const LossReport loss = engine_->evaluation_loss();
+  const LossReport& loss = *validated;
   const bool better = state_.best_val_step == 0 || loss.mean < state_.best_val_loss;
   if (std::isfinite(loss.mean) && better) {
     state_.best_val_loss = loss.mean;

@@ -142,10 +142,6 @@ void check_same_model(const Session& session, const std::filesystem::path& folde
   }
 }
 
-}  // namespace
-
-namespace {
-
 /// The files that one rank writes for all.
 std::vector<CheckpointFile> common_files(Engine& engine, const Session& session,
                                          const TrainingState& state,

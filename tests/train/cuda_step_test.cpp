@@ -74,7 +74,7 @@ struct Run {
 
   Run(DeviceKind kind, const EngineSettings& settings)
       : device(make_device(kind)), engine(*device, settings) {
-    engine.reserve(plan_step(settings, *device, nullptr, nullptr));
+    engine.reserve(rehearse_step(settings, *device).plan);
     engine.model().initialize(3);
     engine.weights_changed();
   }
@@ -378,8 +378,7 @@ TEST_CASE("the plan holds what cuDNN and all libraries need", "[cuda]") {
   const EngineSettings settings = small_llama("bf16");
   for (const bool large : {false, true}) {
     shim::set_sdpa_workspace(large ? 33 * kMebi : 4096);
-    MemoryLedger planned;
-    plan_step(settings, *make_device(DeviceKind::cuda), &planned, nullptr);
+    const MemoryLedger planned = rehearse_step(settings, *make_device(DeviceKind::cuda)).memory;
     Run run(DeviceKind::cuda, settings);
     const uint64_t allocations = shim::runtime_calls().allocations;
     run.train_step();  // the first: nothing is left to be made

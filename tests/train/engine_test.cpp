@@ -21,7 +21,7 @@ struct Trained {
   int64_t step = 0;
 
   explicit Trained(const EngineSettings& settings) : engine(*device, settings) {
-    engine.reserve(plan_step(settings, {}, nullptr, nullptr));
+    engine.reserve(rehearse_step(settings, {}).plan);
     engine.model().initialize(3);
     engine.weights_changed();
   }
@@ -100,13 +100,13 @@ TEST_CASE("an engine that does not train evaluates alike and holds no gradients 
 
 TEST_CASE("the plan made on meta is what the step uses") {
   const EngineSettings settings = test::small_llama("te-delayed");
-  MemoryLedger planned;
-  const StepPlan plan = plan_step(settings, {}, &planned, nullptr);
+  const RehearsedStep rehearsed = rehearse_step(settings, {});
+  const StepPlan& plan = rehearsed.plan;
   Trained run(settings);
   run.train(1);
   CHECK(run.engine.high_water().saved_bytes == plan.saved_bytes);
   CHECK(run.engine.high_water().scratch_bytes <= plan.scratch_bytes);
-  CHECK(planned.total() == run.device->ledger().total());
+  CHECK(rehearsed.memory.total() == run.device->ledger().total());
 }
 
 TEST_CASE("the plan of scratch holds operands that a device has to dequantize") {
@@ -128,8 +128,8 @@ TEST_CASE("the plan of scratch holds operands that a device has to dequantize") 
 }
 
 TEST_CASE("FP8 rows keep codes instead of activations for backward") {
-  const StepPlan bf16 = plan_step(test::small_llama("bf16"), {}, nullptr, nullptr);
-  const StepPlan fp8 = plan_step(test::small_llama("te-delayed"), {}, nullptr, nullptr);
+  const StepPlan bf16 = rehearse_step(test::small_llama("bf16"), {}).plan;
+  const StepPlan fp8 = rehearse_step(test::small_llama("te-delayed"), {}).plan;
   CHECK(fp8.saved_bytes < bf16.saved_bytes);
 }
 
@@ -149,8 +149,8 @@ TEST_CASE("recompute changes no bit") {
   EngineSettings settings = test::small_llama(plan);
   Trained kept(settings);
   settings.decoder.recompute = Recompute::block;
-  CHECK(plan_step(settings, {}, nullptr, nullptr).saved_bytes <
-        plan_step(test::small_llama(plan), {}, nullptr, nullptr).saved_bytes);
+  CHECK(rehearse_step(settings, {}).plan.saved_bytes <
+        rehearse_step(test::small_llama(plan), {}).plan.saved_bytes);
   Trained recomputed(settings);
   kept.train(5);
   recomputed.train(5);

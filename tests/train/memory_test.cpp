@@ -29,9 +29,7 @@ MemoryLedger ledger_of(const PrecisionPlan& plan, int64_t blocks) {
   settings.model = completed(model);
   settings.plan = plan;
   settings.seq_length = 16;
-  MemoryLedger ledger;
-  plan_step(settings, DeviceTraits{}, &ledger, nullptr);
-  return ledger;
+  return rehearse_step(settings, DeviceTraits{}).memory;
 }
 
 /// Bytes for each parameter of a linear layer; `norm` bytes of the category belong to each

@@ -57,7 +57,7 @@ struct LoadedEngine {
   Engine engine;
 
   LoadedEngine(const Fixture& fixture, const EngineSettings& settings) : engine(*device, settings) {
-    engine.reserve(plan_step(settings, {}, nullptr, nullptr));
+    engine.reserve(rehearse_step(settings, {}).plan);
     load_weights(*device, engine.model(), TensorSource(fixture.folder));
     engine.weights_changed();
   }

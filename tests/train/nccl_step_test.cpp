@@ -33,7 +33,7 @@ struct Trained {
 Trained train_on(Device& device, Communicator& comm, const EngineSettings& settings) {
   const Traffic before = comm.traffic();
   Engine engine(device, settings, &comm);
-  engine.reserve(plan_step(settings, device, nullptr, nullptr, comm.topology(), comm.rank()));
+  engine.reserve(rehearse_step(settings, device, comm.topology(), comm.rank()).plan);
   if (settings.zero_stage == 0) {
     engine.model().initialize(static_cast<uint64_t>(comm.rank()) + 3);
     share_weights(comm, device, engine.model().parameters());

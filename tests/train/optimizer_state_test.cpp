@@ -41,7 +41,7 @@ void run(const Layout& layout, const std::function<void(Communicator&)>& body) {
 
 void reserve(Engine& engine, const Communicator& comm) {
   engine.reserve(
-      plan_step(engine.settings(), DeviceTraits{}, nullptr, nullptr, comm.topology(), comm.rank()));
+      rehearse_step(engine.settings(), DeviceTraits{}, comm.topology(), comm.rank()).plan);
 }
 
 void train(Engine& engine, const Communicator& comm) {

@@ -238,6 +238,21 @@ TEST_CASE("codes that are gathered are turned where GEMMs read them so") {
   }
 }
 
+TEST_CASE(
+    "a weight in 16 bits that is its own master is what GEMMs read, whoever has parts of it") {
+  EngineSettings settings = tiny("bf16", 2);
+  settings.plan.master_weight.reset();
+  settings.plan.weight.rounding = Rounding::stochastic;
+  const std::vector<Result> whole = train_ranks(settings, Topology::blocks(2, 2));
+  for (const int stage : {1, 3}) {
+    CAPTURE(stage);
+    settings.zero_stage = stage;
+    const std::vector<Result> ranks = train_ranks(settings, Topology::blocks(2, 2));
+    CHECK(ranks[0].losses == whole[0].losses);
+    CHECK(same_bits(ranks[0].weights, whole[0].weights));
+  }
+}
+
 TEST_CASE("what is gathered of a weight is as wide as its GEMMs read it") {
   // Gradients cross as fp32 in all of these rows: sent bytes differ by what is gathered after each
   // of the steps, and once before them.

@@ -47,7 +47,7 @@ struct Trained {
     settings = test::small_llama("fp32");
     settings.plan = plan;
     engine = std::make_unique<Engine>(*device, settings);
-    engine->reserve(plan_step(settings, {}, nullptr, nullptr));
+    engine->reserve(rehearse_step(settings, {}).plan);
     engine->model().initialize(3);
     engine->weights_changed();
   }

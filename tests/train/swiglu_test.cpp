@@ -24,7 +24,7 @@ struct Trained {
   Engine engine;
 
   explicit Trained(const EngineSettings& settings) : engine(*device, settings) {
-    engine.reserve(plan_step(settings, {}, nullptr, nullptr));
+    engine.reserve(rehearse_step(settings, {}).plan);
     engine.model().initialize(3);
     engine.weights_changed();
   }
