@@ -14,8 +14,10 @@
 namespace fp8train {
 namespace {
 
-/// Scratch memory: codes that are sent, later those that are gathered; codes that are received; the
-/// amax of each rank and tensor; the scale of each tensor.
+/// Scratch memory: codes of a piece that are sent, later those that are gathered; codes that are
+/// received; the amax of each rank and tensor; the scale of each tensor. Where gradients are codes
+/// themselves, their scales change with the last piece: until then contributions are read with
+/// them.
 class CodeExchange final : public ExchangeRun {
  public:
   CodeExchange(Communicator& comm, Device& device, const GradientWire& wire, GradientBucket bucket,
@@ -33,16 +35,21 @@ class CodeExchange final : public ExchangeRun {
   enum class Stage : uint8_t { pack, sum, read };
 
   void name_tensors(Device& device);
+  void find_scales();
   void pack();
   bool sum();
+  void read_shard();
+  void read();
 
   size_t codes_bytes() const {
-    return aligned_scratch(static_cast<size_t>(ranks()) * static_cast<size_t>(chunk_));
+    return aligned_scratch(static_cast<size_t>(ranks()) * static_cast<size_t>(piece_));
   }
-  View codes(std::byte* from, int64_t count) const { return {from, wire_.format.dtype, {count}}; }
+  View codes(std::byte* from, int64_t rows) const {
+    return {from, wire_.format.dtype, {rows, here()}};
+  }
   std::byte* received() const { return ranks() == 1 ? scratch_ : scratch_ + codes_bytes(); }
   std::byte* own_codes() const {
-    return scratch_ + static_cast<size_t>(comm_->rank()) * static_cast<size_t>(chunk_);
+    return scratch_ + static_cast<size_t>(comm_->rank()) * static_cast<size_t>(here());
   }
   View amax() const { return {scratch_ + 2 * codes_bytes(), DType::f32, {ranks(), tensors_}}; }
   View own_amax() const {
@@ -87,6 +94,9 @@ void CodeExchange::name_tensors(Device& device) {
 }
 
 void CodeExchange::begin() {
+  if (!first_piece()) {
+    return pack();
+  }
   ops::shared_amax(stream_, whole(), own_amax());
   if (ranks() > 1) {
     work_ = comm_->all_gather(stream_, own_amax().data, amax().data, own_amax().bytes());
@@ -97,23 +107,27 @@ void CodeExchange::begin() {
 bool CodeExchange::next() {
   switch (stage_) {
     case Stage::pack:
+      find_scales();
       pack();
       return true;
     case Stage::sum:
       return sum();
     case Stage::read:
-      ops::read_shared(stream_, codes(scratch_, chunk_ * ranks()), scales(), factor_, 0, whole());
+      read();
       break;
   }
   return false;
 }
 
-void CodeExchange::pack() {
+void CodeExchange::find_scales() {
   const float pre_scale = ranks() == 1 ? 1.0F : 1.0F / std::sqrt(static_cast<float>(ranks()));
   ops::shared_scales(stream_, amax(), wire_.format, pre_scale, scales());
-  ops::pack_shared(stream_, whole(), scales(), codes(scratch_, chunk_ * ranks()));
+}
+
+void CodeExchange::pack() {
+  ops::pack_shared(stream_, whole(), scales(), codes(scratch_, ranks()), places());
   if (ranks() > 1) {
-    work_ = comm_->all_to_all(stream_, scratch_, received(), static_cast<size_t>(chunk_));
+    work_ = comm_->all_to_all(stream_, scratch_, received(), static_cast<size_t>(here()));
   }
   stage_ = Stage::sum;
 }
@@ -121,20 +135,37 @@ void CodeExchange::pack() {
 /// True when there is something to gather, or to read.
 bool CodeExchange::sum() {
   if (ranks() > 1) {
-    ops::sum_shared(stream_, codes(received(), chunk_ * ranks()), codes(own_codes(), chunk_));
+    ops::sum_shared(stream_, codes(received(), ranks()), codes(own_codes(), 1));
   }
   if (to_shard()) {
-    if (shard_.count() > 0) {
-      ops::read_shared(stream_, codes(own_codes(), chunk_), scales(), factor_,
-                       comm_->rank() * chunk_, {shard_, {}, tensor_of_group_});
-    }
+    read_shard();
     return false;
   }
   if (ranks() > 1) {
-    work_ = comm_->all_gather(stream_, own_codes(), scratch_, static_cast<size_t>(chunk_));
+    work_ = comm_->all_gather(stream_, own_codes(), scratch_, static_cast<size_t>(here()));
   }
   stage_ = Stage::read;
   return true;
+}
+
+void CodeExchange::read_shard() {
+  const View shard = shard_here();
+  if (shard.count() == 0) {
+    return;
+  }
+  const int64_t before = (comm_->rank() * chunk_ + offset_) / kStoredGroup;
+  const View names = {tensor_of_group_.view().as<int32_t>() + before,
+                      DType::i32,
+                      {tensor_of_group_.view().count() - before}};
+  ops::read_shared(stream_, codes(own_codes(), 1), scales(), factor_, {shard, {}, names});
+}
+
+void CodeExchange::read() {
+  ops::SharedBucket to = whole();
+  if (!last_piece()) {
+    to.kept_scales = {};
+  }
+  ops::read_shared(stream_, codes(scratch_, ranks()), scales(), factor_, to, places());
 }
 
 }  // namespace

@@ -179,6 +179,9 @@ void Linear::run_backward(const StepContext& context, const LinearOperands::Sour
                            {(rows + kBiasChunk - 1) / kBiasChunk, dy.plain.shape.back()});
     ops::bias_backward(context.stream, dy.plain, bias_->gradient, partial);
   }
+  if (context.listener != nullptr) {
+    context.listener->go_on();
+  }
 }
 
 void Linear::add_weight_gradient(const StepContext& context, const LinearOperand& dy,

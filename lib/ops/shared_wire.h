@@ -7,6 +7,7 @@
 // A bucket is flat; each of its tensors starts at a multiple of 128 elements.
 
 #include "device/stream.h"
+#include "ops/wire.h"
 #include "tensor/tensor_format.h"
 #include "tensor/view.h"
 
@@ -28,17 +29,19 @@ void shared_amax(Stream stream, const SharedBucket& bucket, View amax);
 void shared_scales(Stream stream, ConstView amax, const TensorFormat& format, float pre_scale,
                    View scales);
 
-/// codes = cast(value * scale), zeros beyond the bucket. codes: e4m3 or e5m2
-void pack_shared(Stream stream, const SharedBucket& bucket, ConstView scales, View codes);
+/// codes = cast(value * scale), zeros beyond the bucket. codes: e4m3 or e5m2 [chunks, n], n a
+/// multiple of 128, whose places in the bucket are `places`.
+void pack_shared(Stream stream, const SharedBucket& bucket, ConstView scales, View codes,
+                 const ChunkPlaces& places = {});
 
 /// y = ((c_0 + c_1) + c_2) ..., rounded at each addition. codes: [ranks, n], y: [n], may be its
 /// first row.
 void sum_shared(Stream stream, ConstView codes, View y);
 
-/// The values of summed codes from element `first` of the bucket on, a multiple of 128: values =
-/// factor * code / scale. Codes are kept as they are, with scales divided by `factor`, by the rank
-/// that reads the whole bucket. values: as in the bucket, or fp32
-void read_shared(Stream stream, ConstView codes, ConstView scales, float factor, int64_t first,
-                 const SharedBucket& to);
+/// The values of summed codes [chunks, n] at their places in `to`: factor * code / scale. Codes are
+/// kept as they are, with scales divided by `factor` where there is memory for them (kept_scales).
+/// `to`: a bucket, or any part of one that starts at a whole group.
+void read_shared(Stream stream, ConstView codes, ConstView scales, float factor,
+                 const SharedBucket& to, const ChunkPlaces& places = {});
 
 }  // namespace fp8train::ops

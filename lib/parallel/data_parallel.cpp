@@ -48,7 +48,8 @@ std::vector<GradientBuckets::Bucket> cut_buckets(const Communicator& comm,
     buckets.push_back(
         {.parameters = {tensors.begin() + static_cast<std::ptrdiff_t>(stretch.begin),
                         tensors.begin() + static_cast<std::ptrdiff_t>(stretch.end)},
-         .gradients = {gradients.flat(stretch), gradients.begins_of(stretch)},
+         .gradients = {gradients.flat(stretch), gradients.begins_of(stretch),
+                       settings.bucket_bytes},
          .wire = gradient_wire(parameters.wires()[wire], settings.self_exact, comm.topology()),
          .shard = {},
          .lane = buckets.size() % kLanes});

@@ -56,8 +56,10 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
     }
     if (settings.trains && settings.zero_stage > 0) {
       const View amax = model_.scaling().amax();
-      zero_.emplace(*comm_, device, model_.parameters(), settings.plan.self_exact,
-                    amax.empty() ? 0 : amax.count());
+      zero_.emplace(*comm_, device, model_.parameters(),
+                    ZeroParallel::Settings{.bucket_bytes = settings.bucket_bytes,
+                                           .self_exact = settings.plan.self_exact,
+                                           .amax_count = amax.empty() ? 0 : amax.count()});
     } else if (settings.trains) {
       parallel_.emplace(*comm_, device, model_.parameters(),
                         DataParallelSettings{.bucket_bytes = settings.bucket_bytes,

@@ -174,8 +174,10 @@ TEST_CASE("codes that are the wire's are copied, and come back", "[wire]") {
                                   .images = images.data()});
     Array codes_back(format.dtype, {700});
     Array scales_back(DType::f32, {6});
-    ops::unpack_wire(cpu_stream(), images.data(), 256, 3,
-                     StoredTensor(codes_back.view(), format, scales_back.view()));
+    ops::unpack_wire(cpu_stream(), {.images = images.data(),
+                                    .chunk = 256,
+                                    .chunks = 3,
+                                    .y = {codes_back.view(), format, scales_back.view()}});
     CHECK(codes_back.bytes() == codes.bytes());
     CHECK(scales_back.bytes() == scales.bytes());
   }

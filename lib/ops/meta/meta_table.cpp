@@ -275,20 +275,26 @@ void update_auto_scale(Stream stream, ConstView codes, AutoScale* /*automatic*/,
   count(stream, bytes_of(codes) + 2 * sizeof(AutoScale));
 }
 
+/// Of a tensor, what lies in chunks of `covered` elements.
+double share_of(int64_t count, int64_t covered) {
+  return count <= covered ? 1.0 : static_cast<double>(covered) / static_cast<double>(count);
+}
+
 void pack_wire(Stream stream, const PackWire& call) {
-  count(stream, stored_bytes(call.x) +
+  const double packed = share_of(call.x.count(), call.chunk * call.chunks);
+  count(stream, packed * stored_bytes(call.x) +
                     static_cast<double>(call.chunks * wire_bytes(call.format, call.chunk)));
 }
 
 void sum_wire(Stream stream, const SumWire& call) {
   const int64_t copied = call.contributions - (call.exact_index >= 0 ? 1 : 0);
   count(stream, static_cast<double>(copied * call.chunks * wire_bytes(call.format, call.chunk)) +
-                    bytes_of(call.exact) + bytes_of(call.y));
+                    bytes_of(call.exact) +
+                    share_of(call.y.count(), call.chunk * call.chunks) * bytes_of(call.y));
 }
 
-void unpack_wire(Stream stream, const void* /*images*/, int64_t /*chunk*/, int64_t /*chunks*/,
-                 const StoredTensor& y) {
-  count(stream, 2 * stored_bytes(y));
+void unpack_wire(Stream stream, const UnpackWire& call) {
+  count(stream, 2 * share_of(call.y.count(), call.chunk * call.chunks) * stored_bytes(call.y));
 }
 
 void combine_ranks(Stream stream, ConstView parts, Combine /*how*/, View y) {
@@ -304,9 +310,11 @@ void shared_scales(Stream stream, ConstView amax, const TensorFormat& /*format*/
   count(stream, bytes_of(amax) + bytes_of(scales));
 }
 
-void pack_shared(Stream stream, const SharedBucket& bucket, ConstView scales, View codes) {
-  count(stream, bytes_of(bucket.values) + bytes_of(bucket.tensor_of_group) + bytes_of(scales) +
-                    bytes_of(codes));
+void pack_shared(Stream stream, const SharedBucket& bucket, ConstView scales, View codes,
+                 const ChunkPlaces& /*places*/) {
+  const double packed = share_of(bucket.values.count(), codes.count());
+  count(stream, packed * (bytes_of(bucket.values) + bytes_of(bucket.tensor_of_group)) +
+                    bytes_of(scales) + bytes_of(codes));
 }
 
 void sum_shared(Stream stream, ConstView codes, View y) {
@@ -314,8 +322,9 @@ void sum_shared(Stream stream, ConstView codes, View y) {
 }
 
 void read_shared(Stream stream, ConstView codes, ConstView scales, float /*factor*/,
-                 int64_t /*first*/, const SharedBucket& to) {
-  count(stream, bytes_of(codes) + bytes_of(scales) + bytes_of(to.values));
+                 const SharedBucket& to, const ChunkPlaces& /*places*/) {
+  count(stream, bytes_of(codes) + bytes_of(scales) +
+                    share_of(to.values.count(), codes.count()) * bytes_of(to.values));
 }
 
 void compress(Stream stream, ConstView x, const CompressedView& out) {

@@ -107,8 +107,10 @@ TEST_CASE("copied codes have the cpu's bytes", "[cuda][wire]") {
                                        .images = images.data});
         const View codes_back = side.space(format.dtype, {300}, shift);
         const View scales_back = side.space(DType::f32, {3});
-        ops::unpack_wire(side.stream(), images.data, 256, 2,
-                         StoredTensor(codes_back, format, scales_back));
+        ops::unpack_wire(side.stream(), {.images = images.data,
+                                         .chunk = 256,
+                                         .chunks = 2,
+                                         .y = {codes_back, format, scales_back}});
         return Results{{side.get(codes_back), side.get(scales_back)}};
       });
     }
@@ -159,11 +161,13 @@ Results share(Side& side, DType dtype, int64_t count, int64_t offset, bool finit
   const View sum = side.space(DType::e4m3, {1024});
   ops::sum_shared(side.stream(), codes, sum);
   Results results = {{side.get(amax), side.get(scales), side.get(row), side.get(sum)}};
-  ops::read_shared(side.stream(), sum, scales, 0.5F, 0, bucket);
+  ops::read_shared(side.stream(), sum, scales, 0.5F, bucket);
   results.arrays.push_back(side.get(bucket.values));
   if (count > 128) {
     const View shard = side.space(DType::f32, {count - 128}, offset);
-    ops::read_shared(side.stream(), sum, scales, 0.5F, 128, {shard, {}, bucket.tensor_of_group});
+    const View names = {bucket.tensor_of_group.as<int32_t>() + 1, DType::i32, {groups - 1}};
+    const View after = {sum.as<uint8_t>() + 128, DType::e4m3, {1024 - 128}};
+    ops::read_shared(side.stream(), after, scales, 0.5F, {shard, {}, names});
     results.arrays.push_back(side.get(shard));
   }
   if (is_fp8(dtype)) {
