@@ -41,6 +41,7 @@ struct Case {
   DType x = DType::f32, y = DType::f32;
   int64_t count = 0, offset = 0, inner = 1, exact_index = -1;
   bool finite = true;
+  ops::ChunkPlaces places;
 };
 
 constexpr int64_t kChunk = 256, kChunks = 4;
@@ -56,6 +57,7 @@ Results pack_and_sum(Side& side, const Case& c) {
                                    .format = c.format,
                                    .chunk = kChunk,
                                    .chunks = kChunks,
+                                   .places = c.places,
                                    .inner = c.inner,
                                    .images = images.as<uint8_t>() + rank * bytes});
   }
@@ -63,7 +65,8 @@ Results pack_and_sum(Side& side, const Case& c) {
   ops::sum_wire(
       side.stream(),
       {.images = images.data, .format = c.format, .chunk = kChunk, .chunks = kChunks, .y = first});
-  const View sum = side.space(c.y, {c.count}, c.offset);
+  // What chunks do not have stays.
+  const View sum = side.put(Array(c.y, {c.count}, random_values(c.count, 9)), c.offset);
   const View exact = side.put(Array(c.y, {c.count}, adversarial_values(c.count, 8, c.finite)));
   ops::sum_wire(side.stream(), {.images = images.data,
                                 .format = c.format,
@@ -73,7 +76,8 @@ Results pack_and_sum(Side& side, const Case& c) {
                                 .exact_index = c.exact_index,
                                 .exact = exact,
                                 .factor = 0.3F,
-                                .y = sum});
+                                .y = sum,
+                                .places = c.places});
   return {{side.get(first), side.get(sum)}};
 }
 
@@ -84,6 +88,8 @@ TEST_CASE("images and their sums have the cpu's bits", "[cuda][wire]") {
         {format, DType::bf16, DType::bf16, 900, 1, 2, 1, true},
         {format, DType::f16, DType::bf16, 131, 0, 4, 0, false},
         {format, DType::f32, DType::f32, 1, 1, 1, 2, false},
+        {format, DType::f32, DType::f32, 1700, 0, 2, 1, true, {.first = 128, .stride = 512}},
+        {format, DType::bf16, DType::f32, 1170, 1, 1, -1, false, {.first = 256, .stride = 512}},
     };
     for (const Case& c : cases) {
       INFO(describe(format) << " of " << name_of(c.x) << ", " << c.count << " elements");
@@ -97,6 +103,7 @@ TEST_CASE("copied codes have the cpu's bytes", "[cuda][wire]") {
        {by_group(DType::e4m3, ScaleType::f32), by_group(DType::e4m3, ScaleType::pow2)}) {
     for (const int64_t offset : {0, 1}) {
       compare([&, shift = offset](Side& side) {
+        const ops::ChunkPlaces places = {.first = 128 * shift, .stride = 0};
         const View codes = side.put(Array(format.dtype, {300}, random_values(300, 3)), shift);
         const View scales = side.put(Array(DType::f32, {3}, {4, 0, 0.125F}));
         const View images = side.space(DType::e4m3, {2 * ops::wire_bytes(format, 256)});
@@ -104,13 +111,15 @@ TEST_CASE("copied codes have the cpu's bytes", "[cuda][wire]") {
                                        .format = format,
                                        .chunk = 256,
                                        .chunks = 2,
+                                       .places = places,
                                        .images = images.data});
-        const View codes_back = side.space(format.dtype, {300}, shift);
-        const View scales_back = side.space(DType::f32, {3});
+        const View codes_back = side.put(Array(format.dtype, {300}), shift);
+        const View scales_back = side.put(Array(DType::f32, {3}));
         ops::unpack_wire(side.stream(), {.images = images.data,
                                          .chunk = 256,
                                          .chunks = 2,
-                                         .y = {codes_back, format, scales_back}});
+                                         .y = {codes_back, format, scales_back},
+                                         .places = places});
         return Results{{side.get(codes_back), side.get(scales_back)}};
       });
     }
@@ -165,14 +174,22 @@ Results share(Side& side, DType dtype, int64_t count, int64_t offset, bool finit
   results.arrays.push_back(side.get(bucket.values));
   if (count > 128) {
     const View shard = side.space(DType::f32, {count - 128}, offset);
-    const View names = {bucket.tensor_of_group.as<int32_t>() + 1, DType::i32, {groups - 1}};
+    const View later = {bucket.tensor_of_group.as<int32_t>() + 1, DType::i32, {groups - 1}};
     const View after = {sum.as<uint8_t>() + 128, DType::e4m3, {1024 - 128}};
-    ops::read_shared(side.stream(), after, scales, 0.5F, {shard, {}, names});
+    ops::read_shared(side.stream(), after, scales, 0.5F, {shard, {}, later});
     results.arrays.push_back(side.get(shard));
   }
   if (is_fp8(dtype)) {
     results.arrays.push_back(side.get(bucket.kept_scales));
   }
+  // Chunks that lie apart; of codes without their scales.
+  const ops::ChunkPlaces apart = {.first = 128, .stride = 384};
+  const View rows = {codes.data, DType::e4m3, {4, 256}};
+  ops::pack_shared(side.stream(), bucket, scales, rows, apart);
+  results.arrays.push_back(side.get(row));
+  ops::read_shared(side.stream(), rows, scales, 0.7F, {bucket.values, {}, bucket.tensor_of_group},
+                   apart);
+  results.arrays.push_back(side.get(bucket.values));
   return results;
 }
 
