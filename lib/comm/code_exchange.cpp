@@ -1,6 +1,7 @@
 // fp8_sum: codes under a scale for each tensor that all ranks share, summed as codes (MS-AMP's DDP,
 // research/msamp-fp8lm-coat.md 1.5): the scale is 2^floor(log2(448 / amax)) / sqrt(N), the sum of
-// codes is rounded at each addend, and what is read is divided by N.
+// codes is rounded at each addend, and what is read is divided by N. FP8-LM's mu takes the place of
+// 1 / sqrt(N), where it starts.
 
 #include <algorithm>
 #include <cmath>
@@ -35,6 +36,7 @@ class CodeExchange final : public ExchangeRun {
   enum class Stage : uint8_t { pack, sum, read };
 
   void name_tensors(Device& device);
+  View own_names() const;
   void find_scales();
   void pack();
   bool sum();
@@ -64,6 +66,7 @@ class CodeExchange final : public ExchangeRun {
 
   int64_t tensors_ = 0;
   Tensor tensor_of_group_;
+  Tensor automatic_;  ///< addresses; empty: none
   Stage stage_ = Stage::pack;
 };
 
@@ -91,6 +94,19 @@ void CodeExchange::name_tensors(Device& device) {
   }
   tensor_of_group_ = Tensor(device, DType::i32, {groups}, MemoryCategory::workspace);
   copy_from_host(device, tensor_of_group_, table.data());
+  if (!bucket_.automatic.empty()) {
+    static_assert(sizeof(ops::AutoScale*) == sizeof(int64_t));
+    check(bucket_.automatic.size() == begins.size(), "each tensor of a bucket has a controller");
+    automatic_ = Tensor(device, DType::i64, {tensors_}, MemoryCategory::workspace);
+    copy_from_host(device, automatic_, bucket_.automatic.data());
+  }
+}
+
+/// From this rank's shard of the piece on.
+View CodeExchange::own_names() const {
+  const View names = tensor_of_group_;
+  const int64_t before = (comm_->rank() * chunk_ + offset_) / kStoredGroup;
+  return {names.as<int32_t>() + before, DType::i32, {names.count() - before}};
 }
 
 void CodeExchange::begin() {
@@ -121,7 +137,7 @@ bool CodeExchange::next() {
 
 void CodeExchange::find_scales() {
   const float pre_scale = ranks() == 1 ? 1.0F : 1.0F / std::sqrt(static_cast<float>(ranks()));
-  ops::shared_scales(stream_, amax(), wire_.format, pre_scale, scales());
+  ops::shared_scales(stream_, amax(), wire_.format, pre_scale, scales(), automatic_.view());
 }
 
 void CodeExchange::pack() {
@@ -136,6 +152,10 @@ void CodeExchange::pack() {
 bool CodeExchange::sum() {
   if (ranks() > 1) {
     ops::sum_shared(stream_, codes(received(), ranks()), codes(own_codes(), 1));
+    if (!automatic_.empty() && own_here() > 0) {
+      ops::count_largest(stream_, {own_codes(), wire_.format.dtype, {own_here()}}, own_names(),
+                         automatic_.view());
+    }
   }
   if (to_shard()) {
     read_shard();
@@ -153,11 +173,7 @@ void CodeExchange::read_shard() {
   if (shard.count() == 0) {
     return;
   }
-  const int64_t before = (comm_->rank() * chunk_ + offset_) / kStoredGroup;
-  const View names = {tensor_of_group_.view().as<int32_t>() + before,
-                      DType::i32,
-                      {tensor_of_group_.view().count() - before}};
-  ops::read_shared(stream_, codes(own_codes(), 1), scales(), factor_, {shard, {}, names});
+  ops::read_shared(stream_, codes(own_codes(), 1), scales(), factor_, {shard, {}, own_names()});
 }
 
 void CodeExchange::read() {

@@ -23,6 +23,7 @@
 
 #include "comm/communicator.h"
 #include "device/device.h"
+#include "ops/storage.h"
 #include "tensor/stored_tensor.h"
 
 namespace fp8train {
@@ -63,6 +64,10 @@ struct GradientBucket {
   std::vector<int64_t> tensors;
   /// Of gradients, in a piece; at least 128 elements of each shard. 0: one piece.
   int64_t piece_bytes = 0;
+  /// fp8_sum: the controller of each tensor's scale, on the device (ops::shared_scales); none where
+  /// scales are divided by sqrt(N). Each rank counts in it what is at the maximum of its shard of
+  /// the sum; all ranks' counts make the factor of the next step (ops::update_auto_scales).
+  std::vector<ops::AutoScale*> automatic;
 };
 
 enum class ExchangeResult : uint8_t { whole, shard };

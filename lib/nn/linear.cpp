@@ -206,9 +206,10 @@ void Linear::add_weight_gradient(const StepContext& context, const LinearOperand
       return;
     }
   }
-  ops::store(
-      context.stream,
-      {.x = product, .to = weight_->stored_gradient, .add = true, .automatic = weight_->automatic});
+  ops::store(context.stream, {.x = product,
+                              .to = weight_->stored_gradient,
+                              .add = true,
+                              .automatic = weight_->scales_sum ? nullptr : weight_->automatic});
 }
 
 }  // namespace fp8train

@@ -44,13 +44,15 @@ void shared_amax(Stream stream, const SharedBucket& bucket, View amax) {
 }
 
 void shared_scales(Stream stream, ConstView amax, const TensorFormat& format, float pre_scale,
-                   View scales) {
+                   View scales, ConstView automatic) {
   check(is_fp8(format.dtype), "shared_scales: of e4m3 or e5m2 codes");
   check(amax.dtype == DType::f32 && scales.dtype == DType::f32 && scales.count() > 0 &&
             amax.count() % scales.count() == 0,
         "shared_scales: each rank's amax of each tensor, fp32");
+  check(automatic.empty() || holds(automatic, DType::i64, scales.count()),
+        "shared_scales: the address of a controller for each tensor");
   const TraceSpan span("shared_scales");
-  op_table(stream).shared_scales(stream, amax, format, pre_scale, scales);
+  op_table(stream).shared_scales(stream, amax, format, pre_scale, scales, automatic);
 }
 
 void pack_shared(Stream stream, const SharedBucket& bucket, ConstView scales, View codes,
@@ -69,6 +71,16 @@ void sum_shared(Stream stream, ConstView codes, View y) {
       "sum_shared: whole copies of y, e4m3 or e5m2");
   const TraceSpan span("sum_shared");
   op_table(stream).sum_shared(stream, codes, y);
+}
+
+void count_largest(Stream stream, ConstView codes, ConstView tensor_of_group, ConstView automatic) {
+  check(is_fp8(codes.dtype) && codes.count() > 0, "count_largest: of e4m3 or e5m2 codes");
+  check(tensor_of_group.dtype == DType::i32 &&
+            tensor_of_group.count() >= groups_of(codes.count()) && automatic.dtype == DType::i64 &&
+            !automatic.empty(),
+        "count_largest: a tensor for each group, the address of a controller for each tensor");
+  const TraceSpan span("count_largest");
+  op_table(stream).count_largest(stream, codes, tensor_of_group, automatic);
 }
 
 void read_shared(Stream stream, ConstView codes, ConstView scales, float factor,

@@ -67,8 +67,10 @@ std::vector<GradientBuckets::Bucket> ZeroParallel::make_buckets(const Settings& 
       units_[unit].lanes.push_back(first_lane + units_[unit].lanes.size());
       buckets.push_back(
           {.parameters = segment.parameters,
-           .gradients = {parameters_->whole_gradients(index), segment.begins,
-                         settings.bucket_bytes},
+           .gradients = {.gradients = parameters_->whole_gradients(index),
+                         .tensors = segment.begins,
+                         .piece_bytes = settings.bucket_bytes,
+                         .automatic = parameters_->controllers_of(segment.parameters)},
            .wire = gradient_wire(formats.gradient_wire, settings.self_exact, comm_->topology()),
            .shard = parameters_->gradient_shard(index),
            .lane = units_[unit].lanes.back()});

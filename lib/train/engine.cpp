@@ -49,11 +49,11 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
   if (comm_ != nullptr) {
     settings_.record = false;  // what a rank says to another cannot be replayed
     const size_t scales = 2 * sizeof(float) * model_.parameters().all().size();
-    const size_t bytes = std::max(model_.scaling().amax().bytes(), scales);
+    const View automatic = model_.parameters().automatic_scales();
+    const size_t bytes = std::max(
+        {model_.scaling().amax().bytes(), scales, automatic.empty() ? 0 : automatic.bytes()});
     combined_ = Buffer(device, static_cast<size_t>(ranks()) * bytes, MemoryCategory::communication);
-    if (settings.trains) {
-      optimizer_->hold_automatic_scales();
-    }
+    model_.parameters().scale_sums();
     if (settings.trains && settings.zero_stage > 0) {
       const View amax = model_.scaling().amax();
       zero_.emplace(*comm_, device, model_.parameters(),
@@ -198,7 +198,19 @@ void Engine::end_step(bool collect_statistics) {
       zero_->values_changed();
     }
     model_.refresh_weights(context(true, collect_statistics), true);
+    update_sum_scales();
   });
+}
+
+/// Each rank has counted what is at the maximum of its shards.
+void Engine::update_sum_scales() {
+  const View own = model_.parameters().automatic_scales();
+  if (comm_ == nullptr || own.empty()) {
+    return;
+  }
+  const Stream stream = device_->stream();
+  comm_->all_gather(stream, own.data, combined_.data(), own.bytes()).wait();
+  optimizer().update_sum_scales(stream, {combined_.data(), DType::i64, {ranks(), own.count()}});
 }
 
 template <typename Work>

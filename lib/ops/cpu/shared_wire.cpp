@@ -36,7 +36,7 @@ void shared_amax(Stream /*stream*/, const SharedBucket& bucket, View amax) {
 }
 
 void shared_scales(Stream /*stream*/, ConstView amax, const TensorFormat& format, float pre_scale,
-                   View scales) {
+                   View scales, ConstView automatic) {
   const int64_t tensors = scales.count();
   const int64_t ranks = amax.count() / tensors;
   for (int64_t t = 0; t < tensors; ++t) {
@@ -44,8 +44,10 @@ void shared_scales(Stream /*stream*/, ConstView amax, const TensorFormat& format
     for (int64_t r = 0; r < ranks; ++r) {
       largest = max_magnitude(largest, amax.as<float>()[r * tensors + t]);
     }
-    scales.as<float>()[t] = shared_scale(largest, format_max(format.dtype),
-                                         format.scale_type == ScaleType::pow2, pre_scale);
+    const AutoScale* controller = automatic.empty() ? nullptr : automatic.as<const AutoScale*>()[t];
+    scales.as<float>()[t] =
+        shared_scale(largest, format_max(format.dtype), format.scale_type == ScaleType::pow2,
+                     automatic_pre_scale(pre_scale, controller));
   }
 }
 
@@ -105,6 +107,22 @@ void sum_shared(Stream /*stream*/, ConstView codes, View y) {
   });
 }
 
+void count_largest(Stream /*stream*/, ConstView codes, ConstView tensor_of_group,
+                   ConstView automatic) {
+  const int64_t count = codes.count();
+  with_fp8_type(codes.dtype, [&](auto tag) {
+    const auto* from = codes.as<typename decltype(tag)::Type>();
+    for (int64_t group = 0; group < chunks_of(count, kStoredGroup); ++group) {
+      const int64_t begin = group * kStoredGroup;
+      uint32_t found = 0;
+      for (int64_t i = begin; i < minimum(begin + kStoredGroup, count); ++i) {
+        found += is_largest(from[i]) ? 1U : 0U;
+      }
+      automatic.as<AutoScale*>()[tensor_of_group.as<int32_t>()[group]]->at_maximum += found;
+    }
+  });
+}
+
 /// Values of the codes of one group.
 template <typename Code>
 FP8TRAIN_HD void read_group(const Code* codes, float scale, float factor, int64_t place,
@@ -153,6 +171,7 @@ void fill_shared_wire(OpTable& table) {
   table.shared_scales = shared_scales;
   table.pack_shared = pack_shared;
   table.sum_shared = sum_shared;
+  table.count_largest = count_largest;
   table.read_shared = read_shared;
 }
 

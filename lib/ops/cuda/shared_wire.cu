@@ -104,6 +104,7 @@ struct SharedScales {
   float largest_code;
   bool pow2;
   float pre_scale;
+  const AutoScale* const* automatic;
   float* scales;
 
   template <int N>
@@ -112,16 +113,19 @@ struct SharedScales {
     for (int64_t r = 0; r < ranks; ++r) {
       largest = max_magnitude(largest, amax[r * tensors + t]);
     }
-    scales[t] = shared_scale(largest, largest_code, pow2, pre_scale);
+    scales[t] =
+        shared_scale(largest, largest_code, pow2,
+                     automatic_pre_scale(pre_scale, automatic == nullptr ? nullptr : automatic[t]));
   }
 };
 
 void shared_scales(Stream stream, ConstView amax, const TensorFormat& format, float pre_scale,
-                   View scales) {
+                   View scales, ConstView automatic) {
   const int64_t tensors = scales.count();
   map<1>(stream, tensors, true,
          SharedScales{amax.as<float>(), amax.count() / tensors, tensors, format_max(format.dtype),
-                      format.scale_type == ScaleType::pow2, pre_scale, scales.as<float>()});
+                      format.scale_type == ScaleType::pow2, pre_scale,
+                      automatic.as<const AutoScale*>(), scales.as<float>()});
 }
 
 template <typename Code, bool Aligned>
@@ -159,6 +163,33 @@ void pack_shared(Stream stream, const SharedBucket& bucket, ConstView scales, Vi
            aligned ? pack_kernel<Code, true> : pack_kernel<Code, false>, source(bucket),
            CodePlace{codes.shape.back(), places}, codes.count() / kGroup, scales.as<float>(),
            codes.as<Code>());
+  });
+}
+
+template <typename Code>
+__global__ void __launch_bounds__(kBlock)
+    count_kernel(const Code* codes, int64_t count, const int32_t* tensor_of_group,
+                 AutoScale* const* automatic) {
+  for_each_group(ceil_div(count, kGroup), [&](int64_t group) {
+    const int64_t i = group * kGroup + lane_index() * kQuad;
+    uint32_t found = 0;
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) {
+      found += i + j < count && is_largest(codes[i + j]) ? 1U : 0U;
+    }
+    found = warp_reduce(found, Sum{});
+    if (lane_index() == 0 && found > 0) {
+      atomicAdd(&automatic[tensor_of_group[group]]->at_maximum, found);
+    }
+  });
+}
+
+void count_largest(Stream stream, ConstView codes, ConstView tensor_of_group, ConstView automatic) {
+  with_fp8_type(codes.dtype, [&](auto tag) {
+    using Code = typename decltype(tag)::Type;
+    launch(stream, {blocks_for_groups(stream, codes.count()), kBlock}, count_kernel<Code>,
+           codes.as<Code>(), codes.count(), tensor_of_group.as<int32_t>(),
+           automatic.as<AutoScale*>());
   });
 }
 
@@ -294,6 +325,7 @@ void fill_shared_wire(OpTable& table) {
   table.shared_scales = shared_scales;
   table.pack_shared = pack_shared;
   table.sum_shared = sum_shared;
+  table.count_largest = count_largest;
   table.read_shared = read_shared;
 }
 

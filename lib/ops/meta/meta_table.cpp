@@ -280,6 +280,11 @@ double share_of(int64_t count, int64_t covered) {
   return count <= covered ? 1.0 : static_cast<double>(covered) / static_cast<double>(count);
 }
 
+void update_auto_scales(Stream stream, const AutoScale* /*of_ranks*/, int64_t ranks,
+                        AutoScale* /*scales*/, int64_t scales, const int32_t* /*skip*/) {
+  count(stream, static_cast<double>((ranks + 2) * scales) * sizeof(AutoScale));
+}
+
 void pack_wire(Stream stream, const PackWire& call) {
   const double packed = share_of(call.x.count(), call.chunk * call.chunks);
   count(stream, packed * stored_bytes(call.x) +
@@ -306,7 +311,7 @@ void shared_amax(Stream stream, const SharedBucket& bucket, View amax) {
 }
 
 void shared_scales(Stream stream, ConstView amax, const TensorFormat& /*format*/,
-                   float /*pre_scale*/, View scales) {
+                   float /*pre_scale*/, View scales, ConstView /*automatic*/) {
   count(stream, bytes_of(amax) + bytes_of(scales));
 }
 
@@ -319,6 +324,11 @@ void pack_shared(Stream stream, const SharedBucket& bucket, ConstView scales, Vi
 
 void sum_shared(Stream stream, ConstView codes, View y) {
   count(stream, bytes_of(codes) + bytes_of(y));
+}
+
+void count_largest(Stream stream, ConstView codes, ConstView /*tensor_of_group*/,
+                   ConstView /*automatic*/) {
+  count(stream, bytes_of(codes));
 }
 
 void read_shared(Stream stream, ConstView codes, ConstView scales, float /*factor*/,
@@ -408,6 +418,7 @@ const OpTable& table() {
       .store = store,
       .read_stored = read_stored,
       .update_auto_scale = update_auto_scale,
+      .update_auto_scales = update_auto_scales,
       .compress = compress,
       .decompress = decompress,
       .adamw = adamw,
@@ -421,6 +432,7 @@ const OpTable& table() {
       .shared_scales = shared_scales,
       .pack_shared = pack_shared,
       .sum_shared = sum_shared,
+      .count_largest = count_largest,
       .read_shared = read_shared,
   };
   return kTable;
