@@ -12,7 +12,6 @@
 #include "numeric/convert.h"
 #include "ops/adamw_cases.h"
 #include "ops/op_test_support.h"
-#include "ops/shared_wire.h"
 
 namespace fp8train::test {
 namespace {
@@ -345,32 +344,6 @@ TEST_CASE("combine_ranks: sums in order, maxima with NaN above all", "[wire]") {
   ops::combine_ranks(cpu_stream(), ConstView{doubles.data(), DType::i64, {3, 2}}, ops::Combine::max,
                      View{result.data(), DType::i64, {2}});
   CHECK(result == std::vector<double>{0x1p53, 5});
-}
-
-TEST_CASE("shared scales: the largest amax of all ranks", "[wire][shared]") {
-  const float nan = std::nanf("");
-  Array amax(DType::f32, {2, 4}, {3, 0, 1, nan, 100, 0, INFINITY, 1});
-  Array scales(DType::f32, {4});
-  ops::shared_scales(cpu_stream(), amax, by_tensor(DType::e4m3, ScaleType::pow2), 0.5F, scales);
-  CHECK(scales.get(0) == 2.0F);  // 448 / 100 = 4.48
-  CHECK(scales.get(1) == 0.5F);
-  CHECK(std::isnan(scales.get(2)));
-  CHECK(std::isnan(scales.get(3)));
-  ops::shared_scales(cpu_stream(), amax, by_tensor(DType::e4m3, ScaleType::f32), 1.0F, scales);
-  CHECK(scales.get(0) == 448.0F / 100.0F);
-}
-
-TEST_CASE("sum_shared: every partial sum is rounded", "[wire][shared]") {
-  // 16 + 1 is a tie in e4m3, whose even neighbour is 16: a small addend is swallowed each time.
-  Array codes(DType::e4m3, {4, 2}, {16, 1, 1, 1, 1, 1, 1, 1});
-  Array y(DType::e4m3, {2});
-  ops::sum_shared(cpu_stream(), codes, y);
-  CHECK(y.get(0) == 16);
-  CHECK(y.get(1) == 4);
-  Array large(DType::e4m3, {2, 2}, {448, -448, 448, -1});
-  ops::sum_shared(cpu_stream(), large, y);
-  CHECK(y.get(0) == 448);  // saturates
-  CHECK(y.get(1) == -448);
 }
 
 TEST_CASE("wires refuse what they cannot carry", "[wire]") {

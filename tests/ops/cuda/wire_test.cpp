@@ -7,6 +7,7 @@
 #include "ops/adamw_cases.h"
 #include "ops/cuda/cuda_test_support.h"
 #include "ops/shared_wire.h"
+#include "ops/storage.h"
 
 namespace fp8train::test {
 namespace {
@@ -140,6 +141,35 @@ TEST_CASE("values of ranks are combined with the cpu's bits", "[cuda][wire]") {
   }
 }
 
+/// Scales under controllers, what these count and what follows for the next step.
+Results control(Side& side, const View& amax, const View& sum, int64_t count, const View& names) {
+  const int64_t tensors = amax.count();
+  std::vector<ops::AutoScale> initial;
+  for (int64_t t = 0; t < 2 * tensors; ++t) {
+    initial.push_back({0.3F + static_cast<float>(t), 1, 60000});
+  }
+  const View controllers = side.space(DType::i64, {2, tensors, 2});  // of two ranks
+  copy_from_host(side.device(), controllers, initial.data());
+  const View next = side.space(DType::i64, {tensors, 2});
+  copy_from_host(side.device(), next, initial.data());
+  auto* own = controllers.as<ops::AutoScale>();
+  std::vector<ops::AutoScale*> addresses;
+  for (int64_t t = 0; t < tensors; ++t) {
+    addresses.push_back(own + t);
+  }
+  const View table = side.space(DType::i64, {tensors});
+  copy_from_host(side.device(), table, addresses.data());
+  const View scales = side.space(DType::f32, {tensors});
+  ops::shared_scales(side.stream(), amax, by_tensor(DType::e4m3, ScaleType::pow2), 0.7F, scales,
+                     table);
+  ops::count_largest(side.stream(), {sum.data, DType::e4m3, {count}}, names, table);
+  Results results = {{side.get(scales), side.get({own, DType::f32, {4 * tensors}})}};
+  ops::update_auto_scales(side.stream(), own, 2, next.as<ops::AutoScale>(), tensors,
+                          side.put_value(int32_t{0}));
+  results.arrays.push_back(side.get({next.data, DType::f32, {4 * tensors}}));
+  return results;
+}
+
 /// fp8_sum from gradients in any type to what is read of them.
 Results share(Side& side, DType dtype, int64_t count, int64_t offset, bool finite) {
   const TensorFormat format = by_tensor(DType::e4m3, ScaleType::pow2);
@@ -169,7 +199,9 @@ Results share(Side& side, DType dtype, int64_t count, int64_t offset, bool finit
   ops::pack_shared(side.stream(), bucket, scales, second);
   const View sum = side.space(DType::e4m3, {1024});
   ops::sum_shared(side.stream(), codes, sum);
+  Results controlled = control(side, amax, sum, count, bucket.tensor_of_group);
   Results results = {{side.get(amax), side.get(scales), side.get(row), side.get(sum)}};
+  results.arrays.insert(results.arrays.end(), controlled.arrays.begin(), controlled.arrays.end());
   ops::read_shared(side.stream(), sum, scales, 0.5F, bucket);
   results.arrays.push_back(side.get(bucket.values));
   if (count > 128) {
