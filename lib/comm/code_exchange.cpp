@@ -1,6 +1,7 @@
 // fp8_sum: codes under a scale for each tensor that all ranks share, summed as codes (MS-AMP's DDP,
 // research/msamp-fp8lm-coat.md 1.5): the scale is 2^floor(log2(448 / amax)) / sqrt(N), the sum of
-// codes is rounded at each addend, and what is read is divided by N.
+// codes is rounded at each addend, and what is read is divided by N. A controller's mu (FP8-LM)
+// takes the place of 1 / sqrt(N), where it starts.
 
 #include <algorithm>
 #include <cmath>
@@ -14,8 +15,10 @@
 namespace fp8train {
 namespace {
 
-/// Scratch memory: codes that are sent, later those that are gathered; codes that are received; the
-/// amax of each rank and tensor; the scale of each tensor.
+/// Scratch memory: codes of a piece that are sent, later those that are gathered; codes that are
+/// received; the amax of each rank and tensor; the scale of each tensor. Where gradients are codes
+/// themselves, their scales change with the last piece: until then contributions are read with
+/// them.
 class CodeExchange final : public ExchangeRun {
  public:
   CodeExchange(Communicator& comm, Device& device, const GradientWire& wire, GradientBucket bucket,
@@ -33,16 +36,22 @@ class CodeExchange final : public ExchangeRun {
   enum class Stage : uint8_t { pack, sum, read };
 
   void name_tensors(Device& device);
+  View own_names() const;
+  void find_scales();
   void pack();
   bool sum();
+  void read_shard();
+  void read();
 
   size_t codes_bytes() const {
-    return aligned_scratch(static_cast<size_t>(ranks()) * static_cast<size_t>(chunk_));
+    return aligned_scratch(static_cast<size_t>(ranks()) * static_cast<size_t>(piece_));
   }
-  View codes(std::byte* from, int64_t count) const { return {from, wire_.format.dtype, {count}}; }
+  View codes(std::byte* from, int64_t rows) const {
+    return {from, wire_.format.dtype, {rows, here()}};
+  }
   std::byte* received() const { return ranks() == 1 ? scratch_ : scratch_ + codes_bytes(); }
   std::byte* own_codes() const {
-    return scratch_ + static_cast<size_t>(comm_->rank()) * static_cast<size_t>(chunk_);
+    return scratch_ + static_cast<size_t>(comm_->rank()) * static_cast<size_t>(here());
   }
   View amax() const { return {scratch_ + 2 * codes_bytes(), DType::f32, {ranks(), tensors_}}; }
   View own_amax() const {
@@ -57,6 +66,7 @@ class CodeExchange final : public ExchangeRun {
 
   int64_t tensors_ = 0;
   Tensor tensor_of_group_;
+  Tensor automatic_;  ///< addresses; empty: none
   Stage stage_ = Stage::pack;
 };
 
@@ -84,9 +94,25 @@ void CodeExchange::name_tensors(Device& device) {
   }
   tensor_of_group_ = Tensor(device, DType::i32, {groups}, MemoryCategory::workspace);
   copy_from_host(device, tensor_of_group_, table.data());
+  if (!bucket_.automatic.empty()) {
+    static_assert(sizeof(ops::AutoScale*) == sizeof(int64_t));
+    check(bucket_.automatic.size() == begins.size(), "each tensor of a bucket has a controller");
+    automatic_ = Tensor(device, DType::i64, {tensors_}, MemoryCategory::workspace);
+    copy_from_host(device, automatic_, bucket_.automatic.data());
+  }
+}
+
+/// From this rank's shard of the piece on.
+View CodeExchange::own_names() const {
+  const View names = tensor_of_group_;
+  const int64_t before = (comm_->rank() * chunk_ + offset_) / kStoredGroup;
+  return {names.as<int32_t>() + before, DType::i32, {names.count() - before}};
 }
 
 void CodeExchange::begin() {
+  if (!first_piece()) {
+    return pack();
+  }
   ops::shared_amax(stream_, whole(), own_amax());
   if (ranks() > 1) {
     work_ = comm_->all_gather(stream_, own_amax().data, amax().data, own_amax().bytes());
@@ -97,23 +123,27 @@ void CodeExchange::begin() {
 bool CodeExchange::next() {
   switch (stage_) {
     case Stage::pack:
+      find_scales();
       pack();
       return true;
     case Stage::sum:
       return sum();
     case Stage::read:
-      ops::read_shared(stream_, codes(scratch_, chunk_ * ranks()), scales(), factor_, 0, whole());
+      read();
       break;
   }
   return false;
 }
 
-void CodeExchange::pack() {
+void CodeExchange::find_scales() {
   const float pre_scale = ranks() == 1 ? 1.0F : 1.0F / std::sqrt(static_cast<float>(ranks()));
-  ops::shared_scales(stream_, amax(), wire_.format, pre_scale, scales());
-  ops::pack_shared(stream_, whole(), scales(), codes(scratch_, chunk_ * ranks()));
+  ops::shared_scales(stream_, amax(), wire_.format, pre_scale, scales(), automatic_.view());
+}
+
+void CodeExchange::pack() {
+  ops::pack_shared(stream_, whole(), scales(), codes(scratch_, ranks()), places());
   if (ranks() > 1) {
-    work_ = comm_->all_to_all(stream_, scratch_, received(), static_cast<size_t>(chunk_));
+    work_ = comm_->all_to_all(stream_, scratch_, received(), static_cast<size_t>(here()));
   }
   stage_ = Stage::sum;
 }
@@ -121,20 +151,37 @@ void CodeExchange::pack() {
 /// True when there is something to gather, or to read.
 bool CodeExchange::sum() {
   if (ranks() > 1) {
-    ops::sum_shared(stream_, codes(received(), chunk_ * ranks()), codes(own_codes(), chunk_));
+    ops::sum_shared(stream_, codes(received(), ranks()), codes(own_codes(), 1));
+    if (!automatic_.empty() && own_here() > 0) {
+      ops::count_largest(stream_, {own_codes(), wire_.format.dtype, {own_here()}}, own_names(),
+                         automatic_.view());
+    }
   }
   if (to_shard()) {
-    if (shard_.count() > 0) {
-      ops::read_shared(stream_, codes(own_codes(), chunk_), scales(), factor_,
-                       comm_->rank() * chunk_, {shard_, {}, tensor_of_group_});
-    }
+    read_shard();
     return false;
   }
   if (ranks() > 1) {
-    work_ = comm_->all_gather(stream_, own_codes(), scratch_, static_cast<size_t>(chunk_));
+    work_ = comm_->all_gather(stream_, own_codes(), scratch_, static_cast<size_t>(here()));
   }
   stage_ = Stage::read;
   return true;
+}
+
+void CodeExchange::read_shard() {
+  const View shard = shard_here();
+  if (shard.count() == 0) {
+    return;
+  }
+  ops::read_shared(stream_, codes(own_codes(), 1), scales(), factor_, {shard, {}, own_names()});
+}
+
+void CodeExchange::read() {
+  ops::SharedBucket to = whole();
+  if (!last_piece()) {
+    to.kept_scales = {};
+  }
+  ops::read_shared(stream_, codes(scratch_, ranks()), scales(), factor_, to, places());
 }
 
 }  // namespace

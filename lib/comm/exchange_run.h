@@ -2,6 +2,7 @@
 // What runs behind a GradientExchange: one class for wires whose contributions are images with
 // their own scales, one for codes under scales that all ranks share.
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <optional>
@@ -9,6 +10,7 @@
 
 #include "comm/gradient_exchange.h"
 #include "comm/side_stream.h"
+#include "ops/wire.h"
 #include "tensor/tensor.h"
 
 namespace fp8train {
@@ -28,17 +30,27 @@ class ExchangeRun {
 
   int64_t chunk() const { return chunk_; }
   int64_t own_elements() const;
+  int64_t pieces() const { return (chunk_ + piece_ - 1) / piece_; }
   virtual size_t scratch_bytes() const = 0;
 
  protected:
-  /// Starts the first messages, if there are any; next() is called when they have arrived, until it
-  /// returns false.
+  /// Of a piece: starts the first messages, if there are any; next() is called when they have
+  /// arrived, until it returns false.
   virtual void begin() = 0;
   virtual bool next() = 0;
 
   int ranks() const { return comm_->size(); }
   bool coded() const { return bucket_.gradients.format.is_scaled(); }
   bool to_shard() const { return result_ == ExchangeResult::shard; }
+
+  /// Elements of a shard in the piece under way; those of this rank's shard that the bucket has.
+  int64_t here() const { return std::min(piece_, chunk_ - offset_); }
+  int64_t own_here() const { return std::clamp(own_elements() - offset_, int64_t{0}, here()); }
+  View shard_here() const;
+  /// Its rows in the bucket, one for each rank.
+  ops::ChunkPlaces places() const { return {.first = offset_, .stride = chunk_}; }
+  bool first_piece() const { return offset_ == 0; }
+  bool last_piece() const { return offset_ + piece_ >= chunk_; }
 
   GradientExchange::Groups own_groups_;
   GradientExchange::Groups* groups_;
@@ -48,15 +60,19 @@ class ExchangeRun {
   ExchangeResult result_;
   int64_t count_ = 0;
   int64_t chunk_ = 0;  ///< elements of a shard
+  int64_t piece_ = 0;  ///< of them in a piece
 
   // Of the run under way.
   Stream stream_{DeviceKind::cpu, nullptr, nullptr};
   std::byte* scratch_ = nullptr;
   float factor_ = 1.0F;
   View shard_;
+  int64_t offset_ = 0;  ///< of the piece, in each shard
   Work work_;
 
  private:
+  bool next_piece();
+
   bool under_way_ = false;
   /// Where messages follow streams the whole exchange is submitted at once, beside the caller's
   /// stream. Ranks then submit in one order, which NCCL's kernels need.

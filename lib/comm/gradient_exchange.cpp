@@ -9,6 +9,27 @@
 
 namespace fp8train {
 
+namespace {
+
+int64_t ceil_div(int64_t count, int64_t divisor) {
+  return (count + divisor - 1) / divisor;
+}
+
+/// Elements of a shard in a piece: pieces are equal, but for the last one.
+int64_t piece_elements(const GradientBucket& bucket, int ranks, int64_t chunk) {
+  const auto element = static_cast<int64_t>(size_of(bucket.gradients.format.dtype));
+  const bool fits = bucket.gradients.count() * element <= bucket.piece_bytes;
+  if (bucket.piece_bytes == 0 || fits || ranks == 1) {
+    return chunk;
+  }
+  const int64_t groups = chunk / kStoredGroup;
+  const int64_t most = std::max(bucket.piece_bytes / (kStoredGroup * element * ranks), int64_t{1});
+  const int64_t pieces = ceil_div(groups, most);
+  return ceil_div(groups, pieces) * kStoredGroup;
+}
+
+}  // namespace
+
 ExchangeRun::ExchangeRun(Communicator& comm, Device& device, const GradientWire& wire,
                          GradientBucket bucket, ExchangeResult result,
                          GradientExchange::Groups* groups)
@@ -24,6 +45,7 @@ ExchangeRun::ExchangeRun(Communicator& comm, Device& device, const GradientWire&
   count_ = bucket_.gradients.count();
   chunk_ = reduced_chunk(comm, count_);
   check(count_ > 0, "an exchange has gradients");
+  piece_ = piece_elements(bucket_, ranks(), chunk_);
   check(coded() ? kept == wire_.format : kept == plain(DType::f32) || kept == plain(DType::bf16),
         "gradients are exchanged from fp32, bf16 or the codes that cross the wire");
   if (comm_->in_stream_order() && ranks() > 1) {
@@ -33,6 +55,15 @@ ExchangeRun::ExchangeRun(Communicator& comm, Device& device, const GradientWire&
 
 int64_t ExchangeRun::own_elements() const {
   return std::clamp(count_ - comm_->rank() * chunk_, int64_t{0}, chunk_);
+}
+
+View ExchangeRun::shard_here() const {
+  const int64_t own = own_here();
+  if (own == 0) {
+    return {nullptr, shard_.dtype, {0}};
+  }
+  const size_t before = static_cast<size_t>(offset_) * size_of(shard_.dtype);
+  return {shard_.as<std::byte>() + before, shard_.dtype, {own}};
 }
 
 void ExchangeRun::start(Stream stream, void* scratch, float factor, const View& shard) {
@@ -48,6 +79,7 @@ void ExchangeRun::start(Stream stream, void* scratch, float factor, const View& 
   scratch_ = static_cast<std::byte*>(scratch);
   factor_ = factor;
   shard_ = shard;
+  offset_ = 0;
   const bool as_it_is =
       ranks() == 1 && !to_shard() && factor == 1.0F && bucket_.gradients.format == wire_.format;
   if (!as_it_is) {
@@ -66,8 +98,17 @@ bool ExchangeRun::advance(bool waiting) {
       return false;
     }
     work_.wait();
-    under_way_ = next();
+    under_way_ = next() || next_piece();
   }
+  return true;
+}
+
+bool ExchangeRun::next_piece() {
+  offset_ += piece_;
+  if (offset_ >= chunk_) {
+    return false;
+  }
+  begin();
   return true;
 }
 
@@ -95,6 +136,10 @@ int64_t GradientExchange::shard_elements() const {
 
 int64_t GradientExchange::own_elements() const {
   return run_->own_elements();
+}
+
+int64_t GradientExchange::pieces() const {
+  return run_->pieces();
 }
 
 size_t GradientExchange::scratch_bytes() const {

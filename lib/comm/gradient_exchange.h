@@ -5,6 +5,11 @@
 //
 //   pack (round once) -> all-to-all of bytes -> fp32 sum in rank order [-> pack -> all-gather]
 //
+// A large bucket goes in pieces, one after another in the same scratch memory: the same elements of
+// each rank's shard at a time. Who sums what in which order does not depend on it, nor do any bits:
+// scales are of 128 elements, or, for fp8_sum, of whole tensors, whose amax comes before the first
+// piece.
+//
 // fp8_two_hop does the all-to-all and the sum twice: among the ranks of a node, then among those of
 // equal local rank. Shard r is elements r * shard_elements() .. of the bucket on every wire.
 //
@@ -18,6 +23,7 @@
 
 #include "comm/communicator.h"
 #include "device/device.h"
+#include "ops/storage.h"
 #include "tensor/stored_tensor.h"
 
 namespace fp8train {
@@ -56,6 +62,12 @@ struct GradientBucket {
   StoredTensor gradients;
   /// First element of each tensor, multiples of 128, ascending from 0; fp8_sum only.
   std::vector<int64_t> tensors;
+  /// Of gradients, in a piece; at least 128 elements of each shard. 0: one piece.
+  int64_t piece_bytes = 0;
+  /// fp8_sum: the controller of each tensor's scale, on the device (ops::shared_scales); none where
+  /// scales are divided by sqrt(N). Each rank counts in it what is at the maximum of its shard of
+  /// the sum; all ranks' counts make the factor of the next step (ops::update_auto_scales).
+  std::vector<ops::AutoScale*> automatic;
 };
 
 enum class ExchangeResult : uint8_t { whole, shard };
@@ -82,11 +94,15 @@ class GradientExchange {
   /// Elements of this rank's shard that the bucket has.
   int64_t own_elements() const;
 
+  /// Pieces of the bucket.
+  int64_t pieces() const;
+
+  /// Of one piece.
   size_t scratch_bytes() const;
 
-  /// Packs the bucket and starts to send. scratch: 256-byte aligned, free again after finish().
-  /// `shard` (ExchangeResult::shard only): own_elements(), fp32 or bf16; may be the shard's own
-  /// place in the bucket.
+  /// Packs the first piece and starts to send. scratch: 256-byte aligned, free again after
+  /// finish(). `shard` (ExchangeResult::shard only): own_elements(), fp32 or bf16; may be the
+  /// shard's own place in the bucket.
   void start(Stream stream, void* scratch, float factor, View shard = {});
 
   /// Goes on as far as that takes no waiting. True when the result is there.

@@ -17,7 +17,7 @@ GradientWire gradient_wire(const TensorFormat& cell, bool self_exact, const Topo
   }
   if (is_fp8(cell.dtype) && cell.granularity == Granularity::tensor && cell.is_scaled()) {
     wire.kind = WireKind::fp8_sum;
-    wire.format.policy = ScalePolicy::current;  // a factor is in the gradients already
+    wire.format.policy = ScalePolicy::current;  // a controller's factor comes with the bucket
     return wire;
   }
   if (!ops::is_wire_format(cell)) {

@@ -15,7 +15,8 @@ size_t image_bytes(const TensorFormat& format, int64_t count) {
   return static_cast<size_t>(ops::wire_bytes(format, count));
 }
 
-/// Scratch memory: what is sent, later the means that are gathered; what is received; fp32 values.
+/// Scratch memory of a piece: what is sent, later the means that are gathered; what is received;
+/// fp32 values.
 class ImageExchange final : public ExchangeRun {
  public:
   ImageExchange(Communicator& comm, Device& device, const GradientWire& wire, GradientBucket bucket,
@@ -45,7 +46,7 @@ class ImageExchange final : public ExchangeRun {
   View values(int64_t count) const {
     return {scratch_ + sent_bytes_ + received_bytes_, DType::f32, {count}};
   }
-  size_t mean_bytes() const { return image_bytes(gather_, chunk_); }
+  size_t mean_bytes() const { return image_bytes(gather_, here()); }
   std::byte* means() const { return in_place_ ? bucket_.gradients.codes.as<std::byte>() : sent(); }
   std::byte* own_mean() const {
     return means() + static_cast<size_t>(comm_->rank()) * mean_bytes();
@@ -76,23 +77,24 @@ ImageExchange::ImageExchange(Communicator& comm, Device& device, const GradientW
     node_ = groups_->node.get();
     peers_ = groups_->peers.get();
   }
-  in_place_ = !coded() && chunk_ * ranks() == count_ && gather_ == bucket_.gradients.format;
+  in_place_ = !coded() && pieces() == 1 && chunk_ * ranks() == count_ &&
+              gather_ == bucket_.gradients.format;
   plan_memory();
 }
 
 void ImageExchange::plan_memory() {
   const auto all = static_cast<size_t>(ranks());
-  const size_t fp32_bytes = static_cast<size_t>(chunk_) * sizeof(float);
-  sent_bytes_ = all * image_bytes(wire_.format, chunk_);
+  const size_t fp32_bytes = static_cast<size_t>(piece_) * sizeof(float);
+  sent_bytes_ = all * image_bytes(wire_.format, piece_);
   if (two_hop()) {
     // The second hop sends a node's part of that.
     const size_t second = sent_bytes_ / static_cast<size_t>(node_->size());
-    sent_bytes_ = std::max(second, all * image_bytes(wire_.first_hop, chunk_));
+    sent_bytes_ = std::max(second, all * image_bytes(wire_.first_hop, piece_));
     values_bytes_ = static_cast<size_t>(peers_->size()) * fp32_bytes;
   }
   received_bytes_ = ranks() == 1 ? 0 : sent_bytes_;
   if (gathers() && !in_place_) {
-    sent_bytes_ = std::max(sent_bytes_, all * mean_bytes());
+    sent_bytes_ = std::max(sent_bytes_, all * image_bytes(gather_, piece_));
   }
   if (to_shard() || coded() || gather_.is_scaled()) {
     values_bytes_ = std::max(values_bytes_, fp32_bytes);
@@ -105,11 +107,12 @@ void ImageExchange::begin() {
   const TensorFormat& format = two_hop() ? wire_.first_hop : wire_.format;
   ops::pack_wire(stream_, {.x = bucket_.gradients,
                            .format = format,
-                           .chunk = chunk_,
+                           .chunk = here(),
                            .chunks = ranks(),
+                           .places = places(),
                            .inner = two_hop() ? node_->size() : 1,
                            .images = sent()});
-  const size_t image = image_bytes(format, chunk_);
+  const size_t image = image_bytes(format, here());
   if (two_hop()) {
     const auto nodes = static_cast<size_t>(peers_->size());
     work_ = node_->all_to_all(stream_, sent(), received(), nodes * image);
@@ -138,17 +141,17 @@ bool ImageExchange::next() {
 
 void ImageExchange::sum_first_hop() {
   const int64_t nodes = peers_->size();
-  const View sums = values(nodes * chunk_);
+  const View sums = values(nodes * here());
   ops::sum_wire(stream_, {.images = received(),
                           .format = wire_.first_hop,
                           .contributions = node_->size(),
-                          .chunk = chunk_,
+                          .chunk = here(),
                           .chunks = nodes,
                           .y = sums});
   ops::pack_wire(
       stream_,
-      {.x = sums, .format = wire_.format, .chunk = chunk_, .chunks = nodes, .images = sent()});
-  work_ = peers_->all_to_all(stream_, sent(), received(), image_bytes(wire_.format, chunk_));
+      {.x = sums, .format = wire_.format, .chunk = here(), .chunks = nodes, .images = sent()});
+  work_ = peers_->all_to_all(stream_, sent(), received(), image_bytes(wire_.format, here()));
   stage_ = Stage::sum;
 }
 
@@ -160,12 +163,12 @@ void ImageExchange::sum_into(const View& y) {
   ops::SumWire call = {.images = received(),
                        .format = wire_.format,
                        .contributions = two_hop() ? peers_->size() : ranks(),
-                       .chunk = chunk_,
+                       .chunk = here(),
                        .factor = factor_,
                        .y = y};
   if (wire_.self_exact) {
     const View& all = bucket_.gradients.codes;
-    const auto before = static_cast<size_t>(comm_->rank() * chunk_) * size_of(all.dtype);
+    const auto before = static_cast<size_t>(comm_->rank() * chunk_ + offset_) * size_of(all.dtype);
     call.exact_index = comm_->rank();
     call.exact = {all.as<std::byte>() + before, all.dtype, {y.count()}};
   }
@@ -182,11 +185,11 @@ bool ImageExchange::sum() {
     sum_alone();
     return false;
   }
-  const int64_t own = own_elements();
+  const int64_t own = own_here();
   if (gather_.is_scaled()) {
     const View mean = values(own);
     sum_into(mean);
-    ops::pack_wire(stream_, {.x = mean, .format = gather_, .chunk = chunk_, .images = own_mean()});
+    ops::pack_wire(stream_, {.x = mean, .format = gather_, .chunk = here(), .images = own_mean()});
   } else {
     sum_into({own_mean(), gather_.dtype, {own}});
   }
@@ -198,12 +201,13 @@ bool ImageExchange::sum() {
 void ImageExchange::sum_to_shard() {
   // Plain wires: the bits of a mean that has been gathered.
   const bool rounds = !wire_.format.is_scaled() && ranks() > 1 && gather_.dtype != shard_.dtype;
-  if (!rounds || shard_.count() == 0) {
-    return sum_into(shard_);
+  const View shard = shard_here();
+  if (!rounds || shard.count() == 0) {
+    return sum_into(shard);
   }
-  const View mean = {values(0).data, gather_.dtype, shard_.shape};
+  const View mean = {values(0).data, gather_.dtype, shard.shape};
   sum_into(mean);
-  ops::sum_wire(stream_, {.images = mean.data, .format = gather_, .chunk = chunk_, .y = shard_});
+  ops::sum_wire(stream_, {.images = mean.data, .format = gather_, .chunk = here(), .y = shard});
 }
 
 void ImageExchange::sum_alone() {
@@ -220,13 +224,18 @@ void ImageExchange::read() {
     return;
   }
   if (coded()) {
-    return ops::unpack_wire(stream_, means(), chunk_, ranks(), bucket_.gradients);
+    return ops::unpack_wire(stream_, {.images = means(),
+                                      .chunk = here(),
+                                      .chunks = ranks(),
+                                      .y = bucket_.gradients,
+                                      .places = places()});
   }
   ops::sum_wire(stream_, {.images = means(),
                           .format = gather_,
-                          .chunk = chunk_,
+                          .chunk = here(),
                           .chunks = ranks(),
-                          .y = bucket_.gradients.codes});
+                          .y = bucket_.gradients.codes,
+                          .places = places()});
 }
 
 }  // namespace

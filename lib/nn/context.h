@@ -18,6 +18,8 @@ class GradientListener {
   virtual ~GradientListener() = default;
   /// Those of the parameters [begin, end) of the store.
   virtual void gradients_complete(size_t begin, size_t end) = 0;
+  /// Between other work: exchanges that are under way go on as far as that takes no waiting.
+  virtual void go_on() = 0;
 };
 
 /// Brings together the values of parameters that are kept in parts by several ranks, and makes room

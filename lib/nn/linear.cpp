@@ -178,6 +178,9 @@ void Linear::run_backward(const StepContext& context, const LinearOperands::Sour
                            {(rows + kBiasChunk - 1) / kBiasChunk, dy.plain.shape.back()});
     ops::bias_backward(context.stream, dy.plain, bias_->gradient, partial);
   }
+  if (context.listener != nullptr) {
+    context.listener->go_on();
+  }
 }
 
 void Linear::add_weight_gradient(const StepContext& context, const LinearOperand& dy,
@@ -202,9 +205,10 @@ void Linear::add_weight_gradient(const StepContext& context, const LinearOperand
       return;
     }
   }
-  ops::store(
-      context.stream,
-      {.x = product, .to = weight_->stored_gradient, .add = true, .automatic = weight_->automatic});
+  ops::store(context.stream, {.x = product,
+                              .to = weight_->stored_gradient,
+                              .add = true,
+                              .automatic = weight_->scales_sum ? nullptr : weight_->automatic});
 }
 
 }  // namespace fp8train

@@ -91,13 +91,18 @@ void ParameterStore::allocate_automatic(Device& device) {
   const auto scales_itself = [](const auto& parameter) {
     return parameter->formats.gradient_wire.policy == ScalePolicy::automatic;
   };
-  const int64_t count = std::count_if(parameters_.begin(), parameters_.end(), scales_itself);
-  if (count == 0) {
+  std::vector<ops::AutoScale> initial;
+  for (const auto& parameter : parameters_) {
+    if (scales_itself(parameter)) {
+      initial.push_back({.elements = parameter->shape.count()});
+    }
+  }
+  if (initial.empty()) {
     return;
   }
-  const std::vector<ops::AutoScale> initial(static_cast<size_t>(count));
-  automatic_ = Tensor(device, DType::i64, {count}, MemoryCategory::scaling_state);
-  static_assert(sizeof(ops::AutoScale) == sizeof(int64_t));
+  const auto count = static_cast<int64_t>(initial.size());
+  automatic_ = Tensor(device, DType::i64, {count, 2}, MemoryCategory::scaling_state);
+  static_assert(sizeof(ops::AutoScale) == 2 * sizeof(int64_t));
   copy_from_host(device, automatic_, initial.data());
   auto* next = automatic_.view().as<ops::AutoScale>();
   for (const auto& parameter : parameters_) {
@@ -105,6 +110,23 @@ void ParameterStore::allocate_automatic(Device& device) {
       parameter->automatic = next++;
     }
   }
+}
+
+void ParameterStore::scale_sums() {
+  for (const auto& parameter : parameters_) {
+    parameter->scales_sum = true;
+  }
+}
+
+std::vector<ops::AutoScale*> ParameterStore::controllers_of(
+    const std::vector<size_t>& parameters) const {
+  std::vector<ops::AutoScale*> controllers;
+  for (const size_t parameter : parameters) {
+    if (parameters_[parameter]->automatic != nullptr) {
+      controllers.push_back(parameters_[parameter]->automatic);
+    }
+  }
+  return controllers;
 }
 
 namespace {

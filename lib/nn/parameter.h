@@ -62,6 +62,8 @@ struct Parameter {
     int64_t count() const { return value.count(); }
   } updated;
   ops::AutoScale* automatic = nullptr;  ///< of the gradient, where its wire scales itself
+  /// Several ranks: it scales their sum on the wire, not what one of them keeps.
+  bool scales_sum = false;
   View copy;  ///< bf16 or fp16 copy that GEMMs read; empty if there is none. Kept by the optimizer
   /// How the optimizer casts the new value for the layer that has asked for it first; empty: not.
   /// With codes, the amax is combined into what is there; alone, it replaces it.
@@ -101,6 +103,12 @@ class ParameterStore {
   View gradient_shard(size_t segment) const;
   /// What lies side by side of the gradients that this rank's optimizer reads: fp32 or bf16.
   std::vector<View> updated_gradients() const;
+  /// The controllers of all gradients that have one, ops::AutoScale; empty: none.
+  View automatic_scales() const { return automatic_; }
+  /// From now on they are of sums over ranks.
+  void scale_sums();
+  /// Those of some parameters; empty where these have none.
+  std::vector<ops::AutoScale*> controllers_of(const std::vector<size_t>& parameters) const;
   /// Scales that a tensor has for the whole of it, kept alike by all ranks: [tensors, 2].
   std::vector<View> shared_scales() const;
   /// Parameter::granule_amax of all, as many values as a multiple of the ranks; empty where there

@@ -3,6 +3,7 @@
 // shapes and types are looked at, never memory.
 
 #include "base/error.h"
+#include "ops/wire.h"
 #include "tensor/stored_tensor.h"
 #include "tensor/view.h"
 
@@ -36,6 +37,17 @@ inline void check_stored(const StoredTensor& tensor, int64_t count) {
   const int64_t scales = stored_scales(tensor.format, count);
   check(scales == 0 || holds(tensor.scales, DType::f32, scales),
         "a kept tensor has the scales that stored_scales says");
+}
+
+/// Chunks in a flat tensor of `count` elements.
+inline void check_places(const ChunkPlaces& places, int64_t chunk, int64_t chunks, int64_t count) {
+  check(chunk > 0 && chunk % kStoredGroup == 0 && chunks > 0,
+        "chunks on a wire are whole groups of 128 elements");
+  const bool one_after_another = places.first == 0 && places.stride == 0;
+  check(!one_after_another || count <= chunk * chunks, "the chunks on a wire hold a whole tensor");
+  check(places.first % kStoredGroup == 0 && places.stride % kStoredGroup == 0 &&
+            (places.stride == 0 || places.stride >= chunk),
+        "chunks on a wire lie apart, at whole groups of 128 elements");
 }
 
 }  // namespace fp8train::ops

@@ -68,6 +68,7 @@ struct OpTable {
   decltype(&ops::store) store;
   decltype(&ops::read_stored) read_stored;
   decltype(&ops::update_auto_scale) update_auto_scale;
+  decltype(&ops::update_auto_scales) update_auto_scales;
   decltype(&ops::compress) compress;
   decltype(&ops::decompress) decompress;
   decltype(&ops::adamw) adamw;
@@ -81,6 +82,7 @@ struct OpTable {
   decltype(&ops::shared_scales) shared_scales;
   decltype(&ops::pack_shared) pack_shared;
   decltype(&ops::sum_shared) sum_shared;
+  decltype(&ops::count_largest) count_largest;
   decltype(&ops::read_shared) read_shared;
 };
 

@@ -7,6 +7,7 @@
 // A bucket is flat; each of its tensors starts at a multiple of 128 elements.
 
 #include "device/stream.h"
+#include "ops/wire.h"
 #include "tensor/tensor_format.h"
 #include "tensor/view.h"
 
@@ -24,21 +25,29 @@ void shared_amax(Stream stream, const SharedBucket& bucket, View amax);
 
 /// scales[t] = format_max / amax * pre_scale with the largest amax of all ranks, the quotient
 /// rounded down to a power of two where the format says so; NaN where that amax is not finite,
-/// pre_scale where it is 0. amax: fp32 [ranks, tensors]. format: of the codes
+/// pre_scale where it is 0. amax: fp32 [ranks, tensors]. format: of the codes. `automatic`: i64
+/// [tensors], the address of each tensor's AutoScale (ops/storage.h), whose factor times pre_scale,
+/// rounded down to a power of two, takes the place of pre_scale (the mu of FP8-LM); empty: none.
 void shared_scales(Stream stream, ConstView amax, const TensorFormat& format, float pre_scale,
-                   View scales);
+                   View scales, ConstView automatic = {});
 
-/// codes = cast(value * scale), zeros beyond the bucket. codes: e4m3 or e5m2
-void pack_shared(Stream stream, const SharedBucket& bucket, ConstView scales, View codes);
+/// codes = cast(value * scale), zeros beyond the bucket. codes: e4m3 or e5m2 [chunks, n], n a
+/// multiple of 128, whose places in the bucket are `places`.
+void pack_shared(Stream stream, const SharedBucket& bucket, ConstView scales, View codes,
+                 const ChunkPlaces& places = {});
 
 /// y = ((c_0 + c_1) + c_2) ..., rounded at each addition. codes: [ranks, n], y: [n], may be its
 /// first row.
 void sum_shared(Stream stream, ConstView codes, View y);
 
-/// The values of summed codes from element `first` of the bucket on, a multiple of 128: values =
-/// factor * code / scale. Codes are kept as they are, with scales divided by `factor`, by the rank
-/// that reads the whole bucket. values: as in the bucket, or fp32
-void read_shared(Stream stream, ConstView codes, ConstView scales, float factor, int64_t first,
-                 const SharedBucket& to);
+/// Adds to the counters of automatic scales how many codes have the largest magnitude. codes: [n];
+/// tensor_of_group: from the group of the first code on; automatic: as for shared_scales().
+void count_largest(Stream stream, ConstView codes, ConstView tensor_of_group, ConstView automatic);
+
+/// The values of summed codes [chunks, n] at their places in `to`: factor * code / scale. Codes are
+/// kept as they are, with scales divided by `factor` where there is memory for them (kept_scales).
+/// `to`: a bucket, or any part of one that starts at a whole group.
+void read_shared(Stream stream, ConstView codes, ConstView scales, float factor,
+                 const SharedBucket& to, const ChunkPlaces& places = {});
 
 }  // namespace fp8train::ops

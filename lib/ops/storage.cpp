@@ -40,6 +40,14 @@ void update_auto_scale(Stream stream, ConstView codes, AutoScale* automatic, con
   op_table(stream).update_auto_scale(stream, codes, automatic, skip);
 }
 
+void update_auto_scales(Stream stream, const AutoScale* of_ranks, int64_t ranks, AutoScale* scales,
+                        int64_t count, const int32_t* skip) {
+  check(of_ranks != nullptr && scales != nullptr && skip != nullptr && ranks > 0 && count > 0,
+        "update_auto_scales: the scales of each rank");
+  const TraceSpan span("update_auto_scales");
+  op_table(stream).update_auto_scales(stream, of_ranks, ranks, scales, count, skip);
+}
+
 void compress(Stream stream, ConstView x, const CompressedView& out) {
   check(is_float_type(x.dtype), "compress: x must be fp32, bf16 or fp16");
   check_compressed(out, x.count());

@@ -13,6 +13,7 @@ namespace fp8train::ops {
 struct AutoScale {
   float factor = 1.0F;
   uint32_t at_maximum = 0;  ///< counter of an update; 0 between updates
+  int64_t elements = 0;     ///< of the tensor
 };
 
 struct Store {
@@ -34,6 +35,11 @@ void read_stored(Stream stream, const StoredTensor& x, View y);
 /// It stays between 2^-16 and 2^16. Where *skip (device memory) is not 0 nothing changes. codes:
 /// e4m3 or e5m2.
 void update_auto_scale(Stream stream, ConstView codes, AutoScale* automatic, const int32_t* skip);
+
+/// The same for `count` tensors whose codes have been counted on several ranks: the counters of
+/// of_ranks [ranks, count] add up. Those of `scales` are 0 afterwards.
+void update_auto_scales(Stream stream, const AutoScale* of_ranks, int64_t ranks, AutoScale* scales,
+                        int64_t count, const int32_t* skip);
 
 /// What backward keeps of the input of an operation that is not a GEMM: e4m3 codes with a bf16
 /// scale for each group of 16 consecutive elements (COAT, research/msamp-fp8lm-coat.md 3.1).

@@ -29,6 +29,20 @@ FP8TRAIN_HD float next_automatic_factor(float factor, uint32_t at_maximum, int64
   return above > kLimit ? kLimit : above;
 }
 
+/// What scale t of `count` is after a step, with the counters of all ranks.
+FP8TRAIN_HD AutoScale next_auto_scale(const AutoScale* of_ranks, int64_t ranks, int64_t count,
+                                      int64_t t, AutoScale scale, bool skip) {
+  uint32_t at_maximum = 0;
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    at_maximum += of_ranks[rank * count + t].at_maximum;
+  }
+  if (!skip) {
+    scale.factor = next_automatic_factor(scale.factor, at_maximum, scale.elements);
+  }
+  scale.at_maximum = 0;
+  return scale;
+}
+
 /// Whether the code has the largest finite magnitude.
 FP8TRAIN_HD bool is_largest(e4m3 code) {
   return (code.bits & 0x7FU) == 0x7EU;

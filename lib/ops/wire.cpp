@@ -8,12 +8,6 @@
 namespace fp8train::ops {
 namespace {
 
-void check_chunks(int64_t chunk, int64_t chunks, const void* images) {
-  check(chunk > 0 && chunk % kStoredGroup == 0 && chunks > 0,
-        "chunks on a wire are whole groups of 128 elements");
-  check(images != nullptr, "images on a wire need memory");
-}
-
 bool is_summed_type(DType dtype) {
   return dtype == DType::f32 || dtype == DType::bf16;
 }
@@ -43,19 +37,19 @@ void pack_wire(Stream stream, const PackWire& call) {
         "pack_wire: x must be fp32, bf16 or fp16, or in the wire's format");
   check(call.x.format.is_scaled() == (call.x.format == call.format && call.format.is_scaled()),
         "pack_wire: scales of x must be the wire's");
-  check_chunks(call.chunk, call.chunks, call.images);
-  check(
-      call.inner > 0 && call.chunks % call.inner == 0 && call.x.count() <= call.chunk * call.chunks,
-      "pack_wire: the chunks hold x, and `inner` divides their number");
+  check(call.images != nullptr, "images on a wire need memory");
+  check_places(call.places, call.chunk, call.chunks, call.x.count());
+  check(call.inner > 0 && call.chunks % call.inner == 0,
+        "pack_wire: `inner` divides the number of chunks");
   const TraceSpan span("pack_wire");
   op_table(stream).pack_wire(stream, call);
 }
 
 void sum_wire(Stream stream, const SumWire& call) {
   check(is_wire_format(call.format), "sum_wire: nothing crosses a wire in this format");
-  check(is_summed_type(call.y.dtype) && call.y.count() <= call.chunk * call.chunks,
-        "sum_wire: y must be fp32 or bf16, within the chunks");
-  check_chunks(call.chunk, call.chunks, call.images);
+  check(is_summed_type(call.y.dtype), "sum_wire: y must be fp32 or bf16");
+  check(call.images != nullptr, "images on a wire need memory");
+  check_places(call.places, call.chunk, call.chunks, call.y.count());
   check(call.contributions > 0 && call.exact_index < call.contributions,
         "sum_wire: at least one contribution");
   check(call.exact_index < 0 ||
@@ -65,14 +59,13 @@ void sum_wire(Stream stream, const SumWire& call) {
   op_table(stream).sum_wire(stream, call);
 }
 
-void unpack_wire(Stream stream, const void* images, int64_t chunk, int64_t chunks,
-                 const StoredTensor& y) {
-  check(is_wire_format(y.format) && y.format.is_scaled(),
+void unpack_wire(Stream stream, const UnpackWire& call) {
+  check(is_wire_format(call.y.format) && call.y.format.is_scaled(),
         "unpack_wire: y must be codes with a scale for each group");
-  check_chunks(chunk, chunks, images);
-  check(y.count() <= chunk * chunks, "unpack_wire: y must lie within the chunks");
+  check(call.images != nullptr, "images on a wire need memory");
+  check_places(call.places, call.chunk, call.chunks, call.y.count());
   const TraceSpan span("unpack_wire");
-  op_table(stream).unpack_wire(stream, images, chunk, chunks, y);
+  op_table(stream).unpack_wire(stream, call);
 }
 
 void combine_ranks(Stream stream, ConstView parts, Combine how, View y) {

@@ -20,11 +20,19 @@ bool is_wire_format(const TensorFormat& format);
 /// Bytes of the image of a chunk of `count` elements.
 int64_t wire_bytes(const TensorFormat& format, int64_t count);
 
+/// Where chunks lie in a flat tensor: chunk c is its elements first + c * stride .., as far as it
+/// has them. Multiples of 128.
+struct ChunkPlaces {
+  int64_t first = 0;
+  int64_t stride = 0;  ///< at least a chunk; 0: chunks lie one after another
+};
+
 struct PackWire {
   StoredTensor x;  ///< fp32, bf16 or fp16; or in the wire's own format, which is copied
   TensorFormat format;
-  int64_t chunk = 0;   ///< elements of a chunk: a multiple of 128
-  int64_t chunks = 1;  ///< chunk * chunks >= x.count(); zeros beyond
+  int64_t chunk = 0;  ///< elements of a chunk: a multiple of 128
+  int64_t chunks = 1;
+  ChunkPlaces places;  ///< in x; zeros beyond its end. By default the chunks hold all of x.
   /// The image of chunk c stands at position c % inner * (chunks / inner) + c / inner.
   int64_t inner = 1;
   void* images = nullptr;  ///< chunks * wire_bytes(format, chunk), 16-byte aligned
@@ -41,13 +49,19 @@ struct SumWire {
   int64_t exact_index = -1;
   ConstView exact;  ///< as many elements as y
   float factor = 1.0F;
-  View y;  ///< fp32 or bf16, at most chunk * chunks elements; may be `exact`
+  View y;              ///< fp32 or bf16; may be `exact`
+  ChunkPlaces places;  ///< in y. By default the chunks hold all of y.
 };
 void sum_wire(Stream stream, const SumWire& call);
 
-/// y = the images of `chunks` chunks, in y's own format; y: codes with a scale for each group.
-void unpack_wire(Stream stream, const void* images, int64_t chunk, int64_t chunks,
-                 const StoredTensor& y);
+/// y = the images of chunks, in y's own format.
+struct UnpackWire {
+  const void* images = nullptr;
+  int64_t chunk = 0, chunks = 1;
+  StoredTensor y;      ///< codes with a scale for each group
+  ChunkPlaces places;  ///< in y. By default the chunks hold all of y.
+};
+void unpack_wire(Stream stream, const UnpackWire& call);
 
 enum class Combine : uint8_t { sum, max };
 

@@ -8,6 +8,7 @@
 #include "numeric/bits.h"
 #include "numeric/convert.h"
 #include "numeric/scale.h"
+#include "ops/storage_math.h"
 #include "ops/stored_math.h"
 #include "ops/wire.h"
 
@@ -79,9 +80,19 @@ FP8TRAIN_HD int64_t image_position(int64_t c, int64_t chunks, int64_t inner) {
   return c % inner * (chunks / inner) + c / inner;
 }
 
+/// Where chunk c begins in the tensor.
+FP8TRAIN_HD int64_t chunk_begin(const ChunkPlaces& places, int64_t chunk, int64_t c) {
+  return places.first + c * (places.stride == 0 ? chunk : places.stride);
+}
+
 /// The scale that all ranks share for a tensor.
 FP8TRAIN_HD float shared_scale(float amax, float largest_code, bool pow2, float pre_scale) {
   return wire_scale(amax, largest_code, pow2) * pre_scale;
+}
+
+/// What takes the place of pre_scale where a controller scales the tensor.
+FP8TRAIN_HD float automatic_pre_scale(float pre_scale, const AutoScale* automatic) {
+  return automatic == nullptr ? pre_scale : pow2_floor(automatic->factor * pre_scale);
 }
 
 /// One addition of codes.

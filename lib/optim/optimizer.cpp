@@ -219,10 +219,16 @@ void Optimizer::update(Stream stream, size_t index, bool collect_statistics) con
     ops::fill(stream, {call.cast.amax, DType::f32, {1}}, 0.0F);
   }
   ops::adamw(stream, call, device_control());
-  if (parameter.automatic != nullptr && !holds_automatic_) {
+  if (parameter.automatic != nullptr && !parameter.scales_sum) {
     ops::update_auto_scale(stream, parameter.stored_gradient.codes, parameter.automatic,
                            &device_control()->skip);
   }
+}
+
+void Optimizer::update_sum_scales(Stream stream, ConstView of_ranks) const {
+  const View scales = parameters_->automatic_scales();
+  ops::update_auto_scales(stream, of_ranks.as<ops::AutoScale>(), of_ranks.count() / scales.count(),
+                          scales.as<ops::AutoScale>(), scales.shape[0], &device_control()->skip);
 }
 
 ops::StepControl Optimizer::control() const {

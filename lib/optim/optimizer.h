@@ -57,9 +57,9 @@ class Optimizer {
   void step(Stream stream, Arena& scratch, bool collect_statistics = false,
             RankCombiner* combiner = nullptr);
 
-  /// Leaves the factors of automatic scales as they are. With several ranks: what the wire does to
-  /// a sum says nothing of one rank's contribution.
-  void hold_automatic_scales() { holds_automatic_ = true; }
+  /// Several ranks, after step(): the factors of automatic scales follow from what all ranks have
+  /// counted in sums. of_ranks: ParameterStore::automatic_scales() of each.
+  void update_sum_scales(Stream stream, ConstView of_ranks) const;
 
   /// Device scalar that losses are multiplied by before backward (1 without loss scaling).
   const float* loss_scale() const;
@@ -93,7 +93,6 @@ class Optimizer {
   ParameterStore* parameters_;
   OptimizerSettings settings_;
   uint64_t seed_;
-  bool holds_automatic_ = false;
   ops::LossScaling scaling_;
   StoredPool moment1_, moment2_;
   Buffer control_;

@@ -45,10 +45,14 @@ std::vector<GradientBuckets::Bucket> cut_buckets(const Communicator& comm,
   for (const StoredPool::Stretch& stretch : stretches) {
     const std::vector<size_t>& tensors = gradients.tensors_of(stretch.buffer);
     const auto wire = static_cast<size_t>(gradients.lane_of(stretch.buffer));
+    const std::vector<size_t> members(tensors.begin() + static_cast<std::ptrdiff_t>(stretch.begin),
+                                      tensors.begin() + static_cast<std::ptrdiff_t>(stretch.end));
     buckets.push_back(
-        {.parameters = {tensors.begin() + static_cast<std::ptrdiff_t>(stretch.begin),
-                        tensors.begin() + static_cast<std::ptrdiff_t>(stretch.end)},
-         .gradients = {gradients.flat(stretch), gradients.begins_of(stretch)},
+        {.parameters = members,
+         .gradients = {.gradients = gradients.flat(stretch),
+                       .tensors = gradients.begins_of(stretch),
+                       .piece_bytes = settings.bucket_bytes,
+                       .automatic = parameters.controllers_of(members)},
          .wire = gradient_wire(parameters.wires()[wire], settings.self_exact, comm.topology()),
          .shard = {},
          .lane = buckets.size() % kLanes});

@@ -14,8 +14,10 @@
 namespace fp8train {
 
 struct DataParallelSettings {
-  int64_t bucket_bytes = int64_t{25} << 20;  ///< of gradients; one parameter may be more
-  bool self_exact = false;                   ///< PrecisionPlan::self_exact
+  /// Of gradients in a bucket. A parameter that has more is a bucket of its own, which is exchanged
+  /// in pieces of at most as many.
+  int64_t bucket_bytes = int64_t{25} << 20;
+  bool self_exact = false;  ///< PrecisionPlan::self_exact
 };
 
 class DataParallel final : public GradientListener {
@@ -29,6 +31,7 @@ class DataParallel final : public GradientListener {
   void begin(Stream stream) { buckets_.begin(stream); }
 
   void gradients_complete(size_t begin, size_t end) override { buckets_.complete(begin, end); }
+  void go_on() override { buckets_.go_on(); }
 
   /// Waits until all gradients are sums over the ranks.
   void finish() { buckets_.finish(); }

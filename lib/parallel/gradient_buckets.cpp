@@ -25,6 +25,7 @@ GradientBuckets::GradientBuckets(Communicator& comm, Device& device, size_t para
         bucket.shard.empty() ? ExchangeResult::whole : ExchangeResult::shard;
     GradientExchange exchange(comm, device, bucket.wire, std::move(bucket.gradients), result,
                               comm.in_stream_order() ? &lanes_.front().groups : &lane.groups);
+    lane.waiting.reserve(lane.waiting.capacity() + 1);
     lane.scratch_bytes = std::max(lane.scratch_bytes, exchange.scratch_bytes());
     buckets_.push_back({.parameters = std::move(bucket.parameters),
                         .shard = bucket.shard,
@@ -47,31 +48,56 @@ void GradientBuckets::complete(size_t begin, size_t end) {
   for (size_t parameter = begin; parameter < end; ++parameter) {
     const size_t bucket = bucket_of_[parameter];
     if (--buckets_[bucket].missing == 0) {
-      start(bucket);
+      Lane& lane = lanes_[buckets_[bucket].lane];
+      lane.waiting.push_back(bucket);
+      go_on(lane);
     }
   }
-  for (const Lane& lane : lanes_) {
-    if (lane.bucket) {
-      buckets_[*lane.bucket].exchange.advance();
-    }
+  go_on();
+}
+
+void GradientBuckets::go_on() {
+  for (Lane& lane : lanes_) {
+    go_on(lane);
   }
 }
 
-void GradientBuckets::start(size_t bucket) {
-  Exchanged& started = buckets_[bucket];
-  finish(started.lane);
+/// Where communicators keep the order of streams an exchange that has started needs no waiting: the
+/// next one starts at once, so that all ranks submit theirs in one order.
+void GradientBuckets::go_on(Lane& lane) {
+  while (!lane.bucket || buckets_[*lane.bucket].exchange.advance()) {
+    if (lane.next == lane.waiting.size()) {
+      return;
+    }
+    start_next(lane);
+  }
+}
+
+void GradientBuckets::start_next(Lane& lane) {
+  finish_bucket(lane);
   const TraceSpan span("start_exchange");
-  Lane& lane = lanes_[started.lane];
+  const size_t bucket = lane.waiting[lane.next++];
+  Exchanged& started = buckets_[bucket];
   started.exchange.start(stream_, lane.scratch.data(), 1.0F, started.shard);
   lane.bucket = bucket;
 }
 
-void GradientBuckets::finish(size_t lane) {
-  if (lanes_[lane].bucket) {
+void GradientBuckets::finish_bucket(Lane& lane) {
+  if (lane.bucket) {
     const TraceSpan span("finish_exchange");
-    buckets_[*lanes_[lane].bucket].exchange.finish();
-    lanes_[lane].bucket.reset();
+    buckets_[*lane.bucket].exchange.finish();
+    lane.bucket.reset();
   }
+}
+
+void GradientBuckets::finish(size_t index) {
+  Lane& lane = lanes_[index];
+  while (lane.next < lane.waiting.size()) {
+    start_next(lane);
+  }
+  finish_bucket(lane);
+  lane.waiting.clear();
+  lane.next = 0;
 }
 
 void GradientBuckets::finish() {

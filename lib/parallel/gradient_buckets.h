@@ -1,7 +1,9 @@
 #pragma once
 // Exchanges of gradients between ranks that go on while backward still runs: a bucket is exchanged
 // when the last of its parameters' gradients is complete. Buckets of different lanes can be under
-// way at the same time; those of one lane take turns. All memory is taken at construction.
+// way at the same time; those of one lane take turns, in the order in which they are complete,
+// whatever a rank has seen of the messages of others. All memory of the device is taken at
+// construction: of each lane as much as the largest piece of its buckets needs.
 
 #include <cstdint>
 #include <optional>
@@ -32,7 +34,9 @@ class GradientBuckets {
   void begin(Stream stream);
   /// Of the parameters [begin, end) of the store.
   void complete(size_t begin, size_t end);
-  /// Waits for the exchange of a lane, if one is under way.
+  /// As far as that takes no waiting.
+  void go_on();
+  /// Waits for the exchanges of a lane.
   void finish(size_t lane);
   /// Waits for all. The gradients of every bucket are complete.
   void finish();
@@ -47,6 +51,8 @@ class GradientBuckets {
     Buffer scratch;
     size_t scratch_bytes = 0;
     std::optional<size_t> bucket;  ///< under way
+    std::vector<size_t> waiting;   ///< from `next` on: complete, and to be exchanged after it
+    size_t next = 0;
   };
   struct Exchanged {
     std::vector<size_t> parameters;
@@ -55,7 +61,9 @@ class GradientBuckets {
     size_t missing = 0;  ///< parameters whose gradients are not complete
     GradientExchange exchange;
   };
-  void start(size_t bucket);
+  void go_on(Lane& lane);
+  void start_next(Lane& lane);
+  void finish_bucket(Lane& lane);
 
   std::vector<Lane> lanes_;
   std::vector<Exchanged> buckets_;

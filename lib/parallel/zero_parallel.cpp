@@ -16,7 +16,7 @@ const Stream kHost = {DeviceKind::cpu, nullptr, nullptr};
 }  // namespace
 
 ZeroParallel::ZeroParallel(Communicator& comm, Device& device, const ParameterStore& parameters,
-                           bool self_exact, void* combine_scratch)
+                           const Settings& settings)
     : comm_(&comm),
       device_(&device),
       parameters_(&parameters),
@@ -24,9 +24,9 @@ ZeroParallel::ZeroParallel(Communicator& comm, Device& device, const ParameterSt
       own_gathers_(comm.in_stream_order() ? nullptr : comm.duplicate()),
       gathers_(own_gathers_ == nullptr ? &comm : own_gathers_.get()),
       units_(layout_->turns.size()),
-      combine_scratch_(combine_scratch),
+      combine_scratch_(settings.combine_scratch),
       unit_scales_(layout_->segments.size()),
-      buckets_(comm, device, parameters.all().size(), make_buckets(self_exact)) {
+      buckets_(comm, device, parameters.all().size(), make_buckets(settings)) {
   for (size_t i = 0; i < layout_->segments.size(); ++i) {
     const View scales = parameters.whole_gradients(i).scales;
     if (!scales.empty() && !layout_->segments[i].gradients_stay) {
@@ -39,7 +39,7 @@ ZeroParallel::ZeroParallel(Communicator& comm, Device& device, const ParameterSt
 
 /// In the order in which backward completes them. Those of a unit, and those of its neighbours, can
 /// be under way at the same time; the two ends of a model, which are not, share memory.
-std::vector<GradientBuckets::Bucket> ZeroParallel::make_buckets(bool self_exact) {
+std::vector<GradientBuckets::Bucket> ZeroParallel::make_buckets(const Settings& settings) {
   for (size_t i = 0; i < layout_->segments.size(); ++i) {
     units_[layout_->segments[i].unit].segments.push_back(i);
   }
@@ -61,8 +61,11 @@ std::vector<GradientBuckets::Bucket> ZeroParallel::make_buckets(bool self_exact)
       units_[unit].lanes.push_back(first_lane + units_[unit].lanes.size());
       buckets.push_back(
           {.parameters = segment.parameters,
-           .gradients = {parameters_->whole_gradients(index), segment.begins},
-           .wire = gradient_wire(formats.gradient_wire, self_exact, comm_->topology()),
+           .gradients = {.gradients = parameters_->whole_gradients(index),
+                         .tensors = segment.begins,
+                         .piece_bytes = settings.bucket_bytes,
+                         .automatic = parameters_->controllers_of(segment.parameters)},
+           .wire = gradient_wire(formats.gradient_wire, settings.self_exact, comm_->topology()),
            .shard = parameters_->gradient_shard(index),
            .lane = units_[unit].lanes.back()});
     }

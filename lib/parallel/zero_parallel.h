@@ -19,15 +19,20 @@ namespace fp8train {
 
 class ZeroParallel final : public GradientListener, public ParameterGatherer {
  public:
-  /// Collective. The store has a layout; all outlive this object. `self_exact`:
-  /// PrecisionPlan::self_exact. combine_scratch: device memory that combine_amax() uses. Throws
-  /// ConfigError when gradients of the plan cannot cross as its wire says.
+  struct Settings {
+    int64_t bucket_bytes = 0;         ///< of gradients in a piece of an exchange
+    bool self_exact = false;          ///< PrecisionPlan::self_exact
+    void* combine_scratch = nullptr;  ///< device memory that combine_amax() uses
+  };
+  /// Collective. The store has a layout; all outlive this object. Throws ConfigError when gradients
+  /// of the plan cannot cross as its wire says.
   ZeroParallel(Communicator& comm, Device& device, const ParameterStore& parameters,
-               bool self_exact, void* combine_scratch);
+               const Settings& settings);
 
   /// Before the backward pass that completes the gradients.
   void begin() { buckets_.begin(device_->stream()); }
   void gradients_complete(size_t begin, size_t end) override { buckets_.complete(begin, end); }
+  void go_on() override { buckets_.go_on(); }
   /// Waits until this rank has its shards of the sums, and nobody reads its values.
   void finish();
 
@@ -51,7 +56,7 @@ class ZeroParallel final : public GradientListener, public ParameterGatherer {
     std::vector<size_t> lanes;  ///< of the exchanges of its gradients
     std::vector<Work> coming;
   };
-  std::vector<GradientBuckets::Bucket> make_buckets(bool self_exact);
+  std::vector<GradientBuckets::Bucket> make_buckets(const Settings& settings);
   void start(size_t unit);
   static void finish(Unit& unit);
   void gather(const StoredTensor& shard, const StoredTensor& whole, std::vector<Work>& coming);

@@ -49,16 +49,18 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
   if (comm_ != nullptr) {
     settings_.record = false;  // what a rank says to another cannot be replayed
     const size_t scales = 2 * sizeof(float) * model_.parameters().all().size();
-    const size_t few = std::max(model_.scaling().amax().bytes(), scales);
+    const View automatic = model_.parameters().automatic_scales();
+    const size_t few = std::max(
+        {model_.scaling().amax().bytes(), scales, automatic.empty() ? 0 : automatic.bytes()});
     const size_t bytes =
         std::max(few * static_cast<size_t>(ranks()), model_.parameters().granule_amax().bytes());
     combined_ = Buffer(device, bytes, MemoryCategory::communication);
-    if (settings.trains) {
-      optimizer_->hold_automatic_scales();
-    }
+    model_.parameters().scale_sums();
     if (settings.trains && settings.zero_stage > 0) {
-      zero_.emplace(*comm_, device, model_.parameters(), settings.plan.self_exact,
-                    combined_.data());
+      zero_.emplace(*comm_, device, model_.parameters(),
+                    ZeroParallel::Settings{.bucket_bytes = settings.bucket_bytes,
+                                           .self_exact = settings.plan.self_exact,
+                                           .combine_scratch = combined_.data()});
     } else if (settings.trains) {
       parallel_.emplace(*comm_, device, model_.parameters(),
                         DataParallelSettings{.bucket_bytes = settings.bucket_bytes,
@@ -197,7 +199,19 @@ void Engine::end_step(bool collect_statistics) {
       zero_->values_changed();
     }
     model_.refresh_weights(context(true, collect_statistics), true);
+    update_sum_scales();
   });
+}
+
+/// Each rank has counted what is at the maximum of its shards.
+void Engine::update_sum_scales() {
+  const View own = model_.parameters().automatic_scales();
+  if (comm_ == nullptr || own.empty()) {
+    return;
+  }
+  const Stream stream = device_->stream();
+  comm_->all_gather(stream, own.data, combined_.data(), own.bytes()).wait();
+  optimizer().update_sum_scales(stream, {combined_.data(), DType::i64, {ranks(), own.count()}});
 }
 
 template <typename Work>

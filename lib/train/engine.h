@@ -134,6 +134,7 @@ class Engine : private RankCombiner {
   void clear_totals(int slot);
 
   void combine(const View& values, ops::Combine how);
+  void update_sum_scales();
   void sum(double* value) override;
   void largest(const View& values) override;
 

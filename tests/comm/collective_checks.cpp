@@ -175,11 +175,10 @@ std::vector<WireCase> wire_cases(const Topology& topology) {
 
 /// The mean as this rank has it; NaN where it has none.
 std::vector<float> exchanged(Communicator& comm, Device& device, const GradientWire& wire,
-                             int64_t count, ExchangeResult result) {
+                             int64_t count, ExchangeResult result, int64_t piece_bytes = 0) {
   Tensor bucket(device, DType::f32, {count}, MemoryCategory::gradients);
   copy_from_host(device, bucket, gradients(comm.rank(), count).data());
-  GradientExchange exchange(comm, device, wire, {.gradients = bucket.view(), .tensors = {}},
-                            result);
+  GradientExchange exchange(comm, device, wire, {bucket.view(), {}, piece_bytes}, result);
   const Buffer scratch(device, exchange.scratch_bytes(), MemoryCategory::workspace);
   const int64_t own = exchange.own_elements();
   const int64_t begin = std::min(exchange.shard_elements() * comm.rank(), count);
@@ -206,6 +205,12 @@ void check_wire(Communicator& comm, Device& device, const WireCase& c, int64_t c
   const std::vector<float> shard = exchanged(comm, device, c.wire, count, ExchangeResult::shard);
   const std::string of = std::string(c.name) + ", " + std::to_string(count) + " elements, " +
                          std::to_string(ranks) + " ranks";
+  for (const ExchangeResult result : {ExchangeResult::whole, ExchangeResult::shard}) {
+    const std::vector<float> pieces = exchanged(comm, device, c.wire, count, result, 1);
+    const std::vector<float>& at_once = result == ExchangeResult::whole ? whole : shard;
+    require(std::memcmp(pieces.data(), at_once.data(), pieces.size() * sizeof(float)) == 0,
+            of + ": pieces have the bits of one exchange");
+  }
   const bool same = !c.wire.format.is_scaled();
   for (int64_t i = 0; i < count; ++i) {
     const auto at = static_cast<size_t>(i);

@@ -40,8 +40,9 @@ Values gradients_of(int rank) {
   return values;
 }
 
-/// Scale of each tensor over all ranks: 2^floor(log2(448 / amax)) / sqrt(N).
-Values shared(const std::vector<Values>& gradients) {
+/// Scale of each tensor over all ranks: 2^floor(log2(448 / amax)) / sqrt(N); with the factors of
+/// controllers times 2^floor(log2(factor / sqrt(N))).
+Values shared(const std::vector<Values>& gradients, const Values& factors = {}) {
   Values amax(3);
   for (const Values& one : gradients) {
     for (size_t i = 0; i < one.size(); ++i) {
@@ -50,14 +51,19 @@ Values shared(const std::vector<Values>& gradients) {
   }
   const auto n = static_cast<float>(gradients.size());
   Values scales;
-  for (const float largest : amax) {
-    scales.push_back(std::exp2(std::floor(std::log2(448.0F / largest))) * (1.0F / std::sqrt(n)));
+  for (size_t t = 0; t < amax.size(); ++t) {
+    const float before = factors.empty()
+                             ? 1.0F / std::sqrt(n)
+                             : std::exp2(std::floor(std::log2(factors[t] / std::sqrt(n))));
+    scales.push_back(std::exp2(std::floor(std::log2(448.0F / amax[t]))) * before);
   }
   return scales;
 }
 
-Values expected_mean(const std::vector<Values>& gradients) {
-  const Values scales = shared(gradients);
+/// `counts`: of the sums at the maximum, for each tensor.
+Values expected_mean(const std::vector<Values>& gradients, const Values& factors = {},
+                     std::vector<uint32_t>* counts = nullptr) {
+  const Values scales = shared(gradients, factors);
   const float factor = 1.0F / static_cast<float>(gradients.size());
   Values mean(static_cast<size_t>(kCount));
   for (size_t i = 0; i < mean.size(); ++i) {
@@ -68,6 +74,9 @@ Values expected_mean(const std::vector<Values>& gradients) {
       sum = encode<e4m3>(decode(encode<f16>(added)));
     }
     mean[i] = decode(sum) * (1.0F / scale) * factor;
+    if (counts != nullptr) {
+      (*counts)[tensor_of(i)] += std::abs(decode(sum)) == 448.0F ? 1 : 0;
+    }
   }
   return mean;
 }
@@ -139,6 +148,58 @@ TEST_CASE("fp8_sum: codes are added one by one under a shared scale", "[exchange
       shards.insert(shards.end(), shard.begin(), shard.end());
     }
     CHECK(shards == expected);
+  }
+}
+
+TEST_CASE("fp8_sum: controllers scale the sum, and learn where it is at the maximum",
+          "[exchange][shared]") {
+  const Values factors = {0.3F, 8.0F, 16.0F};
+  for (const int ranks : {2, 3, 4}) {
+    std::vector<Values> gradients;
+    for (int rank = 0; rank < ranks; ++rank) {
+      gradients.push_back(gradients_of(rank));
+    }
+    std::vector<uint32_t> counts(3);
+    const Values expected = expected_mean(gradients, factors, &counts);
+    CHECK(counts[1] > 0);
+    CHECK(counts[2] > 0);
+    for (const int64_t piece_bytes : {0, 1}) {
+      std::vector<Values> means(static_cast<size_t>(ranks));
+      std::vector<std::vector<uint32_t>> found(means.size());
+      const auto errors = run_ranks(Topology::blocks(ranks, ranks), [&](Communicator& comm) {
+        const auto rank = static_cast<size_t>(comm.rank());
+        const auto device = make_device(DeviceKind::cpu);
+        Tensor bucket(*device, DType::f32, {kCount}, MemoryCategory::gradients);
+        copy_from_host(*device, bucket, gradients[rank].data());
+        std::vector<ops::AutoScale> controllers;
+        for (const float factor : factors) {
+          controllers.push_back({.factor = factor});
+        }
+        const GradientBucket shared_bucket = {
+            bucket.view(),
+            kTensors,
+            piece_bytes,
+            {controllers.data(), controllers.data() + 1, controllers.data() + 2}};
+        GradientExchange made(comm, *device, gradient_wire(by_tensor(), false, comm.topology()),
+                              shared_bucket, ExchangeResult::whole);
+        const Buffer scratch(*device, made.scratch_bytes(), MemoryCategory::workspace);
+        made.start(device->stream(), scratch.data(), 1.0F / static_cast<float>(ranks));
+        made.finish();
+        means[rank] = to_host_f32(*device, bucket.view());
+        for (const ops::AutoScale& controller : controllers) {
+          found[rank].push_back(controller.at_maximum);
+        }
+      });
+      CHECK(errors == std::vector<std::string>(means.size()));
+      std::vector<uint32_t> all(3);
+      for (size_t rank = 0; rank < means.size(); ++rank) {
+        CHECK(means[rank] == expected);  // exact
+        for (size_t t = 0; t < all.size(); ++t) {
+          all[t] += found[rank][t];
+        }
+      }
+      CHECK(all == counts);  // each rank those of its shards
+    }
   }
 }
 

@@ -12,7 +12,6 @@
 #include "numeric/convert.h"
 #include "ops/adamw_cases.h"
 #include "ops/op_test_support.h"
-#include "ops/shared_wire.h"
 
 namespace fp8train::test {
 namespace {
@@ -174,11 +173,86 @@ TEST_CASE("codes that are the wire's are copied, and come back", "[wire]") {
                                   .images = images.data()});
     Array codes_back(format.dtype, {700});
     Array scales_back(DType::f32, {6});
-    ops::unpack_wire(cpu_stream(), images.data(), 256, 3,
-                     StoredTensor(codes_back.view(), format, scales_back.view()));
+    ops::unpack_wire(cpu_stream(), {.images = images.data(),
+                                    .chunk = 256,
+                                    .chunks = 3,
+                                    .y = {codes_back.view(), format, scales_back.view()}});
     CHECK(codes_back.bytes() == codes.bytes());
     CHECK(scales_back.bytes() == scales.bytes());
   }
+}
+
+/// The elements that chunks of 256 have, one chunk after another; zeros where they do not exist.
+Values at_places(const Values& values, const ops::ChunkPlaces& places, int64_t chunks) {
+  Values found(static_cast<size_t>(256 * chunks));
+  for (int64_t i = 0; i < 256 * chunks; ++i) {
+    const auto place = static_cast<size_t>(places.first + i / 256 * places.stride + i % 256);
+    found[static_cast<size_t>(i)] = place < values.size() ? values[place] : 0.0F;
+  }
+  return found;
+}
+
+// Of chunks that lie apart the second ends within the tensor, the third beyond its end, and the
+// fourth begins there.
+constexpr ops::ChunkPlaces kApart = {.first = 128, .stride = 512};
+
+TEST_CASE("chunks may lie apart in the tensor", "[wire]") {
+  const Values values = gradients(1300, 5);
+  const Values chosen = at_places(values, kApart, 4);
+  for (const TensorFormat& format : kWires) {
+    INFO(describe(format));
+    Array x(DType::f32, {1300}, values);
+    Bytes images(static_cast<size_t>(4 * ops::wire_bytes(format, 256)), 0xEE);
+    ops::pack_wire(cpu_stream(), {.x = x.view(),
+                                  .format = format,
+                                  .chunk = 256,
+                                  .chunks = 4,
+                                  .places = kApart,
+                                  .images = images.data()});
+    CHECK(images == packed(chosen, format, 256, 4));
+    Array y(DType::f32, {1300}, Values(1300, 7.0F));
+    ops::sum_wire(cpu_stream(), {.images = images.data(),
+                                 .format = format,
+                                 .chunk = 256,
+                                 .chunks = 4,
+                                 .y = y.view(),
+                                 .places = kApart});
+    for (int64_t i = 0; i < 1300; ++i) {
+      const int64_t within = (i - kApart.first) % kApart.stride;
+      const bool has = i >= kApart.first && within < 256;
+      const int64_t c = (i - kApart.first) / kApart.stride;
+      const uint8_t* image = images.data() + c * ops::wire_bytes(format, 256);
+      REQUIRE(y.get(i) == (has ? read_image(image, format, 256, within) : 7.0F));
+    }
+  }
+}
+
+TEST_CASE("codes in chunks that lie apart are copied, and come back", "[wire]") {
+  const TensorFormat format = by_group(DType::e4m3);
+  Array codes(format.dtype, {700});
+  Array scales(DType::f32, {6}, {2, 0.5F, 1024, 0x1p-20F, 0x1p100F, 1});
+  for (int64_t i = 0; i < 700; ++i) {
+    codes.as<uint8_t>()[i] = static_cast<uint8_t>(i % 127);
+  }
+  Array codes_back(format.dtype, {700});
+  Array scales_back(DType::f32, {6});
+  Bytes images(static_cast<size_t>(2 * ops::wire_bytes(format, 256)));
+  for (const int64_t first : {0, 256}) {  // rows of 512: of the last one 60 elements more
+    const ops::ChunkPlaces places = {.first = first, .stride = 512};
+    ops::pack_wire(cpu_stream(), {.x = StoredTensor(codes.view(), format, scales.view()),
+                                  .format = format,
+                                  .chunk = 256,
+                                  .chunks = 2,
+                                  .places = places,
+                                  .images = images.data()});
+    ops::unpack_wire(cpu_stream(), {.images = images.data(),
+                                    .chunk = 256,
+                                    .chunks = 2,
+                                    .y = {codes_back.view(), format, scales_back.view()},
+                                    .places = places});
+  }
+  CHECK(codes_back.bytes() == codes.bytes());
+  CHECK(scales_back.bytes() == scales.bytes());
 }
 
 TEST_CASE("sum_wire: fp32 sums in rank order", "[wire]") {
@@ -272,32 +346,6 @@ TEST_CASE("combine_ranks: sums in order, maxima with NaN above all", "[wire]") {
   CHECK(result == std::vector<double>{0x1p53, 5});
 }
 
-TEST_CASE("shared scales: the largest amax of all ranks", "[wire][shared]") {
-  const float nan = std::nanf("");
-  Array amax(DType::f32, {2, 4}, {3, 0, 1, nan, 100, 0, INFINITY, 1});
-  Array scales(DType::f32, {4});
-  ops::shared_scales(cpu_stream(), amax, by_tensor(DType::e4m3, ScaleType::pow2), 0.5F, scales);
-  CHECK(scales.get(0) == 2.0F);  // 448 / 100 = 4.48
-  CHECK(scales.get(1) == 0.5F);
-  CHECK(std::isnan(scales.get(2)));
-  CHECK(std::isnan(scales.get(3)));
-  ops::shared_scales(cpu_stream(), amax, by_tensor(DType::e4m3, ScaleType::f32), 1.0F, scales);
-  CHECK(scales.get(0) == 448.0F / 100.0F);
-}
-
-TEST_CASE("sum_shared: every partial sum is rounded", "[wire][shared]") {
-  // 16 + 1 is a tie in e4m3, whose even neighbour is 16: a small addend is swallowed each time.
-  Array codes(DType::e4m3, {4, 2}, {16, 1, 1, 1, 1, 1, 1, 1});
-  Array y(DType::e4m3, {2});
-  ops::sum_shared(cpu_stream(), codes, y);
-  CHECK(y.get(0) == 16);
-  CHECK(y.get(1) == 4);
-  Array large(DType::e4m3, {2, 2}, {448, -448, 448, -1});
-  ops::sum_shared(cpu_stream(), large, y);
-  CHECK(y.get(0) == 448);  // saturates
-  CHECK(y.get(1) == -448);
-}
-
 TEST_CASE("wires refuse what they cannot carry", "[wire]") {
   Array x(DType::f32, {256}, gradients(256, 1));
   Bytes images(4096);
@@ -307,6 +355,11 @@ TEST_CASE("wires refuse what they cannot carry", "[wire]") {
   call.chunk = 128;  // too small
   CHECK_THROWS_AS(ops::pack_wire(cpu_stream(), call), InternalError);
   call.chunk = 256;
+  call.places = {.first = 0, .stride = 128};  // chunks would overlap
+  CHECK_THROWS_AS(ops::pack_wire(cpu_stream(), call), InternalError);
+  call.places = {.first = 64, .stride = 256};
+  CHECK_THROWS_AS(ops::pack_wire(cpu_stream(), call), InternalError);
+  call.places = {};
   call.format = by_tensor(DType::e4m3);
   CHECK_THROWS_AS(ops::pack_wire(cpu_stream(), call), InternalError);
 }

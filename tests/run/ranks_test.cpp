@@ -146,7 +146,7 @@ TEST_CASE("a checkpoint that ranks have written in parts goes on in every layout
 }
 
 TEST_CASE("a run of two ranks that was stopped goes on to the same bits, and on one rank too") {
-  const std::string plan = GENERATE("msamp-o2", "te-delayed");
+  const std::string plan = GENERATE("msamp-o2", "fp8-lm", "te-delayed");
   CAPTURE(plan);
   const Folder folder;
   run(folder, 2, command(plan, "whole"));

@@ -166,6 +166,24 @@ TEST_CASE("ranks that share the optimizer's work train as those that do not, in 
   }
 }
 
+TEST_CASE("exchanges in pieces train as whole ones do") {
+  // A wire of each kind, and gradients that are kept as they cross it.
+  const std::string plan =
+      GENERATE("fp32", "bf16", "deepseek-v3", "fp8-safe", "msamp-o2", "fp8-lm");
+  CAPTURE(plan);
+  EngineSettings settings = tiny(plan, 1);
+  settings.bucket_bytes = 1 << 20;  // more than any parameter has
+  const std::vector<Result> whole = train_ranks(settings, Topology::blocks(4, 2));
+  settings.bucket_bytes = 1024;
+  const std::vector<Result> pieces = train_ranks(settings, Topology::blocks(4, 2));
+  for (size_t rank = 0; rank < pieces.size(); ++rank) {
+    CHECK(same_bits(pieces[rank].weights, whole[rank].weights));  // exact
+    CHECK(pieces[rank].losses == whole[rank].losses);
+    CHECK(pieces[rank].as_planned);
+    CHECK_FALSE(pieces[rank].allocated);
+  }
+}
+
 TEST_CASE("two nodes of two ranks") {
   const std::string plan = GENERATE("fp32", "deepseek-v3", "fp8-safe", "msamp-o2");
   CAPTURE(plan);

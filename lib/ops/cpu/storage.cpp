@@ -108,6 +108,13 @@ void update_auto_scale(Stream /*stream*/, ConstView codes, AutoScale* automatic,
       next_automatic_factor(automatic->factor, static_cast<uint32_t>(largest), count);
 }
 
+void update_auto_scales(Stream /*stream*/, const AutoScale* of_ranks, int64_t ranks,
+                        AutoScale* scales, int64_t count, const int32_t* skip) {
+  for (int64_t t = 0; t < count; ++t) {
+    scales[t] = next_auto_scale(of_ranks, ranks, count, t, scales[t], *skip != 0);
+  }
+}
+
 template <typename X>
 FP8TRAIN_HD void compress_group(const X* __restrict x, int64_t length, e4m3* __restrict codes,
                                 bf16* scale_inv) {
@@ -162,6 +169,7 @@ void fill_storage(OpTable& table) {
   table.store = store;
   table.read_stored = read_stored;
   table.update_auto_scale = update_auto_scale;
+  table.update_auto_scales = update_auto_scales;
   table.compress = compress;
   table.decompress = decompress;
 }

@@ -22,10 +22,9 @@ FP8TRAIN_HD void for_each_piece(int64_t chunk, int64_t chunks, Body body) {
   }
 }
 
-/// Elements that exist of `length` from `begin` of a chunk on.
-FP8TRAIN_HD int64_t existing(int64_t count, int64_t chunk, int64_t c, int64_t begin,
-                             int64_t length) {
-  const int64_t left = count - (c * chunk + begin);
+/// Elements that exist of `length` from `from` on.
+FP8TRAIN_HD int64_t existing(int64_t count, int64_t from, int64_t length) {
+  const int64_t left = count - from;
   return left < 0 ? 0 : minimum(length, left);
 }
 
@@ -62,8 +61,8 @@ void pack_wire(Stream /*stream*/, const PackWire& call) {
   const bool copied = layout.scaled && call.x.format == call.format;
   const int64_t count = call.x.count();
   for_each_piece(call.chunk, call.chunks, [&](int64_t c, int64_t begin, int64_t length) {
-    const int64_t from = c * call.chunk + begin;
-    const int64_t present = existing(count, call.chunk, c, begin, length);
+    const int64_t from = chunk_begin(call.places, call.chunk, c) + begin;
+    const int64_t present = existing(count, from, length);
     uint8_t* image = static_cast<uint8_t*>(call.images) +
                      image_position(c, call.chunks, call.inner) * layout.image_bytes;
     if (copied) {
@@ -129,8 +128,8 @@ void sum_wire(Stream /*stream*/, const SumWire& call) {
   const WireLayout layout = wire_layout(call.format, call.chunk);
   const int64_t stride = call.chunks * layout.image_bytes;
   for_each_piece(call.chunk, call.chunks, [&](int64_t c, int64_t begin, int64_t whole) {
-    const int64_t from = c * call.chunk + begin;
-    const int64_t length = existing(call.y.count(), call.chunk, c, begin, whole);
+    const int64_t from = chunk_begin(call.places, call.chunk, c) + begin;
+    const int64_t length = existing(call.y.count(), from, whole);
     float sum[kStoredPiece] = {};
     const auto* image = static_cast<const uint8_t*>(call.images) + c * layout.image_bytes;
     for (int64_t r = 0; r < call.contributions; ++r, image += stride) {
@@ -148,13 +147,13 @@ void sum_wire(Stream /*stream*/, const SumWire& call) {
   });
 }
 
-void unpack_wire(Stream /*stream*/, const void* images, int64_t chunk, int64_t chunks,
-                 const StoredTensor& y) {
-  const WireLayout layout = wire_layout(y.format, chunk);
-  for_each_piece(chunk, chunks, [&](int64_t c, int64_t begin, int64_t whole) {
-    const int64_t to = c * chunk + begin;
-    const int64_t length = existing(y.count(), chunk, c, begin, whole);
-    const auto* image = static_cast<const uint8_t*>(images) + c * layout.image_bytes;
+void unpack_wire(Stream /*stream*/, const UnpackWire& call) {
+  const StoredTensor& y = call.y;
+  const WireLayout layout = wire_layout(y.format, call.chunk);
+  for_each_piece(call.chunk, call.chunks, [&](int64_t c, int64_t begin, int64_t whole) {
+    const int64_t to = chunk_begin(call.places, call.chunk, c) + begin;
+    const int64_t length = existing(y.count(), to, whole);
+    const auto* image = static_cast<const uint8_t*>(call.images) + c * layout.image_bytes;
     std::memcpy(y.codes.as<uint8_t>() + to, image + begin, static_cast<size_t>(length));
     for (int64_t at = 0; at < length; at += kStoredGroup) {
       y.scales.as<float>()[(to + at) / kStoredGroup] =

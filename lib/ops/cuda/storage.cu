@@ -205,6 +205,24 @@ void update_auto_scale(Stream stream, ConstView codes, AutoScale* automatic, con
   map<1>(stream, 1, true, NextFactor{automatic, count, skip});
 }
 
+struct NextFactors {
+  const AutoScale* of_ranks;
+  int64_t ranks;
+  AutoScale* scales;
+  int64_t count;
+  const int32_t* skip;
+
+  template <int N>
+  __device__ void run(int64_t t) const {
+    scales[t] = next_auto_scale(of_ranks, ranks, count, t, scales[t], *skip != 0);
+  }
+};
+
+void update_auto_scales(Stream stream, const AutoScale* of_ranks, int64_t ranks, AutoScale* scales,
+                        int64_t count, const int32_t* skip) {
+  map<1>(stream, count, true, NextFactors{of_ranks, ranks, scales, count, skip});
+}
+
 /// Four lanes share a group.
 template <bool Aligned, typename X>
 __global__ void __launch_bounds__(kBlock)
@@ -295,6 +313,7 @@ void fill_storage(OpTable& table) {
   table.store = store;
   table.read_stored = read_stored;
   table.update_auto_scale = update_auto_scale;
+  table.update_auto_scales = update_auto_scales;
   table.compress = compress;
   table.decompress = decompress;
 }

@@ -23,10 +23,11 @@ __device__ __forceinline__ void for_each_group(int64_t groups, Body body) {
   }
 }
 
-/// Where a group of the bucket stands among the images.
+/// Where the groups of all chunks stand among the images, and in the tensor.
 struct ImagePlace {
   WireLayout layout;
   int64_t chunks, inner;
+  ChunkPlaces places;
 
   __device__ __forceinline__ uint8_t* image(void* images, int64_t group, int64_t& within) const {
     const int64_t groups = layout.chunk / kGroup;
@@ -34,15 +35,20 @@ struct ImagePlace {
     return static_cast<uint8_t*>(images) +
            image_position(group / groups, chunks, inner) * layout.image_bytes;
   }
+  __device__ __forceinline__ int64_t begin(int64_t group) const {
+    const int64_t groups = layout.chunk / kGroup;
+    return chunk_begin(places, layout.chunk, group / groups) + group % groups * kGroup;
+  }
 };
 
 template <typename Code, bool Aligned>
 __global__ void __launch_bounds__(kBlock)
     pack_kernel(BasicCodedTensor<false> x, int64_t count, ImagePlace place, void* images) {
   for_each_group(place.chunks * place.layout.chunk / kGroup, [&](int64_t group) {
-    const int64_t i = group * kGroup + lane_index() * kQuad;
+    const int64_t begin = place.begin(group);
+    const int64_t i = begin + lane_index() * kQuad;
     float values[kQuad];
-    if (Aligned && (group + 1) * kGroup <= count) {
+    if (Aligned && begin + kGroup <= count) {
       x.load<kQuad, true>(i, count - i, {}, values);
     } else {
       x.load<kQuad, false>(i, count - i, {}, values);
@@ -78,14 +84,16 @@ __global__ void __launch_bounds__(kBlock)
   for_each_group(place.chunks * place.layout.chunk / kGroup, [&](int64_t group) {
     int64_t within = 0;
     uint8_t* image = place.image(images, group, within);
-    const int64_t i = group * kGroup + lane_index() * kQuad;
+    const int64_t begin = place.begin(group);
+    const int64_t i = begin + lane_index() * kQuad;
     uint8_t* in_image = image + within * kGroup + lane_index() * kQuad;
-    const bool exists = group * kGroup < count;
+    const bool exists = begin < count;
+    float* scale = scales + begin / kGroup;
     if (lane_index() == 0) {
       if constexpr (!Unpack) {
-        write_wire_scale(place.layout, image, within, exists ? copied_scale(scales[group]) : 1.0F);
+        write_wire_scale(place.layout, image, within, exists ? copied_scale(*scale) : 1.0F);
       } else if (exists) {
-        scales[group] = kept_scale(read_wire_scale(place.layout, image, within));
+        *scale = kept_scale(read_wire_scale(place.layout, image, within));
       }
     }
 #pragma unroll
@@ -108,7 +116,8 @@ void pack_as(const Stream& stream, const PackWire& call, const ImagePlace& place
 }
 
 void pack_wire(Stream stream, const PackWire& call) {
-  const ImagePlace place = {wire_layout(call.format, call.chunk), call.chunks, call.inner};
+  const ImagePlace place = {wire_layout(call.format, call.chunk), call.chunks, call.inner,
+                            call.places};
   if (place.layout.scaled && call.x.format == call.format) {
     launch(stream, {blocks_for(stream, call.chunk * call.chunks, kBlock * kQuad), kBlock},
            copy_kernel<false>, call.x.codes.as<uint8_t>(), call.x.scales.as<float>(),
@@ -125,11 +134,12 @@ void pack_wire(Stream stream, const PackWire& call) {
                 [&](auto tag) { pack_as<typename decltype(tag)::Type>(stream, call, place); });
 }
 
-void unpack_wire(Stream stream, const void* images, int64_t chunk, int64_t chunks,
-                 const StoredTensor& y) {
-  const ImagePlace place = {wire_layout(y.format, chunk), chunks, 1};
-  launch(stream, {blocks_for(stream, chunk * chunks, kBlock * kQuad), kBlock}, copy_kernel<true>,
-         y.codes.as<uint8_t>(), y.scales.as<float>(), y.count(), place, const_cast<void*>(images));
+void unpack_wire(Stream stream, const UnpackWire& call) {
+  const StoredTensor& y = call.y;
+  const ImagePlace place = {wire_layout(y.format, call.chunk), call.chunks, 1, call.places};
+  launch(stream, {blocks_for(stream, call.chunk * call.chunks, kBlock * kQuad), kBlock},
+         copy_kernel<true>, y.codes.as<uint8_t>(), y.scales.as<float>(), y.count(), place,
+         const_cast<void*>(call.images));
 }
 
 struct SumArguments {
@@ -139,7 +149,8 @@ struct SumArguments {
   const void* exact;
   bool exact_is_bf16;
   float factor;
-  int64_t count;
+  ChunkPlaces places;
+  int64_t count;  // of y
 };
 
 /// Adds the codes of one image. They are aligned: images are, and threads start at whole eights.
@@ -176,10 +187,15 @@ __device__ __forceinline__ void add_exact(const SumArguments& call, int64_t i, i
 template <typename Code, typename Y, bool Aligned>
 __global__ void __launch_bounds__(kBlock) sum_kernel(SumArguments call, Y* y) {
   const int64_t stride = int64_t{gridDim.x} * kBlock * kOcto;
-  for (int64_t i = (int64_t{blockIdx.x} * kBlock + threadIdx.x) * kOcto; i < call.count;
-       i += stride) {
-    const int64_t within = i % call.layout.chunk;
-    const uint8_t* image = call.images + i / call.layout.chunk * call.layout.image_bytes;
+  const int64_t summed = call.chunks * call.layout.chunk;
+  for (int64_t k = (int64_t{blockIdx.x} * kBlock + threadIdx.x) * kOcto; k < summed; k += stride) {
+    const int64_t within = k % call.layout.chunk;
+    const int64_t chunk = k / call.layout.chunk;
+    const int64_t i = chunk_begin(call.places, call.layout.chunk, chunk) + within;
+    if (i >= call.count) {
+      continue;
+    }
+    const uint8_t* image = call.images + chunk * call.layout.image_bytes;
     float sum[kOcto];
     for (int64_t r = 0; r < call.contributions; ++r) {
       if (r == call.exact_index) {
@@ -206,7 +222,8 @@ __global__ void __launch_bounds__(kBlock) sum_kernel(SumArguments call, Y* y) {
 
 template <typename Code>
 void sum_as(const Stream& stream, const SumWire& call, const SumArguments& arguments) {
-  const LaunchShape shape = {blocks_for(stream, ceil_div(arguments.count, kOcto)), kBlock};
+  const LaunchShape shape = {
+      blocks_for(stream, ceil_div(arguments.chunks * arguments.layout.chunk, kOcto)), kBlock};
   const bool aligned = is_aligned(call.y.data);
   const auto run = [&](auto tag) {
     using Y = typename decltype(tag)::Type;
@@ -225,6 +242,7 @@ void sum_wire(Stream stream, const SumWire& call) {
                                   call.exact.data,
                                   call.exact.dtype == DType::bf16,
                                   call.factor,
+                                  call.places,
                                   call.y.count()};
   if (call.format.dtype == DType::f32) {
     return sum_as<float>(stream, call, arguments);

@@ -216,20 +216,31 @@ void update_auto_scale(Stream stream, ConstView codes, AutoScale* /*automatic*/,
   count(stream, bytes_of(codes) + 2 * sizeof(AutoScale));
 }
 
+/// Of a tensor, what lies in chunks of `covered` elements.
+double share_of(int64_t count, int64_t covered) {
+  return count <= covered ? 1.0 : static_cast<double>(covered) / static_cast<double>(count);
+}
+
+void update_auto_scales(Stream stream, const AutoScale* /*of_ranks*/, int64_t ranks,
+                        AutoScale* /*scales*/, int64_t scales, const int32_t* /*skip*/) {
+  count(stream, static_cast<double>((ranks + 2) * scales) * sizeof(AutoScale));
+}
+
 void pack_wire(Stream stream, const PackWire& call) {
-  count(stream, stored_bytes(call.x) +
+  const double packed = share_of(call.x.count(), call.chunk * call.chunks);
+  count(stream, packed * stored_bytes(call.x) +
                     static_cast<double>(call.chunks * wire_bytes(call.format, call.chunk)));
 }
 
 void sum_wire(Stream stream, const SumWire& call) {
   const int64_t copied = call.contributions - (call.exact_index >= 0 ? 1 : 0);
   count(stream, static_cast<double>(copied * call.chunks * wire_bytes(call.format, call.chunk)) +
-                    bytes_of(call.exact) + bytes_of(call.y));
+                    bytes_of(call.exact) +
+                    share_of(call.y.count(), call.chunk * call.chunks) * bytes_of(call.y));
 }
 
-void unpack_wire(Stream stream, const void* /*images*/, int64_t /*chunk*/, int64_t /*chunks*/,
-                 const StoredTensor& y) {
-  count(stream, 2 * stored_bytes(y));
+void unpack_wire(Stream stream, const UnpackWire& call) {
+  count(stream, 2 * share_of(call.y.count(), call.chunk * call.chunks) * stored_bytes(call.y));
 }
 
 void combine_ranks(Stream stream, ConstView parts, Combine /*how*/, View y) {
@@ -241,22 +252,30 @@ void shared_amax(Stream stream, const SharedBucket& bucket, View amax) {
 }
 
 void shared_scales(Stream stream, ConstView amax, const TensorFormat& /*format*/,
-                   float /*pre_scale*/, View scales) {
+                   float /*pre_scale*/, View scales, ConstView /*automatic*/) {
   count(stream, bytes_of(amax) + bytes_of(scales));
 }
 
-void pack_shared(Stream stream, const SharedBucket& bucket, ConstView scales, View codes) {
-  count(stream, bytes_of(bucket.values) + bytes_of(bucket.tensor_of_group) + bytes_of(scales) +
-                    bytes_of(codes));
+void pack_shared(Stream stream, const SharedBucket& bucket, ConstView scales, View codes,
+                 const ChunkPlaces& /*places*/) {
+  const double packed = share_of(bucket.values.count(), codes.count());
+  count(stream, packed * (bytes_of(bucket.values) + bytes_of(bucket.tensor_of_group)) +
+                    bytes_of(scales) + bytes_of(codes));
 }
 
 void sum_shared(Stream stream, ConstView codes, View y) {
   count(stream, bytes_of(codes) + bytes_of(y));
 }
 
+void count_largest(Stream stream, ConstView codes, ConstView /*tensor_of_group*/,
+                   ConstView /*automatic*/) {
+  count(stream, bytes_of(codes));
+}
+
 void read_shared(Stream stream, ConstView codes, ConstView scales, float /*factor*/,
-                 int64_t /*first*/, const SharedBucket& to) {
-  count(stream, bytes_of(codes) + bytes_of(scales) + bytes_of(to.values));
+                 const SharedBucket& to, const ChunkPlaces& /*places*/) {
+  count(stream, bytes_of(codes) + bytes_of(scales) +
+                    share_of(to.values.count(), codes.count()) * bytes_of(to.values));
 }
 
 void compress(Stream stream, ConstView x, const CompressedView& out) {
@@ -334,6 +353,7 @@ OpTable filled() {
       .store = store,
       .read_stored = read_stored,
       .update_auto_scale = update_auto_scale,
+      .update_auto_scales = update_auto_scales,
       .compress = compress,
       .decompress = decompress,
       .adamw = adamw,
@@ -347,6 +367,7 @@ OpTable filled() {
       .shared_scales = shared_scales,
       .pack_shared = pack_shared,
       .sum_shared = sum_shared,
+      .count_largest = count_largest,
       .read_shared = read_shared,
   };
   fill_casts(table);

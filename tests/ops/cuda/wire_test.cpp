@@ -7,6 +7,7 @@
 #include "ops/adamw_cases.h"
 #include "ops/cuda/cuda_test_support.h"
 #include "ops/shared_wire.h"
+#include "ops/storage.h"
 
 namespace fp8train::test {
 namespace {
@@ -41,6 +42,7 @@ struct Case {
   DType x = DType::f32, y = DType::f32;
   int64_t count = 0, offset = 0, inner = 1, exact_index = -1;
   bool finite = true;
+  ops::ChunkPlaces places;
 };
 
 constexpr int64_t kChunk = 256, kChunks = 4;
@@ -56,6 +58,7 @@ Results pack_and_sum(Side& side, const Case& c) {
                                    .format = c.format,
                                    .chunk = kChunk,
                                    .chunks = kChunks,
+                                   .places = c.places,
                                    .inner = c.inner,
                                    .images = images.as<uint8_t>() + rank * bytes});
   }
@@ -63,7 +66,8 @@ Results pack_and_sum(Side& side, const Case& c) {
   ops::sum_wire(
       side.stream(),
       {.images = images.data, .format = c.format, .chunk = kChunk, .chunks = kChunks, .y = first});
-  const View sum = side.space(c.y, {c.count}, c.offset);
+  // What chunks do not have stays.
+  const View sum = side.put(Array(c.y, {c.count}, random_values(c.count, 9)), c.offset);
   const View exact = side.put(Array(c.y, {c.count}, adversarial_values(c.count, 8, c.finite)));
   ops::sum_wire(side.stream(), {.images = images.data,
                                 .format = c.format,
@@ -73,7 +77,8 @@ Results pack_and_sum(Side& side, const Case& c) {
                                 .exact_index = c.exact_index,
                                 .exact = exact,
                                 .factor = 0.3F,
-                                .y = sum});
+                                .y = sum,
+                                .places = c.places});
   return {{side.get(first), side.get(sum)}};
 }
 
@@ -84,6 +89,8 @@ TEST_CASE("images and their sums have the cpu's bits", "[cuda][wire]") {
         {format, DType::bf16, DType::bf16, 900, 1, 2, 1, true},
         {format, DType::f16, DType::bf16, 131, 0, 4, 0, false},
         {format, DType::f32, DType::f32, 1, 1, 1, 2, false},
+        {format, DType::f32, DType::f32, 1700, 0, 2, 1, true, {.first = 128, .stride = 512}},
+        {format, DType::bf16, DType::f32, 1170, 1, 1, -1, false, {.first = 256, .stride = 512}},
     };
     for (const Case& c : cases) {
       INFO(describe(format) << " of " << name_of(c.x) << ", " << c.count << " elements");
@@ -97,6 +104,7 @@ TEST_CASE("copied codes have the cpu's bytes", "[cuda][wire]") {
        {by_group(DType::e4m3, ScaleType::f32), by_group(DType::e4m3, ScaleType::pow2)}) {
     for (const int64_t offset : {0, 1}) {
       compare([&, shift = offset](Side& side) {
+        const ops::ChunkPlaces places = {.first = 128 * shift, .stride = 0};
         const View codes = side.put(Array(format.dtype, {300}, random_values(300, 3)), shift);
         const View scales = side.put(Array(DType::f32, {3}, {4, 0, 0.125F}));
         const View images = side.space(DType::e4m3, {2 * ops::wire_bytes(format, 256)});
@@ -104,11 +112,15 @@ TEST_CASE("copied codes have the cpu's bytes", "[cuda][wire]") {
                                        .format = format,
                                        .chunk = 256,
                                        .chunks = 2,
+                                       .places = places,
                                        .images = images.data});
-        const View codes_back = side.space(format.dtype, {300}, shift);
-        const View scales_back = side.space(DType::f32, {3});
-        ops::unpack_wire(side.stream(), images.data, 256, 2,
-                         StoredTensor(codes_back, format, scales_back));
+        const View codes_back = side.put(Array(format.dtype, {300}), shift);
+        const View scales_back = side.put(Array(DType::f32, {3}));
+        ops::unpack_wire(side.stream(), {.images = images.data,
+                                         .chunk = 256,
+                                         .chunks = 2,
+                                         .y = {codes_back, format, scales_back},
+                                         .places = places});
         return Results{{side.get(codes_back), side.get(scales_back)}};
       });
     }
@@ -127,6 +139,35 @@ TEST_CASE("values of ranks are combined with the cpu's bits", "[cuda][wire]") {
       return Results{{side.get(y), side.get({wide.data, DType::f32, {6}})}};
     });
   }
+}
+
+/// Scales under controllers, what these count and what follows for the next step.
+Results control(Side& side, const View& amax, const View& sum, int64_t count, const View& names) {
+  const int64_t tensors = amax.count();
+  std::vector<ops::AutoScale> initial;
+  for (int64_t t = 0; t < 2 * tensors; ++t) {
+    initial.push_back({0.3F + static_cast<float>(t), 1, 60000});
+  }
+  const View controllers = side.space(DType::i64, {2, tensors, 2});  // of two ranks
+  copy_from_host(side.device(), controllers, initial.data());
+  const View next = side.space(DType::i64, {tensors, 2});
+  copy_from_host(side.device(), next, initial.data());
+  auto* own = controllers.as<ops::AutoScale>();
+  std::vector<ops::AutoScale*> addresses;
+  for (int64_t t = 0; t < tensors; ++t) {
+    addresses.push_back(own + t);
+  }
+  const View table = side.space(DType::i64, {tensors});
+  copy_from_host(side.device(), table, addresses.data());
+  const View scales = side.space(DType::f32, {tensors});
+  ops::shared_scales(side.stream(), amax, by_tensor(DType::e4m3, ScaleType::pow2), 0.7F, scales,
+                     table);
+  ops::count_largest(side.stream(), {sum.data, DType::e4m3, {count}}, names, table);
+  Results results = {{side.get(scales), side.get({own, DType::f32, {4 * tensors}})}};
+  ops::update_auto_scales(side.stream(), own, 2, next.as<ops::AutoScale>(), tensors,
+                          side.put_value(int32_t{0}));
+  results.arrays.push_back(side.get({next.data, DType::f32, {4 * tensors}}));
+  return results;
 }
 
 /// fp8_sum from gradients in any type to what is read of them.
@@ -158,17 +199,29 @@ Results share(Side& side, DType dtype, int64_t count, int64_t offset, bool finit
   ops::pack_shared(side.stream(), bucket, scales, second);
   const View sum = side.space(DType::e4m3, {1024});
   ops::sum_shared(side.stream(), codes, sum);
+  Results controlled = control(side, amax, sum, count, bucket.tensor_of_group);
   Results results = {{side.get(amax), side.get(scales), side.get(row), side.get(sum)}};
-  ops::read_shared(side.stream(), sum, scales, 0.5F, 0, bucket);
+  results.arrays.insert(results.arrays.end(), controlled.arrays.begin(), controlled.arrays.end());
+  ops::read_shared(side.stream(), sum, scales, 0.5F, bucket);
   results.arrays.push_back(side.get(bucket.values));
   if (count > 128) {
     const View shard = side.space(DType::f32, {count - 128}, offset);
-    ops::read_shared(side.stream(), sum, scales, 0.5F, 128, {shard, {}, bucket.tensor_of_group});
+    const View later = {bucket.tensor_of_group.as<int32_t>() + 1, DType::i32, {groups - 1}};
+    const View after = {sum.as<uint8_t>() + 128, DType::e4m3, {1024 - 128}};
+    ops::read_shared(side.stream(), after, scales, 0.5F, {shard, {}, later});
     results.arrays.push_back(side.get(shard));
   }
   if (is_fp8(dtype)) {
     results.arrays.push_back(side.get(bucket.kept_scales));
   }
+  // Chunks that lie apart; of codes without their scales.
+  const ops::ChunkPlaces apart = {.first = 128, .stride = 384};
+  const View rows = {codes.data, DType::e4m3, {4, 256}};
+  ops::pack_shared(side.stream(), bucket, scales, rows, apart);
+  results.arrays.push_back(side.get(row));
+  ops::read_shared(side.stream(), rows, scales, 0.7F, {bucket.values, {}, bucket.tensor_of_group},
+                   apart);
+  results.arrays.push_back(side.get(bucket.values));
   return results;
 }
 

@@ -1,0 +1,263 @@
+// An exchange in pieces against the same exchange at once: the same bits, in bounded memory. What
+// the exchange at once has to give is the matter of exchange_test.cpp and shared_exchange_test.cpp.
+
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+
+#include "comm/backends.h"
+#include "comm/gradient_exchange.h"
+#include "device/device.h"
+#include "ops/storage.h"
+#include "support/rank_threads.h"
+#include "tensor/tensor.h"
+
+namespace fp8train::test {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+/// What a rank has after an exchange, and what that took.
+struct Outcome {
+  Bytes bytes;
+  int64_t pieces = 0;
+  size_t scratch = 0;
+  Traffic sent;
+};
+
+struct Case {
+  TensorFormat cell;
+  TensorFormat kept;  ///< of the gradients
+  Topology topology;
+  ExchangeResult result = ExchangeResult::whole;
+  bool self_exact = false;
+  bool in_place = false;  ///< the shard is its own place among the gradients
+  int64_t count = 0;
+};
+
+TensorFormat coded(Granularity granularity, ScaleType type) {
+  return {.dtype = DType::e4m3,
+          .granularity = granularity,
+          .policy = ScalePolicy::current,
+          .scale_type = type,
+          .group_size = granularity == Granularity::group ? 128 : 0};
+}
+
+/// Magnitudes differ by element group, so that scales do, and so do ranks. `bad`: one value.
+std::vector<float> gradients_of(int rank, int64_t count, float bad) {
+  std::mt19937 bits(static_cast<uint32_t>(rank) + 21);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(static_cast<size_t>(count));
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] = normal(bits) * std::exp2(static_cast<float>(i / 100 % 7) - 9.0F);
+  }
+  if (rank == 1) {
+    values[values.size() / 2] = bad;
+  }
+  return values;
+}
+
+/// Three tensors, of which one crosses from shard to shard.
+std::vector<int64_t> tensors_of(int64_t count) {
+  return {0, 128, 128 * (count / 256 + 1)};
+}
+
+void append(Bytes& bytes, Device& device, const View& view) {
+  if (!view.empty() && view.count() > 0) {
+    const size_t before = bytes.size();
+    bytes.resize(before + view.bytes());
+    copy_to_host(device, bytes.data() + before, view);
+  }
+}
+
+/// The gradients of a rank, kept as the case says.
+struct Kept {
+  Kept(Device& device, const Case& c, const std::vector<float>& values)
+      : codes(device, c.kept.dtype, {c.count}, MemoryCategory::gradients) {
+    const std::vector<int64_t> begins = tensors_of(c.count);
+    const bool by_tensor = c.kept.is_scaled() && c.kept.granularity == Granularity::tensor;
+    if (c.kept.is_scaled()) {
+      const Shape shape = by_tensor ? Shape{3, 2} : Shape{stored_scales(c.kept, c.count)};
+      scales = Tensor(device, DType::f32, shape, MemoryCategory::gradients);
+      fill_zero(device, scales);
+    }
+    all = StoredTensor(codes.view(), c.kept, scales.view());
+    Tensor x(device, DType::f32, {c.count}, MemoryCategory::workspace);
+    copy_from_host(device, x, values.data());
+    if (!by_tensor) {
+      ops::store(device.stream(), {.x = x, .to = all});
+      return;
+    }
+    for (size_t t = 0; t < begins.size(); ++t) {
+      const int64_t elements = (t + 1 < begins.size() ? begins[t + 1] : c.count) - begins[t];
+      const View from = {x.view().as<float>() + begins[t], DType::f32, {elements}};
+      const View to = {codes.view().as<uint8_t>() + begins[t], c.kept.dtype, {elements}};
+      const View scale = {scales.view().as<float>() + 2 * t, DType::f32, {2}};
+      ops::store(device.stream(), {.x = from, .to = {to, c.kept, scale}});
+    }
+  }
+
+  Tensor codes, scales;
+  StoredTensor all;
+};
+
+Outcome exchange(Communicator& comm, const Case& c, int64_t piece_bytes, float bad) {
+  const auto device = make_device(DeviceKind::cpu);
+  Kept kept(*device, c, gradients_of(comm.rank(), c.count, bad));
+  const GradientWire wire = gradient_wire(c.cell, c.self_exact, comm.topology());
+  const bool names = wire.kind == WireKind::fp8_sum;
+  GradientExchange made(
+      comm, *device, wire,
+      {kept.all, names ? tensors_of(c.count) : std::vector<int64_t>(), piece_bytes}, c.result);
+  Outcome outcome = {{}, made.pieces(), made.scratch_bytes(), {}};
+  const Buffer scratch(*device, made.scratch_bytes(), MemoryCategory::workspace);
+  Tensor own(*device, DType::f32, {made.own_elements()}, MemoryCategory::gradients);
+  View shard;
+  if (c.result == ExchangeResult::shard) {
+    shard = own;
+    if (c.in_place && made.own_elements() > 0) {
+      shard.data = kept.codes.view().as<float>() + comm.rank() * made.shard_elements();
+    }
+  }
+  const float factor = 1.0F / static_cast<float>(comm.size());
+  const Traffic before = comm.traffic();
+  for (int step = 0; step < 2; ++step) {  // what one leaves behind is not in the next one's way
+    made.start(device->stream(), scratch.data(), factor, shard);
+    made.advance();
+    made.finish();
+  }
+  outcome.sent = {comm.traffic().within_node - before.within_node,
+                  comm.traffic().between_nodes - before.between_nodes};
+  append(outcome.bytes, *device, shard.empty() ? kept.codes.view() : shard);
+  append(outcome.bytes, *device, shard.empty() ? kept.scales.view() : View{});
+  return outcome;
+}
+
+std::vector<Outcome> exchange_all(const Case& c, int64_t piece_bytes, float bad) {
+  std::vector<Outcome> outcomes(static_cast<size_t>(c.topology.size()));
+  const auto errors = run_ranks(c.topology, [&](Communicator& comm) {
+    outcomes[static_cast<size_t>(comm.rank())] = exchange(comm, c, piece_bytes, bad);
+  });
+  CHECK(errors == std::vector<std::string>(outcomes.size()));
+  return outcomes;
+}
+
+void check_pieces(const Case& c, float bad = 1.0F) {
+  const std::vector<Outcome> at_once = exchange_all(c, 0, bad);
+  CHECK(at_once[0].pieces == 1);
+  const auto element = static_cast<int64_t>(size_of(c.kept.dtype));
+  const int64_t least = 128 * element * c.topology.size();
+  for (const int64_t piece_bytes : {int64_t{1}, 2 * least + 4, c.count * element - 1}) {
+    CAPTURE(piece_bytes);
+    const std::vector<Outcome> in_pieces = exchange_all(c, piece_bytes, bad);
+    for (size_t rank = 0; rank < in_pieces.size(); ++rank) {
+      CAPTURE(rank);
+      CHECK(in_pieces[rank].bytes == at_once[rank].bytes);  // exact
+      // Images are padded to 16 bytes: of 128 codes with a byte for the scale, 144 for 129.
+      const auto sent = static_cast<double>(at_once[rank].sent.total());
+      CHECK(static_cast<double>(in_pieces[rank].sent.total()) == Approx(sent).epsilon(0.12));
+    }
+    CHECK(in_pieces[0].pieces * piece_bytes + in_pieces[0].pieces * least >= c.count * element);
+  }
+}
+
+std::vector<Topology> topologies() {
+  return {Topology::blocks(2, 2), Topology::blocks(3, 3), Topology::blocks(4, 4),
+          Topology::blocks(4, 2)};
+}
+
+const TensorFormat kGrouped = coded(Granularity::group, ScaleType::f32);
+const TensorFormat kPowers = coded(Granularity::group, ScaleType::pow2);
+const TensorFormat kByTensor = coded(Granularity::tensor, ScaleType::pow2);
+
+// 40 groups, of which the last is not full; and so few that the last ranks have none.
+const int64_t kCounts[] = {5000, 700};
+
+TEST_CASE("pieces have the bits of one exchange, on every wire", "[exchange][pieces]") {
+  for (const TensorFormat& cell :
+       {plain(DType::f32), plain(DType::bf16), kGrouped, kPowers, kByTensor}) {
+    for (const Topology& topology : topologies()) {
+      for (const ExchangeResult result : {ExchangeResult::whole, ExchangeResult::shard}) {
+        for (const int64_t count : kCounts) {
+          INFO(describe(cell) << ", " << topology.size() << " ranks, " << count << " elements");
+          check_pieces({.cell = cell, .topology = topology, .result = result, .count = count});
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("pieces of gradients in few bits", "[exchange][pieces]") {
+  struct Formats {
+    TensorFormat cell, kept;
+  };
+  const Formats formats[] = {{plain(DType::bf16), plain(DType::bf16)},
+                             {kGrouped, plain(DType::bf16)},
+                             {kGrouped, kGrouped},
+                             {kPowers, kPowers},
+                             {kByTensor, kByTensor}};
+  for (const Formats& f : formats) {
+    for (const Topology& topology : topologies()) {
+      for (const ExchangeResult result : {ExchangeResult::whole, ExchangeResult::shard}) {
+        INFO(describe(f.kept) << " as " << describe(f.cell) << ", " << topology.size() << " ranks");
+        check_pieces({.cell = f.cell,
+                      .kept = f.kept,
+                      .topology = topology,
+                      .result = result,
+                      .count = 5000});
+      }
+    }
+  }
+}
+
+TEST_CASE("pieces leave a rank's own part exact where that is asked for", "[exchange][pieces]") {
+  for (const TensorFormat& cell : {plain(DType::bf16), kGrouped}) {
+    for (const ExchangeResult result : {ExchangeResult::whole, ExchangeResult::shard}) {
+      for (const bool in_place : {false, true}) {
+        INFO(describe(cell));
+        check_pieces({.cell = cell,
+                      .topology = Topology::blocks(3, 3),
+                      .result = result,
+                      .self_exact = true,
+                      .in_place = in_place,
+                      .count = 5000});
+      }
+    }
+  }
+}
+
+TEST_CASE("what is not finite spoils no more in pieces", "[exchange][pieces]") {
+  for (const TensorFormat& cell : {kGrouped, kPowers, kByTensor}) {
+    for (const TensorFormat& kept : {plain(DType::f32), cell}) {
+      INFO(describe(cell));
+      check_pieces({.cell = cell, .kept = kept, .topology = Topology::blocks(4, 2), .count = 5000},
+                   std::numeric_limits<float>::infinity());
+    }
+  }
+}
+
+TEST_CASE("memory of an exchange is that of a piece", "[exchange][pieces]") {
+  const auto device = make_meta_device({});
+  constexpr int64_t kMany = int64_t{1} << 28;  // 1 GiB of fp32
+  constexpr int64_t kPiece = int64_t{25} << 20;
+  for (const TensorFormat& cell : {plain(DType::f32), plain(DType::bf16), kGrouped, kByTensor}) {
+    for (const int per_node : {8, 64}) {
+      for (const ExchangeResult result : {ExchangeResult::whole, ExchangeResult::shard}) {
+        INFO(describe(cell) << ", nodes of " << per_node);
+        const auto comm = make_rehearsal(Topology::blocks(64, per_node), 5);
+        const Tensor bucket(*device, DType::f32, {kMany}, MemoryCategory::gradients);
+        const GradientExchange made(*comm, *device, gradient_wire(cell, false, comm->topology()),
+                                    {bucket.view(), {0}, kPiece}, result);
+        // Sent and received, and fp32 sums of one node's part.
+        CHECK(static_cast<double>(made.scratch_bytes()) <= 2.2 * kPiece);
+        CHECK(made.pieces() >= kMany * 4 / kPiece);
+        CHECK(made.pieces() <= kMany * 4 / kPiece + 2);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fp8train::test
