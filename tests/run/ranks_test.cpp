@@ -186,9 +186,9 @@ TEST_CASE("a timeline of two ranks has what they exchange") {
       check_timeline(nlohmann::json::parse(read_file(folder / "timeline.json")));
   CHECK(content.ranks == std::set<int>{0, 1});
   CHECK(content.spans.at("step") == 10);
-  // Every exchange has messages to all and, in stage 0, is gathered.
+  // Every exchange has a message to all for each of its pieces and, in stage 0, is gathered.
   CHECK(content.flights.at("exchange") >= 10);
-  CHECK(content.flights.at("all_to_all") == content.flights.at("exchange"));
+  CHECK(content.flights.at("all_to_all") >= content.flights.at("exchange"));
   CHECK(content.flights.count("gather") == (stage == 0 ? 0 : 1));
   CHECK(content.flights.at("all_gather") >= content.flights.at("exchange") / (stage + 1));
   const nlohmann::json report = nlohmann::json::parse(outcome.out);

@@ -62,7 +62,7 @@ TEST_CASE("times of a step count what is under way at the same time once, and wh
 TEST_CASE("a timeline has the events of all ranks on one clock") {
   const test::TempDir folder;
   const auto path = folder.path() / "timeline.json";
-  const auto errors = test::run_ranks(Topology::blocks(2, 2), [&](Communicator& comm) {
+  const auto errors = test::run_ranks(Topology::blocks(4, 2), [&](Communicator& comm) {
     check_timeline_path(comm, path);
     std::vector<TraceEvent> events = two_steps();
     for (TraceEvent& event : events) {
@@ -101,7 +101,7 @@ TEST_CASE("a timeline has the events of all ranks on one clock") {
 }
 
 TEST_CASE("a timeline that cannot be written is refused on all ranks before anything is measured") {
-  const auto errors = test::run_ranks(Topology::blocks(1, 2), [&](Communicator& comm) {
+  const auto errors = test::run_ranks(Topology::blocks(2, 1), [&](Communicator& comm) {
     check_timeline_path(comm, "/no/such/folder/timeline.json");
   });
   for (const std::string& error : errors) {
