@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -32,7 +33,10 @@ EngineSettings step_settings(const StepBench& bench) {
   settings.data.seq_length = bench.seq_length;
   settings.parallelism = {.zero_stage = bench.zero_stage, .bucket_mb = bench.bucket_mb};
   ModelConfig model = preset->config;
-  model.vocab_size = model.vocab_size == 0 ? bench.vocabulary : model.vocab_size;
+  constexpr int64_t kCharacters = 65;
+  model.vocab_size = bench.vocabulary != 0   ? bench.vocabulary
+                     : model.vocab_size != 0 ? model.vocab_size
+                                             : kCharacters;
   model.num_hidden_layers = bench.layers == 0 ? model.num_hidden_layers : bench.layers;
   return engine_settings(settings, completed(model));
 }
@@ -50,15 +54,26 @@ Batch random_batch(const EngineSettings& settings, int rank) {
   return batch;
 }
 
+/// By operation; what spans of parts of a step have beside operations is one share.
 std::vector<std::pair<std::string, double>> shares_of_time() {
+  const std::set<std::string> parts = {kStepSpan, "forward", "head", "backward", "update"};
   double total = 0;
-  for (const SpanTotal& span : trace_totals()) {
-    total += span.self_seconds;
-  }
+  double outside = 0;
   std::vector<std::pair<std::string, double>> shares;
   for (const SpanTotal& span : trace_totals()) {
-    shares.emplace_back(span.name, span.self_seconds / total);
+    total += span.self_seconds;
+    if (parts.count(span.name) != 0) {
+      outside += span.self_seconds;
+    } else {
+      shares.emplace_back(span.name, span.self_seconds);
+    }
   }
+  shares.emplace_back("outside operations", outside);
+  for (auto& [name, share] : shares) {
+    share /= total;
+  }
+  std::sort(shares.begin(), shares.end(),
+            [](const auto& a, const auto& b) { return a.second > b.second; });
   return shares;
 }
 
@@ -79,10 +94,28 @@ double median_of_ranks(Communicator& comm, const std::function<void()>& run, dou
   return times[static_cast<size_t>(count / 2)];
 }
 
+void trace_steps(Device& device, const std::function<void()>& run) {
+  constexpr int kSteps = 5;
+  constexpr size_t kEvents = size_t{1} << 18;
+  // Of the compute stream only: what ranks exchange beside it goes on.
+  set_tracing(
+      true,
+      device.kind() == DeviceKind::cuda ? [&] { device.synchronize(); } : std::function<void()>(),
+      kEvents);
+  for (int i = 0; i < kSteps; ++i) {
+    const TraceSpan step(kStepSpan);
+    run();
+  }
+  set_tracing(false);
+}
+
 }  // namespace
 
 StepRates step_rates(Device& device, Communicator& comm, const StepBench& bench, double seconds) {
   const EngineSettings settings = step_settings(bench);
+  if (!bench.timeline.empty()) {
+    check_timeline_path(comm, bench.timeline);
+  }
   const RehearsedStep rehearsed = rehearse_step(settings, device, comm.topology(), comm.rank());
   Engine engine(device, settings, &comm);
   engine.reserve(rehearsed.plan);
@@ -103,14 +136,12 @@ StepRates step_rates(Device& device, Communicator& comm, const StepBench& bench,
   rates.sent = {comm.traffic().within_node - before.within_node,
                 comm.traffic().between_nodes - before.between_nodes};
   engine.set_record(false);  // a recorded step has no spans
-  set_tracing(true, device.kind() == DeviceKind::cuda ? [&] { device.synchronize(); }
-                                                      : std::function<void()>());
-  for (int i = 0; i < 5; ++i) {
-    const TraceSpan outside("outside operations");
-    run();
-  }
+  trace_steps(device, run);
   rates.time_shares = shares_of_time();
-  set_tracing(false);
+  rates.times = step_times(trace_events());
+  if (!bench.timeline.empty()) {
+    write_timeline(comm, bench.timeline, trace_events());
+  }
   rates.ceiling = gemm_ceiling(device, settings.plan.activation);
   rates.gemm_engine = gemm_engine(device, settings.plan.activation);
   rates.tokens = static_cast<double>(settings.micro_batch_size * settings.seq_length *

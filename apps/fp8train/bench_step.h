@@ -9,15 +9,17 @@
 
 #include "comm/communicator.h"
 #include "device/device.h"
+#include "timeline.h"
 
 namespace fp8train {
 
 struct StepBench {
   std::string preset = "nanogpt-laptop", plan = "bf16";
   int64_t micro_batch_size = 12, seq_length = 64, accumulation = 1;
-  int64_t vocabulary = 65;  ///< for presets without one
-  int64_t layers = 0;       ///< 0: the preset's
+  int64_t vocabulary = 0;  ///< 0: the preset's, or 65
+  int64_t layers = 0;      ///< 0: the preset's
   int64_t zero_stage = 0, bucket_mb = 25;
+  std::string timeline;  ///< where to write one; empty: nowhere
 };
 
 struct StepRates {
@@ -27,6 +29,7 @@ struct StepRates {
   double ceiling;        ///< FLOP/s of the best GEMM in the type of activations
   const char* gemm_engine;
   std::vector<std::pair<std::string, double>> time_shares;  ///< by operation
+  StepTimes times;                                          ///< of this rank
 };
 
 /// Collective. Throws ConfigError for an unknown preset or row.

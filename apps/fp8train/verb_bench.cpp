@@ -64,26 +64,40 @@ Json bench_step(const BenchOptions& options) {
   for (const auto& [name, share] : rates.time_shares) {
     shares[name] = share;
   }
-  return {{"bench", "step"},
-          {"preset", options.step.preset},
-          {"plan", options.step.plan},
-          {"micro_batch_size", options.step.micro_batch_size},
-          {"seq_length", options.step.seq_length},
-          {"ranks", comm->size()},
-          {"zero_stage", options.step.zero_stage},
-          {"bucket_mb", options.step.bucket_mb},
-          {"wire_bytes_within_node", rates.sent.within_node},
-          {"wire_bytes_between_nodes", rates.sent.between_nodes},
-          {"threads", threads},
-          {"isa", name_of(cpu_isa())},
-          {"gemm_engine", rates.gemm_engine},
-          {"seconds_per_step", rates.seconds},
-          {"tokens_per_second", rates.tokens * comm->size() / rates.seconds},
-          {"gflops", rates.flops / rates.seconds / 1e9},
-          {"gemm_ceiling_gflops", rates.ceiling / 1e9},
-          {"fraction_of_ceiling", rates.flops / rates.seconds / rates.ceiling},
-          {"memory_bytes", device->ledger().peak()},
-          {"time_shares", shares}};
+  Json report = {{"bench", "step"},
+                 {"preset", options.step.preset},
+                 {"plan", options.step.plan},
+                 {"micro_batch_size", options.step.micro_batch_size},
+                 {"seq_length", options.step.seq_length},
+                 {"ranks", comm->size()},
+                 {"zero_stage", options.step.zero_stage},
+                 {"bucket_mb", options.step.bucket_mb},
+                 {"wire_bytes_within_node", rates.sent.within_node},
+                 {"wire_bytes_between_nodes", rates.sent.between_nodes},
+                 {"threads", threads},
+                 {"isa", name_of(cpu_isa())},
+                 {"gemm_engine", rates.gemm_engine},
+                 {"seconds_per_step", rates.seconds},
+                 {"tokens_per_second", rates.tokens * comm->size() / rates.seconds},
+                 {"gflops", rates.flops / rates.seconds / 1e9},
+                 {"gemm_ceiling_gflops", rates.ceiling / 1e9},
+                 {"fraction_of_ceiling", rates.flops / rates.seconds / rates.ceiling},
+                 {"memory_bytes", device->ledger().peak()},
+                 {"forward_seconds", rates.times.forward},
+                 {"head_seconds", rates.times.head},
+                 {"backward_seconds", rates.times.backward},
+                 {"update_seconds", rates.times.update}};
+  if (comm->size() > 1) {
+    const auto share = [](double part, double whole) { return whole > 0 ? part / whole : 0.0; };
+    const StepTimes& times = rates.times;
+    report["exchange_seconds"] = times.exchange;
+    report["exchange_in_backward"] = share(times.exchange_in_backward, times.exchange);
+    report["exchange_waited_seconds"] = times.exchange_waited;
+    report["messages_seconds"] = times.messages;
+    report["messages_in_backward"] = share(times.messages_in_backward, times.messages);
+  }
+  report["time_shares"] = shares;
+  return report;
 }
 
 /// "512,1024x4096x512": square shapes, or M x N x K.
@@ -276,11 +290,13 @@ void add_part(Arguments parent, Action& action, const std::shared_ptr<BenchOptio
                 "Sequences of a micro-batch");
     part.option("--seq-length", options->step.seq_length, 1, "Tokens of a sequence");
     part.option("--accumulation", options->step.accumulation, 1, "Micro-batches of a step");
-    part.option("--vocabulary", options->step.vocabulary, 1, "For presets without one");
+    part.option("--vocabulary", options->step.vocabulary, 0, "0: the preset's, or 65");
     part.option("--layers", options->step.layers, 0, "0: the preset's");
     part.option("--zero-stage", options->step.zero_stage, 0, "With several ranks: what they share");
     part.option("--bucket-mb", options->step.bucket_mb, 1,
                 "MiB of gradients that ranks exchange at a time");
+    part.option("--timeline", options->step.timeline,
+                "Write the last steps of all ranks here, for ui.perfetto.dev");
   }
   if (std::string(name) == "attention") {
     part.option("--batch", options->batch, 1, "Sequences");

@@ -1,17 +1,15 @@
 #include "base/trace.h"
 
 #include <algorithm>
-#include <cstring>
+#include <chrono>
 #include <utility>
-
-#include "base/clock.h"
 
 namespace fp8train {
 namespace {
 
 struct OpenSpan {
   const char* name;
-  Stopwatch watch;
+  double begin;
   double children_seconds = 0;
 };
 
@@ -20,6 +18,8 @@ struct Tracer {
   std::function<void()> settle;
   std::vector<SpanTotal> totals;
   std::vector<OpenSpan> open;
+  std::vector<TraceEvent> events;
+  size_t room = 0;  ///< for events; 0: none are kept
 };
 
 Tracer& tracer() {
@@ -34,13 +34,26 @@ SpanTotal& total_of(const char* name) {
   return found != totals.end() ? *found : totals.emplace_back(SpanTotal{name, 0, 0});
 }
 
+void keep(const TraceEvent& event) {
+  if (tracer().events.size() < tracer().room) {
+    tracer().events.push_back(event);
+  }
+}
+
 }  // namespace
 
-void set_tracing(bool on, std::function<void()> settle) {
+double trace_clock() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void set_tracing(bool on, std::function<void()> settle, size_t events) {
   tracer().on = on;
   tracer().settle = std::move(settle);
+  tracer().room = on ? events : 0;
   if (on) {
     tracer().totals.clear();
+    tracer().events.clear();
+    tracer().events.reserve(events);
   }
 }
 
@@ -51,9 +64,13 @@ std::vector<SpanTotal> trace_totals() {
   return totals;
 }
 
+const std::vector<TraceEvent>& trace_events() {
+  return tracer().events;
+}
+
 TraceSpan::TraceSpan(const char* name) : active_(tracer().on) {
   if (active_) {
-    tracer().open.push_back({name, {}, 0});
+    tracer().open.push_back({name, trace_clock(), 0});
   }
 }
 
@@ -70,12 +87,28 @@ TraceSpan::~TraceSpan() {
   auto& open = tracer().open;
   const OpenSpan span = open.back();
   open.pop_back();
-  const double seconds = span.watch.seconds();
+  const double now = trace_clock();
+  const double seconds = now - span.begin;
   SpanTotal& total = total_of(span.name);
   total.self_seconds += seconds - span.children_seconds;
   ++total.count;
   if (!open.empty()) {
     open.back().children_seconds += seconds;
+  }
+  keep({span.name, TraceKind::span, span.begin, now, 0});
+}
+
+TraceFlight::TraceFlight(TraceKind kind, const char* name, uint64_t bytes) {
+  if (tracer().room > 0) {
+    event_ = {name, kind, trace_clock(), 0, bytes};
+  }
+}
+
+void TraceFlight::end(double when) {
+  if (active()) {
+    event_.end = when;
+    keep(event_);
+    event_ = {};
   }
 }
 

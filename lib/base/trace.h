@@ -1,8 +1,11 @@
 #pragma once
 // Spans: how long each named piece of work took in total, for `bench step` and the profile in the
 // docs. Off by default; a span that is off costs one branch. Only the thread that drives the step
-// opens spans, and they may nest (self time excludes children).
+// opens spans, and they may nest (self time excludes children). On request the first so many events
+// are kept one by one beside the totals, for a timeline: spans, and what goes on beside them
+// between its start and its end (TraceFlight).
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -16,12 +19,33 @@ struct SpanTotal {
   uint64_t count = 0;
 };
 
+enum class TraceKind : uint8_t {
+  span,
+  exchange,  ///< of gradients, or a gathering of values: until its result is known to be there
+  message,   ///< of a collective: until its bytes have arrived
+};
+
+struct TraceEvent {
+  const char* name;
+  TraceKind kind;
+  double begin, end;  ///< of trace_clock()
+  uint64_t bytes;     ///< sent by this rank; 0 where that is not said
+};
+
+/// Seconds of a monotonic clock that the processes of one machine share.
+double trace_clock();
+
 /// `settle` (may be empty) is called before the end of each span: it waits for work that the span
-/// only started, so that asynchronous work is charged to its own span.
-void set_tracing(bool on, std::function<void()> settle = {});
+/// only started, so that asynchronous work is charged to its own span. It must not wait for what
+/// ranks exchange, which is to go on beside the spans. `events`: how many to keep; their memory is
+/// taken now.
+void set_tracing(bool on, std::function<void()> settle = {}, size_t events = 0);
 
 /// Totals since tracing was switched on, longest self time first.
 std::vector<SpanTotal> trace_totals();
+
+/// Those since tracing was switched on, in the order of their ends, until there was no more room.
+const std::vector<TraceEvent>& trace_events();
 
 class TraceSpan {
  public:
@@ -33,6 +57,27 @@ class TraceSpan {
 
  private:
   bool active_;
+};
+
+/// What is under way from construction until end(), both on the thread that drives the step. One
+/// that never ends is not kept. Off, as long as no events are kept, it costs one branch.
+class TraceFlight {
+ public:
+  TraceFlight() = default;
+  /// `name` must outlive the program.
+  TraceFlight(TraceKind kind, const char* name, uint64_t bytes = 0);
+
+  bool active() const { return event_.name != nullptr; }
+  /// Once; later calls do nothing.
+  void end() {
+    if (active()) {
+      end(trace_clock());
+    }
+  }
+  void end(double when);
+
+ private:
+  TraceEvent event_ = {};
 };
 
 }  // namespace fp8train

@@ -20,13 +20,25 @@ Communicator::Operation Communicator::next(const char* name, Stream stream) {
   return {.name = name, .sequence = sequence_++, .stream = stream};
 }
 
+/// Where collectives follow streams, the host does not know when one is over.
+template <typename Start>
+Work Communicator::shown(const char* name, const Traffic& sent, const Start& start) {
+  *traffic_ += sent;
+  const TraceFlight flight(TraceKind::message, name, sent.total());
+  Work work = start();
+  if (flight.active() && !in_stream_order()) {
+    work.show(flight);
+  }
+  return work;
+}
+
 Work Communicator::all_gather(Stream stream, const void* send, void* recv, size_t bytes) {
   Operation operation = next("all_gather", stream);
   operation.send = send;
   operation.recv = recv;
   operation.bytes = bytes;
-  *traffic_ += all_gather_traffic(topology_, rank_, bytes);
-  return start_all_gather(operation);
+  return shown(operation.name, all_gather_traffic(topology_, rank_, bytes),
+               [&] { return start_all_gather(operation); });
 }
 
 Work Communicator::all_to_all(Stream stream, const void* send, void* recv, size_t bytes) {
@@ -34,8 +46,8 @@ Work Communicator::all_to_all(Stream stream, const void* send, void* recv, size_
   operation.send = send;
   operation.recv = recv;
   operation.bytes = bytes;
-  *traffic_ += all_to_all_traffic(topology_, rank_, bytes);
-  return start_all_to_all(operation);
+  return shown(operation.name, all_to_all_traffic(topology_, rank_, bytes),
+               [&] { return start_all_to_all(operation); });
 }
 
 Work Communicator::broadcast(Stream stream, void* data, size_t bytes, int root) {
@@ -45,8 +57,8 @@ Work Communicator::broadcast(Stream stream, void* data, size_t bytes, int root) 
   operation.recv = data;
   operation.bytes = bytes;
   operation.root = root;
-  *traffic_ += broadcast_traffic(topology_, rank_, bytes, root);
-  return start_broadcast(operation);
+  return shown(operation.name, broadcast_traffic(topology_, rank_, bytes, root),
+               [&] { return start_broadcast(operation); });
 }
 
 Work Communicator::barrier() {

@@ -129,6 +129,8 @@ class Communicator {
 
  private:
   Operation next(const char* name, Stream stream);
+  template <typename Start>
+  Work shown(const char* name, const Traffic& sent, const Start& start);
 
   Topology topology_;
   int rank_;

@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/trace.h"
 #include "comm/gradient_exchange.h"
 #include "comm/side_stream.h"
 #include "ops/wire.h"
@@ -72,8 +73,10 @@ class ExchangeRun {
 
  private:
   bool next_piece();
+  void show_end();
 
   bool under_way_ = false;
+  TraceFlight flight_;
   /// Where messages follow streams the whole exchange is submitted at once, beside the caller's
   /// stream. Ranks then submit in one order, which NCCL's kernels need.
   std::optional<SideStream> side_;

@@ -70,6 +70,7 @@ void ExchangeRun::start(Stream stream, void* scratch, float factor, const View& 
   check(!under_way_, "an exchange is finished before it starts again");
   check(to_shard() ? shard.shape == Shape{own_elements()} : shard.empty(),
         "a shard is this rank's elements of the bucket");
+  flight_ = TraceFlight(TraceKind::exchange, "exchange");
   caller_ = stream;
   stream_ = stream;
   if (side_) {
@@ -100,6 +101,7 @@ bool ExchangeRun::advance(bool waiting) {
     work_.wait();
     under_way_ = next() || next_piece();
   }
+  show_end();
   return true;
 }
 
@@ -112,11 +114,19 @@ bool ExchangeRun::next_piece() {
   return true;
 }
 
+/// Where the exchange was submitted at once, only its last event tells.
+void ExchangeRun::show_end() {
+  if (flight_.active() && (!side_ || (end_ != nullptr && end_->reached()))) {
+    flight_.end();
+  }
+}
+
 void ExchangeRun::finish() {
   advance(true);
   if (end_ != nullptr) {
     end_->hold(caller_);
     end_.reset();
+    flight_.end();
   }
 }
 

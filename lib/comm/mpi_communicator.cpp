@@ -22,6 +22,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/trace.h"
 #include "comm/backends.h"
 #include "comm/host_copy.h"
 #include "comm/message_transport.h"
@@ -61,6 +62,7 @@ struct Journey {
   std::mutex mutex;
   std::condition_variable ended;
   bool over = false;
+  double ended_at = 0;  ///< of trace_clock()
   std::string failure;
 
   void start_phase() {
@@ -101,6 +103,7 @@ struct Journey {
   void end(const std::string& why) {
     const std::lock_guard<std::mutex> lock(mutex);
     over = true;
+    ended_at = trace_clock();
     failure = why;
     ended.notify_all();
   }
@@ -316,6 +319,11 @@ class MpiWork final : public PendingWork {
         fmt::format("rank {}: {} did not end in {} s; ranks that have not answered: {}",
                     journey_->rank, journey_->name, timeout_,
                     peers.empty() ? "unknown" : fmt::format("{}", fmt::join(peers, ", "))));
+  }
+
+  double ended() override {
+    const std::lock_guard<std::mutex> lock(journey_->mutex);
+    return journey_->ended_at;
   }
 
  private:

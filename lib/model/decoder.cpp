@@ -235,56 +235,6 @@ View Decoder::run_blocks(const StepContext& context, View x, int64_t batch,
   return x;
 }
 
-void Decoder::train_micro_batch(const StepContext& context, ConstView tokens, ConstView targets,
-                                const LossTotals& totals, const float* loss_scale,
-                                float gradient_factor) {
-  ArenaScope saved_scope(*context.saved);
-  ArenaScope scratch_scope(*context.scratch);
-  const int64_t batch = tokens.shape[0];
-  const View embedded =
-      embed(context, tokens, 0, keeps_block_inputs_ ? *context.saved : *context.scratch);
-  const View last = run_blocks(context, embedded, batch, nullptr);
-  const View normed = fp8train::allocate(*context.saved, last.dtype, last.shape);
-  const size_t head_unit = blocks_.size() + 1;
-  use(context, head_unit, blocks_.size());
-  begin_gradients(context, head_unit);
-  if (tied()) {
-    begin_gradients(context, 0);
-  }
-  Norm::Saved norm_saved;
-  final_norm_->forward(context, last, normed, norm_saved);
-
-  const View gradient = fp8train::allocate(*context.scratch, last.dtype, last.shape);
-  {
-    ArenaScope head_scope(*context.scratch);
-    const View d_normed = fp8train::allocate(*context.scratch, last.dtype, last.shape);
-    head_->loss(context, normed, reshaped(targets, {targets.count()}), totals, d_normed, loss_scale,
-                gradient_factor);
-    final_norm_->backward(context, d_normed, gradient, false, norm_saved);
-  }
-  const std::vector<size_t> begins = parameters_.unit_begins();
-  const auto complete = [&](size_t unit) {
-    if (context.listener != nullptr) {
-      context.listener->gradients_complete(begins[unit], begins[unit + 1]);
-    }
-  };
-  complete(head_unit);
-  for (size_t unit = blocks_.size(); unit > 0; --unit) {
-    use(context, unit, unit > 1 ? unit - 1 : ParameterGatherer::kNone);
-    begin_gradients(context, unit);
-    blocks_[unit - 1].backward(context, gradient, batch, saved_[unit - 1]);
-    complete(unit);
-  }
-  if (!tied()) {
-    begin_gradients(context, 0);
-  }
-  const View sorting = fp8train::allocate(*context.scratch, DType::i32, {2 * tokens.count()});
-  ops::embedding_backward(
-      context.stream, reshaped(tokens, {tokens.count()}), gradient, embedding_->gradient,
-      positions_ == nullptr ? View{} : positions_->gradient, tokens.shape.back(), sorting);
-  complete(0);
-}
-
 void Decoder::evaluate(const StepContext& context, ConstView tokens, ConstView targets,
                        const LossTotals& totals) {
   check(!context.training, "evaluation keeps nothing for backward");

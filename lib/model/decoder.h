@@ -82,6 +82,11 @@ class Decoder {
   bool tied() const { return config_.tie_word_embeddings; }
   View embed(const StepContext& context, ConstView tokens, int64_t first_position, Arena& arena);
   View run_blocks(const StepContext& context, View x, int64_t batch, std::vector<KvCache>* caches);
+  View forward(const StepContext& context, ConstView tokens, int64_t batch);
+  void run_head(const StepContext& context, const View& last, ConstView targets,
+                const LossTotals& totals, const View& gradient, const float* loss_scale,
+                float gradient_factor);
+  void backward(const StepContext& context, ConstView tokens, const View& gradient, int64_t batch);
   void add_block(int64_t index, const DecoderOptions& options);
   Norm make_norm(const std::string& name);
   Linear make_linear(const std::string& name, bool bias, float init_std);

@@ -145,6 +145,7 @@ void ZeroParallel::start(size_t unit) {
   }
   Unit& started = units_[unit];
   started.state = Unit::State::coming;
+  started.flight = TraceFlight(TraceKind::exchange, "gather");
   for (const size_t segment : started.segments) {
     gather(parameters_->gathered_shard(segment), parameters_->gathered_whole(segment),
            started.coming);
@@ -177,6 +178,7 @@ void ZeroParallel::finish(Unit& unit) {
     work.wait();
   }
   unit.coming.clear();
+  unit.flight.end();
   unit.state = Unit::State::here;
 }
 

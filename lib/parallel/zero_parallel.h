@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/trace.h"
 #include "comm/communicator.h"
 #include "device/device.h"
 #include "nn/context.h"
@@ -55,6 +56,7 @@ class ZeroParallel final : public GradientListener, public ParameterGatherer {
     std::vector<size_t> segments;
     std::vector<size_t> lanes;  ///< of the exchanges of its gradients
     std::vector<Work> coming;
+    TraceFlight flight;
   };
   std::vector<GradientBuckets::Bucket> make_buckets(const Settings& settings);
   void start(size_t unit);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/trace.h"
 #include "comm/backends.h"
 #include "comm/reduce.h"
 #include "parallel/shard_layout.h"
@@ -190,6 +191,7 @@ void Engine::end_step(bool collect_statistics) {
   } else if (zero_) {
     zero_->finish();
   }
+  const TraceSpan span("update");
   run(updates_[collect_statistics ? 1 : 0], [&] {
     if (comm_ == nullptr && !settings_.plan.self_exact) {
       optimizer().round_gradients(device_->stream(), scratch_);

@@ -1,7 +1,9 @@
 #include "base/trace.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <chrono>
+#include <string>
 #include <thread>
 
 #include "base/clock.h"
@@ -64,6 +66,63 @@ TEST_CASE("a span settles what it started before it ends", "[base]") {
   CHECK(trace_totals().front().self_seconds >= 0.005);
   { const TraceSpan span("off"); }
   CHECK(settled == 1);
+}
+
+TEST_CASE("events are kept on request only, as they end, until there is no more room", "[base]") {
+  const auto trace = [] {
+    TraceFlight flight(TraceKind::message, "flight", 12);
+    const bool active = flight.active();
+    {
+      const TraceSpan outer("outer");
+      const TraceSpan inner("inner");
+    }
+    flight.end();
+    flight.end();  // once only
+    const TraceFlight never_ends(TraceKind::exchange, "never ends");
+    return active;
+  };
+  set_tracing(true);
+  CHECK_FALSE(trace());
+  CHECK(trace_events().empty());
+  CHECK(trace_totals().size() == 2);
+
+  set_tracing(true, {}, 100);
+  const double before = trace_clock();
+  CHECK(trace());
+  const double after = trace_clock();
+  set_tracing(false);
+  CHECK_FALSE(trace());
+  const std::vector<TraceEvent> events = trace_events();
+  REQUIRE(events.size() == 3);
+  const TraceEvent& inner = events[0];
+  const TraceEvent& outer = events[1];
+  const TraceEvent& flight = events[2];
+  CHECK(std::string(inner.name) == "inner");
+  CHECK(std::string(outer.name) == "outer");
+  CHECK(std::string(flight.name) == "flight");
+  CHECK(inner.kind == TraceKind::span);
+  CHECK(flight.kind == TraceKind::message);
+  CHECK(flight.bytes == 12);
+  const std::vector<double> moments = {before,    flight.begin, outer.begin, inner.begin,
+                                       inner.end, outer.end,    flight.end,  after};
+  CHECK(std::is_sorted(moments.begin(), moments.end()));
+
+  set_tracing(true, {}, 2);
+  trace();
+  trace();
+  set_tracing(false);
+  CHECK(trace_events().size() == 2);
+}
+
+TEST_CASE("a flight ends when those who moved the bytes say", "[base]") {
+  set_tracing(true, {}, 1);
+  TraceFlight flight(TraceKind::exchange, "exchange");
+  const double when = trace_clock();
+  pause_ms(5);
+  flight.end(when);
+  set_tracing(false);
+  REQUIRE(trace_events().size() == 1);
+  CHECK(trace_events().front().end == when);
 }
 
 TEST_CASE("a stopwatch runs forward and restarts", "[base]") {

@@ -1,4 +1,4 @@
-// What `bench cast` and `bench gemm` say of rates must fit together. Small sizes: the rates
+// What benchmarks say of rates and times must fit together. Small sizes: the rates
 // themselves mean nothing.
 
 #include <catch2/catch.hpp>
@@ -9,6 +9,7 @@
 
 #include "program.h"
 #include "support/temp_dir.h"
+#include "timeline_checks.h"
 
 namespace fp8train::test {
 namespace {
@@ -76,6 +77,35 @@ TEST_CASE("bench gemm sets FP8 with its casts against bf16") {
   }
   CHECK(kinds == std::set<std::string>{"fp32", "bf16", "e4m3 delayed", "e4m3 current", "e4m3 row",
                                        "e4m3 1x128", "e4m3 1x128 x 128x128", "e4m3 1x32"});
+}
+
+TEST_CASE("bench step writes a timeline of its last steps") {
+  const TempDir folder;
+  const fs::path path = folder.path() / "timeline.json";
+  const Json report = run_bench({"step", "--preset", "toy", "--micro-batch-size", "2",
+                                 "--seq-length", "16", "--timeline", path.string()});
+  const TimelineContent content = check_timeline(Json::parse(read_file(path)));
+  CHECK(content.ranks == std::set<int>{0});
+  CHECK(content.flights.empty());
+  for (const char* part : {"step", "forward", "head", "backward", "update"}) {
+    CAPTURE(part);
+    CHECK(content.spans.at(part) == 5);
+  }
+  CHECK(content.spans.at("attention_backward") == 10);  // two layers
+  CHECK(number(report, "forward_seconds") > 0);
+  CHECK(number(report, "backward_seconds") > 0);
+  CHECK_FALSE(report.contains("exchange_seconds"));
+  double shares = 0;
+  for (const auto& [name, share] : report.at("time_shares").items()) {
+    CHECK(content.spans.count(name) == (name == "outside operations" ? 0 : 1));
+    shares += share.get<double>();
+  }
+  CHECK(shares == Approx(1.0));
+  CHECK_THAT(
+      expect_code(2, folder.path(),
+                  {"bench", "step", "--device", "cpu", "--timeline", "nowhere/timeline.json"})
+          .err,
+      Contains("--timeline") && Contains("nowhere"));
 }
 
 TEST_CASE("bench refuses shapes that are none") {

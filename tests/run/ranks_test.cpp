@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "program.h"
+#include "timeline_checks.h"
 
 namespace fp8train::test {
 namespace {
@@ -170,6 +171,33 @@ TEST_CASE("a run of two ranks that was stopped goes on to the same bits, and on 
   CHECK(alone.size() == kSteps);
   // One rank rounds fewer contributions.
   CHECK(largest_relative(alone, numbers(folder / "whole", "loss")) < 1e-2);
+}
+
+TEST_CASE("a timeline of two ranks has what they exchange") {
+  const int stage = GENERATE(0, 1, 3);
+  CAPTURE(stage);
+  const Folder folder;
+  const Outcome outcome =
+      run(folder, 2,
+          {"bench", "step", "--preset", "toy", "--device", "cpu", "--micro-batch-size", "2",
+           "--seq-length", "16", "--seconds", "0.01", "--zero-stage", std::to_string(stage),
+           "--json", "--timeline", "timeline.json"});
+  const TimelineContent content =
+      check_timeline(nlohmann::json::parse(read_file(folder / "timeline.json")));
+  CHECK(content.ranks == std::set<int>{0, 1});
+  CHECK(content.spans.at("step") == 10);
+  // Every exchange has a message to all for each of its pieces and, in stage 0, is gathered.
+  CHECK(content.flights.at("exchange") >= 10);
+  CHECK(content.flights.at("all_to_all") >= content.flights.at("exchange"));
+  CHECK(content.flights.count("gather") == (stage == 0 ? 0 : 1));
+  CHECK(content.flights.at("all_gather") >= content.flights.at("exchange") / (stage + 1));
+  const nlohmann::json report = nlohmann::json::parse(outcome.out);
+  CHECK(report.at("exchange_seconds").get<double>() > 0);
+  for (const char* share : {"exchange_in_backward", "messages_in_backward"}) {
+    CAPTURE(share);
+    CHECK(report.at(share).get<double>() >= 0);
+    CHECK(report.at(share).get<double>() <= 1);
+  }
 }
 
 TEST_CASE("an error that all ranks have is told once, and ends the run with its code") {

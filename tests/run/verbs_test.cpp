@@ -46,7 +46,7 @@ TEST_CASE("numbers below their least are usage errors that name the option") {
   const std::vector<Words> calls = {
       {"bench", "step", "--micro-batch-size", "0"},
       {"bench", "step", "--seq-length", "-1"},
-      {"bench", "step", "--vocabulary", "0"},
+      {"bench", "step", "--vocabulary", "-1"},
       {"bench", "step", "--accumulation", "0"},
       {"bench", "step", "--seconds", "-1"},
       {"bench", "gemm", "--threads", "-1"},

@@ -1,0 +1,76 @@
+// The training step of a Decoder: forward, head with loss, backward.
+
+#include "base/trace.h"
+#include "model/decoder.h"
+#include "ops/embedding.h"
+
+namespace fp8train {
+
+void Decoder::train_micro_batch(const StepContext& context, ConstView tokens, ConstView targets,
+                                const LossTotals& totals, const float* loss_scale,
+                                float gradient_factor) {
+  ArenaScope saved_scope(*context.saved);
+  ArenaScope scratch_scope(*context.scratch);
+  const int64_t batch = tokens.shape[0];
+  const View last = forward(context, tokens, batch);
+  const View gradient = fp8train::allocate(*context.scratch, last.dtype, last.shape);
+  run_head(context, last, targets, totals, gradient, loss_scale, gradient_factor);
+  backward(context, tokens, gradient, batch);
+}
+
+View Decoder::forward(const StepContext& context, ConstView tokens, int64_t batch) {
+  const TraceSpan span("forward");
+  const View embedded =
+      embed(context, tokens, 0, keeps_block_inputs_ ? *context.saved : *context.scratch);
+  return run_blocks(context, embedded, batch, nullptr);
+}
+
+/// Forward and backward: the head makes its logits by chunks and keeps none.
+void Decoder::run_head(const StepContext& context, const View& last, ConstView targets,
+                       const LossTotals& totals, const View& gradient, const float* loss_scale,
+                       float gradient_factor) {
+  const TraceSpan span("head");
+  const View normed = fp8train::allocate(*context.saved, last.dtype, last.shape);
+  const size_t head_unit = blocks_.size() + 1;
+  use(context, head_unit, blocks_.size());
+  begin_gradients(context, head_unit);
+  if (tied()) {
+    begin_gradients(context, 0);
+  }
+  Norm::Saved norm_saved;
+  final_norm_->forward(context, last, normed, norm_saved);
+  ArenaScope head_scope(*context.scratch);
+  const View d_normed = fp8train::allocate(*context.scratch, last.dtype, last.shape);
+  head_->loss(context, normed, reshaped(targets, {targets.count()}), totals, d_normed, loss_scale,
+              gradient_factor);
+  final_norm_->backward(context, d_normed, gradient, false, norm_saved);
+}
+
+/// Of all but the head, whose gradients are complete.
+void Decoder::backward(const StepContext& context, ConstView tokens, const View& gradient,
+                       int64_t batch) {
+  const TraceSpan span("backward");
+  const std::vector<size_t> begins = parameters_.unit_begins();
+  const auto complete = [&](size_t unit) {
+    if (context.listener != nullptr) {
+      context.listener->gradients_complete(begins[unit], begins[unit + 1]);
+    }
+  };
+  complete(blocks_.size() + 1);
+  for (size_t unit = blocks_.size(); unit > 0; --unit) {
+    use(context, unit, unit > 1 ? unit - 1 : ParameterGatherer::kNone);
+    begin_gradients(context, unit);
+    blocks_[unit - 1].backward(context, gradient, batch, saved_[unit - 1]);
+    complete(unit);
+  }
+  if (!tied()) {
+    begin_gradients(context, 0);
+  }
+  const View sorting = fp8train::allocate(*context.scratch, DType::i32, {2 * tokens.count()});
+  ops::embedding_backward(
+      context.stream, reshaped(tokens, {tokens.count()}), gradient, embedding_->gradient,
+      positions_ == nullptr ? View{} : positions_->gradient, tokens.shape.back(), sorting);
+  complete(0);
+}
+
+}  // namespace fp8train
