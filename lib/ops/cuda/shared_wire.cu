@@ -59,13 +59,17 @@ struct CodePlace {
   }
 };
 
+FP8TRAIN_HD int64_t groups_of(int64_t count) {
+  return (count + kGroup - 1) / kGroup;
+}
+
 unsigned blocks_for_groups(const Stream& stream, int64_t count) {
   return blocks_for(stream, ceil_div(count, kQuad));
 }
 
 template <bool Aligned>
 __global__ void __launch_bounds__(kBlock) amax_kernel(Source source, uint32_t* amax) {
-  for_each_group(ceil_div(source.count, kGroup), [&](int64_t group) {
+  for_each_group(groups_of(source.count), [&](int64_t group) {
     float values[kQuad];
     const int32_t tensor = source.load<Aligned>(group, values);
     uint32_t largest = 0;
@@ -170,7 +174,7 @@ template <typename Code>
 __global__ void __launch_bounds__(kBlock)
     count_kernel(const Code* codes, int64_t count, const int32_t* tensor_of_group,
                  AutoScale* const* automatic) {
-  for_each_group(ceil_div(count, kGroup), [&](int64_t group) {
+  for_each_group(groups_of(count), [&](int64_t group) {
     const int64_t i = group * kGroup + lane_index() * kQuad;
     uint32_t found = 0;
 #pragma unroll
