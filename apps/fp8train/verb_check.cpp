@@ -88,11 +88,13 @@ int check_run(const RankOptions& options) {
              rehearsed.work.gemm_flops / 1e9, rehearsed.work.attention_flops / 1e9);
   fmt::print("sample  {}\n", quoted(sample_text(session)));
   check_output(settings.output_dir);
-  const RankRoom room = room_here(*device, static_cast<int64_t>(ranks.ranks_of_node(0).size()));
-  if (settings.job.gpu != "auto") {
+  if (settings.job.gpu != "auto" && settings.device != "cpu") {
     fmt::print("ok; `fp8train estimate` says whether it fits into the memory of {}\n",
                settings.job.gpu);
-  } else if (room.fits(rehearsed.memory)) {
+    return 0;
+  }
+  const RankRoom room = room_of_job(settings, [&]() -> const Device& { return *device; });
+  if (room.fits(rehearsed.memory)) {
     fmt::print("ok: `fp8train train` would start\n");
   } else {
     fmt::print("ok, but not for this device: a rank needs {} and has {}\n",

@@ -108,7 +108,8 @@ void add_estimate(Arguments verb, Action& action) {
   auto options = std::make_shared<EstimateOptions>();
   add_ranks(verb, options->ranks);
   verb.option("--gpu", options->gpu,
-              "l4, rtx4090, l40s, rtx6000ada, h100, h200, b200, rtx5090; else job.gpu");
+              "l4, rtx4090, l40s, rtx6000ada, h100, h200, b200, rtx5090; else job.gpu, unless "
+              "device is cpu");
   verb.run(action, [options] { return estimate(*options); });
 }
 

@@ -31,9 +31,10 @@ Field gpu_field() {
   for (const GpuKind& kind : gpu_kinds()) {
     names.emplace_back(kind.name);
   }
-  return choice("job.gpu", job(&JobSettings::gpu), names,
-                "The GPU that memory is estimated for; auto: the device of the machine that "
-                "estimates");
+  return choice(
+      "job.gpu", job(&JobSettings::gpu), names,
+      "The GPU that memory is estimated for, unless device is cpu; auto: the device of the "
+      "machine that estimates");
 }
 
 std::vector<Field> hardware_fields() {

@@ -10,7 +10,7 @@ namespace fp8train {
 
 GradientBuckets::GradientBuckets(Communicator& comm, Device& device, size_t parameters,
                                  std::vector<Bucket> buckets)
-    : bucket_of_(parameters) {
+    : bucket_of_(parameters), in_stream_order_(comm.in_stream_order()) {
   size_t lanes = 0;
   for (const Bucket& bucket : buckets) {
     lanes = std::max(lanes, bucket.lane + 1);
@@ -74,7 +74,9 @@ void GradientBuckets::go_on(Lane& lane) {
 }
 
 void GradientBuckets::start_next(Lane& lane) {
-  finish_bucket(lane);
+  if (!in_stream_order_) {  // else exchanges take turns in their own stream, and backward goes on
+    finish_bucket(lane);
+  }
   const TraceSpan span("start_exchange");
   const size_t bucket = lane.waiting[lane.next++];
   Exchanged& started = buckets_[bucket];
@@ -94,6 +96,9 @@ void GradientBuckets::finish(size_t index) {
   Lane& lane = lanes_[index];
   while (lane.next < lane.waiting.size()) {
     start_next(lane);
+  }
+  for (size_t i = 0; in_stream_order_ && i + 1 < lane.next; ++i) {
+    buckets_[lane.waiting[i]].exchange.finish();
   }
   finish_bucket(lane);
   lane.waiting.clear();

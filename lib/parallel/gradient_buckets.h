@@ -68,6 +68,7 @@ class GradientBuckets {
   std::vector<Lane> lanes_;
   std::vector<Exchanged> buckets_;
   std::vector<size_t> bucket_of_;  ///< of each parameter
+  bool in_stream_order_;           ///< Communicator::in_stream_order()
   Stream stream_{DeviceKind::cpu, nullptr, nullptr};
 };
 

@@ -178,6 +178,9 @@ void ZeroParallel::finish(Unit& unit) {
     work.wait();
   }
   unit.coming.clear();
+  if (unit.flight.active() && comm_->in_stream_order()) {
+    device_->synchronize();  // a timeline shows when it was over
+  }
   unit.flight.end();
   unit.state = Unit::State::here;
 }

@@ -60,7 +60,7 @@ class ZeroParallel final : public GradientListener, public ParameterGatherer {
   };
   std::vector<GradientBuckets::Bucket> make_buckets(const Settings& settings);
   void start(size_t unit);
-  static void finish(Unit& unit);
+  void finish(Unit& unit);
   void gather(const StoredTensor& shard, const StoredTensor& whole, std::vector<Work>& coming);
   void clear_gradients(size_t segment);
   std::vector<std::byte> gather_on_host(const View& shard);

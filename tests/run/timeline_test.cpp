@@ -90,7 +90,7 @@ TEST_CASE("a timeline has the events of all ranks on one clock") {
     if (event.at("name") == "backward" && event.at("pid") <= 1) {
       const double step = 10e6 * static_cast<double>(found++ % 2);
       CHECK(event.at("ts").get<double>() ==
-            Approx(4e6 + step + 1e6 * event.at("pid").get<double>()).margin(1e5));
+            Approx(4e6 + step + 1e6 * event.at("pid").get<double>()).margin(0.01));
       CHECK(event.at("dur") == 4e6);
     }
     if (event.at("name") == "all_gather") {

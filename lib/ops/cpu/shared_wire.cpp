@@ -112,13 +112,19 @@ void count_largest(Stream /*stream*/, ConstView codes, ConstView tensor_of_group
   const int64_t count = codes.count();
   with_fp8_type(codes.dtype, [&](auto tag) {
     const auto* from = codes.as<typename decltype(tag)::Type>();
+#pragma omp parallel for schedule(static) if (count >= kParallelElements)
     for (int64_t group = 0; group < chunks_of(count, kStoredGroup); ++group) {
       const int64_t begin = group * kStoredGroup;
       uint32_t found = 0;
       for (int64_t i = begin; i < minimum(begin + kStoredGroup, count); ++i) {
         found += is_largest(from[i]) ? 1U : 0U;
       }
-      automatic.as<AutoScale*>()[tensor_of_group.as<int32_t>()[group]]->at_maximum += found;
+      if (found == 0) {
+        continue;
+      }
+      AutoScale& scale = *automatic.as<AutoScale*>()[tensor_of_group.as<int32_t>()[group]];
+#pragma omp atomic
+      scale.at_maximum += found;  // an integer: in any order
     }
   });
 }
