@@ -210,6 +210,10 @@ void check_timeline_path(Communicator& comm, const std::filesystem::path& path) 
   if (comm.any_rank(comm.rank() == 0 && !std::filesystem::is_directory(folder))) {
     throw ConfigError(fmt::format("--timeline: there is no folder '{}'", folder.string()));
   }
+  const bool other = std::filesystem::exists(path) && !std::filesystem::is_regular_file(path);
+  if (comm.any_rank(comm.rank() == 0 && other)) {
+    throw ConfigError(fmt::format("--timeline: '{}' is there and is no file", path.string()));
+  }
 }
 
 void write_timeline(Communicator& comm, const std::filesystem::path& path,

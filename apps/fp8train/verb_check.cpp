@@ -97,7 +97,7 @@ int check_run(const RankOptions& options) {
   if (room.fits(rehearsed.memory)) {
     fmt::print("ok: `fp8train train` would start\n");
   } else {
-    fmt::print("ok, but not for this device: a rank needs {} and has {}\n",
+    fmt::print("the configuration is ok, but DOES NOT FIT: a rank needs {} and has {}\n",
                describe_bytes(static_cast<double>(rehearsed.memory.total())),
                describe_bytes(static_cast<double>(room.bytes)));
   }

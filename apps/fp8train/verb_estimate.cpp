@@ -97,7 +97,9 @@ int estimate(const EstimateOptions& options) {
     const int64_t most = largest_micro_batch(session.engine, room.traits, ranks, 0, room.bytes);
     fmt::print("largest training.micro_batch_size that fits, with {} of them per step: {}\n",
                session.engine.gradient_accumulation_steps,
-               most == 0 ? "none" : fmt::format("{}", most));
+               most == 0                 ? "none"
+               : most >= kMostMicroBatch ? fmt::format("{} or more", most)
+                                         : fmt::format("{}", most));
   }
   return 0;
 }

@@ -42,7 +42,8 @@ void Decoder::refresh_weights(const StepContext& context, bool after_update) {
     make_parts(context);
     if (context.gatherer->gathers_per_pass()) {
       // use() does the rest before each use; at once where statistics are of these values.
-      for (size_t unit = 0; context.collect_statistics && unit < units(); ++unit) {
+      const bool samples = context.collect_statistics && !scaling_.empty();
+      for (size_t unit = 0; samples && unit < units(); ++unit) {
         use(context, unit, unit + 1 < units() ? unit + 1 : ParameterGatherer::kNone);
       }
       return;

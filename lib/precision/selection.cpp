@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "base/nearest.h"
 #include "precision/rows.h"
 
 namespace fp8train {
@@ -70,14 +71,16 @@ void check_method(const PlanRequest& request, bool by_level) {
 }
 
 const Row& row_named(const std::string& name) {
-  std::string known;
   for (const Row& row : rows()) {
     if (name == row.name) {
       return row;
     }
-    known += (known.empty() ? "" : ", ") + std::string(row.name);
   }
-  throw ConfigError(fmt::format("precision.plan: no row '{}'; the rows are: {}", name, known));
+  const std::vector<std::string> names = plan_names();
+  const std::string near = nearest_name(name, names);
+  throw ConfigError(fmt::format("precision.plan: no row '{}'{}; the rows are: {}", name,
+                                near.empty() ? "" : fmt::format(", did you mean {}?", near),
+                                fmt::join(names, ", ")));
 }
 
 }  // namespace

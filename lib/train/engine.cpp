@@ -275,6 +275,10 @@ RehearsedStep rehearse_on(Device& meta, const EngineSettings& settings, const To
   if (settings.trains) {
     engine.step([&]() -> const Batch& { return batch; }, 0, 0.0, true);
   }
+  // Of the step before it a sampling one leaves other units gathered than most do.
+  if (settings.trains) {
+    engine.step([&]() -> const Batch& { return batch; }, 0, 0.0, false);
+  }
   meta.counters() = {};
   const Traffic before = rehearsal->traffic();
   if (settings.trains) {

@@ -31,12 +31,14 @@ int64_t largest_micro_batch(EngineSettings settings, const DeviceTraits& traits,
   if (!fits(1)) {
     return 0;
   }
-  constexpr int64_t kMost = int64_t{1} << 16;
   int64_t fitting = 1;
   int64_t beyond = 2;
-  while (beyond < kMost && fits(beyond)) {
+  while (fitting < kMostMicroBatch && fits(beyond)) {
     fitting = beyond;
     beyond *= 2;
+  }
+  if (fitting >= kMostMicroBatch) {
+    return fitting;
   }
   while (beyond - fitting > 1) {
     const int64_t middle = fitting + (beyond - fitting) / 2;

@@ -25,7 +25,11 @@ struct AssumedRates {
 
 StepTime step_time(const RehearsedStep& step, const GpuKind& gpu, const AssumedRates& rates = {});
 
-/// The largest micro_batch_size with which the rank needs at most `bytes`; 0: not even one.
+/// Nothing larger is tried.
+constexpr int64_t kMostMicroBatch = int64_t{1} << 16;
+
+/// The largest micro_batch_size up to kMostMicroBatch with which the rank needs at most `bytes`; 0:
+/// not even one.
 int64_t largest_micro_batch(EngineSettings settings, const DeviceTraits& traits,
                             const Topology& ranks, int rank, size_t bytes);
 

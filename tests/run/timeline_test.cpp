@@ -107,6 +107,13 @@ TEST_CASE("a timeline that cannot be written is refused on all ranks before anyt
   for (const std::string& error : errors) {
     CHECK_THAT(error, Catch::Contains("--timeline") && Catch::Contains("/no/such/folder"));
   }
+  for (const char* path : {"/dev/full", "/tmp"}) {
+    const auto others = test::run_ranks(
+        Topology::blocks(2, 1), [&](Communicator& comm) { check_timeline_path(comm, path); });
+    for (const std::string& error : others) {
+      CHECK_THAT(error, Catch::Contains("--timeline") && Catch::Contains(path));
+    }
+  }
 }
 
 }  // namespace fp8train
