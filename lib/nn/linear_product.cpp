@@ -3,6 +3,7 @@
 #include "ops/elementwise.h"
 #include "ops/granules.h"
 #include "ops/quantize.h"
+#include "tensor/tensor.h"
 
 namespace fp8train {
 namespace {
