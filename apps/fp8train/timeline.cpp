@@ -6,6 +6,7 @@
 #include <limits>
 #include <string>
 #include <string_view>
+#include <system_error>
 
 #include "base/atomic_file.h"
 #include "base/error.h"
@@ -65,8 +66,6 @@ std::vector<Interval> covered_by(const std::vector<TraceEvent>& events, TraceKin
   return covered(std::move(intervals));
 }
 
-const Stream kHost = {DeviceKind::cpu, nullptr, nullptr};
-
 /// Everybody's text on every rank, one after another.
 template <typename Use>
 void for_each_text(Communicator& comm, const std::string& own, const Use& use) {
@@ -75,7 +74,7 @@ void for_each_text(Communicator& comm, const std::string& own, const Use& use) {
     std::string text = rank == comm.rank() ? own : std::string();
     text.resize(sizes[static_cast<size_t>(rank)]);
     if (comm.size() > 1) {
-      comm.broadcast(kHost, text.data(), text.size(), rank).wait();
+      comm.broadcast(Communicator::host_stream(), text.data(), text.size(), rank).wait();
     }
     use(text);
   }
@@ -206,12 +205,15 @@ StepTimes step_times(const std::vector<TraceEvent>& events) {
 }
 
 void check_timeline_path(Communicator& comm, const std::filesystem::path& path) {
+  const bool leads = comm.rank() == 0;
+  std::error_code unseen;  // a folder above may not be read
   const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
-  if (comm.any_rank(comm.rank() == 0 && !std::filesystem::is_directory(folder))) {
+  if (comm.any_rank(leads && !std::filesystem::is_directory(folder, unseen))) {
     throw ConfigError(fmt::format("--timeline: there is no folder '{}'", folder.string()));
   }
-  const bool other = std::filesystem::exists(path) && !std::filesystem::is_regular_file(path);
-  if (comm.any_rank(comm.rank() == 0 && other)) {
+  const bool other =
+      std::filesystem::exists(path, unseen) && !std::filesystem::is_regular_file(path, unseen);
+  if (comm.any_rank(leads && other)) {
     throw ConfigError(fmt::format("--timeline: '{}' is there and is no file", path.string()));
   }
 }

@@ -50,6 +50,9 @@ class Communicator {
   int nodes() const { return topology_.nodes(); }
   const Topology& topology() const { return topology_; }
 
+  /// For messages in host memory.
+  static Stream host_stream() { return {DeviceKind::cpu, nullptr, nullptr}; }
+
   /// Rank r's `bytes` bytes of `send` come to recv + r * bytes of every rank. `send` may be this
   /// rank's own place in `recv`. Where all nodes have equally many ranks each byte crosses to
   /// another node once.
@@ -124,8 +127,6 @@ class Communicator {
   virtual Work start_broadcast(const Operation& operation) = 0;
   virtual Work start_barrier(const Operation& operation) = 0;
   virtual const char* kind() const = 0;
-
-  static Stream host_stream() { return {DeviceKind::cpu, nullptr, nullptr}; }
 
  private:
   Operation next(const char* name, Stream stream);

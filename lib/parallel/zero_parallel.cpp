@@ -9,11 +9,6 @@
 #include "ops/storage.h"
 
 namespace fp8train {
-namespace {
-
-const Stream kHost = {DeviceKind::cpu, nullptr, nullptr};
-
-}  // namespace
 
 ZeroParallel::ZeroParallel(Communicator& comm, Device& device, const ParameterStore& parameters,
                            const Settings& settings)
@@ -95,7 +90,7 @@ std::vector<std::byte> ZeroParallel::gather_on_host(const View& shard) {
   std::vector<std::byte> own(shard.bytes());
   copy_to_host(*device_, own.data(), shard);
   std::vector<std::byte> all(own.size() * static_cast<size_t>(layout_->ranks));
-  comm_->all_gather(kHost, own.data(), all.data(), own.size()).wait();
+  comm_->all_gather(Communicator::host_stream(), own.data(), all.data(), own.size()).wait();
   return all;
 }
 
@@ -129,7 +124,7 @@ std::vector<std::vector<float>> ZeroParallel::unit_values(size_t unit) {
       }
       std::vector<float>& fp32 = values[parameter - begins[unit]];
       fp32.resize(static_cast<size_t>(elements));
-      ops::read_stored(kHost, part, {fp32.data(), DType::f32, {elements}});
+      ops::read_stored(Communicator::host_stream(), part, {fp32.data(), DType::f32, {elements}});
     }
   }
   return values;

@@ -266,24 +266,23 @@ RehearsedStep rehearse_on(Device& meta, const EngineSettings& settings, const To
   batch.columns = settings.seq_length;
   RehearsedStep rehearsed;
   // Its tokens are never read: they may be more than this machine holds.
+  const auto step = [&](int64_t index, bool collects_statistics) {
+    if (settings.trains) {
+      engine.step([&]() -> const Batch& { return batch; }, index, 0.0, collects_statistics);
+    }
+  };
   engine.weights_changed();
   if (settings.trains && engine.model().scaling().first_window(0)) {
     constexpr int64_t kLate = int64_t{1} << 40;  // after every window
-    engine.step([&]() -> const Batch& { return batch; }, kLate, 0.0, true);
+    step(kLate, true);
   }
-  // A step that samples needs more memory; one that does not is what most steps are.
-  if (settings.trains) {
-    engine.step([&]() -> const Batch& { return batch; }, 0, 0.0, true);
-  }
-  // Of the step before it a sampling one leaves other units gathered than most do.
-  if (settings.trains) {
-    engine.step([&]() -> const Batch& { return batch; }, 0, 0.0, false);
-  }
+  // A step that samples needs more memory, and leaves more gathered than others do: what is counted
+  // is a step that does not, after another one.
+  step(0, true);
+  step(0, false);
   meta.counters() = {};
   const Traffic before = rehearsal->traffic();
-  if (settings.trains) {
-    engine.step([&]() -> const Batch& { return batch; }, 0, 0.0, false);
-  }
+  step(0, false);
   rehearsed.work = meta.counters();
   rehearsed.sent = {rehearsal->traffic().within_node - before.within_node,
                     rehearsal->traffic().between_nodes - before.between_nodes};

@@ -1,4 +1,5 @@
 #include "comm/gradient_exchange.h"
+#include "comm/wire_formats.h"
 
 #include <catch2/catch.hpp>
 #include <chrono>
@@ -20,14 +21,6 @@ namespace fp8train::test {
 namespace {
 
 constexpr int64_t kCount = 1000;
-
-TensorFormat coded(Granularity granularity, ScaleType type) {
-  return {.dtype = DType::e4m3,
-          .granularity = granularity,
-          .policy = ScalePolicy::current,
-          .scale_type = type,
-          .group_size = granularity == Granularity::group ? 128 : 0};
-}
 
 const TensorFormat kGrouped = coded(Granularity::group, ScaleType::f32);
 

@@ -9,6 +9,7 @@
 
 #include "comm/backends.h"
 #include "comm/gradient_exchange.h"
+#include "comm/wire_formats.h"
 #include "device/device.h"
 #include "ops/storage.h"
 #include "support/rank_threads.h"
@@ -36,14 +37,6 @@ struct Case {
   bool in_place = false;  ///< the shard is its own place among the gradients
   int64_t count = 0;
 };
-
-TensorFormat coded(Granularity granularity, ScaleType type) {
-  return {.dtype = DType::e4m3,
-          .granularity = granularity,
-          .policy = ScalePolicy::current,
-          .scale_type = type,
-          .group_size = granularity == Granularity::group ? 128 : 0};
-}
 
 /// Magnitudes differ by element group, so that scales do, and so do ranks. `bad`: one value.
 std::vector<float> gradients_of(int rank, int64_t count, float bad) {

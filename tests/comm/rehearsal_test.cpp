@@ -5,6 +5,7 @@
 
 #include "comm/backends.h"
 #include "comm/gradient_exchange.h"
+#include "comm/wire_formats.h"
 #include "device/device.h"
 #include "ops/wire.h"
 #include "tensor/tensor.h"
@@ -13,14 +14,6 @@ namespace fp8train::test {
 namespace {
 
 constexpr int64_t kParameters = int64_t{1} << 26;
-
-TensorFormat coded(Granularity granularity, ScaleType type) {
-  return {.dtype = DType::e4m3,
-          .granularity = granularity,
-          .policy = ScalePolicy::current,
-          .scale_type = type,
-          .group_size = granularity == Granularity::group ? 128 : 0};
-}
 
 /// What rank 5 sends to exchange the gradients of a model that is not there.
 Traffic sent(const GradientWire& wire, const Topology& topology, ExchangeResult result) {
