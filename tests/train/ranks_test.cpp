@@ -301,6 +301,30 @@ TEST_CASE("what is gathered of a weight is as wide as its GEMMs read it") {
   }
 }
 
+TEST_CASE("a rehearsed step sends what an ordinary one does") {
+  const int stage = GENERATE(0, 1, 3);
+  CAPTURE(stage);
+  EngineSettings settings = tiny("torchao-rowwise", 1);
+  settings.zero_stage = stage;
+  const std::vector<std::string> errors =
+      test::run_ranks(Topology::blocks(2, 2), [&](Communicator& comm) {
+        const RehearsedStep rehearsed = rehearse_step(settings, {}, comm.topology(), comm.rank());
+        const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
+        Engine engine(*device, settings, &comm);
+        engine.reserve(rehearsed.plan);
+        engine.model().initialize(3);
+        engine.weights_changed();
+        uint64_t sent = 0;
+        for (int64_t step = 0; step < 3; ++step) {
+          const uint64_t before = comm.traffic().total();
+          engine.step([] { return test::random_batch(1); }, step, 1e-3, false);
+          sent = comm.traffic().total() - before;
+        }
+        check(sent == rehearsed.sent.total(), "bytes as rehearsed");
+      });
+  CHECK(errors == std::vector<std::string>(2));
+}
+
 TEST_CASE("the rank's own part may stay exact, and crosses in the row's format all the same") {
   EngineSettings settings = tiny("fp8-safe", 1);
   const auto traffic = [&] {
