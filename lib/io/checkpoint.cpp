@@ -1,10 +1,14 @@
 #include "io/checkpoint.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 #include <xxhash.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
+#include <cstdio>
 #include <memory>
 #include <set>
 
@@ -83,21 +87,61 @@ void remove_folder(const fs::path& folder) {
                [&](std::error_code& failure) { fs::remove_all(folder, failure); });
 }
 
-/// Removes what interrupted saves left.
-void remove_remains(const fs::path& root) {
-  std::vector<fs::path> remains;
-  for (const auto& entry : fs::directory_iterator(root)) {
-    const std::string name = entry.path().filename().string();
-    const std::string extension = entry.path().extension().string();
+/// What a folder holds; nothing where it does not exist. Throws DeviceError for any other failure:
+/// a folder that cannot be listed is not an empty one.
+std::vector<fs::path> list_folder(const fs::path& folder) {
+  std::vector<fs::path> paths;
+  std::error_code failure;
+  fs::directory_iterator entries(folder, failure);
+  while (!failure && entries != fs::directory_iterator()) {
+    paths.push_back(entries->path());
+    entries.increment(failure);
+  }
+  if (failure && failure != std::errc::no_such_file_or_directory) {
+    throw DeviceError(fmt::format("cannot list {}: {}", folder.string(), failure.message()));
+  }
+  return paths;
+}
+
+/// "step-000100.replaced": the checkpoint that a save of the same step set aside, where the save
+/// was interrupted before the new one had its name.
+bool waits_for_its_name(const fs::path& path) {
+  const fs::path published = path.parent_path() / path.stem();
+  return path.extension() == kReplaced && step_of(path.stem().string()) && !fs::exists(published);
+}
+
+/// Removes what interrupted saves left; a checkpoint that was set aside gets its name back.
+void clear_remains(const fs::path& root) {
+  for (const fs::path& path : list_folder(root)) {
+    const fs::path extension = path.extension();
     const bool ours = (extension == kPartial || extension == kReplaced) &&
-                      step_of(entry.path().stem().string()).has_value();
-    if (ours && entry.is_directory()) {
-      remains.push_back(entry.path());
+                      step_of(path.stem().string()).has_value();
+    if (ours && waits_for_its_name(path)) {
+      rename_folder(path, path.parent_path() / path.stem());
+    } else if (ours && fs::is_directory(path)) {
+      remove_folder(path);
     }
   }
-  for (const fs::path& path : remains) {
-    remove_folder(path);
+}
+
+/// Gives `partial` the name `published`, where a checkpoint of the step may be already: the two
+/// names are exchanged at once. A file system that cannot do that has a moment in which the old
+/// checkpoint goes by the name step-000100.replaced, under which it is found too.
+void publish(const fs::path& partial, const fs::path& published) {
+  if (fs::exists(published)) {
+    if (renameat2(AT_FDCWD, partial.c_str(), AT_FDCWD, published.c_str(), RENAME_EXCHANGE) == 0) {
+      return;  // what was replaced is called .partial now
+    }
+    if (errno != EINVAL && errno != ENOSYS) {
+      throw DeviceError(fmt::format("cannot exchange {} and {}: {}", partial.string(),
+                                    published.string(),
+                                    std::error_code(errno, std::generic_category()).message()));
+    }
+    const fs::path replaced = published.string() + kReplaced;
+    remove_folder(replaced);
+    rename_folder(published, replaced);
   }
+  rename_folder(partial, published);
 }
 
 std::string hash_file(const InputFile& file) {
@@ -178,17 +222,10 @@ fs::path commit_checkpoint(const fs::path& root, int64_t step, const std::string
   }
   write_file_atomically(partial / detail::kManifestName,
                         detail::manifest_text({step, run_id, records}));
-  if (fs::exists(published)) {
-    // A folder cannot be renamed over another: for a moment the step has no checkpoint, the ones
-    // before it stay.
-    const fs::path replaced = root / (folder_name(step) + kReplaced);
-    remove_folder(replaced);
-    rename_folder(published, replaced);
-  }
-  rename_folder(partial, published);
+  publish(partial, published);
   sync_directory(root);
   write_file_atomically(root / "latest", folder_name(step) + "\n");
-  remove_remains(root);
+  clear_remains(root);
   return published;
 }
 
@@ -213,11 +250,11 @@ bool is_checkpoint(const fs::path& folder) {
 
 std::vector<CheckpointPlace> find_checkpoints(const fs::path& root) {
   std::vector<CheckpointPlace> places;
-  std::error_code absent;
-  for (const auto& entry : fs::directory_iterator(root, absent)) {
-    const auto step = step_of(entry.path().filename().string());
-    if (step && entry.is_directory()) {
-      places.push_back({entry.path(), *step});
+  for (const fs::path& path : list_folder(root)) {
+    const fs::path name = waits_for_its_name(path) ? path.stem() : path.filename();
+    const auto step = step_of(name.string());
+    if (step && fs::is_directory(path)) {
+      places.push_back({path, *step});
     }
   }
   std::sort(places.begin(), places.end(),
@@ -262,10 +299,10 @@ std::optional<CheckpointPlace> newest_valid(const fs::path& root,
   return std::nullopt;
 }
 
-std::vector<fs::path> retain_checkpoints(const fs::path& root, int keep_last) {
+std::vector<fs::path> retain_checkpoints(const fs::path& root, int64_t keep_last) {
   check(keep_last >= 1, "at least one checkpoint must be kept");
   std::vector<fs::path> deleted;
-  int valid = 0;
+  int64_t valid = 0;
   for (const CheckpointPlace& place : find_checkpoints(root)) {
     if (valid >= keep_last) {
       remove_folder(place.path);

@@ -50,9 +50,9 @@ struct CheckpointPlace {
 };
 
 /// Writes root/step-%06d whole or not at all and returns its path. A checkpoint of the same step is
-/// replaced. Remains of interrupted saves are removed after success. Throws DeviceError when the
-/// disk refuses, CheckpointError for bad names; the partial folder is then removed and older
-/// checkpoints are untouched.
+/// replaced: a complete one is there at every moment. Remains of interrupted saves are removed
+/// after success. Throws DeviceError when the disk refuses, CheckpointError for bad names; the
+/// partial folder is then removed and older checkpoints are untouched.
 std::filesystem::path save_checkpoint(const std::filesystem::path& root, int64_t step,
                                       const CheckpointContents& contents);
 
@@ -71,8 +71,9 @@ std::filesystem::path commit_checkpoint(const std::filesystem::path& root, int64
                                         const std::string& run_id,
                                         const std::vector<FileRecord>& records);
 
-/// The published checkpoints under `root`, newest first; none when `root` does not exist. Nothing
-/// is verified.
+/// The published checkpoints under `root`, newest first, and those that an interrupted save of the
+/// same step had set aside; none when `root` does not exist. Nothing is verified. Throws
+/// DeviceError when `root` cannot be listed: that it holds nothing is then not known.
 std::vector<CheckpointPlace> find_checkpoints(const std::filesystem::path& root);
 
 /// Whether the folder has a manifest: a model folder of another program has none.
@@ -94,7 +95,7 @@ std::optional<CheckpointPlace> newest_valid(const std::filesystem::path& root,
 /// Deletes checkpoints older than the newest `keep_last` valid ones, and nothing unless the newest
 /// of all verifies by hash. Returns what it deleted. `keep_last` >= 1.
 std::vector<std::filesystem::path> retain_checkpoints(const std::filesystem::path& root,
-                                                      int keep_last);
+                                                      int64_t keep_last);
 
 /// Text file of a checkpoint. Throws CheckpointError when it is missing.
 std::string read_checkpoint_text(const std::filesystem::path& checkpoint, const std::string& name);

@@ -263,7 +263,7 @@ void save_training_state(const std::filesystem::path& root, Engine& engine, cons
     save_checkpoint(root, state.step, contents);
   }
   if (leads) {
-    retain_checkpoints(root, static_cast<int>(keep_last));
+    retain_checkpoints(root, keep_last);
   }
   wait_for_first_rank(comm);
 }

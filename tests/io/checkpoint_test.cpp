@@ -1,7 +1,9 @@
 #include "io/checkpoint.h"
 
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <random>
+#include <thread>
 
 #include "base/error.h"
 #include "support/files.h"
@@ -171,6 +173,64 @@ TEST_CASE("saving a step again replaces it, and success clears the remains of in
   save(dir.path(), 7, "second");
   CHECK(verify_checkpoint(dir / "step-000007").run_id == "second");
   CHECK(names_in(dir.path()) == std::vector<std::string>{"latest", "notes.partial", "step-000007"});
+}
+
+TEST_CASE("a folder that cannot be listed is not an empty one") {
+  const test::TempDir dir;
+  test::write_file(dir / "file", "x");
+  fs::create_symlink("loop", dir / "loop");
+  std::vector<std::string> skipped;
+  for (const char* name : {"file", "loop"}) {
+    CHECK_THAT(message_of<DeviceError>([&] { find_checkpoints(dir / name); }),
+               Contains("cannot list") && Contains(name));
+    CHECK_THROWS_AS(newest_valid(dir / name, skipped), DeviceError);
+    CHECK_THROWS_AS(retain_checkpoints(dir / name, 1), DeviceError);
+  }
+  CHECK(find_checkpoints(dir / "nowhere").empty());
+}
+
+TEST_CASE("a checkpoint that an interrupted save had set aside is found and gets its name back") {
+  const test::TempDir dir;
+  save(dir.path(), 7, "first");
+  fs::rename(dir / "step-000007", dir / "step-000007.replaced");
+  std::vector<std::string> skipped;
+  const auto place = newest_valid(dir.path(), skipped);
+  REQUIRE(place.has_value());
+  CHECK(place->step == 7);
+  CHECK(verify_checkpoint(place->path).run_id == "first");
+  save(dir.path(), 9);
+  CHECK(names_in(dir.path()) == std::vector<std::string>{"latest", "step-000007", "step-000009"});
+  fs::rename(dir / "step-000007", dir / "step-000007.replaced");
+  save(dir.path(), 7, "second");
+  CHECK(verify_checkpoint(dir / "step-000007").run_id == "second");
+  CHECK(names_in(dir.path()) == std::vector<std::string>{"latest", "step-000007", "step-000009"});
+}
+
+TEST_CASE("a step that is saved again has a complete checkpoint at every moment") {
+  const test::TempDir dir;
+  save(dir.path(), 7);
+  std::atomic<bool> done = false;
+  int64_t missing = 0;
+  std::thread reader([&] {
+    while (!done) {
+      missing += is_checkpoint(dir / "step-000007") ? 0 : 1;
+    }
+  });
+  for (int i = 0; i < 100; ++i) {
+    save(dir.path(), 7);
+  }
+  done = true;
+  reader.join();
+  CHECK(missing == 0);
+}
+
+TEST_CASE("retention counts beyond 32 bits") {
+  const test::TempDir dir;
+  save(dir.path(), 1);
+  save(dir.path(), 2);
+  CHECK(retain_checkpoints(dir.path(), (int64_t{1} << 32) + 1).empty());
+  CHECK(retain_checkpoints(dir.path(), int64_t{1} << 32).empty());
+  CHECK(steps_in(dir.path()) == std::vector<int64_t>{2, 1});
 }
 
 TEST_CASE("a failed save leaves no trace and no damage") {
