@@ -1,5 +1,7 @@
+#include <fcntl.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdlib>
 #include <filesystem>
 
@@ -26,9 +28,20 @@ void limit_spinning(char** argv) {
   execv(program.c_str(), argv);  // returns only when it cannot; then it runs as it is
 }
 
+/// A closed standard stream would give its number to the next file that is opened, and what is
+/// printed would go into that file.
+void open_standard_streams() {
+  for (int number = STDIN_FILENO; number <= STDERR_FILENO; ++number) {
+    if (fcntl(number, F_GETFD) < 0 && errno == EBADF) {
+      open("/dev/null", O_RDWR);  // the lowest free number
+    }
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  open_standard_streams();
   limit_spinning(argv);
   return fp8train::run_program(fp8train::all_verbs(), {argv + 1, argv + argc});
 }

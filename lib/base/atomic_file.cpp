@@ -106,7 +106,8 @@ void sync_directory(const std::filesystem::path& directory) {
 }
 
 std::string read_text_file(const std::filesystem::path& path, size_t max_bytes) {
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // O_NONBLOCK: opening a FIFO must not wait for its writer.
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   struct stat info = {};
   if (descriptor < 0 || ::fstat(descriptor, &info) != 0 || !S_ISREG(info.st_mode)) {
     const std::string reason = descriptor < 0 ? std::strerror(errno) : "not a regular file";

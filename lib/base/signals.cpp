@@ -11,7 +11,9 @@
 namespace fp8train {
 namespace {
 
-constexpr std::array<int, 3> kStopSignals = {SIGINT, SIGTERM, SIGUSR1};
+constexpr std::array<int, 4> kStopSignals = {SIGINT, SIGTERM, SIGUSR1, SIGHUP};
+/// A write that fails with EPIPE or EFBIG is an error like others, no end without a checkpoint.
+constexpr std::array<int, 2> kIgnoredSignals = {SIGPIPE, SIGXFSZ};
 
 constexpr int64_t kEchoNanoseconds = 1'000'000'000;
 
@@ -19,6 +21,7 @@ volatile std::sig_atomic_t pending_signal = 0;
 std::atomic<int64_t> asked_at = 0;                         ///< when the first signal came
 static_assert(std::atomic<int64_t>::is_always_lock_free);  // else no handler may touch it
 std::array<struct sigaction, kStopSignals.size()> previous_actions;
+std::array<struct sigaction, kIgnoredSignals.size()> previous_ignored;
 
 int64_t now() {
   struct timespec time = {};
@@ -29,7 +32,8 @@ int64_t now() {
 extern "C" void on_stop_signal(int number) {
   if (pending_signal == 0) {
     asked_at = now();
-  } else if (number == SIGINT || (number == SIGTERM && now() - asked_at > kEchoNanoseconds)) {
+  } else if (number == SIGINT ||
+             ((number == SIGTERM || number == SIGHUP) && now() - asked_at > kEchoNanoseconds)) {
     _exit(128 + number);
   }
   pending_signal = number;
@@ -44,12 +48,22 @@ void install_stop_handlers(WaitingCalls waiting) {
   sigemptyset(&action.sa_mask);
   for (size_t i = 0; i < kStopSignals.size(); ++i) {
     sigaction(kStopSignals[i], &action, &previous_actions[i]);
+    if (kStopSignals[i] == SIGHUP && previous_actions[i].sa_handler == SIG_IGN) {
+      sigaction(SIGHUP, &previous_actions[i], nullptr);  // started by nohup
+    }
+  }
+  action.sa_handler = SIG_IGN;
+  for (size_t i = 0; i < kIgnoredSignals.size(); ++i) {
+    sigaction(kIgnoredSignals[i], &action, &previous_ignored[i]);
   }
 }
 
 void restore_signal_handlers() {
   for (size_t i = 0; i < kStopSignals.size(); ++i) {
     sigaction(kStopSignals[i], &previous_actions[i], nullptr);
+  }
+  for (size_t i = 0; i < kIgnoredSignals.size(); ++i) {
+    sigaction(kIgnoredSignals[i], &previous_ignored[i], nullptr);
   }
 }
 

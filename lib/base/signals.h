@@ -1,8 +1,10 @@
 #pragma once
-// SIGINT, SIGTERM and SIGUSR1 ask a run to stop at the next step boundary. The first signal only
-// sets a flag; a further SIGINT or SIGTERM ends the process at once with 128 + its number. A
-// SIGTERM within a second of the first signal is its echo and ignored: at the end of a job Slurm
-// sends SIGTERM to a step and, a few milliseconds later, to it again through srun.
+// SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask a run to stop at the next step boundary. The first signal
+// only sets a flag; a further SIGINT, SIGTERM or SIGHUP ends the process at once with 128 + its
+// number. A SIGTERM or SIGHUP within a second of the first signal is its echo and ignored: at the
+// end of a job Slurm sends SIGTERM to a step and, a few milliseconds later, to it again through
+// srun. SIGHUP stays ignored where it was (nohup). SIGPIPE and SIGXFSZ are ignored: what cannot be
+// written is reported by the write.
 
 namespace fp8train {
 

@@ -285,11 +285,14 @@ CheckpointManifest verify_checkpoint(const fs::path& checkpoint, Verify depth) {
   return manifest;
 }
 
-std::optional<CheckpointPlace> newest_valid(const fs::path& root,
-                                            std::vector<std::string>& skipped) {
+std::optional<CheckpointPlace> newest_valid(const fs::path& root, std::vector<std::string>& skipped,
+                                            const std::function<void(const fs::path&)>& examine) {
   for (const CheckpointPlace& place : find_checkpoints(root)) {
     try {
       verify_checkpoint(place.path);
+      if (examine) {
+        examine(place.path);
+      }
       return place;
     } catch (const CheckpointError& error) {
       skipped.push_back(

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -88,9 +89,11 @@ CheckpointManifest verify_checkpoint(const std::filesystem::path& checkpoint,
                                      Verify depth = Verify::hashes);
 
 /// The newest checkpoint that verifies, or nothing. One sentence for each newer one that does not
-/// goes into `skipped`. Deletes nothing.
-std::optional<CheckpointPlace> newest_valid(const std::filesystem::path& root,
-                                            std::vector<std::string>& skipped);
+/// goes into `skipped`. Deletes nothing. `examine` may look into one that verifies, and throws
+/// CheckpointError where its content is of no use.
+std::optional<CheckpointPlace> newest_valid(
+    const std::filesystem::path& root, std::vector<std::string>& skipped,
+    const std::function<void(const std::filesystem::path&)>& examine = {});
 
 /// Deletes checkpoints older than the newest `keep_last` valid ones, and nothing unless the newest
 /// of all verifies by hash. Returns what it deleted. `keep_last` >= 1.

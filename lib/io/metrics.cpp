@@ -99,6 +99,14 @@ MetricsWriter::~MetricsWriter() {
   }
 }
 
+void MetricsWriter::take_back(size_t bytes) {
+  const off_t end = bytes > 0 ? ::lseek(descriptor_, 0, SEEK_END) : -1;
+  if (end >= static_cast<off_t>(bytes)) {
+    // Where this fails too, the next start removes the half line.
+    [[maybe_unused]] const int done = ::ftruncate(descriptor_, end - static_cast<off_t>(bytes));
+  }
+}
+
 void MetricsWriter::write(const JsonObject& object) {
   const std::string line = object.str() + "\n";
   size_t done = 0;
@@ -108,7 +116,9 @@ void MetricsWriter::write(const JsonObject& object) {
       continue;
     }
     if (written <= 0) {
-      throw DeviceError(fmt::format("cannot write {}: {}", path_.string(), std::strerror(errno)));
+      const int failure = errno;
+      take_back(done);
+      throw DeviceError(fmt::format("cannot write {}: {}", path_.string(), std::strerror(failure)));
     }
     done += static_cast<size_t>(written);
   }

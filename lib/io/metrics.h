@@ -45,9 +45,13 @@ class MetricsWriter {
   MetricsWriter(const MetricsWriter&) = delete;
   MetricsWriter& operator=(const MetricsWriter&) = delete;
 
+  /// Throws DeviceError when the line cannot be written whole; what was written of it is taken
+  /// back, so that the next line begins on its own.
   void write(const JsonObject& object);
 
  private:
+  void take_back(size_t bytes);
+
   std::filesystem::path path_;
   int descriptor_ = -1;
 };

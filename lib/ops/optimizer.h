@@ -25,9 +25,10 @@ struct StepControl {
   float gradient_norm;  ///< out: norm after removing the loss scale, before clipping
   float loss_scale;     ///< of the gradients in the buffer; 1 without loss scaling
   int32_t skip;  ///< out: 1 when the norm is not finite: the optimizer must not touch anything
-  int32_t good_steps;     ///< dynamic loss scaling: steps since the last change
-  int64_t skipped_steps;  ///< in, out: counted
-  int64_t applied_steps;  ///< in, out: Adam's t after this step
+  int32_t good_steps;        ///< dynamic loss scaling: steps since the last change
+  int64_t skipped_steps;     ///< in, out: counted
+  int64_t applied_steps;     ///< in, out: Adam's t after this step
+  int64_t skipped_in_a_row;  ///< in, out: steps skipped since the last one that was applied
 };
 
 struct LossScaling {

@@ -102,6 +102,7 @@ FP8TRAIN_HD void update_step_control(StepControl& control, float max_norm,
     control.skip = 1;
     control.gradient_factor = 0.0F;
     control.skipped_steps += 1;
+    control.skipped_in_a_row += 1;
     control.good_steps = 0;
     if (scaling.dynamic) {
       // Not below 1: there a gradient that is not finite is not the scale's fault.
@@ -112,6 +113,7 @@ FP8TRAIN_HD void update_step_control(StepControl& control, float max_norm,
   }
   const float clip = max_norm > 0.0F ? max_norm / (norm + 1e-6F) : 1.0F;
   control.skip = 0;
+  control.skipped_in_a_row = 0;
   control.gradient_factor = clip < 1.0F ? inverse_scale * clip : inverse_scale;
   control.applied_steps += 1;
   if (!scaling.dynamic) {

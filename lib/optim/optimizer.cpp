@@ -247,7 +247,8 @@ StepReport Optimizer::report() const {
           .loss_scale = now.loss_scale,
           .skipped_steps = now.skipped_steps,
           .applied_steps = now.applied_steps,
-          .skipped = now.skip != 0};
+          .skipped = now.skip != 0,
+          .skipped_in_a_row = now.skipped_in_a_row};
 }
 
 }  // namespace fp8train

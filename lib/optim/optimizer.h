@@ -19,7 +19,8 @@ struct StepReport {
   float loss_scale;       ///< for the next step
   int64_t skipped_steps;  ///< since the start of the run
   int64_t applied_steps;
-  bool skipped;  ///< the last step
+  bool skipped;              ///< the last step
+  int64_t skipped_in_a_row;  ///< up to the last step
 };
 
 /// How values of several ranks become one, in place: for an optimizer that updates parts of

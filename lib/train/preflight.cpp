@@ -96,6 +96,17 @@ std::string describe_layout(const Session& session) {
   return stage == 0 ? std::string("DDP") : fmt::format("ZeRO {}", stage);
 }
 
+void check_room(const RankRoom& room, const MemoryLedger& planned) {
+  if (!room.fits(planned)) {
+    throw DeviceError(fmt::format(
+        "a rank needs {} on this device and has {}: lower training.micro_batch_size, set "
+        "model.recompute: block, take a plan with fewer bytes per parameter, or more ranks with "
+        "parallelism.zero_stage",
+        describe_bytes(static_cast<double>(planned.total())),
+        describe_bytes(static_cast<double>(room.bytes))));
+  }
+}
+
 RankRoom room_here(const Device& device, int64_t sharing) {
   const size_t available = device.available_memory();
   const size_t held = device.traits().library_workspace;  // part of the plan, no longer available

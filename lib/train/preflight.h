@@ -40,6 +40,8 @@ struct RankRoom {
 
   bool fits(const MemoryLedger& planned) const { return bytes == 0 || planned.total() <= bytes; }
 };
+/// Throws DeviceError, with what to change, where a rank's memory does not fit.
+void check_room(const RankRoom& room, const MemoryLedger& planned);
 /// On this device; `sharing` ranks have the memory of a cpu together.
 RankRoom room_here(const Device& device, int64_t sharing);
 /// On the hardware that the section on jobs names: a GPU, a node's memory where ranks work on cpus,

@@ -3,8 +3,12 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cmath>
 #include <cstdlib>
+#include <system_error>
+
+#include "base/log.h"
 
 namespace fp8train {
 
@@ -71,12 +75,11 @@ void Progress::show(const ProgressReport& report) {
     return;
   }
   if (style_ == Style::pretty) {
-    fmt::print(out_, "\r\x1b[K{}", describe(report));
     line_open_ = true;
+    print("\r\x1b[K" + describe(report));
   } else {
-    fmt::print(out_, "{}\n", describe(report));
+    print(describe(report) + "\n");
   }
-  std::fflush(out_);
 }
 
 void Progress::say(const std::string& line) {
@@ -84,17 +87,28 @@ void Progress::say(const std::string& line) {
   if (style_ == Style::quiet) {
     return;
   }
-  fmt::print(out_, "{}{}\n", line_open_ ? "\r\x1b[K" : "", line);
+  const std::string start = line_open_ ? "\r\x1b[K" : "";
   line_open_ = false;
-  std::fflush(out_);
+  print(start + line + "\n");
 }
 
 void Progress::finish() {
   if (line_open_) {
-    std::fputc('\n', out_);
-    std::fflush(out_);
     line_open_ = false;
+    print("\n");
   }
+}
+
+void Progress::print(const std::string& text) {
+  if (std::fwrite(text.data(), 1, text.size(), out_) == text.size() && std::fflush(out_) == 0) {
+    return;
+  }
+  const int failure = errno;
+  std::clearerr(out_);  // the program's end would take it for lost output
+  style_ = Style::quiet;
+  line_open_ = false;
+  log_warning(fmt::format("progress cannot be written ({}); the run goes on, and train.log has it",
+                          std::error_code(failure, std::generic_category()).message()));
 }
 
 Progress::Style progress_style(const std::string& format, std::FILE* out) {

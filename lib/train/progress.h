@@ -45,7 +45,8 @@ class Progress {
   enum class Style { pretty, plain, quiet };  ///< quiet: the log file only
 
   /// Writes to `out` (not owned), and every line also to the end of the file `log`, if it has a
-  /// name.
+  /// name. Where `out` cannot be written (a closed pipe, a full disk), a warning says so once and
+  /// the log goes on alone: training does not end for it.
   Progress(Style style, std::FILE* out, const std::filesystem::path& log);
   ~Progress();
   Progress(const Progress&) = delete;
@@ -58,6 +59,8 @@ class Progress {
   void finish();
 
  private:
+  void print(const std::string& text);
+
   Style style_;
   std::FILE* out_;
   std::ofstream log_;

@@ -1,8 +1,12 @@
 #include "train/run_records.h"
 
+#include <fmt/format.h>
+
 #include <cmath>
 
 #include "base/atomic_file.h"
+#include "base/error.h"
+#include "base/log.h"
 #include "train/run_statistics.h"
 
 namespace fp8train {
@@ -42,12 +46,22 @@ JsonObject class_metrics(const ScalingSummary& summary) {
   return all;
 }
 
+/// Opening a FIFO would wait for a reader.
+void check_regular(const std::filesystem::path& path) {
+  if (std::filesystem::exists(path) && !std::filesystem::is_regular_file(path)) {
+    throw DeviceError(fmt::format(
+        "{} is not a regular file: remove it, or choose another output_dir", path.string()));
+  }
+}
+
 }  // namespace
 
 RunRecords::RunRecords(const std::filesystem::path& root, bool leads) : directory_{root} {
   if (leads) {
     lock_.emplace(root);
     directory_ = create_run_directory(root);
+    check_regular(directory_.metrics());
+    check_regular(directory_.log());
   }
 }
 
@@ -84,25 +98,45 @@ void RunRecords::write_step(const StepMetrics& metrics) {
         .add("fp8_snr_db", class_metrics(summary))
         .add("fp8", slot_metrics(*metrics.slots));
   }
-  metrics_->write(line);
+  append(line);
 }
 
 void RunRecords::write_validation(int64_t step, double loss, int64_t targets) {
   if (!lock_) {
     return;
   }
-  metrics_->write(JsonObject()
-                      .add("step", step)
-                      .add("val_loss", loss)
-                      .add("val_perplexity", std::exp(loss))
-                      .add("val_tokens", targets));
+  append(JsonObject()
+             .add("step", step)
+             .add("val_loss", loss)
+             .add("val_perplexity", std::exp(loss))
+             .add("val_tokens", targets));
+}
+
+void RunRecords::append(const JsonObject& line) {
+  try {
+    metrics_->write(line);
+    if (losing_) {
+      log_warning(fmt::format("metrics are written again; {} lines are lost", lost_lines_));
+    }
+    losing_ = false;
+  } catch (const DeviceError& error) {
+    ++lost_lines_;
+    if (!losing_) {
+      log_warning(fmt::format("{}; the run goes on without this line", error.what()));
+    }
+    losing_ = true;
+  }
 }
 
 void RunRecords::write_sample(int64_t step, const std::string& text) {
   if (!lock_) {
     return;
   }
-  write_file_atomically(directory_.sample(step), text);
+  try {
+    write_file_atomically(directory_.sample(step), text);
+  } catch (const DeviceError& error) {
+    log_warning(fmt::format("{}; the run goes on without this sample", error.what()));
+  }
 }
 
 void RunRecords::write_summary(const RunSummary& summary) {
@@ -123,7 +157,8 @@ void RunRecords::write_summary(const RunSummary& summary) {
   object.add("seconds", summary.seconds)
       .add("tokens_per_second", summary.tokens_per_second)
       .add("peak_memory_bytes", static_cast<int64_t>(summary.peak_memory_bytes))
-      .add("skipped_steps", summary.skipped_steps);
+      .add("skipped_steps", summary.skipped_steps)
+      .add("lost_metrics_lines", lost_lines_);
   write_json_file(directory_.summary(), object);
 }
 

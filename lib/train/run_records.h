@@ -65,10 +65,18 @@ class RunRecords {
   void write_sample(int64_t step, const std::string& text);
   void write_summary(const RunSummary& summary);
 
+  /// Lines of metrics that could not be written: a warning says so when the first one is lost, and
+  /// when they can be written again. A run does not end for them.
+  int64_t lost_lines() const { return lost_lines_; }
+
  private:
+  void append(const JsonObject& line);
+
   std::optional<RunLock> lock_;  // of the rank that leads
   RunDirectory directory_;
   std::unique_ptr<MetricsWriter> metrics_;
+  int64_t lost_lines_ = 0;
+  bool losing_ = false;
 };
 
 }  // namespace fp8train

@@ -11,9 +11,7 @@ void SkipGuard::check(const StepReport& report, int64_t step, int64_t steps,
                       const std::string& saved) {
   const int64_t skips = report.skipped_steps - seen_;
   seen_ = report.skipped_steps;
-  in_a_row_ = skips == steps ? in_a_row_ + skips : 0;
-  const bool searching = searches_ && report.loss_scale > 1.0F;
-  if (skips == 0 || searching) {
+  if (skips == 0 || searching(report)) {
     return;
   }
   const std::string what = fmt::format(
@@ -22,9 +20,15 @@ void SkipGuard::check(const StepReport& report, int64_t step, int64_t steps,
     throw NumericError(what + " (training.non_finite: stop); " + saved);
   }
   log_warning(what + " and were skipped");
-  if (in_a_row_ >= most_in_a_row_) {
-    throw NumericError(fmt::format("{}, {} in a row", what, in_a_row_) +
-                       "; training has diverged: lower optimizer.lr. " + saved);
+  check_row(report, step, saved);
+}
+
+void SkipGuard::check_row(const StepReport& report, int64_t step, const std::string& saved) const {
+  if (report.skipped_in_a_row >= most_in_a_row_ && !searching(report)) {
+    throw NumericError(fmt::format(
+        "the gradients of the last {} steps up to step {} were not finite: training has diverged; "
+        "lower optimizer.lr. {}",
+        report.skipped_in_a_row, step, saved));
   }
 }
 

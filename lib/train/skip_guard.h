@@ -21,17 +21,23 @@ class SkipGuard {
   /// What was skipped up to now is not this run's.
   void begin(int64_t skipped_steps) { seen_ = skipped_steps; }
 
+  /// Whether a skipped step is part of the search for a loss scale.
+  bool searching(const StepReport& report) const { return searches_ && report.loss_scale > 1.0F; }
+
   /// After the last `steps` steps, of which `step` was the last. Warns, or throws NumericError:
-  /// training.non_finite is stop, or all of the last max_consecutive_skips steps were skipped.
-  /// `saved` ends the message: what is left of the run.
+  /// training.non_finite is stop, or the last max_consecutive_skips steps were all skipped (the
+  /// device counts them, so that it does not matter how often this is asked). `saved` ends the
+  /// message: what is left of the run.
   void check(const StepReport& report, int64_t step, int64_t steps, const std::string& saved);
+
+  /// Throws NumericError where the last max_consecutive_skips steps were all skipped.
+  void check_row(const StepReport& report, int64_t step, const std::string& saved) const;
 
  private:
   std::string non_finite_;
   int64_t most_in_a_row_;
   bool searches_;
   int64_t seen_ = 0;
-  int64_t in_a_row_ = 0;
 };
 
 }  // namespace fp8train

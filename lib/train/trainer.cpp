@@ -23,6 +23,7 @@
 #include "train/preflight.h"
 #include "train/progress.h"
 #include "train/ranks.h"
+#include "train/run_checkpoints.h"
 #include "train/run_records.h"
 #include "train/run_statistics.h"
 #include "train/session.h"
@@ -45,12 +46,12 @@ class Run {
   void say_changes(const std::filesystem::path& saved_run);
   void train_one_step();
   void log_step();
-  std::string what_is_saved() const;
   /// False when a stop was asked for meanwhile; nothing is recorded then.
   bool evaluate(int64_t max_batches, bool final);
   void sample();
-  void save();
+  void save_if_good();
   std::string reason_to_stop() const;
+  RunOutcome stop(const std::string& reason);
   RunOutcome finish();
 
   int64_t sample_capacity() const {
@@ -58,6 +59,13 @@ class Run {
            settings().sample.max_new_tokens;
   }
   bool due(int64_t interval) const { return interval > 0 && state_.step % interval == 0; }
+  bool evaluation_is_due() const {
+    return due(settings().eval.interval) && session_.data.val.size() > 1 &&
+           state_.step < session_.max_steps;
+  }
+  void evaluate_in_between() {
+    evaluate((settings().eval.batches + comm_->size() - 1) / comm_->size(), false);
+  }
   const Settings& settings() const { return session_.settings; }
   bool leads() const { return comm_->rank() == 0; }
 
@@ -70,6 +78,7 @@ class Run {
   std::unique_ptr<Generator> generator_;
   ScalingWarnings scaling_warnings_;
   SkipGuard skip_guard_;
+  RunCheckpoints checkpoints_;
   Progress progress_;
   TrainingState state_;
   std::string resolved_config_, earlier_config_;
@@ -77,7 +86,6 @@ class Run {
   Stopwatch since_log_;
   double excluded_seconds_ = 0;  // evaluation, samples and saving since the last log line
   int64_t logged_step_ = 0;
-  int64_t saved_step_ = -1;
   double speed_ = 0;
   Traffic sent_;  // in the last step
 };
@@ -88,6 +96,7 @@ Run::Run(const RunRequest& request, Communicator& comm, RankPlace& place)
       records_(request.settings.output_dir, comm.rank() == 0),
       device_(place.device.get()),
       skip_guard_(settings().training, session_.engine.plan.dynamic_loss_scaling),
+      checkpoints_(records_.directory().checkpoints(), session_, skip_guard_, comm),
       progress_(request.quiet || comm.rank() != 0
                     ? Progress::Style::quiet
                     : progress_style(request.settings.logging.format, stdout),
@@ -116,15 +125,7 @@ Run::Run(const RunRequest& request, Communicator& comm, RankPlace& place)
        run_overview(session_, *device_, place.reason, threads, rehearsed.memory)) {
     progress_.say(line);
   }
-  const RankRoom room = room_here(*device_, comm.local_size());
-  if (!room.fits(rehearsed.memory)) {
-    throw DeviceError(fmt::format(
-        "a rank needs {} on this device and has {}: lower training.micro_batch_size, set "
-        "model.recompute: block, take a row with fewer bytes per parameter, or more ranks with "
-        "parallelism.zero_stage",
-        describe_bytes(static_cast<double>(rehearsed.memory.total())),
-        describe_bytes(static_cast<double>(room.bytes))));
-  }
+  check_room(room_here(*device_, comm.local_size()), rehearsed.memory);
   engine_ = std::make_unique<Engine>(*device_, session_.engine, &comm);
   engine_->reserve(rehearsed.plan);
   loader_ = std::make_unique<Loader>(
@@ -168,7 +169,7 @@ void Run::start_or_resume() {
   }
   if (resumed) {
     state_ = resumed->state;
-    saved_step_ = state_.step;
+    checkpoints_.resumed_at(state_.step);
     progress_.say(fmt::format("resumed from {} at step {}", resumed->folder.string(), state_.step));
     if (!resumed->note.empty()) {
       log_warning(resumed->note);
@@ -257,15 +258,10 @@ void Run::log_step() {
                        .sent = comm_->size() > 1 ? std::optional<Traffic>(sent_) : std::nullopt,
                        .slots = &slots});
   log_warnings(scaling_warnings_.after_step(state_.step, slots));
-  skip_guard_.check(report, state_.step, state_.step - logged_step_, what_is_saved());
+  skip_guard_.check(report, state_.step, state_.step - logged_step_, checkpoints_.what_is_saved());
   logged_step_ = state_.step;
   since_log_.restart();
   excluded_seconds_ = 0;
-}
-
-std::string Run::what_is_saved() const {
-  return saved_step_ > 0 ? fmt::format("The checkpoint of step {} is intact", saved_step_)
-                         : std::string("Nothing had been saved yet");
 }
 
 bool Run::evaluate(int64_t max_batches, bool final) {
@@ -304,14 +300,9 @@ void Run::sample() {
   excluded_seconds_ += watch.seconds();
 }
 
-void Run::save() {
-  if (saved_step_ == state_.step) {
-    return;
-  }
+void Run::save_if_good() {
   const Stopwatch watch;
-  save_training_state(records_.directory().checkpoints(), *engine_, session_, state_,
-                      settings().checkpoint.keep_last, *comm_);
-  saved_step_ = state_.step;
+  checkpoints_.save_if_good(*engine_, state_);
   excluded_seconds_ += watch.seconds();
 }
 
@@ -335,40 +326,55 @@ RunOutcome Run::run() {
     return RunOutcome::finished;
   }
   since_log_.restart();
+  if (state_.step > 0 && evaluation_is_due() && state_.val_step != state_.step) {
+    evaluate_in_between();  // a stop had cut it short
+  }
   while (state_.step < session_.max_steps) {
     if (const std::string reason = reason_to_stop(); !reason.empty()) {
-      save();
-      progress_.say(
-          fmt::format("stopped at step {} ({}); {} holds everything: run the same command "
-                      "to go on",
-                      state_.step, reason, records_.directory().checkpoints().string()));
-      return RunOutcome::stopped;
+      return stop(reason);
     }
     train_one_step();
     const bool last = state_.step == session_.max_steps;
-    if (due(settings().eval.interval) && session_.data.val.size() > 1 && !last) {
-      evaluate((settings().eval.batches + comm_->size() - 1) / comm_->size(), false);
+    if (evaluation_is_due()) {
+      evaluate_in_between();
     }
     if (due(settings().sample.interval)) {
       sample();
     }
-    if (due(settings().checkpoint.interval) && !last) {
-      save();
+    if ((due(settings().checkpoint.interval) || checkpoints_.is_due()) && !last) {
+      save_if_good();
     }
   }
   return finish();
 }
 
+RunOutcome Run::stop(const std::string& reason) {
+  const bool saved = checkpoints_.save_last(*engine_, state_);
+  progress_.say(
+      fmt::format("stopped at step {} ({}); {}: run the same command to go on", state_.step, reason,
+                  saved ? records_.directory().checkpoints().string() + " holds everything"
+                        : checkpoints_.what_is_saved()));
+  return RunOutcome::stopped;
+}
+
 RunOutcome Run::finish() {
   progress_.finish();
+  if (!std::isfinite(state_.loss)) {
+    throw NumericError(
+        fmt::format("the loss of the last step, {}, is not finite: training has "
+                    "diverged; lower optimizer.lr. {}",
+                    state_.step, checkpoints_.what_is_saved()));
+  }
   log_warnings(scaling_warnings_.rest());
   if (settings().checkpoint.save_final) {
-    save();  // first, so that nothing that follows can lose the training
+    checkpoints_.save_last(*engine_,
+                           state_);  // first, so that nothing that follows can lose the training
   }
   // A run that died between its last checkpoint and here has this evaluation already.
   if (session_.data.val.size() > 1 && state_.val_step != state_.step) {
     if (!evaluate(0, true)) {
-      save();  // exit code 75 promises a checkpoint, also without save_final
+      checkpoints_.save_last(
+          *engine_, state_);  // exit code 75 promises a checkpoint, also without save_final
       return RunOutcome::stopped;
     }
   }

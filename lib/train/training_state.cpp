@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -69,7 +70,8 @@ std::string state_text(Engine& engine, const Session& session, const TrainingSta
                                  {"loss_scale", control.loss_scale},
                                  {"good_steps", control.good_steps},
                                  {"skipped_steps", control.skipped_steps},
-                                 {"applied_steps", control.applied_steps}};
+                                 {"applied_steps", control.applied_steps},
+                                 {"skipped_in_a_row", control.skipped_in_a_row}};
   return json.dump(1) + "\n";
 }
 
@@ -87,6 +89,7 @@ void load_control(Optimizer& optimizer, const nlohmann::json& json) {
   control.good_steps = json.at("good_steps").get<int32_t>();
   control.skipped_steps = json.at("skipped_steps").get<int64_t>();
   control.applied_steps = json.at("applied_steps").get<int64_t>();
+  control.skipped_in_a_row = json.value("skipped_in_a_row", int64_t{0});
   optimizer.set_control(control);
 }
 
@@ -188,6 +191,7 @@ std::string run_id(const Session& session) {
   return fmt::format("{}-{}", session.settings.training.seed, session.data.train.fingerprint());
 }
 
+/// Throws NumericError where a weight is not finite: such a checkpoint could not be loaded.
 std::vector<HostTensor> all_weights(Engine& engine, bool keep) {
   std::vector<HostTensor> weights;
   for_each_weight(engine, [&](const HostTensor& tensor) {
@@ -195,6 +199,16 @@ std::vector<HostTensor> all_weights(Engine& engine, bool keep) {
       weights.push_back(tensor);
     }
   });
+  for (const HostTensor& tensor : weights) {
+    const auto bad = std::find_if(tensor.values.begin(), tensor.values.end(),
+                                  [](float value) { return !std::isfinite(value); });
+    if (bad != tensor.values.end()) {
+      throw NumericError(
+          fmt::format("{}[{}] is {}: training has diverged, and nothing of this "
+                      "step is written",
+                      tensor.name, bad - tensor.values.begin(), *bad));
+    }
+  }
   return weights;
 }
 
@@ -310,8 +324,16 @@ ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
 constexpr int64_t kNothing = -1;
 constexpr int64_t kDamaged = -2;
 
+/// Throws CheckpointError where a weight is not finite.
+void check_weights(const std::filesystem::path& folder) {
+  const TensorSource source(folder / kModelFile);
+  for (const std::string& name : source.names()) {
+    source.read_f32(name, source.find(name)->shape);
+  }
+}
+
 int64_t newest_step(const std::filesystem::path& root, std::vector<std::string>& notes) {
-  const std::optional<CheckpointPlace> place = newest_valid(root, notes);
+  const std::optional<CheckpointPlace> place = newest_valid(root, notes, check_weights);
   return place ? place->step : notes.empty() ? kNothing : kDamaged;
 }
 

@@ -27,8 +27,8 @@ struct TrainingState {
 };
 
 /// Saves under `root` as step-NNNNNN and keeps the newest `keep_last`. All ranks call it; it
-/// returns when the checkpoint is there. Throws DeviceError or CheckpointError; what was saved
-/// earlier stays.
+/// returns when the checkpoint is there. Throws DeviceError or CheckpointError, or NumericError
+/// where a weight is not finite; what was saved earlier stays.
 void save_training_state(const std::filesystem::path& root, Engine& engine, const Session& session,
                          const TrainingState& state, int64_t keep_last, Communicator& comm);
 
@@ -39,9 +39,9 @@ struct ResumedRun {
 };
 
 /// Collective: the newest valid checkpoint under `root`, as the first rank finds it, loaded into
-/// the engine; nothing when there is none at all. `notes` receives a line for each damaged
-/// checkpoint that was passed over. Throws CheckpointError when all are damaged, or when the
-/// checkpoint belongs to another model, row or data set.
+/// the engine; nothing when there is none at all. `notes` receives a line for each checkpoint that
+/// was passed over because it is damaged or its weights are not finite. Throws CheckpointError when
+/// all are damaged, or when the checkpoint belongs to another model, row or data set.
 std::optional<ResumedRun> resume_newest(const std::filesystem::path& root, Engine& engine,
                                         const Session& session, std::vector<std::string>& notes,
                                         Communicator& comm);

@@ -32,7 +32,7 @@ TEST_CASE("a stop signal only sets the flag", "[base]") {
   clear_stop_signal();
   install_stop_handlers();
   CHECK(stop_signal() == 0);
-  for (const int number : {SIGTERM, SIGINT, SIGUSR1}) {
+  for (const int number : {SIGTERM, SIGINT, SIGUSR1, SIGHUP}) {
     raise(number);
     CHECK(stop_signal() == number);
     clear_stop_signal();
@@ -53,10 +53,28 @@ TEST_CASE("the previous handlers come back", "[base]") {
   CHECK(after.sa_handler == SIG_IGN);
 }
 
+TEST_CASE("SIGPIPE and SIGXFSZ end nothing, and a SIGHUP that nohup ignores stays ignored",
+          "[base]") {
+  CHECK(status_after(SIGPIPE, SIGXFSZ) == 0);
+  struct sigaction ignore = {};
+  ignore.sa_handler = SIG_IGN;
+  struct sigaction original = {};
+  sigaction(SIGHUP, &ignore, &original);
+  clear_stop_signal();
+  install_stop_handlers();
+  raise(SIGHUP);
+  CHECK(stop_signal() == 0);
+  restore_signal_handlers();
+  struct sigaction after = {};
+  sigaction(SIGHUP, &original, &after);
+  CHECK(after.sa_handler == SIG_IGN);
+}
+
 TEST_CASE("a second SIGINT or SIGTERM ends the process, a repeated SIGUSR1 does not", "[base]") {
   constexpr useconds_t kMoreThanAnEcho = 1'100'000;
   CHECK(status_after(SIGTERM, SIGTERM, kMoreThanAnEcho) == 128 + SIGTERM);
   CHECK(status_after(SIGUSR1, SIGTERM, kMoreThanAnEcho) == 128 + SIGTERM);
+  CHECK(status_after(SIGHUP, SIGHUP, kMoreThanAnEcho) == 128 + SIGHUP);
   CHECK(status_after(SIGUSR1, SIGINT) == 128 + SIGINT);
   CHECK(status_after(SIGUSR1, SIGUSR1) == 0);
 }

@@ -1,5 +1,7 @@
 #include "io/checkpoint.h"
 
+#include <sys/stat.h>
+
 #include <atomic>
 #include <catch2/catch.hpp>
 #include <random>
@@ -222,6 +224,15 @@ TEST_CASE("a step that is saved again has a complete checkpoint at every moment"
   done = true;
   reader.join();
   CHECK(missing == 0);
+}
+
+TEST_CASE("a FIFO in the place of the manifest is refused and waits for nobody") {
+  const test::TempDir dir;
+  save(dir.path(), 3);
+  fs::remove(dir / "step-000003/MANIFEST.json");
+  REQUIRE(mkfifo((dir / "step-000003/MANIFEST.json").c_str(), 0600) == 0);
+  CHECK_THAT(message_of<CheckpointError>([&] { verify_checkpoint(dir / "step-000003"); }),
+             Contains("not a regular file"));
 }
 
 TEST_CASE("retention counts beyond 32 bits") {

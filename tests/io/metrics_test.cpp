@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "io/run_directory.h"
+#include "support/file_size_limit.h"
 #include "support/files.h"
 #include "support/temp_dir.h"
 
@@ -54,6 +55,20 @@ TEST_CASE("resuming drops a torn line and the steps that are run again") {
   test::write_file(path, "{\"step\":1}\n{\"step\":2");
   MetricsWriter writer(path);
   CHECK(test::read_file(path) == "{\"step\":1}\n");
+}
+
+TEST_CASE("a line that does not fit on the disk leaves no half line") {
+  const test::TempDir dir;
+  const auto path = dir / "metrics.jsonl";
+  MetricsWriter writer(path);
+  writer.write(JsonObject().add("step", 1));
+  {
+    const test::FileSizeLimit limit(test::read_file(path).size() + 5);
+    CHECK_THROWS_AS(writer.write(JsonObject().add("step", 2)), DeviceError);
+    CHECK(test::read_file(path) == "{\"step\":1}\n");
+  }
+  writer.write(JsonObject().add("step", 3));
+  CHECK(test::read_file(path) == "{\"step\":1}\n{\"step\":3}\n");
 }
 
 TEST_CASE("a run directory has its parts, and remembers each command line") {

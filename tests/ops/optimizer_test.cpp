@@ -185,14 +185,17 @@ TEST_CASE("the loss scale follows torch.amp.GradScaler", "[ops]") {
     scaling.dynamic = true;
     scaling.growth_interval = static_cast<int32_t>(golden.number());
     int64_t skipped = 0;
+    int64_t in_a_row = 0;
     for (int step = 0; step < steps; ++step) {
       const bool overflow = golden.number() != 0;
       skipped += overflow ? 1 : 0;
+      in_a_row = overflow ? in_a_row + 1 : 0;
       control.squared_norm = overflow ? INFINITY : 4.0;
       ops::prepare_step(cpu_stream(), &control, 0.0F, scaling);
       REQUIRE(control.skip == (overflow ? 1 : 0));
       REQUIRE(control.loss_scale == golden.bits());
       REQUIRE(control.skipped_steps == skipped);
+      REQUIRE(control.skipped_in_a_row == in_a_row);
       REQUIRE(control.applied_steps == step + 1 - skipped);
     }
     REQUIRE(skipped > 0);

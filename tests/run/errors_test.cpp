@@ -205,8 +205,51 @@ TEST_CASE("a run that diverges") {
   CHECK_THAT(bench.fails(5, stop), Contains("not finite") && Contains("non_finite: stop"));
   Words skip = wild;
   skip.push_back("output_dir=skip");
-  CHECK_THAT(bench.fails(5, skip), Contains("diverged") && Contains("optimizer.lr"));
-  CHECK(fs::exists(bench / "skip/checkpoints/latest"));
+  CHECK_THAT(bench.fails(5, skip), Contains("diverged") && Contains("optimizer.lr") &&
+                                       Contains("Nothing had been saved yet"));
+  CHECK(!fs::exists(bench / "skip/checkpoints/latest"));
+}
+
+TEST_CASE("a run that diverges keeps the good checkpoints and never ends as done") {
+  const Bench bench;
+  expect_code(0, bench.path(), Bench::command({"training.max_steps=4"}));
+  const fs::path good = bench.checkpoint("step-000004");
+  Words wild = {"optimizer.lr=1e30", "scheduler.type=constant", "checkpoint.interval=1",
+                "checkpoint.keep_last=1"};
+  // Whatever the number of steps is, and however seldom they are looked at.
+  for (const char* steps : {"training.max_steps=7", "training.max_steps=40"}) {
+    for (const char* interval : {"logging.interval=1", "logging.interval=1000"}) {
+      INFO(steps << " " << interval);
+      Words words = wild;
+      words.emplace_back(steps);
+      words.emplace_back(interval);
+      const std::string message = bench.fails(5, words);
+      CHECK_THAT(message, Contains("diverged") && Contains("is intact"));
+      CHECK_THAT(message, Contains("is not saved: its loss is not finite"));
+      fs::remove_all(bench.checkpoint("step-000005"));  // its loss was that of the good weights
+    }
+  }
+  wild.emplace_back("optimizer.lr=1e38");  // the weights themselves overflow at once
+  CHECK_THAT(bench.fails(5, wild),
+             Contains("weight") && Contains("nothing of this step is written"));
+  CHECK(fs::exists(bench.checkpoint("latest")));
+}
+
+TEST_CASE("a run goes on where standard output is closed, full or nobody reads it") {
+  const Bench bench;
+  const auto code_with = [&](const std::string& out, const std::string& script) {
+    Process process(bench.path(), Bench::command({"output_dir=" + out}), {},
+                    {"/bin/sh", "-c", script});
+    const Outcome outcome = process.wait();
+    INFO(outcome.err);
+    CHECK(fs::exists(bench / out / "summary.json"));
+    CHECK_THAT(read_file(bench / out / "train.log"), Contains("done: 6 steps"));
+    return outcome.code;
+  };
+  CHECK(code_with("full", "exec \"$0\" \"$@\" >/dev/full") == 0);
+  CHECK(code_with("closed", "exec \"$0\" \"$@\" >&-") == 0);
+  CHECK(code_with("pipe", "{ \"$0\" \"$@\"; echo $? >code; } | true; exit $(cat code)") == 0);
+  CHECK_THAT(read_file(bench / "closed/run.lock"), !Contains("step"));
 }
 
 /// A file system of a given size, for root only.

@@ -6,6 +6,7 @@
 #include <random>
 #include <thread>
 
+#include "io/checkpoint.h"
 #include "program.h"
 
 namespace fp8train::test {
@@ -124,6 +125,28 @@ TEST_CASE("killed twice and resumed: the bits of the undisturbed run") {
   check_equal_runs(shop, "whole", "broken");
 }
 
+TEST_CASE("a checkpoint whose weights are not finite is passed over") {
+  const Workshop shop;
+  const Words command = Workshop::command("bf16", "run", {"training.max_steps=10"});
+  expect_code(0, shop.folder(), command);
+  // As an older version could have written it: valid by every hash.
+  const fs::path root = shop.run("run") / "checkpoints";
+  CheckpointContents contents = {.run_id = "run", .files = {}};
+  for (const FileRecord& record : verify_checkpoint(root / "step-000010").files) {
+    std::string bytes = read_file(root / "step-000010" / record.name);
+    if (record.name == "model.safetensors") {
+      bytes.replace(bytes.size() - 4, 4, std::string("\0\0\xc0\x7f", 4));
+    }
+    contents.files.push_back({record.name, {}, bytes});
+  }
+  save_checkpoint(root, 10, contents);
+  const Outcome outcome =
+      expect_code(0, shop.folder(), Workshop::command("bf16", "run", {"training.max_steps=12"}));
+  CHECK_THAT(outcome.err,
+             Catch::Contains("skipped checkpoint step-000010") && Catch::Contains("is nan"));
+  CHECK_THAT(outcome.out, Catch::Contains("resumed from run/checkpoints/step-000005"));
+}
+
 TEST_CASE("what changed since the checkpoint is said, and only that") {
   const Workshop shop;
   expect_code(0, shop.folder(), Workshop::command("bf16", "run", {"training.max_steps=10"}));
@@ -183,8 +206,24 @@ TEST_CASE("any number of threads at a size where every operation is divided") {
   }
 }
 
+TEST_CASE("a stop in the middle of an evaluation: it is made up for") {
+  const Workshop shop;
+  const Words often = {"eval.interval=1", "eval.batches=100", "data.val_fraction=0.5",
+                       "training.max_steps=6", "sample.interval=0"};
+  expect_code(0, shop.folder(), Workshop::command("bf16", "whole", often));
+  const Words command = Workshop::command("bf16", "stopped", often);
+  {
+    Process process(shop.folder(), command);
+    REQUIRE(process.wait_until([&] { return last_logged_step(shop.run("stopped")) >= 3; }));
+    process.send(SIGTERM);
+    REQUIRE(process.wait().code == 75);
+  }
+  expect_code(0, shop.folder(), command);
+  CHECK(timeless_metrics(shop.run("whole")) == timeless_metrics(shop.run("stopped")));
+}
+
 TEST_CASE("a stop signal saves, exits with 75, and the same command goes on") {
-  const int signal = GENERATE(SIGTERM, SIGINT, SIGUSR1);
+  const int signal = GENERATE(SIGTERM, SIGINT, SIGUSR1, SIGHUP);
   const Workshop shop;
   expect_code(0, shop.folder(), Workshop::command("te-delayed", "whole"));
   const Words command = Workshop::command("te-delayed", "stopped", {"checkpoint.interval=0"});

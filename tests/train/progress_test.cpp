@@ -2,6 +2,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "support/files.h"
 #include "support/temp_dir.h"
 
 using namespace fp8train;
@@ -32,6 +33,21 @@ TEST_CASE("a progress line has what a person asks for") {
   const std::string line = describe(report);
   CHECK_THAT(line, Contains("step 120/2000") && Contains("loss 3.4121") && Contains("2.90e-04"));
   CHECK_THAT(line, Contains("18.2k tok/s") && Contains("eta 3m 08s") && Contains("sat 0.00%"));
+}
+
+TEST_CASE("progress that cannot be written goes on in the log") {
+  const test::TempDir dir;
+  std::FILE* out = std::fopen("/dev/full", "w");
+  REQUIRE(out != nullptr);
+  for (const auto style : {Progress::Style::plain, Progress::Style::pretty}) {
+    Progress progress(style, out, dir / "log");
+    CHECK_NOTHROW(progress.say("a"));
+    CHECK_NOTHROW(progress.show({.step = 1, .max_steps = 2}));
+    CHECK_NOTHROW(progress.finish());
+    CHECK(std::ferror(out) == 0);
+  }
+  std::fclose(out);
+  CHECK(test::read_file(dir / "log").find("step 1/2") != std::string::npos);
 }
 
 TEST_CASE("plain progress writes whole lines, pretty renews one; both keep the log") {

@@ -1,0 +1,58 @@
+#include "train/run_checkpoints.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "base/error.h"
+#include "base/log.h"
+
+namespace fp8train {
+
+void RunCheckpoints::save_if_good(Engine& engine, const TrainingState& state) {
+  const bool loss_is_finite = std::isfinite(engine.step_loss().mean);
+  const StepReport report = engine.optimizer().report();
+  const bool skipped = report.skipped_in_a_row > 0 && !skips_->searching(report);
+  if (loss_is_finite && !skipped) {
+    is_due_ = false;
+    save(engine, state);
+    return;
+  }
+  skips_->check_row(report, state.step, what_is_saved());
+  if (!is_due_) {
+    log_warning(
+        fmt::format("step {} is not saved: its {} is not finite; the next good step will be. {}",
+                    state.step, loss_is_finite ? "gradient" : "loss", what_is_saved()));
+  }
+  is_due_ = true;
+}
+
+bool RunCheckpoints::save_last(Engine& engine, const TrainingState& state) {
+  if (!std::isfinite(engine.step_loss().mean)) {
+    log_warning(fmt::format("step {} is not saved: its loss is not finite. {}", state.step,
+                            what_is_saved()));
+    return false;
+  }
+  save(engine, state);
+  return true;
+}
+
+void RunCheckpoints::save(Engine& engine, const TrainingState& state) {
+  if (saved_step_ == state.step) {
+    return;
+  }
+  try {
+    save_training_state(root_, engine, *session_, state, session_->settings.checkpoint.keep_last,
+                        *comm_);
+  } catch (const NumericError& error) {
+    throw NumericError(fmt::format("{}. {}", error.what(), what_is_saved()));
+  }
+  saved_step_ = state.step;
+}
+
+std::string RunCheckpoints::what_is_saved() const {
+  return saved_step_ > 0 ? fmt::format("The checkpoint of step {} is intact", saved_step_)
+                         : std::string("Nothing had been saved yet");
+}
+
+}  // namespace fp8train

@@ -1,0 +1,48 @@
+#pragma once
+// The checkpoints that a run saves while it trains: which step is saved, and which is not worth it.
+// A checkpoint of a run that has diverged would replace older ones that are good. All functions are
+// collective; the engine, the session and the communicator outlive the object.
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "train/skip_guard.h"
+#include "train/training_state.h"
+
+namespace fp8train {
+
+class RunCheckpoints {
+ public:
+  RunCheckpoints(std::filesystem::path root, const Session& session, const SkipGuard& skips,
+                 Communicator& comm)
+      : root_(std::move(root)), session_(&session), skips_(&skips), comm_(&comm) {}
+
+  /// The run goes on from a checkpoint of this step.
+  void resumed_at(int64_t step) { saved_step_ = step; }
+
+  /// A save was put off and waits for the next good step.
+  bool is_due() const { return is_due_; }
+
+  /// Between steps. A step that was skipped or whose loss is not finite is put off with a warning.
+  void save_if_good(Engine& engine, const TrainingState& state);
+
+  /// At the end or before a stop: false, with a warning, where the loss of the last step is not
+  /// finite.
+  bool save_last(Engine& engine, const TrainingState& state);
+
+  /// A sentence for messages: what is left of the run.
+  std::string what_is_saved() const;
+
+ private:
+  void save(Engine& engine, const TrainingState& state);
+
+  std::filesystem::path root_;
+  const Session* session_;
+  const SkipGuard* skips_;
+  Communicator* comm_;
+  int64_t saved_step_ = -1;
+  bool is_due_ = false;
+};
+
+}  // namespace fp8train

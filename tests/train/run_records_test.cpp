@@ -1,0 +1,47 @@
+#include "train/run_records.h"
+
+#include <sys/stat.h>
+
+#include <catch2/catch.hpp>
+
+#include "base/error.h"
+#include "support/file_size_limit.h"
+#include "support/files.h"
+#include "support/temp_dir.h"
+
+namespace fp8train {
+namespace {
+
+TEST_CASE("a run goes on without lines of metrics that cannot be written, and counts them") {
+  const test::TempDir dir;
+  RunRecords records(dir / "run");
+  records.begin_metrics(0);
+  records.write_step({.step = 1});
+  const std::string first = test::read_file(records.directory().metrics());
+  {
+    const test::FileSizeLimit limit(first.size());
+    records.write_step({.step = 2});
+    records.write_validation(2, 1.0, 10);
+    CHECK(records.lost_lines() == 2);
+  }
+  records.write_step({.step = 3});
+  CHECK(records.lost_lines() == 2);
+  const std::string text = test::read_file(records.directory().metrics());
+  CHECK(text.starts_with(first + "{\"step\":3,"));
+  records.write_summary({});
+  CHECK_THAT(test::read_file(records.directory().summary()),
+             Catch::Contains("\"lost_metrics_lines\": 2"));
+}
+
+TEST_CASE("a FIFO in the place of a run's file is refused and waits for nobody") {
+  for (const char* name : {"metrics.jsonl", "train.log"}) {
+    const test::TempDir dir;
+    create_run_directory(dir / "run");
+    REQUIRE(mkfifo((dir / "run" / name).c_str(), 0600) == 0);
+    CHECK_THAT(test::message_of<DeviceError>([&] { RunRecords(dir / "run"); }),
+               Catch::Contains(name) && Catch::Contains("not a regular file"));
+  }
+}
+
+}  // namespace
+}  // namespace fp8train
