@@ -26,9 +26,13 @@ set(CMAKE_UNITY_BUILD ${FP8TRAIN_UNITY})
 set(CMAKE_UNITY_BUILD_BATCH_SIZE 8)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 
+# A file that is not in the cache is preprocessed once, by the compiler (CCACHE_DEPEND), and one with precompiled headers is cached too.
 find_program(FP8TRAIN_CCACHE ccache)
-if(FP8TRAIN_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${FP8TRAIN_CCACHE})
+if(FP8TRAIN_CCACHE)
+  set(FP8TRAIN_LAUNCHER env CCACHE_DEPEND=1 CCACHE_SLOPPINESS=pch_defines,time_macros ${FP8TRAIN_CCACHE})
+  if(NOT CMAKE_CXX_COMPILER_LAUNCHER)
+    set(CMAKE_CXX_COMPILER_LAUNCHER ${FP8TRAIN_LAUNCHER})
+  endif()
 endif()
 
 # -ffp-contract=off: a * b + c is two roundings on every device and every x86 level, so that element-wise results have

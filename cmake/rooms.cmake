@@ -42,7 +42,17 @@ function(fp8train_test room)
                                                   FP8TRAIN_SHARED_DATA_DIR="${CMAKE_SOURCE_DIR}/../shared/data")
   add_test(NAME ${room} COMMAND ${room}_test)
   set_tests_properties(${room} PROPERTIES LABELS unit)
+  fp8train_precompiled_test_headers(${room}_test)
   if(NOT TEST_UNITY)
     set_target_properties(${room}_test PROPERTIES UNITY_BUILD OFF)
+  endif()
+endfunction()
+
+# fp8train_precompiled_test_headers(PROGRAM): with FP8TRAIN_UNITY the test program's files begin with tests/support/precompiled.h, which is
+# parsed once for all programs. All of them are compiled with OpenMP's option, which such headers have to agree in.
+function(fp8train_precompiled_test_headers program)
+  if(FP8TRAIN_UNITY)
+    target_precompile_headers(${program} REUSE_FROM fp8train_test_headers)
+    target_link_libraries(${program} PRIVATE $<TARGET_NAME_IF_EXISTS:OpenMP::OpenMP_CXX>)
   endif()
 endfunction()
