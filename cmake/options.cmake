@@ -41,7 +41,7 @@ add_library(fp8train_flags INTERFACE)
 set(fp8train_cxx_flags -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wnon-virtual-dtor -Wno-missing-field-initializers -ffp-contract=off
                        $<$<BOOL:${FP8TRAIN_WERROR}>:-Werror> "$<$<NOT:$<BOOL:${FP8TRAIN_OPENMP}>>:-Wno-unknown-pragmas;-Wno-unused-variable>")
 target_compile_options(fp8train_flags INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${fp8train_cxx_flags}>"
-                                                "$<$<COMPILE_LANGUAGE:CUDA>:-fmad=false;-Xcompiler=-Wall;-Xcompiler=-Wextra>")
+                                                "$<$<COMPILE_LANGUAGE:CUDA>:-fmad=false;-Xfatbin=-compress-all;-Xcompiler=-Wall;-Xcompiler=-Wextra>")
 if(FP8TRAIN_SANITIZE)
   target_compile_options(fp8train_flags INTERFACE -fsanitize=${FP8TRAIN_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
   target_link_options(fp8train_flags INTERFACE -fsanitize=${FP8TRAIN_SANITIZE})

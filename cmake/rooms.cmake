@@ -1,12 +1,14 @@
 # The house: rooms in order. A room may use only rooms that stand before it (docs/architecture.md).
 set(FP8TRAIN_ROOMS base numeric device tensor ops precision nn model optim comm parallel data io config train)
 
-# fp8train_room(NAME [SOURCES file...] [DEPENDS room...] [LIBRARIES target...] [PRIVATE_LIBRARIES target...])
+# fp8train_room(NAME [COLD] [SOURCES file...] [DEPENDS room...] [LIBRARIES target...] [PRIVATE_LIBRARIES target...])
 #
+# COLD: no code of it runs for every element or token; a release build compiles it with -O1, in two thirds of the time. A file that has
+# such code is named in the room's CMakeLists.txt.
 # One target per room. A room sees only its own headers and those of the rooms it names: each room's folder is reached through an
 # include directory of its own, so an include that is not declared here does not compile.
 function(fp8train_room name)
-  cmake_parse_arguments(ROOM "" "" "SOURCES;DEPENDS;LIBRARIES;PRIVATE_LIBRARIES" ${ARGN})
+  cmake_parse_arguments(ROOM "COLD" "" "SOURCES;DEPENDS;LIBRARIES;PRIVATE_LIBRARIES" ${ARGN})
   list(FIND FP8TRAIN_ROOMS ${name} own_position)
   foreach(room IN LISTS ROOM_DEPENDS)
     list(FIND FP8TRAIN_ROOMS ${room} position)
@@ -24,6 +26,9 @@ function(fp8train_room name)
     add_library(fp8train_${name} STATIC ${ROOM_SOURCES})
     target_include_directories(fp8train_${name} PUBLIC ${include_root})
     target_link_libraries(fp8train_${name} PUBLIC ${targets} ${ROOM_LIBRARIES} PRIVATE ${ROOM_PRIVATE_LIBRARIES} fp8train_flags)
+    if(ROOM_COLD)
+      target_compile_options(fp8train_${name} PRIVATE $<$<CONFIG:Release>:-O1>)
+    endif()
   else()
     add_library(fp8train_${name} INTERFACE)
     target_include_directories(fp8train_${name} INTERFACE ${include_root})
