@@ -26,9 +26,13 @@ set(CMAKE_UNITY_BUILD ${FP8TRAIN_UNITY})
 set(CMAKE_UNITY_BUILD_BATCH_SIZE 8)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 
+# A file that is not in the cache is preprocessed once, by the compiler (CCACHE_DEPEND), and one with precompiled headers is cached too.
 find_program(FP8TRAIN_CCACHE ccache)
-if(FP8TRAIN_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${FP8TRAIN_CCACHE})
+if(FP8TRAIN_CCACHE)
+  set(FP8TRAIN_LAUNCHER env CCACHE_DEPEND=1 CCACHE_SLOPPINESS=pch_defines,time_macros ${FP8TRAIN_CCACHE})
+  if(NOT CMAKE_CXX_COMPILER_LAUNCHER)
+    set(CMAKE_CXX_COMPILER_LAUNCHER ${FP8TRAIN_LAUNCHER})
+  endif()
 endif()
 
 # -ffp-contract=off: a * b + c is two roundings on every device and every x86 level, so that element-wise results have
@@ -37,7 +41,7 @@ add_library(fp8train_flags INTERFACE)
 set(fp8train_cxx_flags -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wnon-virtual-dtor -Wno-missing-field-initializers -ffp-contract=off
                        $<$<BOOL:${FP8TRAIN_WERROR}>:-Werror> "$<$<NOT:$<BOOL:${FP8TRAIN_OPENMP}>>:-Wno-unknown-pragmas;-Wno-unused-variable>")
 target_compile_options(fp8train_flags INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${fp8train_cxx_flags}>"
-                                                "$<$<COMPILE_LANGUAGE:CUDA>:-fmad=false;-Xcompiler=-Wall;-Xcompiler=-Wextra>")
+                                                "$<$<COMPILE_LANGUAGE:CUDA>:-fmad=false;-Xfatbin=-compress-all;-Xcompiler=-Wall;-Xcompiler=-Wextra>")
 if(FP8TRAIN_SANITIZE)
   target_compile_options(fp8train_flags INTERFACE -fsanitize=${FP8TRAIN_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
   target_link_options(fp8train_flags INTERFACE -fsanitize=${FP8TRAIN_SANITIZE})

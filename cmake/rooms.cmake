@@ -1,12 +1,14 @@
 # The house: rooms in order. A room may use only rooms that stand before it (docs/architecture.md).
 set(FP8TRAIN_ROOMS base numeric device tensor ops precision nn model optim comm parallel data io config train)
 
-# fp8train_room(NAME [SOURCES file...] [DEPENDS room...] [LIBRARIES target...] [PRIVATE_LIBRARIES target...])
+# fp8train_room(NAME [COLD] [SOURCES file...] [DEPENDS room...] [LIBRARIES target...] [PRIVATE_LIBRARIES target...])
 #
+# COLD: no code of it runs for every element or token; a release build compiles it with -O1, in two thirds of the time. A file that has
+# such code is named in the room's CMakeLists.txt.
 # One target per room. A room sees only its own headers and those of the rooms it names: each room's folder is reached through an
 # include directory of its own, so an include that is not declared here does not compile.
 function(fp8train_room name)
-  cmake_parse_arguments(ROOM "" "" "SOURCES;DEPENDS;LIBRARIES;PRIVATE_LIBRARIES" ${ARGN})
+  cmake_parse_arguments(ROOM "COLD" "" "SOURCES;DEPENDS;LIBRARIES;PRIVATE_LIBRARIES" ${ARGN})
   list(FIND FP8TRAIN_ROOMS ${name} own_position)
   foreach(room IN LISTS ROOM_DEPENDS)
     list(FIND FP8TRAIN_ROOMS ${room} position)
@@ -24,6 +26,9 @@ function(fp8train_room name)
     add_library(fp8train_${name} STATIC ${ROOM_SOURCES})
     target_include_directories(fp8train_${name} PUBLIC ${include_root})
     target_link_libraries(fp8train_${name} PUBLIC ${targets} ${ROOM_LIBRARIES} PRIVATE ${ROOM_PRIVATE_LIBRARIES} fp8train_flags)
+    if(ROOM_COLD)
+      target_compile_options(fp8train_${name} PRIVATE $<$<CONFIG:Release>:-O1>)
+    endif()
   else()
     add_library(fp8train_${name} INTERFACE)
     target_include_directories(fp8train_${name} INTERFACE ${include_root})
@@ -42,7 +47,17 @@ function(fp8train_test room)
                                                   FP8TRAIN_SHARED_DATA_DIR="${CMAKE_SOURCE_DIR}/../shared/data")
   add_test(NAME ${room} COMMAND ${room}_test)
   set_tests_properties(${room} PROPERTIES LABELS unit)
+  fp8train_precompiled_test_headers(${room}_test)
   if(NOT TEST_UNITY)
     set_target_properties(${room}_test PROPERTIES UNITY_BUILD OFF)
+  endif()
+endfunction()
+
+# fp8train_precompiled_test_headers(PROGRAM): with FP8TRAIN_UNITY the test program's files begin with tests/support/precompiled.h, which is
+# parsed once for all programs. All of them are compiled with OpenMP's option, which such headers have to agree in.
+function(fp8train_precompiled_test_headers program)
+  if(FP8TRAIN_UNITY)
+    target_precompile_headers(${program} REUSE_FROM fp8train_test_headers)
+    target_link_libraries(${program} PRIVATE $<TARGET_NAME_IF_EXISTS:OpenMP::OpenMP_CXX>)
   endif()
 endfunction()

@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
 # Configures and builds fp8train: build/bin/fp8train.
 #
-#   scripts/build.sh [--preset NAME] [--target TARGET]... [--all] [--unity] [--jobs N]
+#   scripts/build.sh [--preset NAME] [--target TARGET]... [--all] [--cuda FORM] [--[no-]unity] [--jobs N]
 #
 #   --preset NAME   release (default), debug, asan, tsan or fuzz; others than release build under build/NAME
 #   --target T      build T instead of the program; may be given several times
 #   --all           build everything, tests included
-#   --unity         compile several sources at a time: a clean build takes half as long, a build after a change longer. It stays so in
-#                   this build folder; the sanitized presets have it
+#   --cuda FORM     the backend for GPUs: auto (default: on where nvcc is found), on, off
+#   --no-unity      compile every source by itself: a clean build takes twice as long, a build after a change is shorter. --unity, several
+#                   sources at a time, is the default
 #   --jobs N        default: the number of cores, fewer where memory is short
 #
-# ccache is used where it is installed. Missing packages: scripts/setup.sh.
+# A build folder keeps what --cuda and --unity said last. ccache is used where it is installed. Missing packages: scripts/setup.sh.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-usage() { sed -n '2,13s/^# \{0,1\}//p' scripts/build.sh; }
+usage() { sed -n '2,15s/^# \{0,1\}//p' scripts/build.sh; }
 die() { echo "build.sh: $1" >&2; exit "${2:-1}"; }
 
 default_jobs() {
@@ -33,16 +34,22 @@ settings=()
 jobs=$(default_jobs)
 while [ $# -gt 0 ]; do
   case $1 in
-    --preset | --target | --jobs)
+    --preset | --target | --jobs | --cuda)
       [ $# -ge 2 ] || die "$1 needs a value" 2
       case $1 in
         --preset) preset=$2 ;;
         --target) targets+=("$2") ;;
         --jobs) jobs=$2 ;;
+        --cuda)
+          case $2 in
+            auto | on | off) settings+=("-DFP8TRAIN_CUDA=${2^^}") ;;
+            *) die "--cuda is auto, on or off, not '$2'" 2 ;;
+          esac ;;
       esac
       shift 2 ;;
     --all) all=1; shift ;;
     --unity) settings+=(-DFP8TRAIN_UNITY=ON); shift ;;
+    --no-unity) settings+=(-DFP8TRAIN_UNITY=OFF); shift ;;
     -h | --help) usage; exit 0 ;;
     *) usage >&2; die "unknown option '$1'" 2 ;;
   esac
@@ -50,6 +57,7 @@ done
 case $preset in release) directory=build ;; *) directory=build/$preset ;; esac
 command -v cmake >/dev/null && command -v ninja >/dev/null || die "cmake and ninja are needed: run scripts/setup.sh"
 
+[ -e "$directory/CMakeCache.txt" ] || settings=(-DFP8TRAIN_UNITY=ON "${settings[@]}")
 mkdir -p "$directory"
 configure_log=$directory/configure.log
 if ! cmake --preset "$preset" "${settings[@]}" >"$configure_log" 2>&1; then
@@ -63,3 +71,6 @@ start=$SECONDS
 cmake "${arguments[@]}"
 echo "build: preset $preset, $((SECONDS - start)) s"
 [ ! -x "$directory/bin/fp8train" ] || echo "build: $directory/bin/fp8train"
+if [ "$preset" = release ] && grep -q '^FP8TRAIN_CUDA:[A-Z]*=OFF' build/CMakeCache.txt && [ -x "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)" ]; then
+  echo "build: without the backend for GPUs; scripts/build.sh --cuda auto builds it"
+fi

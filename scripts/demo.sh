@@ -7,8 +7,11 @@
 # the licence texts that every Debian system carries. Installs what is missing, builds, measures the speed of this machine on a few steps,
 # and trains a Llama of 1.6 M parameters for about as long as FP8TRAIN_DEMO_SECONDS says (90). Everything lands in
 # runs/demo (runs/demo-2, ... when that exists).
+#
+# It trains on the CPU: a first build leaves out the backend for GPUs, unless there is a GPU or FP8TRAIN_DEMO_CUDA=1 asks for it.
+# scripts/build.sh --cuda auto adds it later.
 set -euo pipefail
-case ${1:-} in -h | --help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
+case ${1:-} in -h | --help) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
 [ $# -le 1 ] || { echo "usage: scripts/demo.sh [TEXT]" >&2; exit 2; }
 text=
 if [ $# = 1 ]; then
@@ -28,11 +31,13 @@ scripts/setup.sh
 heading "Build"
 build_log=$(mktemp)
 trap 'rm -f "$build_log"' EXIT
+cuda=()
+if [ ! -e build/CMakeCache.txt ] && [ "${FP8TRAIN_DEMO_CUDA:-0}" = 0 ] && ! ls /dev/nvidia[0-9]* /dev/dxg >/dev/null 2>&1; then cuda=(--cuda off); fi
 if [ -t 1 ]; then
-  scripts/build.sh
+  scripts/build.sh "${cuda[@]}"
 else
-  scripts/build.sh >"$build_log" 2>&1 || { tail -n 60 "$build_log" >&2; die "the build failed"; }
-  tail -n 2 "$build_log"
+  scripts/build.sh "${cuda[@]}" >"$build_log" 2>&1 || { tail -n 60 "$build_log" >&2; die "the build failed"; }
+  grep '^build: ' "$build_log"
 fi
 fp8train=build/bin/fp8train
 

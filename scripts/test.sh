@@ -1,21 +1,23 @@
 #!/usr/bin/env bash
 # Sets up, builds and checks everything. The last line is "N passed, N failed"; the exit code is 0 when nothing failed.
 #
-#   scripts/test.sh           all stages: set-up, format, layers, release build and tests, installation, sanitizers, fuzzing, clang-tidy
+#   scripts/test.sh           all stages: set-up, format, layers, release build and tests, installation, sanitizers, fuzzing with clang-tidy
 #   scripts/test.sh --quick   release build and its tests only
 #   scripts/test.sh --no-setup ...   installs nothing
 #
 # What is counted: every test program that ctest runs (in each build), every fuzz target, and each other stage once.
 # Left to `ctest --test-dir build -L slurm`: a throw-away Slurm with several nodes, on which the MPI of Debian 12 sometimes crashes at its start.
-# Logs of all stages: build/test-logs.
+# At the end: a table of the stages with their times. Logs of all stages: build/test-logs.
 #
 # Environment:
 #   FP8TRAIN_JOBS            parallel compilers; default as in scripts/build.sh
 #   FP8TRAIN_CUDA_ARCHITECTURES  GPUs that kernels are compiled for where there is nvcc, 90a-real: one takes a third of the time of all
-#   FP8TRAIN_FUZZ_SECONDS    time for each fuzz target, 60
-#   FP8TRAIN_TIDY_SECONDS    time for clang-tidy, 180. Files changed since the branch left main come first and always; then
-#                            the others, from a place that the commit decides, until the time is over. 0: only changed files;
-#                            all: every file, whatever it takes
+#   FP8TRAIN_FUZZ_SECONDS    time for each fuzz target, 40
+#   FP8TRAIN_TIDY_SECONDS    time for fuzzing and clang-tidy together, 150. Files changed since the branch left main come first and
+#                            always; then the others, from a place that the commit decides, until the time is over. 0: only changed
+#                            files; all: every file, whatever it takes
+#   FP8TRAIN_TEST_ROTATION   the part of their longest lists of cases that sanitized tests run: a number, by default that of the commits;
+#                            all: every case
 #   FP8TRAIN_SKIP            stages to leave out, by name, separated by spaces
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
@@ -27,7 +29,7 @@ for argument in "$@"; do
   case $argument in
     --quick) quick=1 ;;
     --no-setup) setup=0 ;;
-    -h | --help) sed -n '2,20s/^# \{0,1\}//p' scripts/test.sh; exit 0 ;;
+    -h | --help) sed -n '2,22s/^# \{0,1\}//p' scripts/test.sh; exit 0 ;;
     *) echo "test.sh: unknown option '$argument'" >&2; exit 2 ;;
   esac
 done
@@ -39,15 +41,24 @@ jobs=(${FP8TRAIN_JOBS:+--jobs "$FP8TRAIN_JOBS"})
 passed=0
 failed=0
 failures=()
+table=() # NAME SECONDS CPU-SECONDS of each stage
 
 export FP8TRAIN_CUDA_ARCHITECTURES=${FP8TRAIN_CUDA_ARCHITECTURES:-90a-real}
+
+# Sanitized tests run a part of their longest lists, another one after each commit (tests/support/sanitized.h).
+export FP8TRAIN_TEST_ROTATION=${FP8TRAIN_TEST_ROTATION:-$(git rev-list --count HEAD 2>/dev/null || echo 0)}
 
 # Test programs share the cores: threads that wait must not spin.
 export OMP_WAIT_POLICY=passive
 
+# Seconds of processor time of the processes that have ended, from what bash's `times` wrote: minutes and seconds, of user and system.
+cpu_of() { awk 'NR == 2 { split($0, t, /[ms ]+/); printf "%d", t[1] * 60 + t[2] + t[3] * 60 + t[4] }' "$1"; }
+
 # stage NAME FUNCTION: runs it with its output in a log. A stage that counts its own tests leaves two numbers in $counts.
 stage() {
-  local name=$1 start=$SECONDS log=$logs/$1.log status ok=1 bad=0
+  local name=$1 start=$SECONDS cpu log=$logs/$1.log status ok=1 bad=0
+  times >"$logs/times"
+  cpu=$(cpu_of "$logs/times")
   case " ${FP8TRAIN_SKIP:-} " in *" $name "*) printf '%-14s left out\n' "$name"; return 1 ;; esac
   printf '%-14s ' "$name"
   counts=$logs/$name.counts
@@ -62,6 +73,8 @@ stage() {
   fi
   passed=$((passed + ok))
   failed=$((failed + bad))
+  times >"$logs/times"
+  table+=("$(printf '%-14s %6d s %8d s' "$name" $((SECONDS - start)) $(($(cpu_of "$logs/times") - cpu)))")
   if [ "$bad" = 0 ]; then
     printf 'ok      %4d s' $((SECONDS - start))
     [ ! -s "$counts" ] || printf '   %d passed' "$ok"
@@ -81,8 +94,10 @@ note() { echo "note: $*"; }
 
 finish() {
   echo
+  printf '%-14s %8s %10s\n' stage time processor
+  printf '%s\n' "${table[@]}"
   [ ${#failures[@]} = 0 ] || echo "failed stages: ${failures[*]}"
-  echo "time: $SECONDS s"
+  echo "time: $SECONDS s on $cores cores"
   echo "$passed passed, $failed failed"
   [ $failed = 0 ] && exit 0
   exit 1
@@ -122,10 +137,17 @@ for path in pathlib.Path(sys.argv[1]).rglob("*.py"):
     ast.parse(path.read_text(), str(path))
 PY
 }
-build_stage() { bash scripts/build.sh "${jobs[@]}" --all --unity; }
+build_stage() { bash scripts/build.sh "${jobs[@]}" --all --unity --cuda auto; }
 release_stage() {
   personality=()
   run_ctest build -j "$cores" -LE slurm
+}
+
+small_enough() {
+  local bytes
+  bytes=$(stat -c %s "$1")
+  note "the stripped program has $((bytes / 1000000)) MB"
+  [ "$bytes" -lt 25000000 ]
 }
 
 install_stage() {
@@ -133,7 +155,7 @@ install_stage() {
   prefix=$(mktemp -d)
   cmake --install build --prefix "$prefix" && "$prefix/bin/fp8train" --version && [ -s "$prefix/share/doc/fp8train/README.md" ] &&
     cpack --config build/CPackConfig.cmake -G DEB -B "$prefix/packages" && dpkg-deb -x "$prefix"/packages/*.deb "$prefix/unpacked" &&
-    "$prefix/unpacked/usr/bin/fp8train" --version
+    "$prefix/unpacked/usr/bin/fp8train" --version && small_enough "$prefix/unpacked/usr/bin/fp8train"
   local status=$?
   rm -rf "$prefix"
   return $status
@@ -183,37 +205,25 @@ fuzz_build_stage() {
   bash scripts/build.sh "${jobs[@]}" --preset fuzz $(printf -- '--target %s ' "${targets[@]}")
 }
 
-# Every target fuzz_NAME for FP8TRAIN_FUZZ_SECONDS, as many at a time as there are cores. Seeds, where there are any: tests/fuzz/corpus/NAME.
-# What a target found stays in build/fuzz/findings.
+# fuzz_one FOLDER PROGRAM: runs it for FP8TRAIN_FUZZ_SECONDS. Seeds, where there are any: tests/fuzz/corpus/NAME. What a target found stays in
+# build/fuzz/findings.
 fuzz_one() {
-  local program=$1 name
+  local program=$2 name
   name=$(basename "$program")
   mkdir -p "build/fuzz/corpus/$name" build/fuzz/findings
   local folders=("build/fuzz/corpus/$name")
   local seeds=tests/fuzz/corpus/${name#fuzz_}
   [ ! -d "$seeds" ] || folders+=("$seeds")
-  if "$program" -max_total_time="${FP8TRAIN_FUZZ_SECONDS:-60}" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
-    -artifact_prefix="build/fuzz/findings/$name-" "${folders[@]}" >"$logs/fuzz-$name.log" 2>&1; then
-    echo "passed $name"
+  if "$program" -max_total_time="${FP8TRAIN_FUZZ_SECONDS:-40}" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
+    -artifact_prefix="build/fuzz/findings/$name-" "${folders[@]}" >"$1/fuzz-$name.log" 2>&1; then
+    echo "fuzz passed $name"
   else
-    echo "FAILED $name"
-    tail -n 40 "$logs/fuzz-$name.log"
+    echo "fuzz FAILED $name"
+    tail -n 40 "$1/fuzz-$name.log"
   fi
 }
 
-fuzz_stage() {
-  local output=$counts.output
-  export -f fuzz_one
-  export logs
-  find build/fuzz/bin -maxdepth 1 -type f -executable -name '*fuzz*' | sort |
-    xargs -P "$cores" -I{} bash -c 'fuzz_one {}' | tee "$output"
-  echo "$(grep -c '^passed ' "$output") $(grep -c '^FAILED ' "$output")" >"$counts"
-  rm -f "$output"
-  read -r ok bad <"$counts"
-  [ "$bad" = 0 ] && [ "$ok" -gt 0 ]
-}
-
-# Files as clang compiles them, one by one (build/tidy: the fuzz preset, whose commands know no GCC-only flag), those changed on this branch first.
+# Files as clang compiles them, one by one (a configuration without FP8TRAIN_UNITY, which knows no GCC-only flag), those changed on this branch first.
 tidy_files() {
   local base known changed count offset
   known=$(sed -n 's/^ *"file": "\(.*\)".*/\1/p' build/tidy/compile_commands.json | sed "s|^$root/||" | grep -E '^(lib|apps)/' | sort -u)
@@ -229,27 +239,36 @@ tidy_files() {
 
 tidy_one() {
   local kind=$1 file=$2 output
-  if [ "$kind" = other ] && [ "$(date +%s)" -ge "$tidy_deadline" ]; then echo "left $file"; return; fi
+  if [ "$kind" = other ] && [ "$(date +%s)" -ge "$tidy_deadline" ]; then echo "tidy left $file"; return; fi
   if output=$(clang-tidy -p build/tidy --quiet "$file" 2>&1); then
-    echo "passed $file"
+    echo "tidy passed $file"
   else
-    echo "FAILED $file"
+    echo "tidy FAILED $file"
     grep -vE '^[0-9]+ warnings? generated|^Suppressed|^Use -header-filter' <<<"$output"
   fi
 }
 
-tidy_stage() {
-  local output=$logs/tidy.results seconds=${FP8TRAIN_TIDY_SECONDS:-180}
+fuzz_or_tidy() {
+  if [ "$1" = fuzz ]; then fuzz_one "$logs" "$2"; else tidy_one "$1" "$2"; fi
+}
+
+# Fuzz targets and clang-tidy in one queue, so that no core waits for the last target.
+fuzz_and_tidy_stage() {
+  local output=$logs/fuzz-and-tidy.results seconds=${FP8TRAIN_TIDY_SECONDS:-150} checked tidy_ok=1 good bad
   [ "$seconds" != all ] || seconds=1000000
   cmake --preset fuzz -B build/tidy -DFP8TRAIN_UNITY=OFF || return 1
-  export tidy_deadline=$(($(date +%s) + seconds))
-  export -f tidy_one
-  tidy_files | xargs -P "$cores" -L 1 bash -c 'tidy_one "$@"' tidy | tee "$output"
-  local checked
-  checked=$(grep -cE '^(passed|FAILED) ' "$output")
-  note "$checked of $((checked + $(grep -c '^left ' "$output"))) files"
-  grep -E '^FAILED |: error: ' "$output" # once more, at the end, where the log's tail shows it
-  [ "$checked" != 0 ] && ! grep -q '^FAILED ' "$output"
+  export tidy_deadline=$(($(date +%s) + seconds)) logs
+  export -f fuzz_one tidy_one fuzz_or_tidy
+  { find build/fuzz/bin -maxdepth 1 -type f -executable -name '*fuzz*' | sort | sed 's/^/fuzz /'; tidy_files; } |
+    xargs -P "$cores" -L 1 bash -c 'fuzz_or_tidy "$@"' queue | tee "$output" | grep -v '^tidy left '
+  checked=$(grep -cE '^tidy (passed|FAILED) ' "$output")
+  note "clang-tidy: $checked of $((checked + $(grep -c '^tidy left ' "$output"))) files"
+  grep -E '^[a-z]* FAILED |: error: ' "$output" # once more, at the end, where the log's tail shows it
+  if [ "$checked" = 0 ] || grep -q '^tidy FAILED ' "$output"; then tidy_ok=0; fi
+  good=$(($(grep -c '^fuzz passed ' "$output") + tidy_ok))
+  bad=$(($(grep -c '^fuzz FAILED ' "$output") + 1 - tidy_ok))
+  echo "$good $bad" >"$counts"
+  [ "$bad" = 0 ]
 }
 
 if [ $setup = 1 ]; then stage setup setup_stage || finish; fi
@@ -265,7 +284,7 @@ fi
 if [ $quick = 0 ]; then
   stage asan asan_stage
   stage tsan tsan_stage
-  if stage fuzz-build fuzz_build_stage; then stage fuzz fuzz_stage; fi
-  stage tidy tidy_stage
+  stage fuzz-build fuzz_build_stage
+  stage fuzz-and-tidy fuzz_and_tidy_stage
 fi
 finish

@@ -2,8 +2,10 @@
 // The model of tests that train: two blocks, grouped queries, every dimension a multiple of 16.
 
 #include <string>
+#include <vector>
 
 #include "base/philox.h"
+#include "support/sanitized.h"
 #include "train/engine.h"
 
 namespace fp8train::test {
@@ -42,6 +44,16 @@ inline Batch random_batch(uint64_t index, int64_t rows = kSmallRows) {
     batch.targets.push_back(static_cast<int32_t>(bits.word[1] % kSmallVocabulary));
   }
   return batch;
+}
+
+/// The plans that a test compares: all, or under a sanitizer one of each kind. Every plan takes a
+/// step under each sanitizer in tests/train/engine_test.cpp.
+inline std::vector<std::string> compared_plans() {
+  if (!kSanitized) {
+    return plan_names();
+  }
+  return {"fp32",   "bf16", "fp16",    "te-delayed", "te-blockwise", "torchao-rowwise",
+          "fp8-lm", "coat", "fp8-lean"};
 }
 
 }  // namespace fp8train::test

@@ -104,7 +104,7 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
 }  // namespace
 
 TEST_CASE("ranks keep the same weights and train as one rank would, in every row") {
-  const std::string plan = GENERATE(from_range(plan_names()));
+  const std::string plan = GENERATE(from_range(test::compared_plans()));
   CAPTURE(plan);
   const Result one = train(tiny(plan, 4), nullptr);
   const std::vector<Result> two = train_ranks(tiny(plan, 2), Topology::blocks(2, 2));
@@ -124,7 +124,7 @@ TEST_CASE("ranks keep the same weights and train as one rank would, in every row
 }
 
 TEST_CASE("ranks that share the optimizer's work train as those that do not, in every row") {
-  const std::string plan = GENERATE(from_range(plan_names()));
+  const std::string plan = GENERATE(from_range(test::compared_plans()));
   CAPTURE(plan);
   // Gradients of several micro-batches stay: one row of each kind of weight, gradient and scale.
   const bool adds = GENERATE(false, true);
@@ -225,7 +225,7 @@ TEST_CASE("an infinity that a cast hides on one rank makes the step a skipped on
 }
 
 TEST_CASE("after a step that was skipped training goes on, in every row") {
-  const std::string plan = GENERATE(from_range(plan_names()));
+  const std::string plan = GENERATE(from_range(test::compared_plans()));
   CAPTURE(plan);
   int64_t calls = 0;
   const auto spoil = [&](Engine& engine) {

@@ -1,0 +1,2 @@
+// Has no code: the target of the precompiled headers needs a source.
+int main() {}
