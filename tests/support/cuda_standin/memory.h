@@ -23,7 +23,7 @@ class Memory {
   bool holds(MemoryKind kind, const void* pointer, size_t bytes) const;
   size_t used_on_device() const { return used_; }
   size_t allocations() const { return blocks_.size(); }
-  /// Null, or what `pointer` is instead of memory of this kind, in words.
+  /// What `pointer` is, in words, for messages.
   std::string description(const void* pointer) const;
 
  private:
