@@ -53,12 +53,20 @@ std::vector<cudaStream_t> own_streams() {
   return own;
 }
 
-/// The host waits for what is ahead in the stream.
+/// What is ahead in the stream is done. The host may not know of it yet.
 void settle(cudaStream_t stream) {
   fp8train::shim::wait_for(fp8train::shim::unfinished(stream));
   if (stream != nullptr) {
     const std::lock_guard<std::mutex> lock(streams_mutex());
     stream->late.clear();
+  }
+}
+
+/// The host waits for the stream, and knows its events afterwards.
+void synchronize(cudaStream_t stream) {
+  settle(stream);
+  if (stream != nullptr) {
+    const std::lock_guard<std::mutex> lock(streams_mutex());
     fp8train::shim::mark_reached(stream->order);
   }
 }
@@ -71,7 +79,7 @@ void settle_all() {
     own = own_streams();
   }
   for (cudaStream_t stream : own) {
-    settle(stream);
+    synchronize(stream);
   }
 }
 
@@ -294,7 +302,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   counted_calls().synchronizations += 1;
-  settle(stream);
+  synchronize(stream);
   return outside_of_capture(cudaSuccess);
 }
 cudaError_t cudaStreamBeginCapture(cudaStream_t /*stream*/, cudaStreamCaptureMode /*mode*/) {
