@@ -53,7 +53,8 @@ function(fp8train_cuda_sources target)
   set_source_files_properties(${PART_CUDA} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   if(FP8TRAIN_CUDA_FORM STREQUAL "ON")
     target_sources(${target} PRIVATE ${PART_GPU_ONLY})
-    target_link_libraries(${target} PRIVATE CUDA::cudart_static)
+    # A program with the property FP8TRAIN_STANDIN has a runtime of its own (tests/support/cuda_standin).
+    target_link_libraries(${target} PRIVATE $<$<NOT:$<BOOL:$<TARGET_PROPERTY:FP8TRAIN_STANDIN>>>:CUDA::cudart_static>)
     return()
   endif()
   target_link_libraries(${target} PRIVATE fp8train_cuda_shim)
@@ -71,7 +72,7 @@ endfunction()
 
 if(FP8TRAIN_CUDA_FORM STREQUAL "SHIM")
   set(shim ${CMAKE_SOURCE_DIR}/tests/support/cuda_shim)
-  add_library(fp8train_cuda_shim STATIC ${shim}/block_runner.cpp ${shim}/runtime.cpp ${shim}/cublaslt_fake.cpp ${shim}/cublaslt_product.cpp ${shim}/cublaslt_scales.cpp ${shim}/cudnn_fake.cpp ${shim}/nccl_fake.cpp ${shim}/nccl_fake_api.cpp)
+  add_library(fp8train_cuda_shim STATIC ${shim}/block_runner.cpp ${shim}/runtime.cpp ${shim}/runtime_events.cpp ${shim}/cublaslt_fake.cpp ${shim}/cublaslt_fake_table.cpp ${shim}/cublaslt_product.cpp ${shim}/cublaslt_scales.cpp ${shim}/cudnn_fake.cpp ${shim}/nccl_fake.cpp ${shim}/nccl_fake_api.cpp)
   set_target_properties(fp8train_cuda_shim PROPERTIES UNITY_BUILD OFF)
   # Rooms and shim need each other: ops, which the fakes compute with, needs what tensor and device have.
   set_target_properties(fp8train_cuda_shim PROPERTIES LINK_INTERFACE_MULTIPLICITY 3)

@@ -325,6 +325,30 @@ TEST_CASE("a step of bf16 on cuda gives the cpu's loss and gradients with our ow
 }
 
 #if defined(FP8TRAIN_CUDA_SHIM)
+TEST_CASE("steps that the host submits ahead of the GPU leave no error behind", "[cuda]") {
+  struct Case {
+    int64_t accumulation;
+    int steps;  // each copies a learning rate and two arrays per micro-batch through 16 slots
+  };
+  for (const Case& c : {Case{1, 24}, Case{16, 2}}) {
+    CAPTURE(c.accumulation);
+    EngineSettings settings = small_llama("te-delayed");
+    settings.model.num_hidden_layers = 1;
+    settings.gradient_accumulation_steps = c.accumulation;
+    double loss[2] = {};
+    for (const bool late : {false, true}) {
+      shim::set_late_events(late);
+      Run run(DeviceKind::cuda, settings);
+      for (int i = 0; i < c.steps; ++i) {
+        run.train_step();
+        CHECK(cudaPeekAtLastError() == cudaSuccess);
+      }
+      loss[late ? 1 : 0] = run.engine.step_loss().mean;
+    }
+    CHECK(loss[0] == loss[1]);
+  }
+}
+
 TEST_CASE("chips with and without products of a granularity give the cpu's loss", "[cuda]") {
   struct Case {
     int capability;
@@ -397,6 +421,7 @@ TEST_CASE("the steady step on cuda makes no allocation, waits for nothing and re
       continue;
     }
     CAPTURE(row.plan);
+    shim::set_late_events(false);  // a GPU that keeps up
     Run run(DeviceKind::cuda, small_llama(row.plan));
     for (int i = 0; i < 6; ++i) {  // with and without statistics: as it is and recorded
       run.train_step();
@@ -415,6 +440,7 @@ TEST_CASE("the steady step on cuda makes no allocation, waits for nothing and re
     CHECK(shim::runtime_calls().submissions <= before.submissions + 6);
     CHECK(shim::sdpa_plans() == attention_plans);
     CHECK(shim::matmuls() == products + 27);  // 2 blocks of 4 layers and the head, three GEMMs each
+    shim::set_late_events(true);
   }
 }
 #endif

@@ -34,6 +34,15 @@ std::string device_name(int device) {
   return properties.name;
 }
 
+struct StreamDeleter {
+  void operator()(cudaStream_t stream) const { cudaStreamDestroy(stream); }
+};
+using OwnedStream = std::unique_ptr<CUstream_st, StreamDeleter>;
+
+struct MemoryDeleter {
+  void operator()(void* memory) const { cudaFree(memory); }
+};
+
 class CudaDevice final : public Device {
  public:
   explicit CudaDevice(int index) : Device(DeviceKind::cuda, &context_) {
@@ -46,19 +55,16 @@ class CudaDevice final : public Device {
     context_.multiprocessors = attribute(cudaDevAttrMultiProcessorCount, context_.device);
     check_cuda(cudaStreamCreateWithFlags(&context_.stream, cudaStreamNonBlocking),
                "creating a stream");
+    stream_.reset(context_.stream);
     const size_t bytes = traits().library_workspace;
-    context_.workspace = allocate(bytes);
+    workspace_.reset(allocate(bytes));
+    context_.workspace = workspace_.get();
     context_.workspace_bytes = bytes;
     ledger().add(MemoryCategory::workspace, bytes);
   }
-  ~CudaDevice() override {
+  ~CudaDevice() override {  // what the libraries hold goes before stream and workspace
     context_.gemm.reset();
     context_.attention.reset();
-    cudaFree(context_.workspace);
-    if (side_.stream != nullptr) {
-      cudaStreamDestroy(side_.stream);
-    }
-    cudaStreamDestroy(context_.stream);
   }
 
   Stream side_stream() override {
@@ -69,6 +75,7 @@ class CudaDevice final : public Device {
       // What other ranks wait for comes first.
       check_cuda(cudaStreamCreateWithPriority(&side_.stream, cudaStreamNonBlocking, greatest),
                  "creating a stream");
+      side_stream_.reset(side_.stream);
       side_.owner = this;
       side_.device = context_.device;
       side_.capability = context_.capability;
@@ -157,6 +164,9 @@ class CudaDevice final : public Device {
   }
 
  private:
+  OwnedStream stream_;
+  OwnedStream side_stream_;
+  std::unique_ptr<void, MemoryDeleter> workspace_;
   CudaContext context_;
   CudaContext side_;  ///< without workspace and libraries
   PinnedStaging staging_;

@@ -24,6 +24,7 @@ class CudaEvent final : public StreamEvent {
   bool reached() override {
     const cudaError_t state = cudaEventQuery(event_);
     if (state == cudaErrorNotReady) {
+      cudaGetLastError();  // an answer, not a failure: the next check of the thread must not see it
       return false;
     }
     check_cuda(state, "work of a stream");

@@ -21,13 +21,16 @@ PinnedStaging::~PinnedStaging() {
 void PinnedStaging::copy_to_device(void* to, const void* from, size_t bytes, cudaStream_t stream) {
   for (size_t done = 0; done < bytes;) {
     Slot& slot = slots_[next_++ % kSlots];
-    if (slot.memory == nullptr) {
-      check_cuda(cudaMallocHost(&slot.memory, kSlotBytes), "allocating pinned memory");
+    if (slot.copied == nullptr) {
       check_cuda(cudaEventCreateWithFlags(&slot.copied, cudaEventDisableTiming),
                  "creating an event");
-    } else if (cudaEventQuery(slot.copied) != cudaSuccess) {
-      check_cuda(cudaEventSynchronize(slot.copied), "waiting for a copy to the GPU");
     }
+    if (slot.memory == nullptr) {
+      check_cuda(cudaMallocHost(&slot.memory, kSlotBytes), "allocating pinned memory");
+    }
+    // Returns at once where the event was never recorded. cudaEventQuery would leave
+    // cudaErrorNotReady as the thread's last error.
+    check_cuda(cudaEventSynchronize(slot.copied), "waiting for a copy to the GPU");
     const size_t size = std::min(kSlotBytes, bytes - done);
     std::memcpy(slot.memory, static_cast<const char*>(from) + done, size);
     check_cuda(cudaMemcpyAsync(static_cast<char*>(to) + done, slot.memory, size,

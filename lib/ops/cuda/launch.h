@@ -38,8 +38,8 @@ struct LaunchShape {
   size_t shared_bytes = 0;  ///< dynamic; 99 KiB is the most that every GPU has
 };
 
-/// Starts the kernel on the stream; nothing where the grid is empty. Throws DeviceError when the
-/// launch is refused.
+/// Starts the kernel on the stream; nothing where the grid is empty. Throws DeviceError when this
+/// launch is refused: an error that an earlier call left to the thread is not looked at.
 template <typename... Parameters, typename... Arguments>
 void launch(const Stream& stream, const LaunchShape& shape, void (*kernel)(Parameters...),
             const Arguments&... arguments) {
@@ -47,10 +47,9 @@ void launch(const Stream& stream, const LaunchShape& shape, void (*kernel)(Param
     return;
   }
 #if defined(FP8TRAIN_CUDA_SHIM)
-  shim::submit(cuda_context(stream).stream, [shape, kernel,
-                                             ... copies = static_cast<Parameters>(arguments)] {
-    shim::run_blocks(shape.grid, shape.block, shape.shared_bytes, [&] { kernel(copies...); });
-  });
+  const cudaError_t status = shim::launch(
+      cuda_context(stream).stream, shape.grid, shape.block, shape.shared_bytes,
+      [kernel, ... copies = static_cast<Parameters>(arguments)] { kernel(copies...); });
 #else
   constexpr size_t kWithoutAsking = size_t{48} << 10;
   if (shape.shared_bytes > kWithoutAsking) {
@@ -58,10 +57,15 @@ void launch(const Stream& stream, const LaunchShape& shape, void (*kernel)(Param
                                     static_cast<int>(shape.shared_bytes)),
                "asking for shared memory");
   }
-  kernel<<<shape.grid, shape.block, shape.shared_bytes, cuda_context(stream).stream>>>(
-      static_cast<Parameters>(arguments)...);
-  check_cuda(cudaGetLastError(), "starting a kernel");
+  cudaLaunchConfig_t config = {};
+  config.gridDim = shape.grid;
+  config.blockDim = shape.block;
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.stream = cuda_context(stream).stream;
+  const cudaError_t status =
+      cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
 #endif
+  check_cuda(status, "starting a kernel");
 }
 
 }  // namespace fp8train::ops::cuda

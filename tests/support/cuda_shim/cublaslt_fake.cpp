@@ -10,7 +10,6 @@
 
 #include "cublaslt_product.h"
 #include "cublaslt_scales.h"
-#include "ops/cuda/cublaslt_api.h"
 #include "submit.h"
 
 struct cublasLtContext {};
@@ -144,30 +143,6 @@ void ignore_scales(bool ignored) {
 }
 
 }  // namespace fp8train::shim
-
-namespace fp8train::ops::cuda {
-
-const CublasLtApi& cublaslt() {
-  static const CublasLtApi api = {
-      .get_version = cublasLtGetVersion,
-      .get_status_string = cublasLtGetStatusString,
-      .create = cublasLtCreate,
-      .destroy = cublasLtDestroy,
-      .matmul_desc_create = cublasLtMatmulDescCreate,
-      .matmul_desc_destroy = cublasLtMatmulDescDestroy,
-      .matmul_desc_set_attribute = cublasLtMatmulDescSetAttribute,
-      .matrix_layout_create = cublasLtMatrixLayoutCreate,
-      .matrix_layout_destroy = cublasLtMatrixLayoutDestroy,
-      .matmul_preference_create = cublasLtMatmulPreferenceCreate,
-      .matmul_preference_destroy = cublasLtMatmulPreferenceDestroy,
-      .matmul_preference_set_attribute = cublasLtMatmulPreferenceSetAttribute,
-      .matmul_algo_get_heuristic = cublasLtMatmulAlgoGetHeuristic,
-      .matmul_algo_check = cublasLtMatmulAlgoCheck,
-      .matmul = cublasLtMatmul};
-  return api;
-}
-
-}  // namespace fp8train::ops::cuda
 
 size_t cublasLtGetVersion() {
   return 130100;

@@ -38,6 +38,10 @@ inline void __syncwarp(unsigned mask = 0xFFFFFFFFU) {
 
 namespace fp8train::shim {
 
+/// A kernel, given as what one of its threads does. Refuses what no GPU would run.
+cudaError_t launch(cudaStream_t stream, dim3 grid, dim3 block, size_t shared_bytes,
+                   std::function<void()> thread);
+
 template <typename T>
 T shuffle(unsigned mask, T value, int source_lane) {
   static_assert(sizeof(T) == 4 || sizeof(T) == 8, "a shuffle moves 4 or 8 bytes");

@@ -1,7 +1,8 @@
 #pragma once
 // The part of the CUDA runtime's host interface that the library uses, for builds whose cuda device
 // is the host shim. Device memory is host memory, streams run at once, but for what waits for other
-// ranks (submit.h); runtime.cpp counts what a test wants to know. The names and values are CUDA's.
+// ranks (submit.h); runtime.cpp counts what a test wants to know. A failure is the thread's last
+// error until cudaGetLastError. The names and values are CUDA's.
 
 #include <cstddef>
 
@@ -14,9 +15,11 @@ enum cudaError_t : int {
   cudaSuccess = 0,
   cudaErrorInvalidValue = 1,
   cudaErrorMemoryAllocation = 2,
+  cudaErrorInvalidConfiguration = 9,
   cudaErrorInsufficientDriver = 35,
   cudaErrorNoDevice = 100,
   cudaErrorInvalidDevice = 101,
+  cudaErrorInvalidResourceHandle = 400,
   cudaErrorNotReady = 600,
   cudaErrorStreamCaptureUnsupported = 900,
 };
@@ -74,6 +77,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to);
 cudaError_t cudaGetLastError();
+cudaError_t cudaPeekAtLastError();
 const char* cudaGetErrorString(cudaError_t error);
 const char* cudaGetErrorName(cudaError_t error);
 cudaError_t cudaRuntimeGetVersion(int* version);
@@ -98,6 +102,17 @@ void advance_clock(float milliseconds);
 /// The compute capability that the GPU claims from now on: 89, 90, 100, ... At first it is that of
 /// FP8TRAIN_SHIM_CAPABILITY, or 90.
 void set_capability(int capability);
+
+/// Whether the calling thread's queries of events that were reached say "not ready" at random, as a
+/// GPU that lags behind would; at first they do. The draws are the same in every run of a test:
+/// they begin anew when a thread without streams makes one.
+void set_late_events(bool late);
+
+/// The calling thread's next call of cudaMalloc, cudaMallocHost or cudaEventCreateWithFlags fails.
+void fail_next(const char* function, cudaError_t error);
+
+/// Allocations, streams and events that are not freed.
+long live_objects();
 
 /// GPUs from now on; at first one. Each thread has a current one, as with CUDA.
 void set_device_count(int count);

@@ -13,38 +13,28 @@
 #include <utility>
 #include <vector>
 
-#include "cuda_runtime_api.h"
+#include "cuda_runtime.h"
+#include "runtime_state.h"
 #include "submit.h"
 
-using Work = std::vector<std::function<void()>>;
-using LateWorks = std::vector<std::shared_ptr<fp8train::shim::LateWork>>;
-/// How much of each stream's work is known to come before.
-using Seen = std::map<const CUstream_st*, unsigned long>;
 struct CUgraph_st {
   Work work;
-};
-struct CUstream_st {
-  std::thread::id owner;
-  LateWorks late;
-  Seen seen;  ///< its own entry: work that it was given
-};
-struct CUevent_st {
-  double clock = 0;
-  LateWorks late;
-  Seen seen;
 };
 struct CUgraphExec_st {
   Work work;
 };
 
+using fp8train::shim::asked_failure;
+using fp8train::shim::counted_calls;
+using fp8train::shim::report;
+using fp8train::shim::streams_mutex;
+
 namespace {
 
-thread_local fp8train::shim::RuntimeCalls calls;
-thread_local double clock_milliseconds = 0;
 thread_local cudaGraph_t captured = nullptr;  // while the stream is being captured
 std::atomic<int> device_count = 1;
+std::atomic<long> live_allocations = 0;
 thread_local int current_device = 0;
-std::mutex streams_mutex;  // of what streams and events hold: other threads ask for events
 
 /// Never destroyed: devices that are may be destroyed later.
 std::vector<cudaStream_t>& all_streams() {
@@ -63,28 +53,21 @@ std::vector<cudaStream_t> own_streams() {
   return own;
 }
 
-void merge(Seen& into, const Seen& more) {
-  for (const auto& [stream, count] : more) {
-    into[stream] = std::max(into[stream], count);
-  }
-}
-
-bool all_over(const LateWorks& late) {
-  return std::all_of(late.begin(), late.end(), [](const auto& work) { return work->over(); });
-}
-
-void wait_for(const LateWorks& late) {
-  while (!all_over(late)) {
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
-  }
-}
-
-/// The host waits for what is ahead in the stream.
+/// What is ahead in the stream is done. The host may not know of it yet.
 void settle(cudaStream_t stream) {
-  wait_for(fp8train::shim::unfinished(stream));
+  fp8train::shim::wait_for(fp8train::shim::unfinished(stream));
   if (stream != nullptr) {
-    const std::lock_guard<std::mutex> lock(streams_mutex);
+    const std::lock_guard<std::mutex> lock(streams_mutex());
     stream->late.clear();
+  }
+}
+
+/// The host waits for the stream, and knows its events afterwards.
+void synchronize(cudaStream_t stream) {
+  settle(stream);
+  if (stream != nullptr) {
+    const std::lock_guard<std::mutex> lock(streams_mutex());
+    fp8train::shim::mark_reached(stream->order);
   }
 }
 
@@ -92,24 +75,24 @@ void settle(cudaStream_t stream) {
 void settle_all() {
   std::vector<cudaStream_t> own;
   {
-    const std::lock_guard<std::mutex> lock(streams_mutex);
+    const std::lock_guard<std::mutex> lock(streams_mutex());
     own = own_streams();
   }
   for (cudaStream_t stream : own) {
-    settle(stream);
+    synchronize(stream);
   }
 }
 
 void count_work(cudaStream_t stream) {
   if (stream != nullptr) {
-    const std::lock_guard<std::mutex> lock(streams_mutex);
+    const std::lock_guard<std::mutex> lock(streams_mutex());
     stream->seen[stream] += 1;
   }
 }
 
 /// A call that would break the capture on a GPU too.
 cudaError_t outside_of_capture(cudaError_t status) {
-  return captured == nullptr ? status : cudaErrorStreamCaptureUnsupported;
+  return captured == nullptr ? status : report(cudaErrorStreamCaptureUnsupported);
 }
 
 int initial_capability() {
@@ -128,13 +111,15 @@ cudaError_t allocate(void** pointer, size_t bytes) {
   // A fresh allocation is not zero on a GPU either: NaN bits show what relies on it.
   *pointer = ::operator new (bytes, std::align_val_t{kAlignment}, std::nothrow);
   if (*pointer == nullptr) {
-    return cudaErrorMemoryAllocation;
+    return report(cudaErrorMemoryAllocation);
   }
+  live_allocations += 1;
   std::memset(*pointer, 0xFF, bytes);
   return cudaSuccess;
 }
 
 void release(void* pointer) {
+  live_allocations -= pointer == nullptr ? 0 : 1;
   ::operator delete (pointer, std::align_val_t{kAlignment});
 }
 
@@ -142,19 +127,17 @@ void release(void* pointer) {
 
 namespace fp8train::shim {
 
-const RuntimeCalls& runtime_calls() {
-  return calls;
-}
 void set_capability(int value) {
   capability() = value;
 }
 
-void advance_clock(float milliseconds) {
-  clock_milliseconds += milliseconds;
-}
-
 bool capturing() {
   return captured != nullptr;
+}
+
+long live_objects() {
+  const std::lock_guard<std::mutex> lock(streams_mutex());
+  return live_allocations + live_events() + static_cast<long>(all_streams().size());
 }
 
 void set_device_count(int count) {
@@ -166,25 +149,39 @@ void submit(cudaStream_t stream, std::function<void()> work) {
     captured->work.push_back(std::move(work));
     return;
   }
-  calls.submissions += 1;
+  counted_calls().submissions += 1;
   count_work(stream);
   settle(stream);
   work();
 }
 
+cudaError_t launch(cudaStream_t stream, dim3 grid, dim3 block, size_t shared_bytes,
+                   std::function<void()> thread) {
+  // The limits of every GPU that the library is built for.
+  constexpr unsigned kMaxRows = 65535;
+  if (uint64_t{block.x} * block.y * block.z > 1024 || block.z > 64 || grid.x > INT32_MAX ||
+      grid.y > kMaxRows || grid.z > kMaxRows || shared_bytes > kMaxDynamicSharedBytes) {
+    return report(cudaErrorInvalidConfiguration);
+  }
+  submit(stream, [grid, block, shared_bytes, thread = std::move(thread)] {
+    run_blocks(grid, block, shared_bytes, thread);
+  });
+  return cudaSuccess;
+}
+
 void submit_late(cudaStream_t stream, std::shared_ptr<LateWork> work) {
-  const std::lock_guard<std::mutex> lock(streams_mutex);
+  const std::lock_guard<std::mutex> lock(streams_mutex());
   stream->seen[stream] += 1;
   stream->late = {std::move(work)};  // which waits for what was there
 }
 
 std::vector<std::shared_ptr<LateWork>> unfinished(cudaStream_t stream) {
-  const std::lock_guard<std::mutex> lock(streams_mutex);
+  const std::lock_guard<std::mutex> lock(streams_mutex());
   return stream == nullptr ? LateWorks() : stream->late;
 }
 
 bool follows_all(cudaStream_t stream) {
-  const std::lock_guard<std::mutex> lock(streams_mutex);
+  const std::lock_guard<std::mutex> lock(streams_mutex());
   const std::vector<cudaStream_t> own = own_streams();
   return std::all_of(own.begin(), own.end(),
                      [&](cudaStream_t other) { return stream->seen[other] == other->seen[other]; });
@@ -200,7 +197,7 @@ cudaError_t cudaGetDeviceCount(int* count) {
 }
 cudaError_t cudaSetDevice(int device) {
   if (device < 0 || device >= device_count) {
-    return cudaErrorInvalidDevice;
+    return report(cudaErrorInvalidDevice);
   }
   current_device = device;
   return cudaSuccess;
@@ -233,7 +230,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int /*d
       *value = capability() % 10;
       return cudaSuccess;
   }
-  return cudaErrorInvalidValue;
+  return report(cudaErrorInvalidValue);
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int /*device*/) {
   std::strcpy(properties->name, "host shim");
@@ -244,8 +241,11 @@ cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
   return cudaSuccess;
 }
 cudaError_t cudaMalloc(void** pointer, size_t bytes) {
-  calls.allocations += 1;
-  return captured == nullptr ? allocate(pointer, bytes) : cudaErrorStreamCaptureUnsupported;
+  if (const cudaError_t asked = asked_failure(__func__); asked != cudaSuccess) {
+    return asked;
+  }
+  counted_calls().allocations += 1;
+  return captured == nullptr ? allocate(pointer, bytes) : report(cudaErrorStreamCaptureUnsupported);
 }
 cudaError_t cudaFree(void* pointer) {
   settle_all();
@@ -253,7 +253,10 @@ cudaError_t cudaFree(void* pointer) {
   return cudaSuccess;
 }
 cudaError_t cudaMallocHost(void** pointer, size_t bytes) {
-  calls.allocations += 1;
+  if (const cudaError_t asked = asked_failure(__func__); asked != cudaSuccess) {
+    return asked;
+  }
+  counted_calls().allocations += 1;
   return allocate(pointer, bytes);
 }
 cudaError_t cudaFreeHost(void* pointer) {
@@ -263,9 +266,9 @@ cudaError_t cudaFreeHost(void* pointer) {
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
-  calls.reads_back += kind == cudaMemcpyDeviceToHost ? 1 : 0;
+  counted_calls().reads_back += kind == cudaMemcpyDeviceToHost ? 1 : 0;
   if (kind != cudaMemcpyDeviceToDevice && captured != nullptr) {
-    return cudaErrorStreamCaptureUnsupported;  // host memory of one step would be in all of them
+    return report(cudaErrorStreamCaptureUnsupported);  // one step's host memory in all of them
   }
   fp8train::shim::submit(stream, [=] { std::memcpy(to, from, bytes); });
   return cudaSuccess;
@@ -277,7 +280,10 @@ cudaError_t cudaMemsetAsync(void* pointer, int value, size_t bytes, cudaStream_t
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned /*flags*/) {
   *stream = new CUstream_st;
   (*stream)->owner = std::this_thread::get_id();
-  const std::lock_guard<std::mutex> lock(streams_mutex);
+  const std::lock_guard<std::mutex> lock(streams_mutex());
+  if (own_streams().empty()) {
+    fp8train::shim::restart_late_events();
+  }
   all_streams().push_back(*stream);
   return cudaSuccess;
 }
@@ -286,7 +292,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, i
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   settle(stream);
-  const std::lock_guard<std::mutex> lock(streams_mutex);
+  const std::lock_guard<std::mutex> lock(streams_mutex());
   std::erase(all_streams(), stream);
   for (cudaStream_t other : all_streams()) {
     other->seen.erase(stream);
@@ -295,30 +301,20 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  calls.synchronizations += 1;
-  settle(stream);
+  counted_calls().synchronizations += 1;
+  synchronize(stream);
   return outside_of_capture(cudaSuccess);
-}
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned /*flags*/) {
-  const std::lock_guard<std::mutex> lock(streams_mutex);
-  for (const auto& work : event->late) {
-    if (std::find(stream->late.begin(), stream->late.end(), work) == stream->late.end()) {
-      stream->late.push_back(work);
-    }
-  }
-  merge(stream->seen, event->seen);
-  return cudaSuccess;
 }
 cudaError_t cudaStreamBeginCapture(cudaStream_t /*stream*/, cudaStreamCaptureMode /*mode*/) {
   if (captured != nullptr) {
-    return cudaErrorStreamCaptureUnsupported;
+    return report(cudaErrorStreamCaptureUnsupported);
   }
   captured = new CUgraph_st;
   return cudaSuccess;
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t /*stream*/, cudaGraph_t* graph) {
   *graph = std::exchange(captured, nullptr);
-  return *graph == nullptr ? cudaErrorInvalidValue : cudaSuccess;
+  return *graph == nullptr ? report(cudaErrorInvalidValue) : cudaSuccess;
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
                                  unsigned long long /*flags*/) {
@@ -326,7 +322,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
   return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
-  calls.graph_launches += 1;
+  counted_calls().graph_launches += 1;
   count_work(stream);
   settle(stream);
   for (const auto& work : executable->work) {
@@ -341,52 +337,6 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
   delete executable;
   return cudaSuccess;
-}
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned /*flags*/) {
-  *event = new CUevent_st;
-  return cudaSuccess;
-}
-cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  delete event;
-  return cudaSuccess;
-}
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  const std::lock_guard<std::mutex> lock(streams_mutex);
-  event->clock = clock_milliseconds;
-  event->late = stream == nullptr ? LateWorks() : stream->late;
-  event->seen = stream == nullptr ? Seen() : stream->seen;
-  return cudaSuccess;
-}
-cudaError_t cudaEventQuery(cudaEvent_t event) {
-  LateWorks late;
-  {
-    const std::lock_guard<std::mutex> lock(streams_mutex);
-    late = event->late;
-  }
-  return all_over(late) ? cudaSuccess : cudaErrorNotReady;
-}
-cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  calls.synchronizations += 1;
-  LateWorks late;
-  {
-    const std::lock_guard<std::mutex> lock(streams_mutex);
-    late = event->late;
-  }
-  wait_for(late);
-  return cudaSuccess;
-}
-cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
-  *milliseconds = static_cast<float>(to->clock - from->clock);
-  return cudaSuccess;
-}
-cudaError_t cudaGetLastError() {
-  return cudaSuccess;
-}
-const char* cudaGetErrorString(cudaError_t error) {
-  return error == cudaErrorMemoryAllocation ? "out of memory" : "error of the host shim";
-}
-const char* cudaGetErrorName(cudaError_t /*error*/) {
-  return "shim";
 }
 cudaError_t cudaRuntimeGetVersion(int* version) {
   *version = 13000;
