@@ -18,6 +18,7 @@ enum cudaError_t : int {
   cudaErrorNoDevice = 100,
   cudaErrorInvalidDevice = 101,
   cudaErrorNotReady = 600,
+  cudaErrorIllegalAddress = 700,
   cudaErrorStreamCaptureUnsupported = 900,
 };
 enum cudaMemcpyKind : int {
@@ -98,6 +99,10 @@ void advance_clock(float milliseconds);
 /// The compute capability that the GPU claims from now on: 89, 90, 100, ... At first it is that of
 /// FP8TRAIN_SHIM_CAPABILITY, or 90.
 void set_capability(int capability);
+
+/// Waiting for the GPU gives this error from now on, as after a kernel that went wrong;
+/// cudaSuccess: no longer.
+void break_gpu(cudaError_t error);
 
 /// GPUs from now on; at first one. Each thread has a current one, as with CUDA.
 void set_device_count(int count);

@@ -43,6 +43,7 @@ thread_local fp8train::shim::RuntimeCalls calls;
 thread_local double clock_milliseconds = 0;
 thread_local cudaGraph_t captured = nullptr;  // while the stream is being captured
 std::atomic<int> device_count = 1;
+std::atomic<cudaError_t> gpu_error = cudaSuccess;  // of waiting for the GPU
 thread_local int current_device = 0;
 std::mutex streams_mutex;  // of what streams and events hold: other threads ask for events
 
@@ -147,6 +148,10 @@ const RuntimeCalls& runtime_calls() {
 }
 void set_capability(int value) {
   capability() = value;
+}
+
+void break_gpu(cudaError_t error) {
+  gpu_error = error;
 }
 
 void advance_clock(float milliseconds) {
@@ -297,7 +302,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   calls.synchronizations += 1;
   settle(stream);
-  return outside_of_capture(cudaSuccess);
+  return outside_of_capture(gpu_error);
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned /*flags*/) {
   const std::lock_guard<std::mutex> lock(streams_mutex);
