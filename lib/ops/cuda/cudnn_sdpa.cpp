@@ -115,9 +115,9 @@ void describe_forward(Graph& graph, const SdpaProblem& problem) {
   }
 }
 
-/// Without the deterministic algorithm dq would be summed with atomics. On sm_80 to sm_90 the
-/// deterministic one keeps the gradients of all scores, B * H * T * T elements of two bytes, in its
-/// workspace; on sm_100 it needs no more than the other.
+/// Without the deterministic algorithm dq is summed with atomics. On sm_80 to sm_90 the
+/// deterministic one stores the gradients of all scores, B * H * T * T elements of two bytes, in
+/// its workspace; on sm_100 it needs no more than the other.
 void describe_backward(Graph& graph, const SdpaProblem& problem) {
   const AttentionShape& shape = problem.shape;
   const Tensors tensors(graph, shape);
@@ -125,7 +125,7 @@ void describe_backward(Graph& graph, const SdpaProblem& problem) {
   attributes.set_name("attention_backward")
       .set_causal_mask(true)
       .set_attn_scale(shape.scale)
-      .set_deterministic_algorithm(true);
+      .set_deterministic_algorithm(shape.deterministic);
   Tensor_attributes log_sum_exp;
   tensors.log_sum_exp(log_sum_exp);
   auto [dq, dk, dv] = graph.sdpa_backward(
