@@ -17,6 +17,8 @@
 #include "base/log.h"
 #include "config/load.h"
 #include "config/suggest.h"
+#include "device/cuda/cuda_device.h"
+#include "device/cuda/cuda_libraries.h"
 
 namespace fp8train {
 namespace {
@@ -238,7 +240,10 @@ int run_as_rank(Communicator& comm, const std::function<int()>& body) {
 int run_program(const std::vector<Verb>& verbs, std::vector<std::string> arguments) {
   return run_guarded([&]() -> int {
     CLI::App app("Trains transformers in 8-bit floating point.", "fp8train");
-    app.set_version_flag("--version", version_text());
+    bool verbose = false;
+    app.add_flag("-v,--verbose", verbose,
+                 "With --version: where NVIDIA's libraries come from on this machine");
+    app.set_version_flag("--version", [&] { return version_text(verbose); });
     app.footer("`fp8train run.yaml` trains. `fp8train VERB --help` explains a verb.\n");
     app.require_subcommand(1);
     Action action;
@@ -276,9 +281,29 @@ std::string command_line() {
   return line;
 }
 
-std::string version_text() {
-  return fmt::format("fp8train {}\ncompiler: {} {}\nfeatures: {}", FP8TRAIN_VERSION,
-                     FP8TRAIN_COMPILER, __VERSION__, FP8TRAIN_FEATURES);
+namespace {
+
+std::string describe_gpu() {
+  try {
+    const std::string obstacle = why_cuda_is_unusable();
+    return obstacle.empty() ? make_device(DeviceKind::cuda)->description() : obstacle;
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+}  // namespace
+
+std::string version_text(bool libraries) {
+  std::string text = fmt::format("fp8train {}\ncompiler: {} {}\nfeatures: {}", FP8TRAIN_VERSION,
+                                 FP8TRAIN_COMPILER, __VERSION__, FP8TRAIN_FEATURES);
+  if (libraries) {
+    text += "\nGPU: " + describe_gpu();
+    for (const std::string& line : describe_cuda_libraries()) {
+      text += "\n" + line;
+    }
+  }
+  return text;
 }
 
 }  // namespace fp8train

@@ -111,7 +111,8 @@ inline constexpr int kExitRequeue = 75;
 /// The command line of this process, arguments with blanks in quotes.
 std::string command_line();
 
-/// Version, compiler and what was compiled in.
-std::string version_text();
+/// Version, compiler and what was compiled in; with `libraries` also the GPU and the files of
+/// NVIDIA's libraries that a run on it would use, which opens them.
+std::string version_text(bool libraries = false);
 
 }  // namespace fp8train

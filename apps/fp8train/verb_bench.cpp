@@ -36,6 +36,7 @@ struct BenchOptions {
   std::string sizes;
   int64_t rows = 0, columns = 0;
   int64_t batch = 4, heads = 8, kv_heads = 8, head_dim = 64;
+  bool deterministic = false;
   double beta2 = 0.95;
   int64_t steps = 300;
 };
@@ -189,7 +190,8 @@ Json bench_attention(const BenchOptions& options) {
       .heads = options.heads,
       .kv_heads = options.kv_heads,
       .head_dim = options.head_dim,
-      .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(options.head_dim)))};
+      .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(options.head_dim))),
+      .deterministic = options.deterministic};
   const AttentionRates rates = attention_rates(*device, shape, DType::bf16, options.seconds / 2);
   return {{"bench", "attention"},
           {"threads", threads},
@@ -198,6 +200,7 @@ Json bench_attention(const BenchOptions& options) {
           {"heads", shape.heads},
           {"kv_heads", shape.kv_heads},
           {"head_dim", shape.head_dim},
+          {"deterministic", shape.deterministic},
           {"forward_seconds", rates.forward_seconds},
           {"forward_gflops", rates.forward_flops / 1e9},
           {"backward_seconds", rates.backward_seconds},
@@ -306,6 +309,8 @@ void add_part(Arguments parent, Action& action, const std::shared_ptr<BenchOptio
     part.option("--heads", options->heads, 1, "Of the queries");
     part.option("--kv-heads", options->kv_heads, 1, "Of keys and values");
     part.option("--head-dim", options->head_dim, 1, "Elements of a head");
+    part.flag("--deterministic", options->deterministic,
+              "On a GPU with cuDNN, its deterministic backward pass");
   }
   if (std::string(name) == "optimizer-formats") {
     part.option("--beta2", options->beta2, 1e-3, "Decay of the second moment");

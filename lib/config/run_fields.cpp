@@ -188,6 +188,11 @@ std::vector<Field> training_fields() {
              "What to do with a step whose gradient norm is not finite"),
       integer("training.max_consecutive_skips", training(&TrainingSettings::max_consecutive_skips),
               at_least(1), "Skipped steps in a row after which the run stops as diverged"),
+      flag(
+          "training.deterministic", training(&TrainingSettings::deterministic),
+          "On a GPU with cuDNN: take its deterministic backward pass of attention, which is slower "
+          "and on sm_80 to sm_90 needs 2 bytes for each score, so that runs and resumed runs have "
+          "the same bits; everything else has them either way"),
   };
   for (Field& field : optimizer_fields()) {
     result.push_back(std::move(field));

@@ -38,6 +38,7 @@ struct TrainingSettings {
   double max_time_seconds = 0;  ///< 0: no limit; else save and stop with exit code 75
   std::string non_finite = "skip";  ///< skip | stop: a step whose gradient norm is not finite
   int64_t max_consecutive_skips = 10;
+  bool deterministic = false;  ///< of attention on a GPU; all else is
 
   bool operator==(const TrainingSettings&) const = default;
 };

@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "device/fp8_products.h"
 #include "device/memory_ledger.h"
 #include "device/stream.h"
 
@@ -20,15 +21,12 @@ struct DeviceTraits {
   /// An FP8 GEMM reads both operands along K only, so that a tensor which is contracted along its
   /// rows is kept transposed too (cuBLASLt's TN rule up to compute capability 9.0).
   bool fp8_gemm_along_k_only = false;
-  /// FP8 products with one scale per operand are right; there is no other way to compute them.
-  bool tensor_scaled_gemm = true;
-  /// FP8 products with a scale for each granule are cuBLASLt's, for the granularities that follow
-  /// and under the conditions of ops/scaled_gemm.h; others are computed from dequantized operands,
-  /// which takes scratch memory. False: they are the backend's own, of every kind.
+  /// FP8 products are cuBLASLt's, those of `fp8_products` and under the conditions of
+  /// ops/scaled_gemm.h; others with a scale for each block are computed from dequantized operands,
+  /// which takes scratch memory, and others with one scale for each operand do not exist. False:
+  /// they are the backend's own, of every kind.
   bool scaled_gemm_by_library = false;
-  bool row_scaled_gemm = true;
-  bool block_scaled_gemm = true;  ///< 1x128 and 128x128
-  bool mx_scaled_gemm = true;     ///< 1x32
+  Fp8Products fp8_products = Fp8Products(Fp8Support::any);
   /// Bytes that the device itself holds for library calls, from its start.
   size_t library_workspace = 0;
 

@@ -97,7 +97,8 @@ void Attention::backward(const StepContext& context, ConstView dy, View dx, int6
   const View d_attended = allocate(*context.scratch, dy.dtype, saved.attended.shape);
   output_.backward(context, dy, d_attended, saved.output);
   const View d_projected = allocate(*context.scratch, dy.dtype, saved.projected.shape);
-  const ops::AttentionShape attention = shape(batch, length, length);
+  ops::AttentionShape attention = shape(batch, length, length);
+  attention.deterministic = context.deterministic;
   const ops::HeadsView dq = slice(d_projected, 0, length);
   const ops::HeadsView dk = slice(d_projected, heads, length);
   {

@@ -55,6 +55,7 @@ struct StepContext {
   bool training = true;             ///< keep what backward needs and record amax values
   bool first_window = false;        ///< delayed scaling with current_at_first acts as current
   bool collect_statistics = false;  ///< fill the slots' statistics and samples
+  bool deterministic = false;       ///< as AttentionShape::deterministic; all else always is
   GradientListener* listener = nullptr;
   ParameterGatherer* gatherer = nullptr;  ///< null: all values are where layers read them
 };

@@ -130,6 +130,7 @@ std::array<std::string_view, 3> dequantized_because(const DeviceTraits& traits,
                         .b = shape_only(read_as(gemm.b, gemm.a), traits, mkn[2], mkn[1]),
                         .c = {nullptr, result, {mkn[0], mkn[2]}},
                         .bias = {},
+                        .fast_accumulate = gemm.fast_accumulate,
                         .scratch = {}})
         .reason;
   };

@@ -65,15 +65,26 @@ void Linear::allocate(Device& device, ParameterStore& store) {
 }
 
 void Linear::check_device(const DeviceTraits& traits) const {
-  for (const GemmPlan* gemm : {&plan_.fprop, &plan_.dgrad, &plan_.wgrad}) {
-    const bool by_tensor = gemm->a.is_scaled() && gemm->a.granularity == Granularity::tensor &&
-                           gemm->b.granularity == Granularity::tensor;
-    if (by_tensor && !traits.tensor_scaled_gemm) {
-      throw DeviceError(plan_.site.name +
-                        ": this GPU's cuBLASLt does not multiply FP8 with one scale per tensor as "
-                        "it should; use another release of it, or another row of the chart");
+  const auto check_gemm = [&](const GemmPlan& gemm, DType result) {
+    const bool by_tensor = gemm.a.is_scaled() && gemm.b.is_scaled() &&
+                           gemm.a.granularity == Granularity::tensor &&
+                           gemm.b.granularity == Granularity::tensor;
+    if (!by_tensor) {
+      return;
     }
-  }
+    const Fp8Product product = {
+        .a = gemm.a.dtype, .b = gemm.b.dtype, .c = result, .fast_accumulate = gemm.fast_accumulate};
+    const ops::ScaledGemmSupport support = ops::tensor_gemm_support(traits, product, 0, 0, 0);
+    if (!support.native) {
+      throw DeviceError(plan_.site.name + ": " + std::string(name_of(product.a)) + " x " +
+                        std::string(name_of(product.b)) + " to " + std::string(name_of(result)) +
+                        " with one scale for each tensor: " + std::string(support.reason) +
+                        "; use another release of cuBLAS, or another plan");
+    }
+  };
+  check_gemm(plan_.fprop, plan_.activation);
+  check_gemm(plan_.dgrad, plan_.activation);
+  check_gemm(plan_.wgrad, DType::f32);
 }
 
 void Linear::offer_weight_cast() {

@@ -21,6 +21,9 @@ struct AttentionShape {
   int64_t kv_heads = 0;      ///< Hkv, divides H
   int64_t head_dim = 0;      ///< D, at most kMaxHeadDim
   float scale = 1.0F;        ///< of the scores, 1 / sqrt(D)
+  /// Backward gives the same bits every time. Kernels of our own always do; cuDNN has an algorithm
+  /// of its own for it, with a larger workspace on some chips.
+  bool deterministic = false;
 
   bool operator==(const AttentionShape&) const = default;
 };
@@ -57,7 +60,8 @@ int64_t attention_backward_scratch(Stream stream, const AttentionShape& shape, H
 int64_t attention_backward_scratch(const AttentionShape& shape);
 
 /// Whose kernels compute attention on the stream's device, in words; empty where there is no
-/// choice. On cuda, FP8TRAIN_CUDA_ATTENTION=own|cudnn decides.
+/// choice. On cuda, FP8TRAIN_CUDA_ATTENTION=own|cudnn decides; once backward is planned, also
+/// whether it is deterministic, and for which shapes our own kernels run after all.
 std::string attention_kernels(Stream stream);
 
 /// Rotates heads in place, half-split pairs (j, j + D / 2) as Hugging Face does: x' = x cos - y

@@ -52,20 +52,65 @@ void check_call(const ScaledGemm& call) {
         "scaled_gemm: bias must be fp32 [N]");
 }
 
-/// What the chip or its library lacks; empty where it has the codes and the granularity.
-std::string_view missing_mode(const DeviceTraits& traits, const TensorFormat& format) {
-  if (format.dtype == DType::i8) {
-    return "int8 codes are multiplied as the values that they stand for";
-  }
-  switch (format.granularity) {
+ScalePair scale_pair(const ScaledGemm& call) {
+  const bool wide_a = call.a.format.granularity == Granularity::block_128x128;
+  const bool wide_b = call.b.format.granularity == Granularity::block_128x128;
+  switch (call.a.format.granularity) {
     case Granularity::row:
-      return traits.row_scaled_gemm ? "" : "this GPU has no products with row scales";
+      return ScalePair::row;
     case Granularity::block_1x32:
-      return traits.mx_scaled_gemm ? "" : "this GPU has no products with 1x32 scales";
+      return ScalePair::block_1x32;
     default:
-      return traits.block_scaled_gemm ? ""
-                                      : "this GPU has no products with 1x128 and 128x128 scales";
+      return wide_a   ? ScalePair::block_128x128_1x128
+             : wide_b ? ScalePair::block_1x128_128x128
+                      : ScalePair::block_1x128_1x128;
   }
+}
+
+bool aligned(int64_t m, int64_t n, int64_t k) {
+  return m % kAlignedExtent == 0 && n % kAlignedExtent == 0 && k % kAlignedExtent == 0;
+}
+
+std::string_view why_no_product(ScalePair pair) {
+  switch (pair) {
+    case ScalePair::tensor:
+      return "this GPU has no FP8 products with one scale for each tensor";
+    case ScalePair::row:
+      return "this GPU has no products with row scales";
+    case ScalePair::block_1x32:
+      return "this GPU has no products with 1x32 scales";
+    default:
+      return "this GPU has no products with 1x128 and 128x128 scales";
+  }
+}
+
+/// What the table says of a product of these extents. Where only the short accumulator is missing,
+/// the product runs without it.
+ScaledGemmSupport table_support(const DeviceTraits& traits, const Fp8Product& product, int64_t m,
+                                int64_t n, int64_t k) {
+  const bool fast = product.fast_accumulate && has_fast_accumulation(product.scales);
+  const auto suits = [&](bool fast_accumulate) {
+    Fp8Product asked = product;
+    asked.fast_accumulate = fast_accumulate;
+    const Fp8Support support = traits.fp8_products.support(asked);
+    return support == Fp8Support::any || (support == Fp8Support::aligned && aligned(m, n, k));
+  };
+  if (suits(fast)) {
+    return {true, {}, fast};
+  }
+  if (fast && suits(false)) {
+    return {true, {}, false};
+  }
+  Fp8Product accurate = product;
+  accurate.fast_accumulate = false;
+  const bool for_others = traits.fp8_products.support(product) == Fp8Support::aligned ||
+                          traits.fp8_products.support(accurate) == Fp8Support::aligned;
+  const std::string_view reason =
+      !traits.fp8_products.has(product.scales) ? why_no_product(product.scales)
+      : for_others ? "cuBLASLt multiplies these types and scales on this GPU only where M, N and K "
+                     "are multiples of 128"
+                   : "cuBLASLt does not multiply these types with these scales on this GPU";
+  return {false, reason, false};
 }
 
 /// The rule of the tensor cores or of cuBLASLt that `call` breaks; empty where it keeps all.
@@ -105,11 +150,30 @@ size_t dequantized_bytes(const ScaledGemmOperand& operand) {
 
 ScaledGemmSupport scaled_gemm_support(const DeviceTraits& traits, const ScaledGemm& call) {
   if (!traits.scaled_gemm_by_library) {
-    return {true, {}};
+    return {true, {}, call.fast_accumulate};
   }
-  const std::string_view missing = missing_mode(traits, call.a.format);
-  const std::string_view reason = missing.empty() ? broken_rule(call) : missing;
-  return {reason.empty(), reason};
+  if (call.a.format.dtype == DType::i8) {
+    return {false, "int8 codes are multiplied as the values that they stand for", false};
+  }
+  if (const ScalePair pair = scale_pair(call); !traits.fp8_products.has(pair)) {
+    return {false, why_no_product(pair), false};
+  }
+  if (const std::string_view broken = broken_rule(call); !broken.empty()) {
+    return {false, broken, false};
+  }
+  return table_support(traits,
+                       {.scales = scale_pair(call),
+                        .a = call.a.format.dtype,
+                        .b = call.b.format.dtype,
+                        .c = call.c.dtype,
+                        .fast_accumulate = call.fast_accumulate},
+                       call.c.shape[0], call.c.shape[1], call.a.matrix.codes.shape[1]);
+}
+
+ScaledGemmSupport tensor_gemm_support(const DeviceTraits& traits, const Fp8Product& product,
+                                      int64_t m, int64_t n, int64_t k) {
+  return traits.scaled_gemm_by_library ? table_support(traits, product, m, n, k)
+                                       : ScaledGemmSupport{true, {}, product.fast_accumulate};
 }
 
 size_t scaled_gemm_scratch_bytes(const DeviceTraits& traits, const ScaledGemm& call) {

@@ -48,6 +48,7 @@ void scaled_gemm(Stream stream, const ScaledGemm& call);
 struct ScaledGemmSupport {
   bool native;              ///< with scales; else dequantized to bf16, or fp16 for an fp16 c
   std::string_view reason;  ///< why it is not native, for people
+  bool fast_accumulate;     ///< in the tensor core's short accumulator, as asked for and possible
 };
 
 /// How a device with these traits runs `call`, of which only shapes, types and layouts are looked
@@ -57,9 +58,16 @@ ScaledGemmSupport scaled_gemm_support(const DeviceTraits& traits, const ScaledGe
 /// What `call.scratch` needs on a device with these traits; 0 where the product is native.
 size_t scaled_gemm_scratch_bytes(const DeviceTraits& traits, const ScaledGemm& call);
 
+/// The same for a product [M, K] x [K, N] of FP8 operands with one scale each, which is never
+/// dequantized. Extents of 0 are not known yet and count as aligned.
+ScaledGemmSupport tensor_gemm_support(const DeviceTraits& traits, const Fp8Product& product,
+                                      int64_t m, int64_t n, int64_t k);
+
 /// To be called once at start-up, before memory is planned: runs a small product of known result
-/// in each scale mode that a GPU should have. A mode that is refused or gives another result is
-/// taken out of the device's traits, with a warning. Other devices have nothing to find out.
+/// for each of the device's Fp8Products, with extents that are not aligned and, where that is
+/// refused or gives another result, with aligned ones. What fails is taken out of the device's
+/// traits, with a warning. Throws DeviceError where not the library but the GPU fails. Other
+/// devices have nothing to find out.
 void probe_scaled_gemm(Device& device);
 
 }  // namespace fp8train::ops

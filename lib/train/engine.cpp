@@ -84,6 +84,7 @@ StepContext Engine::context(bool training, bool collect_statistics, bool first_w
           .training = training,
           .first_window = first_window,
           .collect_statistics = collect_statistics,
+          .deterministic = settings_.deterministic,
           .gatherer = gatherer()};
 }
 

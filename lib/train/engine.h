@@ -41,6 +41,7 @@ struct EngineSettings {
   int zero_stage = 0;
   bool trains = true;  ///< false: for evaluation and generation only; no gradients, no optimizer
   bool record = true;  ///< replay recorded steps where the device records (CUDA graphs)
+  bool deterministic = false;  ///< attention's backward too repeats bitwise on a GPU
 };
 
 /// Bytes that a step needs beyond the persistent buffers.

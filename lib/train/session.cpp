@@ -149,7 +149,8 @@ EngineSettings engine_settings(const Settings& settings, const ModelConfig& mode
       .gradient_accumulation_steps = settings.training.gradient_accumulation_steps,
       .bucket_bytes = settings.parallelism.bucket_mb << 20,
       .zero_stage = static_cast<int>(settings.parallelism.zero_stage),
-      .record = settings.cuda_graphs};
+      .record = settings.cuda_graphs,
+      .deterministic = settings.training.deterministic};
   check_batch(engine);
   plan_linears(engine.plan, linear_sites(model));  // patterns that match nothing
   return engine;

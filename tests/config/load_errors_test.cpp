@@ -80,6 +80,9 @@ TEST_CASE("mistyped values say what was expected") {
         "run.yaml:4:17: eval.batches: expected a whole number >= 1, got \"1e30\"");
   CHECK(error_with("checkpoint: {save_final: yes}") ==
         "run.yaml:4:26: checkpoint.save_final: expected true or false, got \"yes\"");
+  CHECK(error_of("model: {preset: toy}\ndata: {train: a}\n"
+                 "training: {max_steps: 1, deterministic: 1}\n") ==
+        "run.yaml:3:41: training.deterministic: expected true or false, got \"1\"");
   CHECK(error_with("device: cuda0") ==
         "run.yaml:4:9: device: expected one of auto, cpu, cuda, got \"cuda0\"; did you mean "
         "\"cuda\"?");

@@ -46,7 +46,7 @@ data:
   train: [{path: "a b.txt", weight: 2}, b.jsonl, {path: c, format: LLMC}]
   val: c.bin
   shuffle: false
-training: {max_tokens: 1.5M, seed: 18446744073709551615, max_time: 3h50m, micro_batch_size: 1e1}
+training: {max_tokens: 1.5M, seed: 18446744073709551615, max_time: 3h50m, micro_batch_size: 1e1, deterministic: true}
 fp8: {format: HYBRID, override_linear_precision: [false, false, true], use_autocast_during_eval: true,
       exempt: ["*.down", h.0], min_dimension: 32, first_blocks: 1, amax_compute_algo: most_recent}
 mixed_precision: fp8
@@ -61,6 +61,8 @@ sample: {prompts: ["a\nb", 12]}
   CHECK(s.training.seed == UINT64_MAX);
   CHECK(s.training.max_time_seconds == 13800);
   CHECK(s.training.micro_batch_size == 10);
+  CHECK(s.training.deterministic);
+  CHECK_FALSE(Settings{}.training.deterministic);
   CHECK(s.precision.format == "hybrid");
   CHECK(s.precision.override_linear_precision == std::vector<bool>{false, false, true});
   CHECK(s.precision.use_autocast_during_eval == true);

@@ -114,15 +114,54 @@ TEST_CASE("a meta device plans with the traits of another") {
 }
 
 TEST_CASE("scale modes of GEMMs by capability") {
-  CHECK(!cuda_traits(89).row_scaled_gemm);
-  CHECK(!cuda_traits(89).block_scaled_gemm);
-  CHECK(!cuda_traits(89).mx_scaled_gemm);
-  CHECK(cuda_traits(90).row_scaled_gemm);
-  CHECK(cuda_traits(90).block_scaled_gemm);
-  CHECK(!cuda_traits(90).mx_scaled_gemm);
-  CHECK(!cuda_traits(100).row_scaled_gemm);
-  CHECK(!cuda_traits(100).block_scaled_gemm);
-  CHECK(cuda_traits(100).mx_scaled_gemm);
+  using enum ScalePair;
+  const auto modes = [](int capability) {
+    std::vector<ScalePair> found;
+    for (size_t i = 0; i < kScalePairs; ++i) {
+      if (cuda_traits(capability).fp8_products.has(static_cast<ScalePair>(i))) {
+        found.push_back(static_cast<ScalePair>(i));
+      }
+    }
+    return found;
+  };
+  CHECK(modes(80).empty());
+  CHECK(modes(89) == std::vector{tensor});
+  CHECK(modes(90) ==
+        std::vector{tensor, row, block_1x128_1x128, block_1x128_128x128, block_128x128_1x128});
+  CHECK(modes(100) == std::vector{tensor, block_1x32});
+}
+
+TEST_CASE("each FP8 product has a place of its own in the table") {
+  Fp8Products products(Fp8Support::none);
+  std::vector<Fp8Product> all;
+  for (size_t pair = 0; pair < kScalePairs; ++pair) {
+    for (const auto& [a, b] : {std::pair{DType::e4m3, DType::e4m3},
+                               {DType::e5m2, DType::e4m3},
+                               {DType::e4m3, DType::e5m2}}) {
+      for (const DType c : {DType::f32, DType::bf16, DType::f16}) {
+        all.push_back({static_cast<ScalePair>(pair), a, b, c, false});
+        if (has_fast_accumulation(static_cast<ScalePair>(pair))) {
+          all.push_back({static_cast<ScalePair>(pair), a, b, c, true});
+        }
+      }
+    }
+  }
+  for (const Fp8Product& one : all) {
+    products.set(one, Fp8Support::aligned);
+    const auto others = std::count_if(all.begin(), all.end(), [&](const Fp8Product& other) {
+      return products.support(other) != Fp8Support::none;
+    });
+    CHECK(others == 1);
+    CHECK(products.has(one.scales));
+    products.set(one, Fp8Support::none);
+  }
+  Fp8Product blocks = {ScalePair::block_1x128_1x128, DType::e5m2, DType::e4m3, DType::f32, false};
+  products.set(blocks, Fp8Support::any);
+  blocks.fast_accumulate = true;  // which blocks of 128 have no use for
+  CHECK(products.support(blocks) == Fp8Support::any);
+  products.set(ScalePair::row, Fp8Support::any);
+  CHECK(products.support({ScalePair::row, DType::e5m2, DType::e5m2, DType::f32, false}) ==
+        Fp8Support::none);
 }
 
 TEST_CASE("repeated work has the same effect each time, recorded or not") {

@@ -353,15 +353,16 @@ TEST_CASE("chips with and without products of a granularity give the cpu's loss"
   struct Case {
     int capability;
     const char* plan;
+    ScalePair scales;
     bool native;
   };
-  for (const Case& c : {Case{89, "torchao-rowwise", false}, Case{100, "te-blockwise", false},
-                        Case{100, "te-mxfp8", true}}) {
+  for (const Case& c : {Case{89, "torchao-rowwise", ScalePair::row, false},
+                        Case{100, "te-blockwise", ScalePair::block_1x128_128x128, false},
+                        Case{100, "te-mxfp8", ScalePair::block_1x32, true}}) {
     CAPTURE(c.capability, c.plan);
     shim::set_capability(c.capability);
     const DeviceTraits traits = make_device(DeviceKind::cuda)->traits();
-    CHECK((c.native ? traits.mx_scaled_gemm
-                    : !traits.row_scaled_gemm && !traits.block_scaled_gemm) == true);
+    CHECK(traits.fp8_products.has(c.scales) == c.native);
     compare_devices(small_llama(c.plan), {c.plan, 2e-3, 5e-3});
     shim::set_capability(90);
   }

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/philox.h"
+#include "device/cuda/cuda_device.h"
 
 using namespace fp8train;
 
@@ -112,7 +113,6 @@ TEST_CASE("the plan made on meta is what the step uses") {
 TEST_CASE("the plan of scratch holds operands that a device has to dequantize") {
   DeviceTraits traits;
   traits.scaled_gemm_by_library = true;
-  traits.block_scaled_gemm = true;
   // Of a step without statistics, whose scratch can be more than that of a product.
   const auto scratch = [&traits] {
     const std::unique_ptr<Device> meta = make_meta_device(traits);
@@ -122,7 +122,7 @@ TEST_CASE("the plan of scratch holds operands that a device has to dequantize") 
     return engine.high_water().scratch_bytes;
   };
   const size_t native = scratch();
-  traits.block_scaled_gemm = false;
+  traits.fp8_products = cuda_traits(89).fp8_products;
   // At least the bf16 copies of one operand pair of the widest layer, [64, 32] and [32, 32].
   CHECK(scratch() >= native + 6000);
 }

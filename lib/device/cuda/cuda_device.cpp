@@ -6,7 +6,10 @@
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
+#include <cstdlib>
+
 #include "base/error.h"
+#include "device/cuda/compiled_code.h"
 #include "device/cuda/cuda_context.h"
 #include "device/cuda/cuda_event.h"
 #include "device/cuda/cuda_graph.h"
@@ -42,6 +45,31 @@ using OwnedStream = std::unique_ptr<CUstream_st, StreamDeleter>;
 struct MemoryDeleter {
   void operator()(void* memory) const { cudaFree(memory); }
 };
+
+/// The architectures that kernels were compiled for. FP8TRAIN_CUDA_CODE names others in tests whose
+/// runtime is a stand-in that runs no kernel.
+std::string compiled_code() {
+  const char* other = std::getenv("FP8TRAIN_CUDA_CODE");
+  return other == nullptr ? FP8TRAIN_COMPILED_CODE : other;
+}
+
+/// Empty, or why this build has no kernels for the GPU.
+std::string why_gpu_is_unusable(int device) {
+  const int capability = capability_of(device);
+  if (capability < kLeastCapability) {
+    return fmt::format("the GPU {} is of compute capability {}; {} is the least",
+                       device_name(device), capability_text(capability),
+                       capability_text(kLeastCapability));
+  }
+  const std::string code = compiled_code();
+  if (!has_code_for(code, capability)) {
+    return fmt::format(
+        "the GPU {} is of compute capability {}, for which this build has no code (it has {}); "
+        "configure another build with -DFP8TRAIN_CUDA_ARCHITECTURES={}-real",
+        device_name(device), capability_text(capability), code, capability);
+  }
+  return "";
+}
 
 class CudaDevice final : public Device {
  public:
@@ -193,12 +221,7 @@ std::string why_cuda_is_unusable() {
   if (error != cudaSuccess) {
     return fmt::format("CUDA does not start: {}", cudaGetErrorString(error));
   }
-  const int capability = capability_of(0);
-  if (capability < kLeastCapability) {
-    return fmt::format("the GPU {} is of compute capability {}.{}; 8.0 is the least",
-                       device_name(0), capability / 10, capability % 10);
-  }
-  return "";
+  return why_gpu_is_unusable(0);
 }
 
 int visible_gpus() {
@@ -223,6 +246,9 @@ std::unique_ptr<Device> make_cuda_device(int index) {
   if (index < 0 || index >= visible_gpus()) {
     throw DeviceError(fmt::format(
         "GPU {} was asked for, but this process sees {} (numbered from 0)", index, visible_gpus()));
+  }
+  if (const std::string unusable = why_gpu_is_unusable(index); !unusable.empty()) {
+    throw DeviceError(fmt::format("GPU {}: {}", index, unusable));
   }
   return std::make_unique<CudaDevice>(index);
 }

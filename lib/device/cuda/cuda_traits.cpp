@@ -1,3 +1,5 @@
+#include <initializer_list>
+
 #include "device/cuda/cuda_device.h"
 
 namespace fp8train {
@@ -7,16 +9,33 @@ namespace {
 constexpr size_t kWorkspaceHopper = size_t{32} << 20;
 constexpr size_t kWorkspaceBefore = size_t{4} << 20;
 
+// cuBLAS documentation, cublasLtMatmulMatrixScale_t.
+Fp8Products products_of(int capability) {
+  using enum ScalePair;
+  Fp8Products products(Fp8Support::none);
+  const auto add = [&products](std::initializer_list<ScalePair> pairs) {
+    for (const ScalePair pair : pairs) {
+      products.set(pair, Fp8Support::any);
+    }
+  };
+  if (capability >= 89) {
+    add({tensor});
+  }
+  if (capability == 90) {
+    add({row, block_1x128_1x128, block_1x128_128x128, block_128x128_1x128});
+  }
+  if (capability >= 100) {
+    add({block_1x32});
+  }
+  return products;
+}
+
 }  // namespace
 
-// Scale modes by capability: research notes on cuBLASLt's scale modes, after its documentation.
 DeviceTraits cuda_traits(int capability) {
-  const bool hopper = capability == 90;
   return {.fp8_gemm_along_k_only = true,
           .scaled_gemm_by_library = true,
-          .row_scaled_gemm = hopper,
-          .block_scaled_gemm = hopper,
-          .mx_scaled_gemm = capability >= 100,
+          .fp8_products = products_of(capability),
           .library_workspace = capability >= 90 ? kWorkspaceHopper : kWorkspaceBefore};
 }
 

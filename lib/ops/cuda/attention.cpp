@@ -76,15 +76,34 @@ class AttentionPlans final : public CudaExtension {
     if (library_ == nullptr && choice_ == Choice::cudnn) {
       throw ConfigError("FP8TRAIN_CUDA_ATTENTION=cudnn: " + why_not_);
     }
+    if (library_ == nullptr) {
+      log_warning("attention runs on our own kernels, which are slower than cuDNN's: " + why_not_);
+    }
     size_t free_bytes = 0;
     size_t total_bytes = 0;
     check_cuda(cudaMemGetInfo(&free_bytes, &total_bytes), "asking for a GPU's memory");
     workspace_limit_ = total_bytes / kWorkspaceShare;
   }
 
+  /// Of backward what the plans made so far show.
   std::string description() const {
-    return library_ == nullptr ? "own kernels (" + why_not_ + ")"
-                               : "cuDNN " + library_->version() + " in bf16 and fp16";
+    if (library_ == nullptr) {
+      return "own kernels (" + why_not_ + "), deterministic";
+    }
+    std::string text = "cuDNN " + library_->version() + " in bf16 and fp16";
+    for (const Entry& entry : entries_) {
+      std::string more;
+      if (entry.plan == nullptr) {
+        more = "; own kernels for " + text_of(entry.problem) + ": " + entry.why_not;
+      } else if (entry.problem.backward) {
+        more = entry.problem.shape.deterministic
+                   ? "; deterministic"
+                   : "; the last bits of its gradients vary from run to run "
+                     "(training.deterministic: false)";
+      }
+      text += text.find(more) == std::string::npos ? more : "";
+    }
+    return text;
   }
 
   /// cuDNN's plan, made when the problem is new; null where our kernels run.
@@ -97,18 +116,20 @@ class AttentionPlans final : public CudaExtension {
         return entry.plan.get();
       }
     }
-    entries_.push_back({problem, make_plan(problem)});
-    return entries_.back().plan.get();
+    Entry& entry = entries_.emplace_back();
+    entry.problem = problem;
+    entry.plan = make_plan(problem, entry.why_not);
+    return entry.plan.get();
   }
 
  private:
   struct Entry {
     SdpaProblem problem;
     std::unique_ptr<SdpaPlan> plan;  // null where our kernels run
+    std::string why_not;             // then
   };
 
-  std::unique_ptr<SdpaPlan> make_plan(const SdpaProblem& problem) const {
-    std::string why_not;
+  std::unique_ptr<SdpaPlan> make_plan(const SdpaProblem& problem, std::string& why_not) const {
     std::unique_ptr<SdpaPlan> plan = library_->plan(problem, why_not);
     if (plan != nullptr) {
       why_not = why_no_workspace(problem, plan->workspace_bytes());
@@ -119,7 +140,7 @@ class AttentionPlans final : public CudaExtension {
       if (choice_ == Choice::cudnn) {
         throw DeviceError(text);
       }
-      log_warning(text + "; our own kernels do");
+      log_warning(text + "; our own kernels, which are slower, do");
     }
     return plan;
   }
@@ -129,7 +150,8 @@ class AttentionPlans final : public CudaExtension {
   std::string why_no_workspace(const SdpaProblem& problem, size_t bytes) const {
     const std::string needs = "it needs a workspace of " + std::to_string(bytes) + " bytes, ";
     if (problem.backward && bytes > workspace_limit_) {
-      return needs + "more than an eighth of the GPU's memory";
+      return needs + "more than an eighth of the GPU's memory" +
+             (problem.shape.deterministic ? " (training.deterministic: false takes less)" : "");
     }
     if (!problem.backward && bytes > context_->workspace_bytes) {
       return needs + "more than the " + std::to_string(context_->workspace_bytes) +

@@ -5,23 +5,10 @@
 #include <string>
 
 #include "base/error.h"
+#include "device/cuda/cuda_libraries.h"
 
 namespace fp8train::ops::cuda {
 namespace {
-
-constexpr const char* kLibraries[] = {"libcublasLt.so.13",
-                                      "/usr/local/cuda/lib64/libcublasLt.so.13"};
-
-void* open_library() {
-  for (const char* name : kLibraries) {
-    if (void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL)) {
-      return library;
-    }
-  }
-  throw DeviceError(
-      "libcublasLt.so.13 is not found; install the cuBLAS of CUDA 13 (package libcublas-13-0, or "
-      "the Python package nvidia-cublas) and put its folder into LD_LIBRARY_PATH");
-}
 
 template <typename Function>
 void find(void* library, const char* name, Function& function) {
@@ -32,7 +19,11 @@ void find(void* library, const char* name, Function& function) {
 }
 
 CublasLtApi load() {
-  void* library = open_library();  // stays open to the end of the program
+  const OpenedLibrary& opened = cuda_library(CudaLibrary::cublaslt);
+  if (opened.handle == nullptr) {
+    throw DeviceError(opened.why_not);
+  }
+  void* library = opened.handle;
   CublasLtApi api = {};
   find(library, "cublasLtGetVersion", api.get_version);
   find(library, "cublasLtGetStatusString", api.get_status_string);

@@ -7,12 +7,12 @@
 #define NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING
 #define CUDNN_FRONTEND_SKIP_JSON_LIB
 #include <cudnn_frontend.h>
-#include <dlfcn.h>
 
 #include <cstdlib>
 #include <unordered_map>
 
 #include "base/error.h"
+#include "device/cuda/cuda_libraries.h"
 
 // cudnn-frontend finds cuDNN's functions through this handle.
 namespace cudnn_frontend {
@@ -31,39 +31,21 @@ constexpr size_t kLeastVersion = 90800;  // device properties; deterministic bac
 
 enum Uid : int64_t { kQ = 1, kK, kV, kOut, kLogSumExp, kDout, kDq, kDk, kDv };
 
-void* open_any(std::initializer_list<const char*> names) {
-  for (const char* name : names) {
-    if (void* library = dlopen(name, RTLD_NOW | RTLD_GLOBAL)) {
-      return library;
-    }
-  }
-  return nullptr;
-}
-
 /// Both libraries stay open to the end of the program. cudnn-frontend opens the runtime itself, an
-/// older one first if there is one: it is told which.
+/// older one first if there is one, unless the environment says which.
 bool open_libraries(std::string& why_not) {
-  constexpr const char* kRuntimes[] = {"libcudart.so.13", "/usr/local/cuda/lib64/libcudart.so.13"};
-  bool found = false;
-  for (const char* name : kRuntimes) {
-    if (!found && open_any({name}) != nullptr) {
-      found = true;
-      setenv("CUDNN_FRONTEND_CUDART_LIB_NAME", name, 0);
-    }
-  }
-  if (!found) {
-    why_not =
-        "libcudart.so.13, which cuDNN attention needs, is not found; put its folder into "
-        "LD_LIBRARY_PATH";
+  const OpenedLibrary& runtime = cuda_library(CudaLibrary::runtime);
+  if (runtime.handle == nullptr) {
+    why_not = "cuDNN attention needs the CUDA runtime: " + runtime.why_not;
     return false;
   }
-  fe::cudnn_dlhandle = open_any({"libcudnn.so.9", "/usr/local/cuda/lib64/libcudnn.so.9"});
-  if (fe::cudnn_dlhandle == nullptr) {
-    why_not =
-        "libcudnn.so.9 is not found; install cuDNN 9 for CUDA 13 (package cudnn9-cuda-13, or the "
-        "Python package nvidia-cudnn-cu13) and put its folder into LD_LIBRARY_PATH";
+  setenv("CUDNN_FRONTEND_CUDART_LIB_NAME", runtime.file.c_str(), 0);
+  const OpenedLibrary& cudnn = cuda_library(CudaLibrary::cudnn);
+  if (cudnn.handle == nullptr) {
+    why_not = cudnn.why_not;
     return false;
   }
+  fe::cudnn_dlhandle = cudnn.handle;
   const size_t version = fe::detail::get_backend_version();
   if (version < kLeastVersion) {
     why_not = "cuDNN " + std::to_string(version) + " is too old for its attention; 9.8 is needed";
@@ -133,9 +115,9 @@ void describe_forward(Graph& graph, const SdpaProblem& problem) {
   }
 }
 
-/// Without the deterministic algorithm dq would be summed with atomics. On sm_80 to sm_90 the
-/// deterministic one keeps the gradients of all scores, B * H * T * T elements of two bytes, in its
-/// workspace; on sm_100 it needs no more than the other.
+/// Without the deterministic algorithm dq is summed with atomics. On sm_80 to sm_90 the
+/// deterministic one stores the gradients of all scores, B * H * T * T elements of two bytes, in
+/// its workspace; on sm_100 it needs no more than the other.
 void describe_backward(Graph& graph, const SdpaProblem& problem) {
   const AttentionShape& shape = problem.shape;
   const Tensors tensors(graph, shape);
@@ -143,7 +125,7 @@ void describe_backward(Graph& graph, const SdpaProblem& problem) {
   attributes.set_name("attention_backward")
       .set_causal_mask(true)
       .set_attn_scale(shape.scale)
-      .set_deterministic_algorithm(true);
+      .set_deterministic_algorithm(shape.deterministic);
   Tensor_attributes log_sum_exp;
   tensors.log_sum_exp(log_sum_exp);
   auto [dq, dk, dv] = graph.sdpa_backward(

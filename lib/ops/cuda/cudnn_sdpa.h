@@ -65,7 +65,8 @@ class SdpaLibrary {
   virtual ~SdpaLibrary() = default;
   virtual std::string version() const = 0;
   /// Null, with the reason in `why_not`, where the library does not take the problem. Takes a
-  /// second or more: kernels are compiled. Backward plans are deterministic ones.
+  /// second or more: kernels are compiled. Backward plans are as deterministic as the problem's
+  /// shape says.
   virtual std::unique_ptr<SdpaPlan> plan(const SdpaProblem& problem, std::string& why_not) = 0;
 };
 

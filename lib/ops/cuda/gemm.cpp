@@ -1,16 +1,41 @@
+#include <fmt/format.h>
+
 #include "base/error.h"
 #include "device/device.h"
 #include "ops/cuda/cuda_table.h"
 #include "ops/cuda/gemm_plans.h"
+#include "ops/scaled_gemm.h"
 
 namespace fp8train::ops::cuda {
 namespace {
 
 constexpr uintptr_t kBiasAlignment = 16;
 
+/// Whether an FP8 product keeps partial sums in the short accumulator. Throws DeviceError where the
+/// library has no such product.
+bool accumulates_fast(Stream stream, const Gemm& call) {
+  if (!is_fp8(call.a.matrix.dtype)) {
+    return call.fast_accumulate;
+  }
+  const int64_t k = call.a.matrix.shape[call.a.transposed ? 0 : 1];
+  const Fp8Product product = {.a = call.a.matrix.dtype,
+                              .b = call.b.matrix.dtype,
+                              .c = call.c.dtype,
+                              .fast_accumulate = call.fast_accumulate};
+  const ScaledGemmSupport support = tensor_gemm_support(*cuda_context(stream).traits, product,
+                                                        call.c.shape[0], call.c.shape[1], k);
+  if (!support.native) {
+    throw DeviceError(fmt::format("{} x {} to {}, {} x {} x {}: {}", name_of(product.a),
+                                  name_of(product.b), name_of(product.c), call.c.shape[0],
+                                  call.c.shape[1], k, support.reason));
+  }
+  return support.fast_accumulate;
+}
+
 void gemm(Stream stream, const Gemm& call) {
   check(is_fp8(call.a.matrix.dtype) || (call.a.scale_inv == nullptr && call.b.scale_inv == nullptr),
         "gemm: on cuda only FP8 operands have scales");
+  const bool fast_accumulate = accumulates_fast(stream, call);
   const auto operand = [](const GemmOperand& from) {
     return ProductOperand{from.matrix, from.transposed, Granularity::tensor, from.scale_inv};
   };
@@ -19,7 +44,7 @@ void gemm(Stream stream, const Gemm& call) {
             .b = operand(call.b),
             .c = call.c,
             .beta = call.beta,
-            .fast_accumulate = call.fast_accumulate},
+            .fast_accumulate = fast_accumulate},
            call.bias);
 }
 

@@ -18,7 +18,7 @@ constexpr int kHeuristics = 16;  // algorithms asked for; the first, or the fast
 
 void check_status(cublasStatus_t status, const std::string& what) {
   if (status != CUBLAS_STATUS_SUCCESS) {
-    throw DeviceError(what + ": " + cublaslt().get_status_string(status));
+    throw CublasError(what + ": " + cublaslt().get_status_string(status), status);
   }
 }
 
@@ -221,10 +221,11 @@ std::vector<cublasLtMatmulAlgo_t> Plan::suggestions(cublasLtHandle_t handle,
       api.matmul_algo_get_heuristic(handle, description_.get(), a_.get(), b_.get(), c_.get(),
                                     c_.get(), preference.get(), kHeuristics, results, &found);
   if (status != CUBLAS_STATUS_SUCCESS || found == 0) {
-    throw DeviceError("cuBLASLt has no GEMM of " + std::to_string(key.m) + " x " +
-                      std::to_string(key.n) + " x " + std::to_string(key.k) + " in " +
-                      std::string(name_of(key.a)) + " x " + std::string(name_of(key.b)) + " to " +
-                      std::string(name_of(key.c)) + " on this GPU");
+    throw CublasError(
+        fmt::format("cuBLASLt has no GEMM of {} x {} x {} in {} x {} to {} on this GPU ({})", key.m,
+                    key.n, key.k, name_of(key.a), name_of(key.b), name_of(key.c),
+                    cublaslt().get_status_string(status)),
+        status == CUBLAS_STATUS_SUCCESS ? CUBLAS_STATUS_NOT_SUPPORTED : status);
   }
   std::vector<cublasLtMatmulAlgo_t> algorithms;
   for (int i = 0; i < found; ++i) {
@@ -232,7 +233,9 @@ std::vector<cublasLtMatmulAlgo_t> Plan::suggestions(cublasLtHandle_t handle,
       algorithms.push_back(results[i].algo);
     }
   }
-  check(!algorithms.empty(), "cuBLASLt suggests algorithms that it refuses");
+  if (algorithms.empty()) {
+    throw CublasError("cuBLASLt suggests algorithms that it refuses", CUBLAS_STATUS_NOT_SUPPORTED);
+  }
   return algorithms;
 }
 

@@ -6,8 +6,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <unordered_map>
 
+#include "base/error.h"
 #include "device/cuda/cuda_context.h"
 #include "ops/cuda/cublaslt_api.h"
 #include "ops/cuda/gemm_tuning.h"
@@ -22,6 +24,17 @@ struct ProductOperand {
   Granularity granularity = Granularity::tensor;  ///< of the scales of an FP8 operand
   const void* scales = nullptr;  ///< device memory, as cuBLASLt's scale mode for it reads them;
                                  ///< null for tensor: 1
+};
+
+/// A status of cuBLASLt that is not success.
+class CublasError : public DeviceError {
+ public:
+  CublasError(const std::string& what, cublasStatus_t status)
+      : DeviceError(what), status_(status) {}
+  cublasStatus_t status() const { return status_; }
+
+ private:
+  cublasStatus_t status_;
 };
 
 /// Bytes at the start of CudaContext::workspace that hold a bias in the type of c; the library gets
@@ -60,8 +73,8 @@ class GemmPlans final : public CudaExtension {
   GemmPlans();
   ~GemmPlans() override;
 
-  /// Throws InternalError for FP8 operands that no tensor core takes, DeviceError where the library
-  /// has no such product.
+  /// Throws InternalError for FP8 operands that no tensor core takes, CublasError where the library
+  /// has no such product or fails.
   void run(const CudaContext& context, const Product& call);
 
   /// With a bias. False where the library does not add it, which is found out once for each kind of

@@ -16,23 +16,19 @@ bool is_aligned(const void* pointer, size_t bytes) {
   return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
 }
 
-void multiply_natively(Stream stream, const ScaledGemm& call) {
+void multiply_natively(Stream stream, const ScaledGemm& call, bool fast_accumulate) {
   const auto operand = [](const ScaledGemmOperand& from, bool transposed) {
     check(is_aligned(from.matrix.codes.data, 16) && is_aligned(from.matrix.scale_inv.data, 16),
           "scaled_gemm: on cuda codes and scales start at multiples of 16 bytes");
     return ProductOperand{from.matrix.codes, transposed, from.format.granularity,
                           from.matrix.scale_inv.data};
   };
-  // Partial sums of blocks are promoted to fp32 anyway.
-  const Granularity granularity = call.a.format.granularity;
-  const bool promoted =
-      granularity == Granularity::block_1x128 || granularity == Granularity::block_128x128;
   multiply(stream,
            {.a = operand(call.a, false),
             .b = operand(call.b, true),
             .c = call.c,
             .beta = call.beta,
-            .fast_accumulate = call.fast_accumulate && !promoted},
+            .fast_accumulate = fast_accumulate},
            call.bias);
 }
 
@@ -54,8 +50,12 @@ void multiply_dequantized(Stream stream, const ScaledGemm& call) {
 }
 
 void scaled_gemm(Stream stream, const ScaledGemm& call) {
-  const bool native = scaled_gemm_support(*cuda_context(stream).traits, call).native;
-  (native ? multiply_natively : multiply_dequantized)(stream, call);
+  const ScaledGemmSupport support = scaled_gemm_support(*cuda_context(stream).traits, call);
+  if (support.native) {
+    multiply_natively(stream, call, support.fast_accumulate);
+  } else {
+    multiply_dequantized(stream, call);
+  }
 }
 
 }  // namespace

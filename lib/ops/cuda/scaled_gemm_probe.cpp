@@ -1,12 +1,18 @@
-// One small product in each scale mode, of known result, before memory is planned. Codes are small
-// integers and scales are multiples of a half, so that the result is exact in fp32 whatever the
-// order of sums; every extent has a piece of a granule left over. cuBLASLt's heuristic answers for
-// modes that it then refuses, and releases have ignored scales.
+// One small product of known result for each entry of the table of FP8 products, before memory is
+// planned. Codes are small integers and scales are multiples of a half, so that the result is exact
+// in fp32 whatever the order of sums. Every extent has a part of a block left over; a product that
+// is refused so is tried again with aligned extents. cuBLASLt's heuristic answers for modes that it
+// then refuses, and releases have ignored scales.
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <cstring>
+#include <map>
+#include <optional>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -19,47 +25,39 @@
 namespace fp8train::ops::cuda {
 namespace {
 
-constexpr int64_t kM = 256;
-constexpr int64_t kN = 144;
-constexpr int64_t kK = 288;
+struct Extents {
+  int64_t m, n, k;
+};
+constexpr Extents kUneven = {132, 144, 160};
+constexpr Extents kAligned = {128, 256, 256};
 
-/// A mode, and whether the device has it.
 struct Mode {
-  const char* name;
+  ScalePair scales;
   Granularity a, b;
-  bool DeviceTraits::*has;
 };
-constexpr Mode kModes[] = {
-    {"tensor", Granularity::tensor, Granularity::tensor, &DeviceTraits::tensor_scaled_gemm},
-    {"row", Granularity::row, Granularity::row, &DeviceTraits::row_scaled_gemm},
-    {"1x128 x 1x128", Granularity::block_1x128, Granularity::block_1x128,
-     &DeviceTraits::block_scaled_gemm},
-    {"1x128 x 128x128", Granularity::block_1x128, Granularity::block_128x128,
-     &DeviceTraits::block_scaled_gemm},
-    {"128x128 x 1x128", Granularity::block_128x128, Granularity::block_1x128,
-     &DeviceTraits::block_scaled_gemm},
-    {"1x32", Granularity::block_1x32, Granularity::block_1x32, &DeviceTraits::mx_scaled_gemm}};
+constexpr Mode kModes[kScalePairs] = {
+    {ScalePair::tensor, Granularity::tensor, Granularity::tensor},
+    {ScalePair::row, Granularity::row, Granularity::row},
+    {ScalePair::block_1x128_1x128, Granularity::block_1x128, Granularity::block_1x128},
+    {ScalePair::block_1x128_128x128, Granularity::block_1x128, Granularity::block_128x128},
+    {ScalePair::block_128x128_1x128, Granularity::block_128x128, Granularity::block_1x128},
+    {ScalePair::block_1x32, Granularity::block_1x32, Granularity::block_1x32}};
 
-/// What the GEMMs of a layer ask for in one mode: gradients may come in E5M2, and fprop may keep
-/// partial sums in the short accumulator, which blocks of 128 have no use for.
-struct Variant {
-  DType a;
-  bool fast_accumulate;
-};
-constexpr Variant kVariants[] = {{DType::e4m3, false}, {DType::e5m2, false}, {DType::e4m3, true}};
+/// No tensor core multiplies two E5M2.
+constexpr std::pair<DType, DType> kCodes[] = {
+    {DType::e4m3, DType::e4m3}, {DType::e5m2, DType::e4m3}, {DType::e4m3, DType::e5m2}};
+constexpr DType kResults[] = {DType::f32, DType::bf16, DType::f16};
 
-bool suits(const Mode& mode, const Variant& variant) {
-  const bool blocks = mode.has == &DeviceTraits::block_scaled_gemm;
-  return !variant.fast_accumulate || !blocks;
-}
-
-/// An operand on the host and its copy on the device.
+/// An operand [rows, columns] on the host and its copy on the device.
 struct Operand {
-  Operand(Device& device, Granularity granularity, DType dtype, int64_t rows, int64_t seed);
+  Operand(Device& device, Granularity granularity, DType dtype, int64_t rows, int64_t columns,
+          int64_t seed);
 
+  Granularity granularity;
   DType dtype;
-  std::vector<uint8_t> codes;  ///< [rows, kK]
-  std::vector<float> values;   ///< what they stand for
+  Shape shape;
+  std::vector<uint8_t> codes;
+  std::vector<float> values;  ///< what they stand for
   std::vector<uint8_t> scale_bytes;
   Buffer device_codes, device_scales;
 };
@@ -71,7 +69,8 @@ float scale_at(Granularity granularity, int64_t row, int64_t column, int64_t see
 }
 
 /// Scales as cuBLASLt reads them, zeros between; one for Granularity::tensor.
-std::vector<uint8_t> scales_of(Granularity granularity, int64_t rows, int64_t seed) {
+std::vector<uint8_t> scales_of(Granularity granularity, int64_t rows, int64_t columns,
+                               int64_t seed) {
   const bool e8m0_scales = granularity == Granularity::block_1x32;
   if (granularity == Granularity::tensor) {
     const float scale = scale_at(granularity, 0, 0, seed);
@@ -79,7 +78,7 @@ std::vector<uint8_t> scales_of(Granularity granularity, int64_t rows, int64_t se
     std::memcpy(bytes.data(), &scale, sizeof(scale));
     return bytes;
   }
-  const GranuleGrid grid = granule_grid(granularity, rows, kK, ScaleLayout::cublaslt);
+  const GranuleGrid grid = granule_grid(granularity, rows, columns, ScaleLayout::cublaslt);
   const size_t size = e8m0_scales ? 1 : sizeof(float);
   std::vector<uint8_t> bytes(static_cast<size_t>(grid.count) * size);
   for (int64_t row = 0; row < grid.rows; ++row) {
@@ -93,17 +92,19 @@ std::vector<uint8_t> scales_of(Granularity granularity, int64_t rows, int64_t se
   return bytes;
 }
 
-Operand::Operand(Device& device, Granularity granularity, DType code_type, int64_t rows,
-                 int64_t seed)
-    : dtype(code_type),
-      scale_bytes(scales_of(granularity, rows, seed)),
-      device_codes(device, static_cast<size_t>(rows * kK), MemoryCategory::workspace),
+Operand::Operand(Device& device, Granularity scaled_by, DType code_type, int64_t rows,
+                 int64_t columns, int64_t seed)
+    : granularity(scaled_by),
+      dtype(code_type),
+      shape({rows, columns}),
+      scale_bytes(scales_of(granularity, rows, columns, seed)),
+      device_codes(device, static_cast<size_t>(rows * columns), MemoryCategory::workspace),
       device_scales(device, scale_bytes.size(), MemoryCategory::workspace) {
   const bool whole = granularity == Granularity::tensor;
   const GranuleGrid grid =
-      granule_grid(whole ? Granularity::row : granularity, rows, kK, ScaleLayout::row_major);
+      granule_grid(whole ? Granularity::row : granularity, rows, columns, ScaleLayout::row_major);
   for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t k = 0; k < kK; ++k) {
+    for (int64_t k = 0; k < columns; ++k) {
       const float code = static_cast<float>((7 * row + 3 * k + row / 5 + seed) % 5 - 2);
       codes.push_back(dtype == DType::e4m3 ? encode<e4m3>(code).bits : encode<e5m2>(code).bits);
       values.push_back(code *
@@ -114,100 +115,167 @@ Operand::Operand(Device& device, Granularity granularity, DType code_type, int64
   device.copy_from_host(device_scales.data(), scale_bytes.data(), scale_bytes.size());
 }
 
-/// The exact product plus `added`.
-std::vector<float> expected_product(const Operand& a, const Operand& b, float added) {
-  std::vector<float> product(static_cast<size_t>(kM * kN));
-  for (int64_t m = 0; m < kM; ++m) {
-    for (int64_t n = 0; n < kN; ++n) {
-      const float* left = a.values.data() + m * kK;
-      const float* right = b.values.data() + n * kK;
-      float sum = added;
-      for (int64_t k = 0; k < kK; ++k) {
-        sum += left[k] * right[k];
+std::vector<float> exact_product(const Operand& a, const Operand& b) {
+  const int64_t k = a.shape[1];
+  std::vector<float> product;
+  for (int64_t m = 0; m < a.shape[0]; ++m) {
+    for (int64_t n = 0; n < b.shape[0]; ++n) {
+      const float* left = a.values.data() + m * k;
+      const float* right = b.values.data() + n * k;
+      float sum = 0.0F;
+      for (int64_t i = 0; i < k; ++i) {
+        sum += left[i] * right[i];
       }
-      product[static_cast<size_t>(m * kN + n)] = sum;
+      product.push_back(sum);
     }
   }
   return product;
 }
 
-Product product_of(const Mode& mode, const Variant& variant, const Operand& a, const Operand& b,
-                   View c, float beta) {
-  const auto operand = [](const Operand& from, Granularity granularity, int64_t rows,
-                          bool transposed) {
-    return ProductOperand{{from.device_codes.data(), from.dtype, {rows, kK}},
+/// Operands of one mode and their exact product.
+struct Problem {
+  Problem(Device& device, const Mode& mode, std::pair<DType, DType> types, const Extents& extents)
+      : a(device, mode.a, types.first, extents.m, extents.k, 1),
+        b(device, mode.b, types.second, extents.n, extents.k, 2),
+        expected(exact_product(a, b)),
+        c(device, expected.size() * sizeof(float), MemoryCategory::workspace) {}
+
+  Operand a, b;
+  std::vector<float> expected;  ///< [M, N]
+  Buffer c;
+};
+
+/// fp32 is added to a result of ones, as for weight gradients; others are overwritten.
+bool gives_expected_product(Device& device, const Problem& problem, DType c_type, bool fast) {
+  const auto operand = [](const Operand& from, bool transposed) {
+    return ProductOperand{{from.device_codes.data(), from.dtype, from.shape},
                           transposed,
-                          granularity,
+                          from.granularity,
                           from.device_scales.data()};
   };
-  return {operand(a, mode.a, kM, false), operand(b, mode.b, kN, true), c, beta,
-          variant.fast_accumulate};
+  const std::vector<float>& expected = problem.expected;
+  const std::vector<float> ones(expected.size(), 1.0F);
+  device.copy_from_host(problem.c.data(), ones.data(), problem.c.bytes());
+  const bool adds = c_type == DType::f32;
+  CudaContext& context = cuda_context(device.stream());
+  gemm_plans(context).run(context,
+                          {operand(problem.a, false), operand(problem.b, true),
+                           View{problem.c.data(), c_type, {problem.a.shape[0], problem.b.shape[0]}},
+                           adds ? 1.0F : 0.0F, fast});
+  std::vector<uint8_t> got(expected.size() * size_of(c_type));
+  device.copy_to_host(got.data(), problem.c.data(), got.size());
+  bool right = true;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const float sum = expected[i] + 1.0F;
+    const bf16 as_bf16 = encode<bf16>(expected[i]);
+    const f16 as_f16 = encode<f16>(expected[i]);
+    const void* wanted = adds                    ? static_cast<const void*>(&sum)
+                         : c_type == DType::bf16 ? static_cast<const void*>(&as_bf16)
+                                                 : &as_f16;
+    right = right && std::memcmp(got.data() + i * size_of(c_type), wanted, size_of(c_type)) == 0;
+  }
+  return right;
 }
 
-/// fp32 added to a result of ones, as for weight gradients, and bf16, as for the others.
-bool gives_expected_product(Device& device, const Mode& mode, const Variant& variant) {
-  const Operand a(device, mode.a, variant.a, kM, 1);
-  const Operand b(device, mode.b, DType::e4m3, kN, 2);
-  const std::vector<float> expected = expected_product(a, b, 0.0F);
-  const std::vector<float> ones(expected.size(), 1.0F);
-  std::vector<float> got(expected.size());
-  std::vector<bf16> rounded(expected.size());
-  const Buffer c(device, expected.size() * sizeof(float), MemoryCategory::workspace);
-  CudaContext& context = cuda_context(device.stream());
-  device.copy_from_host(c.data(), ones.data(), ones.size() * sizeof(float));
-  gemm_plans(context).run(context,
-                          product_of(mode, variant, a, b, {c.data(), DType::f32, {kM, kN}}, 1.0F));
-  device.copy_to_host(got.data(), c.data(), got.size() * sizeof(float));
-  gemm_plans(context).run(context,
-                          product_of(mode, variant, a, b, {c.data(), DType::bf16, {kM, kN}}, 0.0F));
-  device.copy_to_host(rounded.data(), c.data(), rounded.size() * sizeof(bf16));
-  for (size_t i = 0; i < expected.size(); ++i) {
-    if (got[i] != expected[i] + 1.0F || rounded[i].bits != encode<bf16>(expected[i]).bits) {
-      return false;
+/// Empty, or what is wrong with the library's product. Throws DeviceError where something else is:
+/// the GPU does not answer, or there is no memory.
+std::string try_product(Device& device, const Problem& problem, DType c_type, bool fast) {
+  try {
+    return gives_expected_product(device, problem, c_type, fast) ? "" : "a wrong product";
+  } catch (const CublasError& error) {
+    if (error.status() == CUBLAS_STATUS_ALLOC_FAILED ||
+        error.status() == CUBLAS_STATUS_NOT_INITIALIZED) {
+      throw;
+    }
+    cudaGetLastError();    // the library may leave an error of its own
+    device.synchronize();  // but not one of the GPU
+    return error.what();
+  }
+}
+
+/// What was refused, for people: products that share the reason and the consequence.
+class Refusals {
+ public:
+  void add(const Fp8Product& product, const std::string& why, const char* consequence) {
+    lists_[{product.scales, why, consequence}].push_back(
+        fmt::format("{} x {} to {}{}", name_of(product.a), name_of(product.b), name_of(product.c),
+                    product.fast_accumulate ? " with fast accumulation" : ""));
+  }
+  void print() const {
+    for (const auto& [key, products] : lists_) {
+      const auto& [scales, why, consequence] = key;
+      log_warning(fmt::format("cuBLASLt {} on this GPU does not multiply {} with {} scales: {}; {}",
+                              cublaslt().get_version(), fmt::join(products, ", "), name_of(scales),
+                              why, consequence));
     }
   }
-  return true;
+
+ private:
+  std::map<std::tuple<ScalePair, std::string, std::string>, std::vector<std::string>> lists_;
+};
+
+const char* consequence_of(const Fp8Products& products, const Fp8Product& refused) {
+  if (products.support(refused) == Fp8Support::aligned) {
+    return refused.scales == ScalePair::tensor
+               ? "it does where M, N and K are multiples of 128; plans that need other shapes fail"
+               : "it does where M, N and K are multiples of 128; operands of other shapes are "
+                 "dequantized";
+  }
+  Fp8Product accurate = refused;
+  accurate.fast_accumulate = false;
+  if (refused.fast_accumulate && products.support(accurate) != Fp8Support::none) {
+    return "they run without fast accumulation";
+  }
+  return refused.scales == ScalePair::tensor ? "plans that need them are refused"
+                                             : "their operands are dequantized instead";
 }
 
-/// Empty, or what is wrong.
-std::string try_mode(Device& device, const Mode& mode) {
-  try {
-    for (const Variant& variant : kVariants) {
-      if (suits(mode, variant) && !gives_expected_product(device, mode, variant)) {
-        return "a wrong product";
+/// Tries the products of one mode and pair of codes; what fails leaves the table.
+void probe(Device& device, const Mode& mode, std::pair<DType, DType> codes, Fp8Products& products,
+           Refusals& refusals) {
+  const Problem uneven(device, mode, codes, kUneven);
+  std::optional<Problem> aligned;
+  for (const DType c : kResults) {
+    for (const bool fast : {false, true}) {
+      if (fast && !has_fast_accumulation(mode.scales)) {
+        continue;
       }
+      const Fp8Product product = {mode.scales, codes.first, codes.second, c, fast};
+      const std::string wrong = try_product(device, uneven, c, fast);
+      if (wrong.empty()) {
+        continue;
+      }
+      if (!aligned) {
+        aligned.emplace(device, mode, codes, kAligned);
+      }
+      const bool suits_aligned = try_product(device, *aligned, c, fast).empty();
+      products.set(product, suits_aligned ? Fp8Support::aligned : Fp8Support::none);
+      refusals.add(product, wrong, consequence_of(products, product));
     }
-    return "";
-  } catch (const DeviceError& error) {
-    return error.what();
   }
 }
 
 }  // namespace
 
 DeviceTraits probed_traits(Device& device) {
-  constexpr int kFp8Capability = 89;
   DeviceTraits traits = device.traits();
-  const CudaContext& context = cuda_context(device.stream());
-  if (context.capability < kFp8Capability) {
-    return traits;
-  }
-  gemm_plans(cuda_context(device.stream()));  // a missing library is an error of its own
+  Refusals refusals;
   for (const Mode& mode : kModes) {
-    if (!(traits.*mode.has)) {
+    if (!traits.fp8_products.has(mode.scales)) {
       continue;
     }
-    const std::string wrong = try_mode(device, mode);
-    if (wrong.empty()) {
-      continue;
+    gemm_plans(cuda_context(device.stream()));  // a missing library is an error of its own
+    for (const auto& codes : kCodes) {
+      try {
+        probe(device, mode, codes, traits.fp8_products, refusals);
+      } catch (const DeviceError& error) {
+        throw DeviceError(fmt::format(
+            "the GPU fails at a first product of {} x {} with {} scales: {}", name_of(codes.first),
+            name_of(codes.second), name_of(mode.scales), error.what()));
+      }
     }
-    const bool tensor = mode.has == &DeviceTraits::tensor_scaled_gemm;
-    log_warning(fmt::format("cuBLASLt {} on this GPU, FP8 products with {} scales: {}; {}",
-                            cublaslt().get_version(), mode.name, wrong,
-                            tensor ? "rows of the chart that need them are refused"
-                                   : "their operands are dequantized instead"));
-    traits.*mode.has = false;
   }
+  refusals.print();
   return traits;
 }
 

@@ -4,10 +4,15 @@
 
 #include <catch2/catch.hpp>
 
+#include <algorithm>
+
+#include "base/atomic_file.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "device/cuda/cuda_device.h"
 #include "ops/cuda/attention_cases.h"
 #include "support/environment.h"
+#include "support/temp_dir.h"
 
 #if defined(FP8TRAIN_CUDA_SHIM)
 #include "cudnn_fake.h"
@@ -102,7 +107,7 @@ TEST_CASE("cuDNN and our kernels take over each other's log-sum-exp", "[cuda][at
 }
 
 TEST_CASE("FP8TRAIN_CUDA_ATTENTION takes own and cudnn", "[cuda][attention][cudnn]") {
-  CHECK(ChosenDevice("own").kernels == "own kernels (FP8TRAIN_CUDA_ATTENTION=own)");
+  CHECK(ChosenDevice("own").kernels == "own kernels (FP8TRAIN_CUDA_ATTENTION=own), deterministic");
   CHECK_THROWS_AS(ChosenDevice("flash"), ConfigError);
 }
 
@@ -147,6 +152,22 @@ TEST_CASE("a plan is made once for each shape", "[cuda][attention][cudnn]") {
   CHECK(shim::sdpa_runs() == runs + 12);
 }
 
+TEST_CASE("without cuDNN one line says that slower kernels run", "[cuda][attention][cudnn]") {
+  const TempDir folder;
+  open_log_file((folder / "run.log").string());
+  shim::hide_sdpa(true);
+  const ChosenDevice chosen(nullptr);
+  CHECK(chosen.kernels == "own kernels (cuDNN is hidden by the test), deterministic");
+  ops::attention_kernels(chosen.device->stream());
+  CHECK_THROWS_WITH(ChosenDevice("cudnn"), Catch::Contains("cuDNN is hidden by the test"));
+  shim::hide_sdpa(false);
+  CHECK_THAT(read_text_file(folder / "run.log", 1 << 16),
+             Catch::EndsWith("attention runs on our own kernels, which are slower than cuDNN's: "
+                             "cuDNN is hidden by the test\n"));
+  const std::string log = read_text_file(folder / "run.log", 1 << 16);
+  CHECK(std::count(log.begin(), log.end(), '\n') == 1);
+}
+
 /// What backward plans say that they need, for the length of a scope.
 struct WorkspaceScope {
   explicit WorkspaceScope(size_t bytes) { shim::set_sdpa_workspace(bytes); }
@@ -180,6 +201,51 @@ TEST_CASE("the scratch of backward is the workspace of cuDNN's plan", "[cuda][at
   const size_t before = cudnn.device->ledger().total();
   CHECK(same_values(on(cudnn, run), on_cpu(run)));
   CHECK(cudnn.device->ledger().total() == before);
+}
+
+/// The scratch of a backward pass, which makes its plan.
+int64_t planned_scratch(const ChosenDevice& chosen, const Problem& p, bool deterministic) {
+  alignas(16) static char memory[16];
+  const ops::HeadsView view = {memory, DType::bf16, p.stride(), p.queries};
+  ops::AttentionShape shape = p.shape();
+  shape.deterministic = deterministic;
+  return ops::attention_backward_scratch(chosen.device->stream(), shape, view, view, view, view,
+                                         view, view, view, view);
+}
+
+TEST_CASE("a deterministic backward pass has a plan and a workspace of its own",
+          "[cuda][attention][cudnn]") {
+  const WorkspaceScope scope(100'000);
+  const ChosenDevice cudnn("cudnn");
+  const Problem p = {3, 8, 8, 2, 1, 16};
+  const uint64_t plans = shim::sdpa_plans();
+  const uint64_t deterministic = shim::deterministic_sdpa_plans();
+  CHECK(planned_scratch(cudnn, p, false) == 25'000);
+  CHECK(shim::deterministic_sdpa_plans() == deterministic);
+  CHECK(planned_scratch(cudnn, p, true) == 25'000 + 2 * 3 * 2 * 8 * 8 / 4);
+  CHECK(shim::deterministic_sdpa_plans() == deterministic + 1);
+  CHECK(planned_scratch(cudnn, p, true) == 25'000 + 2 * 3 * 2 * 8 * 8 / 4);
+  CHECK(shim::sdpa_plans() == plans + 2);
+}
+
+TEST_CASE("the kernels of attention are described with what backward's plans show",
+          "[cuda][attention][cudnn]") {
+  const Problem p = {1, 8, 8, 2, 1, 16};
+  const auto described = [&p](bool deterministic) {
+    const ChosenDevice chosen(nullptr);
+    planned_scratch(chosen, p, deterministic);
+    planned_scratch(chosen, {2, 8, 8, 2, 1, 16}, deterministic);
+    return ops::attention_kernels(chosen.device->stream());
+  };
+  const std::string cudnn = "cuDNN 0.0.0 (fake) in bf16 and fp16";
+  CHECK(described(true) == cudnn + "; deterministic");
+  CHECK(described(false) == cudnn +
+                                "; the last bits of its gradients vary from run to run "
+                                "(training.deterministic: false)");
+  const WorkspaceScope scope((size_t{1} << 30) + 1);
+  CHECK_THAT(described(true), Catch::Contains("; own kernels for backward of batch 1, length 8") &&
+                                  Catch::Contains("(training.deterministic: false takes less)"));
+  CHECK_THAT(described(false), !Catch::Contains("takes less"));
 }
 
 TEST_CASE("a workspace beyond an eighth of the memory is refused", "[cuda][attention][cudnn]") {

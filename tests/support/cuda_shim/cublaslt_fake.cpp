@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,6 +34,7 @@ thread_local uint64_t biased_count = 0;
 thread_local uint64_t heuristic_count = 0;
 bool biases_are_refused = false;
 bool scales_are_ignored = false;
+std::function<cublasStatus_t(const AskedProduct&)> answer_of_test;
 thread_local std::string refusal;
 
 cublasStatus_t refuse(const char* why, cublasStatus_t status = CUBLAS_STATUS_NOT_SUPPORTED) {
@@ -137,6 +139,9 @@ std::vector<int> take_algorithms() {
 }
 uint64_t heuristics_asked() {
   return heuristic_count;
+}
+void answer_products(std::function<cublasStatus_t(const AskedProduct&)> answer) {
+  answer_of_test = std::move(answer);
 }
 void ignore_scales(bool ignored) {
   scales_are_ignored = ignored;
@@ -334,6 +339,20 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t /*handle*/, cublasLtMatmulDesc_t 
   }
   if (const cublasStatus_t status = check_bias(*description, a_layout->type, d_layout->type)) {
     return status;
+  }
+  if (answer_of_test) {
+    const AskedProduct asked = {.m = d_layout->columns,
+                                .n = d_layout->rows,
+                                .k = k,
+                                .a = b_layout->type,
+                                .b = a_layout->type,
+                                .c = d_layout->type,
+                                .a_scales = description->b_mode,
+                                .b_scales = description->a_mode,
+                                .fast_accumulate = description->fast_accumulate != 0};
+    if (const cublasStatus_t status = answer_of_test(asked)) {
+      return refuse("refused by the test", status);
+    }
   }
   if (algorithm->data[3] == kRefusedAlgorithm) {
     return refuse("a suggestion that does not run");

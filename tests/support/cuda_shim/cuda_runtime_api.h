@@ -21,6 +21,7 @@ enum cudaError_t : int {
   cudaErrorInvalidDevice = 101,
   cudaErrorInvalidResourceHandle = 400,
   cudaErrorNotReady = 600,
+  cudaErrorIllegalAddress = 700,
   cudaErrorStreamCaptureUnsupported = 900,
 };
 enum cudaMemcpyKind : int {
@@ -113,6 +114,10 @@ void fail_next(const char* function, cudaError_t error);
 
 /// Allocations, streams and events that are not freed.
 long live_objects();
+
+/// Waiting for the GPU gives this error from now on, as after a kernel that went wrong;
+/// cudaSuccess: no longer.
+void break_gpu(cudaError_t error);
 
 /// GPUs from now on; at first one. Each thread has a current one, as with CUDA.
 void set_device_count(int count);

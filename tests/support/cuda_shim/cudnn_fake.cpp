@@ -18,8 +18,10 @@ constexpr int64_t kStep = 8;  // elements of two bytes that are read at once
 constexpr size_t kForwardWorkspace = 256;
 
 thread_local uint64_t plan_count = 0;
+thread_local uint64_t deterministic_count = 0;
 thread_local uint64_t run_count = 0;
 size_t backward_workspace = 4096;
+bool is_hidden = false;
 
 /// Empty, or why the library does not take the problem.
 std::string refusal(const SdpaProblem& problem) {
@@ -72,7 +74,13 @@ class FakePlan final : public ops::cuda::SdpaPlan {
  public:
   FakePlan(const SdpaProblem& problem, cudaStream_t stream) : problem_(problem), stream_(stream) {}
 
-  size_t workspace_bytes() const override { return problem_.backward ? bytes_ : kForwardWorkspace; }
+  /// The deterministic algorithm stores the gradients of all scores, as on sm_90.
+  size_t workspace_bytes() const override {
+    const ops::AttentionShape& shape = problem_.shape;
+    const int64_t scores = shape.batch * shape.heads * shape.query_length * shape.key_length;
+    const size_t more = shape.deterministic ? 2 * static_cast<size_t>(scores) : 0;
+    return problem_.backward ? bytes_ + more : kForwardWorkspace;
+  }
 
   void run(const SdpaPointers& p, void* workspace) override {
     insist(on_boundary(workspace, 256), "the workspace must be 256-byte aligned");
@@ -135,6 +143,7 @@ class FakeLibrary final : public ops::cuda::SdpaLibrary {
       return nullptr;
     }
     plan_count += 1;
+    deterministic_count += problem.backward && problem.shape.deterministic ? 1 : 0;
     return std::make_unique<FakePlan>(problem, stream_);
   }
 
@@ -147,15 +156,25 @@ class FakeLibrary final : public ops::cuda::SdpaLibrary {
 uint64_t shim::sdpa_plans() {
   return plan_count;
 }
+uint64_t shim::deterministic_sdpa_plans() {
+  return deterministic_count;
+}
 uint64_t shim::sdpa_runs() {
   return run_count;
+}
+void shim::hide_sdpa(bool hidden) {
+  is_hidden = hidden;
 }
 void shim::set_sdpa_workspace(size_t bytes) {
   backward_workspace = bytes;
 }
 
 std::unique_ptr<ops::cuda::SdpaLibrary> ops::cuda::make_sdpa_library(const CudaContext& context,
-                                                                     std::string& /*why_not*/) {
+                                                                     std::string& why_not) {
+  if (is_hidden) {
+    why_not = "cuDNN is hidden by the test";
+    return nullptr;
+  }
   return std::make_unique<FakeLibrary>(context.stream);
 }
 

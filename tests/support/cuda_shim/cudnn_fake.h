@@ -11,8 +11,14 @@ namespace fp8train::shim {
 /// Plans made, and calls that they ran, so far.
 uint64_t sdpa_plans();
 uint64_t sdpa_runs();
+/// Those of the plans that are for a deterministic backward pass.
+uint64_t deterministic_sdpa_plans();
 
-/// What backward plans made from now on say that they need.
+/// Whether there is no cuDNN for the devices that use attention first from now on.
+void hide_sdpa(bool hidden);
+
+/// What backward plans made from now on say that they need; deterministic ones say two bytes more
+/// for each score.
 void set_sdpa_workspace(size_t bytes);
 
 }  // namespace fp8train::shim

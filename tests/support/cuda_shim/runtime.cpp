@@ -34,6 +34,7 @@ namespace {
 thread_local cudaGraph_t captured = nullptr;  // while the stream is being captured
 std::atomic<int> device_count = 1;
 std::atomic<long> live_allocations = 0;
+std::atomic<cudaError_t> gpu_error = cudaSuccess;  // of waiting for the GPU
 thread_local int current_device = 0;
 
 /// Never destroyed: devices that are may be destroyed later.
@@ -129,6 +130,10 @@ namespace fp8train::shim {
 
 void set_capability(int value) {
   capability() = value;
+}
+
+void break_gpu(cudaError_t error) {
+  gpu_error = error;
 }
 
 bool capturing() {
@@ -303,7 +308,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   counted_calls().synchronizations += 1;
   synchronize(stream);
-  return outside_of_capture(cudaSuccess);
+  return outside_of_capture(gpu_error);
 }
 cudaError_t cudaStreamBeginCapture(cudaStream_t /*stream*/, cudaStreamCaptureMode /*mode*/) {
   if (captured != nullptr) {

@@ -1,0 +1,47 @@
+#pragma once
+// NVIDIA's libraries that the program does not link but opens when they are first needed, so that
+// it starts on machines without them. Folders are searched in this order:
+//
+//   1. those of LD_LIBRARY_PATH, and lib beside the program's folder (scripts/bundle.sh);
+//   2. NVIDIA's Python packages (nvidia/*/lib in site-packages) of VIRTUAL_ENV, of CONDA_PREFIX,
+//   and
+//      of the python3 on PATH (also pyenv's) with the user's own packages; and CONDA_PREFIX/lib;
+//   3. lib64 and lib of CUDA_HOME, CUDA_PATH and /usr/local/cuda;
+//   4. what the system's loader finds by name.
+//
+// Python is not started. A library that is opened stays open to the end of the program.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace fp8train {
+
+enum class CudaLibrary : uint8_t { cublaslt, cudnn, nccl, runtime };
+constexpr int kCudaLibraries = 4;
+
+/// A folder that may hold libraries.
+struct LibraryFolder {
+  std::string path;
+  std::string origin;  ///< what names it: "VIRTUAL_ENV", "python3 in /usr/bin", ...
+};
+/// Those of 1 to 3 that exist, by the environment as it is now.
+std::vector<LibraryFolder> library_folders();
+
+struct OpenedLibrary {
+  void* handle = nullptr;  ///< null: not found
+  std::string file;        ///< its path, or its name where the loader found it
+  std::string origin;      ///< of its folder
+  std::string why_not;     ///< where it was looked for and what to install, or why it does not load
+};
+
+/// Searches each time it is called.
+OpenedLibrary open_cuda_library(CudaLibrary library);
+/// Searches the first time. Any thread may call it.
+const OpenedLibrary& cuda_library(CudaLibrary library);
+
+/// A line or two for each library: its file and version, or where it was looked for. Opens them
+/// all.
+std::vector<std::string> describe_cuda_libraries();
+
+}  // namespace fp8train

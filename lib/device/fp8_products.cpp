@@ -1,0 +1,11 @@
+#include "device/fp8_products.h"
+
+namespace fp8train {
+
+const char* name_of(ScalePair pair) {
+  constexpr const char* kNames[kScalePairs] = {
+      "tensor", "row", "1x128 x 1x128", "1x128 x 128x128", "128x128 x 1x128", "1x32"};
+  return kNames[static_cast<size_t>(pair)];
+}
+
+}  // namespace fp8train

@@ -1,0 +1,89 @@
+// What a library that lacks some FP8 products leaves of a plan: the shim refuses single ones. Only
+// in the SHIM form.
+
+#include <catch2/catch.hpp>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "cublaslt_fake.h"
+#include "device/device.h"
+#include "nn/linear_product.h"
+#include "ops/scaled_gemm.h"
+#include "support/small_llama.h"
+
+namespace fp8train {
+namespace {
+
+/// For a layer of 256 x 256 on 256 tokens: which of fprop, dgrad and wgrad are dequantized.
+std::string dequantized(const DeviceTraits& traits, const std::string& plan) {
+  EngineSettings settings = test::small_llama(plan);
+  std::string found;
+  for (LinearPlan& linear : plan_linears(settings.plan, linear_sites(settings.model))) {
+    if (!linear.is_scaled()) {
+      continue;
+    }
+    linear.site.in_features = linear.site.out_features = 256;
+    const auto reasons = dequantized_because(traits, linear, 256);
+    found.clear();
+    for (size_t i = 0; i < reasons.size(); ++i) {
+      found += reasons[i].empty() ? "" : std::string(i == 0 ? "f" : i == 1 ? "d" : "w");
+    }
+  }
+  return found;
+}
+
+/// The traits of a device whose library refuses what `refused` says.
+template <typename Refused>
+DeviceTraits probed(const Refused& refused) {
+  shim::answer_products([refused](const shim::AskedProduct& asked) {
+    return refused(asked) ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
+  });
+  const std::unique_ptr<Device> device = make_device(DeviceKind::cuda);
+  ops::probe_scaled_gemm(*device);
+  shim::answer_products(nullptr);
+  return device->traits();
+}
+
+constexpr int32_t kWide = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+constexpr int32_t kNarrow = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
+
+TEST_CASE("a refused product that no plan uses costs no plan its FP8 products", "[cuda]") {
+  const DeviceTraits traits = probed([](const shim::AskedProduct& asked) {
+    const bool e5m2 = asked.a == CUDA_R_8F_E5M2 || asked.b == CUDA_R_8F_E5M2;
+    return asked.a_scales == kWide || (asked.a_scales == kNarrow && e5m2);
+  });
+  for (const char* plan : {"te-blockwise", "deepseek-v3", "torchao-rowwise", "te-current"}) {
+    CAPTURE(plan);
+    CHECK(dequantized(traits, plan).empty());
+  }
+}
+
+TEST_CASE("a refused product that a plan uses is dequantized, and no other", "[cuda]") {
+  const DeviceTraits no_wgrad = probed([](const shim::AskedProduct& asked) {
+    return asked.a_scales == kNarrow && asked.b_scales == kNarrow && asked.c == CUDA_R_32F;
+  });
+  CHECK(dequantized(no_wgrad, "te-blockwise") == "w");
+  const DeviceTraits no_bf16 = probed([](const shim::AskedProduct& asked) {
+    return asked.b_scales == kWide && asked.c == CUDA_R_16BF;
+  });
+  CHECK(dequantized(no_bf16, "te-blockwise") == "fd");
+}
+
+TEST_CASE("a plan whose products with one scale for each tensor are refused says so", "[cuda]") {
+  shim::answer_products([](const shim::AskedProduct& asked) {
+    const bool e5m2 = asked.a == CUDA_R_8F_E5M2 && asked.a_scales == 0;
+    return e5m2 ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
+  });
+  const std::unique_ptr<Device> device = make_device(DeviceKind::cuda);
+  ops::probe_scaled_gemm(*device);
+  shim::answer_products(nullptr);
+  CHECK_THROWS_WITH(Engine(*device, test::small_llama("te-current")),
+                    Catch::Contains("e5m2 x e4m3") && Catch::Contains("another plan"));
+  CHECK_NOTHROW(Engine(*device, test::small_llama("bf16")));
+}
+
+}  // namespace
+}  // namespace fp8train
