@@ -85,7 +85,8 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
                                    .used_rows = config_.vocab_size,
                                    .init_std = config_.initializer_range,
                                    .formats = head_formats(plan_, linear_plans_.back()),
-                                   .value_is_read = false});
+                                   .value_is_read = false,
+                                   .overwritten = true});
   }
   head_ = std::make_unique<Head>(Linear(linear_plans_.back(), head_weight, nullptr, scaling_),
                                  config_.vocab_size, options.head_chunk_rows, options.z_loss);
@@ -117,7 +118,8 @@ Linear Decoder::make_linear(const std::string& name, bool bias, float init_std) 
                                          .shape = {plan.site.out_features, plan.site.in_features},
                                          .init_std = init_std,
                                          .formats = formats_of(plan_, plan),
-                                         .value_is_read = false});
+                                         .value_is_read = false,
+                                         .overwritten = true});
     Parameter* offset = nullptr;
     if (bias) {
       offset = parameters_.add({.name = name + ".bias",

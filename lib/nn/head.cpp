@@ -32,6 +32,7 @@ void Head::loss(const StepContext& context, ConstView x, ConstView targets,
   const int64_t rows = x.shape.rows();
   ArenaScope scope(*context.scratch);
   const View losses = allocate(*context.scratch, DType::f32, {rows});
+  StepContext chunk_context = context;
   for (int64_t begin = 0; begin < rows; begin += chunk_rows_) {
     const int64_t count = std::min(chunk_rows_, rows - begin);
     ArenaScope chunk_scope(*context.scratch);
@@ -41,7 +42,7 @@ void Head::loss(const StepContext& context, ConstView x, ConstView targets,
     const View chunk_losses = rows_of(reshaped(losses, {rows, 1}), begin, count);
     const ConstView chunk_targets = rows_of(reshaped(targets, {rows, 1}), begin, count);
     Linear::Saved saved;
-    projection_.forward(context, rows_of(x, begin, count), chunk, saved);
+    projection_.forward(chunk_context, rows_of(x, begin, count), chunk, saved);
     ops::cross_entropy(context.stream, {.logits = chunk,
                                         .targets = reshaped(chunk_targets, {count}),
                                         .losses = reshaped(chunk_losses, {count}),
@@ -51,8 +52,9 @@ void Head::loss(const StepContext& context, ConstView x, ConstView targets,
                                         .z_loss = context.training ? z_loss_ : 0.0F,
                                         .vocabulary = vocabulary_});
     if (context.training) {
-      projection_.backward(context, chunk, rows_of(dx, begin, count), saved);
+      projection_.backward(chunk_context, chunk, rows_of(dx, begin, count), saved);
     }
+    chunk_context.overwrites_gradients = false;  // later chunks add
   }
   ops::accumulate_loss(context.stream, losses, targets, totals.sum, totals.count);
 }

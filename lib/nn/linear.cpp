@@ -170,7 +170,7 @@ void Linear::run_backward(const StepContext& context, const LinearOperands::Sour
                        .c = dx,
                        .fast_accumulate = plan_.dgrad.fast_accumulate});
   }
-  add_weight_gradient(context, operands.along_columns, saved);
+  make_weight_gradient(context, operands.along_columns, saved);
   if (bias_ != nullptr) {
     const int64_t rows = dy.plain.shape.rows();
     const View partial =
@@ -183,13 +183,14 @@ void Linear::run_backward(const StepContext& context, const LinearOperands::Sour
   }
 }
 
-void Linear::add_weight_gradient(const StepContext& context, const LinearOperand& dy,
-                                 const Saved& x) const {
+void Linear::make_weight_gradient(const StepContext& context, const LinearOperand& dy,
+                                  const Saved& x) const {
+  const bool add = !(context.overwrites_gradients && weight_->overwritten);
   if (!weight_->gradient.empty() && x.smoothing.empty()) {  // straight into the buffer
     multiply(context, {.a = dy,
                        .b = x.x,
                        .c = weight_->gradient,
-                       .beta = 1.0F,
+                       .beta = add ? 1.0F : 0.0F,
                        .fast_accumulate = plan_.wgrad.fast_accumulate});
     return;
   }
@@ -198,16 +199,16 @@ void Linear::add_weight_gradient(const StepContext& context, const LinearOperand
   multiply(context,
            {.a = dy, .b = x.x, .c = product, .fast_accumulate = plan_.wgrad.fast_accumulate});
   if (!x.smoothing.empty()) {
-    const bool add = !weight_->gradient.empty();
-    ops::divide_columns(context.stream, product, x.smoothing, add ? weight_->gradient : product,
-                        add);
-    if (add) {
+    const bool stored = weight_->gradient.empty();
+    ops::divide_columns(context.stream, product, x.smoothing, stored ? product : weight_->gradient,
+                        add && !stored);
+    if (!stored) {
       return;
     }
   }
   ops::store(context.stream, {.x = product,
                               .to = weight_->stored_gradient,
-                              .add = true,
+                              .add = add,
                               .automatic = weight_->scales_sum ? nullptr : weight_->automatic});
 }
 
