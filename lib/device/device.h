@@ -29,6 +29,8 @@ struct DeviceTraits {
   bool row_scaled_gemm = true;
   bool block_scaled_gemm = true;  ///< 1x128 and 128x128
   bool mx_scaled_gemm = true;     ///< 1x32
+  /// Bytes of memory of a GPU; 0: not a GPU, or not known.
+  size_t memory = 0;
   /// Bytes that the device itself holds for library calls, from its start.
   size_t library_workspace = 0;
 

@@ -88,8 +88,11 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
                                    .value_is_read = false,
                                    .overwritten = true});
   }
+  const int64_t chunk_rows = options.head_chunk_rows > 0
+                                 ? options.head_chunk_rows
+                                 : head_chunk_rows(device.traits().memory, rows, plan_.activation);
   head_ = std::make_unique<Head>(Linear(linear_plans_.back(), head_weight, nullptr, scaling_),
-                                 config_.vocab_size, options.head_chunk_rows, options.z_loss);
+                                 config_.vocab_size, chunk_rows, options.z_loss);
   allocate(options);
 }
 

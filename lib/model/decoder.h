@@ -25,7 +25,7 @@ struct DecoderOptions {
   std::function<StoreLayout(const ParameterStore&)> layout;
   Recompute recompute = Recompute::none;
   float z_loss = 0.0F;
-  int64_t head_chunk_rows = 0;
+  int64_t head_chunk_rows = 0;  ///< 0: as head_chunk_rows() says
   bool gradients = true;  ///< false: forward only, nothing is allocated for backward
 };
 

@@ -1,6 +1,7 @@
 #include "nn/head.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "ops/cross_entropy.h"
 
@@ -8,23 +9,26 @@ namespace fp8train {
 namespace {
 
 constexpr int64_t kChunkElements = int64_t{32} << 20;
+constexpr size_t kMemoryShare = 128;
 constexpr int64_t kRowMultiple = 16;
 
-int64_t default_chunk_rows(int64_t padded_vocabulary) {
-  return std::max(kRowMultiple, kChunkElements / padded_vocabulary / kRowMultiple * kRowMultiple);
-}
-
 }  // namespace
+
+int64_t head_chunk_rows(size_t device_memory, int64_t padded_vocabulary, DType logits) {
+  if (device_memory == 0) {
+    return std::max(kRowMultiple,
+                    kChunkElements / padded_vocabulary / kRowMultiple * kRowMultiple);
+  }
+  const size_t row = static_cast<size_t>(padded_vocabulary) * size_of(logits);
+  const uint64_t rows = std::bit_floor(uint64_t{device_memory / kMemoryShare / row});
+  return std::max(kRowMultiple, static_cast<int64_t>(rows));
+}
 
 Head::Head(Linear projection, int64_t vocabulary, int64_t chunk_rows, float z_loss)
     : projection_(std::move(projection)),
       vocabulary_(vocabulary),
       chunk_rows_(chunk_rows),
-      z_loss_(z_loss) {
-  if (chunk_rows_ == 0) {
-    chunk_rows_ = default_chunk_rows(padded_vocabulary());
-  }
-}
+      z_loss_(z_loss) {}
 
 void Head::loss(const StepContext& context, ConstView x, ConstView targets,
                 const LossTotals& totals, View dx, const float* loss_scale,

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/philox.h"
+#include "device/cuda/cuda_device.h"
 
 using namespace fp8train;
 
@@ -129,6 +130,23 @@ TEST_CASE("the plan of scratch holds operands that a device has to dequantize") 
   traits.block_scaled_gemm = false;
   // At least the bf16 copies of one operand pair of the widest layer, [64, 32] and [32, 32].
   CHECK(scratch() >= native + 6000);
+}
+
+TEST_CASE("the plan follows the rows of logits that a GPU's memory allows") {
+  constexpr int64_t kVocabulary = 128256;
+  EngineSettings settings = test::small_llama("bf16");
+  settings.model.vocab_size = kVocabulary;
+  settings.model.max_position_embeddings = 8192;
+  settings.seq_length = 8192;
+  settings.micro_batch_size = 1;
+  const RehearsedStep few = rehearse_step(settings, cuda_traits(90));
+  const RehearsedStep many = rehearse_step(settings, cuda_traits(90, size_t{139} << 30));
+  CHECK(many.plan.scratch_bytes - few.plan.scratch_bytes ==
+        static_cast<size_t>(kVocabulary * (4096 - 256) * 2));
+  // The weight in bf16, read twice, and its fp32 gradient, read and written, in 30 chunks less.
+  const double saved = static_cast<double>(kVocabulary * settings.model.hidden_size) * 30 * 12;
+  CHECK(few.work.bytes - many.work.bytes == Approx(saved));
+  CHECK(few.work.gemm_flops == many.work.gemm_flops);
 }
 
 TEST_CASE("FP8 rows keep codes instead of activations for backward") {
