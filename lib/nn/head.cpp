@@ -16,8 +16,7 @@ constexpr int64_t kRowMultiple = 16;
 
 int64_t head_chunk_rows(size_t device_memory, int64_t padded_vocabulary, DType logits) {
   if (device_memory == 0) {
-    return std::max(kRowMultiple,
-                    kChunkElements / padded_vocabulary / kRowMultiple * kRowMultiple);
+    return std::max(kRowMultiple, kChunkElements / padded_vocabulary / kRowMultiple * kRowMultiple);
   }
   const size_t row = static_cast<size_t>(padded_vocabulary) * size_of(logits);
   const uint64_t rows = std::bit_floor(uint64_t{device_memory / kMemoryShare / row});
