@@ -208,6 +208,13 @@ void Decoder::fill_rotary_tables() {
   rotary_ = {cosines_, sines_};
 }
 
+/// Each pass begins with it.
+StepContext Decoder::begin_pass(StepContext context) const {
+  scaling_.begin_pass(context.stream);
+  context.amax_is_clear = true;
+  return context;
+}
+
 View Decoder::embed(const StepContext& context, ConstView tokens, int64_t first_position,
                     Arena& arena) {
   use(context, 0, 1);
@@ -240,9 +247,10 @@ View Decoder::run_blocks(const StepContext& context, View x, int64_t batch,
   return x;
 }
 
-void Decoder::evaluate(const StepContext& context, ConstView tokens, ConstView targets,
+void Decoder::evaluate(const StepContext& step, ConstView tokens, ConstView targets,
                        const LossTotals& totals) {
-  check(!context.training, "evaluation keeps nothing for backward");
+  check(!step.training, "evaluation keeps nothing for backward");
+  const StepContext context = begin_pass(step);
   ArenaScope scope(*context.scratch);
   const View embedded = embed(context, tokens, 0, *context.scratch);
   const View last = run_blocks(context, embedded, tokens.shape[0], nullptr);
@@ -253,9 +261,10 @@ void Decoder::evaluate(const StepContext& context, ConstView tokens, ConstView t
   head_->loss(context, normed, reshaped(targets, {targets.count()}), totals, {}, nullptr, 0.0F);
 }
 
-View Decoder::next_token_logits(const StepContext& context, ConstView tokens,
+View Decoder::next_token_logits(const StepContext& step, ConstView tokens,
                                 std::vector<KvCache>& caches) {
-  check(!context.training && caches.size() == blocks_.size(), "one cache per layer");
+  check(!step.training && caches.size() == blocks_.size(), "one cache per layer");
+  const StepContext context = begin_pass(step);
   const int64_t batch = tokens.shape[0];
   const int64_t length = tokens.shape.back();
   check(batch == 1, "generation runs one sequence at a time");

@@ -55,6 +55,9 @@ struct StepContext {
   bool training = true;             ///< keep what backward needs and record amax values
   bool first_window = false;        ///< delayed scaling with current_at_first acts as current
   bool collect_statistics = false;  ///< fill the slots' statistics and samples
+  /// ScalingState::begin_pass() has been, and the pass casts each tensor once (or again to the same
+  /// bits): amax values are combined into slots with `begins_at_zero`.
+  bool amax_is_clear = false;
   /// The first micro-batch of a step: gradients with Parameter::overwritten hold anything and are
   /// overwritten. All others are added to.
   bool overwrites_gradients = false;

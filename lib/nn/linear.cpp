@@ -39,11 +39,11 @@ Linear::Linear(const LinearPlan& plan, Parameter* weight, Parameter* bias, Scali
     : plan_(plan),
       weight_(weight),
       bias_(bias),
-      x_(scaling, plan.site.name, {"x", plan.fprop.a, plan.fprop.b},
-         {"x.wgrad", plan.wgrad.b, plan.wgrad.a}),
+      x_(scaling, plan.site.name, {"x", plan.fprop.a, plan.fprop.b, true},
+         {"x.wgrad", plan.wgrad.b, plan.wgrad.a, true}),
       w_(scaling, plan.site.name, weight_of_fprop(plan), {"w.dgrad", plan.dgrad.b, plan.dgrad.a}),
-      dy_(scaling, plan.site.name, {"dy", plan.dgrad.a, plan.dgrad.b},
-          {"dy.wgrad", plan.wgrad.a, plan.wgrad.b}) {
+      dy_(scaling, plan.site.name, {"dy", plan.dgrad.a, plan.dgrad.b, true},
+          {"dy.wgrad", plan.wgrad.a, plan.wgrad.b, true}) {
   if (smooths(plan)) {
     const TensorFormat unused = plain(plan.activation);
     smoothed_w_.emplace(scaling, plan.site.name,
@@ -87,7 +87,9 @@ Linear::Input Linear::place(const StepContext& context, const LinearOperands& op
   }
   const ScalingSlot& slot = *input.slot;
   if (!writes_codes_at_once(context, slot)) {
-    ops::fill(context.stream, {slot.amax, DType::f32, {1}}, 0.0F);
+    if (!LinearOperands::amax_is_clear(context, slot)) {
+      ops::fill(context.stream, {slot.amax, DType::f32, {1}}, 0.0F);
+    }
     input.cast.amax = slot.amax;
     return input;
   }

@@ -149,6 +149,26 @@ TEST_CASE("the plan follows the rows of logits that a GPU's memory allows") {
   CHECK(few.work.gemm_flops == many.work.gemm_flops);
 }
 
+TEST_CASE("a layer of a micro-batch takes so many operations") {
+  const auto operations = [](const std::string& plan, int64_t layers, int64_t passes) {
+    EngineSettings settings = test::small_llama(plan, passes);
+    settings.model.num_hidden_layers = layers;
+    return static_cast<int64_t>(rehearse_step(settings, cuda_traits(90)).work.operations);
+  };
+  const auto of_layer = [&](const std::string& plan) {
+    return operations(plan, 3, 3) - operations(plan, 3, 2) - operations(plan, 2, 3) +
+           operations(plan, 2, 2);
+  };
+  // Forward: norm, qkv, rope, attention, output, add, norm, up, SwiGLU, down, add. Backward: two
+  // products for each linear, two norms, SwiGLU, attention, rope.
+  CHECK(of_layer("bf16") == 11 + 13);
+  // Casts that no operation before them makes: the attended values, dy of down, output and qkv.
+  CHECK(of_layer("te-delayed") == 24 + 4);
+  // A cast of each x and dy; the amax of those that no operation before them finds. Nothing that
+  // clears an amax or finds a scale.
+  CHECK(of_layer("te-current") == 24 + 8 + 4);
+}
+
 TEST_CASE("FP8 rows keep codes instead of activations for backward") {
   const StepPlan bf16 = rehearse_step(test::small_llama("bf16"), {}).plan;
   const StepPlan fp8 = rehearse_step(test::small_llama("te-delayed"), {}).plan;
@@ -238,8 +258,39 @@ TEST_CASE("accumulated micro-batches are one larger batch") {
   CHECK(parts.engine.optimizer().report().gradient_norm == Approx(norm).epsilon(1e-5));
 }
 
+TEST_CASE("amax values of evaluations and earlier passes change no bit") {
+  const std::string plan = GENERATE("te-current", "torchao-tensorwise", "te-delayed");
+  CAPTURE(plan);
+  EngineSettings settings = test::small_llama(plan, 2);
+  settings.decoder.head_chunk_rows = 16;
+  settings.plan.exemptions.head = false;
+  Trained alone(settings);
+  Trained evaluated(settings);
+  const auto evaluate = [&](Trained& run, uint64_t batch) {
+    run.engine.begin_evaluation();
+    run.engine.evaluate(test::random_batch(batch));
+    return run.engine.evaluation_loss().mean;
+  };
+  for (int i = 0; i < 3; ++i) {
+    alone.train(1);
+    evaluated.train(1);
+    const double loss = evaluate(evaluated, 7);
+    for (const auto& slot : evaluated.engine.model().scaling().slots()) {
+      if (slot->begins_at_zero) {
+        *slot->amax = 1e6F;
+      }
+    }
+    CHECK(evaluate(evaluated, 7) == loss);
+  }
+  CHECK(same_bits(alone.weights(), evaluated.weights()));
+}
+
 TEST_CASE("statistics count every cast of the step") {
-  Trained run(test::small_llama("te-current"));
+  EngineSettings settings = test::small_llama("te-current");
+  settings.plan.exemptions.head = GENERATE(true, false);
+  settings.decoder.head_chunk_rows = 16;  // the last of four is what the head's slots are of
+  settings.micro_batch_size = 4;
+  Trained run(settings);
   run.train(2, true);
   for (const SlotReport& report : run.engine.model().scaling().report()) {
     CAPTURE(report.slot->layer, report.slot->role);
