@@ -179,7 +179,7 @@ std::vector<Field> training_fields() {
       number("training.z_loss", training(&TrainingSettings::z_loss), at_least(0),
              "Weight of the squared log of the softmax's normalizer in the loss"),
       integer("training.head_chunk_rows", training(&TrainingSettings::head_chunk_rows), at_least(0),
-              "Rows of logits alive at a time; 0: chosen from the vocabulary"),
+              "Rows of logits alive at a time; 0: chosen from the vocabulary and the GPU's memory"),
       make("training.max_time", "a duration such as 3h50m",
            "Save and stop with exit code 75 after this time",
            training(&TrainingSettings::max_time_seconds), read_duration,

@@ -34,7 +34,7 @@ struct TrainingSettings {
   int64_t global_batch_size = 0;
   uint64_t seed = 1;
   double z_loss = 0.0;
-  int64_t head_chunk_rows = 0;  ///< rows of logits alive at a time; 0: chosen from the vocabulary
+  int64_t head_chunk_rows = 0;  ///< rows of logits alive at a time; 0: by the device (nn/head.h)
   double max_time_seconds = 0;  ///< 0: no limit; else save and stop with exit code 75
   std::string non_finite = "skip";  ///< skip | stop: a step whose gradient norm is not finite
   int64_t max_consecutive_skips = 10;

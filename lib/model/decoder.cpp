@@ -85,10 +85,14 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
                                    .used_rows = config_.vocab_size,
                                    .init_std = config_.initializer_range,
                                    .formats = head_formats(plan_, linear_plans_.back()),
-                                   .value_is_read = false});
+                                   .value_is_read = false,
+                                   .overwritten = true});
   }
+  const int64_t chunk_rows = options.head_chunk_rows > 0
+                                 ? options.head_chunk_rows
+                                 : head_chunk_rows(device.traits().memory, rows, plan_.activation);
   head_ = std::make_unique<Head>(Linear(linear_plans_.back(), head_weight, nullptr, scaling_),
-                                 config_.vocab_size, options.head_chunk_rows, options.z_loss);
+                                 config_.vocab_size, chunk_rows, options.z_loss);
   allocate(options);
 }
 
@@ -117,7 +121,8 @@ Linear Decoder::make_linear(const std::string& name, bool bias, float init_std) 
                                          .shape = {plan.site.out_features, plan.site.in_features},
                                          .init_std = init_std,
                                          .formats = formats_of(plan_, plan),
-                                         .value_is_read = false});
+                                         .value_is_read = false,
+                                         .overwritten = true});
     Parameter* offset = nullptr;
     if (bias) {
       offset = parameters_.add({.name = name + ".bias",
@@ -203,6 +208,13 @@ void Decoder::fill_rotary_tables() {
   rotary_ = {cosines_, sines_};
 }
 
+/// Each pass begins with it.
+StepContext Decoder::begin_pass(StepContext context) const {
+  scaling_.begin_pass(context.stream);
+  context.amax_is_clear = true;
+  return context;
+}
+
 View Decoder::embed(const StepContext& context, ConstView tokens, int64_t first_position,
                     Arena& arena) {
   use(context, 0, 1);
@@ -235,9 +247,10 @@ View Decoder::run_blocks(const StepContext& context, View x, int64_t batch,
   return x;
 }
 
-void Decoder::evaluate(const StepContext& context, ConstView tokens, ConstView targets,
+void Decoder::evaluate(const StepContext& step, ConstView tokens, ConstView targets,
                        const LossTotals& totals) {
-  check(!context.training, "evaluation keeps nothing for backward");
+  check(!step.training, "evaluation keeps nothing for backward");
+  const StepContext context = begin_pass(step);
   ArenaScope scope(*context.scratch);
   const View embedded = embed(context, tokens, 0, *context.scratch);
   const View last = run_blocks(context, embedded, tokens.shape[0], nullptr);
@@ -248,9 +261,10 @@ void Decoder::evaluate(const StepContext& context, ConstView tokens, ConstView t
   head_->loss(context, normed, reshaped(targets, {targets.count()}), totals, {}, nullptr, 0.0F);
 }
 
-View Decoder::next_token_logits(const StepContext& context, ConstView tokens,
+View Decoder::next_token_logits(const StepContext& step, ConstView tokens,
                                 std::vector<KvCache>& caches) {
-  check(!context.training && caches.size() == blocks_.size(), "one cache per layer");
+  check(!step.training && caches.size() == blocks_.size(), "one cache per layer");
+  const StepContext context = begin_pass(step);
   const int64_t batch = tokens.shape[0];
   const int64_t length = tokens.shape.back();
   check(batch == 1, "generation runs one sequence at a time");

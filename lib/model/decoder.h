@@ -25,8 +25,8 @@ struct DecoderOptions {
   std::function<StoreLayout(const ParameterStore&)> layout;
   Recompute recompute = Recompute::none;
   float z_loss = 0.0F;
-  int64_t head_chunk_rows = 0;
-  bool gradients = true;  ///< false: forward only, nothing is allocated for backward
+  int64_t head_chunk_rows = 0;  ///< 0: as head_chunk_rows() says
+  bool gradients = true;        ///< false: forward only, nothing is allocated for backward
 };
 
 /// The linear layers of a model in order of execution; the head is last.
@@ -60,20 +60,20 @@ class Decoder {
 
   /// Forward, loss and backward of one micro-batch: adds to the totals and to the gradients.
   /// tokens, targets: int32 [B, T]. Gradients are scaled by *loss_scale * gradient_factor.
-  void train_micro_batch(const StepContext& context, ConstView tokens, ConstView targets,
+  void train_micro_batch(const StepContext& step, ConstView tokens, ConstView targets,
                          const LossTotals& totals, const float* loss_scale, float gradient_factor);
 
   /// Adds the loss of one batch to the totals.
-  void evaluate(const StepContext& context, ConstView tokens, ConstView targets,
+  void evaluate(const StepContext& step, ConstView tokens, ConstView targets,
                 const LossTotals& totals);
 
   /// Logits of the last position, [B, padded vocabulary] in the activation type, after appending
   /// tokens [B, T] to the caches (one per layer). The view is valid until the scratch arena is
   /// released.
-  View next_token_logits(const StepContext& context, ConstView tokens,
-                         std::vector<KvCache>& caches);
+  View next_token_logits(const StepContext& step, ConstView tokens, std::vector<KvCache>& caches);
 
  private:
+  StepContext begin_pass(StepContext context) const;
   void make_parts(const StepContext& context);
   /// Before a pass reads a unit's parameters; `next`: the unit after it.
   void use(const StepContext& context, size_t unit, size_t next);

@@ -6,9 +6,10 @@
 
 namespace fp8train {
 
-void Decoder::train_micro_batch(const StepContext& context, ConstView tokens, ConstView targets,
+void Decoder::train_micro_batch(const StepContext& step, ConstView tokens, ConstView targets,
                                 const LossTotals& totals, const float* loss_scale,
                                 float gradient_factor) {
+  const StepContext context = begin_pass(step);
   ArenaScope saved_scope(*context.saved);
   ArenaScope scratch_scope(*context.scratch);
   const int64_t batch = tokens.shape[0];

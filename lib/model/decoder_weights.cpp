@@ -81,7 +81,7 @@ void Decoder::use(const StepContext& context, size_t unit, size_t next) {
 
 void Decoder::begin_gradients(const StepContext& context, size_t unit) const {
   if (context.gatherer != nullptr) {
-    context.gatherer->begin_gradients(unit);
+    context.gatherer->begin_gradients(unit, context.overwrites_gradients);
   }
 }
 

@@ -37,6 +37,14 @@ ops::HeadsView Attention::slice(const View& projected, int64_t first_head, int64
           .length_capacity = length};
 }
 
+void Attention::rotate(const StepContext& context, const ops::HeadsView& q, int64_t batch,
+                       int64_t length, int64_t position, bool inverse) const {
+  if (!rotary_->cosines.empty()) {
+    ops::rope(context.stream, q, batch, length, dimensions_.heads + dimensions_.kv_heads,
+              dimensions_.head_dim, rotary_->cosines, rotary_->sines, position, inverse);
+  }
+}
+
 void Attention::normalize_heads(const StepContext& context, const View& projected,
                                 Saved& saved) const {
   const int64_t rows = projected.shape.rows();
@@ -69,12 +77,7 @@ void Attention::forward(const StepContext& context, const Linear::Input& x, View
   const ops::HeadsView q = slice(saved.projected, 0, length);
   ops::HeadsView k = slice(saved.projected, heads, length);
   ops::HeadsView v = slice(saved.projected, heads + kv_heads, length);
-  if (!rotary_->cosines.empty()) {
-    for (const auto& [view, count] : {std::pair{q, heads}, std::pair{k, kv_heads}}) {
-      ops::rope(context.stream, view, batch, length, count, head_dim, rotary_->cosines,
-                rotary_->sines, past, false);
-    }
-  }
+  rotate(context, q, batch, length, past, false);
   if (cache != nullptr) {
     check(past + length <= cache->capacity, "the KV cache is full");
     const int64_t width = kv_heads * head_dim;
@@ -114,12 +117,7 @@ void Attention::backward(const StepContext& context, ConstView dy, View dx, int6
     ops::attention_backward(context.stream, attention, q, k, v, out, saved.log_sum_exp, dout, dq,
                             dk, dv, allocate(*context.scratch, DType::f32, {scratch}));
   }
-  for (const auto& [view, count] : {std::pair{dq, heads}, std::pair{dk, kv_heads}}) {
-    if (!rotary_->cosines.empty()) {
-      ops::rope(context.stream, view, batch, length, count, head_dim, rotary_->cosines,
-                rotary_->sines, 0, true);
-    }
-  }
+  rotate(context, dq, batch, length, 0, true);
   if (q_norm_ != nullptr) {
     const View partial =
         allocate(*context.scratch, DType::f32, {ops::norm_partial_rows(rows), head_dim});

@@ -57,6 +57,9 @@ class Attention {
  private:
   ops::AttentionShape shape(int64_t batch, int64_t queries, int64_t keys) const;
   ops::HeadsView slice(const View& projected, int64_t first_head, int64_t length) const;
+  /// The heads of q, and those of k, which follow them in each row.
+  void rotate(const StepContext& context, const ops::HeadsView& q, int64_t batch, int64_t length,
+              int64_t position, bool inverse) const;
   void normalize_heads(const StepContext& context, const View& projected, Saved& saved) const;
 
   Dimensions dimensions_;

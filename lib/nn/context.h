@@ -43,8 +43,8 @@ class ParameterGatherer {
   virtual Gathered gather(size_t unit, size_t next) = 0;
   /// Magnitudes become the largest of all ranks, NaN being larger than all. fp32
   virtual void combine_amax(const View& amax) = 0;
-  /// Before a backward pass adds to the gradients of a unit.
-  virtual void begin_gradients(size_t unit) = 0;
+  /// Before a backward pass writes the gradients of a unit. `overwrites`: as in StepContext.
+  virtual void begin_gradients(size_t unit, bool overwrites) = 0;
 };
 
 struct StepContext {
@@ -56,6 +56,12 @@ struct StepContext {
   bool first_window = false;        ///< delayed scaling with current_at_first acts as current
   bool collect_statistics = false;  ///< fill the slots' statistics and samples
   bool deterministic = false;       ///< as AttentionShape::deterministic; all else always is
+  /// ScalingState::begin_pass() has been, and the pass casts each tensor once (or again to the same
+  /// bits): amax values are combined into slots with `begins_at_zero`.
+  bool amax_is_clear = false;
+  /// The first micro-batch of a step: gradients with Parameter::overwritten hold anything and are
+  /// overwritten. All others are added to.
+  bool overwrites_gradients = false;
   GradientListener* listener = nullptr;
   ParameterGatherer* gatherer = nullptr;  ///< null: all values are where layers read them
 };

@@ -1,6 +1,7 @@
 #include "nn/head.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "ops/cross_entropy.h"
 
@@ -8,23 +9,25 @@ namespace fp8train {
 namespace {
 
 constexpr int64_t kChunkElements = int64_t{32} << 20;
+constexpr size_t kMemoryShare = 128;
 constexpr int64_t kRowMultiple = 16;
 
-int64_t default_chunk_rows(int64_t padded_vocabulary) {
-  return std::max(kRowMultiple, kChunkElements / padded_vocabulary / kRowMultiple * kRowMultiple);
-}
-
 }  // namespace
+
+int64_t head_chunk_rows(size_t device_memory, int64_t padded_vocabulary, DType logits) {
+  if (device_memory == 0) {
+    return std::max(kRowMultiple, kChunkElements / padded_vocabulary / kRowMultiple * kRowMultiple);
+  }
+  const size_t row = static_cast<size_t>(padded_vocabulary) * size_of(logits);
+  const uint64_t rows = std::bit_floor(uint64_t{device_memory / kMemoryShare / row});
+  return std::max(kRowMultiple, static_cast<int64_t>(rows));
+}
 
 Head::Head(Linear projection, int64_t vocabulary, int64_t chunk_rows, float z_loss)
     : projection_(std::move(projection)),
       vocabulary_(vocabulary),
       chunk_rows_(chunk_rows),
-      z_loss_(z_loss) {
-  if (chunk_rows_ == 0) {
-    chunk_rows_ = default_chunk_rows(padded_vocabulary());
-  }
-}
+      z_loss_(z_loss) {}
 
 void Head::loss(const StepContext& context, ConstView x, ConstView targets,
                 const LossTotals& totals, View dx, const float* loss_scale,
@@ -32,6 +35,8 @@ void Head::loss(const StepContext& context, ConstView x, ConstView targets,
   const int64_t rows = x.shape.rows();
   ArenaScope scope(*context.scratch);
   const View losses = allocate(*context.scratch, DType::f32, {rows});
+  StepContext chunk_context = context;
+  chunk_context.amax_is_clear = false;  // each chunk has an amax of its own
   for (int64_t begin = 0; begin < rows; begin += chunk_rows_) {
     const int64_t count = std::min(chunk_rows_, rows - begin);
     ArenaScope chunk_scope(*context.scratch);
@@ -41,7 +46,7 @@ void Head::loss(const StepContext& context, ConstView x, ConstView targets,
     const View chunk_losses = rows_of(reshaped(losses, {rows, 1}), begin, count);
     const ConstView chunk_targets = rows_of(reshaped(targets, {rows, 1}), begin, count);
     Linear::Saved saved;
-    projection_.forward(context, rows_of(x, begin, count), chunk, saved);
+    projection_.forward(chunk_context, rows_of(x, begin, count), chunk, saved);
     ops::cross_entropy(context.stream, {.logits = chunk,
                                         .targets = reshaped(chunk_targets, {count}),
                                         .losses = reshaped(chunk_losses, {count}),
@@ -51,8 +56,9 @@ void Head::loss(const StepContext& context, ConstView x, ConstView targets,
                                         .z_loss = context.training ? z_loss_ : 0.0F,
                                         .vocabulary = vocabulary_});
     if (context.training) {
-      projection_.backward(context, chunk, rows_of(dx, begin, count), saved);
+      projection_.backward(chunk_context, chunk, rows_of(dx, begin, count), saved);
     }
+    chunk_context.overwrites_gradients = false;  // later chunks add
   }
   ops::accumulate_loss(context.stream, losses, targets, totals.sum, totals.count);
 }

@@ -1,7 +1,9 @@
 #pragma once
 // The output head with its loss. Logits exist for one chunk of rows at a time: forward, soft-max
 // cross-entropy, dgrad and wgrad of a chunk run before the next chunk, so the full logits never
-// exist.
+// exist. Each chunk reads the weight twice and its fp32 gradient once, and wgrad contracts the rows
+// of a chunk: on a GPU chunks are as large as its memory allows. Another number of rows in a chunk
+// is another order of wgrad's sum over rows, and gives the weight's gradient other bits.
 
 #include <cstdint>
 
@@ -15,9 +17,15 @@ struct LossTotals {
   int64_t* count;  ///< += number of targets
 };
 
+/// Rows of logits that exist at a time where no setting says how many. On a GPU the largest power
+/// of two whose logits take at most 1/128 of its memory (4096 for bf16, 128256 tokens and an H200);
+/// elsewhere the largest multiple of 16 whose logits have at most 32 Mi elements. 16 or more: a
+/// function of the device's memory (DeviceTraits::memory) and the model alone.
+int64_t head_chunk_rows(size_t device_memory, int64_t padded_vocabulary, DType logits);
+
 class Head {
  public:
-  /// `chunk_rows` 0: chosen so that a chunk of logits has about 8 M elements.
+  /// `chunk_rows`: 1 or more.
   Head(Linear projection, int64_t vocabulary, int64_t chunk_rows, float z_loss);
 
   Linear& projection() { return projection_; }

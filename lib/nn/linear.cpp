@@ -39,11 +39,11 @@ Linear::Linear(const LinearPlan& plan, Parameter* weight, Parameter* bias, Scali
     : plan_(plan),
       weight_(weight),
       bias_(bias),
-      x_(scaling, plan.site.name, {"x", plan.fprop.a, plan.fprop.b},
-         {"x.wgrad", plan.wgrad.b, plan.wgrad.a}),
+      x_(scaling, plan.site.name, {"x", plan.fprop.a, plan.fprop.b, true},
+         {"x.wgrad", plan.wgrad.b, plan.wgrad.a, true}),
       w_(scaling, plan.site.name, weight_of_fprop(plan), {"w.dgrad", plan.dgrad.b, plan.dgrad.a}),
-      dy_(scaling, plan.site.name, {"dy", plan.dgrad.a, plan.dgrad.b},
-          {"dy.wgrad", plan.wgrad.a, plan.wgrad.b}) {
+      dy_(scaling, plan.site.name, {"dy", plan.dgrad.a, plan.dgrad.b, true},
+          {"dy.wgrad", plan.wgrad.a, plan.wgrad.b, true}) {
   if (smooths(plan)) {
     const TensorFormat unused = plain(plan.activation);
     smoothed_w_.emplace(scaling, plan.site.name,
@@ -87,7 +87,9 @@ Linear::Input Linear::place(const StepContext& context, const LinearOperands& op
   }
   const ScalingSlot& slot = *input.slot;
   if (!writes_codes_at_once(context, slot)) {
-    ops::fill(context.stream, {slot.amax, DType::f32, {1}}, 0.0F);
+    if (!LinearOperands::amax_is_clear(context, slot)) {
+      ops::fill(context.stream, {slot.amax, DType::f32, {1}}, 0.0F);
+    }
     input.cast.amax = slot.amax;
     return input;
   }
@@ -170,7 +172,7 @@ void Linear::run_backward(const StepContext& context, const LinearOperands::Sour
                        .c = dx,
                        .fast_accumulate = plan_.dgrad.fast_accumulate});
   }
-  add_weight_gradient(context, operands.along_columns, saved);
+  make_weight_gradient(context, operands.along_columns, saved);
   if (bias_ != nullptr) {
     const int64_t rows = dy.plain.shape.rows();
     const View partial =
@@ -183,13 +185,14 @@ void Linear::run_backward(const StepContext& context, const LinearOperands::Sour
   }
 }
 
-void Linear::add_weight_gradient(const StepContext& context, const LinearOperand& dy,
-                                 const Saved& x) const {
+void Linear::make_weight_gradient(const StepContext& context, const LinearOperand& dy,
+                                  const Saved& x) const {
+  const bool add = !(context.overwrites_gradients && weight_->overwritten);
   if (!weight_->gradient.empty() && x.smoothing.empty()) {  // straight into the buffer
     multiply(context, {.a = dy,
                        .b = x.x,
                        .c = weight_->gradient,
-                       .beta = 1.0F,
+                       .beta = add ? 1.0F : 0.0F,
                        .fast_accumulate = plan_.wgrad.fast_accumulate});
     return;
   }
@@ -198,16 +201,16 @@ void Linear::add_weight_gradient(const StepContext& context, const LinearOperand
   multiply(context,
            {.a = dy, .b = x.x, .c = product, .fast_accumulate = plan_.wgrad.fast_accumulate});
   if (!x.smoothing.empty()) {
-    const bool add = !weight_->gradient.empty();
-    ops::divide_columns(context.stream, product, x.smoothing, add ? weight_->gradient : product,
-                        add);
-    if (add) {
+    const bool stored = weight_->gradient.empty();
+    ops::divide_columns(context.stream, product, x.smoothing, stored ? product : weight_->gradient,
+                        add && !stored);
+    if (!stored) {
       return;
     }
   }
   ops::store(context.stream, {.x = product,
                               .to = weight_->stored_gradient,
-                              .add = true,
+                              .add = add,
                               .automatic = weight_->scales_sum ? nullptr : weight_->automatic});
 }
 

@@ -81,7 +81,8 @@ class Linear {
   void forward(const StepContext& context, ConstView x, View y, Saved& saved) const;
   void forward(const StepContext& context, const Input& x, View y, Saved& saved) const;
 
-  /// Adds to the gradients of weight and bias; dx (when not empty) is overwritten.
+  /// Adds to the gradients of weight and bias, or overwrites the weight's
+  /// (StepContext::overwrites_gradients); dx (when not empty) is overwritten.
   void backward(const StepContext& context, ConstView dy, View dx, const Saved& saved) const;
   void backward(const StepContext& context, const Input& dy, View dx, const Saved& saved) const;
 
@@ -102,9 +103,9 @@ class Linear {
   LinearOperand smoothed_weight(const StepContext& context, ConstView smoothing) const;
   /// The weight's value in fp32: as it is, or read into scratch.
   View weight_value(const StepContext& context) const;
-  /// dW[N, K] += dy^T x.
-  void add_weight_gradient(const StepContext& context, const LinearOperand& dy,
-                           const Saved& x) const;
+  /// dW[N, K] (+)= dy^T x.
+  void make_weight_gradient(const StepContext& context, const LinearOperand& dy,
+                            const Saved& x) const;
   /// Throws DeviceError where the device cannot compute the plan's products.
   void check_device(const DeviceTraits& traits) const;
   void offer_weight_cast();

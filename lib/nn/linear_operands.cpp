@@ -79,11 +79,13 @@ LinearOperands::LinearOperands(ScalingState& scaling, const std::string& layer,
           "a scale for each granule follows from the granule itself");
   }
   if (along_rows.format.is_scaled()) {
-    rows_ = scaling.add(layer, along_rows.name, along_rows.format);
+    rows_ = scaling.add(layer, along_rows.name, along_rows.format, along_rows.of_pass);
   }
   if (along_columns.format.is_scaled()) {
     const bool same = rows_ != nullptr && along_rows.format == along_columns.format;
-    columns_ = same ? rows_ : scaling.add(layer, along_columns.name, along_columns.format);
+    columns_ =
+        same ? rows_
+             : scaling.add(layer, along_columns.name, along_columns.format, along_columns.of_pass);
   }
 }
 
@@ -173,15 +175,15 @@ void LinearOperands::fill(const StepContext& context, ConstView x, const Cast& c
                            statistics);
     return;
   }
-  const bool now = scales_now(context, slot.format);
-  if (now) {
-    if (!amax_known) {
-      ops::amax(context.stream, x, slot.amax);
-    }
-    ops::compute_current_scale(context.stream, slot.amax, slot.format, slot.scale, slot.scale_inv);
+  if (!scales_now(context, slot.format)) {
+    ops::quantize(context.stream, x, cast.codes, context.training ? slot.amax : nullptr,
+                  statistics);
+    return;
   }
-  const bool record = context.training && !now;
-  ops::quantize(context.stream, x, cast.codes, record ? slot.amax : nullptr, statistics);
+  if (!amax_known) {
+    ops::amax(context.stream, x, slot.amax, amax_is_clear(context, slot));
+  }
+  ops::quantize_current(context.stream, x, slot.amax, slot.scale_inv, cast.codes, statistics);
 }
 
 void LinearOperands::complete(const StepContext& context, const Cast& cast,

@@ -51,6 +51,7 @@ class LinearOperands {
   struct Role {
     std::string name;
     TensorFormat format, other;
+    bool of_pass = false;  ///< the tensor is another one in each pass
   };
 
   /// Registers a slot for each scaled role; roles with the same format share one.
@@ -74,6 +75,10 @@ class LinearOperands {
              const Places& places) const;
   /// Whether in this pass the scale follows from the tensor itself.
   static bool scales_now(const StepContext& context, const TensorFormat& format);
+  /// Whether the slot's amax is 0 now, or that of the same tensor.
+  static bool amax_is_clear(const StepContext& context, const ScalingSlot& slot) {
+    return context.amax_is_clear && slot.begins_at_zero;
+  }
 
   /// Casts x to where `cast` says. `amax_known`: the slot has the amax of x already.
   static void fill(const StepContext& context, ConstView x, const Cast& cast, bool amax_known);

@@ -78,6 +78,25 @@ void ParameterStore::allocate(Device& device, bool with_gradients) {
   }
 }
 
+std::vector<bool> ParameterStore::overwritten() const {
+  std::vector<bool> of_parameter;
+  for (const auto& parameter : parameters_) {
+    of_parameter.push_back(parameter->overwritten);
+  }
+  return of_parameter;
+}
+
+std::vector<View> ParameterStore::cleared_gradients() const {
+  std::vector<View> cleared;
+  for (size_t buffer = 0; buffer < gradients_.buffers(); ++buffer) {
+    if (gradients_.owns(buffer)) {
+      const std::vector<View> of_buffer = gradients_.words_without(buffer, overwritten());
+      cleared.insert(cleared.end(), of_buffer.begin(), of_buffer.end());
+    }
+  }
+  return cleared;
+}
+
 int ParameterStore::lane_of(const TensorFormat& wire) {
   const auto found = std::find(wires_.begin(), wires_.end(), wire);
   if (found != wires_.end()) {

@@ -42,6 +42,9 @@ struct Parameter {
   ParameterFormats formats;  ///< fp32 unless a layer of the plan's own formats owns it
   /// A layer reads the value itself in its passes, not only operands that it makes of it.
   bool value_is_read = true;
+  /// One product makes the whole gradient: the first micro-batch of a step overwrites it, so that
+  /// nobody clears it before (StepContext::overwrites_gradients).
+  bool overwritten = false;
   /// Without the value no rank has a whole one: stored_value has a format and no memory.
   GatheredForm gathered = GatheredForm::value;
   DType gathered_dtype = DType::f32;  ///< of a copy or of codes
@@ -89,6 +92,11 @@ class ParameterStore {
   /// Lane i has the gradients that cross the wire as wires()[i] or, under a layout, those of
   /// segment i; so do values, under a layout.
   const StoredPool& gradients() const { return gradients_; }
+  /// The gradients that are zero before a step, and all gaps, as fp32 words: those in the store's
+  /// own memory, and those of a segment whose memory units take turns with. `overwrites`: without
+  /// those with Parameter::overwritten.
+  std::vector<View> cleared_gradients() const;
+  std::vector<View> cleared_gradients(size_t segment, bool overwrites) const;
   const std::vector<TensorFormat>& wires() const { return wires_; }
 
   /// Null where this rank updates everything.
@@ -132,6 +140,7 @@ class ParameterStore {
   void allocate_granule_amax(Device& device);
   void find_views(bool with_gradients);
   int lane_of(const TensorFormat& wire);
+  std::vector<bool> overwritten() const;
   size_t unit_of(size_t parameter) const;
   size_t index_of(const Parameter& parameter) const;
   View in_turn(Device& device, size_t segment, MemoryCategory category, DType dtype, int64_t count);

@@ -226,6 +226,11 @@ StoredTensor ParameterStore::gathered_whole(size_t segment) const {
                                  : StoredTensor(gathered_operands_[segment].whole);
 }
 
+std::vector<View> ParameterStore::cleared_gradients(size_t segment, bool overwrites) const {
+  const size_t buffer = gradients_.buffer_of(layout_->segments[segment].parameters.front());
+  return gradients_.words_without(buffer, overwrites ? overwritten() : std::vector<bool>());
+}
+
 View ParameterStore::gradient_shard(size_t segment) const {
   const StoreLayout::Segment& of = layout_->segments[segment];
   const StoredTensor all = whole_gradients(segment);

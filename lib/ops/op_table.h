@@ -31,6 +31,7 @@ struct OpTable {
   decltype(&ops::scale_by) scale_by;
   decltype(&ops::amax) amax;
   decltype(&ops::quantize) quantize;
+  decltype(&ops::quantize_current) quantize_current;
   decltype(&ops::transpose_codes) transpose_codes;
   decltype(&ops::dequantize) dequantize;
   decltype(&ops::quantize_granules) quantize_granules;

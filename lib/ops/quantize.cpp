@@ -7,11 +7,11 @@
 
 namespace fp8train::ops {
 
-void amax(Stream stream, ConstView x, float* result) {
+void amax(Stream stream, ConstView x, float* result, bool combine) {
   check(is_float_type(x.dtype), "amax: x must be fp32, bf16 or fp16");
   check(result != nullptr, "amax: no place for the result");
   const TraceSpan span("amax");
-  op_table(stream).amax(stream, x, result);
+  op_table(stream).amax(stream, x, result, combine);
 }
 
 void quantize(Stream stream, ConstView x, const QuantizedView& out, float* amax_out,
@@ -21,6 +21,17 @@ void quantize(Stream stream, ConstView x, const QuantizedView& out, float* amax_
   check_cast(x, out);
   const TraceSpan span("quantize");
   op_table(stream).quantize(stream, x, out, amax_out, statistics);
+}
+
+void quantize_current(Stream stream, ConstView x, const float* amax, float* scale_inv,
+                      const QuantizedView& out, QuantizeStatistics* statistics) {
+  check(is_float_type(x.dtype), "quantize_current: x must be fp32, bf16 or fp16");
+  check(!out.empty() || x.count() == 0, "quantize_current: no place for the codes");
+  check(amax != nullptr && scale_inv != nullptr, "quantize_current: missing scalar");
+  check(out.format.scale_type != ScaleType::e8m0, "quantize_current: fp32 or pow2 scale expected");
+  check_cast(x, out);
+  const TraceSpan span("quantize_current");
+  op_table(stream).quantize_current(stream, x, amax, scale_inv, out, statistics);
 }
 
 void transpose_codes(Stream stream, ConstView x, View y) {

@@ -30,8 +30,9 @@ struct QuantizeSink {
   bool empty() const { return out.empty() && amax == nullptr; }
 };
 
-/// *result = max |x|, propagating NaN. x: fp32, bf16 or fp16.
-void amax(Stream stream, ConstView x, float* result);
+/// *result = max |x|, propagating NaN; `combine`: and of what is there, which is not negative. x:
+/// fp32, bf16 or fp16.
+void amax(Stream stream, ConstView x, float* result, bool combine = false);
 
 /// codes = saturating cast(x * *scale), int8 to -127..127 and NaN to 0, which counts as underflow.
 /// Granularity::tensor, nearest-even. `out.scale` is read,
@@ -42,6 +43,11 @@ void amax(Stream stream, ConstView x, float* result);
 /// bf16 or fp16; codes: e4m3, e5m2 or, without their transpose, int8.
 void quantize(Stream stream, ConstView x, const QuantizedView& out, float* amax_out,
               QuantizeStatistics* statistics);
+
+/// *out.scale and *scale_inv from *amax as compute_current_scale() finds them for `out.format`,
+/// then quantize(). `scale_inv` may be `out.scale_inv`.
+void quantize_current(Stream stream, ConstView x, const float* amax, float* scale_inv,
+                      const QuantizedView& out, QuantizeStatistics* statistics);
 
 /// y[c, r] = x[r, c]: what quantize() writes as codes_transposed, of codes that came without. x:
 /// [rows, columns] of a type of 8 bits; y: [columns, rows], elsewhere.

@@ -71,7 +71,7 @@ const float* Optimizer::loss_scale() const {
 }
 
 void Optimizer::begin_step(Stream stream) {
-  for (const View& words : parameters_->gradients().words()) {
+  for (const View& words : parameters_->cleared_gradients()) {
     ops::fill(stream, words, 0.0F);
   }
 }

@@ -42,7 +42,8 @@ class Optimizer {
   Optimizer(Device& device, ParameterStore& parameters, const OptimizerSettings& settings,
             bool dynamic_loss_scaling, uint64_t seed = 0);
 
-  /// Zeroes the gradients; before the first micro-batch of a step.
+  /// Zeroes the gradients, but for those that the first micro-batch overwrites
+  /// (Parameter::overwritten); before the first micro-batch of a step.
   void begin_step(Stream stream);
 
   /// Of the steps from now on; kept on the device, so that a recorded step can be replayed.

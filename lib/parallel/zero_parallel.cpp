@@ -180,7 +180,7 @@ void ZeroParallel::finish(Unit& unit) {
   unit.state = Unit::State::here;
 }
 
-void ZeroParallel::begin_gradients(size_t unit) {
+void ZeroParallel::begin_gradients(size_t unit, bool overwrites) {
   const auto in_turn = [this](size_t segment) {
     return !layout_->segments[segment].gradients_stay;
   };
@@ -196,13 +196,15 @@ void ZeroParallel::begin_gradients(size_t unit) {
     }
   }
   for (const size_t segment : segments) {
-    clear_gradients(segment);
+    clear_gradients(segment, overwrites);
   }
 }
 
-void ZeroParallel::clear_gradients(size_t segment) {
+void ZeroParallel::clear_gradients(size_t segment, bool overwrites) {
   const StoredTensor gradients = parameters_->whole_gradients(segment);
-  ops::fill(device_->stream(), as_words(gradients.codes), 0.0F);
+  for (const View& words : parameters_->cleared_gradients(segment, overwrites)) {
+    ops::fill(device_->stream(), words, 0.0F);
+  }
   if (!unit_scales_[segment].empty()) {
     ops::cast(device_->stream(), unit_scales_[segment], gradients.scales);
   }

@@ -39,7 +39,7 @@ class ZeroParallel final : public GradientListener, public ParameterGatherer {
 
   bool gathers_per_pass() const override { return layout_->operands_take_turns; }
   Gathered gather(size_t unit, size_t next) override;
-  void begin_gradients(size_t unit) override;
+  void begin_gradients(size_t unit, bool overwrites) override;
   void combine_amax(const View& amax) override;
 
   /// What has been gathered is out of date.
@@ -62,7 +62,7 @@ class ZeroParallel final : public GradientListener, public ParameterGatherer {
   void start(size_t unit);
   void finish(Unit& unit);
   void gather(const StoredTensor& shard, const StoredTensor& whole, std::vector<Work>& coming);
-  void clear_gradients(size_t segment);
+  void clear_gradients(size_t segment, bool overwrites);
   std::vector<std::byte> gather_on_host(const View& shard);
 
   Communicator* comm_;

@@ -53,13 +53,14 @@ ScalingState::Group& ScalingState::group_of(const TensorFormat& format) {
 }
 
 const ScalingSlot* ScalingState::add(std::string layer, std::string role,
-                                     const TensorFormat& format) {
+                                     const TensorFormat& format, bool of_pass) {
   check(device_ == nullptr, "slots are added before the scaling state is allocated");
   slots_.push_back(std::make_unique<ScalingSlot>());
   ScalingSlot& slot = *slots_.back();
   slot.layer = std::move(layer);
   slot.role = std::move(role);
   slot.format = format;
+  slot.begins_at_zero = of_pass && format.policy == ScalePolicy::current && !by_granules(format);
   group_of(format).slots.push_back(&slot);
   return &slot;
 }
@@ -79,11 +80,16 @@ void ScalingState::allocate(Device& device) {
   amax_ = scaling_tensor(device, DType::f32, {static_cast<int64_t>(slots_.size())});
   float* next_amax = amax_.view().as<float>();
   for (const auto& group : groups_) {
+    const auto first_of_pass =
+        std::stable_partition(group->slots.begin(), group->slots.end(),
+                              [](const ScalingSlot* slot) { return !slot->begins_at_zero; });
+    const int64_t others = first_of_pass - group->slots.begin();
     const auto count = static_cast<int64_t>(group->slots.size());
     const int64_t history =
         group->format.policy == ScalePolicy::delayed ? group->format.delayed.history_length : 0;
     const std::vector<float> ones(group->slots.size(), 1.0F);
     group->amax = {next_amax, DType::f32, {count}};
+    group->pass_amax = {next_amax + others, DType::f32, {count - others}};
     next_amax += count;
     group->scale = scaling_tensor(device, DType::f32, {count});
     group->scale_inv = scaling_tensor(device, DType::f32, {count});
@@ -127,6 +133,14 @@ bool ScalingState::first_window(int64_t step) const {
     return format.policy == ScalePolicy::delayed && format.delayed.current_at_first &&
            step < format.delayed.history_length;
   });
+}
+
+void ScalingState::begin_pass(Stream stream) const {
+  for (const auto& group : groups_) {
+    if (group->pass_amax.count() > 0) {
+      ops::fill(stream, group->pass_amax, 0.0F);
+    }
+  }
 }
 
 void ScalingState::update(Stream stream, uint64_t due, double* squared_norm) {

@@ -28,6 +28,7 @@ struct ScalingSlot {
   std::string layer;  ///< "layers.0.attention.qkv"
   std::string role;   ///< "x", "w", "dy"
   TensorFormat format;
+  bool begins_at_zero = false;  ///< `amax`, in each pass: ScalingState::begin_pass()
   float* amax = nullptr;
   float* scale = nullptr;  // this and the next stay 1 where each granule has its own
   float* scale_inv = nullptr;
@@ -49,8 +50,10 @@ struct SlotReport {
 
 class ScalingState {
  public:
-  /// Adds a slot; the pointer stays valid for the life of the state.
-  const ScalingSlot* add(std::string layer, std::string role, const TensorFormat& format);
+  /// Adds a slot; the pointer stays valid for the life of the state. `of_pass`: of a tensor that is
+  /// another one in each pass over the model.
+  const ScalingSlot* add(std::string layer, std::string role, const TensorFormat& format,
+                         bool of_pass = false);
 
   /// Allocates and initializes: scales 1, histories 0. Call once, after the last add().
   void allocate(Device& device);
@@ -64,6 +67,10 @@ class ScalingState {
 
   /// Whether in this step slots whose rule says current_at_first scale like current ones.
   bool first_window(int64_t step) const;
+
+  /// Begins a pass over the model: the amax of slots with current scaling whose tensor is another
+  /// one in each pass becomes 0 (ScalingSlot::begins_at_zero).
+  void begin_pass(Stream stream) const;
 
   /// Ends a micro-batch: moves amax values of the groups that are due into histories and sets the
   /// scales of the next micro-batch. Scales of slots with current scaling are left alone; a slot
@@ -95,7 +102,8 @@ class ScalingState {
   struct Group {
     TensorFormat format;  // policy and delayed rule are common to the group; the dtype may differ
     std::vector<ScalingSlot*> slots;
-    View amax;  // a part of all slots'
+    View amax;       // a part of all slots'
+    View pass_amax;  // the last of these: those that begin a pass at 0
     Tensor scale, scale_inv, history, cursor, format_max;
   };
   Group& group_of(const TensorFormat& format);

@@ -141,13 +141,24 @@ std::vector<View> StoredPool::fp32() const {
   return views;
 }
 
-std::vector<View> StoredPool::words() const {
+std::vector<View> StoredPool::words_without(size_t buffer, const std::vector<bool>& skipped) const {
+  constexpr int64_t kWord = 4;  // elements of a byte, whose words begin at every fourth
+  const Buffer& of = buffers_[buffer];
   std::vector<View> views;
-  for (const Buffer& buffer : buffers_) {
-    if (!buffer.own_codes.empty()) {
-      views.push_back(as_words(buffer.codes));
+  const auto add = [&](int64_t begin, int64_t end) {
+    if (begin < end) {
+      views.push_back(as_words(codes_of(of, begin, {end - begin})));
+    }
+  };
+  int64_t begin = 0;
+  for (const size_t position : of.tensors) {
+    if (position < skipped.size() && skipped[position]) {
+      const Entry& entry = entries_[position];
+      add(begin, entry.first);
+      begin = (entry.first + entry.shape.count()) / kWord * kWord;
     }
   }
+  add(begin, of.elements);
   return views;
 }
 

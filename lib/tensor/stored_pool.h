@@ -42,9 +42,12 @@ class StoredPool {
   /// All codes of unscaled fp32 tensors, with the gaps: an array for each lane that has any.
   std::vector<View> fp32() const;
 
-  /// The codes of each buffer of the pool's own memory as fp32 words, to be cleared: zeros whatever
-  /// the scales are.
-  std::vector<View> words() const;
+  /// Whether a buffer is the pool's own memory.
+  bool owns(size_t buffer) const { return !buffers_[buffer].own_codes.empty(); }
+  /// The codes of a buffer as fp32 words, to be cleared (zeros whatever the scales are), without
+  /// the tensors whose positions are `skipped`; positions that it does not have are not. Of these,
+  /// up to three words at the end may be cleared too.
+  std::vector<View> words_without(size_t buffer, const std::vector<bool>& skipped) const;
   /// The scales of buffers whose tensors have one each, [tensors, 2] in the order of their tensors.
   std::vector<View> tensor_scales() const;
 

@@ -160,21 +160,22 @@ void Engine::largest(const View& values) {
 }
 
 void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_statistics,
-                         bool last) {
+                         Position position) {
   upload(batch);
   const auto targets = static_cast<float>(settings_.gradient_accumulation_steps * batch.rows *
                                           batch.columns * ranks());
   const uint64_t due = model_.scaling().due(step_index);
   const bool first = model_.scaling().first_window(step_index);
   StepContext how = context(true, collect_statistics, first);
-  if (last && parallel_) {
+  how.overwrites_gradients = position.first;
+  if (position.last && parallel_) {
     parallel_->begin(device_->stream());
     how.listener = &*parallel_;
-  } else if (last && zero_) {
+  } else if (position.last && zero_) {
     zero_->begin();
     how.listener = &*zero_;
   }
-  run(micro_batches_[{collect_statistics, first, due}], [&] {
+  run(micro_batches_[{collect_statistics, first, position.first, due}], [&] {
     model_.train_micro_batch(how, tokens_, targets_, totals(kTrainingTotals),
                              optimizer().loss_scale(), 1.0F / targets);
     if (model_.scaling().keeps_state()) {
@@ -228,7 +229,7 @@ void Engine::run(RepeatedWork& repeated, const Work& work) {
 
 void Engine::calibrate(const Batch& batch) {
   begin_step();
-  micro_batch(batch, 0, false, false);
+  micro_batch(batch, 0, false, {.first = true, .last = false});
   weights_changed();
 }
 

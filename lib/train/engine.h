@@ -4,12 +4,12 @@
 // step is run to plan the memory, and then for real with that plan reserved, after which a step
 // allocates nothing.
 
+#include <compare>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
-#include <tuple>
 #include <vector>
 
 #include "base/error.h"
@@ -93,7 +93,7 @@ class Engine : private RankCombiner {
     begin_step();
     for (int64_t i = 0; i < settings_.gradient_accumulation_steps; ++i) {
       micro_batch(next(), step_index, collect_statistics,
-                  i + 1 == settings_.gradient_accumulation_steps);
+                  {.first = i == 0, .last = i + 1 == settings_.gradient_accumulation_steps});
     }
     end_step(collect_statistics);
   }
@@ -123,9 +123,22 @@ class Engine : private RankCombiner {
     int64_t count;
   };
 
+  /// Of a micro-batch in its step: the first overwrites gradients, the last completes them.
+  struct Position {
+    bool first, last;
+  };
+  /// What tells recordings of micro-batches apart.
+  struct Form {
+    bool collects_statistics, first_window, overwrites_gradients;
+    uint64_t due;  ///< scales
+
+    auto operator<=>(const Form&) const = default;
+  };
+
   StepContext context(bool training, bool collect_statistics, bool first_window = false);
   void begin_step();
-  void micro_batch(const Batch& batch, int64_t step_index, bool collect_statistics, bool last);
+  void micro_batch(const Batch& batch, int64_t step_index, bool collect_statistics,
+                   Position position);
   void end_step(bool collect_statistics);
   template <typename Work>
   void run(RepeatedWork& repeated, const Work& work);
@@ -150,9 +163,8 @@ class Engine : private RankCombiner {
   Tensor tokens_, targets_;
   Buffer totals_;    // [0] training, [1] evaluation
   Buffer combined_;  // a few values of every rank
-  // One for each form of a micro-batch (with statistics or not, in the first window or not, which
-  // scales are due) and of the update (with statistics or not).
-  std::map<std::tuple<bool, bool, uint64_t>, RepeatedWork> micro_batches_;
+  // One for each form of a micro-batch and of the update (with statistics or not).
+  std::map<Form, RepeatedWork> micro_batches_;
   RepeatedWork updates_[2];
 };
 

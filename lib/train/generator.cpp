@@ -49,7 +49,7 @@ class EachPassAnew final : public ParameterGatherer {
   bool gathers_per_pass() const override { return true; }
   Gathered gather(size_t /*unit*/, size_t /*next*/) override { return Gathered::again; }
   void combine_amax(const View& /*amax*/) override {}
-  void begin_gradients(size_t /*unit*/) override {}
+  void begin_gradients(size_t /*unit*/, bool /*overwrites*/) override {}
 };
 
 /// Scratch bytes of the longest prefill chunk and of one token, from a run on the meta device.

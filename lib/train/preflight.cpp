@@ -120,7 +120,8 @@ RankRoom room_of_job(const Settings& settings, const std::function<const Device&
   const bool on_cpu = settings.device == "cpu";
   if (job.gpu != "auto" && !on_cpu) {
     const GpuKind& kind = gpu_kind(job.gpu);
-    return {&kind, cuda_traits(kind.capability), static_cast<size_t>(kind.memory_gib * kGib)};
+    const auto bytes = static_cast<size_t>(kind.memory_gib * kGib);
+    return {&kind, cuda_traits(kind.capability, bytes), bytes};
   }
   RankRoom room = room_here(here(), job.ranks_per_node);
   if (on_cpu && job.memory_gib > 0) {

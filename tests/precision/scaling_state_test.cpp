@@ -107,3 +107,31 @@ TEST_CASE("a saved state continues exactly") {
   other.allocate(*device);
   CHECK_THROWS_AS(other.load(a.save()), CheckpointError);
 }
+
+TEST_CASE("a pass begins with an amax of 0 where the tensor is its own and the scale current") {
+  const auto device = make_device(DeviceKind::cpu);
+  TensorFormat current = plain(DType::e4m3);
+  current.policy = ScalePolicy::current;
+  TensorFormat by_rows = current;
+  by_rows.granularity = Granularity::row;
+  ScalingState state;
+  const ScalingSlot* x = state.add("layer", "x", current, true);
+  const ScalingSlot* w = state.add("layer", "w", current);
+  const ScalingSlot* dy = state.add("layer", "dy", current, true);
+  const ScalingSlot* kept = state.add("layer", "x", delayed(2, 1), true);
+  const ScalingSlot* rows = state.add("layer", "x", by_rows, true);
+  const ScalingSlot* last = state.add("other", "w", current);
+  state.allocate(*device);
+  for (const ScalingSlot* slot : {x, w, dy, kept, rows, last}) {
+    *slot->amax = 2.0F;
+  }
+  state.begin_pass(device->stream());
+  for (const ScalingSlot* slot : {x, dy}) {
+    CHECK(slot->begins_at_zero);
+    CHECK(*slot->amax == 0.0F);
+  }
+  for (const ScalingSlot* slot : {w, kept, rows, last}) {
+    CHECK_FALSE(slot->begins_at_zero);
+    CHECK(*slot->amax == 2.0F);
+  }
+}

@@ -16,6 +16,15 @@ inline std::vector<float> values_of(Device& device, const ParameterStore& store)
   return all;
 }
 
+/// Every byte 0xFF: NaN in fp32, bf16, e4m3 and e5m2. Gaps between gradients stay zero.
+inline void fill_gradients_with_nan(Device& device, const ParameterStore& store) {
+  for (const auto& parameter : store.all()) {
+    const View& codes = parameter->stored_gradient.codes;
+    const std::vector<uint8_t> ones(codes.bytes(), 0xFF);
+    copy_from_host(device, codes, ones.data());
+  }
+}
+
 inline std::vector<float> gradient_of(Device& device, const Parameter& parameter) {
   const Tensor fp32(device, DType::f32, parameter.shape, MemoryCategory::workspace);
   ops::read_stored(device.stream(), parameter.stored_gradient, fp32);

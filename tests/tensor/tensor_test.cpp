@@ -1,6 +1,7 @@
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
+#include "tensor/stored_pool.h"
 #include "tensor/tensor.h"
 #include "tensor/tensor_format.h"
 
@@ -51,4 +52,30 @@ TEST_CASE("formats describe themselves as explain prints them") {
   block.granularity = Granularity::block_1x128;
   block.scale_type = ScaleType::pow2;
   CHECK(describe(block) == "e4m3 1x128 current pow2");
+}
+
+TEST_CASE("what a pool clears is all of a buffer but the tensors that are skipped") {
+  const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
+  StoredPool pool;
+  pool.add(plain(DType::bf16), {128}, MemoryCategory::gradients);
+  pool.add(plain(DType::bf16), {130}, MemoryCategory::gradients);
+  pool.add({}, {7}, MemoryCategory::gradients);
+  pool.add(plain(DType::bf16), {5, 3}, MemoryCategory::gradients);
+  pool.add(plain(DType::bf16), {1}, MemoryCategory::gradients);
+  pool.allocate(*device);
+  const View all = pool.whole(0).codes;
+  std::vector<uint16_t> ones(static_cast<size_t>(all.count()), 1);
+  copy_from_host(*device, all, ones.data());
+  for (const View& words : pool.words_without(0, {false, true, true, true})) {
+    fill_zero(*device, words);
+  }
+  copy_to_host(*device, ones.data(), all);
+  for (size_t i = 0; i < ones.size(); ++i) {
+    CAPTURE(i);
+    const bool skipped = (i >= 128 && i < 258) || (i >= 384 && i < 399);
+    const bool either = i == 256 || i == 257 || (i >= 396 && i < 399);  // of the last words
+    CHECK((either || ones[i] == (skipped ? 1 : 0)));
+  }
+  CHECK(pool.words_without(0, {}).size() == 1);
+  CHECK(pool.words_without(1, {false, false, true}).size() == 1);  // the gap
 }

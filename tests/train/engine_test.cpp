@@ -20,6 +20,7 @@ struct Trained {
   std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
   Engine engine;
   int64_t step = 0;
+  bool spoils_gradients = false;  ///< before each step
 
   explicit Trained(const EngineSettings& settings) : engine(*device, settings) {
     engine.reserve(rehearse_step(settings, {}).plan);
@@ -28,6 +29,9 @@ struct Trained {
   }
   void train(int64_t steps, bool statistics = false) {
     for (int64_t i = 0; i < steps; ++i, ++step) {
+      if (spoils_gradients) {
+        test::fill_gradients_with_nan(*device, engine.model().parameters());
+      }
       uint64_t micro = 0;
       engine.step(
           [&] {
@@ -127,6 +131,43 @@ TEST_CASE("the plan of scratch holds operands that a device has to dequantize") 
   CHECK(scratch() >= native + 6000);
 }
 
+TEST_CASE("the plan follows the rows of logits that a GPU's memory allows") {
+  constexpr int64_t kVocabulary = 128256;
+  EngineSettings settings = test::small_llama("bf16");
+  settings.model.vocab_size = kVocabulary;
+  settings.model.max_position_embeddings = 8192;
+  settings.seq_length = 8192;
+  settings.micro_batch_size = 1;
+  const RehearsedStep few = rehearse_step(settings, cuda_traits(90));
+  const RehearsedStep many = rehearse_step(settings, cuda_traits(90, size_t{139} << 30));
+  CHECK(many.plan.scratch_bytes - few.plan.scratch_bytes ==
+        static_cast<size_t>(kVocabulary * (4096 - 256) * 2));
+  // The weight in bf16, read twice, and its fp32 gradient, read and written, in 30 chunks less.
+  const double saved = static_cast<double>(kVocabulary * settings.model.hidden_size) * 30 * 12;
+  CHECK(few.work.bytes - many.work.bytes == Approx(saved));
+  CHECK(few.work.gemm_flops == many.work.gemm_flops);
+}
+
+TEST_CASE("a layer of a micro-batch takes so many operations") {
+  const auto operations = [](const std::string& plan, int64_t layers, int64_t passes) {
+    EngineSettings settings = test::small_llama(plan, passes);
+    settings.model.num_hidden_layers = layers;
+    return static_cast<int64_t>(rehearse_step(settings, cuda_traits(90)).work.operations);
+  };
+  const auto of_layer = [&](const std::string& plan) {
+    return operations(plan, 3, 3) - operations(plan, 3, 2) - operations(plan, 2, 3) +
+           operations(plan, 2, 2);
+  };
+  // Forward: norm, qkv, rope, attention, output, add, norm, up, SwiGLU, down, add. Backward: two
+  // products for each linear, two norms, SwiGLU, attention, rope.
+  CHECK(of_layer("bf16") == 11 + 13);
+  // Casts that no operation before them makes: the attended values, dy of down, output and qkv.
+  CHECK(of_layer("te-delayed") == 24 + 4);
+  // A cast of each x and dy; the amax of those that no operation before them finds. Nothing that
+  // clears an amax or finds a scale.
+  CHECK(of_layer("te-current") == 24 + 8 + 4);
+}
+
 TEST_CASE("FP8 rows keep codes instead of activations for backward") {
   const StepPlan bf16 = rehearse_step(test::small_llama("bf16"), {}).plan;
   const StepPlan fp8 = rehearse_step(test::small_llama("te-delayed"), {}).plan;
@@ -157,6 +198,46 @@ TEST_CASE("recompute changes no bit") {
   CHECK(same_bits(kept.weights(), recomputed.weights()));
 }
 
+TEST_CASE("what gradients held before a step changes no bit") {
+  const std::string plan = GENERATE(from_range(plan_names()));
+  const int64_t accumulation = GENERATE(1, 2);
+  CAPTURE(plan, accumulation);
+  EngineSettings settings = test::small_llama(plan, accumulation);
+  settings.decoder.head_chunk_rows = 16;  // several chunks, of which the first overwrites
+  settings.decoder.recompute = accumulation == 1 ? Recompute::none : Recompute::block;
+  settings.model.tie_word_embeddings = accumulation == 2;
+  Trained clean(settings);
+  Trained spoiled(settings);
+  spoiled.spoils_gradients = true;
+  for (Trained* run : {&clean, &spoiled}) {
+    run->train(1);
+    run->engine.calibrate(test::random_batch(99));
+    run->train(2);
+    CHECK(run->engine.optimizer().report().skipped_steps == 0);
+  }
+  CHECK(same_bits(clean.weights(), spoiled.weights()));
+  CHECK(same_bits(test::gradients_of(*clean.device, clean.engine.model().parameters()),
+                  test::gradients_of(*spoiled.device, spoiled.engine.model().parameters())));
+}
+
+TEST_CASE("only gradients that are added to from the start are cleared before a step") {
+  EngineSettings settings = test::small_llama("te-delayed");
+  settings.model.tie_word_embeddings = GENERATE(false, true);
+  Trained run(settings);
+  ParameterStore& store = run.engine.model().parameters();
+  int64_t cleared = 0;
+  for (const View& words : store.cleared_gradients()) {
+    cleared += words.count();
+  }
+  int64_t expected = 0;
+  for (const auto& parameter : store.all()) {
+    const bool of_linear = parameter->shape.rank() == 2 && parameter->name != "embedding.weight";
+    CHECK(parameter->overwritten == of_linear);
+    expected += of_linear ? 0 : (parameter->shape.count() + 127) / 128 * 128;
+  }
+  CHECK(cleared == expected);
+}
+
 TEST_CASE("accumulated micro-batches are one larger batch") {
   EngineSettings settings = test::small_llama("fp32");
   settings.micro_batch_size = 4;
@@ -176,8 +257,39 @@ TEST_CASE("accumulated micro-batches are one larger batch") {
   CHECK(parts.engine.optimizer().report().gradient_norm == Approx(norm).epsilon(1e-5));
 }
 
+TEST_CASE("amax values of evaluations and earlier passes change no bit") {
+  const std::string plan = GENERATE("te-current", "torchao-tensorwise", "te-delayed");
+  CAPTURE(plan);
+  EngineSettings settings = test::small_llama(plan, 2);
+  settings.decoder.head_chunk_rows = 16;
+  settings.plan.exemptions.head = false;
+  Trained alone(settings);
+  Trained evaluated(settings);
+  const auto evaluate = [&](Trained& run, uint64_t batch) {
+    run.engine.begin_evaluation();
+    run.engine.evaluate(test::random_batch(batch));
+    return run.engine.evaluation_loss().mean;
+  };
+  for (int i = 0; i < 3; ++i) {
+    alone.train(1);
+    evaluated.train(1);
+    const double loss = evaluate(evaluated, 7);
+    for (const auto& slot : evaluated.engine.model().scaling().slots()) {
+      if (slot->begins_at_zero) {
+        *slot->amax = 1e6F;
+      }
+    }
+    CHECK(evaluate(evaluated, 7) == loss);
+  }
+  CHECK(same_bits(alone.weights(), evaluated.weights()));
+}
+
 TEST_CASE("statistics count every cast of the step") {
-  Trained run(test::small_llama("te-current"));
+  EngineSettings settings = test::small_llama("te-current");
+  settings.plan.exemptions.head = GENERATE(true, false);
+  settings.decoder.head_chunk_rows = 16;  // the last of four is what the head's slots are of
+  settings.micro_batch_size = 4;
+  Trained run(settings);
   run.train(2, true);
   for (const SlotReport& report : run.engine.model().scaling().report()) {
     CAPTURE(report.slot->layer, report.slot->role);

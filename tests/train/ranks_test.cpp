@@ -123,6 +123,24 @@ TEST_CASE("ranks keep the same weights and train as one rank would, in every row
   }
 }
 
+TEST_CASE("what gradients of a rank held before a step changes no bit") {
+  const std::string plan = GENERATE("fp32", "te-delayed", "te-blockwise", "msamp-o2", "fp8-min");
+  const int64_t passes = GENERATE(1, 2);
+  CAPTURE(plan, passes);
+  EngineSettings settings = tiny(plan, passes);
+  const auto spoil = [](Engine& engine) {
+    test::fill_gradients_with_nan(engine.device(), engine.model().parameters());
+  };
+  for (const int stage : {0, 1, 2, 3}) {
+    CAPTURE(stage);
+    settings.zero_stage = stage;
+    const std::vector<Result> clean = train_ranks(settings, Topology::blocks(2, 2));
+    const std::vector<Result> spoiled = train_ranks(settings, Topology::blocks(2, 2), spoil);
+    CHECK(spoiled[1].skipped == 0);
+    CHECK(same_bits(clean[1].weights, spoiled[1].weights));
+  }
+}
+
 TEST_CASE("ranks that share the optimizer's work train as those that do not, in every row") {
   const std::string plan = GENERATE(from_range(test::compared_plans()));
   CAPTURE(plan);

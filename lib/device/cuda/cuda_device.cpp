@@ -71,6 +71,13 @@ std::string why_gpu_is_unusable(int device) {
   return "";
 }
 
+size_t memory_of_selected() {
+  size_t free_bytes = 0;
+  size_t total_bytes = 0;
+  check_cuda(cudaMemGetInfo(&free_bytes, &total_bytes), "asking for a GPU's memory");
+  return total_bytes;
+}
+
 class CudaDevice final : public Device {
  public:
   explicit CudaDevice(int index) : Device(DeviceKind::cuda, &context_) {
@@ -78,7 +85,7 @@ class CudaDevice final : public Device {
     check_cuda(cudaSetDevice(context_.device), "selecting the GPU");
     context_.owner = this;
     context_.capability = capability_of(context_.device);
-    set_traits(cuda_traits(context_.capability));
+    set_traits(cuda_traits(context_.capability, memory_of_selected()));
     context_.traits = &traits();
     context_.multiprocessors = attribute(cudaDevAttrMultiProcessorCount, context_.device);
     check_cuda(cudaStreamCreateWithFlags(&context_.stream, cudaStreamNonBlocking),

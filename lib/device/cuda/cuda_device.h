@@ -26,7 +26,7 @@ void select_gpu(const Stream& stream);
 std::string why_cuda_is_unusable();
 
 /// What nn must know of the cuda device, in every build: `check` plans for GPUs that are not here.
-/// `capability`: 89, 90, 100, ...
-DeviceTraits cuda_traits(int capability);
+/// `capability`: 89, 90, 100, ... `memory`: in bytes.
+DeviceTraits cuda_traits(int capability, size_t memory = 0);
 
 }  // namespace fp8train

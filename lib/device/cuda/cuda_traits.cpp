@@ -32,10 +32,11 @@ Fp8Products products_of(int capability) {
 
 }  // namespace
 
-DeviceTraits cuda_traits(int capability) {
+DeviceTraits cuda_traits(int capability, size_t memory) {
   return {.fp8_gemm_along_k_only = true,
           .scaled_gemm_by_library = true,
           .fp8_products = products_of(capability),
+          .memory = memory,
           .library_workspace = capability >= 90 ? kWorkspaceHopper : kWorkspaceBefore};
 }
 

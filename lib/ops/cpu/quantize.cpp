@@ -7,7 +7,7 @@
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 namespace {
 
-void amax(Stream /*stream*/, ConstView x, float* result) {
+void amax(Stream /*stream*/, ConstView x, float* result, bool combine) {
   with_float_type(x.dtype, [&](auto tag) {
     const auto* data = x.as<typename decltype(tag)::Type>();
     const int64_t count = x.count();
@@ -19,7 +19,7 @@ void amax(Stream /*stream*/, ConstView x, float* result) {
       const uint32_t here = largest_magnitude(data + begin, minimum(kChunk, count - begin));
       largest = here > largest ? here : largest;
     }
-    *result = max_magnitude(value_of_magnitude(largest, tag), 0.0F);
+    *result = max_magnitude(value_of_magnitude(largest, tag), combine ? *result : 0.0F);
   });
 }
 
@@ -159,6 +159,12 @@ void compute_current_scale(Stream /*stream*/, const float* amax, const TensorFor
   *scale_inv = reciprocal(*scale);
 }
 
+void quantize_current(Stream stream, ConstView x, const float* amax, float* scale_inv,
+                      const QuantizedView& out, QuantizeStatistics* statistics) {
+  FP8TRAIN_ISA_NS::compute_current_scale(stream, amax, out.format, out.scale, scale_inv);
+  FP8TRAIN_ISA_NS::quantize(stream, x, out, nullptr, statistics);
+}
+
 void propagate_non_finite(Stream /*stream*/, ConstView amax, double* accumulator) {
   const float* values = amax.as<float>();
   for (int64_t i = 0; i < amax.count(); ++i) {
@@ -208,6 +214,7 @@ void update_delayed_scaling(Stream /*stream*/, const DelayedScalingState& state,
 void fill_quantize(OpTable& table) {
   table.amax = amax;
   table.quantize = quantize;
+  table.quantize_current = quantize_current;
   table.transpose_codes = transpose_codes;
   table.dequantize = dequantize;
   table.compute_current_scale = compute_current_scale;

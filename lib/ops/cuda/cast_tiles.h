@@ -8,18 +8,44 @@
 
 namespace fp8train::ops::cuda {
 
+/// A scale that every block finds from an amax, and the first of them writes.
+struct CurrentScale {
+  const float* amax = nullptr;  ///< null: the scale is there already
+  float format_max = 0.0F, amax_epsilon = 0.0F;
+  bool pow2 = false;
+  float* scale = nullptr;
+  float* scale_inv = nullptr;
+};
+
 /// The scalars of a cast. Null: not wanted.
 struct CastCall {
   const float* scale;
   float* scale_inv;
   float* amax;
   QuantizeStatistics* statistics;
+  CurrentScale current = {};
 };
 
 __device__ __forceinline__ void keep_reciprocal(const CastCall& call, float scale) {
   if (call.scale_inv != nullptr && blockIdx.x == 0 && threadIdx.x == 0) {
     *call.scale_inv = reciprocal(scale);
   }
+}
+
+/// The scale of a cast; the first thread of the grid writes what is wanted of it.
+__device__ __forceinline__ float scale_of_cast(const CastCall& call) {
+  float scale = call.scale == nullptr ? 1.0F : *call.scale;
+  if (call.current.amax != nullptr) {
+    const CurrentScale& current = call.current;
+    scale = current_scale(*current.amax, current.format_max, current.amax_epsilon, current.pow2,
+                          kMaxF32);
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+      *current.scale = scale;
+      *current.scale_inv = reciprocal(scale);
+    }
+  }
+  keep_reciprocal(call, scale);
+  return scale;
 }
 
 template <bool Counted, typename X>
@@ -147,8 +173,7 @@ __global__ void __launch_bounds__(kTileThreads, (Source::template blocks<Packed,
     cast_tiles_kernel(Source source, CastTarget target, CastCall call) {
   FP8TRAIN_SHARED_ARRAY(uint32_t, shared, kTileThreads / kWarp);
   FP8TRAIN_SHARED_ARRAY(Words, tile, kTileWords / 4);
-  const float scale = call.scale == nullptr ? 1.0F : *call.scale;
-  keep_reciprocal(call, scale);
+  const float scale = scale_of_cast(call);
   const int64_t tiles_across = (target.width + kTile - 1) / kTile;
   const int64_t tiles = tiles_across * ((target.rows + kTile - 1) / kTile);
   Peak<typename Source::Value> peak;
@@ -165,10 +190,10 @@ __global__ void __launch_bounds__(kTileThreads, (Source::template blocks<Packed,
 }
 
 /// Host: casts what the source gives, [rows, kParts * width], as `sink` says, and writes it to `y`
-/// unless that is null. `aligned`: the source can be read in packs.
+/// unless that is null. `aligned`: the source can be read in packs. `current`: the scale follows.
 template <typename Source>
 void cast_tiles(const Stream& stream, const Source& source, int64_t rows, int64_t width, void* y,
-                const QuantizeSink& sink, bool aligned) {
+                const QuantizeSink& sink, bool aligned, const CurrentScale& current = {}) {
   const QuantizedView& out = sink.out;
   if (sink.statistics != nullptr) {
     reset_statistics(stream, sink.statistics, rows * width * Source::kParts);
@@ -180,8 +205,9 @@ void cast_tiles(const Stream& stream, const Source& source, int64_t rows, int64_
       .codes = out.codes.as<uint8_t>(),
       .transposed = out.codes_transposed.as<uint8_t>(),
       .transposed_aligned = transposed_is_aligned(out.codes_transposed.data, rows)};
-  const CastCall call = {out.empty() ? nullptr : out.scale, out.scale_inv, sink.amax,
-                         sink.statistics};
+  const bool there = !out.empty() && current.amax == nullptr;
+  const CastCall call = {there ? out.scale : nullptr, out.scale_inv, sink.amax, sink.statistics,
+                         current};
   const bool packed =
       aligned && width % kOctet == 0 && is_aligned(y) && is_aligned(target.codes, kOctet);
   const int64_t tiles = ceil_div(rows, kTile) * ceil_div(width, kTile);

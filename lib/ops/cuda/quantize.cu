@@ -32,9 +32,11 @@ __global__ void __launch_bounds__(kTileThreads)
   raise_amax(result, peak.value(), shared);
 }
 
-void amax(Stream stream, ConstView x, float* result) {
-  check_cuda(cudaMemsetAsync(result, 0, sizeof(float), cuda_context(stream).stream),
-             "resetting an amax");
+void amax(Stream stream, ConstView x, float* result, bool combine) {
+  if (!combine) {
+    check_cuda(cudaMemsetAsync(result, 0, sizeof(float), cuda_context(stream).stream),
+               "resetting an amax");
+  }
   with_float_type(x.dtype, [&](auto tag) {
     using X = typename decltype(tag)::Type;
     const unsigned blocks = blocks_for(stream, ceil_div(x.count(), kSpan), kTileThreads);
@@ -50,8 +52,7 @@ __global__ void __launch_bounds__(kTileThreads)
     quantize_kernel(const X* __restrict__ x, Code* __restrict__ codes, int64_t count,
                     CastCall call) {
   FP8TRAIN_SHARED_ARRAY(uint32_t, shared, kTileThreads / kWarp);
-  const float scale = *call.scale;
-  keep_reciprocal(call, scale);
+  const float scale = scale_of_cast(call);
   const auto scale_of = [scale](int /*column*/) { return scale; };
   auto* const bytes = reinterpret_cast<uint8_t*>(codes);
   Peak<X> peak;
@@ -82,21 +83,22 @@ __global__ void __launch_bounds__(kTileThreads)
   finish_cast<Counted>(call, peak, tally, shared);
 }
 
-void quantize(Stream stream, ConstView x, const QuantizedView& out, float* amax_out,
-              QuantizeStatistics* statistics) {
+void run_quantize(const Stream& stream, const ConstView& x, const QuantizedView& out,
+                  float* amax_out, QuantizeStatistics* statistics, const CurrentScale& current) {
   with_float_type(x.dtype, [&](auto x_tag) {
     using X = typename decltype(x_tag)::Type;
     const X* data = x.as<X>();
     if (!out.codes_transposed.empty()) {
       const Shape& turned = out.codes_transposed.shape;
       cast_tiles(stream, StoredSource<X>{data, turned.rows()}, turned.back(), turned.rows(),
-                 nullptr, {out, amax_out, statistics}, is_aligned(data));
+                 nullptr, {out, amax_out, statistics}, is_aligned(data), current);
       return;
     }
     if (statistics != nullptr) {
       reset_statistics(stream, statistics, x.count());
     }
-    const CastCall call = {out.scale, out.scale_inv, amax_out, statistics};
+    const float* const scale = current.amax == nullptr ? out.scale : nullptr;
+    const CastCall call = {scale, out.scale_inv, amax_out, statistics, current};
     const bool packed = is_aligned(data) && is_aligned(out.codes.data);
     const LaunchShape shape = {blocks_for(stream, ceil_div(x.count(), kSpan), kTileThreads),
                                kTileThreads};
@@ -108,6 +110,27 @@ void quantize(Stream stream, ConstView x, const QuantizedView& out, float* amax_
       launch(stream, shape, kernel, data, out.codes.as<Code>(), x.count(), call);
     });
   });
+}
+
+void quantize(Stream stream, ConstView x, const QuantizedView& out, float* amax_out,
+              QuantizeStatistics* statistics) {
+  run_quantize(stream, x, out, amax_out, statistics, {});
+}
+
+CurrentScale current_scale_of(const float* amax, const TensorFormat& format, float* scale,
+                              float* scale_inv) {
+  return {amax,
+          format_max(format.dtype),
+          format.amax_epsilon,
+          format.scale_type == ScaleType::pow2,
+          scale,
+          scale_inv};
+}
+
+void quantize_current(Stream stream, ConstView x, const float* amax, float* scale_inv,
+                      const QuantizedView& out, QuantizeStatistics* statistics) {
+  run_quantize(stream, x, out, nullptr, statistics,
+               current_scale_of(amax, out.format, out.scale, scale_inv));
 }
 
 /// Packed: x is aligned to 8 bytes and its width a multiple of eight.
@@ -181,27 +204,21 @@ void dequantize(Stream stream, const QuantizedView& x, View y) {
   });
 }
 
-struct CurrentScale {
-  const float* amax;
-  float format_max;
-  float amax_epsilon;
-  bool pow2;
-  float* scale;
-  float* scale_inv;
+struct FindCurrentScale {
+  CurrentScale current;
 
   template <int N>
   __device__ void run(int64_t /*i*/) const {
-    const float result = current_scale(*amax, format_max, amax_epsilon, pow2, kMaxF32);
-    *scale = result;
-    *scale_inv = reciprocal(result);
+    const float result = current_scale(*current.amax, current.format_max, current.amax_epsilon,
+                                       current.pow2, kMaxF32);
+    *current.scale = result;
+    *current.scale_inv = reciprocal(result);
   }
 };
 
 void compute_current_scale(Stream stream, const float* amax, const TensorFormat& format,
                            float* scale, float* scale_inv) {
-  map<1>(stream, 1, true,
-         CurrentScale{amax, format_max(format.dtype), format.amax_epsilon,
-                      format.scale_type == ScaleType::pow2, scale, scale_inv});
+  map<1>(stream, 1, true, FindCurrentScale{current_scale_of(amax, format, scale, scale_inv)});
 }
 
 /// One block.
@@ -269,6 +286,7 @@ void update_delayed_scaling(Stream stream, const DelayedScalingState& state,
 void fill_quantize(OpTable& table) {
   table.amax = amax;
   table.quantize = quantize;
+  table.quantize_current = quantize_current;
   table.transpose_codes = transpose_codes;
   table.dequantize = dequantize;
   table.compute_current_scale = compute_current_scale;

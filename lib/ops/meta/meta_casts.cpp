@@ -10,6 +10,11 @@ void quantize(Stream stream, ConstView x, const QuantizedView& out, float* /*ama
   count(stream, bytes_of(x) + bytes_of(out.codes) + bytes_of(out.codes_transposed));
 }
 
+void quantize_current(Stream stream, ConstView x, const float* /*amax*/, float* /*scale_inv*/,
+                      const QuantizedView& out, QuantizeStatistics* statistics) {
+  meta::quantize(stream, x, out, nullptr, statistics);
+}
+
 void transpose_codes(Stream stream, ConstView x, View y) {
   count(stream, bytes_of(x) + bytes_of(y));
 }
@@ -68,6 +73,7 @@ void find_granule_scales(Stream stream, ConstView amax, const Shape& /*shape*/,
 
 void fill_casts(OpTable& table) {
   table.quantize = quantize;
+  table.quantize_current = quantize_current;
   table.transpose_codes = transpose_codes;
   table.dequantize = dequantize;
   table.quantize_granules = quantize_granules;

@@ -29,7 +29,7 @@ void scale_by(Stream stream, View y, const float* /*factor*/) {
   count(stream, 2 * bytes_of(y));
 }
 
-void amax(Stream stream, ConstView x, float* /*result*/) {
+void amax(Stream stream, ConstView x, float* /*result*/, bool /*combine*/) {
   count(stream, bytes_of(x));
 }
 

@@ -90,6 +90,76 @@ void check_cast(const Array& x, DType code_type, const Layout& layout, float sca
   }
 }
 
+/// A cast whose scale follows from an amax, and what it writes of the scale.
+struct CurrentCast {
+  Cast cast;
+  float scale = 0.0F, scale_inv = 0.0F;
+};
+
+CurrentCast run_current(Side& side, const Array& x, DType code_type, const Layout& layout,
+                        float amax, bool pow2, Wanted wanted, bool counts) {
+  QuantizedView out;
+  if (wanted != Wanted::transposed) {
+    out.codes = side.space(code_type, {layout.rows, layout.columns}, layout.offset);
+  }
+  if (wanted != Wanted::codes) {
+    out.codes_transposed = side.space(code_type, {layout.columns, layout.rows}, layout.offset);
+  }
+  out.scale = side.put_value(-1.0F);
+  out.scale_inv = side.put_value(-1.0F);
+  out.format.dtype = code_type;
+  out.format.policy = ScalePolicy::current;
+  out.format.scale_type = pow2 ? ScaleType::pow2 : ScaleType::f32;
+  out.format.amax_epsilon = 1e-3F;
+  float* const scale_inv = side.put_value(-1.0F);
+  auto* statistics = counts ? side.put_value(ops::QuantizeStatistics{9, 9, 9}) : nullptr;
+  ops::quantize_current(side.stream(), side.put(x, layout.offset), side.put_value(amax), scale_inv,
+                        out, statistics);
+  CurrentCast result;
+  if (!out.codes.empty()) {
+    result.cast.codes = side.get(out.codes);
+  }
+  if (!out.codes_transposed.empty()) {
+    result.cast.transposed = side.get(out.codes_transposed);
+  }
+  result.cast.scale_inv = side.get_value(out.scale_inv);
+  result.scale = side.get_value(out.scale);
+  result.scale_inv = side.get_value(scale_inv);
+  if (counts) {
+    result.cast.statistics = side.get_value(statistics);
+  }
+  return result;
+}
+
+TEST_CASE("a cast that finds its scale from an amax is exact", "[cuda][quantize]") {
+  constexpr Layout kLayouts[] = {{3, 5}, {128, 136}, {300, 264}, {1, 4099}, {48, 136, 4}};
+  for (const DType type : {DType::f32, DType::bf16}) {
+    for (const DType code_type : {DType::e4m3, DType::e5m2}) {
+      for (const Layout& layout : kLayouts) {
+        const Array x(type, {layout.rows, layout.columns},
+                      random_values(layout.rows * layout.columns, 5, 40.0F));
+        for (const float amax : {39.7F, 0.0F, 1e-7F, INFINITY, NAN}) {
+          for (const Wanted wanted : {Wanted::codes, Wanted::transposed, Wanted::both}) {
+            for (const bool pow2 : {false, true}) {
+              const auto run = [&](Side& side) {
+                return run_current(side, x, code_type, layout, amax, pow2, wanted, pow2);
+              };
+              INFO(name_of(type) << " to " << name_of(code_type) << ", " << layout.rows << " x "
+                                 << layout.columns << ", amax " << amax << ", pow2 " << pow2);
+              const CurrentCast cuda = on_cuda(run);
+              const CurrentCast cpu = on_cpu(run);
+              check_same(cuda.cast, cpu.cast);
+              CHECK(bits_of(cuda.scale) == bits_of(cpu.scale));
+              CHECK(bits_of(cuda.scale_inv) == bits_of(cpu.scale_inv));
+              CHECK(bits_of(cuda.scale_inv) == bits_of(cuda.cast.scale_inv));
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("quantize is exact for any shape and alignment", "[cuda][quantize]") {
   constexpr Layout kLayouts[] = {{1, 1},       {3, 5},       {16, 128},   {128, 128}, {130, 136},
                                  {144, 264},   {256, 40},    {33, 257},   {1, 4099},  {300, 1},
@@ -172,6 +242,13 @@ TEST_CASE("amax is exact and lets NaN win", "[cuda][quantize]") {
           };
           INFO(name_of(type) << " " << count << " " << special);
           CHECK(bits_of(on_cuda(run)) == bits_of(on_cpu(run)));
+          const auto combine = [&](Side& side) {
+            float* result = side.put_value(50.0F);
+            ops::amax(side.stream(), side.put(x, offset), result, true);
+            return side.get_value(result);
+          };
+          CHECK(bits_of(on_cuda(combine)) == bits_of(on_cpu(combine)));
+          CHECK((std::isnan(special) || on_cpu(combine) == std::max(50.0F, std::abs(special))));
         }
       }
     }
