@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kBlock)
 }
 
 /// The amax of new values that have one scale: into the places beside their scales.
-__global__ void __launch_bounds__(kBlock)
+__global__ void __launch_bounds__(kBlock, 2)
     tensor_amax_kernel(StoredUpdate call, AdamWRates rates, const StepControl* control,
                        int64_t count, bool aligned) {
   if (control->skip != 0) {
