@@ -13,15 +13,21 @@ bool is_copy_of(const ConstView& copy, int64_t count) {
   return copy.empty() || holds(copy, DType::bf16, count) || holds(copy, DType::f16, count);
 }
 
+bool may_be_read_as(DType dtype, DType read_as) {
+  return read_as == DType::f32 || (dtype == DType::f32 && read_as == DType::bf16);
+}
+
 }  // namespace
 
-void sum_of_squares(Stream stream, ConstView x, double* accumulator, View scratch) {
+void sum_of_squares(Stream stream, ConstView x, double* accumulator, View scratch, DType read_as) {
   check(is_float_type(x.dtype), "sum_of_squares: x must be fp32, bf16 or fp16");
   check(accumulator != nullptr, "sum_of_squares: no accumulator");
   check(scratch.bytes() >= static_cast<size_t>((x.count() + 4095) / 4096) * sizeof(double),
         "sum_of_squares: scratch must hold ceil(count / 4096) doubles");
+  check(may_be_read_as(x.dtype, read_as),
+        "sum_of_squares: only fp32 is read as another type, bf16");
   const TraceSpan span("sum_of_squares");
-  op_table(stream).sum_of_squares(stream, x, accumulator, scratch);
+  op_table(stream).sum_of_squares(stream, x, accumulator, scratch, read_as);
 }
 
 void prepare_step(Stream stream, StepControl* control, float max_norm, const LossScaling& scaling) {
@@ -39,6 +45,8 @@ void check_adamw(const AdamW& call, const StepControl* control) {
     check_stored(*tensor, count);
   }
   check(is_copy_of(call.copy, count), "adamw: the copy must be bf16 or fp16 of the same count");
+  check(may_be_read_as(call.gradient.format.dtype, call.gradient_read_as),
+        "adamw: only an fp32 gradient is read as another type, bf16");
   check(call.cast.empty() || call.weight.format.dtype == DType::f32,
         "adamw: only an fp32 weight is cast by the update; cast the others after it");
   if (!call.cast.empty()) {

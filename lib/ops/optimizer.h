@@ -11,10 +11,13 @@
 
 namespace fp8train::ops {
 
-/// *accumulator += sum of x^2 in fp64: chunks of 4096 elements, then the chunks in order, so that
-/// any thread count gives the same bits. A NaN or infinity in x makes it non-finite. `scratch`:
-/// fp64-aligned, ceil(count / 4096) doubles.
-void sum_of_squares(Stream stream, ConstView x, double* accumulator, View scratch);
+/// *accumulator += sum of x^2 in fp64, by a fixed tree, so that any thread count and device gives
+/// the same bits: chunks of 4096 elements over 16 lanes (element i in lane i % 16, in order),
+/// groups of 4096 chunks over 256 lanes, then the groups over 256 lanes; the lanes of a sum are
+/// folded in halves. A NaN or infinity in x makes it non-finite. `scratch`: fp64-aligned,
+/// ceil(count / 4096) doubles. `read_as`: as AdamW::gradient_read_as, for an fp32 x.
+void sum_of_squares(Stream stream, ConstView x, double* accumulator, View scratch,
+                    DType read_as = DType::f32);
 
 /// Device scalars that steer one optimizer step.
 struct StepControl {
@@ -56,6 +59,9 @@ struct AdamW {
                            ///< only beside an fp32 weight
   RoundingStream rounding = {};  ///< of stochastic formats; the step is control->applied_steps
   bool amax_known = false;       ///< the places beside the scales of whole tensors have the amax
+  /// bf16: an fp32 gradient is read as ops::store and ops::read_stored would leave it in bf16,
+  /// which takes no pass of its own.
+  DType gradient_read_as = DType::f32;
 };
 
 /// Decoupled weight decay (Loshchilov and Hutter; the order of torch.optim.AdamW): w -= lr * wd *

@@ -24,14 +24,15 @@ FP8TRAIN_HD double integer_power(double base, int64_t exponent) {
 }
 
 /// What is the same for all elements of one AdamW step: computed in fp64, used in fp32, as torch
-/// does with Python's numbers.
+/// does with Python's numbers. The corrections of both moments are in the step and in eps (Kingma
+/// and Ba, arXiv 1412.6980, end of section 2), so that an element has one division.
 struct AdamWFactors {
   float gradient, decay;
-  float moment1, moment1_rest;  ///< 1 - beta1, and beta1
+  float moment1_weight;         ///< 1 - beta1 where that is below 0.5, else -beta1
+  uint32_t from_moment1;        ///< all bits where it is 1 - beta1, else none
   float moment2, moment2_rest;  ///< 1 - beta2, and beta2
-  float root_correction2;       ///< sqrt(1 - beta2^t)
-  float eps;
-  float step;  ///< -lr / (1 - beta1^t)
+  float eps;                    ///< eps * sqrt(1 - beta2^t)
+  float step;                   ///< -lr * sqrt(1 - beta2^t) / (1 - beta1^t)
 };
 
 /// The scalars of a call.
@@ -47,27 +48,29 @@ FP8TRAIN_HD AdamWFactors adamw_factors(const AdamWRates& call, const StepControl
   const int64_t t = control.applied_steps;
   const double correction1 = 1.0 - integer_power(call.beta1, t);
   const double correction2 = 1.0 - integer_power(call.beta2, t);
+  const double root_correction2 = sqrt(correction2);
+  const bool from_moment1 = static_cast<float>(1.0 - call.beta1) < 0.5F;
   return {control.gradient_factor,
           static_cast<float>(1.0 - control.lr * call.weight_decay),
-          static_cast<float>(1.0 - call.beta1),
-          static_cast<float>(call.beta1),
+          static_cast<float>(from_moment1 ? 1.0 - call.beta1 : -call.beta1),
+          from_moment1 ? 0xFFFFFFFFU : 0U,
           static_cast<float>(1.0 - call.beta2),
           static_cast<float>(call.beta2),
-          static_cast<float>(sqrt(correction2)),
-          static_cast<float>(call.eps),
-          static_cast<float>(-(control.lr / correction1))};
+          static_cast<float>(call.eps * root_correction2),
+          static_cast<float>(-(control.lr * root_correction2 / correction1))};
 }
 
-/// One element of torch.optim.AdamW (single tensor): mul_, lerp_, mul_ and addcmul_, sqrt, div,
-/// add_, addcdiv_, each rounded to fp32.
+/// One element of torch.optim.AdamW: mul_, lerp_, mul_ and addcmul_, sqrt, add_, addcdiv_, each
+/// rounded to fp32; the moments have torch's bits.
 FP8TRAIN_HD void adamw_element(const AdamWFactors& factors, float stored_gradient, float& weight,
                                float& moment1, float& moment2) {
   const float g = stored_gradient * factors.gradient;
-  // lerp_ starts from the nearer end.
-  const float m = factors.moment1 < 0.5F ? moment1 + factors.moment1 * (g - moment1)
-                                         : g - (g - moment1) * factors.moment1_rest;
+  // lerp_ starts from the nearer end. A condition would double the code of a loop over elements.
+  const uint32_t mask = factors.from_moment1;
+  const float nearer = float_of((bits_of(moment1) & mask) | (bits_of(g) & ~mask));
+  const float m = nearer + factors.moment1_weight * (g - moment1);
   const float v = moment2 * factors.moment2_rest + factors.moment2 * g * g;
-  const float denominator = sqrtf(v) / factors.root_correction2 + factors.eps;
+  const float denominator = sqrtf(v) + factors.eps;
   weight = weight * factors.decay + factors.step * m / denominator;
   moment1 = m;
   moment2 = v;

@@ -13,6 +13,12 @@ FP8TRAIN_HD float finite_or_nan(float value) {
   return is_finite(value) ? value : float_of(0x7FC00000U);
 }
 
+/// A value that ops::store and then ops::read_stored have moved through a T without scales.
+template <typename T>
+FP8TRAIN_HD float as_stored(float value) {
+  return decode(encode<T>(finite_or_nan(0.0F + value)));
+}
+
 /// What a current scale is multiplied by.
 FP8TRAIN_HD float automatic_factor(const AutoScale* automatic) {
   return automatic == nullptr ? 1.0F : pow2_floor(automatic->factor);

@@ -80,12 +80,19 @@ void Optimizer::set_learning_rate(double lr) {
   device_->copy_from_host(&device_control()->lr, &lr, sizeof(lr));
 }
 
+/// The type that gradients of a format are rounded to where they are read; fp32: none.
+DType Optimizer::read_as(const TensorFormat& gradient, const TensorFormat& wire) const {
+  const bool reads = rounds_gradients_ && settings_.name == "adamw" && gradient == TensorFormat{} &&
+                     wire == TensorFormat{.dtype = DType::bf16};
+  return reads ? wire.dtype : DType::f32;
+}
+
 void Optimizer::round_gradients(Stream stream, Arena& scratch) const {
   for (const auto& parameter : parameters_->all()) {
     const TensorFormat& wire = parameter->formats.gradient_wire;
     const StoredTensor& gradient = parameter->stored_gradient;
     const bool rounded_already = wire == gradient.format || parameter->automatic != nullptr;
-    if (rounded_already || wire == TensorFormat{}) {
+    if (rounded_already || wire == TensorFormat{} || read_as(gradient.format, wire) != DType::f32) {
       continue;
     }
     ArenaScope scope(scratch);
@@ -111,10 +118,10 @@ void Optimizer::round_gradients(Stream stream, Arena& scratch) const {
 
 void Optimizer::sum_gradients(Stream stream, Arena& scratch) const {
   double* sum = squared_norm();
-  const auto add = [&](const View& values) {
+  const auto add = [&](const View& values, DType type = DType::f32) {
     const int64_t chunks = (values.count() + kNormChunk - 1) / kNormChunk;
     const View partial = allocate(scratch, DType::i64, {chunks});  // doubles: 8 bytes each
-    ops::sum_of_squares(stream, values, sum, partial);
+    ops::sum_of_squares(stream, values, sum, partial, type);
   };
   if (parameters_->layout() != nullptr) {
     for (const View& shard : parameters_->updated_gradients()) {
@@ -123,9 +130,14 @@ void Optimizer::sum_gradients(Stream stream, Arena& scratch) const {
     }
     return;
   }
-  for (const View& fp32 : parameters_->gradients().fp32()) {
-    ArenaScope scope(scratch);
-    add(fp32);
+  const StoredPool& pool = parameters_->gradients();
+  for (size_t i = 0; i < pool.buffers(); ++i) {
+    const StoredTensor gradients = pool.whole(i);
+    if (gradients.format == TensorFormat{}) {
+      const auto lane = static_cast<size_t>(pool.lane_of(i));
+      ArenaScope scope(scratch);
+      add(gradients.codes, read_as(gradients.format, parameters_->wires()[lane]));
+    }
   }
   for (const auto& parameter : parameters_->all()) {
     const StoredTensor& gradient = parameter->stored_gradient;
@@ -145,6 +157,9 @@ void Optimizer::sum_gradients(Stream stream, Arena& scratch) const {
 
 void Optimizer::step(Stream stream, Arena& scratch, bool collect_statistics,
                      RankCombiner* combiner) {
+  if (rounds_gradients_) {
+    round_gradients(stream, scratch);
+  }
   sum_gradients(stream, scratch);
   ops::StepControl* control = device_control();
   if (combiner != nullptr) {
@@ -195,7 +210,9 @@ ops::AdamW Optimizer::adamw_call(size_t index, bool collect_statistics) const {
           .weight_decay = parameter.decay ? settings_.weight_decay : 0.0,
           .cast = cast,
           .rounding = {.seed = seed_, .tensor = index, .first = parameter.updated.first},
-          .amax_known = !parameter.updated.whole};
+          .amax_known = !parameter.updated.whole,
+          .gradient_read_as =
+              read_as(parameter.updated.gradient.format, parameter.formats.gradient_wire)};
 }
 
 void Optimizer::update(Stream stream, size_t index, bool collect_statistics) const {

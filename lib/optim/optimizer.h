@@ -49,13 +49,14 @@ class Optimizer {
   /// Of the steps from now on; kept on the device, so that a recorded step can be replayed.
   void set_learning_rate(double lr);
 
-  /// Rounds the accumulated gradients once to what crosses their wires, where there is one rank: a
-  /// result does not depend on how many there are. Before step().
-  void round_gradients(Stream stream, Arena& scratch) const;
+  /// Where there is one rank: step() rounds the gradients once to what would cross their wires, so
+  /// that a result does not depend on how many ranks there are. Not otherwise.
+  void set_rounds_gradients(bool rounds) { rounds_gradients_ = rounds; }
 
   /// Applies the accumulated gradients, unless their norm is not finite, and casts the new weights
   /// as their Parameter::cast says; with statistics only when `collect_statistics`. `combiner`:
-  /// where ranks update parts.
+  /// where ranks update parts. fp32 gradients whose wire is bf16 are rounded where they are
+  /// read and stay in memory as they are; others are rounded in place.
   void step(Stream stream, Arena& scratch, bool collect_statistics = false,
             RankCombiner* combiner = nullptr);
 
@@ -86,6 +87,8 @@ class Optimizer {
     return moment.empty() ? StoredTensor{} : moment.at(parameter);
   }
   void check_formats() const;
+  DType read_as(const TensorFormat& gradient, const TensorFormat& wire) const;
+  void round_gradients(Stream stream, Arena& scratch) const;
   void sum_gradients(Stream stream, Arena& scratch) const;
   void update(Stream stream, size_t index, bool collect_statistics) const;
   ops::AdamW adamw_call(size_t index, bool collect_statistics) const;
@@ -95,6 +98,7 @@ class Optimizer {
   ParameterStore* parameters_;
   OptimizerSettings settings_;
   uint64_t seed_;
+  bool rounds_gradients_ = false;
   ops::LossScaling scaling_;
   StoredPool moment1_, moment2_;
   Buffer control_;

@@ -46,6 +46,7 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
   if (settings.trains) {
     optimizer_.emplace(device, model_.parameters(), settings.optimizer,
                        settings.plan.dynamic_loss_scaling, settings.seed);
+    optimizer_->set_rounds_gradients(comm_ == nullptr && !settings.plan.self_exact);
   }
   if (comm_ != nullptr) {
     settings_.record = false;  // what a rank says to another cannot be replayed
@@ -195,9 +196,6 @@ void Engine::end_step(bool collect_statistics) {
   }
   const TraceSpan span("update");
   run(updates_[collect_statistics ? 1 : 0], [&] {
-    if (comm_ == nullptr && !settings_.plan.self_exact) {
-      optimizer().round_gradients(device_->stream(), scratch_);
-    }
     optimizer().step(device_->stream(), scratch_, collect_statistics, zero_ ? this : nullptr);
     if (zero_) {
       zero_->values_changed();

@@ -105,7 +105,9 @@ float measure_norm(Array& gradient, ops::StepControl& control, float max_norm,
 
 TEST_CASE("AdamW follows torch.optim.AdamW", "[ops]") {
   // Torch's vectorized lerp_ and addcdiv_ fuse a multiplication and an addition where ours round
-  // twice, so that a moment that nearly cancels differs by roundings of its terms.
+  // twice, so that a moment that nearly cancels differs by roundings of its terms. Ours has the
+  // corrections in the step and in eps: the update is off by a few roundings, which a weight of its
+  // size shows.
   Golden golden("adamw");
   int cases = 0;
   for (; golden.next_case(); ++cases) {
@@ -135,7 +137,7 @@ TEST_CASE("AdamW follows torch.optim.AdamW", "[ops]") {
       call.copy = copy;
       ops::adamw(cpu_stream(), call, &control);
       REQUIRE(control.applied_steps == step);
-      REQUIRE(worst_ulps(weight, golden.tensor(n)) <= 1);
+      REQUIRE(worst_ulps(weight, golden.tensor(n)) <= 2);
       REQUIRE(worst_roundings(moment1, golden.tensor(n)) <= 3);
       REQUIRE(worst_ulps(moment2, golden.tensor(n)) <= 2);
       REQUIRE(copy.bytes() == Array(DType::bf16, {n}, weight.values()).bytes());
@@ -251,19 +253,24 @@ TEST_CASE("a step with a non-finite gradient touches nothing", "[ops]") {
 
 TEST_CASE("sum_of_squares adds to its accumulator, in fp64", "[ops]") {
   for (const FloatType& type : kFloatTypes) {
-    for (const int64_t count : {int64_t{1}, int64_t{31}, int64_t{4096}, int64_t{30001}}) {
-      Array x(type.dtype, {count}, random_values(count, 54));
-      double expected = 2.0;
-      for (int64_t i = 0; i < count; ++i) {
-        expected += double{x.get(i)} * double{x.get(i)};
+    for (const int64_t count :
+         {int64_t{1}, int64_t{31}, int64_t{4096}, int64_t{30001}, int64_t{4096} * 4097 + 3}) {
+      if (count > 1000000 && type.dtype != DType::bf16) {
+        continue;  // more than a group of chunks: once
       }
+      Array x(type.dtype, {count}, random_values(count, 54));
+      long double exact = 2.0;
+      for (int64_t i = 0; i < count; ++i) {
+        exact += double{x.get(i)} * double{x.get(i)};
+      }
+      const auto expected = static_cast<double>(exact);
       Array scratch(DType::f32, {2 * ((count + 4095) / 4096)});
       double sum = 2.0;
       ops::sum_of_squares(cpu_stream(), x, &sum, scratch);
       REQUIRE(sum == Approx(expected).epsilon(1e-13));
       REQUIRE(same_everywhere([&](const ops::OpTable& table) {
         double total = 0.0;
-        table.sum_of_squares(cpu_stream(), x, &total, scratch);
+        table.sum_of_squares(cpu_stream(), x, &total, scratch, DType::f32);
         Bits bits;
         bits.add_value(total);
         return bits;

@@ -56,6 +56,46 @@ TEST_CASE("weight decay spares norms, and the gradient norm is that of all param
   CHECK(f.norm->value.as<float>()[0] == Approx(1.0 - 0.1));
 }
 
+TEST_CASE("gradients are rounded to their wire as they are read, or before") {
+  for (const char* name : {"adamw", "sgd"}) {
+    const auto weights_after = [&](bool optimizer_rounds, float value) {
+      const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
+      ParameterStore store;
+      ParameterFormats formats;
+      formats.gradient_wire.dtype = DType::bf16;
+      // Lanes of their own: one has a wire, the other none.
+      Parameter* rounded =
+          store.add({.name = "w", .shape = {5}, .init = Init::ones, .formats = formats});
+      Parameter* exact = store.add({.name = "n", .shape = {5}, .init = Init::ones});
+      Arena scratch{*device, MemoryCategory::workspace};
+      store.allocate(*device);
+      store.initialize(*device, 1);
+      scratch.reserve(1 << 16);
+      for (int i = 0; i < 5; ++i) {
+        rounded->gradient.as<float>()[i] = value * static_cast<float>(i + 1);
+        exact->gradient.as<float>()[i] = 1.001F * static_cast<float>(i + 1);
+      }
+      OptimizerSettings settings;
+      settings.name = name;
+      settings.grad_clip = 0.5;
+      Optimizer optimizer(*device, store, settings, false);
+      optimizer.set_rounds_gradients(optimizer_rounds);
+      optimizer.set_learning_rate(0.1F);
+      optimizer.step(device->stream(), scratch);
+      std::vector<float> result = value_on_host(*device, *rounded);
+      const std::vector<float> other = value_on_host(*device, *exact);
+      result.insert(result.end(), other.begin(), other.end());
+      result.push_back(optimizer.report().gradient_norm);
+      return result;
+    };
+    INFO(name);
+    // bf16 keeps eight bits: of 1 + 2^-12 and its multiples, 1 and its.
+    const float value = 1.0F + 0x1p-12F;
+    CHECK(weights_after(true, value) == weights_after(false, 1.0F));
+    CHECK(weights_after(false, value) != weights_after(false, 1.0F));
+  }
+}
+
 TEST_CASE("a gradient that is not finite skips the step and leaves everything as it was") {
   Fixture f;
   Optimizer optimizer(*f.device, f.store, {}, false);

@@ -5,25 +5,39 @@
 #include "ops/cpu/stored_runs.h"
 #include "ops/op_table.h"
 #include "ops/optimizer_math.h"
+#include "ops/storage_math.h"
 
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 namespace {
 
-constexpr int64_t kSquaresChunk = 4096;  // part of the definition of sum_of_squares
+// Parts of the definition of sum_of_squares.
+constexpr int64_t kSquaresChunk = 4096;  // elements of a chunk
+constexpr int64_t kSquaresGroup = 4096;  // chunks of a group
+constexpr int64_t kSumLanes = 256;       // of a sum of sums
+
+/// body(read) with read(x) the value of an fp32 x as `read_as` has it.
+template <typename Body>
+FP8TRAIN_HD void with_read_as(DType read_as, Body body) {
+  if (read_as == DType::bf16) {
+    body([](const float* x) { return as_stored<bf16>(*x); });
+  } else {
+    body([](const float* x) { return *x; });
+  }
+}
 
 /// Sixteen fp64 sums, element i in lane i % 16, then a tree. A square of an fp32 number is exact
 /// in fp64.
-template <typename X>
-FP8TRAIN_HD double chunk_sum_of_squares(const X* x, int64_t count) {
+template <typename X, typename Read>
+FP8TRAIN_HD double chunk_sum_of_squares(const X* x, int64_t count, Read read) {
   double lanes[kLanes] = {};
   float rest[kLanes] = {};
   const int64_t whole = count / kLanes * kLanes;
   for (int64_t i = whole; i < count; ++i) {
-    rest[i - whole] = load_as_float(x + i);
+    rest[i - whole] = read(x + i);
   }
   for (int64_t begin = 0; begin < whole; begin += kLanes) {
     for (int64_t lane = 0; lane < kLanes; ++lane) {
-      const double value = static_cast<double>(load_as_float(x + begin + lane));
+      const double value = static_cast<double>(read(x + begin + lane));
       lanes[lane] += value * value;
     }
   }
@@ -38,23 +52,49 @@ FP8TRAIN_HD double chunk_sum_of_squares(const X* x, int64_t count) {
   return lanes[0];
 }
 
-void sum_of_squares(Stream /*stream*/, ConstView x, double* accumulator, View scratch) {
+/// Sum of count values that lie `stride` apart: lane i % 256 adds value i in order, then the lanes
+/// are folded in halves.
+FP8TRAIN_HD double sum_of_sums(const double* sums, int64_t count, int64_t stride) {
+  double lanes[kSumLanes] = {};
+  for (int64_t i = 0; i < count; ++i) {
+    lanes[i % kSumLanes] += sums[i * stride];
+  }
+  for (int64_t width = kSumLanes / 2; width > 0; width /= 2) {
+    for (int64_t lane = 0; lane < width; ++lane) {
+      lanes[lane] += lanes[lane + width];
+    }
+  }
+  return lanes[0];
+}
+
+template <typename X, typename Read>
+void sum_chunks(const X* x, int64_t count, double* partial, Read read) {
+  const int64_t chunks = chunks_of(count, kSquaresChunk);
+#pragma omp parallel for schedule(static) if (count >= kParallelElements)
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+    const int64_t begin = chunk * kSquaresChunk;
+    partial[chunk] = chunk_sum_of_squares(x + begin, minimum(kSquaresChunk, count - begin), read);
+  }
+}
+
+void sum_of_squares(Stream /*stream*/, ConstView x, double* accumulator, View scratch,
+                    DType read_as) {
   const int64_t count = x.count();
   const int64_t chunks = chunks_of(count, kSquaresChunk);
   double* partial = scratch.as<double>();
-  with_float_type(x.dtype, [&](auto tag) {
-    const auto* data = x.as<typename decltype(tag)::Type>();
-#pragma omp parallel for schedule(static) if (count >= kParallelElements)
-    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-      const int64_t begin = chunk * kSquaresChunk;
-      partial[chunk] = chunk_sum_of_squares(data + begin, minimum(kSquaresChunk, count - begin));
-    }
-  });
-  double sum = 0.0;
-  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-    sum += partial[chunk];
+  if (x.dtype == DType::f32) {
+    with_read_as(read_as, [&](auto read) { sum_chunks(x.as<float>(), count, partial, read); });
+  } else {
+    with_float_type(x.dtype, [&](auto tag) {
+      const auto* data = x.as<typename decltype(tag)::Type>();
+      sum_chunks(data, count, partial, [](const auto* value) { return load_as_float(value); });
+    });
   }
-  *accumulator += sum;
+  // The sum of a group replaces its first value.
+  for (int64_t begin = 0; begin < chunks; begin += kSquaresGroup) {
+    partial[begin] = sum_of_sums(partial + begin, minimum(kSquaresGroup, chunks - begin), 1);
+  }
+  *accumulator += sum_of_sums(partial, chunks_of(chunks, kSquaresGroup), kSquaresGroup);
 }
 
 void prepare_step(Stream /*stream*/, StepControl* control, float max_norm,
@@ -96,11 +136,22 @@ struct UpdatePiece {
     load_run(tensor, begin, length, weight);
     return weight;
   }
-  FP8TRAIN_HD const float* gradients(const StoredTensor& tensor, int64_t begin, int64_t length) {
-    if (is_fp32(tensor)) {
-      return tensor.codes.as<float>() + begin;
+  FP8TRAIN_HD const float* gradients(const StoredTensor& tensor, DType read_as, int64_t begin,
+                                     int64_t length) {
+    if (!is_fp32(tensor)) {
+      load_run(tensor, begin, length, gradient);
+      return gradient;
     }
-    load_run(tensor, begin, length, gradient);
+    const float* from = tensor.codes.as<float>() + begin;
+    if (read_as != DType::bf16) {
+      return from;
+    }
+    with_read_as(read_as, [&](auto read) {
+#pragma GCC ivdep
+      for (int64_t i = 0; i < length; ++i) {
+        gradient[i] = read(from + i);
+      }
+    });
     return gradient;
   }
   /// New moments, and new weights if `weights` is not null.
@@ -108,7 +159,7 @@ struct UpdatePiece {
                           int64_t length, float* __restrict weights) {
     load_run(call.moment1, begin, length, first);
     load_run(call.moment2, begin, length, second);
-    const float* gradient_of = gradients(call.gradient, begin, length);
+    const float* gradient_of = gradients(call.gradient, call.gradient_read_as, begin, length);
 #pragma GCC ivdep
     for (int64_t i = 0; i < length; ++i) {
       float value = weights == nullptr ? 0.0F : weights[i];
@@ -247,10 +298,12 @@ FP8TRAIN_HD void update_plain(const AdamW& call, const AdamWFactors& factors, in
   float* moment1 = call.moment1.codes.as<float>();
   float* moment2 = call.moment2.codes.as<float>();
   const float* gradient = call.gradient.codes.as<float>();
+  with_read_as(call.gradient_read_as, [&](auto read) {
 #pragma GCC ivdep
-  for (int64_t i = begin; i < end; ++i) {
-    adamw_element(factors, gradient[i], weight[i], moment1[i], moment2[i]);
-  }
+    for (int64_t i = begin; i < end; ++i) {
+      adamw_element(factors, read(gradient + i), weight[i], moment1[i], moment2[i]);
+    }
+  });
   write_copy(weight + begin, call.copy, begin, end - begin);
 }
 

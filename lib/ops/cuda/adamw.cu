@@ -19,6 +19,7 @@ struct Update {
   Moments moments;
   uint16_t* __restrict__ copy;  ///< may be null
   bool copy_is_f16;
+  DType gradient_read_as;
 };
 
 /// Elements i .. i + N - 1, of which `available` (may be negative) exist: all or none if Packed.
@@ -31,12 +32,15 @@ __device__ __forceinline__ void update(const Update<Moments>& call, const AdamWF
   float moment2[N];
   load_values<N, Packed>(call.weight + i, weight, available);
   load_values<N, Packed>(call.gradient + i, gradient, available);
+  if (call.gradient_read_as == DType::bf16) {
+    round_as_stored(gradient);
+  }
   const typename Moments::Scales old =
       call.moments.template load<N, Packed>(i, available, moment1, moment2);
 #pragma unroll
   for (int j = 0; j < N; ++j) {
     adamw_element(factors, gradient[j], weight[j], moment1[j], moment2[j]);
-    weight[j] = j < available ? weight[j] : 0.0F;
+    weight[j] = (Packed ? available > 0 : j < available) ? weight[j] : 0.0F;
   }
   store_values<N, Packed>(call.weight + i, weight, available);
   call.moments.template store<N, Packed>(i, available, old, moment1, moment2);
@@ -46,9 +50,10 @@ __device__ __forceinline__ void update(const Update<Moments>& call, const AdamWF
 }
 
 /// A warp has 128 consecutive elements at a time.
-template <bool Aligned, typename Moments>
-__global__ void __launch_bounds__(kBlock) adamw_kernel(Update<Moments> call, AdamWRates rates,
-                                                       const StepControl* control, int64_t count) {
+template <typename Moments>
+__global__ void __launch_bounds__(kBlock)
+    adamw_kernel(Update<Moments> call, AdamWRates rates, const StepControl* control, int64_t count,
+                 bool aligned) {
   if (control->skip != 0) {
     return;
   }
@@ -60,7 +65,7 @@ __global__ void __launch_bounds__(kBlock) adamw_kernel(Update<Moments> call, Ada
   for (int64_t begin = warp * kSpan; begin < count; begin += warps * kSpan) {
     const int64_t i = begin + lane_index() * kQuad;
     float weight[kQuad];
-    if (Aligned && begin + kSpan <= count) {
+    if (aligned && begin + kSpan <= count) {
       update<kQuad, true>(call, factors, i, kQuad, weight);
     } else {
       update<kQuad, false>(call, factors, i, count - i, weight);
@@ -68,10 +73,16 @@ __global__ void __launch_bounds__(kBlock) adamw_kernel(Update<Moments> call, Ada
   }
 }
 
-/// The weight as a matrix in tiles, each cast as it is updated. Pointers are aligned to 16 bytes,
-/// codes to 8, and the width is a multiple of eight.
+/// Where a thread keeps its codes of row i, in words of the shared tile, until it has all of them:
+/// an array in registers would have to be indexed by constants, and the loop over rows be unrolled.
+__device__ __forceinline__ int own_codes(int i) {
+  return (i * kTileThreads + static_cast<int>(threadIdx.x)) * 2;
+}
+
+/// The weight as a matrix in tiles, each cast as it is updated, a row of each thread at a time.
+/// Pointers are aligned to 16 bytes, codes to 8, and the width is a multiple of eight.
 template <typename Code, typename Moments>
-__global__ void __launch_bounds__(kTileThreads, 2)
+__global__ void __launch_bounds__(kTileThreads, Moments::kTileBlocks)
     adamw_tiles_kernel(Update<Moments> call, AdamWRates rates, const StepControl* control,
                        CastTarget target, CastCall cast) {
   FP8TRAIN_SHARED_ARRAY(AdamWFactors, shared_rates, 1);
@@ -92,8 +103,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
     const int64_t row = tile_row + threadIdx.x / kTileGroups * kOctet;
     const int64_t column = tile_column + threadIdx.x % kTileGroups * kOctet;
     const int64_t first = row * target.width + column;
-    CodeWords codes[kOctet];
-#pragma unroll
+#pragma unroll 1
     for (int i = 0; i < kOctet; ++i) {
       const int64_t available = row + i < target.rows ? target.width - column : 0;
       const int64_t at = first + i * target.width;
@@ -103,15 +113,26 @@ __global__ void __launch_bounds__(kTileThreads, 2)
       } else {
         update<kOctet, true>(call, factors, at, available, weight);
       }
-      const Octet<float> octet = octet_of<float>(weight, available);
+      Octet<float> octet;
+#pragma unroll
+      for (int j = 0; j < kOctet; ++j) {
+        octet.words[j] = bits_of(weight[j]);
+      }
       peak.add(octet);
-      codes[i] = encode_octet<Code, false>(
+      const CodeWords codes = encode_octet<Code, false>(
           octet, [scale](int /*column*/) { return scale; }, tally);
       if (target.codes != nullptr) {
-        store_codes<true>(target.codes + at, codes[i], available);
+        store_codes<true>(target.codes + at, codes, available);
       }
+      store_pack(tile + own_codes(i), codes);
     }
     if (target.transposed != nullptr) {
+      CodeWords codes[kOctet];
+#pragma unroll
+      for (int i = 0; i < kOctet; ++i) {
+        codes[i] = load_pack<2>(tile + own_codes(i));
+      }
+      __syncthreads();
       put_transposed(codes, tile);
       __syncthreads();
       write_transposed(tile, target.transposed, tile_row, tile_column, target.rows, target.width,
@@ -123,14 +144,18 @@ __global__ void __launch_bounds__(kTileThreads, 2)
 }
 
 template <typename Moments>
+Update<Moments> update_of(const AdamW& call, const Moments& moments) {
+  return {call.weight.codes.as<float>(), call.gradient.codes.as<float>(), moments,
+          call.copy.as<uint16_t>(),      call.copy.dtype == DType::f16,   call.gradient_read_as};
+}
+
+template <typename Moments>
 void update_alone(const Stream& stream, const AdamW& call, const Moments& moments, bool aligned,
                   const StepControl* control) {
   const int64_t count = call.weight.count();
-  const Update<Moments> update = {call.weight.codes.as<float>(), call.gradient.codes.as<float>(),
-                                  moments, call.copy.as<uint16_t>(), call.copy.dtype == DType::f16};
+  const Update<Moments> update = update_of(call, moments);
   const LaunchShape shape = {blocks_for(stream, ceil_div(count, kQuad)), kBlock};
-  launch(stream, shape, aligned ? adamw_kernel<true, Moments> : adamw_kernel<false, Moments>,
-         update, rates_of(call), control, count);
+  launch(stream, shape, adamw_kernel<Moments>, update, rates_of(call), control, count, aligned);
 }
 
 CastTarget target_of(const AdamW& call) {
@@ -147,8 +172,7 @@ CastTarget target_of(const AdamW& call) {
 template <typename Moments>
 void update_and_cast(const Stream& stream, const AdamW& call, const Moments& moments,
                      const StepControl* control) {
-  const Update<Moments> update = {call.weight.codes.as<float>(), call.gradient.codes.as<float>(),
-                                  moments, call.copy.as<uint16_t>(), call.copy.dtype == DType::f16};
+  const Update<Moments> update = update_of(call, moments);
   const CastTarget target = target_of(call);
   const QuantizedView& out = call.cast.out;
   const CastCall cast = {out.empty() ? nullptr : out.scale, out.scale_inv, call.cast.amax, nullptr};

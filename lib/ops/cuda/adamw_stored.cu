@@ -12,6 +12,7 @@ struct StoredUpdate {
   CodedTensor weight, gradient, moment1, moment2;
   uint16_t* __restrict__ copy;  ///< may be null
   bool copy_is_f16;
+  DType gradient_read_as;
   RoundingStream rounding;
 };
 
@@ -33,6 +34,9 @@ struct StoredValues {
     }
     float gradient[N];
     call.gradient.load<N, Packed>(i, available, call.gradient.scale_at(i, available), gradient);
+    if (call.gradient_read_as == DType::bf16) {
+      round_as_stored(gradient);
+    }
     scale1 = call.moment1.scale_at(i, available);
     call.moment1.load<N, Packed>(i, available, scale1, moment1);
     scale2 = call.moment2.scale_at(i, available);
@@ -92,7 +96,7 @@ __global__ void __launch_bounds__(kBlock)
 }
 
 /// The amax of new values that have one scale: into the places beside their scales.
-__global__ void __launch_bounds__(kBlock)
+__global__ void __launch_bounds__(kBlock, 2)
     tensor_amax_kernel(StoredUpdate call, AdamWRates rates, const StepControl* control,
                        int64_t count, bool aligned) {
   if (control->skip != 0) {
@@ -141,9 +145,10 @@ struct KeepTensorScales {
 };
 
 StoredUpdate update_of(const AdamW& call) {
-  return {coded(call.weight),  coded(call.gradient),     coded(call.moment1),
-          coded(call.moment2), call.copy.as<uint16_t>(), call.copy.dtype == DType::f16,
-          call.rounding};
+  return {coded(call.weight),       coded(call.gradient),
+          coded(call.moment1),      coded(call.moment2),
+          call.copy.as<uint16_t>(), call.copy.dtype == DType::f16,
+          call.gradient_read_as,    call.rounding};
 }
 
 bool has_tensor_scales(const StoredUpdate& update) {

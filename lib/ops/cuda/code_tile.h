@@ -170,8 +170,11 @@ struct Tally {
 
   template <typename Code>
   __device__ __forceinline__ void add(float x, float scaled, uint32_t code) {
-    constexpr float kMax = kSaturation<Code>;
-    saturated += scaled > kMax || scaled < -kMax ? 1U : 0U;
+    count(x, scaled, kSaturation<Code>, code);
+  }
+  /// limit: the magnitude above which a scaled value saturates.
+  __device__ __forceinline__ void count(float x, float scaled, float limit, uint32_t code) {
+    saturated += scaled > limit || scaled < -limit ? 1U : 0U;
     underflow += (bits_of(x) & 0x7FFFFFFFU) != 0 && (code & 0x7FU) == 0 ? 1U : 0U;
   }
 };

@@ -274,6 +274,7 @@ struct CodedMoments {
   struct Scales {
     ScaleExpansion first, second;
   };
+  static constexpr int kTileBlocks = 2;
 
   /// A group must lie in one row of a tile.
   bool fits_tiles(int64_t width) const {

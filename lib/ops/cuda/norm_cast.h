@@ -1,17 +1,25 @@
 #pragma once
 // The results of norms as values that are cast where they are made. Only for .cu files.
 
-#include "ops/cuda/cast_tiles.h"
+#include "ops/cuda/norm_any.h"
 
 namespace fp8train::ops::cuda {
 
-/// Rows of a norm whose statistics are known: (x - mean) * rstd * weight (+ bias), rounded to Y.
-/// Subtracting the mean 0 of RMSNorm leaves every bit.
-template <typename X, typename Y>
+/// (x - mean) * rstd * weight (+ bias), in the order of norm_forward_kernel. Subtracting the mean 0
+/// of RMSNorm leaves every bit.
+__device__ __forceinline__ void scale_row(float mean, float rstd, const float (&weight)[kOctet],
+                                          float (&values)[kOctet]) {
+#pragma unroll
+  for (int i = 0; i < kOctet; ++i) {
+    values[i] = (values[i] - mean) * rstd * weight[i];
+  }
+}
+
+/// Rows of bf16 whose statistics are known, rounded to bf16.
 struct NormSource {
-  using Value = Y;
+  using Value = bf16;
   static constexpr int kParts = 1;
-  const X* __restrict__ x;
+  const bf16* __restrict__ x;
   const float* __restrict__ weight;
   const float* __restrict__ bias;  ///< may be null
   const float* __restrict__ mean;  ///< null: RMSNorm
@@ -20,11 +28,11 @@ struct NormSource {
 
   template <bool Packed, bool Counted>
   static constexpr int blocks() {
-    return sizeof(X) == 4 ? 1 : kMadeTileBlocks<Packed, Counted, Y>;
+    return kMadeTileBlocks<Packed, Counted, bf16>;
   }
   template <bool Packed>
-  __device__ __forceinline__ Octet<Y> octet(int /*part*/, int64_t row, int64_t column,
-                                            int64_t available) const {
+  __device__ __forceinline__ Octet<bf16> octet(int /*part*/, int64_t row, int64_t column,
+                                               int64_t available) const {
     if (available <= 0) {
       return {};
     }
@@ -32,12 +40,7 @@ struct NormSource {
     float factors[kOctet];
     octet_values(load_octet<Packed>(x + row * width + column, available), values);
     octet_values(load_octet<Packed>(weight + column, available), factors);
-    const float row_mean = mean == nullptr ? 0.0F : mean[row];
-    const float row_rstd = rstd[row];
-#pragma unroll
-    for (int i = 0; i < kOctet; ++i) {
-      values[i] = (values[i] - row_mean) * row_rstd * factors[i];
-    }
+    scale_row(mean == nullptr ? 0.0F : mean[row], rstd[row], factors, values);
     if (bias != nullptr) {
       float offsets[kOctet];
       octet_values(load_octet<Packed>(bias + column, available), offsets);
@@ -46,7 +49,48 @@ struct NormSource {
         values[i] += offsets[i];
       }
     }
-    return octet_of<Y>(values, available);
+    return octet_of<bf16>(values, available);
+  }
+};
+
+/// Rows of any type, rounded to any type; both are chosen when the kernel runs.
+struct AnyNormSource {
+  using Value = float;
+  static constexpr int kParts = 1;
+  void* x;
+  DType x_type, y_type;
+  float* weight;
+  float* bias;                     ///< may be null
+  const float* __restrict__ mean;  ///< null: RMSNorm
+  const float* __restrict__ rstd;
+  int64_t width;
+
+  template <bool Packed, bool Counted>
+  static constexpr int blocks() {
+    return 1;
+  }
+  template <bool Packed>
+  __device__ __forceinline__ Octet<float> octet(int /*part*/, int64_t row, int64_t column,
+                                                int64_t available) const {
+    if (available <= 0) {
+      return {};
+    }
+    const int count = available < kOctet ? static_cast<int>(available) : kOctet;
+    const int first = static_cast<int>(column);
+    float values[kOctet];
+    float factors[kOctet];
+    AnyRow{x, x_type, row * width, Packed}.load(first, count, values);
+    AnyRow{weight, DType::f32, 0, Packed}.load(first, count, factors);
+    scale_row(mean == nullptr ? 0.0F : mean[row], rstd[row], factors, values);
+    if (bias != nullptr) {
+      AnyRow{bias, DType::f32, 0, Packed}.load(first, count, factors);
+#pragma unroll
+      for (int i = 0; i < kOctet; ++i) {
+        values[i] += factors[i];
+      }
+    }
+    round_to_type(y_type, values);
+    return octet_of<float>(values, available);
   }
 };
 

@@ -1,19 +1,20 @@
 #pragma once
-// Kernels of RMSNorm and LayerNorm over rows, which may be slices (heads) of wider rows. A block
-// takes a batch of rows at once into shared memory, sixteen threads add up a row in the order of
-// the cpu's sixteen lanes, then all threads write. Sums over rows go over chunks of 64 rows, in
-// order. So the bits are the cpu's. Rows that are too long for shared memory or not aligned are
-// read in place. Only for .cu files.
+// Kernels of RMSNorm and LayerNorm over rows, which may be slices (heads) of wider rows. Rows of
+// bf16 that lie in packs of 16 bytes are held in registers: a team of threads has a row, a block
+// several teams. All other rows take the kernels of norm_any.h. Sums over a row are trees over its
+// team, sums over rows go over the rows of a chunk in order, then over teams and chunks: results
+// repeat bitwise and are the cpu's up to rounding. Only for .cu files.
 
-#include "ops/cuda/code_tile.h"
+#include "ops/cuda/cast_tiles.h"
+#include "ops/norm.h"
 
 namespace fp8train::ops::cuda {
 
-constexpr int kNormLanes = 16;      // of a sum over a row: part of its definition
-constexpr int64_t kNormChunk = 64;  // rows of one partial sum of a weight gradient: likewise
-constexpr int kNormPack = 8;        // elements of one thread
-constexpr int kNormGroups = kBlock / kNormLanes;  // rows that a block adds up at a time
-constexpr int kNormBatch = 64;                    // most rows of a batch
+constexpr int kNormThreads = 256;      ///< of a block with several teams
+constexpr int kNormMostThreads = 512;  ///< of a team
+constexpr int kForwardVecs = 4;        ///< packs of eight elements that a thread holds of a row
+template <bool kLayer>
+constexpr int kBackwardVecs = kLayer ? 2 : 4;
 
 /// Where row r = (p, h) of n elements lies: head h of `heads` in position p of `stride` elements.
 struct NormRows {
@@ -25,180 +26,35 @@ struct NormRows {
   }
 };
 
-struct NormStatistics {
-  float mean, rstd;
-};
-
-/// N elements as fp32, in accesses of 16 bytes at most.
-template <int N, typename T>
-__device__ __forceinline__ void load_values(const T* from, float* values) {
-  constexpr int kWide = 16 / static_cast<int>(sizeof(T));
-  constexpr int kStep = N < kWide ? N : kWide;
-#pragma unroll
-  for (int i = 0; i < N; i += kStep) {
-    const Pack<T, kStep> pack = load_pack<kStep>(from + i);
-#pragma unroll
-    for (int j = 0; j < kStep; ++j) {
-      values[i + j] = load_as_float(&pack.values[j]);
-    }
-  }
-}
-template <int N, typename T>
-__device__ __forceinline__ void store_values(T* to, const float* values) {
-  constexpr int kWide = 16 / static_cast<int>(sizeof(T));
-  constexpr int kStep = N < kWide ? N : kWide;
-#pragma unroll
-  for (int i = 0; i < N; i += kStep) {
-    Pack<T, kStep> pack;
-#pragma unroll
-    for (int j = 0; j < kStep; ++j) {
-      store_from_float(&pack.values[j], values[i + j]);
-    }
-    store_pack(to + i, pack);
-  }
-}
-
-/// Rows first .. first + count as they lie in memory into shared [count, n].
-template <typename T>
-__device__ __forceinline__ void stage_rows(const T* from, NormRows rows, int64_t first, int count,
-                                           int n, T* staged) {
-  constexpr int kWide = 16 / static_cast<int>(sizeof(T));
-  const int packs = n / kWide;
-#pragma unroll 4
-  for (int i = static_cast<int>(threadIdx.x); i < count * packs; i += kBlock) {
-    const int r = i / packs;
-    const int c = (i - r * packs) * kWide;
-    store_pack(staged + r * n + c, load_pack<kWide>(from + rows.at(first + r, n) + c));
-  }
-}
-
-/// Sum over i of term(i), i = 0 .. n - 1, by sixteen threads, which all get it: lane i % 16 adds
-/// its terms in order, then the lanes are folded in halves. All lanes of the warp take part.
-template <typename Term>
-__device__ __forceinline__ float lane_sum(int n, Term term) {
-  float sum = 0.0F;
-#pragma unroll 8
-  for (int i = static_cast<int>(threadIdx.x) % kNormLanes; i < n; i += kNormLanes) {
-    sum += term(i);
-  }
-  for (int bits = kNormLanes / 2; bits > 0; bits /= 2) {
-    sum += __shfl_xor_sync(kAllLanes, sum, bits);
-  }
-  return sum;
-}
-
-__device__ __forceinline__ float reciprocal_root(float mean_square, float eps) {
-  return 1.0F / sqrtf(mean_square + eps);
-}
-
-template <typename X, typename Y>
 struct NormForward {
-  const X* x;
+  const void* x;
+  DType x_type;
   NormRows x_rows;
   const float* weight;
   const float* bias;  ///< may be null
   float eps;
-  Y* y;  ///< may be x; null: only the statistics are wanted
+  void* y;  ///< may be x; null: only the statistics are wanted
+  DType y_type;
   NormRows y_rows;
-  X* original;  ///< a packed copy of x; may be null
-  float* mean;  ///< LayerNorm only
+  void* original;  ///< a packed copy of x; may be null
+  float* mean;     ///< LayerNorm only
   float* rstd;
   float* amax;  ///< max |y| is combined into it; may be null
   int64_t rows;
   int n;
-  int batch;
 };
 
-template <bool kLayer, typename X>
-__device__ __forceinline__ NormStatistics row_statistics(const X* x, int n, int length, float eps) {
-  const float count = static_cast<float>(n);
-  const float mean =
-      kLayer ? lane_sum(length, [=](int i) { return load_as_float(x + i); }) / count : 0.0F;
-  const float square_sum = lane_sum(length, [=](int i) {
-    const float value = kLayer ? load_as_float(x + i) - mean : load_as_float(x + i);
-    return value * value;
-  });
-  return {mean, reciprocal_root(square_sum / count, eps)};
-}
-
-template <bool kStaged, bool kLayer, typename X, typename Y>
-__global__ void __launch_bounds__(kBlock, 4) norm_forward_kernel(NormForward<X, Y> call) {
-  constexpr int N = kStaged ? kNormPack : 1;
-  FP8TRAIN_SHARED_DYNAMIC(X, staged);
-  FP8TRAIN_SHARED_ARRAY(NormStatistics, statistics, kNormBatch);
-  const int n = call.n;
-  const int64_t first = int64_t{blockIdx.x} * call.batch;
-  const int64_t left = call.rows - first;
-  const int count = static_cast<int>(left < call.batch ? left : call.batch);
-  const auto row_of = [&](int r) -> const X* {
-    return kStaged ? staged + r * n : call.x + call.x_rows.at(first + r, n);
-  };
-  if (kStaged) {
-    stage_rows(call.x, call.x_rows, first, count, n, staged);
-    __syncthreads();
-  }
-  for (int base = 0; base < count; base += kNormGroups) {
-    const int r = base + static_cast<int>(threadIdx.x) / kNormLanes;
-    const NormStatistics row =
-        row_statistics<kLayer>(row_of(r < count ? r : 0), n, r < count ? n : 0, call.eps);
-    if (r < count && threadIdx.x % kNormLanes == 0) {
-      statistics[r] = row;
-      call.rstd[first + r] = row.rstd;
-      if (kLayer) {
-        call.mean[first + r] = row.mean;
-      }
-    }
-  }
-  if (call.y == nullptr) {
-    return;
-  }
-  __syncthreads();
-  uint32_t largest = 0;  // magnitude before it is rounded to Y: rounding keeps the order
-  const int packs = n / N;
-  for (int i = static_cast<int>(threadIdx.x); i < count * packs; i += kBlock) {
-    const int r = i / packs;
-    const int c = (i - r * packs) * N;
-    float x[N], weight[N], out[N];
-    load_values<N>(row_of(r) + c, x);
-    load_values<N>(call.weight + c, weight);
-#pragma unroll
-    for (int j = 0; j < N; ++j) {
-      out[j] = (kLayer ? x[j] - statistics[r].mean : x[j]) * statistics[r].rstd * weight[j];
-    }
-    if (kLayer && call.bias != nullptr) {
-      float bias[N];
-      load_values<N>(call.bias + c, bias);
-#pragma unroll
-      for (int j = 0; j < N; ++j) {
-        out[j] += bias[j];
-      }
-    }
-    if (call.original != nullptr) {
-      store_values<N>(call.original + (first + r) * n + c, x);
-    }
-    store_values<N>(call.y + call.y_rows.at(first + r, n) + c, out);
-#pragma unroll
-    for (int j = 0; j < N; ++j) {
-      largest = Largest{}(largest, bits_of(out[j]) & 0x7FFFFFFFU);
-    }
-  }
-  if (call.amax != nullptr) {
-    FP8TRAIN_SHARED_ARRAY(uint32_t, shared, kBlock / kWarp);
-    Y rounded;
-    store_from_float(&rounded, float_of(largest));
-    raise_amax(call.amax, max_magnitude(load_as_float(&rounded), 0.0F), shared);
-  }
-}
-
-template <typename Dy, typename X>
 struct NormBackward {
-  const Dy* dy;
+  const void* dy;
+  DType dy_type;
   NormRows dy_rows;
-  const X* x;  ///< packed
+  const void* x;  ///< packed
+  DType x_type;
   const float* weight;
   const float* mean;  ///< LayerNorm only
   const float* rstd;
-  void* dx;  ///< of Dx; may be dy where the types agree
+  void* dx;  ///< may be dy where the types agree
+  DType dx_type;
   NormRows dx_rows;
   bool accumulate;
   float* weight_partial;  ///< [chunks, n]
@@ -206,112 +62,299 @@ struct NormBackward {
   int64_t rows;
   int64_t chunk_rows;
   int n;
-  int batch;
 };
 
-struct NormProjection {
-  float gradient_mean, mean;
-  NormStatistics row;
+/// The threads of a block in teams of `size`: a power of two up to 32, or a multiple of 32.
+struct Team {
+  int size, index, lane;
+
+  __device__ __forceinline__ explicit Team(int team)
+      : size(team),
+        index(static_cast<int>(threadIdx.x) / team),
+        lane(static_cast<int>(threadIdx.x) % team) {}
+
+  __device__ __forceinline__ int count() const { return static_cast<int>(blockDim.x) / size; }
+
+  /// All threads of a team get the sum of its values. All threads of the block take part. `shared`:
+  /// a value for each warp, free again when the call returns.
+  __device__ __forceinline__ float sum(float value, float* shared) const {
+    if (size <= kWarp) {
+      for (int bits = size / 2; bits > 0; bits /= 2) {
+        value += __shfl_xor_sync(kAllLanes, value, bits);
+      }
+      return value;
+    }
+    value = warp_reduce(value, Sum{});
+    if (lane_index() == 0) {
+      shared[warp_index()] = value;
+    }
+    __syncthreads();
+    const int first = index * (size / kWarp);
+    float total = shared[first];
+    for (int warp = first + 1; warp < first + size / kWarp; ++warp) {
+      total += shared[warp];
+    }
+    __syncthreads();
+    return total;
+  }
 };
 
+/// *amax = max(*amax, magnitudes of a whole block), of any number of warps.
+__device__ __forceinline__ void raise_block_amax(float* amax, float value, float* shared) {
+  uint32_t largest = warp_reduce(bits_of(value), Largest{});
+  if (lane_index() == 0) {
+    shared[warp_index()] = float_of(largest);
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    for (int warp = 1; warp < static_cast<int>(blockDim.x) / kWarp; ++warp) {
+      largest = Largest{}(largest, bits_of(shared[warp]));
+    }
+    atomicMax(reinterpret_cast<unsigned*>(amax), largest);
+  }
+}
+
+/// Eight fp32 values at an address aligned to 16 bytes.
+__device__ __forceinline__ void load_eight(const float* from, float (&values)[kOctet]) {
+#pragma unroll
+  for (int i = 0; i < kOctet; i += 4) {
+    const Pack<float, 4> pack = load_pack<4>(from + i);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      values[i + j] = pack.values[j];
+    }
+  }
+}
+__device__ __forceinline__ void store_eight(float* to, const float (&values)[kOctet]) {
+#pragma unroll
+  for (int i = 0; i < kOctet; i += 4) {
+    store_pack(to + i, Pack<float, 4>{{values[i], values[i + 1], values[i + 2], values[i + 3]}});
+  }
+}
+
+/// Of a norm's input: x - mean; RMSNorm has no mean.
 template <bool kLayer>
-__device__ __forceinline__ float normalized(float x, NormStatistics row) {
-  return (kLayer ? x - row.mean : x) * row.rstd;
+__device__ __forceinline__ float centered(float x, float mean) {
+  return kLayer ? x - mean : x;
 }
 
-template <bool kLayer, typename Dy, typename X>
-__device__ __forceinline__ NormProjection project_row(const Dy* dy, const X* x, const float* weight,
-                                                      NormStatistics row, int n, int length) {
-  const float count = static_cast<float>(n);
-  const float gradient_sum =
-      kLayer ? lane_sum(length, [=](int i) { return load_as_float(dy + i) * weight[i]; }) : 0.0F;
-  const float projection = lane_sum(length, [=](int i) {
-    return load_as_float(dy + i) * weight[i] * normalized<kLayer>(load_as_float(x + i), row);
-  });
-  return {gradient_sum / count, projection / count, row};
-}
-
-/// One block works on one chunk of rows, a batch at a time.
-template <bool kStaged, bool kLayer, typename Dy, typename X, typename Dx>
-__global__ void __launch_bounds__(kBlock, 2) norm_backward_kernel(NormBackward<Dy, X> call) {
-  constexpr int N = kStaged ? kNormPack : 1;
-  FP8TRAIN_SHARED_DYNAMIC(X, staged_x);
-  FP8TRAIN_SHARED_ARRAY(NormProjection, projections, kNormBatch);
+/// A team has a row at a time.
+template <bool kLayer>
+__global__ void __launch_bounds__(kNormMostThreads)
+    norm_forward_kernel(NormForward call, int team_size) {
+  FP8TRAIN_SHARED_ARRAY(float, shared, kNormMostThreads / kWarp);
+  const Team team(team_size);
   const int n = call.n;
-  Dy* const staged_dy = reinterpret_cast<Dy*>(staged_x + call.batch * n);
+  const float inverse_count = 1.0F / static_cast<float>(n);
+  const auto* const from = static_cast<const bf16*>(call.x);
+  Peak<bf16> peak;
+  const int64_t stride = int64_t{gridDim.x} * team.count();
+  for (int64_t first = int64_t{blockIdx.x} * team.count(); first < call.rows; first += stride) {
+    const int64_t row = first + team.index;
+    const bool exists = row < call.rows;
+    const int length = exists ? n : 0;
+    const bf16* const x_row = from + call.x_rows.at(exists ? row : 0, n);
+    Octet<bf16> x[kForwardVecs];
+    float sum = 0.0F;
+    float square_sum = 0.0F;
+#pragma unroll
+    for (int v = 0; v < kForwardVecs; ++v) {
+      const int column = (team.lane + v * team.size) * kOctet;
+      x[v] = load_octet<true>(x_row + column, length - column);
+    }
+#pragma unroll
+    for (int v = 0; v < kForwardVecs; ++v) {
+      float values[kOctet];
+      octet_values(x[v], values);
+#pragma unroll
+      for (int j = 0; j < kOctet; ++j) {
+        if (kLayer) {
+          sum += values[j];
+        } else {
+          square_sum = fmaf(values[j], values[j], square_sum);
+        }
+      }
+    }
+    const float mean = kLayer ? team.sum(sum, shared) * inverse_count : 0.0F;
+    if (kLayer) {
+#pragma unroll
+      for (int v = 0; v < kForwardVecs; ++v) {
+        float values[kOctet];
+        octet_values(x[v], values);
+        const bool inside = (team.lane + v * team.size) * kOctet < length;
+#pragma unroll
+        for (int j = 0; j < kOctet; ++j) {
+          const float value = inside ? values[j] - mean : 0.0F;
+          square_sum = fmaf(value, value, square_sum);
+        }
+      }
+    }
+    const float rstd = rsqrtf(fmaf(team.sum(square_sum, shared), inverse_count, call.eps));
+    if (exists && team.lane == 0) {
+      call.rstd[row] = rstd;
+      if (kLayer) {
+        call.mean[row] = mean;
+      }
+    }
+    if (call.y == nullptr || !exists) {
+      continue;
+    }
+    bf16* const y_row = static_cast<bf16*>(call.y) + call.y_rows.at(row, n);
+#pragma unroll
+    for (int v = 0; v < kForwardVecs; ++v) {
+      const int column = (team.lane + v * team.size) * kOctet;
+      if (column >= n) {
+        continue;
+      }
+      float values[kOctet], weight[kOctet];
+      octet_values(x[v], values);
+      load_eight(call.weight + column, weight);
+#pragma unroll
+      for (int j = 0; j < kOctet; ++j) {
+        values[j] = centered<kLayer>(values[j], mean) * rstd * weight[j];
+      }
+      if (kLayer && call.bias != nullptr) {
+        float bias[kOctet];
+        load_eight(call.bias + column, bias);
+#pragma unroll
+        for (int j = 0; j < kOctet; ++j) {
+          values[j] += bias[j];
+        }
+      }
+      if (call.original != nullptr) {
+        store_octet<true>(static_cast<bf16*>(call.original) + row * n + column, x[v], kOctet);
+      }
+      const Octet<bf16> y = octet_of<bf16>(values, kOctet);
+      peak.add(y);
+      store_octet<true>(y_row + column, y, kOctet);
+    }
+  }
+  if (call.amax != nullptr) {
+    raise_block_amax(call.amax, peak.value(), shared);
+  }
+}
+
+/// The sums over a block's rows of the columns of each of its teams, into `partial` [n]: in order
+/// of teams. `shared`: [teams, n] where there are several.
+template <int kVecs>
+__device__ __forceinline__ void write_column_sums(const Team& team, int n,
+                                                  const float (&sums)[kVecs][kOctet],
+                                                  float* partial, float* shared) {
+  const int teams = team.count();
+  float* const to = teams == 1 ? partial : shared + team.index * n;
+#pragma unroll
+  for (int v = 0; v < kVecs; ++v) {
+    const int column = (team.lane + v * team.size) * kOctet;
+    if (column < n) {
+      store_eight(to + column, sums[v]);
+    }
+  }
+  if (teams == 1) {
+    return;
+  }
+  __syncthreads();
+  for (int c = static_cast<int>(threadIdx.x); c < n; c += static_cast<int>(blockDim.x)) {
+    float sum = shared[c];
+    for (int i = 1; i < teams; ++i) {
+      sum += shared[i * n + c];
+    }
+    partial[c] = sum;
+  }
+  __syncthreads();
+}
+
+/// One block works on one chunk of rows, each team on one at a time. dx = rstd * (g - mean(g) -
+/// xhat * mean(g * xhat)) with g = dy * weight and xhat = (x - mean) * rstd, where RMSNorm has no
+/// mean(g).
+template <bool kLayer>
+__global__ void __launch_bounds__(kNormMostThreads)
+    norm_backward_kernel(NormBackward call, int team_size) {
+  constexpr int kVecs = kBackwardVecs<kLayer>;
+  FP8TRAIN_SHARED_DYNAMIC(float, columns);
+  FP8TRAIN_SHARED_ARRAY(float, shared, kNormMostThreads / kWarp);
+  const Team team(team_size);
+  const int n = call.n;
+  const float inverse_count = 1.0F / static_cast<float>(n);
   const int64_t begin = blockIdx.x * call.chunk_rows;
   const int64_t chunk_end = begin + call.chunk_rows;
   const int64_t end = chunk_end < call.rows ? chunk_end : call.rows;
-  const int64_t partial = int64_t{blockIdx.x} * n;
-  for (int64_t first = begin; first < end; first += call.batch) {
-    const int count = static_cast<int>(end - first < call.batch ? end - first : call.batch);
-    const auto x_of = [&](int r) -> const X* {
-      return kStaged ? staged_x + r * n : call.x + (first + r) * n;
-    };
-    const auto dy_of = [&](int r) -> const Dy* {
-      return kStaged ? staged_dy + r * n : call.dy + call.dy_rows.at(first + r, n);
-    };
-    if (kStaged) {
-      stage_rows(call.x, {n, 1}, first, count, n, staged_x);
-      stage_rows(call.dy, call.dy_rows, first, count, n, staged_dy);
-      __syncthreads();
-    }
-    for (int base = 0; base < count; base += kNormGroups) {
-      const int r = base + static_cast<int>(threadIdx.x) / kNormLanes;
-      const int safe = r < count ? r : 0;
-      const NormStatistics row = {kLayer ? call.mean[first + safe] : 0.0F, call.rstd[first + safe]};
-      const NormProjection projection =
-          project_row<kLayer>(dy_of(safe), x_of(safe), call.weight, row, n, r < count ? n : 0);
-      if (r < count && threadIdx.x % kNormLanes == 0) {
-        projections[r] = projection;
-      }
-    }
-    __syncthreads();
-    // Before dx is written, which may lie where dy is read.
-    for (int c = static_cast<int>(threadIdx.x); c < n; c += kBlock) {
-      float weight_sum = first == begin ? 0.0F : call.weight_partial[partial + c];
-      float bias_sum = kLayer && first != begin ? call.bias_partial[partial + c] : 0.0F;
-#pragma unroll 4
-      for (int r = 0; r < count; ++r) {
-        const float gradient = load_as_float(dy_of(r) + c);
-        weight_sum += gradient * normalized<kLayer>(load_as_float(x_of(r) + c), projections[r].row);
-        bias_sum += gradient;
-      }
-      call.weight_partial[partial + c] = weight_sum;
-      if (kLayer) {
-        call.bias_partial[partial + c] = bias_sum;
-      }
-    }
-    if (!kStaged) {
-      __syncthreads();
-    }
-    const int packs = n / N;
-    for (int i = static_cast<int>(threadIdx.x); i < count * packs; i += kBlock) {
-      const int r = i / packs;
-      const int c = (i - r * packs) * N;
-      const NormProjection p = projections[r];
-      Dx* const to = static_cast<Dx*>(call.dx) + call.dx_rows.at(first + r, n) + c;
-      float gradient[N], x[N], weight[N], out[N];
-      load_values<N>(dy_of(r) + c, gradient);
-      load_values<N>(x_of(r) + c, x);
-      load_values<N>(call.weight + c, weight);
+  float weight_sums[kVecs][kOctet] = {};
+  float bias_sums[kLayer ? kVecs : 1][kOctet] = {};
+#pragma unroll 1
+  for (int64_t first = begin; first < end; first += team.count()) {
+    const int64_t row = first + team.index;
+    const bool exists = row < end;
+    const int length = exists ? n : 0;
+    const int64_t safe = exists ? row : begin;
+    const float rstd = call.rstd[safe];
+    const float mean = kLayer ? call.mean[safe] : 0.0F;
+    const bf16* const x_row = static_cast<const bf16*>(call.x) + safe * n;
+    const bf16* const dy_row = static_cast<const bf16*>(call.dy) + call.dy_rows.at(safe, n);
+    Octet<bf16> x[kVecs], dy[kVecs];
 #pragma unroll
-      for (int j = 0; j < N; ++j) {
+    for (int v = 0; v < kVecs; ++v) {
+      const int column = (team.lane + v * team.size) * kOctet;
+      x[v] = load_octet<true>(x_row + column, length - column);
+      dy[v] = load_octet<true>(dy_row + column, length - column);
+    }
+    float gradient_sum = 0.0F;
+    float projection = 0.0F;
+#pragma unroll
+    for (int v = 0; v < kVecs; ++v) {
+      const int column = (team.lane + v * team.size) * kOctet;
+      float values[kOctet], gradient[kOctet], weight[kOctet];
+      octet_values(x[v], values);
+      octet_values(dy[v], gradient);
+      load_eight(call.weight + (column < n ? column : 0), weight);
+#pragma unroll
+      for (int j = 0; j < kOctet; ++j) {
         const float scaled = gradient[j] * weight[j];
-        const float centered = kLayer ? scaled - p.gradient_mean : scaled;
-        out[j] = p.row.rstd * (centered - normalized<kLayer>(x[j], p.row) * p.mean);
-      }
-      if (call.accumulate) {
-        float before[N];
-        load_values<N>(to, before);
-#pragma unroll
-        for (int j = 0; j < N; ++j) {
-          out[j] = before[j] + out[j];
+        projection = fmaf(scaled, centered<kLayer>(values[j], mean), projection);
+        if (kLayer) {
+          gradient_sum += scaled;
         }
       }
-      store_values<N>(to, out);
     }
-    __syncthreads();
+    const float gradient_mean = kLayer ? team.sum(gradient_sum, shared) * inverse_count : 0.0F;
+    // Of xhat: x times rstd, in both the sum and the product.
+    const float slope = team.sum(projection, shared) * inverse_count * rstd * rstd;
+    bf16* const dx_row = static_cast<bf16*>(call.dx) + call.dx_rows.at(safe, n);
+#pragma unroll
+    for (int v = 0; v < kVecs; ++v) {
+      const int column = (team.lane + v * team.size) * kOctet;
+      if (column >= length) {
+        continue;
+      }
+      float values[kOctet], gradient[kOctet], weight[kOctet];
+      octet_values(x[v], values);
+      octet_values(dy[v], gradient);
+      load_eight(call.weight + column, weight);
+#pragma unroll
+      for (int j = 0; j < kOctet; ++j) {
+        const float value = centered<kLayer>(values[j], mean);
+        weight_sums[v][j] = fmaf(gradient[j], value * rstd, weight_sums[v][j]);
+        if constexpr (kLayer) {
+          bias_sums[v][j] += gradient[j];
+        }
+        const float scaled =
+            kLayer ? fmaf(gradient[j], weight[j], -gradient_mean) : gradient[j] * weight[j];
+        values[j] = rstd * fmaf(-value, slope, scaled);
+      }
+      if (call.accumulate) {
+        float before[kOctet];
+        octet_values(load_octet<true>(dx_row + column, kOctet), before);
+#pragma unroll
+        for (int j = 0; j < kOctet; ++j) {
+          values[j] += before[j];
+        }
+      }
+      store_octet<true>(dx_row + column, octet_of<bf16>(values, kOctet), kOctet);
+    }
+  }
+  const int64_t partial = int64_t{blockIdx.x} * n;
+  write_column_sums<kVecs>(team, n, weight_sums, call.weight_partial + partial, columns);
+  if constexpr (kLayer) {
+    write_column_sums<kVecs>(team, n, bias_sums, call.bias_partial + partial, columns);
   }
 }
 

@@ -2,31 +2,48 @@
 // of the cpu, bit for bit.
 
 #include "ops/cuda/cuda_table.h"
-#include "ops/cuda/kernel_support.h"
+#include "ops/cuda/runs.h"
 #include "ops/optimizer_math.h"
 
 namespace fp8train::ops::cuda {
 namespace {
 
-constexpr int64_t kSquaresChunk = 4096;  // part of the definition of sum_of_squares
-constexpr int kLanes = 16;               // element i of a chunk belongs to sum i % 16: likewise
-constexpr int kPack = 4;                 // elements of one thread: 16 bytes of fp32
+// Parts of the definition of sum_of_squares; a sum of sums has kBlock lanes.
+constexpr int64_t kSquaresChunk = 4096;  // elements of a chunk
+constexpr int64_t kSquaresGroup = 4096;  // chunks of a group
+constexpr int kLanes = 16;               // element i of a chunk belongs to sum i % 16
+
+constexpr int kPack = 4;  // elements of one thread: 16 bytes of fp32
 constexpr int kChunkThreads = kLanes / kPack;
 constexpr int kGroupsAhead = 8;  // loads that a thread has in flight
 
-/// lanes[j] += x[j]^2 for the kPack elements at `x`. A square of an fp32 number is exact in fp64.
+/// lanes[j] += x[j]^2 for the kPack elements at `x`. A square of an fp32 number is exact in fp64,
+/// so that a fused multiply-add has the bits of two operations.
 template <typename X>
-__device__ __forceinline__ void add_squares(double* lanes, const Pack<X, kPack>& x) {
+__device__ __forceinline__ void add_squares(double (&lanes)[kPack], const Pack<X, kPack>& x,
+                                            [[maybe_unused]] DType read_as) {
+  float values[kPack];
 #pragma unroll
   for (int j = 0; j < kPack; ++j) {
-    const double value = static_cast<double>(load_as_float(&x.values[j]));
-    lanes[j] += value * value;
+    values[j] = load_as_float(&x.values[j]);
+  }
+  if constexpr (sizeof(X) == 4) {
+    if (read_as == DType::bf16) {
+      round_as_stored(values);
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kPack; ++j) {
+    const double value = static_cast<double>(values[j]);
+    lanes[j] = fma(value, value, lanes[j]);
   }
 }
 
 /// partial[chunk] by four threads, each with four of the sixteen sums.
-template <bool kAligned, typename X>
-__global__ void sum_chunks_kernel(const X* x, double* partial, int64_t count, int64_t chunks) {
+template <typename X>
+__global__ void __launch_bounds__(kBlock)
+    sum_chunks_kernel(const X* x, double* partial, int64_t count, int64_t chunks, DType read_as,
+                      bool aligned) {
   const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   const int64_t chunk = thread / kChunkThreads;
   const int quarter = static_cast<int>(thread % kChunkThreads);
@@ -34,7 +51,7 @@ __global__ void sum_chunks_kernel(const X* x, double* partial, int64_t count, in
   int64_t i = chunk * kSquaresChunk + quarter * kPack;
   const int64_t chunk_end = (chunk + 1) * kSquaresChunk;
   const int64_t end = chunk_end < count ? chunk_end : count;
-  if (kAligned) {
+  if (aligned) {
     for (; i + (kGroupsAhead - 1) * kLanes + kPack <= end; i += kGroupsAhead * kLanes) {
       Pack<X, kPack> packs[kGroupsAhead];
 #pragma unroll
@@ -43,18 +60,20 @@ __global__ void sum_chunks_kernel(const X* x, double* partial, int64_t count, in
       }
 #pragma unroll
       for (int group = 0; group < kGroupsAhead; ++group) {
-        add_squares(lanes, packs[group]);
+        add_squares(lanes, packs[group], read_as);
       }
     }
   }
+#pragma unroll 1
   for (; i < end; i += kLanes) {
+    Pack<X, kPack> pack = {};  // a zero adds nothing
 #pragma unroll
     for (int j = 0; j < kPack; ++j) {
       if (i + j < end) {
-        const double value = static_cast<double>(load_as_float(x + i + j));
-        lanes[j] += value * value;
+        pack.values[j] = x[i + j];
       }
     }
+    add_squares(lanes, pack, read_as);
   }
   // The tree over sixteen sums: halves of 8 and 4 lie in other threads.
   for (int bits = kChunkThreads / 2; bits > 0; bits /= 2) {
@@ -68,46 +87,62 @@ __global__ void sum_chunks_kernel(const X* x, double* partial, int64_t count, in
   }
 }
 
-/// *accumulator += the partial sums, in order. One block: all its threads fetch, one adds.
-__global__ void add_chunks_kernel(const double* partial, int64_t chunks, double* accumulator) {
-  constexpr int64_t kTile = 4 * kBlock;
-  FP8TRAIN_SHARED_ARRAY(double, tile, kTile);
+/// The sum of `group` values that lie `stride` apart for each block, as of the cpu: lane i % 256
+/// adds value i in order, then the lanes are folded in halves. It is added to *accumulator, or
+/// replaces the first value of the group where that is null.
+__global__ void __launch_bounds__(kBlock)
+    add_sums_kernel(double* sums, int64_t count, int64_t group, int64_t stride,
+                    double* accumulator) {
+  FP8TRAIN_SHARED_ARRAY(double, lanes, kBlock);
+  const int64_t begin = blockIdx.x * group;
+  const int64_t end = begin + group < count ? begin + group : count;
+  const int lane = static_cast<int>(threadIdx.x);
   double sum = 0.0;
-  for (int64_t begin = 0; begin < chunks; begin += kTile) {
-    const int length = static_cast<int>(chunks - begin < kTile ? chunks - begin : kTile);
-    for (int i = static_cast<int>(threadIdx.x); i < length; i += kBlock) {
-      tile[i] = partial[begin + i];
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-#pragma unroll 8
-      for (int i = 0; i < length; ++i) {
-        sum += tile[i];
-      }
-    }
-    __syncthreads();
+#pragma unroll 4
+  for (int64_t i = begin + lane; i < end; i += kBlock) {
+    sum += sums[i * stride];
   }
-  if (threadIdx.x == 0) {
-    *accumulator += sum;
+  lanes[lane] = sum;
+#pragma unroll 1
+  for (int width = kBlock / 2; width > 0; width /= 2) {
+    __syncthreads();
+    if (lane < width) {
+      lanes[lane] += lanes[lane + width];
+    }
+  }
+  if (lane == 0) {
+    if (accumulator != nullptr) {
+      *accumulator += lanes[0];
+    } else {
+      sums[begin * stride] = lanes[0];
+    }
   }
 }
 
-void sum_of_squares(Stream stream, ConstView x, double* accumulator, View scratch) {
+/// A sum over one group is that of the group itself.
+void add_chunks(const Stream& stream, double* sums, int64_t chunks, double* accumulator) {
+  const int64_t groups = ceil_div(chunks, kSquaresGroup);
+  if (groups <= 1) {
+    launch(stream, {1, kBlock}, add_sums_kernel, sums, chunks, kSquaresGroup, int64_t{1},
+           accumulator);
+    return;
+  }
+  launch(stream, {static_cast<unsigned>(groups), kBlock}, add_sums_kernel, sums, chunks,
+         kSquaresGroup, int64_t{1}, nullptr);
+  launch(stream, {1, kBlock}, add_sums_kernel, sums, groups, groups, kSquaresGroup, accumulator);
+}
+
+void sum_of_squares(Stream stream, ConstView x, double* accumulator, View scratch, DType read_as) {
   const int64_t count = x.count();
   const int64_t chunks = ceil_div(count, kSquaresChunk);
   double* partial = scratch.as<double>();
   const auto blocks = static_cast<unsigned>(ceil_div(chunks * kChunkThreads, kBlock));
   with_float_type(x.dtype, [&](auto tag) {
     using X = typename decltype(tag)::Type;
-    if (is_aligned(x.data, sizeof(X) * kPack)) {
-      launch(stream, {blocks, kBlock}, sum_chunks_kernel<true, X>, x.as<X>(), partial, count,
-             chunks);
-    } else {
-      launch(stream, {blocks, kBlock}, sum_chunks_kernel<false, X>, x.as<X>(), partial, count,
-             chunks);
-    }
+    launch(stream, {blocks, kBlock}, sum_chunks_kernel<X>, x.as<X>(), partial, count, chunks,
+           read_as, is_aligned(x.data, sizeof(X) * kPack));
   });
-  launch(stream, {1, kBlock}, add_chunks_kernel, partial, chunks, accumulator);
+  add_chunks(stream, partial, chunks, accumulator);
 }
 
 __global__ void prepare_step_kernel(StepControl* control, float max_norm, LossScaling scaling) {

@@ -7,9 +7,9 @@ namespace fp8train::ops::cuda {
 namespace {
 
 /// A block for each row; its second read of the row comes from a cache.
-template <bool Packed, typename X, typename Code>
+template <typename X>
 __global__ void __launch_bounds__(kTileThreads, 4)
-    rows_kernel(const X* __restrict__ x, GranuleCast cast, TypeTag<Code> /*tag*/) {
+    rows_kernel(const X* __restrict__ x, GranuleCast cast) {
   FP8TRAIN_SHARED_ARRAY(uint32_t, shared, kTileWarps);
   uint32_t largest = 0;
   Tally tally;
@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kTileThreads, 4)
     const X* from = x + row * cast.columns;
     Peak<X> peak;
     for (int64_t i = int64_t{threadIdx.x} * kOctet; i < cast.columns; i += kTileThreads * kOctet) {
-      peak.add(load_octet<Packed>(from + i, cast.columns - i));
+      peak.add(load_octet<true>(from + i, cast.columns - i));
     }
     const float amax =
         float_of(block_reduce<kTileThreads>(bits_of(peak.value()), Largest{}, shared));
@@ -28,22 +28,24 @@ __global__ void __launch_bounds__(kTileThreads, 4)
     }
     const auto factor_of = [factor](int /*column*/) { return factor; };
     for (int64_t i = int64_t{threadIdx.x} * kOctet; i < cast.columns; i += kTileThreads * kOctet) {
-      const Octet<X> octet = load_octet<Packed>(from + i, cast.columns - i);
-      store_codes<Packed>(cast.codes + row * cast.columns + i,
-                          encode_octet<Code, !Packed>(octet, factor_of, tally), cast.columns - i);
+      const Octet<X> octet = load_octet<true>(from + i, cast.columns - i);
+      store_codes<true>(
+          cast.codes + row * cast.columns + i,
+          encode_granules(octet, cast.code_type, factor_of, cast.statistics != nullptr, tally),
+          cast.columns - i);
     }
   }
   if (threadIdx.x == 0 && cast.amax != nullptr) {
     atomicMax(reinterpret_cast<unsigned*>(cast.amax), largest);
   }
-  if (!Packed && cast.statistics != nullptr) {
+  if (cast.statistics != nullptr) {
     add_to_statistics(cast.statistics, tally, shared);
   }
 }
 
 /// Raises columnwise.scale, zeros before, to the maxima of the columns, and the amax of the matrix
 /// where no rows are cast.
-template <bool Packed, typename X>
+template <typename X>
 __global__ void __launch_bounds__(kTileThreads)
     column_amax_kernel(const X* __restrict__ x, GranuleCast cast) {
   FP8TRAIN_SHARED_ARRAY(uint32_t, peaks, kTileWarps * kTileGroups * Octet<X>::kWords);
@@ -52,7 +54,7 @@ __global__ void __launch_bounds__(kTileThreads)
   for (int64_t index = blockIdx.x; index < tiles_of(cast); index += gridDim.x) {
     const TilePlace tile = tile_place(cast, index);
     Octet<X> octets[kOctet];
-    load_tile<Packed>(x, cast, tile, octets);
+    load_tile(x, cast, tile, octets);
     put_column_peaks(octets, peaks);
     __syncthreads();
     const int column = static_cast<int>(threadIdx.x);
@@ -81,9 +83,9 @@ struct FinishColumns {
 };
 
 /// Casts with the scales in columnwise.scale, one for each column.
-template <bool Packed, typename X, typename Code>
-__global__ void __launch_bounds__(kTileThreads, (kTileBlocks<Packed, false, X>))
-    columns_kernel(const X* __restrict__ x, GranuleCast cast, TypeTag<Code> /*tag*/) {
+template <typename X>
+__global__ void __launch_bounds__(kTileThreads, (kTileBlocks<true, false, X>))
+    columns_kernel(const X* __restrict__ x, GranuleCast cast) {
   FP8TRAIN_SHARED_ARRAY(Words, tile_memory, kTileWords / 4);
   FP8TRAIN_SHARED_ARRAY(uint32_t, shared, kTileWarps);
   auto* const tile_words = reinterpret_cast<uint32_t*>(tile_memory);
@@ -91,52 +93,45 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<Packed, false, X>))
   for (int64_t index = blockIdx.x; index < tiles_of(cast); index += gridDim.x) {
     const TilePlace tile = tile_place(cast, index);
     Octet<X> octets[kOctet];
-    load_tile<Packed>(x, cast, tile, octets);
+    load_tile(x, cast, tile, octets);
     float factors[kOctet];
 #pragma unroll
     for (int j = 0; j < kOctet; ++j) {
       const int64_t column = tile.column + thread_group() * kOctet + j;
       factors[j] = column < cast.columns ? cast.columnwise.scale[column] : 0.0F;
     }
-    cast_columns_of_tile<!Packed, Code>(octets, factors, cast, tile, tile_words, tally);
+    cast_columns_of_tile(octets, factors, cast, tile, tile_words, tally);
   }
-  if (!Packed && cast.codes == nullptr && cast.statistics != nullptr) {
+  if (cast.codes == nullptr && cast.statistics != nullptr) {
     add_to_statistics(cast.statistics, tally, shared);
   }
 }
 
-template <bool Packed, typename X, typename Code>
-void cast_as(const Stream& stream, const X* x, const GranuleCast& cast, TypeTag<Code> tag) {
+template <typename X>
+void cast_in_packs(const Stream& stream, const X* x, const GranuleCast& cast) {
   const int64_t tiles = ceil_div(cast.rows, kTile) * ceil_div(cast.columns, kTile);
   const LaunchShape by_tile = {blocks_for(stream, tiles, 1), kTileThreads};
   if (cast.codes != nullptr) {
-    launch(stream, {blocks_for(stream, cast.rows, 1), kTileThreads}, rows_kernel<Packed, X, Code>,
-           x, cast, tag);
+    launch(stream, {blocks_for(stream, cast.rows, 1), kTileThreads}, rows_kernel<X>, x, cast);
   }
   if (cast.transposed != nullptr) {
     const size_t bytes = sizeof(float) * static_cast<size_t>(cast.columns);
     check_cuda(cudaMemsetAsync(cast.columnwise.scale, 0, bytes, cuda_context(stream).stream),
                "resetting column maxima");
-    launch(stream, by_tile, column_amax_kernel<Packed, X>, x, cast);
+    launch(stream, by_tile, column_amax_kernel<X>, x, cast);
     map<1>(stream, cast.columns, true, FinishColumns{cast.columnwise, cast.rule});
-    launch(stream, by_tile, columns_kernel<Packed, X, Code>, x, cast, tag);
+    launch(stream, by_tile, columns_kernel<X>, x, cast);
   }
 }
 
 }  // namespace
 
-void quantize_rows(const Stream& stream, ConstView x, DType code_type, const GranuleCast& cast,
-                   bool packed) {
-  with_float_type(x.dtype, [&](auto x_tag) {
-    with_code_type(code_type, [&](auto code_tag) {
-      using X = typename decltype(x_tag)::Type;
-      if (packed) {
-        cast_as<true>(stream, x.as<X>(), cast, code_tag);
-      } else {
-        cast_as<false>(stream, x.as<X>(), cast, code_tag);
-      }
-    });
-  });
+void quantize_rows(const Stream& stream, ConstView x, const GranuleCast& cast) {
+  if (x.dtype == DType::bf16) {
+    cast_in_packs(stream, x.as<bf16>(), cast);
+  } else {
+    cast_in_packs(stream, x.as<float>(), cast);
+  }
 }
 
 }  // namespace fp8train::ops::cuda

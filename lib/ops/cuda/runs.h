@@ -4,6 +4,7 @@
 
 #include "ops/cuda/code_tile.h"
 #include "ops/optimizer_math.h"
+#include "ops/storage_math.h"
 
 namespace fp8train::ops::cuda {
 
@@ -44,12 +45,21 @@ __device__ __forceinline__ void store_values(T* to, const float (&values)[N], in
     if (available > 0) {
 #pragma unroll
       for (int i = 0; i < N; i += kAtOnce) {
-        Pack<T, kAtOnce> pack;
+        if constexpr (sizeof(T) == 4) {
+          Pack<T, kAtOnce> pack;
 #pragma unroll
-        for (int j = 0; j < kAtOnce; ++j) {
-          store_from_float(&pack.values[j], values[i + j]);
+          for (int j = 0; j < kAtOnce; ++j) {
+            pack.values[j] = values[i + j];
+          }
+          store_pack(to + i, pack);
+        } else {
+          Pack<uint32_t, kAtOnce / 2> pack;
+#pragma unroll
+          for (int j = 0; j < kAtOnce; j += 2) {
+            pack.values[j / 2] = narrow_pair<T>(values[i + j], values[i + j + 1]);
+          }
+          store_pack(reinterpret_cast<uint32_t*>(to + i), pack);
         }
-        store_pack(to + i, pack);
       }
     }
   } else {
@@ -60,6 +70,31 @@ __device__ __forceinline__ void store_values(T* to, const float (&values)[N], in
       }
     }
   }
+}
+
+/// Values as store_from_float leaves them in `type`: float, bf16 or f16.
+template <int N>
+__device__ __forceinline__ void round_to_type(DType type, float (&values)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; i += 2) {
+    if (type == DType::bf16) {
+      const uint32_t pair = narrow_pair<bf16>(values[i], values[i + 1]);
+      values[i] = float_of(pair << 16);
+      values[i + 1] = float_of(pair & 0xFFFF0000U);
+    } else if (type == DType::f16) {
+      widen_f16_pair(narrow_pair<f16>(values[i], values[i + 1]), values[i], values[i + 1]);
+    }
+  }
+}
+
+/// as_stored<bf16>() of values.
+template <int N>
+__device__ __forceinline__ void round_as_stored(float (&values)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    values[i] = finite_or_nan(0.0F + values[i]);
+  }
+  round_to_type(DType::bf16, values);
 }
 
 /// Elements of 16 bits, two in a word.
@@ -91,7 +126,8 @@ struct PlainMoments {
   T* __restrict__ first;
   T* __restrict__ second;
 
-  struct Scales {};  // none
+  struct Scales {};                      // none
+  static constexpr int kTileBlocks = 3;  ///< of adamw_tiles_kernel, on a multiprocessor
 
   static bool fits_tiles(int64_t /*width*/) { return true; }
 

@@ -45,15 +45,15 @@ __device__ __forceinline__ void values_to_keep(const CodedTensor& to, const X* x
 }
 
 /// The largest magnitude to be kept, into the place beside the scale.
-template <bool Aligned, typename X>
-__global__ void __launch_bounds__(kBlock)
-    store_amax_kernel(CodedTensor to, const X* __restrict__ x, bool add, int64_t count) {
+template <typename X>
+__global__ void __launch_bounds__(kBlock) store_amax_kernel(CodedTensor to, const X* __restrict__ x,
+                                                            bool add, int64_t count, bool aligned) {
   FP8TRAIN_SHARED_ARRAY(uint32_t, shared, kBlock / kWarp);
   uint32_t largest = 0;
   for_each_span(count, [&](int64_t i, int64_t available, bool whole) {
     float values[kQuad];
     const ScaleExpansion old_scale = to.scale_at(i, available);
-    if (Aligned && whole) {
+    if (aligned && whole) {
       values_to_keep<true>(to, x, add, i, available, old_scale, values);
     } else {
       values_to_keep<false>(to, x, add, i, available, old_scale, values);
@@ -71,15 +71,15 @@ __device__ __forceinline__ float factor_of(const CodedTensor& to, const AutoScal
   return automatic != nullptr && is_finite(to.scales[1]) ? automatic_factor(automatic) : 1.0F;
 }
 
-template <bool Aligned, typename X>
+template <typename X>
 __global__ void __launch_bounds__(kBlock)
     store_kernel(CodedTensor to, const X* __restrict__ x, bool add, const AutoScale* automatic,
-                 int64_t count) {
+                 int64_t count, bool aligned) {
   const float factor = factor_of(to, automatic);
   for_each_span(count, [&](int64_t i, int64_t available, bool whole) {
     float values[kQuad];
     const ScaleExpansion old_scale = to.scale_at(i, available);
-    if (Aligned && whole) {
+    if (aligned && whole) {
       values_to_keep<true>(to, x, add, i, available, old_scale, values);
       ScaleExpansion scale = to.new_scale(values, old_scale);
       scale.scale *= factor;
@@ -106,17 +106,18 @@ struct KeepScale {
   }
 };
 
-template <bool Aligned, typename X>
+template <typename X>
 void store_typed(const Stream& stream, const Store& call) {
   const CodedTensor to = coded(call.to);
   const int64_t count = call.x.count();
   const LaunchShape shape = {blocks_for_spans(stream, count), kBlock};
   const X* x = call.x.as<X>();
+  const bool aligned = is_aligned(call.x.data) && is_aligned(call.to.codes.data);
   const bool by_tensor = to.has_tensor_scale();
   if (by_tensor) {
-    launch(stream, shape, store_amax_kernel<Aligned, X>, to, x, call.add, count);
+    launch(stream, shape, store_amax_kernel<X>, to, x, call.add, count, aligned);
   }
-  launch(stream, shape, store_kernel<Aligned, X>, to, x, call.add, call.automatic, count);
+  launch(stream, shape, store_kernel<X>, to, x, call.add, call.automatic, count, aligned);
   if (by_tensor) {
     map<1>(stream, 1, true, KeepScale{to, call.automatic});
   }
@@ -126,23 +127,17 @@ void store(Stream stream, const Store& call) {
   if (call.x.count() == 0) {
     return;
   }
-  with_float_type(call.x.dtype, [&](auto tag) {
-    using X = typename decltype(tag)::Type;
-    if (is_aligned(call.x.data) && is_aligned(call.to.codes.data)) {
-      store_typed<true, X>(stream, call);
-    } else {
-      store_typed<false, X>(stream, call);
-    }
-  });
+  with_float_type(call.x.dtype,
+                  [&](auto tag) { store_typed<typename decltype(tag)::Type>(stream, call); });
 }
 
-template <bool Aligned, typename Y>
+template <typename Y>
 __global__ void __launch_bounds__(kBlock)
-    read_kernel(CodedTensor x, Y* __restrict__ y, int64_t count) {
+    read_kernel(CodedTensor x, Y* __restrict__ y, int64_t count, bool aligned) {
   for_each_span(count, [&](int64_t i, int64_t available, bool whole) {
     float values[kQuad];
     const ScaleExpansion scale = x.scale_at(i, available);
-    if (Aligned && whole) {
+    if (aligned && whole) {
       x.load<kQuad, true>(i, available, scale, values);
       store_values<kQuad, true>(y + i, values, available);
     } else {
@@ -161,8 +156,7 @@ void read_stored(Stream stream, const StoredTensor& x, View y) {
     using Y = typename decltype(tag)::Type;
     const LaunchShape shape = {blocks_for_spans(stream, count), kBlock};
     const bool aligned = is_aligned(y.data) && is_aligned(x.codes.data);
-    launch(stream, shape, aligned ? read_kernel<true, Y> : read_kernel<false, Y>, coded(x),
-           y.as<Y>(), count);
+    launch(stream, shape, read_kernel<Y>, coded(x), y.as<Y>(), count, aligned);
   });
 }
 
@@ -224,13 +218,13 @@ void update_auto_scales(Stream stream, const AutoScale* of_ranks, int64_t ranks,
 }
 
 /// Four lanes share a group.
-template <bool Aligned, typename X>
+template <typename X>
 __global__ void __launch_bounds__(kBlock)
     compress_kernel(const X* __restrict__ x, e4m3* __restrict__ codes, bf16* __restrict__ scales,
-                    int64_t count) {
+                    int64_t count, bool aligned) {
   for_each_span(count, [&](int64_t i, int64_t available, bool whole) {
     float values[kQuad];
-    if (Aligned && whole) {
+    if (aligned && whole) {
       load_values<kQuad, true>(x + i, values, available);
     } else {
       load_values<kQuad, false>(x + i, values, available);
@@ -253,7 +247,7 @@ __global__ void __launch_bounds__(kBlock)
     for (int j = 0; j < kQuad; ++j) {
       pack.values[j] = compressed_code(values[j], scale);
     }
-    if (Aligned && whole) {
+    if (aligned && whole) {
       store_pack(codes + i, pack);
       return;
     }
@@ -275,8 +269,8 @@ void compress(Stream stream, ConstView x, const CompressedView& out) {
     using X = typename decltype(tag)::Type;
     const LaunchShape shape = {blocks_for_spans(stream, count), kBlock};
     const bool aligned = is_aligned(x.data) && is_aligned(out.codes.data, kQuad);
-    launch(stream, shape, aligned ? compress_kernel<true, X> : compress_kernel<false, X>, x.as<X>(),
-           out.codes.as<e4m3>(), out.scale_inv.as<bf16>(), count);
+    launch(stream, shape, compress_kernel<X>, x.as<X>(), out.codes.as<e4m3>(),
+           out.scale_inv.as<bf16>(), count, aligned);
   });
 }
 

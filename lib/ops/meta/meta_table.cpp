@@ -188,7 +188,8 @@ void accumulate_loss(Stream stream, ConstView losses, ConstView targets, double*
   count(stream, bytes_of(losses) + bytes_of(targets) + 4 * sizeof(double));
 }
 
-void sum_of_squares(Stream stream, ConstView x, double* /*accumulator*/, View /*scratch*/) {
+void sum_of_squares(Stream stream, ConstView x, double* /*accumulator*/, View /*scratch*/,
+                    DType /*read_as*/) {
   count(stream, bytes_of(x) + 2 * sizeof(double));
 }
 

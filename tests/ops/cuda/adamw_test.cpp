@@ -8,6 +8,7 @@
 #include "ops/cuda/cuda_test_support.h"
 #include "ops/quantize.h"
 #include "support/sanitized.h"
+#include "ops/storage.h"
 
 namespace fp8train::test {
 namespace {
@@ -19,7 +20,9 @@ struct Case {
   int64_t offset = 0;
   MomentFormats moments = {plain(DType::f32), plain(DType::f32)};
   TensorFormat weight = plain(DType::f32), gradient = plain(DType::f32);
-  bool amax_first = false;  ///< in a call of its own, as where ranks have parts
+  bool amax_first = false;     ///< in a call of its own, as where ranks have parts
+  DType read_as = DType::f32;  ///< of an fp32 gradient
+  bool stores_first = false;   ///< in a pass of its own, and read as fp32
 };
 
 struct Result {
@@ -67,8 +70,14 @@ Result update(Side& side, const Case& c) {
     cast.out.format.dtype = c.wanted.type;
     cast.statistics = c.wanted.statistics ? statistics : nullptr;
   }
+  const StoredTensor gradient = put_stored(side, c, c.gradient, values(c, 4));
+  if (c.stores_first) {
+    const View stored = side.space(c.read_as, {c.rows, c.width});
+    ops::store(side.stream(), {.x = gradient.codes, .to = stored});
+    ops::read_stored(side.stream(), stored, gradient.codes);
+  }
   ops::AdamW call = {.weight = weight,
-                     .gradient = put_stored(side, c, c.gradient, values(c, 4)),
+                     .gradient = gradient,
                      .moment1 = moment1,
                      .moment2 = moment2,
                      .copy = copy,
@@ -77,7 +86,8 @@ Result update(Side& side, const Case& c) {
                      .eps = 1e-8,
                      .weight_decay = 0.1,
                      .cast = c.weight.dtype == DType::f32 ? cast : ops::QuantizeSink{},
-                     .rounding = {99, 5}};
+                     .rounding = {99, 5},
+                     .gradient_read_as = c.stores_first ? DType::f32 : c.read_as};
   const auto* control = side.put_value(adamw_control(c.skip));
   if (c.amax_first) {
     ops::adamw_amax(side.stream(), call, control);
@@ -93,13 +103,7 @@ Result update(Side& side, const Case& c) {
           side.get_value(amax),   side.get_value(scale_inv), side.get_value(statistics)};
 }
 
-void check_case(const Case& c) {
-  INFO(c.rows << " x " << c.width << " from " << c.offset << ", codes " << c.wanted.codes
-              << c.wanted.transposed << ", statistics " << c.wanted.statistics << ", skip "
-              << c.skip);
-  const auto run = [&](Side& side) { return update(side, c); };
-  const Result cuda = on_cuda(run);
-  const Result cpu = on_cpu(run);
+void check_same(const Result& cuda, const Result& cpu) {
   CHECK(same_values(cuda.weight, cpu.weight));
   CHECK(same_values(cuda.moment1, cpu.moment1));
   CHECK(same_values(cuda.moment2, cpu.moment2));
@@ -114,6 +118,16 @@ void check_case(const Case& c) {
   CHECK(std::memcmp(&cuda.statistics, &cpu.statistics, sizeof(cpu.statistics)) == 0);
 }
 
+void check_case(const Case& c) {
+  INFO(c.rows << " x " << c.width << " from " << c.offset << ", codes " << c.wanted.codes
+              << c.wanted.transposed << ", statistics " << c.wanted.statistics << ", skip "
+              << c.skip);
+  const auto run = [&](Side& side) { return update(side, c); };
+  const Result cuda = on_cuda(run);
+  const Result cpu = on_cpu(run);
+  check_same(cuda, cpu);
+}
+
 TEST_CASE("adamw casts the new weight as the cpu does", "[cuda][optimizer]") {
   // By tiles: whole ones, parts of ones; the last two and an offset do without them.
   for (const auto& [rows, width] : {std::pair{128, 128}, {130, 136}, {5, 264}, {7, 12}, {1, 3}}) {
@@ -123,6 +137,29 @@ TEST_CASE("adamw casts the new weight as the cpu does", "[cuda][optimizer]") {
     check_case({rows, width, kWeightCasts[3], true});
     check_case({rows, width, kWeightCasts[0], true});
     check_case({rows, width, kWeightCasts[3], false, 1});
+  }
+}
+
+TEST_CASE("adamw reads an fp32 gradient as a narrower type would store it", "[cuda][optimizer]") {
+  const MomentFormats fp32 = {plain(DType::f32), plain(DType::f32)};
+  const MomentFormats scaled = moment_formats().back();
+  for (const DType weight : {DType::f32, DType::bf16}) {
+    for (const MomentFormats& moments : {fp32, scaled}) {
+      for (const WeightCast& wanted : {kWeightCasts[0], kWeightCasts[3]}) {
+        INFO("weight " << name_of(weight));
+        Case c = {9, 136, wanted, false, 0, moments, plain(weight)};
+        c.read_as = DType::bf16;
+        check_case(c);
+        const Result read = on_cpu([&](Side& side) { return update(side, c); });
+        c.stores_first = true;
+        check_same(read, on_cpu([&](Side& side) { return update(side, c); }));
+        c.read_as = DType::f32;
+        c.stores_first = false;
+        const Result plain_read = on_cpu([&](Side& side) { return update(side, c); });
+        // A rounding of the new value may hide it.
+        CHECK((weight != DType::f32 || !same_values(read.weight, plain_read.weight)));
+      }
+    }
   }
 }
 

@@ -5,11 +5,16 @@
 #include <catch2/catch.hpp>
 
 #include "ops/cuda/cuda_test_support.h"
+#include "ops/storage.h"
 
 namespace fp8train::test {
 namespace {
 
 constexpr int64_t kCounts[] = {1, 15, 16, 130, 4096, 4099, 3 * 4096 + 777};
+
+bool same_value(double a, double b) {
+  return a == b || (std::isnan(a) && std::isnan(b));
+}
 
 TEST_CASE("sum_of_squares has the cpu's bits", "[cuda][optimizer]") {
   for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
@@ -32,16 +37,45 @@ TEST_CASE("sum_of_squares has the cpu's bits", "[cuda][optimizer]") {
   }
 }
 
-TEST_CASE("more partial sums than one tile are added in order", "[cuda][optimizer]") {
-  const int64_t count = 1500 * 4096 + 5;
-  const Array x(DType::bf16, {count}, random_values(count, 9));
-  const auto run = [&](Side& side) {
-    double* accumulator = side.put_value(0.0);
-    ops::sum_of_squares(side.stream(), side.put(x), accumulator,
-                        side.space(DType::f32, {2 * 1501}));
-    return side.get_value(accumulator);
-  };
-  CHECK(on_cuda(run) == on_cpu(run));
+TEST_CASE("the sums of a group of chunks and of groups have the cpu's bits", "[cuda][optimizer]") {
+  for (const int64_t chunks : {int64_t{700}, int64_t{4097}}) {  // 4096 chunks are a group
+    const int64_t count = chunks * 4096 - 4091;
+    const Array x(DType::bf16, {count}, random_values(count, 9));
+    const auto run = [&](Side& side) {
+      double* accumulator = side.put_value(0.0);
+      ops::sum_of_squares(side.stream(), side.put(x), accumulator,
+                          side.space(DType::f32, {2 * chunks}));
+      return side.get_value(accumulator);
+    };
+    CHECK(on_cuda(run) == on_cpu(run));
+  }
+}
+
+TEST_CASE("an fp32 gradient that is read as another type is what that type stores",
+          "[cuda][optimizer]") {
+  for (const bool finite : {false, true}) {
+    const DType type = DType::bf16;
+    const int64_t count = 4096 + 777;
+    const Array x(DType::f32, {count}, adversarial_values(count, 5, finite));
+    const auto sum = [&](Side& side, bool read_as) {
+      View gradient = side.put(x);
+      if (!read_as) {
+        const View stored = side.space(type, {count});
+        ops::store(side.stream(), {.x = gradient, .to = stored});
+        ops::read_stored(side.stream(), stored, gradient);
+      }
+      double* accumulator = side.put_value(0.0);
+      ops::sum_of_squares(side.stream(), gradient, accumulator, side.space(DType::f32, {4}),
+                          read_as ? type : DType::f32);
+      return side.get_value(accumulator);
+    };
+    const double want = on_cpu([&](Side& side) { return sum(side, false); });
+    INFO("finite " << finite);
+    CHECK(same_value(on_cpu([&](Side& side) { return sum(side, true); }), want));
+    CHECK(same_value(on_cuda([&](Side& side) { return sum(side, true); }), want));
+    CHECK(same_value(on_cuda([&](Side& side) { return sum(side, false); }), want));
+    CHECK(std::isfinite(want) == finite);
+  }
 }
 
 TEST_CASE("sum_of_squares shows a NaN or infinity anywhere", "[cuda][optimizer]") {
