@@ -104,7 +104,7 @@ struct CastTarget {
   uint8_t* codes;       ///< may be null
   uint8_t* transposed;  ///< [parts * width, rows]; may be null
   bool transposed_aligned;
-  bool e5m2;  ///< codes are e5m2, otherwise e4m3
+  bool e5m2 = false;  ///< codes are e5m2, otherwise e4m3
 };
 
 /// The 8 x 8 elements of a thread, and how many of their rows and columns exist.
