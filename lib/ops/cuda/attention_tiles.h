@@ -16,7 +16,6 @@
 
 namespace fp8train::ops::cuda {
 
-constexpr float kLog2E = 1.44269504F;
 constexpr float kLn2 = 0.693147181F;
 constexpr int kSharedLimit = 99 << 10;  // bytes that a block may have on sm_89
 

@@ -31,6 +31,20 @@ constexpr int kTileBlocks = !Packed || Counted ? 1
 using CodeWords = Pack<uint32_t, 2>;  ///< eight codes
 using Words = Pack<uint32_t, 4>;
 
+/// Stores four words at once. The compiler splits store_pack of words that came from inline PTX
+/// into four stores, which cost four times the work of the memory pipeline.
+__device__ __forceinline__ void store_words(uint32_t* to, const Words& words) {
+#if defined(FP8TRAIN_CUDA_SHIM)
+  store_pack(to, words);
+#else
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+               :
+               : "l"(__cvta_generic_to_global(to)), "r"(words.values[0]), "r"(words.values[1]),
+                 "r"(words.values[2]), "r"(words.values[3])
+               : "memory");
+#endif
+}
+
 /// Eight consecutive elements, as they lie in memory.
 template <typename X>
 struct Octet {
@@ -272,6 +286,29 @@ __device__ __forceinline__ void put_transposed(CodeWords (&codes)[kOctet], uint3
   }
 }
 
+/// Codes of the thread's rows 4 * quad .. 4 * quad + 3, as put_transposed writes those of eight. So
+/// that the two halves of a warp hit different banks, let them have different quads at a time.
+__device__ __forceinline__ void put_transposed_quad(CodeWords (&codes)[4], int quad,
+                                                    uint32_t* shared) {
+  const int group = static_cast<int>(threadIdx.x) % kTileGroups;
+  const int unit = static_cast<int>(threadIdx.x) / kTileGroups ^ group;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    transpose_4x4(codes[0].values[half], codes[1].values[half], codes[2].values[half],
+                  codes[3].values[half]);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      shared[(group * kOctet + half * 4 + j) * (kTile / 4) + unit * 2 + quad] =
+          codes[j].values[half];
+    }
+  }
+}
+
+/// Where the shared tile holds the code of a row and a column of the tile.
+__device__ __forceinline__ int transposed_byte(int row, int column) {
+  return column * kTile + (row / kOctet ^ column / kOctet) * kOctet + row % kOctet;
+}
+
 /// Writes the shared tile at (row, column) of a matrix [rows, columns] to its transpose
 /// [columns, rows]. Aligned: `to` to 16 bytes and rows is a multiple of 16.
 __device__ __forceinline__ void write_transposed(const uint32_t* shared, uint8_t* to, int64_t row,
@@ -279,31 +316,30 @@ __device__ __forceinline__ void write_transposed(const uint32_t* shared, uint8_t
                                                  bool aligned) {
   constexpr int kChunk = 16;
   constexpr int kChunks = kTile / kChunk;
-#pragma unroll
-  for (int i = 0; i < kTile * kChunks / kTileThreads; ++i) {
-    const int index = i * kTileThreads + static_cast<int>(threadIdx.x);
-    const int at = index / kChunks;
-    const int chunk = index % kChunks;
-    const int group = at / kOctet;
-    // Reads of 16 bytes: an odd group has the two units of a chunk swapped.
-    const Words words = load_pack<4>(shared + at * (kTile / 4) + (chunk ^ group / 2) * 4);
-    const bool swapped = group % 2 != 0;
-    const Words ordered = {{words.values[swapped ? 2 : 0], words.values[swapped ? 3 : 1],
-                            words.values[swapped ? 0 : 2], words.values[swapped ? 1 : 3]}};
-    const int64_t first = row + chunk * kChunk;
-    if (column + at >= columns || first >= rows) {
-      continue;
-    }
-    uint8_t* begin = to + (column + at) * rows + first;
+  constexpr int kColumns = kTileThreads / kChunks;  // that the threads write at a time
+  static_assert(kColumns % (2 * kOctet) == 0);
+  const auto thread = static_cast<unsigned>(threadIdx.x);
+  const auto chunk = static_cast<int>(thread % kChunks);
+  auto at = static_cast<int>(thread / kChunks);
+  const int64_t first = row + chunk * kChunk;
+  const int present = first + kChunk <= rows ? kChunk : static_cast<int>(rows - first);
+  const int last = column + kTile <= columns ? kTile : static_cast<int>(columns - column);
+  // Reads of 16 bytes: an odd group has the two units of a chunk swapped.
+  const bool swapped = at / kOctet % 2 != 0;
+  uint8_t* begin = to + (column + at) * rows + first;
+#pragma unroll 1
+  for (; at < last && present > 0; at += kColumns, begin += rows * kColumns) {
     if (aligned) {
+      const Words words = load_pack<4>(shared + at * (kTile / 4) + (chunk ^ at / (2 * kOctet)) * 4);
+      const Words ordered = {{words.values[swapped ? 2 : 0], words.values[swapped ? 3 : 1],
+                              words.values[swapped ? 0 : 2], words.values[swapped ? 1 : 3]}};
       store_pack(reinterpret_cast<uint32_t*>(begin), ordered);
       continue;
     }
-#pragma unroll
-    for (int j = 0; j < kChunk; ++j) {
-      if (first + j < rows) {
-        begin[j] = static_cast<uint8_t>(ordered.values[j / 4] >> j % 4 * 8);
-      }
+    const auto* bytes = reinterpret_cast<const uint8_t*>(shared);
+#pragma unroll 1
+    for (int j = 0; j < present; ++j) {
+      begin[j] = bytes[transposed_byte(chunk * kChunk + j, at)];
     }
   }
 }

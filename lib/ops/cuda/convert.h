@@ -1,8 +1,8 @@
 #pragma once
 // Conversions that kernels do in pairs through the GPU's cvt instructions, with the same results as
 // the functions of numeric/convert.h, which take about twenty integer operations per FP8 code: a
-// memory-bound kernel has no time for them. The only place with inline PTX; older chips and the
-// host take the plain functions.
+// memory-bound kernel has no time for them. Inline PTX, always exact; older chips and the host take
+// the plain functions.
 //
 // Why the results are the same: cvt.rn.satfinite to e4m3 and e5m2 rounds to nearest even, clamps
 // what is beyond the largest finite value, infinities included, keeps the sign of zero, rounds into

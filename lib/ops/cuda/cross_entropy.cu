@@ -1,10 +1,15 @@
 // Soft-max cross-entropy, one block a row: one pass finds the largest logit and the sum of
-// exponentials, a second one writes the gradient. The maximum is the cpu's; the sum has another
-// order (each thread its own elements in fp32, threads in fp64), so that it differs from the cpu's
-// by roundings.
+// exponentials, a second one writes the gradient. The maximum is the cpu's; exponentials are those
+// of fast_math.h, and the sum has another order (each thread its own elements in fp32, threads in
+// fp64). An exponential below 2^-126 is 0. Two exponentials a logit cost less than storing one: a
+// row of 128256 does not fit into shared memory.
+
+#include <type_traits>
 
 #include "numeric/math.h"
+#include "ops/cuda/convert.h"
 #include "ops/cuda/cuda_table.h"
+#include "ops/cuda/fast_math.h"
 #include "ops/cuda/kernel_support.h"
 
 namespace fp8train::ops::cuda {
@@ -25,10 +30,10 @@ struct OnlineSum {
     float above = largest;
 #pragma unroll
     for (int j = 0; j < N; ++j) {
-      above = x[j] > above ? x[j] : above;  // passes over NaN, as the cpu does
+      above = fmaxf(above, x[j]);  // passes over NaN, as the cpu does
     }
     if (above > largest) {
-      sum *= exp_f32(largest - above);
+      sum *= exp_fast(largest - above);
       largest = above;
     }
     // While all is -infinity (or NaN), -infinity - -infinity must not make a NaN of its own.
@@ -36,7 +41,7 @@ struct OnlineSum {
     float block = 0.0F;
 #pragma unroll
     for (int j = 0; j < N; ++j) {
-      block += exp_f32(x[j] - base);
+      block += exp_fast(x[j] - base);
     }
     sum += block;
   }
@@ -56,11 +61,19 @@ struct RowCall {
 };
 
 template <int N, typename X>
-__device__ __forceinline__ void load_floats(const X* from, float* values) {
+__device__ __forceinline__ void load_floats(const X* from, float (&values)[N]) {
   const Pack<X, N> pack = load_pack<N>(from);
+  if constexpr (N > 1 && std::is_same_v<X, f16>) {
+    const auto words = __builtin_bit_cast(Pack<uint32_t, N / 2>, pack);
 #pragma unroll
-  for (int j = 0; j < N; ++j) {
-    values[j] = load_as_float(&pack.values[j]);
+    for (int j = 0; j < N / 2; ++j) {
+      widen_f16_pair(words.values[j], values[2 * j], values[2 * j + 1]);
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      values[j] = load_as_float(&pack.values[j]);
+    }
   }
 }
 
@@ -104,19 +117,53 @@ struct RowGradient {
   float maximum, factor, at_target;
 };
 
+/// The gradients of N logits, as if none were the target.
+template <int N, typename X>
+__device__ __forceinline__ Pack<X, N> gradients_of(float (&values)[N], const RowGradient& row) {
+#pragma unroll
+  for (int j = 0; j < N; ++j) {
+    values[j] = exp_fast(values[j] - row.maximum) * row.factor;
+  }
+  Pack<X, N> pack;
+  if constexpr (N > 1 && sizeof(X) == 2) {
+    Pack<uint32_t, N / 2> words;
+#pragma unroll
+    for (int j = 0; j < N / 2; ++j) {
+      words.values[j] = narrow_pair<X>(values[2 * j], values[2 * j + 1]);
+    }
+    pack = __builtin_bit_cast(decltype(pack), words);
+  } else {
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      store_from_float(&pack.values[j], values[j]);
+    }
+  }
+  return pack;
+}
+
 /// The row's gradient in place; zero in the padding.
 template <int N, typename X>
 __device__ __forceinline__ void write_gradient(X* x, int64_t columns, int64_t vocabulary,
                                                int64_t target, const RowGradient& row) {
-  for (int64_t c = int64_t{threadIdx.x} * N; c < columns; c += int64_t{kThreads} * N) {
-    Pack<X, N> pack = load_pack<N>(x + c);
+  constexpr int64_t kStride = int64_t{kThreads} * N;
+  int64_t c = int64_t{threadIdx.x} * N;
+  for (; c + N <= vocabulary; c += kStride) {
+    float values[N];
+    load_floats<N>(x + c, values);
+    store_pack(x + c, gradients_of<N, X>(values, row));
+  }
+  for (; c < columns; c += kStride) {
+    Pack<X, N> pack;
 #pragma unroll
     for (int j = 0; j < N; ++j) {
-      const float value = exp_f32(load_as_float(&pack.values[j]) - row.maximum) * row.factor;
-      const float gradient = c + j == target ? row.at_target : value;
-      store_from_float(&pack.values[j], c + j < vocabulary ? gradient : 0.0F);
+      float value[1] = {c + j < vocabulary ? load_as_float(x + c + j) : 0.0F};
+      const X gradient = gradients_of<1, X>(value, row).values[0];
+      pack.values[j] = c + j < vocabulary ? gradient : X{};
     }
     store_pack(x + c, pack);
+  }
+  if (target / N % kThreads == threadIdx.x) {  // the thread that wrote the target's pack
+    store_from_float(x + target, row.at_target);
   }
 }
 
@@ -152,9 +199,8 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(RowCall<X> call
   const OnlineSum part = sum_part<N>(x, call.vocabulary);
   const float maximum = block_reduce<kThreads>(part.largest, Largest{}, largest_of_warps);
   const double rescaled =
-      static_cast<double>(part.sum) * static_cast<double>(exp_f32(part.largest - maximum));
+      static_cast<double>(part.sum) * static_cast<double>(exp_fast(part.largest - maximum));
   const float sum = static_cast<float>(block_reduce<kThreads>(rescaled, Sum{}, sum_of_warps));
-  // From here on as on the cpu.
   const float target_shifted = target_logit - maximum;
   const float log_sum = log_f32(sum);
   const float log_sum_exp = maximum + log_sum;
@@ -169,7 +215,7 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(RowCall<X> call
       (call.gradient_scale == nullptr ? 1.0F : *call.gradient_scale) * call.gradient_factor;
   const float z_slope = 2.0F * call.z_loss * log_sum_exp;
   const float inverse = 1.0F / sum;
-  const float p = exp_f32(target_shifted) * inverse;
+  const float p = exp_fast(target_shifted) * inverse;
   write_gradient<N>(
       x, call.columns, call.vocabulary, target,
       {maximum, inverse * (1.0F + z_slope) * scale, ((p - 1.0F) + p * z_slope) * scale});

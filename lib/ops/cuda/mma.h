@@ -1,6 +1,6 @@
 #pragma once
 // Instructions that C++ has no word for, each a small function: matrix products of a warp on tensor
-// cores, the loads that feed them, copies to shared memory that run beside the arithmetic, 2^x.
+// cores, the loads that feed them, copies to shared memory that run during the arithmetic.
 // Inline PTX on a GPU (sm_80 and later); for the host shim the same computation written out, by the
 // fragment layouts that PTX documents. Only for .cu files.
 //
@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "ops/cuda/fast_math.h"
 #include "ops/cuda/kernel_support.h"
 
 namespace fp8train::ops::cuda {
@@ -154,18 +155,6 @@ __device__ __forceinline__ void wait_for_copies() {
   shim::finish_copies();
 #else
   asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
-}
-
-/// 2^x to 2 units in the last place (2^-22); 0 for results below 2^-126, NaN stays.
-__device__ __forceinline__ float exp2_fast(float x) {
-#if defined(FP8TRAIN_CUDA_SHIM)
-  const float result = std::exp2(x);
-  return result < 0x1p-126F ? 0.0F : result;
-#else
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
 #endif
 }
 

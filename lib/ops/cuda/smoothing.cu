@@ -60,35 +60,50 @@ void find_smoothing(Stream stream, ConstView gate_up, View scale) {
   });
 }
 
-struct DivideColumns {
-  const float* x;
-  const float* scale;
-  float* y;
-  int64_t width;
-  bool add;
-
-  template <int N>
-  __device__ void run(int64_t i) const {
+/// Each thread has N columns of the rows blockIdx.y and on. A scale is a power of two, so that its
+/// reciprocal, and multiplying by it instead of dividing, is exact.
+template <int N>
+__global__ void __launch_bounds__(kBlock)
+    divide_columns_kernel(const float* x, const float* scale, float* y, int64_t rows, int64_t width,
+                          bool add) {
+  const int64_t column = (int64_t{blockIdx.x} * kBlock + threadIdx.x) * N;
+  if (column >= width) {
+    return;
+  }
+  Pack<float, N> factor = load_pack<N>(scale + column);
+#pragma unroll
+  for (int j = 0; j < N; ++j) {
+    factor.values[j] = float_of(0x7F000000U - bits_of(factor.values[j]));
+  }
+  for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
+    const int64_t i = row * width + column;
     const Pack<float, N> in = load_pack<N>(x + i);
-    const Pack<float, N> divisor = load_pack<N>(scale + i % width);
     Pack<float, N> out = {};
     if (add) {
       out = load_pack<N>(y + i);
     }
 #pragma unroll
     for (int j = 0; j < N; ++j) {
-      out.values[j] += in.values[j] / divisor.values[j];
+      out.values[j] += in.values[j] * factor.values[j];
     }
     store_pack(y + i, out);
   }
-};
+}
 
 void divide_columns(Stream stream, ConstView x, ConstView scale, View y, bool add) {
   const int64_t width = scale.count();
+  if (width == 0) {
+    return;
+  }
+  const int64_t rows = x.count() / width;
   const bool packed =
       width % 4 == 0 && is_aligned(x.data) && is_aligned(scale.data) && is_aligned(y.data);
-  map<4>(stream, x.count(), packed,
-         DivideColumns{x.as<float>(), scale.as<float>(), y.as<float>(), width, add});
+  const int64_t across = ceil_div(width, int64_t{kBlock} * (packed ? 4 : 1));
+  const unsigned blocks = blocks_for(stream, across * rows, 1);
+  const auto down = static_cast<unsigned>(ceil_div(blocks, across));
+  launch(stream, {dim3(static_cast<unsigned>(across), down), kBlock},
+         packed ? divide_columns_kernel<4> : divide_columns_kernel<1>, x.as<float>(),
+         scale.as<float>(), y.as<float>(), rows, width, add);
 }
 
 }  // namespace
