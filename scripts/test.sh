@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up, builds and checks everything. The last line is "N passed, N failed"; the exit code is 0 when nothing failed.
 #
-#   scripts/test.sh           all stages: set-up, format, layers, release build and tests, installation, sanitizers, fuzzing with clang-tidy
+#   scripts/test.sh           all stages: set-up, format, layers, release build and tests, installation, sizes of kernels, sanitizers, fuzzing with clang-tidy
 #   scripts/test.sh --quick   release build and its tests only
 #   scripts/test.sh --no-setup ...   installs nothing
 #
@@ -143,6 +143,15 @@ release_stage() {
   run_ctest build -j "$cores" -LE slurm
 }
 
+# The machine code of kernels against the committed table: what has grown by more than a tenth, or spills.
+kernels_stage() {
+  if ! grep -q '\.cu\.o"' build/compile_commands.json || [[ $FP8TRAIN_CUDA_ARCHITECTURES != *90* ]]; then
+    note "no code for compute capability 9.0 is built"
+    return
+  fi
+  python3 scripts/kernel_resources.py --self-test && python3 scripts/kernel_resources.py --check lib/ops/cuda/kernel_table.json
+}
+
 small_enough() {
   local bytes
   bytes=$(stat -c %s "$1")
@@ -280,6 +289,7 @@ fi
 if stage build build_stage; then
   stage tests release_stage
   [ $quick = 1 ] || stage install install_stage
+  [ $quick = 1 ] || stage kernels kernels_stage
 fi
 if [ $quick = 0 ]; then
   stage asan asan_stage

@@ -18,29 +18,6 @@
 namespace fp8train {
 namespace {
 
-EngineSettings step_settings(const StepBench& bench) {
-  const Preset* preset = find_preset(bench.preset);
-  if (preset == nullptr) {
-    throw ConfigError("--preset: no preset '" + bench.preset + "'; `fp8train config list`");
-  }
-  if (bench.zero_stage > 3) {
-    throw ConfigError(fmt::format("--zero-stage: {} is not in [0, 3]", bench.zero_stage));
-  }
-  Settings settings;
-  settings.precision.plan = bench.plan;
-  settings.training.micro_batch_size = bench.micro_batch_size;
-  settings.training.gradient_accumulation_steps = bench.accumulation;
-  settings.data.seq_length = bench.seq_length;
-  settings.parallelism = {.zero_stage = bench.zero_stage, .bucket_mb = bench.bucket_mb};
-  ModelConfig model = preset->config;
-  constexpr int64_t kCharacters = 65;
-  model.vocab_size = bench.vocabulary != 0   ? bench.vocabulary
-                     : model.vocab_size != 0 ? model.vocab_size
-                                             : kCharacters;
-  model.num_hidden_layers = bench.layers == 0 ? model.num_hidden_layers : bench.layers;
-  return engine_settings(settings, completed(model));
-}
-
 Batch random_batch(const EngineSettings& settings, int rank) {
   Batch batch;
   batch.rows = settings.micro_batch_size;
@@ -110,6 +87,29 @@ void trace_steps(Device& device, const std::function<void()>& run) {
 }
 
 }  // namespace
+
+EngineSettings step_settings(const StepBench& bench) {
+  const Preset* preset = find_preset(bench.preset);
+  if (preset == nullptr) {
+    throw ConfigError("--preset: no preset '" + bench.preset + "'; `fp8train config list`");
+  }
+  if (bench.zero_stage > 3) {
+    throw ConfigError(fmt::format("--zero-stage: {} is not in [0, 3]", bench.zero_stage));
+  }
+  Settings settings;
+  settings.precision.plan = bench.plan;
+  settings.training.micro_batch_size = bench.micro_batch_size;
+  settings.training.gradient_accumulation_steps = bench.accumulation;
+  settings.data.seq_length = bench.seq_length;
+  settings.parallelism = {.zero_stage = bench.zero_stage, .bucket_mb = bench.bucket_mb};
+  ModelConfig model = preset->config;
+  constexpr int64_t kCharacters = 65;
+  model.vocab_size = bench.vocabulary != 0   ? bench.vocabulary
+                     : model.vocab_size != 0 ? model.vocab_size
+                                             : kCharacters;
+  model.num_hidden_layers = bench.layers == 0 ? model.num_hidden_layers : bench.layers;
+  return engine_settings(settings, completed(model));
+}
 
 StepRates step_rates(Device& device, Communicator& comm, const StepBench& bench, double seconds) {
   const EngineSettings settings = step_settings(bench);

@@ -10,6 +10,7 @@
 #include "comm/communicator.h"
 #include "device/device.h"
 #include "timeline.h"
+#include "train/engine.h"
 
 namespace fp8train {
 
@@ -31,6 +32,9 @@ struct StepRates {
   std::vector<std::pair<std::string, double>> time_shares;  ///< by operation
   StepTimes times;                                          ///< of this rank
 };
+
+/// Of an engine that runs it. Throws ConfigError for an unknown preset or row.
+EngineSettings step_settings(const StepBench& bench);
 
 /// Collective. Throws ConfigError for an unknown preset or row.
 StepRates step_rates(Device& device, Communicator& comm, const StepBench& bench, double seconds);

@@ -15,6 +15,7 @@
 #include "bench_gemm_error.h"
 #include "bench_optimizer_formats.h"
 #include "bench_step.h"
+#include "bench_step_model.h"
 #include "comm/backends.h"
 #include "numeric/cpu_isa.h"
 #include "train/place.h"
@@ -49,6 +50,9 @@ std::unique_ptr<Device> open_device(const BenchOptions& options, int64_t& thread
 
 /// Null on all ranks but the first.
 Json bench_step(const BenchOptions& options) {
+  if (is_modeled_device(options.device)) {
+    return step_model_report(options.device, options.step);
+  }
   const std::unique_ptr<Communicator> host = make_communicator({});
   const int64_t threads = configure_threads(options.threads);
   Settings settings;
@@ -253,6 +257,9 @@ Json bench_gemm_error(const BenchOptions& options) {
 
 /// "key value" lines; arrays as one line per entry.
 void print_text(const Json& json) {
+  if (json.contains("operations")) {
+    return print_step_model(json);
+  }
   for (const auto& [key, value] : json.items()) {
     if (value.is_array()) {
       for (const Json& entry : value) {
@@ -280,7 +287,10 @@ void add_part(Arguments parent, Action& action, const std::shared_ptr<BenchOptio
               const char* name, const char* help, Json (*bench)(const BenchOptions&)) {
   Arguments part = parent.part(name, help);
   part.flag("--json", options->json, "As JSON");
-  part.option("--device", options->device, "cpu, cuda or auto");
+  part.option("--device", options->device,
+              std::string(name) == "step"
+                  ? "cpu, cuda or auto; meta:h200 and the like: a model of the step on that GPU"
+                  : "cpu, cuda or auto");
   part.option("--threads", options->threads, 0, "0: all cores");
   if (std::string(name) != "optimizer-formats" && std::string(name) != "gemm-error") {
     part.option("--seconds", options->seconds, 1e-3, "Time to measure for");

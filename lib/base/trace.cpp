@@ -68,6 +68,15 @@ const std::vector<TraceEvent>& trace_events() {
   return tracer().events;
 }
 
+std::vector<const char*> open_spans() {
+  std::vector<const char*> names;
+  names.reserve(tracer().open.size());
+  for (const OpenSpan& span : tracer().open) {
+    names.push_back(span.name);
+  }
+  return names;
+}
+
 TraceSpan::TraceSpan(const char* name) : active_(tracer().on) {
   if (active_) {
     tracer().open.push_back({name, trace_clock(), 0});

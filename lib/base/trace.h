@@ -47,6 +47,9 @@ std::vector<SpanTotal> trace_totals();
 /// Those since tracing was switched on, in the order of their ends, until there was no more room.
 const std::vector<TraceEvent>& trace_events();
 
+/// Names of the spans that are open, outermost first; none while tracing is off.
+std::vector<const char*> open_spans();
+
 class TraceSpan {
  public:
   /// `name` must outlive the program (a literal).

@@ -13,10 +13,26 @@ struct GpuKind {
   double memory_gib;        ///< what a process can have of it, rounded down
   double tera_flops_16bit;  ///< 10^12; fp32 sums
   double tera_flops_8bit;
-  double memory_rate;   ///< 10^9 bytes
-  double node_rate;     ///< 10^9 bytes to other GPUs of the node
-  double network_rate;  ///< 10^9 bytes to other nodes, for each GPU: of the usual adapter
+  double memory_rate;     ///< 10^9 bytes
+  double node_rate;       ///< 10^9 bytes to other GPUs of the node
+  double network_rate;    ///< 10^9 bytes to other nodes, for each GPU: of the usual adapter
+  double tera_flops_f32;  ///< 10^12; of fused multiply-adds, outside of tensor cores
+
+  /// Instructions of whole warps per second: each takes a cycle of one of a multiprocessor's four
+  /// schedulers, and a fused multiply-add of 32 lanes is 64 FLOPs.
+  double warp_instruction_rate() const { return tera_flops_f32 * 1e12 / 64; }
 };
+
+/// The shares of stated rates that a step is assumed to reach; gpu_kinds.cpp has their sources.
+struct AchievedShares {
+  double bits16, fp8_fast, fp8, f32;             ///< of GEMMs
+  double attention_forward, attention_backward;  ///< of the rate of 16 bits
+  double memory;
+  double instructions;
+  double launch_seconds;  ///< what each kernel takes beside its work
+};
+
+AchievedShares achieved_shares(const GpuKind& gpu);
 
 /// Those with FP8 units, by compute capability and memory.
 const std::vector<GpuKind>& gpu_kinds();

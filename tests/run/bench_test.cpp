@@ -49,6 +49,56 @@ TEST_CASE("bench cast sets each cast against a copy") {
   CHECK(report.at("results").size() == 28);  // 2 types, 1 or 2 orientations, 7 casts
 }
 
+TEST_CASE("bench step models a GPU that is not here, operation by operation") {
+  const TempDir folder;
+  const Words words = {"bench",
+                       "step",
+                       "--preset",
+                       "llama-1b",
+                       "--layers",
+                       "2",
+                       "--plan",
+                       "te-delayed",
+                       "--device",
+                       "meta:h200",
+                       "--seq-length",
+                       "8192",
+                       "--micro-batch-size",
+                       "1",
+                       "--accumulation",
+                       "2"};
+  Words as_json = words;
+  as_json.emplace_back("--json");
+  const Json report = Json::parse(expect_code(0, folder.path(), as_json).out);
+  double seconds = 0;
+  double bytes = 0;
+  int64_t launches = 0;
+  for (const Json& row : report.at("operations")) {
+    seconds += number(row, "seconds");
+    bytes += number(row, "bytes");
+    launches += row.at("launches").get<int64_t>();
+  }
+  CHECK(number(report, "seconds_per_step") == Approx(seconds));
+  CHECK(number(report.at("step"), "bytes") == Approx(bytes));
+  CHECK(report.at("step").at("launches") == launches);
+  CHECK(number(report, "tokens_per_second") == Approx(2 * 8192 / seconds));
+  CHECK(number(report, "of_bf16") ==
+        Approx(number(report.at("bf16"), "seconds_per_step") / seconds));
+  CHECK_THAT(report.at("note").get<std::string>(), Contains("A model, not a measurement"));
+  const std::string text = expect_code(0, folder.path(), words).out;
+  CHECK_THAT(text, Contains("A model, not a measurement"));
+  CHECK_THAT(text, Contains("swiglu_backward"));
+}
+
+TEST_CASE("bench step says which GPUs it can model") {
+  const TempDir folder;
+  const Outcome outcome = expect_code(2, folder.path(), {"bench", "step", "--device", "meta:v100"});
+  CHECK_THAT(outcome.err, Contains("unknown GPU 'v100' (expected l4, rtx4090,"));
+  const Outcome ranks = expect_code(
+      2, folder.path(), {"bench", "step", "--device", "meta:h100", "--zero-stage", "1"});
+  CHECK_THAT(ranks.err, Contains("the model is of one GPU"));
+}
+
 TEST_CASE("bench gemm sets FP8 with its casts against bf16") {
   const Json report = run_bench({"gemm", "--sizes", "32,16x48x64"});
   const Json& results = report.at("results");

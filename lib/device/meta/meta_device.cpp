@@ -2,10 +2,12 @@
 
 #include <cstring>
 
+#include "base/trace.h"
+
 namespace fp8train {
 
 MetaDevice::MetaDevice(const DeviceTraits& traits, std::optional<Stream> planned)
-    : Device(DeviceKind::meta, &planned_, traits), planned_(planned) {
+    : Device(DeviceKind::meta, &context_, traits), context_{planned, nullptr} {
   if (traits.library_workspace > 0) {
     ledger().add(MemoryCategory::workspace, traits.library_workspace);
   }
@@ -20,8 +22,28 @@ void* MetaDevice::allocate(size_t bytes) {
   return reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr)
 }
 
+void MetaDevice::copy_from_host(void* /*to*/, const void* /*from*/, size_t bytes) {
+  log_call(stream(), {.bytes = static_cast<double>(bytes)}, "copy_from_host");
+}
+
 void MetaDevice::copy_to_host(void* to, const void* /*from*/, size_t bytes) {
   std::memset(to, 0, bytes);
+}
+
+void MetaDevice::fill_zero(void* /*pointer*/, size_t bytes) {
+  log_call(stream(), {.bytes = static_cast<double>(bytes)}, "fill_zero");
+}
+
+void log_call(const Stream& meta, const OpWork& work, const char* name) {
+  OpLog* const log = meta_context(meta).log;
+  if (log == nullptr) {
+    return;
+  }
+  const std::vector<const char*> spans = open_spans();
+  const size_t of_call = name == nullptr ? 1 : 0;  // an operation's own span
+  log->push_back({.part = spans.size() > of_call ? spans.front() : "",
+                  .name = name != nullptr ? name : (spans.empty() ? "" : spans.back()),
+                  .work = work});
 }
 
 }  // namespace fp8train

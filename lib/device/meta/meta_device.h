@@ -5,30 +5,49 @@
 #include <optional>
 
 #include "device/device.h"
+#include "device/meta/op_log.h"
 
 namespace fp8train {
+
+/// What Stream::native() of a meta stream points to.
+struct MetaContext {
+  std::optional<Stream> planned;  ///< the stream that is planned for, if there is one
+  OpLog* log = nullptr;           ///< receives every call; null: none does
+};
 
 class MetaDevice final : public Device {
  public:
   explicit MetaDevice(const DeviceTraits& traits = {}, std::optional<Stream> planned = {});
 
+  /// From now on every operation, copy and fill is added to `log`, which the caller owns; null ends
+  /// it. Parts and names of calls are those of open spans: tracing must be on (base/trace.h).
+  void set_log(OpLog* log) { context_.log = log; }
+
   void* allocate(size_t bytes) override;
   void deallocate(void* /*pointer*/, size_t /*bytes*/) noexcept override {}
-  void copy_from_host(void* /*to*/, const void* /*from*/, size_t /*bytes*/) override {}
+  void copy_from_host(void* to, const void* from, size_t bytes) override;
   void copy_to_host(void* to, const void* from, size_t bytes) override;
-  void fill_zero(void* /*pointer*/, size_t /*bytes*/) override {}
+  void fill_zero(void* pointer, size_t bytes) override;
   void synchronize() override {}
   size_t available_memory() const override { return 0; }
   std::string description() const override { return "meta: counts, computes nothing"; }
 
  private:
-  std::optional<Stream> planned_;  // Stream::native() of our stream
+  MetaContext context_;
   uintptr_t next_address_ = uintptr_t{1} << 40;
 };
 
+inline const MetaContext& meta_context(const Stream& meta) {
+  return *static_cast<const MetaContext*>(meta.native());
+}
+
 /// The stream that a meta stream plans for, if there is one.
 inline const std::optional<Stream>& planned_stream(const Stream& meta) {
-  return *static_cast<const std::optional<Stream>*>(meta.native());
+  return meta_context(meta).planned;
 }
+
+/// Adds a call to the log of the stream's device, if it has one. `name`: null: the innermost open
+/// span.
+void log_call(const Stream& meta, const OpWork& work, const char* name = nullptr);
 
 }  // namespace fp8train

@@ -1,6 +1,7 @@
 #pragma once
 // How operations of the meta device count their work.
 
+#include "device/meta/meta_device.h"
 #include "device/stream.h"
 #include "ops/op_table.h"
 #include "tensor/view.h"
@@ -19,12 +20,33 @@ inline double bytes_of(const QuantizeSink& cast) {
   return bytes_of(cast.out.codes) + bytes_of(cast.out.codes_transposed);
 }
 
-inline void count(const Stream& stream, double bytes) {
-  stream.counters().bytes += bytes;
+inline double stored_bytes(const StoredTensor& tensor) {
+  return bytes_of(tensor.codes) + bytes_of(tensor.scales);
+}
+
+inline void count(const Stream& stream, const OpWork& work) {
+  stream.counters().bytes += work.bytes;
   stream.counters().operations += 1;
+  log_call(stream, work);
+}
+/// Of one kernel.
+inline void count(const Stream& stream, double bytes) {
+  count(stream, OpWork{.bytes = bytes});
+}
+/// Of one kernel that has a row in the table of kernels.
+inline void count(const Stream& stream, double bytes, const char* kernel, int64_t elements,
+                  int launches = 1) {
+  count(stream, OpWork{.bytes = bytes,
+                       .launches = launches,
+                       .kernel = kernel,
+                       .elements = static_cast<double>(elements)});
 }
 
 /// Those of ops/quantize.h and ops/granule_parts.h.
 void fill_casts(OpTable& table);
+/// Those of ops/optimizer.h and ops/storage.h.
+void fill_optimizer(OpTable& table);
+/// Those of ops/wire.h and ops/shared_wire.h.
+void fill_wires(OpTable& table);
 
 }  // namespace fp8train::ops::meta

@@ -7,7 +7,8 @@ namespace {
 
 void quantize(Stream stream, ConstView x, const QuantizedView& out, float* /*amax_out*/,
               QuantizeStatistics* /*statistics*/) {
-  count(stream, bytes_of(x) + bytes_of(out.codes) + bytes_of(out.codes_transposed));
+  count(stream, bytes_of(x) + bytes_of(out.codes) + bytes_of(out.codes_transposed),
+        out.codes_transposed.empty() ? "quantize" : "quantize transposed", x.count());
 }
 
 void quantize_current(Stream stream, ConstView x, const float* /*amax*/, float* /*scale_inv*/,
@@ -23,14 +24,31 @@ void dequantize(Stream stream, const QuantizedView& x, View y) {
   count(stream, bytes_of(x.codes) + bytes_of(y));
 }
 
+double scales_bytes(const GranuleView& view) {
+  return bytes_of(view.scale_inv) * (view.scale != nullptr ? 2 : 1);
+}
+
+/// Blocks: one kernel reads x once for both orientations. Rows: one for them; for columns a fill, a
+/// pass for the maxima, one over the maxima, and another pass for the cast.
 void quantize_granules(Stream stream, ConstView x, const GranuleQuantizedView& out, float* /*amax*/,
                        QuantizeStatistics* /*statistics*/) {
-  double bytes = bytes_of(x);
-  for (const GranuleView& view : {out.rowwise, out.columnwise}) {
-    const double scales = view.codes.empty() ? 0.0 : bytes_of(view.scale_inv);
-    bytes += bytes_of(view.codes) + scales * (view.scale != nullptr ? 2 : 1);
+  const bool by_rows = out.format.granularity == Granularity::row;
+  OpWork work = {.bytes = by_rows ? 0.0 : bytes_of(x), .launches = by_rows ? 0 : 1};
+  if (!out.rowwise.codes.empty()) {
+    work.bytes += bytes_of(out.rowwise.codes) + scales_bytes(out.rowwise);
+    if (by_rows) {
+      work.bytes += bytes_of(x);
+      work.launches += 1;
+    }
   }
-  count(stream, bytes);
+  if (!out.columnwise.codes.empty()) {
+    work.bytes += bytes_of(out.columnwise.codes) + scales_bytes(out.columnwise);
+    if (by_rows) {
+      work.bytes += 2 * bytes_of(x);
+      work.launches += 4;
+    }
+  }
+  count(stream, work);
 }
 
 void dequantize_granules(Stream stream, const GranuleView& x, const TensorFormat& /*format*/,
@@ -55,7 +73,7 @@ void update_delayed_scaling(Stream stream, const DelayedScalingState& state,
 }
 
 void granule_part_amax(Stream stream, const MatrixPart& x, Granularity /*granularity*/, View amax) {
-  count(stream, bytes_of(x.values) + bytes_of(amax));
+  count(stream, {.bytes = bytes_of(x.values) + 2 * bytes_of(amax), .launches = 2});
 }
 
 void quantize_granule_part(Stream stream, const GranulePartCast& call) {

@@ -1,0 +1,37 @@
+#pragma once
+// What each operation of a step would do on the GPU that a meta device plans for, call by call.
+
+#include <vector>
+
+namespace fp8train {
+
+/// The units that an operation's FLOPs are done by.
+enum class Arithmetic : unsigned char {
+  none,
+  f32,       ///< products of fp32 operands
+  bits16,    ///< of bf16 and fp16 operands, fp32 sums
+  fp8,       ///< of FP8 operands, partial sums promoted to fp32
+  fp8_fast,  ///< of FP8 operands with fast accumulation
+  attention_forward,
+  attention_backward,
+};
+
+/// The work of one call.
+struct OpWork {
+  double bytes = 0;  ///< read from and written to the device's memory
+  int launches = 1;  ///< kernels, fills and copies that the CUDA backend starts
+  double flops = 0;  ///< of GEMMs and attention
+  Arithmetic arithmetic = Arithmetic::none;
+  const char* kernel = nullptr;  ///< its row in the table of kernels, if it has one
+  double elements = 0;           ///< that this kernel handles
+};
+
+struct OpCall {
+  const char* part;  ///< of a step: the outermost open span; empty: none
+  const char* name;  ///< of the operation: the innermost open span
+  OpWork work;
+};
+
+using OpLog = std::vector<OpCall>;
+
+}  // namespace fp8train
