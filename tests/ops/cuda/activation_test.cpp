@@ -21,7 +21,7 @@ Array inputs(DType type, const Shape& shape, uint32_t seed) {
   return Array(type, shape, values);
 }
 
-TEST_CASE("swiglu and its gradient are exact", "[cuda][activation]") {
+TEST_CASE("swiglu and its gradient are exact", "[cuda][activation][small]") {
   for (const DType type : kTypes) {
     for (const auto& [rows, width] :
          {std::pair<int64_t, int64_t>{1, 1}, {3, 5}, {1, 8}, {7, 64}, {5, 2056}, {33, 12}}) {
@@ -46,7 +46,7 @@ TEST_CASE("swiglu and its gradient are exact", "[cuda][activation]") {
   }
 }
 
-TEST_CASE("smoothing and what it does to swiglu are exact", "[cuda][activation]") {
+TEST_CASE("smoothing and what it does to swiglu are exact", "[cuda][activation][small]") {
   for (const DType type : kTypes) {
     for (const auto& [rows, width] :
          {std::pair<int64_t, int64_t>{1, 1}, {3, 5}, {7, 64}, {5, 2056}, {33, 12}, {70, 136}}) {
@@ -82,7 +82,7 @@ TEST_CASE("smoothing and what it does to swiglu are exact", "[cuda][activation]"
   }
 }
 
-TEST_CASE("gelu and its gradient are exact", "[cuda][activation]") {
+TEST_CASE("gelu and its gradient are exact", "[cuda][activation][small]") {
   for (const DType type : kTypes) {
     for (const int64_t count : {1, 7, 8, 2051, 4096}) {
       for (const int64_t offset : {0, 1}) {
