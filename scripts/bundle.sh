@@ -2,28 +2,31 @@
 # Packs the built program with the small shared libraries it needs, so that it runs on another x86-64 Linux (glibc 2.36 or newer).
 # CUDA's libraries are not packed: the program loads them where they are installed. NCCL, which machines with CUDA may lack, is on request.
 #
-#   scripts/bundle.sh [--build DIR] [--out DIR] [--tests] [--nccl]
+#   scripts/bundle.sh [--build DIR] [--out DIR] [--tests] [--gpu-check] [--nccl]
 #
 #   --build DIR   the build to pack (build)
 #   --out DIR     where the folder and its archive go (build/bundle)
 #   --tests       also the programs that scripts/gpu_check.sh runs
+#   --gpu-check   also these scripts, and an archive that is smaller: fp8train.tar.xz
 #   --nccl        also libnccl.so.2 (200 MB), from LD_LIBRARY_PATH, the system or the CUDA toolkit
 #
-# Result: DIR/fp8train/{bin,lib,share} and DIR/fp8train.tar.gz.
+# Result: DIR/fp8train/{bin,lib,share} and DIR/fp8train.tar.gz (or .tar.xz: `tar -xJf`, or `python3 -m tarfile -e` where there is no xz).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 build=build
 out=build/bundle
 tests=0
+scripts=0
 nccl=0
 while [ $# -gt 0 ]; do
   case $1 in
     --build) build=$2; shift 2 ;;
     --out) out=$2; shift 2 ;;
     --tests) tests=1; shift ;;
+    --gpu-check) scripts=1; shift ;;
     --nccl) nccl=1; shift ;;
-    -h | --help) sed -n '2,13s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h | --help) sed -n '2,14s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "bundle.sh: unknown option '$1'" >&2; exit 2 ;;
   esac
 done
@@ -55,6 +58,21 @@ if [ $nccl = 1 ]; then  # where the program would find it; it is not linked, so 
   [ -n "$found" ] || { echo "bundle.sh: libnccl.so.2 is not found; put its folder into LD_LIBRARY_PATH" >&2; exit 1; }
   cp -L "$found" "$target/lib/libnccl.so.2"
 fi
+if [ $scripts = 1 ]; then
+  mkdir -p "$target/scripts/bench" "$target/docs"
+  cp -r scripts/gpu_check.sh scripts/gpu_check "$target/scripts/"
+  cp scripts/bench/peers.py scripts/bench/torch_models.py scripts/bench/venv_support.py "$target/scripts/bench/"
+  cp docs/*.md "$target/docs/"  # what its small runs train on
+  cp README.md LICENSE "$target/"
+  find "$target/scripts" -name __pycache__ -prune -exec rm -rf {} +
+fi
 strip --strip-unneeded "$target"/lib/* "$target"/bin/* 2>/dev/null || true
-tar -C "$out" -czf "$out/fp8train.tar.gz" fp8train
-echo "bundle: $target ($(du -sh "$target" | cut -f1)), $out/fp8train.tar.gz ($(du -sh "$out/fp8train.tar.gz" | cut -f1))"
+if [ $scripts = 1 ]; then
+  # The programs hold the same kernels: a window as large as all of them finds that out.
+  archive=$out/fp8train.tar.xz
+  tar -C "$out" -cf - fp8train | xz --threads=1 --lzma2=preset=2,dict=192MiB >"$archive"
+else
+  archive=$out/fp8train.tar.gz
+  tar -C "$out" -czf "$archive" fp8train
+fi
+echo "bundle: $target ($(du -sh "$target" | cut -f1)), $archive ($(du -sh "$archive" | cut -f1))"

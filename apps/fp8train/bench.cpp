@@ -16,17 +16,29 @@ namespace {
 
 constexpr size_t kLeastRepetitions = 3;
 constexpr int kSubmissions = 10;
+constexpr size_t kDrawn = (size_t{1} << 20) + 7;  // odd, so that rows of a matrix differ
 
 }  // namespace
 
-Tensor random_matrix(Device& device, DType dtype, int64_t rows, int64_t columns) {
-  std::vector<float> values(static_cast<size_t>(rows * columns));
-  for (size_t i = 0; i < values.size(); i += 4) {
+std::vector<float> uniform_values(int64_t count) {
+  std::vector<float> values(static_cast<size_t>(count));
+  const size_t drawn = std::min(values.size(), kDrawn);
+  for (size_t i = 0; i < drawn; i += 4) {
     const PhiloxBlock bits = philox(1, 0, i / 4);
-    for (size_t j = i; j < std::min(i + 4, values.size()); ++j) {
+    for (size_t j = i; j < std::min(i + 4, drawn); ++j) {
       values[j] = 2.0F * uniform_from_bits(bits.word[j - i]) - 1.0F;
     }
   }
+  for (size_t done = drawn; done < values.size();) {
+    const size_t some = std::min(drawn, values.size() - done);
+    std::copy_n(values.begin(), some, values.begin() + static_cast<int64_t>(done));
+    done += some;
+  }
+  return values;
+}
+
+Tensor random_matrix(Device& device, DType dtype, int64_t rows, int64_t columns) {
+  const std::vector<float> values = uniform_values(rows * columns);
   Tensor source(device, DType::f32, {rows, columns}, MemoryCategory::workspace);
   copy_from_host(device, source, values.data());
   if (dtype == DType::f32) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "device/device.h"
 #include "numeric/dtype.h"
@@ -20,7 +21,11 @@ double median_seconds(const std::function<void()>& work, double min_seconds);
 /// so that what a launch and a wait cost hardly counts.
 double device_seconds(Device& device, const std::function<void()>& work, double min_seconds);
 
-/// Uniform values in [-1, 1) in `dtype`; FP8 by a cast with scale 1.
+/// Uniform values in [-1, 1), a million of them drawn and then repeated: drawing billions would
+/// take longer than what is measured.
+std::vector<float> uniform_values(int64_t count);
+
+/// uniform_values in `dtype`; FP8 by a cast with scale 1.
 Tensor random_matrix(Device& device, DType dtype, int64_t rows, int64_t columns);
 
 /// FLOP/s of c[m, n] = a[m, k] b[n, k]^T with operands of `dtype` (fp32 result), on random data.

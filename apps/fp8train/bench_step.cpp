@@ -18,6 +18,28 @@
 namespace fp8train {
 namespace {
 
+/// Initial values of the usual deviation that take no time to draw.
+void set_quick_weights(Device& device, ParameterStore& store) {
+  int64_t largest = 0;
+  for (const auto& parameter : store.all()) {
+    largest = std::max(largest, parameter->shape.count());
+  }
+  constexpr float kRange = 0.035F;  // deviation 0.02
+  std::vector<float> drawn = uniform_values(largest);
+  for (float& value : drawn) {
+    value *= kRange;
+  }
+  for (const auto& parameter : store.all()) {
+    if (parameter->init == Init::normal) {
+      set_value(device, *parameter, drawn.data());
+    } else {
+      const std::vector<float> values(static_cast<size_t>(parameter->shape.count()),
+                                      parameter->init == Init::ones ? 1.0F : 0.0F);
+      set_value(device, *parameter, values.data());
+    }
+  }
+}
+
 Batch random_batch(const EngineSettings& settings, int rank) {
   Batch batch;
   batch.rows = settings.micro_batch_size;
@@ -88,11 +110,21 @@ void trace_steps(Device& device, const std::function<void()>& run) {
 
 }  // namespace
 
-EngineSettings step_settings(const StepBench& bench) {
+ModelConfig model_of(const StepBench& bench) {
   const Preset* preset = find_preset(bench.preset);
   if (preset == nullptr) {
     throw ConfigError("--preset: no preset '" + bench.preset + "'; `fp8train config list`");
   }
+  ModelConfig model = preset->config;
+  constexpr int64_t kCharacters = 65;
+  model.vocab_size = bench.vocabulary != 0   ? bench.vocabulary
+                     : model.vocab_size != 0 ? model.vocab_size
+                                             : kCharacters;
+  model.num_hidden_layers = bench.layers == 0 ? model.num_hidden_layers : bench.layers;
+  return completed(model);
+}
+
+EngineSettings step_settings(const StepBench& bench) {
   if (bench.zero_stage > 3) {
     throw ConfigError(fmt::format("--zero-stage: {} is not in [0, 3]", bench.zero_stage));
   }
@@ -102,13 +134,7 @@ EngineSettings step_settings(const StepBench& bench) {
   settings.training.gradient_accumulation_steps = bench.accumulation;
   settings.data.seq_length = bench.seq_length;
   settings.parallelism = {.zero_stage = bench.zero_stage, .bucket_mb = bench.bucket_mb};
-  ModelConfig model = preset->config;
-  constexpr int64_t kCharacters = 65;
-  model.vocab_size = bench.vocabulary != 0   ? bench.vocabulary
-                     : model.vocab_size != 0 ? model.vocab_size
-                                             : kCharacters;
-  model.num_hidden_layers = bench.layers == 0 ? model.num_hidden_layers : bench.layers;
-  return engine_settings(settings, completed(model));
+  return engine_settings(settings, model_of(bench));
 }
 
 StepRates step_rates(Device& device, Communicator& comm, const StepBench& bench, double seconds) {
@@ -119,7 +145,11 @@ StepRates step_rates(Device& device, Communicator& comm, const StepBench& bench,
   const RehearsedStep rehearsed = rehearse_step(settings, device, comm.topology(), comm.rank());
   Engine engine(device, settings, &comm);
   engine.reserve(rehearsed.plan);
-  engine.model().initialize(1);
+  if (bench.quick_weights) {
+    set_quick_weights(device, engine.model().parameters());
+  } else {
+    engine.model().initialize(1);
+  }
   engine.weights_changed();
   const Batch batch = random_batch(settings, comm.rank());
   int64_t step = int64_t{1} << 20;  // long after the first window of delayed scales

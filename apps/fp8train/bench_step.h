@@ -9,6 +9,7 @@
 
 #include "comm/communicator.h"
 #include "device/device.h"
+#include "model/model_config.h"
 #include "timeline.h"
 #include "train/engine.h"
 
@@ -21,7 +22,12 @@ struct StepBench {
   int64_t layers = 0;      ///< 0: the preset's
   int64_t zero_stage = 0, bucket_mb = 25;
   std::string timeline;  ///< where to write one; empty: nowhere
+  /// Weights are a few drawn values, repeated: billions take minutes to draw as training does.
+  bool quick_weights = false;
 };
+
+/// The preset's model. Throws ConfigError for an unknown one.
+ModelConfig model_of(const StepBench& bench);
 
 struct StepRates {
   double seconds;        ///< of a step

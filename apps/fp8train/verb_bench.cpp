@@ -1,7 +1,8 @@
-// fp8train bench: steps, GEMMs and casts on this machine, and the errors of formats. Rates are
-// medians; a step is compared with the GEMM ceiling measured in the same run.
+// fp8train bench: steps, GEMMs, attention and casts on this machine, and the errors of formats.
+// Rates are medians; a step is compared with the GEMM ceiling measured in the same run.
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -14,10 +15,13 @@
 #include "bench_gemm.h"
 #include "bench_gemm_error.h"
 #include "bench_optimizer_formats.h"
+#include "bench_products.h"
 #include "bench_step.h"
 #include "bench_step_model.h"
 #include "comm/backends.h"
+#include "model/decoder.h"
 #include "numeric/cpu_isa.h"
+#include "ops/attention.h"
 #include "train/place.h"
 #include "train/session.h"
 #include "train/threads.h"
@@ -34,8 +38,8 @@ struct BenchOptions {
   int64_t threads = 0;
   double seconds = 3.0;
   StepBench step;
-  std::string sizes;
-  int64_t rows = 0, columns = 0;
+  std::string sizes, modes;
+  int64_t rows = 0, columns = 0, tokens = 8192;
   int64_t batch = 4, heads = 8, kv_heads = 8, head_dim = 64;
   bool deterministic = false;
   double beta2 = 0.95;
@@ -82,6 +86,7 @@ Json bench_step(const BenchOptions& options) {
                  {"threads", threads},
                  {"isa", name_of(cpu_isa())},
                  {"gemm_engine", rates.gemm_engine},
+                 {"attention", ops::attention_kernels(device->stream())},
                  {"seconds_per_step", rates.seconds},
                  {"tokens_per_second", rates.tokens * comm->size() / rates.seconds},
                  {"gflops", rates.flops / rates.seconds / 1e9},
@@ -153,6 +158,56 @@ Json bench_gemm(const BenchOptions& options) {
   return {{"bench", "gemm"}, {"threads", threads}, {"results", results}};
 }
 
+/// Names with commas; empty: all.
+std::vector<ProductMode> parse_modes(const std::string& text) {
+  const std::vector<std::string>& names = product_mode_names();
+  std::vector<ProductMode> modes;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t comma = std::min(text.find(',', begin), text.size());
+    const auto found = std::find(names.begin(), names.end(), text.substr(begin, comma - begin));
+    if (found == names.end()) {
+      throw ConfigError(fmt::format("--modes: expected some of {}, with commas, got '{}'",
+                                    fmt::join(names, ", "), text));
+    }
+    modes.push_back(static_cast<ProductMode>(found - names.begin()));
+    begin = comma + 1;
+  }
+  for (size_t i = 0; text.empty() && i < names.size(); ++i) {
+    modes.push_back(static_cast<ProductMode>(i));
+  }
+  return modes;
+}
+
+Json bench_products(const BenchOptions& options) {
+  int64_t threads = 0;
+  const std::vector<ProductMode> modes = parse_modes(options.modes);
+  const std::vector<LinearSite> sites = linear_sites(model_of(options.step));
+  const std::unique_ptr<Device> device = open_device(options, threads);
+  Json results = Json::array();
+  for (const ProductRate& rate :
+       product_rates(*device, sites, options.tokens, modes, options.seconds / 30)) {
+    Json result = {{"layer", rate.layer},
+                   {"product", rate.product},
+                   {"shape", fmt::format("{}x{}x{}", rate.shape.m, rate.shape.n, rate.shape.k)},
+                   {"operands", rate.operands},
+                   {"result", rate.result},
+                   {"fast_accumulate", rate.fast_accumulate}};
+    if (!rate.error.empty()) {
+      result["error"] = rate.error;
+    } else if (!rate.dequantized_because.empty()) {
+      result["dequantized"] = rate.dequantized_because;
+    } else {
+      result["gflops"] = rate.flops_per_second / 1e9;
+    }
+    results.push_back(std::move(result));
+  }
+  return {{"bench", "products"},
+          {"preset", options.step.preset},
+          {"tokens", options.tokens},
+          {"threads", threads},
+          {"results", results}};
+}
+
 Json bench_cast(const BenchOptions& options) {
   int64_t threads = 0;
   const std::unique_ptr<Device> device = open_device(options, threads);
@@ -198,6 +253,7 @@ Json bench_attention(const BenchOptions& options) {
       .deterministic = options.deterministic};
   const AttentionRates rates = attention_rates(*device, shape, DType::bf16, options.seconds / 2);
   return {{"bench", "attention"},
+          {"kernels", ops::attention_kernels(device->stream())},
           {"threads", threads},
           {"batch", shape.batch},
           {"seq_length", shape.query_length},
@@ -295,7 +351,8 @@ void add_part(Arguments parent, Action& action, const std::shared_ptr<BenchOptio
   if (std::string(name) != "optimizer-formats" && std::string(name) != "gemm-error") {
     part.option("--seconds", options->seconds, 1e-3, "Time to measure for");
   }
-  if (std::string(name) == "step" || std::string(name) == "gemm") {
+  if (std::string(name) == "step" || std::string(name) == "gemm" ||
+      std::string(name) == "products") {
     part.flag("--tune", options->tune, "On a GPU, time each product's algorithms first");
   }
   if (std::string(name) == "step") {
@@ -312,6 +369,15 @@ void add_part(Arguments parent, Action& action, const std::shared_ptr<BenchOptio
                 "MiB of gradients that ranks exchange at a time");
     part.option("--timeline", options->step.timeline,
                 "Write the last steps of all ranks here, for ui.perfetto.dev");
+    part.flag("--quick-weights", options->step.quick_weights,
+              "Weights are a few drawn values, repeated: a large model starts in seconds");
+  }
+  if (std::string(name) == "products") {
+    part.option("--preset", options->step.preset, "Model preset; `fp8train config list`");
+    part.option("--vocabulary", options->step.vocabulary, 0, "0: the preset's, or 65");
+    part.option("--tokens", options->tokens, 1, "Of a micro-batch");
+    part.option("--modes", options->modes,
+                "Of bf16, tensor, row, block and mx, with commas; default all");
   }
   if (std::string(name) == "attention") {
     part.option("--batch", options->batch, 1, "Sequences");
@@ -351,6 +417,9 @@ void add_bench(Arguments verb, Action& action) {
   add_part(verb, action, options, "step", "A whole training step", bench_step);
   add_part(verb, action, options, "gemm", "Products in FP8, with their casts, against bf16",
            bench_gemm);
+  add_part(verb, action, options, "products",
+           "The GEMMs of a model's layers in each type, accumulation and scale mode",
+           bench_products);
   add_part(verb, action, options, "attention", "Causal attention in bf16", bench_attention);
   add_part(verb, action, options, "cast", "FP8 casts against the bandwidth of a copy", bench_cast);
   add_part(verb, action, options, "gemm-error",

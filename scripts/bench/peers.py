@@ -2,11 +2,12 @@
 """The same training step in PyTorch and in fp8train, on this machine, in one run.
 
     scripts/bench/peers.py [--models nanogpt-laptop,gpt2-124m,llama-42m] [--threads N] [--rounds 2] [--seconds 15] [--json FILE]
-    scripts/bench/peers.py --device cuda --models llama-8b-16l --variants bf16-compile,torchao-fp8-compile,torchao-rowwise-compile
+    scripts/bench/peers.py --device cuda --models llama-8b-16l --variants bf16-compile,torchao-fp8-compile,bf16-compile-fsdp
 
 For each model every PyTorch variant (fp32, bf16 autocast eager and compiled, torchao float8 tensorwise emulated, eager and compiled) and every
 row of fp8train (fp32, bf16, te-delayed, te-current) is measured in a process of its own, PyTorch and fp8train taking turns, with the same number of threads. A step is
-forward, backward, gradient clipping at 1.0 and AdamW (fused) on random tokens. A measurement is the median step after warm-up; the table shows the
+forward, backward, gradient clipping at 1.0 and AdamW (fused) on random tokens. On a GPU the loss is compiled too, attention runs on the faster
+of PyTorch's two fused backends, and "-fsdp" after a variant's name shards the model over a world of one, as torchtitan does. A measurement is the median step after warm-up; the table shows the
 median over the rounds. Compare figures of one run only: machines differ, and others may be using them.
 
 Uses the Python that runs it where torch is importable there, else a virtual environment (--venv, build/peers-venv) made for it.
@@ -23,13 +24,14 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from venv_support import use_torch  # noqa: E402
+from venv_support import has_torch, use_torch  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ["nanogpt-laptop", "gpt2-124m", "llama-42m"]  # measured where --models is not given
 VARIANTS = ["fp32", "bf16", "bf16-compile", "torchao-fp8", "torchao-fp8-compile"]
 KNOWN_MODELS = [*MODELS, "llama-8b-16l"]
-KNOWN_VARIANTS = [*VARIANTS, "torchao-rowwise-compile"]
+COMPILED = ["bf16-compile", "torchao-fp8-compile", "torchao-rowwise-compile"]
+KNOWN_VARIANTS = [*VARIANTS, COMPILED[-1], *(f"{variant}-fsdp" for variant in COMPILED)]
 OWN_SHAPE = {"llama-8b-16l": ["--preset", "llama-8b", "--layers", "16"]}  # else the preset of that name
 ROWS = ["fp32", "bf16", "te-delayed", "te-current"]
 
@@ -37,10 +39,11 @@ ROWS = ["fp32", "bf16", "te-delayed", "te-current"]
 def measure_torch(model_name, variant, device, threads, seconds):
     """In a process of its own: prints one JSON object."""
     import torch
-    from torch_models import MODELS as shapes, adamw, build, build_cuda
+    from torch_models import MODELS as shapes, adamw, build, build_cuda, choose_fastest_sdpa
 
     torch.set_num_threads(threads)
     shape, (rows, length) = shapes[model_name]
+    attention = choose_fastest_sdpa(shape, rows, length) if device == "cuda" else None
     model, runner, autocast = (build_cuda if device == "cuda" else build)(shape, variant)
     optimizer = adamw(model, 1e-3, (0.9, 0.95), 0.1)
     generator = torch.Generator().manual_seed(0)
@@ -66,7 +69,8 @@ def measure_torch(model_name, variant, device, threads, seconds):
     median = statistics.median(times)
     peak = torch.cuda.max_memory_reserved() if device == "cuda" else None
     print(json.dumps({"tokens_per_second": rows * length / median, "step_seconds": median, "steps": len(times), "loss": loss,
-                      "parameters": sum(p.numel() for p in model.parameters()), "memory_bytes": peak}))
+                      "parameters": sum(p.numel() for p in model.parameters()), "memory_bytes": peak, "attention": attention,
+                      "torch": torch.__version__}))
 
 
 def run_json(command, threads, timeout):
@@ -97,6 +101,8 @@ def own_command(model, row, arguments):
     command = [str(arguments.fp8train), "bench", "step", *OWN_SHAPE.get(model, ["--preset", model]), "--micro-batch-size", str(rows),
                "--seq-length", str(length), "--vocabulary", str(shape.vocab), "--plan", row, "--threads", str(arguments.threads),
                "--seconds", str(arguments.seconds), "--device", arguments.device, "--json"]
+    if arguments.device == "cuda":
+        command += ["--tune", "--quick-weights"]
     return command + arguments.own_arguments.split()
 
 
@@ -143,8 +149,8 @@ def best_of(results, keys):
 
 def table(model, results):
     """Markdown: tokens/s and the ratios that the goals are written in."""
-    bf16 = best_of(results, ["torch bf16", "torch bf16-compile"])
-    float8 = best_of(results, ["torch torchao-fp8", "torch torchao-fp8-compile", "torch torchao-rowwise-compile"])
+    bf16 = best_of(results, [key for key in results if key.startswith("torch bf16")])
+    float8 = best_of(results, [key for key in results if key.startswith("torch torchao")])
     own_bf16 = rate_of(results, "fp8train bf16")
     lines = [f"### {model}", "", "| | tokens/s | of PyTorch's best bf16 | of torchao's best float8 | of own bf16 | of the GEMM ceiling |",
              "|---|---|---|---|---|---|"]
@@ -215,6 +221,8 @@ def parse_arguments():
 
 def main():
     arguments = parse_arguments()
+    if arguments.worker and not has_torch():
+        sys.exit("No module named 'torch'")
     use_torch(arguments.venv)
     if arguments.worker:
         measure_torch(*arguments.worker, arguments.device, arguments.threads, arguments.seconds)

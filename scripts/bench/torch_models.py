@@ -96,9 +96,14 @@ class Block(nn.Module):
         return x + self.mlp(self.norm2(x))
 
 
+def token_loss(logits, targets, reduction="mean"):
+    return F.cross_entropy(logits.float().view(-1, logits.shape[-1]), targets.view(-1), reduction=reduction)
+
+
 class Transformer(nn.Module):
     def __init__(self, shape):
         super().__init__()
+        self.loss = token_loss  # build_cuda compiles it
         self.embedding = nn.Embedding(shape.vocab, shape.width)
         self.positions = nn.Embedding(shape.context, shape.width) if shape.family == "gpt2" else None
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
@@ -132,8 +137,7 @@ class Transformer(nn.Module):
             rope = (self.cos, self.sin)
         for block in self.blocks:
             x = block(x, rope)
-        logits = self.lm_head(self.norm(x))
-        return F.cross_entropy(logits.float().view(-1, logits.shape[-1]), targets.view(-1), reduction=reduction)
+        return self.loss(self.lm_head(self.norm(x)), targets, reduction)
 
 
 def adamw(model, lr, betas, weight_decay):
@@ -178,15 +182,67 @@ def build(shape, variant, seed=1):
     return model, runner, lambda: torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16)
 
 
-def build_cuda(shape, variant, seed=1):
-    """On one GPU, as torchtitan sets it up: FSDP2 on a world of one keeps bf16 copies of fp32 parameters and reduces in fp32; every block is compiled
-    by itself. The same two values as build()."""
-    import contextlib
+SDPA_BACKENDS = ["flash", "cudnn"]  # of scaled_dot_product_attention on a GPU
 
+
+def choose_sdpa(backend):
+    """None: PyTorch's own choice."""
+    for name in SDPA_BACKENDS:
+        getattr(torch.backends.cuda, f"enable_{name}_sdp")(backend in (name, None))
+    for name in ("mem_efficient", "math"):
+        getattr(torch.backends.cuda, f"enable_{name}_sdp")(backend is None)
+
+
+def sdpa_milliseconds(shape, rows, length):
+    """Median time of the model's attention, forward and backward, with the backend chosen before."""
+    head_dim = shape.width // shape.heads
+    q, k, v = (torch.randn(rows, heads, length, head_dim, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+               for heads in (shape.heads, shape.kv_heads, shape.kv_heads))
+    times = []
+    for _ in range(8):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=shape.kv_heads != shape.heads).sum().backward()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end))
+    return sorted(times)[len(times) // 2]
+
+
+def choose_fastest_sdpa(shape, rows, length):
+    """Leaves the faster of FlashAttention and cuDNN chosen, and names it; PyTorch's own choice where it refuses both."""
+    times = {}
+    for backend in SDPA_BACKENDS:
+        choose_sdpa(backend)
+        try:
+            times[backend] = sdpa_milliseconds(shape, rows, length)
+        except RuntimeError:  # this backend does not take the shape
+            continue
+    fastest = min(times, key=times.get) if times else None
+    choose_sdpa(fastest)
+    return fastest or "default"
+
+
+def shard_fully(model):
+    """FSDP2 on a world of one, as torchtitan sets it up: bf16 copies of fp32 parameters, gradients reduced in fp32. Weights are gathered once for
+    forward and backward, as there is memory for it."""
     import torch.distributed as dist
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    bf16, compiled, recipe = VARIANTS[variant]
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for block in model.blocks:
+        fully_shard(block, mp_policy=policy, reshard_after_forward=False)
+    fully_shard(model, mp_policy=policy, reshard_after_forward=False)
+
+
+def build_cuda(shape, variant, seed=1):
+    """On one GPU, each block and the loss compiled by themselves as in torchtitan. With "-fsdp" sharded over a world of one, else autocast to bf16,
+    which has less to do on one GPU. The same two values as build()."""
+    import contextlib
+
+    name = variant.removesuffix("-fsdp")
+    bf16, compiled, recipe = VARIANTS[name]
     torch.manual_seed(seed)
     with torch.device("cuda"):
         model = Transformer(shape)
@@ -196,11 +252,8 @@ def build_cuda(shape, variant, seed=1):
         torch._inductor.config.emulate_precision_casts = recipe == "rowwise"  # as torchtitan ships it
         for block in model.blocks:
             block.compile(fullgraph=True)
-    if bf16:
-        store = dist.HashStore()
-        dist.init_process_group("nccl", store=store, rank=0, world_size=1)
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        for block in model.blocks:
-            fully_shard(block, mp_policy=policy)
-        fully_shard(model, mp_policy=policy)
-    return model, model, contextlib.nullcontext
+        model.loss = torch.compile(token_loss, fullgraph=True)
+    if variant != name:
+        shard_fully(model)
+        return model, model, contextlib.nullcontext
+    return model, model, lambda: torch.autocast("cuda", dtype=torch.bfloat16, enabled=bf16)

@@ -4,6 +4,7 @@
 #include <catch2/catch.hpp>
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -127,6 +128,50 @@ TEST_CASE("bench gemm sets FP8 with its casts against bf16") {
   }
   CHECK(kinds == std::set<std::string>{"fp32", "bf16", "e4m3 delayed", "e4m3 current", "e4m3 row",
                                        "e4m3 1x128", "e4m3 1x128 x 128x128", "e4m3 1x32"});
+}
+
+TEST_CASE("bench products measures the GEMMs of each layer in every way") {
+  const Json report =
+      run_bench({"products", "--preset", "toy", "--vocabulary", "96", "--tokens", "48"});
+  std::map<std::string, int> ways;  // of each product
+  std::set<std::string> shapes;
+  for (const Json& result : report.at("results")) {
+    const std::string product = result.at("product");
+    const std::string way = result.at("operands");
+    ways[result.at("layer").get<std::string>() + " " + product] += 1;
+    CHECK(number(result, "gflops") > 0);
+    CHECK((result.at("result") == "bf16") == (product != "wgrad"));
+    CHECK((product != "fprop" || way.find("e5m2") == std::string::npos));
+    if (way == "bf16") {
+      shapes.insert(result.at("layer").get<std::string>() + " " + product + " " +
+                    result.at("shape").get<std::string>());
+    }
+  }
+  CHECK(ways.size() == 15);
+  for (const auto& [product, count] : ways) {
+    CAPTURE(product);
+    const std::string pass = product.substr(product.find(' ') + 1);
+    CHECK(count == (pass == "fprop" ? 7 : pass == "dgrad" ? 9 : 18));
+  }
+  for (const char* shape : {"head fprop 48x96x64", "head dgrad 48x64x96", "head wgrad 96x64x48"}) {
+    CHECK(shapes.count(shape) == 1);
+  }
+  const Json some = run_bench(
+      {"products", "--preset", "toy", "--vocabulary", "96", "--tokens", "48", "--modes", "row"});
+  for (const Json& result : some.at("results")) {
+    CHECK(result.at("operands") == "e4m3 row x e4m3 row");
+  }
+  const TempDir folder;
+  CHECK_THAT(
+      expect_code(2, folder.path(), {"bench", "products", "--device", "cpu", "--modes", "row,rows"})
+          .err,
+      Contains("--modes") && Contains("mx"));
+}
+
+TEST_CASE("a step is measured with weights that take no time to draw") {
+  const Json report = run_bench({"step", "--preset", "toy", "--micro-batch-size", "2",
+                                 "--seq-length", "16", "--quick-weights"});
+  CHECK(number(report, "tokens_per_second") > 0);
 }
 
 TEST_CASE("bench step writes a timeline of its last steps") {

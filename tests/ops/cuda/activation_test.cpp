@@ -50,7 +50,7 @@ double worst_of(const Array& got, const Array& want, double bound,
 constexpr double kFlushed = 0x1p-118;    // values below it may be zero
 constexpr double kDerivative = 0x1p-17;  // of cuda, and as much of the cpu
 
-TEST_CASE("swiglu and its gradient agree with the cpu", "[cuda][activation]") {
+TEST_CASE("swiglu and its gradient agree with the cpu", "[cuda][activation][small]") {
   for (const DType type : kTypes) {
     for (const auto& [rows, width] :
          {std::pair<int64_t, int64_t>{1, 1}, {3, 5}, {1, 8}, {7, 64}, {5, 2056}, {33, 12}}) {
@@ -83,7 +83,7 @@ TEST_CASE("swiglu and its gradient agree with the cpu", "[cuda][activation]") {
 }
 
 TEST_CASE("smoothing is exact, and swiglu with it is swiglu times the scales",
-          "[cuda][activation]") {
+          "[cuda][activation][small]") {
   for (const DType type : kTypes) {
     for (const auto& [rows, width] :
          {std::pair<int64_t, int64_t>{1, 1}, {3, 5}, {7, 64}, {5, 2056}, {33, 12}, {70, 136}}) {
@@ -123,7 +123,7 @@ TEST_CASE("smoothing is exact, and swiglu with it is swiglu times the scales",
   }
 }
 
-TEST_CASE("gelu and its gradient agree with the cpu", "[cuda][activation]") {
+TEST_CASE("gelu and its gradient agree with the cpu", "[cuda][activation][small]") {
   for (const DType type : kTypes) {
     for (const int64_t count : {1, 7, 8, 2051, 4096}) {
       for (const int64_t offset : {0, 1}) {

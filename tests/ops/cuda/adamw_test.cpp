@@ -128,7 +128,7 @@ void check_case(const Case& c) {
   check_same(cuda, cpu);
 }
 
-TEST_CASE("adamw casts the new weight as the cpu does", "[cuda][optimizer]") {
+TEST_CASE("adamw casts the new weight as the cpu does", "[cuda][optimizer][small]") {
   // By tiles: whole ones, parts of ones; the last two and an offset do without them.
   for (const auto& [rows, width] : {std::pair{128, 128}, {130, 136}, {5, 264}, {7, 12}, {1, 3}}) {
     for (const WeightCast& wanted : kWeightCasts) {
@@ -206,7 +206,7 @@ TEST_CASE("adamw keeps weights and gradients in any format as the cpu does", "[c
   }
 }
 
-TEST_CASE("an amax that is found before is that of the update", "[cuda][optimizer]") {
+TEST_CASE("an amax that is found before is that of the update", "[cuda][optimizer][small]") {
   for (const StoredFormats& formats : stored_formats()) {
     INFO(describe(formats.weight) << ", " << describe(formats.moments.first));
     for (const bool skip : {false, true}) {

@@ -57,7 +57,7 @@ TEST_CASE("attention and its gradients match the cpu", "[cuda][attention]") {
   }
 }
 
-TEST_CASE("queries at the end of a cache match the cpu", "[cuda][attention]") {
+TEST_CASE("queries at the end of a cache match the cpu", "[cuda][attention][small]") {
   const Problem problems[] = {{2, 1, 1, 2, 1, 64, 5},    {2, 1, 37, 4, 2, 64, 11},
                               {1, 5, 130, 2, 1, 80, 2},  {1, 33, 70, 1, 1, 128, 1},
                               {1, 1, 300, 4, 1, 128, 1}, {1, 7, 100, 2, 1, 20, 3, 1}};
@@ -69,7 +69,7 @@ TEST_CASE("queries at the end of a cache match the cpu", "[cuda][attention]") {
   }
 }
 
-TEST_CASE("scores far apart match the cpu", "[cuda][attention]") {
+TEST_CASE("scores far apart match the cpu", "[cuda][attention][small]") {
   const Problem p = {1, 70, 70, 1, 1, 64};
   for (const FloatType& type : kFloatTypes) {
     INFO(name_of(type.dtype));

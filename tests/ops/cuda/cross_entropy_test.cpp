@@ -114,7 +114,7 @@ TEST_CASE("logits that rise, fall or lie far apart", "[cuda][cross_entropy]") {
   }
 }
 
-TEST_CASE("ignored and impossible targets", "[cuda][cross_entropy]") {
+TEST_CASE("ignored and impossible targets", "[cuda][cross_entropy][small]") {
   for (const int64_t columns : {int64_t{24}, int64_t{39}}) {
     const Case c = {4, columns, 20};
     Array targets(DType::i32, {4});

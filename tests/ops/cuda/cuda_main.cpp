@@ -1,5 +1,6 @@
 // Runs the tests where there is a cuda device; elsewhere says why not and leaves with the code that
-// ctest counts as skipped.
+// ctest counts as skipped. scripts/gpu_check.sh chooses test cases by tags: one for each topic,
+// [exhaustive] for every code there is, [small] for those that are run under compute-sanitizer.
 
 #define CATCH_CONFIG_RUNNER
 #include <catch2/catch.hpp>

@@ -50,7 +50,7 @@ TEST_CASE("add of mixed types is exact, in place too", "[cuda][elementwise]") {
   }
 }
 
-TEST_CASE("add_bias and its gradient are exact", "[cuda][elementwise]") {
+TEST_CASE("add_bias and its gradient are exact", "[cuda][elementwise][small]") {
   for (const DType type : kTypes) {
     for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{1, 5}, {64, 48}, {130, 300}}) {
       INFO(name_of(type) << " " << rows << " x " << columns);
@@ -73,7 +73,7 @@ TEST_CASE("add_bias and its gradient are exact", "[cuda][elementwise]") {
   }
 }
 
-TEST_CASE("fill and scale_by are exact", "[cuda][elementwise]") {
+TEST_CASE("fill and scale_by are exact", "[cuda][elementwise][small]") {
   for (const int64_t count : kCounts) {
     const auto run = [&](Side& side) {
       const View y = side.space(DType::f32, {count}, 1);

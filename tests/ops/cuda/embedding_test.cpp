@@ -97,7 +97,7 @@ TEST_CASE("embedding_backward sorts more tokens than one tile", "[cuda][embeddin
   check_backward({4500, 8, 300, 300}, DType::bf16);
 }
 
-TEST_CASE("a NaN stays with its token", "[cuda][embedding]") {
+TEST_CASE("a NaN stays with its token", "[cuda][embedding][small]") {
   const Case c = {60, 16, 20, 10};
   const Array tokens = tokens_of(c.rows, c.vocabulary, c.kinds);
   const Array dy(DType::bf16, {c.rows, c.columns}, adversarial_values(c.rows * c.columns, 4));

@@ -171,7 +171,7 @@ void check_case(const Case& c, const Wanted& wanted) {
   }
 }
 
-TEST_CASE("operations that cast their result: every type", "[cuda][fused]") {
+TEST_CASE("operations that cast their result: every type", "[cuda][fused][small]") {
   for (const Fused fused : kFused) {
     for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
       check_case({fused, type, type, DType::e5m2, 20, 72}, kTurned);

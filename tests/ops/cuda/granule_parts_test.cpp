@@ -65,7 +65,7 @@ Bits run_part(Side& side, const std::vector<float>& values, const PartCase& test
   return bits;
 }
 
-TEST_CASE("parts of a matrix are cast exactly", "[cuda][granules][granule_parts]") {
+TEST_CASE("parts of a matrix are cast exactly", "[cuda][granules][granule_parts][small]") {
   size_t turn = 0;
   for (const TensorFormat& format : granule_formats()) {
     for (const Extents& extents : kGranuleExtents) {

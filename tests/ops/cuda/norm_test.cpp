@@ -140,7 +140,7 @@ TEST_CASE("norm backward is the cpu's for every pair of types", "[cuda][norm]") 
   }
 }
 
-TEST_CASE("norm backward in place, row by row", "[cuda][norm]") {
+TEST_CASE("norm backward in place, row by row", "[cuda][norm][small]") {
   for (const int64_t n : {int64_t{39}, int64_t{40}}) {
     const Case c = {70, n};
     check_near("in place", c, DType::bf16, DType::bf16, [&](Side& side) -> std::vector<Array> {

@@ -191,7 +191,7 @@ TEST_CASE("adamw is exact, with and without a copy", "[cuda][optimizer]") {
   }
 }
 
-TEST_CASE("sgd is exact, with and without momentum", "[cuda][optimizer]") {
+TEST_CASE("sgd is exact, with and without momentum", "[cuda][optimizer][small]") {
   for (const int64_t count : {int64_t{1}, int64_t{6}, int64_t{1024}, int64_t{4099}}) {
     for (const int64_t offset : {0, 1}) {
       for (const int copy_kind : {0, 1, 2}) {

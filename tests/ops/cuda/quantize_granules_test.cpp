@@ -95,7 +95,7 @@ TEST_CASE("quantize_granules is exact for every format, shape and alignment", "[
   }
 }
 
-TEST_CASE("quantize_granules is exact for infinities and NaN", "[cuda][granules]") {
+TEST_CASE("quantize_granules is exact for infinities and NaN", "[cuda][granules][small]") {
   const Extents extents = {264, 272};
   size_t index = 0;
   for (const TensorFormat& format : granule_formats()) {

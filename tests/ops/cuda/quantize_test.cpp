@@ -176,7 +176,7 @@ TEST_CASE("quantize is exact for any shape and alignment", "[cuda][quantize]") {
   }
 }
 
-TEST_CASE("quantize is exact for adversarial values", "[cuda][quantize]") {
+TEST_CASE("quantize is exact for adversarial values", "[cuda][quantize][small]") {
   for (const DType type : kTypes) {
     for (const DType code_type : kCodes) {
       for (const bool finite : {true, false}) {
@@ -190,7 +190,7 @@ TEST_CASE("quantize is exact for adversarial values", "[cuda][quantize]") {
   }
 }
 
-TEST_CASE("every 16-bit pattern is cast as the cpu does", "[cuda][quantize]") {
+TEST_CASE("every 16-bit pattern is cast as the cpu does", "[cuda][quantize][exhaustive]") {
   for (const DType type : {DType::bf16, DType::f16}) {
     Array x(type, {256, 256});
     for (int i = 0; i < 65536; ++i) {
@@ -203,7 +203,7 @@ TEST_CASE("every 16-bit pattern is cast as the cpu does", "[cuda][quantize]") {
 }
 
 TEST_CASE("every fp32 value next to a rounding boundary is cast as the cpu does",
-          "[cuda][quantize]") {
+          "[cuda][quantize][exhaustive]") {
   for (const DType code_type : kCodes) {
     Array codes(code_type, {256});
     std::vector<float> values;
@@ -271,7 +271,7 @@ TEST_CASE("an amax is combined with what is there", "[cuda][quantize]") {
   }
 }
 
-TEST_CASE("dequantize is exact for every code", "[cuda][quantize]") {
+TEST_CASE("dequantize is exact for every code", "[cuda][quantize][exhaustive]") {
   for (const DType code_type : kCodes) {
     for (const DType type : kTypes) {
       for (const int64_t offset : {0, 3}) {
@@ -315,7 +315,7 @@ TEST_CASE("compute_current_scale is exact", "[cuda][quantize]") {
   }
 }
 
-TEST_CASE("delayed scaling moves its state exactly", "[cuda][quantize]") {
+TEST_CASE("delayed scaling moves its state exactly", "[cuda][quantize][small]") {
   for (const int64_t slots : {1, 31, 33, 100}) {
     for (const int64_t length : {1, 2, 5, 70}) {
       for (const AmaxAlgorithm algorithm : {AmaxAlgorithm::max, AmaxAlgorithm::most_recent}) {

@@ -39,7 +39,7 @@ void check_rope(const Case& c, DType type) {
   CHECK_FALSE(same_values(cuda, fused));
 }
 
-TEST_CASE("rope is exact and touches nothing but its heads", "[cuda][rope]") {
+TEST_CASE("rope is exact and touches nothing but its heads", "[cuda][rope][small]") {
   for (const DType type : kTypes) {
     for (const bool inverse : {false, true}) {
       check_rope({2, 5, 5, 3, 32, 16, 64, 0, inverse}, type);
@@ -52,7 +52,7 @@ TEST_CASE("rope is exact and touches nothing but its heads", "[cuda][rope]") {
   }
 }
 
-TEST_CASE("append_to_cache copies rows to where they belong", "[cuda][kv_cache]") {
+TEST_CASE("append_to_cache copies rows to where they belong", "[cuda][kv_cache][small]") {
   for (const DType type : kTypes) {
     for (const int64_t width : {int64_t{3}, int64_t{8}, int64_t{64}}) {
       for (const int64_t past : {int64_t{0}, int64_t{1}, int64_t{4}}) {

@@ -95,7 +95,7 @@ TEST_CASE("automatic factors have the cpu's bits", "[cuda][storage]") {
   }
 }
 
-TEST_CASE("compressed tensors have the cpu's bits", "[cuda][storage]") {
+TEST_CASE("compressed tensors have the cpu's bits", "[cuda][storage][small]") {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     for (const auto& [count, offset] : {std::pair<int64_t, int64_t>{2048, 0}, {131, 0}, {300, 1}}) {
       for (const bool finite : {true, false}) {

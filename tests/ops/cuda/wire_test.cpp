@@ -99,7 +99,7 @@ TEST_CASE("images and their sums have the cpu's bits", "[cuda][wire]") {
   }
 }
 
-TEST_CASE("copied codes have the cpu's bytes", "[cuda][wire]") {
+TEST_CASE("copied codes have the cpu's bytes", "[cuda][wire][small]") {
   for (const TensorFormat& format :
        {by_group(DType::e4m3, ScaleType::f32), by_group(DType::e4m3, ScaleType::pow2)}) {
     for (const int64_t offset : {0, 1}) {
@@ -225,7 +225,7 @@ Results share(Side& side, DType dtype, int64_t count, int64_t offset, bool finit
   return results;
 }
 
-TEST_CASE("codes under shared scales have the cpu's bits", "[cuda][wire]") {
+TEST_CASE("codes under shared scales have the cpu's bits", "[cuda][wire][small]") {
   for (const DType dtype : {DType::f32, DType::bf16, DType::e4m3}) {
     for (const bool finite : {true, false}) {
       INFO(name_of(dtype));
