@@ -120,7 +120,7 @@ double StepModel::seconds_of(const std::string& part) const {
 }
 
 DeviceTraits traits_of(const GpuKind& gpu) {
-  return cuda_traits(gpu.capability);
+  return cuda_traits(gpu.capability, static_cast<size_t>(gpu.memory_gib * (1 << 30)));
 }
 
 OpLog log_step(const EngineSettings& settings, const DeviceTraits& traits) {

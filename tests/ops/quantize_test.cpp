@@ -149,13 +149,13 @@ TEST_CASE("amax is the largest magnitude and lets NaN win", "[ops]") {
       for (const ops::OpTable* table : cpu_tables()) {
         Array x(type.dtype, {count}, values);
         float result = 99.0F;
-        table->amax(cpu_stream(), x, &result);
+        table->amax(cpu_stream(), x, &result, false);
         REQUIRE(result == 7.5F);
         x.set(count - 1, -INFINITY);
-        table->amax(cpu_stream(), x, &result);
+        table->amax(cpu_stream(), x, &result, false);
         REQUIRE(result == INFINITY);
         x.set(0, -NAN);
-        table->amax(cpu_stream(), x, &result);
+        table->amax(cpu_stream(), x, &result, false);
         REQUIRE(std::isnan(result));
 
         Quantized q(DType::e4m3, {count}, 1.0F);
@@ -165,7 +165,7 @@ TEST_CASE("amax is the largest magnitude and lets NaN win", "[ops]") {
         Array zeros(type.dtype, {count});
         table->quantize(cpu_stream(), zeros, q.view(), &staged, nullptr);
         REQUIRE(std::isnan(staged));
-        table->amax(cpu_stream(), zeros, &result);
+        table->amax(cpu_stream(), zeros, &result, false);
         REQUIRE(result == 0.0F);
       }
     }

@@ -20,7 +20,7 @@ namespace {
 constexpr float kTorchaoEpsilon = 1e-12F;
 
 std::vector<std::istringstream> lines_that_begin_with(const std::string& word) {
-  std::ifstream file(std::string(FP8TRAIN_GOLDEN_DIR) + "/ops/quantizers.txt");
+  std::ifstream file(FP8TRAIN_GOLDEN_DIR "/ops/quantizers.txt");
   REQUIRE(file.good());
   std::vector<std::istringstream> lines;
   for (std::string line; std::getline(file, line);) {
