@@ -3,8 +3,7 @@
 // it starts on machines without them. Folders are searched in this order:
 //
 //   1. those of LD_LIBRARY_PATH, and lib beside the program's folder (scripts/bundle.sh);
-//   2. NVIDIA's Python packages (nvidia/*/lib in site-packages) of VIRTUAL_ENV, of CONDA_PREFIX,
-//   and
+//   2. NVIDIA's Python packages (nvidia/*/lib in site-packages) of VIRTUAL_ENV, of CONDA_PREFIX and
 //      of the python3 on PATH (also pyenv's) with the user's own packages; and CONDA_PREFIX/lib;
 //   3. lib64 and lib of CUDA_HOME, CUDA_PATH and /usr/local/cuda;
 //   4. what the system's loader finds by name.

@@ -5,8 +5,10 @@
 namespace fp8train::ops::meta {
 namespace {
 
-void sum_of_squares(Stream stream, ConstView x, double* /*accumulator*/, View /*scratch*/) {
-  count(stream, bytes_of(x) + 2 * sizeof(double), "sum_of_squares", x.count(), 2);
+void sum_of_squares(Stream stream, ConstView x, double* /*accumulator*/, View /*scratch*/,
+                    DType /*read_as*/) {
+  count(stream, bytes_of(x) + 2 * sizeof(double), "sum_of_squares", x.count(),
+        x.count() > (int64_t{1} << 24) ? 3 : 2);
 }
 
 void prepare_step(Stream stream, StepControl* /*control*/, float /*max_norm*/,

@@ -7,8 +7,8 @@
 #include "ops/adamw_cases.h"
 #include "ops/cuda/cuda_test_support.h"
 #include "ops/quantize.h"
-#include "support/sanitized.h"
 #include "ops/storage.h"
+#include "support/sanitized.h"
 
 namespace fp8train::test {
 namespace {
