@@ -6,10 +6,12 @@
 #   OFF   left out; asking for `device: cuda` is then an error.
 # AUTO is ON where nvcc is found (PATH, CUDACXX or /usr/local/cuda/bin), else OFF.
 set(architectures "89-real;90a-real;100-real")
+set(of_environment)
 if(DEFINED ENV{FP8TRAIN_CUDA_ARCHITECTURES})
   set(architectures $ENV{FP8TRAIN_CUDA_ARCHITECTURES})
+  set(of_environment FORCE)  # also in a folder that was configured for others
 endif()
-set(FP8TRAIN_CUDA_ARCHITECTURES "${architectures}" CACHE STRING "GPU architectures the kernels are compiled for")
+set(FP8TRAIN_CUDA_ARCHITECTURES "${architectures}" CACHE STRING "GPU architectures the kernels are compiled for" ${of_environment})
 
 if(FP8TRAIN_CUDA STREQUAL "AUTO")
   find_program(FP8TRAIN_NVCC nvcc PATHS ENV CUDA_PATH /usr/local/cuda PATH_SUFFIXES bin)

@@ -32,7 +32,7 @@ heading "Build"
 build_log=$(mktemp)
 trap 'rm -f "$build_log"' EXIT
 cuda=()
-if [ ! -e build/CMakeCache.txt ] && [ "${FP8TRAIN_DEMO_CUDA:-0}" = 0 ] && ! ls /dev/nvidia[0-9]* /dev/dxg >/dev/null 2>&1; then cuda=(--cuda off); fi
+if [ ! -e build/CMakeCache.txt ] && [ "${FP8TRAIN_DEMO_CUDA:-0}" = 0 ] && ! compgen -G "/dev/nvidia[0-9]*" >/dev/null && [ ! -e /dev/dxg ]; then cuda=(--cuda off); fi
 if [ -t 1 ]; then
   scripts/build.sh "${cuda[@]}"
 else

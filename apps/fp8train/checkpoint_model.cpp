@@ -23,7 +23,8 @@ fs::path model_folder(const fs::path& path) {
   }
   const fs::path root = fs::exists(path / "checkpoints") ? path / "checkpoints" : path;
   std::vector<std::string> skipped;
-  const std::optional<CheckpointPlace> newest = newest_valid(root, skipped);
+  const std::optional<CheckpointPlace> newest =
+      fs::is_directory(root) ? newest_valid(root, skipped) : std::nullopt;
   for (const std::string& note : skipped) {
     log_warning(note);
   }

@@ -12,7 +12,8 @@ namespace fp8train {
 namespace {
 
 constexpr std::array<int, 4> kStopSignals = {SIGINT, SIGTERM, SIGUSR1, SIGHUP};
-/// A write that fails with EPIPE or EFBIG is an error like others, no end without a checkpoint.
+/// A write that fails with EPIPE or EFBIG is an ordinary error and must not end the process without
+/// a checkpoint.
 constexpr std::array<int, 2> kIgnoredSignals = {SIGPIPE, SIGXFSZ};
 
 constexpr int64_t kEchoNanoseconds = 1'000'000'000;

@@ -187,7 +187,8 @@ std::vector<Field> training_fields() {
       choice("training.non_finite", training(&TrainingSettings::non_finite), {"skip", "stop"},
              "What to do with a step whose gradient norm is not finite"),
       integer("training.max_consecutive_skips", training(&TrainingSettings::max_consecutive_skips),
-              at_least(1), "Skipped steps in a row after which the run stops as diverged"),
+              at_least(1),
+              "Skipped steps in a row after which the run stops as diverged; at its end, one"),
       flag(
           "training.deterministic", training(&TrainingSettings::deterministic),
           "On a GPU with cuDNN: take its deterministic backward pass of attention, which is slower "

@@ -29,7 +29,7 @@ struct AchievedShares {
   double attention_forward, attention_backward;  ///< of the rate of 16 bits
   double memory;
   double instructions;
-  double launch_seconds;  ///< what each kernel takes beside its work
+  double launch_seconds;  ///< what each kernel takes in addition to its work
 };
 
 AchievedShares achieved_shares(const GpuKind& gpu);

@@ -132,10 +132,10 @@ void publish(const fs::path& partial, const fs::path& published) {
     if (renameat2(AT_FDCWD, partial.c_str(), AT_FDCWD, published.c_str(), RENAME_EXCHANGE) == 0) {
       return;  // what was replaced is called .partial now
     }
-    if (errno != EINVAL && errno != ENOSYS) {
+    const std::error_code failure(errno, std::generic_category());
+    if (failure != std::errc::invalid_argument && failure != std::errc::function_not_supported) {
       throw DeviceError(fmt::format("cannot exchange {} and {}: {}", partial.string(),
-                                    published.string(),
-                                    std::error_code(errno, std::generic_category()).message()));
+                                    published.string(), failure.message()));
     }
     const fs::path replaced = published.string() + kReplaced;
     remove_folder(replaced);

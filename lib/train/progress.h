@@ -46,7 +46,7 @@ class Progress {
 
   /// Writes to `out` (not owned), and every line also to the end of the file `log`, if it has a
   /// name. Where `out` cannot be written (a closed pipe, a full disk), a warning says so once and
-  /// the log goes on alone: training does not end for it.
+  /// the log goes on alone. It does not stop the run.
   Progress(Style style, std::FILE* out, const std::filesystem::path& log);
   ~Progress();
   Progress(const Progress&) = delete;

@@ -21,31 +21,32 @@ void RunCheckpoints::save_if_good(Engine& engine, const TrainingState& state) {
   skips_->check_row(report, state.step, what_is_saved());
   if (!is_due_) {
     log_warning(
-        fmt::format("step {} is not saved: its {} is not finite; the next good step will be. {}",
+        fmt::format("step {} is not saved: its {} is not finite; the next step with finite values "
+                    "will be saved. {}",
                     state.step, loss_is_finite ? "gradient" : "loss", what_is_saved()));
   }
   is_due_ = true;
 }
 
-bool RunCheckpoints::save_last(Engine& engine, const TrainingState& state) {
-  if (!std::isfinite(engine.step_loss().mean)) {
-    log_warning(fmt::format("step {} is not saved: its loss is not finite. {}", state.step,
-                            what_is_saved()));
-    return false;
-  }
+void RunCheckpoints::save_last(Engine& engine, const TrainingState& state) {
   const bool skipped = was_skipped(engine.optimizer().report());
   save(engine, state,
        skipped ? std::numeric_limits<int64_t>::max() : session_->settings.checkpoint.keep_last);
-  return true;
 }
 
 void RunCheckpoints::check_end(Engine& engine, const TrainingState& state) const {
   const StepReport report = engine.optimizer().report();
   if (was_skipped(report)) {
     throw NumericError(fmt::format(
-        "the gradients of the last {} of {} steps were not finite: training has diverged; lower "
+        "the gradients of the last steps ({} of {}) were not finite: training has diverged; lower "
         "optimizer.lr. {}",
         report.skipped_in_a_row, state.step, what_is_saved()));
+  }
+  if (!std::isfinite(state.loss)) {
+    throw NumericError(fmt::format(
+        "the loss of step {}, the last one, is not finite: training has diverged; lower "
+        "optimizer.lr. {}",
+        state.step, what_is_saved()));
   }
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// The checkpoints that a run saves while it trains: which step is saved, and which is not worth it.
+// The checkpoints that a run saves while it trains: which steps are saved, and which are not.
 // A checkpoint of a run that has diverged would replace older ones that are good. All functions are
 // collective; the engine, the session and the communicator outlive the object.
 
@@ -27,12 +27,12 @@ class RunCheckpoints {
   /// Between steps. A step that was skipped or whose loss is not finite is put off with a warning.
   void save_if_good(Engine& engine, const TrainingState& state);
 
-  /// At the end or before a stop: false, with a warning, where the loss of the last step is not
-  /// finite. Where the last step was skipped, older checkpoints stay besides.
-  bool save_last(Engine& engine, const TrainingState& state);
+  /// At the end or before a stop. Where the last step was skipped, its weights are those of the
+  /// step before: they are saved, and older checkpoints are not deleted.
+  void save_last(Engine& engine, const TrainingState& state);
 
-  /// Throws NumericError where the last step was skipped, and not in search of a loss scale: a run
-  /// that ends so has not been trained to its end.
+  /// Throws NumericError where the last step was skipped, and not in search of a loss scale, or its
+  /// loss is not finite: such a run does not end as done.
   void check_end(Engine& engine, const TrainingState& state) const;
 
   /// A sentence for messages: what is left of the run.

@@ -66,7 +66,7 @@ class RunRecords {
   void write_summary(const RunSummary& summary);
 
   /// Lines of metrics that could not be written: a warning says so when the first one is lost, and
-  /// when they can be written again. A run does not end for them.
+  /// when they can be written again. They do not stop the run.
   int64_t lost_lines() const { return lost_lines_; }
 
  private:

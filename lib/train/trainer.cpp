@@ -349,22 +349,16 @@ RunOutcome Run::run() {
 }
 
 RunOutcome Run::stop(const std::string& reason) {
-  const bool saved = checkpoints_.save_last(*engine_, state_);
+  checkpoints_.save_last(*engine_, state_);
   progress_.say(
-      fmt::format("stopped at step {} ({}); {}: run the same command to go on", state_.step, reason,
-                  saved ? records_.directory().checkpoints().string() + " holds everything"
-                        : checkpoints_.what_is_saved()));
+      fmt::format("stopped at step {} ({}); {} holds everything: run the same command "
+                  "to go on",
+                  state_.step, reason, records_.directory().checkpoints().string()));
   return RunOutcome::stopped;
 }
 
 RunOutcome Run::finish() {
   progress_.finish();
-  if (!std::isfinite(state_.loss)) {
-    throw NumericError(
-        fmt::format("the loss of the last step, {}, is not finite: training has "
-                    "diverged; lower optimizer.lr. {}",
-                    state_.step, checkpoints_.what_is_saved()));
-  }
   log_warnings(scaling_warnings_.rest());
   if (settings().checkpoint.save_final) {
     checkpoints_.save_last(*engine_,

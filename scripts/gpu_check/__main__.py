@@ -81,7 +81,8 @@ def main() -> int:
     if arguments.resume or arguments.retry:
         items = undone(items, results, arguments.retry)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, stop)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, stop)
     runner = Runner(work, results, arguments.budget or GROUP_SECONDS * len({item.group for item in items}))
     try:
         if not items:

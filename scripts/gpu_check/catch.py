@@ -52,7 +52,7 @@ def parse(output: str) -> Report:
     summary = "; ".join(line for line in lines[ends[-1] + 1:] if line) if ends else ""
     text = "\n".join(line for line in lines[: ends[-1] if ends else None] if not DURATION.match(line))
     failures = []
-    parts = text.split(RULE + "\n")  # header and body in turns, after what stands before the first rule
+    parts = text.split(RULE + "\n")  # header and body alternate after the text before the first rule
     for header, body in zip(parts[1::2], parts[2::2]):
         if FAILED.search(body):
             place, _, rest = body.partition(DOTS + "\n")

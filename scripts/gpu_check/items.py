@@ -12,7 +12,7 @@ from .runs import ahead_items, curve_items
 from .speed import speed_items
 
 GROUPS = {1: "device, kernels and whole steps against the cpu", 2: "rates of casts, products, attention, steps and kernels",
-          3: "PyTorch and fp8train in turns, losses against the cpu"}
+          3: "PyTorch and fp8train alternately, losses against the cpu"}
 
 
 def all_items() -> list[Item]:

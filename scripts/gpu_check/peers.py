@@ -1,7 +1,8 @@
-"""Items that measure PyTorch and fp8train in turns on the same model, each in a process of its own."""
+"""Items that measure PyTorch and fp8train alternately on the same model, each in a process of its own."""
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Callable
 
@@ -22,7 +23,7 @@ def own(plan: str) -> Callable[[Workspace], Outcome]:
 
 def torch(variant: str) -> Callable[[Workspace], Outcome]:
     def check(work: Workspace) -> Outcome:
-        done = work.run([work.python, SCRIPT, "--worker", MODEL, variant, "--device", "cuda", "--seconds", str(SECONDS)])
+        done = work.run([work.python, SCRIPT, "--worker", MODEL, variant, "--device", "cuda", "--seconds", str(SECONDS)], LD_LIBRARY_PATH=os.environ.get("LD_LIBRARY_PATH", ""))
         missing = re.search(r"No module named '(torch\w*)", done.err)
         if done.code != 0 and missing:
             return unknown(f"this Python has no {missing[1]}")
@@ -43,4 +44,4 @@ def peer_items() -> list[Item]:
 
 
 def sharded_items() -> list[Item]:
-    return [Item(f"peers.1.torch.{variant}", 3, 45, 120, torch(variant)) for variant in SHARDED]
+    return [Item(f"peers.1.torch.{variant}", 3, 35, 120, torch(variant)) for variant in SHARDED]

@@ -78,7 +78,7 @@ def check_machine(work: Workspace) -> Outcome:
     gpus = query(FACTS) or query(FACTS[:2])
     if gpus:
         work.run([find_tool("nvidia-smi") or "nvidia-smi", "-q"], 20)
-        work.facts |= {"gpu": gpus[0]["name"], "driver": gpus[0]["driver_version"]}
+        work.facts |= {"gpu": gpus[0]["name"], "driver": gpus[0]["driver_version"], "compute_cap": gpus[0].get("compute_cap", "9.0")}
     found = versions(work)
     work.facts["program"] = found["version"]
     figures, outcome = computes(work)

@@ -50,9 +50,18 @@ class Results:
         out.mkdir(parents=True, exist_ok=True)
         self.out, self.logs, self.path = out, logs, out / "results.jsonl"
         self._next_archive = 0.0
+        self._restore_logs()
         if self.path.exists() and not self.path.read_bytes().endswith(b"\n") and self.path.stat().st_size > 0:
             with self.path.open("ab") as file:  # behind a line that a killed run left
                 file.write(b"\n")
+
+    def _restore_logs(self) -> None:
+        """The archive goes on holding the logs of earlier starts."""
+        archive = self.out / "logs.tar.gz"
+        if archive.exists():
+            with tarfile.open(archive) as opened:
+                earlier = [member for member in opened if member.isreg() and member.name.startswith("logs/") and ".." not in member.name]
+                opened.extractall(self.logs.parent, members=earlier)
 
     def all(self) -> list[dict[str, Any]]:
         return read_results([self.path])

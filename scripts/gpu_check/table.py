@@ -82,7 +82,7 @@ def peers(results: Mapping[str, Result]) -> list[list[str]]:
     medians = {name: statistics.median(values) for name, values in rates.items()}
     bf16 = max((rate for name, rate in medians.items() if name.startswith("torch.bf16")), default=None)
     float8 = max((rate for name, rate in medians.items() if name.startswith("torch.torchao")), default=None)
-    rows = [["same model, in turns", "tokens/s", "of PyTorch's best bf16", "of torchao's best float8", "rounds"]]
+    rows = [["same model, alternately", "tokens/s", "of PyTorch's best bf16", "of torchao's best float8", "rounds"]]
     for name, rate in medians.items():
         ratios = [f"{rate / best:.3f}" if best else "" for best in (bf16, float8)]
         rows.append([name, f"{rate:,.0f}", *ratios, " ".join(f"{value:,.0f}" for value in rates[name])])

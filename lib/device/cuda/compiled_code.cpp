@@ -19,7 +19,7 @@ bool runs_on(const std::string& architecture, int capability) {
     return capability == compiled_for;
   }
   const bool real = rest.find("-virtual") == std::string_view::npos;
-  const bool is_virtual = rest.find("-real") == std::string_view::npos;
+  const bool is_virtual = rest.find("-real") == std::string_view::npos && !rest.starts_with("f");
   const bool later = capability >= compiled_for;
   return later && (is_virtual || (real && capability / 10 == compiled_for / 10));
 }

@@ -160,7 +160,7 @@ fs::path pyenv_prefix(const fs::path& python) {
   return is_pyenv ? prefix : fs::path();
 }
 
-/// An environment made by venv has a pyvenv.cfg beside bin, and may share the packages of the
+/// An environment made by venv has a pyvenv.cfg next to bin, and may share the packages of the
 /// installation in whose folder of programs it was made.
 void add_python_on_path(Folders& folders) {
   const std::optional<fs::path> python = python_on_path();
@@ -177,7 +177,10 @@ void add_python_on_path(Folders& folders) {
     if (environment_value(configuration, "include-system-site-packages") != "true") {
       return;
     }
-    folders.add_python(fs::path(environment_value(configuration, "home")).parent_path(), origin);
+    const fs::path home = environment_value(configuration, "home");
+    if (!home.empty()) {
+      folders.add_python(home.parent_path(), origin);
+    }
   } else {
     const fs::path real = fs::canonical(*python, error);
     folders.add_python(environment, origin);
@@ -254,7 +257,7 @@ std::vector<LibraryFolder> library_folders() {
   std::error_code error;
   const fs::path program = fs::read_symlink("/proc/self/exe", error);
   if (!error) {
-    folders.add(program.parent_path().parent_path() / "lib", "beside the program");
+    folders.add(program.parent_path().parent_path() / "lib", "the program's lib folder");
   }
   for (const char* name : {"VIRTUAL_ENV", "CONDA_PREFIX"}) {
     if (const std::string prefix = variable(name); !prefix.empty()) {

@@ -2,7 +2,7 @@
 // NVIDIA's libraries that the program does not link but opens when they are first needed, so that
 // it starts on machines without them. Folders are searched in this order:
 //
-//   1. those of LD_LIBRARY_PATH, and lib beside the program's folder (scripts/bundle.sh);
+//   1. those of LD_LIBRARY_PATH, and lib next to the program's folder (scripts/bundle.sh);
 //   2. NVIDIA's Python packages (nvidia/*/lib in site-packages) of VIRTUAL_ENV, of CONDA_PREFIX and
 //      of the python3 on PATH (also pyenv's) with the user's own packages; and CONDA_PREFIX/lib;
 //   3. lib64 and lib of CUDA_HOME, CUDA_PATH and /usr/local/cuda;

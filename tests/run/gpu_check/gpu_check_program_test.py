@@ -59,7 +59,7 @@ class GpuCheckProgramTest(unittest.TestCase):
             elif name not in options:
                 self.assertIs(result["passed"], True, said)
         table = (self.folder / "out/table.txt").read_text()
-        for words in ("step  ", "share of a step", "same model, in turns", "attention  ", "cast, a copy moves", "mlp.up dgrad", "e5m2 x e4m3", "FP8 e4m3 row"):
+        for words in ("step  ", "share of a step", "same model, alternately", "attention  ", "cast, a copy moves", "mlp.up dgrad", "e5m2 x e4m3", "FP8 e4m3 row"):
             self.assertIn(words, table)
 
 
