@@ -65,7 +65,8 @@ void Linear::allocate(Device& device, ParameterStore& store) {
 }
 
 void Linear::check_device(const DeviceTraits& traits) const {
-  const auto check_gemm = [&](const GemmPlan& gemm, DType result) {
+  // The extents that do not depend on the batch; 0 for the number of rows.
+  const auto check_gemm = [&](const GemmPlan& gemm, DType result, int64_t m, int64_t n, int64_t k) {
     const bool by_tensor = gemm.a.is_scaled() && gemm.b.is_scaled() &&
                            gemm.a.granularity == Granularity::tensor &&
                            gemm.b.granularity == Granularity::tensor;
@@ -74,7 +75,7 @@ void Linear::check_device(const DeviceTraits& traits) const {
     }
     const Fp8Product product = {
         .a = gemm.a.dtype, .b = gemm.b.dtype, .c = result, .fast_accumulate = gemm.fast_accumulate};
-    const ops::ScaledGemmSupport support = ops::tensor_gemm_support(traits, product, 0, 0, 0);
+    const ops::ScaledGemmSupport support = ops::tensor_gemm_support(traits, product, m, n, k);
     if (!support.native) {
       throw DeviceError(plan_.site.name + ": " + std::string(name_of(product.a)) + " x " +
                         std::string(name_of(product.b)) + " to " + std::string(name_of(result)) +
@@ -82,9 +83,11 @@ void Linear::check_device(const DeviceTraits& traits) const {
                         "; use another release of cuBLAS, or another plan");
     }
   };
-  check_gemm(plan_.fprop, plan_.activation);
-  check_gemm(plan_.dgrad, plan_.activation);
-  check_gemm(plan_.wgrad, DType::f32);
+  const int64_t out = plan_.site.out_features;
+  const int64_t in = plan_.site.in_features;
+  check_gemm(plan_.fprop, plan_.activation, 0, out, in);
+  check_gemm(plan_.dgrad, plan_.activation, 0, in, out);
+  check_gemm(plan_.wgrad, DType::f32, out, in, 0);
 }
 
 void Linear::offer_weight_cast() {

@@ -138,7 +138,7 @@ void head_rms_norm_backward(Stream stream, HeadsView dx, int64_t rows, int64_t h
   check(holds(rstd, DType::f32, rows * heads),
         "head_rms_norm_backward: rstd must be fp32 [rows, heads]");
   check(has_room(scratch, DType::f32, norm_partial_rows(rows) * head_dim),
-        "head_rms_norm_backward: scratch must be fp32 [ceil(rows / 64), head_dim]");
+        "head_rms_norm_backward: scratch must be fp32 [norm_partial_rows(rows), head_dim]");
   const TraceSpan span("head_rms_norm_backward");
   op_table(stream).head_rms_norm_backward(stream, dx, rows, heads, head_dim, original, weight, rstd,
                                           weight_grad, scratch);

@@ -76,7 +76,7 @@ void rope(Stream stream, HeadsView x, int64_t batch, int64_t length, int64_t hea
 void head_rms_norm_forward(Stream stream, HeadsView x, int64_t rows, int64_t heads,
                            int64_t head_dim, ConstView weight, float eps, View original, View rstd);
 /// dx in place: turns the gradient of the output into that of the input. weight_grad += .
-/// `scratch`: fp32 [ceil(rows / 64), D].
+/// `scratch`: fp32 [norm_partial_rows(rows), D].
 void head_rms_norm_backward(Stream stream, HeadsView dx, int64_t rows, int64_t heads,
                             int64_t head_dim, ConstView original, ConstView weight, ConstView rstd,
                             View weight_grad, View scratch);

@@ -41,7 +41,7 @@ void rms_norm_backward(Stream stream, ConstView dy, ConstView x, ConstView weigh
                        View dx, bool accumulate, View weight_grad, View scratch) {
   check_backward(dy, x, weight, rstd, dx, weight_grad);
   check(has_room(scratch, DType::f32, partial_sums(x)),
-        "rms_norm_backward: scratch must be fp32 [ceil(rows / 64), n]");
+        "rms_norm_backward: scratch must be fp32 [norm_partial_rows(rows), n]");
   const TraceSpan span("rms_norm_backward");
   op_table(stream).rms_norm_backward(stream, dy, x, weight, rstd, dx, accumulate, weight_grad,
                                      scratch);
@@ -66,7 +66,7 @@ void layer_norm_backward(Stream stream, ConstView dy, ConstView x, ConstView wei
   check(bias_grad.empty() || holds(bias_grad, DType::f32, x.shape.back()),
         "layer_norm_backward: bias_grad must be fp32 [n] or empty");
   check(has_room(scratch, DType::f32, 2 * partial_sums(x)),
-        "layer_norm_backward: scratch must be fp32 [2 * ceil(rows / 64), n]");
+        "layer_norm_backward: scratch must be fp32 [2 * norm_partial_rows(rows), n]");
   const TraceSpan span("layer_norm_backward");
   op_table(stream).layer_norm_backward(stream, dy, x, weight, mean, rstd, dx, accumulate,
                                        weight_grad, bias_grad, scratch);

@@ -8,6 +8,7 @@
 #include <fmt/ranges.h>
 
 #include <cstring>
+#include <limits>
 #include <map>
 #include <optional>
 #include <string>
@@ -145,8 +146,10 @@ struct Problem {
   Buffer c;
 };
 
-/// fp32 is added to a result of ones, as for weight gradients; others are overwritten.
-bool gives_expected_product(Device& device, const Problem& problem, DType c_type, bool fast) {
+/// `adds`: to a result of ones, as weight gradients of later micro-batches are; otherwise a result
+/// of NaN is overwritten.
+bool gives_expected_product(Device& device, const Problem& problem, DType c_type, bool fast,
+                            bool adds) {
   const auto operand = [](const Operand& from, bool transposed) {
     return ProductOperand{{from.device_codes.data(), from.dtype, from.shape},
                           transposed,
@@ -154,9 +157,9 @@ bool gives_expected_product(Device& device, const Problem& problem, DType c_type
                           from.device_scales.data()};
   };
   const std::vector<float>& expected = problem.expected;
-  const std::vector<float> ones(expected.size(), 1.0F);
-  device.copy_from_host(problem.c.data(), ones.data(), problem.c.bytes());
-  const bool adds = c_type == DType::f32;
+  const std::vector<float> before(expected.size(),
+                                  adds ? 1.0F : std::numeric_limits<float>::quiet_NaN());
+  device.copy_from_host(problem.c.data(), before.data(), problem.c.bytes());
   CudaContext& context = cuda_context(device.stream());
   gemm_plans(context).run(context,
                           {operand(problem.a, false), operand(problem.b, true),
@@ -166,10 +169,10 @@ bool gives_expected_product(Device& device, const Problem& problem, DType c_type
   device.copy_to_host(got.data(), problem.c.data(), got.size());
   bool right = true;
   for (size_t i = 0; i < expected.size(); ++i) {
-    const float sum = expected[i] + 1.0F;
+    const float sum = adds ? expected[i] + 1.0F : expected[i];
     const bf16 as_bf16 = encode<bf16>(expected[i]);
     const f16 as_f16 = encode<f16>(expected[i]);
-    const void* wanted = adds                    ? static_cast<const void*>(&sum)
+    const void* wanted = c_type == DType::f32    ? static_cast<const void*>(&sum)
                          : c_type == DType::bf16 ? static_cast<const void*>(&as_bf16)
                                                  : &as_f16;
     right = right && std::memcmp(got.data() + i * size_of(c_type), wanted, size_of(c_type)) == 0;
@@ -181,7 +184,10 @@ bool gives_expected_product(Device& device, const Problem& problem, DType c_type
 /// the GPU does not answer, or there is no memory.
 std::string try_product(Device& device, const Problem& problem, DType c_type, bool fast) {
   try {
-    return gives_expected_product(device, problem, c_type, fast) ? "" : "a wrong product";
+    const bool right =
+        gives_expected_product(device, problem, c_type, fast, false) &&
+        (c_type != DType::f32 || gives_expected_product(device, problem, c_type, fast, true));
+    return right ? "" : "a wrong product";
   } catch (const CublasError& error) {
     if (error.status() == CUBLAS_STATUS_ALLOC_FAILED ||
         error.status() == CUBLAS_STATUS_NOT_INITIALIZED) {

@@ -67,8 +67,9 @@ bool same_values(const Array& a, const Array& b) {
 }
 
 double worst_difference(const Array& a, const Array& b, double relative, double absolute) {
-  double worst = a.count() == b.count() ? 0.0 : INFINITY;
-  for (int64_t i = 0; i < b.count(); ++i) {
+  double worst = a.bytes().size() == b.bytes().size() ? 0.0 : INFINITY;
+  const int64_t count = a.bytes().empty() || b.bytes().empty() ? 0 : b.count();
+  for (int64_t i = 0; i < count; ++i) {
     const double left = a.get(i);
     const double right = b.get(i);
     if (left == right || (std::isnan(left) && std::isnan(right))) {
