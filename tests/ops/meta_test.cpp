@@ -192,7 +192,7 @@ TEST_CASE("meta logs the launches and passes of casts with a scale for each row 
   CHECK(std::string(log[2].name) == "copy_from_host");
 }
 
-TEST_CASE("meta counts what a product takes beside its operands", "[ops]") {
+TEST_CASE("meta counts what a product takes in addition to its operands", "[ops]") {
   MetaDevice device;
   OpLog log;
   device.set_log(&log);
