@@ -108,6 +108,26 @@ void trace_steps(Device& device, const std::function<void()>& run) {
   set_tracing(false);
 }
 
+/// The plan with its changes. Throws ConfigError.
+PlanRequest plan_request(const StepBench& bench) {
+  std::vector<Answer> answers = {{"precision.plan", bench.plan}};
+  for (const std::string& set : bench.sets) {
+    const size_t equals = set.find('=');
+    const std::string key = set.substr(0, equals);
+    if (equals == std::string::npos ||
+        (key.rfind("precision.", 0) != 0 && key.rfind("fp8.", 0) != 0)) {
+      throw ConfigError("--set " + set + ": expected precision.KEY=VALUE or fp8.KEY=VALUE");
+    }
+    answers.push_back({key, set.substr(equals + 1)});
+  }
+  const ReadAnswers read = read_answers(answers);
+  if (!read.objections.empty()) {
+    const Objection& first = read.objections.front();
+    throw ConfigError(first.key.empty() ? first.text : first.key + ": " + first.text);
+  }
+  return read.settings.precision;
+}
+
 }  // namespace
 
 ModelConfig model_of(const StepBench& bench) {
@@ -129,7 +149,7 @@ EngineSettings step_settings(const StepBench& bench) {
     throw ConfigError(fmt::format("--zero-stage: {} is not in [0, 3]", bench.zero_stage));
   }
   Settings settings;
-  settings.precision.plan = bench.plan;
+  settings.precision = plan_request(bench);
   settings.training.micro_batch_size = bench.micro_batch_size;
   settings.training.gradient_accumulation_steps = bench.accumulation;
   settings.data.seq_length = bench.seq_length;

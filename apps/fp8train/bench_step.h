@@ -17,6 +17,7 @@ namespace fp8train {
 
 struct StepBench {
   std::string preset = "nanogpt-laptop", plan = "bf16";
+  std::vector<std::string> sets;  ///< "precision.key=v" and "fp8.key=v": changes to the plan
   int64_t micro_batch_size = 12, seq_length = 64, accumulation = 1;
   int64_t vocabulary = 0;  ///< 0: the preset's, or 65
   int64_t layers = 0;      ///< 0: the preset's
@@ -39,7 +40,8 @@ struct StepRates {
   StepTimes times;                                          ///< of this rank
 };
 
-/// Of an engine that runs it. Throws ConfigError for an unknown preset or row.
+/// Of an engine that runs it. Throws ConfigError for an unknown preset or plan, and for a change
+/// that the plan does not take.
 EngineSettings step_settings(const StepBench& bench);
 
 /// Collective. Throws ConfigError for an unknown preset or row.

@@ -141,6 +141,7 @@ Json step_model_report(const std::string& device, const StepBench& bench) {
   }
   StepBench in_bf16 = bench;
   in_bf16.plan = "bf16";
+  in_bf16.sets.clear();
   const EngineSettings settings = step_settings(bench);
   const StepModel model = model_step(settings, gpu);
   const StepModel bf16 = model_step(step_settings(in_bf16), gpu);
@@ -153,6 +154,7 @@ Json step_model_report(const std::string& device, const StepBench& bench) {
                  {"layers", settings.model.num_hidden_layers},
                  {"vocabulary", settings.model.vocab_size},
                  {"plan", bench.plan},
+                 {"set", bench.sets},
                  {"micro_batch_size", bench.micro_batch_size},
                  {"seq_length", bench.seq_length},
                  {"accumulation", bench.accumulation},

@@ -76,6 +76,7 @@ Json bench_step(const BenchOptions& options) {
   Json report = {{"bench", "step"},
                  {"preset", options.step.preset},
                  {"plan", options.step.plan},
+                 {"set", options.step.sets},
                  {"micro_batch_size", options.step.micro_batch_size},
                  {"seq_length", options.step.seq_length},
                  {"ranks", comm->size()},
@@ -357,7 +358,9 @@ void add_part(Arguments parent, Action& action, const std::shared_ptr<BenchOptio
   }
   if (std::string(name) == "step") {
     part.option("--preset", options->step.preset, "Model preset; `fp8train config list`");
-    part.option("--plan", options->step.plan, "Precision row");
+    part.option("--plan", options->step.plan, "Precision plan");
+    part.list("--set", options->step.sets,
+              "precision.KEY=v or fp8.KEY=v: change the plan (repeatable)");
     part.option("--micro-batch-size", options->step.micro_batch_size, 1,
                 "Sequences of a micro-batch");
     part.option("--seq-length", options->step.seq_length, 1, "Tokens of a sequence");

@@ -29,11 +29,10 @@ std::string offered_plan(const Settings& /*settings*/) {
   return plan_for_method({.mixed_precision = "fp8"});
 }
 
-Field overrides() {
+/// One flag for each of fprop, dgrad and wgrad.
+Field gemm_flags(std::string key, std::vector<bool> PlanRequest::*member, std::string doc) {
   return make(
-      "fp8.override_linear_precision", "a list of 3 of true or false",
-      "For fprop, dgrad and wgrad: true keeps that GEMM in high precision",
-      request(&PlanRequest::override_linear_precision),
+      std::move(key), "a list of 3 of true or false", std::move(doc), request(member),
       [](const FieldValue& value, const std::string& what) { return read_bools(value, 3, what); },
       [](const std::vector<bool>& values) -> std::string {
         std::vector<std::string> parts;
@@ -57,7 +56,12 @@ std::vector<Field> tuning_fields() {
                     between(1, 1e6), "Delayed scaling: steps that an amax is remembered"),
       choice("fp8.amax_compute_algo", request(&PlanRequest::amax_compute_algo),
              {"max", "most_recent"}, "Delayed scaling: which amax of the history counts"),
-      overrides(),
+      gemm_flags("fp8.override_linear_precision", &PlanRequest::override_linear_precision,
+                 "For fprop, dgrad and wgrad: true keeps that GEMM in high precision"),
+      gemm_flags("fp8.fast_accumulation", &PlanRequest::fast_accumulation,
+                 "For fprop, dgrad and wgrad: true lets a GPU's tensor cores keep partial sums of "
+                 "FP8 products in their short accumulator, which is faster and less exact; "
+                 "default: the plan's"),
       maybe_flag("fp8.power_2_scale", request(&PlanRequest::power_2_scale),
                  "Current scaling: round scales down to powers of two"),
       maybe_flag("fp8.use_autocast_during_eval", request(&PlanRequest::use_autocast_during_eval),

@@ -128,6 +128,28 @@ void apply_override(const PlanRequest& request, PrecisionPlan& plan) {
   }
 }
 
+/// Which FP8 products may use the short accumulator. GEMMs of plain operands have none.
+void apply_fast_accumulation(const PlanRequest& request, PrecisionPlan& plan) {
+  const auto& flags = request.fast_accumulation;
+  if (flags.empty()) {
+    return;
+  }
+  require(is_scaled(plan), plan, "fp8.fast_accumulation", "FP8 plans");
+  if (flags.size() != 3) {
+    throw ConfigError("fp8.fast_accumulation: expected three booleans, for fprop, dgrad and wgrad");
+  }
+  const std::array<GemmPlan*, 3> gemms = {&plan.fprop, &plan.dgrad, &plan.wgrad};
+  for (size_t i = 0; i < gemms.size(); ++i) {
+    const Granularity granularity = gemms[i]->a.granularity;
+    const bool blocks_of_128 =
+        granularity == Granularity::block_1x128 || granularity == Granularity::block_128x128;
+    require(!flags[i] || !blocks_of_128, plan, "fp8.fast_accumulation",
+            "scales for tensors, rows and 1x32, because sums over blocks of 128 are always "
+            "promoted to fp32");
+    gemms[i]->fast_accumulate = flags[i] && gemms[i]->a.is_scaled() && gemms[i]->b.is_scaled();
+  }
+}
+
 void apply_power_2_scale(const PlanRequest& request, PrecisionPlan& plan) {
   if (!request.power_2_scale) {
     return;
@@ -208,6 +230,7 @@ PrecisionPlan resolve_plan(const PlanRequest& request) {
   apply_power_2_scale(request, plan);
   apply_override(request, plan);
   apply_gemm_cells(request, plan);
+  apply_fast_accumulation(request, plan);
   followers.follow_gemms(plan);
   apply_weight_cells(request, plan);
   followers.follow_weight(plan);

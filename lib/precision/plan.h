@@ -127,6 +127,9 @@ struct PlanRequest {
   std::string amax_compute_algo;  ///< max | most_recent
   std::vector<bool>
       override_linear_precision;      ///< fprop, dgrad, wgrad: true keeps that GEMM in `activation`
+  /// fprop, dgrad, wgrad: whether tensor cores may keep partial sums of FP8 products in their short
+  /// accumulator; empty: the plan's.
+  std::vector<bool> fast_accumulation;
   std::optional<bool> power_2_scale;  ///< current scaling only
   std::optional<bool> use_autocast_during_eval;
   std::string swiglu;              ///< plain | smooth | bf16_down_input

@@ -59,10 +59,10 @@ TEST_CASE("settings of every kind survive show and load") {
               "training.max_tokens=3M", "training.max_time=90.5", "training.global_batch_size=64",
               "output_dir=\"no\"", "sample.prompts=[\"a\\n\\t\\\"\\\\\", \"\", \"1\", ü]",
               "data.val=[{path: \"x y: #z\", weight: 0.1}]"}));
-  check_round_trip(
-      load_text("model: {from: some/dir}\ndata: {train: a}\ntraining: {max_steps: 2}\n"
-                "mixed_precision: fp8\nfp8: {override_linear_precision: [true, false, "
-                "true], use_autocast_during_eval: false}\n"));
+  check_round_trip(load_text(
+      "model: {from: some/dir}\ndata: {train: a}\ntraining: {max_steps: 2}\n"
+      "mixed_precision: fp8\nfp8: {override_linear_precision: [true, false, "
+      "true], fast_accumulation: [true, true, false], use_autocast_during_eval: false}\n"));
   check_round_trip(
       load_text("model: {model_type: gpt2, n_embd: 64, n_layer: 2, n_head: 4, "
                 "n_positions: 1024, norm_bias: false}\ndata: {train: a}\n"

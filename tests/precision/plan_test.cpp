@@ -159,6 +159,27 @@ TEST_CASE("override_linear_precision keeps single GEMMs in the activation format
   CHECK(plan.saved_activation == plain(DType::bf16));
 }
 
+TEST_CASE("fast_accumulation is each GEMM's own, and no plain product's") {
+  PlanRequest request = fp8_request("delayed");
+  const PrecisionPlan source = resolve_plan(request);
+  CHECK((source.fprop.fast_accumulate && !source.dgrad.fast_accumulate &&
+         !source.wgrad.fast_accumulate));
+  request.fast_accumulation = {false, true, true};
+  const PrecisionPlan plan = resolve_plan(request);
+  CHECK((!plan.fprop.fast_accumulate && plan.dgrad.fast_accumulate && plan.wgrad.fast_accumulate));
+  request.override_linear_precision = {false, false, true};
+  CHECK_FALSE(resolve_plan(request).wgrad.fast_accumulate);
+  PlanRequest blockwise = fp8_request("blockwise");
+  blockwise.fast_accumulation = {true, false, false};
+  CHECK_THROWS_WITH(resolve_plan(blockwise), Contains("te-blockwise") && Contains("promoted"));
+  request.fast_accumulation = {true};
+  CHECK_THROWS_WITH(resolve_plan(request), Contains("three booleans"));
+  PlanRequest bf16;
+  bf16.mixed_precision = "bf16";
+  bf16.fast_accumulation = {true, true, true};
+  CHECK_THROWS_WITH(resolve_plan(bf16), Contains("fp8.fast_accumulation") && Contains("FP8 plans"));
+}
+
 TEST_CASE("options without a meaning for the row are errors that name the key") {
   PlanRequest current = fp8_request("current");
   current.amax_history_len = 16;

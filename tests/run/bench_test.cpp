@@ -91,6 +91,43 @@ TEST_CASE("bench step models a GPU that is not here, operation by operation") {
   CHECK_THAT(text, Contains("swiglu_backward"));
 }
 
+TEST_CASE("bench step takes changes to the plan") {
+  const TempDir folder;
+  const auto seconds = [&](const Words& changes) {
+    Words words = {"bench",
+                   "step",
+                   "--preset",
+                   "llama-1b",
+                   "--layers",
+                   "2",
+                   "--plan",
+                   "te-delayed",
+                   "--device",
+                   "meta:h200",
+                   "--seq-length",
+                   "8192",
+                   "--micro-batch-size",
+                   "1",
+                   "--json"};
+    words.insert(words.end(), changes.begin(), changes.end());
+    return number(Json::parse(expect_code(0, folder.path(), words).out), "seconds_per_step");
+  };
+  const double as_planned = seconds({});
+  CHECK(seconds({"--set", "fp8.fast_accumulation=[true, false, false]"}) == as_planned);
+  const double dgrad = seconds({"--set", "fp8.fast_accumulation=[true, true, false]"});
+  CHECK(dgrad < as_planned);
+  CHECK(seconds({"--set", "fp8.fast_accumulation=[true, true, true]"}) < dgrad);
+  CHECK(seconds({"--set", "fp8.fast_accumulation=[false, false, false]"}) > as_planned);
+  const auto refused = [&](const char* set) {
+    return expect_code(
+               2, folder.path(),
+               {"bench", "step", "--plan", "te-delayed", "--device", "meta:h200", "--set", set})
+        .err;
+  };
+  CHECK_THAT(refused("optimizer.lr=1"), Contains("expected precision.KEY=VALUE or fp8.KEY=VALUE"));
+  CHECK_THAT(refused("fp8.fast_accumulation=[true]"), Contains("fp8.fast_accumulation"));
+}
+
 TEST_CASE("bench step says which GPUs it can model") {
   const TempDir folder;
   const Outcome outcome = expect_code(2, folder.path(), {"bench", "step", "--device", "meta:v100"});
