@@ -24,9 +24,10 @@ TEST_CASE("objects hold finite numbers or null, and valid text") {
       .add("ok", true)
       .add("text", "a\"\n\xFF")
       .add("inner", inner);
-  CHECK(object.str() ==
-        "{\"step\":3,\"loss\":0.1,\"nan\":null,\"inf\":null,\"small\":2.5e-09,\"ok\":true,"
-        "\"text\":\"a\\\"\\n\xEF\xBF\xBD\",\"inner\":{\"x\":18446744073709551615}}");
+  const std::string expected =
+      "{\"step\":3,\"loss\":0.1,\"nan\":null,\"inf\":null,\"small\":2.5e-09,\"ok\":true,"
+      "\"text\":\"a\\\"\\n\xEF\xBF\xBD\",\"inner\":{\"x\":18446744073709551615}}";
+  CHECK(object.str() == expected);
   CHECK(JsonObject().str() == "{}");
 }
 

@@ -1,0 +1,153 @@
+// A run whose n-th call on a file fails, or ends it, goes on to the bits of an undisturbed run, or
+// says which file it could not use.
+
+#include <fmt/format.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <set>
+
+#include "program.h"
+
+namespace fp8train::test {
+namespace {
+
+const char* const kFinal = "checkpoints/step-000006";
+
+Words command(const std::string& folder) {
+  return {"model.preset=toy",
+          "data.train=[{path: ../text.txt}]",
+          "data.val_fraction=0.1",
+          "data.seq_length=16",
+          "training.max_steps=6",
+          "training.micro_batch_size=1",
+          "eval.interval=3",
+          "eval.batches=1",
+          "sample.interval=0",
+          "logging.interval=1",
+          "checkpoint.interval=2",
+          "checkpoint.keep_last=2",
+          "threads=1",
+          "precision.plan=te-delayed",
+          "precision.amax_history_len=4",
+          "output_dir=" + folder};
+}
+
+/// One run in a folder of its own, whose files' calls are counted.
+class Run {
+ public:
+  explicit Run(const std::string& name) : name_(name) {
+    write_file(folder_ / "text.txt", small_text(4000));
+    fs::create_directories(folder_ / "here");
+  }
+
+  Outcome start(long call, const std::string& kind) {
+    fs::remove(log());
+    Process process(folder_ / "here", command(name_),
+                    {fmt::format("LD_PRELOAD={}", FP8TRAIN_FILE_FAULTS),
+                     "FP8TRAIN_FAULT_FOLDER=" + (folder_ / "here").string(),
+                     "FP8TRAIN_FAULT_LOG=" + log().string(),
+                     "FP8TRAIN_FAULT_CALL=" + std::to_string(call), "FP8TRAIN_FAULT_KIND=" + kind});
+    return process.wait();
+  }
+  Outcome resume() { return run_program(folder_ / "here", command(name_)); }
+
+  /// "NUMBER NAME PATH" of each call of the last start.
+  std::vector<std::string> calls() const { return lines_of(read_file(log())); }
+  fs::path final_checkpoint() const { return folder_ / "here" / name_ / kFinal; }
+  fs::path path() const { return folder_ / "here" / name_; }
+
+ private:
+  fs::path log() const { return folder_ / "calls"; }
+
+  TempDir folder_;
+  std::string name_;
+};
+
+/// The files that make up the trained state.
+void check_same_weights(const Run& whole, const Run& other) {
+  for (const char* name : {"model.safetensors", "state.json"}) {
+    INFO(name);
+    REQUIRE(fs::exists(other.final_checkpoint() / name));
+    CHECK(same_bytes(whole.final_checkpoint() / name, other.final_checkpoint() / name));
+  }
+}
+
+std::string without_partial(const fs::path& path) {
+  return (path.extension() == ".partial" ? path.stem() : path.filename()).string();
+}
+
+/// Whether a message names the file of a call, or its folder: "metrics.jsonl" or "step-000002".
+bool names_file(const std::string& message, const std::string& call) {
+  const fs::path path = call.substr(call.find('/'));
+  return message.find(without_partial(path)) != std::string::npos ||
+         message.find(without_partial(path.parent_path())) != std::string::npos;
+}
+
+/// Of all calls, the share that a run of this test takes: one of `every`, another one with each
+/// FP8TRAIN_TEST_ROTATION; all: every call.
+struct Share {
+  size_t every = 1, first = 0;
+
+  static Share of_environment(size_t every) {
+    const char* const rotation = std::getenv("FP8TRAIN_TEST_ROTATION");
+    if (rotation != nullptr && std::strcmp(rotation, "all") == 0) {
+      return {};
+    }
+    return {every, rotation == nullptr ? 0 : std::strtoul(rotation, nullptr, 10) % every};
+  }
+  bool has(size_t index) const { return index % every == first; }
+};
+
+}  // namespace
+
+TEST_CASE("every call of a run on a file may fail, be cut short or be the last") {
+  Run whole("run");
+  const Outcome undisturbed = whole.start(0, "");
+  INFO(undisturbed.err);
+  REQUIRE(undisturbed.code == 0);
+  const std::vector<std::string> calls = whole.calls();
+  REQUIRE(calls.size() > 200);
+  constexpr size_t kEvery = 24;
+  const Share share = Share::of_environment(kEvery);
+  size_t index = 0;
+  size_t equal = 0;
+  size_t refused = 0;
+  for (const std::string& kind : Words{"KILL", "TERM", "EIO", "ENOSPC", "SHORT"}) {
+    const bool is_signal = kind == "KILL" || kind == "TERM";
+    for (size_t call = 1; call <= calls.size(); ++call) {
+      if (!share.has(index++)) {
+        continue;
+      }
+      Run run("run");
+      const Outcome outcome = run.start(static_cast<long>(call), kind);
+      const std::vector<std::string> made = run.calls();
+      INFO(kind << " at call " << (call <= made.size() ? made[call - 1] : "that was not made")
+                << "\nexit code " << outcome.code << "\n"
+                << outcome.out << outcome.err);
+      if (kind == "KILL") {
+        CHECK(outcome.code == 128 + SIGKILL);
+      } else if (kind == "TERM") {
+        CHECK((outcome.code == 75 || outcome.code == 0));
+      } else if (outcome.code != 0) {
+        CHECK((outcome.code == 2 || outcome.code == 3 || outcome.code == 4));
+        CHECK(names_file(outcome.err, made[call - 1]));
+        ++refused;
+      }
+      if (is_signal || outcome.code != 0) {
+        const Outcome resumed = run.resume();
+        INFO("resumed: exit code " << resumed.code << "\n" << resumed.out << resumed.err);
+        REQUIRE(resumed.code == 0);
+      }
+      check_same_weights(whole, run);
+      ++equal;
+    }
+  }
+  fmt::print(
+      "{} calls on files; {} faults: {} ended with the undisturbed weights, {} of them after an "
+      "error that named the file\n",
+      calls.size(), equal, equal, refused);
+}
+
+}  // namespace fp8train::test
