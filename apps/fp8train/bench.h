@@ -31,8 +31,9 @@ Tensor random_matrix(Device& device, DType dtype, int64_t rows, int64_t columns)
 /// FLOP/s of c[m, n] = a[m, k] b[n, k]^T with operands of `dtype` (fp32 result), on random data.
 double gemm_rate(Device& device, DType dtype, int64_t m, int64_t n, int64_t k, double min_seconds);
 
-/// The best rate of a few large square shapes: what a step's GEMMs are measured against.
-double gemm_ceiling(Device& device, DType dtype);
+/// The best rate of a few large square shapes, each timed for `min_seconds`: what a step's GEMMs
+/// are measured against.
+double gemm_ceiling(Device& device, DType dtype, double min_seconds);
 
 /// What multiplies operands of this type on the device, in words.
 const char* gemm_engine(const Device& device, DType operand);

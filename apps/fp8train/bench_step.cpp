@@ -192,7 +192,7 @@ StepRates step_rates(Device& device, Communicator& comm, const StepBench& bench,
   if (!bench.timeline.empty()) {
     write_timeline(comm, bench.timeline, trace_events());
   }
-  rates.ceiling = gemm_ceiling(device, settings.plan.activation);
+  rates.ceiling = gemm_ceiling(device, settings.plan.activation, std::min(0.5, seconds));
   rates.gemm_engine = gemm_engine(device, settings.plan.activation);
   rates.tokens = static_cast<double>(settings.micro_batch_size * settings.seq_length *
                                      settings.gradient_accumulation_steps);
