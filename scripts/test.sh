@@ -12,7 +12,7 @@
 # Environment:
 #   FP8TRAIN_JOBS            parallel compilers; default as in scripts/build.sh
 #   FP8TRAIN_CUDA_ARCHITECTURES  GPUs that kernels are compiled for where there is nvcc, 90a-real: one takes a third of the time of all
-#   FP8TRAIN_FUZZ_SECONDS    time for each fuzz target, 40
+#   FP8TRAIN_FUZZ_SECONDS    time for each fuzz target, 12 (scripts/soak.sh fuzz takes 600)
 #   FP8TRAIN_TIDY_SECONDS    time for fuzzing and clang-tidy together, 150. Files changed since the branch left main come first and
 #                            always; then the others, from a place that the commit decides, until the time is over. 0: only changed
 #                            files; all: every file, whatever it takes
@@ -233,7 +233,7 @@ fuzz_one() {
   local folders=("build/fuzz/corpus/$name")
   local seeds=tests/fuzz/corpus/${name#fuzz_}
   [ ! -d "$seeds" ] || folders+=("$seeds")
-  if "$program" -max_total_time="${FP8TRAIN_FUZZ_SECONDS:-40}" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
+  if "$program" -max_total_time="${FP8TRAIN_FUZZ_SECONDS:-12}" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
     -artifact_prefix="build/fuzz/findings/$name-" "${folders[@]}" >"$1/fuzz-$name.log" 2>&1; then
     echo "fuzz passed $name"
   else
