@@ -29,7 +29,8 @@ double mtbf_of(const Session& session, int ranks) {
 
 RunCheckpoints::RunCheckpoints(const std::filesystem::path& root, const Session& session,
                                const SkipGuard& skips, RunRecords& records, Communicator& comm)
-    : session_(&session),
+    : root_(root),
+      session_(&session),
       skips_(&skips),
       records_(&records),
       comm_(&comm),
@@ -37,8 +38,10 @@ RunCheckpoints::RunCheckpoints(const std::filesystem::path& root, const Session&
              retention_of(root, session.settings.checkpoint), comm),
       interval_(session.settings.checkpoint.interval, mtbf_of(session, comm.size())) {}
 
-void RunCheckpoints::begin(Engine& engine, const TrainingState& state, bool resumed) {
-  if (resumed) {
+void RunCheckpoints::begin(Engine& engine, const TrainingState& state,
+                           const std::optional<std::filesystem::path>& resumed) {
+  if (resumed && std::filesystem::weakly_canonical(resumed->parent_path()) ==
+                     std::filesystem::weakly_canonical(root_)) {
     saved_step_ = state.step;
     saver_.mark_verified(state.step);
   }

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 
 #include "base/clock.h"
@@ -23,9 +24,10 @@ class RunCheckpoints {
   RunCheckpoints(const std::filesystem::path& root, const Session& session, const SkipGuard& skips,
                  RunRecords& records, Communicator& comm);
 
-  /// The run begins, or goes on from the checkpoint of the state's step. Takes the memory that saves
-  /// between steps need.
-  void begin(Engine& engine, const TrainingState& state, bool resumed);
+  /// The run begins, or goes on from the checkpoint `resumed`, which may be another run's. Takes the
+  /// memory that saves between steps need.
+  void begin(Engine& engine, const TrainingState& state,
+             const std::optional<std::filesystem::path>& resumed);
 
   /// Whether a save is due after this step, or was put off and waits for the next good step.
   bool is_due(int64_t step) const {
@@ -71,6 +73,7 @@ class RunCheckpoints {
     return report.skipped_in_a_row > 0 && !skips_->searching(report);
   }
 
+  std::filesystem::path root_;
   const Session* session_;
   const SkipGuard* skips_;
   RunRecords* records_;

@@ -51,6 +51,15 @@ class Folder {
     return found;
   }
 
+  /// As the last save has written it.
+  long failed_in_a_row(const std::string& run) const {
+    long last = -1;
+    for (const std::string& line : lines_of(read_file(folder_ / run / "metrics.jsonl"))) {
+      last = nlohmann::json::parse(line).value("failed_saves_in_a_row", last);
+    }
+    return last;
+  }
+
   /// Lines of metrics that a save has written, with this outcome.
   long saves(const std::string& run, bool saved) const {
     const fs::path file = folder_ / run / "metrics.jsonl";
@@ -125,6 +134,7 @@ TEST_CASE("a disk that refuses saves for a while does not end the run") {
   CHECK(outcome.code == 75);
   CHECK_THAT(outcome.err, Contains("is not saved: ") && Contains("File too large") &&
                               Contains("the next save tries again") && Contains("is intact"));
+  CHECK(folder.failed_in_a_row("run") == 0);
   CHECK(folder.steps("run").size() == 2);
   for (const auto& entry : fs::directory_iterator(folder.checkpoints("run"))) {
     CHECK(entry.path().extension() != ".partial");
