@@ -76,8 +76,8 @@ int check_run(const RankOptions& options) {
   std::string reason;
   const std::unique_ptr<Device> device = choose_device(settings.device, false, reason);
   const RehearsedStep rehearsed = rehearse_step(session.engine, *device, ranks, 0);
-  for (const std::string& line : run_overview(
-           session, *device, reason, configure_threads(settings.threads), rehearsed)) {
+  for (const std::string& line :
+       run_overview(session, *device, reason, configure_threads(settings.threads), rehearsed)) {
     fmt::print("{}\n", line);
   }
   if (ranks.size() > 1) {

@@ -153,9 +153,10 @@ std::vector<Field> checkpoint_fields() {
           .asked({.topic = Topic::checkpoints, .text = "Checkpoints to keep"}),
       integer("checkpoint.keep_every", checkpoint(&CheckpointSettings::keep_every), at_least(0),
               "Nor are those whose step is a multiple of this; 0: none"),
-      integer("checkpoint.keep_best", checkpoint(&CheckpointSettings::keep_best), at_least(0),
-              "Nor are this many with the lowest validation loss, that of the last evaluation at or "
-              "before their step; of several with the same evaluation the first one counts"),
+      integer(
+          "checkpoint.keep_best", checkpoint(&CheckpointSettings::keep_best), at_least(0),
+          "Nor are this many with the lowest validation loss, that of the last evaluation at or "
+          "before their step; of several with the same evaluation the first one counts"),
       text("checkpoint.resume", checkpoint(&CheckpointSettings::resume),
            "auto continues from the newest complete checkpoint, never starts afresh, a path "
            "continues from that one",

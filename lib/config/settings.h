@@ -51,8 +51,8 @@ struct CheckpointSettings {
   bool async = true;     ///< written while training goes on
   int64_t max_failed_saves = 3;  ///< in a row
   int64_t keep_last = 2;
-  int64_t keep_every = 0;  ///< steps; 0: none
-  int64_t keep_best = 0;   ///< by validation loss
+  int64_t keep_every = 0;       ///< steps; 0: none
+  int64_t keep_best = 0;        ///< by validation loss
   std::string resume = "auto";  ///< auto | never | a checkpoint directory
   bool save_final = true;
 

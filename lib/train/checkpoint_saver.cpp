@@ -134,9 +134,8 @@ void CheckpointSaver::run_retain() {
 std::optional<SaveResult> CheckpointSaver::progress(bool wait) {
   entered_.restart();
   while (phase_ != Phase::none) {
-    const bool ready =
-        job_.valid() &&
-        (wait || job_.wait_for(std::chrono::seconds(0)) == std::future_status::ready);
+    const bool ready = job_.valid() && (wait || job_.wait_for(std::chrono::seconds(0)) ==
+                                                    std::future_status::ready);
     if (ready) {
       report_ = job_.get();
     }

@@ -178,9 +178,9 @@ StepPlan plan_weights(const EngineSettings& settings, const DeviceTraits& traits
 /// A step of one rank as it would be.
 struct RehearsedStep {
   StepPlan plan;
-  MemoryLedger memory;  ///< what the rank holds by category
-  OpCounters work;      ///< FLOPs and bytes of one optimizer step
-  Traffic sent;         ///< to other ranks, in one optimizer step
+  MemoryLedger memory;    ///< what the rank holds by category
+  OpCounters work;        ///< FLOPs and bytes of one optimizer step
+  Traffic sent;           ///< to other ranks, in one optimizer step
   size_t state_copy = 0;  ///< bytes of host memory that hold the rank's state while it is saved
 };
 

@@ -36,7 +36,7 @@ std::string describe_layout(const Session& session);
 struct RankRoom {
   const GpuKind* gpu = nullptr;  ///< that is planned for; null: a device that is here
   DeviceTraits traits;
-  size_t bytes = 0;  ///< of memory; 0: not known
+  size_t bytes = 0;      ///< of memory; 0: not known
   bool is_host = false;  ///< it is the host's
 
   bool fits(const MemoryLedger& planned) const { return bytes == 0 || planned.total() <= bytes; }

@@ -160,8 +160,7 @@ void RunCheckpoints::start(Engine& engine, const TrainingState& state) {
 /// Where the device is the host, the copy counts as memory of the run.
 void RunCheckpoints::charge_copy(Engine& engine) {
   if (engine.device().kind() == DeviceKind::cpu && saver_.copy_bytes() > charged_bytes_) {
-    engine.device().ledger().add(MemoryCategory::state_copy,
-                                 saver_.copy_bytes() - charged_bytes_);
+    engine.device().ledger().add(MemoryCategory::state_copy, saver_.copy_bytes() - charged_bytes_);
     charged_bytes_ = saver_.copy_bytes();
   }
 }
@@ -216,9 +215,9 @@ void RunCheckpoints::agree_on_interval(const SaveResult& result) {
 }
 
 void RunCheckpoints::give_up() const {
-  throw DeviceError(
-      fmt::format("{} save{} in a row failed, the last one of step {}: {}. {}", failed_in_a_row_,
-                  failed_in_a_row_ == 1 ? "" : "s", saver_.step(), last_failure_, what_is_saved()));
+  throw DeviceError(fmt::format("{} save{} in a row failed, the last one of step {}: {}. {}",
+                                failed_in_a_row_, failed_in_a_row_ == 1 ? "" : "s", saver_.step(),
+                                last_failure_, what_is_saved()));
 }
 
 std::string RunCheckpoints::what_is_saved() const {

@@ -24,8 +24,8 @@ class RunCheckpoints {
   RunCheckpoints(const std::filesystem::path& root, const Session& session, const SkipGuard& skips,
                  RunRecords& records, Communicator& comm);
 
-  /// The run begins, or goes on from the checkpoint `resumed`, which may be another run's. Takes the
-  /// memory that saves between steps need.
+  /// The run begins, or goes on from the checkpoint `resumed`, which may be another run's. Takes
+  /// the memory that saves between steps need.
   void begin(Engine& engine, const TrainingState& state,
              const std::optional<std::filesystem::path>& resumed);
 
@@ -85,7 +85,7 @@ class RunCheckpoints {
   bool is_due_ = false;
   int64_t failed_in_a_row_ = 0;
   std::string last_failure_;
-  bool has_waited_ = false;  // for a save in flight when the next one was due
+  bool has_waited_ = false;   // for a save in flight when the next one was due
   size_t charged_bytes_ = 0;  // to the ledger of a device that is the host
   int64_t first_step_ = 0;
   int64_t last_step_ = 0;

@@ -69,7 +69,8 @@ std::string SaveInterval::take_change() {
   const double seconds = static_cast<double>(found_) * cost_.step_seconds;
   const double lost = cost_.stall_seconds / seconds + seconds / (2 * mtbf_);
   return fmt::format(
-      "checkpoint.interval auto: a save every {} steps ({}); one stops training for {:.2g} s and is "
+      "checkpoint.interval auto: a save every {} steps ({}); one stops training for {:.2g} s and "
+      "is "
       "written in {:.2g} s, and the job is taken to fail every {}: {:.2g} % of its time is lost",
       found_, describe_duration(seconds), cost_.stall_seconds, cost_.write_seconds,
       describe_duration(mtbf_), 100 * lost);

@@ -188,8 +188,7 @@ void Run::start_or_resume() {
   records_.begin_metrics(state_.step);
   logged_step_ = state_.step;
   skip_guard_.begin(engine_->optimizer().report().skipped_steps);
-  checkpoints_.begin(*engine_, state_,
-                     resumed ? std::optional(resumed->folder) : std::nullopt);
+  checkpoints_.begin(*engine_, state_, resumed ? std::optional(resumed->folder) : std::nullopt);
 }
 
 /// What the run that saved the checkpoint was set to otherwise: not an error, but never silent.

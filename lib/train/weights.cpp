@@ -43,8 +43,8 @@ void load_weights(Device& device, Decoder& model, const TensorSource& source) {
     const int64_t columns = columns_of(*parameter);
     std::vector<float> values(static_cast<size_t>(parameter->shape.count()), 0.0F);
     for (const HfPiece& piece : hf_pieces(model.config(), parameter->name)) {
-      std::vector<float> read = source.read_f32(
-          piece.name, hf_shape(parameter->shape.rank() == 1, columns, piece));
+      std::vector<float> read =
+          source.read_f32(piece.name, hf_shape(parameter->shape.rank() == 1, columns, piece));
       if (piece.transposed) {
         read = transpose(read, columns, piece.rows);
       }
@@ -92,11 +92,10 @@ void check_finite(const ModelConfig& config, const WeightsCopy::Parameter& param
     if (bad == piece.rows * columns) {
       continue;
     }
-    const int64_t index =
-        piece.transposed ? bad % columns * piece.rows + bad / columns : bad;
-    throw NumericError(fmt::format(
-        "{}[{}] is {}: training has diverged, and nothing of this step is written", piece.name,
-        index, begin[bad]));
+    const int64_t index = piece.transposed ? bad % columns * piece.rows + bad / columns : bad;
+    throw NumericError(
+        fmt::format("{}[{}] is {}: training has diverged, and nothing of this step is written",
+                    piece.name, index, begin[bad]));
   }
 }
 
@@ -134,8 +133,8 @@ std::vector<TensorBytes> hf_tensors(const ModelConfig& config, const WeightsCopy
         const std::vector<float> rows(values, values + piece.rows * columns);
         values = transposed.emplace_back(transpose(rows, piece.rows, columns)).data();
       }
-      tensors.push_back({piece.name, DType::f32,
-                         hf_shape(parameter.is_vector, columns, piece), values});
+      tensors.push_back(
+          {piece.name, DType::f32, hf_shape(parameter.is_vector, columns, piece), values});
     }
   }
   return tensors;

@@ -204,9 +204,8 @@ TEST_CASE("what cannot be read back is not published and the older checkpoint st
   const test::TempDir dir;
   save(dir.path(), 1);
   const fs::path partial = begin_checkpoint(dir.path(), 2);
-  const std::vector<FileRecord> records = {
-      write_checkpoint_file(partial, {"a.json", {}, "one"}),
-      write_checkpoint_file(partial, {"b.json", {}, "two"})};
+  const std::vector<FileRecord> records = {write_checkpoint_file(partial, {"a.json", {}, "one"}),
+                                           write_checkpoint_file(partial, {"b.json", {}, "two"})};
   CHECK_NOTHROW(read_back(partial, records[1]));
   flip_bit(partial / "b.json", 1, 3);
   CHECK_THAT(message_of<CheckpointError>([&] { read_back(partial, records[1]); }),

@@ -54,9 +54,11 @@ Bytes tensors_of(const fs::path& checkpoint) {
 
 Words command(const fs::path& fixture, const fs::path& checkpoint, const std::string& out,
               int steps) {
-  return {(fixture / "run.yaml").string(), "threads=1",
+  return {(fixture / "run.yaml").string(),
+          "threads=1",
           "checkpoint.resume=" + checkpoint.string(),
-          "training.max_steps=" + std::to_string(steps), "logging.interval=1",
+          "training.max_steps=" + std::to_string(steps),
+          "logging.interval=1",
           "output_dir=" + out};
 }
 

@@ -118,10 +118,10 @@ TEST_CASE("a disk that refuses saves for a while does not end the run") {
   const std::string async = GENERATE("true", "false");
   CAPTURE(async);
   const Folder folder;
-  Process process(folder.path(),
-                  Folder::command("run", {"training.max_steps=10000000", "logging.interval=1000",
-                                          "checkpoint.max_failed_saves=1000000",
-                                          "checkpoint.async=" + async}));
+  Process process(
+      folder.path(),
+      Folder::command("run", {"training.max_steps=10000000", "logging.interval=1000",
+                              "checkpoint.max_failed_saves=1000000", "checkpoint.async=" + async}));
   REQUIRE(process.wait_until([&] { return folder.saves("run", true) > 0; }));
   process.limit_file_size(kTooSmall);
   REQUIRE(process.wait_until([&] { return folder.saves("run", false) > 2; }));
@@ -167,7 +167,8 @@ TEST_CASE("a run whose last save fails twice does not end as done") {
   INFO(outcome.err);
   CHECK(outcome.code == 4);
   CHECK(folder.saves("run", false) == 2);
-  CHECK_THAT(outcome.err, Contains("2 saves in a row failed") && Contains("Nothing had been saved"));
+  CHECK_THAT(outcome.err,
+             Contains("2 saves in a row failed") && Contains("Nothing had been saved"));
   CHECK_THAT(outcome.out, !Contains("done"));
   expect_code(0, folder.path(), Folder::command("run", {"checkpoint.interval=0"}));
   CHECK(folder.steps("run") == Steps{24});
@@ -216,9 +217,8 @@ TEST_CASE("an automatic interval is found, told, and saves at the end") {
 TEST_CASE("killed at any time, every checkpoint that has its name is whole") {
   const Folder folder;
   for (int kill = 0; kill < 12; ++kill) {
-    const Words command =
-        Folder::command("run", {"training.max_steps=10000000", "checkpoint.interval=1",
-                                "logging.interval=1000"});
+    const Words command = Folder::command(
+        "run", {"training.max_steps=10000000", "checkpoint.interval=1", "logging.interval=1000"});
     const long before = folder.saves("run", true);
     Process process(folder.path(), command);
     REQUIRE(process.wait_until([&] { return folder.saves("run", true) > before + kill % 4; }));

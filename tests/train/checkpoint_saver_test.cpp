@@ -13,6 +13,7 @@
 #include "support/file_size_limit.h"
 #include "support/files.h"
 #include "support/rank_threads.h"
+#include "support/small_llama.h"
 #include "support/temp_dir.h"
 
 namespace fp8train {
@@ -201,6 +202,35 @@ TEST_CASE("a state that is not finite on one rank is an error on all") {
   const auto errors = test::run_ranks(Topology::blocks(2, 2), body);
   CHECK(errors == std::vector<std::string>(2, "w[3] is nan"));
   CHECK(names_in(dir.path()).empty());
+}
+
+TEST_CASE("the copy of the state takes the memory that was planned, for each rank") {
+  for (const char* plan : {"fp32", "te-delayed", "fp8-lm", "fp8-min"}) {
+    for (const int stage : {0, 2}) {
+      CAPTURE(plan, stage);
+      EngineSettings settings = test::small_llama(plan);
+      settings.zero_stage = stage;
+      const auto body = [&](Communicator& comm) {
+        const size_t planned =
+            rehearse_step(settings, DeviceTraits{}, comm.topology(), comm.rank()).state_copy;
+        const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
+        Engine engine(*device, settings, &comm);
+        engine.model().initialize(1);
+        CheckpointSaver saver("nowhere", true, CheckpointRetention("nowhere", {}), comm);
+        saver.reserve([&](StateCopy& copy) {
+          if (stage > 0 || comm.rank() == 0) {
+            copy_weights(engine, comm.rank() == 0, copy.weights);
+            refresh_optimizer_file(engine, copy.optimizer);
+          }
+        });
+        if (saver.copy_bytes() != planned || (planned == 0) != (stage == 0 && comm.rank() == 1)) {
+          throw InternalError(std::to_string(saver.copy_bytes()) + " bytes, planned " +
+                              std::to_string(planned));
+        }
+      };
+      CHECK(test::run_ranks(Topology::blocks(2, 2), body) == std::vector<std::string>(2));
+    }
+  }
 }
 
 TEST_CASE("an object that goes away while its save is in flight leaves nothing half") {
