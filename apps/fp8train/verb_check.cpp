@@ -76,8 +76,8 @@ int check_run(const RankOptions& options) {
   std::string reason;
   const std::unique_ptr<Device> device = choose_device(settings.device, false, reason);
   const RehearsedStep rehearsed = rehearse_step(session.engine, *device, ranks, 0);
-  for (const std::string& line : run_overview(
-           session, *device, reason, configure_threads(settings.threads), rehearsed.memory)) {
+  for (const std::string& line :
+       run_overview(session, *device, reason, configure_threads(settings.threads), rehearsed)) {
     fmt::print("{}\n", line);
   }
   if (ranks.size() > 1) {
@@ -94,11 +94,12 @@ int check_run(const RankOptions& options) {
     return 0;
   }
   const RankRoom room = room_of_job(settings, [&]() -> const Device& { return *device; });
-  if (room.fits(rehearsed.memory)) {
+  const MemoryLedger planned = memory_of_run(rehearsed, room.is_host);
+  if (room.fits(planned)) {
     fmt::print("ok: `fp8train train` would start\n");
   } else {
     fmt::print("the configuration is ok, but DOES NOT FIT: a rank needs {} and has {}\n",
-               describe_bytes(static_cast<double>(rehearsed.memory.total())),
+               describe_bytes(static_cast<double>(planned.total())),
                describe_bytes(static_cast<double>(room.bytes)));
   }
   return 0;

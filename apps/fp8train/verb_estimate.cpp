@@ -38,12 +38,16 @@ void print_ranks(const Session& session, const Topology& ranks) {
 
 void print_memory(const RehearsedStep& step, const RankRoom& room) {
   fmt::print("memory  of a rank\n");
-  for (const std::string& line : describe_memory(step.memory)) {
+  const MemoryLedger planned = memory_of_run(step, room.is_host);
+  for (const std::string& line : describe_memory(planned)) {
     fmt::print("{}\n", line);
   }
+  if (!room.is_host) {
+    fmt::print("{}\n", describe_state_copy(step));
+  }
   if (room.bytes > 0) {
-    fmt::print("        {}: {} of {}\n", room.fits(step.memory) ? "fits" : "DOES NOT FIT",
-               describe_bytes(static_cast<double>(step.memory.total())),
+    fmt::print("        {}: {} of {}\n", room.fits(planned) ? "fits" : "DOES NOT FIT",
+               describe_bytes(static_cast<double>(planned.total())),
                describe_bytes(static_cast<double>(room.bytes)));
   }
 }
@@ -94,7 +98,9 @@ int estimate(const EstimateOptions& options) {
     fmt::print("        cuDNN's workspace for attention is not counted\n");
   }
   if (room.bytes > 0) {
-    const int64_t most = largest_micro_batch(session.engine, room.traits, ranks, 0, room.bytes);
+    const size_t copy = room.is_host ? step.state_copy : 0;
+    const int64_t most = largest_micro_batch(session.engine, room.traits, ranks, 0,
+                                             room.bytes - std::min(copy, room.bytes));
     fmt::print("largest training.micro_batch_size that fits, with {} of them per step: {}\n",
                session.engine.gradient_accumulation_steps,
                most == 0                 ? "none"

@@ -42,10 +42,10 @@ std::string JobMemory::line(const Settings& settings) {
     const Session session = open_session(settings, false, ranks);
     const RankRoom room =
         room_of_job(settings, [&]() -> const Device& { return here(settings.device); });
-    const MemoryLedger planned =
+    const MemoryLedger planned = memory_of_run(
         rehearse_step(session.engine, room.traits,
-                      Topology::blocks(ranks, static_cast<int>(settings.job.ranks_per_node)))
-            .memory;
+                      Topology::blocks(ranks, static_cast<int>(settings.job.ranks_per_node))),
+        room.is_host);
     const auto needed = static_cast<double>(planned.total());
     if (room.bytes == 0) {
       return fmt::format("memory per rank: {}", describe_bytes(needed));

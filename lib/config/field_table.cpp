@@ -40,7 +40,7 @@ const std::vector<SectionDoc>& section_docs() {
        "fp16 alone have a current scale for the tensor. Cells that do not go together are an "
        "error. The chart: [recipes.md](recipes.md)."},
       {"fp8", "Which FP8 method, with `mixed_precision: fp8`."},
-      {"checkpoint", "Saving and resuming."},
+      {"checkpoint", "Saving and resuming: [checkpoints.md](checkpoints.md)."},
       {"eval", "Validation loss."},
       {"sample", "Text that the model writes during training."},
       {"logging", "What is printed."},

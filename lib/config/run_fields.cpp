@@ -1,6 +1,7 @@
 // Data, training, optimizer, schedule and everything around a run.
 
 #include <algorithm>
+#include <iterator>
 
 #include "config/field_builders.h"
 #include "config/field_table.h"
@@ -115,6 +116,57 @@ std::vector<Field> optimizer_fields() {
   };
 }
 
+/// "auto" or a whole number.
+Field checkpoint_interval() {
+  const Range range = at_least(0);
+  return make(
+      "checkpoint.interval", "a whole number" + range.text() + ", or auto",
+      "Steps between checkpoints; 0: only at the end and on a stop signal; auto: as often as loses "
+      "the least time, from the time that saves take and job.mtbf",
+      in(&Settings::checkpoint, &CheckpointSettings::interval),
+      [range](const FieldValue& value, const std::string& what) {
+        const YamlNode& node = value.node();
+        return node.kind == YamlNode::Kind::scalar && node.text == "auto"
+                   ? std::optional(kAutomaticInterval)
+                   : read_integer(value, range, what);
+      },
+      [](int64_t value) {
+        return value == kAutomaticInterval ? std::string("auto") : std::to_string(value);
+      });
+}
+
+std::vector<Field> checkpoint_fields() {
+  const auto checkpoint = [](auto member) { return in(&Settings::checkpoint, member); };
+  return {
+      checkpoint_interval().asked({.topic = Topic::checkpoints,
+                                   .text = "Steps between checkpoints",
+                                   .suggest = offered_interval}),
+      flag("checkpoint.async", checkpoint(&CheckpointSettings::async),
+           "Training goes on while a copy of its state is written; false: it waits. One checkpoint "
+           "is written at a time: one that is due earlier waits"),
+      integer("checkpoint.max_failed_saves", checkpoint(&CheckpointSettings::max_failed_saves),
+              at_least(1),
+              "Saves in a row that may fail, as on a full disk, before the run ends with exit code "
+              "4"),
+      integer("checkpoint.keep_last", checkpoint(&CheckpointSettings::keep_last), at_least(1),
+              "Newest checkpoints that are not deleted")
+          .asked({.topic = Topic::checkpoints, .text = "Checkpoints to keep"}),
+      integer("checkpoint.keep_every", checkpoint(&CheckpointSettings::keep_every), at_least(0),
+              "Nor are those whose step is a multiple of this; 0: none"),
+      integer(
+          "checkpoint.keep_best", checkpoint(&CheckpointSettings::keep_best), at_least(0),
+          "Nor are this many with the lowest validation loss, that of the last evaluation at or "
+          "before their step; of several with the same evaluation the first one counts"),
+      text("checkpoint.resume", checkpoint(&CheckpointSettings::resume),
+           "auto continues from the newest complete checkpoint, never starts afresh, a path "
+           "continues from that one",
+           "auto, never or a checkpoint directory")
+          .asked({.topic = Topic::checkpoints, .text = "Resume"}),
+      flag("checkpoint.save_final", checkpoint(&CheckpointSettings::save_final),
+           "Save a checkpoint after the last step"),
+  };
+}
+
 }  // namespace
 
 std::vector<Field> data_fields() {
@@ -202,24 +254,9 @@ std::vector<Field> training_fields() {
 }
 
 std::vector<Field> run_fields() {
-  const auto checkpoint = [](auto member) { return in(&Settings::checkpoint, member); };
   const auto sample = [](auto member) { return in(&Settings::sample, member); };
-  return {
-      integer("checkpoint.interval", checkpoint(&CheckpointSettings::interval), at_least(0),
-              "Steps between checkpoints; 0: only at the end and on a stop signal")
-          .asked({.topic = Topic::checkpoints,
-                  .text = "Steps between checkpoints",
-                  .suggest = offered_interval}),
-      integer("checkpoint.keep_last", checkpoint(&CheckpointSettings::keep_last), at_least(1),
-              "Checkpoints that are kept")
-          .asked({.topic = Topic::checkpoints, .text = "Checkpoints to keep"}),
-      text("checkpoint.resume", checkpoint(&CheckpointSettings::resume),
-           "auto continues from the newest complete checkpoint, never starts afresh, a path "
-           "continues from that one",
-           "auto, never or a checkpoint directory")
-          .asked({.topic = Topic::checkpoints, .text = "Resume"}),
-      flag("checkpoint.save_final", checkpoint(&CheckpointSettings::save_final),
-           "Save a checkpoint after the last step"),
+  std::vector<Field> result = checkpoint_fields();
+  std::vector<Field> others = {
       integer("eval.interval", in(&Settings::eval, &EvalSettings::interval), at_least(0),
               "Steps between evaluations; 0: only at the end"),
       integer(
@@ -285,6 +322,8 @@ std::vector<Field> run_fields() {
       text("output_dir", in(&Settings::output_dir), "Where the run's files go", "a folder")
           .asked({.topic = Topic::checkpoints, .text = "Folder for the run's files"}),
   };
+  std::move(others.begin(), others.end(), std::back_inserter(result));
+  return result;
 }
 
 }  // namespace fp8train

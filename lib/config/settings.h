@@ -43,9 +43,16 @@ struct TrainingSettings {
   bool operator==(const TrainingSettings&) const = default;
 };
 
+/// CheckpointSettings::interval: found from what saves cost.
+constexpr int64_t kAutomaticInterval = -1;
+
 struct CheckpointSettings {
-  int64_t interval = 0;  ///< steps; 0: only at the end and on a stop signal
+  int64_t interval = 0;  ///< steps; 0: only at the end and on a stop signal; kAutomaticInterval
+  bool async = true;     ///< written while training goes on
+  int64_t max_failed_saves = 3;  ///< in a row
   int64_t keep_last = 2;
+  int64_t keep_every = 0;       ///< steps; 0: none
+  int64_t keep_best = 0;        ///< by validation loss
   std::string resume = "auto";  ///< auto | never | a checkpoint directory
   bool save_final = true;
 
@@ -105,6 +112,7 @@ struct JobSettings {
   int64_t cpus_per_rank = 8;
   double time_limit_seconds = 24 * 3600;
   bool requeue = false;
+  double mtbf_seconds = 0;  ///< between failures of the job; 0: train/save_interval.h
 
   bool operator==(const JobSettings&) const = default;
 };

@@ -26,6 +26,8 @@ std::string_view name_of(MemoryCategory category) {
       return "batch";
     case MemoryCategory::communication:
       return "communication";
+    case MemoryCategory::state_copy:
+      return "copy for checkpoints";
   }
   return "?";
 }

@@ -20,9 +20,10 @@ enum class MemoryCategory : uint8_t {
   scaling_state,      ///< amax, histories, scales, statistics
   batch,              ///< tokens and targets of a micro-batch
   communication,      ///< what is sent to other ranks and received from them
+  state_copy,         ///< of the state, while a checkpoint is written; where the device is the host
 };
 
-constexpr size_t kMemoryCategories = 10;
+constexpr size_t kMemoryCategories = 11;
 
 std::string_view name_of(MemoryCategory category);
 

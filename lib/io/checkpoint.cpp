@@ -155,6 +155,16 @@ std::string hash_file(const InputFile& file) {
   return hasher.digest();
 }
 
+/// Asks the system to drop what it holds of a flushed file in memory, so that the next read comes
+/// from the disk. It may refuse (a file system in memory has no disk).
+void forget_cached(const fs::path& path) {
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (descriptor >= 0) {
+    ::posix_fadvise(descriptor, 0, 0, POSIX_FADV_DONTNEED);
+    ::close(descriptor);
+  }
+}
+
 void verify_file(const fs::path& path, const FileRecord& record, Verify depth) {
   try {
     const InputFile file(path, InputFile::Links::refuse);
@@ -210,8 +220,19 @@ FileRecord write_checkpoint_file(const fs::path& partial, const CheckpointFile& 
   return record;
 }
 
+void read_back(const fs::path& partial, const FileRecord& record) {
+  const fs::path path = partial / record.name;
+  forget_cached(path);
+  try {
+    verify_file(path, record, Verify::hashes);
+  } catch (const CheckpointError& error) {
+    throw CheckpointError(
+        fmt::format("what was written cannot be read back: {}; check the disk", error.what()));
+  }
+}
+
 fs::path commit_checkpoint(const fs::path& root, int64_t step, const std::string& run_id,
-                           const std::vector<FileRecord>& records) {
+                           const std::vector<FileRecord>& records, Verify depth) {
   const fs::path partial = partial_checkpoint(root, step);
   fs::path published = root / folder_name(step);
   std::set<std::string> names;
@@ -222,6 +243,7 @@ fs::path commit_checkpoint(const fs::path& root, int64_t step, const std::string
   }
   write_file_atomically(partial / detail::kManifestName,
                         detail::manifest_text({step, run_id, records}));
+  verify_checkpoint(partial, depth);
   publish(partial, published);
   sync_directory(root);
   write_file_atomically(root / "latest", folder_name(step) + "\n");
@@ -235,13 +257,18 @@ fs::path save_checkpoint(const fs::path& root, int64_t step, const CheckpointCon
     std::vector<FileRecord> records;
     for (const CheckpointFile& file : contents.files) {
       records.push_back(write_checkpoint_file(partial, file));
+      read_back(partial, records.back());
     }
-    return commit_checkpoint(root, step, contents.run_id, records);
+    return commit_checkpoint(root, step, contents.run_id, records, Verify::sizes);
   } catch (...) {
-    std::error_code ignored;
-    fs::remove_all(partial, ignored);
+    discard_partial(root, step);
     throw;
   }
+}
+
+void discard_partial(const fs::path& root, int64_t step) noexcept {
+  std::error_code ignored;
+  fs::remove_all(partial_checkpoint(root, step), ignored);
 }
 
 bool is_checkpoint(const fs::path& folder) {
@@ -302,26 +329,11 @@ std::optional<CheckpointPlace> newest_valid(const fs::path& root, std::vector<st
   return std::nullopt;
 }
 
-std::vector<fs::path> retain_checkpoints(const fs::path& root, int64_t keep_last) {
-  check(keep_last >= 1, "at least one checkpoint must be kept");
-  std::vector<fs::path> deleted;
-  int64_t valid = 0;
-  for (const CheckpointPlace& place : find_checkpoints(root)) {
-    if (valid >= keep_last) {
-      remove_folder(place.path);
-      deleted.push_back(place.path);
-      continue;
-    }
-    try {
-      verify_checkpoint(place.path, valid == 0 ? Verify::hashes : Verify::sizes);
-      ++valid;
-    } catch (const CheckpointError&) {
-      if (valid == 0) {
-        return deleted;  // the newest one is damaged: nothing may go
-      }
-    }
-  }
-  return deleted;
+void remove_checkpoint(const CheckpointPlace& checkpoint) {
+  const fs::path partial = partial_checkpoint(checkpoint.path.parent_path(), checkpoint.step);
+  remove_folder(partial);
+  rename_folder(checkpoint.path, partial);
+  remove_folder(partial);
 }
 
 std::string read_checkpoint_text(const fs::path& checkpoint, const std::string& name) {

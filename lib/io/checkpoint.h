@@ -1,12 +1,13 @@
 #pragma once
 // Checkpoints as folders that are either complete and verified or not there. A checkpoint is
-// written into step-000100.partial/, every file flushed, MANIFEST.json (sizes, XXH3-128 hashes,
-// step, run) last; then the folder is renamed to step-000100 and its parent flushed. Loading
-// verifies every byte. Synchronous; tensor memory stays the caller's.
+// written into step-000100.partial/, every file flushed and read back, MANIFEST.json (sizes,
+// XXH3-128 hashes, step, run) last; then the folder is renamed to step-000100 and its parent
+// flushed. Loading verifies every byte. Synchronous; tensor memory stays the caller's.
 //
 // One process calls save_checkpoint(). Several ranks that write files of their own: one calls
-// begin_checkpoint(), each calls write_checkpoint_file(), and when all have succeeded the first one
-// calls commit_checkpoint() with everybody's records.
+// begin_checkpoint(), each calls write_checkpoint_file() and read_back(), and when all have
+// succeeded the first one calls commit_checkpoint() with everybody's records. Which older
+// checkpoints are deleted then is for io/checkpoint_retention.h.
 
 #include <cstdint>
 #include <filesystem>
@@ -52,8 +53,9 @@ struct CheckpointPlace {
 
 /// Writes root/step-%06d whole or not at all and returns its path. A checkpoint of the same step is
 /// replaced: a complete one is there at every moment. Remains of interrupted saves are removed
-/// after success. Throws DeviceError when the disk refuses, CheckpointError for bad names; the
-/// partial folder is then removed and older checkpoints are untouched.
+/// after success. Throws DeviceError when the disk refuses, CheckpointError for bad names and where
+/// what was written reads back as something else; the partial folder is then removed and older
+/// checkpoints are untouched.
 std::filesystem::path save_checkpoint(const std::filesystem::path& root, int64_t step,
                                       const CheckpointContents& contents);
 
@@ -67,10 +69,23 @@ std::filesystem::path partial_checkpoint(const std::filesystem::path& root, int6
 /// names.
 FileRecord write_checkpoint_file(const std::filesystem::path& partial, const CheckpointFile& file);
 
-/// Writes the manifest and publishes the folder; returns its path.
+/// Reads a file of a partial folder again and compares its hash with that of what was written. The
+/// system is asked to forget its copy first, so that the bytes come from the disk where it can do
+/// that. Throws CheckpointError naming the file.
+void read_back(const std::filesystem::path& partial, const FileRecord& record);
+
+enum class Verify : uint8_t { sizes, hashes };
+
+/// Writes the manifest, verifies the partial folder and publishes it; returns its path. `depth` is
+/// Verify::sizes where every file has been read back. Throws as save_checkpoint(); the partial
+/// folder stays.
 std::filesystem::path commit_checkpoint(const std::filesystem::path& root, int64_t step,
                                         const std::string& run_id,
-                                        const std::vector<FileRecord>& records);
+                                        const std::vector<FileRecord>& records,
+                                        Verify depth = Verify::hashes);
+
+/// Removes the partial folder of a step, if there is one. Never throws.
+void discard_partial(const std::filesystem::path& root, int64_t step) noexcept;
 
 /// The published checkpoints under `root`, newest first, and those that an interrupted save of the
 /// same step had set aside; none when `root` does not exist. Nothing is verified. Throws
@@ -79,8 +94,6 @@ std::vector<CheckpointPlace> find_checkpoints(const std::filesystem::path& root)
 
 /// Whether the folder has a manifest: a model folder of another program has none.
 bool is_checkpoint(const std::filesystem::path& folder);
-
-enum class Verify : uint8_t { sizes, hashes };
 
 /// Checks the manifest (its own hash, and that its step is the folder's) and each file's size and,
 /// with Verify::hashes, content. Throws CheckpointError naming the file and what was expected and
@@ -95,10 +108,9 @@ std::optional<CheckpointPlace> newest_valid(
     const std::filesystem::path& root, std::vector<std::string>& skipped,
     const std::function<void(const std::filesystem::path&)>& examine = {});
 
-/// Deletes checkpoints older than the newest `keep_last` valid ones, and nothing unless the newest
-/// of all verifies by hash. Returns what it deleted. `keep_last` >= 1.
-std::vector<std::filesystem::path> retain_checkpoints(const std::filesystem::path& root,
-                                                      int64_t keep_last);
+/// Deletes a published checkpoint. Its name goes first, so that an interruption leaves no half of
+/// it. Throws DeviceError.
+void remove_checkpoint(const CheckpointPlace& checkpoint);
 
 /// Text file of a checkpoint. Throws CheckpointError when it is missing.
 std::string read_checkpoint_text(const std::filesystem::path& checkpoint, const std::string& name);

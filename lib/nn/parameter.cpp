@@ -207,12 +207,20 @@ void set_value(Device& device, const Parameter& parameter, const float* values) 
 }
 
 std::vector<float> value_on_host(Device& device, const Parameter& parameter) {
+  std::vector<float> values(static_cast<size_t>(parameter.shape.count()));
+  value_to_host(device, parameter, values.data());
+  return values;
+}
+
+void value_to_host(Device& device, const Parameter& parameter, float* to) {
   if (!parameter.value.empty()) {
-    return to_host_f32(device, parameter.value);
+    check(parameter.value.dtype == DType::f32, "a parameter's own value is in fp32");
+    copy_to_host(device, to, parameter.value);
+    return;
   }
   const Tensor fp32 = staging(device, parameter);
   ops::read_stored(device.stream(), parameter.stored_value, fp32);
-  return to_host_f32(device, fp32);
+  copy_to_host(device, to, fp32);
 }
 
 void ParameterStore::initialize(Device& device, uint64_t seed) {

@@ -175,5 +175,7 @@ class ParameterStore {
 /// all values those that this rank updates are set. Reading is for a store without a layout.
 void set_value(Device& device, const Parameter& parameter, const float* values);
 std::vector<float> value_on_host(Device& device, const Parameter& parameter);
+/// The same into shape.count() floats of the caller.
+void value_to_host(Device& device, const Parameter& parameter, float* to);
 
 }  // namespace fp8train

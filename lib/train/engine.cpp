@@ -7,6 +7,7 @@
 #include "comm/backends.h"
 #include "comm/reduce.h"
 #include "parallel/shard_layout.h"
+#include "train/state_copy.h"
 
 namespace fp8train {
 namespace {
@@ -106,6 +107,23 @@ void Engine::for_each_value(
     for (size_t i = begins[unit]; i < begins[unit + 1]; ++i) {
       use(*store.all()[i],
           zero_ ? gathered[i - begins[unit]] : value_on_host(*device_, *store.all()[i]));
+    }
+  }
+}
+
+void Engine::copy_values(const std::function<float*(const Parameter&)>& memory) {
+  const ParameterStore& store = model_.parameters();
+  const std::vector<size_t> begins = store.unit_begins();
+  for (size_t unit = 0; unit + 1 < begins.size(); ++unit) {
+    const std::vector<std::vector<float>> gathered =
+        zero_ ? zero_->unit_values(unit) : std::vector<std::vector<float>>();
+    for (size_t i = begins[unit]; i < begins[unit + 1]; ++i) {
+      float* to = memory(*store.all()[i]);
+      if (to != nullptr && zero_) {
+        std::copy(gathered[i - begins[unit]].begin(), gathered[i - begins[unit]].end(), to);
+      } else if (to != nullptr) {
+        value_to_host(*device_, *store.all()[i], to);
+      }
     }
   }
 }
@@ -290,6 +308,7 @@ RehearsedStep rehearse_on(Device& meta, const EngineSettings& settings, const To
   rehearsed.plan = engine.high_water();
   engine.reserve(rehearsed.plan);
   rehearsed.memory = meta.ledger();
+  rehearsed.state_copy = settings.trains ? state_copy_bytes(engine, rank) : 0;
   return rehearsed;
 }
 

@@ -85,6 +85,10 @@ class Engine : private RankCombiner {
   /// ranks have parts of them: each is told all.
   void for_each_value(const std::function<void(const Parameter&, const std::vector<float>&)>& use);
 
+  /// The same into memory of the caller: `memory` gives shape.count() floats for each parameter, or
+  /// null where this rank does not want its value. Collective as for_each_value().
+  void copy_values(const std::function<float*(const Parameter&)>& memory);
+
   /// One optimizer step: gradient_accumulation_steps micro-batches from `next`, then the update
   /// with learning rate `lr`.
   template <typename NextBatch>
@@ -174,9 +178,10 @@ StepPlan plan_weights(const EngineSettings& settings, const DeviceTraits& traits
 /// A step of one rank as it would be.
 struct RehearsedStep {
   StepPlan plan;
-  MemoryLedger memory;  ///< what the rank holds by category
-  OpCounters work;      ///< FLOPs and bytes of one optimizer step
-  Traffic sent;         ///< to other ranks, in one optimizer step
+  MemoryLedger memory;    ///< what the rank holds by category
+  OpCounters work;        ///< FLOPs and bytes of one optimizer step
+  Traffic sent;           ///< to other ranks, in one optimizer step
+  size_t state_copy = 0;  ///< bytes of host memory that hold the rank's state while it is saved
 };
 
 /// Runs training steps and one evaluation batch of one of `ranks` on a meta device with the traits

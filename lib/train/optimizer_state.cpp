@@ -81,23 +81,15 @@ View saved_scales(const StoredTensor& tensor) {
              : tensor.scales;
 }
 
-class FileMaker {
- public:
-  explicit FileMaker(Device& device) : device_(device) {}
+std::string part_name(const std::string& name, int64_t first) {
+  return fmt::format("{}@{}", name, first);
+}
 
-  void add(const std::string& name, const View& view, std::vector<int64_t> shape) {
-    std::vector<uint8_t>& bytes = made_.memory.emplace_back(view.bytes());
-    copy_to_host(device_, bytes.data(), view);
-    made_.file.tensors.push_back({name, view.dtype, std::move(shape), bytes.data()});
-  }
-  OptimizerFile take(std::string name) {
-    made_.file.name = std::move(name);
-    return std::move(made_);
-  }
-
- private:
-  Device& device_;
-  OptimizerFile made_;
+/// A tensor of the file.
+struct SavedTensor {
+  std::string name;
+  View view;
+  std::vector<int64_t> shape;
 };
 
 /// Every tensor of a checkpoint's optimizer files, by name without "@first".
@@ -168,10 +160,6 @@ class SavedState {
   std::map<std::string, std::vector<Range>> ranges_;
 };
 
-std::string part_name(const std::string& name, int64_t first) {
-  return fmt::format("{}@{}", name, first);
-}
-
 void load(Device& device, const SavedState& saved, const Kept& kept) {
   const StoredTensor& tensor = kept.tensor;
   if (tensor.count() > 0) {
@@ -188,18 +176,16 @@ void load(Device& device, const SavedState& saved, const Kept& kept) {
                  saved.read(kept.name + kScale, DType::f32, before, scales.count()).data());
 }
 
-}  // namespace
-
-OptimizerFile optimizer_file(Engine& engine) {
-  FileMaker maker(engine.device());
+/// What this rank's file has, in its order.
+std::vector<SavedTensor> saved_tensors(Engine& engine) {
+  std::vector<SavedTensor> saved;
   for (const Kept& kept : kept_tensors(engine)) {
     const StoredTensor& tensor = kept.tensor;
     if (tensor.count() == 0) {
       continue;
     }
-    const std::string name = kept.whole ? kept.name : part_name(kept.name, kept.first);
-    maker.add(name, tensor.codes,
-              kept.whole ? extents(kept.shape) : std::vector<int64_t>{tensor.count()});
+    saved.push_back({kept.whole ? kept.name : part_name(kept.name, kept.first), tensor.codes,
+                     kept.whole ? extents(kept.shape) : std::vector<int64_t>{tensor.count()}});
     if (tensor.scales.empty()) {
       continue;
     }
@@ -209,18 +195,47 @@ OptimizerFile optimizer_file(Engine& engine) {
     // One scale for the whole is saved with the first part.
     const int64_t first = grouped ? stored_scales(tensor.format, kept.first) : 0;
     if (kept.whole || grouped || kept.first == 0) {
-      maker.add(kept.whole ? scale : part_name(scale, first), scales, {scales.count()});
+      saved.push_back({kept.whole ? scale : part_name(scale, first), scales, {scales.count()}});
     }
   }
   const StoreLayout* layout = engine.model().parameters().layout();
   if (layout == nullptr || layout->rank == 0) {
     for (const auto& [name, factor] : factors(engine)) {
-      maker.add(name, factor, {1});
+      saved.push_back({name, factor, {1}});
     }
   }
-  return maker.take(layout == nullptr ? std::string(kOnlyFile)
-                                      : fmt::format("optimizer-{:05}-of-{:05}.safetensors",
-                                                    layout->rank + 1, layout->ranks));
+  return saved;
+}
+
+}  // namespace
+
+void refresh_optimizer_file(Engine& engine, OptimizerFile& file) {
+  const std::vector<SavedTensor> saved = saved_tensors(engine);
+  const StoreLayout* layout = engine.model().parameters().layout();
+  file.file.name = layout == nullptr ? std::string(kOnlyFile)
+                                     : fmt::format("optimizer-{:05}-of-{:05}.safetensors",
+                                                   layout->rank + 1, layout->ranks);
+  file.file.tensors.clear();
+  file.memory.resize(saved.size());
+  for (size_t i = 0; i < saved.size(); ++i) {
+    void* bytes = file.memory[i].resize(saved[i].view.bytes());
+    copy_to_host(engine.device(), bytes, saved[i].view);
+    file.file.tensors.push_back({saved[i].name, saved[i].view.dtype, saved[i].shape, bytes});
+  }
+}
+
+OptimizerFile optimizer_file(Engine& engine) {
+  OptimizerFile made;
+  refresh_optimizer_file(engine, made);
+  return made;
+}
+
+size_t optimizer_file_bytes(Engine& engine) {
+  size_t bytes = 0;
+  for (const SavedTensor& saved : saved_tensors(engine)) {
+    bytes += saved.view.bytes();
+  }
+  return bytes;
 }
 
 void load_optimizer_files(const std::filesystem::path& checkpoint, Engine& engine) {

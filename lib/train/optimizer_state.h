@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <vector>
 
+#include "base/host_memory.h"
 #include "io/checkpoint.h"
 #include "train/engine.h"
 
@@ -17,11 +18,15 @@ namespace fp8train {
 /// A file and the memory that its tensors lie in.
 struct OptimizerFile {
   CheckpointFile file;
-  std::vector<std::vector<uint8_t>> memory;
+  std::vector<HostMemory> memory;
 };
 
 /// This rank's: of all it updates.
 OptimizerFile optimizer_file(Engine& engine);
+/// The same into a file of the same engine made earlier, whose memory is used again.
+void refresh_optimizer_file(Engine& engine, OptimizerFile& file);
+/// Bytes of tensors that this rank's file has, on any device.
+size_t optimizer_file_bytes(Engine& engine);
 
 /// What this rank updates, from the files of a checkpoint. Throws CheckpointError naming the file
 /// or the tensor when something is missing or kept in another format.

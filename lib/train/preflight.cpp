@@ -111,7 +111,8 @@ RankRoom room_here(const Device& device, int64_t sharing) {
   const size_t available = device.available_memory();
   const size_t held = device.traits().library_workspace;  // part of the plan, no longer available
   const size_t ranks = device.kind() == DeviceKind::cpu ? static_cast<size_t>(sharing) : 1;
-  return {nullptr, device.traits(), available == 0 ? 0 : (available + held) / ranks};
+  return {nullptr, device.traits(), available == 0 ? 0 : (available + held) / ranks,
+          device.kind() == DeviceKind::cpu};
 }
 
 RankRoom room_of_job(const Settings& settings, const std::function<const Device&()>& here) {
@@ -131,6 +132,19 @@ RankRoom room_of_job(const Settings& settings, const std::function<const Device&
   return room;
 }
 
+MemoryLedger memory_of_run(const RehearsedStep& rehearsed, bool is_host) {
+  MemoryLedger memory = rehearsed.memory;
+  if (is_host) {
+    memory.add(MemoryCategory::state_copy, rehearsed.state_copy);
+  }
+  return memory;
+}
+
+std::string describe_state_copy(const RehearsedStep& rehearsed) {
+  return fmt::format("  and in the host's memory, as a copy for checkpoints, {}",
+                     describe_bytes(static_cast<double>(rehearsed.state_copy)));
+}
+
 std::vector<std::string> describe_memory(const MemoryLedger& planned) {
   std::vector<std::string> lines;
   for (size_t i = 0; i < kMemoryCategories; ++i) {
@@ -147,7 +161,8 @@ std::vector<std::string> describe_memory(const MemoryLedger& planned) {
 
 std::vector<std::string> run_overview(const Session& session, const Device& device,
                                       const std::string& device_reason, int64_t threads,
-                                      const MemoryLedger& planned) {
+                                      const RehearsedStep& rehearsed) {
+  const bool is_host = device.kind() == DeviceKind::cpu;
   const ModelConfig& model = session.engine.model;
   std::vector<std::string> lines = {
       fmt::format("model   {} parameters: {} layers, {} wide, {} heads ({} kv), vocabulary {}",
@@ -165,8 +180,11 @@ std::vector<std::string> run_overview(const Session& session, const Device& devi
     lines.push_back("        attention: " + kernels);
   }
   lines.emplace_back("memory");
-  for (std::string& line : describe_memory(planned)) {
+  for (std::string& line : describe_memory(memory_of_run(rehearsed, is_host))) {
     lines.push_back(std::move(line));
+  }
+  if (!is_host && rehearsed.state_copy > 0) {
+    lines.push_back(describe_state_copy(rehearsed));
   }
   return lines;
 }

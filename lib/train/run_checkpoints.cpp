@@ -2,20 +2,84 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "base/error.h"
 #include "base/log.h"
 
 namespace fp8train {
+namespace {
+
+CheckpointRetention retention_of(const std::filesystem::path& root,
+                                 const CheckpointSettings& settings) {
+  return {root,
+          {.keep_last = settings.keep_last,
+           .keep_every = settings.keep_every,
+           .keep_best = settings.keep_best},
+          evaluated_loss};
+}
+
+double mtbf_of(const Session& session, int ranks) {
+  const double given = session.settings.job.mtbf_seconds;
+  return given > 0 ? given : assumed_mtbf(ranks);
+}
+
+}  // namespace
+
+RunCheckpoints::RunCheckpoints(const std::filesystem::path& root, const Session& session,
+                               const SkipGuard& skips, RunRecords& records, Communicator& comm)
+    : root_(root),
+      session_(&session),
+      skips_(&skips),
+      records_(&records),
+      comm_(&comm),
+      saver_(root, session.settings.checkpoint.async,
+             retention_of(root, session.settings.checkpoint), comm),
+      interval_(session.settings.checkpoint.interval, mtbf_of(session, comm.size())) {}
+
+void RunCheckpoints::begin(Engine& engine, const TrainingState& state,
+                           const std::optional<std::filesystem::path>& resumed) {
+  if (resumed && std::filesystem::weakly_canonical(resumed->parent_path()) ==
+                     std::filesystem::weakly_canonical(root_)) {
+    saved_step_ = state.step;
+    saver_.mark_verified(state.step);
+  }
+  if (session_->settings.checkpoint.interval != 0) {
+    saver_.reserve(
+        [&](StateCopy& copy) { copy_training_state(engine, *session_, state, *comm_, copy); });
+    charge_copy(engine);
+  }
+  interval_.begin(state.step);
+  first_step_ = state.step;
+  since_begin_.restart();
+}
+
+void RunCheckpoints::advance(Engine& engine, const TrainingState& state) {
+  last_step_ = state.step;
+  if (const std::optional<SaveResult> result = saver_.advance()) {
+    end_save(*result);
+  }
+  if (has_failed_too_often()) {
+    try_last_time(engine, state);
+  }
+}
+
+/// No save is in flight.
+void RunCheckpoints::try_last_time(Engine& engine, const TrainingState& state) {
+  start(engine, state);
+  finish();
+  if (failed_in_a_row_ > 0) {
+    give_up();
+  }
+}
 
 void RunCheckpoints::save_if_good(Engine& engine, const TrainingState& state) {
   const bool loss_is_finite = std::isfinite(engine.step_loss().mean);
   const StepReport report = engine.optimizer().report();
   if (loss_is_finite && !was_skipped(report)) {
     is_due_ = false;
-    save(engine, state, session_->settings.checkpoint.keep_last);
+    save(engine, state);
     return;
   }
   skips_->check_row(report, state.step, what_is_saved());
@@ -29,12 +93,21 @@ void RunCheckpoints::save_if_good(Engine& engine, const TrainingState& state) {
 }
 
 void RunCheckpoints::save_last(Engine& engine, const TrainingState& state) {
-  const bool skipped = was_skipped(engine.optimizer().report());
-  save(engine, state,
-       skipped ? std::numeric_limits<int64_t>::max() : session_->settings.checkpoint.keep_last);
+  finish();
+  for (int attempt = 0; attempt < 2 && saved_step_ != state.step; ++attempt) {
+    start(engine, state);
+    finish();
+  }
+  if (saved_step_ != state.step) {
+    give_up();
+  }
 }
 
-void RunCheckpoints::check_end(Engine& engine, const TrainingState& state) const {
+void RunCheckpoints::check_end(Engine& engine, const TrainingState& state) {
+  finish();
+  if (failed_in_a_row_ > 0) {
+    save_last(engine, state);
+  }
   const StepReport report = engine.optimizer().report();
   if (was_skipped(report)) {
     throw NumericError(fmt::format(
@@ -50,16 +123,101 @@ void RunCheckpoints::check_end(Engine& engine, const TrainingState& state) const
   }
 }
 
-void RunCheckpoints::save(Engine& engine, const TrainingState& state, int64_t keep_last) {
+void RunCheckpoints::save(Engine& engine, const TrainingState& state) {
+  if (saver_.in_flight() && !has_waited_) {
+    has_waited_ = true;
+    log_warning(fmt::format(
+        "the checkpoint of step {} is still being written when that of step {} is due: training "
+        "waits for it; a larger checkpoint.interval, or auto, avoids that",
+        saver_.step(), state.step));
+  }
+  finish();
   if (saved_step_ == state.step) {
     return;
   }
+  if (has_failed_too_often()) {
+    try_last_time(engine, state);
+    return;
+  }
+  start(engine, state);
+  if (!session_->settings.checkpoint.async) {
+    finish();
+  }
+}
+
+void RunCheckpoints::start(Engine& engine, const TrainingState& state) {
+  const bool deletes_older = !was_skipped(engine.optimizer().report());
   try {
-    save_training_state(root_, engine, *session_, state, keep_last, *comm_);
+    saver_.start(
+        [&](StateCopy& copy) { copy_training_state(engine, *session_, state, *comm_, copy); },
+        deletes_older);
   } catch (const NumericError& error) {
     throw NumericError(fmt::format("{}. {}", error.what(), what_is_saved()));
   }
-  saved_step_ = state.step;
+  charge_copy(engine);
+}
+
+/// Where the device is the host, the copy counts as memory of the run.
+void RunCheckpoints::charge_copy(Engine& engine) {
+  if (engine.device().kind() == DeviceKind::cpu && saver_.copy_bytes() > charged_bytes_) {
+    engine.device().ledger().add(MemoryCategory::state_copy, saver_.copy_bytes() - charged_bytes_);
+    charged_bytes_ = saver_.copy_bytes();
+  }
+}
+
+void RunCheckpoints::finish() {
+  if (const std::optional<SaveResult> result = saver_.finish()) {
+    end_save(*result);
+  }
+}
+
+void RunCheckpoints::end_save(const SaveResult& result) {
+  totals_.stall_seconds += result.stall_seconds;
+  totals_.write_seconds += result.write_seconds;
+  if (result.saved) {
+    ++totals_.saved;
+    saved_step_ = result.step;
+    failed_in_a_row_ = 0;
+    agree_on_interval(result);
+  } else {
+    ++totals_.failed;
+    ++failed_in_a_row_;
+    last_failure_ = result.failure;
+    interval_.failed(result.step);
+    log_warning(fmt::format(
+        "step {} is not saved: {}; the next save tries again, and {} failures in a row end the "
+        "run (checkpoint.max_failed_saves; so far {}). {}",
+        result.step, result.failure, session_->settings.checkpoint.max_failed_saves,
+        failed_in_a_row_, what_is_saved()));
+  }
+  records_->write_save({.step = result.step,
+                        .saved = result.saved,
+                        .stall_seconds = result.stall_seconds,
+                        .write_seconds = result.write_seconds,
+                        .bytes = result.bytes,
+                        .failed_in_a_row = failed_in_a_row_});
+}
+
+/// The first rank's times are everybody's.
+void RunCheckpoints::agree_on_interval(const SaveResult& result) {
+  if (!interval_.is_automatic()) {
+    return;
+  }
+  const auto steps = static_cast<double>(std::max<int64_t>(last_step_ - first_step_, 1));
+  const double training = since_begin_.seconds() - totals_.stall_seconds;
+  const SaveInterval::Cost mine = {.stall_seconds = result.stall_seconds,
+                                   .write_seconds = result.write_seconds,
+                                   .step_seconds = std::max(training, 0.0) / steps};
+  interval_.saved(result.step, comm_->all_gather_values(mine).front());
+  if (const std::string change = interval_.take_change(); !change.empty()) {
+    log_info(change);
+  }
+}
+
+void RunCheckpoints::give_up() const {
+  throw DeviceError(fmt::format("{} save{} in a row failed, the last one of step {}: {}. {}",
+                                failed_in_a_row_, failed_in_a_row_ == 1 ? "" : "s", saver_.step(),
+                                last_failure_, what_is_saved()));
 }
 
 std::string RunCheckpoints::what_is_saved() const {

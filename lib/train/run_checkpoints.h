@@ -1,12 +1,19 @@
 #pragma once
 // The checkpoints that a run saves while it trains: which steps are saved, and which are not.
-// A checkpoint of a run that has diverged would replace older ones that are good. All functions are
-// collective; the engine, the session and the communicator outlive the object.
+// A checkpoint of a run that has diverged would replace older ones that are good. A save that fails
+// is told and counted and does not end the run, until checkpoint.max_failed_saves in a row have
+// failed. All functions are collective; the engine, the session, the records and the communicator
+// outlive the object.
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 
+#include "base/clock.h"
+#include "train/checkpoint_saver.h"
+#include "train/run_records.h"
+#include "train/save_interval.h"
 #include "train/skip_guard.h"
 #include "train/training_state.h"
 
@@ -14,32 +21,54 @@ namespace fp8train {
 
 class RunCheckpoints {
  public:
-  RunCheckpoints(std::filesystem::path root, const Session& session, const SkipGuard& skips,
-                 Communicator& comm)
-      : root_(std::move(root)), session_(&session), skips_(&skips), comm_(&comm) {}
+  RunCheckpoints(const std::filesystem::path& root, const Session& session, const SkipGuard& skips,
+                 RunRecords& records, Communicator& comm);
 
-  /// The run goes on from a checkpoint of this step.
-  void resumed_at(int64_t step) { saved_step_ = step; }
+  /// The run begins, or goes on from the checkpoint `resumed`, which may be another run's. Takes
+  /// the memory that saves between steps need.
+  void begin(Engine& engine, const TrainingState& state,
+             const std::optional<std::filesystem::path>& resumed);
 
-  /// A save was put off and waits for the next good step.
-  bool is_due() const { return is_due_; }
+  /// Whether a save is due after this step, or was put off and waits for the next good step.
+  bool is_due(int64_t step) const {
+    const bool must_wait = interval_.is_automatic() && saver_.in_flight();
+    return is_due_ || (interval_.is_due(step) && !must_wait);
+  }
+
+  /// Between steps: looks after the save in flight. Throws DeviceError where too many saves in a
+  /// row have failed, after a last attempt.
+  void advance(Engine& engine, const TrainingState& state);
 
   /// Between steps. A step that was skipped or whose loss is not finite is put off with a warning.
   void save_if_good(Engine& engine, const TrainingState& state);
 
-  /// At the end or before a stop. Where the last step was skipped, its weights are those of the
-  /// step before: they are saved, and older checkpoints are not deleted.
+  /// At the end or before a stop: the checkpoint is there when it returns. Where the last step was
+  /// skipped, its weights are those of the step before: they are saved, and older checkpoints are
+  /// not deleted. Throws DeviceError where two attempts have failed.
   void save_last(Engine& engine, const TrainingState& state);
 
-  /// Throws NumericError where the last step was skipped, and not in search of a loss scale, or its
-  /// loss is not finite: such a run does not end as done.
-  void check_end(Engine& engine, const TrainingState& state) const;
+  /// Waits for the save in flight, and tries again what had failed. Throws NumericError where the
+  /// last step was skipped, and not in search of a loss scale, or its loss is not finite: such a
+  /// run does not end as done.
+  void check_end(Engine& engine, const TrainingState& state);
 
   /// A sentence for messages: what is left of the run.
   std::string what_is_saved() const;
 
+  const SaveTotals& totals() const { return totals_; }
+
  private:
-  void save(Engine& engine, const TrainingState& state, int64_t keep_last);
+  void save(Engine& engine, const TrainingState& state);
+  void start(Engine& engine, const TrainingState& state);
+  void charge_copy(Engine& engine);
+  void finish();
+  void end_save(const SaveResult& result);
+  void agree_on_interval(const SaveResult& result);
+  void try_last_time(Engine& engine, const TrainingState& state);
+  [[noreturn]] void give_up() const;
+  bool has_failed_too_often() const {
+    return failed_in_a_row_ >= session_->settings.checkpoint.max_failed_saves;
+  }
   bool was_skipped(const StepReport& report) const {
     return report.skipped_in_a_row > 0 && !skips_->searching(report);
   }
@@ -47,9 +76,20 @@ class RunCheckpoints {
   std::filesystem::path root_;
   const Session* session_;
   const SkipGuard* skips_;
+  RunRecords* records_;
   Communicator* comm_;
+  CheckpointSaver saver_;
+  SaveInterval interval_;
+  SaveTotals totals_;
   int64_t saved_step_ = -1;
   bool is_due_ = false;
+  int64_t failed_in_a_row_ = 0;
+  std::string last_failure_;
+  bool has_waited_ = false;   // for a save in flight when the next one was due
+  size_t charged_bytes_ = 0;  // to the ledger of a device that is the host
+  int64_t first_step_ = 0;
+  int64_t last_step_ = 0;
+  Stopwatch since_begin_;
 };
 
 }  // namespace fp8train

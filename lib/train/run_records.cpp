@@ -112,6 +112,19 @@ void RunRecords::write_validation(int64_t step, double loss, int64_t targets) {
              .add("val_tokens", targets));
 }
 
+void RunRecords::write_save(const SaveMetrics& metrics) {
+  if (!lock_) {
+    return;
+  }
+  append(JsonObject()
+             .add("step", metrics.step)
+             .add("saved", metrics.saved)
+             .add("save_stall_seconds", metrics.stall_seconds)
+             .add("save_write_seconds", metrics.write_seconds)
+             .add("save_bytes", metrics.bytes)
+             .add("failed_saves_in_a_row", metrics.failed_in_a_row));
+}
+
 void RunRecords::append(const JsonObject& line) {
   try {
     metrics_->write(line);
@@ -158,7 +171,11 @@ void RunRecords::write_summary(const RunSummary& summary) {
       .add("tokens_per_second", summary.tokens_per_second)
       .add("peak_memory_bytes", static_cast<int64_t>(summary.peak_memory_bytes))
       .add("skipped_steps", summary.skipped_steps)
-      .add("lost_metrics_lines", lost_lines_);
+      .add("lost_metrics_lines", lost_lines_)
+      .add("saves", summary.saves.saved)
+      .add("failed_saves", summary.saves.failed)
+      .add("save_stall_seconds", summary.saves.stall_seconds)
+      .add("save_write_seconds", summary.saves.write_seconds);
   write_json_file(directory_.summary(), object);
 }
 

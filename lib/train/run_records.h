@@ -30,6 +30,24 @@ struct StepMetrics {
   const std::vector<SlotReport>* slots = nullptr;  ///< FP8 rows: casts by tensor role
 };
 
+/// A save that is over.
+struct SaveMetrics {
+  int64_t step = 0;
+  bool saved = false;
+  double stall_seconds = 0;  ///< in which the first rank did not train
+  double write_seconds = 0;
+  uint64_t bytes = 0;
+  int64_t failed_in_a_row = 0;
+};
+
+/// All saves of this start of the run.
+struct SaveTotals {
+  int64_t saved = 0;
+  int64_t failed = 0;
+  double stall_seconds = 0;
+  double write_seconds = 0;
+};
+
 struct RunSummary {
   std::string plan;
   int64_t parameters = 0;
@@ -43,6 +61,7 @@ struct RunSummary {
   double tokens_per_second = 0;
   size_t peak_memory_bytes = 0;
   int64_t skipped_steps = 0;
+  SaveTotals saves;
 };
 
 class RunRecords {
@@ -62,6 +81,7 @@ class RunRecords {
   void begin_metrics(int64_t step);
   void write_step(const StepMetrics& metrics);
   void write_validation(int64_t step, double loss, int64_t targets);
+  void write_save(const SaveMetrics& metrics);
   void write_sample(int64_t step, const std::string& text);
   void write_summary(const RunSummary& summary);
 

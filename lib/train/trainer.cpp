@@ -49,7 +49,7 @@ class Run {
   /// False when a stop was asked for meanwhile; nothing is recorded then.
   bool evaluate(int64_t max_batches, bool final);
   void sample();
-  void save_if_good();
+  void look_after_checkpoints();
   std::string reason_to_stop() const;
   RunOutcome stop(const std::string& reason);
   RunOutcome finish();
@@ -96,7 +96,7 @@ Run::Run(const RunRequest& request, Communicator& comm, RankPlace& place)
       records_(request.settings.output_dir, comm.rank() == 0),
       device_(place.device.get()),
       skip_guard_(settings().training, session_.engine.plan.dynamic_loss_scaling),
-      checkpoints_(records_.directory().checkpoints(), session_, skip_guard_, comm),
+      checkpoints_(records_.directory().checkpoints(), session_, skip_guard_, records_, comm),
       progress_(request.quiet || comm.rank() != 0
                     ? Progress::Style::quiet
                     : progress_style(request.settings.logging.format, stdout),
@@ -122,10 +122,11 @@ Run::Run(const RunRequest& request, Communicator& comm, RankPlace& place)
                               place.note.empty() ? "" : "; " + place.note));
   }
   for (const std::string& line :
-       run_overview(session_, *device_, place.reason, threads, rehearsed.memory)) {
+       run_overview(session_, *device_, place.reason, threads, rehearsed)) {
     progress_.say(line);
   }
-  check_room(room_here(*device_, comm.local_size()), rehearsed.memory);
+  const RankRoom room = room_here(*device_, comm.local_size());
+  check_room(room, memory_of_run(rehearsed, room.is_host));
   engine_ = std::make_unique<Engine>(*device_, session_.engine, &comm);
   engine_->reserve(rehearsed.plan);
   loader_ = std::make_unique<Loader>(
@@ -169,7 +170,6 @@ void Run::start_or_resume() {
   }
   if (resumed) {
     state_ = resumed->state;
-    checkpoints_.resumed_at(state_.step);
     progress_.say(fmt::format("resumed from {} at step {}", resumed->folder.string(), state_.step));
     if (!resumed->note.empty()) {
       log_warning(resumed->note);
@@ -188,6 +188,7 @@ void Run::start_or_resume() {
   records_.begin_metrics(state_.step);
   logged_step_ = state_.step;
   skip_guard_.begin(engine_->optimizer().report().skipped_steps);
+  checkpoints_.begin(*engine_, state_, resumed ? std::optional(resumed->folder) : std::nullopt);
 }
 
 /// What the run that saved the checkpoint was set to otherwise: not an error, but never silent.
@@ -300,9 +301,12 @@ void Run::sample() {
   excluded_seconds_ += watch.seconds();
 }
 
-void Run::save_if_good() {
+void Run::look_after_checkpoints() {
   const Stopwatch watch;
-  checkpoints_.save_if_good(*engine_, state_);
+  checkpoints_.advance(*engine_, state_);
+  if (checkpoints_.is_due(state_.step) && state_.step < session_.max_steps) {
+    checkpoints_.save_if_good(*engine_, state_);
+  }
   excluded_seconds_ += watch.seconds();
 }
 
@@ -334,16 +338,13 @@ RunOutcome Run::run() {
       return stop(reason);
     }
     train_one_step();
-    const bool last = state_.step == session_.max_steps;
     if (evaluation_is_due()) {
       evaluate_in_between();
     }
     if (due(settings().sample.interval)) {
       sample();
     }
-    if ((due(settings().checkpoint.interval) || checkpoints_.is_due()) && !last) {
-      save_if_good();
-    }
+    look_after_checkpoints();
   }
   return finish();
 }
@@ -387,7 +388,8 @@ RunOutcome Run::finish() {
                           .seconds = since_start_.seconds(),
                           .tokens_per_second = speed_,
                           .peak_memory_bytes = device_->ledger().peak(),
-                          .skipped_steps = report.skipped_steps});
+                          .skipped_steps = report.skipped_steps,
+                          .saves = checkpoints_.totals()});
   progress_.say(fmt::format("done: {} steps, {} tokens in {}; loss {:.4f}{}; everything is in {}",
                             state_.step, describe_count(static_cast<double>(state_.tokens)),
                             describe_duration(since_start_.seconds()), state_.loss,

@@ -4,27 +4,18 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "io/checkpoint.h"
 #include "io/hf_config.h"
-#include "train/optimizer_state.h"
 #include "train/ranks.h"
 #include "train/weights.h"
 
 namespace fp8train {
 namespace {
 
-constexpr const char* kModelFile = "model.safetensors";
-constexpr const char* kScalingFile = "scaling.safetensors";
 constexpr const char* kStateFile = "state.json";
-
-TensorBytes bytes_of(const HostTensor& tensor) {
-  return {tensor.name, DType::f32, tensor.shape, tensor.values.data()};
-}
 
 /// JSON has no NaN; 0 stands for a loss that is not known.
 double finite_or_zero(double value) {
@@ -73,14 +64,6 @@ std::string state_text(Engine& engine, const Session& session, const TrainingSta
                                  {"applied_steps", control.applied_steps},
                                  {"skipped_in_a_row", control.skipped_in_a_row}};
   return json.dump(1) + "\n";
-}
-
-CheckpointFile tensor_file(const char* name, const std::vector<HostTensor>& tensors) {
-  CheckpointFile file = {.name = name, .tensors = {}, .text = {}};
-  for (const HostTensor& tensor : tensors) {
-    file.tensors.push_back(bytes_of(tensor));
-  }
-  return file;
 }
 
 void load_control(Optimizer& optimizer, const nlohmann::json& json) {
@@ -145,23 +128,6 @@ void check_same_model(const Session& session, const std::filesystem::path& folde
   }
 }
 
-/// The files that one rank writes for all.
-std::vector<CheckpointFile> common_files(Engine& engine, const Session& session,
-                                         const TrainingState& state,
-                                         const std::vector<HostTensor>& weights,
-                                         const std::vector<HostTensor>& scaling) {
-  std::vector<CheckpointFile> files = {
-      {"config.json", {}, write_hf_config(session.engine.model, DType::f32)},
-      {"tokenizer.json", {}, session.tokenizer->to_json()},
-      {kStateFile, {}, state_text(engine, session, state)},
-      tensor_file(kModelFile, weights),
-  };
-  if (!scaling.empty()) {
-    files.push_back(tensor_file(kScalingFile, scaling));
-  }
-  return files;
-}
-
 std::vector<HostTensor> scaling_tensors(Engine& engine) {
   std::vector<HostTensor> tensors;
   for (ScalingState::SavedTensor& tensor : engine.model().scaling().save()) {
@@ -170,116 +136,43 @@ std::vector<HostTensor> scaling_tensors(Engine& engine) {
   return tensors;
 }
 
-/// A FileRecord as ranks tell it each other.
-struct SentRecord {
-  char name[64] = {};
-  char hash[33] = {};
-  uint64_t bytes = 0;
-};
-
-SentRecord sent(const FileRecord& record) {
-  SentRecord result;
-  check(record.name.size() < sizeof(result.name) && record.xxh3_128.size() < sizeof(result.hash),
-        "a file's record fits into a message");
-  std::memcpy(result.name, record.name.data(), record.name.size());
-  std::memcpy(result.hash, record.xxh3_128.data(), record.xxh3_128.size());
-  result.bytes = record.bytes;
-  return result;
-}
-
 std::string run_id(const Session& session) {
   return fmt::format("{}-{}", session.settings.training.seed, session.data.train.fingerprint());
 }
 
-/// Throws NumericError where a weight is not finite: such a checkpoint could not be loaded.
-std::vector<HostTensor> all_weights(Engine& engine, bool keep) {
-  std::vector<HostTensor> weights;
-  for_each_weight(engine, [&](const HostTensor& tensor) {
-    if (keep) {
-      weights.push_back(tensor);
-    }
-  });
-  for (const HostTensor& tensor : weights) {
-    const auto bad = std::find_if(tensor.values.begin(), tensor.values.end(),
-                                  [](float value) { return !std::isfinite(value); });
-    if (bad != tensor.values.end()) {
-      throw NumericError(
-          fmt::format("{}[{}] is {}: training has diverged, and nothing of this "
-                      "step is written",
-                      tensor.name, bad - tensor.values.begin(), *bad));
-    }
-  }
-  return weights;
-}
-
-/// Removes what has been written so far where that did not succeed.
-class PartialCheckpoint {
- public:
-  PartialCheckpoint(const std::filesystem::path& root, int64_t step, bool leads)
-      : folder_(partial_checkpoint(root, step)), leads_(leads) {
-    if (leads_) {
-      begin_checkpoint(root, step);
-    }
-  }
-  ~PartialCheckpoint() {
-    if (leads_) {
-      std::error_code ignored;
-      std::filesystem::remove_all(folder_, ignored);  // gone where it has been published
-    }
-  }
-  PartialCheckpoint(const PartialCheckpoint&) = delete;
-  PartialCheckpoint& operator=(const PartialCheckpoint&) = delete;
-
-  const std::filesystem::path& folder() const { return folder_; }
-
- private:
-  std::filesystem::path folder_;
-  bool leads_;
-};
-
-/// Each rank writes its part of the optimizer's state, the first one all the rest.
-void save_in_parts(const std::filesystem::path& root, Engine& engine, const Session& session,
-                   const TrainingState& state, Communicator& comm) {
-  const bool leads = comm.rank() == 0;
-  const PartialCheckpoint writing(root, state.step, leads);
-  const std::filesystem::path& partial = writing.folder();
-  wait_for_first_rank(comm);
-  const std::vector<HostTensor> weights = all_weights(engine, leads);
-  const FileRecord own = write_checkpoint_file(partial, optimizer_file(engine).file);
-  wait_for_first_rank(comm);  // and all others: disks are not equally fast
-  std::vector<FileRecord> records;
-  for (const SentRecord& record : comm.all_gather_values(sent(own))) {
-    records.push_back({record.name, record.bytes, record.hash});
-  }
-  if (leads) {
-    const std::vector<HostTensor> scaling = scaling_tensors(engine);
-    for (const CheckpointFile& file : common_files(engine, session, state, weights, scaling)) {
-      records.push_back(write_checkpoint_file(partial, file));
-    }
-    commit_checkpoint(root, state.step, run_id(session), records);
-  }
-}
-
 }  // namespace
 
-void save_training_state(const std::filesystem::path& root, Engine& engine, const Session& session,
-                         const TrainingState& state, int64_t keep_last, Communicator& comm) {
+void copy_training_state(Engine& engine, const Session& session, const TrainingState& state,
+                         Communicator& comm, StateCopy& into) {
   const bool leads = comm.rank() == 0;
-  if (engine.model().parameters().layout() != nullptr) {
-    save_in_parts(root, engine, session, state, comm);
-  } else if (leads) {
-    const std::vector<HostTensor> weights = all_weights(engine, true);
-    const std::vector<HostTensor> scaling = scaling_tensors(engine);
-    const OptimizerFile optimizer = optimizer_file(engine);
-    CheckpointContents contents = {run_id(session),
-                                   common_files(engine, session, state, weights, scaling)};
-    contents.files.push_back(optimizer.file);
-    save_checkpoint(root, state.step, contents);
+  const bool shares = engine.model().parameters().layout() != nullptr;
+  into.step = state.step;
+  into.run_id = run_id(session);
+  into.model = session.engine.model;
+  if (leads && into.texts.empty()) {
+    into.texts = {{"config.json", {}, write_hf_config(session.engine.model, DType::f32)},
+                  {"tokenizer.json", {}, session.tokenizer->to_json()},
+                  {kStateFile, {}, {}}};
   }
   if (leads) {
-    retain_checkpoints(root, keep_last);
+    into.texts.back().text = state_text(engine, session, state);
+    into.scaling = scaling_tensors(engine);
   }
-  wait_for_first_rank(comm);
+  if (shares || leads) {
+    copy_weights(engine, leads, into.weights);
+    refresh_optimizer_file(engine, into.optimizer);
+  }
+}
+
+std::optional<CheckpointLoss> evaluated_loss(const std::filesystem::path& folder) {
+  try {
+    const nlohmann::json json = nlohmann::json::parse(read_checkpoint_text(folder, kStateFile));
+    const CheckpointLoss found = {json.value("val_loss", 0.0), json.value("val_step", int64_t{0})};
+    // 0 stands for a loss that is not known or was not finite.
+    return found.step > 0 && found.loss != 0 ? std::optional(found) : std::nullopt;
+  } catch (const nlohmann::json::exception& error) {
+    throw CheckpointError(fmt::format("{}: {}", (folder / kStateFile).string(), error.what()));
+  }
 }
 
 namespace {

@@ -10,8 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "io/checkpoint_retention.h"
 #include "train/engine.h"
 #include "train/session.h"
+#include "train/state_copy.h"
 
 namespace fp8train {
 
@@ -26,11 +28,14 @@ struct TrainingState {
   int64_t best_val_step = 0;
 };
 
-/// Saves under `root` as step-NNNNNN and keeps the newest `keep_last`. All ranks call it; it
-/// returns when the checkpoint is there. Throws DeviceError or CheckpointError, or NumericError
-/// where a weight is not finite; what was saved earlier stays.
-void save_training_state(const std::filesystem::path& root, Engine& engine, const Session& session,
-                         const TrainingState& state, int64_t keep_last, Communicator& comm);
+/// Copies what this rank writes of a checkpoint; memory of an earlier copy is used again. All ranks
+/// call it. Throws NumericError where a weight is not finite.
+void copy_training_state(Engine& engine, const Session& session, const TrainingState& state,
+                         Communicator& comm, StateCopy& into);
+
+/// The last evaluation at or before the step of a checkpoint; nothing where there was none, or its
+/// loss was not finite. Throws CheckpointError when state.json cannot be read.
+std::optional<CheckpointLoss> evaluated_loss(const std::filesystem::path& folder);
 
 struct ResumedRun {
   TrainingState state;

@@ -1,7 +1,13 @@
 #include "train/weights.h"
 
-#include <algorithm>
+#include <fmt/format.h>
 
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
+#include "base/error.h"
 #include "model/hf_names.h"
 
 namespace fp8train {
@@ -11,17 +17,16 @@ int64_t columns_of(const Parameter& parameter) {
   return parameter.shape.rank() == 1 ? 1 : parameter.shape.back();
 }
 
-std::vector<int64_t> shape_of(const Parameter& parameter, const HfPiece& piece) {
-  if (parameter.shape.rank() == 1) {
+std::vector<int64_t> hf_shape(bool is_vector, int64_t columns, const HfPiece& piece) {
+  if (is_vector) {
     return {piece.rows};
   }
-  const int64_t columns = columns_of(parameter);
   return piece.transposed ? std::vector<int64_t>{columns, piece.rows}
                           : std::vector<int64_t>{piece.rows, columns};
 }
 
 /// Swaps [rows, columns] for [columns, rows].
-std::vector<float> transposed(const std::vector<float>& values, int64_t rows, int64_t columns) {
+std::vector<float> transpose(const std::vector<float>& values, int64_t rows, int64_t columns) {
   std::vector<float> result(values.size());
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t c = 0; c < columns; ++c) {
@@ -38,9 +43,10 @@ void load_weights(Device& device, Decoder& model, const TensorSource& source) {
     const int64_t columns = columns_of(*parameter);
     std::vector<float> values(static_cast<size_t>(parameter->shape.count()), 0.0F);
     for (const HfPiece& piece : hf_pieces(model.config(), parameter->name)) {
-      std::vector<float> read = source.read_f32(piece.name, shape_of(*parameter, piece));
+      std::vector<float> read =
+          source.read_f32(piece.name, hf_shape(parameter->shape.rank() == 1, columns, piece));
       if (piece.transposed) {
-        read = transposed(read, columns, piece.rows);
+        read = transpose(read, columns, piece.rows);
       }
       std::copy(read.begin(), read.end(), values.begin() + piece.begin * columns);
     }
@@ -48,19 +54,101 @@ void load_weights(Device& device, Decoder& model, const TensorSource& source) {
   }
 }
 
-void for_each_weight(Engine& engine, const std::function<void(const HostTensor&)>& write) {
-  engine.for_each_value([&](const Parameter& parameter, const std::vector<float>& values) {
-    const int64_t columns = columns_of(parameter);
-    for (const HfPiece& piece : hf_pieces(engine.model().config(), parameter.name)) {
-      const auto begin = values.begin() + piece.begin * columns;
-      HostTensor tensor = {
-          piece.name, shape_of(parameter, piece), {begin, begin + piece.rows * columns}};
-      if (piece.transposed) {
-        tensor.values = transposed(tensor.values, piece.rows, columns);
-      }
-      write(tensor);
+namespace {
+
+bool all_finite(const float* begin, const float* end) {
+  constexpr uint32_t kExponent = 0x7f800000U;
+  uint32_t found = 0;
+  for (const float* value = begin; value < end; ++value) {
+    found |= (std::bit_cast<uint32_t>(*value) & kExponent) == kExponent ? 1U : 0U;
+  }
+  return found == 0;
+}
+
+/// Index of the first value that is not finite; `count` where all are.
+int64_t first_non_finite(const float* values, int64_t count) {
+  constexpr int64_t kBlock = int64_t{1} << 16;
+  const int64_t blocks = (count + kBlock - 1) / kBlock;
+  int64_t first = count;
+#pragma omp parallel for schedule(dynamic, 16) reduction(min : first) if (blocks > 1)
+  for (int64_t block = 0; block < blocks; ++block) {
+    const float* begin = values + block * kBlock;
+    const float* end = values + std::min((block + 1) * kBlock, count);
+    if (!all_finite(begin, end)) {
+      const float* bad =
+          std::find_if(begin, end, [](float value) { return !std::isfinite(value); });
+      first = std::min<int64_t>(first, bad - values);
     }
+  }
+  return first;
+}
+
+void check_finite(const ModelConfig& config, const WeightsCopy::Parameter& parameter) {
+  const auto* values = static_cast<const float*>(parameter.values.data());
+  const int64_t columns = parameter.columns;
+  for (const HfPiece& piece : hf_pieces(config, parameter.name)) {
+    const float* begin = values + piece.begin * columns;
+    const int64_t bad = first_non_finite(begin, piece.rows * columns);
+    if (bad == piece.rows * columns) {
+      continue;
+    }
+    const int64_t index = piece.transposed ? bad % columns * piece.rows + bad / columns : bad;
+    throw NumericError(
+        fmt::format("{}[{}] is {}: training has diverged, and nothing of this step is written",
+                    piece.name, index, begin[bad]));
+  }
+}
+
+}  // namespace
+
+void copy_weights(Engine& engine, bool wanted, WeightsCopy& into) {
+  const auto& parameters = engine.model().parameters().all();
+  into.parameters.resize(wanted ? parameters.size() : 0);
+  size_t next = 0;
+  engine.copy_values([&](const Parameter& parameter) -> float* {
+    if (!wanted) {
+      return nullptr;
+    }
+    WeightsCopy::Parameter& copy = into.parameters.at(next++);
+    copy.name = parameter.name;
+    copy.columns = columns_of(parameter);
+    copy.is_vector = parameter.shape.rank() == 1;
+    const size_t bytes = static_cast<size_t>(parameter.shape.count()) * sizeof(float);
+    return static_cast<float*>(copy.values.resize(bytes));
   });
+  for (const WeightsCopy::Parameter& parameter : into.parameters) {
+    check_finite(engine.model().config(), parameter);
+  }
+}
+
+std::vector<TensorBytes> hf_tensors(const ModelConfig& config, const WeightsCopy& copy,
+                                    std::vector<std::vector<float>>& transposed) {
+  std::vector<TensorBytes> tensors;
+  for (const WeightsCopy::Parameter& parameter : copy.parameters) {
+    for (const HfPiece& piece : hf_pieces(config, parameter.name)) {
+      const int64_t columns = parameter.columns;
+      const float* values =
+          static_cast<const float*>(parameter.values.data()) + piece.begin * columns;
+      if (piece.transposed) {
+        const std::vector<float> rows(values, values + piece.rows * columns);
+        values = transposed.emplace_back(transpose(rows, piece.rows, columns)).data();
+      }
+      tensors.push_back(
+          {piece.name, DType::f32, hf_shape(parameter.is_vector, columns, piece), values});
+    }
+  }
+  return tensors;
+}
+
+size_t weights_copy_bytes(Decoder& model) {
+  int64_t values = 0;
+  for (const auto& parameter : model.parameters().all()) {
+    values += parameter->shape.count();
+    for (const HfPiece& piece : hf_pieces(model.config(), parameter->name)) {
+      values += piece.transposed ? piece.rows * columns_of(*parameter) : 0;
+    }
+  }
+  return static_cast<size_t>(values) * sizeof(float);
 }
 
 }  // namespace fp8train

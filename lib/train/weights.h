@@ -1,10 +1,11 @@
 #pragma once
 // Weights of a decoder to and from Hugging Face tensors.
 
-#include <functional>
 #include <string>
 #include <vector>
 
+#include "base/host_memory.h"
+#include "io/safetensors.h"
 #include "io/tensor_source.h"
 #include "model/decoder.h"
 #include "train/engine.h"
@@ -22,8 +23,28 @@ struct HostTensor {
 /// shape or is not finite. A tied head is not asked for.
 void load_weights(Device& device, Decoder& model, const TensorSource& source);
 
-/// Calls `write` with every Hugging Face tensor of the model, in order, one at a time. Collective
-/// where ranks have parts of the weights.
-void for_each_weight(Engine& engine, const std::function<void(const HostTensor&)>& write);
+/// The fp32 values of all parameters, copied to host memory.
+struct WeightsCopy {
+  struct Parameter {
+    std::string name;
+    int64_t columns = 0;  ///< 1 for vectors
+    bool is_vector = false;
+    HostMemory values;
+  };
+  std::vector<Parameter> parameters;
+};
+
+/// Copies the weights; memory of an earlier copy is used again. Collective where ranks have parts
+/// of them; `wanted` false: this rank only takes part. Throws NumericError where a weight is not
+/// finite, named as in a Hugging Face folder: such a checkpoint could not be loaded.
+void copy_weights(Engine& engine, bool wanted, WeightsCopy& into);
+
+/// The Hugging Face tensors of a copy. They point into it, or into `transposed` where they are
+/// stored transposed.
+std::vector<TensorBytes> hf_tensors(const ModelConfig& config, const WeightsCopy& copy,
+                                    std::vector<std::vector<float>>& transposed);
+
+/// Host bytes of both for this model.
+size_t weights_copy_bytes(Decoder& model);
 
 }  // namespace fp8train

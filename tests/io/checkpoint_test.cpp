@@ -8,8 +8,8 @@
 #include <thread>
 
 #include "base/error.h"
-#include "support/files.h"
-#include "support/temp_dir.h"
+#include "io/checkpoint_retention.h"
+#include "small_checkpoint.h"
 
 namespace fp8train {
 namespace {
@@ -17,46 +17,10 @@ namespace {
 using Catch::Matchers::Contains;
 using test::message_of;
 namespace fs = std::filesystem;
-
-/// Saves a small checkpoint whose content follows from the step.
-fs::path save(const fs::path& root, int64_t step, const std::string& run_id = "run-1") {
-  std::vector<float> weights(300);
-  for (size_t i = 0; i < weights.size(); ++i) {
-    weights[i] = static_cast<float>(step) + static_cast<float>(i);
-  }
-  const std::vector<uint8_t> codes(57, static_cast<uint8_t>(step));
-  CheckpointContents contents;
-  contents.run_id = run_id;
-  contents.files = {
-      {"model.safetensors",
-       {{"w", DType::f32, {3, 100}, weights.data()}, {"codes", DType::e4m3, {57}, codes.data()}},
-       {}},
-      {"state.json", {}, std::string("{\"step\":").append(std::to_string(step)).append("}\n")}};
-  return save_checkpoint(root, step, contents);
-}
-
-std::vector<int64_t> steps_in(const fs::path& root) {
-  std::vector<int64_t> steps;
-  for (const CheckpointPlace& place : find_checkpoints(root)) {
-    steps.push_back(place.step);
-  }
-  return steps;
-}
-
-std::vector<std::string> names_in(const fs::path& root) {
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(root)) {
-    names.push_back(entry.path().filename().string());
-  }
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
-void flip_bit(const fs::path& path, uint64_t byte, int bit) {
-  std::string bytes = test::read_file(path);
-  bytes[byte] = static_cast<char>(bytes[byte] ^ (1 << bit));
-  test::write_file(path, bytes);
-}
+using test::flip_bit;
+using test::names_in;
+using test::save;
+using test::steps_in;
 
 TEST_CASE("a checkpoint is saved, found, verified and read back") {
   const test::TempDir dir;
@@ -148,23 +112,6 @@ TEST_CASE("loading takes the newest that verifies, says what it skipped and dele
   CHECK_FALSE(newest_valid(dir / "nowhere", skipped).has_value());
 }
 
-TEST_CASE("retention keeps the newest valid ones and never acts on a damaged newest") {
-  const test::TempDir dir;
-  for (const int64_t step : {1, 2, 3, 4, 5}) {
-    save(dir.path(), step);
-  }
-  flip_bit(dir / "step-000005" / "model.safetensors", 200, 1);
-  CHECK(retain_checkpoints(dir.path(), 2).empty());
-  CHECK(steps_in(dir.path()).size() == 5);
-  save(dir.path(), 6);
-  // 6 and 4 are valid by hash and by size; 5 still has its size, so it counts until it is read.
-  fs::resize_file(dir / "step-000005" / "model.safetensors", 100);
-  const auto deleted = retain_checkpoints(dir.path(), 2);
-  CHECK(deleted.size() == 3);
-  CHECK(steps_in(dir.path()) == std::vector<int64_t>{6, 5, 4});
-  CHECK(retain_checkpoints(dir.path(), 2).empty());
-}
-
 TEST_CASE("saving a step again replaces it, and success clears the remains of interrupted saves") {
   const test::TempDir dir;
   save(dir.path(), 7, "first");
@@ -186,7 +133,7 @@ TEST_CASE("a folder that cannot be listed is not an empty one") {
     CHECK_THAT(message_of<DeviceError>([&] { find_checkpoints(dir / name); }),
                Contains("cannot list") && Contains(name));
     CHECK_THROWS_AS(newest_valid(dir / name, skipped), DeviceError);
-    CHECK_THROWS_AS(retain_checkpoints(dir / name, 1), DeviceError);
+    CHECK_THROWS_AS(CheckpointRetention(dir / name, {.keep_last = 1}).apply(), DeviceError);
   }
   CHECK(find_checkpoints(dir / "nowhere").empty());
 }
@@ -235,15 +182,6 @@ TEST_CASE("a FIFO in the place of the manifest is refused and waits for nobody")
              Contains("not a regular file"));
 }
 
-TEST_CASE("retention counts beyond 32 bits") {
-  const test::TempDir dir;
-  save(dir.path(), 1);
-  save(dir.path(), 2);
-  CHECK(retain_checkpoints(dir.path(), (int64_t{1} << 32) + 1).empty());
-  CHECK(retain_checkpoints(dir.path(), int64_t{1} << 32).empty());
-  CHECK(steps_in(dir.path()) == std::vector<int64_t>{2, 1});
-}
-
 TEST_CASE("a failed save leaves no trace and no damage") {
   const test::TempDir dir;
   save(dir.path(), 1);
@@ -260,6 +198,26 @@ TEST_CASE("a failed save leaves no trace and no damage") {
   CheckpointContents good;
   good.files = {{"a", {}, "1"}};
   CHECK_THROWS_AS(save_checkpoint(dir / "blocked", 2, good), DeviceError);
+}
+
+TEST_CASE("what cannot be read back is not published and the older checkpoint stays") {
+  const test::TempDir dir;
+  save(dir.path(), 1);
+  const fs::path partial = begin_checkpoint(dir.path(), 2);
+  const std::vector<FileRecord> records = {write_checkpoint_file(partial, {"a.json", {}, "one"}),
+                                           write_checkpoint_file(partial, {"b.json", {}, "two"})};
+  CHECK_NOTHROW(read_back(partial, records[1]));
+  flip_bit(partial / "b.json", 1, 3);
+  CHECK_THAT(message_of<CheckpointError>([&] { read_back(partial, records[1]); }),
+             Contains("cannot be read back") && Contains("b.json") && Contains("damaged"));
+  CHECK_THROWS_AS(commit_checkpoint(dir.path(), 2, "r", records), CheckpointError);
+  test::write_file(partial / "b.json", "tw");  // also where only sizes are looked at
+  CHECK_THAT(message_of<CheckpointError>(
+                 [&] { commit_checkpoint(dir.path(), 2, "r", records, Verify::sizes); }),
+             Contains("b.json") && Contains("expected 3 bytes, found 2"));
+  CHECK(steps_in(dir.path()) == std::vector<int64_t>{1});
+  discard_partial(dir.path(), 2);
+  CHECK(names_in(dir.path()) == std::vector<std::string>{"latest", "step-000001"});
 }
 
 TEST_CASE("several writers put their files into one checkpoint") {

@@ -79,6 +79,13 @@ Process::~Process() {
   }
 }
 
+void Process::limit_file_size(uint64_t bytes) const {
+  struct rlimit limit = {};
+  REQUIRE(prlimit(pid_, RLIMIT_FSIZE, nullptr, &limit) == 0);
+  limit.rlim_cur = bytes;
+  REQUIRE(prlimit(pid_, RLIMIT_FSIZE, &limit, nullptr) == 0);
+}
+
 void Process::send(int signal) const {
   REQUIRE(kill(pid_, signal) == 0);
 }

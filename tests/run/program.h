@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <string>
@@ -36,6 +37,8 @@ class Process {
   Process& operator=(const Process&) = delete;
 
   void send(int signal) const;
+  /// Writes of the program beyond this size of a file fail from now on, as on a full disk.
+  void limit_file_size(uint64_t bytes) const;
   bool has_ended();
   Outcome wait();
 

@@ -173,6 +173,30 @@ TEST_CASE("a run of two ranks that was stopped goes on to the same bits, and on 
   CHECK(largest_relative(alone, numbers(folder / "whole", "loss")) < 2e-2);
 }
 
+TEST_CASE("parts that ranks write beside training have the bytes of those that they waited for") {
+  const auto& [plan, stage] = GENERATE(std::pair("fp8-lm", 2), std::pair("te-delayed", 0));
+  CAPTURE(plan, stage);
+  const Folder folder;
+  for (const char* async : {"true", "false"}) {
+    run(folder, 2,
+        command(plan, async,
+                {"parallelism.zero_stage=" + std::to_string(stage),
+                 std::string("checkpoint.async=") + async, "checkpoint.interval=4",
+                 "checkpoint.keep_last=100", "training.max_steps=20"}));
+    CHECK(numbers(folder / async, "save_stall_seconds").size() == 5);
+  }
+  size_t files = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(folder / "true/checkpoints")) {
+    if (entry.is_regular_file()) {
+      const fs::path name = fs::relative(entry.path(), folder / "true");
+      CAPTURE(name);
+      CHECK(same_bytes(entry.path(), folder / "false" / name));
+      ++files;
+    }
+  }
+  CHECK(files == 5U * (stage == 0 ? 7 : 8) + 1);
+}
+
 TEST_CASE("a timeline of two ranks has what they exchange") {
   const int stage = GENERATE(0, 1, 3);
   CAPTURE(stage);

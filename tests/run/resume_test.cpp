@@ -56,11 +56,14 @@ class Workshop {
   TempDir folder_;
 };
 
-/// metrics.jsonl without the times.
+/// metrics.jsonl without the times, and without the lines of saves, which come when they are over.
 std::string timeless_metrics(const fs::path& run) {
   std::string text;
   for (const std::string& line : lines_of(read_file(run / "metrics.jsonl"))) {
     nlohmann::ordered_json object = nlohmann::ordered_json::parse(line);
+    if (object.contains("saved")) {
+      continue;
+    }
     object.erase("tokens_per_second");
     text += object.dump() + "\n";
   }
@@ -117,7 +120,8 @@ TEST_CASE("killed twice and resumed: the bits of the undisturbed run") {
   std::seed_seq seed(plan.begin(), plan.end());
   std::mt19937 random(seed);
   const long first = 2 + static_cast<long>(random() % 15);
-  const long second = first + 4 + static_cast<long>(random() % 9);
+  // Step 11 comes after the checkpoint of step 5: the one of step 10 waits for it.
+  const long second = std::max(11L, first + 4 + static_cast<long>(random() % 9));
   kill_after(shop, command, "broken", first, static_cast<unsigned>(random() % 5000));
   kill_after(shop, command, "broken", second, static_cast<unsigned>(random() % 5000));
   const Outcome last = expect_code(0, shop.folder(), command);

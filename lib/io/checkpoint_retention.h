@@ -1,0 +1,62 @@
+#pragma once
+// Which checkpoints of a run stay on disk. A checkpoint is deleted only where those that are relied
+// on instead have been verified by hash in this process: just after they were written, when the run
+// went on from one, or here, once. Synchronous; one thread uses an object at a time.
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "io/checkpoint.h"
+
+namespace fp8train {
+
+struct RetentionRules {
+  int64_t keep_last = 2;   ///< the newest valid ones; at least 1
+  int64_t keep_every = 0;  ///< and those whose step is a multiple of this; 0: none
+  int64_t keep_best = 0;   ///< and the valid ones with the lowest validation losses
+};
+
+/// An evaluation that a checkpoint belongs to.
+struct CheckpointLoss {
+  double loss = 0;
+  int64_t step = 0;  ///< at which it was evaluated
+};
+
+/// Of a checkpoint folder; nothing where it has none. May throw CheckpointError.
+using LossOfCheckpoint = std::function<std::optional<CheckpointLoss>(const std::filesystem::path&)>;
+
+class CheckpointRetention {
+ public:
+  CheckpointRetention(std::filesystem::path root, RetentionRules rules,
+                      LossOfCheckpoint loss_of = {});
+
+  /// The checkpoint of this step has been verified by hash.
+  void mark_verified(int64_t step) { verified_.insert(step); }
+
+  /// Deletes what no rule keeps and returns it; nothing unless the newest checkpoint is valid.
+  /// Of several checkpoints with the same evaluation the first one counts for keep_best. Throws
+  /// DeviceError when the folder cannot be listed or a checkpoint not be removed.
+  std::vector<std::filesystem::path> apply();
+
+  /// A sentence for each checkpoint that turned out to be damaged since the last call.
+  std::vector<std::string> take_notes() { return std::exchange(notes_, {}); }
+
+ private:
+  bool is_valid(const CheckpointPlace& checkpoint);
+  std::set<int64_t> best_steps(const std::vector<CheckpointPlace>& checkpoints);
+
+  std::filesystem::path root_;
+  RetentionRules rules_;
+  LossOfCheckpoint loss_of_;
+  std::set<int64_t> verified_;
+  std::set<int64_t> damaged_;  // of which a note has been given
+  std::vector<std::string> notes_;
+};
+
+}  // namespace fp8train

@@ -1,0 +1,120 @@
+#include "io/checkpoint_retention.h"
+
+#include <catch2/catch.hpp>
+#include <map>
+
+#include "base/error.h"
+#include "small_checkpoint.h"
+
+namespace fp8train {
+namespace {
+
+namespace fs = std::filesystem;
+using test::flip_bit;
+using test::save;
+using test::steps_in;
+using Steps = std::vector<int64_t>;
+
+const char* const kModel = "model.safetensors";
+
+TEST_CASE("retention keeps the newest valid ones and never acts on a damaged newest") {
+  const test::TempDir dir;
+  for (const int64_t step : {1, 2, 3, 4, 5}) {
+    save(dir.path(), step);
+  }
+  flip_bit(dir / "step-000005" / kModel, 200, 1);
+  CheckpointRetention retention(dir.path(), {.keep_last = 2});
+  CHECK(retention.apply().empty());
+  CHECK(steps_in(dir.path()).size() == 5);
+  REQUIRE(retention.take_notes().size() == 1);
+  save(dir.path(), 6);
+  CHECK(retention.apply().size() == 3);
+  CHECK(retention.take_notes().empty());  // of 5 it has been said
+  CHECK(steps_in(dir.path()) == Steps{6, 5, 4});
+  CHECK(retention.apply().empty());
+}
+
+TEST_CASE("a damaged checkpoint of the right size does not count") {
+  const test::TempDir dir;
+  for (const int64_t step : {1, 2, 3}) {
+    save(dir.path(), step);
+  }
+  flip_bit(dir / "step-000002" / kModel, 200, 1);
+  CheckpointRetention retention(dir.path(), {.keep_last = 2});
+  CHECK(retention.apply().empty());  // 3 and 1 are all that is left
+  CHECK(steps_in(dir.path()) == Steps{3, 2, 1});
+  CHECK_THAT(retention.take_notes().at(0),
+             Catch::Contains("step-000002") && Catch::Contains("damaged"));
+}
+
+TEST_CASE("the hashes of a checkpoint that was verified are not read again, its sizes are") {
+  const test::TempDir dir;
+  for (const int64_t step : {1, 2, 3}) {
+    save(dir.path(), step);
+  }
+  CheckpointRetention retention(dir.path(), {.keep_last = 1});
+  retention.mark_verified(3);
+  flip_bit(dir / "step-000003" / kModel, 200, 1);  // after it was verified
+  CHECK(retention.apply().size() == 2);
+  save(dir.path(), 4);
+  retention.mark_verified(4);
+  fs::resize_file(dir / "step-000004" / kModel, 100);
+  CHECK(retention.apply().empty());
+}
+
+TEST_CASE("checkpoints at multiples of a step stay") {
+  const test::TempDir dir;
+  CheckpointRetention retention(dir.path(), {.keep_last = 2, .keep_every = 4});
+  for (int64_t step = 1; step <= 11; ++step) {
+    save(dir.path(), step);
+    retention.mark_verified(step);
+    retention.apply();
+  }
+  CHECK(steps_in(dir.path()) == Steps{11, 10, 8, 4});
+}
+
+TEST_CASE("the checkpoints of the best evaluations stay") {
+  const test::TempDir dir;
+  // An evaluation at every second step; step 9 has none.
+  const std::map<int64_t, CheckpointLoss> losses = {{1, {5.0, 1}}, {2, {2.0, 2}}, {3, {2.0, 2}},
+                                                    {4, {3.0, 4}}, {5, {3.0, 4}}, {6, {2.5, 6}},
+                                                    {7, {2.5, 6}}, {8, {4.0, 8}}};
+  const LossOfCheckpoint loss_of = [&](const fs::path& path) -> std::optional<CheckpointLoss> {
+    const auto found = losses.find(std::stoll(path.filename().string().substr(5)));
+    return found == losses.end() ? std::nullopt : std::optional(found->second);
+  };
+  for (int64_t step = 1; step <= 9; ++step) {
+    save(dir.path(), step);
+  }
+  SECTION("one for each evaluation, the first after it") {
+    CheckpointRetention(dir.path(), {.keep_last = 1, .keep_best = 2}, loss_of).apply();
+    CHECK(steps_in(dir.path()) == Steps{9, 6, 2});
+  }
+  SECTION("a damaged one is not among them") {
+    flip_bit(dir / "step-000002" / kModel, 200, 1);
+    flip_bit(dir / "step-000006" / kModel, 200, 1);
+    CheckpointRetention(dir.path(), {.keep_last = 1, .keep_best = 3}, loss_of).apply();
+    CHECK(steps_in(dir.path()) == Steps{9, 7, 4, 3});
+  }
+  SECTION("as one at a time is saved") {
+    CheckpointRetention retention(dir.path(), {.keep_last = 1, .keep_best = 1}, loss_of);
+    for (int64_t step = 10; step <= 12; ++step) {
+      save(dir.path(), step);
+      retention.apply();
+    }
+    CHECK(steps_in(dir.path()) == Steps{12, 2});
+  }
+}
+
+TEST_CASE("retention counts beyond 32 bits") {
+  const test::TempDir dir;
+  save(dir.path(), 1);
+  save(dir.path(), 2);
+  for (const int64_t keep : {(int64_t{1} << 32) + 1, int64_t{1} << 32}) {
+    CHECK(CheckpointRetention(dir.path(), {.keep_last = keep}).apply().empty());
+  }
+  CHECK(steps_in(dir.path()) == Steps{2, 1});
+}
+
+}  // namespace
+}  // namespace fp8train
