@@ -19,27 +19,31 @@ class RunCheckpoints {
       : root_(std::move(root)), session_(&session), skips_(&skips), comm_(&comm) {}
 
   /// The run goes on from a checkpoint of this step.
-  void resumed_at(int64_t step) { saved_step_ = step; }
+  void resumed_at(int64_t step) {
+    saved_step_ = step;
+    is_due_ = false;
+  }
 
   /// A save was put off and waits for the next good step.
   bool is_due() const { return is_due_; }
 
-  /// Between steps. A step that was skipped or whose loss is not finite is put off with a warning.
+  /// Between steps. A step that was skipped or whose loss is not finite, or high
+  /// (TrainingState::spikes), is put off with a warning.
   void save_if_good(Engine& engine, const TrainingState& state);
 
   /// At the end or before a stop. Where the last step was skipped, its weights are those of the
   /// step before: they are saved, and older checkpoints are not deleted.
   void save_last(Engine& engine, const TrainingState& state);
 
-  /// Throws NumericError where the last step was skipped, and not in search of a loss scale, or its
-  /// loss is not finite: such a run does not end as done.
+  /// Throws DivergenceError where the last step was skipped, and not in search of a loss scale, or
+  /// its loss is not finite: such a run does not end as done.
   void check_end(Engine& engine, const TrainingState& state) const;
 
   /// A sentence for messages: what is left of the run.
   std::string what_is_saved() const;
 
  private:
-  void save(Engine& engine, const TrainingState& state, int64_t keep_last);
+  void save(Engine& engine, TrainingState state, int64_t keep_last, bool is_scheduled);
   bool was_skipped(const StepReport& report) const {
     return report.skipped_in_a_row > 0 && !skips_->searching(report);
   }

@@ -49,6 +49,36 @@ std::string formats_text(Decoder& model) {
   return text;
 }
 
+nlohmann::ordered_json to_json(const std::vector<Rollback>& rollbacks) {
+  nlohmann::ordered_json all = nlohmann::ordered_json::array();
+  for (const Rollback& one : rollbacks) {
+    all.push_back({{"from_step", one.from_step},
+                   {"to_step", one.to_step},
+                   {"first_sample", one.first_sample},
+                   {"end_sample", one.end_sample},
+                   {"kind", one.kind}});
+  }
+  return all;
+}
+
+std::vector<Rollback> rollbacks_of(const nlohmann::json& json) {
+  std::vector<Rollback> all;
+  for (const nlohmann::json& one : json.value("rollbacks", nlohmann::json::array())) {
+    all.push_back({.from_step = one.at("from_step").get<int64_t>(),
+                   .to_step = one.at("to_step").get<int64_t>(),
+                   .first_sample = one.at("first_sample").get<uint64_t>(),
+                   .end_sample = one.at("end_sample").get<uint64_t>(),
+                   .kind = one.at("kind").get<std::string>()});
+  }
+  return all;
+}
+
+SpikeHistory spikes_of(const nlohmann::json& json) {
+  return {.losses = json.value("recent_losses", std::vector<double>{}),
+          .high_steps = json.value("high_steps", int64_t{0}),
+          .first_high = json.value("first_high", int64_t{0})};
+}
+
 std::string state_text(Engine& engine, const Session& session, const TrainingState& state) {
   const ops::StepControl control = engine.optimizer().control();
   nlohmann::ordered_json json = {{"step", state.step},
@@ -71,7 +101,14 @@ std::string state_text(Engine& engine, const Session& session, const TrainingSta
                                  {"good_steps", control.good_steps},
                                  {"skipped_steps", control.skipped_steps},
                                  {"applied_steps", control.applied_steps},
-                                 {"skipped_in_a_row", control.skipped_in_a_row}};
+                                 {"skipped_in_a_row", control.skipped_in_a_row},
+                                 {"is_scheduled", state.is_scheduled},
+                                 {"rollbacks", to_json(state.rollbacks)}};
+  if (!state.spikes.losses.empty()) {
+    json["recent_losses"] = state.spikes.losses;
+    json["high_steps"] = state.spikes.high_steps;
+    json["first_high"] = state.spikes.first_high;
+  }
   return json.dump(1) + "\n";
 }
 
@@ -191,23 +228,38 @@ std::string run_id(const Session& session) {
   return fmt::format("{}-{}", session.settings.training.seed, session.data.train.fingerprint());
 }
 
-/// Throws NumericError where a weight is not finite: such a checkpoint could not be loaded.
-std::vector<HostTensor> all_weights(Engine& engine, bool keep) {
-  std::vector<HostTensor> weights;
-  for_each_weight(engine, [&](const HostTensor& tensor) {
-    if (keep) {
-      weights.push_back(tensor);
-    }
-  });
+/// "" where all are finite.
+std::string non_finite_weight(const std::vector<HostTensor>& weights) {
   for (const HostTensor& tensor : weights) {
     const auto bad = std::find_if(tensor.values.begin(), tensor.values.end(),
                                   [](float value) { return !std::isfinite(value); });
     if (bad != tensor.values.end()) {
-      throw NumericError(
-          fmt::format("{}[{}] is {}: training has diverged, and nothing of this "
-                      "step is written",
-                      tensor.name, bad - tensor.values.begin(), *bad));
+      return fmt::format("{}[{}] is {}", tensor.name, bad - tensor.values.begin(), *bad);
     }
+  }
+  return "";
+}
+
+/// Of the first rank; others get none. Throws DivergenceError on all ranks where a weight is not
+/// finite: such a checkpoint could not be loaded.
+std::vector<HostTensor> all_weights(Engine& engine, int64_t step, Communicator& comm) {
+  const bool keep = comm.rank() == 0;
+  std::vector<HostTensor> weights;
+  const bool is_collective = engine.model().parameters().layout() != nullptr;
+  if (keep || is_collective) {
+    for_each_weight(engine, [&](const HostTensor& tensor) {
+      if (keep) {
+        weights.push_back(tensor);
+      }
+    });
+  }
+  const std::string bad = non_finite_weight(weights);
+  wait_for_first_rank(comm);
+  if (first_rank_says(comm, !bad.empty())) {
+    throw DivergenceError(
+        fmt::format("{}: training has diverged, and nothing of this step is written",
+                    keep ? bad : std::string("a weight of the first rank is not finite")),
+        DivergenceKind::non_finite_weight, step);
   }
   return weights;
 }
@@ -244,7 +296,7 @@ void save_in_parts(const std::filesystem::path& root, Engine& engine, const Sess
   const PartialCheckpoint writing(root, state.step, leads);
   const std::filesystem::path& partial = writing.folder();
   wait_for_first_rank(comm);
-  const std::vector<HostTensor> weights = all_weights(engine, leads);
+  const std::vector<HostTensor> weights = all_weights(engine, state.step, comm);
   const FileRecord own = write_checkpoint_file(partial, optimizer_file(engine).file);
   wait_for_first_rank(comm);  // and all others: disks are not equally fast
   std::vector<FileRecord> records;
@@ -267,8 +319,7 @@ void save_training_state(const std::filesystem::path& root, Engine& engine, cons
   const bool leads = comm.rank() == 0;
   if (engine.model().parameters().layout() != nullptr) {
     save_in_parts(root, engine, session, state, comm);
-  } else if (leads) {
-    const std::vector<HostTensor> weights = all_weights(engine, true);
+  } else if (const std::vector<HostTensor> weights = all_weights(engine, state.step, comm); leads) {
     const std::vector<HostTensor> scaling = scaling_tensors(engine);
     const OptimizerFile optimizer = optimizer_file(engine);
     CheckpointContents contents = {run_id(session),
@@ -301,7 +352,10 @@ ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
                      .val_loss = json.value("val_loss", 0.0),
                      .val_step = json.value("val_step", int64_t{0}),
                      .best_val_loss = json.at("best_val_loss").get<double>(),
-                     .best_val_step = json.at("best_val_step").get<int64_t>()};
+                     .best_val_step = json.at("best_val_step").get<int64_t>(),
+                     .is_scheduled = false,
+                     .spikes = spikes_of(json),
+                     .rollbacks = rollbacks_of(json)};
     const int64_t before = json.value("tokens_per_step", session.tokens_per_step());
     if (before != session.tokens_per_step()) {
       resumed.note = fmt::format(
@@ -324,7 +378,13 @@ ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
 constexpr int64_t kNothing = -1;
 constexpr int64_t kDamaged = -2;
 
-/// Throws CheckpointError where a weight is not finite.
+int64_t newest_step(const std::filesystem::path& root, std::vector<std::string>& notes) {
+  const std::optional<CheckpointPlace> place = newest_valid(root, notes, check_weights);
+  return place ? place->step : notes.empty() ? kNothing : kDamaged;
+}
+
+}  // namespace
+
 void check_weights(const std::filesystem::path& folder) {
   const TensorSource source(folder / kModelFile);
   for (const std::string& name : source.names()) {
@@ -332,12 +392,14 @@ void check_weights(const std::filesystem::path& folder) {
   }
 }
 
-int64_t newest_step(const std::filesystem::path& root, std::vector<std::string>& notes) {
-  const std::optional<CheckpointPlace> place = newest_valid(root, notes, check_weights);
-  return place ? place->step : notes.empty() ? kNothing : kDamaged;
+bool is_scheduled(const std::filesystem::path& folder) {
+  try {
+    return nlohmann::json::parse(read_checkpoint_text(folder, kStateFile))
+        .value("is_scheduled", true);
+  } catch (const nlohmann::json::exception& error) {
+    throw CheckpointError(fmt::format("{}: {}", (folder / kStateFile).string(), error.what()));
+  }
 }
-
-}  // namespace
 
 ResumedRun resume_from(const std::filesystem::path& folder, Engine& engine, const Session& session,
                        Communicator& comm) {

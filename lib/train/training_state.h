@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "train/divergence.h"
 #include "train/engine.h"
 #include "train/session.h"
 
@@ -24,11 +25,21 @@ struct TrainingState {
   int64_t val_step = 0;          ///< 0: none yet
   double best_val_loss = 0;      ///< 0: none yet
   int64_t best_val_step = 0;
+  bool is_scheduled = false;  ///< saved at checkpoint.interval, and not because the run ended
+  SpikeHistory spikes;
+  std::vector<Rollback> rollbacks;  ///< in the order in which they happened
 };
 
+/// TrainingState::is_scheduled of a checkpoint; true for one of a version that did not note it.
+/// Throws CheckpointError.
+bool is_scheduled(const std::filesystem::path& folder);
+
+/// Throws CheckpointError where a weight of the checkpoint is not finite.
+void check_weights(const std::filesystem::path& folder);
+
 /// Saves under `root` as step-NNNNNN and keeps the newest `keep_last`. All ranks call it; it
-/// returns when the checkpoint is there. Throws DeviceError or CheckpointError, or NumericError
-/// where a weight is not finite; what was saved earlier stays.
+/// returns when the checkpoint is there. Throws DeviceError or CheckpointError, or, on all ranks,
+/// DivergenceError where a weight is not finite; what was saved earlier stays.
 void save_training_state(const std::filesystem::path& root, Engine& engine, const Session& session,
                          const TrainingState& state, int64_t keep_last, Communicator& comm);
 
