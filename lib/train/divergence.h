@@ -62,8 +62,8 @@ struct SpikeHistory {
 /// spike. A loss that is not finite counts as neither: such steps are skipped ones.
 ///
 /// Threshold, window and the answer (go back to before the spike, leave out the batches seen since)
-/// follow the spike score of OLMo 2 (arXiv 2501.00656, section 3: seven standard deviations of the
-/// last 1000 values) and PaLM (arXiv 2204.02311, section 5.1).
+/// follow the spike score of OLMo 2 (arXiv 2501.00656: seven standard deviations of the last 1000
+/// values) and PaLM (arXiv 2204.02311, section 5.1).
 class SpikeDetector {
  public:
   explicit SpikeDetector(const TrainingSettings& settings)

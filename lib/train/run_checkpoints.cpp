@@ -32,10 +32,12 @@ void RunCheckpoints::save_if_good(Engine& engine, const TrainingState& state) {
 }
 
 void RunCheckpoints::save_last(Engine& engine, const TrainingState& state) {
+  const int64_t interval = session_->settings.checkpoint.interval;
+  const bool is_interval = interval > 0 && state.step % interval == 0;
   const bool is_bad = was_skipped(engine.optimizer().report()) || state.spikes.high_steps > 0;
   save(engine, state,
        is_bad ? std::numeric_limits<int64_t>::max() : session_->settings.checkpoint.keep_last,
-       false);
+       !is_bad && is_interval);
 }
 
 void RunCheckpoints::check_end(Engine& engine, const TrainingState& state) const {

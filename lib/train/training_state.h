@@ -25,7 +25,7 @@ struct TrainingState {
   int64_t val_step = 0;          ///< 0: none yet
   double best_val_loss = 0;      ///< 0: none yet
   int64_t best_val_step = 0;
-  bool is_scheduled = false;  ///< saved at checkpoint.interval, and not because the run ended
+  bool is_scheduled = false;  ///< of a step at checkpoint.interval, or put off from one
   SpikeHistory spikes;
   std::vector<Rollback> rollbacks;  ///< in the order in which they happened
 };

@@ -165,8 +165,8 @@ TEST_CASE("the first tensor that is not finite is a weight, of its rank") {
     if (rank == 1 || stage > 0) {
       set_element(engine, "layers.1.mlp.up.weight", 1017, nan);
       set_element(engine, "layers.0.attention_norm.weight", 31, nan);
-    } else {
-      engine.weights_changed();
+    } else {  // of a later layer
+      set_element(engine, "layers.1.mlp.down.weight", 3, nan);
       engine.weights_changed();
     }
   };
