@@ -35,9 +35,8 @@ int task_number(const Environment& variable, const char* name) {
   int value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || value < 0) {
-    throw ConfigError(
-        fmt::format("{} is '{}', which srun does not set it to (expected a whole number)", name,
-                    text));
+    throw ConfigError(fmt::format(
+        "{} is '{}', which srun does not set it to (expected a whole number)", name, text));
   }
   return value;
 }

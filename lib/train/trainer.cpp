@@ -19,7 +19,7 @@
 #include "io/checkpoint.h"
 #include "optim/schedule.h"
 #include "train/divergence.h"
-#include "train/first_non_finite.h"
+#include "train/divergence_watch.h"
 #include "train/generator.h"
 #include "train/place.h"
 #include "train/preflight.h"
@@ -30,7 +30,6 @@
 #include "train/run_records.h"
 #include "train/run_statistics.h"
 #include "train/session.h"
-#include "train/skip_guard.h"
 #include "train/threads.h"
 #include "train/training_state.h"
 #include "train/validation.h"
@@ -50,7 +49,6 @@ class Run {
   void say_changes(const std::filesystem::path& saved_run);
   void train_one_step();
   void log_step();
-  void take_losses();
   void check_divergence();
   void go_back(const DivergenceError& divergence);
   RunOutcome train_to_end();
@@ -93,8 +91,7 @@ class Run {
   std::unique_ptr<Loader> loader_;
   std::unique_ptr<Generator> generator_;
   ScalingWarnings scaling_warnings_;
-  SkipGuard skip_guard_;
-  SpikeDetector spikes_;
+  DivergenceWatch watch_;
   RunCheckpoints checkpoints_;
   Progress progress_;
   TrainingState state_;
@@ -103,8 +100,7 @@ class Run {
   Stopwatch since_log_;
   double excluded_seconds_ = 0;  // evaluation, samples and saving since the last log line
   int64_t logged_step_ = 0;
-  int64_t checked_step_ = 0;  // by check_divergence()
-  uint64_t step_begin_ = 0;   // the loader's position before the last step
+  uint64_t step_begin_ = 0;  // the loader's position before the last step
   double speed_ = 0;
   Traffic sent_;  // in the last step
 };
@@ -114,9 +110,8 @@ Run::Run(const RunRequest& request, Communicator& comm, RankPlace& place)
       session_(open_session(request.settings, true, comm.size())),
       records_(request.settings.output_dir, comm.rank() == 0),
       device_(place.device.get()),
-      skip_guard_(settings().training, session_.engine.plan.dynamic_loss_scaling),
-      spikes_(settings().training),
-      checkpoints_(records_.directory().checkpoints(), session_, skip_guard_, comm),
+      watch_(settings().training, session_.engine.plan.dynamic_loss_scaling),
+      checkpoints_(records_.directory().checkpoints(), session_, watch_.skips(), comm),
       progress_(request.quiet || comm.rank() != 0
                     ? Progress::Style::quiet
                     : progress_style(request.settings.logging.format, stdout),
@@ -205,13 +200,10 @@ void Run::begin_at(const TrainingState& state) {
   state_ = state;
   share_weights(*comm_, *device_, engine_->model().parameters());
   engine_->weights_changed();
-  engine_->take_losses();
-  spikes_.restore(state_.spikes);
+  watch_.begin_at(state_, *engine_);
   loader_->seek(state_.sample_position);
   records_.begin_metrics(state_.step);
   logged_step_ = state_.step;
-  checked_step_ = state_.step;
-  skip_guard_.begin(engine_->optimizer().report().skipped_steps);
 }
 
 /// What the run that saved the checkpoint was set to otherwise: not an error, but never silent.
@@ -248,37 +240,11 @@ void Run::train_one_step() {
   }
 }
 
-void Run::take_losses() {
-  if (!spikes_.enabled()) {
-    return;
-  }
-  const std::vector<double> losses = engine_->take_losses();
-  int64_t step = state_.step - static_cast<int64_t>(losses.size());
-  for (const double loss : losses) {
-    spikes_.add(++step, loss);
-  }
-  state_.spikes = spikes_.history();
-}
-
-/// Of the steps since the last time. Where it is asked depends on the step alone, so that a resumed
-/// run finds the same at the same step.
 void Run::check_divergence() {
-  take_losses();
-  const int64_t steps = state_.step - checked_step_;
-  checked_step_ = state_.step;
-  const std::string saved = checkpoints_.what_is_saved();
-  if (spikes_.has_spike()) {
-    throw DivergenceError(fmt::format("{}; lower optimizer.lr. {}", spikes_.describe(), saved),
-                          DivergenceKind::loss_spike, state_.spikes.first_high);
-  }
-  const StepReport report = engine_->optimizer().report();
-  if (skip_guard_.wants_first_tensor(report, steps)) {
-    Loader again(session_.data.train, loader_settings());
-    again.seek(step_begin_);
-    skip_guard_.set_first_tensor(
-        first_non_finite(*engine_, *comm_, [&again] { return again.next(); }));
-  }
-  skip_guard_.check(report, state_.step, steps, saved);
+  Loader again(session_.data.train, loader_settings());
+  again.seek(step_begin_);
+  watch_.check(*engine_, *comm_, state_, checkpoints_.what_is_saved(),
+               [&again] { return again.next(); });
 }
 
 /// Throws the divergence where it cannot.
@@ -377,7 +343,7 @@ void Run::sample() {
 
 void Run::save_if_good() {
   const Stopwatch watch;
-  if (checked_step_ != state_.step) {
+  if (!watch_.has_checked(state_.step)) {
     check_divergence();
   }
   checkpoints_.save_if_good(*engine_, state_);
@@ -438,7 +404,7 @@ RunOutcome Run::train_to_end() {
 }
 
 RunOutcome Run::stop(const std::string& reason) {
-  take_losses();
+  watch_.take_losses(*engine_, state_);
   checkpoints_.save_last(*engine_, state_);
   progress_.say(
       fmt::format("stopped at step {} ({}); {} holds everything: run the same command "

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "io/checkpoint.h"
 #include "io/hf_config.h"
+#include "train/divergence_json.h"
 #include "train/optimizer_state.h"
 #include "train/ranks.h"
 #include "train/weights.h"
@@ -49,36 +50,6 @@ std::string formats_text(Decoder& model) {
   return text;
 }
 
-nlohmann::ordered_json to_json(const std::vector<Rollback>& rollbacks) {
-  nlohmann::ordered_json all = nlohmann::ordered_json::array();
-  for (const Rollback& one : rollbacks) {
-    all.push_back({{"from_step", one.from_step},
-                   {"to_step", one.to_step},
-                   {"first_sample", one.first_sample},
-                   {"end_sample", one.end_sample},
-                   {"kind", one.kind}});
-  }
-  return all;
-}
-
-std::vector<Rollback> rollbacks_of(const nlohmann::json& json) {
-  std::vector<Rollback> all;
-  for (const nlohmann::json& one : json.value("rollbacks", nlohmann::json::array())) {
-    all.push_back({.from_step = one.at("from_step").get<int64_t>(),
-                   .to_step = one.at("to_step").get<int64_t>(),
-                   .first_sample = one.at("first_sample").get<uint64_t>(),
-                   .end_sample = one.at("end_sample").get<uint64_t>(),
-                   .kind = one.at("kind").get<std::string>()});
-  }
-  return all;
-}
-
-SpikeHistory spikes_of(const nlohmann::json& json) {
-  return {.losses = json.value("recent_losses", std::vector<double>{}),
-          .high_steps = json.value("high_steps", int64_t{0}),
-          .first_high = json.value("first_high", int64_t{0})};
-}
-
 std::string state_text(Engine& engine, const Session& session, const TrainingState& state) {
   const ops::StepControl control = engine.optimizer().control();
   nlohmann::ordered_json json = {{"step", state.step},
@@ -101,14 +72,8 @@ std::string state_text(Engine& engine, const Session& session, const TrainingSta
                                  {"good_steps", control.good_steps},
                                  {"skipped_steps", control.skipped_steps},
                                  {"applied_steps", control.applied_steps},
-                                 {"skipped_in_a_row", control.skipped_in_a_row},
-                                 {"is_scheduled", state.is_scheduled},
-                                 {"rollbacks", to_json(state.rollbacks)}};
-  if (!state.spikes.losses.empty()) {
-    json["recent_losses"] = state.spikes.losses;
-    json["high_steps"] = state.spikes.high_steps;
-    json["first_high"] = state.spikes.first_high;
-  }
+                                 {"skipped_in_a_row", control.skipped_in_a_row}};
+  add_divergence(json, state);
   return json.dump(1) + "\n";
 }
 
@@ -120,13 +85,23 @@ CheckpointFile tensor_file(const char* name, const std::vector<HostTensor>& tens
   return file;
 }
 
-void load_control(Optimizer& optimizer, const nlohmann::json& json) {
+void load_control(Optimizer& optimizer, const nlohmann::json& json, const std::string& where) {
   ops::StepControl control = optimizer.control();
   control.loss_scale = json.at("loss_scale").get<float>();
   control.good_steps = json.at("good_steps").get<int32_t>();
   control.skipped_steps = json.at("skipped_steps").get<int64_t>();
   control.applied_steps = json.at("applied_steps").get<int64_t>();
   control.skipped_in_a_row = json.value("skipped_in_a_row", int64_t{0});
+  const bool is_possible = std::isfinite(control.loss_scale) && control.loss_scale > 0 &&
+                           control.good_steps >= 0 && control.skipped_steps >= 0 &&
+                           control.applied_steps >= 0 && control.skipped_in_a_row >= 0 &&
+                           control.skipped_in_a_row <= control.skipped_steps;
+  if (!is_possible) {
+    throw CheckpointError(
+        where +
+        ": loss_scale, good_steps, skipped_steps, applied_steps or skipped_in_a_row is none that a "
+        "run can have");
+  }
   optimizer.set_control(control);
 }
 
@@ -335,10 +310,27 @@ void save_training_state(const std::filesystem::path& root, Engine& engine, cons
 
 namespace {
 
+/// Throws CheckpointError for values that no run has saved. `step`: of the manifest.
+void check_counts(const TrainingState& state, int64_t step, const std::filesystem::path& folder) {
+  constexpr uint64_t kMostSamples = uint64_t{1} << 62;
+  if (state.step != step) {
+    throw CheckpointError(fmt::format("{} is of step {}, and the checkpoint's manifest of step {}",
+                                      (folder / kStateFile).string(), state.step, step));
+  }
+  if (state.tokens < 0 || state.sample_position > kMostSamples || state.val_step < 0 ||
+      state.val_step > step || state.best_val_step < 0 || state.best_val_step > step) {
+    throw CheckpointError(fmt::format(
+        "{}: sample_position {}, tokens {}, val_step {} or best_val_step {} is none that a run of "
+        "{} steps can have",
+        (folder / kStateFile).string(), state.sample_position, state.tokens, state.val_step,
+        state.best_val_step, step));
+  }
+}
+
 /// One whose content has been verified.
 ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
                            const Session& session) {
-  verify_checkpoint(folder, Verify::sizes);
+  const int64_t step = verify_checkpoint(folder, Verify::sizes).step;
   ResumedRun resumed;
   resumed.folder = folder;
   try {
@@ -352,10 +344,9 @@ ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
                      .val_loss = json.value("val_loss", 0.0),
                      .val_step = json.value("val_step", int64_t{0}),
                      .best_val_loss = json.at("best_val_loss").get<double>(),
-                     .best_val_step = json.at("best_val_step").get<int64_t>(),
-                     .is_scheduled = false,
-                     .spikes = spikes_of(json),
-                     .rollbacks = rollbacks_of(json)};
+                     .best_val_step = json.at("best_val_step").get<int64_t>()};
+    check_counts(resumed.state, step, folder);
+    read_divergence(json, (folder / kStateFile).string(), resumed.state);
     const int64_t before = json.value("tokens_per_step", session.tokens_per_step());
     if (before != session.tokens_per_step()) {
       resumed.note = fmt::format(
@@ -365,7 +356,7 @@ ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
     }
     load_weights(engine.device(), engine.model(), TensorSource(folder / kModelFile));
     load_optimizer_files(folder, engine);
-    load_control(engine.optimizer(), json);
+    load_control(engine.optimizer(), json, (folder / kStateFile).string());
     load_scaling(folder, engine.model().scaling());
   } catch (const nlohmann::json::exception& error) {
     throw CheckpointError(fmt::format("{}: {}", (folder / kStateFile).string(), error.what()));
