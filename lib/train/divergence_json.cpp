@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "io/json_number.h"
 
 namespace fp8train {
 namespace {
@@ -37,10 +38,10 @@ void add_divergence(nlohmann::ordered_json& json, const TrainingState& state) {
 
 void read_divergence(const nlohmann::json& json, const std::string& where, TrainingState& state) {
   for (const nlohmann::json& one : json.value("rollbacks", nlohmann::json::array())) {
-    state.rollbacks.push_back({.from_step = one.at("from_step").get<int64_t>(),
-                               .to_step = one.at("to_step").get<int64_t>(),
-                               .first_sample = one.at("first_sample").get<uint64_t>(),
-                               .end_sample = one.at("end_sample").get<uint64_t>(),
+    state.rollbacks.push_back({.from_step = whole_number<int64_t>(one, "from_step", where),
+                               .to_step = whole_number<int64_t>(one, "to_step", where),
+                               .first_sample = whole_number<uint64_t>(one, "first_sample", where),
+                               .end_sample = whole_number<uint64_t>(one, "end_sample", where),
                                .kind = one.at("kind").get<std::string>()});
     if (!is_possible(state.rollbacks.back())) {
       throw CheckpointError(
@@ -48,8 +49,8 @@ void read_divergence(const nlohmann::json& json, const std::string& where, Train
     }
   }
   state.spikes = {.losses = json.value("recent_losses", std::vector<double>{}),
-                  .high_steps = json.value("high_steps", int64_t{0}),
-                  .first_high = json.value("first_high", int64_t{0})};
+                  .high_steps = whole_number_or<int64_t>(json, "high_steps", where, 0),
+                  .first_high = whole_number_or<int64_t>(json, "first_high", where, 0)};
   const SpikeHistory& spikes = state.spikes;
   const bool are_finite = std::all_of(spikes.losses.begin(), spikes.losses.end(),
                                       [](double loss) { return std::isfinite(loss); });

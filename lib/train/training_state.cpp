@@ -5,12 +5,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "io/checkpoint.h"
 #include "io/hf_config.h"
+#include "io/json_number.h"
 #include "train/divergence_json.h"
 #include "train/optimizer_state.h"
 #include "train/ranks.h"
@@ -87,14 +89,16 @@ CheckpointFile tensor_file(const char* name, const std::vector<HostTensor>& tens
 
 void load_control(Optimizer& optimizer, const nlohmann::json& json, const std::string& where) {
   ops::StepControl control = optimizer.control();
-  control.loss_scale = json.at("loss_scale").get<float>();
-  control.good_steps = json.at("good_steps").get<int32_t>();
-  control.skipped_steps = json.at("skipped_steps").get<int64_t>();
-  control.applied_steps = json.at("applied_steps").get<int64_t>();
-  control.skipped_in_a_row = json.value("skipped_in_a_row", int64_t{0});
-  const bool is_possible = std::isfinite(control.loss_scale) && control.loss_scale > 0 &&
-                           control.good_steps >= 0 && control.skipped_steps >= 0 &&
-                           control.applied_steps >= 0 && control.skipped_in_a_row >= 0 &&
+  const double loss_scale = json.at("loss_scale").get<double>();
+  const bool is_scale = loss_scale > 0 && loss_scale <= std::numeric_limits<float>::max();
+  control.loss_scale = is_scale ? static_cast<float>(loss_scale) : 0.0F;
+  control.good_steps = whole_number<int32_t>(json, "good_steps", where);
+  control.skipped_steps = whole_number<int64_t>(json, "skipped_steps", where);
+  control.applied_steps = whole_number<int64_t>(json, "applied_steps", where);
+  control.skipped_in_a_row = whole_number_or<int64_t>(json, "skipped_in_a_row", where, 0);
+  const bool is_possible = control.loss_scale > 0 && control.good_steps >= 0 &&
+                           control.skipped_steps >= 0 && control.applied_steps >= 0 &&
+                           control.skipped_in_a_row >= 0 &&
                            control.skipped_in_a_row <= control.skipped_steps;
   if (!is_possible) {
     throw CheckpointError(
@@ -331,23 +335,25 @@ void check_counts(const TrainingState& state, int64_t step, const std::filesyste
 ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
                            const Session& session) {
   const int64_t step = verify_checkpoint(folder, Verify::sizes).step;
+  const std::string where = (folder / kStateFile).string();
   ResumedRun resumed;
   resumed.folder = folder;
   try {
     const nlohmann::json json = nlohmann::json::parse(read_checkpoint_text(folder, kStateFile));
     check_same_model(session, folder);
     check_same_run(json, session, engine.model(), folder);
-    resumed.state = {.step = json.at("step").get<int64_t>(),
-                     .sample_position = json.at("sample_position").get<uint64_t>(),
-                     .tokens = json.at("tokens").get<int64_t>(),
+    resumed.state = {.step = whole_number<int64_t>(json, "step", where),
+                     .sample_position = whole_number<uint64_t>(json, "sample_position", where),
+                     .tokens = whole_number<int64_t>(json, "tokens", where),
                      .loss = json.value("loss", 0.0),
                      .val_loss = json.value("val_loss", 0.0),
-                     .val_step = json.value("val_step", int64_t{0}),
+                     .val_step = whole_number_or<int64_t>(json, "val_step", where, 0),
                      .best_val_loss = json.at("best_val_loss").get<double>(),
-                     .best_val_step = json.at("best_val_step").get<int64_t>()};
+                     .best_val_step = whole_number<int64_t>(json, "best_val_step", where)};
     check_counts(resumed.state, step, folder);
-    read_divergence(json, (folder / kStateFile).string(), resumed.state);
-    const int64_t before = json.value("tokens_per_step", session.tokens_per_step());
+    read_divergence(json, where, resumed.state);
+    const int64_t before =
+        whole_number_or(json, "tokens_per_step", where, session.tokens_per_step());
     if (before != session.tokens_per_step()) {
       resumed.note = fmt::format(
           "steps were of {} tokens before and are of {} now; with training.global_batch_size they "
@@ -356,7 +362,7 @@ ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
     }
     load_weights(engine.device(), engine.model(), TensorSource(folder / kModelFile));
     load_optimizer_files(folder, engine);
-    load_control(engine.optimizer(), json, (folder / kStateFile).string());
+    load_control(engine.optimizer(), json, where);
     load_scaling(folder, engine.model().scaling());
   } catch (const nlohmann::json::exception& error) {
     throw CheckpointError(fmt::format("{}: {}", (folder / kStateFile).string(), error.what()));
