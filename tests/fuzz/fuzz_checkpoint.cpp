@@ -1,6 +1,7 @@
 // The input changes one file of a run's checkpoint, or replaces it, and the manifest vouches for
 // what comes of it: state.json, the optimizer's shards, scales, weights. The run loads it or
-// refuses it as a checkpoint; what it has loaded it saves, and that is loaded to the same bytes.
+// refuses it as a checkpoint; what it has loaded it saves, and that is loaded to the same bytes. A
+// checkpoint that was not changed is saved as it was.
 
 #include <cstdint>
 #include <cstdlib>
@@ -112,6 +113,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     run.save("again", resumed.state);
     const CheckpointPlace saved = find_checkpoints(Run::root("again")).front();
     const Files once = files_of(saved.path);
+    check(files != run.valid() || once == files);
     run.save("twice", run.resume(saved.path).state);
     check(files_of(find_checkpoints(Run::root("twice")).front().path) == once);
   } catch (const CheckpointError&) {
