@@ -3,17 +3,23 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
+#include <string_view>
 
 #include "base/error.h"
 
 namespace fp8train {
 namespace {
 
-/// 0 where the variable is absent or says no positive number.
+/// 0 where the variable is absent or is not a number that an int holds.
 int64_t number(const Environment& variable, const char* name) {
-  const char* text = variable(name);
-  return text == nullptr ? 0 : std::max<int64_t>(std::strtoll(text, nullptr, 10), 0);
+  const char* found = variable(name);
+  const std::string_view text = found == nullptr ? "" : found;
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool is_number = error == std::errc() && end == text.data() + text.size();
+  return is_number ? std::max(value, 0) : 0;
 }
 
 int first_number(const Environment& variable, std::initializer_list<const char*> names) {

@@ -2,10 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cctype>
+#include <charconv>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <string_view>
 #include <thread>
 
 #include "base/atomic_file.h"
@@ -28,13 +31,26 @@ const char* needed(const Environment& variable, const char* name) {
 }
 
 int task_number(const Environment& variable, const char* name) {
-  const char* text = needed(variable, name);
-  char* end = nullptr;
-  const long value = std::strtol(text, &end, 10);
-  if (*end != 0 || value < 0) {
-    throw ConfigError(fmt::format("{} is '{}', which is no number of srun's", name, text));
+  const std::string_view text = needed(variable, name);
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < 0) {
+    throw ConfigError(fmt::format(
+        "{} is '{}', which srun does not set it to (expected a whole number)", name, text));
   }
-  return static_cast<int>(value);
+  return value;
+}
+
+/// Becomes a part of a file's name.
+std::string plain_word(const char* name, std::string text) {
+  const bool is_plain = std::all_of(text.begin(), text.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 || c == '_' || c == '-' || c == '+';
+  });
+  if (!is_plain) {
+    throw ConfigError(fmt::format(
+        "{} is '{}', which srun does not set it to (expected letters and digits)", name, text));
+  }
+  return text;
 }
 
 std::string first_line(const Meeting& meeting) {
@@ -58,8 +74,9 @@ Meeting slurm_meeting(const Environment& variable, const std::filesystem::path& 
   }
   const char* restarts = variable("SLURM_RESTART_COUNT");
   meeting.run =
-      fmt::format("{}.{}.{}", needed(variable, "SLURM_JOB_ID"), needed(variable, "SLURM_STEP_ID"),
-                  restarts == nullptr ? "0" : restarts);
+      fmt::format("{}.{}.{}", plain_word("SLURM_JOB_ID", needed(variable, "SLURM_JOB_ID")),
+                  plain_word("SLURM_STEP_ID", needed(variable, "SLURM_STEP_ID")),
+                  plain_word("SLURM_RESTART_COUNT", restarts == nullptr ? "0" : restarts));
   meeting.file = file;
   meeting.timeout_seconds = timeout_seconds;
   return meeting;

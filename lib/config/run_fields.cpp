@@ -240,7 +240,20 @@ std::vector<Field> training_fields() {
              "What to do with a step whose gradient norm is not finite"),
       integer("training.max_consecutive_skips", training(&TrainingSettings::max_consecutive_skips),
               at_least(1),
-              "Skipped steps in a row after which the run stops as diverged; at its end, one"),
+              "Skipped steps in a row after which the run has diverged; at its end, one"),
+      choice("training.on_divergence", training(&TrainingSettings::on_divergence),
+             {"stop", "rollback"},
+             "stop: exit code 5; rollback: go back to the newest checkpoint of before and leave "
+             "out the batches seen since"),
+      integer("training.max_rollbacks", training(&TrainingSettings::max_rollbacks), at_least(1),
+              "Returns to older checkpoints after which a run that diverges stops"),
+      number("training.spike_threshold", training(&TrainingSettings::spike_threshold), at_least(0),
+             "Standard deviations above the mean of spike_window losses from which a loss is high; "
+             "0: spikes are not looked for"),
+      integer("training.spike_window", training(&TrainingSettings::spike_window), between(2, 65536),
+              "Steps whose losses, not high themselves, a loss is compared with"),
+      integer("training.spike_steps", training(&TrainingSettings::spike_steps), at_least(1),
+              "High losses in a row that are a spike, which is a divergence"),
       flag(
           "training.deterministic", training(&TrainingSettings::deterministic),
           "On a GPU with cuDNN: take its deterministic backward pass of attention, which is slower "

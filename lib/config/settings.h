@@ -38,6 +38,11 @@ struct TrainingSettings {
   double max_time_seconds = 0;  ///< 0: no limit; else save and stop with exit code 75
   std::string non_finite = "skip";  ///< skip | stop: a step whose gradient norm is not finite
   int64_t max_consecutive_skips = 10;
+  std::string on_divergence = "stop";  ///< stop | rollback: train/divergence.h
+  int64_t max_rollbacks = 3;
+  double spike_threshold = 0;  ///< standard deviations; 0: spikes are not looked for
+  int64_t spike_window = 128;  ///< steps
+  int64_t spike_steps = 3;
   bool deterministic = false;  ///< of attention on a GPU; all else is
 
   bool operator==(const TrainingSettings&) const = default;

@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "io/checkpoint.h"
+#include "io/json_number.h"
 #include "io/strict_json.h"
 
 namespace fp8train::detail {
@@ -29,12 +30,13 @@ Json body_of(const CheckpointManifest& manifest) {
           {"files", std::move(files)}};
 }
 
-CheckpointManifest read_body(const Json& document) {
+CheckpointManifest read_body(const Json& document, const std::string& where) {
   CheckpointManifest manifest;
-  manifest.step = document.at("step").get<int64_t>();
+  manifest.step = whole_number<int64_t>(document, "step", where);
   manifest.run_id = document.at("run_id").get<std::string>();
   for (const Json& file : document.at("files")) {
-    manifest.files.push_back({file.at("name").get<std::string>(), file.at("bytes").get<uint64_t>(),
+    manifest.files.push_back({file.at("name").get<std::string>(),
+                              whole_number<uint64_t>(file, "bytes", where),
                               file.at("xxh3_128").get<std::string>()});
   }
   return manifest;
@@ -54,13 +56,13 @@ CheckpointManifest parse_manifest(std::string_view text, const std::string& wher
     if (!document.is_object() || document.value("format", "") != kFormat) {
       throw CheckpointError(where + ": not a checkpoint manifest");
     }
-    const int version = document.at("version").get<int>();
+    const int version = whole_number<int>(document, "version", where);
     if (version != kCheckpointVersion) {
       throw CheckpointError(
           fmt::format("{}: checkpoint format version {}; this program reads version {}", where,
                       version, kCheckpointVersion));
     }
-    CheckpointManifest manifest = read_body(document);
+    CheckpointManifest manifest = read_body(document, where);
     // Comparing the whole text, not only the hash, also catches a change that the parser does not
     // see.
     if (manifest_text(manifest) != text) {

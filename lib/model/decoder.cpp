@@ -223,6 +223,9 @@ View Decoder::embed(const StepContext& context, ConstView tokens, int64_t first_
   ops::embedding_forward(context.stream, reshaped(tokens, {tokens.count()}), embedding_->value,
                          positions_ == nullptr ? ConstView{} : ConstView(positions_->value), length,
                          first_position, x);
+  if (context.watch != nullptr) {
+    context.watch->made(0, x);
+  }
   return x;
 }
 
@@ -241,6 +244,9 @@ View Decoder::run_blocks(const StepContext& context, View x, int64_t batch,
     use(context, i + 1, i + 2);
     blocks_[i].forward(context, x, y, batch, caches == nullptr ? nullptr : &(*caches)[i],
                        saved_[i]);
+    if (context.watch != nullptr) {
+      context.watch->made(i + 1, y);
+    }
     spare = x;
     x = y;
   }

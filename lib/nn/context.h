@@ -47,6 +47,15 @@ class ParameterGatherer {
   virtual void begin_gradients(size_t unit, bool overwrites) = 0;
 };
 
+/// Sees what the units of a model make, in a pass forward that is repeated to find a value that is
+/// not finite. Null in all others.
+class ActivationWatch {
+ public:
+  virtual ~ActivationWatch() = default;
+  /// `unit`: 0 is the embedding, i + 1 block i. output: [tokens, hidden size].
+  virtual void made(size_t unit, const View& output) = 0;
+};
+
 struct StepContext {
   Device* device;
   Stream stream;
@@ -64,6 +73,7 @@ struct StepContext {
   bool overwrites_gradients = false;
   GradientListener* listener = nullptr;
   ParameterGatherer* gatherer = nullptr;  ///< null: all values are where layers read them
+  ActivationWatch* watch = nullptr;
 };
 
 }  // namespace fp8train

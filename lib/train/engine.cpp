@@ -1,11 +1,13 @@
 #include "train/engine.h"
 
 #include <algorithm>
+#include <array>
 
 #include "base/error.h"
 #include "base/trace.h"
 #include "comm/backends.h"
 #include "comm/reduce.h"
+#include "ops/elementwise.h"
 #include "parallel/shard_layout.h"
 #include "train/state_copy.h"
 
@@ -44,6 +46,10 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
       targets_(device, DType::i32, {settings.micro_batch_size, settings.seq_length},
                MemoryCategory::batch),
       totals_(device, 2 * sizeof(Totals), MemoryCategory::batch) {
+  if (settings.loss_history > 0) {
+    loss_history_ = Buffer(device, static_cast<size_t>(settings.loss_history) * sizeof(Totals),
+                           MemoryCategory::batch);
+  }
   if (settings.trains) {
     optimizer_.emplace(device, model_.parameters(), settings.optimizer,
                        settings.plan.dynamic_loss_scaling, settings.seed);
@@ -221,6 +227,53 @@ void Engine::end_step(bool collect_statistics) {
     model_.refresh_weights(context(true, collect_statistics), true);
     update_sum_scales();
   });
+  keep_loss();
+}
+
+/// Copies the bits: a cast from fp32 to fp32 changes none.
+void Engine::keep_loss() {
+  if (settings_.loss_history == 0) {
+    return;
+  }
+  check(kept_losses_ < settings_.loss_history, "losses are taken before their memory is full");
+  constexpr int64_t kWords = sizeof(Totals) / sizeof(float);
+  Totals* entry = static_cast<Totals*>(loss_history_.data()) + kept_losses_;
+  ops::cast(device_->stream(), {totals_.data(), DType::f32, {kWords}},
+            {entry, DType::f32, {kWords}});
+  ++kept_losses_;
+}
+
+std::vector<double> Engine::take_losses() {
+  constexpr size_t kAtOnce = 64;  // values that a message between ranks has
+  std::vector<Totals> own(static_cast<size_t>(kept_losses_));
+  if (!own.empty()) {
+    device_->copy_to_host(own.data(), loss_history_.data(), own.size() * sizeof(Totals));
+  }
+  kept_losses_ = 0;
+  std::vector<double> losses;
+  for (size_t begin = 0; begin < own.size(); begin += kAtOnce) {
+    std::array<Totals, kAtOnce> part = {};
+    const size_t count = std::min(kAtOnce, own.size() - begin);
+    std::copy_n(own.begin() + static_cast<std::ptrdiff_t>(begin), count, part.begin());
+    const std::vector<std::array<Totals, kAtOnce>> of_ranks =
+        comm_ == nullptr ? std::vector{part} : comm_->all_gather_values(part);
+    for (size_t i = 0; i < count; ++i) {
+      Totals all = {};
+      for (const auto& of_rank : of_ranks) {
+        all.sum += of_rank[i].sum;
+        all.count += of_rank[i].count;
+      }
+      losses.push_back(all.count == 0 ? 0.0 : all.sum / static_cast<double>(all.count));
+    }
+  }
+  return losses;
+}
+
+void Engine::watch_forward(const Batch& batch, ActivationWatch& watch) {
+  upload(batch);
+  StepContext how = context(false, false);
+  how.watch = &watch;
+  model_.evaluate(how, tokens_, targets_, totals(kEvaluationTotals));
 }
 
 /// Each rank has counted what is at the maximum of its shards.

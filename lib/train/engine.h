@@ -42,6 +42,7 @@ struct EngineSettings {
   bool trains = true;  ///< false: for evaluation and generation only; no gradients, no optimizer
   bool record = true;  ///< replay recorded steps where the device records (CUDA graphs)
   bool deterministic = false;  ///< attention's backward too repeats bitwise on a GPU
+  int64_t loss_history = 0;    ///< losses of that many steps are kept on the device; 0: none
 };
 
 /// Bytes that a step needs beyond the persistent buffers.
@@ -116,6 +117,13 @@ class Engine : private RankCombiner {
   /// Loss of the last step over all ranks; waits for the device.
   LossReport step_loss() const;
 
+  /// The losses of the steps since the last call, over all ranks, in nats per target; waits for the
+  /// device. Collective. At most EngineSettings::loss_history steps lie between two calls.
+  std::vector<double> take_losses();
+
+  /// Runs a batch forward, as an evaluation does, for `watch`.
+  void watch_forward(const Batch& batch, ActivationWatch& watch);
+
   /// Adds a batch to the evaluation totals, which begin_evaluation() clears.
   void begin_evaluation();
   void evaluate(const Batch& batch);
@@ -150,6 +158,7 @@ class Engine : private RankCombiner {
   LossTotals totals(int slot) const;
   LossReport read_totals(int slot) const;
   void clear_totals(int slot);
+  void keep_loss();
 
   void combine(const View& values, ops::Combine how);
   void update_sum_scales();
@@ -165,7 +174,9 @@ class Engine : private RankCombiner {
   std::optional<ZeroParallel> zero_;      // or this
   Arena saved_, scratch_;
   Tensor tokens_, targets_;
-  Buffer totals_;    // [0] training, [1] evaluation
+  Buffer totals_;        // [0] training, [1] evaluation
+  Buffer loss_history_;  // Totals of each step since take_losses()
+  int64_t kept_losses_ = 0;
   Buffer combined_;  // a few values of every rank
   // One for each form of a micro-batch and of the update (with statistics or not).
   std::map<Form, RepeatedWork> micro_batches_;

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "train/divergence.h"
 
 namespace fp8train {
 namespace {
@@ -55,6 +56,15 @@ void RunCheckpoints::begin(Engine& engine, const TrainingState& state,
   since_begin_.restart();
 }
 
+void RunCheckpoints::went_back_to(int64_t step) {
+  saved_step_ = step;
+  is_due_ = false;
+  saver_.mark_verified(step);
+  interval_.begin(step);
+  first_step_ = step - (last_step_ - first_step_);  // steps done so far, for their mean time
+  last_step_ = step;
+}
+
 void RunCheckpoints::advance(Engine& engine, const TrainingState& state) {
   last_step_ = state.step;
   if (const std::optional<SaveResult> result = saver_.advance()) {
@@ -67,7 +77,7 @@ void RunCheckpoints::advance(Engine& engine, const TrainingState& state) {
 
 /// No save is in flight.
 void RunCheckpoints::try_last_time(Engine& engine, const TrainingState& state) {
-  start(engine, state);
+  start(engine, state, false);
   finish();
   if (failed_in_a_row_ > 0) {
     give_up();
@@ -77,17 +87,19 @@ void RunCheckpoints::try_last_time(Engine& engine, const TrainingState& state) {
 void RunCheckpoints::save_if_good(Engine& engine, const TrainingState& state) {
   const bool loss_is_finite = std::isfinite(engine.step_loss().mean);
   const StepReport report = engine.optimizer().report();
-  if (loss_is_finite && !was_skipped(report)) {
+  const bool loss_is_high = state.spikes.high_steps > 0;
+  if (loss_is_finite && !loss_is_high && !was_skipped(report)) {
     is_due_ = false;
     save(engine, state);
     return;
   }
   skips_->check_row(report, state.step, what_is_saved());
   if (!is_due_) {
-    log_warning(
-        fmt::format("step {} is not saved: its {} is not finite; the next step with finite values "
-                    "will be saved. {}",
-                    state.step, loss_is_finite ? "gradient" : "loss", what_is_saved()));
+    const char* why = !loss_is_finite       ? "loss is not finite"
+                      : was_skipped(report) ? "gradient is not finite"
+                                            : "loss is high (training.spike_threshold)";
+    log_warning(fmt::format("step {} is not saved: its {}; the next good step will be saved. {}",
+                            state.step, why, what_is_saved()));
   }
   is_due_ = true;
 }
@@ -95,7 +107,7 @@ void RunCheckpoints::save_if_good(Engine& engine, const TrainingState& state) {
 void RunCheckpoints::save_last(Engine& engine, const TrainingState& state) {
   finish();
   for (int attempt = 0; attempt < 2 && saved_step_ != state.step; ++attempt) {
-    start(engine, state);
+    start(engine, state, interval_.is_due(state.step) && is_good(engine, state));
     finish();
   }
   if (saved_step_ != state.step) {
@@ -110,16 +122,18 @@ void RunCheckpoints::check_end(Engine& engine, const TrainingState& state) {
   }
   const StepReport report = engine.optimizer().report();
   if (was_skipped(report)) {
-    throw NumericError(fmt::format(
-        "the gradients of the last steps ({} of {}) were not finite: training has diverged; lower "
-        "optimizer.lr. {}",
-        report.skipped_in_a_row, state.step, what_is_saved()));
+    throw DivergenceError(
+        fmt::format("the gradients of the last steps ({} of {}) were not finite: training has "
+                    "diverged; lower optimizer.lr{}. {}",
+                    report.skipped_in_a_row, state.step, skips_->first_tensor(), what_is_saved()),
+        DivergenceKind::skipped_steps, state.step - report.skipped_in_a_row + 1);
   }
   if (!std::isfinite(state.loss)) {
-    throw NumericError(fmt::format(
-        "the loss of step {}, the last one, is not finite: training has diverged; lower "
-        "optimizer.lr. {}",
-        state.step, what_is_saved()));
+    throw DivergenceError(
+        fmt::format("the loss of step {}, the last one, is not finite: training has diverged; "
+                    "lower optimizer.lr. {}",
+                    state.step, what_is_saved()),
+        DivergenceKind::non_finite_loss, state.step);
   }
 }
 
@@ -139,20 +153,22 @@ void RunCheckpoints::save(Engine& engine, const TrainingState& state) {
     try_last_time(engine, state);
     return;
   }
-  start(engine, state);
+  start(engine, state, true);
   if (!session_->settings.checkpoint.async) {
     finish();
   }
 }
 
-void RunCheckpoints::start(Engine& engine, const TrainingState& state) {
-  const bool deletes_older = !was_skipped(engine.optimizer().report());
+/// `is_scheduled`: as of TrainingState.
+void RunCheckpoints::start(Engine& engine, TrainingState state, bool is_scheduled) {
+  state.is_scheduled = is_scheduled;
   try {
     saver_.start(
         [&](StateCopy& copy) { copy_training_state(engine, *session_, state, *comm_, copy); },
-        deletes_older);
+        is_good(engine, state));
   } catch (const NumericError& error) {
-    throw NumericError(fmt::format("{}. {}", error.what(), what_is_saved()));
+    throw DivergenceError(fmt::format("{}. {}", error.what(), what_is_saved()),
+                          DivergenceKind::non_finite_weight, state.step);
   }
   charge_copy(engine);
 }

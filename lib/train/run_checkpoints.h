@@ -29,6 +29,11 @@ class RunCheckpoints {
   void begin(Engine& engine, const TrainingState& state,
              const std::optional<std::filesystem::path>& resumed);
 
+  /// Waits for the save in flight, before the run goes back to a checkpoint.
+  void finish();
+  /// The run has gone back to the checkpoint of this step.
+  void went_back_to(int64_t step);
+
   /// Whether a save is due after this step, or was put off and waits for the next good step.
   bool is_due(int64_t step) const {
     const bool must_wait = interval_.is_automatic() && saver_.in_flight();
@@ -39,7 +44,8 @@ class RunCheckpoints {
   /// row have failed, after a last attempt.
   void advance(Engine& engine, const TrainingState& state);
 
-  /// Between steps. A step that was skipped or whose loss is not finite is put off with a warning.
+  /// Between steps. A step that was skipped or whose loss is not finite, or high
+  /// (TrainingState::spikes), is put off with a warning.
   void save_if_good(Engine& engine, const TrainingState& state);
 
   /// At the end or before a stop: the checkpoint is there when it returns. Where the last step was
@@ -47,7 +53,7 @@ class RunCheckpoints {
   /// not deleted. Throws DeviceError where two attempts have failed.
   void save_last(Engine& engine, const TrainingState& state);
 
-  /// Waits for the save in flight, and tries again what had failed. Throws NumericError where the
+  /// Waits for the save in flight, and tries again what had failed. Throws DivergenceError where the
   /// last step was skipped, and not in search of a loss scale, or its loss is not finite: such a
   /// run does not end as done.
   void check_end(Engine& engine, const TrainingState& state);
@@ -59,13 +65,16 @@ class RunCheckpoints {
 
  private:
   void save(Engine& engine, const TrainingState& state);
-  void start(Engine& engine, const TrainingState& state);
+  void start(Engine& engine, TrainingState state, bool is_scheduled);
   void charge_copy(Engine& engine);
-  void finish();
   void end_save(const SaveResult& result);
   void agree_on_interval(const SaveResult& result);
   void try_last_time(Engine& engine, const TrainingState& state);
   [[noreturn]] void give_up() const;
+  /// Whether older checkpoints may go for one of this step.
+  bool is_good(Engine& engine, const TrainingState& state) const {
+    return !was_skipped(engine.optimizer().report()) && state.spikes.high_steps == 0;
+  }
   bool has_failed_too_often() const {
     return failed_in_a_row_ >= session_->settings.checkpoint.max_failed_saves;
   }

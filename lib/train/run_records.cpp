@@ -125,6 +125,24 @@ void RunRecords::write_save(const SaveMetrics& metrics) {
              .add("failed_saves_in_a_row", metrics.failed_in_a_row));
 }
 
+void RunRecords::write_rollbacks(const std::vector<Rollback>& rollbacks, int64_t to_step) {
+  if (!lock_) {
+    return;
+  }
+  for (const Rollback& one : rollbacks) {
+    if (one.to_step >= to_step) {  // begin_metrics() has dropped its line, or there was none
+      append(JsonObject()
+                 .add("step", to_step + 1)
+                 .add("rollback", JsonObject()
+                                      .add("from_step", one.from_step)
+                                      .add("to_step", one.to_step)
+                                      .add("first_sample", one.first_sample)
+                                      .add("end_sample", one.end_sample)
+                                      .add("kind", std::string_view(one.kind))));
+    }
+  }
+}
+
 void RunRecords::append(const JsonObject& line) {
   try {
     metrics_->write(line);
@@ -171,6 +189,7 @@ void RunRecords::write_summary(const RunSummary& summary) {
       .add("tokens_per_second", summary.tokens_per_second)
       .add("peak_memory_bytes", static_cast<int64_t>(summary.peak_memory_bytes))
       .add("skipped_steps", summary.skipped_steps)
+      .add("rollbacks", summary.rollbacks)
       .add("lost_metrics_lines", lost_lines_)
       .add("saves", summary.saves.saved)
       .add("failed_saves", summary.saves.failed)

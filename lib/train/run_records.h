@@ -14,6 +14,7 @@
 #include "io/run_directory.h"
 #include "io/run_lock.h"
 #include "precision/scaling_state.h"
+#include "train/divergence.h"
 
 namespace fp8train {
 
@@ -62,6 +63,7 @@ struct RunSummary {
   size_t peak_memory_bytes = 0;
   int64_t skipped_steps = 0;
   SaveTotals saves;
+  int64_t rollbacks = 0;
 };
 
 class RunRecords {
@@ -80,6 +82,9 @@ class RunRecords {
   /// Continues metrics.jsonl after `step`; lines of later steps of an interrupted run are dropped.
   void begin_metrics(int64_t step);
   void write_step(const StepMetrics& metrics);
+  /// Those that lines of metrics are missing of after the run went back to step `to_step`, as lines
+  /// of the first step that follows.
+  void write_rollbacks(const std::vector<Rollback>& rollbacks, int64_t to_step);
   void write_validation(int64_t step, double loss, int64_t targets);
   void write_save(const SaveMetrics& metrics);
   void write_sample(int64_t step, const std::string& text);

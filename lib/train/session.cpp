@@ -150,7 +150,8 @@ EngineSettings engine_settings(const Settings& settings, const ModelConfig& mode
       .bucket_bytes = settings.parallelism.bucket_mb << 20,
       .zero_stage = static_cast<int>(settings.parallelism.zero_stage),
       .record = settings.cuda_graphs,
-      .deterministic = settings.training.deterministic};
+      .deterministic = settings.training.deterministic,
+      .loss_history = settings.training.spike_threshold > 0 ? kLossHistory : 0};
   check_batch(engine);
   plan_linears(engine.plan, linear_sites(model));  // patterns that match nothing
   return engine;

@@ -14,6 +14,9 @@
 
 namespace fp8train {
 
+/// Steps whose losses the device keeps where spikes are looked for; they are taken no later.
+constexpr int64_t kLossHistory = 256;
+
 struct Session {
   Settings settings;
   std::unique_ptr<Tokenizer> tokenizer;

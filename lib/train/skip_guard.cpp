@@ -2,10 +2,22 @@
 
 #include <fmt/format.h>
 
-#include "base/error.h"
 #include "base/log.h"
+#include "train/divergence.h"
 
 namespace fp8train {
+
+bool SkipGuard::wants_first_tensor(const StepReport& report, int64_t steps) const {
+  const bool begins_or_ends =
+      report.skipped_in_a_row <= steps || report.skipped_in_a_row >= most_in_a_row_;
+  return report.skipped_in_a_row > 0 && begins_or_ends && !searching(report);
+}
+
+std::string SkipGuard::first_tensor() const {
+  return first_tensor_.empty()
+             ? std::string()
+             : fmt::format("; the first tensor that is not finite: {}", first_tensor_);
+}
 
 void SkipGuard::check(const StepReport& report, int64_t step, int64_t steps,
                       const std::string& saved) {
@@ -17,18 +29,22 @@ void SkipGuard::check(const StepReport& report, int64_t step, int64_t steps,
   const std::string what = fmt::format(
       "{} of the {} steps up to step {} had a gradient that was not finite", skips, steps, step);
   if (non_finite_ == "stop") {
-    throw NumericError(what + " (training.non_finite: stop); " + saved);
+    throw DivergenceError(
+        fmt::format("{} (training.non_finite: stop){}. {}", what, first_tensor(), saved),
+        DivergenceKind::non_finite_gradient, step - steps + 1);
   }
-  log_warning(what + " and were skipped");
+  const bool is_last = report.skipped_in_a_row > 0;
+  log_warning(fmt::format("{} and were skipped{}", what, is_last ? first_tensor() : ""));
   check_row(report, step, saved);
 }
 
 void SkipGuard::check_row(const StepReport& report, int64_t step, const std::string& saved) const {
   if (report.skipped_in_a_row >= most_in_a_row_ && !searching(report)) {
-    throw NumericError(fmt::format(
-        "the gradients of the last {} steps up to step {} were not finite: training has diverged; "
-        "lower optimizer.lr. {}",
-        report.skipped_in_a_row, step, saved));
+    throw DivergenceError(
+        fmt::format("the gradients of the last {} steps up to step {} were not finite: training "
+                    "has diverged; lower optimizer.lr{}. {}",
+                    report.skipped_in_a_row, step, first_tensor(), saved),
+        DivergenceKind::skipped_steps, step - report.skipped_in_a_row + 1);
   }
 }
 

@@ -19,18 +19,29 @@ class SkipGuard {
         searches_(searches) {}
 
   /// What was skipped up to now is not this run's.
-  void begin(int64_t skipped_steps) { seen_ = skipped_steps; }
+  void begin(int64_t skipped_steps) {
+    seen_ = skipped_steps;
+    first_tensor_.clear();
+  }
 
   /// Whether a skipped step is part of the search for a loss scale.
   bool searching(const StepReport& report) const { return searches_ && report.loss_scale > 1.0F; }
 
-  /// After the last `steps` steps, of which `step` was the last. Warns, or throws NumericError:
+  /// Whether the first tensor that is not finite should be looked for: the last of the last
+  /// `steps` steps was skipped, and a message will say so.
+  bool wants_first_tensor(const StepReport& report, int64_t steps) const;
+  /// Ends messages from now on; "": not known.
+  void set_first_tensor(std::string name) { first_tensor_ = std::move(name); }
+  /// "; the first tensor that is not finite: ...", or nothing.
+  std::string first_tensor() const;
+
+  /// After the last `steps` steps, of which `step` was the last. Warns, or throws DivergenceError:
   /// training.non_finite is stop, or the last max_consecutive_skips steps were all skipped (the
   /// device counts them, so that it does not matter how often this is asked). `saved` ends the
   /// message: what is left of the run.
   void check(const StepReport& report, int64_t step, int64_t steps, const std::string& saved);
 
-  /// Throws NumericError where the last max_consecutive_skips steps were all skipped.
+  /// Throws DivergenceError where the last max_consecutive_skips steps were all skipped.
   void check_row(const StepReport& report, int64_t step, const std::string& saved) const;
 
  private:
@@ -38,6 +49,7 @@ class SkipGuard {
   int64_t most_in_a_row_;
   bool searches_;
   int64_t seen_ = 0;
+  std::string first_tensor_;
 };
 
 }  // namespace fp8train

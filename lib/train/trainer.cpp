@@ -18,16 +18,18 @@
 #include "data/loader.h"
 #include "io/checkpoint.h"
 #include "optim/schedule.h"
+#include "train/divergence.h"
+#include "train/divergence_watch.h"
 #include "train/generator.h"
 #include "train/place.h"
 #include "train/preflight.h"
 #include "train/progress.h"
 #include "train/ranks.h"
+#include "train/rollback.h"
 #include "train/run_checkpoints.h"
 #include "train/run_records.h"
 #include "train/run_statistics.h"
 #include "train/session.h"
-#include "train/skip_guard.h"
 #include "train/threads.h"
 #include "train/training_state.h"
 #include "train/validation.h"
@@ -43,9 +45,13 @@ class Run {
 
  private:
   void start_or_resume();
+  void begin_at(const TrainingState& state);
   void say_changes(const std::filesystem::path& saved_run);
   void train_one_step();
   void log_step();
+  void check_divergence();
+  void go_back(const DivergenceError& divergence);
+  RunOutcome train_to_end();
   /// False when a stop was asked for meanwhile; nothing is recorded then.
   bool evaluate(int64_t max_batches, bool final);
   void sample();
@@ -57,6 +63,14 @@ class Run {
   int64_t sample_capacity() const {
     return longest_prompt(settings().sample, *session_.tokenizer) +
            settings().sample.max_new_tokens;
+  }
+  LoaderSettings loader_settings() const {
+    return {.micro_batch_size = session_.engine.micro_batch_size,
+            .seq_length = session_.engine.seq_length,
+            .shuffle = settings().data.shuffle,
+            .seed = settings().training.seed,
+            .rank = comm_->rank(),
+            .world_size = comm_->size()};
   }
   bool due(int64_t interval) const { return interval > 0 && state_.step % interval == 0; }
   bool evaluation_is_due() const {
@@ -77,7 +91,7 @@ class Run {
   std::unique_ptr<Loader> loader_;
   std::unique_ptr<Generator> generator_;
   ScalingWarnings scaling_warnings_;
-  SkipGuard skip_guard_;
+  DivergenceWatch watch_;
   RunCheckpoints checkpoints_;
   Progress progress_;
   TrainingState state_;
@@ -86,6 +100,7 @@ class Run {
   Stopwatch since_log_;
   double excluded_seconds_ = 0;  // evaluation, samples and saving since the last log line
   int64_t logged_step_ = 0;
+  uint64_t step_begin_ = 0;  // the loader's position before the last step
   double speed_ = 0;
   Traffic sent_;  // in the last step
 };
@@ -95,8 +110,8 @@ Run::Run(const RunRequest& request, Communicator& comm, RankPlace& place)
       session_(open_session(request.settings, true, comm.size())),
       records_(request.settings.output_dir, comm.rank() == 0),
       device_(place.device.get()),
-      skip_guard_(settings().training, session_.engine.plan.dynamic_loss_scaling),
-      checkpoints_(records_.directory().checkpoints(), session_, skip_guard_, records_, comm),
+      watch_(settings().training, session_.engine.plan.dynamic_loss_scaling),
+      checkpoints_(records_.directory().checkpoints(), session_, watch_.skips(), records_, comm),
       progress_(request.quiet || comm.rank() != 0
                     ? Progress::Style::quiet
                     : progress_style(request.settings.logging.format, stdout),
@@ -129,13 +144,7 @@ Run::Run(const RunRequest& request, Communicator& comm, RankPlace& place)
   check_room(room, memory_of_run(rehearsed, room.is_host));
   engine_ = std::make_unique<Engine>(*device_, session_.engine, &comm);
   engine_->reserve(rehearsed.plan);
-  loader_ = std::make_unique<Loader>(
-      session_.data.train, LoaderSettings{.micro_batch_size = session_.engine.micro_batch_size,
-                                          .seq_length = session_.engine.seq_length,
-                                          .shuffle = settings().data.shuffle,
-                                          .seed = settings().training.seed,
-                                          .rank = comm.rank(),
-                                          .world_size = comm.size()});
+  loader_ = std::make_unique<Loader>(session_.data.train, loader_settings());
   start_or_resume();
   // Only now: a run that was refused leaves the records of the one before as they are.
   if (leads()) {
@@ -169,8 +178,8 @@ void Run::start_or_resume() {
     log_warning(note);
   }
   if (resumed) {
-    state_ = resumed->state;
-    progress_.say(fmt::format("resumed from {} at step {}", resumed->folder.string(), state_.step));
+    progress_.say(
+        fmt::format("resumed from {} at step {}", resumed->folder.string(), resumed->state.step));
     if (!resumed->note.empty()) {
       log_warning(resumed->note);
     }
@@ -181,14 +190,21 @@ void Run::start_or_resume() {
   } else {
     engine_->model().initialize(settings().training.seed);
   }
-  agree_on_step(*comm_, state_.step, records_.directory().checkpoints());
+  const TrainingState state = resumed ? resumed->state : TrainingState();
+  agree_on_step(*comm_, state.step, records_.directory().checkpoints());
+  begin_at(state);
+  checkpoints_.begin(*engine_, state_, resumed ? std::optional(resumed->folder) : std::nullopt);
+}
+
+/// The engine has the weights and all else of this state.
+void Run::begin_at(const TrainingState& state) {
+  state_ = state;
   share_weights(*comm_, *device_, engine_->model().parameters());
   engine_->weights_changed();
+  watch_.begin_at(state_, *engine_);
   loader_->seek(state_.sample_position);
   records_.begin_metrics(state_.step);
   logged_step_ = state_.step;
-  skip_guard_.begin(engine_->optimizer().report().skipped_steps);
-  checkpoints_.begin(*engine_, state_, resumed ? std::optional(resumed->folder) : std::nullopt);
 }
 
 /// What the run that saved the checkpoint was set to otherwise: not an error, but never silent.
@@ -210,6 +226,7 @@ void Run::train_one_step() {
   const double lr =
       learning_rate(settings().scheduler, settings().optimizer.lr, state_.step, session_.max_steps);
   const Traffic before = comm_->traffic();
+  step_begin_ = loader_->position();
   engine_->step([this] { return loader_->next(); }, state_.step, lr, logs);
   sent_ = {comm_->traffic().within_node - before.within_node,
            comm_->traffic().between_nodes - before.between_nodes};
@@ -219,6 +236,32 @@ void Run::train_one_step() {
   if (logs) {
     log_step();
   }
+  if (logs || state_.step % kLossHistory == 0) {
+    check_divergence();
+  }
+}
+
+void Run::check_divergence() {
+  Loader again(session_.data.train, loader_settings());
+  again.seek(step_begin_);
+  watch_.check(*engine_, *comm_, state_, checkpoints_.what_is_saved(),
+               [&again] { return again.next(); });
+}
+
+/// Throws the divergence where it cannot.
+void Run::go_back(const DivergenceError& divergence) {
+  checkpoints_.finish();
+  if (settings().training.on_divergence != "rollback") {
+    throw divergence;
+  }
+  const ResumedRun back =
+      roll_back(divergence, records_.directory().checkpoints(), *engine_, session_, state_, *comm_);
+  checkpoints_.went_back_to(back.state.step);
+  begin_at(back.state);
+  records_.write_rollbacks(state_.rollbacks, state_.step);
+  log_warning(fmt::format("{}; {}", divergence.what(),
+                          describe(state_.rollbacks.back(), state_.rollbacks.size(),
+                                   settings().training.max_rollbacks)));
 }
 
 void Run::log_step() {
@@ -259,7 +302,6 @@ void Run::log_step() {
                        .sent = comm_->size() > 1 ? std::optional<Traffic>(sent_) : std::nullopt,
                        .slots = &slots});
   log_warnings(scaling_warnings_.after_step(state_.step, slots));
-  skip_guard_.check(report, state_.step, state_.step - logged_step_, checkpoints_.what_is_saved());
   logged_step_ = state_.step;
   since_log_.restart();
   excluded_seconds_ = 0;
@@ -305,6 +347,9 @@ void Run::look_after_checkpoints() {
   const Stopwatch watch;
   checkpoints_.advance(*engine_, state_);
   if (checkpoints_.is_due(state_.step) && state_.step < session_.max_steps) {
+    if (!watch_.has_checked(state_.step)) {
+      check_divergence();
+    }
     checkpoints_.save_if_good(*engine_, state_);
   }
   excluded_seconds_ += watch.seconds();
@@ -329,7 +374,18 @@ RunOutcome Run::run() {
                     state_.step, records_.directory().root.string()));
     return RunOutcome::finished;
   }
+  while (true) {
+    try {
+      return train_to_end();
+    } catch (const DivergenceError& divergence) {
+      go_back(divergence);
+    }
+  }
+}
+
+RunOutcome Run::train_to_end() {
   since_log_.restart();
+  excluded_seconds_ = 0;
   if (state_.step > 0 && evaluation_is_due() && state_.val_step != state_.step) {
     evaluate_in_between();  // a stop had cut it short
   }
@@ -350,6 +406,7 @@ RunOutcome Run::run() {
 }
 
 RunOutcome Run::stop(const std::string& reason) {
+  watch_.take_losses(*engine_, state_);
   checkpoints_.save_last(*engine_, state_);
   progress_.say(
       fmt::format("stopped at step {} ({}); {} holds everything: run the same command "
@@ -389,7 +446,8 @@ RunOutcome Run::finish() {
                           .tokens_per_second = speed_,
                           .peak_memory_bytes = device_->ledger().peak(),
                           .skipped_steps = report.skipped_steps,
-                          .saves = checkpoints_.totals()});
+                          .saves = checkpoints_.totals(),
+                          .rollbacks = static_cast<int64_t>(state_.rollbacks.size())});
   progress_.say(fmt::format("done: {} steps, {} tokens in {}; loss {:.4f}{}; everything is in {}",
                             state_.step, describe_count(static_cast<double>(state_.tokens)),
                             describe_duration(since_start_.seconds()), state_.loss,

@@ -4,11 +4,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "io/hf_config.h"
+#include "io/json_number.h"
+#include "train/divergence_json.h"
 #include "train/ranks.h"
 #include "train/weights.h"
 
@@ -63,16 +66,29 @@ std::string state_text(Engine& engine, const Session& session, const TrainingSta
                                  {"skipped_steps", control.skipped_steps},
                                  {"applied_steps", control.applied_steps},
                                  {"skipped_in_a_row", control.skipped_in_a_row}};
+  add_divergence(json, state);
   return json.dump(1) + "\n";
 }
 
-void load_control(Optimizer& optimizer, const nlohmann::json& json) {
+void load_control(Optimizer& optimizer, const nlohmann::json& json, const std::string& where) {
   ops::StepControl control = optimizer.control();
-  control.loss_scale = json.at("loss_scale").get<float>();
-  control.good_steps = json.at("good_steps").get<int32_t>();
-  control.skipped_steps = json.at("skipped_steps").get<int64_t>();
-  control.applied_steps = json.at("applied_steps").get<int64_t>();
-  control.skipped_in_a_row = json.value("skipped_in_a_row", int64_t{0});
+  const double loss_scale = json.at("loss_scale").get<double>();
+  const bool is_scale = loss_scale > 0 && loss_scale <= std::numeric_limits<float>::max();
+  control.loss_scale = is_scale ? static_cast<float>(loss_scale) : 0.0F;
+  control.good_steps = whole_number<int32_t>(json, "good_steps", where);
+  control.skipped_steps = whole_number<int64_t>(json, "skipped_steps", where);
+  control.applied_steps = whole_number<int64_t>(json, "applied_steps", where);
+  control.skipped_in_a_row = whole_number_or<int64_t>(json, "skipped_in_a_row", where, 0);
+  const bool is_possible = control.loss_scale > 0 && control.good_steps >= 0 &&
+                           control.skipped_steps >= 0 && control.applied_steps >= 0 &&
+                           control.skipped_in_a_row >= 0 &&
+                           control.skipped_in_a_row <= control.skipped_steps;
+  if (!is_possible) {
+    throw CheckpointError(
+        where +
+        ": loss_scale, good_steps, skipped_steps, applied_steps or skipped_in_a_row is none that a "
+        "run can have");
+  }
   optimizer.set_control(control);
 }
 
@@ -177,25 +193,46 @@ std::optional<CheckpointLoss> evaluated_loss(const std::filesystem::path& folder
 
 namespace {
 
+/// Throws CheckpointError for values that no run has saved. `step`: of the manifest.
+void check_counts(const TrainingState& state, int64_t step, const std::filesystem::path& folder) {
+  constexpr uint64_t kMostSamples = uint64_t{1} << 62;
+  if (state.step != step) {
+    throw CheckpointError(fmt::format("{} is of step {}, and the checkpoint's manifest of step {}",
+                                      (folder / kStateFile).string(), state.step, step));
+  }
+  if (state.tokens < 0 || state.sample_position > kMostSamples || state.val_step < 0 ||
+      state.val_step > step || state.best_val_step < 0 || state.best_val_step > step) {
+    throw CheckpointError(fmt::format(
+        "{}: sample_position {}, tokens {}, val_step {} or best_val_step {} is none that a run of "
+        "{} steps can have",
+        (folder / kStateFile).string(), state.sample_position, state.tokens, state.val_step,
+        state.best_val_step, step));
+  }
+}
+
 /// One whose content has been verified.
 ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
                            const Session& session) {
-  verify_checkpoint(folder, Verify::sizes);
+  const int64_t step = verify_checkpoint(folder, Verify::sizes).step;
+  const std::string where = (folder / kStateFile).string();
   ResumedRun resumed;
   resumed.folder = folder;
   try {
     const nlohmann::json json = nlohmann::json::parse(read_checkpoint_text(folder, kStateFile));
     check_same_model(session, folder);
     check_same_run(json, session, engine.model(), folder);
-    resumed.state = {.step = json.at("step").get<int64_t>(),
-                     .sample_position = json.at("sample_position").get<uint64_t>(),
-                     .tokens = json.at("tokens").get<int64_t>(),
+    resumed.state = {.step = whole_number<int64_t>(json, "step", where),
+                     .sample_position = whole_number<uint64_t>(json, "sample_position", where),
+                     .tokens = whole_number<int64_t>(json, "tokens", where),
                      .loss = json.value("loss", 0.0),
                      .val_loss = json.value("val_loss", 0.0),
-                     .val_step = json.value("val_step", int64_t{0}),
+                     .val_step = whole_number_or<int64_t>(json, "val_step", where, 0),
                      .best_val_loss = json.at("best_val_loss").get<double>(),
-                     .best_val_step = json.at("best_val_step").get<int64_t>()};
-    const int64_t before = json.value("tokens_per_step", session.tokens_per_step());
+                     .best_val_step = whole_number<int64_t>(json, "best_val_step", where)};
+    check_counts(resumed.state, step, folder);
+    read_divergence(json, where, resumed.state);
+    const int64_t before =
+        whole_number_or(json, "tokens_per_step", where, session.tokens_per_step());
     if (before != session.tokens_per_step()) {
       resumed.note = fmt::format(
           "steps were of {} tokens before and are of {} now; with training.global_batch_size they "
@@ -204,7 +241,7 @@ ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
     }
     load_weights(engine.device(), engine.model(), TensorSource(folder / kModelFile));
     load_optimizer_files(folder, engine);
-    load_control(engine.optimizer(), json);
+    load_control(engine.optimizer(), json, where);
     load_scaling(folder, engine.model().scaling());
   } catch (const nlohmann::json::exception& error) {
     throw CheckpointError(fmt::format("{}: {}", (folder / kStateFile).string(), error.what()));
@@ -217,7 +254,13 @@ ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
 constexpr int64_t kNothing = -1;
 constexpr int64_t kDamaged = -2;
 
-/// Throws CheckpointError where a weight is not finite.
+int64_t newest_step(const std::filesystem::path& root, std::vector<std::string>& notes) {
+  const std::optional<CheckpointPlace> place = newest_valid(root, notes, check_weights);
+  return place ? place->step : notes.empty() ? kNothing : kDamaged;
+}
+
+}  // namespace
+
 void check_weights(const std::filesystem::path& folder) {
   const TensorSource source(folder / kModelFile);
   for (const std::string& name : source.names()) {
@@ -225,12 +268,14 @@ void check_weights(const std::filesystem::path& folder) {
   }
 }
 
-int64_t newest_step(const std::filesystem::path& root, std::vector<std::string>& notes) {
-  const std::optional<CheckpointPlace> place = newest_valid(root, notes, check_weights);
-  return place ? place->step : notes.empty() ? kNothing : kDamaged;
+bool is_scheduled(const std::filesystem::path& folder) {
+  try {
+    return nlohmann::json::parse(read_checkpoint_text(folder, kStateFile))
+        .value("is_scheduled", true);
+  } catch (const nlohmann::json::exception& error) {
+    throw CheckpointError(fmt::format("{}: {}", (folder / kStateFile).string(), error.what()));
+  }
 }
-
-}  // namespace
 
 ResumedRun resume_from(const std::filesystem::path& folder, Engine& engine, const Session& session,
                        Communicator& comm) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "io/checkpoint_retention.h"
+#include "train/divergence.h"
 #include "train/engine.h"
 #include "train/session.h"
 #include "train/state_copy.h"
@@ -26,6 +27,9 @@ struct TrainingState {
   int64_t val_step = 0;          ///< 0: none yet
   double best_val_loss = 0;      ///< 0: none yet
   int64_t best_val_step = 0;
+  bool is_scheduled = false;  ///< of a step at checkpoint.interval, or put off from one
+  SpikeHistory spikes;
+  std::vector<Rollback> rollbacks;  ///< in the order in which they happened
 };
 
 /// Copies what this rank writes of a checkpoint; memory of an earlier copy is used again. All ranks
@@ -36,6 +40,13 @@ void copy_training_state(Engine& engine, const Session& session, const TrainingS
 /// The last evaluation at or before the step of a checkpoint; nothing where there was none, or its
 /// loss was not finite. Throws CheckpointError when state.json cannot be read.
 std::optional<CheckpointLoss> evaluated_loss(const std::filesystem::path& folder);
+
+/// TrainingState::is_scheduled of a checkpoint; true for one of a version that did not note it.
+/// Throws CheckpointError.
+bool is_scheduled(const std::filesystem::path& folder);
+
+/// Throws CheckpointError where a weight of the checkpoint is not finite.
+void check_weights(const std::filesystem::path& folder);
 
 struct ResumedRun {
   TrainingState state;

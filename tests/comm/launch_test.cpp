@@ -42,6 +42,21 @@ TEST_CASE("a launch is read from the environment", "[launch]") {
   CHECK_FALSE(detect_launch(environment({{"SLURM_NTASKS", "4"}})).wants_mpi());
 }
 
+TEST_CASE("what is no number in the environment says nothing", "[launch]") {
+  for (const char* text : {"4294967298", "99999999999999999999", "-3", "", "4x", " 4"}) {
+    CAPTURE(text);
+    const Environment variables = environment({{"SLURM_STEP_ID", "0"},
+                                               {"SLURM_NTASKS", text},
+                                               {"OMPI_COMM_WORLD_SIZE", text},
+                                               {"SLURM_CPUS_PER_TASK", text}});
+    const Launch launch = detect_launch(variables);
+    CHECK(launch.slurm_step_tasks == 0);
+    CHECK(launch.slurm_job_tasks == 0);
+    CHECK(launch.mpi_ranks == 0);
+    CHECK(threads_per_rank(2, 8, launch, variables) == 4);
+  }
+}
+
 TEST_CASE("tasks that do not find each other are refused with the fix", "[launch]") {
   const auto step =
       environment({{"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_NTASKS", "4"}});

@@ -44,6 +44,22 @@ TEST_CASE("a meeting is read from what srun says", "[meeting]") {
   CHECK_THROWS_AS(slurm_meeting(srun({{"SLURM_PROCID", "2"}}), "here", 5), ConfigError);
 }
 
+TEST_CASE("a number that is not srun's is refused, and none is cut to what an int holds",
+          "[meeting]") {
+  // 2^32 + 1 was read as 1.
+  for (const char* text : {"4294967297", "-1", " 1", "+1", "1 ", "0x1", "1.0"}) {
+    CAPTURE(text);
+    CHECK_THROWS_WITH(slurm_meeting(srun({{"SLURM_PROCID", text}}), "here", 5),
+                      Catch::Contains("SLURM_PROCID"));
+    CHECK_THROWS_AS(slurm_meeting(srun({{"SLURM_NODEID", text}, {"SLURM_LOCALID", text}}), "h", 5),
+                    ConfigError);
+  }
+  // They become the name of a file.
+  for (const char* name : {"SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"}) {
+    CHECK_THROWS_WITH(slurm_meeting(srun({{name, "../7"}}), "here", 5), Catch::Contains(name));
+  }
+}
+
 TEST_CASE("ranks take the first one's note, and no other run's", "[meeting]") {
   const TempDir folder;
   Meeting first = {.rank = 0,

@@ -151,6 +151,38 @@ TEST_CASE("a checkpoint whose weights are not finite is passed over") {
   CHECK_THAT(outcome.out, Catch::Contains("resumed from run/checkpoints/step-000005"));
 }
 
+TEST_CASE("values of state.json that no run has saved are refused, whatever the hashes say") {
+  const Workshop shop;
+  const Words command = Workshop::command("fp16", "run", {"training.max_steps=5"});
+  expect_code(0, shop.folder(), command);
+  const fs::path good = shop.run("run") / "checkpoints" / "step-000005";
+  const nlohmann::ordered_json state =
+      nlohmann::ordered_json::parse(read_file(good / "state.json"));
+  const std::pair<const char*, const char*> changes[] = {
+      {"step", "4"},           {"step", "5.0"},           {"sample_position", "-1"},
+      {"tokens", "1e300"},     {"tokens", "-5"},          {"best_val_step", "6"},
+      {"loss_scale", "0"},     {"loss_scale", "1e300"},   {"good_steps", "4294967297"},
+      {"applied_steps", "-1"}, {"skipped_in_a_row", "7"}, {"high_steps", "-1"},
+      {"first_high", "99"}};
+  for (const auto& [key, value] : changes) {
+    CAPTURE(key, value);
+    nlohmann::ordered_json changed = state;
+    changed[key] = nlohmann::ordered_json::parse(value);
+    CheckpointContents contents = {.run_id = "run", .files = {}};
+    for (const FileRecord& record : verify_checkpoint(good).files) {
+      contents.files.push_back({record.name, {}, read_file(good / record.name)});
+      if (record.name == "state.json") {
+        contents.files.back().text = changed.dump();
+      }
+    }
+    save_checkpoint(shop.folder() / "changed", 5, contents);
+    const Outcome outcome =
+        expect_code(4, shop.folder(),
+                    Workshop::command("fp16", "other", {"checkpoint.resume=changed/step-000005"}));
+    CHECK_THAT(outcome.err, Catch::Contains("state.json") && Catch::Contains(key));
+  }
+}
+
 TEST_CASE("what changed since the checkpoint is said, and only that") {
   const Workshop shop;
   expect_code(0, shop.folder(), Workshop::command("bf16", "run", {"training.max_steps=10"}));

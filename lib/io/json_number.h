@@ -1,0 +1,40 @@
+#pragma once
+// Whole numbers of JSON files that others may have written. nlohmann::json converts a number with a
+// fraction, or too large, to whatever fits into the type that is asked for; from 1e300 that is
+// undefined.
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+
+namespace fp8train {
+
+/// object[key] as a T (an integer type). Throws CheckpointError, beginning with `where`, where it
+/// is no whole number or does not fit; Json's own exception where the key is missing.
+template <typename T, typename Json>
+T whole_number(const Json& object, const char* key, const std::string& where) {
+  const Json& value = object.at(key);
+  bool fits = false;
+  if (value.is_number_unsigned()) {
+    fits = std::in_range<T>(value.template get<uint64_t>());
+  } else if (value.is_number_integer()) {
+    fits = std::in_range<T>(value.template get<int64_t>());
+  }
+  if (!fits) {
+    throw CheckpointError(
+        fmt::format("{}: {} is {}, which is no whole number that fits", where, key, value.dump()));
+  }
+  return value.template get<T>();
+}
+
+/// The same with a value for a key that is missing.
+template <typename T, typename Json>
+T whole_number_or(const Json& object, const char* key, const std::string& where, T otherwise) {
+  return object.contains(key) ? whole_number<T>(object, key, where) : otherwise;
+}
+
+}  // namespace fp8train

@@ -1,0 +1,99 @@
+#pragma once
+// When a run has diverged: too many skipped steps in a row, or a spike of the loss. Every rank
+// looks at the same numbers, so that all come to the same answer at the same step. Host memory.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "config/settings.h"
+
+namespace fp8train {
+
+enum class DivergenceKind : uint8_t {
+  skipped_steps,        ///< training.max_consecutive_skips, or trailing ones at the end
+  non_finite_gradient,  ///< training.non_finite: stop
+  non_finite_weight,    ///< found when saving
+  non_finite_loss,      ///< of the last step
+  loss_spike,           ///< training.spike_threshold
+};
+/// "skipped_steps" and so on, as metrics.jsonl has it.
+const char* name_of(DivergenceKind kind);
+
+/// Exit code 5, unless the run goes back to a checkpoint. All ranks throw it at the same step.
+class DivergenceError : public NumericError {
+ public:
+  /// `first_step`: a checkpoint of it or of a later one is not to be trusted.
+  DivergenceError(const std::string& message, DivergenceKind kind, int64_t first_step)
+      : NumericError(message), kind_(kind), first_step_(first_step) {}
+
+  DivergenceKind kind() const { return kind_; }
+  int64_t first_step() const { return first_step_; }
+
+ private:
+  DivergenceKind kind_;
+  int64_t first_step_;
+};
+
+/// One return to an older checkpoint.
+struct Rollback {
+  int64_t from_step = 0;      ///< where the run had diverged
+  int64_t to_step = 0;        ///< of the checkpoint
+  uint64_t first_sample = 0;  ///< samples [first, end) of the loader are not trained on again
+  uint64_t end_sample = 0;
+  std::string kind;  ///< name_of
+
+  bool operator==(const Rollback&) const = default;
+};
+
+/// What a spike detector knows, for checkpoints.
+struct SpikeHistory {
+  std::vector<double> losses;  ///< of the last training.spike_window steps that were not high
+  int64_t high_steps = 0;      ///< up to the last step
+  int64_t first_high = 0;      ///< the step that these began at
+
+  bool operator==(const SpikeHistory&) const = default;
+};
+
+/// A loss is high when it is above mean + spike_threshold * sd of the window: the losses (mean in
+/// nats per target) of the last spike_window steps that were not high themselves; sd has the
+/// divisor n - 1. Nothing is high until the window is full. spike_steps high losses in a row are a
+/// spike. A loss that is not finite counts as neither: such steps are skipped ones.
+///
+/// Threshold, window and the answer (go back to before the spike, leave out the batches seen since)
+/// follow the spike score of OLMo 2 (arXiv 2501.00656: seven standard deviations of the last 1000
+/// values) and PaLM (arXiv 2204.02311, section 5.1).
+class SpikeDetector {
+ public:
+  explicit SpikeDetector(const TrainingSettings& settings)
+      : threshold_(settings.spike_threshold),
+        window_(static_cast<size_t>(settings.spike_window)),
+        steps_(settings.spike_steps) {}
+
+  bool enabled() const { return threshold_ > 0; }
+  /// Losses come in the order of steps, counted from 1. A spike stays until restore().
+  void add(int64_t step, double loss);
+
+  bool last_is_high() const { return history_.high_steps > 0; }
+  bool has_spike() const { return enabled() && history_.high_steps >= steps_; }
+  /// "the losses of 3 steps in a row, from step 38 on, were above 2.41: the mean of ..."
+  std::string describe() const;
+
+  const SpikeHistory& history() const { return history_; }
+  /// Of a checkpoint; one of another window keeps its newest losses.
+  void restore(const SpikeHistory& history);
+
+ private:
+  struct Limit {
+    double mean, sd, value;
+  };
+  Limit limit() const;
+
+  double threshold_;
+  size_t window_;
+  int64_t steps_;
+  SpikeHistory history_;
+};
+
+}  // namespace fp8train

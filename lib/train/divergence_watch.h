@@ -1,0 +1,46 @@
+#pragma once
+// Looks at what the steps of a run have shown, and throws DivergenceError when it has diverged. All
+// functions are collective and wait for the device; the engine outlives the call only.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "comm/communicator.h"
+#include "train/divergence.h"
+#include "train/engine.h"
+#include "train/skip_guard.h"
+#include "train/training_state.h"
+
+namespace fp8train {
+
+class DivergenceWatch {
+ public:
+  /// `searches`: as of SkipGuard.
+  DivergenceWatch(const TrainingSettings& settings, bool searches)
+      : skips_(settings, searches), spikes_(settings) {}
+
+  const SkipGuard& skips() const { return skips_; }
+
+  /// The run starts at this state, which the engine has.
+  void begin_at(const TrainingState& state, Engine& engine);
+
+  /// Brings TrainingState::spikes up to the last step, for a checkpoint.
+  void take_losses(Engine& engine, TrainingState& state);
+
+  /// Whether check() has been called after this step.
+  bool has_checked(int64_t step) const { return checked_step_ == step; }
+
+  /// The steps since the last time. Where it is called depends on the step alone, so that a resumed
+  /// run finds the same at the same step. `saved` ends messages: what is left of the run.
+  /// `next_batch`: the last step's micro-batches of this rank; called where it was skipped.
+  void check(Engine& engine, Communicator& comm, TrainingState& state, const std::string& saved,
+             const std::function<Batch()>& next_batch);
+
+ private:
+  SkipGuard skips_;
+  SpikeDetector spikes_;
+  int64_t checked_step_ = 0;
+};
+
+}  // namespace fp8train

@@ -1,0 +1,75 @@
+// The input is a command line, one argument a line. It is understood (code 0, and then nothing is
+// run here) or refused as a usage error (code 2): the same, whether or not the default command was
+// put in front of it.
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "verbs.h"
+
+namespace {
+
+using namespace fp8train;
+
+constexpr size_t kMostArguments = 16;
+
+void check(bool holds) {
+  if (!holds) {
+    std::abort();
+  }
+}
+
+/// The options of a command, without what it does.
+template <size_t Index>
+void add_without_action(Arguments arguments, Action& action) {
+  static Action dropped;  // what callbacks of options refer to
+  dropped = nullptr;
+  all_verbs()[Index].add(arguments, dropped);
+  action = [] { return 0; };
+}
+
+template <size_t... Index>
+std::vector<Verb> without_actions(std::index_sequence<Index...> /*indices*/) {
+  return {{all_verbs()[Index].name, all_verbs()[Index].help, add_without_action<Index>}...};
+}
+
+constexpr size_t kCommands = 11;
+
+}  // namespace
+
+extern "C" int LLVMFuzzerInitialize(int* /*count*/, char*** /*arguments*/) {
+  check(all_verbs().size() == kCommands);
+  // Messages of the program; libFuzzer writes to the descriptor itself.
+  stdout = std::fopen("/dev/null", "w");
+  stderr = std::fopen("/dev/null", "w");
+  return 0;
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static const std::vector<Verb> kVerbs = without_actions(std::make_index_sequence<kCommands>());
+  std::vector<std::string> arguments;
+  std::istringstream lines(std::string(reinterpret_cast<const char*>(data), size));
+  for (std::string line; arguments.size() < kMostArguments && std::getline(lines, line);) {
+    arguments.push_back(line.substr(0, line.find('\0')));
+  }
+  const int code = run_program(kVerbs, arguments);
+  check(code == 0 || code == kExitUsage);
+  std::vector<std::string> names;
+  for (const Verb& verb : kVerbs) {
+    names.emplace_back(verb.name);
+  }
+  try {
+    const std::vector<std::string> complete = with_verb(arguments, names);
+    check(with_verb(complete, names) == complete);
+    check(run_program(kVerbs, complete) == code);
+  } catch (const ConfigError&) {
+    check(code == kExitUsage);
+  }
+  return 0;
+}

@@ -1,0 +1,212 @@
+// What says that a run has diverged: spikes of the loss, and the first tensor that is not finite.
+
+#include <catch2/catch.hpp>
+
+#include <cmath>
+#include <limits>
+
+#include "support/rank_threads.h"
+#include "support/small_llama.h"
+#include "train/divergence.h"
+#include "train/first_non_finite.h"
+
+using namespace fp8train;
+using Catch::Matchers::Contains;
+using Catch::Matchers::Equals;
+
+namespace {
+
+TrainingSettings spikes(double threshold, int64_t window, int64_t steps) {
+  TrainingSettings settings;
+  settings.spike_threshold = threshold;
+  settings.spike_window = window;
+  settings.spike_steps = steps;
+  return settings;
+}
+
+/// What the ranks of a step say after `spoil` has been called on each of them before it.
+std::vector<std::string> named(const EngineSettings& settings, int ranks,
+                               const std::function<void(Engine&, int rank)>& spoil) {
+  std::vector<std::string> texts(static_cast<size_t>(ranks));
+  const auto errors = test::run_ranks(Topology::blocks(ranks, ranks), [&](Communicator& comm) {
+    const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
+    Engine engine(*device, settings, &comm);
+    engine.reserve(rehearse_step(settings, DeviceTraits{}, comm.topology(), comm.rank()).plan);
+    engine.model().initialize(3);
+    engine.weights_changed();
+    spoil(engine, comm.rank());
+    const auto batch = [&] { return test::random_batch(static_cast<uint64_t>(comm.rank())); };
+    engine.step(batch, 0, 1e-3, false);
+    texts[static_cast<size_t>(comm.rank())] = first_non_finite(engine, comm, batch);
+  });
+  CHECK(errors == std::vector<std::string>(static_cast<size_t>(ranks)));
+  return texts;
+}
+
+const Parameter& parameter_named(Engine& engine, const std::string& name) {
+  for (const auto& parameter : engine.model().parameters().all()) {
+    if (parameter->name == name) {
+      return *parameter;
+    }
+  }
+  throw InternalError("no parameter " + name);
+}
+
+/// One element of an fp32 value.
+void set_element(Engine& engine, const std::string& name, int64_t element, float value) {
+  const Parameter& parameter = parameter_named(engine, name);
+  const int64_t first = parameter.updated.first;
+  if (element >= first && element < first + parameter.updated.count()) {
+    float* values = parameter.updated.value.codes.as<float>();
+    engine.device().copy_from_host(values + (element - first), &value, sizeof value);
+  }
+  engine.weights_changed();
+}
+
+}  // namespace
+
+TEST_CASE("a loss is high above the mean and so many standard deviations of the window") {
+  SpikeDetector detector(spikes(2, 4, 2));
+  int64_t step = 0;
+  detector.add(++step, 1000);  // the window is not full
+  for (const double loss : {1.0, 2.0, 3.0, 4.0}) {
+    detector.add(++step, loss);
+  }
+  // Mean 2.5, sd sqrt(5 / 3).
+  const double limit = 2.5 + 2 * std::sqrt(5.0 / 3.0);
+  SpikeDetector above = detector;
+  above.add(step + 1, std::nextafter(limit, 10.0) + 1e-12);
+  CHECK(above.last_is_high());
+  CHECK_FALSE(above.has_spike());
+  detector.add(++step, limit - 1e-12);
+  CHECK_FALSE(detector.last_is_high());
+  CHECK(detector.history().losses == std::vector<double>{2.0, 3.0, 4.0, limit - 1e-12});
+}
+
+TEST_CASE("so many high losses in a row are a spike, and they do not enter the window") {
+  SpikeDetector detector(spikes(3, 4, 3));
+  int64_t step = 0;
+  for (const double loss : {2.0, 2.1, 2.0, 2.1}) {
+    detector.add(++step, loss);
+  }
+  const std::vector<double> window = detector.history().losses;
+  detector.add(++step, 9);
+  detector.add(++step, 9);
+  detector.add(++step, 2.05);  // not in a row
+  CHECK_FALSE(detector.last_is_high());
+  detector.add(++step, 9);
+  detector.add(++step, std::numeric_limits<double>::quiet_NaN());  // is neither
+  detector.add(++step, 9);
+  CHECK_FALSE(detector.has_spike());
+  detector.add(++step, 9);
+  REQUIRE(detector.has_spike());
+  CHECK(detector.history().first_high == 8);
+  CHECK(detector.history().losses == std::vector<double>{2.1, 2.0, 2.1, 2.05});
+  CHECK_THAT(detector.describe(), Contains("3 steps in a row, from step 8 on"));
+  detector.add(++step, 2);
+  CHECK(detector.has_spike());  // until a checkpoint's state replaces it
+
+  SpikeDetector resumed(spikes(3, 4, 3));
+  resumed.restore(detector.history());
+  CHECK(resumed.has_spike());
+  SpikeDetector shorter(spikes(3, 2, 3));
+  shorter.restore(detector.history());
+  CHECK(shorter.history().losses == std::vector<double>{2.1, 2.05});
+}
+
+TEST_CASE("a threshold of 0 looks for nothing") {
+  SpikeDetector detector(spikes(0, 2, 1));
+  for (int64_t step = 1; step < 9; ++step) {
+    detector.add(step, static_cast<double>(step * step));
+  }
+  CHECK_FALSE(detector.has_spike());
+  CHECK(detector.history() == SpikeHistory{});
+}
+
+TEST_CASE("the device keeps the losses of steps, and the history ends a run that does not ask") {
+  const int ranks = GENERATE(1, 2);
+  CAPTURE(ranks);
+  EngineSettings settings = test::small_llama("te-delayed");
+  settings.loss_history = 70;  // more than one message between ranks has
+  std::vector<std::vector<double>> taken(2), read(2);
+  std::vector<std::string> errors =
+      test::run_ranks(Topology::blocks(ranks, ranks), [&](Communicator& comm) {
+        const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
+        Engine engine(*device, settings, &comm);
+        engine.reserve(rehearse_step(settings, DeviceTraits{}, comm.topology(), comm.rank()).plan);
+        engine.model().initialize(3);
+        engine.weights_changed();
+        const auto rank = static_cast<size_t>(comm.rank());
+        for (uint64_t step = 0; step < 70; ++step) {
+          engine.step([&] { return test::random_batch(step * 2 + rank); },
+                      static_cast<int64_t>(step), 1e-3, false);
+          read[rank].push_back(engine.step_loss().mean);
+        }
+        taken[rank] = engine.take_losses();
+        engine.take_losses();
+        for (int64_t step = 70; step < 141; ++step) {  // one more than there is memory for
+          engine.step([&] { return test::random_batch(1); }, step, 1e-3, false);
+        }
+      });
+  CHECK(taken[0] == read[0]);
+  CHECK(taken[0].size() == 70);
+  CHECK((ranks == 1 || taken[1] == taken[0]));
+  CHECK_THAT(errors[0], Contains("losses are taken before their memory is full"));
+}
+
+TEST_CASE("the first tensor that is not finite is a weight, of its rank") {
+  const int stage = GENERATE(0, 1, 3);
+  CAPTURE(stage);
+  EngineSettings settings = test::small_llama("te-current");
+  settings.zero_stage = stage;
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  // Later weights, and all activations after it, are not finite either.
+  const auto spoil = [&](Engine& engine, int rank) {
+    if (rank == 1 || stage > 0) {
+      set_element(engine, "layers.1.mlp.up.weight", 1017, nan);
+      set_element(engine, "layers.0.attention_norm.weight", 31, nan);
+    } else {  // of a later layer
+      set_element(engine, "layers.1.mlp.down.weight", 3, nan);
+      engine.weights_changed();
+    }
+  };
+  const std::vector<std::string> texts = named(settings, 2, spoil);
+  CHECK(texts[0] == texts[1]);
+  CHECK_THAT(texts[0], Contains("weight layers.0.attention_norm.weight, element 31 is nan"));
+  if (stage == 0) {
+    CHECK_THAT(texts[0], Catch::StartsWith("rank 1: "));
+  } else {
+    CHECK_THAT(texts[0], Catch::StartsWith("rank "));
+  }
+}
+
+TEST_CASE("the first tensor that is not finite is an activation, of its rank") {
+  EngineSettings settings = test::small_llama("bf16");
+  const auto spoil = [](Engine& engine, int rank) {
+    if (rank == 1) {  // finite, but not as bf16; every token reads it
+      for (int64_t row = 0; row < test::kSmallVocabulary; ++row) {
+        set_element(engine, "embedding.weight", row * 32 + 5, 3.4e38F);
+      }
+    }
+  };
+  const std::vector<std::string> two = named(settings, 2, spoil);
+  CHECK_THAT(two[0], Equals("rank 1: activation embedding, its output, element 5 is inf"));
+  CHECK(two[1] == two[0]);
+  const std::vector<std::string> one =
+      named(settings, 1, [&](Engine& engine, int /*rank*/) { spoil(engine, 1); });
+  CHECK_THAT(one[0], Equals("activation embedding, its output, element 5 is inf"));
+}
+
+TEST_CASE("the first tensor that is not finite is a gradient, the last layer's") {
+  EngineSettings settings = test::small_llama("fp32");
+  settings.decoder.z_loss = std::numeric_limits<float>::infinity();  // of backward only
+  const std::vector<std::string> texts = named(settings, 1, [](Engine&, int) {});
+  CHECK_THAT(texts[0], Contains("gradient head.weight, element 0 is"));
+}
+
+TEST_CASE("where all tensors are finite none is named") {
+  const int ranks = GENERATE(1, 2);
+  const std::vector<std::string> texts =
+      named(test::small_llama("te-delayed"), ranks, [](Engine&, int) {});
+  CHECK(texts == std::vector<std::string>(static_cast<size_t>(ranks)));
+}
