@@ -2,6 +2,7 @@
 // run here) or refused as a usage error (code 2): the same, whether or not the default command was
 // put in front of it.
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -39,6 +40,21 @@ std::vector<Verb> without_actions(std::index_sequence<Index...> /*indices*/) {
   return {{all_verbs()[Index].name, all_verbs()[Index].help, add_without_action<Index>}...};
 }
 
+/// A command, or an option of the program itself, stays first; anything else is for `train`.
+void check_default_command(std::vector<std::string> given, const std::vector<std::string>& complete,
+                           const std::vector<std::string>& names) {
+  if (given.empty()) {
+    check(complete == std::vector<std::string>{"--help"});
+    return;
+  }
+  const std::string& first = given.front();
+  const bool is_option = first == "-h" || first == "--help" || first == "--version";
+  if (!is_option && std::find(names.begin(), names.end(), first) == names.end()) {
+    given.insert(given.begin(), "train");
+  }
+  check(complete == given);
+}
+
 constexpr size_t kCommands = 11;
 
 }  // namespace
@@ -66,6 +82,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   try {
     const std::vector<std::string> complete = with_verb(arguments, names);
+    check_default_command(arguments, complete, names);
     check(with_verb(complete, names) == complete);
     check(run_program(kVerbs, complete) == code);
   } catch (const ConfigError&) {
