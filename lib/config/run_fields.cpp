@@ -220,6 +220,10 @@ std::vector<Field> run_fields() {
           .asked({.topic = Topic::checkpoints, .text = "Resume"}),
       flag("checkpoint.save_final", checkpoint(&CheckpointSettings::save_final),
            "Save a checkpoint after the last step"),
+      choice("checkpoint.changed_data", checkpoint(&CheckpointSettings::changed_data),
+             {"refuse", "accept"},
+             "What to do when a run goes on and its data files are not those that the checkpoint "
+             "was saved with; accept names them in a warning"),
       integer("eval.interval", in(&Settings::eval, &EvalSettings::interval), at_least(0),
               "Steps between evaluations; 0: only at the end"),
       integer(

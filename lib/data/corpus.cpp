@@ -58,6 +58,7 @@ class SourceReader {
                                     source.path, paths.front().string(), name_of(format),
                                     path.string(), name_of(format_of(path, source.format))));
       }
+      train.add_file({path.string(), InputFile(path).opened()});  // before its content is read
     }
     if (format == DataFormat::text || format == DataFormat::jsonl) {
       read_documents(source, paths, format, held_back, train, val);

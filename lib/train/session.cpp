@@ -133,6 +133,22 @@ void note_other_tokenizer(const Settings& settings, const Tokenizer& tokenizer,
       settings.data.tokenizer, remedy));
 }
 
+/// A run that is shorter than its schedule: usually a trial of a few steps.
+void note_short_run(const ScheduleSettings& schedule, int64_t steps,
+                    std::vector<std::string>& notes) {
+  if (schedule.warmup_steps >= steps) {
+    notes.push_back(fmt::format(
+        "scheduler.warmup_steps: the warm-up of {} steps does not end before the run's {} steps: "
+        "the learning rate stays below optimizer.lr",
+        schedule.warmup_steps, steps));
+  } else if (schedule.decay_steps > steps - schedule.warmup_steps && schedule.type != "constant") {
+    notes.push_back(fmt::format(
+        "scheduler.decay_steps: warm-up ({}) and decay ({}) together are longer than the run's {} "
+        "steps",
+        schedule.warmup_steps, schedule.decay_steps, steps));
+  }
+}
+
 }  // namespace
 
 EngineSettings engine_settings(const Settings& settings, const ModelConfig& model) {
@@ -172,6 +188,7 @@ Session open_session(const Settings& settings, bool open_data, int ranks) {
                     settings.parallelism.zero_stage));
   }
   session.max_steps = resolve_max_steps(settings.training, session.tokens_per_step());
+  note_short_run(settings.scheduler, session.max_steps, session.notes);
   if (settings.sample.interval > 0) {
     check_prompts(settings.sample, *session.tokenizer, session.engine.model);
   }

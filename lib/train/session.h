@@ -14,10 +14,13 @@
 
 namespace fp8train {
 
+class DataRecord;
+
 struct Session {
   Settings settings;
   std::unique_ptr<Tokenizer> tokenizer;
-  CorpusSplits data;  ///< empty unless asked for
+  CorpusSplits data;                        ///< empty unless asked for
+  std::shared_ptr<DataRecord> data_record;  ///< of a run's first rank; else null
   EngineSettings engine;
   int64_t max_steps = 0;
   int ranks = 1;

@@ -11,8 +11,10 @@
 #include "base/error.h"
 #include "io/checkpoint.h"
 #include "io/hf_config.h"
+#include "train/data_record.h"
 #include "train/optimizer_state.h"
 #include "train/ranks.h"
+#include "train/resume_checks.h"
 #include "train/weights.h"
 
 namespace fp8train {
@@ -29,24 +31,6 @@ TensorBytes bytes_of(const HostTensor& tensor) {
 /// JSON has no NaN; 0 stands for a loss that is not known.
 double finite_or_zero(double value) {
   return std::isfinite(value) ? value : 0.0;
-}
-
-/// Every format that decides what the saved state means: the GEMMs' cells, and which tensor of
-/// which layer has a scale.
-std::string formats_text(Decoder& model) {
-  std::string text;
-  for (const GemmPlan* gemm : {&model.plan().fprop, &model.plan().dgrad, &model.plan().wgrad}) {
-    text += describe(gemm->a) + " x " + describe(gemm->b) + "; ";
-  }
-  const ParameterFormats formats = parameter_formats(model.plan());
-  for (const TensorFormat* kept : {&formats.value, &formats.gradient, &formats.gradient_wire,
-                                   &formats.moment1, &formats.moment2}) {
-    text += *kept == TensorFormat{} ? "" : "kept " + describe(*kept) + "; ";
-  }
-  for (const auto& slot : model.scaling().slots()) {
-    text += slot->layer + "." + slot->role + " ";
-  }
-  return text;
 }
 
 std::string state_text(Engine& engine, const Session& session, const TrainingState& state) {
@@ -72,6 +56,9 @@ std::string state_text(Engine& engine, const Session& session, const TrainingSta
                                  {"skipped_steps", control.skipped_steps},
                                  {"applied_steps", control.applied_steps},
                                  {"skipped_in_a_row", control.skipped_in_a_row}};
+  if (session.data_record != nullptr) {
+    json["data_files"] = session.data_record->noted();
+  }
   return json.dump(1) + "\n";
 }
 
@@ -112,38 +99,6 @@ void load_scaling(const std::filesystem::path& folder, ScalingState& scaling) {
 }
 
 namespace {
-
-/// What must be the same for a resumed run to be the run that was saved.
-void check_same_run(const nlohmann::json& json, const Session& session, Decoder& model,
-                    const std::filesystem::path& folder) {
-  const auto require = [&](const char* key, const auto& current, const char* setting) {
-    const auto saved = json.at(key).get<std::decay_t<decltype(current)>>();
-    if (saved != current) {
-      throw CheckpointError(
-          fmt::format("{} was saved with {} {}, this run has {}; change the setting back, or start "
-                      "a new run from "
-                      "its weights with model.from: {}",
-                      folder.string(), setting, saved, current, folder.string()));
-    }
-  };
-  require("plan", session.engine.plan.name, "precision row");
-  require("formats", formats_text(model), "formats and scaled layers");
-  require("optimizer", session.engine.optimizer.name, "optimizer.name");
-  require("seed", session.settings.training.seed, "training.seed");
-  require("seq_length", session.engine.seq_length, "data.seq_length");
-  require("shuffle", session.settings.data.shuffle, "data.shuffle");
-  require("data_fingerprint", session.data.train.fingerprint(), "training data of fingerprint");
-}
-
-void check_same_model(const Session& session, const std::filesystem::path& folder) {
-  if (read_checkpoint_text(folder, "config.json") !=
-      write_hf_config(session.engine.model, DType::f32)) {
-    throw CheckpointError(fmt::format(
-        "{}/config.json describes another model than this run's settings; change model.* back, or "
-        "start a new run",
-        folder.string()));
-  }
-}
 
 /// The files that one rank writes for all.
 std::vector<CheckpointFile> common_files(Engine& engine, const Session& session,
@@ -187,8 +142,8 @@ SentRecord sent(const FileRecord& record) {
   return result;
 }
 
-std::string run_id(const Session& session) {
-  return fmt::format("{}-{}", session.settings.training.seed, session.data.train.fingerprint());
+std::string id_of_run(const Session& session) {
+  return run_id(session.settings.training.seed, session.data.train.fingerprint());
 }
 
 /// Throws NumericError where a weight is not finite: such a checkpoint could not be loaded.
@@ -256,7 +211,7 @@ void save_in_parts(const std::filesystem::path& root, Engine& engine, const Sess
     for (const CheckpointFile& file : common_files(engine, session, state, weights, scaling)) {
       records.push_back(write_checkpoint_file(partial, file));
     }
-    commit_checkpoint(root, state.step, run_id(session), records);
+    commit_checkpoint(root, state.step, id_of_run(session), records);
   }
 }
 
@@ -271,7 +226,7 @@ void save_training_state(const std::filesystem::path& root, Engine& engine, cons
     const std::vector<HostTensor> weights = all_weights(engine, true);
     const std::vector<HostTensor> scaling = scaling_tensors(engine);
     const OptimizerFile optimizer = optimizer_file(engine);
-    CheckpointContents contents = {run_id(session),
+    CheckpointContents contents = {id_of_run(session),
                                    common_files(engine, session, state, weights, scaling)};
     contents.files.push_back(optimizer.file);
     save_checkpoint(root, state.step, contents);
@@ -287,13 +242,14 @@ namespace {
 /// One whose content has been verified.
 ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
                            const Session& session) {
-  verify_checkpoint(folder, Verify::sizes);
+  const CheckpointManifest manifest = verify_checkpoint(folder, Verify::sizes);
+  require_files(folder, manifest);
   ResumedRun resumed;
   resumed.folder = folder;
   try {
     const nlohmann::json json = nlohmann::json::parse(read_checkpoint_text(folder, kStateFile));
-    check_same_model(session, folder);
-    check_same_run(json, session, engine.model(), folder);
+    check_state(json, manifest, folder);
+    resumed.notes = check_same_run(json, session, engine.model(), folder);
     resumed.state = {.step = json.at("step").get<int64_t>(),
                      .sample_position = json.at("sample_position").get<uint64_t>(),
                      .tokens = json.at("tokens").get<int64_t>(),
@@ -304,10 +260,10 @@ ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
                      .best_val_step = json.at("best_val_step").get<int64_t>()};
     const int64_t before = json.value("tokens_per_step", session.tokens_per_step());
     if (before != session.tokens_per_step()) {
-      resumed.note = fmt::format(
+      resumed.notes.push_back(fmt::format(
           "steps were of {} tokens before and are of {} now; with training.global_batch_size they "
           "do not depend on the number of ranks",
-          before, session.tokens_per_step());
+          before, session.tokens_per_step()));
     }
     load_weights(engine.device(), engine.model(), TensorSource(folder / kModelFile));
     load_optimizer_files(folder, engine);
@@ -324,8 +280,16 @@ ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
 constexpr int64_t kNothing = -1;
 constexpr int64_t kDamaged = -2;
 
-/// Throws CheckpointError where a weight is not finite.
-void check_weights(const std::filesystem::path& folder) {
+/// Throws CheckpointError where a file is missing, the state cannot be true or a weight is not
+/// finite.
+void check_content(const std::filesystem::path& folder) {
+  const CheckpointManifest manifest = verify_checkpoint(folder, Verify::sizes);
+  require_files(folder, manifest);
+  try {
+    check_state(nlohmann::json::parse(read_checkpoint_text(folder, kStateFile)), manifest, folder);
+  } catch (const nlohmann::json::exception& error) {
+    throw CheckpointError(fmt::format("{}: {}", (folder / kStateFile).string(), error.what()));
+  }
   const TensorSource source(folder / kModelFile);
   for (const std::string& name : source.names()) {
     source.read_f32(name, source.find(name)->shape);
@@ -333,7 +297,7 @@ void check_weights(const std::filesystem::path& folder) {
 }
 
 int64_t newest_step(const std::filesystem::path& root, std::vector<std::string>& notes) {
-  const std::optional<CheckpointPlace> place = newest_valid(root, notes, check_weights);
+  const std::optional<CheckpointPlace> place = newest_valid(root, notes, check_content);
   return place ? place->step : notes.empty() ? kNothing : kDamaged;
 }
 

@@ -35,7 +35,7 @@ void save_training_state(const std::filesystem::path& root, Engine& engine, cons
 struct ResumedRun {
   TrainingState state;
   std::filesystem::path folder;
-  std::string note;  ///< what differs from the run that saved it and is no error; may be empty
+  std::vector<std::string> notes;  ///< what differs from the run that saved it and is no error
 };
 
 /// Collective: the newest valid checkpoint under `root`, as the first rank finds it, loaded into
