@@ -135,10 +135,14 @@ bool Range::holds(double value) const {
 }
 
 std::string Range::text() const {
-  if (min && max) {
+  if (min && max && !is_far()) {
     return fmt::format(" in {}{}, {}{}", above_min ? '(' : '[', *min, *max, below_max ? ')' : ']');
   }
   return min ? fmt::format(" {} {}", above_min ? ">" : ">=", *min) : "";
+}
+
+std::string Range::far_hint(double value) const {
+  return is_far() && value > *max ? fmt::format("at most {}", *max) : "";
 }
 
 std::string describe(const YamlNode& node) {
@@ -160,13 +164,15 @@ std::optional<int64_t> read_integer(const FieldValue& value, const Range& range,
   const auto whole = is_plain(value.node()) ? parse_whole(value.node().text) : std::nullopt;
   constexpr auto kHighest = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
   if (!whole || whole->magnitude > kHighest) {
-    value.expected(what, quote_hint(value));
+    const bool too_large = whole && !whole->negative;
+    value.expected(what, too_large ? range.far_hint(static_cast<double>(whole->magnitude))
+                                   : quote_hint(value));
     return std::nullopt;
   }
   const auto magnitude = static_cast<int64_t>(whole->magnitude);
   const int64_t result = whole->negative ? -magnitude : magnitude;
   if (!range.holds(static_cast<double>(result))) {
-    value.expected(what);
+    value.expected(what, range.far_hint(static_cast<double>(result)));
     return std::nullopt;
   }
   return result;
@@ -185,7 +191,7 @@ std::optional<double> read_number(const FieldValue& value, const Range& range,
                                   const std::string& what) {
   const auto number = is_plain(value.node()) ? parse_number(value.node().text) : std::nullopt;
   if (!number || !range.holds(*number)) {
-    value.expected(what, quote_hint(value));
+    value.expected(what, number ? range.far_hint(*number) : quote_hint(value));
     return std::nullopt;
   }
   return number;
@@ -226,7 +232,7 @@ std::optional<std::string> read_choice(const FieldValue& value,
 std::optional<double> read_duration(const FieldValue& value, const std::string& what) {
   const YamlNode& node = value.node();
   const auto seconds = node.kind == Kind::scalar ? parse_duration(node.text) : std::nullopt;
-  if (!seconds || *seconds <= 0) {
+  if (!seconds || *seconds <= 0 || *seconds > kMostSeconds) {
     value.expected(what);
     return std::nullopt;
   }

@@ -261,6 +261,10 @@ CorpusSplits open_corpora(const DataSettings& settings, const Tokenizer& tokeniz
     Corpus nothing;
     reader.read(source, 0.0, splits.val, nothing);
   }
+  if (splits.train.size() == 0 && splits.val.size() > 0 && held_back > 0) {
+    throw ConfigError(
+        fmt::format("data.val_fraction {} leaves no tokens to train on", settings.val_fraction));
+  }
   if (splits.train.size() == 0) {
     throw DataError(fmt::format("{}: no tokens to train on", settings.train.front().path));
   }
