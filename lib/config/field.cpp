@@ -61,7 +61,7 @@ std::optional<DataSource> read_source_map(const FieldValue& value) {
     const std::string key = fmt::format("{}.{}", value.key(), name);
     const FieldValue child = value.child(node.items[i], key);
     if (name == "path") {
-      const auto path = read_text(child, "text");
+      const auto path = read_path(child, "text");
       source.path = path.value_or("");
       good = good && path.has_value();
     } else if (name == "format") {
@@ -164,9 +164,8 @@ std::optional<int64_t> read_integer(const FieldValue& value, const Range& range,
   const auto whole = is_plain(value.node()) ? parse_whole(value.node().text) : std::nullopt;
   constexpr auto kHighest = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
   if (!whole || whole->magnitude > kHighest) {
-    const bool too_large = whole && !whole->negative;
-    value.expected(what, too_large ? range.far_hint(static_cast<double>(whole->magnitude))
-                                   : quote_hint(value));
+    const auto number = is_plain(value.node()) ? parse_number(value.node().text) : std::nullopt;
+    value.expected(what, number ? range.far_hint(*number) : quote_hint(value));
     return std::nullopt;
   }
   const auto magnitude = static_cast<int64_t>(whole->magnitude);
@@ -211,6 +210,31 @@ std::optional<std::string> read_text(const FieldValue& value, const std::string&
     return std::nullopt;
   }
   return value.node().text;
+}
+
+std::optional<std::string> read_path(const FieldValue& value, const std::string& what) {
+  constexpr size_t kMostName = 255;   // NAME_MAX of Linux file systems
+  constexpr size_t kMostPath = 3840;  // PATH_MAX less the names inside a run's folder
+  const auto path = read_text(value, what);
+  if (!path) {
+    return std::nullopt;
+  }
+  size_t longest = 0;
+  for (size_t begin = 0; begin <= path->size();) {
+    const size_t end = std::min(path->find('/', begin), path->size());
+    longest = std::max(longest, end - begin);
+    begin = end + 1;
+  }
+  if (longest > kMostName) {
+    value.fail(fmt::format("a name of {} bytes is longer than the {} that file systems take",
+                           longest, kMostName));
+    return std::nullopt;
+  }
+  if (path->size() > kMostPath) {
+    value.fail(fmt::format("a path of {} bytes is longer than {}", path->size(), kMostPath));
+    return std::nullopt;
+  }
+  return path;
 }
 
 std::optional<std::string> read_choice(const FieldValue& value,
@@ -273,7 +297,7 @@ std::optional<std::vector<DataSource>> read_sources(const FieldValue& value,
     if (element.node().kind == Kind::map) {
       return read_source_map(element);
     }
-    const auto path = read_text(element, "a source such as {path: corpus.txt}");
+    const auto path = read_path(element, "a source such as {path: corpus.txt}");
     return path ? std::optional(DataSource{*path, "auto", 1.0}) : std::nullopt;
   };
   if (value.node().kind == Kind::map || value.node().kind == Kind::scalar) {

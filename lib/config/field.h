@@ -152,6 +152,8 @@ std::optional<double> read_number(const FieldValue& value, const Range& range,
                                   const std::string& what);
 std::optional<bool> read_bool(const FieldValue& value, const std::string& what);
 std::optional<std::string> read_text(const FieldValue& value, const std::string& what);
+/// A text whose parts file systems take as names.
+std::optional<std::string> read_path(const FieldValue& value, const std::string& what);
 std::optional<std::string> read_choice(const FieldValue& value,
                                        const std::vector<std::string>& choices,
                                        const std::string& what);

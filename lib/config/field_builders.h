@@ -130,6 +130,13 @@ Field text(std::string key, Get get, std::string doc, std::string accepts = "tex
               [](const std::string& value) { return value.empty() ? "" : yaml_text(value); });
 }
 
+/// The same for a path.
+template <class Get>
+Field path(std::string key, Get get, std::string doc, std::string accepts) {
+  return make(std::move(key), std::move(accepts), std::move(doc), get, read_path,
+              [](const std::string& value) { return value.empty() ? "" : yaml_text(value); });
+}
+
 template <class Get>
 Field choice(std::string key, Get get, std::vector<std::string> choices, std::string doc) {
   const std::string accepts = "one of " + joined(choices);

@@ -294,7 +294,7 @@ std::vector<Field> model_fields() {
                              .changes_memory = true});
   std::vector<Field> result = {
       std::move(preset),
-      text("model.from", in(&Settings::model, &ModelSettings::from),
+      path("model.from", in(&Settings::model, &ModelSettings::from),
            "A Hugging Face folder to start from (config.json, *.safetensors)", "a folder")
           .asked({.topic = Topic::model,
                   .text = "Hugging Face folder to start from, - for sizes",

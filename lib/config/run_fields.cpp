@@ -137,8 +137,9 @@ std::vector<Field> data_fields() {
                   .text = "Part held back for validation",
                   .unless = {"data.val"},
                   .suggest = offered_validation}),
-      text("data.tokenizer", data(&DataSettings::tokenizer),
-           "byte, char, the path of a tokenizer file, or none for token files made elsewhere")
+      path("data.tokenizer", data(&DataSettings::tokenizer),
+           "byte, char, the path of a tokenizer file, or none for token files made elsewhere",
+           "text")
           .asked({.topic = Topic::data, .text = "Tokenizer", .changes_memory = true}),
       integer("data.seq_length", data(&DataSettings::seq_length), between(1, kMostPositions),
               "Tokens of one sequence; a preset brings its own default")
@@ -219,7 +220,7 @@ std::vector<Field> run_fields() {
       integer("checkpoint.keep_last", checkpoint(&CheckpointSettings::keep_last), between(1, 1e6),
               "Checkpoints that are kept")
           .asked({.topic = Topic::checkpoints, .text = "Checkpoints to keep"}),
-      text("checkpoint.resume", checkpoint(&CheckpointSettings::resume),
+      path("checkpoint.resume", checkpoint(&CheckpointSettings::resume),
            "auto continues from the newest complete checkpoint, never starts afresh, a path "
            "continues from that one",
            "auto, never or a checkpoint directory")
@@ -261,7 +262,7 @@ std::vector<Field> run_fields() {
              {"auto", "mpi", "file"},
              "How ranks find each other. file: ranks on GPUs that srun has started, without MPI; "
              "auto is that with backend nccl where srun offers none"),
-      text("comm.bootstrap_file", in(&Settings::comm, &CommunicationSettings::bootstrap_file),
+      path("comm.bootstrap_file", in(&Settings::comm, &CommunicationSettings::bootstrap_file),
            "With bootstrap file: where it is, seen by all nodes; job, step and restart are added. "
            "Empty: meeting, in output_dir",
            "a path"),
@@ -290,7 +291,7 @@ std::vector<Field> run_fields() {
               "CPU threads of a rank; 0: OMP_NUM_THREADS, else SLURM_CPUS_PER_TASK, else its part "
               "of the "
               "cores"),
-      text("output_dir", in(&Settings::output_dir), "Where the run's files go", "a folder")
+      path("output_dir", in(&Settings::output_dir), "Where the run's files go", "a folder")
           .asked({.topic = Topic::checkpoints, .text = "Folder for the run's files"}),
   };
 }

@@ -192,6 +192,18 @@ class PartialCheckpoint {
   bool leads_;
 };
 
+/// A run's folder that is gone was removed or unmounted: one made in its place would hold this
+/// checkpoint alone, perhaps on another disk.
+void require_folder(const std::filesystem::path& root) {
+  std::error_code failure;
+  if (!std::filesystem::is_directory(root, failure)) {
+    throw DeviceError(fmt::format(
+        "{} is gone: it was removed, renamed or unmounted while the run went on; bring it back to "
+        "save there",
+        root.string()));
+  }
+}
+
 /// Each rank writes its part of the optimizer's state, the first one all the rest.
 void save_in_parts(const std::filesystem::path& root, Engine& engine, const Session& session,
                    const TrainingState& state, Communicator& comm) {
@@ -220,6 +232,9 @@ void save_in_parts(const std::filesystem::path& root, Engine& engine, const Sess
 void save_training_state(const std::filesystem::path& root, Engine& engine, const Session& session,
                          const TrainingState& state, int64_t keep_last, Communicator& comm) {
   const bool leads = comm.rank() == 0;
+  if (leads) {
+    require_folder(root);
+  }
   if (engine.model().parameters().layout() != nullptr) {
     save_in_parts(root, engine, session, state, comm);
   } else if (leads) {

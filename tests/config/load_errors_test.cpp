@@ -77,7 +77,8 @@ TEST_CASE("mistyped values say what was expected") {
   CHECK(error_with("eval: {batches: 010}") ==
         "run.yaml:4:17: eval.batches: expected a whole number >= 1, got \"010\"");
   CHECK(error_with("eval: {batches: 1e30}") ==
-        "run.yaml:4:17: eval.batches: expected a whole number >= 1, got \"1e30\"");
+        "run.yaml:4:17: eval.batches: expected a whole number >= 1, got \"1e30\"; at most "
+        "1000000000000");
   CHECK(error_with("checkpoint: {save_final: yes}") ==
         "run.yaml:4:26: checkpoint.save_final: expected true or false, got \"yes\"");
   CHECK(error_of("model: {preset: toy}\ndata: {train: a}\n"
