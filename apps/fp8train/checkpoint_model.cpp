@@ -19,6 +19,7 @@ namespace fs = std::filesystem;
 
 fs::path model_folder(const fs::path& path) {
   if (fs::exists(path / "config.json")) {
+    refuse_incomplete(path);
     return path;
   }
   const fs::path root = fs::exists(path / "checkpoints") ? path / "checkpoints" : path;

@@ -1,4 +1,4 @@
-// fp8train check: everything that can be known before a run starts. Opens and samples the data,
+// fp8train check: everything that can be known before a run starts. Reads all tokens of the data,
 // plans the memory on the meta device, allocates nothing large.
 
 #include <fmt/format.h>
@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "train/preflight.h"
 #include "train/progress.h"
@@ -42,6 +43,29 @@ std::string quoted(const std::string& text) {
   return result + "\"";
 }
 
+/// Reads every id of a corpus once. Throws DataError for one outside the vocabulary.
+void scan(const Corpus& corpus, const char* name) {
+  constexpr int64_t kPart = 1 << 20;
+  constexpr double kSecondsBetween = 5;
+  std::vector<int32_t> tokens(static_cast<size_t>(std::min(kPart, corpus.size())));
+  const Stopwatch total;
+  Stopwatch watch;
+  for (int64_t done = 0; done < corpus.size(); done += kPart) {
+    corpus.read(done, std::min(kPart, corpus.size() - done), tokens.data());
+    if (watch.seconds() >= kSecondsBetween) {
+      fmt::print(stderr, "scanning {} data: {:.0f} % of {} tokens\n", name,
+                 100.0 * static_cast<double>(done) / static_cast<double>(corpus.size()),
+                 describe_count(static_cast<double>(corpus.size())));
+      watch.restart();
+    }
+  }
+  if (corpus.size() > 0) {
+    fmt::print("scan    {} {} tokens are below the vocabulary's size, in {}\n",
+               describe_count(static_cast<double>(corpus.size())), name,
+               describe_duration(total.seconds()));
+  }
+}
+
 /// Reads the weights that the run would start from: names, shapes, finite values.
 void check_weights(const Session& session) {
   if (session.settings.model.from.empty()) {
@@ -66,9 +90,15 @@ void check_output(const std::filesystem::path& folder) {
   }
 }
 
-int check_run(const RankOptions& options) {
-  Settings settings = load(options.common);
-  const int world_size = fill_job(options.world_size, options.ranks_per_node, settings.job);
+struct CheckOptions {
+  RankOptions ranks;
+  bool no_scan = false;
+};
+
+int check_run(const CheckOptions& options) {
+  Settings settings = load(options.ranks.common);
+  const int world_size =
+      fill_job(options.ranks.world_size, options.ranks.ranks_per_node, settings.job);
   const Session session = open_session(settings, true, world_size);
   const auto ranks = Topology::blocks(world_size, static_cast<int>(settings.job.ranks_per_node));
   log_notes(session);
@@ -88,6 +118,10 @@ int check_run(const RankOptions& options) {
              rehearsed.work.gemm_flops / 1e9, rehearsed.work.attention_flops / 1e9);
   fmt::print("sample  {}\n", quoted(sample_text(session)));
   check_output(settings.output_dir);
+  if (!options.no_scan) {
+    scan(session.data.train, "training");
+    scan(session.data.val, "validation");
+  }
   if (settings.job.gpu != "auto" && settings.device != "cpu") {
     fmt::print("ok; `fp8train estimate` says whether it fits into the memory of {}\n",
                settings.job.gpu);
@@ -108,8 +142,9 @@ int check_run(const RankOptions& options) {
 }  // namespace
 
 void add_check(Arguments verb, Action& action) {
-  auto options = std::make_shared<RankOptions>();
-  add_ranks(verb, *options);
+  auto options = std::make_shared<CheckOptions>();
+  add_ranks(verb, options->ranks);
+  verb.flag("--no-scan", options->no_scan, "Do not read all tokens, only samples");
   verb.run(action, [options] { return check_run(*options); });
 }
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <memory>
@@ -9,6 +10,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "config/suggest.h"
 #include "io/quantize_file.h"
 #include "verbs.h"
@@ -157,9 +159,22 @@ void print_report_json(const FileQuantizationReport& report, const FileQuantizat
     json["tensors"].push_back(line);
   }
   for (const KeptTensor& tensor : report.kept) {
-    json["kept"].push_back({{"name", tensor.name}, {"reason", tensor.reason}});
+    json["kept"].push_back(
+        {{"name", tensor.name}, {"reason", tensor.reason}, {"not_finite", tensor.not_finite}});
   }
   fmt::print("{}\n", json.dump(2));
+}
+
+/// On standard error, so that a report as JSON stays whole.
+void warn_of(const std::vector<std::string>& lines) {
+  constexpr size_t kShown = 10;
+  for (size_t i = 0; i < std::min(lines.size(), kShown); ++i) {
+    log_warning(lines[i]);
+  }
+  if (lines.size() > kShown) {
+    log_warning(fmt::format("and {} more tensors with values that are NaN or infinite",
+                            lines.size() - kShown));
+  }
 }
 
 }  // namespace
@@ -184,6 +199,7 @@ void add_quantize(Arguments verb, Action& action) {
   verb.run(action, [options] {
     const FileQuantization request = request_of(*options);
     const FileQuantizationReport report = quantize_file(options->in, options->out, request);
+    warn_of(report.not_finite());
     (options->json ? print_report_json : print_report_text)(report, request, *options);
     return 0;
   });

@@ -225,7 +225,8 @@ void Checks::schedule() {
   }
   const bool comparable = usable("training.micro_batch_size") && usable("data.seq_length") &&
                           usable("training.gradient_accumulation_steps");
-  const int64_t last = comparable ? steps() : 0;
+  // A run that ends early is no mistake (open_session warns), but answers that do not fit are.
+  const int64_t last = comparable && extent_ == Extent::begun ? steps() : 0;
   if (last > 0 && schedule.warmup_steps >= last) {
     complain("scheduler.warmup_steps", "training.max_steps",
              fmt::format("the warm-up of {} steps does not end before the run's {} steps",

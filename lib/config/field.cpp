@@ -61,7 +61,7 @@ std::optional<DataSource> read_source_map(const FieldValue& value) {
     const std::string key = fmt::format("{}.{}", value.key(), name);
     const FieldValue child = value.child(node.items[i], key);
     if (name == "path") {
-      const auto path = read_text(child, "text");
+      const auto path = read_path(child, "text");
       source.path = path.value_or("");
       good = good && path.has_value();
     } else if (name == "format") {
@@ -135,10 +135,14 @@ bool Range::holds(double value) const {
 }
 
 std::string Range::text() const {
-  if (min && max) {
+  if (min && max && !is_far()) {
     return fmt::format(" in {}{}, {}{}", above_min ? '(' : '[', *min, *max, below_max ? ')' : ']');
   }
   return min ? fmt::format(" {} {}", above_min ? ">" : ">=", *min) : "";
+}
+
+std::string Range::far_hint(double value) const {
+  return is_far() && value > *max ? fmt::format("at most {}", *max) : "";
 }
 
 std::string describe(const YamlNode& node) {
@@ -160,13 +164,14 @@ std::optional<int64_t> read_integer(const FieldValue& value, const Range& range,
   const auto whole = is_plain(value.node()) ? parse_whole(value.node().text) : std::nullopt;
   constexpr auto kHighest = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
   if (!whole || whole->magnitude > kHighest) {
-    value.expected(what, quote_hint(value));
+    const auto number = is_plain(value.node()) ? parse_number(value.node().text) : std::nullopt;
+    value.expected(what, number ? range.far_hint(*number) : quote_hint(value));
     return std::nullopt;
   }
   const auto magnitude = static_cast<int64_t>(whole->magnitude);
   const int64_t result = whole->negative ? -magnitude : magnitude;
   if (!range.holds(static_cast<double>(result))) {
-    value.expected(what);
+    value.expected(what, range.far_hint(static_cast<double>(result)));
     return std::nullopt;
   }
   return result;
@@ -185,7 +190,7 @@ std::optional<double> read_number(const FieldValue& value, const Range& range,
                                   const std::string& what) {
   const auto number = is_plain(value.node()) ? parse_number(value.node().text) : std::nullopt;
   if (!number || !range.holds(*number)) {
-    value.expected(what, quote_hint(value));
+    value.expected(what, number ? range.far_hint(*number) : quote_hint(value));
     return std::nullopt;
   }
   return number;
@@ -207,6 +212,31 @@ std::optional<std::string> read_text(const FieldValue& value, const std::string&
   return value.node().text;
 }
 
+std::optional<std::string> read_path(const FieldValue& value, const std::string& what) {
+  constexpr size_t kMostName = 255;   // NAME_MAX of Linux file systems
+  constexpr size_t kMostPath = 3840;  // PATH_MAX less the names inside a run's folder
+  const auto path = read_text(value, what);
+  if (!path) {
+    return std::nullopt;
+  }
+  size_t longest = 0;
+  for (size_t begin = 0; begin <= path->size();) {
+    const size_t end = std::min(path->find('/', begin), path->size());
+    longest = std::max(longest, end - begin);
+    begin = end + 1;
+  }
+  if (longest > kMostName) {
+    value.fail(fmt::format("a name of {} bytes is longer than the {} that file systems take",
+                           longest, kMostName));
+    return std::nullopt;
+  }
+  if (path->size() > kMostPath) {
+    value.fail(fmt::format("a path of {} bytes is longer than {}", path->size(), kMostPath));
+    return std::nullopt;
+  }
+  return path;
+}
+
 std::optional<std::string> read_choice(const FieldValue& value,
                                        const std::vector<std::string>& choices,
                                        const std::string& what) {
@@ -226,7 +256,7 @@ std::optional<std::string> read_choice(const FieldValue& value,
 std::optional<double> read_duration(const FieldValue& value, const std::string& what) {
   const YamlNode& node = value.node();
   const auto seconds = node.kind == Kind::scalar ? parse_duration(node.text) : std::nullopt;
-  if (!seconds || *seconds <= 0) {
+  if (!seconds || *seconds <= 0 || *seconds > kMostSeconds) {
     value.expected(what);
     return std::nullopt;
   }
@@ -267,7 +297,7 @@ std::optional<std::vector<DataSource>> read_sources(const FieldValue& value,
     if (element.node().kind == Kind::map) {
       return read_source_map(element);
     }
-    const auto path = read_text(element, "a source such as {path: corpus.txt}");
+    const auto path = read_path(element, "a source such as {path: corpus.txt}");
     return path ? std::optional(DataSource{*path, "auto", 1.0}) : std::nullopt;
   };
   if (value.node().kind == Kind::map || value.node().kind == Kind::scalar) {

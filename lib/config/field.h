@@ -68,12 +68,41 @@ struct Question {
   bool changes_memory = false;
 };
 
+/// Upper bounds where a field needs none of its own. Beyond lies a slip of a key, whose products
+/// overflow or whose loops do not end.
+constexpr double kMostWhole = 1e12;
+constexpr double kMostNumber = 1e40;
+constexpr double kMostSeconds = 3650.0 * 86400;
+
+/// Bounds of a number; the open ends are excluded.
+struct Range {
+  std::optional<double> min;
+  std::optional<double> max;
+  bool above_min = false;
+  bool below_max = false;
+
+  bool holds(double value) const;
+  /// Whether the upper bound is so far that only slips come to it.
+  bool is_far() const { return max && *max >= kMostWhole; }
+  /// " >= 1", " in [0, 1)", or empty; a far bound is not named.
+  std::string text() const;
+  /// "at most 1000000000000" for a value beyond a far bound; else empty.
+  std::string far_hint(double value) const;
+};
+
+/// What a field of one number takes.
+struct NumberRange {
+  Range range;
+  bool whole = false;
+};
+
 struct Field {
-  std::string key;                   ///< dotted: "optimizer.lr"
-  std::string accepts;               ///< "number > 0", "one of adamw, sgd"
-  std::string doc;                   ///< one line, without a full stop
-  std::vector<std::string> aliases;  ///< other dotted keys for the same setting
-  bool input_only = false;           ///< read, but written under other keys
+  std::string key;                                   ///< dotted: "optimizer.lr"
+  std::string accepts;                               ///< "number > 0", "one of adamw, sgd"
+  std::string doc;                                   ///< one line, without a full stop
+  std::vector<std::string> aliases;                  ///< other dotted keys for the same setting
+  bool input_only = false;                           ///< read, but written under other keys
+  std::optional<NumberRange> number = std::nullopt;  ///< set where the value is one number
 
   /// Reads the value; complains to it when it cannot be used, leaving Settings as they are.
   std::function<void(Settings&, const FieldValue&)> read;
@@ -89,17 +118,6 @@ struct Field {
   Field asked(Question how) &&;
 };
 
-/// Bounds of a number; the open ends are excluded.
-struct Range {
-  std::optional<double> min;
-  std::optional<double> max;
-  bool above_min = false;
-  bool below_max = false;
-
-  bool holds(double value) const;
-  std::string text() const;  ///< " >= 1", " in [0, 1)", or empty
-};
-
 inline Range at_least(double min) {
   return {min, {}, false, false};
 }
@@ -111,6 +129,15 @@ inline Range between(double min, double max) {
 }
 inline Range from_up_to(double min, double max) {
   return {min, max, false, true};
+}
+inline Range above_up_to(double min, double max) {
+  return {min, max, true, false};
+}
+
+/// `range` with an upper bound.
+inline Range bounded(Range range, double most) {
+  range.max = range.max ? range.max : most;
+  return range;
 }
 
 /// What `node` holds, for messages: `"abc"`, `a list`, `nothing`.
@@ -125,9 +152,12 @@ std::optional<double> read_number(const FieldValue& value, const Range& range,
                                   const std::string& what);
 std::optional<bool> read_bool(const FieldValue& value, const std::string& what);
 std::optional<std::string> read_text(const FieldValue& value, const std::string& what);
+/// A text whose parts file systems take as names.
+std::optional<std::string> read_path(const FieldValue& value, const std::string& what);
 std::optional<std::string> read_choice(const FieldValue& value,
                                        const std::vector<std::string>& choices,
                                        const std::string& what);
+/// Seconds, above 0 and at most kMostSeconds.
 std::optional<double> read_duration(const FieldValue& value, const std::string& what);
 /// A list of texts; a single text is a list of one.
 std::optional<std::vector<std::string>> read_texts(const FieldValue& value,

@@ -41,19 +41,29 @@ Field make(std::string key, std::string accepts, std::string doc, Get get, Read 
   return field;
 }
 
-template <class Get>
-Field integer(std::string key, Get get, Range range, std::string doc) {
-  return make(
-      std::move(key), "a whole number" + range.text(), std::move(doc), get,
-      [range](const auto& value, const auto& what) { return read_integer(value, range, what); },
-      [](int64_t value) { return std::to_string(value); });
+inline Field with_range(Field field, const Range& range, bool whole) {
+  field.number = NumberRange{range, whole};
+  return field;
 }
 
-/// At least 1; 0 stands for "not set", which a user can say only as null, where `null_is_unset`.
 template <class Get>
-Field optional_count(std::string key, Get get, std::string doc, bool null_is_unset = false) {
-  const Range range = at_least(1);
-  return make(
+Field integer(std::string key, Get get, Range range, std::string doc) {
+  range = bounded(range, kMostWhole);
+  return with_range(
+      make(
+          std::move(key), "a whole number" + range.text(), std::move(doc), get,
+          [range](const auto& value, const auto& what) { return read_integer(value, range, what); },
+          [](int64_t value) { return std::to_string(value); }),
+      range, true);
+}
+
+/// From 1 to `most`; 0 stands for "not set", which a user can say only as null, where
+/// `null_is_unset`.
+template <class Get>
+Field optional_count(std::string key, Get get, double most, std::string doc,
+                     bool null_is_unset = false) {
+  const Range range = between(1, most);
+  Field field = make(
       std::move(key), "a whole number" + range.text(), std::move(doc), get,
       [range, null_is_unset](const FieldValue& value, const auto& what) {
         const bool is_null = value.node().kind == YamlNode::Kind::null && !value.node().reported;
@@ -61,23 +71,41 @@ Field optional_count(std::string key, Get get, std::string doc, bool null_is_uns
                                         : read_integer(value, range, what);
       },
       [](int64_t value) { return value == 0 ? "" : std::to_string(value); });
+  return with_range(std::move(field), range, true);
 }
 
 /// For std::optional members.
 template <class Get>
 Field maybe_integer(std::string key, Get get, Range range, std::string doc) {
-  return make(
-      std::move(key), "a whole number" + range.text(), std::move(doc), get,
-      [range](const auto& value, const auto& what) { return read_integer(value, range, what); },
-      [](const std::optional<int64_t>& value) { return value ? std::to_string(*value) : ""; });
+  range = bounded(range, kMostWhole);
+  return with_range(
+      make(
+          std::move(key), "a whole number" + range.text(), std::move(doc), get,
+          [range](const auto& value, const auto& what) { return read_integer(value, range, what); },
+          [](const std::optional<int64_t>& value) { return value ? std::to_string(*value) : ""; }),
+      range, true);
 }
 
 template <class Get>
 Field number(std::string key, Get get, Range range, std::string doc) {
-  return make(
-      std::move(key), "a number" + range.text(), std::move(doc), get,
-      [range](const auto& value, const auto& what) { return read_number(value, range, what); },
-      [](const auto& value) { return number_text(value); });
+  range = bounded(range, kMostNumber);
+  return with_range(
+      make(
+          std::move(key), "a number" + range.text(), std::move(doc), get,
+          [range](const auto& value, const auto& what) { return read_number(value, range, what); },
+          [](const auto& value) { return number_text(value); }),
+      range, false);
+}
+
+/// Seconds; where `zero_is_unset`, 0 is not written.
+template <class Get>
+Field duration(std::string key, Get get, const char* example, std::string doc,
+               bool zero_is_unset = false) {
+  Field field = make(std::move(key), fmt::format("a duration such as {}, at most 3650d", example),
+                     std::move(doc), get, read_duration, [zero_is_unset](double seconds) {
+                       return zero_is_unset && seconds == 0 ? "" : duration_text(seconds);
+                     });
+  return with_range(std::move(field), above_up_to(0, kMostSeconds), false);
 }
 
 inline std::string flag_text(bool value) {
@@ -99,6 +127,13 @@ Field maybe_flag(std::string key, Get get, std::string doc) {
 template <class Get>
 Field text(std::string key, Get get, std::string doc, std::string accepts = "text") {
   return make(std::move(key), std::move(accepts), std::move(doc), get, read_text,
+              [](const std::string& value) { return value.empty() ? "" : yaml_text(value); });
+}
+
+/// The same for a path.
+template <class Get>
+Field path(std::string key, Get get, std::string doc, std::string accepts) {
+  return make(std::move(key), std::move(accepts), std::move(doc), get, read_path,
               [](const std::string& value) { return value.empty() ? "" : yaml_text(value); });
 }
 

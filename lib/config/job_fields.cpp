@@ -48,7 +48,7 @@ std::vector<Field> hardware_fields() {
                          .text = "GPU to estimate memory for",
                          .when = on_gpus,
                          .changes_memory = true}),
-      number("job.memory_gib", job(&JobSettings::memory_gib), at_least(0),
+      number("job.memory_gib", job(&JobSettings::memory_gib), between(0, 1e6),
              "Memory of a node in GiB, where ranks run on CPUs; 0: as much as the machine has that "
              "estimates")
           .asked({.topic = Topic::hardware,
@@ -65,9 +65,8 @@ std::vector<Field> slurm_fields() {
       integer("job.cpus_per_rank", job(&JobSettings::cpus_per_rank), between(1, 65536),
               "Cores that Slurm gives to a rank")
           .asked({.topic = Topic::job, .text = "Cores per rank", .when = under_slurm}),
-      make("job.time_limit", "a duration such as 3h50m", "Time after which Slurm ends the job",
-           job(&JobSettings::time_limit_seconds), read_duration,
-           [](double seconds) { return duration_text(seconds); })
+      duration("job.time_limit", job(&JobSettings::time_limit_seconds), "3h50m",
+               "Time after which Slurm ends the job")
           .asked({.topic = Topic::job, .text = "Time limit", .when = under_slurm}),
       flag("job.requeue", job(&JobSettings::requeue),
            "The job saves shortly before its time limit, queues itself again and goes on; it also "

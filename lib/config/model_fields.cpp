@@ -136,24 +136,26 @@ bool has_llama3_scaling(const Settings& settings) {
 template <class T>
 Field rope_field(const std::string& name, T Llama3RopeScaling::*member, const std::string& doc) {
   constexpr bool kWhole = std::is_integral_v<T>;
+  const Range range = kWhole ? between(1, ModelLimits::positions) : above_up_to(0, 1e6);
   Field field;
+  field.number = NumberRange{range, kWhole};
   field.key = "model.rope_scaling." + name;
-  field.accepts = kWhole ? "a whole number >= 1" : "a number > 0";
+  field.accepts = (kWhole ? "a whole number" : "a number") + range.text();
   field.doc = doc;
   field.aliases = {"model.rope_parameters." + name};
   field.applies = has_llama3_scaling;
-  field.read = [member, what = field.accepts](Settings& settings, const FieldValue& value) {
+  field.read = [member, range, what = field.accepts](Settings& settings, const FieldValue& value) {
     auto& scaling = settings.model.config.rope_scaling;
     if (!scaling) {
       value.fail("has a meaning only with rope_type: llama3");
       return;
     }
     if constexpr (kWhole) {
-      if (const auto number = read_integer(value, at_least(1), what)) {
+      if (const auto number = read_integer(value, range, what)) {
         (*scaling).*member = *number;
       }
     } else {
-      if (const auto number = read_number(value, above(0), what)) {
+      if (const auto number = read_number(value, range, what)) {
         (*scaling).*member = *number;
       }
     }
@@ -173,13 +175,15 @@ std::string offered_preset(const Settings& settings) {
 
 std::vector<Field> size_fields() {
   return {
-      integer("model.vocab_size", shape(&ModelConfig::vocab_size), at_least(0),
+      integer("model.vocab_size", shape(&ModelConfig::vocab_size),
+              between(0, ModelLimits::vocabulary),
               "Entries of the token embedding; 0 takes the tokenizer's"),
-      optional_count("model.hidden_size", shape(&ModelConfig::hidden_size),
+      optional_count("model.hidden_size", shape(&ModelConfig::hidden_size), ModelLimits::hidden,
                      "Width of the residual stream")
           .also({"model.n_embd"})
           .asked(size_question("Hidden size")),
       optional_count("model.intermediate_size", shape(&ModelConfig::intermediate_size),
+                     ModelLimits::intermediate,
                      "Width inside the MLP; follows from hidden_size when not set", true)
           .also({"model.n_inner"})
           .asked({.topic = Topic::model,
@@ -187,23 +191,24 @@ std::vector<Field> size_fields() {
                   .when = has_own_sizes,
                   .suggest = offered_intermediate_size}),
       optional_count("model.num_hidden_layers", shape(&ModelConfig::num_hidden_layers),
-                     "Transformer blocks")
+                     ModelLimits::layers, "Transformer blocks")
           .also({"model.n_layer"})
           .asked(size_question("Layers")),
       optional_count("model.num_attention_heads", shape(&ModelConfig::num_attention_heads),
-                     "Query heads")
+                     ModelLimits::heads, "Query heads")
           .also({"model.n_head"})
           .asked(size_question("Attention heads")),
       optional_count("model.num_key_value_heads", shape(&ModelConfig::num_key_value_heads),
+                     ModelLimits::heads,
                      "Key and value heads, dividing the query heads; not set: as many", true)
           .asked({.topic = Topic::model,
                   .text = "Key and value heads",
                   .when = has_own_sizes,
                   .optional = true}),
-      optional_count("model.head_dim", shape(&ModelConfig::head_dim),
+      optional_count("model.head_dim", shape(&ModelConfig::head_dim), ModelLimits::head_dim,
                      "Width of a head; not set: hidden_size / num_attention_heads", true),
       optional_count("model.max_position_embeddings", shape(&ModelConfig::max_position_embeddings),
-                     "Longest sequence the model is made for")
+                     ModelLimits::positions, "Longest sequence the model is made for")
           .also({"model.n_positions", "model.n_ctx"})
           .asked({.topic = Topic::model,
                   .text = "Longest sequence",
@@ -219,7 +224,7 @@ std::vector<Field> switch_fields() {
       number("model.norm_eps", shape(&ModelConfig::norm_eps), between(1e-12, 1),
              "Added to the variance in every norm")
           .also({"model.rms_norm_eps", "model.layer_norm_epsilon"}),
-      number("model.rope_theta", shape(&ModelConfig::rope_theta), above(0),
+      number("model.rope_theta", shape(&ModelConfig::rope_theta), above_up_to(0, 1e12),
              "Base of the rotary position frequencies")
           .also({"model.rope_parameters.rope_theta"}),
       rope_type_field(),
@@ -243,10 +248,10 @@ std::vector<Field> switch_fields() {
            "RMSNorm over each head of q and k (Qwen3)"),
       number("model.initializer_range", shape(&ModelConfig::initializer_range), between(0, 10),
              "Standard deviation of the initial weights"),
-      integer("model.bos_token_id", shape(&ModelConfig::bos_token_id), at_least(-1),
-              "Token that begins a document; -1: none"),
-      integer("model.eos_token_id", shape(&ModelConfig::eos_token_id), at_least(-1),
-              "Token that ends a document; -1: none"),
+      integer("model.bos_token_id", shape(&ModelConfig::bos_token_id),
+              between(-1, ModelLimits::vocabulary), "Token that begins a document; -1: none"),
+      integer("model.eos_token_id", shape(&ModelConfig::eos_token_id),
+              between(-1, ModelLimits::vocabulary), "Token that ends a document; -1: none"),
   };
 }
 
@@ -289,7 +294,7 @@ std::vector<Field> model_fields() {
                              .changes_memory = true});
   std::vector<Field> result = {
       std::move(preset),
-      text("model.from", in(&Settings::model, &ModelSettings::from),
+      path("model.from", in(&Settings::model, &ModelSettings::from),
            "A Hugging Face folder to start from (config.json, *.safetensors)", "a folder")
           .asked({.topic = Topic::model,
                   .text = "Hugging Face folder to start from, - for sizes",

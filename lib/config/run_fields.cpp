@@ -15,6 +15,12 @@ bool on_several_ranks(const Settings& settings) {
 
 using namespace fields;
 
+constexpr double kMostPasses = 1 << 20;     // micro-batch, and micro-batches of a step
+constexpr double kMostSequences = 1 << 30;  // of a step
+constexpr double kMostTokens = 1e15;        // of a run
+constexpr double kMostPositions = ModelLimits::positions;
+constexpr double kMostThreads = 1024;
+
 template <class Member>
 auto data(Member member) {
   return in(&Settings::data, member);
@@ -93,13 +99,13 @@ std::vector<Field> optimizer_fields() {
       number("optimizer.lr", optimizer(&OptimizerSettings::lr), above(0), "Peak learning rate")
           .asked({.topic = Topic::optimization, .text = "Peak learning rate"}),
       betas(),
-      number("optimizer.eps", optimizer(&OptimizerSettings::eps), above(0),
+      number("optimizer.eps", optimizer(&OptimizerSettings::eps), above_up_to(0, 1),
              "Added to the root of AdamW's second moment"),
-      number("optimizer.weight_decay", optimizer(&OptimizerSettings::weight_decay), at_least(0),
-             "Decoupled weight decay, never on norms and biases"),
+      number("optimizer.weight_decay", optimizer(&OptimizerSettings::weight_decay),
+             between(0, 1000), "Decoupled weight decay, never on norms and biases"),
       number("optimizer.momentum", optimizer(&OptimizerSettings::momentum), from_up_to(0, 1),
              "Momentum of sgd"),
-      number("optimizer.grad_clip", optimizer(&OptimizerSettings::grad_clip), at_least(0),
+      number("optimizer.grad_clip", optimizer(&OptimizerSettings::grad_clip), between(0, 1e9),
              "Largest global gradient norm; 0 turns clipping off"),
       choice("scheduler.type", in(&Settings::scheduler, &ScheduleSettings::type),
              {"cosine", "linear", "wsd", "constant"},
@@ -148,7 +154,7 @@ std::vector<Field> checkpoint_fields() {
               at_least(1),
               "Saves in a row that may fail, as on a full disk, before the run ends with exit code "
               "4"),
-      integer("checkpoint.keep_last", checkpoint(&CheckpointSettings::keep_last), at_least(1),
+      integer("checkpoint.keep_last", checkpoint(&CheckpointSettings::keep_last), between(1, 1e6),
               "Newest checkpoints that are not deleted")
           .asked({.topic = Topic::checkpoints, .text = "Checkpoints to keep"}),
       integer("checkpoint.keep_every", checkpoint(&CheckpointSettings::keep_every), at_least(0),
@@ -157,13 +163,17 @@ std::vector<Field> checkpoint_fields() {
           "checkpoint.keep_best", checkpoint(&CheckpointSettings::keep_best), at_least(0),
           "Nor are this many with the lowest validation loss, that of the last evaluation at or "
           "before their step; of several with the same evaluation the first one counts"),
-      text("checkpoint.resume", checkpoint(&CheckpointSettings::resume),
+      path("checkpoint.resume", checkpoint(&CheckpointSettings::resume),
            "auto continues from the newest complete checkpoint, never starts afresh, a path "
            "continues from that one",
            "auto, never or a checkpoint directory")
           .asked({.topic = Topic::checkpoints, .text = "Resume"}),
       flag("checkpoint.save_final", checkpoint(&CheckpointSettings::save_final),
            "Save a checkpoint after the last step"),
+      choice("checkpoint.changed_data", checkpoint(&CheckpointSettings::changed_data),
+             {"refuse", "accept"},
+             "What to do when a run goes on and its data files are not those that the checkpoint "
+             "was saved with; accept names them in a warning"),
   };
 }
 
@@ -183,10 +193,11 @@ std::vector<Field> data_fields() {
                   .text = "Part held back for validation",
                   .unless = {"data.val"},
                   .suggest = offered_validation}),
-      text("data.tokenizer", data(&DataSettings::tokenizer),
-           "byte, char, the path of a tokenizer file, or none for token files made elsewhere")
+      path("data.tokenizer", data(&DataSettings::tokenizer),
+           "byte, char, the path of a tokenizer file, or none for token files made elsewhere",
+           "text")
           .asked({.topic = Topic::data, .text = "Tokenizer", .changes_memory = true}),
-      integer("data.seq_length", data(&DataSettings::seq_length), at_least(1),
+      integer("data.seq_length", data(&DataSettings::seq_length), between(1, kMostPositions),
               "Tokens of one sequence; a preset brings its own default")
           .asked({.topic = Topic::data, .text = "Sequence length", .changes_memory = true}),
       flag("data.shuffle", data(&DataSettings::shuffle),
@@ -197,27 +208,28 @@ std::vector<Field> data_fields() {
 
 std::vector<Field> training_fields() {
   std::vector<Field> result = {
-      optional_count("training.max_steps", training(&TrainingSettings::max_steps),
+      optional_count("training.max_steps", training(&TrainingSettings::max_steps), kMostWhole,
                      "Optimizer steps of the whole run; either this or max_tokens")
           .asked({.topic = Topic::optimization,
                   .text = "Optimizer steps, - to give tokens instead",
                   .suggest = offered_steps,
                   .optional = true}),
-      optional_count("training.max_tokens", training(&TrainingSettings::max_tokens),
+      optional_count("training.max_tokens", training(&TrainingSettings::max_tokens), kMostTokens,
                      "Tokens of the whole run, such as 100M; either this or max_steps")
           .asked({.topic = Topic::optimization,
                   .text = "Tokens of the whole run",
                   .when = [](const Settings& s) { return s.training.max_steps == 0; }}),
       integer("training.micro_batch_size", training(&TrainingSettings::micro_batch_size),
-              at_least(1), "Sequences per forward pass and rank")
+              between(1, kMostPasses), "Sequences per forward pass and rank")
           .asked({.topic = Topic::optimization,
                   .text = "Micro-batch: sequences per forward pass and rank",
                   .changes_memory = true}),
       integer("training.gradient_accumulation_steps",
-              training(&TrainingSettings::gradient_accumulation_steps), at_least(1),
+              training(&TrainingSettings::gradient_accumulation_steps), between(1, kMostPasses),
               "Forward passes per optimizer step")
           .when([](const Settings& s) { return s.training.global_batch_size == 0; }),
       optional_count("training.global_batch_size", training(&TrainingSettings::global_batch_size),
+                     kMostSequences,
                      "Sequences per optimizer step over all ranks; instead of "
                      "gradient_accumulation_steps")
           .asked({.topic = Topic::optimization,
@@ -228,14 +240,13 @@ std::vector<Field> training_fields() {
       make("training.seed", "a whole number >= 0", "Seed of every random draw",
            training(&TrainingSettings::seed), read_unsigned,
            [](uint64_t value) { return std::to_string(value); }),
-      number("training.z_loss", training(&TrainingSettings::z_loss), at_least(0),
+      number("training.z_loss", training(&TrainingSettings::z_loss), between(0, 1000),
              "Weight of the squared log of the softmax's normalizer in the loss"),
-      integer("training.head_chunk_rows", training(&TrainingSettings::head_chunk_rows), at_least(0),
+      integer("training.head_chunk_rows", training(&TrainingSettings::head_chunk_rows),
+              between(0, kMostSequences),
               "Rows of logits alive at a time; 0: chosen from the vocabulary and the GPU's memory"),
-      make("training.max_time", "a duration such as 3h50m",
-           "Save and stop with exit code 75 after this time",
-           training(&TrainingSettings::max_time_seconds), read_duration,
-           [](double seconds) { return seconds == 0 ? "" : duration_text(seconds); }),
+      duration("training.max_time", training(&TrainingSettings::max_time_seconds), "3h50m",
+               "Save and stop with exit code 75 after this time", true),
       choice("training.non_finite", training(&TrainingSettings::non_finite), {"skip", "stop"},
              "What to do with a step whose gradient norm is not finite"),
       integer("training.max_consecutive_skips", training(&TrainingSettings::max_consecutive_skips),
@@ -280,9 +291,9 @@ std::vector<Field> run_fields() {
               "Steps between samples of text; 0: none"),
       texts("sample.prompts", sample(&SampleSettings::prompts), "One sample is drawn per prompt",
             true),
-      integer("sample.max_new_tokens", sample(&SampleSettings::max_new_tokens), at_least(1),
+      integer("sample.max_new_tokens", sample(&SampleSettings::max_new_tokens), between(1, 1 << 20),
               "Length of a sample"),
-      number("sample.temperature", sample(&SampleSettings::temperature), at_least(0),
+      number("sample.temperature", sample(&SampleSettings::temperature), between(0, 1000),
              "Divides the logits; 0 always takes the likeliest token"),
       integer("sample.top_k", sample(&SampleSettings::top_k), at_least(0),
               "Draw from the k likeliest tokens; 0: from all"),
@@ -301,14 +312,12 @@ std::vector<Field> run_fields() {
              {"auto", "mpi", "file"},
              "How ranks find each other. file: ranks on GPUs that srun has started, without MPI; "
              "auto is that with backend nccl where srun offers none"),
-      text("comm.bootstrap_file", in(&Settings::comm, &CommunicationSettings::bootstrap_file),
+      path("comm.bootstrap_file", in(&Settings::comm, &CommunicationSettings::bootstrap_file),
            "With bootstrap file: where it is, seen by all nodes; job, step and restart are added. "
            "Empty: meeting, in output_dir",
            "a path"),
-      make("comm.timeout", "a duration such as 10m",
-           "A message between ranks that takes longer ends the run",
-           in(&Settings::comm, &CommunicationSettings::timeout_seconds), read_duration,
-           [](double seconds) { return duration_text(seconds); }),
+      duration("comm.timeout", in(&Settings::comm, &CommunicationSettings::timeout_seconds), "10m",
+               "A message between ranks that takes longer ends the run"),
       integer(
           "parallelism.zero_stage", in(&Settings::parallelism, &ParallelismSettings::zero_stage),
           between(0, 3),
@@ -328,11 +337,11 @@ std::vector<Field> run_fields() {
       flag("gemm_tuning", in(&Settings::gemm_tuning),
            "On a GPU, time the algorithms for each product in the first step and keep the choice "
            "in FP8TRAIN_CACHE_DIR (~/.cache/fp8train); a run repeats bitwise with the same file"),
-      integer("threads", in(&Settings::threads), between(0, 65536),
+      integer("threads", in(&Settings::threads), between(0, kMostThreads),
               "CPU threads of a rank; 0: OMP_NUM_THREADS, else SLURM_CPUS_PER_TASK, else its part "
               "of the "
               "cores"),
-      text("output_dir", in(&Settings::output_dir), "Where the run's files go", "a folder")
+      path("output_dir", in(&Settings::output_dir), "Where the run's files go", "a folder")
           .asked({.topic = Topic::checkpoints, .text = "Folder for the run's files"}),
   };
   std::move(others.begin(), others.end(), std::back_inserter(result));

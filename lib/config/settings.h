@@ -60,6 +60,7 @@ struct CheckpointSettings {
   int64_t keep_best = 0;        ///< by validation loss
   std::string resume = "auto";  ///< auto | never | a checkpoint directory
   bool save_final = true;
+  std::string changed_data = "refuse";  ///< refuse | accept: other data than the checkpoint's
 
   bool operator==(const CheckpointSettings&) const = default;
 };

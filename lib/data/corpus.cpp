@@ -58,6 +58,7 @@ class SourceReader {
                                     source.path, paths.front().string(), name_of(format),
                                     path.string(), name_of(format_of(path, source.format))));
       }
+      train.add_file({path.string(), InputFile(path).opened()});  // before its content is read
     }
     if (format == DataFormat::text || format == DataFormat::jsonl) {
       read_documents(source, paths, format, held_back, train, val);
@@ -259,6 +260,10 @@ CorpusSplits open_corpora(const DataSettings& settings, const Tokenizer& tokeniz
   for (const DataSource& source : settings.val) {
     Corpus nothing;
     reader.read(source, 0.0, splits.val, nothing);
+  }
+  if (splits.train.size() == 0 && splits.val.size() > 0 && held_back > 0) {
+    throw ConfigError(
+        fmt::format("data.val_fraction {} leaves no tokens to train on", settings.val_fraction));
   }
   if (splits.train.size() == 0) {
     throw DataError(fmt::format("{}: no tokens to train on", settings.train.front().path));

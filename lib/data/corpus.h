@@ -6,9 +6,11 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "data/data_settings.h"
+#include "data/input_file.h"
 #include "data/tokenizer.h"
 
 namespace fp8train {
@@ -19,6 +21,12 @@ class TokenStore {
   virtual ~TokenStore() = default;
   virtual int64_t size() const = 0;
   virtual void read(int64_t offset, int64_t count, int32_t* to) const = 0;
+};
+
+/// A file that a corpus was made from, as it was when it was opened.
+struct DataFile {
+  std::string path;
+  FileIdentity identity;
 };
 
 class Corpus {
@@ -34,8 +42,14 @@ class Corpus {
   /// id outside the vocabulary, InternalError when the range is not within the corpus.
   void read(int64_t offset, int64_t count, int32_t* to) const;
 
+  /// Notes that content comes from this file.
+  void add_file(DataFile file) { files_.push_back(std::move(file)); }
+  /// The files of all sources, in the order of their tokens.
+  const std::vector<DataFile>& files() const { return files_; }
+
   /// 16 hex digits from the sizes and from samples of the content: a resumed run compares it to
-  /// know that the data is the same.
+  /// know that the tokens are the same. What lies between the samples is told by
+  /// FileHashes (data/file_hashes.h).
   std::string fingerprint() const;
 
  private:
@@ -46,6 +60,7 @@ class Corpus {
     int64_t count;
   };
   std::vector<Segment> segments_;
+  std::vector<DataFile> files_;
   int64_t size_ = 0;
 };
 

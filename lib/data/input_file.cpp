@@ -21,6 +21,14 @@ const char* kind_of(mode_t mode) {
   return "a device";
 }
 
+FileIdentity identity_of(const struct stat& info) {
+  constexpr int64_t kNanoseconds = 1'000'000'000;
+  return {.bytes = static_cast<uint64_t>(info.st_size),
+          .mtime_ns = info.st_mtim.tv_sec * kNanoseconds + info.st_mtim.tv_nsec,
+          .ctime_ns = info.st_ctim.tv_sec * kNanoseconds + info.st_ctim.tv_nsec,
+          .inode = info.st_ino};
+}
+
 }  // namespace
 
 InputFile::InputFile(std::filesystem::path path, Links links) : path_(std::move(path)) {
@@ -42,7 +50,7 @@ InputFile::InputFile(std::filesystem::path path, Links links) : path_(std::move(
     throw DataError(fmt::format("cannot read {}: it is {}, not a regular file", path_.string(),
                                 known ? kind_of(info.st_mode) : "unreadable"));
   }
-  size_ = static_cast<uint64_t>(info.st_size);
+  opened_ = identity_of(info);
 }
 
 InputFile::~InputFile() {
@@ -54,13 +62,22 @@ InputFile::~InputFile() {
 InputFile::InputFile(InputFile&& other) noexcept
     : path_(std::move(other.path_)),
       descriptor_(std::exchange(other.descriptor_, -1)),
-      size_(other.size_) {}
+      opened_(other.opened_) {}
 
 InputFile& InputFile::operator=(InputFile&& other) noexcept {
   std::swap(path_, other.path_);
   std::swap(descriptor_, other.descriptor_);
-  std::swap(size_, other.size_);
+  std::swap(opened_, other.opened_);
   return *this;
+}
+
+FileIdentity InputFile::identity() const {
+  struct stat info = {};
+  if (::fstat(descriptor_, &info) != 0) {
+    throw DataError(
+        fmt::format("{}: cannot be looked at: {}", path_.string(), std::strerror(errno)));
+  }
+  return identity_of(info);
 }
 
 void InputFile::read(uint64_t offset, void* to, size_t bytes) const {
@@ -79,7 +96,7 @@ void InputFile::read(uint64_t offset, void* to, size_t bytes) const {
       throw DataError(
           fmt::format("{}: the file ends at byte {}, but {} bytes at byte {} are needed; it had "
                       "{} bytes when it was opened",
-                      path_.string(), offset + done, bytes, offset, size_));
+                      path_.string(), offset + done, bytes, offset, opened_.bytes));
     }
     done += static_cast<size_t>(got);
   }

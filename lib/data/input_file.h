@@ -9,6 +9,17 @@
 
 namespace fp8train {
 
+/// What the file system says of a file without reading it. Writing to a file changes one of them:
+/// the modification time can be set back by a program, the change time cannot.
+struct FileIdentity {
+  uint64_t bytes = 0;
+  int64_t mtime_ns = 0;  ///< last modification, since 1970
+  int64_t ctime_ns = 0;  ///< last change of content, name or attributes
+  uint64_t inode = 0;
+
+  bool operator==(const FileIdentity&) const = default;
+};
+
 class InputFile {
  public:
   enum class Links { follow, refuse };
@@ -23,7 +34,11 @@ class InputFile {
   const std::filesystem::path& path() const { return path_; }
 
   /// Bytes at the time of opening.
-  uint64_t size() const { return size_; }
+  uint64_t size() const { return opened_.bytes; }
+  const FileIdentity& opened() const { return opened_; }
+
+  /// What the file system says now. Throws DataError.
+  FileIdentity identity() const;
 
   /// Reads exactly `bytes` at byte `offset`. Throws DataError with the numbers when the file ends
   /// before.
@@ -32,7 +47,7 @@ class InputFile {
  private:
   std::filesystem::path path_;
   int descriptor_ = -1;
-  uint64_t size_ = 0;
+  FileIdentity opened_;
 };
 
 }  // namespace fp8train

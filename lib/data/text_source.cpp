@@ -4,6 +4,7 @@
 #include <glob.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
@@ -83,6 +84,69 @@ std::string whole_file(const std::filesystem::path& path) {
   return text;
 }
 
+/// The part of `text` without a code point that its end cuts in two.
+std::string_view without_cut_end(std::string_view text) {
+  constexpr size_t kLongest = 4;
+  size_t end = text.size();
+  while (end > 0 && text.size() - end < kLongest - 1 && is_continuation(text[end - 1])) {
+    --end;
+  }
+  const bool ends_cut = end > 0 && code_point_length(text, end - 1) == 0;
+  return ends_cut ? text.substr(0, end - 1) : text;
+}
+
+bool is_text(std::string_view head) {
+  const bool has_control = std::any_of(head.begin(), head.end(), [](char c) {
+    const auto byte = static_cast<unsigned char>(c);
+    return (byte < 0x20 && byte != '\t' && byte != '\n' && byte != '\r' && byte != '\f') ||
+           byte == 0x7F;
+  });
+  return !head.empty() && !has_control && is_utf8(without_cut_end(head));
+}
+
+/// The largest 16-bit values at even and at odd places of the file's begin, middle and end.
+std::array<int, 2> largest_by_place(const InputFile& file) {
+  std::array<int, 2> largest = {0, 0};
+  const uint64_t words = file.size() / sizeof(uint16_t);
+  const uint64_t part = std::min<uint64_t>(words, kProbeBytes) / 2 * 2;
+  std::vector<uint16_t> ids(part);
+  for (const uint64_t quarters : {0, 2, 4}) {
+    const uint64_t begin = (words - part) / 4 * quarters / 2 * 2;
+    file.read(begin * sizeof(uint16_t), ids.data(), part * sizeof(uint16_t));
+    for (size_t i = 0; i < ids.size(); ++i) {
+      largest[i % 2] = std::max<int>(largest[i % 2], ids[i]);
+    }
+  }
+  return largest;
+}
+
+/// Why a .bin file without a known header hardly holds 16-bit ids; empty where nothing says so.
+std::string why_not_u16(const std::filesystem::path& path, const InputFile& file,
+                        std::string_view head) {
+  constexpr uint64_t kFewIds = 8;
+  constexpr int kHighestHalf = 3;  // of a 32-bit id: vocabularies have less than 2^18 entries
+  constexpr int kSmallVocabulary = 256;
+  std::filesystem::path index = path;
+  index.replace_extension(".idx");
+  std::error_code unseen;
+  if (std::filesystem::exists(index, unseen)) {
+    return fmt::format("{} makes it a part of a Megatron data set, which is not read here",
+                       index.string());
+  }
+  if (is_text(head)) {
+    return "its content is text; set format: text, or jsonl";
+  }
+  if (file.size() < kFewIds * sizeof(uint16_t)) {
+    return "";
+  }
+  const auto [even, odd] = largest_by_place(file);
+  if (odd == 0 || even == 0 || (odd <= kHighestHalf && even >= kSmallVocabulary)) {
+    return "every second 16-bit value is 0 or nearly so, as in files of 32-bit or 64-bit ids; "
+           "write the ids as 16-bit ones, or as llm.c shards";
+  }
+  return "";
+}
+
 DataFormat detect(const std::filesystem::path& path) {
   const InputFile file(path);
   std::string head(std::min<uint64_t>(file.size(), kProbeBytes), '\0');
@@ -100,7 +164,15 @@ DataFormat detect(const std::filesystem::path& path) {
   }
   const std::string extension = path.extension().string();
   if (extension == ".jsonl" || extension == ".ndjson") return DataFormat::jsonl;
-  if (extension == ".bin") return DataFormat::raw_u16;
+  if (extension == ".bin") {
+    if (const std::string reason = why_not_u16(path, file, head); !reason.empty()) {
+      throw DataError(fmt::format(
+          "{}: the file has no header of a format that is known, and {}. If it holds 16-bit ids "
+          "nevertheless, set format: raw_u16",
+          path.string(), reason));
+    }
+    return DataFormat::raw_u16;
+  }
   if (head.find('\0') == std::string::npos) return DataFormat::text;
   throw DataError(
       fmt::format("{}: cannot tell the format (binary content, no llm.c magic); set "

@@ -27,6 +27,8 @@ struct DeviceTraits {
   /// they are the backend's own, of every kind.
   bool scaled_gemm_by_library = false;
   Fp8Products fp8_products = Fp8Products(Fp8Support::any);
+  /// The longest heads that attention has kernels for.
+  int64_t max_head_dim = 512;
   /// Bytes of memory of a GPU; 0: not a GPU, or not known.
   size_t memory = 0;
   /// Bytes that the device itself holds for library calls, from its start.

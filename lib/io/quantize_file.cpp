@@ -4,6 +4,7 @@
 #include <fnmatch.h>
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -99,6 +100,24 @@ void announce(const SafetensorsEntry& entry, const FileQuantization& how,
   entries.push_back(scale_entry(entry, how.format));
 }
 
+/// Values of a tensor of floats that are NaN or infinite; of other types nothing is known.
+uint64_t not_finite(const SafetensorsEntry& entry, const std::vector<char>& bytes) {
+  const auto count = [&]<typename Stored>(Stored exponent) {
+    uint64_t found = 0;
+    for (size_t at = 0; at + sizeof(Stored) <= bytes.size(); at += sizeof(Stored)) {
+      Stored bits = 0;
+      std::memcpy(&bits, bytes.data() + at, sizeof(bits));
+      found += (bits & exponent) == exponent ? 1 : 0;
+    }
+    return found;
+  };
+  if (entry.dtype == "F32") return count(uint32_t{0x7F800000});
+  if (entry.dtype == "BF16") return count(uint16_t{0x7F80});
+  if (entry.dtype == "F16") return count(uint16_t{0x7C00});
+  if (entry.dtype == "F64") return count(uint64_t{0x7FF0000000000000});
+  return 0;
+}
+
 /// Reads, casts and writes one tensor.
 CastQuality cast_tensor(Stream cpu, const SafetensorsFile& file, const SafetensorsEntry& entry,
                         const FileQuantization& how, uint64_t number, SafetensorsWriter& writer) {
@@ -118,6 +137,25 @@ CastQuality cast_tensor(Stream cpu, const SafetensorsFile& file, const Safetenso
 }
 
 }  // namespace
+
+std::vector<std::string> FileQuantizationReport::not_finite() const {
+  std::vector<std::string> lines;
+  for (const QuantizedTensor& tensor : tensors) {
+    const uint64_t count = tensor.quality.not_a_number + tensor.quality.infinite;
+    if (count > 0) {
+      lines.push_back(fmt::format("{}: {} of {} values are NaN, {} infinite", tensor.name,
+                                  tensor.quality.not_a_number, tensor.quality.statistics.count,
+                                  tensor.quality.infinite));
+    }
+  }
+  for (const KeptTensor& tensor : kept) {
+    if (tensor.not_finite > 0) {
+      lines.push_back(fmt::format("{}: {} values are NaN or infinite, and are copied as they are",
+                                  tensor.name, tensor.not_finite));
+    }
+  }
+  return lines;
+}
 
 CastQuality FileQuantizationReport::total() const {
   CastQuality sum;
@@ -179,7 +217,7 @@ FileQuantizationReport quantize_file(const std::filesystem::path& from,
     std::vector<char> bytes(entry.bytes());
     file.read(entry, bytes.data());
     writer.write(entry.name, bytes.data());
-    report.kept.push_back({entry.name, reason});
+    report.kept.push_back({entry.name, reason, not_finite(entry, bytes)});
   }
   writer.commit();
   return report;

@@ -34,6 +34,7 @@ struct QuantizedTensor {
 
 struct KeptTensor {
   std::string name, reason;
+  uint64_t not_finite = 0;  ///< of floats: values that are NaN or infinite
 };
 
 struct FileQuantizationReport {
@@ -41,6 +42,8 @@ struct FileQuantizationReport {
   std::vector<KeptTensor> kept;          ///< copied as they are
 
   CastQuality total() const;
+  /// A line for each tensor with values that are NaN or infinite.
+  std::vector<std::string> not_finite() const;
 };
 
 /// Throws ConfigError for what has no meaning: e8m0 scales other than for 1x32 and the reverse,

@@ -19,6 +19,7 @@ struct RunDirectory {
   std::filesystem::path metrics() const { return root / "metrics.jsonl"; }
   std::filesystem::path summary() const { return root / "summary.json"; }
   std::filesystem::path log() const { return root / "train.log"; }
+  std::filesystem::path data_hashes() const { return root / "data_hashes.json"; }
   std::filesystem::path samples() const { return root / "samples"; }
   std::filesystem::path checkpoints() const { return root / "checkpoints"; }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <string_view>
+#include <unordered_set>
 
 #include "base/error.h"
 #include "io/safetensors.h"
@@ -30,13 +32,17 @@ std::string lay_out(std::vector<SafetensorsEntry>& entries,
   header["__metadata__"] = metadata;
   header["__metadata__"]["format"] = "pt";
   uint64_t position = 0;
+  std::unordered_set<std::string_view> names;
+  // Its own functions look through all keys for each.
+  auto& object = header.get_ref<nlohmann::ordered_json::object_t&>();
   for (SafetensorsEntry& entry : entries) {
-    if (header.contains(entry.name)) {
+    if (!names.insert(entry.name).second) {
       throw CheckpointError(fmt::format("the tensor name '{}' is used twice", entry.name));
     }
     const uint64_t end = position + entry.bytes();
-    header[entry.name] = {
-        {"dtype", entry.dtype}, {"shape", entry.shape}, {"data_offsets", {position, end}}};
+    object.push_back({entry.name, nlohmann::ordered_json{{"dtype", entry.dtype},
+                                                         {"shape", entry.shape},
+                                                         {"data_offsets", {position, end}}}});
     entry.begin = position;
     entry.end = end;
     position = end;

@@ -18,7 +18,28 @@ constexpr std::string_view kGpt2Prefix = "transformer.";
 
 }  // namespace
 
+void refuse_incomplete(const std::filesystem::path& folder) {
+  std::error_code unseen;
+  std::filesystem::path name = std::filesystem::weakly_canonical(folder, unseen);
+  name = name.has_filename() ? name : name.parent_path();
+  if (name.extension() == ".partial") {
+    throw CheckpointError(
+        fmt::format("{}: a checkpoint whose save was interrupted; take a folder without .partial",
+                    folder.string()));
+  }
+  if (std::filesystem::exists(folder / "state.json", unseen) &&
+      !std::filesystem::exists(folder / "MANIFEST.json", unseen)) {
+    throw CheckpointError(fmt::format(
+        "{}: a checkpoint without its MANIFEST.json, so that nobody knows whether it is complete; "
+        "take another one, or copy config.json, tokenizer.json and model.safetensors alone",
+        folder.string()));
+  }
+}
+
 TensorSource::TensorSource(const std::filesystem::path& path) : path_(path) {
+  if (std::filesystem::is_directory(path)) {
+    refuse_incomplete(path);
+  }
   if (!std::filesystem::is_directory(path)) {
     open_single(path);
   } else if (std::filesystem::exists(path / kIndex)) {

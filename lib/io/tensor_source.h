@@ -12,6 +12,10 @@
 
 namespace fp8train {
 
+/// Throws CheckpointError where a folder is a checkpoint that was not written to its end, or whose
+/// MANIFEST.json is missing. Folders of other programs have neither mark.
+void refuse_incomplete(const std::filesystem::path& folder);
+
 class TensorSource {
  public:
   /// `path`: a folder, or one .safetensors file. Throws CheckpointError when there is none, or when

@@ -54,7 +54,16 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
       plan_(plan),
       keeps_block_inputs_(!compresses() || options.recompute == Recompute::block) {
   check(config_.vocab_size > 0, "the vocabulary is known before a model is built");
+  if (config_.head_dim > device.traits().max_head_dim) {
+    throw ConfigError(fmt::format(
+        "model.head_dim {} is longer than the {} that attention has kernels for on this device; "
+        "take more and shorter heads, or device: cpu (up to {})",
+        config_.head_dim, device.traits().max_head_dim, ops::kMaxHeadDim));
+  }
   linear_plans_ = plan_linears(plan_, linear_sites(config_));
+  for (size_t i = 0; i < linear_plans_.size(); ++i) {
+    linear_index_.emplace(linear_plans_[i].site.name, i);
+  }
   const int64_t rows = padded_vocabulary(config_);
   parameters_.begin_unit();
   embedding_ = parameters_.add({.name = "embedding.weight",
@@ -113,26 +122,23 @@ Norm Decoder::make_norm(const std::string& name) {
 }
 
 Linear Decoder::make_linear(const std::string& name, bool bias, float init_std) {
-  for (const LinearPlan& plan : linear_plans_) {
-    if (plan.site.name != name) {
-      continue;
-    }
-    Parameter* weight = parameters_.add({.name = name + ".weight",
-                                         .shape = {plan.site.out_features, plan.site.in_features},
-                                         .init_std = init_std,
-                                         .formats = formats_of(plan_, plan),
-                                         .value_is_read = false,
-                                         .overwritten = true});
-    Parameter* offset = nullptr;
-    if (bias) {
-      offset = parameters_.add({.name = name + ".bias",
-                                .shape = {plan.site.out_features},
-                                .decay = false,
-                                .init = Init::zeros});
-    }
-    return {plan, weight, offset, scaling_};
+  const auto found = linear_index_.find(name);
+  check(found != linear_index_.end(), "a block's linear is one of the model's sites");
+  const LinearPlan& plan = linear_plans_[found->second];
+  Parameter* weight = parameters_.add({.name = name + ".weight",
+                                       .shape = {plan.site.out_features, plan.site.in_features},
+                                       .init_std = init_std,
+                                       .formats = formats_of(plan_, plan),
+                                       .value_is_read = false,
+                                       .overwritten = true});
+  Parameter* offset = nullptr;
+  if (bias) {
+    offset = parameters_.add({.name = name + ".bias",
+                              .shape = {plan.site.out_features},
+                              .decay = false,
+                              .init = Init::zeros});
   }
-  throw InternalError("no linear site named " + name);
+  return {plan, weight, offset, scaling_};
 }
 
 void Decoder::add_block(int64_t index, const DecoderOptions& options) {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "device/arena.h"
@@ -100,6 +101,7 @@ class Decoder {
   PrecisionPlan plan_;
   bool keeps_block_inputs_;
   std::vector<LinearPlan> linear_plans_;
+  std::unordered_map<std::string, size_t> linear_index_;  // by name
   ParameterStore parameters_;
   ScalingState scaling_;
   Tensor cosines_, sines_;

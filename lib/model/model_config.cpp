@@ -41,9 +41,30 @@ int64_t gemm_weights(const ModelConfig& config) {
   return config.num_hidden_layers * block + config.vocab_size * config.hidden_size;
 }
 
+void require_limits(const ModelConfig& config) {
+  struct Extent {
+    const char* name;
+    int64_t value, most;
+  };
+  for (const auto& [name, value, most] :
+       {Extent{"vocab_size", config.vocab_size, ModelLimits::vocabulary},
+        Extent{"hidden_size", config.hidden_size, ModelLimits::hidden},
+        Extent{"intermediate_size", config.intermediate_size, ModelLimits::intermediate},
+        Extent{"num_hidden_layers", config.num_hidden_layers, ModelLimits::layers},
+        Extent{"num_attention_heads", config.num_attention_heads, ModelLimits::heads},
+        Extent{"num_key_value_heads", config.num_key_value_heads, ModelLimits::heads},
+        Extent{"head_dim", config.head_dim, ModelLimits::head_dim},
+        Extent{"max_position_embeddings", config.max_position_embeddings,
+               ModelLimits::positions}}) {
+    require(value >= 0 && value <= most,
+            fmt::format("{} is {}; it must be in [1, {}]", name, value, most));
+  }
+}
+
 }  // namespace
 
 ModelConfig completed(ModelConfig config) {
+  require_limits(config);
   require(config.hidden_size > 0, "hidden_size is missing");
   require(config.num_hidden_layers > 0, "num_hidden_layers is missing");
   require(config.num_attention_heads > 0, "num_attention_heads is missing");
@@ -63,6 +84,7 @@ ModelConfig completed(ModelConfig config) {
   require(config.num_attention_heads % config.num_key_value_heads == 0,
           fmt::format("num_attention_heads {} is not a multiple of num_key_value_heads {}",
                       config.num_attention_heads, config.num_key_value_heads));
+  require_limits(config);  // with what followed from others
   require(config.head_dim % 2 == 0, fmt::format("head_dim {} is odd", config.head_dim));
   require(config.max_position_embeddings > 0, "max_position_embeddings is missing");
   return config;

@@ -24,6 +24,18 @@ struct Llama3RopeScaling {
   bool operator==(const Llama3RopeScaling&) const = default;
 };
 
+/// The largest shape that is taken: beyond any model there is, and small enough for products of its
+/// extents to be counted in 64 bits.
+struct ModelLimits {
+  static constexpr int64_t vocabulary = 1 << 24;
+  static constexpr int64_t hidden = 1 << 16;
+  static constexpr int64_t intermediate = 1 << 20;
+  static constexpr int64_t layers = 1024;
+  static constexpr int64_t heads = 1024;
+  static constexpr int64_t head_dim = 512;
+  static constexpr int64_t positions = 1 << 24;
+};
+
 struct ModelConfig {
   ModelFamily family = ModelFamily::llama;
   int64_t vocab_size = 0;           ///< 0: taken from the tokenizer
@@ -57,7 +69,7 @@ struct ModelConfig {
 };
 
 /// Fills what follows from other fields (num_key_value_heads, head_dim, intermediate_size) and
-/// throws ConfigError naming the field when the shape is impossible.
+/// throws ConfigError naming the field when the shape is impossible or above ModelLimits.
 ModelConfig completed(ModelConfig config);
 
 /// Number of parameters, a tied head counted once.

@@ -21,14 +21,15 @@ void check_heads(const HeadsView& view, DType dtype, int64_t length, int64_t hea
   check(view.row_stride >= heads * head_dim, "attention: rows overlap");
 }
 
-void check_attention(const AttentionShape& shape, const HeadsView& q, const HeadsView& k,
-                     const HeadsView& v, const HeadsView& out) {
+void check_attention(const Stream& stream, const AttentionShape& shape, const HeadsView& q,
+                     const HeadsView& k, const HeadsView& v, const HeadsView& out) {
   check(is_float_type(q.dtype), "attention: fp32, bf16 or fp16 expected");
   check(shape.batch > 0 && shape.query_length > 0 && shape.kv_heads > 0 &&
             shape.heads % shape.kv_heads == 0,
         "attention: kv_heads must divide heads, and nothing may be empty");
-  check(shape.head_dim > 0 && shape.head_dim <= kMaxHeadDim,
-        "attention: head_dim must be 1 .. 256");
+  const int64_t longest = stream.kind() == DeviceKind::cuda ? kMaxHeadDimCuda : kMaxHeadDim;
+  check(shape.head_dim > 0 && shape.head_dim <= longest,
+        "attention: head_dim must be 1 .. 512, on cuda 1 .. 256");
   check(shape.key_length >= shape.query_length, "attention: fewer keys than queries");
   check_heads(q, q.dtype, shape.query_length, shape.heads, shape.head_dim);
   check_heads(k, q.dtype, shape.key_length, shape.kv_heads, shape.head_dim);
@@ -44,7 +45,7 @@ int64_t rows_of(const AttentionShape& shape) {
 
 void attention_forward(Stream stream, const AttentionShape& shape, HeadsView q, HeadsView k,
                        HeadsView v, HeadsView out, View log_sum_exp) {
-  check_attention(shape, q, k, v, out);
+  check_attention(stream, shape, q, k, v, out);
   check(log_sum_exp.empty() || holds(log_sum_exp, DType::f32, rows_of(shape)),
         "attention_forward: log_sum_exp must be fp32 [B, H, Tq] or empty");
   const TraceSpan span("attention_forward");
@@ -54,8 +55,8 @@ void attention_forward(Stream stream, const AttentionShape& shape, HeadsView q, 
 void attention_backward(Stream stream, const AttentionShape& shape, HeadsView q, HeadsView k,
                         HeadsView v, HeadsView out, View log_sum_exp, HeadsView dout, HeadsView dq,
                         HeadsView dk, HeadsView dv, View scratch) {
-  check_attention(shape, q, k, v, out);
-  check_attention(shape, dq, dk, dv, dout);
+  check_attention(stream, shape, q, k, v, out);
+  check_attention(stream, shape, dq, dk, dv, dout);
   check(dq.dtype == q.dtype, "attention_backward: gradients must have the type of q, k and v");
   check(shape.query_length == shape.key_length,
         "attention_backward: as many queries as keys expected");

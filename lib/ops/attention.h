@@ -9,7 +9,8 @@
 
 namespace fp8train::ops {
 
-constexpr int64_t kMaxHeadDim = 256;
+constexpr int64_t kMaxHeadDim = 512;  // DeviceTraits says what a device has
+constexpr int64_t kMaxHeadDimCuda = 256;
 
 /// Queries, keys and values as slices of wider rows, such as the fused projection [B * T, (H + 2
 /// Hkv) * D].

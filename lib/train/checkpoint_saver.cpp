@@ -14,6 +14,18 @@
 namespace fp8train {
 namespace {
 
+/// A run's folder that is gone was removed or unmounted: one made in its place would hold this
+/// checkpoint alone, perhaps on another disk.
+void require_folder(const std::filesystem::path& root) {
+  std::error_code failure;
+  if (!std::filesystem::is_directory(root, failure)) {
+    throw DeviceError(fmt::format(
+        "{} is gone: it was removed, renamed or unmounted while the run went on; bring it back to "
+        "save there",
+        root.string()));
+  }
+}
+
 template <size_t Size>
 void put(char (&to)[Size], const std::string& text) {
   const size_t length = std::min(text.size(), Size - 1);
@@ -86,6 +98,7 @@ void CheckpointSaver::start(const std::function<void(StateCopy&)>& copy, bool de
   phase_ = Phase::begin;
   report_ = attempt([&](Report&) {
     if (leads()) {
+      require_folder(root_);
       begin_checkpoint(root_, copy_.step);
     }
   });

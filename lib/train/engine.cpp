@@ -328,8 +328,32 @@ StepPlan plan_weights(const EngineSettings& settings, const DeviceTraits& traits
 
 namespace {
 
-RehearsedStep rehearse_on(Device& meta, const EngineSettings& settings, const Topology& ranks,
-                          int rank) {
+/// What a step counts at one of its points.
+struct Counted {
+  OpCounters work;
+  Traffic sent;
+};
+
+/// Adds `times` times what was counted between two points.
+void add_times(Counted& total, const Counted& from, const Counted& to, int64_t times) {
+  const auto factor = static_cast<double>(times);
+  total.work.gemm_flops += factor * (to.work.gemm_flops - from.work.gemm_flops);
+  total.work.gemm_flops_8bit += factor * (to.work.gemm_flops_8bit - from.work.gemm_flops_8bit);
+  total.work.attention_flops += factor * (to.work.attention_flops - from.work.attention_flops);
+  total.work.bytes += factor * (to.work.bytes - from.work.bytes);
+  total.work.operations +=
+      static_cast<uint64_t>(times) * (to.work.operations - from.work.operations);
+  const auto count = static_cast<decltype(total.sent.within_node)>(times);
+  total.sent.within_node += count * (to.sent.within_node - from.sent.within_node);
+  total.sent.between_nodes += count * (to.sent.between_nodes - from.sent.between_nodes);
+}
+
+/// A step of several micro-batches is the first, the last, and equal ones between: three of them
+/// are run, whatever their number.
+RehearsedStep rehearse_on(Device& meta, EngineSettings settings, const Topology& ranks, int rank) {
+  constexpr int64_t kRun = 3;
+  const int64_t left_out = std::max<int64_t>(0, settings.gradient_accumulation_steps - kRun);
+  settings.gradient_accumulation_steps -= left_out;
   const std::unique_ptr<Communicator> rehearsal = make_rehearsal(ranks, rank);
   Engine engine(meta, settings, rehearsal.get());
   Batch batch;
@@ -337,9 +361,16 @@ RehearsedStep rehearse_on(Device& meta, const EngineSettings& settings, const To
   batch.columns = settings.seq_length;
   RehearsedStep rehearsed;
   // Its tokens are never read: they may be more than this machine holds.
+  std::vector<Counted> begins;  // of the micro-batches of a step
+  const auto counted = [&] { return Counted{meta.counters(), rehearsal->traffic()}; };
   const auto step = [&](int64_t index, bool collects_statistics) {
+    begins.clear();
+    const auto next = [&]() -> const Batch& {
+      begins.push_back(counted());
+      return batch;
+    };
     if (settings.trains) {
-      engine.step([&]() -> const Batch& { return batch; }, index, 0.0, collects_statistics);
+      engine.step(next, index, 0.0, collects_statistics);
     }
   };
   engine.weights_changed();
@@ -354,9 +385,13 @@ RehearsedStep rehearse_on(Device& meta, const EngineSettings& settings, const To
   meta.counters() = {};
   const Traffic before = rehearsal->traffic();
   step(0, false);
-  rehearsed.work = meta.counters();
-  rehearsed.sent = {rehearsal->traffic().within_node - before.within_node,
-                    rehearsal->traffic().between_nodes - before.between_nodes};
+  Counted whole = counted();
+  if (left_out > 0 && begins.size() == kRun) {
+    add_times(whole, begins[1], begins[2], left_out);
+  }
+  rehearsed.work = whole.work;
+  rehearsed.sent = {whole.sent.within_node - before.within_node,
+                    whole.sent.between_nodes - before.between_nodes};
   engine.evaluate(batch);
   rehearsed.plan = engine.high_water();
   engine.reserve(rehearsed.plan);

@@ -30,7 +30,7 @@ std::optional<CheckpointPlace> newest_before(const fs::path& root, int64_t end, 
       if (scheduled && !is_scheduled(place.path)) {
         continue;
       }
-      check_weights(place.path);
+      check_content(place.path);
       return place;
     } catch (const CheckpointError& error) {
       log_warning(fmt::format("passed over checkpoint {}: {}", place.path.filename().string(),

@@ -53,9 +53,9 @@ class RunCheckpoints {
   /// not deleted. Throws DeviceError where two attempts have failed.
   void save_last(Engine& engine, const TrainingState& state);
 
-  /// Waits for the save in flight, and tries again what had failed. Throws DivergenceError where the
-  /// last step was skipped, and not in search of a loss scale, or its loss is not finite: such a
-  /// run does not end as done.
+  /// Waits for the save in flight, and tries again what had failed. Throws DivergenceError where
+  /// the last step was skipped, and not in search of a loss scale, or its loss is not finite: such
+  /// a run does not end as done.
   void check_end(Engine& engine, const TrainingState& state);
 
   /// A sentence for messages: what is left of the run.

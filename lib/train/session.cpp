@@ -16,7 +16,8 @@
 namespace fp8train {
 namespace {
 
-constexpr int64_t kScaledRowMultiple = 16;  // tokens are the K dimension of wgrad
+constexpr int64_t kMostRows = int64_t{1} << 30;  // tokens of a micro-batch
+constexpr int64_t kScaledRowMultiple = 16;       // tokens are the K dimension of wgrad
 
 ModelConfig resolve_model(const ModelSettings& settings, const Tokenizer& tokenizer,
                           std::vector<std::string>& notes) {
@@ -45,11 +46,46 @@ ModelConfig resolve_model(const ModelSettings& settings, const Tokenizer& tokeni
   return completed(model);
 }
 
-int64_t resolve_max_steps(const TrainingSettings& training, int64_t tokens_per_step) {
-  if (training.max_steps > 0) {
-    return training.max_steps;
+/// Throws ConfigError where the tokens of a step or of the run are too many to be counted.
+int64_t resolve_max_steps(const TrainingSettings& training, const EngineSettings& engine,
+                          int ranks) {
+  constexpr int64_t kMostTokens = int64_t{1} << 62;
+  int64_t of_step = engine.micro_batch_size * engine.seq_length;  // at most kMostRows
+  if (__builtin_mul_overflow(of_step, engine.gradient_accumulation_steps, &of_step) ||
+      __builtin_mul_overflow(of_step, static_cast<int64_t>(ranks), &of_step) ||
+      of_step > kMostTokens) {
+    throw ConfigError(fmt::format(
+        "a step of training.micro_batch_size {} * data.seq_length {} * {} micro-batches "
+        "* {} ranks has more than 2^62 tokens",
+        engine.micro_batch_size, engine.seq_length, engine.gradient_accumulation_steps, ranks));
   }
-  return (training.max_tokens + tokens_per_step - 1) / tokens_per_step;
+  if (training.max_steps == 0) {
+    return training.max_tokens / of_step + (training.max_tokens % of_step > 0 ? 1 : 0);
+  }
+  int64_t of_run = 0;
+  if (__builtin_mul_overflow(of_step, training.max_steps, &of_run) || of_run > kMostTokens) {
+    throw ConfigError(
+        fmt::format("training.max_steps: {} steps of {} tokens have more than 2^62 tokens",
+                    training.max_steps, of_step));
+  }
+  return training.max_steps;
+}
+
+/// All that a pass could save, generously: what is beyond could not be counted in 64 bits.
+void check_activations(const EngineSettings& engine, int64_t rows) {
+  const ModelConfig& model = engine.model;
+  const auto widths = static_cast<double>(8 * model.hidden_size + 4 * model.qkv_width() +
+                                          8 * model.intermediate_size);
+  const double bytes = 8.0 * static_cast<double>(rows) *
+                       (widths * static_cast<double>(model.num_hidden_layers) +
+                        static_cast<double>(model.vocab_size));
+  constexpr double kMostBytes = 1e18;
+  if (bytes > kMostBytes) {
+    throw ConfigError(
+        fmt::format("a pass of {} tokens (training.micro_batch_size {} * data.seq_length {}) "
+                    "through this model has more than 10^18 bytes of activations",
+                    rows, engine.micro_batch_size, engine.seq_length));
+  }
 }
 
 void check_batch(const EngineSettings& engine) {
@@ -61,6 +97,13 @@ void check_batch(const EngineSettings& engine) {
                     engine.seq_length, engine.model.max_position_embeddings));
   }
   const int64_t rows = engine.micro_batch_size * engine.seq_length;
+  if (rows > kMostRows) {
+    throw ConfigError(fmt::format(
+        "training.micro_batch_size {} * data.seq_length {} is more than {} tokens; lower the "
+        "micro-batch and raise training.gradient_accumulation_steps",
+        engine.micro_batch_size, engine.seq_length, kMostRows));
+  }
+  check_activations(engine, rows);
   if (engine.plan.wgrad.a.is_scaled() && rows % kScaledRowMultiple != 0) {
     throw ConfigError(
         fmt::format("training.micro_batch_size * data.seq_length is {}, and row '{}' needs a "
@@ -133,6 +176,22 @@ void note_other_tokenizer(const Settings& settings, const Tokenizer& tokenizer,
       settings.data.tokenizer, remedy));
 }
 
+/// A run that is shorter than its schedule: usually a trial of a few steps.
+void note_short_run(const ScheduleSettings& schedule, int64_t steps,
+                    std::vector<std::string>& notes) {
+  if (schedule.warmup_steps >= steps) {
+    notes.push_back(fmt::format(
+        "scheduler.warmup_steps: the warm-up of {} steps does not end before the run's {} steps: "
+        "the learning rate stays below optimizer.lr",
+        schedule.warmup_steps, steps));
+  } else if (schedule.decay_steps > steps - schedule.warmup_steps && schedule.type != "constant") {
+    notes.push_back(fmt::format(
+        "scheduler.decay_steps: warm-up ({}) and decay ({}) together are longer than the run's {} "
+        "steps",
+        schedule.warmup_steps, schedule.decay_steps, steps));
+  }
+}
+
 }  // namespace
 
 EngineSettings engine_settings(const Settings& settings, const ModelConfig& model) {
@@ -172,7 +231,8 @@ Session open_session(const Settings& settings, bool open_data, int ranks) {
                     "mpirun or srun",
                     settings.parallelism.zero_stage));
   }
-  session.max_steps = resolve_max_steps(settings.training, session.tokens_per_step());
+  session.max_steps = resolve_max_steps(settings.training, session.engine, ranks);
+  note_short_run(settings.scheduler, session.max_steps, session.notes);
   if (settings.sample.interval > 0) {
     check_prompts(settings.sample, *session.tokenizer, session.engine.model);
   }

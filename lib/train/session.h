@@ -16,11 +16,13 @@ namespace fp8train {
 
 /// Steps whose losses the device keeps where spikes are looked for; they are taken no later.
 constexpr int64_t kLossHistory = 256;
+class DataRecord;
 
 struct Session {
   Settings settings;
   std::unique_ptr<Tokenizer> tokenizer;
-  CorpusSplits data;  ///< empty unless asked for
+  CorpusSplits data;                        ///< empty unless asked for
+  std::shared_ptr<DataRecord> data_record;  ///< of a run's first rank; else null
   EngineSettings engine;
   int64_t max_steps = 0;
   int ranks = 1;

@@ -2,6 +2,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "comm/launch.h"
@@ -15,7 +16,8 @@ namespace {
 
 int64_t positive_from_environment(const char* name) {
   const char* text = std::getenv(name);
-  return text == nullptr ? 0 : std::strtoll(text, nullptr, 10);
+  constexpr long long kMost = 1024;  // as the setting: OpenMP ends the process where it fails
+  return text == nullptr ? 0 : std::min(std::strtoll(text, nullptr, 10), kMost);
 }
 
 int64_t available_cores() {

@@ -25,6 +25,7 @@
 #include "train/preflight.h"
 #include "train/progress.h"
 #include "train/ranks.h"
+#include "train/resume_checks.h"
 #include "train/rollback.h"
 #include "train/run_checkpoints.h"
 #include "train/run_records.h"
@@ -142,6 +143,9 @@ Run::Run(const RunRequest& request, Communicator& comm, RankPlace& place)
   }
   const RankRoom room = room_here(*device_, comm.local_size());
   check_room(room, memory_of_run(rehearsed, room.is_host));
+  if (leads()) {
+    progress_.say(begin_data_record(session_, records_.directory().data_hashes()));
+  }
   engine_ = std::make_unique<Engine>(*device_, session_.engine, &comm);
   engine_->reserve(rehearsed.plan);
   loader_ = std::make_unique<Loader>(session_.data.train, loader_settings());
@@ -174,15 +178,11 @@ void Run::start_or_resume() {
         "output_dir or remove that folder",
         records_.directory().checkpoints().string()));
   }
-  for (const std::string& note : notes) {
-    log_warning(note);
-  }
+  log_warnings(notes);
   if (resumed) {
     progress_.say(
         fmt::format("resumed from {} at step {}", resumed->folder.string(), resumed->state.step));
-    if (!resumed->note.empty()) {
-      log_warning(resumed->note);
-    }
+    log_warnings(resumed->notes);
     say_changes(resumed->folder.parent_path().parent_path());
   } else if (!settings().model.from.empty()) {
     load_weights(*device_, engine_->model(), TensorSource(settings().model.from));
@@ -221,6 +221,7 @@ void Run::say_changes(const std::filesystem::path& saved_run) {
 }
 
 void Run::train_one_step() {
+  check_data(session_);
   const bool last = state_.step + 1 == session_.max_steps;
   const bool logs = last || (state_.step + 1) % settings().logging.interval == 0;
   const double lr =
@@ -417,6 +418,7 @@ RunOutcome Run::stop(const std::string& reason) {
 
 RunOutcome Run::finish() {
   progress_.finish();
+  check_data_at_end(session_);
   log_warnings(scaling_warnings_.rest());
   if (settings().checkpoint.save_final) {
     checkpoints_.save_last(*engine_,

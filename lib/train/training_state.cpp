@@ -11,8 +11,10 @@
 #include "base/error.h"
 #include "io/hf_config.h"
 #include "io/json_number.h"
+#include "train/data_record.h"
 #include "train/divergence_json.h"
 #include "train/ranks.h"
+#include "train/resume_checks.h"
 #include "train/weights.h"
 
 namespace fp8train {
@@ -23,24 +25,6 @@ constexpr const char* kStateFile = "state.json";
 /// JSON has no NaN; 0 stands for a loss that is not known.
 double finite_or_zero(double value) {
   return std::isfinite(value) ? value : 0.0;
-}
-
-/// Every format that decides what the saved state means: the GEMMs' cells, and which tensor of
-/// which layer has a scale.
-std::string formats_text(Decoder& model) {
-  std::string text;
-  for (const GemmPlan* gemm : {&model.plan().fprop, &model.plan().dgrad, &model.plan().wgrad}) {
-    text += describe(gemm->a) + " x " + describe(gemm->b) + "; ";
-  }
-  const ParameterFormats formats = parameter_formats(model.plan());
-  for (const TensorFormat* kept : {&formats.value, &formats.gradient, &formats.gradient_wire,
-                                   &formats.moment1, &formats.moment2}) {
-    text += *kept == TensorFormat{} ? "" : "kept " + describe(*kept) + "; ";
-  }
-  for (const auto& slot : model.scaling().slots()) {
-    text += slot->layer + "." + slot->role + " ";
-  }
-  return text;
 }
 
 std::string state_text(Engine& engine, const Session& session, const TrainingState& state) {
@@ -67,6 +51,9 @@ std::string state_text(Engine& engine, const Session& session, const TrainingSta
                                  {"applied_steps", control.applied_steps},
                                  {"skipped_in_a_row", control.skipped_in_a_row}};
   add_divergence(json, state);
+  if (session.data_record != nullptr) {
+    json["data_files"] = session.data_record->noted();
+  }
   return json.dump(1) + "\n";
 }
 
@@ -112,38 +99,6 @@ void load_scaling(const std::filesystem::path& folder, ScalingState& scaling) {
 
 namespace {
 
-/// What must be the same for a resumed run to be the run that was saved.
-void check_same_run(const nlohmann::json& json, const Session& session, Decoder& model,
-                    const std::filesystem::path& folder) {
-  const auto require = [&](const char* key, const auto& current, const char* setting) {
-    const auto saved = json.at(key).get<std::decay_t<decltype(current)>>();
-    if (saved != current) {
-      throw CheckpointError(
-          fmt::format("{} was saved with {} {}, this run has {}; change the setting back, or start "
-                      "a new run from "
-                      "its weights with model.from: {}",
-                      folder.string(), setting, saved, current, folder.string()));
-    }
-  };
-  require("plan", session.engine.plan.name, "precision row");
-  require("formats", formats_text(model), "formats and scaled layers");
-  require("optimizer", session.engine.optimizer.name, "optimizer.name");
-  require("seed", session.settings.training.seed, "training.seed");
-  require("seq_length", session.engine.seq_length, "data.seq_length");
-  require("shuffle", session.settings.data.shuffle, "data.shuffle");
-  require("data_fingerprint", session.data.train.fingerprint(), "training data of fingerprint");
-}
-
-void check_same_model(const Session& session, const std::filesystem::path& folder) {
-  if (read_checkpoint_text(folder, "config.json") !=
-      write_hf_config(session.engine.model, DType::f32)) {
-    throw CheckpointError(fmt::format(
-        "{}/config.json describes another model than this run's settings; change model.* back, or "
-        "start a new run",
-        folder.string()));
-  }
-}
-
 std::vector<HostTensor> scaling_tensors(Engine& engine) {
   std::vector<HostTensor> tensors;
   for (ScalingState::SavedTensor& tensor : engine.model().scaling().save()) {
@@ -152,8 +107,8 @@ std::vector<HostTensor> scaling_tensors(Engine& engine) {
   return tensors;
 }
 
-std::string run_id(const Session& session) {
-  return fmt::format("{}-{}", session.settings.training.seed, session.data.train.fingerprint());
+std::string id_of_run(const Session& session) {
+  return run_id(session.settings.training.seed, session.data.train.fingerprint());
 }
 
 }  // namespace
@@ -163,7 +118,7 @@ void copy_training_state(Engine& engine, const Session& session, const TrainingS
   const bool leads = comm.rank() == 0;
   const bool shares = engine.model().parameters().layout() != nullptr;
   into.step = state.step;
-  into.run_id = run_id(session);
+  into.run_id = id_of_run(session);
   into.model = session.engine.model;
   if (leads && into.texts.empty()) {
     into.texts = {{"config.json", {}, write_hf_config(session.engine.model, DType::f32)},
@@ -193,34 +148,18 @@ std::optional<CheckpointLoss> evaluated_loss(const std::filesystem::path& folder
 
 namespace {
 
-/// Throws CheckpointError for values that no run has saved. `step`: of the manifest.
-void check_counts(const TrainingState& state, int64_t step, const std::filesystem::path& folder) {
-  constexpr uint64_t kMostSamples = uint64_t{1} << 62;
-  if (state.step != step) {
-    throw CheckpointError(fmt::format("{} is of step {}, and the checkpoint's manifest of step {}",
-                                      (folder / kStateFile).string(), state.step, step));
-  }
-  if (state.tokens < 0 || state.sample_position > kMostSamples || state.val_step < 0 ||
-      state.val_step > step || state.best_val_step < 0 || state.best_val_step > step) {
-    throw CheckpointError(fmt::format(
-        "{}: sample_position {}, tokens {}, val_step {} or best_val_step {} is none that a run of "
-        "{} steps can have",
-        (folder / kStateFile).string(), state.sample_position, state.tokens, state.val_step,
-        state.best_val_step, step));
-  }
-}
-
 /// One whose content has been verified.
 ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
                            const Session& session) {
-  const int64_t step = verify_checkpoint(folder, Verify::sizes).step;
+  const CheckpointManifest manifest = verify_checkpoint(folder, Verify::sizes);
+  require_files(folder, manifest);
   const std::string where = (folder / kStateFile).string();
   ResumedRun resumed;
   resumed.folder = folder;
   try {
     const nlohmann::json json = nlohmann::json::parse(read_checkpoint_text(folder, kStateFile));
-    check_same_model(session, folder);
-    check_same_run(json, session, engine.model(), folder);
+    check_state(json, manifest, folder);
+    resumed.notes = check_same_run(json, session, engine.model(), folder);
     resumed.state = {.step = whole_number<int64_t>(json, "step", where),
                      .sample_position = whole_number<uint64_t>(json, "sample_position", where),
                      .tokens = whole_number<int64_t>(json, "tokens", where),
@@ -229,15 +168,14 @@ ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
                      .val_step = whole_number_or<int64_t>(json, "val_step", where, 0),
                      .best_val_loss = json.at("best_val_loss").get<double>(),
                      .best_val_step = whole_number<int64_t>(json, "best_val_step", where)};
-    check_counts(resumed.state, step, folder);
     read_divergence(json, where, resumed.state);
     const int64_t before =
         whole_number_or(json, "tokens_per_step", where, session.tokens_per_step());
     if (before != session.tokens_per_step()) {
-      resumed.note = fmt::format(
+      resumed.notes.push_back(fmt::format(
           "steps were of {} tokens before and are of {} now; with training.global_batch_size they "
           "do not depend on the number of ranks",
-          before, session.tokens_per_step());
+          before, session.tokens_per_step()));
     }
     load_weights(engine.device(), engine.model(), TensorSource(folder / kModelFile));
     load_optimizer_files(folder, engine);
@@ -255,13 +193,20 @@ constexpr int64_t kNothing = -1;
 constexpr int64_t kDamaged = -2;
 
 int64_t newest_step(const std::filesystem::path& root, std::vector<std::string>& notes) {
-  const std::optional<CheckpointPlace> place = newest_valid(root, notes, check_weights);
+  const std::optional<CheckpointPlace> place = newest_valid(root, notes, check_content);
   return place ? place->step : notes.empty() ? kNothing : kDamaged;
 }
 
 }  // namespace
 
-void check_weights(const std::filesystem::path& folder) {
+void check_content(const std::filesystem::path& folder) {
+  const CheckpointManifest manifest = verify_checkpoint(folder, Verify::sizes);
+  require_files(folder, manifest);
+  try {
+    check_state(nlohmann::json::parse(read_checkpoint_text(folder, kStateFile)), manifest, folder);
+  } catch (const nlohmann::json::exception& error) {
+    throw CheckpointError(fmt::format("{}: {}", (folder / kStateFile).string(), error.what()));
+  }
   const TensorSource source(folder / kModelFile);
   for (const std::string& name : source.names()) {
     source.read_f32(name, source.find(name)->shape);

@@ -45,13 +45,14 @@ std::optional<CheckpointLoss> evaluated_loss(const std::filesystem::path& folder
 /// Throws CheckpointError.
 bool is_scheduled(const std::filesystem::path& folder);
 
-/// Throws CheckpointError where a weight of the checkpoint is not finite.
-void check_weights(const std::filesystem::path& folder);
+/// Throws CheckpointError where a file is missing, the state cannot be true or a weight is not
+/// finite.
+void check_content(const std::filesystem::path& folder);
 
 struct ResumedRun {
   TrainingState state;
   std::filesystem::path folder;
-  std::string note;  ///< what differs from the run that saved it and is no error; may be empty
+  std::vector<std::string> notes;  ///< what differs from the run that saved it and is no error
 };
 
 /// Collective: the newest valid checkpoint under `root`, as the first rank finds it, loaded into

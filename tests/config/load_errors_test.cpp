@@ -77,7 +77,8 @@ TEST_CASE("mistyped values say what was expected") {
   CHECK(error_with("eval: {batches: 010}") ==
         "run.yaml:4:17: eval.batches: expected a whole number >= 1, got \"010\"");
   CHECK(error_with("eval: {batches: 1e30}") ==
-        "run.yaml:4:17: eval.batches: expected a whole number >= 1, got \"1e30\"");
+        "run.yaml:4:17: eval.batches: expected a whole number >= 1, got \"1e30\"; at most "
+        "1000000000000");
   CHECK(error_with("checkpoint: {save_final: yes}") ==
         "run.yaml:4:26: checkpoint.save_final: expected true or false, got \"yes\"");
   CHECK(error_of("model: {preset: toy}\ndata: {train: a}\n"
@@ -240,17 +241,11 @@ TEST_CASE("settings that contradict each other") {
                         "gradient_accumulation_steps: 2}\n") ==
         "run.yaml:3:26: training.global_batch_size: stands beside "
         "training.gradient_accumulation_steps; keep one of them");
-  CHECK(error_with("scheduler: {warmup_steps: 100}") ==
-        "run.yaml:4:13: scheduler.warmup_steps: the warm-up of 100 steps does not end before the "
-        "run's 100 steps");
   CHECK(error_with("scheduler: {min_lr: 1}") ==
         "run.yaml:4:13: scheduler.min_lr: scheduler.min_lr 1 is above optimizer.lr 0.0003");
   CHECK(error_with("scheduler: {type: wsd}") ==
         "run.yaml:4:1: scheduler.decay_steps: missing; type wsd needs the length of the final "
         "decay");
-  CHECK(error_with("scheduler: {decay_steps: 95, warmup_steps: 6}") ==
-        "run.yaml:4:13: scheduler.decay_steps: warm-up (6) and decay (95) together are longer than "
-        "the run's 100 steps");
   CHECK(error_with("eval: {interval: 5}").starts_with("run.yaml:4:8: eval.interval: asks for"));
   CHECK(error_of(kBase, {"data.seq_length=65"}) ==
         "--set data.seq_length=65: data.seq_length: data.seq_length 65 is longer than "

@@ -148,7 +148,7 @@ TEST_CASE("token files make one array across shards, in sorted order") {
 TEST_CASE("the format is told from content and name") {
   const test::TempDir dir;
   write_token_file(dir / "a", std::vector<int32_t>{1}, 10);
-  test::write_file(dir / "b.bin", "abcd");
+  test::write_file(dir / "b.bin", "ab\x01\x02");
   test::write_file(dir / "c.txt", "hello");
   test::write_file(dir / "d.jsonl", "{}");
   test::write_file(dir / "e.npy", std::string("\x93NUMPY\1\0", 8));
@@ -163,6 +163,50 @@ TEST_CASE("the format is told from content and name") {
   CHECK_THROWS_AS(format_of(dir / "f", "parquet"), ConfigError);
   CHECK_THAT(message_of<DataError>([&] { expand_path((dir.path() / "z*").string()); }),
              Contains("no file matches"));
+}
+
+std::string bytes_of(const std::vector<uint16_t>& ids) {
+  return {reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof(uint16_t)};
+}
+
+TEST_CASE("a .bin file without a header that does not look like 16-bit ids is refused") {
+  const test::TempDir dir;
+  std::vector<uint16_t> ids;
+  std::vector<uint16_t> wide;   // 32-bit ids below 65536
+  std::vector<uint16_t> wider;  // 32-bit ids below 131072
+  for (uint32_t i = 0; i < 20000; ++i) {
+    const uint32_t id = i * 7919U % 128256U;
+    ids.push_back(static_cast<uint16_t>(id % 50257));
+    wide.insert(wide.end(), {static_cast<uint16_t>(id % 50257), 0});
+    wider.insert(wider.end(), {static_cast<uint16_t>(id), static_cast<uint16_t>(id >> 16)});
+  }
+  test::write_file(dir / "ids.bin", bytes_of(ids));
+  CHECK(format_of(dir / "ids.bin", "auto") == DataFormat::raw_u16);
+  std::vector<uint16_t> characters;  // of a small vocabulary, as nanoGPT's prepare.py writes them
+  for (uint32_t i = 0; i < 20000; ++i) {
+    characters.push_back(static_cast<uint16_t>(i * 7919U % 65U));
+  }
+  test::write_file(dir / "characters.bin", bytes_of(characters));
+  CHECK(format_of(dir / "characters.bin", "auto") == DataFormat::raw_u16);
+
+  test::write_file(dir / "wide.bin", bytes_of(wide));
+  test::write_file(dir / "wider.bin", bytes_of(wider));
+  std::string text;
+  while (text.size() < 10000) {
+    text += "a \xE2\x82\xAC and more of it\n";
+  }
+  test::write_file(dir / "text.bin", text);
+  test::write_file(dir / "megatron.bin", bytes_of(ids));
+  test::write_file(dir / "megatron.idx", "MMIDIDX");
+  const auto refusal = [&](const char* name) {
+    CHECK(format_of(dir / name, "raw_u16") == DataFormat::raw_u16);
+    return message_of<DataError>([&] { format_of(dir / name, "auto"); });
+  };
+  CHECK_THAT(refusal("wide.bin"),
+             Contains("wide.bin") && Contains("32-bit") && Contains("set format: raw_u16"));
+  CHECK_THAT(refusal("wider.bin"), Contains("32-bit"));
+  CHECK_THAT(refusal("text.bin"), Contains("is text"));
+  CHECK_THAT(refusal("megatron.bin"), Contains("megatron.idx") && Contains("Megatron"));
 }
 
 TEST_CASE("settings that cannot be honoured are refused") {

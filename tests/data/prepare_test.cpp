@@ -74,7 +74,7 @@ TEST_CASE("prepare cuts a text at its last fraction and can leave out EOS") {
 TEST_CASE("prepare refuses what it cannot do") {
   const test::TempDir dir;
   test::write_file(dir / "in.txt", "hello");
-  test::write_file(dir / "in.bin", "ab");
+  test::write_file(dir / "in.bin", std::string("\x01\x00\x02\x00", 4));
   PrepareSettings settings;
   settings.out = dir / "out";
   CHECK_THROWS_AS(prepare_data(settings), ConfigError);

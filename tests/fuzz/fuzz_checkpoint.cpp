@@ -54,9 +54,11 @@ class Run {
     state.rollbacks = {{.from_step = 4, .to_step = 1, .end_sample = 2, .kind = "loss_spike"}};
     save("first", state);
     valid_ = files_of(root("first") / "step-000001");
+    run_id_ = verify_checkpoint(root("first") / "step-000001").run_id;
   }
 
   const Files& valid() const { return valid_; }
+  const std::string& run_id() const { return run_id_; }
 
   void save(const std::string& name, const TrainingState& state) {
     fs::remove_all(root(name));
@@ -76,6 +78,7 @@ class Run {
   Session session_;
   std::unique_ptr<Engine> engine_;
   Files valid_;
+  std::string run_id_;
 };
 
 /// Bytes 2, 3: place; byte 4: new value; and so on.
@@ -101,13 +104,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   } else {
     file.assign(reinterpret_cast<const char*>(data) + 2, size - 2);
   }
-  CheckpointContents contents = {.run_id = "fuzz", .files = {}};
+  CheckpointContents contents = {.run_id = run.run_id(), .files = {}};
   for (const auto& [name, bytes] : files) {
     contents.files.push_back({name, {}, bytes});
   }
   const fs::path changed = save_checkpoint(Run::root("changed"), 1, contents);
   try {
-    check_weights(changed);
+    check_content(changed);
     is_scheduled(changed);
     const ResumedRun resumed = run.resume(changed);
     if (resumed.state.step < 0) {

@@ -6,6 +6,7 @@
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <cstring>
+#include <ctime>
 
 #include "base/error.h"
 #include "device/device.h"
@@ -283,6 +284,42 @@ TEST_CASE("a safetensors file is written in any order", "[io]") {
                       streamed.append(static_cast<const char*>(data), count);
                     });
   CHECK(test::read_file(path) == streamed);
+}
+
+TEST_CASE("many tensors take time in proportion to their number") {
+  const test::TempDir dir;
+  constexpr size_t kEmpty = 300'000;
+  const std::vector<float> weights = ramp(64);
+  std::vector<TensorBytes> tensors = {{"weight", DType::f32, {8, 8}, weights.data()}};
+  for (size_t i = 0; i < kEmpty; ++i) {
+    tensors.push_back({"empty." + std::to_string(i), DType::f32, {0, 4}, nullptr});
+  }
+  const std::clock_t begin = std::clock();
+  write_safetensors(tensors, {}, dir / "in");
+  const FileQuantizationReport report =
+      quantize_file(dir / "in", dir / "out", with(format_of(DType::e4m3, Granularity::tensor)));
+  CHECK(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC < 10);
+  CHECK(report.kept.size() == kEmpty);
+  CHECK(SafetensorsFile(dir / "out").header().entries.size() == kEmpty + 2);
+}
+
+TEST_CASE("values that are not finite are named, cast or copied") {
+  const test::TempDir dir;
+  std::vector<float> weights = ramp(64);
+  weights[5] = std::nanf("");
+  weights[7] = INFINITY;
+  const std::vector<float> good = ramp(64);
+  write_safetensors({{"cast", DType::f32, {8, 8}, weights.data()},
+                     {"copied", DType::f32, {64}, weights.data()},
+                     {"good", DType::f32, {8, 8}, good.data()},
+                     {"good.vector", DType::f32, {64}, good.data()}},
+                    {}, dir / "in");
+  const FileQuantizationReport report =
+      quantize_file(dir / "in", dir / "out", with(format_of(DType::e4m3, Granularity::tensor)));
+  const std::vector<std::string> lines = report.not_finite();
+  REQUIRE(lines.size() == 2);
+  CHECK(lines[0] == "cast: 1 of 64 values are NaN, 1 infinite");
+  CHECK(lines[1] == "copied: 2 values are NaN or infinite, and are copied as they are");
 }
 
 }  // namespace

@@ -148,9 +148,10 @@ Reference reference(const Operands& o) {
   return r;
 }
 
-const Problem kProblems[] = {
-    {1, 1, 1, 1, 1, 8},     {2, 37, 37, 3, 3, 8},    {1, 64, 64, 4, 2, 64}, {1, 130, 130, 4, 1, 20},
-    {2, 80, 80, 2, 2, 128}, {1, 200, 200, 1, 1, 32}, {1, 17, 17, 2, 1, 256}};
+const Problem kProblems[] = {{1, 1, 1, 1, 1, 8},     {2, 37, 37, 3, 3, 8},
+                             {1, 64, 64, 4, 2, 64},  {1, 130, 130, 4, 1, 20},
+                             {2, 80, 80, 2, 2, 128}, {1, 200, 200, 1, 1, 32},
+                             {1, 17, 17, 2, 1, 256}, {1, 40, 40, 2, 1, 512}};
 
 TEST_CASE("attention and its gradients match double precision", "[attention]") {
   for (const ops::OpTable* table : cpu_tables()) {

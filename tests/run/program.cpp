@@ -104,6 +104,10 @@ void Process::collect(int options) {
   ended_ = true;
   outcome_.code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
   outcome_.peak_kib = usage.ru_maxrss;
+  constexpr double kMicro = 1e-6;
+  outcome_.cpu_seconds =
+      static_cast<double>(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
+      kMicro * static_cast<double>(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
   outcome_.out = read_file(output_ / "out");
   outcome_.err = read_file(output_ / "err");
   REQUIRE(outcome_.code != kCannotExec);

@@ -22,7 +22,8 @@ struct Outcome {
   int code = 0;  ///< exit code; 128 + number when a signal ended it
   std::string out;
   std::string err;
-  long peak_kib = 0;  ///< largest resident set
+  long peak_kib = 0;       ///< largest resident set
+  double cpu_seconds = 0;  ///< of the program and the kernel on its behalf
 };
 
 /// A started program. One that still runs is killed by destruction.

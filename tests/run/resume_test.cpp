@@ -135,8 +135,9 @@ TEST_CASE("a checkpoint whose weights are not finite is passed over") {
   expect_code(0, shop.folder(), command);
   // As an older version could have written it: valid by every hash.
   const fs::path root = shop.run("run") / "checkpoints";
-  CheckpointContents contents = {.run_id = "run", .files = {}};
-  for (const FileRecord& record : verify_checkpoint(root / "step-000010").files) {
+  const CheckpointManifest manifest = verify_checkpoint(root / "step-000010");
+  CheckpointContents contents = {.run_id = manifest.run_id, .files = {}};
+  for (const FileRecord& record : manifest.files) {
     std::string bytes = read_file(root / "step-000010" / record.name);
     if (record.name == "model.safetensors") {
       bytes.replace(bytes.size() - 4, 4, std::string("\0\0\xc0\x7f", 4));

@@ -1,0 +1,250 @@
+#include "data/file_hashes.h"
+
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
+
+#include "base/atomic_file.h"
+#include "base/error.h"
+
+namespace fp8train {
+namespace {
+
+constexpr const char* kFormat = "fp8train-data-hashes";
+constexpr int kVersion = 1;
+constexpr size_t kReadBytes = 1U << 22;
+constexpr size_t kMaxCache = 1U << 28;
+constexpr int kAttempts = 3;
+
+int64_t now_ns() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+}
+
+/// A write shortly after the reading may leave a file's times as they are: clocks of file systems
+/// tick slowly. Such a hash is not believed later.
+bool is_settled(const FileIdentity& identity, int64_t read_at_ns) {
+  constexpr int64_t kSlowestTick = 2'000'000'000;
+  return std::max(identity.mtime_ns, identity.ctime_ns) + kSlowestTick < read_at_ns;
+}
+
+/// Nothing when `stop` said so.
+std::optional<std::string> hash_content(const InputFile& file, const std::function<bool()>& stop) {
+  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(),
+                                                                       XXH3_freeState);
+  check(state != nullptr, "no memory for a hash state");
+  XXH3_128bits_reset(state.get());
+  std::vector<char> part(std::min<uint64_t>(file.size(), kReadBytes));
+  for (uint64_t offset = 0; offset < file.size(); offset += part.size()) {
+    if (stop()) {
+      return std::nullopt;
+    }
+    part.resize(std::min<uint64_t>(file.size() - offset, kReadBytes));
+    file.read(offset, part.data(), part.size());
+    XXH3_128bits_update(state.get(), part.data(), part.size());
+  }
+  const XXH128_hash_t hash = XXH3_128bits_digest(state.get());
+  return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
+}
+
+struct ReadFile {
+  std::string xxh3_128;
+  FileIdentity identity;
+  int64_t read_at_ns = 0;
+};
+
+/// Reads a file until it stayed the same meanwhile.
+std::optional<ReadFile> read_file(const std::filesystem::path& path,
+                                  const std::function<bool()>& stop) {
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    const InputFile file(path);
+    const int64_t begin = now_ns();
+    std::optional<std::string> hash = hash_content(file, stop);
+    if (!hash) {
+      return std::nullopt;
+    }
+    if (file.identity() == file.opened()) {
+      return ReadFile{*std::move(hash), file.opened(), begin};
+    }
+  }
+  throw DataError(fmt::format(
+      "{}: is written to while it is read; wait until the file is complete and start again",
+      path.string()));
+}
+
+std::string cache_key(const std::string& path) {
+  return std::filesystem::absolute(path).lexically_normal().string();
+}
+
+}  // namespace
+
+std::string hash_of_file(const std::filesystem::path& path) {
+  return read_file(path, [] { return false; })->xxh3_128;
+}
+
+FileHashes::FileHashes(std::vector<DataFile> files, std::filesystem::path cache, uint64_t at_once)
+    : files_(std::move(files)), cache_(std::move(cache)), hashes_(files_.size()) {
+  read_cache();
+  bool wrote = false;
+  for (size_t i = 0; i < files_.size(); ++i) {
+    if (!hashes_[i].xxh3_128.empty() || files_[i].identity.bytes > at_once) {
+      continue;
+    }
+    at_once -= files_[i].identity.bytes;
+    const ReadFile read = *read_file(files_[i].path, [] { return false; });
+    if (read.identity != files_[i].identity) {
+      throw DataError(
+          fmt::format("{}: changed while the run was starting; start it again", files_[i].path));
+    }
+    hashes_[i] = {read.xxh3_128, read.identity, read.read_at_ns};
+    wrote = true;
+  }
+  if (wrote) {
+    write_cache();
+  }
+  if (bytes_left() > 0) {
+    thread_ = std::thread([this] { read_rest(); });
+  }
+}
+
+FileHashes::~FileHashes() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  if (thread_.joinable()) {
+    thread_.join();
+  }
+}
+
+void FileHashes::read_rest() {
+  const auto stop = [this] {
+    const std::lock_guard lock(mutex_);
+    return stopping_;
+  };
+  for (size_t i = 0; i < files_.size(); ++i) {
+    if (!hashes_[i].xxh3_128.empty()) {  // only this thread writes
+      continue;
+    }
+    try {
+      const std::optional<ReadFile> read = read_file(files_[i].path, stop);
+      if (!read) {
+        return;
+      }
+      {
+        const std::lock_guard lock(mutex_);
+        hashes_[i] = {read->xxh3_128, read->identity, read->read_at_ns};
+        ++version_;
+      }
+      write_cache();
+    } catch (...) {
+      const std::lock_guard lock(mutex_);
+      failure_ = std::current_exception();
+      ++version_;
+    }
+    changed_.notify_all();
+    if (failure_ != nullptr) {
+      return;
+    }
+  }
+}
+
+std::vector<std::string> FileHashes::known() const {
+  const std::lock_guard lock(mutex_);
+  if (failure_ != nullptr) {
+    std::rethrow_exception(failure_);
+  }
+  std::vector<std::string> result;
+  for (const Hash& hash : hashes_) {
+    result.push_back(hash.xxh3_128);
+  }
+  return result;
+}
+
+int64_t FileHashes::version() const {
+  const std::lock_guard lock(mutex_);
+  return version_;
+}
+
+uint64_t FileHashes::bytes_left() const {
+  const std::lock_guard lock(mutex_);
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < files_.size(); ++i) {
+    bytes += hashes_[i].xxh3_128.empty() ? files_[i].identity.bytes : 0;
+  }
+  return bytes;
+}
+
+void FileHashes::wait() const {
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] {
+      return failure_ != nullptr ||
+             std::none_of(hashes_.begin(), hashes_.end(),
+                          [](const Hash& hash) { return hash.xxh3_128.empty(); });
+    });
+  }
+  known();  // throws where reading failed
+}
+
+void FileHashes::read_cache() {
+  std::map<std::string, Hash> cached;
+  try {
+    const auto document = nlohmann::json::parse(read_text_file(cache_, kMaxCache));
+    if (document.at("format") != kFormat || document.at("version") != kVersion) {
+      return;
+    }
+    for (const auto& file : document.at("files")) {
+      Hash hash = {file.at("xxh3_128").get<std::string>(),
+                   {.bytes = file.at("bytes").get<uint64_t>(),
+                    .mtime_ns = file.at("mtime_ns").get<int64_t>(),
+                    .ctime_ns = file.at("ctime_ns").get<int64_t>(),
+                    .inode = file.at("inode").get<uint64_t>()},
+                   file.at("read_at_ns").get<int64_t>()};
+      cached.emplace(file.at("path").get<std::string>(), std::move(hash));
+    }
+  } catch (const DataError&) {  // there is none
+    return;
+  } catch (const nlohmann::json::exception&) {
+    return;
+  }
+  for (size_t i = 0; i < files_.size(); ++i) {
+    const auto found = cached.find(cache_key(files_[i].path));
+    if (found != cached.end() && found->second.identity == files_[i].identity &&
+        is_settled(found->second.identity, found->second.read_at_ns)) {
+      hashes_[i] = found->second;
+    }
+  }
+}
+
+void FileHashes::write_cache() const {
+  nlohmann::ordered_json files = nlohmann::ordered_json::array();
+  for (size_t i = 0; i < files_.size(); ++i) {
+    const Hash& hash = hashes_[i];
+    if (!hash.xxh3_128.empty()) {
+      files.push_back({{"path", cache_key(files_[i].path)},
+                       {"bytes", hash.identity.bytes},
+                       {"mtime_ns", hash.identity.mtime_ns},
+                       {"ctime_ns", hash.identity.ctime_ns},
+                       {"inode", hash.identity.inode},
+                       {"read_at_ns", hash.read_at_ns},
+                       {"xxh3_128", hash.xxh3_128}});
+    }
+  }
+  const nlohmann::ordered_json document = {
+      {"format", kFormat}, {"version", kVersion}, {"files", std::move(files)}};
+  try {
+    write_file_atomically(cache_, document.dump(1) + "\n");
+  } catch (const DeviceError&) {  // a full disk: the files are read again next time
+  }
+}
+
+}  // namespace fp8train

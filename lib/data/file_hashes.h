@@ -1,0 +1,71 @@
+#pragma once
+// Hashes of the whole content of a run's data files, so that a resumed run knows that not one byte
+// has changed. A file is read once: its hash is stored in a JSON file, for as long as the file's
+// size, times and inode stay the same. Data up to a bound is hashed at once; of more, a thread
+// reads the rest while training goes on. Owns the thread; all functions may be called from any
+// thread.
+
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <filesystem>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "data/corpus.h"
+
+namespace fp8train {
+
+/// XXH3-128 of a file's bytes as 32 hex digits. Throws DataError when it cannot be read or is
+/// written to meanwhile.
+std::string hash_of_file(const std::filesystem::path& path);
+
+class FileHashes {
+ public:
+  /// Data that is hashed before a run starts: seconds from most disks.
+  static constexpr uint64_t kAtOnce = uint64_t{2} << 30;
+
+  /// Hashes `files`, except those whose hash is in the file `cache`. At most `at_once` bytes are
+  /// read before this returns. A cache that is damaged or cannot be written costs reading again.
+  /// Throws DataError where a file cannot be read or has changed since it was opened.
+  FileHashes(std::vector<DataFile> files, std::filesystem::path cache, uint64_t at_once = kAtOnce);
+  ~FileHashes();
+  FileHashes(const FileHashes&) = delete;
+  FileHashes& operator=(const FileHashes&) = delete;
+
+  const std::vector<DataFile>& files() const { return files_; }
+
+  /// One for each file; empty where it is not known yet. Throws what reading threw.
+  std::vector<std::string> known() const;
+  /// Changes with every hash that becomes known or fails.
+  int64_t version() const;
+  /// Bytes whose hash is not known yet.
+  uint64_t bytes_left() const;
+
+  /// Returns when all are known. Throws what reading threw.
+  void wait() const;
+
+ private:
+  struct Hash {
+    std::string xxh3_128;
+    FileIdentity identity;
+    int64_t read_at_ns = 0;  ///< when reading began
+  };
+  void read_cache();
+  void write_cache() const;
+  void read_rest();
+
+  std::vector<DataFile> files_;
+  std::filesystem::path cache_;
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  std::vector<Hash> hashes_;
+  std::exception_ptr failure_;
+  int64_t version_ = 0;
+  bool stopping_ = false;
+  std::thread thread_;  // last: everything it uses is constructed before it starts
+};
+
+}  // namespace fp8train

@@ -1,0 +1,50 @@
+#pragma once
+// What a run knows of its data files, so that it does not go on with other data than it was saved
+// with: a checkpoint notes name, size and hash of every training file, and a resumed run compares.
+// Hashes are made once and stored beside the run (data/file_hashes.h). The first rank has one.
+
+#include <filesystem>
+#include <map>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "data/file_hashes.h"
+
+namespace fp8train {
+
+class DataRecord {
+ public:
+  /// `cache`: the file of hashes in the run's folder. Reads data up to FileHashes::kAtOnce. Throws
+  /// DataError.
+  DataRecord(const Corpus& corpus, const std::filesystem::path& cache,
+             uint64_t at_once = FileHashes::kAtOnce);
+
+  /// A list for state.json. A file that has not been read to its end yet is noted with the hash
+  /// that it is expected to have, or with its times.
+  nlohmann::ordered_json noted() const;
+
+  struct Comparison {
+    std::vector<std::string> changes;  ///< a line for each file that differs
+    std::vector<std::string> doubts;   ///< a line for each file that cannot be compared
+  };
+  /// Compares with what a checkpoint noted. Files whose hash is not known yet are compared later,
+  /// by check(). Throws nlohmann::json::exception where `noted` is malformed.
+  Comparison compare(const nlohmann::json& noted);
+
+  /// A line for each file that turned out to differ since the last call; takes no time. Throws
+  /// DataError where a file could not be read.
+  std::vector<std::string> check();
+
+  /// Bytes of files that are still to be compared.
+  uint64_t bytes_to_compare() const;
+
+  const FileHashes& hashes() const { return hashes_; }
+
+ private:
+  FileHashes hashes_;
+  std::map<size_t, std::string> expected_;  // by the file's number: hashes to be compared
+  int64_t seen_ = -1;
+};
+
+}  // namespace fp8train

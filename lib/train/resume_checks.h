@@ -1,0 +1,47 @@
+#pragma once
+// Whether a checkpoint belongs to the run that is about to go on from it, and whether what its
+// state.json says can be true.
+
+#include <filesystem>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "io/checkpoint.h"
+#include "model/decoder.h"
+#include "train/session.h"
+
+namespace fp8train {
+
+/// Every format that decides what the saved state means: the GEMMs' formats, and which tensor of
+/// which layer has a scale.
+std::string formats_text(Decoder& model);
+
+/// The name of a run in its manifests: its seed and its data.
+std::string run_id(uint64_t seed, const std::string& data_fingerprint);
+
+/// Throws CheckpointError where the manifest lacks a file that every checkpoint has.
+void require_files(const std::filesystem::path& folder, const CheckpointManifest& manifest);
+
+/// Throws CheckpointError where state.json names another run or step than the manifest, or holds a
+/// value that no run has.
+void check_state(const nlohmann::json& state, const CheckpointManifest& manifest,
+                 const std::filesystem::path& folder);
+
+/// Compares model, settings and data with those of the checkpoint. Throws one CheckpointError that
+/// names all differences. Returns what is to be told: data that cannot be compared, or has changed
+/// and is accepted (checkpoint.changed_data).
+std::vector<std::string> check_same_run(const nlohmann::json& state, const Session& session,
+                                        Decoder& model, const std::filesystem::path& folder);
+
+/// Begins to hash the data files, of which large ones are read while the run goes on. Returns a
+/// line for the user. Throws DataError.
+std::string begin_data_record(Session& session, const std::filesystem::path& cache);
+
+/// Between steps: throws CheckpointError where a data file, of which not all could be compared
+/// before, turns out to differ from the checkpoint that the run went on from.
+void check_data(const Session& session);
+/// The same; warns where not all data could be compared before the run ended.
+void check_data_at_end(const Session& session);
+
+}  // namespace fp8train

@@ -1,0 +1,171 @@
+// Folders and files that are not what they should be: checkpoints with valid hashes that no run has
+// written, saves that were not finished, names that are too long, folders that vanish.
+
+#include <csignal>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "io/checkpoint.h"
+#include "program.h"
+
+namespace fp8train::test {
+namespace {
+
+Words train_command(const Words& more = {}) {
+  Words words = {"model.preset=toy",
+                 "data.train=[{path: text.txt}]",
+                 "data.seq_length=32",
+                 "training.max_steps=4",
+                 "training.micro_batch_size=2",
+                 "checkpoint.interval=2",
+                 "checkpoint.keep_last=2",
+                 "threads=1",
+                 "precision.plan=bf16",
+                 "output_dir=run"};
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
+/// A finished run of four steps, with checkpoints of steps 2 and 4.
+class FinishedRun {
+ public:
+  FinishedRun() {
+    write_file(folder_ / "text.txt", small_text(20000));
+    expect_code(0, folder_.path(), train_command());
+  }
+  const fs::path& folder() const { return folder_.path(); }
+  fs::path checkpoints() const { return folder_ / "run" / "checkpoints"; }
+
+  /// Writes the newest checkpoint again, valid by every hash, after `change` has seen its content.
+  void rewrite(const std::function<void(CheckpointContents&)>& change) const {
+    const fs::path newest = checkpoints() / "step-000004";
+    const CheckpointManifest manifest = verify_checkpoint(newest);
+    CheckpointContents contents = {.run_id = manifest.run_id, .files = {}};
+    for (const FileRecord& record : manifest.files) {
+      contents.files.push_back({record.name, {}, read_file(newest / record.name)});
+    }
+    change(contents);
+    save_checkpoint(checkpoints(), 4, contents);
+  }
+
+  void rewrite_state(const std::function<void(nlohmann::ordered_json&)>& change) const {
+    rewrite([&](CheckpointContents& contents) {
+      for (CheckpointFile& file : contents.files) {
+        if (file.name == "state.json") {
+          auto state = nlohmann::ordered_json::parse(*file.text);
+          change(state);
+          file.text = state.dump(1) + "\n";
+        }
+      }
+    });
+  }
+
+  /// What is said of the newest checkpoint, which is passed over.
+  std::string passed_over() const {
+    const Outcome outcome = expect_code(0, folder(), train_command({"training.max_steps=5"}));
+    CHECK_THAT(outcome.out, Catch::Contains("resumed from run/checkpoints/step-000002"));
+    CHECK_THAT(outcome.err, Catch::Contains("skipped checkpoint step-000004"));
+    return outcome.err;
+  }
+
+ private:
+  TempDir folder_;
+};
+
+TEST_CASE("a state that cannot be true is not believed, whatever its hash says") {
+  struct Change {
+    const char* key;
+    nlohmann::ordered_json value;
+  };
+  const auto change = GENERATE(
+      Change{"step", 3}, Change{"step", -4}, Change{"step", 4.5}, Change{"sample_position", -1},
+      Change{"tokens", "many"}, Change{"loss_scale", 0.0}, Change{"loss_scale", -1.0},
+      Change{"good_steps", 4294967296}, Change{"applied_steps", -7}, Change{"best_val_step", 9},
+      Change{"seed", 2}, Change{"data_fingerprint", "0123456789abcdef"});
+  INFO(change.key << " " << change.value.dump());
+  const FinishedRun run;
+  run.rewrite_state([&](nlohmann::ordered_json& state) { state[change.key] = change.value; });
+  CHECK_THAT(run.passed_over(), Catch::Contains("state.json"));
+}
+
+TEST_CASE("the files of two runs are told apart") {
+  const FinishedRun run;
+  run.rewrite([](CheckpointContents& contents) { contents.run_id = "2-0123456789abcdef"; });
+  CHECK_THAT(run.passed_over(), Catch::Contains("of run 2-0123456789abcdef"));
+}
+
+TEST_CASE("a manifest that leaves a file out") {
+  const std::string name =
+      GENERATE("model.safetensors", "config.json", "tokenizer.json", "state.json");
+  const FinishedRun run;
+  run.rewrite([&](CheckpointContents& contents) {
+    std::erase_if(contents.files, [&](const CheckpointFile& file) { return file.name == name; });
+  });
+  CHECK_THAT(run.passed_over(), Catch::Contains("does not list " + name));
+}
+
+TEST_CASE("a save that was not finished is no model") {
+  const FinishedRun run;
+  const fs::path whole = run.checkpoints() / "step-000004";
+  const fs::path partial = run.checkpoints() / "step-000006.partial";
+  fs::copy(whole, partial);
+  fs::remove(partial / "MANIFEST.json");
+  const auto generate = [&](const fs::path& folder) {
+    return expect_code(4, run.folder(),
+                       {"generate", "--checkpoint", folder.string(), "--prompt", "a",
+                        "--max-new-tokens", "1"})
+        .err;
+  };
+  CHECK_THAT(generate(partial), Catch::Contains("interrupted"));
+  CHECK_THAT(generate(partial.string() + "/"), Catch::Contains("interrupted"));
+  const Outcome from = expect_code(
+      4, run.folder(),
+      {"data.train=[{path: text.txt}]", "model.from=" + partial.string(), "output_dir=other",
+       "training.max_steps=1", "data.seq_length=32", "training.micro_batch_size=2"});
+  CHECK_THAT(from.err, Catch::Contains("interrupted"));
+  fs::rename(partial, run.folder() / "copy");
+  CHECK_THAT(generate(run.folder() / "copy"), Catch::Contains("without its MANIFEST.json"));
+  fs::remove(run.folder() / "copy" / "state.json");  // a plain model folder
+  expect_code(0, run.folder(),
+              {"generate", "--checkpoint", "copy", "--prompt", "a", "--max-new-tokens", "1"});
+}
+
+TEST_CASE("names that file systems do not take are a mistake of the configuration") {
+  const TempDir folder;
+  write_file(folder / "text.txt", small_text(20000));
+  const std::string name(256, 'n');
+  const std::string path = [] {
+    std::string text;
+    while (text.size() < 5000) text += "folder/";
+    return text;
+  }();
+  for (const char* key : {"output_dir", "model.from", "data.tokenizer", "checkpoint.resume",
+                          "comm.bootstrap_file", "data.train", "data.val"}) {
+    for (const std::string& value : {name, "a/" + name + "/b", path}) {
+      Words words = train_command({std::string(key) + "=" + value});
+      if (std::string(key) == "model.from") {
+        words.erase(words.begin());
+      }
+      CHECK_THAT(expect_code(2, folder.path(), words).err, Catch::Contains(key));
+    }
+  }
+  const std::string longest(255, 'n');
+  expect_code(0, folder.path(), train_command({"output_dir=" + longest}));
+}
+
+TEST_CASE("a run's folder that vanishes is not made again") {
+  const TempDir folder;
+  write_file(folder / "text.txt", small_text(20000));
+  Process process(folder.path(), train_command({"training.max_steps=1000000",
+                                                "checkpoint.interval=0", "logging.interval=1"}));
+  REQUIRE(process.wait_until([&] { return last_logged_step(folder / "run") >= 3; }));
+  fs::rename(folder / "run", folder / "elsewhere");
+  process.send(SIGTERM);
+  const Outcome outcome = process.wait();
+  CHECK(outcome.code == 4);
+  CHECK_THAT(outcome.err, Catch::Contains("run/checkpoints is gone"));
+  CHECK_FALSE(fs::exists(folder / "run"));
+}
+
+}  // namespace
+}  // namespace fp8train::test
