@@ -215,7 +215,7 @@ std::optional<std::string> read_text(const FieldValue& value, const std::string&
 std::optional<std::string> read_path(const FieldValue& value, const std::string& what) {
   constexpr size_t kMostName = 255;   // NAME_MAX of Linux file systems
   constexpr size_t kMostPath = 3840;  // PATH_MAX less the names inside a run's folder
-  const auto path = read_text(value, what);
+  auto path = read_text(value, what);
   if (!path) {
     return std::nullopt;
   }
