@@ -10,6 +10,25 @@
 
 using namespace fp8train;
 
+TEST_CASE("large reads from the cpu are copies of every byte, wherever they go") {
+  const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
+  constexpr size_t kMebibyte = size_t{1} << 20;
+  for (const size_t bytes : {kMebibyte - 1, kMebibyte, 2 * kMebibyte + 77}) {
+    std::vector<uint8_t> from(bytes);
+    for (size_t i = 0; i < bytes; ++i) {
+      from[i] = static_cast<uint8_t>(i * 31 + i / 251);
+    }
+    for (const size_t offset : {size_t{0}, size_t{16}, size_t{3}}) {
+      CAPTURE(bytes, offset);
+      std::vector<uint8_t> to(bytes + offset + 64, 7);
+      device->copy_to_host(to.data() + offset, from.data(), bytes);
+      CHECK(std::equal(from.begin(), from.end(), to.begin() + static_cast<int64_t>(offset)));
+      CHECK(std::all_of(to.begin() + static_cast<int64_t>(offset + bytes), to.end(),
+                        [](uint8_t byte) { return byte == 7; }));
+    }
+  }
+}
+
 TEST_CASE("a buffer charges its category for as long as it lives") {
   const auto device = make_device(DeviceKind::cpu);
   {

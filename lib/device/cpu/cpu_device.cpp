@@ -2,6 +2,10 @@
 
 #include <fmt/format.h>
 
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -26,6 +30,27 @@ std::string processor_name() {
     }
   }
   return "unknown processor";
+}
+
+/// Without a place in the caches, where the copy is read much later than it is written: a fifth
+/// less time for memory beyond them.
+void copy_past_caches(char* to, const char* from, size_t bytes) {
+#ifdef __SSE2__
+  constexpr size_t kLine = 64;
+  if (reinterpret_cast<uintptr_t>(to) % sizeof(__m128i) == 0) {
+    for (; bytes >= kLine; bytes -= kLine, to += kLine, from += kLine) {
+      const auto* read = reinterpret_cast<const __m128i*>(from);
+      auto* write = reinterpret_cast<__m128i*>(to);
+      const __m128i parts[4] = {_mm_loadu_si128(read), _mm_loadu_si128(read + 1),
+                                _mm_loadu_si128(read + 2), _mm_loadu_si128(read + 3)};
+      for (size_t i = 0; i < 4; ++i) {
+        _mm_stream_si128(write + i, parts[i]);
+      }
+    }
+    _mm_sfence();
+  }
+#endif
+  std::memcpy(to, from, bytes);
 }
 
 }  // namespace
@@ -58,12 +83,18 @@ void CpuDevice::copy_from_host(void* to, const void* from, size_t bytes) {
 void CpuDevice::copy_to_host(void* to, const void* from, size_t bytes) {
   constexpr int64_t kChunk = int64_t{1} << 20;
   const auto size = static_cast<int64_t>(bytes);
+  if (size < kChunk) {
+    if (size > 0) {
+      std::memcpy(to, from, bytes);
+    }
+    return;
+  }
   const int64_t chunks = (size + kChunk - 1) / kChunk;
 #pragma omp parallel for schedule(dynamic) if (chunks > 1)
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     const int64_t begin = chunk * kChunk;
-    std::memcpy(static_cast<char*>(to) + begin, static_cast<const char*>(from) + begin,
-                static_cast<size_t>(std::min(kChunk, size - begin)));
+    copy_past_caches(static_cast<char*>(to) + begin, static_cast<const char*>(from) + begin,
+                     static_cast<size_t>(std::min(kChunk, size - begin)));
   }
 }
 
