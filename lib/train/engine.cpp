@@ -227,29 +227,29 @@ void Engine::end_step(bool collect_statistics) {
     model_.refresh_weights(context(true, collect_statistics), true);
     update_sum_scales();
   });
-  keep_loss();
+  store_loss();
 }
 
 /// Copies the bits: a cast from fp32 to fp32 changes none.
-void Engine::keep_loss() {
+void Engine::store_loss() {
   if (settings_.loss_history == 0) {
     return;
   }
-  check(kept_losses_ < settings_.loss_history, "losses are taken before their memory is full");
+  check(stored_losses_ < settings_.loss_history, "losses are taken before their memory is full");
   constexpr int64_t kWords = sizeof(Totals) / sizeof(float);
-  Totals* entry = static_cast<Totals*>(loss_history_.data()) + kept_losses_;
+  Totals* entry = static_cast<Totals*>(loss_history_.data()) + stored_losses_;
   ops::cast(device_->stream(), {totals_.data(), DType::f32, {kWords}},
             {entry, DType::f32, {kWords}});
-  ++kept_losses_;
+  ++stored_losses_;
 }
 
 std::vector<double> Engine::take_losses() {
   constexpr size_t kAtOnce = 64;  // values that a message between ranks has
-  std::vector<Totals> own(static_cast<size_t>(kept_losses_));
+  std::vector<Totals> own(static_cast<size_t>(stored_losses_));
   if (!own.empty()) {
     device_->copy_to_host(own.data(), loss_history_.data(), own.size() * sizeof(Totals));
   }
-  kept_losses_ = 0;
+  stored_losses_ = 0;
   std::vector<double> losses;
   for (size_t begin = 0; begin < own.size(); begin += kAtOnce) {
     std::array<Totals, kAtOnce> part = {};

@@ -42,7 +42,7 @@ struct EngineSettings {
   bool trains = true;  ///< false: for evaluation and generation only; no gradients, no optimizer
   bool record = true;  ///< replay recorded steps where the device records (CUDA graphs)
   bool deterministic = false;  ///< attention's backward too repeats bitwise on a GPU
-  int64_t loss_history = 0;    ///< losses of that many steps are kept on the device; 0: none
+  int64_t loss_history = 0;    ///< losses of that many steps are stored on the device; 0: none
 };
 
 /// Bytes that a step needs beyond the persistent buffers.
@@ -158,7 +158,7 @@ class Engine : private RankCombiner {
   LossTotals totals(int slot) const;
   LossReport read_totals(int slot) const;
   void clear_totals(int slot);
-  void keep_loss();
+  void store_loss();
 
   void combine(const View& values, ops::Combine how);
   void update_sum_scales();
@@ -176,7 +176,7 @@ class Engine : private RankCombiner {
   Tensor tokens_, targets_;
   Buffer totals_;        // [0] training, [1] evaluation
   Buffer loss_history_;  // Totals of each step since take_losses()
-  int64_t kept_losses_ = 0;
+  int64_t stored_losses_ = 0;
   Buffer combined_;  // a few values of every rank
   // One for each form of a micro-batch and of the update (with statistics or not).
   std::map<Form, RepeatedWork> micro_batches_;

@@ -45,10 +45,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string text(reinterpret_cast<const char*>(data) + 2, size - 2);
   const std::string& path = scratch_path();
   write_scratch(path, text);
-  const std::string kept = expected(text, step);
+  const std::string remaining = expected(text, step);
   {
     fp8train::MetricsWriter writer(path, step);
-    check(read_scratch(path) == kept);
+    check(read_scratch(path) == remaining);
     double number = 0;
     std::memcpy(&number, data, std::min(size, sizeof number));
     const std::string name = text.substr(0, 20);
@@ -56,7 +56,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     object.add("step", step).add("number", number).add("text", std::string_view(text));
     object.add("inner", fp8train::JsonObject().add(std::string_view(name), true));
     writer.write(object);
-    const std::string line = read_scratch(path).substr(kept.size());
+    const std::string line = read_scratch(path).substr(remaining.size());
     check(line.ends_with('\n') && line.find('\n') == line.size() - 1);
     const nlohmann::json json = nlohmann::json::parse(line);
     check(json.at("step") == step && json.at("inner").size() == 1 && json.at("text").is_string());
