@@ -43,8 +43,9 @@ std::vector<std::unique_ptr<Communicator>> make_thread_ranks(const Topology& top
 /// from others is zeros on the host and not touched elsewhere.
 std::unique_ptr<Communicator> make_rehearsal(const Topology& topology, int rank);
 
-/// All processes that MPI has started. Throws CommError.
-std::unique_ptr<Communicator> make_mpi_communicator();
+/// All processes that MPI has started. Throws CommError, TimeoutError where MPI does not start, or
+/// the others do not come, in `start_seconds`.
+std::unique_ptr<Communicator> make_mpi_communicator(double start_seconds = 600);
 
 /// For memory of `device`, a GPU, by way of host memory: what `host` moves. Starting waits for the
 /// GPU, and waiting for an operation brings what has arrived to it. A Work ends before the

@@ -23,7 +23,7 @@ std::unique_ptr<Communicator> make_communicator(const CommSettings& settings) {
   }
   const bool several = launch.wants_mpi() && has_mpi();
   if (backend == "mpi" || (backend != "self" && !by_file && several)) {
-    made = make_mpi_communicator();
+    made = make_mpi_communicator(settings.timeout_seconds);
   } else {
     made = make_self_communicator();
   }
