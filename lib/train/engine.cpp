@@ -119,14 +119,23 @@ void Engine::clear_totals(int slot) {
   device_->fill_zero(static_cast<Totals*>(totals_.data()) + slot, sizeof(Totals));
 }
 
-LossReport Engine::read_totals(int slot) const {
+/// What else ranks have to tell each other goes with their totals.
+LossReport Engine::read_totals(int slot, const SectionSeconds& seconds,
+                               std::vector<SectionSeconds>* of_ranks) const {
+  struct Message {
+    Totals totals;
+    SectionSeconds seconds;
+  };
   Totals read = {};
   device_->copy_to_host(&read, static_cast<Totals*>(totals_.data()) + slot, sizeof(read));
   if (comm_ != nullptr) {
     Totals all = {};
-    for (const Totals& of_rank : comm_->all_gather_values(read)) {
-      all.sum += of_rank.sum;
-      all.count += of_rank.count;
+    for (const Message& of_rank : comm_->all_gather_values(Message{read, seconds})) {
+      all.sum += of_rank.totals.sum;
+      all.count += of_rank.totals.count;
+      if (of_ranks != nullptr) {
+        of_ranks->push_back(of_rank.seconds);
+      }
     }
     read = all;
   }
@@ -233,6 +242,11 @@ void Engine::calibrate(const Batch& batch) {
 
 LossReport Engine::step_loss() const {
   return read_totals(kTrainingTotals);
+}
+
+LossReport Engine::step_loss(const SectionSeconds& seconds,
+                             std::vector<SectionSeconds>& of_ranks) const {
+  return read_totals(kTrainingTotals, seconds, &of_ranks);
 }
 
 void Engine::begin_evaluation() {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/flight_recorder.h"
 #include "comm/communicator.h"
 #include "data/loader.h"
 #include "device/arena.h"
@@ -111,6 +112,8 @@ class Engine : private RankCombiner {
 
   /// Loss of the last step over all ranks; waits for the device.
   LossReport step_loss() const;
+  /// The same; of each rank, what it says in `seconds`.
+  LossReport step_loss(const SectionSeconds& seconds, std::vector<SectionSeconds>& of_ranks) const;
 
   /// Adds a batch to the evaluation totals, which begin_evaluation() clears.
   void begin_evaluation();
@@ -144,7 +147,8 @@ class Engine : private RankCombiner {
   void run(RepeatedWork& repeated, const Work& work);
   void upload(const Batch& batch);
   LossTotals totals(int slot) const;
-  LossReport read_totals(int slot) const;
+  LossReport read_totals(int slot, const SectionSeconds& seconds = {},
+                         std::vector<SectionSeconds>* of_ranks = nullptr) const;
   void clear_totals(int slot);
 
   void combine(const View& values, ops::Combine how);

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "base/flight_recorder.h"
 #include "base/log.h"
 
 namespace fp8train {
@@ -54,6 +55,7 @@ void RunCheckpoints::save(Engine& engine, const TrainingState& state, int64_t ke
   if (saved_step_ == state.step) {
     return;
   }
+  const SectionScope section(Section::save);
   try {
     save_training_state(root_, engine, *session_, state, keep_last, *comm_);
   } catch (const NumericError& error) {

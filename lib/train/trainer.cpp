@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/flight_recorder.h"
 #include "base/log.h"
 #include "base/signals.h"
 #include "config/changes.h"
@@ -26,6 +27,7 @@
 #include "train/run_checkpoints.h"
 #include "train/run_records.h"
 #include "train/run_statistics.h"
+#include "train/run_watchdog.h"
 #include "train/session.h"
 #include "train/skip_guard.h"
 #include "train/threads.h"
@@ -36,6 +38,8 @@
 namespace fp8train {
 namespace {
 
+StepObserver step_observer = nullptr;
+
 class Run {
  public:
   Run(const RunRequest& request, Communicator& comm, RankPlace& place);
@@ -44,6 +48,8 @@ class Run {
  private:
   void start_or_resume();
   void say_changes(const std::filesystem::path& saved_run);
+  Batch next_batch();
+  void observe_step(bool ends);
   void train_one_step();
   void log_step();
   /// False when a stop was asked for meanwhile; nothing is recorded then.
@@ -101,6 +107,7 @@ Run::Run(const RunRequest& request, Communicator& comm, RankPlace& place)
                     ? Progress::Style::quiet
                     : progress_style(request.settings.logging.format, stdout),
                 stdout, records_.progress_log()) {
+  section_advances();
   agree_on_run(comm, request.resolved_yaml + request.version + session_.data.train.fingerprint());
   check_shared_folder(comm, records_.directory().root);
   const int64_t threads = configure_threads(settings().threads, ranks_on_these_cores(comm));
@@ -203,13 +210,29 @@ void Run::say_changes(const std::filesystem::path& saved_run) {
   }
 }
 
+Batch Run::next_batch() {
+  const SectionScope section(Section::data);
+  return loader_->next();
+}
+
+void Run::observe_step(bool ends) {
+  if (step_observer != nullptr) {
+    step_observer(*engine_, comm_->rank(), state_.step + 1, ends);
+  }
+}
+
 void Run::train_one_step() {
+  if (FlightRecorder* const recorder = flight_recorder()) {
+    recorder->begin_step(state_.step + 1);
+  }
   const bool last = state_.step + 1 == session_.max_steps;
   const bool logs = last || (state_.step + 1) % settings().logging.interval == 0;
   const double lr =
       learning_rate(settings().scheduler, settings().optimizer.lr, state_.step, session_.max_steps);
   const Traffic before = comm_->traffic();
-  engine_->step([this] { return loader_->next(); }, state_.step, lr, logs);
+  observe_step(false);
+  engine_->step([this] { return next_batch(); }, state_.step, lr, logs);
+  observe_step(true);
   sent_ = {comm_->traffic().within_node - before.within_node,
            comm_->traffic().between_nodes - before.between_nodes};
   ++state_.step;
@@ -221,7 +244,10 @@ void Run::train_one_step() {
 }
 
 void Run::log_step() {
-  const LossReport loss = engine_->step_loss();
+  FlightRecorder* const recorder = flight_recorder();
+  std::vector<SectionSeconds> seconds_of_ranks;
+  const LossReport loss = engine_->step_loss(
+      recorder != nullptr ? recorder->take_seconds() : SectionSeconds(), seconds_of_ranks);
   const StepReport report = engine_->optimizer().report();
   const double seconds = since_log_.seconds() - excluded_seconds_;
   const auto steps = static_cast<double>(state_.step - logged_step_);
@@ -255,6 +281,7 @@ void Run::log_step() {
                                          ? std::optional<double>(report.loss_scale)
                                          : std::nullopt,
                        .skipped_steps = report.skipped_steps,
+                       .straggler = find_straggler(seconds_of_ranks),
                        .sent = comm_->size() > 1 ? std::optional<Traffic>(sent_) : std::nullopt,
                        .slots = &slots});
   log_warnings(scaling_warnings_.after_step(state_.step, slots));
@@ -265,6 +292,7 @@ void Run::log_step() {
 }
 
 bool Run::evaluate(int64_t max_batches, bool final) {
+  const SectionScope section(Section::evaluation);
   const Stopwatch watch;
   const std::optional<LossReport> validated =
       validation_loss(*engine_, session_.data.val, max_batches, *comm_);
@@ -287,6 +315,7 @@ bool Run::evaluate(int64_t max_batches, bool final) {
 }
 
 void Run::sample() {
+  const SectionScope section(Section::sample);
   const Stopwatch watch;
   if (generator_ != nullptr) {
     const std::string text =
@@ -316,6 +345,10 @@ std::string Run::reason_to_stop() const {
 }
 
 RunOutcome Run::run() {
+  const SectionScope section(Section::step);
+  if (FlightRecorder* const recorder = flight_recorder()) {
+    recorder->take_seconds();  // what happens before the first step makes no straggler
+  }
   const bool finished =
       state_.step >= session_.max_steps && std::filesystem::exists(records_.directory().summary());
   if (first_rank_says(*comm_, finished)) {  // folders may look older on other nodes
@@ -398,11 +431,25 @@ RunOutcome Run::finish() {
 
 }  // namespace
 
+void set_step_observer(StepObserver observer) {
+  step_observer = observer;
+}
+
 RunOutcome train(const RunRequest& request, Communicator& comm) {
-  agree_on_run(comm, request.resolved_yaml + request.version);  // before they go separate ways
-  RankPlace place = take_place(request.settings, comm);
-  Run run(request, place.comm != nullptr ? *place.comm : comm, place);
-  return run.run();
+  try {
+    agree_on_run(comm, request.resolved_yaml + request.version);  // before they go separate ways
+    RankPlace place = take_place(request.settings, comm);
+    Communicator& ranks = place.comm != nullptr ? *place.comm : comm;
+    const WatchedRanks watched(request.watchdog, ranks);
+    Run run(request, ranks, place);
+    const EndSection end;
+    return run.run();
+  } catch (const TimeoutError& error) {
+    if (request.watchdog == nullptr) {
+      throw;
+    }
+    throw TimeoutError(request.watchdog->report_failed_wait(error.what()));
+  }
 }
 
 }  // namespace fp8train
