@@ -201,7 +201,8 @@ FlightRecorder* flight_recorder() {
 std::optional<FlightState> read_flight(int process, uint64_t address) {
   FlightState state;
   iovec to = {.iov_base = &state, .iov_len = sizeof(state)};
-  iovec from = {.iov_base = reinterpret_cast<void*>(address), .iov_len = sizeof(state)};
+  void* const there = reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr)
+  iovec from = {.iov_base = there, .iov_len = sizeof(state)};
   const ssize_t bytes = process_vm_readv(process, &to, 1, &from, 1, 0);
   if (bytes != static_cast<ssize_t>(sizeof(state)) || state.magic != kMagic) {
     return std::nullopt;

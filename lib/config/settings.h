@@ -100,8 +100,9 @@ struct WatchdogSettings {
 };
 
 struct ParallelismSettings {
-  int64_t zero_stage = 0;  ///< 0: DDP; 1, 2, 3: what ranks share (parallel/shard_layout.h)
-  int64_t bucket_mb = 25;  ///< MiB of gradients that are exchanged at a time
+  int64_t zero_stage = 0;         ///< 0: DDP; 1, 2, 3: what ranks share (parallel/shard_layout.h)
+  int64_t bucket_mb = 25;         ///< MiB of gradients that are exchanged at a time
+  int64_t check_replicas = 1000;  ///< steps between comparisons of the ranks' weights; 0: none
 
   bool operator==(const ParallelismSettings&) const = default;
 };

@@ -110,6 +110,27 @@ void Engine::for_each_value(
   }
 }
 
+void Engine::for_each_replica(
+    const std::function<void(const std::string&, const StoredTensor&)>& use) {
+  const ParameterStore& store = model_.parameters();
+  if (!zero_) {
+    for (const auto& parameter : store.all()) {
+      use(parameter->name, parameter->stored_value);
+    }
+    return;
+  }
+  const std::vector<StoreLayout::Segment>& segments = store.layout()->segments;
+  for (size_t unit = 0; unit < store.layout()->turns.size(); ++unit) {
+    zero_->gather(unit, ParameterGatherer::kNone);
+    for (size_t i = 0; i < segments.size(); ++i) {
+      if (segments[i].unit == unit) {
+        use(store.all()[segments[i].parameters.front()]->name, store.gathered_whole(i));
+      }
+    }
+  }
+  zero_->values_changed();
+}
+
 LossTotals Engine::totals(int slot) const {
   Totals* entry = static_cast<Totals*>(totals_.data()) + slot;
   return {&entry->sum, &entry->count};

@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "base/error.h"
@@ -85,6 +86,11 @@ class Engine : private RankCombiner {
   /// The value of each parameter in the order of the store, row-major in fp32. Collective where
   /// ranks have parts of them: each is told all.
   void for_each_value(const std::function<void(const Parameter&, const std::vector<float>&)>& use);
+
+  /// What all ranks hold alike, between steps: the values of all parameters or, where ranks share
+  /// them, what they gather of them, with the name of a parameter. Collective then, and what has
+  /// been gathered is out of date afterwards.
+  void for_each_replica(const std::function<void(const std::string&, const StoredTensor&)>& use);
 
   /// One optimizer step: gradient_accumulation_steps micro-batches from `next`, then the update
   /// with learning rate `lr`.

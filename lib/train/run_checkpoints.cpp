@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/flight_recorder.h"
 #include "base/log.h"
+#include "train/replicas.h"
 
 namespace fp8train {
 
@@ -51,10 +52,19 @@ void RunCheckpoints::check_end(Engine& engine, const TrainingState& state) const
   }
 }
 
+void RunCheckpoints::check_replicas(Engine& engine, const TrainingState& state) {
+  const bool wanted = session_->settings.parallelism.check_replicas > 0 && comm_->size() > 1;
+  if (wanted && compared_step_ != state.step) {
+    compare_replicas(*comm_, hash_replicas(engine), state.step);
+    compared_step_ = state.step;
+  }
+}
+
 void RunCheckpoints::save(Engine& engine, const TrainingState& state, int64_t keep_last) {
   if (saved_step_ == state.step) {
     return;
   }
+  check_replicas(engine, state);
   const SectionScope section(Section::save);
   try {
     save_training_state(root_, engine, *session_, state, keep_last, *comm_);

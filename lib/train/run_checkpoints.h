@@ -21,6 +21,10 @@ class RunCheckpoints {
   /// The run goes on from a checkpoint of this step.
   void resumed_at(int64_t step) { saved_step_ = step; }
 
+  /// Compares what ranks hold alike, once in a step and where the configuration asks for it. Throws
+  /// DeviceError. Before each save this happens too.
+  void check_replicas(Engine& engine, const TrainingState& state);
+
   /// A save was put off and waits for the next good step.
   bool is_due() const { return is_due_; }
 
@@ -49,6 +53,7 @@ class RunCheckpoints {
   const SkipGuard* skips_;
   Communicator* comm_;
   int64_t saved_step_ = -1;
+  int64_t compared_step_ = -1;
   bool is_due_ = false;
 };
 

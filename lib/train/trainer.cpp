@@ -55,6 +55,7 @@ class Run {
   /// False when a stop was asked for meanwhile; nothing is recorded then.
   bool evaluate(int64_t max_batches, bool final);
   void sample();
+  void check_replicas();
   void save_if_good();
   std::string reason_to_stop() const;
   RunOutcome stop(const std::string& reason);
@@ -329,6 +330,12 @@ void Run::sample() {
   excluded_seconds_ += watch.seconds();
 }
 
+void Run::check_replicas() {
+  const Stopwatch watch;
+  checkpoints_.check_replicas(*engine_, state_);
+  excluded_seconds_ += watch.seconds();
+}
+
 void Run::save_if_good() {
   const Stopwatch watch;
   checkpoints_.save_if_good(*engine_, state_);
@@ -368,6 +375,9 @@ RunOutcome Run::run() {
     }
     train_one_step();
     const bool last = state_.step == session_.max_steps;
+    if (due(settings().parallelism.check_replicas)) {
+      check_replicas();
+    }
     if (evaluation_is_due()) {
       evaluate_in_between();
     }

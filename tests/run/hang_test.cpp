@@ -224,4 +224,62 @@ TEST_CASE("the slowest rank and its section are in the metrics") {
         (section == "data" ? 1.5 : 0.1));
 }
 
+TEST_CASE("a rank whose weights have another bit is named, and nothing is saved over",
+          "[replicas]") {
+  const Folder folder;
+  Words words = patient_command("run");
+  words.insert(words.end(), {"training.global_batch_size=12", "parallelism.check_replicas=4",
+                             "precision.plan=te-delayed"});
+  Words mpirun = kMpirun;
+  mpirun.back() = "3";
+  const Outcome outcome =
+      run(folder, mpirun, with_fault("flip@1:11:layers.1.mlp.down.weight", words), 4);
+  CHECK_THAT(outcome.err, Catch::Contains("after step 12 ranks no longer hold the same bits of "
+                                          "layers.1.mlp.down.weight: rank 1 (on ") &&
+                              Catch::Contains("differ from the other ranks"));
+  CHECK(fs::exists(folder / "run" / "checkpoints" / "step-000010"));
+  CHECK_FALSE(fs::exists(folder / "run" / "checkpoints" / "step-000015"));
+  run(folder, mpirun, words, 0);  // to the end, from step 10
+}
+
+TEST_CASE("comparing replicas finds nothing in a good run, and changes no bit of it",
+          "[replicas]") {
+  const std::string plan = GENERATE("te-delayed", "msamp-o2", "te-blockwise", "torchao-rowwise");
+  const int stage = GENERATE(0, 1, 2, 3);
+  CAPTURE(plan, stage);
+  const Folder folder;
+  const auto compared = [&](const std::string& name, int interval) {
+    Words words = patient_command(name);
+    words.insert(words.end(),
+                 {"precision.plan=" + plan, "parallelism.zero_stage=" + std::to_string(stage),
+                  "parallelism.check_replicas=" + std::to_string(interval)});
+    run(folder, kMpirun, words, 0);
+    return read_file(folder / name / "checkpoints" / "step-000020" / "model.safetensors");
+  };
+  CHECK(compared("often", 1) == compared("never", 0));
+}
+
+TEST_CASE("a gradient of one rank that is not finite skips the step on all ranks", "[faults]") {
+  const Folder folder;
+  Words words = patient_command("run");
+  words.push_back("parallelism.check_replicas=1");
+  run(folder, kMpirun, with_fault("nan@1:3", words), 0);
+  const std::string metrics = read_file(folder / "run" / "metrics.jsonl");
+  const nlohmann::json first = nlohmann::json::parse(lines_of(metrics).front());
+  CHECK(first.at("step") == 5);
+  CHECK(first.at("skipped_steps") == 1);
+  CHECK_FALSE(first.at("loss").is_null());
+}
+
+TEST_CASE("other faults end with their codes, and the run goes on to the same weights",
+          "[faults]") {
+  const auto [fault, code] =
+      GENERATE(std::pair("oom@1:7", 4), std::pair("throw@0:7:data", 1),
+               std::pair("exit@1:7:exchange", 1), std::pair("kill@1:10:save", 128 + SIGKILL));
+  CAPTURE(fault, code);
+  const Folder folder;
+  run(folder, kMpirun, with_fault(fault, patient_command("run")), code);
+  check_resumed(folder, "run");
+}
+
 }  // namespace fp8train::test

@@ -64,7 +64,9 @@ void happen() {
 }
 
 void on_section(Section section, int64_t step) {
-  if (section != injected.section || rank_of_this_process() != injected.rank) {
+  const bool of_values =
+      injected.kind == Fault::Kind::nan || injected.kind == Fault::Kind::flip;  // see on_step()
+  if (of_values || section != injected.section || rank_of_this_process() != injected.rank) {
     return;
   }
   if (injected.kind == Fault::Kind::slow) {
