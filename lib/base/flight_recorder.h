@@ -90,6 +90,7 @@ class FlightRecorder {
   /// The section has got on: its time starts again.
   void advance();
   Section section() const { return section_; }
+  uint64_t step() const { return state_.step; }
   /// Returns a number for begin_wait() and end_wait().
   uint64_t begin_operation(const char* name, uint64_t communicator, uint64_t sequence,
                            uint64_t bytes);

@@ -58,6 +58,12 @@ std::unique_ptr<Communicator> make_staged_communicator(Communicator& host, Devic
 std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host, Device& device);
 std::unique_ptr<Communicator> make_nccl_communicator(const Meeting& meeting, Device& device);
 
+/// The ranks of `inner`, which compare what they call: a collective, its count or its root that is
+/// not that of the others ends in a CommError that names the rank, on all ranks. Elements have no
+/// type here, only bytes. Slower by a small message for each collective; what it sends for that
+/// does not count as traffic. make_communicator() does so in builds without NDEBUG.
+std::unique_ptr<Communicator> make_checked_communicator(std::unique_ptr<Communicator> inner);
+
 /// Whether this build has MPI.
 bool has_mpi();
 

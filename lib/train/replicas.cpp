@@ -6,10 +6,10 @@
 
 #include <algorithm>
 #include <array>
-#include <map>
 
 #include "base/error.h"
 #include "base/flight_recorder.h"
+#include "comm/majority.h"
 #include "io/content_hash.h"
 
 namespace fp8train {
@@ -41,26 +41,6 @@ bool is_alike(const std::string& scaling_tensor) {
 
 std::string describe_rank(int rank, const std::array<char, 64>& host) {
   return fmt::format("rank {} (on {})", rank, host.data());
-}
-
-/// The ranks whose hash is not the most frequent one; all where no hash is more frequent than
-/// others.
-std::vector<int> ranks_that_differ(const std::vector<uint64_t>& hashes) {
-  std::map<uint64_t, size_t> counts;
-  for (const uint64_t hash : hashes) {
-    ++counts[hash];
-  }
-  const auto more = [](const auto& a, const auto& b) { return a.second < b.second; };
-  const auto most = std::max_element(counts.begin(), counts.end(), more);
-  const auto equal = [&](const auto& one) { return one.second == most->second; };
-  const bool is_clear = std::count_if(counts.begin(), counts.end(), equal) == 1;
-  std::vector<int> found;
-  for (size_t rank = 0; rank < hashes.size(); ++rank) {
-    if (!is_clear || hashes[rank] != most->first) {
-      found.push_back(static_cast<int>(rank));
-    }
-  }
-  return found;
 }
 
 [[noreturn]] void report_difference(Communicator& comm, const std::string& name,
@@ -106,19 +86,16 @@ std::vector<ReplicaHash> hash_replicas(Engine& engine) {
 }
 
 void compare_replicas(Communicator& comm, const std::vector<ReplicaHash>& mine, int64_t step) {
-  const auto differ = [](const std::vector<uint64_t>& hashes) {
-    return std::adjacent_find(hashes.begin(), hashes.end(), std::not_equal_to<>()) != hashes.end();
-  };
   uint64_t all = 0;
   for (const ReplicaHash& one : mine) {
     all = content_hash(&one.hash, sizeof(one.hash), all);
   }
-  if (!differ(comm.all_gather_values(all))) {
+  if (!any_differ(comm.all_gather_values(all))) {
     return;
   }
   for (const ReplicaHash& one : mine) {
     const std::vector<uint64_t> hashes = comm.all_gather_values(one.hash);
-    if (differ(hashes)) {
+    if (any_differ(hashes)) {
       report_difference(comm, one.name, hashes, step);
     }
   }

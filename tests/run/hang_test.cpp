@@ -282,4 +282,12 @@ TEST_CASE("other faults end with their codes, and the run goes on to the same we
   check_resumed(folder, "run");
 }
 
+TEST_CASE("the shipped program knows no faults", "[faults]") {
+  const Folder folder;
+  const Outcome outcome =
+      run_program(folder.path(), with_fault("kill@0:1", patient_command("run")), kEnvironment);
+  CHECK(outcome.code == 2);
+  CHECK_FALSE(fs::exists(folder / "run"));
+}
+
 }  // namespace fp8train::test
