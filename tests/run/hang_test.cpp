@@ -191,11 +191,15 @@ TEST_CASE("a limit of 0 is none, and a slow rank is no hanging one") {
       0);
 }
 
+/// Four seconds in a section that may take three; in two and a half of them the process is stopped.
 TEST_CASE("the time in which a process is stopped does not count") {
   const Folder folder;
-  Process process(folder.path(), command("run", {"training.max_steps=60", "watchdog.step=1"}),
-                  kEnvironment);
-  REQUIRE(process.wait_until([&] { return last_logged_step(folder / "run") >= 5; }));
+  Words words = command("run", {"training.max_steps=5", "training.global_batch_size=2",
+                                "logging.interval=1", "eval.interval=0", "watchdog.data=3"});
+  Process process(folder.path(), with_fault("slow@0:5:data/4000", words), kEnvironment, {},
+                  FP8TRAIN_FAULTY_PROGRAM);
+  REQUIRE(process.wait_until([&] { return last_logged_step(folder / "run") >= 4; }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
   process.send(SIGSTOP);
   std::this_thread::sleep_for(std::chrono::milliseconds(2500));
   process.send(SIGCONT);
