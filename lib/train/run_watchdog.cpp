@@ -117,16 +117,17 @@ void RunWatchdog::watch(double interval) {
     unchanged = state.changes == changes ? unchanged + passed : 0;
     changes = state.changes;
     if (state.limit > 0 && unchanged * 1e9 > static_cast<double>(state.limit)) {
-      expire(state, unchanged);
+      expire(state);
     }
   }
 }
 
-void RunWatchdog::expire(const FlightState& state, double seconds) {
+void RunWatchdog::expire(const FlightState& state) {
   end_process_within(kLastSeconds, kExitCode);
-  write_to_standard_error(
-      fmt::format("error: {}\n", report(state, fmt::format("watchdog: {} took longer than {:.1f} s",
-                                                           name_of(state.where()), seconds))));
+  const std::string why =
+      fmt::format("watchdog: {} took longer than {:g} s", name_of(state.where()),
+                  static_cast<double>(state.limit) / 1e9);
+  write_to_standard_error(fmt::format("error: {}\n", report(state, why)));
   end_other_ranks();
   end_process(kExitCode);
 }

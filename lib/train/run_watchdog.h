@@ -39,7 +39,7 @@ class RunWatchdog {
   RunWatchdog(const WatchdogSettings& limits, std::filesystem::path folder);
 
   [[noreturn]] void watch(double interval);
-  [[noreturn]] void expire(const FlightState& state, double seconds);
+  [[noreturn]] void expire(const FlightState& state);
   std::string report(const FlightState& state, const std::string& why);
   void end_other_ranks();
 

@@ -179,7 +179,7 @@ TEST_CASE("a single rank that hangs ends too") {
   words.push_back(std::string("watchdog.") + section + "=0.5");
   const Outcome outcome = run(folder, {}, words, 86);
   CHECK_THAT(outcome.err,
-             Catch::Contains(std::string("watchdog: ") + section + " took longer than 0.5"));
+             Catch::Contains(std::string("watchdog: ") + section + " took longer than 0.5 s"));
 }
 
 TEST_CASE("a limit of 0 is none, and a slow rank is no hanging one") {
