@@ -197,6 +197,8 @@ int run_guarded(const std::function<int()>& body, const std::string& who) {
     return report(who + error.what(), 4);
   } catch (const DeviceError& error) {
     return report(who + error.what(), 4);
+  } catch (const TimeoutError& error) {
+    return report(who + error.what(), kExitWatchdog);
   } catch (const CommError& error) {
     return report(who + error.what(), 4);
   } catch (const NumericError& error) {
@@ -232,7 +234,11 @@ int run_as_rank(Communicator& comm, const std::function<int()>& body) {
   const std::string who = comm.rank() == 0 ? "" : fmt::format("rank {}: ", comm.rank());
   const int code = run_guarded(patient, who);
   if (code != 0 && code != kExitRequeue) {
-    comm.fail(code);
+    try {
+      comm.fail(code);
+    } catch (const CommError&) {  // the end of this process ends the others
+      return code;
+    }
   }
   return code;
 }

@@ -97,8 +97,8 @@ int run_program(const std::vector<Verb>& verbs, std::vector<std::string> argumen
 
 /// Runs `body` and returns its exit code. A typed error becomes one message on standard error and
 /// its code: 1 bug · 2 usage or configuration · 3 data · 4 checkpoint, device, memory or
-/// communication · 5 diverged. `body` itself returns 0, 75 (stopped on request, checkpoint saved)
-/// or 86 (watchdog). `who` stands before the message.
+/// communication · 5 diverged · 86 a wait for other ranks was given up. `body` itself returns 0 or
+/// 75 (stopped on request, checkpoint saved). `who` stands before the message.
 int run_guarded(const std::function<int()>& body, const std::string& who = "");
 
 /// Runs `body` as one of several ranks, which an error of any of them ends: the first rank speaks
@@ -107,6 +107,7 @@ int run_as_rank(Communicator& comm, const std::function<int()>& body);
 
 inline constexpr int kExitUsage = 2;
 inline constexpr int kExitRequeue = 75;
+inline constexpr int kExitWatchdog = 86;
 
 /// The command line of this process, arguments with blanks in quotes.
 std::string command_line();

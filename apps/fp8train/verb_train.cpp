@@ -2,9 +2,11 @@
 
 #include <memory>
 
+#include "base/error.h"
 #include "base/signals.h"
 #include "comm/backends.h"
 #include "config/show.h"
+#include "train/run_watchdog.h"
 #include "train/trainer.h"
 #include "verbs.h"
 
@@ -15,6 +17,16 @@ struct TrainOptions {
   CommonOptions common;
   std::string resume;
 };
+
+std::unique_ptr<Communicator> find_ranks(const Settings& settings, RunWatchdog& watchdog) {
+  try {
+    return make_communicator({.backend = settings.comm.backend,
+                              .bootstrap = settings.comm.bootstrap,
+                              .timeout_seconds = settings.comm.timeout_seconds});
+  } catch (const TimeoutError& error) {
+    throw TimeoutError(watchdog.report_failed_wait(error.what()));
+  }
+}
 
 }  // namespace
 
@@ -29,16 +41,15 @@ void add_train(Arguments verb, Action& action) {
     }
     const Settings settings = load(options->common);
     install_stop_handlers();  // before ranks find each other, which takes long on many nodes
-    const std::unique_ptr<Communicator> comm =
-        make_communicator({.backend = settings.comm.backend,
-                           .bootstrap = settings.comm.bootstrap,
-                           .timeout_seconds = settings.comm.timeout_seconds});
+    RunWatchdog& watchdog = RunWatchdog::start(settings.watchdog, settings.output_dir);
+    const std::unique_ptr<Communicator> comm = find_ranks(settings, watchdog);
     return run_as_rank(*comm, [&] {
       const RunOutcome outcome = train({.settings = settings,
                                         .resolved_yaml = show_settings(settings, true),
                                         .command = command_line(),
                                         .version = version_text(),
-                                        .quiet = options->common.quiet},
+                                        .quiet = options->common.quiet,
+                                        .watchdog = &watchdog},
                                        *comm);
       return outcome == RunOutcome::finished ? 0 : kExitRequeue;
     });

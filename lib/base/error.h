@@ -37,6 +37,11 @@ class CommError : public Error {
   using Error::Error;
 };
 
+/// A rank or an operation between ranks did not get on in its time: exit code 86.
+class TimeoutError : public CommError {
+  using CommError::CommError;
+};
+
 /// Training diverged: exit code 5.
 class NumericError : public Error {
   using Error::Error;

@@ -24,6 +24,12 @@ static_assert(std::atomic<int64_t>::is_always_lock_free);  // else no handler ma
 std::array<struct sigaction, kStopSignals.size()> previous_actions;
 std::array<struct sigaction, kIgnoredSignals.size()> previous_ignored;
 
+volatile std::sig_atomic_t code_at_alarm = 1;
+
+extern "C" void on_alarm(int /*number*/) {
+  _exit(code_at_alarm);
+}
+
 int64_t now() {
   struct timespec time = {};
   clock_gettime(CLOCK_MONOTONIC, &time);
@@ -74,6 +80,19 @@ int stop_signal() {
 
 void clear_stop_signal() {
   pending_signal = 0;
+}
+
+void end_process(int code) {
+  _exit(code);
+}
+
+void end_process_within(unsigned seconds, int code) {
+  code_at_alarm = code;
+  struct sigaction action = {};
+  action.sa_handler = on_alarm;
+  sigemptyset(&action.sa_mask);
+  sigaction(SIGALRM, &action, nullptr);
+  alarm(seconds);
 }
 
 }  // namespace fp8train

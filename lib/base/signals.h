@@ -21,4 +21,10 @@ int stop_signal();
 /// Forgets a pending request (for tests).
 void clear_stop_signal();
 
+/// Ends the process with `code` at once: nothing is destroyed or flushed. For a process that hangs.
+[[noreturn]] void end_process(int code);
+/// The same in `seconds` unless it has ended before, by a timer of the kernel (SIGALRM): whatever
+/// its threads wait for.
+void end_process_within(unsigned seconds, int code);
+
 }  // namespace fp8train

@@ -43,8 +43,9 @@ std::vector<std::unique_ptr<Communicator>> make_thread_ranks(const Topology& top
 /// from others is zeros on the host and not touched elsewhere.
 std::unique_ptr<Communicator> make_rehearsal(const Topology& topology, int rank);
 
-/// All processes that MPI has started. Throws CommError.
-std::unique_ptr<Communicator> make_mpi_communicator();
+/// All processes that MPI has started. Throws CommError, TimeoutError where MPI does not start, or
+/// the others do not come, in `start_seconds`.
+std::unique_ptr<Communicator> make_mpi_communicator(double start_seconds = 600);
 
 /// For memory of `device`, a GPU, by way of host memory: what `host` moves. Starting waits for the
 /// GPU, and waiting for an operation brings what has arrived to it. A Work ends before the
@@ -56,6 +57,12 @@ std::unique_ptr<Communicator> make_staged_communicator(Communicator& host, Devic
 /// CommError where NCCL is not in this build, is not found or does not start.
 std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host, Device& device);
 std::unique_ptr<Communicator> make_nccl_communicator(const Meeting& meeting, Device& device);
+
+/// The ranks of `inner`, which compare what they call: a collective, its count or its root that is
+/// not that of the others ends in a CommError that names the rank, on all ranks. Elements have no
+/// type here, only bytes. Slower by a small message for each collective; what it sends for that
+/// does not count as traffic. make_communicator() does so in builds without NDEBUG.
+std::unique_ptr<Communicator> make_checked_communicator(std::unique_ptr<Communicator> inner);
 
 /// Whether this build has MPI.
 bool has_mpi();

@@ -3,15 +3,29 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "base/error.h"
+#include "base/flight_recorder.h"
 
 namespace fp8train {
+namespace {
+
+/// Seconds after which the watchdog ends a wait that has not ended itself at its time-out.
+constexpr double kBackstop = 30;
+
+uint64_t next_number() {
+  static std::atomic<uint64_t> numbers = 0;
+  return numbers++;
+}
+
+}  // namespace
 
 Communicator::Communicator(Topology topology, int rank, std::shared_ptr<Traffic> traffic)
     : topology_(std::move(topology)),
       rank_(rank),
+      number_(next_number()),
       traffic_(traffic != nullptr ? std::move(traffic) : std::make_shared<Traffic>()) {
   check(rank >= 0 && rank < size(), "a rank is one of those of its communicator");
 }
@@ -22,12 +36,23 @@ Communicator::Operation Communicator::next(const char* name, Stream stream) {
 
 /// Where collectives follow streams, the host does not know when one is over.
 template <typename Start>
-Work Communicator::shown(const char* name, const Traffic& sent, const Start& start) {
+Work Communicator::shown(const Operation& operation, const Traffic& sent, const Start& start) {
   *traffic_ += sent;
-  const TraceFlight flight(TraceKind::message, name, sent.total());
+  const TraceFlight flight(TraceKind::message, operation.name, sent.total());
   Work work = start();
   if (flight.active() && !in_stream_order()) {
     work.show(flight);
+  }
+  return recorded(operation, std::move(work));
+}
+
+Work Communicator::recorded(const Operation& operation, Work work) const {
+  FlightRecorder* const recorder = flight_recorder();
+  if (recorder != nullptr && work.is_pending()) {
+    work.record(
+        *recorder,
+        recorder->begin_operation(operation.name, number_, operation.sequence, operation.bytes),
+        timeout() + kBackstop);
   }
   return work;
 }
@@ -37,7 +62,7 @@ Work Communicator::all_gather(Stream stream, const void* send, void* recv, size_
   operation.send = send;
   operation.recv = recv;
   operation.bytes = bytes;
-  return shown(operation.name, all_gather_traffic(topology_, rank_, bytes),
+  return shown(operation, all_gather_traffic(topology_, rank_, bytes),
                [&] { return start_all_gather(operation); });
 }
 
@@ -46,7 +71,7 @@ Work Communicator::all_to_all(Stream stream, const void* send, void* recv, size_
   operation.send = send;
   operation.recv = recv;
   operation.bytes = bytes;
-  return shown(operation.name, all_to_all_traffic(topology_, rank_, bytes),
+  return shown(operation, all_to_all_traffic(topology_, rank_, bytes),
                [&] { return start_all_to_all(operation); });
 }
 
@@ -57,12 +82,13 @@ Work Communicator::broadcast(Stream stream, void* data, size_t bytes, int root) 
   operation.recv = data;
   operation.bytes = bytes;
   operation.root = root;
-  return shown(operation.name, broadcast_traffic(topology_, rank_, bytes, root),
+  return shown(operation, broadcast_traffic(topology_, rank_, bytes, root),
                [&] { return start_broadcast(operation); });
 }
 
 Work Communicator::barrier() {
-  return start_barrier(next("barrier", host_stream()));
+  const Operation operation = next("barrier", host_stream());
+  return recorded(operation, start_barrier(operation));
 }
 
 bool Communicator::any_rank(bool mine) {

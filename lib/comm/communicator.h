@@ -92,7 +92,8 @@ class Communicator {
   /// What this rank's collectives have sent, by the algorithms that they use.
   const Traffic& traffic() const { return *traffic_; }
 
-  /// Operations that take longer fail. Default: 10 minutes.
+  /// Operations that take longer fail with TimeoutError; time in which the process was stopped does
+  /// not count. Default: 10 minutes.
   void set_timeout(double seconds) { timeout_seconds_ = seconds; }
   double timeout() const { return timeout_seconds_; }
 
@@ -101,7 +102,8 @@ class Communicator {
   virtual bool in_stream_order() const { return false; }
 
   /// Tells the other ranks that this one cannot go on: their operations fail. MPI ends them with
-  /// the exit code (and this process too).
+  /// the exit code (and this process too). From any thread. Throws CommError where they cannot be
+  /// told within some seconds.
   virtual void fail(int exit_code) = 0;
 
   /// "mpi: rank 1 of 4, node 0 of 2" and the like.
@@ -131,10 +133,12 @@ class Communicator {
  private:
   Operation next(const char* name, Stream stream);
   template <typename Start>
-  Work shown(const char* name, const Traffic& sent, const Start& start);
+  Work shown(const Operation& operation, const Traffic& sent, const Start& start);
+  Work recorded(const Operation& operation, Work work) const;
 
   Topology topology_;
   int rank_;
+  uint64_t number_;  ///< of the communicators of this process
   uint64_t sequence_ = 0;
   double timeout_seconds_ = 600.0;
   std::shared_ptr<Traffic> traffic_;

@@ -1,3 +1,5 @@
+#include <utility>
+
 #include "base/error.h"
 #include "comm/backends.h"
 #include "comm/launch.h"
@@ -23,7 +25,7 @@ std::unique_ptr<Communicator> make_communicator(const CommSettings& settings) {
   }
   const bool several = launch.wants_mpi() && has_mpi();
   if (backend == "mpi" || (backend != "self" && !by_file && several)) {
-    made = make_mpi_communicator();
+    made = make_mpi_communicator(settings.timeout_seconds);
   } else {
     made = make_self_communicator();
   }
@@ -31,6 +33,11 @@ std::unique_ptr<Communicator> make_communicator(const CommSettings& settings) {
     check_launch(launch, made->size());
   }
   made->set_timeout(settings.timeout_seconds);
+#ifndef NDEBUG
+  if (made->size() > 1) {
+    made = make_checked_communicator(std::move(made));
+  }
+#endif
   return made;
 }
 

@@ -120,7 +120,7 @@ void SharedNote::read(const Meeting& meeting, void* data, size_t bytes) {
     }
     const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
     if (passed.count() > meeting.timeout_seconds) {
-      throw CommError(fmt::format(
+      throw TimeoutError(fmt::format(
           "rank {}: rank 0 has not written {} in {} s{}; all nodes must see that folder "
           "(comm.bootstrap_file)",
           meeting.rank, path_.string(), meeting.timeout_seconds,

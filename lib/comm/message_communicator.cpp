@@ -63,7 +63,7 @@ class MessageCommunicator final : public Communicator {
   }
 
   std::unique_ptr<Communicator> group(int color, Topology topology, int rank) {
-    auto made = std::make_unique<MessageCommunicator>(transport_->split(color, rank),
+    auto made = std::make_unique<MessageCommunicator>(transport_->split(color, rank, timeout()),
                                                       std::move(topology), rank, counters());
     made->set_timeout(timeout());
     return made;

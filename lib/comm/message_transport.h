@@ -19,8 +19,10 @@ class MessageTransport {
   virtual Work start(const char* name, uint64_t sequence, Transfer transfer, double timeout) = 0;
 
   /// Of the ranks with the same color, in the order of `rank`. Collective.
-  virtual std::unique_ptr<MessageTransport> split(int color, int rank) = 0;
+  /// Throws TimeoutError where that takes longer than `timeout` seconds.
+  virtual std::unique_ptr<MessageTransport> split(int color, int rank, double timeout) = 0;
 
+  /// May throw CommError where the other ranks cannot be told.
   virtual void fail(int exit_code) = 0;
   virtual const char* kind() const = 0;
 };

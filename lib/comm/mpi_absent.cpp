@@ -9,7 +9,7 @@ bool has_mpi() {
   return false;
 }
 
-std::unique_ptr<Communicator> make_mpi_communicator() {
+std::unique_ptr<Communicator> make_mpi_communicator(double /*start_seconds*/) {
   throw CommError(
       "this build has no MPI. Install an MPI with its headers (Debian: libopenmpi-dev) and "
       "configure again; -DFP8TRAIN_MPI=ON says what is missing");

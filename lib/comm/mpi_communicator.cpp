@@ -26,6 +26,7 @@
 #include "comm/backends.h"
 #include "comm/host_copy.h"
 #include "comm/message_transport.h"
+#include "comm/patient_wait.h"
 
 namespace fp8train {
 namespace {
@@ -135,19 +136,31 @@ struct Journey {
   }
 };
 
-/// MPI and the thread that calls it, for the life of the process.
+/// MPI and the thread that calls it, for the life of the process. Never destroyed: a thread that
+/// does not come back from MPI may still use it when the process ends.
 class MpiThread {
  public:
   static MpiThread& instance() {
-    static MpiThread thread;
-    return thread;
+    static MpiThread* const thread = new MpiThread();
+    static const struct AtExit {
+      ~AtExit() { thread->leave(); }
+    } at_exit;
+    return *thread;
   }
 
-  /// Runs `job` on the thread, and waits. What it throws comes here.
-  void run(const std::function<void()>& job) {
-    auto task = std::make_shared<std::packaged_task<void()>>(job);
+  /// Waits for MPI_Init, at most `seconds`. Throws what it throws, or TimeoutError.
+  void await_start(double seconds) {
+    await(started_, "starting MPI", seconds);
+    started_.get();
+  }
+
+  /// Runs `job` on the thread, and waits. What it throws comes here, TimeoutError where it takes
+  /// longer than `seconds`: it must own what it uses.
+  void run(const char* what, double seconds, std::function<void()> job) {
+    auto task = std::make_shared<std::packaged_task<void()>>(std::move(job));
     std::future<void> result = task->get_future();
     post([task] { (*task)(); });
+    await(result, what, seconds);
     result.get();
   }
 
@@ -174,27 +187,51 @@ class MpiThread {
   /// A collective whose buffers are going away.
   void abandon(const std::shared_ptr<Journey>& journey) {
     broken_ = true;
-    run([this, journey] {
+    run("giving up messages", kAnswerSeconds, [this, journey] {
       journey->abandon();
       std::erase(under_way_, journey);
     });
   }
 
+  /// Ends all ranks and, unless MPI does not come back, this process.
+  void abort_all(int exit_code) {
+    broken_ = true;
+    run("MPI_Abort", kAnswerSeconds, [exit_code] { MPI_Abort(MPI_COMM_WORLD, exit_code); });
+  }
+
  private:
+  static constexpr double kAnswerSeconds = 2;  // within which the thread answers, unless it hangs
+
   MpiThread() {
     std::promise<void> started;
-    thread_ = std::thread([this, &started] { work(started); });
-    try {
-      started.get_future().get();
-    } catch (...) {
-      thread_.join();
-      throw;
+    std::promise<void> over;
+    started_ = started.get_future().share();
+    over_ = over.get_future();
+    std::thread([this, begin = std::move(started), end = std::move(over)]() mutable {
+      work(begin);
+      end.set_value();
+    }).detach();
+  }
+
+  /// At the end of the process. Ranks that have not ended are waited for, unless they may be gone.
+  void leave() {
+    post([this] { stop_ = true; });
+    if (broken_) {
+      over_.wait_for(std::chrono::duration<double>(kAnswerSeconds));
+    } else {
+      over_.wait();
     }
   }
 
-  ~MpiThread() {
-    post([this] { stop_ = true; });
-    thread_.join();
+  template <typename Future>
+  void await(const Future& result, const char* what, double seconds) {
+    constexpr double kLongest = 1e9;
+    const std::chrono::duration<double> limit(std::min(seconds, kLongest));
+    if (result.wait_for(limit) != std::future_status::ready) {
+      broken_ = true;
+      throw TimeoutError(fmt::format("{} did not end in {} s: is another rank missing, or stopped?",
+                                     what, seconds));
+    }
   }
 
   void post(std::function<void()> job) {
@@ -276,7 +313,8 @@ class MpiThread {
   bool stop_ = false;
   int idle_rounds_ = 0;
   std::vector<std::shared_ptr<Journey>> under_way_;
-  std::thread thread_;
+  std::shared_future<void> started_;
+  std::future<void> over_;
 };
 
 class MpiWork final : public PendingWork {
@@ -308,14 +346,12 @@ class MpiWork final : public PendingWork {
 
   void wait() override {
     std::unique_lock<std::mutex> lock(journey_->mutex);
-    const auto limit = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout_);
-    const auto end = std::chrono::time_point_cast<std::chrono::steady_clock::duration>(limit);
-    if (journey_->ended.wait_until(lock, end, [this] { return over(); })) {
+    if (patient_wait(journey_->ended, lock, timeout_, [this] { return over(); })) {
       return;
     }
     lock.unlock();
     const std::set<int> peers = MpiThread::instance().unfinished_peers(journey_);
-    throw CommError(
+    throw TimeoutError(
         fmt::format("rank {}: {} did not end in {} s; ranks that have not answered: {}",
                     journey_->rank, journey_->name, timeout_,
                     peers.empty() ? "unknown" : fmt::format("{}", fmt::join(peers, ", "))));
@@ -354,16 +390,16 @@ class MpiTransport final : public MessageTransport {
     return Work(std::make_unique<MpiWork>(journey, timeout));
   }
 
-  std::unique_ptr<MessageTransport> split(int color, int rank) override {
-    MPI_Comm comm = MPI_COMM_NULL;
-    MpiThread::instance().run(
-        [&] { check_mpi(MPI_Comm_split(comm_, color, rank, &comm), "splitting a communicator"); });
-    return std::make_unique<MpiTransport>(comm, rank);
+  std::unique_ptr<MessageTransport> split(int color, int rank, double timeout) override {
+    const char* const what = "splitting a communicator";
+    const auto made = std::make_shared<MPI_Comm>(MPI_COMM_NULL);
+    MpiThread::instance().run(what, timeout, [comm = comm_, color, rank, made, what] {
+      check_mpi(MPI_Comm_split(comm, color, rank, made.get()), what);
+    });
+    return std::make_unique<MpiTransport>(*made, rank);
   }
 
-  void fail(int exit_code) override {
-    MpiThread::instance().run([exit_code] { MPI_Abort(MPI_COMM_WORLD, exit_code); });
-  }
+  void fail(int exit_code) override { MpiThread::instance().abort_all(exit_code); }
   const char* kind() const override { return "mpi"; }
 
  private:
@@ -393,19 +429,24 @@ bool has_mpi() {
   return true;
 }
 
-std::unique_ptr<Communicator> make_mpi_communicator() {
-  int rank = 0;
-  Topology topology;
-  MPI_Comm comm = MPI_COMM_NULL;
-  MpiThread::instance().run([&] {
+std::unique_ptr<Communicator> make_mpi_communicator(double start_seconds) {
+  struct World {
+    int rank = 0;
+    Topology topology;
+    MPI_Comm comm = MPI_COMM_NULL;
+  };
+  MpiThread::instance().await_start(start_seconds);
+  const auto world = std::make_shared<World>();
+  MpiThread::instance().run("finding the other ranks", start_seconds, [world] {
     int size = 0;
     MPI_Comm_size(MPI_COMM_WORLD, &size);
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    topology = find_topology(size);
-    check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &comm), "duplicating the communicator of all ranks");
+    MPI_Comm_rank(MPI_COMM_WORLD, &world->rank);
+    world->topology = find_topology(size);
+    check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &world->comm),
+              "duplicating the communicator of all ranks");
   });
-  return make_message_communicator(std::make_unique<MpiTransport>(comm, rank), std::move(topology),
-                                   rank);
+  return make_message_communicator(std::make_unique<MpiTransport>(world->comm, world->rank),
+                                   std::move(world->topology), world->rank);
 }
 
 }  // namespace fp8train

@@ -170,8 +170,12 @@ void Family::await(const std::string& what, ncclComm_t comm, double timeout) {
           is_error(state)
               ? fmt::format("{}: {}", what, nccl_words(state, comm))
               : fmt::format("{} did not start in {} s; are all ranks there?", what, timeout);
-      watchdog_.fail(why);
-      throw CommError(why);
+      if (is_error(state)) {
+        watchdog_.fail(why);
+        throw CommError(why);
+      }
+      watchdog_.fail(why, Watchdog::Cause::timeout);
+      throw TimeoutError(why);
     }
     if (tries < kTries) {
       std::this_thread::yield();

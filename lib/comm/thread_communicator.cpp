@@ -5,7 +5,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <chrono>
 #include <condition_variable>
 #include <map>
 #include <mutex>
@@ -14,6 +13,7 @@
 
 #include "comm/backends.h"
 #include "comm/host_copy.h"
+#include "comm/patient_wait.h"
 
 namespace fp8train {
 namespace {
@@ -121,11 +121,10 @@ class ThreadWork final : public PendingWork {
 
   void wait() override {
     std::unique_lock<std::mutex> lock(group_->mutex);
-    const auto limit = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout_);
-    const auto end = std::chrono::time_point_cast<std::chrono::steady_clock::duration>(limit);
-    if (!group_->changed.wait_until(lock, end, [this] { return over(); })) {
-      throw CommError(fmt::format("rank {}: {} did not end in {} s; ranks that have not joined: {}",
-                                  rank_, collective().name, timeout_, fmt::join(missing(), ", ")));
+    if (!patient_wait(group_->changed, lock, timeout_, [this] { return over(); })) {
+      throw TimeoutError(
+          fmt::format("rank {}: {} did not end in {} s; ranks that have not joined: {}", rank_,
+                      collective().name, timeout_, fmt::join(missing(), ", ")));
     }
   }
 

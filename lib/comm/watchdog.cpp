@@ -33,13 +33,14 @@ void Watchdog::watch(Operation operation) {
   under_way_.push_back({std::move(operation), limit});
 }
 
-void Watchdog::fail(const std::string& why) {
+void Watchdog::fail(const std::string& why, Cause cause) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!why_.empty()) {
       return;
     }
     why_ = why;
+    cause_ = cause;
   }
   give_up_();
 }
@@ -51,19 +52,24 @@ bool Watchdog::failed() const {
 
 void Watchdog::check(const std::string& what) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (!why_.empty()) {
-    throw CommError(fmt::format("{}: the communicator has been given up: {}", what, why_));
+  if (why_.empty()) {
+    return;
   }
+  const std::string text = fmt::format("{}: the communicator has been given up: {}", what, why_);
+  if (cause_ == Cause::timeout) {
+    throw TimeoutError(text);
+  }
+  throw CommError(text);
 }
 
-/// What is wrong; empty: nothing.
-std::string Watchdog::look() {
+Watchdog::Finding Watchdog::look() {
   std::list<Watched> looked_at;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     looked_at.swap(under_way_);
   }
-  std::string wrong = failure_();
+  Finding finding = {.wrong = failure_()};
+  std::string& wrong = finding.wrong;
   // On one stream the operations end in their order.
   while (wrong.empty() && !looked_at.empty() && looked_at.front().operation.end->reached()) {
     looked_at.pop_front();
@@ -76,25 +82,26 @@ std::string Watchdog::look() {
       wrong = fmt::format(
           "{} did not end in {} s; a rank has not started it, or the network does not answer",
           first.what, first.timeout);
+      finding.cause = Cause::timeout;
     }
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   under_way_.splice(under_way_.begin(), looked_at);
-  return wrong;
+  return finding;
 }
 
 void Watchdog::work() {
   std::unique_lock<std::mutex> lock(mutex_);
   while (!woken_.wait_for(lock, kLookInterval, [this] { return stop_ || !why_.empty(); })) {
     lock.unlock();
-    std::string wrong;
+    Finding found;
     try {
-      wrong = look();
+      found = look();
     } catch (const std::exception& error) {  // the GPU's own failure
-      wrong = error.what();
+      found.wrong = error.what();
     }
-    if (!wrong.empty()) {
-      fail(wrong);
+    if (!found.wrong.empty()) {
+      fail(found.wrong, found.cause);
     }
     lock.lock();
   }

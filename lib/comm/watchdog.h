@@ -1,10 +1,12 @@
 #pragma once
 // Sees to it that operations which run on a stream, and that nobody on the host waits for, end in
 // their time: a thread looks at them now and then. Where one does not, or the communicator has
-// failed, the communicator is given up, once, and all that is asked afterwards throws.
+// failed, the communicator is given up, once, and all that is asked afterwards throws: as a wait of
+// the host for other ranks does. What the rank itself does is watched by train/run_watchdog.h.
 
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <functional>
 #include <list>
 #include <memory>
@@ -33,10 +35,13 @@ class Watchdog {
   };
   void watch(Operation operation);
 
+  /// Why: an error, or that something did not end in its time.
+  enum class Cause : uint8_t { error, timeout };
   /// Gives up, for this reason, unless that has happened before.
-  void fail(const std::string& why);
+  void fail(const std::string& why, Cause cause = Cause::error);
   bool failed() const;
-  /// Throws CommError with the reason where the communicator has been given up; `what` asks.
+  /// Throws CommError with the reason where the communicator has been given up, TimeoutError where
+  /// an operation did not end in its time; `what` asks.
   void check(const std::string& what) const;
 
  private:
@@ -46,8 +51,13 @@ class Watchdog {
     Clock::time_point limit;
   };
 
+  struct Finding {
+    std::string wrong;  ///< empty: nothing
+    Cause cause = Cause::error;
+  };
+
   void work();
-  std::string look();
+  Finding look();
 
   std::function<std::string()> failure_;
   std::function<void()> give_up_;
@@ -55,6 +65,7 @@ class Watchdog {
   std::condition_variable woken_;
   std::list<Watched> under_way_;
   std::string why_;
+  Cause cause_ = Cause::error;
   bool stop_ = false;
   std::thread thread_;
 };

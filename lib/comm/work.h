@@ -2,9 +2,12 @@
 // The handle of a collective that has been started. Buffers belong to the operation until it is
 // done.
 
+#include <cstdint>
+#include <exception>
 #include <memory>
 #include <utility>
 
+#include "base/flight_recorder.h"
 #include "base/trace.h"
 
 namespace fp8train {
@@ -28,11 +31,21 @@ class Work {
   /// Ends the flight when it is seen that the operation is over.
   void show(const TraceFlight& flight) { flight_ = flight; }
 
+  /// The calling thread's recorder has this operation as `number`. A wait for it that takes longer
+  /// than `limit` seconds, 0: any time, is for the watchdog.
+  void record(FlightRecorder& recorder, uint64_t number, double limit) {
+    recorder_ = &recorder;
+    number_ = number;
+    limit_ = limit;
+  }
+  bool is_pending() const { return pending_ != nullptr; }
+
   /// Whether wait() would return at once. Throws CommError when the operation failed.
   bool done() {
     const bool over = pending_ == nullptr || pending_->done();
     if (over) {
       end_flight();
+      end_record();
     }
     return over;
   }
@@ -42,13 +55,47 @@ class Work {
   /// failed or did not end in the communicator's time.
   void wait() {
     if (pending_ != nullptr) {
-      pending_->wait();
+      {
+        const Wait wait(recorder_, number_, limit_);
+        pending_->wait();
+      }
       end_flight();
+      end_record();
       pending_.reset();
     }
   }
 
  private:
+  class Wait {
+   public:
+    Wait(FlightRecorder* recorder, uint64_t number, double limit)
+        : recorder_(recorder), exceptions_(std::uncaught_exceptions()) {
+      if (recorder_ != nullptr) {
+        recorder_->begin_wait(number, limit);
+      }
+    }
+    ~Wait() {
+      if (recorder_ != nullptr) {
+        if (std::uncaught_exceptions() > exceptions_) {
+          recorder_->keep_failed_state();
+        }
+        recorder_->end_wait();
+      }
+    }
+    Wait(const Wait&) = delete;
+    Wait& operator=(const Wait&) = delete;
+
+   private:
+    FlightRecorder* recorder_;
+    int exceptions_;
+  };
+
+  void end_record() {
+    if (recorder_ != nullptr) {
+      recorder_->end_operation(number_);
+      recorder_ = nullptr;
+    }
+  }
   void end_flight() {
     if (flight_.active() && pending_ != nullptr) {
       flight_.end(pending_->ended());
@@ -57,6 +104,9 @@ class Work {
 
   std::unique_ptr<PendingWork> pending_;
   TraceFlight flight_;
+  FlightRecorder* recorder_ = nullptr;
+  uint64_t number_ = 0;  // of the recorder
+  double limit_ = 0;
 };
 
 }  // namespace fp8train

@@ -263,6 +263,17 @@ std::optional<double> read_duration(const FieldValue& value, const std::string& 
   return seconds;
 }
 
+std::optional<double> read_time_limit(const FieldValue& value, const std::string& what) {
+  const YamlNode& node = value.node();
+  const auto seconds = node.kind == Kind::scalar ? parse_duration(node.text) : std::nullopt;
+  constexpr double kLongest = 1e8;
+  if (!seconds || !(*seconds <= kLongest)) {
+    value.expected(what);
+    return std::nullopt;
+  }
+  return seconds;
+}
+
 std::optional<std::vector<std::string>> read_texts(const FieldValue& value,
                                                    const std::string& what) {
   if (value.node().kind == Kind::scalar) {

@@ -9,8 +9,9 @@ namespace fp8train {
 const std::vector<Field>& field_table() {
   static const std::vector<Field> kTable = [] {
     std::vector<Field> table;
-    for (std::vector<Field>& part : std::vector{model_fields(), data_fields(), training_fields(),
-                                                precision_fields(), run_fields(), job_fields()}) {
+    for (std::vector<Field>& part :
+         std::vector{model_fields(), data_fields(), training_fields(), precision_fields(),
+                     run_fields(), watchdog_fields(), job_fields()}) {
       table.insert(table.end(), std::make_move_iterator(part.begin()),
                    std::make_move_iterator(part.end()));
     }
@@ -45,6 +46,9 @@ const std::vector<SectionDoc>& section_docs() {
       {"sample", "Text that the model writes during training."},
       {"logging", "What is printed."},
       {"comm", "How ranks find each other and talk."},
+      {"watchdog",
+       "How long a rank may do one thing before the run ends with exit code 86 and a report "
+       "([troubleshooting hangs](hangs.md)). Time in which the process is stopped does not count."},
       {"parallelism", "How the work is laid over ranks."},
       {"job",
        "What the run is planned for, and how Slurm is to start it: `fp8train config` asks, "

@@ -33,6 +33,7 @@ std::vector<Field> data_fields();
 std::vector<Field> training_fields();
 std::vector<Field> precision_fields();
 std::vector<Field> run_fields();
+std::vector<Field> watchdog_fields();
 std::vector<Field> job_fields();
 
 /// What the wizard asks, in its order.

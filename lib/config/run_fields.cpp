@@ -329,6 +329,10 @@ std::vector<Field> run_fields() {
                   .changes_memory = true}),
       integer("parallelism.bucket_mb", in(&Settings::parallelism, &ParallelismSettings::bucket_mb),
               between(1, 65536), "MiB of gradients that ranks exchange at a time"),
+      integer("parallelism.check_replicas",
+              in(&Settings::parallelism, &ParallelismSettings::check_replicas), at_least(0),
+              "Steps after which ranks compare hashes of their weights, as they do before each "
+              "checkpoint; one that differs is named and the run ends. 0: never"),
       choice("device", in(&Settings::device), {"auto", "cpu", "cuda"},
              "auto takes a GPU when there is one")
           .asked({.topic = Topic::hardware, .text = "Device", .changes_memory = true}),

@@ -100,9 +100,22 @@ struct CommunicationSettings {
   bool operator==(const CommunicationSettings&) const = default;
 };
 
+/// Seconds that a rank may spend in a section without getting on; 0: any time.
+struct WatchdogSettings {
+  double start_up = 3600;    ///< until the first step: ranks meet, data and checkpoint are read
+  double data = 1800;        ///< a batch is read
+  double step = 3600;        ///< a micro-batch or the update; waiting for others is comm.timeout
+  double evaluation = 3600;  ///< a batch of an evaluation, a token of a sample
+  double save = 7200;        ///< a checkpoint is written
+  double end = 1800;         ///< from the last step's records to the end of the process
+
+  bool operator==(const WatchdogSettings&) const = default;
+};
+
 struct ParallelismSettings {
-  int64_t zero_stage = 0;  ///< 0: DDP; 1, 2, 3: what ranks share (parallel/shard_layout.h)
-  int64_t bucket_mb = 25;  ///< MiB of gradients that are exchanged at a time
+  int64_t zero_stage = 0;         ///< 0: DDP; 1, 2, 3: what ranks share (parallel/shard_layout.h)
+  int64_t bucket_mb = 25;         ///< MiB of gradients that are exchanged at a time
+  int64_t check_replicas = 1000;  ///< steps between comparisons of the ranks' weights; 0: none
 
   bool operator==(const ParallelismSettings&) const = default;
 };
@@ -143,6 +156,7 @@ struct Settings {
   SampleSettings sample;
   LoggingSettings logging;
   CommunicationSettings comm;
+  WatchdogSettings watchdog;
   ParallelismSettings parallelism;
   JobSettings job;
   std::string device = "auto";  ///< cpu | cuda | auto

@@ -134,6 +134,27 @@ void Engine::copy_values(const std::function<float*(const Parameter&)>& memory) 
   }
 }
 
+void Engine::for_each_replica(
+    const std::function<void(const std::string&, const StoredTensor&)>& use) {
+  const ParameterStore& store = model_.parameters();
+  if (!zero_) {
+    for (const auto& parameter : store.all()) {
+      use(parameter->name, parameter->stored_value);
+    }
+    return;
+  }
+  const std::vector<StoreLayout::Segment>& segments = store.layout()->segments;
+  for (size_t unit = 0; unit < store.layout()->turns.size(); ++unit) {
+    zero_->gather(unit, ParameterGatherer::kNone);
+    for (size_t i = 0; i < segments.size(); ++i) {
+      if (segments[i].unit == unit) {
+        use(store.all()[segments[i].parameters.front()]->name, store.gathered_whole(i));
+      }
+    }
+  }
+  zero_->values_changed();
+}
+
 LossTotals Engine::totals(int slot) const {
   Totals* entry = static_cast<Totals*>(totals_.data()) + slot;
   return {&entry->sum, &entry->count};
@@ -143,14 +164,23 @@ void Engine::clear_totals(int slot) {
   device_->fill_zero(static_cast<Totals*>(totals_.data()) + slot, sizeof(Totals));
 }
 
-LossReport Engine::read_totals(int slot) const {
+/// What else ranks have to tell each other goes with their totals.
+LossReport Engine::read_totals(int slot, const SectionSeconds& seconds,
+                               std::vector<SectionSeconds>* of_ranks) const {
+  struct Message {
+    Totals totals;
+    SectionSeconds seconds;
+  };
   Totals read = {};
   device_->copy_to_host(&read, static_cast<Totals*>(totals_.data()) + slot, sizeof(read));
   if (comm_ != nullptr) {
     Totals all = {};
-    for (const Totals& of_rank : comm_->all_gather_values(read)) {
-      all.sum += of_rank.sum;
-      all.count += of_rank.count;
+    for (const Message& of_rank : comm_->all_gather_values(Message{read, seconds})) {
+      all.sum += of_rank.totals.sum;
+      all.count += of_rank.totals.count;
+      if (of_ranks != nullptr) {
+        of_ranks->push_back(of_rank.seconds);
+      }
     }
     read = all;
   }
@@ -304,6 +334,11 @@ void Engine::calibrate(const Batch& batch) {
 
 LossReport Engine::step_loss() const {
   return read_totals(kTrainingTotals);
+}
+
+LossReport Engine::step_loss(const SectionSeconds& seconds,
+                             std::vector<SectionSeconds>& of_ranks) const {
+  return read_totals(kTrainingTotals, seconds, &of_ranks);
 }
 
 void Engine::begin_evaluation() {

@@ -10,9 +10,11 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "base/error.h"
+#include "base/flight_recorder.h"
 #include "comm/communicator.h"
 #include "data/loader.h"
 #include "device/arena.h"
@@ -89,6 +91,10 @@ class Engine : private RankCombiner {
   /// The same into memory of the caller: `memory` gives shape.count() floats for each parameter, or
   /// null where this rank does not want its value. Collective as for_each_value().
   void copy_values(const std::function<float*(const Parameter&)>& memory);
+  /// What all ranks hold alike, between steps: the values of all parameters or, where ranks share
+  /// them, what they gather of them, with the name of a parameter. Collective then, and what has
+  /// been gathered is out of date afterwards.
+  void for_each_replica(const std::function<void(const std::string&, const StoredTensor&)>& use);
 
   /// One optimizer step: gradient_accumulation_steps micro-batches from `next`, then the update
   /// with learning rate `lr`.
@@ -116,6 +122,8 @@ class Engine : private RankCombiner {
 
   /// Loss of the last step over all ranks; waits for the device.
   LossReport step_loss() const;
+  /// The same; of each rank, what it says in `seconds`.
+  LossReport step_loss(const SectionSeconds& seconds, std::vector<SectionSeconds>& of_ranks) const;
 
   /// The losses of the steps since the last call, over all ranks, in nats per target; waits for the
   /// device. Collective. At most EngineSettings::loss_history steps lie between two calls.
@@ -156,7 +164,8 @@ class Engine : private RankCombiner {
   void run(RepeatedWork& repeated, const Work& work);
   void upload(const Batch& batch);
   LossTotals totals(int slot) const;
-  LossReport read_totals(int slot) const;
+  LossReport read_totals(int slot, const SectionSeconds& seconds = {},
+                         std::vector<SectionSeconds>* of_ranks = nullptr) const;
   void clear_totals(int slot);
   void store_loss();
 

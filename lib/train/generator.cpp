@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "base/flight_recorder.h"
 #include "base/philox.h"
 #include "ops/elementwise.h"
 
@@ -204,6 +205,7 @@ std::string sample_texts(Generator& generator, const Tokenizer& tokenizer,
     }
     generator.generate(tokens, sampling, [&](int32_t token) {
       tokens.push_back(token);
+      section_advances();
       return true;
     });
     text += tokenizer.decode(tokens) + "\n";

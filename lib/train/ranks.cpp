@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/flight_recorder.h"
 
 namespace fp8train {
 
@@ -81,11 +82,14 @@ void share_weights(Communicator& comm, Device& device, const ParameterStore& par
 }
 
 void wait_for_first_rank(Communicator& comm) {
-  constexpr double kDay = 86400;
+  constexpr double kAnyTime = 1e9;
   const double timeout = comm.timeout();
-  comm.set_timeout(kDay);
-  comm.barrier().wait();
+  const FlightRecorder* const recorder = flight_recorder();
+  const double limit = recorder == nullptr ? timeout : recorder->limit(recorder->section());
+  comm.set_timeout(limit == 0 ? kAnyTime : std::max(timeout, limit));
+  Work all_here = comm.barrier();
   comm.set_timeout(timeout);
+  all_here.wait();
 }
 
 bool first_rank_says(Communicator& comm, bool mine) {

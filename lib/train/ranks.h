@@ -27,7 +27,8 @@ void check_shared_folder(Communicator& comm, const std::filesystem::path& folder
 /// their last bits. Where ranks have parts of them, the scales that parts share.
 void share_weights(Communicator& comm, Device& device, const ParameterStore& parameters);
 
-/// After what only the first rank does, which may take longer than a message between ranks.
+/// After what only the first rank does, which may take longer than a message between ranks: as long
+/// as the watchdog leaves to the section that this is in (base/flight_recorder.h).
 void wait_for_first_rank(Communicator& comm);
 
 /// The first rank's answer.

@@ -6,8 +6,10 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "base/flight_recorder.h"
 #include "base/log.h"
 #include "train/divergence.h"
+#include "train/replicas.h"
 
 namespace fp8train {
 namespace {
@@ -58,6 +60,7 @@ void RunCheckpoints::begin(Engine& engine, const TrainingState& state,
 
 void RunCheckpoints::went_back_to(int64_t step) {
   saved_step_ = step;
+  compared_step_ = kNone;
   is_due_ = false;
   saver_.mark_verified(step);
   interval_.begin(step);
@@ -67,6 +70,7 @@ void RunCheckpoints::went_back_to(int64_t step) {
 
 void RunCheckpoints::advance(Engine& engine, const TrainingState& state) {
   last_step_ = state.step;
+  const SectionScope section(Section::save);
   if (const std::optional<SaveResult> result = saver_.advance()) {
     end_save(*result);
   }
@@ -137,6 +141,14 @@ void RunCheckpoints::check_end(Engine& engine, const TrainingState& state) {
   }
 }
 
+void RunCheckpoints::check_replicas(Engine& engine, const TrainingState& state) {
+  const bool wanted = session_->settings.parallelism.check_replicas > 0 && comm_->size() > 1;
+  if (wanted && compared_step_ != state.step) {
+    compare_replicas(*comm_, hash_replicas(engine), state.step);
+    compared_step_ = state.step;
+  }
+}
+
 void RunCheckpoints::save(Engine& engine, const TrainingState& state) {
   if (saver_.in_flight() && !has_waited_) {
     has_waited_ = true;
@@ -161,6 +173,8 @@ void RunCheckpoints::save(Engine& engine, const TrainingState& state) {
 
 /// `is_scheduled`: as of TrainingState.
 void RunCheckpoints::start(Engine& engine, TrainingState state, bool is_scheduled) {
+  check_replicas(engine, state);
+  const SectionScope section(Section::save);
   state.is_scheduled = is_scheduled;
   try {
     saver_.start(
@@ -182,6 +196,7 @@ void RunCheckpoints::charge_copy(Engine& engine) {
 }
 
 void RunCheckpoints::finish() {
+  const SectionScope section(Section::save);
   if (const std::optional<SaveResult> result = saver_.finish()) {
     end_save(*result);
   }

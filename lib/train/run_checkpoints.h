@@ -34,6 +34,10 @@ class RunCheckpoints {
   /// The run has gone back to the checkpoint of this step.
   void went_back_to(int64_t step);
 
+  /// Compares what ranks hold alike, once in a step and where the configuration asks for it. Throws
+  /// DeviceError. Before each save this happens too.
+  void check_replicas(Engine& engine, const TrainingState& state);
+
   /// Whether a save is due after this step, or was put off and waits for the next good step.
   bool is_due(int64_t step) const {
     const bool must_wait = interval_.is_automatic() && saver_.in_flight();
@@ -90,7 +94,9 @@ class RunCheckpoints {
   CheckpointSaver saver_;
   SaveInterval interval_;
   SaveTotals totals_;
-  int64_t saved_step_ = -1;
+  static constexpr int64_t kNone = -1;
+  int64_t saved_step_ = kNone;
+  int64_t compared_step_ = kNone;
   bool is_due_ = false;
   int64_t failed_in_a_row_ = 0;
   std::string last_failure_;

@@ -91,6 +91,13 @@ void RunRecords::write_step(const StepMetrics& metrics) {
     line.add("wire_bytes_within_node", static_cast<int64_t>(metrics.sent->within_node))
         .add("wire_bytes_between_nodes", static_cast<int64_t>(metrics.sent->between_nodes));
   }
+  if (metrics.straggler) {
+    line.add("slowest_rank", JsonObject()
+                                 .add("rank", metrics.straggler->rank)
+                                 .add("section", name_of(metrics.straggler->section))
+                                 .add("seconds", metrics.straggler->seconds)
+                                 .add("median_seconds", metrics.straggler->median_seconds));
+  }
   if (metrics.slots != nullptr && !metrics.slots->empty()) {
     const ScalingSummary summary = summarize(*metrics.slots);
     line.add("fp8_saturated_percent", summary.saturated_percent)

@@ -15,6 +15,7 @@
 #include "io/run_lock.h"
 #include "precision/scaling_state.h"
 #include "train/divergence.h"
+#include "train/stragglers.h"
 
 namespace fp8train {
 
@@ -27,6 +28,7 @@ struct StepMetrics {
   double tokens_per_second = 0;
   std::optional<double> loss_scale;  ///< rows with loss scaling
   int64_t skipped_steps = 0;
+  std::optional<Straggler> straggler;  ///< since the last such line; where there are several ranks
   std::optional<Traffic> sent;  ///< by this rank to others in a step; where there are several
   const std::vector<SlotReport>* slots = nullptr;  ///< FP8 rows: casts by tensor role
 };

@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/flight_recorder.h"
 #include "base/log.h"
 #include "base/signals.h"
 #include "config/changes.h"
@@ -30,6 +31,7 @@
 #include "train/run_checkpoints.h"
 #include "train/run_records.h"
 #include "train/run_statistics.h"
+#include "train/run_watchdog.h"
 #include "train/session.h"
 #include "train/threads.h"
 #include "train/training_state.h"
@@ -38,6 +40,8 @@
 
 namespace fp8train {
 namespace {
+
+StepObserver step_observer = nullptr;
 
 class Run {
  public:
@@ -48,6 +52,8 @@ class Run {
   void start_or_resume();
   void begin_at(const TrainingState& state);
   void say_changes(const std::filesystem::path& saved_run);
+  Batch next_batch();
+  void observe_step(bool ends);
   void train_one_step();
   void log_step();
   void check_divergence();
@@ -56,6 +62,7 @@ class Run {
   /// False when a stop was asked for meanwhile; nothing is recorded then.
   bool evaluate(int64_t max_batches, bool final);
   void sample();
+  void check_replicas();
   void look_after_checkpoints();
   std::string reason_to_stop() const;
   RunOutcome stop(const std::string& reason);
@@ -117,6 +124,7 @@ Run::Run(const RunRequest& request, Communicator& comm, RankPlace& place)
                     ? Progress::Style::quiet
                     : progress_style(request.settings.logging.format, stdout),
                 stdout, records_.progress_log()) {
+  section_advances();
   agree_on_run(comm, request.resolved_yaml + request.version + session_.data.train.fingerprint());
   check_shared_folder(comm, records_.directory().root);
   const int64_t threads = configure_threads(settings().threads, ranks_on_these_cores(comm));
@@ -220,7 +228,21 @@ void Run::say_changes(const std::filesystem::path& saved_run) {
   }
 }
 
+Batch Run::next_batch() {
+  const SectionScope section(Section::data);
+  return loader_->next();
+}
+
+void Run::observe_step(bool ends) {
+  if (step_observer != nullptr) {
+    step_observer(*engine_, comm_->rank(), state_.step + 1, ends);
+  }
+}
+
 void Run::train_one_step() {
+  if (FlightRecorder* const recorder = flight_recorder()) {
+    recorder->begin_step(state_.step + 1);
+  }
   check_data(session_);
   const bool last = state_.step + 1 == session_.max_steps;
   const bool logs = last || (state_.step + 1) % settings().logging.interval == 0;
@@ -228,7 +250,9 @@ void Run::train_one_step() {
       learning_rate(settings().scheduler, settings().optimizer.lr, state_.step, session_.max_steps);
   const Traffic before = comm_->traffic();
   step_begin_ = loader_->position();
-  engine_->step([this] { return loader_->next(); }, state_.step, lr, logs);
+  observe_step(false);
+  engine_->step([this] { return next_batch(); }, state_.step, lr, logs);
+  observe_step(true);
   sent_ = {comm_->traffic().within_node - before.within_node,
            comm_->traffic().between_nodes - before.between_nodes};
   ++state_.step;
@@ -266,7 +290,10 @@ void Run::go_back(const DivergenceError& divergence) {
 }
 
 void Run::log_step() {
-  const LossReport loss = engine_->step_loss();
+  FlightRecorder* const recorder = flight_recorder();
+  std::vector<SectionSeconds> seconds_of_ranks;
+  const LossReport loss = engine_->step_loss(
+      recorder != nullptr ? recorder->take_seconds() : SectionSeconds(), seconds_of_ranks);
   const StepReport report = engine_->optimizer().report();
   const double seconds = since_log_.seconds() - excluded_seconds_;
   const auto steps = static_cast<double>(state_.step - logged_step_);
@@ -300,6 +327,7 @@ void Run::log_step() {
                                          ? std::optional<double>(report.loss_scale)
                                          : std::nullopt,
                        .skipped_steps = report.skipped_steps,
+                       .straggler = find_straggler(seconds_of_ranks),
                        .sent = comm_->size() > 1 ? std::optional<Traffic>(sent_) : std::nullopt,
                        .slots = &slots});
   log_warnings(scaling_warnings_.after_step(state_.step, slots));
@@ -309,6 +337,7 @@ void Run::log_step() {
 }
 
 bool Run::evaluate(int64_t max_batches, bool final) {
+  const SectionScope section(Section::evaluation);
   const Stopwatch watch;
   const std::optional<LossReport> validated =
       validation_loss(*engine_, session_.data.val, max_batches, *comm_);
@@ -331,6 +360,7 @@ bool Run::evaluate(int64_t max_batches, bool final) {
 }
 
 void Run::sample() {
+  const SectionScope section(Section::sample);
   const Stopwatch watch;
   if (generator_ != nullptr) {
     const std::string text =
@@ -341,6 +371,12 @@ void Run::sample() {
     progress_.say(fmt::format("sample at step {}:\n{}", state_.step, text));
   }
   wait_for_first_rank(*comm_);
+  excluded_seconds_ += watch.seconds();
+}
+
+void Run::check_replicas() {
+  const Stopwatch watch;
+  checkpoints_.check_replicas(*engine_, state_);
   excluded_seconds_ += watch.seconds();
 }
 
@@ -366,6 +402,10 @@ std::string Run::reason_to_stop() const {
 }
 
 RunOutcome Run::run() {
+  const SectionScope section(Section::step);
+  if (FlightRecorder* const recorder = flight_recorder()) {
+    recorder->take_seconds();  // what happens before the first step makes no straggler
+  }
   const bool finished =
       state_.step >= session_.max_steps && std::filesystem::exists(records_.directory().summary());
   if (first_rank_says(*comm_, finished)) {  // folders may look older on other nodes
@@ -395,6 +435,9 @@ RunOutcome Run::train_to_end() {
       return stop(reason);
     }
     train_one_step();
+    if (due(settings().parallelism.check_replicas)) {
+      check_replicas();
+    }
     if (evaluation_is_due()) {
       evaluate_in_between();
     }
@@ -460,11 +503,25 @@ RunOutcome Run::finish() {
 
 }  // namespace
 
+void set_step_observer(StepObserver observer) {
+  step_observer = observer;
+}
+
 RunOutcome train(const RunRequest& request, Communicator& comm) {
-  agree_on_run(comm, request.resolved_yaml + request.version);  // before they go separate ways
-  RankPlace place = take_place(request.settings, comm);
-  Run run(request, place.comm != nullptr ? *place.comm : comm, place);
-  return run.run();
+  try {
+    agree_on_run(comm, request.resolved_yaml + request.version);  // before they go separate ways
+    RankPlace place = take_place(request.settings, comm);
+    Communicator& ranks = place.comm != nullptr ? *place.comm : comm;
+    const WatchedRanks watched(request.watchdog, ranks);
+    Run run(request, ranks, place);
+    const EndSection end;
+    return run.run();
+  } catch (const TimeoutError& error) {
+    if (request.watchdog == nullptr) {
+      throw;
+    }
+    throw TimeoutError(request.watchdog->report_failed_wait(error.what()));
+  }
 }
 
 }  // namespace fp8train

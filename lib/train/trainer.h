@@ -2,12 +2,16 @@
 // The run: from settings to a trained model in a run directory. Resumes by itself, evaluates,
 // samples, saves, listens to signals.
 
+#include <cstdint>
 #include <string>
 
 #include "comm/communicator.h"
 #include "config/settings.h"
 
 namespace fp8train {
+
+class Engine;
+class RunWatchdog;
 
 enum class RunOutcome {
   finished,  ///< max_steps reached; the final evaluation is done and everything is saved
@@ -17,16 +21,22 @@ enum class RunOutcome {
 
 struct RunRequest {
   Settings settings;
-  std::string resolved_yaml;  ///< the settings as YAML, kept in the run directory
-  std::string command;        ///< the command line, kept in the run directory
-  std::string version;        ///< of the program
-  bool quiet = false;         ///< no progress on standard output; the log file has it
+  std::string resolved_yaml;        ///< the settings as YAML, kept in the run directory
+  std::string command;              ///< the command line, kept in the run directory
+  std::string version;              ///< of the program
+  bool quiet = false;               ///< no progress on standard output; the log file has it
+  RunWatchdog* watchdog = nullptr;  ///< of this process; null: nobody ends a run that hangs
 };
+
+/// Called before each step and, with `ends`, after it. For tests that inject faults; null: nothing.
+using StepObserver = void (*)(Engine& engine, int rank, int64_t step, bool ends);
+void set_step_observer(StepObserver observer);
 
 /// Trains, as one of the ranks of `comm`: all call it with the same request, and get the same
 /// outcome. The first rank writes the run's files and speaks; stop
 /// handlers (base/signals.h) are installed by the caller. Throws the typed errors of
-/// base/error.h; a run that diverged throws NumericError. After an error the ranks no longer wait
+/// base/error.h; a run that diverged throws NumericError, one that waited too long for another rank
+/// TimeoutError. After an error the ranks no longer wait
 /// for each other: the caller ends the others (Communicator::fail).
 RunOutcome train(const RunRequest& request, Communicator& comm);
 

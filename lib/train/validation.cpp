@@ -1,5 +1,6 @@
 #include "train/validation.h"
 
+#include "base/flight_recorder.h"
 #include "base/signals.h"
 #include "data/loader.h"
 
@@ -21,6 +22,7 @@ std::optional<LossReport> validation_loss(Engine& engine, const Corpus& data, in
       break;
     }
     engine.evaluate(*batch);
+    section_advances();
   }
   if (comm.any_rank(stop_signal() != 0)) {
     return std::nullopt;

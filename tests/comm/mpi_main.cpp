@@ -2,10 +2,12 @@
 // wrong.
 
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <exception>
 #include <thread>
+#include <utility>
 
 #include "base/error.h"
 #include "comm/backends.h"
@@ -21,6 +23,11 @@ void stay_away(fp8train::Communicator& comm) {
     return;
   }
   comm.all_gather_values(comm.rank());
+}
+
+template <typename T>
+void call_with(fp8train::Communicator& comm) {
+  comm.all_gather_values(T{1});
 }
 
 /// Gradients on a GPU, or on the host shim. 77: neither is here.
@@ -46,6 +53,12 @@ int main(int argc, char** argv) {
     comm = fp8train::make_mpi_communicator();
     if (argc > 1 && std::strcmp(argv[1], "missing") == 0) {
       stay_away(*comm);
+      return 0;
+    }
+    if (argc > 1 && std::strcmp(argv[1], "checked") == 0) {
+      const auto checked = fp8train::make_checked_communicator(std::move(comm));
+      comm = checked->duplicate();
+      comm->rank() == 1 ? call_with<uint64_t>(*comm) : call_with<uint32_t>(*comm);
       return 0;
     }
     if (argc > 1 && std::strcmp(argv[1], "cuda") == 0) {

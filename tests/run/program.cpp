@@ -51,9 +51,9 @@ Words environment_with(const Words& more) {
 }  // namespace
 
 Process::Process(const fs::path& where, const Words& words, const Words& environment,
-                 const Words& launcher) {
+                 const Words& launcher, const char* program) {
   Words command = launcher;
-  command.emplace_back(FP8TRAIN_PROGRAM);
+  command.emplace_back(program);
   command.insert(command.end(), words.begin(), words.end());
   Words variables = environment_with(environment);
   const std::vector<char*> arguments = pointers(command);

@@ -1,0 +1,162 @@
+#pragma once
+// What a rank does now and did last, for the report about a run that hangs. The thread that drives
+// a run writes its recorder, without locks or allocation; any thread may read it at any time, and
+// so may another process of the same user on the same machine, also while this one is stopped
+// (read_flight). A thread without a recorder records nothing.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace fp8train {
+
+/// What a run spends its time in.
+enum class Section : uint8_t {
+  none,
+  start_up,
+  data,
+  step,
+  exchange,
+  evaluation,
+  sample,
+  save,
+  end
+};
+inline constexpr size_t kSections = 9;
+const char* name_of(Section section);
+
+/// Seconds by section.
+using SectionSeconds = std::array<double, kSections>;
+
+/// A collective. Times are nanoseconds of the monotonic clock, which processes of one machine
+/// share; ended is 0 while nobody has seen its end.
+struct FlightOperation {
+  std::array<uint64_t, 2> name_words = {};  ///< up to 15 characters
+  uint64_t communicator = 0;                ///< counts the communicators of this process
+  uint64_t sequence = 0;                    ///< counts the collectives of that communicator
+  uint64_t bytes = 0;
+  uint64_t step = 0;
+  uint64_t begun = 0, ended = 0;
+
+  std::string name() const;
+};
+
+/// A copy of a recorder. All members are words, so that each can be read while it is written.
+struct FlightState {
+  static constexpr size_t kOperations = 64;
+
+  uint64_t magic = 0;
+  uint64_t step = 0;
+  uint64_t changes = 0;        ///< grows whenever the rank gets on
+  uint64_t section = 0;        ///< a Section
+  uint64_t section_begun = 0;  ///< or when it last got on
+  uint64_t waiting = 0;        ///< 1 + the operation whose end the rank waits for; 0: none
+  uint64_t waiting_since = 0;
+  uint64_t limit = 0;       ///< nanoseconds that this may take; 0: any time
+  uint64_t operations = 0;  ///< recorded so far; the last kOperations are in `ring`
+  std::array<FlightOperation, kOperations> ring = {};
+
+  /// The section: exchange in a step that waits for other ranks.
+  Section where() const;
+  /// Seconds since the rank last got on.
+  double seconds() const;
+  const FlightOperation* waits_for() const;
+};
+
+class FlightRecorder {
+ public:
+  FlightRecorder();
+  FlightRecorder(const FlightRecorder&) = delete;
+  FlightRecorder& operator=(const FlightRecorder&) = delete;
+  ~FlightRecorder() = default;
+
+  /// Seconds that a section may take without getting on; 0: any time. Before it is used.
+  void set_limits(const SectionSeconds& limits) { limits_ = limits; }
+  double limit(Section section) const { return limits_[static_cast<size_t>(section)]; }
+
+  FlightState read() const;
+  /// What read() gave when a wait ended in an exception, the last time.
+  const std::optional<FlightState>& failed_state() const { return failed_; }
+  /// Where other processes find it.
+  uint64_t address() const { return reinterpret_cast<uint64_t>(&state_); }
+
+  // For the thread that drives the run.
+  void begin_step(int64_t step);
+  /// Returns the section before, which a later call of go_back() takes.
+  Section enter(Section section);
+  void go_back(Section before);
+  /// The section has got on: its time starts again.
+  void advance();
+  Section section() const { return section_; }
+  uint64_t step() const { return state_.step; }
+  /// Returns a number for begin_wait() and end_wait().
+  uint64_t begin_operation(const char* name, uint64_t communicator, uint64_t sequence,
+                           uint64_t bytes);
+  void end_operation(uint64_t operation);
+  /// `limit`: seconds; 0: any time.
+  void begin_wait(uint64_t operation, double limit);
+  void end_wait();
+  void keep_failed_state() { failed_ = read(); }
+  /// Seconds by section since the last call; waiting for other ranks is exchange.
+  SectionSeconds take_seconds();
+
+  /// Called at the start of each section and step, and of each wait of a step as Section::exchange,
+  /// by the thread that drives the run. For tests that inject faults; null: nothing.
+  using Observer = void (*)(Section section, int64_t step);
+  static void set_observer(Observer observer);
+
+ private:
+  void add_time_to(Section section);
+  void change_section(Section section);
+  void begin_section(uint64_t now);
+  FlightOperation& slot(uint64_t operation) {
+    return state_.ring[operation % FlightState::kOperations];
+  }
+
+  mutable FlightState state_;  // read as words while it is written
+  SectionSeconds limits_ = {};
+  std::optional<FlightState> failed_;
+  Section section_ = Section::none;
+  SectionSeconds seconds_ = {};
+  uint64_t timed_until_ = 0;
+};
+
+/// The recorder of the calling thread; null: none. It outlives its use.
+void record_flight(FlightRecorder* recorder);
+FlightRecorder* flight_recorder();
+
+/// The recorder of another process of this machine at `address`; nothing where that process or the
+/// right to read it is not there.
+std::optional<FlightState> read_flight(int process, uint64_t address);
+
+/// The calling thread is in the section as long as this object lives.
+class SectionScope {
+ public:
+  explicit SectionScope(Section section) : recorder_(flight_recorder()) {
+    if (recorder_ != nullptr) {
+      before_ = recorder_->enter(section);
+    }
+  }
+  ~SectionScope() {
+    if (recorder_ != nullptr) {
+      recorder_->go_back(before_);
+    }
+  }
+  SectionScope(const SectionScope&) = delete;
+  SectionScope& operator=(const SectionScope&) = delete;
+
+ private:
+  FlightRecorder* recorder_;
+  Section before_ = Section::none;
+};
+
+/// The calling thread's section has got on.
+inline void section_advances() {
+  if (FlightRecorder* recorder = flight_recorder()) {
+    recorder->advance();
+  }
+}
+
+}  // namespace fp8train

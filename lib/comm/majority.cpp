@@ -1,0 +1,31 @@
+#include "comm/majority.h"
+
+#include <algorithm>
+#include <functional>
+#include <map>
+
+namespace fp8train {
+
+bool any_differ(const std::vector<uint64_t>& values) {
+  return std::adjacent_find(values.begin(), values.end(), std::not_equal_to<>()) != values.end();
+}
+
+std::vector<int> ranks_that_differ(const std::vector<uint64_t>& values) {
+  std::map<uint64_t, size_t> counts;
+  for (const uint64_t value : values) {
+    ++counts[value];
+  }
+  const auto less = [](const auto& a, const auto& b) { return a.second < b.second; };
+  const auto most = std::max_element(counts.begin(), counts.end(), less);
+  const auto equal = [&](const auto& one) { return one.second == most->second; };
+  const bool is_clear = std::count_if(counts.begin(), counts.end(), equal) == 1;
+  std::vector<int> found;
+  for (size_t rank = 0; rank < values.size(); ++rank) {
+    if (!is_clear || values[rank] != most->first) {
+      found.push_back(static_cast<int>(rank));
+    }
+  }
+  return found;
+}
+
+}  // namespace fp8train

@@ -1,0 +1,203 @@
+#include "train/run_watchdog.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <initializer_list>
+#include <thread>
+#include <utility>
+
+#include "base/atomic_file.h"
+#include "base/error.h"
+#include "base/signals.h"
+
+namespace fp8train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kExitCode = 86;
+constexpr unsigned kLastSeconds = 20;  // that the report may take
+constexpr auto kOthersReport = std::chrono::seconds(1);
+
+SectionSeconds limits_of(const WatchdogSettings& settings) {
+  SectionSeconds limits = {};
+  const auto limit = [&limits](Section section) -> double& {
+    return limits[static_cast<size_t>(section)];
+  };
+  limit(Section::start_up) = settings.start_up;
+  limit(Section::data) = settings.data;
+  limit(Section::step) = settings.step;
+  limit(Section::evaluation) = settings.evaluation;
+  limit(Section::sample) = settings.evaluation;
+  limit(Section::save) = settings.save;
+  limit(Section::end) = settings.end;
+  return limits;
+}
+
+/// Often enough for the shortest limit; 0: there is none.
+double look_interval(const SectionSeconds& limits) {
+  double shortest = 0;
+  for (const double limit : limits) {
+    shortest = limit > 0 && (shortest == 0 || limit < shortest) ? limit : shortest;
+  }
+  return shortest == 0 ? 0 : std::clamp(shortest / 20, 0.01, 1.0);
+}
+
+/// As the launcher says, until the ranks have met.
+int rank_of_launcher() {
+  for (const char* const name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"}) {
+    if (const char* const text = std::getenv(name)) {
+      return std::atoi(text);
+    }
+  }
+  return 0;
+}
+
+/// Past all buffers and locks of streams.
+void write_to_standard_error(const std::string& line) {
+  for (size_t written = 0; written < line.size();) {
+    const ssize_t bytes = write(STDERR_FILENO, line.data() + written, line.size() - written);
+    if (bytes <= 0) {
+      return;
+    }
+    written += static_cast<size_t>(bytes);
+  }
+}
+
+}  // namespace
+
+RunWatchdog::RunWatchdog(const WatchdogSettings& limits, std::filesystem::path folder)
+    : folder_(std::move(folder)), rank_(rank_of_launcher()) {
+  recorder_.set_limits(limits_of(limits));
+  ranks_.resize(static_cast<size_t>(rank_) + 1);
+  ranks_.back() = identity_of_this_rank(recorder_);
+}
+
+RunWatchdog& RunWatchdog::start(const WatchdogSettings& limits,
+                                const std::filesystem::path& folder) {
+  // Never destroyed: it watches the process to its end.
+  static RunWatchdog* const watchdog = new RunWatchdog(limits, folder);
+  record_flight(&watchdog->recorder_);
+  if (const double interval = look_interval(limits_of(limits)); interval > 0) {
+    std::thread([interval] { watchdog->watch(interval); }).detach();
+  }
+  watchdog->recorder_.enter(Section::start_up);
+  return *watchdog;
+}
+
+void RunWatchdog::meet(Communicator& comm) {
+  const std::vector<RankIdentity> ranks = comm.all_gather_values(identity_of_this_rank(recorder_));
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ranks_ = ranks;
+  rank_ = comm.rank();
+}
+
+void RunWatchdog::set_communicator(Communicator* comm) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  comm_ = comm;
+}
+
+void RunWatchdog::watch(double interval) {
+  const std::chrono::duration<double> pause(interval);
+  uint64_t changes = 0;
+  double unchanged = 0;  // seconds
+  Clock::time_point last = Clock::now();
+  while (true) {
+    std::this_thread::sleep_for(pause);
+    const Clock::time_point time = Clock::now();
+    // A larger gap is one in which the process was stopped.
+    const double passed =
+        std::min(std::chrono::duration<double>(time - last).count(), 2 * interval);
+    last = time;
+    const FlightState state = recorder_.read();
+    unchanged = state.changes == changes ? unchanged + passed : 0;
+    changes = state.changes;
+    if (state.limit > 0 && unchanged * 1e9 > static_cast<double>(state.limit)) {
+      expire(state);
+    }
+  }
+}
+
+void RunWatchdog::expire(const FlightState& state) {
+  end_process_within(kLastSeconds, kExitCode);
+  const std::string why =
+      fmt::format("watchdog: {} took longer than {:g} s", name_of(state.where()),
+                  static_cast<double>(state.limit) / 1e9);
+  write_to_standard_error(fmt::format("error: {}\n", report(state, why)));
+  end_other_ranks();
+  end_process(kExitCode);
+}
+
+/// Others whose time is over write their own records first.
+void RunWatchdog::end_other_ranks() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (ranks_.size() == 1 || comm_ == nullptr) {
+    return;
+  }
+  std::this_thread::sleep_for(kOthersReport);
+  try {
+    comm_->fail(kExitCode);
+  } catch (const std::exception&) {  // this process ends, and with it what its launcher watches
+    static_cast<void>(0);
+  }
+}
+
+std::string RunWatchdog::report(const FlightState& state, const std::string& why) {
+  FlightRecord record = {.reason = why, .state = state};
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    record.rank = rank_;
+    record.ranks = static_cast<int>(ranks_.size());
+    record.identity = ranks_[static_cast<size_t>(rank_)];
+    record.others = observe_others(ranks_, rank_);
+  }
+  std::string text =
+      fmt::format("{}. Rank {} (process {} on {}): {}", why, record.rank, record.identity.process,
+                  record.identity.host.data(), describe(state));
+  const std::string others = describe(record.others);
+  if (!others.empty()) {
+    text += ". Others: " + others;
+  }
+  std::error_code unseen;
+  if (std::filesystem::is_directory(folder_, unseen)) {
+    const std::filesystem::path file = folder_ / fmt::format("flight-{:05}.json", record.rank);
+    try {
+      write_file_atomically(file, to_json(record));
+      text += ". More in " + file.string();
+    } catch (const std::exception& error) {
+      text += fmt::format(". No flight record: {}", error.what());
+    }
+  }
+  return text;
+}
+
+std::string RunWatchdog::report_failed_wait(const std::string& why) {
+  std::string text = report(recorder_.failed_state().value_or(recorder_.read()), why);
+  std::this_thread::sleep_for(kOthersReport);
+  return text;
+}
+
+WatchedRanks::WatchedRanks(RunWatchdog* watchdog, Communicator& comm) : watchdog_(watchdog) {
+  if (watchdog_ != nullptr) {
+    watchdog_->meet(comm);
+    watchdog_->set_communicator(&comm);
+  }
+}
+
+WatchedRanks::~WatchedRanks() {
+  if (watchdog_ != nullptr) {
+    watchdog_->set_communicator(nullptr);
+  }
+}
+
+EndSection::~EndSection() {
+  if (FlightRecorder* const recorder = flight_recorder()) {
+    recorder->enter(Section::end);
+  }
+}
+
+}  // namespace fp8train
