@@ -36,21 +36,34 @@ function(fp8train_room name)
   endif()
 endfunction()
 
-# fp8train_test(ROOM [UNITY] SOURCES file... [DEPENDS room...]): the unit tests of one room, one program. UNITY: with FP8TRAIN_UNITY several
-# of its files are compiled as one, so that no two of them use one name for different things.
+# fp8train_test(ROOM [UNITY] SOURCES file... [DEPENDS room...] [SANITIZED_EVERY n]): the unit tests of one room, one program. UNITY: with
+# FP8TRAIN_UNITY several of its files are compiled as one, so that no two of them use one name for different things. SANITIZED_EVERY: as of
+# fp8train_unit_test().
 function(fp8train_test room)
-  cmake_parse_arguments(TEST "UNITY" "" "SOURCES;DEPENDS;LIBRARIES" ${ARGN})
+  cmake_parse_arguments(TEST "UNITY" "SANITIZED_EVERY" "SOURCES;DEPENDS;LIBRARIES" ${ARGN})
   add_executable(${room}_test ${TEST_SOURCES})
   list(TRANSFORM TEST_DEPENDS PREPEND fp8train_ OUTPUT_VARIABLE targets)
   target_link_libraries(${room}_test PRIVATE fp8train_${room} ${targets} fp8train_test_support Catch2::Catch2WithMain ${TEST_LIBRARIES} fp8train_flags)
   target_compile_definitions(${room}_test PRIVATE FP8TRAIN_GOLDEN_DIR="${CMAKE_SOURCE_DIR}/tests/golden"
                                                   FP8TRAIN_SHARED_DATA_DIR="${CMAKE_SOURCE_DIR}/../shared/data")
-  add_test(NAME ${room} COMMAND ${room}_test)
-  set_tests_properties(${room} PROPERTIES LABELS unit)
+  if(NOT TEST_SANITIZED_EVERY)
+    set(TEST_SANITIZED_EVERY 1)
+  endif()
+  fp8train_unit_test(${room} ${room}_test ${TEST_SANITIZED_EVERY})
   fp8train_precompiled_test_headers(${room}_test)
   if(NOT TEST_UNITY)
     set_target_properties(${room}_test PROPERTIES UNITY_BUILD OFF)
   endif()
+endfunction()
+
+# fp8train_unit_test(NAME PROGRAM EVERY): runs a program of Catch2. In a sanitized build one of EVERY test cases, others after each commit (tests/support/share.sh).
+function(fp8train_unit_test name program every)
+  if(FP8TRAIN_SANITIZE AND every GREATER 1)
+    add_test(NAME ${name} COMMAND bash ${CMAKE_SOURCE_DIR}/tests/support/share.sh ${every} $<TARGET_FILE:${program}>)
+  else()
+    add_test(NAME ${name} COMMAND ${program})
+  endif()
+  set_tests_properties(${name} PROPERTIES LABELS unit)
 endfunction()
 
 # fp8train_precompiled_test_headers(PROGRAM): with FP8TRAIN_UNITY the test program's files begin with tests/support/precompiled.h, which is

@@ -5,14 +5,20 @@
 #
 #   fuzz   every fuzz target (tests/fuzz), or those named, for FP8TRAIN_SOAK_FUZZ_SECONDS each (600), as many at a time as there are
 #          cores. What it learns stays in build/fuzz/corpus, what it finds in build/fuzz/findings, logs in build/soak-logs
+#   faults every call of a run on a file killed, stopped, failed and cut short; 10,000 damaged checkpoints; every bound of every key
+#   slurm  a run of four ranks under a throw-away Slurm, killed, stopped, signalled, its disk filled and its checkpoints damaged at random
+#          for FP8TRAIN_SOAK_MINUTES (20) (scripts/soak/slurm_run.sh)
+#   steps  20,000 steps, whose memory must not grow by more than 50 KiB in 1,000 steps
+#   all    all of these
 #
 # Environment:
 #   FP8TRAIN_JOBS                parallel compilers and targets; default: the number of cores
 #   FP8TRAIN_SOAK_FUZZ_SECONDS   time for each fuzz target
+#   FP8TRAIN_SOAK_MINUTES        time for the disturbed run
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
-usage() { sed -n '2,12s/^# \{0,1\}//p' scripts/soak.sh; }
+usage() { sed -n '2,19s/^# \{0,1\}//p' scripts/soak.sh; }
 
 jobs=${FP8TRAIN_JOBS:-$(nproc)}
 logs=$PWD/build/soak-logs
@@ -45,13 +51,53 @@ soak_fuzz() {
   done
   bash scripts/build.sh --preset fuzz --cuda off --jobs "$jobs" $(printf -- '--target fuzz_%s ' "${names[@]}") >"$logs/build.log" 2>&1 ||
     { tail -n 30 "$logs/build.log"; return 1; }
-  printf '%s\n' "${names[@]}" | xargs -P "$jobs" -I{} bash -c 'fuzz_one {}' | tee "$logs/results"
+  printf '%s\n' "${names[@]}" | xargs -P "$jobs" -I{} bash -c 'fuzz_one {}' | tee -a "$logs/results"
+}
+
+# one NAME COMMAND...: "NAME passed" or "NAME FAILED" with the end of its log.
+one() {
+  local name=$1
+  shift
+  if "$@" >"$logs/$name.log" 2>&1; then
+    echo "soak passed $name: $(grep -v '^ *$' "$logs/$name.log" | tail -n 1)"
+  else
+    echo "soak FAILED $name"
+    tail -n 40 "$logs/$name.log"
+  fi | tee -a "$logs/results"
+}
+
+build() {
+  local targets=("$@")
+  bash scripts/build.sh --jobs "$jobs" $(printf -- '--target %s ' "${targets[@]}") >"$logs/build.log" 2>&1 || { tail -n 30 "$logs/build.log"; return 1; }
+}
+
+soak_faults() {
+  build fp8train run_file_faults_test io_test run_limits_test || return 1
+  export FP8TRAIN_TEST_ROTATION=all
+  one file-faults build/bin/run_file_faults_test
+  one damaged-checkpoints build/bin/io_test "no damaged checkpoint is loaded\, whatever the damage"
+  one limits build/bin/run_limits_test
+}
+
+soak_slurm() {
+  build fp8train || return 1
+  one slurm bash scripts/soak/slurm_run.sh build/bin/fp8train "${FP8TRAIN_SOAK_MINUTES:-20}"
+}
+
+soak_steps() {
+  build fp8train || return 1
+  one steps python3 scripts/soak/memory_of_steps.py build/bin/fp8train
 }
 
 mode=${1:-}
 [ $# = 0 ] || shift
 case $mode in
-  fuzz) mkdir -p "$logs"; : >"$logs/results"; soak_fuzz "$@" || echo "soak FAILED" >>"$logs/results" ;;
+  fuzz | faults | slurm | steps) mkdir -p "$logs"; : >"$logs/results"; "soak_$mode" "$@" || echo "soak FAILED" >>"$logs/results" ;;
+  all)
+    mkdir -p "$logs"
+    : >"$logs/results"
+    for mode in faults steps slurm fuzz; do "soak_$mode" || echo "soak FAILED" >>"$logs/results"; done
+    ;;
   -h | --help) usage; exit 0 ;;
   *) usage >&2; exit 2 ;;
 esac
