@@ -53,6 +53,11 @@ constexpr Words kBeside[] = {{"compute_environment", ""},
                              {"enable_cpu_affinity", ""},
                              {"gpu_ids", "Slurm or CUDA_VISIBLE_DEVICES decides"}};
 
+bool is_backend(const YamlNode& node, std::string_view ours) {
+  const auto found = find_in(kBackends, simplified(node.text));
+  return found != std::end(kBackends) && found->second == ours;
+}
+
 }  // namespace
 
 bool Pass::stands_beside(std::string_view name) {
@@ -76,6 +81,8 @@ void Pass::accelerate(const Entry& section) {
     }
     return;
   }
+  bool is_te = false;
+  bool says_evaluation = false;
   for (size_t i = 0; i < section.node.items.size(); ++i) {
     const YamlKey& key = section.node.keys[i];
     const std::string name = key.text.starts_with("fp8_") ? key.text.substr(4) : key.text;
@@ -86,8 +93,18 @@ void Pass::accelerate(const Entry& section) {
     } else if (entry.node.kind == Kind::null) {
       tell(fmt::format("{} is not set", entry.spelled));
     } else {
+      is_te = is_te || (alias->name == "backend" && is_backend(entry.node, "te"));
+      says_evaluation = says_evaluation || alias->name == "use_autocast_during_eval";
       accelerate_key(*alias, entry);
     }
+  }
+  if (is_te && !says_evaluation) {
+    // TERecipeKwargs of accelerate/utils/dataclasses.py: use_autocast_during_eval is False by
+    // default.
+    put("fp8.use_autocast_during_eval",
+        {"use_autocast_during_eval", "fp8_config without use_autocast_during_eval", section.place,
+         scalar("false", section.node)},
+        scalar("false", section.node), " (Accelerate's default: evaluation in high precision)");
   }
 }
 

@@ -101,6 +101,22 @@ TEST_CASE("fp8_config in its other spellings") {
   CHECK(resolve_plan(precision("backend: MSAMP")).name == "msamp-o2");
 }
 
+TEST_CASE("fp8_config of TransformerEngine that is silent about evaluation means high precision") {
+  const auto load = [](const std::string& keys) {
+    return load_text(kBase + "mixed_precision: fp8\nfp8_config: {" + keys + "}\n");
+  };
+  const Settings silent = load("backend: TE");
+  CHECK(silent.precision.use_autocast_during_eval == false);
+  CHECK_FALSE(resolve_plan(silent.precision).evaluate_scaled);
+  CHECK(tells(silent,
+              "fp8_config without use_autocast_during_eval read as fp8.use_autocast_during_eval "
+              "(Accelerate's default: evaluation in high precision)"));
+  CHECK(load("backend: TE, use_autocast_during_eval: true").precision.use_autocast_during_eval ==
+        true);
+  CHECK_FALSE(load("backend: MSAMP").precision.use_autocast_during_eval.has_value());
+  CHECK_FALSE(load_text(kBase + "mixed_precision: fp8\n").precision.use_autocast_during_eval);
+}
+
 TEST_CASE("an override as text without quotes is one text in YAML") {
   const Settings s = load_text(kBase +
                                "mixed_precision: fp8\nfp8_config:\n"
