@@ -1,5 +1,5 @@
 // fp8_sum: codes under a scale for each tensor that all ranks share, summed as codes (MS-AMP's DDP,
-// research/msamp-fp8lm-coat.md 1.5): the scale is 2^floor(log2(448 / amax)) / sqrt(N), the sum of
+// msamp/nn/distributed.py): the scale is 2^floor(log2(448 / amax)) / sqrt(N), the sum of
 // codes is rounded at each addend, and what is read is divided by N. A controller's mu (FP8-LM)
 // takes the place of 1 / sqrt(N), where it starts, rounded down to a power of two.
 

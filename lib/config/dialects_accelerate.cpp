@@ -12,8 +12,8 @@ namespace {
 
 using Kind = YamlNode::Kind;
 
-/// Of Accelerate's fp8_config, without the optional prefix fp8_ (research/accelerate-deepspeed.md
-/// 1.6 and 1.10).
+/// Of Accelerate's fp8_config, without the optional prefix fp8_ (Accelerate,
+/// commands/config/config_args.py and utils/dataclasses.py).
 constexpr Alias kAccelerate[] = {{"backend", "fp8.backend"},
                                  {"format", "fp8.format"},
                                  {"margin", "fp8.margin"},

@@ -10,7 +10,7 @@ namespace {
 
 using Kind = YamlNode::Kind;
 
-/// Of Megatron, at the top level or in `fp8` (research/te-megatron.md 3.1).
+/// Of Megatron, at the top level or in `fp8` (Megatron-LM, megatron/training/arguments.py).
 constexpr Alias kMegatron[] = {{"fp8_format", "fp8.format"},
                                {"fp8_recipe", "fp8.recipe"},
                                {"fp8_margin", "fp8.margin"},

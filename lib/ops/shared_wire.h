@@ -1,8 +1,9 @@
 #pragma once
 // Gradients that cross the wire as the codes of a scale that all ranks share, one for each tensor,
 // and are summed as codes: each partial sum is rounded to fp16 and then to the codes' format, as an
-// FP8 sum within the network does (MS-AMP, research/msamp-fp8lm-coat.md 1.5 and 1.7), but in rank
-// order. What the sum loses is the method's own; ops/wire.h loses less.
+// FP8 sum within the network does (MS-AMP, nn/distributed.py; msccl-executor-nccl,
+// reduce_kernel.h), but in rank order. What the sum loses is the method's own; ops/wire.h loses
+// less.
 //
 // A bucket is flat; each of its tensors starts at a multiple of 128 elements.
 

@@ -30,7 +30,7 @@ void store(Stream stream, const Store& call);
 /// y = the values that x keeps; y: fp32, bf16 or fp16.
 void read_stored(Stream stream, const StoredTensor& x, View y);
 
-/// The mu of gradients (FP8-LM, 2310.18313 section 2.2; research/msamp-fp8lm-coat.md 1.5): more
+/// The mu of gradients (FP8-LM, arXiv 2310.18313, section 2.2): more
 /// than 1e-5 of the codes with the largest magnitude halve the factor, else it grows by 2^(1/1000).
 /// It stays between 2^-16 and 2^16. Where *skip (device memory) is not 0 nothing changes. codes:
 /// e4m3 or e5m2.
@@ -42,7 +42,7 @@ void update_auto_scales(Stream stream, const AutoScale* of_ranks, int64_t ranks,
                         int64_t count, const int32_t* skip);
 
 /// What backward keeps of the input of an operation that is not a GEMM: e4m3 codes with a bf16
-/// scale for each group of 16 consecutive elements (COAT, research/msamp-fp8lm-coat.md 3.1).
+/// scale for each group of 16 consecutive elements (COAT, arXiv 2410.19313).
 struct CompressedView {
   View codes;      ///< e4m3
   View scale_inv;  ///< bf16 [ceil(count / 16)]: what codes are multiplied by, amax / 448

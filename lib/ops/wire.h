@@ -1,7 +1,7 @@
 #pragma once
 // Gradients on their way between ranks: packed into images that are copied as bytes, and summed in
-// fp32 in rank order. One rounding per contribution; no amax of others is needed
-// (research/msamp-fp8lm-coat.md section 5).
+// fp32 in rank order. One rounding per contribution; no amax of others is needed. Ours; the two
+// shots are those of FlashCommunication (arXiv 2412.04964).
 //
 // The image of a chunk: its codes, then a scale for each group of 128 elements (fp32; one byte, the
 // biased exponent, for powers of two), padded to 16 bytes. codes = cast(value * scale) with the

@@ -35,7 +35,7 @@ struct ExemptionRules {
 };
 
 /// What the down projection of a SwiGLU reads, silu(gate) * up, whose outliers grow quadratically
-/// (research/msamp-fp8lm-coat.md 3.3).
+/// (Fishman et al., arXiv 2409.12517).
 enum class SwigluInput : uint8_t {
   as_planned,      ///< the plan's cells
   smoothed,        ///< the plan's cells, with a scale for each channel: ops/smoothing.h
@@ -43,8 +43,7 @@ enum class SwigluInput : uint8_t {
 };
 
 /// A row of the chart. The cells from `weight` on are those of the weights of linear layers that
-/// are not exempt; all other parameters, their gradients and moments are fp32
-/// (research/msamp-fp8lm-coat.md 4.1).
+/// are not exempt; all other parameters, their gradients and moments are fp32.
 struct PrecisionPlan {
   std::string name;
   DType activation =
@@ -126,7 +125,7 @@ struct PlanRequest {
   std::optional<int64_t> amax_history_len;
   std::string amax_compute_algo;  ///< max | most_recent
   std::vector<bool>
-      override_linear_precision;      ///< fprop, dgrad, wgrad: true keeps that GEMM in `activation`
+      override_linear_precision;  ///< fprop, dgrad, wgrad: true keeps that GEMM in `activation`
   /// fprop, dgrad, wgrad: whether tensor cores may keep partial sums of FP8 products in their short
   /// accumulator; empty: the plan's.
   std::vector<bool> fast_accumulation;

@@ -49,8 +49,8 @@ PrecisionPlan fp16_mixed() {
 }
 
 /// TransformerEngine's per-tensor recipes: HYBRID formats (E4M3 forward, E5M2 gradients), fast
-/// accumulation in fprop only (research/te-megatron.md 1.1, 1.7); exempt linears and everything
-/// else in bf16.
+/// accumulation in fprop only (common/recipe/__init__.py, pytorch/module/base.py); exempt linears
+/// and everything else in bf16.
 PrecisionPlan te_tensor(const char* name, ScalePolicy policy) {
   PrecisionPlan plan = unscaled(name, DType::bf16);
   const TensorFormat forward = scaled(DType::e4m3, policy);
@@ -62,12 +62,12 @@ PrecisionPlan te_tensor(const char* name, ScalePolicy policy) {
   return plan;
 }
 
-/// DelayedScaling, defaults of research/te-megatron.md 1.3: margin 0, history 1024, max.
+/// DelayedScaling, defaults of common/recipe/__init__.py: margin 0, history 1024, max.
 PrecisionPlan te_delayed() {
   return te_tensor("te-delayed", ScalePolicy::delayed);
 }
 
-/// Float8CurrentScaling, research/te-megatron.md 1.4: scales from the tensor itself, fp32.
+/// Float8CurrentScaling of the same file: scales from the tensor itself, fp32.
 PrecisionPlan te_current() {
   return te_tensor("te-current", ScalePolicy::current);
 }
@@ -80,7 +80,7 @@ TensorFormat granular(Granularity granularity, ScaleType scale_type) {
   return format;
 }
 
-/// Float8BlockScaling, research/te-megatron.md 1.5 and 1.7: E4M3 everywhere, 1x128 for x and dy,
+/// Float8BlockScaling of the same file: E4M3 everywhere, 1x128 for x and dy,
 /// 128x128 for w, scales that are powers of two, split accumulation in all three GEMMs.
 PrecisionPlan te_blockwise() {
   PrecisionPlan plan = unscaled("te-blockwise", DType::bf16);
@@ -92,7 +92,7 @@ PrecisionPlan te_blockwise() {
   return plan;
 }
 
-/// MXFP8BlockScaling, research/te-megatron.md 1.6: E4M3 in blocks of 32 with E8M0 scales rounded
+/// MXFP8BlockScaling of the same file: E4M3 in blocks of 32 with E8M0 scales rounded
 /// up; accumulation as TransformerEngine's module constants have it.
 PrecisionPlan te_mxfp8() {
   PrecisionPlan plan = unscaled("te-mxfp8", DType::bf16);
@@ -103,15 +103,15 @@ PrecisionPlan te_mxfp8() {
   return plan;
 }
 
-/// No amax is smaller than this when torchao makes a scale from it (EPS of float8_utils.py,
-/// research/torchao-torchtitan.md 1.3). Its division in fp64, rounded to fp32 once, has the bits of
+/// No amax is smaller than this when torchao makes a scale from it (EPS of
+/// torchao/float8/float8_utils.py). Its division in fp64, rounded to fp32 once, has the bits of
 /// an fp32 division.
 TensorFormat with_torchao_epsilon(TensorFormat format) {
   format.amax_epsilon = 1e-12F;
   return format;
 }
 
-/// torchao.float8's recipe "tensorwise", research/torchao-torchtitan.md 1.2: as TransformerEngine's
+/// torchao.float8's recipe "tensorwise" (torchao/float8/config.py): as TransformerEngine's
 /// current scaling but for the smallest amax. torchao keeps x in bf16 for backward and casts it
 /// again, with the same scale and so to the same codes; here the codes are kept.
 PrecisionPlan torchao_tensorwise() {
@@ -125,7 +125,7 @@ PrecisionPlan torchao_tensorwise() {
   return plan;
 }
 
-/// torchao.float8's recipe "rowwise", research/torchao-torchtitan.md 1.2: E4M3 for all three
+/// torchao.float8's recipe "rowwise" of the same file: E4M3 for all three
 /// tensors, scales along the contracted extent, rounded down to powers of two. The rounding clears
 /// the mantissa; torchao's exp2(floor(log2)) in fp32 gives the next power of two for scales a few
 /// ulp below it (1.3).
@@ -139,7 +139,7 @@ PrecisionPlan torchao_rowwise() {
   return plan;
 }
 
-/// torchao.float8's recipe "rowwise_with_gw_hp", research/torchao-torchtitan.md 1.2: as rowwise,
+/// torchao.float8's recipe "rowwise_with_gw_hp" of the same file: as rowwise,
 /// but dgrad's weight has one scale and wgrad is a bf16 product.
 PrecisionPlan torchao_rowwise_gw_hp() {
   PrecisionPlan plan = torchao_rowwise();
@@ -151,7 +151,7 @@ PrecisionPlan torchao_rowwise_gw_hp() {
 }
 
 /// A tensor that is kept, with one current scale, a power of two (MS-AMP's ScalingTensor,
-/// research/msamp-fp8lm-coat.md 1.2).
+/// msamp/common/tensor/tensor.py).
 TensorFormat kept_by_tensor(DType dtype) {
   TensorFormat format = scaled(dtype, ScalePolicy::current);
   format.scale_type = ScaleType::pow2;
@@ -171,10 +171,10 @@ TensorFormat stochastic(TensorFormat format) {
   return format;
 }
 
-/// MS-AMP's linear layers, research/msamp-fp8lm-coat.md 1.2 and 1.3: E4M3 forward, E5M2 gradients,
-/// one power-of-two scale per tensor; of x and dy from the maximum of the last 16 micro-batches,
-/// current in the first 16 steps (a value that is not finite does not start that again); of w
-/// current (window 1). Fast accumulation in fprop only. The weight is cast once per
+/// MS-AMP's linear layers (msamp/nn/functional.py, common/tensor/meta.py): E4M3 forward, E5M2
+/// gradients, one power-of-two scale per tensor; of x and dy from the maximum of the last 16
+/// micro-batches, current in the first 16 steps (a value that is not finite does not start that
+/// again); of w current (window 1). Fast accumulation in fprop only. The weight is cast once per
 /// step, not in every forward call.
 PrecisionPlan msamp_gemms(const char* name) {
   PrecisionPlan plan = unscaled(name, DType::bf16);
@@ -195,8 +195,8 @@ PrecisionPlan msamp_gemms(const char* name) {
   return plan;
 }
 
-/// MS-AMP O1, research/msamp-fp8lm-coat.md 1.1: FP16 weights with a scale that are their own
-/// master, E4M3 weight gradients that are summed by the wire. A gradient is summed in fp32 and
+/// MS-AMP O1 (docs/user-tutorial/optimization-level.md): FP16 weights with a scale that are their
+/// own master, E4M3 weight gradients that are summed by the wire. A gradient is summed in fp32 and
 /// rounded once per micro-batch, clipped like any other; norms and embeddings stay in fp32.
 PrecisionPlan with_msamp_o1_storage(PrecisionPlan plan) {
   plan.weight = kept_by_tensor(DType::f16);
@@ -241,8 +241,8 @@ PrecisionPlan msamp_o3_te() {
   return with_msamp_o3_storage(te_tensor("msamp-o3-te", ScalePolicy::delayed));
 }
 
-/// The stack of the FP8-LM paper (2310.18313 sections 2.2 and 2.3, research/msamp-fp8lm-coat.md 1.5
-/// and 2.3): MS-AMP O3 whose gradients are scaled by the mu controller on their way.
+/// The stack of the FP8-LM paper (arXiv 2310.18313, sections 2.2 and 2.3): MS-AMP O3 whose
+/// gradients are scaled by the mu controller on their way.
 PrecisionPlan fp8_lm() {
   PrecisionPlan plan = with_msamp_o3_storage(msamp_gemms("fp8-lm"));
   plan.gradient_wire.policy = ScalePolicy::automatic;
@@ -250,7 +250,7 @@ PrecisionPlan fp8_lm() {
 }
 
 /// Fine-grained scaling: E4M3 everywhere, 1x128 for x and dy (128x1 in wgrad), 128x128 for w, fp32
-/// scales, split accumulation (2412.19437 section 3.3, research/msamp-fp8lm-coat.md 3.2). The
+/// scales, split accumulation (DeepSeek-V3, arXiv 2412.19437, section 3.3). The
 /// weight's codes are the weight; fp32 master.
 PrecisionPlan fine_grained(const char* name) {
   PrecisionPlan plan = unscaled(name, DType::bf16);
@@ -273,11 +273,10 @@ PrecisionPlan deepseek_v3() {
   return plan;
 }
 
-/// COAT (2410.19313, research/msamp-fp8lm-coat.md 3.1): one current scale per tensor, E5M2
+/// COAT (arXiv 2410.19313): one current scale per tensor, E5M2
 /// gradients; inputs of norms and activation functions kept as E4M3 with a bf16 scale for 16; bf16
 /// weights without a master, bf16 gradients; moments in E4M3 with an expanded range. Weight and
-/// second moment are rounded stochastically: to nearest, steps below half an ulp would be lost
-/// (4.3).
+/// second moment are rounded stochastically: to nearest, steps below half an ulp would be lost.
 PrecisionPlan coat() {
   PrecisionPlan plan = te_tensor("coat", ScalePolicy::current);
   plan.saved_nonlinear = scaled(DType::e4m3, ScalePolicy::current);
@@ -291,7 +290,7 @@ PrecisionPlan coat() {
   return plan;
 }
 
-/// Ours, 13 bytes per parameter (research/msamp-fp8lm-coat.md 4.1): fine-grained GEMMs, fp32 master
+/// Ours, 13 bytes per parameter: fine-grained GEMMs, fp32 master
 /// and gradients, bf16 moments rounded stochastically, gradients that cross the wire once in E4M3.
 PrecisionPlan fp8_safe() {
   PrecisionPlan plan = fine_grained("fp8-safe");

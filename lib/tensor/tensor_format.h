@@ -16,14 +16,14 @@ enum class ScaleType : uint8_t { f32, pow2, e8m0 };
 enum class Rounding : uint8_t { nearest_even, stochastic };
 enum class AmaxAlgorithm : uint8_t { max, most_recent };
 
-/// Parameters of ScalePolicy::delayed (TransformerEngine's DelayedScaling;
-/// research/te-megatron.md 1.2 A and 1.3).
+/// Parameters of ScalePolicy::delayed (TransformerEngine's DelayedScaling,
+/// common/recipe/delayed_scaling.cu).
 struct DelayedScaling {
   int margin = 0;             ///< the format's maximum is divided by 2^margin
   int interval = 1;           ///< optimizer steps between scale updates
   int history_length = 1024;  ///< window of amax values
   AmaxAlgorithm algorithm = AmaxAlgorithm::max;
-  /// Current scaling until the history is full (MS-AMP, research/msamp-fp8lm-coat.md 1.2).
+  /// Current scaling until the history is full (MS-AMP, common/tensor/meta.py).
   bool current_at_first = false;
 
   bool operator==(const DelayedScaling&) const = default;

@@ -6,7 +6,8 @@
 
 The rule: the names below, and the names of the rows, stand only in
   - lib/precision/plans.cpp (the rows) and lib/config/dialects* (other programs' keys), anywhere;
-  - comments elsewhere, inside parentheses, which cite the source of a formula and may span lines, or on a line with "research/".
+  - comments elsewhere, inside parentheses, which cite the source of a formula and may span lines.
+A comment cites a paper or a file of the source, never a note that is not in this repository (research/NAME.md).
 Code, strings and help texts included, never names one: where a text lists rows, it asks plans.cpp.
 """
 
@@ -15,6 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+NOTE = re.compile(r"research/[\w-]+\.md")
 SOURCE_SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
 ALLOWED = re.compile(r"lib/precision/plans\.cpp|lib/config/dialects\w*\.(h|cpp)")
 METHODS = ["TransformerEngine", "Transformer Engine", "MS-AMP", "msamp", "torchao", "DeepSeek", "DeepSpeed", "FP8-LM",
@@ -59,7 +61,7 @@ def bare_names(comments, pattern):
         names = {match.start(): match.group(0) for match in pattern.finditer(line)}
         for at, letter in enumerate(line):
             depth = depth + 1 if letter == "(" else max(0, depth - 1) if letter == ")" else depth
-            if at in names and depth == 0 and "research/" not in line:
+            if at in names and depth == 0:
                 found.append((number, names[at]))
     return found
 
@@ -76,6 +78,9 @@ def check(root):
                 for match in pattern.finditer(line):
                     if not line.lstrip().startswith("#include"):
                         problems.append(f'{path}:{number}: code names the method "{match.group(0)}"')
+            for number, line in comments.items():
+                if NOTE.search(line):
+                    problems.append(f"{path}:{number}: a comment cites a note; cite the paper or the source's file")
             for number, name in bare_names(comments, pattern):
                 problems.append(f'{path}:{number}: a comment names the method "{name}"; cite it in parentheses or leave it out')
     return problems
@@ -86,13 +91,13 @@ def self_test():
     files = {
         "lib/precision/plans.cpp": '// TransformerEngine\nRow r = {{"te-fast", te}};\n',
         "lib/config/dialects.cpp": '// Accelerate\nauto k = "msamp";\n',
-        "lib/ops/good.h": "// The scale (TransformerEngine,\n// common/recipe) of\n// research/coat.md: COAT\n// accelerates te-fastest\n"
+        "lib/ops/good.h": "// The scale (TransformerEngine,\n// common/recipe) of\n// accelerates te-fastest\n"
                           "int coated;\n",
-        "lib/ops/bad.h": '// As torchao does\nauto a = "msamp-o1";\nint x;  // (a) COAT\n// te-fast\nint use_Megatron_;\n',
+        "lib/ops/bad.h": '// As torchao does\nauto a = "msamp-o1";\nint x;  // (a) COAT\n// te-fast\nint use_Megatron_;\n// research/coat.md\n',
         "apps/main.cpp": 'print("Whose: TransformerEngine");\nauto url = "https://x";  // DeepSeek\n',
     }
     expected = ["apps/main.cpp:1", "apps/main.cpp:2", "lib/ops/bad.h:1", "lib/ops/bad.h:2", "lib/ops/bad.h:3", "lib/ops/bad.h:4",
-                "lib/ops/bad.h:5"]
+                "lib/ops/bad.h:5", "lib/ops/bad.h:6"]
     with tempfile.TemporaryDirectory() as folder:
         for name, content in files.items():
             file = Path(folder) / name

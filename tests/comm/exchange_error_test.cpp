@@ -1,5 +1,5 @@
-// The error of an exchanged mean against the table of research/msamp-fp8lm-coat.md 5.5, which a
-// simulation of its own has given (5.6): lognormal scales of rows and columns, a signal that all
+// The error of an exchanged mean against a table that a
+// simulation of its own has given: lognormal scales of rows and columns, a signal that all
 // ranks share plus Student-t(5) noise of equal strength per rank. How wide the lognormal is was not
 // written down; a deviation of 0.5 gives the table's figures, also that of fp8_sum, which depends
 // on it.

@@ -1,4 +1,4 @@
-// Wire bytes of every wire against the table of research/msamp-fp8lm-coat.md 4.4, which is in bytes
+// Wire bytes of every wire against a table made by hand, in bytes
 // per parameter, times (N - 1) / N.
 
 #include <catch2/catch.hpp>

@@ -110,8 +110,8 @@ TEST_CASE("AdamW keeps moments in any format as a naive reference does", "[ops]"
 TEST_CASE("weights of 30 steps stay near those of fp32 moments", "[ops]") {
   // Of the way that weights go, in the two-norm. The roundings of codes (2^-4 at most for e4m3,
   // 2^-3 for e5m2, 2^-9 for bf16) are independent from step to step, so that part of them cancels;
-  // research/msamp-fp8lm-coat.md 4.3 simulates 0.4 %, 5.6 %, 5.5 % and 6.6 % in one update for the
-  // first ones below. With one e4m3 scale for a tensor, v is what diverges.
+  // a simulation of one update gives 0.4 %, 5.6 %, 5.5 % and 6.6 % for the first ones below. With
+  // one e4m3 scale for a tensor, v is what diverges.
   struct Row {
     MomentFormats formats;
     double bound;

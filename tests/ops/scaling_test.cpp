@@ -14,7 +14,7 @@ namespace {
 
 constexpr float kLargest = std::numeric_limits<float>::max();
 
-/// One slot as TransformerEngine keeps it (research/te-megatron.md 1.3): row 0 stages the amax of
+/// One slot as TransformerEngine keeps it (pytorch/quantization.py): row 0 stages the amax of
 /// the step, rows 1.. are shifted by one each time. A value that is not finite is dropped.
 struct RollingHistory {
   explicit RollingHistory(int64_t length) : rows(static_cast<size_t>(length), 0.0F) {}

@@ -1,6 +1,6 @@
 // What a model holds for each parameter of its linear layers, by the memory report, against the
-// table of bytes per parameter (research/msamp-fp8lm-coat.md 4.1): exact. The difference of two
-// models that differ by one block leaves out what does not belong to blocks.
+// table of bytes per parameter, which follows from each plan's formats: exact. The difference of
+// two models that differ by one block leaves out what does not belong to blocks.
 
 #include <catch2/catch.hpp>
 
