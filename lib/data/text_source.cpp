@@ -130,7 +130,7 @@ std::string why_not_u16(const std::filesystem::path& path, const InputFile& file
   index.replace_extension(".idx");
   std::error_code unseen;
   if (std::filesystem::exists(index, unseen)) {
-    return fmt::format("{} is beside it: an indexed data set (.bin with .idx), which is not read yet",
+    return fmt::format("{} makes it part of an indexed data set, which is not read yet",
                        index.string());
   }
   if (is_text(head)) {
