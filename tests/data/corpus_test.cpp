@@ -206,7 +206,7 @@ TEST_CASE("a .bin file without a header that does not look like 16-bit ids is re
              Contains("wide.bin") && Contains("32-bit") && Contains("set format: raw_u16"));
   CHECK_THAT(refusal("wider.bin"), Contains("32-bit"));
   CHECK_THAT(refusal("text.bin"), Contains("is text"));
-  CHECK_THAT(refusal("megatron.bin"), Contains("megatron.idx") && Contains("Megatron"));
+  CHECK_THAT(refusal("megatron.bin"), Contains("megatron.idx") && Contains("indexed data set"));
 }
 
 TEST_CASE("settings that cannot be honoured are refused") {
