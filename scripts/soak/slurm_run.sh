@@ -31,6 +31,7 @@ random_rank() { ranks | shuf -n 1 --random-source=<(yes "$RANDOM"); }
 steps_done() { sed -n 's/^{"step":\([0-9]*\),.*/\1/p' "$disk/hurt/metrics.jsonl" 2>/dev/null | tail -n 1; }
 
 unset "${!SLURM_@}" "${!PMIX_@}" "${!OMPI_@}" "${!SRUN_@}" "${!SBATCH_@}" "${!OMP_@}" "${!FP8TRAIN_@}"
+shared_before=$(ls /dev/shm)
 mkdir -p "$disk"
 # Before the nodes start, which have mounts of their own.
 mount -t tmpfs -o size=64m tmpfs "$disk" || exit 77
@@ -116,15 +117,16 @@ rm -f "$disk/filler"
 
 [ $code = 0 ] || { tail -n 40 hurt.log; fail "the disturbed run did not end in three times its time"; }
 sort punishments | cut -d ' ' -f 1 | uniq -c | sed 's/^/  /'
-echo "  $starts starts: exit codes $(sed -n 's/.*ended with \([0-9]*\) .*/\1/p' starts | sort -n | uniq -c | awk '{ printf "%s%s x %s", NR > 1 ? ", " : "", $1, $2 }')"
+echo "  $starts starts: exit codes $(sed -n 's/.*ended with \([0-9]*\) .*/\1/p' starts | sort -n | uniq -c | awk '{ printf "%s%s x %s", (NR > 1 ? ", " : ""), $1, $2 }')"
 last=checkpoints/step-$(printf %06d "$steps")
-for file in model optimizer; do
-  cmp "$disk/whole/$last/$file.safetensors" "$disk/hurt/$last/$file.safetensors" || fail "$file.safetensors differs from the undisturbed run's"
+for file in "$disk/whole/$last"/*.safetensors; do
+  cmp "$file" "$disk/hurt/$last/$(basename "$file")" || fail "$(basename "$file") differs from the undisturbed run's"
 done
 sleep 2
 [ -z "$(ranks)" ] || fail "processes are left: $(ranks | xargs)"
 left=$(find "$disk/hurt" -name '*.partial*' | head -n 5)
 [ -z "$left" ] || fail "files are left: $left"
-[ -z "$(ls /dev/shm | grep -i fp8)" ] || fail "shared memory is left: $(ls /dev/shm | xargs)"
+left=$(comm -13 <(echo "$shared_before") <(ls /dev/shm))
+[ -z "$left" ] || fail "shared memory is left: $(xargs <<<"$left")"
 [ $failures = 0 ] || { cp -r "$folder"/*.log starts punishments /tmp/ 2>/dev/null; exit 1; }
 echo "passed: the weights of the undisturbed run after $starts starts"
