@@ -65,25 +65,25 @@ struct Calls {
 
 class CheckedWork final : public PendingWork {
  public:
-  CheckedWork(std::unique_ptr<Calls> calls, Work told, Work work)
-      : calls_(std::move(calls)), told_(std::move(told)), work_(std::move(work)) {}
+  CheckedWork(std::unique_ptr<Calls> calls, Work noted, Work work)
+      : calls_(std::move(calls)), noted_(std::move(noted)), work_(std::move(work)) {}
 
   bool done() override {
-    if (!told_.done()) {
+    if (!noted_.done()) {
       return false;
     }
     calls_->compare();
     return work_.done();
   }
   void wait() override {
-    told_.wait();
+    noted_.wait();
     calls_->compare();
     work_.wait();
   }
 
  private:
   std::unique_ptr<Calls> calls_;
-  Work told_, work_;
+  Work noted_, work_;
 };
 
 class CheckedCommunicator final : public Communicator {
@@ -141,15 +141,15 @@ class CheckedCommunicator final : public Communicator {
     std::strncpy(calls->mine.name.data(), operation.name, calls->mine.name.size() - 1);
     calls->all.resize(static_cast<size_t>(size()));
     calls->rank = rank();
-    Work told =
+    Work noted =
         calls_->all_gather(host_stream(), &calls->mine, calls->all.data(), sizeof(calls->mine));
     try {
       Work work = start();
       return Work(
-          std::make_unique<CheckedWork>(std::move(calls), std::move(told), std::move(work)));
+          std::make_unique<CheckedWork>(std::move(calls), std::move(noted), std::move(work)));
     } catch (const CommError&) {  // perhaps for that reason
       if (calls != nullptr) {
-        told.wait();
+        noted.wait();
         calls->compare();
       }
       throw;

@@ -13,7 +13,8 @@ std::vector<Field> watchdog_fields() {
   };
   return {
       limit("start_up", &WatchdogSettings::start_up,
-            "Until the first step: ranks meet, data are opened, a checkpoint is read"),
+            "Until the first step: ranks meet, data are opened, a checkpoint is read; or the run "
+            "goes back to a checkpoint"),
       limit("data", &WatchdogSettings::data, "A micro-batch is read"),
       limit("step", &WatchdogSettings::step,
             "A micro-batch is computed, or the update. Waiting for other ranks has comm.timeout"),

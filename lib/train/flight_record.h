@@ -40,7 +40,8 @@ std::string describe(const std::vector<ObservedRank>& others);
 
 struct FlightRecord {
   std::string reason;
-  int rank = 0, ranks = 1;
+  int rank = 0;
+  int ranks = 0;  ///< 0: the ranks have not met yet
   RankIdentity identity;
   FlightState state;
   std::vector<ObservedRank> others;

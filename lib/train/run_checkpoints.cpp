@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "base/error.h"
 #include "base/flight_recorder.h"
@@ -143,10 +144,17 @@ void RunCheckpoints::check_end(Engine& engine, const TrainingState& state) {
 
 void RunCheckpoints::check_replicas(Engine& engine, const TrainingState& state) {
   const bool wanted = session_->settings.parallelism.check_replicas > 0 && comm_->size() > 1;
-  if (wanted && compared_step_ != state.step) {
-    compare_replicas(*comm_, hash_replicas(engine), state.step);
-    compared_step_ = state.step;
+  if (!wanted || compared_step_ == state.step) {
+    return;
   }
+  const std::vector<ReplicaHash> hashes = hash_replicas(engine);
+  try {
+    compare_replicas(*comm_, hashes, state.step);
+  } catch (const DeviceError&) {  // on all ranks
+    finish();                     // the save in flight is of a step in which they were the same
+    throw;
+  }
+  compared_step_ = state.step;
 }
 
 void RunCheckpoints::save(Engine& engine, const TrainingState& state) {

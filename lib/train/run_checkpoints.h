@@ -35,7 +35,7 @@ class RunCheckpoints {
   void went_back_to(int64_t step);
 
   /// Compares what ranks hold alike, once in a step and where the configuration asks for it. Throws
-  /// DeviceError. Before each save this happens too.
+  /// DeviceError, after the end of the save in flight. Before each save this happens too.
   void check_replicas(Engine& engine, const TrainingState& state);
 
   /// Whether a save is due after this step, or was put off and waits for the next good step.

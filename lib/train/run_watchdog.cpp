@@ -4,9 +4,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cstdlib>
+#include <future>
 #include <initializer_list>
+#include <memory>
+#include <string_view>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -22,6 +27,7 @@ using Clock = std::chrono::steady_clock;
 constexpr int kExitCode = 86;
 constexpr unsigned kLastSeconds = 20;  // that the report may take
 constexpr auto kOthersReport = std::chrono::seconds(1);
+constexpr auto kStore = std::chrono::seconds(5);  // that a flight record may take
 
 SectionSeconds limits_of(const WatchdogSettings& settings) {
   SectionSeconds limits = {};
@@ -50,11 +56,30 @@ double look_interval(const SectionSeconds& limits) {
 /// As the launcher says, until the ranks have met.
 int rank_of_launcher() {
   for (const char* const name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"}) {
-    if (const char* const text = std::getenv(name)) {
-      return std::atoi(text);
+    if (const char* const value = std::getenv(name)) {
+      const std::string_view text = value;
+      int rank = 0;
+      const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), rank);
+      const bool is_number = error == std::errc() && end == text.data() + text.size();
+      return is_number && rank >= 0 ? rank : 0;
     }
   }
   return 0;
+}
+
+/// A sentence about where it is, or why not.
+std::string store_at(const std::filesystem::path& folder, const std::filesystem::path& file,
+                     const std::string& text) {
+  std::error_code unseen;
+  if (!std::filesystem::is_directory(folder, unseen)) {
+    return "";
+  }
+  try {
+    write_file_atomically(file, text);
+  } catch (const std::exception& error) {
+    return fmt::format(". No flight record: {}", error.what());
+  }
+  return ". More in " + file.string();
 }
 
 /// Past all buffers and locks of streams.
@@ -71,10 +96,10 @@ void write_to_standard_error(const std::string& line) {
 }  // namespace
 
 RunWatchdog::RunWatchdog(const WatchdogSettings& limits, std::filesystem::path folder)
-    : folder_(std::move(folder)), rank_(rank_of_launcher()) {
+    : folder_(std::move(folder)),
+      rank_(rank_of_launcher()),
+      identity_(identity_of_this_rank(recorder_)) {
   recorder_.set_limits(limits_of(limits));
-  ranks_.resize(static_cast<size_t>(rank_) + 1);
-  ranks_.back() = identity_of_this_rank(recorder_);
 }
 
 RunWatchdog& RunWatchdog::start(const WatchdogSettings& limits,
@@ -90,7 +115,7 @@ RunWatchdog& RunWatchdog::start(const WatchdogSettings& limits,
 }
 
 void RunWatchdog::meet(Communicator& comm) {
-  const std::vector<RankIdentity> ranks = comm.all_gather_values(identity_of_this_rank(recorder_));
+  const std::vector<RankIdentity> ranks = comm.all_gather_values(identity_);
   const std::lock_guard<std::mutex> lock(mutex_);
   ranks_ = ranks;
   rank_ = comm.rank();
@@ -135,7 +160,7 @@ void RunWatchdog::expire(const FlightState& state) {
 /// Others whose time is over write their own records first.
 void RunWatchdog::end_other_ranks() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (ranks_.size() == 1 || comm_ == nullptr) {
+  if (ranks_.size() <= 1 || comm_ == nullptr) {
     return;
   }
   std::this_thread::sleep_for(kOthersReport);
@@ -152,7 +177,7 @@ std::string RunWatchdog::report(const FlightState& state, const std::string& why
     const std::lock_guard<std::mutex> lock(mutex_);
     record.rank = rank_;
     record.ranks = static_cast<int>(ranks_.size());
-    record.identity = ranks_[static_cast<size_t>(rank_)];
+    record.identity = identity_;
     record.others = observe_others(ranks_, rank_);
   }
   std::string text =
@@ -162,17 +187,24 @@ std::string RunWatchdog::report(const FlightState& state, const std::string& why
   if (!others.empty()) {
     text += ". Others: " + others;
   }
-  std::error_code unseen;
-  if (std::filesystem::is_directory(folder_, unseen)) {
-    const std::filesystem::path file = folder_ / fmt::format("flight-{:05}.json", record.rank);
-    try {
-      write_file_atomically(file, to_json(record));
-      text += ". More in " + file.string();
-    } catch (const std::exception& error) {
-      text += fmt::format(". No flight record: {}", error.what());
-    }
+  return text + store(record);
+}
+
+/// On a thread of its own: a file system that does not answer may be what is reported.
+std::string RunWatchdog::store(const FlightRecord& record) const {
+  const std::filesystem::path file = folder_ / fmt::format("flight-{:05}.json", record.rank);
+  auto promise = std::make_shared<std::promise<std::string>>();
+  std::future<std::string> outcome = promise->get_future();
+  try {
+    std::thread([promise, file, folder = folder_, text = to_json(record)] {
+      promise->set_value(store_at(folder, file, text));
+    }).detach();
+  } catch (const std::system_error& error) {
+    return fmt::format(". No flight record: {}", error.what());
   }
-  return text;
+  return outcome.wait_for(kStore) == std::future_status::ready
+             ? outcome.get()
+             : fmt::format(". No flight record: {} does not answer", folder_.string());
 }
 
 std::string RunWatchdog::report_failed_wait(const std::string& why) {

@@ -31,8 +31,8 @@ class RunWatchdog {
 
   FlightRecorder& recorder() { return recorder_; }
 
-  /// A wait for other ranks was given up for the reason `why`: writes the flight record, and
-  /// returns the whole message.
+  /// A wait for other ranks was given up for the reason `why`: writes the flight record, unless
+  /// the file system does not answer, and returns the whole message.
   std::string report_failed_wait(const std::string& why);
 
  private:
@@ -41,6 +41,7 @@ class RunWatchdog {
   [[noreturn]] void watch(double interval);
   [[noreturn]] void expire(const FlightState& state);
   std::string report(const FlightState& state, const std::string& why);
+  std::string store(const FlightRecord& record) const;
   void end_other_ranks();
 
   FlightRecorder recorder_;
@@ -48,7 +49,8 @@ class RunWatchdog {
   std::mutex mutex_;  // of what follows
   Communicator* comm_ = nullptr;
   int rank_ = 0;
-  std::vector<RankIdentity> ranks_;
+  RankIdentity identity_;
+  std::vector<RankIdentity> ranks_;  // empty: they have not met yet
 };
 
 /// While it lives, the watchdog ends the ranks of `comm`. Collective.

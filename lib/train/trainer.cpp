@@ -275,6 +275,7 @@ void Run::check_divergence() {
 
 /// Throws the divergence where it cannot.
 void Run::go_back(const DivergenceError& divergence) {
+  const SectionScope section(Section::start_up);  // a checkpoint is read
   checkpoints_.finish();
   if (settings().training.on_divergence != "rollback") {
     throw divergence;

@@ -215,6 +215,20 @@ TEST_CASE("a spike of the loss: back to before it, without its batches") {
   }
 }
 
+TEST_CASE("a run that hangs on its way back is ended by the watchdog, and goes back again") {
+  const Folder folder;
+  Words words = command("run", {"watchdog.start_up=2"});
+  words.insert(words.begin(), {"--fault", "hang@0:22:start_up"});
+  Process process(folder.path(), words, {}, {}, FP8TRAIN_FAULTY_PROGRAM);
+  const Outcome outcome = process.wait();
+  CAPTURE(outcome.err);
+  CHECK(outcome.code == 86);
+  CHECK_THAT(outcome.err, Contains("watchdog: start_up took longer than 2 s") &&
+                              Contains("): step 22, in start_up for"));
+  expect_code(0, folder.path(), command("run"));
+  check_rolled_back_once(folder / "run", "loss_spike");
+}
+
 TEST_CASE("a spike is found at the next line of the log or the next save, whichever comes first") {
   const Folder folder;
   expect_code(0, folder.path(), command("run", {"logging.interval=1000"}));

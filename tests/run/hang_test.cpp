@@ -61,8 +61,22 @@ Words with_fault(const std::string& fault, Words words) {
   return words;
 }
 
-Outcome run(const Folder& folder, const Words& launcher, const Words& words, int code) {
-  Process process(folder.path(), words, kEnvironment, launcher, FP8TRAIN_FAULTY_PROGRAM);
+/// A fault of a call on the files whose paths begin so, relative to `folder`
+/// (support/file_faults).
+Words with_file_fault(const Folder& folder, const std::string& kind, const std::string& files,
+                      long call, const fs::path& log = {}) {
+  Words environment = kEnvironment;
+  environment.insert(
+      environment.end(),
+      {std::string("LD_PRELOAD=") + FP8TRAIN_FILE_FAULTS,
+       "FP8TRAIN_FAULT_FOLDER=" + (folder / files).string(), "FP8TRAIN_FAULT_KIND=" + kind,
+       "FP8TRAIN_FAULT_LOG=" + log.string(), "FP8TRAIN_FAULT_CALL=" + std::to_string(call)});
+  return environment;
+}
+
+Outcome run(const Folder& folder, const Words& launcher, const Words& words, int code,
+            const Words& environment = kEnvironment) {
+  Process process(folder.path(), words, environment, launcher, FP8TRAIN_FAULTY_PROGRAM);
   Outcome outcome = process.wait();
   CAPTURE(outcome.out, outcome.err);
   REQUIRE(outcome.code == code);
@@ -169,7 +183,7 @@ TEST_CASE("a rank that hangs says so itself, and what the other waits for") {
 }
 
 TEST_CASE("a single rank that hangs ends too") {
-  const char* const section = GENERATE("start_up", "data", "evaluation", "save", "end");
+  const char* const section = GENERATE("start_up", "data", "step", "evaluation", "save", "end");
   CAPTURE(section);
   const std::string step = section == std::string("start_up") ? "0"
                            : section == std::string("end")    ? "20"
@@ -180,6 +194,59 @@ TEST_CASE("a single rank that hangs ends too") {
   const Outcome outcome = run(folder, {}, words, 86);
   CHECK_THAT(outcome.err,
              Catch::Contains(std::string("watchdog: ") + section + " took longer than 0.5 s"));
+}
+
+TEST_CASE("before the ranks have met, a rank that hangs has its launcher's number") {
+  const auto [number, rank] =
+      GENERATE(std::pair("3", 3), std::pair("-1", 0), std::pair("99999999999", 0));
+  const Folder folder;
+  fs::create_directory(folder / "run");
+  Words words = with_fault("hang@0:0:start_up", command("run"));
+  words.emplace_back("watchdog.start_up=0.3");
+  Words environment = kEnvironment;
+  environment.push_back(std::string("PMI_RANK=") + number);
+  const Outcome outcome = run(folder, {}, words, 86, environment);
+  CHECK_THAT(outcome.err, Catch::Contains("Rank " + std::to_string(rank) + " (process"));
+  const nlohmann::json record = flight_record(folder / "run", rank);
+  CHECK(record.at("rank") == rank);
+  CHECK(record.at("ranks").is_null());
+  CHECK(record.at("other_ranks").empty());
+}
+
+TEST_CASE("a thread that hangs while it writes a checkpoint ends the run at the next save") {
+  const bool alone = GENERATE(true, false);
+  CAPTURE(alone);
+  const Folder folder;
+  const Outcome outcome =
+      run(folder, alone ? Words() : kMpirun, command("run", {"comm.timeout=60"}), 86,
+          with_file_fault(folder, "HANG", "run/checkpoints/step-000010.partial/model", 1));
+  CHECK_THAT(outcome.err, Catch::Contains("watchdog: save took longer than 4 s. Rank 0 (process") &&
+                              Catch::Contains("): step 15, in save for"));
+  const nlohmann::json record = flight_record(folder / "run", 0);
+  CHECK(record.at("section") == "save");
+  CHECK(record.at("other_ranks").size() == (alone ? 0 : 1));
+  CHECK(fs::exists(folder / "run" / "checkpoints" / "step-000005"));
+  CHECK_FALSE(fs::exists(folder / "run" / "checkpoints" / "step-000010"));
+  if (!alone) {
+    CHECK(record.at("other_ranks").at(0).at("waits_for").at("name") == "barrier");
+    check_resumed(folder, "run");
+  }
+}
+
+/// From the middle of the run on no call on its files returns: neither the flight record's.
+TEST_CASE("a disk that no longer answers ends the run with a report all the same") {
+  const Folder folder;
+  run(folder, {}, patient_command("whole"), 0,
+      with_file_fault(folder, "", "whole/", 0, folder / "calls"));
+  const size_t calls = lines_of(read_file(folder / "calls")).size();
+  REQUIRE(calls > 100);
+  const Outcome outcome =
+      run(folder, {}, command("run"), 86,
+          with_file_fault(folder, "HANG", "run/", static_cast<long>(calls / 2)));
+  CHECK_THAT(outcome.err, Catch::Contains("error: watchdog: ") &&
+                              Catch::Contains("Rank 0 (process") &&
+                              Catch::Contains(". No flight record: run does not answer"));
+  CHECK_FALSE(fs::exists(folder / "run" / "flight-00000.json"));
 }
 
 TEST_CASE("a limit of 0 is none, and a slow rank is no hanging one") {
@@ -236,14 +303,16 @@ TEST_CASE("a rank whose weights have another bit is named, and nothing is saved 
                              "precision.plan=te-delayed"});
   Words mpirun = kMpirun;
   mpirun.back() = "3";
+  // The save of step 10 is in flight when step 12 ends.
   const Outcome outcome =
-      run(folder, mpirun, with_fault("flip@1:11:layers.1.mlp.down.weight", words), 4);
+      run(folder, mpirun, with_fault("flip@1:11:layers.1.mlp.down.weight", words), 4,
+          with_file_fault(folder, "SLOW", "run/checkpoints/step-000010.partial/model", 1));
   CHECK_THAT(outcome.err, Catch::Contains("after step 12 ranks no longer hold the same bits of "
                                           "layers.1.mlp.down.weight: rank 1 (on ") &&
                               Catch::Contains("differ from the other ranks"));
   CHECK(fs::exists(folder / "run" / "checkpoints" / "step-000010"));
   CHECK_FALSE(fs::exists(folder / "run" / "checkpoints" / "step-000015"));
-  run(folder, mpirun, words, 0);  // to the end, from step 10
+  CHECK_THAT(run(folder, mpirun, words, 0).out, Catch::Contains("step-000010 at step 10"));
 }
 
 TEST_CASE("comparing replicas finds nothing in a good run, and changes no bit of it",

@@ -1,12 +1,14 @@
 // Preloaded into a program (LD_PRELOAD): counts its calls on files below one folder, and lets the
 // n-th of them fail or end the program. Variables:
 //
-//   FP8TRAIN_FAULT_FOLDER  the folder, absolute; calls on other files pass
+//   FP8TRAIN_FAULT_FOLDER  the folder, absolute, or how paths begin; calls on other files pass
 //   FP8TRAIN_FAULT_LOG     a file elsewhere that gets one line for each call: "NUMBER NAME PATH"
 //   FP8TRAIN_FAULT_CALL    which call, from 1; 0 or nothing: none
 //   FP8TRAIN_FAULT_KIND    KILL | TERM   a signal before the call, which TERM then lets pass
 //                          EIO | ENOSPC | ESTALE   the call fails
 //                          SHORT   a write stores half of its bytes; other calls pass
+//                          SLOW    the call takes two seconds
+//                          HANG    the call never returns, and nor do those after it
 //
 // The call's line is in the log before anything happens to it.
 
@@ -30,7 +32,7 @@
 
 namespace {
 
-enum class Kind : uint8_t { none, kill, term, eio, enospc, estale, shortened };
+enum class Kind : uint8_t { none, kill, term, eio, enospc, estale, shortened, slow, hang };
 
 struct Plan {
   std::string folder;
@@ -46,12 +48,14 @@ Function real(const char* name) {
 }
 
 Kind kind_named(const char* name) {
-  constexpr std::array<std::pair<const char*, Kind>, 6> kKinds = {{{"KILL", Kind::kill},
+  constexpr std::array<std::pair<const char*, Kind>, 8> kKinds = {{{"KILL", Kind::kill},
                                                                    {"TERM", Kind::term},
                                                                    {"EIO", Kind::eio},
                                                                    {"ENOSPC", Kind::enospc},
                                                                    {"ESTALE", Kind::estale},
-                                                                   {"SHORT", Kind::shortened}}};
+                                                                   {"SHORT", Kind::shortened},
+                                                                   {"SLOW", Kind::slow},
+                                                                   {"HANG", Kind::hang}}};
   for (const auto& [known, kind] : kKinds) {
     if (name != nullptr && std::strcmp(name, known) == 0) {
       return kind;
@@ -119,7 +123,8 @@ Fate counted(const char* name, const std::string& path, bool writes = false) {
     static const Write kWrite = real<Write>("write");
     [[maybe_unused]] const ssize_t done = kWrite(wanted.log, line.data(), line.size());
   }
-  if (number != wanted.call) {
+  const bool is_after = wanted.kind == Kind::hang && wanted.call > 0 && number > wanted.call;
+  if (number != wanted.call && !is_after) {
     return Fate::pass;
   }
   switch (wanted.kind) {
@@ -141,6 +146,13 @@ Fate counted(const char* name, const std::string& path, bool writes = false) {
     case Kind::estale:
       errno = ESTALE;
       return Fate::fail;
+    case Kind::slow:
+      sleep(2);
+      return Fate::pass;
+    case Kind::hang:
+      while (true) {
+        pause();
+      }
     case Kind::shortened:
       return writes ? Fate::halve : Fate::pass;
   }
