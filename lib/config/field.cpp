@@ -266,8 +266,7 @@ std::optional<double> read_duration(const FieldValue& value, const std::string& 
 std::optional<double> read_time_limit(const FieldValue& value, const std::string& what) {
   const YamlNode& node = value.node();
   const auto seconds = node.kind == Kind::scalar ? parse_duration(node.text) : std::nullopt;
-  constexpr double kLongest = 1e8;
-  if (!seconds || !(*seconds <= kLongest)) {
+  if (!seconds || !(*seconds >= 0 && *seconds <= kMostSeconds)) {
     value.expected(what);
     return std::nullopt;
   }

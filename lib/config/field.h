@@ -159,7 +159,7 @@ std::optional<std::string> read_choice(const FieldValue& value,
                                        const std::string& what);
 /// Seconds, above 0 and at most kMostSeconds.
 std::optional<double> read_duration(const FieldValue& value, const std::string& what);
-/// A duration, or 0: no limit.
+/// Seconds up to kMostSeconds; 0: no limit.
 std::optional<double> read_time_limit(const FieldValue& value, const std::string& what);
 /// A list of texts; a single text is a list of one.
 std::optional<std::vector<std::string>> read_texts(const FieldValue& value,

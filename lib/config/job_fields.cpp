@@ -73,11 +73,10 @@ std::vector<Field> slurm_fields() {
            "survives the loss of a node")
           .asked(
               {.topic = Topic::job, .text = "Queue again at the time limit", .when = under_slurm}),
-      make("job.mtbf", "a duration such as 3h50m",
-           "Mean time between failures of the whole job, for checkpoint.interval auto. Not set: "
-           "9000 hours divided by the number of ranks",
-           job(&JobSettings::mtbf_seconds), read_duration,
-           [](double seconds) { return seconds == 0 ? "" : duration_text(seconds); }),
+      duration("job.mtbf", job(&JobSettings::mtbf_seconds), "3h50m",
+               "Mean time between failures of the whole job, for checkpoint.interval auto. Not "
+               "set: 9000 hours divided by the number of ranks",
+               true),
   };
 }
 

@@ -124,8 +124,8 @@ std::vector<Field> optimizer_fields() {
 
 /// "auto" or a whole number.
 Field checkpoint_interval() {
-  const Range range = at_least(0);
-  return make(
+  const Range range = bounded(at_least(0), kMostWhole);
+  Field field = make(
       "checkpoint.interval", "a whole number" + range.text() + ", or auto",
       "Steps between checkpoints; 0: only at the end and on a stop signal; auto: as often as loses "
       "the least time, from the time that saves take and job.mtbf",
@@ -139,6 +139,7 @@ Field checkpoint_interval() {
       [](int64_t value) {
         return value == kAutomaticInterval ? std::string("auto") : std::to_string(value);
       });
+  return with_range(std::move(field), range, true);
 }
 
 std::vector<Field> checkpoint_fields() {
@@ -155,7 +156,8 @@ std::vector<Field> checkpoint_fields() {
               "Saves in a row that may fail, as on a full disk, before the run ends with exit code "
               "4"),
       integer("checkpoint.keep_last", checkpoint(&CheckpointSettings::keep_last), between(1, 1e6),
-              "Newest checkpoints that are not deleted")
+              "Newest checkpoints of checkpoint.interval that are not deleted; the newest of all "
+              "never is")
           .asked({.topic = Topic::checkpoints, .text = "Checkpoints to keep"}),
       integer("checkpoint.keep_every", checkpoint(&CheckpointSettings::keep_every), at_least(0),
               "Nor are those whose step is a multiple of this; 0: none"),

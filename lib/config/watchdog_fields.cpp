@@ -8,8 +8,10 @@ namespace fp8train {
 std::vector<Field> watchdog_fields() {
   using namespace fields;
   const auto limit = [](const char* name, double WatchdogSettings::*member, const char* doc) {
-    return make(std::string("watchdog.") + name, "a duration such as 30m, or 0: any time", doc,
-                in(&Settings::watchdog, member), read_time_limit, duration_text);
+    Field field = make(std::string("watchdog.") + name,
+                       "a duration such as 30m, at most 3650d, or 0: any time", doc,
+                       in(&Settings::watchdog, member), read_time_limit, duration_text);
+    return with_range(std::move(field), between(0, kMostSeconds), false);
   };
   return {
       limit("start_up", &WatchdogSettings::start_up,

@@ -139,6 +139,12 @@ void FileHashes::read_rest() {
       if (!read) {
         return;
       }
+      if (read->identity != files_[i].identity) {
+        throw DataError(fmt::format(
+            "{}: was written to or replaced since the run began, so that what it has read of it is "
+            "not known; start it again",
+            files_[i].path));
+      }
       {
         const std::lock_guard lock(mutex_);
         hashes_[i] = {read->xxh3_128, read->identity, read->read_at_ns};

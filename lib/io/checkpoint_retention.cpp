@@ -14,8 +14,11 @@ namespace fp8train {
 namespace fs = std::filesystem;
 
 CheckpointRetention::CheckpointRetention(fs::path root, RetentionRules rules,
-                                         LossOfCheckpoint loss_of)
-    : root_(std::move(root)), rules_(rules), loss_of_(std::move(loss_of)) {
+                                         LossOfCheckpoint loss_of, IsScheduled is_scheduled)
+    : root_(std::move(root)),
+      rules_(rules),
+      loss_of_(std::move(loss_of)),
+      is_scheduled_(std::move(is_scheduled)) {
   check(rules_.keep_last >= 1, "at least one checkpoint must be kept");
 }
 
@@ -71,24 +74,52 @@ std::set<int64_t> CheckpointRetention::best_steps(const std::vector<CheckpointPl
   return steps;
 }
 
-std::vector<fs::path> CheckpointRetention::apply() {
-  const std::vector<CheckpointPlace> all = find_checkpoints(root_);
-  int64_t valid = 0;
-  size_t next = 0;
-  for (; next < all.size() && valid < rules_.keep_last; ++next) {
-    valid += is_valid(all[next]) ? 1 : 0;
-    if (valid == 0) {
-      return {};  // the newest one is damaged: nothing may go
+bool CheckpointRetention::is_scheduled(const CheckpointPlace& checkpoint) const {
+  try {
+    return !is_scheduled_ || is_scheduled_(checkpoint.path);
+  } catch (const CheckpointError&) {
+    return true;  // is_valid() looks closer
+  }
+}
+
+/// Those that keep_last keeps; nothing where the newest one is damaged. Damaged ones that are newer
+/// than the oldest of them are among them.
+std::set<int64_t> CheckpointRetention::last_steps(const std::vector<CheckpointPlace>& checkpoints) {
+  std::set<int64_t> steps;
+  if (checkpoints.empty() || !is_valid(checkpoints.front())) {
+    return steps;
+  }
+  steps.insert(checkpoints.front().step);
+  int64_t valid = is_scheduled(checkpoints.front()) ? 1 : 0;
+  std::vector<const CheckpointPlace*> others;
+  for (size_t i = 1; i < checkpoints.size() && valid < rules_.keep_last; ++i) {
+    if (is_scheduled(checkpoints[i])) {
+      valid += is_valid(checkpoints[i]) ? 1 : 0;
+      steps.insert(checkpoints[i].step);
+    } else {
+      others.push_back(&checkpoints[i]);
     }
   }
-  if (next == all.size()) {
+  valid += is_scheduled(checkpoints.front()) ? 0 : 1;
+  for (const CheckpointPlace* other : others) {
+    if (valid < rules_.keep_last) {
+      valid += is_valid(*other) ? 1 : 0;
+      steps.insert(other->step);
+    }
+  }
+  return steps;
+}
+
+std::vector<fs::path> CheckpointRetention::apply() {
+  const std::vector<CheckpointPlace> all = find_checkpoints(root_);
+  const std::set<int64_t> last = last_steps(all);
+  if (last.empty() || last.size() == all.size()) {
     return {};
   }
   const std::set<int64_t> best = rules_.keep_best > 0 ? best_steps(all) : std::set<int64_t>();
   std::vector<fs::path> deleted;
-  for (; next < all.size(); ++next) {
-    const CheckpointPlace& checkpoint = all[next];
-    const bool stays = best.count(checkpoint.step) > 0 ||
+  for (const CheckpointPlace& checkpoint : all) {
+    const bool stays = last.count(checkpoint.step) > 0 || best.count(checkpoint.step) > 0 ||
                        (rules_.keep_every > 0 && checkpoint.step % rules_.keep_every == 0);
     if (!stays) {
       remove_checkpoint(checkpoint);

@@ -17,7 +17,7 @@
 namespace fp8train {
 
 struct RetentionRules {
-  int64_t keep_last = 2;   ///< the newest valid ones; at least 1
+  int64_t keep_last = 2;   ///< the newest valid ones that were scheduled; at least 1
   int64_t keep_every = 0;  ///< and those whose step is a multiple of this; 0: none
   int64_t keep_best = 0;   ///< and the valid ones with the lowest validation losses
 };
@@ -31,17 +31,23 @@ struct CheckpointLoss {
 /// Of a checkpoint folder; nothing where it has none. May throw CheckpointError.
 using LossOfCheckpoint = std::function<std::optional<CheckpointLoss>(const std::filesystem::path&)>;
 
+/// Whether a run saves a checkpoint at this step undisturbed; a stop saves others. May throw
+/// CheckpointError.
+using IsScheduled = std::function<bool(const std::filesystem::path&)>;
+
 class CheckpointRetention {
  public:
+  /// Without `is_scheduled` all are.
   CheckpointRetention(std::filesystem::path root, RetentionRules rules,
-                      LossOfCheckpoint loss_of = {});
+                      LossOfCheckpoint loss_of = {}, IsScheduled is_scheduled = {});
 
   /// The checkpoint of this step has been verified by hash.
   void mark_verified(int64_t step) { verified_.insert(step); }
 
-  /// Deletes what no rule keeps and returns it; nothing unless the newest checkpoint is valid.
-  /// Of several checkpoints with the same evaluation the first one counts for keep_best. Throws
-  /// DeviceError when the folder cannot be listed or a checkpoint not be removed.
+  /// Deletes what no rule keeps and returns it; nothing unless the newest checkpoint is valid,
+  /// which stays. Where there are fewer than keep_last scheduled ones, the newest others fill the
+  /// number. Of several checkpoints with the same evaluation the first one counts for keep_best.
+  /// Throws DeviceError when the folder cannot be listed or a checkpoint not be removed.
   std::vector<std::filesystem::path> apply();
 
   /// A sentence for each checkpoint that turned out to be damaged since the last call.
@@ -49,11 +55,14 @@ class CheckpointRetention {
 
  private:
   bool is_valid(const CheckpointPlace& checkpoint);
+  bool is_scheduled(const CheckpointPlace& checkpoint) const;
+  std::set<int64_t> last_steps(const std::vector<CheckpointPlace>& checkpoints);
   std::set<int64_t> best_steps(const std::vector<CheckpointPlace>& checkpoints);
 
   std::filesystem::path root_;
   RetentionRules rules_;
   LossOfCheckpoint loss_of_;
+  IsScheduled is_scheduled_;
   std::set<int64_t> verified_;
   std::set<int64_t> damaged_;  // of which a note has been given
   std::vector<std::string> notes_;

@@ -58,6 +58,9 @@ CheckpointSaver::Report CheckpointSaver::attempt(const Work& work) {
   } catch (const DeviceError& error) {
     report.failure = Failure::save;
     put(report.message, error.what());
+  } catch (const std::filesystem::filesystem_error& error) {  // a folder cannot be looked at
+    report.failure = Failure::save;
+    put(report.message, error.what());
   } catch (const CheckpointError& error) {
     report.failure = Failure::save;
     put(report.message, error.what());

@@ -21,6 +21,16 @@ bool is_possible(const Rollback& one) {
 
 void add_divergence(nlohmann::ordered_json& json, const TrainingState& state) {
   json["is_scheduled"] = state.is_scheduled;
+  // Only a stop leaves these.
+  if (state.save_is_due) {
+    json["save_is_due"] = true;
+  }
+  if (state.unseen_skips > 0) {
+    json["unseen_skips"] = state.unseen_skips;
+  }
+  if (state.checked_step != state.step) {
+    json["checked_step"] = state.checked_step;
+  }
   json["rollbacks"] = nlohmann::ordered_json::array();
   for (const Rollback& one : state.rollbacks) {
     json["rollbacks"].push_back({{"from_step", one.from_step},
@@ -47,6 +57,18 @@ void read_divergence(const nlohmann::json& json, const std::string& where, Train
       throw CheckpointError(
           fmt::format("{}: rollbacks: {} is none that a run can have made", where, one.dump()));
     }
+  }
+  state.save_is_due = json.value("save_is_due", false);
+  state.unseen_skips = whole_number_or<int64_t>(json, "unseen_skips", where, 0);
+  state.checked_step = whole_number_or<int64_t>(json, "checked_step", where, state.step);
+  if (state.checked_step < 0 || state.checked_step > state.step) {
+    throw CheckpointError(fmt::format("{}: checked_step is {}, expected a step up to {}", where,
+                                      state.checked_step, state.step));
+  }
+  if (state.unseen_skips < 0 ||
+      state.unseen_skips > whole_number<int64_t>(json, "skipped_steps", where)) {
+    throw CheckpointError(fmt::format("{}: unseen_skips is {}, expected at most skipped_steps",
+                                      where, state.unseen_skips));
   }
   state.spikes = {.losses = json.value("recent_losses", std::vector<double>{}),
                   .high_steps = whole_number_or<int64_t>(json, "high_steps", where, 0),

@@ -8,14 +8,19 @@
 
 namespace fp8train {
 
-void DivergenceWatch::begin_at(const TrainingState& state, Engine& engine) {
+void DivergenceWatch::begin_at(TrainingState& state, Engine& engine) {
   engine.take_losses();
+  if (!spikes_.enabled()) {
+    state.spikes = {};
+  }
   spikes_.restore(state.spikes);
-  skips_.begin(engine.optimizer().report().skipped_steps);
-  checked_step_ = state.step;
+  skips_.begin(engine.optimizer().report().skipped_steps - state.unseen_skips);
+  checked_step_ = state.checked_step;
 }
 
 void DivergenceWatch::take_losses(Engine& engine, TrainingState& state) {
+  state.unseen_skips = skips_.unseen(engine.optimizer().report());
+  state.checked_step = checked_step_;
   if (!spikes_.enabled()) {
     return;
   }
@@ -28,12 +33,13 @@ void DivergenceWatch::take_losses(Engine& engine, TrainingState& state) {
 }
 
 void DivergenceWatch::check(Engine& engine, Communicator& comm, TrainingState& state,
-                            const std::string& saved, const std::function<Batch()>& next_batch) {
+                            const std::function<std::string()>& saved,
+                            const std::function<Batch()>& next_batch) {
   take_losses(engine, state);
   const int64_t steps = state.step - checked_step_;
   checked_step_ = state.step;
   if (spikes_.has_spike()) {
-    throw DivergenceError(fmt::format("{}; lower optimizer.lr. {}", spikes_.describe(), saved),
+    throw DivergenceError(fmt::format("{}; lower optimizer.lr. {}", spikes_.describe(), saved()),
                           DivergenceKind::loss_spike, state.spikes.first_high);
   }
   const StepReport report = engine.optimizer().report();
@@ -41,6 +47,8 @@ void DivergenceWatch::check(Engine& engine, Communicator& comm, TrainingState& s
     skips_.set_first_tensor(first_non_finite(engine, comm, next_batch));
   }
   skips_.check(report, state.step, steps, saved);
+  state.unseen_skips = 0;
+  state.checked_step = state.step;
 }
 
 }  // namespace fp8train

@@ -22,20 +22,23 @@ class DivergenceWatch {
 
   const SkipGuard& skips() const { return skips_; }
 
-  /// The run starts at this state, which the engine has.
-  void begin_at(const TrainingState& state, Engine& engine);
+  /// The run starts at this state, which the engine has. High losses are forgotten where nobody
+  /// looks for spikes any more: they would put off all saves.
+  void begin_at(TrainingState& state, Engine& engine);
 
-  /// Brings TrainingState::spikes up to the last step, for a checkpoint.
+  /// Brings the TrainingState up to the last step, for a checkpoint: spikes, unseen_skips and
+  /// checked_step.
   void take_losses(Engine& engine, TrainingState& state);
 
   /// Whether check() has been called after this step.
   bool has_checked(int64_t step) const { return checked_step_ == step; }
 
   /// The steps since the last time. Where it is called depends on the step alone, so that a resumed
-  /// run finds the same at the same step. `saved` ends messages: what is left of the run.
-  /// `next_batch`: the last step's micro-batches of this rank; called where it was skipped.
-  void check(Engine& engine, Communicator& comm, TrainingState& state, const std::string& saved,
-             const std::function<Batch()>& next_batch);
+  /// run finds the same at the same step. `saved` ends messages: what is left of the run; called
+  /// only for an error, by all ranks. `next_batch`: the last step's micro-batches of this rank;
+  /// called where it was skipped.
+  void check(Engine& engine, Communicator& comm, TrainingState& state,
+             const std::function<std::string()>& saved, const std::function<Batch()>& next_batch);
 
  private:
   SkipGuard skips_;

@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/error.h"
 #include "ops/elementwise.h"
 #include "tensor/tensor.h"
 
@@ -69,6 +70,17 @@ std::vector<float> values_of(Device& device, const ConstView& view) {
   return to_host_f32(device, fp32);
 }
 
+/// Memory for fp32 values was not planned: of a tensor for which there is none nothing is known.
+/// Every rank goes on, since what follows may be collective.
+template <typename Tensor>
+std::optional<Finding> look(Device& device, const Tensor& tensor, int64_t first) {
+  try {
+    return look(values_of(device, tensor), first);
+  } catch (const DeviceError&) {
+    return std::nullopt;
+  }
+}
+
 /// The part of one parameter that this rank updates: its value, or the gradient of it.
 std::optional<Finding> look(Device& device, const Parameter& parameter, Role role) {
   const Parameter::Updated& own = parameter.updated;
@@ -76,7 +88,7 @@ std::optional<Finding> look(Device& device, const Parameter& parameter, Role rol
   if (tensor.codes.empty() || tensor.count() == 0) {
     return std::nullopt;
   }
-  std::optional<Finding> finding = look(values_of(device, tensor), own.first);
+  std::optional<Finding> finding = look(device, tensor, own.first);
   if (finding) {
     finding->role = role;
     set_name(*finding, parameter.name);
@@ -93,7 +105,7 @@ class FirstActivation : public ActivationWatch {
     if (finding_) {
       return;
     }
-    finding_ = look(values_of(*device_, ConstView(output)), 0);
+    finding_ = look(*device_, ConstView(output), 0);
     if (finding_) {
       finding_->role = Role::activation;
       finding_->order = seen_;
@@ -183,13 +195,7 @@ Finding first_of_rank(Engine& engine, const std::function<Batch()>& next) {
 
 std::string first_non_finite(Engine& engine, Communicator& comm,
                              const std::function<Batch()>& next) {
-  Finding own;
-  try {
-    own = first_of_rank(engine, next);
-  } catch (const DeviceError&) {
-    // Memory for it was not planned. The other ranks know as much without this one.
-  }
-  const std::vector<Finding> all = comm.all_gather_values(own);
+  const std::vector<Finding> all = comm.all_gather_values(first_of_rank(engine, next));
   const Finding* first = nullptr;
   for (const Finding& finding : all) {
     const bool earlier = first == nullptr || finding.role < first->role ||

@@ -206,6 +206,10 @@ void check_data(const Session& session) {
   if (changes.empty()) {
     return;
   }
+  if (accepts_changed_data(session)) {
+    log_warning(fmt::format("data: {}", fmt::join(changes, "; ")));
+    return;
+  }
   throw CheckpointError(fmt::format(
       "the data has changed since the checkpoint that this run went on from: {}. What was trained "
       "since then has seen other data: put the file back and go on from that checkpoint "

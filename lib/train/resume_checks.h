@@ -29,7 +29,7 @@ void check_state(const nlohmann::json& state, const CheckpointManifest& manifest
                  const std::filesystem::path& folder);
 
 /// Compares model, settings and data with those of the checkpoint. Throws one CheckpointError that
-/// names all differences. Returns what is to be told: data that cannot be compared, or has changed
+/// names all differences. Returns notes for the user: data that cannot be compared, or has changed
 /// and is accepted (checkpoint.changed_data).
 std::vector<std::string> check_same_run(const nlohmann::json& state, const Session& session,
                                         Decoder& model, const std::filesystem::path& folder);
@@ -39,7 +39,8 @@ std::vector<std::string> check_same_run(const nlohmann::json& state, const Sessi
 std::string begin_data_record(Session& session, const std::filesystem::path& cache);
 
 /// Between steps: throws CheckpointError where a data file, of which not all could be compared
-/// before, turns out to differ from the checkpoint that the run went on from.
+/// before, turns out to differ from the checkpoint that the run went on from; warns where
+/// checkpoint.changed_data is accept.
 void check_data(const Session& session);
 /// The same; warns where not all data could be compared before the run ended.
 void check_data_at_end(const Session& session);

@@ -21,7 +21,8 @@ CheckpointRetention retention_of(const std::filesystem::path& root,
           {.keep_last = settings.keep_last,
            .keep_every = settings.keep_every,
            .keep_best = settings.keep_best},
-          evaluated_loss};
+          evaluated_loss,
+          is_scheduled};
 }
 
 double mtbf_of(const Session& session, int ranks) {
@@ -55,7 +56,9 @@ void RunCheckpoints::begin(Engine& engine, const TrainingState& state,
     charge_copy(engine);
   }
   interval_.begin(state.step);
+  is_due_ = state.save_is_due;
   first_step_ = state.step;
+  last_step_ = state.step;
   since_begin_.restart();
 }
 
@@ -69,18 +72,15 @@ void RunCheckpoints::went_back_to(int64_t step) {
   last_step_ = step;
 }
 
-void RunCheckpoints::advance(Engine& engine, const TrainingState& state) {
+bool RunCheckpoints::advance(const TrainingState& state) {
   last_step_ = state.step;
   const SectionScope section(Section::save);
   if (const std::optional<SaveResult> result = saver_.advance()) {
     end_save(*result);
   }
-  if (has_failed_too_often()) {
-    try_last_time(engine, state);
-  }
+  return has_failed_too_often();
 }
 
-/// No save is in flight.
 void RunCheckpoints::try_last_time(Engine& engine, const TrainingState& state) {
   start(engine, state, false);
   finish();
@@ -98,7 +98,7 @@ void RunCheckpoints::save_if_good(Engine& engine, const TrainingState& state) {
     save(engine, state);
     return;
   }
-  skips_->check_row(report, state.step, what_is_saved());
+  skips_->check_row(report, state.step, [this] { return what_stays(); });
   if (!is_due_) {
     const char* why = !loss_is_finite       ? "loss is not finite"
                       : was_skipped(report) ? "gradient is not finite"
@@ -112,7 +112,8 @@ void RunCheckpoints::save_if_good(Engine& engine, const TrainingState& state) {
 void RunCheckpoints::save_last(Engine& engine, const TrainingState& state) {
   finish();
   for (int attempt = 0; attempt < 2 && saved_step_ != state.step; ++attempt) {
-    start(engine, state, interval_.is_due(state.step) && is_good(engine, state));
+    const bool is_on_time = !interval_.exists() || interval_.is_due(state.step);
+    start(engine, state, is_on_time && is_good(engine, state));
     finish();
   }
   if (saved_step_ != state.step) {
@@ -184,6 +185,7 @@ void RunCheckpoints::start(Engine& engine, TrainingState state, bool is_schedule
   check_replicas(engine, state);
   const SectionScope section(Section::save);
   state.is_scheduled = is_scheduled;
+  state.save_is_due = is_due_;
   try {
     saver_.start(
         [&](StateCopy& copy) { copy_training_state(engine, *session_, state, *comm_, copy); },

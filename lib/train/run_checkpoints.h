@@ -1,9 +1,9 @@
 #pragma once
 // The checkpoints that a run saves while it trains: which steps are saved, and which are not.
 // A checkpoint of a run that has diverged would replace older ones that are good. A save that fails
-// is told and counted and does not end the run, until checkpoint.max_failed_saves in a row have
-// failed. All functions are collective; the engine, the session, the records and the communicator
-// outlive the object.
+// makes a warning and is counted; it does not end the run, until checkpoint.max_failed_saves in a
+// row have failed. All functions are collective; the engine, the session, the records and the
+// communicator outlive the object.
 
 #include <cstdint>
 #include <filesystem>
@@ -44,9 +44,11 @@ class RunCheckpoints {
     return is_due_ || (interval_.is_due(step) && !must_wait);
   }
 
-  /// Between steps: looks after the save in flight. Throws DeviceError where too many saves in a
-  /// row have failed, after a last attempt.
-  void advance(Engine& engine, const TrainingState& state);
+  /// Between steps: looks after the save in flight. Returns whether try_last_time() must follow.
+  [[nodiscard]] bool advance(const TrainingState& state);
+  /// Saves this step after too many failures in a row. Throws DeviceError where that fails too. No
+  /// save is in flight.
+  void try_last_time(Engine& engine, const TrainingState& state);
 
   /// Between steps. A step that was skipped or whose loss is not finite, or high
   /// (TrainingState::spikes), is put off with a warning.
@@ -64,6 +66,11 @@ class RunCheckpoints {
 
   /// A sentence for messages: what is left of the run.
   std::string what_is_saved() const;
+  /// The same at the end of a run, after the save in flight.
+  std::string what_stays() {
+    finish();
+    return what_is_saved();
+  }
 
   const SaveTotals& totals() const { return totals_; }
 
@@ -73,7 +80,6 @@ class RunCheckpoints {
   void charge_copy(Engine& engine);
   void end_save(const SaveResult& result);
   void agree_on_interval(const SaveResult& result);
-  void try_last_time(Engine& engine, const TrainingState& state);
   [[noreturn]] void give_up() const;
   /// Whether older checkpoints may go for one of this step.
   bool is_good(Engine& engine, const TrainingState& state) const {

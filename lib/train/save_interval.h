@@ -25,6 +25,7 @@ class SaveInterval {
   SaveInterval(int64_t steps, double mtbf) : steps_(steps), mtbf_(mtbf) {}
 
   bool is_automatic() const;
+  bool exists() const { return steps_ != 0; }
 
   /// The run begins, or goes on, after this step. An automatic one saves soon, to know the cost.
   void begin(int64_t step);

@@ -20,7 +20,7 @@ std::string SkipGuard::first_tensor() const {
 }
 
 void SkipGuard::check(const StepReport& report, int64_t step, int64_t steps,
-                      const std::string& saved) {
+                      const std::function<std::string()>& saved) {
   const int64_t skips = report.skipped_steps - seen_;
   seen_ = report.skipped_steps;
   if (skips == 0 || searching(report)) {
@@ -30,7 +30,7 @@ void SkipGuard::check(const StepReport& report, int64_t step, int64_t steps,
       "{} of the {} steps up to step {} had a gradient that was not finite", skips, steps, step);
   if (non_finite_ == "stop") {
     throw DivergenceError(
-        fmt::format("{} (training.non_finite: stop){}. {}", what, first_tensor(), saved),
+        fmt::format("{} (training.non_finite: stop){}. {}", what, first_tensor(), saved()),
         DivergenceKind::non_finite_gradient, step - steps + 1);
   }
   const bool is_last = report.skipped_in_a_row > 0;
@@ -38,12 +38,13 @@ void SkipGuard::check(const StepReport& report, int64_t step, int64_t steps,
   check_row(report, step, saved);
 }
 
-void SkipGuard::check_row(const StepReport& report, int64_t step, const std::string& saved) const {
+void SkipGuard::check_row(const StepReport& report, int64_t step,
+                          const std::function<std::string()>& saved) const {
   if (report.skipped_in_a_row >= most_in_a_row_ && !searching(report)) {
     throw DivergenceError(
         fmt::format("the gradients of the last {} steps up to step {} were not finite: training "
                     "has diverged; lower optimizer.lr{}. {}",
-                    report.skipped_in_a_row, step, first_tensor(), saved),
+                    report.skipped_in_a_row, step, first_tensor(), saved()),
         DivergenceKind::skipped_steps, step - report.skipped_in_a_row + 1);
   }
 }

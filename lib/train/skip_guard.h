@@ -2,6 +2,7 @@
 // Watches for optimizer steps that were skipped because a gradient was not finite.
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "config/settings.h"
@@ -18,9 +19,9 @@ class SkipGuard {
         most_in_a_row_(settings.max_consecutive_skips),
         searches_(searches) {}
 
-  /// What was skipped up to now is not this run's.
-  void begin(int64_t skipped_steps) {
-    seen_ = skipped_steps;
+  /// `seen`: skipped steps that have been checked before, perhaps by the process before this one.
+  void begin(int64_t seen) {
+    seen_ = seen;
     first_tensor_.clear();
   }
 
@@ -38,11 +39,16 @@ class SkipGuard {
   /// After the last `steps` steps, of which `step` was the last. Warns, or throws DivergenceError:
   /// training.non_finite is stop, or the last max_consecutive_skips steps were all skipped (the
   /// device counts them, so that it does not matter how often this is asked). `saved` ends the
-  /// message: what is left of the run.
-  void check(const StepReport& report, int64_t step, int64_t steps, const std::string& saved);
+  /// message: what is left of the run; called only for an error.
+  void check(const StepReport& report, int64_t step, int64_t steps,
+             const std::function<std::string()>& saved);
 
   /// Throws DivergenceError where the last max_consecutive_skips steps were all skipped.
-  void check_row(const StepReport& report, int64_t step, const std::string& saved) const;
+  void check_row(const StepReport& report, int64_t step,
+                 const std::function<std::string()>& saved) const;
+
+  /// Skipped steps that check() has not seen.
+  int64_t unseen(const StepReport& report) const { return report.skipped_steps - seen_; }
 
  private:
   std::string non_finite_;

@@ -269,8 +269,9 @@ void Run::train_one_step() {
 void Run::check_divergence() {
   Loader again(session_.data.train, loader_settings());
   again.seek(step_begin_);
-  watch_.check(*engine_, *comm_, state_, checkpoints_.what_is_saved(),
-               [&again] { return again.next(); });
+  watch_.check(
+      *engine_, *comm_, state_, [this] { return checkpoints_.what_stays(); },
+      [&again] { return again.next(); });
 }
 
 /// Throws the divergence where it cannot.
@@ -383,7 +384,10 @@ void Run::check_replicas() {
 
 void Run::look_after_checkpoints() {
   const Stopwatch watch;
-  checkpoints_.advance(*engine_, state_);
+  if (checkpoints_.advance(state_)) {
+    watch_.take_losses(*engine_, state_);
+    checkpoints_.try_last_time(*engine_, state_);
+  }
   if (checkpoints_.is_due(state_.step) && state_.step < session_.max_steps) {
     if (!watch_.has_checked(state_.step)) {
       check_divergence();

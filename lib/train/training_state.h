@@ -27,7 +27,11 @@ struct TrainingState {
   int64_t val_step = 0;          ///< 0: none yet
   double best_val_loss = 0;      ///< 0: none yet
   int64_t best_val_step = 0;
-  bool is_scheduled = false;  ///< of a step at checkpoint.interval, or put off from one
+  bool is_scheduled = false;  ///< of a step at checkpoint.interval, or put off from one; any save
+                              ///< where there is no interval
+  bool save_is_due = false;   ///< one at checkpoint.interval was put off and is still to come
+  int64_t unseen_skips = 0;   ///< skipped steps that no check has seen yet
+  int64_t checked_step = 0;   ///< last one that DivergenceWatch has checked
   SpikeHistory spikes;
   std::vector<Rollback> rollbacks;  ///< in the order in which they happened
 };

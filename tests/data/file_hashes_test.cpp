@@ -145,6 +145,9 @@ TEST_CASE("a file that changes between opening and hashing is an error") {
   test::write_file(dir / "data", "01234567890");
   CHECK_THAT(message_of<DataError>([&] { FileHashes(files, dir / "cache"); }),
              Contains("changed while the run was starting"));
+  const FileHashes later(files, dir / "cache", 0);
+  CHECK_THAT(message_of<DataError>([&] { later.wait(); }),
+             Contains("data: was written to or replaced since the run began"));
 }
 
 }  // namespace

@@ -62,6 +62,36 @@ TEST_CASE("the hashes of a checkpoint that was verified are not read again, its 
   CHECK(retention.apply().empty());
 }
 
+TEST_CASE("checkpoints of stops do not count for keep_last, and the newest of all stays") {
+  const test::TempDir dir;
+  const IsScheduled scheduled = [](const fs::path& folder) {
+    return folder.filename().string().back() == '0';
+  };
+  CheckpointRetention retention(dir.path(), {.keep_last = 2}, {}, scheduled);
+  const std::pair<int64_t, Steps> saves[] = {{10, {10}},     {13, {13, 10}},     {17, {17, 10}},
+                                             {20, {20, 10}}, {21, {21, 20, 10}}, {22, {22, 20, 10}},
+                                             {30, {30, 20}}, {40, {40, 30}}};
+  for (const auto& [step, left] : saves) {
+    CAPTURE(step);
+    save(dir.path(), step);
+    retention.mark_verified(step);
+    retention.apply();
+    CHECK(steps_in(dir.path()) == left);
+  }
+}
+
+TEST_CASE("checkpoints of stops fill the number where there are no others") {
+  const test::TempDir dir;
+  CheckpointRetention retention(dir.path(), {.keep_last = 3}, {},
+                                [](const fs::path&) { return false; });
+  for (const int64_t step : {1, 2, 3, 4, 5}) {
+    save(dir.path(), step);
+  }
+  flip_bit(dir / "step-000004" / kModel, 200, 1);
+  CHECK(retention.apply().size() == 1);
+  CHECK(steps_in(dir.path()) == Steps{5, 4, 3, 2});
+}
+
 TEST_CASE("checkpoints at multiples of a step stay") {
   const test::TempDir dir;
   CheckpointRetention retention(dir.path(), {.keep_last = 2, .keep_every = 4});

@@ -87,14 +87,16 @@ nlohmann::json state_of(const fs::path& checkpoint) {
   return nlohmann::json::parse(read_file(checkpoint / "state.json"));
 }
 
-/// Lines of metrics without the times; those with `key` only, where that is given.
+/// Lines of metrics without the times and without those of saves, which come when they are over;
+/// those with `key` only, where that is given.
 std::vector<std::string> metrics_of(const fs::path& run, const char* key = nullptr) {
   std::vector<std::string> found;
   for (const std::string& line : lines_of(read_file(run / "metrics.jsonl"))) {
     nlohmann::ordered_json object = nlohmann::ordered_json::parse(line);
     object.erase("tokens_per_second");
+    object.erase("slowest_rank");
     object.erase("wire_bytes_within_node");  // stage 3: fewer where an evaluation gathered already
-    if (key == nullptr || object.contains(key)) {
+    if (!object.contains("saved") && (key == nullptr || object.contains(key))) {
       found.push_back(object.dump());
     }
   }
@@ -113,7 +115,7 @@ void check_same_end(const fs::path& a, const fs::path& b) {
 /// The bytes of a checkpoint's files with one of them changed, saved as a checkpoint of `step`.
 void save_changed(const fs::path& from, const fs::path& root, int step, const std::string& file,
                   const std::function<void(std::string&)>& change) {
-  CheckpointContents contents = {.run_id = "run", .files = {}};
+  CheckpointContents contents = {.run_id = verify_checkpoint(from).run_id, .files = {}};
   for (const FileRecord& record : verify_checkpoint(from).files) {
     std::string bytes = read_file(from / record.name);
     if (record.name == file) {
@@ -246,6 +248,52 @@ TEST_CASE("no checkpoint is saved while losses are high") {
       expect_code(0, folder.path(), command("run", {"checkpoint.interval=7", "eval.interval=0"}));
   CHECK_THAT(outcome.err, Contains("step 21 is not saved: its loss is high") &&
                               Contains("goes back to step 14"));
+}
+
+TEST_CASE("a save that is put off is not forgotten by a stop") {
+  const Folder folder;
+  write_file(folder / "text.txt", text_with(noise(kTextBytes), 21).substr(0, kTextBytes));
+  const Words more = {"checkpoint.interval=7", "training.spike_steps=1000000", "eval.interval=0",
+                      "training.max_steps=1000000"};
+  Process process(folder.path(), command("run", more));
+  REQUIRE(process.wait_until([&] { return last_logged_step(folder / "run") >= 22; }));
+  process.send(SIGTERM);
+  const Outcome outcome = process.wait();
+  REQUIRE(outcome.code == 75);
+  CHECK_THAT(outcome.err, Contains("is not saved: its loss is high"));
+  const long stopped = last_logged_step(folder / "run");
+  const nlohmann::json state = state_of(checkpoint(folder / "run", static_cast<int>(stopped)));
+  CHECK(state.at("save_is_due") == true);
+  CHECK(state.at("is_scheduled") == false);
+  // It comes with the next good step: here without a look at spikes.
+  expect_code(0, folder.path(),
+              command("run", {"checkpoint.interval=1000000", "training.spike_threshold=0",
+                              "eval.interval=0", "checkpoint.keep_last=9",
+                              "training.max_steps=" + std::to_string(stopped + 2)}));
+  const fs::path next = checkpoint(folder / "run", static_cast<int>(stopped + 1));
+  REQUIRE(fs::exists(next));
+  CHECK_FALSE(state_of(next).contains("save_is_due"));
+}
+
+TEST_CASE("a skipped step that a stop came before is found by the resumed run") {
+  const Folder folder;
+  const Words base = {"training.spike_threshold=0", "training.on_divergence=stop",
+                      "training.non_finite=stop"};
+  Words first = base;
+  first.emplace_back("training.max_steps=20");
+  expect_code(0, folder.path(), command("run", first));
+  // As a stop leaves it between a skipped step, 19, and the next line of the log.
+  const auto change = [](std::string& text) {
+    nlohmann::ordered_json state = nlohmann::ordered_json::parse(text);
+    state["skipped_steps"] = 1;
+    state["unseen_skips"] = 1;
+    state["checked_step"] = 15;
+    text = state.dump(1) + "\n";
+  };
+  save_changed(checkpoint(folder / "run", 20), folder / "run" / "checkpoints", 20, "state.json",
+               change);
+  const Outcome outcome = expect_code(5, folder.path(), command("run", base));
+  CHECK_THAT(outcome.err, Contains("1 of the 6 steps up to step 21 had a gradient"));
 }
 
 TEST_CASE("a killed run that goes back ends with the bits of one that was not killed") {

@@ -164,12 +164,12 @@ TEST_CASE("values of state.json that no run has saved are refused, whatever the 
       {"tokens", "1e300"},     {"tokens", "-5"},          {"best_val_step", "6"},
       {"loss_scale", "0"},     {"loss_scale", "1e300"},   {"good_steps", "4294967297"},
       {"applied_steps", "-1"}, {"skipped_in_a_row", "7"}, {"high_steps", "-1"},
-      {"first_high", "99"}};
+      {"first_high", "99"},    {"unseen_skips", "9"},     {"checked_step", "6"}};
   for (const auto& [key, value] : changes) {
     CAPTURE(key, value);
     nlohmann::ordered_json changed = state;
     changed[key] = nlohmann::ordered_json::parse(value);
-    CheckpointContents contents = {.run_id = "run", .files = {}};
+    CheckpointContents contents = {.run_id = verify_checkpoint(good).run_id, .files = {}};
     for (const FileRecord& record : verify_checkpoint(good).files) {
       contents.files.push_back({record.name, {}, read_file(good / record.name)});
       if (record.name == "state.json") {

@@ -135,7 +135,9 @@ TEST_CASE("a disk that refuses saves for a while does not end the run") {
   CHECK_THAT(outcome.err, Contains("is not saved: ") && Contains("File too large") &&
                               Contains("the next save tries again") && Contains("is intact"));
   CHECK(folder.failed_in_a_row("run") == 0);
-  CHECK(folder.steps("run").size() == 2);
+  Steps steps = folder.steps("run");
+  steps.erase(steps.begin());  // that of the stop, which may be at the interval
+  CHECK((steps.size() == 1 || (steps.size() == 2 && steps.at(0) == steps.at(1) + 4)));
   for (const auto& entry : fs::directory_iterator(folder.checkpoints("run"))) {
     CHECK(entry.path().extension() != ".partial");
   }

@@ -60,7 +60,7 @@ def train(words):
     folder.mkdir(parents=True)
     settings = [word for word in words if "=" in word]
     spoilt = WRONG == "diverges" and "device=cuda" in settings
-    losses = [5.5 - 0.01 * i + (0.5 if spoilt and i > 20 else 0.0) for i in range(50)]
+    losses = [5.5 - 0.03 * i + (0.5 if spoilt and i > 20 else 0.0) for i in range(50)]
     if "interval: 50" in Path(after(words, "--config")).read_text(encoding="utf-8"):
         losses = losses[::40]
     (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": i, "loss": loss}) + "\n" for i, loss in enumerate(losses)), encoding="utf-8")
