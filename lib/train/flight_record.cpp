@@ -67,8 +67,8 @@ Json to_json(const FlightState& state) {
   const FlightOperation* const waits_for = state.waits_for();
   json["waits_for"] = waits_for != nullptr ? to_json(*waits_for) : Json();
   Json& last = json["operations"] = Json::array();
-  const uint64_t kept = std::min<uint64_t>(state.operations, FlightState::kOperations);
-  for (uint64_t number = state.operations - kept; number < state.operations; ++number) {
+  const uint64_t stored = std::min<uint64_t>(state.operations, FlightState::kOperations);
+  for (uint64_t number = state.operations - stored; number < state.operations; ++number) {
     last.push_back(to_json(state.ring[number % FlightState::kOperations]));
   }
   return json;
