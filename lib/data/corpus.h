@@ -48,8 +48,8 @@ class Corpus {
   const std::vector<DataFile>& files() const { return files_; }
 
   /// 16 hex digits from the sizes and from samples of the content: a resumed run compares it to
-  /// know that the tokens are the same. What lies between the samples is told by
-  /// FileHashes (data/file_hashes.h).
+  /// know that the tokens are the same. FileHashes (data/file_hashes.h) cover what
+  /// lies between the samples.
   std::string fingerprint() const;
 
  private:

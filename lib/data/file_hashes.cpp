@@ -86,10 +86,6 @@ std::string cache_key(const std::string& path) {
 
 }  // namespace
 
-std::string hash_of_file(const std::filesystem::path& path) {
-  return read_file(path, [] { return false; })->xxh3_128;
-}
-
 FileHashes::FileHashes(std::vector<DataFile> files, std::filesystem::path cache, uint64_t at_once)
     : files_(std::move(files)), cache_(std::move(cache)), hashes_(files_.size()) {
   read_cache();
@@ -156,7 +152,6 @@ void FileHashes::read_rest() {
       failure_ = std::current_exception();
       ++version_;
     }
-    changed_.notify_all();
     if (failure_ != nullptr) {
       return;
     }
@@ -187,18 +182,6 @@ uint64_t FileHashes::bytes_left() const {
     bytes += hashes_[i].xxh3_128.empty() ? files_[i].identity.bytes : 0;
   }
   return bytes;
-}
-
-void FileHashes::wait() const {
-  {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] {
-      return failure_ != nullptr ||
-             std::none_of(hashes_.begin(), hashes_.end(),
-                          [](const Hash& hash) { return hash.xxh3_128.empty(); });
-    });
-  }
-  known();  // throws where reading failed
 }
 
 void FileHashes::read_cache() {

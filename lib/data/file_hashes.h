@@ -5,7 +5,6 @@
 // reads the rest while training goes on. Owns the thread; all functions may be called from any
 // thread.
 
-#include <condition_variable>
 #include <cstdint>
 #include <exception>
 #include <filesystem>
@@ -17,10 +16,6 @@
 #include "data/corpus.h"
 
 namespace fp8train {
-
-/// XXH3-128 of a file's bytes as 32 hex digits. Throws DataError when it cannot be read or is
-/// written to meanwhile.
-std::string hash_of_file(const std::filesystem::path& path);
 
 class FileHashes {
  public:
@@ -37,15 +32,13 @@ class FileHashes {
 
   const std::vector<DataFile>& files() const { return files_; }
 
-  /// One for each file; empty where it is not known yet. Throws what reading threw.
+  /// XXH3-128 of each file's bytes as 32 hex digits; empty where it is not known yet. Throws what
+  /// reading threw.
   std::vector<std::string> known() const;
   /// Changes with every hash that becomes known or fails.
   int64_t version() const;
   /// Bytes whose hash is not known yet.
   uint64_t bytes_left() const;
-
-  /// Returns when all are known. Throws what reading threw.
-  void wait() const;
 
  private:
   struct Hash {
@@ -60,7 +53,6 @@ class FileHashes {
   std::vector<DataFile> files_;
   std::filesystem::path cache_;
   mutable std::mutex mutex_;
-  mutable std::condition_variable changed_;
   std::vector<Hash> hashes_;
   std::exception_ptr failure_;
   int64_t version_ = 0;

@@ -25,8 +25,8 @@ std::vector<std::filesystem::path> expand_path(const std::string& path_or_glob);
 
 /// What `format` says, or for "auto" what the first bytes and the name say: an llm.c magic; .jsonl
 /// or .ndjson; .bin is raw u16; anything without NUL bytes is text. Throws ConfigError for an
-/// unknown name, DataError when "auto" cannot tell: also for a .bin file that is text, has an .idx
-/// file beside it, or zeros in every second id.
+/// unknown name, DataError when "auto" cannot tell: also for a .bin file that is text, has an
+/// .idx file of the same name, or zeros in every second id.
 DataFormat format_of(const std::filesystem::path& path, const std::string& format);
 
 /// Calls `visit` for every document in file order: the whole file (text), or the string under

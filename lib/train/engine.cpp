@@ -103,20 +103,6 @@ void Engine::weights_changed() {
   model_.refresh_weights(context(true, false), false);
 }
 
-void Engine::for_each_value(
-    const std::function<void(const Parameter&, const std::vector<float>&)>& use) {
-  const ParameterStore& store = model_.parameters();
-  const std::vector<size_t> begins = store.unit_begins();
-  for (size_t unit = 0; unit + 1 < begins.size(); ++unit) {
-    const std::vector<std::vector<float>> gathered =
-        zero_ ? zero_->unit_values(unit) : std::vector<std::vector<float>>();
-    for (size_t i = begins[unit]; i < begins[unit + 1]; ++i) {
-      use(*store.all()[i],
-          zero_ ? gathered[i - begins[unit]] : value_on_host(*device_, *store.all()[i]));
-    }
-  }
-}
-
 void Engine::copy_values(const std::function<float*(const Parameter&)>& memory) {
   const ParameterStore& store = model_.parameters();
   const std::vector<size_t> begins = store.unit_begins();

@@ -84,12 +84,9 @@ class Engine : private RankCombiner {
   /// After weights were initialized or loaded: makes all GEMM operands.
   void weights_changed();
 
-  /// The value of each parameter in the order of the store, row-major in fp32. Collective where
-  /// ranks have parts of them: each is told all.
-  void for_each_value(const std::function<void(const Parameter&, const std::vector<float>&)>& use);
-
-  /// The same into memory of the caller: `memory` gives shape.count() floats for each parameter, or
-  /// null where this rank does not want its value. Collective as for_each_value().
+  /// The value of each parameter in the order of the store, row-major in fp32, into memory of the
+  /// caller: `memory` gives shape.count() floats for each parameter, or null where this rank does
+  /// not want its value. Collective where ranks have parts of them.
   void copy_values(const std::function<float*(const Parameter&)>& memory);
   /// What all ranks hold alike, between steps: the values of all parameters or, where ranks share
   /// them, what they gather of them, with the name of a parameter. Collective then, and what has

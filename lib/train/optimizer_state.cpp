@@ -224,12 +224,6 @@ void refresh_optimizer_file(Engine& engine, OptimizerFile& file) {
   }
 }
 
-OptimizerFile optimizer_file(Engine& engine) {
-  OptimizerFile made;
-  refresh_optimizer_file(engine, made);
-  return made;
-}
-
 size_t optimizer_file_bytes(Engine& engine) {
   size_t bytes = 0;
   for (const SavedTensor& saved : saved_tensors(engine)) {

@@ -21,9 +21,8 @@ struct OptimizerFile {
   std::vector<HostMemory> memory;
 };
 
-/// This rank's: of all it updates.
-OptimizerFile optimizer_file(Engine& engine);
-/// The same into a file of the same engine made earlier, whose memory is used again.
+/// This rank's: of all it updates. `file` is empty, or of the same engine made earlier: its memory
+/// is used again.
 void refresh_optimizer_file(Engine& engine, OptimizerFile& file);
 /// Bytes of tensors that this rank's file has, on any device.
 size_t optimizer_file_bytes(Engine& engine);

@@ -61,7 +61,7 @@ std::string describe_rank(int rank, const std::array<char, 64>& host) {
       "failed there; nothing of this step is saved. Leave that node out, and the same command goes "
       "on from the last checkpoint",
       step, name, fmt::join(named, ", "), differ.size() > kMost ? " and others" : "",
-      all ? "differ from each other, and which one is right cannot be told"
+      all ? "differ from each other, and which one is right is unknown"
           : "differ from the other ranks"));
 }
 

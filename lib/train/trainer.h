@@ -21,8 +21,8 @@ enum class RunOutcome {
 
 struct RunRequest {
   Settings settings;
-  std::string resolved_yaml;        ///< the settings as YAML, kept in the run directory
-  std::string command;              ///< the command line, kept in the run directory
+  std::string resolved_yaml;        ///< the settings as YAML, stored in the run directory
+  std::string command;              ///< the command line, stored in the run directory
   std::string version;              ///< of the program
   bool quiet = false;               ///< no progress on standard output; the log file has it
   RunWatchdog* watchdog = nullptr;  ///< of this process; null: nobody ends a run that hangs

@@ -4,7 +4,9 @@
 #include <sys/stat.h>
 
 #include <catch2/catch.hpp>
+#include <chrono>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "base/error.h"
 #include "support/files.h"
@@ -18,6 +20,19 @@ using test::message_of;
 
 DataFile opened(const std::filesystem::path& path) {
   return {path.string(), InputFile(path).opened()};
+}
+
+std::string hash_of_file(const std::filesystem::path& path) {
+  const test::TempDir dir;
+  return FileHashes({opened(path)}, dir / "cache").known().front();
+}
+
+/// Throws what reading threw.
+void wait(const FileHashes& hashes) {
+  while (hashes.bytes_left() > 0) {
+    hashes.known();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 nlohmann::json cache_of(const std::filesystem::path& path) {
@@ -120,7 +135,7 @@ TEST_CASE("what is beyond the bound is hashed by a thread") {
   {
     const FileHashes hashes(files, dir / "hashes.json", 1000);
     CHECK(hashes.known()[0] == expected[0]);
-    hashes.wait();
+    wait(hashes);
     CHECK(hashes.known() == expected);
     CHECK(hashes.bytes_left() == 0);
     CHECK(hashes.version() == 2);
@@ -135,7 +150,7 @@ TEST_CASE("a file that is gone is an error that names it") {
   std::filesystem::remove(dir / "data");
   CHECK_THAT(message_of<DataError>([&] { FileHashes(files, dir / "cache"); }), Contains("data"));
   const FileHashes later(files, dir / "cache", 0);
-  CHECK_THAT(message_of<DataError>([&] { later.wait(); }), Contains("data"));
+  CHECK_THAT(message_of<DataError>([&] { wait(later); }), Contains("data"));
 }
 
 TEST_CASE("a file that changes between opening and hashing is an error") {
@@ -146,7 +161,7 @@ TEST_CASE("a file that changes between opening and hashing is an error") {
   CHECK_THAT(message_of<DataError>([&] { FileHashes(files, dir / "cache"); }),
              Contains("changed while the run was starting"));
   const FileHashes later(files, dir / "cache", 0);
-  CHECK_THAT(message_of<DataError>([&] { later.wait(); }),
+  CHECK_THAT(message_of<DataError>([&] { wait(later); }),
              Contains("data: was written to or replaced since the run began"));
 }
 

@@ -46,6 +46,24 @@ inline Batch random_batch(uint64_t index, int64_t rows = kSmallRows) {
   return batch;
 }
 
+/// The value of each parameter in fp32. Collective where ranks have parts of them.
+inline std::vector<std::vector<float>> values_by_parameter(Engine& engine) {
+  std::vector<std::vector<float>> values;
+  engine.copy_values([&](const Parameter& parameter) {
+    return values.emplace_back(static_cast<size_t>(parameter.shape.count())).data();
+  });
+  return values;
+}
+
+/// The same in a row.
+inline std::vector<float> values_of(Engine& engine) {
+  std::vector<float> all;
+  for (const std::vector<float>& values : values_by_parameter(engine)) {
+    all.insert(all.end(), values.begin(), values.end());
+  }
+  return all;
+}
+
 /// The plans that a test compares: all, or under a sanitizer one of each kind. Every plan takes a
 /// step under each sanitizer in tests/train/engine_test.cpp.
 inline std::vector<std::string> compared_plans() {

@@ -93,6 +93,21 @@ TEST_CASE("older checkpoints are deleted after the new one is published, and onl
   CHECK(names_in(dir.path()) == std::vector<std::string>{"latest", "step-000003"});
 }
 
+TEST_CASE("a folder that cannot be looked at does not end the run") {
+  const test::TempDir dir;
+  const std::unique_ptr<Communicator> self = make_self_communicator();
+  const IsScheduled refused = [](const fs::path& folder) -> bool {
+    throw fs::filesystem_error("cannot look", folder, std::make_error_code(std::errc::io_error));
+  };
+  CheckpointSaver saver(dir.path(), true,
+                        CheckpointRetention(dir.path(), {.keep_last = 1}, {}, refused), *self);
+  for (const int64_t step : {1, 2}) {
+    saver.start([&](StateCopy& copy) { make_state(copy, step, 1.0F, 0); }, true);
+    CHECK(saver.finish()->saved);
+  }
+  CHECK(find_checkpoints(dir.path()).size() == 2);  // nothing is deleted then
+}
+
 TEST_CASE("a save that the disk refuses leaves the older checkpoint and can be tried again") {
   const bool async = GENERATE(true, false);
   const test::TempDir dir;

@@ -51,9 +51,7 @@ Trained train_on(Device& device, Communicator& comm, const EngineSettings& setti
         step, 1e-3, true);
     trained.losses.push_back(engine.step_loss().mean);
   }
-  engine.for_each_value([&](const Parameter& /*parameter*/, const std::vector<float>& values) {
-    trained.weights.insert(trained.weights.end(), values.begin(), values.end());
-  });
+  trained.weights = test::values_of(engine);
   trained.traffic = {.within_node = comm.traffic().within_node - before.within_node,
                      .between_nodes = comm.traffic().between_nodes - before.between_nodes};
   return trained;

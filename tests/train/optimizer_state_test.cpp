@@ -66,7 +66,8 @@ void save(const fs::path& root, Engine& engine, Communicator& comm) {
   wait_for_first_rank(comm);
   static std::mutex mutex;
   static std::vector<FileRecord> records;
-  const OptimizerFile own = optimizer_file(engine);
+  OptimizerFile own;
+  refresh_optimizer_file(engine, own);
   if (engine.model().parameters().layout() != nullptr || comm.rank() == 0) {
     const FileRecord record = write_checkpoint_file(partial_checkpoint(root, 1), own.file);
     const std::lock_guard<std::mutex> lock(mutex);
@@ -149,14 +150,6 @@ void step(Engine& engine, const Communicator& comm) {
               1e-3, false);
 }
 
-std::vector<float> values_of(Engine& engine) {
-  std::vector<float> all;
-  engine.for_each_value([&](const Parameter& /*parameter*/, const std::vector<float>& values) {
-    all.insert(all.end(), values.begin(), values.end());
-  });
-  return all;
-}
-
 }  // namespace
 
 TEST_CASE("a run that is read in another stage goes on to the same bits") {
@@ -176,15 +169,12 @@ TEST_CASE("a run that is read in another stage goes on to the same bits") {
     Engine engine(*device, settings(3), &comm);
     train(engine, comm);
     save(dir.path(), engine, comm);
-    std::vector<std::vector<float>> values_before;
-    engine.for_each_value([&](const Parameter& /*parameter*/, const std::vector<float>& values) {
-      values_before.push_back(values);
-    });
+    const std::vector<std::vector<float>> values_before = test::values_by_parameter(engine);
     if (comm.rank() == 0) {
       saved = values_before;
     }
     step(engine, comm);
-    const std::vector<float> values = values_of(engine);
+    const std::vector<float> values = test::values_of(engine);
     if (comm.rank() == 0) {
       expected = values;
     }
@@ -207,7 +197,7 @@ TEST_CASE("a run that is read in another stage goes on to the same bits") {
       engine.optimizer().set_control(control);
       engine.weights_changed();
       step(engine, comm);
-      const std::vector<float> values = values_of(engine);
+      const std::vector<float> values = test::values_of(engine);
       if (comm.rank() == 0) {
         found = values;
       }
@@ -224,8 +214,9 @@ TEST_CASE("a checkpoint that lacks a rank's part says which elements are missing
     Engine engine(*device, settings_of("fp32", 1), &comm);
     if (comm.rank() == 0) {
       begin_checkpoint(dir.path(), 1);
-      const FileRecord record =
-          write_checkpoint_file(partial_checkpoint(dir.path(), 1), optimizer_file(engine).file);
+      OptimizerFile own;
+      refresh_optimizer_file(engine, own);
+      const FileRecord record = write_checkpoint_file(partial_checkpoint(dir.path(), 1), own.file);
       commit_checkpoint(dir.path(), 1, "test", {record});
     }
     wait_for_first_rank(comm);

@@ -74,9 +74,7 @@ Result train(const EngineSettings& settings, Communicator* comm,
     result.delayed_scales.insert(result.delayed_scales.end(), saved.values.begin(),
                                  saved.values.end());
   }
-  engine.for_each_value([&](const Parameter& /*parameter*/, const std::vector<float>& values) {
-    result.weights.insert(result.weights.end(), values.begin(), values.end());
-  });
+  result.weights = test::values_of(engine);
   result.bytes = device->ledger().current(MemoryCategory::optimizer_state);
   return result;
 }

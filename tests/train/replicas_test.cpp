@@ -34,7 +34,7 @@ TEST_CASE("the rank that differs is named on all ranks", "[replicas]") {
 TEST_CASE("of two ranks both are named", "[replicas]") {
   for (const std::string& error : compare({5, 6})) {
     CHECK_THAT(error, Catch::Contains("rank 0 (") && Catch::Contains("rank 1 (") &&
-                          Catch::Contains("cannot be told"));
+                          Catch::Contains("is unknown"));
   }
 }
 
