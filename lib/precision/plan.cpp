@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <array>
 #include <functional>
 
 #include "base/error.h"
@@ -108,46 +107,43 @@ void apply_format(const PlanRequest& request, PrecisionPlan& plan) {
   }
 }
 
-/// Each GEMM named true keeps both operands in the activation format.
-void apply_override(const PlanRequest& request, PrecisionPlan& plan) {
-  const auto& flags = request.override_linear_precision;
+/// Calls apply(gemm, flag) for fprop, dgrad and wgrad with the flags of `key`, where it is given.
+void apply_gemm_flags(const std::vector<bool>& flags, const char* key, PrecisionPlan& plan,
+                      const std::function<void(GemmPlan&, bool)>& apply) {
   if (flags.empty()) {
     return;
   }
-  require(is_scaled(plan), plan, "fp8.override_linear_precision", "FP8 rows");
+  require(is_scaled(plan), plan, key, "FP8 plans");
   if (flags.size() != 3) {
-    throw ConfigError(
-        "fp8.override_linear_precision: expected three booleans, for fprop, dgrad and wgrad");
+    throw ConfigError(fmt::format("{}: expected three booleans, for fprop, dgrad and wgrad", key));
   }
+  apply(plan.fprop, flags[0]);
+  apply(plan.dgrad, flags[1]);
+  apply(plan.wgrad, flags[2]);
+}
+
+/// Each GEMM named true keeps both operands in the activation format.
+void apply_override(const PlanRequest& request, PrecisionPlan& plan) {
   const TensorFormat activation = plain(plan.activation);
-  const std::array<GemmPlan*, 3> gemms = {&plan.fprop, &plan.dgrad, &plan.wgrad};
-  for (size_t i = 0; i < gemms.size(); ++i) {
-    if (flags[i]) {
-      *gemms[i] = {activation, activation, false};
-    }
-  }
+  apply_gemm_flags(request.override_linear_precision, "fp8.override_linear_precision", plan,
+                   [&](GemmPlan& gemm, bool plain_operands) {
+                     if (plain_operands) {
+                       gemm = {activation, activation, false};
+                     }
+                   });
 }
 
 /// Which FP8 products may use the short accumulator. GEMMs of plain operands have none.
 void apply_fast_accumulation(const PlanRequest& request, PrecisionPlan& plan) {
-  const auto& flags = request.fast_accumulation;
-  if (flags.empty()) {
-    return;
-  }
-  require(is_scaled(plan), plan, "fp8.fast_accumulation", "FP8 plans");
-  if (flags.size() != 3) {
-    throw ConfigError("fp8.fast_accumulation: expected three booleans, for fprop, dgrad and wgrad");
-  }
-  const std::array<GemmPlan*, 3> gemms = {&plan.fprop, &plan.dgrad, &plan.wgrad};
-  for (size_t i = 0; i < gemms.size(); ++i) {
-    const Granularity granularity = gemms[i]->a.granularity;
-    const bool blocks_of_128 =
-        granularity == Granularity::block_1x128 || granularity == Granularity::block_128x128;
-    require(!flags[i] || !blocks_of_128, plan, "fp8.fast_accumulation",
+  const char* const key = "fp8.fast_accumulation";
+  apply_gemm_flags(request.fast_accumulation, key, plan, [&](GemmPlan& gemm, bool fast) {
+    const bool blocks_of_128 = gemm.a.granularity == Granularity::block_1x128 ||
+                               gemm.a.granularity == Granularity::block_128x128;
+    require(!fast || !blocks_of_128, plan, key,
             "scales for tensors, rows and 1x32, because sums over blocks of 128 are always "
             "promoted to fp32");
-    gemms[i]->fast_accumulate = flags[i] && gemms[i]->a.is_scaled() && gemms[i]->b.is_scaled();
-  }
+    gemm.fast_accumulate = fast && gemm.a.is_scaled() && gemm.b.is_scaled();
+  });
 }
 
 void apply_power_2_scale(const PlanRequest& request, PrecisionPlan& plan) {

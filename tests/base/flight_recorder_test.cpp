@@ -55,7 +55,7 @@ TEST_CASE("a recorder knows section, step and what the rank waits for", "[flight
   }
 }
 
-TEST_CASE("the last operations are kept", "[flight]") {
+TEST_CASE("the last operations are recorded", "[flight]") {
   FlightRecorder recorder;
   for (uint64_t i = 0; i < 100; ++i) {
     recorder.begin_operation("a_name_of_more_than_15_letters", 0, i, 0);
@@ -82,7 +82,7 @@ TEST_CASE("a section's limit and time start again when it gets on", "[flight]") 
   CHECK(here.recorder.read().changes > changes);
 }
 
-TEST_CASE("time is told apart by section, and waiting is exchange", "[flight]") {
+TEST_CASE("time is counted by section, and waiting is exchange", "[flight]") {
   Recorded here;
   here.recorder.take_seconds();
   {

@@ -221,7 +221,7 @@ TEST_CASE("check reads every id") {
   CHECK_THAT(expect_code(0, folder.path(), command).out, Catch::Contains("scan    1.00M training"));
 }
 
-TEST_CASE("a warm-up longer than the run is told, and the run takes place") {
+TEST_CASE("a warm-up longer than the run is a warning, and the run takes place") {
   const TempDir folder;
   write_token_file(folder / "a.bin", some_tokens(kTokens), kVocabulary);
   write_token_file(folder / "b.bin", some_tokens(kTokens), kVocabulary);

@@ -121,7 +121,7 @@ TEST_CASE("every number of the configuration has two bounds") {
   CHECK(count >= 60);
 }
 
-TEST_CASE("every number at its bounds, beside them and far beyond") {
+TEST_CASE("every number at its bounds, next to them and far beyond") {
   const Workshop shop;
   size_t refused = 0;
   size_t run = 0;

@@ -173,7 +173,8 @@ TEST_CASE("a run of two ranks that was stopped goes on to the same bits, and on 
   CHECK(largest_relative(alone, numbers(folder / "whole", "loss")) < 2e-2);
 }
 
-TEST_CASE("parts that ranks write beside training have the bytes of those that they waited for") {
+TEST_CASE(
+    "parts that ranks write while training goes on have the bytes of those that they waited for") {
   const auto& [plan, stage] = GENERATE(std::pair("fp8-lm", 2), std::pair("te-delayed", 0));
   CAPTURE(plan, stage);
   const Folder folder;

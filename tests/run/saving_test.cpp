@@ -75,7 +75,7 @@ class Folder {
   TempDir folder_;
 };
 
-TEST_CASE("checkpoints written beside training have the bytes of those that it waited for") {
+TEST_CASE("checkpoints written while training goes on have the bytes of those that it waited for") {
   const std::string plan = GENERATE("fp32", "te-delayed", "msamp-o2");
   CAPTURE(plan);
   const Folder folder;
@@ -202,7 +202,7 @@ TEST_CASE("which checkpoints stay") {
   CHECK(folder.steps("best") == expected);
 }
 
-TEST_CASE("an automatic interval is found, told, and saves at the end") {
+TEST_CASE("an automatic interval is found and logged, and the run saves at its end") {
   const Folder folder;
   const Outcome outcome = expect_code(
       0, folder.path(),

@@ -88,7 +88,7 @@ TEST_CASE("a state that cannot be true is not believed, whatever its hash says")
   CHECK_THAT(run.passed_over(), Catch::Contains("state.json"));
 }
 
-TEST_CASE("the files of two runs are told apart") {
+TEST_CASE("files of two runs are not taken for one") {
   const FinishedRun run;
   run.rewrite([](CheckpointContents& contents) { contents.run_id = "2-0123456789abcdef"; });
   CHECK_THAT(run.passed_over(), Catch::Contains("of run 2-0123456789abcdef"));

@@ -1,4 +1,4 @@
-// Saves that go on beside training: phases, failures of one rank, what a reader sees meanwhile.
+// Saves that go on while training does: phases, failures of one rank, what a reader sees meanwhile.
 
 #include "train/checkpoint_saver.h"
 
@@ -50,7 +50,7 @@ std::vector<std::string> names_in(const fs::path& folder) {
   return names;
 }
 
-TEST_CASE("a save that goes on beside training writes what a waiting one writes") {
+TEST_CASE("a save that goes on while training does writes what a waiting one writes") {
   const test::TempDir dir;
   const std::unique_ptr<Communicator> self = make_self_communicator();
   for (const bool async : {true, false}) {

@@ -15,7 +15,7 @@ std::vector<std::string> compare(const std::vector<uint64_t>& second) {
   });
 }
 
-TEST_CASE("ranks that hold the same are told nothing", "[replicas]") {
+TEST_CASE("ranks that hold the same get no error", "[replicas]") {
   CHECK(compare({5, 5, 5, 5}) == std::vector<std::string>(4));
 }
 
