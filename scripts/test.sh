@@ -140,7 +140,7 @@ PY
 build_stage() { bash scripts/build.sh "${jobs[@]}" --all --unity --cuda auto; }
 release_stage() {
   personality=()
-  run_ctest build -j "$cores" -LE slurm
+  run_ctest build -j $((2 * cores)) -LE slurm  # many wait for processes that they have started
 }
 
 # The machine code of kernels against the committed table: what has grown by more than a tenth, or spills.

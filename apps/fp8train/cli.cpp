@@ -217,30 +217,32 @@ int run_guarded(const std::function<int()>& body, const std::string& who) {
   }
 }
 
-int run_as_rank(Communicator& comm, const std::function<int()>& body) {
+int run_as_rank(Communicator& comm, const std::function<int(const EndRanks&)>& body) {
   if (comm.size() == 1) {
-    return body();
+    return body([] {});
   }
-  const auto patient = [&] {
+  std::optional<int> code;  // of the error that has been said
+  const auto end_ranks = [&] {
+    if (code) {
+      return;
+    }
+    if (comm.rank() != 0) {
+      std::this_thread::sleep_for(std::chrono::seconds(2));  // the first rank may say the same
+    }
+    const std::string who = comm.rank() == 0 ? "" : fmt::format("rank {}: ", comm.rank());
+    code = run_guarded([]() -> int { throw; }, who);
     try {
-      return body();
-    } catch (...) {
-      if (comm.rank() != 0) {
-        std::this_thread::sleep_for(std::chrono::seconds(2));  // the first rank may say the same
-      }
-      throw;
+      comm.fail(*code);
+    } catch (const CommError&) {  // the end of this process ends the others
+      return;
     }
   };
-  const std::string who = comm.rank() == 0 ? "" : fmt::format("rank {}: ", comm.rank());
-  const int code = run_guarded(patient, who);
-  if (code != 0 && code != kExitRequeue) {
-    try {
-      comm.fail(code);
-    } catch (const CommError&) {  // the end of this process ends the others
-      return code;
-    }
+  try {
+    return body(end_ranks);
+  } catch (...) {
+    end_ranks();
+    return *code;
   }
-  return code;
 }
 
 int run_program(const std::vector<Verb>& verbs, std::vector<std::string> arguments) {

@@ -101,9 +101,13 @@ int run_program(const std::vector<Verb>& verbs, std::vector<std::string> argumen
 /// 75 (stopped on request, checkpoint saved). `who` stands before the message.
 int run_guarded(const std::function<int()>& body, const std::string& who = "");
 
+/// Inside of an error's handler: says what it is, and ends the other ranks where there are any.
+using EndRanks = std::function<void()>;
+
 /// Runs `body` as one of several ranks, which an error of any of them ends: the first rank speaks
-/// where it has the same error, and others say who they are.
-int run_as_rank(Communicator& comm, const std::function<int()>& body);
+/// where it has the same error, and others say who they are. `body` may call what it is given
+/// before it lets an error go.
+int run_as_rank(Communicator& comm, const std::function<int(const EndRanks&)>& body);
 
 inline constexpr int kExitUsage = 2;
 inline constexpr int kExitRequeue = 75;

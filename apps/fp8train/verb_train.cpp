@@ -43,13 +43,14 @@ void add_train(Arguments verb, Action& action) {
     install_stop_handlers();  // before ranks find each other, which takes long on many nodes
     RunWatchdog& watchdog = RunWatchdog::start(settings.watchdog, settings.output_dir);
     const std::unique_ptr<Communicator> comm = find_ranks(settings, watchdog);
-    return run_as_rank(*comm, [&] {
+    return run_as_rank(*comm, [&](const EndRanks& end_ranks) {
       const RunOutcome outcome = train({.settings = settings,
                                         .resolved_yaml = show_settings(settings, true),
                                         .command = command_line(),
                                         .version = version_text(),
                                         .quiet = options->common.quiet,
-                                        .watchdog = &watchdog},
+                                        .watchdog = &watchdog,
+                                        .end_other_ranks = end_ranks},
                                        *comm);
       return outcome == RunOutcome::finished ? 0 : kExitRequeue;
     });

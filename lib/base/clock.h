@@ -1,6 +1,7 @@
 #pragma once
 // Monotonic time for durations and throughput; wall-clock jumps do not disturb it.
 
+#include <algorithm>
 #include <chrono>
 
 namespace fp8train {
@@ -15,6 +16,25 @@ class Stopwatch {
 
  private:
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+/// Seconds in which the process could run, as a thread sees it that asks at least every
+/// `longest_gap` seconds: a longer gap, in which the process was stopped or suspended, counts as
+/// that many. A job that its scheduler suspends for an hour has not lost its time when it goes on.
+class RunningTime {
+ public:
+  explicit RunningTime(double longest_gap) : longest_gap_(longest_gap) {}
+
+  double seconds() {
+    seconds_ += std::min(since_.seconds(), longest_gap_);
+    since_.restart();
+    return seconds_;
+  }
+
+ private:
+  Stopwatch since_;
+  double longest_gap_;
+  double seconds_ = 0;
 };
 
 }  // namespace fp8train

@@ -35,7 +35,7 @@ uint64_t nanoseconds(double seconds) {
 }
 
 void set(uint64_t& word, uint64_t value) {
-  std::atomic_ref<uint64_t>(word).store(value, std::memory_order_relaxed);
+  std::atomic_ref<uint64_t>(word).store(value, std::memory_order_release);
 }
 
 void observe(Section section, uint64_t step) {
@@ -84,11 +84,19 @@ FlightRecorder::FlightRecorder() : timed_until_(monotonic_time()) {
 }
 
 FlightState FlightRecorder::read() const {
+  constexpr int kTries = 8;
   FlightState copy;
   auto* const from = reinterpret_cast<uint64_t*>(&state_);
   auto* const to = reinterpret_cast<uint64_t*>(&copy);
-  for (size_t word = 0; word < sizeof(FlightState) / sizeof(uint64_t); ++word) {
-    to[word] = std::atomic_ref<uint64_t>(from[word]).load(std::memory_order_relaxed);
+  const std::atomic_ref<uint64_t> changes(state_.changes);
+  for (int tries = 0; tries < kTries; ++tries) {
+    const uint64_t before = changes.load(std::memory_order_acquire);
+    for (size_t word = 0; word < sizeof(FlightState) / sizeof(uint64_t); ++word) {
+      to[word] = std::atomic_ref<uint64_t>(from[word]).load(std::memory_order_acquire);
+    }
+    if (changes.load(std::memory_order_acquire) == before) {
+      break;
+    }
   }
   return copy;
 }
@@ -100,9 +108,11 @@ void FlightRecorder::add_time_to(Section section) {
 }
 
 void FlightRecorder::begin_section(uint64_t time) {
-  set(state_.section_begun, time);
-  set(state_.limit, nanoseconds(limit(section_)));
   set(state_.changes, state_.changes + 1);
+  set(state_.section, static_cast<uint64_t>(section_));
+  set(state_.section_begun, time);
+  set(state_.waiting, 0);
+  set(state_.limit, nanoseconds(limit(section_)));
 }
 
 void FlightRecorder::begin_step(int64_t step) {
@@ -114,7 +124,6 @@ void FlightRecorder::begin_step(int64_t step) {
 void FlightRecorder::change_section(Section section) {
   add_time_to(section_);
   section_ = section;
-  set(state_.section, static_cast<uint64_t>(section));
   begin_section(timed_until_);
 }
 
@@ -158,10 +167,10 @@ uint64_t FlightRecorder::begin_operation(const char* name, uint64_t communicator
 
 void FlightRecorder::begin_wait(uint64_t operation, double limit) {
   add_time_to(section_);
+  set(state_.changes, state_.changes + 1);
   set(state_.waiting_since, timed_until_);
   set(state_.waiting, operation + 1);
   set(state_.limit, nanoseconds(limit));
-  set(state_.changes, state_.changes + 1);
   if (section_ == Section::step) {
     observe(Section::exchange, state_.step);
   }
@@ -175,7 +184,6 @@ void FlightRecorder::end_operation(uint64_t operation) {
 
 void FlightRecorder::end_wait() {
   add_time_to(Section::exchange);
-  set(state_.waiting, 0);
   begin_section(timed_until_);
 }
 

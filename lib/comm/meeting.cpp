@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "base/atomic_file.h"
+#include "base/clock.h"
 #include "base/error.h"
 
 namespace fp8train {
@@ -110,7 +111,7 @@ void SharedNote::write(const Meeting& meeting, const void* data, size_t bytes) {
 /// Looks again and again: the folder's other machines may see the file late.
 void SharedNote::read(const Meeting& meeting, void* data, size_t bytes) {
   const std::string expected = first_line(meeting);
-  const auto begin = std::chrono::steady_clock::now();
+  RunningTime waited(1);
   while (true) {
     std::ifstream file(path_, std::ios::binary);
     const std::string text((std::istreambuf_iterator<char>(file)), {});
@@ -118,8 +119,7 @@ void SharedNote::read(const Meeting& meeting, void* data, size_t bytes) {
       std::memcpy(data, text.data() + expected.size(), bytes);
       return;
     }
-    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
-    if (passed.count() > meeting.timeout_seconds) {
+    if (waited.seconds() > meeting.timeout_seconds) {
       throw TimeoutError(fmt::format(
           "rank {}: rank 0 has not written {} in {} s{}; all nodes must see that folder "
           "(comm.bootstrap_file)",

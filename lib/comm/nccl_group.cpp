@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "comm/host_copy.h"
 #include "comm/nccl_library.h"
@@ -152,7 +153,7 @@ class Family final : public NcclFamily {
 /// kernel may not be in its stream yet.
 void Family::await(const std::string& what, ncclComm_t comm, double timeout) {
   constexpr int kTries = 1000;
-  const auto begin = std::chrono::steady_clock::now();
+  RunningTime waited(1);
   for (int tries = 0;; ++tries) {
     ncclResult_t state = ncclSuccess;
     {
@@ -164,8 +165,7 @@ void Family::await(const std::string& what, ncclComm_t comm, double timeout) {
     if (state == ncclSuccess) {
       return;
     }
-    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
-    if (is_error(state) || passed.count() > timeout) {
+    if (is_error(state) || waited.seconds() > timeout) {
       const std::string why =
           is_error(state)
               ? fmt::format("{}: {}", what, nccl_words(state, comm))

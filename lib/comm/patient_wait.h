@@ -1,11 +1,12 @@
 #pragma once
-// Waiting with a time-out in which only time counts that the process could run: a job that its
-// scheduler suspends for an hour, or a user with Ctrl-Z, has not lost its time when it goes on.
+// Waiting with a time-out in which only time counts that the process could run (RunningTime).
 
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+
+#include "base/clock.h"
 
 namespace fp8train {
 
@@ -13,18 +14,13 @@ namespace fp8train {
 template <typename Ready>
 bool patient_wait(std::condition_variable& changed, std::unique_lock<std::mutex>& lock,
                   double seconds, const Ready& ready) {
-  using Seconds = std::chrono::duration<double>;
   constexpr double kSlice = 1;
-  for (double left = seconds; left > 0;) {
-    const double slice = std::min(left, kSlice);
-    const auto begin = std::chrono::steady_clock::now();
-    const auto end =
-        begin + std::chrono::duration_cast<std::chrono::steady_clock::duration>(Seconds(slice));
-    if (changed.wait_until(lock, end, ready)) {
+  RunningTime waited(2 * kSlice);
+  for (double left = seconds; left > 0; left = seconds - waited.seconds()) {
+    const std::chrono::duration<double> slice(std::min(left, kSlice));
+    if (changed.wait_for(lock, slice, ready)) {
       return true;
     }
-    const double passed = Seconds(std::chrono::steady_clock::now() - begin).count();
-    left -= std::min(passed, 2 * slice);
   }
   return ready();
 }

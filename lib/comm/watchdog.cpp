@@ -11,11 +11,15 @@ namespace fp8train {
 namespace {
 
 constexpr auto kLookInterval = std::chrono::milliseconds(20);  // a look costs some microseconds
+constexpr double kLongestGap = 1;  // seconds between looks, of a process that could run
 
 }  // namespace
 
 Watchdog::Watchdog(std::function<std::string()> failure, std::function<void()> give_up)
-    : failure_(std::move(failure)), give_up_(std::move(give_up)), thread_([this] { work(); }) {}
+    : failure_(std::move(failure)),
+      give_up_(std::move(give_up)),
+      running_(kLongestGap),
+      thread_([this] { work(); }) {}
 
 Watchdog::~Watchdog() {
   {
@@ -27,9 +31,8 @@ Watchdog::~Watchdog() {
 }
 
 void Watchdog::watch(Operation operation) {
-  const auto limit = Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                        std::chrono::duration<double>(operation.timeout));
   const std::lock_guard<std::mutex> lock(mutex_);
+  const double limit = running_.seconds() + operation.timeout;
   under_way_.push_back({std::move(operation), limit});
 }
 
@@ -64,9 +67,11 @@ void Watchdog::check(const std::string& what) const {
 
 Watchdog::Finding Watchdog::look() {
   std::list<Watched> looked_at;
+  double time = 0;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     looked_at.swap(under_way_);
+    time = running_.seconds();
   }
   Finding finding = {.wrong = failure_()};
   std::string& wrong = finding.wrong;
@@ -78,7 +83,7 @@ Watchdog::Finding Watchdog::look() {
     const Operation& first = looked_at.front().operation;
     if (!wrong.empty()) {
       wrong = fmt::format("{}: {}", first.what, wrong);
-    } else if (Clock::now() > looked_at.front().limit) {
+    } else if (time > looked_at.front().limit) {
       wrong = fmt::format(
           "{} did not end in {} s; a rank has not started it, or the network does not answer",
           first.what, first.timeout);

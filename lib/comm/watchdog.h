@@ -4,7 +4,6 @@
 // failed, the communicator is given up, once, and all that is asked afterwards throws: as a wait of
 // the host for other ranks does. What the rank itself does is watched by train/run_watchdog.h.
 
-#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -14,6 +13,7 @@
 #include <string>
 #include <thread>
 
+#include "base/clock.h"
 #include "device/device.h"
 
 namespace fp8train {
@@ -45,10 +45,9 @@ class Watchdog {
   void check(const std::string& what) const;
 
  private:
-  using Clock = std::chrono::steady_clock;
   struct Watched {
     Operation operation;
-    Clock::time_point limit;
+    double limit = 0;  ///< of running_
   };
 
   struct Finding {
@@ -67,6 +66,7 @@ class Watchdog {
   std::string why_;
   Cause cause_ = Cause::error;
   bool stop_ = false;
+  RunningTime running_;
   std::thread thread_;
 };
 

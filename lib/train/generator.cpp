@@ -191,7 +191,8 @@ void Generator::generate(const std::vector<int32_t>& prompt, const SamplingSetti
 }
 
 std::string sample_texts(Generator& generator, const Tokenizer& tokenizer,
-                         const SampleSettings& settings, uint64_t seed) {
+                         const SampleSettings& settings, uint64_t seed,
+                         const std::function<void()>& on_token) {
   const SamplingSettings sampling = {.max_new_tokens = settings.max_new_tokens,
                                      .temperature = settings.temperature,
                                      .top_k = settings.top_k,
@@ -206,6 +207,7 @@ std::string sample_texts(Generator& generator, const Tokenizer& tokenizer,
     generator.generate(tokens, sampling, [&](int32_t token) {
       tokens.push_back(token);
       section_advances();
+      on_token();
       return true;
     });
     text += tokenizer.decode(tokens) + "\n";

@@ -53,8 +53,10 @@ class Generator {
   Tensor tokens_, logits_;
 };
 
-/// One continuation of each of the settings' prompts, a line each.
+/// One continuation of each of the settings' prompts, a line each; `on_token` is called after each
+/// new token.
 std::string sample_texts(Generator& generator, const Tokenizer& tokenizer,
-                         const SampleSettings& settings, uint64_t seed);
+                         const SampleSettings& settings, uint64_t seed,
+                         const std::function<void()>& on_token);
 
 }  // namespace fp8train

@@ -14,6 +14,28 @@
 #include "base/flight_recorder.h"
 
 namespace fp8train {
+namespace {
+
+/// While it lives, collectives that are started may take as long as the watchdog leaves to the
+/// calling thread's section, and no less than comm.timeout.
+class SectionTimeout {
+ public:
+  explicit SectionTimeout(Communicator& comm) : comm_(&comm), before_(comm.timeout()) {
+    constexpr double kAnyTime = 1e9;
+    const FlightRecorder* const recorder = flight_recorder();
+    const double limit = recorder == nullptr ? before_ : recorder->limit(recorder->section());
+    comm.set_timeout(limit == 0 ? kAnyTime : std::max(before_, limit));
+  }
+  ~SectionTimeout() { comm_->set_timeout(before_); }
+  SectionTimeout(const SectionTimeout&) = delete;
+  SectionTimeout& operator=(const SectionTimeout&) = delete;
+
+ private:
+  Communicator* comm_;
+  double before_;
+};
+
+}  // namespace
 
 void agree_on_run(Communicator& comm, const std::string& description) {
   const auto mine = static_cast<uint64_t>(std::hash<std::string>{}(description));
@@ -82,18 +104,31 @@ void share_weights(Communicator& comm, Device& device, const ParameterStore& par
 }
 
 void wait_for_first_rank(Communicator& comm) {
-  constexpr double kAnyTime = 1e9;
-  const double timeout = comm.timeout();
-  const FlightRecorder* const recorder = flight_recorder();
-  const double limit = recorder == nullptr ? timeout : recorder->limit(recorder->section());
-  comm.set_timeout(limit == 0 ? kAnyTime : std::max(timeout, limit));
-  Work all_here = comm.barrier();
-  comm.set_timeout(timeout);
-  all_here.wait();
+  const SectionTimeout timeout(comm);
+  comm.barrier().wait();
 }
 
 bool first_rank_says(Communicator& comm, bool mine) {
   return comm.all_gather_values(static_cast<uint8_t>(mine ? 1 : 0)).front() != 0;
+}
+
+bool Heartbeat::first_rank_works(bool mine) {
+  const SectionTimeout timeout(*comm_);
+  return first_rank_says(*comm_, mine);
+}
+
+void Heartbeat::beat() {
+  constexpr double kLongest = 1;  // seconds between two beats; fewer where waits are short
+  if (comm_->size() > 1 && since_beat_.seconds() > std::min(kLongest, comm_->timeout() / 4)) {
+    first_rank_works(true);
+    since_beat_.restart();
+  }
+}
+
+void Heartbeat::end() {
+  while (first_rank_works(false)) {
+    section_advances();
+  }
 }
 
 int ranks_on_these_cores(Communicator& comm) {

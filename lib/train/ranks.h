@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <string>
 
+#include "base/clock.h"
 #include "comm/communicator.h"
 #include "device/device.h"
 #include "nn/parameter.h"
@@ -33,6 +34,25 @@ void wait_for_first_rank(Communicator& comm);
 
 /// The first rank's answer.
 bool first_rank_says(Communicator& comm, bool mine);
+
+/// Of work that the first rank does alone, however long it takes: it tells the others now and then
+/// that it gets on, and they wait no longer for that than the watchdog leaves to the section.
+class Heartbeat {
+ public:
+  /// `comm` outlives the object.
+  explicit Heartbeat(Communicator& comm) : comm_(&comm) {}
+
+  /// By the first rank, at least as often as the section must get on.
+  void beat();
+  /// Collective: the first rank has done its work. Others wait for that.
+  void end();
+
+ private:
+  bool first_rank_works(bool mine);
+
+  Communicator* comm_;
+  Stopwatch since_beat_;
+};
 
 /// How many ranks may use a core that this one may use, itself among them.
 int ranks_on_these_cores(Communicator& comm);

@@ -16,13 +16,12 @@
 #include <utility>
 
 #include "base/atomic_file.h"
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/signals.h"
 
 namespace fp8train {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr int kExitCode = 86;
 constexpr unsigned kLastSeconds = 20;  // that the report may take
@@ -129,19 +128,14 @@ void RunWatchdog::set_communicator(Communicator* comm) {
 void RunWatchdog::watch(double interval) {
   const std::chrono::duration<double> pause(interval);
   uint64_t changes = 0;
-  double unchanged = 0;  // seconds
-  Clock::time_point last = Clock::now();
+  RunningTime unchanged(2 * interval);
   while (true) {
     std::this_thread::sleep_for(pause);
-    const Clock::time_point time = Clock::now();
-    // A larger gap is one in which the process was stopped.
-    const double passed =
-        std::min(std::chrono::duration<double>(time - last).count(), 2 * interval);
-    last = time;
     const FlightState state = recorder_.read();
-    unchanged = state.changes == changes ? unchanged + passed : 0;
-    changes = state.changes;
-    if (state.limit > 0 && unchanged * 1e9 > static_cast<double>(state.limit)) {
+    if (state.changes != changes) {
+      changes = state.changes;
+      unchanged = RunningTime(2 * interval);
+    } else if (state.limit > 0 && unchanged.seconds() * 1e9 > static_cast<double>(state.limit)) {
       expire(state);
     }
   }

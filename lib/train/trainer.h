@@ -3,6 +3,7 @@
 // samples, saves, listens to signals.
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "comm/communicator.h"
@@ -26,6 +27,10 @@ struct RunRequest {
   std::string version;              ///< of the program
   bool quiet = false;               ///< no progress on standard output; the log file has it
   RunWatchdog* watchdog = nullptr;  ///< of this process; null: nobody ends a run that hangs
+  /// Called inside of the handler of an error that ends the run of this rank (`throw;` gives it),
+  /// while the run's objects live: their end may take long. May not return. Empty: the caller ends
+  /// the others when train() has thrown.
+  std::function<void()> end_other_ranks;
 };
 
 /// Called before each step and, with `ends`, after it. For tests that inject faults; null: nothing.

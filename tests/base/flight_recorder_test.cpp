@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <csignal>
@@ -53,6 +54,35 @@ TEST_CASE("a recorder knows section, step and what the rank waits for", "[flight
     CHECK(here.recorder.read().where() == Section::save);  // and not exchange
     here.recorder.end_wait();
   }
+}
+
+TEST_CASE("what is read while the rank gets on belongs together", "[flight]") {
+  FlightRecorder recorder;
+  SectionSeconds limits = {};
+  for (size_t section = 0; section < kSections; ++section) {
+    limits[section] = static_cast<double>(1 + section);
+  }
+  recorder.set_limits(limits);
+  recorder.enter(Section::step);
+  std::atomic<bool> over = false;
+  std::thread rank([&] {
+    for (int i = 0; i < 200'000; ++i) {
+      recorder.enter(i % 2 == 0 ? Section::data : Section::step);
+    }
+    over = true;
+  });
+  // Before a change its number grows: what follows from a number is what is read the next time.
+  int differ = 0;
+  FlightState last = recorder.read();
+  while (!over) {
+    const FlightState state = recorder.read();
+    if (state.changes == last.changes) {
+      differ += state.limit == (1 + state.section) * 1'000'000'000 ? 0 : 1;
+    }
+    last = state;
+  }
+  rank.join();
+  CHECK(differ == 0);
 }
 
 TEST_CASE("the last operations are recorded", "[flight]") {

@@ -35,15 +35,9 @@ std::string text_with(const std::string& bad, size_t step) {
   return text.replace((step - 1) * kStepTokens, bad.size(), bad);
 }
 
-class Folder {
- public:
+struct Folder : TextFolder {
   /// Two steps of noise, 21 and 22.
-  Folder() { write_file(folder_ / "text.txt", text_with(noise(2 * kStepTokens), 21)); }
-  const fs::path& path() const { return folder_.path(); }
-  fs::path operator/(const std::string& name) const { return folder_ / name; }
-
- private:
-  TempDir folder_;
+  Folder() : TextFolder(text_with(noise(2 * kStepTokens), 21)) {}
 };
 
 Words command(const std::string& name, const Words& more = {}) {

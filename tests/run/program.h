@@ -72,6 +72,19 @@ bool same_bytes(const fs::path& a, const fs::path& b);
 /// About `bytes` of text: a fixed pseudo-random sequence of words.
 std::string small_text(size_t bytes);
 
+/// A folder with text.txt, of which a run reads its data.
+class TextFolder {
+ public:
+  explicit TextFolder(const std::string& text = small_text(20000)) {
+    write_file(folder_ / "text.txt", text);
+  }
+  const fs::path& path() const { return folder_.path(); }
+  fs::path operator/(const std::string& name) const { return folder_ / name; }
+
+ private:
+  TempDir folder_;
+};
+
 /// The lines of a text.
 std::vector<std::string> lines_of(const std::string& text);
 

@@ -21,16 +21,6 @@ Words mpirun(int ranks) {
           std::to_string(ranks)};
 }
 
-class Folder {
- public:
-  Folder() { write_file(folder_ / "text.txt", small_text(20000)); }
-  const fs::path& path() const { return folder_.path(); }
-  fs::path operator/(const std::string& name) const { return folder_ / name; }
-
- private:
-  TempDir folder_;
-};
-
 Words command(const std::string& plan, const std::string& name, const Words& more = {}) {
   Words words = {"model.preset=toy",
                  "data.train=[{path: text.txt}]",
@@ -57,7 +47,7 @@ Words command(const std::string& plan, const std::string& name, const Words& mor
   return words;
 }
 
-Outcome run(const Folder& folder, int ranks, const Words& words, int code = 0) {
+Outcome run(const TextFolder& folder, int ranks, const Words& words, int code = 0) {
   Process process(folder.path(), words, kEnvironment, mpirun(ranks));
   Outcome outcome = process.wait();
   CAPTURE(outcome.out, outcome.err);
@@ -88,7 +78,7 @@ double largest_relative(const std::vector<double>& a, const std::vector<double>&
 }  // namespace
 
 TEST_CASE("one, two and four ranks train alike at one global batch") {
-  const Folder folder;
+  const TextFolder folder;
   run(folder, 1, command("fp32", "one"));
   const std::vector<double> losses = numbers(folder / "one", "loss");
   const std::vector<double> val_losses = numbers(folder / "one", "val_loss");
@@ -111,7 +101,7 @@ TEST_CASE("what ranks share changes no bit of a run") {
       GENERATE(std::pair("bf16", 4), std::pair("te-delayed", 2), std::pair("msamp-o1", 3));
   CAPTURE(plan, ranks);
   const std::string batch = "training.global_batch_size=" + std::to_string(ranks == 3 ? 12 : 8);
-  const Folder folder;
+  const TextFolder folder;
   run(folder, ranks, command(plan, "zero0", {batch}));
   const fs::path final = fs::path("checkpoints") / "step-000060" / "model.safetensors";
   for (const int stage : {1, 2, 3}) {
@@ -128,7 +118,7 @@ TEST_CASE("what ranks share changes no bit of a run") {
 }
 
 TEST_CASE("a checkpoint that ranks have written in parts goes on in every layout") {
-  const Folder folder;
+  const TextFolder folder;
   run(folder, 4, command("fp32", "zero3", {"parallelism.zero_stage=3"}));
   const fs::path final = fs::path("checkpoints") / "step-000060" / "model.safetensors";
   const std::vector<double> losses = numbers(folder / "zero3", "loss");
@@ -149,7 +139,7 @@ TEST_CASE("a checkpoint that ranks have written in parts goes on in every layout
 TEST_CASE("a run of two ranks that was stopped goes on to the same bits, and on one rank too") {
   const std::string plan = GENERATE("msamp-o2", "fp8-lm", "te-delayed");
   CAPTURE(plan);
-  const Folder folder;
+  const TextFolder folder;
   run(folder, 2, command(plan, "whole"));
   Process stopped(folder.path(), command(plan, "stopped"), kEnvironment, mpirun(2));
   const bool began = stopped.wait_until([&] { return last_logged_step(folder / "stopped") >= 3; });
@@ -177,7 +167,7 @@ TEST_CASE(
     "parts that ranks write while training goes on have the bytes of those that they waited for") {
   const auto& [plan, stage] = GENERATE(std::pair("fp8-lm", 2), std::pair("te-delayed", 0));
   CAPTURE(plan, stage);
-  const Folder folder;
+  const TextFolder folder;
   for (const char* async : {"true", "false"}) {
     run(folder, 2,
         command(plan, async,
@@ -201,7 +191,7 @@ TEST_CASE(
 TEST_CASE("a timeline of two ranks has what they exchange") {
   const int stage = GENERATE(0, 1, 3);
   CAPTURE(stage);
-  const Folder folder;
+  const TextFolder folder;
   const Outcome outcome =
       run(folder, 2,
           {"bench", "step", "--preset", "toy", "--device", "cpu", "--micro-batch-size", "2",
@@ -226,7 +216,7 @@ TEST_CASE("a timeline of two ranks has what they exchange") {
 }
 
 TEST_CASE("an error that all ranks have is told once, and ends the run with its code") {
-  const Folder folder;
+  const TextFolder folder;
   const Outcome outcome =
       run(folder, 2, command("bf16", "bad", {"data.train=[{path: missing.txt}]"}), 3);
   size_t count = 0;

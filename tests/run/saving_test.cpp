@@ -18,13 +18,9 @@ using Steps = std::vector<int64_t>;
 constexpr uint64_t kTooSmall = 200'000;  // the weights alone have 526 KB
 constexpr uint64_t kUnlimited = std::numeric_limits<uint64_t>::max();
 
-class Folder {
+class Folder : public TextFolder {
  public:
-  Folder() { write_file(folder_ / "text.txt", small_text(20000)); }
-
-  const fs::path& path() const { return folder_.path(); }
-  fs::path operator/(const std::string& name) const { return folder_ / name; }
-  fs::path checkpoints(const std::string& run) const { return folder_ / run / "checkpoints"; }
+  fs::path checkpoints(const std::string& run) const { return *this / run / "checkpoints"; }
 
   static Words command(const std::string& name, const Words& more = {}) {
     Words words = {"model.preset=toy",

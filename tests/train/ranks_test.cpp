@@ -4,9 +4,11 @@
 #include <catch2/catch.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <mutex>
+#include <thread>
 
 #include "base/philox.h"
 #include "support/parameters.h"
@@ -402,4 +404,31 @@ TEST_CASE("ranks that were started otherwise, or go on from elsewhere, do not st
           first[static_cast<size_t>(comm.rank())] = first_rank_says(comm, comm.rank() == 0) ? 1 : 0;
         }) == std::vector<std::string>(2));
   CHECK(first == std::vector<int>{1, 1});
+}
+
+TEST_CASE("others wait as long as the first rank gets on, and no longer") {
+  constexpr double kTimeout = 0.5;
+  const bool beats = GENERATE(true, false);
+  CAPTURE(beats);
+  const auto errors = test::run_ranks(
+      Topology::blocks(3, 1),
+      [&](Communicator& comm) {
+        Heartbeat heartbeat(comm);
+        const Stopwatch watch;
+        while (comm.rank() == 0 && watch.seconds() < 4 * kTimeout) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(20));
+          if (beats) {
+            heartbeat.beat();
+          }
+        }
+        heartbeat.end();
+        comm.barrier().wait();
+      },
+      kTimeout);
+  int waited_too_long = 0;
+  for (const std::string& error : errors) {
+    CHECK(error.empty() == beats);
+    waited_too_long += error.find("did not end in 0.5 s") != std::string::npos ? 1 : 0;
+  }
+  CHECK((waited_too_long > 0) != beats);
 }

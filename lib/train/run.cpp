@@ -1,0 +1,382 @@
+#include "train/run.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <exception>
+#include <optional>
+#include <vector>
+
+#include "base/error.h"
+#include "base/flight_recorder.h"
+#include "base/log.h"
+#include "base/signals.h"
+#include "config/changes.h"
+#include "optim/schedule.h"
+#include "train/preflight.h"
+#include "train/ranks.h"
+#include "train/resume_checks.h"
+#include "train/rollback.h"
+#include "train/run_start.h"
+#include "train/threads.h"
+#include "train/validation.h"
+
+namespace fp8train {
+namespace {
+
+StepObserver step_observer = nullptr;
+
+}  // namespace
+
+void set_step_observer(StepObserver observer) {
+  step_observer = observer;
+}
+
+Run::Run(const RunRequest& request, Communicator& comm, RankPlace& place)
+    : comm_(&comm),
+      session_(open_session(request.settings, true, comm.size())),
+      records_(request.settings.output_dir, comm.rank() == 0),
+      device_(place.device.get()),
+      watch_(settings().training, session_.engine.plan.dynamic_loss_scaling),
+      checkpoints_(records_.directory().checkpoints(), session_, watch_.skips(), records_, comm),
+      progress_(request.quiet || comm.rank() != 0
+                    ? Progress::Style::quiet
+                    : progress_style(request.settings.logging.format, stdout),
+                stdout, records_.progress_log()),
+      step_log_(session_, *device_, records_, progress_) {
+  section_advances();
+  agree_on_run(comm, request.resolved_yaml + request.version + session_.data.train.fingerprint());
+  check_shared_folder(comm, records_.directory().root);
+  threads_ = configure_threads(settings().threads, ranks_on_these_cores(comm));
+  resolved_config_ = request.resolved_yaml;
+  earlier_config_ = earlier_config(records_.directory());
+  if (leads()) {
+    open_log_file(records_.directory().log().string());
+  } else {
+    set_log_level(LogLevel::error);
+  }
+  if (!records_.lock_warning().empty()) {
+    log_warning(records_.lock_warning());
+  }
+  log_notes(session_);
+  const RehearsedStep rehearsed =
+      rehearse_step(session_.engine, *device_, comm.topology(), comm.rank());
+  if (comm.size() > 1) {
+    progress_.say(fmt::format("ranks   {}; {}{}", comm.description(), describe_layout(session_),
+                              place.note.empty() ? "" : "; " + place.note));
+  }
+  for (const std::string& line :
+       run_overview(session_, *device_, place.reason, threads_, rehearsed)) {
+    progress_.say(line);
+  }
+  const RankRoom room = room_here(*device_, comm.local_size());
+  check_room(room, memory_of_run(rehearsed, room.is_host));
+  if (leads()) {
+    progress_.say(begin_data_record(session_, records_.directory().data_hashes()));
+  }
+  engine_ = std::make_unique<Engine>(*device_, session_.engine, &comm);
+  engine_->reserve(rehearsed.plan);
+  loader_ = std::make_unique<Loader>(session_.data.train, loader_settings());
+  start(request);
+  if (settings().sample.interval > 0 && (leads() || engine_->passes_are_collective())) {
+    generator_ = std::make_unique<Generator>(*device_, engine_->model(), sample_capacity(),
+                                             engine_->gatherer());
+  }
+}
+
+void Run::start(const RunRequest& request) {
+  const RunStart start = load_start(session_, *engine_, *device_, records_.directory(), *comm_);
+  if (!start.line.empty()) {
+    progress_.say(start.line);
+  }
+  log_warnings(start.warnings);
+  if (start.checkpoint) {
+    say_changes(start.checkpoint->parent_path().parent_path());
+  }
+  begin_at(start.state);
+  checkpoints_.begin(*engine_, state_, start.checkpoint);
+  // Only now: a run that was refused leaves the records of the one before as they are.
+  if (leads()) {
+    describe_run(records_.directory(), request.resolved_yaml, request.command,
+                 JsonObject()
+                     .add("ranks", comm_->size())
+                     .add("threads", threads_)
+                     .add("version", request.version));
+  }
+}
+
+/// The engine has the weights and all else of this state.
+void Run::begin_at(const TrainingState& state) {
+  state_ = state;
+  share_weights(*comm_, *device_, engine_->model().parameters());
+  engine_->weights_changed();
+  watch_.begin_at(state_, *engine_);
+  loader_->seek(state_.sample_position);
+  records_.begin_metrics(state_.step);
+  step_log_.begin_at(state_.step);
+}
+
+/// What the run that saved the checkpoint was set to otherwise: not an error, but never silent.
+void Run::say_changes(const std::filesystem::path& saved_run) {
+  const bool own = std::filesystem::weakly_canonical(saved_run) ==
+                   std::filesystem::weakly_canonical(records_.directory().root);
+  const std::string before = own ? earlier_config_ : earlier_config({saved_run});
+  if (before.empty()) {
+    return;
+  }
+  for (const std::string& change : changed_settings(before, resolved_config_)) {
+    progress_.say("  changed since then: " + change);
+  }
+}
+
+Batch Run::next_batch() {
+  const SectionScope section(Section::data);
+  return loader_->next();
+}
+
+void Run::observe_step(bool ends) {
+  if (step_observer != nullptr) {
+    step_observer(*engine_, comm_->rank(), state_.step + 1, ends);
+  }
+}
+
+void Run::train_one_step() {
+  if (FlightRecorder* const recorder = flight_recorder()) {
+    recorder->begin_step(state_.step + 1);
+  }
+  check_data(session_);
+  const bool last = state_.step + 1 == session_.max_steps;
+  const bool logs = last || (state_.step + 1) % settings().logging.interval == 0;
+  const double lr =
+      learning_rate(settings().scheduler, settings().optimizer.lr, state_.step, session_.max_steps);
+  const Traffic before = comm_->traffic();
+  step_begin_ = loader_->position();
+  observe_step(false);
+  engine_->step([this] { return next_batch(); }, state_.step, lr, logs);
+  observe_step(true);
+  sent_ = {comm_->traffic().within_node - before.within_node,
+           comm_->traffic().between_nodes - before.between_nodes};
+  ++state_.step;
+  state_.sample_position = loader_->position();
+  state_.tokens += session_.tokens_per_step();
+  if (logs) {
+    step_log_.write(*engine_, state_, sent_);
+  }
+  if (logs || state_.step % kLossHistory == 0) {
+    check_divergence();
+  }
+}
+
+void Run::check_divergence() {
+  std::optional<Loader> again;
+  watch_.check(
+      *engine_, *comm_, state_, [this] { return checkpoints_.what_stays(); },
+      [&] {
+        if (!again) {
+          again.emplace(session_.data.train, loader_settings());
+          again->seek(step_begin_);
+        }
+        return again->next();
+      });
+}
+
+/// Throws the divergence where it cannot.
+void Run::go_back(const DivergenceError& divergence) {
+  const SectionScope section(Section::start_up);  // a checkpoint is read
+  checkpoints_.finish();
+  if (settings().training.on_divergence != "rollback") {
+    throw divergence;
+  }
+  const ResumedRun back =
+      roll_back(divergence, records_.directory().checkpoints(), *engine_, session_, state_, *comm_);
+  checkpoints_.went_back_to(back.state.step);
+  begin_at(back.state);
+  records_.write_rollbacks(state_.rollbacks, state_.step);
+  log_warning(fmt::format("{}; {}", divergence.what(),
+                          describe(state_.rollbacks.back(), state_.rollbacks.size(),
+                                   settings().training.max_rollbacks)));
+}
+
+bool Run::evaluate(int64_t max_batches, bool final) {
+  const SectionScope section(Section::evaluation);
+  const Stopwatch watch;
+  const std::optional<LossReport> validated =
+      validation_loss(*engine_, session_.data.val, max_batches, *comm_);
+  if (!validated) {
+    return false;
+  }
+  const LossReport& loss = *validated;
+  const bool better = state_.best_val_step == 0 || loss.mean < state_.best_val_loss;
+  if (std::isfinite(loss.mean) && better) {
+    state_.best_val_loss = loss.mean;
+    state_.best_val_step = state_.step;
+  }
+  state_.val_loss = loss.mean;
+  state_.val_step = state_.step;
+  progress_.say(fmt::format("step {}: val loss {:.4f} over {} tokens{}", state_.step, loss.mean,
+                            loss.targets, final ? " (the whole validation split)" : ""));
+  records_.write_validation(state_.step, loss.mean, loss.targets);
+  step_log_.leave_out(watch.seconds());
+  return true;
+}
+
+void Run::sample() {
+  const SectionScope section(Section::sample);
+  const Stopwatch watch;
+  Heartbeat heartbeat(*comm_);
+  const bool alone = !engine_->passes_are_collective();
+  if (generator_ != nullptr) {
+    const std::string text =
+        sample_texts(*generator_, *session_.tokenizer, settings().sample, settings().training.seed,
+                     [&] { return alone ? heartbeat.beat() : void(); });
+    if (leads()) {
+      records_.write_sample(state_.step, text);
+    }
+    progress_.say(fmt::format("sample at step {}:\n{}", state_.step, text));
+  }
+  heartbeat.end();
+  step_log_.leave_out(watch.seconds());
+}
+
+void Run::check_replicas() {
+  const Stopwatch watch;
+  checkpoints_.check_replicas(*engine_, state_);
+  step_log_.leave_out(watch.seconds());
+}
+
+void Run::look_after_checkpoints() {
+  const Stopwatch watch;
+  if (checkpoints_.advance(state_)) {
+    watch_.take_losses(*engine_, state_);
+    checkpoints_.try_last_time(*engine_, state_);
+  }
+  if (checkpoints_.is_due(state_.step) && state_.step < session_.max_steps) {
+    if (!watch_.has_checked(state_.step)) {
+      check_divergence();
+    }
+    checkpoints_.save_if_good(*engine_, state_);
+  }
+  step_log_.leave_out(watch.seconds());
+}
+
+/// Where one rank has a reason, all stop: "" for none.
+std::string Run::reason_to_stop() const {
+  const double limit = settings().training.max_time_seconds;
+  const int late = limit > 0 && since_start_.seconds() >= limit ? 1 : 0;
+  const std::vector<int> all = comm_->all_gather_values(stop_signal() != 0 ? 2 : late);
+  const int reason = *std::max_element(all.begin(), all.end());
+  return reason == 2 ? "signal" : reason == 1 ? "training.max_time" : "";
+}
+
+RunOutcome Run::run() {
+  const SectionScope section(Section::step);
+  if (FlightRecorder* const recorder = flight_recorder()) {
+    recorder->take_seconds();  // what happens before the first step makes no straggler
+  }
+  const bool finished =
+      state_.step >= session_.max_steps && std::filesystem::exists(records_.directory().summary());
+  if (first_rank_says(*comm_, finished)) {  // folders may look older on other nodes
+    progress_.say(
+        fmt::format("nothing to do: this run finished at step {}; raise training.max_steps to "
+                    "train further. Everything is in {}",
+                    state_.step, records_.directory().root.string()));
+    return RunOutcome::finished;
+  }
+  while (true) {
+    try {
+      return train_to_end();
+    } catch (const DivergenceError& divergence) {
+      go_back(divergence);
+    }
+  }
+}
+
+void Run::publish_save_in_flight() noexcept {
+  if (comm_->size() > 1) {
+    return;
+  }
+  try {
+    checkpoints_.finish();
+  } catch (const std::exception& error) {
+    log_warning(fmt::format("the save in flight has failed: {}", error.what()));
+  }
+}
+
+RunOutcome Run::train_to_end() {
+  step_log_.restart_time();
+  if (state_.step > 0 && evaluation_is_due() && state_.val_step != state_.step) {
+    evaluate_in_between();  // a stop had cut it short
+  }
+  while (state_.step < session_.max_steps) {
+    if (const std::string reason = reason_to_stop(); !reason.empty()) {
+      return stop(reason);
+    }
+    train_one_step();
+    if (due(settings().parallelism.check_replicas)) {
+      check_replicas();
+    }
+    if (evaluation_is_due()) {
+      evaluate_in_between();
+    }
+    if (due(settings().sample.interval)) {
+      sample();
+    }
+    look_after_checkpoints();
+  }
+  return finish();
+}
+
+RunOutcome Run::stop(const std::string& reason) {
+  watch_.take_losses(*engine_, state_);
+  checkpoints_.save_last(*engine_, state_);
+  progress_.say(
+      fmt::format("stopped at step {} ({}); {} holds everything: run the same command "
+                  "to go on",
+                  state_.step, reason, records_.directory().checkpoints().string()));
+  return RunOutcome::stopped;
+}
+
+RunOutcome Run::finish() {
+  progress_.finish();
+  check_data_at_end(session_);
+  step_log_.warn_at_end();
+  if (settings().checkpoint.save_final) {
+    checkpoints_.save_last(*engine_,
+                           state_);  // first, so that nothing that follows can lose the training
+  }
+  checkpoints_.check_end(*engine_, state_);
+  // A run that died between its last checkpoint and here has this evaluation already.
+  if (session_.data.val.size() > 1 && state_.val_step != state_.step) {
+    if (!evaluate(0, true)) {
+      checkpoints_.save_last(
+          *engine_, state_);  // exit code 75 promises a checkpoint, also without save_final
+      return RunOutcome::stopped;
+    }
+  }
+  const std::optional<double> val_loss =
+      state_.val_step > 0 ? std::optional(state_.val_loss) : std::nullopt;
+  const StepReport report = engine_->optimizer().report();
+  records_.write_summary({.plan = session_.engine.plan.name,
+                          .parameters = parameter_count(session_.engine.model),
+                          .steps = state_.step,
+                          .tokens = state_.tokens,
+                          .loss = state_.loss,
+                          .val_loss = val_loss,
+                          .best_val_loss = state_.best_val_loss,
+                          .best_val_step = state_.best_val_step,
+                          .seconds = since_start_.seconds(),
+                          .tokens_per_second = step_log_.tokens_per_second(),
+                          .peak_memory_bytes = device_->ledger().peak(),
+                          .skipped_steps = report.skipped_steps,
+                          .saves = checkpoints_.totals(),
+                          .rollbacks = static_cast<int64_t>(state_.rollbacks.size())});
+  progress_.say(fmt::format("done: {} steps, {} tokens in {}; loss {:.4f}{}; everything is in {}",
+                            state_.step, describe_count(static_cast<double>(state_.tokens)),
+                            describe_duration(since_start_.seconds()), state_.loss,
+                            val_loss ? fmt::format(", val loss {:.4f}", *val_loss) : "",
+                            records_.directory().root.string()));
+  return RunOutcome::finished;
+}
+
+}  // namespace fp8train

@@ -1,0 +1,96 @@
+#pragma once
+// One rank's run: it loads what it begins with, trains, evaluates, samples, saves, and stops or
+// ends. trainer.h has the function that makes one.
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "base/clock.h"
+#include "comm/communicator.h"
+#include "data/loader.h"
+#include "train/divergence.h"
+#include "train/divergence_watch.h"
+#include "train/engine.h"
+#include "train/generator.h"
+#include "train/place.h"
+#include "train/progress.h"
+#include "train/run_checkpoints.h"
+#include "train/run_records.h"
+#include "train/session.h"
+#include "train/step_log.h"
+#include "train/trainer.h"
+#include "train/training_state.h"
+
+namespace fp8train {
+
+class Run {
+ public:
+  Run(const RunRequest& request, Communicator& comm, RankPlace& place);
+  RunOutcome run();
+  /// After an error: of a single rank, which needs no other for that.
+  void publish_save_in_flight() noexcept;
+
+ private:
+  void start(const RunRequest& request);
+  void begin_at(const TrainingState& state);
+  void say_changes(const std::filesystem::path& saved_run);
+  Batch next_batch();
+  void observe_step(bool ends);
+  void train_one_step();
+  void check_divergence();
+  void go_back(const DivergenceError& divergence);
+  RunOutcome train_to_end();
+  /// False when a stop was asked for meanwhile; nothing is recorded then.
+  bool evaluate(int64_t max_batches, bool final);
+  void sample();
+  void check_replicas();
+  void look_after_checkpoints();
+  std::string reason_to_stop() const;
+  RunOutcome stop(const std::string& reason);
+  RunOutcome finish();
+
+  int64_t sample_capacity() const {
+    return longest_prompt(settings().sample, *session_.tokenizer) +
+           settings().sample.max_new_tokens;
+  }
+  LoaderSettings loader_settings() const {
+    return {.micro_batch_size = session_.engine.micro_batch_size,
+            .seq_length = session_.engine.seq_length,
+            .shuffle = settings().data.shuffle,
+            .seed = settings().training.seed,
+            .rank = comm_->rank(),
+            .world_size = comm_->size()};
+  }
+  bool due(int64_t interval) const { return interval > 0 && state_.step % interval == 0; }
+  bool evaluation_is_due() const {
+    return due(settings().eval.interval) && session_.data.val.size() > 1 &&
+           state_.step < session_.max_steps;
+  }
+  void evaluate_in_between() {
+    evaluate((settings().eval.batches + comm_->size() - 1) / comm_->size(), false);
+  }
+  const Settings& settings() const { return session_.settings; }
+  bool leads() const { return comm_->rank() == 0; }
+
+  Communicator* comm_;
+  Session session_;
+  RunRecords records_;
+  Device* device_;
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<Loader> loader_;
+  std::unique_ptr<Generator> generator_;
+  DivergenceWatch watch_;
+  RunCheckpoints checkpoints_;
+  Progress progress_;
+  StepLog step_log_;
+  TrainingState state_;
+  std::string resolved_config_, earlier_config_;
+  int64_t threads_ = 0;
+  Stopwatch since_start_;
+  uint64_t step_begin_ = 0;  // the loader's position before the last step
+  Traffic sent_;             // in the last step
+};
+
+}  // namespace fp8train

@@ -1,0 +1,55 @@
+#include "train/run_start.h"
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "io/checkpoint.h"
+#include "train/ranks.h"
+#include "train/weights.h"
+
+namespace fp8train {
+namespace {
+
+std::optional<ResumedRun> resume(const Session& session, Engine& engine,
+                                 const std::filesystem::path& checkpoints,
+                                 std::vector<std::string>& warnings, Communicator& comm) {
+  const std::string& from = session.settings.checkpoint.resume;
+  if (from == "auto") {
+    return resume_newest(checkpoints, engine, session, warnings, comm);
+  }
+  if (from != "never") {
+    return resume_from(from, engine, session, comm);
+  }
+  if (!find_checkpoints(checkpoints).empty()) {
+    throw ConfigError(fmt::format(
+        "checkpoint.resume is never, but {} holds checkpoints of an earlier run; choose another "
+        "output_dir or remove that folder",
+        checkpoints.string()));
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+RunStart load_start(const Session& session, Engine& engine, Device& device,
+                    const RunDirectory& directory, Communicator& comm) {
+  RunStart start;
+  const std::string& model = session.settings.model.from;
+  if (const std::optional<ResumedRun> resumed =
+          resume(session, engine, directory.checkpoints(), start.warnings, comm)) {
+    start.state = resumed->state;
+    start.checkpoint = resumed->folder;
+    start.line =
+        fmt::format("resumed from {} at step {}", resumed->folder.string(), resumed->state.step);
+    start.warnings.insert(start.warnings.end(), resumed->notes.begin(), resumed->notes.end());
+  } else if (!model.empty()) {
+    load_weights(device, engine.model(), TensorSource(model));
+    start.line = "weights from " + model;
+  } else {
+    engine.model().initialize(session.settings.training.seed);
+  }
+  agree_on_step(comm, start.state.step, directory.checkpoints());
+  return start;
+}
+
+}  // namespace fp8train

@@ -1,0 +1,31 @@
+#pragma once
+// What a run begins with: a checkpoint, the weights of a model folder, or initial values.
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "device/device.h"
+#include "io/run_directory.h"
+#include "train/engine.h"
+#include "train/session.h"
+#include "train/training_state.h"
+
+namespace fp8train {
+
+struct RunStart {
+  TrainingState state;
+  std::optional<std::filesystem::path> checkpoint;  ///< the one that the run goes on from
+  std::string line;                                 ///< for the user; empty: nothing to say
+  std::vector<std::string> warnings;
+};
+
+/// Loads the weights, and all else of the engine's state where there is a checkpoint to go on from
+/// (checkpoint.resume). Collective. Throws CheckpointError, and ConfigError where checkpoint.resume
+/// is never and the run directory holds checkpoints.
+RunStart load_start(const Session& session, Engine& engine, Device& device,
+                    const RunDirectory& directory, Communicator& comm);
+
+}  // namespace fp8train

@@ -1,0 +1,76 @@
+#include "train/step_log.h"
+
+#include <optional>
+#include <vector>
+
+#include "base/flight_recorder.h"
+#include "base/log.h"
+#include "optim/schedule.h"
+#include "train/stragglers.h"
+
+namespace fp8train {
+
+StepLog::StepLog(const Session& session, Device& device, RunRecords& records, Progress& progress)
+    : session_(&session), device_(&device), records_(&records), progress_(&progress) {}
+
+void StepLog::begin_at(int64_t step) {
+  logged_step_ = step;
+  restart_time();
+}
+
+void StepLog::restart_time() {
+  since_log_.restart();
+  seconds_left_out_ = 0;
+}
+
+void StepLog::write(Engine& engine, TrainingState& state, const Traffic& sent) {
+  FlightRecorder* const recorder = flight_recorder();
+  std::vector<SectionSeconds> seconds_of_ranks;
+  const LossReport loss = engine.step_loss(
+      recorder != nullptr ? recorder->take_seconds() : SectionSeconds(), seconds_of_ranks);
+  const StepReport report = engine.optimizer().report();
+  const double seconds = since_log_.seconds() - seconds_left_out_;
+  const auto steps = static_cast<double>(state.step - logged_step_);
+  tokens_per_second_ = steps * static_cast<double>(session_->tokens_per_step()) / seconds;
+  state.loss = loss.mean;
+  std::vector<SlotReport> slots = engine.model().scaling().report();
+  // Nothing has been seen of weights of which only other ranks have parts.
+  std::erase_if(slots, [](const SlotReport& slot) { return slot.statistics.count == 0; });
+  const ScalingSummary scaling = summarize(slots);
+  const Settings& settings = session_->settings;
+  const double lr =
+      learning_rate(settings.scheduler, settings.optimizer.lr, state.step - 1, session_->max_steps);
+  progress_->show({.step = state.step,
+                   .max_steps = session_->max_steps,
+                   .loss = loss.mean,
+                   .lr = lr,
+                   .gradient_norm = report.gradient_norm,
+                   .tokens_per_second = tokens_per_second_,
+                   .seconds_per_step = seconds / steps,
+                   .memory_bytes = device_->ledger().peak(),
+                   .skipped_steps = report.skipped_steps,
+                   .has_scaling = !slots.empty(),
+                   .saturated_percent = scaling.saturated_percent,
+                   .underflow_percent = scaling.underflow_percent});
+  records_->write_step({.step = state.step,
+                        .loss = loss.mean,
+                        .lr = lr,
+                        .gradient_norm = report.gradient_norm,
+                        .tokens = state.tokens,
+                        .tokens_per_second = tokens_per_second_,
+                        .loss_scale = session_->engine.plan.dynamic_loss_scaling
+                                          ? std::optional<double>(report.loss_scale)
+                                          : std::nullopt,
+                        .skipped_steps = report.skipped_steps,
+                        .straggler = find_straggler(seconds_of_ranks),
+                        .sent = session_->ranks > 1 ? std::optional<Traffic>(sent) : std::nullopt,
+                        .slots = &slots});
+  log_warnings(scaling_warnings_.after_step(state.step, slots));
+  begin_at(state.step);
+}
+
+void StepLog::warn_at_end() {
+  log_warnings(scaling_warnings_.rest());
+}
+
+}  // namespace fp8train

@@ -1,0 +1,49 @@
+#pragma once
+// What a run says about its steps, once in logging.interval: the progress line, a line of the
+// metrics, and warnings about FP8 scales.
+
+#include <cstdint>
+
+#include "base/clock.h"
+#include "comm/communicator.h"
+#include "train/engine.h"
+#include "train/progress.h"
+#include "train/run_records.h"
+#include "train/run_statistics.h"
+#include "train/session.h"
+#include "train/training_state.h"
+
+namespace fp8train {
+
+class StepLog {
+ public:
+  /// All arguments outlive the object.
+  StepLog(const Session& session, Device& device, RunRecords& records, Progress& progress);
+
+  /// Steps after `step` follow; their time begins.
+  void begin_at(int64_t step);
+  void restart_time();
+  /// Seconds since then that are no training: of evaluations, samples and saves.
+  void leave_out(double seconds) { seconds_left_out_ += seconds; }
+
+  /// Collective, after a step that the engine was asked to log. Stores the loss in `state`. `sent`:
+  /// by this rank in that step.
+  void write(Engine& engine, TrainingState& state, const Traffic& sent);
+  /// Warnings that are still to be said at the end of the run.
+  void warn_at_end();
+
+  double tokens_per_second() const { return tokens_per_second_; }
+
+ private:
+  const Session* session_;
+  Device* device_;
+  RunRecords* records_;
+  Progress* progress_;
+  ScalingWarnings scaling_warnings_;
+  Stopwatch since_log_;
+  double seconds_left_out_ = 0;
+  int64_t logged_step_ = 0;
+  double tokens_per_second_ = 0;
+};
+
+}  // namespace fp8train
