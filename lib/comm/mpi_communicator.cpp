@@ -1,9 +1,14 @@
 // Ranks as processes of MPI, for host memory.
+//
+// One thread of ours makes all calls of MPI (Open MPI 4 and MPICH make progress only inside of
+// calls; MPI_THREAD_FUNNELED is enough). Collectives are messages between pairs of ranks, so that
+// the ranks which are missing can be named and no count is limited to 2^31.
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <mpi.h>
 
+#include <algorithm>
 #include <memory>
 #include <numeric>
 #include <set>
@@ -11,11 +16,123 @@
 #include <vector>
 
 #include "comm/backends.h"
+#include "comm/host_copy.h"
 #include "comm/message_transport.h"
-#include "comm/mpi_thread.h"
+#include "comm/progress_thread.h"
 
 namespace fp8train {
 namespace {
+
+constexpr size_t kLargestMessage = size_t{1} << 30;  // bytes; counts are int
+constexpr int kTags = 32768;                         // every MPI has as many
+constexpr int kPhases = 4;                           // tags of one collective
+
+/// Throws CommError with MPI's words unless `code` is MPI_SUCCESS.
+void check_mpi(int code, const char* what) {
+  if (code == MPI_SUCCESS) {
+    return;
+  }
+  char text[MPI_MAX_ERROR_STRING] = {};
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  throw CommError(fmt::format("{}: {}", what, std::string(text, static_cast<size_t>(length))));
+}
+
+void begin_mpi() {
+  int provided = 0;
+  check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "MPI_Init");
+  if (provided < MPI_THREAD_FUNNELED) {
+    throw CommError("this MPI allows no threads at all (MPI_THREAD_SINGLE); use another one");
+  }
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+}
+
+/// For the life of the process.
+ProgressThread& mpi_thread() {
+  static ProgressThread* const thread = new ProgressThread(begin_mpi, [] { MPI_Finalize(); });
+  static const struct AtExit {
+    ~AtExit() { thread->leave(); }
+  } at_exit;
+  return *thread;
+}
+
+class MpiRequest final : public PendingRequest {
+ public:
+  /// `sequence` counts the collectives of `comm`.
+  MpiRequest(MPI_Comm comm, const char* name, uint64_t sequence, Transfer transfer)
+      : PendingRequest(name),
+        comm_(comm),
+        first_tag_(static_cast<int>(sequence * kPhases % kTags)),
+        transfer_(std::move(transfer)) {}
+
+  void start() override { start_phase(); }
+
+  bool progress() override {
+    while (true) {
+      int all = 0;
+      check_mpi(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &all,
+                            MPI_STATUSES_IGNORE),
+                name());
+      if (all == 0) {
+        return false;
+      }
+      if (++phase_ == transfer_.phases.size()) {
+        return true;
+      }
+      start_phase();
+    }
+  }
+
+  std::set<int> unfinished_peers() override {
+    std::set<int> found;
+    for (size_t i = 0; i < requests_.size(); ++i) {
+      int ready = 1;
+      if (requests_[i] != MPI_REQUEST_NULL) {
+        MPI_Request_get_status(requests_[i], &ready, MPI_STATUS_IGNORE);
+      }
+      if (ready == 0) {
+        found.insert(peers_[i]);
+      }
+    }
+    return found;
+  }
+
+  void abandon() override {
+    for (MPI_Request& request : requests_) {
+      if (request != MPI_REQUEST_NULL) {
+        MPI_Cancel(&request);
+        MPI_Request_free(&request);
+      }
+    }
+    requests_.clear();
+  }
+
+ private:
+  void start_phase() {
+    requests_.clear();
+    peers_.clear();
+    const int tag = first_tag_ + static_cast<int>(phase_);
+    for (const Message& message : transfer_.phases[phase_]) {
+      for (size_t at = 0; at < message.bytes; at += kLargestMessage) {
+        const int bytes = static_cast<int>(std::min(kLargestMessage, message.bytes - at));
+        void* data = offset_bytes(message.data, at);
+        MPI_Request& request = requests_.emplace_back(MPI_REQUEST_NULL);
+        peers_.push_back(message.peer);
+        const int code = message.sends
+                             ? MPI_Isend(data, bytes, MPI_BYTE, message.peer, tag, comm_, &request)
+                             : MPI_Irecv(data, bytes, MPI_BYTE, message.peer, tag, comm_, &request);
+        check_mpi(code, "starting a message");
+      }
+    }
+  }
+
+  MPI_Comm comm_;
+  int first_tag_;
+  Transfer transfer_;
+  size_t phase_ = 0;
+  std::vector<MPI_Request> requests_;
+  std::vector<int> peers_;  // of requests_
+};
 
 /// The numbers that the ranks of a communicator have among all ranks, for messages.
 using WorldRanks = std::vector<int>;
@@ -33,7 +150,7 @@ class MpiWork final : public PendingWork {
   ~MpiWork() override {
     try {
       if (!request_->is_over(who_)) {
-        MpiThread::instance().abandon(request_);
+        mpi_thread().abandon(request_);
       }
     } catch (...) {  // a destructor must not throw; a request that has failed is over
       static_cast<void>(0);
@@ -49,7 +166,7 @@ class MpiWork final : public PendingWork {
       return;
     }
     std::set<int> missing;
-    for (const int peer : MpiThread::instance().unfinished_peers(request_)) {
+    for (const int peer : mpi_thread().unfinished_peers(request_)) {
       missing.insert(world_ranks_->at(static_cast<size_t>(peer)));
     }
     throw TimeoutError(fmt::format(
@@ -92,8 +209,8 @@ class MpiTransport final : public MessageTransport {
         world_ranks_(std::make_shared<const WorldRanks>(std::move(world_ranks))) {}
 
   Work start(const char* name, uint64_t sequence, Transfer transfer, double timeout) override {
-    auto request = std::make_shared<PendingRequest>(comm_, name, sequence, std::move(transfer));
-    MpiThread::instance().start(request);
+    auto request = std::make_shared<MpiRequest>(comm_, name, sequence, std::move(transfer));
+    mpi_thread().start(request);
     return Work(std::make_unique<MpiWork>(request, world_ranks_, rank_, timeout));
   }
 
@@ -104,14 +221,16 @@ class MpiTransport final : public MessageTransport {
     };
     const char* const what = "splitting a communicator";
     const auto made = std::make_shared<Made>();
-    MpiThread::instance().run(what, timeout, [comm = comm_, color, rank, made, what] {
+    mpi_thread().run(what, timeout, [comm = comm_, color, rank, made, what] {
       check_mpi(MPI_Comm_split(comm, color, rank, &made->comm), what);
       made->world_ranks = find_world_ranks(made->comm);
     });
     return std::make_unique<MpiTransport>(made->comm, rank, std::move(made->world_ranks));
   }
 
-  void fail(int exit_code) override { MpiThread::instance().abort_all(exit_code); }
+  void fail(int exit_code) override {
+    mpi_thread().run_last("MPI_Abort", [exit_code] { MPI_Abort(MPI_COMM_WORLD, exit_code); });
+  }
   const char* kind() const override { return "mpi"; }
 
  private:
@@ -149,9 +268,9 @@ std::unique_ptr<Communicator> make_mpi_communicator(double start_seconds) {
     MPI_Comm comm = MPI_COMM_NULL;
     WorldRanks ranks;
   };
-  MpiThread::instance().await_start(start_seconds);
+  mpi_thread().await_begin("starting MPI", start_seconds);
   const auto world = std::make_shared<World>();
-  MpiThread::instance().run("finding the other ranks", start_seconds, [world] {
+  mpi_thread().run("finding the other ranks", start_seconds, [world] {
     int size = 0;
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     MPI_Comm_rank(MPI_COMM_WORLD, &world->rank);

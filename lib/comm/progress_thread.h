@@ -1,15 +1,10 @@
 #pragma once
-// The one thread of a process that calls MPI, for the life of the process: messages move while the
-// rank computes (Open MPI 4 and MPICH make progress only inside of calls), MPI needs no locks
-// (MPI_THREAD_FUNNELED is enough) and a collective that hangs leaves the rank able to say so.
-// Collectives are messages between pairs of ranks, so that the ranks which are missing can be named
-// and no count is limited to 2^31.
-
-#include <mpi.h>
+// A thread that makes all calls of a message library: messages move while the rank computes (a
+// library may make progress only inside of calls), the library needs no locks, and a collective
+// that hangs leaves the rank able to say so.
 
 #include <atomic>
 #include <condition_variable>
-#include <cstdint>
 #include <deque>
 #include <functional>
 #include <future>
@@ -19,18 +14,16 @@
 #include <string>
 #include <vector>
 
-#include "comm/transfer.h"
-
 namespace fp8train {
 
-/// Throws CommError with MPI's words unless `code` is MPI_SUCCESS.
-void check_mpi(int code, const char* what);
-
-/// A collective under way. The thread of MPI owns all but what `mutex` guards.
+/// A collective under way. The thread owns all but what the first functions read.
 class PendingRequest {
  public:
-  /// `name`: outlives the object. `sequence` counts the collectives of `comm`.
-  PendingRequest(MPI_Comm comm, const char* name, uint64_t sequence, Transfer transfer);
+  /// `name`: outlives the object.
+  explicit PendingRequest(const char* name) : name_(name) {}
+  virtual ~PendingRequest() = default;
+  PendingRequest(const PendingRequest&) = delete;
+  PendingRequest& operator=(const PendingRequest&) = delete;
 
   const char* name() const { return name_; }
 
@@ -42,43 +35,41 @@ class PendingRequest {
   /// When it ended, by trace_clock(); 0 before.
   double ended_at();
 
-  // For the thread of MPI.
-  void start_phase();
-  /// True when the last phase has ended.
-  bool progress();
+  // For the thread. These may throw CommError.
+  virtual void start() = 0;
+  /// True when it has ended.
+  virtual bool progress() = 0;
+  /// The ranks that have not answered.
+  virtual std::set<int> unfinished_peers() = 0;
+  /// Gives up what has not ended.
+  virtual void abandon() = 0;
   /// `failure`: why it failed; empty: it has not.
   void end(const std::string& failure);
-  /// The ranks of `comm` that have not answered.
-  std::set<int> unfinished_peers();
-  /// Gives up what has not ended.
-  void abandon();
 
  private:
-  MPI_Comm comm_;
-  const char* name_;
-  int first_tag_;
-  Transfer transfer_;
-  size_t phase_ = 0;
-  std::vector<MPI_Request> requests_;
-  std::vector<int> peers_;  // of requests_
+  bool over_or_throw(const std::string& who) const;
 
+  const char* name_;
   std::mutex mutex_;
   std::condition_variable ended_;
   bool over_ = false;
   double ended_at_ = 0;
   std::string failure_;
-
-  bool over_or_throw(const std::string& who) const;
 };
 
-class MpiThread {
+class ProgressThread {
  public:
-  /// Calls MPI_Init_thread the first time. Never destroyed: a thread that does not come back from
-  /// MPI may still use it when the process ends.
-  static MpiThread& instance();
+  /// Starts the thread, which calls `begin` first and, unless the other ranks may be gone, `end`
+  /// last. Both are called on the thread; `begin` may throw. The object is never destroyed: a
+  /// thread that does not come back from the library may use it to the end of the process.
+  ProgressThread(std::function<void()> begin, std::function<void()> end);
+  ~ProgressThread() = delete;
+  ProgressThread(const ProgressThread&) = delete;
+  ProgressThread& operator=(const ProgressThread&) = delete;
 
-  /// Waits for MPI_Init, at most `seconds`. Throws what it throws, or TimeoutError.
-  void await_start(double seconds);
+  /// Waits for the end of `begin`, at most `seconds`. Throws what it throws; TimeoutError, which
+  /// names it `what`.
+  void await_begin(const char* what, double seconds);
   /// Runs `job` on the thread, and waits. What it throws comes here, TimeoutError where it takes
   /// longer than `seconds`: it must own what it uses.
   void run(const char* what, double seconds, std::function<void()> job);
@@ -87,16 +78,17 @@ class MpiThread {
   std::set<int> unfinished_peers(const std::shared_ptr<PendingRequest>& request);
   /// A collective whose buffers are going away.
   void abandon(const std::shared_ptr<PendingRequest>& request);
-  /// Ends all ranks and, unless MPI does not come back, this process.
-  void abort_all(int exit_code);
+  /// Runs `job`, which ends all ranks and, unless the library does not come back, this process.
+  void run_last(const char* what, std::function<void()> job);
+  /// At the end of the process. Ranks that have not ended are waited for, unless they may be gone.
+  void leave();
 
  private:
-  MpiThread();
-  void leave();
   template <typename Future>
   void await(const Future& result, const char* what, double seconds);
   void post(std::function<void()> job);
-  void work(std::promise<void>& started);
+  void work(const std::function<void()>& begin, const std::function<void()>& end,
+            std::promise<void>& started);
   void take_jobs();
   void progress_all();
   void rest(bool progress);

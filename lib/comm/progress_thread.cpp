@@ -1,44 +1,24 @@
-#include "comm/mpi_thread.h"
+#include "comm/progress_thread.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <thread>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/trace.h"
-#include "comm/host_copy.h"
 #include "comm/patient_wait.h"
 
 namespace fp8train {
 namespace {
 
-constexpr size_t kLargestMessage = size_t{1} << 30;  // bytes; counts are int
-constexpr int kTags = 32768;                         // every MPI has as many
-constexpr int kPhases = 4;                           // tags of one collective
 constexpr double kAnswerSeconds = 2;  // within which the thread answers, unless it hangs
 
 }  // namespace
-
-void check_mpi(int code, const char* what) {
-  if (code == MPI_SUCCESS) {
-    return;
-  }
-  char text[MPI_MAX_ERROR_STRING] = {};
-  int length = 0;
-  MPI_Error_string(code, text, &length);
-  throw CommError(fmt::format("{}: {}", what, std::string(text, static_cast<size_t>(length))));
-}
-
-PendingRequest::PendingRequest(MPI_Comm comm, const char* name, uint64_t sequence,
-                               Transfer transfer)
-    : comm_(comm),
-      name_(name),
-      first_tag_(static_cast<int>(sequence * kPhases % kTags)),
-      transfer_(std::move(transfer)) {}
 
 bool PendingRequest::over_or_throw(const std::string& who) const {
   if (!failure_.empty()) {
@@ -62,40 +42,6 @@ double PendingRequest::ended_at() {
   return ended_at_;
 }
 
-void PendingRequest::start_phase() {
-  requests_.clear();
-  peers_.clear();
-  const int tag = first_tag_ + static_cast<int>(phase_);
-  for (const Message& message : transfer_.phases[phase_]) {
-    for (size_t at = 0; at < message.bytes; at += kLargestMessage) {
-      const int bytes = static_cast<int>(std::min(kLargestMessage, message.bytes - at));
-      void* data = offset_bytes(message.data, at);
-      MPI_Request& request = requests_.emplace_back(MPI_REQUEST_NULL);
-      peers_.push_back(message.peer);
-      const int code = message.sends
-                           ? MPI_Isend(data, bytes, MPI_BYTE, message.peer, tag, comm_, &request)
-                           : MPI_Irecv(data, bytes, MPI_BYTE, message.peer, tag, comm_, &request);
-      check_mpi(code, "starting a message");
-    }
-  }
-}
-
-bool PendingRequest::progress() {
-  while (true) {
-    int all = 0;
-    check_mpi(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &all,
-                          MPI_STATUSES_IGNORE),
-              name_);
-    if (all == 0) {
-      return false;
-    }
-    if (++phase_ == transfer_.phases.size()) {
-      return true;
-    }
-    start_phase();
-  }
-}
-
 void PendingRequest::end(const std::string& failure) {
   const std::lock_guard<std::mutex> lock(mutex_);
   over_ = true;
@@ -104,51 +50,19 @@ void PendingRequest::end(const std::string& failure) {
   ended_.notify_all();
 }
 
-std::set<int> PendingRequest::unfinished_peers() {
-  std::set<int> found;
-  for (size_t i = 0; i < requests_.size(); ++i) {
-    int ready = 1;
-    if (requests_[i] != MPI_REQUEST_NULL) {
-      MPI_Request_get_status(requests_[i], &ready, MPI_STATUS_IGNORE);
-    }
-    if (ready == 0) {
-      found.insert(peers_[i]);
-    }
-  }
-  return found;
-}
-
-void PendingRequest::abandon() {
-  for (MPI_Request& request : requests_) {
-    if (request != MPI_REQUEST_NULL) {
-      MPI_Cancel(&request);
-      MPI_Request_free(&request);
-    }
-  }
-  requests_.clear();
-}
-
-MpiThread& MpiThread::instance() {
-  static MpiThread* const thread = new MpiThread();
-  static const struct AtExit {
-    ~AtExit() { thread->leave(); }
-  } at_exit;
-  return *thread;
-}
-
-MpiThread::MpiThread() {
+ProgressThread::ProgressThread(std::function<void()> begin, std::function<void()> end) {
   std::promise<void> started;
   std::promise<void> over;
   started_ = started.get_future().share();
   over_ = over.get_future();
-  std::thread([this, begin = std::move(started), end = std::move(over)]() mutable {
-    work(begin);
-    end.set_value();
+  std::thread([this, begin = std::move(begin), end = std::move(end), started = std::move(started),
+               over = std::move(over)]() mutable {
+    work(begin, end, started);
+    over.set_value();
   }).detach();
 }
 
-/// At the end of the process. Ranks that have not ended are waited for, unless they may be gone.
-void MpiThread::leave() {
+void ProgressThread::leave() {
   post([this] { stop_ = true; });
   if (broken_) {
     over_.wait_for(std::chrono::duration<double>(kAnswerSeconds));
@@ -158,7 +72,7 @@ void MpiThread::leave() {
 }
 
 template <typename Future>
-void MpiThread::await(const Future& result, const char* what, double seconds) {
+void ProgressThread::await(const Future& result, const char* what, double seconds) {
   constexpr double kSlice = 1;
   RunningTime waited(2 * kSlice);
   while (true) {
@@ -175,12 +89,12 @@ void MpiThread::await(const Future& result, const char* what, double seconds) {
   }
 }
 
-void MpiThread::await_start(double seconds) {
-  await(started_, "starting MPI", seconds);
+void ProgressThread::await_begin(const char* what, double seconds) {
+  await(started_, what, seconds);
   started_.get();
 }
 
-void MpiThread::run(const char* what, double seconds, std::function<void()> job) {
+void ProgressThread::run(const char* what, double seconds, std::function<void()> job) {
   auto task = std::make_shared<std::packaged_task<void()>>(std::move(job));
   std::future<void> result = task->get_future();
   post([task] { (*task)(); });
@@ -188,10 +102,10 @@ void MpiThread::run(const char* what, double seconds, std::function<void()> job)
   result.get();
 }
 
-void MpiThread::start(const std::shared_ptr<PendingRequest>& request) {
+void ProgressThread::start(const std::shared_ptr<PendingRequest>& request) {
   post([this, request] {
     try {
-      request->start_phase();
+      request->start();
       under_way_.push_back(request);
     } catch (const CommError& error) {
       request->end(error.what());
@@ -199,7 +113,7 @@ void MpiThread::start(const std::shared_ptr<PendingRequest>& request) {
   });
 }
 
-std::set<int> MpiThread::unfinished_peers(const std::shared_ptr<PendingRequest>& request) {
+std::set<int> ProgressThread::unfinished_peers(const std::shared_ptr<PendingRequest>& request) {
   auto answer = std::make_shared<std::promise<std::set<int>>>();
   std::future<std::set<int>> result = answer->get_future();
   post([answer, request] { answer->set_value(request->unfinished_peers()); });
@@ -208,7 +122,7 @@ std::set<int> MpiThread::unfinished_peers(const std::shared_ptr<PendingRequest>&
   return answered ? result.get() : std::set<int>{};
 }
 
-void MpiThread::abandon(const std::shared_ptr<PendingRequest>& request) {
+void ProgressThread::abandon(const std::shared_ptr<PendingRequest>& request) {
   broken_ = true;
   run("giving up messages", kAnswerSeconds, [this, request] {
     request->abandon();
@@ -216,25 +130,21 @@ void MpiThread::abandon(const std::shared_ptr<PendingRequest>& request) {
   });
 }
 
-void MpiThread::abort_all(int exit_code) {
+void ProgressThread::run_last(const char* what, std::function<void()> job) {
   broken_ = true;
-  run("MPI_Abort", kAnswerSeconds, [exit_code] { MPI_Abort(MPI_COMM_WORLD, exit_code); });
+  run(what, kAnswerSeconds, std::move(job));
 }
 
-void MpiThread::post(std::function<void()> job) {
+void ProgressThread::post(std::function<void()> job) {
   const std::lock_guard<std::mutex> lock(mutex_);
   jobs_.push_back(std::move(job));
   woken_.notify_one();
 }
 
-void MpiThread::work(std::promise<void>& started) {
+void ProgressThread::work(const std::function<void()>& begin, const std::function<void()>& end,
+                          std::promise<void>& started) {
   try {
-    int provided = 0;
-    check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "MPI_Init");
-    if (provided < MPI_THREAD_FUNNELED) {
-      throw CommError("this MPI allows no threads at all (MPI_THREAD_SINGLE); use another one");
-    }
-    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    begin();
   } catch (...) {
     started.set_exception(std::current_exception());
     return;
@@ -244,13 +154,13 @@ void MpiThread::work(std::promise<void>& started) {
     take_jobs();
     progress_all();
   }
-  if (!broken_) {  // else other ranks may be gone, and MPI_Finalize would wait for them
-    MPI_Finalize();
+  if (!broken_) {  // else other ranks may be gone, and the library would wait for them
+    end();
   }
 }
 
 /// Sleeps while there is nothing to do at all.
-void MpiThread::take_jobs() {
+void ProgressThread::take_jobs() {
   std::deque<std::function<void()>> jobs;
   {
     std::unique_lock<std::mutex> lock(mutex_);
@@ -265,7 +175,7 @@ void MpiThread::take_jobs() {
   }
 }
 
-void MpiThread::progress_all() {
+void ProgressThread::progress_all() {
   const size_t before = under_way_.size();
   std::erase_if(under_way_, [](const std::shared_ptr<PendingRequest>& request) {
     try {
@@ -283,7 +193,7 @@ void MpiThread::progress_all() {
 
 /// Cores may be fewer than ranks and their threads: whoever waits must not occupy one. A nap rather
 /// than sched_yield, which on a busy core comes back after the others' whole time slices.
-void MpiThread::rest(bool progress) {
+void ProgressThread::rest(bool progress) {
   constexpr int kTries = 300;
   constexpr auto kNap = std::chrono::microseconds(20);
   idle_rounds_ = progress ? 0 : idle_rounds_;
