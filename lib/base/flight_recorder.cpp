@@ -176,6 +176,11 @@ void FlightRecorder::begin_wait(uint64_t operation, double limit) {
   }
 }
 
+void FlightRecorder::keep_failed_state() {
+  failed_ = read();
+  set(state_.given_up, 1);
+}
+
 void FlightRecorder::end_operation(uint64_t operation) {
   if (state_.operations - operation <= FlightState::kOperations) {
     set(slot(operation).ended, monotonic_time());

@@ -56,6 +56,7 @@ struct FlightState {
   uint64_t waiting_since = 0;
   uint64_t limit = 0;       ///< nanoseconds that this may take; 0: any time
   uint64_t operations = 0;  ///< recorded so far; the last kOperations are in `ring`
+  uint64_t given_up = 0;    ///< 1: a wait for other ranks ended in an error
   std::array<FlightOperation, kOperations> ring = {};
 
   /// The section: exchange in a step that waits for other ranks.
@@ -99,7 +100,7 @@ class FlightRecorder {
   /// `limit`: seconds; 0: any time.
   void begin_wait(uint64_t operation, double limit);
   void end_wait();
-  void keep_failed_state() { failed_ = read(); }
+  void keep_failed_state();
   /// Seconds by section since the last call; waiting for other ranks is exchange.
   SectionSeconds take_seconds();
 

@@ -1,10 +1,10 @@
 #include "data/corpus.h"
 
 #include <fmt/format.h>
-#include <xxhash.h>
 
 #include <algorithm>
 
+#include "base/content_hash.h"
 #include "base/error.h"
 #include "data/text_source.h"
 #include "data/token_file.h"
@@ -223,17 +223,17 @@ void Corpus::read(int64_t offset, int64_t count, int32_t* to) const {
 std::string Corpus::fingerprint() const {
   constexpr int64_t kSample = 1024;
   constexpr int64_t kSamplesPerSegment = 16;
-  XXH64_hash_t hash = 0;
+  uint64_t hash = 0;
   std::vector<int32_t> tokens(kSample);
   for (const Segment& segment : segments_) {
-    hash = XXH3_64bits_withSeed(&segment.count, sizeof(segment.count), hash);
+    hash = content_hash(&segment.count, sizeof(segment.count), hash);
     const int64_t part = std::min(kSample, segment.count);
     const int64_t last = segment.count - part;
     for (int64_t i = 0; i < kSamplesPerSegment; ++i) {
       const int64_t offset = last / (kSamplesPerSegment - 1) * i +
                              last % (kSamplesPerSegment - 1) * i / (kSamplesPerSegment - 1);
       segment.store->read(segment.store_begin + offset, part, tokens.data());
-      hash = XXH3_64bits_withSeed(tokens.data(), static_cast<size_t>(part) * sizeof(int32_t), hash);
+      hash = content_hash(tokens.data(), static_cast<size_t>(part) * sizeof(int32_t), hash);
     }
   }
   return fmt::format("{:016x}", hash);

@@ -1,7 +1,6 @@
 #include "data/file_hashes.h"
 
 #include <fmt/format.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <chrono>
@@ -13,6 +12,7 @@
 #include <utility>
 
 #include "base/atomic_file.h"
+#include "base/content_hash.h"
 #include "base/error.h"
 
 namespace fp8train {
@@ -38,10 +38,7 @@ bool is_settled(const FileIdentity& identity, int64_t read_at_ns) {
 
 /// Nothing when `stop` said so.
 std::optional<std::string> hash_content(const InputFile& file, const std::function<bool()>& stop) {
-  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(),
-                                                                       XXH3_freeState);
-  check(state != nullptr, "no memory for a hash state");
-  XXH3_128bits_reset(state.get());
+  ContentHasher hasher;
   std::vector<char> part(std::min<uint64_t>(file.size(), kReadBytes));
   for (uint64_t offset = 0; offset < file.size(); offset += part.size()) {
     if (stop()) {
@@ -49,10 +46,9 @@ std::optional<std::string> hash_content(const InputFile& file, const std::functi
     }
     part.resize(std::min<uint64_t>(file.size() - offset, kReadBytes));
     file.read(offset, part.data(), part.size());
-    XXH3_128bits_update(state.get(), part.data(), part.size());
+    hasher.update(part.data(), part.size());
   }
-  const XXH128_hash_t hash = XXH3_128bits_digest(state.get());
-  return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
+  return hasher.digest();
 }
 
 struct ReadFile {

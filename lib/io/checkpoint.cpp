@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -13,6 +12,7 @@
 #include <set>
 
 #include "base/atomic_file.h"
+#include "base/content_hash.h"
 #include "base/error.h"
 #include "io/strict_json.h"
 
@@ -26,26 +26,6 @@ constexpr const char* kPartial = ".partial";
 constexpr const char* kReplaced = ".replaced";
 constexpr size_t kReadBytes = 1U << 20;
 constexpr size_t kMaxText = 1U << 30;
-
-class Hasher {
- public:
-  Hasher() : state_(XXH3_createState(), XXH3_freeState) {
-    check(state_ != nullptr, "no memory for a hash state");
-    XXH3_128bits_reset(state_.get());
-  }
-  void update(const void* data, size_t bytes) {
-    if (bytes > 0) {
-      XXH3_128bits_update(state_.get(), data, bytes);
-    }
-  }
-  std::string digest() const {
-    const XXH128_hash_t hash = XXH3_128bits_digest(state_.get());
-    return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
-  }
-
- private:
-  std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state_;
-};
 
 std::string folder_name(int64_t step) {
   return fmt::format("{}{:06}", kPrefix, step);
@@ -145,7 +125,7 @@ void publish(const fs::path& partial, const fs::path& published) {
 }
 
 std::string hash_file(const InputFile& file) {
-  Hasher hasher;
+  ContentHasher hasher;
   std::vector<char> part(std::min<uint64_t>(file.size(), kReadBytes));
   for (uint64_t offset = 0; offset < file.size(); offset += part.size()) {
     part.resize(std::min<uint64_t>(file.size() - offset, kReadBytes));
@@ -201,7 +181,7 @@ FileRecord write_checkpoint_file(const fs::path& partial, const CheckpointFile& 
     throw CheckpointError(fmt::format("'{}' cannot be the name of a checkpoint file", file.name));
   }
   check(!file.text || file.tensors.empty(), "a checkpoint file holds text or tensors, not both");
-  Hasher hasher;
+  ContentHasher hasher;
   FileRecord record;
   record.name = file.name;
   AtomicFile out(partial / file.name);
@@ -327,6 +307,18 @@ std::optional<CheckpointPlace> newest_valid(const fs::path& root, std::vector<st
     }
   }
   return std::nullopt;
+}
+
+fs::path checkpoint_of_step(const fs::path& root, int64_t step) {
+  for (const CheckpointPlace& place : find_checkpoints(root)) {
+    if (place.step == step) {
+      return place.path;
+    }
+  }
+  throw CheckpointError(fmt::format(
+      "the first rank goes on from step {}, which is not here: all nodes must see the same "
+      "checkpoints in {}",
+      step, root.string()));
 }
 
 void remove_checkpoint(const CheckpointPlace& checkpoint) {

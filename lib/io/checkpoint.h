@@ -108,6 +108,10 @@ std::optional<CheckpointPlace> newest_valid(
     const std::filesystem::path& root, std::vector<std::string>& skipped,
     const std::function<void(const std::filesystem::path&)>& examine = {});
 
+/// The checkpoint from which the first rank goes on. Throws CheckpointError where this rank does
+/// not see it.
+std::filesystem::path checkpoint_of_step(const std::filesystem::path& root, int64_t step);
+
 /// Deletes a published checkpoint. Its name goes first, so that an interruption leaves no half of
 /// it. Throws DeviceError.
 void remove_checkpoint(const CheckpointPlace& checkpoint);

@@ -1,6 +1,6 @@
 #include <fmt/format.h>
-#include <xxhash.h>
 
+#include "base/content_hash.h"
 #include "base/error.h"
 #include "io/checkpoint.h"
 #include "io/json_number.h"
@@ -14,8 +14,9 @@ using Json = nlohmann::ordered_json;
 constexpr const char* kFormat = "fp8train-checkpoint";
 
 std::string hash_of(const std::string& text) {
-  const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
-  return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
+  ContentHasher hasher;
+  hasher.update(text.data(), text.size());
+  return hasher.digest();
 }
 
 Json body_of(const CheckpointManifest& manifest) {

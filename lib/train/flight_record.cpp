@@ -93,7 +93,7 @@ RankIdentity identity_of_this_rank(const FlightRecorder& recorder) {
 
 bool ObservedRank::holds_others_up() const {
   return process_state == "stopped" || process_state == "ended" ||
-         (state && state->waits_for() == nullptr);
+         (state && state->waits_for() == nullptr && state->given_up == 0);
 }
 
 std::vector<ObservedRank> observe_others(const std::vector<RankIdentity>& ranks, int own_rank) {
@@ -119,22 +119,34 @@ std::string describe(const FlightState& state) {
                      waits_for != nullptr ? " (" + describe_operation(*waits_for) + ")" : "");
 }
 
+/// A rank of another machine has a host and no more.
+std::string describe(const ObservedRank& rank) {
+  const bool is_here = !rank.process_state.empty();
+  std::string text =
+      fmt::format("rank {} (process {} on {}{})", rank.rank, rank.identity.process,
+                  host_of(rank.identity), is_here ? ", " + rank.process_state : "");
+  if (rank.state) {
+    text += fmt::format(": {}{}", describe(*rank.state),
+                        rank.state->given_up != 0 ? ", has given up waiting" : "");
+  } else if (is_here) {
+    text += ": cannot be read";
+  }
+  return text;
+}
+
 std::string describe(const std::vector<ObservedRank>& others) {
   constexpr size_t kMost = 4;
   std::vector<const ObservedRank*> seen;
   const bool some_hold_up = std::any_of(others.begin(), others.end(),
                                         [](const auto& other) { return other.holds_others_up(); });
   for (const ObservedRank& other : others) {
-    if (some_hold_up ? other.holds_others_up() : other.state.has_value()) {
+    if (!some_hold_up || other.holds_others_up()) {
       seen.push_back(&other);
     }
   }
   std::string text;
   for (size_t i = 0; i < std::min(seen.size(), kMost); ++i) {
-    text +=
-        fmt::format("{}rank {} (process {} on {}, {}): {}", i == 0 ? "" : "; ", seen[i]->rank,
-                    seen[i]->identity.process, host_of(seen[i]->identity), seen[i]->process_state,
-                    seen[i]->state ? describe(*seen[i]->state) : "cannot be read");
+    text += (i == 0 ? "" : "; ") + describe(*seen[i]);
   }
   return seen.size() > kMost ? fmt::format("{}; and {} more", text, seen.size() - kMost) : text;
 }

@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "base/flight_recorder.h"
 #include "comm/majority.h"
-#include "io/content_hash.h"
+#include "base/content_hash.h"
 
 namespace fp8train {
 namespace {

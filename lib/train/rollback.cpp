@@ -67,18 +67,6 @@ void delete_newer(const fs::path& root, int64_t step) {
   }
 }
 
-fs::path folder_of(const fs::path& root, int64_t step) {
-  for (const CheckpointPlace& place : find_checkpoints(root)) {
-    if (place.step == step) {
-      return place.path;
-    }
-  }
-  throw CheckpointError(fmt::format(
-      "the first rank goes back to step {}, which is not here: all nodes must see the same "
-      "checkpoints in {}",
-      step, root.string()));
-}
-
 [[noreturn]] void give_up(const DivergenceError& divergence, const std::string& why) {
   throw DivergenceError(fmt::format("{}. {}", divergence.what(), why), divergence.kind(),
                         divergence.first_step());
@@ -108,7 +96,7 @@ ResumedRun roll_back(const DivergenceError& divergence, const fs::path& root, En
     delete_newer(root, step);
   }
   wait_for_first_rank(comm);
-  ResumedRun resumed = resume_from(folder_of(root, step), engine, session, comm);
+  ResumedRun resumed = resume_from(checkpoint_of_step(root, step), engine, session, comm);
   agree_on_step(comm, resumed.state.step, root);
   resumed.state.rollbacks = now.rollbacks;
   resumed.state.rollbacks.push_back({.from_step = now.step,

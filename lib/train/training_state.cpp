@@ -251,15 +251,7 @@ std::optional<ResumedRun> resume_newest(const std::filesystem::path& root, Engin
     }
     throw CheckpointError(message);
   }
-  for (const CheckpointPlace& place : find_checkpoints(root)) {
-    if (place.step == step) {
-      return load_checkpoint(place.path, engine, session);
-    }
-  }
-  throw CheckpointError(fmt::format(
-      "the first rank goes on from step {}, which is not here: all nodes must see the same "
-      "checkpoints in {}",
-      step, root.string()));
+  return load_checkpoint(checkpoint_of_step(root, step), engine, session);
 }
 
 }  // namespace fp8train

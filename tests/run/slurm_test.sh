@@ -6,52 +6,13 @@ set -uo pipefail
 program=$(readlink -f "${1:?usage: slurm_test.sh PROGRAM}")
 attempt=${2:-1}
 root=$(readlink -f "$(dirname "$0")/../..")
-folder=$(mktemp -d /tmp/fp8slurm.XXXXXX)  # short: sockets lie in it
-chmod 755 "$folder"
-cluster=$folder/cluster
-failures=0
+. "$root/tests/run/slurm_support.sh"
 
-tear_down() {
-  [ ! -e "$cluster/slurm.conf" ] || "$root/scripts/slurm_cluster.sh" down "$cluster"
-  rm -rf "$folder"
-}
-trap tear_down EXIT
-trap 'exit 1' INT TERM
-
-section() { echo "[$SECONDS s] $1"; }
-fail() {
-  echo "FAILED: $1"
-  [ -z "${2:-}" ] || tail -n 30 "$2" | sed 's/^/    /'
-  failures=$((failures + 1))
-}
-# check WHAT COMMAND...: the command succeeds
-check() {
-  local what=$1
-  shift
-  "$@" || fail "$what" "${log:-}"
-}
-# wait_until COMMAND...: at most a minute
-wait_until() {
-  local try
-  for ((try = 0; try < 1200; try++)); do
-    ! "$@" || return 0
-    sleep 0.05
-  done
-  return 1
-}
-numbers() { sed -n "s/.*\"$2\":\([^,}]*\).*/\1/p" "$1/metrics.jsonl"; } # RUN KEY
-reached() { grep -q "^{\"step\":$2," "$1/metrics.jsonl" 2>/dev/null; }   # RUN STEP
 # agree RUN RUN TOLERANCE: as many losses in both, the same relative to their size
 agree() {
   paste <(numbers "$1" loss) <(numbers "$2" loss) | awk -v tolerance="$3" '
     { d = $1 / $2 - 1; if (d < 0) d = -d; if (NF != 2 || !(d < tolerance)) bad = 1; if (d > largest) largest = d }
     END { printf "  %d losses, largest relative difference %.1e\n", NR, largest; exit NR == 0 || bad }'
-}
-same_weights() { # RUN RUN: every bit of the last checkpoint
-  local file
-  for file in model optimizer; do
-    cmp "$1/checkpoints/step-000200/$file.safetensors" "$2/checkpoints/step-000200/$file.safetensors" || return 1
-  done
 }
 pid_of_rank() { # RUN RANK
   local pid
@@ -60,31 +21,9 @@ pid_of_rank() { # RUN RANK
   done
   return 1
 }
-# `sbatch --wait` may look half a minute late: only one job is submitted with it.
-batch() { sbatch --parsable --output="$1.log" "${@:2}"; } # NAME ARGUMENT...: prints the job's number
-state() { scontrol show job --oneliner "$1" | sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p'; }
-is_over() { case $(state "$1") in COMPLETED | FAILED | CANCELLED | TIMEOUT | NODE_FAIL) ;; *) return 1 ;; esac; }
-succeeds() { # JOB
-  wait_until is_over "$1" || echo "job $1 is still $(state "$1")"
-  [ "$(state "$1")" = COMPLETED ]
-}
 
-# Open MPI 4.1.4: on a busy machine a rank in some 3 of 100 starts on two nodes dies within MPI_Init, where mca_btl_tcp calls a function at
-# address 0. Such a stack has a single frame; one of the program's own mistakes would have more.
-open_mpi_crashed() { grep -h -A1 "\] \[ 0\] " ./*.log | grep -q "End of error message"; }
-
-# A job that this test may run in is none of its business.
-unset "${!SLURM_@}" "${!PMIX_@}" "${!OMPI_@}" "${!SRUN_@}" "${!SBATCH_@}" "${!OMP_@}" "${!FP8TRAIN_@}"
-"$root/scripts/slurm_cluster.sh" up "$cluster" 7 16
-code=$?
-[ $code = 0 ] || exit $code
-. "$cluster/env"
-cd "$folder" || exit 1
-mkdir bin && ln -s "$program" bin/fp8train
-export PATH=$folder/bin:$PATH
-
-awk 'BEGIN { split("the river ran over stones and we slept cold moon told no-one.", w, " "); x = 7
-  for (i = 0; i < 4000; i++) { x = (x * 16807) % 2147483647; printf "%s%s", w[x % 12 + 1], x % 9 ? " " : "\n" } }' >text.txt
+begin_cluster 7 16
+ln -s "$program" bin/fp8train
 cat >run.yaml <<'YAML'
 model: {preset: toy}
 data: {train: [{path: text.txt}], val_fraction: 0.1, seq_length: 32}
@@ -187,7 +126,7 @@ check "the exit code is not 0" test $? != 0
 check "the others end within 10 s" test $((SECONDS - began)) -le 10
 check "the run had not finished" test ! -e killed/summary.json
 check "the same command goes on" "${command[@]}" >again.log 2>&1
-check "to the bits of the undisturbed run" same_weights killed whole
+check "to the bits of the undisturbed run" same_weights killed whole 000200
 
 section "the stopped run after its restart"
 log=stopped.log
@@ -196,7 +135,7 @@ check "it stopped with a checkpoint" grep -q "stopped at step .* (signal)" stopp
 check "srun's exit code was 75" grep -q "with exit code 75" stopped.log
 check "it was started again once" grep -q "restart 1, on" stopped.log
 check "not twice" test "$(grep -c "restart ., on" stopped.log)" = 2
-check "the bits of the undisturbed run" same_weights stopped whole
+check "the bits of the undisturbed run" same_weights stopped whole 000200
 
 section "the run of the lost node after its restart"
 log=crashed.log
@@ -206,11 +145,4 @@ check "and went on with two" grep -q "restart 1, on n\[3-4\]" crashed.log
 check "with four ranks instead of six" grep -q "(4 ranks x " crashed.log
 check "to the losses of one rank" agree crashed one 1e-6
 
-section "done"
-if [ $failures != 0 ] && [ "$attempt" -lt 3 ] && open_mpi_crashed; then
-  echo "$failures failed, and Open MPI crashed: once more"
-  tear_down
-  cd "$root" && exec bash "$root/tests/run/slurm_test.sh" "$program" $((attempt + 1))
-fi
-[ $failures = 0 ] || { echo "$failures failed"; exit 1; }
-echo "passed"
+end_test "$root/tests/run/slurm_test.sh" "$program" "$attempt"

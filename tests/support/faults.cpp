@@ -29,9 +29,14 @@ Fault injected;
 bool has_happened = false;
 float value_before = 0;
 
+/// By mpirun, or by Slurm.
 int rank_of_this_process() {
-  const char* const text = std::getenv("OMPI_COMM_WORLD_RANK");
-  return text == nullptr ? 0 : std::atoi(text);
+  for (const char* const name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK"}) {
+    if (const char* const text = std::getenv(name)) {
+      return std::atoi(text);
+    }
+  }
+  return 0;
 }
 
 void announce(int64_t step) {

@@ -1,0 +1,31 @@
+#pragma once
+// Fast hashes of bytes (XXH3), for comparing contents and not against an adversary.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace fp8train {
+
+/// 64 bits: of `bytes` bytes of `data`, continued from `before`.
+uint64_t content_hash(const void* data, size_t bytes, uint64_t before = 0);
+
+/// 128 bits, of bytes that come in parts.
+class ContentHasher {
+ public:
+  ContentHasher();
+  ~ContentHasher();
+  ContentHasher(const ContentHasher&) = delete;
+  ContentHasher& operator=(const ContentHasher&) = delete;
+
+  void update(const void* data, size_t bytes);
+  /// Of all bytes so far: 32 hexadecimal digits.
+  std::string digest() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace fp8train
