@@ -47,11 +47,16 @@ if(FP8TRAIN_SANITIZE)
   target_link_options(fp8train_flags INTERFACE -fsanitize=${FP8TRAIN_SANITIZE})
   # Sanitized code takes GCC long to compile, a fourth of it for checks of pointers that AddressSanitizer makes too: a null pointer ends the
   # program there. The build for fuzzing, by clang, has all checks, and is optimized for the sake of the inputs that it tries.
+  # Flags of a target's property come after those above, which they change.
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    set(FP8TRAIN_COLD_FLAGS -O0)
+    set(cold -O0)
     if(FP8TRAIN_SANITIZE MATCHES "undefined")
       target_compile_options(fp8train_flags INTERFACE -fno-sanitize=null,vptr,object-size,nonnull-attribute,returns-nonnull-attribute)
-      list(APPEND FP8TRAIN_COLD_FLAGS -fno-sanitize=alignment)
+      list(APPEND cold -fno-sanitize=alignment)
     endif()
+    target_compile_options(fp8train_flags INTERFACE "$<$<BOOL:$<TARGET_PROPERTY:FP8TRAIN_COLD>>:${cold}>")
+  endif()
+  if(FP8TRAIN_FUZZ)
+    target_compile_options(fp8train_flags INTERFACE "$<$<BOOL:$<TARGET_PROPERTY:FP8TRAIN_READS_NO_INPUT>>:-O0;-fno-sanitize=all>")
   endif()
 endif()

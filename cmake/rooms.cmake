@@ -4,7 +4,7 @@ set(FP8TRAIN_ROOMS base numeric device tensor ops precision nn model optim comm 
 # fp8train_room(NAME [COLD] [SOURCES file...] [DEPENDS room...] [LIBRARIES target...] [PRIVATE_LIBRARIES target...])
 #
 # COLD: no code of it runs for every element or token; a release build compiles it with -O1, in two thirds of the time. A sanitized
-# build compiles all rooms without loops over elements with -O0 (FP8TRAIN_COLD_FLAGS). A file that has such code is named in the room's CMakeLists.txt.
+# build compiles all rooms without loops over elements with -O0. A file that has such code is named in the room's CMakeLists.txt.
 # One target per room. A room sees only its own headers and those of the rooms it names: each room's folder is reached through an
 # include directory of its own, so an include that is not declared here does not compile.
 function(fp8train_room name)
@@ -30,7 +30,10 @@ function(fp8train_room name)
       target_compile_options(fp8train_${name} PRIVATE $<$<CONFIG:Release>:-O1>)
     endif()
     if(NOT name MATCHES "^(numeric|tensor|ops|comm)$")  # which have the loops that tests spend their time in
-      target_compile_options(fp8train_${name} PRIVATE ${FP8TRAIN_COLD_FLAGS})
+      set_target_properties(fp8train_${name} PROPERTIES FP8TRAIN_COLD ON)
+    endif()
+    if(name MATCHES "^(device|tensor|ops|precision|nn|model|optim)$")  # no input is read there
+      set_target_properties(fp8train_${name} PROPERTIES FP8TRAIN_READS_NO_INPUT ON)
     endif()
   else()
     add_library(fp8train_${name} INTERFACE)
@@ -53,6 +56,9 @@ function(fp8train_test room)
     set(TEST_SANITIZED_EVERY 1)
   endif()
   fp8train_unit_test(${room} ${room}_test ${TEST_SANITIZED_EVERY})
+  if(NOT room MATCHES "^(numeric|tensor|ops)$")  # whose tests compute
+    set_target_properties(${room}_test PROPERTIES FP8TRAIN_COLD ON)
+  endif()
   fp8train_precompiled_test_headers(${room}_test)
   if(NOT TEST_UNITY)
     set_target_properties(${room}_test PROPERTIES UNITY_BUILD OFF)
@@ -70,10 +76,16 @@ function(fp8train_unit_test name program every)
 endfunction()
 
 # fp8train_precompiled_test_headers(PROGRAM): with FP8TRAIN_UNITY the test program's files begin with tests/support/precompiled.h, which is
-# parsed once for all programs. All of them are compiled with OpenMP's option, which such headers have to agree in.
+# parsed once for all programs; in a sanitized build once more for those that are compiled as COLD ones. All of them are compiled with OpenMP's
+# option, which such headers have to agree in.
 function(fp8train_precompiled_test_headers program)
   if(FP8TRAIN_UNITY)
-    target_precompile_headers(${program} REUSE_FROM fp8train_test_headers)
+    get_target_property(cold ${program} FP8TRAIN_COLD)
+    if(cold AND TARGET fp8train_cold_test_headers)
+      target_precompile_headers(${program} REUSE_FROM fp8train_cold_test_headers)
+    else()
+      target_precompile_headers(${program} REUSE_FROM fp8train_test_headers)
+    endif()
     target_link_libraries(${program} PRIVATE $<TARGET_NAME_IF_EXISTS:OpenMP::OpenMP_CXX>)
   endif()
 endfunction()

@@ -13,11 +13,12 @@
 #   FP8TRAIN_JOBS            parallel compilers; default as in scripts/build.sh
 #   FP8TRAIN_CUDA_ARCHITECTURES  GPUs that kernels are compiled for where there is nvcc, 90a-real: one takes a third of the time of all
 #   FP8TRAIN_FUZZ_SECONDS    time for each fuzz target, 12 (scripts/soak.sh fuzz takes 600)
-#   FP8TRAIN_TIDY_SECONDS    time for fuzzing and clang-tidy together, 150. Files changed since the branch left main come first and
+#   FP8TRAIN_TIDY_SECONDS    time for fuzzing and clang-tidy together, 100. Files changed since the branch left main come first and
 #                            always; then the others, from a place that the commit decides, until the time is over. 0: only changed
 #                            files; all: every file, whatever it takes
-#   FP8TRAIN_TEST_ROTATION   the part of their longest lists of cases that sanitized tests run: a number, by default that of the commits;
-#                            all: every case
+#   FP8TRAIN_TEST_ROTATION   a number, by default that of the commits. Even ones have AddressSanitizer for the modules that compute, and
+#                            ThreadSanitizer; odd ones have AddressSanitizer for the other modules, and fuzzing. It also chooses the part of
+#                            their longest lists of cases that sanitized tests run. all: everything
 #   FP8TRAIN_SKIP            stages to leave out, by name, separated by spaces
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
@@ -29,7 +30,7 @@ for argument in "$@"; do
   case $argument in
     --quick) quick=1 ;;
     --no-setup) setup=0 ;;
-    -h | --help) sed -n '2,22s/^# \{0,1\}//p' scripts/test.sh; exit 0 ;;
+    -h | --help) sed -n '2,24s/^# \{0,1\}//p' scripts/test.sh; exit 0 ;;
     *) echo "test.sh: unknown option '$argument'" >&2; exit 2 ;;
   esac
 done
@@ -45,8 +46,12 @@ table=() # NAME SECONDS CPU-SECONDS of each stage
 
 export FP8TRAIN_CUDA_ARCHITECTURES=${FP8TRAIN_CUDA_ARCHITECTURES:-90a-real}
 
-# Sanitized tests run a part of their longest lists, another one after each commit (tests/support/sanitized.h).
-export FP8TRAIN_TEST_ROTATION=${FP8TRAIN_TEST_ROTATION:-$(git rev-list --count HEAD 2>/dev/null || echo 0)}
+# Sanitized tests run a part of the modules, and a part of their longest lists of cases (tests/support/share.sh): another one after each commit.
+rotation=${FP8TRAIN_TEST_ROTATION:-$(git rev-list --count HEAD 2>/dev/null || echo 0)}
+in_half() { [ "$rotation" = all ] || [ $((rotation % 2)) = "$1" ]; }
+share=all
+[ "$rotation" = all ] || share=$((rotation / 2))
+export FP8TRAIN_TEST_ROTATION=$share
 
 # Test programs share the cores: threads that wait must not spin.
 export OMP_WAIT_POLICY=passive
@@ -170,14 +175,26 @@ install_stage() {
   return $status
 }
 
-# build_unit_tests PRESET PATTERN: of the unit tests, the programs whose name is PATTERN.
+# build_unit_tests PRESET PATTERN [GREP-OPTION]: of the unit tests, the programs whose name is PATTERN, or with -v the others.
 # Not run_*_test, which start the program: it trains too slowly in this build; nor mpi_comm_test, which mpirun starts.
 build_unit_tests() {
-  local preset=$1 targets
+  local preset=$1
   cmake --preset "$preset" || return 1
-  mapfile -t targets < <(programs "build/$preset" "$2_test" | grep -vE '^bin/(run|mpi)_')
-  [ ${#targets[@]} != 0 ] || { echo "no unit tests in build/$preset"; return 1; }
-  bash scripts/build.sh "${jobs[@]}" --preset "$preset" $(printf -- '--target %s ' "${targets[@]}")
+  mapfile -t unit_tests < <(programs "build/$preset" '[A-Za-z0-9_]*_test' | grep -vE '^bin/(run|mpi)_' | grep -E ${3:+"$3"} "^bin/$2_test\$")
+  [ ${#unit_tests[@]} != 0 ] || { echo "no unit tests in build/$preset"; return 1; }
+  bash scripts/build.sh "${jobs[@]}" --preset "$preset" $(printf -- '--target %s ' "${unit_tests[@]}")
+}
+
+# run_built_unit_tests PRESET: those whose programs build_unit_tests has built.
+run_built_unit_tests() {
+  local names
+  names=$(ctest --test-dir "build/$1" -L unit --show-only=json-v1 | python3 -c '
+import json, pathlib, sys
+built = set(sys.argv[1:])
+tests = json.load(sys.stdin)["tests"]
+print("|".join(test["name"] for test in tests if built & {"bin/" + pathlib.Path(part).name for part in test.get("command", [])}))
+' "${unit_tests[@]}")
+  run_ctest "build/$1" -L unit -R "^($names)\$" -j "$cores"
 }
 
 # LeakSanitizer stops the world with ptrace, which some containers forbid.
@@ -188,13 +205,24 @@ leaks_can_be_found() {
 }
 
 asan_stage() {
-  build_unit_tests asan '[A-Za-z0-9_]*' || return 1
+  local others='(comm|nccl_comm|config|data|io|parallel|train)' built
+  if [ "$rotation" = all ]; then
+    built=all
+    build_unit_tests asan '[A-Za-z0-9_]*' || return 1
+  elif in_half 0; then
+    built="modules that compute"
+    build_unit_tests asan "$others" -v || return 1
+  else
+    built="${others//[()]/}"
+    build_unit_tests asan "$others" || return 1
+  fi
+  note "${built//|/ }"
   local leaks=1
   leaks_can_be_found || { leaks=0; note "leaks not checked: LeakSanitizer does not work here"; }
   personality=()
   ASAN_OPTIONS=detect_leaks=$leaks:detect_stack_use_after_return=1:strict_string_checks=1 \
     LSAN_OPTIONS=suppressions=$root/scripts/sanitizers/lsan.supp:print_suppressions=0 \
-    UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 run_ctest build/asan -L unit -j "$cores"
+    UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 run_built_unit_tests asan
 }
 
 # Built without OpenMP, because libgomp's barriers are invisible to ThreadSanitizer; the one thread of oneDNN's own OpenMP as well.
@@ -206,14 +234,14 @@ tsan_stage() {
   others=(config model nn numeric ops optim precision tensor)
   local i
   for i in "${!others[@]}"; do
-    if [ "$FP8TRAIN_TEST_ROTATION" = all ] || [ $((i % 3)) = $((FP8TRAIN_TEST_ROTATION % 3)) ]; then programs+="|${others[$i]}"; fi
+    if [ "$share" = all ] || [ $((i % 3)) = $((share % 3)) ]; then programs+="|${others[$i]}"; fi
   done
   build_unit_tests tsan "($programs)" || return 1
   note "programs: ${programs//|/ }"
   personality=()
   if setarch "$(uname -m)" -R true 2>/dev/null; then personality=(setarch "$(uname -m)" -R); fi
   OMP_NUM_THREADS=1 TSAN_OPTIONS=ignore_noninstrumented_modules=1:second_deadlock_stack=1 \
-    run_ctest build/tsan -L unit -R "^($programs)(_|\$)" -j "$cores"
+    run_built_unit_tests tsan
 }
 
 fuzz_build_stage() {
@@ -273,12 +301,12 @@ fuzz_or_tidy() {
 
 # Fuzz targets and clang-tidy in one queue, so that no core waits for the last target.
 fuzz_and_tidy_stage() {
-  local output=$logs/fuzz-and-tidy.results seconds=${FP8TRAIN_TIDY_SECONDS:-150} checked tidy_ok=1 good bad
+  local output=$logs/fuzz-and-tidy.results seconds=${FP8TRAIN_TIDY_SECONDS:-100} checked tidy_ok=1 good bad
   [ "$seconds" != all ] || seconds=1000000
   cmake --preset fuzz -B build/tidy -DFP8TRAIN_UNITY=OFF || return 1
   export tidy_deadline=$(($(date +%s) + seconds)) logs
   export -f fuzz_one tidy_one fuzz_or_tidy
-  { find build/fuzz/bin -maxdepth 1 -type f -executable -name '*fuzz*' | sort | sed 's/^/fuzz /'; tidy_files; } |
+  { ! in_half 1 || find build/fuzz/bin -maxdepth 1 -type f -executable -name '*fuzz*' | sort | sed 's/^/fuzz /'; tidy_files; } |
     xargs -P "$cores" -L 1 bash -c 'fuzz_or_tidy "$@"' queue | tee "$output" | grep -v '^tidy left '
   checked=$(grep -cE '^tidy (passed|FAILED) ' "$output")
   note "clang-tidy: $checked of $((checked + $(grep -c '^tidy left ' "$output"))) files"
@@ -303,8 +331,8 @@ if stage build build_stage; then
 fi
 if [ $quick = 0 ]; then
   stage asan asan_stage
-  stage tsan tsan_stage
-  stage fuzz-build fuzz_build_stage
+  ! in_half 0 || stage tsan tsan_stage
+  ! in_half 1 || stage fuzz-build fuzz_build_stage
   stage fuzz-and-tidy fuzz_and_tidy_stage
 fi
 finish

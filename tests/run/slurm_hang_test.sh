@@ -58,9 +58,9 @@ PY
 ended() {
   log=$3.log
   if [ "$3" = start_up ]; then
-    check "$3: what hung is named" grep -q "in start_up for" "$log" # nobody knows the others yet
     # Slurm 22.05 may not start the step of a job again on a node where it was ended within PMIx: a new job does.
     wait_until is_over "$4"
+    check "$3: what hung is named" grep -q "in start_up for" "$log" # nobody knows the others yet
     check "$3: a new job succeeds" srun -N2 --ntasks-per-node=2 fp8train run.yaml output_dir="$3" >again.log 2>&1
   else
     check "$3: the job succeeds in the end" succeeds "$4"
