@@ -88,7 +88,7 @@ struct Layer {
   ParameterStore store;
   ScalingState scaling;
   Parameter* up = store.add({.name = "up", .shape = {kWidth, kWidth}});
-  Parameter* down = store.add({.name = "down", .shape = {kWidth, kInner}});
+  Parameter* down;
   Parameter* scale = store.add({.name = "norm", .shape = {kWidth}});
   Arena saved{*device, MemoryCategory::saved_activations};
   Arena scratch{*device, MemoryCategory::workspace};
@@ -107,10 +107,13 @@ struct Layer {
     return values;
   }
 
-  explicit Layer(const PrecisionPlan& plan) {
+  explicit Layer(const PrecisionPlan& plan, MlpActivation activation = MlpActivation::swiglu) {
+    const bool gated = activation == MlpActivation::swiglu;
+    const int64_t inner = gated ? kInner : kWidth;
+    down = store.add({.name = "down", .shape = {kWidth, inner}});
     const std::vector<LinearPlan> plans = plan_linears(
-        plan, {{"up", kWidth, kWidth, 0, false}, {"down", kInner, kWidth, 0, false, true}});
-    mlp = std::make_unique<Mlp>(MlpActivation::swiglu, Linear(plans[0], up, nullptr, scaling),
+        plan, {{"up", kWidth, kWidth, 0, false}, {"down", inner, kWidth, 0, false, gated}});
+    mlp = std::make_unique<Mlp>(activation, Linear(plans[0], up, nullptr, scaling),
                                 Linear(plans[1], down, nullptr, scaling),
                                 saved_format(plan, plan.saved_nonlinear));
     norm =
@@ -126,9 +129,9 @@ struct Layer {
       weight[static_cast<size_t>(i * kWidth + i)] = 1.0F;
     }
     set_value(*device, *up, weight.data());
-    weight.assign(kWidth * kInner, 0.0F);
-    for (int64_t i = 0; i < kInner; ++i) {
-      weight[static_cast<size_t>(i * kInner + i)] = 1.0F;
+    weight.assign(static_cast<size_t>(kWidth * inner), 0.0F);
+    for (int64_t i = 0; i < inner; ++i) {
+      weight[static_cast<size_t>(i * inner + i)] = 1.0F;
     }
     set_value(*device, *down, weight.data());
     set_value(*device, *scale, std::vector<float>(kWidth, 0.75F).data());
@@ -169,11 +172,11 @@ struct Layer {
     y = download(out);
     saved_bytes = saved.mark();
     if (training) {
-      std::fill_n(down->gradient.as<float>(), kWidth * kInner, 0.0F);
+      std::fill_n(down->gradient.as<float>(), down->shape.count(), 0.0F);
       mlp->backward(context(true), upload(dy), gradient, state);
       dx = download(gradient);
       const float* from_down = down->gradient.as<float>();
-      down_gradient.assign(from_down, from_down + kWidth * kInner);
+      down_gradient.assign(from_down, from_down + down->shape.count());
     }
   }
   void run_norm(bool training) {
@@ -283,6 +286,24 @@ TEST_CASE("a SwiGLU reads codes in both passes where the plan says so, as COAT's
   CHECK(differing(layer.y, Swiglu(codes, layer.dy, false).y()) > kRows * kInner / 2);
   layer.run_mlp(false);
   CHECK(differing(layer.y, wanted.y()) == 0);  // evaluation as in training
+}
+
+TEST_CASE("a GELU reads codes in both passes where the plan says so") {
+  const auto gelu = [](double x) {
+    return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+  };
+  for (const bool forward : {false, true}) {
+    Layer layer(plan_with("e4m3 group(16)", forward, false), MlpActivation::gelu);
+    layer.run_mlp(true);
+    const Values codes = as_codes(layer.x, kWidth, 16, true);
+    Values y, dx;
+    for (size_t i = 0; i < codes.size(); ++i) {
+      y.push_back(gelu(forward ? codes[i] : layer.x[i]));
+      dx.push_back(layer.dy[i] * (gelu(codes[i] + 1e-6) - gelu(codes[i] - 1e-6)) / 2e-6);
+    }
+    CHECK(differing(layer.y, y) == 0);
+    CHECK(differing(layer.dx, dx) == 0);
+  }
 }
 
 TEST_CASE("a SwiGLU of a plan that evaluates in high precision evaluates the values") {
