@@ -114,6 +114,12 @@ std::vector<Field> precision_fields() {
           .when(selects_by_method),
       maybe_flag("precision.self_exact", request(&PlanRequest::self_exact),
                  "A rank's own contribution to a gradient is not rounded to the wire's format"),
+      maybe_flag("precision.forward_reads_saved", request(&PlanRequest::forward_reads_saved),
+                 "Norms and activation functions read the codes of saved_norm and saved_nonlinear "
+                 "in the forward pass too; default: the plan's"),
+      maybe_flag("precision.recompute_swiglu", request(&PlanRequest::recompute_swiglu),
+                 "The product of a SwiGLU is made again in the backward pass from what "
+                 "saved_nonlinear stores; default: the plan's"),
   };
   for (Field& field : tuning_fields()) {
     field.aliases = {"precision." + field.key.substr(field.key.find('.') + 1)};

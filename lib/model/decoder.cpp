@@ -52,7 +52,7 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
     : device_(&device),
       config_(config),
       plan_(plan),
-      keeps_block_inputs_(!compresses() || options.recompute == Recompute::block) {
+      keeps_block_inputs_(!encodes_residuals() || options.recompute == Recompute::block) {
   check(config_.vocab_size > 0, "the vocabulary is known before a model is built");
   if (config_.head_dim > device.traits().max_head_dim) {
     throw ConfigError(fmt::format(
@@ -86,7 +86,11 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
   }
   parameters_.begin_unit();
   saved_.resize(blocks_.size());
-  final_norm_ = std::make_unique<Norm>(make_norm("final_norm"));
+  // Forward reads codes in the blocks only; the norm after them reads the residual stream, which
+  // stays alive until its backward pass.
+  final_norm_ = std::make_unique<Norm>(
+      make_norm("final_norm",
+                plan_.forward_reads_saved ? SavedFormat{plain(plan_.activation)} : norm_input()));
   Parameter* head_weight = embedding_;
   if (!config_.tie_word_embeddings) {
     head_weight = parameters_.add({.name = "head.weight",
@@ -105,7 +109,7 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
   allocate(options);
 }
 
-Norm Decoder::make_norm(const std::string& name) {
+Norm Decoder::make_norm(const std::string& name, const SavedFormat& input) {
   const bool centered = config_.norm == NormKind::layer_norm;
   Parameter* weight = parameters_.add({.name = name + ".weight",
                                        .shape = {config_.hidden_size},
@@ -118,7 +122,7 @@ Norm Decoder::make_norm(const std::string& name) {
                             .decay = false,
                             .init = Init::zeros});
   }
-  return {weight, bias, centered, config_.norm_eps, compresses()};
+  return {weight, bias, centered, config_.norm_eps, input};
 }
 
 Linear Decoder::make_linear(const std::string& name, bool bias, float init_std) {
@@ -157,7 +161,7 @@ void Decoder::add_block(int64_t index, const DecoderOptions& options) {
     return parameters_.add(
         {.name = layer + name, .shape = {config_.head_dim}, .decay = false, .init = Init::ones});
   };
-  const Norm attention_norm = make_norm(layer + "attention_norm");
+  const Norm attention_norm = make_norm(layer + "attention_norm", norm_input());
   Linear qkv = make_linear(layer + "attention.qkv", config_.qkv_bias, range);
   Parameter* q_norm = head_norm("attention.q_norm.weight");
   Parameter* k_norm = head_norm("attention.k_norm.weight");
@@ -165,14 +169,15 @@ void Decoder::add_block(int64_t index, const DecoderOptions& options) {
       make_linear(layer + "attention.output", config_.attention_output_bias, residual_range);
   Attention attention({config_.num_attention_heads, config_.num_key_value_heads, config_.head_dim},
                       std::move(qkv), std::move(output), q_norm, k_norm, config_.norm_eps, rotary_);
-  const Norm mlp_norm = make_norm(layer + "mlp_norm");
+  const Norm mlp_norm = make_norm(layer + "mlp_norm", norm_input());
   Linear up = make_linear(layer + "mlp.up", config_.mlp_bias, range);
   Linear down = make_linear(layer + "mlp.down", config_.mlp_bias, residual_range);
   const MlpActivation activation =
       config_.mlp == MlpKind::swiglu ? MlpActivation::swiglu : MlpActivation::gelu;
-  blocks_.emplace_back(attention_norm, std::move(attention), mlp_norm,
-                       Mlp(activation, std::move(up), std::move(down), compresses()),
-                       options.recompute == Recompute::block, compresses());
+  blocks_.emplace_back(
+      attention_norm, std::move(attention), mlp_norm,
+      Mlp(activation, std::move(up), std::move(down), saved_format(plan_, plan_.saved_nonlinear)),
+      options.recompute == Recompute::block, encodes_residuals());
 }
 
 void Decoder::allocate(const DecoderOptions& options) {

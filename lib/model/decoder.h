@@ -89,10 +89,11 @@ class Decoder {
                 float gradient_factor);
   void backward(const StepContext& context, ConstView tokens, const View& gradient, int64_t batch);
   void add_block(int64_t index, const DecoderOptions& options);
-  Norm make_norm(const std::string& name);
+  Norm make_norm(const std::string& name, const SavedFormat& input);
   Linear make_linear(const std::string& name, bool bias, float init_std);
-  /// Backward reads codes of the inputs of norms and activation functions.
-  bool compresses() const { return plan_.saved_nonlinear.is_scaled(); }
+  /// Backward reads codes of the inputs of norms: nothing of the residual stream stays alive.
+  bool encodes_residuals() const { return plan_.saved_norm.is_scaled(); }
+  SavedFormat norm_input() const { return saved_format(plan_, plan_.saved_norm); }
   void allocate(const DecoderOptions& options);
   void fill_rotary_tables();
 

@@ -18,15 +18,16 @@ class Block {
     Mlp::Saved mlp;
   };
 
-  /// `compress`: of norms and mlp; nothing of the residual stream stays alive then.
+  /// `encodes_residuals`: the norms store codes, so that nothing of the residual stream stays
+  /// alive.
   Block(Norm attention_norm, Attention attention, Norm mlp_norm, Mlp mlp, bool recompute,
-        bool compress)
+        bool encodes_residuals)
       : attention_norm_(attention_norm),
         attention_(std::move(attention)),
         mlp_norm_(mlp_norm),
         mlp_(std::move(mlp)),
         recompute_(recompute),
-        compress_(compress) {}
+        encodes_residuals_(encodes_residuals) {}
 
   Attention& attention() { return attention_; }
   Mlp& mlp() { return mlp_; }
@@ -47,7 +48,7 @@ class Block {
   Norm mlp_norm_;
   Mlp mlp_;
   bool recompute_;
-  bool compress_;
+  bool encodes_residuals_;
 };
 
 }  // namespace fp8train

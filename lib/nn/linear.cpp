@@ -70,7 +70,7 @@ LinearOperand Linear::smoothed_weight(const StepContext& context, ConstView smoo
 
 LinearOperands::Wanted Linear::wanted_of_input(const StepContext& context) const {
   return {x_.scaled_along_rows() && (context.training || plan_.evaluate_scaled),
-          x_.scaled_along_columns() && context.training};
+          x_.scaled_along_columns() && context.training && !plan_.remade_input};
 }
 
 Linear::Input Linear::place(const StepContext& context, const LinearOperands& operands,
@@ -123,6 +123,25 @@ Linear::Input Linear::place_gradient(const StepContext& context, int64_t rows) c
                              bias_ == nullptr;
   return place(context, dy_, {rows, plan_.site.out_features}, kBoth, *context.scratch,
                codes_suffice ? nullptr : context.scratch);
+}
+
+Linear::Input Linear::place_remade(const StepContext& context, int64_t rows) const {
+  Input input;
+  input.plain =
+      fp8train::allocate(*context.scratch, plan_.activation, {rows, plan_.site.in_features});
+  if (smooths(plan_)) {
+    input.smoothing = fp8train::allocate(*context.scratch, DType::f32, {plan_.site.in_features});
+  }
+  return input;
+}
+
+Linear::Saved Linear::save_remade(const StepContext& context, const Input& x) const {
+  const LinearOperands::Memory scratch = memory_of(*context.scratch);
+  const LinearOperands::Source source = {.plain = x.plain, .slot = nullptr, .codes = {}};
+  const LinearOperands::Wanted wanted = {false, x_.scaled_along_columns()};
+  StepContext again = context;
+  again.collect_statistics = false;  // those of the forward pass stay
+  return {x_.make(again, source, wanted, {scratch, scratch}).along_columns, x.smoothing};
 }
 
 void Linear::forward(const StepContext& context, ConstView x, View y, Saved& saved) const {

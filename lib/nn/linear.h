@@ -67,7 +67,7 @@ class Linear {
 
   /// Whether forward's x must stay alive until backward (place it in context.saved) because codes
   /// do not replace it.
-  bool keeps_input() const { return !plan_.wgrad.b.is_scaled(); }
+  bool keeps_input() const { return !plan_.wgrad.b.is_scaled() && !plan_.remade_input; }
 
   /// Where the operation that makes x writes it for forward, or dy for backward. With delayed
   /// scaling codes are written at once, and x itself only where something reads it (a step that
@@ -76,6 +76,11 @@ class Linear {
   /// caller's scopes of the two arenas.
   Input place_input(const StepContext& context, int64_t rows) const;
   Input place_gradient(const StepContext& context, int64_t rows) const;
+
+  /// With LinearPlan::remade_input: memory for an x that is made again in the backward pass, and
+  /// what backward() reads of it, in context.scratch.
+  Input place_remade(const StepContext& context, int64_t rows) const;
+  Saved save_remade(const StepContext& context, const Input& x) const;
 
   /// x: [M, K] in the activation type, y: [M, N].
   void forward(const StepContext& context, ConstView x, View y, Saved& saved) const;

@@ -5,36 +5,57 @@
 
 namespace fp8train {
 
+void Mlp::activate(const StepContext& context, ConstView pre_activation,
+                   const Linear::Input& activated, bool silu_in_codes) const {
+  if (activation_ == MlpActivation::gelu) {
+    ops::gelu_forward(context.stream, pre_activation, activated.plain, activated.cast);
+    return;
+  }
+  if (!activated.smoothing.empty()) {
+    ops::find_smoothing(context.stream, pre_activation, activated.smoothing);
+  }
+  ops::swiglu_forward(context.stream, pre_activation, activated.plain, activated.cast,
+                      activated.smoothing, silu_in_codes);
+}
+
 void Mlp::forward(const StepContext& context, const Linear::Input& x, View y, Saved& saved) const {
   ArenaScope scope(*context.scratch);
   const int64_t rows = x.plain.shape.rows();
-  Arena& arena = context.training && !compress_ ? *context.saved : *context.scratch;
+  const bool stays = context.training && !pre_activation_.has_codes();
+  Arena& arena = stays ? *context.saved : *context.scratch;
   const View pre_activation = allocate(arena, x.plain.dtype, {rows, up_.plan().site.out_features});
   up_.forward(context, x, pre_activation, saved.up);
-  saved.pre_activation = SavedInput::keep(context, pre_activation, compress_);
-  const Linear::Input activated = down_.place_input(context, rows);
-  if (activation_ == MlpActivation::swiglu) {
-    if (!activated.smoothing.empty()) {
-      ops::find_smoothing(context.stream, pre_activation, activated.smoothing);
-    }
-    ops::swiglu_forward(context.stream, pre_activation, activated.plain, activated.cast,
-                        activated.smoothing);
-  } else {
-    ops::gelu_forward(context.stream, pre_activation, activated.plain, activated.cast);
+  saved.pre_activation = SavedInput::keep(context, pre_activation, pre_activation_);
+  const bool reads_codes = pre_activation_.in_forward(context);
+  if (reads_codes) {
+    saved.pre_activation.decode(context, pre_activation);
   }
+  const Linear::Input activated = down_.place_input(context, rows);
+  activate(context, pre_activation, activated, reads_codes);
   down_.forward(context, activated, y, saved.down);
 }
 
 void Mlp::backward(const StepContext& context, ConstView dy, View dx, const Saved& saved) const {
   ArenaScope scope(*context.scratch);
   const int64_t rows = dy.shape.rows();
+  const bool reads_codes = pre_activation_.in_forward(context);
   const View d_activated =
       allocate(*context.scratch, dy.dtype, {rows, down_.plan().site.in_features});
-  down_.backward(context, dy, d_activated, saved.down);
-  const ConstView pre_activation = saved.pre_activation.read(context);
+  ConstView pre_activation;
+  if (down_.plan().remade_input) {
+    pre_activation = saved.pre_activation.read(context);
+    ArenaScope remade(*context.scratch);
+    const Linear::Input activated = down_.place_remade(context, rows);
+    activate(context, pre_activation, activated, reads_codes);
+    down_.backward(context, dy, d_activated, down_.save_remade(context, activated));
+  } else {
+    down_.backward(context, dy, d_activated, saved.down);
+    pre_activation = saved.pre_activation.read(context);
+  }
   const Linear::Input d_pre = up_.place_gradient(context, rows);
   if (activation_ == MlpActivation::swiglu) {
-    ops::swiglu_backward(context.stream, d_activated, pre_activation, d_pre.plain, d_pre.cast);
+    ops::swiglu_backward(context.stream, d_activated, pre_activation, d_pre.plain, d_pre.cast,
+                         reads_codes);
   } else {
     ops::gelu_backward(context.stream, d_activated, pre_activation, d_pre.plain, d_pre.cast);
   }

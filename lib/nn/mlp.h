@@ -16,9 +16,12 @@ class Mlp {
     SavedInput pre_activation;  ///< swiglu: [rows, 2 F], gate then up; gelu: [rows, F]
   };
 
-  /// `compress`: backward reads codes of what the activation function read.
-  Mlp(MlpActivation activation, Linear up, Linear down, bool compress)
-      : activation_(activation), up_(std::move(up)), down_(std::move(down)), compress_(compress) {}
+  /// `pre_activation`: how the input of the activation function is stored.
+  Mlp(MlpActivation activation, Linear up, Linear down, const SavedFormat& pre_activation)
+      : activation_(activation),
+        up_(std::move(up)),
+        down_(std::move(down)),
+        pre_activation_(pre_activation) {}
 
   Linear& up() { return up_; }
   Linear& down() { return down_; }
@@ -30,8 +33,12 @@ class Mlp {
 
  private:
   MlpActivation activation_;
+  /// The activation function to where down() has placed its input; finds the smoothing first.
+  void activate(const StepContext& context, ConstView pre_activation,
+                const Linear::Input& activated, bool silu_in_codes) const;
+
   Linear up_, down_;
-  bool compress_;
+  SavedFormat pre_activation_;
 };
 
 }  // namespace fp8train

@@ -4,18 +4,21 @@
 
 namespace fp8train {
 
-void Norm::forward(const StepContext& context, ConstView x, View y, Saved& saved,
+void Norm::forward(const StepContext& context, ConstView input, View y, Saved& saved,
                    const ops::QuantizeSink& cast) const {
-  const int64_t rows = x.shape.rows();
+  const int64_t rows = input.shape.rows();
   Arena& arena = context.training ? *context.saved : *context.scratch;
-  saved = {.x = SavedInput::keep(context, x, compress_),
+  saved = {.x = SavedInput::keep(context, input, input_),
            .mean = {},
            .rstd = allocate(arena, DType::f32, {rows})};
+  const View mean = centered_ ? allocate(arena, DType::f32, {rows}) : View{};
+  saved.mean = mean;
+  ArenaScope decoded(*context.scratch);
+  const ConstView x = input_.in_forward(context) ? saved.x.read(context) : input;
   if (!centered_) {
     ops::rms_norm_forward(context.stream, x, weight_->value, eps_, y, saved.rstd, cast);
     return;
   }
-  saved.mean = allocate(arena, DType::f32, {rows});
   ops::layer_norm_forward(context.stream, x, weight_->value,
                           bias_ == nullptr ? ConstView{} : ConstView(bias_->value), eps_, y,
                           saved.mean, saved.rstd, cast);

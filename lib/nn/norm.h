@@ -1,6 +1,7 @@
 #pragma once
-// RMSNorm or LayerNorm as a layer. Forward keeps the row statistics, and of the input, which is the
-// residual stream, what the plan says: nothing, since it stays alive, or codes of it.
+// RMSNorm or LayerNorm as a layer. Forward stores the statistics of each row of x, and of x, which
+// is the residual stream, what the plan says: nothing, since it stays alive, or codes of it, which
+// forward may read too.
 
 #include "nn/context.h"
 #include "nn/parameter.h"
@@ -17,10 +18,10 @@ class Norm {
     View rstd;
   };
 
-  /// `bias` null: RMSNorm, unless `centered` (LayerNorm without bias). `compress`: backward reads
-  /// codes of the input, which may then go.
-  Norm(Parameter* weight, Parameter* bias, bool centered, float eps, bool compress)
-      : weight_(weight), bias_(bias), centered_(centered), eps_(eps), compress_(compress) {}
+  /// `bias` null: RMSNorm, unless `centered` (LayerNorm without bias). `input`: with codes, x may
+  /// go after forward.
+  Norm(Parameter* weight, Parameter* bias, bool centered, float eps, const SavedFormat& input)
+      : weight_(weight), bias_(bias), centered_(centered), eps_(eps), input_(input) {}
 
   /// `cast`: y is cast on the way, and may then be empty (see QuantizeSink).
   void forward(const StepContext& context, ConstView x, View y, Saved& saved,
@@ -35,7 +36,7 @@ class Norm {
   Parameter* bias_;
   bool centered_;
   float eps_;
-  bool compress_;
+  SavedFormat input_;
 };
 
 }  // namespace fp8train

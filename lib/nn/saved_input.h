@@ -1,43 +1,51 @@
 #pragma once
 // The input of an operation that is not a GEMM, as backward reads it: itself, where it stays alive,
-// or codes of it.
+// or codes of it. Codes are read by the forward pass too where the plan says so
+// (PrecisionPlan::forward_reads_saved). Decoded values have the type of x.
 
 #include "nn/context.h"
+#include "ops/quantize.h"
 #include "ops/storage.h"
+#include "precision/plan.h"
 #include "tensor/tensor.h"
 
 namespace fp8train {
 
+/// How the input of a norm or an activation function is stored, and which passes forward read that.
+struct SavedFormat {
+  TensorFormat format;  ///< unscaled: the input itself; or e4m3 with scales for 16 or for 1x128
+  bool in_training = false, in_evaluation = false;  ///< forward reads the codes
+
+  bool has_codes() const { return format.is_scaled(); }
+  bool in_forward(const StepContext& context) const {
+    return has_codes() && (context.training ? in_training : in_evaluation);
+  }
+};
+
+/// `format`: saved_norm or saved_nonlinear of the plan.
+inline SavedFormat saved_format(const PrecisionPlan& plan, const TensorFormat& format) {
+  return {format, plan.forward_reads_saved, plan.forward_reads_saved && plan.evaluate_scaled};
+}
+
 class SavedInput {
  public:
-  /// For backward: refers to x, or keeps codes of it in context.saved when `compress`. In a pass
-  /// that is not training nothing is kept.
-  static SavedInput keep(const StepContext& context, ConstView x, bool compress) {
-    SavedInput saved;
-    saved.x_ = x;
-    if (compress && context.training) {
-      const int64_t groups = (x.count() + ops::kCompressedGroup - 1) / ops::kCompressedGroup;
-      saved.codes_ = {allocate(*context.saved, DType::e4m3, x.shape),
-                      allocate(*context.saved, DType::bf16, {groups})};
-      ops::compress(context.stream, x, saved.codes_);
-      saved.x_.data = nullptr;
-    }
-    return saved;
-  }
+  /// For backward: refers to x, or encodes it into context.saved. In a pass that is not training
+  /// there are codes, in context.scratch, only where the forward pass reads them.
+  static SavedInput keep(const StepContext& context, ConstView x, const SavedFormat& how);
+
+  /// Whether x has been replaced by codes.
+  bool has_codes() const { return !groups_.codes.empty() || !blocks_.rowwise.codes.empty(); }
+
+  /// Of codes: their values to y, [..] like x and of its type. y may be x.
+  void decode(const StepContext& context, View y) const;
 
   /// x, or what its codes say in context.scratch.
-  ConstView read(const StepContext& context) const {
-    if (codes_.codes.empty()) {
-      return x_;
-    }
-    const View x = allocate(*context.scratch, x_.dtype, x_.shape);
-    ops::decompress(context.stream, codes_, x);
-    return x;
-  }
+  ConstView read(const StepContext& context) const;
 
  private:
   ConstView x_;
-  ops::CompressedView codes_;
+  ops::CompressedView groups_;   ///< of 16
+  GranuleQuantizedView blocks_;  ///< of 1x128
 };
 
 }  // namespace fp8train

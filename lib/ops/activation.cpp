@@ -16,24 +16,24 @@ bool is_gated(const ConstView& gate_up, const ConstView& y) {
 }  // namespace
 
 void swiglu_forward(Stream stream, ConstView gate_up, View y, const QuantizeSink& cast,
-                    ConstView smoothing) {
+                    ConstView smoothing, bool silu_in_codes) {
   check(is_float_type(y.dtype), "swiglu: fp32, bf16 or fp16 expected");
   check(is_gated(gate_up, y), "swiglu: gate_up must be [rows, 2 F] of y's type");
   check(smoothing.empty() || holds(smoothing, DType::f32, y.shape.back()),
         "swiglu: smoothing must be fp32 [F]");
   check_sink(y, cast);
   const TraceSpan span("swiglu_forward");
-  op_table(stream).swiglu_forward(stream, gate_up, y, cast, smoothing);
+  op_table(stream).swiglu_forward(stream, gate_up, y, cast, smoothing, silu_in_codes);
 }
 
 void swiglu_backward(Stream stream, ConstView dy, ConstView gate_up, View d_gate_up,
-                     const QuantizeSink& cast) {
+                     const QuantizeSink& cast, bool silu_in_codes) {
   check(is_float_type(dy.dtype), "swiglu: fp32, bf16 or fp16 expected");
   check(is_gated(gate_up, dy) && is_gated(d_gate_up, dy),
         "swiglu_backward: gate_up and its gradient must be [rows, 2 F] of dy's type");
   check_sink(d_gate_up, cast);
   const TraceSpan span("swiglu_backward");
-  op_table(stream).swiglu_backward(stream, dy, gate_up, d_gate_up, cast);
+  op_table(stream).swiglu_backward(stream, dy, gate_up, d_gate_up, cast, silu_in_codes);
 }
 
 void gelu_forward(Stream stream, ConstView x, View y, const QuantizeSink& cast) {

@@ -72,4 +72,9 @@ FP8TRAIN_HD e4m3 compressed_code(float value, bf16 scale_inv) {
   return encode<e4m3>(value / decode(scale_inv));
 }
 
+/// What a code of a compressed group says of `value`.
+FP8TRAIN_HD float compressed_value(float value, bf16 scale_inv) {
+  return decode(compressed_code(value, scale_inv)) * decode(scale_inv);
+}
+
 }  // namespace fp8train::ops

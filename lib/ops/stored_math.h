@@ -101,8 +101,10 @@ FP8TRAIN_HD float positive_power(float x, float exponent) {
 
 /// The expansion of a group with magnitudes smallest .. amax (`smallest`: of those that are not
 /// zero). With R = amax / smallest and B = 448^2 / 2: exponent = floor(16 log2(B) / log2(R)) / 16,
-/// within 1 .. 16, and 1 where R is; center = sqrt(amax) * sqrt(smallest); scale = 448 / (amax /
-/// center)^exponent. Without a finite amax the old one stays.
+/// at most 16, and 1 where R is; below 1 the groups that span more than e4m3 are drawn together.
+/// center = sqrt(amax) * sqrt(smallest); scale = 448 / (amax / center)^exponent. Without a finite
+/// amax the old one stays. Formula: coat/optimizer/kernels/fp8_adamw_expand_cuda_kernel.cu, which
+/// has no upper limit, takes zeros for the smallest in some lanes, and adds 1e-30 to both ends.
 FP8TRAIN_HD ScaleExpansion stored_expansion(float amax, float smallest, const ScaleExpansion& old) {
   constexpr float kSixteenLog2Bound = 265.835358F;
   constexpr float kLargest = 448.0F;
@@ -112,14 +114,14 @@ FP8TRAIN_HD ScaleExpansion stored_expansion(float amax, float smallest, const Sc
   if (amax == 0.0F) {
     return {};
   }
-  // Beyond 2^126 the quotient could overflow; the exponent is 1 long before.
+  // Beyond 2^126 the quotient could overflow. The exponent is 2 / 16 there, so never 0.
   const float lowest = amax * power_of_two(-126);
   const float low = smallest < lowest ? lowest : smallest;
   const float range = log2_f32(amax / low);
   const float wanted = kSixteenLog2Bound / range;
   const float limited = wanted < 256.0F ? wanted : 256.0F;  // infinity where the range is 0
   const float steps = static_cast<float>(static_cast<int32_t>(limited));
-  const float exponent = steps < 16.0F || range == 0.0F ? 1.0F : steps * 0.0625F;
+  const float exponent = range == 0.0F ? 1.0F : steps * 0.0625F;
   const float center = sqrtf(amax) * sqrtf(low);
   return {kLargest / positive_power(amax / center, exponent), exponent, center};
 }

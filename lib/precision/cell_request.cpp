@@ -79,7 +79,11 @@ const std::vector<Cell>& plan_cells() {
        "AdamW's second moment, which takes more range and, with betas[1] near 1, more "
        "bits",
        &CellRequest::moment2},
-      {"saved_nonlinear", "What backward keeps of the input of a norm or an activation function",
+      {"saved_norm", "What is stored for backward of the input of a norm",
+       &CellRequest::saved_norm},
+      {"saved_nonlinear",
+       "What is stored for backward of the input of an activation function, and of a norm where "
+       "saved_norm is not given",
        &CellRequest::saved_nonlinear},
       {"fprop_x", "The input as the forward GEMM reads it", &CellRequest::fprop_x},
       {"fprop_w", "The weight as the forward GEMM reads it", &CellRequest::fprop_w},
@@ -127,6 +131,10 @@ void apply_kept_cells(const PlanRequest& request, PrecisionPlan& plan) {
   const CellRequest& cells = request.cells;
   if (!cells.saved_nonlinear.empty()) {
     plan.saved_nonlinear = parse_cell("saved_nonlinear", cells.saved_nonlinear);
+    plan.saved_norm = plan.saved_nonlinear;
+  }
+  if (!cells.saved_norm.empty()) {
+    plan.saved_norm = parse_cell("saved_norm", cells.saved_norm);
   }
   for (const Kept& kept : kKept) {
     if (!(cells.*kept.requested).empty()) {

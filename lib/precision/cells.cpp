@@ -170,15 +170,41 @@ void check_saved(const PrecisionPlan& plan) {
     refuse("saved_activation", plan.saved_activation,
            fmt::format("is what wgrad reads: '{}'", describe(plan.wgrad.b)));
   }
-  TensorFormat compressed = plain(DType::e4m3);
-  compressed.granularity = Granularity::group;
-  compressed.group_size = 16;
-  compressed.policy = ScalePolicy::current;
-  const TensorFormat& saved = plan.saved_nonlinear;
-  if (saved != compressed && !is_plain(saved, plan.activation)) {
-    refuse("saved_nonlinear", saved,
-           fmt::format("is not kept for backward: choose '{}' or '{}'", name_of(plan.activation),
-                       describe(compressed)));
+  TensorFormat groups = plain(DType::e4m3);
+  groups.granularity = Granularity::group;
+  groups.group_size = 16;
+  groups.policy = ScalePolicy::current;
+  TensorFormat blocks = plain(DType::e4m3);
+  blocks.granularity = Granularity::block_1x128;
+  blocks.policy = ScalePolicy::current;
+  const auto check_role = [&](const char* role, const TensorFormat& saved) {
+    TensorFormat fp32_scales = saved;
+    fp32_scales.scale_type = ScaleType::f32;
+    if (saved != groups && fp32_scales != blocks && !is_plain(saved, plan.activation)) {
+      refuse(role, saved,
+             fmt::format("is not stored for backward: choose '{}', '{}' or '{}'",
+                         name_of(plan.activation), describe(groups), describe(blocks)));
+    }
+    if (plan.forward_reads_saved && saved != groups) {
+      refuse(role, saved,
+             fmt::format("is not read in the forward pass: with precision.forward_reads_saved "
+                         "choose '{}'",
+                         describe(groups)));
+    }
+  };
+  check_role("saved_nonlinear", plan.saved_nonlinear);
+  check_role("saved_norm", plan.saved_norm);
+}
+
+/// What is made again is cast again: a scale of its own for each block, or none.
+void check_recompute(const PrecisionPlan& plan) {
+  const TensorFormat& x = plan.wgrad.b;
+  const bool by_tensor = x.is_scaled() && x.granularity == Granularity::tensor;
+  const bool codes_as_values = x.is_scaled() && !plan.wgrad.a.is_scaled();
+  if (plan.recompute_swiglu && (by_tensor || codes_as_values)) {
+    refuse("wgrad_x", x,
+           "cannot be made again in the backward pass: with precision.recompute_swiglu choose a "
+           "format with a scale for each block, or without scales");
   }
 }
 
@@ -263,6 +289,7 @@ void check_cells(const PrecisionPlan& plan) {
   check_gradient(plan);
   check_parameter_wire(plan);
   check_saved(plan);
+  check_recompute(plan);
   check_first_window(plan);
   check_self_exact(plan);
   check_kept("moment1", plan.moment1);

@@ -78,13 +78,14 @@ std::string_view type_of(const std::optional<TensorFormat>& format) {
 }
 
 std::string swiglu_text(const PrecisionPlan& plan) {
+  const char* again = plan.recompute_swiglu ? "; made again in backward" : "";
   switch (plan.swiglu) {
     case SwigluInput::as_planned:
-      return "like x";
+      return std::string("like x") + again;
     case SwigluInput::smoothed:
-      return "like x, each channel times a power of two that w is divided by";
+      return std::string("like x, each channel times a power of two that w is divided by") + again;
     case SwigluInput::high_precision:
-      return fmt::format("{} in fprop and wgrad of mlp.down", name_of(plan.activation));
+      return fmt::format("{} in fprop and wgrad of mlp.down{}", name_of(plan.activation), again);
   }
   return {};
 }
@@ -111,11 +112,13 @@ std::vector<ChartColumn> plan_columns(const PrecisionPlan& plan) {
   const bool scaled =
       plan.fprop.a.is_scaled() || plan.dgrad.a.is_scaled() || plan.wgrad.a.is_scaled();
   const bool alike = plan.evaluate_scaled || !scaled;
+  const std::string in_forward = plan.forward_reads_saved ? ", also read by forward" : "";
   return {{"fprop x, w", gemm_text(plan.fprop)},
           {"dgrad dy, w", gemm_text(plan.dgrad)},
           {"wgrad dy, x", gemm_text(plan.wgrad)},
           {"saved activation", describe(plan.saved_activation)},
-          {"saved nonlinear", describe(plan.saved_nonlinear)},
+          {"saved norm input", describe(plan.saved_norm) + in_forward},
+          {"saved nonlinear", describe(plan.saved_nonlinear) + in_forward},
           {"activations", std::string(name_of(plan.activation))},
           {"weight", describe(plan.weight)},
           {"master weight", master(plan)},

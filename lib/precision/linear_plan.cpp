@@ -195,6 +195,7 @@ std::vector<LinearPlan> plan_linears(const PrecisionPlan& plan,
     if (!linear.exempt_reason.empty()) {
       linear.fprop = linear.dgrad = linear.wgrad = plain_gemm;
     }
+    linear.remade_input = plan.recompute_swiglu && site.reads_swiglu;
     apply_swiglu(plan, linear);
     position.index += site.is_head ? 0 : 1;
     plans.push_back(std::move(linear));

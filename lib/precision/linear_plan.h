@@ -26,6 +26,7 @@ struct LinearPlan {
   DType activation = DType::f32;  ///< type of x, y and of the layer when it is not scaled
   bool evaluate_scaled = true;    ///< evaluation runs the scaled formats too
   SwigluInput swiglu = SwigluInput::as_planned;  ///< of a layer that reads such a product
+  bool remade_input = false;  ///< x is not stored for backward: whoever made it makes it again
 
   bool is_scaled() const {
     return fprop.a.is_scaled() || dgrad.a.is_scaled() || wgrad.a.is_scaled();

@@ -242,6 +242,8 @@ PrecisionPlan resolve_plan(const PlanRequest& request) {
   apply_swiglu(request, plan);
   plan.exemptions = request.exemptions;
   plan.self_exact = request.self_exact.value_or(plan.self_exact);
+  plan.forward_reads_saved = request.forward_reads_saved.value_or(plan.forward_reads_saved);
+  plan.recompute_swiglu = request.recompute_swiglu.value_or(plan.recompute_swiglu);
   check_cells(plan);
   return plan;
 }

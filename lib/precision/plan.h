@@ -50,8 +50,13 @@ struct PrecisionPlan {
       DType::f32;  ///< residual stream, norm outputs, attention, and linears that are exempt
   GemmPlan fprop, dgrad, wgrad;
   TensorFormat saved_activation;  ///< a linear's input as backward reads it
-  TensorFormat
-      saved_nonlinear;  ///< the input of a norm or an activation function, as backward reads it
+  TensorFormat saved_norm;        ///< the input of a norm, as backward reads it
+  TensorFormat saved_nonlinear;   ///< the input of an activation function, as backward reads it
+  /// Norms in the blocks and activation functions read the codes of saved_norm and saved_nonlinear
+  /// in the forward pass too, and the product of a SwiGLU reads silu(gate) in such codes.
+  bool forward_reads_saved = false;
+  /// The product of a SwiGLU is not stored for backward but made again from saved_nonlinear.
+  bool recompute_swiglu = false;
   TensorFormat weight;  ///< the parameter as stored, of a linear layer that is not exempt
   std::optional<TensorFormat>
       master_weight;  ///< nothing: the stored weight is what the optimizer updates
@@ -96,7 +101,7 @@ void check_cells(const PrecisionPlan& plan);
 /// Cells that a request replaces, in the spelling of describe(); empty ones stay the row's.
 struct CellRequest {
   std::string weight, master_weight, weight_gradient, gradient_wire, parameter_wire;
-  std::string moment1, moment2, saved_nonlinear;
+  std::string moment1, moment2, saved_norm, saved_nonlinear;
   std::string fprop_x, fprop_w, dgrad_dy, dgrad_w, wgrad_dy, wgrad_x;
 
   bool operator==(const CellRequest&) const = default;
@@ -131,9 +136,10 @@ struct PlanRequest {
   std::vector<bool> fast_accumulation;
   std::optional<bool> power_2_scale;  ///< current scaling only
   std::optional<bool> use_autocast_during_eval;
-  std::string swiglu;              ///< plain | smooth | bf16_down_input
-  std::optional<bool> self_exact;  ///< PrecisionPlan::self_exact
-  CellRequest cells;               ///< any row
+  std::string swiglu;                                         ///< plain | smooth | bf16_down_input
+  std::optional<bool> self_exact;                             ///< PrecisionPlan::self_exact
+  std::optional<bool> forward_reads_saved, recompute_swiglu;  ///< of PrecisionPlan
+  CellRequest cells;                                          ///< any row
   ExemptionRules exemptions;
 
   bool operator==(const PlanRequest&) const = default;

@@ -22,7 +22,7 @@ PrecisionPlan unscaled(const char* name, DType compute) {
   plan.name = name;
   plan.activation = compute;
   plan.fprop = plan.dgrad = plan.wgrad = gemm_in(plain(compute), plain(compute), false);
-  plan.saved_activation = plan.saved_nonlinear = plain(compute);
+  plan.saved_activation = plan.saved_norm = plan.saved_nonlinear = plain(compute);
   plan.weight = plan.weight_gradient = plan.gradient_wire = plan.parameter_wire = plain(DType::f32);
   plan.moment1 = plan.moment2 = plain(DType::f32);
   return plan;
@@ -264,29 +264,34 @@ PrecisionPlan fine_grained(const char* name) {
   return plan;
 }
 
-/// DeepSeek-V3: fine-grained GEMMs, bf16 moments, gradients that cross the wire in bf16. The paper
-/// keeps the input of the projection after attention in E5M6; here it is E4M3 like all others.
+/// DeepSeek-V3: fine-grained GEMMs, bf16 moments, fp32 weight gradients; inputs of SwiGLU stored in
+/// E4M3 with a scale for 1x128, its product made again in the backward pass (section 3.3.3). Our
+/// choices: a bf16 wire for gradients, of which the paper says nothing; E4M3 for the input of the
+/// projection after attention, which the paper stores in E5M6.
 PrecisionPlan deepseek_v3() {
   PrecisionPlan plan = fine_grained("deepseek-v3");
+  plan.saved_nonlinear = plan.saved_activation;
+  plan.recompute_swiglu = true;
   plan.gradient_wire = plain(DType::bf16);
   plan.moment1 = plan.moment2 = plain(DType::bf16);
   return plan;
 }
 
-/// COAT (arXiv 2410.19313): one current scale per tensor, E5M2
-/// gradients; inputs of norms and activation functions kept as E4M3 with a bf16 scale for 16; bf16
-/// weights without a master, bf16 gradients; moments in E4M3 with an expanded range. Weight and
-/// second moment are rounded stochastically: to nearest, steps below half an ulp would be lost.
+/// COAT as it is released (arXiv 2410.19313; coat/models/coat_llama.py, coat/optimizer): one
+/// current scale per tensor, E5M2 gradients; norms, SiLU and the product of a SwiGLU read E4M3
+/// codes with a bf16 scale for 1x16 in both passes; evaluation in high precision; fp32 weights,
+/// gradients and wire; moments in E4M3 with an expanded range, to nearest.
 PrecisionPlan coat() {
   PrecisionPlan plan = te_tensor("coat", ScalePolicy::current);
   plan.saved_nonlinear = scaled(DType::e4m3, ScalePolicy::current);
   plan.saved_nonlinear.granularity = Granularity::group;
   plan.saved_nonlinear.group_size = 16;
-  plan.weight = stochastic(plain(DType::bf16));
-  plan.weight_gradient = plan.gradient_wire = plan.parameter_wire = plain(DType::bf16);
+  plan.saved_norm = plan.saved_nonlinear;
+  plan.forward_reads_saved = true;
+  plan.evaluate_scaled = false;
   plan.moment1 = kept_by_group(DType::e4m3);
   plan.moment1.expanded = true;
-  plan.moment2 = stochastic(plan.moment1);
+  plan.moment2 = plan.moment1;
   return plan;
 }
 
@@ -323,9 +328,10 @@ PrecisionPlan fp8_min() {
   return plan;
 }
 
-/// Quantization-aware training: fprop multiplies INT8 codes with a scale for each token and each
-/// output channel (127 / amax, symmetric); backward takes the rounded values as they are, in bf16,
-/// and passes gradients straight through the rounding (Jacob et al., 1712.05877).
+/// Quantization-aware training for torchao's Int8DynamicActivationInt8WeightConfig
+/// (torchao/quantization/quant_api.py): fprop multiplies INT8 codes with a symmetric scale for each
+/// token and each output channel (127 / amax); backward takes the rounded values as they are, in
+/// bf16, and passes gradients straight through the rounding (torchao/quantization/qat).
 PrecisionPlan int8_qat() {
   PrecisionPlan plan = unscaled("int8-qat", DType::bf16);
   TensorFormat row = granular(Granularity::row, ScaleType::f32);
@@ -377,7 +383,7 @@ const std::vector<Row>& rows() {
       {"fp8-safe", "", "", false, fp8_safe, "this program"},
       {"fp8-lean", "", "", false, fp8_lean, "this program"},
       {"fp8-min", "", "", false, fp8_min, "this program"},
-      {"int8-qat", "", "", false, int8_qat, "Jacob et al. (1712.05877)"},
+      {"int8-qat", "", "", false, int8_qat, "torchao int8 dynamic activation, int8 weight"},
       {"custom", "", "", false, custom, "you"}};
   return all;
 }

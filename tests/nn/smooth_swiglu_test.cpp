@@ -63,7 +63,7 @@ struct Layer {
         store.add({.name = "down", .shape = {kWidth, kInner}, .formats = parameter_formats(plan)});
     mlp = std::make_unique<Mlp>(MlpActivation::swiglu, Linear(plans[0], up, nullptr, scaling),
                                 Linear(plans[1], down, nullptr, scaling),
-                                plan.saved_nonlinear.is_scaled());
+                                saved_format(plan, plan.saved_nonlinear));
     store.allocate(*device);
     scaling.allocate(*device);
     mlp->up().allocate(*device, store);
@@ -268,9 +268,12 @@ TEST_CASE("smoothed layers have the y and the gradients of double precision in e
   layer.set_weights();
   layer.run();
   const Wanted want = wanted(layer);
-  CHECK(snr(layer.y, want.y, 0, want.y.size()) > (swiglu == "smooth" ? 25 : 45));
+  // A product that is made of E4M3 codes, in forward or again in backward, has their error.
+  const bool forward_rounds = swiglu == "smooth" || plan.forward_reads_saved;
+  const bool backward_rounds = forward_rounds || plan.recompute_swiglu;
+  CHECK(snr(layer.y, want.y, 0, want.y.size()) > (forward_rounds ? 25 : 45));
   CHECK(snr(layer.down_gradient(), want.d_down, 0, want.d_down.size()) >
-        (swiglu == "smooth" ? 20 : 45));
+        (backward_rounds ? 20 : 45));
   // dgrad does not know of the scales: dx is that of the plain layer, to the bit.
   plan.swiglu = SwigluInput::as_planned;
   Layer same(plan);

@@ -2,7 +2,9 @@
 
 #include <catch2/catch.hpp>
 
+#include "numeric/math.h"
 #include "ops/reference.h"
+#include "ops/stored_reference.h"
 
 namespace fp8train::test {
 namespace {
@@ -85,16 +87,71 @@ TEST_CASE("activations have the same bits at every level and thread count", "[ac
       Array y(type.dtype, {60, 333});
       Array gradient(type.dtype, {60, 2 * 333});
       Bits bits;
-      table.swiglu_forward(stream, gate_up, y, {}, {});
-      bits.add(y);
-      table.swiglu_backward(stream, dy, gate_up, gradient, {});
-      bits.add(gradient);
+      for (const bool silu_in_codes : {false, true}) {
+        table.swiglu_forward(stream, gate_up, y, {}, {}, silu_in_codes);
+        bits.add(y);
+        table.swiglu_backward(stream, dy, gate_up, gradient, {}, silu_in_codes);
+        bits.add(gradient);
+      }
       table.gelu_forward(stream, gate_up, gradient, {});
       bits.add(gradient);
       table.gelu_backward(stream, gate_up, gate_up, gradient, {});
       bits.add(gradient);
       return bits;
     }));
+  }
+}
+
+/// COAT's SiLU: in groups of 16 the scale is bf16(amax / 448), and codes are read times that.
+/// `amax` 0: the scale is 1.
+float read_of_code(float value, float amax) {
+  const float quotient = amax / 448.0F;
+  const float scale = amax == 0.0F ? 1.0F : decode(encode<bf16>(quotient));
+  return decode_bits(DType::e4m3, nearest_code(DType::e4m3, value / scale)) * scale;
+}
+
+TEST_CASE("a SwiGLU reads the codes of its SiLU where that is wanted", "[activation]") {
+  constexpr int64_t kRows = 5;
+  for (const int64_t width : {1, 16, 40, 4096 + 24}) {
+    std::vector<float> values = random_values(kRows * 2 * width, 3, 2.0F);
+    std::fill_n(values.begin(), std::min<int64_t>(width, 16), -200.0F);  // silu is -0
+    Array gate_up(DType::f32, {kRows, 2 * width}, values);
+    Array dy(DType::f32, {kRows, width}, random_values(kRows * width, 4));
+    Array smoothing(DType::f32, {width}, std::vector<float>(static_cast<size_t>(width), 0.25F));
+    Array plain(DType::f32, {kRows, width}), y(DType::f32, {kRows, width});
+    Array smooth(DType::f32, {kRows, width});
+    Array plain_gradient(DType::f32, {kRows, 2 * width}), gradient(DType::f32, {kRows, 2 * width});
+    ops::swiglu_forward(cpu_stream(), gate_up, y, {}, {}, true);
+    ops::swiglu_forward(cpu_stream(), gate_up, smooth, {}, smoothing, true);
+    ops::swiglu_backward(cpu_stream(), dy, gate_up, plain_gradient);
+    ops::swiglu_backward(cpu_stream(), dy, gate_up, gradient, {}, true);
+    int64_t wrong = 0, changed = 0;
+    for (int64_t row = 0; row < kRows; ++row) {
+      for (int64_t begin = 0; begin < width; begin += 16) {
+        const int64_t end = std::min(width, begin + 16);
+        float amax = 0.0F;
+        const auto silu_at = [&](int64_t i) {
+          return fp8train::silu(gate_up.get(row * 2 * width + i));
+        };
+        for (int64_t i = begin; i < end; ++i) {
+          amax = std::max(amax, std::fabs(silu_at(i)));
+        }
+        for (int64_t i = begin; i < end; ++i) {
+          const float activated = read_of_code(silu_at(i), amax);
+          const int64_t at = row * width + i;
+          const float wanted = activated * gate_up.get(row * 2 * width + width + i);
+          wrong += y.get(at) != wanted ? 1 : 0;
+          wrong += smooth.get(at) != wanted * 0.25F ? 1 : 0;
+          changed += activated != silu_at(i) ? 1 : 0;
+          const int64_t gate = row * 2 * width + i;
+          wrong += gradient.get(gate) != plain_gradient.get(gate) ? 1 : 0;
+          wrong += gradient.get(gate + width) != dy.get(at) * activated ? 1 : 0;
+        }
+      }
+    }
+    INFO("width " << width);
+    CHECK(wrong == 0);
+    CHECK((width <= 16 || changed > kRows * width / 2));
   }
 }
 

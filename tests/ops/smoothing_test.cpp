@@ -110,7 +110,7 @@ TEST_CASE("smoothing has the same bits at every level and thread count", "[smoot
     Bits bits;
     table.find_smoothing(cpu_stream(), gate_up, scale);
     bits.add(scale);
-    table.swiglu_forward(cpu_stream(), gate_up, product, {}, scale);
+    table.swiglu_forward(cpu_stream(), gate_up, product, {}, scale, false);
     bits.add(product);
     table.divide_columns(cpu_stream(), y, scale, y, true);
     bits.add(y);

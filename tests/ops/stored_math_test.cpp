@@ -50,7 +50,7 @@ double exponent_of(double range) {
     return 1.0;
   }
   const double steps = std::floor(16.0 * std::log2(kBound) / std::log2(range));
-  return std::min(std::max(steps / 16.0, 1.0), 16.0);
+  return std::min(steps / 16.0, 16.0);
 }
 
 /// Writes and reads a group; the worst error, relative to half a unit of the code.

@@ -13,8 +13,9 @@ namespace {
 
 std::vector<TensorFormat> cells_of(const PrecisionPlan& plan) {
   std::vector<TensorFormat> cells = {
-      plan.saved_activation, plan.saved_nonlinear, plan.weight,  plan.weight_gradient,
-      plan.gradient_wire,    plan.parameter_wire,  plan.moment1, plan.moment2};
+      plan.saved_activation, plan.saved_norm,      plan.saved_nonlinear,
+      plan.weight,           plan.weight_gradient, plan.gradient_wire,
+      plan.parameter_wire,   plan.moment1,         plan.moment2};
   for (const GemmPlan* gemm : {&plan.fprop, &plan.dgrad, &plan.wgrad}) {
     cells.push_back(gemm->a);
     cells.push_back(gemm->b);
@@ -80,8 +81,66 @@ TEST_CASE("a cell of each name is replaced, in any row") {
   CHECK(describe(plan.moment1) == "e4m3 group(128) expanded current");
   CHECK(describe(plan.moment2) == "fp16 tensor current");
   CHECK(describe(plan.saved_nonlinear) == "e4m3 group(16) current");
+  CHECK(plan.saved_norm == plan.saved_nonlinear);
   CHECK(plan.self_exact);
-  CHECK(plan_cells().size() == 14);  // those above and the master weight
+  CHECK(plan_cells().size() == 15);  // those above, saved_norm and the master weight
+}
+
+TEST_CASE("what norms and activation functions store is chosen for each of them") {
+  PlanRequest request = row("te-blockwise");
+  request.cells.saved_nonlinear = "e4m3 1x128";
+  request.cells.saved_norm = "bf16";
+  request.recompute_swiglu = true;
+  const PrecisionPlan plan = resolve_plan(request);
+  CHECK(describe(plan.saved_nonlinear) == "e4m3 1x128 current");
+  CHECK(plan.saved_norm == plain(DType::bf16));
+  CHECK(plan.recompute_swiglu);
+  request.forward_reads_saved = true;
+  CHECK_THAT(error_of(request),
+             Contains("precision.saved_nonlinear") && Contains("forward_reads_saved"));
+  request.cells.saved_nonlinear = "e4m3 group(16)";
+  CHECK_THAT(error_of(request),
+             Contains("precision.saved_norm") && Contains("forward_reads_saved"));
+  request.cells.saved_norm = "e4m3 group(16)";
+  CHECK(resolve_plan(request).forward_reads_saved);
+  // Delayed or current, a scale of the whole tensor is that of the forward pass.
+  for (const char* by_tensor : {"te-delayed", "te-current", "int8-qat"}) {
+    PlanRequest recompute = row(by_tensor);
+    recompute.recompute_swiglu = true;
+    CHECK_THAT(error_of(recompute), Contains("precision.wgrad_x") && Contains("recompute_swiglu"));
+  }
+}
+
+TEST_CASE("deepseek-v3 stores SwiGLU's inputs as its paper does, coat reads codes in both passes") {
+  const PrecisionPlan deepseek = plan_named("deepseek-v3");
+  CHECK(describe(deepseek.saved_nonlinear) == "e4m3 1x128 current");
+  CHECK(deepseek.saved_norm == plain(DType::bf16));
+  CHECK(deepseek.recompute_swiglu);
+  CHECK_FALSE(deepseek.forward_reads_saved);
+  const PrecisionPlan coat = plan_named("coat");
+  CHECK(describe(coat.saved_norm) == "e4m3 group(16) current");
+  CHECK(coat.saved_nonlinear == coat.saved_norm);
+  CHECK(coat.forward_reads_saved);
+  for (const TensorFormat* fp32 :
+       {&coat.weight, &coat.weight_gradient, &coat.gradient_wire, &coat.parameter_wire}) {
+    CHECK(*fp32 == plain(DType::f32));
+  }
+  CHECK_FALSE(coat.master_weight);
+  CHECK(describe(coat.moment1) == "e4m3 group(128) expanded current");
+  CHECK(coat.moment2 == coat.moment1);
+}
+
+TEST_CASE("evaluation runs in the formats in which a plan's source evaluates") {
+  // COAT's modules are bf16 ones unless they train (coat_llama.py, `if self.training`). Layers of
+  // torchao.float8, MS-AMP and torchao's QAT do not ask; TransformerEngine's do what the autocast
+  // around them says, and its examples evaluate within it.
+  for (const std::string& name : plan_names()) {
+    CAPTURE(name);
+    CHECK(plan_named(name).evaluate_scaled == (name != "coat"));
+  }
+  PlanRequest request = row("coat");
+  request.use_autocast_during_eval = true;
+  CHECK(resolve_plan(request).evaluate_scaled);
 }
 
 TEST_CASE("a master weight is set and removed") {

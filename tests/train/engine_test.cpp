@@ -416,15 +416,17 @@ TEST_CASE("whatever kept cells a configuration may combine, a step runs") {
   masters.insert(masters.end(), 8, "none");
   std::vector<std::string> moments = kept;
   moments.emplace_back("e4m3 group(128) expanded");
-  check_combinations({{&CellRequest::weight, kept},
-                      {&CellRequest::master_weight, masters},
-                      {&CellRequest::weight_gradient, kept},
-                      {&CellRequest::gradient_wire, kept},
-                      {&CellRequest::parameter_wire, {"", "fp32", "bf16"}},
-                      {&CellRequest::moment1, moments},
-                      {&CellRequest::moment2, moments},
-                      {&CellRequest::saved_nonlinear, {"", "bf16", "e4m3 group(16)"}}},
-                     40);
+  check_combinations(
+      {{&CellRequest::weight, kept},
+       {&CellRequest::master_weight, masters},
+       {&CellRequest::weight_gradient, kept},
+       {&CellRequest::gradient_wire, kept},
+       {&CellRequest::parameter_wire, {"", "fp32", "bf16"}},
+       {&CellRequest::moment1, moments},
+       {&CellRequest::moment2, moments},
+       {&CellRequest::saved_norm, {"", "bf16", "e4m3 1x128"}},
+       {&CellRequest::saved_nonlinear, {"", "bf16", "e4m3 group(16)", "e4m3 1x128 pow2"}}},
+      40);
 }
 
 TEST_CASE("evaluation changes neither weights nor scaling state") {

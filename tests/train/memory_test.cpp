@@ -69,7 +69,7 @@ constexpr Row kTable[] = {
     {"torchao-rowwise-gw-hp", 4, 0, 4, 8},
     {"fp8-lm", 1, 2, 1, 3},
     {"deepseek-v3", 1 + kSquare, 4, 4, 4},
-    {"coat", 2, 0, 2, 2 + 2 * kExpanded},
+    {"coat", 4, 0, 4, 2 + 2 * kExpanded},
     {"fp8-safe", 1 + kSquare, 4, 4, 4},
     {"fp8-lean", 1 + kSquare, 2 + kGroup, 2, 2 + 2 * kExpanded},
     {"fp8-min", 1 + kSquare, 2 + kGroup, 1 + kGroup, 3 + 2 * kGroup},

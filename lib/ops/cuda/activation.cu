@@ -9,31 +9,46 @@
 namespace fp8train::ops::cuda {
 namespace {
 
-void swiglu_forward(Stream stream, ConstView gate_up, View y, const QuantizeSink& cast,
-                    ConstView smoothing) {
+template <bool Smoothed, bool Coded>
+void swiglu_forward_as(const Stream& stream, const ConstView& gate_up, const View& y,
+                       const QuantizeSink& cast, const float* smoothing) {
   const int64_t width = y.shape.back();
-  const auto* scale = smoothing.as<float>();
-  const bool aligned = is_aligned(gate_up.data) && is_aligned(scale);
+  const bool aligned = is_aligned(gate_up.data) && is_aligned(smoothing);
   with_float_type(y.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
-    const T* from = gate_up.as<T>();
-    if (scale != nullptr) {
-      return cast_tiles(stream, SwigluForwardSource<T, true>(from, width, scale), y.shape.rows(),
-                        width, y.data, cast, aligned);
-    }
-    cast_tiles(stream, SwigluForwardSource<T, false>(from, width, nullptr), y.shape.rows(), width,
-               y.data, cast, aligned);
+    const SwigluForwardSource<T, Smoothed, Coded> source(gate_up.as<T>(), width, smoothing);
+    cast_tiles(stream, source, y.shape.rows(), width, y.data, cast, aligned);
+  });
+}
+
+void swiglu_forward(Stream stream, ConstView gate_up, View y, const QuantizeSink& cast,
+                    ConstView smoothing, bool silu_in_codes) {
+  const auto* scale = smoothing.as<float>();
+  if (scale != nullptr) {
+    (silu_in_codes ? swiglu_forward_as<true, true>
+                   : swiglu_forward_as<true, false>)(stream, gate_up, y, cast, scale);
+    return;
+  }
+  (silu_in_codes ? swiglu_forward_as<false, true>
+                 : swiglu_forward_as<false, false>)(stream, gate_up, y, cast, nullptr);
+}
+
+template <bool Coded>
+void swiglu_backward_as(const Stream& stream, const ConstView& dy, const ConstView& gate_up,
+                        const View& d_gate_up, const QuantizeSink& cast) {
+  const int64_t width = dy.shape.back();
+  with_float_type(dy.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::Type;
+    const SwigluBackwardSource<T, Coded> source(dy.as<T>(), gate_up.as<T>(), width);
+    cast_tiles(stream, source, dy.shape.rows(), width, d_gate_up.data, cast,
+               is_aligned(dy.data) && is_aligned(gate_up.data));
   });
 }
 
 void swiglu_backward(Stream stream, ConstView dy, ConstView gate_up, View d_gate_up,
-                     const QuantizeSink& cast) {
-  const int64_t width = dy.shape.back();
-  with_float_type(dy.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::Type;
-    cast_tiles(stream, SwigluBackwardSource<T>(dy.as<T>(), gate_up.as<T>(), width), dy.shape.rows(),
-               width, d_gate_up.data, cast, is_aligned(dy.data) && is_aligned(gate_up.data));
-  });
+                     const QuantizeSink& cast, bool silu_in_codes) {
+  (silu_in_codes ? swiglu_backward_as<true> : swiglu_backward_as<false>)(stream, dy, gate_up,
+                                                                         d_gate_up, cast);
 }
 
 void gelu_forward(Stream stream, ConstView x, View y, const QuantizeSink& cast) {

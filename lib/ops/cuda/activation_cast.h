@@ -3,6 +3,7 @@
 
 #include "ops/cuda/cast_tiles.h"
 #include "ops/cuda/fast_math.h"
+#include "ops/storage_math.h"
 
 namespace fp8train::ops::cuda {
 
@@ -30,8 +31,35 @@ struct ActivationSource {
   }
 };
 
-/// silu(gate) * up. Smoothed: with the channels multiplied by `smoothing`.
-template <typename T, bool Smoothed>
+static_assert(kCompressedGroup == 2 * kOctet);
+
+/// silu(gate) of eight channels from `column` of a row of `width` as codes in groups of 16 hold it.
+/// The other half of the group is computed here too, for its amax. gate: eight gates of the row
+/// that begins at `row`; available: as for load_octet.
+template <bool Packed, typename T>
+__device__ __forceinline__ void silu_in_groups(const T* row, int64_t column, int64_t width,
+                                               int64_t available, const float (&gate)[kOctet],
+                                               float (&activated)[kOctet]) {
+  const int64_t other = column ^ kOctet;
+  float others[kOctet];
+  octet_values(load_octet<Packed>(row + other, available > 0 ? width - other : 0), others);
+  uint32_t largest = 0;
+#pragma unroll
+  for (int i = 0; i < kOctet; ++i) {
+    activated[i] = silu_fast(gate[i]);
+    largest = Largest{}(largest, bits_of(activated[i]) & 0x7FFFFFFFU);
+    largest = Largest{}(largest, bits_of(silu_fast(others[i])) & 0x7FFFFFFFU);
+  }
+  const bf16 scale = compressed_scale(float_of(largest));
+#pragma unroll
+  for (int i = 0; i < kOctet; ++i) {
+    activated[i] = compressed_value(activated[i], scale);
+  }
+}
+
+/// silu(gate) * up. Smoothed: with the channels multiplied by `smoothing`. Coded: of the codes of
+/// silu(gate).
+template <typename T, bool Smoothed, bool Coded>
 struct SwigluForwardSource : ActivationSource<T, 1> {
   const T* __restrict__ gate_up;
   int64_t width;
@@ -42,7 +70,7 @@ struct SwigluForwardSource : ActivationSource<T, 1> {
 
   template <bool Packed, bool Counted>
   static constexpr int blocks() {
-    return Packed && sizeof(T) == 2 ? (Smoothed ? 2 : 3) : 1;
+    return Packed && sizeof(T) == 2 && !Coded ? (Smoothed ? 2 : 3) : 1;
   }
   template <bool Packed>
   __device__ __forceinline__ Octet<T> octet(int /*part*/, int64_t row, int64_t column,
@@ -60,12 +88,18 @@ struct SwigluForwardSource : ActivationSource<T, 1> {
         up[i] *= scale[i];
       }
     }
+    if constexpr (Coded) {
+      float activated[kOctet];
+      silu_in_groups<Packed>(from - column, column, width, available, gate, activated);
+      return made_octet<T>([&](int i) { return activated[i] * up[i]; });
+    }
     return made_octet<T>([&](int i) { return silu_fast(gate[i]) * up[i]; });
   }
 };
 
-/// Part 0: gradient of gate; part 1: of up. Both from one exponential.
-template <typename T>
+/// Part 0: gradient of gate; part 1: of up. Both from one exponential. Coded: that of up is of the
+/// codes of silu(gate).
+template <typename T, bool Coded>
 struct SwigluBackwardSource : ActivationSource<T, 2> {
   const T* __restrict__ dy;
   const T* __restrict__ gate_up;
@@ -91,6 +125,14 @@ struct SwigluBackwardSource : ActivationSource<T, 2> {
       const SiluFast silu = silu_parts(gate[i]);
       d_gate[i] = gradient[i] * up[i] * silu_derivative_fast(silu);
       d_up[i] = gradient[i] * silu.value;
+    }
+    if constexpr (Coded) {
+      float activated[kOctet];
+      silu_in_groups<Packed>(from - column, column, width, available, gate, activated);
+#pragma unroll
+      for (int i = 0; i < kOctet; ++i) {
+        d_up[i] = gradient[i] * activated[i];
+      }
     }
     made[0] = octet_of<T>(d_gate, kOctet);
     made[1] = octet_of<T>(d_up, kOctet);

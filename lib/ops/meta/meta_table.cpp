@@ -208,7 +208,7 @@ void head_rms_norm_backward(Stream stream, HeadsView dx, int64_t rows, int64_t h
 }
 
 void swiglu_forward(Stream stream, ConstView gate_up, View y, const QuantizeSink& cast,
-                    ConstView smoothing) {
+                    ConstView smoothing, bool /*silu_in_codes*/) {
   count(stream, bytes_of(gate_up) + bytes_of(smoothing) + bytes_of(y) + bytes_of(cast),
         cast.empty() ? "swiglu_forward" : "swiglu_forward cast", gate_up.count() / 2);
 }
@@ -222,7 +222,7 @@ void divide_columns(Stream stream, ConstView x, ConstView scale, View y, bool ad
 }
 
 void swiglu_backward(Stream stream, ConstView dy, ConstView gate_up, View d_gate_up,
-                     const QuantizeSink& cast) {
+                     const QuantizeSink& cast, bool /*silu_in_codes*/) {
   count(stream, bytes_of(dy) + bytes_of(gate_up) + bytes_of(d_gate_up) + bytes_of(cast),
         cast.empty() ? "swiglu_backward" : "swiglu_backward cast", dy.count());
 }

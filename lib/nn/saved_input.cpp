@@ -1,0 +1,48 @@
+#include "nn/saved_input.h"
+
+#include "ops/granules.h"
+
+namespace fp8train {
+
+SavedInput SavedInput::keep(const StepContext& context, ConstView x, const SavedFormat& how) {
+  SavedInput saved;
+  saved.x_ = x;
+  if (!how.has_codes() || (!context.training && !how.in_forward(context))) {
+    return saved;
+  }
+  Arena& arena = context.training ? *context.saved : *context.scratch;
+  if (how.format.granularity == Granularity::group) {
+    const int64_t groups = (x.count() + ops::kCompressedGroup - 1) / ops::kCompressedGroup;
+    saved.groups_ = {allocate(arena, DType::e4m3, x.shape), allocate(arena, DType::bf16, {groups})};
+    ops::compress(context.stream, x, saved.groups_);
+  } else {
+    const Shape matrix = {x.shape.rows(), x.shape.back()};
+    const ops::GranuleGrid grid = ops::granule_grid(how.format.granularity, matrix.rows(),
+                                                    matrix.back(), ScaleLayout::row_major);
+    saved.blocks_.format = how.format;
+    saved.blocks_.rowwise = {.codes = allocate(arena, how.format.dtype, matrix),
+                             .scale_inv = allocate(arena, DType::f32, {grid.count})};
+    ops::quantize_granules(context.stream, x, saved.blocks_, nullptr, nullptr);
+  }
+  saved.x_.data = nullptr;
+  return saved;
+}
+
+void SavedInput::decode(const StepContext& context, View y) const {
+  if (!groups_.codes.empty()) {
+    ops::decompress(context.stream, groups_, y);
+  } else {
+    ops::dequantize_granules(context.stream, blocks_.rowwise, blocks_.format, blocks_.layout, y);
+  }
+}
+
+ConstView SavedInput::read(const StepContext& context) const {
+  if (!has_codes()) {
+    return x_;
+  }
+  const View x = allocate(*context.scratch, x_.dtype, x_.shape);
+  decode(context, x);
+  return x;
+}
+
+}  // namespace fp8train
