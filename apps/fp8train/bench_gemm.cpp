@@ -1,9 +1,11 @@
 #include "bench_gemm.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <functional>
 #include <map>
 
+#include "base/error.h"
 #include "bench.h"
 #include "ops/elementwise.h"
 #include "ops/gemm.h"
@@ -162,6 +164,27 @@ std::vector<GemmResult> gemm_results(Device& device, const std::vector<GemmShape
     result.share_of_ceiling = result.with_casts / ceilings[width_of(result)];
   }
   return results;
+}
+
+std::vector<GemmShape> parse_gemm_shapes(const std::string& text) {
+  std::vector<GemmShape> shapes;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t comma = std::min(text.find(',', begin), text.size());
+    std::vector<int64_t> extents;
+    for (size_t at = begin; at < comma;) {
+      const size_t cross = std::min(text.find('x', at), comma);
+      extents.push_back(std::strtoll(text.substr(at, cross - at).c_str(), nullptr, 10));
+      at = cross + 1;
+    }
+    const bool positive = std::all_of(extents.begin(), extents.end(), [](auto e) { return e > 0; });
+    if (!positive || (extents.size() != 1 && extents.size() != 3)) {
+      throw ConfigError("--sizes: expected positive sizes, or shapes MxNxK, with commas, got '" +
+                        text + "'");
+    }
+    shapes.push_back({extents.front(), extents[extents.size() / 2], extents.back()});
+    begin = comma + 1;
+  }
+  return shapes;
 }
 
 }  // namespace fp8train

@@ -32,4 +32,7 @@ struct GemmResult {
 std::vector<GemmResult> gemm_results(Device& device, const std::vector<GemmShape>& shapes,
                                      double seconds);
 
+/// "512,1024x4096x512": square shapes, or M x N x K. Throws ConfigError, which names --sizes.
+std::vector<GemmShape> parse_gemm_shapes(const std::string& text);
+
 }  // namespace fp8train

@@ -1,7 +1,9 @@
 #include "bench_products.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <functional>
 
 #include "base/error.h"
@@ -224,6 +226,25 @@ std::vector<ProductRate> product_rates(Device& device, const std::vector<LinearS
     }
   }
   return rates;
+}
+
+std::vector<ProductMode> parse_product_modes(const std::string& text) {
+  const std::vector<std::string>& names = product_mode_names();
+  std::vector<ProductMode> modes;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t comma = std::min(text.find(',', begin), text.size());
+    const auto found = std::find(names.begin(), names.end(), text.substr(begin, comma - begin));
+    if (found == names.end()) {
+      throw ConfigError(fmt::format("--modes: expected some of {}, with commas, got '{}'",
+                                    fmt::join(names, ", "), text));
+    }
+    modes.push_back(static_cast<ProductMode>(found - names.begin()));
+    begin = comma + 1;
+  }
+  for (size_t i = 0; text.empty() && i < names.size(); ++i) {
+    modes.push_back(static_cast<ProductMode>(i));
+  }
+  return modes;
 }
 
 }  // namespace fp8train

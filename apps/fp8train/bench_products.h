@@ -44,4 +44,7 @@ std::vector<ProductRate> product_rates(Device& device, const std::vector<LinearS
                                        int64_t rows, const std::vector<ProductMode>& modes,
                                        double seconds);
 
+/// Names with commas; empty: all. Throws ConfigError, which names --modes.
+std::vector<ProductMode> parse_product_modes(const std::string& text);
+
 }  // namespace fp8train

@@ -2,7 +2,6 @@
 // Rates are medians; a step is compared with the GEMM ceiling measured in the same run.
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -113,35 +112,13 @@ Json bench_step(const BenchOptions& options) {
   return report;
 }
 
-/// "512,1024x4096x512": square shapes, or M x N x K.
-std::vector<GemmShape> parse_shapes(const std::string& text) {
-  std::vector<GemmShape> shapes;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t comma = std::min(text.find(',', begin), text.size());
-    std::vector<int64_t> extents;
-    for (size_t at = begin; at < comma;) {
-      const size_t cross = std::min(text.find('x', at), comma);
-      extents.push_back(std::strtoll(text.substr(at, cross - at).c_str(), nullptr, 10));
-      at = cross + 1;
-    }
-    const bool positive = std::all_of(extents.begin(), extents.end(), [](auto e) { return e > 0; });
-    if (!positive || (extents.size() != 1 && extents.size() != 3)) {
-      throw ConfigError("--sizes: expected positive sizes, or shapes MxNxK, with commas, got '" +
-                        text + "'");
-    }
-    shapes.push_back({extents.front(), extents[extents.size() / 2], extents.back()});
-    begin = comma + 1;
-  }
-  return shapes;
-}
-
 Json bench_gemm(const BenchOptions& options) {
   int64_t threads = 0;
   const std::unique_ptr<Device> device = open_device(options, threads);
   const bool gpu = device->kind() == DeviceKind::cuda;
-  const std::vector<GemmShape> shapes = parse_shapes(!options.sizes.empty() ? options.sizes
-                                                     : gpu                  ? "4096,8192"
-                                                                            : "256,512,1024");
+  const std::vector<GemmShape> shapes = parse_gemm_shapes(!options.sizes.empty() ? options.sizes
+                                                          : gpu                  ? "4096,8192"
+                                                                                 : "256,512,1024");
   Json results = Json::array();
   for (const GemmResult& result : gemm_results(*device, shapes, options.seconds / 12)) {
     const GemmShape& shape = result.shape;
@@ -159,29 +136,9 @@ Json bench_gemm(const BenchOptions& options) {
   return {{"bench", "gemm"}, {"threads", threads}, {"results", results}};
 }
 
-/// Names with commas; empty: all.
-std::vector<ProductMode> parse_modes(const std::string& text) {
-  const std::vector<std::string>& names = product_mode_names();
-  std::vector<ProductMode> modes;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t comma = std::min(text.find(',', begin), text.size());
-    const auto found = std::find(names.begin(), names.end(), text.substr(begin, comma - begin));
-    if (found == names.end()) {
-      throw ConfigError(fmt::format("--modes: expected some of {}, with commas, got '{}'",
-                                    fmt::join(names, ", "), text));
-    }
-    modes.push_back(static_cast<ProductMode>(found - names.begin()));
-    begin = comma + 1;
-  }
-  for (size_t i = 0; text.empty() && i < names.size(); ++i) {
-    modes.push_back(static_cast<ProductMode>(i));
-  }
-  return modes;
-}
-
 Json bench_products(const BenchOptions& options) {
   int64_t threads = 0;
-  const std::vector<ProductMode> modes = parse_modes(options.modes);
+  const std::vector<ProductMode> modes = parse_product_modes(options.modes);
   const std::vector<LinearSite> sites = linear_sites(model_of(options.step));
   const std::unique_ptr<Device> device = open_device(options, threads);
   Json results = Json::array();
