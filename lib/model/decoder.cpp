@@ -179,7 +179,7 @@ void Decoder::allocate(const DecoderOptions& options) {
   if (options.layout) {
     parameters_.allocate(*device_, options.layout(parameters_));
   } else {
-    parameters_.allocate(*device_, options.gradients);
+    parameters_.allocate(*device_, options.gradients, options.exchanged);
   }
   scaling_.allocate(*device_);
   for (size_t unit = 0; unit < units(); ++unit) {

@@ -254,6 +254,14 @@ ParameterFormats parameter_formats(const PrecisionPlan& plan) {
           .moment2 = plan.moment2,
           .is_master = plan.master_weight.has_value()};
 }
+TensorFormat running_gradient(const ParameterFormats& formats, bool exchanged) {
+  const TensorFormat& stored = formats.gradient;
+  const bool is_shared = stored == formats.gradient_wire && is_fp8(stored.dtype) &&
+                         stored.policy == ScalePolicy::current &&
+                         stored.granularity == Granularity::tensor;
+  return exchanged && is_shared ? plain(DType::bf16) : stored;
+}
+
 
 void check_cells(const PrecisionPlan& plan) {
   check_gemm({"fprop_x", "fprop_w"}, plan.fprop, plan.activation, nullptr);

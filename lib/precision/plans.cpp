@@ -196,8 +196,7 @@ PrecisionPlan msamp_gemms(const char* name) {
 }
 
 /// MS-AMP O1 (docs/user-tutorial/optimization-level.md): FP16 weights with a scale that are their
-/// own master, E4M3 weight gradients that are summed by the wire. A gradient is summed in fp32 and
-/// rounded once per micro-batch, clipped like any other; norms and embeddings stay in fp32.
+/// own master, E4M3 weight gradients; on several ranks bf16 until the wire (running_gradient()).
 PrecisionPlan with_msamp_o1_storage(PrecisionPlan plan) {
   plan.weight = kept_by_tensor(DType::f16);
   plan.weight_gradient = plan.gradient_wire = kept_by_tensor(DType::e4m3);

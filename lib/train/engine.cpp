@@ -20,6 +20,7 @@ constexpr int kEvaluationTotals = 1;
 DecoderOptions decoder_options(const EngineSettings& settings, const Communicator* comm) {
   DecoderOptions options = settings.decoder;
   options.gradients = settings.trains;
+  options.exchanged = comm != nullptr && comm->size() > 1;
   if (comm != nullptr && comm->size() > 1 && settings.trains && settings.zero_stage > 0) {
     const ShardSettings shards = {.stage = settings.zero_stage,
                                   .bucket_bytes = settings.bucket_bytes,
