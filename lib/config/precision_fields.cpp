@@ -56,6 +56,10 @@ std::vector<Field> tuning_fields() {
                     between(1, 1e6), "Delayed scaling: steps that an amax is remembered"),
       choice("fp8.amax_compute_algo", request(&PlanRequest::amax_compute_algo),
              {"max", "most_recent"}, "Delayed scaling: which amax of the history counts"),
+      maybe_flag("fp8.reduce_amax", request(&PlanRequest::reduce_amax),
+                 "Delayed scaling: whether the amax of inputs and gradients is the largest of all "
+                 "ranks, so that all have the same scales; false: each rank's own; default: the "
+                 "plan's"),
       gemm_flags("fp8.override_linear_precision", &PlanRequest::override_linear_precision,
                  "For fprop, dgrad and wgrad: true keeps that GEMM in high precision"),
       gemm_flags("fp8.fast_accumulation", &PlanRequest::fast_accumulation,

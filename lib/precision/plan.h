@@ -131,6 +131,8 @@ struct PlanRequest {
   std::optional<int64_t> interval;
   std::optional<int64_t> amax_history_len;
   std::string amax_compute_algo;  ///< max | most_recent
+  /// Whether the amax of x and dy is the largest of all ranks; that of a weight always is.
+  std::optional<bool> reduce_amax;
   std::vector<bool>
       override_linear_precision;  ///< fprop, dgrad, wgrad: true keeps that GEMM in `activation`
   /// fprop, dgrad, wgrad: whether tensor cores may keep partial sums of FP8 products in their short

@@ -172,10 +172,9 @@ TensorFormat stochastic(TensorFormat format) {
 }
 
 /// MS-AMP's linear layers (msamp/nn/functional.py, common/tensor/meta.py): E4M3 forward, E5M2
-/// gradients, one power-of-two scale per tensor; of x and dy from the maximum of the last 16
-/// micro-batches, current in the first 16 steps (a value that is not finite does not start that
-/// again); of w current (window 1). Fast accumulation in fprop only. The weight is cast once per
-/// step, not in every forward call.
+/// gradients, one power-of-two scale per tensor; of x and dy from the maximum of the rank's own
+/// last 16 optimizer steps (optim/optimizer.py), current in the first 16, which a value that is not
+/// finite does not begin again; of w current, once per step. Fast accumulation in fprop only.
 PrecisionPlan msamp_gemms(const char* name) {
   PrecisionPlan plan = unscaled(name, DType::bf16);
   const auto windowed = [](DType dtype) {
@@ -183,13 +182,14 @@ PrecisionPlan msamp_gemms(const char* name) {
     format.scale_type = ScaleType::pow2;
     format.delayed.history_length = 16;
     format.delayed.current_at_first = true;
+    format.delayed.unit = WindowUnit::step;
+    format.delayed.reduction = AmaxReduction::none;
     return format;
   };
   const TensorFormat x = windowed(DType::e4m3);
   const TensorFormat dy = windowed(DType::e5m2);
-  const TensorFormat w = kept_by_tensor(DType::e4m3);
-  plan.fprop = gemm_in(x, w, true);
-  plan.dgrad = gemm_in(dy, w, false);
+  plan.fprop = gemm_in(x, kept_by_tensor(DType::e4m3), true);
+  plan.dgrad = gemm_in(dy, plan.fprop.b, false);
   plan.wgrad = gemm_in(dy, x, false);
   plan.saved_activation = x;
   return plan;
@@ -229,15 +229,22 @@ PrecisionPlan msamp_o3() {
   return with_msamp_o3_storage(msamp_gemms("msamp-o3"));
 }
 
-/// MS-AMP's storage with TransformerEngine's GEMMs (use_te; 1.6).
+/// TransformerEngine's GEMMs on MS-AMP's weights (use_te), which keep MS-AMP's current scale: the
+/// patched casts of msamp/te/extension.py leave TransformerEngine's slots of weights alone.
+PrecisionPlan msamp_te_gemms(const char* name) {
+  PrecisionPlan plan = te_tensor(name, ScalePolicy::delayed);
+  plan.fprop.b = plan.dgrad.b = kept_by_tensor(DType::e4m3);
+  return plan;
+}
+
 PrecisionPlan msamp_o1_te() {
-  return with_msamp_o1_storage(te_tensor("msamp-o1-te", ScalePolicy::delayed));
+  return with_msamp_o1_storage(msamp_te_gemms("msamp-o1-te"));
 }
 PrecisionPlan msamp_o2_te() {
-  return with_msamp_o2_storage(te_tensor("msamp-o2-te", ScalePolicy::delayed));
+  return with_msamp_o2_storage(msamp_te_gemms("msamp-o2-te"));
 }
 PrecisionPlan msamp_o3_te() {
-  return with_msamp_o3_storage(te_tensor("msamp-o3-te", ScalePolicy::delayed));
+  return with_msamp_o3_storage(msamp_te_gemms("msamp-o3-te"));
 }
 
 /// FP8-LM (arXiv 2310.18313, sections 2.2 and 2.3): MS-AMP O3 with the mu controller, whose bound

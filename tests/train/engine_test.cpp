@@ -428,7 +428,9 @@ TEST_CASE("whatever kept cells a configuration may combine, a step runs") {
 }
 
 TEST_CASE("evaluation changes neither weights nor scaling state") {
-  Trained run(test::small_llama("te-delayed"));
+  const std::string plan = GENERATE("te-delayed", "msamp-o1");
+  CAPTURE(plan);
+  Trained run(test::small_llama(plan));
   run.train(2);
   const std::vector<float> weights = run.weights();
   const auto before = run.engine.model().scaling().save();

@@ -29,6 +29,7 @@ EngineSettings tiny(const std::string& plan, int64_t passes) {
 struct Result {
   std::vector<float> weights;
   std::vector<float> delayed_scales;  // histories and all
+  std::vector<float> own_scales;      // of AmaxReduction::none
   std::vector<double> losses, norms;
   int64_t skipped = 0;
   bool allocated = false;
@@ -71,8 +72,8 @@ Result train(const EngineSettings& settings, Communicator* comm,
     if (saved.name.ends_with(".amax")) {
       continue;  // of new weights: found when they are cast, by some at the next step's start
     }
-    result.delayed_scales.insert(result.delayed_scales.end(), saved.values.begin(),
-                                 saved.values.end());
+    std::vector<float>& scales = saved.of_rank ? result.own_scales : result.delayed_scales;
+    scales.insert(scales.end(), saved.values.begin(), saved.values.end());
   }
   result.weights = test::values_of(engine);
   result.bytes = device->ledger().current(MemoryCategory::optimizer_state);
