@@ -84,6 +84,9 @@ std::vector<Field> tuning_fields() {
               "The same for the last n linear layers, not counting the head"),
       texts("fp8.exempt", exemption(&ExemptionRules::patterns),
             "Layer names (* and ? match) that stay in high precision", false),
+      flag("fp8.exempt_head", exemption(&ExemptionRules::head),
+           "Keep the output head in high precision; false: its GEMMs are in FP8 as those of other "
+           "linear layers, its weight, gradient and moments stay in fp32"),
       integer("fp8.min_dimension", exemption(&ExemptionRules::min_dimension), at_least(0),
               "Keep linear layers with a smaller in or out dimension in high precision"),
   };

@@ -244,7 +244,7 @@ PrecisionPlan resolve_plan(const PlanRequest& request) {
   }
   require(is_scaled(plan) || request.exemptions == ExemptionRules{}, plan,
           "an exemption (first_blocks, last_blocks, first_linears, last_linears, exempt, "
-          "min_dimension)",
+          "exempt_head, min_dimension)",
           "FP8 rows");
   apply_swiglu(request, plan);
   plan.exemptions = request.exemptions;

@@ -122,6 +122,47 @@ TEST_CASE("ranks keep the same weights and train as one rank would, in every row
   }
 }
 
+TEST_CASE("ranks have their own scales of x and dy where the plan or the user says so") {
+  const bool by_plan = GENERATE(true, false);
+  const int stage = GENERATE(0, 2, 3);
+  CAPTURE(by_plan, stage);
+  PlanRequest request;
+  request.plan = by_plan ? "msamp-o1" : "te-delayed";
+  EngineSettings settings = tiny(request.plan, 2);
+  settings.zero_stage = stage;
+  for (const bool reduce : {true, false}) {
+    CAPTURE(reduce);
+    request.reduce_amax = by_plan && !reduce ? std::nullopt : std::optional(reduce);
+    settings.plan = resolve_plan(request);
+    const std::vector<Result> two = train_ranks(settings, Topology::blocks(2, 2));
+    CHECK(two[0].own_scales.empty() == reduce);
+    CHECK(same_bits(two[0].own_scales, two[1].own_scales) == reduce);
+    CHECK(two[0].delayed_scales.empty() == (by_plan && !reduce));  // else at least weights
+    CHECK(same_bits(two[0].delayed_scales, two[1].delayed_scales));
+    CHECK(same_bits(two[0].weights, two[1].weights));
+    CHECK(two[0].as_planned);
+  }
+}
+
+TEST_CASE("ranks keep the same weights with a head in FP8, tied to the embedding or not") {
+  const std::string plan = GENERATE("te-delayed", "te-blockwise", "msamp-o3");
+  const bool tied = GENERATE(true, false);
+  CAPTURE(plan, tied);
+  EngineSettings settings = tiny(plan, 2);
+  settings.model.tie_word_embeddings = tied;
+  settings.plan.exemptions.head = false;
+  const std::vector<Result> whole = train_ranks(settings, Topology::blocks(2, 2));
+  CHECK(same_bits(whole[0].weights, whole[1].weights));
+  for (const int stage : {1, 2, 3}) {
+    CAPTURE(stage);
+    settings.zero_stage = stage;
+    const std::vector<Result> ranks = train_ranks(settings, Topology::blocks(2, 2));
+    CHECK(same_bits(ranks[0].weights, ranks[1].weights));
+    CHECK(same_bits(ranks[0].weights, whole[0].weights));
+    CHECK(ranks[0].as_planned);
+  }
+}
+
 TEST_CASE("what gradients of a rank held before a step changes no bit") {
   const std::string plan = GENERATE("fp32", "te-delayed", "te-blockwise", "msamp-o2", "fp8-min");
   const int64_t passes = GENERATE(1, 2);
