@@ -505,6 +505,27 @@ TEST_CASE("a head in FP8 trains and evaluates, tied to the embedding too, and ke
   }
 }
 
+TEST_CASE("in the first window a head that comes in chunks notes the amax of all of them") {
+  const uint64_t batch = GENERATE(3, 4, 5, 6);
+  const auto history = [batch](int64_t chunk_rows) {
+    EngineSettings settings = test::small_llama("msamp-o1");
+    settings.plan.exemptions.head = false;
+    settings.decoder.head_chunk_rows = chunk_rows;
+    Trained run(settings);
+    run.engine.step([&] { return test::random_batch(batch); }, 0, 1e-3F, false);
+    std::vector<float> values;
+    for (const auto& saved : run.engine.model().scaling().save()) {
+      if (saved.name.ends_with(".amax_history")) {
+        values.insert(values.end(), saved.values.begin(), saved.values.end());
+      }
+    }
+    return values;
+  };
+  const std::vector<float> whole = history(32);
+  CHECK(std::count_if(whole.begin(), whole.end(), [](float amax) { return amax > 0; }) == 2 * 9);
+  CHECK(history(16) == whole);
+}
+
 TEST_CASE(
     "MS-AMP's windows move once for each optimizer step, TransformerEngine's with each pass") {
   const std::string plan = GENERATE("msamp-o1", "te-delayed");
