@@ -85,7 +85,7 @@ CheckpointModel open_checkpoint(const CheckpointRequest& request) {
   opened.engine->reserve(plan_weights(settings, opened.device->traits()));
   load_weights(*opened.device, opened.engine->model(), TensorSource(folder));
   if (delayed && opened.has_scales) {
-    load_scaling(folder, opened.engine->model().scaling());
+    load_scaling(folder, opened.engine->model().scaling(), 0, 1);
   }
   opened.engine->weights_changed();
   return opened;

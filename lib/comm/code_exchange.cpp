@@ -76,6 +76,9 @@ CodeExchange::CodeExchange(Communicator& comm, Device& device, const GradientWir
     : ExchangeRun(comm, device, wire, std::move(bucket), result, groups) {
   check(is_fp8(wire_.format.dtype) && wire_.format.granularity == Granularity::tensor,
         "codes that are summed have a scale for the tensor");
+  check(bucket_.result.codes.empty() || (!to_shard() && bucket_.result.format == wire_.format &&
+                                         bucket_.result.count() == bucket_.gradients.count()),
+        "what codes are read to is as large as the bucket, in the format of the wire");
   check(!wire_.self_exact, "self_exact has no meaning where codes are summed");
   name_tensors(device);
 }
@@ -178,6 +181,9 @@ void CodeExchange::read_shard() {
 
 void CodeExchange::read() {
   ops::SharedBucket to = whole();
+  if (!bucket_.result.codes.empty()) {
+    to = {bucket_.result.codes, bucket_.result.scales, tensor_of_group_};
+  }
   if (!last_piece()) {
     to.kept_scales = {};
   }

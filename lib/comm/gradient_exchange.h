@@ -68,6 +68,9 @@ struct GradientBucket {
   /// scales are divided by sqrt(N). Each rank counts in it what is at the maximum of its shard of
   /// the sum; all ranks' counts make the factor of the next step (ops::update_auto_scales).
   std::vector<ops::AutoScale*> automatic;
+  /// fp8_sum, ExchangeResult::whole: where the codes of the sum and their scales go, laid out as
+  /// `gradients`, which then stay as they are; empty: to `gradients`.
+  StoredTensor result = {};
 };
 
 enum class ExchangeResult : uint8_t { whole, shard };

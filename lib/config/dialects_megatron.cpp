@@ -17,6 +17,8 @@ constexpr Alias kMegatron[] = {{"fp8_format", "fp8.format"},
                                {"fp8_interval", "fp8.interval"},
                                {"fp8_amax_history_len", "fp8.amax_history_len"},
                                {"fp8_amax_compute_algo", "fp8.amax_compute_algo"},
+                               {"tp_only_amax_red", "fp8.reduce_amax"},
+                               {"fp8_output_proj", "fp8.exempt_head"},
                                {"fp8_wgrad", "fp8.override_linear_precision"},
                                {"fp8_param_gather", ""},
                                {"first_last_layers_bf16", ""},
@@ -59,6 +61,11 @@ void Pass::megatron_key(const Alias& alias, const Entry& entry) {
       put(alias.key, entry, flags({false, false, true}, entry.node));
     } else if (value == true) {
       tell(fmt::format("{}: true is so without it", entry.spelled));
+    }
+  } else if (alias.name == "tp_only_amax_red" || alias.name == "fp8_output_proj") {
+    // Without tensor parallelism the group that agrees on an amax is the rank itself.
+    if (const auto value = flag(entry)) {
+      put(alias.key, entry, scalar(*value ? "false" : "true", entry.node));
     }
   } else if (alias.name == "fp8_param_gather") {
     if (flag(entry)) {

@@ -56,6 +56,10 @@ std::vector<Field> tuning_fields() {
                     between(1, 1e6), "Delayed scaling: steps that an amax is remembered"),
       choice("fp8.amax_compute_algo", request(&PlanRequest::amax_compute_algo),
              {"max", "most_recent"}, "Delayed scaling: which amax of the history counts"),
+      maybe_flag("fp8.reduce_amax", request(&PlanRequest::reduce_amax),
+                 "Delayed scaling: whether the amax of inputs and gradients is the largest of all "
+                 "ranks, so that all have the same scales; false: each rank's own; default: the "
+                 "plan's"),
       gemm_flags("fp8.override_linear_precision", &PlanRequest::override_linear_precision,
                  "For fprop, dgrad and wgrad: true keeps that GEMM in high precision"),
       gemm_flags("fp8.fast_accumulation", &PlanRequest::fast_accumulation,
@@ -80,6 +84,9 @@ std::vector<Field> tuning_fields() {
               "The same for the last n linear layers, not counting the head"),
       texts("fp8.exempt", exemption(&ExemptionRules::patterns),
             "Layer names (* and ? match) that stay in high precision", false),
+      flag("fp8.exempt_head", exemption(&ExemptionRules::head),
+           "Keep the output head in high precision; false: its GEMMs are in FP8 as those of other "
+           "linear layers, its weight, gradient and moments stay in fp32"),
       integer("fp8.min_dimension", exemption(&ExemptionRules::min_dimension), at_least(0),
               "Keep linear layers with a smaller in or out dimension in high precision"),
   };

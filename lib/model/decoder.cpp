@@ -184,7 +184,7 @@ void Decoder::allocate(const DecoderOptions& options) {
   if (options.layout) {
     parameters_.allocate(*device_, options.layout(parameters_));
   } else {
-    parameters_.allocate(*device_, options.gradients);
+    parameters_.allocate(*device_, options.gradients, options.exchanged);
   }
   scaling_.allocate(*device_);
   for (size_t unit = 0; unit < units(); ++unit) {
@@ -267,6 +267,7 @@ View Decoder::run_blocks(const StepContext& context, View x, int64_t batch,
 void Decoder::evaluate(const StepContext& step, ConstView tokens, ConstView targets,
                        const LossTotals& totals) {
   check(!step.training, "evaluation keeps nothing for backward");
+  scaling_.begin_evaluation(step.stream);
   const StepContext context = begin_pass(step);
   ArenaScope scope(*context.scratch);
   const View embedded = embed(context, tokens, 0, *context.scratch);
@@ -276,11 +277,13 @@ void Decoder::evaluate(const StepContext& step, ConstView tokens, ConstView targ
   Norm::Saved unused;
   final_norm_->forward(context, last, normed, unused);
   head_->loss(context, normed, reshaped(targets, {targets.count()}), totals, {}, nullptr, 0.0F);
+  scaling_.end_evaluation(step.stream);
 }
 
 View Decoder::next_token_logits(const StepContext& step, ConstView tokens,
                                 std::vector<KvCache>& caches) {
   check(!step.training && caches.size() == blocks_.size(), "one cache per layer");
+  scaling_.begin_evaluation(step.stream);
   const StepContext context = begin_pass(step);
   const int64_t batch = tokens.shape[0];
   const int64_t length = tokens.shape.back();
@@ -298,6 +301,7 @@ View Decoder::next_token_logits(const StepContext& step, ConstView tokens,
   Norm::Saved unused;
   final_norm_->forward(context, rows_of(last, length - 1, 1), normed, unused);
   head_->logits(context, normed, logits);
+  scaling_.end_evaluation(step.stream);
   return logits;
 }
 

@@ -28,6 +28,7 @@ struct DecoderOptions {
   float z_loss = 0.0F;
   int64_t head_chunk_rows = 0;  ///< 0: as head_chunk_rows() says
   bool gradients = true;        ///< false: forward only, nothing is allocated for backward
+  bool exchanged = false;       ///< several ranks exchange gradients
 };
 
 /// The linear layers of a model in order of execution; the head is last.

@@ -25,7 +25,7 @@ void Decoder::make_parts(const StepContext& context) {
     }
   }
   if (found) {
-    context.gatherer->combine_amax(scaling_.amax());
+    context.gatherer->combine_amax(scaling_.shared_amax());
   }
   if (!parameters_.granule_amax().empty()) {
     context.gatherer->combine_amax(parameters_.granule_amax());

@@ -36,7 +36,7 @@ void Head::loss(const StepContext& context, ConstView x, ConstView targets,
   ArenaScope scope(*context.scratch);
   const View losses = allocate(*context.scratch, DType::f32, {rows});
   StepContext chunk_context = context;
-  chunk_context.amax_is_clear = false;  // each chunk has an amax of its own
+  chunk_context.amax_is_clear = false;  // with current scaling each chunk has its own
   for (int64_t begin = 0; begin < rows; begin += chunk_rows_) {
     const int64_t count = std::min(chunk_rows_, rows - begin);
     ArenaScope chunk_scope(*context.scratch);

@@ -75,9 +75,11 @@ class LinearOperands {
              const Places& places) const;
   /// Whether in this pass the scale follows from the tensor itself.
   static bool scales_now(const StepContext& context, const TensorFormat& format);
-  /// Whether the slot's amax is 0 now, or that of the same tensor.
+  /// Whether the slot's amax is 0 now, or that of the same tensor. In a first window it is for all
+  /// parts of a tensor that comes in parts: what enters the history is of all.
   static bool amax_is_clear(const StepContext& context, const ScalingSlot& slot) {
-    return context.amax_is_clear && slot.begins_at_zero;
+    const bool in_parts = slot.format.policy == ScalePolicy::delayed;
+    return slot.begins_at_zero && (context.amax_is_clear || in_parts);
   }
 
   /// Casts x to where `cast` says. `amax_known`: the slot has the amax of x already.

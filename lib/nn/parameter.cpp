@@ -58,24 +58,44 @@ MemoryCategory ParameterStore::value_category(size_t parameter) const {
                                                    : MemoryCategory::weights;
 }
 
-void ParameterStore::allocate(Device& device, bool with_gradients) {
+void ParameterStore::allocate(Device& device, bool with_gradients, bool exchanged) {
+  sum_.resize(parameters_.size());
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter& parameter = *parameters_[i];
-    values_.add(parameter.formats.value, parameter.shape, value_category(i));
+    const ParameterFormats& formats = parameter.formats;
+    values_.add(formats.value, parameter.shape, value_category(i));
     if (with_gradients) {
-      gradients_.add(parameter.formats.gradient, parameter.shape, MemoryCategory::gradients,
-                     lane_of(parameter.formats.gradient_wire));
+      const TensorFormat running = running_gradient(formats, exchanged);
+      const int lane = lane_of(formats.gradient_wire);
+      gradients_.add(running, parameter.shape, MemoryCategory::gradients, lane);
+      if (running != formats.gradient) {
+        sum_[i] = sums_.add(formats.gradient, parameter.shape, MemoryCategory::gradients, lane);
+      }
     }
   }
   values_.allocate(device);
   gradients_.allocate(device);
+  sums_.allocate(device);
   find_views(with_gradients);
-  for (const auto& parameter : parameters_) {
-    parameter->updated = {.value = parameter->stored_value, .gradient = parameter->stored_gradient};
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    Parameter& parameter = *parameters_[i];
+    parameter.updated = {.value = parameter.stored_value,
+                         .gradient = sum_[i] ? sums_.at(*sum_[i]) : parameter.stored_gradient};
   }
   if (with_gradients) {
     allocate_automatic(device);
   }
+}
+
+StoredTensor ParameterStore::exchanged_gradients(const StoredPool::Stretch& stretch) const {
+  const std::vector<size_t>& all = gradients_.tensors_of(stretch.buffer);
+  const std::optional<size_t>& first = sum_[all[stretch.begin]];
+  if (!first) {
+    return {};
+  }
+  const size_t buffer = sums_.buffer_of(*first);
+  check(sums_.tensors_of(buffer).size() == all.size(), "sums lie as the gradients do");
+  return sums_.flat({buffer, stretch.begin, stretch.end});
 }
 
 std::vector<bool> ParameterStore::overwritten() const {

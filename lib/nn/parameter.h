@@ -51,11 +51,13 @@ struct Parameter {
   int64_t gathered_granules = 0;      ///< of codes that have a scale for each granule
   /// fp32 [gathered_granules]: the largest magnitudes, from which all ranks make the same scales.
   View granule_amax;
-  StoredTensor stored_value, stored_gradient;
-  View value;     ///< stored_value where that is fp32, else empty
-  View gradient;  ///< stored_gradient where that is fp32, else empty
+  StoredTensor stored_value;
+  StoredTensor stored_gradient;  ///< what micro-batches are added to: running_gradient()
+  View value;                    ///< stored_value where that is fp32, else empty
+  View gradient;                 ///< stored_gradient where that is fp32, else empty
   /// What this rank's optimizer updates: all of it, or the part that starts at element `first`,
-  /// flat. The gradient is fp32 or bf16 where it is a part.
+  /// flat. The gradient is fp32 or bf16 where it is a part, and `stored_gradient` where it is all
+  /// of it, unless that crosses to another format.
   struct Updated {
     StoredTensor value, gradient;
     View gathered;  ///< the part of the copy or the codes; empty where it is the value
@@ -83,8 +85,9 @@ class ParameterStore {
   /// The first parameter of each unit, and the number of all after them.
   std::vector<size_t> unit_begins() const;
 
-  /// Allocates values and gradients, zero. Without gradients their views stay empty.
-  void allocate(Device& device, bool with_gradients = true);
+  /// Allocates values and gradients, zero. Without gradients their views stay empty. `exchanged`:
+  /// several ranks exchange them, and each updates everything.
+  void allocate(Device& device, bool with_gradients = true, bool exchanged = false);
   /// As `layout` says, with gradients.
   void allocate(Device& device, const StoreLayout& layout);
 
@@ -92,6 +95,8 @@ class ParameterStore {
   /// Lane i has the gradients that cross the wire as wires()[i] or, under a layout, those of
   /// segment i; so do values, under a layout.
   const StoredPool& gradients() const { return gradients_; }
+  /// Where the sums over ranks of some of them go, as flat as they are; empty: to where they are.
+  StoredTensor exchanged_gradients(const StoredPool::Stretch& stretch) const;
   /// The gradients that are zero before a step, and all gaps, as fp32 words: those in the store's
   /// own memory, and those of a segment whose memory units take turns with. `overwrites`: without
   /// those with Parameter::overwritten.
@@ -154,6 +159,8 @@ class ParameterStore {
   std::vector<std::unique_ptr<Parameter>> parameters_;
   std::vector<size_t> unit_begins_;
   StoredPool values_, gradients_;
+  StoredPool sums_;  ///< of gradients that cross from another format, without a layout
+  std::vector<std::optional<size_t>> sum_;  ///< of each parameter
   std::optional<StoreLayout> layout_;
   StoredPool value_shards_, gradient_shards_;         ///< of segments that have none in place
   std::vector<size_t> value_shard_, gradient_shard_;  ///< of each parameter, of each segment

@@ -90,7 +90,8 @@ void ParameterStore::allocate_wholes(Device& device) {
     const bool whole = parameter.gathered == GatheredForm::value;
     values_.add(parameter.formats.value, whole ? parameter.shape : Shape{0}, value_category(i),
                 lane);
-    gradients_.add(parameter.formats.gradient, parameter.shape, MemoryCategory::gradients, lane);
+    gradients_.add(running_gradient(parameter.formats, true), parameter.shape,
+                   MemoryCategory::gradients, lane);
   }
   const auto elements = [this](int lane, int64_t used) {
     return used == 0 ? 0 : layout_->segments[static_cast<size_t>(lane)].shard * layout_->ranks;
@@ -234,7 +235,7 @@ std::vector<View> ParameterStore::cleared_gradients(size_t segment, bool overwri
 View ParameterStore::gradient_shard(size_t segment) const {
   const StoreLayout::Segment& of = layout_->segments[segment];
   const StoredTensor all = whole_gradients(segment);
-  if (!of.gradients_stay || all.format.is_scaled()) {
+  if (!of.gradients_stay || first_of(segment).formats.gradient.is_scaled()) {
     return gradient_shards_.at(gradient_shard_[segment]).codes;
   }
   return part_of(all, layout_->rank * of.shard, of.shard).codes;

@@ -97,11 +97,15 @@ struct DelayedScalingState {
   float* scale_inv;  ///< [slots]
   const float* format_max;  ///< [slots]
   bool pow2 = false;        ///< scales are rounded down to powers of two
+  bool per_step = false;    ///< WindowUnit::step
 };
 
 /// Moves each slot's amax into its history and recomputes its scale from the window. A slot whose
 /// amax is 0 (not used since the last update) keeps history and scale; a non-finite amax never
-/// enters the history and keeps the scale too.
+/// enters the history and keeps the scale too. With `per_step` both enter as 0, and the scale
+/// follows from the rest of the window unless that is all 0 (MS-AMP, msamp/optim/optimizer.py
+/// LBOptimizer._update_scaling_factors, whose rolled history has the upcoming step's 0 in front of
+/// these values).
 void update_delayed_scaling(Stream stream, const DelayedScalingState& state,
                             const DelayedScaling& rule);
 

@@ -21,18 +21,25 @@ FP8TRAIN_HD float max_magnitude(float a, float b) {
 
 /// Moves the slot's amax into its ring of the last `history_length` values, whose newest value is
 /// at row cursor[slot]. The ring holds rows 1.. of a history that is shifted by one row per step
-/// (as TransformerEngine's is). False when the amax is 0 or not finite: nothing is to be done.
+/// (as TransformerEngine's is). False when nothing is to be done: the amax is 0 or not finite, and
+/// does not enter as 0.
 FP8TRAIN_HD bool push_amax(const DelayedScalingState& state, int64_t slot) {
   const float amax = state.amax[slot];
   state.amax[slot] = 0.0F;
-  if (!(amax > 0.0F) || !is_finite(amax)) {
+  const bool usable = amax > 0.0F && is_finite(amax);
+  if (!usable && !state.per_step) {
     return false;
   }
   const int64_t next = int64_t{state.cursor[slot]} + 1;
   const int64_t row = next < state.history_length ? next : 0;
   state.cursor[slot] = static_cast<int32_t>(row);
-  state.history[row * state.slots + slot] = amax;
+  state.history[row * state.slots + slot] = usable ? amax : 0.0F;
   return true;
+}
+
+/// The slot's newest value.
+FP8TRAIN_HD float newest_amax(const DelayedScalingState& state, int64_t slot) {
+  return state.history[state.cursor[slot] * state.slots + slot];
 }
 
 /// The slot's scale from `window`, the amax that AmaxAlgorithm chose.

@@ -31,7 +31,8 @@ void store(Stream stream, const Store& call);
 void read_stored(Stream stream, const StoredTensor& x, View y);
 
 /// The mu of gradients (FP8-LM, arXiv 2310.18313, section 2.2): more
-/// than 1e-5 of the codes with the largest magnitude halve the factor, else it grows by 2^(1/1000).
+/// than 1e-5 of the codes, and at least two, with the largest magnitude halve the factor, else it
+/// grows by 2^(1/1000).
 /// It stays between 2^-16 and 2^16. Where *skip (device memory) is not 0 nothing changes. codes:
 /// e4m3 or e5m2.
 void update_auto_scale(Stream stream, ConstView codes, AutoScale* automatic, const int32_t* skip);

@@ -140,7 +140,7 @@ void Optimizer::sum_gradients(Stream stream, Arena& scratch) const {
     }
   }
   for (const auto& parameter : parameters_->all()) {
-    const StoredTensor& gradient = parameter->stored_gradient;
+    const StoredTensor& gradient = parameter->updated.gradient;
     if (!parameter->gradient.empty()) {
       continue;
     }

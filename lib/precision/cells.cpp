@@ -228,9 +228,17 @@ double element_bytes(const TensorFormat& format) {
   return bytes;
 }
 
-/// Current scaling at first is of tensors that come with a step, all with one window.
-void check_first_window(const PrecisionPlan& plan) {
+/// Current scaling at first is of tensors that come with a step, all with one window; scales of one
+/// rank are of tensors that it has alone.
+void check_delayed(const PrecisionPlan& plan) {
   const TensorFormat* seen = nullptr;
+  for (const TensorFormat* weight : {&plan.fprop.b, &plan.dgrad.b}) {
+    if (weight->policy == ScalePolicy::delayed &&
+        weight->delayed.reduction == AmaxReduction::none) {
+      refuse(weight == &plan.fprop.b ? "fprop_w" : "dgrad_w", *weight,
+             "a weight has the same scale on all ranks: leave out 'each rank'");
+    }
+  }
   for (const GemmPlan* gemm : {&plan.fprop, &plan.dgrad, &plan.wgrad}) {
     for (const TensorFormat* operand : {&gemm->a, &gemm->b}) {
       if (operand->policy != ScalePolicy::delayed || !operand->delayed.current_at_first) {
@@ -272,6 +280,14 @@ ParameterBytes bytes_per_parameter(const PrecisionPlan& plan) {
           .moment2 = element_bytes(plan.moment2)};
 }
 
+TensorFormat running_gradient(const ParameterFormats& formats, bool exchanged) {
+  const TensorFormat& stored = formats.gradient;
+  const bool is_shared = stored == formats.gradient_wire && is_fp8(stored.dtype) &&
+                         stored.policy == ScalePolicy::current &&
+                         stored.granularity == Granularity::tensor;
+  return exchanged && is_shared ? plain(DType::bf16) : stored;
+}
+
 ParameterFormats parameter_formats(const PrecisionPlan& plan) {
   return {.value = plan.master_weight ? *plan.master_weight : plan.weight,
           .gradient = plan.weight_gradient,
@@ -290,7 +306,7 @@ void check_cells(const PrecisionPlan& plan) {
   check_parameter_wire(plan);
   check_saved(plan);
   check_recompute(plan);
-  check_first_window(plan);
+  check_delayed(plan);
   check_self_exact(plan);
   check_kept("moment1", plan.moment1);
   check_kept("moment2", plan.moment2);

@@ -65,6 +65,7 @@ void apply_delayed(const PlanRequest& request, PrecisionPlan& plan) {
   require(delayed || !request.interval, plan, "fp8.interval", meaning);
   require(delayed || !request.amax_history_len, plan, "fp8.amax_history_len", meaning);
   require(delayed || request.amax_compute_algo.empty(), plan, "fp8.amax_compute_algo", meaning);
+  require(delayed || !request.reduce_amax, plan, "fp8.reduce_amax", meaning);
   if (!request.amax_compute_algo.empty() && request.amax_compute_algo != "max" &&
       request.amax_compute_algo != "most_recent") {
     throw ConfigError(fmt::format("fp8.amax_compute_algo: '{}' is not one of max, most_recent",
@@ -83,6 +84,12 @@ void apply_delayed(const PlanRequest& request, PrecisionPlan& plan) {
           request.amax_compute_algo == "max" ? AmaxAlgorithm::max : AmaxAlgorithm::most_recent;
     }
   });
+  // A weight is the same on all ranks, also where each has a part of it.
+  for (TensorFormat* format : {&plan.fprop.a, &plan.dgrad.a, &plan.wgrad.a, &plan.wgrad.b}) {
+    if (request.reduce_amax && format->policy == ScalePolicy::delayed) {
+      format->delayed.reduction = *request.reduce_amax ? AmaxReduction::ranks : AmaxReduction::none;
+    }
+  }
 }
 
 void apply_format(const PlanRequest& request, PrecisionPlan& plan) {
@@ -237,7 +244,7 @@ PrecisionPlan resolve_plan(const PlanRequest& request) {
   }
   require(is_scaled(plan) || request.exemptions == ExemptionRules{}, plan,
           "an exemption (first_blocks, last_blocks, first_linears, last_linears, exempt, "
-          "min_dimension)",
+          "exempt_head, min_dimension)",
           "FP8 rows");
   apply_swiglu(request, plan);
   plan.exemptions = request.exemptions;

@@ -83,6 +83,13 @@ struct ParameterFormats {
   bool operator==(const ParameterFormats&) const = default;
 };
 
+/// In which format a rank adds up the gradients of its micro-batches. Where ranks exchange them
+/// (`exchanged`) under a scale that they share and that is no power of two, gradients of that same
+/// format would be rounded twice: they stay in bf16 until the exchange, and the sum alone is stored
+/// as `formats.gradient` says (MS-AMP, msamp/nn/functional.py, whose weight gradient is in 16 bits
+/// until nn/distributed.py casts it for the wire). Else formats.gradient.
+TensorFormat running_gradient(const ParameterFormats& formats, bool exchanged);
+
 /// Those of a weight that the plan's cells are for.
 ParameterFormats parameter_formats(const PrecisionPlan& plan);
 
@@ -129,6 +136,8 @@ struct PlanRequest {
   std::optional<int64_t> interval;
   std::optional<int64_t> amax_history_len;
   std::string amax_compute_algo;  ///< max | most_recent
+  /// Whether the amax of x and dy is the largest of all ranks; that of a weight always is.
+  std::optional<bool> reduce_amax;
   std::vector<bool>
       override_linear_precision;  ///< fprop, dgrad, wgrad: true keeps that GEMM in `activation`
   /// fprop, dgrad, wgrad: whether tensor cores may keep partial sums of FP8 products in their short

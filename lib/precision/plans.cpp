@@ -172,10 +172,9 @@ TensorFormat stochastic(TensorFormat format) {
 }
 
 /// MS-AMP's linear layers (msamp/nn/functional.py, common/tensor/meta.py): E4M3 forward, E5M2
-/// gradients, one power-of-two scale per tensor; of x and dy from the maximum of the last 16
-/// micro-batches, current in the first 16 steps (a value that is not finite does not start that
-/// again); of w current (window 1). Fast accumulation in fprop only. The weight is cast once per
-/// step, not in every forward call.
+/// gradients, one power-of-two scale per tensor; of x and dy from the maximum of the rank's own
+/// last 16 optimizer steps (optim/optimizer.py), current in the first 16, which a value that is not
+/// finite does not begin again; of w current, once per step. Fast accumulation in fprop only.
 PrecisionPlan msamp_gemms(const char* name) {
   PrecisionPlan plan = unscaled(name, DType::bf16);
   const auto windowed = [](DType dtype) {
@@ -183,21 +182,21 @@ PrecisionPlan msamp_gemms(const char* name) {
     format.scale_type = ScaleType::pow2;
     format.delayed.history_length = 16;
     format.delayed.current_at_first = true;
+    format.delayed.unit = WindowUnit::step;
+    format.delayed.reduction = AmaxReduction::none;
     return format;
   };
   const TensorFormat x = windowed(DType::e4m3);
   const TensorFormat dy = windowed(DType::e5m2);
-  const TensorFormat w = kept_by_tensor(DType::e4m3);
-  plan.fprop = gemm_in(x, w, true);
-  plan.dgrad = gemm_in(dy, w, false);
+  plan.fprop = gemm_in(x, kept_by_tensor(DType::e4m3), true);
+  plan.dgrad = gemm_in(dy, plan.fprop.b, false);
   plan.wgrad = gemm_in(dy, x, false);
   plan.saved_activation = x;
   return plan;
 }
 
 /// MS-AMP O1 (docs/user-tutorial/optimization-level.md): FP16 weights with a scale that are their
-/// own master, E4M3 weight gradients that are summed by the wire. A gradient is summed in fp32 and
-/// rounded once per micro-batch, clipped like any other; norms and embeddings stay in fp32.
+/// own master, E4M3 weight gradients; on several ranks bf16 until the wire (running_gradient()).
 PrecisionPlan with_msamp_o1_storage(PrecisionPlan plan) {
   plan.weight = kept_by_tensor(DType::f16);
   plan.weight_gradient = plan.gradient_wire = kept_by_tensor(DType::e4m3);
@@ -230,19 +229,26 @@ PrecisionPlan msamp_o3() {
   return with_msamp_o3_storage(msamp_gemms("msamp-o3"));
 }
 
-/// MS-AMP's storage with TransformerEngine's GEMMs (use_te; 1.6).
-PrecisionPlan msamp_o1_te() {
-  return with_msamp_o1_storage(te_tensor("msamp-o1-te", ScalePolicy::delayed));
-}
-PrecisionPlan msamp_o2_te() {
-  return with_msamp_o2_storage(te_tensor("msamp-o2-te", ScalePolicy::delayed));
-}
-PrecisionPlan msamp_o3_te() {
-  return with_msamp_o3_storage(te_tensor("msamp-o3-te", ScalePolicy::delayed));
+/// TransformerEngine's GEMMs on MS-AMP's weights (use_te), which keep MS-AMP's current scale: the
+/// patched casts of msamp/te/extension.py leave TransformerEngine's slots of weights alone.
+PrecisionPlan msamp_te_gemms(const char* name) {
+  PrecisionPlan plan = te_tensor(name, ScalePolicy::delayed);
+  plan.fprop.b = plan.dgrad.b = kept_by_tensor(DType::e4m3);
+  return plan;
 }
 
-/// The stack of the FP8-LM paper (arXiv 2310.18313, sections 2.2 and 2.3): MS-AMP O3 whose
-/// gradients are scaled by the mu controller on their way.
+PrecisionPlan msamp_o1_te() {
+  return with_msamp_o1_storage(msamp_te_gemms("msamp-o1-te"));
+}
+PrecisionPlan msamp_o2_te() {
+  return with_msamp_o2_storage(msamp_te_gemms("msamp-o2-te"));
+}
+PrecisionPlan msamp_o3_te() {
+  return with_msamp_o3_storage(msamp_te_gemms("msamp-o3-te"));
+}
+
+/// FP8-LM (arXiv 2310.18313, sections 2.2 and 2.3): MS-AMP O3 with the mu controller, whose bound
+/// is at least two codes here (ops/storage_math.h).
 PrecisionPlan fp8_lm() {
   PrecisionPlan plan = with_msamp_o3_storage(msamp_gemms("fp8-lm"));
   plan.gradient_wire.policy = ScalePolicy::automatic;

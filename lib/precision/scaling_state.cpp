@@ -29,6 +29,22 @@ bool same_rule(const TensorFormat& a, const TensorFormat& b) {
           (a.delayed == b.delayed && a.scale_type == b.scale_type));
 }
 
+bool is_delayed(const TensorFormat& format) {
+  return format.policy == ScalePolicy::delayed;
+}
+
+bool is_of_rank(const TensorFormat& format) {
+  return is_delayed(format) && format.delayed.reduction == AmaxReduction::none;
+}
+
+bool is_current_at_first(const TensorFormat& format) {
+  return is_delayed(format) && format.delayed.current_at_first;
+}
+
+void copy_values(Stream stream, ConstView from, const View& to) {
+  ops::cast(stream, from, to);  // from fp32 to fp32: the same bits
+}
+
 }  // namespace
 
 std::optional<double> SlotReport::snr_db() const {
@@ -60,7 +76,8 @@ const ScalingSlot* ScalingState::add(std::string layer, std::string role,
   slot.layer = std::move(layer);
   slot.role = std::move(role);
   slot.format = format;
-  slot.begins_at_zero = of_pass && format.policy == ScalePolicy::current && !by_granules(format);
+  const bool is_current = format.policy == ScalePolicy::current && !by_granules(format);
+  slot.begins_at_zero = of_pass && (is_current || is_current_at_first(format));
   group_of(format).slots.push_back(&slot);
   return &slot;
 }
@@ -78,15 +95,22 @@ void ScalingState::allocate(Device& device) {
     slots_[i]->sample = static_cast<CastSample*>(samples_.data()) + i;
   }
   amax_ = scaling_tensor(device, DType::f32, {static_cast<int64_t>(slots_.size())});
-  float* next_amax = amax_.view().as<float>();
+  float* const first_amax = amax_.view().as<float>();
+  int64_t shared = 0;
   for (const auto& group : groups_) {
+    shared += is_of_rank(group->format) ? 0 : static_cast<int64_t>(group->slots.size());
+  }
+  shared_amax_ = {first_amax, DType::f32, {shared}};
+  float* next_shared = first_amax;
+  float* next_of_rank = first_amax + shared;
+  for (const auto& group : groups_) {
+    float*& next_amax = is_of_rank(group->format) ? next_of_rank : next_shared;
     const auto first_of_pass =
         std::stable_partition(group->slots.begin(), group->slots.end(),
                               [](const ScalingSlot* slot) { return !slot->begins_at_zero; });
     const int64_t others = first_of_pass - group->slots.begin();
     const auto count = static_cast<int64_t>(group->slots.size());
-    const int64_t history =
-        group->format.policy == ScalePolicy::delayed ? group->format.delayed.history_length : 0;
+    const int64_t history = is_delayed(group->format) ? group->format.delayed.history_length : 0;
     const std::vector<float> ones(group->slots.size(), 1.0F);
     group->amax = {next_amax, DType::f32, {count}};
     group->pass_amax = {next_amax + others, DType::f32, {count - others}};
@@ -95,6 +119,9 @@ void ScalingState::allocate(Device& device) {
     group->scale_inv = scaling_tensor(device, DType::f32, {count});
     group->history = scaling_tensor(device, DType::f32, {history, count});
     group->cursor = scaling_tensor(device, DType::i32, {count});
+    if (is_current_at_first(group->format)) {
+      group->unevaluated = scaling_tensor(device, DType::f32, {3, count});
+    }
     group->format_max = scaling_tensor(device, DType::f32, {count});
     copy_from_host(device, group->scale, ones.data());
     copy_from_host(device, group->scale_inv, ones.data());
@@ -111,33 +138,64 @@ void ScalingState::allocate(Device& device) {
 }
 
 bool ScalingState::keeps_state() const {
-  return std::any_of(groups_.begin(), groups_.end(), [](const auto& group) {
-    return group->format.policy == ScalePolicy::delayed;
+  return std::any_of(groups_.begin(), groups_.end(),
+                     [](const auto& group) { return is_delayed(group->format); });
+}
+
+bool ScalingState::reduces(bool ends_step) const {
+  return std::any_of(groups_.begin(), groups_.end(), [&](const auto& group) {
+    const TensorFormat& format = group->format;
+    return is_delayed(format) && !is_of_rank(format) &&
+           (ends_step || format.delayed.unit == WindowUnit::micro_batch);
   });
 }
 
-uint64_t ScalingState::due(int64_t step) const {
+uint64_t ScalingState::due(int64_t step, bool ends_step) const {
   uint64_t groups = 0;
   for (size_t g = 0; g < groups_.size(); ++g) {
     const TensorFormat& format = groups_[g]->format;
-    const bool updated =
-        format.policy == ScalePolicy::delayed && step % format.delayed.interval == 0;
+    const bool updated = is_delayed(format) && step % format.delayed.interval == 0 &&
+                         (ends_step || format.delayed.unit == WindowUnit::micro_batch);
     groups |= updated ? uint64_t{1} << g : 0;
   }
   return groups;
 }
 
-bool ScalingState::first_window(int64_t step) const {
-  return std::any_of(groups_.begin(), groups_.end(), [step](const auto& group) {
-    const TensorFormat& format = group->format;
-    return format.policy == ScalePolicy::delayed && format.delayed.current_at_first &&
-           step < format.delayed.history_length;
-  });
+bool ScalingState::first_window() const {
+  return std::any_of(groups_.begin(), groups_.end(),
+                     [this](const auto& group) { return in_first_window(group->format); });
+}
+
+bool ScalingState::in_first_window(const TensorFormat& format) const {
+  return is_current_at_first(format) && steps_done_ < format.delayed.history_length;
+}
+
+void ScalingState::begin_evaluation(Stream stream) const {
+  for (const auto& group : groups_) {
+    if (in_first_window(group->format)) {
+      const View rows = group->unevaluated.view();
+      copy_values(stream, group->amax, rows_of(rows, 0, 1));
+      copy_values(stream, group->scale, rows_of(rows, 1, 1));
+      copy_values(stream, group->scale_inv, rows_of(rows, 2, 1));
+    }
+  }
+}
+
+void ScalingState::end_evaluation(Stream stream) const {
+  for (const auto& group : groups_) {
+    if (in_first_window(group->format)) {
+      const View rows = group->unevaluated.view();
+      copy_values(stream, rows_of(rows, 0, 1), group->amax);
+      copy_values(stream, rows_of(rows, 1, 1), group->scale);
+      copy_values(stream, rows_of(rows, 2, 1), group->scale_inv);
+    }
+  }
 }
 
 void ScalingState::begin_pass(Stream stream) const {
   for (const auto& group : groups_) {
-    if (group->pass_amax.count() > 0) {
+    const bool scales_now = !is_delayed(group->format) || in_first_window(group->format);
+    if (scales_now && group->pass_amax.count() > 0) {
       ops::fill(stream, group->pass_amax, 0.0F);
     }
   }
@@ -153,15 +211,17 @@ void ScalingState::update(Stream stream, uint64_t due, double* squared_norm) {
     if ((due >> g & 1U) == 0) {
       continue;
     }
-    const ops::DelayedScalingState state = {.slots = static_cast<int64_t>(group->slots.size()),
-                                            .history_length = group->format.delayed.history_length,
-                                            .amax = group->amax.as<float>(),
-                                            .history = group->history.view().as<float>(),
-                                            .cursor = group->cursor.view().as<int32_t>(),
-                                            .scale = group->scale.view().as<float>(),
-                                            .scale_inv = group->scale_inv.view().as<float>(),
-                                            .format_max = group->format_max.view().as<float>(),
-                                            .pow2 = group->format.scale_type == ScaleType::pow2};
+    const ops::DelayedScalingState state = {
+        .slots = static_cast<int64_t>(group->slots.size()),
+        .history_length = group->format.delayed.history_length,
+        .amax = group->amax.as<float>(),
+        .history = group->history.view().as<float>(),
+        .cursor = group->cursor.view().as<int32_t>(),
+        .scale = group->scale.view().as<float>(),
+        .scale_inv = group->scale_inv.view().as<float>(),
+        .format_max = group->format_max.view().as<float>(),
+        .pow2 = group->format.scale_type == ScaleType::pow2,
+        .per_step = group->format.delayed.unit == WindowUnit::step};
     ops::update_delayed_scaling(stream, state, group->format.delayed);
   }
 }
@@ -201,13 +261,15 @@ std::vector<ScalingState::SavedTensor> ScalingState::save() const {
     std::vector<int32_t> cursor(group.slots.size());
     copy_to_host(*device_, cursor.data(), group.cursor);
     const auto name = [g](const char* what) { return fmt::format("scaling.{}.{}", g, what); };
-    saved.push_back({name("amax"), {count}, to_host_f32(*device_, group.amax)});
-    saved.push_back({name("scale"), {count}, to_host_f32(*device_, group.scale)});
-    saved.push_back({name("scale_inv"), {count}, to_host_f32(*device_, group.scale_inv)});
+    const bool of_rank = is_of_rank(group.format);
+    saved.push_back({name("amax"), {count}, to_host_f32(*device_, group.amax), of_rank});
+    saved.push_back({name("scale"), {count}, to_host_f32(*device_, group.scale), of_rank});
+    saved.push_back({name("scale_inv"), {count}, to_host_f32(*device_, group.scale_inv), of_rank});
     saved.push_back({name("amax_history"),
                      {group.format.delayed.history_length, count},
-                     to_host_f32(*device_, group.history)});
-    saved.push_back({name("cursor"), {count}, {cursor.begin(), cursor.end()}});
+                     to_host_f32(*device_, group.history),
+                     of_rank});
+    saved.push_back({name("cursor"), {count}, {cursor.begin(), cursor.end()}, of_rank});
   }
   return saved;
 }

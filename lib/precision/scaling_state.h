@@ -61,29 +61,45 @@ class ScalingState {
   bool empty() const { return slots_.empty(); }
   const std::vector<std::unique_ptr<ScalingSlot>>& slots() const { return slots_; }
 
-  /// Which groups of slots with one rule are updated in optimizer step `step` (counted from 0):
-  /// those with delayed scaling, every `interval` steps. A set of bits, for update().
-  uint64_t due(int64_t step) const;
+  /// Which groups of slots with one rule are updated after a micro-batch of optimizer step `step`
+  /// (counted from 0): those with delayed scaling, every `interval` steps; WindowUnit::step only
+  /// where the micro-batch `ends_step`. A set of bits, for update().
+  uint64_t due(int64_t step, bool ends_step = true) const;
 
-  /// Whether in this step slots whose rule says current_at_first scale like current ones.
-  bool first_window(int64_t step) const;
+  /// Says that `steps` optimizer steps are done. The host knows it only from here.
+  void set_steps_done(int64_t steps) { steps_done_ = steps; }
+  /// Whether now, in the step that follows those and in evaluations before it, slots whose rule
+  /// says current_at_first scale like current ones.
+  bool first_window() const;
 
-  /// Begins a pass over the model: the amax of slots with current scaling whose tensor is another
-  /// one in each pass becomes 0 (ScalingSlot::begins_at_zero).
+  /// Begins a pass over the model: the amax of slots with current scaling, or with current_at_first
+  /// in the first window, whose tensor is another one in each pass becomes 0
+  /// (ScalingSlot::begins_at_zero).
   void begin_pass(Stream stream) const;
 
+  /// A pass that is no part of training, between these two, leaves amax and scale of slots with
+  /// current_at_first as they are, which casts of the first window write. Nothing to do outside of
+  /// that window.
+  void begin_evaluation(Stream stream) const;
+  void end_evaluation(Stream stream) const;
+
   /// Ends a micro-batch: moves amax values of the groups that are due into histories and sets the
-  /// scales of the next micro-batch. Scales of slots with current scaling are left alone; a slot
-  /// whose granules have scales of their own only has an amax, which is reset.
-  /// *squared_norm (device memory) becomes NaN when an amax of any slot is not finite.
+  /// scales of the next micro-batch or step. Scales of slots with current scaling are left alone; a
+  /// slot whose granules have scales of their own only has an amax, which is reset. *squared_norm
+  /// (device memory) becomes NaN when an amax of any slot is not finite.
   void update(Stream stream, uint64_t due, double* squared_norm);
 
   /// Whether scales follow from earlier steps: the amax of such slots lives from one micro-batch to
   /// the next until it is due.
   bool keeps_state() const;
 
-  /// The amax of all slots, fp32: what ranks agree on before update() where keeps_state().
+  /// The amax of all slots, fp32.
   View amax() const { return amax_.empty() ? View{} : amax_.view(); }
+  /// The first of these: those on which ranks may agree. The others are of AmaxReduction::none.
+  View shared_amax() const { return shared_amax_; }
+  /// Whether ranks agree on shared_amax() before update() after such a micro-batch: some delayed
+  /// scale is the same on all.
+  bool reduces(bool ends_step) const;
 
   /// Reads scales, statistics and samples of all slots; waits for the device.
   std::vector<SlotReport> report() const;
@@ -93,6 +109,7 @@ class ScalingState {
     std::string name;
     std::vector<int64_t> shape;
     std::vector<float> values;
+    bool of_rank = false;  ///< AmaxReduction::none: each rank has its own
   };
   std::vector<SavedTensor> save() const;
   /// Throws CheckpointError when a tensor is missing or has another shape.
@@ -105,13 +122,17 @@ class ScalingState {
     View amax;       // a part of all slots'
     View pass_amax;  // the last of these: those that begin a pass at 0
     Tensor scale, scale_inv, history, cursor, format_max;
+    Tensor unevaluated;  // [3, slots]: amax, scale and its inverse before an evaluation
   };
   Group& group_of(const TensorFormat& format);
+  bool in_first_window(const TensorFormat& format) const;
 
   Device* device_ = nullptr;
   std::vector<std::unique_ptr<ScalingSlot>> slots_;
   std::vector<std::unique_ptr<Group>> groups_;
   Tensor amax_;
+  View shared_amax_;
+  int64_t steps_done_ = 0;
   Buffer statistics_, samples_;
 };
 

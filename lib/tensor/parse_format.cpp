@@ -216,9 +216,14 @@ class FormatParser {
         rule.interval = count(trimmed(text.substr(6)), 1, kMaxCount, "an interval");
       } else if (text == "current at first") {
         rule.current_at_first = true;
+      } else if (text == "per step") {
+        rule.unit = WindowUnit::step;
+      } else if (text == "each rank") {
+        rule.reduction = AmaxReduction::none;
       } else {
         unknown("part of delayed(...)", text,
-                {"max", "most_recent", "margin 1", "current at first", "every 2"});
+                {"max", "most_recent", "margin 1", "current at first", "per step", "each rank",
+                 "every 2"});
       }
     }
   }

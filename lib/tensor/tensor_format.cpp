@@ -55,6 +55,8 @@ std::string describe(const TensorFormat& format) {
                           format.delayed.algorithm == AmaxAlgorithm::max ? "max" : "most_recent");
       text += format.delayed.margin != 0 ? fmt::format(", margin {}", format.delayed.margin) : "";
       text += format.delayed.current_at_first ? ", current at first" : "";
+      text += format.delayed.unit == WindowUnit::step ? ", per step" : "";
+      text += format.delayed.reduction == AmaxReduction::none ? ", each rank" : "";
       text +=
           format.delayed.interval != 1 ? fmt::format(", every {}", format.delayed.interval) : "";
       text += ")";

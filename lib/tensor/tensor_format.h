@@ -16,8 +16,22 @@ enum class ScaleType : uint8_t { f32, pow2, e8m0 };
 enum class Rounding : uint8_t { nearest_even, stochastic };
 enum class AmaxAlgorithm : uint8_t { max, most_recent };
 
+/// What an entry of a history is the amax of.
+enum class WindowUnit : uint8_t {
+  micro_batch,
+  step,  ///< of all micro-batches of an optimizer step
+};
+
+/// Whose amax enters a history.
+enum class AmaxReduction : uint8_t {
+  ranks,  ///< the largest of all ranks, which then have the same scales
+  none,   ///< a rank's own
+};
+
 /// Parameters of ScalePolicy::delayed (TransformerEngine's DelayedScaling,
-/// common/recipe/delayed_scaling.cu).
+/// common/recipe/delayed_scaling.cu, whose history has an entry for each micro-batch and is the
+/// same on all ranks unless its `reduce_amax` is false; MS-AMP, msamp/optim/optimizer.py, whose
+/// history has one for each optimizer step and is each rank's own).
 struct DelayedScaling {
   int margin = 0;             ///< the format's maximum is divided by 2^margin
   int interval = 1;           ///< optimizer steps between scale updates
@@ -25,6 +39,10 @@ struct DelayedScaling {
   AmaxAlgorithm algorithm = AmaxAlgorithm::max;
   /// Current scaling until the history is full (MS-AMP, common/tensor/meta.py).
   bool current_at_first = false;
+  /// With `step` an amax that is 0 or not finite enters the history as 0 (MS-AMP,
+  /// msamp/optim/optimizer.py); with `micro_batch` it does not enter.
+  WindowUnit unit = WindowUnit::micro_batch;
+  AmaxReduction reduction = AmaxReduction::ranks;
 
   bool operator==(const DelayedScaling&) const = default;
 };

@@ -20,6 +20,7 @@ constexpr int kEvaluationTotals = 1;
 DecoderOptions decoder_options(const EngineSettings& settings, const Communicator* comm) {
   DecoderOptions options = settings.decoder;
   options.gradients = settings.trains;
+  options.exchanged = comm != nullptr && comm->size() > 1;
   if (comm != nullptr && comm->size() > 1 && settings.trains && settings.zero_stage > 0) {
     const ShardSettings shards = {.stage = settings.zero_stage,
                                   .bucket_bytes = settings.bucket_bytes,
@@ -84,13 +85,13 @@ void Engine::reserve(const StepPlan& plan) {
   scratch_.reserve(plan.scratch_bytes);
 }
 
-StepContext Engine::context(bool training, bool collect_statistics, bool first_window) {
+StepContext Engine::context(bool training, bool collect_statistics) {
   return {.device = device_,
           .stream = device_->stream(),
           .saved = &saved_,
           .scratch = &scratch_,
           .training = training,
-          .first_window = first_window,
+          .first_window = model_.scaling().first_window(),
           .collect_statistics = collect_statistics,
           .deterministic = settings_.deterministic,
           .gatherer = gatherer()};
@@ -205,22 +206,23 @@ void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_st
   upload(batch);
   const auto targets = static_cast<float>(settings_.gradient_accumulation_steps * batch.rows *
                                           batch.columns * ranks());
-  const uint64_t due = model_.scaling().due(step_index);
-  const bool first = model_.scaling().first_window(step_index);
-  StepContext how = context(true, collect_statistics, first);
+  model_.scaling().set_steps_done(step_index);
+  const uint64_t due = model_.scaling().due(step_index, position.last);
+  StepContext how = context(true, collect_statistics);
   how.overwrites_gradients = position.first;
-  if (position.last && parallel_) {
+  const bool exchanges = position.last && position.trains;
+  if (exchanges && parallel_) {
     parallel_->begin(device_->stream());
     how.listener = &*parallel_;
-  } else if (position.last && zero_) {
+  } else if (exchanges && zero_) {
     zero_->begin();
     how.listener = &*zero_;
   }
-  run(micro_batches_[{collect_statistics, first, position.first, due}], [&] {
+  run(micro_batches_[{collect_statistics, how.first_window, position.first, due}], [&] {
     model_.train_micro_batch(how, tokens_, targets_, totals(kTrainingTotals),
                              optimizer().loss_scale(), 1.0F / targets);
-    if (model_.scaling().keeps_state()) {
-      combine(model_.scaling().amax(), ops::Combine::max);
+    if (model_.scaling().reduces(position.last)) {
+      combine(model_.scaling().shared_amax(), ops::Combine::max);
     }
     model_.scaling().update(device_->stream(), due, optimizer().squared_norm());
   });
@@ -314,7 +316,7 @@ void Engine::run(RepeatedWork& repeated, const Work& work) {
 
 void Engine::calibrate(const Batch& batch) {
   begin_step();
-  micro_batch(batch, 0, false, {.first = true, .last = false});
+  micro_batch(batch, 0, false, {.first = true, .last = true, .trains = false});
   weights_changed();
 }
 
@@ -395,9 +397,12 @@ RehearsedStep rehearse_on(Device& meta, EngineSettings settings, const Topology&
     }
   };
   engine.weights_changed();
-  if (settings.trains && engine.model().scaling().first_window(0)) {
+  if (engine.model().scaling().first_window()) {
     constexpr int64_t kLate = int64_t{1} << 40;  // after every window
     step(kLate, true);
+    engine.model().scaling().set_steps_done(kLate);
+    engine.evaluate(batch);
+    engine.model().scaling().set_steps_done(0);
   }
   // A step that samples needs more memory, and leaves more gathered than others do: what is counted
   // is a step that does not, after another one.

@@ -104,6 +104,7 @@ class Engine : private RankCombiner {
                   {.first = i == 0, .last = i + 1 == settings_.gradient_accumulation_steps});
     }
     end_step(collect_statistics);
+    model_.scaling().set_steps_done(step_index + 1);
   }
 
   /// Sets the scales of delayed rows from a batch without training: a forward and backward pass
@@ -143,6 +144,7 @@ class Engine : private RankCombiner {
   /// Of a micro-batch in its step: the first overwrites gradients, the last completes them.
   struct Position {
     bool first, last;
+    bool trains = true;  ///< an update follows
   };
   /// What tells recordings of micro-batches apart.
   struct Form {
@@ -152,7 +154,7 @@ class Engine : private RankCombiner {
     auto operator<=>(const Form&) const = default;
   };
 
-  StepContext context(bool training, bool collect_statistics, bool first_window = false);
+  StepContext context(bool training, bool collect_statistics);
   void begin_step();
   void micro_batch(const Batch& batch, int64_t step_index, bool collect_statistics,
                    Position position);

@@ -34,12 +34,13 @@ std::vector<Tensor> allocate_caches(Device& device, const Decoder& model, int64_
 }
 
 StepContext inference_context(Device& device, Arena& saved, Arena& scratch,
-                              ParameterGatherer* gatherer) {
+                              ParameterGatherer* gatherer, bool first_window) {
   return {.device = &device,
           .stream = device.stream(),
           .saved = &saved,
           .scratch = &scratch,
           .training = false,
+          .first_window = first_window,
           .collect_statistics = false,
           .gatherer = gatherer};
 }
@@ -62,13 +63,17 @@ size_t plan_scratch(const Device& device, const Decoder& model, int64_t capacity
   Decoder twin(*meta, model.config(), model.plan(), {});
   Arena saved(*meta, MemoryCategory::saved_activations);
   Arena scratch(*meta, MemoryCategory::workspace);
-  for (const int64_t length : {std::min(kPrefillChunk, capacity), int64_t{1}}) {
+  const auto run = [&](int64_t length, bool first_window) {
     std::vector<KvCache> caches;
     const std::vector<Tensor> memory = allocate_caches(*meta, twin, capacity, caches);
     const Tensor tokens(*meta, DType::i32, {1, length}, MemoryCategory::batch);
     const ArenaScope scope(scratch);
-    twin.next_token_logits(inference_context(*meta, saved, scratch, gatherer), tokens.view(),
-                           caches);
+    twin.next_token_logits(inference_context(*meta, saved, scratch, gatherer, first_window),
+                           tokens.view(), caches);
+  };
+  for (const int64_t length : {std::min(kPrefillChunk, capacity), int64_t{1}}) {
+    run(length, false);
+    run(length, true);
   }
   return scratch.high_water();
 }
@@ -149,7 +154,8 @@ std::vector<float> Generator::next_logits(const int32_t* tokens, int64_t count) 
   copy_from_host(*device_, view, tokens);
   const ArenaScope scope(scratch_);
   const View logits = model_->next_token_logits(
-      inference_context(*device_, saved_, scratch_, gatherer_), view, caches_);
+      inference_context(*device_, saved_, scratch_, gatherer_, model_->scaling().first_window()),
+      view, caches_);
   ops::cast(device_->stream(), logits, logits_);
   std::vector<float> values = to_host_f32(*device_, logits_);
   values.resize(static_cast<size_t>(model_->config().vocab_size));

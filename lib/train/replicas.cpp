@@ -35,8 +35,8 @@ uint64_t hash_view(Device& device, const View& view, uint64_t hash, std::vector<
 }
 
 /// Between steps the largest magnitudes of some tensors are those that a rank has seen itself.
-bool is_alike(const std::string& scaling_tensor) {
-  return !scaling_tensor.ends_with(".amax");
+bool is_alike(const ScalingState::SavedTensor& tensor) {
+  return !tensor.of_rank && !tensor.name.ends_with(".amax");
 }
 
 std::string describe_rank(int rank, const std::array<char, 64>& host) {
@@ -77,7 +77,7 @@ std::vector<ReplicaHash> hash_replicas(Engine& engine) {
     hashes.push_back({name, hash});
   });
   for (const ScalingState::SavedTensor& tensor : engine.model().scaling().save()) {
-    if (is_alike(tensor.name)) {
+    if (is_alike(tensor)) {
       hashes.push_back(
           {tensor.name, content_hash(tensor.values.data(), tensor.values.size() * sizeof(float))});
     }

@@ -85,24 +85,82 @@ bool has_scaling(const std::filesystem::path& folder) {
   return std::filesystem::exists(folder / kScalingFile);
 }
 
-void load_scaling(const std::filesystem::path& folder, ScalingState& scaling) {
+namespace {
+
+/// In the file, of a tensor that each rank has its own of.
+std::string name_of_rank(const std::string& name, int rank) {
+  return rank == 0 ? name : fmt::format("{}.rank{}", name, rank);
+}
+
+/// Optimizer steps that the checkpoint has seen.
+int64_t steps_of(const std::filesystem::path& folder) {
+  const std::string where = (folder / kStateFile).string();
+  try {
+    return whole_number<int64_t>(nlohmann::json::parse(read_checkpoint_text(folder, kStateFile)),
+                                 "step", where);
+  } catch (const nlohmann::json::exception& error) {
+    throw CheckpointError(fmt::format("{}: {}", where, error.what()));
+  }
+}
+
+/// How many ranks have theirs of it in the file.
+int ranks_of(const TensorSource& source, const std::string& name) {
+  int ranks = 1;
+  while (source.find(name_of_rank(name, ranks)) != nullptr) {
+    ++ranks;
+  }
+  return ranks;
+}
+
+}  // namespace
+
+std::vector<std::string> load_scaling(const std::filesystem::path& folder, ScalingState& scaling,
+                                      int rank, int ranks) {
   std::vector<ScalingState::SavedTensor> tensors = scaling.save();
+  std::vector<std::string> notes;
   if (tensors.empty()) {
-    return;
+    return notes;
   }
   const TensorSource source(folder / kScalingFile);
   for (ScalingState::SavedTensor& tensor : tensors) {
-    tensor.values = source.read_f32(tensor.name, tensor.shape);
+    const int saved = tensor.of_rank ? ranks_of(source, tensor.name) : 1;
+    tensor.values = source.read_f32(name_of_rank(tensor.name, rank % saved), tensor.shape);
+    if (tensor.of_rank && saved != ranks && notes.empty()) {
+      notes.push_back(
+          fmt::format("each rank has its own scales of x and dy, which {} ranks have saved: rank r "
+                      "of {} takes those of rank r mod {}",
+                      saved, ranks, saved));
+    }
   }
   scaling.load(tensors);
+  scaling.set_steps_done(steps_of(folder));
+  return notes;
 }
 
 namespace {
 
-std::vector<HostTensor> scaling_tensors(Engine& engine) {
+/// Where this rank does not lead it only sends what is its own.
+std::vector<HostTensor> scaling_tensors(Engine& engine, Communicator& comm) {
+  const bool leads = comm.rank() == 0;
   std::vector<HostTensor> tensors;
   for (ScalingState::SavedTensor& tensor : engine.model().scaling().save()) {
-    tensors.push_back({tensor.name, tensor.shape, std::move(tensor.values)});
+    const size_t count = tensor.values.size();
+    std::vector<float> all;
+    if (tensor.of_rank && comm.size() > 1) {
+      all.resize(count * static_cast<size_t>(comm.size()));
+      comm.all_gather(Communicator::host_stream(), tensor.values.data(), all.data(),
+                      count * sizeof(float))
+          .wait();
+    }
+    if (leads) {
+      tensors.push_back({tensor.name, tensor.shape, std::move(tensor.values)});
+    }
+    for (int rank = 1; leads && !all.empty() && rank < comm.size(); ++rank) {
+      const auto begin = all.begin() + static_cast<std::ptrdiff_t>(count) * rank;
+      tensors.push_back({name_of_rank(tensor.name, rank),
+                         tensor.shape,
+                         {begin, begin + static_cast<std::ptrdiff_t>(count)}});
+    }
   }
   return tensors;
 }
@@ -127,8 +185,8 @@ void copy_training_state(Engine& engine, const Session& session, const TrainingS
   }
   if (leads) {
     into.texts.back().text = state_text(engine, session, state);
-    into.scaling = scaling_tensors(engine);
   }
+  into.scaling = scaling_tensors(engine, comm);
   if (shares || leads) {
     copy_weights(engine, leads, into.weights);
     refresh_optimizer_file(engine, into.optimizer);
@@ -150,7 +208,7 @@ namespace {
 
 /// One whose content has been verified.
 ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
-                           const Session& session) {
+                           const Session& session, int rank) {
   const CheckpointManifest manifest = verify_checkpoint(folder, Verify::sizes);
   require_files(folder, manifest);
   const std::string where = (folder / kStateFile).string();
@@ -180,7 +238,9 @@ ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
     load_weights(engine.device(), engine.model(), TensorSource(folder / kModelFile));
     load_optimizer_files(folder, engine);
     load_control(engine.optimizer(), json, where);
-    load_scaling(folder, engine.model().scaling());
+    for (std::string& note : load_scaling(folder, engine.model().scaling(), rank, engine.ranks())) {
+      resumed.notes.push_back(std::move(note));
+    }
   } catch (const nlohmann::json::exception& error) {
     throw CheckpointError(fmt::format("{}: {}", (folder / kStateFile).string(), error.what()));
   }
@@ -228,7 +288,7 @@ ResumedRun resume_from(const std::filesystem::path& folder, Engine& engine, cons
     verify_checkpoint(folder);
   }
   wait_for_first_rank(comm);
-  return load_checkpoint(folder, engine, session);
+  return load_checkpoint(folder, engine, session, comm.rank());
 }
 
 std::optional<ResumedRun> resume_newest(const std::filesystem::path& root, Engine& engine,
@@ -251,7 +311,7 @@ std::optional<ResumedRun> resume_newest(const std::filesystem::path& root, Engin
     }
     throw CheckpointError(message);
   }
-  return load_checkpoint(checkpoint_of_step(root, step), engine, session);
+  return load_checkpoint(checkpoint_of_step(root, step), engine, session, comm.rank());
 }
 
 }  // namespace fp8train

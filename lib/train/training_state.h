@@ -70,9 +70,13 @@ std::optional<ResumedRun> resume_newest(const std::filesystem::path& root, Engin
 /// Whether a checkpoint holds scales.
 bool has_scaling(const std::filesystem::path& folder);
 
-/// The scales of a checkpoint's delayed rows; nothing to do for others. Throws CheckpointError when
-/// they are missing or differ in shape.
-void load_scaling(const std::filesystem::path& folder, ScalingState& scaling);
+/// The delayed scales of a checkpoint and the steps that they have seen, for rank `rank` of
+/// `ranks`; nothing to do for plans without any. Scales that each rank has its own of
+/// (AmaxReduction::none) are as that rank saved them; where another number of ranks saved them,
+/// those of rank `rank` modulo that number, which a line of the result says. Throws CheckpointError
+/// when they are missing or differ in shape.
+std::vector<std::string> load_scaling(const std::filesystem::path& folder, ScalingState& scaling,
+                                      int rank = 0, int ranks = 1);
 
 /// One checkpoint by its folder. Collective.
 ResumedRun resume_from(const std::filesystem::path& folder, Engine& engine, const Session& session,

@@ -175,6 +175,8 @@ fp8_recipe: delayed
 fp8_margin: 1
 fp8_amax_history_len: 8
 fp8_amax_compute_algo: max
+tp_only_amax_red: true
+fp8_output_proj: true
 fp8_wgrad: false
 fp8_param_gather: true
 first_last_layers_bf16: true
@@ -185,6 +187,8 @@ num_layers_at_end_in_bf16: 2
   CHECK(s.precision.format == "hybrid");
   CHECK(s.precision.margin == 1);
   CHECK(s.precision.amax_history_len == 8);
+  CHECK(s.precision.reduce_amax == false);
+  CHECK_FALSE(s.precision.exemptions.head);
   CHECK(s.precision.override_linear_precision == std::vector<bool>{false, false, true});
   CHECK(s.precision.exemptions.first_blocks == 1);
   CHECK(s.precision.exemptions.last_blocks == 2);

@@ -128,17 +128,36 @@ TEST_CASE("unused and overflowing slots keep history and scale", "[ops]") {
   CHECK(slots.amax == std::vector<float>(3, 0.0F));
 }
 
+TEST_CASE("a window of steps takes in what is unused or overflows as 0", "[ops]") {
+  Slots slots(3, 2, {kMaxE4M3, kMaxE4M3, kMaxE4M3});
+  ops::DelayedScalingState state = slots.state();
+  state.per_step = state.pow2 = true;
+  const DelayedScaling rule;
+  slots.amax = {2.0F, 2.0F, 2.0F};
+  ops::update_delayed_scaling(cpu_stream(), state, rule);
+  CHECK(slots.scale == std::vector<float>(3, 128.0F));
+  slots.amax = {0.0F, INFINITY, NAN};
+  ops::update_delayed_scaling(cpu_stream(), state, rule);
+  CHECK(slots.scale == std::vector<float>(3, 128.0F));  // 2 is still in the window
+  CHECK(slots.history == std::vector<float>{0, 0, 0, 2, 2, 2});
+  slots.amax = {0.0F, 0.0F, 1.0F};
+  ops::update_delayed_scaling(cpu_stream(), state, rule);
+  CHECK(slots.scale == std::vector<float>{128.0F, 128.0F, 256.0F});  // all 0: as it was
+}
+
 TEST_CASE("delayed scaling gives the same bits at every level and thread count", "[ops]") {
   REQUIRE(same_everywhere([](const ops::OpTable& table) {
     std::mt19937 generator(22);
     Slots slots(301, 128, std::vector<float>(301, kMaxE5M2));
     const DelayedScaling rule;
     Bits bits;
-    for (int step = 0; step < 5; ++step) {
+    for (int step = 0; step < 10; ++step) {
       for (float& amax : slots.amax) {
         amax = random_amax(generator);
       }
-      table.update_delayed_scaling(cpu_stream(), slots.state(), rule);
+      ops::DelayedScalingState state = slots.state();
+      state.pow2 = state.per_step = step >= 5;
+      table.update_delayed_scaling(cpu_stream(), state, rule);
       for (const float scale : slots.scale) {
         bits.add_value(scale);
       }

@@ -208,6 +208,17 @@ TEST_CASE("the automatic factor halves where codes saturate and grows slowly els
           Approx(saturated > 1 ? 0.125 : 0.25 * std::exp2(0.001)).epsilon(1e-7));
     CHECK(automatic.at_maximum == 0);
   }
+  // Of fewer codes one is more than 1e-5, but the largest magnitude alone may be there: at least
+  // two.
+  for (const int saturated : {0, 1, 2}) {
+    std::vector<float> values(16384, 1.0F);
+    std::fill_n(values.begin(), saturated, 448.0F);
+    Array codes(DType::e4m3, {16384}, values);
+    ops::AutoScale automatic;
+    const int32_t go_on = 0;
+    ops::update_auto_scale(cpu_stream(), codes, &automatic, &go_on);
+    CHECK(automatic.factor == Approx(saturated > 1 ? 0.5 : std::exp2(0.001)).epsilon(1e-7));
+  }
   // A thousand steps without saturation double it, within the rounding of each product.
   ops::AutoScale automatic;
   Array zeros(DType::e4m3, {64});

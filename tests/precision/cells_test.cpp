@@ -187,6 +187,7 @@ TEST_CASE("cells that do not go together are errors that name them") {
       {&CellRequest::fprop_x, "bf16", "precision.fprop_x", "precision.fprop_w"},
       {&CellRequest::fprop_w, "fp32", "precision.fprop_w", "'bf16'"},
       {&CellRequest::fprop_w, "fp16 tensor", "precision.fprop_w", "e4m3 or e5m2"},
+      {&CellRequest::fprop_w, "e4m3 delayed(4, max, each rank)", "precision.fprop_w", "each rank"},
       {&CellRequest::dgrad_w, "e5m2", "precision.dgrad_dy", "e5m2 by e5m2"},
       {&CellRequest::dgrad_w, "e4m3 stochastic", "precision.dgrad_w", "nearest"},
       {&CellRequest::wgrad_x, "e4m3 tensor static(2)", "precision.wgrad_x", "current or delayed"},

@@ -133,6 +133,22 @@ TEST_CASE("te-delayed has TransformerEngine's formats and defaults") {
   CHECK_FALSE(plan.master_weight);
 }
 
+TEST_CASE("reduce_amax is for tensors that a rank has alone") {
+  PlanRequest request = fp8_request("delayed");
+  request.reduce_amax = false;
+  const PrecisionPlan plan = resolve_plan(request);
+  for (const TensorFormat* format :
+       {&plan.fprop.a, &plan.dgrad.a, &plan.wgrad.a, &plan.wgrad.b, &plan.saved_activation}) {
+    CHECK(format->delayed.reduction == AmaxReduction::none);
+  }
+  CHECK(describe(plan.fprop.a) == "e4m3 tensor delayed(1024, max, each rank)");
+  CHECK(plan.fprop.b == plan_named("te-delayed").fprop.b);
+  CHECK(plan.dgrad.b == plan_named("te-delayed").dgrad.b);
+  PlanRequest current = fp8_request("current");
+  current.reduce_amax = false;
+  CHECK_THROWS_WITH(resolve_plan(current), Contains("fp8.reduce_amax") && Contains("te-current"));
+}
+
 TEST_CASE("delayed options reach every GEMM operand") {
   PlanRequest request = fp8_request("delayed");
   request.margin = 1;

@@ -137,11 +137,17 @@ TEST_CASE("a checkpoint that ranks have written in parts goes on in every layout
 }
 
 TEST_CASE("a run of two ranks that was stopped goes on to the same bits, and on one rank too") {
-  const std::string plan = GENERATE("msamp-o2", "fp8-lm", "te-delayed");
-  CAPTURE(plan);
+  const auto& [plan, reduces] =
+      GENERATE(std::pair("msamp-o2", false), std::pair("fp8-lm", false),
+               std::pair("te-delayed", true), std::pair("te-delayed", false));
+  CAPTURE(plan, reduces);
   const TextFolder folder;
-  run(folder, 2, command(plan, "whole"));
-  Process stopped(folder.path(), command(plan, "stopped"), kEnvironment, mpirun(2));
+  const auto words = [plan = plan, reduces = reduces](const std::string& name) {
+    return command(plan, name,
+                   {std::string("precision.reduce_amax=") + (reduces ? "true" : "false")});
+  };
+  run(folder, 2, words("whole"));
+  Process stopped(folder.path(), words("stopped"), kEnvironment, mpirun(2));
   const bool began = stopped.wait_until([&] { return last_logged_step(folder / "stopped") >= 3; });
   REQUIRE(began);
   stopped.send(SIGUSR1);  // mpirun passes it on
@@ -151,12 +157,16 @@ TEST_CASE("a run of two ranks that was stopped goes on to the same bits, and on 
   REQUIRE(last_logged_step(folder / "stopped") < kSteps);
   fs::copy(folder / "stopped", folder / "alone", fs::copy_options::recursive);
 
-  run(folder, 2, command(plan, "stopped"));
+  run(folder, 2, words("stopped"));
   const fs::path final = fs::path("checkpoints") / "step-000060";
-  for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
+  for (const char* file : {"model.safetensors", "optimizer.safetensors", "scaling.safetensors"}) {
+    CAPTURE(file);
     CHECK(same_bytes(folder / "stopped" / final / file, folder / "whole" / final / file));
   }
-  run(folder, 1, command(plan, "alone"));
+  const Outcome lone = run(folder, 1, words("alone"));
+  const bool says =
+      lone.err.find("scales of x and dy, which 2 ranks have saved") != std::string::npos;
+  CHECK(says != reduces);
   const std::vector<double> alone = numbers(folder / "alone", "loss");
   CHECK(alone.size() == kSteps);
   // One rank rounds fewer contributions, and from the first other code on two runs part by chance.

@@ -129,6 +129,22 @@ TEST_CASE("killed twice and resumed: the bits of the undisturbed run") {
   check_equal_runs(shop, "whole", "broken");
 }
 
+TEST_CASE("killed and resumed with a head in FP8: the bits of the undisturbed run") {
+  const std::string plan = GENERATE("te-delayed", "msamp-o2");
+  INFO(plan);
+  const Workshop shop;
+  const auto command = [&](const std::string& name) {
+    return Workshop::command(plan, name, {"precision.exempt_head=false"});
+  };
+  expect_code(0, shop.folder(), command("whole"));
+  kill_after(shop, command("broken"), "broken", 13, 0);
+  expect_code(0, shop.folder(), command("broken"));
+  check_equal_runs(shop, "whole", "broken");
+  // With the head in high precision it is another run.
+  expect_code(0, shop.folder(), Workshop::command(plan, "other"));
+  CHECK(timeless_metrics(shop.run("other")) != timeless_metrics(shop.run("whole")));
+}
+
 TEST_CASE("a checkpoint whose weights are not finite is passed over") {
   const Workshop shop;
   const Words command = Workshop::command("bf16", "run", {"training.max_steps=10"});

@@ -17,8 +17,9 @@ constexpr int64_t kInner = 1536;
 constexpr double kLinear = 3.0 * kWidth * kWidth + kWidth * kWidth + 3.0 * kWidth * kInner;
 constexpr double kNorms = 2.0 * kWidth;
 
-MemoryLedger ledger_of(const PrecisionPlan& plan, int64_t blocks) {
+MemoryLedger ledger_of(const PrecisionPlan& plan, int64_t blocks, int ranks = 1, int stage = 0) {
   EngineSettings settings;
+  settings.zero_stage = stage;
   ModelConfig model;
   model.vocab_size = 64;
   model.hidden_size = kWidth;
@@ -29,14 +30,15 @@ MemoryLedger ledger_of(const PrecisionPlan& plan, int64_t blocks) {
   settings.model = completed(model);
   settings.plan = plan;
   settings.seq_length = 16;
-  return rehearse_step(settings, DeviceTraits{}).memory;
+  return rehearse_step(settings, DeviceTraits{}, Topology::blocks(ranks, ranks)).memory;
 }
 
 /// Bytes for each parameter of a linear layer; `norm` bytes of the category belong to each
 /// parameter of a norm.
-double per_parameter(const PrecisionPlan& plan, MemoryCategory category, double norm) {
+double per_parameter(const PrecisionPlan& plan, MemoryCategory category, double norm, int ranks = 1,
+                     int stage = 0) {
   const auto bytes = [&](int64_t blocks) {
-    return static_cast<double>(ledger_of(plan, blocks).current(category));
+    return static_cast<double>(ledger_of(plan, blocks, ranks, stage).current(category));
   };
   return (bytes(3) - bytes(2) - norm * kNorms) / kLinear;
 }
@@ -113,4 +115,20 @@ TEST_CASE("every row holds the bytes per parameter that its cells say") {
     CHECK(per_parameter(plan, MemoryCategory::weights, 4) ==
           near(both ? 2 * row->weight : row->weight));
   }
+}
+
+TEST_CASE("gradients that cross the wire after one rounding take two more bytes on several ranks") {
+  const auto gradient = [](const char* plan, int ranks, int stage) {
+    // Of a norm: fp32, and in parts a shard of it where gradients are not summed in place.
+    return per_parameter(plan_named(plan), MemoryCategory::gradients, 4, ranks, stage);
+  };
+  const auto near = [](double bytes) { return Approx(bytes).epsilon(2e-3); };
+  CHECK(gradient("msamp-o2", 1, 0) == near(1));
+  // bf16 until the exchange, and E4M3 after it.
+  CHECK(gradient("msamp-o2", 4, 0) == near(2 + 1));
+  // bf16, and a quarter of the sum in fp32.
+  CHECK(gradient("msamp-o2", 4, 1) == near(2 + 4.0 / 4));
+  // FP8-LM's scales are powers of two: a second rounding loses nothing but small values.
+  CHECK(gradient("fp8-lm", 4, 0) == near(1));
+  CHECK(gradient("te-delayed", 4, 0) == near(4));
 }

@@ -31,6 +31,7 @@ EngineSettings tiny(const std::string& plan, int64_t passes) {
 struct Result {
   std::vector<float> weights;
   std::vector<float> delayed_scales;  // histories and all
+  std::vector<float> own_scales;      // of AmaxReduction::none
   std::vector<double> losses, norms;
   int64_t skipped = 0;
   bool allocated = false;
@@ -73,8 +74,8 @@ Result train(const EngineSettings& settings, Communicator* comm,
     if (saved.name.ends_with(".amax")) {
       continue;  // of new weights: found when they are cast, by some at the next step's start
     }
-    result.delayed_scales.insert(result.delayed_scales.end(), saved.values.begin(),
-                                 saved.values.end());
+    std::vector<float>& scales = saved.of_rank ? result.own_scales : result.delayed_scales;
+    scales.insert(scales.end(), saved.values.begin(), saved.values.end());
   }
   result.weights = test::values_of(engine);
   result.bytes = device->ledger().current(MemoryCategory::optimizer_state);
@@ -120,6 +121,47 @@ TEST_CASE("ranks keep the same weights and train as one rank would, in every row
     CHECK(two[0].losses[step] == Approx(one.losses[step]).epsilon(tolerance));
     // The update does not depend on the size of gradients, but the norm does.
     CHECK(two[0].norms[step] == Approx(one.norms[step]).epsilon(plan == "fp32" ? 1e-5 : 0.05));
+  }
+}
+
+TEST_CASE("ranks have their own scales of x and dy where the plan or the user says so") {
+  const bool by_plan = GENERATE(true, false);
+  const int stage = GENERATE(0, 2, 3);
+  CAPTURE(by_plan, stage);
+  PlanRequest request;
+  request.plan = by_plan ? "msamp-o1" : "te-delayed";
+  EngineSettings settings = tiny(request.plan, 2);
+  settings.zero_stage = stage;
+  for (const bool reduce : {true, false}) {
+    CAPTURE(reduce);
+    request.reduce_amax = by_plan && !reduce ? std::nullopt : std::optional(reduce);
+    settings.plan = resolve_plan(request);
+    const std::vector<Result> two = train_ranks(settings, Topology::blocks(2, 2));
+    CHECK(two[0].own_scales.empty() == reduce);
+    CHECK(same_bits(two[0].own_scales, two[1].own_scales) == reduce);
+    CHECK(two[0].delayed_scales.empty() == (by_plan && !reduce));  // else at least weights
+    CHECK(same_bits(two[0].delayed_scales, two[1].delayed_scales));
+    CHECK(same_bits(two[0].weights, two[1].weights));
+    CHECK(two[0].as_planned);
+  }
+}
+
+TEST_CASE("ranks keep the same weights with a head in FP8, tied to the embedding or not") {
+  const std::string plan = GENERATE("te-delayed", "te-blockwise", "msamp-o3");
+  const bool tied = GENERATE(true, false);
+  CAPTURE(plan, tied);
+  EngineSettings settings = tiny(plan, 2);
+  settings.model.tie_word_embeddings = tied;
+  settings.plan.exemptions.head = false;
+  const std::vector<Result> whole = train_ranks(settings, Topology::blocks(2, 2));
+  CHECK(same_bits(whole[0].weights, whole[1].weights));
+  for (const int stage : {1, 2, 3}) {
+    CAPTURE(stage);
+    settings.zero_stage = stage;
+    const std::vector<Result> ranks = train_ranks(settings, Topology::blocks(2, 2));
+    CHECK(same_bits(ranks[0].weights, ranks[1].weights));
+    CHECK(same_bits(ranks[0].weights, whole[0].weights));
+    CHECK(ranks[0].as_planned);
   }
 }
 

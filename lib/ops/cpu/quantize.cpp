@@ -180,8 +180,8 @@ FP8TRAIN_HD void update_slots(const DelayedScalingState& state, const DelayedSca
   float window[kLanes];
   bool pushed[kLanes];
   for (int64_t i = 0; i < count; ++i) {
-    window[i] = state.amax[begin + i];
     pushed[i] = push_amax(state, begin + i);
+    window[i] = newest_amax(state, begin + i);
   }
   if (rule.algorithm == AmaxAlgorithm::max) {
     for (int64_t row = 0; row < state.history_length; ++row) {

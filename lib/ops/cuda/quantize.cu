@@ -253,8 +253,8 @@ __global__ void update_delayed_scaling_kernel(DelayedScalingState state, AmaxAlg
   const int64_t slot = int64_t{blockIdx.x} * kSlots + lane;
   const bool exists = slot < state.slots;
   if (first_row == 0) {
-    newest[lane] = exists ? state.amax[slot] : 0.0F;
     pushed[lane] = exists && push_amax(state, slot) ? 1 : 0;
+    newest[lane] = exists ? newest_amax(state, slot) : 0.0F;
   }
   __syncthreads();
   float window = newest[lane];

@@ -316,6 +316,7 @@ TEST_CASE("compute_current_scale is exact", "[cuda][quantize]") {
 }
 
 TEST_CASE("delayed scaling moves its state exactly", "[cuda][quantize][small]") {
+  const bool per_step = GENERATE(false, true);
   for (const int64_t slots : {1, 31, 33, 100}) {
     for (const int64_t length : {1, 2, 5, 70}) {
       for (const AmaxAlgorithm algorithm : {AmaxAlgorithm::max, AmaxAlgorithm::most_recent}) {
@@ -334,7 +335,9 @@ TEST_CASE("delayed scaling moves its state exactly", "[cuda][quantize][small]") 
                                                   .cursor = cursor.as<int32_t>(),
                                                   .scale = scale.as<float>(),
                                                   .scale_inv = scale_inv.as<float>(),
-                                                  .format_max = side.put(maxima).as<float>()};
+                                                  .format_max = side.put(maxima).as<float>(),
+                                                  .pow2 = per_step,
+                                                  .per_step = per_step};
           Bits bits;
           for (uint32_t step = 0; step < 7; ++step) {
             std::vector<float> values =
@@ -355,7 +358,7 @@ TEST_CASE("delayed scaling moves its state exactly", "[cuda][quantize][small]") 
           }
           return bits;
         };
-        INFO(slots << " slots, " << length);
+        INFO(slots << " slots, " << length << (per_step ? ", per step" : ""));
         CHECK(on_cuda(run) == on_cpu(run));
       }
     }
