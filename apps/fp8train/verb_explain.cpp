@@ -107,7 +107,9 @@ void print_text(const PrecisionPlan& plan, const Layers& layers) {
                          g.fast_accumulate ? " fast" : "",
                          layers.dequantized[i][which].empty() ? "" : " dequantized");
     };
-    std::string note = swiglu_note(linear);
+    std::string note = layer_plan_note(linear);
+    const std::string swiglu = swiglu_note(linear);
+    note += (note.empty() || swiglu.empty() ? "" : "; ") + swiglu;
     note = linear.exempt_reason.empty() ? note : "exempt: " + linear.exempt_reason;
     fmt::print("{:<28}{:<16}{} | {} | {}{}{}\n", linear.site.name, shape, gemm(linear.fprop, 0),
                gemm(linear.dgrad, 1), gemm(linear.wgrad, 2), note.empty() ? "" : "   ", note);
@@ -187,6 +189,7 @@ void print_json(const Session& session, const Layers& layers) {
                                {"in_features", linear.site.in_features},
                                {"scaled", linear.is_scaled()},
                                {"exempt_reason", linear.exempt_reason},
+                               {"plan", linear.layer_plan.empty() ? plan.name : linear.layer_plan},
                                {"swiglu", swiglu_note(linear)},
                                {"fprop", gemm(linear.fprop, 0)},
                                {"dgrad", gemm(linear.dgrad, 1)},

@@ -43,6 +43,34 @@ Field gemm_flags(std::string key, std::vector<bool> PlanRequest::*member, std::s
       });
 }
 
+/// A map of layer names to plans, in its order.
+std::optional<std::vector<LayerRequest>> read_layers(const FieldValue& value,
+                                                     const std::string& what) {
+  const YamlNode& node = value.node();
+  if (node.kind != YamlNode::Kind::map) {
+    value.expected(what);
+    return std::nullopt;
+  }
+  std::vector<LayerRequest> layers;
+  for (size_t i = 0; i < node.items.size(); ++i) {
+    const std::string key = fmt::format("{}.'{}'", value.key(), node.keys[i].text);
+    const auto plan = read_text(value.child(node.items[i], key), "the name of a plan");
+    if (!plan) {
+      return std::nullopt;
+    }
+    layers.push_back({node.keys[i].text, *plan});
+  }
+  return layers;
+}
+
+std::string layers_text(const std::vector<LayerRequest>& layers) {
+  std::vector<std::string> parts;
+  for (const LayerRequest& layer : layers) {
+    parts.push_back(fmt::format("{}: {}", yaml_text(layer.pattern), yaml_text(layer.plan)));
+  }
+  return parts.empty() ? "" : fmt::format("{{{}}}", joined(parts));
+}
+
 std::vector<Field> tuning_fields() {
   return {
       choice("fp8.format", request(&PlanRequest::format), {"hybrid", "e4m3"},
@@ -112,6 +140,10 @@ std::vector<Field> precision_fields() {
       maybe_flag("fp8.use_te", request(&PlanRequest::use_te),
                  "For a backend with levels: the GEMMs of the first backend's first recipe")
           .when(selects_by_method),
+      make("precision.layers", "names of layers (* and ? match), each with the name of a plan",
+           "Plans whose GEMMs single layers have; of the names that match, the last one counts. "
+           "Everything that is stored or crosses a wire stays the run's plan's",
+           request(&PlanRequest::layers), read_layers, layers_text),
       maybe_flag("precision.self_exact", request(&PlanRequest::self_exact),
                  "A rank's own contribution to a gradient is not rounded to the wire's format"),
   };

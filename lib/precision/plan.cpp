@@ -191,6 +191,62 @@ void apply_swiglu(const PlanRequest& request, PrecisionPlan& plan) {
   plan.swiglu = SwigluInput::smoothed;
 }
 
+/// The history length of operands that have current scaling at first; 0: none has it.
+int first_window(const GemmPlan& fprop, const GemmPlan& dgrad, const GemmPlan& wgrad) {
+  for (const GemmPlan* gemm : {&fprop, &dgrad, &wgrad}) {
+    for (const TensorFormat* format : {&gemm->a, &gemm->b}) {
+      if (format->policy == ScalePolicy::delayed && format->delayed.current_at_first) {
+        return format->delayed.history_length;
+      }
+    }
+  }
+  return 0;
+}
+
+/// Whether layers may have the GEMMs of `other` in a run of `plan`, whose storage is for all.
+void check_layer_plan(const PrecisionPlan& plan, const PrecisionPlan& other,
+                      const std::string& pattern) {
+  const auto refuse = [&](const std::string& why) {
+    throw ConfigError(fmt::format("precision.layers: '{}': {} {}", pattern, other.name, why));
+  };
+  if (other.activation != plan.activation) {
+    refuse(fmt::format("has activations in {}, the run's plan '{}' in {}: all layers have one type",
+                       name_of(other.activation), plan.name, name_of(plan.activation)));
+  }
+  const bool codes = plan.master_weight && plan.weight.is_scaled();
+  if (codes && is_scaled(other) && other.fprop.b != plan.weight) {
+    refuse(fmt::format(
+        "reads w as '{}', but the run's plan '{}' stores weights as '{}', which the "
+        "forward GEMM reads: choose precision.weight: {}, or another plan",
+        describe(other.fprop.b), plan.name, describe(plan.weight), name_of(plan.activation)));
+  }
+}
+
+/// The plans of single layers, as the table has them: the options that tune a plan are for the
+/// run's.
+void apply_layers(const PlanRequest& request, PrecisionPlan& plan) {
+  int window = first_window(plan.fprop, plan.dgrad, plan.wgrad);
+  for (const LayerRequest& layer : request.layers) {
+    if (needs_cells(layer.plan)) {
+      throw ConfigError(
+          fmt::format("precision.layers: '{}': plan '{}' is what its formats say, "
+                      "which single layers cannot have; name another plan",
+                      layer.pattern, layer.plan));
+    }
+    const PrecisionPlan other = plan_named(layer.plan, "precision.layers");
+    check_layer_plan(plan, other, layer.pattern);
+    const int own = first_window(other.fprop, other.dgrad, other.wgrad);
+    if (own != 0 && window != 0 && own != window) {
+      throw ConfigError(fmt::format(
+          "precision.layers: '{}': {} scales by the step itself for {} steps, other layers for {}: "
+          "give both one history length",
+          layer.pattern, layer.plan, own, window));
+    }
+    window = own != 0 ? own : window;
+    plan.layers.push_back({layer.pattern, layer.plan, other.fprop, other.dgrad, other.wgrad});
+  }
+}
+
 /// What a row takes over from another cell follows that cell when it is changed.
 class Followers {
  public:
@@ -235,12 +291,14 @@ PrecisionPlan resolve_plan(const PlanRequest& request) {
     require(is_scaled(plan), plan, "fp8.use_autocast_during_eval", "FP8 rows");
     plan.evaluate_scaled = *request.use_autocast_during_eval;
   }
-  require(is_scaled(plan) || request.exemptions == ExemptionRules{}, plan,
+  const bool layers = !request.layers.empty();
+  require(is_scaled(plan) || layers || request.exemptions == ExemptionRules{}, plan,
           "an exemption (first_blocks, last_blocks, first_linears, last_linears, exempt, "
           "min_dimension)",
           "FP8 rows");
   apply_swiglu(request, plan);
   plan.exemptions = request.exemptions;
+  apply_layers(request, plan);
   plan.self_exact = request.self_exact.value_or(plan.self_exact);
   check_cells(plan);
   return plan;

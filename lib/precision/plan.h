@@ -34,6 +34,19 @@ struct ExemptionRules {
   bool operator==(const ExemptionRules&) const = default;
 };
 
+/// Layers whose GEMMs another plan chooses. What is stored of their weights, gradients and moments,
+/// and what crosses a wire, stays the run's plan's.
+struct LayerPlan {
+  std::string pattern;  ///< glob (* and ?) over layer names
+  std::string plan;     ///< the other plan's name
+  GemmPlan fprop, dgrad, wgrad;
+
+  bool is_scaled() const {
+    return fprop.a.is_scaled() || dgrad.a.is_scaled() || wgrad.a.is_scaled();
+  }
+  bool operator==(const LayerPlan&) const = default;
+};
+
 /// What the down projection of a SwiGLU reads, silu(gate) * up, whose outliers grow quadratically
 /// (Fishman et al., arXiv 2409.12517).
 enum class SwigluInput : uint8_t {
@@ -65,6 +78,7 @@ struct PrecisionPlan {
   bool evaluate_scaled = true;  ///< evaluation runs the scaled formats too (else `activation`)
   SwigluInput swiglu = SwigluInput::as_planned;
   ExemptionRules exemptions;
+  std::vector<LayerPlan> layers;  ///< of those that match a layer, the last one counts
 
   bool operator==(const PrecisionPlan&) const = default;
 };
@@ -110,6 +124,13 @@ struct Cell {
 };
 const std::vector<Cell>& plan_cells();
 
+/// The plan, by name, whose GEMMs the layers that match have.
+struct LayerRequest {
+  std::string pattern, plan;
+
+  bool operator==(const LayerRequest&) const = default;
+};
+
 /// What a user may say about precision; every field empty means "the row's default".
 struct PlanRequest {
   std::string mixed_precision = "no";  ///< no | bf16 | fp16 | fp8
@@ -135,6 +156,8 @@ struct PlanRequest {
   std::optional<bool> self_exact;  ///< PrecisionPlan::self_exact
   CellRequest cells;               ///< any row
   ExemptionRules exemptions;
+  std::vector<LayerRequest>
+      layers;  ///< PrecisionPlan::layers, without the options that tune a plan
 
   bool operator==(const PlanRequest&) const = default;
 };
@@ -153,9 +176,9 @@ std::vector<std::string> plan_names();
 /// mean the first that fits. Throws ConfigError naming the key and listing what there is.
 std::string plan_for_method(const PlanRequest& request);
 
-/// A row by name with its defaults; also the one that is all overrides. Throws ConfigError listing
-/// the rows.
-PrecisionPlan plan_named(const std::string& name);
+/// A plan by name with its defaults; also the one that is all overrides. Throws ConfigError that
+/// begins with `key` and lists the plans.
+PrecisionPlan plan_named(const std::string& name, const char* key = "precision.plan");
 
 /// Whether the row means something only with at least one cell of the request.
 bool needs_cells(const std::string& name);
