@@ -120,6 +120,14 @@ void print_text(const PrecisionPlan& plan, const Layers& layers) {
   print_reasons(layers);
 }
 
+/// The stages of precision.schedule, in steps.
+void print_schedule(const Session& session) {
+  for (const auto& [begin, end] : session.engine.plain_steps) {
+    fmt::print("In steps {} to {} of {} no GEMM is scaled: all run in {} (precision.schedule).\n",
+               begin + 1, end, session.max_steps, name_of(session.engine.plan.activation));
+  }
+}
+
 /// A cell that differs between the plan and another row.
 struct Difference {
   const char* cell;
@@ -213,6 +221,7 @@ void explain(const ExplainOptions& options) {
     print_json(session, explained_layers(session));
   } else {
     print_text(plan, explained_layers(session));
+    print_schedule(session);
   }
 }
 

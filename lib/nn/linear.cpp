@@ -20,7 +20,9 @@ bool writes_codes_at_once(const StepContext& context, const ScalingSlot& slot) {
          !LinearOperands::scales_now(context, slot.format);
 }
 
-constexpr LinearOperands::Wanted kBoth = {true, true};
+LinearOperands::Wanted wanted_of_gradient(const StepContext& context) {
+  return {!context.plain, !context.plain};
+}
 
 bool smooths(const LinearPlan& plan) {
   return plan.swiglu == SwigluInput::smoothed;
@@ -69,8 +71,9 @@ LinearOperand Linear::smoothed_weight(const StepContext& context, ConstView smoo
 }
 
 LinearOperands::Wanted Linear::wanted_of_input(const StepContext& context) const {
-  return {x_.scaled_along_rows() && (context.training || plan_.evaluate_scaled),
-          x_.scaled_along_columns() && context.training};
+  const bool scaled = !context.plain && (context.training || plan_.evaluate_scaled);
+  return {x_.scaled_along_rows() && scaled,
+          x_.scaled_along_columns() && context.training && !context.plain};
 }
 
 Linear::Input Linear::place(const StepContext& context, const LinearOperands& operands,
@@ -106,7 +109,8 @@ Linear::Input Linear::place_input(const StepContext& context, int64_t rows) cons
   const bool codes_suffice = slot != nullptr && writes_codes_at_once(context, *slot) &&
                              wanted.along_rows && !context.collect_statistics &&
                              (!context.training || x_.codes_suffice(slot));
-  Arena* const plain = context.training && keeps_input() ? context.saved : context.scratch;
+  const bool keeps = context.training && (keeps_input() || context.plain);
+  Arena* const plain = keeps ? context.saved : context.scratch;
   Input input = place(context, x_, {rows, plan_.site.in_features}, wanted, *context.saved,
                       codes_suffice ? nullptr : plain);
   if (smooths(plan_) && wanted.along_rows) {
@@ -117,11 +121,12 @@ Linear::Input Linear::place_input(const StepContext& context, int64_t rows) cons
 }
 
 Linear::Input Linear::place_gradient(const StepContext& context, int64_t rows) const {
-  const ScalingSlot* slot = dy_.slot_for_producer(kBoth);
+  const LinearOperands::Wanted wanted = wanted_of_gradient(context);
+  const ScalingSlot* slot = dy_.slot_for_producer(wanted);
   const bool codes_suffice = slot != nullptr && writes_codes_at_once(context, *slot) &&
                              dy_.codes_suffice(slot) && !context.collect_statistics &&
                              bias_ == nullptr;
-  return place(context, dy_, {rows, plan_.site.out_features}, kBoth, *context.scratch,
+  return place(context, dy_, {rows, plan_.site.out_features}, wanted, *context.scratch,
                codes_suffice ? nullptr : context.scratch);
 }
 
@@ -165,10 +170,11 @@ void Linear::run_backward(const StepContext& context, const LinearOperands::Sour
                           const Saved& saved) const {
   ArenaScope scope(*context.scratch);
   const LinearOperands::Memory scratch = memory_of(*context.scratch);
-  const LinearOperands::Pair operands = dy_.make(context, dy, kBoth, {scratch, scratch});
+  const LinearOperands::Pair operands =
+      dy_.make(context, dy, wanted_of_gradient(context), {scratch, scratch});
   if (!dx.empty()) {
     multiply(context, {.a = operands.along_rows,
-                       .b = weight_operand(w_.scaled_along_columns(), true),
+                       .b = weight_operand(w_.scaled_along_columns() && !context.plain, true),
                        .c = dx,
                        .fast_accumulate = plan_.dgrad.fast_accumulate});
   }

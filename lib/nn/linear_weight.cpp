@@ -34,11 +34,11 @@ void Linear::choose_gathered_form() {
   }
 }
 
-/// Evaluation may bypass the scaled formats, so that there is a plain weight wherever one GEMM can
-/// ask for it.
+/// Evaluation and stages of the run may bypass the scaled formats, so that there is a plain weight
+/// wherever one GEMM can ask for it.
 bool Linear::needs_plain_weight() const {
   return !(w_.scaled_along_rows() || smoothed_w_) || !w_.scaled_along_columns() ||
-         !plan_.evaluate_scaled;
+         !plan_.evaluate_scaled || plan_.has_plain_stages;
 }
 
 void Linear::allocate(Device& device, ParameterStore& store) {

@@ -140,6 +140,7 @@ LinearPlan planned(const PrecisionPlan& plan, const LinearSite& site) {
                        plan.activation,
                        plan.evaluate_scaled,
                        SwigluInput::as_planned,
+                       !plan.schedule.empty(),
                        {},
                        {}};
   if (const LayerPlan* layer = layer_plan_of(plan, site)) {

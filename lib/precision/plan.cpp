@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
 #include <functional>
 
 #include "base/error.h"
@@ -247,6 +249,52 @@ void apply_layers(const PlanRequest& request, PrecisionPlan& plan) {
   }
 }
 
+/// Stages of the run's plan and of plain GEMMs: what is stored and what crosses a wire is the run's
+/// plan's in all of them.
+void apply_schedule(const PlanRequest& request, PrecisionPlan& plan) {
+  const auto refuse = [](const std::string& why) {
+    throw ConfigError("precision.schedule: " + why);
+  };
+  double before = 0;
+  for (size_t i = 0; i < request.schedule.size(); ++i) {
+    const StageRequest& stage = request.schedule[i];
+    const bool last = i + 1 == request.schedule.size();
+    const PrecisionPlan other = plan_named(stage.plan, "precision.schedule");
+    const bool own = stage.plan == plan.name;
+    if (!own && (is_scaled(other) || other.activation != plan.activation)) {
+      refuse(fmt::format(
+          "a stage has the run's plan '{}' or GEMMs in its activations' type, {}; '{}' is neither. "
+          "Operands and scales of two scaled plans are not made in one run: set precision.plan: {},"
+          " or train on from a checkpoint's weights with model.from",
+          plan.name, name_of(plan.activation), stage.plan, stage.plan));
+    }
+    if (last ? stage.until != 0 : stage.until <= before) {
+      refuse(last ? "the last stage goes to the end of the run: leave out its `until`"
+                  : fmt::format("stage {} needs an `until` later than the one before it", i + 1));
+    }
+    if (!last && i > 0 && (stage.until < 1) != (before < 1)) {
+      refuse("give every `until` as a fraction below 1, or every one as a number of steps");
+    }
+    before = stage.until;
+    plan.schedule.push_back({stage.until, own && is_scaled(plan)});
+  }
+  const bool scaled = std::any_of(plan.schedule.begin(), plan.schedule.end(),
+                                  [](const Stage& stage) { return stage.scaled; });
+  if (!plan.schedule.empty() && !scaled) {
+    refuse(
+        fmt::format("no stage has scaled formats with the run's plan '{}'; name the FP8 plan in "
+                    "precision.plan and in a stage",
+                    plan.name));
+  }
+  if (!plan.schedule.empty() && !plan.schedule.front().scaled &&
+      first_window(plan.fprop, plan.dgrad, plan.wgrad) != 0) {
+    refuse(
+        fmt::format("plan '{}' scales by the step itself in the first steps of a run, which "
+                    "would be over when its stage begins; begin with it",
+                    plan.name));
+  }
+}
+
 /// What a row takes over from another cell follows that cell when it is changed.
 class Followers {
  public:
@@ -267,6 +315,28 @@ class Followers {
 };
 
 }  // namespace
+
+std::vector<std::pair<int64_t, int64_t>> plain_steps(const PrecisionPlan& plan, int64_t steps) {
+  std::vector<std::pair<int64_t, int64_t>> result;
+  int64_t begin = 0;
+  for (const Stage& stage : plan.schedule) {
+    const double end = stage.until == 0  ? static_cast<double>(steps)
+                       : stage.until < 1 ? std::floor(stage.until * static_cast<double>(steps))
+                                         : stage.until;
+    if (end <= static_cast<double>(begin) || end > static_cast<double>(steps)) {
+      throw ConfigError(fmt::format(
+          "precision.schedule: the stage after step {} would end at step {} of a run of {}: give "
+          "each stage at least one step",
+          begin, end, steps));
+    }
+    const auto last = static_cast<int64_t>(end);
+    if (!stage.scaled) {
+      result.emplace_back(begin, last);
+    }
+    begin = last;
+  }
+  return result;
+}
 
 PrecisionPlan resolve_plan(const PlanRequest& request) {
   PrecisionPlan plan = plan_named(row_for(request));
@@ -299,6 +369,7 @@ PrecisionPlan resolve_plan(const PlanRequest& request) {
   apply_swiglu(request, plan);
   plan.exemptions = request.exemptions;
   apply_layers(request, plan);
+  apply_schedule(request, plan);
   plan.self_exact = request.self_exact.value_or(plan.self_exact);
   check_cells(plan);
   return plan;

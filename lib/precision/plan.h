@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tensor/tensor_format.h"
@@ -47,6 +48,15 @@ struct LayerPlan {
   bool operator==(const LayerPlan&) const = default;
 };
 
+/// A part of a run: its steps up to `until`, after those of the stage before.
+struct Stage {
+  double until =
+      0;  ///< below 1 a fraction of the run's steps, else a number of steps; 0: to the end
+  bool scaled = true;  ///< else all GEMMs read `PrecisionPlan::activation`
+
+  bool operator==(const Stage&) const = default;
+};
+
 /// What the down projection of a SwiGLU reads, silu(gate) * up, whose outliers grow quadratically
 /// (Fishman et al., arXiv 2409.12517).
 enum class SwigluInput : uint8_t {
@@ -78,6 +88,7 @@ struct PrecisionPlan {
   bool evaluate_scaled = true;  ///< evaluation runs the scaled formats too (else `activation`)
   SwigluInput swiglu = SwigluInput::as_planned;
   ExemptionRules exemptions;
+  std::vector<Stage> schedule;    ///< empty: one stage, scaled
   std::vector<LayerPlan> layers;  ///< of those that match a layer, the last one counts
 
   bool operator==(const PrecisionPlan&) const = default;
@@ -131,6 +142,14 @@ struct LayerRequest {
   bool operator==(const LayerRequest&) const = default;
 };
 
+/// The plan, by name, of the steps up to `until` (Stage::until).
+struct StageRequest {
+  double until = 0;
+  std::string plan;
+
+  bool operator==(const StageRequest&) const = default;
+};
+
 /// What a user may say about precision; every field empty means "the row's default".
 struct PlanRequest {
   std::string mixed_precision = "no";  ///< no | bf16 | fp16 | fp8
@@ -156,6 +175,7 @@ struct PlanRequest {
   std::optional<bool> self_exact;  ///< PrecisionPlan::self_exact
   CellRequest cells;               ///< any row
   ExemptionRules exemptions;
+  std::vector<StageRequest> schedule;
   std::vector<LayerRequest>
       layers;  ///< PrecisionPlan::layers, without the options that tune a plan
 
@@ -168,6 +188,10 @@ struct PlanRequest {
 /// something has no meaning for the row (amax_history_len with current scaling, ...), cells do not
 /// go together, or the row does not exist.
 PrecisionPlan resolve_plan(const PlanRequest& request);
+
+/// The steps of a run of `steps` in which no GEMM is scaled, [begin, end) each, in order. Throws
+/// ConfigError when a stage has no step.
+std::vector<std::pair<int64_t, int64_t>> plain_steps(const PrecisionPlan& plan, int64_t steps);
 
 /// Names of all rows that train as they are, in the chart's order.
 std::vector<std::string> plan_names();

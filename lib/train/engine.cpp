@@ -90,6 +90,7 @@ StepContext Engine::context(bool training, bool collect_statistics, bool first_w
           .saved = &saved_,
           .scratch = &scratch_,
           .training = training,
+          .plain = plain_,
           .first_window = first_window,
           .collect_statistics = collect_statistics,
           .deterministic = settings_.deterministic,
@@ -200,12 +201,19 @@ void Engine::largest(const View& values) {
   combine(values, ops::Combine::max);
 }
 
+void Engine::enter_step(int64_t step_index) {
+  plain_ = std::any_of(
+      settings_.plain_steps.begin(), settings_.plain_steps.end(),
+      [&](const auto& range) { return step_index >= range.first && step_index < range.second; });
+}
+
 void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_statistics,
                          Position position) {
   upload(batch);
   const auto targets = static_cast<float>(settings_.gradient_accumulation_steps * batch.rows *
                                           batch.columns * ranks());
   const uint64_t due = model_.scaling().due(step_index);
+  enter_step(step_index);
   const bool first = model_.scaling().first_window(step_index);
   StepContext how = context(true, collect_statistics, first);
   how.overwrites_gradients = position.first;
@@ -216,7 +224,7 @@ void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_st
     zero_->begin();
     how.listener = &*zero_;
   }
-  run(micro_batches_[{collect_statistics, first, position.first, due}], [&] {
+  run(micro_batches_[{collect_statistics, first, position.first, plain_, due}], [&] {
     model_.train_micro_batch(how, tokens_, targets_, totals(kTrainingTotals),
                              optimizer().loss_scale(), 1.0F / targets);
     if (model_.scaling().keeps_state()) {
@@ -398,6 +406,11 @@ RehearsedStep rehearse_on(Device& meta, EngineSettings settings, const Topology&
   if (settings.trains && engine.model().scaling().first_window(0)) {
     constexpr int64_t kLate = int64_t{1} << 40;  // after every window
     step(kLate, true);
+  }
+  for (const auto& [begin, end] : settings.plain_steps) {
+    step(begin, true);
+    engine.evaluate(batch);
+    step(end, true);
   }
   // A step that samples needs more memory, and leaves more gathered than others do: what is counted
   // is a step that does not, after another one.

@@ -241,6 +241,7 @@ Session open_session(const Settings& settings, bool open_data, int ranks) {
                     settings.parallelism.zero_stage));
   }
   session.max_steps = resolve_max_steps(settings.training, session.engine, ranks);
+  session.engine.plain_steps = plain_steps(session.engine.plan, session.max_steps);
   note_short_run(settings.scheduler, session.max_steps, session.notes);
   if (settings.sample.interval > 0) {
     check_prompts(settings.sample, *session.tokenizer, session.engine.model);

@@ -201,6 +201,7 @@ void Run::start_or_resume() {
   const TrainingState state = resumed ? resumed->state : TrainingState();
   agree_on_step(*comm_, state.step, records_.directory().checkpoints());
   begin_at(state);
+  engine_->enter_step(state.step - 1);
   checkpoints_.begin(*engine_, state_, resumed ? std::optional(resumed->folder) : std::nullopt);
 }
 
