@@ -148,6 +148,10 @@ std::vector<Field> tuning_fields() {
                  "For fprop, dgrad and wgrad: true lets a GPU's tensor cores keep partial sums of "
                  "FP8 products in their short accumulator, which is faster and less exact; "
                  "default: the plan's"),
+      choice("fp8.accumulation", request(&PlanRequest::accumulation), {"exact", "emulated"},
+             "What the short accumulator does to sums on the cpu. exact: nothing, sums are fp32; "
+             "emulated: GEMMs that may use it add 14 bits of each product, as Hopper's tensor "
+             "cores do, slowly, so that its error can be studied"),
       maybe_flag("fp8.power_2_scale", request(&PlanRequest::power_2_scale),
                  "Current scaling: round scales down to powers of two"),
       maybe_flag("fp8.use_autocast_during_eval", request(&PlanRequest::use_autocast_during_eval),

@@ -153,7 +153,8 @@ void Linear::run_forward(const StepContext& context, const LinearOperands::Sourc
                      .c = y,
                      .beta = 0.0F,
                      .bias = bias_ == nullptr ? ConstView{} : ConstView(bias_->value),
-                     .fast_accumulate = plan_.fprop.fast_accumulate});
+                     .fast_accumulate = plan_.fprop.fast_accumulate,
+                     .emulate_accumulator = plan_.fprop.emulate_accumulator});
   saved = context.training ? Saved{operands.along_columns, smoothing} : Saved{};
 }
 
@@ -176,7 +177,8 @@ void Linear::run_backward(const StepContext& context, const LinearOperands::Sour
     multiply(context, {.a = operands.along_rows,
                        .b = weight_operand(w_.scaled_along_columns() && !context.plain, true),
                        .c = dx,
-                       .fast_accumulate = plan_.dgrad.fast_accumulate});
+                       .fast_accumulate = plan_.dgrad.fast_accumulate,
+                       .emulate_accumulator = plan_.dgrad.emulate_accumulator});
   }
   make_weight_gradient(context, operands.along_columns, saved);
   if (bias_ != nullptr) {
@@ -199,13 +201,17 @@ void Linear::make_weight_gradient(const StepContext& context, const LinearOperan
                        .b = x.x,
                        .c = weight_->gradient,
                        .beta = add ? 1.0F : 0.0F,
-                       .fast_accumulate = plan_.wgrad.fast_accumulate});
+                       .fast_accumulate = plan_.wgrad.fast_accumulate,
+                       .emulate_accumulator = plan_.wgrad.emulate_accumulator});
     return;
   }
   ArenaScope scope(*context.scratch);
   const View product = fp8train::allocate(*context.scratch, DType::f32, weight_->shape);
-  multiply(context,
-           {.a = dy, .b = x.x, .c = product, .fast_accumulate = plan_.wgrad.fast_accumulate});
+  multiply(context, {.a = dy,
+                     .b = x.x,
+                     .c = product,
+                     .fast_accumulate = plan_.wgrad.fast_accumulate,
+                     .emulate_accumulator = plan_.wgrad.emulate_accumulator});
   if (!x.smoothing.empty()) {
     const bool stored = weight_->gradient.empty();
     ops::divide_columns(context.stream, product, x.smoothing, stored ? product : weight_->gradient,

@@ -43,6 +43,11 @@ bool Linear::needs_plain_weight() const {
 
 void Linear::allocate(Device& device, ParameterStore& store) {
   check_device(device.traits());
+  for (const GemmPlan* gemm : {&plan_.fprop, &plan_.dgrad, &plan_.wgrad}) {
+    if (gemm->emulate_accumulator && device.kind() == DeviceKind::cuda) {
+      throw DeviceError("fp8.accumulation: emulated is for device: cpu; a GPU has the accumulator");
+    }
+  }
   const bool is_weight = weight_->formats.is_master;
   const MemoryCategory category =
       is_weight ? MemoryCategory::weights : MemoryCategory::quantized_weights;

@@ -164,7 +164,7 @@ void apply_swiglu(const PrecisionPlan& plan, LinearPlan& linear) {
   }
   linear.swiglu = plan.swiglu;
   const TensorFormat activation = plain(plan.activation);
-  const GemmPlan plain_gemm = {activation, activation, false};
+  const GemmPlan plain_gemm = {activation, activation, false, false};
   if (plan.swiglu == SwigluInput::high_precision) {
     linear.fprop = linear.wgrad = plain_gemm;
     if (linear.dgrad.a.is_scaled() != linear.dgrad.b.is_scaled()) {
@@ -262,7 +262,7 @@ std::vector<LinearPlan> plan_linears(const PrecisionPlan& plan,
                                      const std::vector<LinearSite>& sites) {
   check_patterns(plan, sites);
   const TensorFormat activation = plain(plan.activation);
-  const GemmPlan plain_gemm = {activation, activation, false};
+  const GemmPlan plain_gemm = {activation, activation, false, false};
   Position position = {
       0, std::count_if(sites.begin(), sites.end(), [](const auto& site) { return !site.is_head; }),
       block_count(sites)};

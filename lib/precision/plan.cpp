@@ -130,7 +130,7 @@ void apply_override(const PlanRequest& request, PrecisionPlan& plan) {
   apply_gemm_flags(request.override_linear_precision, "fp8.override_linear_precision", plan,
                    [&](GemmPlan& gemm, bool plain_operands) {
                      if (plain_operands) {
-                       gemm = {activation, activation, false};
+                       gemm = {activation, activation, false, false};
                      }
                    });
 }
@@ -146,6 +146,22 @@ void apply_fast_accumulation(const PlanRequest& request, PrecisionPlan& plan) {
             "promoted to fp32");
     gemm.fast_accumulate = fast && gemm.a.is_scaled() && gemm.b.is_scaled();
   });
+}
+
+/// The error of the short accumulator on the cpu, for the GEMMs that may use it.
+void apply_accumulation(const PlanRequest& request, PrecisionPlan& plan) {
+  if (request.accumulation != "emulated") {
+    return;
+  }
+  bool any = false;
+  for (GemmPlan* gemm : {&plan.fprop, &plan.dgrad, &plan.wgrad}) {
+    const bool simple =
+        gemm->a.granularity == Granularity::tensor || gemm->a.granularity == Granularity::row;
+    gemm->emulate_accumulator = gemm->fast_accumulate && simple && is_fp8(gemm->a.dtype);
+    any = any || gemm->emulate_accumulator;
+  }
+  require(any, plan, "fp8.accumulation: emulated",
+          "FP8 GEMMs with scales for tensors or rows and fast accumulation");
 }
 
 void apply_power_2_scale(const PlanRequest& request, PrecisionPlan& plan) {
@@ -353,6 +369,7 @@ PrecisionPlan resolve_plan(const PlanRequest& request) {
   apply_override(request, plan);
   apply_gemm_cells(request, plan);
   apply_fast_accumulation(request, plan);
+  apply_accumulation(request, plan);
   followers.follow_gemms(plan);
   apply_weight_cells(request, plan);
   followers.follow_weight(plan);

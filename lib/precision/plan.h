@@ -16,6 +16,7 @@ struct GemmPlan {
   TensorFormat a;  ///< fprop: x · dgrad: dy · wgrad: dy
   TensorFormat b;  ///< fprop: w · dgrad: w  · wgrad: x
   bool fast_accumulate = false;
+  bool emulate_accumulator = false;  ///< on the cpu, what fast_accumulate does to a sum
 
   bool operator==(const GemmPlan&) const = default;
 };
@@ -169,6 +170,7 @@ struct PlanRequest {
   /// fprop, dgrad, wgrad: whether tensor cores may keep partial sums of FP8 products in their short
   /// accumulator; empty: the plan's.
   std::vector<bool> fast_accumulation;
+  std::string accumulation;           ///< exact | emulated: GemmPlan::emulate_accumulator
   std::optional<bool> power_2_scale;  ///< current scaling only
   std::optional<bool> use_autocast_during_eval;
   std::string swiglu;              ///< plain | smooth | bf16_down_input

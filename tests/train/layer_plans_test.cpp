@@ -61,6 +61,21 @@ TEST_CASE("layers in bf16 are exempt layers") {
               trained(settings_of(plan, {}, {"layers.0.*"}))));
 }
 
+TEST_CASE("emulated accumulation is for the GEMMs that may be fast, and changes their results") {
+  PlanRequest request;
+  request.plan = GENERATE("te-current", "torchao-rowwise");
+  CAPTURE(request.plan);
+  EngineSettings settings = small_llama(request.plan, 2);
+  const std::vector<float> exact = trained(settings);
+  request.accumulation = "emulated";
+  settings.plan = resolve_plan(request);
+  const std::vector<float> emulated = trained(settings);
+  CHECK_FALSE(equal(exact, emulated));
+  CHECK(equal(emulated, trained(settings)));
+  settings.plan.fprop.emulate_accumulator = false;
+  CHECK(equal(exact, trained(settings)));
+}
+
 TEST_CASE("plans of many kinds train side by side within the memory planned") {
   const std::vector<float> mixed =
       trained(settings_of("msamp-o2", {{"*.mlp.down", "te-blockwise"},
