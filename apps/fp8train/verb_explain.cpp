@@ -107,7 +107,9 @@ void print_text(const PrecisionPlan& plan, const Layers& layers) {
                          g.fast_accumulate ? " fast" : "",
                          layers.dequantized[i][which].empty() ? "" : " dequantized");
     };
-    std::string note = swiglu_note(linear);
+    std::string note = layer_plan_note(linear);
+    const std::string swiglu = swiglu_note(linear);
+    note += (note.empty() || swiglu.empty() ? "" : "; ") + swiglu;
     note = linear.exempt_reason.empty() ? note : "exempt: " + linear.exempt_reason;
     fmt::print("{:<28}{:<16}{} | {} | {}{}{}\n", linear.site.name, shape, gemm(linear.fprop, 0),
                gemm(linear.dgrad, 1), gemm(linear.wgrad, 2), note.empty() ? "" : "   ", note);
@@ -116,6 +118,14 @@ void print_text(const PrecisionPlan& plan, const Layers& layers) {
   fmt::print("\n{} of {} linear layers run in scaled formats. In {}: {}.\n", scaled, linears.size(),
              name_of(plan.activation), kOutside);
   print_reasons(layers);
+}
+
+/// The stages of precision.schedule, in steps.
+void print_schedule(const Session& session) {
+  for (const auto& [begin, end] : session.engine.plain_steps) {
+    fmt::print("In steps {} to {} of {} no GEMM is scaled: all run in {} (precision.schedule).\n",
+               begin + 1, end, session.max_steps, name_of(session.engine.plan.activation));
+  }
 }
 
 /// A cell that differs between the plan and another row.
@@ -187,6 +197,7 @@ void print_json(const Session& session, const Layers& layers) {
                                {"in_features", linear.site.in_features},
                                {"scaled", linear.is_scaled()},
                                {"exempt_reason", linear.exempt_reason},
+                               {"plan", linear.layer_plan.empty() ? plan.name : linear.layer_plan},
                                {"swiglu", swiglu_note(linear)},
                                {"fprop", gemm(linear.fprop, 0)},
                                {"dgrad", gemm(linear.dgrad, 1)},
@@ -210,6 +221,7 @@ void explain(const ExplainOptions& options) {
     print_json(session, explained_layers(session));
   } else {
     print_text(plan, explained_layers(session));
+    print_schedule(session);
   }
 }
 

@@ -1,6 +1,8 @@
 // mixed_precision, fp8 and precision, with its cells. The keys of `fp8` that tune a row may also
 // stand in `precision`, beside `plan`.
 
+#include <cmath>
+
 #include "config/field_builders.h"
 #include "config/field_table.h"
 #include "precision/chart.h"
@@ -43,6 +45,90 @@ Field gemm_flags(std::string key, std::vector<bool> PlanRequest::*member, std::s
       });
 }
 
+/// A map of layer names to plans, in its order.
+std::optional<std::vector<LayerRequest>> read_layers(const FieldValue& value,
+                                                     const std::string& what) {
+  const YamlNode& node = value.node();
+  if (node.kind != YamlNode::Kind::map) {
+    value.expected(what);
+    return std::nullopt;
+  }
+  std::vector<LayerRequest> layers;
+  for (size_t i = 0; i < node.items.size(); ++i) {
+    const std::string key = fmt::format("{}.'{}'", value.key(), node.keys[i].text);
+    const auto plan = read_text(value.child(node.items[i], key), "the name of a plan");
+    if (!plan) {
+      return std::nullopt;
+    }
+    layers.push_back({node.keys[i].text, *plan});
+  }
+  return layers;
+}
+
+std::string layers_text(const std::vector<LayerRequest>& layers) {
+  std::vector<std::string> parts;
+  for (const LayerRequest& layer : layers) {
+    parts.push_back(fmt::format("{}: {}", yaml_text(layer.pattern), yaml_text(layer.plan)));
+  }
+  return parts.empty() ? "" : fmt::format("{{{}}}", joined(parts));
+}
+
+/// A list of {until, plan}.
+std::optional<std::vector<StageRequest>> read_schedule(const FieldValue& value,
+                                                       const std::string& what) {
+  const YamlNode& list = value.node();
+  if (list.kind != YamlNode::Kind::sequence) {
+    value.expected(what);
+    return std::nullopt;
+  }
+  std::vector<StageRequest> stages;
+  for (size_t i = 0; i < list.items.size(); ++i) {
+    const YamlNode& node = list.items[i];
+    const std::string place = fmt::format("{}[{}]", value.key(), i);
+    if (node.kind != YamlNode::Kind::map) {
+      value.child(node, place).expected("a stage such as {until: 0.9, plan: NAME}");
+      return std::nullopt;
+    }
+    StageRequest stage;
+    for (size_t k = 0; k < node.items.size(); ++k) {
+      const std::string& name = node.keys[k].text;
+      const FieldValue child = value.child(node.items[k], fmt::format("{}.{}", place, name));
+      if (name == "until") {
+        const auto until = read_number(child, above_up_to(0, kMostWhole), "a number > 0");
+        stage.until = until.value_or(0);
+        if (!until) {
+          return std::nullopt;
+        }
+      } else if (name == "plan") {
+        stage.plan = read_text(child, "the name of a plan").value_or("");
+      } else {
+        child.fail("unknown key; a stage has until and plan");
+        return std::nullopt;
+      }
+    }
+    if (stage.until >= 1 && stage.until != std::floor(stage.until)) {
+      value.child(node, place).fail("until is a fraction below 1 or a whole number of steps");
+      return std::nullopt;
+    }
+    if (stage.plan.empty()) {
+      value.child(node, place).fail("a stage needs a plan");
+      return std::nullopt;
+    }
+    stages.push_back(std::move(stage));
+  }
+  return stages;
+}
+
+std::string schedule_text(const std::vector<StageRequest>& stages) {
+  std::vector<std::string> parts;
+  for (const StageRequest& stage : stages) {
+    const std::string until =
+        stage.until == 0 ? "" : fmt::format("until: {}, ", number_text(stage.until));
+    parts.push_back(fmt::format("{{{}plan: {}}}", until, yaml_text(stage.plan)));
+  }
+  return parts.empty() ? "" : fmt::format("[{}]", joined(parts));
+}
+
 std::vector<Field> tuning_fields() {
   return {
       choice("fp8.format", request(&PlanRequest::format), {"hybrid", "e4m3"},
@@ -66,6 +152,10 @@ std::vector<Field> tuning_fields() {
                  "For fprop, dgrad and wgrad: true lets a GPU's tensor cores keep partial sums of "
                  "FP8 products in their short accumulator, which is faster and less exact; "
                  "default: the plan's"),
+      choice("fp8.accumulation", request(&PlanRequest::accumulation), {"exact", "emulated"},
+             "What the short accumulator does to sums on the cpu. exact: nothing, sums are fp32; "
+             "emulated: GEMMs that may use it add 14 bits of each product, as Hopper's tensor "
+             "cores do, slowly, so that its error can be studied"),
       maybe_flag("fp8.power_2_scale", request(&PlanRequest::power_2_scale),
                  "Current scaling: round scales down to powers of two"),
       maybe_flag("fp8.use_autocast_during_eval", request(&PlanRequest::use_autocast_during_eval),
@@ -119,6 +209,15 @@ std::vector<Field> precision_fields() {
       maybe_flag("fp8.use_te", request(&PlanRequest::use_te),
                  "For a backend with levels: the GEMMs of the first backend's first recipe")
           .when(selects_by_method),
+      make("precision.layers", "names of layers (* and ? match), each with the name of a plan",
+           "Plans whose GEMMs single layers have; of the names that match, the last one counts. "
+           "Everything that is stored or crosses a wire stays the run's plan's",
+           request(&PlanRequest::layers), read_layers, layers_text),
+      make(
+          "precision.schedule", "a list of {until, plan}",
+          "Stages of the run: the run's plan, and bf16 for steps in which no GEMM is scaled. "
+          "until is a fraction of the steps below 1, or a number of steps; the last stage has none",
+          request(&PlanRequest::schedule), read_schedule, schedule_text),
       maybe_flag("precision.self_exact", request(&PlanRequest::self_exact),
                  "A rank's own contribution to a gradient is not rounded to the wire's format"),
       maybe_flag("precision.forward_reads_saved", request(&PlanRequest::forward_reads_saved),

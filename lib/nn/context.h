@@ -62,6 +62,7 @@ struct StepContext {
   Arena* saved;    ///< what forward keeps for backward; released by whoever runs the backward pass
   Arena* scratch;  ///< temporaries of one layer
   bool training = true;             ///< keep what backward needs and record amax values
+  bool plain = false;               ///< no GEMM reads a scaled format, in all three passes
   bool first_window = false;        ///< delayed scaling with current_at_first acts as current
   bool collect_statistics = false;  ///< fill the slots' statistics and samples
   bool deterministic = false;       ///< as AttentionShape::deterministic; all else always is

@@ -20,7 +20,9 @@ bool writes_codes_at_once(const StepContext& context, const ScalingSlot& slot) {
          !LinearOperands::scales_now(context, slot.format);
 }
 
-constexpr LinearOperands::Wanted kBoth = {true, true};
+LinearOperands::Wanted wanted_of_gradient(const StepContext& context) {
+  return {!context.plain, !context.plain};
+}
 
 bool smooths(const LinearPlan& plan) {
   return plan.swiglu == SwigluInput::smoothed;
@@ -69,8 +71,9 @@ LinearOperand Linear::smoothed_weight(const StepContext& context, ConstView smoo
 }
 
 LinearOperands::Wanted Linear::wanted_of_input(const StepContext& context) const {
-  return {x_.scaled_along_rows() && (context.training || plan_.evaluate_scaled),
-          x_.scaled_along_columns() && context.training && !plan_.remade_input};
+  const bool scaled = !context.plain && (context.training || plan_.evaluate_scaled);
+  return {x_.scaled_along_rows() && scaled,
+          x_.scaled_along_columns() && context.training && !context.plain && !plan_.remade_input};
 }
 
 Linear::Input Linear::place(const StepContext& context, const LinearOperands& operands,
@@ -106,7 +109,8 @@ Linear::Input Linear::place_input(const StepContext& context, int64_t rows) cons
   const bool codes_suffice = slot != nullptr && writes_codes_at_once(context, *slot) &&
                              wanted.along_rows && !context.collect_statistics &&
                              (!context.training || x_.codes_suffice(slot));
-  Arena* const plain = context.training && keeps_input() ? context.saved : context.scratch;
+  const bool keeps = context.training && (keeps_input() || (context.plain && !plan_.remade_input));
+  Arena* const plain = keeps ? context.saved : context.scratch;
   Input input = place(context, x_, {rows, plan_.site.in_features}, wanted, *context.saved,
                       codes_suffice ? nullptr : plain);
   if (smooths(plan_) && wanted.along_rows) {
@@ -117,11 +121,12 @@ Linear::Input Linear::place_input(const StepContext& context, int64_t rows) cons
 }
 
 Linear::Input Linear::place_gradient(const StepContext& context, int64_t rows) const {
-  const ScalingSlot* slot = dy_.slot_for_producer(kBoth);
+  const LinearOperands::Wanted wanted = wanted_of_gradient(context);
+  const ScalingSlot* slot = dy_.slot_for_producer(wanted);
   const bool codes_suffice = slot != nullptr && writes_codes_at_once(context, *slot) &&
                              dy_.codes_suffice(slot) && !context.collect_statistics &&
                              bias_ == nullptr;
-  return place(context, dy_, {rows, plan_.site.out_features}, kBoth, *context.scratch,
+  return place(context, dy_, {rows, plan_.site.out_features}, wanted, *context.scratch,
                codes_suffice ? nullptr : context.scratch);
 }
 
@@ -129,7 +134,7 @@ Linear::Input Linear::place_remade(const StepContext& context, int64_t rows) con
   Input input;
   input.plain =
       fp8train::allocate(*context.scratch, plan_.activation, {rows, plan_.site.in_features});
-  if (smooths(plan_)) {
+  if (smooths(plan_) && !context.plain) {
     input.smoothing = fp8train::allocate(*context.scratch, DType::f32, {plan_.site.in_features});
   }
   return input;
@@ -138,7 +143,7 @@ Linear::Input Linear::place_remade(const StepContext& context, int64_t rows) con
 Linear::Saved Linear::save_remade(const StepContext& context, const Input& x) const {
   const LinearOperands::Memory scratch = memory_of(*context.scratch);
   const LinearOperands::Source source = {.plain = x.plain, .slot = nullptr, .codes = {}};
-  const LinearOperands::Wanted wanted = {false, x_.scaled_along_columns()};
+  const LinearOperands::Wanted wanted = {false, x_.scaled_along_columns() && !context.plain};
   StepContext again = context;
   again.collect_statistics = false;  // those of the forward pass stay
   return {x_.make(again, source, wanted, {scratch, scratch}).along_columns, x.smoothing};
@@ -167,7 +172,8 @@ void Linear::run_forward(const StepContext& context, const LinearOperands::Sourc
                      .c = y,
                      .beta = 0.0F,
                      .bias = bias_ == nullptr ? ConstView{} : ConstView(bias_->value),
-                     .fast_accumulate = plan_.fprop.fast_accumulate});
+                     .fast_accumulate = plan_.fprop.fast_accumulate,
+                     .emulate_accumulator = plan_.fprop.emulate_accumulator});
   saved = context.training ? Saved{operands.along_columns, smoothing} : Saved{};
 }
 
@@ -184,12 +190,14 @@ void Linear::run_backward(const StepContext& context, const LinearOperands::Sour
                           const Saved& saved) const {
   ArenaScope scope(*context.scratch);
   const LinearOperands::Memory scratch = memory_of(*context.scratch);
-  const LinearOperands::Pair operands = dy_.make(context, dy, kBoth, {scratch, scratch});
+  const LinearOperands::Pair operands =
+      dy_.make(context, dy, wanted_of_gradient(context), {scratch, scratch});
   if (!dx.empty()) {
     multiply(context, {.a = operands.along_rows,
-                       .b = weight_operand(w_.scaled_along_columns(), true),
+                       .b = weight_operand(w_.scaled_along_columns() && !context.plain, true),
                        .c = dx,
-                       .fast_accumulate = plan_.dgrad.fast_accumulate});
+                       .fast_accumulate = plan_.dgrad.fast_accumulate,
+                       .emulate_accumulator = plan_.dgrad.emulate_accumulator});
   }
   make_weight_gradient(context, operands.along_columns, saved);
   if (bias_ != nullptr) {
@@ -212,13 +220,17 @@ void Linear::make_weight_gradient(const StepContext& context, const LinearOperan
                        .b = x.x,
                        .c = weight_->gradient,
                        .beta = add ? 1.0F : 0.0F,
-                       .fast_accumulate = plan_.wgrad.fast_accumulate});
+                       .fast_accumulate = plan_.wgrad.fast_accumulate,
+                       .emulate_accumulator = plan_.wgrad.emulate_accumulator});
     return;
   }
   ArenaScope scope(*context.scratch);
   const View product = fp8train::allocate(*context.scratch, DType::f32, weight_->shape);
-  multiply(context,
-           {.a = dy, .b = x.x, .c = product, .fast_accumulate = plan_.wgrad.fast_accumulate});
+  multiply(context, {.a = dy,
+                     .b = x.x,
+                     .c = product,
+                     .fast_accumulate = plan_.wgrad.fast_accumulate,
+                     .emulate_accumulator = plan_.wgrad.emulate_accumulator});
   if (!x.smoothing.empty()) {
     const bool stored = weight_->gradient.empty();
     ops::divide_columns(context.stream, product, x.smoothing, stored ? product : weight_->gradient,

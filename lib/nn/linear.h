@@ -66,7 +66,7 @@ class Linear {
   void make_part(const StepContext& context) const;
 
   /// Whether forward's x must stay alive until backward (place it in context.saved) because codes
-  /// do not replace it.
+  /// do not replace it. In a plain pass it must, unless it is made again.
   bool keeps_input() const { return !plan_.wgrad.b.is_scaled() && !plan_.remade_input; }
 
   /// Where the operation that makes x writes it for forward, or dy for backward. With delayed

@@ -40,6 +40,7 @@ struct LinearProduct {
   float beta = 0.0F;
   ConstView bias;
   bool fast_accumulate = false;
+  bool emulate_accumulator = false;
 };
 
 /// Runs the product; what it needs beside its operands is taken from the scratch arena.

@@ -34,15 +34,20 @@ void Linear::choose_gathered_form() {
   }
 }
 
-/// Evaluation may bypass the scaled formats, so that there is a plain weight wherever one GEMM can
-/// ask for it.
+/// Evaluation and stages of the run may bypass the scaled formats, so that there is a plain weight
+/// wherever one GEMM can ask for it.
 bool Linear::needs_plain_weight() const {
   return !(w_.scaled_along_rows() || smoothed_w_) || !w_.scaled_along_columns() ||
-         !plan_.evaluate_scaled;
+         !plan_.evaluate_scaled || plan_.has_plain_stages;
 }
 
 void Linear::allocate(Device& device, ParameterStore& store) {
   check_device(device.traits());
+  for (const GemmPlan* gemm : {&plan_.fprop, &plan_.dgrad, &plan_.wgrad}) {
+    if (gemm->emulate_accumulator && device.kind() == DeviceKind::cuda) {
+      throw DeviceError("fp8.accumulation: emulated is for device: cpu; a GPU has the accumulator");
+    }
+  }
   const bool is_weight = weight_->formats.is_master;
   const MemoryCategory category =
       is_weight ? MemoryCategory::weights : MemoryCategory::quantized_weights;

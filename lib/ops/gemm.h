@@ -27,6 +27,8 @@ struct Gemm {
   ConstView bias;     ///< fp32 [N], may be empty; added before c is rounded, on cuda in c's type
   bool fast_accumulate =
       true;  ///< cuda FP8 only: keep partial sums in the tensor core's short accumulator
+  /// cpu, FP8 times FP8 only: add as that accumulator does (ops/cpu/short_accumulator.h), slowly.
+  bool emulate_accumulator = false;
 };
 
 /// Throws InternalError when shapes do not fit.

@@ -33,11 +33,12 @@ struct ScaledGemmOperand {
 
 struct ScaledGemm {
   ScaledGemmOperand a, b;
-  View c;                        ///< [M, N]: fp32, bf16 or fp16
-  float beta = 0.0F;             ///< 0 or 1; 1 only with fp32 c
-  ConstView bias;                ///< fp32 [N], added to every row; may be empty
-  bool fast_accumulate = false;  ///< cuda, row and 1x32 only: keep partial sums in the tensor
-                                 ///< core's short accumulator
+  View c;                            ///< [M, N]: fp32, bf16 or fp16
+  float beta = 0.0F;                 ///< 0 or 1; 1 only with fp32 c
+  ConstView bias;                    ///< fp32 [N], added to every row; may be empty
+  bool fast_accumulate = false;      ///< cuda, row and 1x32 only: keep partial sums in the tensor
+                                     ///< core's short accumulator
+  bool emulate_accumulator = false;  ///< cpu, row only: as Gemm::emulate_accumulator
   View scratch;  ///< any type, 256-byte aligned, of scaled_gemm_scratch_bytes; empty for 0
 };
 

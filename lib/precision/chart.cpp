@@ -43,7 +43,9 @@ std::string computation(const PrecisionPlan& plan) {
 
 std::string gemm_text(const GemmPlan& gemm) {
   return fmt::format("{}  x  {}{}", describe(gemm.a), describe(gemm.b),
-                     gemm.fast_accumulate ? ", fast accumulation" : "");
+                     gemm.emulate_accumulator ? ", fast accumulation (14 bits, emulated)"
+                     : gemm.fast_accumulate   ? ", fast accumulation"
+                                              : "");
 }
 
 std::string moments(const PrecisionPlan& plan) {

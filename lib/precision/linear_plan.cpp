@@ -11,8 +11,8 @@ namespace {
 
 /// Every GEMM dimension of the layer must be a multiple of this: 16 in FP8
 /// (vendor-and-reliability.md 1.1), 32 where that is a granule (MX).
-int64_t alignment(const PrecisionPlan& plan) {
-  for (const GemmPlan* gemm : {&plan.fprop, &plan.dgrad, &plan.wgrad}) {
+int64_t alignment(const LinearPlan& linear) {
+  for (const GemmPlan* gemm : {&linear.fprop, &linear.dgrad, &linear.wgrad}) {
     if (gemm->a.granularity == Granularity::block_1x32) {
       return 32;
     }
@@ -35,10 +35,10 @@ struct Position {
   int64_t blocks;
 };
 
-std::string reason_for(const PrecisionPlan& plan, const LinearSite& site,
+std::string reason_for(const ExemptionRules& rules, const LinearPlan& linear,
                        const Position& position) {
-  const ExemptionRules& rules = plan.exemptions;
-  const int64_t multiple = alignment(plan);
+  const LinearSite& site = linear.site;
+  const int64_t multiple = alignment(linear);
   if (site.is_head && rules.head) {
     return "output head";
   }
@@ -70,23 +70,91 @@ std::string reason_for(const PrecisionPlan& plan, const LinearSite& site,
   return {};
 }
 
-void check_patterns(const ExemptionRules& rules, const std::vector<LinearSite>& sites) {
-  for (const std::string& pattern : rules.patterns) {
-    const bool matches = std::any_of(sites.begin(), sites.end(), [&](const LinearSite& site) {
-      return glob_match(pattern, site.name);
-    });
-    if (!matches) {
-      std::string names;
-      for (const LinearSite& site : sites) {
-        if (site.block <= 0) {
-          names += (names.empty() ? "" : ", ") + site.name;
-        }
-      }
-      throw ConfigError(fmt::format(
-          "exempt pattern '{}' matches no linear layer; the layers of block 0 and outside are: {}",
-          pattern, names));
+void check_pattern(const char* what, const std::string& pattern,
+                   const std::vector<LinearSite>& sites) {
+  if (std::any_of(sites.begin(), sites.end(),
+                  [&](const LinearSite& site) { return glob_match(pattern, site.name); })) {
+    return;
+  }
+  std::string names;
+  for (const LinearSite& site : sites) {
+    if (site.block <= 0) {
+      names += (names.empty() ? "" : ", ") + site.name;
     }
   }
+  throw ConfigError(
+      fmt::format("{} '{}' matches no linear layer; the layers of block 0 and outside are: {}",
+                  what, pattern, names));
+}
+
+void check_patterns(const PrecisionPlan& plan, const std::vector<LinearSite>& sites) {
+  for (const std::string& pattern : plan.exemptions.patterns) {
+    check_pattern("exempt pattern", pattern, sites);
+  }
+  for (const LayerPlan& layer : plan.layers) {
+    check_pattern("precision.layers: pattern", layer.pattern, sites);
+  }
+}
+
+/// The last one that matches; null: the run's plan.
+const LayerPlan* layer_plan_of(const PrecisionPlan& plan, const LinearSite& site) {
+  const LayerPlan* found = nullptr;
+  for (const LayerPlan& layer : plan.layers) {
+    found = glob_match(layer.pattern, site.name) ? &layer : found;
+  }
+  return found;
+}
+
+/// A plan with scales that is chosen only for layers that stay out of them.
+void check_layers(const PrecisionPlan& plan, const std::vector<LinearPlan>& linears) {
+  for (const LayerPlan& layer : plan.layers) {
+    const LinearPlan* exempt = nullptr;
+    bool used = !layer.is_scaled();
+    for (const LinearPlan& linear : linears) {
+      if (linear.layer_pattern == layer.pattern) {
+        used = used || linear.exempt_reason.empty();
+        exempt = &linear;
+      }
+    }
+    if (!used && exempt == nullptr) {
+      throw ConfigError(
+          fmt::format("precision.layers: '{}' has no effect: later patterns match all of its "
+                      "layers, and the last one that matches counts; remove it or move it down",
+                      layer.pattern));
+    }
+    if (!used) {
+      throw ConfigError(fmt::format(
+          "precision.layers: '{}': {} reaches no layer, because all that match are exempt ({}: {})",
+          layer.pattern, layer.plan, exempt->site.name, exempt->exempt_reason));
+    }
+  }
+}
+
+/// The formats that the layer would have without exemptions.
+LinearPlan planned(const PrecisionPlan& plan, const LinearSite& site) {
+  LinearPlan linear = {site,
+                       plan.fprop,
+                       plan.dgrad,
+                       plan.wgrad,
+                       {},
+                       plan.activation,
+                       plan.evaluate_scaled,
+                       SwigluInput::as_planned,
+                       !plan.schedule.empty(),
+                       {},
+                       {}};
+  if (const LayerPlan* layer = layer_plan_of(plan, site)) {
+    linear.fprop = layer->fprop;
+    linear.dgrad = layer->dgrad;
+    linear.wgrad = layer->wgrad;
+    linear.layer_plan = layer->plan;
+    linear.layer_pattern = layer->pattern;
+  }
+  return linear;
+}
+
+bool has_scales(const PrecisionPlan& plan) {
+  return plan.fprop.a.is_scaled() || plan.dgrad.a.is_scaled() || plan.wgrad.a.is_scaled();
 }
 
 /// The GEMMs of a layer that reads the product of a SwiGLU.
@@ -96,13 +164,22 @@ void apply_swiglu(const PrecisionPlan& plan, LinearPlan& linear) {
   }
   linear.swiglu = plan.swiglu;
   const TensorFormat activation = plain(plan.activation);
-  const GemmPlan plain_gemm = {activation, activation, false};
+  const GemmPlan plain_gemm = {activation, activation, false, false};
   if (plan.swiglu == SwigluInput::high_precision) {
     linear.fprop = linear.wgrad = plain_gemm;
     if (linear.dgrad.a.is_scaled() != linear.dgrad.b.is_scaled()) {
       linear.dgrad = plain_gemm;  // it would read fprop's codes
     }
   } else if (plan.swiglu == SwigluInput::smoothed) {
+    const bool both = is_fp8(linear.fprop.a.dtype) && is_fp8(linear.fprop.b.dtype) &&
+                      linear.dgrad.a.is_scaled() == linear.dgrad.b.is_scaled() &&
+                      linear.wgrad.a.is_scaled() == linear.wgrad.b.is_scaled();
+    if (!both) {
+      throw ConfigError(fmt::format(
+          "fp8.swiglu: smooth does not go together with precision.layers '{}': {} for {}, whose "
+          "forward GEMM must read x and w in FP8 and whose backward GEMMs both operands alike",
+          linear.layer_pattern, linear.layer_plan, linear.site.name));
+    }
     // w / s is another tensor in every pass: its scale follows from itself.
     TensorFormat& w = linear.fprop.b;
     w.policy = ScalePolicy::current;
@@ -175,22 +252,27 @@ std::string swiglu_note(const LinearPlan& linear) {
   return {};
 }
 
+std::string layer_plan_note(const LinearPlan& linear) {
+  return linear.layer_plan.empty() ? ""
+                                   : fmt::format("plan {} (precision.layers: '{}')",
+                                                 linear.layer_plan, linear.layer_pattern);
+}
+
 std::vector<LinearPlan> plan_linears(const PrecisionPlan& plan,
                                      const std::vector<LinearSite>& sites) {
-  check_patterns(plan.exemptions, sites);
-  const bool scaled =
-      plan.fprop.a.is_scaled() || plan.dgrad.a.is_scaled() || plan.wgrad.a.is_scaled();
+  check_patterns(plan, sites);
   const TensorFormat activation = plain(plan.activation);
-  const GemmPlan plain_gemm = {activation, activation, false};
+  const GemmPlan plain_gemm = {activation, activation, false, false};
   Position position = {
       0, std::count_if(sites.begin(), sites.end(), [](const auto& site) { return !site.is_head; }),
       block_count(sites)};
   std::vector<LinearPlan> plans;
   for (const LinearSite& site : sites) {
-    LinearPlan linear = {site, plan.fprop,      plan.dgrad,           plan.wgrad,
-                         {},   plan.activation, plan.evaluate_scaled, SwigluInput::as_planned};
-    if (scaled) {
-      linear.exempt_reason = reason_for(plan, site, position);
+    LinearPlan linear = planned(plan, site);
+    if (linear.is_scaled()) {
+      linear.exempt_reason = reason_for(plan.exemptions, linear, position);
+    } else if (has_scales(plan)) {
+      linear.exempt_reason = layer_plan_note(linear);
     }
     if (!linear.exempt_reason.empty()) {
       linear.fprop = linear.dgrad = linear.wgrad = plain_gemm;
@@ -200,6 +282,7 @@ std::vector<LinearPlan> plan_linears(const PrecisionPlan& plan,
     position.index += site.is_head ? 0 : 1;
     plans.push_back(std::move(linear));
   }
+  check_layers(plan, plans);
   check_swiglu(plan, plans);
   return plans;
 }

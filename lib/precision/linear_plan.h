@@ -1,6 +1,7 @@
 #pragma once
-// What each linear layer of a model really runs in: the plan's GEMM cells, or the activation format
-// where the layer is exempt, and why. The layers and `explain` read the same result.
+// What each linear layer of a model really runs in: the GEMM formats of the run's plan or of the
+// plan that precision.layers chooses, or the activation format where the layer is exempt, and why.
+// The layers and `explain` read the same result.
 
 #include <string>
 #include <vector>
@@ -27,6 +28,9 @@ struct LinearPlan {
   bool evaluate_scaled = true;    ///< evaluation runs the scaled formats too
   SwigluInput swiglu = SwigluInput::as_planned;  ///< of a layer that reads such a product
   bool remade_input = false;  ///< x is not stored for backward: whoever made it makes it again
+  bool has_plain_stages = false;                 ///< in some steps of the run no GEMM is scaled
+  /// The plan of its GEMMs and the pattern that chose it; empty: the run's plan.
+  std::string layer_plan, layer_pattern;
 
   bool is_scaled() const {
     return fprop.a.is_scaled() || dgrad.a.is_scaled() || wgrad.a.is_scaled();
@@ -36,8 +40,13 @@ struct LinearPlan {
 /// What `LinearPlan::swiglu` means for the layer, in words; empty for a layer like all others.
 std::string swiglu_note(const LinearPlan& linear);
 
-/// One LinearPlan per site, in order. Throws ConfigError when an exemption pattern matches no site,
-/// or the setting of SwiGLU's product no layer.
+/// The plan of its GEMMs and the pattern that chose it, in words; empty for a layer of the run's
+/// plan.
+std::string layer_plan_note(const LinearPlan& linear);
+
+/// One LinearPlan per site, in order. An exemption counts for layers with a plan of their own too.
+/// Throws ConfigError when a pattern matches no site, a plan chosen for layers reaches none of them
+/// because all are exempt, or the setting of SwiGLU's product reaches no layer.
 std::vector<LinearPlan> plan_linears(const PrecisionPlan& plan,
                                      const std::vector<LinearSite>& sites);
 

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
 #include <functional>
 
 #include "base/error.h"
@@ -135,7 +137,7 @@ void apply_override(const PlanRequest& request, PrecisionPlan& plan) {
   apply_gemm_flags(request.override_linear_precision, "fp8.override_linear_precision", plan,
                    [&](GemmPlan& gemm, bool plain_operands) {
                      if (plain_operands) {
-                       gemm = {activation, activation, false};
+                       gemm = {activation, activation, false, false};
                      }
                    });
 }
@@ -151,6 +153,22 @@ void apply_fast_accumulation(const PlanRequest& request, PrecisionPlan& plan) {
             "promoted to fp32");
     gemm.fast_accumulate = fast && gemm.a.is_scaled() && gemm.b.is_scaled();
   });
+}
+
+/// The error of the short accumulator on the cpu, for the GEMMs that may use it.
+void apply_accumulation(const PlanRequest& request, PrecisionPlan& plan) {
+  if (request.accumulation != "emulated") {
+    return;
+  }
+  bool any = false;
+  for (GemmPlan* gemm : {&plan.fprop, &plan.dgrad, &plan.wgrad}) {
+    const bool simple =
+        gemm->a.granularity == Granularity::tensor || gemm->a.granularity == Granularity::row;
+    gemm->emulate_accumulator = gemm->fast_accumulate && simple && is_fp8(gemm->a.dtype);
+    any = any || gemm->emulate_accumulator;
+  }
+  require(any, plan, "fp8.accumulation: emulated",
+          "FP8 GEMMs with scales for tensors or rows and fast accumulation");
 }
 
 void apply_power_2_scale(const PlanRequest& request, PrecisionPlan& plan) {
@@ -198,6 +216,108 @@ void apply_swiglu(const PlanRequest& request, PrecisionPlan& plan) {
   plan.swiglu = SwigluInput::smoothed;
 }
 
+/// The history length of operands that have current scaling at first; 0: none has it.
+int first_window(const GemmPlan& fprop, const GemmPlan& dgrad, const GemmPlan& wgrad) {
+  for (const GemmPlan* gemm : {&fprop, &dgrad, &wgrad}) {
+    for (const TensorFormat* format : {&gemm->a, &gemm->b}) {
+      if (format->policy == ScalePolicy::delayed && format->delayed.current_at_first) {
+        return format->delayed.history_length;
+      }
+    }
+  }
+  return 0;
+}
+
+/// Whether layers may have the GEMMs of `other` in a run of `plan`, whose storage is for all.
+void check_layer_plan(const PrecisionPlan& plan, const PrecisionPlan& other,
+                      const std::string& pattern) {
+  const auto refuse = [&](const std::string& why) {
+    throw ConfigError(fmt::format("precision.layers: '{}': {} {}", pattern, other.name, why));
+  };
+  if (other.activation != plan.activation) {
+    refuse(fmt::format("has activations in {}, the run's plan '{}' in {}: all layers have one type",
+                       name_of(other.activation), plan.name, name_of(plan.activation)));
+  }
+  const bool codes = plan.master_weight && plan.weight.is_scaled();
+  if (codes && is_scaled(other) && other.fprop.b != plan.weight) {
+    refuse(fmt::format(
+        "reads w as '{}', but the run's plan '{}' stores weights as '{}', which the "
+        "forward GEMM reads: choose precision.weight: {}, or another plan",
+        describe(other.fprop.b), plan.name, describe(plan.weight), name_of(plan.activation)));
+  }
+}
+
+/// The plans of single layers, as the table has them: the options that tune a plan are for the
+/// run's.
+void apply_layers(const PlanRequest& request, PrecisionPlan& plan) {
+  int window = first_window(plan.fprop, plan.dgrad, plan.wgrad);
+  for (const LayerRequest& layer : request.layers) {
+    if (needs_cells(layer.plan)) {
+      throw ConfigError(
+          fmt::format("precision.layers: '{}': plan '{}' is what its formats say, "
+                      "which single layers cannot have; name another plan",
+                      layer.pattern, layer.plan));
+    }
+    const PrecisionPlan other = plan_named(layer.plan, "precision.layers");
+    check_layer_plan(plan, other, layer.pattern);
+    const int own = first_window(other.fprop, other.dgrad, other.wgrad);
+    if (own != 0 && window != 0 && own != window) {
+      throw ConfigError(fmt::format(
+          "precision.layers: '{}': {} scales by the step itself for {} steps, other layers for {}: "
+          "give both one history length",
+          layer.pattern, layer.plan, own, window));
+    }
+    window = own != 0 ? own : window;
+    plan.layers.push_back({layer.pattern, layer.plan, other.fprop, other.dgrad, other.wgrad});
+  }
+}
+
+/// Stages of the run's plan and of plain GEMMs: what is stored and what crosses a wire is the run's
+/// plan's in all of them.
+void apply_schedule(const PlanRequest& request, PrecisionPlan& plan) {
+  const auto refuse = [](const std::string& why) {
+    throw ConfigError("precision.schedule: " + why);
+  };
+  double before = 0;
+  for (size_t i = 0; i < request.schedule.size(); ++i) {
+    const StageRequest& stage = request.schedule[i];
+    const bool last = i + 1 == request.schedule.size();
+    const PrecisionPlan other = plan_named(stage.plan, "precision.schedule");
+    const bool own = stage.plan == plan.name;
+    if (!own && (is_scaled(other) || other.activation != plan.activation)) {
+      refuse(fmt::format(
+          "a stage has the run's plan '{}' or GEMMs in its activations' type, {}; '{}' is neither. "
+          "Operands and scales of two scaled plans are not made in one run: set precision.plan: {},"
+          " or train on from a checkpoint's weights with model.from",
+          plan.name, name_of(plan.activation), stage.plan, stage.plan));
+    }
+    if (last ? stage.until != 0 : stage.until <= before) {
+      refuse(last ? "the last stage goes to the end of the run: leave out its `until`"
+                  : fmt::format("stage {} needs an `until` later than the one before it", i + 1));
+    }
+    if (!last && i > 0 && (stage.until < 1) != (before < 1)) {
+      refuse("give every `until` as a fraction below 1, or every one as a number of steps");
+    }
+    before = stage.until;
+    plan.schedule.push_back({stage.until, own && is_scaled(plan)});
+  }
+  const bool scaled = std::any_of(plan.schedule.begin(), plan.schedule.end(),
+                                  [](const Stage& stage) { return stage.scaled; });
+  if (!plan.schedule.empty() && !scaled) {
+    refuse(
+        fmt::format("no stage has scaled formats with the run's plan '{}'; name the FP8 plan in "
+                    "precision.plan and in a stage",
+                    plan.name));
+  }
+  if (!plan.schedule.empty() && !plan.schedule.front().scaled &&
+      first_window(plan.fprop, plan.dgrad, plan.wgrad) != 0) {
+    refuse(
+        fmt::format("plan '{}' scales by the step itself in the first steps of a run, which "
+                    "would be over when its stage begins; begin with it",
+                    plan.name));
+  }
+}
+
 /// What a row takes over from another cell follows that cell when it is changed.
 class Followers {
  public:
@@ -219,6 +339,28 @@ class Followers {
 
 }  // namespace
 
+std::vector<std::pair<int64_t, int64_t>> plain_steps(const PrecisionPlan& plan, int64_t steps) {
+  std::vector<std::pair<int64_t, int64_t>> result;
+  int64_t begin = 0;
+  for (const Stage& stage : plan.schedule) {
+    const double end = stage.until == 0  ? static_cast<double>(steps)
+                       : stage.until < 1 ? std::floor(stage.until * static_cast<double>(steps))
+                                         : stage.until;
+    if (end <= static_cast<double>(begin) || end > static_cast<double>(steps)) {
+      throw ConfigError(fmt::format(
+          "precision.schedule: the stage after step {} would end at step {} of a run of {}: give "
+          "each stage at least one step",
+          begin, end, steps));
+    }
+    const auto last = static_cast<int64_t>(end);
+    if (!stage.scaled) {
+      result.emplace_back(begin, last);
+    }
+    begin = last;
+  }
+  return result;
+}
+
 PrecisionPlan resolve_plan(const PlanRequest& request) {
   PrecisionPlan plan = plan_named(row_for(request));
   if (needs_cells(plan.name) && request.cells == CellRequest{}) {
@@ -234,6 +376,7 @@ PrecisionPlan resolve_plan(const PlanRequest& request) {
   apply_override(request, plan);
   apply_gemm_cells(request, plan);
   apply_fast_accumulation(request, plan);
+  apply_accumulation(request, plan);
   followers.follow_gemms(plan);
   apply_weight_cells(request, plan);
   followers.follow_weight(plan);
@@ -242,12 +385,15 @@ PrecisionPlan resolve_plan(const PlanRequest& request) {
     require(is_scaled(plan), plan, "fp8.use_autocast_during_eval", "FP8 rows");
     plan.evaluate_scaled = *request.use_autocast_during_eval;
   }
-  require(is_scaled(plan) || request.exemptions == ExemptionRules{}, plan,
+  const bool layers = !request.layers.empty();
+  require(is_scaled(plan) || layers || request.exemptions == ExemptionRules{}, plan,
           "an exemption (first_blocks, last_blocks, first_linears, last_linears, exempt, "
           "exempt_head, min_dimension)",
           "FP8 rows");
   apply_swiglu(request, plan);
   plan.exemptions = request.exemptions;
+  apply_layers(request, plan);
+  apply_schedule(request, plan);
   plan.self_exact = request.self_exact.value_or(plan.self_exact);
   plan.forward_reads_saved = request.forward_reads_saved.value_or(plan.forward_reads_saved);
   plan.recompute_swiglu = request.recompute_swiglu.value_or(plan.recompute_swiglu);

@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tensor/tensor_format.h"
@@ -15,6 +16,7 @@ struct GemmPlan {
   TensorFormat a;  ///< fprop: x · dgrad: dy · wgrad: dy
   TensorFormat b;  ///< fprop: w · dgrad: w  · wgrad: x
   bool fast_accumulate = false;
+  bool emulate_accumulator = false;  ///< on the cpu, what fast_accumulate does to a sum
 
   bool operator==(const GemmPlan&) const = default;
 };
@@ -32,6 +34,28 @@ struct ExemptionRules {
   bool head = true;           ///< the output head
 
   bool operator==(const ExemptionRules&) const = default;
+};
+
+/// Layers whose GEMMs another plan chooses. What is stored of their weights, gradients and moments,
+/// and what crosses a wire, stays the run's plan's.
+struct LayerPlan {
+  std::string pattern;  ///< glob (* and ?) over layer names
+  std::string plan;     ///< the other plan's name
+  GemmPlan fprop, dgrad, wgrad;
+
+  bool is_scaled() const {
+    return fprop.a.is_scaled() || dgrad.a.is_scaled() || wgrad.a.is_scaled();
+  }
+  bool operator==(const LayerPlan&) const = default;
+};
+
+/// A part of a run: its steps up to `until`, after those of the stage before.
+struct Stage {
+  double until =
+      0;  ///< below 1 a fraction of the run's steps, else a number of steps; 0: to the end
+  bool scaled = true;  ///< else all GEMMs read `PrecisionPlan::activation`
+
+  bool operator==(const Stage&) const = default;
 };
 
 /// What the down projection of a SwiGLU reads, silu(gate) * up, whose outliers grow quadratically
@@ -70,6 +94,8 @@ struct PrecisionPlan {
   bool evaluate_scaled = true;  ///< evaluation runs the scaled formats too (else `activation`)
   SwigluInput swiglu = SwigluInput::as_planned;
   ExemptionRules exemptions;
+  std::vector<Stage> schedule;    ///< empty: one stage, scaled
+  std::vector<LayerPlan> layers;  ///< of those that match a layer, the last one counts
 
   bool operator==(const PrecisionPlan&) const = default;
 };
@@ -122,6 +148,21 @@ struct Cell {
 };
 const std::vector<Cell>& plan_cells();
 
+/// The plan, by name, whose GEMMs the layers that match have.
+struct LayerRequest {
+  std::string pattern, plan;
+
+  bool operator==(const LayerRequest&) const = default;
+};
+
+/// The plan, by name, of the steps up to `until` (Stage::until).
+struct StageRequest {
+  double until = 0;
+  std::string plan;
+
+  bool operator==(const StageRequest&) const = default;
+};
+
 /// What a user may say about precision; every field empty means "the row's default".
 struct PlanRequest {
   std::string mixed_precision = "no";  ///< no | bf16 | fp16 | fp8
@@ -143,6 +184,7 @@ struct PlanRequest {
   /// fprop, dgrad, wgrad: whether tensor cores may keep partial sums of FP8 products in their short
   /// accumulator; empty: the plan's.
   std::vector<bool> fast_accumulation;
+  std::string accumulation;           ///< exact | emulated: GemmPlan::emulate_accumulator
   std::optional<bool> power_2_scale;  ///< current scaling only
   std::optional<bool> use_autocast_during_eval;
   std::string swiglu;                                         ///< plain | smooth | bf16_down_input
@@ -150,6 +192,9 @@ struct PlanRequest {
   std::optional<bool> forward_reads_saved, recompute_swiglu;  ///< of PrecisionPlan
   CellRequest cells;                                          ///< any row
   ExemptionRules exemptions;
+  std::vector<StageRequest> schedule;
+  std::vector<LayerRequest>
+      layers;  ///< PrecisionPlan::layers, without the options that tune a plan
 
   bool operator==(const PlanRequest&) const = default;
 };
@@ -161,6 +206,10 @@ struct PlanRequest {
 /// go together, or the row does not exist.
 PrecisionPlan resolve_plan(const PlanRequest& request);
 
+/// The steps of a run of `steps` in which no GEMM is scaled, [begin, end) each, in order. Throws
+/// ConfigError when a stage has no step.
+std::vector<std::pair<int64_t, int64_t>> plain_steps(const PrecisionPlan& plan, int64_t steps);
+
 /// Names of all rows that train as they are, in the chart's order.
 std::vector<std::string> plan_names();
 
@@ -168,9 +217,9 @@ std::vector<std::string> plan_names();
 /// mean the first that fits. Throws ConfigError naming the key and listing what there is.
 std::string plan_for_method(const PlanRequest& request);
 
-/// A row by name with its defaults; also the one that is all overrides. Throws ConfigError listing
-/// the rows.
-PrecisionPlan plan_named(const std::string& name);
+/// A plan by name with its defaults; also the one that is all overrides. Throws ConfigError that
+/// begins with `key` and lists the plans.
+PrecisionPlan plan_named(const std::string& name, const char* key = "precision.plan");
 
 /// Whether the row means something only with at least one cell of the request.
 bool needs_cells(const std::string& name);

@@ -70,7 +70,7 @@ void check_method(const PlanRequest& request, bool by_level) {
   refuse(request.use_te.has_value(), "fp8.use_te", advice);
 }
 
-const Row& row_named(const std::string& name) {
+const Row& row_named(const std::string& name, const char* key = "precision.plan") {
   for (const Row& row : rows()) {
     if (name == row.name) {
       return row;
@@ -78,7 +78,7 @@ const Row& row_named(const std::string& name) {
   }
   const std::vector<std::string> names = plan_names();
   const std::string near = nearest_name(name, names);
-  throw ConfigError(fmt::format("precision.plan: no row '{}'{}; the rows are: {}", name,
+  throw ConfigError(fmt::format("{}: no row '{}'{}; the rows are: {}", key, name,
                                 near.empty() ? "" : fmt::format(", did you mean {}?", near),
                                 fmt::join(names, ", ")));
 }
@@ -151,8 +151,8 @@ RowOrigin row_origin(const std::string& name) {
           row.source};
 }
 
-PrecisionPlan plan_named(const std::string& name) {
-  return row_named(name).make();
+PrecisionPlan plan_named(const std::string& name, const char* key) {
+  return row_named(name, key).make();
 }
 
 }  // namespace fp8train

@@ -91,6 +91,7 @@ StepContext Engine::context(bool training, bool collect_statistics) {
           .saved = &saved_,
           .scratch = &scratch_,
           .training = training,
+          .plain = plain_,
           .first_window = model_.scaling().first_window(),
           .collect_statistics = collect_statistics,
           .deterministic = settings_.deterministic,
@@ -201,12 +202,19 @@ void Engine::largest(const View& values) {
   combine(values, ops::Combine::max);
 }
 
+void Engine::enter_step(int64_t step_index) {
+  plain_ = std::any_of(
+      settings_.plain_steps.begin(), settings_.plain_steps.end(),
+      [&](const auto& range) { return step_index >= range.first && step_index < range.second; });
+}
+
 void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_statistics,
                          Position position) {
   upload(batch);
   const auto targets = static_cast<float>(settings_.gradient_accumulation_steps * batch.rows *
                                           batch.columns * ranks());
   model_.scaling().set_steps_done(step_index);
+  enter_step(step_index);
   const uint64_t due = model_.scaling().due(step_index, position.last);
   StepContext how = context(true, collect_statistics);
   how.overwrites_gradients = position.first;
@@ -218,7 +226,7 @@ void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_st
     zero_->begin();
     how.listener = &*zero_;
   }
-  run(micro_batches_[{collect_statistics, how.first_window, position.first, due}], [&] {
+  run(micro_batches_[{collect_statistics, how.first_window, position.first, plain_, due}], [&] {
     model_.train_micro_batch(how, tokens_, targets_, totals(kTrainingTotals),
                              optimizer().loss_scale(), 1.0F / targets);
     if (model_.scaling().reduces(position.last)) {
@@ -403,6 +411,11 @@ RehearsedStep rehearse_on(Device& meta, EngineSettings settings, const Topology&
     engine.model().scaling().set_steps_done(kLate);
     engine.evaluate(batch);
     engine.model().scaling().set_steps_done(0);
+  }
+  for (const auto& [begin, end] : settings.plain_steps) {
+    step(begin, true);
+    engine.evaluate(batch);
+    step(end, true);
   }
   // A step that samples needs more memory, and leaves more gathered than others do: what is counted
   // is a step that does not, after another one.

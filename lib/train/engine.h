@@ -44,7 +44,9 @@ struct EngineSettings {
   bool trains = true;  ///< false: for evaluation and generation only; no gradients, no optimizer
   bool record = true;  ///< replay recorded steps where the device records (CUDA graphs)
   bool deterministic = false;  ///< attention's backward too repeats bitwise on a GPU
-  int64_t loss_history = 0;    ///< losses of that many steps are stored on the device; 0: none
+  /// Steps in which no GEMM is scaled, [begin, end) each (plain_steps()).
+  std::vector<std::pair<int64_t, int64_t>> plain_steps;
+  int64_t loss_history = 0;  ///< losses of that many steps are stored on the device; 0: none
 };
 
 /// Bytes that a step needs beyond the persistent buffers.
@@ -107,6 +109,10 @@ class Engine : private RankCombiner {
     model_.scaling().set_steps_done(step_index + 1);
   }
 
+  /// Whether no GEMM of this step is scaled. Evaluation follows from then on, as after each step.
+  void enter_step(int64_t step_index);
+  bool runs_plain() const { return plain_; }
+
   /// Sets the scales of delayed rows from a batch without training: a forward and backward pass
   /// whose gradients are dropped.
   void calibrate(const Batch& batch);
@@ -148,7 +154,7 @@ class Engine : private RankCombiner {
   };
   /// What tells recordings of micro-batches apart.
   struct Form {
-    bool collects_statistics, first_window, overwrites_gradients;
+    bool collects_statistics, first_window, overwrites_gradients, plain;
     uint64_t due;  ///< scales
 
     auto operator<=>(const Form&) const = default;
@@ -187,6 +193,7 @@ class Engine : private RankCombiner {
   int64_t stored_losses_ = 0;
   Buffer combined_;  // a few values of every rank
   // One for each form of a micro-batch and of the update (with statistics or not).
+  bool plain_ = false;  // the last step's
   std::map<Form, RepeatedWork> micro_batches_;
   RepeatedWork updates_[2];
 };

@@ -95,6 +95,13 @@ std::string formats_text(Decoder& model) {
                                      &formats.moment1, &formats.moment2}) {
     text += *stored == TensorFormat{} ? "" : "kept " + describe(*stored) + "; ";
   }
+  for (const LinearPlan& linear : model.linear_plans()) {
+    if (!linear.layer_plan.empty() && linear.is_scaled()) {
+      for (const GemmPlan* gemm : {&linear.fprop, &linear.dgrad, &linear.wgrad}) {
+        text += describe(gemm->a) + " x " + describe(gemm->b) + " in " + linear.site.name + "; ";
+      }
+    }
+  }
   for (const auto& slot : model.scaling().slots()) {
     text += slot->layer + "." + slot->role + " ";
   }

@@ -112,6 +112,7 @@ void Run::begin_at(const TrainingState& state) {
   share_weights(*comm_, *device_, engine_->model().parameters());
   engine_->weights_changed();
   watch_.begin_at(state_, *engine_);
+  engine_->enter_step(state_.step - 1);
   loader_->seek(state_.sample_position);
   records_.begin_metrics(state_.step);
   step_log_.begin_at(state_.step);

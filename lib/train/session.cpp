@@ -88,6 +88,22 @@ void check_activations(const EngineSettings& engine, int64_t rows) {
   }
 }
 
+/// Tokens are the inner dimension of the weight gradients' GEMMs. Patterns of layers that match
+/// nothing are found here too.
+void check_scaled_rows(const EngineSettings& engine, int64_t rows) {
+  const std::vector<LinearPlan> linears = plan_linears(engine.plan, linear_sites(engine.model));
+  std::string plan = engine.plan.wgrad.a.is_scaled() ? engine.plan.name : "";
+  for (const LinearPlan& linear : linears) {
+    plan = plan.empty() && linear.wgrad.a.is_scaled() ? linear.layer_plan : plan;
+  }
+  if (!plan.empty() && rows % kScaledRowMultiple != 0) {
+    throw ConfigError(fmt::format(
+        "training.micro_batch_size * data.seq_length is {}, and plan '{}' needs a multiple of {} "
+        "(the inner dimension of its FP8 weight-gradient GEMMs)",
+        rows, plan, kScaledRowMultiple));
+  }
+}
+
 void check_batch(const EngineSettings& engine) {
   if (engine.seq_length > engine.model.max_position_embeddings) {
     throw ConfigError(
@@ -104,13 +120,7 @@ void check_batch(const EngineSettings& engine) {
         engine.micro_batch_size, engine.seq_length, kMostRows));
   }
   check_activations(engine, rows);
-  if (engine.plan.wgrad.a.is_scaled() && rows % kScaledRowMultiple != 0) {
-    throw ConfigError(
-        fmt::format("training.micro_batch_size * data.seq_length is {}, and row '{}' needs a "
-                    "multiple of {} (the "
-                    "inner dimension of its FP8 weight-gradient GEMMs)",
-                    rows, engine.plan.name, kScaledRowMultiple));
-  }
+  check_scaled_rows(engine, rows);
 }
 
 void share_global_batch(const TrainingSettings& training, int ranks, int64_t& passes) {
@@ -212,7 +222,6 @@ EngineSettings engine_settings(const Settings& settings, const ModelConfig& mode
       .deterministic = settings.training.deterministic,
       .loss_history = settings.training.spike_threshold > 0 ? kLossHistory : 0};
   check_batch(engine);
-  plan_linears(engine.plan, linear_sites(model));  // patterns that match nothing
   return engine;
 }
 
@@ -232,6 +241,7 @@ Session open_session(const Settings& settings, bool open_data, int ranks) {
                     settings.parallelism.zero_stage));
   }
   session.max_steps = resolve_max_steps(settings.training, session.engine, ranks);
+  session.engine.plain_steps = plain_steps(session.engine.plan, session.max_steps);
   note_short_run(settings.scheduler, session.max_steps, session.notes);
   if (settings.sample.interval > 0) {
     check_prompts(settings.sample, *session.tokenizer, session.engine.model);

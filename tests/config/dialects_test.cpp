@@ -237,7 +237,7 @@ TEST_CASE("every example of the page on recipes loads and selects a row") {
       example.clear();
     }
   }
-  CHECK(count == 8);
+  CHECK(count == 10);
 }
 
 }  // namespace

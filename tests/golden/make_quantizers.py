@@ -6,8 +6,8 @@
   delayed LENGTH ALGORITHM MARGIN FORMAT                        a run of delayed scaling, with the lines amax, scale and history after it
 
 Sources: torchao's hp_tensor_to_float8_dynamic (tensor, row) and to_mx with RCEIL (1x32); check_quantize.py, the rules of TransformerEngine's
-block scaling in NumPy (1x128, 128x128). Delayed scaling: `delayed_run` below. Inputs are made by rules that the test repeats: `spread` and
-`adversarial`, bf16; `real`, the first 32768 weights of stories260K.bin of llama2.c, fp32.
+block scaling in NumPy (1x128, 128x128). Delayed scaling: `delayed_run` below. Inputs are made by rules that the test repeats (cast_inputs.py): `spread`
+and `adversarial`, bf16; `real`, the first 32768 weights of stories260K.bin of llama2.c, fp32.
 
 Called with the path of stories260K.bin by a Python that has torch, torchao, numpy and ml_dtypes (made with torch 2.15, torchao 0.18,
 NumPy 2.4, ml_dtypes 0.6).
@@ -31,43 +31,10 @@ from torchao.prototype.mx_formats.config import ScaleCalculationMode  # noqa: E4
 from torchao.prototype.mx_formats.mx_tensor import to_mx  # noqa: E402
 
 import check_quantize as rules  # noqa: E402
+from cast_inputs import adversarial, as_torch, fingerprint, spread, words  # noqa: E402
 
 HERE = pathlib.Path(__file__).resolve().parent
 TORCH = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
-
-
-def words(count):
-    """16 bits at a time from a linear congruential generator."""
-    state = 12345
-    for _ in range(count):
-        state = (state * 1664525 + 1013904223) & 0xFFFFFFFF
-        yield state >> 16
-
-
-def spread(rows, columns):
-    bits = [(w & 0x807F) | ((100 + (w >> 7) % 50) << 7) for w in words(rows * columns)]
-    return np.array(bits, dtype=np.uint16).reshape(rows, columns)
-
-
-def adversarial(rows, columns, kinds):
-    """Row r is of kind kinds[r % len(kinds)]."""
-    bits = np.empty((rows, columns), dtype=np.uint16)
-    for i, w in enumerate(words(rows * columns)):
-        row, column = divmod(i, columns)
-        e, sign = (w >> 7) & 0xFF, w & 0x8000
-        bits[row, column] = {
-            0: sign,  # zeros
-            1: w & 0x807F,  # subnormals
-            2: (w & 0x807F) | (240 + e % 15) << 7,  # up to the largest
-            3: (w & 0x807F) | (200 if column == 5 else 100 + e % 30) << 7,  # an outlier
-            4: (w & 0x807F) | (1 + e % 20) << 7,  # next to the subnormals
-            5: (w & 0x807F) | (100 + e % 50) << 7,
-            6: sign | (90 + e % 70) << 7,  # powers of two
-            7: sign | 0x7F | (90 + e % 70) << 7,  # as far as can be from them
-            8: sign | 0x7F80 if column % 9 == 4 else (w & 0x807F) | (120 + e % 9) << 7,  # infinities
-            9: 0x7FC0 if column % 50 == 7 else (w & 0x807F) | (120 + e % 9) << 7,  # NaN
-        }[kinds[row % len(kinds)]]
-    return bits
 
 
 def inputs():
@@ -79,17 +46,6 @@ def inputs():
     yield "adversarial.136.160.0234567", adversarial(136, 160, [0, 2, 3, 4, 5, 6, 7]), True
     yield "adversarial.131.257.0123456789", adversarial(131, 257, list(range(10))), False
     yield "real.128.256", np.fromfile(sys.argv[1], dtype="<f4", count=32768, offset=28).reshape(128, 256), True
-
-
-def fingerprint(data):
-    result = 0xCBF29CE484222325
-    for byte in data:
-        result = ((result ^ byte) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
-    return f"{result:016x}"
-
-
-def as_torch(x):
-    return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16) if x.dtype == np.uint16 else torch.from_numpy(x.copy())
 
 
 def prints(codes, scales):

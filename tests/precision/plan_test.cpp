@@ -196,6 +196,20 @@ TEST_CASE("fast_accumulation is each GEMM's own, and no plain product's") {
   CHECK_THROWS_WITH(resolve_plan(bf16), Contains("fp8.fast_accumulation") && Contains("FP8 plans"));
 }
 
+TEST_CASE("the short accumulator is emulated where a GEMM may use it") {
+  PlanRequest request = fp8_request("current");
+  request.accumulation = "emulated";
+  const PrecisionPlan plan = resolve_plan(request);
+  CHECK(plan.fprop.emulate_accumulator);
+  CHECK_FALSE(plan.dgrad.emulate_accumulator);
+  CHECK_FALSE(plan_named("te-current").fprop.emulate_accumulator);
+  for (const char* recipe : {"blockwise", "mxfp8"}) {
+    PlanRequest blocks = fp8_request(recipe);
+    blocks.accumulation = "emulated";
+    CHECK_THROWS_WITH(resolve_plan(blocks), Contains("fp8.accumulation: emulated has no meaning"));
+  }
+}
+
 TEST_CASE("options without a meaning for the row are errors that name the key") {
   PlanRequest current = fp8_request("current");
   current.amax_history_len = 16;

@@ -96,6 +96,39 @@ void kill_after(const Workshop& shop, const Words& command, const std::string& n
   REQUIRE(process.wait().code == 128 + SIGKILL);
 }
 
+TEST_CASE("killed and resumed with plans of single layers: the bits of the undisturbed run") {
+  const Workshop shop;
+  const auto command = [&](const std::string& name, const char* down = "msamp-o2") {
+    const std::string layers =
+        "precision.layers={\"*.mlp.down\": " + std::string(down) + ", \"layers.0.*\": bf16}";
+    return Workshop::command("te-delayed", name, {layers});
+  };
+  expect_code(0, shop.folder(), command("whole"));
+  kill_after(shop, command("broken"), "broken", 13, 0);
+  const Outcome last = expect_code(0, shop.folder(), command("broken"));
+  CHECK_THAT(last.out, Catch::Contains("resumed from broken/checkpoints/step-0000"));
+  check_equal_runs(shop, "whole", "broken");
+  const Outcome other = run_program(shop.folder(), command("whole", "te-blockwise"));
+  CHECK(other.code == 4);
+  CHECK_THAT(other.err, Catch::Contains("formats and scaled layers"));
+}
+
+TEST_CASE("killed and resumed across the stages of a schedule: the bits of the undisturbed run") {
+  const Workshop shop;
+  const auto command = [&](const std::string& name) {
+    return Workshop::command("te-delayed", name,
+                             {"precision.schedule=[{until: 6, plan: bf16}, {until: 18, plan: "
+                              "te-delayed}, {plan: bf16}]"});
+  };
+  expect_code(0, shop.folder(), command("whole"));
+  for (const long step : {4L, 12L, 23L}) {
+    kill_after(shop, command("broken"), "broken", step, 0);
+  }
+  const Outcome last = expect_code(0, shop.folder(), command("broken"));
+  CHECK_THAT(last.out, Catch::Contains("resumed from broken/checkpoints/step-0000"));
+  check_equal_runs(shop, "whole", "broken");
+}
+
 TEST_CASE("killed and resumed with moments of few bits: the bits of the undisturbed run") {
   const Workshop shop;
   const Words moments = {"precision.moment1=e4m3 group(128)", "precision.moment2=fp16"};

@@ -14,6 +14,7 @@
 #include "ops/cpu/cpu_table.h"
 #include "ops/cpu/gemm_operands.h"
 #include "ops/cpu/onednn.h"
+#include "ops/cpu/short_accumulator.h"
 
 namespace fp8train::ops::cpu {
 namespace {
@@ -212,8 +213,36 @@ void run_tiled(const Gemm& call, const ProductKey& key, Workspace& space) {
   });
 }
 
+/// FP8 products in groups of 32, as a short accumulator adds them.
+void run_emulated(const Gemm& call, Workspace& space) {
+  const int64_t m = call.c.shape[0];
+  const int64_t n = call.c.shape[1];
+  const int64_t k = call.a.matrix.shape[call.a.transposed ? 0 : 1];
+  const auto* a = static_cast<const float*>(prepare_operand(call.a, DType::f32, true, space.a));
+  const auto* b = static_cast<const float*>(prepare_operand(call.b, DType::f32, true, space.b));
+  auto* product =
+      static_cast<float*>(space.product.reserve(static_cast<size_t>(m * n) * sizeof(float)));
+#if defined(_OPENMP)
+#pragma omp parallel for schedule(static) if (m > 1)
+#endif
+  for (int64_t row = 0; row < m; ++row) {
+    for (int64_t column = 0; column < n; ++column) {
+      float sum = 0.0F;
+      for (int64_t i = 0; i < k; i += kShortAccumulatorDepth) {
+        sum = short_sum(a + row * k + i, b + i * n + column, n,
+                        std::min(kShortAccumulatorDepth, k - i), sum);
+      }
+      product[row * n + column] = sum;
+    }
+  }
+  finish_rows(call, product);
+}
+
 void gemm(Stream /*stream*/, const Gemm& call) {
   Workspace& space = workspace();
+  if (call.emulate_accumulator && is_fp8(call.a.matrix.dtype) && is_fp8(call.b.matrix.dtype)) {
+    return run_emulated(call, space);
+  }
   ProductKey key = {};
   key.m = call.c.shape[0];
   key.n = call.c.shape[1];

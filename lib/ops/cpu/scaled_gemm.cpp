@@ -137,7 +137,8 @@ void multiply_rows(Stream stream, const ScaledGemm& call, ScaledWorkspace& space
       static_cast<float*>(space.product.reserve(static_cast<size_t>(m * n) * sizeof(float)));
   ops::gemm(stream, {.a = {gemm_codes(call.a.matrix.codes, space.a)},
                      .b = {gemm_codes(call.b.matrix.codes, space.b), true},
-                     .c = {product, DType::f32, {m, n}}});
+                     .c = {product, DType::f32, {m, n}},
+                     .emulate_accumulator = call.emulate_accumulator});
   const int64_t rows_at_once = std::max<int64_t>(1, kFinishElements / n);
   const int64_t chunks = tiles_of(m, rows_at_once);
 #if defined(_OPENMP)

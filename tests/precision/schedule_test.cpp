@@ -1,0 +1,82 @@
+// Stages of a run: which steps are plain, and what is refused.
+
+#include <catch2/catch.hpp>
+
+#include "base/error.h"
+#include "config/load.h"
+#include "config/show.h"
+#include "precision/plan.h"
+#include "support/files.h"
+
+namespace fp8train::test::schedule {
+namespace {
+
+using Catch::Matchers::Contains;
+using Steps = std::vector<std::pair<int64_t, int64_t>>;
+
+PrecisionPlan plan_of(const char* plan, std::vector<StageRequest> stages) {
+  PlanRequest request;
+  request.plan = plan;
+  request.schedule = std::move(stages);
+  return resolve_plan(request);
+}
+
+std::string refusal_of(const char* plan, std::vector<StageRequest> stages) {
+  return message_of<ConfigError>([&] { plan_of(plan, std::move(stages)); });
+}
+
+}  // namespace
+
+TEST_CASE("stages end at fractions of the run or at steps") {
+  const PrecisionPlan late = plan_of("te-current", {{0.9, "te-current"}, {0, "bf16"}});
+  CHECK(plain_steps(late, 100) == Steps{{90, 100}});
+  CHECK(plain_steps(late, 11) == Steps{{9, 11}});
+  const PrecisionPlan both = plan_of("int8-qat", {{10, "bf16"}, {30, "int8-qat"}, {0, "bf16"}});
+  CHECK(plain_steps(both, 40) == Steps{{0, 10}, {30, 40}});
+  CHECK(plain_steps(plan_named("te-current"), 40).empty());
+  CHECK_THROWS_WITH(plain_steps(both, 30), Contains("would end at step 30 of a run of 30"));
+  CHECK_THROWS_WITH(plain_steps(late, 1), Contains("at least one step"));
+}
+
+TEST_CASE("what cannot be switched in a run is refused in words") {
+  CHECK_THAT(refusal_of("te-current", {{0.5, "te-current"}, {0, "te-blockwise"}}),
+             Contains("precision.schedule: ") && Contains("'te-blockwise' is neither"));
+  CHECK_THAT(refusal_of("te-current", {{0.5, "te-current"}, {0, "fp32"}}),
+             Contains("'fp32' is neither"));
+  CHECK_THAT(refusal_of("te-current", {{0.5, "te-curent"}, {0, "bf16"}}),
+             Contains("precision.schedule: no") && Contains("did you mean te-current?"));
+  CHECK_THAT(refusal_of("bf16", {{0.5, "bf16"}, {0, "bf16"}}), Contains("no stage has scaled"));
+  CHECK_THAT(refusal_of("te-current", {{0.5, "te-current"}, {0.9, "bf16"}}),
+             Contains("leave out its `until`"));
+  CHECK_THAT(refusal_of("te-current", {{0.5, "te-current"}, {0.4, "bf16"}, {0, "te-current"}}),
+             Contains("stage 2 needs an `until` later"));
+  CHECK_THAT(refusal_of("te-current", {{0.5, "te-current"}, {9, "bf16"}, {0, "te-current"}}),
+             Contains("every `until` as a fraction"));
+  CHECK_THAT(refusal_of("msamp-o2", {{0.5, "bf16"}, {0, "msamp-o2"}}), Contains("begin with it"));
+}
+
+TEST_CASE("precision.schedule is read and written back") {
+  LoadRequest request;
+  request.path = "run.yaml";
+  const std::string base =
+      "model: {preset: toy}\ndata: {train: a.txt}\ntraining: {max_steps: 100}\n";
+  request.text = base +
+                 "precision: {plan: te-current, schedule: [{until: 0.9, plan: te-current}, "
+                 "{plan: bf16}]}\n";
+  const Settings settings = load_settings(request);
+  CHECK(settings.precision.schedule == std::vector<StageRequest>{{0.9, "te-current"}, {0, "bf16"}});
+  const std::string shown = show_settings(settings, false, false);
+  CHECK_THAT(shown, Contains("schedule: [{until: 0.9, plan: te-current}, {plan: bf16}]"));
+  request.text = shown;
+  CHECK(load_settings(request).precision == settings.precision);
+  const auto error = [&](const std::string& schedule) {
+    request.text = base + "precision: {plan: te-current, schedule: " + schedule + "}\n";
+    return message_of<ConfigError>([&] { load_settings(request); });
+  };
+  CHECK_THAT(error("{until: 1}"), Contains("expected a list of {until, plan}, got a section"));
+  CHECK_THAT(error("[{unti: 1, plan: bf16}]"), Contains("unknown key; a stage has until and plan"));
+  CHECK_THAT(error("[{until: 1.5, plan: bf16}, {plan: te-current}]"), Contains("a whole number"));
+  CHECK_THAT(error("[{until: 5}, {plan: te-current}]"), Contains("a stage needs a plan"));
+}
+
+}  // namespace fp8train::test::schedule
