@@ -4,7 +4,7 @@ set(FP8TRAIN_ROOMS base numeric device tensor ops precision nn model optim comm 
 # fp8train_room(NAME [COLD] [SOURCES file...] [DEPENDS room...] [LIBRARIES target...] [PRIVATE_LIBRARIES target...])
 #
 # COLD: no code of it runs for every element or token; a release build compiles it with -O1, in two thirds of the time. A sanitized
-# build compiles all rooms without loops over elements with -O0. A file that has such code is named in the room's CMakeLists.txt.
+# build compiles all modules without loops over elements with -O0. A file that has such code is named in the room's CMakeLists.txt.
 # One target per room. A room sees only its own headers and those of the rooms it names: each room's folder is reached through an
 # include directory of its own, so an include that is not declared here does not compile.
 function(fp8train_room name)
@@ -32,7 +32,7 @@ function(fp8train_room name)
     if(NOT name MATCHES "^(numeric|tensor|ops|comm)$")  # which have the loops that tests spend their time in
       set_target_properties(fp8train_${name} PROPERTIES FP8TRAIN_COLD ON)
     endif()
-    if(name MATCHES "^(device|tensor|ops|precision|nn|model|optim)$")  # no input is read there
+    if(name MATCHES "^(device|ops|nn|optim)$")  # no input is read there
       set_target_properties(fp8train_${name} PROPERTIES FP8TRAIN_READS_NO_INPUT ON)
     endif()
   else()

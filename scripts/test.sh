@@ -16,9 +16,10 @@
 #   FP8TRAIN_TIDY_SECONDS    time for fuzzing and clang-tidy together, 100. Files changed since the branch left main come first and
 #                            always; then the others, from a place that the commit decides, until the time is over. 0: only changed
 #                            files; all: every file, whatever it takes
-#   FP8TRAIN_TEST_ROTATION   a number, by default that of the commits. Even ones have AddressSanitizer for the modules that compute, and
-#                            ThreadSanitizer; odd ones have AddressSanitizer for the other modules, and fuzzing. It also chooses the part of
-#                            their longest lists of cases that sanitized tests run. all: everything
+#   FP8TRAIN_TEST_HALF       0: AddressSanitizer for the modules that compute, and ThreadSanitizer. 1: AddressSanitizer for the other modules,
+#                            and fuzzing. By default the commit's hash decides
+#   FP8TRAIN_TEST_ROTATION   the part of their longest lists of cases that sanitized tests run: a number, by default that of the commits;
+#                            all: every case, and both halves
 #   FP8TRAIN_SKIP            stages to leave out, by name, separated by spaces
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
@@ -30,7 +31,7 @@ for argument in "$@"; do
   case $argument in
     --quick) quick=1 ;;
     --no-setup) setup=0 ;;
-    -h | --help) sed -n '2,24s/^# \{0,1\}//p' scripts/test.sh; exit 0 ;;
+    -h | --help) sed -n '2,25s/^# \{0,1\}//p' scripts/test.sh; exit 0 ;;
     *) echo "test.sh: unknown option '$argument'" >&2; exit 2 ;;
   esac
 done
@@ -48,10 +49,10 @@ export FP8TRAIN_CUDA_ARCHITECTURES=${FP8TRAIN_CUDA_ARCHITECTURES:-90a-real}
 
 # Sanitized tests run a part of the modules, and a part of their longest lists of cases (tests/support/share.sh): another one after each commit.
 rotation=${FP8TRAIN_TEST_ROTATION:-$(git rev-list --count HEAD 2>/dev/null || echo 0)}
-in_half() { [ "$rotation" = all ] || [ $((rotation % 2)) = "$1" ]; }
-share=all
-[ "$rotation" = all ] || share=$((rotation / 2))
-export FP8TRAIN_TEST_ROTATION=$share
+export FP8TRAIN_TEST_ROTATION=$rotation
+# Not by the number, whose steps from test to test may all be even.
+half=${FP8TRAIN_TEST_HALF:-$((16#$(git rev-parse HEAD 2>/dev/null | cut -c1-6 || echo 0) % 2))}
+in_half() { [ "$rotation" = all ] || [ "$half" = "$1" ]; }
 
 # Test programs share the cores: threads that wait must not spin.
 export OMP_WAIT_POLICY=passive
@@ -96,6 +97,7 @@ stage() {
 }
 
 note() { echo "note: $*"; }
+other_half() { printf '%-14s in the other half (FP8TRAIN_TEST_HALF)\n' "$1"; }
 
 finish() {
   echo
@@ -234,7 +236,7 @@ tsan_stage() {
   others=(config model nn numeric ops optim precision tensor)
   local i
   for i in "${!others[@]}"; do
-    if [ "$share" = all ] || [ $((i % 3)) = $((share % 3)) ]; then programs+="|${others[$i]}"; fi
+    if [ "$rotation" = all ] || [ $((i % 3)) = $((rotation % 3)) ]; then programs+="|${others[$i]}"; fi
   done
   build_unit_tests tsan "($programs)" || return 1
   note "programs: ${programs//|/ }"
@@ -331,8 +333,8 @@ if stage build build_stage; then
 fi
 if [ $quick = 0 ]; then
   stage asan asan_stage
-  ! in_half 0 || stage tsan tsan_stage
-  ! in_half 1 || stage fuzz-build fuzz_build_stage
+  if in_half 0; then stage tsan tsan_stage; else other_half tsan; fi
+  if in_half 1; then stage fuzz-build fuzz_build_stage; else other_half fuzzing; fi
   stage fuzz-and-tidy fuzz_and_tidy_stage
 fi
 finish

@@ -218,9 +218,6 @@ int run_guarded(const std::function<int()>& body, const std::string& who) {
 }
 
 int run_as_rank(Communicator& comm, const std::function<int(const EndRanks&)>& body) {
-  if (comm.size() == 1) {
-    return body([] {});
-  }
   std::optional<int> code;  // of the error that has been said
   const auto end_ranks = [&] {
     if (code) {

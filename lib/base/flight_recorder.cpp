@@ -90,14 +90,15 @@ FlightState FlightRecorder::read() const {
   auto* const to = reinterpret_cast<uint64_t*>(&copy);
   const std::atomic_ref<uint64_t> changes(state_.changes);
   for (int tries = 0; tries < kTries; ++tries) {
-    const uint64_t before = changes.load(std::memory_order_acquire);
     for (size_t word = 0; word < sizeof(FlightState) / sizeof(uint64_t); ++word) {
       to[word] = std::atomic_ref<uint64_t>(from[word]).load(std::memory_order_acquire);
     }
-    if (changes.load(std::memory_order_acquire) == before) {
-      break;
+    // `settled` was read after `changes`, and both before the words that follow them.
+    if (copy.settled == copy.changes && changes.load(std::memory_order_acquire) == copy.changes) {
+      return copy;
     }
   }
+  copy.settled = copy.changes - 1;
   return copy;
 }
 
@@ -113,6 +114,7 @@ void FlightRecorder::begin_section(uint64_t time) {
   set(state_.section_begun, time);
   set(state_.waiting, 0);
   set(state_.limit, nanoseconds(limit(section_)));
+  set(state_.settled, state_.changes);
 }
 
 void FlightRecorder::begin_step(int64_t step) {
@@ -171,6 +173,7 @@ void FlightRecorder::begin_wait(uint64_t operation, double limit) {
   set(state_.waiting_since, timed_until_);
   set(state_.waiting, operation + 1);
   set(state_.limit, nanoseconds(limit));
+  set(state_.settled, state_.changes);
   if (section_ == Section::step) {
     observe(Section::exchange, state_.step);
   }

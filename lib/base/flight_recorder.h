@@ -50,6 +50,7 @@ struct FlightState {
   uint64_t magic = 0;
   uint64_t step = 0;
   uint64_t changes = 0;        ///< grows whenever the rank gets on, before the others change
+  uint64_t settled = 0;        ///< `changes`, once the others have changed
   uint64_t section = 0;        ///< a Section
   uint64_t section_begun = 0;  ///< or when it last got on
   uint64_t waiting = 0;        ///< 1 + the operation whose end the rank waits for; 0: none
@@ -77,7 +78,7 @@ class FlightRecorder {
   void set_limits(const SectionSeconds& limits) { limits_ = limits; }
   double limit(Section section) const { return limits_[static_cast<size_t>(section)]; }
 
-  /// What is read belongs together: of a time between two changes, unless they come without end.
+  /// What is read belongs together where `settled` equals `changes`; there are several attempts.
   FlightState read() const;
   /// What read() gave when a wait ended in an exception, the last time.
   const std::optional<FlightState>& failed_state() const { return failed_; }

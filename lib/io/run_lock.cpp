@@ -93,10 +93,14 @@ RunLock::RunLock(const std::filesystem::path& directory) {
   }
 }
 
+void RunLock::release() const {
+  // Emptied, not removed: another run may have opened this very file already.
+  [[maybe_unused]] const int ignored = ::ftruncate(descriptor_, 0);
+}
+
 RunLock::~RunLock() {
   if (descriptor_ >= 0) {
-    // Emptied, not removed: another run may have opened this very file already.
-    [[maybe_unused]] const int ignored = ::ftruncate(descriptor_, 0);
+    release();
     ::close(descriptor_);
   }
 }

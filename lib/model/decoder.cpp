@@ -145,6 +145,13 @@ Linear Decoder::make_linear(const std::string& name, bool bias, float init_std) 
   return {plan, weight, offset, scaling_};
 }
 
+/// Whether every linear layer of a block is.
+bool Decoder::is_exempt(const std::string& layer) const {
+  return std::all_of(linear_plans_.begin(), linear_plans_.end(), [&](const LinearPlan& linear) {
+    return !linear.site.name.starts_with(layer) || !linear.exempt_reason.empty();
+  });
+}
+
 void Decoder::add_block(int64_t index, const DecoderOptions& options) {
   const std::string layer = fmt::format("layers.{}.", index);
   const float range = config_.initializer_range;
@@ -161,7 +168,14 @@ void Decoder::add_block(int64_t index, const DecoderOptions& options) {
     return parameters_.add(
         {.name = layer + name, .shape = {config_.head_dim}, .decay = false, .init = Init::ones});
   };
-  const Norm attention_norm = make_norm(layer + "attention_norm", norm_input());
+  const bool exempt = is_exempt(layer);
+  const auto saved_input = [&](const TensorFormat& format) {
+    SavedFormat input = saved_format(plan_, format);
+    input.in_training = input.in_training && !exempt;
+    input.in_evaluation = input.in_evaluation && !exempt;
+    return input;
+  };
+  const Norm attention_norm = make_norm(layer + "attention_norm", saved_input(plan_.saved_norm));
   Linear qkv = make_linear(layer + "attention.qkv", config_.qkv_bias, range);
   Parameter* q_norm = head_norm("attention.q_norm.weight");
   Parameter* k_norm = head_norm("attention.k_norm.weight");
@@ -169,14 +183,14 @@ void Decoder::add_block(int64_t index, const DecoderOptions& options) {
       make_linear(layer + "attention.output", config_.attention_output_bias, residual_range);
   Attention attention({config_.num_attention_heads, config_.num_key_value_heads, config_.head_dim},
                       std::move(qkv), std::move(output), q_norm, k_norm, config_.norm_eps, rotary_);
-  const Norm mlp_norm = make_norm(layer + "mlp_norm", norm_input());
+  const Norm mlp_norm = make_norm(layer + "mlp_norm", saved_input(plan_.saved_norm));
   Linear up = make_linear(layer + "mlp.up", config_.mlp_bias, range);
   Linear down = make_linear(layer + "mlp.down", config_.mlp_bias, residual_range);
   const MlpActivation activation =
       config_.mlp == MlpKind::swiglu ? MlpActivation::swiglu : MlpActivation::gelu;
   blocks_.emplace_back(
       attention_norm, std::move(attention), mlp_norm,
-      Mlp(activation, std::move(up), std::move(down), saved_format(plan_, plan_.saved_nonlinear)),
+      Mlp(activation, std::move(up), std::move(down), saved_input(plan_.saved_nonlinear)),
       options.recompute == Recompute::block, encodes_residuals());
 }
 

@@ -89,6 +89,7 @@ class Decoder {
                 const LossTotals& totals, const View& gradient, const float* loss_scale,
                 float gradient_factor);
   void backward(const StepContext& context, ConstView tokens, const View& gradient, int64_t batch);
+  bool is_exempt(const std::string& layer) const;
   void add_block(int64_t index, const DecoderOptions& options);
   Norm make_norm(const std::string& name, const SavedFormat& input);
   Linear make_linear(const std::string& name, bool bias, float init_std);

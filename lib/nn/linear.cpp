@@ -114,8 +114,9 @@ Linear::Input Linear::place_input(const StepContext& context, int64_t rows) cons
   Input input = place(context, x_, {rows, plan_.site.in_features}, wanted, *context.saved,
                       codes_suffice ? nullptr : plain);
   if (smooths(plan_) && wanted.along_rows) {
-    input.smoothing = fp8train::allocate(context.training ? *context.saved : *context.scratch,
-                                         DType::f32, {plan_.site.in_features});
+    input.smoothing = fp8train::allocate(
+        context.training && !plan_.remade_input ? *context.saved : *context.scratch, DType::f32,
+        {plan_.site.in_features});
   }
   return input;
 }

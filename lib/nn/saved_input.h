@@ -11,14 +11,15 @@
 
 namespace fp8train {
 
-/// How the input of a norm or an activation function is stored, and which passes forward read that.
+/// How the input of a norm or an activation function is stored, and which passes forward read that
+/// (none in a stage of the run without scaled GEMMs).
 struct SavedFormat {
   TensorFormat format;  ///< unscaled: the input itself; or e4m3 with scales for 16 or for 1x128
   bool in_training = false, in_evaluation = false;  ///< forward reads the codes
 
   bool has_codes() const { return format.is_scaled(); }
   bool in_forward(const StepContext& context) const {
-    return has_codes() && (context.training ? in_training : in_evaluation);
+    return has_codes() && !context.plain && (context.training ? in_training : in_evaluation);
   }
 };
 

@@ -179,7 +179,9 @@ void check_saved(const PrecisionPlan& plan) {
   blocks.policy = ScalePolicy::current;
   const auto check_role = [&](const char* role, const TensorFormat& saved) {
     TensorFormat fp32_scales = saved;
-    fp32_scales.scale_type = ScaleType::f32;
+    if (saved.scale_type == ScaleType::pow2) {
+      fp32_scales.scale_type = ScaleType::f32;
+    }
     if (saved != groups && fp32_scales != blocks && !is_plain(saved, plan.activation)) {
       refuse(role, saved,
              fmt::format("is not stored for backward: choose '{}', '{}' or '{}'",
@@ -194,18 +196,6 @@ void check_saved(const PrecisionPlan& plan) {
   };
   check_role("saved_nonlinear", plan.saved_nonlinear);
   check_role("saved_norm", plan.saved_norm);
-}
-
-/// What is made again is cast again: a scale of its own for each block, or none.
-void check_recompute(const PrecisionPlan& plan) {
-  const TensorFormat& x = plan.wgrad.b;
-  const bool by_tensor = x.is_scaled() && x.granularity == Granularity::tensor;
-  const bool codes_as_values = x.is_scaled() && !plan.wgrad.a.is_scaled();
-  if (plan.recompute_swiglu && (by_tensor || codes_as_values)) {
-    refuse("wgrad_x", x,
-           "cannot be made again in the backward pass: with precision.recompute_swiglu choose a "
-           "format with a scale for each block, or without scales");
-  }
 }
 
 /// Bytes of one element with its share of scales.
@@ -305,7 +295,6 @@ void check_cells(const PrecisionPlan& plan) {
   check_gradient(plan);
   check_parameter_wire(plan);
   check_saved(plan);
-  check_recompute(plan);
   check_delayed(plan);
   check_self_exact(plan);
   check_kept("moment1", plan.moment1);

@@ -132,17 +132,14 @@ void check_layers(const PrecisionPlan& plan, const std::vector<LinearPlan>& line
 
 /// The formats that the layer would have without exemptions.
 LinearPlan planned(const PrecisionPlan& plan, const LinearSite& site) {
-  LinearPlan linear = {site,
-                       plan.fprop,
-                       plan.dgrad,
-                       plan.wgrad,
-                       {},
-                       plan.activation,
-                       plan.evaluate_scaled,
-                       SwigluInput::as_planned,
-                       !plan.schedule.empty(),
-                       {},
-                       {}};
+  LinearPlan linear;
+  linear.site = site;
+  linear.fprop = plan.fprop;
+  linear.dgrad = plan.dgrad;
+  linear.wgrad = plan.wgrad;
+  linear.activation = plan.activation;
+  linear.evaluate_scaled = plan.evaluate_scaled;
+  linear.has_plain_stages = !plan.schedule.empty();
   if (const LayerPlan* layer = layer_plan_of(plan, site)) {
     linear.fprop = layer->fprop;
     linear.dgrad = layer->dgrad;
@@ -185,6 +182,20 @@ void apply_swiglu(const PrecisionPlan& plan, LinearPlan& linear) {
     w.policy = ScalePolicy::current;
     w.delayed = {};
     w.fixed_scale = 1.0F;
+  }
+}
+
+/// What is made again is cast again: a scale of its own for each block, or none.
+void check_recompute(const LinearPlan& linear) {
+  const TensorFormat& x = linear.wgrad.b;
+  const bool by_tensor = x.is_scaled() && x.granularity == Granularity::tensor;
+  const bool codes_as_values = x.is_scaled() && !linear.wgrad.a.is_scaled();
+  if (linear.remade_input && (by_tensor || codes_as_values)) {
+    throw ConfigError(fmt::format(
+        "precision.recompute_swiglu: wgrad of {} reads x as '{}', which cannot be made again in "
+        "the backward pass: choose a format with a scale for each block, or without scales "
+        "(precision.wgrad_x{})",
+        linear.site.name, describe(x), linear.layer_plan.empty() ? "" : ", precision.layers"));
   }
 }
 
@@ -239,7 +250,7 @@ bool glob_match(const std::string& pattern, const std::string& text) {
 std::string swiglu_note(const LinearPlan& linear) {
   switch (linear.swiglu) {
     case SwigluInput::as_planned:
-      return {};
+      return linear.remade_input ? "x is made again in backward (precision.recompute_swiglu)" : "";
     case SwigluInput::smoothed:
       return "smoothed: each channel of x times a power of two, w divided by it and cast in each "
              "forward pass (fp8.swiglu: smooth)";
@@ -279,6 +290,7 @@ std::vector<LinearPlan> plan_linears(const PrecisionPlan& plan,
     }
     linear.remade_input = plan.recompute_swiglu && site.reads_swiglu;
     apply_swiglu(plan, linear);
+    check_recompute(linear);
     position.index += site.is_head ? 0 : 1;
     plans.push_back(std::move(linear));
   }

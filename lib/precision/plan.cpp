@@ -381,8 +381,11 @@ PrecisionPlan resolve_plan(const PlanRequest& request) {
   apply_weight_cells(request, plan);
   followers.follow_weight(plan);
   apply_kept_cells(request, plan);
+  plan.forward_reads_saved = request.forward_reads_saved.value_or(plan.forward_reads_saved);
+  plan.recompute_swiglu = request.recompute_swiglu.value_or(plan.recompute_swiglu);
   if (request.use_autocast_during_eval) {
-    require(is_scaled(plan), plan, "fp8.use_autocast_during_eval", "FP8 rows");
+    require(is_scaled(plan) || plan.forward_reads_saved, plan, "fp8.use_autocast_during_eval",
+            "FP8 plans");
     plan.evaluate_scaled = *request.use_autocast_during_eval;
   }
   const bool layers = !request.layers.empty();
@@ -395,8 +398,6 @@ PrecisionPlan resolve_plan(const PlanRequest& request) {
   apply_layers(request, plan);
   apply_schedule(request, plan);
   plan.self_exact = request.self_exact.value_or(plan.self_exact);
-  plan.forward_reads_saved = request.forward_reads_saved.value_or(plan.forward_reads_saved);
-  plan.recompute_swiglu = request.recompute_swiglu.value_or(plan.recompute_swiglu);
   check_cells(plan);
   return plan;
 }

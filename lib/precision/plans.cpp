@@ -285,8 +285,8 @@ PrecisionPlan deepseek_v3() {
 
 /// COAT as it is released (arXiv 2410.19313; coat/models/coat_llama.py, coat/optimizer): one
 /// current scale per tensor, E5M2 gradients; norms, SiLU and the product of a SwiGLU read E4M3
-/// codes with a bf16 scale for 1x16 in both passes; evaluation in high precision; fp32 weights,
-/// gradients and wire; moments in E4M3 with an expanded range, to nearest.
+/// codes with a bf16 scale for 1x16 in both passes; evaluation in high precision; fp32 weights
+/// and wire (COAT's wgrad is bf16, here fp32); moments in E4M3 with an expanded range, to nearest.
 PrecisionPlan coat() {
   PrecisionPlan plan = te_tensor("coat", ScalePolicy::current);
   plan.saved_nonlinear = scaled(DType::e4m3, ScalePolicy::current);

@@ -29,6 +29,12 @@ class Run {
  public:
   Run(const RunRequest& request, Communicator& comm, RankPlace& place);
   RunOutcome run();
+  /// After an error, before the other ranks are ended, and this process with them.
+  void release_lock() const {
+    if (comm_->size() > 1) {
+      records_.release_lock();
+    }
+  }
   /// After an error: of a single rank, which needs no other for that.
   void publish_save_in_flight() noexcept;
 

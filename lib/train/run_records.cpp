@@ -2,7 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
 #include <cmath>
+#include <future>
+#include <system_error>
+#include <thread>
 
 #include "base/atomic_file.h"
 #include "base/error.h"
@@ -58,11 +62,28 @@ void check_regular(const std::filesystem::path& path) {
 
 RunRecords::RunRecords(const std::filesystem::path& root, bool leads) : directory_{root} {
   if (leads) {
-    lock_.emplace(root);
+    lock_ = std::make_shared<RunLock>(root);
     directory_ = create_run_directory(root);
     check_regular(directory_.metrics());
     check_regular(directory_.log());
   }
+}
+
+void RunRecords::release_lock() const {
+  if (!lock_) {
+    return;
+  }
+  auto released = std::make_shared<std::promise<void>>();
+  const std::future<void> outcome = released->get_future();
+  try {
+    std::thread([released, lock = lock_] {
+      lock->release();
+      released->set_value();
+    }).detach();
+  } catch (const std::system_error&) {  // no thread: the lock says who held it
+    return;
+  }
+  outcome.wait_for(std::chrono::seconds(1));
 }
 
 void RunRecords::begin_metrics(int64_t step) {

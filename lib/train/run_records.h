@@ -79,6 +79,9 @@ class RunRecords {
   std::filesystem::path progress_log() const {
     return lock_ ? directory_.log() : std::filesystem::path();
   }
+  /// Before this process is ended from outside: the folder is free for a run on any machine. Waits
+  /// a second at most, for a disk that may not answer.
+  void release_lock() const;
   std::string lock_warning() const { return lock_ ? lock_->warning() : std::string(); }
 
   /// Continues metrics.jsonl after `step`; lines of later steps of an interrupted run are dropped.
@@ -99,7 +102,7 @@ class RunRecords {
  private:
   void append(const JsonObject& line);
 
-  std::optional<RunLock> lock_;  // of the rank that leads
+  std::shared_ptr<RunLock> lock_;  // of the rank that leads; null on others
   RunDirectory directory_;
   std::unique_ptr<MetricsWriter> metrics_;
   int64_t lost_lines_ = 0;

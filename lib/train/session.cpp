@@ -222,6 +222,11 @@ EngineSettings engine_settings(const Settings& settings, const ModelConfig& mode
       .deterministic = settings.training.deterministic,
       .loss_history = settings.training.spike_threshold > 0 ? kLossHistory : 0};
   check_batch(engine);
+  if (settings.precision.recompute_swiglu.value_or(false) && model.mlp != MlpKind::swiglu) {
+    throw ConfigError(
+        "precision.recompute_swiglu: true has no meaning for this model, whose MLP is no SwiGLU; "
+        "remove it");
+  }
   return engine;
 }
 

@@ -36,6 +36,7 @@ RunOutcome train(const RunRequest& request, Communicator& comm) {
         outcome = with_report([&] { return run.run(); });
       } catch (...) {
         // What follows waits for the thread that writes a checkpoint.
+        run.release_lock();
         if (request.end_other_ranks) {
           request.end_other_ranks();
         }

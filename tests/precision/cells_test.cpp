@@ -103,11 +103,10 @@ TEST_CASE("what norms and activation functions store is chosen for each of them"
              Contains("precision.saved_norm") && Contains("forward_reads_saved"));
   request.cells.saved_norm = "e4m3 group(16)";
   CHECK(resolve_plan(request).forward_reads_saved);
-  // Delayed or current, a scale of the whole tensor is that of the forward pass.
-  for (const char* by_tensor : {"te-delayed", "te-current", "int8-qat"}) {
-    PlanRequest recompute = row(by_tensor);
-    recompute.recompute_swiglu = true;
-    CHECK_THAT(error_of(recompute), Contains("precision.wgrad_x") && Contains("recompute_swiglu"));
+  for (const char* scale : {"pow2", "e8m0"}) {
+    PlanRequest blocks = row("te-blockwise");
+    blocks.cells.saved_nonlinear = std::string("e4m3 1x128 ") + scale;
+    CHECK(error_of(blocks).empty() == (scale == std::string("pow2")));
   }
 }
 

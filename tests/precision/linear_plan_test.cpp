@@ -111,6 +111,32 @@ TEST_CASE("the setting of SwiGLU's product is for down projections that are not 
   CHECK_THROWS_WITH(plan_linears(plan, sites), Contains("every down projection is exempt"));
 }
 
+/// Delayed or current, a scale of the whole tensor is that of the forward pass.
+TEST_CASE("a product that is made again has a scale for each block in every layer, or none") {
+  const std::vector<LinearSite> sites = {{"layers.0.up", 128, 512, 0, false},
+                                         {"layers.0.down", 256, 128, 0, false, true},
+                                         {"head", 128, 256, -1, true}};
+  PlanRequest request;
+  request.recompute_swiglu = true;
+  for (const char* by_tensor : {"te-delayed", "te-current", "int8-qat"}) {
+    request.plan = by_tensor;
+    CHECK_THROWS_WITH(plan_linears(resolve_plan(request), sites),
+                      Contains("precision.recompute_swiglu: wgrad of layers.0.down"));
+  }
+  request.plan = "te-current";
+  request.exemptions.patterns = {"*.down"};
+  CHECK(plan_linears(resolve_plan(request), sites)[1].remade_input);
+  request.exemptions.patterns.clear();
+  request.swiglu = "bf16_down_input";
+  CHECK(plan_linears(resolve_plan(request), sites)[1].remade_input);
+  request = {};
+  request.plan = "te-blockwise";
+  request.recompute_swiglu = true;
+  request.layers = {{"*.down", "te-delayed"}};
+  CHECK_THROWS_WITH(plan_linears(resolve_plan(request), sites),
+                    Contains("wgrad of layers.0.down") && Contains("precision.layers"));
+}
+
 TEST_CASE("globs") {
   CHECK(glob_match("*", ""));
   CHECK(glob_match("layers.?.qkv", "layers.3.qkv"));

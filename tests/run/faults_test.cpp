@@ -66,19 +66,35 @@ TEST_CASE("other faults end with their codes, and the run goes on to the same we
   check_resumed(folder, "run");
 }
 
-/// The disk does not answer the thread that writes the checkpoint of step 5.
+/// The disk does not answer the thread of that rank, which writes its part of the checkpoint of
+/// step 5.
 TEST_CASE("an error while a checkpoint is written ends all ranks at once", "[faults]") {
-  const int rank = GENERATE(0, 1);
+  const auto [rank, file] = GENERATE(std::pair(0, "model"), std::pair(1, "optimizer-00001"));
   CAPTURE(rank);
   const TextFolder folder;
   const std::string fault = "throw@" + std::to_string(rank) + ":7:data";
-  const Outcome outcome = run_faulty(
-      folder, mpirun(), with_fault(fault, toy_run("run", {"watchdog.end=20", "comm.timeout=20"})),
-      1, with_file_fault(folder, "HANG", "run/checkpoints/step-000005.partial/model", 1));
+  const Words words = toy_run("run", {"watchdog.save=20", "watchdog.end=20", "comm.timeout=20",
+                                      "parallelism.zero_stage=1"});
+  const Outcome outcome =
+      run_faulty(folder, mpirun(), with_fault(fault, words), 1,
+                 with_file_fault(folder, "HANG",
+                                 std::string("run/checkpoints/step-000005.partial/") + file, 1));
   CHECK_THAT(outcome.err,
-             Catch::Contains(rank == 0 ? "error: internal: " : "error: rank 1: internal: "));
+             Catch::Contains(rank == 0 ? "error: internal: " : "error: rank 1: internal: ") &&
+                 !Catch::Contains("watchdog"));
   CHECK_FALSE(fs::exists(folder / "run" / "checkpoints" / "step-000005"));
+  // A rank that ends itself leaves no lock to a run on another machine.
+  CHECK(read_file(folder / "run" / "run.lock").empty() == (rank == 0));
   check_resumed(folder, "run");
+}
+
+TEST_CASE("an error of a single process is said before it waits for a disk", "[faults]") {
+  const TextFolder folder;
+  const Outcome outcome =
+      run_faulty(folder, {}, with_fault("throw@0:7:data", toy_run("run", {"watchdog.save=2"})), 86,
+                 with_file_fault(folder, "HANG", "run/checkpoints/step-000005.partial/model", 1));
+  CHECK_THAT(outcome.err, Catch::Contains("error: internal: ") &&
+                              Catch::Contains("watchdog: save took longer than 2 s"));
 }
 
 TEST_CASE("an error of a single process loses no checkpoint that is being written", "[faults]") {

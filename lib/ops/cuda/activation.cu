@@ -9,14 +9,14 @@
 namespace fp8train::ops::cuda {
 namespace {
 
-template <bool Smoothed, bool Coded>
+template <bool Smoothed, bool Encoded>
 void swiglu_forward_as(const Stream& stream, const ConstView& gate_up, const View& y,
                        const QuantizeSink& cast, const float* smoothing) {
   const int64_t width = y.shape.back();
   const bool aligned = is_aligned(gate_up.data) && is_aligned(smoothing);
   with_float_type(y.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
-    const SwigluForwardSource<T, Smoothed, Coded> source(gate_up.as<T>(), width, smoothing);
+    const SwigluForwardSource<T, Smoothed, Encoded> source(gate_up.as<T>(), width, smoothing);
     cast_tiles(stream, source, y.shape.rows(), width, y.data, cast, aligned);
   });
 }
@@ -33,13 +33,13 @@ void swiglu_forward(Stream stream, ConstView gate_up, View y, const QuantizeSink
                  : swiglu_forward_as<false, false>)(stream, gate_up, y, cast, nullptr);
 }
 
-template <bool Coded>
+template <bool Encoded>
 void swiglu_backward_as(const Stream& stream, const ConstView& dy, const ConstView& gate_up,
                         const View& d_gate_up, const QuantizeSink& cast) {
   const int64_t width = dy.shape.back();
   with_float_type(dy.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
-    const SwigluBackwardSource<T, Coded> source(dy.as<T>(), gate_up.as<T>(), width);
+    const SwigluBackwardSource<T, Encoded> source(dy.as<T>(), gate_up.as<T>(), width);
     cast_tiles(stream, source, dy.shape.rows(), width, d_gate_up.data, cast,
                is_aligned(dy.data) && is_aligned(gate_up.data));
   });

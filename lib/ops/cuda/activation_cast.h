@@ -57,9 +57,9 @@ __device__ __forceinline__ void silu_in_groups(const T* row, int64_t column, int
   }
 }
 
-/// silu(gate) * up. Smoothed: with the channels multiplied by `smoothing`. Coded: of the codes of
+/// silu(gate) * up. Smoothed: with the channels multiplied by `smoothing`. Encoded: of the codes of
 /// silu(gate).
-template <typename T, bool Smoothed, bool Coded>
+template <typename T, bool Smoothed, bool Encoded>
 struct SwigluForwardSource : ActivationSource<T, 1> {
   const T* __restrict__ gate_up;
   int64_t width;
@@ -70,7 +70,7 @@ struct SwigluForwardSource : ActivationSource<T, 1> {
 
   template <bool Packed, bool Counted>
   static constexpr int blocks() {
-    return Packed && sizeof(T) == 2 && !Coded ? (Smoothed ? 2 : 3) : 1;
+    return Packed && sizeof(T) == 2 && !Encoded ? (Smoothed ? 2 : 3) : 1;
   }
   template <bool Packed>
   __device__ __forceinline__ Octet<T> octet(int /*part*/, int64_t row, int64_t column,
@@ -88,7 +88,7 @@ struct SwigluForwardSource : ActivationSource<T, 1> {
         up[i] *= scale[i];
       }
     }
-    if constexpr (Coded) {
+    if constexpr (Encoded) {
       float activated[kOctet];
       silu_in_groups<Packed>(from - column, column, width, available, gate, activated);
       return made_octet<T>([&](int i) { return activated[i] * up[i]; });
@@ -97,9 +97,9 @@ struct SwigluForwardSource : ActivationSource<T, 1> {
   }
 };
 
-/// Part 0: gradient of gate; part 1: of up. Both from one exponential. Coded: that of up is of the
-/// codes of silu(gate).
-template <typename T, bool Coded>
+/// Part 0: gradient of gate; part 1: of up. Both from one exponential. Encoded: that of up is of
+/// the codes of silu(gate).
+template <typename T, bool Encoded>
 struct SwigluBackwardSource : ActivationSource<T, 2> {
   const T* __restrict__ dy;
   const T* __restrict__ gate_up;
@@ -126,7 +126,7 @@ struct SwigluBackwardSource : ActivationSource<T, 2> {
       d_gate[i] = gradient[i] * up[i] * silu_derivative_fast(silu);
       d_up[i] = gradient[i] * silu.value;
     }
-    if constexpr (Coded) {
+    if constexpr (Encoded) {
       float activated[kOctet];
       silu_in_groups<Packed>(from - column, column, width, available, gate, activated);
 #pragma unroll

@@ -35,4 +35,4 @@ YAML
 for plan in fp32 te-delayed fp8-min; do
   make_one "$2/$plan" "$plan"
 done
-stage=2 make_one "$2/coat-two-ranks" coat mpirun --allow-run-as-root --oversubscribe --bind-to none -n 2
+stage=2 make_one "$2/coat-two-ranks" "coat, weight: bf16 stochastic, moment2: e4m3 group(128) expanded stochastic" mpirun --allow-run-as-root --oversubscribe --bind-to none -n 2
