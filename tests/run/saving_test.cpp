@@ -50,7 +50,7 @@ class Folder : public TextFolder {
   /// As the last save has written it.
   long failed_in_a_row(const std::string& run) const {
     long last = -1;
-    for (const std::string& line : lines_of(read_file(folder_ / run / "metrics.jsonl"))) {
+    for (const std::string& line : lines_of(read_file(*this / run / "metrics.jsonl"))) {
       last = nlohmann::json::parse(line).value("failed_saves_in_a_row", last);
     }
     return last;
@@ -58,7 +58,7 @@ class Folder : public TextFolder {
 
   /// Lines of metrics that a save has written, with this outcome.
   long saves(const std::string& run, bool saved) const {
-    const fs::path file = folder_ / run / "metrics.jsonl";
+    const fs::path file = *this / run / "metrics.jsonl";
     long count = 0;
     for (const std::string& line : fs::exists(file) ? lines_of(read_file(file)) : Words()) {
       const auto json = nlohmann::json::parse(line, nullptr, false);
@@ -66,9 +66,6 @@ class Folder : public TextFolder {
     }
     return count;
   }
-
- private:
-  TempDir folder_;
 };
 
 TEST_CASE("checkpoints written while training goes on have the bytes of those that it waited for") {
