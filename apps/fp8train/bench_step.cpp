@@ -12,6 +12,7 @@
 #include "bench.h"
 #include "config/load.h"
 #include "config/presets.h"
+#include "train/dry_run.h"
 #include "train/engine.h"
 #include "train/session.h"
 

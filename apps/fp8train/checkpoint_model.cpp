@@ -7,6 +7,7 @@
 #include "io/checkpoint.h"
 #include "io/hf_config.h"
 #include "io/tensor_source.h"
+#include "train/dry_run.h"
 #include "train/session.h"
 #include "train/threads.h"
 #include "train/training_state.h"

@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "train/dry_run.h"
 #include "train/preflight.h"
 #include "train/progress.h"
 #include "train/threads.h"

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "train/dry_run.h"
 #include "train/estimate.h"
 #include "train/preflight.h"
 #include "train/progress.h"

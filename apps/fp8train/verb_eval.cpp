@@ -8,6 +8,7 @@
 #include "checkpoint_model.h"
 #include "data/corpus.h"
 #include "data/loader.h"
+#include "train/dry_run.h"
 #include "verbs.h"
 
 namespace fp8train {

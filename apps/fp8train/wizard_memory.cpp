@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "comm/topology.h"
 #include "device/cuda/cuda_device.h"
+#include "train/dry_run.h"
 #include "train/preflight.h"
 #include "train/progress.h"
 #include "train/session.h"

@@ -198,24 +198,4 @@ class Engine : private RankCombiner {
   RepeatedWork updates_[2];
 };
 
-/// Bytes that Engine::weights_changed() needs, where no step follows.
-StepPlan plan_weights(const EngineSettings& settings, const DeviceTraits& traits);
-
-/// A step of one rank as it would be.
-struct RehearsedStep {
-  StepPlan plan;
-  MemoryLedger memory;    ///< what the rank holds by category
-  OpCounters work;        ///< FLOPs and bytes of one optimizer step
-  Traffic sent;           ///< to other ranks, in one optimizer step
-  size_t state_copy = 0;  ///< bytes of host memory that hold the rank's state while it is saved
-};
-
-/// Runs training steps and one evaluation batch of one of `ranks` on a meta device with the traits
-/// of the device that the run will use.
-RehearsedStep rehearse_step(const EngineSettings& settings, const DeviceTraits& traits,
-                            const Topology& ranks = {}, int rank = 0);
-/// For a device that is here: also what libraries need on it, which makes their plans.
-RehearsedStep rehearse_step(const EngineSettings& settings, const Device& device,
-                            const Topology& ranks = {}, int rank = 0);
-
 }  // namespace fp8train

@@ -1,4 +1,5 @@
 #include "train/estimate.h"
+#include "train/dry_run.h"
 
 #include <algorithm>
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "device/gpu_kinds.h"
+#include "train/dry_run.h"
 #include "train/engine.h"
 
 namespace fp8train {

@@ -1,4 +1,5 @@
 #include "train/preflight.h"
+#include "train/dry_run.h"
 
 #include <fmt/format.h>
 

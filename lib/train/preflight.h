@@ -8,6 +8,7 @@
 
 #include "device/gpu_kinds.h"
 #include "device/memory_ledger.h"
+#include "train/dry_run.h"
 #include "train/session.h"
 
 namespace fp8train {

@@ -1,4 +1,5 @@
 #include "train/run.h"
+#include "train/dry_run.h"
 
 #include <fmt/format.h>
 

@@ -15,6 +15,7 @@
 #include "data/tokenizer.h"
 #include "io/checkpoint.h"
 #include "scratch_file.h"
+#include "train/dry_run.h"
 #include "train/training_state.h"
 
 namespace {

@@ -14,6 +14,7 @@
 #include "support/parameters.h"
 #include "support/sanitized.h"
 #include "support/small_llama.h"
+#include "train/dry_run.h"
 
 #if defined(FP8TRAIN_CUDA_SHIM)
 #include "cublaslt_fake.h"

@@ -6,6 +6,7 @@
 #include "cudnn_fake.h"
 #include "device/device.h"
 #include "support/small_llama.h"
+#include "train/dry_run.h"
 #include "train/engine.h"
 #include "train/session.h"
 

@@ -8,6 +8,7 @@
 #include "support/rank_threads.h"
 #include "support/small_llama.h"
 #include "train/divergence.h"
+#include "train/dry_run.h"
 #include "train/first_non_finite.h"
 
 using namespace fp8train;

@@ -1,6 +1,7 @@
 #include "train/engine.h"
 #include "support/parameters.h"
 #include "support/small_llama.h"
+#include "train/dry_run.h"
 
 #include <catch2/catch.hpp>
 

@@ -5,6 +5,7 @@
 
 #include "support/parameters.h"
 #include "support/small_llama.h"
+#include "train/dry_run.h"
 
 namespace fp8train::test::layer_plans {
 namespace {

@@ -5,6 +5,7 @@
 #include <catch2/catch.hpp>
 
 #include "model/decoder.h"
+#include "train/dry_run.h"
 #include "train/engine.h"
 
 using namespace fp8train;

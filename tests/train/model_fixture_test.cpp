@@ -11,6 +11,7 @@
 #include "io/safetensors.h"
 #include "io/tensor_source.h"
 #include "model/hf_names.h"
+#include "train/dry_run.h"
 #include "train/engine.h"
 #include "train/weights.h"
 

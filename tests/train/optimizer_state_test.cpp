@@ -10,6 +10,7 @@
 #include "support/rank_threads.h"
 #include "support/small_llama.h"
 #include "support/temp_dir.h"
+#include "train/dry_run.h"
 #include "train/optimizer_state.h"
 #include "train/ranks.h"
 

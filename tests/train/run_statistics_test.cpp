@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "base/philox.h"
+#include "train/dry_run.h"
 #include "train/engine.h"
 
 using namespace fp8train;

@@ -208,9 +208,12 @@ void head_rms_norm_backward(Stream stream, HeadsView dx, int64_t rows, int64_t h
 }
 
 void swiglu_forward(Stream stream, ConstView gate_up, View y, const QuantizeSink& cast,
-                    ConstView smoothing, bool /*silu_in_codes*/) {
+                    ConstView smoothing, bool silu_in_codes) {
   count(stream, bytes_of(gate_up) + bytes_of(smoothing) + bytes_of(y) + bytes_of(cast),
-        cast.empty() ? "swiglu_forward" : "swiglu_forward cast", gate_up.count() / 2);
+        silu_in_codes  ? "swiglu_forward encoded"
+        : cast.empty() ? "swiglu_forward"
+                       : "swiglu_forward cast",
+        gate_up.count() / 2);
 }
 
 void find_smoothing(Stream stream, ConstView gate_up, View scale) {
@@ -222,9 +225,12 @@ void divide_columns(Stream stream, ConstView x, ConstView scale, View y, bool ad
 }
 
 void swiglu_backward(Stream stream, ConstView dy, ConstView gate_up, View d_gate_up,
-                     const QuantizeSink& cast, bool /*silu_in_codes*/) {
+                     const QuantizeSink& cast, bool silu_in_codes) {
   count(stream, bytes_of(dy) + bytes_of(gate_up) + bytes_of(d_gate_up) + bytes_of(cast),
-        cast.empty() ? "swiglu_backward" : "swiglu_backward cast", dy.count());
+        silu_in_codes  ? "swiglu_backward encoded"
+        : cast.empty() ? "swiglu_backward"
+                       : "swiglu_backward cast",
+        dy.count());
 }
 
 void gelu_forward(Stream stream, ConstView x, View y, const QuantizeSink& cast) {
