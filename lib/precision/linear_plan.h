@@ -27,8 +27,8 @@ struct LinearPlan {
   DType activation = DType::f32;  ///< type of x, y and of the layer when it is not scaled
   bool evaluate_scaled = true;    ///< evaluation runs the scaled formats too
   SwigluInput swiglu = SwigluInput::as_planned;  ///< of a layer that reads such a product
-  bool remade_input = false;  ///< x is not stored for backward: whoever made it makes it again
-  bool has_plain_stages = false;                 ///< in some steps of the run no GEMM is scaled
+  bool remade_input = false;      ///< x is not stored for backward: whoever made it makes it again
+  bool has_plain_stages = false;  ///< in some steps of the run no GEMM is scaled
   /// The plan of its GEMMs and the pattern that chose it; empty: the run's plan.
   std::string layer_plan, layer_pattern;
 

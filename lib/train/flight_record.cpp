@@ -122,9 +122,8 @@ std::string describe(const FlightState& state) {
 /// A rank of another machine has a host and no more.
 std::string describe(const ObservedRank& rank) {
   const bool is_here = !rank.process_state.empty();
-  std::string text =
-      fmt::format("rank {} (process {} on {}{})", rank.rank, rank.identity.process,
-                  host_of(rank.identity), is_here ? ", " + rank.process_state : "");
+  std::string text = fmt::format("rank {} (process {} on {}{})", rank.rank, rank.identity.process,
+                                 host_of(rank.identity), is_here ? ", " + rank.process_state : "");
   if (rank.state) {
     text += fmt::format(": {}{}", describe(*rank.state),
                         rank.state->given_up != 0 ? ", has given up waiting" : "");

@@ -7,10 +7,10 @@
 #include <algorithm>
 #include <array>
 
+#include "base/content_hash.h"
 #include "base/error.h"
 #include "base/flight_recorder.h"
 #include "comm/majority.h"
-#include "base/content_hash.h"
 
 namespace fp8train {
 namespace {

@@ -30,7 +30,7 @@ double aligned_sum(const double* terms, int64_t count) {
 }  // namespace
 
 float short_sum(const float* a, const float* b, int64_t b_stride, int64_t count, float sum) {
-  std::array<double, kShortAccumulatorDepth> products;
+  std::array<double, kShortAccumulatorDepth> products = {};
   for (int64_t i = 0; i < count; ++i) {
     products[static_cast<size_t>(i)] =
         static_cast<double>(a[i]) * static_cast<double>(b[i * b_stride]);
