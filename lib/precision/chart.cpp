@@ -111,9 +111,7 @@ std::string bytes_text(const PrecisionPlan& plan) {
 }
 
 std::vector<ChartColumn> plan_columns(const PrecisionPlan& plan) {
-  const bool scaled =
-      plan.fprop.a.is_scaled() || plan.dgrad.a.is_scaled() || plan.wgrad.a.is_scaled();
-  const bool alike = plan.evaluate_scaled || !(scaled || plan.forward_reads_saved);
+  const bool alike = plan.evaluate_scaled || !(has_scaled_gemms(plan) || plan.forward_reads_saved);
   const std::string in_forward = plan.forward_reads_saved ? ", also read by forward" : "";
   return {{"fprop x, w", gemm_text(plan.fprop)},
           {"dgrad dy, w", gemm_text(plan.dgrad)},

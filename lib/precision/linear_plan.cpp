@@ -150,10 +150,6 @@ LinearPlan planned(const PrecisionPlan& plan, const LinearSite& site) {
   return linear;
 }
 
-bool has_scales(const PrecisionPlan& plan) {
-  return plan.fprop.a.is_scaled() || plan.dgrad.a.is_scaled() || plan.wgrad.a.is_scaled();
-}
-
 /// The GEMMs of a layer that reads the product of a SwiGLU.
 void apply_swiglu(const PrecisionPlan& plan, LinearPlan& linear) {
   if (!linear.site.reads_swiglu || !linear.exempt_reason.empty()) {
@@ -282,7 +278,7 @@ std::vector<LinearPlan> plan_linears(const PrecisionPlan& plan,
     LinearPlan linear = planned(plan, site);
     if (linear.is_scaled()) {
       linear.exempt_reason = reason_for(plan.exemptions, linear, position);
-    } else if (has_scales(plan)) {
+    } else if (has_scaled_gemms(plan)) {
       linear.exempt_reason = layer_plan_note(linear);
     }
     if (!linear.exempt_reason.empty()) {

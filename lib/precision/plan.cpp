@@ -2,12 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cmath>
 #include <functional>
 
 #include "base/error.h"
 #include "precision/cell_request.h"
+#include "precision/plan_parts.h"
 
 namespace fp8train {
 namespace {
@@ -36,10 +35,6 @@ bool any_operand(const PrecisionPlan& plan, const std::function<bool(const Tenso
     }
   }
   return false;
-}
-
-bool is_scaled(const PrecisionPlan& plan) {
-  return any_operand(plan, [](const TensorFormat& format) { return format.is_scaled(); });
 }
 
 bool has_policy(const PrecisionPlan& plan, ScalePolicy policy) {
@@ -122,7 +117,7 @@ void apply_gemm_flags(const std::vector<bool>& flags, const char* key, Precision
   if (flags.empty()) {
     return;
   }
-  require(is_scaled(plan), plan, key, "FP8 plans");
+  require(has_scaled_gemms(plan), plan, key, "FP8 plans");
   if (flags.size() != 3) {
     throw ConfigError(fmt::format("{}: expected three booleans, for fprop, dgrad and wgrad", key));
   }
@@ -216,108 +211,6 @@ void apply_swiglu(const PlanRequest& request, PrecisionPlan& plan) {
   plan.swiglu = SwigluInput::smoothed;
 }
 
-/// The history length of operands that have current scaling at first; 0: none has it.
-int first_window(const GemmPlan& fprop, const GemmPlan& dgrad, const GemmPlan& wgrad) {
-  for (const GemmPlan* gemm : {&fprop, &dgrad, &wgrad}) {
-    for (const TensorFormat* format : {&gemm->a, &gemm->b}) {
-      if (format->policy == ScalePolicy::delayed && format->delayed.current_at_first) {
-        return format->delayed.history_length;
-      }
-    }
-  }
-  return 0;
-}
-
-/// Whether layers may have the GEMMs of `other` in a run of `plan`, whose storage is for all.
-void check_layer_plan(const PrecisionPlan& plan, const PrecisionPlan& other,
-                      const std::string& pattern) {
-  const auto refuse = [&](const std::string& why) {
-    throw ConfigError(fmt::format("precision.layers: '{}': {} {}", pattern, other.name, why));
-  };
-  if (other.activation != plan.activation) {
-    refuse(fmt::format("has activations in {}, the run's plan '{}' in {}: all layers have one type",
-                       name_of(other.activation), plan.name, name_of(plan.activation)));
-  }
-  const bool codes = plan.master_weight && plan.weight.is_scaled();
-  if (codes && is_scaled(other) && other.fprop.b != plan.weight) {
-    refuse(fmt::format(
-        "reads w as '{}', but the run's plan '{}' stores weights as '{}', which the "
-        "forward GEMM reads: choose precision.weight: {}, or another plan",
-        describe(other.fprop.b), plan.name, describe(plan.weight), name_of(plan.activation)));
-  }
-}
-
-/// The plans of single layers, as the table has them: the options that tune a plan are for the
-/// run's.
-void apply_layers(const PlanRequest& request, PrecisionPlan& plan) {
-  int window = first_window(plan.fprop, plan.dgrad, plan.wgrad);
-  for (const LayerRequest& layer : request.layers) {
-    if (needs_cells(layer.plan)) {
-      throw ConfigError(
-          fmt::format("precision.layers: '{}': plan '{}' is what its formats say, "
-                      "which single layers cannot have; name another plan",
-                      layer.pattern, layer.plan));
-    }
-    const PrecisionPlan other = plan_named(layer.plan, "precision.layers");
-    check_layer_plan(plan, other, layer.pattern);
-    const int own = first_window(other.fprop, other.dgrad, other.wgrad);
-    if (own != 0 && window != 0 && own != window) {
-      throw ConfigError(fmt::format(
-          "precision.layers: '{}': {} scales by the step itself for {} steps, other layers for {}: "
-          "give both one history length",
-          layer.pattern, layer.plan, own, window));
-    }
-    window = own != 0 ? own : window;
-    plan.layers.push_back({layer.pattern, layer.plan, other.fprop, other.dgrad, other.wgrad});
-  }
-}
-
-/// Stages of the run's plan and of plain GEMMs: what is stored and what crosses a wire is the run's
-/// plan's in all of them.
-void apply_schedule(const PlanRequest& request, PrecisionPlan& plan) {
-  const auto refuse = [](const std::string& why) {
-    throw ConfigError("precision.schedule: " + why);
-  };
-  double before = 0;
-  for (size_t i = 0; i < request.schedule.size(); ++i) {
-    const StageRequest& stage = request.schedule[i];
-    const bool last = i + 1 == request.schedule.size();
-    const PrecisionPlan other = plan_named(stage.plan, "precision.schedule");
-    const bool own = stage.plan == plan.name;
-    if (!own && (is_scaled(other) || other.activation != plan.activation)) {
-      refuse(fmt::format(
-          "a stage has the run's plan '{}' or GEMMs in its activations' type, {}; '{}' is neither. "
-          "Operands and scales of two scaled plans are not made in one run: set precision.plan: {},"
-          " or train on from a checkpoint's weights with model.from",
-          plan.name, name_of(plan.activation), stage.plan, stage.plan));
-    }
-    if (last ? stage.until != 0 : stage.until <= before) {
-      refuse(last ? "the last stage goes to the end of the run: leave out its `until`"
-                  : fmt::format("stage {} needs an `until` later than the one before it", i + 1));
-    }
-    if (!last && i > 0 && (stage.until < 1) != (before < 1)) {
-      refuse("give every `until` as a fraction below 1, or every one as a number of steps");
-    }
-    before = stage.until;
-    plan.schedule.push_back({stage.until, own && is_scaled(plan)});
-  }
-  const bool scaled = std::any_of(plan.schedule.begin(), plan.schedule.end(),
-                                  [](const Stage& stage) { return stage.scaled; });
-  if (!plan.schedule.empty() && !scaled) {
-    refuse(
-        fmt::format("no stage has scaled formats with the run's plan '{}'; name the FP8 plan in "
-                    "precision.plan and in a stage",
-                    plan.name));
-  }
-  if (!plan.schedule.empty() && !plan.schedule.front().scaled &&
-      first_window(plan.fprop, plan.dgrad, plan.wgrad) != 0) {
-    refuse(
-        fmt::format("plan '{}' scales by the step itself in the first steps of a run, which "
-                    "would be over when its stage begins; begin with it",
-                    plan.name));
-  }
-}
-
 /// What a row takes over from another cell follows that cell when it is changed.
 class Followers {
  public:
@@ -339,26 +232,8 @@ class Followers {
 
 }  // namespace
 
-std::vector<std::pair<int64_t, int64_t>> plain_steps(const PrecisionPlan& plan, int64_t steps) {
-  std::vector<std::pair<int64_t, int64_t>> result;
-  int64_t begin = 0;
-  for (const Stage& stage : plan.schedule) {
-    const double end = stage.until == 0  ? static_cast<double>(steps)
-                       : stage.until < 1 ? std::floor(stage.until * static_cast<double>(steps))
-                                         : stage.until;
-    if (end <= static_cast<double>(begin) || end > static_cast<double>(steps)) {
-      throw ConfigError(fmt::format(
-          "precision.schedule: the stage after step {} would end at step {} of a run of {}: give "
-          "each stage at least one step",
-          begin, end, steps));
-    }
-    const auto last = static_cast<int64_t>(end);
-    if (!stage.scaled) {
-      result.emplace_back(begin, last);
-    }
-    begin = last;
-  }
-  return result;
+bool has_scaled_gemms(const PrecisionPlan& plan) {
+  return any_operand(plan, [](const TensorFormat& format) { return format.is_scaled(); });
 }
 
 PrecisionPlan resolve_plan(const PlanRequest& request) {
@@ -384,12 +259,12 @@ PrecisionPlan resolve_plan(const PlanRequest& request) {
   plan.forward_reads_saved = request.forward_reads_saved.value_or(plan.forward_reads_saved);
   plan.recompute_swiglu = request.recompute_swiglu.value_or(plan.recompute_swiglu);
   if (request.use_autocast_during_eval) {
-    require(is_scaled(plan) || plan.forward_reads_saved, plan, "fp8.use_autocast_during_eval",
-            "FP8 plans");
+    require(has_scaled_gemms(plan) || plan.forward_reads_saved, plan,
+            "fp8.use_autocast_during_eval", "FP8 plans");
     plan.evaluate_scaled = *request.use_autocast_during_eval;
   }
   const bool layers = !request.layers.empty();
-  require(is_scaled(plan) || layers || request.exemptions == ExemptionRules{}, plan,
+  require(has_scaled_gemms(plan) || layers || request.exemptions == ExemptionRules{}, plan,
           "an exemption (first_blocks, last_blocks, first_linears, last_linears, exempt, "
           "exempt_head, min_dimension)",
           "FP8 rows");

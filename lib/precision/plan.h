@@ -217,6 +217,9 @@ std::vector<std::string> plan_names();
 /// mean the first that fits. Throws ConfigError naming the key and listing what there is.
 std::string plan_for_method(const PlanRequest& request);
 
+/// Whether an operand of a GEMM has scales.
+bool has_scaled_gemms(const PrecisionPlan& plan);
+
 /// A plan by name with its defaults; also the one that is all overrides. Throws ConfigError that
 /// begins with `key` and lists the plans.
 PrecisionPlan plan_named(const std::string& name, const char* key = "precision.plan");

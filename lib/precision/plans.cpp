@@ -125,10 +125,9 @@ PrecisionPlan torchao_tensorwise() {
   return plan;
 }
 
-/// torchao.float8's recipe "rowwise" of the same file: E4M3 for all three
-/// tensors, scales along the contracted extent, rounded down to powers of two. The rounding clears
-/// the mantissa; torchao's exp2(floor(log2)) in fp32 gives the next power of two for scales a few
-/// ulp below it (1.3).
+/// torchao.float8's recipe "rowwise" of the same file: E4M3 for all three tensors, scales along the
+/// contracted extent, rounded down to powers of two. The rounding clears the mantissa; torchao's
+/// exp2(floor(log2)) in fp32 gives the next power of two for scales a few ulp below it (1.3).
 PrecisionPlan torchao_rowwise() {
   PrecisionPlan plan = unscaled("torchao-rowwise", DType::bf16);
   const TensorFormat row = with_torchao_epsilon(granular(Granularity::row, ScaleType::pow2));
