@@ -16,8 +16,8 @@ void Block::run(const StepContext& context, ConstView x, View y, int64_t batch, 
     attention_norm_.forward(context, x, normed.plain, saved.attention_norm, normed.cast);
     attention_.forward(context, normed, branch, batch, cache, saved.attention);
   }
-  Arena& kept = context.training && !encodes_residuals_ ? *context.saved : *context.scratch;
-  const View middle = allocate(kept, x.dtype, x.shape);
+  Arena& stored = context.training && !encodes_residuals_ ? *context.saved : *context.scratch;
+  const View middle = allocate(stored, x.dtype, x.shape);
   ops::add(context.stream, x, branch, middle);
   {
     ArenaScope inner(*context.scratch);

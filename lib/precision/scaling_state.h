@@ -30,7 +30,7 @@ struct ScalingSlot {
   TensorFormat format;
   bool begins_at_zero = false;  ///< `amax`, in each pass: ScalingState::begin_pass()
   float* amax = nullptr;
-  float* scale = nullptr;  // this and the next stay 1 where each granule has its own
+  float* scale = nullptr;  // this and the next stay 1 where each block has its own
   float* scale_inv = nullptr;
   ops::QuantizeStatistics* statistics = nullptr;
   CastSample* sample = nullptr;
@@ -85,7 +85,7 @@ class ScalingState {
 
   /// Ends a micro-batch: moves amax values of the groups that are due into histories and sets the
   /// scales of the next micro-batch or step. Scales of slots with current scaling are left alone; a
-  /// slot whose granules have scales of their own only has an amax, which is reset. *squared_norm
+  /// slot whose blocks have scales of their own only has an amax, which is reset. *squared_norm
   /// (device memory) becomes NaN when an amax of any slot is not finite.
   void update(Stream stream, uint64_t due, double* squared_norm);
 

@@ -5,7 +5,7 @@ Called with a clone of TransformerEngine, which is read as its HEAD has it, by a
 d0067d0).
 
   cast SOURCE INPUT FORMAT GRANULARITY SCALE CODES SCALES ...   fingerprints (FNV-1a) of codes and of scales: fp32 factors that read the codes,
-                                                                or E8M0 bytes; a second pair is that of the transposed matrix. Of granules with
+                                                                or E8M0 bytes; a second pair is that of the transposed matrix. Of blocks with
                                                                 an amax that is not finite both are taken as zero
   delayed LENGTH ALGORITHM MARGIN FORMAT                        a run of delayed scaling of one slot; then, for each update,
   update AMAX SCALE SKIPPED HISTORY                             the scale after _amax_and_scale_update of pytorch/quantization.py, called in every
@@ -88,7 +88,7 @@ def bytes_of(codes):
 
 
 def finite_blocks(x, height, width):
-    """Whether all values of each granule are finite, and the same for each element."""
+    """Whether all values of each block are finite, and the same for each element."""
     rows, columns = x.shape
     padded = np.zeros((-(-rows // height) * height, -(-columns // width) * width), dtype=bool)
     padded[:rows, :columns] = ~np.isfinite(x)

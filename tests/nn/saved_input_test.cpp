@@ -160,7 +160,7 @@ struct Layer {
     return values;
   }
   void run_mlp(bool training) {
-    ArenaScope kept(saved);
+    ArenaScope stored(saved);
     ArenaScope scope(scratch);
     const View out = allocate(scratch, DType::bf16, {kRows, kWidth});
     const View gradient = allocate(scratch, DType::bf16, {kRows, kWidth});
@@ -180,7 +180,7 @@ struct Layer {
     }
   }
   void run_norm(bool training) {
-    ArenaScope kept(saved);
+    ArenaScope stored(saved);
     ArenaScope scope(scratch);
     const View out = allocate(scratch, DType::bf16, {kRows, kWidth});
     Norm::Saved state;

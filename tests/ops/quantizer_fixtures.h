@@ -8,6 +8,7 @@
 
 #include "numeric/bits.h"
 #include "ops/op_test_support.h"
+#include "ops/quantize.h"
 #include "support/files.h"
 
 namespace fp8train::test {
@@ -122,6 +123,23 @@ inline TensorFormat format_of(const std::string& dtype, const std::string& granu
 
 inline float float_of_hex(const std::string& text) {
   return float_of(static_cast<uint32_t>(std::stoul(text, nullptr, 16)));
+}
+
+/// A cast of a whole tensor with the scale that follows from it.
+struct CurrentCast {
+  Array codes;
+  float scale = 0.0F;
+  float scale_inv = 0.0F;
+};
+
+inline CurrentCast cast_with_current_scale(Array& x, const TensorFormat& format) {
+  CurrentCast cast = {.codes = Array(format.dtype, {x.count()})};
+  float amax = 0.0F;
+  ops::amax(cpu_stream(), x, &amax);
+  ops::compute_current_scale(cpu_stream(), &amax, format, &cast.scale, &cast.scale_inv);
+  ops::quantize(cpu_stream(), x, {cast.codes, {}, &cast.scale, &cast.scale_inv, format}, nullptr,
+                nullptr);
+  return cast;
 }
 
 }  // namespace fp8train::test

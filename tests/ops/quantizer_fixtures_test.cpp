@@ -15,14 +15,9 @@ constexpr float kTorchaoEpsilon = 1e-12F;
 
 /// Fingerprints of codes and scales.
 std::string cast_tensor(Array& x, const TensorFormat& format) {
-  Array codes(format.dtype, {x.count()});
-  float amax = 0.0F;
-  float scale = 0.0F;
-  float scale_inv = 0.0F;
-  ops::amax(cpu_stream(), x, &amax);
-  ops::compute_current_scale(cpu_stream(), &amax, format, &scale, &scale_inv);
-  ops::quantize(cpu_stream(), x, {codes, {}, &scale, &scale_inv, format}, nullptr, nullptr);
-  return fingerprint(codes.as<char>(), codes.bytes().size()) + " " + fingerprint(&scale, 4);
+  CurrentCast cast = cast_with_current_scale(x, format);
+  return fingerprint(cast.codes.as<char>(), cast.codes.bytes().size()) + " " +
+         fingerprint(&cast.scale, 4);
 }
 
 std::string cast_granules(Array& x, const TensorFormat& format, bool transposed) {

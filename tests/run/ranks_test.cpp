@@ -163,9 +163,9 @@ TEST_CASE("a run of two ranks that was stopped goes on to the same bits, and on 
     CAPTURE(file);
     CHECK(same_bytes(folder / "stopped" / final / file, folder / "whole" / final / file));
   }
-  const Outcome lone = run(folder, 1, words("alone"));
+  const Outcome resumed = run(folder, 1, words("alone"));
   const bool says =
-      lone.err.find("scales of x and dy, which 2 ranks have saved") != std::string::npos;
+      resumed.err.find("scales of x and dy, which 2 ranks have saved") != std::string::npos;
   CHECK(says != reduces);
   const std::vector<double> alone = numbers(folder / "alone", "loss");
   CHECK(alone.size() == kSteps);

@@ -1,11 +1,6 @@
 // Steps of a run whose stages have other GEMMs.
 
-#include <catch2/catch.hpp>
-#include <cstring>
-
-#include "support/parameters.h"
-#include "support/small_llama.h"
-#include "train/dry_run.h"
+#include "four_steps.h"
 
 namespace fp8train::test::schedule {
 namespace {
@@ -20,34 +15,6 @@ EngineSettings settings_of(const std::string& plan, Steps plain) {
   }
   settings.plain_steps = std::move(plain);
   return settings;
-}
-
-struct Trained {
-  std::vector<float> weights;
-  double evaluation = 0;
-};
-
-/// Four steps and an evaluation, within the memory that was planned.
-Trained trained(const EngineSettings& settings) {
-  const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
-  Engine engine(*device, settings);
-  engine.reserve(rehearse_step(settings, {}).plan);
-  engine.model().initialize(3);
-  engine.weights_changed();
-  const uint64_t before = device->ledger().allocations();
-  for (int64_t step = 0; step < 4; ++step) {
-    uint64_t micro = 0;
-    engine.step([&] { return random_batch(micro++); }, step, 1e-2F, step == 2);
-  }
-  engine.begin_evaluation();
-  engine.evaluate(random_batch(77));
-  CHECK(device->ledger().allocations() == before);
-  CHECK(engine.optimizer().report().skipped_steps == 0);
-  return {values_of(*device, engine.model().parameters()), engine.evaluation_loss().mean};
-}
-
-bool equal(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
 TEST_CASE("a run all of whose steps are plain is a run with all layers exempt") {
