@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "device/cuda/cuda_device.h"
+#include "layer_lines.h"
 #include "nn/linear_product.h"
 #include "precision/chart.h"
 #include "train/preflight.h"
@@ -22,6 +23,7 @@ namespace {
 struct ExplainOptions {
   CommonOptions common;
   bool json = false;
+  bool every_layer = false;
   bool chart = false;
   std::string diff;  ///< a row's name
 };
@@ -93,29 +95,37 @@ void print_row(const PrecisionPlan& plan) {
   }
 }
 
-void print_text(const PrecisionPlan& plan, const Layers& layers) {
-  const std::vector<LinearPlan>& linears = layers.linears;
+/// "[out, in]", the three GEMMs of a linear layer and what is to be said of it, after its name.
+std::string layer_text(const Layers& layers, size_t i) {
+  const LinearPlan& linear = layers.linears[i];
+  const std::string shape =
+      fmt::format("[{}, {}]", linear.site.out_features, linear.site.in_features);
+  const auto gemm = [&](const GemmPlan& g, size_t which) {
+    return fmt::format("{} x {}{}{}", name_of(g.a.dtype), name_of(g.b.dtype),
+                       g.fast_accumulate ? " fast" : "",
+                       layers.dequantized[i][which].empty() ? "" : " dequantized");
+  };
+  std::string note = layer_plan_note(linear);
+  const std::string swiglu = swiglu_note(linear);
+  note += (note.empty() || swiglu.empty() ? "" : "; ") + swiglu;
+  note = linear.exempt_reason.empty() ? note : "exempt: " + linear.exempt_reason;
+  return fmt::format("{:<16}{} | {} | {}{}{}", shape, gemm(linear.fprop, 0), gemm(linear.dgrad, 1),
+                     gemm(linear.wgrad, 2), note.empty() ? "" : "   ", note);
+}
+
+void print_text(const PrecisionPlan& plan, const Layers& layers, bool every_layer) {
   print_row(plan);
+  std::vector<LayerLine> lines;
   size_t scaled = 0;
-  fmt::print("\n{:<28}{:<16}{}\n", "linear layer", "[out, in]", "fprop | dgrad | wgrad");
-  for (size_t i = 0; i < linears.size(); ++i) {
-    const LinearPlan& linear = linears[i];
-    const std::string shape =
-        fmt::format("[{}, {}]", linear.site.out_features, linear.site.in_features);
-    const auto gemm = [&](const GemmPlan& g, size_t which) {
-      return fmt::format("{} x {}{}{}", name_of(g.a.dtype), name_of(g.b.dtype),
-                         g.fast_accumulate ? " fast" : "",
-                         layers.dequantized[i][which].empty() ? "" : " dequantized");
-    };
-    std::string note = layer_plan_note(linear);
-    const std::string swiglu = swiglu_note(linear);
-    note += (note.empty() || swiglu.empty() ? "" : "; ") + swiglu;
-    note = linear.exempt_reason.empty() ? note : "exempt: " + linear.exempt_reason;
-    fmt::print("{:<28}{:<16}{} | {} | {}{}{}\n", linear.site.name, shape, gemm(linear.fprop, 0),
-               gemm(linear.dgrad, 1), gemm(linear.wgrad, 2), note.empty() ? "" : "   ", note);
-    scaled += linear.is_scaled() ? 1 : 0;
+  for (size_t i = 0; i < layers.linears.size(); ++i) {
+    lines.push_back({layers.linears[i].site.name, layer_text(layers, i)});
+    scaled += layers.linears[i].is_scaled() ? 1 : 0;
   }
-  fmt::print("\n{} of {} linear layers run in scaled formats. In {}: {}.\n", scaled, linears.size(),
+  fmt::print("\n{:<30}{:<16}{}\n", "linear layer", "[out, in]", "fprop | dgrad | wgrad");
+  for (const LayerLine& line : every_layer ? lines : folded(lines)) {
+    fmt::print("{:<30}{}\n", line.name, line.text);
+  }
+  fmt::print("\n{} of {} linear layers run in scaled formats. In {}: {}.\n", scaled, lines.size(),
              name_of(plan.activation), kOutside);
   print_reasons(layers);
 }
@@ -220,7 +230,7 @@ void explain(const ExplainOptions& options) {
   } else if (options.json) {
     print_json(session, explained_layers(session));
   } else {
-    print_text(plan, explained_layers(session));
+    print_text(plan, explained_layers(session), options.every_layer);
     print_schedule(session);
   }
 }
@@ -231,6 +241,8 @@ void add_explain(Arguments verb, Action& action) {
   auto options = std::make_shared<ExplainOptions>();
   add_common(verb, options->common);
   verb.flag("--json", options->json, "As JSON");
+  verb.flag("--every-layer", options->every_layer,
+            "A line for each layer; else layers that follow each other and are alike share one");
   verb.option("--diff", options->diff, "A row: only the cells in which it differs from the run's");
   verb.flag("--chart", options->chart, "The whole chart as a Markdown table; needs no run");
   verb.run(action, [options] {

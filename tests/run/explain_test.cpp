@@ -1,6 +1,7 @@
 // What `explain` and `check` say about runs.
 
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "program.h"
 
@@ -115,6 +116,37 @@ TEST_CASE("explain: what the down projection of a SwiGLU reads") {
   CHECK_THAT(expect_code(2, where.path(), gpt2).err,
              Catch::Contains("fp8.swiglu: bf16_down_input has no meaning for this model, whose MLP "
                              "is no SwiGLU"));
+}
+
+/// The names in the table of linear layers.
+std::vector<std::string> layer_names(const std::string& text) {
+  std::vector<std::string> names;
+  std::istringstream lines(text.substr(text.find("fprop | dgrad | wgrad")));
+  std::string line;
+  std::getline(lines, line);
+  while (std::getline(lines, line) && !line.empty()) {
+    names.push_back(line.substr(0, line.find(' ')));
+  }
+  return names;
+}
+
+TEST_CASE("explain: equal layers share a line, and each has its own on request") {
+  const TempDir where;
+  Words words = {"explain",
+                 "data.train=[{path: absent.txt}]",
+                 "training.max_steps=10",
+                 "model.preset=toy",
+                 "model.num_hidden_layers=5",
+                 "precision.plan=te-current",
+                 "precision.exempt=['layers.3.mlp.*']"};
+  using Names = std::vector<std::string>;
+  CHECK(layer_names(expect_code(0, where.path(), words).out) ==
+        Names{"layers.0-2.attention.qkv", "layers.0-2.attention.output", "layers.0-2.mlp.up",
+              "layers.0-2.mlp.down", "layers.3.attention.qkv", "layers.3.attention.output",
+              "layers.3.mlp.up", "layers.3.mlp.down", "layers.4.attention.qkv",
+              "layers.4.attention.output", "layers.4.mlp.up", "layers.4.mlp.down", "head"});
+  words.insert(words.begin() + 1, "--every-layer");
+  CHECK(layer_names(expect_code(0, where.path(), words).out).size() == 5 * 4 + 1);
 }
 
 TEST_CASE("explain: a layer of an unsuitable size") {
