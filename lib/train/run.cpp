@@ -82,7 +82,7 @@ Run::Run(const RunRequest& request, Communicator& comm, RankPlace& place)
   start(request);
   if (settings().sample.interval > 0 && (leads() || engine_->passes_are_collective())) {
     generator_ = std::make_unique<Generator>(*device_, engine_->model(), sample_capacity(),
-                                             engine_->gatherer());
+                                             engine_->strategy().gatherer());
   }
 }
 

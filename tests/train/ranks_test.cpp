@@ -46,7 +46,7 @@ Result train(const EngineSettings& settings, Communicator* comm,
   const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
   device->set_traits(traits);
   Engine engine(*device, settings, comm);
-  const int ranks = engine.ranks();
+  const int ranks = engine.mesh().world_size();
   const int rank = comm == nullptr ? 0 : comm->rank();
   const RehearsedStep rehearsed =
       rehearse_step(settings, traits, comm == nullptr ? Topology() : comm->topology(), rank);
