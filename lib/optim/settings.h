@@ -4,23 +4,32 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <string_view>
+#include <utility>
 
 namespace fp8train {
 
 struct OptimizerSettings {
-  std::string name = "adamw";  ///< adamw | sgd
+  std::string name = "adamw";  ///< of an entry in optim/registry.h
   double lr = 3e-4;
   std::array<double, 2> betas = {0.9, 0.95};
   double eps = 1e-8;
   double weight_decay = 0.1;  ///< decoupled; never on norms and biases
   double momentum = 0.9;      ///< sgd
-  double grad_clip = 1.0;     ///< global norm; 0 turns clipping off
+  double grad_clip = 1.0;  ///< global norm; 0 turns clipping off
 
   bool operator==(const OptimizerSettings&) const = default;
 };
 
+enum class ScheduleType : uint8_t { cosine, linear, wsd, constant };
+inline constexpr std::pair<ScheduleType, std::string_view> kScheduleTypes[] = {
+    {ScheduleType::cosine, "cosine"},
+    {ScheduleType::linear, "linear"},
+    {ScheduleType::wsd, "wsd"},
+    {ScheduleType::constant, "constant"}};
+
 struct ScheduleSettings {
-  std::string type = "cosine";  ///< cosine | linear | wsd | constant
+  ScheduleType type = ScheduleType::cosine;
   int64_t warmup_steps = 0;
   double min_lr = 0.0;
   int64_t decay_steps =

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/trace.h"
 #include "ops/elementwise.h"
+#include "optim/registry.h"
 
 namespace fp8train {
 namespace {
@@ -51,8 +52,11 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
                            MemoryCategory::batch);
   }
   if (settings.trains) {
-    optimizer_.emplace(device, model_.parameters(), settings.optimizer,
-                       settings.plan.dynamic_loss_scaling, settings.seed);
+    optimizer_ = make_optimizer({.device = &device,
+                                 .parameters = &model_.parameters(),
+                                 .settings = settings.optimizer,
+                                 .dynamic_loss_scaling = settings.plan.dynamic_loss_scaling,
+                                 .seed = settings.seed});
     optimizer_->set_rounds_gradients(!strategy_->rounds_gradients() && !settings.plan.self_exact);
   }
   settings_.record = settings_.record && strategy_->can_be_recorded();

@@ -9,7 +9,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -79,7 +78,7 @@ class Engine {
   Decoder& model() { return model_; }
   /// Only of an engine that trains.
   Optimizer& optimizer() {
-    check(optimizer_.has_value(), "this engine does not train");
+    check(optimizer_ != nullptr, "this engine does not train");
     return *optimizer_;
   }
   const EngineSettings& settings() const { return settings_; }
@@ -173,7 +172,7 @@ class Engine {
   EngineSettings settings_;
   std::unique_ptr<Strategy> strategy_;
   Decoder model_;
-  std::optional<Optimizer> optimizer_;  // of an engine that trains
+  std::unique_ptr<Optimizer> optimizer_;  // of an engine that trains
   Arena saved_, scratch_;
   Tensor tokens_, targets_;
   Buffer totals_;        // [0] training, [1] evaluation
