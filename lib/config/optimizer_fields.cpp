@@ -43,6 +43,32 @@ std::vector<std::string> optimizer_names() {
   return names;
 }
 
+/// Keys that only Muon reads.
+std::vector<Field> muon_fields() {
+  const auto muon = [](auto member) {
+    return in(&Settings::optimizer, &OptimizerSettings::muon, member);
+  };
+  std::vector<Field> fields = {
+      number("optimizer.muon.momentum", muon(&MuonSettings::momentum), from_up_to(0, 1),
+             "Momentum of the weights of hidden linear layers; all else is updated by AdamW"),
+      flag("optimizer.muon.nesterov", muon(&MuonSettings::nesterov), "Nesterov's momentum"),
+      integer("optimizer.muon.ns_steps", muon(&MuonSettings::ns_steps), between(1, 20),
+              "Steps of the Newton-Schulz iteration that orthogonalizes an update"),
+      choice("optimizer.muon.scale", muon(&MuonSettings::scale), kMuonScales,
+             "What an orthogonalized update of [rows, columns] is multiplied by: original: "
+             "max(1, rows / columns)^0.5; match_rms_adamw: 0.2 max(rows, columns)^0.5, for AdamW's "
+             "learning rate and weight decay"),
+      number("optimizer.muon.lr_factor", muon(&MuonSettings::lr_factor), above(0),
+             "Learning rate of these weights divided by optimizer.lr"),
+  };
+  for (Field& field : fields) {
+    field.applies = [key = field.key](const Settings& settings) {
+      return optimizer_named(settings.optimizer.name).reads(key);
+    };
+  }
+  return fields;
+}
+
 std::vector<Field> schedule_fields() {
   return {
       choice("scheduler.type", in(&Settings::scheduler, &ScheduleSettings::type), kScheduleTypes,
@@ -64,7 +90,7 @@ std::vector<Field> schedule_fields() {
 std::vector<Field> optimizer_fields() {
   std::vector<Field> fields = {
       choice("optimizer.name", optimizer(&OptimizerSettings::name), optimizer_names(),
-             "Update rule"),
+             "Update rule; muon: for the weights of hidden linear layers, with adamw for all else"),
       number("optimizer.lr", optimizer(&OptimizerSettings::lr), above(0), "Peak learning rate")
           .asked({.topic = Topic::optimization, .text = "Peak learning rate"}),
       betas(),
@@ -77,6 +103,9 @@ std::vector<Field> optimizer_fields() {
       number("optimizer.grad_clip", optimizer(&OptimizerSettings::grad_clip), between(0, 1e9),
              "Largest global gradient norm; 0 turns clipping off"),
   };
+  for (Field& field : muon_fields()) {
+    fields.push_back(std::move(field));
+  }
   for (Field& field : schedule_fields()) {
     fields.push_back(std::move(field));
   }

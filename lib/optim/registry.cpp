@@ -10,11 +10,13 @@ namespace fp8train {
 
 OptimizerEntry adamw_entry();
 OptimizerEntry sgd_entry();
+OptimizerEntry muon_entry();
 
 const std::vector<OptimizerEntry>& optimizers() {
   static const std::vector<OptimizerEntry> entries = {
       adamw_entry(),
       sgd_entry(),
+      muon_entry(),
   };
   return entries;
 }
