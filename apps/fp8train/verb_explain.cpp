@@ -12,6 +12,7 @@
 #include "device/cuda/cuda_device.h"
 #include "layer_lines.h"
 #include "nn/linear_product.h"
+#include "optim/registry.h"
 #include "precision/chart.h"
 #include "train/preflight.h"
 #include "train/session.h"
@@ -80,17 +81,56 @@ void print_reasons(const Layers& layers) {
   }
 }
 
-/// The plan as a line of the chart, one column per line, then every cell.
-void print_row(const PrecisionPlan& plan) {
-  const RowOrigin origin = row_origin(plan.name);
-  fmt::print("row {} ({})\n", plan.name, origin.source);
-  for (const auto& [title, text] : chart_columns(plan)) {
+/// The plan as a line of the chart and its cells, as the run's optimizer uses them.
+struct ExplainedRow {
+  std::vector<ChartColumn> chart, cells;
+  ParameterBytes bytes;
+};
+
+ExplainedRow explained_row(const Session& session) {
+  const PrecisionPlan& plan = session.engine.plan;
+  const OptimizerSettings& settings = session.engine.optimizer;
+  const MomentRoles moments = optimizer_named(settings.name).moments(settings);
+  ExplainedRow row = {chart_columns(plan), plan_columns(plan), bytes_per_parameter(plan)};
+  if (moments.moment1 && moments.moment2) {
+    return row;
+  }
+  const std::string none = "none with " + settings.name;
+  row.bytes.moment1 = moments.moment1 ? row.bytes.moment1 : 0.0;
+  row.bytes.moment2 = 0.0;
+  const std::string m = moments.moment1 ? describe(plan.moment1) : none;
+  const std::pair<std::string_view, std::string> changed[] = {
+      {"m + v", moments.moment1 ? m + ", no v" : none},
+      {"moment 1", m},
+      {"moment 2", none},
+      {"bytes per parameter", fmt::format("{:.4g}", row.bytes.total())}};
+  for (std::vector<ChartColumn>* columns : {&row.chart, &row.cells}) {
+    for (ChartColumn& column : *columns) {
+      for (const auto& [title, text] : changed) {
+        column.text = title == column.title ? text : column.text;
+      }
+    }
+  }
+  return row;
+}
+
+/// One column per line, then every cell.
+void print_row(const Session& session) {
+  const PrecisionPlan& plan = session.engine.plan;
+  const ExplainedRow row = explained_row(session);
+  fmt::print("row {} ({})\n", plan.name, row_origin(plan.name).source);
+  for (const auto& [title, text] : row.chart) {
     fmt::print("  {:<20}{}\n", title, text);
   }
-  const ParameterBytes bytes = bytes_per_parameter(plan);
-  fmt::print("  {:<20}weight {:.4g}, master {:.4g}, gradient {:.4g}, m {:.4g}, v {:.4g}\n\ncells\n",
-             "", bytes.weight, bytes.master, bytes.gradient, bytes.moment1, bytes.moment2);
-  for (const auto& [role, format] : plan_columns(plan)) {
+  fmt::print("  {:<20}weight {:.4g}, master {:.4g}, gradient {:.4g}, m {:.4g}, v {:.4g}\n", "",
+             row.bytes.weight, row.bytes.master, row.bytes.gradient, row.bytes.moment1,
+             row.bytes.moment2);
+  const std::string_view note = optimizer_named(session.engine.optimizer.name).note;
+  if (!note.empty()) {
+    fmt::print("  {:<20}{}\n", "optimizer", note);
+  }
+  fmt::print("\ncells\n");
+  for (const auto& [role, format] : row.cells) {
     fmt::print("  {:<20}{}\n", role, format);
   }
 }
@@ -113,8 +153,9 @@ std::string layer_text(const Layers& layers, size_t i) {
                      gemm(linear.wgrad, 2), note.empty() ? "" : "   ", note);
 }
 
-void print_text(const PrecisionPlan& plan, const Layers& layers, bool every_layer) {
-  print_row(plan);
+void print_text(const Session& session, const Layers& layers, bool every_layer) {
+  const PrecisionPlan& plan = session.engine.plan;
+  print_row(session);
   std::vector<LayerLine> lines;
   size_t scaled = 0;
   for (size_t i = 0; i < layers.linears.size(); ++i) {
@@ -186,11 +227,13 @@ void print_json(const Session& session, const Layers& layers) {
   nlohmann::ordered_json json = {{"plan", plan.name},
                                  {"source", row_origin(plan.name).source},
                                  {"told", session.settings.told.lines}};
-  for (const auto& [title, text] : chart_columns(plan)) {
+  const ExplainedRow row = explained_row(session);
+  for (const auto& [title, text] : row.chart) {
     json["chart"][title] = text;
   }
-  json["bytes_per_parameter"] = bytes_per_parameter(plan).total();
-  for (const auto& [role, format] : plan_columns(plan)) {
+  json["bytes_per_parameter"] = row.bytes.total();
+  json["optimizer"] = session.engine.optimizer.name;
+  for (const auto& [role, format] : row.cells) {
     json["row"][role] = format;
   }
   json["outside"] = kOutside;
@@ -230,7 +273,7 @@ void explain(const ExplainOptions& options) {
   } else if (options.json) {
     print_json(session, explained_layers(session));
   } else {
-    print_text(plan, explained_layers(session), options.every_layer);
+    print_text(session, explained_layers(session), options.every_layer);
     print_schedule(session);
   }
 }

@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "base/error.h"
+#include "config/field_table.h"
+#include "optim/registry.h"
 #include "precision/plan.h"
 
 namespace fp8train {
@@ -199,26 +201,31 @@ void Checks::meaningless() {
       complain(key, fmt::format("has no meaning with {}; remove it", beside));
     }
   };
-  const OptimizerSettings& optimizer = settings_.optimizer;
-  const OptimizerSettings usual;
-  const bool sgd = optimizer.name == "sgd";
-  refuse("optimizer.momentum", !sgd, optimizer.momentum != usual.momentum, "optimizer.name: adamw");
-  refuse("optimizer.betas", sgd, optimizer.betas != usual.betas, "optimizer.name: sgd");
-  refuse("precision.moment1", sgd, !settings_.precision.cells.moment1.empty(),
-         "optimizer.name: sgd");
-  refuse("precision.moment2", sgd, !settings_.precision.cells.moment2.empty(),
-         "optimizer.name: sgd");
-  refuse("optimizer.eps", sgd, optimizer.eps != usual.eps, "optimizer.name: sgd");
+  const OptimizerEntry& optimizer = optimizer_named(settings_.optimizer.name);
+  const std::string choice = fmt::format("optimizer.name: {}", optimizer.name);
+  const Settings usual;
+  for (const std::string_view key : optimizer_keys()) {
+    const Field& field = *find_field(key);
+    refuse(field.key.c_str(), !optimizer.reads(key), field.write(settings_) != field.write(usual),
+           choice.c_str());
+  }
+  if (optimizer.needs_whole_parameters && settings_.parallelism.zero_stage > 0 &&
+      has("parallelism.zero_stage")) {
+    complain("parallelism.zero_stage", "optimizer.name",
+             fmt::format("parallelism.zero_stage {} cuts matrices into parts, and optimizer.name: "
+                         "{} updates whole ones; set parallelism.zero_stage: 0, or take adamw",
+                         settings_.parallelism.zero_stage, optimizer.name));
+  }
   const ScheduleSettings& schedule = settings_.scheduler;
-  const bool constant = schedule.type == "constant";
+  const bool constant = schedule.type == ScheduleType::constant;
   refuse("scheduler.min_lr", constant, schedule.min_lr != 0.0, "scheduler.type: constant");
   refuse("scheduler.decay_steps", constant, schedule.decay_steps != 0, "scheduler.type: constant");
 }
 
 void Checks::schedule() {
   const ScheduleSettings& schedule = settings_.scheduler;
-  if (schedule.type != "constant" && usable("scheduler.type") && usable("optimizer.lr") &&
-      schedule.min_lr > settings_.optimizer.lr) {
+  if (schedule.type != ScheduleType::constant && usable("scheduler.type") &&
+      usable("optimizer.lr") && schedule.min_lr > settings_.optimizer.lr) {
     complain("scheduler.min_lr", "optimizer.lr",
              fmt::format("scheduler.min_lr {} is above optimizer.lr {}", schedule.min_lr,
                          settings_.optimizer.lr));
@@ -236,7 +243,8 @@ void Checks::schedule() {
              fmt::format("warm-up ({}) and decay ({}) together are longer than the run's {} steps",
                          schedule.warmup_steps, schedule.decay_steps, last));
   }
-  if (schedule.type == "wsd" && schedule.decay_steps == 0 && usable("scheduler.decay_steps")) {
+  if (schedule.type == ScheduleType::wsd && schedule.decay_steps == 0 &&
+      usable("scheduler.decay_steps")) {
     missing("scheduler.decay_steps", "missing; type wsd needs the length of the final decay");
   }
 }

@@ -4,9 +4,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
+#include <iterator>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -144,6 +147,31 @@ Field choice(std::string key, Get get, std::vector<std::string> choices, std::st
       std::move(key), accepts, std::move(doc), get,
       [choices](const auto& value, const auto& what) { return read_choice(value, choices, what); },
       [](const std::string& value) { return value; });
+}
+
+/// An enumeration; `values`: all of it with their names.
+template <class Get, class Enum, size_t count>
+Field choice(std::string key, Get get, const std::pair<Enum, std::string_view> (&values)[count],
+             std::string doc) {
+  std::vector<std::string> names;
+  for (const auto& [value, name] : values) {
+    names.emplace_back(name);
+  }
+  const std::string accepts = "one of " + joined(names);
+  return make(
+      std::move(key), accepts, std::move(doc), get,
+      [names, &values](const auto& value, const auto& what) {
+        const auto name = read_choice(value, names, what);
+        const auto found = std::find_if(std::begin(values), std::end(values), [&](const auto& one) {
+          return name && one.second == *name;
+        });
+        return found == std::end(values) ? std::optional<Enum>() : found->first;
+      },
+      [&values](const Enum& value) {
+        const auto found = std::find_if(std::begin(values), std::end(values),
+                                        [&](const auto& one) { return one.first == value; });
+        return std::string(found->second);
+      });
 }
 
 /// A list of texts. An empty list is written only when `show_empty`.

@@ -31,10 +31,14 @@ std::vector<std::string> names_in_section(std::string_view section);
 std::vector<Field> model_fields();
 std::vector<Field> data_fields();
 std::vector<Field> training_fields();
+std::vector<Field> optimizer_fields();  ///< and those of the schedule
 std::vector<Field> precision_fields();
 std::vector<Field> run_fields();
 std::vector<Field> watchdog_fields();
 std::vector<Field> job_fields();
+
+/// Optimizer steps of the run that is planned, for what the wizard offers.
+int64_t planned_steps(const Settings& settings);
 
 /// What the wizard asks, in its order.
 const std::vector<const Field*>& wizard_fields();

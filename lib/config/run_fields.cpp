@@ -1,4 +1,4 @@
-// Data, training, optimizer, schedule and everything around a run.
+// Data, training and everything around a run.
 
 #include <algorithm>
 #include <iterator>
@@ -31,31 +31,11 @@ auto training(Member member) {
   return in(&Settings::training, member);
 }
 
-template <class Member>
-auto optimizer(Member member) {
-  return in(&Settings::optimizer, member);
-}
-
 Field sources(std::string key, std::vector<DataSource> DataSettings::*member, std::string doc) {
   return make(std::move(key), "a list of {path, format, weight}", std::move(doc), data(member),
               read_sources, [](const std::vector<DataSource>& values) {
                 return values.empty() ? "" : sources_text(values);
               });
-}
-
-Field betas() {
-  const Range range = from_up_to(0, 1);
-  return make(
-      "optimizer.betas", "a list of 2 numbers" + range.text(),
-      "Decay of AdamW's first and second moment", optimizer(&OptimizerSettings::betas),
-      [range](const FieldValue& value, const std::string& what) {
-        const auto numbers = read_numbers(value, 2, range, what);
-        return numbers ? std::optional(std::array<double, 2>{(*numbers)[0], (*numbers)[1]})
-                       : std::nullopt;
-      },
-      [](const std::array<double, 2>& value) {
-        return fmt::format("[{}, {}]", number_text(value[0]), number_text(value[1]));
-      });
 }
 
 // What the wizard offers where the default of the field is no good start.
@@ -73,53 +53,8 @@ std::string offered_global_batch(const Settings& settings) {
                         settings.job.ranks_per_node);
 }
 
-int64_t planned_steps(const Settings& settings) {
-  const TrainingSettings& training = settings.training;
-  const int64_t ranks = settings.job.nodes * settings.job.ranks_per_node;
-  const int64_t sequences =
-      training.global_batch_size > 0
-          ? training.global_batch_size
-          : training.micro_batch_size * training.gradient_accumulation_steps * ranks;
-  return training.max_steps > 0 ? training.max_steps
-                                : training.max_tokens / sequences / settings.data.seq_length;
-}
-
-std::string offered_warmup(const Settings& settings) {
-  return std::to_string(std::min<int64_t>(planned_steps(settings) / 20, 2000));
-}
-
 std::string offered_interval(const Settings& settings) {
   return std::to_string(std::clamp<int64_t>(planned_steps(settings) / 10, 1, 1000));
-}
-
-std::vector<Field> optimizer_fields() {
-  return {
-      choice("optimizer.name", optimizer(&OptimizerSettings::name), {"adamw", "sgd"},
-             "Update rule"),
-      number("optimizer.lr", optimizer(&OptimizerSettings::lr), above(0), "Peak learning rate")
-          .asked({.topic = Topic::optimization, .text = "Peak learning rate"}),
-      betas(),
-      number("optimizer.eps", optimizer(&OptimizerSettings::eps), above_up_to(0, 1),
-             "Added to the root of AdamW's second moment"),
-      number("optimizer.weight_decay", optimizer(&OptimizerSettings::weight_decay),
-             between(0, 1000), "Decoupled weight decay, never on norms and biases"),
-      number("optimizer.momentum", optimizer(&OptimizerSettings::momentum), from_up_to(0, 1),
-             "Momentum of sgd"),
-      number("optimizer.grad_clip", optimizer(&OptimizerSettings::grad_clip), between(0, 1e9),
-             "Largest global gradient norm; 0 turns clipping off"),
-      choice("scheduler.type", in(&Settings::scheduler, &ScheduleSettings::type),
-             {"cosine", "linear", "wsd", "constant"},
-             "Course of the learning rate after warm-up; wsd: warm-up, stable, decay"),
-      integer("scheduler.warmup_steps", in(&Settings::scheduler, &ScheduleSettings::warmup_steps),
-              at_least(0), "Steps in which the learning rate rises linearly from 0")
-          .asked(
-              {.topic = Topic::optimization, .text = "Warm-up steps", .suggest = offered_warmup}),
-      number("scheduler.min_lr", in(&Settings::scheduler, &ScheduleSettings::min_lr), at_least(0),
-             "Learning rate at the end of the decay"),
-      integer("scheduler.decay_steps", in(&Settings::scheduler, &ScheduleSettings::decay_steps),
-              at_least(0),
-              "wsd: length of the final decay; cosine, linear: 0 decays until the last step"),
-  };
 }
 
 /// "auto" or a whole number.
@@ -273,9 +208,6 @@ std::vector<Field> training_fields() {
           "and on sm_80 to sm_90 needs 2 bytes for each score, so that runs and resumed runs have "
           "the same bits; everything else has them either way"),
   };
-  for (Field& field : optimizer_fields()) {
-    result.push_back(std::move(field));
-  }
   return result;
 }
 
@@ -352,6 +284,17 @@ std::vector<Field> run_fields() {
   };
   std::move(others.begin(), others.end(), std::back_inserter(result));
   return result;
+}
+
+int64_t planned_steps(const Settings& settings) {
+  const TrainingSettings& training = settings.training;
+  const int64_t ranks = settings.job.nodes * settings.job.ranks_per_node;
+  const int64_t sequences =
+      training.global_batch_size > 0
+          ? training.global_batch_size
+          : training.micro_batch_size * training.gradient_accumulation_steps * ranks;
+  return training.max_steps > 0 ? training.max_steps
+                                : training.max_tokens / sequences / settings.data.seq_length;
 }
 
 }  // namespace fp8train

@@ -83,7 +83,8 @@ Loader::Loader(const Corpus& corpus, const LoaderSettings& settings)
       settings_(settings),
       order_(corpus.size(), settings.seq_length, settings.shuffle, settings.seed) {
   check(settings.micro_batch_size >= 1, "micro_batch_size must be positive");
-  check(settings.world_size >= 1 && settings.rank >= 0 && settings.rank < settings.world_size,
+  check(settings.data_ranks >= 1 && settings.data_rank >= 0 &&
+            settings.data_rank < settings.data_ranks,
         "the rank is outside the world");
 }
 
@@ -91,7 +92,7 @@ Loader::~Loader() = default;
 
 uint64_t Loader::samples_per_batch() const {
   return static_cast<uint64_t>(settings_.micro_batch_size) *
-         static_cast<uint64_t>(settings_.world_size);
+         static_cast<uint64_t>(settings_.data_ranks);
 }
 
 Batch Loader::make_batch(uint64_t position) const {
@@ -103,8 +104,8 @@ Batch Loader::make_batch(uint64_t position) const {
   batch.targets.resize(batch.tokens.size());
   std::vector<int32_t> window(static_cast<size_t>(columns) + 1);
   for (int64_t row = 0; row < batch.rows; ++row) {
-    const uint64_t sample = position + static_cast<uint64_t>(row * settings_.world_size) +
-                            static_cast<uint64_t>(settings_.rank);
+    const uint64_t sample = position + static_cast<uint64_t>(row * settings_.data_ranks) +
+                            static_cast<uint64_t>(settings_.data_rank);
     corpus_.read(order_.start_of(sample), columns + 1, window.data());
     std::copy(window.begin(), window.end() - 1, batch.tokens.begin() + row * columns);
     std::copy(window.begin() + 1, window.end(), batch.targets.begin() + row * columns);
@@ -137,15 +138,16 @@ void Loader::seek(uint64_t position) {
 }
 
 ValidationBatches::ValidationBatches(const Corpus& corpus, int64_t batch_size, int64_t seq_length,
-                                     int rank, int world_size)
+                                     int data_rank, int data_ranks)
     : corpus_(corpus),
       batch_size_(batch_size),
       seq_length_(seq_length),
-      rank_(rank),
-      world_size_(world_size) {
+      data_rank_(data_rank),
+      data_ranks_(data_ranks) {
   check(batch_size >= 1 && seq_length >= 1, "batch_size and seq_length must be positive");
-  check(world_size >= 1 && rank >= 0 && rank < world_size, "the rank is outside the world");
-  const int64_t rows_of_all = batch_size * world_size;
+  check(data_ranks >= 1 && data_rank >= 0 && data_rank < data_ranks,
+        "the rank is outside the world");
+  const int64_t rows_of_all = batch_size * data_ranks;
   window_count_ = (target_count() + seq_length - 1) / seq_length;
   batch_count_ = (window_count_ + rows_of_all - 1) / rows_of_all;
 }
@@ -165,7 +167,7 @@ std::optional<Batch> ValidationBatches::next() {
   batch.targets.assign(batch.tokens.size(), kIgnoredTarget);
   std::vector<int32_t> window(static_cast<size_t>(seq_length_) + 1);
   for (int64_t row = 0; row < batch_size_; ++row) {
-    const int64_t index = (batch_ * batch_size_ + row) * world_size_ + rank_;
+    const int64_t index = (batch_ * batch_size_ + row) * data_ranks_ + data_rank_;
     if (index >= window_count_) {
       continue;  // an empty row, so that all ranks make the same number of batches
     }

@@ -27,13 +27,13 @@ struct LoaderSettings {
   int64_t seq_length = 1024;     ///< T
   bool shuffle = true;
   uint64_t seed = 0;
-  int rank = 0;
-  int world_size = 1;
+  int data_rank = 0;    ///< position along the data axis
+  int data_ranks = 1;   ///< ranks that read different samples
   size_t prefetch = 2;  ///< batches read ahead by the background thread; 0 reads in next()
 };
 
 /// Endless batches in the order of SampleOrder. One call of next() on every rank consumes
-/// micro_batch_size * world_size samples: row b of rank r is sample position + b * world_size + r,
+/// micro_batch_size * data_ranks samples: row b of rank r is sample position + b * data_ranks + r,
 /// so the same samples are consumed for any split of the same product. Not thread-safe: one thread
 /// calls next(), seek() and position().
 class Loader {
@@ -73,8 +73,8 @@ class Loader {
 /// all ranks. All ranks see the same number of batches.
 class ValidationBatches {
  public:
-  ValidationBatches(const Corpus& corpus, int64_t batch_size, int64_t seq_length, int rank = 0,
-                    int world_size = 1);
+  ValidationBatches(const Corpus& corpus, int64_t batch_size, int64_t seq_length, int data_rank = 0,
+                    int data_ranks = 1);
 
   /// The next batch of this rank, or nothing at the end.
   std::optional<Batch> next();
@@ -90,8 +90,8 @@ class ValidationBatches {
   const Corpus& corpus_;
   int64_t batch_size_;
   int64_t seq_length_;
-  int rank_;
-  int world_size_;
+  int data_rank_;
+  int data_ranks_;
   int64_t window_count_;
   int64_t batch_count_;
   int64_t batch_ = 0;

@@ -18,6 +18,18 @@ ParameterFormats formats_of(const PrecisionPlan& plan, const LinearPlan& linear)
   return linear.exempt_reason.empty() ? parameter_formats(plan) : ParameterFormats{};
 }
 
+/// Parameter::matrices of a block's linear layer.
+std::vector<int64_t> stacked_matrices(const ModelConfig& config, const LinearSite& site) {
+  if (site.name.ends_with("attention.qkv")) {
+    const int64_t keys = config.num_key_value_heads * config.head_dim;
+    return {config.num_attention_heads * config.head_dim, keys, keys};
+  }
+  if (site.name.ends_with("mlp.up") && config.mlp == MlpKind::swiglu) {
+    return {config.intermediate_size, config.intermediate_size};
+  }
+  return {site.out_features};
+}
+
 /// Values, gradients and moments of the head stay in fp32, also where its GEMMs have no scales: at
 /// most it has a copy for them. Where it is the embedding too, that is read in fp32.
 ParameterFormats head_formats(const PrecisionPlan& plan, const LinearPlan& head) {
@@ -131,6 +143,7 @@ Linear Decoder::make_linear(const std::string& name, bool bias, float init_std) 
   const LinearPlan& plan = linear_plans_[found->second];
   Parameter* weight = parameters_.add({.name = name + ".weight",
                                        .shape = {plan.site.out_features, plan.site.in_features},
+                                       .matrices = stacked_matrices(config_, plan.site),
                                        .init_std = init_std,
                                        .formats = formats_of(plan_, plan),
                                        .value_is_read = false,

@@ -37,6 +37,9 @@ struct Parameter {
   Shape shape;            ///< as stored; rows may be padded with zeros
   int64_t used_rows = 0;  ///< rows that the model has; the rest is padding
   bool decay = true;      ///< weight decay applies (not to norms and biases)
+  /// Of the weight of a hidden linear layer: the rows of each matrix that is stacked in it (q, k
+  /// and v; gate and up). Empty: embedding, head, norm or bias.
+  std::vector<int64_t> matrices;
   Init init = Init::normal;
   float init_std = 0.0F;
   ParameterFormats formats;  ///< fp32 unless a layer of the plan's own formats owns it

@@ -2,8 +2,14 @@
 // One optimizer step over a parameter store: the gradients' global norm, clipping, skip of
 // non-finite steps, the update itself and the GEMM copies of the new weights. Everything is decided
 // on the device; the host reads StepReport once per logging interval.
+//
+// The base class does what all optimizers have in common. A further optimizer is one file: a class
+// that keeps its states by name and updates one parameter, and an OptimizerEntry (registry.h).
 
 #include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "device/arena.h"
@@ -34,20 +40,51 @@ class RankCombiner {
   virtual void largest(const View& values) = 0;
 };
 
+/// What an optimizer keeps of some parameters from step to step, under one name. Checkpoints have
+/// it as "NAME.PARAMETER".
+class OptimizerState {
+ public:
+  explicit OptimizerState(std::string name) : name_(std::move(name)) {}
+
+  /// Before allocate(): the state of parameter `index` of the store has this format and the shape
+  /// of what this rank updates of it.
+  void add(size_t index, const TensorFormat& format, const Parameter& parameter);
+  /// Zero afterwards.
+  void allocate(Device& device) { pool_.allocate(device); }
+
+  const std::string& name() const { return name_; }
+  /// Empty where the parameter has none.
+  StoredTensor of(size_t index) const;
+  /// Scales that a tensor has for the whole of it: [tensors, 2] each.
+  std::vector<View> tensor_scales() const { return pool_.tensor_scales(); }
+
+ private:
+  std::string name_;
+  StoredPool pool_;
+  std::vector<std::optional<size_t>> position_;  ///< of each parameter in the pool
+};
+
+/// What an optimizer is made for. `device` and `parameters`, which are allocated, outlive it.
+struct OptimizerSite {
+  Device* device;
+  ParameterStore* parameters;
+  OptimizerSettings settings;
+  bool dynamic_loss_scaling = false;
+  uint64_t seed = 0;  ///< of stochastic rounding
+};
+
 class Optimizer {
  public:
-  /// Allocates moments (zero) for every parameter, in its formats. `parameters` outlives the
-  /// optimizer. `seed`: of stochastic rounding. Throws ConfigError when the optimizer does not work
-  /// on these formats: sgd is fp32.
-  Optimizer(Device& device, ParameterStore& parameters, const OptimizerSettings& settings,
-            bool dynamic_loss_scaling, uint64_t seed = 0);
+  virtual ~Optimizer() = default;
+  Optimizer(const Optimizer&) = delete;
+  Optimizer& operator=(const Optimizer&) = delete;
 
   /// Zeroes the gradients, but for those that the first micro-batch overwrites
   /// (Parameter::overwritten); before the first micro-batch of a step.
   void begin_step(Stream stream);
 
-  /// Of the steps from now on; kept on the device, so that a recorded step can be replayed.
-  void set_learning_rate(double lr);
+  /// Of the steps from now on; stored on the device, so that a recorded step can be replayed.
+  virtual void set_learning_rate(double lr);
 
   /// Where there is one rank: step() rounds the gradients once to what would cross their wires, so
   /// that a result does not depend on how many ranks there are. Not otherwise.
@@ -55,7 +92,7 @@ class Optimizer {
 
   /// Applies the accumulated gradients, unless their norm is not finite, and casts the new weights
   /// as their Parameter::cast says; with statistics only when `collect_statistics`. `combiner`:
-  /// where ranks update parts. fp32 gradients whose wire is bf16 are rounded where they are
+  /// where ranks update parts. fp32 gradients whose wire is bf16 may be rounded where they are
   /// read and stay in memory as they are; others are rounded in place.
   void step(Stream stream, Arena& scratch, bool collect_statistics = false,
             RankCombiner* combiner = nullptr);
@@ -72,35 +109,61 @@ class Optimizer {
 
   StepReport report() const;
 
-  /// For checkpoints: the moments of one parameter, or of the part of it that is updated (the
-  /// second empty for sgd, both without momentum), and the control.
-  StoredTensor moment1(size_t parameter) const { return of(moment1_, parameter); }
-  StoredTensor moment2(size_t parameter) const { return of(moment2_, parameter); }
+  /// For checkpoints: the states in their order, and the control.
+  virtual std::vector<const OptimizerState*> states() const = 0;
+  /// Of one parameter, or of the part of it that is updated; empty where there is no such state.
+  StoredTensor state(std::string_view name, size_t parameter) const;
   ops::StepControl control() const;
   void set_control(const ops::StepControl& control);
 
- private:
+ protected:
+  struct Update {
+    Stream stream;
+    Arena* scratch;
+    bool collect_statistics = false;
+  };
+
+  explicit Optimizer(const OptimizerSite& site);
+
+  /// Once per step, when the control block says how to clip and whether to skip.
+  virtual void begin_update(const Update& /*step*/) {}
+  /// One parameter of the store. A step that is skipped changes neither weight nor state, but casts
+  /// the weight: its scale may have moved.
+  virtual void update(const Update& step, size_t index) = 0;
+  /// Where ranks update parts: scales that a tensor has for the whole of it become those that
+  /// follow from the new values of all ranks. Before the updates.
+  virtual void combine_scales(Stream stream, RankCombiner& combiner);
+  /// Whether update() rounds fp32 gradients whose wire is bf16 as it reads them (read_as()).
+  virtual bool rounds_as_it_reads() const { return false; }
+
+  /// The type that gradients of a format are rounded to where they are read; fp32: none.
+  DType read_as(const TensorFormat& gradient, const TensorFormat& wire) const;
+  /// *sum += sum of x^2, a device scalar. `read_as`: as ops::sum_of_squares.
+  static void add_squares(Stream stream, Arena& scratch, const View& x, double* sum,
+                          DType read_as = DType::f32);
+  /// Parameter::cast, with its statistics only where they are collected.
+  static ops::QuantizeSink cast_of(const Parameter& parameter, const Update& step);
+  /// As Parameter::cast says, after an operation that does not cast.
+  static void cast_weight(const Update& step, const Parameter& parameter);
+  /// After an update: the automatic scale of a gradient that one rank stores.
+  void update_gradient_scale(Stream stream, const Parameter& parameter) const;
+
+  const OptimizerSettings& settings() const { return site_.settings; }
+  Device& device() const { return *site_.device; }
+  const ParameterStore& parameters() const { return *site_.parameters; }
+  const Parameter& parameter(size_t index) const { return *site_.parameters->all()[index]; }
+  uint64_t seed() const { return site_.seed; }
   ops::StepControl* device_control() const {
     return static_cast<ops::StepControl*>(control_.data());
   }
-  static StoredTensor of(const StoredPool& moment, size_t parameter) {
-    return moment.empty() ? StoredTensor{} : moment.at(parameter);
-  }
-  void check_formats() const;
-  DType read_as(const TensorFormat& gradient, const TensorFormat& wire) const;
+
+ private:
   void round_gradients(Stream stream, Arena& scratch) const;
   void sum_gradients(Stream stream, Arena& scratch) const;
-  void update(Stream stream, size_t index, bool collect_statistics) const;
-  ops::AdamW adamw_call(size_t index, bool collect_statistics) const;
-  void find_amax(Stream stream, RankCombiner& combiner) const;
 
-  Device* device_;
-  ParameterStore* parameters_;
-  OptimizerSettings settings_;
-  uint64_t seed_;
+  OptimizerSite site_;
   bool rounds_gradients_ = false;
   ops::LossScaling scaling_;
-  StoredPool moment1_, moment2_;
   Buffer control_;
 };
 

@@ -19,10 +19,10 @@ double learning_rate(const ScheduleSettings& schedule, double lr, int64_t step, 
     return lr * static_cast<double>(step + 1) / static_cast<double>(schedule.warmup_steps + 1);
   }
   const double low = schedule.min_lr;
-  if (schedule.type == "constant") {
+  if (schedule.type == ScheduleType::constant) {
     return lr;
   }
-  if (schedule.type == "wsd") {
+  if (schedule.type == ScheduleType::wsd) {
     if (step < max_steps - schedule.decay_steps) {
       return lr;
     }
@@ -32,7 +32,7 @@ double learning_rate(const ScheduleSettings& schedule, double lr, int64_t step, 
   const int64_t decay_end =
       schedule.decay_steps == 0 ? max_steps : schedule.warmup_steps + schedule.decay_steps;
   const double progress = fraction(step - schedule.warmup_steps, decay_end - schedule.warmup_steps);
-  if (schedule.type == "linear") {
+  if (schedule.type == ScheduleType::linear) {
     return lr + (low - lr) * progress;
   }
   return low + (lr - low) * 0.5 * (1.0 + std::cos(std::numbers::pi * progress));

@@ -1,7 +1,10 @@
 #include "parallel/data_parallel.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
+
+#include "parallel/strategies.h"
 
 namespace fp8train {
 namespace {
@@ -66,5 +69,45 @@ std::vector<GradientBuckets::Bucket> cut_buckets(const Communicator& comm,
 DataParallel::DataParallel(Communicator& comm, Device& device, const ParameterStore& parameters,
                            const DataParallelSettings& settings)
     : buckets_(comm, device, parameters.all().size(), cut_buckets(comm, parameters, settings)) {}
+
+namespace {
+
+/// Also of an evaluation by several ranks, which exchange no gradients.
+class Replicas final : public RankedStrategy {
+ public:
+  using RankedStrategy::RankedStrategy;
+
+  StoreSharing sharing() const override { return {.exchanged = true, .layout = {}}; }
+  void attach(Device& device, ParameterStore& parameters, const View& amax) override {
+    RankedStrategy::attach(device, parameters, amax);
+    if (settings().trains) {
+      gradients_.emplace(comm(), device, parameters,
+                         DataParallelSettings{.bucket_bytes = settings().bucket_bytes,
+                                              .self_exact = settings().self_exact});
+    }
+  }
+
+  GradientListener* begin_exchange() override {
+    gradients_->begin(device().stream());
+    return &*gradients_;
+  }
+  void finish_exchange(double* squared_norm) override {
+    gradients_->finish();
+    // NaN where a rank has seen a value that is not finite: all skip the step or none.
+    sum(squared_norm);
+  }
+  RankCombiner* combiner() override { return nullptr; }
+  void values_changed() override {}
+  ParameterGatherer* gatherer() override { return nullptr; }
+
+ private:
+  std::optional<DataParallel> gradients_;
+};
+
+}  // namespace
+
+std::unique_ptr<Strategy> make_data_parallel(const Mesh& mesh, const StrategySettings& settings) {
+  return std::make_unique<Replicas>(mesh, settings);
+}
 
 }  // namespace fp8train

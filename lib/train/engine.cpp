@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "base/error.h"
 #include "base/trace.h"
-#include "comm/reduce.h"
 #include "ops/elementwise.h"
-#include "parallel/shard_layout.h"
+#include "optim/registry.h"
 
 namespace fp8train {
 namespace {
@@ -15,29 +15,31 @@ namespace {
 constexpr int kTrainingTotals = 0;
 constexpr int kEvaluationTotals = 1;
 
-DecoderOptions decoder_options(const EngineSettings& settings, const Communicator* comm) {
+DecoderOptions decoder_options(const EngineSettings& settings, const Strategy& strategy) {
   DecoderOptions options = settings.decoder;
+  StoreSharing sharing = strategy.sharing();
   options.gradients = settings.trains;
-  options.exchanged = comm != nullptr && comm->size() > 1;
-  if (comm != nullptr && comm->size() > 1 && settings.trains && settings.zero_stage > 0) {
-    const ShardSettings shards = {.stage = settings.zero_stage,
-                                  .bucket_bytes = settings.bucket_bytes,
-                                  .accumulates = settings.gradient_accumulation_steps > 1,
-                                  .last_reads_first = settings.model.tie_word_embeddings};
-    options.layout = [shards, comm](const ParameterStore& store) {
-      return shard_layout(store, comm->size(), comm->rank(), shards);
-    };
-  }
+  options.exchanged = sharing.exchanged;
+  options.layout = std::move(sharing.layout);
   return options;
 }
 
 }  // namespace
 
+StrategySettings strategy_settings(const EngineSettings& settings) {
+  return {.zero_stage = settings.zero_stage,
+          .bucket_bytes = settings.bucket_bytes,
+          .trains = settings.trains,
+          .accumulates = settings.gradient_accumulation_steps > 1,
+          .ties_embeddings = settings.model.tie_word_embeddings,
+          .self_exact = settings.plan.self_exact};
+}
+
 Engine::Engine(Device& device, const EngineSettings& settings, Communicator* comm)
     : device_(&device),
-      comm_(comm != nullptr && comm->size() > 1 ? comm : nullptr),
       settings_(settings),
-      model_(device, settings.model, settings.plan, decoder_options(settings, comm)),
+      strategy_(make_strategy(Mesh(comm), strategy_settings(settings))),
+      model_(device, settings.model, settings.plan, decoder_options(settings, *strategy_)),
       saved_(device, MemoryCategory::saved_activations),
       scratch_(device, MemoryCategory::workspace),
       tokens_(device, DType::i32, {settings.micro_batch_size, settings.seq_length},
@@ -50,31 +52,15 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
                            MemoryCategory::batch);
   }
   if (settings.trains) {
-    optimizer_.emplace(device, model_.parameters(), settings.optimizer,
-                       settings.plan.dynamic_loss_scaling, settings.seed);
-    optimizer_->set_rounds_gradients(comm_ == nullptr && !settings.plan.self_exact);
+    optimizer_ = make_optimizer({.device = &device,
+                                 .parameters = &model_.parameters(),
+                                 .settings = settings.optimizer,
+                                 .dynamic_loss_scaling = settings.plan.dynamic_loss_scaling,
+                                 .seed = settings.seed});
+    optimizer_->set_rounds_gradients(!strategy_->rounds_gradients() && !settings.plan.self_exact);
   }
-  if (comm_ != nullptr) {
-    settings_.record = false;  // what a rank says to another cannot be replayed
-    const size_t scales = 2 * sizeof(float) * model_.parameters().all().size();
-    const View automatic = model_.parameters().automatic_scales();
-    const size_t few = std::max(
-        {model_.scaling().amax().bytes(), scales, automatic.empty() ? 0 : automatic.bytes()});
-    const size_t bytes =
-        std::max(few * static_cast<size_t>(ranks()), model_.parameters().granule_amax().bytes());
-    combined_ = Buffer(device, bytes, MemoryCategory::communication);
-    model_.parameters().scale_sums();
-    if (settings.trains && settings.zero_stage > 0) {
-      zero_.emplace(*comm_, device, model_.parameters(),
-                    ZeroParallel::Settings{.bucket_bytes = settings.bucket_bytes,
-                                           .self_exact = settings.plan.self_exact,
-                                           .combine_scratch = combined_.data()});
-    } else if (settings.trains) {
-      parallel_.emplace(*comm_, device, model_.parameters(),
-                        DataParallelSettings{.bucket_bytes = settings.bucket_bytes,
-                                             .self_exact = settings.plan.self_exact});
-    }
-  }
+  settings_.record = settings_.record && strategy_->can_be_recorded();
+  strategy_->attach(device, model_.parameters(), model_.scaling().amax());
   device.fill_zero(totals_.data(), totals_.bytes());
 }
 
@@ -93,52 +79,12 @@ StepContext Engine::context(bool training, bool collect_statistics) {
           .first_window = model_.scaling().first_window(),
           .collect_statistics = collect_statistics,
           .deterministic = settings_.deterministic,
-          .gatherer = gatherer()};
+          .gatherer = strategy_->gatherer()};
 }
 
 void Engine::weights_changed() {
-  if (zero_) {
-    zero_->values_changed();
-  }
+  strategy_->values_changed();
   model_.refresh_weights(context(true, false), false);
-}
-
-void Engine::copy_values(const std::function<float*(const Parameter&)>& memory) {
-  const ParameterStore& store = model_.parameters();
-  const std::vector<size_t> begins = store.unit_begins();
-  for (size_t unit = 0; unit + 1 < begins.size(); ++unit) {
-    const std::vector<std::vector<float>> gathered =
-        zero_ ? zero_->unit_values(unit) : std::vector<std::vector<float>>();
-    for (size_t i = begins[unit]; i < begins[unit + 1]; ++i) {
-      float* to = memory(*store.all()[i]);
-      if (to != nullptr && zero_) {
-        std::copy(gathered[i - begins[unit]].begin(), gathered[i - begins[unit]].end(), to);
-      } else if (to != nullptr) {
-        value_to_host(*device_, *store.all()[i], to);
-      }
-    }
-  }
-}
-
-void Engine::for_each_replica(
-    const std::function<void(const std::string&, const StoredTensor&)>& use) {
-  const ParameterStore& store = model_.parameters();
-  if (!zero_) {
-    for (const auto& parameter : store.all()) {
-      use(parameter->name, parameter->stored_value);
-    }
-    return;
-  }
-  const std::vector<StoreLayout::Segment>& segments = store.layout()->segments;
-  for (size_t unit = 0; unit < store.layout()->turns.size(); ++unit) {
-    zero_->gather(unit, ParameterGatherer::kNone);
-    for (size_t i = 0; i < segments.size(); ++i) {
-      if (segments[i].unit == unit) {
-        use(store.all()[segments[i].parameters.front()]->name, store.gathered_whole(i));
-      }
-    }
-  }
-  zero_->values_changed();
 }
 
 LossTotals Engine::totals(int slot) const {
@@ -157,20 +103,17 @@ LossReport Engine::read_totals(int slot, const SectionSeconds& seconds,
     Totals totals;
     SectionSeconds seconds;
   };
-  Totals read = {};
-  device_->copy_to_host(&read, static_cast<Totals*>(totals_.data()) + slot, sizeof(read));
-  if (comm_ != nullptr) {
-    Totals all = {};
-    for (const Message& of_rank : comm_->all_gather_values(Message{read, seconds})) {
-      all.sum += of_rank.totals.sum;
-      all.count += of_rank.totals.count;
-      if (of_ranks != nullptr) {
-        of_ranks->push_back(of_rank.seconds);
-      }
+  Totals own = {};
+  device_->copy_to_host(&own, static_cast<Totals*>(totals_.data()) + slot, sizeof(own));
+  Totals all = {};
+  for (const Message& of_rank : mesh().gather_values(Message{own, seconds})) {
+    all.sum += of_rank.totals.sum;
+    all.count += of_rank.totals.count;
+    if (of_ranks != nullptr) {
+      of_ranks->push_back(of_rank.seconds);
     }
-    read = all;
   }
-  return {read.count == 0 ? 0.0 : read.sum / static_cast<double>(read.count), read.count};
+  return {all.count == 0 ? 0.0 : all.sum / static_cast<double>(all.count), all.count};
 }
 
 void Engine::upload(const Batch& batch) {
@@ -185,21 +128,6 @@ void Engine::begin_step() {
   optimizer().begin_step(device_->stream());
 }
 
-/// Few values of each rank become one.
-void Engine::combine(const View& values, ops::Combine how) {
-  if (comm_ != nullptr && values.count() > 0) {
-    all_combine(*comm_, device_->stream(), values, how, combined_.data());
-  }
-}
-
-void Engine::sum(double* value) {
-  combine({value, DType::i64, {1}}, ops::Combine::sum);
-}
-
-void Engine::largest(const View& values) {
-  combine(values, ops::Combine::max);
-}
-
 void Engine::enter_step(int64_t step_index) {
   plain_ = std::any_of(
       settings_.plain_steps.begin(), settings_.plain_steps.end(),
@@ -210,46 +138,33 @@ void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_st
                          Position position) {
   upload(batch);
   const auto targets = static_cast<float>(settings_.gradient_accumulation_steps * batch.rows *
-                                          batch.columns * ranks());
+                                          batch.columns * mesh().size(Axis::data));
   model_.scaling().set_steps_done(step_index);
   enter_step(step_index);
   const uint64_t due = model_.scaling().due(step_index, position.last);
   StepContext how = context(true, collect_statistics);
   how.overwrites_gradients = position.first;
-  const bool exchanges = position.last && position.trains;
-  if (exchanges && parallel_) {
-    parallel_->begin(device_->stream());
-    how.listener = &*parallel_;
-  } else if (exchanges && zero_) {
-    zero_->begin();
-    how.listener = &*zero_;
+  if (position.last && position.trains) {
+    how.listener = strategy_->begin_exchange();
   }
   run(micro_batches_[{collect_statistics, how.first_window, position.first, plain_, due}], [&] {
     model_.train_micro_batch(how, tokens_, targets_, totals(kTrainingTotals),
                              optimizer().loss_scale(), 1.0F / targets);
     if (model_.scaling().reduces(position.last)) {
-      combine(model_.scaling().shared_amax(), ops::Combine::max);
+      strategy_->combine_amax(device_->stream(), model_.scaling().shared_amax());
     }
     model_.scaling().update(device_->stream(), due, optimizer().squared_norm());
   });
 }
 
 void Engine::end_step(bool collect_statistics) {
-  if (parallel_) {
-    parallel_->finish();
-    // NaN where a rank has seen a value that is not finite: all skip the step or none.
-    sum(optimizer().squared_norm());
-  } else if (zero_) {
-    zero_->finish();
-  }
+  strategy_->finish_exchange(optimizer().squared_norm());
   const TraceSpan span("update");
   run(updates_[collect_statistics ? 1 : 0], [&] {
-    optimizer().step(device_->stream(), scratch_, collect_statistics, zero_ ? this : nullptr);
-    if (zero_) {
-      zero_->values_changed();
-    }
+    optimizer().step(device_->stream(), scratch_, collect_statistics, strategy_->combiner());
+    strategy_->values_changed();
     model_.refresh_weights(context(true, collect_statistics), true);
-    update_sum_scales();
+    strategy_->update_sum_scales(device_->stream(), optimizer());
   });
   store_loss();
 }
@@ -279,8 +194,7 @@ std::vector<double> Engine::take_losses() {
     std::array<Totals, kAtOnce> part = {};
     const size_t count = std::min(kAtOnce, own.size() - begin);
     std::copy_n(own.begin() + static_cast<std::ptrdiff_t>(begin), count, part.begin());
-    const std::vector<std::array<Totals, kAtOnce>> of_ranks =
-        comm_ == nullptr ? std::vector{part} : comm_->all_gather_values(part);
+    const std::vector<std::array<Totals, kAtOnce>> of_ranks = mesh().gather_values(part);
     for (size_t i = 0; i < count; ++i) {
       Totals all = {};
       for (const auto& of_rank : of_ranks) {
@@ -298,17 +212,6 @@ void Engine::watch_forward(const Batch& batch, ActivationWatch& watch) {
   StepContext how = context(false, false);
   how.watch = &watch;
   model_.evaluate(how, tokens_, targets_, totals(kEvaluationTotals));
-}
-
-/// Each rank has counted what is at the maximum of its shards.
-void Engine::update_sum_scales() {
-  const View own = model_.parameters().automatic_scales();
-  if (comm_ == nullptr || own.empty()) {
-    return;
-  }
-  const Stream stream = device_->stream();
-  comm_->all_gather(stream, own.data, combined_.data(), own.bytes()).wait();
-  optimizer().update_sum_scales(stream, {combined_.data(), DType::i64, {ranks(), own.count()}});
 }
 
 template <typename Work>

@@ -9,22 +9,19 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
 #include "base/flight_recorder.h"
-#include "comm/communicator.h"
+#include "comm/mesh.h"
 #include "data/loader.h"
 #include "device/arena.h"
 #include "device/device.h"
 #include "device/recording.h"
 #include "model/decoder.h"
-#include "ops/wire.h"
 #include "optim/optimizer.h"
-#include "parallel/data_parallel.h"
-#include "parallel/zero_parallel.h"
+#include "parallel/strategy.h"
 #include "precision/plan.h"
 
 namespace fp8train {
@@ -38,7 +35,7 @@ struct EngineSettings {
   int64_t micro_batch_size = 1;
   int64_t seq_length = 1;
   int64_t gradient_accumulation_steps = 1;
-  int64_t bucket_bytes = DataParallelSettings{}.bucket_bytes;  ///< where there are several ranks
+  int64_t bucket_bytes = StrategySettings{}.bucket_bytes;  ///< where there are several ranks
   /// What several ranks that train share: 0: nothing; 1, 2, 3: parallel/shard_layout.h
   int zero_stage = 0;
   bool trains = true;  ///< false: for evaluation and generation only; no gradients, no optimizer
@@ -60,7 +57,10 @@ struct LossReport {
   int64_t targets = 0;
 };
 
-class Engine : private RankCombiner {
+/// How the engine's settings lay its work over ranks.
+StrategySettings strategy_settings(const EngineSettings& settings);
+
+class Engine {
  public:
   /// `comm` (null: one rank) outlives the engine. With several ranks constructing, stepping and
   /// reading losses are collective; each rank's batches are its own, and weights, optimizer and
@@ -78,7 +78,7 @@ class Engine : private RankCombiner {
   Decoder& model() { return model_; }
   /// Only of an engine that trains.
   Optimizer& optimizer() {
-    check(optimizer_.has_value(), "this engine does not train");
+    check(optimizer_ != nullptr, "this engine does not train");
     return *optimizer_;
   }
   const EngineSettings& settings() const { return settings_; }
@@ -86,14 +86,9 @@ class Engine : private RankCombiner {
   /// After weights were initialized or loaded: makes all GEMM operands.
   void weights_changed();
 
-  /// The value of each parameter in the order of the store, row-major in fp32, into memory of the
-  /// caller: `memory` gives shape.count() floats for each parameter, or null where this rank does
-  /// not want its value. Collective where ranks have parts of them.
-  void copy_values(const std::function<float*(const Parameter&)>& memory);
-  /// What all ranks hold alike, between steps: the values of all parameters or, where ranks share
-  /// them, what they gather of them, with the name of a parameter. Collective then, and what has
-  /// been gathered is out of date afterwards.
-  void for_each_replica(const std::function<void(const std::string&, const StoredTensor&)>& use);
+  /// How its work is laid over ranks: the mesh, values and replicas of parameters.
+  Strategy& strategy() { return *strategy_; }
+  const Mesh& mesh() const { return strategy_->mesh(); }
 
   /// One optimizer step: gradient_accumulation_steps micro-batches from `next`, then the update
   /// with learning rate `lr`.
@@ -117,12 +112,11 @@ class Engine : private RankCombiner {
   /// whose gradients are dropped.
   void calibrate(const Batch& batch);
 
-  int ranks() const { return comm_ == nullptr ? 1 : comm_->size(); }
-
   /// Whether all ranks run the model together, in each pass.
-  bool passes_are_collective() const { return zero_ && zero_->gathers_per_pass(); }
-  /// For other contexts that run the model; null where values need not be gathered.
-  ParameterGatherer* gatherer() { return zero_ ? &*zero_ : nullptr; }
+  bool passes_are_collective() const {
+    const ParameterGatherer* gatherer = strategy_->gatherer();
+    return gatherer != nullptr && gatherer->gathers_per_pass();
+  }
 
   /// Loss of the last step over all ranks; waits for the device.
   LossReport step_loss() const;
@@ -174,24 +168,16 @@ class Engine : private RankCombiner {
   void clear_totals(int slot);
   void store_loss();
 
-  void combine(const View& values, ops::Combine how);
-  void update_sum_scales();
-  void sum(double* value) override;
-  void largest(const View& values) override;
-
   Device* device_;
-  Communicator* comm_;  // null: one rank
   EngineSettings settings_;
+  std::unique_ptr<Strategy> strategy_;
   Decoder model_;
-  std::optional<Optimizer> optimizer_;    // of an engine that trains
-  std::optional<DataParallel> parallel_;  // of several ranks that train,
-  std::optional<ZeroParallel> zero_;      // or this
+  std::unique_ptr<Optimizer> optimizer_;  // of an engine that trains
   Arena saved_, scratch_;
   Tensor tokens_, targets_;
   Buffer totals_;        // [0] training, [1] evaluation
   Buffer loss_history_;  // Totals of each step since take_losses()
   int64_t stored_losses_ = 0;
-  Buffer combined_;  // a few values of every rank
   // One for each form of a micro-batch and of the update (with statistics or not).
   bool plain_ = false;  // the last step's
   std::map<Form, RepeatedWork> micro_batches_;

@@ -139,7 +139,7 @@ std::optional<Finding> first_gradient(Engine& engine) {
   for (size_t i = parameters.size(); i-- > 0;) {
     if (std::optional<Finding> finding = look(engine.device(), *parameters[i], Role::gradient)) {
       finding->order = static_cast<int64_t>(parameters.size() - i);
-      finding->is_sum = engine.ranks() > 1 && store.layout() == nullptr ? 1 : 0;
+      finding->is_sum = engine.mesh().world_size() > 1 && store.layout() == nullptr ? 1 : 0;
       return finding;
     }
   }
@@ -150,7 +150,7 @@ std::optional<Finding> first_gradient(Engine& engine) {
 /// x, w or dy; what dy says comes too late for the layer that it arose in, but names the product.
 std::optional<Finding> first_cast(Engine& engine, const char* role_letter, Role role) {
   const ScalingState& scaling = engine.model().scaling();
-  if (scaling.empty() || (engine.ranks() > 1 && scaling.keeps_state())) {
+  if (scaling.empty() || (engine.mesh().world_size() > 1 && scaling.keeps_state())) {
     return std::nullopt;
   }
   const std::vector<float> amax = to_host_f32(engine.device(), scaling.amax());

@@ -32,19 +32,19 @@ std::vector<Kept> kept_tensors(Engine& engine) {
   std::vector<Kept> kept;
   const Optimizer& optimizer = engine.optimizer();
   const ParameterStore& store = engine.model().parameters();
-  const auto add = [&](const char* role, const Parameter& parameter, const StoredTensor& tensor) {
+  const auto add = [&](const std::string& role, const Parameter& parameter,
+                       const StoredTensor& tensor) {
     const bool shares_scale =
         tensor.format.is_scaled() && tensor.format.granularity == Granularity::tensor;
     if (!tensor.empty() && (parameter.updated.count() > 0 || shares_scale)) {
-      kept.push_back({std::string(role) + "." + parameter.name, tensor, parameter.shape,
-                      parameter.updated.first, parameter.updated.whole});
+      kept.push_back({role + "." + parameter.name, tensor, parameter.shape, parameter.updated.first,
+                      parameter.updated.whole});
     }
   };
-  for (size_t i = 0; i < store.all().size(); ++i) {
-    add("moment1", *store.all()[i], optimizer.moment1(i));
-  }
-  for (size_t i = 0; i < store.all().size(); ++i) {
-    add("moment2", *store.all()[i], optimizer.moment2(i));
+  for (const OptimizerState* state : optimizer.states()) {
+    for (size_t i = 0; i < store.all().size(); ++i) {
+      add(state->name(), *store.all()[i], state->of(i));
+    }
   }
   for (const auto& parameter : store.all()) {
     if (parameter->formats.value != TensorFormat{}) {

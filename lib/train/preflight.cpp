@@ -90,11 +90,7 @@ int fill_job(int64_t world_size, int64_t ranks_per_node, JobSettings& job) {
 }
 
 std::string describe_layout(const Session& session) {
-  if (session.ranks == 1) {
-    return "one rank";
-  }
-  const int stage = session.engine.zero_stage;
-  return stage == 0 ? std::string("DDP") : fmt::format("ZeRO {}", stage);
+  return strategy_name(session.ranks, strategy_settings(session.engine));
 }
 
 void check_room(const RankRoom& room, const MemoryLedger& planned) {

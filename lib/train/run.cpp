@@ -36,14 +36,14 @@ void set_step_observer(StepObserver observer) {
 
 Run::Run(const RunRequest& request, Communicator& comm, RankPlace& place)
     : comm_(&comm),
+      mesh_(&comm),
       session_(open_session(request.settings, true, comm.size())),
-      records_(request.settings.output_dir, comm.rank() == 0),
+      records_(request.settings.output_dir, leads()),
       device_(place.device.get()),
       watch_(settings().training, session_.engine.plan.dynamic_loss_scaling),
       checkpoints_(records_.directory().checkpoints(), session_, watch_.skips(), records_, comm),
-      progress_(request.quiet || comm.rank() != 0
-                    ? Progress::Style::quiet
-                    : progress_style(request.settings.logging.format, stdout),
+      progress_(request.quiet || !leads() ? Progress::Style::quiet
+                                          : progress_style(request.settings.logging.format, stdout),
                 stdout, records_.progress_log()),
       step_log_(session_, *device_, records_, progress_) {
   section_advances();
@@ -82,7 +82,7 @@ Run::Run(const RunRequest& request, Communicator& comm, RankPlace& place)
   start(request);
   if (settings().sample.interval > 0 && (leads() || engine_->passes_are_collective())) {
     generator_ = std::make_unique<Generator>(*device_, engine_->model(), sample_capacity(),
-                                             engine_->gatherer());
+                                             engine_->strategy().gatherer());
   }
 }
 
@@ -139,7 +139,7 @@ Batch Run::next_batch() {
 
 void Run::observe_step(bool ends) {
   if (step_observer != nullptr) {
-    step_observer(*engine_, comm_->rank(), state_.step + 1, ends);
+    step_observer(*engine_, mesh_.world_rank(), state_.step + 1, ends);
   }
 }
 

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "base/clock.h"
-#include "comm/communicator.h"
+#include "comm/mesh.h"
 #include "data/loader.h"
 #include "train/divergence.h"
 #include "train/divergence_watch.h"
@@ -66,8 +66,8 @@ class Run {
             .seq_length = session_.engine.seq_length,
             .shuffle = settings().data.shuffle,
             .seed = settings().training.seed,
-            .rank = comm_->rank(),
-            .world_size = comm_->size()};
+            .data_rank = mesh_.index(Axis::data),
+            .data_ranks = mesh_.size(Axis::data)};
   }
   bool due(int64_t interval) const { return interval > 0 && state_.step % interval == 0; }
   bool evaluation_is_due() const {
@@ -75,12 +75,14 @@ class Run {
            state_.step < session_.max_steps;
   }
   void evaluate_in_between() {
-    evaluate((settings().eval.batches + comm_->size() - 1) / comm_->size(), false);
+    const int64_t ranks = mesh_.size(Axis::data);
+    evaluate((settings().eval.batches + ranks - 1) / ranks, false);
   }
   const Settings& settings() const { return session_.settings; }
-  bool leads() const { return comm_->rank() == 0; }
+  bool leads() const { return mesh_.leads(); }
 
   Communicator* comm_;
+  Mesh mesh_;
   Session session_;
   RunRecords records_;
   Device* device_;

@@ -105,7 +105,7 @@ void copy_weights(Engine& engine, bool wanted, WeightsCopy& into) {
   const auto& parameters = engine.model().parameters().all();
   into.parameters.resize(wanted ? parameters.size() : 0);
   size_t next = 0;
-  engine.copy_values([&](const Parameter& parameter) -> float* {
+  engine.strategy().copy_values([&](const Parameter& parameter) -> float* {
     if (!wanted) {
       return nullptr;
     }

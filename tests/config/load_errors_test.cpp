@@ -260,6 +260,18 @@ TEST_CASE("keys of another optimizer or schedule than the one chosen") {
                  Catch::Contains("has no meaning with optimizer.name: adamw"));
   CHECK_THAT(error_with("optimizer: {name: sgd, betas: [0.5, 0.6]}"),
              Catch::Contains("optimizer.betas"));
+  CHECK_THAT(error_with("optimizer: {muon: {ns_steps: 6}}"),
+             Catch::Contains("optimizer.muon.ns_steps") &&
+                 Catch::Contains("has no meaning with optimizer.name: adamw"));
+  CHECK_THAT(error_with("optimizer: {name: muon, momentum: 0.5}"),
+             Catch::Contains("optimizer.momentum") &&
+                 Catch::Contains("has no meaning with optimizer.name: muon"));
+  CHECK_THAT(error_with("optimizer: {name: muon}\nprecision: {moment2: bf16}"),
+             Catch::Contains("precision.moment2"));
+  CHECK_THAT(error_with("optimizer: {name: muon, muon: {scale: large}}"),
+             Catch::Contains("one of original, match_rms_adamw"));
+  CHECK_THAT(error_with("optimizer: {name: muon}\nparallelism: {zero_stage: 1}"),
+             Catch::Contains("parallelism.zero_stage") && Catch::Contains("whole"));
   CHECK_THAT(error_with("scheduler: {type: constant, min_lr: 1e-5}"),
              Catch::Contains("scheduler.min_lr"));
 }

@@ -193,6 +193,23 @@ TEST_CASE("the formats of moments stand beside any row") {
              Catch::Contains("precision.moment1") && Catch::Contains("sgd"));
 }
 
+TEST_CASE("muon has keys of its own") {
+  const OptimizerSettings settings =
+      load_text(kBase +
+                "optimizer: {name: muon, betas: [0.8, 0.9], muon: {momentum: 0.9, "
+                "nesterov: false, ns_steps: 6, scale: original, lr_factor: 20}}\n")
+          .optimizer;
+  CHECK(settings.name == "muon");
+  CHECK(settings.muon == MuonSettings{.momentum = 0.9,
+                                      .nesterov = false,
+                                      .ns_steps = 6,
+                                      .scale = MuonScale::original,
+                                      .lr_factor = 20});
+  CHECK(load_text(kBase + "optimizer: {name: muon}\n").optimizer.muon == MuonSettings{});
+  CHECK(load_text(kBase + "optimizer: {name: muon}\nprecision: {moment1: bf16}\n")
+            .precision.cells.moment1 == "bf16");
+}
+
 TEST_CASE("cells stand beside any row, and are refused at their place") {
   const Settings settings =
       load_text(kBase + "precision: {plan: fp8-safe, moment1: bf16, self_exact: true}\n");

@@ -176,8 +176,8 @@ TEST_CASE("ranks share one global order, whatever their number") {
       settings.micro_batch_size = micro_batch_size;
       settings.seq_length = 8;
       settings.seed = 5;
-      settings.rank = rank;
-      settings.world_size = world_size;
+      settings.data_rank = rank;
+      settings.data_ranks = world_size;
       Loader loader(corpus, settings);
       loader.seek(24);
       for (int step = 0; step < 3; ++step) {

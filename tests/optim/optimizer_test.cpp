@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "nn/linear.h"
 #include "numeric/convert.h"
+#include "optim/registry.h"
 #include "support/parameters.h"
 
 using namespace fp8train;
@@ -46,7 +47,9 @@ TEST_CASE("weight decay spares norms, and the gradient norm is that of all param
   OptimizerSettings settings;
   settings.weight_decay = 0.5;
   settings.grad_clip = 0.0;
-  Optimizer optimizer(*f.device, f.store, settings, false);
+  const std::unique_ptr<Optimizer> made =
+      make_optimizer({.device = f.device.get(), .parameters = &f.store, .settings = settings});
+  Optimizer& optimizer = *made;
   optimizer.set_learning_rate(0.1F);
   f.set_gradient(2.0F);
   optimizer.step(f.device->stream(), f.scratch);
@@ -78,7 +81,9 @@ TEST_CASE("gradients are rounded to their wire as they are read, or before") {
       OptimizerSettings settings;
       settings.name = name;
       settings.grad_clip = 0.5;
-      Optimizer optimizer(*device, store, settings, false);
+      const std::unique_ptr<Optimizer> made =
+          make_optimizer({.device = device.get(), .parameters = &store, .settings = settings});
+      Optimizer& optimizer = *made;
       optimizer.set_rounds_gradients(optimizer_rounds);
       optimizer.set_learning_rate(0.1F);
       optimizer.step(device->stream(), scratch);
@@ -98,12 +103,14 @@ TEST_CASE("gradients are rounded to their wire as they are read, or before") {
 
 TEST_CASE("a gradient that is not finite skips the step and leaves everything as it was") {
   Fixture f;
-  Optimizer optimizer(*f.device, f.store, {}, false);
+  const std::unique_ptr<Optimizer> made =
+      make_optimizer({.device = f.device.get(), .parameters = &f.store});
+  Optimizer& optimizer = *made;
   optimizer.set_learning_rate(0.1F);
   f.set_gradient(1.0F);
   optimizer.step(f.device->stream(), f.scratch);
   const std::vector<float> before = test::values_of(*f.device, f.store);
-  const std::vector<float> moments = to_host_f32(*f.device, optimizer.moment1(0).codes);
+  const std::vector<float> moments = to_host_f32(*f.device, optimizer.state("moment1", 0).codes);
   for (const float bad : {std::numeric_limits<float>::infinity(), std::nanf("")}) {
     f.set_gradient(1.0F);
     f.weight->gradient.as<float>()[4] = bad;
@@ -111,7 +118,7 @@ TEST_CASE("a gradient that is not finite skips the step and leaves everything as
     CHECK(optimizer.report().skipped);
   }
   CHECK(test::values_of(*f.device, f.store) == before);
-  CHECK(to_host_f32(*f.device, optimizer.moment1(0).codes) == moments);
+  CHECK(to_host_f32(*f.device, optimizer.state("moment1", 0).codes) == moments);
   CHECK(optimizer.report().skipped_steps == 2);
   CHECK(optimizer.report().applied_steps == 1);
 }
@@ -120,7 +127,11 @@ TEST_CASE("dynamic loss scaling halves on overflow and ignores the scale otherwi
   Fixture f;
   OptimizerSettings settings;
   settings.grad_clip = 0.0;
-  Optimizer optimizer(*f.device, f.store, settings, true);
+  const std::unique_ptr<Optimizer> made = make_optimizer({.device = f.device.get(),
+                                                          .parameters = &f.store,
+                                                          .settings = settings,
+                                                          .dynamic_loss_scaling = true});
+  Optimizer& optimizer = *made;
   optimizer.set_learning_rate(0.1F);
   const float scale = *optimizer.loss_scale();
   CHECK(scale == 65536.0F);
@@ -136,7 +147,9 @@ TEST_CASE("an unknown optimizer is refused") {
   Fixture f;
   OptimizerSettings settings;
   settings.name = "lion";
-  CHECK_THROWS_AS(Optimizer(*f.device, f.store, settings, false), ConfigError);
+  CHECK_THROWS_WITH(
+      make_optimizer({.device = f.device.get(), .parameters = &f.store, .settings = settings}),
+      Catch::Contains("'lion' is not one of adamw, sgd"));
 }
 
 namespace {
@@ -192,7 +205,9 @@ TEST_CASE("the weight that the optimizer casts is the one that the layer would c
       TrainedLinear f(plan);
       OptimizerSettings settings;
       settings.name = name;
-      Optimizer optimizer(*f.device, f.store, settings, false);
+      const std::unique_ptr<Optimizer> made =
+          make_optimizer({.device = f.device.get(), .parameters = &f.store, .settings = settings});
+      Optimizer& optimizer = *made;
       optimizer.set_learning_rate(0.25);
       const std::vector<float> before = f.forward();
       float* gradient = f.weight->gradient.as<float>();

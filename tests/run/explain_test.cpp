@@ -90,6 +90,23 @@ TEST_CASE("explain: rows with a scale for each granule") {
   CHECK(operand(one, "fprop", "dequantized").empty());  // the cpu has all products
 }
 
+TEST_CASE("explain: moments and bytes are those of the optimizer") {
+  const Json adamw = explain({"model.preset=toy", "precision.plan=te-delayed"});
+  CHECK(adamw.at("optimizer") == "adamw");
+  const auto bytes = adamw.at("bytes_per_parameter").get<double>();
+  const Json muon = explain({"model.preset=toy", "precision.plan=te-delayed", "optimizer.name=muon",
+                             "precision.moment1=bf16"});
+  CHECK(muon.at("optimizer") == "muon");
+  CHECK(muon.at("bytes_per_parameter") == bytes - 4 - 2);
+  CHECK(muon.at("row").at("moment 1") == "bf16");
+  CHECK(muon.at("row").at("moment 2") == "none with muon");
+  CHECK(muon.at("chart").at("m + v") == "bf16, no v");
+  const Json sgd = explain({"model.preset=toy", "precision.plan=te-delayed", "optimizer.name=sgd",
+                            "optimizer.momentum=0"});
+  CHECK(sgd.at("bytes_per_parameter") == bytes - 8);
+  CHECK(sgd.at("row").at("moment 1") == "none with sgd");
+}
+
 TEST_CASE("explain: what the down projection of a SwiGLU reads") {
   const Json smooth =
       explain({"model.preset=toy", "precision.plan=te-delayed", "precision.swiglu=smooth"});

@@ -142,6 +142,22 @@ TEST_CASE("killed and resumed with moments of few bits: the bits of the undistur
   check_equal_runs(shop, "whole", "broken");
 }
 
+TEST_CASE("killed and resumed with muon: the bits of the undisturbed run") {
+  const Workshop shop;
+  const Words muon = {"optimizer.name=muon", "precision.moment1=bf16"};
+  const auto command = [&](const std::string& name) {
+    return Workshop::command("te-delayed", name, muon);
+  };
+  expect_code(0, shop.folder(), command("whole"));
+  kill_after(shop, command("broken"), "broken", 13, 0);
+  const Outcome last = expect_code(0, shop.folder(), command("broken"));
+  CHECK_THAT(last.out, Catch::Contains("resumed from broken/checkpoints/step-0000"));
+  check_equal_runs(shop, "whole", "broken");
+  const Outcome other = run_program(shop.folder(), Workshop::command("te-delayed", "whole"));
+  CHECK(other.code == 4);
+  CHECK_THAT(other.err, Catch::Contains("optimizer.name"));
+}
+
 TEST_CASE("killed twice and resumed: the bits of the undisturbed run") {
   const std::string plan = GENERATE("fp32", "bf16", "fp16", "te-delayed", "te-current",
                                     "te-blockwise", "te-mxfp8", "torchao-rowwise-gw-hp", "msamp-o2",

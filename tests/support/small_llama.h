@@ -49,7 +49,7 @@ inline Batch random_batch(uint64_t index, int64_t rows = kSmallRows) {
 /// The value of each parameter in fp32. Collective where ranks have parts of them.
 inline std::vector<std::vector<float>> values_by_parameter(Engine& engine) {
   std::vector<std::vector<float>> values;
-  engine.copy_values([&](const Parameter& parameter) {
+  engine.strategy().copy_values([&](const Parameter& parameter) {
     return values.emplace_back(static_cast<size_t>(parameter.shape.count())).data();
   });
   return values;

@@ -579,8 +579,8 @@ TEST_CASE("training with moments of few bits learns, in the memory that they tak
     const auto& parameters = run.engine.model().parameters().all();
     for (size_t i = 0; i < parameters.size(); ++i) {
       if (parameters[i]->name.starts_with("layers.") && parameters[i]->shape.rank() == 2) {
-        state_bytes += run.engine.optimizer().moment1(i).codes.bytes();
-        state_bytes += run.engine.optimizer().moment2(i).codes.bytes();
+        state_bytes += run.engine.optimizer().state("moment1", i).codes.bytes();
+        state_bytes += run.engine.optimizer().state("moment2", i).codes.bytes();
       }
     }
     const Batch batch = test::random_batch(7);

@@ -1,0 +1,71 @@
+#pragma once
+// The ranks of a run as a grid with named axes. Code asks the mesh for what it means: the world
+// rank (who writes files and speaks), the index along the data axis (which batches a rank reads,
+// over whom gradients are summed), the size of an axis. Today all ranks lie along the data axis;
+// the other axes have size 1. A mesh points to a communicator, which outlives it, and sends
+// nothing.
+
+#include <cstdint>
+#include <type_traits>
+#include <vector>
+
+#include "comm/communicator.h"
+
+namespace fp8train {
+
+/// From the slowest to the fastest: the ranks of one tensor group are neighbours.
+enum class Axis : uint8_t {
+  pipeline,  ///< stages of layers
+  data,      ///< different samples
+  context,   ///< parts of a sequence
+  tensor,    ///< parts of a layer
+};
+
+const char* name_of(Axis axis);
+
+struct MeshShape {
+  int pipeline = 1, data = 1, context = 1, tensor = 1;
+
+  int of(Axis axis) const;
+  int ranks() const { return pipeline * data * context * tensor; }
+};
+
+class Mesh {
+ public:
+  /// One rank.
+  Mesh() = default;
+  /// All ranks of `world` along the data axis. Null or one rank: no communicator is used.
+  explicit Mesh(Communicator* world);
+  /// world rank = ((pipeline * shape.data + data) * shape.context + context) * shape.tensor +
+  /// tensor. `world` may be null: a mesh of which only positions are asked.
+  Mesh(const MeshShape& shape, int world_rank, Communicator* world);
+
+  int world_rank() const { return world_rank_; }
+  int world_size() const { return shape_.ranks(); }
+  /// Whether this rank writes the files of a run and speaks.
+  bool leads() const { return world_rank_ == 0; }
+
+  /// The position of this rank along an axis, and the number of ranks there.
+  int index(Axis axis) const;
+  int size(Axis axis) const { return shape_.of(axis); }
+
+  /// All ranks; null where there is one.
+  Communicator* world() const { return world_; }
+  /// The ranks that differ from this one along the axis only; null where the axis has size 1.
+  /// Throws InternalError where that is neither this rank alone nor the whole world: such groups do
+  /// not exist yet.
+  Communicator* group(Axis axis) const;
+
+  /// Each rank's value, in the order of world ranks. Collective; waits.
+  template <typename T>
+  std::vector<T> gather_values(const T& value) const {
+    return world_ == nullptr ? std::vector<T>{value} : world_->all_gather_values(value);
+  }
+
+ private:
+  MeshShape shape_;
+  int world_rank_ = 0;
+  Communicator* world_ = nullptr;
+};
+
+}  // namespace fp8train

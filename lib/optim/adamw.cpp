@@ -1,0 +1,86 @@
+#include "optim/adamw.h"
+
+#include "ops/elementwise.h"
+#include "optim/registry.h"
+
+namespace fp8train {
+
+AdamW::AdamW(const OptimizerSite& site) : AdamW(site, [](const Parameter&) { return true; }) {}
+
+AdamW::AdamW(const OptimizerSite& site, const std::function<bool(const Parameter&)>& updates)
+    : Optimizer(site) {
+  for (size_t i = 0; i < parameters().all().size(); ++i) {
+    if (updates(parameter(i))) {
+      moment1_.add(i, parameter(i).formats.moment1, parameter(i));
+      moment2_.add(i, parameter(i).formats.moment2, parameter(i));
+    }
+  }
+  moment1_.allocate(device());
+  moment2_.allocate(device());
+}
+
+std::vector<const OptimizerState*> AdamW::states() const {
+  return {&moment1_, &moment2_};
+}
+
+ops::AdamW AdamW::call(size_t index, const ops::QuantizeSink& cast) const {
+  const Parameter& of = parameter(index);
+  return {.weight = of.updated.value,
+          .gradient = of.updated.gradient,
+          .moment1 = moment1_.of(index),
+          .moment2 = moment2_.of(index),
+          .copy = of.updated.whole ? of.copy : View{},
+          .beta1 = settings().betas[0],
+          .beta2 = settings().betas[1],
+          .eps = settings().eps,
+          .weight_decay = of.decay ? settings().weight_decay : 0.0,
+          .cast = cast,
+          .rounding = {.seed = seed(), .tensor = index, .first = of.updated.first},
+          .amax_known = !of.updated.whole,
+          .gradient_read_as = read_as(of.updated.gradient.format, of.formats.gradient_wire)};
+}
+
+/// Scales that a tensor has for the whole of it follow from the parts of all ranks.
+void AdamW::combine_scales(Stream stream, RankCombiner& combiner) {
+  std::vector<View> scales = parameters().shared_scales();
+  for (const OptimizerState* moment : {&moment1_, &moment2_}) {
+    const std::vector<View> of_moment = moment->tensor_scales();
+    scales.insert(scales.end(), of_moment.begin(), of_moment.end());
+  }
+  if (scales.empty()) {
+    return;
+  }
+  for (size_t i = 0; i < parameters().all().size(); ++i) {
+    if (parameter(i).updated.count() > 0) {
+      ops::QuantizeSink cast = parameter(i).cast;
+      cast.statistics = nullptr;
+      ops::adamw_amax(stream, call(i, cast), device_control());
+    }
+  }
+  for (const View& pairs : scales) {
+    combiner.largest(pairs);  // a scale is the same on all ranks and stays
+  }
+}
+
+void AdamW::update(const Update& step, size_t index) {
+  const ops::QuantizeSink cast = cast_of(parameter(index), step);
+  if (!cast.empty() && cast.out.empty()) {
+    ops::fill(step.stream, {cast.amax, DType::f32, {1}}, 0.0F);
+  }
+  ops::adamw(step.stream, call(index, cast), device_control());
+  update_gradient_scale(step.stream, parameter(index));
+}
+
+OptimizerEntry adamw_entry() {
+  return {.name = "adamw",
+          .make = [](const OptimizerSite& site) -> std::unique_ptr<Optimizer> {
+            return std::make_unique<AdamW>(site);
+          },
+          .keys = {"optimizer.betas", "optimizer.eps", "precision.moment1", "precision.moment2"},
+          .moments =
+              [](const OptimizerSettings&) {
+                return MomentRoles{true, true};
+              }};
+}
+
+}  // namespace fp8train

@@ -1,0 +1,32 @@
+#pragma once
+// AdamW, for all parameters or for those that another optimizer leaves to it. Weights, gradients
+// and both moments in any formats of the plan (ops::adamw).
+
+#include <functional>
+#include <vector>
+
+#include "optim/optimizer.h"
+
+namespace fp8train {
+
+class AdamW : public Optimizer {
+ public:
+  explicit AdamW(const OptimizerSite& site);
+
+  std::vector<const OptimizerState*> states() const override;
+
+ protected:
+  /// Moments only of the parameters that `updates` names.
+  AdamW(const OptimizerSite& site, const std::function<bool(const Parameter&)>& updates);
+
+  void update(const Update& step, size_t index) override;
+  void combine_scales(Stream stream, RankCombiner& combiner) override;
+  bool rounds_as_it_reads() const override { return true; }
+
+ private:
+  ops::AdamW call(size_t index, const ops::QuantizeSink& cast) const;
+
+  OptimizerState moment1_{"moment1"}, moment2_{"moment2"};
+};
+
+}  // namespace fp8train

@@ -1,0 +1,70 @@
+#include "optim/registry.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/error.h"
+#include "optim/optimizer.h"
+
+namespace fp8train {
+
+OptimizerEntry adamw_entry();
+OptimizerEntry sgd_entry();
+OptimizerEntry muon_entry();
+
+const std::vector<OptimizerEntry>& optimizers() {
+  static const std::vector<OptimizerEntry> entries = {
+      adamw_entry(),
+      sgd_entry(),
+      muon_entry(),
+  };
+  return entries;
+}
+
+const std::vector<std::string_view>& optimizer_keys() {
+  static const std::vector<std::string_view> keys = [] {
+    std::vector<std::string_view> all;
+    for (const OptimizerEntry& entry : optimizers()) {
+      for (const std::string_view key : entry.keys) {
+        if (std::find(all.begin(), all.end(), key) == all.end()) {
+          all.push_back(key);
+        }
+      }
+    }
+    return all;
+  }();
+  return keys;
+}
+
+bool OptimizerEntry::reads(std::string_view key) const {
+  const auto names = [&](const std::vector<std::string_view>& some) {
+    return std::find(some.begin(), some.end(), key) != some.end();
+  };
+  return names(keys) || !names(optimizer_keys());
+}
+
+const OptimizerEntry& optimizer_named(std::string_view name) {
+  const std::vector<OptimizerEntry>& all = optimizers();
+  const auto found = std::find_if(all.begin(), all.end(),
+                                  [&](const OptimizerEntry& entry) { return entry.name == name; });
+  if (found == all.end()) {
+    std::string names;
+    for (const OptimizerEntry& entry : all) {
+      names += (names.empty() ? "" : ", ") + std::string(entry.name);
+    }
+    throw ConfigError("optimizer.name: '" + std::string(name) + "' is not one of " + names);
+  }
+  return *found;
+}
+
+std::unique_ptr<Optimizer> make_optimizer(const OptimizerSite& site) {
+  const OptimizerEntry& entry = optimizer_named(site.settings.name);
+  if (entry.needs_whole_parameters && site.parameters->layout() != nullptr) {
+    throw ConfigError("optimizer.name: " + site.settings.name +
+                      " updates whole matrices, which ranks cannot share; set "
+                      "parallelism.zero_stage: 0, or take adamw");
+  }
+  return entry.make(site);
+}
+
+}  // namespace fp8train

@@ -1,0 +1,43 @@
+#pragma once
+// The optimizers that there are. Each file of an optimizer describes it by one OptimizerEntry;
+// registry.cpp has a line for each. The configuration asks this table which keys mean something.
+
+#include <memory>
+#include <string_view>
+#include <vector>
+
+namespace fp8train {
+
+class Optimizer;
+struct OptimizerSettings;
+struct OptimizerSite;
+
+/// Which of a plan's roles for moments the weight of a linear layer has a state for.
+struct MomentRoles {
+  bool moment1 = false, moment2 = false;
+};
+
+struct OptimizerEntry {
+  std::string_view name;  ///< optimizer.name
+  std::unique_ptr<Optimizer> (*make)(const OptimizerSite& site);
+  /// Keys that only some optimizers read and this one does: "optimizer.betas", "precision.moment1".
+  std::vector<std::string_view> keys;
+  /// Whether the key means something to it; true for keys that no entry names.
+  bool reads(std::string_view key) const;
+  MomentRoles (*moments)(const OptimizerSettings& settings);
+  std::string_view note;  ///< for `explain`, where not all parameters are updated alike
+  /// Updates read whole matrices: ranks cannot share them (ZeRO).
+  bool needs_whole_parameters = false;
+};
+
+const std::vector<OptimizerEntry>& optimizers();
+/// All keys that only some of them read.
+const std::vector<std::string_view>& optimizer_keys();
+/// Throws ConfigError that lists all names.
+const OptimizerEntry& optimizer_named(std::string_view name);
+
+/// Allocates the states (zero). Throws ConfigError for an unknown name and when the optimizer does
+/// not work on the formats or the layout of the store.
+std::unique_ptr<Optimizer> make_optimizer(const OptimizerSite& site);
+
+}  // namespace fp8train

@@ -1,0 +1,40 @@
+#pragma once
+// What the table of strategy.cpp has of each file: whether the strategy serves a number of ranks
+// with these settings, and how it is made. And what the strategies of several ranks have in common.
+
+#include <memory>
+
+#include "parallel/strategy.h"
+
+namespace fp8train {
+
+std::unique_ptr<Strategy> make_single(const Mesh& mesh, const StrategySettings& settings);
+std::unique_ptr<Strategy> make_data_parallel(const Mesh& mesh, const StrategySettings& settings);
+std::unique_ptr<Strategy> make_zero(const Mesh& mesh, const StrategySettings& settings);
+
+/// Several ranks: few values of each become one through memory that attach() takes.
+class RankedStrategy : public Strategy, protected RankCombiner {
+ public:
+  RankedStrategy(const Mesh& mesh, const StrategySettings& settings)
+      : Strategy(mesh), settings_(settings) {}
+
+  void attach(Device& device, ParameterStore& parameters, const View& amax) override;
+  bool rounds_gradients() const override { return true; }
+  bool can_be_recorded() const override { return false; }  // ranks wait for each other on the host
+  void update_sum_scales(Stream stream, const Optimizer& optimizer) override;
+  void combine_amax(Stream stream, const View& values) override;
+
+ protected:
+  const StrategySettings& settings() const { return settings_; }
+  Communicator& comm() const { return *mesh().group(Axis::data); }
+  void* combine_scratch() const { return combined_.data(); }
+
+  void sum(double* value) override;
+  void largest(const View& values) override;
+
+ private:
+  StrategySettings settings_;
+  Buffer combined_;  ///< a few values of every rank
+};
+
+}  // namespace fp8train

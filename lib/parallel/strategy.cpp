@@ -1,0 +1,102 @@
+#include "parallel/strategy.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "base/error.h"
+#include "comm/reduce.h"
+#include "parallel/strategies.h"
+
+namespace fp8train {
+namespace {
+
+struct Entry {
+  const char* name;
+  bool (*serves)(int ranks, const StrategySettings& settings);
+  std::unique_ptr<Strategy> (*make)(const Mesh& mesh, const StrategySettings& settings);
+  bool has_stages = false;  ///< the name is followed by StrategySettings::zero_stage
+};
+
+constexpr Entry kStrategies[] = {
+    {"one rank", [](int ranks, const StrategySettings&) { return ranks == 1; }, make_single},
+    {"ZeRO",
+     [](int, const StrategySettings& settings) {
+       return settings.trains && settings.zero_stage > 0;
+     },
+     make_zero, true},
+    {"DDP", [](int, const StrategySettings&) { return true; }, make_data_parallel},
+};
+
+const Entry& entry_for(int ranks, const StrategySettings& settings) {
+  return *std::find_if(std::begin(kStrategies), std::end(kStrategies),
+                       [&](const Entry& entry) { return entry.serves(ranks, settings); });
+}
+
+}  // namespace
+
+std::unique_ptr<Strategy> make_strategy(const Mesh& mesh, const StrategySettings& settings) {
+  return entry_for(mesh.size(Axis::data), settings).make(mesh, settings);
+}
+
+std::string strategy_name(int ranks, const StrategySettings& settings) {
+  const Entry& entry = entry_for(ranks, settings);
+  std::string name = entry.name;
+  if (entry.has_stages) {
+    name += ' ';
+    name += std::to_string(settings.zero_stage);
+  }
+  return name;
+}
+
+void Strategy::copy_values(const std::function<float*(const Parameter&)>& memory) {
+  for (const auto& parameter : parameters().all()) {
+    if (float* to = memory(*parameter); to != nullptr) {
+      value_to_host(device(), *parameter, to);
+    }
+  }
+}
+
+void Strategy::for_each_replica(
+    const std::function<void(const std::string&, const StoredTensor&)>& use) {
+  for (const auto& parameter : parameters().all()) {
+    use(parameter->name, parameter->stored_value);
+  }
+}
+
+void RankedStrategy::attach(Device& device, ParameterStore& parameters, const View& amax) {
+  set_store(device, parameters);
+  const auto ranks = static_cast<size_t>(comm().size());
+  const size_t scales = 2 * sizeof(float) * parameters.all().size();
+  const View automatic = parameters.automatic_scales();
+  const size_t few = std::max({amax.bytes(), scales, automatic.empty() ? 0 : automatic.bytes()});
+  combined_ = Buffer(device, std::max(few * ranks, parameters.granule_amax().bytes()),
+                     MemoryCategory::communication);
+  parameters.scale_sums();
+}
+
+/// Each rank has counted what is at the maximum of its shards.
+void RankedStrategy::update_sum_scales(Stream stream, const Optimizer& optimizer) {
+  const View own = parameters().automatic_scales();
+  if (own.empty()) {
+    return;
+  }
+  comm().all_gather(stream, own.data, combined_.data(), own.bytes()).wait();
+  optimizer.update_sum_scales(stream, {combined_.data(), DType::i64, {comm().size(), own.count()}});
+}
+
+void RankedStrategy::combine_amax(Stream stream, const View& values) {
+  if (values.count() > 0) {
+    all_combine(comm(), stream, values, ops::Combine::max, combined_.data());
+  }
+}
+
+void RankedStrategy::sum(double* value) {
+  all_combine(comm(), device().stream(), {value, DType::i64, {1}}, ops::Combine::sum,
+              combined_.data());
+}
+
+void RankedStrategy::largest(const View& values) {
+  combine_amax(device().stream(), values);
+}
+
+}  // namespace fp8train

@@ -1,0 +1,118 @@
+#pragma once
+// How the work of training is laid over ranks. A Strategy lays out the parameters, exchanges
+// gradients while backward runs, and brings together what the update reads and makes; the engine
+// asks it at fixed points of a step and knows no more. One file each: one rank (single.cpp), whole
+// replicas (data_parallel.cpp), shared optimizer and parameters (zero.cpp). A further one is a file
+// with a class and its line in the table of strategy.cpp.
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "comm/mesh.h"
+#include "device/device.h"
+#include "nn/context.h"
+#include "nn/parameter.h"
+#include "ops/wire.h"
+#include "optim/optimizer.h"
+
+namespace fp8train {
+
+struct StrategySettings {
+  int zero_stage = 0;  ///< 0: none; 1, 2, 3: parallel/shard_layout.h
+  /// Of gradients in a bucket. A parameter that has more is a bucket of its own, which is exchanged
+  /// in pieces of at most as many.
+  int64_t bucket_bytes = int64_t{25} << 20;
+  bool trains = true;        ///< false: no gradients, no optimizer
+  bool accumulates = false;  ///< a step has several micro-batches
+  bool ties_embeddings = false;
+  bool self_exact = false;  ///< PrecisionPlan::self_exact
+};
+
+/// How a strategy wants parameters to be allocated.
+struct StoreSharing {
+  bool exchanged = false;  ///< as ParameterStore::allocate
+  /// Empty: every rank has and updates everything.
+  std::function<StoreLayout(const ParameterStore&)> layout;
+};
+
+class Strategy {
+ public:
+  explicit Strategy(const Mesh& mesh) : mesh_(mesh) {}
+  virtual ~Strategy() = default;
+  Strategy(const Strategy&) = delete;
+  Strategy& operator=(const Strategy&) = delete;
+
+  const Mesh& mesh() const { return mesh_; }
+
+  // While an engine is built, in this order.
+
+  /// Before parameters are allocated.
+  virtual StoreSharing sharing() const = 0;
+  /// After that, and before all that follows. Collective. `device` and `parameters` outlive the
+  /// strategy; `amax`: the largest values that combine() will get. Throws ConfigError when
+  /// gradients of the plan cannot cross as its wire says.
+  virtual void attach(Device& device, ParameterStore& parameters, const View& amax) = 0;
+  /// Whether each gradient is rounded to its wire's format on its way between ranks. Otherwise the
+  /// optimizer does that (Optimizer::set_rounds_gradients).
+  virtual bool rounds_gradients() const = 0;
+  /// Whether a step can be recorded and replayed: nothing of it goes through the host.
+  virtual bool can_be_recorded() const = 0;
+
+  // A training step, in this order.
+
+  /// Before the backward pass of the last micro-batch; what that pass reports completed gradients
+  /// to, or null.
+  virtual GradientListener* begin_exchange() = 0;
+  /// After it: waits until the gradients that this rank updates are sums over ranks, and until all
+  /// ranks have what one has put into `squared_norm` (Optimizer::squared_norm).
+  virtual void finish_exchange(double* squared_norm) = 0;
+  /// What an optimizer that updates parts of parameters combines its values with; null: it updates
+  /// whole ones.
+  virtual RankCombiner* combiner() = 0;
+  /// After updates and after new values were set: what has been gathered of them is out of date.
+  virtual void values_changed() = 0;
+  /// After an update: the factors of automatic scales follow from the counts of all ranks.
+  virtual void update_sum_scales(Stream stream, const Optimizer& optimizer) = 0;
+
+  // Between ranks, at any time.
+
+  /// fp32 magnitudes become the largest of all ranks, in place.
+  virtual void combine_amax(Stream stream, const View& values) = 0;
+  /// Gathers values before a pass reads them; null: they are where layers read them.
+  virtual ParameterGatherer* gatherer() = 0;
+
+  // Between steps.
+
+  /// The value of each parameter in the order of the store, row-major in fp32, into memory of the
+  /// caller: `memory` gives shape.count() floats for each parameter, or null where this rank does
+  /// not want its value. Collective where ranks have parts of them.
+  virtual void copy_values(const std::function<float*(const Parameter&)>& memory);
+  /// What all ranks hold alike: the values of all parameters or, where ranks share them, what they
+  /// gather of them, with the name of a parameter. Collective then, and what has been gathered is
+  /// out of date afterwards.
+  virtual void for_each_replica(
+      const std::function<void(const std::string&, const StoredTensor&)>& use);
+
+ protected:
+  void set_store(Device& device, ParameterStore& parameters) {
+    device_ = &device;
+    parameters_ = &parameters;
+  }
+  Device& device() const { return *device_; }
+  ParameterStore& parameters() const { return *parameters_; }
+
+ private:
+  Mesh mesh_;
+  Device* device_ = nullptr;
+  ParameterStore* parameters_ = nullptr;
+};
+
+/// The first strategy of the table that serves these ranks and settings.
+std::unique_ptr<Strategy> make_strategy(const Mesh& mesh, const StrategySettings& settings);
+/// Its name for messages: "one rank", "DDP", "ZeRO 2".
+std::string strategy_name(int ranks, const StrategySettings& settings);
+
+}  // namespace fp8train
