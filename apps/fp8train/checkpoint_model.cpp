@@ -1,5 +1,7 @@
 #include "checkpoint_model.h"
 
+#include <fmt/format.h>
+
 #include <filesystem>
 
 #include "base/error.h"
@@ -67,10 +69,11 @@ CheckpointModel open_checkpoint(const CheckpointRequest& request) {
   }
   settings.plan = plan_named(request.plan);
   settings.micro_batch_size = request.micro_batch_size;
-  settings.seq_length =
-      request.seq_length > 0 ? request.seq_length : settings.model.max_position_embeddings;
-  if (settings.seq_length > settings.model.max_position_embeddings || request.seq_length < 0) {
-    throw ConfigError("--seq-length must be between 1 and the model's context");
+  const int64_t longest = longest_sequence(settings.model);
+  settings.seq_length = request.seq_length > 0 ? request.seq_length : longest;
+  if (settings.seq_length > longest || request.seq_length < 0) {
+    throw ConfigError(fmt::format("--seq-length must be between 1 and {}: {}", longest,
+                                  longest_sequence_reason(settings.model)));
   }
   configure_threads(request.threads);
   std::string reason;

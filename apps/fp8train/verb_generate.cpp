@@ -39,7 +39,7 @@ int generate(const GenerateOptions& options) {
         "--plan " + options.model.plan + ": " + opened.folder +
         " holds no scales for a row with delayed scaling; use bf16 or a row with current scaling");
   }
-  const int64_t context = opened.engine->settings().model.max_position_embeddings;
+  const int64_t context = longest_sequence(opened.engine->settings().model);
   const auto prompt_tokens = static_cast<int64_t>(tokens.size());
   const int64_t room = std::max<int64_t>(0, context - prompt_tokens);
   const int64_t wanted = options.sampling.max_new_tokens;

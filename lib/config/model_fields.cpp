@@ -4,8 +4,12 @@
 #include "config/field_table.h"
 #include "config/presets.h"
 #include "config/show.h"
+#include "model/families/family.h"
 
 namespace fp8train {
+
+std::vector<Field> rope_fields();  // rope_fields.cpp
+
 namespace {
 
 using namespace fields;
@@ -33,42 +37,26 @@ std::string offered_intermediate_size(const Settings& settings) {
   return std::to_string(config.mlp == MlpKind::swiglu ? gated : 4 * config.hidden_size);
 }
 
-/// A family's switches, as its Hugging Face model class has them.
-void set_family(ModelConfig& config, const std::string& model_type) {
-  const bool is_gpt2 = model_type == "gpt2";
-  const ModelFamily family = is_gpt2 ? ModelFamily::gpt2 : ModelFamily::llama;
-  if (config.family != family) {
-    config.family = family;
-    config.norm = is_gpt2 ? NormKind::layer_norm : NormKind::rms_norm;
-    config.mlp = is_gpt2 ? MlpKind::gelu : MlpKind::swiglu;
-    config.positions = is_gpt2 ? PositionKind::learned : PositionKind::rope;
-    config.tie_word_embeddings = is_gpt2;
-    config.qkv_bias = is_gpt2;
-    config.attention_output_bias = is_gpt2;
-    config.mlp_bias = is_gpt2;
-  }
-  if (model_type == "qwen2") {
-    config.qkv_bias = true;
-  }
-  if (model_type == "qwen3") {
-    config.qk_norm = true;
-  }
-}
-
 Field model_type_field() {
-  const std::vector<std::string> types = {"llama", "mistral", "qwen2", "qwen3", "gpt2"};
+  std::vector<std::string> types;
+  for (const ModelFamily* family : families()) {
+    types.emplace_back(family->name());
+  }
   Field field;
   field.key = "model.model_type";
   field.accepts = "one of " + joined(types);
   field.doc = "Family; sets norm, MLP, positions and biases as that family has them";
   field.question = size_question("Family");
   field.read = [types, what = field.accepts](Settings& settings, const FieldValue& value) {
-    if (const auto type = read_choice(value, types, what)) {
-      set_family(settings.model.config, *type);
+    const auto type = read_choice(value, types, what);
+    ModelConfig& config = settings.model.config;
+    if (type && config.family != find_family(*type)) {
+      config.family = find_family(*type);
+      config.family->set_switches(config);
     }
   };
   field.write = [](const Settings& settings) {
-    return settings.model.config.family == ModelFamily::gpt2 ? "gpt2" : "llama";
+    return std::string(settings.model.config.family->name());
   };
   return field;
 }
@@ -104,66 +92,6 @@ Field attention_bias_field() {
     }
   };
   field.write = [](const Settings&) { return ""; };
-  return field;
-}
-
-Field rope_type_field() {
-  Field field;
-  field.key = "model.rope_scaling.rope_type";
-  field.accepts = "one of default, llama3";
-  field.doc = "llama3 stretches low frequencies; default does not scale";
-  field.aliases = {"model.rope_scaling.type", "model.rope_parameters.rope_type"};
-  field.read = [what = field.accepts](Settings& settings, const FieldValue& value) {
-    const auto type = read_choice(value, {"default", "llama3"}, what);
-    auto& scaling = settings.model.config.rope_scaling;
-    if (type && *type == "default") {
-      scaling.reset();
-    } else if (type && !scaling) {
-      scaling.emplace();
-    }
-  };
-  field.write = [](const Settings& settings) {
-    return settings.model.config.rope_scaling ? "llama3" : "default";
-  };
-  return field;
-}
-
-bool has_llama3_scaling(const Settings& settings) {
-  return settings.model.config.rope_scaling.has_value();
-}
-
-/// A number inside rope_scaling; `Member` is double or int64_t.
-template <class T>
-Field rope_field(const std::string& name, T Llama3RopeScaling::*member, const std::string& doc) {
-  constexpr bool kWhole = std::is_integral_v<T>;
-  const Range range = kWhole ? between(1, ModelLimits::positions) : above_up_to(0, 1e6);
-  Field field;
-  field.number = NumberRange{range, kWhole};
-  field.key = "model.rope_scaling." + name;
-  field.accepts = (kWhole ? "a whole number" : "a number") + range.text();
-  field.doc = doc;
-  field.aliases = {"model.rope_parameters." + name};
-  field.applies = has_llama3_scaling;
-  field.read = [member, range, what = field.accepts](Settings& settings, const FieldValue& value) {
-    auto& scaling = settings.model.config.rope_scaling;
-    if (!scaling) {
-      value.fail("has a meaning only with rope_type: llama3");
-      return;
-    }
-    if constexpr (kWhole) {
-      if (const auto number = read_integer(value, range, what)) {
-        (*scaling).*member = *number;
-      }
-    } else {
-      if (const auto number = read_number(value, range, what)) {
-        (*scaling).*member = *number;
-      }
-    }
-  };
-  field.write = [member](const Settings& settings) -> std::string {
-    const auto& scaling = settings.model.config.rope_scaling;
-    return scaling ? fmt::format("{}", (*scaling).*member) : "";
-  };
   return field;
 }
 
@@ -218,7 +146,7 @@ std::vector<Field> size_fields() {
   };
 }
 
-std::vector<Field> switch_fields() {
+std::vector<Field> arithmetic_fields() {
   return {
       activation_field(),
       number("model.norm_eps", shape(&ModelConfig::norm_eps), between(1e-12, 1),
@@ -227,15 +155,11 @@ std::vector<Field> switch_fields() {
       number("model.rope_theta", shape(&ModelConfig::rope_theta), above_up_to(0, 1e12),
              "Base of the rotary position frequencies")
           .also({"model.rope_parameters.rope_theta"}),
-      rope_type_field(),
-      rope_field("factor", &Llama3RopeScaling::factor, "Stretch of the low frequencies"),
-      rope_field("low_freq_factor", &Llama3RopeScaling::low_freq_factor,
-                 "Below original context / this, frequencies are stretched in full"),
-      rope_field("high_freq_factor", &Llama3RopeScaling::high_freq_factor,
-                 "Above original context / this, frequencies stay as they are"),
-      rope_field("original_max_position_embeddings",
-                 &Llama3RopeScaling::original_max_position_embeddings,
-                 "Context before the stretching"),
+  };
+}
+
+std::vector<Field> switch_fields() {
+  return {
       flag("model.tie_word_embeddings", shape(&ModelConfig::tie_word_embeddings),
            "The output head shares the token embedding's weight"),
       attention_bias_field(),
@@ -303,7 +227,8 @@ std::vector<Field> model_fields() {
                   .changes_memory = true}),
   };
   std::vector<Field> fields = {model_type_field()};
-  for (std::vector<Field>& part : std::vector{size_fields(), switch_fields()}) {
+  for (std::vector<Field>& part :
+       std::vector{size_fields(), arithmetic_fields(), rope_fields(), switch_fields()}) {
     fields.insert(fields.end(), std::make_move_iterator(part.begin()),
                   std::make_move_iterator(part.end()));
   }

@@ -1,5 +1,7 @@
 #include "config/presets.h"
 
+#include "model/families/family.h"
+
 namespace fp8train {
 namespace {
 
@@ -9,7 +11,6 @@ struct LlamaShape {
 
 ModelConfig llama(const LlamaShape& shape) {
   ModelConfig config;
-  config.family = ModelFamily::llama;
   config.vocab_size = shape.vocab;
   config.hidden_size = shape.width;
   config.intermediate_size = shape.mlp;
@@ -25,7 +26,7 @@ ModelConfig llama(const LlamaShape& shape) {
 ModelConfig llama3(const LlamaShape& shape, double rope_factor) {
   ModelConfig config = llama(shape);
   config.rope_theta = 500000.0;
-  config.rope_scaling = Llama3RopeScaling{rope_factor, 1.0, 4.0, 8192};
+  config.rope_scaling = llama3_rope_scaling(rope_factor);
   config.bos_token_id = 128000;
   config.eos_token_id = 128001;
   return config;
@@ -34,11 +35,8 @@ ModelConfig llama3(const LlamaShape& shape, double rope_factor) {
 ModelConfig gpt2(int64_t layers, int64_t width, int64_t heads, int64_t vocab, int64_t context,
                  bool biases) {
   ModelConfig config = llama({layers, width, heads, heads, 4 * width, vocab, context});
-  config.family = ModelFamily::gpt2;
-  config.norm = NormKind::layer_norm;
-  config.mlp = MlpKind::gelu;
-  config.positions = PositionKind::learned;
-  config.tie_word_embeddings = true;
+  config.family = &gpt2_family();
+  config.family->set_switches(config);
   config.qkv_bias = biases;
   config.attention_output_bias = biases;
   config.mlp_bias = biases;

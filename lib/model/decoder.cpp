@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "model/families/family.h"
 #include "model/rotary.h"
 #include "ops/embedding.h"
 
@@ -168,12 +169,7 @@ bool Decoder::is_exempt(const std::string& layer) const {
 void Decoder::add_block(int64_t index, const DecoderOptions& options) {
   const std::string layer = fmt::format("layers.{}.", index);
   const float range = config_.initializer_range;
-  // GPT-2 scales the projections into the residual stream by 1 / sqrt(2 L) (Radford et al. 2019,
-  // section 2.3).
-  const float residual_range =
-      config_.family == ModelFamily::gpt2
-          ? range / std::sqrt(2.0F * static_cast<float>(config_.num_hidden_layers))
-          : range;
+  const float residual_range = config_.family->residual_init_std(config_);
   const auto head_norm = [&](const char* name) -> Parameter* {
     if (!config_.qk_norm) {
       return nullptr;
@@ -227,6 +223,7 @@ void Decoder::allocate(const DecoderOptions& options) {
 void Decoder::fill_rotary_tables() {
   const int64_t positions = config_.max_position_embeddings;
   const std::vector<double> frequencies = rotary_frequencies(config_);
+  const double factor = rotary_attention_factor(config_);
   const Shape shape = {positions, static_cast<int64_t>(frequencies.size())};
   cosines_ = Tensor(*device_, DType::f32, shape, MemoryCategory::weights);
   sines_ = Tensor(*device_, DType::f32, shape, MemoryCategory::weights);
@@ -236,8 +233,8 @@ void Decoder::fill_rotary_tables() {
     for (int64_t t = 0; t < positions; ++t) {
       for (const double frequency : frequencies) {
         const double angle = static_cast<double>(t) * frequency;
-        cosines.push_back(static_cast<float>(std::cos(angle)));
-        sines.push_back(static_cast<float>(std::sin(angle)));
+        cosines.push_back(static_cast<float>(factor * std::cos(angle)));
+        sines.push_back(static_cast<float>(factor * std::sin(angle)));
       }
     }
     copy_from_host(*device_, cosines_, cosines.data());

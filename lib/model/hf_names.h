@@ -19,6 +19,14 @@ struct HfPiece {
   bool transposed = false;
 };
 
+/// "layers.3.mlp.up.weight": block "3", module "mlp.up", leaf "weight". Outside of the layers the
+/// block is empty.
+struct ParameterName {
+  std::string block;
+  std::string module;
+  std::string leaf;
+};
+
 /// The pieces of a parameter, by its name in the ParameterStore ("layers.0.attention.qkv.weight").
 /// Together they cover all used rows.
 std::vector<HfPiece> hf_pieces(const ModelConfig& config, const std::string& parameter);

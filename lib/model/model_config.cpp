@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/error.h"
 
 namespace fp8train {
@@ -87,7 +89,38 @@ ModelConfig completed(ModelConfig config) {
   require_limits(config);  // with what followed from others
   require(config.head_dim % 2 == 0, fmt::format("head_dim {} is odd", config.head_dim));
   require(config.max_position_embeddings > 0, "max_position_embeddings is missing");
+  if (config.rope_scaling) {
+    RopeScaling& scaling = *config.rope_scaling;
+    if (scaling.type == RopeType::yarn && scaling.original_max_position_embeddings == 0) {
+      scaling.original_max_position_embeddings = config.max_position_embeddings;
+    }
+    const std::string problem = rope_scaling_problem(scaling);
+    require(problem.empty(), "rope_scaling: " + problem);
+    require(scaling.type != RopeType::yarn || config.rope_theta > 1.0,
+            "rope_scaling: yarn needs a rope_theta above 1");
+  }
   return config;
+}
+
+int64_t longest_sequence(const ModelConfig& config) {
+  return config.sliding_window > 0 ? std::min(config.max_position_embeddings, config.sliding_window)
+                                   : config.max_position_embeddings;
+}
+
+std::string longest_sequence_reason(const ModelConfig& config) {
+  if (longest_sequence(config) == config.max_position_embeddings) {
+    return fmt::format("the model's max_position_embeddings {}", config.max_position_embeddings);
+  }
+  return fmt::format(
+      "the model's sliding window {} (attention over a window is not implemented; up to its length "
+      "it is the same as full attention)",
+      config.sliding_window);
+}
+
+bool same_computation(const ModelConfig& a, const ModelConfig& b) {
+  ModelConfig other = b;
+  other.family = a.family;
+  return a == other;
 }
 
 int64_t parameter_count(const ModelConfig& config) {

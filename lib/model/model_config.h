@@ -6,23 +6,19 @@
 #include <optional>
 #include <string>
 
+#include "model/rope_scaling.h"
+
 namespace fp8train {
 
 enum class NormKind : uint8_t { rms_norm, layer_norm };
 enum class MlpKind : uint8_t { swiglu, gelu };  // gelu: the tanh form, "gelu_new"
 enum class PositionKind : uint8_t { rope, learned };
-enum class ModelFamily : uint8_t { llama, gpt2 };
 enum class Recompute : uint8_t { none, block };
 
-/// rope_scaling of type "llama3": stretches low frequencies (Llama 3.1 and later).
-struct Llama3RopeScaling {
-  double factor = 8.0;
-  double low_freq_factor = 1.0;
-  double high_freq_factor = 4.0;
-  int64_t original_max_position_embeddings = 8192;
+class ModelFamily;
 
-  bool operator==(const Llama3RopeScaling&) const = default;
-};
+/// Llama (model/families/family.h).
+const ModelFamily* default_family();
 
 /// The largest shape that is taken: beyond any model there is, and small enough for products of its
 /// extents to be counted in 64 bits.
@@ -37,21 +33,23 @@ struct ModelLimits {
 };
 
 struct ModelConfig {
-  ModelFamily family = ModelFamily::llama;
-  int64_t vocab_size = 0;           ///< 0: taken from the tokenizer
-  int64_t hidden_size = 0;          ///< C
-  int64_t intermediate_size = 0;    ///< F
-  int64_t num_hidden_layers = 0;    ///< L
-  int64_t num_attention_heads = 0;  ///< H
-  int64_t num_key_value_heads = 0;  ///< Hkv, divides H
-  int64_t head_dim = 0;             ///< D, even; need not be C / H
+  const ModelFamily* family = default_family();  ///< never null
+  int64_t vocab_size = 0;                        ///< 0: taken from the tokenizer
+  int64_t hidden_size = 0;                       ///< C
+  int64_t intermediate_size = 0;                 ///< F
+  int64_t num_hidden_layers = 0;                 ///< L
+  int64_t num_attention_heads = 0;               ///< H
+  int64_t num_key_value_heads = 0;               ///< Hkv, divides H
+  int64_t head_dim = 0;                          ///< D, even; need not be C / H
   int64_t max_position_embeddings = 0;
   NormKind norm = NormKind::rms_norm;
   MlpKind mlp = MlpKind::swiglu;
   PositionKind positions = PositionKind::rope;
   float norm_eps = 1e-5F;
   double rope_theta = 10000.0;
-  std::optional<Llama3RopeScaling> rope_scaling;
+  std::optional<RopeScaling> rope_scaling;
+  int64_t sliding_window = 0;      ///< keys that a query sees in windowed layers; 0: all of them
+  int64_t first_window_layer = 0;  ///< layers from here on are windowed
   bool tie_word_embeddings = false;
   bool qkv_bias = false;  ///< on the q, k, v projections
   bool attention_output_bias = false;
@@ -71,6 +69,16 @@ struct ModelConfig {
 /// Fills what follows from other fields (num_key_value_heads, head_dim, intermediate_size) and
 /// throws ConfigError naming the field when the shape is impossible or above ModelLimits.
 ModelConfig completed(ModelConfig config);
+
+/// Tokens of the longest sequence that is computed as the model means it: max_position_embeddings,
+/// or its sliding window where that is shorter, since attention here always sees all keys.
+int64_t longest_sequence(const ModelConfig& config);
+
+/// Why longer sequences are refused, as in "the model's max_position_embeddings 2048".
+std::string longest_sequence_reason(const ModelConfig& config);
+
+/// Whether they differ in nothing but the family that names them.
+bool same_computation(const ModelConfig& a, const ModelConfig& b);
 
 /// Number of parameters, a tied head counted once.
 int64_t parameter_count(const ModelConfig& config);

@@ -1,6 +1,7 @@
 #pragma once
-// Angles of the rotary embedding (Su et al., RoFormer, arXiv 2104.09864), with Llama 3's frequency
-// scaling.
+// Angles of the rotary embedding (Su et al., RoFormer, arXiv 2104.09864), stretched as
+// ModelConfig::rope_scaling says (huggingface/transformers:
+// src/transformers/modeling_rope_utils.py; YaRN: Peng et al., arXiv 2309.00071, section 3).
 
 #include <vector>
 
@@ -11,5 +12,9 @@ namespace fp8train {
 /// Frequency of each pair j < D / 2 in radians per position: theta^(-2 j / D), stretched as
 /// rope_scaling says.
 std::vector<double> rotary_frequencies(const ModelConfig& config);
+
+/// By what cosines and sines are multiplied: 1, but for YaRN, which so scales the logits of
+/// attention (arXiv 2309.00071, section 3.4).
+double rotary_attention_factor(const ModelConfig& config);
 
 }  // namespace fp8train

@@ -138,7 +138,7 @@ Generator::Generator(Device& device, Decoder& model, int64_t capacity, Parameter
     : device_(&device),
       model_(&model),
       gatherer_(gatherer),
-      capacity_(std::min(capacity, model.config().max_position_embeddings)),
+      capacity_(std::min(capacity, longest_sequence(model.config()))),
       memory_(allocate_caches(device, model, capacity_, caches_)),
       saved_(device, MemoryCategory::saved_activations),
       scratch_(device, MemoryCategory::workspace),
@@ -162,8 +162,7 @@ std::vector<float> Generator::next_logits(const int32_t* tokens, int64_t count) 
   return values;
 }
 
-void Generator::generate(const std::vector<int32_t>& prompt, const SamplingSettings& settings,
-                         const std::function<bool(int32_t)>& on_token) {
+std::vector<float> Generator::logits_after(const std::vector<int32_t>& prompt) {
   const auto length = static_cast<int64_t>(prompt.size());
   if (length == 0) {
     throw ConfigError("the prompt is empty; give at least one character");
@@ -185,6 +184,13 @@ void Generator::generate(const std::vector<int32_t>& prompt, const SamplingSetti
   for (int64_t begin = 0; begin < length; begin += kPrefillChunk) {
     logits = next_logits(prompt.data() + begin, std::min(kPrefillChunk, length - begin));
   }
+  return logits;
+}
+
+void Generator::generate(const std::vector<int32_t>& prompt, const SamplingSettings& settings,
+                         const std::function<bool(int32_t)>& on_token) {
+  const auto length = static_cast<int64_t>(prompt.size());
+  std::vector<float> logits = logits_after(prompt);
   for (int64_t i = 0; i < settings.max_new_tokens; ++i) {
     const int32_t token = sample_token(logits, settings, length + i);
     if (token == model_->config().eos_token_id || !on_token(token) || length + i >= capacity_) {

@@ -40,6 +40,10 @@ class Generator {
   void generate(const std::vector<int32_t>& prompt, const SamplingSettings& settings,
                 const std::function<bool(int32_t)>& on_token);
 
+  /// Logits of the token that follows `prompt`, one for each of the vocabulary. Throws as
+  /// generate() does.
+  std::vector<float> logits_after(const std::vector<int32_t>& prompt);
+
  private:
   std::vector<float> next_logits(const int32_t* tokens, int64_t count);
 

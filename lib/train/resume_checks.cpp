@@ -36,8 +36,9 @@ class RunComparison {
   }
 
   void model(const std::filesystem::path& folder) {
-    if (read_checkpoint_text(folder, "config.json") !=
-        write_hf_config(session_.engine.model, DType::f32)) {
+    const std::string where = (folder / "config.json").string();
+    const HfConfig saved = parse_hf_config(read_checkpoint_text(folder, "config.json"), where);
+    if (!same_computation(completed(saved.model), session_.engine.model)) {
       differences.push_back(fmt::format("model: {}/config.json is another one", folder.string()));
     }
   }

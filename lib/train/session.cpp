@@ -105,12 +105,11 @@ void check_scaled_rows(const EngineSettings& engine, int64_t rows) {
 }
 
 void check_batch(const EngineSettings& engine) {
-  if (engine.seq_length > engine.model.max_position_embeddings) {
-    throw ConfigError(
-        fmt::format("data.seq_length {} is longer than the model's max_position_embeddings {}; "
-                    "shorten it or set "
-                    "model.max_position_embeddings",
-                    engine.seq_length, engine.model.max_position_embeddings));
+  if (engine.seq_length > longest_sequence(engine.model)) {
+    throw ConfigError(fmt::format(
+        "data.seq_length {} is longer than {}; shorten it{}", engine.seq_length,
+        longest_sequence_reason(engine.model),
+        engine.model.sliding_window > 0 ? "" : " or set model.max_position_embeddings"));
   }
   const int64_t rows = engine.micro_batch_size * engine.seq_length;
   if (rows > kMostRows) {
@@ -158,10 +157,9 @@ void check_prompts(const SampleSettings& sample, const Tokenizer& tokenizer,
       }
     }
   }
-  if (longest_prompt(sample, tokenizer) > model.max_position_embeddings) {
+  if (longest_prompt(sample, tokenizer) > longest_sequence(model)) {
     throw ConfigError(fmt::format("sample.prompts: the longest has {} tokens, the model reads {}",
-                                  longest_prompt(sample, tokenizer),
-                                  model.max_position_embeddings));
+                                  longest_prompt(sample, tokenizer), longest_sequence(model)));
   }
 }
 

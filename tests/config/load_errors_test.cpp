@@ -223,7 +223,9 @@ TEST_CASE("the model is given in exactly one way") {
         "run.yaml:1:22: model.attn_pdrop: fp8train trains without dropout: set it to 0 or remove "
         "it");
   CHECK(error_of("model: {preset: toy, rope_scaling: {factor: 2}}\n" + rest) ==
-        "run.yaml:1:45: model.rope_scaling.factor: has a meaning only with rope_type: llama3");
+        "run.yaml:1:45: model.rope_scaling.factor: has a meaning only with rope_type: linear, "
+        "dynamic, "
+        "llama3 or yarn");
 }
 
 TEST_CASE("settings that contradict each other") {

@@ -2,6 +2,7 @@
 
 #include "config/load_support.h"
 #include "config/presets.h"
+#include "model/families/family.h"
 
 namespace fp8train {
 namespace {
@@ -124,13 +125,13 @@ model: {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_si
   "bos_token_id": 1, "eos_token_id": 2, "use_cache": true, "initializer_range": 0.01}
 )" + rest)
                                 .model.config;
-  CHECK(llama.family == ModelFamily::llama);
+  CHECK(llama.family == &llama_family());
   CHECK(llama.hidden_size == 256);
   CHECK(llama.num_key_value_heads == 0);
   CHECK(llama.norm_eps == 1e-6F);
   CHECK(llama.rope_theta == 500000);
   REQUIRE(llama.rope_scaling);
-  CHECK(*llama.rope_scaling == Llama3RopeScaling{32, 1, 4, 4096});
+  CHECK(*llama.rope_scaling == RopeScaling{RopeType::llama3, 32, 4096, 1, 4});
   CHECK(llama.qkv_bias);
   CHECK(llama.attention_output_bias);
   CHECK_FALSE(llama.mlp_bias);
@@ -143,7 +144,7 @@ model: {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_si
           "null, layer_norm_epsilon: 1e-5, activation_function: gelu_new, attn_pdrop: 0.0}\n" +
           rest)
           .model.config;
-  CHECK(gpt2.family == ModelFamily::gpt2);
+  CHECK(gpt2.family == &gpt2_family());
   CHECK(gpt2.norm == NormKind::layer_norm);
   CHECK(gpt2.mlp == MlpKind::gelu);
   CHECK(gpt2.positions == PositionKind::learned);
@@ -161,6 +162,7 @@ model: {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_si
                                 "default}}\n" +
                                 rest)
                                 .model.config;
+  CHECK(qwen3.family == &qwen3_family());
   CHECK(qwen3.qk_norm);
   CHECK(qwen3.head_dim == 32);
   CHECK(qwen3.rope_theta == 1e6);

@@ -1,4 +1,5 @@
 #include "model/decoder.h"
+#include "model/families/family.h"
 #include "support/parameters.h"
 
 #include <catch2/catch.hpp>
@@ -44,7 +45,7 @@ TEST_CASE("a model on the meta device holds what its plan says, and nothing real
 
 TEST_CASE("initial values are a function of the seed alone, with GPT-2's residual scaling") {
   ModelConfig config;
-  config.family = ModelFamily::gpt2;
+  config.family = &gpt2_family();
   config.vocab_size = 40;
   config.hidden_size = 64;
   config.num_hidden_layers = 2;

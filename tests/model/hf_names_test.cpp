@@ -5,34 +5,32 @@
 #include <set>
 
 #include "model/decoder.h"
+#include "model/families/family.h"
 
 using namespace fp8train;
 
 namespace {
 
-ModelConfig small(ModelFamily family) {
+ModelConfig small(const ModelFamily& family) {
   ModelConfig config;
-  config.family = family;
+  config.family = &family;
+  family.set_switches(config);
   config.vocab_size = 33;
   config.hidden_size = 16;
   config.intermediate_size = 24;
   config.num_hidden_layers = 2;
   config.num_attention_heads = 4;
-  config.num_key_value_heads = family == ModelFamily::llama ? 2 : 4;
+  config.num_key_value_heads = &family == &gpt2_family() ? 4 : 2;
   config.max_position_embeddings = 8;
-  if (family == ModelFamily::gpt2) {
-    config.norm = NormKind::layer_norm;
-    config.mlp = MlpKind::gelu;
-    config.positions = PositionKind::learned;
-    config.qkv_bias = config.attention_output_bias = config.mlp_bias = true;
-  }
+  config.tie_word_embeddings = false;
   return completed(config);
 }
 
 }  // namespace
 
 TEST_CASE("the pieces of every parameter cover its used rows once, with names of their own") {
-  const ModelFamily family = GENERATE(ModelFamily::llama, ModelFamily::gpt2);
+  const ModelFamily& family = *GENERATE(from_range(families()));
+  CAPTURE(family.name());
   const auto meta = make_device(DeviceKind::meta);
   Decoder model(*meta, small(family), plan_named("fp32"), {});
   std::set<std::string> names;
@@ -45,7 +43,12 @@ TEST_CASE("the pieces of every parameter cover its used rows once, with names of
     }
     CHECK(next == parameter->used_rows);
   }
-  if (family == ModelFamily::llama) {
+  const bool is_qwen2 = &family == &qwen2_family();
+  const bool is_qwen3 = &family == &qwen3_family();
+  CHECK(names.count("model.layers.1.self_attn.v_proj.bias") == (is_qwen2 ? 1 : 0));
+  CHECK(names.count("model.layers.1.self_attn.o_proj.bias") == 0);
+  CHECK(names.count("model.layers.1.self_attn.k_norm.weight") == (is_qwen3 ? 1 : 0));
+  if (&family != &gpt2_family()) {
     CHECK(names.count("model.layers.1.self_attn.k_proj.weight") == 1);
     CHECK(names.count("model.layers.0.mlp.gate_proj.weight") == 1);
     CHECK(names.count("lm_head.weight") == 1);
@@ -56,7 +59,7 @@ TEST_CASE("the pieces of every parameter cover its used rows once, with names of
 }
 
 TEST_CASE("GPT-2 stores weights of linears transposed, nothing else") {
-  const ModelConfig config = small(ModelFamily::gpt2);
+  const ModelConfig config = small(gpt2_family());
   CHECK(hf_pieces(config, "layers.0.mlp.up.weight").front().transposed);
   CHECK_FALSE(hf_pieces(config, "layers.0.mlp.up.bias").front().transposed);
   CHECK_FALSE(hf_pieces(config, "embedding.weight").front().transposed);

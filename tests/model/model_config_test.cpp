@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "model/decoder.h"
+#include "model/families/family.h"
 
 using namespace fp8train;
 using Catch::Matchers::Contains;
@@ -24,7 +25,7 @@ ModelConfig llama_8b() {
 
 ModelConfig gpt2_124m() {
   ModelConfig config;
-  config.family = ModelFamily::gpt2;
+  config.family = &gpt2_family();
   config.vocab_size = 50257;
   config.hidden_size = 768;
   config.num_hidden_layers = 12;

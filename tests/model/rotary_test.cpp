@@ -21,7 +21,7 @@ TEST_CASE("llama3 scaling keeps short wavelengths and stretches long ones") {
   config.head_dim = 128;
   config.rope_theta = 500000.0;
   const std::vector<double> plain = rotary_frequencies(config);
-  config.rope_scaling = Llama3RopeScaling{8.0, 1.0, 4.0, 8192};
+  config.rope_scaling = llama3_rope_scaling(8.0);
   const std::vector<double> scaled = rotary_frequencies(config);
   CHECK(scaled.front() == plain.front());
   CHECK(scaled.back() == Approx(plain.back() / 8));

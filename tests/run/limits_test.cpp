@@ -45,8 +45,11 @@ Words settings_for(const std::string& key) {
   }
   if (key.starts_with("fp8.")) {
     words.emplace_back("precision.plan=te-delayed");
-  } else if (key.starts_with("model.rope_scaling.")) {
+  } else if (key == "model.rope_scaling.low_freq_factor" ||
+             key == "model.rope_scaling.high_freq_factor") {
     words.emplace_back("model.rope_scaling.rope_type=llama3");
+  } else if (key.starts_with("model.rope_scaling.")) {
+    words.emplace_back("model.rope_scaling={rope_type: yarn, factor: 4}");
   } else if (key == "optimizer.momentum") {
     words.emplace_back("optimizer.name=sgd");
   } else if (key == "data.seq_length") {

@@ -10,6 +10,7 @@
 
 #include "base/philox.h"
 #include "device/cuda/cuda_device.h"
+#include "model/families/family.h"
 #include "support/environment.h"
 #include "support/parameters.h"
 #include "support/sanitized.h"
@@ -40,7 +41,7 @@ EngineSettings small_gpt2(const std::string& plan) {
   EngineSettings settings = small_llama(plan);
   ModelConfig& model = settings.model;
   model = {};
-  model.family = ModelFamily::gpt2;
+  model.family = &gpt2_family();
   model.vocab_size = kVocabulary;
   model.hidden_size = 32;
   model.intermediate_size = 128;

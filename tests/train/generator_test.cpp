@@ -3,15 +3,16 @@
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
+#include "model/families/family.h"
 #include "train/engine.h"
 
 using namespace fp8train;
 
 namespace {
 
-EngineSettings small(ModelFamily family) {
+EngineSettings small(const ModelFamily& family) {
   ModelConfig model;
-  model.family = family;
+  model.family = &family;
   model.vocab_size = 40;
   model.hidden_size = 32;
   model.intermediate_size = 64;
@@ -20,7 +21,7 @@ EngineSettings small(ModelFamily family) {
   model.num_key_value_heads = 2;
   model.max_position_embeddings = 96;
   model.initializer_range = 0.3F;
-  if (family == ModelFamily::gpt2) {
+  if (&family == &gpt2_family()) {
     model.norm = NormKind::layer_norm;
     model.mlp = MlpKind::gelu;
     model.positions = PositionKind::learned;
@@ -45,7 +46,7 @@ std::vector<int32_t> generate(Generator& generator, const std::vector<int32_t>& 
 }  // namespace
 
 TEST_CASE("the KV cache gives what a full forward pass gives") {
-  const ModelFamily family = GENERATE(ModelFamily::llama, ModelFamily::gpt2);
+  const ModelFamily& family = *GENERATE(&llama_family(), &gpt2_family());
   const auto device = make_device(DeviceKind::cpu);
   Engine engine(*device, small(family));
   engine.model().initialize(5);
@@ -69,7 +70,7 @@ TEST_CASE("the KV cache gives what a full forward pass gives") {
 
 TEST_CASE("generation stops at the capacity and refuses prompts that do not fit") {
   const auto device = make_device(DeviceKind::cpu);
-  Engine engine(*device, small(ModelFamily::llama));
+  Engine engine(*device, small(llama_family()));
   engine.model().initialize(5);
   engine.weights_changed();
   Generator generator(*device, engine.model(), 16);

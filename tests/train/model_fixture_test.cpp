@@ -1,11 +1,14 @@
-// Whole models against PyTorch: loss, every gradient, ten AdamW steps. The fixtures come from
-// tests/golden/make_models.py.
+// Whole models against PyTorch: loss, every gradient, ten AdamW steps; and tiny models of every
+// family: logits, gradients, names. The fixtures come from tests/golden/make_models.py and
+// make_families.py.
 
 #include <catch2/catch.hpp>
 
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <numeric>
+#include <set>
 
 #include "io/hf_config.h"
 #include "io/safetensors.h"
@@ -13,6 +16,7 @@
 #include "model/hf_names.h"
 #include "train/dry_run.h"
 #include "train/engine.h"
+#include "train/generator.h"
 #include "train/weights.h"
 
 using namespace fp8train;
@@ -57,9 +61,10 @@ struct LoadedEngine {
   std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
   Engine engine;
 
-  LoadedEngine(const Fixture& fixture, const EngineSettings& settings) : engine(*device, settings) {
+  LoadedEngine(const std::filesystem::path& folder, const EngineSettings& settings)
+      : engine(*device, settings) {
     engine.reserve(rehearse_step(settings, {}).plan);
-    load_weights(*device, engine.model(), TensorSource(fixture.folder));
+    load_weights(*device, engine.model(), TensorSource(folder));
     engine.weights_changed();
   }
 };
@@ -102,7 +107,157 @@ std::vector<float> gradient_of(Device& device, const Parameter& parameter, const
   return values;
 }
 
+/// A tiny model of make_families.py, and what transformers computes of its tokens.
+struct FamilyFixture {
+  std::filesystem::path folder;
+  std::vector<int32_t> tokens;
+  std::vector<float> logits;  ///< [T, V]
+  nlohmann::json numbers;
+
+  explicit FamilyFixture(const std::string& name)
+      : folder(std::filesystem::path(FP8TRAIN_GOLDEN_DIR) / "families" / name) {
+    const SafetensorsFile file(folder / "expected.safetensors");
+    const SafetensorsEntry& entry = *file.find("tokens");
+    tokens.resize(static_cast<size_t>(entry.count()));
+    file.read(entry, tokens.data());
+    logits = file.read_f32(*file.find("logits"));
+    std::ifstream(folder / "expected.json") >> numbers;
+  }
+
+  /// All tokens but the last, and what follows each.
+  Batch batch() const {
+    Batch result;
+    result.rows = 1;
+    result.columns = static_cast<int64_t>(tokens.size()) - 1;
+    result.tokens.assign(tokens.begin(), tokens.end() - 1);
+    result.targets.assign(tokens.begin() + 1, tokens.end());
+    return result;
+  }
+
+  EngineSettings settings(const std::string& plan) const {
+    EngineSettings settings;
+    settings.model = completed(read_hf_config(folder).model);
+    settings.plan = plan_named(plan);
+    settings.micro_batch_size = 1;
+    settings.seq_length = batch().columns;
+    return settings;
+  }
+};
+
+std::vector<std::string> family_names() {
+  std::vector<std::string> names;
+  const auto root = std::filesystem::path(FP8TRAIN_GOLDEN_DIR) / "families";
+  for (const auto& entry : std::filesystem::directory_iterator(root)) {
+    names.push_back(entry.path().filename().string());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
 }  // namespace
+
+TEST_CASE("logits of every family are those of transformers") {
+  CHECK(family_names().size() == 12);
+  const std::string name = GENERATE(from_range(family_names()));
+  CAPTURE(name);
+  const FamilyFixture fixture(name);
+  LoadedEngine loaded(fixture.folder, fixture.settings("fp32"));
+  const auto length = static_cast<int64_t>(fixture.tokens.size());
+  Generator generator(*loaded.device, loaded.engine.model(), length);
+  const auto vocabulary = static_cast<size_t>(loaded.engine.model().config().vocab_size);
+  REQUIRE(fixture.logits.size() == fixture.tokens.size() * vocabulary);
+  float largest = 0;
+  float error = 0;
+  for (size_t position = 0; position < fixture.tokens.size(); ++position) {
+    const auto end = fixture.tokens.begin() + static_cast<int64_t>(position) + 1;
+    const std::vector<float> got = generator.logits_after({fixture.tokens.begin(), end});
+    REQUIRE(got.size() == vocabulary);
+    for (size_t i = 0; i < vocabulary; ++i) {
+      const float wanted = fixture.logits[position * vocabulary + i];
+      largest = std::max(largest, std::abs(wanted));
+      error = std::max(error, std::abs(got[i] - wanted));
+    }
+  }
+  CHECK(largest > 1);
+  CHECK(error < 1e-5F * largest);
+}
+
+TEST_CASE("loss and gradients of every family are those of transformers") {
+  const std::string name = GENERATE(from_range(family_names()));
+  CAPTURE(name);
+  const FamilyFixture fixture(name);
+  const EngineSettings settings = fixture.settings("fp32");
+  LoadedEngine loaded(fixture.folder, settings);
+  const Batch batch = fixture.batch();
+  loaded.engine.step([&]() -> const Batch& { return batch; }, 0, 0.0F, false);
+  const double expected = fixture.numbers.at("loss");
+  CHECK(loaded.engine.step_loss().mean == Approx(expected).epsilon(1e-6));
+  const nlohmann::json& gradients = fixture.numbers.at("gradients");
+  size_t compared = 0;
+  for (const auto& parameter : loaded.engine.model().parameters().all()) {
+    for (const HfPiece& piece : hf_pieces(settings.model, parameter->name)) {
+      CAPTURE(piece.name);
+      REQUIRE(gradients.contains(piece.name));
+      const std::vector<float> got = gradient_of(*loaded.device, *parameter, piece);
+      double dot = 0;
+      for (size_t i = 0; i < got.size(); ++i) {
+        dot += static_cast<double>(got[i]) * std::cos(static_cast<double>(i));
+      }
+      const double length = gradients[piece.name].at("norm");
+      CHECK(norm(got) == Approx(length).epsilon(1e-5));
+      CHECK(dot == Approx(gradients[piece.name].at("dot").get<double>()).margin(1e-5 * length));
+      ++compared;
+    }
+  }
+  CHECK(compared == gradients.size());
+}
+
+TEST_CASE("every family is written as what transformers says it is, with the same names") {
+  const std::string name = GENERATE(from_range(family_names()));
+  CAPTURE(name);
+  const FamilyFixture fixture(name);
+  const ModelConfig model = completed(read_hf_config(fixture.folder).model);
+  const std::string text = write_hf_config(model, DType::f32);
+  const auto written = nlohmann::json::parse(text);
+  CHECK(written.at("architectures").at(0) == fixture.numbers.at("architecture"));
+  CHECK(parse_hf_config(text, "written").model == model);
+  const auto device = make_device(DeviceKind::meta);
+  Decoder decoder(*device, model, plan_named("fp32"), {});
+  std::set<std::string> names;
+  int64_t count = 0;
+  const TensorSource source(fixture.folder);
+  for (const auto& parameter : decoder.parameters().all()) {
+    for (const HfPiece& piece : hf_pieces(model, parameter->name)) {
+      names.insert(piece.name);
+      const std::vector<int64_t>& shape = source.find(piece.name)->shape;
+      count += std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+    }
+  }
+  CHECK(std::vector<std::string>(names.begin(), names.end()) == source.names());
+  CHECK(count == parameter_count(model));
+}
+
+TEST_CASE("every family trains from its folder") {
+  const std::string name = GENERATE(from_range(family_names()));
+  const std::string plan = GENERATE("fp32", "te-current");
+  CAPTURE(name, plan);
+  const FamilyFixture fixture(name);
+  EngineSettings settings = fixture.settings(plan);
+  settings.seq_length = 16;  // FP8 needs a multiple of 16
+  settings.optimizer.lr = 3e-3;
+  LoadedEngine loaded(fixture.folder, settings);
+  Batch batch = fixture.batch();
+  batch.columns = 16;
+  batch.tokens.resize(16);
+  batch.targets.resize(16);
+  std::vector<double> losses;
+  for (int64_t step = 0; step < 5; ++step) {
+    loaded.engine.step([&]() -> const Batch& { return batch; }, step, 3e-3F, false);
+    losses.push_back(loaded.engine.step_loss().mean);
+  }
+  CAPTURE(losses);
+  CHECK(losses.back() < losses.front() - 0.3);
+}
 
 TEST_CASE("loss and every gradient agree with PyTorch in fp32") {
   const std::string name = GENERATE("tiny-llama", "tiny-gpt2");
@@ -111,7 +266,7 @@ TEST_CASE("loss and every gradient agree with PyTorch in fp32") {
   EngineSettings settings = fixture.settings("fp32");
   settings.decoder.recompute = GENERATE(Recompute::none, Recompute::block);
   settings.decoder.head_chunk_rows = GENERATE(0, 16);
-  LoadedEngine loaded(fixture, settings);
+  LoadedEngine loaded(fixture.folder, settings);
   // A learning rate of 0 leaves the gradients of the first step in the buffers.
   loaded.engine.step([&]() -> const Batch& { return fixture.batch; }, 0, 0.0F, false);
   const double expected = fixture.numbers.at("loss");
@@ -138,7 +293,7 @@ TEST_CASE("ten AdamW steps follow PyTorch's losses") {
   CAPTURE(name);
   const Fixture fixture(name);
   const EngineSettings settings = fixture.settings("fp32");
-  LoadedEngine loaded(fixture, settings);
+  LoadedEngine loaded(fixture.folder, settings);
   const std::vector<double> losses = fixture.numbers.at("step_losses");
   for (size_t step = 0; step < losses.size(); ++step) {
     loaded.engine.step([&]() -> const Batch& { return fixture.batch; }, static_cast<int64_t>(step),
@@ -159,7 +314,7 @@ TEST_CASE("every row learns the batch nearly as fast as fp32") {
   batch.tokens.resize(48);
   batch.targets.resize(48);
   const auto train = [&](const EngineSettings& with) {
-    LoadedEngine loaded(fixture, with);
+    LoadedEngine loaded(fixture.folder, with);
     for (int64_t step = 0; step < 30; ++step) {
       loaded.engine.step([&]() -> const Batch& { return batch; }, step, 1e-3F, false);
     }

@@ -1,0 +1,95 @@
+#pragma once
+// The fields of a config.json without a JSON library: what a family reads and writes. lib/io turns
+// them from and into text.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+namespace fp8train {
+
+struct ConfigEntry;
+
+/// An object's entries, in their order.
+using ConfigObject = std::vector<ConfigEntry>;
+
+/// null, true or false, a whole number, a number, a text, a list or an object.
+class ConfigValue {
+ public:
+  using List = std::vector<ConfigValue>;
+  using Data = std::variant<std::monostate, bool, int64_t, double, std::string, List, ConfigObject>;
+
+  ConfigValue() = default;
+  ConfigValue(Data data) : data_(std::move(data)) {}                // NOLINT: as in JSON
+  ConfigValue(bool value) : data_(value) {}                         // NOLINT
+  ConfigValue(int64_t value) : data_(value) {}                      // NOLINT
+  ConfigValue(double value) : data_(value) {}                       // NOLINT
+  ConfigValue(const char* text) : data_(std::string(text)) {}       // NOLINT
+  ConfigValue(std::string text) : data_(std::move(text)) {}         // NOLINT
+  ConfigValue(List list) : data_(std::move(list)) {}                // NOLINT
+  ConfigValue(std::string_view text) : data_(std::string(text)) {}  // NOLINT
+  ConfigValue(ConfigObject object);                                 // NOLINT
+
+  const Data& data() const { return data_; }
+  bool is_null() const { return std::holds_alternative<std::monostate>(data_); }
+
+  /// As in JSON; for messages.
+  std::string text() const;
+
+ private:
+  Data data_;
+};
+
+struct ConfigEntry {
+  std::string key;
+  ConfigValue value;
+};
+
+/// Appends the entry, or replaces the value of an entry with this key.
+void set(ConfigObject& object, std::string_view key, ConfigValue value);
+
+/// The double nearest to the float's shortest decimal, so that 1e-5F is written as 1e-05.
+double decimal_of(float value);
+
+/// Typed access to the fields of one object; null counts as absent. Does not own the object. Errors
+/// are CheckpointErrors that begin with `where`.
+class ConfigFields {
+ public:
+  ConfigFields(const ConfigObject& object, std::string where)
+      : object_(&object), where_(std::move(where)) {}
+
+  [[noreturn]] void fail(const std::string& what) const;
+
+  bool has(std::string_view key) const;
+  /// Whether the key is there, with null too.
+  bool mentions(std::string_view key) const { return find(key) != nullptr; }
+  /// Of a key that is there.
+  const ConfigValue& at(std::string_view key) const;
+
+  /// A whole number from 1 to 2^31; `fallback` when absent, an error when there is no fallback.
+  int64_t extent(std::string_view key, std::optional<int64_t> fallback = {}) const;
+  /// The same from 0.
+  int64_t count(std::string_view key, int64_t fallback) const;
+  /// A finite number above 0.
+  double positive(std::string_view key, std::optional<double> fallback = {}) const;
+  double number(std::string_view key, double fallback) const;
+  bool flag(std::string_view key, bool fallback) const;
+  std::string text(std::string_view key, const std::string& fallback) const;
+  /// A list of texts; empty when absent.
+  std::vector<std::string> texts(std::string_view key) const;
+  /// A token id, or a list of them.
+  std::vector<int64_t> token_ids(std::string_view key) const;
+  ConfigFields object(std::string_view key) const;
+
+ private:
+  const ConfigValue* find(std::string_view key) const;
+  int64_t whole(std::string_view key, int64_t least) const;
+
+  const ConfigObject* object_;
+  std::string where_;
+};
+
+}  // namespace fp8train

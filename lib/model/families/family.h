@@ -1,0 +1,76 @@
+#pragma once
+// A model family: what is particular to Llama, Mistral, Qwen or GPT-2, in one place. Everything
+// else in the program sees a ModelConfig. A new family is one file beside this one that defines a
+// class of this interface, its function at the end of this header and its line in families().
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "model/families/config_value.h"
+#include "model/hf_names.h"
+#include "model/model_config.h"
+
+namespace fp8train {
+
+class ModelFamily {
+ public:
+  virtual ~ModelFamily() = default;
+
+  /// "qwen3": model.model_type in YAML, model_type in config.json.
+  virtual std::string_view name() const = 0;
+
+  /// "Qwen3ForCausalLM": its class in transformers, in "architectures" of config.json.
+  virtual std::string_view architecture() const = 0;
+
+  /// "Fp8trainLlama": what config.json says of models that no class in transformers computes and
+  /// that this family writes with fields of its own; empty: it writes none such.
+  virtual std::string_view own_architecture() const { return {}; }
+
+  /// Sets norm, MLP, positions, biases and tied embeddings as the family has them, in a model from
+  /// scratch that was of another family; sizes stay.
+  virtual void set_switches(ModelConfig& config) const = 0;
+
+  /// Reads the fields of a config.json into `config`, all but those that every family has
+  /// (hf_fields.cpp). Appends to `notes` a sentence for each field that it ignores. Throws
+  /// CheckpointError for missing and contradictory fields, and for features that change the
+  /// computation and are not implemented.
+  virtual void read(const ConfigFields& fields, ModelConfig& config,
+                    std::vector<std::string>& notes) const = 0;
+
+  /// Whether the family's class in transformers computes exactly this model.
+  virtual bool is_standard(const ModelConfig& config) const = 0;
+
+  /// Whether the family can write it as its own architecture.
+  virtual bool is_own(const ModelConfig& /*config*/) const { return false; }
+
+  /// Appends the fields that read() reads; `own`: for own_architecture().
+  virtual void write(const ModelConfig& config, bool own, ConfigObject& out) const = 0;
+
+  /// The tensors of a parameter in a model folder; see hf_pieces().
+  virtual std::vector<HfPiece> pieces(const ModelConfig& config,
+                                      const ParameterName& parameter) const = 0;
+
+  /// Standard deviation of the initial weights of the projections into the residual stream.
+  virtual float residual_init_std(const ModelConfig& config) const {
+    return config.initializer_range;
+  }
+};
+
+/// All families; the first one is default_family(). Where several compute the same model, the
+/// earlier one names it.
+const std::vector<const ModelFamily*>& families();
+
+/// Null where there is none of this name.
+const ModelFamily* find_family(std::string_view name);
+
+/// The same for a name that is known to be one.
+const ModelFamily& family_named(std::string_view name);
+
+const ModelFamily& llama_family();
+const ModelFamily& mistral_family();
+const ModelFamily& qwen2_family();
+const ModelFamily& qwen3_family();
+const ModelFamily& gpt2_family();
+
+}  // namespace fp8train

@@ -1,0 +1,184 @@
+// GPT-2 (huggingface/transformers: src/transformers/models/gpt2): LayerNorm, GELU, learned
+// positions, tied embeddings, linear weights stored transposed.
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "base/error.h"
+#include "model/families/family.h"
+
+namespace fp8train {
+namespace {
+
+class Gpt2 : public ModelFamily {
+ public:
+  std::string_view name() const override { return "gpt2"; }
+  std::string_view architecture() const override { return "GPT2LMHeadModel"; }
+  std::string_view own_architecture() const override { return "Fp8trainGpt2"; }
+  void set_switches(ModelConfig& config) const override;
+  void read(const ConfigFields& fields, ModelConfig& config,
+            std::vector<std::string>& notes) const override;
+  bool is_own(const ModelConfig& config) const override;
+  bool is_standard(const ModelConfig& config) const override;
+  void write(const ModelConfig& config, bool own, ConfigObject& out) const override;
+  std::vector<HfPiece> pieces(const ModelConfig& config,
+                              const ParameterName& parameter) const override;
+
+  /// Scaled by 1 / sqrt(2 L) (Radford et al. 2019, section 2.3).
+  float residual_init_std(const ModelConfig& config) const override {
+    return config.initializer_range /
+           std::sqrt(2.0F * static_cast<float>(config.num_hidden_layers));
+  }
+};
+
+void Gpt2::set_switches(ModelConfig& config) const {
+  config.norm = NormKind::layer_norm;
+  config.mlp = MlpKind::gelu;
+  config.positions = PositionKind::learned;
+  config.tie_word_embeddings = true;
+  config.qkv_bias = true;
+  config.attention_output_bias = true;
+  config.mlp_bias = true;
+  config.qk_norm = false;
+}
+
+void refuse_unknown(const ConfigFields& fields) {
+  const std::string activation = fields.text("activation_function", "gelu_new");
+  if (activation != "gelu_new" && activation != "gelu_pytorch_tanh") {
+    fields.fail(fmt::format(
+        "activation_function '{}' is not implemented for GPT-2; known: gelu_new", activation));
+  }
+  if (!fields.flag("scale_attn_weights", true) ||
+      fields.flag("scale_attn_by_inverse_layer_idx", false)) {
+    fields.fail("attention scales other than 1/sqrt(head_dim) are not implemented");
+  }
+  if (fields.flag("add_cross_attention", false)) {
+    fields.fail("cross-attention is not implemented");
+  }
+}
+
+void Gpt2::read(const ConfigFields& fields, ModelConfig& config,
+                std::vector<std::string>& /*notes*/) const {
+  set_switches(config);
+  config.vocab_size = fields.extent("vocab_size");
+  config.hidden_size = fields.extent("n_embd");
+  config.num_hidden_layers = fields.extent("n_layer");
+  config.num_attention_heads = fields.extent("n_head");
+  config.num_key_value_heads = fields.extent("num_key_value_heads", config.num_attention_heads);
+  config.qk_norm = fields.flag("qk_norm", false);
+  config.intermediate_size = fields.extent("n_inner", 4 * config.hidden_size);
+  config.max_position_embeddings = fields.extent("n_positions");
+  if (!fields.has("head_dim") && config.hidden_size % config.num_attention_heads != 0) {
+    fields.fail(fmt::format("n_embd {} is not a multiple of n_head {}", config.hidden_size,
+                            config.num_attention_heads));
+  }
+  config.head_dim = fields.extent("head_dim", config.hidden_size / config.num_attention_heads);
+  refuse_unknown(fields);
+  config.norm_eps = static_cast<float>(fields.positive("layer_norm_epsilon", 1e-5));
+  config.qkv_bias = fields.flag("qkv_bias", true);
+  config.attention_output_bias = fields.flag("attention_output_bias", true);
+  config.mlp_bias = fields.flag("mlp_bias", true);
+  config.norm_bias = fields.flag("norm_bias", true);
+  config.tie_word_embeddings = fields.flag("tie_word_embeddings", true);
+}
+
+bool Gpt2::is_own(const ModelConfig& config) const {
+  return config.norm == NormKind::layer_norm && config.mlp == MlpKind::gelu &&
+         config.positions == PositionKind::learned;
+}
+
+/// A model without a bias is GPT-2 with that bias at zero, which is what other programs make of the
+/// missing tensor.
+bool Gpt2::is_standard(const ModelConfig& config) const {
+  return is_own(config) && config.num_key_value_heads == config.num_attention_heads &&
+         !config.qk_norm && config.head_dim * config.num_attention_heads == config.hidden_size;
+}
+
+void Gpt2::write(const ModelConfig& config, bool own, ConfigObject& out) const {
+  if (own) {
+    set(out, "num_key_value_heads", config.num_key_value_heads);
+    set(out, "head_dim", config.head_dim);
+    set(out, "qk_norm", config.qk_norm);
+  }
+  set(out, "vocab_size", config.vocab_size);
+  set(out, "n_embd", config.hidden_size);
+  set(out, "n_inner", config.intermediate_size);
+  set(out, "n_layer", config.num_hidden_layers);
+  set(out, "n_head", config.num_attention_heads);
+  set(out, "n_positions", config.max_position_embeddings);
+  set(out, "n_ctx", config.max_position_embeddings);
+  set(out, "activation_function", "gelu_new");
+  set(out, "layer_norm_epsilon", decimal_of(config.norm_eps));
+  // Fields of our own, written only where a bias is missing.
+  const std::pair<const char*, bool> biases[] = {
+      {"qkv_bias", config.qkv_bias},
+      {"attention_output_bias", config.attention_output_bias},
+      {"mlp_bias", config.mlp_bias},
+      {"norm_bias", config.norm_bias}};
+  for (const auto& [name, present] : biases) {
+    if (!present) {
+      set(out, name, false);
+    }
+  }
+  for (const char* dropout : {"resid_pdrop", "embd_pdrop", "attn_pdrop"}) {
+    set(out, dropout, 0.0);
+  }
+}
+
+std::vector<HfPiece> gpt2_outer_pieces(const ModelConfig& config, const ParameterName& parameter) {
+  if (parameter.module == "embedding") {
+    return {{"transformer.wte.weight", 0, config.vocab_size}};
+  }
+  if (parameter.module == "positions") {
+    return {{"transformer.wpe.weight", 0, config.max_position_embeddings}};
+  }
+  if (parameter.module == "head") {
+    return {{"lm_head.weight", 0, config.vocab_size}};
+  }
+  return {{"transformer.ln_f." + parameter.leaf, 0, config.hidden_size}};
+}
+
+std::vector<HfPiece> Gpt2::pieces(const ModelConfig& config, const ParameterName& parameter) const {
+  if (parameter.block.empty()) {
+    return gpt2_outer_pieces(config, parameter);
+  }
+  const std::string& module = parameter.module;
+  const int64_t width = config.hidden_size;
+  const auto piece = [&](const char* hf, int64_t rows, bool is_linear) -> std::vector<HfPiece> {
+    return {{fmt::format("transformer.h.{}.{}.{}", parameter.block, hf, parameter.leaf), 0, rows,
+             is_linear && parameter.leaf == "weight"}};
+  };
+  if (module == "attention_norm") {
+    return piece("ln_1", width, false);
+  }
+  if (module == "mlp_norm") {
+    return piece("ln_2", width, false);
+  }
+  if (module == "attention.q_norm") {
+    return piece("attn.q_norm", config.head_dim, false);
+  }
+  if (module == "attention.k_norm") {
+    return piece("attn.k_norm", config.head_dim, false);
+  }
+  if (module == "attention.qkv") {
+    return piece("attn.c_attn", config.qkv_width(), true);
+  }
+  if (module == "attention.output") {
+    return piece("attn.c_proj", width, true);
+  }
+  if (module == "mlp.up") {
+    return piece("mlp.c_fc", config.intermediate_size, true);
+  }
+  check(module == "mlp.down", "unknown parameter name");
+  return piece("mlp.c_proj", width, true);
+}
+
+}  // namespace
+
+const ModelFamily& gpt2_family() {
+  static const Gpt2 kFamily;
+  return kFamily;
+}
+
+}  // namespace fp8train

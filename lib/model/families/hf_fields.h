@@ -1,0 +1,30 @@
+#pragma once
+// A whole config.json of a model folder, through its family. What would change the mathematics and
+// is not implemented is refused by name; what only matters to other programs is noted.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "model/families/config_value.h"
+#include "model/model_config.h"
+#include "numeric/dtype.h"
+
+namespace fp8train {
+
+struct HfConfig {
+  ModelConfig model;
+  std::vector<int64_t> eos_token_ids;  ///< all of them; model.eos_token_id is the first
+  std::vector<std::string> notes;      ///< fields that are read and ignored, one sentence each
+};
+
+/// Throws CheckpointError for missing or contradictory fields, other architectures, and features
+/// that are not implemented.
+HfConfig read_hf_fields(const ConfigFields& fields);
+
+/// `dtype` is that of the weights. The model's own family names it where transformers computes the
+/// model so; else another family where one does; else an architecture of our own, which
+/// transformers refuses and read_hf_fields takes. Throws CheckpointError where there is none.
+ConfigObject write_hf_fields(const ModelConfig& config, DType dtype);
+
+}  // namespace fp8train

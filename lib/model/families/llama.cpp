@@ -1,0 +1,66 @@
+// Llama (huggingface/transformers: src/transformers/models/llama). Also what no class in
+// transformers computes: any mix of biases and norms of q and k, under a name of its own.
+
+#include <algorithm>
+
+#include "model/families/llama_like.h"
+
+namespace fp8train {
+namespace {
+
+class Llama : public LlamaLike {
+ public:
+  std::string_view name() const override { return "llama"; }
+  std::string_view architecture() const override { return "LlamaForCausalLM"; }
+  std::string_view own_architecture() const override { return "Fp8trainLlama"; }
+  bool is_own(const ModelConfig& config) const override {
+    return is_llama_like(config) && config.sliding_window == 0;
+  }
+
+ protected:
+  void read_own(const ConfigFields& fields, ModelConfig& config,
+                std::vector<std::string>& notes) const override {
+    const bool attention_bias = fields.flag("attention_bias", false);
+    config.qkv_bias = fields.flag("qkv_bias", attention_bias);
+    config.attention_output_bias = fields.flag("attention_output_bias", attention_bias);
+    config.qk_norm = fields.flag("qk_norm", false);
+    config.mlp_bias = fields.flag("mlp_bias", false);
+    const std::vector<std::string> types = fields.texts("layer_types");
+    const bool windowed_layers =
+        std::any_of(types.begin(), types.end(),
+                    [](const std::string& type) { return type != "full_attention"; });
+    if (windowed_layers ||
+        (fields.has("sliding_window") && fields.flag("use_sliding_window", true))) {
+      fields.fail(
+          "sliding-window attention is not implemented for LlamaForCausalLM ('sliding_window' or "
+          "'layer_types' is in use)");
+    }
+    if (fields.number("pretraining_tp", 1.0) != 1.0) {
+      notes.emplace_back("'pretraining_tp' is ignored: it only changes the order of sums");
+    }
+  }
+
+  void write_own(const ModelConfig& config, bool own, ConfigObject& out) const override {
+    if (own) {
+      set(out, "qk_norm", config.qk_norm);
+      set(out, "qkv_bias", config.qkv_bias);
+      set(out, "attention_output_bias", config.attention_output_bias);
+    }
+    set(out, "attention_bias", config.qkv_bias);
+    set(out, "mlp_bias", config.mlp_bias);
+  }
+
+  bool is_standard_attention(const ModelConfig& config) const override {
+    return !config.qk_norm && config.qkv_bias == config.attention_output_bias &&
+           config.sliding_window == 0;
+  }
+};
+
+}  // namespace
+
+const ModelFamily& llama_family() {
+  static const Llama kFamily;
+  return kFamily;
+}
+
+}  // namespace fp8train

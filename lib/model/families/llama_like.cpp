@@ -1,0 +1,179 @@
+#include "model/families/llama_like.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "model/families/rope_fields.h"
+
+namespace fp8train {
+namespace {
+
+std::vector<HfPiece> llama_outer_pieces(const ModelConfig& config, const ParameterName& parameter) {
+  if (parameter.module == "embedding") {
+    return {{"model.embed_tokens.weight", 0, config.vocab_size}};
+  }
+  if (parameter.module == "head") {
+    return {{"lm_head.weight", 0, config.vocab_size}};
+  }
+  return {{"model.norm.weight", 0, config.hidden_size}};
+}
+
+}  // namespace
+
+bool is_llama_like(const ModelConfig& config) {
+  return config.norm == NormKind::rms_norm && config.mlp == MlpKind::swiglu &&
+         config.positions == PositionKind::rope;
+}
+
+void LlamaLike::set_switches(ModelConfig& config) const {
+  if (!is_llama_like(config)) {
+    config.tie_word_embeddings = false;
+  }
+  config.norm = NormKind::rms_norm;
+  config.mlp = MlpKind::swiglu;
+  config.positions = PositionKind::rope;
+  config.qkv_bias = false;
+  config.attention_output_bias = false;
+  config.mlp_bias = false;
+  config.qk_norm = false;
+  set_attention(config);
+}
+
+void LlamaLike::read(const ConfigFields& fields, ModelConfig& config,
+                     std::vector<std::string>& notes) const {
+  const Defaults absent = defaults();
+  set_switches(config);
+  config.vocab_size = fields.extent("vocab_size");
+  config.hidden_size = fields.extent("hidden_size");
+  config.intermediate_size = fields.extent("intermediate_size");
+  config.num_hidden_layers = fields.extent("num_hidden_layers");
+  config.num_attention_heads = fields.extent("num_attention_heads");
+  const bool says_groups = fields.mentions("num_key_value_heads") || absent.key_value_heads == 0;
+  config.num_key_value_heads = fields.extent(
+      "num_key_value_heads", says_groups ? config.num_attention_heads : absent.key_value_heads);
+  config.max_position_embeddings =
+      fields.extent("max_position_embeddings", absent.max_position_embeddings);
+  const bool says_width = fields.has("head_dim") || absent.head_dim != 0;
+  if (!says_width && config.hidden_size % config.num_attention_heads != 0) {
+    fields.fail(fmt::format("hidden_size {} is not a multiple of num_attention_heads {}",
+                            config.hidden_size, config.num_attention_heads));
+  }
+  config.head_dim = fields.extent(
+      "head_dim",
+      absent.head_dim != 0 ? absent.head_dim : config.hidden_size / config.num_attention_heads);
+  if (config.num_attention_heads % config.num_key_value_heads != 0) {
+    fields.fail(fmt::format("num_attention_heads {} is not a multiple of num_key_value_heads {}",
+                            config.num_attention_heads, config.num_key_value_heads));
+  }
+  const std::string activation = fields.text("hidden_act", "silu");
+  if (activation != "silu") {
+    fields.fail(fmt::format("hidden_act '{}' is not implemented for {}; known: silu", activation,
+                            architecture()));
+  }
+  config.norm_eps = static_cast<float>(fields.positive("rms_norm_eps", 1e-6));
+  config.tie_word_embeddings = fields.flag("tie_word_embeddings", false);
+  read_rope(fields, config, notes);
+  read_own(fields, config, notes);
+}
+
+bool LlamaLike::is_standard(const ModelConfig& config) const {
+  return is_llama_like(config) && is_standard_attention(config);
+}
+
+void LlamaLike::write(const ModelConfig& config, bool own, ConfigObject& out) const {
+  set(out, "vocab_size", config.vocab_size);
+  set(out, "hidden_size", config.hidden_size);
+  set(out, "intermediate_size", config.intermediate_size);
+  set(out, "num_hidden_layers", config.num_hidden_layers);
+  set(out, "num_attention_heads", config.num_attention_heads);
+  set(out, "num_key_value_heads", config.num_key_value_heads);
+  set(out, "head_dim", config.head_dim);
+  set(out, "max_position_embeddings", config.max_position_embeddings);
+  set(out, "hidden_act", "silu");
+  set(out, "rms_norm_eps", decimal_of(config.norm_eps));
+  set(out, "attention_dropout", 0.0);
+  write_own(config, own, out);
+  write_rope(config, out);
+}
+
+std::vector<HfPiece> LlamaLike::pieces(const ModelConfig& config,
+                                       const ParameterName& parameter) const {
+  if (parameter.block.empty()) {
+    return llama_outer_pieces(config, parameter);
+  }
+  const int64_t width = config.hidden_size;
+  const int64_t queries = config.num_attention_heads * config.head_dim;
+  const int64_t keys = config.num_key_value_heads * config.head_dim;
+  const int64_t inner = config.intermediate_size;
+  const std::string& module = parameter.module;
+  const auto piece = [&](const char* hf, int64_t begin, int64_t rows) -> HfPiece {
+    return {fmt::format("model.layers.{}.{}.{}", parameter.block, hf, parameter.leaf), begin, rows};
+  };
+  if (module == "attention_norm") {
+    return {piece("input_layernorm", 0, width)};
+  }
+  if (module == "mlp_norm") {
+    return {piece("post_attention_layernorm", 0, width)};
+  }
+  if (module == "attention.qkv") {
+    return {piece("self_attn.q_proj", 0, queries), piece("self_attn.k_proj", queries, keys),
+            piece("self_attn.v_proj", queries + keys, keys)};
+  }
+  if (module == "attention.output") {
+    return {piece("self_attn.o_proj", 0, width)};
+  }
+  if (module == "attention.q_norm") {
+    return {piece("self_attn.q_norm", 0, config.head_dim)};
+  }
+  if (module == "attention.k_norm") {
+    return {piece("self_attn.k_norm", 0, config.head_dim)};
+  }
+  if (module == "mlp.up") {
+    return {piece("mlp.gate_proj", 0, inner), piece("mlp.up_proj", inner, inner)};
+  }
+  check(module == "mlp.down", "unknown parameter name");
+  return {piece("mlp.down_proj", 0, width)};
+}
+
+void read_layer_windows(const ConfigFields& fields, ModelConfig& config) {
+  constexpr int64_t kUpstreamWindow = 4096;
+  constexpr int64_t kUpstreamFirst = 28;
+  int64_t window = 0;
+  int64_t first = config.num_hidden_layers;
+  if (fields.flag("use_sliding_window", false) &&
+      (fields.has("sliding_window") || !fields.mentions("sliding_window"))) {
+    window = fields.extent("sliding_window", kUpstreamWindow);
+    first = fields.count("max_window_layers", kUpstreamFirst);
+  }
+  const std::vector<std::string> types = fields.texts("layer_types");
+  if (!types.empty()) {
+    const auto found = std::find(types.begin(), types.end(), "sliding_attention");
+    first = found - types.begin();
+    const bool are_last =
+        std::all_of(types.begin(), found,
+                    [](const std::string& type) { return type == "full_attention"; }) &&
+        std::all_of(found, types.end(),
+                    [](const std::string& type) { return type == "sliding_attention"; });
+    if (!are_last || (window == 0 && found != types.end())) {
+      fields.fail(fmt::format(
+          "'layer_types' is {}; implemented are full attention, and with 'sliding_window' windows "
+          "in the last layers",
+          fields.at("layer_types").text()));
+    }
+  }
+  if (window > 0 && first < config.num_hidden_layers) {
+    config.sliding_window = window;
+    config.first_window_layer = first;
+  }
+}
+
+void write_layer_windows(const ModelConfig& config, ConfigObject& out) {
+  const bool used = config.sliding_window > 0;
+  set(out, "use_sliding_window", used);
+  set(out, "sliding_window", used ? ConfigValue(config.sliding_window) : ConfigValue());
+  set(out, "max_window_layers", used ? config.first_window_layer : config.num_hidden_layers);
+}
+
+}  // namespace fp8train

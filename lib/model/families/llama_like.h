@@ -1,0 +1,48 @@
+#pragma once
+// What Llama and its relatives have in common: RMSNorm, SwiGLU, rotary embeddings, grouped queries,
+// and the names of their fields and tensors.
+
+#include "model/families/family.h"
+
+namespace fp8train {
+
+class LlamaLike : public ModelFamily {
+ public:
+  void set_switches(ModelConfig& config) const override;
+  void read(const ConfigFields& fields, ModelConfig& config,
+            std::vector<std::string>& notes) const override;
+  bool is_standard(const ModelConfig& config) const override;
+  void write(const ModelConfig& config, bool own, ConfigObject& out) const override;
+  std::vector<HfPiece> pieces(const ModelConfig& config,
+                              const ParameterName& parameter) const override;
+
+ protected:
+  /// What upstream's configuration class takes where config.json does not name the field; 0: as
+  /// many as query heads, hidden_size / num_attention_heads.
+  struct Defaults {
+    int64_t max_position_embeddings = 2048;
+    int64_t key_value_heads = 0;
+    int64_t head_dim = 0;
+  };
+
+  virtual Defaults defaults() const { return {}; }
+  /// Biases and norms of q and k as the family has them.
+  virtual void set_attention(ModelConfig& /*config*/) const {}
+  /// Fields that only this family has. Reading begins with set_switches().
+  virtual void read_own(const ConfigFields& /*fields*/, ModelConfig& /*config*/,
+                        std::vector<std::string>& /*notes*/) const {}
+  virtual void write_own(const ModelConfig& /*config*/, bool /*own*/, ConfigObject& /*out*/) const {
+  }
+  /// Of a model with RMSNorm, SwiGLU and rotary embeddings.
+  virtual bool is_standard_attention(const ModelConfig& config) const = 0;
+};
+
+/// Whether norm, MLP and positions are those of Llama.
+bool is_llama_like(const ModelConfig& config);
+
+/// use_sliding_window, sliding_window, max_window_layers and layer_types of Qwen2 and Qwen3. Throws
+/// CheckpointError where windowed layers are not the last ones.
+void read_layer_windows(const ConfigFields& fields, ModelConfig& config);
+void write_layer_windows(const ModelConfig& config, ConfigObject& out);
+
+}  // namespace fp8train

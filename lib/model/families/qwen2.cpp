@@ -1,0 +1,42 @@
+// Qwen2 and Qwen2.5 (huggingface/transformers: src/transformers/models/qwen2): Llama with biases on
+// the q, k and v projections.
+
+#include "model/families/llama_like.h"
+
+namespace fp8train {
+namespace {
+
+class Qwen2 : public LlamaLike {
+ public:
+  std::string_view name() const override { return "qwen2"; }
+  std::string_view architecture() const override { return "Qwen2ForCausalLM"; }
+
+ protected:
+  Defaults defaults() const override {
+    return {.max_position_embeddings = 32768, .key_value_heads = 32};
+  }
+
+  void set_attention(ModelConfig& config) const override { config.qkv_bias = true; }
+
+  void read_own(const ConfigFields& fields, ModelConfig& config,
+                std::vector<std::string>& /*notes*/) const override {
+    read_layer_windows(fields, config);
+  }
+
+  void write_own(const ModelConfig& config, bool /*own*/, ConfigObject& out) const override {
+    write_layer_windows(config, out);
+  }
+
+  bool is_standard_attention(const ModelConfig& config) const override {
+    return config.qkv_bias && !config.attention_output_bias && !config.mlp_bias && !config.qk_norm;
+  }
+};
+
+}  // namespace
+
+const ModelFamily& qwen2_family() {
+  static const Qwen2 kFamily;
+  return kFamily;
+}
+
+}  // namespace fp8train

@@ -1,0 +1,45 @@
+// Qwen3 (huggingface/transformers: src/transformers/models/qwen3): Llama with RMSNorm over each
+// head of q and k, and a head size that does not follow from the width.
+
+#include "model/families/llama_like.h"
+
+namespace fp8train {
+namespace {
+
+class Qwen3 : public LlamaLike {
+ public:
+  std::string_view name() const override { return "qwen3"; }
+  std::string_view architecture() const override { return "Qwen3ForCausalLM"; }
+
+ protected:
+  Defaults defaults() const override {
+    return {.max_position_embeddings = 32768, .key_value_heads = 32, .head_dim = 128};
+  }
+
+  void set_attention(ModelConfig& config) const override { config.qk_norm = true; }
+
+  void read_own(const ConfigFields& fields, ModelConfig& config,
+                std::vector<std::string>& /*notes*/) const override {
+    config.qkv_bias = fields.flag("attention_bias", false);
+    config.attention_output_bias = config.qkv_bias;
+    read_layer_windows(fields, config);
+  }
+
+  void write_own(const ModelConfig& config, bool /*own*/, ConfigObject& out) const override {
+    set(out, "attention_bias", config.qkv_bias);
+    write_layer_windows(config, out);
+  }
+
+  bool is_standard_attention(const ModelConfig& config) const override {
+    return config.qk_norm && config.qkv_bias == config.attention_output_bias && !config.mlp_bias;
+  }
+};
+
+}  // namespace
+
+const ModelFamily& qwen3_family() {
+  static const Qwen3 kFamily;
+  return kFamily;
+}
+
+}  // namespace fp8train

@@ -1,0 +1,18 @@
+#pragma once
+// RoPE in a config.json, in both spellings: rope_theta with rope_scaling (transformers 4) and
+// rope_parameters (5).
+
+#include "model/families/config_value.h"
+#include "model/model_config.h"
+
+namespace fp8train {
+
+/// Reads rope_theta and the scaling into `config`, whose max_position_embeddings is set. Throws
+/// CheckpointError for contradictory spellings and types that are not implemented (longrope, RoPE
+/// by layer type, partial rotary embeddings).
+void read_rope(const ConfigFields& fields, ModelConfig& config, std::vector<std::string>& notes);
+
+/// Appends both spellings.
+void write_rope(const ModelConfig& config, ConfigObject& out);
+
+}  // namespace fp8train
