@@ -9,8 +9,8 @@
 
 #include "base/error.h"
 #include "comm/exchange_run.h"
-#include "ops/shared_wire.h"
-#include "ops/wire.h"
+#include "ops/exchange/shared_wire.h"
+#include "ops/exchange/wire.h"
 
 namespace fp8train {
 namespace {

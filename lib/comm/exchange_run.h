@@ -11,7 +11,7 @@
 #include "base/trace.h"
 #include "comm/gradient_exchange.h"
 #include "comm/side_stream.h"
-#include "ops/wire.h"
+#include "ops/exchange/wire.h"
 #include "tensor/tensor.h"
 
 namespace fp8train {

@@ -3,7 +3,7 @@
 #include <cstddef>
 
 #include "base/error.h"
-#include "ops/wire.h"
+#include "ops/exchange/wire.h"
 
 namespace fp8train {
 namespace {

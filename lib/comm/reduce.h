@@ -6,7 +6,7 @@
 #include <cstddef>
 
 #include "comm/communicator.h"
-#include "ops/wire.h"
+#include "ops/exchange/wire.h"
 #include "tensor/view.h"
 
 namespace fp8train {

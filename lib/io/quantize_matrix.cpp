@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "numeric/convert.h"
 #include "numeric/rounding.h"
-#include "ops/granules.h"
+#include "ops/cast/granules.h"
 
 namespace fp8train {
 namespace {

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
-#include "ops/elementwise.h"
-#include "ops/granules.h"
-#include "ops/optimizer.h"
-#include "ops/quantize.h"
+#include "ops/cast/granules.h"
+#include "ops/cast/quantize.h"
+#include "ops/optimizer/optimizer.h"
+#include "ops/pointwise/elementwise.h"
 
 namespace fp8train {
 namespace {

@@ -1,9 +1,9 @@
 #include "nn/linear.h"
 
 #include "base/error.h"
-#include "ops/elementwise.h"
-#include "ops/quantize.h"
-#include "ops/smoothing.h"
+#include "ops/cast/quantize.h"
+#include "ops/pointwise/elementwise.h"
+#include "ops/pointwise/smoothing.h"
 
 namespace fp8train {
 namespace {

@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "base/trace.h"
 #include "comm/reduce.h"
-#include "ops/elementwise.h"
+#include "ops/pointwise/elementwise.h"
 #include "parallel/shard_layout.h"
 
 namespace fp8train {

@@ -21,7 +21,7 @@
 #include "device/device.h"
 #include "device/recording.h"
 #include "model/decoder.h"
-#include "ops/wire.h"
+#include "ops/exchange/wire.h"
 #include "optim/optimizer.h"
 #include "parallel/data_parallel.h"
 #include "parallel/zero_parallel.h"

@@ -9,7 +9,7 @@
 #include "base/log.h"
 #include "base/nearest.h"
 #include "device/cuda/cuda_device.h"
-#include "ops/attention.h"
+#include "ops/attention/attention.h"
 #include "train/progress.h"
 
 namespace fp8train {

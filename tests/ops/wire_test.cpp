@@ -1,7 +1,7 @@
 // Images of gradients on a wire. The reference reads and writes them byte by byte; codes come from
 // numeric/, which has exhaustive tests: exact.
 
-#include "ops/wire.h"
+#include "ops/exchange/wire.h"
 
 #include <catch2/catch.hpp>
 #include <cmath>

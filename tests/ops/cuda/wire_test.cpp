@@ -1,13 +1,13 @@
 // Gradient wires: the cpu's bits, since the arithmetic is the same and sums have one order.
 
-#include "ops/wire.h"
+#include "ops/exchange/wire.h"
 
 #include <catch2/catch.hpp>
 
 #include "ops/adamw_cases.h"
 #include "ops/cuda/cuda_test_support.h"
-#include "ops/shared_wire.h"
-#include "ops/storage.h"
+#include "ops/exchange/shared_wire.h"
+#include "ops/storage/storage.h"
 
 namespace fp8train::test {
 namespace {
