@@ -5,7 +5,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "ops/dispatch/meta_table.h"
+#include "ops/attention/attention_flops.h"
 #include "ops/dispatch/op_table.h"
 #include "tensor/tensor.h"
 

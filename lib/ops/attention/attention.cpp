@@ -4,11 +4,9 @@
 #include <optional>
 
 #include "base/trace.h"
-#include "device/meta/meta_device.h"
-#include "ops/dispatch/checks.h"
-#include "ops/dispatch/cuda_table.h"
 #include "ops/dispatch/op_table.h"
 #include "ops/norm/norm.h"
+#include "ops/support/checks.h"
 
 namespace fp8train::ops {
 namespace {
@@ -21,15 +19,14 @@ void check_heads(const HeadsView& view, DType dtype, int64_t length, int64_t hea
   check(view.row_stride >= heads * head_dim, "attention: rows overlap");
 }
 
-void check_attention(const Stream& stream, const AttentionShape& shape, const HeadsView& q,
-                     const HeadsView& k, const HeadsView& v, const HeadsView& out) {
+void check_attention(const AttentionShape& shape, const HeadsView& q, const HeadsView& k,
+                     const HeadsView& v, const HeadsView& out) {
   check(is_float_type(q.dtype), "attention: fp32, bf16 or fp16 expected");
   check(shape.batch > 0 && shape.query_length > 0 && shape.kv_heads > 0 &&
             shape.heads % shape.kv_heads == 0,
         "attention: kv_heads must divide heads, and nothing may be empty");
-  const int64_t longest = stream.kind() == DeviceKind::cuda ? kMaxHeadDimCuda : kMaxHeadDim;
-  check(shape.head_dim > 0 && shape.head_dim <= longest,
-        "attention: head_dim must be 1 .. 512, on cuda 1 .. 256");
+  check(shape.head_dim > 0 && shape.head_dim <= kMaxHeadDim,
+        "attention: head_dim must be 1 .. 512");
   check(shape.key_length >= shape.query_length, "attention: fewer keys than queries");
   check_heads(q, q.dtype, shape.query_length, shape.heads, shape.head_dim);
   check_heads(k, q.dtype, shape.key_length, shape.kv_heads, shape.head_dim);
@@ -45,18 +42,18 @@ int64_t rows_of(const AttentionShape& shape) {
 
 void attention_forward(Stream stream, const AttentionShape& shape, HeadsView q, HeadsView k,
                        HeadsView v, HeadsView out, View log_sum_exp) {
-  check_attention(stream, shape, q, k, v, out);
+  check_attention(shape, q, k, v, out);
   check(log_sum_exp.empty() || holds(log_sum_exp, DType::f32, rows_of(shape)),
         "attention_forward: log_sum_exp must be fp32 [B, H, Tq] or empty");
   const TraceSpan span("attention_forward");
-  op_table(stream).attention_forward(stream, shape, q, k, v, out, log_sum_exp);
+  dispatch<&OpTable::attention_forward>(stream, shape, q, k, v, out, log_sum_exp);
 }
 
 void attention_backward(Stream stream, const AttentionShape& shape, HeadsView q, HeadsView k,
                         HeadsView v, HeadsView out, View log_sum_exp, HeadsView dout, HeadsView dq,
                         HeadsView dk, HeadsView dv, View scratch) {
-  check_attention(stream, shape, q, k, v, out);
-  check_attention(stream, shape, dq, dk, dv, dout);
+  check_attention(shape, q, k, v, out);
+  check_attention(shape, dq, dk, dv, dout);
   check(dq.dtype == q.dtype, "attention_backward: gradients must have the type of q, k and v");
   check(shape.query_length == shape.key_length,
         "attention_backward: as many queries as keys expected");
@@ -66,20 +63,23 @@ void attention_backward(Stream stream, const AttentionShape& shape, HeadsView q,
                  attention_backward_scratch(stream, shape, q, k, v, out, dout, dq, dk, dv)),
         "attention_backward: scratch is too small");
   const TraceSpan span("attention_backward");
-  op_table(stream).attention_backward(stream, shape, q, k, v, out, log_sum_exp, dout, dq, dk, dv,
-                                      scratch);
+  dispatch<&OpTable::attention_backward>(stream, shape, q, k, v, out, log_sum_exp, dout, dq, dk, dv,
+                                         scratch);
+}
+
+std::optional<size_t> attention_backward_workspace(Stream stream, const AttentionShape& shape,
+                                                   HeadsView q, HeadsView k, HeadsView v,
+                                                   HeadsView out, HeadsView dout, HeadsView dq,
+                                                   HeadsView dk, HeadsView dv) {
+  return dispatch<&OpTable::attention_backward_workspace>(stream, shape, q, k, v, out, dout, dq, dk,
+                                                          dv);
 }
 
 int64_t attention_backward_scratch(Stream stream, const AttentionShape& shape, HeadsView q,
                                    HeadsView k, HeadsView v, HeadsView out, HeadsView dout,
                                    HeadsView dq, HeadsView dk, HeadsView dv) {
-  const Stream device =
-      stream.kind() == DeviceKind::meta ? planned_stream(stream).value_or(stream) : stream;
-  std::optional<size_t> library_bytes;
-  if (device.kind() == DeviceKind::cuda) {
-    library_bytes =
-        cuda::attention_backward_workspace(device, shape, q, k, v, out, dout, dq, dk, dv);
-  }
+  const std::optional<size_t> library_bytes =
+      attention_backward_workspace(stream, shape, q, k, v, out, dout, dq, dk, dv);
   return library_bytes ? static_cast<int64_t>((*library_bytes + sizeof(float) - 1) / sizeof(float))
                        : attention_backward_scratch(shape);
 }
@@ -93,7 +93,7 @@ int64_t attention_backward_scratch(const AttentionShape& shape) {
 }
 
 std::string attention_kernels(Stream stream) {
-  return stream.kind() == DeviceKind::cuda ? cuda::attention_kernels(stream) : std::string();
+  return dispatch<&OpTable::attention_kernels>(stream);
 }
 
 void rope(Stream stream, HeadsView x, int64_t batch, int64_t length, int64_t heads,
@@ -108,8 +108,8 @@ void rope(Stream stream, HeadsView x, int64_t batch, int64_t length, int64_t hea
             sines.shape.back() == head_dim / 2,
         "rope: tables must be fp32 [max_positions, head_dim / 2] and reach the last position");
   const TraceSpan span("rope");
-  op_table(stream).rope(stream, x, batch, length, heads, head_dim, cosines, sines, position_offset,
-                        inverse);
+  dispatch<&OpTable::rope>(stream, x, batch, length, heads, head_dim, cosines, sines,
+                           position_offset, inverse);
 }
 
 void head_rms_norm_forward(Stream stream, HeadsView x, int64_t rows, int64_t heads,
@@ -122,8 +122,8 @@ void head_rms_norm_forward(Stream stream, HeadsView x, int64_t rows, int64_t hea
         "head_rms_norm: original must be [rows, heads * head_dim] of x's type");
   check(holds(rstd, DType::f32, rows * heads), "head_rms_norm: rstd must be fp32 [rows, heads]");
   const TraceSpan span("head_rms_norm_forward");
-  op_table(stream).head_rms_norm_forward(stream, x, rows, heads, head_dim, weight, eps, original,
-                                         rstd);
+  dispatch<&OpTable::head_rms_norm_forward>(stream, x, rows, heads, head_dim, weight, eps, original,
+                                            rstd);
 }
 
 void head_rms_norm_backward(Stream stream, HeadsView dx, int64_t rows, int64_t heads,
@@ -141,8 +141,8 @@ void head_rms_norm_backward(Stream stream, HeadsView dx, int64_t rows, int64_t h
   check(has_room(scratch, DType::f32, norm_partial_rows(rows) * head_dim),
         "head_rms_norm_backward: scratch must be fp32 [norm_partial_rows(rows), head_dim]");
   const TraceSpan span("head_rms_norm_backward");
-  op_table(stream).head_rms_norm_backward(stream, dx, rows, heads, head_dim, original, weight, rstd,
-                                          weight_grad, scratch);
+  dispatch<&OpTable::head_rms_norm_backward>(stream, dx, rows, heads, head_dim, original, weight,
+                                             rstd, weight_grad, scratch);
 }
 
 }  // namespace fp8train::ops

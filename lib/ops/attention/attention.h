@@ -2,6 +2,7 @@
 // Causal attention with grouped queries, tiled over keys (online soft-max): no (T, T) matrix
 // exists. Also rotary embedding.
 
+#include <optional>
 #include <string>
 
 #include "device/stream.h"
@@ -57,6 +58,11 @@ void attention_backward(Stream stream, const AttentionShape& shape, HeadsView q,
 int64_t attention_backward_scratch(Stream stream, const AttentionShape& shape, HeadsView q,
                                    HeadsView k, HeadsView v, HeadsView out, HeadsView dout,
                                    HeadsView dq, HeadsView dk, HeadsView dv);
+/// Bytes that a library which computes these gradients needs; none where our own kernels do.
+std::optional<size_t> attention_backward_workspace(Stream stream, const AttentionShape& shape,
+                                                   HeadsView q, HeadsView k, HeadsView v,
+                                                   HeadsView out, HeadsView dout, HeadsView dq,
+                                                   HeadsView dk, HeadsView dv);
 /// What kernels of our own need, on every device.
 int64_t attention_backward_scratch(const AttentionShape& shape);
 

@@ -2,8 +2,8 @@
 // query heads and their blocks in order, so that the gradients of keys and values are summed in an
 // order that no thread count changes.
 
-#include "ops/attention/attention_kernels_cpu.h"
 #include "ops/attention/attention_tiles_cpu.h"
+#include "ops/dispatch/cpu_operations.h"
 
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 namespace {

@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "ops/attention/attention_kernels_cuda.h"
 #include "ops/attention/cudnn_sdpa.h"
-#include "ops/dispatch/cuda_table.h"
+#include "ops/dispatch/cuda_operations.h"
 
 namespace fp8train::ops::cuda {
 namespace {
@@ -61,6 +61,10 @@ std::string text_of(const SdpaProblem& problem) {
          std::to_string(shape.batch) + ", length " + std::to_string(shape.query_length) + ", " +
          std::to_string(shape.heads) + " heads (" + std::to_string(shape.kv_heads) + " kv) of " +
          std::to_string(shape.head_dim) + ", " + std::string(name_of(problem.dtype));
+}
+
+void check_head_dim(const AttentionShape& shape) {
+  check(shape.head_dim <= kMaxHeadDimCuda, "attention: head_dim must be 1 .. 256 on cuda");
 }
 
 /// The plans of one device.
@@ -176,25 +180,6 @@ AttentionPlans& plans_of(const Stream& stream) {
   return static_cast<AttentionPlans&>(*context.attention);
 }
 
-void attention_forward(Stream stream, const AttentionShape& shape, HeadsView q, HeadsView k,
-                       HeadsView v, HeadsView out, View log_sum_exp) {
-  const SdpaProblem problem = {.shape = shape,
-                               .dtype = q.dtype,
-                               .keeps_log_sum_exp = !log_sum_exp.empty(),
-                               .q = layout_of(q),
-                               .k = layout_of(k),
-                               .v = layout_of(v),
-                               .out = layout_of(out)};
-  SdpaPlan* plan = plans_of(stream).plan_for(problem, {q, k, v, out});
-  if (plan == nullptr) {
-    own_attention_forward(stream, shape, q, k, v, out, log_sum_exp);
-    return;
-  }
-  plan->run(
-      {.q = q.data, .k = k.data, .v = v.data, .out = out.data, .log_sum_exp = log_sum_exp.data},
-      cuda_context(stream).workspace);
-}
-
 SdpaPlan* backward_plan(Stream stream, const AttentionShape& shape, HeadsView q, HeadsView k,
                         HeadsView v, HeadsView out, HeadsView dout, HeadsView dq, HeadsView dk,
                         HeadsView dv) {
@@ -212,9 +197,32 @@ SdpaPlan* backward_plan(Stream stream, const AttentionShape& shape, HeadsView q,
   return plans_of(stream).plan_for(problem, {q, k, v, out, dout, dq, dk, dv});
 }
 
+}  // namespace
+
+void attention_forward(Stream stream, const AttentionShape& shape, HeadsView q, HeadsView k,
+                       HeadsView v, HeadsView out, View log_sum_exp) {
+  check_head_dim(shape);
+  const SdpaProblem problem = {.shape = shape,
+                               .dtype = q.dtype,
+                               .keeps_log_sum_exp = !log_sum_exp.empty(),
+                               .q = layout_of(q),
+                               .k = layout_of(k),
+                               .v = layout_of(v),
+                               .out = layout_of(out)};
+  SdpaPlan* plan = plans_of(stream).plan_for(problem, {q, k, v, out});
+  if (plan == nullptr) {
+    own_attention_forward(stream, shape, q, k, v, out, log_sum_exp);
+    return;
+  }
+  plan->run(
+      {.q = q.data, .k = k.data, .v = v.data, .out = out.data, .log_sum_exp = log_sum_exp.data},
+      cuda_context(stream).workspace);
+}
+
 void attention_backward(Stream stream, const AttentionShape& shape, HeadsView q, HeadsView k,
                         HeadsView v, HeadsView out, View log_sum_exp, HeadsView dout, HeadsView dq,
                         HeadsView dk, HeadsView dv, View scratch) {
+  check_head_dim(shape);
   SdpaPlan* plan = backward_plan(stream, shape, q, k, v, out, dout, dq, dk, dv);
   if (plan == nullptr) {
     own_attention_backward(stream, shape, q, k, v, out, log_sum_exp, dout, dq, dk, dv, scratch);
@@ -232,8 +240,6 @@ void attention_backward(Stream stream, const AttentionShape& shape, HeadsView q,
             scratch.data);
 }
 
-}  // namespace
-
 std::string attention_kernels(Stream stream) {
   return plans_of(stream).description();
 }
@@ -244,11 +250,6 @@ std::optional<size_t> attention_backward_workspace(Stream stream, const Attentio
                                                    HeadsView dk, HeadsView dv) {
   const SdpaPlan* plan = backward_plan(stream, shape, q, k, v, out, dout, dq, dk, dv);
   return plan == nullptr ? std::nullopt : std::optional(plan->workspace_bytes());
-}
-
-void fill_attention(OpTable& table) {
-  table.attention_forward = attention_forward;
-  table.attention_backward = attention_backward;
 }
 
 }  // namespace fp8train::ops::cuda

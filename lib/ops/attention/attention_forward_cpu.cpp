@@ -2,9 +2,8 @@
 // 2018; Dao et al. 2022), in powers of two: one task per (sequence, head, block of queries).
 
 #include "numeric/math.h"
-#include "ops/attention/attention_kernels_cpu.h"
 #include "ops/attention/attention_tiles_cpu.h"
-#include "ops/dispatch/cpu_table.h"
+#include "ops/dispatch/cpu_operations.h"
 
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 namespace {
@@ -184,12 +183,6 @@ void attention_forward(Stream /*stream*/, const AttentionShape& shape, HeadsView
                        HeadsView v, HeadsView out, View log_sum_exp) {
   const ForwardCall call = {shape, q, k, v, out, log_sum_exp.as<float>()};
   with_float_type(q.dtype, [&](auto tag) { attend_all<typename decltype(tag)::Type>(call); });
-}
-
-void fill_attention(OpTable& table) {
-  table.attention_forward = attention_forward;
-  table.attention_backward = attention_backward;
-  table.rope = rope;
 }
 
 }  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

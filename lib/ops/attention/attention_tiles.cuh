@@ -11,8 +11,8 @@
 #include <type_traits>
 
 #include "ops/attention/attention.h"
-#include "ops/kernels/kernel_support.cuh"
-#include "ops/kernels/mma.cuh"
+#include "ops/support/kernel_support.cuh"
+#include "ops/support/mma.cuh"
 
 namespace fp8train::ops::cuda {
 

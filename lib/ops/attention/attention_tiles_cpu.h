@@ -12,8 +12,8 @@
 #endif
 
 #include "ops/attention/attention.h"
-#include "ops/kernels/kernel_support_cpu.h"
-#include "ops/kernels/transpose_cpu.h"
+#include "ops/support/kernel_support_cpu.h"
+#include "ops/support/transpose_cpu.h"
 
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 

@@ -10,7 +10,7 @@ HeadsView append_to_cache(Stream stream, HeadsView rows, View cache, int64_t bat
   check(cache.shape.rank() == 3 && cache.shape[0] == batch && cache.shape[2] == width &&
             cache.dtype == rows.dtype && past + length <= cache.shape[1],
         "append_to_cache: the cache is [batch, capacity, width] of the rows' type with room left");
-  return op_table(stream).append_to_cache(stream, rows, cache, batch, length, width, past);
+  return dispatch<&OpTable::append_to_cache>(stream, rows, cache, batch, length, width, past);
 }
 
 }  // namespace fp8train::ops

@@ -1,7 +1,7 @@
 // Keys and values of earlier positions: a copy of rows.
 
-#include "ops/dispatch/cuda_table.h"
-#include "ops/kernels/kernel_support.cuh"
+#include "ops/dispatch/cuda_operations.h"
+#include "ops/support/kernel_support.cuh"
 
 namespace fp8train::ops::cuda {
 namespace {
@@ -41,6 +41,8 @@ void copy_rows(const Stream& stream, const void* from, void* to, CacheRows rows,
          CopyRows<Unit>{static_cast<const Unit*>(from), static_cast<Unit*>(to), rows});
 }
 
+}  // namespace
+
 HeadsView append_to_cache(Stream stream, HeadsView rows, View cache, int64_t batch, int64_t length,
                           int64_t width, int64_t past) {
   const int64_t capacity = cache.shape[1];
@@ -63,12 +65,6 @@ HeadsView append_to_cache(Stream stream, HeadsView rows, View cache, int64_t bat
   }
   return {
       .data = cache.data, .dtype = cache.dtype, .row_stride = width, .length_capacity = capacity};
-}
-
-}  // namespace
-
-void fill_kv_cache(OpTable& table) {
-  table.append_to_cache = append_to_cache;
 }
 
 }  // namespace fp8train::ops::cuda

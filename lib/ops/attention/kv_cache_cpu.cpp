@@ -2,11 +2,9 @@
 
 #include <cstring>
 
-#include "ops/dispatch/cpu_table.h"
+#include "ops/dispatch/cpu_operations.h"
 
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
-namespace {
-
 HeadsView append_to_cache(Stream /*stream*/, HeadsView rows, View cache, int64_t batch,
                           int64_t length, int64_t width, int64_t past) {
   const int64_t capacity = cache.shape[1];
@@ -22,12 +20,6 @@ HeadsView append_to_cache(Stream /*stream*/, HeadsView rows, View cache, int64_t
   }
   return {
       .data = cache.data, .dtype = cache.dtype, .row_stride = width, .length_capacity = capacity};
-}
-
-}  // namespace
-
-void fill_kv_cache(OpTable& table) {
-  table.append_to_cache = append_to_cache;
 }
 
 }  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

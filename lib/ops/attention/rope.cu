@@ -1,7 +1,7 @@
 // Rotary embedding: products and sums round separately, as on the cpu, so the bits are the same.
 
-#include "ops/dispatch/cuda_table.h"
-#include "ops/kernels/kernel_support.cuh"
+#include "ops/dispatch/cuda_operations.h"
+#include "ops/support/kernel_support.cuh"
 
 namespace fp8train::ops::cuda {
 namespace {
@@ -69,6 +69,8 @@ void run(const Stream& stream, const RopeCall<T>& call, int64_t rows) {
          rope_kernel<N, T>, call, rows);
 }
 
+}  // namespace
+
 void rope(Stream stream, HeadsView x, int64_t batch, int64_t length, int64_t heads,
           int64_t head_dim, ConstView cosines, ConstView sines, int64_t position_offset,
           bool inverse) {
@@ -95,12 +97,6 @@ void rope(Stream stream, HeadsView x, int64_t batch, int64_t length, int64_t hea
       run<1>(stream, call, batch * length);
     }
   });
-}
-
-}  // namespace
-
-void fill_rope(OpTable& table) {
-  table.rope = rope;
 }
 
 }  // namespace fp8train::ops::cuda

@@ -1,8 +1,8 @@
 // Compiled once per x86-64 level; products and sums round separately, so the bits are the same at
 // every level.
 
-#include "ops/attention/attention_kernels_cpu.h"
-#include "ops/kernels/kernel_support_cpu.h"
+#include "ops/dispatch/cpu_operations.h"
+#include "ops/support/kernel_support_cpu.h"
 
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 namespace {

@@ -5,6 +5,16 @@
 namespace fp8train::ops::meta {
 namespace {
 
+double scales_bytes(const GranuleView& view) {
+  return bytes_of(view.scale_inv) * (view.scale != nullptr ? 2 : 1);
+}
+
+}  // namespace
+
+void amax(Stream stream, ConstView x, float* /*result*/, bool combine) {
+  count(stream, bytes_of(x), "amax", x.count(), combine ? 1 : 2);
+}
+
 void quantize(Stream stream, ConstView x, const QuantizedView& out, float* /*amax_out*/,
               QuantizeStatistics* /*statistics*/) {
   count(stream, bytes_of(x) + bytes_of(out.codes) + bytes_of(out.codes_transposed),
@@ -22,10 +32,6 @@ void transpose_codes(Stream stream, ConstView x, View y) {
 
 void dequantize(Stream stream, const QuantizedView& x, View y) {
   count(stream, bytes_of(x.codes) + bytes_of(y));
-}
-
-double scales_bytes(const GranuleView& view) {
-  return bytes_of(view.scale_inv) * (view.scale != nullptr ? 2 : 1);
 }
 
 /// Blocks: one kernel reads x once for both orientations. Rows: one for them; for columns a fill, a
@@ -85,23 +91,6 @@ void find_granule_scales(Stream stream, ConstView amax, const Shape& /*shape*/,
                          const TensorFormat& /*format*/, ScaleLayout /*layout*/,
                          bool /*transposed*/, View scale_inv) {
   count(stream, bytes_of(amax) + bytes_of(scale_inv));
-}
-
-}  // namespace
-
-void fill_casts(OpTable& table) {
-  table.quantize = quantize;
-  table.quantize_current = quantize_current;
-  table.transpose_codes = transpose_codes;
-  table.dequantize = dequantize;
-  table.quantize_granules = quantize_granules;
-  table.dequantize_granules = dequantize_granules;
-  table.granule_part_amax = granule_part_amax;
-  table.quantize_granule_part = quantize_granule_part;
-  table.find_granule_scales = find_granule_scales;
-  table.compute_current_scale = compute_current_scale;
-  table.propagate_non_finite = propagate_non_finite;
-  table.update_delayed_scaling = update_delayed_scaling;
 }
 
 }  // namespace fp8train::ops::meta

@@ -10,8 +10,8 @@
 #include "numeric/bits.h"
 #include "ops/cast/quantize.h"
 #include "ops/cast/scaling_math.h"
-#include "ops/kernels/convert.cuh"
-#include "ops/kernels/kernel_support.cuh"
+#include "ops/support/convert.cuh"
+#include "ops/support/kernel_support.cuh"
 
 namespace fp8train::ops::cuda {
 

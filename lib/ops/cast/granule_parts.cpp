@@ -3,8 +3,8 @@
 #include "base/error.h"
 #include "base/trace.h"
 #include "ops/cast/granules.h"
-#include "ops/dispatch/checks.h"
 #include "ops/dispatch/op_table.h"
+#include "ops/support/checks.h"
 
 namespace fp8train::ops {
 namespace {
@@ -26,7 +26,7 @@ void check_part(const MatrixPart& x, Granularity granularity, const ConstView& a
 void granule_part_amax(Stream stream, const MatrixPart& x, Granularity granularity, View amax) {
   check_part(x, granularity, amax);
   const TraceSpan span("granule_part_amax");
-  op_table(stream).granule_part_amax(stream, x, granularity, amax);
+  dispatch<&OpTable::granule_part_amax>(stream, x, granularity, amax);
 }
 
 void quantize_granule_part(Stream stream, const GranulePartCast& call) {
@@ -38,7 +38,7 @@ void quantize_granule_part(Stream stream, const GranulePartCast& call) {
   check(call.rounded.empty() || (call.rounded.dtype == DType::f32 && call.rounded.count() == count),
         "quantize_granule_part: rounded values are fp32");
   const TraceSpan span("quantize_granule_part");
-  op_table(stream).quantize_granule_part(stream, call);
+  dispatch<&OpTable::quantize_granule_part>(stream, call);
 }
 
 void find_granule_scales(Stream stream, ConstView amax, const Shape& shape,
@@ -54,7 +54,8 @@ void find_granule_scales(Stream stream, ConstView amax, const Shape& shape,
   const View codes = {nullptr, format.dtype, seen};
   check_granules({.codes = codes, .scale_inv = scale_inv}, format, layout, seen);
   const TraceSpan span("find_granule_scales");
-  op_table(stream).find_granule_scales(stream, amax, shape, format, layout, transposed, scale_inv);
+  dispatch<&OpTable::find_granule_scales>(stream, amax, shape, format, layout, transposed,
+                                          scale_inv);
 }
 
 }  // namespace fp8train::ops

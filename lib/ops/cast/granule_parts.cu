@@ -6,7 +6,7 @@
 
 #include "ops/cast/code_tile.cuh"
 #include "ops/cast/granules.h"
-#include "ops/dispatch/cuda_table.h"
+#include "ops/dispatch/cuda_operations.h"
 
 namespace fp8train::ops::cuda {
 namespace {
@@ -74,15 +74,6 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-void granule_part_amax(Stream stream, const MatrixPart& x, Granularity granularity, View amax) {
-  check_cuda(cudaMemsetAsync(amax.data, 0, amax.bytes(), cuda_context(stream).stream),
-             "resetting maxima");
-  const int64_t count = x.values.count();
-  launch(stream, {blocks_for(stream, ceil_div(count, kPerLane)), kBlock},
-         is_aligned(x.values.data) ? part_amax_kernel<true> : part_amax_kernel<false>,
-         x.values.as<float>(), x.first, count, granule_of(x, granularity), amax.as<float>());
-}
-
 struct PartCast {
   const float* x;
   int64_t first, count;
@@ -136,6 +127,32 @@ __global__ void __launch_bounds__(kTileThreads)
   }
 }
 
+struct FindScales {
+  const float* amax;
+  int64_t columns;  ///< granules of a row
+  bool transposed;
+  GranuleScales scales;
+  GranuleRule rule;
+
+  template <int N>
+  __device__ void run(int64_t i) const {
+    const int64_t row = i / columns;
+    const int64_t column = i % columns;
+    scales.keep(transposed ? column : row, transposed ? row : column, amax[i], rule);
+  }
+};
+
+}  // namespace
+
+void granule_part_amax(Stream stream, const MatrixPart& x, Granularity granularity, View amax) {
+  check_cuda(cudaMemsetAsync(amax.data, 0, amax.bytes(), cuda_context(stream).stream),
+             "resetting maxima");
+  const int64_t count = x.values.count();
+  launch(stream, {blocks_for(stream, ceil_div(count, kPerLane)), kBlock},
+         is_aligned(x.values.data) ? part_amax_kernel<true> : part_amax_kernel<false>,
+         x.values.as<float>(), x.first, count, granule_of(x, granularity), amax.as<float>());
+}
+
 void quantize_granule_part(Stream stream, const GranulePartCast& call) {
   const int64_t count = call.x.values.count();
   const bool counted = call.statistics != nullptr;
@@ -162,21 +179,6 @@ void quantize_granule_part(Stream stream, const GranulePartCast& call) {
   });
 }
 
-struct FindScales {
-  const float* amax;
-  int64_t columns;  ///< granules of a row
-  bool transposed;
-  GranuleScales scales;
-  GranuleRule rule;
-
-  template <int N>
-  __device__ void run(int64_t i) const {
-    const int64_t row = i / columns;
-    const int64_t column = i % columns;
-    scales.keep(transposed ? column : row, transposed ? row : column, amax[i], rule);
-  }
-};
-
 void find_granule_scales(Stream stream, ConstView amax, const Shape& shape,
                          const TensorFormat& format, ScaleLayout layout, bool transposed,
                          View scale_inv) {
@@ -187,14 +189,6 @@ void find_granule_scales(Stream stream, ConstView amax, const Shape& shape,
                     granule_grid(format.granularity, shape.rows(), shape.back(), layout).columns,
                     transposed, granule_scales(scale_inv, format, layout, seen),
                     granule_rule(format, DType::f32)});
-}
-
-}  // namespace
-
-void fill_granule_parts(OpTable& table) {
-  table.granule_part_amax = granule_part_amax;
-  table.quantize_granule_part = quantize_granule_part;
-  table.find_granule_scales = find_granule_scales;
 }
 
 }  // namespace fp8train::ops::cuda

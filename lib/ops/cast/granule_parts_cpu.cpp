@@ -6,7 +6,7 @@
 
 #include "ops/cast/granules.h"
 #include "ops/cast/quantize_support_cpu.h"
-#include "ops/dispatch/cpu_table.h"
+#include "ops/dispatch/cpu_operations.h"
 
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 namespace {
@@ -47,22 +47,6 @@ struct Bands {
   }
 };
 
-void granule_part_amax(Stream /*stream*/, const MatrixPart& x, Granularity granularity, View amax) {
-  const Bands bands(x, granularity);
-  const auto* values = x.values.as<float>();
-  auto* largest = amax.as<float>();
-  for (int64_t i = 0; i < amax.count(); ++i) {
-    largest[i] = 0.0F;
-  }
-#pragma omp parallel for schedule(static) if (x.values.count() >= kParallelElements)
-  for (int64_t band = bands.first_band(); band < bands.end_band(); ++band) {
-    bands.for_each(band, [&](int64_t granule, int64_t at, int64_t count) {
-      const float here = float_of(largest_magnitude(values + at, count));
-      largest[granule] = max_magnitude(largest[granule], here);
-    });
-  }
-}
-
 template <typename Code>
 void cast_part(const GranulePartCast& call) {
   const Bands bands(call.x, call.format.granularity);
@@ -93,6 +77,24 @@ void cast_part(const GranulePartCast& call) {
   }
 }
 
+}  // namespace
+
+void granule_part_amax(Stream /*stream*/, const MatrixPart& x, Granularity granularity, View amax) {
+  const Bands bands(x, granularity);
+  const auto* values = x.values.as<float>();
+  auto* largest = amax.as<float>();
+  for (int64_t i = 0; i < amax.count(); ++i) {
+    largest[i] = 0.0F;
+  }
+#pragma omp parallel for schedule(static) if (x.values.count() >= kParallelElements)
+  for (int64_t band = bands.first_band(); band < bands.end_band(); ++band) {
+    bands.for_each(band, [&](int64_t granule, int64_t at, int64_t count) {
+      const float here = float_of(largest_magnitude(values + at, count));
+      largest[granule] = max_magnitude(largest[granule], here);
+    });
+  }
+}
+
 void quantize_granule_part(Stream /*stream*/, const GranulePartCast& call) {
   with_code_type(call.format.dtype,
                  [&](auto tag) { cast_part<typename decltype(tag)::Type>(call); });
@@ -112,14 +114,6 @@ void find_granule_scales(Stream /*stream*/, ConstView amax, const Shape& shape,
     const int64_t column = transposed ? i / columns : i % columns;
     scales.keep(row, column, amax.as<float>()[i], rule);
   }
-}
-
-}  // namespace
-
-void fill_granule_parts(OpTable& table) {
-  table.granule_part_amax = granule_part_amax;
-  table.quantize_granule_part = quantize_granule_part;
-  table.find_granule_scales = find_granule_scales;
 }
 
 }  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

@@ -11,7 +11,7 @@ void amax(Stream stream, ConstView x, float* result, bool combine) {
   check(is_float_type(x.dtype), "amax: x must be fp32, bf16 or fp16");
   check(result != nullptr, "amax: no place for the result");
   const TraceSpan span("amax");
-  op_table(stream).amax(stream, x, result, combine);
+  dispatch<&OpTable::amax>(stream, x, result, combine);
 }
 
 void quantize(Stream stream, ConstView x, const QuantizedView& out, float* amax_out,
@@ -20,7 +20,7 @@ void quantize(Stream stream, ConstView x, const QuantizedView& out, float* amax_
   check(!out.empty() || x.count() == 0, "quantize: no place for the codes");
   check_cast(x, out);
   const TraceSpan span("quantize");
-  op_table(stream).quantize(stream, x, out, amax_out, statistics);
+  dispatch<&OpTable::quantize>(stream, x, out, amax_out, statistics);
 }
 
 void quantize_current(Stream stream, ConstView x, const float* amax, float* scale_inv,
@@ -31,14 +31,14 @@ void quantize_current(Stream stream, ConstView x, const float* amax, float* scal
   check(out.format.scale_type != ScaleType::e8m0, "quantize_current: fp32 or pow2 scale expected");
   check_cast(x, out);
   const TraceSpan span("quantize_current");
-  op_table(stream).quantize_current(stream, x, amax, scale_inv, out, statistics);
+  dispatch<&OpTable::quantize_current>(stream, x, amax, scale_inv, out, statistics);
 }
 
 void transpose_codes(Stream stream, ConstView x, View y) {
   check(is_code_type(x.dtype) && x.dtype == y.dtype, "transpose_codes: codes of one type expected");
   check(y.shape == Shape{x.shape.back(), x.shape.rows()}, "transpose_codes: y is [columns, rows]");
   const TraceSpan span("transpose_codes");
-  op_table(stream).transpose_codes(stream, x, y);
+  dispatch<&OpTable::transpose_codes>(stream, x, y);
 }
 
 void dequantize(Stream stream, const QuantizedView& x, View y) {
@@ -48,7 +48,7 @@ void dequantize(Stream stream, const QuantizedView& x, View y) {
   check(x.codes.count() == y.count(), "dequantize: counts differ");
   check(x.scale_inv != nullptr, "dequantize: no reciprocal scale");
   const TraceSpan span("dequantize");
-  op_table(stream).dequantize(stream, x, y);
+  dispatch<&OpTable::dequantize>(stream, x, y);
 }
 
 void compute_current_scale(Stream stream, const float* amax, const TensorFormat& format,
@@ -57,14 +57,14 @@ void compute_current_scale(Stream stream, const float* amax, const TensorFormat&
         "compute_current_scale: missing scalar");
   check(format.scale_type != ScaleType::e8m0, "compute_current_scale: fp32 or pow2 scale expected");
   const TraceSpan span("compute_current_scale");
-  op_table(stream).compute_current_scale(stream, amax, format, scale, scale_inv);
+  dispatch<&OpTable::compute_current_scale>(stream, amax, format, scale, scale_inv);
 }
 
 void propagate_non_finite(Stream stream, ConstView amax, double* accumulator) {
   check(amax.dtype == DType::f32 && accumulator != nullptr,
         "propagate_non_finite: fp32 amax values and an accumulator expected");
   const TraceSpan span("propagate_non_finite");
-  op_table(stream).propagate_non_finite(stream, amax, accumulator);
+  dispatch<&OpTable::propagate_non_finite>(stream, amax, accumulator);
 }
 
 void quantize_granules(Stream stream, ConstView x, const GranuleQuantizedView& out, float* amax,
@@ -87,7 +87,7 @@ void quantize_granules(Stream stream, ConstView x, const GranuleQuantizedView& o
           "quantize_granules: no scale");
   }
   const TraceSpan span("quantize_granules");
-  op_table(stream).quantize_granules(stream, x, out, amax, statistics);
+  dispatch<&OpTable::quantize_granules>(stream, x, out, amax, statistics);
 }
 
 void dequantize_granules(Stream stream, const GranuleView& x, const TensorFormat& format,
@@ -97,7 +97,7 @@ void dequantize_granules(Stream stream, const GranuleView& x, const TensorFormat
   check_granules(x, format, layout, {x.codes.shape.rows(), x.codes.shape.back()});
   check(x.codes.count() == y.count(), "dequantize_granules: counts differ");
   const TraceSpan span("dequantize_granules");
-  op_table(stream).dequantize_granules(stream, x, format, layout, y);
+  dispatch<&OpTable::dequantize_granules>(stream, x, format, layout, y);
 }
 
 void update_delayed_scaling(Stream stream, const DelayedScalingState& state,
@@ -105,7 +105,7 @@ void update_delayed_scaling(Stream stream, const DelayedScalingState& state,
   check(state.slots >= 0 && state.history_length >= 1,
         "update_delayed_scaling: a history holds at least one value");
   const TraceSpan span("update_delayed_scaling");
-  op_table(stream).update_delayed_scaling(stream, state, rule);
+  dispatch<&OpTable::update_delayed_scaling>(stream, state, rule);
 }
 
 }  // namespace fp8train::ops

@@ -3,7 +3,7 @@
 // that no order of blocks changes them.
 
 #include "ops/cast/cast_tiles.cuh"
-#include "ops/dispatch/cuda_table.h"
+#include "ops/dispatch/cuda_operations.h"
 
 namespace fp8train::ops::cuda {
 namespace {
@@ -30,20 +30,6 @@ __global__ void __launch_bounds__(kTileThreads)
     }
   }
   raise_amax(result, peak.value(), shared);
-}
-
-void amax(Stream stream, ConstView x, float* result, bool combine) {
-  if (!combine) {
-    check_cuda(cudaMemsetAsync(result, 0, sizeof(float), cuda_context(stream).stream),
-               "resetting an amax");
-  }
-  with_float_type(x.dtype, [&](auto tag) {
-    using X = typename decltype(tag)::Type;
-    const unsigned blocks = blocks_for(stream, ceil_div(x.count(), kSpan), kTileThreads);
-    launch(stream, {blocks, kTileThreads},
-           is_aligned(x.data) ? amax_kernel<true, X> : amax_kernel<false, X>, x.as<X>(), x.count(),
-           result);
-  });
 }
 
 /// Codes in the order of the input. Packed: x and codes are aligned to 16 bytes.
@@ -112,11 +98,6 @@ void run_quantize(const Stream& stream, const ConstView& x, const QuantizedView&
   });
 }
 
-void quantize(Stream stream, ConstView x, const QuantizedView& out, float* amax_out,
-              QuantizeStatistics* statistics) {
-  run_quantize(stream, x, out, amax_out, statistics, {});
-}
-
 CurrentScale current_scale_of(const float* amax, const TensorFormat& format, float* scale,
                               float* scale_inv) {
   return {amax,
@@ -125,12 +106,6 @@ CurrentScale current_scale_of(const float* amax, const TensorFormat& format, flo
           format.scale_type == ScaleType::pow2,
           scale,
           scale_inv};
-}
-
-void quantize_current(Stream stream, ConstView x, const float* amax, float* scale_inv,
-                      const QuantizedView& out, QuantizeStatistics* statistics) {
-  run_quantize(stream, x, out, nullptr, statistics,
-               current_scale_of(amax, out.format, out.scale, scale_inv));
 }
 
 /// Packed: x is aligned to 8 bytes and its width a multiple of eight.
@@ -166,16 +141,6 @@ __global__ void __launch_bounds__(kTileThreads)
   }
 }
 
-void transpose_codes(Stream stream, ConstView x, View y) {
-  const int64_t rows = x.shape.rows();
-  const int64_t columns = x.shape.back();
-  const bool packed = columns % kOctet == 0 && is_aligned(x.data, kOctet);
-  const LaunchShape shape = {
-      blocks_for(stream, ceil_div(rows, kTile) * ceil_div(columns, kTile), 1), kTileThreads};
-  launch(stream, shape, packed ? transpose_codes_kernel<true> : transpose_codes_kernel<false>,
-         x.as<uint8_t>(), y.as<uint8_t>(), rows, columns, transposed_is_aligned(y.data, rows));
-}
-
 template <typename Code, typename Y>
 struct Dequantize {
   const Code* codes;
@@ -193,17 +158,6 @@ struct Dequantize {
   }
 };
 
-void dequantize(Stream stream, const QuantizedView& x, View y) {
-  with_code_type(x.codes.dtype, [&](auto code_tag) {
-    with_float_type(y.dtype, [&](auto y_tag) {
-      using Code = typename decltype(code_tag)::Type;
-      using Y = typename decltype(y_tag)::Type;
-      map<kOctet>(stream, y.count(), is_aligned(x.codes.data, kOctet) && is_aligned(y.data),
-                  Dequantize<Code, Y>{x.codes.as<Code>(), x.scale_inv, y.as<Y>()});
-    });
-  });
-}
-
 struct FindCurrentScale {
   CurrentScale current;
 
@@ -216,11 +170,6 @@ struct FindCurrentScale {
   }
 };
 
-void compute_current_scale(Stream stream, const float* amax, const TensorFormat& format,
-                           float* scale, float* scale_inv) {
-  map<1>(stream, 1, true, FindCurrentScale{current_scale_of(amax, format, scale, scale_inv)});
-}
-
 /// One block.
 __global__ void propagate_non_finite_kernel(const float* amax, int64_t count, double* accumulator) {
   bool found = false;
@@ -231,11 +180,6 @@ __global__ void propagate_non_finite_kernel(const float* amax, int64_t count, do
   if (anywhere && threadIdx.x == 0) {
     *accumulator = __longlong_as_double(0x7FF8000000000000LL);
   }
-}
-
-void propagate_non_finite(Stream stream, ConstView values, double* accumulator) {
-  launch(stream, {dim3(1), dim3(kBlock)}, propagate_non_finite_kernel, values.as<float>(),
-         values.count(), accumulator);
 }
 
 constexpr int kSlots = 32;        // of a block: a row of the history is read for all of them
@@ -274,24 +218,69 @@ __global__ void update_delayed_scaling_kernel(DelayedScalingState state, AmaxAlg
   rescale_slot(state, slot, window, margin);
 }
 
+}  // namespace
+
+void amax(Stream stream, ConstView x, float* result, bool combine) {
+  if (!combine) {
+    check_cuda(cudaMemsetAsync(result, 0, sizeof(float), cuda_context(stream).stream),
+               "resetting an amax");
+  }
+  with_float_type(x.dtype, [&](auto tag) {
+    using X = typename decltype(tag)::Type;
+    const unsigned blocks = blocks_for(stream, ceil_div(x.count(), kSpan), kTileThreads);
+    launch(stream, {blocks, kTileThreads},
+           is_aligned(x.data) ? amax_kernel<true, X> : amax_kernel<false, X>, x.as<X>(), x.count(),
+           result);
+  });
+}
+
+void quantize(Stream stream, ConstView x, const QuantizedView& out, float* amax_out,
+              QuantizeStatistics* statistics) {
+  run_quantize(stream, x, out, amax_out, statistics, {});
+}
+
+void quantize_current(Stream stream, ConstView x, const float* amax, float* scale_inv,
+                      const QuantizedView& out, QuantizeStatistics* statistics) {
+  run_quantize(stream, x, out, nullptr, statistics,
+               current_scale_of(amax, out.format, out.scale, scale_inv));
+}
+
+void transpose_codes(Stream stream, ConstView x, View y) {
+  const int64_t rows = x.shape.rows();
+  const int64_t columns = x.shape.back();
+  const bool packed = columns % kOctet == 0 && is_aligned(x.data, kOctet);
+  const LaunchShape shape = {
+      blocks_for(stream, ceil_div(rows, kTile) * ceil_div(columns, kTile), 1), kTileThreads};
+  launch(stream, shape, packed ? transpose_codes_kernel<true> : transpose_codes_kernel<false>,
+         x.as<uint8_t>(), y.as<uint8_t>(), rows, columns, transposed_is_aligned(y.data, rows));
+}
+
+void dequantize(Stream stream, const QuantizedView& x, View y) {
+  with_code_type(x.codes.dtype, [&](auto code_tag) {
+    with_float_type(y.dtype, [&](auto y_tag) {
+      using Code = typename decltype(code_tag)::Type;
+      using Y = typename decltype(y_tag)::Type;
+      map<kOctet>(stream, y.count(), is_aligned(x.codes.data, kOctet) && is_aligned(y.data),
+                  Dequantize<Code, Y>{x.codes.as<Code>(), x.scale_inv, y.as<Y>()});
+    });
+  });
+}
+
+void compute_current_scale(Stream stream, const float* amax, const TensorFormat& format,
+                           float* scale, float* scale_inv) {
+  map<1>(stream, 1, true, FindCurrentScale{current_scale_of(amax, format, scale, scale_inv)});
+}
+
+void propagate_non_finite(Stream stream, ConstView values, double* accumulator) {
+  launch(stream, {dim3(1), dim3(kBlock)}, propagate_non_finite_kernel, values.as<float>(),
+         values.count(), accumulator);
+}
+
 void update_delayed_scaling(Stream stream, const DelayedScalingState& state,
                             const DelayedScaling& rule) {
   launch(stream,
          {dim3(static_cast<unsigned>(ceil_div(state.slots, kSlots))), dim3(kSlots, kHistoryRows)},
          update_delayed_scaling_kernel, state, rule.algorithm, rule.margin);
-}
-
-}  // namespace
-
-void fill_quantize(OpTable& table) {
-  table.amax = amax;
-  table.quantize = quantize;
-  table.quantize_current = quantize_current;
-  table.transpose_codes = transpose_codes;
-  table.dequantize = dequantize;
-  table.compute_current_scale = compute_current_scale;
-  table.propagate_non_finite = propagate_non_finite;
-  table.update_delayed_scaling = update_delayed_scaling;
 }
 
 }  // namespace fp8train::ops::cuda

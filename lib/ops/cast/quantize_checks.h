@@ -3,7 +3,7 @@
 // their result themselves.
 
 #include "ops/cast/quantize.h"
-#include "ops/dispatch/checks.h"
+#include "ops/support/checks.h"
 
 namespace fp8train::ops {
 

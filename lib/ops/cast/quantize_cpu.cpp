@@ -2,26 +2,10 @@
 // written so that the compiler vectorizes them.
 
 #include "ops/cast/quantize_support_cpu.h"
-#include "ops/dispatch/cpu_table.h"
+#include "ops/dispatch/cpu_operations.h"
 
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 namespace {
-
-void amax(Stream /*stream*/, ConstView x, float* result, bool combine) {
-  with_float_type(x.dtype, [&](auto tag) {
-    const auto* data = x.as<typename decltype(tag)::Type>();
-    const int64_t count = x.count();
-    const int64_t chunks = chunks_of(count, kChunk);
-    uint32_t largest = 0;
-#pragma omp parallel for schedule(static) reduction(max : largest) if (count >= kParallelElements)
-    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-      const int64_t begin = chunk * kChunk;
-      const uint32_t here = largest_magnitude(data + begin, minimum(kChunk, count - begin));
-      largest = here > largest ? here : largest;
-    }
-    *result = max_magnitude(value_of_magnitude(largest, tag), combine ? *result : 0.0F);
-  });
-}
 
 /// The chunk is read from memory once: its further passes find it in L1. Maxima and counts are
 /// integers, so that no order of threads changes them.
@@ -70,10 +54,6 @@ void turn_matrix(const uint8_t* from, int64_t rows, int64_t columns, uint8_t* to
   }
 }
 
-void transpose_codes(Stream /*stream*/, ConstView x, View y) {
-  turn_matrix(x.as<uint8_t>(), x.shape.rows(), x.shape.back(), y.as<uint8_t>());
-}
-
 /// Only the transpose is kept: tiles are cast into a buffer, and turned from there.
 template <typename X, typename Code>
 FP8TRAIN_HD void quantize_transposed(const X* x, int64_t rows, int64_t columns, Code* transposed,
@@ -108,6 +88,52 @@ FP8TRAIN_HD void quantize_transposed(const X* x, int64_t rows, int64_t columns, 
   if (statistics != nullptr) {
     *statistics = {static_cast<uint64_t>(rows * columns), saturated, underflow};
   }
+}
+
+/// Slots begin .. begin + count, at most kLanes: a row of the history is read for all of them.
+FP8TRAIN_HD void update_slots(const DelayedScalingState& state, const DelayedScaling& rule,
+                              int64_t begin, int64_t count) {
+  float window[kLanes];
+  bool pushed[kLanes];
+  for (int64_t i = 0; i < count; ++i) {
+    pushed[i] = push_amax(state, begin + i);
+    window[i] = newest_amax(state, begin + i);
+  }
+  if (rule.algorithm == AmaxAlgorithm::max) {
+    for (int64_t row = 0; row < state.history_length; ++row) {
+      const float* values = state.history + row * state.slots + begin;
+      for (int64_t i = 0; i < count; ++i) {
+        window[i] = values[i] > window[i] ? values[i] : window[i];
+      }
+    }
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    if (pushed[i]) {
+      rescale_slot(state, begin + i, window[i], rule.margin);
+    }
+  }
+}
+
+}  // namespace
+
+void amax(Stream /*stream*/, ConstView x, float* result, bool combine) {
+  with_float_type(x.dtype, [&](auto tag) {
+    const auto* data = x.as<typename decltype(tag)::Type>();
+    const int64_t count = x.count();
+    const int64_t chunks = chunks_of(count, kChunk);
+    uint32_t largest = 0;
+#pragma omp parallel for schedule(static) reduction(max : largest) if (count >= kParallelElements)
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+      const int64_t begin = chunk * kChunk;
+      const uint32_t here = largest_magnitude(data + begin, minimum(kChunk, count - begin));
+      largest = here > largest ? here : largest;
+    }
+    *result = max_magnitude(value_of_magnitude(largest, tag), combine ? *result : 0.0F);
+  });
+}
+
+void transpose_codes(Stream /*stream*/, ConstView x, View y) {
+  turn_matrix(x.as<uint8_t>(), x.shape.rows(), x.shape.back(), y.as<uint8_t>());
 }
 
 void quantize(Stream /*stream*/, ConstView x, const QuantizedView& out, float* amax_out,
@@ -174,30 +200,6 @@ void propagate_non_finite(Stream /*stream*/, ConstView amax, double* accumulator
   }
 }
 
-/// Slots begin .. begin + count, at most kLanes: a row of the history is read for all of them.
-FP8TRAIN_HD void update_slots(const DelayedScalingState& state, const DelayedScaling& rule,
-                              int64_t begin, int64_t count) {
-  float window[kLanes];
-  bool pushed[kLanes];
-  for (int64_t i = 0; i < count; ++i) {
-    pushed[i] = push_amax(state, begin + i);
-    window[i] = newest_amax(state, begin + i);
-  }
-  if (rule.algorithm == AmaxAlgorithm::max) {
-    for (int64_t row = 0; row < state.history_length; ++row) {
-      const float* values = state.history + row * state.slots + begin;
-      for (int64_t i = 0; i < count; ++i) {
-        window[i] = values[i] > window[i] ? values[i] : window[i];
-      }
-    }
-  }
-  for (int64_t i = 0; i < count; ++i) {
-    if (pushed[i]) {
-      rescale_slot(state, begin + i, window[i], rule.margin);
-    }
-  }
-}
-
 void update_delayed_scaling(Stream /*stream*/, const DelayedScalingState& state,
                             const DelayedScaling& rule) {
   const int64_t blocks = chunks_of(state.slots, kLanes);
@@ -207,19 +209,6 @@ void update_delayed_scaling(Stream /*stream*/, const DelayedScalingState& state,
     const int64_t begin = block * kLanes;
     update_slots(state, rule, begin, minimum(kLanes, state.slots - begin));
   }
-}
-
-}  // namespace
-
-void fill_quantize(OpTable& table) {
-  table.amax = amax;
-  table.quantize = quantize;
-  table.quantize_current = quantize_current;
-  table.transpose_codes = transpose_codes;
-  table.dequantize = dequantize;
-  table.compute_current_scale = compute_current_scale;
-  table.propagate_non_finite = propagate_non_finite;
-  table.update_delayed_scaling = update_delayed_scaling;
 }
 
 }  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

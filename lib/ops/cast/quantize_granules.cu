@@ -5,7 +5,7 @@
 // and another for the cast (quantize_rows.cu).
 
 #include "ops/cast/granule_cast.cuh"
-#include "ops/dispatch/cuda_table.h"
+#include "ops/dispatch/cuda_operations.h"
 
 namespace fp8train::ops::cuda {
 namespace {
@@ -168,38 +168,6 @@ void quantize_tiles(const Stream& stream, Granularity granularity, const X* x,
   }
 }
 
-void quantize_granules(Stream stream, ConstView x, const GranuleQuantizedView& out, float* amax,
-                       QuantizeStatistics* statistics) {
-  if (statistics != nullptr) {
-    reset_statistics(stream, statistics, x.count());
-  }
-  const int64_t rows = x.shape.rows();
-  const GranuleCast cast = {
-      .rows = rows,
-      .columns = x.shape.back(),
-      .code_type = out.format.dtype,
-      .codes = out.rowwise.codes.as<uint8_t>(),
-      .transposed = out.columnwise.codes.as<uint8_t>(),
-      .transposed_aligned = transposed_is_aligned(out.columnwise.codes.data, rows),
-      .rowwise = granule_scales(out.rowwise, out.format, out.layout),
-      .columnwise = granule_scales(out.columnwise, out.format, out.layout),
-      .rule = granule_rule(out.format, x.dtype),
-      .amax = amax,
-      .statistics = statistics};
-  const bool packed = x.dtype != DType::f16 && out.format.dtype != DType::i8 &&
-                      is_aligned(x.data) && is_aligned(cast.codes, kOctet) &&
-                      cast.columns % kOctet == 0;
-  if (!packed) {
-    quantize_any_granules(stream, x, cast);
-  } else if (out.format.granularity == Granularity::row) {
-    quantize_rows(stream, x, cast);
-  } else if (x.dtype == DType::bf16) {
-    quantize_tiles(stream, out.format.granularity, x.as<bf16>(), cast);
-  } else {
-    quantize_tiles(stream, out.format.granularity, x.as<float>(), cast);
-  }
-}
-
 /// The types are chosen when the kernel runs.
 struct DequantizeGranules {
   const void* codes;
@@ -245,6 +213,40 @@ struct DequantizeGranules {
   }
 };
 
+}  // namespace
+
+void quantize_granules(Stream stream, ConstView x, const GranuleQuantizedView& out, float* amax,
+                       QuantizeStatistics* statistics) {
+  if (statistics != nullptr) {
+    reset_statistics(stream, statistics, x.count());
+  }
+  const int64_t rows = x.shape.rows();
+  const GranuleCast cast = {
+      .rows = rows,
+      .columns = x.shape.back(),
+      .code_type = out.format.dtype,
+      .codes = out.rowwise.codes.as<uint8_t>(),
+      .transposed = out.columnwise.codes.as<uint8_t>(),
+      .transposed_aligned = transposed_is_aligned(out.columnwise.codes.data, rows),
+      .rowwise = granule_scales(out.rowwise, out.format, out.layout),
+      .columnwise = granule_scales(out.columnwise, out.format, out.layout),
+      .rule = granule_rule(out.format, x.dtype),
+      .amax = amax,
+      .statistics = statistics};
+  const bool packed = x.dtype != DType::f16 && out.format.dtype != DType::i8 &&
+                      is_aligned(x.data) && is_aligned(cast.codes, kOctet) &&
+                      cast.columns % kOctet == 0;
+  if (!packed) {
+    quantize_any_granules(stream, x, cast);
+  } else if (out.format.granularity == Granularity::row) {
+    quantize_rows(stream, x, cast);
+  } else if (x.dtype == DType::bf16) {
+    quantize_tiles(stream, out.format.granularity, x.as<bf16>(), cast);
+  } else {
+    quantize_tiles(stream, out.format.granularity, x.as<float>(), cast);
+  }
+}
+
 void dequantize_granules(Stream stream, const GranuleView& x, const TensorFormat& format,
                          ScaleLayout layout, View y) {
   const int64_t columns = x.codes.shape.back();
@@ -252,13 +254,6 @@ void dequantize_granules(Stream stream, const GranuleView& x, const TensorFormat
               columns % kOctet == 0 && is_aligned(x.codes.data, kOctet) && is_aligned(y.data),
               DequantizeGranules{x.codes.data, x.codes.dtype, granule_scales(x, format, layout),
                                  columns, y.data, y.dtype});
-}
-
-}  // namespace
-
-void fill_quantize_granules(OpTable& table) {
-  table.quantize_granules = quantize_granules;
-  table.dequantize_granules = dequantize_granules;
 }
 
 }  // namespace fp8train::ops::cuda

@@ -4,7 +4,7 @@
 
 #include "ops/cast/granules.h"
 #include "ops/cast/quantize_support_cpu.h"
-#include "ops/dispatch/cpu_table.h"
+#include "ops/dispatch/cpu_operations.h"
 
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 namespace {
@@ -218,6 +218,8 @@ FP8TRAIN_HD void cast_as(ConstView x, const GranuleQuantizedView& out, float* am
   }
 }
 
+}  // namespace
+
 void quantize_granules(Stream /*stream*/, ConstView x, const GranuleQuantizedView& out, float* amax,
                        QuantizeStatistics* statistics) {
   with_float_type(x.dtype, [&](auto x_tag) {
@@ -250,13 +252,6 @@ void dequantize_granules(Stream /*stream*/, const GranuleView& x, const TensorFo
       }
     });
   });
-}
-
-}  // namespace
-
-void fill_quantize_granules(OpTable& table) {
-  table.quantize_granules = quantize_granules;
-  table.dequantize_granules = dequantize_granules;
 }
 
 }  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

@@ -4,8 +4,8 @@
 
 #include "numeric/scale.h"
 #include "ops/cast/scaling_math.h"
-#include "ops/kernels/kernel_support_cpu.h"
-#include "ops/kernels/transpose_cpu.h"
+#include "ops/support/kernel_support_cpu.h"
+#include "ops/support/transpose_cpu.h"
 
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 

@@ -1,32 +1,17 @@
-#include "ops/dispatch/cuda_table.h"
+#include "ops/dispatch/cuda_operations.h"
 
 namespace fp8train::ops::cuda {
+namespace {
+
+constexpr OpTable kTable = {
+#define FP8TRAIN_OPERATION(name) .name = &name,
+#include "ops/dispatch/operations.def"
+};
+
+}  // namespace
 
 const OpTable& table() {
-  static const OpTable table = [] {
-    OpTable filled{};
-    fill_activation(filled);
-    fill_adamw(filled);
-    fill_attention(filled);
-    fill_cross_entropy(filled);
-    fill_elementwise(filled);
-    fill_embedding(filled);
-    fill_gemm(filled);
-    fill_granule_parts(filled);
-    fill_kv_cache(filled);
-    fill_norm(filled);
-    fill_optimizer(filled);
-    fill_quantize(filled);
-    fill_quantize_granules(filled);
-    fill_rope(filled);
-    fill_scaled_gemm(filled);
-    fill_shared_wire(filled);
-    fill_smoothing(filled);
-    fill_storage(filled);
-    fill_wire(filled);
-    return filled;
-  }();
-  return table;
+  return kTable;
 }
 
 }  // namespace fp8train::ops::cuda

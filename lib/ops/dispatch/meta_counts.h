@@ -3,7 +3,7 @@
 
 #include "device/meta/meta_device.h"
 #include "device/stream.h"
-#include "ops/dispatch/op_table.h"
+#include "ops/dispatch/meta_operations.h"
 #include "tensor/view.h"
 
 namespace fp8train::ops::meta {
@@ -42,11 +42,9 @@ inline void count(const Stream& stream, double bytes, const char* kernel, int64_
                        .elements = static_cast<double>(elements)});
 }
 
-/// Those of ops/cast/quantize.h and ops/granule_parts.h.
-void fill_casts(OpTable& table);
-/// Those of ops/optimizer/optimizer.h and ops/storage.h.
-void fill_optimizer(OpTable& table);
-/// Those of ops/exchange/wire.h and ops/shared_wire.h.
-void fill_wires(OpTable& table);
+/// Whose scale follows from an amax that a pass over the new values finds.
+inline bool scaled_by_tensor(const StoredTensor& tensor) {
+  return tensor.format.is_scaled() && tensor.format.granularity == Granularity::tensor;
+}
 
 }  // namespace fp8train::ops::meta

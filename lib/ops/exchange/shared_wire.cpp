@@ -40,7 +40,7 @@ void shared_amax(Stream stream, const SharedBucket& bucket, View amax) {
   check_kept_scales(bucket, amax.count());
   check(amax.dtype == DType::f32, "shared_amax: an fp32 amax for each tensor");
   const TraceSpan span("shared_amax");
-  op_table(stream).shared_amax(stream, bucket, amax);
+  dispatch<&OpTable::shared_amax>(stream, bucket, amax);
 }
 
 void shared_scales(Stream stream, ConstView amax, const TensorFormat& format, float pre_scale,
@@ -52,7 +52,7 @@ void shared_scales(Stream stream, ConstView amax, const TensorFormat& format, fl
   check(automatic.empty() || holds(automatic, DType::i64, scales.count()),
         "shared_scales: the address of a controller for each tensor");
   const TraceSpan span("shared_scales");
-  op_table(stream).shared_scales(stream, amax, format, pre_scale, scales, automatic);
+  dispatch<&OpTable::shared_scales>(stream, amax, format, pre_scale, scales, automatic);
 }
 
 void pack_shared(Stream stream, const SharedBucket& bucket, ConstView scales, View codes,
@@ -62,7 +62,7 @@ void pack_shared(Stream stream, const SharedBucket& bucket, ConstView scales, Vi
   check_codes(codes, places, bucket.values.count());
   check(scales.dtype == DType::f32, "pack_shared: an fp32 scale for each tensor");
   const TraceSpan span("pack_shared");
-  op_table(stream).pack_shared(stream, bucket, scales, codes, places);
+  dispatch<&OpTable::pack_shared>(stream, bucket, scales, codes, places);
 }
 
 void sum_shared(Stream stream, ConstView codes, View y) {
@@ -70,7 +70,7 @@ void sum_shared(Stream stream, ConstView codes, View y) {
       is_fp8(y.dtype) && codes.dtype == y.dtype && y.count() > 0 && codes.count() % y.count() == 0,
       "sum_shared: whole copies of y, e4m3 or e5m2");
   const TraceSpan span("sum_shared");
-  op_table(stream).sum_shared(stream, codes, y);
+  dispatch<&OpTable::sum_shared>(stream, codes, y);
 }
 
 void count_largest(Stream stream, ConstView codes, ConstView tensor_of_group, ConstView automatic) {
@@ -80,7 +80,7 @@ void count_largest(Stream stream, ConstView codes, ConstView tensor_of_group, Co
             !automatic.empty(),
         "count_largest: a tensor for each group, the address of a controller for each tensor");
   const TraceSpan span("count_largest");
-  op_table(stream).count_largest(stream, codes, tensor_of_group, automatic);
+  dispatch<&OpTable::count_largest>(stream, codes, tensor_of_group, automatic);
 }
 
 void read_shared(Stream stream, ConstView codes, ConstView scales, float factor,
@@ -93,7 +93,7 @@ void read_shared(Stream stream, ConstView codes, ConstView scales, float factor,
   check(!is_fp8(to.values.dtype) || to.values.dtype == codes.dtype,
         "read_shared: codes are kept in their own format");
   const TraceSpan span("read_shared");
-  op_table(stream).read_shared(stream, codes, scales, factor, to, places);
+  dispatch<&OpTable::read_shared>(stream, codes, scales, factor, to, places);
 }
 
 }  // namespace fp8train::ops

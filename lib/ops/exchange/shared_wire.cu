@@ -1,7 +1,7 @@
 // Gradients that are summed as codes. The arithmetic of ops/exchange/wire_math.h, bit for bit;
 // maxima are those of integers and have no order.
 
-#include "ops/dispatch/cuda_table.h"
+#include "ops/dispatch/cuda_operations.h"
 #include "ops/exchange/wire_math.h"
 #include "ops/storage/coded_tensor.cuh"
 
@@ -94,14 +94,6 @@ struct Clear {
   }
 };
 
-void shared_amax(Stream stream, const SharedBucket& bucket, View amax) {
-  auto* words = static_cast<uint32_t*>(amax.data);
-  map<1>(stream, amax.count(), true, Clear{words});
-  const bool aligned = is_aligned(bucket.values.data);
-  launch(stream, {blocks_for_groups(stream, bucket.values.count()), kBlock},
-         aligned ? amax_kernel<true> : amax_kernel<false>, source(bucket), words);
-}
-
 struct SharedScales {
   const float* amax;
   int64_t ranks, tensors;
@@ -122,15 +114,6 @@ struct SharedScales {
                      automatic_pre_scale(pre_scale, automatic == nullptr ? nullptr : automatic[t]));
   }
 };
-
-void shared_scales(Stream stream, ConstView amax, const TensorFormat& format, float pre_scale,
-                   View scales, ConstView automatic) {
-  const int64_t tensors = scales.count();
-  map<1>(stream, tensors, true,
-         SharedScales{amax.as<float>(), amax.count() / tensors, tensors, format_max(format.dtype),
-                      format.scale_type == ScaleType::pow2, pre_scale,
-                      automatic.as<const AutoScale*>(), scales.as<float>()});
-}
 
 template <typename Code, bool Aligned>
 __global__ void __launch_bounds__(kBlock)
@@ -158,18 +141,6 @@ __global__ void __launch_bounds__(kBlock)
   });
 }
 
-void pack_shared(Stream stream, const SharedBucket& bucket, ConstView scales, View codes,
-                 const ChunkPlaces& places) {
-  const bool aligned = is_aligned(bucket.values.data);
-  with_fp8_type(codes.dtype, [&](auto tag) {
-    using Code = typename decltype(tag)::Type;
-    launch(stream, {blocks_for_groups(stream, codes.count()), kBlock},
-           aligned ? pack_kernel<Code, true> : pack_kernel<Code, false>, source(bucket),
-           CodePlace{codes.shape.back(), places}, codes.count() / kGroup, scales.as<float>(),
-           codes.as<Code>());
-  });
-}
-
 template <typename Code>
 __global__ void __launch_bounds__(kBlock)
     count_kernel(const Code* codes, int64_t count, const int32_t* tensor_of_group,
@@ -185,15 +156,6 @@ __global__ void __launch_bounds__(kBlock)
     if (lane_index() == 0 && found > 0) {
       atomicAdd(&automatic[tensor_of_group[group]]->at_maximum, found);
     }
-  });
-}
-
-void count_largest(Stream stream, ConstView codes, ConstView tensor_of_group, ConstView automatic) {
-  with_fp8_type(codes.dtype, [&](auto tag) {
-    using Code = typename decltype(tag)::Type;
-    launch(stream, {blocks_for_groups(stream, codes.count()), kBlock}, count_kernel<Code>,
-           codes.as<Code>(), codes.count(), tensor_of_group.as<int32_t>(),
-           automatic.as<AutoScale*>());
   });
 }
 
@@ -216,16 +178,6 @@ struct SumShared {
     store_pack(y + i, sum);
   }
 };
-
-void sum_shared(Stream stream, ConstView codes, View y) {
-  const int64_t count = y.count();
-  const bool aligned = is_aligned(codes.data) && is_aligned(y.data) && count % 16 == 0;
-  with_fp8_type(y.dtype, [&](auto tag) {
-    using Code = typename decltype(tag)::Type;
-    map<16>(stream, count, aligned,
-            SumShared<Code>{codes.as<Code>(), codes.count() / count, count, y.as<Code>()});
-  });
-}
 
 /// As many of N elements as `count` leaves from `at` on.
 template <typename T, int N>
@@ -296,6 +248,56 @@ struct KeepScales {
   }
 };
 
+}  // namespace
+
+void shared_amax(Stream stream, const SharedBucket& bucket, View amax) {
+  auto* words = static_cast<uint32_t*>(amax.data);
+  map<1>(stream, amax.count(), true, Clear{words});
+  const bool aligned = is_aligned(bucket.values.data);
+  launch(stream, {blocks_for_groups(stream, bucket.values.count()), kBlock},
+         aligned ? amax_kernel<true> : amax_kernel<false>, source(bucket), words);
+}
+
+void shared_scales(Stream stream, ConstView amax, const TensorFormat& format, float pre_scale,
+                   View scales, ConstView automatic) {
+  const int64_t tensors = scales.count();
+  map<1>(stream, tensors, true,
+         SharedScales{amax.as<float>(), amax.count() / tensors, tensors, format_max(format.dtype),
+                      format.scale_type == ScaleType::pow2, pre_scale,
+                      automatic.as<const AutoScale*>(), scales.as<float>()});
+}
+
+void pack_shared(Stream stream, const SharedBucket& bucket, ConstView scales, View codes,
+                 const ChunkPlaces& places) {
+  const bool aligned = is_aligned(bucket.values.data);
+  with_fp8_type(codes.dtype, [&](auto tag) {
+    using Code = typename decltype(tag)::Type;
+    launch(stream, {blocks_for_groups(stream, codes.count()), kBlock},
+           aligned ? pack_kernel<Code, true> : pack_kernel<Code, false>, source(bucket),
+           CodePlace{codes.shape.back(), places}, codes.count() / kGroup, scales.as<float>(),
+           codes.as<Code>());
+  });
+}
+
+void count_largest(Stream stream, ConstView codes, ConstView tensor_of_group, ConstView automatic) {
+  with_fp8_type(codes.dtype, [&](auto tag) {
+    using Code = typename decltype(tag)::Type;
+    launch(stream, {blocks_for_groups(stream, codes.count()), kBlock}, count_kernel<Code>,
+           codes.as<Code>(), codes.count(), tensor_of_group.as<int32_t>(),
+           automatic.as<AutoScale*>());
+  });
+}
+
+void sum_shared(Stream stream, ConstView codes, View y) {
+  const int64_t count = y.count();
+  const bool aligned = is_aligned(codes.data) && is_aligned(y.data) && count % 16 == 0;
+  with_fp8_type(y.dtype, [&](auto tag) {
+    using Code = typename decltype(tag)::Type;
+    map<16>(stream, count, aligned,
+            SumShared<Code>{codes.as<Code>(), codes.count() / count, count, y.as<Code>()});
+  });
+}
+
 void read_shared(Stream stream, ConstView codes, ConstView scales, float factor,
                  const SharedBucket& to, const ChunkPlaces& places) {
   const int64_t count = to.values.count();
@@ -320,17 +322,6 @@ void read_shared(Stream stream, ConstView codes, ConstView scales, float factor,
                                  to.values.as<Y>()});
     });
   });
-}
-
-}  // namespace
-
-void fill_shared_wire(OpTable& table) {
-  table.shared_amax = shared_amax;
-  table.shared_scales = shared_scales;
-  table.pack_shared = pack_shared;
-  table.sum_shared = sum_shared;
-  table.count_largest = count_largest;
-  table.read_shared = read_shared;
 }
 
 }  // namespace fp8train::ops::cuda

@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "ops/dispatch/cpu_table.h"
+#include "ops/dispatch/cpu_operations.h"
 #include "ops/dispatch/op_table.h"
 #include "ops/exchange/wire_math.h"
 #include "ops/storage/stored_runs_cpu.h"
@@ -22,6 +22,37 @@ FP8TRAIN_HD void load_group(const SharedBucket& bucket, int64_t group, int64_t l
                values, length);
   });
 }
+
+/// body(element of the codes, element of the bucket, how many it has) for all groups of codes.
+template <typename Body>
+FP8TRAIN_HD void for_each_group(const Shape& codes, const ChunkPlaces& places, int64_t count,
+                                Body body) {
+  const int64_t chunk = codes.back();
+  const int64_t groups = codes.count() / kStoredGroup;
+#pragma omp parallel for schedule(static) if (codes.count() >= kParallelElements)
+  for (int64_t group = 0; group < groups; ++group) {
+    const int64_t at = group * kStoredGroup;
+    const int64_t place = chunk_begin(places, chunk, at / chunk) + at % chunk;
+    const int64_t left = count - place;
+    body(at, place, left < 0 ? 0 : minimum(kStoredGroup, left));
+  }
+}
+
+/// Values of the codes of one group.
+template <typename Code>
+FP8TRAIN_HD void read_group(const Code* codes, float scale, float factor, int64_t place,
+                            int64_t length, const View& values) {
+  float decoded[kStoredGroup];
+  decode_run(codes, reciprocal(scale), decoded, length);
+  with_float_type(values.dtype, [&](auto tag) {
+    auto* to = values.as<typename decltype(tag)::Type>() + place;
+    for (int64_t i = 0; i < length; ++i) {
+      store_from_float(to + i, decoded[i] * factor);
+    }
+  });
+}
+
+}  // namespace
 
 void shared_amax(Stream /*stream*/, const SharedBucket& bucket, View amax) {
   const int64_t count = bucket.values.count();
@@ -48,21 +79,6 @@ void shared_scales(Stream /*stream*/, ConstView amax, const TensorFormat& format
     scales.as<float>()[t] =
         shared_scale(largest, format_max(format.dtype), format.scale_type == ScaleType::pow2,
                      automatic_pre_scale(pre_scale, controller));
-  }
-}
-
-/// body(element of the codes, element of the bucket, how many it has) for all groups of codes.
-template <typename Body>
-FP8TRAIN_HD void for_each_group(const Shape& codes, const ChunkPlaces& places, int64_t count,
-                                Body body) {
-  const int64_t chunk = codes.back();
-  const int64_t groups = codes.count() / kStoredGroup;
-#pragma omp parallel for schedule(static) if (codes.count() >= kParallelElements)
-  for (int64_t group = 0; group < groups; ++group) {
-    const int64_t at = group * kStoredGroup;
-    const int64_t place = chunk_begin(places, chunk, at / chunk) + at % chunk;
-    const int64_t left = count - place;
-    body(at, place, left < 0 ? 0 : minimum(kStoredGroup, left));
   }
 }
 
@@ -129,20 +145,6 @@ void count_largest(Stream /*stream*/, ConstView codes, ConstView tensor_of_group
   });
 }
 
-/// Values of the codes of one group.
-template <typename Code>
-FP8TRAIN_HD void read_group(const Code* codes, float scale, float factor, int64_t place,
-                            int64_t length, const View& values) {
-  float decoded[kStoredGroup];
-  decode_run(codes, reciprocal(scale), decoded, length);
-  with_float_type(values.dtype, [&](auto tag) {
-    auto* to = values.as<typename decltype(tag)::Type>() + place;
-    for (int64_t i = 0; i < length; ++i) {
-      store_from_float(to + i, decoded[i] * factor);
-    }
-  });
-}
-
 void read_shared(Stream /*stream*/, ConstView codes, ConstView scales, float factor,
                  const SharedBucket& to, const ChunkPlaces& places) {
   const bool keeps = is_fp8(to.values.dtype);
@@ -168,17 +170,6 @@ void read_shared(Stream /*stream*/, ConstView codes, ConstView scales, float fac
       to.kept_scales.as<float>()[2 * t] = kept_scale(scales.as<float>()[t] / factor);
     }
   }
-}
-
-}  // namespace
-
-void fill_shared_wire(OpTable& table) {
-  table.shared_amax = shared_amax;
-  table.shared_scales = shared_scales;
-  table.pack_shared = pack_shared;
-  table.sum_shared = sum_shared;
-  table.count_largest = count_largest;
-  table.read_shared = read_shared;
 }
 
 }  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

@@ -42,7 +42,7 @@ void pack_wire(Stream stream, const PackWire& call) {
   check(call.inner > 0 && call.chunks % call.inner == 0,
         "pack_wire: `inner` divides the number of chunks");
   const TraceSpan span("pack_wire");
-  op_table(stream).pack_wire(stream, call);
+  dispatch<&OpTable::pack_wire>(stream, call);
 }
 
 void sum_wire(Stream stream, const SumWire& call) {
@@ -56,7 +56,7 @@ void sum_wire(Stream stream, const SumWire& call) {
             (is_summed_type(call.exact.dtype) && call.exact.count() == call.y.count()),
         "sum_wire: the exact contribution is fp32 or bf16, with y's elements");
   const TraceSpan span("sum_wire");
-  op_table(stream).sum_wire(stream, call);
+  dispatch<&OpTable::sum_wire>(stream, call);
 }
 
 void unpack_wire(Stream stream, const UnpackWire& call) {
@@ -65,7 +65,7 @@ void unpack_wire(Stream stream, const UnpackWire& call) {
   check(call.images != nullptr, "images on a wire need memory");
   check_places(call.places, call.chunk, call.chunks, call.y.count());
   const TraceSpan span("unpack_wire");
-  op_table(stream).unpack_wire(stream, call);
+  dispatch<&OpTable::unpack_wire>(stream, call);
 }
 
 void combine_ranks(Stream stream, ConstView parts, Combine how, View y) {
@@ -74,7 +74,7 @@ void combine_ranks(Stream stream, ConstView parts, Combine how, View y) {
   check(y.count() > 0 && parts.count() % y.count() == 0,
         "combine_ranks: parts are whole copies of y");
   const TraceSpan span("combine_ranks");
-  op_table(stream).combine_ranks(stream, parts, how, y);
+  dispatch<&OpTable::combine_ranks>(stream, parts, how, y);
 }
 
 }  // namespace fp8train::ops

@@ -1,7 +1,7 @@
 // Images of gradients. The arithmetic of ops/exchange/wire_math.h, bit for bit; sums run over the
 // ranks in order within one thread.
 
-#include "ops/dispatch/cuda_table.h"
+#include "ops/dispatch/cuda_operations.h"
 #include "ops/exchange/wire_math.h"
 #include "ops/storage/coded_tensor.cuh"
 
@@ -115,33 +115,6 @@ void pack_as(const Stream& stream, const PackWire& call, const ImagePlace& place
          coded<false>(call.x), call.x.count(), place, call.images);
 }
 
-void pack_wire(Stream stream, const PackWire& call) {
-  const ImagePlace place = {wire_layout(call.format, call.chunk), call.chunks, call.inner,
-                            call.places};
-  if (place.layout.scaled && call.x.format == call.format) {
-    launch(stream, {blocks_for(stream, call.chunk * call.chunks, kBlock * kQuad), kBlock},
-           copy_kernel<false>, call.x.codes.as<uint8_t>(), call.x.scales.as<float>(),
-           call.x.count(), place, call.images);
-    return;
-  }
-  if (call.format.dtype == DType::f32) {
-    return pack_as<float>(stream, call, place);
-  }
-  if (call.format.dtype == DType::bf16) {
-    return pack_as<bf16>(stream, call, place);
-  }
-  with_fp8_type(call.format.dtype,
-                [&](auto tag) { pack_as<typename decltype(tag)::Type>(stream, call, place); });
-}
-
-void unpack_wire(Stream stream, const UnpackWire& call) {
-  const StoredTensor& y = call.y;
-  const ImagePlace place = {wire_layout(y.format, call.chunk), call.chunks, 1, call.places};
-  launch(stream, {blocks_for(stream, call.chunk * call.chunks, kBlock * kQuad), kBlock},
-         copy_kernel<true>, y.codes.as<uint8_t>(), y.scales.as<float>(), y.count(), place,
-         const_cast<void*>(call.images));
-}
-
 struct SumArguments {
   const uint8_t* images;
   WireLayout layout;
@@ -233,27 +206,6 @@ void sum_as(const Stream& stream, const SumWire& call, const SumArguments& argum
   call.y.dtype == DType::f32 ? run(TypeTag<float>{}) : run(TypeTag<bf16>{});
 }
 
-void sum_wire(Stream stream, const SumWire& call) {
-  const SumArguments arguments = {static_cast<const uint8_t*>(call.images),
-                                  wire_layout(call.format, call.chunk),
-                                  call.chunks,
-                                  call.contributions,
-                                  call.exact_index,
-                                  call.exact.data,
-                                  call.exact.dtype == DType::bf16,
-                                  call.factor,
-                                  call.places,
-                                  call.y.count()};
-  if (call.format.dtype == DType::f32) {
-    return sum_as<float>(stream, call, arguments);
-  }
-  if (call.format.dtype == DType::bf16) {
-    return sum_as<bf16>(stream, call, arguments);
-  }
-  with_fp8_type(call.format.dtype,
-                [&](auto tag) { sum_as<typename decltype(tag)::Type>(stream, call, arguments); });
-}
-
 /// T: float with its bits, or double with its bits.
 template <typename T, typename Bits>
 struct CombineRanks {
@@ -285,6 +237,56 @@ struct CombineRanks {
   }
 };
 
+}  // namespace
+
+void pack_wire(Stream stream, const PackWire& call) {
+  const ImagePlace place = {wire_layout(call.format, call.chunk), call.chunks, call.inner,
+                            call.places};
+  if (place.layout.scaled && call.x.format == call.format) {
+    launch(stream, {blocks_for(stream, call.chunk * call.chunks, kBlock * kQuad), kBlock},
+           copy_kernel<false>, call.x.codes.as<uint8_t>(), call.x.scales.as<float>(),
+           call.x.count(), place, call.images);
+    return;
+  }
+  if (call.format.dtype == DType::f32) {
+    return pack_as<float>(stream, call, place);
+  }
+  if (call.format.dtype == DType::bf16) {
+    return pack_as<bf16>(stream, call, place);
+  }
+  with_fp8_type(call.format.dtype,
+                [&](auto tag) { pack_as<typename decltype(tag)::Type>(stream, call, place); });
+}
+
+void unpack_wire(Stream stream, const UnpackWire& call) {
+  const StoredTensor& y = call.y;
+  const ImagePlace place = {wire_layout(y.format, call.chunk), call.chunks, 1, call.places};
+  launch(stream, {blocks_for(stream, call.chunk * call.chunks, kBlock * kQuad), kBlock},
+         copy_kernel<true>, y.codes.as<uint8_t>(), y.scales.as<float>(), y.count(), place,
+         const_cast<void*>(call.images));
+}
+
+void sum_wire(Stream stream, const SumWire& call) {
+  const SumArguments arguments = {static_cast<const uint8_t*>(call.images),
+                                  wire_layout(call.format, call.chunk),
+                                  call.chunks,
+                                  call.contributions,
+                                  call.exact_index,
+                                  call.exact.data,
+                                  call.exact.dtype == DType::bf16,
+                                  call.factor,
+                                  call.places,
+                                  call.y.count()};
+  if (call.format.dtype == DType::f32) {
+    return sum_as<float>(stream, call, arguments);
+  }
+  if (call.format.dtype == DType::bf16) {
+    return sum_as<bf16>(stream, call, arguments);
+  }
+  with_fp8_type(call.format.dtype,
+                [&](auto tag) { sum_as<typename decltype(tag)::Type>(stream, call, arguments); });
+}
+
 void combine_ranks(Stream stream, ConstView parts, Combine how, View y) {
   const int64_t count = y.count();
   const int64_t ranks = parts.count() / count;
@@ -296,15 +298,6 @@ void combine_ranks(Stream stream, ConstView parts, Combine how, View y) {
     map<1>(stream, count, true,
            CombineRanks<double, uint64_t>{parts.as<double>(), ranks, count, sum, y.as<double>()});
   }
-}
-
-}  // namespace
-
-void fill_wire(OpTable& table) {
-  table.pack_wire = pack_wire;
-  table.sum_wire = sum_wire;
-  table.unpack_wire = unpack_wire;
-  table.combine_ranks = combine_ranks;
 }
 
 }  // namespace fp8train::ops::cuda

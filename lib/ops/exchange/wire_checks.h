@@ -1,8 +1,8 @@
 #pragma once
 // Conditions on what is packed for a wire, for the operations of wire.h and shared_wire.h.
 
-#include "ops/dispatch/checks.h"
 #include "ops/exchange/wire.h"
+#include "ops/support/checks.h"
 
 namespace fp8train::ops {
 

@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "ops/dispatch/cpu_table.h"
+#include "ops/dispatch/cpu_operations.h"
 #include "ops/dispatch/op_table.h"
 #include "ops/exchange/wire_math.h"
 #include "ops/storage/stored_runs_cpu.h"
@@ -56,29 +56,6 @@ FP8TRAIN_HD void copy_groups(const WireLayout& layout, const StoredTensor& x, in
   }
 }
 
-void pack_wire(Stream /*stream*/, const PackWire& call) {
-  const WireLayout layout = wire_layout(call.format, call.chunk);
-  const bool copied = layout.scaled && call.x.format == call.format;
-  const int64_t count = call.x.count();
-  for_each_piece(call.chunk, call.chunks, [&](int64_t c, int64_t begin, int64_t length) {
-    const int64_t from = chunk_begin(call.places, call.chunk, c) + begin;
-    const int64_t present = existing(count, from, length);
-    uint8_t* image = static_cast<uint8_t*>(call.images) +
-                     image_position(c, call.chunks, call.inner) * layout.image_bytes;
-    if (copied) {
-      copy_groups(layout, call.x, from, present, begin, length, image);
-      return;
-    }
-    float values[kStoredPiece] = {};
-    if (present > 0) {
-      load_run(call.x, from, present, values);
-    }
-    with_stored_type(call.format.dtype, [&](auto tag) {
-      encode_groups<typename decltype(tag)::Type>(layout, values, begin, length, image);
-    });
-  });
-}
-
 template <typename Code>
 FP8TRAIN_HD void add_run(const Code* __restrict codes, float factor, float* __restrict sum,
                          int64_t count) {
@@ -124,6 +101,57 @@ FP8TRAIN_HD void write_scaled(const float* __restrict sum, float factor, Y* __re
   }
 }
 
+template <typename T>
+FP8TRAIN_HD void sum_ranks(const T* parts, int64_t ranks, int64_t count, T* y) {
+  for (int64_t i = 0; i < count; ++i) {
+    T sum = parts[i];
+    for (int64_t r = 1; r < ranks; ++r) {
+      sum += parts[r * count + i];
+    }
+    y[i] = sum;
+  }
+}
+
+/// Bits of magnitudes are ordered like them, NaN above all.
+template <typename T, typename Bits>
+FP8TRAIN_HD void max_ranks(const T* parts, int64_t ranks, int64_t count, T* y) {
+  for (int64_t i = 0; i < count; ++i) {
+    Bits largest = 0;
+    for (int64_t r = 0; r < ranks; ++r) {
+      Bits bits;
+      std::memcpy(&bits, parts + r * count + i, sizeof(bits));
+      bits &= ~Bits{0} >> 1;
+      largest = bits > largest ? bits : largest;
+    }
+    std::memcpy(y + i, &largest, sizeof(largest));
+  }
+}
+
+}  // namespace
+
+void pack_wire(Stream /*stream*/, const PackWire& call) {
+  const WireLayout layout = wire_layout(call.format, call.chunk);
+  const bool copied = layout.scaled && call.x.format == call.format;
+  const int64_t count = call.x.count();
+  for_each_piece(call.chunk, call.chunks, [&](int64_t c, int64_t begin, int64_t length) {
+    const int64_t from = chunk_begin(call.places, call.chunk, c) + begin;
+    const int64_t present = existing(count, from, length);
+    uint8_t* image = static_cast<uint8_t*>(call.images) +
+                     image_position(c, call.chunks, call.inner) * layout.image_bytes;
+    if (copied) {
+      copy_groups(layout, call.x, from, present, begin, length, image);
+      return;
+    }
+    float values[kStoredPiece] = {};
+    if (present > 0) {
+      load_run(call.x, from, present, values);
+    }
+    with_stored_type(call.format.dtype, [&](auto tag) {
+      encode_groups<typename decltype(tag)::Type>(layout, values, begin, length, image);
+    });
+  });
+}
+
 void sum_wire(Stream /*stream*/, const SumWire& call) {
   const WireLayout layout = wire_layout(call.format, call.chunk);
   const int64_t stride = call.chunks * layout.image_bytes;
@@ -162,32 +190,6 @@ void unpack_wire(Stream /*stream*/, const UnpackWire& call) {
   });
 }
 
-template <typename T>
-FP8TRAIN_HD void sum_ranks(const T* parts, int64_t ranks, int64_t count, T* y) {
-  for (int64_t i = 0; i < count; ++i) {
-    T sum = parts[i];
-    for (int64_t r = 1; r < ranks; ++r) {
-      sum += parts[r * count + i];
-    }
-    y[i] = sum;
-  }
-}
-
-/// Bits of magnitudes are ordered like them, NaN above all.
-template <typename T, typename Bits>
-FP8TRAIN_HD void max_ranks(const T* parts, int64_t ranks, int64_t count, T* y) {
-  for (int64_t i = 0; i < count; ++i) {
-    Bits largest = 0;
-    for (int64_t r = 0; r < ranks; ++r) {
-      Bits bits;
-      std::memcpy(&bits, parts + r * count + i, sizeof(bits));
-      bits &= ~Bits{0} >> 1;
-      largest = bits > largest ? bits : largest;
-    }
-    std::memcpy(y + i, &largest, sizeof(largest));
-  }
-}
-
 void combine_ranks(Stream /*stream*/, ConstView parts, Combine how, View y) {
   const int64_t count = y.count();
   const int64_t ranks = parts.count() / count;
@@ -199,15 +201,6 @@ void combine_ranks(Stream /*stream*/, ConstView parts, Combine how, View y) {
     sum ? sum_ranks(parts.as<double>(), ranks, count, y.as<double>())
         : max_ranks<double, uint64_t>(parts.as<double>(), ranks, count, y.as<double>());
   }
-}
-
-}  // namespace
-
-void fill_wire(OpTable& table) {
-  table.pack_wire = pack_wire;
-  table.sum_wire = sum_wire;
-  table.unpack_wire = unpack_wire;
-  table.combine_ranks = combine_ranks;
 }
 
 }  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

@@ -10,6 +10,8 @@ double share_of(int64_t count, int64_t covered) {
   return count <= covered ? 1.0 : static_cast<double>(covered) / static_cast<double>(count);
 }
 
+}  // namespace
+
 void pack_wire(Stream stream, const PackWire& call) {
   const double packed = share_of(call.x.count(), call.chunk * call.chunks);
   count(stream, packed * stored_bytes(call.x) +
@@ -60,21 +62,6 @@ void read_shared(Stream stream, ConstView codes, ConstView scales, float /*facto
                  const SharedBucket& to, const ChunkPlaces& /*places*/) {
   count(stream, bytes_of(codes) + bytes_of(scales) +
                     share_of(to.values.count(), codes.count()) * bytes_of(to.values));
-}
-
-}  // namespace
-
-void fill_wires(OpTable& table) {
-  table.pack_wire = pack_wire;
-  table.sum_wire = sum_wire;
-  table.unpack_wire = unpack_wire;
-  table.combine_ranks = combine_ranks;
-  table.shared_amax = shared_amax;
-  table.shared_scales = shared_scales;
-  table.pack_shared = pack_shared;
-  table.sum_shared = sum_shared;
-  table.count_largest = count_largest;
-  table.read_shared = read_shared;
 }
 
 }  // namespace fp8train::ops::meta

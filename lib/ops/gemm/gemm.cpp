@@ -1,9 +1,8 @@
 #include "ops/gemm/gemm.h"
 
 #include "base/trace.h"
-#include "ops/dispatch/checks.h"
-#include "ops/dispatch/cuda_table.h"
 #include "ops/dispatch/op_table.h"
+#include "ops/support/checks.h"
 
 namespace fp8train::ops {
 namespace {
@@ -43,13 +42,11 @@ void check_gemm(const Gemm& call) {
 void gemm(Stream stream, const Gemm& call) {
   check_gemm(call);
   const TraceSpan span("gemm");
-  op_table(stream).gemm(stream, call);
+  dispatch<&OpTable::gemm>(stream, call);
 }
 
 void tune_gemms(Device& device, const std::string& folder) {
-  if (device.kind() == DeviceKind::cuda) {
-    cuda::tune_gemms(device, folder);
-  }
+  dispatch<&OpTable::tune_gemms>(device, folder);
 }
 
 }  // namespace fp8train::ops

@@ -11,7 +11,7 @@
 #include <memory>
 #include <unordered_map>
 
-#include "ops/dispatch/cpu_table.h"
+#include "ops/dispatch/cpu_operations.h"
 #include "ops/gemm/gemm_operands_cpu.h"
 #include "ops/gemm/onednn.h"
 #include "ops/gemm/short_accumulator.h"
@@ -238,6 +238,8 @@ void run_emulated(const Gemm& call, Workspace& space) {
   finish_rows(call, product);
 }
 
+}  // namespace
+
 void gemm(Stream /*stream*/, const Gemm& call) {
   Workspace& space = workspace();
   if (call.emulate_accumulator && is_fp8(call.a.matrix.dtype) && is_fp8(call.b.matrix.dtype)) {
@@ -262,10 +264,6 @@ void gemm(Stream /*stream*/, const Gemm& call) {
   }
 }
 
-}  // namespace
-
-void fill_gemm(OpTable& table) {
-  table.gemm = gemm;
-}
+void tune_gemms(Device& /*device*/, const std::string& /*folder*/) {}
 
 }  // namespace fp8train::ops::cpu

@@ -2,7 +2,7 @@
 
 #include "base/error.h"
 #include "device/device.h"
-#include "ops/dispatch/cuda_table.h"
+#include "ops/dispatch/cuda_operations.h"
 #include "ops/gemm/gemm_plans_cuda.h"
 #include "ops/gemm/scaled_gemm.h"
 
@@ -32,6 +32,24 @@ bool accumulates_fast(Stream stream, const Gemm& call) {
   return support.fast_accumulate;
 }
 
+/// The bias as cuBLASLt adds it: of the type of c, and never to an fp32 sum of FP8 products. Empty
+/// where it does not.
+ConstView bias_for_library(Stream stream, const Product& product, const ConstView& bias) {
+  const DType type = product.c.dtype;
+  if (type == DType::f32) {
+    const bool aligned = reinterpret_cast<uintptr_t>(bias.data) % kBiasAlignment == 0;
+    return aligned && !is_fp8(product.a.matrix.dtype) ? bias : ConstView{};
+  }
+  const View rounded = {cuda_context(stream).workspace, type, bias.shape};
+  if (rounded.bytes() > kBiasBytes) {
+    return {};
+  }
+  dispatch<&OpTable::cast>(stream, bias, rounded);
+  return rounded;
+}
+
+}  // namespace
+
 void gemm(Stream stream, const Gemm& call) {
   check(is_fp8(call.a.matrix.dtype) || (call.a.scale_inv == nullptr && call.b.scale_inv == nullptr),
         "gemm: on cuda only FP8 operands have scales");
@@ -48,24 +66,6 @@ void gemm(Stream stream, const Gemm& call) {
            call.bias);
 }
 
-/// The bias as cuBLASLt adds it: of the type of c, and never to an fp32 sum of FP8 products. Empty
-/// where it does not.
-ConstView bias_for_library(Stream stream, const Product& product, const ConstView& bias) {
-  const DType type = product.c.dtype;
-  if (type == DType::f32) {
-    const bool aligned = reinterpret_cast<uintptr_t>(bias.data) % kBiasAlignment == 0;
-    return aligned && !is_fp8(product.a.matrix.dtype) ? bias : ConstView{};
-  }
-  const View rounded = {cuda_context(stream).workspace, type, bias.shape};
-  if (rounded.bytes() > kBiasBytes) {
-    return {};
-  }
-  op_table(stream).cast(stream, bias, rounded);
-  return rounded;
-}
-
-}  // namespace
-
 void multiply(Stream stream, Product product, const ConstView& bias) {
   CudaContext& context = cuda_context(stream);
   GemmPlans& plans = gemm_plans(context);
@@ -78,17 +78,13 @@ void multiply(Stream stream, Product product, const ConstView& bias) {
   }
   plans.run(context, product);
   if (!bias.empty()) {
-    op_table(stream).add_bias(stream, product.c, bias);
+    dispatch<&OpTable::add_bias>(stream, product.c, bias);
   }
 }
 
 void tune_gemms(Device& device, const std::string& folder) {
   CudaContext& context = cuda_context(device.stream());
   gemm_plans(context).tune(context, folder);
-}
-
-void fill_gemm(OpTable& table) {
-  table.gemm = gemm;
 }
 
 }  // namespace fp8train::ops::cuda

@@ -2,8 +2,8 @@
 
 #include "ops/gemm/gemm_kernels_cpu.h"
 
-#include "ops/kernels/kernel_support_cpu.h"
-#include "ops/kernels/transpose_cpu.h"
+#include "ops/support/kernel_support_cpu.h"
+#include "ops/support/transpose_cpu.h"
 
 namespace fp8train::FP8TRAIN_ISA_NS {
 namespace {

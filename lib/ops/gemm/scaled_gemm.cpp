@@ -4,9 +4,8 @@
 
 #include "base/trace.h"
 #include "ops/cast/granules.h"
-#include "ops/dispatch/checks.h"
-#include "ops/dispatch/cuda_table.h"
 #include "ops/dispatch/op_table.h"
+#include "ops/support/checks.h"
 
 namespace fp8train::ops {
 namespace {
@@ -187,13 +186,11 @@ size_t scaled_gemm_scratch_bytes(const DeviceTraits& traits, const ScaledGemm& c
 void scaled_gemm(Stream stream, const ScaledGemm& call) {
   check_call(call);
   const TraceSpan span("scaled_gemm");
-  op_table(stream).scaled_gemm(stream, call);
+  dispatch<&OpTable::scaled_gemm>(stream, call);
 }
 
 void probe_scaled_gemm(Device& device) {
-  if (device.kind() == DeviceKind::cuda) {
-    device.set_traits(cuda::probed_traits(device));
-  }
+  dispatch<&OpTable::probe_scaled_gemm>(device);
 }
 
 }  // namespace fp8train::ops

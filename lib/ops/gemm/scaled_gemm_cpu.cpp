@@ -10,7 +10,7 @@
 
 #include "ops/cast/granules.h"
 #include "ops/cast/quantize.h"
-#include "ops/dispatch/cpu_table.h"
+#include "ops/dispatch/cpu_operations.h"
 #include "ops/gemm/gemm_operands_cpu.h"
 #include "ops/gemm/onednn.h"
 
@@ -240,6 +240,8 @@ void multiply_blocks(const ScaledGemm& call, ScaledWorkspace& space) {
   });
 }
 
+}  // namespace
+
 void scaled_gemm(Stream stream, const ScaledGemm& call) {
   ScaledWorkspace& space = scaled_workspace();
   if (call.a.format.granularity == Granularity::row) {
@@ -253,10 +255,6 @@ void scaled_gemm(Stream stream, const ScaledGemm& call) {
   multiply_blocks(call, space);
 }
 
-}  // namespace
-
-void fill_scaled_gemm(OpTable& table) {
-  table.scaled_gemm = scaled_gemm;
-}
+void probe_scaled_gemm(Device& /*device*/) {}
 
 }  // namespace fp8train::ops::cpu

@@ -4,7 +4,7 @@
 #include "ops/gemm/scaled_gemm.h"
 
 #include "base/error.h"
-#include "ops/dispatch/cuda_table.h"
+#include "ops/dispatch/cuda_operations.h"
 #include "ops/gemm/gemm_plans_cuda.h"
 
 namespace fp8train::ops::cuda {
@@ -49,6 +49,8 @@ void multiply_dequantized(Stream stream, const ScaledGemm& call) {
   table.gemm(stream, {.a = {a}, .b = {b, true}, .c = call.c, .beta = call.beta, .bias = call.bias});
 }
 
+}  // namespace
+
 void scaled_gemm(Stream stream, const ScaledGemm& call) {
   const ScaledGemmSupport support = scaled_gemm_support(*cuda_context(stream).traits, call);
   if (support.native) {
@@ -56,12 +58,6 @@ void scaled_gemm(Stream stream, const ScaledGemm& call) {
   } else {
     multiply_dequantized(stream, call);
   }
-}
-
-}  // namespace
-
-void fill_scaled_gemm(OpTable& table) {
-  table.scaled_gemm = scaled_gemm;
 }
 
 }  // namespace fp8train::ops::cuda

@@ -19,7 +19,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "ops/cast/granules.h"
-#include "ops/dispatch/cuda_table.h"
+#include "ops/dispatch/cuda_operations.h"
 #include "ops/gemm/cublaslt_api.h"
 #include "ops/gemm/gemm_plans_cuda.h"
 
@@ -263,7 +263,7 @@ void probe(Device& device, const Mode& mode, std::pair<DType, DType> codes, Fp8P
 
 }  // namespace
 
-DeviceTraits probed_traits(Device& device) {
+void probe_scaled_gemm(Device& device) {
   DeviceTraits traits = device.traits();
   Refusals refusals;
   for (const Mode& mode : kModes) {
@@ -282,7 +282,7 @@ DeviceTraits probed_traits(Device& device) {
     }
   }
   refusals.print();
-  return traits;
+  device.set_traits(traits);
 }
 
 }  // namespace fp8train::ops::cuda

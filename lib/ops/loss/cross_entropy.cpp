@@ -1,8 +1,8 @@
 #include "ops/loss/cross_entropy.h"
 
 #include "base/trace.h"
-#include "ops/dispatch/checks.h"
 #include "ops/dispatch/op_table.h"
+#include "ops/support/checks.h"
 
 namespace fp8train::ops {
 
@@ -17,7 +17,7 @@ void cross_entropy(Stream stream, const CrossEntropy& call) {
   CrossEntropy resolved = call;
   resolved.vocabulary = call.vocabulary == 0 ? columns : call.vocabulary;
   const TraceSpan span("cross_entropy");
-  op_table(stream).cross_entropy(stream, resolved);
+  dispatch<&OpTable::cross_entropy>(stream, resolved);
 }
 
 void accumulate_loss(Stream stream, ConstView losses, ConstView targets, double* accumulator,
@@ -27,7 +27,7 @@ void accumulate_loss(Stream stream, ConstView losses, ConstView targets, double*
         "accumulate_loss: targets must be int32, one per loss");
   check(accumulator != nullptr && count != nullptr, "accumulate_loss: missing accumulator");
   const TraceSpan span("accumulate_loss");
-  op_table(stream).accumulate_loss(stream, losses, targets, accumulator, count);
+  dispatch<&OpTable::accumulate_loss>(stream, losses, targets, accumulator, count);
 }
 
 }  // namespace fp8train::ops

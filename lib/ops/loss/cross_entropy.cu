@@ -7,10 +7,10 @@
 #include <type_traits>
 
 #include "numeric/math.h"
-#include "ops/dispatch/cuda_table.h"
-#include "ops/kernels/convert.cuh"
-#include "ops/kernels/fast_math.cuh"
-#include "ops/kernels/kernel_support.cuh"
+#include "ops/dispatch/cuda_operations.h"
+#include "ops/support/convert.cuh"
+#include "ops/support/fast_math.cuh"
+#include "ops/support/kernel_support.cuh"
 
 namespace fp8train::ops::cuda {
 namespace {
@@ -221,28 +221,6 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(RowCall<X> call
       {maximum, inverse * (1.0F + z_slope) * scale, ((p - 1.0F) + p * z_slope) * scale});
 }
 
-void cross_entropy(Stream stream, const CrossEntropy& call) {
-  const int64_t columns = call.logits.shape.back();
-  const auto rows = static_cast<unsigned>(call.logits.shape.rows());
-  with_float_type(call.logits.dtype, [&](auto tag) {
-    using X = typename decltype(tag)::Type;
-    const RowCall<X> row = {.logits = call.logits.as<X>(),
-                            .targets = call.targets.as<int32_t>(),
-                            .losses = call.losses.as<float>(),
-                            .columns = columns,
-                            .vocabulary = call.vocabulary,
-                            .write_gradient = call.write_gradient,
-                            .gradient_scale = call.gradient_scale,
-                            .gradient_factor = call.gradient_factor,
-                            .z_loss = call.z_loss};
-    if (columns % kPack == 0 && is_aligned(row.logits, sizeof(X) * kPack)) {
-      launch(stream, {rows, kThreads}, cross_entropy_kernel<kPack, X>, row);
-    } else {
-      launch(stream, {rows, kThreads}, cross_entropy_kernel<1, X>, row);
-    }
-  });
-}
-
 /// One block: all its threads fetch, one adds in order.
 __global__ void accumulate_loss_kernel(const float* losses, const int32_t* targets, int64_t rows,
                                        double* accumulator, int64_t* count) {
@@ -273,17 +251,34 @@ __global__ void accumulate_loss_kernel(const float* losses, const int32_t* targe
   }
 }
 
+}  // namespace
+
+void cross_entropy(Stream stream, const CrossEntropy& call) {
+  const int64_t columns = call.logits.shape.back();
+  const auto rows = static_cast<unsigned>(call.logits.shape.rows());
+  with_float_type(call.logits.dtype, [&](auto tag) {
+    using X = typename decltype(tag)::Type;
+    const RowCall<X> row = {.logits = call.logits.as<X>(),
+                            .targets = call.targets.as<int32_t>(),
+                            .losses = call.losses.as<float>(),
+                            .columns = columns,
+                            .vocabulary = call.vocabulary,
+                            .write_gradient = call.write_gradient,
+                            .gradient_scale = call.gradient_scale,
+                            .gradient_factor = call.gradient_factor,
+                            .z_loss = call.z_loss};
+    if (columns % kPack == 0 && is_aligned(row.logits, sizeof(X) * kPack)) {
+      launch(stream, {rows, kThreads}, cross_entropy_kernel<kPack, X>, row);
+    } else {
+      launch(stream, {rows, kThreads}, cross_entropy_kernel<1, X>, row);
+    }
+  });
+}
+
 void accumulate_loss(Stream stream, ConstView losses, ConstView targets, double* accumulator,
                      int64_t* count) {
   launch(stream, {1, kThreads}, accumulate_loss_kernel, losses.as<float>(), targets.as<int32_t>(),
          losses.count(), accumulator, count);
-}
-
-}  // namespace
-
-void fill_cross_entropy(OpTable& table) {
-  table.cross_entropy = cross_entropy;
-  table.accumulate_loss = accumulate_loss;
 }
 
 }  // namespace fp8train::ops::cuda

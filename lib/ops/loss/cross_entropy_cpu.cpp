@@ -3,8 +3,8 @@
 // level and for any number of threads.
 
 #include "numeric/math.h"
-#include "ops/dispatch/cpu_table.h"
-#include "ops/kernels/kernel_support_cpu.h"
+#include "ops/dispatch/cpu_operations.h"
+#include "ops/support/kernel_support_cpu.h"
 
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 namespace {
@@ -129,6 +129,8 @@ FP8TRAIN_HD float cross_entropy_row(X* x, int64_t columns, int64_t vocabulary, i
   return loss;
 }
 
+}  // namespace
+
 void cross_entropy(Stream /*stream*/, const CrossEntropy& call) {
   const int64_t columns = call.logits.shape.back();
   const int64_t rows = call.logits.shape.rows();
@@ -156,13 +158,6 @@ void accumulate_loss(Stream /*stream*/, ConstView losses, ConstView targets, dou
   }
   *accumulator += sum;
   *count += counted;
-}
-
-}  // namespace
-
-void fill_cross_entropy(OpTable& table) {
-  table.cross_entropy = cross_entropy;
-  table.accumulate_loss = accumulate_loss;
 }
 
 }  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

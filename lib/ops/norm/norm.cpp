@@ -34,7 +34,7 @@ void rms_norm_forward(Stream stream, ConstView x, ConstView weight, float eps, V
   check_forward(x, weight, y, rstd);
   check_sink(y, cast);
   const TraceSpan span("rms_norm_forward");
-  op_table(stream).rms_norm_forward(stream, x, weight, eps, y, rstd, cast);
+  dispatch<&OpTable::rms_norm_forward>(stream, x, weight, eps, y, rstd, cast);
 }
 
 void rms_norm_backward(Stream stream, ConstView dy, ConstView x, ConstView weight, ConstView rstd,
@@ -43,8 +43,8 @@ void rms_norm_backward(Stream stream, ConstView dy, ConstView x, ConstView weigh
   check(has_room(scratch, DType::f32, partial_sums(x)),
         "rms_norm_backward: scratch must be fp32 [norm_partial_rows(rows), n]");
   const TraceSpan span("rms_norm_backward");
-  op_table(stream).rms_norm_backward(stream, dy, x, weight, rstd, dx, accumulate, weight_grad,
-                                     scratch);
+  dispatch<&OpTable::rms_norm_backward>(stream, dy, x, weight, rstd, dx, accumulate, weight_grad,
+                                        scratch);
 }
 
 void layer_norm_forward(Stream stream, ConstView x, ConstView weight, ConstView bias, float eps,
@@ -55,7 +55,7 @@ void layer_norm_forward(Stream stream, ConstView x, ConstView weight, ConstView 
         "layer_norm: bias must be fp32 [n] or empty");
   check(holds(mean, DType::f32, x.shape.rows()), "layer_norm: mean must be fp32 [rows]");
   const TraceSpan span("layer_norm_forward");
-  op_table(stream).layer_norm_forward(stream, x, weight, bias, eps, y, mean, rstd, cast);
+  dispatch<&OpTable::layer_norm_forward>(stream, x, weight, bias, eps, y, mean, rstd, cast);
 }
 
 void layer_norm_backward(Stream stream, ConstView dy, ConstView x, ConstView weight, ConstView mean,
@@ -68,8 +68,8 @@ void layer_norm_backward(Stream stream, ConstView dy, ConstView x, ConstView wei
   check(has_room(scratch, DType::f32, 2 * partial_sums(x)),
         "layer_norm_backward: scratch must be fp32 [2 * norm_partial_rows(rows), n]");
   const TraceSpan span("layer_norm_backward");
-  op_table(stream).layer_norm_backward(stream, dy, x, weight, mean, rstd, dx, accumulate,
-                                       weight_grad, bias_grad, scratch);
+  dispatch<&OpTable::layer_norm_backward>(stream, dy, x, weight, mean, rstd, dx, accumulate,
+                                          weight_grad, bias_grad, scratch);
 }
 
 }  // namespace fp8train::ops

@@ -1,7 +1,7 @@
 // RMSNorm, LayerNorm and the RMSNorm of heads. The kernels of norm_kernels.h take rows of bf16 in
 // packs of 16 bytes, those of norm_any.h everything else.
 
-#include "ops/dispatch/cuda_table.h"
+#include "ops/dispatch/cuda_operations.h"
 #include "ops/norm/norm_cast.cuh"
 
 namespace fp8train::ops::cuda {
@@ -160,16 +160,6 @@ void norm_forward(const Stream& stream, const ConstView& x, const ConstView& wei
   }
 }
 
-void rms_norm_forward(Stream stream, ConstView x, ConstView weight, float eps, View y, View rstd,
-                      const QuantizeSink& cast) {
-  norm_forward(stream, x, weight, {}, eps, y, nullptr, rstd.as<float>(), cast);
-}
-
-void layer_norm_forward(Stream stream, ConstView x, ConstView weight, ConstView bias, float eps,
-                        View y, View mean, View rstd, const QuantizeSink& cast) {
-  norm_forward(stream, x, weight, bias, eps, y, mean.as<float>(), rstd.as<float>(), cast);
-}
-
 void norm_backward(const Stream& stream, const ConstView& dy, const ConstView& x,
                    const ConstView& weight, const float* mean, const float* rstd, const View& dx,
                    bool accumulate, const View& weight_grad, const View& bias_grad,
@@ -201,6 +191,18 @@ void norm_backward(const Stream& stream, const ConstView& dy, const ConstView& x
     add_partial_sums(stream, partial + chunks * n, chunks, static_cast<int>(n),
                      bias_grad.as<float>());
   }
+}
+
+}  // namespace
+
+void rms_norm_forward(Stream stream, ConstView x, ConstView weight, float eps, View y, View rstd,
+                      const QuantizeSink& cast) {
+  norm_forward(stream, x, weight, {}, eps, y, nullptr, rstd.as<float>(), cast);
+}
+
+void layer_norm_forward(Stream stream, ConstView x, ConstView weight, ConstView bias, float eps,
+                        View y, View mean, View rstd, const QuantizeSink& cast) {
+  norm_forward(stream, x, weight, bias, eps, y, mean.as<float>(), rstd.as<float>(), cast);
 }
 
 void rms_norm_backward(Stream stream, ConstView dy, ConstView x, ConstView weight, ConstView rstd,
@@ -261,17 +263,6 @@ void head_rms_norm_backward(Stream stream, HeadsView dx, int64_t rows, int64_t h
                         .n = static_cast<int>(head_dim)});
   add_partial_sums(stream, scratch.as<float>(), ceil_div(rows, positions),
                    static_cast<int>(head_dim), weight_grad.as<float>());
-}
-
-}  // namespace
-
-void fill_norm(OpTable& table) {
-  table.rms_norm_forward = rms_norm_forward;
-  table.rms_norm_backward = rms_norm_backward;
-  table.layer_norm_forward = layer_norm_forward;
-  table.layer_norm_backward = layer_norm_backward;
-  table.head_rms_norm_forward = head_rms_norm_forward;
-  table.head_rms_norm_backward = head_rms_norm_backward;
 }
 
 }  // namespace fp8train::ops::cuda

@@ -2,7 +2,7 @@
 // over rows over chunks of 64 rows: the same bits at every level and thread count.
 
 #include "ops/cast/quantize_sink_cpu.h"
-#include "ops/dispatch/cpu_table.h"
+#include "ops/dispatch/cpu_operations.h"
 
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 namespace {
@@ -112,58 +112,6 @@ FP8TRAIN_HD void rms_row_backward(const Dy* dy, const X* x, const float* weight,
   }
 }
 
-void rms_norm_forward(Stream /*stream*/, ConstView x, ConstView weight, float eps, View y,
-                      View rstd, const QuantizeSink& cast) {
-  const int64_t n = x.shape.back();
-  const int64_t rows = x.shape.rows();
-  const float* w = weight.as<float>();
-  float* rstd_out = rstd.as<float>();
-  with_float_type(x.dtype, [&](auto x_tag) {
-    with_float_type(y.dtype, [&](auto y_tag) {
-      using Y = typename decltype(y_tag)::Type;
-      const auto* data = x.as<typename decltype(x_tag)::Type>();
-      for_each_row<Y>(cast, rows, n, [&](int64_t row, CastCounts& counts) {
-        const auto* from = data + row * n;
-        const float row_rstd = rms_of_row(from, eps, n);
-        rstd_out[row] = row_rstd;
-        produce_row(cast, row_of<Y>(y, row), row, n, counts,
-                    [=](int64_t begin, int64_t length, Y* to) {
-                      rms_scale(from + begin, w + begin, row_rstd, to, length);
-                    });
-      });
-    });
-  });
-}
-
-void rms_norm_backward(Stream /*stream*/, ConstView dy, ConstView x, ConstView weight,
-                       ConstView rstd, View dx, bool accumulate, View weight_grad, View scratch) {
-  const int64_t n = x.shape.back();
-  const int64_t rows = x.shape.rows();
-  const int64_t chunks = chunks_of(rows, kChunkRows);
-  const float* w = weight.as<float>();
-  const float* rstd_in = rstd.as<float>();
-  float* partial = scratch.as<float>();
-  with_float_type(dy.dtype, [&](auto dy_tag) {
-    with_float_type(x.dtype, [&](auto x_tag) {
-      using X = typename decltype(x_tag)::Type;
-      const auto* dy_data = dy.as<typename decltype(dy_tag)::Type>();
-      const X* x_data = x.as<X>();
-      X* dx_data = dx.as<X>();
-#pragma omp parallel for schedule(static) if (rows * n >= kParallelElements)
-      for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-        float* sums = partial + chunk * n;
-        clear(sums, n);
-        const int64_t end = minimum(rows, (chunk + 1) * kChunkRows);
-        for (int64_t row = chunk * kChunkRows; row < end; ++row) {
-          rms_row_backward(dy_data + row * n, x_data + row * n, w, rstd_in[row], dx_data + row * n,
-                           accumulate, sums, n);
-        }
-      }
-    });
-  });
-  add_partial_sums(partial, chunks, n, weight_grad.as<float>());
-}
-
 struct RowStatistics {
   float mean;
   float rstd;
@@ -219,6 +167,60 @@ FP8TRAIN_HD void layer_row_backward(const Dy* dy, const X* x, const float* weigh
     put(dx + i, row.rstd * (gradient * weight[i] - gradient_mean - xhat * projection_mean),
         accumulate);
   }
+}
+
+}  // namespace
+
+void rms_norm_forward(Stream /*stream*/, ConstView x, ConstView weight, float eps, View y,
+                      View rstd, const QuantizeSink& cast) {
+  const int64_t n = x.shape.back();
+  const int64_t rows = x.shape.rows();
+  const float* w = weight.as<float>();
+  float* rstd_out = rstd.as<float>();
+  with_float_type(x.dtype, [&](auto x_tag) {
+    with_float_type(y.dtype, [&](auto y_tag) {
+      using Y = typename decltype(y_tag)::Type;
+      const auto* data = x.as<typename decltype(x_tag)::Type>();
+      for_each_row<Y>(cast, rows, n, [&](int64_t row, CastCounts& counts) {
+        const auto* from = data + row * n;
+        const float row_rstd = rms_of_row(from, eps, n);
+        rstd_out[row] = row_rstd;
+        produce_row(cast, row_of<Y>(y, row), row, n, counts,
+                    [=](int64_t begin, int64_t length, Y* to) {
+                      rms_scale(from + begin, w + begin, row_rstd, to, length);
+                    });
+      });
+    });
+  });
+}
+
+void rms_norm_backward(Stream /*stream*/, ConstView dy, ConstView x, ConstView weight,
+                       ConstView rstd, View dx, bool accumulate, View weight_grad, View scratch) {
+  const int64_t n = x.shape.back();
+  const int64_t rows = x.shape.rows();
+  const int64_t chunks = chunks_of(rows, kChunkRows);
+  const float* w = weight.as<float>();
+  const float* rstd_in = rstd.as<float>();
+  float* partial = scratch.as<float>();
+  with_float_type(dy.dtype, [&](auto dy_tag) {
+    with_float_type(x.dtype, [&](auto x_tag) {
+      using X = typename decltype(x_tag)::Type;
+      const auto* dy_data = dy.as<typename decltype(dy_tag)::Type>();
+      const X* x_data = x.as<X>();
+      X* dx_data = dx.as<X>();
+#pragma omp parallel for schedule(static) if (rows * n >= kParallelElements)
+      for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+        float* sums = partial + chunk * n;
+        clear(sums, n);
+        const int64_t end = minimum(rows, (chunk + 1) * kChunkRows);
+        for (int64_t row = chunk * kChunkRows; row < end; ++row) {
+          rms_row_backward(dy_data + row * n, x_data + row * n, w, rstd_in[row], dx_data + row * n,
+                           accumulate, sums, n);
+        }
+      }
+    });
+  });
+  add_partial_sums(partial, chunks, n, weight_grad.as<float>());
 }
 
 void layer_norm_forward(Stream /*stream*/, ConstView x, ConstView weight, ConstView bias, float eps,
@@ -339,17 +341,6 @@ void head_rms_norm_backward(Stream /*stream*/, HeadsView dx, int64_t rows, int64
     });
   });
   add_partial_sums(partial, chunks, head_dim, weight_grad.as<float>());
-}
-
-}  // namespace
-
-void fill_norm(OpTable& table) {
-  table.rms_norm_forward = rms_norm_forward;
-  table.rms_norm_backward = rms_norm_backward;
-  table.layer_norm_forward = layer_norm_forward;
-  table.layer_norm_backward = layer_norm_backward;
-  table.head_rms_norm_forward = head_rms_norm_forward;
-  table.head_rms_norm_backward = head_rms_norm_backward;
 }
 
 }  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

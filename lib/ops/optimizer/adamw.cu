@@ -3,7 +3,7 @@
 // orientations while they lie in registers. Other formats: adamw_stored.cu.
 
 #include "ops/cast/cast_tiles.cuh"
-#include "ops/dispatch/cuda_table.h"
+#include "ops/dispatch/cuda_operations.h"
 #include "ops/optimizer/adamw_kernels.cuh"
 #include "ops/optimizer/optimizer_math.h"
 #include "ops/storage/coded_tensor.cuh"
@@ -208,6 +208,8 @@ bool has_aligned_codes(const StoredTensor& tensor) {
   return is_aligned(tensor.codes.data);
 }
 
+}  // namespace
+
 void adamw_amax(Stream stream, const AdamW& call, const StepControl* control) {
   find_tensor_amax(stream, call, control);
 }
@@ -241,13 +243,6 @@ void adamw(Stream stream, const AdamW& call, const StepControl* control) {
     run(stream, call, CodedMoments{coded<false>(first), coded<false>(second)}, aligned, control);
     keep_tensor_scales(stream, call, control);
   }
-}
-
-}  // namespace
-
-void fill_adamw(OpTable& table) {
-  table.adamw = adamw;
-  table.adamw_amax = adamw_amax;
 }
 
 }  // namespace fp8train::ops::cuda

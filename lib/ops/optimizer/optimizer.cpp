@@ -2,9 +2,9 @@
 
 #include "base/trace.h"
 #include "ops/cast/quantize_checks.h"
-#include "ops/dispatch/checks.h"
 #include "ops/dispatch/op_table.h"
 #include "ops/optimizer/optimizer_math.h"
+#include "ops/support/checks.h"
 
 namespace fp8train::ops {
 namespace {
@@ -27,13 +27,13 @@ void sum_of_squares(Stream stream, ConstView x, double* accumulator, View scratc
   check(may_be_read_as(x.dtype, read_as),
         "sum_of_squares: only fp32 is read as another type, bf16");
   const TraceSpan span("sum_of_squares");
-  op_table(stream).sum_of_squares(stream, x, accumulator, scratch, read_as);
+  dispatch<&OpTable::sum_of_squares>(stream, x, accumulator, scratch, read_as);
 }
 
 void prepare_step(Stream stream, StepControl* control, float max_norm, const LossScaling& scaling) {
   check(control != nullptr, "prepare_step: no control block");
   const TraceSpan span("prepare_step");
-  op_table(stream).prepare_step(stream, control, max_norm, scaling);
+  dispatch<&OpTable::prepare_step>(stream, control, max_norm, scaling);
 }
 
 namespace {
@@ -59,13 +59,13 @@ void check_adamw(const AdamW& call, const StepControl* control) {
 void adamw_amax(Stream stream, const AdamW& call, const StepControl* control) {
   check_adamw(call, control);
   const TraceSpan span("adamw_amax");
-  op_table(stream).adamw_amax(stream, call, control);
+  dispatch<&OpTable::adamw_amax>(stream, call, control);
 }
 
 void adamw(Stream stream, const AdamW& call, const StepControl* control) {
   check_adamw(call, control);
   const TraceSpan span("adamw");
-  op_table(stream).adamw(stream, call, control);
+  dispatch<&OpTable::adamw>(stream, call, control);
 }
 
 void sgd(Stream stream, const Sgd& call, const StepControl* control) {
@@ -77,7 +77,7 @@ void sgd(Stream stream, const Sgd& call, const StepControl* control) {
         "sgd: momentum must be fp32 of the same count");
   check(is_copy_of(call.copy, count), "sgd: the copy must be bf16 or fp16 of the same count");
   const TraceSpan span("sgd");
-  op_table(stream).sgd(stream, call, control);
+  dispatch<&OpTable::sgd>(stream, call, control);
 }
 
 }  // namespace fp8train::ops

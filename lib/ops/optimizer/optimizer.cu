@@ -1,7 +1,7 @@
 // Gradient norms, and SGD. The arithmetic of ops/optimizer/optimizer_math.h and the order of sums
 // of the cpu, bit for bit.
 
-#include "ops/dispatch/cuda_table.h"
+#include "ops/dispatch/cuda_operations.h"
 #include "ops/optimizer/optimizer_math.h"
 #include "ops/storage/runs.cuh"
 
@@ -132,25 +132,8 @@ void add_chunks(const Stream& stream, double* sums, int64_t chunks, double* accu
   launch(stream, {1, kBlock}, add_sums_kernel, sums, groups, groups, kSquaresGroup, accumulator);
 }
 
-void sum_of_squares(Stream stream, ConstView x, double* accumulator, View scratch, DType read_as) {
-  const int64_t count = x.count();
-  const int64_t chunks = ceil_div(count, kSquaresChunk);
-  double* partial = scratch.as<double>();
-  const auto blocks = static_cast<unsigned>(ceil_div(chunks * kChunkThreads, kBlock));
-  with_float_type(x.dtype, [&](auto tag) {
-    using X = typename decltype(tag)::Type;
-    launch(stream, {blocks, kBlock}, sum_chunks_kernel<X>, x.as<X>(), partial, count, chunks,
-           read_as, is_aligned(x.data, sizeof(X) * kPack));
-  });
-  add_chunks(stream, partial, chunks, accumulator);
-}
-
 __global__ void prepare_step_kernel(StepControl* control, float max_norm, LossScaling scaling) {
   update_step_control(*control, max_norm, scaling);
-}
-
-void prepare_step(Stream stream, StepControl* control, float max_norm, const LossScaling& scaling) {
-  launch(stream, {1, 1}, prepare_step_kernel, control, max_norm, scaling);
 }
 
 /// The low-precision copy of N new weights, where there is one.
@@ -232,6 +215,25 @@ bool is_aligned_copy(const View& copy) {
   return is_aligned(copy.data, 2 * kPack);
 }
 
+}  // namespace
+
+void sum_of_squares(Stream stream, ConstView x, double* accumulator, View scratch, DType read_as) {
+  const int64_t count = x.count();
+  const int64_t chunks = ceil_div(count, kSquaresChunk);
+  double* partial = scratch.as<double>();
+  const auto blocks = static_cast<unsigned>(ceil_div(chunks * kChunkThreads, kBlock));
+  with_float_type(x.dtype, [&](auto tag) {
+    using X = typename decltype(tag)::Type;
+    launch(stream, {blocks, kBlock}, sum_chunks_kernel<X>, x.as<X>(), partial, count, chunks,
+           read_as, is_aligned(x.data, sizeof(X) * kPack));
+  });
+  add_chunks(stream, partial, chunks, accumulator);
+}
+
+void prepare_step(Stream stream, StepControl* control, float max_norm, const LossScaling& scaling) {
+  launch(stream, {1, 1}, prepare_step_kernel, control, max_norm, scaling);
+}
+
 void sgd(Stream stream, const Sgd& call, const StepControl* control) {
   const bool aligned = is_aligned(call.weight.data) && is_aligned(call.gradient.data) &&
                        is_aligned(call.momentum.data) && is_aligned_copy(call.copy);
@@ -240,14 +242,6 @@ void sgd(Stream stream, const Sgd& call, const StepControl* control) {
   } else {
     run_sgd<bf16>(stream, call, control, aligned);
   }
-}
-
-}  // namespace
-
-void fill_optimizer(OpTable& table) {
-  table.sum_of_squares = sum_of_squares;
-  table.prepare_step = prepare_step;
-  table.sgd = sgd;
 }
 
 }  // namespace fp8train::ops::cuda

@@ -1,7 +1,7 @@
 // Compiled once per x86-64 level. The arithmetic is in ops/optimizer_math.h.
 
 #include "ops/cast/quantize_sink_cpu.h"
-#include "ops/dispatch/cpu_table.h"
+#include "ops/dispatch/cpu_operations.h"
 #include "ops/dispatch/op_table.h"
 #include "ops/optimizer/optimizer_math.h"
 #include "ops/storage/storage_math.h"
@@ -75,31 +75,6 @@ void sum_chunks(const X* x, int64_t count, double* partial, Read read) {
     const int64_t begin = chunk * kSquaresChunk;
     partial[chunk] = chunk_sum_of_squares(x + begin, minimum(kSquaresChunk, count - begin), read);
   }
-}
-
-void sum_of_squares(Stream /*stream*/, ConstView x, double* accumulator, View scratch,
-                    DType read_as) {
-  const int64_t count = x.count();
-  const int64_t chunks = chunks_of(count, kSquaresChunk);
-  double* partial = scratch.as<double>();
-  if (x.dtype == DType::f32) {
-    with_read_as(read_as, [&](auto read) { sum_chunks(x.as<float>(), count, partial, read); });
-  } else {
-    with_float_type(x.dtype, [&](auto tag) {
-      const auto* data = x.as<typename decltype(tag)::Type>();
-      sum_chunks(data, count, partial, [](const auto* value) { return load_as_float(value); });
-    });
-  }
-  // The sum of a group replaces its first value.
-  for (int64_t begin = 0; begin < chunks; begin += kSquaresGroup) {
-    partial[begin] = sum_of_sums(partial + begin, minimum(kSquaresGroup, chunks - begin), 1);
-  }
-  *accumulator += sum_of_sums(partial, chunks_of(chunks, kSquaresGroup), kSquaresGroup);
-}
-
-void prepare_step(Stream /*stream*/, StepControl* control, float max_norm,
-                  const LossScaling& scaling) {
-  update_step_control(*control, max_norm, scaling);
 }
 
 /// The low-precision copy of `length` new weights, which belong at `begin`; none when `copy` is
@@ -254,16 +229,6 @@ FP8TRAIN_HD TensorScales find_tensor_scales(const AdamW& call, const AdamWFactor
           new_tensor_scale(call.moment2, peaks.second)};
 }
 
-void adamw_amax(Stream /*stream*/, const AdamW& call, const StepControl* control) {
-  if (control->skip != 0 || !has_tensor_scales(call)) {
-    return;
-  }
-  const TensorPeaks peaks = find_tensor_peaks(call, adamw_factors(rates_of(call), *control));
-  raise_tensor_amax(call.weight, peaks.weight);
-  raise_tensor_amax(call.moment1, peaks.first);
-  raise_tensor_amax(call.moment2, peaks.second);
-}
-
 /// Elements begin .. end of a call whose tensors are not all fp32.
 static __attribute__((noinline)) void update_coded(const AdamW& call, const AdamWFactors& factors,
                                                    const TensorScales& scales, int64_t step,
@@ -307,6 +272,43 @@ FP8TRAIN_HD void update_plain(const AdamW& call, const AdamWFactors& factors, in
   write_copy(weight + begin, call.copy, begin, end - begin);
 }
 
+}  // namespace
+
+void sum_of_squares(Stream /*stream*/, ConstView x, double* accumulator, View scratch,
+                    DType read_as) {
+  const int64_t count = x.count();
+  const int64_t chunks = chunks_of(count, kSquaresChunk);
+  double* partial = scratch.as<double>();
+  if (x.dtype == DType::f32) {
+    with_read_as(read_as, [&](auto read) { sum_chunks(x.as<float>(), count, partial, read); });
+  } else {
+    with_float_type(x.dtype, [&](auto tag) {
+      const auto* data = x.as<typename decltype(tag)::Type>();
+      sum_chunks(data, count, partial, [](const auto* value) { return load_as_float(value); });
+    });
+  }
+  // The sum of a group replaces its first value.
+  for (int64_t begin = 0; begin < chunks; begin += kSquaresGroup) {
+    partial[begin] = sum_of_sums(partial + begin, minimum(kSquaresGroup, chunks - begin), 1);
+  }
+  *accumulator += sum_of_sums(partial, chunks_of(chunks, kSquaresGroup), kSquaresGroup);
+}
+
+void prepare_step(Stream /*stream*/, StepControl* control, float max_norm,
+                  const LossScaling& scaling) {
+  update_step_control(*control, max_norm, scaling);
+}
+
+void adamw_amax(Stream /*stream*/, const AdamW& call, const StepControl* control) {
+  if (control->skip != 0 || !has_tensor_scales(call)) {
+    return;
+  }
+  const TensorPeaks peaks = find_tensor_peaks(call, adamw_factors(rates_of(call), *control));
+  raise_tensor_amax(call.weight, peaks.weight);
+  raise_tensor_amax(call.moment1, peaks.first);
+  raise_tensor_amax(call.moment2, peaks.second);
+}
+
 void adamw(Stream stream, const AdamW& call, const StepControl* control) {
   // A transpose is turned from codes that are whole: after the update.
   const bool cast_later = !call.cast.out.codes_transposed.empty();
@@ -338,8 +340,8 @@ void adamw(Stream stream, const AdamW& call, const StepControl* control) {
     }
   }
   if (cast_later) {
-    op_table(stream).quantize(stream, call.weight.codes, call.cast.out, call.cast.amax,
-                              call.cast.statistics);
+    dispatch<&OpTable::quantize>(stream, call.weight.codes, call.cast.out, call.cast.amax,
+                                 call.cast.statistics);
   }
 }
 
@@ -367,16 +369,6 @@ void sgd(Stream /*stream*/, const Sgd& call, const StepControl* control) {
     }
     write_copy(weight + begin, copy, begin, end - begin);
   });
-}
-
-}  // namespace
-
-void fill_optimizer(OpTable& table) {
-  table.sum_of_squares = sum_of_squares;
-  table.prepare_step = prepare_step;
-  table.adamw = adamw;
-  table.adamw_amax = adamw_amax;
-  table.sgd = sgd;
 }
 
 }  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

@@ -23,7 +23,7 @@ void swiglu_forward(Stream stream, ConstView gate_up, View y, const QuantizeSink
         "swiglu: smoothing must be fp32 [F]");
   check_sink(y, cast);
   const TraceSpan span("swiglu_forward");
-  op_table(stream).swiglu_forward(stream, gate_up, y, cast, smoothing, silu_in_codes);
+  dispatch<&OpTable::swiglu_forward>(stream, gate_up, y, cast, smoothing, silu_in_codes);
 }
 
 void swiglu_backward(Stream stream, ConstView dy, ConstView gate_up, View d_gate_up,
@@ -33,7 +33,7 @@ void swiglu_backward(Stream stream, ConstView dy, ConstView gate_up, View d_gate
         "swiglu_backward: gate_up and its gradient must be [rows, 2 F] of dy's type");
   check_sink(d_gate_up, cast);
   const TraceSpan span("swiglu_backward");
-  op_table(stream).swiglu_backward(stream, dy, gate_up, d_gate_up, cast, silu_in_codes);
+  dispatch<&OpTable::swiglu_backward>(stream, dy, gate_up, d_gate_up, cast, silu_in_codes);
 }
 
 void gelu_forward(Stream stream, ConstView x, View y, const QuantizeSink& cast) {
@@ -41,7 +41,7 @@ void gelu_forward(Stream stream, ConstView x, View y, const QuantizeSink& cast) 
   check(x.count() == y.count(), "gelu: counts differ");
   check_sink(y, cast);
   const TraceSpan span("gelu_forward");
-  op_table(stream).gelu_forward(stream, x, y, cast);
+  dispatch<&OpTable::gelu_forward>(stream, x, y, cast);
 }
 
 void gelu_backward(Stream stream, ConstView dy, ConstView x, View dx, const QuantizeSink& cast) {
@@ -50,7 +50,7 @@ void gelu_backward(Stream stream, ConstView dy, ConstView x, View dx, const Quan
   check(x.count() == dy.count() && x.count() == dx.count(), "gelu_backward: counts differ");
   check_sink(dx, cast);
   const TraceSpan span("gelu_backward");
-  op_table(stream).gelu_backward(stream, dy, x, dx, cast);
+  dispatch<&OpTable::gelu_backward>(stream, dy, x, dx, cast);
 }
 
 }  // namespace fp8train::ops

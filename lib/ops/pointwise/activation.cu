@@ -2,9 +2,9 @@
 // computes. With or without a cast they are the kernel of cast_tiles.h, so that a cast inside and
 // one that follows see the same values.
 
-#include "ops/dispatch/cuda_table.h"
-#include "ops/kernels/kernel_support.cuh"
+#include "ops/dispatch/cuda_operations.h"
 #include "ops/pointwise/activation_cast.cuh"
+#include "ops/support/kernel_support.cuh"
 
 namespace fp8train::ops::cuda {
 namespace {
@@ -21,18 +21,6 @@ void swiglu_forward_as(const Stream& stream, const ConstView& gate_up, const Vie
   });
 }
 
-void swiglu_forward(Stream stream, ConstView gate_up, View y, const QuantizeSink& cast,
-                    ConstView smoothing, bool silu_in_codes) {
-  const auto* scale = smoothing.as<float>();
-  if (scale != nullptr) {
-    (silu_in_codes ? swiglu_forward_as<true, true>
-                   : swiglu_forward_as<true, false>)(stream, gate_up, y, cast, scale);
-    return;
-  }
-  (silu_in_codes ? swiglu_forward_as<false, true>
-                 : swiglu_forward_as<false, false>)(stream, gate_up, y, cast, nullptr);
-}
-
 template <bool Encoded>
 void swiglu_backward_as(const Stream& stream, const ConstView& dy, const ConstView& gate_up,
                         const View& d_gate_up, const QuantizeSink& cast) {
@@ -43,6 +31,20 @@ void swiglu_backward_as(const Stream& stream, const ConstView& dy, const ConstVi
     cast_tiles(stream, source, dy.shape.rows(), width, d_gate_up.data, cast,
                is_aligned(dy.data) && is_aligned(gate_up.data));
   });
+}
+
+}  // namespace
+
+void swiglu_forward(Stream stream, ConstView gate_up, View y, const QuantizeSink& cast,
+                    ConstView smoothing, bool silu_in_codes) {
+  const auto* scale = smoothing.as<float>();
+  if (scale != nullptr) {
+    (silu_in_codes ? swiglu_forward_as<true, true>
+                   : swiglu_forward_as<true, false>)(stream, gate_up, y, cast, scale);
+    return;
+  }
+  (silu_in_codes ? swiglu_forward_as<false, true>
+                 : swiglu_forward_as<false, false>)(stream, gate_up, y, cast, nullptr);
 }
 
 void swiglu_backward(Stream stream, ConstView dy, ConstView gate_up, View d_gate_up,
@@ -67,15 +69,6 @@ void gelu_backward(Stream stream, ConstView dy, ConstView x, View dx, const Quan
     cast_tiles(stream, GeluBackwardSource<T>(dy.as<T>(), x.as<T>(), width), dx.shape.rows(), width,
                dx.data, cast, is_aligned(dy.data) && is_aligned(x.data));
   });
-}
-
-}  // namespace
-
-void fill_activation(OpTable& table) {
-  table.swiglu_forward = swiglu_forward;
-  table.swiglu_backward = swiglu_backward;
-  table.gelu_forward = gelu_forward;
-  table.gelu_backward = gelu_backward;
 }
 
 }  // namespace fp8train::ops::cuda

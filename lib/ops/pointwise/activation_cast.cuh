@@ -2,8 +2,8 @@
 // The results of activations as values that are cast where they are made. Only for .cu files.
 
 #include "ops/cast/cast_tiles.cuh"
-#include "ops/kernels/fast_math.cuh"
 #include "ops/storage/storage_math.h"
+#include "ops/support/fast_math.cuh"
 
 namespace fp8train::ops::cuda {
 

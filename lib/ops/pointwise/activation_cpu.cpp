@@ -3,7 +3,7 @@
 
 #include "numeric/math.h"
 #include "ops/cast/quantize_sink_cpu.h"
-#include "ops/dispatch/cpu_table.h"
+#include "ops/dispatch/cpu_operations.h"
 #include "ops/storage/storage_math.h"
 
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
@@ -48,6 +48,30 @@ FP8TRAIN_HD void products_of_codes(const T* gate, const T* up, const float* scal
   }
 }
 
+template <typename T>
+FP8TRAIN_HD void swiglu_gradients(const T* __restrict dy, const T* __restrict gate,
+                                  const T* __restrict up, T* __restrict d_gate, T* __restrict d_up,
+                                  int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const float g = load_as_float(gate + i);
+    const float incoming = load_as_float(dy + i);
+    store_from_float(d_gate + i, incoming * load_as_float(up + i) * silu_derivative(g));
+    store_from_float(d_up + i, incoming * silu(g));
+  }
+}
+
+/// dy * silu(gate) with silu(gate) as its codes hold it.
+template <typename T>
+FP8TRAIN_HD void up_gradients_of_codes(const T* dy, const T* gate, T* d_up, int64_t count) {
+  float activated[kChunk];
+  silu_in_groups(gate, activated, count);
+  for (int64_t i = 0; i < count; ++i) {
+    store_from_float(d_up + i, load_as_float(dy + i) * activated[i]);
+  }
+}
+
+}  // namespace
+
 void swiglu_forward(Stream /*stream*/, ConstView gate_up, View y, const QuantizeSink& cast,
                     ConstView smoothing, bool silu_in_codes) {
   const int64_t width = y.shape.back();
@@ -75,28 +99,6 @@ void swiglu_forward(Stream /*stream*/, ConstView gate_up, View y, const Quantize
           });
     });
   });
-}
-
-template <typename T>
-FP8TRAIN_HD void swiglu_gradients(const T* __restrict dy, const T* __restrict gate,
-                                  const T* __restrict up, T* __restrict d_gate, T* __restrict d_up,
-                                  int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
-    const float g = load_as_float(gate + i);
-    const float incoming = load_as_float(dy + i);
-    store_from_float(d_gate + i, incoming * load_as_float(up + i) * silu_derivative(g));
-    store_from_float(d_up + i, incoming * silu(g));
-  }
-}
-
-/// dy * silu(gate) with silu(gate) as its codes hold it.
-template <typename T>
-FP8TRAIN_HD void up_gradients_of_codes(const T* dy, const T* gate, T* d_up, int64_t count) {
-  float activated[kChunk];
-  silu_in_groups(gate, activated, count);
-  for (int64_t i = 0; i < count; ++i) {
-    store_from_float(d_up + i, load_as_float(dy + i) * activated[i]);
-  }
 }
 
 void swiglu_backward(Stream /*stream*/, ConstView dy, ConstView gate_up, View d_gate_up,
@@ -166,15 +168,6 @@ void gelu_backward(Stream /*stream*/, ConstView dy, ConstView x, View dx,
                   });
     });
   });
-}
-
-}  // namespace
-
-void fill_activation(OpTable& table) {
-  table.swiglu_forward = swiglu_forward;
-  table.swiglu_backward = swiglu_backward;
-  table.gelu_forward = gelu_forward;
-  table.gelu_backward = gelu_backward;
 }
 
 }  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

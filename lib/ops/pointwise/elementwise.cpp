@@ -1,8 +1,8 @@
 #include "ops/pointwise/elementwise.h"
 
 #include "base/trace.h"
-#include "ops/dispatch/checks.h"
 #include "ops/dispatch/op_table.h"
+#include "ops/support/checks.h"
 
 namespace fp8train::ops {
 
@@ -10,7 +10,7 @@ void cast(Stream stream, ConstView x, View y) {
   check(is_float_type(x.dtype) && is_float_type(y.dtype), "cast: fp32, bf16 or fp16 expected");
   check(x.count() == y.count(), "cast: counts differ");
   const TraceSpan span("cast");
-  op_table(stream).cast(stream, x, y);
+  dispatch<&OpTable::cast>(stream, x, y);
 }
 
 void add(Stream stream, ConstView a, ConstView b, View y) {
@@ -18,14 +18,14 @@ void add(Stream stream, ConstView a, ConstView b, View y) {
         "add: fp32, bf16 or fp16 expected");
   check(a.count() == y.count() && b.count() == y.count(), "add: counts differ");
   const TraceSpan span("add");
-  op_table(stream).add(stream, a, b, y);
+  dispatch<&OpTable::add>(stream, a, b, y);
 }
 
 void add_bias(Stream stream, View y, ConstView bias) {
   check(is_float_type(y.dtype), "add_bias: y must be fp32, bf16 or fp16");
   check(holds(bias, DType::f32, y.shape.back()), "add_bias: bias must be fp32 [n]");
   const TraceSpan span("add_bias");
-  op_table(stream).add_bias(stream, y, bias);
+  dispatch<&OpTable::add_bias>(stream, y, bias);
 }
 
 void bias_backward(Stream stream, ConstView dy, View grad, View scratch) {
@@ -34,20 +34,20 @@ void bias_backward(Stream stream, ConstView dy, View grad, View scratch) {
   check(has_room(scratch, DType::f32, (dy.shape.rows() + 63) / 64 * grad.count()),
         "bias_backward: scratch must be fp32 [ceil(rows / 64), n]");
   const TraceSpan span("bias_backward");
-  op_table(stream).bias_backward(stream, dy, grad, scratch);
+  dispatch<&OpTable::bias_backward>(stream, dy, grad, scratch);
 }
 
 void fill(Stream stream, View y, float value) {
   check(y.dtype == DType::f32, "fill: y must be fp32");
   const TraceSpan span("fill");
-  op_table(stream).fill(stream, y, value);
+  dispatch<&OpTable::fill>(stream, y, value);
 }
 
 void scale_by(Stream stream, View y, const float* factor) {
   check(y.dtype == DType::f32, "scale_by: y must be fp32");
   check(factor != nullptr, "scale_by: no factor");
   const TraceSpan span("scale_by");
-  op_table(stream).scale_by(stream, y, factor);
+  dispatch<&OpTable::scale_by>(stream, y, factor);
 }
 
 }  // namespace fp8train::ops

@@ -1,7 +1,7 @@
 // Element-wise kernels and the bias gradient. The same arithmetic as on the cpu, bit for bit.
 
-#include "ops/dispatch/cuda_table.h"
-#include "ops/kernels/kernel_support.cuh"
+#include "ops/dispatch/cuda_operations.h"
+#include "ops/support/kernel_support.cuh"
 
 namespace fp8train::ops::cuda {
 namespace {
@@ -25,18 +25,6 @@ struct Cast {
   }
 };
 
-void cast(Stream stream, ConstView x, View y) {
-  with_float_type(x.dtype, [&](auto x_tag) {
-    with_float_type(y.dtype, [&](auto y_tag) {
-      using X = typename decltype(x_tag)::Type;
-      using Y = typename decltype(y_tag)::Type;
-      map<kPack>(stream, y.count(),
-                 is_aligned(x.data, sizeof(X) * kPack) && is_aligned(y.data, sizeof(Y) * kPack),
-                 Cast<X, Y>{x.as<X>(), y.as<Y>()});
-    });
-  });
-}
-
 /// y = a + b, any types.
 template <typename A, typename B, typename Y>
 struct Add {
@@ -57,22 +45,6 @@ struct Add {
   }
 };
 
-void add(Stream stream, ConstView a, ConstView b, View y) {
-  with_float_type(a.dtype, [&](auto a_tag) {
-    with_float_type(b.dtype, [&](auto b_tag) {
-      with_float_type(y.dtype, [&](auto y_tag) {
-        using A = typename decltype(a_tag)::Type;
-        using B = typename decltype(b_tag)::Type;
-        using Y = typename decltype(y_tag)::Type;
-        map<kPack>(stream, y.count(),
-                   is_aligned(a.data, sizeof(A) * kPack) && is_aligned(b.data, sizeof(B) * kPack) &&
-                       is_aligned(y.data, sizeof(Y) * kPack),
-                   Add<A, B, Y>{a.as<A>(), b.as<B>(), y.as<Y>()});
-      });
-    });
-  });
-}
-
 template <typename Y>
 __global__ void add_bias_kernel(Y* y, const float* bias, int64_t rows, int64_t columns) {
   for (int64_t column = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; column < columns;
@@ -83,17 +55,6 @@ __global__ void add_bias_kernel(Y* y, const float* bias, int64_t rows, int64_t c
       store_from_float(element, load_as_float(element) + offset);
     }
   }
-}
-
-void add_bias(Stream stream, View y, ConstView bias) {
-  const int64_t columns = y.shape.back();
-  const int64_t rows = y.shape.rows();
-  const auto row_blocks = static_cast<unsigned>(rows < 1024 ? rows : 1024);
-  with_float_type(y.dtype, [&](auto tag) {
-    using Y = typename decltype(tag)::Type;
-    launch(stream, {{blocks_for(stream, columns), row_blocks}, kBlock}, add_bias_kernel<Y>,
-           y.as<Y>(), bias.as<float>(), rows, columns);
-  });
 }
 
 /// partial[chunk, c] = sum of the chunk's rows, in order.
@@ -126,20 +87,6 @@ __global__ void add_partial_kernel(const float* partial, float* total, int64_t c
   total[column] = sum;
 }
 
-void bias_backward(Stream stream, ConstView dy, View grad, View scratch) {
-  const int64_t columns = grad.count();
-  const int64_t rows = dy.count() / columns;
-  const int64_t chunks = ceil_div(rows, kBiasRows);
-  const auto column_blocks = static_cast<unsigned>(ceil_div(columns, kBlock));
-  with_float_type(dy.dtype, [&](auto tag) {
-    using X = typename decltype(tag)::Type;
-    launch(stream, {{column_blocks, static_cast<unsigned>(chunks)}, kBlock}, sum_rows_kernel<X>,
-           dy.as<X>(), scratch.as<float>(), rows, columns);
-  });
-  launch(stream, {column_blocks, kBlock}, add_partial_kernel, scratch.as<float>(), grad.as<float>(),
-         chunks, columns);
-}
-
 struct Fill {
   float* y;
   float value;
@@ -153,10 +100,6 @@ struct Fill {
     store_pack(y + i, out);
   }
 };
-
-void fill(Stream stream, View y, float value) {
-  map<4>(stream, y.count(), is_aligned(y.data), Fill{y.as<float>(), value});
-}
 
 struct ScaleBy {
   float* y;
@@ -172,19 +115,67 @@ struct ScaleBy {
   }
 };
 
-void scale_by(Stream stream, View y, const float* factor) {
-  map<4>(stream, y.count(), is_aligned(y.data), ScaleBy{y.as<float>(), factor});
-}
-
 }  // namespace
 
-void fill_elementwise(OpTable& table) {
-  table.cast = cast;
-  table.add = add;
-  table.add_bias = add_bias;
-  table.bias_backward = bias_backward;
-  table.fill = fill;
-  table.scale_by = scale_by;
+void cast(Stream stream, ConstView x, View y) {
+  with_float_type(x.dtype, [&](auto x_tag) {
+    with_float_type(y.dtype, [&](auto y_tag) {
+      using X = typename decltype(x_tag)::Type;
+      using Y = typename decltype(y_tag)::Type;
+      map<kPack>(stream, y.count(),
+                 is_aligned(x.data, sizeof(X) * kPack) && is_aligned(y.data, sizeof(Y) * kPack),
+                 Cast<X, Y>{x.as<X>(), y.as<Y>()});
+    });
+  });
+}
+
+void add(Stream stream, ConstView a, ConstView b, View y) {
+  with_float_type(a.dtype, [&](auto a_tag) {
+    with_float_type(b.dtype, [&](auto b_tag) {
+      with_float_type(y.dtype, [&](auto y_tag) {
+        using A = typename decltype(a_tag)::Type;
+        using B = typename decltype(b_tag)::Type;
+        using Y = typename decltype(y_tag)::Type;
+        map<kPack>(stream, y.count(),
+                   is_aligned(a.data, sizeof(A) * kPack) && is_aligned(b.data, sizeof(B) * kPack) &&
+                       is_aligned(y.data, sizeof(Y) * kPack),
+                   Add<A, B, Y>{a.as<A>(), b.as<B>(), y.as<Y>()});
+      });
+    });
+  });
+}
+
+void add_bias(Stream stream, View y, ConstView bias) {
+  const int64_t columns = y.shape.back();
+  const int64_t rows = y.shape.rows();
+  const auto row_blocks = static_cast<unsigned>(rows < 1024 ? rows : 1024);
+  with_float_type(y.dtype, [&](auto tag) {
+    using Y = typename decltype(tag)::Type;
+    launch(stream, {{blocks_for(stream, columns), row_blocks}, kBlock}, add_bias_kernel<Y>,
+           y.as<Y>(), bias.as<float>(), rows, columns);
+  });
+}
+
+void bias_backward(Stream stream, ConstView dy, View grad, View scratch) {
+  const int64_t columns = grad.count();
+  const int64_t rows = dy.count() / columns;
+  const int64_t chunks = ceil_div(rows, kBiasRows);
+  const auto column_blocks = static_cast<unsigned>(ceil_div(columns, kBlock));
+  with_float_type(dy.dtype, [&](auto tag) {
+    using X = typename decltype(tag)::Type;
+    launch(stream, {{column_blocks, static_cast<unsigned>(chunks)}, kBlock}, sum_rows_kernel<X>,
+           dy.as<X>(), scratch.as<float>(), rows, columns);
+  });
+  launch(stream, {column_blocks, kBlock}, add_partial_kernel, scratch.as<float>(), grad.as<float>(),
+         chunks, columns);
+}
+
+void fill(Stream stream, View y, float value) {
+  map<4>(stream, y.count(), is_aligned(y.data), Fill{y.as<float>(), value});
+}
+
+void scale_by(Stream stream, View y, const float* factor) {
+  map<4>(stream, y.count(), is_aligned(y.data), ScaleBy{y.as<float>(), factor});
 }
 
 }  // namespace fp8train::ops::cuda

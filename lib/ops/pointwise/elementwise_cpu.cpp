@@ -1,13 +1,25 @@
 // Compiled once per x86-64 level. Loops over the definitions of numeric/convert.h; `ivdep` because
 // an output may be one of the inputs, element on element.
 
-#include "ops/dispatch/cpu_table.h"
-#include "ops/kernels/kernel_support_cpu.h"
+#include "ops/dispatch/cpu_operations.h"
+#include "ops/support/kernel_support_cpu.h"
 
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 namespace {
 
 constexpr int64_t kBiasRows = 64;  // of one partial sum: part of the definition of bias_backward
+
+template <typename A, typename B, typename Y>
+FP8TRAIN_HD void add_arrays(const A* a, const B* b, Y* y, int64_t count) {
+  for_each_chunk(count, [=](int64_t begin, int64_t end) {
+#pragma GCC ivdep
+    for (int64_t i = begin; i < end; ++i) {
+      store_from_float(y + i, load_as_float(a + i) + load_as_float(b + i));
+    }
+  });
+}
+
+}  // namespace
 
 void cast(Stream /*stream*/, ConstView x, View y) {
   with_float_type(x.dtype, [&](auto x_tag) {
@@ -21,16 +33,6 @@ void cast(Stream /*stream*/, ConstView x, View y) {
         }
       });
     });
-  });
-}
-
-template <typename A, typename B, typename Y>
-FP8TRAIN_HD void add_arrays(const A* a, const B* b, Y* y, int64_t count) {
-  for_each_chunk(count, [=](int64_t begin, int64_t end) {
-#pragma GCC ivdep
-    for (int64_t i = begin; i < end; ++i) {
-      store_from_float(y + i, load_as_float(a + i) + load_as_float(b + i));
-    }
   });
 }
 
@@ -111,17 +113,6 @@ void scale_by(Stream /*stream*/, View y, const float* factor) {
       data[i] *= multiplier;
     }
   });
-}
-
-}  // namespace
-
-void fill_elementwise(OpTable& table) {
-  table.cast = cast;
-  table.add = add;
-  table.add_bias = add_bias;
-  table.bias_backward = bias_backward;
-  table.fill = fill;
-  table.scale_by = scale_by;
 }
 
 }  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

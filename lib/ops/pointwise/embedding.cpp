@@ -1,8 +1,8 @@
 #include "ops/pointwise/embedding.h"
 
 #include "base/trace.h"
-#include "ops/dispatch/checks.h"
 #include "ops/dispatch/op_table.h"
+#include "ops/support/checks.h"
 
 namespace fp8train::ops {
 namespace {
@@ -26,8 +26,8 @@ void embedding_forward(Stream stream, ConstView tokens, ConstView table, ConstVi
           "embedding_forward: more positions than the table has");
   }
   const TraceSpan span("embedding_forward");
-  op_table(stream).embedding_forward(stream, tokens, table, positions, sequence_length,
-                                     position_offset, y);
+  dispatch<&OpTable::embedding_forward>(stream, tokens, table, positions, sequence_length,
+                                        position_offset, y);
 }
 
 void embedding_backward(Stream stream, ConstView tokens, ConstView dy, View table_grad,
@@ -45,8 +45,8 @@ void embedding_backward(Stream stream, ConstView tokens, ConstView dy, View tabl
   check(has_room(scratch, DType::i32, 2 * tokens.count()),
         "embedding_backward: scratch must be int32 [2 * B * T]");
   const TraceSpan span("embedding_backward");
-  op_table(stream).embedding_backward(stream, tokens, dy, table_grad, position_grad,
-                                      sequence_length, scratch);
+  dispatch<&OpTable::embedding_backward>(stream, tokens, dy, table_grad, position_grad,
+                                         sequence_length, scratch);
 }
 
 }  // namespace fp8train::ops

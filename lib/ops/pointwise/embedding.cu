@@ -2,8 +2,8 @@
 // then one block per token and stretch of columns adds them in order: no atomics on floats, and the
 // bits of the cpu.
 
-#include "ops/dispatch/cuda_table.h"
-#include "ops/kernels/kernel_support.cuh"
+#include "ops/dispatch/cuda_operations.h"
+#include "ops/support/kernel_support.cuh"
 
 namespace fp8train::ops::cuda {
 namespace {
@@ -51,22 +51,6 @@ struct Gather {
     store_pack(y + i, out);
   }
 };
-
-void embedding_forward(Stream stream, ConstView tokens, ConstView table, ConstView positions,
-                       int64_t sequence_length, int64_t position_offset, View y) {
-  const int64_t columns = table.shape.back();
-  const float* position =
-      positions.empty() ? nullptr : positions.as<float>() + position_offset * columns;
-  with_float_type(y.dtype, [&](auto tag) {
-    using Y = typename decltype(tag)::Type;
-    const bool aligned = columns % kPack == 0 && is_aligned(table.data, sizeof(float) * kPack) &&
-                         is_aligned(position, sizeof(float) * kPack) &&
-                         is_aligned(y.data, sizeof(Y) * kPack);
-    map<kPack>(stream, y.count(), aligned,
-               Gather<Y>{tokens.as<int32_t>(), table.as<float>(), position, sequence_length,
-                         table.shape.rows(), columns, y.as<Y>()});
-  });
-}
 
 /// rank[row] += rows that come before it in the stable order, among one tile of tokens. Quadratic
 /// in the number of rows, but two instructions a pair: little beside the rows themselves at the
@@ -211,6 +195,24 @@ void sort_tokens(const Stream& stream, const int32_t* tokens, int32_t* rank, int
   launch(stream, {blocks, kBlock}, invert_kernel, rank, order, rows);
 }
 
+}  // namespace
+
+void embedding_forward(Stream stream, ConstView tokens, ConstView table, ConstView positions,
+                       int64_t sequence_length, int64_t position_offset, View y) {
+  const int64_t columns = table.shape.back();
+  const float* position =
+      positions.empty() ? nullptr : positions.as<float>() + position_offset * columns;
+  with_float_type(y.dtype, [&](auto tag) {
+    using Y = typename decltype(tag)::Type;
+    const bool aligned = columns % kPack == 0 && is_aligned(table.data, sizeof(float) * kPack) &&
+                         is_aligned(position, sizeof(float) * kPack) &&
+                         is_aligned(y.data, sizeof(Y) * kPack);
+    map<kPack>(stream, y.count(), aligned,
+               Gather<Y>{tokens.as<int32_t>(), table.as<float>(), position, sequence_length,
+                         table.shape.rows(), columns, y.as<Y>()});
+  });
+}
+
 void embedding_backward(Stream stream, ConstView tokens, ConstView dy, View table_grad,
                         View position_grad, int64_t sequence_length, View scratch) {
   const int64_t rows = tokens.count();
@@ -243,13 +245,6 @@ void embedding_backward(Stream stream, ConstView tokens, ConstView dy, View tabl
           AddPositions<DY>{dy.as<DY>(), position_grad.as<float>(), rows, sequence_length, columns});
     }
   });
-}
-
-}  // namespace
-
-void fill_embedding(OpTable& table) {
-  table.embedding_forward = embedding_forward;
-  table.embedding_backward = embedding_backward;
 }
 
 }  // namespace fp8train::ops::cuda

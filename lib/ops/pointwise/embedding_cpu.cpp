@@ -2,13 +2,22 @@
 // that each element of a gradient is summed by one thread, over the rows in order: no atomics, no
 // sorting, the same bits for any number of threads.
 
-#include "ops/dispatch/cpu_table.h"
-#include "ops/kernels/kernel_support_cpu.h"
+#include "ops/dispatch/cpu_operations.h"
+#include "ops/support/kernel_support_cpu.h"
 
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 namespace {
 
 constexpr int64_t kColumnBlock = 64;
+
+template <typename DY>
+FP8TRAIN_HD void add_row(const DY* __restrict from, float* __restrict to, int64_t count) {
+  for (int64_t c = 0; c < count; ++c) {
+    to[c] += load_as_float(from + c);
+  }
+}
+
+}  // namespace
 
 void embedding_forward(Stream /*stream*/, ConstView tokens, ConstView table, ConstView positions,
                        int64_t sequence_length, int64_t position_offset, View y) {
@@ -44,13 +53,6 @@ void embedding_forward(Stream /*stream*/, ConstView tokens, ConstView table, Con
   });
 }
 
-template <typename DY>
-FP8TRAIN_HD void add_row(const DY* __restrict from, float* __restrict to, int64_t count) {
-  for (int64_t c = 0; c < count; ++c) {
-    to[c] += load_as_float(from + c);
-  }
-}
-
 void embedding_backward(Stream /*stream*/, ConstView tokens, ConstView dy, View table_grad,
                         View position_grad, int64_t sequence_length, View /*scratch*/) {
   const int64_t rows = tokens.count();
@@ -77,13 +79,6 @@ void embedding_backward(Stream /*stream*/, ConstView tokens, ConstView dy, View 
       }
     }
   });
-}
-
-}  // namespace
-
-void fill_embedding(OpTable& table) {
-  table.embedding_forward = embedding_forward;
-  table.embedding_backward = embedding_backward;
 }
 
 }  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

@@ -1,8 +1,8 @@
 #include "ops/pointwise/smoothing.h"
 
 #include "base/trace.h"
-#include "ops/dispatch/checks.h"
 #include "ops/dispatch/op_table.h"
+#include "ops/support/checks.h"
 
 namespace fp8train::ops {
 
@@ -11,7 +11,7 @@ void find_smoothing(Stream stream, ConstView gate_up, View scale) {
   check(gate_up.shape.back() % 2 == 0 && holds(scale, DType::f32, gate_up.shape.back() / 2),
         "find_smoothing: scale must be fp32 [F] for gate_up [rows, 2 F]");
   const TraceSpan span("find_smoothing");
-  op_table(stream).find_smoothing(stream, gate_up, scale);
+  dispatch<&OpTable::find_smoothing>(stream, gate_up, scale);
 }
 
 void divide_columns(Stream stream, ConstView x, ConstView scale, View y, bool add) {
@@ -19,7 +19,7 @@ void divide_columns(Stream stream, ConstView x, ConstView scale, View y, bool ad
         "divide_columns: x and y must be fp32 of one count");
   check(holds(scale, DType::f32, x.shape.back()), "divide_columns: scale must be fp32 [columns]");
   const TraceSpan span("divide_columns");
-  op_table(stream).divide_columns(stream, x, scale, y, add);
+  dispatch<&OpTable::divide_columns>(stream, x, scale, y, add);
 }
 
 }  // namespace fp8train::ops

@@ -3,7 +3,7 @@
 #include "ops/pointwise/smoothing.h"
 
 #include "ops/cast/cast_tiles.cuh"
-#include "ops/dispatch/cuda_table.h"
+#include "ops/dispatch/cuda_operations.h"
 
 namespace fp8train::ops::cuda {
 namespace {
@@ -47,19 +47,6 @@ __global__ void __launch_bounds__(kBlock)
   scale[to] = smoothing_scale(all);
 }
 
-void find_smoothing(Stream stream, ConstView gate_up, View scale) {
-  const int64_t width = scale.count();
-  const int64_t rows = gate_up.shape.rows();
-  const auto blocks = static_cast<unsigned>(ceil_div(width, kColumns));
-  with_float_type(gate_up.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::Type;
-    const bool packed = width % kOctet == 0 && is_aligned(gate_up.data);
-    launch(stream, {blocks, kBlock},
-           packed ? find_smoothing_kernel<true, T> : find_smoothing_kernel<false, T>,
-           gate_up.as<T>() + width, rows, width, scale.as<float>());
-  });
-}
-
 /// Each thread has N columns of the rows blockIdx.y and on. A scale is a power of two, so that its
 /// reciprocal, and multiplying by it instead of dividing, is exact.
 template <int N>
@@ -90,6 +77,21 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
+}  // namespace
+
+void find_smoothing(Stream stream, ConstView gate_up, View scale) {
+  const int64_t width = scale.count();
+  const int64_t rows = gate_up.shape.rows();
+  const auto blocks = static_cast<unsigned>(ceil_div(width, kColumns));
+  with_float_type(gate_up.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::Type;
+    const bool packed = width % kOctet == 0 && is_aligned(gate_up.data);
+    launch(stream, {blocks, kBlock},
+           packed ? find_smoothing_kernel<true, T> : find_smoothing_kernel<false, T>,
+           gate_up.as<T>() + width, rows, width, scale.as<float>());
+  });
+}
+
 void divide_columns(Stream stream, ConstView x, ConstView scale, View y, bool add) {
   const int64_t width = scale.count();
   if (width == 0) {
@@ -104,13 +106,6 @@ void divide_columns(Stream stream, ConstView x, ConstView scale, View y, bool ad
   launch(stream, {dim3(static_cast<unsigned>(across), down), kBlock},
          packed ? divide_columns_kernel<4> : divide_columns_kernel<1>, x.as<float>(),
          scale.as<float>(), y.as<float>(), rows, width, add);
-}
-
-}  // namespace
-
-void fill_smoothing(OpTable& table) {
-  table.find_smoothing = find_smoothing;
-  table.divide_columns = divide_columns;
 }
 
 }  // namespace fp8train::ops::cuda

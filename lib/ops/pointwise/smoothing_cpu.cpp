@@ -3,7 +3,7 @@
 #include "ops/pointwise/smoothing.h"
 
 #include "ops/cast/quantize_support_cpu.h"
-#include "ops/dispatch/cpu_table.h"
+#include "ops/dispatch/cpu_operations.h"
 
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 namespace {
@@ -17,6 +17,17 @@ FP8TRAIN_HD void raise(const X* __restrict x, uint32_t* __restrict largest, int6
     largest[i] = bits > largest[i] ? bits : largest[i];
   }
 }
+
+template <bool Add>
+FP8TRAIN_HD void divide_row(const float* x, const float* __restrict scale, float* y,
+                            int64_t count) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < count; ++i) {
+    y[i] = (Add ? y[i] : 0.0F) + x[i] / scale[i];
+  }
+}
+
+}  // namespace
 
 void find_smoothing(Stream /*stream*/, ConstView gate_up, View scale) {
   const int64_t width = scale.count();
@@ -40,15 +51,6 @@ void find_smoothing(Stream /*stream*/, ConstView gate_up, View scale) {
   });
 }
 
-template <bool Add>
-FP8TRAIN_HD void divide_row(const float* x, const float* __restrict scale, float* y,
-                            int64_t count) {
-#pragma GCC ivdep
-  for (int64_t i = 0; i < count; ++i) {
-    y[i] = (Add ? y[i] : 0.0F) + x[i] / scale[i];
-  }
-}
-
 void divide_columns(Stream /*stream*/, ConstView x, ConstView scale, View y, bool add) {
   const int64_t width = scale.count();
   const int64_t rows = x.shape.rows();
@@ -60,13 +62,6 @@ void divide_columns(Stream /*stream*/, ConstView x, ConstView scale, View y, boo
     (add ? divide_row<true> : divide_row<false>)(from + row * width, divisor, to + row * width,
                                                  width);
   }
-}
-
-}  // namespace
-
-void fill_smoothing(OpTable& table) {
-  table.find_smoothing = find_smoothing;
-  table.divide_columns = divide_columns;
 }
 
 }  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

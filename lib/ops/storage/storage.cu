@@ -1,7 +1,7 @@
 // Tensors that are kept in formats of their own. The arithmetic of ops/storage/stored_math.h and
 // ops/storage/storage_math.h, bit for bit.
 
-#include "ops/dispatch/cuda_table.h"
+#include "ops/dispatch/cuda_operations.h"
 #include "ops/storage/coded_tensor.cuh"
 #include "ops/storage/storage_math.h"
 
@@ -123,14 +123,6 @@ void store_typed(const Stream& stream, const Store& call) {
   }
 }
 
-void store(Stream stream, const Store& call) {
-  if (call.x.count() == 0) {
-    return;
-  }
-  with_float_type(call.x.dtype,
-                  [&](auto tag) { store_typed<typename decltype(tag)::Type>(stream, call); });
-}
-
 template <typename Y>
 __global__ void __launch_bounds__(kBlock)
     read_kernel(CodedTensor x, Y* __restrict__ y, int64_t count, bool aligned) {
@@ -144,19 +136,6 @@ __global__ void __launch_bounds__(kBlock)
       x.load<kQuad, false>(i, available, scale, values);
       store_values<kQuad, false>(y + i, values, available);
     }
-  });
-}
-
-void read_stored(Stream stream, const StoredTensor& x, View y) {
-  const int64_t count = y.count();
-  if (count == 0) {
-    return;
-  }
-  with_float_type(y.dtype, [&](auto tag) {
-    using Y = typename decltype(tag)::Type;
-    const LaunchShape shape = {blocks_for_spans(stream, count), kBlock};
-    const bool aligned = is_aligned(y.data) && is_aligned(x.codes.data);
-    launch(stream, shape, read_kernel<Y>, coded(x), y.as<Y>(), count, aligned);
   });
 }
 
@@ -189,16 +168,6 @@ struct NextFactor {
   }
 };
 
-void update_auto_scale(Stream stream, ConstView codes, AutoScale* automatic, const int32_t* skip) {
-  const int64_t count = codes.count();
-  with_fp8_type(codes.dtype, [&](auto tag) {
-    using Code = typename decltype(tag)::Type;
-    launch(stream, {blocks_for(stream, count), kBlock}, count_largest_kernel<Code>,
-           codes.as<Code>(), count, automatic);
-  });
-  map<1>(stream, 1, true, NextFactor{automatic, count, skip});
-}
-
 struct NextFactors {
   const AutoScale* of_ranks;
   int64_t ranks;
@@ -211,11 +180,6 @@ struct NextFactors {
     scales[t] = next_auto_scale(of_ranks, ranks, count, t, scales[t], *skip != 0);
   }
 };
-
-void update_auto_scales(Stream stream, const AutoScale* of_ranks, int64_t ranks, AutoScale* scales,
-                        int64_t count, const int32_t* skip) {
-  map<1>(stream, count, true, NextFactors{of_ranks, ranks, scales, count, skip});
-}
 
 /// Four lanes share a group.
 template <typename X>
@@ -260,20 +224,6 @@ __global__ void __launch_bounds__(kBlock)
   });
 }
 
-void compress(Stream stream, ConstView x, const CompressedView& out) {
-  const int64_t count = x.count();
-  if (count == 0) {
-    return;
-  }
-  with_float_type(x.dtype, [&](auto tag) {
-    using X = typename decltype(tag)::Type;
-    const LaunchShape shape = {blocks_for_spans(stream, count), kBlock};
-    const bool aligned = is_aligned(x.data) && is_aligned(out.codes.data, kQuad);
-    launch(stream, shape, compress_kernel<X>, x.as<X>(), out.codes.as<e4m3>(),
-           out.scale_inv.as<bf16>(), count, aligned);
-  });
-}
-
 template <typename Y>
 struct Decompress {
   const e4m3* codes;
@@ -292,6 +242,58 @@ struct Decompress {
   }
 };
 
+}  // namespace
+
+void store(Stream stream, const Store& call) {
+  if (call.x.count() == 0) {
+    return;
+  }
+  with_float_type(call.x.dtype,
+                  [&](auto tag) { store_typed<typename decltype(tag)::Type>(stream, call); });
+}
+
+void read_stored(Stream stream, const StoredTensor& x, View y) {
+  const int64_t count = y.count();
+  if (count == 0) {
+    return;
+  }
+  with_float_type(y.dtype, [&](auto tag) {
+    using Y = typename decltype(tag)::Type;
+    const LaunchShape shape = {blocks_for_spans(stream, count), kBlock};
+    const bool aligned = is_aligned(y.data) && is_aligned(x.codes.data);
+    launch(stream, shape, read_kernel<Y>, coded(x), y.as<Y>(), count, aligned);
+  });
+}
+
+void update_auto_scale(Stream stream, ConstView codes, AutoScale* automatic, const int32_t* skip) {
+  const int64_t count = codes.count();
+  with_fp8_type(codes.dtype, [&](auto tag) {
+    using Code = typename decltype(tag)::Type;
+    launch(stream, {blocks_for(stream, count), kBlock}, count_largest_kernel<Code>,
+           codes.as<Code>(), count, automatic);
+  });
+  map<1>(stream, 1, true, NextFactor{automatic, count, skip});
+}
+
+void update_auto_scales(Stream stream, const AutoScale* of_ranks, int64_t ranks, AutoScale* scales,
+                        int64_t count, const int32_t* skip) {
+  map<1>(stream, count, true, NextFactors{of_ranks, ranks, scales, count, skip});
+}
+
+void compress(Stream stream, ConstView x, const CompressedView& out) {
+  const int64_t count = x.count();
+  if (count == 0) {
+    return;
+  }
+  with_float_type(x.dtype, [&](auto tag) {
+    using X = typename decltype(tag)::Type;
+    const LaunchShape shape = {blocks_for_spans(stream, count), kBlock};
+    const bool aligned = is_aligned(x.data) && is_aligned(out.codes.data, kQuad);
+    launch(stream, shape, compress_kernel<X>, x.as<X>(), out.codes.as<e4m3>(),
+           out.scale_inv.as<bf16>(), count, aligned);
+  });
+}
+
 void decompress(Stream stream, const CompressedView& x, View y) {
   with_float_type(y.dtype, [&](auto tag) {
     using Y = typename decltype(tag)::Type;
@@ -299,17 +301,6 @@ void decompress(Stream stream, const CompressedView& x, View y) {
     map<kPack>(stream, y.count(), is_aligned(y.data) && is_aligned(x.codes.data, kPack),
                Decompress<Y>{x.codes.as<e4m3>(), x.scale_inv.as<bf16>(), y.as<Y>()});
   });
-}
-
-}  // namespace
-
-void fill_storage(OpTable& table) {
-  table.store = store;
-  table.read_stored = read_stored;
-  table.update_auto_scale = update_auto_scale;
-  table.update_auto_scales = update_auto_scales;
-  table.compress = compress;
-  table.decompress = decompress;
 }
 
 }  // namespace fp8train::ops::cuda

@@ -1,7 +1,7 @@
 // Compiled once per x86-64 level. The arithmetic is in ops/storage/stored_math.h and
 // ops/storage_math.h.
 
-#include "ops/dispatch/cpu_table.h"
+#include "ops/dispatch/cpu_operations.h"
 #include "ops/dispatch/op_table.h"
 #include "ops/storage/storage_math.h"
 #include "ops/storage/stored_runs_cpu.h"
@@ -49,6 +49,22 @@ FP8TRAIN_HD float find_tensor_scale(const Store& call) {
                       format.scale_type == ScaleType::pow2) *
          automatic_factor(call.automatic);
 }
+
+template <typename X>
+FP8TRAIN_HD void compress_group(const X* __restrict x, int64_t length, e4m3* __restrict codes,
+                                bf16* scale_inv) {
+  float values[kCompressedGroup] = {};
+  for (int64_t i = 0; i < length; ++i) {
+    values[i] = load_as_float(x + i);
+  }
+  const bf16 scale = compressed_scale(float_of(largest_magnitude(values, kCompressedGroup)));
+  *scale_inv = scale;
+  for (int64_t i = 0; i < length; ++i) {
+    codes[i] = compressed_code(values[i], scale);
+  }
+}
+
+}  // namespace
 
 void store(Stream /*stream*/, const Store& call) {
   const int64_t count = call.x.count();
@@ -116,20 +132,6 @@ void update_auto_scales(Stream /*stream*/, const AutoScale* of_ranks, int64_t ra
   }
 }
 
-template <typename X>
-FP8TRAIN_HD void compress_group(const X* __restrict x, int64_t length, e4m3* __restrict codes,
-                                bf16* scale_inv) {
-  float values[kCompressedGroup] = {};
-  for (int64_t i = 0; i < length; ++i) {
-    values[i] = load_as_float(x + i);
-  }
-  const bf16 scale = compressed_scale(float_of(largest_magnitude(values, kCompressedGroup)));
-  *scale_inv = scale;
-  for (int64_t i = 0; i < length; ++i) {
-    codes[i] = compressed_code(values[i], scale);
-  }
-}
-
 void compress(Stream /*stream*/, ConstView x, const CompressedView& out) {
   const int64_t count = x.count();
   const int64_t groups = chunks_of(count, kCompressedGroup);
@@ -162,17 +164,6 @@ void decompress(Stream /*stream*/, const CompressedView& x, View y) {
       }
     }
   });
-}
-
-}  // namespace
-
-void fill_storage(OpTable& table) {
-  table.store = store;
-  table.read_stored = read_stored;
-  table.update_auto_scale = update_auto_scale;
-  table.update_auto_scales = update_auto_scales;
-  table.compress = compress;
-  table.decompress = decompress;
 }
 
 }  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

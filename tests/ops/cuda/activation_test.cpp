@@ -1,5 +1,5 @@
 // Activations against the cpu for every type, shape and alignment: within a neighbour of the type
-// and the bounds of ops/kernels/fast_math.cuh, which fast_math_test.cpp holds. Smoothing is exact:
+// and the bounds of ops/support/fast_math.cuh, which fast_math_test.cpp holds. Smoothing is exact:
 // scales are powers of two.
 
 #include "ops/pointwise/activation.h"

@@ -1,5 +1,5 @@
 // Activations against their definitions in double precision, by the bounds that
-// ops/kernels/fast_math.cuh states: every bf16 number, and fp32 numbers over the whole range. On a
+// ops/support/fast_math.cuh states: every bf16 number, and fp32 numbers over the whole range. On a
 // GPU this compares its own exponentials and reciprocals. In the host form, where those are
 // correctly rounded, it holds the formulas, their ends (infinities, overflowing exponentials,
 // results that are flushed to zero), and the kernel.

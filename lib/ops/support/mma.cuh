@@ -11,8 +11,8 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "ops/kernels/fast_math.cuh"
-#include "ops/kernels/kernel_support.cuh"
+#include "ops/support/fast_math.cuh"
+#include "ops/support/kernel_support.cuh"
 
 namespace fp8train::ops::cuda {
 

@@ -7,7 +7,7 @@
 #include "base/host_device.h"
 #include "numeric/convert.h"
 #include "numeric/dtype.h"
-#include "ops/kernels/launch.cuh"
+#include "ops/support/launch.cuh"
 
 namespace fp8train::ops::cuda {
 

@@ -1,6 +1,6 @@
 #pragma once
 // Warp instructions of the CUDA backend's kernels, as compiled for compute capability 9.0:
-// lib/ops/kernels/kernel_table.json, which scripts/kernel_resources.py writes.
+// lib/ops/support/kernel_table.json, which scripts/kernel_resources.py writes.
 
 #include <string_view>
 

@@ -21,7 +21,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "ops/kernels/launch.cuh"
+#include "ops/support/launch.cuh"
 
 namespace fp8train::ops::cuda {
 

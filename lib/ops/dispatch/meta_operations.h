@@ -12,11 +12,7 @@ namespace fp8train::ops::meta {
 
 const OpTable& table();
 
-/// Floating-point operations of the causal forward pass: Q K^T and P V, 2 D each for every (query,
-/// key) pair that is not masked. Pairs: Tq (Tk - Tq) of past keys and half of the square Tq^2.
-double attention_forward_flops(const AttentionShape& shape);
-
-/// 2.5 times the forward pass: five products (scores again, dP, dV, dQ, dK) instead of two.
-double attention_backward_flops(const AttentionShape& shape);
+#define FP8TRAIN_OPERATION(name) decltype(ops::name) name;
+#include "ops/dispatch/operations.def"
 
 }  // namespace fp8train::ops::meta

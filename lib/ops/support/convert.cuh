@@ -15,7 +15,7 @@
 
 #include "numeric/bits.h"
 #include "numeric/convert.h"
-#include "ops/kernels/launch.cuh"
+#include "ops/support/launch.cuh"
 
 #if defined(__CUDA_ARCH__)
 #if __CUDA_ARCH__ >= 890
