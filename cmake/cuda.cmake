@@ -43,8 +43,8 @@ elseif(FP8TRAIN_CUDA_FORM STREQUAL "SHIM")
 endif()
 
 # fp8train_cuda_sources(TARGET CUDA file... [GPU_ONLY file...] ABSENT file...): files of the cuda backend of a room made by fp8train_room, those of
-# them that the SHIM form replaces by fakes, and those that stand in for all in a build without the backend. A .cu file includes nothing of CUDA but through ops/cuda/launch.h, and is compiled as C++ in the SHIM form.
-# -fmad=false: what decides a code has the same bits as on the cpu; a kernel that wants a fused multiply-add writes fmaf (ops/cuda/fast_math.h).
+# them that the SHIM form replaces by fakes, and those that stand in for all in a build without the backend. A .cu file includes nothing of CUDA but through ops/support/launch.cuh, and is compiled as C++ in the SHIM form.
+# -fmad=false: what decides a code has the same bits as on the cpu; a kernel that wants a fused multiply-add writes fmaf (ops/support/fast_math.cuh).
 function(fp8train_cuda_sources target)
   cmake_parse_arguments(PART "" "" "CUDA;GPU_ONLY;ABSENT" ${ARGN})
   if(FP8TRAIN_CUDA_FORM STREQUAL "OFF")

@@ -5,7 +5,7 @@
 #   - keeps its code in `namespace fp8train::FP8TRAIN_ISA_NS` (isa_v1, isa_v3 or isa_v4) or an anonymous namespace inside it;
 #   - uses only always-inlined helpers (FP8TRAIN_HD) and no std:: templates: a function emitted out of line is shared between levels
 #     by the linker, and the copy for a higher level could end up in the program of a lower machine;
-#   - exposes one table of function pointers, `const Table& name()`, which FP8TRAIN_ISA_TABLES of numeric/isa_tables.h picks up.
+#   - defines functions of a table; one of the files exposes it, `const Table& name()`, which FP8TRAIN_ISA_TABLES of numeric/isa_tables.h picks up.
 # It sees FP8TRAIN_ISA_LEVEL as 1, 3 or 4. TARGET's other sources see FP8TRAIN_HAVE_BASELINE, FP8TRAIN_HAVE_V3 and FP8TRAIN_HAVE_V4 for the
 # levels built. The vectorizer needs -fno-math-errno -fno-trapping-math, which change no result; -ffp-contract=off stays.
 # Sanitized kernels are built without the vectorizer: with it they take five times as long to compile. The lowest level, of processors from

@@ -10,7 +10,7 @@ set(FP8TRAIN_CUDA "AUTO" CACHE STRING "CUDA backend: AUTO (on when a toolkit is 
 set(FP8TRAIN_MPI "AUTO" CACHE STRING "Ranks as processes of MPI: AUTO (on when an MPI is found), ON, OFF")
 set(FP8TRAIN_NCCL "AUTO" CACHE STRING "Ranks on GPUs over NCCL: AUTO (on with CUDA where nccl.h is found), ON, OFF")
 set(FP8TRAIN_SANITIZE "" CACHE STRING "Sanitizers for every target, for example address,undefined or thread")
-# The kernels of lib/ops/cpu are compiled once per level and chosen at run time.
+# The cpu kernels of lib/ops (*_cpu.cpp) are compiled once per level and chosen at run time.
 set(FP8TRAIN_CPU_ISAS "x86-64;x86-64-v3;x86-64-v4" CACHE STRING "x86-64 levels the cpu kernels are compiled for")
 
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)

@@ -156,7 +156,7 @@ kernels_stage() {
     note "no code for compute capability 9.0 is built"
     return
   fi
-  python3 scripts/kernel_resources.py --self-test && python3 scripts/kernel_resources.py --check lib/ops/cuda/kernel_table.json
+  python3 scripts/kernel_resources.py --self-test && python3 scripts/kernel_resources.py --check lib/ops/support/kernel_table.json
 }
 
 small_enough() {

@@ -5,10 +5,10 @@
 
 #include "base/clock.h"
 #include "base/philox.h"
-#include "ops/elementwise.h"
-#include "ops/gemm.h"
-#include "ops/granules.h"
-#include "ops/quantize.h"
+#include "ops/cast/granules.h"
+#include "ops/cast/quantize.h"
+#include "ops/gemm/gemm.h"
+#include "ops/pointwise/elementwise.h"
 #include "tensor/tensor.h"
 
 namespace fp8train {

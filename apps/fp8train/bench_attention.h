@@ -2,7 +2,7 @@
 // fp8train bench attention: causal attention alone, forward and backward.
 
 #include "device/device.h"
-#include "ops/attention.h"
+#include "ops/attention/attention.h"
 
 namespace fp8train {
 

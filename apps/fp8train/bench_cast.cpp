@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "bench.h"
-#include "ops/elementwise.h"
-#include "ops/quantize.h"
+#include "ops/cast/quantize.h"
+#include "ops/pointwise/elementwise.h"
 
 namespace fp8train {
 namespace {

@@ -4,8 +4,8 @@
 #include <numbers>
 
 #include "base/philox.h"
-#include "ops/elementwise.h"
-#include "ops/optimizer.h"
+#include "ops/optimizer/optimizer.h"
+#include "ops/pointwise/elementwise.h"
 #include "tensor/tensor.h"
 
 namespace fp8train {

@@ -8,9 +8,9 @@
 
 #include "base/error.h"
 #include "bench.h"
-#include "ops/gemm.h"
-#include "ops/quantize.h"
-#include "ops/scaled_gemm.h"
+#include "ops/cast/quantize.h"
+#include "ops/gemm/gemm.h"
+#include "ops/gemm/scaled_gemm.h"
 
 namespace fp8train {
 namespace {

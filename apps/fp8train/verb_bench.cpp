@@ -20,7 +20,7 @@
 #include "comm/backends.h"
 #include "model/decoder.h"
 #include "numeric/cpu_isa.h"
-#include "ops/attention.h"
+#include "ops/attention/attention.h"
 #include "train/place.h"
 #include "train/session.h"
 #include "train/threads.h"

@@ -23,7 +23,7 @@
 
 #include "comm/communicator.h"
 #include "device/device.h"
-#include "ops/storage.h"
+#include "ops/storage/storage.h"
 #include "tensor/stored_tensor.h"
 
 namespace fp8train {

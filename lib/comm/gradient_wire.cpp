@@ -1,6 +1,6 @@
 #include "base/error.h"
 #include "comm/gradient_exchange.h"
-#include "ops/wire.h"
+#include "ops/exchange/wire.h"
 
 namespace fp8train {
 

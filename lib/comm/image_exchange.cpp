@@ -5,8 +5,8 @@
 
 #include "base/error.h"
 #include "comm/exchange_run.h"
-#include "ops/storage.h"
-#include "ops/wire.h"
+#include "ops/exchange/wire.h"
+#include "ops/storage/storage.h"
 
 namespace fp8train {
 namespace {

@@ -22,9 +22,9 @@ struct DeviceTraits {
   /// rows is kept transposed too (cuBLASLt's TN rule up to compute capability 9.0).
   bool fp8_gemm_along_k_only = false;
   /// FP8 products are cuBLASLt's, those of `fp8_products` and under the conditions of
-  /// ops/scaled_gemm.h; others with a scale for each block are computed from dequantized operands,
-  /// which takes scratch memory, and others with one scale for each operand do not exist. False:
-  /// they are the backend's own, of every kind.
+  /// ops/gemm/scaled_gemm.h; others with a scale for each block are computed from dequantized
+  /// operands, which takes scratch memory, and others with one scale for each operand do not exist.
+  /// False: they are the backend's own, of every kind.
   bool scaled_gemm_by_library = false;
   Fp8Products fp8_products = Fp8Products(Fp8Support::any);
   /// The longest heads that attention has kernels for.

@@ -41,7 +41,7 @@ struct Fp8Product {
 enum class Fp8Support : uint8_t {
   none,
   aligned,  ///< where M, N and K are multiples of kAlignedExtent
-  any,      ///< every shape that keeps the rules of ops/scaled_gemm.h
+  any,      ///< every shape that keeps the rules of ops/gemm/scaled_gemm.h
 };
 constexpr int64_t kAlignedExtent = 128;
 

@@ -1,11 +1,11 @@
 #pragma once
 // One matrix in host memory, cast with a scale for the tensor or for each granule of it by the
-// operations of ops/quantize.h on the cpu, with what the cast did to it. Synchronous.
+// operations of ops/cast/quantize.h on the cpu, with what the cast did to it. Synchronous.
 
 #include <cstdint>
 #include <vector>
 
-#include "ops/quantize.h"
+#include "ops/cast/quantize.h"
 
 namespace fp8train {
 

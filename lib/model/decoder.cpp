@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "model/families/family.h"
 #include "model/rotary.h"
-#include "ops/embedding.h"
+#include "ops/pointwise/embedding.h"
 
 namespace fp8train {
 namespace {

@@ -2,7 +2,7 @@
 
 #include "base/trace.h"
 #include "model/decoder.h"
-#include "ops/embedding.h"
+#include "ops/pointwise/embedding.h"
 
 namespace fp8train {
 

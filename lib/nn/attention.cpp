@@ -3,8 +3,8 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "ops/kv_cache.h"
-#include "ops/norm.h"
+#include "ops/attention/kv_cache.h"
+#include "ops/norm/norm.h"
 
 namespace fp8train {
 

@@ -5,7 +5,7 @@
 
 #include "nn/context.h"
 #include "nn/linear.h"
-#include "ops/attention.h"
+#include "ops/attention/attention.h"
 
 namespace fp8train {
 

@@ -1,6 +1,6 @@
 #include "nn/block.h"
 
-#include "ops/elementwise.h"
+#include "ops/pointwise/elementwise.h"
 
 namespace fp8train {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 
-#include "ops/cross_entropy.h"
+#include "ops/loss/cross_entropy.h"
 
 namespace fp8train {
 namespace {

@@ -6,9 +6,9 @@
 // layer gives it the places (place_input, place_gradient) and takes what it has left there.
 //
 // With SwigluInput::smoothed the x that comes is s x, s being a scale for each of its columns
-// (ops/smoothing.h): fprop multiplies by w / s, which depends on the micro-batch and is cast from
-// the weight's value in every forward pass, beside the operands that are made once per step; dgrad
-// reads those; the columns of wgrad's product are divided by s.
+// (ops/pointwise/smoothing.h): fprop multiplies by w / s, which depends on the micro-batch and is
+// cast from the weight's value in every forward pass, beside the operands that are made once per
+// step; dgrad reads those; the columns of wgrad's product are divided by s.
 
 #include <optional>
 #include <string>

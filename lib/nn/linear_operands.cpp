@@ -2,10 +2,10 @@
 
 #include "base/error.h"
 #include "nn/cast_error.h"
-#include "ops/elementwise.h"
-#include "ops/granule_parts.h"
-#include "ops/granules.h"
-#include "ops/quantize.h"
+#include "ops/cast/granule_parts.h"
+#include "ops/cast/granules.h"
+#include "ops/cast/quantize.h"
+#include "ops/pointwise/elementwise.h"
 
 namespace fp8train {
 namespace {

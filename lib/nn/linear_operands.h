@@ -86,7 +86,7 @@ class LinearOperands {
   static void fill(const StepContext& context, ConstView x, const Cast& cast, bool amax_known);
 
   /// Of codes that have been cast elsewhere: makes their transpose and, where each granule has a
-  /// scale, the scales that follow from `granule_amax` (ops/granule_parts.h).
+  /// scale, the scales that follow from `granule_amax` (ops/cast/granule_parts.h).
   static void complete(const StepContext& context, const Cast& cast, ConstView granule_amax);
 
   /// In a step that collects statistics: fills the sample of the slot of `cast`, which is that of

@@ -1,8 +1,8 @@
 #include "nn/linear_product.h"
 
-#include "ops/elementwise.h"
-#include "ops/granules.h"
-#include "ops/quantize.h"
+#include "ops/cast/granules.h"
+#include "ops/cast/quantize.h"
+#include "ops/pointwise/elementwise.h"
 #include "tensor/tensor.h"
 
 namespace fp8train {

@@ -5,8 +5,8 @@
 #include <string_view>
 
 #include "nn/context.h"
-#include "ops/gemm.h"
-#include "ops/scaled_gemm.h"
+#include "ops/gemm/gemm.h"
+#include "ops/gemm/scaled_gemm.h"
 #include "precision/linear_plan.h"
 #include "tensor/quantized.h"
 

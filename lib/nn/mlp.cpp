@@ -1,7 +1,7 @@
 #include "nn/mlp.h"
 
-#include "ops/activation.h"
-#include "ops/smoothing.h"
+#include "ops/pointwise/activation.h"
+#include "ops/pointwise/smoothing.h"
 
 namespace fp8train {
 

@@ -1,6 +1,6 @@
 #include "nn/norm.h"
 
-#include "ops/norm.h"
+#include "ops/norm/norm.h"
 
 namespace fp8train {
 

@@ -6,7 +6,7 @@
 #include "nn/context.h"
 #include "nn/parameter.h"
 #include "nn/saved_input.h"
-#include "ops/quantize.h"
+#include "ops/cast/quantize.h"
 
 namespace fp8train {
 

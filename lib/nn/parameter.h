@@ -16,8 +16,8 @@
 #include "device/device.h"
 #include "nn/store_layout.h"
 #include "nn/turn_memory.h"
-#include "ops/quantize.h"
-#include "ops/storage.h"
+#include "ops/cast/quantize.h"
+#include "ops/storage/storage.h"
 #include "precision/plan.h"
 #include "tensor/stored_pool.h"
 

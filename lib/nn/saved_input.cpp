@@ -1,6 +1,6 @@
 #include "nn/saved_input.h"
 
-#include "ops/granules.h"
+#include "ops/cast/granules.h"
 
 namespace fp8train {
 

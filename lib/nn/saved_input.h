@@ -4,8 +4,8 @@
 // (PrecisionPlan::forward_reads_saved). Decoded values have the type of x.
 
 #include "nn/context.h"
-#include "ops/quantize.h"
-#include "ops/storage.h"
+#include "ops/cast/quantize.h"
+#include "ops/storage/storage.h"
 #include "precision/plan.h"
 #include "tensor/tensor.h"
 

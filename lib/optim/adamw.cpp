@@ -1,6 +1,6 @@
 #include "optim/adamw.h"
 
-#include "ops/elementwise.h"
+#include "ops/pointwise/elementwise.h"
 #include "optim/registry.h"
 
 namespace fp8train {

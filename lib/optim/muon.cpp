@@ -12,9 +12,9 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "ops/elementwise.h"
-#include "ops/gemm.h"
-#include "ops/storage.h"
+#include "ops/pointwise/elementwise.h"
+#include "ops/gemm/gemm.h"
+#include "ops/storage/storage.h"
 #include "optim/adamw.h"
 #include "optim/registry.h"
 

@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "ops/elementwise.h"
-#include "ops/quantize.h"
+#include "base/math.h"
+#include "ops/cast/quantize.h"
+#include "ops/pointwise/elementwise.h"
 
 namespace fp8train {
 namespace {
@@ -95,8 +96,8 @@ void Optimizer::round_gradients(Stream stream, Arena& scratch) const {
 void Optimizer::add_squares(Stream stream, Arena& scratch, const View& x, double* sum,
                             DType read_as) {
   const ArenaScope scope(scratch);
-  const int64_t chunks = (x.count() + kNormChunk - 1) / kNormChunk;
-  const View partial = allocate(scratch, DType::i64, {chunks});  // doubles: 8 bytes each
+  const int64_t chunks = ceil_div(x.count(), kNormChunk);
+  const View partial = allocate(scratch, DType::f64, {chunks});
   ops::sum_of_squares(stream, x, sum, partial, read_as);
 }
 

@@ -14,7 +14,7 @@
 
 #include "device/arena.h"
 #include "nn/parameter.h"
-#include "ops/optimizer.h"
+#include "ops/optimizer/optimizer.h"
 #include "optim/settings.h"
 
 namespace fp8train {

@@ -3,13 +3,10 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/math.h"
 
 namespace fp8train {
 namespace {
-
-int64_t rounded_up(int64_t count, int64_t multiple) {
-  return (count + multiple - 1) / multiple * multiple;
-}
 
 /// Whether a parameter can lie in the segment that `other` is in.
 bool alike(const Parameter& parameter, const Parameter& other) {
@@ -85,13 +82,13 @@ class LayoutMaker {
     StoreLayout::Segment& segment = layout_.segments[index];
     segment.parameters.push_back(parameter);
     segment.begins.push_back(segment.shard);
-    segment.shard += rounded_up(parameters_.all()[parameter]->shape.count(), kStoredGroup);
+    segment.shard += round_up(parameters_.all()[parameter]->shape.count(), kStoredGroup);
     layout_.parts[parameter].segment = index;
   }
 
   void cut(size_t index) {
     StoreLayout::Segment& segment = layout_.segments[index];
-    segment.shard = rounded_up(segment.shard, kStoredGroup * layout_.ranks) / layout_.ranks;
+    segment.shard = round_up(segment.shard, kStoredGroup * layout_.ranks) / layout_.ranks;
     const int64_t begin = segment.shard * layout_.rank;
     const int64_t end = begin + segment.shard;
     for (size_t i = 0; i < segment.parameters.size(); ++i) {

@@ -91,7 +91,7 @@ void RankedStrategy::combine_amax(Stream stream, const View& values) {
 }
 
 void RankedStrategy::sum(double* value) {
-  all_combine(comm(), device().stream(), {value, DType::i64, {1}}, ops::Combine::sum,
+  all_combine(comm(), device().stream(), {value, DType::f64, {1}}, ops::Combine::sum,
               combined_.data());
 }
 

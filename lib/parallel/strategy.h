@@ -15,7 +15,7 @@
 #include "device/device.h"
 #include "nn/context.h"
 #include "nn/parameter.h"
-#include "ops/wire.h"
+#include "ops/exchange/wire.h"
 #include "optim/optimizer.h"
 
 namespace fp8train {

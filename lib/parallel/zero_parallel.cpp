@@ -5,8 +5,8 @@
 #include "base/error.h"
 #include "base/trace.h"
 #include "comm/reduce.h"
-#include "ops/elementwise.h"
-#include "ops/storage.h"
+#include "ops/pointwise/elementwise.h"
+#include "ops/storage/storage.h"
 
 namespace fp8train {
 

@@ -62,7 +62,7 @@ struct Stage {
 /// (Fishman et al., arXiv 2409.12517).
 enum class SwigluInput : uint8_t {
   as_planned,      ///< the plan's cells
-  smoothed,        ///< the plan's cells, with a scale for each channel: ops/smoothing.h
+  smoothed,        ///< the plan's cells, with a scale for each channel: ops/pointwise/smoothing.h
   high_precision,  ///< fprop and wgrad, which read it, run in `PrecisionPlan::activation`
 };
 

@@ -247,7 +247,7 @@ PrecisionPlan msamp_o3_te() {
 }
 
 /// FP8-LM (arXiv 2310.18313, sections 2.2 and 2.3): MS-AMP O3 with the mu controller, whose bound
-/// is at least two codes here (ops/storage_math.h).
+/// is at least two codes here (ops/storage/storage_math.h).
 PrecisionPlan fp8_lm() {
   PrecisionPlan plan = with_msamp_o3_storage(msamp_gemms("fp8-lm"));
   plan.gradient_wire.policy = ScalePolicy::automatic;

@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "ops/elementwise.h"
+#include "ops/pointwise/elementwise.h"
 
 namespace fp8train {
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "device/device.h"
-#include "ops/quantize.h"
+#include "ops/cast/quantize.h"
 #include "tensor/quantized.h"
 #include "tensor/tensor.h"
 

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "base/trace.h"
-#include "ops/elementwise.h"
+#include "ops/pointwise/elementwise.h"
 #include "optim/registry.h"
 
 namespace fp8train {

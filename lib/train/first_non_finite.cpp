@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "ops/elementwise.h"
+#include "ops/pointwise/elementwise.h"
 #include "tensor/tensor.h"
 
 namespace fp8train {

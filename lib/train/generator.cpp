@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "base/flight_recorder.h"
 #include "base/philox.h"
-#include "ops/elementwise.h"
+#include "ops/pointwise/elementwise.h"
 
 namespace fp8train {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "device/gpu_kinds.h"
 #include "device/meta/op_log.h"
-#include "ops/meta/kernel_instructions.h"
+#include "ops/support/kernel_instructions.h"
 #include "train/engine.h"
 
 namespace fp8train {

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/clock.h"
+#include "base/math.h"
 #include "comm/mesh.h"
 #include "data/loader.h"
 #include "train/divergence.h"
@@ -76,7 +77,7 @@ class Run {
   }
   void evaluate_in_between() {
     const int64_t ranks = mesh_.size(Axis::data);
-    evaluate((settings().eval.batches + ranks - 1) / ranks, false);
+    evaluate(ceil_div(settings().eval.batches, ranks), false);
   }
   const Settings& settings() const { return session_.settings; }
   bool leads() const { return mesh_.leads(); }

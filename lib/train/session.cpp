@@ -9,8 +9,8 @@
 #include "data/sample_order.h"
 #include "device/cuda/cuda_device.h"
 #include "io/hf_config.h"
-#include "ops/gemm.h"
-#include "ops/scaled_gemm.h"
+#include "ops/gemm/gemm.h"
+#include "ops/gemm/scaled_gemm.h"
 #include "precision/linear_plan.h"
 
 namespace fp8train {

@@ -22,9 +22,9 @@ VENDORS = [
     (re.compile(r"yaml-cpp/"), lambda p: p.startswith(("lib/config/", "apps/")), "yaml-cpp belongs to lib/config and apps"),
     (re.compile(r"CLI/"), lambda p: p.startswith(("lib/config/", "apps/")), "CLI11 belongs to lib/config and apps"),
     (re.compile(r"spdlog/"), lambda p: p.startswith("lib/base/"), "spdlog belongs to lib/base"),
-    (re.compile(r"(oneapi/)?dnnl"), lambda p: p == "lib/ops/cpu/onednn.h", "oneDNN belongs to lib/ops/cpu/onednn.h"),
-    (re.compile(r"(cuda|cublas|cudnn|curand|cub/|cooperative_groups|nvtx|mma\.h)"), lambda p: "/cuda/" in p,
-     "CUDA headers belong under a cuda/ folder"),
+    (re.compile(r"(oneapi/)?dnnl"), lambda p: p == "lib/ops/gemm/onednn.h", "oneDNN belongs to lib/ops/gemm/onednn.h"),
+    (re.compile(r"(cuda|cublas|cudnn|curand|cub/|cooperative_groups|nvtx|mma\.h)"), lambda p: is_cuda(p),
+     "CUDA headers belong under a cuda/ folder, or to .cu, .cuh, *_cuda.*, cublaslt* and cudnn* files"),
     (re.compile(r"nlohmann/"), lambda p: p.startswith(("lib/io/", "lib/config/", "lib/data/", "lib/train/", "apps/")),
      "nlohmann json belongs to io, data, config, train and apps"),
     (re.compile(r"xxhash\.h"), lambda p: p == "lib/base/content_hash.cpp", "xxHash belongs to lib/base/content_hash.cpp"),
@@ -38,6 +38,12 @@ STRING = re.compile(r'"([^"\\]*)"')
 # The one header that hides the difference between host and device compilers, and the handler of the second stop signal.
 IFDEF_ALLOWED = {"lib/base/host_device.h"}
 EXIT_ALLOWED = {"lib/base/signals.cpp"}
+
+
+def is_cuda(path):
+    """Whether a file is of the cuda backend alone."""
+    file = Path(path)
+    return "/cuda/" in path or file.suffix in {".cu", ".cuh"} or file.stem.endswith("_cuda") or file.stem.startswith(("cublaslt", "cudnn"))
 
 
 def strip_comments(text):
@@ -68,6 +74,13 @@ def read_rooms(root):
     return order, declared
 
 
+def read_topics(root):
+    """The folders of lib/ops in order, the last of them the one that dispatches; none where the room has no folders."""
+    listing = root / "lib/ops/CMakeLists.txt"
+    match = re.search(r"set\(FP8TRAIN_OPS_TOPICS ([^)]*)\)", listing.read_text()) if listing.exists() else None
+    return match.group(1).split() if match else []
+
+
 def row_names(root):
     """Names of the rows that are methods (those with a hyphen), from the table in plans.cpp."""
     plans = root / "lib/precision/plans.cpp"
@@ -78,7 +91,9 @@ class Check:
     def __init__(self, root):
         self.root = root
         self.order, self.declared = read_rooms(root)
+        self.topics = read_topics(root)
         self.rows = row_names(root)
+        self.includes = {}  # of headers in lib: path -> [(line, path)]
         self.problems = []
         self.warnings = []
         self.one_file_users = {header: [] for header in ONE_FILE_VENDORS}
@@ -95,6 +110,7 @@ class Check:
             for file in sorted((self.root / top).rglob("*")):
                 if file.suffix in SOURCE_SUFFIXES and file.is_file():
                     self.check_file(file)
+        self.find_cycles()
         for header, users in self.one_file_users.items():
             if len(users) > 1:
                 self.complain(users[1][0], users[1][1], f"<{header}> is included by {users[0][0]} already; one .cpp only")
@@ -118,7 +134,7 @@ class Check:
             if include:
                 self.check_include(file, path, room, number, include.group(1), include.group(2))
                 continue
-            if file.suffix in {".h", ".cuh"} and path not in IFDEF_ALLOWED and "/cuda/" not in path and DEVICE_IFDEF.match(line):
+            if file.suffix in {".h", ".cuh"} and path not in IFDEF_ALLOWED and not is_cuda(path) and DEVICE_IFDEF.match(line):
                 self.complain(path, number, "no #if on a device or library in a header; leave files out in CMake")
             if room is None:
                 continue
@@ -128,6 +144,38 @@ class Check:
                 for literal in STRING.findall(line):
                     if literal in self.rows:
                         self.complain(path, number, f'only lib/precision/plans.cpp knows the row "{literal}"')
+
+    def find_cycles(self):
+        """Headers that include each other, by way of any others: reported once, where the circle closes."""
+        done, open_files = set(), []
+
+        def visit(path):
+            open_files.append(path)
+            for number, target in self.includes.get(path, []):
+                if target in open_files:
+                    circle = open_files[open_files.index(target):] + [target]
+                    self.complain(path, number, "a cycle of includes: " + " -> ".join(circle))
+                elif target not in done:
+                    visit(target)
+            open_files.pop()
+            done.add(path)
+
+        for path in sorted(self.includes):
+            if path not in done:
+                visit(path)
+
+    def check_topics(self, path, number, header):
+        """Inside lib/ops: a topic uses those before it. Only .cpp and .cu files use the folder that dispatches, which uses all."""
+        source, target = path.split("/")[2], header.split("/")[1]
+        if not self.topics or source == target or source == self.topics[-1]:
+            return
+        if source not in self.topics or target not in self.topics:
+            self.complain(path, number, f"lib/ops/{source if source not in self.topics else target} is not in FP8TRAIN_OPS_TOPICS")
+        elif target == self.topics[-1]:
+            if path.endswith((".h", ".cuh")):
+                self.complain(path, number, f"a header of an operation never includes ops/{target}")
+        elif self.topics.index(target) > self.topics.index(source):
+            self.complain(path, number, f"ops/{source} may not use ops/{target}, which stands after it in FP8TRAIN_OPS_TOPICS")
 
     def check_include(self, file, path, room, number, kind, header):
         for pattern, allowed, words in VENDORS:
@@ -145,6 +193,10 @@ class Check:
                 self.complain(path, number, f'"{header}" does not exist')
             elif room is not None and target != room:
                 self.check_room_use(path, number, room, target)
+            elif room == "ops":
+                self.check_topics(path, number, header)
+            if file.suffix in {".h", ".cuh"} and room is not None:
+                self.includes.setdefault(path, []).append((number, "lib/" + header))
         elif room is not None:
             self.complain(path, number, f'"{header}": write the path from the room\'s name, "{room}/..."')
 
@@ -160,9 +212,17 @@ class Check:
 def self_test():
     """A small house with one violation of each kind: every one must be found, and nothing else."""
     files = {
-        "cmake/rooms.cmake": "set(FP8TRAIN_ROOMS base device precision nn comm config train)\n",
+        "cmake/rooms.cmake": "set(FP8TRAIN_ROOMS base device ops precision nn comm config train)\n",
         "lib/base/CMakeLists.txt": "fp8train_room(base SOURCES a.cpp PRIVATE_LIBRARIES fmt::fmt)\n",
         "lib/device/CMakeLists.txt": "fp8train_room(device\n  SOURCES d.cpp\n  DEPENDS base\n  PRIVATE_LIBRARIES fmt::fmt)\n",
+        "lib/ops/CMakeLists.txt": "set(FP8TRAIN_OPS_TOPICS cast gemm dispatch)\nfp8train_room(ops DEPENDS base)\n",
+        "lib/ops/dispatch/table.h": '#pragma once\n#include "ops/cast/cast.h"\n#include "ops/gemm/gemm.h"\n',
+        "lib/ops/cast/cast.h": "#pragma once\n",
+        "lib/ops/cast/cast.cpp": '#include "ops/cast/cast.h"\n#include "ops/dispatch/table.h"\n#include "ops/gemm/gemm.h"\n',
+        "lib/ops/cast/tiles.cuh": "#pragma once\n#include <cuda_runtime.h>\n#ifdef FP8TRAIN_CUDA_SHIM\n#endif\n",
+        "lib/ops/gemm/gemm.h": '#pragma once\n#include "ops/cast/cast.h"\n#include "ops/dispatch/table.h"\n',
+        "lib/ops/gemm/gemm_cuda.cpp": "#include <cublasLt.h>\n",
+        "lib/ops/loose/loose.h": '#pragma once\n#include "ops/cast/cast.h"\n',
         "lib/precision/CMakeLists.txt": "fp8train_room(precision DEPENDS device)\n",
         "lib/precision/plans.cpp": '#include "base/a.h"\nRow r = {{"te-fast", te}};\n',
         "lib/nn/CMakeLists.txt": "fp8train_room(nn DEPENDS base)\n",
@@ -186,7 +246,8 @@ def self_test():
     expected = [
         "apps/fp8train/main.cpp:1", "apps/fp8train/main.cpp:3", "lib/comm/two.cpp:1", "lib/device/d.cpp:2", "lib/device/d.cpp:3",
         "lib/device/d.cpp:4", "lib/device/d.h:1", "lib/nn/x.cpp:1", "lib/nn/x.cpp:2", "lib/nn/x.cpp:3", "lib/nn/x.cpp:4",
-        "lib/nn/x.h:2", "lib/precision/plans.cpp:1", "lib/train/t.cpp:2",
+        "lib/nn/x.h:2", "lib/ops/cast/cast.cpp:3", "lib/ops/gemm/gemm.h:3", "lib/ops/gemm/gemm.h:3", "lib/ops/loose/loose.h:2",
+        "lib/precision/plans.cpp:1", "lib/train/t.cpp:2",
     ]
     with tempfile.TemporaryDirectory() as folder:
         for name, content in files.items():

@@ -11,7 +11,7 @@
 #include "comm/gradient_exchange.h"
 #include "comm/wire_formats.h"
 #include "device/device.h"
-#include "ops/storage.h"
+#include "ops/storage/storage.h"
 #include "support/rank_threads.h"
 #include "tensor/tensor.h"
 

@@ -7,7 +7,7 @@
 #include "comm/gradient_exchange.h"
 #include "comm/wire_formats.h"
 #include "device/device.h"
-#include "ops/wire.h"
+#include "ops/exchange/wire.h"
 #include "tensor/tensor.h"
 
 namespace fp8train::test {

@@ -9,7 +9,7 @@
 #include "comm/gradient_exchange.h"
 #include "device/device.h"
 #include "numeric/convert.h"
-#include "ops/storage.h"
+#include "ops/storage/storage.h"
 #include "support/rank_threads.h"
 #include "tensor/tensor.h"
 

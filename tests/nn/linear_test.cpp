@@ -9,7 +9,7 @@
 
 #include "base/philox.h"
 #include "numeric/convert.h"
-#include "ops/activation.h"
+#include "ops/pointwise/activation.h"
 
 using namespace fp8train;
 

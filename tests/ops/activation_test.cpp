@@ -1,4 +1,4 @@
-#include "ops/activation.h"
+#include "ops/pointwise/activation.h"
 
 #include <catch2/catch.hpp>
 

@@ -3,7 +3,7 @@
 
 #include "numeric/scale.h"
 #include "ops/op_test_support.h"
-#include "ops/optimizer.h"
+#include "ops/optimizer/optimizer.h"
 
 namespace fp8train::test {
 

@@ -1,4 +1,4 @@
-#include "ops/elementwise.h"
+#include "ops/pointwise/elementwise.h"
 
 #include <algorithm>
 #include <catch2/catch.hpp>

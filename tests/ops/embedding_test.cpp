@@ -1,4 +1,4 @@
-#include "ops/embedding.h"
+#include "ops/pointwise/embedding.h"
 
 #include <catch2/catch.hpp>
 #include <cmath>

@@ -2,8 +2,8 @@
 // The operations that cast their result themselves, called in one way, for the tests on the cpu and
 // on cuda.
 
-#include "ops/activation.h"
-#include "ops/norm.h"
+#include "ops/norm/norm.h"
+#include "ops/pointwise/activation.h"
 
 namespace fp8train::test {
 

@@ -1,11 +1,11 @@
-#include "ops/gemm.h"
+#include "ops/gemm/gemm.h"
 
 #include <catch2/catch.hpp>
 #include <cstdlib>
 #include <string>
 
 #include "base/error.h"
-#include "ops/cpu/gemm_operands.h"
+#include "ops/gemm/gemm_operands_cpu.h"
 #include "ops/reference.h"
 
 namespace fp8train::test {

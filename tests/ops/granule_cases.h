@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ops/granules.h"
+#include "ops/cast/granules.h"
 #include "ops/op_test_support.h"
 
 namespace fp8train::test {

@@ -1,7 +1,7 @@
 // Casts of parts of a matrix: together they give the codes and scales of a cast of the whole,
 // exactly, wherever it is cut.
 
-#include "ops/granule_parts.h"
+#include "ops/cast/granule_parts.h"
 
 #include <algorithm>
 #include <catch2/catch.hpp>

@@ -5,8 +5,8 @@
 #include <string>
 
 #include "base/error.h"
-#include "ops/meta/meta_table.h"
-#include "ops/op_table.h"
+#include "ops/attention/attention_flops.h"
+#include "ops/dispatch/op_table.h"
 #include "tensor/tensor.h"
 
 using namespace fp8train;

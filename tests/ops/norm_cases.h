@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include "ops/norm.h"
+#include "ops/norm/norm.h"
 #include "ops/reference.h"
 
 namespace fp8train::test {

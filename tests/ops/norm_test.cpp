@@ -1,8 +1,8 @@
-#include "ops/norm.h"
+#include "ops/norm/norm.h"
 
 #include <catch2/catch.hpp>
 
-#include "ops/attention.h"
+#include "ops/attention/attention.h"
 #include "ops/norm_cases.h"
 
 namespace fp8train::test {

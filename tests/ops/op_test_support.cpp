@@ -4,7 +4,7 @@
 
 #include "device/device.h"
 #include "numeric/convert.h"
-#include "ops/cpu/cpu_table.h"
+#include "ops/dispatch/cpu_operations.h"
 
 #if defined(_OPENMP)
 #include <omp.h>

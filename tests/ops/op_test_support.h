@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/op_table.h"
+#include "ops/dispatch/op_table.h"
 #include "tensor/view.h"
 
 namespace fp8train::test {

@@ -5,8 +5,8 @@
 
 #include "base/error.h"
 #include "numeric/convert.h"
+#include "ops/cast/quantize.h"
 #include "ops/granule_cases.h"
-#include "ops/quantize.h"
 
 using namespace fp8train;
 using namespace fp8train::test;

@@ -1,4 +1,4 @@
-#include "ops/quantize.h"
+#include "ops/cast/quantize.h"
 
 #include <algorithm>
 #include <catch2/catch.hpp>

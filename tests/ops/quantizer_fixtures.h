@@ -7,8 +7,8 @@
 #include <sstream>
 
 #include "numeric/bits.h"
+#include "ops/cast/quantize.h"
 #include "ops/op_test_support.h"
-#include "ops/quantize.h"
 #include "support/files.h"
 
 namespace fp8train::test {

@@ -4,8 +4,8 @@
 #include <cstring>
 
 #include "numeric/scale.h"
-#include "ops/granules.h"
-#include "ops/quantize.h"
+#include "ops/cast/granules.h"
+#include "ops/cast/quantize.h"
 #include "ops/quantizer_fixtures.h"
 
 namespace fp8train::test {

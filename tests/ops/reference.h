@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "ops/attention.h"
+#include "ops/attention/attention.h"
 #include "ops/op_test_support.h"
 
 namespace fp8train::test {

@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "numeric/convert.h"
+#include "ops/cast/quantize.h"
+#include "ops/gemm/scaled_gemm.h"
 #include "ops/granule_cases.h"
-#include "ops/quantize.h"
-#include "ops/scaled_gemm.h"
 
 namespace fp8train::test {
 

@@ -1,6 +1,6 @@
 // Scaled GEMMs on the cpu against double precision sums of what codes and scales stand for.
 
-#include "ops/scaled_gemm.h"
+#include "ops/gemm/scaled_gemm.h"
 
 #include <catch2/catch.hpp>
 #include <cmath>

@@ -4,8 +4,8 @@
 #include <limits>
 #include <random>
 
+#include "ops/cast/quantize.h"
 #include "ops/op_test_support.h"
-#include "ops/quantize.h"
 
 using namespace fp8train;
 using namespace fp8train::test;

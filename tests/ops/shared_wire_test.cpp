@@ -1,13 +1,13 @@
 // Codes that ranks add under scales that they share, against small sums written down by hand.
 
-#include "ops/shared_wire.h"
+#include "ops/exchange/shared_wire.h"
 
 #include <catch2/catch.hpp>
 #include <cmath>
 
 #include "ops/adamw_cases.h"
 #include "ops/op_test_support.h"
-#include "ops/storage.h"
+#include "ops/storage/storage.h"
 
 namespace fp8train::test {
 namespace {

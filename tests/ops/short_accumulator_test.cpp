@@ -1,12 +1,12 @@
 // The emulated accumulator of Hopper's FP8 products.
 
-#include "ops/cpu/short_accumulator.h"
+#include "ops/gemm/short_accumulator.h"
 
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <limits>
 
-#include "ops/gemm.h"
+#include "ops/gemm/gemm.h"
 #include "ops/op_test_support.h"
 
 namespace fp8train::test {

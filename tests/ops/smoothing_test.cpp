@@ -1,12 +1,12 @@
 // The scales of Smooth-SwiGLU against the definition in double precision; everything is exact,
 // since scales are powers of two.
 
-#include "ops/smoothing.h"
+#include "ops/pointwise/smoothing.h"
 
 #include <catch2/catch.hpp>
 
 #include "numeric/scale.h"
-#include "ops/activation.h"
+#include "ops/pointwise/activation.h"
 #include "ops/reference.h"
 
 namespace fp8train::test {

@@ -1,7 +1,7 @@
 // Tensors kept in formats of their own. The reference spells out the scale rules and the sum; codes
 // come from numeric/, which has exhaustive tests: exact.
 
-#include "ops/storage.h"
+#include "ops/storage/storage.h"
 
 #include <catch2/catch.hpp>
 #include <cmath>

@@ -2,7 +2,7 @@
 // the value and less: what is read differs from what was written by half of it, divided by the
 // exponent, plus the errors of the fp32 powers (measured 2e-6, allowed 1e-5).
 
-#include "ops/stored_math.h"
+#include "ops/storage/stored_math.h"
 
 #include <catch2/catch.hpp>
 #include <cmath>

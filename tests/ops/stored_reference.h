@@ -1,8 +1,8 @@
 #pragma once
 // Stored tensors as a reference keeps them: it decodes a code by its bits, looks for the nearest
 // one among all there are, and has a scale for each element. Stochastic rounding and expansion take
-// the functions for one element (numeric/rounding.h, ops/stored_math.h), which have tests of their
-// own against exact probabilities and fp64.
+// the functions for one element (numeric/rounding.h, ops/storage/stored_math.h), which have tests
+// of their own against exact probabilities and fp64.
 
 #include <algorithm>
 #include <cmath>
@@ -10,7 +10,7 @@
 #include "numeric/bits.h"
 #include "numeric/scale.h"
 #include "ops/op_test_support.h"
-#include "ops/stored_math.h"
+#include "ops/storage/stored_math.h"
 
 namespace fp8train::test {
 

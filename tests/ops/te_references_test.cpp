@@ -6,8 +6,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "ops/granules.h"
-#include "ops/quantize.h"
+#include "ops/cast/granules.h"
+#include "ops/cast/quantize.h"
 #include "ops/quantizer_fixtures.h"
 
 namespace fp8train::test {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "device/device.h"
-#include "ops/elementwise.h"
+#include "ops/pointwise/elementwise.h"
 #include "standin.h"
 #include "tensor/view.h"
 

@@ -8,7 +8,7 @@
 
 #include "numeric/convert.h"
 #include "numeric/scale.h"
-#include "ops/storage.h"
+#include "ops/storage/storage.h"
 #include "support/rank_threads.h"
 #include "support/small_llama.h"
 #include "tensor/tensor.h"

@@ -11,7 +11,7 @@
 #include "cublaslt_fake.h"
 #include "device/device.h"
 #include "nn/linear_product.h"
-#include "ops/scaled_gemm.h"
+#include "ops/gemm/scaled_gemm.h"
 #include "support/small_llama.h"
 
 namespace fp8train {

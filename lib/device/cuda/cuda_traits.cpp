@@ -36,7 +36,7 @@ DeviceTraits cuda_traits(int capability, size_t memory) {
   return {.fp8_gemm_along_k_only = true,
           .scaled_gemm_by_library = true,
           .fp8_products = products_of(capability),
-          .max_head_dim = 256,  // ops/cuda/attention_tiles.h
+          .max_head_dim = 256,  // ops/attention/attention_tiles.cuh
           .memory = memory,
           .library_workspace = capability >= 90 ? kWorkspaceHopper : kWorkspaceBefore};
 }

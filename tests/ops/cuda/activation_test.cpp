@@ -1,8 +1,8 @@
 // Activations against the cpu for every type, shape and alignment: within a neighbour of the type
-// and the bounds of ops/cuda/fast_math.h, which fast_math_test.cpp holds. Smoothing is exact:
+// and the bounds of ops/support/fast_math.cuh, which fast_math_test.cpp holds. Smoothing is exact:
 // scales are powers of two.
 
-#include "ops/activation.h"
+#include "ops/pointwise/activation.h"
 
 #include <algorithm>
 #include <catch2/catch.hpp>
@@ -10,7 +10,7 @@
 #include <functional>
 
 #include "ops/cuda/cuda_test_support.h"
-#include "ops/smoothing.h"
+#include "ops/pointwise/smoothing.h"
 
 namespace fp8train::test {
 namespace {

@@ -5,9 +5,9 @@
 #include <cmath>
 
 #include "ops/adamw_cases.h"
+#include "ops/cast/quantize.h"
 #include "ops/cuda/cuda_test_support.h"
-#include "ops/quantize.h"
-#include "ops/storage.h"
+#include "ops/storage/storage.h"
 #include "support/sanitized.h"
 
 namespace fp8train::test {

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <string>
 
-#include "ops/attention.h"
+#include "ops/attention/attention.h"
 #include "ops/cuda/cuda_test_support.h"
 
 namespace fp8train::test {

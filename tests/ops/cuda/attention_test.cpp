@@ -10,7 +10,7 @@
 // rounding * sum of P times about |q| or |k| times |N(0, 1)|; the columns of P sum to several (ln
 // T) and over the heads of a group.
 
-#include "ops/attention.h"
+#include "ops/attention/attention.h"
 
 #include <catch2/catch.hpp>
 #include <cmath>

@@ -1,10 +1,10 @@
 // Cross-entropy against the cpu. The maximum of a row is the cpu's. An exponential is that of
-// ops/cuda/fast_math.h, off by less than 2^-21 + |x| 2^-23 of itself (correctly rounded in the host
-// form), and their sum S has another order. Its terms are positive, so that a sum of a few hundred
-// of them in fp32 is off by less than 1e-5 of S, and so are the gradients; a loss log(S) - .. is
-// off by as much absolutely. Rounding to bf16 or fp16 may then go to the neighbour.
+// ops/support/fast_math.cuh, off by less than 2^-21 + |x| 2^-23 of itself (correctly rounded in the
+// host form), and their sum S has another order. Its terms are positive, so that a sum of a few
+// hundred of them in fp32 is off by less than 1e-5 of S, and so are the gradients; a loss log(S) -
+// .. is off by as much absolutely. Rounding to bf16 or fp16 may then go to the neighbour.
 
-#include "ops/cross_entropy.h"
+#include "ops/loss/cross_entropy.h"
 
 #include <catch2/catch.hpp>
 

@@ -10,7 +10,7 @@
 
 #include <dlfcn.h>
 
-#include "ops/cuda/cudnn_sdpa.h"
+#include "ops/attention/cudnn_sdpa.h"
 
 namespace fp8train::ops::cuda {
 namespace {

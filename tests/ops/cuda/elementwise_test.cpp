@@ -1,7 +1,7 @@
 // Element-wise kernels: exact, since the arithmetic of an element is the same code as the cpu's and
 // sums have the same order.
 
-#include "ops/elementwise.h"
+#include "ops/pointwise/elementwise.h"
 
 #include <catch2/catch.hpp>
 

@@ -1,6 +1,6 @@
 // Embedding: exact, backward too, since every gradient row adds its tokens in order.
 
-#include "ops/embedding.h"
+#include "ops/pointwise/embedding.h"
 
 #include <catch2/catch.hpp>
 #include <random>

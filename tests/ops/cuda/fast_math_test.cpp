@@ -1,16 +1,16 @@
 // Activations against their definitions in double precision, by the bounds that
-// ops/cuda/fast_math.h states: every bf16 number, and fp32 numbers over the whole range. On a GPU
-// this compares its own exponentials and reciprocals. In the host form, where those are correctly
-// rounded, it holds the formulas, their ends (infinities, overflowing exponentials, results that
-// are flushed to zero), and the kernel.
+// ops/support/fast_math.cuh states: every bf16 number, and fp32 numbers over the whole range. On a
+// GPU this compares its own exponentials and reciprocals. In the host form, where those are
+// correctly rounded, it holds the formulas, their ends (infinities, overflowing exponentials,
+// results that are flushed to zero), and the kernel.
 
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <cmath>
 
 #include "numeric/bits.h"
-#include "ops/activation.h"
 #include "ops/cuda/cuda_test_support.h"
+#include "ops/pointwise/activation.h"
 
 namespace fp8train::test {
 namespace {

@@ -1,7 +1,7 @@
 // GEMMs through cuBLASLt (its fake in the SHIM form) against the cpu's. Tolerance: both accumulate
 // in fp32 in another order, so a sum over K terms may differ by about K roundings of its magnitude.
 
-#include "ops/gemm.h"
+#include "ops/gemm/gemm.h"
 
 #include <catch2/catch.hpp>
 

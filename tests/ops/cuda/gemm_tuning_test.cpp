@@ -6,7 +6,7 @@
 #include "base/atomic_file.h"
 #include "cublaslt_fake.h"
 #include "cuda_test_support.h"
-#include "ops/gemm.h"
+#include "ops/gemm/gemm.h"
 #include "support/temp_dir.h"
 
 namespace fp8train::test {

@@ -1,7 +1,7 @@
 // Casts of parts of a matrix with a scale for each granule: exact, maxima, codes, rounded values,
 // scales and counts.
 
-#include "ops/granule_parts.h"
+#include "ops/cast/granule_parts.h"
 
 #include <catch2/catch.hpp>
 

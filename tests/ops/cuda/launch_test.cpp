@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "device/cuda/cuda_context.h"
 #include "ops/cuda/cuda_test_support.h"
-#include "ops/elementwise.h"
+#include "ops/pointwise/elementwise.h"
 
 using namespace fp8train;
 using namespace fp8train::test;

@@ -1,11 +1,11 @@
 // RMSNorm and LayerNorm, forward and backward: within a tolerance of double precision and of the
 // cpu, since cuda adds up in an order of its own and has its own reciprocal root.
 
-#include "ops/norm.h"
+#include "ops/norm/norm.h"
 
 #include <catch2/catch.hpp>
 
-#include "ops/attention.h"
+#include "ops/attention/attention.h"
 #include "ops/cuda/cuda_test_support.h"
 #include "ops/norm_cases.h"
 

@@ -1,11 +1,11 @@
 // Gradient norms and optimizer steps: exact, since arithmetic and order of sums are the cpu's.
 
-#include "ops/optimizer.h"
+#include "ops/optimizer/optimizer.h"
 
 #include <catch2/catch.hpp>
 
 #include "ops/cuda/cuda_test_support.h"
-#include "ops/storage.h"
+#include "ops/storage/storage.h"
 
 namespace fp8train::test {
 namespace {

@@ -3,9 +3,9 @@
 
 #include <catch2/catch.hpp>
 
+#include "ops/cast/quantize.h"
 #include "ops/cuda/cuda_test_support.h"
 #include "ops/granule_cases.h"
-#include "ops/quantize.h"
 #include "support/sanitized.h"
 
 namespace fp8train::test {

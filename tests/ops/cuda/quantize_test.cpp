@@ -2,7 +2,7 @@
 // arithmetic as the cpu's (on a GPU through its cvt instruction, which these tests compare with the
 // definition), maxima and counts are integers.
 
-#include "ops/quantize.h"
+#include "ops/cast/quantize.h"
 
 #include <array>
 #include <catch2/catch.hpp>

@@ -3,9 +3,9 @@
 #include <catch2/catch.hpp>
 #include <cmath>
 
-#include "ops/attention.h"
+#include "ops/attention/attention.h"
+#include "ops/attention/kv_cache.h"
 #include "ops/cuda/cuda_test_support.h"
-#include "ops/kv_cache.h"
 
 namespace fp8train::test {
 namespace {

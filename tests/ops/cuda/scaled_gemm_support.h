@@ -5,7 +5,7 @@
 #include <string>
 
 #include "ops/cuda/cuda_test_support.h"
-#include "ops/gemm.h"
+#include "ops/gemm/gemm.h"
 #include "ops/scaled_gemm_cases.h"
 
 namespace fp8train::test {

@@ -1,14 +1,14 @@
 // Scaled GEMMs on the cuda device against the cpu: natively where the device has the scale mode,
 // else from dequantized operands.
 
-#include "ops/scaled_gemm.h"
+#include "ops/gemm/scaled_gemm.h"
 
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
 #include "ops/cuda/cuda_test_support.h"
 #include "ops/cuda/scaled_gemm_support.h"
-#include "ops/gemm.h"
+#include "ops/gemm/gemm.h"
 
 namespace fp8train::test {
 namespace {

@@ -1,7 +1,7 @@
 // Tensors kept in formats of their own: the cpu's bits, since the arithmetic is the same and maxima
 // and counts have no order.
 
-#include "ops/storage.h"
+#include "ops/storage/storage.h"
 
 #include <catch2/catch.hpp>
 

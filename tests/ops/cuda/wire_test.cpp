@@ -1,13 +1,13 @@
 // Gradient wires: the cpu's bits, since the arithmetic is the same and sums have one order.
 
-#include "ops/wire.h"
+#include "ops/exchange/wire.h"
 
 #include <catch2/catch.hpp>
 
 #include "ops/adamw_cases.h"
 #include "ops/cuda/cuda_test_support.h"
-#include "ops/shared_wire.h"
-#include "ops/storage.h"
+#include "ops/exchange/shared_wire.h"
+#include "ops/storage/storage.h"
 
 namespace fp8train::test {
 namespace {
@@ -133,9 +133,9 @@ TEST_CASE("values of ranks are combined with the cpu's bits", "[cuda][wire]") {
       const View parts = side.put(Array(DType::f32, {5, 77}, adversarial_values(5 * 77, 4)));
       const View y = side.space(DType::f32, {77});
       ops::combine_ranks(side.stream(), parts, how, y);
-      const View wide = side.space(DType::i64, {3});
+      const View wide = side.space(DType::f64, {3});
       const View doubles = side.put(Array(DType::f32, {18}, random_values(18, 5)));
-      ops::combine_ranks(side.stream(), ConstView{doubles.data, DType::i64, {3, 3}}, how, wide);
+      ops::combine_ranks(side.stream(), ConstView{doubles.data, DType::f64, {3, 3}}, how, wide);
       return Results{{side.get(y), side.get({wide.data, DType::f32, {6}})}};
     });
   }

@@ -1,6 +1,6 @@
 // The fake cuBLASLt as the library finds it.
 
-#include "ops/cuda/cublaslt_api.h"
+#include "ops/gemm/cublaslt_api.h"
 
 namespace fp8train::ops::cuda {
 

@@ -3,8 +3,8 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "ops/cuda/cudnn_sdpa.h"
-#include "ops/op_table.h"
+#include "ops/attention/cudnn_sdpa.h"
+#include "ops/dispatch/op_table.h"
 #include "submit.h"
 
 namespace fp8train {

@@ -1,0 +1,149 @@
+#include "ops/attention/attention.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "base/math.h"
+#include "base/trace.h"
+#include "ops/dispatch/op_table.h"
+#include "ops/norm/norm.h"
+#include "ops/support/checks.h"
+
+namespace fp8train::ops {
+namespace {
+
+void check_heads(const HeadsView& view, DType dtype, int64_t length, int64_t heads,
+                 int64_t head_dim) {
+  check(view.data != nullptr && view.dtype == dtype,
+        "attention: q, k, v and what belongs to them must share an element type");
+  check(view.length_capacity >= length, "attention: a sequence is longer than its memory");
+  check(view.row_stride >= heads * head_dim, "attention: rows overlap");
+}
+
+void check_attention(const AttentionShape& shape, const HeadsView& q, const HeadsView& k,
+                     const HeadsView& v, const HeadsView& out) {
+  check(is_float_type(q.dtype), "attention: fp32, bf16 or fp16 expected");
+  check(shape.batch > 0 && shape.query_length > 0 && shape.kv_heads > 0 &&
+            shape.heads % shape.kv_heads == 0,
+        "attention: kv_heads must divide heads, and nothing may be empty");
+  check(shape.head_dim > 0 && shape.head_dim <= kMaxHeadDim,
+        "attention: head_dim must be 1 .. 512");
+  check(shape.key_length >= shape.query_length, "attention: fewer keys than queries");
+  check_heads(q, q.dtype, shape.query_length, shape.heads, shape.head_dim);
+  check_heads(k, q.dtype, shape.key_length, shape.kv_heads, shape.head_dim);
+  check_heads(v, q.dtype, shape.key_length, shape.kv_heads, shape.head_dim);
+  check_heads(out, q.dtype, shape.query_length, shape.heads, shape.head_dim);
+}
+
+int64_t rows_of(const AttentionShape& shape) {
+  return shape.batch * shape.heads * shape.query_length;
+}
+
+}  // namespace
+
+void attention_forward(Stream stream, const AttentionShape& shape, HeadsView q, HeadsView k,
+                       HeadsView v, HeadsView out, View log_sum_exp) {
+  check_attention(shape, q, k, v, out);
+  check(log_sum_exp.empty() || holds(log_sum_exp, DType::f32, rows_of(shape)),
+        "attention_forward: log_sum_exp must be fp32 [B, H, Tq] or empty");
+  const TraceSpan span("attention_forward");
+  dispatch<&OpTable::attention_forward>(stream, shape, q, k, v, out, log_sum_exp);
+}
+
+void attention_backward(Stream stream, const AttentionShape& shape, HeadsView q, HeadsView k,
+                        HeadsView v, HeadsView out, View log_sum_exp, HeadsView dout, HeadsView dq,
+                        HeadsView dk, HeadsView dv, View scratch) {
+  check_attention(shape, q, k, v, out);
+  check_attention(shape, dq, dk, dv, dout);
+  check(dq.dtype == q.dtype, "attention_backward: gradients must have the type of q, k and v");
+  check(shape.query_length == shape.key_length,
+        "attention_backward: as many queries as keys expected");
+  check(holds(log_sum_exp, DType::f32, rows_of(shape)),
+        "attention_backward: log_sum_exp must be fp32 [B, H, T]");
+  check(has_room(scratch, DType::f32,
+                 attention_backward_scratch(stream, shape, q, k, v, out, dout, dq, dk, dv)),
+        "attention_backward: scratch is too small");
+  const TraceSpan span("attention_backward");
+  dispatch<&OpTable::attention_backward>(stream, shape, q, k, v, out, log_sum_exp, dout, dq, dk, dv,
+                                         scratch);
+}
+
+std::optional<size_t> attention_backward_workspace(Stream stream, const AttentionShape& shape,
+                                                   HeadsView q, HeadsView k, HeadsView v,
+                                                   HeadsView out, HeadsView dout, HeadsView dq,
+                                                   HeadsView dk, HeadsView dv) {
+  return dispatch<&OpTable::attention_backward_workspace>(stream, shape, q, k, v, out, dout, dq, dk,
+                                                          dv);
+}
+
+int64_t attention_backward_scratch(Stream stream, const AttentionShape& shape, HeadsView q,
+                                   HeadsView k, HeadsView v, HeadsView out, HeadsView dout,
+                                   HeadsView dq, HeadsView dk, HeadsView dv) {
+  const std::optional<size_t> library_bytes =
+      attention_backward_workspace(stream, shape, q, k, v, out, dout, dq, dk, dv);
+  return library_bytes ? static_cast<int64_t>((*library_bytes + sizeof(float) - 1) / sizeof(float))
+                       : attention_backward_scratch(shape);
+}
+
+int64_t attention_backward_scratch(const AttentionShape& shape) {
+  // cpu: fp32 sums of the gradients of keys and values, rows and columns rounded up to register
+  // blocks. cuda: rowsum(out * dout), more than that only for very many small heads of a group.
+  const int64_t rows = round_up(shape.key_length, 4);
+  const int64_t columns = round_up(shape.head_dim, 16);
+  return std::max(2 * shape.batch * shape.kv_heads * rows * columns, rows_of(shape));
+}
+
+std::string attention_kernels(Stream stream) {
+  return dispatch<&OpTable::attention_kernels>(stream);
+}
+
+void rope(Stream stream, HeadsView x, int64_t batch, int64_t length, int64_t heads,
+          int64_t head_dim, ConstView cosines, ConstView sines, int64_t position_offset,
+          bool inverse) {
+  check(is_float_type(x.dtype), "rope: fp32, bf16 or fp16 expected");
+  check(head_dim % 2 == 0, "rope: head_dim must be even");
+  check_heads(x, x.dtype, length, heads, head_dim);
+  const int64_t needed = (position_offset + length) * (head_dim / 2);
+  check(position_offset >= 0 && has_room(cosines, DType::f32, needed) &&
+            has_room(sines, DType::f32, needed) && cosines.shape.back() == head_dim / 2 &&
+            sines.shape.back() == head_dim / 2,
+        "rope: tables must be fp32 [max_positions, head_dim / 2] and reach the last position");
+  const TraceSpan span("rope");
+  dispatch<&OpTable::rope>(stream, x, batch, length, heads, head_dim, cosines, sines,
+                           position_offset, inverse);
+}
+
+void head_rms_norm_forward(Stream stream, HeadsView x, int64_t rows, int64_t heads,
+                           int64_t head_dim, ConstView weight, float eps, View original,
+                           View rstd) {
+  check(is_float_type(x.dtype), "head_rms_norm: fp32, bf16 or fp16 expected");
+  check_heads(x, x.dtype, 0, heads, head_dim);
+  check(holds(weight, DType::f32, head_dim), "head_rms_norm: weight must be fp32 [head_dim]");
+  check(holds(original, x.dtype, rows * heads * head_dim),
+        "head_rms_norm: original must be [rows, heads * head_dim] of x's type");
+  check(holds(rstd, DType::f32, rows * heads), "head_rms_norm: rstd must be fp32 [rows, heads]");
+  const TraceSpan span("head_rms_norm_forward");
+  dispatch<&OpTable::head_rms_norm_forward>(stream, x, rows, heads, head_dim, weight, eps, original,
+                                            rstd);
+}
+
+void head_rms_norm_backward(Stream stream, HeadsView dx, int64_t rows, int64_t heads,
+                            int64_t head_dim, ConstView original, ConstView weight, ConstView rstd,
+                            View weight_grad, View scratch) {
+  check(is_float_type(dx.dtype) && is_float_type(original.dtype),
+        "head_rms_norm_backward: fp32, bf16 or fp16 expected");
+  check_heads(dx, dx.dtype, 0, heads, head_dim);
+  check(holds(original, original.dtype, rows * heads * head_dim),
+        "head_rms_norm_backward: original must be [rows, heads * head_dim]");
+  check(holds(weight, DType::f32, head_dim) && holds(weight_grad, DType::f32, head_dim),
+        "head_rms_norm_backward: weight and its gradient must be fp32 [head_dim]");
+  check(holds(rstd, DType::f32, rows * heads),
+        "head_rms_norm_backward: rstd must be fp32 [rows, heads]");
+  check(has_room(scratch, DType::f32, norm_partial_rows(rows) * head_dim),
+        "head_rms_norm_backward: scratch must be fp32 [norm_partial_rows(rows), head_dim]");
+  const TraceSpan span("head_rms_norm_backward");
+  dispatch<&OpTable::head_rms_norm_backward>(stream, dx, rows, heads, head_dim, original, weight,
+                                             rstd, weight_grad, scratch);
+}
+
+}  // namespace fp8train::ops

@@ -1,0 +1,91 @@
+#pragma once
+// Causal attention with grouped queries, tiled over keys (online soft-max): no (T, T) matrix
+// exists. Also rotary embedding.
+
+#include <optional>
+#include <string>
+
+#include "device/stream.h"
+#include "tensor/view.h"
+
+namespace fp8train::ops {
+
+constexpr int64_t kMaxHeadDim = 512;  // DeviceTraits says what a device has
+constexpr int64_t kMaxHeadDimCuda = 256;
+
+/// Queries, keys and values as slices of wider rows, such as the fused projection [B * T, (H + 2
+/// Hkv) * D].
+struct AttentionShape {
+  int64_t batch = 0;
+  int64_t query_length = 0;  ///< Tq
+  int64_t key_length = 0;    ///< Tk >= Tq; query i sees keys 0 .. Tk - Tq + i
+  int64_t heads = 0;         ///< H
+  int64_t kv_heads = 0;      ///< Hkv, divides H
+  int64_t head_dim = 0;      ///< D, at most kMaxHeadDim
+  float scale = 1.0F;        ///< of the scores, 1 / sqrt(D)
+  /// Backward gives the same bits every time. Kernels of our own always do; cuDNN has an algorithm
+  /// of its own for it, with a larger workspace on some chips.
+  bool deterministic = false;
+
+  bool operator==(const AttentionShape&) const = default;
+};
+
+/// One head-major slice: element (b, t, h, d) is at data[(b * length_capacity + t) * row_stride + h
+/// * D + d].
+struct HeadsView {
+  void* data = nullptr;
+  DType dtype = DType::f32;
+  int64_t row_stride = 0;       ///< elements between consecutive positions
+  int64_t length_capacity = 0;  ///< rows per sequence in memory (>= length; larger for a KV cache)
+};
+
+/// out: [B * Tq, H * D] (a HeadsView too), log_sum_exp: fp32 [B, H, Tq] kept for backward (may be
+/// empty where none follows). q, k, v, out share one element type; soft-max and sums are fp32. On
+/// the cpu the bits are the same for any number of threads, but differ between x86 levels with and
+/// without fused multiply-add.
+void attention_forward(Stream stream, const AttentionShape& shape, HeadsView q, HeadsView k,
+                       HeadsView v, HeadsView out, View log_sum_exp);
+
+/// Writes dq, dk, dv (each a slice like q, k, v, and of their type; none may overlap an input).
+/// Needs query_length == key_length.
+/// `scratch`: fp32, attention_backward_scratch() elements.
+void attention_backward(Stream stream, const AttentionShape& shape, HeadsView q, HeadsView k,
+                        HeadsView v, HeadsView out, View log_sum_exp, HeadsView dout, HeadsView dq,
+                        HeadsView dk, HeadsView dv, View scratch);
+/// For the same tensors, of which only alignment and strides matter. A library's need is known once
+/// it has a plan, which the first call for a shape makes; on meta, the device that is planned for
+/// is asked.
+int64_t attention_backward_scratch(Stream stream, const AttentionShape& shape, HeadsView q,
+                                   HeadsView k, HeadsView v, HeadsView out, HeadsView dout,
+                                   HeadsView dq, HeadsView dk, HeadsView dv);
+/// Bytes that a library which computes these gradients needs; none where our own kernels do.
+std::optional<size_t> attention_backward_workspace(Stream stream, const AttentionShape& shape,
+                                                   HeadsView q, HeadsView k, HeadsView v,
+                                                   HeadsView out, HeadsView dout, HeadsView dq,
+                                                   HeadsView dk, HeadsView dv);
+/// What kernels of our own need, on every device.
+int64_t attention_backward_scratch(const AttentionShape& shape);
+
+/// Whose kernels compute attention on the stream's device, in words; empty where there is no
+/// choice. On cuda, FP8TRAIN_CUDA_ATTENTION=own|cudnn decides; once backward is planned, also
+/// whether it is deterministic, and for which shapes our own kernels run after all.
+std::string attention_kernels(Stream stream);
+
+/// Rotates heads in place, half-split pairs (j, j + D / 2) as Hugging Face does: x' = x cos - y
+/// sin, y' = y cos + x sin. x: positions b * T + t get angle position_offset + t; tables: fp32
+/// [max_positions, D / 2]. `inverse` rotates back (the backward pass).
+void rope(Stream stream, HeadsView x, int64_t batch, int64_t length, int64_t heads,
+          int64_t head_dim, ConstView cosines, ConstView sines, int64_t position_offset,
+          bool inverse);
+
+/// RMSNorm over each head of x, in place (Qwen3's q_norm and k_norm). `original` [B * T, heads * D]
+/// keeps the input for backward and `rstd` fp32 [B * T, heads].
+void head_rms_norm_forward(Stream stream, HeadsView x, int64_t rows, int64_t heads,
+                           int64_t head_dim, ConstView weight, float eps, View original, View rstd);
+/// dx in place: turns the gradient of the output into that of the input. weight_grad += .
+/// `scratch`: fp32 [norm_partial_rows(rows), D].
+void head_rms_norm_backward(Stream stream, HeadsView dx, int64_t rows, int64_t heads,
+                            int64_t head_dim, ConstView original, ConstView weight, ConstView rstd,
+                            View weight_grad, View scratch);
+
+}  // namespace fp8train::ops

@@ -1,0 +1,386 @@
+// Gradients of causal attention, without cuDNN and without atomics: after delta = rowsum(out *
+// dout), one kernel whose blocks own keys sums dK and dV over the group's heads and their blocks of
+// queries, in order; another whose blocks own queries sums dQ over the keys. Both compute the
+// probabilities again from log_sum_exp. A block's own two tiles stay in shared memory, those of the
+// other side stream through; each warp owns rows of the block's tiles, so that no sum crosses
+// warps.
+
+#include "base/math.h"
+#include "ops/attention/attention_kernels_cuda.h"
+#include "ops/attention/attention_tiles.cuh"
+
+namespace fp8train::ops::cuda {
+namespace {
+
+/// Shapes of a block that owns keys, or queries. kRowTiles: own rows per warp / 16. kSplit: warps
+/// that share the same rows, each with a part of the columns of the gradients; they repeat the
+/// scores. kColumns: rows of a streamed tile, the columns of a score tile. Chosen so that a
+/// thread's sums, twice as many where the block owns keys, leave registers for the operands of the
+/// products.
+template <typename T, int kDim, bool kOwnsKeys>
+struct BackwardTiles {
+  static constexpr bool kWide = kOwnsKeys ? kDim == 64 : kDim == 128;
+  static constexpr int kRowTiles = kOnTensorCores<T> && kDim == 64 && !kOwnsKeys ? 2 : 1;
+  static constexpr int kSplit = kOnTensorCores<T> ? (kDim == 256 ? 2 : 1) : kDim / 64;
+  static constexpr int kColumns = kOnTensorCores<T> ? (kWide ? 64 : 32) : (kDim == 64 ? 32 : 16);
+  static constexpr int kRowWarps = 4 / kSplit;
+  static constexpr int kThreads = kRowWarps * kSplit * kWarp;
+  static constexpr int kWarpRows = kRowTiles * 16;
+  static constexpr int kRows = kRowWarps * kWarpRows;
+  static constexpr int kOutput = kDim / kSplit;  // columns of the gradients of a warp
+  static constexpr int kStride = kRowStride<T, kDim>;
+  static constexpr int kStaging = kStagingFloats<T, kRowTiles, kColumns>;
+  static constexpr int kOwn = kRows * kStride;          // elements of one of the block's own tiles
+  static constexpr int kStreamed = kColumns * kStride;  // of a streamed one
+
+  using Scores = float[kRowTiles][kColumns / 8][4];
+  using Gradient = float[kRowTiles][kOutput / 8][4];
+
+  /// Two own tiles; two stages of the first streamed tile and one of the second; log_sum_exp and
+  /// delta of streamed queries, in two stages; staging.
+  static constexpr int kSharedBytes =
+      (2 * kOwn + 3 * kStreamed) * static_cast<int>(sizeof(T)) +
+      (4 * kColumns + kRowWarps * kSplit * kStaging) * static_cast<int>(sizeof(float));
+  static_assert(kSharedBytes <= kSharedLimit);
+};
+
+template <typename T>
+struct BackwardCall {
+  AttentionShape shape;
+  HeadRows<const T> q, k, v, out, dout;
+  HeadRows<T> dq, dk, dv;
+  const float* log_sum_exp;
+  float* delta;  // [B, H, T]
+};
+
+/// delta[b, h, t] = sum over d of out * dout: each row by as many lanes as it has packs.
+template <typename T, int kDim>
+__global__ void delta_kernel(BackwardCall<T> call, int64_t rows) {
+  constexpr int kPack = kPackOf<T>;
+  constexpr int kLanes = kDim / kPack < kWarp ? kDim / kPack : kWarp;
+  const AttentionShape& shape = call.shape;
+  // By position first, heads innermost: neighbors read neighboring memory.
+  const int64_t row = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / kLanes;
+  const int64_t head = row % shape.heads;
+  const int64_t t = row / shape.heads % shape.query_length;
+  const int64_t b = row / shape.heads / shape.query_length;
+  float sum = 0.0F;
+  if (row < rows) {
+    const T* out = call.out.at(b, t, head);
+    const T* dout = call.dout.at(b, t, head);
+    const bool packed = call.out.aligned && call.dout.aligned;
+    for (int d = lane_index() % kLanes * kPack; d < call.out.head_dim; d += kLanes * kPack) {
+      Pack<T, kPack> left = {};
+      Pack<T, kPack> right = {};
+      if (packed) {
+        left = load_pack<kPack>(out + d);
+        right = load_pack<kPack>(dout + d);
+      } else {
+        for (int j = 0; j < kPack && d + j < call.out.head_dim; ++j) {
+          left.values[j] = out[d + j];
+          right.values[j] = dout[d + j];
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < kPack; ++j) {
+        sum = fmaf(load_as_float(&left.values[j]), load_as_float(&right.values[j]), sum);
+      }
+    }
+  }
+  for (int bits = kLanes / 2; bits > 0; bits /= 2) {
+    sum += __shfl_xor_sync(kAllLanes, sum, bits);
+  }
+  if (row < rows && lane_index() % kLanes == 0) {
+    call.delta[(b * shape.heads + head) * shape.query_length + t] = sum;
+  }
+}
+
+/// Where things lie in a block's shared memory, and what the thread's warp has of them.
+template <typename T, typename Tiles>
+struct BackwardBlock {
+  T* own[2];
+  T* first_streamed;  // two stages
+  T* second_streamed;
+  float* log_sum_exp;  // two stages, times log2 e
+  float* delta;        // two stages
+  float* staging;      // the warp's
+  int warp_row;        // of the own tiles
+  int warp_column;     // of the gradients
+
+  __device__ __forceinline__ explicit BackwardBlock(T* shared) {
+    const int warp = warp_index();
+    own[0] = shared;
+    own[1] = shared + Tiles::kOwn;
+    first_streamed = own[1] + Tiles::kOwn;
+    second_streamed = first_streamed + 2 * Tiles::kStreamed;
+    log_sum_exp = reinterpret_cast<float*>(second_streamed + Tiles::kStreamed);
+    delta = log_sum_exp + 2 * Tiles::kColumns;
+    staging = delta + 2 * Tiles::kColumns + warp * Tiles::kStaging;
+    warp_row = warp / Tiles::kSplit * Tiles::kWarpRows;
+    warp_column = warp % Tiles::kSplit * Tiles::kOutput;
+  }
+
+  __device__ __forceinline__ T* own_rows(int i) const { return own[i] + warp_row * Tiles::kStride; }
+
+  /// Starts the copies of the block's own rows of one head, which begin at position `first`.
+  template <int kDim>
+  __device__ __forceinline__ void load_own(const HeadRows<const T>& rows_0,
+                                           const HeadRows<const T>& rows_1, int64_t b, int first,
+                                           int64_t head, int length) const {
+    load_tile<kDim, Tiles::kRows, Tiles::kThreads>(own[0], rows_0, rows_0.at(b, first, head),
+                                                   length - first);
+    load_tile<kDim, Tiles::kRows, Tiles::kThreads>(own[1], rows_1, rows_1.at(b, first, head),
+                                                   length - first);
+  }
+
+  /// Writes the warps' gradients by way of own tile i. Nobody may read that tile any more, but
+  /// through store_own.
+  template <int kDim>
+  __device__ __forceinline__ void store_own(int i, const typename Tiles::Gradient& gradient,
+                                            const HeadRows<T>& rows, int64_t b, int first,
+                                            int64_t head, int length) const {
+    result_to_tile<kDim>(gradient, own_rows(i) + warp_column);
+    __syncthreads();
+    store_tile<kDim, Tiles::kRows, Tiles::kThreads>(own[i], rows, rows.at(b, first, head),
+                                                    length - first);
+  }
+};
+
+/// Probabilities of the warp's own rows against a streamed tile, 0 where masked, and the gradients
+/// of their scores without the scale. log_sum_exp(place) is times log2 e.
+template <int kDim, typename T, typename Tiles, typename LogSumExp, typename Delta, typename Masked>
+__device__ __forceinline__ void score_tile(const BackwardBlock<T, Tiles>& block, const T* streamed,
+                                           float scale, LogSumExp log_sum_exp, Delta delta,
+                                           Masked masked, typename Tiles::Scores& probabilities,
+                                           typename Tiles::Scores& gradients) {
+  set_zero(probabilities);
+  for_each_value(gradients, [&](float& value, Place place) { value = -delta(place); });
+  add_product_of_rows<kDim>(probabilities, block.own_rows(0), streamed);
+  add_product_of_rows<kDim>(gradients, block.own_rows(1), block.second_streamed);
+  for_each_pair(probabilities, gradients, [&](float& value, float& gradient, Place place) {
+    const bool hidden = masked(place);
+    value = hidden ? 0.0F : exp2_fast(fmaf(value, scale * kLog2E, -log_sum_exp(place)));
+    gradient = hidden ? 0.0F : value * gradient;
+  });
+}
+
+/// Where a block that owns keys reads its queries: step s handles one tile of one of the group's
+/// heads.
+template <typename T, int kDim, typename Tiles>
+struct QueryStream {
+  static constexpr int kColumns = Tiles::kColumns;
+  const BackwardCall<T>& call;
+  const BackwardBlock<T, Tiles>& block;
+  int64_t b;
+  int length;
+  int first_head;
+  int first_query;
+  int tiles;  // of one head
+
+  __device__ __forceinline__ int head_of(int step) const { return first_head + step / tiles; }
+  __device__ __forceinline__ int query_of(int step) const {
+    return first_query + step % tiles * kColumns;
+  }
+
+  __device__ __forceinline__ void load_queries(int step) const {
+    const int head = head_of(step);
+    const int query = query_of(step);
+    const int stage = step % 2;
+    load_tile<kDim, kColumns, Tiles::kThreads>(block.first_streamed + stage * Tiles::kStreamed,
+                                               call.q, call.q.at(b, query, head), length - query);
+    const int64_t kept = (b * call.shape.heads + head) * length + query;
+    for (int i = static_cast<int>(threadIdx.x); i < kColumns; i += Tiles::kThreads) {
+      const bool valid = query + i < length;
+      block.log_sum_exp[stage * kColumns + i] = valid ? call.log_sum_exp[kept + i] * kLog2E : 0.0F;
+      block.delta[stage * kColumns + i] = valid ? call.delta[kept + i] : 0.0F;
+    }
+  }
+
+  __device__ __forceinline__ void load_output_gradients(int step) const {
+    const int query = query_of(step);
+    load_tile<kDim, kColumns, Tiles::kThreads>(
+        block.second_streamed, call.dout, call.dout.at(b, query, head_of(step)), length - query);
+  }
+};
+
+/// The gradients of a block's keys and values.
+template <typename T, int kDim>
+__global__ void __launch_bounds__(BackwardTiles<T, kDim, true>::kThreads)
+    keys_kernel(BackwardCall<T> call) {
+  using Tiles = BackwardTiles<T, kDim, true>;
+  constexpr int kColumns = Tiles::kColumns;
+  FP8TRAIN_SHARED_DYNAMIC(T, shared);
+  const BackwardBlock<T, Tiles> block(shared);
+  const int length = static_cast<int>(call.shape.query_length);
+  const int group = static_cast<int>(call.shape.heads / call.shape.kv_heads);
+  const int first = static_cast<int>(blockIdx.x) * Tiles::kRows;  // earlier keys are seen by more
+  const int kv_head = static_cast<int>(blockIdx.y);
+  const int64_t b = blockIdx.z;
+  const int first_query = first / kColumns * kColumns;
+  const int tiles = ceil_div(length - first_query, kColumns);
+  const QueryStream<T, kDim, Tiles> stream = {call,        block, b, length, kv_head * group,
+                                              first_query, tiles};
+  const int steps = group * tiles;
+  block.template load_own<kDim>(call.k, call.v, b, first, kv_head, length);
+  stream.load_queries(0);
+  stream.load_output_gradients(0);
+
+  const int own_first = first + block.warp_row;
+  typename Tiles::Gradient key_gradient;
+  typename Tiles::Gradient value_gradient;
+  set_zero(key_gradient);
+  set_zero(value_gradient);
+  for (int step = 0; step < steps; ++step) {
+    wait_for_copies();
+    __syncthreads();  // this step's tiles are here, and nobody reads the last step's queries
+    if (step + 1 < steps) {
+      stream.load_queries(step + 1);
+    }
+    const T* queries = block.first_streamed + step % 2 * Tiles::kStreamed;
+    const float* log_sum_exp = block.log_sum_exp + step % 2 * kColumns;
+    const float* delta = block.delta + step % 2 * kColumns;
+    const int shift = own_first - stream.query_of(step);
+    const bool seen = own_first < length && shift < kColumns;
+    const bool masks = shift + Tiles::kWarpRows - 1 > 0;
+    typename Tiles::Scores probabilities;
+    typename Tiles::Scores score_gradients;
+    if (seen) {
+      score_tile<kDim>(
+          block, queries, call.shape.scale, [&](Place place) { return log_sum_exp[place.column]; },
+          [&](Place place) { return delta[place.column]; },
+          [&](Place place) { return masks && place.row + shift > place.column; }, probabilities,
+          score_gradients);
+      add_product<kDim>(value_gradient, probabilities, block.second_streamed + block.warp_column,
+                        block.staging);
+    }
+    __syncthreads();  // nobody reads the gradients of the output any more
+    if (step + 1 < steps) {
+      stream.load_output_gradients(step + 1);
+    }
+    if (seen) {
+      add_product<kDim>(key_gradient, score_gradients, queries + block.warp_column, block.staging);
+    }
+  }
+
+  for_each_value(key_gradient, [&](float& value, Place) { value *= call.shape.scale; });
+  block.template store_own<kDim>(0, key_gradient, call.dk, b, first, kv_head, length);
+  block.template store_own<kDim>(1, value_gradient, call.dv, b, first, kv_head, length);
+}
+
+/// The gradients of a block's queries.
+template <typename T, int kDim>
+__global__ void __launch_bounds__(BackwardTiles<T, kDim, false>::kThreads)
+    queries_kernel(BackwardCall<T> call) {
+  using Tiles = BackwardTiles<T, kDim, false>;
+  constexpr int kColumns = Tiles::kColumns;
+  FP8TRAIN_SHARED_DYNAMIC(T, shared);
+  const BackwardBlock<T, Tiles> block(shared);
+  const int length = static_cast<int>(call.shape.query_length);
+  // Later queries see more keys: they start first.
+  const int first = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Tiles::kRows;
+  const int64_t head = blockIdx.y;
+  const int64_t b = blockIdx.z;
+  const int64_t kv_head = head / (call.shape.heads / call.shape.kv_heads);
+  const int visible = first + Tiles::kRows < length ? first + Tiles::kRows : length;
+  const auto load_keys = [&](int key, int stage) {
+    load_tile<kDim, kColumns, Tiles::kThreads>(block.first_streamed + stage * Tiles::kStreamed,
+                                               call.k, call.k.at(b, key, kv_head), visible - key);
+  };
+  const auto load_values = [&](int key) {
+    load_tile<kDim, kColumns, Tiles::kThreads>(block.second_streamed, call.v,
+                                               call.v.at(b, key, kv_head), visible - key);
+  };
+  block.template load_own<kDim>(call.q, call.dout, b, first, head, length);
+  load_keys(0, 0);
+  load_values(0);
+
+  const int own_first = first + block.warp_row;
+  float log_sum_exp[Tiles::kRowTiles * 2];
+  float delta[Tiles::kRowTiles * 2];
+#pragma unroll
+  for (int i = 0; i < Tiles::kRowTiles * 2; ++i) {
+    const int query = own_first + i * 8 + lane_index() / 4;
+    const int64_t kept = (b * call.shape.heads + head) * length + query;
+    log_sum_exp[i] = query < length ? call.log_sum_exp[kept] * kLog2E : 0.0F;
+    delta[i] = query < length ? call.delta[kept] : 0.0F;
+  }
+  typename Tiles::Gradient query_gradient;
+  set_zero(query_gradient);
+  int stage = 0;
+  for (int key = 0; key < visible; key += kColumns, stage ^= 1) {
+    wait_for_copies();
+    __syncthreads();  // this tile is here, and nobody reads the last one's keys
+    if (key + kColumns < visible) {
+      load_keys(key + kColumns, stage ^ 1);
+    }
+    const T* keys = block.first_streamed + stage * Tiles::kStreamed;
+    const int shift = key - own_first;
+    const bool seen = own_first < length && shift < Tiles::kWarpRows;
+    const bool masks = shift + kColumns - 1 > 0;
+    typename Tiles::Scores probabilities;
+    typename Tiles::Scores score_gradients;
+    if (seen) {
+      score_tile<kDim>(
+          block, keys, call.shape.scale, [&](Place place) { return log_sum_exp[place.own_row]; },
+          [&](Place place) { return delta[place.own_row]; },
+          [&](Place place) { return masks && place.column + shift > place.row; }, probabilities,
+          score_gradients);
+    }
+    __syncthreads();  // nobody reads the values any more
+    if (key + kColumns < visible) {
+      load_values(key + kColumns);
+    }
+    if (seen) {
+      add_product<kDim>(query_gradient, score_gradients, keys + block.warp_column, block.staging);
+    }
+  }
+
+  for_each_value(query_gradient, [&](float& value, Place) { value *= call.shape.scale; });
+  block.template store_own<kDim>(0, query_gradient, call.dq, b, first, head, length);
+}
+
+template <typename T, int kDim>
+void run_backward(const Stream& stream, const BackwardCall<T>& call) {
+  using KeyTiles = BackwardTiles<T, kDim, true>;
+  using QueryTiles = BackwardTiles<T, kDim, false>;
+  constexpr int kLanes = kDim / kPackOf<T> < kWarp ? kDim / kPackOf<T> : kWarp;
+  const AttentionShape& shape = call.shape;
+  const int64_t rows = shape.batch * shape.heads * shape.query_length;
+  launch(stream, {static_cast<unsigned>(ceil_div(rows * kLanes, kBlock)), kBlock},
+         delta_kernel<T, kDim>, call, rows);
+  const auto grid = [&](int64_t block_rows, int64_t heads) {
+    return dim3(static_cast<unsigned>(ceil_div(shape.query_length, block_rows)),
+                static_cast<unsigned>(heads), static_cast<unsigned>(shape.batch));
+  };
+  launch(stream,
+         {grid(KeyTiles::kRows, shape.kv_heads), KeyTiles::kThreads, KeyTiles::kSharedBytes},
+         keys_kernel<T, kDim>, call);
+  launch(stream,
+         {grid(QueryTiles::kRows, shape.heads), QueryTiles::kThreads, QueryTiles::kSharedBytes},
+         queries_kernel<T, kDim>, call);
+}
+
+}  // namespace
+
+void own_attention_backward(Stream stream, const AttentionShape& shape, HeadsView q, HeadsView k,
+                            HeadsView v, HeadsView out, View log_sum_exp, HeadsView dout,
+                            HeadsView dq, HeadsView dk, HeadsView dv, View scratch) {
+  const int64_t head_dim = shape.head_dim;
+  with_float_type(q.dtype, [&](auto type) {
+    using T = typename decltype(type)::Type;
+    const BackwardCall<T> call = {shape,
+                                  head_rows<const T>(q, head_dim),
+                                  head_rows<const T>(k, head_dim),
+                                  head_rows<const T>(v, head_dim),
+                                  head_rows<const T>(out, head_dim),
+                                  head_rows<const T>(dout, head_dim),
+                                  head_rows<T>(dq, head_dim),
+                                  head_rows<T>(dk, head_dim),
+                                  head_rows<T>(dv, head_dim),
+                                  log_sum_exp.as<float>(),
+                                  scratch.as<float>()};
+    with_head_dim(head_dim, [&](auto dim) { run_backward<T, decltype(dim)::kDim>(stream, call); });
+  });
+}
+
+}  // namespace fp8train::ops::cuda

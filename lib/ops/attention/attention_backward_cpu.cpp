@@ -1,0 +1,220 @@
+// Compiled once per x86-64 level. One task per (sequence, key-value head): it walks the group's
+// query heads and their blocks in order, so that the gradients of keys and values are summed in an
+// order that no thread count changes.
+
+#include "ops/attention/attention_tiles_cpu.h"
+#include "ops/dispatch/cpu_operations.h"
+
+namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
+namespace {
+
+struct BackwardBlock {
+  alignas(64) float query_rows[kQueries * kMaxHeadDim];       // [lane][d], times scale * log2 e
+  alignas(64) float queries[kMaxHeadDim * kQueries];          // [d][lane]
+  alignas(64) float gradient_rows[kQueries * kMaxHeadDim];    // of the output, [lane][d]
+  alignas(64) float gradients[kMaxHeadDim * kQueries];        // [d][lane]
+  alignas(64) float query_gradients[kMaxHeadDim * kQueries];  // [d][lane], without the scale
+  alignas(64) float keys[kKeys * kMaxHeadDim];
+  alignas(64) float values[kKeys * kMaxHeadDim];
+  alignas(64) float probabilities[kKeys * kQueries];    // [key][lane]
+  alignas(64) float score_gradients[kKeys * kQueries];  // [key][lane]
+  alignas(64) float log_sum_exp[kQueries];              // times log2 e
+  alignas(64) float delta[kQueries];                    // sum over d of output * its gradient
+};
+
+struct BackwardCall {
+  AttentionShape shape;
+  HeadsView q, k, v, out, dout, dq, dk, dv;
+  const float* log_sum_exp = nullptr;
+  float* scratch = nullptr;
+};
+
+FP8TRAIN_HD int64_t padded_dim_of(const AttentionShape& shape) {
+  return round_up(shape.head_dim, kGroup);
+}
+
+/// Sum over d of a[d] * b[d], over sixteen lanes.
+template <typename T>
+FP8TRAIN_HD float row_product(const T* a, const float* b, int64_t head_dim) {
+  alignas(64) float lanes[kGroup] = {};
+  const int64_t whole = head_dim / kGroup * kGroup;
+  for (int64_t d = 0; d < whole; d += kGroup) {
+    for (int64_t j = 0; j < kGroup; ++j) {
+      lanes[j] += load_as_float(a + d + j) * b[d + j];
+    }
+  }
+  for (int64_t d = whole; d < head_dim; ++d) {
+    lanes[d - whole] += load_as_float(a + d) * b[d];
+  }
+  for (int64_t half = kGroup / 2; half > 0; half /= 2) {
+    for (int64_t j = 0; j < half; ++j) {
+      lanes[j] += lanes[j + half];
+    }
+  }
+  return lanes[0];
+}
+
+/// Loads queries [first, first + rows) of one head, and what belongs to them.
+template <typename T>
+FP8TRAIN_HD void load_queries(const BackwardCall& call, int64_t b, int64_t head, int64_t first,
+                              int64_t rows, BackwardBlock& block) {
+  const AttentionShape& shape = call.shape;
+  const int64_t head_dim = shape.head_dim;
+  const int64_t padded_dim = padded_dim_of(shape);
+  const int64_t lanes = round_up(rows, kGroup);
+  const T* gradient = head_rows<const T>(call.dout, b, first, head, head_dim);
+  const T* output = head_rows<const T>(call.out, b, first, head, head_dim);
+
+  load_tile(head_rows<const T>(call.q, b, first, head, head_dim), call.q.row_stride, rows, head_dim,
+            shape.scale * kLog2E, block.query_rows, padded_dim, lanes);
+  transpose(block.query_rows, padded_dim, lanes, padded_dim, block.queries, kQueries);
+  load_tile(gradient, call.dout.row_stride, rows, head_dim, 1.0F, block.gradient_rows, padded_dim,
+            lanes);
+  transpose(block.gradient_rows, padded_dim, lanes, padded_dim, block.gradients, kQueries);
+  for (int64_t i = 0; i < padded_dim * kQueries; ++i) {
+    block.query_gradients[i] = 0.0F;
+  }
+
+  const float* kept = call.log_sum_exp + (b * shape.heads + head) * shape.query_length + first;
+  for (int64_t lane = 0; lane < lanes; ++lane) {
+    const bool used = lane < rows;
+    block.log_sum_exp[lane] = used ? kept[lane] * kLog2E : 0.0F;
+    block.delta[lane] = used ? row_product(output + lane * call.out.row_stride,
+                                           block.gradient_rows + lane * padded_dim, head_dim)
+                             : 0.0F;
+  }
+}
+
+/// probabilities = 2^(scores - log_sum_exp), 0 where masked; score_gradients = probabilities *
+/// (their gradient - delta).
+FP8TRAIN_HD void soft_max_backward(const CausalTile& tile, BackwardBlock& block) {
+  for_visible_groups(tile, [&](int64_t row, int64_t rows, int64_t first_lane) {
+    for (int64_t lane = first_lane; lane < tile.lanes; lane += kWidth) {
+      const Vector log_sum_exp = load_vector(block.log_sum_exp + lane);
+      const Vector delta = load_vector(block.delta + lane);
+      for (int64_t r = row; r < row + rows; ++r) {
+        float* probability = block.probabilities + r * kQueries + lane;
+        float* gradient = block.score_gradients + r * kQueries + lane;
+        const Vector value = exp2_vector(load_vector(probability) - log_sum_exp);
+        store_vector(probability, value);
+        store_vector(gradient, value * (load_vector(gradient) - delta));
+      }
+    }
+    for (int64_t r = row; r < row + rows; ++r) {
+      const int64_t end = minimum(tile.lanes, r + tile.shift);
+      for (int64_t lane = first_lane; lane < end; ++lane) {
+        block.probabilities[r * kQueries + lane] = 0.0F;
+        block.score_gradients[r * kQueries + lane] = 0.0F;
+      }
+    }
+  });
+}
+
+/// Adds what one tile of keys contributes to the gradients of the block's queries and of the tile's
+/// keys and values.
+FP8TRAIN_HD void add_tile_gradients(const CausalTile& tile, int64_t head_dim, int64_t padded_dim,
+                                    BackwardBlock& block, float* key_gradients,
+                                    float* value_gradients) {
+  for_visible_groups(tile, [&](int64_t row, int64_t rows, int64_t lane) {
+    const int64_t padded_rows = round_up(rows, kTileRows);
+    const int64_t corner = row * kQueries + lane;
+    multiply<false>(padded_rows, tile.lanes - lane, head_dim,
+                    {block.keys + row * padded_dim, padded_dim, 1}, block.queries + lane, kQueries,
+                    block.probabilities + corner, kQueries);
+    multiply<false>(padded_rows, tile.lanes - lane, head_dim,
+                    {block.values + row * padded_dim, padded_dim, 1}, block.gradients + lane,
+                    kQueries, block.score_gradients + corner, kQueries);
+  });
+  soft_max_backward(tile, block);
+  for_visible_groups(tile, [&](int64_t row, int64_t rows, int64_t lane) {
+    const int64_t padded_rows = round_up(rows, kTileRows);
+    const int64_t corner = row * kQueries + lane;
+    multiply<true>(padded_rows, padded_dim, tile.lanes - lane,
+                   {block.probabilities + corner, kQueries, 1},
+                   block.gradient_rows + lane * padded_dim, padded_dim,
+                   value_gradients + row * padded_dim, padded_dim);
+    multiply<true>(padded_rows, padded_dim, tile.lanes - lane,
+                   {block.score_gradients + corner, kQueries, 1},
+                   block.query_rows + lane * padded_dim, padded_dim,
+                   key_gradients + row * padded_dim, padded_dim);
+    multiply<true>(round_up(head_dim, kTileRows), tile.lanes - lane, rows,
+                   {block.keys + row * padded_dim, 1, padded_dim}, block.score_gradients + corner,
+                   kQueries, block.query_gradients + lane, kQueries);
+  });
+}
+
+/// One block of queries against all the keys that it sees.
+template <typename T>
+FP8TRAIN_HD void backward_block(const BackwardCall& call, int64_t b, int64_t head, int64_t first,
+                                int64_t rows, float* key_gradients, float* value_gradients) {
+  const AttentionShape& shape = call.shape;
+  const int64_t head_dim = shape.head_dim;
+  const int64_t padded_dim = padded_dim_of(shape);
+  const int64_t kv_head = head / (shape.heads / shape.kv_heads);
+  const int64_t lanes = round_up(rows, kGroup);
+
+  BackwardBlock block;  // NOLINT(cppcoreguidelines-pro-type-member-init): filled tile by tile
+  load_queries<T>(call, b, head, first, rows, block);
+  for (int64_t key = 0; key < first + rows; key += kKeys) {
+    const int64_t keys = minimum(kKeys, first + rows - key);
+    const int64_t padded_keys = round_up(keys, kTileRows);
+    load_tile(head_rows<const T>(call.k, b, key, kv_head, head_dim), call.k.row_stride, keys,
+              head_dim, 1.0F, block.keys, padded_dim, padded_keys);
+    load_tile(head_rows<const T>(call.v, b, key, kv_head, head_dim), call.v.row_stride, keys,
+              head_dim, 1.0F, block.values, padded_dim, padded_keys);
+    add_tile_gradients({key - first, keys, lanes}, head_dim, padded_dim, block,
+                       key_gradients + key * padded_dim, value_gradients + key * padded_dim);
+  }
+
+  transpose(block.query_gradients, kQueries, padded_dim, lanes, block.query_rows, padded_dim);
+  for (int64_t i = 0; i < rows * padded_dim; ++i) {
+    block.query_rows[i] *= shape.scale;
+  }
+  store_tile(block.query_rows, padded_dim, rows, head_dim,
+             head_rows<T>(call.dq, b, first, head, head_dim), call.dq.row_stride);
+}
+
+template <typename T>
+void backward_all(const BackwardCall& call) {
+  const AttentionShape& shape = call.shape;
+  const int64_t length = shape.query_length;
+  const int64_t padded_dim = padded_dim_of(shape);
+  const int64_t gradient_size = round_up(length, kTileRows) * padded_dim;
+  const int64_t group = shape.heads / shape.kv_heads;
+  const int64_t tasks = shape.batch * shape.kv_heads;
+#pragma omp parallel for schedule(static) if (tasks * length * length >= kParallelElements)
+  for (int64_t task = 0; task < tasks; ++task) {
+    const int64_t b = task / shape.kv_heads;
+    const int64_t kv_head = task % shape.kv_heads;
+    float* key_gradients = call.scratch + task * 2 * gradient_size;
+    float* value_gradients = key_gradients + gradient_size;
+    for (int64_t i = 0; i < 2 * gradient_size; ++i) {
+      key_gradients[i] = 0.0F;
+    }
+    for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+      for (int64_t first = 0; first < length; first += kQueries) {
+        backward_block<T>(call, b, head, first, minimum(kQueries, length - first), key_gradients,
+                          value_gradients);
+      }
+    }
+    for (int64_t i = 0; i < gradient_size; ++i) {
+      key_gradients[i] *= kLn2;  // the queries carried log2 e
+    }
+    store_tile(key_gradients, padded_dim, length, shape.head_dim,
+               head_rows<T>(call.dk, b, 0, kv_head, shape.head_dim), call.dk.row_stride);
+    store_tile(value_gradients, padded_dim, length, shape.head_dim,
+               head_rows<T>(call.dv, b, 0, kv_head, shape.head_dim), call.dv.row_stride);
+  }
+}
+
+}  // namespace
+
+void attention_backward(Stream /*stream*/, const AttentionShape& shape, HeadsView q, HeadsView k,
+                        HeadsView v, HeadsView out, View log_sum_exp, HeadsView dout, HeadsView dq,
+                        HeadsView dk, HeadsView dv, View scratch) {
+  const BackwardCall call = {
+      shape, q, k, v, out, dout, dq, dk, dv, log_sum_exp.as<float>(), scratch.as<float>()};
+  with_float_type(q.dtype, [&](auto tag) { backward_all<typename decltype(tag)::Type>(call); });
+}
+
+}  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

@@ -1,0 +1,18 @@
+#include "ops/dispatch/cpu_operations.h"
+
+namespace fp8train::ops::cpu {
+
+std::optional<size_t> attention_backward_workspace(Stream /*stream*/,
+                                                   const AttentionShape& /*shape*/, HeadsView /*q*/,
+                                                   HeadsView /*k*/, HeadsView /*v*/,
+                                                   HeadsView /*out*/, HeadsView /*dout*/,
+                                                   HeadsView /*dq*/, HeadsView /*dk*/,
+                                                   HeadsView /*dv*/) {
+  return std::nullopt;
+}
+
+std::string attention_kernels(Stream /*stream*/) {
+  return {};
+}
+
+}  // namespace fp8train::ops::cpu

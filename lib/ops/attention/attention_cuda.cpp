@@ -1,0 +1,255 @@
+// Attention on cuda: cuDNN for what it takes, our own kernels for the rest. A plan is made when a
+// shape is first seen, which compiles kernels for a second or more; the steady step makes none.
+
+#include <algorithm>
+#include <cstdlib>
+#include <string_view>
+#include <vector>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "ops/attention/attention_kernels_cuda.h"
+#include "ops/attention/cudnn_sdpa.h"
+#include "ops/dispatch/cuda_operations.h"
+
+namespace fp8train::ops::cuda {
+namespace {
+
+constexpr int64_t kAlignment = 16;     // bytes that cuDNN reads at once
+constexpr size_t kWorkspaceShare = 8;  // a plan may take this part of the GPU's memory
+
+enum class Choice : uint8_t { automatic, own, cudnn };
+
+Choice choice_of_environment() {
+  const char* value = std::getenv("FP8TRAIN_CUDA_ATTENTION");
+  if (value == nullptr) {
+    return Choice::automatic;
+  }
+  if (std::string_view(value) == "own") {
+    return Choice::own;
+  }
+  if (std::string_view(value) == "cudnn") {
+    return Choice::cudnn;
+  }
+  throw ConfigError(std::string("FP8TRAIN_CUDA_ATTENTION=") + value + ": expected own or cudnn");
+}
+
+SdpaLayout layout_of(const HeadsView& view) {
+  return {view.row_stride, view.row_stride * view.length_capacity};
+}
+
+bool aligned(const HeadsView& view) {
+  const auto row_bytes = view.row_stride * static_cast<int64_t>(size_of(view.dtype));
+  return reinterpret_cast<uintptr_t>(view.data) % kAlignment == 0 && row_bytes % kAlignment == 0;
+}
+
+/// What is worth a plan: the sequences of training and evaluation, which fill their memory. Those
+/// of a KV cache change their length with every token.
+bool suits(const SdpaProblem& problem, std::initializer_list<HeadsView> tensors) {
+  const AttentionShape& shape = problem.shape;
+  return (problem.dtype == DType::bf16 || problem.dtype == DType::f16) &&
+         shape.query_length == shape.key_length && shape.query_length > 1 &&
+         shape.head_dim % 8 == 0 &&
+         std::all_of(tensors.begin(), tensors.end(), [&](const HeadsView& view) {
+           return aligned(view) && view.length_capacity == shape.query_length;
+         });
+}
+
+std::string text_of(const SdpaProblem& problem) {
+  const AttentionShape& shape = problem.shape;
+  return std::string(problem.backward ? "backward" : "forward") + " of batch " +
+         std::to_string(shape.batch) + ", length " + std::to_string(shape.query_length) + ", " +
+         std::to_string(shape.heads) + " heads (" + std::to_string(shape.kv_heads) + " kv) of " +
+         std::to_string(shape.head_dim) + ", " + std::string(name_of(problem.dtype));
+}
+
+void check_head_dim(const AttentionShape& shape) {
+  check(shape.head_dim <= kMaxHeadDimCuda, "attention: head_dim must be 1 .. 256 on cuda");
+}
+
+/// The plans of one device.
+class AttentionPlans final : public CudaExtension {
+ public:
+  explicit AttentionPlans(CudaContext& context)
+      : context_(&context), choice_(choice_of_environment()) {
+    if (choice_ == Choice::own) {
+      why_not_ = "FP8TRAIN_CUDA_ATTENTION=own";
+      return;
+    }
+    library_ = make_sdpa_library(context, why_not_);
+    if (library_ == nullptr && choice_ == Choice::cudnn) {
+      throw ConfigError("FP8TRAIN_CUDA_ATTENTION=cudnn: " + why_not_);
+    }
+    if (library_ == nullptr) {
+      log_warning("attention runs on our own kernels, which are slower than cuDNN's: " + why_not_);
+    }
+    size_t free_bytes = 0;
+    size_t total_bytes = 0;
+    check_cuda(cudaMemGetInfo(&free_bytes, &total_bytes), "asking for a GPU's memory");
+    workspace_limit_ = total_bytes / kWorkspaceShare;
+  }
+
+  /// Of backward what the plans made so far show.
+  std::string description() const {
+    if (library_ == nullptr) {
+      return "own kernels (" + why_not_ + "), deterministic";
+    }
+    std::string text = "cuDNN " + library_->version() + " in bf16 and fp16";
+    for (const Entry& entry : entries_) {
+      std::string more;
+      if (entry.plan == nullptr) {
+        more = "; own kernels for " + text_of(entry.problem) + ": " + entry.why_not;
+      } else if (entry.problem.backward) {
+        more = entry.problem.shape.deterministic
+                   ? "; deterministic"
+                   : "; the last bits of its gradients vary from run to run "
+                     "(training.deterministic: false)";
+      }
+      text += text.find(more) == std::string::npos ? more : "";
+    }
+    return text;
+  }
+
+  /// cuDNN's plan, made when the problem is new; null where our kernels run.
+  SdpaPlan* plan_for(const SdpaProblem& problem, std::initializer_list<HeadsView> tensors) {
+    if (library_ == nullptr || !suits(problem, tensors)) {
+      return nullptr;
+    }
+    for (const Entry& entry : entries_) {
+      if (entry.problem == problem) {
+        return entry.plan.get();
+      }
+    }
+    Entry& entry = entries_.emplace_back();
+    entry.problem = problem;
+    entry.plan = make_plan(problem, entry.why_not);
+    return entry.plan.get();
+  }
+
+ private:
+  struct Entry {
+    SdpaProblem problem;
+    std::unique_ptr<SdpaPlan> plan;  // null where our kernels run
+    std::string why_not;             // then
+  };
+
+  std::unique_ptr<SdpaPlan> make_plan(const SdpaProblem& problem, std::string& why_not) const {
+    std::unique_ptr<SdpaPlan> plan = library_->plan(problem, why_not);
+    if (plan != nullptr) {
+      why_not = why_no_workspace(problem, plan->workspace_bytes());
+      plan = why_not.empty() ? std::move(plan) : nullptr;
+    }
+    if (plan == nullptr) {
+      const std::string text = "cuDNN does not run attention, " + text_of(problem) + ": " + why_not;
+      if (choice_ == Choice::cudnn) {
+        throw DeviceError(text);
+      }
+      log_warning(text + "; our own kernels, which are slower, do");
+    }
+    return plan;
+  }
+
+  /// Backward's is the caller's scratch, which is part of the plan of a step; forward needs next to
+  /// nothing and takes the workspace of all libraries. Empty, or why there is none.
+  std::string why_no_workspace(const SdpaProblem& problem, size_t bytes) const {
+    const std::string needs = "it needs a workspace of " + std::to_string(bytes) + " bytes, ";
+    if (problem.backward && bytes > workspace_limit_) {
+      return needs + "more than an eighth of the GPU's memory" +
+             (problem.shape.deterministic ? " (training.deterministic: false takes less)" : "");
+    }
+    if (!problem.backward && bytes > context_->workspace_bytes) {
+      return needs + "more than the " + std::to_string(context_->workspace_bytes) +
+             " that libraries share";
+    }
+    return {};
+  }
+
+  CudaContext* context_;
+  Choice choice_;
+  std::string why_not_;
+  std::unique_ptr<SdpaLibrary> library_;
+  std::vector<Entry> entries_;  // a handful: forward and backward of each shape of a run
+  size_t workspace_limit_ = 0;
+};
+
+AttentionPlans& plans_of(const Stream& stream) {
+  CudaContext& context = cuda_context(stream);
+  if (context.attention == nullptr) {
+    context.attention = std::make_unique<AttentionPlans>(context);
+  }
+  return static_cast<AttentionPlans&>(*context.attention);
+}
+
+SdpaPlan* backward_plan(Stream stream, const AttentionShape& shape, HeadsView q, HeadsView k,
+                        HeadsView v, HeadsView out, HeadsView dout, HeadsView dq, HeadsView dk,
+                        HeadsView dv) {
+  const SdpaProblem problem = {.shape = shape,
+                               .dtype = q.dtype,
+                               .backward = true,
+                               .q = layout_of(q),
+                               .k = layout_of(k),
+                               .v = layout_of(v),
+                               .out = layout_of(out),
+                               .dout = layout_of(dout),
+                               .dq = layout_of(dq),
+                               .dk = layout_of(dk),
+                               .dv = layout_of(dv)};
+  return plans_of(stream).plan_for(problem, {q, k, v, out, dout, dq, dk, dv});
+}
+
+}  // namespace
+
+void attention_forward(Stream stream, const AttentionShape& shape, HeadsView q, HeadsView k,
+                       HeadsView v, HeadsView out, View log_sum_exp) {
+  check_head_dim(shape);
+  const SdpaProblem problem = {.shape = shape,
+                               .dtype = q.dtype,
+                               .keeps_log_sum_exp = !log_sum_exp.empty(),
+                               .q = layout_of(q),
+                               .k = layout_of(k),
+                               .v = layout_of(v),
+                               .out = layout_of(out)};
+  SdpaPlan* plan = plans_of(stream).plan_for(problem, {q, k, v, out});
+  if (plan == nullptr) {
+    own_attention_forward(stream, shape, q, k, v, out, log_sum_exp);
+    return;
+  }
+  plan->run(
+      {.q = q.data, .k = k.data, .v = v.data, .out = out.data, .log_sum_exp = log_sum_exp.data},
+      cuda_context(stream).workspace);
+}
+
+void attention_backward(Stream stream, const AttentionShape& shape, HeadsView q, HeadsView k,
+                        HeadsView v, HeadsView out, View log_sum_exp, HeadsView dout, HeadsView dq,
+                        HeadsView dk, HeadsView dv, View scratch) {
+  check_head_dim(shape);
+  SdpaPlan* plan = backward_plan(stream, shape, q, k, v, out, dout, dq, dk, dv);
+  if (plan == nullptr) {
+    own_attention_backward(stream, shape, q, k, v, out, log_sum_exp, dout, dq, dk, dv, scratch);
+    return;
+  }
+  plan->run({.q = q.data,
+             .k = k.data,
+             .v = v.data,
+             .out = out.data,
+             .log_sum_exp = log_sum_exp.data,
+             .dout = dout.data,
+             .dq = dq.data,
+             .dk = dk.data,
+             .dv = dv.data},
+            scratch.data);
+}
+
+std::string attention_kernels(Stream stream) {
+  return plans_of(stream).description();
+}
+
+std::optional<size_t> attention_backward_workspace(Stream stream, const AttentionShape& shape,
+                                                   HeadsView q, HeadsView k, HeadsView v,
+                                                   HeadsView out, HeadsView dout, HeadsView dq,
+                                                   HeadsView dk, HeadsView dv) {
+  const SdpaPlan* plan = backward_plan(stream, shape, q, k, v, out, dout, dq, dk, dv);
+  return plan == nullptr ? std::nullopt : std::optional(plan->workspace_bytes());
+}
+
+}  // namespace fp8train::ops::cuda

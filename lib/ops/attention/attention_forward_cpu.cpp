@@ -1,0 +1,189 @@
+// Compiled once per x86-64 level. Tiled attention with a running soft-max (Milakov and Gimelshein
+// 2018; Dao et al. 2022), in powers of two: one task per (sequence, head, block of queries).
+
+#include "base/math.h"
+#include "numeric/math.h"
+#include "ops/attention/attention_tiles_cpu.h"
+#include "ops/dispatch/cpu_operations.h"
+
+namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
+namespace {
+
+constexpr float kMinusInfinity = -__builtin_inff();
+
+/// The running soft-max of a block of queries, and its tiles.
+struct ForwardBlock {
+  alignas(64) float rows[kQueries * kMaxHeadDim];     // the queries, later the output, as rows
+  alignas(64) float queries[kMaxHeadDim * kQueries];  // [d][lane], times the scale of the scores
+  alignas(64) float output[kMaxHeadDim * kQueries];   // [d][lane], not yet divided by `sum`
+  alignas(64) float keys[kKeys * kMaxHeadDim];
+  alignas(64) float values[kKeys * kMaxHeadDim];
+  alignas(64) float scores[kKeys * kQueries];  // [key][lane], then the probabilities
+  alignas(64) float max[kQueries];
+  alignas(64) float sum[kQueries];
+};
+
+/// Sets scores of keys that a lane must not see to -infinity, within the groups that are in use.
+FP8TRAIN_HD void mask_scores(const CausalTile& tile, float* scores) {
+  for_visible_groups(tile, [&](int64_t row, int64_t rows, int64_t first_lane) {
+    for (int64_t r = row; r < row + rows; ++r) {
+      const int64_t end = minimum(tile.lanes, r + tile.shift);
+      for (int64_t lane = first_lane; lane < end; ++lane) {
+        scores[r * kQueries + lane] = kMinusInfinity;
+      }
+    }
+  });
+}
+
+/// Raises the running maximum and multiplies what was summed before by 2^(old - new maximum).
+FP8TRAIN_HD void update_maximum(const CausalTile& tile, int64_t head_dim, bool first_tile,
+                                ForwardBlock& block) {
+  alignas(64) float highest[kQueries];
+  for (int64_t lane = 0; lane < tile.lanes; ++lane) {
+    highest[lane] = block.max[lane];
+  }
+  for_visible_groups(tile, [&](int64_t row, int64_t rows, int64_t first_lane) {
+    for (int64_t lane = first_lane; lane < tile.lanes; lane += kWidth) {
+      Vector top = load_vector(highest + lane);
+      for (int64_t r = row; r < row + rows; ++r) {
+        const Vector score = load_vector(block.scores + r * kQueries + lane);
+        top = top > score ? top : score;
+      }
+      store_vector(highest + lane, top);
+    }
+  });
+  for (int64_t lane = 0; lane < tile.lanes; lane += kWidth) {
+    const Vector top = load_vector(highest + lane);
+    const Vector factor = exp2_vector(load_vector(block.max + lane) - top);
+    store_vector(block.max + lane, top);
+    if (first_tile) {
+      continue;
+    }
+    store_vector(block.sum + lane, load_vector(block.sum + lane) * factor);
+    for (int64_t d = 0; d < head_dim; ++d) {
+      float* output = block.output + d * kQueries + lane;
+      store_vector(output, load_vector(output) * factor);
+    }
+  }
+}
+
+/// scores = 2^(scores - max), added to the running sums.
+FP8TRAIN_HD void exponentiate(const CausalTile& tile, ForwardBlock& block) {
+  for_visible_groups(tile, [&](int64_t row, int64_t rows, int64_t first_lane) {
+    for (int64_t lane = first_lane; lane < tile.lanes; lane += kWidth) {
+      const Vector top = load_vector(block.max + lane);
+      Vector sum = load_vector(block.sum + lane);
+      for (int64_t r = row; r < row + rows; ++r) {
+        float* score = block.scores + r * kQueries + lane;
+        const Vector probability = exp2_vector(load_vector(score) - top);
+        store_vector(score, probability);
+        sum += probability;
+      }
+      store_vector(block.sum + lane, sum);
+    }
+  });
+}
+
+/// Adds the tile of keys in block.keys and block.values to the running soft-max.
+FP8TRAIN_HD void add_tile(const CausalTile& tile, int64_t head_dim, int64_t padded_dim,
+                          bool first_tile, ForwardBlock& block) {
+  for_visible_groups(tile, [&](int64_t row, int64_t rows, int64_t lane) {
+    multiply<false>(round_up(rows, kTileRows), tile.lanes - lane, head_dim,
+                    {block.keys + row * padded_dim, padded_dim, 1}, block.queries + lane, kQueries,
+                    block.scores + row * kQueries + lane, kQueries);
+  });
+  if (tile.masks()) {
+    mask_scores(tile, block.scores);
+  }
+  update_maximum(tile, head_dim, first_tile, block);
+  exponentiate(tile, block);
+  for_visible_groups(tile, [&](int64_t row, int64_t rows, int64_t lane) {
+    multiply<true>(round_up(head_dim, kTileRows), tile.lanes - lane, rows,
+                   {block.values + row * padded_dim, 1, padded_dim},
+                   block.scores + row * kQueries + lane, kQueries, block.output + lane, kQueries);
+  });
+}
+
+struct ForwardCall {
+  AttentionShape shape;
+  HeadsView q, k, v, out;
+  float* log_sum_exp = nullptr;  // null: not kept
+};
+
+/// Queries [first, first + rows) of one head.
+template <typename T>
+FP8TRAIN_HD void attend(const ForwardCall& call, int64_t b, int64_t head, int64_t first,
+                        int64_t rows) {
+  const AttentionShape& shape = call.shape;
+  const int64_t head_dim = shape.head_dim;
+  const int64_t padded_dim = round_up(head_dim, kGroup);
+  const int64_t kv_head = head / (shape.heads / shape.kv_heads);
+  const int64_t lanes = round_up(rows, kGroup);
+  const int64_t history = shape.key_length - shape.query_length;
+
+  ForwardBlock block;  // NOLINT(cppcoreguidelines-pro-type-member-init): filled tile by tile
+  load_tile(head_rows<const T>(call.q, b, first, head, head_dim), call.q.row_stride, rows, head_dim,
+            shape.scale * kLog2E, block.rows, padded_dim, lanes);
+  transpose(block.rows, padded_dim, lanes, padded_dim, block.queries, kQueries);
+  for (int64_t lane = 0; lane < lanes; ++lane) {
+    block.max[lane] = kMinusInfinity;
+    block.sum[lane] = 0.0F;
+  }
+  for (int64_t i = 0; i < padded_dim * kQueries; ++i) {
+    block.output[i] = 0.0F;
+  }
+
+  const int64_t visible = history + first + rows;
+  for (int64_t key = 0; key < visible; key += kKeys) {
+    const int64_t keys = minimum(kKeys, visible - key);
+    const int64_t padded_keys = round_up(keys, kTileRows);
+    load_tile(head_rows<const T>(call.k, b, key, kv_head, head_dim), call.k.row_stride, keys,
+              head_dim, 1.0F, block.keys, padded_dim, padded_keys);
+    load_tile(head_rows<const T>(call.v, b, key, kv_head, head_dim), call.v.row_stride, keys,
+              head_dim, 1.0F, block.values, padded_dim, padded_keys);
+    add_tile({key - history - first, keys, lanes}, head_dim, padded_dim, key == 0, block);
+  }
+
+  for (int64_t lane = 0; lane < lanes; lane += kWidth) {
+    const Vector factor = broadcast(1.0F) / load_vector(block.sum + lane);
+    for (int64_t d = 0; d < head_dim; ++d) {
+      float* output = block.output + d * kQueries + lane;
+      store_vector(output, load_vector(output) * factor);
+    }
+  }
+  transpose(block.output, kQueries, padded_dim, lanes, block.rows, padded_dim);
+  store_tile(block.rows, padded_dim, rows, head_dim,
+             head_rows<T>(call.out, b, first, head, head_dim), call.out.row_stride);
+  if (call.log_sum_exp != nullptr) {
+    float* kept = call.log_sum_exp + (b * shape.heads + head) * shape.query_length + first;
+    for (int64_t lane = 0; lane < rows; ++lane) {
+      kept[lane] = block.max[lane] * kLn2 + log_f32(block.sum[lane]);
+    }
+  }
+}
+
+template <typename T>
+void attend_all(const ForwardCall& call) {
+  const AttentionShape& shape = call.shape;
+  const int64_t blocks = ceil_div(shape.query_length, kQueries);
+  const int64_t tasks = shape.batch * shape.heads * blocks;
+  const int64_t work = tasks * minimum(shape.query_length, kQueries) * shape.key_length;
+  // Later blocks see more keys, so neighbors go to different threads.
+#pragma omp parallel for schedule(static, 1) if (work >= kParallelElements)
+  for (int64_t task = 0; task < tasks; ++task) {
+    const int64_t first = task % blocks * kQueries;
+    const int64_t head = task / blocks % shape.heads;
+    attend<T>(call, task / blocks / shape.heads, head, first,
+              minimum(kQueries, shape.query_length - first));
+  }
+}
+
+}  // namespace
+
+void attention_forward(Stream /*stream*/, const AttentionShape& shape, HeadsView q, HeadsView k,
+                       HeadsView v, HeadsView out, View log_sum_exp) {
+  const ForwardCall call = {shape, q, k, v, out, log_sum_exp.as<float>()};
+  with_float_type(q.dtype, [&](auto tag) { attend_all<typename decltype(tag)::Type>(call); });
+}
+
+}  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

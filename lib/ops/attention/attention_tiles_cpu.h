@@ -1,0 +1,224 @@
+#pragma once
+// Building blocks of the attention kernels: fp32 tiles on the stack, a register-blocked product of
+// tiles, and moves between tiles and the rows of q, k, v. Queries are the lanes of the vectors:
+// scores are held transposed, [key][query], so that the running maximum and sum of the soft-max
+// need no reduction across lanes.
+//
+// The product and the exponential use fused multiply-adds where the level has them, so attention's
+// bits differ between x86-64 and the higher levels; everything else rounds step by step.
+
+#if FP8TRAIN_ISA_LEVEL >= 3
+#include <immintrin.h>
+#endif
+
+#include "ops/attention/attention.h"
+#include "ops/support/kernel_support_cpu.h"
+#include "ops/support/transpose_cpu.h"
+
+namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
+
+constexpr int64_t kQueries = 64;  ///< of one block; lanes of a tile
+constexpr int64_t kKeys = 64;     ///< of one tile
+constexpr int64_t kGroup = 16;    ///< keys and queries that the causal mask skips as a whole
+constexpr int64_t kTileRows = 4;  ///< rows of a tile that a register block takes at once
+
+#if FP8TRAIN_ISA_LEVEL == 4
+constexpr int64_t kWidth = 16;
+constexpr int64_t kBlockVectors = 4;
+#elif FP8TRAIN_ISA_LEVEL == 3
+constexpr int64_t kWidth = 8;
+constexpr int64_t kBlockVectors = 2;
+#else
+constexpr int64_t kWidth = 4;
+constexpr int64_t kBlockVectors = 2;
+#endif
+typedef float Vector __attribute__((vector_size(kWidth * 4)));
+typedef uint32_t BitVector __attribute__((vector_size(kWidth * 4)));
+
+FP8TRAIN_HD Vector load_vector(const float* from) {
+  Vector vector;
+  __builtin_memcpy(&vector, from, sizeof(vector));
+  return vector;
+}
+FP8TRAIN_HD void store_vector(float* to, Vector vector) {
+  __builtin_memcpy(to, &vector, sizeof(vector));
+}
+FP8TRAIN_HD Vector multiply_add(Vector a, Vector b, Vector c) {
+#if FP8TRAIN_ISA_LEVEL == 4
+  return _mm512_fmadd_ps(a, b, c);
+#elif FP8TRAIN_ISA_LEVEL == 3
+  return _mm256_fmadd_ps(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+FP8TRAIN_HD Vector broadcast(float value) {
+  return value - Vector{};
+}
+
+constexpr float kLog2E = 1.44269504F;
+constexpr float kLn2 = 0.693147181F;
+
+/// 2^x for x <= 0 (a little above is fine), to 2 ulp; 0 below -126, where a probability no longer
+/// matters. NaN stays. A polynomial on [-1/2, 1/2], a minimax fit of 2^x in relative error.
+FP8TRAIN_HD Vector exp2_vector(Vector x) {
+  const Vector rounder = broadcast(12582912.0F);  // 1.5 * 2^23: adding it rounds to an integer
+  const Vector least = broadcast(-126.0F);
+  const Vector limited = x < least ? least : x;  // NaN passes
+  const Vector shifted = limited + rounder;
+  const Vector f = limited - (shifted - rounder);
+  Vector p = multiply_add(broadcast(1.53458110e-4F), f, broadcast(1.33999309e-3F));
+  p = multiply_add(p, f, broadcast(9.61848907e-3F));
+  p = multiply_add(p, f, broadcast(5.55032864e-2F));
+  p = multiply_add(p, f, broadcast(2.40226462e-1F));
+  p = multiply_add(p, f, broadcast(kLn2));
+  p = multiply_add(p, f, broadcast(1.0F));
+  const BitVector result = (BitVector)p + ((BitVector)shifted << 23);
+  return x < least ? Vector{} : (Vector)result;
+}
+
+/// A matrix in memory whose element (row, column) is at data[row * row_stride + column *
+/// column_stride].
+struct Strided {
+  const float* data;
+  int64_t row_stride;
+  int64_t column_stride;
+};
+
+/// c[m][n] (+)= sum over k < depth of a(m, k) * b[k][n] for kTileRows rows and kVectors vectors.
+template <bool kAdd, int kVectors>
+FP8TRAIN_HD void multiply_block(Strided a, const float* b, int64_t b_stride, int64_t depth,
+                                float* c, int64_t c_stride) {
+  Vector sums[kTileRows][kVectors];
+  for (int m = 0; m < kTileRows; ++m) {
+    for (int n = 0; n < kVectors; ++n) {
+      sums[m][n] = kAdd ? load_vector(c + m * c_stride + n * kWidth) : Vector{};
+    }
+  }
+  for (int64_t k = 0; k < depth; ++k) {
+    Vector row[kVectors];
+    for (int n = 0; n < kVectors; ++n) {
+      row[n] = load_vector(b + k * b_stride + n * kWidth);
+    }
+    for (int m = 0; m < kTileRows; ++m) {
+      const Vector factor = broadcast(a.data[m * a.row_stride + k * a.column_stride]);
+      for (int n = 0; n < kVectors; ++n) {
+        sums[m][n] = multiply_add(factor, row[n], sums[m][n]);
+      }
+    }
+  }
+  for (int m = 0; m < kTileRows; ++m) {
+    for (int n = 0; n < kVectors; ++n) {
+      store_vector(c + m * c_stride + n * kWidth, sums[m][n]);
+    }
+  }
+}
+
+/// The same for `rows` rows (a multiple of kTileRows) and kVectors vectors.
+template <bool kAdd, int kVectors>
+FP8TRAIN_HD void multiply_rows(int64_t rows, Strided a, const float* b, int64_t b_stride,
+                               int64_t depth, float* c, int64_t c_stride) {
+  for (int64_t m = 0; m < rows; m += kTileRows) {
+    multiply_block<kAdd, kVectors>({a.data + m * a.row_stride, a.row_stride, a.column_stride}, b,
+                                   b_stride, depth, c + m * c_stride, c_stride);
+  }
+}
+
+/// The same for `columns` columns, a multiple of kGroup.
+template <bool kAdd>
+static __attribute__((noinline)) void multiply(int64_t rows, int64_t columns, int64_t depth,
+                                               Strided a, const float* b, int64_t b_stride,
+                                               float* c, int64_t c_stride) {
+  constexpr int64_t kStep = kBlockVectors * kWidth;
+  int64_t n = 0;
+  for (; n + kStep <= columns; n += kStep) {
+    multiply_rows<kAdd, kBlockVectors>(rows, a, b + n, b_stride, depth, c + n, c_stride);
+  }
+  switch ((columns - n) / kWidth) {  // only where a register block is wider than a group
+    case 3:
+      return multiply_rows<kAdd, 3>(rows, a, b + n, b_stride, depth, c + n, c_stride);
+    case 2:
+      return multiply_rows<kAdd, 2>(rows, a, b + n, b_stride, depth, c + n, c_stride);
+    case 1:
+      return multiply_rows<kAdd, 1>(rows, a, b + n, b_stride, depth, c + n, c_stride);
+    default:
+      return;
+  }
+}
+
+FP8TRAIN_HD int64_t maximum(int64_t a, int64_t b) {
+  return a > b ? a : b;
+}
+
+/// Rows [0, rows) of one head as fp32, times `factor`, at tile[row * padded_dim + d]; what lies
+/// beyond the head or the rows, up to `padded_rows`, becomes zero.
+template <typename T>
+FP8TRAIN_HD void load_tile(const T* from, int64_t row_stride, int64_t rows, int64_t head_dim,
+                           float factor, float* tile, int64_t padded_dim, int64_t padded_rows) {
+  for (int64_t row = 0; row < rows; ++row) {
+    const T* __restrict values = from + row * row_stride;
+    float* __restrict out = tile + row * padded_dim;
+    for (int64_t d = 0; d < head_dim; ++d) {
+      out[d] = load_as_float(values + d) * factor;
+    }
+    for (int64_t d = head_dim; d < padded_dim; ++d) {
+      out[d] = 0.0F;
+    }
+  }
+  for (int64_t i = rows * padded_dim; i < padded_rows * padded_dim; ++i) {
+    tile[i] = 0.0F;
+  }
+}
+
+template <typename T>
+FP8TRAIN_HD void store_tile(const float* tile, int64_t padded_dim, int64_t rows, int64_t head_dim,
+                            T* to, int64_t row_stride) {
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* __restrict values = tile + row * padded_dim;
+    T* __restrict out = to + row * row_stride;
+    for (int64_t d = 0; d < head_dim; ++d) {
+      store_from_float(out + d, values[d]);
+    }
+  }
+}
+
+/// Which part of a score tile [keys][lanes] the causal mask leaves: key r is seen by lane l from
+/// lane r + shift on.
+struct CausalTile {
+  int64_t shift;  ///< first key - (Tk - Tq) - first query
+  int64_t keys;   ///< rows of the tile in use
+  int64_t lanes;  ///< queries in use, rounded up to kGroup
+
+  bool masks() const { return shift + keys - 1 > 0; }
+  /// First group of lanes that sees any of the keys of the group starting at row `group`.
+  int64_t first_lane(int64_t group) const {
+    const int64_t first = group + shift;
+    return first <= 0 ? 0 : first / kGroup * kGroup;
+  }
+};
+
+/// body(row, rows, lane): the rows in use by groups of keys and the first lane that sees them; the
+/// whole tile at once where nothing is masked.
+template <typename Body>
+FP8TRAIN_HD void for_visible_groups(const CausalTile& tile, Body body) {
+  if (!tile.masks()) {
+    body(int64_t{0}, tile.keys, int64_t{0});
+    return;
+  }
+  for (int64_t row = 0; row < tile.keys; row += kGroup) {
+    const int64_t lane = tile.first_lane(row);
+    if (lane < tile.lanes) {
+      body(row, minimum(kGroup, tile.keys - row), lane);
+    }
+  }
+}
+
+template <typename T>
+FP8TRAIN_HD T* head_rows(const HeadsView& view, int64_t b, int64_t position, int64_t head,
+                         int64_t head_dim) {
+  return static_cast<T*>(view.data) + (b * view.length_capacity + position) * view.row_stride +
+         head * head_dim;
+}
+
+}  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

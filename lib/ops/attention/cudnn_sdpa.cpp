@@ -1,0 +1,279 @@
+// cuDNN's attention through cudnn-frontend, whose headers turn the description of attention into a
+// graph of cuDNN operations. Neither cuDNN nor the CUDA runtime that those headers ask for is
+// linked: both are opened when attention is first needed, as cuBLASLt is.
+
+#include "ops/attention/cudnn_sdpa.h"
+
+#define NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING
+#define CUDNN_FRONTEND_SKIP_JSON_LIB
+#include <cudnn_frontend.h>
+
+#include <cstdlib>
+#include <unordered_map>
+
+#include "base/error.h"
+#include "device/cuda/cuda_libraries.h"
+
+// cudnn-frontend finds cuDNN's functions through this handle.
+namespace cudnn_frontend {
+void* cudnn_dlhandle = nullptr;
+}  // namespace cudnn_frontend
+
+namespace fp8train::ops::cuda {
+namespace {
+
+namespace fe = cudnn_frontend;
+using fe::graph::Graph;
+using fe::graph::Tensor_attributes;
+using Tensor = std::shared_ptr<Tensor_attributes>;
+
+constexpr size_t kLeastVersion = 90800;  // device properties; deterministic backward on sm_100
+
+enum Uid : int64_t { kQ = 1, kK, kV, kOut, kLogSumExp, kDout, kDq, kDk, kDv };
+
+/// Both libraries stay open to the end of the program. cudnn-frontend opens the runtime itself, an
+/// older one first if there is one, unless the environment says which.
+bool open_libraries(std::string& why_not) {
+  const OpenedLibrary& runtime = cuda_library(CudaLibrary::runtime);
+  if (runtime.handle == nullptr) {
+    why_not = "cuDNN attention needs the CUDA runtime: " + runtime.why_not;
+    return false;
+  }
+  setenv("CUDNN_FRONTEND_CUDART_LIB_NAME", runtime.file.c_str(), 0);
+  const OpenedLibrary& cudnn = cuda_library(CudaLibrary::cudnn);
+  if (cudnn.handle == nullptr) {
+    why_not = cudnn.why_not;
+    return false;
+  }
+  fe::cudnn_dlhandle = cudnn.handle;
+  const size_t version = fe::detail::get_backend_version();
+  if (version < kLeastVersion) {
+    why_not = "cuDNN " + std::to_string(version) + " is too old for its attention; 9.8 is needed";
+    return false;
+  }
+  return true;
+}
+
+void check_status(fe::error_t status, const char* what) {
+  if (status.is_bad()) {
+    throw DeviceError(std::string(what) + ": " + status.get_message());
+  }
+}
+
+fe::DataType_t data_type(DType dtype) {
+  return dtype == DType::bf16 ? fe::DataType_t::BFLOAT16 : fe::DataType_t::HALF;
+}
+
+/// Names and lays out the tensors of one problem.
+class Tensors {
+ public:
+  Tensors(Graph& graph, const AttentionShape& shape) : graph_(&graph), shape_(shape) {}
+
+  Tensor input(Uid uid, int64_t heads, const SdpaLayout& layout) const {
+    Tensor_attributes tensor;
+    tensor.set_uid(uid).set_dim(extents(heads)).set_stride(strides(layout));
+    return graph_->tensor(tensor);
+  }
+  void output(const Tensor& tensor, Uid uid, int64_t heads, const SdpaLayout& layout) const {
+    tensor->set_output(true).set_uid(uid).set_dim(extents(heads)).set_stride(strides(layout));
+  }
+  void log_sum_exp(Tensor_attributes& tensor) const {
+    const int64_t length = shape_.query_length;
+    tensor.set_uid(kLogSumExp)
+        .set_data_type(fe::DataType_t::FLOAT)
+        .set_dim({shape_.batch, shape_.heads, length, 1})
+        .set_stride({shape_.heads * length, length, 1, 1});
+  }
+
+ private:
+  std::vector<int64_t> extents(int64_t heads) const {
+    return {shape_.batch, heads, shape_.query_length, shape_.head_dim};
+  }
+  std::vector<int64_t> strides(const SdpaLayout& layout) const {
+    return {layout.batch_stride, shape_.head_dim, layout.row_stride, 1};
+  }
+
+  Graph* graph_;
+  AttentionShape shape_;
+};
+
+void describe_forward(Graph& graph, const SdpaProblem& problem) {
+  const AttentionShape& shape = problem.shape;
+  const Tensors tensors(graph, shape);
+  fe::graph::SDPA_attributes attributes;
+  attributes.set_name("attention_forward")
+      .set_generate_stats(problem.keeps_log_sum_exp)
+      .set_causal_mask(true)
+      .set_attn_scale(shape.scale);
+  auto [out, log_sum_exp] = graph.sdpa(tensors.input(kQ, shape.heads, problem.q),
+                                       tensors.input(kK, shape.kv_heads, problem.k),
+                                       tensors.input(kV, shape.kv_heads, problem.v), attributes);
+  tensors.output(out, kOut, shape.heads, problem.out);
+  if (problem.keeps_log_sum_exp) {
+    log_sum_exp->set_output(true);
+    tensors.log_sum_exp(*log_sum_exp);
+  }
+}
+
+/// Without the deterministic algorithm dq is summed with atomics. On sm_80 to sm_90 the
+/// deterministic one stores the gradients of all scores, B * H * T * T elements of two bytes, in
+/// its workspace; on sm_100 it needs no more than the other.
+void describe_backward(Graph& graph, const SdpaProblem& problem) {
+  const AttentionShape& shape = problem.shape;
+  const Tensors tensors(graph, shape);
+  fe::graph::SDPA_backward_attributes attributes;
+  attributes.set_name("attention_backward")
+      .set_causal_mask(true)
+      .set_attn_scale(shape.scale)
+      .set_deterministic_algorithm(shape.deterministic);
+  Tensor_attributes log_sum_exp;
+  tensors.log_sum_exp(log_sum_exp);
+  auto [dq, dk, dv] = graph.sdpa_backward(
+      tensors.input(kQ, shape.heads, problem.q), tensors.input(kK, shape.kv_heads, problem.k),
+      tensors.input(kV, shape.kv_heads, problem.v), tensors.input(kOut, shape.heads, problem.out),
+      tensors.input(kDout, shape.heads, problem.dout), graph.tensor(log_sum_exp), attributes);
+  tensors.output(dq, kDq, shape.heads, problem.dq);
+  tensors.output(dk, kDk, shape.kv_heads, problem.dk);
+  tensors.output(dv, kDv, shape.kv_heads, problem.dv);
+}
+
+class Plan final : public SdpaPlan {
+ public:
+  Plan(std::unique_ptr<Graph> graph, cudnnHandle_t handle)
+      : graph_(std::move(graph)), handle_(handle) {
+    int64_t bytes = 0;
+    check_status(graph_->get_workspace_size(bytes), "asking cuDNN for an attention's workspace");
+    workspace_bytes_ = static_cast<size_t>(bytes);
+  }
+
+  size_t workspace_bytes() const override { return workspace_bytes_; }
+
+  void run(const SdpaPointers& pointers, void* workspace) override {
+    const std::pair<Uid, void*> all[] = {
+        {kQ, pointers.q},     {kK, pointers.k},   {kV, pointers.v},
+        {kOut, pointers.out}, {kDq, pointers.dq}, {kLogSumExp, pointers.log_sum_exp},
+        {kDk, pointers.dk},   {kDv, pointers.dv}, {kDout, pointers.dout}};
+    for (const auto& [uid, pointer] : all) {
+      if (pointer != nullptr) {
+        memory_[uid] = pointer;  // the same keys in every call, so that only the first allocates
+      }
+    }
+    check_status(graph_->execute(handle_, memory_, workspace), "attention in cuDNN");
+  }
+
+ private:
+  std::unique_ptr<Graph> graph_;
+  cudnnHandle_t handle_;
+  size_t workspace_bytes_ = 0;
+  std::unordered_map<int64_t, void*> memory_;
+};
+
+class Library final : public SdpaLibrary {
+ public:
+  explicit Library(int capability) : capability_(capability) {}
+  ~Library() override {
+    if (handle_ != nullptr) {
+      fe::detail::destroy_handle(handle_);
+    }
+  }
+  Library(const Library&) = delete;
+  Library& operator=(const Library&) = delete;
+
+  bool open(cudaStream_t stream, std::string& why_not) {
+    if (fe::detail::create_handle(&handle_) != CUDNN_STATUS_SUCCESS ||
+        fe::detail::set_stream(handle_, stream) != CUDNN_STATUS_SUCCESS) {
+      why_not = "cuDNN does not start: " + fe::detail::get_last_error_string_();
+      return false;
+    }
+    return true;
+  }
+  void plan_for(const std::string& properties) {
+    properties_ = std::make_shared<fe::DeviceProperties>();
+    check_status(properties_->deserialize({properties.begin(), properties.end()}),
+                 "reading a device's properties");
+  }
+
+  std::string version() const override {
+    const size_t version = fe::detail::get_backend_version();
+    return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
+           std::to_string(version % 100);
+  }
+
+  /// The frontend reports a missing function by an exception of its own.
+  std::unique_ptr<SdpaPlan> plan(const SdpaProblem& problem, std::string& why_not) override {
+    try {
+      return build_plan(problem, why_not);
+    } catch (const std::exception& error) {
+      why_not = error.what();
+      return nullptr;
+    }
+  }
+
+ private:
+  std::unique_ptr<SdpaPlan> build_plan(const SdpaProblem& problem, std::string& why_not) const {
+    auto graph = std::make_unique<Graph>();
+    graph->set_io_data_type(data_type(problem.dtype))
+        .set_intermediate_data_type(fe::DataType_t::FLOAT)
+        .set_compute_data_type(fe::DataType_t::FLOAT)
+        .set_sm_version(capability_);
+    if (properties_ != nullptr) {
+      graph->set_device_properties(properties_);
+    }
+    if (problem.backward) {
+      describe_backward(*graph, problem);
+    } else {
+      describe_forward(*graph, problem);
+    }
+    fe::error_t status = build(*graph);
+    if (status.is_bad()) {
+      why_not = status.get_message();
+      return nullptr;
+    }
+    return std::make_unique<Plan>(std::move(graph), handle_);
+  }
+
+  fe::error_t build(Graph& graph) const {
+    fe::error_t status = graph.validate();
+    if (status.is_good()) {
+      status = graph.build_operation_graph(handle_);
+    }
+    if (status.is_good()) {
+      status = graph.create_execution_plans({fe::HeurMode_t::A});
+    }
+    if (status.is_good()) {
+      status = graph.check_support();
+    }
+    return status.is_good() ? graph.build_plans(fe::BuildPlanPolicy_t::HEURISTICS_CHOICE) : status;
+  }
+
+  int capability_;
+  cudnnHandle_t handle_ = nullptr;  // null where plans are only made
+  std::shared_ptr<fe::DeviceProperties> properties_;
+};
+
+}  // namespace
+
+std::unique_ptr<SdpaLibrary> make_sdpa_library(const CudaContext& context, std::string& why_not) {
+  try {
+    if (!open_libraries(why_not)) {
+      return nullptr;
+    }
+    auto library = std::make_unique<Library>(context.capability);
+    return library->open(context.stream, why_not) ? std::move(library) : nullptr;
+  } catch (const std::exception& error) {
+    why_not = error.what();
+    return nullptr;
+  }
+}
+
+std::unique_ptr<SdpaLibrary> make_sdpa_planner(int capability, const std::string& properties,
+                                               std::string& why_not) {
+  if (!open_libraries(why_not)) {
+    return nullptr;
+  }
+  auto library = std::make_unique<Library>(capability);
+  library->plan_for(properties);
+  return library;
+}
+
+}  // namespace fp8train::ops::cuda

@@ -1,0 +1,83 @@
+#pragma once
+// cuDNN's attention as the library sees it: a problem is described, a plan runs it. No header of
+// cuDNN is needed here, and exactly one file behind it is built in: cudnn_sdpa.cpp goes through
+// cudnn-frontend, cudnn_sdpa_absent.cpp stands in for a build without its headers, and in the SHIM
+// form a fake enforces the library's rules (tests/support/cuda_shim/cudnn_fake.cpp).
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "device/cuda/cuda_context.h"
+#include "ops/attention/attention.h"
+
+namespace fp8train::ops::cuda {
+
+/// Where a tensor (B, heads, T, D) lies: strides in elements between positions and between
+/// sequences. Heads are D apart and D is contiguous.
+struct SdpaLayout {
+  int64_t row_stride = 0;
+  int64_t batch_stride = 0;
+
+  bool operator==(const SdpaLayout&) const = default;
+};
+
+/// One causal attention, or its gradients, with as many queries as keys; what a plan is made for.
+struct SdpaProblem {
+  AttentionShape shape;
+  DType dtype = DType::bf16;  ///< of all but log_sum_exp, which is fp32 (B, H, T)
+  bool backward = false;
+  bool keeps_log_sum_exp = false;  ///< forward only
+  SdpaLayout q, k, v, out;
+  SdpaLayout dout, dq, dk, dv;  ///< backward only
+
+  bool operator==(const SdpaProblem&) const = default;
+};
+
+/// Device memory of one call; what the problem does not have is null. Forward writes out and
+/// log_sum_exp (natural logarithm of the sum of exponentials of the scaled scores); backward reads
+/// them and writes dq, dk and dv.
+struct SdpaPointers {
+  void* q = nullptr;
+  void* k = nullptr;
+  void* v = nullptr;
+  void* out = nullptr;
+  void* log_sum_exp = nullptr;
+  void* dout = nullptr;
+  void* dq = nullptr;
+  void* dk = nullptr;
+  void* dv = nullptr;
+};
+
+class SdpaPlan {
+ public:
+  virtual ~SdpaPlan() = default;
+  /// Device memory that run() needs, 256-byte aligned.
+  virtual size_t workspace_bytes() const = 0;
+  /// Asynchronous, on the stream that the library was made for. Throws DeviceError.
+  virtual void run(const SdpaPointers& pointers, void* workspace) = 0;
+};
+
+class SdpaLibrary {
+ public:
+  virtual ~SdpaLibrary() = default;
+  virtual std::string version() const = 0;
+  /// Null, with the reason in `why_not`, where the library does not take the problem. Takes a
+  /// second or more: kernels are compiled. Backward plans are as deterministic as the problem's
+  /// shape says.
+  virtual std::unique_ptr<SdpaPlan> plan(const SdpaProblem& problem, std::string& why_not) = 0;
+};
+
+/// For the GPU and the stream of `context`, which outlives it. Null, with the reason in `why_not`,
+/// where this build or this machine has no cuDNN.
+std::unique_ptr<SdpaLibrary> make_sdpa_library(const CudaContext& context, std::string& why_not);
+
+/// Plans for a GPU that is not here, given the JSON that cuDNN writes of a device's properties
+/// (cuDNN 9.8); its plans say what they need but cannot run. For tests of the graphs, and
+/// only in builds with cudnn-frontend.
+std::unique_ptr<SdpaLibrary> make_sdpa_planner(int capability, const std::string& properties,
+                                               std::string& why_not);
+
+}  // namespace fp8train::ops::cuda

@@ -1,0 +1,102 @@
+// Rotary embedding: products and sums round separately, as on the cpu, so the bits are the same.
+
+#include "ops/dispatch/cuda_operations.h"
+#include "ops/support/kernel_support.cuh"
+
+namespace fp8train::ops::cuda {
+namespace {
+
+constexpr int kPack = 8;  // pairs of one thread: 16 bytes of bf16 from each half of a head
+
+template <typename T>
+struct RopeCall {
+  T* x;
+  int64_t row_stride, length_capacity;
+  int64_t length, heads, half;
+  const float* cosines;  ///< of position 0 of every sequence
+  const float* sines;
+  float sign;
+};
+
+/// Pairs j .. j + N - 1 of one head.
+template <int N, typename T>
+__device__ __forceinline__ void rotate(T* head, const float* cosine, const float* sine, float sign,
+                                       int64_t half) {
+  Pack<T, N> left = load_pack<N>(head);
+  Pack<T, N> right = load_pack<N>(head + half);
+  const Pack<float, N> cosines = load_pack<N>(cosine);
+  const Pack<float, N> sines = load_pack<N>(sine);
+#pragma unroll
+  for (int j = 0; j < N; ++j) {
+    const float x = load_as_float(&left.values[j]);
+    const float y = load_as_float(&right.values[j]);
+    const float s = sines.values[j] * sign;
+    store_from_float(&left.values[j], x * cosines.values[j] - y * s);
+    store_from_float(&right.values[j], y * cosines.values[j] + x * s);
+  }
+  store_pack(head, left);
+  store_pack(head + half, right);
+}
+
+/// Blocks in x go over the packs of a position, those in y over positions.
+template <int N, typename T>
+__global__ void rope_kernel(RopeCall<T> call, int64_t rows) {
+  const int64_t packs = call.half / N;
+  const int64_t item = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (item >= call.heads * packs) {
+    return;
+  }
+  const int64_t head = item / packs;
+  const int64_t j = (item - head * packs) * N;
+  for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
+    const int64_t b = row / call.length;
+    const int64_t t = row - b * call.length;
+    T* values = call.x + (b * call.length_capacity + t) * call.row_stride;
+    rotate<N>(values + head * 2 * call.half + j, call.cosines + t * call.half + j,
+              call.sines + t * call.half + j, call.sign, call.half);
+  }
+}
+
+template <int N, typename T>
+void run(const Stream& stream, const RopeCall<T>& call, int64_t rows) {
+  constexpr int kThreads = 128;
+  constexpr int64_t kMostRows = 32768;  // what a grid takes in y, roughly
+  const int64_t items = call.heads * (call.half / N);
+  launch(stream,
+         {{static_cast<unsigned>(ceil_div(items, kThreads)),
+           static_cast<unsigned>(rows < kMostRows ? rows : kMostRows)},
+          kThreads},
+         rope_kernel<N, T>, call, rows);
+}
+
+}  // namespace
+
+void rope(Stream stream, HeadsView x, int64_t batch, int64_t length, int64_t heads,
+          int64_t head_dim, ConstView cosines, ConstView sines, int64_t position_offset,
+          bool inverse) {
+  const int64_t half = head_dim / 2;
+  with_float_type(x.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::Type;
+    const RopeCall<T> call = {.x = static_cast<T*>(x.data),
+                              .row_stride = x.row_stride,
+                              .length_capacity = x.length_capacity,
+                              .length = length,
+                              .heads = heads,
+                              .half = half,
+                              .cosines = cosines.as<float>() + position_offset * half,
+                              .sines = sines.as<float>() + position_offset * half,
+                              .sign = inverse ? -1.0F : 1.0F};
+    const size_t wide = sizeof(T) * kPack;
+    const bool aligned = half % kPack == 0 && x.row_stride % kPack == 0 &&
+                         is_aligned(x.data, wide) &&
+                         is_aligned(call.cosines, sizeof(float) * kPack) &&
+                         is_aligned(call.sines, sizeof(float) * kPack);
+    if (aligned) {
+      run<kPack>(stream, call, batch * length);
+    } else {
+      run<1>(stream, call, batch * length);
+    }
+  });
+}
+
+}  // namespace fp8train::ops::cuda

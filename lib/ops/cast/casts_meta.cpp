@@ -1,0 +1,96 @@
+// Casts to and from scaled formats, and the upkeep of scales.
+
+#include "ops/dispatch/meta_counts.h"
+
+namespace fp8train::ops::meta {
+namespace {
+
+double scales_bytes(const GranuleView& view) {
+  return bytes_of(view.scale_inv) * (view.scale != nullptr ? 2 : 1);
+}
+
+}  // namespace
+
+void amax(Stream stream, ConstView x, float* /*result*/, bool combine) {
+  count(stream, bytes_of(x), "amax", x.count(), combine ? 1 : 2);
+}
+
+void quantize(Stream stream, ConstView x, const QuantizedView& out, float* /*amax_out*/,
+              QuantizeStatistics* /*statistics*/) {
+  count(stream, bytes_of(x) + bytes_of(out.codes) + bytes_of(out.codes_transposed),
+        out.codes_transposed.empty() ? "quantize" : "quantize transposed", x.count());
+}
+
+void quantize_current(Stream stream, ConstView x, const float* /*amax*/, float* /*scale_inv*/,
+                      const QuantizedView& out, QuantizeStatistics* statistics) {
+  meta::quantize(stream, x, out, nullptr, statistics);
+}
+
+void transpose_codes(Stream stream, ConstView x, View y) {
+  count(stream, bytes_of(x) + bytes_of(y));
+}
+
+void dequantize(Stream stream, const QuantizedView& x, View y) {
+  count(stream, bytes_of(x.codes) + bytes_of(y));
+}
+
+/// Blocks: one kernel reads x once for both orientations. Rows: one for them; for columns a fill, a
+/// pass for the maxima, one over the maxima, and another pass for the cast.
+void quantize_granules(Stream stream, ConstView x, const GranuleQuantizedView& out, float* /*amax*/,
+                       QuantizeStatistics* /*statistics*/) {
+  const bool by_rows = out.format.granularity == Granularity::row;
+  OpWork work = {.bytes = by_rows ? 0.0 : bytes_of(x), .launches = by_rows ? 0 : 1};
+  if (!out.rowwise.codes.empty()) {
+    work.bytes += bytes_of(out.rowwise.codes) + scales_bytes(out.rowwise);
+    if (by_rows) {
+      work.bytes += bytes_of(x);
+      work.launches += 1;
+    }
+  }
+  if (!out.columnwise.codes.empty()) {
+    work.bytes += bytes_of(out.columnwise.codes) + scales_bytes(out.columnwise);
+    if (by_rows) {
+      work.bytes += 2 * bytes_of(x);
+      work.launches += 4;
+    }
+  }
+  count(stream, work);
+}
+
+void dequantize_granules(Stream stream, const GranuleView& x, const TensorFormat& /*format*/,
+                         ScaleLayout /*layout*/, View y) {
+  count(stream, bytes_of(x.codes) + bytes_of(x.scale_inv) + bytes_of(y));
+}
+
+void compute_current_scale(Stream stream, const float* /*amax*/, const TensorFormat& /*format*/,
+                           float* /*scale*/, float* /*scale_inv*/) {
+  count(stream, 3 * sizeof(float));
+}
+
+void propagate_non_finite(Stream stream, ConstView amax, double* /*accumulator*/) {
+  count(stream, bytes_of(amax));
+}
+
+void update_delayed_scaling(Stream stream, const DelayedScalingState& state,
+                            const DelayedScaling& rule) {
+  const int64_t window = rule.algorithm == AmaxAlgorithm::max ? state.history_length : 1;
+  // amax (read, reset), cursor and scale (read, written), scale_inv, format_max, the window.
+  count(stream, static_cast<double>(state.slots * (8 + window)) * sizeof(float));
+}
+
+void granule_part_amax(Stream stream, const MatrixPart& x, Granularity /*granularity*/, View amax) {
+  count(stream, {.bytes = bytes_of(x.values) + 2 * bytes_of(amax), .launches = 2});
+}
+
+void quantize_granule_part(Stream stream, const GranulePartCast& call) {
+  count(stream, bytes_of(call.x.values) + bytes_of(call.amax) + bytes_of(call.codes) +
+                    bytes_of(call.rounded));
+}
+
+void find_granule_scales(Stream stream, ConstView amax, const Shape& /*shape*/,
+                         const TensorFormat& /*format*/, ScaleLayout /*layout*/,
+                         bool /*transposed*/, View scale_inv) {
+  count(stream, bytes_of(amax) + bytes_of(scale_inv));
+}
+
+}  // namespace fp8train::ops::meta

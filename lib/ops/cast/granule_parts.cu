@@ -1,0 +1,194 @@
+// Casts of parts of a matrix whose granules reach beyond the part. A warp has 128 consecutive
+// elements at a time: where they lie in one granule, as they do in matrices whose width is a
+// multiple of 128, it raises that granule's maximum once.
+
+#include "ops/cast/granule_parts.h"
+
+#include "ops/cast/code_tile.cuh"
+#include "ops/cast/granules.h"
+#include "ops/dispatch/cuda_operations.h"
+
+namespace fp8train::ops::cuda {
+namespace {
+
+constexpr int kRun = 128;
+constexpr int kPerLane = kRun / kWarp;
+
+/// Which granule an element of the matrix lies in.
+struct GranuleOf {
+  int64_t width;  ///< of the matrix
+  GranuleGrid grid;
+
+  __device__ __forceinline__ int64_t operator()(int64_t element) const {
+    return element / width / grid.height * grid.columns + element % width / grid.width;
+  }
+  /// Whether elements from `first` to `last` lie in one, and in one row.
+  __device__ __forceinline__ bool one(int64_t first, int64_t last) const {
+    return first / width == last / width && first % width / grid.width == last % width / grid.width;
+  }
+};
+
+GranuleOf granule_of(const MatrixPart& x, Granularity granularity) {
+  return {x.matrix.back(),
+          granule_grid(granularity, x.matrix.rows(), x.matrix.back(), ScaleLayout::row_major)};
+}
+
+__device__ __forceinline__ void raise(float* amax, float value) {
+  atomicMax(reinterpret_cast<unsigned*>(amax), bits_of(max_magnitude(value, 0.0F)));
+}
+
+/// Packed: x is aligned to 16 bytes.
+template <bool Packed>
+__global__ void __launch_bounds__(kBlock)
+    part_amax_kernel(const float* __restrict__ x, int64_t first, int64_t count, GranuleOf granule,
+                     float* amax) {
+  const int64_t stride = int64_t{gridDim.x} * kBlock * kPerLane;
+  for (int64_t run = (int64_t{blockIdx.x} * kBlock + threadIdx.x - lane_index()) * kPerLane;
+       run < count; run += stride) {
+    const int64_t i = run + lane_index() * kPerLane;
+    const int64_t last = (run + kRun < count ? run + kRun : count) - 1;
+    Pack<float, kPerLane> values = {};
+    if (Packed && i + kPerLane <= count) {
+      values = load_pack<kPerLane>(x + i);
+    } else {
+      for (int j = 0; j < kPerLane; ++j) {
+        values.values[j] = i + j < count ? x[i + j] : 0.0F;
+      }
+    }
+    if (granule.one(first + run, first + last)) {
+      uint32_t largest = 0;
+      for (const float value : values.values) {
+        largest = Largest{}(largest, bits_of(value) & 0x7FFFFFFFU);
+      }
+      largest = warp_reduce(largest, Largest{});
+      if (lane_index() == 0) {
+        raise(amax + granule(first + run), float_of(largest));
+      }
+      continue;
+    }
+    for (int j = 0; j < kPerLane; ++j) {
+      if (i + j < count) {
+        raise(amax + granule(first + i + j), values.values[j]);
+      }
+    }
+  }
+}
+
+struct PartCast {
+  const float* x;
+  int64_t first, count;
+  GranuleOf granule;
+  GranuleRule rule;
+  const float* amax;
+  uint8_t* codes;
+  float* rounded;  ///< may be null
+};
+
+/// Packed: x is aligned to 16 bytes, codes to 8.
+template <bool Packed, bool Counted, typename Code>
+__global__ void __launch_bounds__(kTileThreads)
+    cast_part_kernel(PartCast cast, QuantizeStatistics* statistics, TypeTag<Code> /*tag*/) {
+  FP8TRAIN_SHARED_ARRAY(uint32_t, shared, kTileThreads / kWarp);
+  Tally tally;
+  const int64_t stride = int64_t{gridDim.x} * kTileThreads * kOctet;
+  for (int64_t i = (int64_t{blockIdx.x} * kTileThreads + threadIdx.x) * kOctet; i < cast.count;
+       i += stride) {
+    const int64_t left = cast.count - i;
+    const int count = left < kOctet ? static_cast<int>(left) : kOctet;
+    float factors[kOctet] = {};
+    const int64_t at = cast.first + i;
+    if (cast.granule.one(at, at + count - 1)) {
+      const float factor = cast.rule.factor(cast.amax[cast.granule(at)]);
+      for (float& each : factors) {
+        each = factor;
+      }
+    } else {
+      for (int j = 0; j < count; ++j) {
+        factors[j] = cast.rule.factor(cast.amax[cast.granule(at + j)]);
+      }
+    }
+    const bool whole = left >= kOctet;
+    const Octet<float> octet =
+        whole ? load_octet<Packed>(cast.x + i, left) : load_octet<false>(cast.x + i, left);
+    const auto factor_of = [&factors](int j) { return factors[j]; };
+    const CodeWords codes = encode_octet<Code, Counted>(octet, factor_of, tally);
+    if (whole) {
+      store_codes<Packed>(cast.codes + i, codes, left);
+    } else {
+      store_codes<false>(cast.codes + i, codes, left);
+    }
+    for (int j = 0; cast.rounded != nullptr && j < count; ++j) {
+      const auto byte = static_cast<uint8_t>(codes.values[j / 4] >> j % 4 * 8);
+      cast.rounded[i + j] = decode(__builtin_bit_cast(Code, byte)) * reciprocal(factors[j]);
+    }
+  }
+  if (Counted) {
+    add_to_statistics(statistics, tally, shared);
+  }
+}
+
+struct FindScales {
+  const float* amax;
+  int64_t columns;  ///< granules of a row
+  bool transposed;
+  GranuleScales scales;
+  GranuleRule rule;
+
+  template <int N>
+  __device__ void run(int64_t i) const {
+    const int64_t row = i / columns;
+    const int64_t column = i % columns;
+    scales.keep(transposed ? column : row, transposed ? row : column, amax[i], rule);
+  }
+};
+
+}  // namespace
+
+void granule_part_amax(Stream stream, const MatrixPart& x, Granularity granularity, View amax) {
+  check_cuda(cudaMemsetAsync(amax.data, 0, amax.bytes(), cuda_context(stream).stream),
+             "resetting maxima");
+  const int64_t count = x.values.count();
+  launch(stream, {blocks_for(stream, ceil_div(count, kPerLane)), kBlock},
+         is_aligned(x.values.data) ? part_amax_kernel<true> : part_amax_kernel<false>,
+         x.values.as<float>(), x.first, count, granule_of(x, granularity), amax.as<float>());
+}
+
+void quantize_granule_part(Stream stream, const GranulePartCast& call) {
+  const int64_t count = call.x.values.count();
+  const bool counted = call.statistics != nullptr;
+  if (counted) {
+    reset_statistics(stream, call.statistics, count);
+  }
+  const PartCast cast = {.x = call.x.values.as<float>(),
+                         .first = call.x.first,
+                         .count = count,
+                         .granule = granule_of(call.x, call.format.granularity),
+                         .rule = granule_rule(call.format, DType::f32),
+                         .amax = call.amax.as<float>(),
+                         .codes = call.codes.as<uint8_t>(),
+                         .rounded = call.rounded.as<float>()};
+  const LaunchShape shape = {blocks_for(stream, ceil_div(count, kOctet), kTileThreads),
+                             kTileThreads};
+  const bool packed = is_aligned(cast.x) && is_aligned(cast.codes, kOctet);
+  with_code_type(call.format.dtype, [&](auto tag) {
+    using Code = typename decltype(tag)::Type;
+    const auto kernel = counted  ? cast_part_kernel<false, true, Code>
+                        : packed ? cast_part_kernel<true, false, Code>
+                                 : cast_part_kernel<false, false, Code>;
+    launch(stream, shape, kernel, cast, call.statistics, tag);
+  });
+}
+
+void find_granule_scales(Stream stream, ConstView amax, const Shape& shape,
+                         const TensorFormat& format, ScaleLayout layout, bool transposed,
+                         View scale_inv) {
+  const Shape seen =
+      transposed ? Shape{shape.back(), shape.rows()} : Shape{shape.rows(), shape.back()};
+  map<1>(stream, amax.count(), true,
+         FindScales{amax.as<float>(),
+                    granule_grid(format.granularity, shape.rows(), shape.back(), layout).columns,
+                    transposed, granule_scales(scale_inv, format, layout, seen),
+                    granule_rule(format, DType::f32)});
+}
+
+}  // namespace fp8train::ops::cuda

@@ -1,0 +1,111 @@
+#include "ops/cast/quantize.h"
+
+#include "base/trace.h"
+#include "ops/cast/granules.h"
+#include "ops/cast/quantize_checks.h"
+#include "ops/dispatch/op_table.h"
+
+namespace fp8train::ops {
+
+void amax(Stream stream, ConstView x, float* result, bool combine) {
+  check(is_float_type(x.dtype), "amax: x must be fp32, bf16 or fp16");
+  check(result != nullptr, "amax: no place for the result");
+  const TraceSpan span("amax");
+  dispatch<&OpTable::amax>(stream, x, result, combine);
+}
+
+void quantize(Stream stream, ConstView x, const QuantizedView& out, float* amax_out,
+              QuantizeStatistics* statistics) {
+  check(is_float_type(x.dtype), "quantize: x must be fp32, bf16 or fp16");
+  check(!out.empty() || x.count() == 0, "quantize: no place for the codes");
+  check_cast(x, out);
+  const TraceSpan span("quantize");
+  dispatch<&OpTable::quantize>(stream, x, out, amax_out, statistics);
+}
+
+void quantize_current(Stream stream, ConstView x, const float* amax, float* scale_inv,
+                      const QuantizedView& out, QuantizeStatistics* statistics) {
+  check(is_float_type(x.dtype), "quantize_current: x must be fp32, bf16 or fp16");
+  check(!out.empty() || x.count() == 0, "quantize_current: no place for the codes");
+  check(amax != nullptr && scale_inv != nullptr, "quantize_current: missing scalar");
+  check(out.format.scale_type != ScaleType::e8m0, "quantize_current: fp32 or pow2 scale expected");
+  check_cast(x, out);
+  const TraceSpan span("quantize_current");
+  dispatch<&OpTable::quantize_current>(stream, x, amax, scale_inv, out, statistics);
+}
+
+void transpose_codes(Stream stream, ConstView x, View y) {
+  check(is_code_type(x.dtype) && x.dtype == y.dtype, "transpose_codes: codes of one type expected");
+  check(y.shape == Shape{x.shape.back(), x.shape.rows()}, "transpose_codes: y is [columns, rows]");
+  const TraceSpan span("transpose_codes");
+  dispatch<&OpTable::transpose_codes>(stream, x, y);
+}
+
+void dequantize(Stream stream, const QuantizedView& x, View y) {
+  check(is_code_type(x.codes.dtype), "dequantize: codes must be e4m3, e5m2 or int8");
+  check(x.format.granularity == Granularity::tensor, "dequantize: one scale per tensor expected");
+  check(is_float_type(y.dtype), "dequantize: y must be fp32, bf16 or fp16");
+  check(x.codes.count() == y.count(), "dequantize: counts differ");
+  check(x.scale_inv != nullptr, "dequantize: no reciprocal scale");
+  const TraceSpan span("dequantize");
+  dispatch<&OpTable::dequantize>(stream, x, y);
+}
+
+void compute_current_scale(Stream stream, const float* amax, const TensorFormat& format,
+                           float* scale, float* scale_inv) {
+  check(amax != nullptr && scale != nullptr && scale_inv != nullptr,
+        "compute_current_scale: missing scalar");
+  check(format.scale_type != ScaleType::e8m0, "compute_current_scale: fp32 or pow2 scale expected");
+  const TraceSpan span("compute_current_scale");
+  dispatch<&OpTable::compute_current_scale>(stream, amax, format, scale, scale_inv);
+}
+
+void propagate_non_finite(Stream stream, ConstView amax, double* accumulator) {
+  check(amax.dtype == DType::f32 && accumulator != nullptr,
+        "propagate_non_finite: fp32 amax values and an accumulator expected");
+  const TraceSpan span("propagate_non_finite");
+  dispatch<&OpTable::propagate_non_finite>(stream, amax, accumulator);
+}
+
+void quantize_granules(Stream stream, ConstView x, const GranuleQuantizedView& out, float* amax,
+                       QuantizeStatistics* statistics) {
+  check(is_float_type(x.dtype), "quantize_granules: x must be fp32, bf16 or fp16");
+  check_granule_format(out.format);
+  check(out.format.policy == ScalePolicy::current && out.format.rounding == Rounding::nearest_even,
+        "quantize_granules: current scaling and nearest-even rounding expected");
+  const int64_t rows = x.shape.rows();
+  const int64_t columns = x.shape.back();
+  check(!out.rowwise.codes.empty() || !out.columnwise.codes.empty(),
+        "quantize_granules: no place for the codes");
+  for (const GranuleView* view : {&out.rowwise, &out.columnwise}) {
+    if (view->codes.empty()) {
+      continue;
+    }
+    check_granules(*view, out.format, out.layout,
+                   view == &out.rowwise ? Shape{rows, columns} : Shape{columns, rows});
+    check(view->scale != nullptr || out.format.granularity != Granularity::row,
+          "quantize_granules: no scale");
+  }
+  const TraceSpan span("quantize_granules");
+  dispatch<&OpTable::quantize_granules>(stream, x, out, amax, statistics);
+}
+
+void dequantize_granules(Stream stream, const GranuleView& x, const TensorFormat& format,
+                         ScaleLayout layout, View y) {
+  check(is_float_type(y.dtype), "dequantize_granules: y must be fp32, bf16 or fp16");
+  check_granule_format(format);
+  check_granules(x, format, layout, {x.codes.shape.rows(), x.codes.shape.back()});
+  check(x.codes.count() == y.count(), "dequantize_granules: counts differ");
+  const TraceSpan span("dequantize_granules");
+  dispatch<&OpTable::dequantize_granules>(stream, x, format, layout, y);
+}
+
+void update_delayed_scaling(Stream stream, const DelayedScalingState& state,
+                            const DelayedScaling& rule) {
+  check(state.slots >= 0 && state.history_length >= 1,
+        "update_delayed_scaling: a history holds at least one value");
+  const TraceSpan span("update_delayed_scaling");
+  dispatch<&OpTable::update_delayed_scaling>(stream, state, rule);
+}
+
+}  // namespace fp8train::ops

@@ -1,0 +1,287 @@
+// Casting with one scale per tensor, and the upkeep of scales. The cast reads its input once and
+// writes codes, transposed codes, amax and statistics from it. Maxima and counts are integers, so
+// that no order of blocks changes them.
+
+#include "base/math.h"
+#include "ops/cast/cast_tiles.cuh"
+#include "ops/dispatch/cuda_operations.h"
+
+namespace fp8train::ops::cuda {
+namespace {
+
+constexpr int kSpan = 16;  // elements of one thread where no transpose is wanted: 16 bytes of codes
+
+template <bool Packed, typename X>
+__global__ void __launch_bounds__(kTileThreads)
+    amax_kernel(const X* __restrict__ x, int64_t count, float* result) {
+  FP8TRAIN_SHARED_ARRAY(uint32_t, shared, kTileThreads / kWarp);
+  Peak<X> peak;
+  const int64_t stride = int64_t{gridDim.x} * kTileThreads * kSpan;
+  for (int64_t i = (int64_t{blockIdx.x} * kTileThreads + threadIdx.x) * kSpan; i < count;
+       i += stride) {
+    const int64_t left = count - i;
+    if (left >= kSpan) {
+      const Octet<X> first = load_octet<Packed>(x + i, kOctet);
+      const Octet<X> second = load_octet<Packed>(x + i + kOctet, kOctet);
+      peak.add(first);
+      peak.add(second);
+    } else {
+      peak.add(load_octet<false>(x + i, left));
+      peak.add(load_octet<false>(x + i + kOctet, left - kOctet));
+    }
+  }
+  raise_amax(result, peak.value(), shared);
+}
+
+/// Codes in the order of the input. Packed: x and codes are aligned to 16 bytes.
+template <bool Packed, bool Counted, typename X, typename Code>
+__global__ void __launch_bounds__(kTileThreads)
+    quantize_kernel(const X* __restrict__ x, Code* __restrict__ codes, int64_t count,
+                    CastCall call) {
+  FP8TRAIN_SHARED_ARRAY(uint32_t, shared, kTileThreads / kWarp);
+  const float scale = scale_of_cast(call);
+  const auto scale_of = [scale](int /*column*/) { return scale; };
+  auto* const bytes = reinterpret_cast<uint8_t*>(codes);
+  Peak<X> peak;
+  Tally tally;
+  const int64_t stride = int64_t{gridDim.x} * kTileThreads * kSpan;
+  for (int64_t i = (int64_t{blockIdx.x} * kTileThreads + threadIdx.x) * kSpan; i < count;
+       i += stride) {
+    const int64_t left = count - i;
+    const bool whole = left >= kSpan;
+    const auto octet_at = [&](int at) {
+      return whole ? load_octet<Packed>(x + i + at, kOctet)
+                   : load_octet<false>(x + i + at, left - at);
+    };
+    const Octet<X> first = octet_at(0);
+    const Octet<X> second = octet_at(kOctet);
+    peak.add(first);
+    peak.add(second);
+    const CodeWords low = encode_octet<Code, Counted>(first, scale_of, tally);
+    const CodeWords high = encode_octet<Code, Counted>(second, scale_of, tally);
+    if (Packed && whole) {
+      const Words words = {{low.values[0], low.values[1], high.values[0], high.values[1]}};
+      store_pack(reinterpret_cast<uint32_t*>(bytes + i), words);
+    } else {
+      store_codes<false>(bytes + i, low, left);
+      store_codes<false>(bytes + i + kOctet, high, left - kOctet);
+    }
+  }
+  finish_cast<Counted>(call, peak, tally, shared);
+}
+
+void run_quantize(const Stream& stream, const ConstView& x, const QuantizedView& out,
+                  float* amax_out, QuantizeStatistics* statistics, const CurrentScale& current) {
+  with_float_type(x.dtype, [&](auto x_tag) {
+    using X = typename decltype(x_tag)::Type;
+    const X* data = x.as<X>();
+    if (!out.codes_transposed.empty()) {
+      const Shape& turned = out.codes_transposed.shape;
+      cast_tiles(stream, StoredSource<X>{data, turned.rows()}, turned.back(), turned.rows(),
+                 nullptr, {out, amax_out, statistics}, is_aligned(data), current);
+      return;
+    }
+    if (statistics != nullptr) {
+      reset_statistics(stream, statistics, x.count());
+    }
+    const float* const scale = current.amax == nullptr ? out.scale : nullptr;
+    const CastCall call = {scale, out.scale_inv, amax_out, statistics, current};
+    const bool packed = is_aligned(data) && is_aligned(out.codes.data);
+    const LaunchShape shape = {blocks_for(stream, ceil_div(x.count(), kSpan), kTileThreads),
+                               kTileThreads};
+    with_code_type(out.format.dtype, [&](auto code_tag) {
+      using Code = typename decltype(code_tag)::Type;
+      const auto kernel = !packed                 ? quantize_kernel<false, true, X, Code>
+                          : statistics != nullptr ? quantize_kernel<true, true, X, Code>
+                                                  : quantize_kernel<true, false, X, Code>;
+      launch(stream, shape, kernel, data, out.codes.as<Code>(), x.count(), call);
+    });
+  });
+}
+
+CurrentScale current_scale_of(const float* amax, const TensorFormat& format, float* scale,
+                              float* scale_inv) {
+  return {amax,
+          format_max(format.dtype),
+          format.amax_epsilon,
+          format.scale_type == ScaleType::pow2,
+          scale,
+          scale_inv};
+}
+
+/// Packed: x is aligned to 8 bytes and its width a multiple of eight.
+template <bool Packed>
+__global__ void __launch_bounds__(kTileThreads)
+    transpose_codes_kernel(const uint8_t* __restrict__ x, uint8_t* __restrict__ y, int64_t rows,
+                           int64_t columns, bool y_aligned) {
+  FP8TRAIN_SHARED_ARRAY(Words, shared, kTileWords / 4);
+  auto* const tile = reinterpret_cast<uint32_t*>(shared);
+  const int64_t tiles_across = ceil_div(columns, kTile);
+  const int64_t tiles = tiles_across * ceil_div(rows, kTile);
+  for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
+    const int64_t tile_row = index / tiles_across * kTile;
+    const int64_t tile_column = index % tiles_across * kTile;
+    const int64_t row = tile_row + threadIdx.x / kTileGroups * kOctet;
+    const int64_t column = tile_column + threadIdx.x % kTileGroups * kOctet;
+    CodeWords codes[kOctet] = {};
+#pragma unroll
+    for (int i = 0; i < kOctet; ++i) {
+      const int64_t available = row + i < rows ? columns - column : 0;
+      const uint8_t* from = x + (row + i) * columns + column;
+      if (Packed && available > 0) {
+        codes[i] = load_pack<2>(reinterpret_cast<const uint32_t*>(from));
+      }
+      for (int j = 0; !Packed && j < kOctet && j < available; ++j) {
+        codes[i].values[j / 4] |= static_cast<uint32_t>(from[j]) << j % 4 * 8;
+      }
+    }
+    put_transposed(codes, tile);
+    __syncthreads();
+    write_transposed(tile, y, tile_row, tile_column, rows, columns, y_aligned);
+    __syncthreads();
+  }
+}
+
+template <typename Code, typename Y>
+struct Dequantize {
+  const Code* codes;
+  const float* scale_inv;
+  Y* y;
+
+  template <int N>
+  __device__ void run(int64_t i) const {
+    const float factor = *scale_inv;
+    if constexpr (N == 1) {
+      store_from_float(y + i, decode(codes[i]) * factor);
+    } else {
+      store_decoded<Code>(codes + i, factor, y + i);
+    }
+  }
+};
+
+struct FindCurrentScale {
+  CurrentScale current;
+
+  template <int N>
+  __device__ void run(int64_t /*i*/) const {
+    const float result = current_scale(*current.amax, current.format_max, current.amax_epsilon,
+                                       current.pow2, kMaxF32);
+    *current.scale = result;
+    *current.scale_inv = reciprocal(result);
+  }
+};
+
+/// One block.
+__global__ void propagate_non_finite_kernel(const float* amax, int64_t count, double* accumulator) {
+  bool found = false;
+  for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
+    found = found || !is_finite(amax[i]);
+  }
+  const bool anywhere = __syncthreads_or(found ? 1 : 0) != 0;
+  if (anywhere && threadIdx.x == 0) {
+    *accumulator = __longlong_as_double(0x7FF8000000000000LL);
+  }
+}
+
+constexpr int kSlots = 32;        // of a block: a row of the history is read for all of them
+constexpr int kHistoryRows = 32;  // that a block reads at a time
+
+/// Block (kSlots, kHistoryRows). The value that enters the history replaces the oldest one before
+/// the window is read.
+__global__ void update_delayed_scaling_kernel(DelayedScalingState state, AmaxAlgorithm algorithm,
+                                              int margin) {
+  FP8TRAIN_SHARED_ARRAY(float, partial, kSlots* kHistoryRows);
+  FP8TRAIN_SHARED_ARRAY(float, newest, kSlots);
+  FP8TRAIN_SHARED_ARRAY(int, pushed, kSlots);
+  const int lane = static_cast<int>(threadIdx.x);
+  const int first_row = static_cast<int>(threadIdx.y);
+  const int64_t slot = int64_t{blockIdx.x} * kSlots + lane;
+  const bool exists = slot < state.slots;
+  if (first_row == 0) {
+    pushed[lane] = exists && push_amax(state, slot) ? 1 : 0;
+    newest[lane] = exists ? newest_amax(state, slot) : 0.0F;
+  }
+  __syncthreads();
+  float window = newest[lane];
+  if (algorithm == AmaxAlgorithm::max && pushed[lane] != 0) {
+    for (int64_t row = first_row; row < state.history_length; row += kHistoryRows) {
+      window = Largest{}(state.history[row * state.slots + slot], window);
+    }
+  }
+  partial[first_row * kSlots + lane] = window;
+  __syncthreads();
+  if (first_row != 0 || pushed[lane] == 0) {
+    return;
+  }
+  for (int row = 1; row < kHistoryRows; ++row) {
+    window = Largest{}(partial[row * kSlots + lane], window);
+  }
+  rescale_slot(state, slot, window, margin);
+}
+
+}  // namespace
+
+void amax(Stream stream, ConstView x, float* result, bool combine) {
+  if (!combine) {
+    check_cuda(cudaMemsetAsync(result, 0, sizeof(float), cuda_context(stream).stream),
+               "resetting an amax");
+  }
+  with_float_type(x.dtype, [&](auto tag) {
+    using X = typename decltype(tag)::Type;
+    const unsigned blocks = blocks_for(stream, ceil_div(x.count(), kSpan), kTileThreads);
+    launch(stream, {blocks, kTileThreads},
+           is_aligned(x.data) ? amax_kernel<true, X> : amax_kernel<false, X>, x.as<X>(), x.count(),
+           result);
+  });
+}
+
+void quantize(Stream stream, ConstView x, const QuantizedView& out, float* amax_out,
+              QuantizeStatistics* statistics) {
+  run_quantize(stream, x, out, amax_out, statistics, {});
+}
+
+void quantize_current(Stream stream, ConstView x, const float* amax, float* scale_inv,
+                      const QuantizedView& out, QuantizeStatistics* statistics) {
+  run_quantize(stream, x, out, nullptr, statistics,
+               current_scale_of(amax, out.format, out.scale, scale_inv));
+}
+
+void transpose_codes(Stream stream, ConstView x, View y) {
+  const int64_t rows = x.shape.rows();
+  const int64_t columns = x.shape.back();
+  const bool packed = columns % kOctet == 0 && is_aligned(x.data, kOctet);
+  const LaunchShape shape = {
+      blocks_for(stream, ceil_div(rows, kTile) * ceil_div(columns, kTile), 1), kTileThreads};
+  launch(stream, shape, packed ? transpose_codes_kernel<true> : transpose_codes_kernel<false>,
+         x.as<uint8_t>(), y.as<uint8_t>(), rows, columns, transposed_is_aligned(y.data, rows));
+}
+
+void dequantize(Stream stream, const QuantizedView& x, View y) {
+  with_code_type(x.codes.dtype, [&](auto code_tag) {
+    with_float_type(y.dtype, [&](auto y_tag) {
+      using Code = typename decltype(code_tag)::Type;
+      using Y = typename decltype(y_tag)::Type;
+      map<kOctet>(stream, y.count(), is_aligned(x.codes.data, kOctet) && is_aligned(y.data),
+                  Dequantize<Code, Y>{x.codes.as<Code>(), x.scale_inv, y.as<Y>()});
+    });
+  });
+}
+
+void compute_current_scale(Stream stream, const float* amax, const TensorFormat& format,
+                           float* scale, float* scale_inv) {
+  map<1>(stream, 1, true, FindCurrentScale{current_scale_of(amax, format, scale, scale_inv)});
+}
+
+void propagate_non_finite(Stream stream, ConstView values, double* accumulator) {
+  launch(stream, {dim3(1), dim3(kBlock)}, propagate_non_finite_kernel, values.as<float>(),
+         values.count(), accumulator);
+}
+
+void update_delayed_scaling(Stream stream, const DelayedScalingState& state,
+                            const DelayedScaling& rule) {
+  launch(stream,
+         {dim3(static_cast<unsigned>(ceil_div(state.slots, kSlots))), dim3(kSlots, kHistoryRows)},
+         update_delayed_scaling_kernel, state, rule.algorithm, rule.margin);
+}
+
+}  // namespace fp8train::ops::cuda

@@ -1,0 +1,215 @@
+// Compiled once per x86-64 level. Codes are those of numeric/convert.h's encode; the loops are
+// written so that the compiler vectorizes them.
+
+#include "base/math.h"
+#include "ops/cast/quantize_support_cpu.h"
+#include "ops/dispatch/cpu_operations.h"
+
+namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
+namespace {
+
+/// The chunk is read from memory once: its further passes find it in L1. Maxima and counts are
+/// integers, so that no order of threads changes them.
+template <typename X, typename Code>
+FP8TRAIN_HD void quantize_array(const X* x, Code* codes, int64_t count, float scale,
+                                float* amax_out, QuantizeStatistics* statistics) {
+  const bool wants_amax = amax_out != nullptr;
+  const bool wants_statistics = statistics != nullptr;
+  const int64_t chunks = ceil_div(count, kChunk);
+  uint32_t largest = 0;
+  uint64_t saturated = 0;
+  uint64_t underflow = 0;
+#pragma omp parallel for schedule(static) reduction(max : largest) \
+    reduction(+ : saturated, underflow) if (count >= kParallelElements)
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+    const int64_t begin = chunk * kChunk;
+    const int64_t length = minimum(kChunk, count - begin);
+    if (wants_amax) {
+      const uint32_t here = largest_magnitude(x + begin, length);
+      largest = here > largest ? here : largest;
+    }
+    encode_chunk(x + begin, scale, codes + begin, length);
+    if (wants_statistics) {
+      count_chunk(x + begin, scale, codes + begin, length, saturated, underflow);
+    }
+  }
+  if (wants_amax) {
+    *amax_out = max_magnitude(value_of_magnitude(largest, TypeTag<X>{}), *amax_out);
+  }
+  if (wants_statistics) {
+    *statistics = {static_cast<uint64_t>(count), saturated, underflow};
+  }
+}
+
+void turn_matrix(const uint8_t* from, int64_t rows, int64_t columns, uint8_t* to) {
+  constexpr int64_t kTile = 64;
+  const int64_t column_tiles = ceil_div(columns, kTile);
+#pragma omp parallel for schedule(static) if (rows * columns >= kParallelElements)
+  for (int64_t tile = 0; tile < column_tiles; ++tile) {
+    const int64_t column_end = minimum(columns, (tile + 1) * kTile);
+    for (int64_t row = 0; row < rows; row += kTile) {
+      const int64_t column = tile * kTile;
+      turn_bytes(from + row * columns + column, columns, minimum(kTile, rows - row),
+                 column_end - column, to + column * rows + row, rows);
+    }
+  }
+}
+
+/// Only the transpose is kept: tiles are cast into a buffer, and turned from there.
+template <typename X, typename Code>
+FP8TRAIN_HD void quantize_transposed(const X* x, int64_t rows, int64_t columns, Code* transposed,
+                                     float scale, float* amax_out, QuantizeStatistics* statistics) {
+  const int64_t column_tiles = ceil_div(columns, kTurn);
+  uint32_t largest = 0;
+  uint64_t saturated = 0;
+  uint64_t underflow = 0;
+#pragma omp parallel for schedule(static) reduction(max : largest) \
+    reduction(+ : saturated, underflow) if (rows * columns >= kParallelElements)
+  for (int64_t tile = 0; tile < column_tiles; ++tile) {
+    const int64_t column = tile * kTurn;
+    const int64_t width = minimum(kTurn, columns - column);
+    for (int64_t row = 0; row < rows; row += kTurn) {
+      const int64_t height = minimum(kTurn, rows - row);
+      Code codes[kTurn * kTurn];
+      for (int64_t r = 0; r < height; ++r) {
+        const X* from = x + (row + r) * columns + column;
+        const uint32_t here = largest_magnitude(from, width);
+        largest = here > largest ? here : largest;
+        encode_chunk(from, scale, codes + r * kTurn, width);
+        if (statistics != nullptr) {
+          count_chunk(from, scale, codes + r * kTurn, width, saturated, underflow);
+        }
+      }
+      turn_tile(codes, height, width, transposed + column * rows + row, rows);
+    }
+  }
+  if (amax_out != nullptr) {
+    *amax_out = max_magnitude(value_of_magnitude(largest, TypeTag<X>{}), *amax_out);
+  }
+  if (statistics != nullptr) {
+    *statistics = {static_cast<uint64_t>(rows * columns), saturated, underflow};
+  }
+}
+
+/// Slots begin .. begin + count, at most kLanes: a row of the history is read for all of them.
+FP8TRAIN_HD void update_slots(const DelayedScalingState& state, const DelayedScaling& rule,
+                              int64_t begin, int64_t count) {
+  float window[kLanes];
+  bool pushed[kLanes];
+  for (int64_t i = 0; i < count; ++i) {
+    pushed[i] = push_amax(state, begin + i);
+    window[i] = newest_amax(state, begin + i);
+  }
+  if (rule.algorithm == AmaxAlgorithm::max) {
+    for (int64_t row = 0; row < state.history_length; ++row) {
+      const float* values = state.history + row * state.slots + begin;
+      for (int64_t i = 0; i < count; ++i) {
+        window[i] = values[i] > window[i] ? values[i] : window[i];
+      }
+    }
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    if (pushed[i]) {
+      rescale_slot(state, begin + i, window[i], rule.margin);
+    }
+  }
+}
+
+}  // namespace
+
+void amax(Stream /*stream*/, ConstView x, float* result, bool combine) {
+  with_float_type(x.dtype, [&](auto tag) {
+    const auto* data = x.as<typename decltype(tag)::Type>();
+    const int64_t count = x.count();
+    const int64_t chunks = ceil_div(count, kChunk);
+    uint32_t largest = 0;
+#pragma omp parallel for schedule(static) reduction(max : largest) if (count >= kParallelElements)
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+      const int64_t begin = chunk * kChunk;
+      const uint32_t here = largest_magnitude(data + begin, minimum(kChunk, count - begin));
+      largest = here > largest ? here : largest;
+    }
+    *result = max_magnitude(value_of_magnitude(largest, tag), combine ? *result : 0.0F);
+  });
+}
+
+void transpose_codes(Stream /*stream*/, ConstView x, View y) {
+  turn_matrix(x.as<uint8_t>(), x.shape.rows(), x.shape.back(), y.as<uint8_t>());
+}
+
+void quantize(Stream /*stream*/, ConstView x, const QuantizedView& out, float* amax_out,
+              QuantizeStatistics* statistics) {
+  const float scale = *out.scale;
+  if (out.scale_inv != nullptr) {
+    *out.scale_inv = reciprocal(scale);
+  }
+  const bool only_transposed = out.codes.empty() && !out.codes_transposed.empty();
+  with_float_type(x.dtype, [&](auto x_tag) {
+    with_code_type(out.format.dtype, [&](auto code_tag) {
+      using X = typename decltype(x_tag)::Type;
+      using Code = typename decltype(code_tag)::Type;
+      if (only_transposed) {
+        const Shape& shape = out.codes_transposed.shape;
+        quantize_transposed(x.as<X>(), shape.back(), shape.rows(), out.codes_transposed.as<Code>(),
+                            scale, amax_out, statistics);
+      } else {
+        quantize_array(x.as<X>(), out.codes.as<Code>(), x.count(), scale, amax_out, statistics);
+      }
+    });
+  });
+  if (!only_transposed && !out.codes_transposed.empty()) {
+    turn_matrix(out.codes.as<uint8_t>(), out.codes.shape.rows(), out.codes.shape.back(),
+                out.codes_transposed.as<uint8_t>());
+  }
+}
+
+void dequantize(Stream /*stream*/, const QuantizedView& x, View y) {
+  const float scale_inv = *x.scale_inv;
+  with_code_type(x.codes.dtype, [&](auto code_tag) {
+    with_float_type(y.dtype, [&](auto y_tag) {
+      const auto* codes = x.codes.as<typename decltype(code_tag)::Type>();
+      auto* data = y.as<typename decltype(y_tag)::Type>();
+      for_each_chunk(y.count(), [=](int64_t begin, int64_t end) {
+#pragma GCC ivdep
+        for (int64_t i = begin; i < end; ++i) {
+          store_from_float(data + i, decode(codes[i]) * scale_inv);
+        }
+      });
+    });
+  });
+}
+
+void compute_current_scale(Stream /*stream*/, const float* amax, const TensorFormat& format,
+                           float* scale, float* scale_inv) {
+  *scale = current_scale(*amax, format_max(format.dtype), format.amax_epsilon,
+                         format.scale_type == ScaleType::pow2, kMaxF32);
+  *scale_inv = reciprocal(*scale);
+}
+
+void quantize_current(Stream stream, ConstView x, const float* amax, float* scale_inv,
+                      const QuantizedView& out, QuantizeStatistics* statistics) {
+  FP8TRAIN_ISA_NS::compute_current_scale(stream, amax, out.format, out.scale, scale_inv);
+  FP8TRAIN_ISA_NS::quantize(stream, x, out, nullptr, statistics);
+}
+
+void propagate_non_finite(Stream /*stream*/, ConstView amax, double* accumulator) {
+  const float* values = amax.as<float>();
+  for (int64_t i = 0; i < amax.count(); ++i) {
+    if (!is_finite(values[i])) {
+      *accumulator = __builtin_nan("");
+    }
+  }
+}
+
+void update_delayed_scaling(Stream /*stream*/, const DelayedScalingState& state,
+                            const DelayedScaling& rule) {
+  const int64_t blocks = ceil_div(state.slots, kLanes);
+  const int64_t work = state.slots * state.history_length;
+#pragma omp parallel for schedule(static) if (work >= kParallelElements)
+  for (int64_t block = 0; block < blocks; ++block) {
+    const int64_t begin = block * kLanes;
+    update_slots(state, rule, begin, minimum(kLanes, state.slots - begin));
+  }
+}
+
+}  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

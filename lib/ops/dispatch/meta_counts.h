@@ -1,0 +1,50 @@
+#pragma once
+// How operations of the meta device count their work.
+
+#include "device/meta/meta_device.h"
+#include "device/stream.h"
+#include "ops/dispatch/meta_operations.h"
+#include "tensor/view.h"
+
+namespace fp8train::ops::meta {
+
+inline double bytes_of(const ConstView& view) {
+  return view.empty() ? 0.0 : static_cast<double>(view.bytes());
+}
+
+inline double bytes_of(const HeadsView& view, int64_t rows, int64_t heads, int64_t head_dim) {
+  return static_cast<double>(rows * heads * head_dim) * static_cast<double>(size_of(view.dtype));
+}
+
+inline double bytes_of(const QuantizeSink& cast) {
+  return bytes_of(cast.out.codes) + bytes_of(cast.out.codes_transposed);
+}
+
+inline double stored_bytes(const StoredTensor& tensor) {
+  return bytes_of(tensor.codes) + bytes_of(tensor.scales);
+}
+
+inline void count(const Stream& stream, const OpWork& work) {
+  stream.counters().bytes += work.bytes;
+  stream.counters().operations += 1;
+  log_call(stream, work);
+}
+/// Of one kernel.
+inline void count(const Stream& stream, double bytes) {
+  count(stream, OpWork{.bytes = bytes});
+}
+/// Of one kernel that has a row in the table of kernels.
+inline void count(const Stream& stream, double bytes, const char* kernel, int64_t elements,
+                  int launches = 1) {
+  count(stream, OpWork{.bytes = bytes,
+                       .launches = launches,
+                       .kernel = kernel,
+                       .elements = static_cast<double>(elements)});
+}
+
+/// Whose scale follows from an amax that a pass over the new values finds.
+inline bool scaled_by_tensor(const StoredTensor& tensor) {
+  return tensor.format.is_scaled() && tensor.format.granularity == Granularity::tensor;
+}
+
+}  // namespace fp8train::ops::meta

@@ -1,0 +1,44 @@
+#pragma once
+// The one place where an operation is dispatched: each backend (cpu at each x86-64 level, cuda,
+// meta) has one table of functions with the signatures of the public headers, and op_table() picks
+// it. Shapes and types have been checked before. Headers of operations never include this one.
+
+#include <utility>
+
+#include "ops/attention/attention.h"
+#include "ops/attention/kv_cache.h"
+#include "ops/cast/granule_parts.h"
+#include "ops/cast/quantize.h"
+#include "ops/exchange/shared_wire.h"
+#include "ops/exchange/wire.h"
+#include "ops/gemm/gemm.h"
+#include "ops/gemm/scaled_gemm.h"
+#include "ops/loss/cross_entropy.h"
+#include "ops/norm/norm.h"
+#include "ops/optimizer/optimizer.h"
+#include "ops/pointwise/activation.h"
+#include "ops/pointwise/elementwise.h"
+#include "ops/pointwise/embedding.h"
+#include "ops/pointwise/smoothing.h"
+#include "ops/storage/storage.h"
+
+namespace fp8train::ops {
+
+struct OpTable {
+#define FP8TRAIN_OPERATION(name) decltype(&ops::name) name;
+#include "ops/dispatch/operations.def"
+};
+
+/// Throws DeviceError when the device has no operations in this build.
+const OpTable& op_table(const Stream& stream);
+inline const OpTable& op_table(const Device& device) {
+  return op_table(device.stream());
+}
+
+/// Calls the backend's function of a stream or a device: dispatch<&OpTable::gemm>(stream, call).
+template <auto operation, typename On, typename... Arguments>
+decltype(auto) dispatch(On&& on, Arguments&&... arguments) {
+  return (op_table(on).*operation)(on, std::forward<Arguments>(arguments)...);
+}
+
+}  // namespace fp8train::ops

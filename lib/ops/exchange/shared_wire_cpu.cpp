@@ -1,0 +1,176 @@
+// Compiled once per x86-64 level. The arithmetic is in ops/wire_math.h.
+
+#include <cstring>
+
+#include "base/math.h"
+#include "ops/dispatch/cpu_operations.h"
+#include "ops/dispatch/op_table.h"
+#include "ops/exchange/wire_math.h"
+#include "ops/storage/stored_runs_cpu.h"
+
+namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
+namespace {
+
+/// The values of one group of the bucket; what codes are multiplied by to become values.
+FP8TRAIN_HD void load_group(const SharedBucket& bucket, int64_t group, int64_t length,
+                            float* values) {
+  const int64_t tensor = bucket.tensor_of_group.as<int32_t>()[group];
+  const float factor = is_fp8(bucket.values.dtype)
+                           ? reciprocal(copied_scale(bucket.kept_scales.as<float>()[2 * tensor]))
+                           : 1.0F;
+  with_stored_type(bucket.values.dtype, [&](auto tag) {
+    decode_run(bucket.values.as<typename decltype(tag)::Type>() + group * kStoredGroup, factor,
+               values, length);
+  });
+}
+
+/// body(element of the codes, element of the bucket, how many it has) for all groups of codes.
+template <typename Body>
+FP8TRAIN_HD void for_each_group(const Shape& codes, const ChunkPlaces& places, int64_t count,
+                                Body body) {
+  const int64_t chunk = codes.back();
+  const int64_t groups = codes.count() / kStoredGroup;
+#pragma omp parallel for schedule(static) if (codes.count() >= kParallelElements)
+  for (int64_t group = 0; group < groups; ++group) {
+    const int64_t at = group * kStoredGroup;
+    const int64_t place = chunk_begin(places, chunk, at / chunk) + at % chunk;
+    const int64_t left = count - place;
+    body(at, place, left < 0 ? 0 : minimum(kStoredGroup, left));
+  }
+}
+
+/// Values of the codes of one group.
+template <typename Code>
+FP8TRAIN_HD void read_group(const Code* codes, float scale, float factor, int64_t place,
+                            int64_t length, const View& values) {
+  float decoded[kStoredGroup];
+  decode_run(codes, reciprocal(scale), decoded, length);
+  with_float_type(values.dtype, [&](auto tag) {
+    auto* to = values.as<typename decltype(tag)::Type>() + place;
+    for (int64_t i = 0; i < length; ++i) {
+      store_from_float(to + i, decoded[i] * factor);
+    }
+  });
+}
+
+}  // namespace
+
+void shared_amax(Stream /*stream*/, const SharedBucket& bucket, View amax) {
+  const int64_t count = bucket.values.count();
+  std::memset(amax.data, 0, amax.bytes());
+  for (int64_t group = 0; group < ceil_div(count, kStoredGroup); ++group) {
+    float values[kStoredGroup];
+    const int64_t length = minimum(kStoredGroup, count - group * kStoredGroup);
+    load_group(bucket, group, length, values);
+    float& largest = amax.as<float>()[bucket.tensor_of_group.as<int32_t>()[group]];
+    largest = max_magnitude(largest, float_of(largest_magnitude(values, length)));
+  }
+}
+
+void shared_scales(Stream /*stream*/, ConstView amax, const TensorFormat& format, float pre_scale,
+                   View scales, ConstView automatic) {
+  const int64_t tensors = scales.count();
+  const int64_t ranks = amax.count() / tensors;
+  for (int64_t t = 0; t < tensors; ++t) {
+    float largest = 0.0F;
+    for (int64_t r = 0; r < ranks; ++r) {
+      largest = max_magnitude(largest, amax.as<float>()[r * tensors + t]);
+    }
+    const AutoScale* controller = automatic.empty() ? nullptr : automatic.as<const AutoScale*>()[t];
+    scales.as<float>()[t] =
+        shared_scale(largest, format_max(format.dtype), format.scale_type == ScaleType::pow2,
+                     automatic_pre_scale(pre_scale, controller));
+  }
+}
+
+void pack_shared(Stream /*stream*/, const SharedBucket& bucket, ConstView scales, View codes,
+                 const ChunkPlaces& places) {
+  const uint8_t nowhere[kStoredGroup] = {};
+  for_each_group(codes.shape, places, bucket.values.count(),
+                 [&](int64_t at, int64_t place, int64_t length) {
+                   uint8_t* to = codes.as<uint8_t>() + at;
+                   std::memset(to + length, 0, static_cast<size_t>(kStoredGroup - length));
+                   if (length == 0) {
+                     return;
+                   }
+                   const int64_t group = place / kStoredGroup;
+                   float values[kStoredGroup];
+                   load_group(bucket, group, length, values);
+                   const int32_t tensor = bucket.tensor_of_group.as<int32_t>()[group];
+                   with_fp8_type(codes.dtype, [&](auto tag) {
+                     using Code = typename decltype(tag)::Type;
+                     encode_run(values, scales.as<float>()[tensor], nowhere,
+                                reinterpret_cast<Code*>(to), length);
+                   });
+                 });
+}
+
+void sum_shared(Stream /*stream*/, ConstView codes, View y) {
+  const int64_t count = y.count();
+  const int64_t ranks = codes.count() / count;
+  with_fp8_type(y.dtype, [&](auto tag) {
+    using Code = typename decltype(tag)::Type;
+    const Code* from = codes.as<Code>();
+    Code* to = y.as<Code>();
+    for_each_chunk(count, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        Code sum = from[i];
+        for (int64_t r = 1; r < ranks; ++r) {
+          sum = add_codes(sum, from[r * count + i]);
+        }
+        to[i] = sum;
+      }
+    });
+  });
+}
+
+void count_largest(Stream /*stream*/, ConstView codes, ConstView tensor_of_group,
+                   ConstView automatic) {
+  const int64_t count = codes.count();
+  with_fp8_type(codes.dtype, [&](auto tag) {
+    const auto* from = codes.as<typename decltype(tag)::Type>();
+#pragma omp parallel for schedule(static) if (count >= kParallelElements)
+    for (int64_t group = 0; group < ceil_div(count, kStoredGroup); ++group) {
+      const int64_t begin = group * kStoredGroup;
+      uint32_t found = 0;
+      for (int64_t i = begin; i < minimum(begin + kStoredGroup, count); ++i) {
+        found += is_largest(from[i]) ? 1U : 0U;
+      }
+      if (found == 0) {
+        continue;
+      }
+      AutoScale& scale = *automatic.as<AutoScale*>()[tensor_of_group.as<int32_t>()[group]];
+#pragma omp atomic
+      scale.at_maximum += found;  // an integer: in any order
+    }
+  });
+}
+
+void read_shared(Stream /*stream*/, ConstView codes, ConstView scales, float factor,
+                 const SharedBucket& to, const ChunkPlaces& places) {
+  const bool keeps = is_fp8(to.values.dtype);
+  for_each_group(
+      codes.shape, places, to.values.count(), [&](int64_t at, int64_t place, int64_t length) {
+        const uint8_t* from = codes.as<uint8_t>() + at;
+        if (length == 0) {
+          return;
+        }
+        if (keeps) {
+          std::memcpy(to.values.as<uint8_t>() + place, from, static_cast<size_t>(length));
+          return;
+        }
+        const int32_t tensor = to.tensor_of_group.as<int32_t>()[place / kStoredGroup];
+        with_fp8_type(codes.dtype, [&](auto tag) {
+          using Code = typename decltype(tag)::Type;
+          read_group(reinterpret_cast<const Code*>(from), scales.as<float>()[tensor], factor, place,
+                     length, to.values);
+        });
+      });
+  if (keeps && !to.kept_scales.empty()) {
+    for (int64_t t = 0; t < scales.count(); ++t) {
+      to.kept_scales.as<float>()[2 * t] = kept_scale(scales.as<float>()[t] / factor);
+    }
+  }
+}
+
+}  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

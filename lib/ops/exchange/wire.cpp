@@ -1,0 +1,81 @@
+#include "ops/exchange/wire.h"
+
+#include "base/math.h"
+#include "base/trace.h"
+#include "ops/dispatch/op_table.h"
+#include "ops/exchange/wire_checks.h"
+#include "ops/exchange/wire_math.h"
+
+namespace fp8train::ops {
+namespace {
+
+bool is_summed_type(DType dtype) {
+  return dtype == DType::f32 || dtype == DType::bf16;
+}
+
+}  // namespace
+
+bool is_wire_format(const TensorFormat& format) {
+  if (!is_stored_format(format) || format.expanded || format.rounding != Rounding::nearest_even) {
+    return false;
+  }
+  if (!format.is_scaled()) {
+    return is_summed_type(format.dtype);
+  }
+  return is_fp8(format.dtype) && format.granularity == Granularity::group;
+}
+
+int64_t wire_bytes(const TensorFormat& format, int64_t count) {
+  const int64_t scale_bytes = format.scale_type == ScaleType::pow2 ? 1 : 4;
+  const int64_t bytes = count * static_cast<int64_t>(size_of(format.dtype)) +
+                        stored_scales(format, count) * scale_bytes;
+  return round_up(bytes, kWireAlignment);
+}
+
+void pack_wire(Stream stream, const PackWire& call) {
+  check(is_wire_format(call.format), "pack_wire: nothing crosses a wire in this format");
+  check(call.x.format == call.format || is_float_type(call.x.codes.dtype),
+        "pack_wire: x must be fp32, bf16 or fp16, or in the wire's format");
+  check(call.x.format.is_scaled() == (call.x.format == call.format && call.format.is_scaled()),
+        "pack_wire: scales of x must be the wire's");
+  check(call.images != nullptr, "images on a wire need memory");
+  check_places(call.places, call.chunk, call.chunks, call.x.count());
+  check(call.inner > 0 && call.chunks % call.inner == 0,
+        "pack_wire: `inner` divides the number of chunks");
+  const TraceSpan span("pack_wire");
+  dispatch<&OpTable::pack_wire>(stream, call);
+}
+
+void sum_wire(Stream stream, const SumWire& call) {
+  check(is_wire_format(call.format), "sum_wire: nothing crosses a wire in this format");
+  check(is_summed_type(call.y.dtype), "sum_wire: y must be fp32 or bf16");
+  check(call.images != nullptr, "images on a wire need memory");
+  check_places(call.places, call.chunk, call.chunks, call.y.count());
+  check(call.contributions > 0 && call.exact_index < call.contributions,
+        "sum_wire: at least one contribution");
+  check(call.exact_index < 0 ||
+            (is_summed_type(call.exact.dtype) && call.exact.count() == call.y.count()),
+        "sum_wire: the exact contribution is fp32 or bf16, with y's elements");
+  const TraceSpan span("sum_wire");
+  dispatch<&OpTable::sum_wire>(stream, call);
+}
+
+void unpack_wire(Stream stream, const UnpackWire& call) {
+  check(is_wire_format(call.y.format) && call.y.format.is_scaled(),
+        "unpack_wire: y must be codes with a scale for each group");
+  check(call.images != nullptr, "images on a wire need memory");
+  check_places(call.places, call.chunk, call.chunks, call.y.count());
+  const TraceSpan span("unpack_wire");
+  dispatch<&OpTable::unpack_wire>(stream, call);
+}
+
+void combine_ranks(Stream stream, ConstView parts, Combine how, View y) {
+  check(parts.dtype == y.dtype && (y.dtype == DType::f32 || y.dtype == DType::f64),
+        "combine_ranks: fp32 or fp64 expected");
+  check(y.count() > 0 && parts.count() % y.count() == 0,
+        "combine_ranks: parts are whole copies of y");
+  const TraceSpan span("combine_ranks");
+  dispatch<&OpTable::combine_ranks>(stream, parts, how, y);
+}
+
+}  // namespace fp8train::ops

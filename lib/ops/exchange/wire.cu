@@ -1,0 +1,303 @@
+// Images of gradients. The arithmetic of ops/exchange/wire_math.h, bit for bit; sums run over the
+// ranks in order within one thread.
+
+#include "ops/dispatch/cuda_operations.h"
+#include "ops/exchange/wire_math.h"
+#include "ops/storage/coded_tensor.cuh"
+
+namespace fp8train::ops::cuda {
+namespace {
+
+constexpr int kQuad = 4;  // elements of one thread where a warp shares a group
+constexpr int kOcto = 8;  // elements of one thread of a sum
+constexpr int kGroup = static_cast<int>(kStoredGroup);
+static_assert(kWarp * kQuad == kGroup);
+
+/// body(group) for all groups, one to a warp.
+template <typename Body>
+__device__ __forceinline__ void for_each_group(int64_t groups, Body body) {
+  const int64_t warps = int64_t{gridDim.x} * (kBlock / kWarp);
+  for (int64_t group = int64_t{blockIdx.x} * (kBlock / kWarp) + warp_index(); group < groups;
+       group += warps) {
+    body(group);
+  }
+}
+
+/// Where the groups of all chunks stand among the images, and in the tensor.
+struct ImagePlace {
+  WireLayout layout;
+  int64_t chunks, inner;
+  ChunkPlaces places;
+
+  __device__ __forceinline__ uint8_t* image(void* images, int64_t group, int64_t& within) const {
+    const int64_t groups = layout.chunk / kGroup;
+    within = group % groups;
+    return static_cast<uint8_t*>(images) +
+           image_position(group / groups, chunks, inner) * layout.image_bytes;
+  }
+  __device__ __forceinline__ int64_t begin(int64_t group) const {
+    const int64_t groups = layout.chunk / kGroup;
+    return chunk_begin(places, layout.chunk, group / groups) + group % groups * kGroup;
+  }
+};
+
+template <typename Code, bool Aligned>
+__global__ void __launch_bounds__(kBlock)
+    pack_kernel(BasicCodedTensor<false> x, int64_t count, ImagePlace place, void* images) {
+  for_each_group(place.chunks * place.layout.chunk / kGroup, [&](int64_t group) {
+    const int64_t begin = place.begin(group);
+    const int64_t i = begin + lane_index() * kQuad;
+    float values[kQuad];
+    if (Aligned && begin + kGroup <= count) {
+      x.load<kQuad, true>(i, count - i, {}, values);
+    } else {
+      x.load<kQuad, false>(i, count - i, {}, values);
+    }
+    int64_t within = 0;
+    uint8_t* image = place.image(images, group, within);
+    float scale = 1.0F;
+    if (place.layout.scaled) {
+      uint32_t largest = 0;
+#pragma unroll
+      for (int j = 0; j < kQuad; ++j) {
+        largest = Largest{}(largest, bits_of(values[j]) & 0x7FFFFFFFU);
+      }
+      scale = wire_scale(float_of(warp_reduce(largest, Largest{})), place.layout.largest_code,
+                         place.layout.pow2);
+      if (lane_index() == 0) {
+        write_wire_scale(place.layout, image, within, scale);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) {
+      values[j] *= scale;
+    }
+    store_pack(reinterpret_cast<Code*>(image) + within * kGroup + lane_index() * kQuad,
+               encode_pack<Code, kQuad>(values));
+  });
+}
+
+/// Codes and scales that are the wire's already; `Unpack`: the other way.
+template <bool Unpack>
+__global__ void __launch_bounds__(kBlock)
+    copy_kernel(uint8_t* codes, float* scales, int64_t count, ImagePlace place, void* images) {
+  for_each_group(place.chunks * place.layout.chunk / kGroup, [&](int64_t group) {
+    int64_t within = 0;
+    uint8_t* image = place.image(images, group, within);
+    const int64_t begin = place.begin(group);
+    const int64_t i = begin + lane_index() * kQuad;
+    uint8_t* in_image = image + within * kGroup + lane_index() * kQuad;
+    const bool exists = begin < count;
+    float* scale = scales + begin / kGroup;
+    if (lane_index() == 0) {
+      if constexpr (!Unpack) {
+        write_wire_scale(place.layout, image, within, exists ? copied_scale(*scale) : 1.0F);
+      } else if (exists) {
+        *scale = kept_scale(read_wire_scale(place.layout, image, within));
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) {
+      if constexpr (!Unpack) {
+        in_image[j] = i + j < count ? codes[i + j] : uint8_t{0};
+      } else if (i + j < count) {
+        codes[i + j] = in_image[j];
+      }
+    }
+  });
+}
+
+template <typename Code>
+void pack_as(const Stream& stream, const PackWire& call, const ImagePlace& place) {
+  const LaunchShape shape = {blocks_for(stream, call.chunk * call.chunks, kBlock * kQuad), kBlock};
+  const bool aligned = is_aligned(call.x.codes.data);
+  launch(stream, shape, aligned ? pack_kernel<Code, true> : pack_kernel<Code, false>,
+         coded<false>(call.x), call.x.count(), place, call.images);
+}
+
+struct SumArguments {
+  const uint8_t* images;
+  WireLayout layout;
+  int64_t chunks, contributions, exact_index;
+  const void* exact;
+  bool exact_is_bf16;
+  float factor;
+  ChunkPlaces places;
+  int64_t count;  // of y
+};
+
+/// Adds the codes of one image. They are aligned: images are, and threads start at whole eights.
+template <typename Code>
+__device__ __forceinline__ void add_octo(const Code* codes, float factor, bool first,
+                                         float (&sum)[kOcto]) {
+  constexpr int kAtOnce = kOcto * sizeof(Code) <= 16 ? kOcto : 4;
+#pragma unroll
+  for (int i = 0; i < kOcto; i += kAtOnce) {
+    float values[kAtOnce];
+    decode_pack<Code, kAtOnce>(load_pack<kAtOnce>(codes + i), values);
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const float value = values[j] * factor;
+      sum[i + j] = first ? value : sum[i + j] + value;
+    }
+  }
+}
+
+__device__ __forceinline__ void add_exact(const SumArguments& call, int64_t i, int64_t available,
+                                          bool first, float (&sum)[kOcto]) {
+  float values[kOcto];
+  if (call.exact_is_bf16) {
+    load_values<kOcto, false>(static_cast<const bf16*>(call.exact) + i, values, available);
+  } else {
+    load_values<kOcto, false>(static_cast<const float*>(call.exact) + i, values, available);
+  }
+#pragma unroll
+  for (int j = 0; j < kOcto; ++j) {
+    sum[j] = first ? values[j] : sum[j] + values[j];
+  }
+}
+
+template <typename Code, typename Y, bool Aligned>
+__global__ void __launch_bounds__(kBlock) sum_kernel(SumArguments call, Y* y) {
+  const int64_t stride = int64_t{gridDim.x} * kBlock * kOcto;
+  const int64_t summed = call.chunks * call.layout.chunk;
+  for (int64_t k = (int64_t{blockIdx.x} * kBlock + threadIdx.x) * kOcto; k < summed; k += stride) {
+    const int64_t within = k % call.layout.chunk;
+    const int64_t chunk = k / call.layout.chunk;
+    const int64_t i = chunk_begin(call.places, call.layout.chunk, chunk) + within;
+    if (i >= call.count) {
+      continue;
+    }
+    const uint8_t* image = call.images + chunk * call.layout.image_bytes;
+    float sum[kOcto];
+    for (int64_t r = 0; r < call.contributions; ++r) {
+      if (r == call.exact_index) {
+        add_exact(call, i, call.count - i, r == 0, sum);
+      } else {
+        const float factor = call.layout.scaled
+                                 ? reciprocal(read_wire_scale(call.layout, image, within / kGroup))
+                                 : 1.0F;
+        add_octo(reinterpret_cast<const Code*>(image) + within, factor, r == 0, sum);
+      }
+      image += call.chunks * call.layout.image_bytes;
+    }
+#pragma unroll
+    for (int j = 0; j < kOcto; ++j) {
+      sum[j] *= call.factor;
+    }
+    if (Aligned && i + kOcto <= call.count) {
+      store_values<kOcto, true>(y + i, sum, kOcto);
+    } else {
+      store_values<kOcto, false>(y + i, sum, call.count - i);
+    }
+  }
+}
+
+template <typename Code>
+void sum_as(const Stream& stream, const SumWire& call, const SumArguments& arguments) {
+  const LaunchShape shape = {
+      blocks_for(stream, ceil_div(arguments.chunks * arguments.layout.chunk, kOcto)), kBlock};
+  const bool aligned = is_aligned(call.y.data);
+  const auto run = [&](auto tag) {
+    using Y = typename decltype(tag)::Type;
+    launch(stream, shape, aligned ? sum_kernel<Code, Y, true> : sum_kernel<Code, Y, false>,
+           arguments, call.y.as<Y>());
+  };
+  call.y.dtype == DType::f32 ? run(TypeTag<float>{}) : run(TypeTag<bf16>{});
+}
+
+/// T: float with its bits, or double with its bits.
+template <typename T, typename Bits>
+struct CombineRanks {
+  const T* parts;
+  int64_t ranks, count;
+  bool sum;
+  T* y;
+
+  template <int N>
+  __device__ void run(int64_t i) const {
+    T result = parts[i];
+    Bits largest = magnitude(parts[i]);
+    for (int64_t r = 1; r < ranks; ++r) {
+      const T part = parts[r * count + i];
+      result += part;
+      largest = Largest{}(largest, magnitude(part));
+    }
+    if (!sum) {
+      memcpy(&result, &largest, sizeof(result));
+    }
+    y[i] = result;
+  }
+
+ private:
+  static __device__ __forceinline__ Bits magnitude(T value) {
+    Bits bits;
+    memcpy(&bits, &value, sizeof(bits));
+    return bits & (~Bits{0} >> 1);
+  }
+};
+
+}  // namespace
+
+void pack_wire(Stream stream, const PackWire& call) {
+  const ImagePlace place = {wire_layout(call.format, call.chunk), call.chunks, call.inner,
+                            call.places};
+  if (place.layout.scaled && call.x.format == call.format) {
+    launch(stream, {blocks_for(stream, call.chunk * call.chunks, kBlock * kQuad), kBlock},
+           copy_kernel<false>, call.x.codes.as<uint8_t>(), call.x.scales.as<float>(),
+           call.x.count(), place, call.images);
+    return;
+  }
+  if (call.format.dtype == DType::f32) {
+    return pack_as<float>(stream, call, place);
+  }
+  if (call.format.dtype == DType::bf16) {
+    return pack_as<bf16>(stream, call, place);
+  }
+  with_fp8_type(call.format.dtype,
+                [&](auto tag) { pack_as<typename decltype(tag)::Type>(stream, call, place); });
+}
+
+void unpack_wire(Stream stream, const UnpackWire& call) {
+  const StoredTensor& y = call.y;
+  const ImagePlace place = {wire_layout(y.format, call.chunk), call.chunks, 1, call.places};
+  launch(stream, {blocks_for(stream, call.chunk * call.chunks, kBlock * kQuad), kBlock},
+         copy_kernel<true>, y.codes.as<uint8_t>(), y.scales.as<float>(), y.count(), place,
+         const_cast<void*>(call.images));
+}
+
+void sum_wire(Stream stream, const SumWire& call) {
+  const SumArguments arguments = {static_cast<const uint8_t*>(call.images),
+                                  wire_layout(call.format, call.chunk),
+                                  call.chunks,
+                                  call.contributions,
+                                  call.exact_index,
+                                  call.exact.data,
+                                  call.exact.dtype == DType::bf16,
+                                  call.factor,
+                                  call.places,
+                                  call.y.count()};
+  if (call.format.dtype == DType::f32) {
+    return sum_as<float>(stream, call, arguments);
+  }
+  if (call.format.dtype == DType::bf16) {
+    return sum_as<bf16>(stream, call, arguments);
+  }
+  with_fp8_type(call.format.dtype,
+                [&](auto tag) { sum_as<typename decltype(tag)::Type>(stream, call, arguments); });
+}
+
+void combine_ranks(Stream stream, ConstView parts, Combine how, View y) {
+  const int64_t count = y.count();
+  const int64_t ranks = parts.count() / count;
+  const bool sum = how == Combine::sum;
+  if (y.dtype == DType::f32) {
+    map<1>(stream, count, true,
+           CombineRanks<float, uint32_t>{parts.as<float>(), ranks, count, sum, y.as<float>()});
+  } else {
+    map<1>(stream, count, true,
+           CombineRanks<double, uint64_t>{parts.as<double>(), ranks, count, sum, y.as<double>()});
+  }
+}
+
+}  // namespace fp8train::ops::cuda

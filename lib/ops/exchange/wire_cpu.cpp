@@ -1,0 +1,207 @@
+// Compiled once per x86-64 level. The arithmetic is in ops/wire_math.h.
+
+#include <cstring>
+
+#include "base/math.h"
+#include "ops/dispatch/cpu_operations.h"
+#include "ops/dispatch/op_table.h"
+#include "ops/exchange/wire_math.h"
+#include "ops/storage/stored_runs_cpu.h"
+
+namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
+namespace {
+
+/// body(chunk, begin within it, length) for pieces of whole groups, over the threads.
+template <typename Body>
+FP8TRAIN_HD void for_each_piece(int64_t chunk, int64_t chunks, Body body) {
+  const int64_t pieces = ceil_div(chunk, kStoredPiece);
+  const int64_t all = pieces * chunks;
+#pragma omp parallel for schedule(static) if (chunk * chunks >= kParallelElements)
+  for (int64_t index = 0; index < all; ++index) {
+    const int64_t begin = index % pieces * kStoredPiece;
+    body(index / pieces, begin, minimum(kStoredPiece, chunk - begin));
+  }
+}
+
+/// Elements that exist of `length` from `from` on.
+FP8TRAIN_HD int64_t existing(int64_t count, int64_t from, int64_t length) {
+  const int64_t left = count - from;
+  return left < 0 ? 0 : minimum(length, left);
+}
+
+template <typename Code>
+FP8TRAIN_HD void encode_groups(const WireLayout& layout, const float* values, int64_t begin,
+                               int64_t length, uint8_t* image) {
+  Code* codes = reinterpret_cast<Code*>(image) + begin;
+  const uint8_t nowhere[kStoredGroup] = {};
+  for (int64_t at = 0; at < length; at += kStoredGroup) {
+    float scale = 1.0F;
+    if (layout.scaled) {
+      scale = wire_scale(float_of(largest_magnitude(values + at, kStoredGroup)),
+                         layout.largest_code, layout.pow2);
+      write_wire_scale(layout, image, (begin + at) / kStoredGroup, scale);
+    }
+    encode_run(values + at, scale, nowhere, codes + at, kStoredGroup);
+  }
+}
+
+/// Codes and scales that are the wire's already.
+FP8TRAIN_HD void copy_groups(const WireLayout& layout, const StoredTensor& x, int64_t from,
+                             int64_t present, int64_t begin, int64_t length, uint8_t* image) {
+  std::memset(image + begin, 0, static_cast<size_t>(length));
+  std::memcpy(image + begin, x.codes.as<uint8_t>() + from, static_cast<size_t>(present));
+  for (int64_t at = 0; at < length; at += kStoredGroup) {
+    const float* scales = x.scales.as<float>() + (from + at) / kStoredGroup;
+    write_wire_scale(layout, image, (begin + at) / kStoredGroup,
+                     at < present ? copied_scale(*scales) : 1.0F);
+  }
+}
+
+template <typename Code>
+FP8TRAIN_HD void add_run(const Code* __restrict codes, float factor, float* __restrict sum,
+                         int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    sum[i] += stored_value(codes[i]) * factor;
+  }
+}
+
+/// One contribution to a piece.
+template <typename Code>
+FP8TRAIN_HD void add_piece(const WireLayout& layout, const uint8_t* image, int64_t begin,
+                           int64_t length, bool first, float* sum) {
+  const Code* codes = reinterpret_cast<const Code*>(image) + begin;
+  const int64_t run = layout.scaled ? kStoredGroup : length;
+  for (int64_t at = 0; at < length; at += run) {
+    const int64_t group = (begin + at) / kStoredGroup;
+    const float factor = layout.scaled ? reciprocal(read_wire_scale(layout, image, group)) : 1.0F;
+    const int64_t here = minimum(run, length - at);
+    if (first) {
+      decode_run(codes + at, factor, sum + at, here);
+    } else {
+      add_run(codes + at, factor, sum + at, here);
+    }
+  }
+}
+
+FP8TRAIN_HD void add_exact(const ConstView& exact, int64_t from, int64_t length, bool first,
+                           float* sum) {
+  with_float_type(exact.dtype, [&](auto tag) {
+    const auto* values = exact.as<typename decltype(tag)::Type>() + from;
+    for (int64_t i = 0; i < length; ++i) {
+      const float value = load_as_float(values + i);
+      sum[i] = first ? value : sum[i] + value;
+    }
+  });
+}
+
+template <typename Y>
+FP8TRAIN_HD void write_scaled(const float* __restrict sum, float factor, Y* __restrict y,
+                              int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    store_from_float(y + i, sum[i] * factor);
+  }
+}
+
+template <typename T>
+FP8TRAIN_HD void sum_ranks(const T* parts, int64_t ranks, int64_t count, T* y) {
+  for (int64_t i = 0; i < count; ++i) {
+    T sum = parts[i];
+    for (int64_t r = 1; r < ranks; ++r) {
+      sum += parts[r * count + i];
+    }
+    y[i] = sum;
+  }
+}
+
+/// Bits of magnitudes are ordered like them, NaN above all.
+template <typename T, typename Bits>
+FP8TRAIN_HD void max_ranks(const T* parts, int64_t ranks, int64_t count, T* y) {
+  for (int64_t i = 0; i < count; ++i) {
+    Bits largest = 0;
+    for (int64_t r = 0; r < ranks; ++r) {
+      Bits bits;
+      std::memcpy(&bits, parts + r * count + i, sizeof(bits));
+      bits &= ~Bits{0} >> 1;
+      largest = bits > largest ? bits : largest;
+    }
+    std::memcpy(y + i, &largest, sizeof(largest));
+  }
+}
+
+}  // namespace
+
+void pack_wire(Stream /*stream*/, const PackWire& call) {
+  const WireLayout layout = wire_layout(call.format, call.chunk);
+  const bool copied = layout.scaled && call.x.format == call.format;
+  const int64_t count = call.x.count();
+  for_each_piece(call.chunk, call.chunks, [&](int64_t c, int64_t begin, int64_t length) {
+    const int64_t from = chunk_begin(call.places, call.chunk, c) + begin;
+    const int64_t present = existing(count, from, length);
+    uint8_t* image = static_cast<uint8_t*>(call.images) +
+                     image_position(c, call.chunks, call.inner) * layout.image_bytes;
+    if (copied) {
+      copy_groups(layout, call.x, from, present, begin, length, image);
+      return;
+    }
+    float values[kStoredPiece] = {};
+    if (present > 0) {
+      load_run(call.x, from, present, values);
+    }
+    with_stored_type(call.format.dtype, [&](auto tag) {
+      encode_groups<typename decltype(tag)::Type>(layout, values, begin, length, image);
+    });
+  });
+}
+
+void sum_wire(Stream /*stream*/, const SumWire& call) {
+  const WireLayout layout = wire_layout(call.format, call.chunk);
+  const int64_t stride = call.chunks * layout.image_bytes;
+  for_each_piece(call.chunk, call.chunks, [&](int64_t c, int64_t begin, int64_t whole) {
+    const int64_t from = chunk_begin(call.places, call.chunk, c) + begin;
+    const int64_t length = existing(call.y.count(), from, whole);
+    float sum[kStoredPiece] = {};
+    const auto* image = static_cast<const uint8_t*>(call.images) + c * layout.image_bytes;
+    for (int64_t r = 0; r < call.contributions; ++r, image += stride) {
+      if (r == call.exact_index) {
+        add_exact(call.exact, from, length, r == 0, sum);
+        continue;
+      }
+      with_stored_type(call.format.dtype, [&](auto tag) {
+        add_piece<typename decltype(tag)::Type>(layout, image, begin, length, r == 0, sum);
+      });
+    }
+    with_float_type(call.y.dtype, [&](auto tag) {
+      write_scaled(sum, call.factor, call.y.as<typename decltype(tag)::Type>() + from, length);
+    });
+  });
+}
+
+void unpack_wire(Stream /*stream*/, const UnpackWire& call) {
+  const StoredTensor& y = call.y;
+  const WireLayout layout = wire_layout(y.format, call.chunk);
+  for_each_piece(call.chunk, call.chunks, [&](int64_t c, int64_t begin, int64_t whole) {
+    const int64_t to = chunk_begin(call.places, call.chunk, c) + begin;
+    const int64_t length = existing(y.count(), to, whole);
+    const auto* image = static_cast<const uint8_t*>(call.images) + c * layout.image_bytes;
+    std::memcpy(y.codes.as<uint8_t>() + to, image + begin, static_cast<size_t>(length));
+    for (int64_t at = 0; at < length; at += kStoredGroup) {
+      y.scales.as<float>()[(to + at) / kStoredGroup] =
+          kept_scale(read_wire_scale(layout, image, (begin + at) / kStoredGroup));
+    }
+  });
+}
+
+void combine_ranks(Stream /*stream*/, ConstView parts, Combine how, View y) {
+  const int64_t count = y.count();
+  const int64_t ranks = parts.count() / count;
+  const bool sum = how == Combine::sum;
+  if (y.dtype == DType::f32) {
+    sum ? sum_ranks(parts.as<float>(), ranks, count, y.as<float>())
+        : max_ranks<float, uint32_t>(parts.as<float>(), ranks, count, y.as<float>());
+  } else {
+    sum ? sum_ranks(parts.as<double>(), ranks, count, y.as<double>())
+        : max_ranks<double, uint64_t>(parts.as<double>(), ranks, count, y.as<double>());
+  }
+}
+
+}  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

@@ -1,0 +1,52 @@
+#include "ops/gemm/gemm.h"
+
+#include "base/trace.h"
+#include "ops/dispatch/op_table.h"
+#include "ops/support/checks.h"
+
+namespace fp8train::ops {
+namespace {
+
+bool is_low_precision(DType dtype) {
+  return is_fp8(dtype) || dtype == DType::bf16;
+}
+
+bool can_multiply(DType a, DType b) {
+  return (a == b && (a == DType::f32 || a == DType::f16)) ||
+         (is_low_precision(a) && is_low_precision(b));
+}
+
+void check_gemm(const Gemm& call) {
+  const ConstView& a = call.a.matrix;
+  const ConstView& b = call.b.matrix;
+  check(a.shape.rank() == 2 && b.shape.rank() == 2 && call.c.shape.rank() == 2,
+        "gemm: matrices expected");
+  check(can_multiply(a.dtype, b.dtype),
+        "gemm: operands must be fp32, or fp16, or a mix of e4m3, e5m2 and bf16");
+  check(is_float_type(call.c.dtype), "gemm: c must be fp32, bf16 or fp16");
+  const int64_t depth = a.shape[call.a.transposed ? 0 : 1];
+  check(a.shape[call.a.transposed ? 1 : 0] == call.c.shape[0] &&
+            b.shape[call.b.transposed ? 0 : 1] == call.c.shape[1] &&
+            b.shape[call.b.transposed ? 1 : 0] == depth,
+        "gemm: shapes do not fit");
+  check(a.count() > 0 && b.count() > 0 && !a.empty() && !b.empty() && !call.c.empty(),
+        "gemm: empty matrix");
+  check(call.beta == 0.0F || (call.beta == 1.0F && call.c.dtype == DType::f32),
+        "gemm: beta must be 0, or 1 with an fp32 c");
+  check(call.bias.empty() || holds(call.bias, DType::f32, call.c.shape[1]),
+        "gemm: bias must be fp32 [N]");
+}
+
+}  // namespace
+
+void gemm(Stream stream, const Gemm& call) {
+  check_gemm(call);
+  const TraceSpan span("gemm");
+  dispatch<&OpTable::gemm>(stream, call);
+}
+
+void tune_gemms(Device& device, const std::string& folder) {
+  dispatch<&OpTable::tune_gemms>(device, folder);
+}
+
+}  // namespace fp8train::ops

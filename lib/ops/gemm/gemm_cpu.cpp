@@ -1,0 +1,269 @@
+// The product itself is oneDNN's. Two ways lead through it, so that the bits depend on shapes and
+// machine, never on the number of threads:
+//
+// - one primitive for the whole product where oneDNN has its blocked kernel ("brg"), with scale,
+//   sum and bias as post-ops. op(a) is row-major then: for a transposed operand oneDNN splits the
+//   sum over K by the number of threads;
+// - tiles of fixed size elsewhere (no AVX-512), each by one thread.
+
+#include <array>
+#include <cstring>
+#include <memory>
+#include <unordered_map>
+
+#include "base/math.h"
+#include "ops/dispatch/cpu_operations.h"
+#include "ops/gemm/gemm_operands_cpu.h"
+#include "ops/gemm/onednn.h"
+#include "ops/gemm/short_accumulator.h"
+
+namespace fp8train::ops::cpu {
+namespace {
+
+using dnnl::memory;
+
+constexpr int64_t kTileRows = 128;
+constexpr int64_t kTileColumns = 256;
+
+struct ProductKey {
+  int64_t m, n, k;
+  bool bf16_operands, b_transposed, bf16_result, add, scaled, biased;
+  int threads;
+
+  bool operator==(const ProductKey&) const = default;
+};
+
+struct ProductKeyHash {
+  size_t operator()(const ProductKey& key) const {
+    size_t hash = static_cast<size_t>(key.threads);
+    const int flags = key.bf16_operands | key.b_transposed << 1 | key.bf16_result << 2 |
+                      key.add << 3 | key.scaled << 4 | key.biased << 5;
+    for (const int64_t part : {key.m, key.n, key.k, static_cast<int64_t>(flags)}) {
+      mix(hash, static_cast<uint64_t>(part));
+    }
+    return hash;
+  }
+};
+
+/// op(b) [k, n], stored packed in a matrix of row length `stride`.
+memory::desc operand_b(const ProductKey& key, int64_t n, memory::data_type type) {
+  return stored_matrix(key.k, n, type, key.b_transposed, key.b_transposed ? key.k : key.n);
+}
+
+memory::data_type operand_type(const ProductKey& key) {
+  return key.bf16_operands ? memory::data_type::bf16 : memory::data_type::f32;
+}
+
+/// The whole product in one primitive, with its post-ops; `valid` only where oneDNN has its blocked
+/// kernel for it.
+struct WholeProduct {
+  explicit WholeProduct(const ProductKey& key) {
+    const auto type = operand_type(key);
+    const auto a = row_major(key.m, key.k, type, key.k);
+    const auto b = operand_b(key, key.n, type);
+    const auto c = row_major(
+        key.m, key.n, key.bf16_result ? memory::data_type::bf16 : memory::data_type::f32, key.n);
+    const auto scale = row_major(1, 1, memory::data_type::f32, 1);
+    const auto bias = row_major(1, key.n, memory::data_type::f32, key.n);
+    dnnl::post_ops post_ops;
+    int position = 0;
+    int scale_argument = 0;
+    int bias_argument = 0;
+    if (key.scaled) {
+      post_ops.append_binary(dnnl::algorithm::binary_mul, scale);
+      scale_argument = DNNL_ARG_ATTR_MULTIPLE_POST_OP(position++) | DNNL_ARG_SRC_1;
+    }
+    if (key.add) {
+      post_ops.append_sum(1.0F);
+      ++position;
+    }
+    if (key.biased) {
+      post_ops.append_binary(dnnl::algorithm::binary_add, bias);
+      bias_argument = DNNL_ARG_ATTR_MULTIPLE_POST_OP(position) | DNNL_ARG_SRC_1;
+    }
+    dnnl::primitive_attr attributes;
+    attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+    attributes.set_post_ops(post_ops);
+    // An invalid description is not an error here: the other way is taken then.
+    const dnnl::matmul::primitive_desc description(dnnl::matmul::desc(a, b, c), attributes,
+                                                   onednn_engine(), true);
+    valid =
+        static_cast<bool>(description) && std::strncmp(description.impl_info_str(), "brg", 3) == 0;
+    if (!valid) {
+      return;
+    }
+    primitive = dnnl::matmul(description);
+    scratchpad_bytes = description.scratchpad_desc().get_size();
+    execution.add(DNNL_ARG_SRC, a);
+    execution.add(DNNL_ARG_WEIGHTS, b);
+    execution.add(DNNL_ARG_DST, c);
+    execution.add(DNNL_ARG_SCRATCHPAD, description.scratchpad_desc());
+    if (key.scaled) {
+      execution.add(scale_argument, scale);
+    }
+    if (key.biased) {
+      execution.add(bias_argument, bias);
+    }
+  }
+
+  dnnl::matmul primitive;
+  Execution execution;
+  size_t scratchpad_bytes = 0;
+  bool valid = false;
+};
+
+/// The product in tiles of at most kTileRows by kTileColumns: up to four shapes of tiles.
+struct TiledProduct {
+  explicit TiledProduct(const ProductKey& key)
+      : row_tiles(ceil_div(key.m, kTileRows)), column_tiles(ceil_div(key.n, kTileColumns)) {
+    for (const bool last_row : {false, true}) {
+      for (const bool last_column : {false, true}) {
+        const bool exists = (last_row || row_tiles > 1) && (last_column || column_tiles > 1);
+        auto& tile = tiles[last_row][last_column];
+        if (exists) {
+          tile = std::make_unique<TileProduct>(TileShape{
+              .rows = last_row ? key.m - (row_tiles - 1) * kTileRows : kTileRows,
+              .columns = last_column ? key.n - (column_tiles - 1) * kTileColumns : kTileColumns,
+              .depth = key.k,
+              .a_stride = key.k,
+              .b_stride = key.b_transposed ? key.k : key.n,
+              .type = memory::data_type::f32,
+              .b_transposed = key.b_transposed,
+              .threads = key.threads});
+          scratchpad_bytes = std::max(scratchpad_bytes, tile->scratchpad_bytes());
+        }
+      }
+    }
+  }
+
+  int64_t row_tiles;
+  int64_t column_tiles;
+  std::array<std::array<std::unique_ptr<TileProduct>, 2>, 2> tiles;
+  size_t scratchpad_bytes = 0;
+};
+
+template <typename Product>
+using ProductCache = std::unordered_map<ProductKey, std::unique_ptr<Product>, ProductKeyHash>;
+
+/// What a thread that calls gemm keeps: primitives by shape and memory for converted operands,
+/// products and oneDNN's scratchpad.
+struct Workspace {
+  ProductCache<WholeProduct> whole;
+  ProductCache<TiledProduct> tiled;
+  GrowingBuffer a, b, product, scratchpad;
+};
+
+Workspace& workspace() {
+  thread_local Workspace instance;
+  return instance;
+}
+
+/// The product as one primitive. False where oneDNN has no blocked kernel for it.
+bool run_whole(const Gemm& call, ProductKey key, Workspace& space) {
+  const DType type = key.bf16_operands ? DType::bf16 : DType::f32;
+  const bool direct =
+      call.c.dtype == DType::f32 || (key.bf16_operands && call.c.dtype == DType::bf16);
+  key.bf16_result = direct && call.c.dtype == DType::bf16;
+  key.add = direct && call.beta != 0.0F;
+  key.scaled = direct && (call.a.scale_inv != nullptr || call.b.scale_inv != nullptr);
+  key.biased = direct && !call.bias.empty();
+  WholeProduct& product = cached(space.whole, key);
+  if (!product.valid) {
+    return false;
+  }
+  const void* a = prepare_operand(call.a, type, true, space.a);
+  const void* b = prepare_operand(call.b, type, false, space.b);
+  void* c = direct ? call.c.data
+                   : space.product.reserve(static_cast<size_t>(key.m * key.n) * sizeof(float));
+  void* scratchpad = space.scratchpad.reserve(std::max<size_t>(product.scratchpad_bytes, 1));
+  const float scale = scale_of(call);
+  product.execution.run(product.primitive, {a, b, c, scratchpad, key.scaled ? &scale : nullptr,
+                                            key.biased ? call.bias.data : nullptr});
+  if (!direct) {
+    finish_rows(call, static_cast<const float*>(c));
+  }
+  return true;
+}
+
+void run_tiled(const Gemm& call, const ProductKey& key, Workspace& space) {
+  TiledProduct& product = cached(space.tiled, key);
+  const auto* a = static_cast<const float*>(prepare_operand(call.a, DType::f32, true, space.a));
+  const auto* b = static_cast<const float*>(prepare_operand(call.b, DType::f32, false, space.b));
+  const ProductEpilogue all = epilogue_of(call);
+  const size_t scratchpad_stride = round_up(product.scratchpad_bytes, 256);
+  auto* scratchpads =
+      static_cast<char*>(space.scratchpad.reserve(1 + scratchpad_stride * size_t(key.threads)));
+  auto* products = static_cast<float*>(
+      space.product.reserve(size_t(kTileRows * kTileColumns * key.threads) * sizeof(float)));
+  for_each_tile(product.row_tiles * product.column_tiles, [&](int64_t index) {
+    const int thread = thread_number();
+    const bool last_row = index % product.row_tiles + 1 == product.row_tiles;
+    const bool last_column = index / product.row_tiles + 1 == product.column_tiles;
+    const int64_t row = index % product.row_tiles * kTileRows;
+    const int64_t column = index / product.row_tiles * kTileColumns;
+    ProductEpilogue part = part_of(all, row, std::min(kTileRows, key.m - row), column,
+                                   std::min(kTileColumns, key.n - column));
+    float* tile_product = products + thread * kTileRows * kTileColumns;
+    part.product = tile_product;
+    part.product_stride = part.columns;
+    product.tiles[last_row][last_column]->run(
+        thread, a + row * key.k, b + column * (key.b_transposed ? key.k : 1), tile_product,
+        scratchpads + static_cast<size_t>(thread) * scratchpad_stride);
+    finish_product(part);
+  });
+}
+
+/// FP8 products in groups of 32, as a short accumulator adds them.
+void run_emulated(const Gemm& call, Workspace& space) {
+  const int64_t m = call.c.shape[0];
+  const int64_t n = call.c.shape[1];
+  const int64_t k = call.a.matrix.shape[call.a.transposed ? 0 : 1];
+  const auto* a = static_cast<const float*>(prepare_operand(call.a, DType::f32, true, space.a));
+  const auto* b = static_cast<const float*>(prepare_operand(call.b, DType::f32, true, space.b));
+  auto* product =
+      static_cast<float*>(space.product.reserve(static_cast<size_t>(m * n) * sizeof(float)));
+#if defined(_OPENMP)
+#pragma omp parallel for schedule(static) if (m > 1)
+#endif
+  for (int64_t row = 0; row < m; ++row) {
+    for (int64_t column = 0; column < n; ++column) {
+      float sum = 0.0F;
+      for (int64_t i = 0; i < k; i += kShortAccumulatorDepth) {
+        sum = short_sum(a + row * k + i, b + i * n + column, n,
+                        std::min(kShortAccumulatorDepth, k - i), sum);
+      }
+      product[row * n + column] = sum;
+    }
+  }
+  finish_rows(call, product);
+}
+
+}  // namespace
+
+void gemm(Stream /*stream*/, const Gemm& call) {
+  Workspace& space = workspace();
+  if (call.emulate_accumulator && is_fp8(call.a.matrix.dtype) && is_fp8(call.b.matrix.dtype)) {
+    return run_emulated(call, space);
+  }
+  ProductKey key = {};
+  key.m = call.c.shape[0];
+  key.n = call.c.shape[1];
+  key.k = call.a.matrix.shape[call.a.transposed ? 0 : 1];
+  key.b_transposed = call.b.transposed;
+  key.threads = max_threads();
+  const DType type = call.a.matrix.dtype;
+  if (uses_bf16_units() && (is_fp8(type) || type == DType::bf16)) {
+    key.bf16_operands = true;
+    if (run_whole(call, key, space)) {
+      return;
+    }
+    key.bf16_operands = false;
+  }
+  if (!run_whole(call, key, space)) {
+    run_tiled(call, key, space);
+  }
+}
+
+void tune_gemms(Device& /*device*/, const std::string& /*folder*/) {}
+
+}  // namespace fp8train::ops::cpu

@@ -1,0 +1,90 @@
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "device/device.h"
+#include "ops/dispatch/cuda_operations.h"
+#include "ops/gemm/gemm_plans_cuda.h"
+#include "ops/gemm/scaled_gemm.h"
+
+namespace fp8train::ops::cuda {
+namespace {
+
+constexpr uintptr_t kBiasAlignment = 16;
+
+/// Whether an FP8 product keeps partial sums in the short accumulator. Throws DeviceError where the
+/// library has no such product.
+bool accumulates_fast(Stream stream, const Gemm& call) {
+  if (!is_fp8(call.a.matrix.dtype)) {
+    return call.fast_accumulate;
+  }
+  const int64_t k = call.a.matrix.shape[call.a.transposed ? 0 : 1];
+  const Fp8Product product = {.a = call.a.matrix.dtype,
+                              .b = call.b.matrix.dtype,
+                              .c = call.c.dtype,
+                              .fast_accumulate = call.fast_accumulate};
+  const ScaledGemmSupport support = tensor_gemm_support(*cuda_context(stream).traits, product,
+                                                        call.c.shape[0], call.c.shape[1], k);
+  if (!support.native) {
+    throw DeviceError(fmt::format("{} x {} to {}, {} x {} x {}: {}", name_of(product.a),
+                                  name_of(product.b), name_of(product.c), call.c.shape[0],
+                                  call.c.shape[1], k, support.reason));
+  }
+  return support.fast_accumulate;
+}
+
+/// The bias as cuBLASLt adds it: of the type of c, and never to an fp32 sum of FP8 products. Empty
+/// where it does not.
+ConstView bias_for_library(Stream stream, const Product& product, const ConstView& bias) {
+  const DType type = product.c.dtype;
+  if (type == DType::f32) {
+    const bool aligned = reinterpret_cast<uintptr_t>(bias.data) % kBiasAlignment == 0;
+    return aligned && !is_fp8(product.a.matrix.dtype) ? bias : ConstView{};
+  }
+  const View rounded = {cuda_context(stream).workspace, type, bias.shape};
+  if (rounded.bytes() > kBiasBytes) {
+    return {};
+  }
+  dispatch<&OpTable::cast>(stream, bias, rounded);
+  return rounded;
+}
+
+}  // namespace
+
+void gemm(Stream stream, const Gemm& call) {
+  check(is_fp8(call.a.matrix.dtype) || (call.a.scale_inv == nullptr && call.b.scale_inv == nullptr),
+        "gemm: on cuda only FP8 operands have scales");
+  const bool fast_accumulate = accumulates_fast(stream, call);
+  const auto operand = [](const GemmOperand& from) {
+    return ProductOperand{from.matrix, from.transposed, Granularity::tensor, from.scale_inv};
+  };
+  multiply(stream,
+           {.a = operand(call.a),
+            .b = operand(call.b),
+            .c = call.c,
+            .beta = call.beta,
+            .fast_accumulate = fast_accumulate},
+           call.bias);
+}
+
+void multiply(Stream stream, Product product, const ConstView& bias) {
+  CudaContext& context = cuda_context(stream);
+  GemmPlans& plans = gemm_plans(context);
+  if (!bias.empty()) {
+    product.bias = bias_for_library(stream, product, bias);
+    if (!product.bias.empty() && plans.run_biased(context, product)) {
+      return;
+    }
+    product.bias = {};
+  }
+  plans.run(context, product);
+  if (!bias.empty()) {
+    dispatch<&OpTable::add_bias>(stream, product.c, bias);
+  }
+}
+
+void tune_gemms(Device& device, const std::string& folder) {
+  CudaContext& context = cuda_context(device.stream());
+  gemm_plans(context).tune(context, folder);
+}
+
+}  // namespace fp8train::ops::cuda

@@ -1,0 +1,139 @@
+// Compiled once per x86-64 level.
+
+#include "ops/gemm/gemm_kernels_cpu.h"
+
+#include "base/math.h"
+#include "ops/support/kernel_support_cpu.h"
+#include "ops/support/transpose_cpu.h"
+
+namespace fp8train::FP8TRAIN_ISA_NS {
+namespace {
+
+using namespace ops::cpu;                   // NOLINT(google-build-using-namespace)
+using namespace ops::cpu::FP8TRAIN_ISA_NS;  // NOLINT(google-build-using-namespace)
+
+constexpr int64_t kTile = 64;
+
+/// The value as it is multiplied: fp32, or the bits of a bf16 (exact for every FP8 code).
+template <typename From>
+FP8TRAIN_HD void convert(From from, float* to) {
+  *to = load_as_float(&from);
+}
+FP8TRAIN_HD void convert(e4m3 from, float* to) {
+  *to = decode(from);
+}
+FP8TRAIN_HD void convert(e5m2 from, float* to) {
+  *to = decode(from);
+}
+FP8TRAIN_HD void convert(bf16 from, uint16_t* to) {
+  *to = from.bits;
+}
+template <typename Code>
+FP8TRAIN_HD void convert(Code from, uint16_t* to) {
+  *to = static_cast<uint16_t>(bits_of(decode(from)) >> 16);
+}
+
+template <typename From, typename To>
+void transpose_converted(const TransposedOperand& call) {
+  const auto* from = static_cast<const From*>(call.from);
+  To* to = static_cast<To*>(call.to);
+  const int64_t panels = ceil_div(call.columns, kTile);
+#pragma omp parallel for schedule(static) if (call.rows * call.columns >= kParallelElements)
+  for (int64_t panel = 0; panel < panels; ++panel) {
+    alignas(64) To tile[kTile * kTile];
+    alignas(64) To turned[kTile * kTile];
+    const int64_t first_column = panel * kTile;
+    const int64_t columns = minimum(kTile, call.columns - first_column);
+    for (int64_t first_row = 0; first_row < call.rows; first_row += kTile) {
+      const int64_t rows = minimum(kTile, call.rows - first_row);
+      for (int64_t r = 0; r < rows; ++r) {
+        const From* values = from + (first_row + r) * call.columns + first_column;
+        for (int64_t c = 0; c < columns; ++c) {
+          convert(values[c], tile + r * kTile + c);
+        }
+      }
+      To* corner = to + first_column * call.rows + first_row;
+      if (rows == kTile && columns == kTile) {
+        transpose(tile, kTile, kTile, kTile, corner, call.rows);
+        continue;
+      }
+      for (int64_t c = 0; c < columns; ++c) {
+        for (int64_t r = 0; r < rows; ++r) {
+          turned[r] = tile[r * kTile + c];
+        }
+        __builtin_memcpy(corner + c * call.rows, turned, static_cast<size_t>(rows) * sizeof(To));
+      }
+    }
+  }
+}
+
+void transpose_operand(const TransposedOperand& call) {
+  const bool to_bf16 = call.to_type == DType::bf16;
+  switch (call.from_type) {
+    case DType::f32:
+      return transpose_converted<float, float>(call);
+    case DType::f16:
+      return transpose_converted<f16, float>(call);
+    case DType::bf16:
+      return to_bf16 ? transpose_converted<bf16, uint16_t>(call)
+                     : transpose_converted<bf16, float>(call);
+    case DType::e4m3:
+      return to_bf16 ? transpose_converted<e4m3, uint16_t>(call)
+                     : transpose_converted<e4m3, float>(call);
+    case DType::e5m2:
+      return to_bf16 ? transpose_converted<e5m2, uint16_t>(call)
+                     : transpose_converted<e5m2, float>(call);
+    default:
+      return;
+  }
+}
+
+void finish(const ProductEpilogue& call) {
+  with_float_type(call.c_type, [&](auto tag) {
+    using T = typename decltype(tag)::Type;
+    for (int64_t row = 0; row < call.rows; ++row) {
+      const float* __restrict product = call.product + row * call.product_stride;
+      const float* __restrict bias = call.bias;
+      T* __restrict c = static_cast<T*>(call.c) + row * call.c_stride;
+      if (call.add) {
+        for (int64_t i = 0; i < call.columns; ++i) {
+          const float sum = product[i] * call.scale + load_as_float(c + i);
+          store_from_float(c + i, bias == nullptr ? sum : sum + bias[i]);
+        }
+      } else if (bias != nullptr) {
+        for (int64_t i = 0; i < call.columns; ++i) {
+          store_from_float(c + i, product[i] * call.scale + bias[i]);
+        }
+      } else {
+        for (int64_t i = 0; i < call.columns; ++i) {
+          store_from_float(c + i, product[i] * call.scale);
+        }
+      }
+    }
+  });
+}
+
+void scale_partial(const ScaledPartial& call) {
+  const float* __restrict column_scales = call.column_scales;
+  for (int64_t row = 0; row < call.rows; ++row) {
+    const float* product = call.product + row * call.columns;
+    float* sum = call.sum + row * call.columns;
+    const float row_scale = call.row_scales[row];
+#pragma GCC ivdep
+    for (int64_t i = 0; i < call.columns; ++i) {
+      const float scaled = product[i] * (row_scale * column_scales[i]);
+      sum[i] = call.add ? sum[i] + scaled : scaled;
+    }
+  }
+}
+
+constexpr GemmKernels kTable = {
+    .transpose_operand = transpose_operand, .finish = finish, .scale_partial = scale_partial};
+
+}  // namespace
+
+const ops::cpu::GemmKernels& gemm_kernels() {
+  return kTable;
+}
+
+}  // namespace fp8train::FP8TRAIN_ISA_NS

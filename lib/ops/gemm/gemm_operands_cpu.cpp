@@ -1,0 +1,174 @@
+#include "ops/gemm/gemm_operands_cpu.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <new>
+#include <string>
+
+#include "base/error.h"
+#include "base/math.h"
+#include "numeric/bulk.h"
+#include "numeric/isa_tables.h"
+
+namespace fp8train {
+using ops::cpu::GemmKernels;
+FP8TRAIN_ISA_TABLES(GemmKernels, gemm_kernels)
+}  // namespace fp8train
+
+namespace fp8train::ops::cpu {
+namespace {
+
+constexpr int64_t kConvertChunk = 16384;  // elements that one thread converts at a time
+std::atomic<size_t> workspace_total = 0;
+constexpr std::align_val_t kAlignment{256};
+
+const GemmKernels& kernels() {
+  static const GemmKernels& best = best_of(gemm_kernels_tables());
+  return best;
+}
+
+template <typename From, typename To>
+void decode_all(const void* from, void* to, int64_t count) {
+  const auto* source = static_cast<const From*>(from);
+  auto* target = static_cast<To*>(to);
+  const int64_t chunks = ceil_div(count, kConvertChunk);
+#if defined(_OPENMP)
+#pragma omp parallel for schedule(static) if (chunks > 1)
+#endif
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+    const int64_t begin = chunk * kConvertChunk;
+    const int64_t size = std::min(kConvertChunk, count - begin);
+    decode(source + begin, target + begin, static_cast<size_t>(size));
+  }
+}
+
+void decode_matrix(const ConstView& matrix, DType type, void* to) {
+  const bool to_bf16 = type == DType::bf16;
+  const int64_t count = matrix.count();
+  switch (matrix.dtype) {
+    case DType::e4m3:
+      return to_bf16 ? decode_all<e4m3, bf16>(matrix.data, to, count)
+                     : decode_all<e4m3, float>(matrix.data, to, count);
+    case DType::e5m2:
+      return to_bf16 ? decode_all<e5m2, bf16>(matrix.data, to, count)
+                     : decode_all<e5m2, float>(matrix.data, to, count);
+    case DType::i8:
+      return to_bf16 ? decode_all<int8_t, bf16>(matrix.data, to, count)
+                     : decode_all<int8_t, float>(matrix.data, to, count);
+    case DType::bf16:
+      return decode_all<bf16, float>(matrix.data, to, count);
+    default:
+      return decode_all<f16, float>(matrix.data, to, count);
+  }
+}
+
+}  // namespace
+
+void* GrowingBuffer::reserve(size_t bytes) {
+  if (bytes > bytes_) {
+    release();
+    data_ = ::operator new(bytes, kAlignment);
+    bytes_ = bytes;
+    workspace_total += bytes;
+  }
+  return data_;
+}
+
+void GrowingBuffer::release() noexcept {
+  ::operator delete(data_, kAlignment);
+  workspace_total -= bytes_;
+  data_ = nullptr;
+  bytes_ = 0;
+}
+
+std::optional<DType> gemm_units_of_environment() {
+  const char* value = std::getenv("FP8TRAIN_CPU_GEMM");
+  if (value == nullptr) {
+    return std::nullopt;
+  }
+  for (const DType type : {DType::f32, DType::bf16}) {
+    if (name_of(type) == value) {
+      return type;
+    }
+  }
+  throw ConfigError(std::string("FP8TRAIN_CPU_GEMM=") + value + ": expected fp32 or bf16");
+}
+
+const void* prepare_operand(const GemmOperand& operand, DType type, bool row_major,
+                            GrowingBuffer& buffer) {
+  const ConstView& matrix = operand.matrix;
+  const bool transpose = row_major && operand.transposed;
+  if (matrix.dtype == type && !transpose) {
+    return matrix.data;
+  }
+  void* to = buffer.reserve(static_cast<size_t>(matrix.count()) * size_of(type));
+  if (transpose) {
+    kernels().transpose_operand(
+        {matrix.data, matrix.dtype, matrix.shape[0], matrix.shape[1], to, type});
+  } else {
+    decode_matrix(matrix, type, to);
+  }
+  return to;
+}
+
+float scale_of(const Gemm& call) {
+  const float a = call.a.scale_inv == nullptr ? 1.0F : *call.a.scale_inv;
+  const float b = call.b.scale_inv == nullptr ? 1.0F : *call.b.scale_inv;
+  return a * b;
+}
+
+ProductEpilogue epilogue_of(const Gemm& call) {
+  const int64_t n = call.c.shape[1];
+  return {.product = nullptr,
+          .product_stride = n,
+          .rows = call.c.shape[0],
+          .columns = n,
+          .scale = scale_of(call),
+          .add = call.beta != 0.0F,
+          .bias = call.bias.as<float>(),
+          .c = call.c.data,
+          .c_type = call.c.dtype,
+          .c_stride = n};
+}
+
+ProductEpilogue part_of(const ProductEpilogue& all, int64_t first_row, int64_t rows,
+                        int64_t first_column, int64_t columns) {
+  ProductEpilogue part = all;
+  part.rows = rows;
+  part.columns = columns;
+  part.bias = all.bias == nullptr ? nullptr : all.bias + first_column;
+  part.c = static_cast<char*>(all.c) +
+           static_cast<size_t>(first_row * all.c_stride + first_column) * size_of(all.c_type);
+  return part;
+}
+
+void finish_product(const ProductEpilogue& part) {
+  kernels().finish(part);
+}
+
+void scale_partial(const ScaledPartial& part) {
+  kernels().scale_partial(part);
+}
+
+void finish_rows(const Gemm& call, const float* product) {
+  const ProductEpilogue all = epilogue_of(call);
+  const int64_t rows_at_once = std::max<int64_t>(1, kConvertChunk / all.columns);
+  const int64_t chunks = ceil_div(all.rows, rows_at_once);
+#if defined(_OPENMP)
+#pragma omp parallel for schedule(static) if (chunks > 1)
+#endif
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+    const int64_t first = chunk * rows_at_once;
+    ProductEpilogue part =
+        part_of(all, first, std::min(rows_at_once, all.rows - first), 0, all.columns);
+    part.product = product + first * all.columns;
+    kernels().finish(part);
+  }
+}
+
+}  // namespace fp8train::ops::cpu
+
+size_t fp8train::ops::cpu_gemm_workspace_bytes() {
+  return cpu::workspace_total;
+}

@@ -1,0 +1,60 @@
+#pragma once
+// What surrounds the product of a cpu GEMM: memory that is kept between calls, operands converted
+// to the type that is multiplied, and the last steps of the result.
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "ops/gemm/gemm.h"
+#include "ops/gemm/gemm_kernels_cpu.h"
+
+namespace fp8train::ops::cpu {
+
+/// Memory that only grows, 256-byte aligned; counted by cpu_gemm_workspace_bytes. Contents are lost
+/// when it grows.
+class GrowingBuffer {
+ public:
+  GrowingBuffer() = default;
+  ~GrowingBuffer() { release(); }
+  GrowingBuffer(const GrowingBuffer&) = delete;
+  GrowingBuffer& operator=(const GrowingBuffer&) = delete;
+
+  void* reserve(size_t bytes);
+
+ private:
+  void release() noexcept;
+
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+/// FP8TRAIN_CPU_GEMM, the type that bf16 and FP8 operands are multiplied in: fp32 or bf16; nothing
+/// where it is not set. Throws ConfigError for another value.
+std::optional<DType> gemm_units_of_environment();
+
+/// The operand in `type` (fp32 or bf16): what is stored where that fits, else a copy in `buffer`.
+/// With `row_major`, op(operand) itself, the transposition carried out.
+const void* prepare_operand(const GemmOperand& operand, DType type, bool row_major,
+                            GrowingBuffer& buffer);
+
+/// Product of the two scale_inv.
+float scale_of(const Gemm& call);
+
+/// The last steps of the whole result, without a product yet.
+ProductEpilogue epilogue_of(const Gemm& call);
+
+/// The same for rows [first_row, ...) and columns [first_column, ...), still without a product.
+ProductEpilogue part_of(const ProductEpilogue& all, int64_t first_row, int64_t rows,
+                        int64_t first_column, int64_t columns);
+
+/// Runs on the calling thread.
+void finish_product(const ProductEpilogue& part);
+
+/// Runs on the calling thread.
+void scale_partial(const ScaledPartial& part);
+
+/// fp32 products [M, N] into the result, rows over the threads.
+void finish_rows(const Gemm& call, const float* product);
+
+}  // namespace fp8train::ops::cpu

@@ -1,0 +1,107 @@
+#pragma once
+// Matrix products through cuBLASLt. It thinks in columns: our row-major C [M, N] is its D [N, M],
+// so that our b is its A and our a its B. A plan (descriptors and the chosen algorithm) is kept per
+// shape, types, scale modes, layout and alignment; the steady step makes none. Only for files under
+// cuda/.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+
+#include "base/error.h"
+#include "device/cuda/cuda_context.h"
+#include "ops/gemm/cublaslt_api.h"
+#include "ops/gemm/gemm_tuning_cuda.h"
+#include "tensor/tensor_format.h"
+#include "tensor/view.h"
+
+namespace fp8train::ops::cuda {
+
+struct ProductOperand {
+  ConstView matrix;                               ///< as stored, rank 2
+  bool transposed;                                ///< use the transpose of what is stored
+  Granularity granularity = Granularity::tensor;  ///< of the scales of an FP8 operand
+  const void* scales = nullptr;  ///< device memory, as cuBLASLt's scale mode for it reads them;
+                                 ///< null for tensor: 1
+};
+
+/// A status of cuBLASLt that is not success.
+class CublasError : public DeviceError {
+ public:
+  CublasError(const std::string& what, cublasStatus_t status)
+      : DeviceError(what), status_(status) {}
+  cublasStatus_t status() const { return status_; }
+
+ private:
+  cublasStatus_t status_;
+};
+
+/// Bytes at the start of CudaContext::workspace that hold a bias in the type of c; the library gets
+/// the rest.
+constexpr size_t kBiasBytes = size_t{256} << 10;
+
+/// c = op(a) * op(b) + beta * c (+ bias), rounded once. Products of FP8 read both operands along K.
+struct Product {
+  ProductOperand a;  ///< op(a): [M, K]
+  ProductOperand b;  ///< op(b): [K, N]
+  View c;            ///< [M, N]
+  float beta;
+  bool fast_accumulate;
+  ConstView bias = {};  ///< [N] of c's type, 16-byte aligned, for run_biased(); else empty
+};
+
+struct PlanKey {
+  int64_t m, n, k;
+  DType a, b, c;
+  Granularity a_granularity, b_granularity;
+  bool a_transposed, b_transposed, a_scaled, b_scaled, add, biased, fast_accumulate;
+  uint32_t a_alignment, b_alignment, c_alignment;
+
+  bool operator==(const PlanKey&) const = default;
+};
+
+struct PlanKeyHash {
+  size_t operator()(const PlanKey& key) const;
+};
+
+class Plan;
+
+/// A device's cuBLASLt: one handle and its plans.
+class GemmPlans final : public CudaExtension {
+ public:
+  GemmPlans();
+  ~GemmPlans() override;
+
+  /// Throws InternalError for FP8 operands that no tensor core takes, CublasError where the library
+  /// has no such product or fails.
+  void run(const CudaContext& context, const Product& call);
+
+  /// With a bias. False where the library does not add it, which is found out once for each kind of
+  /// product: nothing has been computed then.
+  bool run_biased(const CudaContext& context, const Product& call);
+
+  /// Plans made from now on take the fastest algorithm, not the library's first (see GemmTuning).
+  void tune(const CudaContext& context, const std::filesystem::path& folder) {
+    tuning_.emplace(context, folder);
+  }
+
+ private:
+  std::unique_ptr<Plan> make_plan(const CudaContext& context, const Product& call,
+                                  const PlanKey& key);
+
+  cublasLtHandle_t handle_ = nullptr;
+  std::optional<GemmTuning> tuning_;
+  // Null for a product whose bias the library refuses.
+  std::unordered_map<PlanKey, std::unique_ptr<Plan>, PlanKeyHash> plans_;
+};
+
+/// Those of the device, made when they are first asked for.
+GemmPlans& gemm_plans(CudaContext& context);
+
+/// `product`, which has no bias of its own, plus `bias` (fp32 [N], may be empty): added by the
+/// library, rounded to the type of c, where it can; else by a pass of its own over c, whose result
+/// is rounded a second time.
+void multiply(Stream stream, Product product, const ConstView& bias);
+
+}  // namespace fp8train::ops::cuda

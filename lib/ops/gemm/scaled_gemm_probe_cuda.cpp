@@ -1,0 +1,288 @@
+// One small product of known result for each entry of the table of FP8 products, before memory is
+// planned. Codes are small integers and scales are multiples of a half, so that the result is exact
+// in fp32 whatever the order of sums. Every extent has a part of a block left over; a product that
+// is refused so is tried again with aligned extents. cuBLASLt's heuristic answers for modes that it
+// then refuses, and releases have ignored scales.
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cstring>
+#include <limits>
+#include <map>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "ops/cast/granules.h"
+#include "ops/dispatch/cuda_operations.h"
+#include "ops/gemm/cublaslt_api.h"
+#include "ops/gemm/gemm_plans_cuda.h"
+
+namespace fp8train::ops::cuda {
+namespace {
+
+struct Extents {
+  int64_t m, n, k;
+};
+constexpr Extents kUneven = {132, 144, 160};
+constexpr Extents kAligned = {128, 256, 256};
+
+struct Mode {
+  ScalePair scales;
+  Granularity a, b;
+};
+constexpr Mode kModes[kScalePairs] = {
+    {ScalePair::tensor, Granularity::tensor, Granularity::tensor},
+    {ScalePair::row, Granularity::row, Granularity::row},
+    {ScalePair::block_1x128_1x128, Granularity::block_1x128, Granularity::block_1x128},
+    {ScalePair::block_1x128_128x128, Granularity::block_1x128, Granularity::block_128x128},
+    {ScalePair::block_128x128_1x128, Granularity::block_128x128, Granularity::block_1x128},
+    {ScalePair::block_1x32, Granularity::block_1x32, Granularity::block_1x32}};
+
+/// No tensor core multiplies two E5M2.
+constexpr std::pair<DType, DType> kCodes[] = {
+    {DType::e4m3, DType::e4m3}, {DType::e5m2, DType::e4m3}, {DType::e4m3, DType::e5m2}};
+constexpr DType kResults[] = {DType::f32, DType::bf16, DType::f16};
+
+/// An operand [rows, columns] on the host and its copy on the device.
+struct Operand {
+  Operand(Device& device, Granularity granularity, DType dtype, int64_t rows, int64_t columns,
+          int64_t seed);
+
+  Granularity granularity;
+  DType dtype;
+  Shape shape;
+  std::vector<uint8_t> codes;
+  std::vector<float> values;  ///< what they stand for
+  std::vector<uint8_t> scale_bytes;
+  Buffer device_codes, device_scales;
+};
+
+float scale_at(Granularity granularity, int64_t row, int64_t column, int64_t seed) {
+  const int64_t kind = (3 * row + 5 * column + seed) % 4;
+  return granularity == Granularity::block_1x32 ? power_of_two(static_cast<int>(kind) - 1)
+                                                : 0.5F + 0.5F * static_cast<float>(kind);
+}
+
+/// Scales as cuBLASLt reads them, zeros between; one for Granularity::tensor.
+std::vector<uint8_t> scales_of(Granularity granularity, int64_t rows, int64_t columns,
+                               int64_t seed) {
+  const bool e8m0_scales = granularity == Granularity::block_1x32;
+  if (granularity == Granularity::tensor) {
+    const float scale = scale_at(granularity, 0, 0, seed);
+    std::vector<uint8_t> bytes(sizeof(scale));
+    std::memcpy(bytes.data(), &scale, sizeof(scale));
+    return bytes;
+  }
+  const GranuleGrid grid = granule_grid(granularity, rows, columns, ScaleLayout::cublaslt);
+  const size_t size = e8m0_scales ? 1 : sizeof(float);
+  std::vector<uint8_t> bytes(static_cast<size_t>(grid.count) * size);
+  for (int64_t row = 0; row < grid.rows; ++row) {
+    for (int64_t column = 0; column < grid.columns; ++column) {
+      const float scale = scale_at(granularity, row, column, seed);
+      const e8m0 exponent = encode_e8m0_round_up(scale);
+      std::memcpy(bytes.data() + static_cast<size_t>(grid.offset(row, column)) * size,
+                  e8m0_scales ? static_cast<const void*>(&exponent) : &scale, size);
+    }
+  }
+  return bytes;
+}
+
+Operand::Operand(Device& device, Granularity scaled_by, DType code_type, int64_t rows,
+                 int64_t columns, int64_t seed)
+    : granularity(scaled_by),
+      dtype(code_type),
+      shape({rows, columns}),
+      scale_bytes(scales_of(granularity, rows, columns, seed)),
+      device_codes(device, static_cast<size_t>(rows * columns), MemoryCategory::workspace),
+      device_scales(device, scale_bytes.size(), MemoryCategory::workspace) {
+  const bool whole = granularity == Granularity::tensor;
+  const GranuleGrid grid =
+      granule_grid(whole ? Granularity::row : granularity, rows, columns, ScaleLayout::row_major);
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t k = 0; k < columns; ++k) {
+      const float code = static_cast<float>((7 * row + 3 * k + row / 5 + seed) % 5 - 2);
+      codes.push_back(dtype == DType::e4m3 ? encode<e4m3>(code).bits : encode<e5m2>(code).bits);
+      values.push_back(code *
+                       scale_at(granularity, whole ? 0 : row / grid.height, k / grid.width, seed));
+    }
+  }
+  device.copy_from_host(device_codes.data(), codes.data(), codes.size());
+  device.copy_from_host(device_scales.data(), scale_bytes.data(), scale_bytes.size());
+}
+
+std::vector<float> exact_product(const Operand& a, const Operand& b) {
+  const int64_t k = a.shape[1];
+  std::vector<float> product;
+  for (int64_t m = 0; m < a.shape[0]; ++m) {
+    for (int64_t n = 0; n < b.shape[0]; ++n) {
+      const float* left = a.values.data() + m * k;
+      const float* right = b.values.data() + n * k;
+      float sum = 0.0F;
+      for (int64_t i = 0; i < k; ++i) {
+        sum += left[i] * right[i];
+      }
+      product.push_back(sum);
+    }
+  }
+  return product;
+}
+
+/// Operands of one mode and their exact product.
+struct Problem {
+  Problem(Device& device, const Mode& mode, std::pair<DType, DType> types, const Extents& extents)
+      : a(device, mode.a, types.first, extents.m, extents.k, 1),
+        b(device, mode.b, types.second, extents.n, extents.k, 2),
+        expected(exact_product(a, b)),
+        c(device, expected.size() * sizeof(float), MemoryCategory::workspace) {}
+
+  Operand a, b;
+  std::vector<float> expected;  ///< [M, N]
+  Buffer c;
+};
+
+/// `adds`: to a result of ones, as weight gradients of later micro-batches are; otherwise a result
+/// of NaN is overwritten.
+bool gives_expected_product(Device& device, const Problem& problem, DType c_type, bool fast,
+                            bool adds) {
+  const auto operand = [](const Operand& from, bool transposed) {
+    return ProductOperand{{from.device_codes.data(), from.dtype, from.shape},
+                          transposed,
+                          from.granularity,
+                          from.device_scales.data()};
+  };
+  const std::vector<float>& expected = problem.expected;
+  const std::vector<float> before(expected.size(),
+                                  adds ? 1.0F : std::numeric_limits<float>::quiet_NaN());
+  device.copy_from_host(problem.c.data(), before.data(), problem.c.bytes());
+  CudaContext& context = cuda_context(device.stream());
+  gemm_plans(context).run(context,
+                          {operand(problem.a, false), operand(problem.b, true),
+                           View{problem.c.data(), c_type, {problem.a.shape[0], problem.b.shape[0]}},
+                           adds ? 1.0F : 0.0F, fast});
+  std::vector<uint8_t> got(expected.size() * size_of(c_type));
+  device.copy_to_host(got.data(), problem.c.data(), got.size());
+  bool right = true;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const float sum = adds ? expected[i] + 1.0F : expected[i];
+    const bf16 as_bf16 = encode<bf16>(expected[i]);
+    const f16 as_f16 = encode<f16>(expected[i]);
+    const void* wanted = c_type == DType::f32    ? static_cast<const void*>(&sum)
+                         : c_type == DType::bf16 ? static_cast<const void*>(&as_bf16)
+                                                 : &as_f16;
+    right = right && std::memcmp(got.data() + i * size_of(c_type), wanted, size_of(c_type)) == 0;
+  }
+  return right;
+}
+
+/// Empty, or what is wrong with the library's product. Throws DeviceError where something else is:
+/// the GPU does not answer, or there is no memory.
+std::string try_product(Device& device, const Problem& problem, DType c_type, bool fast) {
+  try {
+    const bool right =
+        gives_expected_product(device, problem, c_type, fast, false) &&
+        (c_type != DType::f32 || gives_expected_product(device, problem, c_type, fast, true));
+    return right ? "" : "a wrong product";
+  } catch (const CublasError& error) {
+    if (error.status() == CUBLAS_STATUS_ALLOC_FAILED ||
+        error.status() == CUBLAS_STATUS_NOT_INITIALIZED) {
+      throw;
+    }
+    cudaGetLastError();    // the library may leave an error of its own
+    device.synchronize();  // but not one of the GPU
+    return error.what();
+  }
+}
+
+/// What was refused, for people: products that share the reason and the consequence.
+class Refusals {
+ public:
+  void add(const Fp8Product& product, const std::string& why, const char* consequence) {
+    lists_[{product.scales, why, consequence}].push_back(
+        fmt::format("{} x {} to {}{}", name_of(product.a), name_of(product.b), name_of(product.c),
+                    product.fast_accumulate ? " with fast accumulation" : ""));
+  }
+  void print() const {
+    for (const auto& [key, products] : lists_) {
+      const auto& [scales, why, consequence] = key;
+      log_warning(fmt::format("cuBLASLt {} on this GPU does not multiply {} with {} scales: {}; {}",
+                              cublaslt().get_version(), fmt::join(products, ", "), name_of(scales),
+                              why, consequence));
+    }
+  }
+
+ private:
+  std::map<std::tuple<ScalePair, std::string, std::string>, std::vector<std::string>> lists_;
+};
+
+const char* consequence_of(const Fp8Products& products, const Fp8Product& refused) {
+  if (products.support(refused) == Fp8Support::aligned) {
+    return refused.scales == ScalePair::tensor
+               ? "it does where M, N and K are multiples of 128; plans that need other shapes fail"
+               : "it does where M, N and K are multiples of 128; operands of other shapes are "
+                 "dequantized";
+  }
+  Fp8Product accurate = refused;
+  accurate.fast_accumulate = false;
+  if (refused.fast_accumulate && products.support(accurate) != Fp8Support::none) {
+    return "they run without fast accumulation";
+  }
+  return refused.scales == ScalePair::tensor ? "plans that need them are refused"
+                                             : "their operands are dequantized instead";
+}
+
+/// Tries the products of one mode and pair of codes; what fails leaves the table.
+void probe(Device& device, const Mode& mode, std::pair<DType, DType> codes, Fp8Products& products,
+           Refusals& refusals) {
+  const Problem uneven(device, mode, codes, kUneven);
+  std::optional<Problem> aligned;
+  for (const DType c : kResults) {
+    for (const bool fast : {false, true}) {
+      if (fast && !has_fast_accumulation(mode.scales)) {
+        continue;
+      }
+      const Fp8Product product = {mode.scales, codes.first, codes.second, c, fast};
+      const std::string wrong = try_product(device, uneven, c, fast);
+      if (wrong.empty()) {
+        continue;
+      }
+      if (!aligned) {
+        aligned.emplace(device, mode, codes, kAligned);
+      }
+      const bool suits_aligned = try_product(device, *aligned, c, fast).empty();
+      products.set(product, suits_aligned ? Fp8Support::aligned : Fp8Support::none);
+      refusals.add(product, wrong, consequence_of(products, product));
+    }
+  }
+}
+
+}  // namespace
+
+void probe_scaled_gemm(Device& device) {
+  DeviceTraits traits = device.traits();
+  Refusals refusals;
+  for (const Mode& mode : kModes) {
+    if (!traits.fp8_products.has(mode.scales)) {
+      continue;
+    }
+    gemm_plans(cuda_context(device.stream()));  // a missing library is an error of its own
+    for (const auto& codes : kCodes) {
+      try {
+        probe(device, mode, codes, traits.fp8_products, refusals);
+      } catch (const DeviceError& error) {
+        throw DeviceError(fmt::format(
+            "the GPU fails at a first product of {} x {} with {} scales: {}", name_of(codes.first),
+            name_of(codes.second), name_of(mode.scales), error.what()));
+      }
+    }
+  }
+  refusals.print();
+  device.set_traits(traits);
+}
+
+}  // namespace fp8train::ops::cuda

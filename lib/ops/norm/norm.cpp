@@ -1,0 +1,75 @@
+#include "ops/norm/norm.h"
+
+#include "base/trace.h"
+#include "ops/cast/quantize_checks.h"
+#include "ops/dispatch/op_table.h"
+
+namespace fp8train::ops {
+namespace {
+
+int64_t partial_sums(const ConstView& x) {
+  return norm_partial_rows(x.shape.rows()) * x.shape.back();
+}
+
+void check_forward(const ConstView& x, const ConstView& weight, const ConstView& y,
+                   const ConstView& rstd) {
+  check(is_float_type(x.dtype) && is_float_type(y.dtype), "norm: fp32, bf16 or fp16 expected");
+  check(same_matrix(x, y), "norm: x and y must have the same rows");
+  check(holds(weight, DType::f32, x.shape.back()), "norm: weight must be fp32 [n]");
+  check(holds(rstd, DType::f32, x.shape.rows()), "norm: rstd must be fp32 [rows]");
+}
+
+void check_backward(const ConstView& dy, const ConstView& x, const ConstView& weight,
+                    const ConstView& rstd, const ConstView& dx, const ConstView& weight_grad) {
+  check_forward(x, weight, dy, rstd);
+  check(dx.dtype == x.dtype && same_matrix(x, dx), "norm backward: dx must be like x");
+  check(holds(weight_grad, DType::f32, x.shape.back()),
+        "norm backward: weight_grad must be fp32 [n]");
+}
+
+}  // namespace
+
+void rms_norm_forward(Stream stream, ConstView x, ConstView weight, float eps, View y, View rstd,
+                      const QuantizeSink& cast) {
+  check_forward(x, weight, y, rstd);
+  check_sink(y, cast);
+  const TraceSpan span("rms_norm_forward");
+  dispatch<&OpTable::rms_norm_forward>(stream, x, weight, eps, y, rstd, cast);
+}
+
+void rms_norm_backward(Stream stream, ConstView dy, ConstView x, ConstView weight, ConstView rstd,
+                       View dx, bool accumulate, View weight_grad, View scratch) {
+  check_backward(dy, x, weight, rstd, dx, weight_grad);
+  check(has_room(scratch, DType::f32, partial_sums(x)),
+        "rms_norm_backward: scratch must be fp32 [norm_partial_rows(rows), n]");
+  const TraceSpan span("rms_norm_backward");
+  dispatch<&OpTable::rms_norm_backward>(stream, dy, x, weight, rstd, dx, accumulate, weight_grad,
+                                        scratch);
+}
+
+void layer_norm_forward(Stream stream, ConstView x, ConstView weight, ConstView bias, float eps,
+                        View y, View mean, View rstd, const QuantizeSink& cast) {
+  check_forward(x, weight, y, rstd);
+  check_sink(y, cast);
+  check(bias.empty() || holds(bias, DType::f32, x.shape.back()),
+        "layer_norm: bias must be fp32 [n] or empty");
+  check(holds(mean, DType::f32, x.shape.rows()), "layer_norm: mean must be fp32 [rows]");
+  const TraceSpan span("layer_norm_forward");
+  dispatch<&OpTable::layer_norm_forward>(stream, x, weight, bias, eps, y, mean, rstd, cast);
+}
+
+void layer_norm_backward(Stream stream, ConstView dy, ConstView x, ConstView weight, ConstView mean,
+                         ConstView rstd, View dx, bool accumulate, View weight_grad, View bias_grad,
+                         View scratch) {
+  check_backward(dy, x, weight, rstd, dx, weight_grad);
+  check(holds(mean, DType::f32, x.shape.rows()), "layer_norm_backward: mean must be fp32 [rows]");
+  check(bias_grad.empty() || holds(bias_grad, DType::f32, x.shape.back()),
+        "layer_norm_backward: bias_grad must be fp32 [n] or empty");
+  check(has_room(scratch, DType::f32, 2 * partial_sums(x)),
+        "layer_norm_backward: scratch must be fp32 [2 * norm_partial_rows(rows), n]");
+  const TraceSpan span("layer_norm_backward");
+  dispatch<&OpTable::layer_norm_backward>(stream, dy, x, weight, mean, rstd, dx, accumulate,
+                                          weight_grad, bias_grad, scratch);
+}
+
+}  // namespace fp8train::ops

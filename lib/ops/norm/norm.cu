@@ -1,0 +1,268 @@
+// RMSNorm, LayerNorm and the RMSNorm of heads. The kernels of norm_kernels.h take rows of bf16 in
+// packs of 16 bytes, those of norm_any.h everything else.
+
+#include "ops/dispatch/cuda_operations.h"
+#include "ops/norm/norm_cast.cuh"
+
+namespace fp8train::ops::cuda {
+namespace {
+
+/// Threads of a team that holds a row in `vecs` packs each; more than kNormMostThreads: too long.
+int64_t team_of(int n, int vecs) {
+  const int64_t threads = ceil_div(n, int64_t{vecs} * kOctet);
+  int64_t team = 1;
+  while (team < threads && team < kWarp) {
+    team *= 2;
+  }
+  return threads <= kWarp ? team : ceil_div(threads, kWarp) * kWarp;
+}
+
+int64_t teams_of(int64_t team) {
+  return team < kNormThreads ? kNormThreads / team : 1;
+}
+
+/// Threads of a block that has a row at a time.
+unsigned any_threads(int n) {
+  const int64_t threads = ceil_div(ceil_div(n, kOctet), kWarp) * kWarp;
+  return static_cast<unsigned>(threads < kNormThreads ? threads : kNormThreads);
+}
+
+bool has_packs(const NormRows& rows) {
+  return rows.stride % kOctet == 0;
+}
+
+bool is_packed(const NormForward& call) {
+  return call.n % kOctet == 0 && is_aligned(call.x) && is_aligned(call.y) &&
+         is_aligned(call.weight) && is_aligned(call.bias) && is_aligned(call.original) &&
+         has_packs(call.x_rows) && has_packs(call.y_rows);
+}
+bool is_packed(const NormBackward& call) {
+  return call.n % kOctet == 0 && is_aligned(call.x) && is_aligned(call.dy) && is_aligned(call.dx) &&
+         is_aligned(call.weight) && is_aligned(call.weight_partial) && has_packs(call.dy_rows) &&
+         has_packs(call.dx_rows);
+}
+
+void run_forward(const Stream& stream, const NormForward& call) {
+  const bool packed = is_packed(call);
+  const int64_t team = team_of(call.n, kForwardVecs);
+  if (!packed || call.x_type != DType::bf16 || call.y_type != DType::bf16 ||
+      team > kNormMostThreads) {
+    launch(stream, {blocks_for(stream, call.rows, 1), any_threads(call.n)}, norm_forward_any_kernel,
+           call, packed);
+    return;
+  }
+  const int64_t teams = teams_of(team);
+  launch(stream, {blocks_for(stream, call.rows, teams), static_cast<unsigned>(teams * team)},
+         call.mean == nullptr ? norm_forward_kernel<false> : norm_forward_kernel<true>, call,
+         static_cast<int>(team));
+}
+
+template <bool kLayer>
+void launch_backward(const Stream& stream, const NormBackward& call, unsigned chunks,
+                     int64_t team) {
+  const int64_t teams = teams_of(team);
+  const int64_t columns = teams == 1 ? 0 : teams * call.n;
+  launch(
+      stream,
+      {chunks, static_cast<unsigned>(teams * team), static_cast<size_t>(columns) * sizeof(float)},
+      norm_backward_kernel<kLayer>, call, static_cast<int>(team));
+}
+
+void run_backward(const Stream& stream, const NormBackward& call) {
+  constexpr size_t kMostBytes = size_t{96} << 10;  // every GPU has 99 KiB
+  const auto chunks = static_cast<unsigned>(ceil_div(call.rows, call.chunk_rows));
+  const bool packed = is_packed(call);
+  const bool layer = call.mean != nullptr;
+  const int64_t team = team_of(call.n, layer ? kBackwardVecs<true> : kBackwardVecs<false>);
+  if (packed && call.x_type == DType::bf16 && call.dy_type == DType::bf16 &&
+      call.dx_type == DType::bf16 && team <= kNormMostThreads) {
+    layer ? launch_backward<true>(stream, call, chunks, team)
+          : launch_backward<false>(stream, call, chunks, team);
+    return;
+  }
+  const size_t bytes = static_cast<size_t>(call.n) * sizeof(float) * (layer ? 2 : 1);
+  const bool in_shared = bytes <= kMostBytes;
+  launch(stream, {chunks, any_threads(call.n), in_shared ? bytes : 0}, norm_backward_any_kernel,
+         call, packed, in_shared);
+}
+
+/// partial: [chunks, n]; target[c] += the sum of column c: warp w adds chunks w, w + 8, ... in
+/// order, then the warps are added in order.
+__global__ void __launch_bounds__(kBlock)
+    add_norm_partial_kernel(const float* partial, int64_t chunks, int n, float* target) {
+  constexpr int kWarps = kBlock / kWarp;
+  FP8TRAIN_SHARED_ARRAY(float, sums, kBlock);
+  const int c = static_cast<int>(blockIdx.x) * kWarp + lane_index();
+  float sum = 0.0F;
+  if (c < n) {
+#pragma unroll 8
+    for (int64_t chunk = warp_index(); chunk < chunks; chunk += kWarps) {
+      sum += partial[chunk * n + c];
+    }
+  }
+  sums[threadIdx.x] = sum;
+  __syncthreads();
+  if (warp_index() != 0 || c >= n) {
+    return;
+  }
+  for (int warp = 1; warp < kWarps; ++warp) {
+    sum += sums[warp * kWarp + lane_index()];
+  }
+  target[c] += sum;
+}
+
+void add_partial_sums(const Stream& stream, const float* partial, int64_t chunks, int n,
+                      float* target) {
+  launch(stream, {static_cast<unsigned>(ceil_div(n, kWarp)), kBlock}, add_norm_partial_kernel,
+         partial, chunks, n, target);
+}
+
+/// The result of a norm is cast where it is made; a result of another type than bf16 that is wanted
+/// too is written before.
+void cast_norm(const Stream& stream, const NormForward& call, void* y, const QuantizeSink& cast) {
+  const bool aligned = is_aligned(call.x) && is_aligned(call.weight) && is_aligned(call.bias);
+  if (call.x_type == DType::bf16 && call.y_type == DType::bf16) {
+    const NormSource source = {
+        static_cast<const bf16*>(call.x), call.weight, call.bias, call.mean, call.rstd, call.n};
+    cast_tiles(stream, source, call.rows, call.n, y, cast, aligned);
+    return;
+  }
+  const AnyNormSource source = {
+      const_cast<void*>(call.x),     call.x_type, call.y_type, const_cast<float*>(call.weight),
+      const_cast<float*>(call.bias), call.mean,   call.rstd,   call.n};
+  cast_tiles(stream, source, call.rows, call.n, nullptr, cast, aligned);
+}
+
+void norm_forward(const Stream& stream, const ConstView& x, const ConstView& weight,
+                  const ConstView& bias, float eps, const View& y, float* mean, float* rstd,
+                  const QuantizeSink& cast) {
+  const int64_t n = x.shape.back();
+  const bool casts = !cast.out.empty();
+  const bool cast_writes = casts && x.dtype == DType::bf16 && y.dtype == DType::bf16;
+  const NormForward call = {.x = x.data,
+                            .x_type = x.dtype,
+                            .x_rows = {n, 1},
+                            .weight = weight.as<float>(),
+                            .bias = bias.as<float>(),
+                            .eps = eps,
+                            .y = cast_writes ? nullptr : y.data,
+                            .y_type = y.dtype,
+                            .y_rows = {n, 1},
+                            .original = nullptr,
+                            .mean = mean,
+                            .rstd = rstd,
+                            .amax = casts ? nullptr : cast.amax,
+                            .rows = x.shape.rows(),
+                            .n = static_cast<int>(n)};
+  run_forward(stream, call);
+  if (casts) {
+    cast_norm(stream, call, cast_writes ? y.data : nullptr, cast);
+  }
+}
+
+void norm_backward(const Stream& stream, const ConstView& dy, const ConstView& x,
+                   const ConstView& weight, const float* mean, const float* rstd, const View& dx,
+                   bool accumulate, const View& weight_grad, const View& bias_grad,
+                   const View& scratch) {
+  const int64_t n = x.shape.back();
+  const int64_t rows = x.shape.rows();
+  const int64_t chunk_rows = norm_chunk_rows(rows);
+  const int64_t chunks = ceil_div(rows, chunk_rows);
+  float* partial = scratch.as<float>();
+  run_backward(stream, {.dy = dy.data,
+                        .dy_type = dy.dtype,
+                        .dy_rows = {n, 1},
+                        .x = x.data,
+                        .x_type = x.dtype,
+                        .weight = weight.as<float>(),
+                        .mean = mean,
+                        .rstd = rstd,
+                        .dx = dx.data,
+                        .dx_type = dx.dtype,
+                        .dx_rows = {n, 1},
+                        .accumulate = accumulate,
+                        .weight_partial = partial,
+                        .bias_partial = partial + chunks * n,
+                        .rows = rows,
+                        .chunk_rows = chunk_rows,
+                        .n = static_cast<int>(n)});
+  add_partial_sums(stream, partial, chunks, static_cast<int>(n), weight_grad.as<float>());
+  if (!bias_grad.empty()) {
+    add_partial_sums(stream, partial + chunks * n, chunks, static_cast<int>(n),
+                     bias_grad.as<float>());
+  }
+}
+
+}  // namespace
+
+void rms_norm_forward(Stream stream, ConstView x, ConstView weight, float eps, View y, View rstd,
+                      const QuantizeSink& cast) {
+  norm_forward(stream, x, weight, {}, eps, y, nullptr, rstd.as<float>(), cast);
+}
+
+void layer_norm_forward(Stream stream, ConstView x, ConstView weight, ConstView bias, float eps,
+                        View y, View mean, View rstd, const QuantizeSink& cast) {
+  norm_forward(stream, x, weight, bias, eps, y, mean.as<float>(), rstd.as<float>(), cast);
+}
+
+void rms_norm_backward(Stream stream, ConstView dy, ConstView x, ConstView weight, ConstView rstd,
+                       View dx, bool accumulate, View weight_grad, View scratch) {
+  norm_backward(stream, dy, x, weight, nullptr, rstd.as<float>(), dx, accumulate, weight_grad, {},
+                scratch);
+}
+
+void layer_norm_backward(Stream stream, ConstView dy, ConstView x, ConstView weight, ConstView mean,
+                         ConstView rstd, View dx, bool accumulate, View weight_grad, View bias_grad,
+                         View scratch) {
+  norm_backward(stream, dy, x, weight, mean.as<float>(), rstd.as<float>(), dx, accumulate,
+                weight_grad, bias_grad, scratch);
+}
+
+void head_rms_norm_forward(Stream stream, HeadsView x, int64_t rows, int64_t heads,
+                           int64_t head_dim, ConstView weight, float eps, View original,
+                           View rstd) {
+  const NormRows layout = {x.row_stride, static_cast<int>(heads)};
+  run_forward(stream, {.x = x.data,
+                       .x_type = x.dtype,
+                       .x_rows = layout,
+                       .weight = weight.as<float>(),
+                       .bias = nullptr,
+                       .eps = eps,
+                       .y = x.data,
+                       .y_type = x.dtype,
+                       .y_rows = layout,
+                       .original = original.data,
+                       .mean = nullptr,
+                       .rstd = rstd.as<float>(),
+                       .amax = nullptr,
+                       .rows = rows * heads,
+                       .n = static_cast<int>(head_dim)});
+}
+
+void head_rms_norm_backward(Stream stream, HeadsView dx, int64_t rows, int64_t heads,
+                            int64_t head_dim, ConstView original, ConstView weight, ConstView rstd,
+                            View weight_grad, View scratch) {
+  const NormRows layout = {dx.row_stride, static_cast<int>(heads)};
+  const int64_t positions = norm_chunk_rows(rows);
+  run_backward(stream, {.dy = dx.data,
+                        .dy_type = dx.dtype,
+                        .dy_rows = layout,
+                        .x = original.data,
+                        .x_type = original.dtype,
+                        .weight = weight.as<float>(),
+                        .mean = nullptr,
+                        .rstd = rstd.as<float>(),
+                        .dx = dx.data,
+                        .dx_type = dx.dtype,
+                        .dx_rows = layout,
+                        .accumulate = false,
+                        .weight_partial = scratch.as<float>(),
+                        .bias_partial = nullptr,
+                        .rows = rows * heads,
+                        .chunk_rows = positions * heads,
+                        .n = static_cast<int>(head_dim)});
+  add_partial_sums(stream, scratch.as<float>(), ceil_div(rows, positions),
+                   static_cast<int>(head_dim), weight_grad.as<float>());
+}
+
+}  // namespace fp8train::ops::cuda

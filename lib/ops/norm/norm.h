@@ -1,0 +1,47 @@
+#pragma once
+// RMSNorm and LayerNorm over the last dimension. x, y, dx, dy: [rows, n] in fp32, bf16 or fp16,
+// where y and dy may have another type than x and dx; weight, bias and their gradients: fp32 [n].
+// Row statistics and arithmetic are fp32. Sums have a fixed order on each device; cuda's is another
+// one than the cpu's, and its results are the cpu's up to rounding (tests/ops/cuda/norm_test.cpp).
+
+#include "base/math.h"
+#include "ops/cast/quantize.h"
+
+namespace fp8train::ops {
+
+/// Rows of a chunk on cuda, which has one partial sum of a weight gradient there: at most 256
+/// chunks, one wave of two blocks on each multiprocessor of a large GPU; the same on every GPU.
+constexpr int64_t norm_chunk_rows(int64_t rows) {
+  return rows <= 16 * 256 ? 16 : ceil_div(rows, 256);
+}
+
+/// Rows of the scratch of norms' backward: one for each partial sum of a weight gradient, of 64
+/// rows of x on the cpu, of norm_chunk_rows on cuda.
+constexpr int64_t norm_partial_rows(int64_t rows) {
+  const int64_t on_cpu = ceil_div(rows, 64);
+  const int64_t on_cuda = (rows + norm_chunk_rows(rows) - 1) / norm_chunk_rows(rows);
+  return on_cpu > on_cuda ? on_cpu : on_cuda;
+}
+
+/// y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + eps); rstd: fp32 [rows], kept for backward.
+/// `cast`: y cast to FP8 too, or only that (see QuantizeSink).
+void rms_norm_forward(Stream stream, ConstView x, ConstView weight, float eps, View y, View rstd,
+                      const QuantizeSink& cast = {});
+
+/// dx (+)= gradient of x (adds to dx when `accumulate`), weight_grad += gradient of weight.
+/// `scratch`: fp32 [norm_partial_rows(rows), n]; the sum over rows has a fixed order (chunks of
+/// rows, then the chunks).
+void rms_norm_backward(Stream stream, ConstView dy, ConstView x, ConstView weight, ConstView rstd,
+                       View dx, bool accumulate, View weight_grad, View scratch);
+
+/// y = (x - mean) * rstd * weight + bias; mean, rstd: fp32 [rows]. `bias` may be empty (none), and
+/// bias_grad below too. `cast` as above.
+void layer_norm_forward(Stream stream, ConstView x, ConstView weight, ConstView bias, float eps,
+                        View y, View mean, View rstd, const QuantizeSink& cast = {});
+
+/// As rms_norm_backward; `scratch`: fp32 [2 * norm_partial_rows(rows), n].
+void layer_norm_backward(Stream stream, ConstView dy, ConstView x, ConstView weight, ConstView mean,
+                         ConstView rstd, View dx, bool accumulate, View weight_grad, View bias_grad,
+                         View scratch);
+
+}  // namespace fp8train::ops

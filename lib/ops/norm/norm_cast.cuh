@@ -1,0 +1,97 @@
+#pragma once
+// The results of norms as values that are cast where they are made. Only for .cu files.
+
+#include "ops/norm/norm_any.cuh"
+
+namespace fp8train::ops::cuda {
+
+/// (x - mean) * rstd * weight (+ bias), in the order of norm_forward_kernel. Subtracting the mean 0
+/// of RMSNorm leaves every bit.
+__device__ __forceinline__ void scale_row(float mean, float rstd, const float (&weight)[kOctet],
+                                          float (&values)[kOctet]) {
+#pragma unroll
+  for (int i = 0; i < kOctet; ++i) {
+    values[i] = (values[i] - mean) * rstd * weight[i];
+  }
+}
+
+/// Rows of bf16 whose statistics are known, rounded to bf16.
+struct NormSource {
+  using Value = bf16;
+  static constexpr int kParts = 1;
+  const bf16* __restrict__ x;
+  const float* __restrict__ weight;
+  const float* __restrict__ bias;  ///< may be null
+  const float* __restrict__ mean;  ///< null: RMSNorm
+  const float* __restrict__ rstd;
+  int64_t width;
+
+  template <bool Packed, bool Counted>
+  static constexpr int blocks() {
+    return kMadeTileBlocks<Packed, Counted, bf16>;
+  }
+  template <bool Packed>
+  __device__ __forceinline__ Octet<bf16> octet(int /*part*/, int64_t row, int64_t column,
+                                               int64_t available) const {
+    if (available <= 0) {
+      return {};
+    }
+    float values[kOctet];
+    float factors[kOctet];
+    octet_values(load_octet<Packed>(x + row * width + column, available), values);
+    octet_values(load_octet<Packed>(weight + column, available), factors);
+    scale_row(mean == nullptr ? 0.0F : mean[row], rstd[row], factors, values);
+    if (bias != nullptr) {
+      float offsets[kOctet];
+      octet_values(load_octet<Packed>(bias + column, available), offsets);
+#pragma unroll
+      for (int i = 0; i < kOctet; ++i) {
+        values[i] += offsets[i];
+      }
+    }
+    return octet_of<bf16>(values, available);
+  }
+};
+
+/// Rows of any type, rounded to any type; both are chosen when the kernel runs.
+struct AnyNormSource {
+  using Value = float;
+  static constexpr int kParts = 1;
+  void* x;
+  DType x_type, y_type;
+  float* weight;
+  float* bias;                     ///< may be null
+  const float* __restrict__ mean;  ///< null: RMSNorm
+  const float* __restrict__ rstd;
+  int64_t width;
+
+  template <bool Packed, bool Counted>
+  static constexpr int blocks() {
+    return 1;
+  }
+  template <bool Packed>
+  __device__ __forceinline__ Octet<float> octet(int /*part*/, int64_t row, int64_t column,
+                                                int64_t available) const {
+    if (available <= 0) {
+      return {};
+    }
+    const int count = available < kOctet ? static_cast<int>(available) : kOctet;
+    const int first = static_cast<int>(column);
+    float values[kOctet];
+    float factors[kOctet];
+    AnyRow{x, x_type, row * width, Packed}.load(first, count, values);
+    AnyRow{weight, DType::f32, 0, Packed}.load(first, count, factors);
+    scale_row(mean == nullptr ? 0.0F : mean[row], rstd[row], factors, values);
+    if (bias != nullptr) {
+      AnyRow{bias, DType::f32, 0, Packed}.load(first, count, factors);
+#pragma unroll
+      for (int i = 0; i < kOctet; ++i) {
+        values[i] += factors[i];
+      }
+    }
+    round_to_type(y_type, values);
+    return octet_of<float>(values, available);
+  }
+};
+
+}  // namespace fp8train::ops::cuda

@@ -1,0 +1,347 @@
+// Compiled once per x86-64 level. Sums within a row go over sixteen lanes in a fixed order, sums
+// over rows over chunks of 64 rows: the same bits at every level and thread count.
+
+#include "base/math.h"
+#include "ops/cast/quantize_sink_cpu.h"
+#include "ops/dispatch/cpu_operations.h"
+
+namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
+namespace {
+
+constexpr int64_t kChunkRows =
+    64;  // of one partial sum of a weight gradient: part of its definition
+
+/// Sum over i of term(i), i = 0 .. n - 1: lane i % 16 adds its terms in order, then the lanes are
+/// folded in halves.
+template <typename Term>
+FP8TRAIN_HD float lane_sum(int64_t n, Term term) {
+  alignas(64) float lanes[kLanes] = {};
+  const int64_t whole = n - n % kLanes;
+  FloatLanes sums = {};
+  for (int64_t i = 0; i < whole; i += kLanes) {
+    alignas(64) float terms[kLanes];
+    for (int64_t j = 0; j < kLanes; ++j) {
+      terms[j] = term(i + j);
+    }
+    FloatLanes loaded;
+    __builtin_memcpy(&loaded, terms, sizeof(loaded));
+    sums += loaded;
+  }
+  __builtin_memcpy(lanes, &sums, sizeof(sums));
+  for (int64_t i = whole; i < n; ++i) {
+    lanes[i - whole] += term(i);
+  }
+  for (int64_t half = kLanes / 2; half > 0; half /= 2) {
+    for (int64_t j = 0; j < half; ++j) {
+      lanes[j] += lanes[j + half];
+    }
+  }
+  return lanes[0];
+}
+
+FP8TRAIN_HD float reciprocal_root(float mean_square, float eps) {
+  return 1.0F / __builtin_sqrtf(mean_square + eps);
+}
+
+/// dx (+)= value, rounded once.
+template <typename T>
+FP8TRAIN_HD void put(T* dx, float value, bool accumulate) {
+  store_from_float(dx, accumulate ? load_as_float(dx) + value : value);
+}
+
+/// target[c] += the partial sums of column c over all chunks, in order.
+FP8TRAIN_HD void add_partial_sums(const float* partial, int64_t chunks, int64_t n, float* target) {
+  constexpr int64_t kColumns = 256;
+  const int64_t pieces = ceil_div(n, kColumns);
+#pragma omp parallel for schedule(static) if (chunks * n >= kParallelElements)
+  for (int64_t piece = 0; piece < pieces; ++piece) {
+    const int64_t begin = piece * kColumns;
+    const int64_t end = minimum(n, begin + kColumns);
+    alignas(64) float sums[kColumns] = {};
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+      const float* row = partial + chunk * n;
+      for (int64_t c = begin; c < end; ++c) {
+        sums[c - begin] += row[c];
+      }
+    }
+    for (int64_t c = begin; c < end; ++c) {
+      target[c] += sums[c - begin];
+    }
+  }
+}
+
+FP8TRAIN_HD void clear(float* values, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    values[i] = 0.0F;
+  }
+}
+
+/// rstd of one row of RMSNorm.
+template <typename X>
+FP8TRAIN_HD float rms_of_row(const X* x, float eps, int64_t n) {
+  const float square_sum = lane_sum(n, [=](int64_t i) {
+    const float value = load_as_float(x + i);
+    return value * value;
+  });
+  return reciprocal_root(square_sum / static_cast<float>(n), eps);
+}
+
+/// y may be x.
+template <typename X, typename Y>
+FP8TRAIN_HD void rms_scale(const X* x, const float* weight, float rstd, Y* y, int64_t count) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < count; ++i) {
+    store_from_float(y + i, load_as_float(x + i) * rstd * weight[i]);
+  }
+}
+
+/// dx = rstd * (g - xhat * mean(g * xhat)) with g = dy * weight, xhat = x * rstd; weight_sum += dy
+/// * xhat. dx may be dy.
+template <typename Dy, typename X, typename Dx>
+FP8TRAIN_HD void rms_row_backward(const Dy* dy, const X* x, const float* weight, float rstd, Dx* dx,
+                                  bool accumulate, float* weight_sum, int64_t n) {
+  const float projection = lane_sum(n, [=](int64_t i) {
+    return load_as_float(dy + i) * weight[i] * (load_as_float(x + i) * rstd);
+  });
+  const float mean = projection / static_cast<float>(n);
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) {
+    const float gradient = load_as_float(dy + i);
+    const float xhat = load_as_float(x + i) * rstd;
+    weight_sum[i] += gradient * xhat;
+    put(dx + i, rstd * (gradient * weight[i] - xhat * mean), accumulate);
+  }
+}
+
+struct RowStatistics {
+  float mean;
+  float rstd;
+};
+
+template <typename X>
+FP8TRAIN_HD RowStatistics statistics_of_row(const X* x, float eps, int64_t n) {
+  const float count = static_cast<float>(n);
+  const float mean = lane_sum(n, [=](int64_t i) { return load_as_float(x + i); }) / count;
+  const float square_sum = lane_sum(n, [=](int64_t i) {
+    const float centered = load_as_float(x + i) - mean;
+    return centered * centered;
+  });
+  return {mean, reciprocal_root(square_sum / count, eps)};
+}
+
+/// `bias` may be null.
+template <typename X, typename Y>
+FP8TRAIN_HD void layer_scale(const X* x, const float* weight, const float* bias, RowStatistics row,
+                             Y* y, int64_t count) {
+  if (bias == nullptr) {
+#pragma GCC ivdep
+    for (int64_t i = 0; i < count; ++i) {
+      store_from_float(y + i, (load_as_float(x + i) - row.mean) * row.rstd * weight[i]);
+    }
+    return;
+  }
+#pragma GCC ivdep
+  for (int64_t i = 0; i < count; ++i) {
+    store_from_float(y + i, (load_as_float(x + i) - row.mean) * row.rstd * weight[i] + bias[i]);
+  }
+}
+
+/// dx = rstd * (g - mean(g) - xhat * mean(g * xhat)) with g = dy * weight, xhat = (x - mean) *
+/// rstd.
+template <typename Dy, typename X>
+FP8TRAIN_HD void layer_row_backward(const Dy* dy, const X* x, const float* weight,
+                                    RowStatistics row, X* dx, bool accumulate, float* weight_sum,
+                                    float* bias_sum, int64_t n) {
+  const float count = static_cast<float>(n);
+  const float gradient_mean =
+      lane_sum(n, [=](int64_t i) { return load_as_float(dy + i) * weight[i]; }) / count;
+  const float projection = lane_sum(n, [=](int64_t i) {
+    return load_as_float(dy + i) * weight[i] * ((load_as_float(x + i) - row.mean) * row.rstd);
+  });
+  const float projection_mean = projection / count;
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) {
+    const float gradient = load_as_float(dy + i);
+    const float xhat = (load_as_float(x + i) - row.mean) * row.rstd;
+    weight_sum[i] += gradient * xhat;
+    bias_sum[i] += gradient;
+    put(dx + i, row.rstd * (gradient * weight[i] - gradient_mean - xhat * projection_mean),
+        accumulate);
+  }
+}
+
+}  // namespace
+
+void rms_norm_forward(Stream /*stream*/, ConstView x, ConstView weight, float eps, View y,
+                      View rstd, const QuantizeSink& cast) {
+  const int64_t n = x.shape.back();
+  const int64_t rows = x.shape.rows();
+  const float* w = weight.as<float>();
+  float* rstd_out = rstd.as<float>();
+  with_float_type(x.dtype, [&](auto x_tag) {
+    with_float_type(y.dtype, [&](auto y_tag) {
+      using Y = typename decltype(y_tag)::Type;
+      const auto* data = x.as<typename decltype(x_tag)::Type>();
+      for_each_row<Y>(cast, rows, n, [&](int64_t row, CastCounts& counts) {
+        const auto* from = data + row * n;
+        const float row_rstd = rms_of_row(from, eps, n);
+        rstd_out[row] = row_rstd;
+        produce_row(cast, row_of<Y>(y, row), row, n, counts,
+                    [=](int64_t begin, int64_t length, Y* to) {
+                      rms_scale(from + begin, w + begin, row_rstd, to, length);
+                    });
+      });
+    });
+  });
+}
+
+void rms_norm_backward(Stream /*stream*/, ConstView dy, ConstView x, ConstView weight,
+                       ConstView rstd, View dx, bool accumulate, View weight_grad, View scratch) {
+  const int64_t n = x.shape.back();
+  const int64_t rows = x.shape.rows();
+  const int64_t chunks = ceil_div(rows, kChunkRows);
+  const float* w = weight.as<float>();
+  const float* rstd_in = rstd.as<float>();
+  float* partial = scratch.as<float>();
+  with_float_type(dy.dtype, [&](auto dy_tag) {
+    with_float_type(x.dtype, [&](auto x_tag) {
+      using X = typename decltype(x_tag)::Type;
+      const auto* dy_data = dy.as<typename decltype(dy_tag)::Type>();
+      const X* x_data = x.as<X>();
+      X* dx_data = dx.as<X>();
+#pragma omp parallel for schedule(static) if (rows * n >= kParallelElements)
+      for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+        float* sums = partial + chunk * n;
+        clear(sums, n);
+        const int64_t end = minimum(rows, (chunk + 1) * kChunkRows);
+        for (int64_t row = chunk * kChunkRows; row < end; ++row) {
+          rms_row_backward(dy_data + row * n, x_data + row * n, w, rstd_in[row], dx_data + row * n,
+                           accumulate, sums, n);
+        }
+      }
+    });
+  });
+  add_partial_sums(partial, chunks, n, weight_grad.as<float>());
+}
+
+void layer_norm_forward(Stream /*stream*/, ConstView x, ConstView weight, ConstView bias, float eps,
+                        View y, View mean, View rstd, const QuantizeSink& cast) {
+  const int64_t n = x.shape.back();
+  const int64_t rows = x.shape.rows();
+  const float* w = weight.as<float>();
+  const float* b = bias.as<float>();
+  float* mean_out = mean.as<float>();
+  float* rstd_out = rstd.as<float>();
+  with_float_type(x.dtype, [&](auto x_tag) {
+    with_float_type(y.dtype, [&](auto y_tag) {
+      using Y = typename decltype(y_tag)::Type;
+      const auto* data = x.as<typename decltype(x_tag)::Type>();
+      for_each_row<Y>(cast, rows, n, [&](int64_t row, CastCounts& counts) {
+        const auto* from = data + row * n;
+        const RowStatistics statistics = statistics_of_row(from, eps, n);
+        mean_out[row] = statistics.mean;
+        rstd_out[row] = statistics.rstd;
+        produce_row(cast, row_of<Y>(y, row), row, n, counts,
+                    [=](int64_t begin, int64_t length, Y* to) {
+                      layer_scale(from + begin, w + begin, b == nullptr ? nullptr : b + begin,
+                                  statistics, to, length);
+                    });
+      });
+    });
+  });
+}
+
+void layer_norm_backward(Stream /*stream*/, ConstView dy, ConstView x, ConstView weight,
+                         ConstView mean, ConstView rstd, View dx, bool accumulate, View weight_grad,
+                         View bias_grad, View scratch) {
+  const int64_t n = x.shape.back();
+  const int64_t rows = x.shape.rows();
+  const int64_t chunks = ceil_div(rows, kChunkRows);
+  const float* w = weight.as<float>();
+  const float* mean_in = mean.as<float>();
+  const float* rstd_in = rstd.as<float>();
+  float* weight_partial = scratch.as<float>();
+  float* bias_partial = weight_partial + chunks * n;
+  with_float_type(dy.dtype, [&](auto dy_tag) {
+    with_float_type(x.dtype, [&](auto x_tag) {
+      using X = typename decltype(x_tag)::Type;
+      const auto* dy_data = dy.as<typename decltype(dy_tag)::Type>();
+      const X* x_data = x.as<X>();
+      X* dx_data = dx.as<X>();
+#pragma omp parallel for schedule(static) if (rows * n >= kParallelElements)
+      for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+        float* weight_sums = weight_partial + chunk * n;
+        float* bias_sums = bias_partial + chunk * n;
+        clear(weight_sums, n);
+        clear(bias_sums, n);
+        const int64_t end = minimum(rows, (chunk + 1) * kChunkRows);
+        for (int64_t row = chunk * kChunkRows; row < end; ++row) {
+          layer_row_backward(dy_data + row * n, x_data + row * n, w, {mean_in[row], rstd_in[row]},
+                             dx_data + row * n, accumulate, weight_sums, bias_sums, n);
+        }
+      }
+    });
+  });
+  add_partial_sums(weight_partial, chunks, n, weight_grad.as<float>());
+  if (!bias_grad.empty()) {
+    add_partial_sums(bias_partial, chunks, n, bias_grad.as<float>());
+  }
+}
+
+void head_rms_norm_forward(Stream /*stream*/, HeadsView x, int64_t rows, int64_t heads,
+                           int64_t head_dim, ConstView weight, float eps, View original,
+                           View rstd) {
+  const float* w = weight.as<float>();
+  float* rstd_out = rstd.as<float>();
+  with_float_type(x.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::Type;
+    T* data = static_cast<T*>(x.data);
+    T* kept = original.as<T>();
+#pragma omp parallel for schedule(static) if (rows * heads * head_dim >= kParallelElements)
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t head = 0; head < heads; ++head) {
+        T* values = data + row * x.row_stride + head * head_dim;
+        T* copy = kept + (row * heads + head) * head_dim;
+        for (int64_t i = 0; i < head_dim; ++i) {
+          copy[i] = values[i];
+        }
+        const float head_rstd = rms_of_row(copy, eps, head_dim);
+        rstd_out[row * heads + head] = head_rstd;
+        rms_scale(copy, w, head_rstd, values, head_dim);
+      }
+    }
+  });
+}
+
+void head_rms_norm_backward(Stream /*stream*/, HeadsView dx, int64_t rows, int64_t heads,
+                            int64_t head_dim, ConstView original, ConstView weight, ConstView rstd,
+                            View weight_grad, View scratch) {
+  const int64_t chunks = ceil_div(rows, kChunkRows);
+  const float* w = weight.as<float>();
+  const float* rstd_in = rstd.as<float>();
+  float* partial = scratch.as<float>();
+  with_float_type(dx.dtype, [&](auto dx_tag) {
+    with_float_type(original.dtype, [&](auto x_tag) {
+      using Dx = typename decltype(dx_tag)::Type;
+      Dx* dx_data = static_cast<Dx*>(dx.data);
+      const auto* x_data = original.as<typename decltype(x_tag)::Type>();
+#pragma omp parallel for schedule(static) if (rows * heads * head_dim >= kParallelElements)
+      for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+        float* sums = partial + chunk * head_dim;
+        clear(sums, head_dim);
+        const int64_t end = minimum(rows, (chunk + 1) * kChunkRows);
+        for (int64_t row = chunk * kChunkRows; row < end; ++row) {
+          for (int64_t head = 0; head < heads; ++head) {
+            const int64_t index = row * heads + head;
+            Dx* gradient = dx_data + row * dx.row_stride + head * head_dim;
+            rms_row_backward(gradient, x_data + index * head_dim, w, rstd_in[index], gradient,
+                             false, sums, head_dim);
+          }
+        }
+      }
+    });
+  });
+  add_partial_sums(partial, chunks, head_dim, weight_grad.as<float>());
+}
+
+}  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

@@ -1,0 +1,74 @@
+// Activations of the MLPs, by the functions of fast_math.h: within their bounds of what the cpu
+// computes. With or without a cast they are the kernel of cast_tiles.h, so that a cast inside and
+// one that follows see the same values.
+
+#include "ops/dispatch/cuda_operations.h"
+#include "ops/pointwise/activation_cast.cuh"
+#include "ops/support/kernel_support.cuh"
+
+namespace fp8train::ops::cuda {
+namespace {
+
+template <bool Smoothed, bool Encoded>
+void swiglu_forward_as(const Stream& stream, const ConstView& gate_up, const View& y,
+                       const QuantizeSink& cast, const float* smoothing) {
+  const int64_t width = y.shape.back();
+  const bool aligned = is_aligned(gate_up.data) && is_aligned(smoothing);
+  with_float_type(y.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::Type;
+    const SwigluForwardSource<T, Smoothed, Encoded> source(gate_up.as<T>(), width, smoothing);
+    cast_tiles(stream, source, y.shape.rows(), width, y.data, cast, aligned);
+  });
+}
+
+template <bool Encoded>
+void swiglu_backward_as(const Stream& stream, const ConstView& dy, const ConstView& gate_up,
+                        const View& d_gate_up, const QuantizeSink& cast) {
+  const int64_t width = dy.shape.back();
+  with_float_type(dy.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::Type;
+    const SwigluBackwardSource<T, Encoded> source(dy.as<T>(), gate_up.as<T>(), width);
+    cast_tiles(stream, source, dy.shape.rows(), width, d_gate_up.data, cast,
+               is_aligned(dy.data) && is_aligned(gate_up.data));
+  });
+}
+
+}  // namespace
+
+void swiglu_forward(Stream stream, ConstView gate_up, View y, const QuantizeSink& cast,
+                    ConstView smoothing, bool silu_in_codes) {
+  const auto* scale = smoothing.as<float>();
+  if (scale != nullptr) {
+    (silu_in_codes ? swiglu_forward_as<true, true>
+                   : swiglu_forward_as<true, false>)(stream, gate_up, y, cast, scale);
+    return;
+  }
+  (silu_in_codes ? swiglu_forward_as<false, true>
+                 : swiglu_forward_as<false, false>)(stream, gate_up, y, cast, nullptr);
+}
+
+void swiglu_backward(Stream stream, ConstView dy, ConstView gate_up, View d_gate_up,
+                     const QuantizeSink& cast, bool silu_in_codes) {
+  (silu_in_codes ? swiglu_backward_as<true> : swiglu_backward_as<false>)(stream, dy, gate_up,
+                                                                         d_gate_up, cast);
+}
+
+void gelu_forward(Stream stream, ConstView x, View y, const QuantizeSink& cast) {
+  const int64_t width = y.shape.back();
+  with_float_type(x.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::Type;
+    cast_tiles(stream, GeluForwardSource<T>(x.as<T>(), width), y.shape.rows(), width, y.data, cast,
+               is_aligned(x.data));
+  });
+}
+
+void gelu_backward(Stream stream, ConstView dy, ConstView x, View dx, const QuantizeSink& cast) {
+  const int64_t width = dx.shape.back();
+  with_float_type(x.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::Type;
+    cast_tiles(stream, GeluBackwardSource<T>(dy.as<T>(), x.as<T>(), width), dx.shape.rows(), width,
+               dx.data, cast, is_aligned(dy.data) && is_aligned(x.data));
+  });
+}
+
+}  // namespace fp8train::ops::cuda

@@ -1,0 +1,179 @@
+#pragma once
+// The results of activations as values that are cast where they are made. Only for .cu files.
+
+#include "ops/cast/cast_tiles.cuh"
+#include "ops/storage/storage_math.h"
+#include "ops/support/fast_math.cuh"
+
+namespace fp8train::ops::cuda {
+
+/// value(i) for i = 0 .. 7, rounded to T. An element that does not exist was read as zero, which
+/// every activation makes zero again.
+template <typename T, typename Value>
+__device__ __forceinline__ Octet<T> made_octet(Value value) {
+  float values[kOctet];
+#pragma unroll
+  for (int i = 0; i < kOctet; ++i) {
+    values[i] = value(i);
+  }
+  return octet_of<T>(values, kOctet);
+}
+
+template <typename T, int Parts>
+struct ActivationSource {
+  using Value = T;
+  static constexpr int kParts = Parts;
+  static constexpr int kRowsAtOnce = 4;
+
+  template <bool Packed, bool Counted>
+  static constexpr int blocks() {
+    return Packed && sizeof(T) == 2 ? (Parts == 1 ? 3 : 2) : 1;
+  }
+};
+
+static_assert(kCompressedGroup == 2 * kOctet);
+
+/// silu(gate) of eight channels from `column` of a row of `width` as codes in groups of 16 hold it.
+/// The other half of the group is computed here too, for its amax. gate: eight gates of the row
+/// that begins at `row`; available: as for load_octet.
+template <bool Packed, typename T>
+__device__ __forceinline__ void silu_in_groups(const T* row, int64_t column, int64_t width,
+                                               int64_t available, const float (&gate)[kOctet],
+                                               float (&activated)[kOctet]) {
+  const int64_t other = column ^ kOctet;
+  float others[kOctet];
+  octet_values(load_octet<Packed>(row + other, available > 0 ? width - other : 0), others);
+  uint32_t largest = 0;
+#pragma unroll
+  for (int i = 0; i < kOctet; ++i) {
+    activated[i] = silu_fast(gate[i]);
+    largest = Largest{}(largest, bits_of(activated[i]) & 0x7FFFFFFFU);
+    largest = Largest{}(largest, bits_of(silu_fast(others[i])) & 0x7FFFFFFFU);
+  }
+  const bf16 scale = compressed_scale(float_of(largest));
+#pragma unroll
+  for (int i = 0; i < kOctet; ++i) {
+    activated[i] = compressed_value(activated[i], scale);
+  }
+}
+
+/// silu(gate) * up. Smoothed: with the channels multiplied by `smoothing`. Encoded: of the codes of
+/// silu(gate).
+template <typename T, bool Smoothed, bool Encoded>
+struct SwigluForwardSource : ActivationSource<T, 1> {
+  const T* __restrict__ gate_up;
+  int64_t width;
+  const float* __restrict__ smoothing;
+
+  SwigluForwardSource(const T* from, int64_t columns, const float* scale)
+      : gate_up(from), width(columns), smoothing(scale) {}
+
+  template <bool Packed, bool Counted>
+  static constexpr int blocks() {
+    return Packed && sizeof(T) == 2 && !Encoded ? (Smoothed ? 2 : 3) : 1;
+  }
+  template <bool Packed>
+  __device__ __forceinline__ Octet<T> octet(int /*part*/, int64_t row, int64_t column,
+                                            int64_t available) const {
+    float gate[kOctet];
+    float up[kOctet];
+    const T* from = gate_up + row * 2 * width + column;
+    octet_values(load_octet<Packed>(from, available), gate);
+    octet_values(load_octet<Packed>(from + width, available), up);
+    if constexpr (Smoothed) {
+      float scale[kOctet];
+      octet_values(load_octet<Packed>(smoothing + column, available), scale);
+#pragma unroll
+      for (int i = 0; i < kOctet; ++i) {
+        up[i] *= scale[i];
+      }
+    }
+    if constexpr (Encoded) {
+      float activated[kOctet];
+      silu_in_groups<Packed>(from - column, column, width, available, gate, activated);
+      return made_octet<T>([&](int i) { return activated[i] * up[i]; });
+    }
+    return made_octet<T>([&](int i) { return silu_fast(gate[i]) * up[i]; });
+  }
+};
+
+/// Part 0: gradient of gate; part 1: of up. Both from one exponential. Encoded: that of up is of
+/// the codes of silu(gate).
+template <typename T, bool Encoded>
+struct SwigluBackwardSource : ActivationSource<T, 2> {
+  const T* __restrict__ dy;
+  const T* __restrict__ gate_up;
+  int64_t width;
+
+  SwigluBackwardSource(const T* gradient, const T* from, int64_t columns)
+      : dy(gradient), gate_up(from), width(columns) {}
+
+  template <bool Packed>
+  __device__ __forceinline__ void octets(int64_t row, int64_t column, int64_t available,
+                                         Octet<T> (&made)[2]) const {
+    float gradient[kOctet];
+    float gate[kOctet];
+    float up[kOctet];
+    const T* from = gate_up + row * 2 * width + column;
+    octet_values(load_octet<Packed>(dy + row * width + column, available), gradient);
+    octet_values(load_octet<Packed>(from, available), gate);
+    octet_values(load_octet<Packed>(from + width, available), up);
+    float d_gate[kOctet];
+    float d_up[kOctet];
+#pragma unroll
+    for (int i = 0; i < kOctet; ++i) {
+      const SiluFast silu = silu_parts(gate[i]);
+      d_gate[i] = gradient[i] * up[i] * silu_derivative_fast(silu);
+      d_up[i] = gradient[i] * silu.value;
+    }
+    if constexpr (Encoded) {
+      float activated[kOctet];
+      silu_in_groups<Packed>(from - column, column, width, available, gate, activated);
+#pragma unroll
+      for (int i = 0; i < kOctet; ++i) {
+        d_up[i] = gradient[i] * activated[i];
+      }
+    }
+    made[0] = octet_of<T>(d_gate, kOctet);
+    made[1] = octet_of<T>(d_up, kOctet);
+  }
+};
+
+template <typename T>
+struct GeluForwardSource : ActivationSource<T, 1> {
+  const T* __restrict__ x;
+  int64_t width;
+
+  GeluForwardSource(const T* from, int64_t columns) : x(from), width(columns) {}
+
+  template <bool Packed>
+  __device__ __forceinline__ Octet<T> octet(int /*part*/, int64_t row, int64_t column,
+                                            int64_t available) const {
+    float in[kOctet];
+    octet_values(load_octet<Packed>(x + row * width + column, available), in);
+    return made_octet<T>([&](int i) { return gelu_tanh_fast(in[i]); });
+  }
+};
+
+template <typename T>
+struct GeluBackwardSource : ActivationSource<T, 1> {
+  const T* __restrict__ dy;
+  const T* __restrict__ x;
+  int64_t width;
+
+  GeluBackwardSource(const T* gradient, const T* from, int64_t columns)
+      : dy(gradient), x(from), width(columns) {}
+
+  template <bool Packed>
+  __device__ __forceinline__ Octet<T> octet(int /*part*/, int64_t row, int64_t column,
+                                            int64_t available) const {
+    float gradient[kOctet];
+    float in[kOctet];
+    const int64_t at = row * width + column;
+    octet_values(load_octet<Packed>(dy + at, available), gradient);
+    octet_values(load_octet<Packed>(x + at, available), in);
+    return made_octet<T>([&](int i) { return gradient[i] * gelu_tanh_derivative_fast(in[i]); });
+  }
+};
+
+}  // namespace fp8train::ops::cuda

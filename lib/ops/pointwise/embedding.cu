@@ -1,0 +1,250 @@
+// Embedding. Backward sorts the tokens, stably, so that the rows of one token lie side by side;
+// then one block per token and stretch of columns adds them in order: no atomics on floats, and the
+// bits of the cpu.
+
+#include "ops/dispatch/cuda_operations.h"
+#include "ops/support/kernel_support.cuh"
+
+namespace fp8train::ops::cuda {
+namespace {
+
+constexpr int kPack = 8;             // elements of one thread
+constexpr int64_t kRankTile = 2048;  // tokens that a block of rank_kernel compares its rows with
+constexpr int kThreads = 128;  // of a block that adds rows; as many rows are looked up at once
+constexpr int kRowsAhead = 8;  // rows that a thread has in flight
+
+template <typename Y>
+struct Gather {
+  const int32_t* tokens;
+  const float* table;
+  const float* positions;  ///< from the first position on; may be null
+  int64_t sequence_length, vocabulary, columns;
+  Y* y;
+
+  template <int N>
+  __device__ void run(int64_t i) const {
+    const int64_t row = i / columns;
+    const int64_t column = i - row * columns;
+    const int64_t token = tokens[row];
+    Pack<Y, N> out;
+    if (token < 0 || token >= vocabulary) {
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        store_from_float(&out.values[j], float_of(0x7FC00000U));
+      }
+      store_pack(y + i, out);
+      return;
+    }
+    Pack<float, N> values = load_pack<N>(table + token * columns + column);
+    if (positions != nullptr) {
+      const Pack<float, N> position =
+          load_pack<N>(positions + row % sequence_length * columns + column);
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        values.values[j] += position.values[j];
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      store_from_float(&out.values[j], values.values[j]);
+    }
+    store_pack(y + i, out);
+  }
+};
+
+/// rank[row] += rows that come before it in the stable order, among one tile of tokens. Quadratic
+/// in the number of rows, but two instructions a pair: little beside the rows themselves at the
+/// tens of thousands of tokens of a micro-batch.
+__global__ void rank_kernel(const int32_t* tokens, int32_t* rank, int64_t rows) {
+  FP8TRAIN_SHARED_ARRAY(int32_t, tile, kRankTile);
+  const int64_t begin = blockIdx.y * kRankTile;
+  const int length = static_cast<int>(rows - begin < kRankTile ? rows - begin : kRankTile);
+  for (int i = static_cast<int>(threadIdx.x); i < length; i += kBlock) {
+    tile[i] = tokens[begin + i];
+  }
+  __syncthreads();
+  const int64_t row = int64_t{blockIdx.x} * kBlock + threadIdx.x;
+  if (row >= rows) {
+    return;
+  }
+  const int32_t mine = tokens[row];
+  const int64_t earlier = row - begin;  // tokens of the tile that lie before this row
+  const int split = static_cast<int>(earlier < 0 ? 0 : (earlier < length ? earlier : length));
+  int32_t before = 0;
+#pragma unroll 8
+  for (int i = 0; i < split; ++i) {
+    before += tile[i] <= mine ? 1 : 0;
+  }
+#pragma unroll 8
+  for (int i = split; i < length; ++i) {
+    before += tile[i] < mine ? 1 : 0;
+  }
+  atomicAdd(rank + row, before);
+}
+
+__global__ void invert_kernel(const int32_t* rank, int32_t* order, int64_t rows) {
+  const int64_t row = int64_t{blockIdx.x} * kBlock + threadIdx.x;
+  if (row < rows) {
+    order[rank[row]] = static_cast<int32_t>(row);
+  }
+}
+
+template <typename DY>
+struct TokenRows {
+  const int32_t* tokens;
+  const int32_t* order;  ///< rows sorted by token, then by row
+  const DY* dy;
+  float* table_grad;
+  int64_t rows, vocabulary, columns;
+};
+
+/// sums[j] += dy[row, j] for the rows in `tile` up to the first -1, in order.
+template <int N, typename DY>
+__device__ __forceinline__ void add_rows(const DY* dy, int64_t columns, const int32_t* tile,
+                                         float* sums) {
+  for (int k = 0; k < kThreads && tile[k] >= 0; k += kRowsAhead) {
+    int32_t rows[kRowsAhead];
+    Pack<DY, N> packs[kRowsAhead];
+#pragma unroll
+    for (int u = 0; u < kRowsAhead; ++u) {
+      rows[u] = tile[k + u];
+      if (rows[u] >= 0) {
+        packs[u] = load_pack<N>(dy + rows[u] * columns);
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < kRowsAhead; ++u) {
+      if (rows[u] >= 0) {
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+          sums[j] += load_as_float(&packs[u].values[j]);
+        }
+      }
+    }
+  }
+}
+
+/// Block (i, ..) finds whether the i-th row in order is the first of its token, and if so adds all
+/// of the token's rows.
+template <int N, typename DY>
+__global__ void __launch_bounds__(kThreads, 4) add_tokens_kernel(TokenRows<DY> call) {
+  FP8TRAIN_SHARED_ARRAY(int32_t, tile, kThreads);
+  const int64_t first = blockIdx.x;
+  const int32_t token = call.tokens[call.order[first]];
+  const bool continues = first > 0 && call.tokens[call.order[first - 1]] == token;
+  if (continues || token < 0 || token >= call.vocabulary) {
+    return;
+  }
+  const int64_t column = (int64_t{blockIdx.y} * kThreads + threadIdx.x) * N;
+  const bool active = column < call.columns;
+  float* const grad = call.table_grad + token * call.columns + column;
+  Pack<float, N> sums = {};
+  if (active) {
+    sums = load_pack<N>(grad);
+  }
+  bool more = true;
+  for (int64_t begin = first; more; begin += kThreads) {
+    const int64_t at = begin + threadIdx.x;
+    const int32_t row = at < call.rows ? call.order[at] : -1;
+    tile[threadIdx.x] = row >= 0 && call.tokens[row] == token ? row : -1;
+    __syncthreads();
+    if (active) {
+      add_rows<N>(call.dy + column, call.columns, tile, sums.values);
+    }
+    more = tile[kThreads - 1] >= 0;
+    __syncthreads();
+  }
+  if (active) {
+    store_pack(grad, sums);
+  }
+}
+
+/// position_grad[p] += dy[p], dy[p + T], ... in order.
+template <typename DY>
+struct AddPositions {
+  const DY* dy;
+  float* position_grad;
+  int64_t rows, sequence_length, columns;
+
+  template <int N>
+  __device__ void run(int64_t i) const {
+    const int64_t position = i / columns;
+    const int64_t column = i - position * columns;
+    Pack<float, N> sums = load_pack<N>(position_grad + i);
+#pragma unroll 4
+    for (int64_t row = position; row < rows; row += sequence_length) {
+      const Pack<DY, N> values = load_pack<N>(dy + row * columns + column);
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        sums.values[j] += load_as_float(&values.values[j]);
+      }
+    }
+    store_pack(position_grad + i, sums);
+  }
+};
+
+/// order = the rows sorted by token, those of one token in order. rank, order: [rows].
+void sort_tokens(const Stream& stream, const int32_t* tokens, int32_t* rank, int32_t* order,
+                 int64_t rows) {
+  const auto blocks = static_cast<unsigned>(ceil_div(rows, kBlock));
+  check_cuda(cudaMemsetAsync(rank, 0, static_cast<size_t>(rows) * sizeof(int32_t),
+                             cuda_context(stream).stream),
+             "embedding_backward");
+  launch(stream, {{blocks, static_cast<unsigned>(ceil_div(rows, kRankTile))}, kBlock}, rank_kernel,
+         tokens, rank, rows);
+  launch(stream, {blocks, kBlock}, invert_kernel, rank, order, rows);
+}
+
+}  // namespace
+
+void embedding_forward(Stream stream, ConstView tokens, ConstView table, ConstView positions,
+                       int64_t sequence_length, int64_t position_offset, View y) {
+  const int64_t columns = table.shape.back();
+  const float* position =
+      positions.empty() ? nullptr : positions.as<float>() + position_offset * columns;
+  with_float_type(y.dtype, [&](auto tag) {
+    using Y = typename decltype(tag)::Type;
+    const bool aligned = columns % kPack == 0 && is_aligned(table.data, sizeof(float) * kPack) &&
+                         is_aligned(position, sizeof(float) * kPack) &&
+                         is_aligned(y.data, sizeof(Y) * kPack);
+    map<kPack>(stream, y.count(), aligned,
+               Gather<Y>{tokens.as<int32_t>(), table.as<float>(), position, sequence_length,
+                         table.shape.rows(), columns, y.as<Y>()});
+  });
+}
+
+void embedding_backward(Stream stream, ConstView tokens, ConstView dy, View table_grad,
+                        View position_grad, int64_t sequence_length, View scratch) {
+  const int64_t rows = tokens.count();
+  const int64_t columns = table_grad.shape.back();
+  int32_t* order = scratch.as<int32_t>() + rows;
+  sort_tokens(stream, tokens.as<int32_t>(), scratch.as<int32_t>(), order, rows);
+  with_float_type(dy.dtype, [&](auto tag) {
+    using DY = typename decltype(tag)::Type;
+    const bool aligned = columns % kPack == 0 && is_aligned(dy.data, sizeof(DY) * kPack) &&
+                         is_aligned(table_grad.data, sizeof(float) * kPack) &&
+                         is_aligned(position_grad.data, sizeof(float) * kPack);
+    const TokenRows<DY> call = {.tokens = tokens.as<int32_t>(),
+                                .order = order,
+                                .dy = dy.as<DY>(),
+                                .table_grad = table_grad.as<float>(),
+                                .rows = rows,
+                                .vocabulary = table_grad.shape.rows(),
+                                .columns = columns};
+    const int64_t packs = aligned ? columns / kPack : columns;
+    const dim3 grid(static_cast<unsigned>(rows), static_cast<unsigned>(ceil_div(packs, kThreads)));
+    if (aligned) {
+      launch(stream, {grid, kThreads}, add_tokens_kernel<kPack, DY>, call);
+    } else {
+      launch(stream, {grid, kThreads}, add_tokens_kernel<1, DY>, call);
+    }
+    if (!position_grad.empty()) {
+      const int64_t positions = rows < sequence_length ? rows : sequence_length;
+      map<kPack>(
+          stream, positions * columns, aligned,
+          AddPositions<DY>{dy.as<DY>(), position_grad.as<float>(), rows, sequence_length, columns});
+    }
+  });
+}
+
+}  // namespace fp8train::ops::cuda

@@ -1,0 +1,85 @@
+// Compiled once per x86-64 level. Forward splits rows over threads; backward splits columns, so
+// that each element of a gradient is summed by one thread, over the rows in order: no atomics, no
+// sorting, the same bits for any number of threads.
+
+#include "base/math.h"
+#include "ops/dispatch/cpu_operations.h"
+#include "ops/support/kernel_support_cpu.h"
+
+namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
+namespace {
+
+constexpr int64_t kColumnBlock = 64;
+
+template <typename DY>
+FP8TRAIN_HD void add_row(const DY* __restrict from, float* __restrict to, int64_t count) {
+  for (int64_t c = 0; c < count; ++c) {
+    to[c] += load_as_float(from + c);
+  }
+}
+
+}  // namespace
+
+void embedding_forward(Stream /*stream*/, ConstView tokens, ConstView table, ConstView positions,
+                       int64_t sequence_length, int64_t position_offset, View y) {
+  const int64_t rows = tokens.count();
+  const int64_t columns = table.shape.back();
+  const int64_t vocabulary = table.shape.rows();
+  const int32_t* token = tokens.as<int32_t>();
+  const float* table_data = table.as<float>();
+  const float* position_data = positions.as<float>();
+  with_float_type(y.dtype, [&](auto tag) {
+    auto* data = y.as<typename decltype(tag)::Type>();
+#pragma omp parallel for schedule(static) if (rows * columns >= kParallelElements)
+    for (int64_t row = 0; row < rows; ++row) {
+      auto* to = data + row * columns;
+      if (token[row] < 0 || token[row] >= vocabulary) {
+        for (int64_t c = 0; c < columns; ++c) {
+          store_from_float(to + c, float_of(0x7FC00000U));
+        }
+        continue;
+      }
+      const float* from = table_data + token[row] * columns;
+      if (position_data == nullptr) {
+        for (int64_t c = 0; c < columns; ++c) {
+          store_from_float(to + c, from[c]);
+        }
+        continue;
+      }
+      const float* position = position_data + (position_offset + row % sequence_length) * columns;
+      for (int64_t c = 0; c < columns; ++c) {
+        store_from_float(to + c, from[c] + position[c]);
+      }
+    }
+  });
+}
+
+void embedding_backward(Stream /*stream*/, ConstView tokens, ConstView dy, View table_grad,
+                        View position_grad, int64_t sequence_length, View /*scratch*/) {
+  const int64_t rows = tokens.count();
+  const int64_t columns = table_grad.shape.back();
+  const int64_t vocabulary = table_grad.shape.rows();
+  const int64_t blocks = ceil_div(columns, kColumnBlock);
+  const int32_t* token = tokens.as<int32_t>();
+  float* table_data = table_grad.as<float>();
+  float* position_data = position_grad.as<float>();
+  with_float_type(dy.dtype, [&](auto tag) {
+    const auto* data = dy.as<typename decltype(tag)::Type>();
+#pragma omp parallel for schedule(static) if (rows * columns >= kParallelElements)
+    for (int64_t block = 0; block < blocks; ++block) {
+      const int64_t begin = block * kColumnBlock;
+      const int64_t width = minimum(kColumnBlock, columns - begin);
+      for (int64_t row = 0; row < rows; ++row) {
+        const auto* from = data + row * columns + begin;
+        if (token[row] >= 0 && token[row] < vocabulary) {
+          add_row(from, table_data + token[row] * columns + begin, width);
+        }
+        if (position_data != nullptr) {
+          add_row(from, position_data + row % sequence_length * columns + begin, width);
+        }
+      }
+    }
+  });
+}
+
+}  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

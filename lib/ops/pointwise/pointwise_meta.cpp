@@ -1,0 +1,83 @@
+#include "ops/dispatch/meta_counts.h"
+
+namespace fp8train::ops::meta {
+namespace {
+
+/// One read of a fp32 table row (and position row) for every token.
+double gathered_bytes(const ConstView& rows, const ConstView& positions) {
+  return static_cast<double>(rows.count()) * sizeof(float) * (positions.empty() ? 1 : 2);
+}
+
+}  // namespace
+
+void cast(Stream stream, ConstView x, View y) {
+  count(stream, bytes_of(x) + bytes_of(y));
+}
+
+void add(Stream stream, ConstView a, ConstView b, View y) {
+  count(stream, bytes_of(a) + bytes_of(b) + bytes_of(y));
+}
+
+void add_bias(Stream stream, View y, ConstView bias) {
+  count(stream, 2 * bytes_of(y) + bytes_of(bias));
+}
+
+void bias_backward(Stream stream, ConstView dy, View grad, View /*scratch*/) {
+  count(stream, {.bytes = bytes_of(dy) + 2 * bytes_of(grad), .launches = 2});
+}
+
+void fill(Stream stream, View y, float /*value*/) {
+  count(stream, bytes_of(y));
+}
+
+void scale_by(Stream stream, View y, const float* /*factor*/) {
+  count(stream, 2 * bytes_of(y));
+}
+
+void swiglu_forward(Stream stream, ConstView gate_up, View y, const QuantizeSink& cast,
+                    ConstView smoothing, bool silu_in_codes) {
+  count(stream, bytes_of(gate_up) + bytes_of(smoothing) + bytes_of(y) + bytes_of(cast),
+        silu_in_codes  ? "swiglu_forward encoded"
+        : cast.empty() ? "swiglu_forward"
+                       : "swiglu_forward cast",
+        gate_up.count() / 2);
+}
+
+void find_smoothing(Stream stream, ConstView gate_up, View scale) {
+  count(stream, bytes_of(gate_up) / 2 + bytes_of(scale));
+}
+
+void divide_columns(Stream stream, ConstView x, ConstView scale, View y, bool add) {
+  count(stream, bytes_of(x) + bytes_of(scale) + bytes_of(y) * (add ? 2 : 1));
+}
+
+void swiglu_backward(Stream stream, ConstView dy, ConstView gate_up, View d_gate_up,
+                     const QuantizeSink& cast, bool silu_in_codes) {
+  count(stream, bytes_of(dy) + bytes_of(gate_up) + bytes_of(d_gate_up) + bytes_of(cast),
+        silu_in_codes  ? "swiglu_backward encoded"
+        : cast.empty() ? "swiglu_backward"
+                       : "swiglu_backward cast",
+        dy.count());
+}
+
+void gelu_forward(Stream stream, ConstView x, View y, const QuantizeSink& cast) {
+  count(stream, bytes_of(x) + bytes_of(y) + bytes_of(cast));
+}
+
+void gelu_backward(Stream stream, ConstView dy, ConstView x, View dx, const QuantizeSink& cast) {
+  count(stream, bytes_of(dy) + bytes_of(x) + bytes_of(dx) + bytes_of(cast));
+}
+
+void embedding_forward(Stream stream, ConstView tokens, ConstView /*table*/, ConstView positions,
+                       int64_t /*sequence_length*/, int64_t /*position_offset*/, View y) {
+  count(stream, bytes_of(tokens) + gathered_bytes(y, positions) + bytes_of(y));
+}
+
+void embedding_backward(Stream stream, ConstView tokens, ConstView dy, View /*table_grad*/,
+                        View position_grad, int64_t /*sequence_length*/, View /*scratch*/) {
+  // The tokens are sorted: a fill and two kernels.
+  count(stream, {.bytes = bytes_of(tokens) + bytes_of(dy) + 2 * gathered_bytes(dy, position_grad),
+                 .launches = position_grad.empty() ? 4 : 5});
+}
+
+}  // namespace fp8train::ops::meta

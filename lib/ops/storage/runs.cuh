@@ -1,0 +1,121 @@
+#pragma once
+// How kernels read and write runs of N elements. Only for .cu files.
+
+#include "ops/cast/code_tile.cuh"
+#include "ops/storage/storage_math.h"
+
+namespace fp8train::ops::cuda {
+
+/// N values as fp32; zeros where there are none. `available` (may be negative) of them exist; if
+/// Packed all N or none, and `from` is aligned to min(16, N * sizeof(T)) bytes.
+template <int N, bool Packed, typename T>
+__device__ __forceinline__ void load_values(const T* from, float (&values)[N], int64_t available) {
+  constexpr int kAtOnce = N * sizeof(T) < 16 ? N : 16 / static_cast<int>(sizeof(T));
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    values[i] = 0.0F;
+  }
+  if constexpr (Packed) {
+    if (available > 0) {
+#pragma unroll
+      for (int i = 0; i < N; i += kAtOnce) {
+        const Pack<T, kAtOnce> pack = load_pack<kAtOnce>(from + i);
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) {
+          values[i + j] = load_as_float(&pack.values[j]);
+        }
+      }
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (i < available) {
+        values[i] = load_as_float(from + i);
+      }
+    }
+  }
+}
+
+template <int N, bool Packed, typename T>
+__device__ __forceinline__ void store_values(T* to, const float (&values)[N], int64_t available) {
+  constexpr int kAtOnce = N * sizeof(T) < 16 ? N : 16 / static_cast<int>(sizeof(T));
+  if constexpr (Packed) {
+    if (available > 0) {
+#pragma unroll
+      for (int i = 0; i < N; i += kAtOnce) {
+        if constexpr (sizeof(T) == 4) {
+          Pack<T, kAtOnce> pack;
+#pragma unroll
+          for (int j = 0; j < kAtOnce; ++j) {
+            pack.values[j] = values[i + j];
+          }
+          store_pack(to + i, pack);
+        } else {
+          Pack<uint32_t, kAtOnce / 2> pack;
+#pragma unroll
+          for (int j = 0; j < kAtOnce; j += 2) {
+            pack.values[j / 2] = narrow_pair<T>(values[i + j], values[i + j + 1]);
+          }
+          store_pack(reinterpret_cast<uint32_t*>(to + i), pack);
+        }
+      }
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (i < available) {
+        store_from_float(to + i, values[i]);
+      }
+    }
+  }
+}
+
+/// Values as store_from_float leaves them in `type`: float, bf16 or f16.
+template <int N>
+__device__ __forceinline__ void round_to_type(DType type, float (&values)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; i += 2) {
+    if (type == DType::bf16) {
+      const uint32_t pair = narrow_pair<bf16>(values[i], values[i + 1]);
+      values[i] = float_of(pair << 16);
+      values[i + 1] = float_of(pair & 0xFFFF0000U);
+    } else if (type == DType::f16) {
+      widen_f16_pair(narrow_pair<f16>(values[i], values[i + 1]), values[i], values[i + 1]);
+    }
+  }
+}
+
+/// as_stored<bf16>() of values.
+template <int N>
+__device__ __forceinline__ void round_as_stored(float (&values)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    values[i] = finite_or_nan(0.0F + values[i]);
+  }
+  round_to_type(DType::bf16, values);
+}
+
+/// Elements of 16 bits, two in a word.
+template <int N, bool Packed>
+__device__ __forceinline__ void store_words(uint16_t* to, const uint32_t (&words)[N / 2],
+                                            int64_t available) {
+  if constexpr (Packed) {
+    if (available > 0) {
+      Pack<uint32_t, N / 2> pack;
+#pragma unroll
+      for (int i = 0; i < N / 2; ++i) {
+        pack.values[i] = words[i];
+      }
+      store_pack(reinterpret_cast<uint32_t*>(to), pack);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (i < available) {
+        to[i] = static_cast<uint16_t>(words[i / 2] >> i % 2 * 16);
+      }
+    }
+  }
+}
+
+}  // namespace fp8train::ops::cuda

@@ -1,0 +1,306 @@
+// Tensors that are kept in formats of their own. The arithmetic of ops/storage/stored_math.h and
+// ops/storage/storage_math.h, bit for bit.
+
+#include "ops/dispatch/cuda_operations.h"
+#include "ops/storage/coded_tensor.cuh"
+#include "ops/storage/storage_math.h"
+
+namespace fp8train::ops::cuda {
+namespace {
+
+constexpr int kQuad = 4;              // elements of one thread
+constexpr int kSpan = kWarp * kQuad;  // of a warp: a group
+constexpr int kGroupLanes = static_cast<int>(kCompressedGroup) / kQuad;
+
+/// body(first element of this thread, how many of its elements exist, whether the warp's span is
+/// whole), for all spans; all lanes of a warp take part.
+template <typename Body>
+__device__ __forceinline__ void for_each_span(int64_t count, Body body) {
+  const int64_t warps = int64_t{gridDim.x} * (kBlock / kWarp);
+  const int64_t warp = int64_t{blockIdx.x} * (kBlock / kWarp) + warp_index();
+  for (int64_t begin = warp * kSpan; begin < count; begin += warps * kSpan) {
+    const int64_t i = begin + lane_index() * kQuad;
+    body(i, count - i, begin + kSpan <= count);
+  }
+}
+
+unsigned blocks_for_spans(const Stream& stream, int64_t count) {
+  return blocks_for(stream, ceil_div(count, kQuad));
+}
+
+template <bool Packed, typename X>
+__device__ __forceinline__ void values_to_keep(const CodedTensor& to, const X* x, bool add,
+                                               int64_t i, int64_t available,
+                                               const ScaleExpansion& old_scale,
+                                               float (&values)[kQuad]) {
+  float old[kQuad] = {};
+  if (add) {
+    to.load<kQuad, Packed>(i, available, old_scale, old);
+  }
+  load_values<kQuad, Packed>(x + i, values, available);
+#pragma unroll
+  for (int j = 0; j < kQuad; ++j) {
+    values[j] = j < available ? finite_or_nan(old[j] + values[j]) : 0.0F;
+  }
+}
+
+/// The largest magnitude to be kept, into the place beside the scale.
+template <typename X>
+__global__ void __launch_bounds__(kBlock) store_amax_kernel(CodedTensor to, const X* __restrict__ x,
+                                                            bool add, int64_t count, bool aligned) {
+  FP8TRAIN_SHARED_ARRAY(uint32_t, shared, kBlock / kWarp);
+  uint32_t largest = 0;
+  for_each_span(count, [&](int64_t i, int64_t available, bool whole) {
+    float values[kQuad];
+    const ScaleExpansion old_scale = to.scale_at(i, available);
+    if (aligned && whole) {
+      values_to_keep<true>(to, x, add, i, available, old_scale, values);
+    } else {
+      values_to_keep<false>(to, x, add, i, available, old_scale, values);
+    }
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) {
+      largest = Largest{}(largest, bits_of(values[j]) & 0x7FFFFFFFU);
+    }
+  });
+  to.raise_tensor_amax(largest, shared);
+}
+
+/// Of a scale that is kept, because a value is not finite, 1.
+__device__ __forceinline__ float factor_of(const CodedTensor& to, const AutoScale* automatic) {
+  return automatic != nullptr && is_finite(to.scales[1]) ? automatic_factor(automatic) : 1.0F;
+}
+
+template <typename X>
+__global__ void __launch_bounds__(kBlock)
+    store_kernel(CodedTensor to, const X* __restrict__ x, bool add, const AutoScale* automatic,
+                 int64_t count, bool aligned) {
+  const float factor = factor_of(to, automatic);
+  for_each_span(count, [&](int64_t i, int64_t available, bool whole) {
+    float values[kQuad];
+    const ScaleExpansion old_scale = to.scale_at(i, available);
+    if (aligned && whole) {
+      values_to_keep<true>(to, x, add, i, available, old_scale, values);
+      ScaleExpansion scale = to.new_scale(values, old_scale);
+      scale.scale *= factor;
+      to.store<kQuad, true>(i, available, scale, 0, values, {});
+    } else {
+      values_to_keep<false>(to, x, add, i, available, old_scale, values);
+      ScaleExpansion scale = to.new_scale(values, old_scale);
+      scale.scale *= factor;
+      to.store<kQuad, false>(i, available, scale, 0, values, {});
+    }
+  });
+}
+
+/// Ends a store whose threads all have read the old scale.
+struct KeepScale {
+  CodedTensor to;
+  const AutoScale* automatic;
+
+  template <int N>
+  __device__ void run(int64_t /*i*/) const {
+    const float factor = factor_of(to, automatic);
+    to.keep_tensor_scale();
+    to.scales[0] *= factor;
+  }
+};
+
+template <typename X>
+void store_typed(const Stream& stream, const Store& call) {
+  const CodedTensor to = coded(call.to);
+  const int64_t count = call.x.count();
+  const LaunchShape shape = {blocks_for_spans(stream, count), kBlock};
+  const X* x = call.x.as<X>();
+  const bool aligned = is_aligned(call.x.data) && is_aligned(call.to.codes.data);
+  const bool by_tensor = to.has_tensor_scale();
+  if (by_tensor) {
+    launch(stream, shape, store_amax_kernel<X>, to, x, call.add, count, aligned);
+  }
+  launch(stream, shape, store_kernel<X>, to, x, call.add, call.automatic, count, aligned);
+  if (by_tensor) {
+    map<1>(stream, 1, true, KeepScale{to, call.automatic});
+  }
+}
+
+template <typename Y>
+__global__ void __launch_bounds__(kBlock)
+    read_kernel(CodedTensor x, Y* __restrict__ y, int64_t count, bool aligned) {
+  for_each_span(count, [&](int64_t i, int64_t available, bool whole) {
+    float values[kQuad];
+    const ScaleExpansion scale = x.scale_at(i, available);
+    if (aligned && whole) {
+      x.load<kQuad, true>(i, available, scale, values);
+      store_values<kQuad, true>(y + i, values, available);
+    } else {
+      x.load<kQuad, false>(i, available, scale, values);
+      store_values<kQuad, false>(y + i, values, available);
+    }
+  });
+}
+
+template <typename Code>
+__global__ void __launch_bounds__(kBlock)
+    count_largest_kernel(const Code* __restrict__ codes, int64_t count, AutoScale* automatic) {
+  FP8TRAIN_SHARED_ARRAY(uint32_t, shared, kBlock / kWarp);
+  uint32_t found = 0;
+  const int64_t stride = int64_t{gridDim.x} * kBlock;
+  for (int64_t i = int64_t{blockIdx.x} * kBlock + threadIdx.x; i < count; i += stride) {
+    found += is_largest(codes[i]) ? 1U : 0U;
+  }
+  found = block_reduce<kBlock>(found, Sum{}, shared);
+  if (threadIdx.x == 0) {
+    atomicAdd(&automatic->at_maximum, found);
+  }
+}
+
+struct NextFactor {
+  AutoScale* automatic;
+  int64_t count;
+  const int32_t* skip;
+
+  template <int N>
+  __device__ void run(int64_t /*i*/) const {
+    if (*skip == 0) {
+      automatic->factor = next_automatic_factor(automatic->factor, automatic->at_maximum, count);
+    }
+    automatic->at_maximum = 0;
+  }
+};
+
+struct NextFactors {
+  const AutoScale* of_ranks;
+  int64_t ranks;
+  AutoScale* scales;
+  int64_t count;
+  const int32_t* skip;
+
+  template <int N>
+  __device__ void run(int64_t t) const {
+    scales[t] = next_auto_scale(of_ranks, ranks, count, t, scales[t], *skip != 0);
+  }
+};
+
+/// Four lanes share a group.
+template <typename X>
+__global__ void __launch_bounds__(kBlock)
+    compress_kernel(const X* __restrict__ x, e4m3* __restrict__ codes, bf16* __restrict__ scales,
+                    int64_t count, bool aligned) {
+  for_each_span(count, [&](int64_t i, int64_t available, bool whole) {
+    float values[kQuad];
+    if (aligned && whole) {
+      load_values<kQuad, true>(x + i, values, available);
+    } else {
+      load_values<kQuad, false>(x + i, values, available);
+    }
+    uint32_t largest = 0;
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) {
+      largest = Largest{}(largest, bits_of(values[j]) & 0x7FFFFFFFU);
+    }
+#pragma unroll
+    for (int bits = kGroupLanes / 2; bits > 0; bits /= 2) {
+      largest = Largest{}(largest, __shfl_xor_sync(kAllLanes, largest, bits));
+    }
+    const bf16 scale = compressed_scale(float_of(largest));
+    if (available > 0 && i % kCompressedGroup == 0) {
+      scales[i / kCompressedGroup] = scale;
+    }
+    Pack<e4m3, kQuad> pack;
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) {
+      pack.values[j] = compressed_code(values[j], scale);
+    }
+    if (aligned && whole) {
+      store_pack(codes + i, pack);
+      return;
+    }
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) {
+      if (j < available) {
+        codes[i + j] = pack.values[j];
+      }
+    }
+  });
+}
+
+template <typename Y>
+struct Decompress {
+  const e4m3* codes;
+  const bf16* scales;
+  Y* y;
+
+  template <int N>
+  __device__ void run(int64_t i) const {
+    const float scale = decode(scales[i / kCompressedGroup]);
+    const Pack<e4m3, N> in = load_pack<N>(codes + i);
+    Pack<Y, N> out;
+    for (int j = 0; j < N; ++j) {
+      store_from_float(&out.values[j], decode(in.values[j]) * scale);
+    }
+    store_pack(y + i, out);
+  }
+};
+
+}  // namespace
+
+void store(Stream stream, const Store& call) {
+  if (call.x.count() == 0) {
+    return;
+  }
+  with_float_type(call.x.dtype,
+                  [&](auto tag) { store_typed<typename decltype(tag)::Type>(stream, call); });
+}
+
+void read_stored(Stream stream, const StoredTensor& x, View y) {
+  const int64_t count = y.count();
+  if (count == 0) {
+    return;
+  }
+  with_float_type(y.dtype, [&](auto tag) {
+    using Y = typename decltype(tag)::Type;
+    const LaunchShape shape = {blocks_for_spans(stream, count), kBlock};
+    const bool aligned = is_aligned(y.data) && is_aligned(x.codes.data);
+    launch(stream, shape, read_kernel<Y>, coded(x), y.as<Y>(), count, aligned);
+  });
+}
+
+void update_auto_scale(Stream stream, ConstView codes, AutoScale* automatic, const int32_t* skip) {
+  const int64_t count = codes.count();
+  with_fp8_type(codes.dtype, [&](auto tag) {
+    using Code = typename decltype(tag)::Type;
+    launch(stream, {blocks_for(stream, count), kBlock}, count_largest_kernel<Code>,
+           codes.as<Code>(), count, automatic);
+  });
+  map<1>(stream, 1, true, NextFactor{automatic, count, skip});
+}
+
+void update_auto_scales(Stream stream, const AutoScale* of_ranks, int64_t ranks, AutoScale* scales,
+                        int64_t count, const int32_t* skip) {
+  map<1>(stream, count, true, NextFactors{of_ranks, ranks, scales, count, skip});
+}
+
+void compress(Stream stream, ConstView x, const CompressedView& out) {
+  const int64_t count = x.count();
+  if (count == 0) {
+    return;
+  }
+  with_float_type(x.dtype, [&](auto tag) {
+    using X = typename decltype(tag)::Type;
+    const LaunchShape shape = {blocks_for_spans(stream, count), kBlock};
+    const bool aligned = is_aligned(x.data) && is_aligned(out.codes.data, kQuad);
+    launch(stream, shape, compress_kernel<X>, x.as<X>(), out.codes.as<e4m3>(),
+           out.scale_inv.as<bf16>(), count, aligned);
+  });
+}
+
+void decompress(Stream stream, const CompressedView& x, View y) {
+  with_float_type(y.dtype, [&](auto tag) {
+    using Y = typename decltype(tag)::Type;
+    constexpr int kPack = 16 / static_cast<int>(sizeof(Y));  // of one group: starts are multiples
+    map<kPack>(stream, y.count(), is_aligned(y.data) && is_aligned(x.codes.data, kPack),
+               Decompress<Y>{x.codes.as<e4m3>(), x.scale_inv.as<bf16>(), y.as<Y>()});
+  });
+}
+
+}  // namespace fp8train::ops::cuda

@@ -1,0 +1,86 @@
+#pragma once
+// The arithmetic of ops/storage/storage.h for one element or group, for host and device.
+
+#include "numeric/bits.h"
+#include "numeric/convert.h"
+#include "numeric/scale.h"
+#include "ops/storage/storage.h"
+
+namespace fp8train::ops {
+
+/// What is kept of a value: NaN for one that is not finite.
+FP8TRAIN_HD float finite_or_nan(float value) {
+  return is_finite(value) ? value : float_of(0x7FC00000U);
+}
+
+/// A value that ops::store and then ops::read_stored have moved through a T without scales.
+template <typename T>
+FP8TRAIN_HD float as_stored(float value) {
+  return decode(encode<T>(finite_or_nan(0.0F + value)));
+}
+
+/// What a current scale is multiplied by.
+FP8TRAIN_HD float automatic_factor(const AutoScale* automatic) {
+  return automatic == nullptr ? 1.0F : pow2_floor(automatic->factor);
+}
+
+/// The factor after a step in which `at_maximum` of `count` codes had the largest magnitude. It is
+/// halved where these are more than 1e-5 of all (FP8-LM, arXiv 2310.18313, section 2.2) and at
+/// least two. The second condition, which is not the source's, says something of tensors with fewer
+/// than 100000 elements only: there one code is more than 1e-5 of all, and the element that the
+/// scale follows from has the largest code by itself in log2(448 / 432) = 5 % of steps, whether
+/// anything saturates or not.
+FP8TRAIN_HD float next_automatic_factor(float factor, uint32_t at_maximum, int64_t count) {
+  constexpr double kTooMany = 1e-5;
+  constexpr float kGrowth = 1.00069339F;  // 2^(1/1000)
+  constexpr float kLimit = 65536.0F;
+  const bool saturates =
+      at_maximum > 1 && static_cast<double>(at_maximum) > kTooMany * static_cast<double>(count);
+  const float next = saturates ? factor * 0.5F : factor * kGrowth;
+  const float above = next < 1.0F / kLimit ? 1.0F / kLimit : next;
+  return above > kLimit ? kLimit : above;
+}
+
+/// What scale t of `count` is after a step, with the counters of all ranks.
+FP8TRAIN_HD AutoScale next_auto_scale(const AutoScale* of_ranks, int64_t ranks, int64_t count,
+                                      int64_t t, AutoScale scale, bool skip) {
+  uint32_t at_maximum = 0;
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    at_maximum += of_ranks[rank * count + t].at_maximum;
+  }
+  if (!skip) {
+    scale.factor = next_automatic_factor(scale.factor, at_maximum, scale.elements);
+  }
+  scale.at_maximum = 0;
+  return scale;
+}
+
+/// Whether the code has the largest finite magnitude.
+FP8TRAIN_HD bool is_largest(e4m3 code) {
+  return (code.bits & 0x7FU) == 0x7EU;
+}
+FP8TRAIN_HD bool is_largest(e5m2 code) {
+  return (code.bits & 0x7FU) == 0x7BU;
+}
+
+/// The scale that a compressed group is read with.
+FP8TRAIN_HD bf16 compressed_scale(float amax) {
+  if (!is_finite(amax)) {
+    return bf16{0x7FC0};
+  }
+  const bf16 scale = encode<bf16>(amax / kMaxE4M3);
+  const float value = decode(scale);
+  // Where it vanishes so do all values; a subnormal's reciprocal would be infinite.
+  return value < 1.17549435e-38F ? bf16{0x3F80} : scale;
+}
+
+FP8TRAIN_HD e4m3 compressed_code(float value, bf16 scale_inv) {
+  return encode<e4m3>(value / decode(scale_inv));
+}
+
+/// What a code of a compressed group says of `value`.
+FP8TRAIN_HD float compressed_value(float value, bf16 scale_inv) {
+  return decode(compressed_code(value, scale_inv)) * decode(scale_inv);
+}
+
+}  // namespace fp8train::ops

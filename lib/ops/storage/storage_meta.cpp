@@ -1,0 +1,37 @@
+// Tensors as they are stored.
+
+#include "ops/dispatch/meta_counts.h"
+
+namespace fp8train::ops::meta {
+
+void store(Stream stream, const Store& call) {
+  const bool by_tensor = scaled_by_tensor(call.to);
+  count(stream, {.bytes = (by_tensor ? 2 : 1) *
+                              (bytes_of(call.x) + (call.add ? stored_bytes(call.to) : 0.0)) +
+                          stored_bytes(call.to),
+                 .launches = by_tensor ? 3 : 1});
+}
+
+void read_stored(Stream stream, const StoredTensor& x, View y) {
+  count(stream, stored_bytes(x) + bytes_of(y));
+}
+
+void update_auto_scale(Stream stream, ConstView codes, AutoScale* /*automatic*/,
+                       const int32_t* /*skip*/) {
+  count(stream, {.bytes = bytes_of(codes) + 2 * sizeof(AutoScale), .launches = 2});
+}
+
+void update_auto_scales(Stream stream, const AutoScale* /*of_ranks*/, int64_t ranks,
+                        AutoScale* /*scales*/, int64_t scales, const int32_t* /*skip*/) {
+  count(stream, static_cast<double>((ranks + 2) * scales) * sizeof(AutoScale));
+}
+
+void compress(Stream stream, ConstView x, const CompressedView& out) {
+  count(stream, bytes_of(x) + bytes_of(out.codes) + bytes_of(out.scale_inv));
+}
+
+void decompress(Stream stream, const CompressedView& x, View y) {
+  count(stream, bytes_of(x.codes) + bytes_of(x.scale_inv) + bytes_of(y));
+}
+
+}  // namespace fp8train::ops::meta

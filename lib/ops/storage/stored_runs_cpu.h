@@ -1,0 +1,175 @@
+#pragma once
+// Stored tensors of any format, decoded into fp32 and encoded again in pieces that stay in a
+// thread's L1 cache. Only for files compiled by fp8train_isa_sources.
+
+#include "base/math.h"
+#include "ops/cast/quantize_support_cpu.h"
+#include "ops/storage/stored_math.h"
+
+namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
+
+/// Elements of a piece: whole groups.
+constexpr int64_t kStoredPiece = 1024;
+static_assert(kStoredPiece % kStoredGroup == 0 && kChunk % kStoredPiece == 0);
+
+FP8TRAIN_HD bool is_grouped(const StoredTensor& tensor) {
+  return tensor.format.granularity == Granularity::group;
+}
+/// One scale for the whole tensor.
+FP8TRAIN_HD bool has_tensor_scale(const StoredTensor& tensor) {
+  return !tensor.scales.empty() && !is_grouped(tensor);
+}
+
+/// body(at, length) for the runs of a piece that share a scale.
+template <typename Body>
+FP8TRAIN_HD void for_each_run(const StoredTensor& tensor, int64_t length, Body body) {
+  const int64_t run = is_grouped(tensor) ? kStoredGroup : length;
+  for (int64_t at = 0; at < length; at += run) {
+    body(at, minimum(run, length - at));
+  }
+}
+
+/// The expansion of the group that element `at` is in.
+FP8TRAIN_HD ScaleExpansion& expansion_at(const StoredTensor& tensor, int64_t at) {
+  return tensor.scales.as<ScaleExpansion>()[at / kStoredGroup];
+}
+
+template <typename Code>
+FP8TRAIN_HD void decode_run(const Code* __restrict codes, float factor, float* __restrict values,
+                            int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    values[i] = stored_value(codes[i]) * factor;
+  }
+}
+
+FP8TRAIN_HD void contract_run(const ScaleExpansion& expansion, float* values, int64_t count) {
+  const float inverse_exponent = reciprocal(expansion.exponent);
+  for (int64_t i = 0; i < count; ++i) {
+    values[i] = contract(values[i], expansion, inverse_exponent);
+  }
+}
+
+/// The values of elements begin .. begin + length - 1, where `begin` is a multiple of the group.
+/// `tensor_scale`: where there is one.
+FP8TRAIN_HD void load_run(const StoredTensor& tensor, int64_t begin, int64_t length,
+                          float tensor_scale, float* values) {
+  with_stored_type(tensor.format.dtype, [&](auto tag) {
+    const auto* codes = tensor.codes.as<typename decltype(tag)::Type>() + begin;
+    for_each_run(tensor, length, [&](int64_t at, int64_t count) {
+      if (tensor.format.expanded) {
+        decode_run(codes + at, 1.0F, values + at, count);
+        contract_run(expansion_at(tensor, begin + at), values + at, count);
+        return;
+      }
+      const float scale = is_grouped(tensor)
+                              ? tensor.scales.as<float>()[(begin + at) / kStoredGroup]
+                              : tensor_scale;
+      decode_run(codes + at, reciprocal(scale), values + at, count);
+    });
+  });
+}
+FP8TRAIN_HD void load_run(const StoredTensor& tensor, int64_t begin, int64_t length,
+                          float* values) {
+  const float scale = has_tensor_scale(tensor) ? *tensor.scales.as<float>() : 1.0F;
+  load_run(tensor, begin, length, scale, values);
+}
+
+/// The random bits of elements begin .. begin + length - 1, with room up to a multiple of four.
+FP8TRAIN_HD void draw_run(const RoundingDraw& draw, int64_t begin, int64_t length,
+                          uint32_t* __restrict random) {
+  for (int64_t block = 0; block < ceil_div(length, 4); ++block) {
+    const PhiloxBlock bits = draw.block(begin / 4 + block);
+    random[4 * block] = bits.word[0];
+    random[4 * block + 1] = bits.word[1];
+    random[4 * block + 2] = bits.word[2];
+    random[4 * block + 3] = bits.word[3];
+  }
+}
+
+template <typename Code>
+FP8TRAIN_HD void encode_run(const float* __restrict values, float scale,
+                            const uint8_t* __restrict floored, Code* __restrict codes,
+                            int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    codes[i] = floor_code(encode_stored<Code>(values[i] * scale), floored[i] != 0);
+  }
+}
+template <typename Code>
+FP8TRAIN_HD void encode_run(const float* __restrict values, float scale,
+                            const uint32_t* __restrict random, const uint8_t* __restrict floored,
+                            Code* __restrict codes, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    codes[i] = floor_code(encode_stored<Code>(values[i] * scale, random[i]), floored[i] != 0);
+  }
+}
+
+/// The smallest magnitude that is not zero, 0 where there is none; NaN counts as beyond infinity.
+FP8TRAIN_HD float smallest_magnitude(const float* __restrict values, int64_t count) {
+  uint32_t smallest = 0xFFFFFFFFU;  // less one, so that zeros come last
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t bits = (bits_of(values[i]) & 0x7FFFFFFFU) - 1U;
+    smallest = bits < smallest ? bits : smallest;
+  }
+  return float_of(smallest + 1U);
+}
+
+/// The new expansion of a group, and its values as they are encoded.
+FP8TRAIN_HD void expand_run(const float* __restrict values, int64_t count,
+                            ScaleExpansion& expansion, float* __restrict expanded) {
+  const float amax = float_of(largest_magnitude(values, count));
+  const ScaleExpansion fresh = stored_expansion(amax, smallest_magnitude(values, count), expansion);
+  for (int64_t i = 0; i < count; ++i) {
+    expanded[i] = expand(values[i], fresh);
+  }
+  expansion = fresh;
+}
+
+/// The scale of elements `at` .. of a group or, where there is one scale or none, `tensor_scale`.
+FP8TRAIN_HD float renew_scale(const StoredTensor& tensor, int64_t at, const float* values,
+                              int64_t count, float tensor_scale) {
+  if (!is_grouped(tensor)) {
+    return tensor_scale;
+  }
+  float& kept = tensor.scales.as<float>()[at / kStoredGroup];
+  kept = stored_scale(float_of(largest_magnitude(values, count)), kept,
+                      format_max(tensor.format.dtype), tensor.format.scale_type == ScaleType::pow2);
+  return kept;
+}
+
+/// Encodes elements begin .. begin + length - 1 of at most a piece, where `begin` is a multiple of
+/// the group. `tensor_scale`: the new one where there is one, else 1. Codes of elements that
+/// `floored` names do not become zero; `present` (may be the same) receives which ones are not.
+/// `draw`: of stochastic rounding.
+FP8TRAIN_HD void store_run(const StoredTensor& tensor, int64_t begin, int64_t length,
+                           const float* values, float tensor_scale, const uint8_t* floored,
+                           uint8_t* present, const RoundingDraw& draw) {
+  const bool stochastic = tensor.format.rounding == Rounding::stochastic;
+  uint32_t random[kStoredPiece];
+  if (stochastic) {
+    draw_run(draw, begin, length, random);
+  }
+  with_stored_type(tensor.format.dtype, [&](auto tag) {
+    auto* codes = tensor.codes.as<typename decltype(tag)::Type>() + begin;
+    for_each_run(tensor, length, [&](int64_t at, int64_t count) {
+      const float* from = values + at;
+      float expanded[kStoredGroup];
+      float scale = 1.0F;
+      if (tensor.format.expanded) {
+        expand_run(from, count, expansion_at(tensor, begin + at), expanded);
+        from = expanded;
+      } else {
+        scale = renew_scale(tensor, begin + at, from, count, tensor_scale);
+      }
+      if (stochastic) {
+        encode_run(from, scale, random + at, floored + at, codes + at, count);
+      } else {
+        encode_run(from, scale, floored + at, codes + at, count);
+      }
+    });
+    for (int64_t i = 0; i < length; ++i) {
+      present[i] = is_zero_code(codes[i]) ? 0 : 1;
+    }
+  });
+}
+
+}  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

@@ -1,0 +1,131 @@
+#pragma once
+// What the CUDA kernels share: choosing a template by element type, 16-byte accesses, reductions
+// with a fixed order within a warp and a block. Only for .cu files.
+
+#include <cstdint>
+
+#include "base/host_device.h"
+#include "base/math.h"
+#include "numeric/convert.h"
+#include "numeric/dtype.h"
+#include "numeric/with_type.h"
+#include "ops/support/launch.cuh"
+
+namespace fp8train::ops::cuda {
+
+constexpr int kWarp = 32;
+constexpr unsigned kAllLanes = 0xFFFFFFFFU;
+constexpr int kBlock = 256;  ///< threads of a block, where nothing speaks for another number
+
+/// Blocks for `items` threads of work, limited to what keeps a GPU full: kernels stride over the
+/// rest.
+inline unsigned blocks_for(const Stream& stream, int64_t items, int64_t per_block = kBlock) {
+  const int64_t wanted = ceil_div(items, per_block);
+  const int64_t most = int64_t{32} * cuda_context(stream).multiprocessors;
+  return static_cast<unsigned>(wanted < most ? wanted : most);
+}
+
+/// N values that are read and written in one access.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T values[N];
+};
+
+template <int N, typename T>
+FP8TRAIN_HD Pack<T, N> load_pack(const T* from) {
+  return *reinterpret_cast<const Pack<T, N>*>(from);
+}
+template <int N, typename T>
+FP8TRAIN_HD void store_pack(T* to, const Pack<T, N>& pack) {
+  *reinterpret_cast<Pack<T, N>*>(to) = pack;
+}
+
+/// Host: whether packs of `bytes` bytes may be read at `pointer`; null pointers do not matter.
+inline bool is_aligned(const void* pointer, size_t bytes = 16) {
+  return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
+}
+
+/// Each thread handles N consecutive elements at a time with op.template run<N>(index), the tail
+/// one by one with run<1>.
+template <int N, typename Op>
+__global__ void map_kernel(int64_t count, Op op) {
+  const int64_t stride = int64_t{gridDim.x} * blockDim.x * N;
+  for (int64_t i = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * N; i < count; i += stride) {
+    if (i + N <= count) {
+      op.template run<N>(i);
+      continue;
+    }
+    for (int64_t j = i; j < count; ++j) {
+      op.template run<1>(j);
+    }
+  }
+}
+
+/// Host: runs `op` over `count` elements, in packs of N where `aligned` (all its pointers allow
+/// packs of N of their elements).
+template <int N, typename Op>
+void map(const Stream& stream, int64_t count, bool aligned, const Op& op) {
+  if (aligned) {
+    launch(stream, {blocks_for(stream, ceil_div(count, N)), kBlock}, map_kernel<N, Op>, count, op);
+  } else {
+    launch(stream, {blocks_for(stream, count), kBlock}, map_kernel<1, Op>, count, op);
+  }
+}
+
+__device__ __forceinline__ int lane_index() {
+  return static_cast<int>(threadIdx.x) % kWarp;
+}
+__device__ __forceinline__ int warp_index() {
+  return static_cast<int>(threadIdx.x) / kWarp;
+}
+
+/// All lanes get combine() over the 32 values, always paired in the same order.
+template <typename T, typename Combine>
+__device__ __forceinline__ T warp_reduce(T value, Combine combine) {
+  for (int bits = kWarp / 2; bits > 0; bits /= 2) {
+    value = combine(value, __shfl_xor_sync(kAllLanes, value, bits));
+  }
+  return value;
+}
+
+struct Sum {
+  template <typename T>
+  __device__ __forceinline__ T operator()(T a, T b) const {
+    return a + b;
+  }
+};
+struct Largest {
+  template <typename T>
+  __device__ __forceinline__ T operator()(T a, T b) const {
+    return a > b ? a : b;
+  }
+};
+struct Smallest {
+  template <typename T>
+  __device__ __forceinline__ T operator()(T a, T b) const {
+    return a < b ? a : b;
+  }
+};
+
+/// All threads of a one-dimensional block of `Threads` get the reduction of its values; warps are
+/// combined in order. `shared`: [Threads / 32] values, free again when the call returns.
+template <int Threads, typename T, typename Combine>
+__device__ __forceinline__ T block_reduce(T value, Combine combine, T* shared) {
+  static_assert(Threads % kWarp == 0);
+  value = warp_reduce(value, combine);
+  if (Threads == kWarp) {
+    return value;
+  }
+  if (lane_index() == 0) {
+    shared[warp_index()] = value;
+  }
+  __syncthreads();
+  T result = shared[0];
+  for (int i = 1; i < Threads / kWarp; ++i) {
+    result = combine(result, shared[i]);
+  }
+  __syncthreads();
+  return result;
+}
+
+}  // namespace fp8train::ops::cuda
