@@ -12,8 +12,8 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "ops/pointwise/elementwise.h"
 #include "ops/gemm/gemm.h"
+#include "ops/pointwise/elementwise.h"
 #include "ops/storage/storage.h"
 #include "optim/adamw.h"
 #include "optim/registry.h"
