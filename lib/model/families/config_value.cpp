@@ -31,6 +31,15 @@ std::string object_text(const ConfigObject& object) {
 
 }  // namespace
 
+ConfigValue::ConfigValue() = default;
+ConfigValue::ConfigValue(Data data) : data_(std::move(data)) {}
+ConfigValue::ConfigValue(bool value) : data_(value) {}
+ConfigValue::ConfigValue(int64_t value) : data_(value) {}
+ConfigValue::ConfigValue(double value) : data_(value) {}
+ConfigValue::ConfigValue(const char* text) : data_(std::string(text)) {}
+ConfigValue::ConfigValue(std::string text) : data_(std::move(text)) {}
+ConfigValue::ConfigValue(std::string_view text) : data_(std::string(text)) {}
+ConfigValue::ConfigValue(List list) : data_(std::move(list)) {}
 ConfigValue::ConfigValue(ConfigObject object) : data_(std::move(object)) {}
 
 std::string ConfigValue::text() const {

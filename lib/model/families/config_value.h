@@ -22,16 +22,17 @@ class ConfigValue {
   using List = std::vector<ConfigValue>;
   using Data = std::variant<std::monostate, bool, int64_t, double, std::string, List, ConfigObject>;
 
-  ConfigValue() = default;
-  ConfigValue(Data data) : data_(std::move(data)) {}                // NOLINT: as in JSON
-  ConfigValue(bool value) : data_(value) {}                         // NOLINT
-  ConfigValue(int64_t value) : data_(value) {}                      // NOLINT
-  ConfigValue(double value) : data_(value) {}                       // NOLINT
-  ConfigValue(const char* text) : data_(std::string(text)) {}       // NOLINT
-  ConfigValue(std::string text) : data_(std::move(text)) {}         // NOLINT
-  ConfigValue(List list) : data_(std::move(list)) {}                // NOLINT
-  ConfigValue(std::string_view text) : data_(std::string(text)) {}  // NOLINT
-  ConfigValue(ConfigObject object);                                 // NOLINT
+  // Defined where an entry is complete.
+  ConfigValue();
+  ConfigValue(Data data);              // NOLINT: as in JSON
+  ConfigValue(bool value);             // NOLINT
+  ConfigValue(int64_t value);          // NOLINT
+  ConfigValue(double value);           // NOLINT
+  ConfigValue(const char* text);       // NOLINT
+  ConfigValue(std::string text);       // NOLINT
+  ConfigValue(std::string_view text);  // NOLINT
+  ConfigValue(List list);              // NOLINT
+  ConfigValue(ConfigObject object);    // NOLINT
 
   const Data& data() const { return data_; }
   bool is_null() const { return std::holds_alternative<std::monostate>(data_); }
