@@ -10,8 +10,8 @@ const std::vector<Field>& field_table() {
   static const std::vector<Field> kTable = [] {
     std::vector<Field> table;
     for (std::vector<Field>& part :
-         std::vector{model_fields(), data_fields(), training_fields(), optimizer_fields(), precision_fields(),
-                     run_fields(), watchdog_fields(), job_fields()}) {
+         std::vector{model_fields(), data_fields(), training_fields(), optimizer_fields(),
+                     precision_fields(), run_fields(), watchdog_fields(), job_fields()}) {
       table.insert(table.end(), std::make_move_iterator(part.begin()),
                    std::make_move_iterator(part.end()));
     }

@@ -194,7 +194,8 @@ void note_short_run(const ScheduleSettings& schedule, int64_t steps,
         "scheduler.warmup_steps: the warm-up of {} steps does not end before the run's {} steps: "
         "the learning rate stays below optimizer.lr",
         schedule.warmup_steps, steps));
-  } else if (schedule.decay_steps > steps - schedule.warmup_steps && schedule.type != ScheduleType::constant) {
+  } else if (schedule.decay_steps > steps - schedule.warmup_steps &&
+             schedule.type != ScheduleType::constant) {
     notes.push_back(fmt::format(
         "scheduler.decay_steps: warm-up ({}) and decay ({}) together are longer than the run's {} "
         "steps",

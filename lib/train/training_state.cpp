@@ -238,7 +238,8 @@ ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
     load_weights(engine.device(), engine.model(), TensorSource(folder / kModelFile));
     load_optimizer_files(folder, engine);
     load_control(engine.optimizer(), json, where);
-    for (std::string& note : load_scaling(folder, engine.model().scaling(), rank, engine.mesh().world_size())) {
+    for (std::string& note :
+         load_scaling(folder, engine.model().scaling(), rank, engine.mesh().world_size())) {
       resumed.notes.push_back(std::move(note));
     }
   } catch (const nlohmann::json::exception& error) {
