@@ -152,6 +152,43 @@ TEST_CASE("an unknown optimizer is refused") {
       Catch::Contains("'lion' is not one of adamw, sgd"));
 }
 
+TEST_CASE("an optimizer's entry says which keys mean something to it") {
+  const auto reads = [](const char* name, const char* key) {
+    return optimizer_named(name).reads(key);
+  };
+  for (const OptimizerEntry& entry : optimizers()) {
+    CHECK(entry.reads("optimizer.lr"));  // of all
+    CHECK(entry.reads("optimizer.weight_decay"));
+  }
+  CHECK(reads("adamw", "optimizer.betas"));
+  CHECK_FALSE(reads("adamw", "optimizer.momentum"));
+  CHECK_FALSE(reads("sgd", "optimizer.betas"));
+  CHECK_FALSE(reads("sgd", "precision.moment1"));
+  CHECK(reads("muon", "optimizer.betas"));
+  CHECK(reads("muon", "optimizer.muon.scale"));
+  CHECK_FALSE(reads("sgd", "optimizer.muon.scale"));
+  CHECK(optimizer_named("muon").needs_whole_parameters);
+  OptimizerSettings still = {.name = "sgd", .momentum = 0.0};
+  CHECK_FALSE(optimizer_named("sgd").moments(still).moment1);
+}
+
+TEST_CASE("states of an optimizer have the names that checkpoints have") {
+  const auto names = [](const char* name) {
+    Fixture f;
+    const std::unique_ptr<Optimizer> made = make_optimizer(
+        {.device = f.device.get(), .parameters = &f.store, .settings = {.name = name}});
+    std::vector<std::string> all;
+    for (const OptimizerState* state : made->states()) {
+      all.push_back(state->name());
+    }
+    CHECK(made->state("no such state", 0).empty());
+    return all;
+  };
+  CHECK(names("adamw") == std::vector<std::string>{"moment1", "moment2"});
+  CHECK(names("sgd") == std::vector<std::string>{"moment1"});
+  CHECK(names("muon") == std::vector<std::string>{"moment1", "moment2", "momentum"});
+}
+
 namespace {
 
 /// A linear layer whose weight an optimizer updates.

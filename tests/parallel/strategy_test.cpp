@@ -1,0 +1,106 @@
+#include "parallel/strategy.h"
+
+#include <catch2/catch.hpp>
+
+#include <memory>
+
+#include "base/error.h"
+#include "comm/backends.h"
+
+using namespace fp8train;
+
+namespace {
+
+constexpr int kRanks = 4;
+constexpr int kRank = 1;
+
+void add_parameters(ParameterStore& store) {
+  for (const char* name : {"embedding", "a", "b", "head"}) {
+    store.begin_unit();
+    store.add({.name = name, .shape = {128, 8}});
+  }
+}
+
+/// A strategy of one of four ranks that send nothing, on a device that computes nothing.
+struct Attached {
+  std::unique_ptr<Device> device = make_meta_device({});
+  std::unique_ptr<Communicator> comm;
+  ParameterStore store;
+  std::unique_ptr<Strategy> strategy;
+
+  Attached(int ranks, const StrategySettings& settings) {
+    if (ranks > 1) {
+      comm = make_rehearsal(Topology::blocks(ranks, ranks), kRank);
+    }
+    strategy = make_strategy(Mesh(comm.get()), settings);
+    add_parameters(store);
+    const StoreSharing sharing = strategy->sharing();
+    if (sharing.layout) {
+      store.allocate(*device, sharing.layout(store));
+    } else {
+      store.allocate(*device, settings.trains, sharing.exchanged);
+    }
+    strategy->attach(*device, store, {});
+  }
+};
+
+}  // namespace
+
+TEST_CASE("the strategy is the one that serves the ranks and settings") {
+  CHECK(strategy_name(1, {}) == "one rank");
+  CHECK(strategy_name(1, {.zero_stage = 3}) == "one rank");
+  CHECK(strategy_name(kRanks, {}) == "DDP");
+  CHECK(strategy_name(kRanks, {.zero_stage = 2}) == "ZeRO 2");
+  // There is nothing to share where nothing is trained.
+  CHECK(strategy_name(kRanks, {.zero_stage = 2, .trains = false}) == "DDP");
+}
+
+TEST_CASE("one rank exchanges nothing, and its steps can be recorded") {
+  const Attached one(1, {.zero_stage = 3});
+  Strategy& strategy = *one.strategy;
+  CHECK(strategy.mesh().world_size() == 1);
+  CHECK_FALSE(strategy.sharing().exchanged);
+  CHECK_FALSE(strategy.rounds_gradients());
+  CHECK(strategy.can_be_recorded());
+  CHECK(strategy.begin_exchange() == nullptr);
+  CHECK(strategy.combiner() == nullptr);
+  CHECK(strategy.gatherer() == nullptr);
+  CHECK(one.device->ledger().current(MemoryCategory::communication) == 0);
+}
+
+TEST_CASE("replicas exchange gradients, and update whole parameters") {
+  const Attached replicas(kRanks, {});
+  Strategy& strategy = *replicas.strategy;
+  CHECK(strategy.mesh().index(Axis::data) == kRank);
+  CHECK(strategy.sharing().exchanged);
+  CHECK(strategy.rounds_gradients());
+  CHECK_FALSE(strategy.can_be_recorded());
+  CHECK(replicas.store.layout() == nullptr);
+  CHECK(strategy.combiner() == nullptr);
+  CHECK(strategy.gatherer() == nullptr);
+  CHECK(replicas.device->ledger().current(MemoryCategory::communication) > 0);
+  double norm = 0;
+  GradientListener* const listener = strategy.begin_exchange();
+  REQUIRE(listener != nullptr);
+  listener->gradients_complete(0, 3);
+  CHECK_THROWS_AS(strategy.finish_exchange(&norm), InternalError);  // one is missing
+  const uint64_t before = replicas.comm->traffic().total();
+  listener->gradients_complete(3, 4);
+  strategy.finish_exchange(&norm);
+  CHECK(replicas.comm->traffic().total() > before);
+}
+
+TEST_CASE("ranks that share update parts, and gather values") {
+  for (const int stage : {1, 2, 3}) {
+    CAPTURE(stage);
+    const Attached shared(kRanks, {.zero_stage = stage});
+    Strategy& strategy = *shared.strategy;
+    REQUIRE(shared.store.layout() != nullptr);
+    CHECK(shared.store.layout()->ranks == kRanks);
+    CHECK(shared.store.layout()->rank == kRank);
+    CHECK(strategy.combiner() != nullptr);
+    REQUIRE(strategy.gatherer() != nullptr);
+    CHECK(strategy.gatherer()->gathers_per_pass() == (stage == 3));
+    CHECK(strategy.begin_exchange() != nullptr);
+  }
+}
