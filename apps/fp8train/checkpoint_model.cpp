@@ -16,11 +16,23 @@
 #include "train/weights.h"
 
 namespace fp8train {
-namespace {
 
 namespace fs = std::filesystem;
 
-fs::path model_folder(const fs::path& path) {
+namespace {
+
+bool has_delayed_scales(const PrecisionPlan& plan) {
+  for (const GemmPlan* gemm : {&plan.fprop, &plan.dgrad, &plan.wgrad}) {
+    if (gemm->a.policy == ScalePolicy::delayed || gemm->b.policy == ScalePolicy::delayed) {
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+fs::path find_model_folder(const fs::path& path) {
   if (fs::exists(path / "config.json")) {
     refuse_incomplete(path);
     return path;
@@ -40,20 +52,9 @@ fs::path model_folder(const fs::path& path) {
   return newest->path;
 }
 
-bool has_delayed_scales(const PrecisionPlan& plan) {
-  for (const GemmPlan* gemm : {&plan.fprop, &plan.dgrad, &plan.wgrad}) {
-    if (gemm->a.policy == ScalePolicy::delayed || gemm->b.policy == ScalePolicy::delayed) {
-      return true;
-    }
-  }
-  return false;
-}
-
-}  // namespace
-
 CheckpointModel open_checkpoint(const CheckpointRequest& request) {
   CheckpointModel opened;
-  const fs::path folder = model_folder(request.path);
+  const fs::path folder = find_model_folder(request.path);
   opened.folder = folder.string();
   if (is_checkpoint(folder)) {
     verify_checkpoint(folder);

@@ -2,6 +2,7 @@
 // A trained model opened for generation or evaluation: from a Hugging Face folder, a checkpoint, or
 // a run directory (its newest valid checkpoint).
 
+#include <filesystem>
 #include <memory>
 #include <string>
 
@@ -28,6 +29,10 @@ struct CheckpointRequest {
   int64_t seq_length = 0;  ///< 0: the model's
   int64_t threads = 0;
 };
+
+/// The folder itself where it is a model folder, else the newest valid checkpoint of a run
+/// directory. Throws CheckpointError where it is neither.
+std::filesystem::path find_model_folder(const std::filesystem::path& path);
 
 /// Throws ConfigError, DataError or CheckpointError.
 CheckpointModel open_checkpoint(const CheckpointRequest& request);

@@ -13,6 +13,7 @@ void add_estimate(Arguments verb, Action& action);
 void add_config(Arguments verb, Action& action);
 void add_data(Arguments verb, Action& action);
 void add_import(Arguments verb, Action& action);
+void add_export(Arguments verb, Action& action);
 void add_quantize(Arguments verb, Action& action);
 void add_generate(Arguments verb, Action& action);
 void add_eval(Arguments verb, Action& action);
@@ -27,6 +28,7 @@ inline const std::vector<Verb>& all_verbs() {
       {"config", "Write run.yaml in a dialogue; show, explain, document it", add_config},
       {"data", "Prepare token files", add_data},
       {"import", "Import models of other programs", add_import},
+      {"export", "Write a trained model for other programs", add_export},
       {"quantize", "Cast a safetensors file to FP8 or INT8", add_quantize},
       {"generate", "Text from a trained model", add_generate},
       {"eval", "Loss of a trained model on a text, in any precision row", add_eval},

@@ -65,6 +65,30 @@ ModelConfig llama_1b() {
   return config;
 }
 
+/// huggingface.co/Qwen/Qwen3-0.6B: config.json.
+ModelConfig qwen3_600m() {
+  ModelConfig config = llama({28, 1024, 16, 8, 3072, 151936, 40960});
+  config.family = &qwen3_family();
+  config.family->set_switches(config);
+  config.head_dim = 128;
+  config.norm_eps = 1e-6F;
+  config.rope_theta = 1e6;
+  config.tie_word_embeddings = true;
+  config.bos_token_id = 151643;
+  config.eos_token_id = 151645;
+  return config;
+}
+
+/// huggingface.co/mistralai/Mistral-7B-v0.3: config.json.
+ModelConfig mistral_7b() {
+  ModelConfig config = llama({32, 4096, 32, 8, 14336, 32768, 32768});
+  config.family = &mistral_family();
+  config.rope_theta = 1e6;
+  config.bos_token_id = 1;
+  config.eos_token_id = 2;
+  return config;
+}
+
 }  // namespace
 
 const std::vector<Preset>& presets() {
@@ -74,7 +98,9 @@ const std::vector<Preset>& presets() {
        gpt2(4, 128, 4, 0, 64, false), 64},
       {"gpt2-124m", "GPT-2 small", gpt2_124m(), 1024},
       {"llama-42m", "8 Llama layers, 512 wide, grouped-query attention", llama_42m(), 1024},
+      {"qwen3-0.6b", "Qwen3 0.6B", qwen3_600m(), 8192},
       {"llama-1b", "Llama 3.2 1B", llama_1b(), 8192},
+      {"mistral-7b", "Mistral 7B v0.3", mistral_7b(), 8192},
       {"llama-8b", "Llama 3.1 8B", llama3({32, 4096, 32, 8, 14336, 128256, 131072}, 8.0), 8192},
   };
   return kPresets;

@@ -6,8 +6,10 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <set>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "base/math.h"
 #include "model/hf_names.h"
 
@@ -37,7 +39,44 @@ std::vector<float> transpose(const std::vector<float>& values, int64_t rows, int
   return result;
 }
 
+/// Buffers that older versions of transformers saved, and the head where it is tied.
+bool follows_from_config(const ModelConfig& config, const std::string& name) {
+  for (const char* ending : {".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"}) {
+    if (name.ends_with(ending)) {
+      return true;
+    }
+  }
+  return config.tie_word_embeddings && name == "lm_head.weight";
+}
+
+void warn_of_unread(Decoder& model, const TensorSource& source) {
+  const std::vector<std::string> names = unread_tensors(model, source);
+  if (names.empty()) {
+    return;
+  }
+  log_warning(fmt::format(
+      "the weights hold '{}'{}, which a model with this config.json does not have: not read",
+      names.front(),
+      names.size() == 1 ? "" : fmt::format(" and {} more tensors", names.size() - 1)));
+}
+
 }  // namespace
+
+std::vector<std::string> unread_tensors(Decoder& model, const TensorSource& source) {
+  std::set<const SafetensorsEntry*> read;
+  for (const auto& parameter : model.parameters().all()) {
+    for (const HfPiece& piece : hf_pieces(model.config(), parameter->name)) {
+      read.insert(source.find(piece.name));
+    }
+  }
+  std::vector<std::string> unread;
+  for (const std::string& name : source.names()) {
+    if (read.count(source.find(name)) == 0 && !follows_from_config(model.config(), name)) {
+      unread.push_back(name);
+    }
+  }
+  return unread;
+}
 
 void load_weights(Device& device, Decoder& model, const TensorSource& source) {
   for (const auto& parameter : model.parameters().all()) {
@@ -53,6 +92,7 @@ void load_weights(Device& device, Decoder& model, const TensorSource& source) {
     }
     set_value(device, *parameter, values.data());
   }
+  warn_of_unread(model, source);
 }
 
 namespace {

@@ -20,8 +20,12 @@ struct HostTensor {
 };
 
 /// Sets every parameter from its pieces. Throws CheckpointError naming what is missing, has another
-/// shape or is not finite. A tied head is not asked for.
+/// shape or is not finite. A tied head is not asked for. Warns of unread tensors.
 void load_weights(Device& device, Decoder& model, const TensorSource& source);
+
+/// Names of tensors that the model has no parameter for, but for what follows from its
+/// configuration: tables of angles, causal masks, a tied head.
+std::vector<std::string> unread_tensors(Decoder& model, const TensorSource& source);
 
 /// The fp32 values of all parameters, copied to host memory.
 struct WeightsCopy {

@@ -127,7 +127,7 @@ TEST_CASE("all problems are reported at once, in order of place, then the comman
                  "optimizer: {lr: -3}\n",
                  {"eval.batches=0", "nothing"}, "devic=cpu") ==
         "run.yaml:1:17: model.preset: expected one of toy, nanogpt-laptop, gpt2-124m, llama-42m, "
-        "llama-1b, llama-8b, got \"toi\"; did you mean \"toy\"?\n"
+        "qwen3-0.6b, llama-1b, mistral-7b, llama-8b, got \"toi\"; did you mean \"toy\"?\n"
         "run.yaml:2:18: data.seq_lenght: unknown key; did you mean \"seq_length\"?\n"
         "run.yaml:3:23: training.max_steps: expected a whole number >= 1, got \"x\"\n"
         "run.yaml:4:17: optimizer.lr: expected a number > 0, got \"-3\"\n"

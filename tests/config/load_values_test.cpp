@@ -168,6 +168,31 @@ model: {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_si
   CHECK(qwen3.rope_theta == 1e6);
 }
 
+TEST_CASE("presets of published models have their numbers of parameters") {
+  CHECK(parameter_count(find_preset("qwen3-0.6b")->config) == 596'049'920);
+  CHECK(parameter_count(find_preset("mistral-7b")->config) == 7'248'023'552);
+  CHECK(parameter_count(find_preset("llama-8b")->config) == 8'030'261'248);
+}
+
+TEST_CASE("model_type sets the family's switches, and leaves those of a preset of that family") {
+  const auto model = [](const std::string& type) {
+    return load_text("model: {preset: toy, model_type: " + type +
+                     "}\ndata: {train: a}\ntraining: {max_steps: 5}\n")
+        .model.config;
+  };
+  CHECK(model("qwen2").qkv_bias);
+  CHECK_FALSE(model("qwen2").attention_output_bias);
+  CHECK(model("qwen3").qk_norm);
+  CHECK_FALSE(model("qwen3").qkv_bias);
+  CHECK(model("mistral").family == &mistral_family());
+  CHECK(same_computation(model("mistral"), model("llama")));
+  const ModelConfig unbiased = load_text(
+                                   "model: {preset: nanogpt-laptop, model_type: gpt2}\n"
+                                   "data: {train: a}\ntraining: {max_steps: 5}\n")
+                                   .model.config;
+  CHECK_FALSE(unbiased.qkv_bias);
+}
+
 TEST_CASE("fields override a preset") {
   const Settings s = load_text(
       "model: {num_hidden_layers: 6, preset: toy}\n"

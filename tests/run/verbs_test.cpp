@@ -135,6 +135,33 @@ TEST_CASE("bench measures each of its parts") {
       Contains("--kv-heads"));
 }
 
+TEST_CASE("export writes a folder that eval reads, and says what is wrong") {
+  const Workshop shop;
+  const Outcome outcome =
+      expect_code(0, shop.path(), {"export", "out", "--out", "hf", "--max-shard-size", "50KB"});
+  CHECK_THAT(outcome.out, Contains("wrote hf: ") && Contains("of fp32; copied tokenizer.json"));
+  CHECK(fs::exists(shop / "hf/model.safetensors.index.json"));
+  const auto loss = [&](const char* folder) {
+    return expect_code(0, shop.path(),
+                       {"eval", "--checkpoint", folder, "--data", "text.txt", "--json"})
+        .out;
+  };
+  CHECK(loss("hf") == loss("out"));
+  const std::vector<std::pair<Words, const char*>> refusals = {
+      {{"out", "--out", "hf"}, "hf holds a model already"},
+      {{"out", "--out", "a", "--dtype", "int8"}, "expected fp32, bf16 or fp16"},
+      {{"out", "--out", "a", "--to", "gguf"}, "expected hf"},
+      {{"out", "--out", "a", "--max-shard-size", "5XB"}, "such as 5GB or 200MB"},
+      {{"out", "--out", "a", "--max-shard-size", "-5GB"}, "such as 5GB or 200MB"}};
+  for (const auto& [options, message] : refusals) {
+    Words words = {"export"};
+    words.insert(words.end(), options.begin(), options.end());
+    CHECK_THAT(expect_code(2, shop.path(), words).err, Contains(message));
+  }
+  CHECK_THAT(expect_code(4, shop.path(), {"export", "none", "--out", "a"}).err,
+             Contains("neither a model folder"));
+}
+
 TEST_CASE("import does not overwrite a model") {
   const Workshop shop;
   expect_code(2, shop.path(),

@@ -237,6 +237,25 @@ TEST_CASE("every family is written as what transformers says it is, with the sam
   CHECK(count == parameter_count(model));
 }
 
+TEST_CASE("tensors that the configuration has no parameter for are named") {
+  const FamilyFixture fixture("qwen2");
+  ModelConfig model = completed(read_hf_config(fixture.folder).model);
+  const auto device = make_device(DeviceKind::meta);
+  const TensorSource source(fixture.folder);
+  Decoder complete(*device, model, plan_named("fp32"), {});
+  CHECK(unread_tensors(complete, source).empty());
+  model.qkv_bias = false;
+  Decoder without(*device, model, plan_named("fp32"), {});
+  const std::vector<std::string> names = unread_tensors(without, source);
+  CHECK(names.size() == 6);  // three of each layer
+  CHECK(names.front() == "model.layers.0.self_attn.k_proj.bias");
+  const FamilyFixture untied("llama-yarn");
+  model = completed(read_hf_config(untied.folder).model);
+  model.tie_word_embeddings = true;  // its head is the embedding, whatever the file holds
+  Decoder tied(*device, model, plan_named("fp32"), {});
+  CHECK(unread_tensors(tied, TensorSource(untied.folder)).empty());
+}
+
 TEST_CASE("every family trains from its folder") {
   const std::string name = GENERATE(from_range(family_names()));
   const std::string plan = GENERATE("fp32", "te-current");

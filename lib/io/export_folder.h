@@ -1,0 +1,33 @@
+#pragma once
+// A model folder or checkpoint as a folder for other programs: its weights in another type, in
+// shards, with what belongs to it.
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "numeric/dtype.h"
+
+namespace fp8train {
+
+struct ExportOptions {
+  DType dtype = DType::f32;  ///< fp32, bf16 or fp16
+  uint64_t max_shard_bytes = 5'000'000'000;
+};
+
+/// Files of tokenizers and generation settings that were copied, and notes: one sentence each.
+struct ExportReport {
+  uint64_t tensors = 0;
+  uint64_t bytes = 0;
+  std::vector<std::string> copied;
+  std::vector<std::string> notes;
+};
+
+/// Writes `to` as write_hf_folder does, from the model folder or checkpoint `from`; values are
+/// rounded to nearest, ties to even. Holds all weights in `dtype` in memory. Throws CheckpointError
+/// for a folder that cannot be read, and for a weight that fp16 cannot hold.
+ExportReport export_folder(const std::filesystem::path& from, const std::filesystem::path& to,
+                           const ExportOptions& options);
+
+}  // namespace fp8train

@@ -1,0 +1,85 @@
+#include "io/export_folder.h"
+
+#include <catch2/catch.hpp>
+
+#include "base/error.h"
+#include "io/hf_config.h"
+#include "io/tensor_source.h"
+#include "support/files.h"
+#include "support/temp_dir.h"
+
+namespace fp8train {
+namespace {
+
+using Catch::Matchers::Contains;
+using test::message_of;
+
+std::filesystem::path family(const std::string& name) {
+  return std::filesystem::path(FP8TRAIN_GOLDEN_DIR) / "families" / name;
+}
+
+TEST_CASE("an export in fp32 and back to bf16 has the bytes that transformers wrote") {
+  const std::string name = GENERATE("qwen3", "gpt2", "qwen2-yarn-sharded");
+  CAPTURE(name);
+  const test::TempDir dir;
+  const ExportReport wide = export_folder(family(name), dir / "fp32", {.dtype = DType::f32});
+  const ExportReport narrow = export_folder(dir / "fp32", dir / "bf16", {.dtype = DType::bf16});
+  const TensorSource original(family(name));
+  const TensorSource exported(dir / "bf16");
+  CHECK(exported.names() == original.names());
+  CHECK(wide.tensors == original.names().size());
+  CHECK(wide.bytes == 2 * narrow.bytes);
+  for (const std::string& tensor : original.names()) {
+    CAPTURE(tensor);
+    const SafetensorsEntry& entry = *exported.find(tensor);
+    CHECK(entry.dtype == "BF16");
+    CHECK(exported.read_f32(tensor, entry.shape) ==
+          original.read_f32(tensor, original.find(tensor)->shape));
+  }
+  CHECK(read_hf_config(dir / "bf16").model == read_hf_config(family(name)).model);
+  CHECK_THAT(test::read_file(dir / "bf16/config.json"), Contains("\"dtype\": \"bfloat16\""));
+}
+
+TEST_CASE("an export in fp16 rounds to nearest, and refuses what fp16 cannot hold") {
+  const test::TempDir dir;
+  std::filesystem::create_directory(dir / "in");
+  std::filesystem::copy_file(family("gpt2") / "config.json", dir / "in/config.json");
+  std::vector<float> values = {1.0F + 1.0F / 2048, 1.0F + 3.0F / 2048, 65519.0F};
+  const auto write = [&] {
+    write_safetensors({{"w", DType::f32, {3}, values.data()}}, {}, dir / "in/model.safetensors");
+  };
+  write();
+  export_folder(dir / "in", dir / "out", {.dtype = DType::f16});
+  CHECK(TensorSource(dir / "out").read_f32("w", {3}) ==
+        std::vector<float>{1.0F, 1.0F + 4.0F / 2048, 65504.0F});
+  values[2] = 65520.0F;
+  write();
+  CHECK_THAT(message_of<CheckpointError>(
+                 [&] { export_folder(dir / "in", dir / "none", {.dtype = DType::f16}); }),
+             Contains("w element 2 is 65520, which fp16 cannot hold"));
+  CHECK_FALSE(std::filesystem::exists(dir / "none/config.json"));
+}
+
+TEST_CASE("an export is cut into shards, and takes the tokenizer along") {
+  const test::TempDir dir;
+  std::filesystem::copy(family("mistral"), dir / "in");
+  test::write_file(dir / "in/tokenizer.json", "{}");
+  test::write_file(dir / "in/generation_config.json", "{\"do_sample\": true}");
+  test::write_file(dir / "in/notes.txt", "x");
+  const ExportReport report =
+      export_folder(dir / "in", dir / "out", {.dtype = DType::f32, .max_shard_bytes = 20'000});
+  CHECK(report.copied == std::vector<std::string>{"tokenizer.json", "generation_config.json"});
+  CHECK(test::read_file(dir / "out/generation_config.json") == "{\"do_sample\": true}");
+  CHECK_FALSE(std::filesystem::exists(dir / "out/notes.txt"));
+  CHECK_FALSE(std::filesystem::exists(dir / "out/model.safetensors"));
+  const TensorSource source(dir / "out");
+  CHECK(source.names() == TensorSource(family("mistral")).names());
+  size_t shards = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(dir / "out")) {
+    shards += entry.path().extension() == ".safetensors" ? 1 : 0;
+  }
+  CHECK(shards > 3);
+}
+
+}  // namespace
+}  // namespace fp8train
