@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/math.h"
 #include "comm/exchange_run.h"
 #include "ops/exchange/shared_wire.h"
 #include "ops/exchange/wire.h"
@@ -88,7 +89,7 @@ void CodeExchange::name_tensors(Device& device) {
   check(!begins.empty() && begins.front() == 0 && std::is_sorted(begins.begin(), begins.end()),
         "a bucket's tensors are named from its start on");
   tensors_ = static_cast<int64_t>(begins.size());
-  const int64_t groups = (count_ + kStoredGroup - 1) / kStoredGroup;
+  const int64_t groups = ceil_div(count_, kStoredGroup);
   std::vector<int32_t> table(static_cast<size_t>(groups));
   for (size_t tensor = 0; tensor < begins.size(); ++tensor) {
     check(begins[tensor] % kStoredGroup == 0, "tensors of a bucket start at whole groups");

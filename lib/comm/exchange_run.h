@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/math.h"
 #include "base/trace.h"
 #include "comm/gradient_exchange.h"
 #include "comm/side_stream.h"
@@ -31,7 +32,7 @@ class ExchangeRun {
 
   int64_t chunk() const { return chunk_; }
   int64_t own_elements() const;
-  int64_t pieces() const { return (chunk_ + piece_ - 1) / piece_; }
+  int64_t pieces() const { return ceil_div(chunk_, piece_); }
   virtual size_t scratch_bytes() const = 0;
 
  protected:
@@ -98,7 +99,7 @@ std::unique_ptr<ExchangeRun> make_code_exchange(Communicator& comm, Device& devi
 /// Pieces of scratch memory start at multiples of this.
 constexpr size_t kScratchAlignment = 256;
 inline size_t aligned_scratch(size_t bytes) {
-  return (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
+  return round_up(bytes, kScratchAlignment);
 }
 
 }  // namespace fp8train

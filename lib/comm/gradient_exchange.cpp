@@ -5,16 +5,13 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/math.h"
 #include "comm/exchange_run.h"
 #include "comm/reduce.h"
 
 namespace fp8train {
 
 namespace {
-
-int64_t ceil_div(int64_t count, int64_t divisor) {
-  return (count + divisor - 1) / divisor;
-}
 
 /// Elements of a shard in a piece: pieces are equal, but for the last one.
 int64_t piece_elements(const GradientBucket& bucket, int ranks, int64_t chunk) {

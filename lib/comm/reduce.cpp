@@ -3,6 +3,7 @@
 #include <cstddef>
 
 #include "base/error.h"
+#include "base/math.h"
 #include "ops/exchange/wire.h"
 
 namespace fp8train {
@@ -51,7 +52,7 @@ void sum(const Communicator& comm, Stream stream, const Exchange& exchange, cons
 }  // namespace
 
 int64_t reduced_chunk(const Communicator& comm, int64_t count) {
-  const int64_t groups = (count + kStoredGroup - 1) / kStoredGroup;
+  const int64_t groups = ceil_div(count, kStoredGroup);
   return (groups + comm.size() - 1) / comm.size() * kStoredGroup;
 }
 

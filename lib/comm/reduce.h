@@ -25,8 +25,8 @@ void all_reduce(Communicator& comm, Stream stream, View x, void* scratch);
 /// elements, fewer for the last ranks where `x` ends.
 void reduce_scatter(Communicator& comm, Stream stream, ConstView x, View y, void* scratch);
 
-/// Few values, each rank's sent to all: fp32, or fp64 (DType::i64 as the name of 8 bytes). max: of
-/// magnitudes, NaN being the largest. scratch: size() * values.bytes().
+/// Few values, each rank's sent to all: fp32 or fp64. max: of magnitudes, NaN being the largest.
+/// scratch: size() * values.bytes().
 void all_combine(Communicator& comm, Stream stream, View values, ops::Combine how, void* scratch);
 
 /// The same for many values, as many as a multiple of size(): each rank combines a share of them,

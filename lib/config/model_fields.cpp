@@ -1,5 +1,6 @@
 // The `model` section: a preset, a folder, or the fields of a Hugging Face config.json.
 
+#include "base/math.h"
 #include "config/field_builders.h"
 #include "config/field_table.h"
 #include "config/presets.h"
@@ -29,7 +30,7 @@ Question size_question(const char* text) {
 std::string offered_intermediate_size(const Settings& settings) {
   const ModelConfig& config = settings.model.config;
   constexpr int64_t kMultiple = 128;  // of blocks of weights that share a scale
-  const int64_t gated = (config.hidden_size * 8 / 3 + kMultiple - 1) / kMultiple * kMultiple;
+  const int64_t gated = round_up(config.hidden_size * 8 / 3, kMultiple);
   return std::to_string(config.mlp == MlpKind::swiglu ? gated : 4 * config.hidden_size);
 }
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/math.h"
 
 namespace fp8train {
 
@@ -146,8 +147,8 @@ ValidationBatches::ValidationBatches(const Corpus& corpus, int64_t batch_size, i
   check(batch_size >= 1 && seq_length >= 1, "batch_size and seq_length must be positive");
   check(world_size >= 1 && rank >= 0 && rank < world_size, "the rank is outside the world");
   const int64_t rows_of_all = batch_size * world_size;
-  window_count_ = (target_count() + seq_length - 1) / seq_length;
-  batch_count_ = (window_count_ + rows_of_all - 1) / rows_of_all;
+  window_count_ = ceil_div(target_count(), seq_length);
+  batch_count_ = ceil_div(window_count_, rows_of_all);
 }
 
 int64_t ValidationBatches::target_count() const {

@@ -1,6 +1,7 @@
 #include "device/arena.h"
 
 #include "base/error.h"
+#include "base/math.h"
 
 namespace fp8train {
 namespace {
@@ -8,7 +9,7 @@ namespace {
 constexpr size_t kAlignment = 256;
 
 size_t align_up(size_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  return round_up(bytes, kAlignment);
 }
 
 }  // namespace

@@ -6,28 +6,11 @@
 #include "base/error.h"
 #include "numeric/convert.h"
 #include "numeric/rounding.h"
+#include "numeric/with_type.h"
 #include "ops/cast/granules.h"
 
 namespace fp8train {
 namespace {
-
-template <typename T>
-struct TypeTag {
-  using Type = T;
-};
-
-/// body(TypeTag<T>) with T the type of a code.
-template <typename Body>
-void with_code_type(DType dtype, Body body) {
-  switch (dtype) {
-    case DType::e4m3:
-      return body(TypeTag<e4m3>{});
-    case DType::e5m2:
-      return body(TypeTag<e5m2>{});
-    default:
-      return body(TypeTag<int8_t>{});
-  }
-}
 
 float value_at(ConstView x, int64_t i) {
   switch (x.dtype) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/math.h"
 #include "ops/cast/granules.h"
 #include "ops/cast/quantize.h"
 #include "ops/optimizer/optimizer.h"
@@ -51,8 +52,7 @@ void add_energies_of(const StepContext& context, ConstView x, View rounded,
   ops::fill(context.stream, minus_one, -1.0F);
   ops::scale_by(context.stream, rounded, minus_one.as<float>());
   ops::add(context.stream, x, rounded, rounded);
-  const View partial =  // doubles: 8 bytes each
-      allocate(*context.scratch, DType::i64, {(x.count() + kSquaresChunk - 1) / kSquaresChunk});
+  const View partial = allocate(*context.scratch, DType::f64, {ceil_div(x.count(), kSquaresChunk)});
   ops::sum_of_squares(context.stream, x, &slot.sample->signal, partial);
   ops::sum_of_squares(context.stream, rounded, &slot.sample->noise, partial);
 }

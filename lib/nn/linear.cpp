@@ -1,6 +1,7 @@
 #include "nn/linear.h"
 
 #include "base/error.h"
+#include "base/math.h"
 #include "ops/cast/quantize.h"
 #include "ops/pointwise/elementwise.h"
 #include "ops/pointwise/smoothing.h"
@@ -203,9 +204,8 @@ void Linear::run_backward(const StepContext& context, const LinearOperands::Sour
   make_weight_gradient(context, operands.along_columns, saved);
   if (bias_ != nullptr) {
     const int64_t rows = dy.plain.shape.rows();
-    const View partial =
-        fp8train::allocate(*context.scratch, DType::f32,
-                           {(rows + kBiasChunk - 1) / kBiasChunk, dy.plain.shape.back()});
+    const View partial = fp8train::allocate(*context.scratch, DType::f32,
+                                            {ceil_div(rows, kBiasChunk), dy.plain.shape.back()});
     ops::bias_backward(context.stream, dy.plain, bias_->gradient, partial);
   }
   if (context.listener != nullptr) {

@@ -2,43 +2,41 @@
 // Conversions of whole arrays on the CPU, at the best x86-64 level of the machine; each element has
 // the bits that numeric/convert.h defines. One thread, synchronous; `from` and `to` hold `count`
 // elements, need no alignment and do not overlap. Split large arrays over threads at any element.
+// Which pairs of types there are says BulkKernels; another one does not compile.
 
 #include <cstddef>
-#include <cstdint>
 
 #include "numeric/bulk_kernels.h"
 #include "numeric/cpu_isa.h"
-#include "numeric/dtype.h"
 
 namespace fp8train {
 
-/// to[i] = encode(from[i] * scale), the product rounded to fp32 first. A scale of 1 changes
-/// nothing.
-void encode(const float* from, float scale, bf16* to, size_t count);
-void encode(const float* from, float scale, f16* to, size_t count);
-void encode(const float* from, float scale, e4m3* to, size_t count);
-void encode(const float* from, float scale, e5m2* to, size_t count);
-void encode(const bf16* from, float scale, e4m3* to, size_t count);
-void encode(const bf16* from, float scale, e5m2* to, size_t count);
-
-/// to[i] = decode(from[i]): exact.
-void decode(const bf16* from, float* to, size_t count);
-void decode(const f16* from, float* to, size_t count);
-void decode(const e4m3* from, float* to, size_t count);
-void decode(const e5m2* from, float* to, size_t count);
-void decode(const e4m3* from, bf16* to, size_t count);
-void decode(const e5m2* from, bf16* to, size_t count);
-void decode(const int8_t* from, float* to, size_t count);
-void decode(const int8_t* from, bf16* to, size_t count);
-
-/// to[i] = decode(from[i]) * scale: `scale` is the reciprocal of the one encoded with.
-void decode(const bf16* from, float scale, float* to, size_t count);
-void decode(const f16* from, float scale, float* to, size_t count);
-void decode(const e4m3* from, float scale, float* to, size_t count);
-void decode(const e5m2* from, float scale, float* to, size_t count);
+/// The kernels of the machine's best level. Throws ConfigError where this build has none.
+const BulkKernels& bulk_kernels();
 
 /// The kernels of one level, or null where this build has none (for tests and benchmarks; the
 /// machine must run that level).
 const BulkKernels* bulk_kernels_at(CpuIsa isa);
+
+/// to[i] = encode(from[i] * scale), the product rounded to fp32 first. A scale of 1 changes
+/// nothing. From fp32 to bf16, fp16, e4m3 and e5m2; from bf16 to e4m3 and e5m2.
+template <typename From, typename To>
+void encode(const From* from, float scale, To* to, size_t count) {
+  bulk_kernels().ScaledConversion<From, To>::run(from, scale, to, count);
+}
+
+/// to[i] = decode(from[i]): exact. From bf16 and fp16 to fp32; from e4m3, e5m2 and int8 to fp32 and
+/// bf16.
+template <typename From, typename To>
+void decode(const From* from, To* to, size_t count) {
+  bulk_kernels().Conversion<From, To>::run(from, to, count);
+}
+
+/// to[i] = decode(from[i]) * scale: `scale` is the reciprocal of the one encoded with. From bf16,
+/// fp16, e4m3 and e5m2.
+template <typename From>
+void decode(const From* from, float scale, float* to, size_t count) {
+  bulk_kernels().ScaledConversion<From, float>::run(from, scale, to, count);
+}
 
 }  // namespace fp8train

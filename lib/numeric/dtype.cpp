@@ -26,6 +26,8 @@ std::string_view name_of(DType type) {
       return "int32";
     case DType::i64:
       return "int64";
+    case DType::f64:
+      return "fp64";
   }
   return "?";
 }

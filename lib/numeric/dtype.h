@@ -8,7 +8,7 @@
 
 namespace fp8train {
 
-enum class DType : uint8_t { f32, bf16, f16, e4m3, e5m2, e8m0, i8, u8, u16, i32, i64 };
+enum class DType : uint8_t { f32, bf16, f16, e4m3, e5m2, e8m0, i8, u8, u16, i32, i64, f64 };
 
 /// Bytes of one element.
 constexpr size_t size_of(DType type) {
@@ -21,6 +21,7 @@ constexpr size_t size_of(DType type) {
     case DType::u16:
       return 2;
     case DType::i64:
+    case DType::f64:
       return 8;
     case DType::e4m3:
     case DType::e5m2:
@@ -96,6 +97,10 @@ constexpr DType dtype_of();
 template <>
 constexpr DType dtype_of<float>() {
   return DType::f32;
+}
+template <>
+constexpr DType dtype_of<double>() {
+  return DType::f64;
 }
 template <>
 constexpr DType dtype_of<bf16>() {

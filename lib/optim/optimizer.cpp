@@ -120,7 +120,7 @@ void Optimizer::sum_gradients(Stream stream, Arena& scratch) const {
   double* sum = squared_norm();
   const auto add = [&](const View& values, DType type = DType::f32) {
     const int64_t chunks = (values.count() + kNormChunk - 1) / kNormChunk;
-    const View partial = allocate(scratch, DType::i64, {chunks});  // doubles: 8 bytes each
+    const View partial = allocate(scratch, DType::f64, {chunks});
     ops::sum_of_squares(stream, values, sum, partial, type);
   };
   if (parameters_->layout() != nullptr) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/math.h"
 
 namespace fp8train {
 namespace {
@@ -43,7 +44,7 @@ size_t StoredPool::add(const TensorFormat& format, const Shape& shape, MemoryCat
   const auto index = static_cast<size_t>(&buffer - buffers_.data());
   buffer.tensors.push_back(entries_.size());
   entries_.push_back({index, shape, buffer.elements, buffer.scale_count});
-  buffer.elements += (shape.count() + kAlignment - 1) / kAlignment * kAlignment;
+  buffer.elements += round_up(shape.count(), kAlignment);
   buffer.scale_count += stored_scales(format, shape.count());
   return entries_.size() - 1;
 }

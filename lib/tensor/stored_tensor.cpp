@@ -3,6 +3,7 @@
 #include <cstddef>
 
 #include "base/error.h"
+#include "base/math.h"
 
 namespace fp8train {
 
@@ -32,7 +33,7 @@ int64_t stored_scales(const TensorFormat& format, int64_t count) {
   if (format.granularity == Granularity::tensor) {
     return 2;
   }
-  const int64_t groups = (count + kStoredGroup - 1) / kStoredGroup;
+  const int64_t groups = ceil_div(count, kStoredGroup);
   return format.expanded ? 3 * groups : groups;
 }
 

@@ -193,7 +193,7 @@ void Engine::combine(const View& values, ops::Combine how) {
 }
 
 void Engine::sum(double* value) {
-  combine({value, DType::i64, {1}}, ops::Combine::sum);
+  combine({value, DType::f64, {1}}, ops::Combine::sum);
 }
 
 void Engine::largest(const View& values) {

@@ -1,4 +1,5 @@
 #include "train/preflight.h"
+#include "base/math.h"
 #include "train/dry_run.h"
 
 #include <fmt/format.h>
@@ -85,7 +86,7 @@ int fill_job(int64_t world_size, int64_t ranks_per_node, JobSettings& job) {
   constexpr int64_t kUsual = 8;
   const int64_t usual = world_size > 0 ? kUsual : job.ranks_per_node;
   job.ranks_per_node = std::min(ranks_per_node > 0 ? ranks_per_node : usual, ranks);
-  job.nodes = (ranks + job.ranks_per_node - 1) / job.ranks_per_node;
+  job.nodes = ceil_div(ranks, job.ranks_per_node);
   return static_cast<int>(ranks);
 }
 

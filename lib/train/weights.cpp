@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "base/error.h"
+#include "base/math.h"
 #include "model/hf_names.h"
 
 namespace fp8train {
@@ -68,7 +69,7 @@ bool all_finite(const float* begin, const float* end) {
 /// Index of the first value that is not finite; `count` where all are.
 int64_t first_non_finite(const float* values, int64_t count) {
   constexpr int64_t kBlock = int64_t{1} << 16;
-  const int64_t blocks = (count + kBlock - 1) / kBlock;
+  const int64_t blocks = ceil_div(count, kBlock);
   int64_t first = count;
 #pragma omp parallel for schedule(dynamic, 16) reduction(min : first) if (blocks > 1)
   for (int64_t block = 0; block < blocks; ++block) {

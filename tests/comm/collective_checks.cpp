@@ -322,7 +322,7 @@ void check_reductions(Communicator& comm) {
           "all_combine of sums");
   std::vector<double> largest = {comm.rank() == 0 ? std::nan("") : 1.0, -1.0 - comm.rank()};
   std::vector<double> more(2 * static_cast<size_t>(comm.size()));
-  all_combine(comm, device->stream(), {largest.data(), DType::i64, {2}}, ops::Combine::max,
+  all_combine(comm, device->stream(), {largest.data(), DType::f64, {2}}, ops::Combine::max,
               more.data());
   require(std::isnan(largest[0]) && (n == 1 || largest[1] == n), "all_combine of maxima");
   // Share r's three values: r + 1 of every rank, what the last rank has, a NaN of the first one.

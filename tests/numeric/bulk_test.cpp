@@ -77,7 +77,7 @@ template <typename From, typename To>
 void check_scaled(ScaledConversion<From, To> convert, float scale) {
   const std::vector<From> inputs = all_inputs<From>();
   std::vector<To> outputs(inputs.size());
-  convert(inputs.data(), scale, outputs.data(), inputs.size());
+  convert.run(inputs.data(), scale, outputs.data(), inputs.size());
   size_t wrong = 0;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const float product = as_float(inputs[i]) * scale;
@@ -95,7 +95,7 @@ template <typename From, typename To>
 void check_plain(Conversion<From, To> convert) {
   const std::vector<From> inputs = all_inputs<From>();
   std::vector<To> outputs(inputs.size());
-  convert(inputs.data(), outputs.data(), inputs.size());
+  convert.run(inputs.data(), outputs.data(), inputs.size());
   size_t wrong = 0;
   for (size_t i = 0; i < inputs.size(); ++i) {
     wrong += same_bits(expected_of<To>(as_float(inputs[i])), outputs[i]) ? 0 : 1;
@@ -110,12 +110,12 @@ TEST_CASE("bulk encode equals encode at every level", "[numeric]") {
     const BulkKernels& kernels = *bulk_kernels_at(isa);
     for (const float scale : {1.0F, 3.7F, 0x1p-20F}) {
       CAPTURE(name_of(isa), scale);
-      check_scaled<float, bf16>(kernels.f32_to_bf16, scale);
-      check_scaled<float, f16>(kernels.f32_to_f16, scale);
-      check_scaled<float, e4m3>(kernels.f32_to_e4m3, scale);
-      check_scaled<float, e5m2>(kernels.f32_to_e5m2, scale);
-      check_scaled<bf16, e4m3>(kernels.bf16_to_e4m3, scale);
-      check_scaled<bf16, e5m2>(kernels.bf16_to_e5m2, scale);
+      check_scaled<float, bf16>(kernels, scale);
+      check_scaled<float, f16>(kernels, scale);
+      check_scaled<float, e4m3>(kernels, scale);
+      check_scaled<float, e5m2>(kernels, scale);
+      check_scaled<bf16, e4m3>(kernels, scale);
+      check_scaled<bf16, e5m2>(kernels, scale);
     }
   }
 }
@@ -124,16 +124,16 @@ TEST_CASE("bulk decode equals decode at every level", "[numeric]") {
   for (const CpuIsa isa : levels()) {
     CAPTURE(name_of(isa));
     const BulkKernels& kernels = *bulk_kernels_at(isa);
-    check_scaled<bf16, float>(kernels.bf16_to_f32_scaled, 0.3F);
-    check_scaled<f16, float>(kernels.f16_to_f32_scaled, 0.3F);
-    check_scaled<e4m3, float>(kernels.e4m3_to_f32_scaled, 0.3F);
-    check_scaled<e5m2, float>(kernels.e5m2_to_f32_scaled, 0.3F);
-    check_plain<bf16, float>(kernels.bf16_to_f32);
-    check_plain<f16, float>(kernels.f16_to_f32);
-    check_plain<e4m3, float>(kernels.e4m3_to_f32);
-    check_plain<e5m2, float>(kernels.e5m2_to_f32);
-    check_plain<e4m3, bf16>(kernels.e4m3_to_bf16);
-    check_plain<e5m2, bf16>(kernels.e5m2_to_bf16);
+    check_scaled<bf16, float>(kernels, 0.3F);
+    check_scaled<f16, float>(kernels, 0.3F);
+    check_scaled<e4m3, float>(kernels, 0.3F);
+    check_scaled<e5m2, float>(kernels, 0.3F);
+    check_plain<bf16, float>(kernels);
+    check_plain<f16, float>(kernels);
+    check_plain<e4m3, float>(kernels);
+    check_plain<e5m2, float>(kernels);
+    check_plain<e4m3, bf16>(kernels);
+    check_plain<e5m2, bf16>(kernels);
   }
 }
 
@@ -146,8 +146,8 @@ TEST_CASE("bulk decode of int8 is exact at every level", "[numeric]") {
     CAPTURE(name_of(isa));
     std::vector<float> wide(codes.size());
     std::vector<bf16> narrow(codes.size());
-    bulk_kernels_at(isa)->i8_to_f32(codes.data(), wide.data(), codes.size());
-    bulk_kernels_at(isa)->i8_to_bf16(codes.data(), narrow.data(), codes.size());
+    bulk_kernels_at(isa)->Conversion<int8_t, float>::run(codes.data(), wide.data(), codes.size());
+    bulk_kernels_at(isa)->Conversion<int8_t, bf16>::run(codes.data(), narrow.data(), codes.size());
     int wrong = 0;
     for (int i = 0; i < 256; ++i) {
       const auto want = static_cast<float>(i - 128);
@@ -171,13 +171,14 @@ TEST_CASE("bulk conversions take any length and alignment and write nothing else
       const size_t shift = count % 7 + 1;  // elements, so that no vector is aligned
       const auto* floats = reinterpret_cast<const float*>(from.data()) + shift;
       std::vector<e4m3> codes(count + shift + 1, e4m3{0xAA});
-      kernels.f32_to_e4m3(floats, 2.5F, codes.data() + shift, count);
+      kernels.ScaledConversion<float, e4m3>::run(floats, 2.5F, codes.data() + shift, count);
       wrong += codes[shift - 1].bits == 0xAA && codes[shift + count].bits == 0xAA ? 0 : 1;
       std::vector<float> values(count + shift + 1, -77.0F);
-      kernels.e4m3_to_f32_scaled(codes.data() + shift, 0.5F, values.data() + shift, count);
+      kernels.ScaledConversion<e4m3, float>::run(codes.data() + shift, 0.5F, values.data() + shift,
+                                                 count);
       wrong += values[shift - 1] == -77.0F && values[shift + count] == -77.0F ? 0 : 1;
       std::vector<bf16> wide(count + shift + 1, bf16{0x1234});
-      kernels.e4m3_to_bf16(codes.data() + shift, wide.data() + shift, count);
+      kernels.Conversion<e4m3, bf16>::run(codes.data() + shift, wide.data() + shift, count);
       wrong += wide[shift - 1].bits == 0x1234 && wide[shift + count].bits == 0x1234 ? 0 : 1;
       for (size_t i = 0; i < count; ++i) {
         const e4m3 code = encode<e4m3>(floats[i] * 2.5F);

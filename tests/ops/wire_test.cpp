@@ -338,11 +338,11 @@ TEST_CASE("combine_ranks: sums in order, maxima with NaN above all", "[wire]") {
   CHECK(std::isnan(y.get(1)));
   std::vector<double> doubles = {0x1p53, -5, 1, 4, 1, 3};
   std::vector<double> result(2);
-  ops::combine_ranks(cpu_stream(), ConstView{doubles.data(), DType::i64, {3, 2}}, ops::Combine::sum,
-                     View{result.data(), DType::i64, {2}});
+  ops::combine_ranks(cpu_stream(), ConstView{doubles.data(), DType::f64, {3, 2}}, ops::Combine::sum,
+                     View{result.data(), DType::f64, {2}});
   CHECK(result == std::vector<double>{0x1p53, 2});
-  ops::combine_ranks(cpu_stream(), ConstView{doubles.data(), DType::i64, {3, 2}}, ops::Combine::max,
-                     View{result.data(), DType::i64, {2}});
+  ops::combine_ranks(cpu_stream(), ConstView{doubles.data(), DType::f64, {3, 2}}, ops::Combine::max,
+                     View{result.data(), DType::f64, {2}});
   CHECK(result == std::vector<double>{0x1p53, 5});
 }
 

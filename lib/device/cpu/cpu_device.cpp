@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/math.h"
 #include "numeric/cpu_isa.h"
 
 namespace fp8train {
@@ -89,7 +90,7 @@ void CpuDevice::copy_to_host(void* to, const void* from, size_t bytes) {
     }
     return;
   }
-  const int64_t chunks = (size + kChunk - 1) / kChunk;
+  const int64_t chunks = ceil_div(size, kChunk);
 #pragma omp parallel for schedule(dynamic) if (chunks > 1)
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     const int64_t begin = chunk * kChunk;

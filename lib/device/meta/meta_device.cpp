@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "base/math.h"
 #include "base/trace.h"
 
 namespace fp8train {
@@ -18,7 +19,7 @@ void* MetaDevice::allocate(size_t bytes) {
     return nullptr;
   }
   const uintptr_t address = next_address_;
-  next_address_ += (bytes + 255) / 256 * 256;
+  next_address_ += round_up(bytes, 256);
   return reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr)
 }
 

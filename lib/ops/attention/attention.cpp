@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "base/math.h"
 #include "base/trace.h"
 #include "ops/dispatch/op_table.h"
 #include "ops/norm/norm.h"
@@ -87,8 +88,8 @@ int64_t attention_backward_scratch(Stream stream, const AttentionShape& shape, H
 int64_t attention_backward_scratch(const AttentionShape& shape) {
   // cpu: fp32 sums of the gradients of keys and values, rows and columns rounded up to register
   // blocks. cuda: rowsum(out * dout), more than that only for very many small heads of a group.
-  const int64_t rows = (shape.key_length + 3) / 4 * 4;
-  const int64_t columns = (shape.head_dim + 15) / 16 * 16;
+  const int64_t rows = round_up(shape.key_length, 4);
+  const int64_t columns = round_up(shape.head_dim, 16);
   return std::max(2 * shape.batch * shape.kv_heads * rows * columns, rows_of(shape));
 }
 

@@ -5,6 +5,7 @@
 // other side stream through; each warp owns rows of the block's tiles, so that no sum crosses
 // warps.
 
+#include "base/math.h"
 #include "ops/attention/attention_kernels_cuda.h"
 #include "ops/attention/attention_tiles.cuh"
 
@@ -216,7 +217,7 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, true>::kThreads)
   const int kv_head = static_cast<int>(blockIdx.y);
   const int64_t b = blockIdx.z;
   const int first_query = first / kColumns * kColumns;
-  const int tiles = (length - first_query + kColumns - 1) / kColumns;
+  const int tiles = ceil_div(length - first_query, kColumns);
   const QueryStream<T, kDim, Tiles> stream = {call,        block, b, length, kv_head * group,
                                               first_query, tiles};
   const int steps = group * tiles;

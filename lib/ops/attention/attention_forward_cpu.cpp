@@ -1,6 +1,7 @@
 // Compiled once per x86-64 level. Tiled attention with a running soft-max (Milakov and Gimelshein
 // 2018; Dao et al. 2022), in powers of two: one task per (sequence, head, block of queries).
 
+#include "base/math.h"
 #include "numeric/math.h"
 #include "ops/attention/attention_tiles_cpu.h"
 #include "ops/dispatch/cpu_operations.h"
@@ -164,7 +165,7 @@ FP8TRAIN_HD void attend(const ForwardCall& call, int64_t b, int64_t head, int64_
 template <typename T>
 void attend_all(const ForwardCall& call) {
   const AttentionShape& shape = call.shape;
-  const int64_t blocks = chunks_of(shape.query_length, kQueries);
+  const int64_t blocks = ceil_div(shape.query_length, kQueries);
   const int64_t tasks = shape.batch * shape.heads * blocks;
   const int64_t work = tasks * minimum(shape.query_length, kQueries) * shape.key_length;
   // Later blocks see more keys, so neighbors go to different threads.

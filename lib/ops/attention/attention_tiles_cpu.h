@@ -147,9 +147,6 @@ static __attribute__((noinline)) void multiply(int64_t rows, int64_t columns, in
   }
 }
 
-FP8TRAIN_HD int64_t round_up(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
 FP8TRAIN_HD int64_t maximum(int64_t a, int64_t b) {
   return a > b ? a : b;
 }

@@ -17,6 +17,7 @@
 //   octet<Packed>(0, row, column, available)           where kParts is 1: eight values
 //   octets<Packed>(row, column, available, values)     otherwise: eight of each part
 
+#include "base/math.h"
 #include "ops/cast/code_tile.cuh"
 
 namespace fp8train::ops::cuda {
@@ -349,8 +350,8 @@ __global__ void __launch_bounds__(kTileThreads, (Source::template blocks<Packed,
       .counts = call.statistics != nullptr,
       .peak = {},
       .tally = {}};
-  const auto tiles_across = static_cast<uint32_t>((target.width + kTile - 1) / kTile);
-  const auto tiles_count = tiles_across * static_cast<uint32_t>((target.rows + kTile - 1) / kTile);
+  const auto tiles_across = static_cast<uint32_t>(ceil_div(target.width, kTile));
+  const auto tiles_count = tiles_across * static_cast<uint32_t>(ceil_div(target.rows, kTile));
   for (uint32_t index = blockIdx.x; index < tiles_count; index += gridDim.x) {
     const uint32_t down = index / tiles_across;
     cast_tile<Packed>(source, target, int64_t{down} * kTile,

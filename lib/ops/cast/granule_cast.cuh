@@ -1,6 +1,7 @@
 #pragma once
 // What the kernels that cast with one scale for each granule share. Only for .cu files.
 
+#include "base/math.h"
 #include "ops/cast/code_tile.cuh"
 #include "ops/cast/granules.h"
 
@@ -26,11 +27,11 @@ struct TilePlace {
 };
 
 __device__ __forceinline__ TilePlace tile_place(const GranuleCast& cast, int64_t index) {
-  const int64_t across = (cast.columns + kTile - 1) / kTile;
+  const int64_t across = ceil_div(cast.columns, kTile);
   return {index / across * kTile, index % across * kTile};
 }
 __device__ __forceinline__ int64_t tiles_of(const GranuleCast& cast) {
-  return (cast.columns + kTile - 1) / kTile * ((cast.rows + kTile - 1) / kTile);
+  return ceil_div(cast.columns, kTile) * ceil_div(cast.rows, kTile);
 }
 __device__ __forceinline__ int thread_group() {
   return static_cast<int>(threadIdx.x) % kTileGroups;

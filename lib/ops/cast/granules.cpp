@@ -1,16 +1,10 @@
 #include "ops/cast/granules.h"
 
 #include "base/error.h"
+#include "base/math.h"
 
 namespace fp8train::ops {
 namespace {
-
-int64_t ceil_div(int64_t count, int64_t size) {
-  return (count + size - 1) / size;
-}
-int64_t round_up(int64_t count, int64_t multiple) {
-  return ceil_div(count, multiple) * multiple;
-}
 
 GranuleGrid for_cublaslt(GranuleGrid grid, Granularity granularity) {
   switch (granularity) {

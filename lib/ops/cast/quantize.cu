@@ -2,6 +2,7 @@
 // writes codes, transposed codes, amax and statistics from it. Maxima and counts are integers, so
 // that no order of blocks changes them.
 
+#include "base/math.h"
 #include "ops/cast/cast_tiles.cuh"
 #include "ops/dispatch/cuda_operations.h"
 
@@ -115,8 +116,8 @@ __global__ void __launch_bounds__(kTileThreads)
                            int64_t columns, bool y_aligned) {
   FP8TRAIN_SHARED_ARRAY(Words, shared, kTileWords / 4);
   auto* const tile = reinterpret_cast<uint32_t*>(shared);
-  const int64_t tiles_across = (columns + kTile - 1) / kTile;
-  const int64_t tiles = tiles_across * ((rows + kTile - 1) / kTile);
+  const int64_t tiles_across = ceil_div(columns, kTile);
+  const int64_t tiles = tiles_across * ceil_div(rows, kTile);
   for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
     const int64_t tile_row = index / tiles_across * kTile;
     const int64_t tile_column = index % tiles_across * kTile;

@@ -1,6 +1,7 @@
 // Compiled once per x86-64 level. Codes are those of numeric/convert.h's encode; the loops are
 // written so that the compiler vectorizes them.
 
+#include "base/math.h"
 #include "ops/cast/quantize_support_cpu.h"
 #include "ops/dispatch/cpu_operations.h"
 
@@ -14,7 +15,7 @@ FP8TRAIN_HD void quantize_array(const X* x, Code* codes, int64_t count, float sc
                                 float* amax_out, QuantizeStatistics* statistics) {
   const bool wants_amax = amax_out != nullptr;
   const bool wants_statistics = statistics != nullptr;
-  const int64_t chunks = chunks_of(count, kChunk);
+  const int64_t chunks = ceil_div(count, kChunk);
   uint32_t largest = 0;
   uint64_t saturated = 0;
   uint64_t underflow = 0;
@@ -42,7 +43,7 @@ FP8TRAIN_HD void quantize_array(const X* x, Code* codes, int64_t count, float sc
 
 void turn_matrix(const uint8_t* from, int64_t rows, int64_t columns, uint8_t* to) {
   constexpr int64_t kTile = 64;
-  const int64_t column_tiles = chunks_of(columns, kTile);
+  const int64_t column_tiles = ceil_div(columns, kTile);
 #pragma omp parallel for schedule(static) if (rows * columns >= kParallelElements)
   for (int64_t tile = 0; tile < column_tiles; ++tile) {
     const int64_t column_end = minimum(columns, (tile + 1) * kTile);
@@ -58,7 +59,7 @@ void turn_matrix(const uint8_t* from, int64_t rows, int64_t columns, uint8_t* to
 template <typename X, typename Code>
 FP8TRAIN_HD void quantize_transposed(const X* x, int64_t rows, int64_t columns, Code* transposed,
                                      float scale, float* amax_out, QuantizeStatistics* statistics) {
-  const int64_t column_tiles = chunks_of(columns, kTurn);
+  const int64_t column_tiles = ceil_div(columns, kTurn);
   uint32_t largest = 0;
   uint64_t saturated = 0;
   uint64_t underflow = 0;
@@ -120,7 +121,7 @@ void amax(Stream /*stream*/, ConstView x, float* result, bool combine) {
   with_float_type(x.dtype, [&](auto tag) {
     const auto* data = x.as<typename decltype(tag)::Type>();
     const int64_t count = x.count();
-    const int64_t chunks = chunks_of(count, kChunk);
+    const int64_t chunks = ceil_div(count, kChunk);
     uint32_t largest = 0;
 #pragma omp parallel for schedule(static) reduction(max : largest) if (count >= kParallelElements)
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
@@ -202,7 +203,7 @@ void propagate_non_finite(Stream /*stream*/, ConstView amax, double* accumulator
 
 void update_delayed_scaling(Stream /*stream*/, const DelayedScalingState& state,
                             const DelayedScaling& rule) {
-  const int64_t blocks = chunks_of(state.slots, kLanes);
+  const int64_t blocks = ceil_div(state.slots, kLanes);
   const int64_t work = state.slots * state.history_length;
 #pragma omp parallel for schedule(static) if (work >= kParallelElements)
   for (int64_t block = 0; block < blocks; ++block) {

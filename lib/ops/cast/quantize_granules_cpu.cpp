@@ -2,6 +2,7 @@
 // (the transposed operand) and in squares. Each piece of work is a granule or a strip of them, and
 // what is counted are integers, so that no number of threads changes a bit.
 
+#include "base/math.h"
 #include "ops/cast/granules.h"
 #include "ops/cast/quantize_support_cpu.h"
 #include "ops/dispatch/cpu_operations.h"
@@ -96,7 +97,7 @@ FP8TRAIN_HD void cast_strip(const Cast<X, Code>& cast, int64_t row_begin, int64_
 template <typename X, typename Code>
 FP8TRAIN_HD void cast_columns(Cast<X, Code>& cast, const GranuleScales& scales, Code* transposed) {
   const GranuleGrid& grid = scales.grid;
-  const int64_t strips = chunks_of(cast.columns, kTurn);
+  const int64_t strips = ceil_div(cast.columns, kTurn);
   uint64_t saturated = 0;
   uint64_t underflow = 0;
   uint32_t largest_of_all = 0;
@@ -133,8 +134,8 @@ FP8TRAIN_HD void cast_squares(Cast<X, Code>& cast, const GranuleScales& scales,
                               const GranuleScales& scales_transposed, Code* codes,
                               Code* transposed) {
   constexpr int64_t kSquare = 128;
-  const int64_t down = chunks_of(cast.rows, kSquare);
-  const int64_t across = chunks_of(cast.columns, kSquare);
+  const int64_t down = ceil_div(cast.rows, kSquare);
+  const int64_t across = ceil_div(cast.columns, kSquare);
   uint64_t saturated = 0;
   uint64_t underflow = 0;
   uint32_t largest_of_all = 0;

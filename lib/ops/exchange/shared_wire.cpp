@@ -1,5 +1,6 @@
 #include "ops/exchange/shared_wire.h"
 
+#include "base/math.h"
 #include "base/trace.h"
 #include "ops/dispatch/op_table.h"
 #include "ops/exchange/wire_checks.h"
@@ -9,7 +10,7 @@ namespace fp8train::ops {
 namespace {
 
 int64_t groups_of(int64_t count) {
-  return (count + kStoredGroup - 1) / kStoredGroup;
+  return ceil_div(count, kStoredGroup);
 }
 
 void check_bucket(const SharedBucket& bucket) {

@@ -1,6 +1,7 @@
 // Gradients that are summed as codes. The arithmetic of ops/exchange/wire_math.h, bit for bit;
 // maxima are those of integers and have no order.
 
+#include "base/math.h"
 #include "ops/dispatch/cuda_operations.h"
 #include "ops/exchange/wire_math.h"
 #include "ops/storage/coded_tensor.cuh"
@@ -60,7 +61,7 @@ struct CodePlace {
 };
 
 FP8TRAIN_HD int64_t groups_of(int64_t count) {
-  return (count + kGroup - 1) / kGroup;
+  return ceil_div(count, kGroup);
 }
 
 unsigned blocks_for_groups(const Stream& stream, int64_t count) {

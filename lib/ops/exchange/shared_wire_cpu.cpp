@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "base/math.h"
 #include "ops/dispatch/cpu_operations.h"
 #include "ops/dispatch/op_table.h"
 #include "ops/exchange/wire_math.h"
@@ -57,7 +58,7 @@ FP8TRAIN_HD void read_group(const Code* codes, float scale, float factor, int64_
 void shared_amax(Stream /*stream*/, const SharedBucket& bucket, View amax) {
   const int64_t count = bucket.values.count();
   std::memset(amax.data, 0, amax.bytes());
-  for (int64_t group = 0; group < chunks_of(count, kStoredGroup); ++group) {
+  for (int64_t group = 0; group < ceil_div(count, kStoredGroup); ++group) {
     float values[kStoredGroup];
     const int64_t length = minimum(kStoredGroup, count - group * kStoredGroup);
     load_group(bucket, group, length, values);
@@ -129,7 +130,7 @@ void count_largest(Stream /*stream*/, ConstView codes, ConstView tensor_of_group
   with_fp8_type(codes.dtype, [&](auto tag) {
     const auto* from = codes.as<typename decltype(tag)::Type>();
 #pragma omp parallel for schedule(static) if (count >= kParallelElements)
-    for (int64_t group = 0; group < chunks_of(count, kStoredGroup); ++group) {
+    for (int64_t group = 0; group < ceil_div(count, kStoredGroup); ++group) {
       const int64_t begin = group * kStoredGroup;
       uint32_t found = 0;
       for (int64_t i = begin; i < minimum(begin + kStoredGroup, count); ++i) {

@@ -1,5 +1,6 @@
 #include "ops/exchange/wire.h"
 
+#include "base/math.h"
 #include "base/trace.h"
 #include "ops/dispatch/op_table.h"
 #include "ops/exchange/wire_checks.h"
@@ -28,7 +29,7 @@ int64_t wire_bytes(const TensorFormat& format, int64_t count) {
   const int64_t scale_bytes = format.scale_type == ScaleType::pow2 ? 1 : 4;
   const int64_t bytes = count * static_cast<int64_t>(size_of(format.dtype)) +
                         stored_scales(format, count) * scale_bytes;
-  return (bytes + kWireAlignment - 1) / kWireAlignment * kWireAlignment;
+  return round_up(bytes, kWireAlignment);
 }
 
 void pack_wire(Stream stream, const PackWire& call) {
@@ -69,8 +70,8 @@ void unpack_wire(Stream stream, const UnpackWire& call) {
 }
 
 void combine_ranks(Stream stream, ConstView parts, Combine how, View y) {
-  check(parts.dtype == y.dtype && (y.dtype == DType::f32 || y.dtype == DType::i64),
-        "combine_ranks: fp32, or fp64 under the name of int64");
+  check(parts.dtype == y.dtype && (y.dtype == DType::f32 || y.dtype == DType::f64),
+        "combine_ranks: fp32 or fp64 expected");
   check(y.count() > 0 && parts.count() % y.count() == 0,
         "combine_ranks: parts are whole copies of y");
   const TraceSpan span("combine_ranks");

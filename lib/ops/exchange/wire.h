@@ -66,7 +66,7 @@ void unpack_wire(Stream stream, const UnpackWire& call);
 enum class Combine : uint8_t { sum, max };
 
 /// y[i] = parts[0, i] + parts[1, i] + ..., or the largest magnitude, NaN being larger than all.
-/// parts: [ranks, n], y: [n]; fp32, or fp64 under the name of DType::i64.
+/// parts: [ranks, n], y: [n]; fp32 or fp64.
 void combine_ranks(Stream stream, ConstView parts, Combine how, View y);
 
 }  // namespace fp8train::ops

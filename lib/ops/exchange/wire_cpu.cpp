@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "base/math.h"
 #include "ops/dispatch/cpu_operations.h"
 #include "ops/dispatch/op_table.h"
 #include "ops/exchange/wire_math.h"
@@ -13,7 +14,7 @@ namespace {
 /// body(chunk, begin within it, length) for pieces of whole groups, over the threads.
 template <typename Body>
 FP8TRAIN_HD void for_each_piece(int64_t chunk, int64_t chunks, Body body) {
-  const int64_t pieces = chunks_of(chunk, kStoredPiece);
+  const int64_t pieces = ceil_div(chunk, kStoredPiece);
   const int64_t all = pieces * chunks;
 #pragma omp parallel for schedule(static) if (chunk * chunks >= kParallelElements)
   for (int64_t index = 0; index < all; ++index) {

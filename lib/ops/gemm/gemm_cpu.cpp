@@ -11,6 +11,7 @@
 #include <memory>
 #include <unordered_map>
 
+#include "base/math.h"
 #include "ops/dispatch/cpu_operations.h"
 #include "ops/gemm/gemm_operands_cpu.h"
 #include "ops/gemm/onednn.h"
@@ -114,8 +115,7 @@ struct WholeProduct {
 /// The product in tiles of at most kTileRows by kTileColumns: up to four shapes of tiles.
 struct TiledProduct {
   explicit TiledProduct(const ProductKey& key)
-      : row_tiles((key.m + kTileRows - 1) / kTileRows),
-        column_tiles((key.n + kTileColumns - 1) / kTileColumns) {
+      : row_tiles(ceil_div(key.m, kTileRows)), column_tiles(ceil_div(key.n, kTileColumns)) {
     for (const bool last_row : {false, true}) {
       for (const bool last_column : {false, true}) {
         const bool exists = (last_row || row_tiles > 1) && (last_column || column_tiles > 1);
@@ -190,7 +190,7 @@ void run_tiled(const Gemm& call, const ProductKey& key, Workspace& space) {
   const auto* a = static_cast<const float*>(prepare_operand(call.a, DType::f32, true, space.a));
   const auto* b = static_cast<const float*>(prepare_operand(call.b, DType::f32, false, space.b));
   const ProductEpilogue all = epilogue_of(call);
-  const size_t scratchpad_stride = (product.scratchpad_bytes + 255) / 256 * 256;
+  const size_t scratchpad_stride = round_up(product.scratchpad_bytes, 256);
   auto* scratchpads =
       static_cast<char*>(space.scratchpad.reserve(1 + scratchpad_stride * size_t(key.threads)));
   auto* products = static_cast<float*>(

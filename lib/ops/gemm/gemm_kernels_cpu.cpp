@@ -2,6 +2,7 @@
 
 #include "ops/gemm/gemm_kernels_cpu.h"
 
+#include "base/math.h"
 #include "ops/support/kernel_support_cpu.h"
 #include "ops/support/transpose_cpu.h"
 
@@ -36,7 +37,7 @@ template <typename From, typename To>
 void transpose_converted(const TransposedOperand& call) {
   const auto* from = static_cast<const From*>(call.from);
   To* to = static_cast<To*>(call.to);
-  const int64_t panels = chunks_of(call.columns, kTile);
+  const int64_t panels = ceil_div(call.columns, kTile);
 #pragma omp parallel for schedule(static) if (call.rows * call.columns >= kParallelElements)
   for (int64_t panel = 0; panel < panels; ++panel) {
     alignas(64) To tile[kTile * kTile];

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/math.h"
 #include "numeric/bulk.h"
 #include "numeric/isa_tables.h"
 
@@ -31,7 +32,7 @@ template <typename From, typename To>
 void decode_all(const void* from, void* to, int64_t count) {
   const auto* source = static_cast<const From*>(from);
   auto* target = static_cast<To*>(to);
-  const int64_t chunks = (count + kConvertChunk - 1) / kConvertChunk;
+  const int64_t chunks = ceil_div(count, kConvertChunk);
 #if defined(_OPENMP)
 #pragma omp parallel for schedule(static) if (chunks > 1)
 #endif
@@ -153,7 +154,7 @@ void scale_partial(const ScaledPartial& part) {
 void finish_rows(const Gemm& call, const float* product) {
   const ProductEpilogue all = epilogue_of(call);
   const int64_t rows_at_once = std::max<int64_t>(1, kConvertChunk / all.columns);
-  const int64_t chunks = (all.rows + rows_at_once - 1) / rows_at_once;
+  const int64_t chunks = ceil_div(all.rows, rows_at_once);
 #if defined(_OPENMP)
 #pragma omp parallel for schedule(static) if (chunks > 1)
 #endif

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/math.h"
 #include "base/trace.h"
 #include "ops/cast/granules.h"
 #include "ops/dispatch/op_table.h"
@@ -179,7 +180,7 @@ size_t scaled_gemm_scratch_bytes(const DeviceTraits& traits, const ScaledGemm& c
   if (scaled_gemm_support(traits, call).native) {
     return 0;
   }
-  const size_t first = (dequantized_bytes(call.a) + kAlignment - 1) / kAlignment * kAlignment;
+  const size_t first = round_up(dequantized_bytes(call.a), kAlignment);
   return first + dequantized_bytes(call.b);
 }
 

@@ -2,6 +2,7 @@
 // of two go into the operands, which is exact in bf16; other scales of blocks of K are applied to
 // fp32 partial products, in tiles that stay in a core's second-level cache.
 
+#include "base/math.h"
 #include "ops/gemm/scaled_gemm.h"
 
 #include <array>
@@ -54,16 +55,12 @@ struct BlockKeyHash {
   }
 };
 
-int64_t tiles_of(int64_t count, int64_t size) {
-  return (count + size - 1) / size;
-}
-
 /// The products of tiles: up to eight shapes, by what of M, N and K is the last piece.
 struct BlockProduct {
   explicit BlockProduct(const BlockKey& key)
-      : row_tiles(tiles_of(key.extents.m, kScaledTileRows)),
-        column_tiles(tiles_of(key.extents.n, kScaledTileColumns)),
-        depth_tiles(tiles_of(key.extents.k, kTileDepth)) {
+      : row_tiles(ceil_div(key.extents.m, kScaledTileRows)),
+        column_tiles(ceil_div(key.extents.n, kScaledTileColumns)),
+        depth_tiles(ceil_div(key.extents.k, kTileDepth)) {
     for (size_t which = 0; which < tiles.size(); ++which) {
       const auto extent = [](bool last, int64_t count, int64_t pieces, int64_t size) {
         return last ? count - (pieces - 1) * size : pieces > 1 ? size : 0;
@@ -140,7 +137,7 @@ void multiply_rows(Stream stream, const ScaledGemm& call, ScaledWorkspace& space
                      .c = {product, DType::f32, {m, n}},
                      .emulate_accumulator = call.emulate_accumulator});
   const int64_t rows_at_once = std::max<int64_t>(1, kFinishElements / n);
-  const int64_t chunks = tiles_of(m, rows_at_once);
+  const int64_t chunks = ceil_div(m, rows_at_once);
 #if defined(_OPENMP)
 #pragma omp parallel for schedule(static) if (chunks > 1)
 #endif
@@ -205,7 +202,7 @@ void multiply_blocks(const ScaledGemm& call, ScaledWorkspace& space) {
       static_cast<const char*>(prepare_operand({call.b.matrix.codes}, type, false, space.b));
   const GranuleScales a_scales = granule_scales(call.a.matrix, call.a.format, call.a.layout);
   const GranuleScales b_scales = granule_scales(call.b.matrix, call.b.format, call.b.layout);
-  const size_t scratchpad_stride = (product.scratchpad_bytes + 255) / 256 * 256;
+  const size_t scratchpad_stride = round_up(product.scratchpad_bytes, 256);
   auto* scratchpads = static_cast<char*>(
       space.scratchpad.reserve(1 + scratchpad_stride * static_cast<size_t>(key.threads)));
   auto* tiles =

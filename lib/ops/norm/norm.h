@@ -4,6 +4,7 @@
 // Row statistics and arithmetic are fp32. Sums have a fixed order on each device; cuda's is another
 // one than the cpu's, and its results are the cpu's up to rounding (tests/ops/cuda/norm_test.cpp).
 
+#include "base/math.h"
 #include "ops/cast/quantize.h"
 
 namespace fp8train::ops {
@@ -11,13 +12,13 @@ namespace fp8train::ops {
 /// Rows of a chunk on cuda, which has one partial sum of a weight gradient there: at most 256
 /// chunks, one wave of two blocks on each multiprocessor of a large GPU; the same on every GPU.
 constexpr int64_t norm_chunk_rows(int64_t rows) {
-  return rows <= 16 * 256 ? 16 : (rows + 255) / 256;
+  return rows <= 16 * 256 ? 16 : ceil_div(rows, 256);
 }
 
 /// Rows of the scratch of norms' backward: one for each partial sum of a weight gradient, of 64
 /// rows of x on the cpu, of norm_chunk_rows on cuda.
 constexpr int64_t norm_partial_rows(int64_t rows) {
-  const int64_t on_cpu = (rows + 63) / 64;
+  const int64_t on_cpu = ceil_div(rows, 64);
   const int64_t on_cuda = (rows + norm_chunk_rows(rows) - 1) / norm_chunk_rows(rows);
   return on_cpu > on_cuda ? on_cpu : on_cuda;
 }

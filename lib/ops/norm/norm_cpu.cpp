@@ -1,6 +1,7 @@
 // Compiled once per x86-64 level. Sums within a row go over sixteen lanes in a fixed order, sums
 // over rows over chunks of 64 rows: the same bits at every level and thread count.
 
+#include "base/math.h"
 #include "ops/cast/quantize_sink_cpu.h"
 #include "ops/dispatch/cpu_operations.h"
 
@@ -51,7 +52,7 @@ FP8TRAIN_HD void put(T* dx, float value, bool accumulate) {
 /// target[c] += the partial sums of column c over all chunks, in order.
 FP8TRAIN_HD void add_partial_sums(const float* partial, int64_t chunks, int64_t n, float* target) {
   constexpr int64_t kColumns = 256;
-  const int64_t pieces = chunks_of(n, kColumns);
+  const int64_t pieces = ceil_div(n, kColumns);
 #pragma omp parallel for schedule(static) if (chunks * n >= kParallelElements)
   for (int64_t piece = 0; piece < pieces; ++piece) {
     const int64_t begin = piece * kColumns;
@@ -198,7 +199,7 @@ void rms_norm_backward(Stream /*stream*/, ConstView dy, ConstView x, ConstView w
                        ConstView rstd, View dx, bool accumulate, View weight_grad, View scratch) {
   const int64_t n = x.shape.back();
   const int64_t rows = x.shape.rows();
-  const int64_t chunks = chunks_of(rows, kChunkRows);
+  const int64_t chunks = ceil_div(rows, kChunkRows);
   const float* w = weight.as<float>();
   const float* rstd_in = rstd.as<float>();
   float* partial = scratch.as<float>();
@@ -255,7 +256,7 @@ void layer_norm_backward(Stream /*stream*/, ConstView dy, ConstView x, ConstView
                          View bias_grad, View scratch) {
   const int64_t n = x.shape.back();
   const int64_t rows = x.shape.rows();
-  const int64_t chunks = chunks_of(rows, kChunkRows);
+  const int64_t chunks = ceil_div(rows, kChunkRows);
   const float* w = weight.as<float>();
   const float* mean_in = mean.as<float>();
   const float* rstd_in = rstd.as<float>();
@@ -315,7 +316,7 @@ void head_rms_norm_forward(Stream /*stream*/, HeadsView x, int64_t rows, int64_t
 void head_rms_norm_backward(Stream /*stream*/, HeadsView dx, int64_t rows, int64_t heads,
                             int64_t head_dim, ConstView original, ConstView weight, ConstView rstd,
                             View weight_grad, View scratch) {
-  const int64_t chunks = chunks_of(rows, kChunkRows);
+  const int64_t chunks = ceil_div(rows, kChunkRows);
   const float* w = weight.as<float>();
   const float* rstd_in = rstd.as<float>();
   float* partial = scratch.as<float>();

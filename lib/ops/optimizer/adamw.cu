@@ -2,6 +2,7 @@
 // bit. A weight that is to be cast is updated by tiles of 128 x 128, which are cast in both
 // orientations while they lie in registers. Other formats: adamw_stored.cu.
 
+#include "base/math.h"
 #include "ops/cast/cast_tiles.cuh"
 #include "ops/dispatch/cuda_operations.h"
 #include "ops/optimizer/adamw_kernels.cuh"
@@ -93,8 +94,8 @@ __global__ void __launch_bounds__(kTileThreads, Moments::kTileBlocks)
   const AdamWFactors factors = shared_factors(rates, *control, shared_rates);
   const float scale = cast.scale == nullptr ? 1.0F : *cast.scale;
   keep_reciprocal(cast, scale);
-  const int64_t tiles_across = (target.width + kTile - 1) / kTile;
-  const int64_t tiles = tiles_across * ((target.rows + kTile - 1) / kTile);
+  const int64_t tiles_across = ceil_div(target.width, kTile);
+  const int64_t tiles = tiles_across * ceil_div(target.rows, kTile);
   Peak<float> peak;
   Tally tally;
   for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {

@@ -1,5 +1,6 @@
 #include "ops/optimizer/optimizer.h"
 
+#include "base/math.h"
 #include "base/trace.h"
 #include "ops/cast/quantize_checks.h"
 #include "ops/dispatch/op_table.h"
@@ -22,7 +23,7 @@ bool may_be_read_as(DType dtype, DType read_as) {
 void sum_of_squares(Stream stream, ConstView x, double* accumulator, View scratch, DType read_as) {
   check(is_float_type(x.dtype), "sum_of_squares: x must be fp32, bf16 or fp16");
   check(accumulator != nullptr, "sum_of_squares: no accumulator");
-  check(scratch.bytes() >= static_cast<size_t>((x.count() + 4095) / 4096) * sizeof(double),
+  check(scratch.bytes() >= static_cast<size_t>(ceil_div(x.count(), 4096)) * sizeof(double),
         "sum_of_squares: scratch must hold ceil(count / 4096) doubles");
   check(may_be_read_as(x.dtype, read_as),
         "sum_of_squares: only fp32 is read as another type, bf16");

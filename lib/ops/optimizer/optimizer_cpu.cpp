@@ -1,5 +1,6 @@
 // Compiled once per x86-64 level. The arithmetic is in ops/optimizer_math.h.
 
+#include "base/math.h"
 #include "ops/cast/quantize_sink_cpu.h"
 #include "ops/dispatch/cpu_operations.h"
 #include "ops/dispatch/op_table.h"
@@ -69,7 +70,7 @@ FP8TRAIN_HD double sum_of_sums(const double* sums, int64_t count, int64_t stride
 
 template <typename X, typename Read>
 void sum_chunks(const X* x, int64_t count, double* partial, Read read) {
-  const int64_t chunks = chunks_of(count, kSquaresChunk);
+  const int64_t chunks = ceil_div(count, kSquaresChunk);
 #pragma omp parallel for schedule(static) if (count >= kParallelElements)
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     const int64_t begin = chunk * kSquaresChunk;
@@ -177,7 +178,7 @@ FP8TRAIN_HD bool has_tensor_scales(const AdamW& call) {
 FP8TRAIN_HD TensorPeaks find_tensor_peaks(const AdamW& call, const AdamWFactors& factors) {
   const bool of_weight = has_tensor_scale(call.weight);
   const int64_t count = call.weight.count();
-  const int64_t pieces = chunks_of(count, kStoredPiece);
+  const int64_t pieces = ceil_div(count, kStoredPiece);
   uint32_t largest = 0;
   uint32_t largest1 = 0;
   uint32_t largest2 = 0;
@@ -277,7 +278,7 @@ FP8TRAIN_HD void update_plain(const AdamW& call, const AdamWFactors& factors, in
 void sum_of_squares(Stream /*stream*/, ConstView x, double* accumulator, View scratch,
                     DType read_as) {
   const int64_t count = x.count();
-  const int64_t chunks = chunks_of(count, kSquaresChunk);
+  const int64_t chunks = ceil_div(count, kSquaresChunk);
   double* partial = scratch.as<double>();
   if (x.dtype == DType::f32) {
     with_read_as(read_as, [&](auto read) { sum_chunks(x.as<float>(), count, partial, read); });
@@ -291,7 +292,7 @@ void sum_of_squares(Stream /*stream*/, ConstView x, double* accumulator, View sc
   for (int64_t begin = 0; begin < chunks; begin += kSquaresGroup) {
     partial[begin] = sum_of_sums(partial + begin, minimum(kSquaresGroup, chunks - begin), 1);
   }
-  *accumulator += sum_of_sums(partial, chunks_of(chunks, kSquaresGroup), kSquaresGroup);
+  *accumulator += sum_of_sums(partial, ceil_div(chunks, kSquaresGroup), kSquaresGroup);
 }
 
 void prepare_step(Stream /*stream*/, StepControl* control, float max_norm,
@@ -321,7 +322,7 @@ void adamw(Stream stream, const AdamW& call, const StepControl* control) {
     const TensorScales scales = skip ? TensorScales{} : find_tensor_scales(call, factors);
     const int64_t count = call.weight.count();
     for_each_piece<float>(
-        sink, chunks_of(count, kChunk), count, [&](int64_t chunk, CastCounts& counts) {
+        sink, ceil_div(count, kChunk), count, [&](int64_t chunk, CastCounts& counts) {
           const int64_t begin = chunk * kChunk;
           const int64_t end = minimum(count, begin + kChunk);
           if (!skip && plain) {

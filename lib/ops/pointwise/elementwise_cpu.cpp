@@ -1,6 +1,7 @@
 // Compiled once per x86-64 level. Loops over the definitions of numeric/convert.h; `ivdep` because
 // an output may be one of the inputs, element on element.
 
+#include "base/math.h"
 #include "ops/dispatch/cpu_operations.h"
 #include "ops/support/kernel_support_cpu.h"
 
@@ -67,7 +68,7 @@ void add_bias(Stream /*stream*/, View y, ConstView bias) {
 void bias_backward(Stream /*stream*/, ConstView dy, View grad, View scratch) {
   const int64_t columns = grad.count();
   const int64_t rows = dy.count() / columns;
-  const int64_t chunks = chunks_of(rows, kBiasRows);
+  const int64_t chunks = ceil_div(rows, kBiasRows);
   float* partial = scratch.as<float>();
   with_float_type(dy.dtype, [&](auto tag) {
     const auto* data = dy.as<typename decltype(tag)::Type>();

@@ -2,6 +2,7 @@
 // that each element of a gradient is summed by one thread, over the rows in order: no atomics, no
 // sorting, the same bits for any number of threads.
 
+#include "base/math.h"
 #include "ops/dispatch/cpu_operations.h"
 #include "ops/support/kernel_support_cpu.h"
 
@@ -58,7 +59,7 @@ void embedding_backward(Stream /*stream*/, ConstView tokens, ConstView dy, View 
   const int64_t rows = tokens.count();
   const int64_t columns = table_grad.shape.back();
   const int64_t vocabulary = table_grad.shape.rows();
-  const int64_t blocks = chunks_of(columns, kColumnBlock);
+  const int64_t blocks = ceil_div(columns, kColumnBlock);
   const int32_t* token = tokens.as<int32_t>();
   float* table_data = table_grad.as<float>();
   float* position_data = position_grad.as<float>();

@@ -1,5 +1,6 @@
 // Compiled once per x86-64 level. Maxima and powers of two: the same bits at every level.
 
+#include "base/math.h"
 #include "ops/pointwise/smoothing.h"
 
 #include "ops/cast/quantize_support_cpu.h"
@@ -35,7 +36,7 @@ void find_smoothing(Stream /*stream*/, ConstView gate_up, View scale) {
   float* const to = scale.as<float>();
   with_float_type(gate_up.dtype, [&](auto tag) {
     const auto* up = gate_up.as<typename decltype(tag)::Type>() + width;
-    const int64_t chunks = chunks_of(width, kColumns);
+    const int64_t chunks = ceil_div(width, kColumns);
 #pragma omp parallel for schedule(static) if (rows * width >= kParallelElements)
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
       const int64_t begin = chunk * kColumns;

@@ -7,9 +7,9 @@
 
 namespace fp8train::ops::cuda {
 
-/// body(TypeTag<T>) with T a type that a stored tensor may have.
+/// Device: body(TypeTag<T>) with T a type that a stored tensor may have.
 template <typename Body>
-__device__ __forceinline__ void with_stored_type(DType dtype, Body body) {
+__device__ __forceinline__ void with_stored_type_of(DType dtype, Body body) {
   switch (dtype) {
     case DType::f32:
       return body(TypeTag<float>{});
@@ -98,7 +98,7 @@ struct BasicCodedTensor {
   template <int N, bool Packed>
   __device__ __forceinline__ void load(int64_t i, int64_t available, const ScaleExpansion& scale,
                                        float (&values)[N]) const {
-    with_stored_type(dtype, [&](auto tag) {
+    with_stored_type_of(dtype, [&](auto tag) {
       using Code = typename decltype(tag)::Type;
       [[maybe_unused]] constexpr int kAtOnce = N * sizeof(Code) <= 16 ? N : 4;
       const Code* from = static_cast<const Code*>(codes) + i;
@@ -210,7 +210,7 @@ struct BasicCodedTensor {
       draw_pack<N>(draw, i, random);
     }
     uint32_t present = 0;
-    with_stored_type(dtype, [&](auto tag) {
+    with_stored_type_of(dtype, [&](auto tag) {
       using Code = typename decltype(tag)::Type;
       Pack<Code, N> pack;
       if (Extended && stochastic) {

@@ -1,5 +1,6 @@
 #include "ops/storage/storage.h"
 
+#include "base/math.h"
 #include "base/trace.h"
 #include "ops/dispatch/op_table.h"
 #include "ops/support/checks.h"
@@ -9,7 +10,7 @@ namespace {
 
 void check_compressed(const CompressedView& view, int64_t count) {
   check(holds(view.codes, DType::e4m3, count) &&
-            holds(view.scale_inv, DType::bf16, (count + kCompressedGroup - 1) / kCompressedGroup),
+            holds(view.scale_inv, DType::bf16, ceil_div(count, kCompressedGroup)),
         "a compressed tensor has e4m3 codes and a bf16 scale for each 16 of them");
 }
 

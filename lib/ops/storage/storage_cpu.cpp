@@ -1,6 +1,7 @@
 // Compiled once per x86-64 level. The arithmetic is in ops/storage/stored_math.h and
 // ops/storage_math.h.
 
+#include "base/math.h"
 #include "ops/dispatch/cpu_operations.h"
 #include "ops/dispatch/op_table.h"
 #include "ops/storage/storage_math.h"
@@ -29,7 +30,7 @@ FP8TRAIN_HD void values_to_keep(const Store& call, int64_t begin, int64_t length
 template <typename X>
 FP8TRAIN_HD float find_tensor_scale(const Store& call) {
   const int64_t count = call.x.count();
-  const int64_t pieces = chunks_of(count, kStoredPiece);
+  const int64_t pieces = ceil_div(count, kStoredPiece);
   uint32_t largest = 0;
 #pragma omp parallel for schedule(static) reduction(max : largest) if (count >= kParallelElements)
   for (int64_t index = 0; index < pieces; ++index) {
@@ -72,7 +73,7 @@ void store(Stream /*stream*/, const Store& call) {
     using X = typename decltype(tag)::Type;
     const bool by_tensor = has_tensor_scale(call.to);
     const float scale = by_tensor ? find_tensor_scale<X>(call) : 1.0F;
-    const int64_t pieces = chunks_of(count, kStoredPiece);
+    const int64_t pieces = ceil_div(count, kStoredPiece);
 #pragma omp parallel for schedule(static) if (count >= kParallelElements)
     for (int64_t index = 0; index < pieces; ++index) {
       const int64_t begin = index * kStoredPiece;
@@ -93,7 +94,7 @@ void read_stored(Stream /*stream*/, const StoredTensor& x, View y) {
   const int64_t count = y.count();
   with_float_type(y.dtype, [&](auto tag) {
     auto* to = y.as<typename decltype(tag)::Type>();
-    const int64_t pieces = chunks_of(count, kStoredPiece);
+    const int64_t pieces = ceil_div(count, kStoredPiece);
 #pragma omp parallel for schedule(static) if (count >= kParallelElements)
     for (int64_t index = 0; index < pieces; ++index) {
       const int64_t begin = index * kStoredPiece;
@@ -134,7 +135,7 @@ void update_auto_scales(Stream /*stream*/, const AutoScale* of_ranks, int64_t ra
 
 void compress(Stream /*stream*/, ConstView x, const CompressedView& out) {
   const int64_t count = x.count();
-  const int64_t groups = chunks_of(count, kCompressedGroup);
+  const int64_t groups = ceil_div(count, kCompressedGroup);
   e4m3* codes = out.codes.as<e4m3>();
   bf16* scales = out.scale_inv.as<bf16>();
   with_float_type(x.dtype, [&](auto tag) {
@@ -150,7 +151,7 @@ void compress(Stream /*stream*/, ConstView x, const CompressedView& out) {
 
 void decompress(Stream /*stream*/, const CompressedView& x, View y) {
   const int64_t count = y.count();
-  const int64_t groups = chunks_of(count, kCompressedGroup);
+  const int64_t groups = ceil_div(count, kCompressedGroup);
   const e4m3* codes = x.codes.as<e4m3>();
   const bf16* scales = x.scale_inv.as<bf16>();
   with_float_type(y.dtype, [&](auto tag) {

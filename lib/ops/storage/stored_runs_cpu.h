@@ -2,6 +2,7 @@
 // Stored tensors of any format, decoded into fp32 and encoded again in pieces that stay in a
 // thread's L1 cache. Only for files compiled by fp8train_isa_sources.
 
+#include "base/math.h"
 #include "ops/cast/quantize_support_cpu.h"
 #include "ops/storage/stored_math.h"
 
@@ -10,16 +11,6 @@ namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 /// Elements of a piece: whole groups.
 constexpr int64_t kStoredPiece = 1024;
 static_assert(kStoredPiece % kStoredGroup == 0 && kChunk % kStoredPiece == 0);
-
-/// body(TypeTag<T>) with T a type that a stored tensor may have.
-template <typename Body>
-FP8TRAIN_HD void with_stored_type(DType dtype, Body body) {
-  if (is_fp8(dtype)) {
-    with_fp8_type(dtype, body);
-  } else {
-    with_float_type(dtype, body);
-  }
-}
 
 FP8TRAIN_HD bool is_grouped(const StoredTensor& tensor) {
   return tensor.format.granularity == Granularity::group;
@@ -86,7 +77,7 @@ FP8TRAIN_HD void load_run(const StoredTensor& tensor, int64_t begin, int64_t len
 /// The random bits of elements begin .. begin + length - 1, with room up to a multiple of four.
 FP8TRAIN_HD void draw_run(const RoundingDraw& draw, int64_t begin, int64_t length,
                           uint32_t* __restrict random) {
-  for (int64_t block = 0; block < chunks_of(length, 4); ++block) {
+  for (int64_t block = 0; block < ceil_div(length, 4); ++block) {
     const PhiloxBlock bits = draw.block(begin / 4 + block);
     random[4 * block] = bits.word[0];
     random[4 * block + 1] = bits.word[1];

@@ -5,8 +5,10 @@
 #include <cstdint>
 
 #include "base/host_device.h"
+#include "base/math.h"
 #include "numeric/convert.h"
 #include "numeric/dtype.h"
+#include "numeric/with_type.h"
 #include "ops/support/launch.cuh"
 
 namespace fp8train::ops::cuda {
@@ -14,52 +16,6 @@ namespace fp8train::ops::cuda {
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xFFFFFFFFU;
 constexpr int kBlock = 256;  ///< threads of a block, where nothing speaks for another number
-
-template <typename T>
-struct TypeTag {
-  using Type = T;
-};
-
-/// Host: body(TypeTag<T>) with T one of float, bf16 and f16.
-template <typename Body>
-void with_float_type(DType dtype, Body body) {
-  switch (dtype) {
-    case DType::f32:
-      return body(TypeTag<float>{});
-    case DType::bf16:
-      return body(TypeTag<bf16>{});
-    case DType::f16:
-      return body(TypeTag<f16>{});
-    default:
-      return;
-  }
-}
-
-/// Host: body(TypeTag<T>) with T one of e4m3 and e5m2.
-template <typename Body>
-void with_fp8_type(DType dtype, Body body) {
-  switch (dtype) {
-    case DType::e4m3:
-      return body(TypeTag<e4m3>{});
-    case DType::e5m2:
-      return body(TypeTag<e5m2>{});
-    default:
-      return;
-  }
-}
-
-/// Host: body(TypeTag<T>) with T one of e4m3, e5m2 and int8_t.
-template <typename Body>
-void with_code_type(DType dtype, Body body) {
-  if (dtype == DType::i8) {
-    return body(TypeTag<int8_t>{});
-  }
-  with_fp8_type(dtype, body);
-}
-
-inline int64_t ceil_div(int64_t count, int64_t size) {
-  return (count + size - 1) / size;
-}
 
 /// Blocks for `items` threads of work, limited to what keeps a GPU full: kernels stride over the
 /// rest.

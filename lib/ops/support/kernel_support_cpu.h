@@ -6,8 +6,10 @@
 #include <cstdint>
 
 #include "base/host_device.h"
+#include "base/math.h"
 #include "numeric/convert.h"
 #include "numeric/dtype.h"
+#include "numeric/with_type.h"
 
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 
@@ -21,52 +23,6 @@ constexpr int64_t kParallelElements = 16384;
 constexpr int64_t kLanes = 16;
 typedef float FloatLanes __attribute__((vector_size(64)));
 
-template <typename T>
-struct TypeTag {
-  using Type = T;
-};
-
-/// body(TypeTag<T>) with T one of float, bf16 and f16.
-template <typename Body>
-FP8TRAIN_HD void with_float_type(DType dtype, Body body) {
-  switch (dtype) {
-    case DType::f32:
-      return body(TypeTag<float>{});
-    case DType::bf16:
-      return body(TypeTag<bf16>{});
-    case DType::f16:
-      return body(TypeTag<f16>{});
-    default:
-      return;
-  }
-}
-
-/// body(TypeTag<T>) with T one of e4m3 and e5m2.
-template <typename Body>
-FP8TRAIN_HD void with_fp8_type(DType dtype, Body body) {
-  switch (dtype) {
-    case DType::e4m3:
-      return body(TypeTag<e4m3>{});
-    case DType::e5m2:
-      return body(TypeTag<e5m2>{});
-    default:
-      return;
-  }
-}
-
-/// body(TypeTag<T>) with T one of e4m3, e5m2 and int8_t.
-template <typename Body>
-FP8TRAIN_HD void with_code_type(DType dtype, Body body) {
-  if (dtype == DType::i8) {
-    return body(TypeTag<int8_t>{});
-  }
-  with_fp8_type(dtype, body);
-}
-
-FP8TRAIN_HD int64_t chunks_of(int64_t count, int64_t chunk) {
-  return (count + chunk - 1) / chunk;
-}
-
 FP8TRAIN_HD int64_t minimum(int64_t a, int64_t b) {
   return a < b ? a : b;
 }
@@ -74,7 +30,7 @@ FP8TRAIN_HD int64_t minimum(int64_t a, int64_t b) {
 /// body(begin, end) for consecutive pieces of 0 .. count, over the threads.
 template <typename Body>
 FP8TRAIN_HD void for_each_chunk(int64_t count, Body body) {
-  const int64_t chunks = chunks_of(count, kChunk);
+  const int64_t chunks = ceil_div(count, kChunk);
 #pragma omp parallel for schedule(static) if (count >= kParallelElements)
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     body(chunk * kChunk, minimum(count, (chunk + 1) * kChunk));

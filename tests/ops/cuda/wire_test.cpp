@@ -133,9 +133,9 @@ TEST_CASE("values of ranks are combined with the cpu's bits", "[cuda][wire]") {
       const View parts = side.put(Array(DType::f32, {5, 77}, adversarial_values(5 * 77, 4)));
       const View y = side.space(DType::f32, {77});
       ops::combine_ranks(side.stream(), parts, how, y);
-      const View wide = side.space(DType::i64, {3});
+      const View wide = side.space(DType::f64, {3});
       const View doubles = side.put(Array(DType::f32, {18}, random_values(18, 5)));
-      ops::combine_ranks(side.stream(), ConstView{doubles.data, DType::i64, {3, 3}}, how, wide);
+      ops::combine_ranks(side.stream(), ConstView{doubles.data, DType::f64, {3, 3}}, how, wide);
       return Results{{side.get(y), side.get({wide.data, DType::f32, {6}})}};
     });
   }
