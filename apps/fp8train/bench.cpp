@@ -83,7 +83,8 @@ TensorFormat granular_format(Granularity granularity) {
 
 GranuleCodes::GranuleCodes(Device& device, const TensorFormat& format, int64_t rows,
                            int64_t columns)
-    : layout(device.kind() == DeviceKind::cuda ? ScaleLayout::cublaslt : ScaleLayout::row_major),
+    : layout(device.traits().scaled_gemm_by_library ? ScaleLayout::cublaslt
+                                                    : ScaleLayout::row_major),
       codes(device, format.dtype, {rows, columns}, MemoryCategory::workspace) {
   const Shape scales = {ops::granule_grid(format.granularity, rows, columns, layout).count};
   const bool e8m0_scales = format.scale_type == ScaleType::e8m0;

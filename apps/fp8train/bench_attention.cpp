@@ -42,16 +42,37 @@ AttentionRates attention_rates(Device& device, const ops::AttentionShape& shape,
   const auto heads = [&](const Tensor& tensor) {
     return ops::HeadsView{tensor.view().data, dtype, out_width, shape.query_length};
   };
-  const int64_t needed = ops::attention_backward_scratch(device.stream(), shape, x.q, x.k, x.v,
-                                                         heads(out), heads(dout), dx.q, dx.k, dx.v);
+  const int64_t needed = ops::attention_backward_scratch(device.stream(), {.shape = shape,
+                                                                           .q = x.q,
+                                                                           .k = x.k,
+                                                                           .v = x.v,
+                                                                           .out = heads(out),
+                                                                           .dout = heads(dout),
+                                                                           .dq = dx.q,
+                                                                           .dk = dx.k,
+                                                                           .dv = dx.v});
   const Tensor scratch(device, DType::f32, {needed}, MemoryCategory::workspace);
   const auto forward = [&] {
-    ops::attention_forward(device.stream(), shape, x.q, x.k, x.v, heads(out), log_sum_exp);
+    ops::attention_forward(device.stream(), {.shape = shape,
+                                             .q = x.q,
+                                             .k = x.k,
+                                             .v = x.v,
+                                             .out = heads(out),
+                                             .log_sum_exp = log_sum_exp});
     device.synchronize();
   };
   const auto backward = [&] {
-    ops::attention_backward(device.stream(), shape, x.q, x.k, x.v, heads(out), log_sum_exp,
-                            heads(dout), dx.q, dx.k, dx.v, scratch);
+    ops::attention_backward(device.stream(), {.shape = shape,
+                                              .q = x.q,
+                                              .k = x.k,
+                                              .v = x.v,
+                                              .out = heads(out),
+                                              .log_sum_exp = log_sum_exp,
+                                              .dout = heads(dout),
+                                              .dq = dx.q,
+                                              .dk = dx.k,
+                                              .dv = dx.v,
+                                              .scratch = scratch});
     device.synchronize();
   };
   AttentionRates rates = {};

@@ -255,9 +255,14 @@ View Decoder::embed(const StepContext& context, ConstView tokens, int64_t first_
   use(context, 0, 1);
   const int64_t length = tokens.shape.back();
   const View x = fp8train::allocate(arena, plan_.activation, {tokens.count(), config_.hidden_size});
-  ops::embedding_forward(context.stream, reshaped(tokens, {tokens.count()}), embedding_->value,
-                         positions_ == nullptr ? ConstView{} : ConstView(positions_->value), length,
-                         first_position, x);
+  ops::embedding_forward(
+      context.stream,
+      {.tokens = reshaped(tokens, {tokens.count()}),
+       .table = embedding_->value,
+       .positions = positions_ == nullptr ? ConstView{} : ConstView(positions_->value),
+       .sequence_length = length,
+       .position_offset = first_position,
+       .y = x});
   if (context.watch != nullptr) {
     context.watch->made(0, x);
   }

@@ -68,9 +68,13 @@ void Decoder::backward(const StepContext& context, ConstView tokens, const View&
     begin_gradients(context, 0);
   }
   const View sorting = fp8train::allocate(*context.scratch, DType::i32, {2 * tokens.count()});
-  ops::embedding_backward(
-      context.stream, reshaped(tokens, {tokens.count()}), gradient, embedding_->gradient,
-      positions_ == nullptr ? View{} : positions_->gradient, tokens.shape.back(), sorting);
+  ops::embedding_backward(context.stream,
+                          {.tokens = reshaped(tokens, {tokens.count()}),
+                           .dy = gradient,
+                           .table_grad = embedding_->gradient,
+                           .position_grad = positions_ == nullptr ? View{} : positions_->gradient,
+                           .sequence_length = tokens.shape.back(),
+                           .scratch = sorting});
   complete(0);
 }
 

@@ -40,8 +40,15 @@ ops::HeadsView Attention::slice(const View& projected, int64_t first_head, int64
 void Attention::rotate(const StepContext& context, const ops::HeadsView& q, int64_t batch,
                        int64_t length, int64_t position, bool inverse) const {
   if (!rotary_->cosines.empty()) {
-    ops::rope(context.stream, q, batch, length, dimensions_.heads + dimensions_.kv_heads,
-              dimensions_.head_dim, rotary_->cosines, rotary_->sines, position, inverse);
+    ops::rope(context.stream, {.x = q,
+                               .batch = batch,
+                               .length = length,
+                               .heads = dimensions_.heads + dimensions_.kv_heads,
+                               .head_dim = dimensions_.head_dim,
+                               .cosines = rotary_->cosines,
+                               .sines = rotary_->sines,
+                               .position_offset = position,
+                               .inverse = inverse});
   }
 }
 
@@ -53,8 +60,14 @@ void Attention::normalize_heads(const StepContext& context, const View& projecte
                              View& rstd) {
     original = allocate(arena, projected.dtype, {rows, heads * dimensions_.head_dim});
     rstd = allocate(arena, DType::f32, {rows, heads});
-    ops::head_rms_norm_forward(context.stream, slice(projected, first_head, rows), rows, heads,
-                               dimensions_.head_dim, weight->value, norm_eps_, original, rstd);
+    ops::head_rms_norm_forward(context.stream, {.x = slice(projected, first_head, rows),
+                                                .rows = rows,
+                                                .heads = heads,
+                                                .head_dim = dimensions_.head_dim,
+                                                .weight = weight->value,
+                                                .eps = norm_eps_,
+                                                .original = original,
+                                                .rstd = rstd});
   };
   normalize(0, dimensions_.heads, q_norm_, saved.q_original, saved.q_rstd);
   normalize(dimensions_.heads, dimensions_.kv_heads, k_norm_, saved.k_original, saved.k_rstd);
@@ -81,13 +94,27 @@ void Attention::forward(const StepContext& context, const Linear::Input& x, View
   if (cache != nullptr) {
     check(past + length <= cache->capacity, "the KV cache is full");
     const int64_t width = kv_heads * head_dim;
-    k = ops::append_to_cache(context.stream, k, cache->keys, batch, length, width, past);
-    v = ops::append_to_cache(context.stream, v, cache->values, batch, length, width, past);
+    k = ops::append_to_cache(context.stream, {.rows = k,
+                                              .cache = cache->keys,
+                                              .batch = batch,
+                                              .length = length,
+                                              .width = width,
+                                              .past = past});
+    v = ops::append_to_cache(context.stream, {.rows = v,
+                                              .cache = cache->values,
+                                              .batch = batch,
+                                              .length = length,
+                                              .width = width,
+                                              .past = past});
   }
   saved.attended = allocate(arena, dtype, {rows, heads * head_dim});
   saved.log_sum_exp = allocate(arena, DType::f32, {batch, heads, length});
-  ops::attention_forward(context.stream, shape(batch, length, past + length), q, k, v,
-                         slice(saved.attended, 0, length), saved.log_sum_exp);
+  ops::attention_forward(context.stream, {.shape = shape(batch, length, past + length),
+                                          .q = q,
+                                          .k = k,
+                                          .v = v,
+                                          .out = slice(saved.attended, 0, length),
+                                          .log_sum_exp = saved.log_sum_exp});
   output_.forward(context, saved.attended, y, saved.output);
 }
 
@@ -106,25 +133,42 @@ void Attention::backward(const StepContext& context, ConstView dy, View dx, int6
   const ops::HeadsView dk = slice(d_projected, heads, length);
   {
     ArenaScope inner(*context.scratch);
-    const ops::HeadsView q = slice(saved.projected, 0, length);
-    const ops::HeadsView k = slice(saved.projected, heads, length);
-    const ops::HeadsView v = slice(saved.projected, heads + kv_heads, length);
-    const ops::HeadsView out = slice(saved.attended, 0, length);
-    const ops::HeadsView dout = slice(d_attended, 0, length);
-    const ops::HeadsView dv = slice(d_projected, heads + kv_heads, length);
-    const int64_t scratch =
-        ops::attention_backward_scratch(context.stream, attention, q, k, v, out, dout, dq, dk, dv);
-    ops::attention_backward(context.stream, attention, q, k, v, out, saved.log_sum_exp, dout, dq,
-                            dk, dv, allocate(*context.scratch, DType::f32, {scratch}));
+    ops::AttentionBackward call = {.shape = attention,
+                                   .q = slice(saved.projected, 0, length),
+                                   .k = slice(saved.projected, heads, length),
+                                   .v = slice(saved.projected, heads + kv_heads, length),
+                                   .out = slice(saved.attended, 0, length),
+                                   .log_sum_exp = saved.log_sum_exp,
+                                   .dout = slice(d_attended, 0, length),
+                                   .dq = dq,
+                                   .dk = dk,
+                                   .dv = slice(d_projected, heads + kv_heads, length)};
+    const int64_t scratch = ops::attention_backward_scratch(context.stream, call);
+    call.scratch = allocate(*context.scratch, DType::f32, {scratch});
+    ops::attention_backward(context.stream, call);
   }
   rotate(context, dq, batch, length, 0, true);
   if (q_norm_ != nullptr) {
     const View partial =
         allocate(*context.scratch, DType::f32, {ops::norm_partial_rows(rows), head_dim});
-    ops::head_rms_norm_backward(context.stream, dq, rows, heads, head_dim, saved.q_original,
-                                q_norm_->value, saved.q_rstd, q_norm_->gradient, partial);
-    ops::head_rms_norm_backward(context.stream, dk, rows, kv_heads, head_dim, saved.k_original,
-                                k_norm_->value, saved.k_rstd, k_norm_->gradient, partial);
+    ops::head_rms_norm_backward(context.stream, {.dx = dq,
+                                                 .rows = rows,
+                                                 .heads = heads,
+                                                 .head_dim = head_dim,
+                                                 .original = saved.q_original,
+                                                 .weight = q_norm_->value,
+                                                 .rstd = saved.q_rstd,
+                                                 .weight_grad = q_norm_->gradient,
+                                                 .scratch = partial});
+    ops::head_rms_norm_backward(context.stream, {.dx = dk,
+                                                 .rows = rows,
+                                                 .heads = kv_heads,
+                                                 .head_dim = head_dim,
+                                                 .original = saved.k_original,
+                                                 .weight = k_norm_->value,
+                                                 .rstd = saved.k_rstd,
+                                                 .weight_grad = k_norm_->gradient,
+                                                 .scratch = partial});
   }
   qkv_.backward(context, d_projected, dx, saved.qkv);
 }

@@ -203,8 +203,12 @@ void LinearOperands::complete(const StepContext& context, const Cast& cast,
   for (const GranuleView* view : {&granules.rowwise, &granules.columnwise}) {
     if (!view->codes.empty()) {
       clear_padding(context, granules.format, granules.layout, *view);
-      ops::find_granule_scales(stream, granule_amax, shape, granules.format, granules.layout,
-                               view == &granules.columnwise, view->scale_inv);
+      ops::find_granule_scales(stream, {.amax = granule_amax,
+                                        .shape = shape,
+                                        .format = granules.format,
+                                        .layout = granules.layout,
+                                        .transposed = view == &granules.columnwise,
+                                        .scale_inv = view->scale_inv});
     }
   }
 }

@@ -16,12 +16,20 @@ void Norm::forward(const StepContext& context, ConstView input, View y, Saved& s
   ArenaScope decoded(*context.scratch);
   const ConstView x = input_.in_forward(context) ? saved.x.read(context) : input;
   if (!centered_) {
-    ops::rms_norm_forward(context.stream, x, weight_->value, eps_, y, saved.rstd, cast);
+    ops::rms_norm_forward(
+        context.stream,
+        {.x = x, .weight = weight_->value, .eps = eps_, .y = y, .rstd = saved.rstd, .cast = cast});
     return;
   }
-  ops::layer_norm_forward(context.stream, x, weight_->value,
-                          bias_ == nullptr ? ConstView{} : ConstView(bias_->value), eps_, y,
-                          saved.mean, saved.rstd, cast);
+  ops::layer_norm_forward(context.stream,
+                          {.x = x,
+                           .weight = weight_->value,
+                           .bias = bias_ == nullptr ? ConstView{} : ConstView(bias_->value),
+                           .eps = eps_,
+                           .y = y,
+                           .mean = saved.mean,
+                           .rstd = saved.rstd,
+                           .cast = cast});
 }
 
 void Norm::backward(const StepContext& context, ConstView dy, View dx, bool accumulate,
@@ -33,15 +41,29 @@ void Norm::backward(const StepContext& context, ConstView dy, View dx, bool accu
   if (!centered_) {
     const View partial =
         allocate(*context.scratch, DType::f32, {ops::norm_partial_rows(rows), width});
-    ops::rms_norm_backward(context.stream, dy, x, weight_->value, saved.rstd, dx, accumulate,
-                           weight_->gradient, partial);
+    ops::rms_norm_backward(context.stream, {.dy = dy,
+                                            .x = x,
+                                            .weight = weight_->value,
+                                            .rstd = saved.rstd,
+                                            .dx = dx,
+                                            .accumulate = accumulate,
+                                            .weight_grad = weight_->gradient,
+                                            .scratch = partial});
     return;
   }
   const View partial =
       allocate(*context.scratch, DType::f32, {2 * ops::norm_partial_rows(rows), width});
-  ops::layer_norm_backward(context.stream, dy, x, weight_->value, saved.mean, saved.rstd, dx,
-                           accumulate, weight_->gradient,
-                           bias_ == nullptr ? View{} : bias_->gradient, partial);
+  ops::layer_norm_backward(context.stream,
+                           {.dy = dy,
+                            .x = x,
+                            .weight = weight_->value,
+                            .mean = saved.mean,
+                            .rstd = saved.rstd,
+                            .dx = dx,
+                            .accumulate = accumulate,
+                            .weight_grad = weight_->gradient,
+                            .bias_grad = bias_ == nullptr ? View{} : bias_->gradient,
+                            .scratch = partial});
 }
 
 }  // namespace fp8train

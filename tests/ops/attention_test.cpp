@@ -53,15 +53,26 @@ struct Operands {
   }
 
   void forward(const ops::OpTable& table) {
-    table.attention_forward(cpu_stream(), problem.shape(), q_view(), k_view(), v_view(),
-                            out_view(out), log_sum_exp);
+    table.attention_forward(cpu_stream(), {.shape = problem.shape(),
+                                           .q = q_view(),
+                                           .k = k_view(),
+                                           .v = v_view(),
+                                           .out = out_view(out),
+                                           .log_sum_exp = log_sum_exp});
   }
   void backward(const ops::OpTable& table) {
-    table.attention_backward(
-        cpu_stream(), problem.shape(), q_view(), k_view(), v_view(), out_view(out), log_sum_exp,
-        out_view(dout), heads_of(dq, 2, q_stride(), problem.queries),
-        heads_of(dkv, 1, kv_stride(), capacity),
-        heads_of(dkv, 1 + problem.kv_heads * problem.dim, kv_stride(), capacity), scratch);
+    table.attention_backward(cpu_stream(), {.shape = problem.shape(),
+                                            .q = q_view(),
+                                            .k = k_view(),
+                                            .v = v_view(),
+                                            .out = out_view(out),
+                                            .log_sum_exp = log_sum_exp,
+                                            .dout = out_view(dout),
+                                            .dq = heads_of(dq, 2, q_stride(), problem.queries),
+                                            .dk = heads_of(dkv, 1, kv_stride(), capacity),
+                                            .dv = heads_of(dkv, 1 + problem.kv_heads * problem.dim,
+                                                           kv_stride(), capacity),
+                                            .scratch = scratch});
   }
 
   Problem problem;
@@ -262,8 +273,12 @@ TEST_CASE("scores far apart neither overflow nor vanish", "[attention]") {
 TEST_CASE("attention refuses what it cannot do", "[attention]") {
   Operands o({1, 4, 4, 3, 2, 8}, DType::f32);
   const auto forward = [&](const Problem& p) {
-    ops::attention_forward(cpu_stream(), p.shape(), o.q_view(), o.k_view(), o.v_view(),
-                           o.out_view(o.out), o.log_sum_exp);
+    ops::attention_forward(cpu_stream(), {.shape = p.shape(),
+                                          .q = o.q_view(),
+                                          .k = o.k_view(),
+                                          .v = o.v_view(),
+                                          .out = o.out_view(o.out),
+                                          .log_sum_exp = o.log_sum_exp});
   };
   CHECK_THROWS_AS(forward({1, 4, 4, 3, 2, 8}), InternalError);
   CHECK_THROWS_AS(forward({1, 4, 3, 2, 2, 8}), InternalError);
@@ -305,10 +320,26 @@ TEST_CASE("rope rotates half-split pairs and back", "[rope]") {
         }
       }
       const auto view = heads_of(x, 3, stride, capacity);
-      ops::rope(cpu_stream(), view, batch, length, heads, dim, cosines, sines, offset, false);
+      ops::rope(cpu_stream(), {.x = view,
+                               .batch = batch,
+                               .length = length,
+                               .heads = heads,
+                               .head_dim = dim,
+                               .cosines = cosines,
+                               .sines = sines,
+                               .position_offset = offset,
+                               .inverse = false});
       // Two products and a sum of values up to 5: three roundings of 2^-24 each.
       CHECK(worst_error(x, want, type.rounding, 0x1p-20) <= 1);
-      ops::rope(cpu_stream(), view, batch, length, heads, dim, cosines, sines, offset, true);
+      ops::rope(cpu_stream(), {.x = view,
+                               .batch = batch,
+                               .length = length,
+                               .heads = heads,
+                               .head_dim = dim,
+                               .cosines = cosines,
+                               .sines = sines,
+                               .position_offset = offset,
+                               .inverse = true});
       // There and back: each way rounds once to the type, at up to 7.
       CHECK(worst_error(x, doubles(before), 0, 0x1p-20 + 16 * type.rounding) <= 1);
     }
@@ -321,7 +352,15 @@ TEST_CASE("rope has the same bits at every level and thread count", "[rope]") {
       Array x(type.dtype, {100, 4 * 66}, random_values(100 * 4 * 66, 1));
       Array cosines(DType::f32, {60, 33}, random_values(60 * 33, 2));
       Array sines(DType::f32, {60, 33}, random_values(60 * 33, 3));
-      table.rope(cpu_stream(), heads_of(x, 0, 4 * 66, 50), 2, 50, 4, 66, cosines, sines, 10, false);
+      table.rope(cpu_stream(), {.x = heads_of(x, 0, 4 * 66, 50),
+                                .batch = 2,
+                                .length = 50,
+                                .heads = 4,
+                                .head_dim = 66,
+                                .cosines = cosines,
+                                .sines = sines,
+                                .position_offset = 10,
+                                .inverse = false});
       Bits bits;
       bits.add(x);
       return bits;

@@ -34,9 +34,13 @@ TEST_CASE("embedding_forward gathers rows and adds positions", "[ops]") {
       Array positions(DType::f32, {40, columns}, random_values(40 * columns, 33));
       for (const bool with_positions : {false, true}) {
         Array y(type.dtype, {kRows, columns});
-        ops::embedding_forward(cpu_stream(), tokens, table,
-                               with_positions ? ConstView(positions) : ConstView(), kSequence, 5,
-                               y);
+        ops::embedding_forward(cpu_stream(),
+                               {.tokens = tokens,
+                                .table = table,
+                                .positions = with_positions ? ConstView(positions) : ConstView(),
+                                .sequence_length = kSequence,
+                                .position_offset = 5,
+                                .y = y});
         std::vector<float> sums;
         for (int64_t i = 0; i < kRows * columns; ++i) {
           const int64_t row = i / columns;
@@ -60,8 +64,12 @@ TEST_CASE("embedding_backward adds rows to their tokens and positions", "[ops]")
       Array table_grad(DType::f32, {kVocabulary, columns}, before);
       Array position_grad(DType::f32, {40, columns});
       Array scratch(DType::i32, {2 * kRows});
-      ops::embedding_backward(cpu_stream(), tokens, dy, table_grad, position_grad, kSequence,
-                              scratch);
+      ops::embedding_backward(cpu_stream(), {.tokens = tokens,
+                                             .dy = dy,
+                                             .table_grad = table_grad,
+                                             .position_grad = position_grad,
+                                             .sequence_length = kSequence,
+                                             .scratch = scratch});
       // The same order of fp32 additions, so the result is exact.
       Array expected(DType::f32, {kVocabulary, columns}, before);
       Array expected_position(DType::f32, {40, columns});
@@ -76,7 +84,12 @@ TEST_CASE("embedding_backward adds rows to their tokens and positions", "[ops]")
       REQUIRE(position_grad.bytes() == expected_position.bytes());
       REQUIRE(same_everywhere([&](const ops::OpTable& table) {
         Array grad(DType::f32, {kVocabulary, columns}, before);
-        table.embedding_backward(cpu_stream(), tokens, dy, grad, View(), kSequence, scratch);
+        table.embedding_backward(cpu_stream(), {.tokens = tokens,
+                                                .dy = dy,
+                                                .table_grad = grad,
+                                                .position_grad = View(),
+                                                .sequence_length = kSequence,
+                                                .scratch = scratch});
         Bits bits;
         bits.add(grad);
         return bits;
@@ -91,12 +104,16 @@ TEST_CASE("a token outside the table gives NaN and no gradient", "[ops]") {
   tokens.as<int32_t>()[1] = -1;
   Array table(DType::f32, {3, 4}, std::vector<float>(12, 1.0F));
   Array y(DType::bf16, {2, 4});
-  ops::embedding_forward(cpu_stream(), tokens, table, {}, 2, 0, y);
+  ops::embedding_forward(
+      cpu_stream(),
+      {.tokens = tokens, .table = table, .sequence_length = 2, .position_offset = 0, .y = y});
   for (const float value : y.values()) {
     CHECK(std::isnan(value));
   }
   Array grad(DType::f32, {3, 4});
   Array scratch(DType::i32, {4});
-  ops::embedding_backward(cpu_stream(), tokens, y, grad, {}, 2, scratch);
+  ops::embedding_backward(
+      cpu_stream(),
+      {.tokens = tokens, .dy = y, .table_grad = grad, .sequence_length = 2, .scratch = scratch});
   CHECK(grad.values() == std::vector<float>(12, 0.0F));
 }

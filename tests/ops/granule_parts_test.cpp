@@ -96,7 +96,12 @@ TEST_CASE("parts of a matrix are cast as the whole is", "[granules][granule_part
           counted.underflow += here.underflow;
         }
         Array scales = scales_of(matrix);
-        ops::find_granule_scales(cpu_stream(), amax, matrix, format, layout, false, scales);
+        ops::find_granule_scales(cpu_stream(), {.amax = amax,
+                                                .shape = matrix,
+                                                .format = format,
+                                                .layout = layout,
+                                                .transposed = false,
+                                                .scale_inv = scales});
 
         CHECK(codes.bytes() == whole.bytes());
         CHECK(scales.bytes() == whole_scales.bytes());
@@ -107,8 +112,12 @@ TEST_CASE("parts of a matrix are cast as the whole is", "[granules][granule_part
           Array transposed(format.dtype, turned);
           ops::transpose_codes(cpu_stream(), codes, transposed);
           Array scales_transposed = scales_of(turned);
-          ops::find_granule_scales(cpu_stream(), amax, matrix, format, layout, true,
-                                   scales_transposed);
+          ops::find_granule_scales(cpu_stream(), {.amax = amax,
+                                                  .shape = matrix,
+                                                  .format = format,
+                                                  .layout = layout,
+                                                  .transposed = true,
+                                                  .scale_inv = scales_transposed});
           CHECK(transposed.bytes() == whole_turned.bytes());
           CHECK(scales_transposed.bytes() == turned_scales.bytes());
         }
@@ -130,8 +139,12 @@ TEST_CASE("rounded values are what the codes of a part stand for", "[granules][g
         cpu_stream(),
         {.x = {x, 0, matrix}, .format = format, .amax = amax, .codes = codes, .rounded = rounded});
     Array scales(scale_type(format), {amax.count()});
-    ops::find_granule_scales(cpu_stream(), amax, matrix, format, ScaleLayout::row_major, false,
-                             scales);
+    ops::find_granule_scales(cpu_stream(), {.amax = amax,
+                                            .shape = matrix,
+                                            .format = format,
+                                            .layout = ScaleLayout::row_major,
+                                            .transposed = false,
+                                            .scale_inv = scales});
     Array values(DType::f32, matrix);
     ops::dequantize_granules(cpu_stream(), {codes, scales, nullptr}, format, ScaleLayout::row_major,
                              values);

@@ -47,12 +47,17 @@ TEST_CASE("meta counts the codes that a norm writes, and y where it is written",
   cast.out.codes = codes;
   const double before = 2.0 * 64 * 32 + 4.0 * 32 + 4.0 * 64;
   const ops::OpTable& table = ops::op_table(device.stream());
-  table.rms_norm_forward(device.stream(), x, weight, 1e-5F, {nullptr, DType::bf16, {64, 32}}, rstd,
-                         cast);
+  table.rms_norm_forward(device.stream(), {.x = x,
+                                           .weight = weight,
+                                           .eps = 1e-5F,
+                                           .y = {nullptr, DType::bf16, {64, 32}},
+                                           .rstd = rstd,
+                                           .cast = cast});
   // The kernel that casts reads x and rstd again.
   const double cast_bytes = before + 64 * 32 + 2.0 * 64 * 32 + 4.0 * 64;
   CHECK(device.counters().bytes == cast_bytes);
-  table.rms_norm_forward(device.stream(), x, weight, 1e-5F, x, rstd, {});
+  table.rms_norm_forward(device.stream(),
+                         {.x = x, .weight = weight, .eps = 1e-5F, .y = x, .rstd = rstd});
   CHECK(device.counters().bytes == cast_bytes + before + 2.0 * 64 * 32);
 }
 
@@ -68,13 +73,24 @@ TEST_CASE("meta counts the unmasked half of attention", "[ops]") {
   const ops::HeadsView heads{nullptr, DType::bf16, 512, 128};
   Tensor lse = make(device, DType::f32, {2, 8, 128});
   const ops::OpTable& table = ops::op_table(device.stream());
-  table.attention_forward(device.stream(), shape, heads, heads, heads, heads, lse);
+  table.attention_forward(
+      device.stream(),
+      {.shape = shape, .q = heads, .k = heads, .v = heads, .out = heads, .log_sum_exp = lse});
   const double forward = 4.0 * 2 * 8 * 64 * 128 * 128 / 2;
   CHECK(device.counters().attention_flops == forward);
   const double query_bytes = 2.0 * 128 * 8 * 64 * 2;
   CHECK(device.counters().bytes == 2 * query_bytes + 2 * query_bytes / 4 + 2 * 8 * 128 * 4);
-  table.attention_backward(device.stream(), shape, heads, heads, heads, heads, lse, heads, heads,
-                           heads, heads, View());
+  table.attention_backward(device.stream(), {.shape = shape,
+                                             .q = heads,
+                                             .k = heads,
+                                             .v = heads,
+                                             .out = heads,
+                                             .log_sum_exp = lse,
+                                             .dout = heads,
+                                             .dq = heads,
+                                             .dk = heads,
+                                             .dv = heads,
+                                             .scratch = View()});
   CHECK(device.counters().attention_flops == 3.5 * forward);
 
   shape.query_length = 1;  // a decoding step sees every key
@@ -105,7 +121,12 @@ TEST_CASE("operations on meta tensors count bytes and touch no memory", "[ops]")
   Tensor y = make(device, DType::bf16, {64, 768});
   const double before = device.counters().bytes;
   Tensor sorting = make(device, DType::i32, {128});
-  ops::embedding_backward(stream, tokens, y, table, View(), 64, sorting);
+  ops::embedding_backward(stream, {.tokens = tokens,
+                                   .dy = y,
+                                   .table_grad = table,
+                                   .position_grad = View(),
+                                   .sequence_length = 64,
+                                   .scratch = sorting});
   CHECK(device.counters().bytes - before == 64 * 4 + 64 * 768 * 2 + 64 * 768 * 4 * 2);
 
   Tensor logits = make(device, DType::f32, {64, 50000});

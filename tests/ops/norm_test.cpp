@@ -27,13 +27,34 @@ TEST_CASE("RMSNorm and LayerNorm match double precision", "[norm]") {
       for (const bool accumulate : {false, true}) {
         NormOperands o(p);
         if (layer) {
-          ops::layer_norm_forward(stream, o.x, o.weight, o.bias, kNormEps, o.y, o.mean, o.rstd);
-          ops::layer_norm_backward(stream, o.dy, o.x, o.weight, o.mean, o.rstd, o.dx, accumulate,
-                                   o.weight_grad, o.bias_grad, o.scratch);
+          ops::layer_norm_forward(stream, {.x = o.x,
+                                           .weight = o.weight,
+                                           .bias = o.bias,
+                                           .eps = kNormEps,
+                                           .y = o.y,
+                                           .mean = o.mean,
+                                           .rstd = o.rstd});
+          ops::layer_norm_backward(stream, {.dy = o.dy,
+                                            .x = o.x,
+                                            .weight = o.weight,
+                                            .mean = o.mean,
+                                            .rstd = o.rstd,
+                                            .dx = o.dx,
+                                            .accumulate = accumulate,
+                                            .weight_grad = o.weight_grad,
+                                            .bias_grad = o.bias_grad,
+                                            .scratch = o.scratch});
         } else {
-          ops::rms_norm_forward(stream, o.x, o.weight, kNormEps, o.y, o.rstd);
-          ops::rms_norm_backward(stream, o.dy, o.x, o.weight, o.rstd, o.dx, accumulate,
-                                 o.weight_grad, o.scratch);
+          ops::rms_norm_forward(
+              stream, {.x = o.x, .weight = o.weight, .eps = kNormEps, .y = o.y, .rstd = o.rstd});
+          ops::rms_norm_backward(stream, {.dy = o.dy,
+                                          .x = o.x,
+                                          .weight = o.weight,
+                                          .rstd = o.rstd,
+                                          .dx = o.dx,
+                                          .accumulate = accumulate,
+                                          .weight_grad = o.weight_grad,
+                                          .scratch = o.scratch});
         }
         const NormReference want = norm_reference(p, doubles(o.x), doubles(o.weight),
                                                   doubles(o.bias), doubles(o.dy), layer);
@@ -90,15 +111,36 @@ TEST_CASE("norms have the same bits at every level and thread count", "[norm]") 
       const Stream stream = cpu_stream();
       NormOperands o(p);
       Bits bits;
-      table.rms_norm_forward(stream, o.x, o.weight, kNormEps, o.y, o.rstd, {});
+      table.rms_norm_forward(
+          stream, {.x = o.x, .weight = o.weight, .eps = kNormEps, .y = o.y, .rstd = o.rstd});
       bits.add(o.y);
-      table.rms_norm_backward(stream, o.dy, o.x, o.weight, o.rstd, o.dx, true, o.weight_grad,
-                              o.scratch);
+      table.rms_norm_backward(stream, {.dy = o.dy,
+                                       .x = o.x,
+                                       .weight = o.weight,
+                                       .rstd = o.rstd,
+                                       .dx = o.dx,
+                                       .accumulate = true,
+                                       .weight_grad = o.weight_grad,
+                                       .scratch = o.scratch});
       bits.add(o.dx);
-      table.layer_norm_forward(stream, o.x, o.weight, o.bias, kNormEps, o.y, o.mean, o.rstd, {});
+      table.layer_norm_forward(stream, {.x = o.x,
+                                        .weight = o.weight,
+                                        .bias = o.bias,
+                                        .eps = kNormEps,
+                                        .y = o.y,
+                                        .mean = o.mean,
+                                        .rstd = o.rstd});
       bits.add(o.y);
-      table.layer_norm_backward(stream, o.dy, o.x, o.weight, o.mean, o.rstd, o.dx, false,
-                                o.weight_grad, o.bias_grad, o.scratch);
+      table.layer_norm_backward(stream, {.dy = o.dy,
+                                         .x = o.x,
+                                         .weight = o.weight,
+                                         .mean = o.mean,
+                                         .rstd = o.rstd,
+                                         .dx = o.dx,
+                                         .accumulate = false,
+                                         .weight_grad = o.weight_grad,
+                                         .bias_grad = o.bias_grad,
+                                         .scratch = o.scratch});
       for (const Array* array : {&o.dx, &o.mean, &o.rstd, &o.weight_grad, &o.bias_grad}) {
         bits.add(*array);
       }
@@ -126,10 +168,23 @@ TEST_CASE("the norm of heads is RMSNorm on slices of wider rows", "[norm]") {
     const auto slice = [&](Array& array) { return heads_of(array, 5, stride, rows); };
     Array original(type.dtype, {rows, heads * dim});
     Array rstd(DType::f32, {rows, heads});
-    ops::head_rms_norm_forward(stream, slice(wide), rows, heads, dim, o.weight, kNormEps, original,
-                               rstd);
-    ops::head_rms_norm_backward(stream, slice(wide_gradient), rows, heads, dim, original, o.weight,
-                                rstd, o.weight_grad, o.scratch);
+    ops::head_rms_norm_forward(stream, {.x = slice(wide),
+                                        .rows = rows,
+                                        .heads = heads,
+                                        .head_dim = dim,
+                                        .weight = o.weight,
+                                        .eps = kNormEps,
+                                        .original = original,
+                                        .rstd = rstd});
+    ops::head_rms_norm_backward(stream, {.dx = slice(wide_gradient),
+                                         .rows = rows,
+                                         .heads = heads,
+                                         .head_dim = dim,
+                                         .original = original,
+                                         .weight = o.weight,
+                                         .rstd = rstd,
+                                         .weight_grad = o.weight_grad,
+                                         .scratch = o.scratch});
     const NormReference want =
         norm_reference(p, doubles(o.x), doubles(o.weight), doubles(o.bias), doubles(o.dy), false);
     Array y(type.dtype, {rows * heads, dim});
@@ -156,11 +211,22 @@ TEST_CASE("norms refuse shapes that do not fit", "[norm]") {
   const NormProblem p = {4, 8, kFloatTypes[0], kFloatTypes[0]};
   NormOperands o(p);
   Array short_weight(DType::f32, {7});
-  CHECK_THROWS_AS(ops::rms_norm_forward(cpu_stream(), o.x, short_weight, kNormEps, o.y, o.rstd),
-                  InternalError);
+  CHECK_THROWS_AS(
+      ops::rms_norm_forward(
+          cpu_stream(),
+          {.x = o.x, .weight = short_weight, .eps = kNormEps, .y = o.y, .rstd = o.rstd}),
+      InternalError);
   Array short_scratch(DType::f32, {15});
-  CHECK_THROWS_AS(ops::layer_norm_backward(cpu_stream(), o.dy, o.x, o.weight, o.mean, o.rstd, o.dx,
-                                           false, o.weight_grad, o.bias_grad, short_scratch),
+  CHECK_THROWS_AS(ops::layer_norm_backward(cpu_stream(), {.dy = o.dy,
+                                                          .x = o.x,
+                                                          .weight = o.weight,
+                                                          .mean = o.mean,
+                                                          .rstd = o.rstd,
+                                                          .dx = o.dx,
+                                                          .accumulate = false,
+                                                          .weight_grad = o.weight_grad,
+                                                          .bias_grad = o.bias_grad,
+                                                          .scratch = short_scratch}),
                   InternalError);
 }
 

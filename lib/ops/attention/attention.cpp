@@ -41,48 +41,37 @@ int64_t rows_of(const AttentionShape& shape) {
 
 }  // namespace
 
-void attention_forward(Stream stream, const AttentionShape& shape, HeadsView q, HeadsView k,
-                       HeadsView v, HeadsView out, View log_sum_exp) {
-  check_attention(shape, q, k, v, out);
-  check(log_sum_exp.empty() || holds(log_sum_exp, DType::f32, rows_of(shape)),
+void attention_forward(Stream stream, const AttentionForward& call) {
+  check_attention(call.shape, call.q, call.k, call.v, call.out);
+  check(call.log_sum_exp.empty() || holds(call.log_sum_exp, DType::f32, rows_of(call.shape)),
         "attention_forward: log_sum_exp must be fp32 [B, H, Tq] or empty");
   const TraceSpan span("attention_forward");
-  dispatch<&OpTable::attention_forward>(stream, shape, q, k, v, out, log_sum_exp);
+  dispatch<&OpTable::attention_forward>(stream, call);
 }
 
-void attention_backward(Stream stream, const AttentionShape& shape, HeadsView q, HeadsView k,
-                        HeadsView v, HeadsView out, View log_sum_exp, HeadsView dout, HeadsView dq,
-                        HeadsView dk, HeadsView dv, View scratch) {
-  check_attention(shape, q, k, v, out);
-  check_attention(shape, dq, dk, dv, dout);
-  check(dq.dtype == q.dtype, "attention_backward: gradients must have the type of q, k and v");
-  check(shape.query_length == shape.key_length,
+void attention_backward(Stream stream, const AttentionBackward& call) {
+  check_attention(call.shape, call.q, call.k, call.v, call.out);
+  check_attention(call.shape, call.dq, call.dk, call.dv, call.dout);
+  check(call.dq.dtype == call.q.dtype,
+        "attention_backward: gradients must have the type of q, k and v");
+  check(call.shape.query_length == call.shape.key_length,
         "attention_backward: as many queries as keys expected");
-  check(holds(log_sum_exp, DType::f32, rows_of(shape)),
+  check(holds(call.log_sum_exp, DType::f32, rows_of(call.shape)),
         "attention_backward: log_sum_exp must be fp32 [B, H, T]");
-  check(has_room(scratch, DType::f32,
-                 attention_backward_scratch(stream, shape, q, k, v, out, dout, dq, dk, dv)),
+  check(has_room(call.scratch, DType::f32, attention_backward_scratch(stream, call)),
         "attention_backward: scratch is too small");
   const TraceSpan span("attention_backward");
-  dispatch<&OpTable::attention_backward>(stream, shape, q, k, v, out, log_sum_exp, dout, dq, dk, dv,
-                                         scratch);
+  dispatch<&OpTable::attention_backward>(stream, call);
 }
 
-std::optional<size_t> attention_backward_workspace(Stream stream, const AttentionShape& shape,
-                                                   HeadsView q, HeadsView k, HeadsView v,
-                                                   HeadsView out, HeadsView dout, HeadsView dq,
-                                                   HeadsView dk, HeadsView dv) {
-  return dispatch<&OpTable::attention_backward_workspace>(stream, shape, q, k, v, out, dout, dq, dk,
-                                                          dv);
+std::optional<size_t> attention_backward_workspace(Stream stream, const AttentionBackward& call) {
+  return dispatch<&OpTable::attention_backward_workspace>(stream, call);
 }
 
-int64_t attention_backward_scratch(Stream stream, const AttentionShape& shape, HeadsView q,
-                                   HeadsView k, HeadsView v, HeadsView out, HeadsView dout,
-                                   HeadsView dq, HeadsView dk, HeadsView dv) {
-  const std::optional<size_t> library_bytes =
-      attention_backward_workspace(stream, shape, q, k, v, out, dout, dq, dk, dv);
+int64_t attention_backward_scratch(Stream stream, const AttentionBackward& call) {
+  const std::optional<size_t> library_bytes = attention_backward_workspace(stream, call);
   return library_bytes ? static_cast<int64_t>((*library_bytes + sizeof(float) - 1) / sizeof(float))
-                       : attention_backward_scratch(shape);
+                       : attention_backward_scratch(call.shape);
 }
 
 int64_t attention_backward_scratch(const AttentionShape& shape) {
@@ -97,53 +86,48 @@ std::string attention_kernels(Stream stream) {
   return dispatch<&OpTable::attention_kernels>(stream);
 }
 
-void rope(Stream stream, HeadsView x, int64_t batch, int64_t length, int64_t heads,
-          int64_t head_dim, ConstView cosines, ConstView sines, int64_t position_offset,
-          bool inverse) {
-  check(is_float_type(x.dtype), "rope: fp32, bf16 or fp16 expected");
-  check(head_dim % 2 == 0, "rope: head_dim must be even");
-  check_heads(x, x.dtype, length, heads, head_dim);
-  const int64_t needed = (position_offset + length) * (head_dim / 2);
-  check(position_offset >= 0 && has_room(cosines, DType::f32, needed) &&
-            has_room(sines, DType::f32, needed) && cosines.shape.back() == head_dim / 2 &&
-            sines.shape.back() == head_dim / 2,
+void rope(Stream stream, const Rope& call) {
+  check(is_float_type(call.x.dtype), "rope: fp32, bf16 or fp16 expected");
+  check(call.head_dim % 2 == 0, "rope: head_dim must be even");
+  check_heads(call.x, call.x.dtype, call.length, call.heads, call.head_dim);
+  const int64_t needed = (call.position_offset + call.length) * (call.head_dim / 2);
+  check(call.position_offset >= 0 && has_room(call.cosines, DType::f32, needed) &&
+            has_room(call.sines, DType::f32, needed) &&
+            call.cosines.shape.back() == call.head_dim / 2 &&
+            call.sines.shape.back() == call.head_dim / 2,
         "rope: tables must be fp32 [max_positions, head_dim / 2] and reach the last position");
   const TraceSpan span("rope");
-  dispatch<&OpTable::rope>(stream, x, batch, length, heads, head_dim, cosines, sines,
-                           position_offset, inverse);
+  dispatch<&OpTable::rope>(stream, call);
 }
 
-void head_rms_norm_forward(Stream stream, HeadsView x, int64_t rows, int64_t heads,
-                           int64_t head_dim, ConstView weight, float eps, View original,
-                           View rstd) {
-  check(is_float_type(x.dtype), "head_rms_norm: fp32, bf16 or fp16 expected");
-  check_heads(x, x.dtype, 0, heads, head_dim);
-  check(holds(weight, DType::f32, head_dim), "head_rms_norm: weight must be fp32 [head_dim]");
-  check(holds(original, x.dtype, rows * heads * head_dim),
+void head_rms_norm_forward(Stream stream, const HeadRmsNormForward& call) {
+  check(is_float_type(call.x.dtype), "head_rms_norm: fp32, bf16 or fp16 expected");
+  check_heads(call.x, call.x.dtype, 0, call.heads, call.head_dim);
+  check(holds(call.weight, DType::f32, call.head_dim),
+        "head_rms_norm: weight must be fp32 [head_dim]");
+  check(holds(call.original, call.x.dtype, call.rows * call.heads * call.head_dim),
         "head_rms_norm: original must be [rows, heads * head_dim] of x's type");
-  check(holds(rstd, DType::f32, rows * heads), "head_rms_norm: rstd must be fp32 [rows, heads]");
+  check(holds(call.rstd, DType::f32, call.rows * call.heads),
+        "head_rms_norm: rstd must be fp32 [rows, heads]");
   const TraceSpan span("head_rms_norm_forward");
-  dispatch<&OpTable::head_rms_norm_forward>(stream, x, rows, heads, head_dim, weight, eps, original,
-                                            rstd);
+  dispatch<&OpTable::head_rms_norm_forward>(stream, call);
 }
 
-void head_rms_norm_backward(Stream stream, HeadsView dx, int64_t rows, int64_t heads,
-                            int64_t head_dim, ConstView original, ConstView weight, ConstView rstd,
-                            View weight_grad, View scratch) {
-  check(is_float_type(dx.dtype) && is_float_type(original.dtype),
+void head_rms_norm_backward(Stream stream, const HeadRmsNormBackward& call) {
+  check(is_float_type(call.dx.dtype) && is_float_type(call.original.dtype),
         "head_rms_norm_backward: fp32, bf16 or fp16 expected");
-  check_heads(dx, dx.dtype, 0, heads, head_dim);
-  check(holds(original, original.dtype, rows * heads * head_dim),
+  check_heads(call.dx, call.dx.dtype, 0, call.heads, call.head_dim);
+  check(holds(call.original, call.original.dtype, call.rows * call.heads * call.head_dim),
         "head_rms_norm_backward: original must be [rows, heads * head_dim]");
-  check(holds(weight, DType::f32, head_dim) && holds(weight_grad, DType::f32, head_dim),
+  check(holds(call.weight, DType::f32, call.head_dim) &&
+            holds(call.weight_grad, DType::f32, call.head_dim),
         "head_rms_norm_backward: weight and its gradient must be fp32 [head_dim]");
-  check(holds(rstd, DType::f32, rows * heads),
+  check(holds(call.rstd, DType::f32, call.rows * call.heads),
         "head_rms_norm_backward: rstd must be fp32 [rows, heads]");
-  check(has_room(scratch, DType::f32, norm_partial_rows(rows) * head_dim),
+  check(has_room(call.scratch, DType::f32, norm_partial_rows(call.rows) * call.head_dim),
         "head_rms_norm_backward: scratch must be fp32 [norm_partial_rows(rows), head_dim]");
   const TraceSpan span("head_rms_norm_backward");
-  dispatch<&OpTable::head_rms_norm_backward>(stream, dx, rows, heads, head_dim, original, weight,
-                                             rstd, weight_grad, scratch);
+  dispatch<&OpTable::head_rms_norm_backward>(stream, call);
 }
 
 }  // namespace fp8train::ops

@@ -39,30 +39,37 @@ struct HeadsView {
   int64_t length_capacity = 0;  ///< rows per sequence in memory (>= length; larger for a KV cache)
 };
 
+struct AttentionForward {
+  AttentionShape shape;
+  HeadsView q, k, v, out;
+  View log_sum_exp;
+};
+
+struct AttentionBackward {
+  AttentionShape shape;
+  HeadsView q, k, v, out;
+  View log_sum_exp;
+  HeadsView dout, dq, dk, dv;
+  View scratch;
+};
+
 /// out: [B * Tq, H * D] (a HeadsView too), log_sum_exp: fp32 [B, H, Tq] kept for backward (may be
 /// empty where none follows). q, k, v, out share one element type; soft-max and sums are fp32. On
 /// the cpu the bits are the same for any number of threads, but differ between x86 levels with and
 /// without fused multiply-add.
-void attention_forward(Stream stream, const AttentionShape& shape, HeadsView q, HeadsView k,
-                       HeadsView v, HeadsView out, View log_sum_exp);
+void attention_forward(Stream stream, const AttentionForward& call);
 
 /// Writes dq, dk, dv (each a slice like q, k, v, and of their type; none may overlap an input).
 /// Needs query_length == key_length.
 /// `scratch`: fp32, attention_backward_scratch() elements.
-void attention_backward(Stream stream, const AttentionShape& shape, HeadsView q, HeadsView k,
-                        HeadsView v, HeadsView out, View log_sum_exp, HeadsView dout, HeadsView dq,
-                        HeadsView dk, HeadsView dv, View scratch);
-/// For the same tensors, of which only alignment and strides matter. A library's need is known once
+void attention_backward(Stream stream, const AttentionBackward& call);
+/// For the same tensors, of which only alignment and strides matter; log_sum_exp and scratch may be
+/// empty. A library's need is known once
 /// it has a plan, which the first call for a shape makes; on meta, the device that is planned for
 /// is asked.
-int64_t attention_backward_scratch(Stream stream, const AttentionShape& shape, HeadsView q,
-                                   HeadsView k, HeadsView v, HeadsView out, HeadsView dout,
-                                   HeadsView dq, HeadsView dk, HeadsView dv);
+int64_t attention_backward_scratch(Stream stream, const AttentionBackward& call);
 /// Bytes that a library which computes these gradients needs; none where our own kernels do.
-std::optional<size_t> attention_backward_workspace(Stream stream, const AttentionShape& shape,
-                                                   HeadsView q, HeadsView k, HeadsView v,
-                                                   HeadsView out, HeadsView dout, HeadsView dq,
-                                                   HeadsView dk, HeadsView dv);
+std::optional<size_t> attention_backward_workspace(Stream stream, const AttentionBackward& call);
 /// What kernels of our own need, on every device.
 int64_t attention_backward_scratch(const AttentionShape& shape);
 
@@ -71,21 +78,39 @@ int64_t attention_backward_scratch(const AttentionShape& shape);
 /// whether it is deterministic, and for which shapes our own kernels run after all.
 std::string attention_kernels(Stream stream);
 
+struct Rope {
+  HeadsView x;
+  int64_t batch = 0, length = 0, heads = 0, head_dim = 0;
+  ConstView cosines, sines;
+  int64_t position_offset = 0;
+  bool inverse = false;
+};
+
 /// Rotates heads in place, half-split pairs (j, j + D / 2) as Hugging Face does: x' = x cos - y
 /// sin, y' = y cos + x sin. x: positions b * T + t get angle position_offset + t; tables: fp32
 /// [max_positions, D / 2]. `inverse` rotates back (the backward pass).
-void rope(Stream stream, HeadsView x, int64_t batch, int64_t length, int64_t heads,
-          int64_t head_dim, ConstView cosines, ConstView sines, int64_t position_offset,
-          bool inverse);
+void rope(Stream stream, const Rope& call);
+
+struct HeadRmsNormForward {
+  HeadsView x;
+  int64_t rows = 0, heads = 0, head_dim = 0;
+  ConstView weight;
+  float eps = 0.0F;
+  View original, rstd;
+};
 
 /// RMSNorm over each head of x, in place (Qwen3's q_norm and k_norm). `original` [B * T, heads * D]
 /// keeps the input for backward and `rstd` fp32 [B * T, heads].
-void head_rms_norm_forward(Stream stream, HeadsView x, int64_t rows, int64_t heads,
-                           int64_t head_dim, ConstView weight, float eps, View original, View rstd);
+void head_rms_norm_forward(Stream stream, const HeadRmsNormForward& call);
+struct HeadRmsNormBackward {
+  HeadsView dx;
+  int64_t rows = 0, heads = 0, head_dim = 0;
+  ConstView original, weight, rstd;
+  View weight_grad, scratch;
+};
+
 /// dx in place: turns the gradient of the output into that of the input. weight_grad += .
 /// `scratch`: fp32 [norm_partial_rows(rows), D].
-void head_rms_norm_backward(Stream stream, HeadsView dx, int64_t rows, int64_t heads,
-                            int64_t head_dim, ConstView original, ConstView weight, ConstView rstd,
-                            View weight_grad, View scratch);
+void head_rms_norm_backward(Stream stream, const HeadRmsNormBackward& call);
 
 }  // namespace fp8train::ops

@@ -362,24 +362,23 @@ void run_backward(const Stream& stream, const BackwardCall<T>& call) {
 
 }  // namespace
 
-void own_attention_backward(Stream stream, const AttentionShape& shape, HeadsView q, HeadsView k,
-                            HeadsView v, HeadsView out, View log_sum_exp, HeadsView dout,
-                            HeadsView dq, HeadsView dk, HeadsView dv, View scratch) {
-  const int64_t head_dim = shape.head_dim;
-  with_float_type(q.dtype, [&](auto type) {
+void own_attention_backward(Stream stream, const AttentionBackward& call) {
+  const int64_t head_dim = call.shape.head_dim;
+  with_float_type(call.q.dtype, [&](auto type) {
     using T = typename decltype(type)::Type;
-    const BackwardCall<T> call = {shape,
-                                  head_rows<const T>(q, head_dim),
-                                  head_rows<const T>(k, head_dim),
-                                  head_rows<const T>(v, head_dim),
-                                  head_rows<const T>(out, head_dim),
-                                  head_rows<const T>(dout, head_dim),
-                                  head_rows<T>(dq, head_dim),
-                                  head_rows<T>(dk, head_dim),
-                                  head_rows<T>(dv, head_dim),
-                                  log_sum_exp.as<float>(),
-                                  scratch.as<float>()};
-    with_head_dim(head_dim, [&](auto dim) { run_backward<T, decltype(dim)::kDim>(stream, call); });
+    const BackwardCall<T> arguments = {call.shape,
+                                       head_rows<const T>(call.q, head_dim),
+                                       head_rows<const T>(call.k, head_dim),
+                                       head_rows<const T>(call.v, head_dim),
+                                       head_rows<const T>(call.out, head_dim),
+                                       head_rows<const T>(call.dout, head_dim),
+                                       head_rows<T>(call.dq, head_dim),
+                                       head_rows<T>(call.dk, head_dim),
+                                       head_rows<T>(call.dv, head_dim),
+                                       call.log_sum_exp.as<float>(),
+                                       call.scratch.as<float>()};
+    with_head_dim(head_dim,
+                  [&](auto dim) { run_backward<T, decltype(dim)::kDim>(stream, arguments); });
   });
 }
 

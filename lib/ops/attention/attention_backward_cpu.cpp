@@ -209,12 +209,20 @@ void backward_all(const BackwardCall& call) {
 
 }  // namespace
 
-void attention_backward(Stream /*stream*/, const AttentionShape& shape, HeadsView q, HeadsView k,
-                        HeadsView v, HeadsView out, View log_sum_exp, HeadsView dout, HeadsView dq,
-                        HeadsView dk, HeadsView dv, View scratch) {
-  const BackwardCall call = {
-      shape, q, k, v, out, dout, dq, dk, dv, log_sum_exp.as<float>(), scratch.as<float>()};
-  with_float_type(q.dtype, [&](auto tag) { backward_all<typename decltype(tag)::Type>(call); });
+void attention_backward(Stream /*stream*/, const AttentionBackward& call) {
+  const BackwardCall arguments = {call.shape,
+                                  call.q,
+                                  call.k,
+                                  call.v,
+                                  call.out,
+                                  call.dout,
+                                  call.dq,
+                                  call.dk,
+                                  call.dv,
+                                  call.log_sum_exp.as<float>(),
+                                  call.scratch.as<float>()};
+  with_float_type(call.q.dtype,
+                  [&](auto tag) { backward_all<typename decltype(tag)::Type>(arguments); });
 }
 
 }  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

@@ -3,11 +3,7 @@
 namespace fp8train::ops::cpu {
 
 std::optional<size_t> attention_backward_workspace(Stream /*stream*/,
-                                                   const AttentionShape& /*shape*/, HeadsView /*q*/,
-                                                   HeadsView /*k*/, HeadsView /*v*/,
-                                                   HeadsView /*out*/, HeadsView /*dout*/,
-                                                   HeadsView /*dq*/, HeadsView /*dk*/,
-                                                   HeadsView /*dv*/) {
+                                                   const AttentionBackward& /*call*/) {
   return std::nullopt;
 }
 

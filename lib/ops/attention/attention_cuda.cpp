@@ -180,75 +180,71 @@ AttentionPlans& plans_of(const Stream& stream) {
   return static_cast<AttentionPlans&>(*context.attention);
 }
 
-SdpaPlan* backward_plan(Stream stream, const AttentionShape& shape, HeadsView q, HeadsView k,
-                        HeadsView v, HeadsView out, HeadsView dout, HeadsView dq, HeadsView dk,
-                        HeadsView dv) {
-  const SdpaProblem problem = {.shape = shape,
-                               .dtype = q.dtype,
+SdpaPlan* backward_plan(Stream stream, const AttentionBackward& call) {
+  const SdpaProblem problem = {.shape = call.shape,
+                               .dtype = call.q.dtype,
                                .backward = true,
-                               .q = layout_of(q),
-                               .k = layout_of(k),
-                               .v = layout_of(v),
-                               .out = layout_of(out),
-                               .dout = layout_of(dout),
-                               .dq = layout_of(dq),
-                               .dk = layout_of(dk),
-                               .dv = layout_of(dv)};
-  return plans_of(stream).plan_for(problem, {q, k, v, out, dout, dq, dk, dv});
+                               .q = layout_of(call.q),
+                               .k = layout_of(call.k),
+                               .v = layout_of(call.v),
+                               .out = layout_of(call.out),
+                               .dout = layout_of(call.dout),
+                               .dq = layout_of(call.dq),
+                               .dk = layout_of(call.dk),
+                               .dv = layout_of(call.dv)};
+  return plans_of(stream).plan_for(
+      problem, {call.q, call.k, call.v, call.out, call.dout, call.dq, call.dk, call.dv});
 }
 
 }  // namespace
 
-void attention_forward(Stream stream, const AttentionShape& shape, HeadsView q, HeadsView k,
-                       HeadsView v, HeadsView out, View log_sum_exp) {
-  check_head_dim(shape);
-  const SdpaProblem problem = {.shape = shape,
-                               .dtype = q.dtype,
-                               .keeps_log_sum_exp = !log_sum_exp.empty(),
-                               .q = layout_of(q),
-                               .k = layout_of(k),
-                               .v = layout_of(v),
-                               .out = layout_of(out)};
-  SdpaPlan* plan = plans_of(stream).plan_for(problem, {q, k, v, out});
+void attention_forward(Stream stream, const AttentionForward& call) {
+  check_head_dim(call.shape);
+  const SdpaProblem problem = {.shape = call.shape,
+                               .dtype = call.q.dtype,
+                               .keeps_log_sum_exp = !call.log_sum_exp.empty(),
+                               .q = layout_of(call.q),
+                               .k = layout_of(call.k),
+                               .v = layout_of(call.v),
+                               .out = layout_of(call.out)};
+  SdpaPlan* plan = plans_of(stream).plan_for(problem, {call.q, call.k, call.v, call.out});
   if (plan == nullptr) {
-    own_attention_forward(stream, shape, q, k, v, out, log_sum_exp);
+    own_attention_forward(stream, call);
     return;
   }
-  plan->run(
-      {.q = q.data, .k = k.data, .v = v.data, .out = out.data, .log_sum_exp = log_sum_exp.data},
-      cuda_context(stream).workspace);
+  plan->run({.q = call.q.data,
+             .k = call.k.data,
+             .v = call.v.data,
+             .out = call.out.data,
+             .log_sum_exp = call.log_sum_exp.data},
+            cuda_context(stream).workspace);
 }
 
-void attention_backward(Stream stream, const AttentionShape& shape, HeadsView q, HeadsView k,
-                        HeadsView v, HeadsView out, View log_sum_exp, HeadsView dout, HeadsView dq,
-                        HeadsView dk, HeadsView dv, View scratch) {
-  check_head_dim(shape);
-  SdpaPlan* plan = backward_plan(stream, shape, q, k, v, out, dout, dq, dk, dv);
+void attention_backward(Stream stream, const AttentionBackward& call) {
+  check_head_dim(call.shape);
+  SdpaPlan* plan = backward_plan(stream, call);
   if (plan == nullptr) {
-    own_attention_backward(stream, shape, q, k, v, out, log_sum_exp, dout, dq, dk, dv, scratch);
+    own_attention_backward(stream, call);
     return;
   }
-  plan->run({.q = q.data,
-             .k = k.data,
-             .v = v.data,
-             .out = out.data,
-             .log_sum_exp = log_sum_exp.data,
-             .dout = dout.data,
-             .dq = dq.data,
-             .dk = dk.data,
-             .dv = dv.data},
-            scratch.data);
+  plan->run({.q = call.q.data,
+             .k = call.k.data,
+             .v = call.v.data,
+             .out = call.out.data,
+             .log_sum_exp = call.log_sum_exp.data,
+             .dout = call.dout.data,
+             .dq = call.dq.data,
+             .dk = call.dk.data,
+             .dv = call.dv.data},
+            call.scratch.data);
 }
 
 std::string attention_kernels(Stream stream) {
   return plans_of(stream).description();
 }
 
-std::optional<size_t> attention_backward_workspace(Stream stream, const AttentionShape& shape,
-                                                   HeadsView q, HeadsView k, HeadsView v,
-                                                   HeadsView out, HeadsView dout, HeadsView dq,
-                                                   HeadsView dk, HeadsView dv) {
-  const SdpaPlan* plan = backward_plan(stream, shape, q, k, v, out, dout, dq, dk, dv);
+std::optional<size_t> attention_backward_workspace(Stream stream, const AttentionBackward& call) {
+  const SdpaPlan* plan = backward_plan(stream, call);
   return plan == nullptr ? std::nullopt : std::optional(plan->workspace_bytes());
 }
 

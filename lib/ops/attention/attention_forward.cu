@@ -195,22 +195,23 @@ __global__ void __launch_bounds__(ForwardTiles<T, kDim>::kThreads)
 
 }  // namespace
 
-void own_attention_forward(Stream stream, const AttentionShape& shape, HeadsView q, HeadsView k,
-                           HeadsView v, HeadsView out, View log_sum_exp) {
-  with_float_type(q.dtype, [&](auto type) {
-    with_head_dim(shape.head_dim, [&](auto dim) {
+void own_attention_forward(Stream stream, const AttentionForward& call) {
+  with_float_type(call.q.dtype, [&](auto type) {
+    with_head_dim(call.shape.head_dim, [&](auto dim) {
       using T = typename decltype(type)::Type;
       constexpr int kDim = decltype(dim)::kDim;
       using Tiles = ForwardTiles<T, kDim>;
-      const ForwardCall<T> call = {shape,
-                                   head_rows<const T>(q, shape.head_dim),
-                                   head_rows<const T>(k, shape.head_dim),
-                                   head_rows<const T>(v, shape.head_dim),
-                                   head_rows<T>(out, shape.head_dim),
-                                   log_sum_exp.as<float>()};
-      const dim3 grid(static_cast<unsigned>(ceil_div(shape.query_length, Tiles::kRows)),
-                      static_cast<unsigned>(shape.heads), static_cast<unsigned>(shape.batch));
-      launch(stream, {grid, Tiles::kThreads, Tiles::kSharedBytes}, forward_kernel<T, kDim>, call);
+      const ForwardCall<T> arguments = {call.shape,
+                                        head_rows<const T>(call.q, call.shape.head_dim),
+                                        head_rows<const T>(call.k, call.shape.head_dim),
+                                        head_rows<const T>(call.v, call.shape.head_dim),
+                                        head_rows<T>(call.out, call.shape.head_dim),
+                                        call.log_sum_exp.as<float>()};
+      const dim3 grid(static_cast<unsigned>(ceil_div(call.shape.query_length, Tiles::kRows)),
+                      static_cast<unsigned>(call.shape.heads),
+                      static_cast<unsigned>(call.shape.batch));
+      launch(stream, {grid, Tiles::kThreads, Tiles::kSharedBytes}, forward_kernel<T, kDim>,
+             arguments);
     });
   });
 }

@@ -180,10 +180,11 @@ void attend_all(const ForwardCall& call) {
 
 }  // namespace
 
-void attention_forward(Stream /*stream*/, const AttentionShape& shape, HeadsView q, HeadsView k,
-                       HeadsView v, HeadsView out, View log_sum_exp) {
-  const ForwardCall call = {shape, q, k, v, out, log_sum_exp.as<float>()};
-  with_float_type(q.dtype, [&](auto tag) { attend_all<typename decltype(tag)::Type>(call); });
+void attention_forward(Stream /*stream*/, const AttentionForward& call) {
+  const ForwardCall arguments = {call.shape, call.q,   call.k,
+                                 call.v,     call.out, call.log_sum_exp.as<float>()};
+  with_float_type(call.q.dtype,
+                  [&](auto tag) { attend_all<typename decltype(tag)::Type>(arguments); });
 }
 
 }  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

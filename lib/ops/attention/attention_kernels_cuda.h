@@ -6,10 +6,7 @@
 
 namespace fp8train::ops::cuda {
 
-void own_attention_forward(Stream stream, const AttentionShape& shape, HeadsView q, HeadsView k,
-                           HeadsView v, HeadsView out, View log_sum_exp);
-void own_attention_backward(Stream stream, const AttentionShape& shape, HeadsView q, HeadsView k,
-                            HeadsView v, HeadsView out, View log_sum_exp, HeadsView dout,
-                            HeadsView dq, HeadsView dk, HeadsView dv, View scratch);
+void own_attention_forward(Stream stream, const AttentionForward& call);
+void own_attention_backward(Stream stream, const AttentionBackward& call);
 
 }  // namespace fp8train::ops::cuda

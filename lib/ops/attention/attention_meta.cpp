@@ -26,53 +26,45 @@ double attention_backward_flops(const AttentionShape& shape) {
   return 2.5 * attention_forward_flops(shape);
 }
 
-void attention_forward(Stream stream, const AttentionShape& shape, HeadsView q, HeadsView k,
-                       HeadsView v, HeadsView out, View log_sum_exp) {
-  const double flops = attention_forward_flops(shape);
+void attention_forward(Stream stream, const AttentionForward& call) {
+  const double flops = attention_forward_flops(call.shape);
   stream.counters().attention_flops += flops;
-  count(stream, {.bytes = query_bytes(shape, q) + key_bytes(shape, k) + key_bytes(shape, v) +
-                          query_bytes(shape, out) + bytes_of(log_sum_exp),
+  count(stream, {.bytes = query_bytes(call.shape, call.q) + key_bytes(call.shape, call.k) +
+                          key_bytes(call.shape, call.v) + query_bytes(call.shape, call.out) +
+                          bytes_of(call.log_sum_exp),
                  .flops = flops,
                  .arithmetic = Arithmetic::attention_forward});
 }
 
-void attention_backward(Stream stream, const AttentionShape& shape, HeadsView q, HeadsView k,
-                        HeadsView v, HeadsView out, View log_sum_exp, HeadsView dout, HeadsView dq,
-                        HeadsView dk, HeadsView dv, View /*scratch*/) {
-  const double flops = attention_backward_flops(shape);
+void attention_backward(Stream stream, const AttentionBackward& call) {
+  const double flops = attention_backward_flops(call.shape);
   stream.counters().attention_flops += flops;
-  count(stream,
-        {.bytes = query_bytes(shape, q) + key_bytes(shape, k) + key_bytes(shape, v) +
-                  query_bytes(shape, out) + bytes_of(log_sum_exp) + query_bytes(shape, dout) +
-                  query_bytes(shape, dq) + key_bytes(shape, dk) + key_bytes(shape, dv),
-         .launches = 3,
-         .flops = flops,
-         .arithmetic = Arithmetic::attention_backward});
+  count(stream, {.bytes = query_bytes(call.shape, call.q) + key_bytes(call.shape, call.k) +
+                          key_bytes(call.shape, call.v) + query_bytes(call.shape, call.out) +
+                          bytes_of(call.log_sum_exp) + query_bytes(call.shape, call.dout) +
+                          query_bytes(call.shape, call.dq) + key_bytes(call.shape, call.dk) +
+                          key_bytes(call.shape, call.dv),
+                 .launches = 3,
+                 .flops = flops,
+                 .arithmetic = Arithmetic::attention_backward});
 }
 
-HeadsView append_to_cache(Stream stream, HeadsView rows, View cache, int64_t batch, int64_t length,
-                          int64_t width, int64_t /*past*/) {
-  count(stream, 2.0 * static_cast<double>(batch * length * width) *
-                    static_cast<double>(size_of(rows.dtype)));
-  return {cache.data, cache.dtype, width, cache.shape[1]};
+HeadsView append_to_cache(Stream stream, const CacheAppend& call) {
+  count(stream, 2.0 * static_cast<double>(call.batch * call.length * call.width) *
+                    static_cast<double>(size_of(call.rows.dtype)));
+  return {call.cache.data, call.cache.dtype, call.width, call.cache.shape[1]};
 }
 
-void rope(Stream stream, HeadsView x, int64_t batch, int64_t length, int64_t heads,
-          int64_t head_dim, ConstView /*cosines*/, ConstView /*sines*/, int64_t /*position_offset*/,
-          bool /*inverse*/) {
+void rope(Stream stream, const Rope& call) {
   // Of the two tables, fp32 [max_positions, D / 2], the rows of `length` positions are read.
-  const double table_bytes = static_cast<double>(length * head_dim) * sizeof(float);
-  count(stream, 2 * bytes_of(x, batch * length, heads, head_dim) + table_bytes);
+  const double table_bytes = static_cast<double>(call.length * call.head_dim) * sizeof(float);
+  count(stream,
+        2 * bytes_of(call.x, call.batch * call.length, call.heads, call.head_dim) + table_bytes);
 }
 
-std::optional<size_t> attention_backward_workspace(Stream stream, const AttentionShape& shape,
-                                                   HeadsView q, HeadsView k, HeadsView v,
-                                                   HeadsView out, HeadsView dout, HeadsView dq,
-                                                   HeadsView dk, HeadsView dv) {
+std::optional<size_t> attention_backward_workspace(Stream stream, const AttentionBackward& call) {
   const std::optional<Stream>& planned = planned_stream(stream);
-  return planned
-             ? ops::attention_backward_workspace(*planned, shape, q, k, v, out, dout, dq, dk, dv)
-             : std::nullopt;
+  return planned ? ops::attention_backward_workspace(*planned, call) : std::nullopt;
 }
 
 std::string attention_kernels(Stream /*stream*/) {

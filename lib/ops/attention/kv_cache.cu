@@ -43,28 +43,29 @@ void copy_rows(const Stream& stream, const void* from, void* to, CacheRows rows,
 
 }  // namespace
 
-HeadsView append_to_cache(Stream stream, HeadsView rows, View cache, int64_t batch, int64_t length,
-                          int64_t width, int64_t past) {
-  const int64_t capacity = cache.shape[1];
-  const auto element = static_cast<int64_t>(size_of(rows.dtype));
-  char* to = static_cast<char*>(cache.data) + past * width * element;
-  const CacheRows layout = {.from_sequence = rows.length_capacity * rows.row_stride,
-                            .from_row = rows.row_stride,
-                            .to_sequence = capacity * width,
-                            .to_row = width,
-                            .length = length,
-                            .width = width};
+HeadsView append_to_cache(Stream stream, const CacheAppend& call) {
+  const int64_t capacity = call.cache.shape[1];
+  const auto element = static_cast<int64_t>(size_of(call.rows.dtype));
+  char* to = static_cast<char*>(call.cache.data) + call.past * call.width * element;
+  const CacheRows layout = {.from_sequence = call.rows.length_capacity * call.rows.row_stride,
+                            .from_row = call.rows.row_stride,
+                            .to_sequence = capacity * call.width,
+                            .to_row = call.width,
+                            .length = call.length,
+                            .width = call.width};
   const int64_t per_wide = 16 / element;
-  if (width % per_wide == 0 && rows.row_stride % per_wide == 0 && is_aligned(rows.data) &&
-      is_aligned(to)) {
-    copy_rows<Pack<uint32_t, 4>>(stream, rows.data, to, layout, batch, per_wide);
+  if (call.width % per_wide == 0 && call.rows.row_stride % per_wide == 0 &&
+      is_aligned(call.rows.data) && is_aligned(to)) {
+    copy_rows<Pack<uint32_t, 4>>(stream, call.rows.data, to, layout, call.batch, per_wide);
   } else if (element == 4) {
-    copy_rows<uint32_t>(stream, rows.data, to, layout, batch, 1);
+    copy_rows<uint32_t>(stream, call.rows.data, to, layout, call.batch, 1);
   } else {
-    copy_rows<uint16_t>(stream, rows.data, to, layout, batch, 1);
+    copy_rows<uint16_t>(stream, call.rows.data, to, layout, call.batch, 1);
   }
-  return {
-      .data = cache.data, .dtype = cache.dtype, .row_stride = width, .length_capacity = capacity};
+  return {.data = call.cache.data,
+          .dtype = call.cache.dtype,
+          .row_stride = call.width,
+          .length_capacity = capacity};
 }
 
 }  // namespace fp8train::ops::cuda

@@ -71,30 +71,29 @@ void run(const Stream& stream, const RopeCall<T>& call, int64_t rows) {
 
 }  // namespace
 
-void rope(Stream stream, HeadsView x, int64_t batch, int64_t length, int64_t heads,
-          int64_t head_dim, ConstView cosines, ConstView sines, int64_t position_offset,
-          bool inverse) {
-  const int64_t half = head_dim / 2;
-  with_float_type(x.dtype, [&](auto tag) {
+void rope(Stream stream, const Rope& call) {
+  const int64_t half = call.head_dim / 2;
+  with_float_type(call.x.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
-    const RopeCall<T> call = {.x = static_cast<T*>(x.data),
-                              .row_stride = x.row_stride,
-                              .length_capacity = x.length_capacity,
-                              .length = length,
-                              .heads = heads,
-                              .half = half,
-                              .cosines = cosines.as<float>() + position_offset * half,
-                              .sines = sines.as<float>() + position_offset * half,
-                              .sign = inverse ? -1.0F : 1.0F};
+    const RopeCall<T> arguments = {
+        .x = static_cast<T*>(call.x.data),
+        .row_stride = call.x.row_stride,
+        .length_capacity = call.x.length_capacity,
+        .length = call.length,
+        .heads = call.heads,
+        .half = half,
+        .cosines = call.cosines.as<float>() + call.position_offset * half,
+        .sines = call.sines.as<float>() + call.position_offset * half,
+        .sign = call.inverse ? -1.0F : 1.0F};
     const size_t wide = sizeof(T) * kPack;
-    const bool aligned = half % kPack == 0 && x.row_stride % kPack == 0 &&
-                         is_aligned(x.data, wide) &&
-                         is_aligned(call.cosines, sizeof(float) * kPack) &&
-                         is_aligned(call.sines, sizeof(float) * kPack);
+    const bool aligned = half % kPack == 0 && call.x.row_stride % kPack == 0 &&
+                         is_aligned(call.x.data, wide) &&
+                         is_aligned(arguments.cosines, sizeof(float) * kPack) &&
+                         is_aligned(arguments.sines, sizeof(float) * kPack);
     if (aligned) {
-      run<kPack>(stream, call, batch * length);
+      run<kPack>(stream, arguments, call.batch * call.length);
     } else {
-      run<1>(stream, call, batch * length);
+      run<1>(stream, arguments, call.batch * call.length);
     }
   });
 }

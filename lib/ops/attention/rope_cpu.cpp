@@ -22,26 +22,25 @@ FP8TRAIN_HD void rotate(T* head, const float* cosine, const float* sine, float s
 
 }  // namespace
 
-void rope(Stream /*stream*/, HeadsView x, int64_t batch, int64_t length, int64_t heads,
-          int64_t head_dim, ConstView cosines, ConstView sines, int64_t position_offset,
-          bool inverse) {
-  const int64_t half = head_dim / 2;
-  const int64_t rows = batch * length;
-  const float* cosine_table = cosines.as<float>();
-  const float* sine_table = sines.as<float>();
-  const float sign = inverse ? -1.0F : 1.0F;
-  with_float_type(x.dtype, [&](auto tag) {
+void rope(Stream /*stream*/, const Rope& call) {
+  const int64_t half = call.head_dim / 2;
+  const int64_t rows = call.batch * call.length;
+  const float* cosine_table = call.cosines.as<float>();
+  const float* sine_table = call.sines.as<float>();
+  const float sign = call.inverse ? -1.0F : 1.0F;
+  with_float_type(call.x.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
-    T* data = static_cast<T*>(x.data);
-#pragma omp parallel for schedule(static) if (rows * heads * head_dim >= kParallelElements)
+    T* data = static_cast<T*>(call.x.data);
+#pragma omp parallel for schedule(static) if (rows * call.heads * call.head_dim >= \
+                                              kParallelElements)
     for (int64_t row = 0; row < rows; ++row) {
-      const int64_t b = row / length;
-      const int64_t t = row % length;
-      const float* cosine = cosine_table + (position_offset + t) * half;
-      const float* sine = sine_table + (position_offset + t) * half;
-      T* values = data + (b * x.length_capacity + t) * x.row_stride;
-      for (int64_t head = 0; head < heads; ++head) {
-        rotate(values + head * head_dim, cosine, sine, sign, half);
+      const int64_t b = row / call.length;
+      const int64_t t = row % call.length;
+      const float* cosine = cosine_table + (call.position_offset + t) * half;
+      const float* sine = sine_table + (call.position_offset + t) * half;
+      T* values = data + (b * call.x.length_capacity + t) * call.x.row_stride;
+      for (int64_t head = 0; head < call.heads; ++head) {
+        rotate(values + head * call.head_dim, cosine, sine, sign, half);
       }
     }
   });

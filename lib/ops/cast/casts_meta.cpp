@@ -87,10 +87,8 @@ void quantize_granule_part(Stream stream, const GranulePartCast& call) {
                     bytes_of(call.rounded));
 }
 
-void find_granule_scales(Stream stream, ConstView amax, const Shape& /*shape*/,
-                         const TensorFormat& /*format*/, ScaleLayout /*layout*/,
-                         bool /*transposed*/, View scale_inv) {
-  count(stream, bytes_of(amax) + bytes_of(scale_inv));
+void find_granule_scales(Stream stream, const GranuleScaleSearch& call) {
+  count(stream, bytes_of(call.amax) + bytes_of(call.scale_inv));
 }
 
 }  // namespace fp8train::ops::meta

@@ -41,21 +41,19 @@ void quantize_granule_part(Stream stream, const GranulePartCast& call) {
   dispatch<&OpTable::quantize_granule_part>(stream, call);
 }
 
-void find_granule_scales(Stream stream, ConstView amax, const Shape& shape,
-                         const TensorFormat& format, ScaleLayout layout, bool transposed,
-                         View scale_inv) {
-  check_granule_format(format);
-  check(amax.dtype == DType::f32 && amax.count() == granules_of(shape, format.granularity),
+void find_granule_scales(Stream stream, const GranuleScaleSearch& call) {
+  check_granule_format(call.format);
+  check(call.amax.dtype == DType::f32 &&
+            call.amax.count() == granules_of(call.shape, call.format.granularity),
         "find_granule_scales: fp32 maxima, one for each granule, expected");
-  check(!transposed || format.granularity == Granularity::block_128x128,
+  check(!call.transposed || call.format.granularity == Granularity::block_128x128,
         "find_granule_scales: only squares are granules of the transposed matrix too");
-  const Shape seen =
-      transposed ? Shape{shape.back(), shape.rows()} : Shape{shape.rows(), shape.back()};
-  const View codes = {nullptr, format.dtype, seen};
-  check_granules({.codes = codes, .scale_inv = scale_inv}, format, layout, seen);
+  const Shape seen = call.transposed ? Shape{call.shape.back(), call.shape.rows()}
+                                     : Shape{call.shape.rows(), call.shape.back()};
+  const View codes = {nullptr, call.format.dtype, seen};
+  check_granules({.codes = codes, .scale_inv = call.scale_inv}, call.format, call.layout, seen);
   const TraceSpan span("find_granule_scales");
-  dispatch<&OpTable::find_granule_scales>(stream, amax, shape, format, layout, transposed,
-                                          scale_inv);
+  dispatch<&OpTable::find_granule_scales>(stream, call);
 }
 
 }  // namespace fp8train::ops

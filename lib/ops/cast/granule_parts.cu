@@ -179,16 +179,16 @@ void quantize_granule_part(Stream stream, const GranulePartCast& call) {
   });
 }
 
-void find_granule_scales(Stream stream, ConstView amax, const Shape& shape,
-                         const TensorFormat& format, ScaleLayout layout, bool transposed,
-                         View scale_inv) {
-  const Shape seen =
-      transposed ? Shape{shape.back(), shape.rows()} : Shape{shape.rows(), shape.back()};
-  map<1>(stream, amax.count(), true,
-         FindScales{amax.as<float>(),
-                    granule_grid(format.granularity, shape.rows(), shape.back(), layout).columns,
-                    transposed, granule_scales(scale_inv, format, layout, seen),
-                    granule_rule(format, DType::f32)});
+void find_granule_scales(Stream stream, const GranuleScaleSearch& call) {
+  const Shape seen = call.transposed ? Shape{call.shape.back(), call.shape.rows()}
+                                     : Shape{call.shape.rows(), call.shape.back()};
+  map<1>(stream, call.amax.count(), true,
+         FindScales{call.amax.as<float>(),
+                    granule_grid(call.format.granularity, call.shape.rows(), call.shape.back(),
+                                 call.layout)
+                        .columns,
+                    call.transposed, granule_scales(call.scale_inv, call.format, call.layout, seen),
+                    granule_rule(call.format, DType::f32)});
 }
 
 }  // namespace fp8train::ops::cuda

@@ -35,11 +35,18 @@ struct GranulePartCast {
 };
 void quantize_granule_part(Stream stream, const GranulePartCast& call);
 
+struct GranuleScaleSearch {
+  ConstView amax;
+  Shape shape;  ///< of the matrix
+  TensorFormat format;
+  ScaleLayout layout = ScaleLayout::row_major;
+  bool transposed = false;
+  View scale_inv;
+};
+
 /// The reciprocal scales that quantize_granules() would keep of a matrix of `shape`. amax: as
 /// above. `transposed` (128x128 only): those of the transposed matrix. scale_inv: fp32 or e8m0, as
 /// many as granule_grid() says; padding is not written.
-void find_granule_scales(Stream stream, ConstView amax, const Shape& shape,
-                         const TensorFormat& format, ScaleLayout layout, bool transposed,
-                         View scale_inv);
+void find_granule_scales(Stream stream, const GranuleScaleSearch& call);
 
 }  // namespace fp8train::ops

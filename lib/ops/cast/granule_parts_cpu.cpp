@@ -100,19 +100,18 @@ void quantize_granule_part(Stream /*stream*/, const GranulePartCast& call) {
                  [&](auto tag) { cast_part<typename decltype(tag)::Type>(call); });
 }
 
-void find_granule_scales(Stream /*stream*/, ConstView amax, const Shape& shape,
-                         const TensorFormat& format, ScaleLayout layout, bool transposed,
-                         View scale_inv) {
-  const GranuleRule rule = granule_rule(format, DType::f32);
+void find_granule_scales(Stream /*stream*/, const GranuleScaleSearch& call) {
+  const GranuleRule rule = granule_rule(call.format, DType::f32);
   const int64_t columns =
-      granule_grid(format.granularity, shape.rows(), shape.back(), layout).columns;
-  const Shape seen =
-      transposed ? Shape{shape.back(), shape.rows()} : Shape{shape.rows(), shape.back()};
-  const GranuleScales scales = granule_scales(scale_inv, format, layout, seen);
-  for (int64_t i = 0; i < amax.count(); ++i) {
-    const int64_t row = transposed ? i % columns : i / columns;
-    const int64_t column = transposed ? i / columns : i % columns;
-    scales.keep(row, column, amax.as<float>()[i], rule);
+      granule_grid(call.format.granularity, call.shape.rows(), call.shape.back(), call.layout)
+          .columns;
+  const Shape seen = call.transposed ? Shape{call.shape.back(), call.shape.rows()}
+                                     : Shape{call.shape.rows(), call.shape.back()};
+  const GranuleScales scales = granule_scales(call.scale_inv, call.format, call.layout, seen);
+  for (int64_t i = 0; i < call.amax.count(); ++i) {
+    const int64_t row = call.transposed ? i % columns : i / columns;
+    const int64_t column = call.transposed ? i / columns : i % columns;
+    scales.keep(row, column, call.amax.as<float>()[i], rule);
   }
 }
 

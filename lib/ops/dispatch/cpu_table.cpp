@@ -6,7 +6,7 @@ namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 namespace {
 
 constexpr OpTable kTable = {
-#define FP8TRAIN_OPERATION(name) .name = &name,
+#define FP8TRAIN_OPERATION(name) .name = &(name),
 #include "ops/dispatch/operations.def"
 };
 

@@ -4,7 +4,7 @@ namespace fp8train::ops::cuda {
 namespace {
 
 constexpr OpTable kTable = {
-#define FP8TRAIN_OPERATION(name) .name = &name,
+#define FP8TRAIN_OPERATION(name) .name = &(name),
 #include "ops/dispatch/operations.def"
 };
 

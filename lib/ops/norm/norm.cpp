@@ -29,47 +29,41 @@ void check_backward(const ConstView& dy, const ConstView& x, const ConstView& we
 
 }  // namespace
 
-void rms_norm_forward(Stream stream, ConstView x, ConstView weight, float eps, View y, View rstd,
-                      const QuantizeSink& cast) {
-  check_forward(x, weight, y, rstd);
-  check_sink(y, cast);
+void rms_norm_forward(Stream stream, const RmsNormForward& call) {
+  check_forward(call.x, call.weight, call.y, call.rstd);
+  check_sink(call.y, call.cast);
   const TraceSpan span("rms_norm_forward");
-  dispatch<&OpTable::rms_norm_forward>(stream, x, weight, eps, y, rstd, cast);
+  dispatch<&OpTable::rms_norm_forward>(stream, call);
 }
 
-void rms_norm_backward(Stream stream, ConstView dy, ConstView x, ConstView weight, ConstView rstd,
-                       View dx, bool accumulate, View weight_grad, View scratch) {
-  check_backward(dy, x, weight, rstd, dx, weight_grad);
-  check(has_room(scratch, DType::f32, partial_sums(x)),
+void rms_norm_backward(Stream stream, const RmsNormBackward& call) {
+  check_backward(call.dy, call.x, call.weight, call.rstd, call.dx, call.weight_grad);
+  check(has_room(call.scratch, DType::f32, partial_sums(call.x)),
         "rms_norm_backward: scratch must be fp32 [norm_partial_rows(rows), n]");
   const TraceSpan span("rms_norm_backward");
-  dispatch<&OpTable::rms_norm_backward>(stream, dy, x, weight, rstd, dx, accumulate, weight_grad,
-                                        scratch);
+  dispatch<&OpTable::rms_norm_backward>(stream, call);
 }
 
-void layer_norm_forward(Stream stream, ConstView x, ConstView weight, ConstView bias, float eps,
-                        View y, View mean, View rstd, const QuantizeSink& cast) {
-  check_forward(x, weight, y, rstd);
-  check_sink(y, cast);
-  check(bias.empty() || holds(bias, DType::f32, x.shape.back()),
+void layer_norm_forward(Stream stream, const LayerNormForward& call) {
+  check_forward(call.x, call.weight, call.y, call.rstd);
+  check_sink(call.y, call.cast);
+  check(call.bias.empty() || holds(call.bias, DType::f32, call.x.shape.back()),
         "layer_norm: bias must be fp32 [n] or empty");
-  check(holds(mean, DType::f32, x.shape.rows()), "layer_norm: mean must be fp32 [rows]");
+  check(holds(call.mean, DType::f32, call.x.shape.rows()), "layer_norm: mean must be fp32 [rows]");
   const TraceSpan span("layer_norm_forward");
-  dispatch<&OpTable::layer_norm_forward>(stream, x, weight, bias, eps, y, mean, rstd, cast);
+  dispatch<&OpTable::layer_norm_forward>(stream, call);
 }
 
-void layer_norm_backward(Stream stream, ConstView dy, ConstView x, ConstView weight, ConstView mean,
-                         ConstView rstd, View dx, bool accumulate, View weight_grad, View bias_grad,
-                         View scratch) {
-  check_backward(dy, x, weight, rstd, dx, weight_grad);
-  check(holds(mean, DType::f32, x.shape.rows()), "layer_norm_backward: mean must be fp32 [rows]");
-  check(bias_grad.empty() || holds(bias_grad, DType::f32, x.shape.back()),
+void layer_norm_backward(Stream stream, const LayerNormBackward& call) {
+  check_backward(call.dy, call.x, call.weight, call.rstd, call.dx, call.weight_grad);
+  check(holds(call.mean, DType::f32, call.x.shape.rows()),
+        "layer_norm_backward: mean must be fp32 [rows]");
+  check(call.bias_grad.empty() || holds(call.bias_grad, DType::f32, call.x.shape.back()),
         "layer_norm_backward: bias_grad must be fp32 [n] or empty");
-  check(has_room(scratch, DType::f32, 2 * partial_sums(x)),
+  check(has_room(call.scratch, DType::f32, 2 * partial_sums(call.x)),
         "layer_norm_backward: scratch must be fp32 [2 * norm_partial_rows(rows), n]");
   const TraceSpan span("layer_norm_backward");
-  dispatch<&OpTable::layer_norm_backward>(stream, dy, x, weight, mean, rstd, dx, accumulate,
-                                          weight_grad, bias_grad, scratch);
+  dispatch<&OpTable::layer_norm_backward>(stream, call);
 }
 
 }  // namespace fp8train::ops

@@ -195,74 +195,67 @@ void norm_backward(const Stream& stream, const ConstView& dy, const ConstView& x
 
 }  // namespace
 
-void rms_norm_forward(Stream stream, ConstView x, ConstView weight, float eps, View y, View rstd,
-                      const QuantizeSink& cast) {
-  norm_forward(stream, x, weight, {}, eps, y, nullptr, rstd.as<float>(), cast);
+void rms_norm_forward(Stream stream, const RmsNormForward& call) {
+  norm_forward(stream, call.x, call.weight, {}, call.eps, call.y, nullptr, call.rstd.as<float>(),
+               call.cast);
 }
 
-void layer_norm_forward(Stream stream, ConstView x, ConstView weight, ConstView bias, float eps,
-                        View y, View mean, View rstd, const QuantizeSink& cast) {
-  norm_forward(stream, x, weight, bias, eps, y, mean.as<float>(), rstd.as<float>(), cast);
+void layer_norm_forward(Stream stream, const LayerNormForward& call) {
+  norm_forward(stream, call.x, call.weight, call.bias, call.eps, call.y, call.mean.as<float>(),
+               call.rstd.as<float>(), call.cast);
 }
 
-void rms_norm_backward(Stream stream, ConstView dy, ConstView x, ConstView weight, ConstView rstd,
-                       View dx, bool accumulate, View weight_grad, View scratch) {
-  norm_backward(stream, dy, x, weight, nullptr, rstd.as<float>(), dx, accumulate, weight_grad, {},
-                scratch);
+void rms_norm_backward(Stream stream, const RmsNormBackward& call) {
+  norm_backward(stream, call.dy, call.x, call.weight, nullptr, call.rstd.as<float>(), call.dx,
+                call.accumulate, call.weight_grad, {}, call.scratch);
 }
 
-void layer_norm_backward(Stream stream, ConstView dy, ConstView x, ConstView weight, ConstView mean,
-                         ConstView rstd, View dx, bool accumulate, View weight_grad, View bias_grad,
-                         View scratch) {
-  norm_backward(stream, dy, x, weight, mean.as<float>(), rstd.as<float>(), dx, accumulate,
-                weight_grad, bias_grad, scratch);
+void layer_norm_backward(Stream stream, const LayerNormBackward& call) {
+  norm_backward(stream, call.dy, call.x, call.weight, call.mean.as<float>(), call.rstd.as<float>(),
+                call.dx, call.accumulate, call.weight_grad, call.bias_grad, call.scratch);
 }
 
-void head_rms_norm_forward(Stream stream, HeadsView x, int64_t rows, int64_t heads,
-                           int64_t head_dim, ConstView weight, float eps, View original,
-                           View rstd) {
-  const NormRows layout = {x.row_stride, static_cast<int>(heads)};
-  run_forward(stream, {.x = x.data,
-                       .x_type = x.dtype,
+void head_rms_norm_forward(Stream stream, const HeadRmsNormForward& call) {
+  const NormRows layout = {call.x.row_stride, static_cast<int>(call.heads)};
+  run_forward(stream, {.x = call.x.data,
+                       .x_type = call.x.dtype,
                        .x_rows = layout,
-                       .weight = weight.as<float>(),
+                       .weight = call.weight.as<float>(),
                        .bias = nullptr,
-                       .eps = eps,
-                       .y = x.data,
-                       .y_type = x.dtype,
+                       .eps = call.eps,
+                       .y = call.x.data,
+                       .y_type = call.x.dtype,
                        .y_rows = layout,
-                       .original = original.data,
+                       .original = call.original.data,
                        .mean = nullptr,
-                       .rstd = rstd.as<float>(),
+                       .rstd = call.rstd.as<float>(),
                        .amax = nullptr,
-                       .rows = rows * heads,
-                       .n = static_cast<int>(head_dim)});
+                       .rows = call.rows * call.heads,
+                       .n = static_cast<int>(call.head_dim)});
 }
 
-void head_rms_norm_backward(Stream stream, HeadsView dx, int64_t rows, int64_t heads,
-                            int64_t head_dim, ConstView original, ConstView weight, ConstView rstd,
-                            View weight_grad, View scratch) {
-  const NormRows layout = {dx.row_stride, static_cast<int>(heads)};
-  const int64_t positions = norm_chunk_rows(rows);
-  run_backward(stream, {.dy = dx.data,
-                        .dy_type = dx.dtype,
+void head_rms_norm_backward(Stream stream, const HeadRmsNormBackward& call) {
+  const NormRows layout = {call.dx.row_stride, static_cast<int>(call.heads)};
+  const int64_t positions = norm_chunk_rows(call.rows);
+  run_backward(stream, {.dy = call.dx.data,
+                        .dy_type = call.dx.dtype,
                         .dy_rows = layout,
-                        .x = original.data,
-                        .x_type = original.dtype,
-                        .weight = weight.as<float>(),
+                        .x = call.original.data,
+                        .x_type = call.original.dtype,
+                        .weight = call.weight.as<float>(),
                         .mean = nullptr,
-                        .rstd = rstd.as<float>(),
-                        .dx = dx.data,
-                        .dx_type = dx.dtype,
+                        .rstd = call.rstd.as<float>(),
+                        .dx = call.dx.data,
+                        .dx_type = call.dx.dtype,
                         .dx_rows = layout,
                         .accumulate = false,
-                        .weight_partial = scratch.as<float>(),
+                        .weight_partial = call.scratch.as<float>(),
                         .bias_partial = nullptr,
-                        .rows = rows * heads,
-                        .chunk_rows = positions * heads,
-                        .n = static_cast<int>(head_dim)});
-  add_partial_sums(stream, scratch.as<float>(), ceil_div(rows, positions),
-                   static_cast<int>(head_dim), weight_grad.as<float>());
+                        .rows = call.rows * call.heads,
+                        .chunk_rows = positions * call.heads,
+                        .n = static_cast<int>(call.head_dim)});
+  add_partial_sums(stream, call.scratch.as<float>(), ceil_div(call.rows, positions),
+                   static_cast<int>(call.head_dim), call.weight_grad.as<float>());
 }
 
 }  // namespace fp8train::ops::cuda

@@ -23,25 +23,49 @@ constexpr int64_t norm_partial_rows(int64_t rows) {
   return on_cpu > on_cuda ? on_cpu : on_cuda;
 }
 
+struct RmsNormForward {
+  ConstView x, weight;
+  float eps = 0.0F;
+  View y, rstd;
+  QuantizeSink cast = {};  ///< y cast to FP8 too, or only that
+};
+
 /// y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + eps); rstd: fp32 [rows], kept for backward.
-/// `cast`: y cast to FP8 too, or only that (see QuantizeSink).
-void rms_norm_forward(Stream stream, ConstView x, ConstView weight, float eps, View y, View rstd,
-                      const QuantizeSink& cast = {});
+void rms_norm_forward(Stream stream, const RmsNormForward& call);
+
+struct RmsNormBackward {
+  ConstView dy, x, weight, rstd;
+  View dx;
+  bool accumulate = false;
+  View weight_grad, scratch;
+};
 
 /// dx (+)= gradient of x (adds to dx when `accumulate`), weight_grad += gradient of weight.
 /// `scratch`: fp32 [norm_partial_rows(rows), n]; the sum over rows has a fixed order (chunks of
 /// rows, then the chunks).
-void rms_norm_backward(Stream stream, ConstView dy, ConstView x, ConstView weight, ConstView rstd,
-                       View dx, bool accumulate, View weight_grad, View scratch);
+void rms_norm_backward(Stream stream, const RmsNormBackward& call);
 
-/// y = (x - mean) * rstd * weight + bias; mean, rstd: fp32 [rows]. `bias` may be empty (none), and
-/// bias_grad below too. `cast` as above.
-void layer_norm_forward(Stream stream, ConstView x, ConstView weight, ConstView bias, float eps,
-                        View y, View mean, View rstd, const QuantizeSink& cast = {});
+struct LayerNormForward {
+  ConstView x, weight;
+  ConstView bias;  ///< may be empty: none
+  float eps = 0.0F;
+  View y, mean, rstd;
+  QuantizeSink cast = {};  ///< y cast to FP8 too, or only that
+};
+
+/// y = (x - mean) * rstd * weight + bias; mean, rstd: fp32 [rows].
+void layer_norm_forward(Stream stream, const LayerNormForward& call);
+
+struct LayerNormBackward {
+  ConstView dy, x, weight, mean, rstd;
+  View dx;
+  bool accumulate = false;
+  View weight_grad;
+  View bias_grad;  ///< may be empty: none
+  View scratch;
+};
 
 /// As rms_norm_backward; `scratch`: fp32 [2 * norm_partial_rows(rows), n].
-void layer_norm_backward(Stream stream, ConstView dy, ConstView x, ConstView weight, ConstView mean,
-                         ConstView rstd, View dx, bool accumulate, View weight_grad, View bias_grad,
-                         View scratch);
+void layer_norm_backward(Stream stream, const LayerNormBackward& call);
 
 }  // namespace fp8train::ops

@@ -172,21 +172,20 @@ FP8TRAIN_HD void layer_row_backward(const Dy* dy, const X* x, const float* weigh
 
 }  // namespace
 
-void rms_norm_forward(Stream /*stream*/, ConstView x, ConstView weight, float eps, View y,
-                      View rstd, const QuantizeSink& cast) {
-  const int64_t n = x.shape.back();
-  const int64_t rows = x.shape.rows();
-  const float* w = weight.as<float>();
-  float* rstd_out = rstd.as<float>();
-  with_float_type(x.dtype, [&](auto x_tag) {
-    with_float_type(y.dtype, [&](auto y_tag) {
+void rms_norm_forward(Stream /*stream*/, const RmsNormForward& call) {
+  const int64_t n = call.x.shape.back();
+  const int64_t rows = call.x.shape.rows();
+  const float* w = call.weight.as<float>();
+  float* rstd_out = call.rstd.as<float>();
+  with_float_type(call.x.dtype, [&](auto x_tag) {
+    with_float_type(call.y.dtype, [&](auto y_tag) {
       using Y = typename decltype(y_tag)::Type;
-      const auto* data = x.as<typename decltype(x_tag)::Type>();
-      for_each_row<Y>(cast, rows, n, [&](int64_t row, CastCounts& counts) {
+      const auto* data = call.x.as<typename decltype(x_tag)::Type>();
+      for_each_row<Y>(call.cast, rows, n, [&](int64_t row, CastCounts& counts) {
         const auto* from = data + row * n;
-        const float row_rstd = rms_of_row(from, eps, n);
+        const float row_rstd = rms_of_row(from, call.eps, n);
         rstd_out[row] = row_rstd;
-        produce_row(cast, row_of<Y>(y, row), row, n, counts,
+        produce_row(call.cast, row_of<Y>(call.y, row), row, n, counts,
                     [=](int64_t begin, int64_t length, Y* to) {
                       rms_scale(from + begin, w + begin, row_rstd, to, length);
                     });
@@ -195,20 +194,19 @@ void rms_norm_forward(Stream /*stream*/, ConstView x, ConstView weight, float ep
   });
 }
 
-void rms_norm_backward(Stream /*stream*/, ConstView dy, ConstView x, ConstView weight,
-                       ConstView rstd, View dx, bool accumulate, View weight_grad, View scratch) {
-  const int64_t n = x.shape.back();
-  const int64_t rows = x.shape.rows();
+void rms_norm_backward(Stream /*stream*/, const RmsNormBackward& call) {
+  const int64_t n = call.x.shape.back();
+  const int64_t rows = call.x.shape.rows();
   const int64_t chunks = ceil_div(rows, kChunkRows);
-  const float* w = weight.as<float>();
-  const float* rstd_in = rstd.as<float>();
-  float* partial = scratch.as<float>();
-  with_float_type(dy.dtype, [&](auto dy_tag) {
-    with_float_type(x.dtype, [&](auto x_tag) {
+  const float* w = call.weight.as<float>();
+  const float* rstd_in = call.rstd.as<float>();
+  float* partial = call.scratch.as<float>();
+  with_float_type(call.dy.dtype, [&](auto dy_tag) {
+    with_float_type(call.x.dtype, [&](auto x_tag) {
       using X = typename decltype(x_tag)::Type;
-      const auto* dy_data = dy.as<typename decltype(dy_tag)::Type>();
-      const X* x_data = x.as<X>();
-      X* dx_data = dx.as<X>();
+      const auto* dy_data = call.dy.as<typename decltype(dy_tag)::Type>();
+      const X* x_data = call.x.as<X>();
+      X* dx_data = call.dx.as<X>();
 #pragma omp parallel for schedule(static) if (rows * n >= kParallelElements)
       for (int64_t chunk = 0; chunk < chunks; ++chunk) {
         float* sums = partial + chunk * n;
@@ -216,32 +214,31 @@ void rms_norm_backward(Stream /*stream*/, ConstView dy, ConstView x, ConstView w
         const int64_t end = minimum(rows, (chunk + 1) * kChunkRows);
         for (int64_t row = chunk * kChunkRows; row < end; ++row) {
           rms_row_backward(dy_data + row * n, x_data + row * n, w, rstd_in[row], dx_data + row * n,
-                           accumulate, sums, n);
+                           call.accumulate, sums, n);
         }
       }
     });
   });
-  add_partial_sums(partial, chunks, n, weight_grad.as<float>());
+  add_partial_sums(partial, chunks, n, call.weight_grad.as<float>());
 }
 
-void layer_norm_forward(Stream /*stream*/, ConstView x, ConstView weight, ConstView bias, float eps,
-                        View y, View mean, View rstd, const QuantizeSink& cast) {
-  const int64_t n = x.shape.back();
-  const int64_t rows = x.shape.rows();
-  const float* w = weight.as<float>();
-  const float* b = bias.as<float>();
-  float* mean_out = mean.as<float>();
-  float* rstd_out = rstd.as<float>();
-  with_float_type(x.dtype, [&](auto x_tag) {
-    with_float_type(y.dtype, [&](auto y_tag) {
+void layer_norm_forward(Stream /*stream*/, const LayerNormForward& call) {
+  const int64_t n = call.x.shape.back();
+  const int64_t rows = call.x.shape.rows();
+  const float* w = call.weight.as<float>();
+  const float* b = call.bias.as<float>();
+  float* mean_out = call.mean.as<float>();
+  float* rstd_out = call.rstd.as<float>();
+  with_float_type(call.x.dtype, [&](auto x_tag) {
+    with_float_type(call.y.dtype, [&](auto y_tag) {
       using Y = typename decltype(y_tag)::Type;
-      const auto* data = x.as<typename decltype(x_tag)::Type>();
-      for_each_row<Y>(cast, rows, n, [&](int64_t row, CastCounts& counts) {
+      const auto* data = call.x.as<typename decltype(x_tag)::Type>();
+      for_each_row<Y>(call.cast, rows, n, [&](int64_t row, CastCounts& counts) {
         const auto* from = data + row * n;
-        const RowStatistics statistics = statistics_of_row(from, eps, n);
+        const RowStatistics statistics = statistics_of_row(from, call.eps, n);
         mean_out[row] = statistics.mean;
         rstd_out[row] = statistics.rstd;
-        produce_row(cast, row_of<Y>(y, row), row, n, counts,
+        produce_row(call.cast, row_of<Y>(call.y, row), row, n, counts,
                     [=](int64_t begin, int64_t length, Y* to) {
                       layer_scale(from + begin, w + begin, b == nullptr ? nullptr : b + begin,
                                   statistics, to, length);
@@ -251,23 +248,21 @@ void layer_norm_forward(Stream /*stream*/, ConstView x, ConstView weight, ConstV
   });
 }
 
-void layer_norm_backward(Stream /*stream*/, ConstView dy, ConstView x, ConstView weight,
-                         ConstView mean, ConstView rstd, View dx, bool accumulate, View weight_grad,
-                         View bias_grad, View scratch) {
-  const int64_t n = x.shape.back();
-  const int64_t rows = x.shape.rows();
+void layer_norm_backward(Stream /*stream*/, const LayerNormBackward& call) {
+  const int64_t n = call.x.shape.back();
+  const int64_t rows = call.x.shape.rows();
   const int64_t chunks = ceil_div(rows, kChunkRows);
-  const float* w = weight.as<float>();
-  const float* mean_in = mean.as<float>();
-  const float* rstd_in = rstd.as<float>();
-  float* weight_partial = scratch.as<float>();
+  const float* w = call.weight.as<float>();
+  const float* mean_in = call.mean.as<float>();
+  const float* rstd_in = call.rstd.as<float>();
+  float* weight_partial = call.scratch.as<float>();
   float* bias_partial = weight_partial + chunks * n;
-  with_float_type(dy.dtype, [&](auto dy_tag) {
-    with_float_type(x.dtype, [&](auto x_tag) {
+  with_float_type(call.dy.dtype, [&](auto dy_tag) {
+    with_float_type(call.x.dtype, [&](auto x_tag) {
       using X = typename decltype(x_tag)::Type;
-      const auto* dy_data = dy.as<typename decltype(dy_tag)::Type>();
-      const X* x_data = x.as<X>();
-      X* dx_data = dx.as<X>();
+      const auto* dy_data = call.dy.as<typename decltype(dy_tag)::Type>();
+      const X* x_data = call.x.as<X>();
+      X* dx_data = call.dx.as<X>();
 #pragma omp parallel for schedule(static) if (rows * n >= kParallelElements)
       for (int64_t chunk = 0; chunk < chunks; ++chunk) {
         float* weight_sums = weight_partial + chunk * n;
@@ -277,71 +272,69 @@ void layer_norm_backward(Stream /*stream*/, ConstView dy, ConstView x, ConstView
         const int64_t end = minimum(rows, (chunk + 1) * kChunkRows);
         for (int64_t row = chunk * kChunkRows; row < end; ++row) {
           layer_row_backward(dy_data + row * n, x_data + row * n, w, {mean_in[row], rstd_in[row]},
-                             dx_data + row * n, accumulate, weight_sums, bias_sums, n);
+                             dx_data + row * n, call.accumulate, weight_sums, bias_sums, n);
         }
       }
     });
   });
-  add_partial_sums(weight_partial, chunks, n, weight_grad.as<float>());
-  if (!bias_grad.empty()) {
-    add_partial_sums(bias_partial, chunks, n, bias_grad.as<float>());
+  add_partial_sums(weight_partial, chunks, n, call.weight_grad.as<float>());
+  if (!call.bias_grad.empty()) {
+    add_partial_sums(bias_partial, chunks, n, call.bias_grad.as<float>());
   }
 }
 
-void head_rms_norm_forward(Stream /*stream*/, HeadsView x, int64_t rows, int64_t heads,
-                           int64_t head_dim, ConstView weight, float eps, View original,
-                           View rstd) {
-  const float* w = weight.as<float>();
-  float* rstd_out = rstd.as<float>();
-  with_float_type(x.dtype, [&](auto tag) {
+void head_rms_norm_forward(Stream /*stream*/, const HeadRmsNormForward& call) {
+  const float* w = call.weight.as<float>();
+  float* rstd_out = call.rstd.as<float>();
+  with_float_type(call.x.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
-    T* data = static_cast<T*>(x.data);
-    T* kept = original.as<T>();
-#pragma omp parallel for schedule(static) if (rows * heads * head_dim >= kParallelElements)
-    for (int64_t row = 0; row < rows; ++row) {
-      for (int64_t head = 0; head < heads; ++head) {
-        T* values = data + row * x.row_stride + head * head_dim;
-        T* copy = kept + (row * heads + head) * head_dim;
-        for (int64_t i = 0; i < head_dim; ++i) {
+    T* data = static_cast<T*>(call.x.data);
+    T* kept = call.original.as<T>();
+#pragma omp parallel for schedule(static) if (call.rows * call.heads * call.head_dim >= \
+                                              kParallelElements)
+    for (int64_t row = 0; row < call.rows; ++row) {
+      for (int64_t head = 0; head < call.heads; ++head) {
+        T* values = data + row * call.x.row_stride + head * call.head_dim;
+        T* copy = kept + (row * call.heads + head) * call.head_dim;
+        for (int64_t i = 0; i < call.head_dim; ++i) {
           copy[i] = values[i];
         }
-        const float head_rstd = rms_of_row(copy, eps, head_dim);
-        rstd_out[row * heads + head] = head_rstd;
-        rms_scale(copy, w, head_rstd, values, head_dim);
+        const float head_rstd = rms_of_row(copy, call.eps, call.head_dim);
+        rstd_out[row * call.heads + head] = head_rstd;
+        rms_scale(copy, w, head_rstd, values, call.head_dim);
       }
     }
   });
 }
 
-void head_rms_norm_backward(Stream /*stream*/, HeadsView dx, int64_t rows, int64_t heads,
-                            int64_t head_dim, ConstView original, ConstView weight, ConstView rstd,
-                            View weight_grad, View scratch) {
-  const int64_t chunks = ceil_div(rows, kChunkRows);
-  const float* w = weight.as<float>();
-  const float* rstd_in = rstd.as<float>();
-  float* partial = scratch.as<float>();
-  with_float_type(dx.dtype, [&](auto dx_tag) {
-    with_float_type(original.dtype, [&](auto x_tag) {
+void head_rms_norm_backward(Stream /*stream*/, const HeadRmsNormBackward& call) {
+  const int64_t chunks = ceil_div(call.rows, kChunkRows);
+  const float* w = call.weight.as<float>();
+  const float* rstd_in = call.rstd.as<float>();
+  float* partial = call.scratch.as<float>();
+  with_float_type(call.dx.dtype, [&](auto dx_tag) {
+    with_float_type(call.original.dtype, [&](auto x_tag) {
       using Dx = typename decltype(dx_tag)::Type;
-      Dx* dx_data = static_cast<Dx*>(dx.data);
-      const auto* x_data = original.as<typename decltype(x_tag)::Type>();
-#pragma omp parallel for schedule(static) if (rows * heads * head_dim >= kParallelElements)
+      Dx* dx_data = static_cast<Dx*>(call.dx.data);
+      const auto* x_data = call.original.as<typename decltype(x_tag)::Type>();
+#pragma omp parallel for schedule(static) if (call.rows * call.heads * call.head_dim >= \
+                                              kParallelElements)
       for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-        float* sums = partial + chunk * head_dim;
-        clear(sums, head_dim);
-        const int64_t end = minimum(rows, (chunk + 1) * kChunkRows);
+        float* sums = partial + chunk * call.head_dim;
+        clear(sums, call.head_dim);
+        const int64_t end = minimum(call.rows, (chunk + 1) * kChunkRows);
         for (int64_t row = chunk * kChunkRows; row < end; ++row) {
-          for (int64_t head = 0; head < heads; ++head) {
-            const int64_t index = row * heads + head;
-            Dx* gradient = dx_data + row * dx.row_stride + head * head_dim;
-            rms_row_backward(gradient, x_data + index * head_dim, w, rstd_in[index], gradient,
-                             false, sums, head_dim);
+          for (int64_t head = 0; head < call.heads; ++head) {
+            const int64_t index = row * call.heads + head;
+            Dx* gradient = dx_data + row * call.dx.row_stride + head * call.head_dim;
+            rms_row_backward(gradient, x_data + index * call.head_dim, w, rstd_in[index], gradient,
+                             false, sums, call.head_dim);
           }
         }
       }
     });
   });
-  add_partial_sums(partial, chunks, head_dim, weight_grad.as<float>());
+  add_partial_sums(partial, chunks, call.head_dim, call.weight_grad.as<float>());
 }
 
 }  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

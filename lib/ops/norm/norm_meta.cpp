@@ -18,52 +18,45 @@ const char* norm_forward_kernel(const QuantizeSink& cast) {
 
 }  // namespace
 
-void rms_norm_forward(Stream stream, ConstView x, ConstView weight, float /*eps*/, View y,
-                      View rstd, const QuantizeSink& cast) {
+void rms_norm_forward(Stream stream, const RmsNormForward& call) {
   count(stream,
-        bytes_of(x) + bytes_of(weight) + bytes_of(y) + bytes_of(rstd) + bytes_of(cast) +
-            recast_bytes(cast, x, rstd),
-        norm_forward_kernel(cast), x.count(), norm_forward_launches(cast));
+        bytes_of(call.x) + bytes_of(call.weight) + bytes_of(call.y) + bytes_of(call.rstd) +
+            bytes_of(call.cast) + recast_bytes(call.cast, call.x, call.rstd),
+        norm_forward_kernel(call.cast), call.x.count(), norm_forward_launches(call.cast));
 }
 
-void rms_norm_backward(Stream stream, ConstView dy, ConstView x, ConstView weight, ConstView rstd,
-                       View dx, bool accumulate, View weight_grad, View /*scratch*/) {
+void rms_norm_backward(Stream stream, const RmsNormBackward& call) {
   count(stream,
-        bytes_of(dy) + bytes_of(x) + bytes_of(weight) + bytes_of(rstd) +
-            bytes_of(dx) * (accumulate ? 2 : 1) + 2 * bytes_of(weight_grad),
-        "norm_backward", x.count(), 2);
+        bytes_of(call.dy) + bytes_of(call.x) + bytes_of(call.weight) + bytes_of(call.rstd) +
+            bytes_of(call.dx) * (call.accumulate ? 2 : 1) + 2 * bytes_of(call.weight_grad),
+        "norm_backward", call.x.count(), 2);
 }
 
-void layer_norm_forward(Stream stream, ConstView x, ConstView weight, ConstView bias, float /*eps*/,
-                        View y, View mean, View rstd, const QuantizeSink& cast) {
+void layer_norm_forward(Stream stream, const LayerNormForward& call) {
   count(stream,
-        bytes_of(x) + bytes_of(weight) + bytes_of(bias) + bytes_of(y) + bytes_of(mean) +
-            bytes_of(rstd) + bytes_of(cast) + recast_bytes(cast, x, rstd),
-        norm_forward_kernel(cast), x.count(), norm_forward_launches(cast));
+        bytes_of(call.x) + bytes_of(call.weight) + bytes_of(call.bias) + bytes_of(call.y) +
+            bytes_of(call.mean) + bytes_of(call.rstd) + bytes_of(call.cast) +
+            recast_bytes(call.cast, call.x, call.rstd),
+        norm_forward_kernel(call.cast), call.x.count(), norm_forward_launches(call.cast));
 }
 
-void layer_norm_backward(Stream stream, ConstView dy, ConstView x, ConstView weight, ConstView mean,
-                         ConstView rstd, View dx, bool accumulate, View weight_grad, View bias_grad,
-                         View /*scratch*/) {
+void layer_norm_backward(Stream stream, const LayerNormBackward& call) {
   count(stream,
-        bytes_of(dy) + bytes_of(x) + bytes_of(weight) + bytes_of(mean) + bytes_of(rstd) +
-            bytes_of(dx) * (accumulate ? 2 : 1) + 2 * bytes_of(weight_grad) +
-            2 * bytes_of(bias_grad),
-        "norm_backward", x.count(), bias_grad.empty() ? 2 : 3);
+        bytes_of(call.dy) + bytes_of(call.x) + bytes_of(call.weight) + bytes_of(call.mean) +
+            bytes_of(call.rstd) + bytes_of(call.dx) * (call.accumulate ? 2 : 1) +
+            2 * bytes_of(call.weight_grad) + 2 * bytes_of(call.bias_grad),
+        "norm_backward", call.x.count(), call.bias_grad.empty() ? 2 : 3);
 }
 
-void head_rms_norm_forward(Stream stream, HeadsView x, int64_t rows, int64_t heads,
-                           int64_t head_dim, ConstView weight, float /*eps*/, View original,
-                           View rstd) {
-  count(stream, 2 * bytes_of(x, rows, heads, head_dim) + bytes_of(weight) + bytes_of(original) +
-                    bytes_of(rstd));
+void head_rms_norm_forward(Stream stream, const HeadRmsNormForward& call) {
+  count(stream, 2 * bytes_of(call.x, call.rows, call.heads, call.head_dim) + bytes_of(call.weight) +
+                    bytes_of(call.original) + bytes_of(call.rstd));
 }
 
-void head_rms_norm_backward(Stream stream, HeadsView dx, int64_t rows, int64_t heads,
-                            int64_t head_dim, ConstView original, ConstView weight, ConstView rstd,
-                            View weight_grad, View /*scratch*/) {
-  count(stream, {.bytes = 2 * bytes_of(dx, rows, heads, head_dim) + bytes_of(original) +
-                          bytes_of(weight) + bytes_of(rstd) + 2 * bytes_of(weight_grad),
+void head_rms_norm_backward(Stream stream, const HeadRmsNormBackward& call) {
+  count(stream, {.bytes = 2 * bytes_of(call.dx, call.rows, call.heads, call.head_dim) +
+                          bytes_of(call.original) + bytes_of(call.weight) + bytes_of(call.rstd) +
+                          2 * bytes_of(call.weight_grad),
                  .launches = 2});
 }
 

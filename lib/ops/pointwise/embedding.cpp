@@ -13,40 +13,40 @@ bool is_table(const ConstView& table, int64_t columns) {
 
 }  // namespace
 
-void embedding_forward(Stream stream, ConstView tokens, ConstView table, ConstView positions,
-                       int64_t sequence_length, int64_t position_offset, View y) {
-  const int64_t columns = y.shape.back();
-  check(is_float_type(y.dtype), "embedding_forward: y must be fp32, bf16 or fp16");
-  check(holds(tokens, DType::i32, y.shape.rows()), "embedding_forward: tokens must be int32 [B*T]");
-  check(is_table(table, columns), "embedding_forward: table must be fp32 [vocabulary, C]");
-  check(sequence_length > 0, "embedding_forward: sequence length must be positive");
-  if (!positions.empty()) {
-    check(is_table(positions, columns), "embedding_forward: positions must be fp32 [positions, C]");
-    check(position_offset >= 0 && position_offset + sequence_length <= positions.shape[0],
+void embedding_forward(Stream stream, const EmbeddingForward& call) {
+  const int64_t columns = call.y.shape.back();
+  check(is_float_type(call.y.dtype), "embedding_forward: y must be fp32, bf16 or fp16");
+  check(holds(call.tokens, DType::i32, call.y.shape.rows()),
+        "embedding_forward: tokens must be int32 [B*T]");
+  check(is_table(call.table, columns), "embedding_forward: table must be fp32 [vocabulary, C]");
+  check(call.sequence_length > 0, "embedding_forward: sequence length must be positive");
+  if (!call.positions.empty()) {
+    check(is_table(call.positions, columns),
+          "embedding_forward: positions must be fp32 [positions, C]");
+    check(call.position_offset >= 0 &&
+              call.position_offset + call.sequence_length <= call.positions.shape[0],
           "embedding_forward: more positions than the table has");
   }
   const TraceSpan span("embedding_forward");
-  dispatch<&OpTable::embedding_forward>(stream, tokens, table, positions, sequence_length,
-                                        position_offset, y);
+  dispatch<&OpTable::embedding_forward>(stream, call);
 }
 
-void embedding_backward(Stream stream, ConstView tokens, ConstView dy, View table_grad,
-                        View position_grad, int64_t sequence_length, View scratch) {
-  const int64_t columns = dy.shape.back();
-  check(is_float_type(dy.dtype), "embedding_backward: dy must be fp32, bf16 or fp16");
-  check(holds(tokens, DType::i32, dy.shape.rows()),
+void embedding_backward(Stream stream, const EmbeddingBackward& call) {
+  const int64_t columns = call.dy.shape.back();
+  check(is_float_type(call.dy.dtype), "embedding_backward: dy must be fp32, bf16 or fp16");
+  check(holds(call.tokens, DType::i32, call.dy.shape.rows()),
         "embedding_backward: tokens must be int32 [B * T]");
-  check(is_table(table_grad, columns), "embedding_backward: table_grad must be fp32 [.., C]");
-  check(sequence_length > 0, "embedding_backward: sequence length must be positive");
-  if (!position_grad.empty()) {
-    check(is_table(position_grad, columns) && sequence_length <= position_grad.shape[0],
+  check(is_table(call.table_grad, columns), "embedding_backward: table_grad must be fp32 [.., C]");
+  check(call.sequence_length > 0, "embedding_backward: sequence length must be positive");
+  if (!call.position_grad.empty()) {
+    check(is_table(call.position_grad, columns) &&
+              call.sequence_length <= call.position_grad.shape[0],
           "embedding_backward: position_grad must be fp32 [positions, C]");
   }
-  check(has_room(scratch, DType::i32, 2 * tokens.count()),
+  check(has_room(call.scratch, DType::i32, 2 * call.tokens.count()),
         "embedding_backward: scratch must be int32 [2 * B * T]");
   const TraceSpan span("embedding_backward");
-  dispatch<&OpTable::embedding_backward>(stream, tokens, dy, table_grad, position_grad,
-                                         sequence_length, scratch);
+  dispatch<&OpTable::embedding_backward>(stream, call);
 }
 
 }  // namespace fp8train::ops

@@ -197,52 +197,51 @@ void sort_tokens(const Stream& stream, const int32_t* tokens, int32_t* rank, int
 
 }  // namespace
 
-void embedding_forward(Stream stream, ConstView tokens, ConstView table, ConstView positions,
-                       int64_t sequence_length, int64_t position_offset, View y) {
-  const int64_t columns = table.shape.back();
-  const float* position =
-      positions.empty() ? nullptr : positions.as<float>() + position_offset * columns;
-  with_float_type(y.dtype, [&](auto tag) {
+void embedding_forward(Stream stream, const EmbeddingForward& call) {
+  const int64_t columns = call.table.shape.back();
+  const float* position = call.positions.empty()
+                              ? nullptr
+                              : call.positions.as<float>() + call.position_offset * columns;
+  with_float_type(call.y.dtype, [&](auto tag) {
     using Y = typename decltype(tag)::Type;
-    const bool aligned = columns % kPack == 0 && is_aligned(table.data, sizeof(float) * kPack) &&
-                         is_aligned(position, sizeof(float) * kPack) &&
-                         is_aligned(y.data, sizeof(Y) * kPack);
-    map<kPack>(stream, y.count(), aligned,
-               Gather<Y>{tokens.as<int32_t>(), table.as<float>(), position, sequence_length,
-                         table.shape.rows(), columns, y.as<Y>()});
+    const bool aligned =
+        columns % kPack == 0 && is_aligned(call.table.data, sizeof(float) * kPack) &&
+        is_aligned(position, sizeof(float) * kPack) && is_aligned(call.y.data, sizeof(Y) * kPack);
+    map<kPack>(stream, call.y.count(), aligned,
+               Gather<Y>{call.tokens.as<int32_t>(), call.table.as<float>(), position,
+                         call.sequence_length, call.table.shape.rows(), columns, call.y.as<Y>()});
   });
 }
 
-void embedding_backward(Stream stream, ConstView tokens, ConstView dy, View table_grad,
-                        View position_grad, int64_t sequence_length, View scratch) {
-  const int64_t rows = tokens.count();
-  const int64_t columns = table_grad.shape.back();
-  int32_t* order = scratch.as<int32_t>() + rows;
-  sort_tokens(stream, tokens.as<int32_t>(), scratch.as<int32_t>(), order, rows);
-  with_float_type(dy.dtype, [&](auto tag) {
+void embedding_backward(Stream stream, const EmbeddingBackward& call) {
+  const int64_t rows = call.tokens.count();
+  const int64_t columns = call.table_grad.shape.back();
+  int32_t* order = call.scratch.as<int32_t>() + rows;
+  sort_tokens(stream, call.tokens.as<int32_t>(), call.scratch.as<int32_t>(), order, rows);
+  with_float_type(call.dy.dtype, [&](auto tag) {
     using DY = typename decltype(tag)::Type;
-    const bool aligned = columns % kPack == 0 && is_aligned(dy.data, sizeof(DY) * kPack) &&
-                         is_aligned(table_grad.data, sizeof(float) * kPack) &&
-                         is_aligned(position_grad.data, sizeof(float) * kPack);
-    const TokenRows<DY> call = {.tokens = tokens.as<int32_t>(),
-                                .order = order,
-                                .dy = dy.as<DY>(),
-                                .table_grad = table_grad.as<float>(),
-                                .rows = rows,
-                                .vocabulary = table_grad.shape.rows(),
-                                .columns = columns};
+    const bool aligned = columns % kPack == 0 && is_aligned(call.dy.data, sizeof(DY) * kPack) &&
+                         is_aligned(call.table_grad.data, sizeof(float) * kPack) &&
+                         is_aligned(call.position_grad.data, sizeof(float) * kPack);
+    const TokenRows<DY> arguments = {.tokens = call.tokens.as<int32_t>(),
+                                     .order = order,
+                                     .dy = call.dy.as<DY>(),
+                                     .table_grad = call.table_grad.as<float>(),
+                                     .rows = rows,
+                                     .vocabulary = call.table_grad.shape.rows(),
+                                     .columns = columns};
     const int64_t packs = aligned ? columns / kPack : columns;
     const dim3 grid(static_cast<unsigned>(rows), static_cast<unsigned>(ceil_div(packs, kThreads)));
     if (aligned) {
-      launch(stream, {grid, kThreads}, add_tokens_kernel<kPack, DY>, call);
+      launch(stream, {grid, kThreads}, add_tokens_kernel<kPack, DY>, arguments);
     } else {
-      launch(stream, {grid, kThreads}, add_tokens_kernel<1, DY>, call);
+      launch(stream, {grid, kThreads}, add_tokens_kernel<1, DY>, arguments);
     }
-    if (!position_grad.empty()) {
-      const int64_t positions = rows < sequence_length ? rows : sequence_length;
-      map<kPack>(
-          stream, positions * columns, aligned,
-          AddPositions<DY>{dy.as<DY>(), position_grad.as<float>(), rows, sequence_length, columns});
+    if (!call.position_grad.empty()) {
+      const int64_t positions = rows < call.sequence_length ? rows : call.sequence_length;
+      map<kPack>(stream, positions * columns, aligned,
+                 AddPositions<DY>{call.dy.as<DY>(), call.position_grad.as<float>(), rows,
+                                  call.sequence_length, columns});
     }
   });
 }

@@ -7,14 +7,27 @@
 
 namespace fp8train::ops {
 
+struct EmbeddingForward {
+  ConstView tokens, table;
+  ConstView positions;  ///< may be empty
+  int64_t sequence_length = 0, position_offset = 0;
+  View y;
+};
+
 /// y[r] = table[tokens[r]] (+ positions[position_offset + r % T]). y: [B * T, C]. `positions` may
 /// be empty. A token outside the table gives a row of NaN.
-void embedding_forward(Stream stream, ConstView tokens, ConstView table, ConstView positions,
-                       int64_t sequence_length, int64_t position_offset, View y);
+void embedding_forward(Stream stream, const EmbeddingForward& call);
+
+struct EmbeddingBackward {
+  ConstView tokens, dy;
+  View table_grad;
+  View position_grad;  ///< may be empty
+  int64_t sequence_length = 0;
+  View scratch;
+};
 
 /// table_grad[tokens[r]] += dy[r]; position_grad likewise (may be empty). Deterministic: each table
 /// row sums its tokens in order. `scratch`: int32 [2 * B * T].
-void embedding_backward(Stream stream, ConstView tokens, ConstView dy, View table_grad,
-                        View position_grad, int64_t sequence_length, View scratch);
+void embedding_backward(Stream stream, const EmbeddingBackward& call);
 
 }  // namespace fp8train::ops

@@ -20,16 +20,15 @@ FP8TRAIN_HD void add_row(const DY* __restrict from, float* __restrict to, int64_
 
 }  // namespace
 
-void embedding_forward(Stream /*stream*/, ConstView tokens, ConstView table, ConstView positions,
-                       int64_t sequence_length, int64_t position_offset, View y) {
-  const int64_t rows = tokens.count();
-  const int64_t columns = table.shape.back();
-  const int64_t vocabulary = table.shape.rows();
-  const int32_t* token = tokens.as<int32_t>();
-  const float* table_data = table.as<float>();
-  const float* position_data = positions.as<float>();
-  with_float_type(y.dtype, [&](auto tag) {
-    auto* data = y.as<typename decltype(tag)::Type>();
+void embedding_forward(Stream /*stream*/, const EmbeddingForward& call) {
+  const int64_t rows = call.tokens.count();
+  const int64_t columns = call.table.shape.back();
+  const int64_t vocabulary = call.table.shape.rows();
+  const int32_t* token = call.tokens.as<int32_t>();
+  const float* table_data = call.table.as<float>();
+  const float* position_data = call.positions.as<float>();
+  with_float_type(call.y.dtype, [&](auto tag) {
+    auto* data = call.y.as<typename decltype(tag)::Type>();
 #pragma omp parallel for schedule(static) if (rows * columns >= kParallelElements)
     for (int64_t row = 0; row < rows; ++row) {
       auto* to = data + row * columns;
@@ -46,7 +45,8 @@ void embedding_forward(Stream /*stream*/, ConstView tokens, ConstView table, Con
         }
         continue;
       }
-      const float* position = position_data + (position_offset + row % sequence_length) * columns;
+      const float* position =
+          position_data + (call.position_offset + row % call.sequence_length) * columns;
       for (int64_t c = 0; c < columns; ++c) {
         store_from_float(to + c, from[c] + position[c]);
       }
@@ -54,17 +54,16 @@ void embedding_forward(Stream /*stream*/, ConstView tokens, ConstView table, Con
   });
 }
 
-void embedding_backward(Stream /*stream*/, ConstView tokens, ConstView dy, View table_grad,
-                        View position_grad, int64_t sequence_length, View /*scratch*/) {
-  const int64_t rows = tokens.count();
-  const int64_t columns = table_grad.shape.back();
-  const int64_t vocabulary = table_grad.shape.rows();
+void embedding_backward(Stream /*stream*/, const EmbeddingBackward& call) {
+  const int64_t rows = call.tokens.count();
+  const int64_t columns = call.table_grad.shape.back();
+  const int64_t vocabulary = call.table_grad.shape.rows();
   const int64_t blocks = ceil_div(columns, kColumnBlock);
-  const int32_t* token = tokens.as<int32_t>();
-  float* table_data = table_grad.as<float>();
-  float* position_data = position_grad.as<float>();
-  with_float_type(dy.dtype, [&](auto tag) {
-    const auto* data = dy.as<typename decltype(tag)::Type>();
+  const int32_t* token = call.tokens.as<int32_t>();
+  float* table_data = call.table_grad.as<float>();
+  float* position_data = call.position_grad.as<float>();
+  with_float_type(call.dy.dtype, [&](auto tag) {
+    const auto* data = call.dy.as<typename decltype(tag)::Type>();
 #pragma omp parallel for schedule(static) if (rows * columns >= kParallelElements)
     for (int64_t block = 0; block < blocks; ++block) {
       const int64_t begin = block * kColumnBlock;
@@ -75,7 +74,7 @@ void embedding_backward(Stream /*stream*/, ConstView tokens, ConstView dy, View 
           add_row(from, table_data + token[row] * columns + begin, width);
         }
         if (position_data != nullptr) {
-          add_row(from, position_data + row % sequence_length * columns + begin, width);
+          add_row(from, position_data + row % call.sequence_length * columns + begin, width);
         }
       }
     }

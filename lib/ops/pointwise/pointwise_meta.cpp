@@ -68,16 +68,15 @@ void gelu_backward(Stream stream, ConstView dy, ConstView x, View dx, const Quan
   count(stream, bytes_of(dy) + bytes_of(x) + bytes_of(dx) + bytes_of(cast));
 }
 
-void embedding_forward(Stream stream, ConstView tokens, ConstView /*table*/, ConstView positions,
-                       int64_t /*sequence_length*/, int64_t /*position_offset*/, View y) {
-  count(stream, bytes_of(tokens) + gathered_bytes(y, positions) + bytes_of(y));
+void embedding_forward(Stream stream, const EmbeddingForward& call) {
+  count(stream, bytes_of(call.tokens) + gathered_bytes(call.y, call.positions) + bytes_of(call.y));
 }
 
-void embedding_backward(Stream stream, ConstView tokens, ConstView dy, View /*table_grad*/,
-                        View position_grad, int64_t /*sequence_length*/, View /*scratch*/) {
+void embedding_backward(Stream stream, const EmbeddingBackward& call) {
   // The tokens are sorted: a fill and two kernels.
-  count(stream, {.bytes = bytes_of(tokens) + bytes_of(dy) + 2 * gathered_bytes(dy, position_grad),
-                 .launches = position_grad.empty() ? 4 : 5});
+  count(stream, {.bytes = bytes_of(call.tokens) + bytes_of(call.dy) +
+                          2 * gathered_bytes(call.dy, call.position_grad),
+                 .launches = call.position_grad.empty() ? 4 : 5});
 }
 
 }  // namespace fp8train::ops::meta

@@ -102,7 +102,7 @@ void divide_columns(Stream stream, ConstView x, ConstView scale, View y, bool ad
       width % 4 == 0 && is_aligned(x.data) && is_aligned(scale.data) && is_aligned(y.data);
   const int64_t across = ceil_div(width, int64_t{kBlock} * (packed ? 4 : 1));
   const unsigned blocks = blocks_for(stream, across * rows, 1);
-  const auto down = static_cast<unsigned>(ceil_div(blocks, across));
+  const auto down = static_cast<unsigned>(ceil_div(int64_t{blocks}, across));
   launch(stream, {dim3(static_cast<unsigned>(across), down), kBlock},
          packed ? divide_columns_kernel<4> : divide_columns_kernel<1>, x.as<float>(),
          scale.as<float>(), y.as<float>(), rows, width, add);

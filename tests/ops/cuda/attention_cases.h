@@ -69,8 +69,12 @@ inline Forward forward(Side& side, const Problem& p, const Host& host, bool keep
   const Slices in(p, side.put(host.q), side.put(host.kv));
   const View out = side.space(host.q.dtype(), {p.batch * p.queries, p.heads * p.dim});
   const View kept = keeps ? side.space(DType::f32, {p.batch, p.heads, p.queries}) : View{};
-  ops::attention_forward(side.stream(), p.shape(), in.q, in.k, in.v, slice(out, 0, p.queries),
-                         kept);
+  ops::attention_forward(side.stream(), {.shape = p.shape(),
+                                         .q = in.q,
+                                         .k = in.k,
+                                         .v = in.v,
+                                         .out = slice(out, 0, p.queries),
+                                         .log_sum_exp = kept});
   return {side.get(out), keeps ? side.get(kept) : Array()};
 }
 
@@ -85,11 +89,26 @@ inline Array backward(Side& side, const Problem& p, const Host& host, const Forw
   const Slices d(p, gradients, gradients);
   const ops::HeadsView out_heads = slice(out, 0, p.queries);
   const ops::HeadsView dout_heads = slice(dout, 0, p.queries);
-  const int64_t scratch = ops::attention_backward_scratch(
-      side.stream(), p.shape(), in.q, in.k, in.v, out_heads, dout_heads, d.q, d.k, d.v);
-  ops::attention_backward(side.stream(), p.shape(), in.q, in.k, in.v, out_heads,
-                          side.put(results.log_sum_exp), dout_heads, d.q, d.k, d.v,
-                          side.space(DType::f32, {scratch}));
+  const int64_t scratch = ops::attention_backward_scratch(side.stream(), {.shape = p.shape(),
+                                                                          .q = in.q,
+                                                                          .k = in.k,
+                                                                          .v = in.v,
+                                                                          .out = out_heads,
+                                                                          .dout = dout_heads,
+                                                                          .dq = d.q,
+                                                                          .dk = d.k,
+                                                                          .dv = d.v});
+  ops::attention_backward(side.stream(), {.shape = p.shape(),
+                                          .q = in.q,
+                                          .k = in.k,
+                                          .v = in.v,
+                                          .out = out_heads,
+                                          .log_sum_exp = side.put(results.log_sum_exp),
+                                          .dout = dout_heads,
+                                          .dq = d.q,
+                                          .dk = d.k,
+                                          .dv = d.v,
+                                          .scratch = side.space(DType::f32, {scratch})});
   return side.get(gradients);
 }
 

@@ -183,8 +183,15 @@ TEST_CASE("the scratch of backward is the workspace of cuDNN's plan", "[cuda][at
   const auto scratch = [&](const Stream& stream, DType dtype) {
     alignas(16) static char memory[16];
     const ops::HeadsView view = {memory, dtype, p.stride(), p.queries};
-    return ops::attention_backward_scratch(stream, p.shape(), view, view, view, view, view, view,
-                                           view, view);
+    return ops::attention_backward_scratch(stream, {.shape = p.shape(),
+                                                    .q = view,
+                                                    .k = view,
+                                                    .v = view,
+                                                    .out = view,
+                                                    .dout = view,
+                                                    .dq = view,
+                                                    .dk = view,
+                                                    .dv = view});
   };
   const uint64_t plans = shim::sdpa_plans();
   const std::unique_ptr<Device> meta = make_meta_device(*cudnn.device);
@@ -209,8 +216,15 @@ int64_t planned_scratch(const ChosenDevice& chosen, const Problem& p, bool deter
   const ops::HeadsView view = {memory, DType::bf16, p.stride(), p.queries};
   ops::AttentionShape shape = p.shape();
   shape.deterministic = deterministic;
-  return ops::attention_backward_scratch(chosen.device->stream(), shape, view, view, view, view,
-                                         view, view, view, view);
+  return ops::attention_backward_scratch(chosen.device->stream(), {.shape = shape,
+                                                                   .q = view,
+                                                                   .k = view,
+                                                                   .v = view,
+                                                                   .out = view,
+                                                                   .dout = view,
+                                                                   .dq = view,
+                                                                   .dk = view,
+                                                                   .dv = view});
 }
 
 TEST_CASE("a deterministic backward pass has a plan and a workspace of its own",

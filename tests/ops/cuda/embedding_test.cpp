@@ -42,8 +42,13 @@ TEST_CASE("embedding_forward is exact", "[cuda][embedding]") {
           const auto run = [&](Side& side) {
             const View y = side.space(type, {kRows, columns}, offset);
             const View position = side.put(positions, offset);
-            ops::embedding_forward(side.stream(), side.put(tokens), side.put(table, offset),
-                                   positioned ? ConstView(position) : ConstView(), 12, 3, y);
+            ops::embedding_forward(side.stream(),
+                                   {.tokens = side.put(tokens),
+                                    .table = side.put(table, offset),
+                                    .positions = positioned ? ConstView(position) : ConstView(),
+                                    .sequence_length = 12,
+                                    .position_offset = 3,
+                                    .y = y});
             return side.get(y);
           };
           CHECK(same_values(on_cuda(run), on_cpu(run)));
@@ -71,9 +76,12 @@ void check_backward(const Case& c, DType type) {
   const auto run = [&](Side& side) {
     const View grad = side.put(table, c.offset);
     const View position_grad = side.put(positions, c.offset);
-    ops::embedding_backward(side.stream(), side.put(tokens), side.put(dy, c.offset), grad,
-                            c.positioned ? position_grad : View(), sequence,
-                            side.space(DType::i32, {2 * c.rows}));
+    ops::embedding_backward(side.stream(), {.tokens = side.put(tokens),
+                                            .dy = side.put(dy, c.offset),
+                                            .table_grad = grad,
+                                            .position_grad = c.positioned ? position_grad : View(),
+                                            .sequence_length = sequence,
+                                            .scratch = side.space(DType::i32, {2 * c.rows})});
     return std::pair(side.get(grad), side.get(position_grad));
   };
   const auto cuda = on_cuda(run);
@@ -103,8 +111,11 @@ TEST_CASE("a NaN stays with its token", "[cuda][embedding][small]") {
   const Array dy(DType::bf16, {c.rows, c.columns}, adversarial_values(c.rows * c.columns, 4));
   const auto run = [&](Side& side) {
     const View grad = side.put(Array(DType::f32, {c.vocabulary, c.columns}));
-    ops::embedding_backward(side.stream(), side.put(tokens), side.put(dy), grad, {}, 10,
-                            side.space(DType::i32, {2 * c.rows}));
+    ops::embedding_backward(side.stream(), {.tokens = side.put(tokens),
+                                            .dy = side.put(dy),
+                                            .table_grad = grad,
+                                            .sequence_length = 10,
+                                            .scratch = side.space(DType::i32, {2 * c.rows})});
     return side.get(grad);
   };
   CHECK(same_values(on_cuda(run), on_cpu(run)));

@@ -59,7 +59,12 @@ Bits run_part(Side& side, const std::vector<float>& values, const PartCase& test
         ops::granule_grid(format.granularity, seen.rows(), seen.back(), test.layout).count;
     const DType type = format.scale_type == ScaleType::e8m0 ? DType::e8m0 : DType::f32;
     const View scales = side.space(type, {count});
-    ops::find_granule_scales(side.stream(), amax, matrix, format, test.layout, transposed, scales);
+    ops::find_granule_scales(side.stream(), {.amax = amax,
+                                             .shape = matrix,
+                                             .format = format,
+                                             .layout = test.layout,
+                                             .transposed = transposed,
+                                             .scale_inv = scales});
     bits.add(side.get(scales));
   }
   return bits;

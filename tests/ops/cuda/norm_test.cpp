@@ -67,8 +67,11 @@ void check_forward(const Case& c, DType x_type, DType y_type) {
   check_near("rms_norm_forward", c, x_type, y_type, [&](Side& side) -> std::vector<Array> {
     const View y = side.space(y_type, {c.rows, c.n}, c.offset);
     const View rstd = side.space(DType::f32, {c.rows});
-    ops::rms_norm_forward(side.stream(), side.put(values_of(c, x_type, 1), c.offset),
-                          side.put(weight_of(c, 2)), kNormEps, y, rstd);
+    ops::rms_norm_forward(side.stream(), {.x = side.put(values_of(c, x_type, 1), c.offset),
+                                          .weight = side.put(weight_of(c, 2)),
+                                          .eps = kNormEps,
+                                          .y = y,
+                                          .rstd = rstd});
     return {side.get(y), side.get(rstd)};
   });
   for (const bool biased : {false, true}) {
@@ -77,9 +80,13 @@ void check_forward(const Case& c, DType x_type, DType y_type) {
       const View mean = side.space(DType::f32, {c.rows});
       const View rstd = side.space(DType::f32, {c.rows});
       const View bias = side.put(weight_of(c, 3), c.offset);
-      ops::layer_norm_forward(side.stream(), side.put(values_of(c, x_type, 1), c.offset),
-                              side.put(weight_of(c, 2)), biased ? ConstView(bias) : ConstView(),
-                              kNormEps, y, mean, rstd);
+      ops::layer_norm_forward(side.stream(), {.x = side.put(values_of(c, x_type, 1), c.offset),
+                                              .weight = side.put(weight_of(c, 2)),
+                                              .bias = biased ? ConstView(bias) : ConstView(),
+                                              .eps = kNormEps,
+                                              .y = y,
+                                              .mean = mean,
+                                              .rstd = rstd});
       return {side.get(y), side.get(mean), side.get(rstd)};
     });
   }
@@ -95,21 +102,30 @@ void check_backward(const Case& c, DType x_type, DType dy_type, bool accumulate)
   check_near("rms_norm_backward", c, x_type, dy_type, [&](Side& side) -> std::vector<Array> {
     const View dx = side.put(values_of(c, x_type, 5), c.offset);
     const View weight_grad = side.put(weight_of(c, 6));
-    ops::rms_norm_backward(side.stream(), side.put(values_of(c, dy_type, 4), c.offset),
-                           side.put(values_of(c, x_type, 1), c.offset), side.put(weight_of(c, 2)),
-                           side.put(statistics_of(c, 7)), dx, accumulate, weight_grad,
-                           side.space(DType::f32, {chunks, c.n}));
+    ops::rms_norm_backward(side.stream(), {.dy = side.put(values_of(c, dy_type, 4), c.offset),
+                                           .x = side.put(values_of(c, x_type, 1), c.offset),
+                                           .weight = side.put(weight_of(c, 2)),
+                                           .rstd = side.put(statistics_of(c, 7)),
+                                           .dx = dx,
+                                           .accumulate = accumulate,
+                                           .weight_grad = weight_grad,
+                                           .scratch = side.space(DType::f32, {chunks, c.n})});
     return {side.get(dx), side.get(weight_grad)};
   });
   check_near("layer_norm_backward", c, x_type, dy_type, [&](Side& side) -> std::vector<Array> {
     const View dx = side.put(values_of(c, x_type, 5), c.offset);
     const View weight_grad = side.put(weight_of(c, 6));
     const View bias_grad = side.put(weight_of(c, 8));
-    ops::layer_norm_backward(side.stream(), side.put(values_of(c, dy_type, 4), c.offset),
-                             side.put(values_of(c, x_type, 1), c.offset), side.put(weight_of(c, 2)),
-                             side.put(statistics_of(c, 9)), side.put(statistics_of(c, 7)), dx,
-                             accumulate, weight_grad, accumulate ? bias_grad : View(),
-                             side.space(DType::f32, {2 * chunks, c.n}));
+    ops::layer_norm_backward(side.stream(), {.dy = side.put(values_of(c, dy_type, 4), c.offset),
+                                             .x = side.put(values_of(c, x_type, 1), c.offset),
+                                             .weight = side.put(weight_of(c, 2)),
+                                             .mean = side.put(statistics_of(c, 9)),
+                                             .rstd = side.put(statistics_of(c, 7)),
+                                             .dx = dx,
+                                             .accumulate = accumulate,
+                                             .weight_grad = weight_grad,
+                                             .bias_grad = accumulate ? bias_grad : View(),
+                                             .scratch = side.space(DType::f32, {2 * chunks, c.n})});
     return {side.get(dx), side.get(weight_grad), side.get(bias_grad)};
   });
 }
@@ -146,10 +162,15 @@ TEST_CASE("norm backward in place, row by row", "[cuda][norm][small]") {
     check_near("in place", c, DType::bf16, DType::bf16, [&](Side& side) -> std::vector<Array> {
       const View dx = side.put(values_of(c, DType::bf16, 4));
       const View weight_grad = side.put(weight_of(c, 6));
-      ops::rms_norm_backward(side.stream(), dx, side.put(values_of(c, DType::bf16, 1)),
-                             side.put(weight_of(c, 2)), side.put(statistics_of(c, 7)), dx, false,
-                             weight_grad,
-                             side.space(DType::f32, {ops::norm_partial_rows(c.rows), n}));
+      ops::rms_norm_backward(
+          side.stream(), {.dy = dx,
+                          .x = side.put(values_of(c, DType::bf16, 1)),
+                          .weight = side.put(weight_of(c, 2)),
+                          .rstd = side.put(statistics_of(c, 7)),
+                          .dx = dx,
+                          .accumulate = false,
+                          .weight_grad = weight_grad,
+                          .scratch = side.space(DType::f32, {ops::norm_partial_rows(c.rows), n})});
       return {side.get(dx), side.get(weight_grad)};
     });
   }
@@ -163,13 +184,34 @@ NormOperands on_side(Side& side, const NormProblem& p, bool layer, bool accumula
   const View mean = side.put(o.mean), rstd = side.put(o.rstd);
   const View scratch = side.space(DType::f32, {2 * ops::norm_partial_rows(p.rows) * p.n});
   if (layer) {
-    ops::layer_norm_forward(side.stream(), x, weight, bias, kNormEps, y, mean, rstd);
-    ops::layer_norm_backward(side.stream(), dy, x, weight, mean, rstd, dx, accumulate, weight_grad,
-                             bias_grad, scratch);
+    ops::layer_norm_forward(side.stream(), {.x = x,
+                                            .weight = weight,
+                                            .bias = bias,
+                                            .eps = kNormEps,
+                                            .y = y,
+                                            .mean = mean,
+                                            .rstd = rstd});
+    ops::layer_norm_backward(side.stream(), {.dy = dy,
+                                             .x = x,
+                                             .weight = weight,
+                                             .mean = mean,
+                                             .rstd = rstd,
+                                             .dx = dx,
+                                             .accumulate = accumulate,
+                                             .weight_grad = weight_grad,
+                                             .bias_grad = bias_grad,
+                                             .scratch = scratch});
   } else {
-    ops::rms_norm_forward(side.stream(), x, weight, kNormEps, y, rstd);
-    ops::rms_norm_backward(side.stream(), dy, x, weight, rstd, dx, accumulate, weight_grad,
-                           scratch);
+    ops::rms_norm_forward(side.stream(),
+                          {.x = x, .weight = weight, .eps = kNormEps, .y = y, .rstd = rstd});
+    ops::rms_norm_backward(side.stream(), {.dy = dy,
+                                           .x = x,
+                                           .weight = weight,
+                                           .rstd = rstd,
+                                           .dx = dx,
+                                           .accumulate = accumulate,
+                                           .weight_grad = weight_grad,
+                                           .scratch = scratch});
   }
   o.y = side.get(y);
   o.dx = side.get(dx);
@@ -228,8 +270,14 @@ void check_heads(const Heads& h, DType type, DType original_type) {
     const View fused = side.put(values_of(c, type, 1));
     const View original = side.space(type, {h.rows, width});
     const View rstd = side.space(DType::f32, {h.rows, h.heads});
-    ops::head_rms_norm_forward(side.stream(), slice(fused), h.rows, h.heads, h.head_dim,
-                               side.put(weight), kNormEps, original, rstd);
+    ops::head_rms_norm_forward(side.stream(), {.x = slice(fused),
+                                               .rows = h.rows,
+                                               .heads = h.heads,
+                                               .head_dim = h.head_dim,
+                                               .weight = side.put(weight),
+                                               .eps = kNormEps,
+                                               .original = original,
+                                               .rstd = rstd});
     return {side.get(fused), side.get(original), side.get(rstd)};
   });
   check_near(
@@ -239,9 +287,16 @@ void check_heads(const Heads& h, DType type, DType original_type) {
         const Array kept(original_type, {h.rows, width}, random_values(h.rows * width, 5));
         const Array rstd(DType::f32, {h.rows, h.heads}, random_values(h.rows * h.heads, 7, 0.3F));
         ops::head_rms_norm_backward(
-            side.stream(), slice(fused), h.rows, h.heads, h.head_dim, side.put(kept),
-            side.put(weight), side.put(rstd), grad,
-            side.space(DType::f32, {ops::norm_partial_rows(h.rows), h.head_dim}));
+            side.stream(),
+            {.dx = slice(fused),
+             .rows = h.rows,
+             .heads = h.heads,
+             .head_dim = h.head_dim,
+             .original = side.put(kept),
+             .weight = side.put(weight),
+             .rstd = side.put(rstd),
+             .weight_grad = grad,
+             .scratch = side.space(DType::f32, {ops::norm_partial_rows(h.rows), h.head_dim})});
         return {side.get(fused), side.get(grad)};
       });
 }

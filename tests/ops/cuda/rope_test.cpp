@@ -30,8 +30,15 @@ void check_rope(const Case& c, DType type) {
   const auto run = [&](Side& side) {
     const View x = side.put(fused, c.offset);
     char* data = static_cast<char*>(x.data) + static_cast<size_t>(c.before) * size_of(type);
-    ops::rope(side.stream(), {data, type, c.width(), c.capacity}, c.batch, c.length, c.heads,
-              c.head_dim, side.put(cosines), side.put(sines), 2, c.inverse);
+    ops::rope(side.stream(), {.x = {data, type, c.width(), c.capacity},
+                              .batch = c.batch,
+                              .length = c.length,
+                              .heads = c.heads,
+                              .head_dim = c.head_dim,
+                              .cosines = side.put(cosines),
+                              .sines = side.put(sines),
+                              .position_offset = 2,
+                              .inverse = c.inverse});
     return side.get(x);
   };
   const Array cuda = on_cuda(run);
@@ -70,8 +77,12 @@ TEST_CASE("append_to_cache copies rows to where they belong", "[cuda][kv_cache][
             char* data =
                 static_cast<char*>(from.data) + static_cast<size_t>(before) * size_of(type);
             const ops::HeadsView slice =
-                ops::append_to_cache(side.stream(), {data, type, stride, kRowCapacity}, to, kBatch,
-                                     kLength, width, past);
+                ops::append_to_cache(side.stream(), {.rows = {data, type, stride, kRowCapacity},
+                                                     .cache = to,
+                                                     .batch = kBatch,
+                                                     .length = kLength,
+                                                     .width = width,
+                                                     .past = past});
             CHECK(slice.data == to.data);
             CHECK(slice.dtype == type);
             CHECK(slice.row_stride == width);

@@ -115,15 +115,27 @@ class FakePlan final : public ops::cuda::SdpaPlan {
     const ops::HeadsView v = view(p.v, problem_.v);
     const ops::HeadsView out = view(p.out, problem_.out);
     if (!problem_.backward) {
-      ops::attention_forward(cpu, shape, q, k, v, out,
-                             p.log_sum_exp == nullptr ? View{} : log_sum_exp);
+      ops::attention_forward(cpu, {.shape = shape,
+                                   .q = q,
+                                   .k = k,
+                                   .v = v,
+                                   .out = out,
+                                   .log_sum_exp = p.log_sum_exp == nullptr ? View{} : log_sum_exp});
       return;
     }
     std::vector<float> scratch(static_cast<size_t>(ops::attention_backward_scratch(shape)));
-    ops::attention_backward(cpu, shape, q, k, v, out, log_sum_exp, view(p.dout, problem_.dout),
-                            view(p.dq, problem_.dq), view(p.dk, problem_.dk),
-                            view(p.dv, problem_.dv),
-                            {scratch.data(), DType::f32, {static_cast<int64_t>(scratch.size())}});
+    ops::attention_backward(
+        cpu, {.shape = shape,
+              .q = q,
+              .k = k,
+              .v = v,
+              .out = out,
+              .log_sum_exp = log_sum_exp,
+              .dout = view(p.dout, problem_.dout),
+              .dq = view(p.dq, problem_.dq),
+              .dk = view(p.dk, problem_.dk),
+              .dv = view(p.dv, problem_.dv),
+              .scratch = {scratch.data(), DType::f32, {static_cast<int64_t>(scratch.size())}}});
   }
 
   SdpaProblem problem_;
