@@ -111,6 +111,11 @@ std::vector<Field> checkpoint_fields() {
              {"refuse", "accept"},
              "What to do when a run goes on and its data files are not those that the checkpoint "
              "was saved with; accept names them in a warning"),
+      choice("checkpoint.changed_plan", checkpoint(&CheckpointSettings::changed_plan),
+             {"refuse", "accept"},
+             "What to do when a run goes on from a checkpoint of another precision plan; accept "
+             "rounds weights and moments to the formats of the new one, whose scaling begins as at "
+             "the start of a run"),
   };
 }
 

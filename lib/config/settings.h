@@ -61,6 +61,7 @@ struct CheckpointSettings {
   std::string resume = "auto";  ///< auto | never | a checkpoint directory
   bool save_final = true;
   std::string changed_data = "refuse";  ///< refuse | accept: other data than the checkpoint's
+  std::string changed_plan = "refuse";  ///< refuse | accept: another plan than the checkpoint's
 
   bool operator==(const CheckpointSettings&) const = default;
 };

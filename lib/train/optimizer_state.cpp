@@ -4,12 +4,15 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstring>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "base/error.h"
 #include "io/safetensors.h"
+#include "ops/storage.h"
 
 namespace fp8train {
 namespace {
@@ -103,6 +106,26 @@ class SavedState {
     }
   }
 
+  /// Of all elements; CheckpointError where there are none.
+  DType dtype_of(const std::string& name) const {
+    const std::vector<Range>& ranges = ranges_of(name);
+    const std::optional<DType> dtype = dtype_from_safetensors(ranges.front().entry->dtype);
+    if (!dtype) {
+      throw CheckpointError(fmt::format("{}: '{}' is of the unknown type '{}'",
+                                        checkpoint_.string(), name, ranges.front().entry->dtype));
+    }
+    return *dtype;
+  }
+
+  /// How many elements the files have of it.
+  int64_t count_of(const std::string& name) const {
+    int64_t count = 0;
+    for (const Range& range : ranges_.contains(name) ? ranges_.at(name) : std::vector<Range>()) {
+      count += range.entry->count();
+    }
+    return count;
+  }
+
   /// Elements first .. first + count - 1 of the whole.
   std::vector<uint8_t> read(const std::string& name, DType dtype, int64_t first,
                             int64_t count) const {
@@ -135,6 +158,15 @@ class SavedState {
     const SafetensorsEntry* entry;
     int64_t first = 0;
   };
+
+  const std::vector<Range>& ranges_of(const std::string& name) const {
+    const auto found = ranges_.find(name);
+    if (found == ranges_.end()) {
+      throw CheckpointError(
+          fmt::format("{}: the optimizer's files have no '{}'", checkpoint_.string(), name));
+    }
+    return found->second;
+  }
 
   void add_file(const std::filesystem::path& path) {
     files_.push_back(std::make_unique<SafetensorsFile>(path));
@@ -174,6 +206,102 @@ void load(Device& device, const SavedState& saved, const Kept& kept) {
   const int64_t before = single ? 0 : stored_scales(tensor.format, kept.first);
   copy_from_host(device, scales,
                  saved.read(kept.name + kScale, DType::f32, before, scales.count()).data());
+}
+
+/// A stored tensor in host memory.
+struct HostStored {
+  std::vector<uint8_t> codes;
+  std::vector<float> scales;
+  StoredTensor tensor;
+
+  HostStored(const TensorFormat& format, int64_t count)
+      : codes(static_cast<size_t>(count) * size_of(format.dtype)),
+        scales(static_cast<size_t>(stored_scales(format, count))),
+        tensor({codes.data(), format.dtype, {count}}, format,
+               {scales.data(), DType::f32, {static_cast<int64_t>(scales.size())}}) {
+    tensor.format.rounding = Rounding::nearest_even;
+    if (scales.empty()) {
+      tensor.scales = {};
+    }
+  }
+};
+
+/// A format that reads what was saved. Its element type and the number of its scales decide: one,
+/// one for each group, or three for each group where the range is expanded.
+TensorFormat readable_format(const SavedState& saved, const std::string& name, int64_t count) {
+  TensorFormat format;
+  format.dtype = saved.dtype_of(name);
+  const int64_t scales = saved.count_of(name + kScale);
+  const int64_t groups = (count + kStoredGroup - 1) / kStoredGroup;
+  if (scales == 0) {
+    return format;
+  }
+  format.policy = ScalePolicy::current;
+  if (scales > 1) {
+    format.granularity = Granularity::group;
+    format.group_size = kStoredGroup;
+    format.expanded = scales == 3 * groups;
+  }
+  if (scales != 1 && scales != groups && !format.expanded) {
+    throw CheckpointError(fmt::format(
+        "'{}' has {} elements and {} scales, which no stored format has", name, count, scales));
+  }
+  return format;
+}
+
+/// All values of a tensor, whatever its format was.
+std::vector<float> read_values(const SavedState& saved, const std::string& name, int64_t count) {
+  HostStored stored(readable_format(saved, name, count), count);
+  stored.codes = saved.read(name, stored.tensor.format.dtype, 0, count);
+  stored.tensor.codes.data = stored.codes.data();
+  if (!stored.scales.empty()) {
+    const int64_t scales = saved.count_of(name + kScale);
+    const std::vector<uint8_t> bytes = saved.read(name + kScale, DType::f32, 0, scales);
+    std::memcpy(stored.scales.data(), bytes.data(), bytes.size());
+  }
+  std::vector<float> values(static_cast<size_t>(count));
+  ops::read_stored(Communicator::host_stream(), stored.tensor,
+                   {values.data(), DType::f32, {count}});
+  return values;
+}
+
+/// As AdamW does (ops/optimizer.h): where a second moment has scales, it does not become 0 beside a
+/// first moment that is not.
+void floor_second_moment(const std::vector<float>& first, HostStored& second) {
+  const size_t size = size_of(second.tensor.format.dtype);
+  for (size_t i = 0; i < first.size() && !second.scales.empty(); ++i) {
+    uint8_t* code = second.codes.data() + i * size;
+    if (first[i] != 0.0F &&
+        std::all_of(code, code + size, [](uint8_t byte) { return byte == 0; })) {
+      code[0] = 1;
+    }
+  }
+}
+
+std::vector<float> values_of(const HostStored& stored) {
+  std::vector<float> values(static_cast<size_t>(stored.tensor.count()));
+  ops::read_stored(Communicator::host_stream(), stored.tensor,
+                   {values.data(), DType::f32, {stored.tensor.count()}});
+  return values;
+}
+
+HostStored stored_in(const TensorFormat& format, const std::vector<float>& values) {
+  const auto count = static_cast<int64_t>(values.size());
+  HostStored stored(format, count);
+  const ConstView x(values.data(), DType::f32, {count});
+  ops::store(Communicator::host_stream(), {.x = x, .to = stored.tensor});
+  return stored;
+}
+
+/// The part that this rank updates.
+void upload(Device& device, const HostStored& whole, const Kept& kept) {
+  const StoredTensor part = part_of(whole.tensor, kept.first, kept.tensor.count());
+  if (part.count() > 0) {
+    copy_from_host(device, kept.tensor.codes, part.codes.data);
+  }
+  if (!part.scales.empty()) {
+    copy_from_host(device, saved_scales(kept.tensor), saved_scales(part).data);
+  }
 }
 
 /// What this rank's file has, in its order.
@@ -239,6 +367,25 @@ void load_optimizer_files(const std::filesystem::path& checkpoint, Engine& engin
   }
   for (const auto& [name, factor] : factors(engine)) {
     copy_from_host(engine.device(), factor, saved.read(name, DType::f32, 0, 1).data());
+  }
+}
+
+void convert_optimizer_files(const std::filesystem::path& checkpoint, Engine& engine) {
+  const SavedState saved(checkpoint);
+  std::map<std::string, std::vector<float>> first_moments;  // of parameters with both
+  for (const Kept& kept : kept_tensors(engine)) {
+    const std::string parameter = kept.name.substr(kept.name.find('.') + 1);
+    if (kept.name.starts_with("value.")) {
+      continue;  // has been rounded from model.safetensors
+    }
+    const std::vector<float> values = read_values(saved, kept.name, kept.shape.count());
+    HostStored stored = stored_in(kept.tensor.format, values);
+    if (kept.name.starts_with("moment2.") && first_moments.contains(parameter)) {
+      floor_second_moment(first_moments.at(parameter), stored);
+    } else {
+      first_moments[parameter] = values_of(stored);
+    }
+    upload(engine.device(), stored, kept);
   }
 }
 

@@ -31,4 +31,11 @@ size_t optimizer_file_bytes(Engine& engine);
 /// or the tensor when something is missing or kept in another format.
 void load_optimizer_files(const std::filesystem::path& checkpoint, Engine& engine);
 
+/// The same from a checkpoint whose plan stores moments in other formats: they are read, and
+/// rounded to nearest into the formats of the engine. The whole of a tensor decides its scales, so
+/// that the result does not depend on the number of ranks. Values that are stored in few bits have
+/// been rounded when the weights were loaded, and factors of automatic scales begin at 1. Throws
+/// CheckpointError naming what is missing.
+void convert_optimizer_files(const std::filesystem::path& checkpoint, Engine& engine);
+
 }  // namespace fp8train

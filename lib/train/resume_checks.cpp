@@ -43,6 +43,23 @@ class RunComparison {
     }
   }
 
+  /// The plan by name, and every format and scaled layer.
+  void plan(Decoder& model) {
+    const size_t before = differences.size();
+    require("plan", session_.engine.plan.name, "precision plan");
+    require("formats", formats_text(model), "formats and scaled layers");
+    const bool differs = differences.size() > before;
+    changed_plan = differs && session_.settings.checkpoint.changed_plan == "accept";
+    refused_plan = differs && !changed_plan;
+    if (changed_plan) {
+      differences.resize(before);
+      notes.push_back(fmt::format(
+          "the checkpoint is of the plan {} and the run goes on with {}: weights and moments are "
+          "rounded to its formats, and its scaling begins as at the start of a run",
+          state_.at("plan").get<std::string>(), session_.engine.plan.name));
+    }
+  }
+
   void data() {
     DataRecord::Comparison files;
     if (session_.data_record != nullptr && state_.contains("data_files")) {
@@ -52,7 +69,7 @@ class RunComparison {
     if (files.changes.empty() && state_.at("data_fingerprint").get<std::string>() != current) {
       files.changes.push_back(other_tokens(current));
     }
-    notes = files.doubts;
+    notes.insert(notes.end(), files.doubts.begin(), files.doubts.end());
     changed_data = !files.changes.empty() && !accepts_changed_data(session_);
     auto& lines = changed_data ? differences : notes;
     for (const std::string& change : files.changes) {
@@ -63,6 +80,8 @@ class RunComparison {
   std::vector<std::string> differences;
   std::vector<std::string> notes;
   bool changed_data = false;
+  bool changed_plan = false;  ///< and it is accepted
+  bool refused_plan = false;
 
  private:
   /// The files are the same as far as is known, and samples of their tokens are not.
@@ -168,19 +187,18 @@ void check_state(const nlohmann::json& state, const CheckpointManifest& manifest
   }
 }
 
-std::vector<std::string> check_same_run(const nlohmann::json& state, const Session& session,
-                                        Decoder& model, const std::filesystem::path& folder) {
+SameRun check_same_run(const nlohmann::json& state, const Session& session, Decoder& model,
+                       const std::filesystem::path& folder) {
   RunComparison comparison(state, session);
   comparison.model(folder);
-  comparison.require("plan", session.engine.plan.name, "precision plan");
-  comparison.require("formats", formats_text(model), "formats and scaled layers");
+  comparison.plan(model);
   comparison.require("optimizer", session.engine.optimizer.name, "optimizer.name");
   comparison.require("seed", session.settings.training.seed, "training.seed");
   comparison.require("seq_length", session.engine.seq_length, "data.seq_length");
   comparison.require("shuffle", session.settings.data.shuffle, "data.shuffle");
   comparison.data();
   if (comparison.differences.empty()) {
-    return comparison.notes;
+    return {comparison.notes, comparison.changed_plan};
   }
   std::string message = fmt::format("{} was saved by another run:", folder.string());
   for (const std::string& difference : comparison.differences) {
@@ -191,6 +209,9 @@ std::vector<std::string> check_same_run(const nlohmann::json& state, const Sessi
                   folder.string());
   if (comparison.changed_data) {
     message += "; checkpoint.changed_data: accept goes on with the data as it is now";
+  }
+  if (comparison.refused_plan) {
+    message += "; checkpoint.changed_plan: accept goes on under the plan that is set now";
   }
   throw CheckpointError(message);
 }

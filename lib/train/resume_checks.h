@@ -28,11 +28,17 @@ void require_files(const std::filesystem::path& folder, const CheckpointManifest
 void check_state(const nlohmann::json& state, const CheckpointManifest& manifest,
                  const std::filesystem::path& folder);
 
+/// What was found of a checkpoint that the run can go on from.
+struct SameRun {
+  std::vector<std::string> notes;  ///< data that cannot be compared, or what has changed and is
+                                   ///< accepted (checkpoint.changed_data, checkpoint.changed_plan)
+  bool changed_plan = false;       ///< saved under another plan: moments are to be converted
+};
+
 /// Compares model, settings and data with those of the checkpoint. Throws one CheckpointError that
-/// names all differences. Returns notes for the user: data that cannot be compared, or has changed
-/// and is accepted (checkpoint.changed_data).
-std::vector<std::string> check_same_run(const nlohmann::json& state, const Session& session,
-                                        Decoder& model, const std::filesystem::path& folder);
+/// names all differences that are not accepted.
+SameRun check_same_run(const nlohmann::json& state, const Session& session, Decoder& model,
+                       const std::filesystem::path& folder);
 
 /// Begins to hash the data files, of which large ones are read while the run goes on. Returns a
 /// line for the user. Throws DataError.

@@ -57,7 +57,9 @@ std::string state_text(Engine& engine, const Session& session, const TrainingSta
   return json.dump(1) + "\n";
 }
 
-void load_control(Optimizer& optimizer, const nlohmann::json& json, const std::string& where) {
+/// `changed_plan`: the loss scale begins as at the start of a run.
+void load_control(Optimizer& optimizer, const nlohmann::json& json, const std::string& where,
+                  bool changed_plan) {
   ops::StepControl control = optimizer.control();
   const double loss_scale = json.at("loss_scale").get<double>();
   const bool is_scale = loss_scale > 0 && loss_scale <= std::numeric_limits<float>::max();
@@ -75,6 +77,10 @@ void load_control(Optimizer& optimizer, const nlohmann::json& json, const std::s
         where +
         ": loss_scale, good_steps, skipped_steps, applied_steps or skipped_in_a_row is none that a "
         "run can have");
+  }
+  if (changed_plan) {
+    control.loss_scale = optimizer.control().loss_scale;
+    control.good_steps = 0;
   }
   optimizer.set_control(control);
 }
@@ -217,7 +223,8 @@ ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
   try {
     const nlohmann::json json = nlohmann::json::parse(read_checkpoint_text(folder, kStateFile));
     check_state(json, manifest, folder);
-    resumed.notes = check_same_run(json, session, engine.model(), folder);
+    SameRun same = check_same_run(json, session, engine.model(), folder);
+    resumed.notes = std::move(same.notes);
     resumed.state = {.step = whole_number<int64_t>(json, "step", where),
                      .sample_position = whole_number<uint64_t>(json, "sample_position", where),
                      .tokens = whole_number<int64_t>(json, "tokens", where),
@@ -236,8 +243,12 @@ ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
           before, session.tokens_per_step()));
     }
     load_weights(engine.device(), engine.model(), TensorSource(folder / kModelFile));
+    load_control(engine.optimizer(), json, where, same.changed_plan);
+    if (same.changed_plan) {
+      convert_optimizer_files(folder, engine);
+      return resumed;
+    }
     load_optimizer_files(folder, engine);
-    load_control(engine.optimizer(), json, where);
     for (std::string& note :
          load_scaling(folder, engine.model().scaling(), rank, engine.mesh().world_size())) {
       resumed.notes.push_back(std::move(note));

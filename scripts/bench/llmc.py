@@ -4,7 +4,7 @@
     scripts/bench/llmc.py LLMC_SOURCE [--micro-batch 4] [--length 256] [--steps 3] [--threads N] [--json FILE]
 
 LLMC_SOURCE is a checkout of llm.c (https://github.com/karpathy/llm.c). Its train_gpt2.c is compiled as its Makefile does (-Ofast -march=native
--fopenmp) with a driver that times forward, backward and update on random tokens, starting from random weights in its checkpoint format. fp8train's rows are
+-fopenmp) with a driver that times forward, backward and update on random tokens, starting from random weights in its checkpoint format. fp8train's plans are
 measured before and after it with `fp8train bench step`. Figures are tokens per second of the median step after one step of warm-up.
 """
 
@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-ROWS = ["fp32", "bf16", "te-delayed", "te-current"]
+PLANS = ["fp32", "bf16", "te-delayed", "te-current"]
 LAYERS, HEADS, WIDTH, CONTEXT, VOCABULARY, PADDED_VOCABULARY = 12, 12, 768, 1024, 50257, 50304
 CHECKPOINT_MAGIC, CHECKPOINT_VERSION = 20240326, 3
 
@@ -101,8 +101,8 @@ def measure_llmc(source, arguments):
     return arguments.micro_batch * arguments.length / statistics.median(seconds[1:])
 
 
-def measure_row(row, arguments):
-    run = subprocess.run([str(ROOT / "build/bin/fp8train"), "bench", "step", "--json", "--preset", "gpt2-124m", "--plan", row, "--threads", str(arguments.threads),
+def measure_plan(plan, arguments):
+    run = subprocess.run([str(ROOT / "build/bin/fp8train"), "bench", "step", "--json", "--preset", "gpt2-124m", "--plan", plan, "--threads", str(arguments.threads),
                           "--micro-batch-size", str(arguments.micro_batch), "--seq-length", str(arguments.length), "--seconds", "10"],
                          stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(run.stdout)["tokens_per_second"]
@@ -120,14 +120,14 @@ def main():
     if not (arguments.source / "train_gpt2.c").exists():
         sys.exit(f"{arguments.source} holds no train_gpt2.c: give a checkout of llm.c")
     source = arguments.source.resolve()
-    before = {row: measure_row(row, arguments) for row in ROWS}
+    before = {plan: measure_plan(plan, arguments) for plan in PLANS}
     peer = measure_llmc(source, arguments)
-    after = {row: measure_row(row, arguments) for row in ROWS}
-    rates = {row: statistics.mean((before[row], after[row])) for row in ROWS}
+    after = {plan: measure_plan(plan, arguments) for plan in PLANS}
+    rates = {plan: statistics.mean((before[plan], after[plan])) for plan in PLANS}
     print("| GPT-2 124M, tokens/s | | of llm.c |\n|---|---|---|")
     print(f"| llm.c fp32 | {peer:.1f} | 1.00 |")
-    for row, rate in rates.items():
-        print(f"| fp8train {row} | {rate:.1f} | {rate / peer:.1f} |")
+    for plan, rate in rates.items():
+        print(f"| fp8train {plan} | {rate:.1f} | {rate / peer:.1f} |")
     if arguments.json:
         arguments.json.write_text(json.dumps({"llm.c": peer, **rates}, indent=1) + "\n")
     return 0

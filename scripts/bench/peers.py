@@ -5,7 +5,7 @@
     scripts/bench/peers.py --device cuda --models llama-8b-16l --variants bf16-compile,torchao-fp8-compile,bf16-compile-fsdp
 
 For each model every PyTorch variant (fp32, bf16 autocast eager and compiled, torchao float8 tensorwise emulated, eager and compiled) and every
-row of fp8train (fp32, bf16, te-delayed, te-current) is measured in a process of its own, PyTorch and fp8train taking turns, with the same number of threads. A step is
+plan of fp8train (fp32, bf16, te-delayed, te-current) is measured in a process of its own, PyTorch and fp8train taking turns, with the same number of threads. A step is
 forward, backward, gradient clipping at 1.0 and AdamW (fused) on random tokens. On a GPU the loss is compiled too, attention runs on the faster
 of PyTorch's two fused backends, and "-fsdp" after a variant's name shards the model over a world of one, as torchtitan does. A measurement is the median step after warm-up; the table shows the
 median over the rounds. Compare figures of one run only: machines differ, and others may be using them.
@@ -33,7 +33,7 @@ KNOWN_MODELS = [*MODELS, "llama-8b-16l"]
 COMPILED = ["bf16-compile", "torchao-fp8-compile", "torchao-rowwise-compile"]
 KNOWN_VARIANTS = [*VARIANTS, COMPILED[-1], *(f"{variant}-fsdp" for variant in COMPILED)]
 OWN_SHAPE = {"llama-8b-16l": ["--preset", "llama-8b", "--layers", "16"]}  # else the preset of that name
-ROWS = ["fp32", "bf16", "te-delayed", "te-current"]
+PLANS = ["fp32", "bf16", "te-delayed", "te-current"]
 
 
 def measure_torch(model_name, variant, device, threads, seconds):
@@ -94,12 +94,12 @@ def torch_command(model, variant, arguments):
     return [sys.executable, __file__, "--worker", model, variant, "--device", arguments.device, "--threads", str(arguments.threads), "--seconds", str(arguments.seconds)]
 
 
-def own_command(model, row, arguments):
+def own_command(model, plan, arguments):
     from torch_models import MODELS as shapes
 
     shape, (rows, length) = shapes[model]
     command = [str(arguments.fp8train), "bench", "step", *OWN_SHAPE.get(model, ["--preset", model]), "--micro-batch-size", str(rows),
-               "--seq-length", str(length), "--vocabulary", str(shape.vocab), "--plan", row, "--threads", str(arguments.threads),
+               "--seq-length", str(length), "--vocabulary", str(shape.vocab), "--plan", plan, "--threads", str(arguments.threads),
                "--seconds", str(arguments.seconds), "--device", arguments.device, "--json"]
     if arguments.device == "cuda":
         command += ["--tune", "--quick-weights"]
@@ -116,7 +116,7 @@ def interleave(first, second):
 
 def measure(model, arguments):
     peers = [("torch", v) for v in arguments.variants.split(",") if v]
-    own = [("fp8train", r) for r in arguments.rows.split(",") if r]
+    own = [("fp8train", plan) for plan in arguments.plans.split(",") if plan]
     results = {}
     for round_number in range(arguments.rounds):
         for side, name in interleave(peers, own):
@@ -198,7 +198,7 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--variants", default=",".join(VARIANTS), help="of PyTorch; empty: none")
-    parser.add_argument("--rows", default=",".join(ROWS), help="of fp8train; empty: none")
+    parser.add_argument("--plans", default=",".join(PLANS), help="of fp8train; empty: none")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=2)

@@ -1,85 +1,137 @@
 #!/usr/bin/env python3
-"""Trains small models in rows of the chart, with paired seeds, and prints the gap of each row to bf16.
+"""Measures what a plan costs in loss, on runs that share everything but the plan.
 
-  scripts/bench/quality.py tinyshakespeare.txt [--program build/bin/fp8train] [--rows te-delayed,coat] [--seeds 1,2,3]
-                           [--models gpt2,llama] [--steps 2000] [--jobs 2] [--out quality]
+  scripts/bench/quality.py train TEXT [--models llama-128] [--bases 1,2,3] [--plans te-delayed,coat]
+  scripts/bench/quality.py outliers TEXT [--models llama-512] [--bases 1,2] [--kinds block,one,each]
+  scripts/bench/quality.py report [docs/benchmarks.md]
+  scripts/bench/quality.py figure docs/quality.svg
 
-gpt2 is nanoGPT's laptop model (4 layers, 4 heads, 128 wide, context 64), llama one of its size (4 layers, 4 heads, 2 kv heads, 128 wide,
-ff 336 in SwiGLU). Each run has one thread, `jobs` of them at a time; bits do not depend on that. A run whose output folder is complete is not
-repeated. The loss is the final one, over the whole validation split, in nats per character."""
+train: for each base (a seed: initial weights and order of the data) a bf16 run is trained and saved
+half-way; from that checkpoint, moments included, every plan trains on with the same batches, its
+learning rate falling to 0. bf16 itself is among them, and bf16 with each batch in two halves, whose
+gap is what chance alone gives. The loss is the mean of the last five evaluations on held-out text,
+once with the products as they were trained and once in bf16.
+
+report prints the tables, or puts them between the two comments of a page that name them; figure
+draws them.
+
+outliers: bases are changed so that they compute the same function with larger channels at the input
+of products, and evaluated under each plan.
+
+Each run has one thread, --jobs of them at a time; bits do not depend on that. Results are appended
+to --results as they are done, and what is there is not repeated: the same command goes on."""
 
 import argparse
 import concurrent.futures
-import json
 import pathlib
-import statistics
-import subprocess
 import sys
 
-MODELS = {
-    "gpt2": ["model.preset=nanogpt-laptop"],
-    "llama": ["model.hidden_size=128", "model.num_hidden_layers=4", "model.num_attention_heads=4", "model.num_key_value_heads=2",
-              "model.intermediate_size=336", "model.max_position_embeddings=64", "model.tie_word_embeddings=true"],
-}
-RECIPE = ["data.tokenizer=char", "data.val_fraction=0.1", "data.seq_length=64", "training.micro_batch_size=12", "optimizer.lr=1e-3",
-          "optimizer.betas=[0.9, 0.99]", "optimizer.weight_decay=0.1", "optimizer.grad_clip=1.0", "scheduler.type=cosine",
-          "scheduler.warmup_steps=100", "scheduler.min_lr=1e-4", "eval.interval=0", "sample.interval=0", "checkpoint.save_final=false",
-          "checkpoint.resume=never", "logging.interval=100", "threads=1", "device=cpu"]
+from quality_study import figure, models, outliers, report
+from quality_study.program import Program, ProgramError
+from quality_study.results import Results
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BEGIN, END = "<!-- quality.py report -->", "<!-- end of the report -->"
+EXPONENTS = "0,10,12,14"
+OUTLIER_PLANS = "te-current,te-delayed,msamp-o2,torchao-rowwise,te-blockwise,deepseek-v3,te-mxfp8"
 
 
-def final_loss(folder):
-    lines = (folder / "metrics.jsonl").read_text().splitlines() if (folder / "metrics.jsonl").exists() else []
-    losses = [json.loads(line) for line in lines]
-    return next((line["val_loss"] for line in reversed(losses) if "val_loss" in line), None)
+def words(text):
+    return text.split(",")
 
 
-def train(options, model, row, seed):
-    folder = pathlib.Path(options.out) / f"{model}-{row}-{seed}"
-    loss = final_loss(folder)
-    if loss is not None:
-        return loss
-    settings = MODELS[model] + RECIPE + [f"data.train=[{{path: {options.text}}}]", f"training.max_steps={options.steps}",
-                                         f"training.seed={seed}", f"precision.plan={row}", f"output_dir={folder}"]
-    command = [options.program, "train"] + [word for setting in settings for word in ("--set", setting)]
-    result = subprocess.run(command, capture_output=True, text=True)
-    loss = final_loss(folder) if result.returncode == 0 else None
-    print(f"{model} {row} seed {seed}: {loss if loss is not None else result.stderr.strip()[-400:]}", file=sys.stderr, flush=True)
-    return loss
+def trained(program, options):
+    """(key, function) of each run, base after base, so that what is there is always balanced."""
+    for seed in map(int, words(options.bases)):
+        for name in words(options.models):
+            model = models.MODELS[name]
+            for plan in [models.BASELINE, models.CONTROL, *words(options.plans)]:
+                yield ((name, outliers.PLAIN, seed, plan, model.base_steps, model.steps),
+                       lambda m=model, s=seed, p=plan: program.branch(m, outliers.PLAIN, s, p))
 
 
-def report(options, rows, seeds, losses):
-    for model in options.models.split(","):
-        print(f"\n| {model} | " + " | ".join(f"seed {seed}" for seed in seeds) + " | mean | gap to bf16 |")
-        print("|---" * (len(seeds) + 3) + "|")
-        for row in rows:
-            own = [losses.get((model, row, seed)) for seed in seeds]
-            pairs = [(loss, losses.get((model, "bf16", seed))) for loss, seed in zip(own, seeds)]
-            gaps = [loss / base - 1 for loss, base in pairs if loss is not None and base is not None]
-            known = [loss for loss in own if loss is not None]
-            mean = f"{statistics.mean(known):.4f}" if known else "-"
-            gap = f"{100 * statistics.mean(gaps):+.2f} %" if gaps else "-"
-            print(f"| {row} | " + " | ".join("-" if loss is None else f"{loss:.4f}" for loss in own) + f" | {mean} | {gap} |")
+def evaluated(program, options):
+    for seed in map(int, words(options.bases)):
+        for name in words(options.models):
+            model = models.MODELS[name]
+            for kind in words(options.kinds):
+                for exponent in map(int, words(options.exponents)):
+                    condition = outliers.condition_of(kind, exponent)
+                    for plan in [models.BASELINE, *words(options.outlier_plans)]:
+                        yield ((name, condition, seed, plan, model.base_steps, 0),
+                               lambda m=model, c=condition, s=seed, p=plan:
+                               program.evaluated_base(m, c, s, p))
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("text")
-    parser.add_argument("--program", default="build/bin/fp8train")
-    parser.add_argument("--rows", required=True, help="separated by commas; bf16 is always among them")
-    parser.add_argument("--seeds", default="1,2,3")
-    parser.add_argument("--models", default="gpt2,llama")
-    parser.add_argument("--steps", type=int, default=2000)
+def run_all(runs, results, jobs):
+    """Runs what is missing. Returns how many failed; their errors are on stderr."""
+    def run(key, function):
+        try:
+            line = function()
+        except ProgramError as error:
+            print(error, file=sys.stderr, flush=True)
+            return 1
+        results.add(line)
+        loss = sum(line["as_trained"]) / len(line["as_trained"])
+        print(f"{' '.join(map(str, key[:4]))}: {loss:.5f}", file=sys.stderr, flush=True)
+        return 0
+
+    missing = [(key, function) for key, function in runs if not results.has(key)]
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        return sum(pool.map(lambda item: run(*item), missing))
+
+
+def put_into(page, tables):
+    """Replaces what is between the two comments of a page."""
+    head, found, rest = page.read_text().partition(BEGIN)
+    _, ended, tail = rest.partition(END)
+    if not found or not ended:
+        sys.exit(f"{page} has no '{BEGIN}' followed by '{END}': add them where the tables belong")
+    page.write_text(f"{head}{BEGIN}\n\n{tables}\n\n{END}{tail}")
+
+
+def parse(arguments):
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=["train", "outliers", "report", "figure"])
+    parser.add_argument("path", nargs="?", help="the text, the page or the SVG file")
+    parser.add_argument("--results", default=ROOT / "docs/quality/results.jsonl")
+    parser.add_argument("--program", default=ROOT / "build/bin/fp8train")
+    parser.add_argument("--models")
+    parser.add_argument("--bases", default="1,2,3")
+    parser.add_argument("--plans", default=",".join(models.PLANS))
+    parser.add_argument("--outlier-plans", default=OUTLIER_PLANS)
+    parser.add_argument("--kinds", default="block,one")
+    parser.add_argument("--exponents", default=EXPONENTS, help="of S = 2^k")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--out", default="quality")
-    options = parser.parse_args()
-    rows = list(dict.fromkeys(["bf16"] + options.rows.split(",")))
-    seeds = [int(seed) for seed in options.seeds.split(",")]
-    runs = [(model, row, seed) for seed in seeds for model in options.models.split(",") for row in rows]
-    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        losses = dict(zip(runs, pool.map(lambda run: train(options, *run), runs)))
-    report(options, rows, seeds, losses)
-    return 0 if all(loss is not None for loss in losses.values()) else 1
+    parser.add_argument("--out", default="quality", help="folder of runs and checkpoints")
+    options = parser.parse_args(arguments)
+    if options.action != "report" and options.path is None:
+        parser.error(f"{options.action} needs a path")
+    default = "llama-512" if options.action == "outliers" else "llama-128"
+    options.models = options.models or default
+    for name in words(options.models):
+        if name not in models.MODELS:
+            parser.error(f"unknown model '{name}' (expected {', '.join(models.MODELS)})")
+    return options
+
+
+def main(arguments):
+    options = parse(arguments)
+    results = Results(options.results)
+    if options.action == "report":
+        if options.path is None:
+            print(report.text(results))
+        else:
+            put_into(pathlib.Path(options.path), report.text(results))
+        return 0
+    if options.action == "figure":
+        pathlib.Path(options.path).write_text(figure.svg(results))
+        return 0
+    program = Program(options.program, options.out, options.path)
+    make_runs = trained if options.action == "train" else evaluated
+    return 1 if run_all(make_runs(program, options), results, options.jobs) else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

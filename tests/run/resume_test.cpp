@@ -1,5 +1,6 @@
 // A run that was killed, stopped or resumed ends with the bits of one that was not.
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <nlohmann/json.hpp>
@@ -68,6 +69,18 @@ std::string timeless_metrics(const fs::path& run) {
     text += object.dump() + "\n";
   }
   return text;
+}
+
+/// Training losses, step by step.
+std::vector<double> logged_losses(const fs::path& run) {
+  std::vector<double> losses;
+  for (const std::string& line : lines_of(read_file(run / "metrics.jsonl"))) {
+    const nlohmann::json object = nlohmann::json::parse(line);
+    if (object.contains("loss")) {
+      losses.push_back(object.at("loss").get<double>());
+    }
+  }
+  return losses;
 }
 
 void check_equal_runs(const Workshop& shop, const std::string& a, const std::string& b) {
@@ -192,6 +205,41 @@ TEST_CASE("killed and resumed with a head in FP8: the bits of the undisturbed ru
   // With the head in high precision it is another run.
   expect_code(0, shop.folder(), Workshop::command(plan, "other"));
   CHECK(timeless_metrics(shop.run("other")) != timeless_metrics(shop.run("whole")));
+}
+
+TEST_CASE("a run goes on from a checkpoint of another plan, if it is told to") {
+  const std::string plan = GENERATE("te-delayed", "msamp-o2", "fp8-lean", "fp16");
+  INFO(plan);
+  const Workshop shop;
+  const Words constant = {"scheduler.type=constant"};
+  Words first = Workshop::command("bf16", "first", constant);
+  first.push_back("training.max_steps=20");
+  expect_code(0, shop.folder(), first);
+
+  Words from = constant;
+  from.push_back("checkpoint.resume=first/checkpoints/step-000020");
+  const Outcome refused = expect_code(4, shop.folder(), Workshop::command(plan, "whole", from));
+  CHECK_THAT(refused.err, Catch::Contains("precision plan: was bf16, is " + plan) &&
+                              Catch::Contains("checkpoint.changed_plan: accept"));
+  from.push_back("checkpoint.changed_plan=accept");
+  const Outcome whole = expect_code(0, shop.folder(), Workshop::command(plan, "whole", from));
+  CHECK_THAT(whole.out, Catch::Contains("first/checkpoints/step-000020 at step 20"));
+  CHECK_THAT(whole.err, Catch::Contains("of the plan bf16 and the run goes on with " + plan));
+
+  // What it saves is of its own plan: it goes on from there without being told.
+  Words shorter = Workshop::command(plan, "parts", from);
+  shorter.push_back("training.max_steps=30");
+  expect_code(0, shop.folder(), shorter);
+  const Outcome rest = expect_code(0, shop.folder(), Workshop::command(plan, "parts", constant));
+  CHECK_THAT(rest.err, !Catch::Contains("goes on with"));
+  for (const char* name : {"model.safetensors", "optimizer.safetensors"}) {
+    INFO(name);
+    CHECK(same_bytes(shop.final_checkpoint("whole") / name, shop.final_checkpoint("parts") / name));
+  }
+  const double untrained = logged_losses(shop.run("first")).front();
+  const std::vector<double> losses = logged_losses(shop.run("whole"));
+  CHECK(losses.size() == kSteps - 20);
+  CHECK(*std::max_element(losses.begin(), losses.end()) < untrained - 0.3);
 }
 
 TEST_CASE("a checkpoint whose weights are not finite is passed over") {

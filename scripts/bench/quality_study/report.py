@@ -1,0 +1,121 @@
+"""The tables of the study in Markdown."""
+
+import math
+import statistics
+
+from quality_study import gaps, models, outliers
+
+SCALES = {  # what shares a scale at the input of forward products
+    "te-delayed": "tensor", "te-current": "tensor", "msamp-o2": "tensor",
+    "torchao-rowwise": "row", "te-mxfp8": "block of 32", "te-blockwise": "block of 128",
+    "deepseek-v3": "block of 128", "fp8-lean": "block of 128",
+}
+
+
+def number(value, digits=3, sign=False):
+    return "-" if math.isnan(value) else f"{value:{'+' if sign else ''}.{digits}f}"
+
+
+def markdown(head, rows):
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def trained_rows(studies):
+    trained, plain = (studies[measure] for measure in gaps.MEASURES)
+    for plan, gap in trained.gaps.items():
+        other = plain.gaps[plan]
+        if plan == models.CONTROL:
+            found = "control"
+        elif math.isnan(plain.bound(gap.runs)):
+            found = "-"
+        else:
+            found = "yes" if abs(other.mean) > plain.bound(other.runs) else "no"
+        yield [f"`{plan}`", str(gap.runs), f"{number(gap.mean, sign=True)} ± {number(gap.error)}",
+               f"{number(other.mean, sign=True)} ± {number(other.error)}", number(other.deviation),
+               found]
+
+
+def trained_table(name, lines):
+    studies = {measure: gaps.study(lines, measure) for measure in gaps.MEASURES}
+    plain = studies["in_bf16"]
+    runs = max((gap.runs for gap in plain.gaps.values()), default=0)
+    loss = statistics.mean(statistics.mean(line["in_bf16"]) for line in lines
+                           if line["plan"] == models.BASELINE)
+    head = ["plan", "runs", "gap as trained, %", "gap evaluated in bf16, %",
+            "deviation of one gap", "differs from bf16"]
+    text = [
+        f"### {name}\n", markdown(head, trained_rows(studies)), "",
+        f"{plain.complete} bases with every plan; {lines[0]['base_steps']} steps in bf16, "
+        f"{lines[0]['steps']} under each plan, {lines[0]['tokens_per_step']} tokens a step; loss "
+        f"of bf16 {loss:.4f}, its standard deviation over bases {number(plain.spread, 2)} %. "
+        f"Pooled standard deviation of one run, base and plan taken out: as trained "
+        f"{number(studies['as_trained'].deviation)} %, in bf16 {number(plain.deviation)} % "
+        f"({plain.freedom} degrees of freedom). A plan of {runs} runs differs from bf16, all "
+        f"comparisons together at 95 %, beyond "
+        f"{number(plain.bound(runs) if runs else math.nan)} %."]
+    return "\n".join(text)
+
+
+def outlier_gaps(results, model, kind):
+    """{exponent: {plan: [gap of each base in percent]}}"""
+    found = {}
+    for name, condition in results.studies():
+        if name != model or not condition.startswith(f"outliers-{kind}-"):
+            continue
+        table = gaps.table_of(results.of(name, condition), "as_trained")
+        plans = list(dict.fromkeys(plan for row in table.values() for plan in row))
+        found[int(condition.rsplit("-", 1)[1])] = {
+            plan: [100 * (row[plan] / row[models.BASELINE] - 1)
+                   for row in table.values() if plan in row] for plan in plans}
+    return dict(sorted(found.items()))
+
+
+def outlier_cell(values):
+    if not values:
+        return "-"
+    text = number(statistics.mean(values), 2, sign=True)
+    error = gaps.deviation_of(values) / math.sqrt(len(values))
+    return text if math.isnan(error) else f"{text} ± {number(error, 2)}"
+
+
+def separation(of_exponent):
+    """The smallest gap of a plan with tensor scales, less the largest of one with blocks of 128: its
+    mean over bases, and that in standard errors, where there are three bases or more."""
+    def values(scales):
+        return [gap for plan, gap in of_exponent.items() if SCALES.get(plan) == scales]
+    tensor, block = values("tensor"), values("block of 128")
+    if not tensor or not block:
+        return math.nan, math.nan
+    differences = [min(by_base) for by_base in zip(*tensor)]
+    differences = [low - max(by_base) for low, by_base in zip(differences, zip(*block))]
+    error = gaps.deviation_of(differences) / math.sqrt(len(differences))
+    mean = statistics.mean(differences)
+    return mean, mean / error if len(differences) > 2 and error > 0 else math.nan
+
+
+def outlier_table(results, model, kind):
+    by_exponent = outlier_gaps(results, model, kind)
+    plans = [plan for plan in SCALES if any(plan in row for row in by_exponent.values())]
+    head = ["plan", "scale for each"] + [f"S = 2^{exponent}" for exponent in by_exponent]
+    rows = [[f"`{plan}`", SCALES[plan]] + [outlier_cell(row.get(plan, []))
+                                         for row in by_exponent.values()] for plan in plans]
+    split = [separation(row) for row in by_exponent.values()]
+    rows.append(["least tensor less largest block of 128", ""] + [
+        number(mean, 2, sign=True) + ("" if math.isnan(errors) else f" ({errors:.0f} errors)")
+        for mean, errors in split])
+    bases = [str(max(map(len, row.values()))) for row in by_exponent.values()]
+    rows.append(["bases", ""] + bases)
+    return f"### {model}, outliers: {kind}\n\n" + markdown(head, rows)
+
+
+def text(results):
+    parts = []
+    for name, condition in results.studies():
+        if condition == outliers.PLAIN:
+            parts.append(trained_table(name, results.of(name, condition)))
+    for name in dict.fromkeys(name for name, _ in results.studies()):
+        for kind in outliers.KINDS:
+            if outlier_gaps(results, name, kind):
+                parts.append(outlier_table(results, name, kind))
+    return "\n\n".join(parts)
