@@ -12,7 +12,7 @@
 
 #include "base/error.h"
 #include "io/safetensors.h"
-#include "ops/storage.h"
+#include "ops/storage/storage.h"
 
 namespace fp8train {
 namespace {
