@@ -2,8 +2,8 @@
 // the momentum of a hidden matrix is replaced by a matrix of the same singular vectors whose
 // singular values are near 1, by a Newton-Schulz iteration in bf16. Everything else (embeddings,
 // head, norms, biases) is AdamW's. A fused weight is several matrices, each orthogonalized for
-// itself: the post says that Muon works better on Q, K and V apart than on one stacked matrix, and
-// gate and up are two matrices wherever they are not fused.
+// itself, as the GPT-2 speed run splits its QKV (github.com/KellerJordan/modded-nanogpt,
+// train_gpt2.py, Muon.step); gate and up are two matrices wherever they are not fused.
 //
 // Made of operations that all devices have: ops::sgd adds to the momentum, and once more to the
 // weight, and takes its factors from control blocks of its own.
@@ -116,7 +116,8 @@ void Muon::check_formats(const Parameter& parameter) const {
     throw ConfigError(
         "optimizer.name: muon updates fp32 weights, and the plan stores those of linear layers "
         "as " +
-        describe(formats.value) + "; set precision.master_weight: fp32, or take adamw");
+        describe(formats.value) + "; set precision." +
+        (formats.is_master ? "master_weight" : "weight") + ": fp32, or take adamw");
   }
   if (!is_momentum_format(formats.moment1)) {
     throw ConfigError(

@@ -223,5 +223,7 @@ TEST_CASE("muon refuses formats and layouts that it does not work on") {
                                                Catch::Contains("precision.moment1: bf16"));
   formats = {};
   formats.value = plain(DType::bf16);
+  CHECK_THROWS_WITH(Fixture(one, formats), Catch::Contains("precision.weight: fp32"));
+  formats.is_master = true;
   CHECK_THROWS_WITH(Fixture(one, formats), Catch::Contains("precision.master_weight: fp32"));
 }
