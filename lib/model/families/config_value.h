@@ -22,16 +22,22 @@ class ConfigValue {
   using List = std::vector<ConfigValue>;
   using Data = std::variant<std::monostate, bool, int64_t, double, std::string, List, ConfigObject>;
 
-  ConfigValue() = default;
-  ConfigValue(Data data) : data_(std::move(data)) {}                // NOLINT: as in JSON
-  ConfigValue(bool value) : data_(value) {}                         // NOLINT
-  ConfigValue(int64_t value) : data_(value) {}                      // NOLINT
-  ConfigValue(double value) : data_(value) {}                       // NOLINT
-  ConfigValue(const char* text) : data_(std::string(text)) {}       // NOLINT
-  ConfigValue(std::string text) : data_(std::move(text)) {}         // NOLINT
-  ConfigValue(List list) : data_(std::move(list)) {}                // NOLINT
-  ConfigValue(std::string_view text) : data_(std::string(text)) {}  // NOLINT
-  ConfigValue(ConfigObject object);                                 // NOLINT
+  // All out of line: ConfigEntry is complete only after this class. Conversions are implicit, as in
+  // JSON: set(object, "vocab_size", 32000).
+  ConfigValue();  ///< null
+  ~ConfigValue();
+  ConfigValue(const ConfigValue& other);
+  ConfigValue(ConfigValue&& other) noexcept;
+  ConfigValue& operator=(const ConfigValue& other);
+  ConfigValue& operator=(ConfigValue&& other) noexcept;
+  ConfigValue(bool value);             // NOLINT(google-explicit-constructor)
+  ConfigValue(int64_t value);          // NOLINT(google-explicit-constructor)
+  ConfigValue(double value);           // NOLINT(google-explicit-constructor)
+  ConfigValue(const char* text);       // NOLINT(google-explicit-constructor)
+  ConfigValue(std::string_view text);  // NOLINT(google-explicit-constructor)
+  ConfigValue(std::string text);       // NOLINT(google-explicit-constructor)
+  ConfigValue(List list);              // NOLINT(google-explicit-constructor)
+  ConfigValue(ConfigObject object);    // NOLINT(google-explicit-constructor)
 
   const Data& data() const { return data_; }
   bool is_null() const { return std::holds_alternative<std::monostate>(data_); }
