@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <utility>
 
 #include "base/error.h"
 
@@ -32,13 +33,17 @@ std::string object_text(const ConfigObject& object) {
 }  // namespace
 
 ConfigValue::ConfigValue() = default;
-ConfigValue::ConfigValue(Data data) : data_(std::move(data)) {}
+ConfigValue::~ConfigValue() = default;
+ConfigValue::ConfigValue(const ConfigValue& other) = default;
+ConfigValue::ConfigValue(ConfigValue&& other) noexcept = default;
+ConfigValue& ConfigValue::operator=(const ConfigValue& other) = default;
+ConfigValue& ConfigValue::operator=(ConfigValue&& other) noexcept = default;
 ConfigValue::ConfigValue(bool value) : data_(value) {}
 ConfigValue::ConfigValue(int64_t value) : data_(value) {}
 ConfigValue::ConfigValue(double value) : data_(value) {}
 ConfigValue::ConfigValue(const char* text) : data_(std::string(text)) {}
-ConfigValue::ConfigValue(std::string text) : data_(std::move(text)) {}
 ConfigValue::ConfigValue(std::string_view text) : data_(std::string(text)) {}
+ConfigValue::ConfigValue(std::string text) : data_(std::move(text)) {}
 ConfigValue::ConfigValue(List list) : data_(std::move(list)) {}
 ConfigValue::ConfigValue(ConfigObject object) : data_(std::move(object)) {}
 

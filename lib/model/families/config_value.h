@@ -22,17 +22,22 @@ class ConfigValue {
   using List = std::vector<ConfigValue>;
   using Data = std::variant<std::monostate, bool, int64_t, double, std::string, List, ConfigObject>;
 
-  // Defined where an entry is complete.
-  ConfigValue();
-  ConfigValue(Data data);              // NOLINT: as in JSON
-  ConfigValue(bool value);             // NOLINT
-  ConfigValue(int64_t value);          // NOLINT
-  ConfigValue(double value);           // NOLINT
-  ConfigValue(const char* text);       // NOLINT
-  ConfigValue(std::string text);       // NOLINT
-  ConfigValue(std::string_view text);  // NOLINT
-  ConfigValue(List list);              // NOLINT
-  ConfigValue(ConfigObject object);    // NOLINT
+  // All out of line: ConfigEntry is complete only after this class. Conversions are implicit, as in
+  // JSON: set(object, "vocab_size", 32000).
+  ConfigValue();  ///< null
+  ~ConfigValue();
+  ConfigValue(const ConfigValue& other);
+  ConfigValue(ConfigValue&& other) noexcept;
+  ConfigValue& operator=(const ConfigValue& other);
+  ConfigValue& operator=(ConfigValue&& other) noexcept;
+  ConfigValue(bool value);             // NOLINT(google-explicit-constructor)
+  ConfigValue(int64_t value);          // NOLINT(google-explicit-constructor)
+  ConfigValue(double value);           // NOLINT(google-explicit-constructor)
+  ConfigValue(const char* text);       // NOLINT(google-explicit-constructor)
+  ConfigValue(std::string_view text);  // NOLINT(google-explicit-constructor)
+  ConfigValue(std::string text);       // NOLINT(google-explicit-constructor)
+  ConfigValue(List list);              // NOLINT(google-explicit-constructor)
+  ConfigValue(ConfigObject object);    // NOLINT(google-explicit-constructor)
 
   const Data& data() const { return data_; }
   bool is_null() const { return std::holds_alternative<std::monostate>(data_); }
