@@ -14,15 +14,15 @@ struct Group {
   std::vector<LayerLine> lines;
 };
 
-constexpr std::string_view kPrefix = "layers.";
+constexpr std::string_view kLayersPrefix = "layers.";
 
 /// "3" of "layers.3.mlp.up".
 std::optional<std::string> layer_number(const std::string& name) {
-  const size_t end = name.find('.', kPrefix.size());
-  if (!name.starts_with(kPrefix) || end == std::string::npos) {
+  const size_t end = name.find('.', kLayersPrefix.size());
+  if (!name.starts_with(kLayersPrefix) || end == std::string::npos) {
     return std::nullopt;
   }
-  return name.substr(kPrefix.size(), end - kPrefix.size());
+  return name.substr(kLayersPrefix.size(), end - kLayersPrefix.size());
 }
 
 std::vector<Group> groups_of(const std::vector<LayerLine>& lines) {
@@ -32,7 +32,7 @@ std::vector<Group> groups_of(const std::vector<LayerLine>& lines) {
     if (!number || groups.empty() || groups.back().last != number) {
       groups.push_back({number, number, {}});
     }
-    const size_t begin = number ? kPrefix.size() + number->size() + 1 : 0;
+    const size_t begin = number ? kLayersPrefix.size() + number->size() + 1 : 0;
     groups.back().lines.push_back({line.name.substr(begin), line.text});
   }
   return groups;
@@ -54,7 +54,7 @@ std::vector<LayerLine> folded(const std::vector<LayerLine>& lines) {
     for (const LayerLine& line : group.lines) {
       std::string name = line.name;
       if (group.first) {
-        name = fmt::format("{}{}{}.{}", kPrefix, *group.first,
+        name = fmt::format("{}{}{}.{}", kLayersPrefix, *group.first,
                            group.first == group.last ? "" : "-" + *group.last, line.name);
       }
       result.push_back({name, line.text});

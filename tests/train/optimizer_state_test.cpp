@@ -8,7 +8,7 @@
 #include <map>
 #include <mutex>
 
-#include "ops/storage.h"
+#include "ops/storage/storage.h"
 #include "support/rank_threads.h"
 #include "support/small_llama.h"
 #include "support/temp_dir.h"
