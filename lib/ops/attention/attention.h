@@ -64,9 +64,8 @@ void attention_forward(Stream stream, const AttentionForward& call);
 /// `scratch`: fp32, attention_backward_scratch() elements.
 void attention_backward(Stream stream, const AttentionBackward& call);
 /// For the same tensors, of which only alignment and strides matter; log_sum_exp and scratch may be
-/// empty. A library's need is known once
-/// it has a plan, which the first call for a shape makes; on meta, the device that is planned for
-/// is asked.
+/// empty. A library's need is known once it has a plan, which the first call for a shape makes; on
+/// meta, the device that is planned for is asked.
 int64_t attention_backward_scratch(Stream stream, const AttentionBackward& call);
 /// Bytes that a library which computes these gradients needs; none where our own kernels do.
 std::optional<size_t> attention_backward_workspace(Stream stream, const AttentionBackward& call);

@@ -1,6 +1,6 @@
 #pragma once
-// The attention kernels of the library itself, over two files; attention.cpp chooses between them
-// and cuDNN.
+// The attention kernels of the library itself, over two files; attention_cuda.cpp chooses between
+// them and cuDNN.
 
 #include "ops/attention/attention.h"
 

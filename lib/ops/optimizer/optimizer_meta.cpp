@@ -1,4 +1,4 @@
-// Gradient norms, optimizers, and tensors as they are stored.
+// Gradient norms and optimizers.
 
 #include "ops/dispatch/meta_counts.h"
 
