@@ -32,7 +32,7 @@ from quality_study.results import Results
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BEGIN, END = "<!-- quality.py report -->", "<!-- end of the report -->"
-EXPONENTS = "0,10,12,14"
+EXPONENTS = "0,12,14,16,18,20"
 OUTLIER_PLANS = "te-current,te-delayed,msamp-o2,torchao-rowwise,te-blockwise,deepseek-v3,te-mxfp8"
 
 
@@ -101,10 +101,11 @@ def parse(arguments):
     parser.add_argument("--bases", default="1,2,3")
     parser.add_argument("--plans", default=",".join(models.PLANS))
     parser.add_argument("--outlier-plans", default=OUTLIER_PLANS)
-    parser.add_argument("--kinds", default="block,one")
+    parser.add_argument("--kinds", default=",".join(outliers.KINDS))
     parser.add_argument("--exponents", default=EXPONENTS, help="of S = 2^k")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--out", default="quality", help="folder of runs and checkpoints")
+    parser.add_argument("--out", default=ROOT / "build/quality",
+                        help="folder of runs and checkpoints")
     options = parser.parse_args(arguments)
     if options.action != "report" and options.path is None:
         parser.error(f"{options.action} needs a path")

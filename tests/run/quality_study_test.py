@@ -33,7 +33,8 @@ def lines_of(table):
 class Arithmetic(unittest.TestCase):
     def test_two_plans_are_the_paired_difference(self):
         # Differences 1 and 3: mean 2, deviation sqrt(2), of their mean 1.
-        deviation, freedom = gaps.residual_deviation([[1.0, 2.0], [3.0, 6.0]])
+        deviation, freedom = gaps.residual_deviation(
+            {1: {"bf16": 1.0, "a": 2.0}, 2: {"bf16": 3.0, "a": 6.0}})
         self.assertEqual(freedom, 1)
         self.assertAlmostEqual(deviation, 1.0)
         study = gaps.study(lines_of({"bf16": [99.5, 100.5], "a": [100.5, 103.5]}), "in_bf16")
@@ -48,7 +49,14 @@ class Arithmetic(unittest.TestCase):
         self.assertAlmostEqual(study.gaps["a"].deviation, 0.0)
         self.assertGreater(study.spread, 50)
 
-    def test_a_base_without_bf16_is_left_out_and_an_incomplete_one_is_not_pooled(self):
+    def test_a_run_that_is_missing_leaves_the_least_squares_of_the_others(self):
+        # Without base 2 of b the rest is a 2 x 2 table, whose residuals are 0.5, and b's is 0.
+        deviation, freedom = gaps.residual_deviation(
+            {1: {"bf16": 1.0, "a": 2.0, "b": 7.0}, 2: {"bf16": 3.0, "a": 6.0}})
+        self.assertEqual(freedom, 1)
+        self.assertAlmostEqual(deviation, 1.0)
+
+    def test_a_base_without_bf16_is_left_out(self):
         lines = lines_of({"bf16": [1.0, 1.0, 1.0], "a": [1.0, 1.02], "b": [1.0, 1.0, 1.05, 9.0]})
         study = gaps.study(lines, "in_bf16")
         self.assertEqual(study.complete, 2)
@@ -105,7 +113,8 @@ class TinyStudy(unittest.TestCase):
         with contextlib.redirect_stderr(log):
             code = quality.main([action, str(self.root / "text.txt"), "--program", str(PROGRAM),
                                  "--results", str(self.root / results), "--out",
-                                 str(self.root / "runs"), "--models", "tiny", "--bases", "1,2", *more])
+                                 str(self.root / "runs"), "--models", "tiny", "--bases",
+                                 "1,2", *more])
         return code, log.getvalue()
 
     def test_runs_are_appended_once_and_reported(self):

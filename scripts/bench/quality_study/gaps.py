@@ -1,10 +1,11 @@
 """Gaps of plans to bf16, their pooled standard error, and a bound for many comparisons at once.
 
 A loss is taken as the effect of its base, plus that of its plan, plus chance: a randomized block
-design, whose residuals over all scaled plans and bf16 pool into one standard deviation s with
-(bases - 1) (plans - 1) degrees of freedom. The mean gap over n bases then has the standard error
-s sqrt(2 / n). The bound is Dunnett's (two-sided, 95 %): all plans together are within it of bf16
-with that probability where none differs. Its critical value is found by simulation."""
+design. The residuals over all scaled plans and bf16 pool into one standard deviation s, which has
+(bases - 1) (plans - 1) degrees of freedom where no run is missing. The mean gap over n bases then
+has the standard error s sqrt(2 / n). The bound is Dunnett's (two-sided, 95 %): all plans together
+are within it of bf16 with that probability where none differs. Its critical value is found by
+simulation."""
 
 import dataclasses
 import functools
@@ -17,6 +18,7 @@ from quality_study import models
 MEASURES = ("as_trained", "in_bf16")
 FAMILY = 0.95
 DRAWS = 20_000
+ROUNDS = 200  # of alternating means
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,17 +58,22 @@ def table_of(lines, measure):
     return {base: row for base, row in table.items() if models.BASELINE in row}
 
 
-def residual_deviation(rows):
-    """Pooled standard deviation of complete rows [base][plan], and its degrees of freedom."""
-    bases, plans = len(rows), len(rows[0]) if rows else 0
-    freedom = (bases - 1) * (plans - 1)
+def residual_deviation(table):
+    """Standard deviation of {base: {plan: value}} with base and plan taken out, and its degrees of
+    freedom. Runs may be missing: effects are those of least squares, by alternating means."""
+    of_base = dict.fromkeys(table, 0.0)
+    of_plan = {plan: 0.0 for row in table.values() for plan in row}
+    freedom = sum(map(len, table.values())) - len(of_base) - len(of_plan) + 1
     if freedom < 1:
         return math.nan, 0
-    of_base = [statistics.mean(row) for row in rows]
-    of_plan = [statistics.mean(column) for column in zip(*rows)]
-    mean = statistics.mean(of_base)
-    squares = sum((rows[b][p] - of_base[b] - of_plan[p] + mean) ** 2
-                  for b in range(bases) for p in range(plans))
+    for _ in range(ROUNDS):
+        for base, row in table.items():
+            of_base[base] = statistics.fmean(row[plan] - of_plan[plan] for plan in row)
+        for plan in of_plan:
+            of_plan[plan] = statistics.fmean(row[plan] - of_base[base]
+                                             for base, row in table.items() if plan in row)
+    squares = sum((value - of_base[base] - of_plan[plan]) ** 2
+                  for base, row in table.items() for plan, value in row.items())
     return math.sqrt(squares / freedom), freedom
 
 
@@ -80,9 +87,10 @@ def study(lines, measure):
     compared = [models.BASELINE] + [plan for plan in plans if plan != models.CONTROL]
     baseline = [row[models.BASELINE] for row in table.values()]
     mean = statistics.mean(baseline)
-    complete = [[100 * row[plan] / mean for plan in compared]
-                for row in table.values() if all(plan in row for plan in compared)]
-    deviation, freedom = residual_deviation(complete)
+    complete = sum(all(plan in row for plan in compared) for row in table.values())
+    deviation, freedom = residual_deviation({
+        base: {plan: 100 * row[plan] / mean for plan in compared if plan in row}
+        for base, row in table.items()})
     gaps = {}
     for plan in plans:
         found = [100 * (row[plan] / row[models.BASELINE] - 1)
@@ -94,7 +102,7 @@ def study(lines, measure):
             deviation * math.sqrt(2 / len(found))
         gaps[plan] = Gap(plan, len(found), statistics.mean(found), own, error)
     spread = 100 * deviation_of(baseline) / mean
-    return Study(gaps, len(complete), deviation, freedom, spread)
+    return Study(gaps, complete, deviation, freedom, spread)
 
 
 @functools.lru_cache(maxsize=None)

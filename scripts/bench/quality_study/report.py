@@ -80,8 +80,8 @@ def outlier_cell(values):
 
 
 def separation(of_exponent):
-    """The smallest gap of a plan with tensor scales, less the largest of one with blocks of 128: its
-    mean over bases, and that in standard errors, where there are three bases or more."""
+    """The smallest gap of a plan with tensor scales less the largest of one with blocks of 128: its
+    mean over bases, and that in standard errors where there are three bases or more."""
     def values(scales):
         return [gap for plan, gap in of_exponent.items() if SCALES.get(plan) == scales]
     tensor, block = values("tensor"), values("block of 128")
