@@ -251,8 +251,8 @@ std::vector<float> decoded(Device& device, const StoredTensor& stored) {
 Moments moments_of(Engine& engine) {
   Moments moments;
   for (size_t i = 0; i < engine.model().parameters().all().size(); ++i) {
-    moments.first.push_back(decoded(engine.device(), engine.optimizer().moment1(i)));
-    moments.second.push_back(decoded(engine.device(), engine.optimizer().moment2(i)));
+    moments.first.push_back(decoded(engine.device(), engine.optimizer().state("moment1", i)));
+    moments.second.push_back(decoded(engine.device(), engine.optimizer().state("moment2", i)));
   }
   return moments;
 }
@@ -343,13 +343,13 @@ TEST_CASE("a second moment too small for its format does not become 0 beside a f
     const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
     Engine engine(*device, settings_of("fp32", 0), &comm);
     for (size_t i = 0; i < engine.model().parameters().all().size(); ++i) {
-      const auto count = static_cast<size_t>(engine.optimizer().moment1(i).count());
+      const auto count = static_cast<size_t>(engine.optimizer().state("moment1", i).count());
       std::vector<float> first(count, 1.0F);
       first[1] = 0.0F;
       std::vector<float> second(count, 1e-30F);  // beside 1: below every fp16 code
       second[0] = 1.0F;
-      copy_from_host(*device, engine.optimizer().moment1(i).codes, first.data());
-      copy_from_host(*device, engine.optimizer().moment2(i).codes, second.data());
+      copy_from_host(*device, engine.optimizer().state("moment1", i).codes, first.data());
+      copy_from_host(*device, engine.optimizer().state("moment2", i).codes, second.data());
     }
     save(dir / "fp32", engine, comm);
   });
