@@ -42,7 +42,7 @@ elseif(FP8TRAIN_CUDA_FORM STREQUAL "SHIM")
   find_package(Boost REQUIRED COMPONENTS context)
 endif()
 
-# fp8train_cuda_sources(TARGET CUDA file... [GPU_ONLY file...] ABSENT file...): files of the cuda backend of a room made by fp8train_room, those of
+# fp8train_cuda_sources(TARGET CUDA file... [GPU_ONLY file...] ABSENT file...): files of the cuda backend of a module made by fp8train_module, those of
 # them that the SHIM form replaces by fakes, and those that stand in for all in a build without the backend. A .cu file includes nothing of CUDA but through ops/support/launch.cuh, and is compiled as C++ in the SHIM form.
 # -fmad=false: what decides a code has the same bits as on the cpu; a kernel that wants a fused multiply-add writes fmaf (ops/support/fast_math.cuh).
 function(fp8train_cuda_sources target)
@@ -76,7 +76,7 @@ if(FP8TRAIN_CUDA_FORM STREQUAL "SHIM")
   set(shim ${CMAKE_SOURCE_DIR}/tests/support/cuda_shim)
   add_library(fp8train_cuda_shim STATIC ${shim}/block_runner.cpp ${shim}/runtime.cpp ${shim}/runtime_events.cpp ${shim}/cublaslt_fake.cpp ${shim}/cublaslt_fake_table.cpp ${shim}/cublaslt_product.cpp ${shim}/cublaslt_scales.cpp ${shim}/cudnn_fake.cpp ${shim}/nccl_fake.cpp ${shim}/nccl_fake_api.cpp)
   set_target_properties(fp8train_cuda_shim PROPERTIES UNITY_BUILD OFF)
-  # Rooms and shim need each other: ops, which the fakes compute with, needs what tensor and device have.
+  # Modules and shim need each other: ops, which the fakes compute with, needs what tensor and device have.
   set_target_properties(fp8train_cuda_shim PROPERTIES LINK_INTERFACE_MULTIPLICITY 3)
   target_include_directories(fp8train_cuda_shim PUBLIC ${shim})
   target_compile_definitions(fp8train_cuda_shim PUBLIC FP8TRAIN_CUDA_SHIM)

@@ -1,5 +1,5 @@
 # Attention through cuDNN. Building needs two sets of headers and no library: those of cudnn-frontend (the folder include of the Python package
-# nvidia-cudnn-frontend, or of its repository) and cudnn.h (beside the CUDA toolkit, or from the Python package nvidia-cudnn-cu13).
+# nvidia-cudnn-frontend, or of its repository) and cudnn.h (next to the CUDA toolkit, or from the Python package nvidia-cudnn-cu13).
 #   AUTO  use them where they lie in a usual place (build/cudnn, where scripts/setup.sh --dev puts them, system folders, the environment of
 #         VIRTUAL_ENV, the user's Python packages), else do without;
 #   a path  the folder that holds cudnn_frontend.h, or the one above its include folder;
@@ -28,7 +28,7 @@ if(frontend AND cudnn)
   set(FP8TRAIN_CUDNN_INCLUDES ${frontend} ${cudnn})
   message(STATUS "cuDNN attention: cudnn-frontend in ${frontend}, cuDNN's headers in ${cudnn}")
 elseif(frontend AND NOT FP8TRAIN_CUDNN_FRONTEND STREQUAL "AUTO")
-  message(FATAL_ERROR "FP8TRAIN_CUDNN_FRONTEND: cudnn-frontend is in ${frontend}, but cudnn.h was not found beside the CUDA toolkit or Python's packages")
+  message(FATAL_ERROR "FP8TRAIN_CUDNN_FRONTEND: cudnn-frontend is in ${frontend}, but cudnn.h was not found next to the CUDA toolkit or Python's packages")
 elseif(frontend)
   message(STATUS "cuDNN attention: OFF (cudnn-frontend in ${frontend}, but cudnn.h was not found)")
 else()

@@ -1,7 +1,7 @@
 # Kernels that are compiled once per x86-64 level and chosen at run time.
 #
 # fp8train_isa_sources(TARGET file.cpp...): compiles the files for every level of FP8TRAIN_CPU_ISAS and adds the objects to TARGET,
-# a room made by fp8train_room. To be called once per target, after fp8train_room. A kernel file
+# a module made by fp8train_module. To be called once per target, after fp8train_module. A kernel file
 #   - keeps its code in `namespace fp8train::FP8TRAIN_ISA_NS` (isa_v1, isa_v3 or isa_v4) or an anonymous namespace inside it;
 #   - uses only always-inlined helpers (FP8TRAIN_HD) and no std:: templates: a function emitted out of line is shared between levels
 #     by the linker, and the copy for a higher level could end up in the program of a lower machine;

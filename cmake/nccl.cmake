@@ -1,4 +1,4 @@
-# Ranks on GPUs over NCCL (FP8TRAIN_NCCL: AUTO, ON, OFF). Building needs nccl.h alone (beside the CUDA toolkit, in a system folder, or from the
+# Ranks on GPUs over NCCL (FP8TRAIN_NCCL: AUTO, ON, OFF). Building needs nccl.h alone (next to the CUDA toolkit, in a system folder, or from the
 # Python package nvidia-nccl-cu13); the library is loaded when ranks on GPUs meet. Only lib/comm/nccl_group.cpp includes nccl.h. In the SHIM form
 # a fake that enforces NCCL's rules stands in.
 set(FP8TRAIN_NCCL_FOUND OFF)
@@ -16,7 +16,7 @@ else()
   if(FP8TRAIN_NCCL_INCLUDE)
     set(FP8TRAIN_NCCL_FOUND ON)
   elseif(FP8TRAIN_NCCL STREQUAL "ON")
-    message(FATAL_ERROR "FP8TRAIN_NCCL: nccl.h was not found beside the CUDA toolkit or Python's packages (Debian and Ubuntu: libnccl-dev)")
+    message(FATAL_ERROR "FP8TRAIN_NCCL: nccl.h was not found next to the CUDA toolkit or Python's packages (Debian and Ubuntu: libnccl-dev)")
   endif()
 endif()
 message(STATUS "NCCL: ${FP8TRAIN_NCCL_FOUND}")

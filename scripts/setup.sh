@@ -2,7 +2,7 @@
 # Installs the Debian packages that fp8train needs, and only those that are missing.
 #
 #   scripts/setup.sh           what building and running needs
-#   scripts/setup.sh --dev     also what the checks of scripts/test.sh need; beside a CUDA toolkit with cuDNN the headers of cudnn-frontend too
+#   scripts/setup.sh --dev     also what the checks of scripts/test.sh need; next to a CUDA toolkit with cuDNN the headers of cudnn-frontend too
 #                              (a package of PyPI, unpacked to build/cudnn), if Python can fetch them
 #   scripts/setup.sh --list    print the packages, install nothing
 #

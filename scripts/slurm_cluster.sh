@@ -193,22 +193,22 @@ command_down() {
 
 case ${1:-} in
   -h | --help) usage; exit 0 ;;
-  up | down | crash | start) verb=$1 ;;
+  up | down | crash | start) command=$1 ;;
   *) misused "the first word is up, down, crash or start" ;;
 esac
-[ -n "${2:-}" ] || misused "$verb needs a folder"
+[ -n "${2:-}" ] || misused "$command needs a folder"
 dir=$(readlink -m "$2")
 shift 2
-if [ "$verb" = up ]; then
+if [ "$command" = up ]; then
   [ $# -le 2 ] || misused "up DIR [NODES [CPUS]]"
   command_up "$@"
   exit
 fi
 # Without this check every client of Slurm would try for a minute to find a cluster.
 [ -e "$dir/slurm.conf" ] || die "there is no cluster in $dir"
-case $verb in
+case $command in
   down) [ $# = 0 ] || misused "down DIR"; command_down ;;
   crash | start)
-    [ $# = 1 ] && [ -d "$dir/$1" ] && [[ $1 =~ ^n[0-9]+$ ]] || misused "$verb DIR NODE, where NODE is n0, n1, ..."
-    if [ "$verb" = crash ]; then command_crash "$1"; else boot_node "$1"; fi ;;
+    [ $# = 1 ] && [ -d "$dir/$1" ] && [[ $1 =~ ^n[0-9]+$ ]] || misused "$command DIR NODE, where NODE is n0, n1, ..."
+    if [ "$command" = crash ]; then command_crash "$1"; else boot_node "$1"; fi ;;
 esac

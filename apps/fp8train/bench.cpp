@@ -5,8 +5,8 @@
 
 #include "base/clock.h"
 #include "base/philox.h"
-#include "ops/cast/granules.h"
 #include "ops/cast/quantize.h"
+#include "ops/cast/scale_blocks.h"
 #include "ops/gemm/gemm.h"
 #include "ops/pointwise/elementwise.h"
 #include "tensor/tensor.h"
@@ -65,7 +65,7 @@ Tensor random_matrix(Device& device, DType dtype, int64_t rows, int64_t columns)
   ops::fill(device.stream(), one, 1.0F);
   ops::quantize(device.stream(), source,
                 {.codes = result,
-                 .codes_transposed = {},
+                 .columnwise_codes = {},
                  .scale = one.view().as<float>(),
                  .scale_inv = one.view().as<float>() + 1,
                  .format = plain(dtype)},
@@ -73,7 +73,7 @@ Tensor random_matrix(Device& device, DType dtype, int64_t rows, int64_t columns)
   return result;
 }
 
-TensorFormat granular_format(Granularity granularity) {
+TensorFormat blockwise_role_format(Granularity granularity) {
   TensorFormat format = plain(DType::e4m3);
   format.granularity = granularity;
   format.policy = ScalePolicy::current;
@@ -81,12 +81,12 @@ TensorFormat granular_format(Granularity granularity) {
   return format;
 }
 
-GranuleCodes::GranuleCodes(Device& device, const TensorFormat& format, int64_t rows,
-                           int64_t columns)
+BlockwiseCodes::BlockwiseCodes(Device& device, const TensorFormat& format, int64_t rows,
+                               int64_t columns)
     : layout(device.traits().scaled_gemm_by_library ? ScaleLayout::cublaslt
                                                     : ScaleLayout::row_major),
       codes(device, format.dtype, {rows, columns}, MemoryCategory::workspace) {
-  const Shape scales = {ops::granule_grid(format.granularity, rows, columns, layout).count};
+  const Shape scales = {ops::scale_grid(format.granularity, rows, columns, layout).count};
   const bool e8m0_scales = format.scale_type == ScaleType::e8m0;
   scale_inv =
       Tensor(device, e8m0_scales ? DType::e8m0 : DType::f32, scales, MemoryCategory::workspace);
@@ -101,7 +101,7 @@ TensorCodes::TensorCodes(Device& device, DType dtype, int64_t rows, int64_t colu
     : codes(device, dtype, {rows, columns}, MemoryCategory::workspace),
       state(device, DType::f32, {3}, MemoryCategory::workspace) {
   if (transposed) {
-    codes_transposed = Tensor(device, dtype, {columns, rows}, MemoryCategory::workspace);
+    columnwise_codes = Tensor(device, dtype, {columns, rows}, MemoryCategory::workspace);
   }
   ops::fill(device.stream(), state, 1.0F);
 }
@@ -110,8 +110,8 @@ void TensorCodes::cast(const Stream& stream, const ConstView& x, bool current) c
   float* scale = state.view().as<float>();
   QuantizedView out;
   out.codes = codes;
-  if (!codes_transposed.empty()) {
-    out.codes_transposed = codes_transposed;
+  if (!columnwise_codes.empty()) {
+    out.columnwise_codes = columnwise_codes;
   }
   out.scale = scale;
   out.scale_inv = scale + 1;

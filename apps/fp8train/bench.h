@@ -38,15 +38,15 @@ double gemm_ceiling(Device& device, DType dtype, double min_seconds);
 /// What multiplies operands of this type on the device, in words.
 const char* gemm_engine(const Device& device, DType operand);
 
-/// E4M3 by a cast with a scale for each granule of x, found in the cast itself: fp32, e8m0 for
+/// E4M3 by a cast with a scale for each block of x, found in the cast itself: fp32, e8m0 for
 /// 1x32.
-TensorFormat granular_format(Granularity granularity);
+TensorFormat blockwise_role_format(Granularity granularity);
 
 /// One orientation of a matrix in such a format, [rows, columns], with memory of its own, as the
 /// device's GEMM reads it.
-struct GranuleCodes {
-  GranuleCodes(Device& device, const TensorFormat& format, int64_t rows, int64_t columns);
-  GranuleView view() const { return {codes, scale_inv, scale.view().as<float>()}; }
+struct BlockwiseCodes {
+  BlockwiseCodes(Device& device, const TensorFormat& format, int64_t rows, int64_t columns);
+  BlockwiseView view() const { return {codes, scale_inv, scale.view().as<float>()}; }
 
   ScaleLayout layout;
   Tensor codes, scale_inv, scale;
@@ -60,7 +60,7 @@ struct TensorCodes {
   void cast(const Stream& stream, const ConstView& x, bool current) const;
   const float* scale_inv() const { return state.view().as<float>() + 1; }
 
-  Tensor codes, codes_transposed;
+  Tensor codes, columnwise_codes;
   Tensor state;  // scale, its reciprocal, amax
 };
 

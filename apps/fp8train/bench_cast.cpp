@@ -27,7 +27,7 @@ class CastBench {
         for (const Granularity granularity :
              {Granularity::row, Granularity::block_1x128, Granularity::block_128x128,
               Granularity::block_1x32}) {
-          rates.casts.push_back(granules(x, granularity, both));
+          rates.casts.push_back(blocks(x, granularity, both));
         }
       }
     }
@@ -49,11 +49,11 @@ class CastBench {
     return rate_of(x, to, current ? "current" : "delayed", both, 0, seconds);
   }
 
-  CastRate granules(const Tensor& x, Granularity granularity, bool both) const {
-    const TensorFormat format = granular_format(granularity);
-    const GranuleCodes along_rows(*device_, format, rows_, columns_);
-    const GranuleCodes along_columns(*device_, format, columns_, rows_);
-    GranuleQuantizedView out;
+  CastRate blocks(const Tensor& x, Granularity granularity, bool both) const {
+    const TensorFormat format = blockwise_role_format(granularity);
+    const BlockwiseCodes along_rows(*device_, format, rows_, columns_);
+    const BlockwiseCodes along_columns(*device_, format, columns_, rows_);
+    BlockwiseQuantizedView out;
     out.rowwise = along_rows.view();
     if (both) {
       out.columnwise = along_columns.view();
@@ -61,7 +61,7 @@ class CastBench {
     out.format = format;
     out.layout = along_rows.layout;
     const double seconds = device_seconds(
-        *device_, [&] { ops::quantize_granules(device_->stream(), x, out, nullptr, nullptr); },
+        *device_, [&] { ops::quantize_blockwise(device_->stream(), x, out, nullptr, nullptr); },
         seconds_);
     const size_t scales =
         along_rows.scale_inv.view().bytes() + (both ? along_columns.scale_inv.view().bytes() : 0);

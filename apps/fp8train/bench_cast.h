@@ -14,7 +14,7 @@ namespace fp8train {
 struct CastRate {
   DType from, to;
   std::string scales;      ///< "delayed", "current", "row", "1x128", ...
-  bool both_orientations;  ///< also the transpose, whose granules lie along the columns
+  bool both_orientations;  ///< also the transpose, whose blocks lie along the columns
   double elements_per_second;
   double bytes_per_second;  ///< x once, codes and scales; a second read of x does not count
 };

@@ -33,7 +33,7 @@ class ShapeBench {
                                {block_1x128, block_128x128},
                                {block_1x128, block_1x128},
                                {block_1x32, block_1x32}}) {
-      results.push_back(granules(a, b));
+      results.push_back(blocks(a, b));
     }
     const double bf16 = results[1].with_casts;
     for (GemmResult& result : results) {
@@ -101,17 +101,18 @@ class ShapeBench {
     return measured(current ? "e4m3 current" : "e4m3 delayed", DType::e4m3, casts, product);
   }
 
-  GemmResult granules(Granularity a_granularity, Granularity b_granularity) const {
-    const TensorFormat a_format = granular_format(a_granularity);
-    const TensorFormat b_format = granular_format(b_granularity);
-    const GranuleCodes a(*device_, a_format, shape_.m, shape_.k);
-    const GranuleCodes b(*device_, b_format, shape_.n, shape_.k);
-    const auto cast = [&](const Tensor& x, const GranuleCodes& codes, const TensorFormat& format) {
-      GranuleQuantizedView out;
+  GemmResult blocks(Granularity a_granularity, Granularity b_granularity) const {
+    const TensorFormat a_format = blockwise_role_format(a_granularity);
+    const TensorFormat b_format = blockwise_role_format(b_granularity);
+    const BlockwiseCodes a(*device_, a_format, shape_.m, shape_.k);
+    const BlockwiseCodes b(*device_, b_format, shape_.n, shape_.k);
+    const auto cast = [&](const Tensor& x, const BlockwiseCodes& codes,
+                          const TensorFormat& format) {
+      BlockwiseQuantizedView out;
       out.rowwise = codes.view();
       out.format = format;
       out.layout = codes.layout;
-      ops::quantize_granules(device_->stream(), x, out, nullptr, nullptr);
+      ops::quantize_blockwise(device_->stream(), x, out, nullptr, nullptr);
     };
     ops::ScaledGemm call = {
         .a = {a.view(), a_format, a.layout}, .b = {b.view(), b_format, b.layout}, .c = c_};

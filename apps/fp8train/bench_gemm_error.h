@@ -1,5 +1,5 @@
 #pragma once
-// fp8train bench gemm-error: how far the product that a row of the chart computes is from the exact
+// fp8train bench gemm-error: how far the product that a plan computes is from the exact
 // one. A property of the formats and of how sums are formed, not of the machine's speed.
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct GemmErrorCase {
 
 /// The relative error (two-norms) of the median row of x w^T against its value in fp64: x and w
 /// standard normal, w times 0.02, both rounded to bf16 before anything else. The product is fprop
-/// of the row of the chart, with an fp32 result.
+/// of the plan, with an fp32 result.
 double gemm_error(Device& device, const std::string& plan, const GemmErrorCase& setting);
 
 }  // namespace fp8train

@@ -53,11 +53,11 @@ std::vector<MomentFormats> formats_in_use() {
 }
 
 /// A tensor of zeros in a format.
-struct Kept {
+struct Stored {
   TensorFormat format;
   Tensor codes, scales;
 
-  Kept(Device& device, const TensorFormat& how, int64_t count)
+  Stored(Device& device, const TensorFormat& how, int64_t count)
       : format(how), codes(device, how.dtype, {count}, MemoryCategory::workspace) {
     fill_zero(device, codes);
     if (const int64_t needed = stored_scales(how, count); needed > 0) {
@@ -79,7 +79,7 @@ struct Kept {
 
 /// A pair of moments, and the difference of their updates from the exact ones.
 struct Candidate {
-  Kept first, second;
+  Stored first, second;
   double difference = 0;
 
   Candidate(Device& device, const MomentFormats& formats, int64_t count)

@@ -1,6 +1,6 @@
 #pragma once
 // fp8train bench optimizer-formats: how far AdamW's update is from that of fp32 moments when the
-// moments are kept in narrower formats. A property of the formats, not of the machine.
+// moments are stored in narrower formats. A property of the formats, not of the machine.
 
 #include <cstdint>
 #include <string>

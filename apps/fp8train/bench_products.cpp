@@ -156,23 +156,23 @@ class ProductBench {
     }
   }
 
-  GranuleCodes cast(const Tensor& x, const TensorFormat& format) const {
+  BlockwiseCodes cast(const Tensor& x, const TensorFormat& format) const {
     const Shape& shape = x.view().shape;
-    GranuleCodes codes(*device_, format, shape[0], shape[1]);
-    GranuleQuantizedView out;
+    BlockwiseCodes codes(*device_, format, shape[0], shape[1]);
+    BlockwiseQuantizedView out;
     out.rowwise = codes.view();
     out.format = format;
     out.layout = codes.layout;
-    ops::quantize_granules(device_->stream(), x, out, nullptr, nullptr);
+    ops::quantize_blockwise(device_->stream(), x, out, nullptr, nullptr);
     return codes;
   }
 
   void blocks(Granularity of_a, Granularity of_b, const std::vector<bool>& accumulations) {
-    const TensorFormat a_format = granular_format(of_a);
-    const TensorFormat b_format = granular_format(of_b);
+    const TensorFormat a_format = blockwise_role_format(of_a);
+    const TensorFormat b_format = blockwise_role_format(of_b);
     const std::string operands = fmt::format("e4m3 {} x e4m3 {}", name_of(of_a), name_of(of_b));
-    const GranuleCodes a = cast(a_, a_format);
-    const GranuleCodes b = cast(b_, b_format);
+    const BlockwiseCodes a = cast(a_, a_format);
+    const BlockwiseCodes b = cast(b_, b_format);
     ops::ScaledGemm call = {
         .a = {a.view(), a_format, a.layout}, .b = {b.view(), b_format, b.layout}, .c = c_};
     for (const bool fast : accumulations) {

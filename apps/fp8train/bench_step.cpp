@@ -54,7 +54,7 @@ Batch random_batch(const EngineSettings& settings, int rank) {
   return batch;
 }
 
-/// By operation; what spans of parts of a step have beside operations is one share.
+/// By operation; what spans of parts of a step have next to operations is one share.
 std::vector<std::pair<std::string, double>> shares_of_time() {
   const std::set<std::string> parts = {kStepSpan, "forward", "head", "backward", "update"};
   double total = 0;
@@ -97,7 +97,7 @@ double median_of_ranks(Communicator& comm, const std::function<void()>& run, dou
 void trace_steps(Device& device, const std::function<void()>& run) {
   constexpr int kSteps = 5;
   constexpr size_t kEvents = size_t{1} << 18;
-  // Of the compute stream only: what ranks exchange beside it goes on.
+  // Of the compute stream only: what ranks exchange next to it continues.
   set_tracing(
       true,
       device.kind() == DeviceKind::cuda ? [&] { device.synchronize(); } : std::function<void()>(),
@@ -163,9 +163,9 @@ StepRates step_rates(Device& device, Communicator& comm, const StepBench& bench,
   if (!bench.timeline.empty()) {
     check_timeline_path(comm, bench.timeline);
   }
-  const RehearsedStep rehearsed = rehearse_step(settings, device, comm.topology(), comm.rank());
+  const DryRunStep dry_run = dry_run_step(settings, device, comm.topology(), comm.rank());
   Engine engine(device, settings, &comm);
-  engine.reserve(rehearsed.plan);
+  engine.reserve(dry_run.plan);
   if (bench.quick_weights) {
     set_quick_weights(device, engine.model().parameters());
   } else {
@@ -197,7 +197,7 @@ StepRates step_rates(Device& device, Communicator& comm, const StepBench& bench,
   rates.gemm_engine = gemm_engine(device, settings.plan.activation);
   rates.tokens = static_cast<double>(settings.micro_batch_size * settings.seq_length *
                                      settings.gradient_accumulation_steps);
-  rates.flops = rehearsed.work.gemm_flops + rehearsed.work.attention_flops;
+  rates.flops = dry_run.work.gemm_flops + dry_run.work.attention_flops;
   return rates;
 }
 

@@ -39,7 +39,7 @@ fs::path find_model_folder(const fs::path& path) {
   }
   const fs::path root = fs::exists(path / "checkpoints") ? path / "checkpoints" : path;
   std::vector<std::string> skipped;
-  const std::optional<CheckpointPlace> newest =
+  const std::optional<CheckpointFolder> newest =
       fs::is_directory(root) ? newest_valid(root, skipped) : std::nullopt;
   for (const std::string& note : skipped) {
     log_warning(note);
@@ -82,8 +82,8 @@ CheckpointModel open_checkpoint(const CheckpointRequest& request) {
   const bool delayed = has_delayed_scales(settings.plan);
   opened.has_scales = !delayed || has_scaling(folder);
   settings.trains = !opened.has_scales;  // scales are found by a forward and backward pass
-  const ParameterFormats kept = parameter_formats(settings.plan);
-  if (kept.value == TensorFormat{} && kept.gradient == TensorFormat{}) {
+  const ParameterFormats stored = parameter_formats(settings.plan);
+  if (stored.value == TensorFormat{} && stored.gradient == TensorFormat{}) {
     settings.optimizer = {.name = "sgd", .momentum = 0.0};  // keeps nothing
   }
   opened.engine = std::make_unique<Engine>(*opened.device, settings);

@@ -17,7 +17,7 @@ struct CheckpointModel {
   std::unique_ptr<Device> device;
   std::unique_ptr<Engine> engine;
   bool has_scales =
-      true;  ///< false: a row with delayed scaling whose scales the folder does not hold
+      true;  ///< false: a plan with delayed scaling whose scales the folder does not hold
 };
 
 struct CheckpointRequest {

@@ -103,26 +103,26 @@ void Arguments::run(Action& action, Action work) {
   });
 }
 
-void add_common(Arguments verb, CommonOptions& options) {
-  verb.option("-c,--config", options.config, "YAML file that describes the run");
-  verb.list("--set", options.sets, "a.b=v: change one key (repeatable; v in YAML)");
-  verb.option("--output-dir", options.output_dir, "Short for --set output_dir=");
-  verb.option("--max-steps", options.max_steps, "Short for --set training.max_steps=");
-  verb.option("--max-time", options.max_time, "Short for --set training.max_time=");
-  verb.option("--seed", options.seed, "Short for --set training.seed=");
-  verb.option("--device", options.device, "Short for --set device=");
-  verb.option("--threads", options.threads, "Short for --set threads=");
-  verb.app().add_flag("-v,--verbose", options.verbose, "Print more");
-  verb.flag("-q,--quiet", options.quiet, "Print warnings and errors only");
-  verb.app().add_option("file_or_set", options.positionals,
-                        "The YAML file, and a.b=v to change keys");
+void add_common(Arguments command, CommonOptions& options) {
+  command.option("-c,--config", options.config, "YAML file that describes the run");
+  command.list("--set", options.sets, "a.b=v: change one key (repeatable; v in YAML)");
+  command.option("--output-dir", options.output_dir, "Short for --set output_dir=");
+  command.option("--max-steps", options.max_steps, "Short for --set training.max_steps=");
+  command.option("--max-time", options.max_time, "Short for --set training.max_time=");
+  command.option("--seed", options.seed, "Short for --set training.seed=");
+  command.option("--device", options.device, "Short for --set device=");
+  command.option("--threads", options.threads, "Short for --set threads=");
+  command.app().add_flag("-v,--verbose", options.verbose, "Print more");
+  command.flag("-q,--quiet", options.quiet, "Print warnings and errors only");
+  command.app().add_option("file_or_set", options.positionals,
+                           "The YAML file, and a.b=v to change keys");
 }
 
-void add_ranks(Arguments verb, RankOptions& options) {
-  add_common(verb, options.common);
-  verb.option("--world-size", options.world_size, 1,
-              "Ranks of the run; else job.nodes x job.ranks_per_node");
-  verb.option("--ranks-per-node", options.ranks_per_node, 1, "Ranks on a node; else 8");
+void add_ranks(Arguments command, RankOptions& options) {
+  add_common(command, options.common);
+  command.option("--world-size", options.world_size, 1,
+                 "Ranks of the run; else job.nodes x job.ranks_per_node");
+  command.option("--ranks-per-node", options.ranks_per_node, 1, "Ranks on a node; else 8");
 }
 
 Settings load(const CommonOptions& options) {
@@ -139,8 +139,8 @@ Settings load(const CommonOptions& options) {
       request.path = text;
     } else {
       throw ConfigError(fmt::format(
-          "{}: one configuration file is enough, {} is already given (a verb stands first)", text,
-          request.path));
+          "{}: one configuration file is enough, {} is already given (the command comes first)",
+          text, request.path));
     }
   }
   const std::pair<const char*, const std::string&> shortcuts[] = {
@@ -165,13 +165,13 @@ Settings load(const CommonOptions& options) {
   return load_settings(request);
 }
 
-std::vector<std::string> with_verb(std::vector<std::string> arguments,
-                                   const std::vector<std::string>& verbs) {
+std::vector<std::string> with_command(std::vector<std::string> arguments,
+                                      const std::vector<std::string>& commands) {
   if (arguments.empty()) {
     return {"--help"};
   }
   const std::string first = arguments.front();
-  const bool is_known = std::find(verbs.begin(), verbs.end(), first) != verbs.end();
+  const bool is_known = std::find(commands.begin(), commands.end(), first) != commands.end();
   const bool is_root_option = first == "-h" || first == "--help" || first == "--version";
   if (is_known || is_root_option) {
     return arguments;
@@ -180,9 +180,9 @@ std::vector<std::string> with_verb(std::vector<std::string> arguments,
     arguments.insert(arguments.begin(), "train");
     return arguments;
   }
-  const std::string near = nearest_name(first, verbs);
+  const std::string near = nearest_name(first, commands);
   throw ConfigError(fmt::format(
-      "unknown verb \"{}\"{}", first,
+      "unknown command \"{}\"{}", first,
       near.empty() ? "; fp8train --help lists them" : fmt::format("; did you mean \"{}\"?", near)));
 }
 
@@ -242,22 +242,22 @@ int run_as_rank(Communicator& comm, const std::function<int(const EndRanks&)>& b
   }
 }
 
-int run_program(const std::vector<Verb>& verbs, std::vector<std::string> arguments) {
+int run_program(const std::vector<Command>& commands, std::vector<std::string> arguments) {
   return run_guarded([&]() -> int {
     CLI::App app("Trains transformers in 8-bit floating point.", "fp8train");
     bool verbose = false;
     app.add_flag("-v,--verbose", verbose,
                  "With --version: where NVIDIA's libraries come from on this machine");
     app.set_version_flag("--version", [&] { return version_text(verbose); });
-    app.footer("`fp8train run.yaml` trains. `fp8train VERB --help` explains a verb.\n");
+    app.footer("`fp8train run.yaml` trains. `fp8train COMMAND --help` explains a command.\n");
     app.require_subcommand(1);
     Action action;
     std::vector<std::string> names;
-    for (const Verb& verb : verbs) {
-      names.emplace_back(verb.name);
-      verb.add(Arguments(*app.add_subcommand(verb.name, verb.help)), action);
+    for (const Command& command : commands) {
+      names.emplace_back(command.name);
+      command.add(Arguments(*app.add_subcommand(command.name, command.help)), action);
     }
-    arguments = with_verb(std::move(arguments), names);
+    arguments = with_command(std::move(arguments), names);
     try {
       std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
       app.parse(arguments);

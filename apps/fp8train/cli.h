@@ -1,6 +1,6 @@
 #pragma once
-// The command line: verbs, the options that several of them share, and the way from an error to an
-// exit code. A verb is one file with one `add_<name>` function and one line in verbs.h.
+// The command line: commands, the options that several of them share, and the way from an error to
+// an exit code. A command is one file with one `add_<name>` function and one line in commands.h.
 
 #include <cstdint>
 #include <functional>
@@ -16,14 +16,14 @@ class App;
 
 namespace fp8train {
 
-/// What the chosen verb does; returns the exit code. Set by the verb's callback while parsing and
-/// run afterwards.
+/// What the chosen command does; returns the exit code. Set by the command's callback while parsing
+/// and run afterwards.
 using Action = std::function<int()>;
 
-/// The arguments of one verb or of one of its parts; a view, to be passed by value. Names are those
-/// of CLI11 ("-c,--config"; one without dashes is positional); CLI11's headers stay in cli.cpp,
-/// because each file that includes them compiles for seconds. --help shows a target's value as
-/// the default.
+/// The arguments of one command or of one of its parts; a view, to be passed by value. Names are
+/// those of CLI11 ("-c,--config"; one without dashes is positional); CLI11's headers stay in
+/// cli.cpp, because each file that includes them compiles for seconds. --help shows a target's
+/// value as the default.
 class Arguments {
  public:
   explicit Arguments(CLI::App& app) : app_(&app) {}
@@ -39,11 +39,12 @@ class Arguments {
   void list(const char* name, std::vector<std::string>& targets, const char* help);
   void flag(const char* name, bool& target, const char* help);
 
-  /// A part of the verb; one that has parts cannot be called without, unless parts_optional().
+  /// A part of the command; one that has parts cannot be called without, unless parts_optional().
   Arguments part(const char* name, const char* help);
   void parts_optional();
 
-  /// `work` becomes `action` when this verb or part, and no part of it, is the one that was called.
+  /// `work` becomes `action` when this command or part, and no part of it, is the one that was
+  /// called.
   void run(Action& action, Action work);
 
   CLI::App& app() { return *app_; }
@@ -52,15 +53,15 @@ class Arguments {
   CLI::App* app_;
 };
 
-struct Verb {
+struct Command {
   const char* name;
   const char* help;  ///< one line
-  /// Declares the verb's options. The options' variables must outlive the parsing: keep them in a
-  /// shared_ptr that the action captures.
-  void (*add)(Arguments verb, Action& action);
+  /// Declares the command's options. The options' variables must outlive the parsing: keep them in
+  /// a shared_ptr that the action captures.
+  void (*add)(Arguments command, Action& action);
 };
 
-/// Options that verbs working on a run's configuration share.
+/// Options that commands working on a run's configuration share.
 struct CommonOptions {
   std::string config;                    ///< --config FILE
   std::vector<std::string> positionals;  ///< one file and any number of a.b=v
@@ -72,33 +73,33 @@ struct CommonOptions {
 };
 
 /// Declares --config, --set, the shortcuts, -v, -q and the positionals.
-void add_common(Arguments verb, CommonOptions& options);
+void add_common(Arguments command, CommonOptions& options);
 
-/// Options of verbs that look at a run of many ranks from outside.
+/// Options of commands that look at a run of many ranks from outside.
 struct RankOptions {
   CommonOptions common;
   int64_t world_size = 0;      ///< 0: what the section on jobs says
   int64_t ranks_per_node = 0;  ///< 0: the same, or 8
 };
-void add_ranks(Arguments verb, RankOptions& options);
+void add_ranks(Arguments command, RankOptions& options);
 
 /// The settings that the options and FP8TRAIN_SET describe; also sets the log level. Throws
 /// ConfigError.
 Settings load(const CommonOptions& options);
 
-/// The arguments (without the program's name) with the verb in front: `train` is put there when
+/// The arguments (without the program's name) with the command in front: `train` is put there when
 /// the first one is an option other than --help and --version, a file, or a.b=v. Throws ConfigError
-/// with a suggestion when it is a word that is no verb.
-std::vector<std::string> with_verb(std::vector<std::string> arguments,
-                                   const std::vector<std::string>& verbs);
+/// with a suggestion when it is a word that is no command.
+std::vector<std::string> with_command(std::vector<std::string> arguments,
+                                      const std::vector<std::string>& commands);
 
-/// Parses, runs the chosen verb and returns the program's exit code.
-int run_program(const std::vector<Verb>& verbs, std::vector<std::string> arguments);
+/// Parses, runs the chosen command and returns the program's exit code.
+int run_program(const std::vector<Command>& commands, std::vector<std::string> arguments);
 
 /// Runs `body` and returns its exit code. A typed error becomes one message on standard error and
 /// its code: 1 bug · 2 usage or configuration · 3 data · 4 checkpoint, device, memory or
 /// communication · 5 diverged · 86 a wait for other ranks was given up. `body` itself returns 0 or
-/// 75 (stopped on request, checkpoint saved). `who` stands before the message.
+/// 75 (stopped on request, checkpoint saved). `who` comes before the message.
 int run_guarded(const std::function<int()>& body, const std::string& who = "");
 
 /// Inside of an error's handler: says what it is, and ends the other ranks where there are any.

@@ -6,7 +6,7 @@
 #include <filesystem>
 
 #include "cli.h"
-#include "verbs.h"
+#include "commands.h"
 
 namespace {
 
@@ -43,5 +43,5 @@ void open_standard_streams() {
 int main(int argc, char** argv) {
   open_standard_streams();
   limit_spinning(argv);
-  return fp8train::run_program(fp8train::all_verbs(), {argv + 1, argv + argc});
+  return fp8train::run_program(fp8train::all_commands(), {argv + 1, argv + argc});
 }

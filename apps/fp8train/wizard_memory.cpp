@@ -41,19 +41,19 @@ std::string JobMemory::line(const Settings& settings) {
   try {
     const int ranks = job_ranks(settings.job);
     const Session session = open_session(settings, false, ranks);
-    const RankRoom room =
-        room_of_job(settings, [&]() -> const Device& { return here(settings.device); });
+    const RankMemory memory =
+        memory_of_job(settings, [&]() -> const Device& { return here(settings.device); });
     const MemoryLedger planned = memory_of_run(
-        rehearse_step(session.engine, room.traits,
-                      Topology::blocks(ranks, static_cast<int>(settings.job.ranks_per_node))),
-        room.is_host);
+        dry_run_step(session.engine, memory.traits,
+                     Topology::blocks(ranks, static_cast<int>(settings.job.ranks_per_node))),
+        memory.is_host);
     const auto needed = static_cast<double>(planned.total());
-    if (room.bytes == 0) {
+    if (memory.bytes == 0) {
       return fmt::format("memory per rank: {}", describe_bytes(needed));
     }
     return fmt::format("memory per rank: {} of {}: {}", describe_bytes(needed),
-                       describe_bytes(static_cast<double>(room.bytes)),
-                       room.fits(planned) ? "fits" : "DOES NOT FIT");
+                       describe_bytes(static_cast<double>(memory.bytes)),
+                       memory.fits(planned) ? "fits" : "DOES NOT FIT");
   } catch (const Error& error) {
     return fmt::format("memory per rank: not known: {}", first_line(error.what()));
   }

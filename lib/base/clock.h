@@ -20,7 +20,8 @@ class Stopwatch {
 
 /// Seconds in which the process could run, as a thread sees it that asks at least every
 /// `longest_gap` seconds: a longer gap, in which the process was stopped or suspended, counts as
-/// that many. A job that its scheduler suspends for an hour has not lost its time when it goes on.
+/// that many. A job that its scheduler suspends for an hour has not lost its time when it
+/// continues.
 class RunningTime {
  public:
   explicit RunningTime(double longest_gap) : longest_gap_(longest_gap) {}

@@ -51,7 +51,7 @@ extern "C" void on_stop_signal(int number) {
 void install_stop_handlers(WaitingCalls waiting) {
   struct sigaction action = {};
   action.sa_handler = on_stop_signal;
-  action.sa_flags = waiting == WaitingCalls::go_on ? SA_RESTART : 0;
+  action.sa_flags = waiting == WaitingCalls::restart ? SA_RESTART : 0;
   sigemptyset(&action.sa_mask);
   for (size_t i = 0; i < kStopSignals.size(); ++i) {
     sigaction(kStopSignals[i], &action, &previous_actions[i]);

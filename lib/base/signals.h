@@ -9,10 +9,10 @@
 namespace fp8train {
 
 /// What a signal does to a call that waits, such as reading from a terminal.
-enum class WaitingCalls { go_on, end };
+enum class WaitingCalls { restart, end };
 
 /// Installs the handlers; the previous ones are restored by restore_signal_handlers().
-void install_stop_handlers(WaitingCalls waiting = WaitingCalls::go_on);
+void install_stop_handlers(WaitingCalls waiting = WaitingCalls::restart);
 void restore_signal_handlers();
 
 /// The number of the signal that asked to stop, or 0.

@@ -19,7 +19,7 @@ struct Tracer {
   std::vector<SpanTotal> totals;
   std::vector<OpenSpan> open;
   std::vector<TraceEvent> events;
-  size_t room = 0;  ///< for events; 0: none are kept
+  size_t capacity = 0;  ///< for events; 0: none are stored
 };
 
 Tracer& tracer() {
@@ -35,7 +35,7 @@ SpanTotal& total_of(const char* name) {
 }
 
 void keep(const TraceEvent& event) {
-  if (tracer().events.size() < tracer().room) {
+  if (tracer().events.size() < tracer().capacity) {
     tracer().events.push_back(event);
   }
 }
@@ -49,7 +49,7 @@ double trace_clock() {
 void set_tracing(bool on, std::function<void()> settle, size_t events) {
   tracer().on = on;
   tracer().settle = std::move(settle);
-  tracer().room = on ? events : 0;
+  tracer().capacity = on ? events : 0;
   if (on) {
     tracer().totals.clear();
     tracer().events.clear();
@@ -108,7 +108,7 @@ TraceSpan::~TraceSpan() {
 }
 
 TraceFlight::TraceFlight(TraceKind kind, const char* name, uint64_t bytes) {
-  if (tracer().room > 0) {
+  if (tracer().capacity > 0) {
     event_ = {name, kind, trace_clock(), 0, bytes};
   }
 }

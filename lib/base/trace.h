@@ -2,7 +2,7 @@
 // Spans: how long each named piece of work took in total, for `bench step` and the profile in the
 // docs. Off by default; a span that is off costs one branch. Only the thread that drives the step
 // opens spans, and they may nest (self time excludes children). On request the first so many events
-// are kept one by one beside the totals, for a timeline: spans, and what goes on beside them
+// are stored one by one next to the totals, for a timeline: spans, and what goes on next to them
 // between its start and its end (TraceFlight).
 
 #include <cstddef>
@@ -37,14 +37,15 @@ double trace_clock();
 
 /// `settle` (may be empty) is called before the end of each span: it waits for work that the span
 /// only started, so that asynchronous work is charged to its own span. It must not wait for what
-/// ranks exchange, which is to go on beside the spans. `events`: how many to keep; their memory is
+/// ranks exchange, which is to go on next to the spans. `events`: how many to keep; their memory is
 /// taken now.
 void set_tracing(bool on, std::function<void()> settle = {}, size_t events = 0);
 
 /// Totals since tracing was switched on, longest self time first.
 std::vector<SpanTotal> trace_totals();
 
-/// Those since tracing was switched on, in the order of their ends, until there was no more room.
+/// Those since tracing was switched on, in the order of their ends, until there was no more
+/// capacity.
 const std::vector<TraceEvent>& trace_events();
 
 /// Names of the spans that are open, outermost first; none while tracing is off.
@@ -63,7 +64,7 @@ class TraceSpan {
 };
 
 /// What is under way from construction until end(), both on the thread that drives the step. One
-/// that never ends is not kept. Off, as long as no events are kept, it costs one branch.
+/// that never ends is not stored. Off, as long as no events are stored, it costs one branch.
 class TraceFlight {
  public:
   TraceFlight() = default;

@@ -11,11 +11,11 @@ namespace fp8train {
 
 class Device;
 struct Launch;
-struct Meeting;
+struct Rendezvous;
 
 struct CommSettings {
   /// auto: mpi where a launcher has started several ranks, else self. self | mpi | nccl, which is
-  /// like auto here: ranks meet by it before they have a device (train/place.h).
+  /// like auto here: ranks meet by it before they have a device (train/rank_device.h).
   std::string backend = "auto";
   /// auto: file where nccl is asked for and srun's tasks have no process manager. mpi | file
   std::string bootstrap = "auto";
@@ -24,8 +24,8 @@ struct CommSettings {
   bool operator==(const CommSettings&) const = default;
 };
 
-/// Whether ranks meet by a file (comm/meeting.h) instead of MPI; make_communicator then gives each
-/// one of its own.
+/// Whether ranks meet by a file (comm/rendezvous.h) instead of MPI; make_communicator then gives
+/// each one of its own.
 bool meets_by_file(const CommSettings& settings, const Launch& launch);
 
 /// The communicator of all ranks of the run. MPI is initialized by the first that needs it. Throws
@@ -41,7 +41,7 @@ std::vector<std::unique_ptr<Communicator>> make_thread_ranks(const Topology& top
 
 /// One rank of a run that does not take place: counts what would be sent. What the rank would get
 /// from others is zeros on the host and not touched elsewhere.
-std::unique_ptr<Communicator> make_rehearsal(const Topology& topology, int rank);
+std::unique_ptr<Communicator> make_dry_run(const Topology& topology, int rank);
 
 /// All processes that MPI has started. Throws CommError, TimeoutError where MPI does not start, or
 /// the others do not come, in `start_seconds`.
@@ -53,10 +53,10 @@ std::unique_ptr<Communicator> make_mpi_communicator(double start_seconds = 600);
 std::unique_ptr<Communicator> make_staged_communicator(Communicator& host, Device& device);
 
 /// Ranks on GPUs, which NCCL moves between: those of `host`, over which the rest goes, or those of
-/// a meeting. `device` and `host` outlive it. Throws ConfigError where two ranks are on one GPU,
+/// a rendezvous. `device` and `host` outlive it. Throws ConfigError where two ranks are on one GPU,
 /// CommError where NCCL is not in this build, is not found or does not start.
 std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host, Device& device);
-std::unique_ptr<Communicator> make_nccl_communicator(const Meeting& meeting, Device& device);
+std::unique_ptr<Communicator> make_nccl_communicator(const Rendezvous& rendezvous, Device& device);
 
 /// The ranks of `inner`, which compare what they call: a collective, its count or its root that is
 /// not that of the others ends in a CommError that names the rank, on all ranks. Elements have no

@@ -186,7 +186,7 @@ void CodeExchange::read() {
     to = {bucket_.result.codes, bucket_.result.scales, tensor_of_group_};
   }
   if (!last_piece()) {
-    to.kept_scales = {};
+    to.code_scales = {};
   }
   ops::read_shared(stream_, codes(scratch_, ranks()), scales(), factor_, to, places());
 }

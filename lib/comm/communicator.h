@@ -103,7 +103,7 @@ class Communicator {
 
   /// Tells the other ranks that this one cannot go on: their operations fail. MPI ends them with
   /// the exit code (and this process too). From any thread. Throws CommError where they cannot be
-  /// told within some seconds.
+  /// notified within some seconds.
   virtual void fail(int exit_code) = 0;
 
   /// "mpi: rank 1 of 4, node 0 of 2" and the like.

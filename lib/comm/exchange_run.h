@@ -1,5 +1,5 @@
 #pragma once
-// What runs behind a GradientExchange: one class for wires whose contributions are images with
+// What runs behind a GradientExchange: one class for wires whose contributions are packets with
 // their own scales, one for codes under scales that all ranks share.
 
 #include <algorithm>
@@ -42,7 +42,7 @@ class ExchangeRun {
   virtual bool next() = 0;
 
   int ranks() const { return comm_->size(); }
-  bool coded() const { return bucket_.gradients.format.is_scaled(); }
+  bool encoded() const { return bucket_.gradients.format.is_scaled(); }
   bool to_shard() const { return result_ == ExchangeResult::shard; }
 
   /// Elements of a shard in the piece under way; those of this rank's shard that the bucket has.
@@ -50,7 +50,7 @@ class ExchangeRun {
   int64_t own_here() const { return std::clamp(own_elements() - offset_, int64_t{0}, here()); }
   View shard_here() const;
   /// Its rows in the bucket, one for each rank.
-  ops::ChunkPlaces places() const { return {.first = offset_, .stride = chunk_}; }
+  ops::ChunkRange places() const { return {.first = offset_, .stride = chunk_}; }
   bool first_piece() const { return offset_ == 0; }
   bool last_piece() const { return offset_ + piece_ >= chunk_; }
 
@@ -78,17 +78,17 @@ class ExchangeRun {
 
   bool under_way_ = false;
   TraceFlight flight_;
-  /// Where messages follow streams the whole exchange is submitted at once, beside the caller's
+  /// Where messages follow streams the whole exchange is submitted at once, next to the caller's
   /// stream. Ranks then submit in one order, which NCCL's kernels need.
   std::optional<SideStream> side_;
   std::shared_ptr<StreamEvent> end_;
   Stream caller_{DeviceKind::cpu, nullptr, nullptr};
 };
 
-std::unique_ptr<ExchangeRun> make_image_exchange(Communicator& comm, Device& device,
-                                                 const GradientWire& wire, GradientBucket bucket,
-                                                 ExchangeResult result,
-                                                 GradientExchange::Groups* groups);
+std::unique_ptr<ExchangeRun> make_packet_exchange(Communicator& comm, Device& device,
+                                                  const GradientWire& wire, GradientBucket bucket,
+                                                  ExchangeResult result,
+                                                  GradientExchange::Groups* groups);
 
 /// fp8_sum
 std::unique_ptr<ExchangeRun> make_code_exchange(Communicator& comm, Device& device,

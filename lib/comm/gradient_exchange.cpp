@@ -39,12 +39,13 @@ ExchangeRun::ExchangeRun(Communicator& comm, Device& device, const GradientWire&
     groups_->all = comm.duplicate();
   }
   comm_ = groups_->all.get();
-  const TensorFormat& kept = bucket_.gradients.format;
+  const TensorFormat& stored = bucket_.gradients.format;
   count_ = bucket_.gradients.count();
   chunk_ = reduced_chunk(comm, count_);
   check(count_ > 0, "an exchange has gradients");
   piece_ = piece_elements(bucket_, ranks(), chunk_);
-  check(coded() ? kept == wire_.format : kept == plain(DType::f32) || kept == plain(DType::bf16),
+  check(encoded() ? stored == wire_.format
+                  : stored == plain(DType::f32) || stored == plain(DType::bf16),
         "gradients are exchanged from fp32, bf16 or the codes that cross the wire");
   if (comm_->in_stream_order() && ranks() > 1) {
     side_.emplace(device);
@@ -135,7 +136,7 @@ GradientExchange::GradientExchange(Communicator& comm, Device& device, const Gra
                                    GradientBucket bucket, ExchangeResult result, Groups* groups)
     : run_(wire.kind == WireKind::fp8_sum
                ? make_code_exchange(comm, device, wire, std::move(bucket), result, groups)
-               : make_image_exchange(comm, device, wire, std::move(bucket), result, groups)) {}
+               : make_packet_exchange(comm, device, wire, std::move(bucket), result, groups)) {}
 
 GradientExchange::~GradientExchange() = default;
 GradientExchange::GradientExchange(GradientExchange&&) noexcept = default;

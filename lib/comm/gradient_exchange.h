@@ -51,10 +51,10 @@ struct GradientWire {
   bool operator==(const GradientWire&) const = default;
 };
 
-/// The wire that a plan's gradient_wire cell means for these ranks: two hops where there are
+/// The wire that a plan's gradient_wire format means for these ranks: two hops where there are
 /// several nodes of several ranks, without self_exact. Means are gathered in bf16. Throws
-/// ConfigError for a cell that crosses no wire.
-GradientWire gradient_wire(const TensorFormat& cell, bool self_exact, const Topology& topology);
+/// ConfigError for a format that crosses no wire.
+GradientWire gradient_wire(const TensorFormat& format, bool self_exact, const Topology& topology);
 
 struct GradientBucket {
   /// Flat: fp32 or bf16; or codes as they cross the wire, whose scales are one for each 128

@@ -4,24 +4,24 @@
 
 namespace fp8train {
 
-GradientWire gradient_wire(const TensorFormat& cell, bool self_exact, const Topology& topology) {
+GradientWire gradient_wire(const TensorFormat& format, bool self_exact, const Topology& topology) {
   GradientWire wire;
-  wire.format = cell;
-  wire.first_hop = cell;
+  wire.format = format;
+  wire.first_hop = format;
   wire.gather = plain(DType::bf16);
   wire.self_exact = self_exact;
-  if (cell == plain(DType::f32) || cell == plain(DType::bf16)) {
-    wire.kind = cell.dtype == DType::f32 ? WireKind::fp32 : WireKind::bf16;
-    wire.gather = cell;
+  if (format == plain(DType::f32) || format == plain(DType::bf16)) {
+    wire.kind = format.dtype == DType::f32 ? WireKind::fp32 : WireKind::bf16;
+    wire.gather = format;
     return wire;
   }
-  if (is_fp8(cell.dtype) && cell.granularity == Granularity::tensor && cell.is_scaled()) {
+  if (is_fp8(format.dtype) && format.granularity == Granularity::tensor && format.is_scaled()) {
     wire.kind = WireKind::fp8_sum;
     wire.format.policy = ScalePolicy::current;  // a controller's factor comes with the bucket
     return wire;
   }
-  if (!ops::is_wire_format(cell)) {
-    throw ConfigError("gradient_wire: '" + describe(cell) +
+  if (!ops::is_wire_format(format)) {
+    throw ConfigError("gradient_wire: '" + describe(format) +
                       "' does not cross between ranks; choose fp32, bf16, or e4m3 or e5m2 with a "
                       "scale for the tensor or for each group(128)");
   }

@@ -15,7 +15,7 @@ std::unique_ptr<Communicator> make_nccl_communicator(Communicator& /*host*/, Dev
   throw CommError(why_nccl_is_unusable());
 }
 
-std::unique_ptr<Communicator> make_nccl_communicator(const Meeting& /*meeting*/,
+std::unique_ptr<Communicator> make_nccl_communicator(const Rendezvous& /*rendezvous*/,
                                                      Device& /*device*/) {
   throw CommError(why_nccl_is_unusable());
 }

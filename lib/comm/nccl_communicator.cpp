@@ -14,8 +14,8 @@
 
 #include "base/error.h"
 #include "comm/backends.h"
-#include "comm/meeting.h"
 #include "comm/nccl_group.h"
+#include "comm/rendezvous.h"
 
 namespace fp8train {
 namespace {
@@ -62,7 +62,7 @@ class NcclWork final : public PendingWork {
   bool waited_ = false;
 };
 
-/// Device memory that host memory goes through; kept for the next that needs no more.
+/// Device memory that host memory goes through; stored for the next that needs no more.
 struct Passage {
   Buffer send, recv;
   bool in_use = false;
@@ -285,20 +285,21 @@ std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host, Device&
   return made;
 }
 
-std::unique_ptr<Communicator> make_nccl_communicator(const Meeting& meeting, Device& device) {
+std::unique_ptr<Communicator> make_nccl_communicator(const Rendezvous& rendezvous, Device& device) {
   NcclId id = {};
-  if (meeting.rank == 0) {
+  if (rendezvous.rank == 0) {
     id = new_nccl_id();
   }
-  const SharedNote note(meeting, id.data(), id.size());
+  const FileStore note(rendezvous, id.data(), id.size());
   const std::shared_ptr<NcclGroup> group =
-      join_nccl(id, device, meeting.rank, meeting.size, meeting.timeout_seconds);
-  NcclCommunicator strangers(group, Topology::blocks(meeting.size, meeting.size), meeting.rank,
-                             nullptr);
-  strangers.set_timeout(meeting.timeout_seconds);
+      join_nccl(id, device, rendezvous.rank, rendezvous.size, rendezvous.timeout_seconds);
+  NcclCommunicator strangers(group, Topology::blocks(rendezvous.size, rendezvous.size),
+                             rendezvous.rank, nullptr);
+  strangers.set_timeout(rendezvous.timeout_seconds);
   auto made = std::make_unique<NcclCommunicator>(
-      group, Topology::of_places(strangers.all_gather_values(meeting.node)), meeting.rank, nullptr);
-  made->set_timeout(meeting.timeout_seconds);
+      group, Topology::of_places(strangers.all_gather_values(rendezvous.node)), rendezvous.rank,
+      nullptr);
+  made->set_timeout(rendezvous.timeout_seconds);
   return made;
 }
 

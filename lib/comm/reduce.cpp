@@ -9,11 +9,11 @@
 namespace fp8train {
 namespace {
 
-/// The two halves of the scratch memory: images that are sent, and those that are received.
+/// The two halves of the scratch memory: packets that are sent, and those that are received.
 struct Exchange {
   TensorFormat format;
   int64_t chunk = 0;
-  size_t image_bytes = 0;
+  size_t packet_bytes = 0;
   void* sent = nullptr;
   void* received = nullptr;
 };
@@ -23,10 +23,10 @@ Exchange exchange_of(const Communicator& comm, DType dtype, int64_t count, void*
   Exchange exchange;
   exchange.format = plain(dtype);
   exchange.chunk = reduced_chunk(comm, count);
-  exchange.image_bytes = static_cast<size_t>(ops::wire_bytes(exchange.format, exchange.chunk));
+  exchange.packet_bytes = static_cast<size_t>(ops::wire_bytes(exchange.format, exchange.chunk));
   exchange.sent = scratch;
   exchange.received =
-      static_cast<std::byte*>(scratch) + static_cast<size_t>(comm.size()) * exchange.image_bytes;
+      static_cast<std::byte*>(scratch) + static_cast<size_t>(comm.size()) * exchange.packet_bytes;
   return exchange;
 }
 
@@ -37,12 +37,12 @@ void scatter(Communicator& comm, Stream stream, const ConstView& x, const Exchan
                           .format = exchange.format,
                           .chunk = exchange.chunk,
                           .chunks = comm.size(),
-                          .images = exchange.sent});
-  comm.all_to_all(stream, exchange.sent, exchange.received, exchange.image_bytes).wait();
+                          .packets = exchange.sent});
+  comm.all_to_all(stream, exchange.sent, exchange.received, exchange.packet_bytes).wait();
 }
 
 void sum(const Communicator& comm, Stream stream, const Exchange& exchange, const View& y) {
-  ops::sum_wire(stream, {.images = exchange.received,
+  ops::sum_wire(stream, {.packets = exchange.received,
                          .format = exchange.format,
                          .contributions = comm.size(),
                          .chunk = exchange.chunk,
@@ -58,7 +58,7 @@ int64_t reduced_chunk(const Communicator& comm, int64_t count) {
 
 size_t reduce_scratch_bytes(const Communicator& comm, DType dtype, int64_t count) {
   return 2 * static_cast<size_t>(comm.size()) *
-         exchange_of(comm, dtype, count, nullptr).image_bytes;
+         exchange_of(comm, dtype, count, nullptr).packet_bytes;
 }
 
 void all_reduce(Communicator& comm, Stream stream, View x, void* scratch) {
@@ -68,10 +68,10 @@ void all_reduce(Communicator& comm, Stream stream, View x, void* scratch) {
   const Exchange exchange = exchange_of(comm, x.dtype, x.count(), scratch);
   scatter(comm, stream, x, exchange);
   auto* own = static_cast<std::byte*>(exchange.sent) +
-              static_cast<size_t>(comm.rank()) * exchange.image_bytes;
+              static_cast<size_t>(comm.rank()) * exchange.packet_bytes;
   sum(comm, stream, exchange, {own, x.dtype, {exchange.chunk}});
-  comm.all_gather(stream, own, exchange.sent, exchange.image_bytes).wait();
-  ops::sum_wire(stream, {.images = exchange.sent,
+  comm.all_gather(stream, own, exchange.sent, exchange.packet_bytes).wait();
+  ops::sum_wire(stream, {.packets = exchange.sent,
                          .format = exchange.format,
                          .chunk = exchange.chunk,
                          .chunks = comm.size(),

@@ -10,7 +10,7 @@
 namespace fp8train {
 namespace {
 
-/// Host memory of one operation; kept for the next that is as large.
+/// Host memory of one operation; stored for the next that is as large.
 struct Staging {
   std::vector<std::byte> send, recv;
   bool in_use = false;

@@ -42,10 +42,10 @@ Topology::Topology(std::vector<int> node_of_rank) : node_of_(std::move(node_of_r
   ranks_per_node_ = regular_ranks_per_node(ranks_of_node_);
 }
 
-Topology Topology::of_places(const std::vector<int>& places) {
+Topology Topology::of_places(const std::vector<int>& range) {
   std::vector<int> seen;  // in the order of nodes
   std::vector<int> node_of;
-  for (const int place : places) {
+  for (const int place : range) {
     const auto found = std::find(seen.begin(), seen.end(), place);
     node_of.push_back(static_cast<int>(found - seen.begin()));
     if (found == seen.end()) {

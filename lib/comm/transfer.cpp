@@ -8,7 +8,7 @@ void* at(void* base, int index, size_t bytes) {
 }
 
 /// Peers from the next rank on, so that not all start with the same one.
-int turned(int rank, int step, int size) {
+int rotated(int rank, int step, int size) {
   return (rank + step) % size;
 }
 
@@ -18,11 +18,11 @@ Transfer all_to_all_transfer(int size, int rank, const void* send, void* recv, s
   Transfer transfer;
   std::vector<Message>& messages = transfer.phases.emplace_back();
   for (int step = 1; step < size; ++step) {
-    const int from = turned(rank, size - step, size);
+    const int from = rotated(rank, size - step, size);
     messages.push_back({.peer = from, .data = at(recv, from, bytes), .bytes = bytes});
   }
   for (int step = 1; step < size; ++step) {
-    const int to = turned(rank, step, size);
+    const int to = rotated(rank, step, size);
     void* part = at(const_cast<void*>(send), to, bytes);
     messages.push_back({.peer = to, .sends = true, .data = part, .bytes = bytes});
   }
@@ -40,13 +40,13 @@ Transfer all_gather_transfer(const Topology& topology, int rank, void* recv, siz
   Transfer transfer;
   std::vector<Message>& across = transfer.phases.emplace_back();
   for (int step = 1; step < rows; ++step) {
-    const int peer = turned(row, step, rows) * width + column;
+    const int peer = rotated(row, step, rows) * width + column;
     across.push_back({.peer = peer, .data = at(recv, peer, bytes), .bytes = bytes});
     across.push_back({.peer = peer, .sends = true, .data = at(recv, rank, bytes), .bytes = bytes});
   }
   std::vector<Message>& within = transfer.phases.emplace_back();
   for (int step = 1; step < width; ++step) {
-    const int mate = turned(column, step, width);
+    const int mate = rotated(column, step, width);
     for (int r = 0; r < rows; ++r) {
       const int theirs = r * width + mate;
       const int ours = r * width + column;

@@ -1,5 +1,5 @@
 #pragma once
-// What differs between the settings that a run was saved with and those that it goes on with.
+// What differs between the settings that a run was saved with and those that it continues with.
 
 #include <string>
 #include <string_view>

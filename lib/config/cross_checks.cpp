@@ -85,10 +85,11 @@ void Checks::model() {
   const GivenKey* shape = first_shape_key();
   if (has("model.from")) {
     if (has("model.preset")) {
-      complain("model.from", "stands beside model.preset; keep one of them");
+      complain("model.from", "conflicts with model.preset; remove one of them");
     } else if (shape != nullptr) {
-      problems_.add(shape->place, shape->spelled,
-                    "stands beside model.from, whose config.json has the shape; keep one of them");
+      problems_.add(
+          shape->place, shape->spelled,
+          "conflicts with model.from, whose config.json has the shape; remove one of them");
     }
     return;
   }
@@ -120,7 +121,7 @@ void Checks::data() {
     complain("data.train", "an empty list; give at least one source such as [{path: corpus.txt}]");
   }
   if (!data.val.empty() && data.val_fraction > 0) {
-    complain("data.val_fraction", "stands beside data.val; keep one of them");
+    complain("data.val_fraction", "conflicts with data.val; remove one of them");
   }
   if (data.val.empty() && usable("data.val") && data.val_fraction == 0 &&
       usable("data.val_fraction") && settings_.eval.interval > 0) {
@@ -160,7 +161,7 @@ int64_t Checks::steps() const {
 void Checks::training() {
   const TrainingSettings& training = settings_.training;
   if (has("training.max_steps") && has("training.max_tokens")) {
-    complain("training.max_tokens", "stands beside training.max_steps; keep one of them");
+    complain("training.max_tokens", "conflicts with training.max_steps; remove one of them");
   } else if (!has("training.max_steps") && !has("training.max_tokens")) {
     missing("training.max_steps", "missing; give either max_steps or max_tokens");
   } else if (training.max_tokens > 0 && usable("data.seq_length") && steps() == 0) {
@@ -172,7 +173,7 @@ void Checks::training() {
   }
   if (has("training.gradient_accumulation_steps")) {
     complain("training.global_batch_size",
-             "stands beside training.gradient_accumulation_steps; keep one of them");
+             "conflicts with training.gradient_accumulation_steps; remove one of them");
   } else if (usable("training.micro_batch_size") &&
              training.global_batch_size % training.micro_batch_size != 0) {
     complain("training.global_batch_size",
@@ -183,7 +184,7 @@ void Checks::training() {
   }
 }
 
-/// A run is started on as many ranks as one likes; a job that is planned has them.
+/// A run is started on any number of ranks; a job that is planned has them.
 void Checks::global_batch_of_job() {
   const TrainingSettings& training = settings_.training;
   const int64_t ranks = settings_.job.nodes * settings_.job.ranks_per_node;
@@ -196,9 +197,9 @@ void Checks::global_batch_of_job() {
 
 /// Keys that belong to another choice than the one made; at their defaults they say nothing.
 void Checks::meaningless() {
-  const auto refuse = [&](const char* key, bool without_meaning, bool changed, const char* beside) {
+  const auto refuse = [&](const char* key, bool without_meaning, bool changed, const char* other) {
     if (without_meaning && changed && has(key)) {
-      complain(key, fmt::format("has no meaning with {}; remove it", beside));
+      complain(key, fmt::format("has no meaning with {}; remove it", other));
     }
   };
   const OptimizerEntry& optimizer = optimizer_named(settings_.optimizer.name);
@@ -249,8 +250,8 @@ void Checks::schedule() {
   }
 }
 
-/// The written key at which to say what is wrong with one that nobody wrote: the other cell that
-/// the message names, else what selects the row.
+/// The written key at which to say what is wrong with one that nobody wrote: the other role that
+/// the message names, else what selects the plan.
 std::string Checks::other_key(const std::string& message) const {
   for (const auto& [position, given] : given_.all()) {
     const std::string& key = given.field->key;
@@ -266,7 +267,7 @@ std::string Checks::other_key(const std::string& message) const {
   return "precision.plan";
 }
 
-/// What the precision room says about the request, at the key that its message begins with.
+/// What the precision module says about the request, at the key that its message begins with.
 void Checks::plan() {
   try {
     resolve_plan(settings_.precision);
@@ -278,8 +279,8 @@ void Checks::plan() {
     }
     const GivenKey* written = given_.find(key);
     const bool renamed = written != nullptr && written->spelled != key;
-    problems_.add(written == nullptr ? Place{} : written->place, renamed ? written->spelled : "",
-                  message);
+    problems_.add(written == nullptr ? SourceMark{} : written->place,
+                  renamed ? written->spelled : "", message);
   }
 }
 
@@ -291,7 +292,7 @@ void Checks::precision() {
       if (has(key)) {
         alone = false;
         complain(key,
-                 "stands beside precision.plan, which names the row directly; keep one of "
+                 "conflicts with precision.plan, which names the plan directly; remove one of "
                  "them");
       }
     }

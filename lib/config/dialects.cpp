@@ -11,32 +11,32 @@ namespace dialects {
 using Kind = YamlNode::Kind;
 
 bool Pass::run() {
-  const bool beside_accelerate =
+  const bool in_accelerate_file =
       std::any_of(root_.keys.begin(), root_.keys.end(),
                   [](const YamlKey& key) { return key.text == "fp8_config"; });
-  YamlNode kept = root_;
-  kept.keys.clear();
-  kept.items.clear();
+  YamlNode stored = root_;
+  stored.keys.clear();
+  stored.items.clear();
   for (size_t i = 0; i < root_.items.size(); ++i) {
     const Entry entry = {root_.keys[i].text, root_.keys[i].text, root_.keys[i], root_.items[i]};
     if (entry.name == "fp8_config") {
       accelerate(entry);
-    } else if (beside_accelerate && stands_beside(entry.name)) {
-      tell_beside(entry);
+    } else if (in_accelerate_file && conflicts_with(entry.name)) {
+      note_conflict(entry);
     } else if (is_megatron(entry.name)) {
       megatron(entry);
       if (entry.name == "fp8_format" && entry.node.kind != Kind::null) {
         implied_key_ = entry.place;
       }
     } else if (entry.name == "fp8" && entry.node.kind == Kind::map) {
-      keep(kept, entry.place, own_section(entry.node));
+      keep(stored, entry.place, own_section(entry.node));
     } else {
-      keep(kept, entry.place, entry.node);
+      keep(stored, entry.place, entry.node);
     }
   }
   finish_blocks();
   if (changed_) {
-    root_ = std::move(kept);
+    root_ = std::move(stored);
     insert_pending();
     tell_defaults();
   }
@@ -45,9 +45,9 @@ bool Pass::run() {
 
 /// `fp8` with DeepSpeed's switch and Megatron's names taken out.
 YamlNode Pass::own_section(const YamlNode& section) {
-  YamlNode kept = section;
-  kept.keys.clear();
-  kept.items.clear();
+  YamlNode stored = section;
+  stored.keys.clear();
+  stored.items.clear();
   for (size_t i = 0; i < section.items.size(); ++i) {
     const YamlKey& key = section.keys[i];
     const Entry entry = {key.text, "fp8." + key.text, key, section.items[i]};
@@ -60,10 +60,10 @@ YamlNode Pass::own_section(const YamlNode& section) {
     } else if (is_megatron(key.text)) {
       megatron(entry);
     } else {
-      keep(kept, key, entry.node);
+      keep(stored, key, entry.node);
     }
   }
-  return kept;
+  return stored;
 }
 
 }  // namespace dialects
@@ -72,7 +72,7 @@ bool Dialects::translate(YamlNode& root, size_t source, int layer) {
   if (root.kind != YamlNode::Kind::map) {
     return false;
   }
-  dialects::Pass pass(root, source, problems_, told_);
+  dialects::Pass pass(root, source, problems_, notes_);
   const bool changed = pass.run();
   if (const YamlNode* enabled = pass.enabled()) {
     const YamlKey& key = pass.enabled_key();
@@ -95,7 +95,7 @@ void Dialects::finish(GivenKeys& given) {
   const bool fp8 = precision != nullptr && simplified(precision->node.text) == "fp8";
   const auto complain = [&](const GivenKey& other) {
     problems_.add(switch_->place, switch_->spelled,
-                  fmt::format("{} stands beside {}: {} at {}; keep one of them",
+                  fmt::format("{} conflicts with {}: {} at {}; remove one of them",
                               switch_->on ? "switches FP8 on and" : "false", other.spelled,
                               dialects::text_of(other.node), problems_.where(other.place)));
   };
@@ -103,18 +103,18 @@ void Dialects::finish(GivenKeys& given) {
     if (fp8 || plan != nullptr) {
       complain(fp8 ? *precision : *plan);
     } else {
-      told_.push_back(switch_->spelled + ": false read as: mixed_precision is not fp8");
+      notes_.push_back(switch_->spelled + ": false read as: mixed_precision is not fp8");
     }
   } else if (plan != nullptr) {
-    told_.push_back(switch_->spelled + " changes nothing: precision.plan names the row");
+    notes_.push_back(switch_->spelled + " changes nothing: precision.plan names the plan");
   } else if (precision == nullptr) {
     given.add("mixed_precision", dialects::scalar("fp8", YamlNode{}), switch_->place,
               switch_->layer, switch_->spelled);
-    told_.push_back(switch_->spelled + " read as mixed_precision: fp8");
+    notes_.push_back(switch_->spelled + " read as mixed_precision: fp8");
   } else if (!fp8) {
     complain(*precision);
   } else {
-    told_.push_back(switch_->spelled + " says what mixed_precision: fp8 says");
+    notes_.push_back(switch_->spelled + " says what mixed_precision: fp8 says");
   }
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 // Keys of other programs in a configuration: what Accelerate writes as `fp8_config`, DeepSpeed's
 // `fp8.enabled`, Megatron's `fp8_...` and `first_last_layers_bf16`. They are rewritten to this
-// program's keys before the table of fields reads them, and every one is told in a line; what has
+// program's keys before the table of fields reads them, and every one is noted in a line; what has
 // no meaning here is a problem, unless it says nothing about precision.
 
 #include <optional>
@@ -25,19 +25,19 @@ class Dialects {
   void finish(GivenKeys& given);
 
   /// "fp8_config.amax_history_length read as fp8.amax_history_len", one line for each key.
-  const std::vector<std::string>& told() const { return told_; }
+  const std::vector<std::string>& notes() const { return notes_; }
 
  private:
   /// fp8.enabled, or a key that means the same.
   struct Switch {
     bool on = true;
     std::string spelled;
-    Place place;
+    SourceMark place;
     int layer = 0;
   };
 
   Problems& problems_;
-  std::vector<std::string> told_;
+  std::vector<std::string> notes_;
   std::optional<Switch> switch_;
 };
 

@@ -36,22 +36,22 @@ constexpr Words kBackends[] = {{"te", "te"},
                                {"ao", "torchao"},
                                {"torchao", "torchao"}};
 
-/// What an `accelerate config` file says beside fp8_config, and what decides here instead.
-constexpr Words kBeside[] = {{"compute_environment", ""},
-                             {"distributed_type", ""},
-                             {"num_machines", "Slurm or MPI decides"},
-                             {"num_processes", "Slurm or MPI decides"},
-                             {"machine_rank", "Slurm or MPI decides"},
-                             {"main_process_ip", "Slurm or MPI decides"},
-                             {"main_process_port", "Slurm or MPI decides"},
-                             {"rdzv_backend", ""},
-                             {"same_network", ""},
-                             {"use_cpu", "`device` decides"},
-                             {"downcast_bf16", ""},
-                             {"main_training_function", ""},
-                             {"debug", ""},
-                             {"enable_cpu_affinity", ""},
-                             {"gpu_ids", "Slurm or CUDA_VISIBLE_DEVICES decides"}};
+/// What an `accelerate config` file says next to fp8_config, and what decides here instead.
+constexpr Words kWithFp8Config[] = {{"compute_environment", ""},
+                                    {"distributed_type", ""},
+                                    {"num_machines", "Slurm or MPI decides"},
+                                    {"num_processes", "Slurm or MPI decides"},
+                                    {"machine_rank", "Slurm or MPI decides"},
+                                    {"main_process_ip", "Slurm or MPI decides"},
+                                    {"main_process_port", "Slurm or MPI decides"},
+                                    {"rdzv_backend", ""},
+                                    {"same_network", ""},
+                                    {"use_cpu", "`device` decides"},
+                                    {"downcast_bf16", ""},
+                                    {"main_training_function", ""},
+                                    {"debug", ""},
+                                    {"enable_cpu_affinity", ""},
+                                    {"gpu_ids", "Slurm or CUDA_VISIBLE_DEVICES decides"}};
 
 bool is_backend(const YamlNode& node, std::string_view ours) {
   const auto found = find_in(kBackends, simplified(node.text));
@@ -60,13 +60,13 @@ bool is_backend(const YamlNode& node, std::string_view ours) {
 
 }  // namespace
 
-bool Pass::stands_beside(std::string_view name) {
-  return find_in(kBeside, name) != std::end(kBeside) || name.starts_with("tpu_");
+bool Pass::conflicts_with(std::string_view name) {
+  return find_in(kWithFp8Config, name) != std::end(kWithFp8Config) || name.starts_with("tpu_");
 }
 
-void Pass::tell_beside(const Entry& entry) {
-  const auto found = find_in(kBeside, entry.name);
-  const std::string_view instead = found == std::end(kBeside) ? "" : found->second;
+void Pass::note_conflict(const Entry& entry) {
+  const auto found = find_in(kWithFp8Config, entry.name);
+  const std::string_view instead = found == std::end(kWithFp8Config) ? "" : found->second;
   tell(fmt::format("{} has no meaning here{}{}", entry.spelled, instead.empty() ? "" : ": ",
                    instead));
 }
@@ -128,7 +128,7 @@ void Pass::accelerate_key(const Alias& alias, const Entry& entry) {
     tell_switch(alias, entry);
   } else {
     put(alias.key, entry, entry.node,
-        alias.ignored_at_home ? " (Accelerate itself ignores this spelling)" : "");
+        alias.ignored_by_source ? " (Accelerate itself ignores this spelling)" : "");
   }
 }
 
@@ -163,7 +163,7 @@ void Pass::override_linear_precision(const Alias& alias, const Entry& entry) {
     if (*value) {
       complain(entry, "true does not say which GEMMs; write three, such as [false, false, true]");
     } else {
-      tell(fmt::format("{}: false: no GEMM is kept in high precision", entry.spelled));
+      tell(fmt::format("{}: false: no GEMM stays in high precision", entry.spelled));
     }
     return;
   }

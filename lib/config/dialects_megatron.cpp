@@ -113,14 +113,14 @@ void Pass::finish_blocks() {
   }
 }
 
-/// Megatron's own defaults are others than those of the rows.
+/// Megatron's own defaults are others than those of the plans.
 void Pass::tell_defaults() {
   const bool delayed = std::none_of(pending_.begin(), pending_.end(), [](const Pending& pending) {
     return pending.key == "fp8.recipe" && pending.entry.node.text != "delayed";
   });
   if (implied_key_ && !gives_history_ && delayed) {
-    told_.emplace_back(
-        "fp8_amax_history_len is not given: with delayed scaling the row's own history counts, "
+    notes_.emplace_back(
+        "fp8_amax_history_len is not given: with delayed scaling the plan's own history counts, "
         "1024 steps and max (Megatron's defaults are 1 and most_recent)");
   }
 }

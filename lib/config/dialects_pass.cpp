@@ -50,7 +50,7 @@ void Pass::keep(YamlNode& map, const YamlKey& key, YamlNode node) {
 
 void Pass::tell(std::string line) {
   changed_ = true;
-  told_.push_back(std::move(line));
+  notes_.push_back(std::move(line));
 }
 
 void Pass::complain(const Entry& entry, const std::string& text) {

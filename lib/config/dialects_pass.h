@@ -1,6 +1,6 @@
 #pragma once
 // One source's tree while keys of other programs are rewritten to ours. What the keys of each
-// program mean stands in dialects_accelerate.cpp and dialects_megatron.cpp; how they are put, told
+// program mean is in dialects_accelerate.cpp and dialects_megatron.cpp; how they are put, reported
 // and refused in dialects_pass.cpp.
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace fp8train::dialects {
 struct Alias {
   std::string_view name;
   std::string_view key;
-  bool ignored_at_home = false;  ///< Accelerate writes it and never reads it
+  bool ignored_by_source = false;  ///< Accelerate writes it and never reads it
 };
 
 /// The alias with this name, or null.
@@ -59,8 +59,8 @@ std::optional<bool> flag_in(const YamlNode& node);
 
 class Pass {
  public:
-  Pass(YamlNode& root, size_t source, Problems& problems, std::vector<std::string>& told)
-      : root_(root), source_(source), problems_(problems), told_(told) {}
+  Pass(YamlNode& root, size_t source, Problems& problems, std::vector<std::string>& notes)
+      : root_(root), source_(source), problems_(problems), notes_(notes) {}
 
   /// False when nothing foreign was there.
   bool run();
@@ -87,8 +87,8 @@ class Pass {
   YamlNode own_section(const YamlNode& section);
 
   // dialects_accelerate.cpp
-  static bool stands_beside(std::string_view name);
-  void tell_beside(const Entry& entry);
+  static bool conflicts_with(std::string_view name);
+  void note_conflict(const Entry& entry);
   void accelerate(const Entry& section);
   void accelerate_key(const Alias& alias, const Entry& entry);
   void tell_switch(const Alias& alias, const Entry& entry);
@@ -106,7 +106,7 @@ class Pass {
   void tell(std::string line);
   void complain(const Entry& entry, const std::string& text);
   void unknown(const Entry& entry, const std::vector<std::string>& known);
-  /// The value under our key, told with a remark.
+  /// The value under our key, noted with a remark.
   void put(std::string_view key, const Entry& entry, YamlNode value, const char* remark = "");
   /// True, false, or neither with a problem.
   std::optional<bool> flag(const Entry& entry);
@@ -116,7 +116,7 @@ class Pass {
   YamlNode& root_;
   size_t source_;
   Problems& problems_;
-  std::vector<std::string>& told_;
+  std::vector<std::string>& notes_;
   bool changed_ = false;
   std::vector<Pending> pending_;
   std::vector<std::pair<const Alias*, Entry>> counts_;  // num_layers_at_..._in_bf16

@@ -101,8 +101,8 @@ void FieldValue::fail(const std::string& text) const {
   problems_.add(place_, key_, text);
 }
 
-Place FieldValue::place_of(int line, int column) const {
-  return line == 0 ? place_ : Place{place_.source, line, column};
+SourceMark FieldValue::place_of(int line, int column) const {
+  return line == 0 ? place_ : SourceMark{place_.source, line, column};
 }
 
 FieldValue FieldValue::child(const YamlNode& node, std::string key) const {

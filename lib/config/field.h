@@ -18,7 +18,7 @@ namespace fp8train {
 /// A value on its way into Settings, with everything needed to complain about it.
 class FieldValue {
  public:
-  FieldValue(const YamlNode& node, std::string key, Place place, Problems& problems)
+  FieldValue(const YamlNode& node, std::string key, SourceMark place, Problems& problems)
       : node_(node), key_(std::move(key)), place_(place), problems_(problems) {}
 
   const YamlNode& node() const { return node_; }
@@ -30,15 +30,15 @@ class FieldValue {
 
   /// An element of a list or a value of a map, under `key`.
   FieldValue child(const YamlNode& node, std::string key) const;
-  /// The same for a key that stands in a map of this value.
+  /// The same for a key that is in a map of this value.
   FieldValue child(const YamlKey& place, const YamlNode& node, std::string key) const;
 
  private:
-  Place place_of(int line, int column) const;
+  SourceMark place_of(int line, int column) const;
 
   const YamlNode& node_;
   std::string key_;
-  Place place_;
+  SourceMark place_;
   Problems& problems_;
 };
 
@@ -58,9 +58,9 @@ enum class Topic {
 struct Question {
   Topic topic = Topic::model;
   std::string text;  ///< a few words: "Peak learning rate"
-  /// False: it is not asked beside these settings. Null: always asked.
+  /// False: it is not asked next to these settings. Null: always asked.
   std::function<bool(const Settings&)> when = nullptr;
-  std::vector<std::string> unless;  ///< answers beside which it has no place
+  std::vector<std::string> unless;  ///< answers next to which it has no place
   /// The answer in YAML that is offered; empty: none. Null: the value that the field has.
   std::function<std::string(const Settings&)> suggest = nullptr;
   std::function<std::string()> preface = nullptr;  ///< lines to be shown before the question
@@ -108,7 +108,7 @@ struct Field {
   std::function<void(Settings&, const FieldValue&)> read;
   /// The value as YAML in one line; empty when it is not set.
   std::function<std::string(const Settings&)> write;
-  /// False: the key would be refused beside the other settings. Null: always true.
+  /// False: the key would be refused next to the other settings. Null: always true.
   std::function<bool(const Settings&)> applies;
   /// What the wizard asks; nothing: it does not.
   std::optional<Question> question = std::nullopt;

@@ -24,22 +24,21 @@ const std::vector<SectionDoc>& section_docs() {
   static const std::vector<SectionDoc> kDocs = {
       {"model",
        "What is trained. Give a preset, a folder, or the fields of a Hugging Face `config.json`; "
-       "fields beside a preset override it. Further keys of a pasted `config.json` that mean "
+       "fields next to a preset override it. Further keys of a pasted `config.json` that mean "
        "nothing here are accepted."},
       {"data", "Where tokens come from."},
       {"training", "How long and in what portions."},
       {"optimizer", "How gradients change weights."},
       {"scheduler", "The learning rate over the steps."},
       {"precision",
-       "A row of the precision chart by name, and single cells of it, whatever the row says. A "
-       "cell "
-       "is a format as `fp8train explain` writes it: an element type (fp32, bf16, fp16, e4m3, "
+       "A plan by name, and formats of single roles, whatever the plan says. The format of a role "
+       "is written as `fp8train explain` writes it: an element type (fp32, bf16, fp16, e4m3, "
        "e5m2) "
        "and, where it is scaled, a granularity (tensor, row, 1x128, 128x128, 1x32, group(128)), "
        "`expanded` after a group, `current` or `delayed(1024, max)`, `pow2` or `e8m0`; "
-       "`stochastic` at the end. `current` may be left out, and e4m3, e5m2 and (of what is kept) "
-       "fp16 alone have a current scale for the tensor. Cells that do not go together are an "
-       "error. The chart: [recipes.md](recipes.md)."},
+       "`stochastic` at the end. `current` may be left out, and e4m3, e5m2 and (of what is stored) "
+       "fp16 alone have a current scale for the tensor. Formats that do not go together are an "
+       "error. The table of plans: [recipes.md](recipes.md)."},
       {"fp8", "Which FP8 method, with `mixed_precision: fp8`."},
       {"checkpoint", "Saving and resuming: [checkpoints.md](checkpoints.md)."},
       {"eval", "Validation loss."},

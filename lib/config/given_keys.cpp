@@ -18,7 +18,7 @@ bool accepts_text(const PassiveKey& key, const YamlNode& node) {
          std::find(key.harmless.begin(), key.harmless.end(), node.text) != key.harmless.end();
 }
 
-Place place_of_value(const GivenKey& given) {
+SourceMark place_of_value(const GivenKey& given) {
   const bool has_own = given.node.line > 0;
   return {given.place.source, has_own ? given.node.line : given.place.line,
           has_own ? given.node.column : given.place.column};
@@ -26,7 +26,7 @@ Place place_of_value(const GivenKey& given) {
 
 }  // namespace
 
-void GivenKeys::add(const std::string& path, const YamlNode& node, Place place, int layer,
+void GivenKeys::add(const std::string& path, const YamlNode& node, SourceMark place, int layer,
                     const std::string& spelled) {
   if (const Field* field = find_field(path)) {
     add_value(*field, spelled.empty() ? path : spelled, node, place, layer);
@@ -37,7 +37,8 @@ void GivenKeys::add(const std::string& path, const YamlNode& node, Place place, 
   }
 }
 
-void GivenKeys::add_section(const std::string& path, const YamlNode& node, Place place, int layer) {
+void GivenKeys::add_section(const std::string& path, const YamlNode& node, SourceMark place,
+                            int layer) {
   if (!path.empty()) {
     sections_.emplace(path, place);
   }
@@ -53,7 +54,7 @@ void GivenKeys::add_section(const std::string& path, const YamlNode& node, Place
   }
   for (size_t i = 0; i < node.items.size(); ++i) {
     const YamlKey& key = node.keys[i];
-    const Place key_place = {place.source, key.line, key.column};
+    const SourceMark key_place = {place.source, key.line, key.column};
     if (path.empty() && key.text.find('.') != std::string::npos) {
       add_unknown(key.text, node.items[i], key_place);
     } else {
@@ -64,7 +65,7 @@ void GivenKeys::add_section(const std::string& path, const YamlNode& node, Place
 }
 
 void GivenKeys::add_value(const Field& field, const std::string& spelled, const YamlNode& node,
-                          Place place, int layer) {
+                          SourceMark place, int layer) {
   const auto found = keys_.find(position_of(field));
   if (found != keys_.end() && found->second.layer == layer) {
     problems_.add(place, spelled,
@@ -75,7 +76,7 @@ void GivenKeys::add_value(const Field& field, const std::string& spelled, const 
   keys_[position_of(field)] = {&field, spelled, node, place, layer, true};
 }
 
-void GivenKeys::add_unknown(const std::string& path, const YamlNode& node, Place place) {
+void GivenKeys::add_unknown(const std::string& path, const YamlNode& node, SourceMark place) {
   if (const PassiveKey* passive = find_passive_key(path)) {
     if (!accepts_text(*passive, node)) {
       problems_.add(place, path, passive->objection);
@@ -121,9 +122,9 @@ bool GivenKeys::may_be_misspelled(const std::string& key) const {
   return unknown_section_ || places_of_unknown_.contains(key.substr(0, key.rfind('.')));
 }
 
-Place GivenKeys::section_place(const std::string& section) const {
+SourceMark GivenKeys::section_place(const std::string& section) const {
   const auto found = sections_.find(section);
-  return found == sections_.end() ? Place{} : found->second;
+  return found == sections_.end() ? SourceMark{} : found->second;
 }
 
 }  // namespace fp8train

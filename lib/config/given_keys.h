@@ -17,7 +17,7 @@ struct GivenKey {
   const Field* field = nullptr;
   std::string spelled;  ///< the key as written: an alias or the field's own
   YamlNode node;
-  Place place;  ///< of the key
+  SourceMark place;  ///< of the key
   int layer = 0;
   bool usable = true;  ///< its value could be read
 };
@@ -29,7 +29,7 @@ class GivenKeys {
   /// Adds what a source says. `path` is the dotted key of `node` (empty: the root). Values of a
   /// higher `layer` replace earlier ones; the same field twice in one layer is a problem.
   /// `spelled`: the key as the user wrote it, where that is another one.
-  void add(const std::string& path, const YamlNode& node, Place place, int layer,
+  void add(const std::string& path, const YamlNode& node, SourceMark place, int layer,
            const std::string& spelled = "");
 
   /// Null when nobody wrote it.
@@ -42,22 +42,22 @@ class GivenKeys {
   /// Reads every value into `settings` and notes which ones were usable.
   void read_all(Settings& settings);
 
-  /// Whether an unknown key may be a misspelling of `key`: it stands in the same section, or it is
+  /// Whether an unknown key may be a misspelling of `key`: it is in the same section, or it is
   /// a section itself.
   bool may_be_misspelled(const std::string& key) const;
 
   /// Where the section was opened, else the first source.
-  Place section_place(const std::string& section) const;
+  SourceMark section_place(const std::string& section) const;
 
  private:
-  void add_section(const std::string& path, const YamlNode& node, Place place, int layer);
-  void add_value(const Field& field, const std::string& spelled, const YamlNode& node, Place place,
-                 int layer);
-  void add_unknown(const std::string& path, const YamlNode& node, Place place);
+  void add_section(const std::string& path, const YamlNode& node, SourceMark place, int layer);
+  void add_value(const Field& field, const std::string& spelled, const YamlNode& node,
+                 SourceMark place, int layer);
+  void add_unknown(const std::string& path, const YamlNode& node, SourceMark place);
 
   Problems& problems_;
   std::map<size_t, GivenKey> keys_;  // by position in the table
-  std::map<std::string, Place> sections_;
+  std::map<std::string, SourceMark> sections_;
   std::set<std::string> places_of_unknown_;  // sections
   bool unknown_section_ = false;
 };

@@ -68,9 +68,10 @@ std::vector<Field> slurm_fields() {
       duration("job.time_limit", job(&JobSettings::time_limit_seconds), "3h50m",
                "Time after which Slurm ends the job")
           .asked({.topic = Topic::job, .text = "Time limit", .when = under_slurm}),
-      flag("job.requeue", job(&JobSettings::requeue),
-           "The job saves shortly before its time limit, queues itself again and goes on; it also "
-           "survives the loss of a node")
+      flag(
+          "job.requeue", job(&JobSettings::requeue),
+          "The job saves shortly before its time limit, queues itself again and continues; it also "
+          "survives the loss of a node")
           .asked(
               {.topic = Topic::job, .text = "Queue again at the time limit", .when = under_slurm}),
       duration("job.mtbf", job(&JobSettings::mtbf_seconds), "3h50m",

@@ -56,7 +56,7 @@ bool add_file(const LoadRequest& request, GivenKeys& given, Dialects& dialects,
   return complete;
 }
 
-/// The tree in which `value` stands at a dotted key.
+/// The tree in which `value` is at a dotted key.
 YamlNode nested(const std::string& key, const YamlNode& value) {
   const size_t dot = key.find('.');
   YamlNode map;
@@ -173,7 +173,7 @@ Settings load_settings(const LoadRequest& request) {
     check_settings(settings, given, problems);
   }
   problems.raise();
-  settings.told.lines = dialects.told();
+  settings.notes.lines = dialects.notes();
   follow_global_batch(settings.training);
   return settings;
 }

@@ -30,7 +30,7 @@ Question size_question(const char* text) {
 }
 
 /// As wide as the family's models usually are: 4 times the hidden size, in two thirds of which
-/// there is room for a gate.
+/// there is space for a gate.
 std::string offered_intermediate_size(const Settings& settings) {
   const ModelConfig& config = settings.model.config;
   constexpr int64_t kMultiple = 128;  // of blocks of weights that share a scale

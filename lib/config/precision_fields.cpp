@@ -1,11 +1,11 @@
-// mixed_precision, fp8 and precision, with its cells. The keys of `fp8` that tune a row may also
-// stand in `precision`, beside `plan`.
+// mixed_precision, fp8 and precision, with its roles. The keys of `fp8` that tune a plan may also
+// be written in `precision`, next to `plan`.
 
 #include <cmath>
 
 #include "config/field_builders.h"
 #include "config/field_table.h"
-#include "precision/chart.h"
+#include "precision/plan_table.h"
 
 namespace fp8train {
 namespace {
@@ -189,13 +189,12 @@ std::vector<Field> precision_fields() {
       choice("mixed_precision", request(&PlanRequest::mixed_precision),
              {"no", "bf16", "fp16", "fp8"}, "What the matrix multiplications compute in"),
       text("precision.plan", request(&PlanRequest::plan),
-           "A row of the chart by name; decides alone, whatever mixed_precision says",
-           "the name of a plan")
+           "A plan by name; decides alone, whatever mixed_precision says", "the name of a plan")
           .asked({.topic = Topic::precision,
-                  .text = "Row of the chart",
+                  .text = "Plan",
                   .unless = {"mixed_precision"},
                   .suggest = offered_plan,
-                  .preface = chart_text,
+                  .preface = plan_table_text,
                   .changes_memory = true}),
       text("fp8.backend", request(&PlanRequest::backend), "Whose FP8 method: " + backends_text(),
            "the name of a backend")
@@ -234,10 +233,10 @@ std::vector<Field> precision_fields() {
     };
     result.push_back(std::move(field));
   }
-  for (const Cell& cell : plan_cells()) {
-    const bool removable = cell.requested == &CellRequest::master_weight;
-    result.push_back(text(std::string("precision.") + cell.name,
-                          in(&Settings::precision, &PlanRequest::cells, cell.requested), cell.doc,
+  for (const Role& role : plan_roles()) {
+    const bool removable = role.requested == &RoleRequest::master_weight;
+    result.push_back(text(std::string("precision.") + role.name,
+                          in(&Settings::precision, &PlanRequest::roles, role.requested), role.doc,
                           removable ? "a format, or none" : "a format"));
   }
   return result;

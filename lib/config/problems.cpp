@@ -21,7 +21,7 @@ size_t Problems::add_source(std::string name, bool has_lines) {
   return sources_.size() - 1;
 }
 
-std::string Problems::where(Place place) const {
+std::string Problems::where(SourceMark place) const {
   const Source& source = sources_.at(place.source);
   if (!source.has_lines || place.line == 0) {
     return source.name;
@@ -29,7 +29,7 @@ std::string Problems::where(Place place) const {
   return fmt::format("{}:{}:{}", source.name, place.line, place.column);
 }
 
-void Problems::add(Place place, const std::string& key, const std::string& text) {
+void Problems::add(SourceMark place, const std::string& key, const std::string& text) {
   items_.push_back({place, key, text});
 }
 

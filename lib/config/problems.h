@@ -8,7 +8,7 @@
 namespace fp8train {
 
 /// Where a value was written. Line 0: somewhere in the source, nothing closer is known.
-struct Place {
+struct SourceMark {
   size_t source = 0;  ///< index into Problems' sources
   int line = 0;
   int column = 0;
@@ -21,7 +21,7 @@ class Problems {
   size_t add_source(std::string name, bool has_lines);
 
   /// `key` is the dotted key, empty when the whole source is meant.
-  void add(Place place, const std::string& key, const std::string& text);
+  void add(SourceMark place, const std::string& key, const std::string& text);
 
   bool empty() const { return items_.empty(); }
 
@@ -29,7 +29,7 @@ class Problems {
 
   /// One problem, for those who show it in their own way.
   struct Problem {
-    Place place;
+    SourceMark place;
     std::string key;
     std::string text;
   };
@@ -39,7 +39,7 @@ class Problems {
   bool full() const;
 
   /// "run.yaml:3:5" or "--set a.b=v".
-  std::string where(Place place) const;
+  std::string where(SourceMark place) const;
 
   /// Throws ConfigError with one line per problem in order of place, unless there is none.
   void raise() const;

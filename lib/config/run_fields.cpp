@@ -84,7 +84,8 @@ std::vector<Field> checkpoint_fields() {
                                    .text = "Steps between checkpoints",
                                    .suggest = offered_interval}),
       flag("checkpoint.async", checkpoint(&CheckpointSettings::async),
-           "Training goes on while a copy of its state is written; false: it waits. One checkpoint "
+           "Training continues while a copy of its state is written; false: it waits. One "
+           "checkpoint "
            "is written at a time: one that is due earlier waits"),
       integer("checkpoint.max_failed_saves", checkpoint(&CheckpointSettings::max_failed_saves),
               at_least(1),
@@ -113,7 +114,7 @@ std::vector<Field> checkpoint_fields() {
              "was saved with; accept names them in a warning"),
       choice("checkpoint.changed_plan", checkpoint(&CheckpointSettings::changed_plan),
              {"refuse", "accept"},
-             "What to do when a run goes on from a checkpoint of another precision plan; accept "
+             "What to do when a run continues from a checkpoint of another precision plan; accept "
              "rounds weights and moments to the formats of the new one, whose scaling begins as at "
              "the start of a run"),
   };
@@ -253,7 +254,7 @@ std::vector<Field> run_fields() {
              "auto is that with backend nccl where srun offers none"),
       path("comm.bootstrap_file", in(&Settings::comm, &CommunicationSettings::bootstrap_file),
            "With bootstrap file: where it is, seen by all nodes; job, step and restart are added. "
-           "Empty: meeting, in output_dir",
+           "Empty: rendezvous, in output_dir",
            "a path"),
       duration("comm.timeout", in(&Settings::comm, &CommunicationSettings::timeout_seconds), "10m",
                "A message between ranks that takes longer ends the run"),

@@ -1,5 +1,5 @@
 #pragma once
-// The typed settings of a run: what YAML and the command line become. Lower rooms take these
+// The typed settings of a run: what YAML and the command line become. Lower modules take these
 // structs (or parts of them), never YAML.
 
 #include <cstdint>
@@ -137,12 +137,12 @@ struct JobSettings {
   bool operator==(const JobSettings&) const = default;
 };
 
-/// What was read in another program's spelling or has no meaning here, one line each; to be told.
-/// It is no setting: two runs are alike whatever was told of them.
-struct ToldLines {
+/// What was read in another program's spelling or has no meaning here, one line each; to be
+/// reported. It is no setting: two runs are alike whatever was reported of them.
+struct Notes {
   std::vector<std::string> lines;
 
-  bool operator==(const ToldLines&) const { return true; }
+  bool operator==(const Notes&) const { return true; }
 };
 
 struct Settings {
@@ -165,7 +165,7 @@ struct Settings {
   bool gemm_tuning = false;     ///< time the GPU's algorithms for each product
   int64_t threads = 0;          ///< 0: all cores (or SLURM_CPUS_PER_TASK, OMP_NUM_THREADS)
   std::string output_dir = "runs/default";
-  ToldLines told;
+  Notes notes;
 
   bool operator==(const Settings&) const = default;
 };

@@ -18,7 +18,7 @@ std::string section_of(const std::string& key) {
   return dot == std::string::npos ? "" : key.substr(0, dot);
 }
 
-/// The key to write: beside precision.plan, the fp8 keys stand in `precision`.
+/// The key to write: next to precision.plan, the fp8 keys are in `precision`.
 const std::string& written_key(const Field& field, const Settings& settings) {
   const bool moves =
       !settings.precision.plan.empty() && section_of(field.key) == "fp8" && !field.aliases.empty();
@@ -59,7 +59,7 @@ std::vector<Line> lines_of(const Settings& settings, bool resolved,
   return lines;
 }
 
-/// A section is opened once, where its first line stands; the order is otherwise kept.
+/// A section is opened once, where its first line is; the order is otherwise preserved.
 void move_sections_together(std::vector<Line>& lines) {
   std::vector<std::string> order;
   const auto rank = [&](const Line& line) {
@@ -94,7 +94,7 @@ std::vector<std::string> split(const std::string& path) {
   return parts;
 }
 
-/// `write` makes the lines of a key from "  name: value". `spaced`: sections stand apart.
+/// `write` makes the lines of a key from "  name: value". `spaced`: sections are set apart.
 template <class Write>
 std::string text_of(std::vector<Line> lines, bool spaced, const Write& write) {
   move_sections_together(lines);

@@ -15,7 +15,7 @@ namespace fp8train {
 std::string show_settings(const Settings& settings, bool resolved, bool comments = false);
 
 /// What differs from the defaults, and the keys in `also`, as a file for people: each line with its
-/// documentation, beside it or above it, in 100 columns.
+/// documentation, next to it or above it, in 100 columns.
 std::string commented_settings(const Settings& settings, const std::vector<std::string>& also);
 
 /// Documentation, type, default and other spellings of a key, or the keys of a section. Throws

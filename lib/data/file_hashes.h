@@ -2,7 +2,7 @@
 // Hashes of the whole content of a run's data files, so that a resumed run knows that not one byte
 // has changed. A file is read once: its hash is stored in a JSON file, for as long as the file's
 // size, times and inode stay the same. Data up to a bound is hashed at once; of more, a thread
-// reads the rest while training goes on. Owns the thread; all functions may be called from any
+// reads the rest while training continues. Owns the thread; all functions may be called from any
 // thread.
 
 #include <cstdint>

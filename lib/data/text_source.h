@@ -1,6 +1,6 @@
 #pragma once
 // Finding the files of a data source, telling their format, and walking the documents of text and
-// JSON-lines files. Nothing is kept: JSON-lines files are read in pieces, a text file is one
+// JSON-lines files. Nothing is stored: JSON-lines files are read in pieces, a text file is one
 // document.
 
 #include <cstdint>

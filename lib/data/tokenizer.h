@@ -1,6 +1,6 @@
 #pragma once
 // Text to token ids and back. A tokenizer is immutable once made, so that all its functions may be
-// called from several threads. It is saved beside a checkpoint as tokenizer.json in this program's
+// called from several threads. It is saved next to a checkpoint as tokenizer.json in this program's
 // own format ("format": "fp8train-tokenizer").
 
 #include <cstdint>

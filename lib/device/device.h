@@ -19,7 +19,7 @@ namespace fp8train {
 /// device that it plans for.
 struct DeviceTraits {
   /// An FP8 GEMM reads both operands along K only, so that a tensor which is contracted along its
-  /// rows is kept transposed too (cuBLASLt's TN rule up to compute capability 9.0).
+  /// rows is stored transposed too (cuBLASLt's TN rule up to compute capability 9.0).
   bool fp8_gemm_along_k_only = false;
   /// FP8 products are cuBLASLt's, those of `fp8_products` and under the conditions of
   /// ops/gemm/scaled_gemm.h; others with a scale for each block are computed from dequantized
@@ -66,9 +66,9 @@ class Device {
 
   DeviceKind kind() const { return stream_.kind(); }
   Stream stream() const { return stream_; }
-  /// A second stream, whose work runs beside that of the first; StreamEvents say which waits for
-  /// which. Products and attention are for the first. The same as the first where work is done
-  /// when the call returns (cpu, meta).
+  /// A second stream, whose work runs concurrently with that of the first; StreamEvents say which
+  /// waits for which. Products and attention are for the first. The same as the first where work is
+  /// done when the call returns (cpu, meta).
   virtual Stream side_stream() { return stream_; }
   virtual std::unique_ptr<StreamEvent> make_event();
   const DeviceTraits& traits() const { return traits_; }

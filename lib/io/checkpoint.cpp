@@ -255,8 +255,8 @@ bool is_checkpoint(const fs::path& folder) {
   return fs::exists(folder / detail::kManifestName);
 }
 
-std::vector<CheckpointPlace> find_checkpoints(const fs::path& root) {
-  std::vector<CheckpointPlace> places;
+std::vector<CheckpointFolder> find_checkpoints(const fs::path& root) {
+  std::vector<CheckpointFolder> places;
   for (const fs::path& path : list_folder(root)) {
     const fs::path name = waits_for_its_name(path) ? path.stem() : path.filename();
     const auto step = step_of(name.string());
@@ -265,7 +265,7 @@ std::vector<CheckpointPlace> find_checkpoints(const fs::path& root) {
     }
   }
   std::sort(places.begin(), places.end(),
-            [](const CheckpointPlace& a, const CheckpointPlace& b) { return a.step > b.step; });
+            [](const CheckpointFolder& a, const CheckpointFolder& b) { return a.step > b.step; });
   return places;
 }
 
@@ -292,9 +292,10 @@ CheckpointManifest verify_checkpoint(const fs::path& checkpoint, Verify depth) {
   return manifest;
 }
 
-std::optional<CheckpointPlace> newest_valid(const fs::path& root, std::vector<std::string>& skipped,
-                                            const std::function<void(const fs::path&)>& examine) {
-  for (const CheckpointPlace& place : find_checkpoints(root)) {
+std::optional<CheckpointFolder> newest_valid(const fs::path& root,
+                                             std::vector<std::string>& skipped,
+                                             const std::function<void(const fs::path&)>& examine) {
+  for (const CheckpointFolder& place : find_checkpoints(root)) {
     try {
       verify_checkpoint(place.path);
       if (examine) {
@@ -310,18 +311,18 @@ std::optional<CheckpointPlace> newest_valid(const fs::path& root, std::vector<st
 }
 
 fs::path checkpoint_of_step(const fs::path& root, int64_t step) {
-  for (const CheckpointPlace& place : find_checkpoints(root)) {
+  for (const CheckpointFolder& place : find_checkpoints(root)) {
     if (place.step == step) {
       return place.path;
     }
   }
   throw CheckpointError(fmt::format(
-      "the first rank goes on from step {}, which is not here: all nodes must see the same "
+      "the first rank continues from step {}, which is not here: all nodes must see the same "
       "checkpoints in {}",
       step, root.string()));
 }
 
-void remove_checkpoint(const CheckpointPlace& checkpoint) {
+void remove_checkpoint(const CheckpointFolder& checkpoint) {
   const fs::path partial = partial_checkpoint(checkpoint.path.parent_path(), checkpoint.step);
   remove_folder(partial);
   rename_folder(checkpoint.path, partial);

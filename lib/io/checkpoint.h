@@ -46,7 +46,7 @@ struct CheckpointManifest {
   std::vector<FileRecord> files;
 };
 
-struct CheckpointPlace {
+struct CheckpointFolder {
   std::filesystem::path path;
   int64_t step = 0;
 };
@@ -90,7 +90,7 @@ void discard_partial(const std::filesystem::path& root, int64_t step) noexcept;
 /// The published checkpoints under `root`, newest first, and those that an interrupted save of the
 /// same step had set aside; none when `root` does not exist. Nothing is verified. Throws
 /// DeviceError when `root` cannot be listed: that it holds nothing is then not known.
-std::vector<CheckpointPlace> find_checkpoints(const std::filesystem::path& root);
+std::vector<CheckpointFolder> find_checkpoints(const std::filesystem::path& root);
 
 /// Whether the folder has a manifest: a model folder of another program has none.
 bool is_checkpoint(const std::filesystem::path& folder);
@@ -104,17 +104,17 @@ CheckpointManifest verify_checkpoint(const std::filesystem::path& checkpoint,
 /// The newest checkpoint that verifies, or nothing. One sentence for each newer one that does not
 /// goes into `skipped`. Deletes nothing. `examine` may look into one that verifies, and throws
 /// CheckpointError where its content is of no use.
-std::optional<CheckpointPlace> newest_valid(
+std::optional<CheckpointFolder> newest_valid(
     const std::filesystem::path& root, std::vector<std::string>& skipped,
     const std::function<void(const std::filesystem::path&)>& examine = {});
 
-/// The checkpoint from which the first rank goes on. Throws CheckpointError where this rank does
+/// The checkpoint from which the first rank continues. Throws CheckpointError where this rank does
 /// not see it.
 std::filesystem::path checkpoint_of_step(const std::filesystem::path& root, int64_t step);
 
 /// Deletes a published checkpoint. Its name goes first, so that an interruption leaves no half of
 /// it. Throws DeviceError.
-void remove_checkpoint(const CheckpointPlace& checkpoint);
+void remove_checkpoint(const CheckpointFolder& checkpoint);
 
 /// Text file of a checkpoint. Throws CheckpointError when it is missing.
 std::string read_checkpoint_text(const std::filesystem::path& checkpoint, const std::string& name);

@@ -19,11 +19,11 @@ CheckpointRetention::CheckpointRetention(fs::path root, RetentionRules rules,
       rules_(rules),
       loss_of_(std::move(loss_of)),
       is_scheduled_(std::move(is_scheduled)) {
-  check(rules_.keep_last >= 1, "at least one checkpoint must be kept");
+  check(rules_.keep_last >= 1, "at least one checkpoint must remain");
 }
 
 /// Sizes are looked at each time, hashes once.
-bool CheckpointRetention::is_valid(const CheckpointPlace& checkpoint) {
+bool CheckpointRetention::is_valid(const CheckpointFolder& checkpoint) {
   const bool known = verified_.count(checkpoint.step) > 0;
   try {
     verify_checkpoint(checkpoint.path, known ? Verify::sizes : Verify::hashes);
@@ -40,13 +40,14 @@ bool CheckpointRetention::is_valid(const CheckpointPlace& checkpoint) {
   return true;
 }
 
-std::set<int64_t> CheckpointRetention::best_steps(const std::vector<CheckpointPlace>& checkpoints) {
+std::set<int64_t> CheckpointRetention::best_steps(
+    const std::vector<CheckpointFolder>& checkpoints) {
   struct Candidate {
     CheckpointLoss evaluated;
-    const CheckpointPlace* checkpoint;
+    const CheckpointFolder* checkpoint;
   };
   std::vector<Candidate> candidates;
-  for (const CheckpointPlace& checkpoint : checkpoints) {
+  for (const CheckpointFolder& checkpoint : checkpoints) {
     try {
       const std::optional<CheckpointLoss> found =
           loss_of_ ? loss_of_(checkpoint.path) : std::nullopt;
@@ -74,7 +75,7 @@ std::set<int64_t> CheckpointRetention::best_steps(const std::vector<CheckpointPl
   return steps;
 }
 
-bool CheckpointRetention::is_scheduled(const CheckpointPlace& checkpoint) const {
+bool CheckpointRetention::is_scheduled(const CheckpointFolder& checkpoint) const {
   try {
     return !is_scheduled_ || is_scheduled_(checkpoint.path);
   } catch (const CheckpointError&) {
@@ -84,14 +85,15 @@ bool CheckpointRetention::is_scheduled(const CheckpointPlace& checkpoint) const 
 
 /// Those that keep_last keeps; nothing where the newest one is damaged. Damaged ones that are newer
 /// than the oldest of them are among them.
-std::set<int64_t> CheckpointRetention::last_steps(const std::vector<CheckpointPlace>& checkpoints) {
+std::set<int64_t> CheckpointRetention::last_steps(
+    const std::vector<CheckpointFolder>& checkpoints) {
   std::set<int64_t> steps;
   if (checkpoints.empty() || !is_valid(checkpoints.front())) {
     return steps;
   }
   steps.insert(checkpoints.front().step);
   int64_t valid = is_scheduled(checkpoints.front()) ? 1 : 0;
-  std::vector<const CheckpointPlace*> others;
+  std::vector<const CheckpointFolder*> others;
   for (size_t i = 1; i < checkpoints.size() && valid < rules_.keep_last; ++i) {
     if (is_scheduled(checkpoints[i])) {
       valid += is_valid(checkpoints[i]) ? 1 : 0;
@@ -101,7 +103,7 @@ std::set<int64_t> CheckpointRetention::last_steps(const std::vector<CheckpointPl
     }
   }
   valid += is_scheduled(checkpoints.front()) ? 0 : 1;
-  for (const CheckpointPlace* other : others) {
+  for (const CheckpointFolder* other : others) {
     if (valid < rules_.keep_last) {
       valid += is_valid(*other) ? 1 : 0;
       steps.insert(other->step);
@@ -111,14 +113,14 @@ std::set<int64_t> CheckpointRetention::last_steps(const std::vector<CheckpointPl
 }
 
 std::vector<fs::path> CheckpointRetention::apply() {
-  const std::vector<CheckpointPlace> all = find_checkpoints(root_);
+  const std::vector<CheckpointFolder> all = find_checkpoints(root_);
   const std::set<int64_t> last = last_steps(all);
   if (last.empty() || last.size() == all.size()) {
     return {};
   }
   const std::set<int64_t> best = rules_.keep_best > 0 ? best_steps(all) : std::set<int64_t>();
   std::vector<fs::path> deleted;
-  for (const CheckpointPlace& checkpoint : all) {
+  for (const CheckpointFolder& checkpoint : all) {
     const bool stays = last.count(checkpoint.step) > 0 || best.count(checkpoint.step) > 0 ||
                        (rules_.keep_every > 0 && checkpoint.step % rules_.keep_every == 0);
     if (!stays) {

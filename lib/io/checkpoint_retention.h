@@ -54,10 +54,10 @@ class CheckpointRetention {
   std::vector<std::string> take_notes() { return std::exchange(notes_, {}); }
 
  private:
-  bool is_valid(const CheckpointPlace& checkpoint);
-  bool is_scheduled(const CheckpointPlace& checkpoint) const;
-  std::set<int64_t> last_steps(const std::vector<CheckpointPlace>& checkpoints);
-  std::set<int64_t> best_steps(const std::vector<CheckpointPlace>& checkpoints);
+  bool is_valid(const CheckpointFolder& checkpoint);
+  bool is_scheduled(const CheckpointFolder& checkpoint) const;
+  std::set<int64_t> last_steps(const std::vector<CheckpointFolder>& checkpoints);
+  std::set<int64_t> best_steps(const std::vector<CheckpointFolder>& checkpoints);
 
   std::filesystem::path root_;
   RetentionRules rules_;

@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// What transformers reads beside the weights. Notes of this program's checkpoints stay behind.
+/// What transformers reads next to the weights. Notes of this program's checkpoints stay behind.
 constexpr const char* kCompanions[] = {"tokenizer.json",
                                        "tokenizer_config.json",
                                        "special_tokens_map.json",

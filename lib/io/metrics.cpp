@@ -38,18 +38,18 @@ void trim(const std::filesystem::path& path, std::optional<int64_t> resume_step)
   } catch (const DataError& error) {
     throw DeviceError(error.what());
   }
-  std::string kept;
+  std::string stored;
   for (size_t begin = 0; begin < text.size();) {
     const size_t end = text.find('\n', begin);
     if (end == std::string::npos) break;  // cut off
     const std::string_view line = std::string_view(text).substr(begin, end - begin);
     if (!resume_step || stays(line, *resume_step)) {
-      kept.append(line).push_back('\n');
+      stored.append(line).push_back('\n');
     }
     begin = end + 1;
   }
-  if (kept != text) {
-    write_file_atomically(path, kept);
+  if (stored != text) {
+    write_file_atomically(path, stored);
   }
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 // metrics.jsonl: one JSON object per line, each handed to the system in one write, so that a reader
-// sees whole lines while a run goes on. And the JSON objects themselves, for summary.json and
+// sees whole lines while a run continues. And the JSON objects themselves, for summary.json and
 // env.json.
 
 #include <cstdint>

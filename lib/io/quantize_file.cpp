@@ -23,7 +23,7 @@ bool matches_one(const std::string& name, const std::vector<std::string>& patter
 }
 
 /// Why a tensor is copied as it is; empty for one that is cast.
-std::string why_kept(const SafetensorsEntry& entry, const FileQuantization& how) {
+std::string why_copied(const SafetensorsEntry& entry, const FileQuantization& how) {
   if (entry.dtype != "F32" && entry.dtype != "BF16" && entry.dtype != "F16") {
     return entry.dtype;
   }
@@ -80,10 +80,10 @@ Shape matrix_shape(const SafetensorsEntry& entry) {
 /// tensor: [1]; row: [rows, 1]; blocks: [blocks down, blocks across].
 SafetensorsEntry scale_entry(const SafetensorsEntry& entry, const TensorFormat& format) {
   const Shape shape = matrix_shape(entry);
-  const MatrixGranules granules = matrix_granules(format.granularity, shape[0], shape[1]);
+  const MatrixBlocks blocks = matrix_blocks(format.granularity, shape[0], shape[1]);
   const std::vector<int64_t> extents = format.granularity == Granularity::tensor
                                            ? std::vector<int64_t>{1}
-                                           : std::vector<int64_t>{granules.down, granules.across};
+                                           : std::vector<int64_t>{blocks.down, blocks.across};
   // Exponents are U8 in the files of MX models, not F8_E8M0.
   const DType type = format.scale_type == ScaleType::e8m0 ? DType::u8 : DType::f32;
   return entry_of(entry.name + std::string(scale_suffix(format.granularity)), type, extents);
@@ -92,7 +92,7 @@ SafetensorsEntry scale_entry(const SafetensorsEntry& entry, const TensorFormat& 
 /// The entries of the output for one of the input.
 void announce(const SafetensorsEntry& entry, const FileQuantization& how,
               std::vector<SafetensorsEntry>& entries) {
-  if (how.dequantize || !why_kept(entry, how).empty()) {
+  if (how.dequantize || !why_copied(entry, how).empty()) {
     entries.push_back(entry);
     return;
   }
@@ -148,7 +148,7 @@ std::vector<std::string> FileQuantizationReport::not_finite() const {
                                   tensor.quality.infinite));
     }
   }
-  for (const KeptTensor& tensor : kept) {
+  for (const CopiedTensor& tensor : copied) {
     if (tensor.not_finite > 0) {
       lines.push_back(fmt::format("{}: {} values are NaN or infinite, and are copied as they are",
                                   tensor.name, tensor.not_finite));
@@ -190,7 +190,7 @@ FileQuantizationReport quantize_file(const std::filesystem::path& from,
   const SafetensorsFile file(from);
   const std::vector<SafetensorsEntry>& inputs = file.header().entries;
   if (std::none_of(inputs.begin(), inputs.end(),
-                   [&](const SafetensorsEntry& entry) { return why_kept(entry, how).empty(); })) {
+                   [&](const SafetensorsEntry& entry) { return why_copied(entry, how).empty(); })) {
     throw ConfigError(
         fmt::format("{}: none of its {} tensors is to be cast; fp32, bf16 and fp16 "
                     "tensors of two dimensions and more are, if the patterns leave "
@@ -208,7 +208,7 @@ FileQuantizationReport quantize_file(const std::filesystem::path& from,
   FileQuantizationReport report;
   for (uint64_t number = 0; number < inputs.size(); ++number) {
     const SafetensorsEntry& entry = inputs[number];
-    const std::string reason = why_kept(entry, how);
+    const std::string reason = why_copied(entry, how);
     if (reason.empty()) {
       report.tensors.push_back({entry.name, entry.dtype, entry.shape,
                                 cast_tensor(device->stream(), file, entry, how, number, writer)});
@@ -217,7 +217,7 @@ FileQuantizationReport quantize_file(const std::filesystem::path& from,
     std::vector<char> bytes(entry.bytes());
     file.read(entry, bytes.data());
     writer.write(entry.name, bytes.data());
-    report.kept.push_back({entry.name, reason, not_finite(entry, bytes)});
+    report.copied.push_back({entry.name, reason, not_finite(entry, bytes)});
   }
   writer.commit();
   return report;

@@ -1,6 +1,6 @@
 #pragma once
 // The matrices of a safetensors file, cast with the program's own quantizers into another file:
-// codes under the name of the tensor and, beside them, what codes are multiplied by, under the
+// codes under the name of the tensor and, next to them, what codes are multiplied by, under the
 // names that programs for inference look for (docs/formats.md). Works tensor by tensor: memory for
 // the largest one is enough. Synchronous, on the cpu.
 
@@ -32,14 +32,14 @@ struct QuantizedTensor {
   CastQuality quality;
 };
 
-struct KeptTensor {
+struct CopiedTensor {
   std::string name, reason;
   uint64_t not_finite = 0;  ///< of floats: values that are NaN or infinite
 };
 
 struct FileQuantizationReport {
   std::vector<QuantizedTensor> tensors;  ///< in order of the file
-  std::vector<KeptTensor> kept;          ///< copied as they are
+  std::vector<CopiedTensor> copied;      ///< copied as they are
 
   CastQuality total() const;
   /// A line for each tensor with values that are NaN or infinite.

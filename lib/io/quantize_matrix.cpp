@@ -7,7 +7,7 @@
 #include "numeric/convert.h"
 #include "numeric/rounding.h"
 #include "numeric/with_type.h"
-#include "ops/cast/granules.h"
+#include "ops/cast/scale_blocks.h"
 
 namespace fp8train {
 namespace {
@@ -39,8 +39,8 @@ View codes_of(std::vector<uint8_t>& codes, const TensorFormat& format, ConstView
 
 NearestCast cast_to_nearest(Stream cpu, ConstView x, TensorFormat format) {
   format.rounding = Rounding::nearest_even;
-  const MatrixGranules granules = matrix_granules(format.granularity, x.shape[0], x.shape[1]);
-  const auto count = static_cast<size_t>(granules.down * granules.across);
+  const MatrixBlocks blocks = matrix_blocks(format.granularity, x.shape[0], x.shape[1]);
+  const auto count = static_cast<size_t>(blocks.down * blocks.across);
   NearestCast cast;
   cast.matrix.codes.resize(static_cast<size_t>(x.count()));
   cast.matrix.scale_inv.resize(count * scale_bytes(format));
@@ -57,8 +57,8 @@ NearestCast cast_to_nearest(Stream cpu, ConstView x, TensorFormat format) {
   }
   const View scale_inv = {cast.matrix.scale_inv.data(),
                           format.scale_type == ScaleType::e8m0 ? DType::e8m0 : DType::f32,
-                          {granules.down * granules.across}};
-  ops::quantize_granules(
+                          {blocks.down * blocks.across}};
+  ops::quantize_blockwise(
       cpu, x, {{codes, scale_inv, cast.scale.data()}, {}, format, ScaleLayout::row_major},
       &quality.amax, &quality.statistics);
   return cast;
@@ -73,7 +73,7 @@ bool is_zero_code(uint8_t code) {
 void round_stochastically(NearestCast& cast, ConstView x, const TensorFormat& format,
                           const StochasticKey& key) {
   const int64_t columns = x.shape[1];
-  const MatrixGranules granules = matrix_granules(format.granularity, x.shape[0], columns);
+  const MatrixBlocks blocks = matrix_blocks(format.granularity, x.shape[0], columns);
   const float threshold = saturation_threshold(format.dtype);
   ops::QuantizeStatistics statistics = {static_cast<uint64_t>(x.count()), 0, 0};
   with_code_type(format.dtype, [&](auto tag) {
@@ -84,10 +84,10 @@ void round_stochastically(NearestCast& cast, ConstView x, const TensorFormat& fo
       if (i % 4 == 0) {
         block = stochastic_block(key.seed, 0, key.tensor, static_cast<uint64_t>(i / 4));
       }
-      const int64_t granule =
-          i / columns / granules.height * granules.across + i % columns / granules.width;
+      const int64_t scale_block =
+          i / columns / blocks.height * blocks.across + i % columns / blocks.width;
       const float value = value_at(x, i);
-      const float scaled = value * cast.scale[static_cast<size_t>(granule)];
+      const float scaled = value * cast.scale[static_cast<size_t>(scale_block)];
       codes[i] = encode_stochastic<Code>(scaled, block.word[i % 4]);
       statistics.saturated += std::abs(scaled) > threshold ? 1 : 0;
       const bool vanished =
@@ -134,12 +134,11 @@ CastQuality& CastQuality::operator+=(const CastQuality& other) {
   return *this;
 }
 
-MatrixGranules matrix_granules(Granularity granularity, int64_t rows, int64_t columns) {
+MatrixBlocks matrix_blocks(Granularity granularity, int64_t rows, int64_t columns) {
   if (granularity == Granularity::tensor) {
     return {rows, columns, 1, 1};
   }
-  const ops::GranuleGrid grid =
-      ops::granule_grid(granularity, rows, columns, ScaleLayout::row_major);
+  const ops::ScaleGrid grid = ops::scale_grid(granularity, rows, columns, ScaleLayout::row_major);
   return {grid.height, grid.width, grid.rows, grid.columns};
 }
 
@@ -163,8 +162,8 @@ void dequantize_matrix(Stream cpu, QuantizedMatrix& matrix, const TensorFormat& 
   }
   const auto count = static_cast<int64_t>(matrix.scale_inv.size() / scale_bytes(format));
   const DType type = format.scale_type == ScaleType::e8m0 ? DType::e8m0 : DType::f32;
-  ops::dequantize_granules(cpu, {codes, {matrix.scale_inv.data(), type, {count}}, nullptr}, format,
-                           ScaleLayout::row_major, y);
+  ops::dequantize_blockwise(cpu, {codes, {matrix.scale_inv.data(), type, {count}}, nullptr}, format,
+                            ScaleLayout::row_major, y);
 }
 
 }  // namespace fp8train

@@ -1,5 +1,5 @@
 #pragma once
-// One matrix in host memory, cast with a scale for the tensor or for each granule of it by the
+// One matrix in host memory, cast with a scale for the tensor or for each block of it by the
 // operations of ops/cast/quantize.h on the cpu, with what the cast did to it. Synchronous.
 
 #include <cstdint>
@@ -33,18 +33,18 @@ struct CastQuality {
 struct QuantizedMatrix {
   std::vector<uint8_t> codes;
   std::vector<uint8_t> scale_inv;  ///< fp32, or e8m0 for ScaleType::e8m0: what codes are multiplied
-                                   ///< by; granules in row-major order
+                                   ///< by; blocks in row-major order
   CastQuality quality;
 };
 
-/// Elements that share a scale, and how many granules that makes of a matrix [rows, columns].
-struct MatrixGranules {
+/// Elements that share a scale, and how many blocks that makes of a matrix [rows, columns].
+struct MatrixBlocks {
   int64_t height, width, down, across;
 };
-MatrixGranules matrix_granules(Granularity granularity, int64_t rows, int64_t columns);
+MatrixBlocks matrix_blocks(Granularity granularity, int64_t rows, int64_t columns);
 
 /// Casts x, [rows, columns] of fp32, bf16 or fp16, not empty. Scales are the same for both
-/// roundings: those of ops::compute_current_scale and ops::quantize_granules.
+/// roundings: those of ops::compute_current_scale and ops::quantize_blockwise.
 QuantizedMatrix quantize_matrix(Stream cpu, ConstView x, const TensorFormat& format,
                                 const StochasticKey& key);
 

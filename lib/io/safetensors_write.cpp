@@ -18,7 +18,7 @@ uint64_t element_bytes(const SafetensorsEntry& entry) {
   return count == 0 ? 0 : entry.bytes() / count;
 }
 
-/// Puts the entries into the order of a file and gives them their places; returns what stands
+/// Puts the entries into the order of a file and gives them their offsets; returns what is
 /// before the data.
 std::string lay_out(std::vector<SafetensorsEntry>& entries,
                     const std::map<std::string, std::string>& metadata) {

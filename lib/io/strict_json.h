@@ -1,6 +1,6 @@
 #pragma once
 // JSON from files that others wrote: duplicate keys, trailing bytes and deep nesting are errors.
-// For source files of this room only.
+// For source files of this module only.
 
 #include <nlohmann/json.hpp>
 #include <string>

@@ -60,7 +60,7 @@ TensorSource::TensorSource(const std::filesystem::path& path) : path_(path) {
 void TensorSource::open_single(const std::filesystem::path& path) {
   files_.emplace_back(path);
   for (const SafetensorsEntry& entry : files_.front().header().entries) {
-    places_.emplace(entry.name, Place{0, &entry});
+    places_.emplace(entry.name, Location{0, &entry});
   }
 }
 
@@ -90,12 +90,12 @@ void TensorSource::open_index(const std::filesystem::path& index) {
       if (entry == nullptr) {
         throw fail(fmt::format("tensor '{}' is not in {}", tensor, file));
       }
-      places_.emplace(tensor, Place{files_.size() - 1, entry});
+      places_.emplace(tensor, Location{files_.size() - 1, entry});
     }
   }
 }
 
-const TensorSource::Place* TensorSource::place_of(const std::string& name) const {
+const TensorSource::Location* TensorSource::place_of(const std::string& name) const {
   auto found = places_.find(name);
   if (found == places_.end() && name.starts_with(kGpt2Prefix)) {
     found = places_.find(name.substr(kGpt2Prefix.size()));
@@ -104,13 +104,13 @@ const TensorSource::Place* TensorSource::place_of(const std::string& name) const
 }
 
 const SafetensorsEntry* TensorSource::find(const std::string& name) const {
-  const Place* place = place_of(name);
+  const Location* place = place_of(name);
   return place == nullptr ? nullptr : place->entry;
 }
 
 std::vector<float> TensorSource::read_f32(const std::string& name,
                                           const std::vector<int64_t>& shape) const {
-  const Place* place = place_of(name);
+  const Location* place = place_of(name);
   if (place == nullptr) {
     throw CheckpointError(fmt::format("{}: there is no tensor '{}'", path_.string(), name));
   }

@@ -36,17 +36,17 @@ class TensorSource {
   std::vector<float> read_f32(const std::string& name, const std::vector<int64_t>& shape) const;
 
  private:
-  struct Place {
+  struct Location {
     size_t file;
     const SafetensorsEntry* entry;
   };
   void open_single(const std::filesystem::path& path);
   void open_index(const std::filesystem::path& index);
-  const Place* place_of(const std::string& name) const;
+  const Location* place_of(const std::string& name) const;
 
   std::filesystem::path path_;
   std::vector<SafetensorsFile> files_;
-  std::map<std::string, Place> places_;
+  std::map<std::string, Location> places_;
   std::vector<std::string> names_;
 };
 

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kVocabularyMultiple = 16;
 
-/// The plan's cells are for the weights of layers that are not exempt.
+/// The plan's roles are for the weights of layers that are not exempt.
 ParameterFormats formats_of(const PrecisionPlan& plan, const LinearPlan& linear) {
   return linear.exempt_reason.empty() ? parameter_formats(plan) : ParameterFormats{};
 }
@@ -272,11 +272,11 @@ View Decoder::embed(const StepContext& context, ConstView tokens, int64_t first_
 View Decoder::run_blocks(const StepContext& context, View x, int64_t batch,
                          std::vector<KvCache>* caches) {
   // Where backward reads every block's input it stays alive; otherwise two buffers take turns.
-  const bool kept = context.training && keeps_block_inputs_;
+  const bool stored = context.training && keeps_block_inputs_;
   View spare;
   for (size_t i = 0; i < blocks_.size(); ++i) {
     View y;
-    if (kept) {
+    if (stored) {
       y = fp8train::allocate(*context.saved, x.dtype, x.shape);
     } else {
       y = spare.empty() ? fp8train::allocate(*context.scratch, x.dtype, x.shape) : spare;

@@ -27,8 +27,8 @@ void Decoder::make_parts(const StepContext& context) {
   if (found) {
     context.gatherer->combine_amax(scaling_.shared_amax());
   }
-  if (!parameters_.granule_amax().empty()) {
-    context.gatherer->combine_amax(parameters_.granule_amax());
+  if (!parameters_.block_amax().empty()) {
+    context.gatherer->combine_amax(parameters_.block_amax());
   }
   for (size_t unit = 0; unit < units(); ++unit) {
     for (const Linear* linear : linears_of(unit)) {

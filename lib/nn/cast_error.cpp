@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "base/math.h"
-#include "ops/cast/granules.h"
 #include "ops/cast/quantize.h"
+#include "ops/cast/scale_blocks.h"
 #include "ops/optimizer/optimizer.h"
 #include "ops/pointwise/elementwise.h"
 
@@ -12,14 +12,14 @@ namespace fp8train {
 namespace {
 
 constexpr int64_t kElementsAtOnce = int64_t{1} << 22;
-constexpr int64_t kTallestGranule = 128;
+constexpr int64_t kTallestBlock = 128;
 constexpr int64_t kSquaresChunk = 4096;  // of ops::sum_of_squares
 
 /// `values` = x after a cast with the slot's one scale.
 void round_by_tensor(const StepContext& context, ConstView x, const ScalingSlot& slot,
                      View values) {
   const QuantizedView codes = {.codes = allocate(*context.scratch, slot.format.dtype, x.shape),
-                               .codes_transposed = {},
+                               .columnwise_codes = {},
                                .scale = slot.scale,
                                .scale_inv = allocate(*context.scratch, DType::f32, {1}).as<float>(),
                                .format = slot.format};
@@ -27,22 +27,22 @@ void round_by_tensor(const StepContext& context, ConstView x, const ScalingSlot&
   ops::dequantize(context.stream, codes, values);
 }
 
-/// `values` = x after a cast with a scale for each granule along its rows.
-void round_by_granules(const StepContext& context, ConstView x, const ScalingSlot& slot,
-                       View values) {
+/// `values` = x after a cast with a scale for each block along its rows.
+void round_by_blocks(const StepContext& context, ConstView x, const ScalingSlot& slot,
+                     View values) {
   const TensorFormat& format = slot.format;
   const int64_t scales =
-      ops::granule_grid(format.granularity, x.shape.rows(), x.shape.back(), ScaleLayout::row_major)
+      ops::scale_grid(format.granularity, x.shape.rows(), x.shape.back(), ScaleLayout::row_major)
           .count;
   const DType scale_type = format.scale_type == ScaleType::e8m0 ? DType::e8m0 : DType::f32;
-  GranuleQuantizedView codes = {.rowwise = {}, .columnwise = {}, .format = format};
+  BlockwiseQuantizedView codes = {.rowwise = {}, .columnwise = {}, .format = format};
   codes.rowwise.codes = allocate(*context.scratch, format.dtype, x.shape);
   codes.rowwise.scale_inv = allocate(*context.scratch, scale_type, {scales});
   if (format.granularity == Granularity::row) {
     codes.rowwise.scale = allocate(*context.scratch, DType::f32, {scales}).as<float>();
   }
-  ops::quantize_granules(context.stream, x, codes, nullptr, nullptr);
-  ops::dequantize_granules(context.stream, codes.rowwise, format, codes.layout, values);
+  ops::quantize_blockwise(context.stream, x, codes, nullptr, nullptr);
+  ops::dequantize_blockwise(context.stream, codes.rowwise, format, codes.layout, values);
 }
 
 /// rounded: x after the cast; becomes the error.
@@ -63,7 +63,7 @@ void add_energies(const StepContext& context, ConstView x, const ScalingSlot& sl
   if (slot.format.granularity == Granularity::tensor) {
     round_by_tensor(context, x, slot, error);
   } else {
-    round_by_granules(context, x, slot, error);
+    round_by_blocks(context, x, slot, error);
   }
   add_energies_of(context, x, error, slot);
 }
@@ -86,8 +86,8 @@ void sample_rounded(const StepContext& context, ConstView x, View rounded,
 void sample_cast(const StepContext& context, ConstView x, const ScalingSlot& slot) {
   sample_amax(context, x, slot);
   const int64_t rows = x.shape.rows();
-  const int64_t granules = kElementsAtOnce / (x.shape.back() * kTallestGranule);
-  const int64_t at_once = std::max<int64_t>(1, granules) * kTallestGranule;
+  const int64_t blockwise = kElementsAtOnce / (x.shape.back() * kTallestBlock);
+  const int64_t at_once = std::max<int64_t>(1, blockwise) * kTallestBlock;
   for (int64_t row = 0; row < rows; row += at_once) {
     add_energies(context, rows_of(x, row, std::min(at_once, rows - row)), slot);
   }

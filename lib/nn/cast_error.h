@@ -8,13 +8,13 @@
 namespace fp8train {
 
 /// Fills the slot's CastSample: max |x|, and the energies of x and of what a cast of x with the
-/// slot's scale (or with a scale for each of its granules along the rows of x) takes from it. The
+/// slot's scale (or with a scale for each of its blocks along the rows of x) takes from it. The
 /// cast is made once more, in scratch and a few million elements at a time, whoever has made the
 /// one that is used and in which orientation: nearest-even casts of the same values with the same
 /// scale have the same codes. Sums are in fp64 in a fixed order.
 void sample_cast(const StepContext& context, ConstView x, const ScalingSlot& slot);
 
-/// The same where the codes lie only along the columns of x, in granules that differ from those
+/// The same where the codes lie only along the columns of x, in blocks that differ from those
 /// along its rows: just max |x|.
 void sample_amax(const StepContext& context, ConstView x, const ScalingSlot& slot);
 

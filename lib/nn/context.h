@@ -12,18 +12,19 @@
 namespace fp8train {
 
 /// Learns in the backward pass of a step's last micro-batch which gradients are complete, so that
-/// their exchange can begin while the pass goes on. All ranks are told the same in the same order.
+/// their exchange can begin while the pass continues. All ranks are given the same in the same
+/// order.
 class GradientListener {
  public:
   virtual ~GradientListener() = default;
   /// Those of the parameters [begin, end) of the store.
   virtual void gradients_complete(size_t begin, size_t end) = 0;
   /// Between other work: exchanges that are under way go on as far as that takes no waiting.
-  virtual void go_on() = 0;
+  virtual void progress() = 0;
 };
 
-/// Brings together the values of parameters that are kept in parts by several ranks, and makes room
-/// for their gradients (nn/store_layout.h). All ranks ask for the same in the same order.
+/// Brings together the values of parameters that are stored in parts by several ranks, and makes
+/// space for their gradients (nn/store_layout.h). All ranks ask for the same in the same order.
 class ParameterGatherer {
  public:
   enum class Gathered : uint8_t {

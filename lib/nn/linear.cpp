@@ -78,7 +78,7 @@ LinearOperands::Wanted Linear::wanted_of_input(const StepContext& context) const
 }
 
 Linear::Input Linear::place(const StepContext& context, const LinearOperands& operands,
-                            const Shape& shape, LinearOperands::Wanted wanted, Arena& kept,
+                            const Shape& shape, LinearOperands::Wanted wanted, Arena& stored,
                             Arena* plain) const {
   Input input;
   input.plain = {nullptr, plan_.activation, shape};
@@ -97,10 +97,12 @@ Linear::Input Linear::place(const StepContext& context, const LinearOperands& op
     input.cast.amax = slot.amax;
     return input;
   }
-  const LinearOperands::Places places = {memory_of(*context.scratch), memory_of(kept)};
-  input.cast = {.out = operands.place(context.device->traits(), &slot, shape, wanted, places).codes,
-                .amax = context.training ? slot.amax : nullptr,
-                .statistics = context.collect_statistics ? slot.statistics : nullptr};
+  const LinearOperands::Destinations destinations = {memory_of(*context.scratch),
+                                                     memory_of(stored)};
+  input.cast = {
+      .out = operands.place(context.device->traits(), &slot, shape, wanted, destinations).codes,
+      .amax = context.training ? slot.amax : nullptr,
+      .statistics = context.collect_statistics ? slot.statistics : nullptr};
   return input;
 }
 
@@ -209,7 +211,7 @@ void Linear::run_backward(const StepContext& context, const LinearOperands::Sour
     ops::bias_backward(context.stream, dy.plain, bias_->gradient, partial);
   }
   if (context.listener != nullptr) {
-    context.listener->go_on();
+    context.listener->progress();
   }
 }
 

@@ -1,13 +1,13 @@
 #pragma once
-// y = x W^T + b with explicit backward, each of its three GEMMs in the format its plan cells say.
+// y = x W^T + b with explicit backward, each of its three GEMMs in the format its plan roles say.
 // The layer quantizes x once in forward and dy once in backward, reads the weight's GEMM operands
 // that were made once per optimizer step, and keeps for backward the codes of x that wgrad reads,
 // or x itself where wgrad reads that. An operation that makes x or dy can cast it on the way: the
-// layer gives it the places (place_input, place_gradient) and takes what it has left there.
+// layer gives it the destinations (place_input, place_gradient) and takes what it has left there.
 //
 // With SwigluInput::smoothed the x that comes is s x, s being a scale for each of its columns
 // (ops/pointwise/smoothing.h): fprop multiplies by w / s, which depends on the micro-batch and is
-// cast from the weight's value in every forward pass, beside the operands that are made once per
+// cast from the weight's value in every forward pass, next to the operands that are made once per
 // step; dgrad reads those; the columns of wgrad's product are divided by s.
 
 #include <optional>
@@ -31,7 +31,7 @@ class Linear {
     ConstView smoothing;  ///< that x has been multiplied by; empty: nothing
   };
 
-  /// Places for an x or dy, in the arenas of the step, and what its producer left there.
+  /// Destinations for an x or dy, in the arenas of the step, and what its producer left there.
   struct Input {
     View plain;              ///< [M, width] in the activation type; no memory where nobody reads it
     ops::QuantizeSink cast;  ///< for the producer
@@ -46,8 +46,8 @@ class Linear {
   Linear(const LinearPlan& plan, Parameter* weight, Parameter* bias, ScalingState& scaling);
 
   /// Allocates the weight's GEMM operands in the store that has the weight: those that are the
-  /// weight as the plan stores it, beside a master, are charged to the weights. After the store and
-  /// the scaling state have been allocated.
+  /// weight as the plan stores it, next to a master, are charged to the weights. After the store
+  /// and the scaling state have been allocated.
   void allocate(Device& device, ParameterStore& store);
 
   enum class Refresh : uint8_t {
@@ -60,7 +60,7 @@ class Linear {
 
   /// Where ranks have parts of the weight and its copy or codes are gathered: makes this rank's
   /// part of them, once per optimizer step. First comes the amax of the part, or those of its
-  /// granules (Parameter::granule_amax), to be combined with those of other ranks before the part
+  /// blocks (Parameter::block_amax), to be combined with those of other ranks before the part
   /// is made. True: the slot's amax is one of these.
   bool find_part_amax(const StepContext& context) const;
   void make_part(const StepContext& context) const;
@@ -72,7 +72,7 @@ class Linear {
   /// Where the operation that makes x writes it for forward, or dy for backward. With delayed
   /// scaling codes are written at once, and x itself only where something reads it (a step that
   /// collects statistics does); with current
-  /// scaling x and its amax; with a scale for each granule only x. Both stay valid as long as the
+  /// scaling x and its amax; with a scale for each block only x. Both stay valid as long as the
   /// caller's scopes of the two arenas.
   Input place_input(const StepContext& context, int64_t rows) const;
   Input place_gradient(const StepContext& context, int64_t rows) const;
@@ -96,7 +96,7 @@ class Linear {
 
  private:
   Input place(const StepContext& context, const LinearOperands& operands, const Shape& shape,
-              LinearOperands::Wanted wanted, Arena& kept, Arena* plain) const;
+              LinearOperands::Wanted wanted, Arena& stored, Arena* plain) const;
   void run_forward(const StepContext& context, const LinearOperands::Source& x, ConstView smoothing,
                    View y, Saved& saved) const;
   void run_backward(const StepContext& context, const LinearOperands::Source& dy, View dx,
@@ -116,14 +116,14 @@ class Linear {
   void offer_weight_cast();
   void choose_gathered_form();
   View part_value(const StepContext& context) const;
-  void make_part_of_granules(const StepContext& context, ConstView value) const;
+  void make_part_of_blocks(const StepContext& context, ConstView value) const;
   void cast_again(const StepContext& context, ConstView value) const;
-  static View kept_scale(const LinearOperands::Cast& cast);
+  static View scale_storage(const LinearOperands::Cast& cast);
   bool needs_plain_weight() const;
   /// Whether the value is what a GEMM in the activation type reads.
   bool value_serves() const {
-    const TensorFormat& kept = weight_->formats.value;
-    return !kept.is_scaled() && kept.dtype == plan_.activation;
+    const TensorFormat& stored = weight_->formats.value;
+    return !stored.is_scaled() && stored.dtype == plan_.activation;
   }
 
   LinearPlan plan_;
@@ -134,7 +134,7 @@ class Linear {
   bool optimizer_casts_ = false;              // the weight, through Parameter::cast
   View plain_copy_;
   std::vector<LinearOperands::Cast> weight_casts_;
-  std::vector<Tensor> kept_scales_;  ///< [2]: inverse, and the scale that was cast with
+  std::vector<Tensor> stored_scales_;  ///< [2]: inverse, and the scale that was cast with
 };
 
 }  // namespace fp8train

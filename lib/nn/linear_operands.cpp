@@ -2,9 +2,9 @@
 
 #include "base/error.h"
 #include "nn/cast_error.h"
-#include "ops/cast/granule_parts.h"
-#include "ops/cast/granules.h"
+#include "ops/cast/blockwise_parts.h"
 #include "ops/cast/quantize.h"
+#include "ops/cast/scale_blocks.h"
 #include "ops/pointwise/elementwise.h"
 
 namespace fp8train {
@@ -34,28 +34,28 @@ DType scale_dtype(const TensorFormat& format) {
   return format.scale_type == ScaleType::e8m0 ? DType::e8m0 : DType::f32;
 }
 
-GranuleView place_granules(const LinearOperands::Memory& memory, const TensorFormat& format,
-                           ScaleLayout layout, const Shape& shape) {
+BlockwiseView place_blockwise(const LinearOperands::Memory& memory, const TensorFormat& format,
+                              ScaleLayout layout, const Shape& shape) {
   const int64_t scales =
-      ops::granule_grid(format.granularity, shape.rows(), shape.back(), layout).count;
+      ops::scale_grid(format.granularity, shape.rows(), shape.back(), layout).count;
   return {.codes = memory(format.dtype, {shape.rows(), shape.back()}),
           .scale_inv = memory(scale_dtype(format), {scales})};
 }
 
 /// Zeros where no scale is written.
 void clear_padding(const StepContext& context, const TensorFormat& format, ScaleLayout layout,
-                   const GranuleView& view) {
+                   const BlockwiseView& view) {
   const Shape& shape = view.codes.shape;
-  const ops::GranuleGrid grid =
-      ops::granule_grid(format.granularity, shape.rows(), shape.back(), layout);
+  const ops::ScaleGrid grid =
+      ops::scale_grid(format.granularity, shape.rows(), shape.back(), layout);
   if (grid.count != grid.rows * grid.columns) {
     ops::fill(context.stream, as_words(view.scale_inv), 0.0F);
   }
 }
 
-/// What a cast needs besides the codes: the scales themselves for rows, and the padding.
-void prepare_granules(const StepContext& context, const TensorFormat& format, ScaleLayout layout,
-                      GranuleView& view) {
+/// What a cast needs in addition to the codes: the scales themselves for rows, and the padding.
+void prepare_blockwise(const StepContext& context, const TensorFormat& format, ScaleLayout layout,
+                       BlockwiseView& view) {
   if (view.codes.empty()) {
     return;
   }
@@ -69,14 +69,14 @@ void prepare_granules(const StepContext& context, const TensorFormat& format, Sc
 
 LinearOperands::LinearOperands(ScalingState& scaling, const std::string& layer,
                                const Role& along_rows, const Role& along_columns)
-    : beside_granules_(granular(along_columns.other)),
-      beside_plain_(along_columns.format.is_scaled() && !along_columns.other.is_scaled()) {
-  check(!beside_plain_ || along_columns.format == along_rows.format,
-        "beside a plain operand the codes of the other GEMM are read");
+    : with_blockwise_(blockwise(along_columns.other)),
+      with_plain_(along_columns.format.is_scaled() && !along_columns.other.is_scaled()) {
+  check(!with_plain_ || along_columns.format == along_rows.format,
+        "next to a plain operand the codes of the other GEMM are read");
   for (const Role* role : {&along_rows, &along_columns}) {
     check_pair(role->format, role->other, role == &along_columns);
-    check(!granular(role->format) || role->format.policy == ScalePolicy::current,
-          "a scale for each granule follows from the granule itself");
+    check(!blockwise(role->format) || role->format.policy == ScalePolicy::current,
+          "a scale for each block follows from the block itself");
   }
   if (along_rows.format.is_scaled()) {
     rows_ = scaling.add(layer, along_rows.name, along_rows.format, along_rows.of_pass);
@@ -90,8 +90,8 @@ LinearOperands::LinearOperands(ScalingState& scaling, const std::string& layer,
 }
 
 /// Whether codes for the GEMM along columns are the transposed ones.
-bool LinearOperands::turned(const DeviceTraits& traits) const {
-  return !beside_plain_ && (traits.fp8_gemm_along_k_only || beside_granules_);
+bool LinearOperands::columnwise(const DeviceTraits& traits) const {
+  return !with_plain_ && (traits.fp8_gemm_along_k_only || with_blockwise_);
 }
 
 LinearOperands::Wanted LinearOperands::of_slot(const ScalingSlot* slot, Wanted wanted) const {
@@ -106,7 +106,7 @@ const ScalingSlot* LinearOperands::only_slot() const {
   const Granularity granularity = rows_->format.granularity;
   const bool turns =
       granularity == Granularity::tensor || granularity == Granularity::block_128x128;
-  return turns || beside_plain_ ? rows_ : nullptr;
+  return turns || with_plain_ ? rows_ : nullptr;
 }
 
 const ScalingSlot* LinearOperands::slot_for_producer(Wanted wanted) const {
@@ -121,37 +121,39 @@ const ScalingSlot* LinearOperands::slot_for_producer(Wanted wanted) const {
 
 LinearOperands::Cast LinearOperands::place(const DeviceTraits& traits, const ScalingSlot* slot,
                                            const Shape& shape, Wanted wanted,
-                                           const Places& places) const {
+                                           const Destinations& destinations) const {
   const Wanted here = of_slot(slot, wanted);
-  Cast cast = {.slot = slot, .codes = {}, .granules = {}};
+  Cast cast = {.slot = slot, .codes = {}, .blockwise = {}};
   const TensorFormat& format = slot->format;
   const Shape transposed = {shape.back(), shape.rows()};
-  if (granular(format)) {
-    cast.granules.format = format;
-    cast.granules.layout = granule_layout(traits);
-    if (here.along_rows || beside_plain_) {
-      const bool kept = beside_plain_ && here.along_columns;
-      cast.granules.rowwise = place_granules(kept ? places.along_columns : places.along_rows,
-                                             format, cast.granules.layout, shape);
+  if (blockwise(format)) {
+    cast.blockwise.format = format;
+    cast.blockwise.layout = block_layout(traits);
+    if (here.along_rows || with_plain_) {
+      const bool stored = with_plain_ && here.along_columns;
+      cast.blockwise.rowwise =
+          place_blockwise(stored ? destinations.along_columns : destinations.along_rows, format,
+                          cast.blockwise.layout, shape);
     }
-    if (here.along_columns && !beside_plain_) {
-      cast.granules.columnwise =
-          place_granules(places.along_columns, format, cast.granules.layout, transposed);
+    if (here.along_columns && !with_plain_) {
+      cast.blockwise.columnwise =
+          place_blockwise(destinations.along_columns, format, cast.blockwise.layout, transposed);
     }
     return cast;
   }
-  const bool turn = here.along_columns && turned(traits);
+  const bool turn = here.along_columns && columnwise(traits);
   cast.codes = {.codes = {},
-                .codes_transposed = {},
+                .columnwise_codes = {},
                 .scale = slot->scale,
                 .scale_inv = slot->scale_inv,
                 .format = format};
   if (here.along_rows || !turn) {
     const bool both = here.along_columns && !turn;
-    cast.codes.codes = (both ? places.along_columns : places.along_rows)(format.dtype, shape);
+    cast.codes.codes =
+        (both ? destinations.along_columns : destinations.along_rows)(format.dtype, shape);
   }
   if (turn) {
-    cast.codes.codes_transposed = places.along_columns(format.dtype, transposed);
+    cast.codes.columnwise_codes = destinations.along_columns(format.dtype, transposed);
   }
   return cast;
 }
@@ -165,14 +167,14 @@ void LinearOperands::fill(const StepContext& context, ConstView x, const Cast& c
                           bool amax_known) {
   const ScalingSlot& slot = *cast.slot;
   ops::QuantizeStatistics* statistics = context.collect_statistics ? slot.statistics : nullptr;
-  if (granular(slot.format)) {
+  if (blockwise(slot.format)) {
     ArenaScope scope(*context.scratch);
-    GranuleQuantizedView out = cast.granules;
-    prepare_granules(context, out.format, out.layout, out.rowwise);
-    prepare_granules(context, out.format, out.layout, out.columnwise);
+    BlockwiseQuantizedView out = cast.blockwise;
+    prepare_blockwise(context, out.format, out.layout, out.rowwise);
+    prepare_blockwise(context, out.format, out.layout, out.columnwise);
     // The amax is for ScalingState::update, which learns of infinities from it.
-    ops::quantize_granules(context.stream, x, out, context.training ? slot.amax : nullptr,
-                           statistics);
+    ops::quantize_blockwise(context.stream, x, out, context.training ? slot.amax : nullptr,
+                            statistics);
     return;
   }
   if (!scales_now(context, slot.format)) {
@@ -186,29 +188,28 @@ void LinearOperands::fill(const StepContext& context, ConstView x, const Cast& c
   ops::quantize_current(context.stream, x, slot.amax, slot.scale_inv, cast.codes, statistics);
 }
 
-void LinearOperands::complete(const StepContext& context, const Cast& cast,
-                              ConstView granule_amax) {
+void LinearOperands::complete(const StepContext& context, const Cast& cast, ConstView block_amax) {
   const Stream& stream = context.stream;
-  if (!cast.codes.codes_transposed.empty()) {
-    ops::transpose_codes(stream, cast.codes.codes, cast.codes.codes_transposed);
+  if (!cast.codes.columnwise_codes.empty()) {
+    ops::transpose_codes(stream, cast.codes.codes, cast.codes.columnwise_codes);
   }
-  const GranuleQuantizedView& granules = cast.granules;
-  if (granules.rowwise.codes.empty()) {
+  const BlockwiseQuantizedView& blockwise = cast.blockwise;
+  if (blockwise.rowwise.codes.empty()) {
     return;
   }
-  const Shape& shape = granules.rowwise.codes.shape;
-  if (!granules.columnwise.codes.empty()) {
-    ops::transpose_codes(stream, granules.rowwise.codes, granules.columnwise.codes);
+  const Shape& shape = blockwise.rowwise.codes.shape;
+  if (!blockwise.columnwise.codes.empty()) {
+    ops::transpose_codes(stream, blockwise.rowwise.codes, blockwise.columnwise.codes);
   }
-  for (const GranuleView* view : {&granules.rowwise, &granules.columnwise}) {
+  for (const BlockwiseView* view : {&blockwise.rowwise, &blockwise.columnwise}) {
     if (!view->codes.empty()) {
-      clear_padding(context, granules.format, granules.layout, *view);
-      ops::find_granule_scales(stream, {.amax = granule_amax,
-                                        .shape = shape,
-                                        .format = granules.format,
-                                        .layout = granules.layout,
-                                        .transposed = view == &granules.columnwise,
-                                        .scale_inv = view->scale_inv});
+      clear_padding(context, blockwise.format, blockwise.layout, *view);
+      ops::find_block_scales(stream, {.amax = block_amax,
+                                      .shape = shape,
+                                      .format = blockwise.format,
+                                      .layout = blockwise.layout,
+                                      .transposed = view == &blockwise.columnwise,
+                                      .scale_inv = view->scale_inv});
     }
   }
 }
@@ -218,13 +219,13 @@ void LinearOperands::sample(const StepContext& context, ConstView x, const Cast&
     return;
   }
   const TensorFormat& format = cast.slot->format;
-  const bool only_along_columns = granular(format) && cast.granules.rowwise.codes.empty() &&
+  const bool only_along_columns = blockwise(format) && cast.blockwise.rowwise.codes.empty() &&
                                   format.granularity != Granularity::block_128x128;
   (only_along_columns ? sample_amax : sample_cast)(context, x, *cast.slot);
 }
 
 LinearOperands::Pair LinearOperands::make(const StepContext& context, const Source& source,
-                                          Wanted wanted, const Places& places) const {
+                                          Wanted wanted, const Destinations& destinations) const {
   Cast rows;
   Cast columns;
   for (const ScalingSlot* slot : {rows_, columns_ == rows_ ? nullptr : columns_}) {
@@ -233,9 +234,9 @@ LinearOperands::Pair LinearOperands::make(const StepContext& context, const Sour
       continue;
     }
     const bool made = slot == source.slot;
-    Cast cast = {.slot = slot, .codes = source.codes, .granules = {}};
+    Cast cast = {.slot = slot, .codes = source.codes, .blockwise = {}};
     if (!made || source.codes.empty()) {
-      cast = place(context.device->traits(), slot, source.plain.shape, wanted, places);
+      cast = place(context.device->traits(), slot, source.plain.shape, wanted, destinations);
       fill(context, source.plain, cast, made);
     }
     sample(context, source.plain, cast);
@@ -248,29 +249,28 @@ LinearOperands::Pair LinearOperands::make(const StepContext& context, const Sour
 LinearOperand LinearOperands::read(const Cast& cast, ConstView plain, bool along_columns) const {
   LinearOperand operand;
   operand.along_columns = along_columns;
-  operand.dequantize = along_columns && beside_plain_ && cast.slot != nullptr;
+  operand.dequantize = along_columns && with_plain_ && cast.slot != nullptr;
   if (cast.slot == nullptr) {
     operand.plain = plain;
-  } else if (granular(cast.slot->format)) {
-    const bool columnwise = along_columns && !beside_plain_;
-    operand.granules = {.matrix = columnwise ? cast.granules.columnwise : cast.granules.rowwise,
-                        .format = cast.granules.format,
-                        .layout = cast.granules.layout};
+  } else if (blockwise(cast.slot->format)) {
+    const bool columnwise = along_columns && !with_plain_;
+    operand.blockwise = {.matrix = columnwise ? cast.blockwise.columnwise : cast.blockwise.rowwise,
+                         .format = cast.blockwise.format,
+                         .layout = cast.blockwise.layout};
   } else {
     operand.codes = cast.codes;
-    const bool turned = along_columns && !cast.codes.codes_transposed.empty();
-    (turned ? operand.codes.codes : operand.codes.codes_transposed) = {};
+    const bool columnwise = along_columns && !cast.codes.columnwise_codes.empty();
+    (columnwise ? operand.codes.codes : operand.codes.columnwise_codes) = {};
   }
   return operand;
 }
 
-std::vector<LinearOperands::Cast> LinearOperands::place_all(const DeviceTraits& traits,
-                                                            const Shape& shape,
-                                                            const Places& places) const {
+std::vector<LinearOperands::Cast> LinearOperands::place_all(
+    const DeviceTraits& traits, const Shape& shape, const Destinations& destinations) const {
   std::vector<Cast> casts;
   for (const ScalingSlot* slot : {rows_, columns_ == rows_ ? nullptr : columns_}) {
     if (slot != nullptr) {
-      casts.push_back(place(traits, slot, shape, {true, true}, places));
+      casts.push_back(place(traits, slot, shape, {true, true}, destinations));
     }
   }
   return casts;

@@ -2,8 +2,8 @@
 // Makes the GEMM operands of one tensor of a linear layer (x, w or dy) in the formats that its two
 // GEMMs ask for. One of them contracts the tensor along its rows (fprop: x and w; dgrad: dy), the
 // other along its columns (wgrad: dy and x; dgrad: w). A format with one scale per tensor serves
-// both with the same codes; one with a scale for each granule is a cast of its own in each
-// orientation, since granules lie along the contracted extent. Beside a plain operand a scaled one
+// both with the same codes; one with a scale for each block is a cast of its own in each
+// orientation, since blocks lie along the contracted extent. Next to a plain operand a scaled one
 // is read as the first GEMM's codes say, dequantized: quantization-aware training, whose backward
 // pass sees the rounded values and not the rounding (straight-through).
 
@@ -34,14 +34,14 @@ class LinearOperands {
   /// Memory for something of this type and shape.
   using Memory = std::function<View(DType, const Shape&)>;
   /// Where casts go: what only the GEMM along rows reads, and what that along columns reads too.
-  struct Places {
+  struct Destinations {
     Memory along_rows, along_columns;
   };
   /// One cast of the tensor, with the scaling of `slot`.
   struct Cast {
     const ScalingSlot* slot = nullptr;
-    QuantizedView codes;            ///< Granularity::tensor
-    GranuleQuantizedView granules;  ///< other granularities
+    QuantizedView codes;               ///< Granularity::tensor
+    BlockwiseQuantizedView blockwise;  ///< other granularities
   };
   struct Pair {
     LinearOperand along_rows, along_columns;
@@ -72,7 +72,7 @@ class LinearOperands {
 
   /// Memory for the cast of a tensor of `shape` with one slot.
   Cast place(const DeviceTraits& traits, const ScalingSlot* slot, const Shape& shape, Wanted wanted,
-             const Places& places) const;
+             const Destinations& destinations) const;
   /// Whether in this pass the scale follows from the tensor itself.
   static bool scales_now(const StepContext& context, const TensorFormat& format);
   /// Whether the slot's amax is 0 now, or that of the same tensor. In a first window it is for all
@@ -85,9 +85,9 @@ class LinearOperands {
   /// Casts x to where `cast` says. `amax_known`: the slot has the amax of x already.
   static void fill(const StepContext& context, ConstView x, const Cast& cast, bool amax_known);
 
-  /// Of codes that have been cast elsewhere: makes their transpose and, where each granule has a
-  /// scale, the scales that follow from `granule_amax` (ops/cast/granule_parts.h).
-  static void complete(const StepContext& context, const Cast& cast, ConstView granule_amax);
+  /// Of codes that have been cast elsewhere: makes their transpose and, where each block has a
+  /// scale, the scales that follow from `block_amax` (ops/cast/blockwise_parts.h).
+  static void complete(const StepContext& context, const Cast& cast, ConstView block_amax);
 
   /// In a step that collects statistics: fills the sample of the slot of `cast`, which is that of
   /// x, while the slot has the scale of the cast.
@@ -95,23 +95,23 @@ class LinearOperands {
 
   /// The operands that are wanted; what its producer has cast is taken as it is.
   Pair make(const StepContext& context, const Source& source, Wanted wanted,
-            const Places& places) const;
+            const Destinations& destinations) const;
 
   /// The casts of a tensor that both GEMMs read, in order; those that do not exist are left out.
   std::vector<Cast> place_all(const DeviceTraits& traits, const Shape& shape,
-                              const Places& places) const;
+                              const Destinations& destinations) const;
   /// The operand that one GEMM reads, from `casts` or as it is.
   LinearOperand operand(const std::vector<Cast>& casts, ConstView plain, bool along_columns) const;
 
  private:
   LinearOperand read(const Cast& cast, ConstView plain, bool along_columns) const;
   Wanted of_slot(const ScalingSlot* slot, Wanted wanted) const;
-  bool turned(const DeviceTraits& traits) const;
+  bool columnwise(const DeviceTraits& traits) const;
 
   const ScalingSlot* rows_ = nullptr;
   const ScalingSlot* columns_ = nullptr;
-  bool beside_granules_ = false;  // along columns the other operand has a scale for each granule
-  bool beside_plain_ = false;     // along columns the other operand is not scaled
+  bool with_blockwise_ = false;  // along columns the other operand has a scale for each block
+  bool with_plain_ = false;      // along columns the other operand is not scaled
 };
 
 }  // namespace fp8train

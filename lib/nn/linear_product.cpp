@@ -1,7 +1,7 @@
 #include "nn/linear_product.h"
 
-#include "ops/cast/granules.h"
 #include "ops/cast/quantize.h"
+#include "ops/cast/scale_blocks.h"
 #include "ops/pointwise/elementwise.h"
 #include "tensor/tensor.h"
 
@@ -10,21 +10,21 @@ namespace {
 
 /// The values of a quantized operand that is read as they are, in scratch.
 LinearOperand plain_values(const StepContext& context, const LinearOperand& operand, DType dtype) {
-  const bool granules = !operand.granules.matrix.codes.empty();
-  const View& codes = granules ? operand.granules.matrix.codes : operand.codes.codes;
+  const bool blockwise = !operand.blockwise.matrix.codes.empty();
+  const View& codes = blockwise ? operand.blockwise.matrix.codes : operand.codes.codes;
   const View values = allocate(*context.scratch, dtype, codes.shape);
-  if (granules) {
-    ops::dequantize_granules(context.stream, operand.granules.matrix, operand.granules.format,
-                             operand.granules.layout, values);
+  if (blockwise) {
+    ops::dequantize_blockwise(context.stream, operand.blockwise.matrix, operand.blockwise.format,
+                              operand.blockwise.layout, values);
   } else {
     ops::dequantize(context.stream, operand.codes, values);
   }
-  return {.plain = values, .codes = {}, .granules = {}, .along_columns = operand.along_columns};
+  return {.plain = values, .codes = {}, .blockwise = {}, .along_columns = operand.along_columns};
 }
 
 ops::GemmOperand first(const LinearOperand& a) {
-  if (!a.codes.codes_transposed.empty()) {
-    return {a.codes.codes_transposed, false, a.codes.scale_inv};
+  if (!a.codes.columnwise_codes.empty()) {
+    return {a.codes.columnwise_codes, false, a.codes.scale_inv};
   }
   if (!a.codes.empty()) {
     return {a.codes.codes, a.along_columns, a.codes.scale_inv};
@@ -34,8 +34,8 @@ ops::GemmOperand first(const LinearOperand& a) {
 
 /// Contiguous along the contracted extent means that the transpose of the second operand is stored.
 ops::GemmOperand second(const LinearOperand& b) {
-  if (!b.codes.codes_transposed.empty()) {
-    return {b.codes.codes_transposed, true, b.codes.scale_inv};
+  if (!b.codes.columnwise_codes.empty()) {
+    return {b.codes.columnwise_codes, true, b.codes.scale_inv};
   }
   if (!b.codes.empty()) {
     return {b.codes.codes, !b.along_columns, b.codes.scale_inv};
@@ -43,27 +43,27 @@ ops::GemmOperand second(const LinearOperand& b) {
   return {b.plain, !b.along_columns};
 }
 
-/// The operand beside one that has a scale for each granule.
-ops::ScaledGemmOperand beside(const StepContext& context, const LinearOperand& operand,
-                              const TensorFormat& other) {
-  if (!operand.granules.matrix.codes.empty()) {
-    return operand.granules;
+/// The operand next to one that has a scale for each block.
+ops::ScaledGemmOperand matching_operand(const StepContext& context, const LinearOperand& operand,
+                                        const TensorFormat& other) {
+  if (!operand.blockwise.matrix.codes.empty()) {
+    return operand.blockwise;
   }
   const QuantizedView& codes = operand.codes;
-  const View matrix = operand.along_columns ? codes.codes_transposed : codes.codes;
+  const View matrix = operand.along_columns ? codes.columnwise_codes : codes.codes;
   const View scales = allocate(*context.scratch, DType::f32, {matrix.shape.rows()});
   ops::fill(context.stream, scales, 1.0F);
   ops::scale_by(context.stream, scales, codes.scale_inv);
   return {.matrix = {.codes = matrix, .scale_inv = scales},
           .format = read_as(codes.format, other),
-          .layout = granule_layout(context.device->traits())};
+          .layout = block_layout(context.device->traits())};
 }
 
 /// A place for codes of this shape, without memory.
 ops::ScaledGemmOperand shape_only(const TensorFormat& format, const DeviceTraits& traits,
                                   int64_t rows, int64_t columns) {
-  const ScaleLayout layout = granule_layout(traits);
-  const int64_t scales = ops::granule_grid(format.granularity, rows, columns, layout).count;
+  const ScaleLayout layout = block_layout(traits);
+  const int64_t scales = ops::scale_grid(format.granularity, rows, columns, layout).count;
   const DType scale_type = format.scale_type == ScaleType::e8m0 ? DType::e8m0 : DType::f32;
   return {{.codes = {nullptr, format.dtype, {rows, columns}},
            .scale_inv = {nullptr, scale_type, {scales}}},
@@ -80,7 +80,7 @@ TensorFormat read_as(TensorFormat format, const TensorFormat& other) {
   return format;
 }
 
-ScaleLayout granule_layout(const DeviceTraits& traits) {
+ScaleLayout block_layout(const DeviceTraits& traits) {
   return traits.scaled_gemm_by_library ? ScaleLayout::cublaslt : ScaleLayout::row_major;
 }
 
@@ -91,7 +91,7 @@ void multiply(const StepContext& context, const LinearProduct& product) {
       product.a.dequantize ? plain_values(context, product.a, plain_type) : product.a;
   const LinearOperand b =
       product.b.dequantize ? plain_values(context, product.b, plain_type) : product.b;
-  if (a.granules.matrix.codes.empty() && b.granules.matrix.codes.empty()) {
+  if (a.blockwise.matrix.codes.empty() && b.blockwise.matrix.codes.empty()) {
     ops::gemm(context.stream, {.a = first(a),
                                .b = second(b),
                                .c = product.c,
@@ -101,8 +101,8 @@ void multiply(const StepContext& context, const LinearProduct& product) {
                                .emulate_accumulator = product.emulate_accumulator});
     return;
   }
-  ops::ScaledGemm call = {.a = beside(context, a, b.granules.format),
-                          .b = beside(context, b, a.granules.format),
+  ops::ScaledGemm call = {.a = matching_operand(context, a, b.blockwise.format),
+                          .b = matching_operand(context, b, a.blockwise.format),
                           .c = product.c,
                           .beta = product.beta,
                           .bias = product.bias,
@@ -122,9 +122,9 @@ std::array<std::string_view, 3> dequantized_because(const DeviceTraits& traits,
   const auto reason = [&traits](const GemmPlan& gemm, DType result, const Shape& mkn) {
     if (gemm.a.is_scaled() != gemm.b.is_scaled()) {
       return std::string_view{
-          "straight-through: the rounded values, beside an operand that is not"};
+          "straight-through: the rounded values, next to an operand that is not"};
     }
-    if (!granular(gemm.a) && !granular(gemm.b)) {
+    if (!blockwise(gemm.a) && !blockwise(gemm.b)) {
       return std::string_view{};
     }
     return ops::scaled_gemm_support(

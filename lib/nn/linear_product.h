@@ -12,25 +12,25 @@
 
 namespace fp8train {
 
-/// Whether each granule has a scale, and not the tensor.
-inline bool granular(const TensorFormat& format) {
+/// Whether each block has a scale, and not the tensor.
+inline bool blockwise(const TensorFormat& format) {
   return format.is_scaled() && format.granularity != Granularity::tensor;
 }
 
-/// The format in which a GEMM reads an operand whose other operand has the format `other`: beside
+/// The format in which a GEMM reads an operand whose other operand has the format `other`: next to
 /// row scales, one scale per tensor is the same scale for each row.
 TensorFormat read_as(TensorFormat format, const TensorFormat& other);
 
-/// The order in which the device's GEMMs read scales of granules.
-ScaleLayout granule_layout(const DeviceTraits& traits);
+/// The order in which the device's GEMMs read scales of blockwise.
+ScaleLayout block_layout(const DeviceTraits& traits);
 
 /// A tensor as one GEMM reads it; exactly one form is set.
 struct LinearOperand {
   ConstView plain;
-  QuantizedView codes;              ///< one scale; either codes or their transpose
-  ops::ScaledGemmOperand granules;  ///< a scale for each granule; the contracted extent is the last
-  bool along_columns = false;       ///< the GEMM contracts the tensor along its columns
-  bool dequantize = false;          ///< `codes` or `granules`, those along rows, are read as values
+  QuantizedView codes;               ///< one scale; either codes or their transpose
+  ops::ScaledGemmOperand blockwise;  ///< a scale for each block; the contracted extent is the last
+  bool along_columns = false;        ///< the GEMM contracts the tensor along its columns
+  bool dequantize = false;  ///< `codes` or `blockwise`, those along rows, are read as values
 };
 
 /// c = a b + beta c (+ bias), each operand contracted along the extent that it was made for.
@@ -43,7 +43,7 @@ struct LinearProduct {
   bool emulate_accumulator = false;
 };
 
-/// Runs the product; what it needs beside its operands is taken from the scratch arena.
+/// Runs the product; what it needs next to its operands is taken from the scratch arena.
 void multiply(const StepContext& context, const LinearProduct& product);
 
 /// Why a layer's GEMMs (fprop, dgrad, wgrad) on `rows` tokens are computed from dequantized

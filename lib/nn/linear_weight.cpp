@@ -5,9 +5,9 @@
 #include "base/error.h"
 #include "nn/cast_error.h"
 #include "nn/linear.h"
-#include "ops/cast/granule_parts.h"
-#include "ops/cast/granules.h"
+#include "ops/cast/blockwise_parts.h"
 #include "ops/cast/quantize.h"
+#include "ops/cast/scale_blocks.h"
 #include "ops/pointwise/elementwise.h"
 
 namespace fp8train {
@@ -26,10 +26,9 @@ void Linear::choose_gathered_form() {
     weight_->gathered = GatheredForm::codes;
     weight_->gathered_dtype = only->format.dtype;
     if (only->format.granularity != Granularity::tensor) {
-      weight_->gathered_granules =
-          ops::granule_grid(only->format.granularity, weight_->shape.rows(), weight_->shape.back(),
-                            ScaleLayout::row_major)
-              .count;
+      weight_->gathered_blocks = ops::scale_grid(only->format.granularity, weight_->shape.rows(),
+                                                 weight_->shape.back(), ScaleLayout::row_major)
+                                     .count;
     }
   }
 }
@@ -62,8 +61,8 @@ void Linear::allocate(Device& device, ParameterStore& store) {
   for (LinearOperands::Cast& cast : weight_casts_) {
     if (!cast.codes.empty()) {
       // The scale at the time of the cast: the slot may move on.
-      kept_scales_.emplace_back(device, DType::f32, Shape{2}, MemoryCategory::scaling_state);
-      cast.codes.scale_inv = kept_scales_.back().view().as<float>();
+      stored_scales_.emplace_back(device, DType::f32, Shape{2}, MemoryCategory::scaling_state);
+      cast.codes.scale_inv = stored_scales_.back().view().as<float>();
     }
   }
   offer_weight_cast();
@@ -98,7 +97,7 @@ void Linear::check_device(const DeviceTraits& traits) const {
 void Linear::offer_weight_cast() {
   if (weight_casts_.size() != 1 || weight_casts_.front().codes.empty() || !weight_->cast.empty() ||
       weight_->value.empty() || !weight_->updated.whole) {
-    return;  // nothing to cast, casts with a scale for each granule, another layer's weight too, a
+    return;  // nothing to cast, casts with a scale for each block, another layer's weight too, a
              // value that must be rounded before it is cast, or a part of it
   }
   const LinearOperands::Cast& cast = weight_casts_.front();
@@ -117,7 +116,7 @@ void Linear::offer_weight_cast() {
 LinearOperand Linear::weight_operand(bool scaled, bool along_columns) const {
   const ConstView plain = weight_->copy.empty() ? weight_->stored_value.codes : weight_->copy;
   if (!scaled) {
-    return {.plain = plain, .codes = {}, .granules = {}, .along_columns = along_columns};
+    return {.plain = plain, .codes = {}, .blockwise = {}, .along_columns = along_columns};
   }
   return w_.operand(weight_casts_, plain, along_columns);
 }
@@ -136,11 +135,11 @@ bool Linear::find_part_amax(const StepContext& context) const {
     return false;
   }
   const ScalingSlot& slot = *weight_casts_.front().slot;
-  if (!weight_->granule_amax.empty()) {
+  if (!weight_->block_amax.empty()) {
     ArenaScope scope(*context.scratch);
-    ops::granule_part_amax(context.stream,
-                           {part_value(context), weight_->updated.first, weight_->shape},
-                           slot.format.granularity, weight_->granule_amax);
+    ops::blockwise_part_amax(context.stream,
+                             {part_value(context), weight_->updated.first, weight_->shape},
+                             slot.format.granularity, weight_->block_amax);
     return false;
   }
   if (!LinearOperands::scales_now(context, slot.format)) {
@@ -167,8 +166,8 @@ void Linear::make_part(const StepContext& context) const {
     }
     return;
   }
-  if (!weight_->granule_amax.empty()) {
-    return make_part_of_granules(context, value);
+  if (!weight_->block_amax.empty()) {
+    return make_part_of_blocks(context, value);
   }
   const LinearOperands::Cast& cast = weight_casts_.front();
   const ScalingSlot& slot = *cast.slot;
@@ -187,11 +186,11 @@ void Linear::make_part(const StepContext& context) const {
   }
 }
 
-void Linear::make_part_of_granules(const StepContext& context, ConstView value) const {
+void Linear::make_part_of_blocks(const StepContext& context, ConstView value) const {
   const Parameter::Updated& updated = weight_->updated;
   const ScalingSlot& slot = *weight_casts_.front().slot;
   if (context.training) {  // ScalingState::update learns of infinities from it
-    ops::amax(context.stream, weight_->granule_amax, slot.amax);
+    ops::amax(context.stream, weight_->block_amax, slot.amax);
   }
   if (updated.count() == 0) {
     return;
@@ -199,12 +198,13 @@ void Linear::make_part_of_granules(const StepContext& context, ConstView value) 
   const bool collects = context.collect_statistics;
   const View rounded =
       collects ? fp8train::allocate(*context.scratch, DType::f32, {updated.count()}) : View{};
-  ops::quantize_granule_part(context.stream, {.x = {value, updated.first, weight_->shape},
-                                              .format = slot.format,
-                                              .amax = weight_->granule_amax,
-                                              .codes = updated.gathered,
-                                              .rounded = rounded,
-                                              .statistics = collects ? slot.statistics : nullptr});
+  ops::quantize_blockwise_part(context.stream,
+                               {.x = {value, updated.first, weight_->shape},
+                                .format = slot.format,
+                                .amax = weight_->block_amax,
+                                .codes = updated.gathered,
+                                .rounded = rounded,
+                                .statistics = collects ? slot.statistics : nullptr});
   if (collects) {
     sample_rounded(context, value, rounded, slot);
   }
@@ -227,7 +227,7 @@ View Linear::part_value(const StepContext& context) const {
 void Linear::refresh_weight(const StepContext& context, Refresh what) {
   if (!weight_->updated.gathered.empty()) {
     for (const LinearOperands::Cast& cast : weight_casts_) {  // the rest has been gathered
-      LinearOperands::complete(context, cast, weight_->granule_amax);
+      LinearOperands::complete(context, cast, weight_->block_amax);
     }
     return;
   }
@@ -254,7 +254,7 @@ void Linear::refresh_weight(const StepContext& context, Refresh what) {
       LinearOperands::fill(context, value, cast, cast_by_optimizer);
     }
     if (!weight_->updated.whole && !cast.codes.empty()) {
-      ops::cast(context.stream, View{cast.slot->scale, DType::f32, {1}}, kept_scale(cast));
+      ops::cast(context.stream, View{cast.slot->scale, DType::f32, {1}}, scale_storage(cast));
     }
     LinearOperands::sample(context, value, cast);
   }
@@ -271,12 +271,12 @@ void Linear::cast_again(const StepContext& context, ConstView value) const {
       continue;
     }
     QuantizedView codes = cast.codes;
-    codes.scale = kept_scale(cast).as<float>();
+    codes.scale = scale_storage(cast).as<float>();
     ops::quantize(context.stream, value, codes, nullptr, nullptr);
   }
 }
 
-View Linear::kept_scale(const LinearOperands::Cast& cast) {
+View Linear::scale_storage(const LinearOperands::Cast& cast) {
   return {cast.codes.scale_inv + 1, DType::f32, {1}};
 }
 

@@ -66,10 +66,10 @@ void ParameterStore::allocate(Device& device, bool with_gradients, bool exchange
     values_.add(formats.value, parameter.shape, value_category(i));
     if (with_gradients) {
       const TensorFormat running = running_gradient(formats, exchanged);
-      const int lane = lane_of(formats.gradient_wire);
-      gradients_.add(running, parameter.shape, MemoryCategory::gradients, lane);
+      const int queue = wire_index(formats.gradient_wire);
+      gradients_.add(running, parameter.shape, MemoryCategory::gradients, queue);
       if (running != formats.gradient) {
-        sum_[i] = sums_.add(formats.gradient, parameter.shape, MemoryCategory::gradients, lane);
+        sum_[i] = sums_.add(formats.gradient, parameter.shape, MemoryCategory::gradients, queue);
       }
     }
   }
@@ -117,7 +117,7 @@ std::vector<View> ParameterStore::cleared_gradients() const {
   return cleared;
 }
 
-int ParameterStore::lane_of(const TensorFormat& wire) {
+int ParameterStore::wire_index(const TensorFormat& wire) {
   const auto found = std::find(wires_.begin(), wires_.end(), wire);
   if (found != wires_.end()) {
     return static_cast<int>(found - wires_.begin());

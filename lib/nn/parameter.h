@@ -1,6 +1,6 @@
 #pragma once
-// Parameters and their gradients, each kept in the format that the precision plan says. The value
-// is what the optimizer updates: the master weight where the plan has one beside the weight, and
+// Parameters and their gradients, each stored in the format that the precision plan says. The value
+// is what the optimizer updates: the master weight where the plan has one next to the weight, and
 // the weight itself where it has not.
 //
 // Where ranks share the optimizer's work (nn/store_layout.h) a rank keeps the parts of values that
@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "device/device.h"
+#include "nn/shared_slots.h"
 #include "nn/store_layout.h"
-#include "nn/turn_memory.h"
 #include "ops/cast/quantize.h"
 #include "ops/storage/storage.h"
 #include "precision/plan.h"
@@ -27,7 +27,7 @@ enum class Init : uint8_t { zeros, ones, normal };
 
 /// What ranks gather of a value that each has a part of.
 enum class GatheredForm : uint8_t {
-  value,  ///< the value as it is kept
+  value,  ///< the value as it is stored
   copy,   ///< what a GEMM reads of it: in 16 bits
   codes,  ///< the same, in 8 bits
 };
@@ -51,9 +51,9 @@ struct Parameter {
   /// Without the value no rank has a whole one: stored_value has a format and no memory.
   GatheredForm gathered = GatheredForm::value;
   DType gathered_dtype = DType::f32;  ///< of a copy or of codes
-  int64_t gathered_granules = 0;      ///< of codes that have a scale for each granule
-  /// fp32 [gathered_granules]: the largest magnitudes, from which all ranks make the same scales.
-  View granule_amax;
+  int64_t gathered_blocks = 0;        ///< of codes that have a scale for each block
+  /// fp32 [gathered_blocks]: the largest magnitudes, from which all ranks make the same scales.
+  View block_amax;
   StoredTensor stored_value;
   StoredTensor stored_gradient;  ///< what micro-batches are added to: running_gradient()
   View value;                    ///< stored_value where that is fp32, else empty
@@ -72,7 +72,8 @@ struct Parameter {
   ops::AutoScale* automatic = nullptr;  ///< of the gradient, where its wire scales itself
   /// Several ranks: it scales their sum on the wire, not what one of them keeps.
   bool scales_sum = false;
-  View copy;  ///< bf16 or fp16 copy that GEMMs read; empty if there is none. Kept by the optimizer
+  View
+      copy;  ///< bf16 or fp16 copy that GEMMs read; empty if there is none. Stored by the optimizer
   /// How the optimizer casts the new value for the layer that has asked for it first; empty: not.
   /// With codes, the amax is combined into what is there; alone, it replaces it.
   ops::QuantizeSink cast;
@@ -95,7 +96,7 @@ class ParameterStore {
   void allocate(Device& device, const StoreLayout& layout);
 
   const std::vector<std::unique_ptr<Parameter>>& all() const { return parameters_; }
-  /// Lane i has the gradients that cross the wire as wires()[i] or, under a layout, those of
+  /// Queue i has the gradients that cross the wire as wires()[i] or, under a layout, those of
   /// segment i; so do values, under a layout.
   const StoredPool& gradients() const { return gradients_; }
   /// Where the sums over ranks of some of them go, as flat as they are; empty: to where they are.
@@ -125,11 +126,11 @@ class ParameterStore {
   void scale_sums();
   /// Those of some parameters; empty where these have none.
   std::vector<ops::AutoScale*> controllers_of(const std::vector<size_t>& parameters) const;
-  /// Scales that a tensor has for the whole of it, kept alike by all ranks: [tensors, 2].
+  /// Scales that a tensor has for the whole of it, stored alike by all ranks: [tensors, 2].
   std::vector<View> shared_scales() const;
-  /// Parameter::granule_amax of all, as many values as a multiple of the ranks; empty where there
+  /// Parameter::block_amax of all, as many values as a multiple of the ranks; empty where there
   /// are none.
-  View granule_amax() const { return granule_amax_.empty() ? View{} : granule_amax_.view(); }
+  View block_amax() const { return block_amax_.empty() ? View{} : block_amax_.view(); }
 
   /// Memory for a GEMM operand made of a value, as long as the store lives. The first one of a
   /// parameter whose copy or codes are gathered is where they are.
@@ -145,9 +146,9 @@ class ParameterStore {
   void allocate_wholes(Device& device);
   void allocate_shards(Device& device);
   void allocate_operands(Device& device);
-  void allocate_granule_amax(Device& device);
+  void allocate_block_amax(Device& device);
   void find_views(bool with_gradients);
-  int lane_of(const TensorFormat& wire);
+  int wire_index(const TensorFormat& wire);
   std::vector<bool> overwritten() const;
   size_t unit_of(size_t parameter) const;
   size_t index_of(const Parameter& parameter) const;
@@ -174,8 +175,8 @@ class ParameterStore {
   };
   std::vector<Operand> gathered_operands_;
   std::vector<bool> operand_is_taken_;  ///< of each parameter
-  Tensor granule_amax_;
-  TurnMemory turns_;
+  Tensor block_amax_;
+  SharedSlots turns_;
   std::vector<Tensor> operands_;
   std::vector<TensorFormat> wires_;
   Tensor automatic_;

@@ -55,7 +55,7 @@ void ParameterStore::allocate(Device& device, const StoreLayout& layout) {
   allocate_wholes(device);
   allocate_shards(device);
   allocate_operands(device);
-  allocate_granule_amax(device);
+  allocate_block_amax(device);
   find_views(true);
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = *parameters_[i];
@@ -86,18 +86,18 @@ View ParameterStore::in_turn(Device& device, size_t segment, MemoryCategory cate
 void ParameterStore::allocate_wholes(Device& device) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter& parameter = *parameters_[i];
-    const int lane = static_cast<int>(layout_->parts[i].segment);
+    const int queue = static_cast<int>(layout_->parts[i].segment);
     const bool whole = parameter.gathered == GatheredForm::value;
     values_.add(parameter.formats.value, whole ? parameter.shape : Shape{0}, value_category(i),
-                lane);
+                queue);
     gradients_.add(running_gradient(parameter.formats, true), parameter.shape,
-                   MemoryCategory::gradients, lane);
+                   MemoryCategory::gradients, queue);
   }
-  const auto elements = [this](int lane, int64_t used) {
-    return used == 0 ? 0 : layout_->segments[static_cast<size_t>(lane)].shard * layout_->ranks;
+  const auto elements = [this](int queue, int64_t used) {
+    return used == 0 ? 0 : layout_->segments[static_cast<size_t>(queue)].shard * layout_->ranks;
   };
-  values_.allocate(device, {elements, [&](int lane, DType dtype, int64_t count) {
-                              const auto index = static_cast<size_t>(lane);
+  values_.allocate(device, {elements, [&](int queue, DType dtype, int64_t count) {
+                              const auto index = static_cast<size_t>(queue);
                               const StoreLayout::Segment& segment = layout_->segments[index];
                               return segment.values_stay || !gathers_values(index)
                                          ? View{}
@@ -105,8 +105,8 @@ void ParameterStore::allocate_wholes(Device& device) {
                                                    value_category(segment.parameters.front()),
                                                    dtype, count);
                             }});
-  gradients_.allocate(device, {elements, [&](int lane, DType dtype, int64_t count) {
-                                 const auto index = static_cast<size_t>(lane);
+  gradients_.allocate(device, {elements, [&](int queue, DType dtype, int64_t count) {
+                                 const auto index = static_cast<size_t>(queue);
                                  return layout_->segments[index].gradients_stay
                                             ? View{}
                                             : in_turn(device, index, MemoryCategory::gradients,
@@ -123,16 +123,16 @@ void ParameterStore::allocate_shards(Device& device) {
                                           value_category(i), static_cast<int>(part.segment));
     }
   }
-  value_shards_.allocate(device, {[this](int lane, int64_t /*used*/) {
-                                    return layout_->segments[static_cast<size_t>(lane)].shard;
+  value_shards_.allocate(device, {[this](int queue, int64_t /*used*/) {
+                                    return layout_->segments[static_cast<size_t>(queue)].shard;
                                   },
                                   {}});
   gradient_shard_.resize(layout_->segments.size());
   for (size_t i = 0; i < layout_->segments.size(); ++i) {
     const StoreLayout::Segment& segment = layout_->segments[i];
-    const TensorFormat& kept = first_of(i).formats.gradient;
-    if (!segment.gradients_stay || kept.is_scaled()) {
-      const TensorFormat sum = kept == plain(DType::bf16) ? kept : TensorFormat{};
+    const TensorFormat& stored = first_of(i).formats.gradient;
+    if (!segment.gradients_stay || stored.is_scaled()) {
+      const TensorFormat sum = stored == plain(DType::bf16) ? stored : TensorFormat{};
       gradient_shard_[i] = gradient_shards_.add(sum, {segment.shard}, MemoryCategory::gradients);
     }
   }
@@ -165,22 +165,22 @@ void ParameterStore::allocate_operands(Device& device) {
   }
 }
 
-void ParameterStore::allocate_granule_amax(Device& device) {
+void ParameterStore::allocate_block_amax(Device& device) {
   int64_t count = 0;
   for (const auto& parameter : parameters_) {
-    count += parameter->gathered_granules;
+    count += parameter->gathered_blocks;
   }
   if (count == 0) {
     return;
   }
   count = (count + layout_->ranks - 1) / layout_->ranks * layout_->ranks;
-  granule_amax_ = Tensor(device, DType::f32, {count}, MemoryCategory::scaling_state);
-  fill_zero(device, granule_amax_);
+  block_amax_ = Tensor(device, DType::f32, {count}, MemoryCategory::scaling_state);
+  fill_zero(device, block_amax_);
   int64_t begin = 0;
   for (const auto& parameter : parameters_) {
-    const int64_t own = parameter->gathered_granules;
+    const int64_t own = parameter->gathered_blocks;
     if (own > 0) {
-      parameter->granule_amax = from_element(granule_amax_, begin, {own});
+      parameter->block_amax = from_element(block_amax_, begin, {own});
       begin += own;
     }
   }

@@ -1,6 +1,6 @@
 #include "nn/saved_input.h"
 
-#include "ops/cast/granules.h"
+#include "ops/cast/scale_blocks.h"
 
 namespace fp8train {
 
@@ -17,12 +17,12 @@ SavedInput SavedInput::keep(const StepContext& context, ConstView x, const Saved
     ops::compress(context.stream, x, saved.groups_);
   } else {
     const Shape matrix = {x.shape.rows(), x.shape.back()};
-    const ops::GranuleGrid grid = ops::granule_grid(how.format.granularity, matrix.rows(),
-                                                    matrix.back(), ScaleLayout::row_major);
+    const ops::ScaleGrid grid = ops::scale_grid(how.format.granularity, matrix.rows(),
+                                                matrix.back(), ScaleLayout::row_major);
     saved.blocks_.format = how.format;
     saved.blocks_.rowwise = {.codes = allocate(arena, how.format.dtype, matrix),
                              .scale_inv = allocate(arena, DType::f32, {grid.count})};
-    ops::quantize_granules(context.stream, x, saved.blocks_, nullptr, nullptr);
+    ops::quantize_blockwise(context.stream, x, saved.blocks_, nullptr, nullptr);
   }
   saved.x_.data = nullptr;
   return saved;
@@ -32,7 +32,7 @@ void SavedInput::decode(const StepContext& context, View y) const {
   if (!groups_.codes.empty()) {
     ops::decompress(context.stream, groups_, y);
   } else {
-    ops::dequantize_granules(context.stream, blocks_.rowwise, blocks_.format, blocks_.layout, y);
+    ops::dequantize_blockwise(context.stream, blocks_.rowwise, blocks_.format, blocks_.layout, y);
   }
 }
 

@@ -42,8 +42,8 @@ constexpr bool is_code_type(DType type) {
   return is_fp8(type) || type == DType::i8;
 }
 
-/// "fp32", "bf16", "fp16", "e4m3", "e5m2", "e8m0", "int8", ...: the spelling of the chart and of
-/// `explain`.
+/// "fp32", "bf16", "fp16", "e4m3", "e5m2", "e8m0", "int8", ...: the spelling of the table of plans
+/// and of `explain`.
 std::string_view name_of(DType type);
 
 // Storage only: `bits` is the encoding. BF16: 1-8-7. FP16: IEEE 1-5-10. E4M3 (fn: no infinity, one

@@ -1,6 +1,6 @@
 #pragma once
-// From an amax to a scale. Convention: code = encode(value * scale), and the reciprocal is kept
-// beside the scale for reading. Divisions are IEEE (CUDA code is compiled with -prec-div=true).
+// From an amax to a scale. Convention: code = encode(value * scale), and the reciprocal is stored
+// next to the scale for reading. Divisions are IEEE (CUDA code is compiled with -prec-div=true).
 // Host and device.
 
 #include <cstdint>
@@ -54,7 +54,7 @@ FP8TRAIN_HD float current_scale(float amax, float format_max, float epsilon, boo
 }
 
 /// Smooth-SwiGLU: 1 / amax rounded up to a power of two, so that amax * scale is in [1, 2); 1 where
-/// amax is 0, infinite or NaN. Its exponent is kept in -60..60: values of 16-bit types times or
+/// amax is 0, infinite or NaN. Its exponent is limited to -60..60: values of 16-bit types times or
 /// divided by it are fp32 numbers. (Fishman et al., 2409.12517, whose scales are not powers of
 /// two.)
 FP8TRAIN_HD float smoothing_scale(float amax) {

@@ -74,20 +74,20 @@ void Optimizer::round_gradients(Stream stream, Arena& scratch) const {
     }
     ArenaScope scope(scratch);
     const Shape& shape = parameter->shape;
-    const bool coded = gradient.format.is_scaled();
-    const View values = coded ? allocate(scratch, DType::f32, shape) : gradient.codes;
-    StoredTensor image(allocate(scratch, wire.dtype, shape), wire, {});
+    const bool encoded = gradient.format.is_scaled();
+    const View values = encoded ? allocate(scratch, DType::f32, shape) : gradient.codes;
+    StoredTensor packet(allocate(scratch, wire.dtype, shape), wire, {});
     const int64_t scales = stored_scales(wire, shape.count());
     if (scales > 0) {
-      image.scales = allocate(scratch, DType::f32, {scales});
-      ops::fill(stream, image.scales, 0.0F);
+      packet.scales = allocate(scratch, DType::f32, {scales});
+      ops::fill(stream, packet.scales, 0.0F);
     }
-    if (coded) {
+    if (encoded) {
       ops::read_stored(stream, gradient, values);
     }
-    ops::store(stream, {.x = values, .to = image});
-    ops::read_stored(stream, image, values);
-    if (coded) {
+    ops::store(stream, {.x = values, .to = packet});
+    ops::read_stored(stream, packet, values);
+    if (encoded) {
       ops::store(stream, {.x = values, .to = gradient});
     }
   }
@@ -113,9 +113,9 @@ void Optimizer::sum_gradients(Stream stream, Arena& scratch) const {
   for (size_t i = 0; i < pool.buffers(); ++i) {
     const StoredTensor gradients = pool.whole(i);
     if (gradients.format == TensorFormat{}) {
-      const auto lane = static_cast<size_t>(pool.lane_of(i));
+      const auto wire = static_cast<size_t>(pool.wire_index(i));
       add_squares(stream, scratch, gradients.codes, sum,
-                  read_as(gradients.format, parameters().wires()[lane]));
+                  read_as(gradients.format, parameters().wires()[wire]));
     }
   }
   for (const auto& parameter : parameters().all()) {

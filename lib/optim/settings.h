@@ -9,8 +9,8 @@
 
 namespace fp8train {
 
-/// What an orthogonalized update of a [rows, columns] matrix is multiplied by, besides the learning
-/// rate.
+/// What an orthogonalized update of a [rows, columns] matrix is multiplied by, in addition to the
+/// learning rate.
 enum class MuonScale : uint8_t {
   /// max(1, rows / columns)^0.5 (Jordan et al., github.com/KellerJordan/Muon, muon.py).
   original,

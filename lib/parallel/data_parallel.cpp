@@ -9,7 +9,7 @@
 namespace fp8train {
 namespace {
 
-constexpr size_t kLanes = 2;
+constexpr size_t kQueues = 2;
 
 /// A buffer's tensors into stretches, from the end.
 void cut(const StoredPool& gradients, size_t buffer, size_t most_bytes,
@@ -38,7 +38,7 @@ std::vector<GradientBuckets::Bucket> cut_buckets(const Communicator& comm,
   for (size_t buffer = 0; buffer < gradients.buffers(); ++buffer) {
     cut(gradients, buffer, static_cast<size_t>(settings.bucket_bytes), stretches);
   }
-  // As backward completes them, so that lanes take turns.
+  // As backward completes them, so that queues take turns.
   const auto first_parameter = [&](const StoredPool::Stretch& stretch) {
     return gradients.tensors_of(stretch.buffer)[stretch.begin];
   };
@@ -47,7 +47,7 @@ std::vector<GradientBuckets::Bucket> cut_buckets(const Communicator& comm,
   std::vector<GradientBuckets::Bucket> buckets;
   for (const StoredPool::Stretch& stretch : stretches) {
     const std::vector<size_t>& tensors = gradients.tensors_of(stretch.buffer);
-    const auto wire = static_cast<size_t>(gradients.lane_of(stretch.buffer));
+    const auto wire = static_cast<size_t>(gradients.wire_index(stretch.buffer));
     const std::vector<size_t> members(tensors.begin() + static_cast<std::ptrdiff_t>(stretch.begin),
                                       tensors.begin() + static_cast<std::ptrdiff_t>(stretch.end));
     buckets.push_back(
@@ -59,7 +59,7 @@ std::vector<GradientBuckets::Bucket> cut_buckets(const Communicator& comm,
                        .result = parameters.exchanged_gradients(stretch)},
          .wire = gradient_wire(parameters.wires()[wire], settings.self_exact, comm.topology()),
          .shard = {},
-         .lane = buckets.size() % kLanes});
+         .queue = buckets.size() % kQueues});
   }
   return buckets;
 }

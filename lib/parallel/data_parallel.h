@@ -31,7 +31,7 @@ class DataParallel final : public GradientListener {
   void begin(Stream stream) { buckets_.begin(stream); }
 
   void gradients_complete(size_t begin, size_t end) override { buckets_.complete(begin, end); }
-  void go_on() override { buckets_.go_on(); }
+  void progress() override { buckets_.progress(); }
 
   /// Waits until all gradients are sums over the ranks.
   void finish() { buckets_.finish(); }

@@ -1,9 +1,9 @@
 #pragma once
 // Exchanges of gradients between ranks that go on while backward still runs: a bucket is exchanged
-// when the last of its parameters' gradients is complete. Buckets of different lanes can be under
-// way at the same time; those of one lane take turns, in the order in which they are complete,
+// when the last of its parameters' gradients is complete. Buckets of different queues can be under
+// way at the same time; those of one queue take turns, in the order in which they are complete,
 // whatever a rank has seen of the messages of others. All memory of the device is taken at
-// construction: of each lane as much as the largest piece of its buckets needs.
+// construction: of each queue as much as the largest piece of its buckets needs.
 
 #include <cstdint>
 #include <optional>
@@ -21,7 +21,7 @@ class GradientBuckets {
     GradientBucket gradients;
     GradientWire wire;
     View shard;  ///< where this rank's shard of the sum goes; empty: all ranks get all of it
-    size_t lane = 0;
+    size_t queue = 0;
   };
 
   /// Collective. Buckets in the order in which backward completes them; `parameters`: of the store.
@@ -35,9 +35,9 @@ class GradientBuckets {
   /// Of the parameters [begin, end) of the store.
   void complete(size_t begin, size_t end);
   /// As far as that takes no waiting.
-  void go_on();
-  /// Waits for the exchanges of a lane.
-  void finish(size_t lane);
+  void progress();
+  /// Waits for the exchanges of a queue.
+  void finish(size_t queue);
   /// Waits for all. The gradients of every bucket are complete.
   void finish();
 
@@ -46,7 +46,7 @@ class GradientBuckets {
  private:
   /// Exchanges that are under way at the same time need memory each, and an order of messages,
   /// which is one for all where communicators keep the order of the stream.
-  struct Lane {
+  struct Queue {
     GradientExchange::Groups groups;
     Buffer scratch;
     size_t scratch_bytes = 0;
@@ -57,15 +57,15 @@ class GradientBuckets {
   struct Exchanged {
     std::vector<size_t> parameters;
     View shard;
-    size_t lane = 0;
+    size_t queue = 0;
     size_t missing = 0;  ///< parameters whose gradients are not complete
     GradientExchange exchange;
   };
-  void go_on(Lane& lane);
-  void start_next(Lane& lane);
-  void finish_bucket(Lane& lane);
+  void progress(Queue& queue);
+  void start_next(Queue& queue);
+  void finish_bucket(Queue& queue);
 
-  std::vector<Lane> lanes_;
+  std::vector<Queue> queues_;
   std::vector<Exchanged> buckets_;
   std::vector<size_t> bucket_of_;  ///< of each parameter
   bool in_stream_order_;           ///< Communicator::in_stream_order()

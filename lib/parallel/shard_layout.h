@@ -2,7 +2,7 @@
 // How values, gradients and moments are laid over ranks (ZeRO, Rajbhandari et al. 2020,
 // 1910.02054): by elements, so that ranks have equal shares whatever the sizes of tensors are.
 //
-//   stage 1  moments, and values that layers do not read themselves, are kept in parts
+//   stage 1  moments, and values that layers do not read themselves, are stored in parts
 //   stage 2  gradients too: whole ones exist for a unit or two, while backward makes them
 //   stage 3  all values too: whole ones, and GEMM operands, exist for a unit or two
 //

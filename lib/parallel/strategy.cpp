@@ -69,7 +69,7 @@ void RankedStrategy::attach(Device& device, ParameterStore& parameters, const Vi
   const size_t scales = 2 * sizeof(float) * parameters.all().size();
   const View automatic = parameters.automatic_scales();
   const size_t few = std::max({amax.bytes(), scales, automatic.empty() ? 0 : automatic.bytes()});
-  combined_ = Buffer(device, std::max(few * ranks, parameters.granule_amax().bytes()),
+  combined_ = Buffer(device, std::max(few * ranks, parameters.block_amax().bytes()),
                      MemoryCategory::communication);
   parameters.scale_sums();
 }

@@ -52,8 +52,8 @@ std::vector<GradientBuckets::Bucket> ZeroParallel::make_buckets(const Settings& 
     for (const size_t index : by_size) {
       const StoreLayout::Segment& segment = layout_->segments[index];
       const ParameterFormats& formats = parameters_->all()[segment.parameters.front()]->formats;
-      const size_t first_lane = (is_end ? 2 : unit % 2) * widest;
-      units_[unit].lanes.push_back(first_lane + units_[unit].lanes.size());
+      const size_t first_queue = (is_end ? 2 : unit % 2) * widest;
+      units_[unit].queues.push_back(first_queue + units_[unit].queues.size());
       buckets.push_back(
           {.parameters = segment.parameters,
            .gradients = {.gradients = parameters_->whole_gradients(index),
@@ -62,7 +62,7 @@ std::vector<GradientBuckets::Bucket> ZeroParallel::make_buckets(const Settings& 
                          .automatic = parameters_->controllers_of(segment.parameters)},
            .wire = gradient_wire(formats.gradient_wire, settings.self_exact, comm_->topology()),
            .shard = parameters_->gradient_shard(index),
-           .lane = units_[unit].lanes.back()});
+           .queue = units_[unit].queues.back()});
     }
   }
   return buckets;
@@ -79,8 +79,8 @@ ParameterGatherer::Gathered ZeroParallel::gather(size_t unit, size_t next) {
     gathered = wanted.used ? Gathered::again : Gathered::new_;
     wanted.used = true;
   }
-  const bool room = next != kNone && layout_->turns[next] != layout_->turns[unit];
-  if (room && units_[next].state == Unit::State::elsewhere) {
+  const bool available = next != kNone && layout_->turns[next] != layout_->turns[unit];
+  if (available && units_[next].state == Unit::State::elsewhere) {
     start(next);
   }
   return gathered;
@@ -190,8 +190,8 @@ void ZeroParallel::begin_gradients(size_t unit, bool overwrites) {
   }
   for (size_t other = 0; other < units_.size(); ++other) {
     if (layout_->turns[other] == layout_->turns[unit]) {
-      for (const size_t lane : units_[other].lanes) {
-        buckets_.finish(lane);
+      for (const size_t queue : units_[other].queues) {
+        buckets_.finish(queue);
       }
     }
   }

@@ -33,7 +33,7 @@ class ZeroParallel final : public GradientListener, public ParameterGatherer {
   /// Before the backward pass that completes the gradients.
   void begin() { buckets_.begin(device_->stream()); }
   void gradients_complete(size_t begin, size_t end) override { buckets_.complete(begin, end); }
-  void go_on() override { buckets_.go_on(); }
+  void progress() override { buckets_.progress(); }
   /// Waits until this rank has its shards of the sums, and nobody reads its values.
   void finish();
 
@@ -54,7 +54,7 @@ class ZeroParallel final : public GradientListener, public ParameterGatherer {
     enum class State : uint8_t { elsewhere, coming, here } state = State::elsewhere;
     bool used = false;  ///< since values have changed
     std::vector<size_t> segments;
-    std::vector<size_t> lanes;  ///< of the exchanges of its gradients
+    std::vector<size_t> queues;  ///< of the exchanges of its gradients
     std::vector<Work> coming;
     TraceFlight flight;
   };
@@ -69,7 +69,7 @@ class ZeroParallel final : public GradientListener, public ParameterGatherer {
   Device* device_;
   const ParameterStore* parameters_;
   const StoreLayout* layout_;
-  std::unique_ptr<Communicator> own_gathers_;  ///< with an order of its own beside the exchanges
+  std::unique_ptr<Communicator> own_gathers_;  ///< with an order of its own next to the exchanges
   Communicator* gathers_;
   std::vector<Unit> units_;
   void* combine_scratch_;

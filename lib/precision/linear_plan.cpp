@@ -10,7 +10,7 @@ namespace fp8train {
 namespace {
 
 /// Every GEMM dimension of the layer must be a multiple of this: 16 in FP8
-/// (vendor-and-reliability.md 1.1), 32 where that is a granule (MX).
+/// (vendor-and-reliability.md 1.1), 32 where that is a block (MX).
 int64_t alignment(const LinearPlan& linear) {
   for (const GemmPlan* gemm : {&linear.fprop, &linear.dgrad, &linear.wgrad}) {
     if (gemm->a.granularity == Granularity::block_1x32) {
@@ -252,7 +252,7 @@ std::string swiglu_note(const LinearPlan& linear) {
              "forward pass (fp8.swiglu: smooth)";
     case SwigluInput::high_precision:
       return fmt::format(
-          "x stays in {}, so fprop and wgrad are kept out of scaled formats (fp8.swiglu: "
+          "x stays in {}, so fprop and wgrad stay out of scaled formats (fp8.swiglu: "
           "bf16_down_input)",
           name_of(linear.activation));
   }

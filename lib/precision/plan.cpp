@@ -5,8 +5,8 @@
 #include <functional>
 
 #include "base/error.h"
-#include "precision/cell_request.h"
 #include "precision/plan_parts.h"
+#include "precision/role_request.h"
 
 namespace fp8train {
 namespace {
@@ -95,7 +95,7 @@ void apply_format(const PlanRequest& request, PrecisionPlan& plan) {
   }
   bool fp8 = false;
   for_each_gemm_format(plan, [&](TensorFormat& format) { fp8 = fp8 || is_fp8(format.dtype); });
-  require(fp8, plan, "fp8.format", "FP8 rows");
+  require(fp8, plan, "fp8.format", "FP8 plans");
   // E5M2 has a place in the gradients only.
   for (GemmPlan* gemm : {&plan.dgrad, &plan.wgrad}) {
     if (request.format == "hybrid" && gemm->a.is_scaled()) {
@@ -203,7 +203,7 @@ void apply_swiglu(const PlanRequest& request, PrecisionPlan& plan) {
     if (gemm->a.is_scaled() != gemm->b.is_scaled()) {
       throw ConfigError(fmt::format(
           "fp8.swiglu: smooth does not go together with row '{}', whose backward GEMMs read the "
-          "codes of the forward one beside operands that are not scaled: there w has no smoothed "
+          "codes of the forward one next to operands that are not scaled: there w has no smoothed "
           "codes; use bf16_down_input, or give both operands of dgrad and wgrad a scale",
           plan.name));
     }
@@ -211,7 +211,7 @@ void apply_swiglu(const PlanRequest& request, PrecisionPlan& plan) {
   plan.swiglu = SwigluInput::smoothed;
 }
 
-/// What a row takes over from another cell follows that cell when it is changed.
+/// What a plan takes over from another role follows that role when it is changed.
 class Followers {
  public:
   explicit Followers(const PrecisionPlan& row)
@@ -238,9 +238,9 @@ bool has_scaled_gemms(const PrecisionPlan& plan) {
 
 PrecisionPlan resolve_plan(const PlanRequest& request) {
   PrecisionPlan plan = plan_named(row_for(request));
-  if (needs_cells(plan.name) && request.cells == CellRequest{}) {
+  if (needs_roles(plan.name) && request.roles == RoleRequest{}) {
     throw ConfigError(
-        fmt::format("precision.plan: row '{}' is what its cells say; give at least one, such as "
+        fmt::format("precision.plan: row '{}' is what its roles say; give at least one, such as "
                     "precision.moment1",
                     plan.name));
   }
@@ -249,13 +249,13 @@ PrecisionPlan resolve_plan(const PlanRequest& request) {
   apply_format(request, plan);
   apply_power_2_scale(request, plan);
   apply_override(request, plan);
-  apply_gemm_cells(request, plan);
+  apply_gemm_roles(request, plan);
   apply_fast_accumulation(request, plan);
   apply_accumulation(request, plan);
   followers.follow_gemms(plan);
-  apply_weight_cells(request, plan);
+  apply_weight_roles(request, plan);
   followers.follow_weight(plan);
-  apply_kept_cells(request, plan);
+  apply_stored_roles(request, plan);
   plan.forward_reads_saved = request.forward_reads_saved.value_or(plan.forward_reads_saved);
   plan.recompute_swiglu = request.recompute_swiglu.value_or(plan.recompute_swiglu);
   if (request.use_autocast_during_eval) {
@@ -267,13 +267,13 @@ PrecisionPlan resolve_plan(const PlanRequest& request) {
   require(has_scaled_gemms(plan) || layers || request.exemptions == ExemptionRules{}, plan,
           "an exemption (first_blocks, last_blocks, first_linears, last_linears, exempt, "
           "exempt_head, min_dimension)",
-          "FP8 rows");
+          "FP8 plans");
   apply_swiglu(request, plan);
   plan.exemptions = request.exemptions;
   apply_layers(request, plan);
   apply_schedule(request, plan);
   plan.self_exact = request.self_exact.value_or(plan.self_exact);
-  check_cells(plan);
+  check_roles(plan);
   return plan;
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// A PrecisionPlan is one row of the chart: which format every tensor role has. Pure data; the rows
-// stand in plans.cpp and nothing else holds a method's name.
+// A PrecisionPlan is one plan: which format every tensor role has. Pure data; the plans
+// are in plans.cpp and nothing else holds a method's name.
 
 #include <optional>
 #include <string>
@@ -61,12 +61,12 @@ struct Stage {
 /// What the down projection of a SwiGLU reads, silu(gate) * up, whose outliers grow quadratically
 /// (Fishman et al., arXiv 2409.12517).
 enum class SwigluInput : uint8_t {
-  as_planned,      ///< the plan's cells
-  smoothed,        ///< the plan's cells, with a scale for each channel: ops/pointwise/smoothing.h
+  as_planned,      ///< the plan's roles
+  smoothed,        ///< the plan's roles, with a scale for each channel: ops/pointwise/smoothing.h
   high_precision,  ///< fprop and wgrad, which read it, run in `PrecisionPlan::activation`
 };
 
-/// A row of the chart. The cells from `weight` on are those of the weights of linear layers that
+/// A plan. The roles from `weight` on are those of the weights of linear layers that
 /// are not exempt; all other parameters, their gradients and moments are fp32.
 struct PrecisionPlan {
   std::string name;
@@ -104,7 +104,7 @@ struct PrecisionPlan {
 struct ParameterFormats {
   TensorFormat value;  ///< what it updates: the master weight, or the weight if there is none
   TensorFormat gradient, gradient_wire, moment1, moment2;
-  bool is_master = false;  ///< beside the weight as the plan stores it
+  bool is_master = false;  ///< next to the weight as the plan stores it
 
   bool operator==(const ParameterFormats&) const = default;
 };
@@ -116,10 +116,10 @@ struct ParameterFormats {
 /// until nn/distributed.py casts it for the wire). Else formats.gradient.
 TensorFormat running_gradient(const ParameterFormats& formats, bool exchanged);
 
-/// Those of a weight that the plan's cells are for.
+/// Those of a weight that the plan's roles are for.
 ParameterFormats parameter_formats(const PrecisionPlan& plan);
 
-/// What is kept of one parameter of a linear layer that is not exempt, in bytes, scales included,
+/// What is stored of one parameter of a linear layer that is not exempt, in bytes, scales included,
 /// for a large tensor.
 struct ParameterBytes {
   double weight = 0, master = 0, gradient = 0, moment1 = 0, moment2 = 0;
@@ -128,25 +128,26 @@ struct ParameterBytes {
 };
 ParameterBytes bytes_per_parameter(const PrecisionPlan& plan);
 
-/// Throws ConfigError naming the cell when cells do not go together or no tensor is kept like that.
-void check_cells(const PrecisionPlan& plan);
+/// Throws ConfigError naming the role when formats do not go together or no tensor is stored like
+/// that.
+void check_roles(const PrecisionPlan& plan);
 
-/// Cells that a request replaces, in the spelling of describe(); empty ones stay the row's.
-struct CellRequest {
+/// Roles that a request replaces, in the spelling of describe(); empty ones stay the plan's.
+struct RoleRequest {
   std::string weight, master_weight, weight_gradient, gradient_wire, parameter_wire;
   std::string moment1, moment2, saved_norm, saved_nonlinear;
   std::string fprop_x, fprop_w, dgrad_dy, dgrad_w, wgrad_dy, wgrad_x;
 
-  bool operator==(const CellRequest&) const = default;
+  bool operator==(const RoleRequest&) const = default;
 };
 
 /// One of them, by its name.
-struct Cell {
+struct Role {
   const char* name;
   const char* doc;  ///< one line
-  std::string CellRequest::*requested;
+  std::string RoleRequest::*requested;
 };
-const std::vector<Cell>& plan_cells();
+const std::vector<Role>& plan_roles();
 
 /// The plan, by name, whose GEMMs the layers that match have.
 struct LayerRequest {
@@ -163,11 +164,11 @@ struct StageRequest {
   bool operator==(const StageRequest&) const = default;
 };
 
-/// What a user may say about precision; every field empty means "the row's default".
+/// What a user may say about precision; every field empty means "the plan's default".
 struct PlanRequest {
   std::string mixed_precision = "no";  ///< no | bf16 | fp16 | fp8
-  std::string plan;     ///< a row by name; wins over mixed_precision and the four below
-  std::string backend;  ///< whose method; with one of the next three it selects a row under
+  std::string plan;     ///< a plan by name; wins over mixed_precision and the four below
+  std::string backend;  ///< whose method; with one of the next three it selects a plan under
                         ///< mixed_precision: fp8
   std::string recipe;
   std::string opt_level;  ///< for backends whose recipes are levels
@@ -190,7 +191,7 @@ struct PlanRequest {
   std::string swiglu;                                         ///< plain | smooth | bf16_down_input
   std::optional<bool> self_exact;                             ///< PrecisionPlan::self_exact
   std::optional<bool> forward_reads_saved, recompute_swiglu;  ///< of PrecisionPlan
-  CellRequest cells;                                          ///< any row
+  RoleRequest roles;                                          ///< any row
   ExemptionRules exemptions;
   std::vector<StageRequest> schedule;
   std::vector<LayerRequest>
@@ -199,21 +200,21 @@ struct PlanRequest {
   bool operator==(const PlanRequest&) const = default;
 };
 
-/// The row that the request selects, with its overrides applied: first the options that tune a row,
-/// then single cells. What the row derives from an operand of a GEMM (saved_activation, codes that
-/// are the weight, their wire) follows that operand. Throws ConfigError naming the key when
-/// something has no meaning for the row (amax_history_len with current scaling, ...), cells do not
-/// go together, or the row does not exist.
+/// The plan that the request selects, with its overrides applied: first the options that tune a
+/// plan, then single roles. What the plan derives from an operand of a GEMM (saved_activation,
+/// codes that are the weight, their wire) follows that operand. Throws ConfigError naming the key
+/// when something has no meaning for the row (amax_history_len with current scaling, ...), roles do
+/// not go together, or the plan does not exist.
 PrecisionPlan resolve_plan(const PlanRequest& request);
 
 /// The steps of a run of `steps` in which no GEMM is scaled, [begin, end) each, in order. Throws
 /// ConfigError when a stage has no step.
 std::vector<std::pair<int64_t, int64_t>> plain_steps(const PrecisionPlan& plan, int64_t steps);
 
-/// Names of all rows that train as they are, in the chart's order.
+/// Names of all plans that train as they are, in the table's order.
 std::vector<std::string> plan_names();
 
-/// The row that fp8.backend with fp8.recipe or fp8.opt_level and fp8.use_te selects; empty ones
+/// The plan that fp8.backend with fp8.recipe or fp8.opt_level and fp8.use_te selects; empty ones
 /// mean the first that fits. Throws ConfigError naming the key and listing what there is.
 std::string plan_for_method(const PlanRequest& request);
 
@@ -224,15 +225,15 @@ bool has_scaled_gemms(const PrecisionPlan& plan);
 /// begins with `key` and lists the plans.
 PrecisionPlan plan_named(const std::string& name, const char* key = "precision.plan");
 
-/// Whether the row means something only with at least one cell of the request.
-bool needs_cells(const std::string& name);
+/// Whether the plan means something only with at least one role of the request.
+bool needs_roles(const std::string& name);
 
-/// How a row is selected, and who published it.
-struct RowOrigin {
+/// How a plan is selected, and who published it.
+struct PlanOrigin {
   std::string selected_by;  ///< keys as they are written in a configuration
   std::string source;
 };
-RowOrigin row_origin(const std::string& name);
+PlanOrigin plan_origin(const std::string& name);
 
 /// The names of what there is, each backend with its recipes, for documentation of the keys.
 std::string backends_text();

@@ -46,7 +46,7 @@ void check_layer_plan(const PrecisionPlan& plan, const PrecisionPlan& other,
 void apply_layers(const PlanRequest& request, PrecisionPlan& plan) {
   int window = first_window(plan.fprop, plan.dgrad, plan.wgrad);
   for (const LayerRequest& layer : request.layers) {
-    if (needs_cells(layer.plan)) {
+    if (needs_roles(layer.plan)) {
       throw ConfigError(
           fmt::format("precision.layers: '{}': plan '{}' is what its formats say, "
                       "which single layers cannot have; name another plan",

@@ -1,8 +1,8 @@
-// The rows of the chart. Nothing below this file knows a method's name.
+// The plans. Nothing below this file knows a method's name.
 
 #include <utility>
 
-#include "precision/rows.h"
+#include "precision/plan_entries.h"
 
 namespace fp8train {
 namespace {
@@ -72,8 +72,8 @@ PrecisionPlan te_current() {
   return te_tensor("te-current", ScalePolicy::current);
 }
 
-/// Current scaling with a scale for each granule.
-TensorFormat granular(Granularity granularity, ScaleType scale_type) {
+/// Current scaling with a scale for each block.
+TensorFormat blockwise(Granularity granularity, ScaleType scale_type) {
   TensorFormat format = scaled(DType::e4m3, ScalePolicy::current);
   format.granularity = granularity;
   format.scale_type = scale_type;
@@ -84,8 +84,8 @@ TensorFormat granular(Granularity granularity, ScaleType scale_type) {
 /// 128x128 for w, scales that are powers of two, split accumulation in all three GEMMs.
 PrecisionPlan te_blockwise() {
   PrecisionPlan plan = unscaled("te-blockwise", DType::bf16);
-  const TensorFormat vector = granular(Granularity::block_1x128, ScaleType::pow2);
-  const TensorFormat square = granular(Granularity::block_128x128, ScaleType::pow2);
+  const TensorFormat vector = blockwise(Granularity::block_1x128, ScaleType::pow2);
+  const TensorFormat square = blockwise(Granularity::block_128x128, ScaleType::pow2);
   plan.fprop = plan.dgrad = gemm_in(vector, square, false);
   plan.wgrad = gemm_in(vector, vector, false);
   plan.saved_activation = vector;
@@ -96,7 +96,7 @@ PrecisionPlan te_blockwise() {
 /// up; accumulation as TransformerEngine's module constants have it.
 PrecisionPlan te_mxfp8() {
   PrecisionPlan plan = unscaled("te-mxfp8", DType::bf16);
-  const TensorFormat block = granular(Granularity::block_1x32, ScaleType::e8m0);
+  const TensorFormat block = blockwise(Granularity::block_1x32, ScaleType::e8m0);
   plan.fprop = gemm_in(block, block, true);
   plan.dgrad = plan.wgrad = gemm_in(block, block, false);
   plan.saved_activation = block;
@@ -113,7 +113,7 @@ TensorFormat with_torchao_epsilon(TensorFormat format) {
 
 /// torchao.float8's recipe "tensorwise" (torchao/float8/config.py): as TransformerEngine's
 /// current scaling but for the smallest amax. torchao keeps x in bf16 for backward and casts it
-/// again, with the same scale and so to the same codes; here the codes are kept.
+/// again, with the same scale and so to the same codes; here the codes are stored.
 PrecisionPlan torchao_tensorwise() {
   PrecisionPlan plan = te_tensor("torchao-tensorwise", ScalePolicy::current);
   for (GemmPlan* gemm : {&plan.fprop, &plan.dgrad, &plan.wgrad}) {
@@ -130,7 +130,7 @@ PrecisionPlan torchao_tensorwise() {
 /// exp2(floor(log2)) in fp32 gives the next power of two for scales a few ulp below it (1.3).
 PrecisionPlan torchao_rowwise() {
   PrecisionPlan plan = unscaled("torchao-rowwise", DType::bf16);
-  const TensorFormat row = with_torchao_epsilon(granular(Granularity::row, ScaleType::pow2));
+  const TensorFormat row = with_torchao_epsilon(blockwise(Granularity::row, ScaleType::pow2));
   plan.fprop = gemm_in(row, row, true);
   plan.dgrad = plan.wgrad = gemm_in(row, row, false);
   plan.saved_activation = row;
@@ -149,16 +149,16 @@ PrecisionPlan torchao_rowwise_gw_hp() {
   return plan;
 }
 
-/// A tensor that is kept, with one current scale, a power of two (MS-AMP's ScalingTensor,
+/// A tensor that is stored, with one current scale, a power of two (MS-AMP's ScalingTensor,
 /// msamp/common/tensor/tensor.py).
-TensorFormat kept_by_tensor(DType dtype) {
+TensorFormat stored_by_tensor(DType dtype) {
   TensorFormat format = scaled(dtype, ScalePolicy::current);
   format.scale_type = ScaleType::pow2;
   return format;
 }
 
-/// A tensor that is kept, with an fp32 scale for 128 elements.
-TensorFormat kept_by_group(DType dtype) {
+/// A tensor that is stored, with an fp32 scale for 128 elements.
+TensorFormat stored_by_group(DType dtype) {
   TensorFormat format = scaled(dtype, ScalePolicy::current);
   format.granularity = Granularity::group;
   format.group_size = 128;
@@ -187,7 +187,7 @@ PrecisionPlan msamp_gemms(const char* name) {
   };
   const TensorFormat x = windowed(DType::e4m3);
   const TensorFormat dy = windowed(DType::e5m2);
-  plan.fprop = gemm_in(x, kept_by_tensor(DType::e4m3), true);
+  plan.fprop = gemm_in(x, stored_by_tensor(DType::e4m3), true);
   plan.dgrad = gemm_in(dy, plan.fprop.b, false);
   plan.wgrad = gemm_in(dy, x, false);
   plan.saved_activation = x;
@@ -197,20 +197,20 @@ PrecisionPlan msamp_gemms(const char* name) {
 /// MS-AMP O1 (docs/user-tutorial/optimization-level.md): FP16 weights with a scale that are their
 /// own master, E4M3 weight gradients; on several ranks bf16 until the wire (running_gradient()).
 PrecisionPlan with_msamp_o1_storage(PrecisionPlan plan) {
-  plan.weight = kept_by_tensor(DType::f16);
-  plan.weight_gradient = plan.gradient_wire = kept_by_tensor(DType::e4m3);
+  plan.weight = stored_by_tensor(DType::f16);
+  plan.weight_gradient = plan.gradient_wire = stored_by_tensor(DType::e4m3);
   return plan;
 }
 
 /// O2: and moments in E4M3 and FP16 (1.1, 1.4).
 PrecisionPlan with_msamp_o2_storage(PrecisionPlan plan) {
   plan = with_msamp_o1_storage(std::move(plan));
-  plan.moment1 = kept_by_tensor(DType::e4m3);
-  plan.moment2 = kept_by_tensor(DType::f16);
+  plan.moment1 = stored_by_tensor(DType::e4m3);
+  plan.moment2 = stored_by_tensor(DType::f16);
   return plan;
 }
 
-/// O3: and E4M3 weights, which is also how they cross the wire, beside an FP16 master (1.1, 1.6).
+/// O3: and E4M3 weights, which is also how they cross the wire, next to an FP16 master (1.1, 1.6).
 PrecisionPlan with_msamp_o3_storage(PrecisionPlan plan) {
   plan = with_msamp_o2_storage(std::move(plan));
   plan.master_weight = plan.weight;
@@ -232,7 +232,7 @@ PrecisionPlan msamp_o3() {
 /// patched casts of msamp/te/extension.py leave TransformerEngine's slots of weights alone.
 PrecisionPlan msamp_te_gemms(const char* name) {
   PrecisionPlan plan = te_tensor(name, ScalePolicy::delayed);
-  plan.fprop.b = plan.dgrad.b = kept_by_tensor(DType::e4m3);
+  plan.fprop.b = plan.dgrad.b = stored_by_tensor(DType::e4m3);
   return plan;
 }
 
@@ -259,8 +259,8 @@ PrecisionPlan fp8_lm() {
 /// weight's codes are the weight; fp32 master.
 PrecisionPlan fine_grained(const char* name) {
   PrecisionPlan plan = unscaled(name, DType::bf16);
-  const TensorFormat vector = granular(Granularity::block_1x128, ScaleType::f32);
-  const TensorFormat square = granular(Granularity::block_128x128, ScaleType::f32);
+  const TensorFormat vector = blockwise(Granularity::block_1x128, ScaleType::f32);
+  const TensorFormat square = blockwise(Granularity::block_128x128, ScaleType::f32);
   plan.fprop = plan.dgrad = gemm_in(vector, square, false);
   plan.wgrad = gemm_in(vector, vector, false);
   plan.saved_activation = vector;
@@ -294,7 +294,7 @@ PrecisionPlan coat() {
   plan.saved_norm = plan.saved_nonlinear;
   plan.forward_reads_saved = true;
   plan.evaluate_scaled = false;
-  plan.moment1 = kept_by_group(DType::e4m3);
+  plan.moment1 = stored_by_group(DType::e4m3);
   plan.moment1.expanded = true;
   plan.moment2 = plan.moment1;
   return plan;
@@ -304,7 +304,7 @@ PrecisionPlan coat() {
 /// and gradients, bf16 moments rounded stochastically, gradients that cross the wire once in E4M3.
 PrecisionPlan fp8_safe() {
   PrecisionPlan plan = fine_grained("fp8-safe");
-  plan.gradient_wire = kept_by_group(DType::e4m3);
+  plan.gradient_wire = stored_by_group(DType::e4m3);
   plan.moment1 = plan.moment2 = stochastic(plain(DType::bf16));
   return plan;
 }
@@ -313,23 +313,23 @@ PrecisionPlan fp8_safe() {
 /// the wire are powers of two, so that its values are exact in bf16.
 PrecisionPlan fp8_lean() {
   PrecisionPlan plan = fine_grained("fp8-lean");
-  plan.master_weight = stochastic(kept_by_group(DType::f16));
+  plan.master_weight = stochastic(stored_by_group(DType::f16));
   plan.weight_gradient = plain(DType::bf16);
-  plan.gradient_wire = kept_by_group(DType::e4m3);
+  plan.gradient_wire = stored_by_group(DType::e4m3);
   plan.gradient_wire.scale_type = ScaleType::pow2;
-  plan.moment1 = kept_by_group(DType::e4m3);
+  plan.moment1 = stored_by_group(DType::e4m3);
   plan.moment1.expanded = true;
   plan.moment2 = stochastic(plan.moment1);
   return plan;
 }
 
-/// Ours, 7.1 bytes: gradients are kept as they cross the wire, moments in E4M3 and FP16.
+/// Ours, 7.1 bytes: gradients are stored as they cross the wire, moments in E4M3 and FP16.
 PrecisionPlan fp8_min() {
   PrecisionPlan plan = fine_grained("fp8-min");
-  plan.master_weight = stochastic(kept_by_group(DType::f16));
-  plan.weight_gradient = plan.gradient_wire = kept_by_group(DType::e4m3);
-  plan.moment1 = kept_by_group(DType::e4m3);
-  plan.moment2 = kept_by_group(DType::f16);
+  plan.master_weight = stochastic(stored_by_group(DType::f16));
+  plan.weight_gradient = plan.gradient_wire = stored_by_group(DType::e4m3);
+  plan.moment1 = stored_by_group(DType::e4m3);
+  plan.moment2 = stored_by_group(DType::f16);
   return plan;
 }
 
@@ -339,7 +339,7 @@ PrecisionPlan fp8_min() {
 /// bf16, and passes gradients straight through the rounding (torchao/quantization/qat).
 PrecisionPlan int8_qat() {
   PrecisionPlan plan = unscaled("int8-qat", DType::bf16);
-  TensorFormat row = granular(Granularity::row, ScaleType::f32);
+  TensorFormat row = blockwise(Granularity::row, ScaleType::f32);
   row.dtype = DType::i8;
   plan.fprop = gemm_in(row, row, false);
   plan.dgrad.b = plan.wgrad.b = row;
@@ -348,7 +348,7 @@ PrecisionPlan int8_qat() {
   return plan;
 }
 
-/// The row that is what a request's cells say: bf16 until then.
+/// The plan that is what a request's roles say: bf16 until then.
 PrecisionPlan custom() {
   PrecisionPlan plan = bf16_mixed();
   plan.name = "custom";
@@ -363,8 +363,8 @@ constexpr const char* kTorchao = "torchao.float8";
 
 }  // namespace
 
-const std::vector<Row>& rows() {
-  static const std::vector<Row> all = {
+const std::vector<PlanEntry>& plan_entries() {
+  static const std::vector<PlanEntry> all = {
       {"fp32", "", "", false, fp32, "IEEE 754"},
       {"bf16", "", "", false, bf16_mixed, "A Study of BFLOAT16 (1905.12322)"},
       {"fp16", "", "", false, fp16_mixed, kMicikevicius},
@@ -398,7 +398,7 @@ const LevelBackend& level_backend() {
   return kLevels;
 }
 
-bool needs_cells(const std::string& name) {
+bool needs_roles(const std::string& name) {
   return name == "custom";
 }
 

@@ -17,14 +17,14 @@ Tensor scaling_tensor(Device& device, DType dtype, const Shape& shape) {
   return tensor;
 }
 
-/// Scales that follow from granules: their slots have an amax only for the guard, and every cast of
+/// Scales that follow from blocks: their slots have an amax only for the guard, and every cast of
 /// a micro-batch is combined into it.
-bool by_granules(const TensorFormat& format) {
+bool by_blocks(const TensorFormat& format) {
   return format.granularity != Granularity::tensor;
 }
 
 bool same_rule(const TensorFormat& a, const TensorFormat& b) {
-  return a.policy == b.policy && by_granules(a) == by_granules(b) &&
+  return a.policy == b.policy && by_blocks(a) == by_blocks(b) &&
          (a.policy != ScalePolicy::delayed ||
           (a.delayed == b.delayed && a.scale_type == b.scale_type));
 }
@@ -76,7 +76,7 @@ const ScalingSlot* ScalingState::add(std::string layer, std::string role,
   slot.layer = std::move(layer);
   slot.role = std::move(role);
   slot.format = format;
-  const bool is_current = format.policy == ScalePolicy::current && !by_granules(format);
+  const bool is_current = format.policy == ScalePolicy::current && !by_blocks(format);
   slot.begins_at_zero = of_pass && (is_current || is_current_at_first(format));
   group_of(format).slots.push_back(&slot);
   return &slot;
@@ -205,7 +205,7 @@ void ScalingState::update(Stream stream, uint64_t due, double* squared_norm) {
   for (size_t g = 0; g < groups_.size(); ++g) {
     const Group* group = groups_[g].get();
     ops::propagate_non_finite(stream, group->amax, squared_norm);
-    if (by_granules(group->format)) {
+    if (by_blocks(group->format)) {
       ops::fill(stream, group->amax, 0.0F);
     }
     if ((due >> g & 1U) == 0) {

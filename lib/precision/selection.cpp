@@ -4,12 +4,12 @@
 
 #include "base/error.h"
 #include "base/nearest.h"
-#include "precision/rows.h"
+#include "precision/plan_entries.h"
 
 namespace fp8train {
 namespace {
 
-bool has_method(const Row& row) {
+bool has_method(const PlanEntry& row) {
   return *row.backend != '\0';
 }
 
@@ -32,7 +32,7 @@ std::string alternatives(const std::vector<std::string>& names) {
 
 std::vector<std::string> backends() {
   std::vector<std::string> names;
-  for (const Row& row : rows()) {
+  for (const PlanEntry& row : plan_entries()) {
     if (has_method(row) && (names.empty() || names.back() != row.backend)) {
       names.emplace_back(row.backend);
     }
@@ -42,7 +42,7 @@ std::vector<std::string> backends() {
 
 std::vector<std::string> recipes_of(const std::string& backend) {
   std::vector<std::string> names;
-  for (const Row& row : rows()) {
+  for (const PlanEntry& row : plan_entries()) {
     if (backend == row.backend && !row.use_te) {
       names.emplace_back(row.recipe);
     }
@@ -70,15 +70,15 @@ void check_method(const PlanRequest& request, bool by_level) {
   refuse(request.use_te.has_value(), "fp8.use_te", advice);
 }
 
-const Row& row_named(const std::string& name, const char* key = "precision.plan") {
-  for (const Row& row : rows()) {
+const PlanEntry& row_named(const std::string& name, const char* key = "precision.plan") {
+  for (const PlanEntry& row : plan_entries()) {
     if (name == row.name) {
       return row;
     }
   }
   const std::vector<std::string> names = plan_names();
   const std::string near = nearest_name(name, names);
-  throw ConfigError(fmt::format("{}: no row '{}'{}; the rows are: {}", key, name,
+  throw ConfigError(fmt::format("{}: no plan '{}'{}; the plans are: {}", key, name,
                                 near.empty() ? "" : fmt::format(", did you mean {}?", near),
                                 fmt::join(names, ", ")));
 }
@@ -87,8 +87,8 @@ const Row& row_named(const std::string& name, const char* key = "precision.plan"
 
 std::vector<std::string> plan_names() {
   std::vector<std::string> names;
-  for (const Row& row : rows()) {
-    if (!needs_cells(row.name)) {
+  for (const PlanEntry& row : plan_entries()) {
+    if (!needs_roles(row.name)) {
       names.emplace_back(row.name);
     }
   }
@@ -103,7 +103,7 @@ std::string plan_for_method(const PlanRequest& request) {
   if (by_level && recipe.empty()) {
     recipe = in_lower_case(level_backend().usual);
   }
-  for (const Row& row : rows()) {
+  for (const PlanEntry& row : plan_entries()) {
     const bool same_backend = has_method(row) && (backend.empty() || backend == row.backend);
     // The first row of a backend is its default recipe.
     const bool same_recipe = recipe.empty() || recipe == in_lower_case(row.recipe);
@@ -112,10 +112,10 @@ std::string plan_for_method(const PlanRequest& request) {
     }
   }
   const char* key = recipe.empty() ? "fp8.backend" : by_level ? "fp8.opt_level" : "fp8.recipe";
-  throw ConfigError(fmt::format("{}: no row for backend '{}' and recipe '{}'; there are {}: {}; {}",
-                                key, request.backend, by_level ? request.opt_level : request.recipe,
-                                backends_text(), recipes_text(),
-                                fmt::format("{}: {}", level_backend().name, opt_levels_text())));
+  throw ConfigError(
+      fmt::format("{}: no plan for backend '{}' and recipe '{}'; there are {}: {}; {}", key,
+                  request.backend, by_level ? request.opt_level : request.recipe, backends_text(),
+                  recipes_text(), fmt::format("{}: {}", level_backend().name, opt_levels_text())));
 }
 
 std::string backends_text() {
@@ -137,8 +137,8 @@ std::string opt_levels_text() {
   return alternatives(recipes_of(level_backend().name));
 }
 
-RowOrigin row_origin(const std::string& name) {
-  const Row& row = row_named(name);
+PlanOrigin plan_origin(const std::string& name) {
+  const PlanEntry& row = row_named(name);
   if (!has_method(row)) {
     const bool mixed = name == "bf16" || name == "fp16";
     const std::string full = name == "fp32" ? "mixed_precision: no" : "precision.plan: " + name;

@@ -22,7 +22,7 @@ constexpr Granularity kGranularities[] = {Granularity::tensor,      Granularity:
 constexpr int kMaxCount = 1'000'000;  // of a group, a history, an interval
 constexpr int kMaxMargin = 64;
 
-/// "delayed(16, max)": a word and what stands in its parentheses.
+/// "delayed(16, max)": a word and the text in its parentheses.
 struct Word {
   std::string name;
   std::vector<std::string> arguments;
@@ -50,7 +50,7 @@ class FormatParser {
   TensorFormat parse() {
     split();
     if (words_.empty()) {
-      fail("no element type; it stands first, such as bf16 or e4m3");
+      fail("no element type; it comes first, such as bf16 or e4m3");
     }
     read_element(words_.front());
     for (size_t i = 1; i < words_.size(); ++i) {

@@ -38,7 +38,7 @@ StoredPool::Buffer& StoredPool::buffer_of(const TensorFormat& format, MemoryCate
 
 size_t StoredPool::add(const TensorFormat& format, const Shape& shape, MemoryCategory category,
                        int lane) {
-  check(is_stored_format(format), "no tensor is kept in this format");
+  check(is_stored_format(format), "no tensor is stored in this format");
   Buffer& buffer = buffer_of(format, category, lane);
   check(buffer.codes.empty(), "tensors are added before the pool is allocated");
   const auto index = static_cast<size_t>(&buffer - buffers_.data());

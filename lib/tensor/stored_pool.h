@@ -1,7 +1,7 @@
 #pragma once
-// The kept tensors of one role (weights, gradients, a moment) for all parameters of a model. Those
-// of one format lie side by side in one buffer, each from a multiple of 128 elements on, so that
-// norms and exchanges see few arrays and no scale is shared. The gaps are zero and stay so.
+// The stored tensors of one role (weights, gradients, a moment) for all parameters of a model.
+// Those of one format lie side by side in one buffer, each from a multiple of 128 elements on, so
+// that norms and exchanges see few arrays and no scale is shared. The gaps are zero and stay so.
 
 #include <functional>
 #include <vector>
@@ -12,7 +12,7 @@
 
 namespace fp8train {
 
-/// The scales of a tensor of zeros: ones, and an amax of 0 beside the scale of a tensor.
+/// The scales of a tensor of zeros: ones, and an amax of 0 next to the scale of a tensor.
 std::vector<float> initial_scales(const TensorFormat& format, int64_t count);
 
 class StoredPool {
@@ -59,7 +59,7 @@ class StoredPool {
   size_t buffers() const { return buffers_.size(); }
   /// The positions of a buffer's tensors, as they lie.
   const std::vector<size_t>& tensors_of(size_t buffer) const { return buffers_[buffer].tensors; }
-  int lane_of(size_t buffer) const { return buffers_[buffer].lane; }
+  int wire_index(size_t buffer) const { return buffers_[buffer].lane; }
   /// The buffer that a tensor lies in.
   size_t buffer_of(size_t position) const { return entries_.at(position).buffer; }
   /// All of a buffer as one tensor, flat and with the gaps.

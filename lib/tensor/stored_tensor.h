@@ -1,5 +1,5 @@
 #pragma once
-// A tensor that is kept from one step to the next in a format of its own: a weight, its gradient,
+// A tensor that is stored from one step to the next in a format of its own: a weight, its gradient,
 // the moments of the optimizer. Unlike the operands of a GEMM it lies flat, as it is allocated, and
 // is read by element-wise operations only, which compute in fp32.
 //
@@ -22,7 +22,7 @@ struct StoredTensor {
   View codes;
   TensorFormat format;
   View scales;  ///< fp32, of stored_scales() elements; none for an unscaled format.
-                ///< Tensor: the scale and room for an amax, which is 0 between operations.
+                ///< Tensor: the scale and space for an amax, which is 0 between operations.
                 ///< Group: a scale each. Expanded: a ScaleExpansion each
 
   StoredTensor() = default;
@@ -53,7 +53,7 @@ struct RoundingStream {
 /// (seed, step, tensor * 4 + role, element index).
 enum class RoundingRole : uint8_t { weight = 0, moment1 = 1, moment2 = 2, gradient = 3 };
 
-/// Whether a tensor is kept in this format.
+/// Whether a tensor is stored in this format.
 bool is_stored_format(const TensorFormat& format);
 
 /// fp32 values that StoredTensor::scales has for `count` elements.

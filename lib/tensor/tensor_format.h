@@ -1,5 +1,5 @@
 #pragma once
-// A TensorFormat is one cell of the chart: element format x scale granularity x scale policy x
+// A TensorFormat is the format of one role: element format x scale granularity x scale policy x
 // scale type x rounding. Pure data.
 
 #include <cstdint>
@@ -60,7 +60,7 @@ struct TensorFormat {
       0.0F;                ///< ScalePolicy::current only, not e8m0: a smaller amax counts as this
   DelayedScaling delayed;  ///< ScalePolicy::delayed only
 
-  /// Whether values are stored as scale * value, with scales beside them.
+  /// Whether values are stored as scale * value, with scales next to them.
   bool is_scaled() const { return policy != ScalePolicy::none; }
   bool operator==(const TensorFormat&) const = default;
 };
@@ -71,8 +71,8 @@ TensorFormat plain(DType dtype);
 /// "bf16", "e4m3 tensor delayed(1024, max)", "e4m3 1x128 current pow2": the spelling of `explain`.
 std::string describe(const TensorFormat& format);
 
-/// The inverse of describe(). After the element type the words may stand in any order; "current"
-/// and "tensor" may be left out beside another word of scaling. Throws ConfigError that says which
+/// The inverse of describe(). After the element type the words may be in any order; "current"
+/// and "tensor" may be left out next to another word of scaling. Throws ConfigError that says which
 /// word is wrong and what is known.
 TensorFormat parse_format(std::string_view text);
 

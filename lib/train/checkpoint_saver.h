@@ -1,5 +1,5 @@
 #pragma once
-// Saves checkpoints while training goes on. start() copies the state to host memory; a thread of
+// Saves checkpoints while training continues. start() copies the state to host memory; a thread of
 // each rank writes its files and reads them back. Ranks agree between the phases, at step
 // boundaries where they meet anyway, on their training threads: all have written -> the first rank
 // publishes the checkpoint -> it deletes older ones. No thread of a save calls a collective.

@@ -41,19 +41,19 @@ void add_times(Counted& total, const Counted& from, const Counted& to, int64_t t
 
 /// A step of several micro-batches is the first, the last, and equal ones between: three of them
 /// are run, whatever their number.
-RehearsedStep rehearse_on(Device& meta, EngineSettings settings, const Topology& ranks, int rank) {
+DryRunStep dry_run_on(Device& meta, EngineSettings settings, const Topology& ranks, int rank) {
   constexpr int64_t kRun = 3;
   const int64_t left_out = std::max<int64_t>(0, settings.gradient_accumulation_steps - kRun);
   settings.gradient_accumulation_steps -= left_out;
-  const std::unique_ptr<Communicator> rehearsal = make_rehearsal(ranks, rank);
-  Engine engine(meta, settings, rehearsal.get());
+  const std::unique_ptr<Communicator> comm = make_dry_run(ranks, rank);
+  Engine engine(meta, settings, comm.get());
   Batch batch;
   batch.rows = settings.micro_batch_size;
   batch.columns = settings.seq_length;
-  RehearsedStep rehearsed;
+  DryRunStep dry_run;
   // Its tokens are never read: they may be more than this machine holds.
   std::vector<Counted> begins;  // of the micro-batches of a step
-  const auto counted = [&] { return Counted{meta.counters(), rehearsal->traffic()}; };
+  const auto counted = [&] { return Counted{meta.counters(), comm->traffic()}; };
   const auto step = [&](int64_t index, bool collects_statistics) {
     begins.clear();
     const auto next = [&]() -> const Batch& {
@@ -82,33 +82,33 @@ RehearsedStep rehearse_on(Device& meta, EngineSettings settings, const Topology&
   step(0, true);
   step(0, false);
   meta.counters() = {};
-  const Traffic before = rehearsal->traffic();
+  const Traffic before = comm->traffic();
   step(0, false);
   Counted whole = counted();
   if (left_out > 0 && begins.size() == kRun) {
     add_times(whole, begins[1], begins[2], left_out);
   }
-  rehearsed.work = whole.work;
-  rehearsed.sent = {whole.sent.within_node - before.within_node,
-                    whole.sent.between_nodes - before.between_nodes};
+  dry_run.work = whole.work;
+  dry_run.sent = {whole.sent.within_node - before.within_node,
+                  whole.sent.between_nodes - before.between_nodes};
   engine.evaluate(batch);
-  rehearsed.plan = engine.high_water();
-  engine.reserve(rehearsed.plan);
-  rehearsed.memory = meta.ledger();
-  rehearsed.state_copy = settings.trains ? state_copy_bytes(engine, rank) : 0;
-  return rehearsed;
+  dry_run.plan = engine.high_water();
+  engine.reserve(dry_run.plan);
+  dry_run.memory = meta.ledger();
+  dry_run.state_copy = settings.trains ? state_copy_bytes(engine, rank) : 0;
+  return dry_run;
 }
 
 }  // namespace
 
-RehearsedStep rehearse_step(const EngineSettings& settings, const DeviceTraits& traits,
-                            const Topology& ranks, int rank) {
-  return rehearse_on(*make_meta_device(traits), settings, ranks, rank);
+DryRunStep dry_run_step(const EngineSettings& settings, const DeviceTraits& traits,
+                        const Topology& ranks, int rank) {
+  return dry_run_on(*make_meta_device(traits), settings, ranks, rank);
 }
 
-RehearsedStep rehearse_step(const EngineSettings& settings, const Device& device,
-                            const Topology& ranks, int rank) {
-  return rehearse_on(*make_meta_device(device), settings, ranks, rank);
+DryRunStep dry_run_step(const EngineSettings& settings, const Device& device, const Topology& ranks,
+                        int rank) {
+  return dry_run_on(*make_meta_device(device), settings, ranks, rank);
 }
 
 }  // namespace fp8train

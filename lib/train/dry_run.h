@@ -14,7 +14,7 @@ namespace fp8train {
 StepPlan plan_weights(const EngineSettings& settings, const DeviceTraits& traits);
 
 /// A step of one rank as it would be.
-struct RehearsedStep {
+struct DryRunStep {
   StepPlan plan;
   MemoryLedger memory;    ///< what the rank holds by category
   OpCounters work;        ///< FLOPs and bytes of one optimizer step
@@ -24,10 +24,10 @@ struct RehearsedStep {
 
 /// Runs training steps and one evaluation batch of one of `ranks` on a meta device with the traits
 /// of the device that the run will use.
-RehearsedStep rehearse_step(const EngineSettings& settings, const DeviceTraits& traits,
-                            const Topology& ranks = {}, int rank = 0);
+DryRunStep dry_run_step(const EngineSettings& settings, const DeviceTraits& traits,
+                        const Topology& ranks = {}, int rank = 0);
 /// For a device that is here: also what libraries need on it, which makes their plans.
-RehearsedStep rehearse_step(const EngineSettings& settings, const Device& device,
-                            const Topology& ranks = {}, int rank = 0);
+DryRunStep dry_run_step(const EngineSettings& settings, const Device& device,
+                        const Topology& ranks = {}, int rank = 0);
 
 }  // namespace fp8train

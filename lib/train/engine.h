@@ -108,7 +108,7 @@ class Engine {
   void enter_step(int64_t step_index);
   bool runs_plain() const { return plain_; }
 
-  /// Sets the scales of delayed rows from a batch without training: a forward and backward pass
+  /// Sets the scales of delayed plans from a batch without training: a forward and backward pass
   /// whose gradients are dropped.
   void calibrate(const Batch& batch);
 

@@ -5,7 +5,7 @@
 
 namespace fp8train {
 
-StepTime step_time(const RehearsedStep& step, const GpuKind& gpu, const AssumedRates& rates) {
+StepTime step_time(const DryRunStep& step, const GpuKind& gpu, const AssumedRates& rates) {
   constexpr double kTera = 1e12;
   constexpr double kGiga = 1e9;
   const OpCounters& work = step.work;
@@ -27,7 +27,7 @@ int64_t largest_micro_batch(EngineSettings settings, const DeviceTraits& traits,
                             const Topology& ranks, int rank, size_t bytes) {
   const auto fits = [&](int64_t size) {
     settings.micro_batch_size = size;
-    return rehearse_step(settings, traits, ranks, rank).memory.total() <= bytes;
+    return dry_run_step(settings, traits, ranks, rank).memory.total() <= bytes;
   };
   if (!fits(1)) {
     return 0;

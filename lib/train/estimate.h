@@ -24,7 +24,7 @@ struct AssumedRates {
   double gemm = 0.65, attention = 0.45, memory = 0.8, wire = 0.7;
 };
 
-StepTime step_time(const RehearsedStep& step, const GpuKind& gpu, const AssumedRates& rates = {});
+StepTime step_time(const DryRunStep& step, const GpuKind& gpu, const AssumedRates& rates = {});
 
 /// Nothing larger is tried.
 constexpr int64_t kMostMicroBatch = int64_t{1} << 16;

@@ -71,7 +71,7 @@ std::vector<float> values_of(Device& device, const ConstView& view) {
 }
 
 /// Memory for fp32 values was not planned: of a tensor for which there is none nothing is known.
-/// Every rank goes on, since what follows may be collective.
+/// Every rank continues, since what follows may be collective.
 template <typename Tensor>
 std::optional<Finding> look(Device& device, const Tensor& tensor, int64_t first) {
   try {

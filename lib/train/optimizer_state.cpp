@@ -20,8 +20,8 @@ namespace {
 constexpr const char* kOnlyFile = "optimizer.safetensors";
 constexpr const char* kScale = ".scale";
 
-/// Something that is kept of a parameter, or of a part of it.
-struct Kept {
+/// Something that is entry of a parameter, or of a part of it.
+struct StateTensor {
   std::string name;     ///< "moment1.layers.0.mlp.up.weight"
   StoredTensor tensor;  ///< on the device, this rank's part
   Shape shape;          ///< of the whole
@@ -31,8 +31,8 @@ struct Kept {
 
 /// In the order of the file. Of a tensor with one scale a rank that has no elements of it has the
 /// scale all the same.
-std::vector<Kept> kept_tensors(Engine& engine) {
-  std::vector<Kept> kept;
+std::vector<StateTensor> state_tensors(Engine& engine) {
+  std::vector<StateTensor> entry;
   const Optimizer& optimizer = engine.optimizer();
   const ParameterStore& store = engine.model().parameters();
   const auto add = [&](const std::string& role, const Parameter& parameter,
@@ -40,8 +40,8 @@ std::vector<Kept> kept_tensors(Engine& engine) {
     const bool shares_scale =
         tensor.format.is_scaled() && tensor.format.granularity == Granularity::tensor;
     if (!tensor.empty() && (parameter.updated.count() > 0 || shares_scale)) {
-      kept.push_back({role + "." + parameter.name, tensor, parameter.shape, parameter.updated.first,
-                      parameter.updated.whole});
+      entry.push_back({role + "." + parameter.name, tensor, parameter.shape,
+                       parameter.updated.first, parameter.updated.whole});
     }
   };
   for (const OptimizerState* state : optimizer.states()) {
@@ -54,7 +54,7 @@ std::vector<Kept> kept_tensors(Engine& engine) {
       add("value", *parameter, parameter->updated.value);
     }
   }
-  return kept;
+  return entry;
 }
 
 /// Factors of automatic scales, which all ranks have alike.
@@ -77,7 +77,7 @@ std::vector<int64_t> extents(const Shape& shape) {
   return result;
 }
 
-/// The scale alone, where the room for an amax stands beside it.
+/// The scale alone, where space for an amax is next to it.
 View saved_scales(const StoredTensor& tensor) {
   return tensor.format.granularity == Granularity::tensor
              ? View{tensor.scales.data, DType::f32, {1}}
@@ -192,20 +192,20 @@ class SavedState {
   std::map<std::string, std::vector<Range>> ranges_;
 };
 
-void load(Device& device, const SavedState& saved, const Kept& kept) {
-  const StoredTensor& tensor = kept.tensor;
+void load(Device& device, const SavedState& saved, const StateTensor& entry) {
+  const StoredTensor& tensor = entry.tensor;
   if (tensor.count() > 0) {
     copy_from_host(device, tensor.codes,
-                   saved.read(kept.name, tensor.codes.dtype, kept.first, tensor.count()).data());
+                   saved.read(entry.name, tensor.codes.dtype, entry.first, tensor.count()).data());
   }
   if (tensor.scales.empty()) {
     return;
   }
   const View scales = saved_scales(tensor);
   const bool single = tensor.format.granularity == Granularity::tensor;
-  const int64_t before = single ? 0 : stored_scales(tensor.format, kept.first);
+  const int64_t before = single ? 0 : stored_scales(tensor.format, entry.first);
   copy_from_host(device, scales,
-                 saved.read(kept.name + kScale, DType::f32, before, scales.count()).data());
+                 saved.read(entry.name + kScale, DType::f32, before, scales.count()).data());
 }
 
 /// A stored tensor in host memory.
@@ -265,8 +265,8 @@ std::vector<float> read_values(const SavedState& saved, const std::string& name,
   return values;
 }
 
-/// As AdamW does (ops/optimizer.h): where a second moment has scales, it does not become 0 beside a
-/// first moment that is not.
+/// As AdamW does (ops/optimizer.h): where a second moment has scales, it does not become 0 next to
+/// a first moment that is not.
 void floor_second_moment(const std::vector<float>& first, HostStored& second) {
   const size_t size = size_of(second.tensor.format.dtype);
   for (size_t i = 0; i < first.size() && !second.scales.empty(); ++i) {
@@ -294,36 +294,36 @@ HostStored stored_in(const TensorFormat& format, const std::vector<float>& value
 }
 
 /// The part that this rank updates.
-void upload(Device& device, const HostStored& whole, const Kept& kept) {
-  const StoredTensor part = part_of(whole.tensor, kept.first, kept.tensor.count());
+void upload(Device& device, const HostStored& whole, const StateTensor& entry) {
+  const StoredTensor part = part_of(whole.tensor, entry.first, entry.tensor.count());
   if (part.count() > 0) {
-    copy_from_host(device, kept.tensor.codes, part.codes.data);
+    copy_from_host(device, entry.tensor.codes, part.codes.data);
   }
   if (!part.scales.empty()) {
-    copy_from_host(device, saved_scales(kept.tensor), saved_scales(part).data);
+    copy_from_host(device, saved_scales(entry.tensor), saved_scales(part).data);
   }
 }
 
 /// What this rank's file has, in its order.
 std::vector<SavedTensor> saved_tensors(Engine& engine) {
   std::vector<SavedTensor> saved;
-  for (const Kept& kept : kept_tensors(engine)) {
-    const StoredTensor& tensor = kept.tensor;
+  for (const StateTensor& entry : state_tensors(engine)) {
+    const StoredTensor& tensor = entry.tensor;
     if (tensor.count() == 0) {
       continue;
     }
-    saved.push_back({kept.whole ? kept.name : part_name(kept.name, kept.first), tensor.codes,
-                     kept.whole ? extents(kept.shape) : std::vector<int64_t>{tensor.count()}});
+    saved.push_back({entry.whole ? entry.name : part_name(entry.name, entry.first), tensor.codes,
+                     entry.whole ? extents(entry.shape) : std::vector<int64_t>{tensor.count()}});
     if (tensor.scales.empty()) {
       continue;
     }
     const View scales = saved_scales(tensor);
     const bool grouped = tensor.format.granularity == Granularity::group;
-    const std::string scale = kept.name + kScale;
+    const std::string scale = entry.name + kScale;
     // One scale for the whole is saved with the first part.
-    const int64_t first = grouped ? stored_scales(tensor.format, kept.first) : 0;
-    if (kept.whole || grouped || kept.first == 0) {
-      saved.push_back({kept.whole ? scale : part_name(scale, first), scales, {scales.count()}});
+    const int64_t first = grouped ? stored_scales(tensor.format, entry.first) : 0;
+    if (entry.whole || grouped || entry.first == 0) {
+      saved.push_back({entry.whole ? scale : part_name(scale, first), scales, {scales.count()}});
     }
   }
   const StoreLayout* layout = engine.model().parameters().layout();
@@ -362,8 +362,8 @@ size_t optimizer_file_bytes(Engine& engine) {
 
 void load_optimizer_files(const std::filesystem::path& checkpoint, Engine& engine) {
   const SavedState saved(checkpoint);
-  for (const Kept& kept : kept_tensors(engine)) {
-    load(engine.device(), saved, kept);
+  for (const StateTensor& entry : state_tensors(engine)) {
+    load(engine.device(), saved, entry);
   }
   for (const auto& [name, factor] : factors(engine)) {
     copy_from_host(engine.device(), factor, saved.read(name, DType::f32, 0, 1).data());
@@ -373,19 +373,19 @@ void load_optimizer_files(const std::filesystem::path& checkpoint, Engine& engin
 void convert_optimizer_files(const std::filesystem::path& checkpoint, Engine& engine) {
   const SavedState saved(checkpoint);
   std::map<std::string, std::vector<float>> first_moments;  // of parameters with both
-  for (const Kept& kept : kept_tensors(engine)) {
-    const std::string parameter = kept.name.substr(kept.name.find('.') + 1);
-    if (kept.name.starts_with("value.")) {
+  for (const StateTensor& entry : state_tensors(engine)) {
+    const std::string parameter = entry.name.substr(entry.name.find('.') + 1);
+    if (entry.name.starts_with("value.")) {
       continue;  // has been rounded from model.safetensors
     }
-    const std::vector<float> values = read_values(saved, kept.name, kept.shape.count());
-    HostStored stored = stored_in(kept.tensor.format, values);
-    if (kept.name.starts_with("moment2.") && first_moments.contains(parameter)) {
+    const std::vector<float> values = read_values(saved, entry.name, entry.shape.count());
+    HostStored stored = stored_in(entry.tensor.format, values);
+    if (entry.name.starts_with("moment2.") && first_moments.contains(parameter)) {
       floor_second_moment(first_moments.at(parameter), stored);
     } else {
       first_moments[parameter] = values_of(stored);
     }
-    upload(engine.device(), stored, kept);
+    upload(engine.device(), stored, entry);
   }
 }
 

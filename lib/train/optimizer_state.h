@@ -1,9 +1,9 @@
 #pragma once
 // The optimizer's state in a checkpoint: moments, values that model.safetensors has not the codes
-// of, and factors of automatic scales, as they are kept. One file, optimizer.safetensors, or one of
-// each rank where ranks have parts (optimizer-00001-of-00004.safetensors). A part is named by where
-// it begins: "moment1.layers.0.mlp.up.weight@4096" has the elements from 4096 on. What is read does
-// not depend on how many files there are, or on which rank wrote them.
+// of, and factors of automatic scales, as they are stored. One file, optimizer.safetensors, or one
+// of each rank where ranks have parts (optimizer-00001-of-00004.safetensors). A part is named by
+// where it begins: "moment1.layers.0.mlp.up.weight@4096" has the elements from 4096 on. What is
+// read does not depend on how many files there are, or on which rank wrote them.
 
 #include <cstdint>
 #include <filesystem>
@@ -28,7 +28,7 @@ void refresh_optimizer_file(Engine& engine, OptimizerFile& file);
 size_t optimizer_file_bytes(Engine& engine);
 
 /// What this rank updates, from the files of a checkpoint. Throws CheckpointError naming the file
-/// or the tensor when something is missing or kept in another format.
+/// or the tensor when something is missing or stored in another format.
 void load_optimizer_files(const std::filesystem::path& checkpoint, Engine& engine);
 
 /// The same from a checkpoint whose plan stores moments in other formats: they are read, and

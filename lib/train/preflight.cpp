@@ -62,7 +62,7 @@ const GpuKind& gpu_kind(const std::string& name) {
 }  // namespace
 
 void log_notes(const Session& session) {
-  for (const std::string& line : session.settings.told.lines) {
+  for (const std::string& line : session.settings.notes.lines) {
     log_info(line);
   }
   for (const std::string& note : session.notes) {
@@ -94,18 +94,18 @@ std::string describe_layout(const Session& session) {
   return strategy_name(session.ranks, strategy_settings(session.engine));
 }
 
-void check_room(const RankRoom& room, const MemoryLedger& planned) {
-  if (!room.fits(planned)) {
+void check_fits(const RankMemory& memory, const MemoryLedger& planned) {
+  if (!memory.fits(planned)) {
     throw DeviceError(fmt::format(
         "a rank needs {} on this device and has {}: lower training.micro_batch_size, set "
         "model.recompute: block, take a plan with fewer bytes per parameter, or more ranks with "
         "parallelism.zero_stage",
         describe_bytes(static_cast<double>(planned.total())),
-        describe_bytes(static_cast<double>(room.bytes))));
+        describe_bytes(static_cast<double>(memory.bytes))));
   }
 }
 
-RankRoom room_here(const Device& device, int64_t sharing) {
+RankMemory memory_here(const Device& device, int64_t sharing) {
   const size_t available = device.available_memory();
   const size_t held = device.traits().library_workspace;  // part of the plan, no longer available
   const size_t ranks = device.kind() == DeviceKind::cpu ? static_cast<size_t>(sharing) : 1;
@@ -113,7 +113,7 @@ RankRoom room_here(const Device& device, int64_t sharing) {
           device.kind() == DeviceKind::cpu};
 }
 
-RankRoom room_of_job(const Settings& settings, const std::function<const Device&()>& here) {
+RankMemory memory_of_job(const Settings& settings, const std::function<const Device&()>& here) {
   constexpr double kGib = 1 << 30;
   const JobSettings& job = settings.job;
   const bool on_cpu = settings.device == "cpu";
@@ -122,25 +122,25 @@ RankRoom room_of_job(const Settings& settings, const std::function<const Device&
     const auto bytes = static_cast<size_t>(kind.memory_gib * kGib);
     return {&kind, cuda_traits(kind.capability, bytes), bytes};
   }
-  RankRoom room = room_here(here(), job.ranks_per_node);
+  RankMemory memory = memory_here(here(), job.ranks_per_node);
   if (on_cpu && job.memory_gib > 0) {
     const double node = static_cast<double>(job.memory_gib) * kGib;
-    room.bytes = static_cast<size_t>(node / static_cast<double>(job.ranks_per_node));
-  }
-  return room;
-}
-
-MemoryLedger memory_of_run(const RehearsedStep& rehearsed, bool is_host) {
-  MemoryLedger memory = rehearsed.memory;
-  if (is_host) {
-    memory.add(MemoryCategory::state_copy, rehearsed.state_copy);
+    memory.bytes = static_cast<size_t>(node / static_cast<double>(job.ranks_per_node));
   }
   return memory;
 }
 
-std::string describe_state_copy(const RehearsedStep& rehearsed) {
+MemoryLedger memory_of_run(const DryRunStep& dry_run, bool is_host) {
+  MemoryLedger memory = dry_run.memory;
+  if (is_host) {
+    memory.add(MemoryCategory::state_copy, dry_run.state_copy);
+  }
+  return memory;
+}
+
+std::string describe_state_copy(const DryRunStep& dry_run) {
   return fmt::format("  and in the host's memory, as a copy for checkpoints, {}",
-                     describe_bytes(static_cast<double>(rehearsed.state_copy)));
+                     describe_bytes(static_cast<double>(dry_run.state_copy)));
 }
 
 std::vector<std::string> describe_memory(const MemoryLedger& planned) {
@@ -159,7 +159,7 @@ std::vector<std::string> describe_memory(const MemoryLedger& planned) {
 
 std::vector<std::string> run_overview(const Session& session, const Device& device,
                                       const std::string& device_reason, int64_t threads,
-                                      const RehearsedStep& rehearsed) {
+                                      const DryRunStep& dry_run) {
   const bool is_host = device.kind() == DeviceKind::cpu;
   const ModelConfig& model = session.engine.model;
   std::vector<std::string> lines = {
@@ -178,11 +178,11 @@ std::vector<std::string> run_overview(const Session& session, const Device& devi
     lines.push_back("        attention: " + kernels);
   }
   lines.emplace_back("memory");
-  for (std::string& line : describe_memory(memory_of_run(rehearsed, is_host))) {
+  for (std::string& line : describe_memory(memory_of_run(dry_run, is_host))) {
     lines.push_back(std::move(line));
   }
-  if (!is_host && rehearsed.state_copy > 0) {
-    lines.push_back(describe_state_copy(rehearsed));
+  if (!is_host && dry_run.state_copy > 0) {
+    lines.push_back(describe_state_copy(dry_run));
   }
   return lines;
 }

@@ -16,7 +16,7 @@ namespace fp8train {
 /// Model, row, data, device and the memory plan, one line each.
 std::vector<std::string> run_overview(const Session& session, const Device& device,
                                       const std::string& device_reason, int64_t threads,
-                                      const RehearsedStep& rehearsed);
+                                      const DryRunStep& dry_run);
 
 /// Logs what a session has to tell: which keys were read as which (info), and what was read and
 /// has no meaning here (warnings).
@@ -34,7 +34,7 @@ int job_ranks(const JobSettings& job);
 std::string describe_layout(const Session& session);
 
 /// What a rank of a run would have.
-struct RankRoom {
+struct RankMemory {
   const GpuKind* gpu = nullptr;  ///< that is planned for; null: a device that is here
   DeviceTraits traits;
   size_t bytes = 0;      ///< of memory; 0: not known
@@ -43,19 +43,19 @@ struct RankRoom {
   bool fits(const MemoryLedger& planned) const { return bytes == 0 || planned.total() <= bytes; }
 };
 /// Throws DeviceError, with what to change, where a rank's memory does not fit.
-void check_room(const RankRoom& room, const MemoryLedger& planned);
+void check_fits(const RankMemory& memory, const MemoryLedger& planned);
 /// On this device; `sharing` ranks have the memory of a cpu together.
-RankRoom room_here(const Device& device, int64_t sharing);
+RankMemory memory_here(const Device& device, int64_t sharing);
 /// On the hardware that the section on jobs names: a GPU, a node's memory where ranks work on cpus,
 /// or else the device that `here` gives. Throws ConfigError for a GPU that nobody knows.
-RankRoom room_of_job(const Settings& settings, const std::function<const Device&()>& here);
+RankMemory memory_of_job(const Settings& settings, const std::function<const Device&()>& here);
 
 /// What a rank of a run holds: the memory of a step and, where that is the host's, the copy of the
-/// state that is written into a checkpoint while training goes on.
-MemoryLedger memory_of_run(const RehearsedStep& rehearsed, bool is_host);
+/// state that is written into a checkpoint while training continues.
+MemoryLedger memory_of_run(const DryRunStep& dry_run, bool is_host);
 
 /// "  host  504 MiB ..." for ranks whose device has memory of its own.
-std::string describe_state_copy(const RehearsedStep& rehearsed);
+std::string describe_state_copy(const DryRunStep& dry_run);
 
 /// "  weights  26.0 MiB" per category that holds anything, and the total.
 std::vector<std::string> describe_memory(const MemoryLedger& planned);

@@ -107,8 +107,9 @@ void Progress::print(const std::string& text) {
   std::clearerr(out_);  // the program's end would take it for lost output
   style_ = Style::quiet;
   line_open_ = false;
-  log_warning(fmt::format("progress cannot be written ({}); the run goes on, and train.log has it",
-                          std::error_code(failure, std::generic_category()).message()));
+  log_warning(
+      fmt::format("progress cannot be written ({}); the run continues, and train.log has it",
+                  std::error_code(failure, std::generic_category()).message()));
 }
 
 Progress::Style progress_style(const std::string& format, std::FILE* out) {

@@ -22,7 +22,7 @@ struct ProgressReport {
   double seconds_per_step = 0;
   size_t memory_bytes = 0;
   int64_t skipped_steps = 0;
-  bool has_scaling = false;  ///< FP8 rows: the next two are shown
+  bool has_scaling = false;  ///< FP8 plans: the next two are shown
   double saturated_percent = 0;
   double underflow_percent = 0;
 };
@@ -46,7 +46,7 @@ class Progress {
 
   /// Writes to `out` (not owned), and every line also to the end of the file `log`, if it has a
   /// name. Where `out` cannot be written (a closed pipe, a full disk), a warning says so once and
-  /// the log goes on alone. It does not stop the run.
+  /// the log continues alone. It does not stop the run.
   Progress(Style style, std::FILE* out, const std::filesystem::path& log);
   ~Progress();
   Progress(const Progress&) = delete;

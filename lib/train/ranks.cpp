@@ -55,7 +55,7 @@ void agree_on_step(Communicator& comm, int64_t step, const std::filesystem::path
   for (size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank] != all[0]) {
       throw CheckpointError(fmt::format(
-          "rank 0 goes on from step {} and rank {} from step {}: all nodes must see the same "
+          "rank 0 continues from step {} and rank {} from step {}: all nodes must see the same "
           "checkpoints in {}",
           all[0], rank, all[rank], place.string()));
     }

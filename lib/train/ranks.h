@@ -1,6 +1,6 @@
 #pragma once
-// What the ranks of a run tell each other beside gradients. All are collective, and nothing happens
-// where there is one rank.
+// What the ranks of a run tell each other next to gradients. All are collective, and nothing
+// happens where there is one rank.
 
 #include <cstdint>
 #include <filesystem>

@@ -54,7 +54,7 @@ class RunComparison {
     if (changed_plan) {
       differences.resize(before);
       notes.push_back(fmt::format(
-          "the checkpoint is of the plan {} and the run goes on with {}: weights and moments are "
+          "the checkpoint is of the plan {} and the run continues with {}: weights and moments are "
           "rounded to its formats, and its scaling begins as at the start of a run",
           state_.at("plan").get<std::string>(), session_.engine.plan.name));
     }
@@ -113,7 +113,7 @@ std::string formats_text(Decoder& model) {
   const ParameterFormats formats = parameter_formats(model.plan());
   for (const TensorFormat* stored : {&formats.value, &formats.gradient, &formats.gradient_wire,
                                      &formats.moment1, &formats.moment2}) {
-    text += *stored == TensorFormat{} ? "" : "kept " + describe(*stored) + "; ";
+    text += *stored == TensorFormat{} ? "" : "stored " + describe(*stored) + "; ";
   }
   for (const LinearPlan& linear : model.linear_plans()) {
     if (!linear.layer_plan.empty() && linear.is_scaled()) {
@@ -208,7 +208,7 @@ SameRun check_same_run(const nlohmann::json& state, const Session& session, Deco
       fmt::format("\nchange that back, or start a new run from its weights with model.from: {}",
                   folder.string());
   if (comparison.changed_data) {
-    message += "; checkpoint.changed_data: accept goes on with the data as it is now";
+    message += "; checkpoint.changed_data: accept continues with the data as it is now";
   }
   if (comparison.refused_plan) {
     message += "; checkpoint.changed_plan: accept goes on under the plan that is set now";

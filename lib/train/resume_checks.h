@@ -40,7 +40,7 @@ struct SameRun {
 SameRun check_same_run(const nlohmann::json& state, const Session& session, Decoder& model,
                        const std::filesystem::path& folder);
 
-/// Begins to hash the data files, of which large ones are read while the run goes on. Returns a
+/// Begins to hash the data files, of which large ones are read while the run continues. Returns a
 /// line for the user. Throws DataError.
 std::string begin_data_record(Session& session, const std::filesystem::path& cache);
 

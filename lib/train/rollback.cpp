@@ -19,9 +19,9 @@ namespace fs = std::filesystem;
 constexpr int64_t kNone = -1;
 
 /// The newest one of a step before `end` that can be loaded.
-std::optional<CheckpointPlace> newest_before(const fs::path& root, int64_t end, bool scheduled) {
+std::optional<CheckpointFolder> newest_before(const fs::path& root, int64_t end, bool scheduled) {
   std::vector<std::string> notes;
-  for (const CheckpointPlace& place : find_checkpoints(root)) {
+  for (const CheckpointFolder& place : find_checkpoints(root)) {
     if (place.step >= end) {
       continue;
     }
@@ -44,7 +44,7 @@ std::optional<CheckpointPlace> newest_before(const fs::path& root, int64_t end, 
 int64_t target_step(const fs::path& root, const DivergenceError& divergence,
                     const TrainingState& now) {
   const int64_t end = divergence.first_step();
-  std::optional<CheckpointPlace> target = newest_before(root, end, true);
+  std::optional<CheckpointFolder> target = newest_before(root, end, true);
   if (target && !now.rollbacks.empty() && target->step == now.rollbacks.back().to_step) {
     // It has led here before.
     if (const auto older = newest_before(root, target->step, true)) {
@@ -58,7 +58,7 @@ int64_t target_step(const fs::path& root, const DivergenceError& divergence,
 }
 
 void delete_newer(const fs::path& root, int64_t step) {
-  for (const CheckpointPlace& place : find_checkpoints(root)) {
+  for (const CheckpointFolder& place : find_checkpoints(root)) {
     if (place.step > step) {
       remove_checkpoint(place);
     } else if (place.step == step) {

@@ -34,7 +34,7 @@ void set_step_observer(StepObserver observer) {
   step_observer = observer;
 }
 
-Run::Run(const RunRequest& request, Communicator& comm, RankPlace& place)
+Run::Run(const RunRequest& request, Communicator& comm, RankDevice& place)
     : comm_(&comm),
       mesh_(&comm),
       session_(open_session(request.settings, true, comm.size())),
@@ -61,23 +61,22 @@ Run::Run(const RunRequest& request, Communicator& comm, RankPlace& place)
     log_warning(records_.lock_warning());
   }
   log_notes(session_);
-  const RehearsedStep rehearsed =
-      rehearse_step(session_.engine, *device_, comm.topology(), comm.rank());
+  const DryRunStep dry_run = dry_run_step(session_.engine, *device_, comm.topology(), comm.rank());
   if (comm.size() > 1) {
     progress_.say(fmt::format("ranks   {}; {}{}", comm.description(), describe_layout(session_),
                               place.note.empty() ? "" : "; " + place.note));
   }
   for (const std::string& line :
-       run_overview(session_, *device_, place.reason, threads_, rehearsed)) {
+       run_overview(session_, *device_, place.reason, threads_, dry_run)) {
     progress_.say(line);
   }
-  const RankRoom room = room_here(*device_, comm.local_size());
-  check_room(room, memory_of_run(rehearsed, room.is_host));
+  const RankMemory memory = memory_here(*device_, comm.local_size());
+  check_fits(memory, memory_of_run(dry_run, memory.is_host));
   if (leads()) {
     progress_.say(begin_data_record(session_, records_.directory().data_hashes()));
   }
   engine_ = std::make_unique<Engine>(*device_, session_.engine, &comm);
-  engine_->reserve(rehearsed.plan);
+  engine_->reserve(dry_run.plan);
   loader_ = std::make_unique<Loader>(session_.data.train, loader_settings());
   start(request);
   if (settings().sample.interval > 0 && (leads() || engine_->passes_are_collective())) {

@@ -15,8 +15,8 @@
 #include "train/divergence_watch.h"
 #include "train/engine.h"
 #include "train/generator.h"
-#include "train/place.h"
 #include "train/progress.h"
+#include "train/rank_device.h"
 #include "train/run_checkpoints.h"
 #include "train/run_records.h"
 #include "train/session.h"
@@ -28,7 +28,7 @@ namespace fp8train {
 
 class Run {
  public:
-  Run(const RunRequest& request, Communicator& comm, RankPlace& place);
+  Run(const RunRequest& request, Communicator& comm, RankDevice& place);
   RunOutcome run();
   /// After an error, before the other ranks are ended, and this process with them.
   void release_lock() const {

@@ -24,7 +24,7 @@ class RunCheckpoints {
   RunCheckpoints(const std::filesystem::path& root, const Session& session, const SkipGuard& skips,
                  RunRecords& records, Communicator& comm);
 
-  /// The run begins, or goes on from the checkpoint `resumed`, which may be another run's. Takes
+  /// The run begins, or continues from the checkpoint `resumed`, which may be another run's. Takes
   /// the memory that saves between steps need.
   void begin(Engine& engine, const TrainingState& state,
              const std::optional<std::filesystem::path>& resumed);

@@ -17,7 +17,7 @@ namespace fp8train {
 namespace {
 
 /// {"layers.0.mlp.up.x": {"scale": .., "scale_exponent": .., "amax": .., "snr_db": ..,
-/// "saturated_percent": .., "underflow_percent": ..}, ...}; no scale where each granule has its
+/// "saturated_percent": .., "underflow_percent": ..}, ...}; no scale where each block has its
 /// own.
 JsonObject slot_metrics(const std::vector<SlotReport>& slots) {
   JsonObject all;
@@ -181,7 +181,7 @@ void RunRecords::append(const JsonObject& line) {
   } catch (const DeviceError& error) {
     ++lost_lines_;
     if (!losing_) {
-      log_warning(fmt::format("{}; the run goes on without this line", error.what()));
+      log_warning(fmt::format("{}; the run continues without this line", error.what()));
     }
     losing_ = true;
   }
@@ -194,7 +194,7 @@ void RunRecords::write_sample(int64_t step, const std::string& text) {
   try {
     write_file_atomically(directory_.sample(step), text);
   } catch (const DeviceError& error) {
-    log_warning(fmt::format("{}; the run goes on without this sample", error.what()));
+    log_warning(fmt::format("{}; the run continues without this sample", error.what()));
   }
 }
 

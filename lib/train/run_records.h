@@ -30,7 +30,7 @@ struct StepMetrics {
   int64_t skipped_steps = 0;
   std::optional<Straggler> straggler;  ///< since the last such line; where there are several ranks
   std::optional<Traffic> sent;  ///< by this rank to others in a step; where there are several
-  const std::vector<SlotReport>* slots = nullptr;  ///< FP8 rows: casts by tensor role
+  const std::vector<SlotReport>* slots = nullptr;  ///< FP8 plans: casts by tensor role
 };
 
 /// A save that is over.

@@ -17,7 +17,7 @@ namespace fp8train {
 
 struct RunStart {
   TrainingState state;
-  std::optional<std::filesystem::path> checkpoint;  ///< the one that the run goes on from
+  std::optional<std::filesystem::path> checkpoint;  ///< the one that the run continues from
   std::string line;                                 ///< for the user; empty: nothing to say
   std::vector<std::string> warnings;
 };

@@ -86,7 +86,7 @@ std::string advice(const SlotReport& report) {
   if (report.slot->format.granularity != Granularity::tensor) {
     return exempt;
   }
-  std::string blocks = "take a row with a scale for each block, or " + exempt;
+  std::string blocks = "take a plan with a scale for each block, or " + exempt;
   if (report.slot->format.policy != ScalePolicy::delayed) {
     return blocks;
   }

@@ -27,7 +27,7 @@ class SaveInterval {
   bool is_automatic() const;
   bool exists() const { return steps_ != 0; }
 
-  /// The run begins, or goes on, after this step. An automatic one saves soon, to know the cost.
+  /// The run begins, or continues, after this step. An automatic one saves soon, to know the cost.
   void begin(int64_t step);
 
   bool is_due(int64_t step) const;

@@ -26,7 +26,7 @@ struct Session {
   EngineSettings engine;
   int64_t max_steps = 0;
   int ranks = 1;
-  std::vector<std::string> notes;  ///< what was read and has no meaning here; to be told
+  std::vector<std::string> notes;  ///< what was read and has no meaning here; to be reported
 
   int64_t tokens_per_step() const {
     return engine.micro_batch_size * engine.seq_length * engine.gradient_accumulation_steps * ranks;
@@ -44,7 +44,7 @@ EngineSettings engine_settings(const Settings& settings, const ModelConfig& mode
 int64_t longest_prompt(const SampleSettings& sample, const Tokenizer& tokenizer);
 
 /// The device that `device: cpu | cuda | auto` means, and in `reason` why. `tune_gemms`: its
-/// products are timed (ops::tune_gemms), with choices kept in the cache folder. `gpu`: which of
+/// products are timed (ops::tune_gemms), with choices stored in the cache folder. `gpu`: which of
 /// those that this process sees.
 std::unique_ptr<Device> choose_device(const std::string& setting, bool tune_gemms,
                                       std::string& reason, int gpu = 0);

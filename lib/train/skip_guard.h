@@ -13,7 +13,7 @@ namespace fp8train {
 class SkipGuard {
  public:
   /// `searches`: with dynamic loss scaling a skipped step is how the scale is found, as long as
-  /// there is room below.
+  /// there is space below.
   SkipGuard(const TrainingSettings& settings, bool searches)
       : non_finite_(settings.non_finite),
         most_in_a_row_(settings.max_consecutive_skips),

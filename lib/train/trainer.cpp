@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "train/place.h"
+#include "train/rank_device.h"
 #include "train/ranks.h"
 #include "train/run.h"
 #include "train/run_watchdog.h"
@@ -27,7 +27,7 @@ RunOutcome train(const RunRequest& request, Communicator& comm) {
     agree_on_run(comm, request.resolved_yaml + request.version);  // before they go separate ways
     RunOutcome outcome = RunOutcome::finished;
     {
-      RankPlace place = take_place(request.settings, comm);
+      RankDevice place = take_device(request.settings, comm);
       Communicator& ranks = place.comm != nullptr ? *place.comm : comm;
       const WatchedRanks watched(request.watchdog, ranks);
       Run run(request, ranks, place);

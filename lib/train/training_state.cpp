@@ -265,7 +265,7 @@ constexpr int64_t kNothing = -1;
 constexpr int64_t kDamaged = -2;
 
 int64_t newest_step(const std::filesystem::path& root, std::vector<std::string>& notes) {
-  const std::optional<CheckpointPlace> place = newest_valid(root, notes, check_content);
+  const std::optional<CheckpointFolder> place = newest_valid(root, notes, check_content);
   return place ? place->step : notes.empty() ? kNothing : kDamaged;
 }
 

@@ -1,7 +1,7 @@
 #pragma once
-// What a checkpoint of a run holds and how a run goes on from one. A checkpoint folder is also a
+// What a checkpoint of a run holds and how a run continues from one. A checkpoint folder is also a
 // Hugging Face model folder: config.json, model.safetensors (fp32) and tokenizer.json, so that
-// `model.from` and `generate` take it. Beside them: the optimizer's files
+// `model.from` and `generate` take it. Next to them: the optimizer's files
 // (train/optimizer_state.h), scaling.safetensors (rows with delayed scaling) and state.json.
 
 #include <cstdint>

@@ -19,7 +19,7 @@ outliers: bases are changed so that they compute the same function with larger c
 of products, and evaluated under each plan.
 
 Each run has one thread, --jobs of them at a time; bits do not depend on that. Results are appended
-to --results as they are done, and what is there is not repeated: the same command goes on."""
+to --results as they are done, and what is there is not repeated: the same command continues."""
 
 import argparse
 import concurrent.futures

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Walks the includes of lib/ and apps/ and holds them against the house rules (docs/architecture.md).
+"""Walks the includes of lib/ and apps/ and holds them against the layering rules (docs/architecture.md).
 
     scripts/checks/layers.py [ROOT]      prints file:line: what is wrong; exit code 1 when there is anything
     scripts/checks/layers.py --self-test
 
 CMake already makes undeclared includes fail to compile as far as include directories go; this check also catches what
-include directories cannot: use of a room that is reached only through another one, vendor headers outside their place, printing
+include directories cannot: use of a module that is reached only through another one, vendor headers outside their place, printing
 and exiting in libraries, a method's name outside the table of rows.
 """
 
@@ -57,32 +57,32 @@ def strip_comments(text):
     return pattern.sub(replace, text)
 
 
-def read_rooms(root):
-    """Rooms in order, and what each declares: {room: set of rooms}."""
-    text = (root / "cmake/rooms.cmake").read_text()
-    match = re.search(r"set\(FP8TRAIN_ROOMS ([^)]*)\)", text)
+def read_modules(root):
+    """Modules in order, and what each declares: {module: set of modules}."""
+    text = (root / "cmake/modules.cmake").read_text()
+    match = re.search(r"set\(FP8TRAIN_MODULES ([^)]*)\)", text)
     if not match:
-        sys.exit("layers.py: cmake/rooms.cmake holds no set(FP8TRAIN_ROOMS ...)")
+        sys.exit("layers.py: cmake/modules.cmake holds no set(FP8TRAIN_MODULES ...)")
     order = match.group(1).split()
     declared = {}
-    for room in order:
-        listing = root / "lib" / room / "CMakeLists.txt"
+    for module in order:
+        listing = root / "lib" / module / "CMakeLists.txt"
         cmake = re.sub(r"#[^\n]*", "", listing.read_text()) if listing.exists() else ""
-        call = re.search(r"fp8train_room\(\s*%s\b([^)]*)" % re.escape(room), cmake)
+        call = re.search(r"fp8train_module\(\s*%s\b([^)]*)" % re.escape(module), cmake)
         depends = re.search(r"\bDEPENDS\s+([a-z0-9_\s]+?)(?=\s*(?:[A-Z_]{2,}\b|$))", call.group(1)) if call else None
-        declared[room] = set(depends.group(1).split()) if depends else set()
+        declared[module] = set(depends.group(1).split()) if depends else set()
     return order, declared
 
 
 def read_topics(root):
-    """The folders of lib/ops in order, the last of them the one that dispatches; none where the room has no folders."""
+    """The folders of lib/ops in order, the last of them the one that dispatches; none where the module has no folders."""
     listing = root / "lib/ops/CMakeLists.txt"
     match = re.search(r"set\(FP8TRAIN_OPS_TOPICS ([^)]*)\)", listing.read_text()) if listing.exists() else None
     return match.group(1).split() if match else []
 
 
-def row_names(root):
-    """Names of the rows that are methods (those with a hyphen), from the table in plans.cpp."""
+def plan_names(root):
+    """Names of the plans that are methods (those with a hyphen), from the table in plans.cpp."""
     plans = root / "lib/precision/plans.cpp"
     return set(re.findall(r'\{"([a-z0-9]+(?:-[a-z0-9]+)+)",', plans.read_text())) if plans.exists() else set()
 
@@ -90,9 +90,9 @@ def row_names(root):
 class Check:
     def __init__(self, root):
         self.root = root
-        self.order, self.declared = read_rooms(root)
+        self.order, self.declared = read_modules(root)
         self.topics = read_topics(root)
-        self.rows = row_names(root)
+        self.rows = plan_names(root)
         self.includes = {}  # of headers in lib: path -> [(line, path)]
         self.problems = []
         self.warnings = []
@@ -102,10 +102,10 @@ class Check:
         self.problems.append(f"{path}:{line}: {text}")
 
     def run(self):
-        for room in self.order:
-            for dependency in sorted(self.declared[room]):
-                if dependency not in self.order or self.order.index(dependency) >= self.order.index(room):
-                    self.complain(f"lib/{room}/CMakeLists.txt", 1, f"'{dependency}' does not stand before '{room}'")
+        for module in self.order:
+            for dependency in sorted(self.declared[module]):
+                if dependency not in self.order or self.order.index(dependency) >= self.order.index(module):
+                    self.complain(f"lib/{module}/CMakeLists.txt", 1, f"'{dependency}' does not come before '{module}'")
         for top in ("lib", "apps"):
             for file in sorted((self.root / top).rglob("*")):
                 if file.suffix in SOURCE_SUFFIXES and file.is_file():
@@ -119,11 +119,11 @@ class Check:
     def check_file(self, file):
         path = file.relative_to(self.root).as_posix()
         parts = path.split("/")
-        room = parts[1] if parts[0] == "lib" else None
+        module = parts[1] if parts[0] == "lib" else None
         text = file.read_text(errors="replace")
         lines = strip_comments(text).split("\n")
-        if room is not None and room not in self.declared:
-            self.complain(path, 1, f"lib/{room} is no room of cmake/rooms.cmake")
+        if module is not None and module not in self.declared:
+            self.complain(path, 1, f"lib/{module} is no module of cmake/modules.cmake")
             return
         if file.suffix in {".h", ".cuh"} and "#pragma once" not in text:
             self.complain(path, 1, "a header needs #pragma once")
@@ -132,15 +132,15 @@ class Check:
         for number, line in enumerate(lines, 1):
             include = INCLUDE.match(line)
             if include:
-                self.check_include(file, path, room, number, include.group(1), include.group(2))
+                self.check_include(file, path, module, number, include.group(1), include.group(2))
                 continue
             if file.suffix in {".h", ".cuh"} and path not in IFDEF_ALLOWED and not is_cuda(path) and DEVICE_IFDEF.match(line):
                 self.complain(path, number, "no #if on a device or library in a header; leave files out in CMake")
-            if room is None:
+            if module is None:
                 continue
             if path not in EXIT_ALLOWED and PRINTS_OR_EXITS.search(line):
                 self.complain(path, number, "a library never prints and never exits: throw an error of base/error.h")
-            if room != "config" and path != "lib/precision/plans.cpp":
+            if module != "config" and path != "lib/precision/plans.cpp":
                 for literal in STRING.findall(line):
                     if literal in self.rows:
                         self.complain(path, number, f'only lib/precision/plans.cpp knows the row "{literal}"')
@@ -175,9 +175,9 @@ class Check:
             if path.endswith((".h", ".cuh")):
                 self.complain(path, number, f"a header of an operation never includes ops/{target}")
         elif self.topics.index(target) > self.topics.index(source):
-            self.complain(path, number, f"ops/{source} may not use ops/{target}, which stands after it in FP8TRAIN_OPS_TOPICS")
+            self.complain(path, number, f"ops/{source} may not use ops/{target}, which comes after it in FP8TRAIN_OPS_TOPICS")
 
-    def check_include(self, file, path, room, number, kind, header):
+    def check_include(self, file, path, module, number, kind, header):
         for pattern, allowed, words in VENDORS:
             if kind == "<" and pattern.match(header) and not allowed(path):
                 self.complain(path, number, f"<{header}>: {words}")
@@ -191,31 +191,31 @@ class Check:
         if "/" in header and target in self.declared:
             if not (self.root / "lib" / header).is_file():
                 self.complain(path, number, f'"{header}" does not exist')
-            elif room is not None and target != room:
-                self.check_room_use(path, number, room, target)
-            elif room == "ops":
+            elif module is not None and target != module:
+                self.check_module_use(path, number, module, target)
+            elif module == "ops":
                 self.check_topics(path, number, header)
-            if file.suffix in {".h", ".cuh"} and room is not None:
+            if file.suffix in {".h", ".cuh"} and module is not None:
                 self.includes.setdefault(path, []).append((number, "lib/" + header))
-        elif room is not None:
-            self.complain(path, number, f'"{header}": write the path from the room\'s name, "{room}/..."')
+        elif module is not None:
+            self.complain(path, number, f'"{header}": write the path from the module\'s name, "{module}/..."')
 
-    def check_room_use(self, path, number, room, target):
-        if self.order.index(target) > self.order.index(room):
-            self.complain(path, number, f"'{room}' may not use '{target}', which stands after it")
-        elif target == "config" and room != "train":
+    def check_module_use(self, path, number, module, target):
+        if self.order.index(target) > self.order.index(module):
+            self.complain(path, number, f"'{module}' may not use '{target}', which comes after it")
+        elif target == "config" and module != "train":
             self.complain(path, number, "nothing below train includes config: take a typed struct")
-        elif target not in self.declared[room]:
-            self.complain(path, number, f"'{room}' uses '{target}' without naming it in DEPENDS of lib/{room}/CMakeLists.txt")
+        elif target not in self.declared[module]:
+            self.complain(path, number, f"'{module}' uses '{target}' without naming it in DEPENDS of lib/{module}/CMakeLists.txt")
 
 
 def self_test():
-    """A small house with one violation of each kind: every one must be found, and nothing else."""
+    """A small tree with one violation of each kind: every one must be found, and nothing else."""
     files = {
-        "cmake/rooms.cmake": "set(FP8TRAIN_ROOMS base device ops precision nn comm config train)\n",
-        "lib/base/CMakeLists.txt": "fp8train_room(base SOURCES a.cpp PRIVATE_LIBRARIES fmt::fmt)\n",
-        "lib/device/CMakeLists.txt": "fp8train_room(device\n  SOURCES d.cpp\n  DEPENDS base\n  PRIVATE_LIBRARIES fmt::fmt)\n",
-        "lib/ops/CMakeLists.txt": "set(FP8TRAIN_OPS_TOPICS cast gemm dispatch)\nfp8train_room(ops DEPENDS base)\n",
+        "cmake/modules.cmake": "set(FP8TRAIN_MODULES base device ops precision nn comm config train)\n",
+        "lib/base/CMakeLists.txt": "fp8train_module(base SOURCES a.cpp PRIVATE_LIBRARIES fmt::fmt)\n",
+        "lib/device/CMakeLists.txt": "fp8train_module(device\n  SOURCES d.cpp\n  DEPENDS base\n  PRIVATE_LIBRARIES fmt::fmt)\n",
+        "lib/ops/CMakeLists.txt": "set(FP8TRAIN_OPS_TOPICS cast gemm dispatch)\nfp8train_module(ops DEPENDS base)\n",
         "lib/ops/dispatch/table.h": '#pragma once\n#include "ops/cast/cast.h"\n#include "ops/gemm/gemm.h"\n',
         "lib/ops/cast/cast.h": "#pragma once\n",
         "lib/ops/cast/cast.cpp": '#include "ops/cast/cast.h"\n#include "ops/dispatch/table.h"\n#include "ops/gemm/gemm.h"\n',
@@ -223,12 +223,12 @@ def self_test():
         "lib/ops/gemm/gemm.h": '#pragma once\n#include "ops/cast/cast.h"\n#include "ops/dispatch/table.h"\n',
         "lib/ops/gemm/gemm_cuda.cpp": "#include <cublasLt.h>\n",
         "lib/ops/loose/loose.h": '#pragma once\n#include "ops/cast/cast.h"\n',
-        "lib/precision/CMakeLists.txt": "fp8train_room(precision DEPENDS device)\n",
+        "lib/precision/CMakeLists.txt": "fp8train_module(precision DEPENDS device)\n",
         "lib/precision/plans.cpp": '#include "base/a.h"\nRow r = {{"te-fast", te}};\n',
-        "lib/nn/CMakeLists.txt": "fp8train_room(nn DEPENDS base)\n",
-        "lib/comm/CMakeLists.txt": "fp8train_room(comm DEPENDS base)\n",
-        "lib/config/CMakeLists.txt": "fp8train_room(config DEPENDS base)\n",
-        "lib/train/CMakeLists.txt": "fp8train_room(train DEPENDS base config)\n",
+        "lib/nn/CMakeLists.txt": "fp8train_module(nn DEPENDS base)\n",
+        "lib/comm/CMakeLists.txt": "fp8train_module(comm DEPENDS base)\n",
+        "lib/config/CMakeLists.txt": "fp8train_module(config DEPENDS base)\n",
+        "lib/train/CMakeLists.txt": "fp8train_module(train DEPENDS base config)\n",
         "lib/base/a.h": "#pragma once\n// printf(\"in a comment\")\nint snprintf_like();\n",
         "lib/base/a.cpp": '#include "base/a.h"\n#include <spdlog/spdlog.h>\n',
         "lib/device/d.h": "int no_pragma();\n",

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""No file of lib/ and apps/ knows a method by name: what a row does is in its cells, so that rows which nobody ships work too.
+"""No file of lib/ and apps/ knows a method by name: what a plan does is in its roles, so that plans which nobody ships work too.
 
     scripts/checks/methods.py [ROOT]      prints file:line: what is wrong; exit code 1 when there is anything
     scripts/checks/methods.py --self-test
 
-The rule: the names below, and the names of the rows, stand only in
-  - lib/precision/plans.cpp (the rows) and lib/config/dialects* (other programs' keys), anywhere;
+The rule: the names below, and the names of the plans, are only in
+  - lib/precision/plans.cpp (the plans) and lib/config/dialects* (other programs' keys), anywhere;
   - comments elsewhere, inside parentheses, which cite the source of a formula and may span lines.
 A comment cites a paper or a file of the source, never a note that is not in this repository (research/NAME.md).
-Code, strings and help texts included, never names one: where a text lists rows, it asks plans.cpp.
+Code, strings and help texts included, never names one: where a text lists plans, it asks plans.cpp.
 """
 
 import re
@@ -25,15 +25,15 @@ WORDS = ["Accelerate", "COAT"]  # in small letters they are words of the languag
 TOKEN = re.compile(r'(//[^\n]*|/\*.*?\*/)|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
 
 
-def row_names(root):
-    """Names of the rows that are methods (those with a hyphen), from the table in plans.cpp."""
+def plan_names(root):
+    """Names of the plans that are methods (those with a hyphen), from the table in plans.cpp."""
     plans = root / "lib/precision/plans.cpp"
     return re.findall(r'\{"([a-z0-9]+(?:-[a-z0-9]+)+)",', plans.read_text()) if plans.exists() else []
 
 
 def pattern_for(root):
     methods = "|".join(re.escape(name) for name in METHODS)
-    whole = "|".join(re.escape(name) for name in WORDS + row_names(root))
+    whole = "|".join(re.escape(name) for name in WORDS + plan_names(root))
     return re.compile(rf"(?i:{methods})|(?<![\w-])(?:{whole})(?![\w-])")
 
 
@@ -87,7 +87,7 @@ def check(root):
 
 
 def self_test():
-    """A small house: every planted name must be found, and nothing else."""
+    """A small tree: every planted name must be found, and nothing else."""
     files = {
         "lib/precision/plans.cpp": '// TransformerEngine\nRow r = {{"te-fast", te}};\n',
         "lib/config/dialects.cpp": '// Accelerate\nauto k = "msamp";\n',

@@ -95,7 +95,7 @@ def main() -> int:
         failed = (["machine"] if outcome.passed is False else []) + count.failed
         print(f"{len(failed)} failed{': ' + ', '.join(failed) if failed else ''}")
         if count.left_out:
-            print(f"no time was left for {', '.join(count.left_out)}; --resume goes on with them")
+            print(f"no time was left for {', '.join(count.left_out)}; --resume continues with them")
         return 1 if failed or count.left_out else 0
     finally:
         runner.close()

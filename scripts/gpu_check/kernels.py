@@ -17,7 +17,7 @@ ALONE_SECONDS = 15.0  # at most: one that hangs leaves time for the others
 # Topic, filter of Catch2, usual seconds, limit; what no filter names is the last topic.
 TOPICS = [
     ("codes", "[exhaustive]", 10, 60),
-    ("casts", "[quantize]~[exhaustive],[granules]~[exhaustive],[fused],[elementwise],[storage],[wire]", 15, 90),
+    ("casts", "[quantize]~[exhaustive],[blocks]~[exhaustive],[fused],[elementwise],[storage],[wire]", 15, 90),
     ("gemm", "[gemm],[scaled_gemm]", 8, 60),
     ("norm", "[norm]", 8, 60),
     ("activation", "[activation]", 6, 45),

@@ -146,7 +146,7 @@ struct WireCase {
   double gathered;
 };
 
-TensorFormat coded_format(Granularity granularity, ScaleType type) {
+TensorFormat encoded_format(Granularity granularity, ScaleType type) {
   return {.dtype = DType::e4m3,
           .granularity = granularity,
           .policy = ScalePolicy::current,
@@ -155,9 +155,11 @@ TensorFormat coded_format(Granularity granularity, ScaleType type) {
 }
 
 std::vector<WireCase> wire_cases(const Topology& topology) {
-  const TensorFormat grouped = coded_format(Granularity::group, ScaleType::f32);
-  const TensorFormat powers = coded_format(Granularity::group, ScaleType::pow2);
-  const auto wire = [&](const TensorFormat& cell) { return gradient_wire(cell, false, topology); };
+  const TensorFormat grouped = encoded_format(Granularity::group, ScaleType::f32);
+  const TensorFormat powers = encoded_format(Granularity::group, ScaleType::pow2);
+  const auto wire = [&](const TensorFormat& format) {
+    return gradient_wire(format, false, topology);
+  };
   GradientWire fp8_gather = wire(grouped);
   fp8_gather.gather = grouped;
   GradientWire exact = wire(grouped);

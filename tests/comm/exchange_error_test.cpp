@@ -22,7 +22,7 @@ constexpr int64_t kCount = kRows * kColumns;
 
 using Values = std::vector<float>;
 
-/// The signal, and beside it the scale of each element's noise.
+/// The signal, and next to it the scale of each element's noise.
 struct Signal {
   Values values, scales;
 };
@@ -59,7 +59,7 @@ Values contribution(const Signal& signal, int rank) {
   return made;
 }
 
-TensorFormat coded(Granularity granularity) {
+TensorFormat encoded(Granularity granularity) {
   return {.dtype = DType::e4m3,
           .granularity = granularity,
           .policy = ScalePolicy::current,
@@ -136,15 +136,15 @@ TEST_CASE("errors of exchanged means are those of the table", "[exchange][error]
       INFO(row.ranks << " ranks, " << name << ": " << error << " % for " << expected << " %");
       CHECK((expected == 0 || (error > 0.8 * expected && error < 1.2 * expected)));
     };
-    const auto wire = [&](const TensorFormat& cell, const TensorFormat& gather) {
-      GradientWire made = gradient_wire(cell, false, Topology::blocks(row.ranks, row.ranks));
+    const auto wire = [&](const TensorFormat& format, const TensorFormat& gather) {
+      GradientWire made = gradient_wire(format, false, Topology::blocks(row.ranks, row.ranks));
       made.gather = gather;
       return made;
     };
-    const TensorFormat grouped = coded(Granularity::group);
+    const TensorFormat grouped = encoded(Granularity::group);
     const TensorFormat bf16 = plain(DType::bf16);
     check("bf16", wire(bf16, bf16), ExchangeResult::whole, row.bf16);
-    check("fp8_sum", wire(coded(Granularity::tensor), bf16), ExchangeResult::whole, row.fp8_sum);
+    check("fp8_sum", wire(encoded(Granularity::tensor), bf16), ExchangeResult::whole, row.fp8_sum);
     check("shard", wire(grouped, bf16), ExchangeResult::shard, row.shard);
     check("gathered in fp8", wire(grouped, grouped), ExchangeResult::whole, row.gathered_fp8);
     check("gathered in bf16", wire(grouped, bf16), ExchangeResult::whole, row.gathered_bf16);

@@ -22,7 +22,7 @@ namespace {
 
 constexpr int64_t kCount = 1000;
 
-const TensorFormat kGrouped = coded(Granularity::group, ScaleType::f32);
+const TensorFormat kGrouped = encoded(Granularity::group, ScaleType::f32);
 
 using Values = std::vector<float>;
 
@@ -102,7 +102,7 @@ TEST_CASE("two-shot: the fp64 mean of the decoded contributions", "[exchange]") 
       }
       const Topology topology = Topology::blocks(ranks, ranks);
       const GradientWire wire = gradient_wire(
-          coded(Granularity::group, pow2 ? ScaleType::pow2 : ScaleType::f32), false, topology);
+          encoded(Granularity::group, pow2 ? ScaleType::pow2 : ScaleType::f32), false, topology);
       const auto shards = exchange(gradients, wire, topology, ExchangeResult::shard);
       Values all;
       for (const Values& shard : shards) {
@@ -190,31 +190,32 @@ TEST_CASE("two hops: mean of both, near that of one hop", "[exchange]") {
 TEST_CASE("one rank: the bits of storing and reading in the wire's format", "[exchange]") {
   const auto device = make_device(DeviceKind::cpu);
   const Topology alone;
-  for (const TensorFormat& cell :
-       {plain(DType::f32), plain(DType::bf16), kGrouped, coded(Granularity::group, ScaleType::pow2),
-        coded(Granularity::tensor, ScaleType::pow2), coded(Granularity::tensor, ScaleType::f32)}) {
-    INFO(describe(cell));
+  for (const TensorFormat& format :
+       {plain(DType::f32), plain(DType::bf16), kGrouped,
+        encoded(Granularity::group, ScaleType::pow2), encoded(Granularity::tensor, ScaleType::pow2),
+        encoded(Granularity::tensor, ScaleType::f32)}) {
+    INFO(describe(format));
     const Values gradients = random_gradients(3);
     Tensor values(*device, DType::f32, {kCount}, MemoryCategory::workspace);
     copy_from_host(*device, values, gradients.data());
-    Tensor codes(*device, cell.dtype, {kCount}, MemoryCategory::workspace);
-    StoredTensor image(codes.view(), cell, {});
+    Tensor codes(*device, format.dtype, {kCount}, MemoryCategory::workspace);
+    StoredTensor packet(codes.view(), format, {});
     Tensor scales;
-    if (cell.is_scaled()) {
+    if (format.is_scaled()) {
       scales =
-          Tensor(*device, DType::f32, {stored_scales(cell, kCount)}, MemoryCategory::workspace);
+          Tensor(*device, DType::f32, {stored_scales(format, kCount)}, MemoryCategory::workspace);
       fill_zero(*device, scales);
-      image.scales = scales;
+      packet.scales = scales;
     }
-    ops::store(device->stream(), {.x = values, .to = image});
-    ops::read_stored(device->stream(), image, values);
+    ops::store(device->stream(), {.x = values, .to = packet});
+    ops::read_stored(device->stream(), packet, values);
     const Values expected = to_host_f32(*device, values.view());
-    const GradientWire wire = gradient_wire(cell, false, alone);
+    const GradientWire wire = gradient_wire(format, false, alone);
     for (const ExchangeResult result : {ExchangeResult::whole, ExchangeResult::shard}) {
       CHECK(same_bits(exchange({gradients}, wire, alone, result).front(), expected));
     }
     if (wire.kind != WireKind::fp8_sum) {
-      const GradientWire exact = gradient_wire(cell, true, alone);
+      const GradientWire exact = gradient_wire(format, true, alone);
       CHECK(
           same_bits(exchange({gradients}, exact, alone, ExchangeResult::whole).front(), gradients));
     }
@@ -225,10 +226,10 @@ TEST_CASE("a value that is not finite poisons its group on all ranks", "[exchang
   for (const float bad : {std::numeric_limits<float>::infinity(), std::nanf("")}) {
     for (const int per_node : {4, 2}) {
       const Topology topology = Topology::blocks(4, per_node);
-      for (const TensorFormat& cell : {kGrouped, coded(Granularity::group, ScaleType::pow2)}) {
+      for (const TensorFormat& format : {kGrouped, encoded(Granularity::group, ScaleType::pow2)}) {
         std::vector<Values> gradients(4, random_gradients(5));
         gradients[3][300] = bad;
-        const GradientWire wire = gradient_wire(cell, false, topology);
+        const GradientWire wire = gradient_wire(format, false, topology);
         for (const Values& mean : exchange(gradients, wire, topology, ExchangeResult::whole)) {
           for (size_t i = 0; i < mean.size(); ++i) {
             REQUIRE(std::isfinite(mean[i]) == (i < 256 || i >= 384));
@@ -239,13 +240,13 @@ TEST_CASE("a value that is not finite poisons its group on all ranks", "[exchang
   }
 }
 
-TEST_CASE("gradients kept as they cross the wire are not rounded again", "[exchange]") {
+TEST_CASE("gradients stored as they cross the wire are not rounded again", "[exchange]") {
   const Topology topology = Topology::blocks(3, 3);
   std::vector<Values> contributions;
   for (uint32_t rank = 0; rank < 3; ++rank) {
     contributions.push_back(decoded(random_gradients(rank + 1), false));
   }
-  std::vector<Values> kept(3);
+  std::vector<Values> stored(3);
   const GradientWire wire = gradient_wire(kGrouped, false, topology);
   const auto errors = run_ranks(topology, [&](Communicator& comm) {
     const auto device = make_device(DeviceKind::cpu);
@@ -262,7 +263,7 @@ TEST_CASE("gradients kept as they cross the wire are not rounded again", "[excha
     made.start(device->stream(), scratch.data(), 1.0F / 3);
     made.finish();
     ops::read_stored(device->stream(), gradient, x);
-    kept[rank] = to_host_f32(*device, x.view());
+    stored[rank] = to_host_f32(*device, x.view());
   });
   CHECK(errors == std::vector<std::string>(3));
   Values mean(static_cast<size_t>(kCount));
@@ -270,8 +271,8 @@ TEST_CASE("gradients kept as they cross the wire are not rounded again", "[excha
     mean[i] = (contributions[0][i] + contributions[1][i] + contributions[2][i]) * (1.0F / 3);
   }
   const Values expected = decoded(mean, false);
-  for (const Values& one : kept) {
-    CHECK(same_bits(one, expected));  // exact: the mean is rounded once, to be kept
+  for (const Values& one : stored) {
+    CHECK(same_bits(one, expected));  // exact: the mean is rounded once, to be stored
   }
 }
 
@@ -322,7 +323,7 @@ TEST_CASE("exchanges under way do not depend on how far others are", "[exchange]
 TEST_CASE("gradients in bf16 are exchanged as they are", "[exchange]") {
   const Topology topology = Topology::blocks(4, 4);
   const GradientWire wire = gradient_wire(plain(DType::bf16), false, topology);
-  for (const int64_t count : {512, 1000}) {  // gathered in the bucket itself, and beside it
+  for (const int64_t count : {512, 1000}) {  // gathered in the bucket itself, and next to it
     std::vector<Values> results(4);
     const auto errors = run_ranks(topology, [&](Communicator& comm) {
       const auto device = make_device(DeviceKind::cpu);

@@ -21,7 +21,7 @@ TEST_CASE("a mesh without a communicator is one rank") {
 }
 
 TEST_CASE("all ranks of a world lie along the data axis") {
-  const std::unique_ptr<Communicator> comm = make_rehearsal(Topology::blocks(6, 3), 4);
+  const std::unique_ptr<Communicator> comm = make_dry_run(Topology::blocks(6, 3), 4);
   const Mesh mesh(comm.get());
   CHECK(mesh.world_size() == 6);
   CHECK(mesh.world_rank() == 4);

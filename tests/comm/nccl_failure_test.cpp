@@ -8,8 +8,8 @@
 
 #include "base/error.h"
 #include "comm/collective_checks.h"
-#include "comm/meeting.h"
 #include "comm/nccl_ranks.h"
+#include "comm/rendezvous.h"
 #include "nccl_fake.h"
 #include "support/rank_threads.h"
 #include "support/temp_dir.h"
@@ -126,7 +126,7 @@ TEST_CASE("nccl: what breaks in the background ends the run, and names rank and 
   CHECK(end.aborted() == 2);
 }
 
-TEST_CASE("nccl: ranks that call different collectives are told", "[nccl]") {
+TEST_CASE("nccl: ranks that call different collectives are reported", "[nccl]") {
   gpus_for_ranks(2);
   const auto errors = run_nccl_ranks(
       Topology::blocks(2, 2), [](Communicator& comm, Device& device, Communicator& host) {
@@ -180,21 +180,21 @@ TEST_CASE("nccl: two ranks on one GPU, and a library that is not there, are erro
   CHECK_THAT(start(2)[1], Catch::Contains("GPU 2 was asked for, but this process sees 2"));
 }
 
-TEST_CASE("nccl: ranks that meet by a file", "[nccl][meeting]") {
+TEST_CASE("nccl: ranks that meet by a file", "[nccl][rendezvous]") {
   const int ranks = gpus_for_ranks(3);
   const CleanEnd end;
   const TempDir folder;
   const std::vector<std::string> errors =
       run_ranks(Topology::blocks(ranks, 2), [&](Communicator& host) {
-        const Meeting meeting = {.rank = host.rank(),
-                                 .size = ranks,
-                                 .local_rank = host.local_rank(),
-                                 .node = 10 + host.node(),
-                                 .run = "1.2.3",
-                                 .file = folder.path() / "not" / "there" / "yet",
-                                 .timeout_seconds = 30};
+        const Rendezvous rendezvous = {.rank = host.rank(),
+                                       .size = ranks,
+                                       .local_rank = host.local_rank(),
+                                       .node = 10 + host.node(),
+                                       .run = "1.2.3",
+                                       .file = folder.path() / "not" / "there" / "yet",
+                                       .timeout_seconds = 30};
         const std::unique_ptr<Device> device = make_device(DeviceKind::cuda, host.rank());
-        const std::unique_ptr<Communicator> comm = make_nccl_communicator(meeting, *device);
+        const std::unique_ptr<Communicator> comm = make_nccl_communicator(rendezvous, *device);
         if (comm->topology() != host.topology()) {
           throw std::runtime_error("the ranks of nodes are others");
         }

@@ -29,8 +29,8 @@ struct Outcome {
 };
 
 struct Case {
-  TensorFormat cell;
-  TensorFormat kept;  ///< of the gradients
+  TensorFormat format;
+  TensorFormat stored;  ///< of the gradients
   Topology topology;
   ExchangeResult result = ExchangeResult::whole;
   bool self_exact = false;
@@ -65,18 +65,18 @@ void append(Bytes& bytes, Device& device, const View& view) {
   }
 }
 
-/// The gradients of a rank, kept as the case says.
-struct Kept {
-  Kept(Device& device, const Case& c, const std::vector<float>& values)
-      : codes(device, c.kept.dtype, {c.count}, MemoryCategory::gradients) {
+/// The gradients of a rank, stored as the case says.
+struct Stored {
+  Stored(Device& device, const Case& c, const std::vector<float>& values)
+      : codes(device, c.stored.dtype, {c.count}, MemoryCategory::gradients) {
     const std::vector<int64_t> begins = tensors_of(c.count);
-    const bool by_tensor = c.kept.is_scaled() && c.kept.granularity == Granularity::tensor;
-    if (c.kept.is_scaled()) {
-      const Shape shape = by_tensor ? Shape{3, 2} : Shape{stored_scales(c.kept, c.count)};
+    const bool by_tensor = c.stored.is_scaled() && c.stored.granularity == Granularity::tensor;
+    if (c.stored.is_scaled()) {
+      const Shape shape = by_tensor ? Shape{3, 2} : Shape{stored_scales(c.stored, c.count)};
       scales = Tensor(device, DType::f32, shape, MemoryCategory::gradients);
       fill_zero(device, scales);
     }
-    all = StoredTensor(codes.view(), c.kept, scales.view());
+    all = StoredTensor(codes.view(), c.stored, scales.view());
     Tensor x(device, DType::f32, {c.count}, MemoryCategory::workspace);
     copy_from_host(device, x, values.data());
     if (!by_tensor) {
@@ -86,9 +86,9 @@ struct Kept {
     for (size_t t = 0; t < begins.size(); ++t) {
       const int64_t elements = (t + 1 < begins.size() ? begins[t + 1] : c.count) - begins[t];
       const View from = {x.view().as<float>() + begins[t], DType::f32, {elements}};
-      const View to = {codes.view().as<uint8_t>() + begins[t], c.kept.dtype, {elements}};
+      const View to = {codes.view().as<uint8_t>() + begins[t], c.stored.dtype, {elements}};
       const View scale = {scales.view().as<float>() + 2 * t, DType::f32, {2}};
-      ops::store(device.stream(), {.x = from, .to = {to, c.kept, scale}});
+      ops::store(device.stream(), {.x = from, .to = {to, c.stored, scale}});
     }
   }
 
@@ -98,12 +98,12 @@ struct Kept {
 
 Outcome exchange(Communicator& comm, const Case& c, int64_t piece_bytes, float bad) {
   const auto device = make_device(DeviceKind::cpu);
-  Kept kept(*device, c, gradients_of(comm.rank(), c.count, bad));
-  const GradientWire wire = gradient_wire(c.cell, c.self_exact, comm.topology());
+  Stored stored(*device, c, gradients_of(comm.rank(), c.count, bad));
+  const GradientWire wire = gradient_wire(c.format, c.self_exact, comm.topology());
   const bool names = wire.kind == WireKind::fp8_sum;
   GradientExchange made(
       comm, *device, wire,
-      {kept.all, names ? tensors_of(c.count) : std::vector<int64_t>(), piece_bytes}, c.result);
+      {stored.all, names ? tensors_of(c.count) : std::vector<int64_t>(), piece_bytes}, c.result);
   Outcome outcome = {{}, made.pieces(), made.scratch_bytes(), {}};
   const Buffer scratch(*device, made.scratch_bytes(), MemoryCategory::workspace);
   Tensor own(*device, DType::f32, {made.own_elements()}, MemoryCategory::gradients);
@@ -111,7 +111,7 @@ Outcome exchange(Communicator& comm, const Case& c, int64_t piece_bytes, float b
   if (c.result == ExchangeResult::shard) {
     shard = own;
     if (c.in_place && made.own_elements() > 0) {
-      shard.data = kept.codes.view().as<float>() + comm.rank() * made.shard_elements();
+      shard.data = stored.codes.view().as<float>() + comm.rank() * made.shard_elements();
     }
   }
   const float factor = 1.0F / static_cast<float>(comm.size());
@@ -123,8 +123,8 @@ Outcome exchange(Communicator& comm, const Case& c, int64_t piece_bytes, float b
   }
   outcome.sent = {comm.traffic().within_node - before.within_node,
                   comm.traffic().between_nodes - before.between_nodes};
-  append(outcome.bytes, *device, shard.empty() ? kept.codes.view() : shard);
-  append(outcome.bytes, *device, shard.empty() ? kept.scales.view() : View{});
+  append(outcome.bytes, *device, shard.empty() ? stored.codes.view() : shard);
+  append(outcome.bytes, *device, shard.empty() ? stored.scales.view() : View{});
   return outcome;
 }
 
@@ -140,7 +140,7 @@ std::vector<Outcome> exchange_all(const Case& c, int64_t piece_bytes, float bad)
 void check_pieces(const Case& c, float bad = 1.0F) {
   const std::vector<Outcome> at_once = exchange_all(c, 0, bad);
   CHECK(at_once[0].pieces == 1);
-  const auto element = static_cast<int64_t>(size_of(c.kept.dtype));
+  const auto element = static_cast<int64_t>(size_of(c.stored.dtype));
   const int64_t least = 128 * element * c.topology.size();
   for (const int64_t piece_bytes : {int64_t{1}, 2 * least + 4, c.count * element - 1}) {
     CAPTURE(piece_bytes);
@@ -148,7 +148,7 @@ void check_pieces(const Case& c, float bad = 1.0F) {
     for (size_t rank = 0; rank < in_pieces.size(); ++rank) {
       CAPTURE(rank);
       CHECK(in_pieces[rank].bytes == at_once[rank].bytes);  // exact
-      // Images are padded to 16 bytes: of 128 codes with a byte for the scale, 144 for 129.
+      // Packets are padded to 16 bytes: of 128 codes with a byte for the scale, 144 for 129.
       const auto sent = static_cast<double>(at_once[rank].sent.total());
       CHECK(static_cast<double>(in_pieces[rank].sent.total()) == Approx(sent).epsilon(0.12));
     }
@@ -161,21 +161,21 @@ std::vector<Topology> topologies() {
           Topology::blocks(4, 2)};
 }
 
-const TensorFormat kGrouped = coded(Granularity::group, ScaleType::f32);
-const TensorFormat kPowers = coded(Granularity::group, ScaleType::pow2);
-const TensorFormat kByTensor = coded(Granularity::tensor, ScaleType::pow2);
+const TensorFormat kGrouped = encoded(Granularity::group, ScaleType::f32);
+const TensorFormat kPowers = encoded(Granularity::group, ScaleType::pow2);
+const TensorFormat kByTensor = encoded(Granularity::tensor, ScaleType::pow2);
 
 // 40 groups, of which the last is not full; and so few that the last ranks have none.
 const int64_t kCounts[] = {5000, 700};
 
 TEST_CASE("pieces have the bits of one exchange, on every wire", "[exchange][pieces]") {
-  for (const TensorFormat& cell :
+  for (const TensorFormat& format :
        {plain(DType::f32), plain(DType::bf16), kGrouped, kPowers, kByTensor}) {
     for (const Topology& topology : topologies()) {
       for (const ExchangeResult result : {ExchangeResult::whole, ExchangeResult::shard}) {
         for (const int64_t count : kCounts) {
-          INFO(describe(cell) << ", " << topology.size() << " ranks, " << count << " elements");
-          check_pieces({.cell = cell, .topology = topology, .result = result, .count = count});
+          INFO(describe(format) << ", " << topology.size() << " ranks, " << count << " elements");
+          check_pieces({.format = format, .topology = topology, .result = result, .count = count});
         }
       }
     }
@@ -184,7 +184,7 @@ TEST_CASE("pieces have the bits of one exchange, on every wire", "[exchange][pie
 
 TEST_CASE("pieces of gradients in few bits", "[exchange][pieces]") {
   struct Formats {
-    TensorFormat cell, kept;
+    TensorFormat format, stored;
   };
   const Formats formats[] = {{plain(DType::bf16), plain(DType::bf16)},
                              {kGrouped, plain(DType::bf16)},
@@ -194,9 +194,10 @@ TEST_CASE("pieces of gradients in few bits", "[exchange][pieces]") {
   for (const Formats& f : formats) {
     for (const Topology& topology : topologies()) {
       for (const ExchangeResult result : {ExchangeResult::whole, ExchangeResult::shard}) {
-        INFO(describe(f.kept) << " as " << describe(f.cell) << ", " << topology.size() << " ranks");
-        check_pieces({.cell = f.cell,
-                      .kept = f.kept,
+        INFO(describe(f.stored) << " as " << describe(f.format) << ", " << topology.size()
+                                << " ranks");
+        check_pieces({.format = f.format,
+                      .stored = f.stored,
                       .topology = topology,
                       .result = result,
                       .count = 5000});
@@ -206,11 +207,11 @@ TEST_CASE("pieces of gradients in few bits", "[exchange][pieces]") {
 }
 
 TEST_CASE("pieces leave a rank's own part exact where that is asked for", "[exchange][pieces]") {
-  for (const TensorFormat& cell : {plain(DType::bf16), kGrouped}) {
+  for (const TensorFormat& format : {plain(DType::bf16), kGrouped}) {
     for (const ExchangeResult result : {ExchangeResult::whole, ExchangeResult::shard}) {
       for (const bool in_place : {false, true}) {
-        INFO(describe(cell));
-        check_pieces({.cell = cell,
+        INFO(describe(format));
+        check_pieces({.format = format,
                       .topology = Topology::blocks(3, 3),
                       .result = result,
                       .self_exact = true,
@@ -222,11 +223,12 @@ TEST_CASE("pieces leave a rank's own part exact where that is asked for", "[exch
 }
 
 TEST_CASE("what is not finite spoils no more in pieces", "[exchange][pieces]") {
-  for (const TensorFormat& cell : {kGrouped, kPowers, kByTensor}) {
-    for (const TensorFormat& kept : {plain(DType::f32), cell}) {
-      INFO(describe(cell));
-      check_pieces({.cell = cell, .kept = kept, .topology = Topology::blocks(4, 2), .count = 5000},
-                   std::numeric_limits<float>::infinity());
+  for (const TensorFormat& format : {kGrouped, kPowers, kByTensor}) {
+    for (const TensorFormat& stored : {plain(DType::f32), format}) {
+      INFO(describe(format));
+      check_pieces(
+          {.format = format, .stored = stored, .topology = Topology::blocks(4, 2), .count = 5000},
+          std::numeric_limits<float>::infinity());
     }
   }
 }
@@ -235,13 +237,13 @@ TEST_CASE("memory of an exchange is that of a piece", "[exchange][pieces]") {
   const auto device = make_meta_device({});
   constexpr int64_t kMany = int64_t{1} << 28;  // 1 GiB of fp32
   constexpr int64_t kPiece = int64_t{25} << 20;
-  for (const TensorFormat& cell : {plain(DType::f32), plain(DType::bf16), kGrouped, kByTensor}) {
+  for (const TensorFormat& format : {plain(DType::f32), plain(DType::bf16), kGrouped, kByTensor}) {
     for (const int per_node : {8, 64}) {
       for (const ExchangeResult result : {ExchangeResult::whole, ExchangeResult::shard}) {
-        INFO(describe(cell) << ", nodes of " << per_node);
-        const auto comm = make_rehearsal(Topology::blocks(64, per_node), 5);
+        INFO(describe(format) << ", nodes of " << per_node);
+        const auto comm = make_dry_run(Topology::blocks(64, per_node), 5);
         const Tensor bucket(*device, DType::f32, {kMany}, MemoryCategory::gradients);
-        const GradientExchange made(*comm, *device, gradient_wire(cell, false, comm->topology()),
+        const GradientExchange made(*comm, *device, gradient_wire(format, false, comm->topology()),
                                     {bucket.view(), {0}, kPiece}, result);
         // Sent and received, and fp32 sums of one node's part.
         CHECK(static_cast<double>(made.scratch_bytes()) <= 2.2 * kPiece);

@@ -203,8 +203,8 @@ TEST_CASE("fp8_sum: controllers scale the sum, and learn where it is at the maxi
   }
 }
 
-TEST_CASE("fp8_sum: kept codes stay codes", "[exchange][shared]") {
-  // Codes of powers of two: contributions that are kept are decoded to the values they came from.
+TEST_CASE("fp8_sum: stored codes stay codes", "[exchange][shared]") {
+  // Codes of powers of two: contributions that are stored are decoded to the values they came from.
   std::vector<Values> gradients;
   for (int rank = 0; rank < 4; ++rank) {
     Values one = gradients_of(rank);
@@ -218,7 +218,7 @@ TEST_CASE("fp8_sum: kept codes stay codes", "[exchange][shared]") {
   const Values expected = expected_mean(gradients);
   for (const Values& whole : run(4, DType::e4m3, ExchangeResult::whole)) {
     for (size_t i = 0; i < whole.size(); ++i) {
-      // The scale that is kept is 4 times the shared one, exactly.
+      // The scale that is stored is 4 times the shared one, exactly.
       REQUIRE(whole[i] == expected[i]);
     }
   }

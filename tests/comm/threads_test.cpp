@@ -67,12 +67,12 @@ TEST_CASE("a rank that does not come is named", "[threads]") {
   CHECK_THAT(errors[0], Catch::Contains("all_gather did not end in 0.2 s") &&
                             Catch::Contains("not joined: 2"));
   CHECK(errors[2].empty());
-  for (const int other : {1, 3}) {  // rank 0 has told them, or has left first
+  for (const int other : {1, 3}) {  // rank 0 has reported it, or has left first
     CHECK_THAT(errors[static_cast<size_t>(other)], Catch::Contains("rank 0 has"));
   }
 }
 
-TEST_CASE("ranks that call different collectives are told", "[threads]") {
+TEST_CASE("ranks that call different collectives are reported", "[threads]") {
   const auto errors = run_ranks(Topology::blocks(2, 2), [](Communicator& comm) {
     if (comm.rank() == 0) {
       comm.all_gather_values(uint32_t{1});

@@ -15,7 +15,7 @@ TEST_CASE("ranks know their nodes", "[topology]") {
   CHECK(two_by_three.ranks_of_node(1) == std::vector<int>{3, 4, 5});
   CHECK(two_by_three.ranks_per_node() == 3);
   CHECK(Topology::blocks(5, 3).ranks_per_node() == 0);
-  CHECK(Topology({0, 1, 0, 1}).ranks_per_node() == 0);  // placed in turns
+  CHECK(Topology({0, 1, 0, 1}).ranks_per_node() == 0);  // placed alternately
   CHECK(Topology({0, 1, 0, 1}).local_rank(3) == 1);
   CHECK(Topology().size() == 1);
 }

@@ -6,7 +6,7 @@
 namespace fp8train::test {
 
 /// E4M3 with a current scale; of 128 elements for Granularity::group.
-inline TensorFormat coded(Granularity granularity, ScaleType type) {
+inline TensorFormat encoded(Granularity granularity, ScaleType type) {
   return {.dtype = DType::e4m3,
           .granularity = granularity,
           .policy = ScalePolicy::current,

@@ -17,7 +17,7 @@ using test::kBase;
 using test::load_text;
 
 bool tells(const Settings& settings, const std::string& line) {
-  const auto& lines = settings.told.lines;
+  const auto& lines = settings.notes.lines;
   return std::find(lines.begin(), lines.end(), line) != lines.end();
 }
 
@@ -73,11 +73,11 @@ use_cpu: false
   CHECK(tells(s, "fp8_config.fp8_format read as fp8.format"));
   CHECK(tells(s, "num_processes has no meaning here: Slurm or MPI decides"));
   CHECK(tells(s, "tpu_env has no meaning here"));
-  CHECK(s.told.lines.size() == 8 + 16);
+  CHECK(s.notes.lines.size() == 8 + 16);
   // What is shown reads back as the same settings, in our own keys.
   const Settings again = load_text(show_settings(s, true));
   CHECK(again == s);
-  CHECK(again.told.lines.empty());
+  CHECK(again.notes.lines.empty());
 }
 
 TEST_CASE("fp8_config in its other spellings") {
@@ -159,9 +159,9 @@ TEST_CASE("DeepSpeed's switch") {
   CHECK(tells(s, "fp8.enabled read as mixed_precision: fp8"));
   s = load_text(kBase + "mixed_precision: bf16\nfp8: {enabled: false}\n");
   CHECK(s.precision.mixed_precision == "bf16");
-  CHECK(s.told.lines.size() == 1);
+  CHECK(s.notes.lines.size() == 1);
   CHECK_THAT(error_of(kBase + "mixed_precision: fp8\nfp8: {enabled: false}\n"),
-             Contains("run.yaml:5:7: fp8.enabled: false stands beside mixed_precision: fp8"));
+             Contains("run.yaml:5:7: fp8.enabled: false conflicts with mixed_precision: fp8"));
   CHECK_THAT(error_of(kBase + "mixed_precision: bf16\nfp8: {enabled: true}\n"),
              Contains("fp8.enabled: switches FP8 on"));
   CHECK_THAT(error_of(kBase + "fp8: {enabled: perhaps}\n"), Contains("true or false"));
@@ -214,10 +214,10 @@ TEST_CASE("what Megatron's names cannot mean is an error") {
              Contains("first_last_layers_bf16: true"));
   CHECK_THAT(error("fp8_format: hybrid\nfp8_recipe: tensorwise\nfp8_margin: 1\n"),
              Contains("fp8_margin") && Contains("te-current"));
-  CHECK_THAT(error("mixed_precision: bf16\nfp8_format: hybrid\n"), Contains("keep one of them"));
+  CHECK_THAT(error("mixed_precision: bf16\nfp8_format: hybrid\n"), Contains("remove one of them"));
 }
 
-TEST_CASE("every example of the page on recipes loads and selects a row") {
+TEST_CASE("every example of the page on recipes loads and selects a plan") {
   const auto page = std::filesystem::path(FP8TRAIN_SOURCE_DIR) / "docs" / "recipes.md";
   std::ifstream file(page);
   std::string example;

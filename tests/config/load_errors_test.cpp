@@ -210,10 +210,10 @@ TEST_CASE("the model is given in exactly one way") {
   CHECK(error_of("model: {recompute: block}\n" + rest) ==
         "run.yaml:1:1: model.preset: missing; give model.preset, model.from or the model's fields");
   CHECK(error_of("model: {preset: toy, from: dir}\n" + rest) ==
-        "run.yaml:1:22: model.from: stands beside model.preset; keep one of them");
+        "run.yaml:1:22: model.from: conflicts with model.preset; remove one of them");
   CHECK(error_of("model: {hidden_size: 8, from: dir}\n" + rest) ==
-        "run.yaml:1:9: model.hidden_size: stands beside model.from, whose config.json has the "
-        "shape; keep one of them");
+        "run.yaml:1:9: model.hidden_size: conflicts with model.from, whose config.json has the "
+        "shape; remove one of them");
   CHECK(error_of("model: {from: dir, recompute: block}\n" + rest) == "loaded");
   CHECK(error_of("model: {hidden_size: 64, num_hidden_layers: 2, max_position_embeddings: "
                  "2048}\n" +
@@ -232,8 +232,9 @@ TEST_CASE("settings that contradict each other") {
   const std::string head = "model: {preset: toy}\ndata: {train: a}\n";
   CHECK(error_of(head) ==
         "run.yaml: training.max_steps: missing; give either max_steps or max_tokens");
-  CHECK(error_of(head + "training: {max_steps: 5, max_tokens: 1M}\n") ==
-        "run.yaml:3:26: training.max_tokens: stands beside training.max_steps; keep one of them");
+  CHECK(
+      error_of(head + "training: {max_steps: 5, max_tokens: 1M}\n") ==
+      "run.yaml:3:26: training.max_tokens: conflicts with training.max_steps; remove one of them");
   CHECK(error_of(head + "training: {max_tokens: 100}\n") ==
         "run.yaml:3:12: training.max_tokens: less than one optimizer step of 512 tokens");
   CHECK(error_of(head + "training: {max_steps: 5, global_batch_size: 12}\n") ==
@@ -241,8 +242,8 @@ TEST_CASE("settings that contradict each other") {
         "training.micro_batch_size 8");
   CHECK(error_of(head + "training: {max_steps: 5, global_batch_size: 16, "
                         "gradient_accumulation_steps: 2}\n") ==
-        "run.yaml:3:26: training.global_batch_size: stands beside "
-        "training.gradient_accumulation_steps; keep one of them");
+        "run.yaml:3:26: training.global_batch_size: conflicts with "
+        "training.gradient_accumulation_steps; remove one of them");
   CHECK(error_with("scheduler: {min_lr: 1}") ==
         "run.yaml:4:13: scheduler.min_lr: scheduler.min_lr 1 is above optimizer.lr 0.0003");
   CHECK(error_with("scheduler: {type: wsd}") ==
@@ -253,7 +254,8 @@ TEST_CASE("settings that contradict each other") {
         "--set data.seq_length=65: data.seq_length: data.seq_length 65 is longer than "
         "model.max_position_embeddings 64");
   CHECK(error_of(kBase, {"data.val=b", "data.val_fraction=0.1"}) ==
-        "--set data.val_fraction=0.1: data.val_fraction: stands beside data.val; keep one of them");
+        "--set data.val_fraction=0.1: data.val_fraction: conflicts with data.val; remove one of "
+        "them");
 }
 
 TEST_CASE("keys of another optimizer or schedule than the one chosen") {
@@ -286,12 +288,12 @@ TEST_CASE("precision keys that have no meaning or contradict each other") {
   CHECK(error_with("mixed_precision: bf16\nprecision: {margin: 1}") ==
         "run.yaml:5:13: precision.margin: has no meaning with mixed_precision: bf16; set "
         "mixed_precision: fp8 or remove the key");
-  CHECK(
-      error_with("mixed_precision: fp8\nfp8: {recipe: delayed}\nprecision: {plan: te-delayed}") ==
-      "run.yaml:5:7: fp8.recipe: stands beside precision.plan, which names the row directly; keep "
-      "one of them");
+  CHECK(error_with("mixed_precision: fp8\nfp8: {recipe: delayed}\nprecision: {plan: te-delayed}") ==
+        "run.yaml:5:7: fp8.recipe: conflicts with precision.plan, which names the plan directly; "
+        "keep "
+        "one of them");
   CHECK(error_with("mixed_precision: fp8\nfp8: {recipe: delyed}")
-            .starts_with("run.yaml:5:7: fp8.recipe: no row for backend"));
+            .starts_with("run.yaml:5:7: fp8.recipe: no plan for backend"));
   CHECK(error_with("mixed_precision: fp8\nfp8: {recipe: current, amax_history_len: 3}")
             .starts_with("run.yaml:5:24: fp8.amax_history_len has no meaning for row"));
   CHECK(error_with("mixed_precision: bf16\nfp8: {swiglu: smooth}")
@@ -306,7 +308,7 @@ TEST_CASE("precision keys that have no meaning or contradict each other") {
   CHECK_THAT(error_with("precision: {plan: te-current, swiglu: smooth, wgrad_x: bf16}"),
              Catch::Contains("fp8.swiglu") && Catch::Contains("use bf16_down_input"));
   CHECK(error_with("precision: {plan: te-delyed}")
-            .starts_with("run.yaml:4:13: precision.plan: no row 'te-delyed'"));
+            .starts_with("run.yaml:4:13: precision.plan: no plan 'te-delyed'"));
   CHECK(error_with("precision: {backend: te}")
             .starts_with(
                 "run.yaml:4:13: precision.backend: unknown key; `backend` belongs to `fp8`"));

@@ -201,7 +201,7 @@ TEST_CASE("fields override a preset") {
   CHECK(s.model.config.hidden_size == 64);
 }
 
-TEST_CASE("precision.plan names the row, with tuning keys in either section") {
+TEST_CASE("precision.plan names the plan, with tuning keys in either section") {
   const Settings s = load_text(kBase + "precision: {plan: te-delayed, margin: 1}\n");
   CHECK(s.precision.plan == "te-delayed");
   CHECK(s.precision.margin == 1);
@@ -209,11 +209,11 @@ TEST_CASE("precision.plan names the row, with tuning keys in either section") {
         2);
 }
 
-TEST_CASE("the formats of moments stand beside any row") {
+TEST_CASE("the formats of moments stand next to any row") {
   const Settings settings = load_text(
       kBase + "mixed_precision: bf16\nprecision: {moment1: e4m3 group(128), moment2: fp16}\n");
-  CHECK(settings.precision.cells.moment1 == "e4m3 group(128)");
-  CHECK(settings.precision.cells.moment2 == "fp16");
+  CHECK(settings.precision.roles.moment1 == "e4m3 group(128)");
+  CHECK(settings.precision.roles.moment2 == "fp16");
   CHECK_THAT(test::error_of(kBase + "precision: {moment1: int8}\n"),
              Catch::Contains("precision.moment1") && Catch::Contains("group(128)"));
   CHECK_THAT(test::error_of(kBase + "optimizer: {name: sgd}\nprecision: {moment1: bf16}\n"),
@@ -234,13 +234,13 @@ TEST_CASE("muon has keys of its own") {
                                       .lr_factor = 20});
   CHECK(load_text(kBase + "optimizer: {name: muon}\n").optimizer.muon == MuonSettings{});
   CHECK(load_text(kBase + "optimizer: {name: muon}\nprecision: {moment1: bf16}\n")
-            .precision.cells.moment1 == "bf16");
+            .precision.roles.moment1 == "bf16");
 }
 
-TEST_CASE("cells stand beside any row, and are refused at their place") {
+TEST_CASE("roles stand next to any row, and are refused at their place") {
   const Settings settings =
       load_text(kBase + "precision: {plan: fp8-safe, moment1: bf16, self_exact: true}\n");
-  CHECK(settings.precision.cells.moment1 == "bf16");
+  CHECK(settings.precision.roles.moment1 == "bf16");
   CHECK(settings.precision.self_exact == true);
   CHECK_THAT(test::error_of(kBase + "precision: {plan: te-current, wgrad_x: e4m3 1x128}\n"),
              Catch::StartsWith("run.yaml:4:31:") && Catch::Contains("precision.wgrad_x") &&

@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "config/load_support.h"
 #include "config/show.h"
-#include "precision/chart.h"
+#include "precision/plan_table.h"
 
 namespace fp8train {
 namespace {
@@ -168,7 +168,7 @@ TEST_CASE("the questions are those of the table, and fit into the terminal") {
                                 {"precision.plan", "?"},
                                 {"data.train", "?"}}))
                     .screen);
-  check_columns(chart_text());
+  check_columns(plan_table_text());
 }
 
 TEST_CASE("? explains from the table and asks again") {
@@ -223,7 +223,7 @@ TEST_CASE("a bad answer gets the text of the loader, and the question stays") {
   CHECK_THAT(done.screen, Contains("expected a number > 0, got \"3e-4x\""));
   CHECK_THAT(done.screen, Contains("expected a number > 0, got \"-1\""));
   CHECK_THAT(done.screen, Contains("got \"lama-42m\"; did"));
-  CHECK_THAT(done.screen, Contains("no row 'nonesuch'; the rows are: fp32, bf16"));
+  CHECK_THAT(done.screen, Contains("no plan 'nonesuch'; the plans are: fp32, bf16"));
   CHECK_THAT(done.screen, Contains("longer than model.max_position_embeddings 1024"));
   CHECK_THAT(done.screen, Contains("this needs an answer: a whole number in [1, 65536]"));
   CHECK_THAT(done.screen, Contains("9 is not a multiple of training.micro_batch_size 8"));
@@ -306,7 +306,7 @@ TEST_CASE("a file that is there is replaced only on request") {
         "b.yaml");
 }
 
-TEST_CASE("memory is told after what changes it, once") {
+TEST_CASE("memory is reported after what changes it, once") {
   WizardHooks hooks;
   hooks.memory = [](const Settings& settings) {
     return fmt::format("{} of memory", settings.training.micro_batch_size * 3);

@@ -145,7 +145,7 @@ TEST_CASE("token files make one array across shards, in sorted order") {
   CHECK(named.val.size() == 3);
 }
 
-TEST_CASE("the format is told from content and name") {
+TEST_CASE("the format is detected from content and name") {
   const test::TempDir dir;
   write_token_file(dir / "a", std::vector<int32_t>{1}, 10);
   test::write_file(dir / "b.bin", "ab\x01\x02");

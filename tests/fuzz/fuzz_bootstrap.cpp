@@ -8,7 +8,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "comm/meeting.h"
+#include "comm/rendezvous.h"
 #include "scratch_file.h"
 
 namespace {
@@ -22,10 +22,10 @@ void check(bool holds) {
 }
 
 /// False: nothing of this run is there.
-bool read(const fp8train::Meeting& meeting, std::string& found) {
+bool read(const fp8train::Rendezvous& rendezvous, std::string& found) {
   found.assign(kBytes, '\0');
   try {
-    const fp8train::SharedNote note(meeting, found.data(), kBytes);
+    const fp8train::FileStore note(rendezvous, found.data(), kBytes);
     return true;
   } catch (const fp8train::CommError&) {
     return false;
@@ -38,25 +38,25 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 4) {
     return 0;
   }
-  fp8train::Meeting first = {.rank = 0,
-                             .size = 2 + data[0] % 7,
-                             .local_rank = 0,
-                             .node = 0,
-                             .run = std::to_string(data[1]),
-                             .file = scratch_path() + "-note",
-                             .timeout_seconds = 0};
-  fp8train::Meeting other = first;
+  fp8train::Rendezvous first = {.rank = 0,
+                                .size = 2 + data[0] % 7,
+                                .local_rank = 0,
+                                .node = 0,
+                                .run = std::to_string(data[1]),
+                                .file = scratch_path() + "-note",
+                                .timeout_seconds = 0};
+  fp8train::Rendezvous other = first;
   other.rank = 1;
   std::string payload(kBytes, '\0');
   std::memcpy(payload.data(), data + 4, std::min(size - 4, kBytes));
   std::string found;
   {
     std::string sent = payload;
-    const fp8train::SharedNote note(first, sent.data(), kBytes);
+    const fp8train::FileStore note(first, sent.data(), kBytes);
     const std::string path = note.path().string();
     const std::string whole = read_scratch(path);
     check(read(other, found) && found == payload);
-    fp8train::Meeting larger = other;
+    fp8train::Rendezvous larger = other;
     larger.size += 1;
     check(!read(larger, found));
     // A part of it, more than it, and it with one byte of its first line changed.

@@ -46,7 +46,7 @@ class Run {
     session_.tokenizer = make_byte_tokenizer();
     session_.engine = test::small_llama("te-delayed");
     engine_ = std::make_unique<Engine>(*device_, session_.engine);
-    engine_->reserve(rehearse_step(session_.engine, DeviceTraits{}).plan);
+    engine_->reserve(dry_run_step(session_.engine, DeviceTraits{}).plan);
     engine_->model().initialize(3);
     engine_->weights_changed();
     engine_->step([] { return test::random_batch(1); }, 0, 1e-3, false);
@@ -118,7 +118,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       std::abort();
     }
     run.save("again", resumed.state);
-    const CheckpointPlace saved = find_checkpoints(Run::root("again")).front();
+    const CheckpointFolder saved = find_checkpoints(Run::root("again")).front();
     const Files once = files_of(saved.path);
     check(files != run.valid() || once == files);
     run.save("twice", run.resume(saved.path).state);

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "verbs.h"
+#include "commands.h"
 
 namespace {
 
@@ -31,13 +31,13 @@ template <size_t Index>
 void add_without_action(Arguments arguments, Action& action) {
   static Action dropped;  // what callbacks of options refer to
   dropped = nullptr;
-  all_verbs()[Index].add(arguments, dropped);
+  all_commands()[Index].add(arguments, dropped);
   action = [] { return 0; };
 }
 
 template <size_t... Index>
-std::vector<Verb> without_actions(std::index_sequence<Index...> /*indices*/) {
-  return {{all_verbs()[Index].name, all_verbs()[Index].help, add_without_action<Index>}...};
+std::vector<Command> without_actions(std::index_sequence<Index...> /*indices*/) {
+  return {{all_commands()[Index].name, all_commands()[Index].help, add_without_action<Index>}...};
 }
 
 /// A command, or an option of the program itself, stays first; anything else is for `train`.
@@ -60,7 +60,7 @@ constexpr size_t kCommands = 11;
 }  // namespace
 
 extern "C" int LLVMFuzzerInitialize(int* /*count*/, char*** /*arguments*/) {
-  check(all_verbs().size() == kCommands);
+  check(all_commands().size() == kCommands);
   // Messages of the program; libFuzzer writes to the descriptor itself.
   stdout = std::fopen("/dev/null", "w");
   stderr = std::fopen("/dev/null", "w");
@@ -68,23 +68,24 @@ extern "C" int LLVMFuzzerInitialize(int* /*count*/, char*** /*arguments*/) {
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static const std::vector<Verb> kVerbs = without_actions(std::make_index_sequence<kCommands>());
+  static const std::vector<Command> kCommands =
+      without_actions(std::make_index_sequence<kCommands>());
   std::vector<std::string> arguments;
   std::istringstream lines(std::string(reinterpret_cast<const char*>(data), size));
   for (std::string line; arguments.size() < kMostArguments && std::getline(lines, line);) {
     arguments.push_back(line.substr(0, line.find('\0')));
   }
-  const int code = run_program(kVerbs, arguments);
+  const int code = run_program(kCommands, arguments);
   check(code == 0 || code == kExitUsage);
   std::vector<std::string> names;
-  for (const Verb& verb : kVerbs) {
-    names.emplace_back(verb.name);
+  for (const Command& command : kCommands) {
+    names.emplace_back(command.name);
   }
   try {
-    const std::vector<std::string> complete = with_verb(arguments, names);
+    const std::vector<std::string> complete = with_command(arguments, names);
     check_default_command(arguments, complete, names);
-    check(with_verb(complete, names) == complete);
-    check(run_program(kVerbs, complete) == code);
+    check(with_command(complete, names) == complete);
+    check(run_program(kCommands, complete) == code);
   } catch (const ConfigError&) {
     check(code == kExitUsage);
   }

@@ -11,7 +11,7 @@
 
 #include "base/error.h"
 #include "comm/launch.h"
-#include "comm/meeting.h"
+#include "comm/rendezvous.h"
 
 namespace {
 
@@ -39,19 +39,19 @@ std::optional<int> plain_number(const Variables& variables, const char* name) {
   return value > 2147483647 ? std::nullopt : std::optional(static_cast<int>(value));
 }
 
-void check_meeting(const Variables& variables, const fp8train::Environment& environment) {
+void check_rendezvous(const Variables& variables, const fp8train::Environment& environment) {
   try {
-    const fp8train::Meeting meeting = fp8train::slurm_meeting(environment, "/tmp/file", 1);
-    check(meeting.rank >= 0 && meeting.rank < meeting.size);
-    check(meeting.local_rank >= 0 && meeting.node >= 0);
-    check(plain_number(variables, "SLURM_PROCID") == meeting.rank);
-    check(plain_number(variables, "SLURM_LOCALID") == meeting.local_rank);
-    check(plain_number(variables, "SLURM_NODEID") == meeting.node);
+    const fp8train::Rendezvous rendezvous = fp8train::slurm_rendezvous(environment, "/tmp/file", 1);
+    check(rendezvous.rank >= 0 && rendezvous.rank < rendezvous.size);
+    check(rendezvous.local_rank >= 0 && rendezvous.node >= 0);
+    check(plain_number(variables, "SLURM_PROCID") == rendezvous.rank);
+    check(plain_number(variables, "SLURM_LOCALID") == rendezvous.local_rank);
+    check(plain_number(variables, "SLURM_NODEID") == rendezvous.node);
     const bool in_step = variables.contains("SLURM_STEP_NUM_TASKS");
     check(plain_number(variables, in_step ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS") ==
-          meeting.size);
+          rendezvous.size);
     // The name of a file is made of it.
-    check(meeting.run.find('/') == std::string::npos);
+    check(rendezvous.run.find('/') == std::string::npos);
   } catch (const fp8train::ConfigError&) {
   }
 }
@@ -90,6 +90,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       check(found == 1);
     }
   }
-  check_meeting(variables, environment);
+  check_rendezvous(variables, environment);
   return 0;
 }

@@ -1,5 +1,5 @@
 // The input is a model (units of parameters, their sizes and formats), two numbers of ranks and a
-// stage. Every element is updated by exactly one rank, parts begin where granules of a format do,
+// stage. Every element is updated by exactly one rank, parts begin where blocks of a format do,
 // all ranks agree, and what one number of ranks has saved in parts is what another one needs.
 
 #include <cstdint>

@@ -5,7 +5,7 @@
   check_quantize.py --fixtures                        writes tests/golden/run/quantize: a small input and, for each combination, a
                                                       fingerprint of what the output has to hold (tests/run/quantize_test.cpp)
 
-Needs numpy and ml_dtypes; calls nothing of the program but the verb.
+Needs numpy and ml_dtypes; calls nothing of the program but the command.
 """
 
 import itertools
@@ -94,8 +94,8 @@ def blocks_of(granularity, rows, columns):
     return height, width
 
 
-def granule_amax(x, height, width):
-    """max |x| of each granule, NaN where it holds one."""
+def block_amax(x, height, width):
+    """max |x| of each block, NaN where it holds one."""
     down, across = -(-x.shape[0] // height), -(-x.shape[1] // width)
     amax = np.zeros((down, across), dtype=np.float32)
     for i, j in itertools.product(range(down), range(across)):
@@ -168,9 +168,9 @@ def cast(tensor, number, how):
     stored = np.frombuffer(data, dtype=FLOATS[dtype]).reshape(-1, columns)
     x = stored.astype(np.float32)
     height, width = blocks_of(granularity, *x.shape)
-    amax = granule_amax(x, height, width)
+    amax = block_amax(x, height, width)
     limit = LARGEST["F32"] if granularity == "tensor" else LARGEST[dtype]
-    factor, reciprocal, kept = scales(amax, largest, scale, limit)
+    factor, reciprocal, stored = scales(amax, largest, scale, limit)
     spread = lambda values: np.repeat(np.repeat(values, height, 0), width, 1)[: x.shape[0], :columns]
     scaled = x * spread(factor)
     bits = random_bits(SEED, number, x.size).reshape(x.shape) if rounding == "stochastic" else None
@@ -196,7 +196,7 @@ def cast(tensor, number, how):
     }
     return {
         "": (code_type, shape, codes.tobytes()),
-        scale_name: ("U8" if scale == "e8m0" else "F32", scale_shape, np.ascontiguousarray(kept).tobytes()),
+        scale_name: ("U8" if scale == "e8m0" else "F32", scale_shape, np.ascontiguousarray(stored).tobytes()),
     }, (dtype, shape, np.ascontiguousarray(dequantized).tobytes()), report
 
 
@@ -210,11 +210,11 @@ def expected(tensors, how, dequantize):
         if not is_cast(tensor):
             outputs[name] = tensor
             continue
-        coded, dequantized, reports[name] = cast(tensor, number, how)
+        encoded, dequantized, reports[name] = cast(tensor, number, how)
         if dequantize:
             outputs[name] = dequantized
         else:
-            outputs.update({name + suffix: values for suffix, values in coded.items()})
+            outputs.update({name + suffix: values for suffix, values in encoded.items()})
     return outputs, reports
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Losses of PyTorch for whole runs of the program: the folders tiny-llama and tiny-gpt2 (see make_models.py) trained on a token file.
 
-Writes, in the folder run beside this script, for each of the two models
+Writes, in the folder run next to this script, for each of the two models
   NAME.bin    a token file of llm.c (256 int32 of header, then u16 ids), shorter than the run, so that the second epoch begins within it
   NAME.json   the settings, and the loss of every step
 

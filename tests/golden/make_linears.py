@@ -1,7 +1,7 @@
-"""Makes tests/golden/nn/torchao_linears.bin: what torchao's float8 linear layers compute, for tests/nn/linear_granules_test.cpp.
+"""Makes tests/golden/nn/torchao_linears.bin: what torchao's float8 linear layers compute, for tests/nn/linear_blockwise_test.cpp.
 
 Run with a Python that has torch and torchao (made with torch 2.15, torchao 0.18). For each of the recipes tensorwise, rowwise and
-rowwise_with_gw_hp, in emulate mode, and each of the shapes: y, dx and dw as bf16, of which the first 64 columns are kept and, of 4096 rows, every
+rowwise_with_gw_hp, in emulate mode, and each of the shapes: y, dx and dw as bf16, of which the first 64 columns are stored and, of 4096 rows, every
 32nd. x, w and dy are bf16 values from a linear congruential generator with the seeds 1, 2 and 3, the same as in the test.
 """
 

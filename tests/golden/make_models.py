@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Whole-model fixtures from PyTorch: two tiny models written by transformers, one batch, its loss and gradients, and ten AdamW steps.
 
-Writes, beside this script, for each of tiny-llama and tiny-gpt2 a folder with
+Writes, next to this script, for each of tiny-llama and tiny-gpt2 a folder with
   config.json, model.safetensors   as transformers saves them (random weights)
   expected.safetensors             tokens and targets [B, T] (int32), gradients of every parameter named grad.NAME
   expected.json                    loss in fp32, losses of ten AdamW steps on the same batch, and their settings

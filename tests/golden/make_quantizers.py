@@ -82,7 +82,7 @@ def written_down(x, name, granularity, scale):
     dtype = "BF16" if x.dtype == np.uint16 else "F32"
     values = (x.view(ml_dtypes.bfloat16) if x.dtype == np.uint16 else x).astype(np.float32)
     height, width = rules.blocks_of(granularity, *values.shape)
-    amax = rules.granule_amax(values, height, width)
+    amax = rules.block_amax(values, height, width)
     factor, _, _ = rules.scales(amax, rules.FORMATS[name][2], scale, rules.LARGEST[dtype])
     wide = np.repeat(np.repeat(factor, height, 0), width, 1)[: values.shape[0], : values.shape[1]]
     codes = rules.encode(values * wide, name, None)

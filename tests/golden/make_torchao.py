@@ -2,7 +2,7 @@
 """Losses of PyTorch with torchao's float8 linear layers (emulate mode) for whole runs of the program: the folders tiny-llama and tiny-gpt2 (see
 make_models.py) trained for 50 steps.
 
-Writes, in the folder run beside this script,
+Writes, in the folder run next to this script,
   torchao.bin          a token file of llm.c (256 int32 of header, then u16 ids); every window of seq_length tokens begins with token 0, so that windows can
                        trade places: within a batch that changes nothing but the order of sums
   NAME-torchao.json    for each model the settings and, for each recipe, the loss of every step

@@ -1,4 +1,4 @@
-// Casting files: what is cast and what is kept, names, shapes and places, figures. The bits are
+// Casting files: what is cast and what is copied, names, shapes and places, figures. The bits are
 // compared with another program's in tests/run/quantize_test.cpp.
 
 #include "io/quantize_file.h"
@@ -56,7 +56,7 @@ struct Sample {
                        {"empty", DType::f32, {0, 4}, nullptr},
                        {"scalar", DType::f32, {}, weights.data()},
                        {"numbers", DType::i64, {2, 2}, numbers}},
-                      {{"note", "kept"}}, in);
+                      {{"note", "copied"}}, in);
   }
 
   FileQuantizationReport run(const FileQuantization& how) const {
@@ -68,9 +68,9 @@ struct Sample {
   std::filesystem::path in = folder / "in.safetensors", out = folder / "out.safetensors";
 };
 
-std::string kept_names(const FileQuantizationReport& report) {
+std::string stored_names(const FileQuantizationReport& report) {
   std::string names;
-  for (const KeptTensor& tensor : report.kept) {
+  for (const CopiedTensor& tensor : report.copied) {
     names += tensor.name + ": " + tensor.reason + "\n";
   }
   return names;
@@ -110,19 +110,19 @@ TEST_CASE("codes and scales have the names, types and shapes of the field", "[io
     }
     CHECK(file.find("layers.1.k.weight")->shape == std::vector<int64_t>{3, 2, 70});
     CHECK(file.header().entries.size() == 8);
-    CHECK(file.header().metadata.at("note") == "kept");
+    CHECK(file.header().metadata.at("note") == "copied");
     CHECK_THAT(file.header().metadata.at("quantization"),
                Contains(std::string(name_of(expected.format.granularity))));
   }
 }
 
-TEST_CASE("tensors that are kept are copied and listed with the reason", "[io]") {
+TEST_CASE("tensors that are copied are copied and listed with the reason", "[io]") {
   const Sample sample;
   const FileQuantizationReport report = sample.run(with(format_of(DType::e4m3, Granularity::row)));
   CHECK(report.tensors.size() == 2);
-  CHECK_THAT(kept_names(report), Contains("layers.1.norm.weight: one dimension\n") &&
-                                     Contains("numbers: I64\n") && Contains("scalar: a scalar\n") &&
-                                     Contains("empty: no elements\n"));
+  CHECK_THAT(stored_names(report),
+             Contains("layers.1.norm.weight: one dimension\n") && Contains("numbers: I64\n") &&
+                 Contains("scalar: a scalar\n") && Contains("empty: no elements\n"));
   const SafetensorsFile in(sample.in);
   const SafetensorsFile out(sample.out);
   for (const char* name : {"layers.1.norm.weight", "scalar", "numbers"}) {
@@ -164,13 +164,13 @@ TEST_CASE("a dequantized file holds what the codes stand for", "[io]") {
     const Sample sample;
     FileQuantization how = with(format);
     sample.run(how);
-    const SafetensorsFile coded(sample.out);
-    const SafetensorsEntry& entry = *coded.find("layers.0.q.weight");
+    const SafetensorsFile encoded(sample.out);
+    const SafetensorsEntry& entry = *encoded.find("layers.0.q.weight");
     std::vector<uint8_t> codes(entry.bytes());
-    coded.read(entry, codes.data());
-    const SafetensorsEntry& scale = *coded.find("layers.0.q.weight_scale");
+    encoded.read(entry, codes.data());
+    const SafetensorsEntry& scale = *encoded.find("layers.0.q.weight_scale");
     std::vector<uint8_t> scales(scale.bytes());
-    coded.read(scale, scales.data());
+    encoded.read(scale, scales.data());
     const size_t width = format.granularity == block_1x32 ? 32 : 140;
     const size_t across = (140 + width - 1) / width;
     how.dequantize = true;
@@ -180,12 +180,12 @@ TEST_CASE("a dequantized file holds what the codes stand for", "[io]") {
     const std::vector<float> values = plain.read_f32(*plain.find("layers.0.q.weight"));
     size_t wrong = 0;
     for (size_t i = 0; i < values.size(); ++i) {
-      const size_t granule = format.granularity == tensor ? 0 : i / 140 * across + i % 140 / width;
+      const size_t block = format.granularity == tensor ? 0 : i / 140 * across + i % 140 / width;
       float factor = 0.0F;
       if (format.scale_type == ScaleType::e8m0) {
-        factor = std::ldexp(1.0F, scales[granule] - 127);
+        factor = std::ldexp(1.0F, scales[block] - 127);
       } else {
-        std::memcpy(&factor, scales.data() + granule * sizeof(float), sizeof(float));
+        std::memcpy(&factor, scales.data() + block * sizeof(float), sizeof(float));
       }
       const float code = format.dtype == DType::i8     ? decode(static_cast<int8_t>(codes[i]))
                          : format.dtype == DType::e4m3 ? decode(e4m3{codes[i]})
@@ -301,7 +301,7 @@ double seconds_of_empty_tensors(size_t count) {
   const FileQuantizationReport report =
       quantize_file(dir / "in", dir / "out", with(format_of(DType::e4m3, Granularity::tensor)));
   const std::clock_t end = std::clock();
-  CHECK(report.kept.size() == count);
+  CHECK(report.copied.size() == count);
   CHECK(SafetensorsFile(dir / "out").header().entries.size() == count + 2);
   return static_cast<double>(end - begin) / CLOCKS_PER_SEC;
 }

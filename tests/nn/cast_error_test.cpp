@@ -1,6 +1,6 @@
 // Samples of casts against the same sums in double precision of values that the test casts itself.
 // The error is a difference of numbers of 24 bits that agree in their first five: 1e-4 of its
-// energy is more than its rounding, and less than any wrong scale, granule or format would change.
+// energy is more than its rounding, and less than any wrong scale, block or format would change.
 // The sum of millions of squares differs in the order of its additions: 1e-10.
 
 #include "nn/cast_error.h"
@@ -52,16 +52,15 @@ float rounded(float scaled, DType dtype) {
   return dtype == DType::e4m3 ? decode(encode<e4m3>(scaled)) : decode(encode<e5m2>(scaled));
 }
 
-/// Scales as torchao and the MX specification say, from each granule; or `fixed` where it is not 0.
-Sums reference(const Matrix& x, const TensorFormat& format, Extents granule, float fixed) {
+/// Scales as torchao and the MX specification say, from each block; or `fixed` where it is not 0.
+Sums reference(const Matrix& x, const TensorFormat& format, Extents block, float fixed) {
   const double largest = format.dtype == DType::e4m3 ? 448.0 : 57344.0;
   Sums sums;
-  for (int64_t top = 0; top < x.rows; top += granule.height) {
-    for (int64_t left = 0; left < x.columns; left += granule.width) {
+  for (int64_t top = 0; top < x.rows; top += block.height) {
+    for (int64_t left = 0; left < x.columns; left += block.width) {
       const auto each = [&](const auto& work) {
-        for (int64_t row = top; row < std::min(x.rows, top + granule.height); ++row) {
-          for (int64_t column = left; column < std::min(x.columns, left + granule.width);
-               ++column) {
+        for (int64_t row = top; row < std::min(x.rows, top + block.height); ++row) {
+          for (int64_t column = left; column < std::min(x.columns, left + block.width); ++column) {
             work(x.values[static_cast<size_t>(row * x.columns + column)]);
           }
         }
@@ -106,14 +105,14 @@ struct Bench {
   }
 };
 
-void check_sample(const Matrix& x, const TensorFormat& format, Extents granule, float fixed) {
+void check_sample(const Matrix& x, const TensorFormat& format, Extents block, float fixed) {
   CAPTURE(static_cast<int>(format.granularity), x.rows, x.columns);
   Bench bench(format);
   if (fixed != 0.0F) {
     *bench.slot->scale = fixed;
   }
   const View view = bench.upload(x);
-  const Sums wanted = reference(x, format, granule, fixed);
+  const Sums wanted = reference(x, format, block, fixed);
   for (int pass = 0; pass < 2; ++pass) {  // a sample does not add to the one before
     sample_cast(bench.context(), view, *bench.slot);
     CHECK(bench.slot->sample->signal == Approx(wanted.signal).epsilon(1e-10));

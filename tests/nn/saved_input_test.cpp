@@ -75,9 +75,9 @@ Values as_codes(Values values, int64_t row, int64_t block, bool rounded) {
 PrecisionPlan plan_with(const char* saved, bool forward, bool recompute) {
   PlanRequest request;
   request.plan = "custom";
-  request.cells.master_weight = "none";
-  request.cells.weight = "fp32";
-  request.cells.saved_nonlinear = saved;
+  request.roles.master_weight = "none";
+  request.roles.weight = "fp32";
+  request.roles.saved_nonlinear = saved;
   request.forward_reads_saved = forward;
   request.recompute_swiglu = recompute;
   return resolve_plan(request);

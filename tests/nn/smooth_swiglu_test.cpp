@@ -1,5 +1,5 @@
-// The down projection of a SwiGLU whose input is smoothed or kept in bf16, against double precision
-// and against the plain layer.
+// The down projection of a SwiGLU whose input is smoothed or stored in bf16, against double
+// precision and against the plain layer.
 
 #include <catch2/catch.hpp>
 
@@ -111,7 +111,7 @@ struct Layer {
     mlp->down().refresh_weight(context(), Linear::Refresh::all);
   }
   void run() {
-    ArenaScope kept(saved);
+    ArenaScope stored(saved);
     ArenaScope scope(scratch);
     const View out = allocate(scratch, DType::bf16, {kRows, kWidth});
     const View gradient = allocate(scratch, DType::bf16, {kRows, kWidth});
@@ -255,7 +255,7 @@ TEST_CASE("smoothed layers have the y and the gradients of double precision in e
   const std::string swiglu = GENERATE("smooth", "bf16_down_input");
   CAPTURE(row, swiglu);
   PrecisionPlan plan = plan_with(row, swiglu);
-  plan.weight = plain(DType::f32);  // what is kept in few bits would hide the errors of the GEMMs
+  plan.weight = plain(DType::f32);  // what is stored in few bits would hide the errors of the GEMMs
   plan.master_weight.reset();
   plan.weight_gradient = plan.gradient_wire = plain(DType::f32);
   Layer layer(plan);

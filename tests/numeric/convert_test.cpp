@@ -199,7 +199,7 @@ TEST_CASE("element access converts as encode and decode do", "[numeric]") {
   CHECK(load_as_float(&as_f16) == -kInfinity);
 }
 
-TEST_CASE("formats are named as in the chart", "[numeric]") {
+TEST_CASE("formats are named as in the table of plans", "[numeric]") {
   CHECK(name_of(DType::f32) == "fp32");
   CHECK(name_of(DType::e4m3) == "e4m3");
   CHECK(name_of(DType::i8) == "int8");

@@ -42,8 +42,8 @@ void check_neighbours_only() {
     const uint32_t high = values[low] == magnitude ? low : std::min(low + 1, max_code);
     constexpr uint32_t kSign = sizeof(T) == 1 ? 0x80U : 0x8000U;
     const uint32_t number = code.bits & (kSign - 1);
-    const bool sign_kept = ((code.bits & kSign) != 0) == std::signbit(x);
-    wrong += sign_kept && (number == low || number == high) ? 0 : 1;
+    const bool sign_stays = ((code.bits & kSign) != 0) == std::signbit(x);
+    wrong += sign_stays && (number == low || number == high) ? 0 : 1;
   }
   CHECK(wrong == 0);
 }

@@ -127,7 +127,7 @@ TEST_CASE("weights of 30 steps stay near those of fp32 moments", "[ops]") {
   for (const Row& row : rows) {
     INFO(describe(row.formats.first) << " and " << describe(row.formats.second));
     Trained exact({plain(DType::f32), plain(DType::f32)}, kCount);
-    Trained coded(row.formats, kCount);
+    Trained encoded(row.formats, kCount);
     const std::vector<float> start = exact.weight.values();
     for (uint32_t step = 0; step < 30; ++step) {
       std::vector<float> values = random_values(kCount, 100 + step, 0.01F);
@@ -137,13 +137,13 @@ TEST_CASE("weights of 30 steps stay near those of fp32 moments", "[ops]") {
       }
       Array gradient(DType::f32, {kCount}, values);
       exact.step(*cpu_tables().back(), gradient);
-      coded.step(*cpu_tables().back(), gradient);
+      encoded.step(*cpu_tables().back(), gradient);
     }
     double difference = 0;
     double way = 0;
     for (size_t i = 0; i < start.size(); ++i) {
       const double wanted = exact.weight.values()[i];
-      difference += std::pow(coded.weight.values()[i] - wanted, 2);
+      difference += std::pow(encoded.weight.values()[i] - wanted, 2);
       way += std::pow(wanted - start[i], 2);
     }
     CHECK(std::sqrt(difference / way) < row.bound);
@@ -173,7 +173,7 @@ TEST_CASE("moments of zeros have scale 1, and an overflow keeps the old scale", 
   }
 }
 
-TEST_CASE("a second moment is not rounded to zero beside a first that is not", "[ops]") {
+TEST_CASE("a second moment is not rounded to zero next to a first that is not", "[ops]") {
   Trained trained({by_tensor(DType::e4m3), by_tensor(DType::e4m3)}, 64);
   Array gradient(DType::f32, {64});
   gradient.set(0, 1.0F);

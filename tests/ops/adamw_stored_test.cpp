@@ -15,11 +15,11 @@ namespace {
 constexpr RoundingStream kRounding = {42, 7};
 
 /// One tensor in memory.
-struct Kept {
+struct StoredValues {
   TensorFormat format;
   Array codes, scales;
 
-  Kept(const TensorFormat& how, int64_t count)
+  StoredValues(const TensorFormat& how, int64_t count)
       : format(how), codes(how.dtype, {count}), scales(fresh_scales(how, count)) {}
   void put(const std::vector<float>& values) {
     NaiveTensor naive(format, codes.count());
@@ -40,7 +40,7 @@ std::vector<float> heavy_tailed(int64_t count, uint32_t seed) {
 
 /// All tensors of a call.
 struct Model {
-  Kept weight, gradient, first, second;
+  StoredValues weight, gradient, first, second;
   Array copy;
   ops::StepControl control = adamw_control(false, 0);
   RoundingStream rounding = kRounding;
@@ -75,9 +75,9 @@ struct Model {
   }
   Bits bits() const {
     Bits all;
-    for (const Kept* kept : {&weight, &gradient, &first, &second}) {
-      all.add(kept->codes);
-      all.add(kept->scales);
+    for (const StoredValues* stored : {&weight, &gradient, &first, &second}) {
+      all.add(stored->codes);
+      all.add(stored->scales);
     }
     all.add(copy);
     return all;
@@ -139,11 +139,11 @@ struct Halves {
   Model& model;
   std::vector<Array> scales;
 
-  StoredTensor part(Kept& kept, int64_t first, int64_t count) {
-    const StoredTensor whole = kept.view();
+  StoredTensor part(StoredValues& stored, int64_t first, int64_t count) {
+    const StoredTensor whole = stored.view();
     StoredTensor result = part_of(whole, first, count);
-    if (!whole.scales.empty() && kept.format.granularity == Granularity::tensor) {
-      scales.push_back(kept.scales);
+    if (!whole.scales.empty() && stored.format.granularity == Granularity::tensor) {
+      scales.push_back(stored.scales);
       result.scales = scales.back();
     }
     return result;
@@ -166,7 +166,7 @@ struct Halves {
   }
 };
 
-/// Of the new values of both parts, beside the scales of both.
+/// Of the new values of both parts, next to the scales of both.
 void combine_amax(const StoredTensor& a, const StoredTensor& b) {
   if (!a.scales.empty() && a.format.granularity == Granularity::tensor) {
     const float amax = std::max(a.scales.as<float>()[1], b.scales.as<float>()[1]);
@@ -201,11 +201,11 @@ TEST_CASE("a tensor that is updated in parts is as one that is updated whole", "
       for (const ops::AdamW& call : calls) {
         table.adamw(cpu_stream(), call, &parted.control);
       }
-      for (const auto& [kept, tensor] : {std::pair(&parted.weight, &calls[0].weight),
-                                         std::pair(&parted.first, &calls[0].moment1),
-                                         std::pair(&parted.second, &calls[0].moment2)}) {
-        if (!tensor->scales.empty() && kept->format.granularity == Granularity::tensor) {
-          kept->scales = Array(DType::f32, {2}, {tensor->scales.as<float>()[0], 0.0F});
+      for (const auto& [stored, tensor] : {std::pair(&parted.weight, &calls[0].weight),
+                                           std::pair(&parted.first, &calls[0].moment1),
+                                           std::pair(&parted.second, &calls[0].moment2)}) {
+        if (!tensor->scales.empty() && stored->format.granularity == Granularity::tensor) {
+          stored->scales = Array(DType::f32, {2}, {tensor->scales.as<float>()[0], 0.0F});
         }
       }
       CHECK(parted.weight.codes.bytes() == whole.weight.codes.bytes());
@@ -233,7 +233,7 @@ TEST_CASE("bits of stored weights depend on no thread, and a skipped step leaves
   }
 }
 
-/// The mean of weights that begin at 1 and are pushed down by `rate` in each of 64 steps, beside
+/// The mean of weights that begin at 1 and are pushed down by `rate` in each of 64 steps, next to
 /// one in each group that is 1.9 and stays, so that scales do.
 double mean_after_pushes(const TensorFormat& format, double rate, const RoundingStream& rounding,
                          Bits* bits = nullptr) {

@@ -37,7 +37,7 @@ struct Updated {
     ops::QuantizeSink cast = {.out = {}, .amax = &amax};
     if (wanted.codes || wanted.transposed) {
       cast.out.codes = wanted.codes ? codes.view() : View{};
-      cast.out.codes_transposed = wanted.transposed ? transposed.view() : View{};
+      cast.out.columnwise_codes = wanted.transposed ? transposed.view() : View{};
       cast.out.scale = &scale;
       cast.out.scale_inv = &scale_inv;
       cast.out.format.dtype = wanted.type;

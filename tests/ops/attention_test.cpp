@@ -217,14 +217,14 @@ TEST_CASE("the attention reference's gradients are those of finite differences",
     return sum;
   };
   const auto difference = [&](Array& array, int64_t i) {
-    const float kept = array.get(i);
-    const float above = kept + 0x1p-10F;
-    const float below = kept - 0x1p-10F;
+    const float stored = array.get(i);
+    const float above = stored + 0x1p-10F;
+    const float below = stored - 0x1p-10F;
     array.set(i, above);
     const double high = loss();
     array.set(i, below);
     const double low = loss();
-    array.set(i, kept);
+    array.set(i, stored);
     return (high - low) / (double(above) - double(below));
   };
   // Central differences with steps of 2^-10: an error of about 1e-6 of the third derivative.

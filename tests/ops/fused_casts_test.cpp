@@ -32,7 +32,7 @@ struct Result {
   QuantizedView quantized(DType code_type, const Wanted& wanted) {
     QuantizedView out = {.scale = &scale, .scale_inv = &scale_inv, .format = {}};
     out.codes = wanted.codes ? codes.view() : View{};
-    out.codes_transposed = wanted.transposed ? transposed.view() : View{};
+    out.columnwise_codes = wanted.transposed ? transposed.view() : View{};
     out.format.dtype = code_type;
     return out;
   }

@@ -267,7 +267,7 @@ TEST_CASE("gemm names its engine", "[gemm]") {
 
 TEST_CASE("an unknown FP8TRAIN_CPU_GEMM is an error", "[gemm]") {
   const char* before = std::getenv("FP8TRAIN_CPU_GEMM");
-  const std::string kept = before == nullptr ? "" : before;
+  const std::string stored = before == nullptr ? "" : before;
   REQUIRE(setenv("FP8TRAIN_CPU_GEMM", "fp64", 1) == 0);
   CHECK_THROWS_AS(ops::cpu::gemm_units_of_environment(), ConfigError);
   REQUIRE(setenv("FP8TRAIN_CPU_GEMM", "bf16", 1) == 0);
@@ -275,7 +275,7 @@ TEST_CASE("an unknown FP8TRAIN_CPU_GEMM is an error", "[gemm]") {
   REQUIRE(unsetenv("FP8TRAIN_CPU_GEMM") == 0);
   CHECK(!ops::cpu::gemm_units_of_environment());
   if (before != nullptr) {
-    REQUIRE(setenv("FP8TRAIN_CPU_GEMM", kept.c_str(), 1) == 0);
+    REQUIRE(setenv("FP8TRAIN_CPU_GEMM", stored.c_str(), 1) == 0);
   }
 }
 

@@ -140,19 +140,19 @@ TEST_CASE("operations on meta tensors count bytes and touch no memory", "[ops]")
   CHECK(device.counters().gemm_flops == 0.0);
 }
 
-TEST_CASE("meta counts the bytes of images", "[ops]") {
+TEST_CASE("meta counts the bytes of packets", "[ops]") {
   MetaDevice device;
   Tensor x = make(device, DType::f32, {1024});
   const TensorFormat wire = {.dtype = DType::e4m3,
                              .granularity = Granularity::group,
                              .policy = ScalePolicy::current,
                              .group_size = 128};
-  Tensor images = make(device, DType::e4m3, {4 * 512});
+  Tensor packets = make(device, DType::e4m3, {4 * 512});
   ops::pack_wire(
       device.stream(),
-      {.x = x.view(), .format = wire, .chunk = 256, .chunks = 4, .images = images.view().data});
+      {.x = x.view(), .format = wire, .chunk = 256, .chunks = 4, .packets = packets.view().data});
   CHECK(device.counters().bytes == 4096 + 4 * 272);
-  ops::sum_wire(device.stream(), {.images = images.view().data,
+  ops::sum_wire(device.stream(), {.packets = packets.view().data,
                                   .format = wire,
                                   .contributions = 4,
                                   .chunk = 256,
@@ -163,22 +163,22 @@ TEST_CASE("meta counts the bytes of images", "[ops]") {
 TEST_CASE("meta counts codes and scales of both orientations", "[ops]") {
   MetaDevice device;
   Tensor x = make(device, DType::bf16, {256, 512});
-  GranuleQuantizedView out;
+  BlockwiseQuantizedView out;
   out.format = plain(DType::e4m3);
   out.format.granularity = Granularity::block_1x128;
   out.format.policy = ScalePolicy::current;
   Tensor codes = make(device, DType::e4m3, {256, 512});
   Tensor scales = make(device, DType::f32, {256, 4});
   out.rowwise = {codes.view(), scales.view()};
-  ops::quantize_granules(device.stream(), x, out, nullptr, nullptr);
+  ops::quantize_blockwise(device.stream(), x, out, nullptr, nullptr);
   Tensor turned = make(device, DType::e4m3, {512, 256});
-  Tensor turned_scales = make(device, DType::f32, {512, 2});
+  Tensor columnwise_scales = make(device, DType::f32, {512, 2});
   const double rowwise = 256 * 512 * (2 + 1) + 256 * 4 * sizeof(float);
   CHECK(device.counters().bytes == rowwise);
-  out.columnwise = {turned.view(), turned_scales.view(), turned_scales.view().as<float>()};
-  ops::quantize_granules(device.stream(), x, out, nullptr, nullptr);
+  out.columnwise = {turned.view(), columnwise_scales.view(), columnwise_scales.view().as<float>()};
+  ops::quantize_blockwise(device.stream(), x, out, nullptr, nullptr);
   CHECK(device.counters().bytes == 2 * rowwise + 256 * 512 + 512 * 2 * 2 * sizeof(float));
-  ops::dequantize_granules(device.stream(), out.rowwise, out.format, out.layout, x);
+  ops::dequantize_blockwise(device.stream(), out.rowwise, out.format, out.layout, x);
   CHECK(device.counters().bytes == 3 * rowwise + 256 * 512 + 512 * 2 * 2 * sizeof(float));
   CHECK(device.counters().operations == 3);
 }
@@ -192,14 +192,14 @@ TEST_CASE("meta logs the launches and passes of casts with a scale for each row 
   Tensor codes = make(device, DType::e4m3, {256, 512});
   Tensor turned = make(device, DType::e4m3, {512, 256});
   Tensor scales = make(device, DType::f32, {512});
-  GranuleQuantizedView out;
+  BlockwiseQuantizedView out;
   out.format = plain(DType::e4m3);
   out.format.granularity = Granularity::row;
   out.format.policy = ScalePolicy::current;
   auto* const scale = scales.view().as<float>();
   out.rowwise = {codes.view(), {scales.view().data, DType::f32, {256}}, scale};
   out.columnwise = {turned.view(), scales.view(), scale};
-  ops::quantize_granules(device.stream(), x, out, nullptr, nullptr);
+  ops::quantize_blockwise(device.stream(), x, out, nullptr, nullptr);
   REQUIRE(log.size() == 1);
   CHECK(log[0].work.launches == 5);  // rows; a fill, maxima, scales and codes of columns
   CHECK(log[0].work.bytes == 256 * 512 * (3 * 2 + 2) + 2 * 4.0 * (256 + 512));

@@ -93,12 +93,12 @@ TEST_CASE("the norms' gradients are those of finite differences", "[norm]") {
       return sum;
     };
     for (size_t i = 0; i < x.size(); ++i) {
-      const double kept = x[i];
-      x[i] = kept + 1e-5;
+      const double stored = x[i];
+      x[i] = stored + 1e-5;
       const double above = loss();
-      x[i] = kept - 1e-5;
+      x[i] = stored - 1e-5;
       const double below = loss();
-      x[i] = kept;
+      x[i] = stored;
       CHECK(at.dx[i] == Approx((above - below) / 2e-5).margin(1e-6));
     }
   }

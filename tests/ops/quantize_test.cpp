@@ -179,7 +179,7 @@ TEST_CASE("quantize also writes the transposed codes", "[ops]") {
   Quantized q(DType::e5m2, {rows, columns}, 2.0F);
   Array transposed(DType::e5m2, {columns, rows});
   QuantizedView view = q.view();
-  view.codes_transposed = transposed;
+  view.columnwise_codes = transposed;
   ops::quantize(cpu_stream(), x, view, nullptr, nullptr);
   int64_t differences = 0;
   for (int64_t r = 0; r < rows; ++r) {
@@ -200,7 +200,7 @@ TEST_CASE("quantize that only writes the transpose gives the same codes, amax an
         Array transposed(DType::e4m3, {columns, rows});
         QuantizedView view = q.view();
         view.codes = alone ? View{} : view.codes;
-        view.codes_transposed = transposed;
+        view.columnwise_codes = transposed;
         float amax = 0.5F;
         ops::QuantizeStatistics statistics{};
         table.quantize(cpu_stream(), x, view, &amax, &statistics);
@@ -280,6 +280,6 @@ TEST_CASE("quantize refuses what it cannot do", "[ops]") {
   Quantized integers(DType::i8, {8}, 1.0F);
   Array turned(DType::i8, {8, 1});
   QuantizedView with_transpose = integers.view();
-  with_transpose.codes_transposed = turned;
+  with_transpose.columnwise_codes = turned;
   CHECK_THROWS_AS(ops::quantize(cpu_stream(), x, with_transpose, nullptr, nullptr), InternalError);
 }

@@ -4,8 +4,8 @@
 #include <cstring>
 
 #include "numeric/scale.h"
-#include "ops/cast/granules.h"
 #include "ops/cast/quantize.h"
+#include "ops/cast/scale_blocks.h"
 #include "ops/quantizer_fixtures.h"
 
 namespace fp8train::test {
@@ -20,27 +20,26 @@ std::string cast_tensor(Array& x, const TensorFormat& format) {
          fingerprint(&cast.scale, 4);
 }
 
-std::string cast_granules(Array& x, const TensorFormat& format, bool transposed) {
+std::string cast_blockwise(Array& x, const TensorFormat& format, bool transposed) {
   const int64_t rows = transposed ? ConstView(x).shape[1] : ConstView(x).shape[0];
   const int64_t columns = x.count() / rows;
   const int64_t count =
-      ops::granule_grid(format.granularity, rows, columns, ScaleLayout::row_major).count;
+      ops::scale_grid(format.granularity, rows, columns, ScaleLayout::row_major).count;
   const bool exponents = format.scale_type == ScaleType::e8m0;
   Array codes(format.dtype, {rows, columns});
   Array scale_inv(exponents ? DType::e8m0 : DType::f32, {count});
   Array scale(DType::f32, {count});
-  const GranuleView view = {codes, scale_inv, scale.as<float>()};
-  ops::quantize_granules(cpu_stream(), x,
-                         {transposed ? GranuleView{} : view, transposed ? view : GranuleView{},
-                          format, ScaleLayout::row_major},
-                         nullptr, nullptr);
+  const BlockwiseView view = {codes, scale_inv, scale.as<float>()};
+  ops::quantize_blockwise(cpu_stream(), x,
+                          {transposed ? BlockwiseView{} : view, transposed ? view : BlockwiseView{},
+                           format, ScaleLayout::row_major},
+                          nullptr, nullptr);
   const Array& scales = exponents ? scale_inv : scale;
   return fingerprint(codes.as<char>(), codes.bytes().size()) + " " +
          fingerprint(scales.bytes().data(), scales.bytes().size());
 }
 
-TEST_CASE("casts have the codes and scales of torchao and of the written rules",
-          "[ops][granules]") {
+TEST_CASE("casts have the codes and scales of torchao and of the written rules", "[ops][blocks]") {
   std::map<std::string, Array> inputs;
   size_t compared = 0;
   for (std::istringstream& line : lines_that_begin_with("cast")) {
@@ -60,7 +59,7 @@ TEST_CASE("casts have the codes and scales of torchao and of the written rules",
     while (line >> codes >> scales) {
       const std::string got = format.granularity == Granularity::tensor
                                   ? cast_tensor(x, format)
-                                  : cast_granules(x, format, transposed);
+                                  : cast_blockwise(x, format, transposed);
       CHECK(got == codes + " " + scales);
       transposed = true;
       compared += 1;

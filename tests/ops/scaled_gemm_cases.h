@@ -5,14 +5,14 @@
 #include <vector>
 
 #include "numeric/convert.h"
+#include "ops/blockwise_cases.h"
 #include "ops/cast/quantize.h"
 #include "ops/gemm/scaled_gemm.h"
-#include "ops/granule_cases.h"
 
 namespace fp8train::test {
 
-inline TensorFormat granule_format(DType code, Granularity granularity,
-                                   ScaleType scale_type = ScaleType::f32) {
+inline TensorFormat blockwise_format(DType code, Granularity granularity,
+                                     ScaleType scale_type = ScaleType::f32) {
   TensorFormat format = plain(code);
   format.granularity = granularity;
   format.scale_type = granularity == Granularity::block_1x32 ? ScaleType::e8m0 : scale_type;
@@ -26,17 +26,17 @@ struct ScaledMatrix {
                const std::vector<float>& values)
       : format(wanted),
         layout(scale_layout),
-        grid(ops::granule_grid(format.granularity, rows, k, layout)),
+        grid(ops::scale_grid(format.granularity, rows, k, layout)),
         columns(k),
         codes(format.dtype, {rows, k}),
         scale_inv(format.scale_type == ScaleType::e8m0 ? DType::e8m0 : DType::f32, {grid.count}),
         scale(DType::f32, {grid.count}) {
-    GranuleQuantizedView out;
+    BlockwiseQuantizedView out;
     out.rowwise = {codes, scale_inv, scale.as<float>()};
     out.format = format;
     out.layout = layout;
     Array x(DType::f32, {rows, k}, values);
-    ops::quantize_granules(cpu_stream(), x, out, nullptr, nullptr);
+    ops::quantize_blockwise(cpu_stream(), x, out, nullptr, nullptr);
   }
 
   ops::ScaledGemmOperand operand() {
@@ -58,12 +58,12 @@ struct ScaledMatrix {
 
   TensorFormat format;
   ScaleLayout layout;
-  ops::GranuleGrid grid;
+  ops::ScaleGrid grid;
   int64_t columns;
   Array codes, scale_inv, scale;
 };
 
-/// Normal numbers whose size changes from granule to granule.
+/// Normal numbers whose size changes from block to block.
 inline std::vector<float> uneven_values(int64_t rows, int64_t columns, uint32_t seed) {
   std::vector<float> values = random_values(rows * columns, seed);
   for (int64_t i = 0; i < rows * columns; ++i) {
@@ -89,16 +89,16 @@ inline std::vector<FormatPair> format_pairs() {
       if (a == block_1x32 && scale_type == ScaleType::pow2) {
         continue;
       }
-      pairs.push_back(
-          {granule_format(DType::e4m3, a, scale_type), granule_format(DType::e4m3, b, scale_type)});
-      pairs.push_back(
-          {granule_format(DType::e5m2, a, scale_type), granule_format(DType::e4m3, b, scale_type)});
+      pairs.push_back({blockwise_format(DType::e4m3, a, scale_type),
+                       blockwise_format(DType::e4m3, b, scale_type)});
+      pairs.push_back({blockwise_format(DType::e5m2, a, scale_type),
+                       blockwise_format(DType::e4m3, b, scale_type)});
     }
   }
-  pairs.push_back({granule_format(DType::i8, row), granule_format(DType::i8, row)});
+  pairs.push_back({blockwise_format(DType::i8, row), blockwise_format(DType::i8, row)});
   // fp32 scales on one side only
-  pairs.push_back({granule_format(DType::e4m3, block_1x128, ScaleType::pow2),
-                   granule_format(DType::e5m2, block_128x128, ScaleType::f32)});
+  pairs.push_back({blockwise_format(DType::e4m3, block_1x128, ScaleType::pow2),
+                   blockwise_format(DType::e5m2, block_128x128, ScaleType::f32)});
   return pairs;
 }
 

@@ -16,7 +16,7 @@ namespace {
 struct Problem {
   int64_t m, n, k;
 };
-// Whole granules; pieces left over of all kinds, also where tiles of 128 x 256 x 128 end.
+// Whole blocks; pieces left over of all kinds, also where tiles of 128 x 256 x 128 end.
 constexpr Problem kProblems[] = {{128, 256, 256}, {1, 1, 1},       {5, 3, 33},
                                  {130, 257, 129}, {136, 300, 272}, {260, 16, 520}};
 
@@ -161,7 +161,7 @@ bool nan_exactly_where(const Case& o, Expected expected) {
   return right;
 }
 
-TEST_CASE("a NaN scale reaches the rows or columns of its granule and no others", "[scaled_gemm]") {
+TEST_CASE("a NaN scale reaches the rows or columns of its block and no others", "[scaled_gemm]") {
   for (const FormatPair& formats : format_pairs()) {
     const auto spoil = [](ScaledMatrix& matrix, int64_t row, int64_t block) {
       const int64_t at = matrix.grid.offset(row, block);
@@ -207,7 +207,7 @@ TEST_CASE("scaled_gemm refuses what does not fit", "[scaled_gemm]") {
     CHECK_THROWS_AS(ops::scaled_gemm(cpu_stream(), call), InternalError);
   };
   const auto pair = [](Granularity a, Granularity b) {
-    return FormatPair{granule_format(DType::e4m3, a), granule_format(DType::e4m3, b)};
+    return FormatPair{blockwise_format(DType::e4m3, a), blockwise_format(DType::e4m3, b)};
   };
   for (const auto& [a, b] : {std::pair{block_128x128, block_128x128},
                              {row, block_1x128},
@@ -217,9 +217,9 @@ TEST_CASE("scaled_gemm refuses what does not fit", "[scaled_gemm]") {
     refused(o.call());
   }
   for (const auto& [a, b] :
-       {std::pair{granule_format(DType::i8, row), granule_format(DType::e4m3, row)},
-        {granule_format(DType::e4m3, row), granule_format(DType::i8, row)},
-        {granule_format(DType::i8, block_1x128), granule_format(DType::i8, block_128x128)}}) {
+       {std::pair{blockwise_format(DType::i8, row), blockwise_format(DType::e4m3, row)},
+        {blockwise_format(DType::e4m3, row), blockwise_format(DType::i8, row)},
+        {blockwise_format(DType::i8, block_1x128), blockwise_format(DType::i8, block_128x128)}}) {
     Case o({a, b}, {16, 16, 256});
     refused(o.call());
   }
@@ -259,8 +259,8 @@ TEST_CASE("scaled products by chip, shape, type and layout", "[scaled_gemm]") {
   const auto make = [](Granularity granularity, const Problem& problem, DType c_type = DType::bf16,
                        DType a_type = DType::e4m3, DType b_type = DType::e4m3,
                        ScaleLayout layout = ScaleLayout::cublaslt) {
-    return Case({granule_format(a_type, granularity), granule_format(b_type, granularity)}, problem,
-                layout, c_type);
+    return Case({blockwise_format(a_type, granularity), blockwise_format(b_type, granularity)},
+                problem, layout, c_type);
   };
   const Problem fits = {32, 48, 64};
   for (const Granularity granularity : {row, block_1x128}) {
@@ -294,8 +294,8 @@ TEST_CASE("scaled products by chip, shape, type and layout", "[scaled_gemm]") {
 }
 
 TEST_CASE("scaled_gemm is counted on meta", "[scaled_gemm]") {
-  Case o({granule_format(DType::e4m3, Granularity::block_1x128),
-          granule_format(DType::e4m3, Granularity::block_128x128)},
+  Case o({blockwise_format(DType::e4m3, Granularity::block_1x128),
+          blockwise_format(DType::e4m3, Granularity::block_128x128)},
          {256, 128, 384});
   const auto meta = make_meta_device(DeviceTraits{});
   ops::ScaledGemm call = o.call();

@@ -91,8 +91,8 @@ TEST_CASE("counters of all ranks make the next factor", "[wire][shared]") {
                                      {.factor = 0.25F, .at_maximum = 1, .elements = 100000},
                                      {.factor = 65536.0F, .at_maximum = 0, .elements = 100}};
   const int32_t skip = 1;
-  const int32_t go_on = 0;
-  ops::update_auto_scales(cpu_stream(), of_ranks, 2, scales, 3, &go_on);
+  const int32_t progress = 0;
+  ops::update_auto_scales(cpu_stream(), of_ranks, 2, scales, 3, &progress);
   CHECK(scales[0].factor == Approx(0.25 * std::exp2(0.001)).epsilon(1e-7));
   CHECK(scales[1].factor == 0.125F);
   CHECK(scales[2].factor == 65536.0F);

@@ -1,5 +1,5 @@
-// Tensors kept in formats of their own. The reference spells out the scale rules and the sum; codes
-// come from numeric/, which has exhaustive tests: exact.
+// Tensors stored in formats of their own. The reference spells out the scale rules and the sum;
+// codes come from numeric/, which has exhaustive tests: exact.
 
 #include "ops/storage/storage.h"
 
@@ -25,12 +25,12 @@ const TensorFormat kFormats[] = {
     by_group(DType::e5m2, ScaleType::pow2),
 };
 
-/// A kept tensor in host memory.
-struct Kept {
+/// A stored tensor in host memory.
+struct StoredValues {
   TensorFormat format;
   Array codes, scales;
 
-  Kept(const TensorFormat& how, int64_t count)
+  StoredValues(const TensorFormat& how, int64_t count)
       : format(how), codes(how.dtype, {count}), scales(DType::f32, {stored_scales(how, count)}) {
     for (int64_t i = 0; i < scales.count(); ++i) {
       scales.set(i, by_tensor() && i == 1 ? 0.0F : 1.0F);
@@ -47,16 +47,16 @@ struct Kept {
 };
 
 /// What ops::store says, one element after the other.
-void store_naively(Kept& kept, const std::vector<float>& x, bool add, float factor) {
+void store_naively(StoredValues& stored, const std::vector<float>& x, bool add, float factor) {
   const auto count = static_cast<int64_t>(x.size());
   std::vector<float> sums(x.size());
   for (int64_t i = 0; i < count; ++i) {
-    const float sum = (add ? kept.value(i) : 0.0F) + x[static_cast<size_t>(i)];
+    const float sum = (add ? stored.value(i) : 0.0F) + x[static_cast<size_t>(i)];
     sums[static_cast<size_t>(i)] =
         std::isfinite(sum) ? sum : std::numeric_limits<float>::quiet_NaN();
   }
-  const int64_t run = kept.by_tensor() ? count : 128;
-  for (int64_t begin = 0; kept.format.is_scaled() && begin < count; begin += run) {
+  const int64_t run = stored.by_tensor() ? count : 128;
+  for (int64_t begin = 0; stored.format.is_scaled() && begin < count; begin += run) {
     float amax = 0.0F;
     bool finite = true;
     for (int64_t i = begin; i < std::min(count, begin + run); ++i) {
@@ -65,19 +65,19 @@ void store_naively(Kept& kept, const std::vector<float>& x, bool add, float fact
       amax = std::max(amax, magnitude);
     }
     float scale =
-        amax == 0.0F ? 1.0F : std::min(format_max(kept.format.dtype) / amax, 3.40282347e+38F);
-    if (kept.format.scale_type == ScaleType::pow2) {
+        amax == 0.0F ? 1.0F : std::min(format_max(stored.format.dtype) / amax, 3.40282347e+38F);
+    if (stored.format.scale_type == ScaleType::pow2) {
       scale = std::exp2(std::floor(std::log2(scale)));
     }
-    const float old = kept.scales.get(begin / 128);
-    kept.scales.set(begin / 128, (finite ? scale : old) * factor);
+    const float old = stored.scales.get(begin / 128);
+    stored.scales.set(begin / 128, (finite ? scale : old) * factor);
   }
   for (int64_t i = 0; i < count; ++i) {
-    kept.codes.set(i, sums[static_cast<size_t>(i)] * kept.scale_of(i));
+    stored.codes.set(i, sums[static_cast<size_t>(i)] * stored.scale_of(i));
   }
 }
 
-bool same(const Kept& a, const Kept& b) {
+bool same(const StoredValues& a, const StoredValues& b) {
   return a.codes.bytes() == b.codes.bytes() && a.scales.bytes() == b.scales.bytes();
 }
 
@@ -96,51 +96,51 @@ TEST_CASE("store keeps values and sums rounded once", "[ops][storage]") {
   for (const TensorFormat& format : kFormats) {
     for (const int64_t count : {1, 127, 128, 3000, 20000}) {
       INFO(describe(format) << ", " << count);
-      Kept expected(format, count);
+      StoredValues expected(format, count);
       std::vector<std::vector<float>> steps;
       for (uint32_t step = 0; step < 3; ++step) {
         steps.push_back(gradient_values(count, step + 1));
         store_naively(expected, steps.back(), step > 0, 1.0F);
       }
       CHECK(same_everywhere([&](const ops::OpTable& table) {
-        Kept kept(format, count);
+        StoredValues stored(format, count);
         for (size_t step = 0; step < steps.size(); ++step) {
           Array x(DType::f32, {count}, steps[step]);
-          table.store(cpu_stream(), {.x = x, .to = kept.view(), .add = step > 0});
+          table.store(cpu_stream(), {.x = x, .to = stored.view(), .add = step > 0});
         }
-        CHECK(same(kept, expected));
+        CHECK(same(stored, expected));
         Array read(DType::f32, {count});
-        table.read_stored(cpu_stream(), kept.view(), read);
+        table.read_stored(cpu_stream(), stored.view(), read);
         for (int64_t i = 0; i < count; ++i) {
-          if (read.get(i) != kept.value(i)) {
+          if (read.get(i) != stored.value(i)) {
             FAIL("element " << i << " is read as " << read.get(i));
           }
         }
         Bits bits;
-        bits.add(kept.codes);
+        bits.add(stored.codes);
         return bits;
       }));
     }
   }
 }
 
-TEST_CASE("what is not finite is kept as NaN and does not touch the scale", "[ops][storage]") {
+TEST_CASE("what is not finite is stored as NaN and does not touch the scale", "[ops][storage]") {
   constexpr float kInf = std::numeric_limits<float>::infinity();
   for (const TensorFormat& format : kFormats) {
     for (const float bad : {kInf, -kInf, std::numeric_limits<float>::quiet_NaN()}) {
       INFO(describe(format) << ", " << bad);
-      Kept kept(format, 300);
-      Kept expected(format, 300);
+      StoredValues stored(format, 300);
+      StoredValues expected(format, 300);
       std::vector<float> values = gradient_values(300, 1);
       values[130] = bad;
       store_naively(expected, values, false, 1.0F);
       Array x(DType::f32, {300}, values);
-      ops::store(cpu_stream(), {.x = x, .to = kept.view()});
-      CHECK(std::isnan(kept.value(130)));
-      CHECK(std::isfinite(kept.value(129)));
-      kept.codes.set(130, 0.0F);  // the sign of a NaN is nobody's
+      ops::store(cpu_stream(), {.x = x, .to = stored.view()});
+      CHECK(std::isnan(stored.value(130)));
+      CHECK(std::isfinite(stored.value(129)));
+      stored.codes.set(130, 0.0F);  // the sign of a NaN is nobody's
       expected.codes.set(130, 0.0F);
-      CHECK(same(kept, expected));
+      CHECK(same(stored, expected));
     }
   }
 }
@@ -148,16 +148,16 @@ TEST_CASE("what is not finite is kept as NaN and does not touch the scale", "[op
 TEST_CASE("values of 16 bits are stored and read", "[ops][storage]") {
   for (const DType dtype : {DType::bf16, DType::f16}) {
     Array x(dtype, {500}, random_values(500, 3));
-    Kept kept(kFormats[6], 500);
-    Kept expected(kFormats[6], 500);
+    StoredValues stored(kFormats[6], 500);
+    StoredValues expected(kFormats[6], 500);
     store_naively(expected, x.values(), false, 1.0F);
-    ops::store(cpu_stream(), {.x = x, .to = kept.view()});
-    CHECK(same(kept, expected));
+    ops::store(cpu_stream(), {.x = x, .to = stored.view()});
+    CHECK(same(stored, expected));
     Array read(dtype, {500});
-    ops::read_stored(cpu_stream(), kept.view(), read);
+    ops::read_stored(cpu_stream(), stored.view(), read);
     Array rounded(dtype, {500});
     for (int64_t i = 0; i < 500; ++i) {
-      rounded.set(i, kept.value(i));
+      rounded.set(i, stored.value(i));
     }
     CHECK(read.bytes() == rounded.bytes());
   }
@@ -165,30 +165,30 @@ TEST_CASE("values of 16 bits are stored and read", "[ops][storage]") {
 
 TEST_CASE("automatic scaling multiplies the scale by a power of two", "[ops][storage]") {
   for (const float factor : {1.0F, 1.9F, 0.5F, 4.0F}) {
-    Kept kept(kFormats[3], 1000);
-    Kept expected(kFormats[3], 1000);
+    StoredValues stored(kFormats[3], 1000);
+    StoredValues expected(kFormats[3], 1000);
     const std::vector<float> values = gradient_values(1000, 8);
     Array x(DType::f32, {1000}, values);
     const ops::AutoScale automatic = {.factor = factor, .at_maximum = 0};
     store_naively(expected, values, false, std::exp2(std::floor(std::log2(factor))));
-    ops::store(cpu_stream(), {.x = x, .to = kept.view(), .add = false, .automatic = &automatic});
-    CHECK(same(kept, expected));
+    ops::store(cpu_stream(), {.x = x, .to = stored.view(), .add = false, .automatic = &automatic});
+    CHECK(same(stored, expected));
   }
 }
 
 TEST_CASE("automatic scaling leaves the scale of a tensor that is not finite", "[ops][storage]") {
-  Kept kept(kFormats[3], 300);
+  StoredValues stored(kFormats[3], 300);
   const ops::AutoScale automatic = {.factor = 0.25F, .at_maximum = 0};
   std::vector<float> values = gradient_values(300, 8);
   Array x(DType::f32, {300}, values);
-  ops::store(cpu_stream(), {.x = x, .to = kept.view(), .add = false, .automatic = &automatic});
-  const float scale = kept.scales.get(0);
+  ops::store(cpu_stream(), {.x = x, .to = stored.view(), .add = false, .automatic = &automatic});
+  const float scale = stored.scales.get(0);
   values[7] = std::numeric_limits<float>::infinity();
   Array bad(DType::f32, {300}, values);
   for (int i = 0; i < 3; ++i) {
-    ops::store(cpu_stream(), {.x = bad, .to = kept.view(), .add = true, .automatic = &automatic});
-    CHECK(kept.scales.get(0) == scale);
-    CHECK(std::isnan(kept.value(7)));
+    ops::store(cpu_stream(), {.x = bad, .to = stored.view(), .add = true, .automatic = &automatic});
+    CHECK(stored.scales.get(0) == scale);
+    CHECK(std::isnan(stored.value(7)));
   }
 }
 
@@ -202,8 +202,8 @@ TEST_CASE("the automatic factor halves where codes saturate and grows slowly els
     }
     Array codes(DType::e4m3, {100000}, values);
     ops::AutoScale automatic = {.factor = 0.25F, .at_maximum = 0};
-    const int32_t go_on = 0;
-    ops::update_auto_scale(cpu_stream(), codes, &automatic, &go_on);
+    const int32_t progress = 0;
+    ops::update_auto_scale(cpu_stream(), codes, &automatic, &progress);
     CHECK(automatic.factor ==
           Approx(saturated > 1 ? 0.125 : 0.25 * std::exp2(0.001)).epsilon(1e-7));
     CHECK(automatic.at_maximum == 0);
@@ -215,20 +215,20 @@ TEST_CASE("the automatic factor halves where codes saturate and grows slowly els
     std::fill_n(values.begin(), saturated, 448.0F);
     Array codes(DType::e4m3, {16384}, values);
     ops::AutoScale automatic;
-    const int32_t go_on = 0;
-    ops::update_auto_scale(cpu_stream(), codes, &automatic, &go_on);
+    const int32_t progress = 0;
+    ops::update_auto_scale(cpu_stream(), codes, &automatic, &progress);
     CHECK(automatic.factor == Approx(saturated > 1 ? 0.5 : std::exp2(0.001)).epsilon(1e-7));
   }
   // A thousand steps without saturation double it, within the rounding of each product.
   ops::AutoScale automatic;
   Array zeros(DType::e4m3, {64});
-  const int32_t go_on = 0;
+  const int32_t progress = 0;
   for (int step = 0; step < 1000; ++step) {
-    ops::update_auto_scale(cpu_stream(), zeros, &automatic, &go_on);
+    ops::update_auto_scale(cpu_stream(), zeros, &automatic, &progress);
   }
   CHECK(automatic.factor == Approx(2.0).epsilon(1e-4));
   for (int step = 0; step < 20000; ++step) {
-    ops::update_auto_scale(cpu_stream(), zeros, &automatic, &go_on);
+    ops::update_auto_scale(cpu_stream(), zeros, &automatic, &progress);
   }
   CHECK(automatic.factor == 65536.0F);
   const int32_t skip = 1;
@@ -295,17 +295,17 @@ TEST_CASE("compression of tiny and non-finite groups", "[ops][storage]") {
 
 TEST_CASE("store and compress refuse what does not fit", "[ops][storage]") {
   Array x(DType::f32, {100});
-  Kept kept(kFormats[6], 100);
-  Kept other(kFormats[6], 99);
+  StoredValues stored(kFormats[6], 100);
+  StoredValues other(kFormats[6], 99);
   CHECK_THROWS_AS(ops::store(cpu_stream(), {.x = x, .to = other.view()}), InternalError);
-  StoredTensor stochastic = kept.view();
+  StoredTensor stochastic = stored.view();
   stochastic.format.rounding = Rounding::stochastic;
   CHECK_THROWS_AS(ops::store(cpu_stream(), {.x = x, .to = stochastic}), InternalError);
   const ops::AutoScale automatic;
-  CHECK_THROWS_AS(ops::store(cpu_stream(), {.x = x, .to = kept.view(), .automatic = &automatic}),
+  CHECK_THROWS_AS(ops::store(cpu_stream(), {.x = x, .to = stored.view(), .automatic = &automatic}),
                   InternalError);
   Array scales(DType::bf16, {6});
-  CHECK_THROWS_AS(ops::compress(cpu_stream(), x, {kept.codes, scales}), InternalError);
+  CHECK_THROWS_AS(ops::compress(cpu_stream(), x, {stored.codes, scales}), InternalError);
 }
 
 }  // namespace

@@ -87,7 +87,7 @@ inline void set_bits(Array& array, size_t i, uint32_t bits) {
   }
 }
 
-/// Scales before the first step: ones, and 0 for the amax beside the scale of a tensor.
+/// Scales before the first step: ones, and 0 for the amax next to the scale of a tensor.
 inline Array fresh_scales(const TensorFormat& format, int64_t count) {
   const int64_t scales = stored_scales(format, count);
   std::vector<float> ones(static_cast<size_t>(scales), 1.0F);

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "ops/cast/granules.h"
 #include "ops/cast/quantize.h"
+#include "ops/cast/scale_blocks.h"
 #include "ops/quantizer_fixtures.h"
 
 namespace fp8train::test {
@@ -40,14 +40,14 @@ CastResult cast_blocks(Array& x, const TensorFormat& format, bool transposed) {
   const int64_t rows = transposed ? ConstView(x).shape[1] : ConstView(x).shape[0];
   const int64_t columns = x.count() / rows;
   const int64_t count =
-      ops::granule_grid(format.granularity, rows, columns, ScaleLayout::row_major).count;
+      ops::scale_grid(format.granularity, rows, columns, ScaleLayout::row_major).count;
   Array codes(format.dtype, {rows, columns});
   Array scale_inv(format.scale_type == ScaleType::e8m0 ? DType::e8m0 : DType::f32, {count});
-  const GranuleView view = {codes, scale_inv, nullptr};
-  ops::quantize_granules(cpu_stream(), x,
-                         {transposed ? GranuleView{} : view, transposed ? view : GranuleView{},
-                          format, ScaleLayout::row_major},
-                         nullptr, nullptr);
+  const BlockwiseView view = {codes, scale_inv, nullptr};
+  ops::quantize_blockwise(cpu_stream(), x,
+                          {transposed ? BlockwiseView{} : view, transposed ? view : BlockwiseView{},
+                           format, ScaleLayout::row_major},
+                          nullptr, nullptr);
   return {bytes_of(codes.as<char>(), codes.bytes().size()),
           bytes_of(scale_inv.bytes().data(), scale_inv.bytes().size())};
 }

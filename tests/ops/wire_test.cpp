@@ -1,4 +1,4 @@
-// Images of gradients on a wire. The reference reads and writes them byte by byte; codes come from
+// Packets of gradients on a wire. The reference reads and writes them byte by byte; codes come from
 // numeric/, which has exhaustive tests: exact.
 
 #include "ops/exchange/wire.h"
@@ -55,19 +55,19 @@ float group_scale(const Values& values, size_t group, const TensorFormat& format
   return format.scale_type == ScaleType::pow2 ? std::ldexp(1.0F, exponent - 1) : scale;
 }
 
-/// The value of an element as the image at `image` has it.
-float read_image(const uint8_t* image, const TensorFormat& format, int64_t chunk, int64_t i) {
+/// The value of an element as the packet at `packet` has it.
+float read_packet(const uint8_t* packet, const TensorFormat& format, int64_t chunk, int64_t i) {
   if (format.dtype == DType::f32) {
     float value = 0;
-    std::memcpy(&value, image + 4 * i, 4);
+    std::memcpy(&value, packet + 4 * i, 4);
     return value;
   }
   if (format.dtype == DType::bf16) {
     bf16 value = {};
-    std::memcpy(&value, image + 2 * i, 2);
+    std::memcpy(&value, packet + 2 * i, 2);
     return decode(value);
   }
-  const uint8_t* scales = image + chunk;
+  const uint8_t* scales = packet + chunk;
   float scale = 0;
   if (format.scale_type == ScaleType::pow2) {
     const uint8_t byte = scales[i / 128];
@@ -75,7 +75,8 @@ float read_image(const uint8_t* image, const TensorFormat& format, int64_t chunk
   } else {
     std::memcpy(&scale, scales + i / 128 * 4, 4);
   }
-  const float code = format.dtype == DType::e4m3 ? decode(e4m3{image[i]}) : decode(e5m2{image[i]});
+  const float code =
+      format.dtype == DType::e4m3 ? decode(e4m3{packet[i]}) : decode(e5m2{packet[i]});
   return code * (1.0F / scale);
 }
 
@@ -92,21 +93,21 @@ float rounded(float value, float scale, const TensorFormat& format) {
   }
 }
 
-/// Images of a chunked array.
+/// Packets of a chunked array.
 Bytes packed(const Values& values, const TensorFormat& format, int64_t chunk, int64_t chunks,
              int64_t inner = 1) {
   Array x(DType::f32, {static_cast<int64_t>(values.size())}, values);
-  Bytes images(static_cast<size_t>(chunks * ops::wire_bytes(format, chunk)), 0xEE);
+  Bytes packets(static_cast<size_t>(chunks * ops::wire_bytes(format, chunk)), 0xEE);
   ops::pack_wire(cpu_stream(), {.x = x.view(),
                                 .format = format,
                                 .chunk = chunk,
                                 .chunks = chunks,
                                 .inner = inner,
-                                .images = images.data()});
-  return images;
+                                .packets = packets.data()});
+  return packets;
 }
 
-TEST_CASE("bytes of an image", "[wire]") {
+TEST_CASE("bytes of a packet", "[wire]") {
   CHECK(ops::wire_bytes(plain(DType::f32), 256) == 1024);
   CHECK(ops::wire_bytes(by_group(DType::e4m3), 256) == 256 + 2 * 4 + 8);
   CHECK(ops::wire_bytes(by_group(DType::e4m3, ScaleType::pow2), 128 * 17) == 128 * 17 + 17 + 15);
@@ -118,7 +119,7 @@ TEST_CASE("bytes of an image", "[wire]") {
   }
 }
 
-TEST_CASE("pack_wire: every element once, in its chunk's image", "[wire]") {
+TEST_CASE("pack_wire: every element once, in its chunk's packet", "[wire]") {
   constexpr int64_t kChunk = 256;
   constexpr int64_t kChunks = 6;
   for (const TensorFormat& format : kWires) {
@@ -126,14 +127,14 @@ TEST_CASE("pack_wire: every element once, in its chunk's image", "[wire]") {
       for (const int64_t inner : {1, 2, 6}) {
         INFO(describe(format) << ", " << count << " elements, inner " << inner);
         const Values values = gradients(count, 7);
-        const Bytes images = packed(values, format, kChunk, kChunks, inner);
+        const Bytes packets = packed(values, format, kChunk, kChunks, inner);
         const auto stride = static_cast<size_t>(ops::wire_bytes(format, kChunk));
         for (int64_t i = 0; i < kChunk * kChunks; ++i) {
           // Chunk c = node * inner + local rank goes to place local rank * nodes + node.
           const int64_t c = i / kChunk;
           const int64_t place = c % inner * (kChunks / inner) + c / inner;
-          const float found = read_image(images.data() + static_cast<size_t>(place) * stride,
-                                         format, kChunk, i % kChunk);
+          const float found = read_packet(packets.data() + static_cast<size_t>(place) * stride,
+                                          format, kChunk, i % kChunk);
           const auto group = static_cast<size_t>(i / 128);
           const float value = i < count ? values[static_cast<size_t>(i)] : 0.0F;
           REQUIRE(found == rounded(value, group_scale(values, group, format), format));
@@ -149,9 +150,9 @@ TEST_CASE("pack_wire: what is not finite poisons its group", "[wire]") {
     values[300] = bad;
     for (const TensorFormat& format :
          {by_group(DType::e4m3), by_group(DType::e4m3, ScaleType::pow2)}) {
-      const Bytes images = packed(values, format, 512, 1);
+      const Bytes packets = packed(values, format, 512, 1);
       for (int64_t i = 0; i < 512; ++i) {
-        REQUIRE(std::isnan(read_image(images.data(), format, 512, i)) == (i / 128 == 2));
+        REQUIRE(std::isnan(read_packet(packets.data(), format, 512, i)) == (i / 128 == 2));
       }
     }
   }
@@ -165,15 +166,15 @@ TEST_CASE("codes that are the wire's are copied, and come back", "[wire]") {
     for (int64_t i = 0; i < 700; ++i) {
       codes.as<uint8_t>()[i] = static_cast<uint8_t>(i % 127);
     }
-    Bytes images(static_cast<size_t>(3 * ops::wire_bytes(format, 256)));
+    Bytes packets(static_cast<size_t>(3 * ops::wire_bytes(format, 256)));
     ops::pack_wire(cpu_stream(), {.x = StoredTensor(codes.view(), format, scales.view()),
                                   .format = format,
                                   .chunk = 256,
                                   .chunks = 3,
-                                  .images = images.data()});
+                                  .packets = packets.data()});
     Array codes_back(format.dtype, {700});
     Array scales_back(DType::f32, {6});
-    ops::unpack_wire(cpu_stream(), {.images = images.data(),
+    ops::unpack_wire(cpu_stream(), {.packets = packets.data(),
                                     .chunk = 256,
                                     .chunks = 3,
                                     .y = {codes_back.view(), format, scales_back.view()}});
@@ -183,10 +184,10 @@ TEST_CASE("codes that are the wire's are copied, and come back", "[wire]") {
 }
 
 /// The elements that chunks of 256 have, one chunk after another; zeros where they do not exist.
-Values at_places(const Values& values, const ops::ChunkPlaces& places, int64_t chunks) {
+Values at_places(const Values& values, const ops::ChunkRange& range, int64_t chunks) {
   Values found(static_cast<size_t>(256 * chunks));
   for (int64_t i = 0; i < 256 * chunks; ++i) {
-    const auto place = static_cast<size_t>(places.first + i / 256 * places.stride + i % 256);
+    const auto place = static_cast<size_t>(range.first + i / 256 * range.stride + i % 256);
     found[static_cast<size_t>(i)] = place < values.size() ? values[place] : 0.0F;
   }
   return found;
@@ -194,7 +195,7 @@ Values at_places(const Values& values, const ops::ChunkPlaces& places, int64_t c
 
 // Of chunks that lie apart the second ends within the tensor, the third beyond its end, and the
 // fourth begins there.
-constexpr ops::ChunkPlaces kApart = {.first = 128, .stride = 512};
+constexpr ops::ChunkRange kApart = {.first = 128, .stride = 512};
 
 TEST_CASE("chunks may lie apart in the tensor", "[wire]") {
   const Values values = gradients(1300, 5);
@@ -202,27 +203,27 @@ TEST_CASE("chunks may lie apart in the tensor", "[wire]") {
   for (const TensorFormat& format : kWires) {
     INFO(describe(format));
     Array x(DType::f32, {1300}, values);
-    Bytes images(static_cast<size_t>(4 * ops::wire_bytes(format, 256)), 0xEE);
+    Bytes packets(static_cast<size_t>(4 * ops::wire_bytes(format, 256)), 0xEE);
     ops::pack_wire(cpu_stream(), {.x = x.view(),
                                   .format = format,
                                   .chunk = 256,
                                   .chunks = 4,
-                                  .places = kApart,
-                                  .images = images.data()});
-    CHECK(images == packed(chosen, format, 256, 4));
+                                  .range = kApart,
+                                  .packets = packets.data()});
+    CHECK(packets == packed(chosen, format, 256, 4));
     Array y(DType::f32, {1300}, Values(1300, 7.0F));
-    ops::sum_wire(cpu_stream(), {.images = images.data(),
+    ops::sum_wire(cpu_stream(), {.packets = packets.data(),
                                  .format = format,
                                  .chunk = 256,
                                  .chunks = 4,
                                  .y = y.view(),
-                                 .places = kApart});
+                                 .range = kApart});
     for (int64_t i = 0; i < 1300; ++i) {
       const int64_t within = (i - kApart.first) % kApart.stride;
       const bool has = i >= kApart.first && within < 256;
       const int64_t c = (i - kApart.first) / kApart.stride;
-      const uint8_t* image = images.data() + c * ops::wire_bytes(format, 256);
-      REQUIRE(y.get(i) == (has ? read_image(image, format, 256, within) : 7.0F));
+      const uint8_t* packet = packets.data() + c * ops::wire_bytes(format, 256);
+      REQUIRE(y.get(i) == (has ? read_packet(packet, format, 256, within) : 7.0F));
     }
   }
 }
@@ -236,20 +237,20 @@ TEST_CASE("codes in chunks that lie apart are copied, and come back", "[wire]") 
   }
   Array codes_back(format.dtype, {700});
   Array scales_back(DType::f32, {6});
-  Bytes images(static_cast<size_t>(2 * ops::wire_bytes(format, 256)));
+  Bytes packets(static_cast<size_t>(2 * ops::wire_bytes(format, 256)));
   for (const int64_t first : {0, 256}) {  // rows of 512: of the last one 60 elements more
-    const ops::ChunkPlaces places = {.first = first, .stride = 512};
+    const ops::ChunkRange range = {.first = first, .stride = 512};
     ops::pack_wire(cpu_stream(), {.x = StoredTensor(codes.view(), format, scales.view()),
                                   .format = format,
                                   .chunk = 256,
                                   .chunks = 2,
-                                  .places = places,
-                                  .images = images.data()});
-    ops::unpack_wire(cpu_stream(), {.images = images.data(),
+                                  .range = range,
+                                  .packets = packets.data()});
+    ops::unpack_wire(cpu_stream(), {.packets = packets.data(),
                                     .chunk = 256,
                                     .chunks = 2,
                                     .y = {codes_back.view(), format, scales_back.view()},
-                                    .places = places});
+                                    .range = range});
   }
   CHECK(codes_back.bytes() == codes.bytes());
   CHECK(scales_back.bytes() == scales.bytes());
@@ -262,18 +263,18 @@ TEST_CASE("sum_wire: fp32 sums in rank order", "[wire]") {
   constexpr float kFactor = 0.37F;
   for (const TensorFormat& format : kWires) {
     std::vector<Values> contributions;
-    Bytes images;
+    Bytes packets;
     for (uint32_t rank = 0; rank < 5; ++rank) {
       contributions.push_back(gradients(kCount, rank + 1));
       const Bytes more = packed(contributions.back(), format, kChunk, kChunks);
-      images.insert(images.end(), more.begin(), more.end());
+      packets.insert(packets.end(), more.begin(), more.end());
     }
     for (const int64_t exact_index : {-1, 0, 3}) {
       for (const DType dtype : {DType::f32, DType::bf16}) {
         INFO(describe(format) << " to " << name_of(dtype) << ", exact " << exact_index);
         Array exact(DType::f32, {kCount}, contributions[exact_index < 0 ? 0 : exact_index]);
         Array y(dtype, {kCount});
-        ops::sum_wire(cpu_stream(), {.images = images.data(),
+        ops::sum_wire(cpu_stream(), {.packets = packets.data(),
                                      .format = format,
                                      .contributions = 5,
                                      .chunk = kChunk,
@@ -307,20 +308,20 @@ TEST_CASE("wires have the same bits at every level and thread count", "[wire]") 
     for (const TensorFormat& format : kWires) {
       Array x(DType::bf16, {kCount}, gradients(kCount, 9));
       const int64_t chunk = 128 * 131;
-      Array images(DType::e4m3, {3 * ops::wire_bytes(format, chunk)});
+      Array packets(DType::e4m3, {3 * ops::wire_bytes(format, chunk)});
       table.pack_wire(cpu_stream(), {.x = x.view(),
                                      .format = format,
                                      .chunk = chunk,
                                      .chunks = 3,
-                                     .images = images.view().data});
+                                     .packets = packets.view().data});
       Array y(DType::f32, {chunk});
-      table.sum_wire(cpu_stream(), {.images = images.view().data,
+      table.sum_wire(cpu_stream(), {.packets = packets.view().data,
                                     .format = format,
                                     .contributions = 3,
                                     .chunk = chunk,
                                     .factor = 0.3F,
                                     .y = y.view()});
-      bits.add(images);
+      bits.add(packets);
       bits.add(y);
     }
     return bits;
@@ -348,18 +349,18 @@ TEST_CASE("combine_ranks: sums in order, maxima with NaN above all", "[wire]") {
 
 TEST_CASE("wires refuse what they cannot carry", "[wire]") {
   Array x(DType::f32, {256}, gradients(256, 1));
-  Bytes images(4096);
+  Bytes packets(4096);
   ops::PackWire call = {
-      .x = x.view(), .format = by_group(DType::e4m3), .chunk = 100, .images = images.data()};
+      .x = x.view(), .format = by_group(DType::e4m3), .chunk = 100, .packets = packets.data()};
   CHECK_THROWS_AS(ops::pack_wire(cpu_stream(), call), InternalError);
   call.chunk = 128;  // too small
   CHECK_THROWS_AS(ops::pack_wire(cpu_stream(), call), InternalError);
   call.chunk = 256;
-  call.places = {.first = 0, .stride = 128};  // chunks would overlap
+  call.range = {.first = 0, .stride = 128};  // chunks would overlap
   CHECK_THROWS_AS(ops::pack_wire(cpu_stream(), call), InternalError);
-  call.places = {.first = 64, .stride = 256};
+  call.range = {.first = 64, .stride = 256};
   CHECK_THROWS_AS(ops::pack_wire(cpu_stream(), call), InternalError);
-  call.places = {};
+  call.range = {};
   call.format = by_tensor(DType::e4m3);
   CHECK_THROWS_AS(ops::pack_wire(cpu_stream(), call), InternalError);
 }

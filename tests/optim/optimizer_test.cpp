@@ -223,8 +223,8 @@ struct TrainedLinear {
       x.as<bf16>()[i] = encode<bf16>(i % 49 == 0 ? 1.0F : 0.0F);  // the unit matrix
     }
     const View y = allocate(scratch, DType::bf16, {48, 32});
-    Linear::Saved kept;
-    linear.forward(context(), x, y, kept);
+    Linear::Saved stored;
+    linear.forward(context(), x, y, stored);
     std::vector<float> values;
     for (int64_t i = 0; i < y.count(); ++i) {
       values.push_back(decode(y.as<bf16>()[i]));

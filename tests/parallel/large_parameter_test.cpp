@@ -33,7 +33,7 @@ void add_units(ParameterStore& store, int64_t vocabulary, const TensorFormat& wi
 /// The memory that exchanges of gradients need on one rank of 16. Nothing is computed.
 size_t communication(int stage, int64_t vocabulary, const TensorFormat& wire) {
   const std::unique_ptr<Device> meta = make_meta_device({});
-  const std::unique_ptr<Communicator> comm = make_rehearsal(Topology::blocks(16, 8), 3);
+  const std::unique_ptr<Communicator> comm = make_dry_run(Topology::blocks(16, 8), 3);
   ParameterStore store;
   add_units(store, vocabulary, wire);
   if (stage > 0) {
@@ -58,7 +58,7 @@ TEST_CASE("memory for exchanges follows the bucket, not the largest parameter") 
     for (const int stage : {0, 1, 2, 3}) {
       CAPTURE(describe(wire), stage);
       for (const int64_t vocabulary : {50000, 200000}) {  // 12 and 49 times a bucket
-        // Of a lane: what is sent, what is received and one node's sums of a piece. Two lanes at
+        // Of a queue: what is sent, what is received and one node's sums of a piece. Two queues at
         // most hold large buckets.
         const auto bytes = static_cast<double>(communication(stage, vocabulary, wire));
         CHECK(bytes <= 2 * 2.25 * kBucket);

@@ -30,7 +30,7 @@ struct Attached {
 
   Attached(int ranks, const StrategySettings& settings) {
     if (ranks > 1) {
-      comm = make_rehearsal(Topology::blocks(ranks, ranks), kRank);
+      comm = make_dry_run(Topology::blocks(ranks, ranks), kRank);
     }
     strategy = make_strategy(Mesh(comm.get()), settings);
     add_parameters(store);

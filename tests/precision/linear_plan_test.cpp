@@ -40,7 +40,7 @@ TEST_CASE("the head and dimensions that are not multiples of 16 are exempt by th
   CHECK(scaled(with_head).back());
 }
 
-TEST_CASE("granules of 32 ask for dimensions that are multiples of 32") {
+TEST_CASE("blocks of 32 ask for dimensions that are multiples of 32") {
   const std::vector<LinearSite> sites = {{"up", 64, 192, 0, false}, {"down", 80, 64, 0, false}};
   CHECK(plan_linears(plan_named("te-blockwise"), sites)[1].is_scaled());
   const std::vector<LinearPlan> plans = plan_linears(plan_named("te-mxfp8"), sites);
@@ -99,7 +99,7 @@ TEST_CASE("the setting of SwiGLU's product is for down projections that are not 
     CHECK(describe(gemm->b) == "bf16");
   }
   CHECK(plans[1].dgrad == plan.dgrad);
-  CHECK_THAT(swiglu_note(plans[1]), Contains("kept out") && Contains("bf16"));
+  CHECK_THAT(swiglu_note(plans[1]), Contains("stored out") && Contains("bf16"));
 
   PrecisionPlan rounded = plan_named("int8-qat");  // dgrad reads what fprop has cast
   rounded.swiglu = SwigluInput::high_precision;

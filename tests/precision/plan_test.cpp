@@ -18,7 +18,7 @@ PlanRequest fp8_request(const char* recipe) {
 
 }  // namespace
 
-TEST_CASE("the rows are those of the chart") {
+TEST_CASE("the plans are those of the table of plans") {
   CHECK(plan_names() == std::vector<std::string>{"fp32",
                                                  "bf16",
                                                  "fp16",
@@ -48,7 +48,7 @@ TEST_CASE("the rows are those of the chart") {
   CHECK_THROWS_WITH(plan_named("te-delay"), Contains("te-delayed, te-current"));
 }
 
-TEST_CASE("mixed_precision and recipe select a row, precision.plan names it") {
+TEST_CASE("mixed_precision and recipe select a plan, precision.plan names it") {
   PlanRequest request;
   CHECK(resolve_plan(request).name == "fp32");
   request.mixed_precision = "bf16";
@@ -103,7 +103,7 @@ TEST_CASE("torchao's rows have its recipes' formats") {
   CHECK(gw_hp.saved_activation == plain(DType::bf16));
 }
 
-TEST_CASE("hybrid, e4m3 and power_2_scale reach the rows with a scale for each granule") {
+TEST_CASE("hybrid, e4m3 and power_2_scale reach the plans with a scale for each block") {
   PlanRequest request = fp8_request("blockwise");
   request.format = "hybrid";
   request.power_2_scale = false;
@@ -225,26 +225,26 @@ TEST_CASE("options without a meaning for the row are errors that name the key") 
                     Contains("'nvfp4'") && Contains("te: delayed, current"));
 }
 
-TEST_CASE("moments are cells of their own, in any row") {
+TEST_CASE("moments are roles of their own, in any row") {
   for (const char* row : {"fp32", "te-delayed"}) {
     PlanRequest request;
     request.plan = row;
-    request.cells.moment1 = "e4m3 group(128)";
-    request.cells.moment2 = "fp16";
+    request.roles.moment1 = "e4m3 group(128)";
+    request.roles.moment2 = "fp16";
     const PrecisionPlan plan = resolve_plan(request);
     CHECK(describe(plan.moment1) == "e4m3 group(128) current");
     CHECK(describe(plan.moment2) == "fp16 tensor current");
-    request.cells.moment2 = "bf16";
+    request.roles.moment2 = "bf16";
     CHECK(resolve_plan(request).moment2 == plain(DType::bf16));
     CHECK(plan_named(row).moment2 == plain(DType::f32));
-    request.cells.moment2 = "e4m3 row";
+    request.roles.moment2 = "e4m3 row";
     CHECK_THROWS_WITH(resolve_plan(request),
                       Contains("precision.moment2") && Contains("group(128)"));
   }
   for (const char* spelling : {"fp32", "bf16", "fp16", "e4m3", "e5m2", "bf16 group(128)",
                                "fp16 group(128)", "e4m3 group(128)", "e5m2 group(128)"}) {
     PlanRequest request;
-    request.cells.moment1 = spelling;
+    request.roles.moment1 = spelling;
     CHECK(describe(resolve_plan(request).moment1).starts_with(spelling));
   }
 }

@@ -118,11 +118,11 @@ TEST_CASE("a pass begins with an amax of 0 where the tensor is its own and the s
   const ScalingSlot* x = state.add("layer", "x", current, true);
   const ScalingSlot* w = state.add("layer", "w", current);
   const ScalingSlot* dy = state.add("layer", "dy", current, true);
-  const ScalingSlot* kept = state.add("layer", "x", delayed(2, 1), true);
+  const ScalingSlot* stored = state.add("layer", "x", delayed(2, 1), true);
   const ScalingSlot* rows = state.add("layer", "x", by_rows, true);
   const ScalingSlot* last = state.add("other", "w", current);
   state.allocate(*device);
-  for (const ScalingSlot* slot : {x, w, dy, kept, rows, last}) {
+  for (const ScalingSlot* slot : {x, w, dy, stored, rows, last}) {
     *slot->amax = 2.0F;
   }
   state.begin_pass(device->stream());
@@ -130,7 +130,7 @@ TEST_CASE("a pass begins with an amax of 0 where the tensor is its own and the s
     CHECK(slot->begins_at_zero);
     CHECK(*slot->amax == 0.0F);
   }
-  for (const ScalingSlot* slot : {w, kept, rows, last}) {
+  for (const ScalingSlot* slot : {w, stored, rows, last}) {
     CHECK_FALSE(slot->begins_at_zero);
     CHECK(*slot->amax == 2.0F);
   }

@@ -7,14 +7,14 @@
 #include <new>
 
 #include "base/error.h"
+#include "commands.h"
 #include "support/temp_dir.h"
-#include "verbs.h"
 
 namespace fp8train {
 namespace {
 
 using Words = std::vector<std::string>;
-const Words kVerbs = {"train", "config", "check", "generate"};
+const Words kCommands = {"train", "config", "check", "generate"};
 
 /// The options that the words of a command line give.
 CommonOptions parsed(Words words) {
@@ -26,21 +26,23 @@ CommonOptions parsed(Words words) {
   return options;
 }
 
-TEST_CASE("train is the default verb") {
-  CHECK(with_verb({"--config", "run.yaml"}, kVerbs) == Words{"train", "--config", "run.yaml"});
-  CHECK(with_verb({"run.yaml"}, kVerbs) == Words{"train", "run.yaml"});
-  CHECK(with_verb({"optimizer.lr=1"}, kVerbs) == Words{"train", "optimizer.lr=1"});
-  CHECK(with_verb({"dir/run"}, kVerbs) == Words{"train", "dir/run"});
-  CHECK(with_verb({"check", "run.yaml"}, kVerbs) == Words{"check", "run.yaml"});
-  CHECK(with_verb({"--help"}, kVerbs) == Words{"--help"});
-  CHECK(with_verb({"--version"}, kVerbs) == Words{"--version"});
-  CHECK(with_verb({}, kVerbs) == Words{"--help"});
+TEST_CASE("train is the default command") {
+  CHECK(with_command({"--config", "run.yaml"}, kCommands) ==
+        Words{"train", "--config", "run.yaml"});
+  CHECK(with_command({"run.yaml"}, kCommands) == Words{"train", "run.yaml"});
+  CHECK(with_command({"optimizer.lr=1"}, kCommands) == Words{"train", "optimizer.lr=1"});
+  CHECK(with_command({"dir/run"}, kCommands) == Words{"train", "dir/run"});
+  CHECK(with_command({"check", "run.yaml"}, kCommands) == Words{"check", "run.yaml"});
+  CHECK(with_command({"--help"}, kCommands) == Words{"--help"});
+  CHECK(with_command({"--version"}, kCommands) == Words{"--version"});
+  CHECK(with_command({}, kCommands) == Words{"--help"});
 }
 
-TEST_CASE("an unknown verb is named with the nearest one") {
-  CHECK_THROWS_WITH(with_verb({"chekc"}, kVerbs),
-                    "unknown verb \"chekc\"; did you mean \"check\"?");
-  CHECK_THROWS_WITH(with_verb({"zzz"}, kVerbs), "unknown verb \"zzz\"; fp8train --help lists them");
+TEST_CASE("an unknown command is named with the nearest one") {
+  CHECK_THROWS_WITH(with_command({"chekc"}, kCommands),
+                    "unknown command \"chekc\"; did you mean \"check\"?");
+  CHECK_THROWS_WITH(with_command({"zzz"}, kCommands),
+                    "unknown command \"zzz\"; fp8train --help lists them");
 }
 
 TEST_CASE("--set takes one value each and leaves the positionals alone") {
@@ -103,22 +105,23 @@ TEST_CASE("errors map to exit codes") {
   CHECK(code_of(NumericError("x")) == 5);
 }
 
-TEST_CASE("the program runs the chosen verb") {
-  const auto add_answer = [](Arguments verb, Action& action) {
+TEST_CASE("the program runs the chosen command") {
+  const auto add_answer = [](Arguments command, Action& action) {
     auto value = std::make_shared<int64_t>(0);
-    verb.option("--value", *value, 0, "A number");
-    verb.run(action, [value] { return static_cast<int>(*value); });
+    command.option("--value", *value, 0, "A number");
+    command.run(action, [value] { return static_cast<int>(*value); });
   };
-  const std::vector<Verb> verbs = {{"train", "help", add_answer}, {"check", "help", add_answer}};
-  CHECK(run_program(verbs, {"check", "--value", "75"}) == 75);
-  CHECK(run_program(verbs, {"--value", "5"}) == 5);
-  CHECK(run_program(verbs, {"check", "--valu", "75"}) == 2);
-  CHECK(run_program(verbs, {"check", "--value", "x"}) == 2);
-  CHECK(run_program(verbs, {"check", "--value", "-1"}) == 2);
-  CHECK(run_program(verbs, {"chekc"}) == 2);
-  CHECK(run_program(verbs, {"--help"}) == 0);
-  CHECK(run_program(all_verbs(), {"config", "explain", "optimizer.lr"}) == 0);
-  CHECK(run_program(all_verbs(), {"config", "explain", "optimizer.lrr"}) == 2);
+  const std::vector<Command> commands = {{"train", "help", add_answer},
+                                         {"check", "help", add_answer}};
+  CHECK(run_program(commands, {"check", "--value", "75"}) == 75);
+  CHECK(run_program(commands, {"--value", "5"}) == 5);
+  CHECK(run_program(commands, {"check", "--valu", "75"}) == 2);
+  CHECK(run_program(commands, {"check", "--value", "x"}) == 2);
+  CHECK(run_program(commands, {"check", "--value", "-1"}) == 2);
+  CHECK(run_program(commands, {"chekc"}) == 2);
+  CHECK(run_program(commands, {"--help"}) == 0);
+  CHECK(run_program(all_commands(), {"config", "explain", "optimizer.lr"}) == 0);
+  CHECK(run_program(all_commands(), {"config", "explain", "optimizer.lrr"}) == 2);
 }
 
 }  // namespace

@@ -292,7 +292,7 @@ TEST_CASE("a full disk: the older checkpoint stays whole, and the run can go on"
 
 TEST_CASE("standard output that cannot be written is an error") {
   const Bench bench;
-  Process process(bench.path(), {"explain", "--chart"}, {},
+  Process process(bench.path(), {"explain", "--plans"}, {},
                   {"/bin/sh", "-c", "exec \"$0\" \"$@\" >/dev/full"});
   const Outcome outcome = process.wait();
   CHECK(outcome.code == 4);

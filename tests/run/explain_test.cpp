@@ -57,7 +57,7 @@ TEST_CASE("explain: te-delayed in hybrid format") {
   CHECK(scaled == 2 * 4);  // qkv, output, up (with gate), down
 }
 
-TEST_CASE("explain: GEMMs that are kept in high precision, and exempt layers") {
+TEST_CASE("explain: GEMMs that are stored in high precision, and exempt layers") {
   const Json json =
       explain({"model.preset=toy", "mixed_precision=fp8", "fp8.recipe=current",
                "fp8.override_linear_precision=[false, true, false]", "fp8.format=e4m3",
@@ -79,7 +79,7 @@ TEST_CASE("explain: GEMMs that are kept in high precision, and exempt layers") {
         "matches exempt pattern '*.mlp.down*'");
 }
 
-TEST_CASE("explain: rows with a scale for each granule") {
+TEST_CASE("explain: rows with a scale for each block") {
   const Json json = explain({"model.preset=toy", "mixed_precision=fp8", "fp8.backend=torchao",
                              "fp8.recipe=rowwise_with_gw_hp", "device=cpu"});
   CHECK(json.at("plan") == "torchao-rowwise-gw-hp");
@@ -98,13 +98,13 @@ TEST_CASE("explain: moments and bytes are those of the optimizer") {
                              "precision.moment1=bf16"});
   CHECK(muon.at("optimizer") == "muon");
   CHECK(muon.at("bytes_per_parameter") == bytes - 4 - 2);
-  CHECK(muon.at("row").at("moment 1") == "bf16");
-  CHECK(muon.at("row").at("moment 2") == "none with muon");
-  CHECK(muon.at("chart").at("m + v") == "bf16, no v");
+  CHECK(muon.at("roles").at("moment 1") == "bf16");
+  CHECK(muon.at("roles").at("moment 2") == "none with muon");
+  CHECK(muon.at("table of plans").at("m + v") == "bf16, no v");
   const Json sgd = explain({"model.preset=toy", "precision.plan=te-delayed", "optimizer.name=sgd",
                             "optimizer.momentum=0"});
   CHECK(sgd.at("bytes_per_parameter") == bytes - 8);
-  CHECK(sgd.at("row").at("moment 1") == "none with sgd");
+  CHECK(sgd.at("roles").at("moment 1") == "none with sgd");
 }
 
 TEST_CASE("explain: what the down projection of a SwiGLU reads") {
@@ -115,7 +115,7 @@ TEST_CASE("explain: what the down projection of a SwiGLU reads") {
   CHECK(operand(down, "fprop", "b") == "e4m3 tensor current");
   CHECK_THAT(down.at("swiglu").get<std::string>(), Catch::Contains("smoothed"));
   CHECK(linear(smooth, "layers.1.mlp.up").at("swiglu") == "");
-  CHECK_THAT(smooth.at("row").at("SwiGLU product").get<std::string>(),
+  CHECK_THAT(smooth.at("roles").at("SwiGLU product").get<std::string>(),
              Catch::Contains("power of two"));
   const TempDir where;
   const Words words = {"explain", "data.train=[{path: absent.txt}]", "training.max_steps=10",
@@ -124,7 +124,7 @@ TEST_CASE("explain: what the down projection of a SwiGLU reads") {
   llama.push_back("model.preset=toy");
   const std::string text = expect_code(0, where.path(), llama).out;
   CHECK_THAT(text, Catch::Contains("bf16 x bf16 | e5m2 x e4m3 | bf16 x bf16   x stays in bf16, so "
-                                   "fprop and wgrad are kept out of scaled formats (fp8.swiglu: "
+                                   "fprop and wgrad stay out of scaled formats (fp8.swiglu: "
                                    "bf16_down_input)"));
   Words gpt2 = words;
   gpt2.push_back("model.from=" + (fs::path(FP8TRAIN_GOLDEN_DIR) / "tiny-gpt2").string());
@@ -176,31 +176,32 @@ TEST_CASE("explain: a layer of an unsuitable size") {
   CHECK(linear(json, "layers.0.attention.qkv").at("scaled") == true);
 }
 
-TEST_CASE("explain: the row in the columns of the chart, its bytes, and what was told") {
+TEST_CASE(
+    "explain: the plan in the columns of the table of plans, its bytes, and what was reported") {
   const Json json = explain({"model.preset=toy", "fp8_format=e4m3", "fp8_recipe=tensorwise"});
   CHECK(json.at("plan") == "te-current");
-  CHECK(json.at("chart").at("computation") == "e4m3 tensor current");
-  CHECK(json.at("chart").at("wire") == "fp32");
-  CHECK(json.at("chart").at("m + v") == "fp32 + fp32");
+  CHECK(json.at("columns").at("computation") == "e4m3 tensor current");
+  CHECK(json.at("columns").at("wire") == "fp32");
+  CHECK(json.at("columns").at("m + v") == "fp32 + fp32");
   CHECK(json.at("bytes_per_parameter") == 16.0);
-  const std::vector<std::string> told = json.at("told");
-  CHECK(std::find(told.begin(), told.end(), "fp8_recipe: tensorwise read as fp8.recipe: current") !=
-        told.end());
+  const std::vector<std::string> notes = json.at("notes");
+  CHECK(std::find(notes.begin(), notes.end(),
+                  "fp8_recipe: tensorwise read as fp8.recipe: current") != notes.end());
 }
 
-TEST_CASE("explain: what is told stands on standard error of explain and check") {
+TEST_CASE("explain: what is reported is on standard error of explain and check") {
   const TempDir where;
   write_file(where / "text.txt", small_text(20000));
-  for (const char* verb : {"explain", "check"}) {
+  for (const char* command : {"explain", "check"}) {
     const Outcome outcome =
         expect_code(0, where.path(),
-                    {verb, "model.preset=toy", "data.train=[{path: text.txt}]", "device=cpu",
+                    {command, "model.preset=toy", "data.train=[{path: text.txt}]", "device=cpu",
                      "training.max_steps=10", "fp8.enabled=true", "data.seq_length=64"});
     CHECK_THAT(outcome.err, Catch::Contains("fp8.enabled read as mixed_precision: fp8"));
   }
 }
 
-TEST_CASE("explain: only the cells that differ from another row") {
+TEST_CASE("explain: only the roles that differ from another row") {
   const TempDir where;
   const Words run = {"explain",
                      "model.preset=toy",
@@ -221,18 +222,18 @@ TEST_CASE("explain: only the cells that differ from another row") {
   CHECK_THAT(expect_code(2, where.path(), words).err, Catch::Contains("te-blockwise"));
 }
 
-TEST_CASE("the chart in the documentation is the one that explain prints") {
+TEST_CASE("the table of plans in the documentation is the one that explain prints") {
   const TempDir where;
-  const std::string chart = expect_code(0, where.path(), {"explain", "--chart"}).out;
+  const std::string table = expect_code(0, where.path(), {"explain", "--plans"}).out;
   const std::string page =
       read_file(fs::path(FP8TRAIN_GOLDEN_DIR) / ".." / ".." / "docs" / "recipes.md");
-  const std::string begin = "<!-- chart: begin -->\n";
+  const std::string begin = "<!-- table of plans: begin -->\n";
   const size_t from = page.find(begin);
-  const size_t to = page.find("<!-- chart: end -->");
+  const size_t to = page.find("<!-- table of plans: end -->");
   REQUIRE(from != std::string::npos);
   REQUIRE(to != std::string::npos);
-  // Refresh it with the output of: fp8train explain --chart
-  CHECK(page.substr(from + begin.size(), to - from - begin.size()) == chart);
+  // Refresh it with the output of: fp8train explain --plans
+  CHECK(page.substr(from + begin.size(), to - from - begin.size()) == table);
 }
 
 TEST_CASE("check answers for an 8 billion parameter model in little memory") {

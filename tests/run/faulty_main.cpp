@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "cli.h"
+#include "commands.h"
 #include "support/faults.h"
-#include "verbs.h"
 
 int main(int argc, char** argv) {
   std::vector<std::string> arguments(argv + 1, argv + argc);
@@ -24,5 +24,5 @@ int main(int argc, char** argv) {
       break;
     }
   }
-  return fp8train::run_program(fp8train::all_verbs(), arguments);
+  return fp8train::run_program(fp8train::all_commands(), arguments);
 }

@@ -69,7 +69,8 @@ TEST_CASE("there is a checkpoint of each kind") {
                    "format1/coat-two-ranks/step-000006/optimizer-00002-of-00002.safetensors"));
 }
 
-TEST_CASE("a checkpoint of an earlier version is read to the last bit, and a run goes on from it") {
+TEST_CASE(
+    "a checkpoint of an earlier version is read to the last bit, and a run continues from it") {
   for (const fs::path& fixture : fixtures()) {
     CAPTURE(fixture);
     const fs::path checkpoint = fixture / "step-000006";

@@ -1,6 +1,6 @@
-// Errors of products in the formats of the chart against fp64. Figures: what rounding to nearest
-// leaves of a normal E4M3 number, 2.45 % in the mean square for each operand, makes 3.5 to 4 % of a
-// product of random signs; 127 steps of INT8 over an amax of 3.5 to 4.5 deviations 1.2 %.
+// Errors of products in the formats of the table of plans against fp64. Figures: what rounding to
+// nearest leaves of a normal E4M3 number, 2.45 % in the mean square for each operand, makes 3.5 to
+// 4 % of a product of random signs; 127 steps of INT8 over an amax of 3.5 to 4.5 deviations 1.2 %.
 
 #include <catch2/catch.hpp>
 
@@ -28,7 +28,7 @@ TEST_CASE("products in scaled formats have the error of their operands' rounding
   CHECK(int8 < 0.015);
 }
 
-TEST_CASE("rows of outliers reach other rows through one scale per tensor, not through blocks") {
+TEST_CASE("rows of outliers reach other plans through one scale per tensor, not through blocks") {
   const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
   GemmErrorCase setting;
   setting.contracted = 1024;

@@ -1,5 +1,5 @@
 // Numbers that are slips of a key: `check` takes every field of the configuration at its bounds,
-// beside them and far beyond, and ends soon with a message or with a plan.
+// next to them and far beyond, and ends soon with a message or with a plan.
 
 #include <fmt/format.h>
 
@@ -32,7 +32,7 @@ class Workshop {
   TempDir folder_;
 };
 
-/// Settings beside which the field has a meaning.
+/// Settings next to which the field has a meaning.
 Words settings_for(const std::string& key) {
   Words words = {"model.preset=toy",
                  "model.vocab_size=300",
@@ -58,7 +58,7 @@ Words settings_for(const std::string& key) {
   return words;
 }
 
-/// At and beside the bounds, and slips.
+/// At and next to the bounds, and slips.
 std::vector<std::string> values_for(const NumberRange& number) {
   const double low = number.range.min.value_or(0);
   const double high = number.range.max.value_or(0);

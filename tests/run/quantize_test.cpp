@@ -74,7 +74,7 @@ Words quantize(const Words& more) {
   return words;
 }
 
-TEST_CASE("quantize reports each tensor, what is kept, and a total") {
+TEST_CASE("quantize reports each tensor, what is copied, and a total") {
   const TempDir folder;
   const Outcome text = expect_code(0, folder.path(), quantize({"--granularity", "row"}));
   CHECK_THAT(text.out, Contains("saturated %") && Contains("SNR dB") && Contains("F32.outliers") &&
@@ -84,7 +84,7 @@ TEST_CASE("quantize reports each tensor, what is kept, and a total") {
       expect_code(0, folder.path(), quantize({"--granularity", "row", "--force", "--json"}));
   const auto report = nlohmann::json::parse(json.out);
   CHECK(report["tensors"].size() == 33);
-  CHECK(report["kept"].size() == 5);
+  CHECK(report["copied"].size() == 5);
   CHECK(report["total"]["nan"] == 3);
   CHECK(report["format"] == "e4m3 row current");
   const std::string bytes = read_file(folder / "out.safetensors");

@@ -225,7 +225,7 @@ TEST_CASE("a timeline of two ranks has what they exchange") {
   }
 }
 
-TEST_CASE("an error that all ranks have is told once, and ends the run with its code") {
+TEST_CASE("an error that all ranks have is reported once, and ends the run with its code") {
   const TextFolder folder;
   const Outcome outcome =
       run(folder, 2, command("bf16", "bad", {"data.train=[{path: missing.txt}]"}), 3);

@@ -16,7 +16,7 @@ namespace {
 constexpr long kSteps = 40;  // kills come early enough that no machine finishes before them
 const char* const kFinal = "step-000040";
 
-/// The folder of a test: a text and runs beside each other.
+/// The folder of a test: a text and runs next to each other.
 class Workshop {
  public:
   Workshop() { write_file(folder_ / "text.txt", small_text(20000)); }
@@ -207,7 +207,7 @@ TEST_CASE("killed and resumed with a head in FP8: the bits of the undisturbed ru
   CHECK(timeless_metrics(shop.run("other")) != timeless_metrics(shop.run("whole")));
 }
 
-TEST_CASE("a run goes on from a checkpoint of another plan, if it is told to") {
+TEST_CASE("a run continues from a checkpoint of another plan, if it is reported to") {
   const std::string plan = GENERATE("te-delayed", "msamp-o2", "fp8-lean", "fp16");
   INFO(plan);
   const Workshop shop;
@@ -224,14 +224,14 @@ TEST_CASE("a run goes on from a checkpoint of another plan, if it is told to") {
   from.push_back("checkpoint.changed_plan=accept");
   const Outcome whole = expect_code(0, shop.folder(), Workshop::command(plan, "whole", from));
   CHECK_THAT(whole.out, Catch::Contains("first/checkpoints/step-000020 at step 20"));
-  CHECK_THAT(whole.err, Catch::Contains("of the plan bf16 and the run goes on with " + plan));
+  CHECK_THAT(whole.err, Catch::Contains("of the plan bf16 and the run continues with " + plan));
 
-  // What it saves is of its own plan: it goes on from there without being told.
+  // What it saves is of its own plan: it continues from there without being told.
   Words shorter = Workshop::command(plan, "parts", from);
   shorter.push_back("training.max_steps=30");
   expect_code(0, shop.folder(), shorter);
   const Outcome rest = expect_code(0, shop.folder(), Workshop::command(plan, "parts", constant));
-  CHECK_THAT(rest.err, !Catch::Contains("goes on with"));
+  CHECK_THAT(rest.err, !Catch::Contains("continues with"));
   for (const char* name : {"model.safetensors", "optimizer.safetensors"}) {
     INFO(name);
     CHECK(same_bytes(shop.final_checkpoint("whole") / name, shop.final_checkpoint("parts") / name));

@@ -40,7 +40,7 @@ class Folder : public TextFolder {
 
   Steps steps(const std::string& run) const {
     Steps found;
-    for (const CheckpointPlace& checkpoint : find_checkpoints(checkpoints(run))) {
+    for (const CheckpointFolder& checkpoint : find_checkpoints(checkpoints(run))) {
       CHECK_NOTHROW(verify_checkpoint(checkpoint.path));
       found.push_back(checkpoint.step);
     }

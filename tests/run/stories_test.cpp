@@ -83,7 +83,7 @@ TEST_CASE("stories260K loses little in lower precision") {
   }
 }
 
-TEST_CASE("a tokenizer that is not the weights' own is told") {
+TEST_CASE("a tokenizer that is not the weights' own is reported") {
   const Imported imported;
   if (!imported.present()) {
     return;

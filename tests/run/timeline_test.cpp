@@ -36,7 +36,7 @@ std::vector<TraceEvent> two_steps() {
     add(TraceKind::span, "update", 9, 10);
     add(TraceKind::span, kStepSpan, 0, 10);
   }
-  // A step of which only the start was kept.
+  // A step of which only the start was stored.
   events.push_back({"forward", TraceKind::span, 120, 123, 0});
   events.push_back({"backward", TraceKind::span, 124, 128, 0});
   events.push_back({"exchange", TraceKind::exchange, 125, 126, 0});

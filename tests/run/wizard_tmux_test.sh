@@ -73,8 +73,8 @@ answer "Preset, - for" toy
 shows "of 1.0 GiB: fits"
 answer "Training data" text.txt
 for prompt in "Part held back" "Tokenizer [byte]" "Sequence length [64]"; do answer "$prompt" ""; done
-answer "Row of the chart" nonesuch
-answer "no row 'nonesuch'" bf16
+answer "Plan" nonesuch
+answer "no plan 'nonesuch'" bf16
 answer "Optimizer steps" 30
 for ((i = 0; i < 30; i++)); do
   ! screen | grep -qF "Enter writes" || break

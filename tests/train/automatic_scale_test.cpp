@@ -43,7 +43,7 @@ void on_ranks(int ranks, int stage, const std::function<void(Engine&, Communicat
       test::run_ranks(Topology::blocks(ranks, ranks), [&](Communicator& comm) {
         const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
         Engine engine(*device, settings, &comm);
-        engine.reserve(rehearse_step(settings, DeviceTraits{}, comm.topology(), comm.rank()).plan);
+        engine.reserve(dry_run_step(settings, DeviceTraits{}, comm.topology(), comm.rank()).plan);
         engine.model().initialize(3);
         engine.weights_changed();
         body(engine, comm);

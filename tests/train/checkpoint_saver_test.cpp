@@ -51,7 +51,7 @@ std::vector<std::string> names_in(const fs::path& folder) {
   return names;
 }
 
-TEST_CASE("a save that goes on while training does writes what a waiting one writes") {
+TEST_CASE("a save that continues while training does writes what a waiting one writes") {
   const test::TempDir dir;
   const std::unique_ptr<Communicator> self = make_self_communicator();
   for (const bool async : {true, false}) {
@@ -71,7 +71,7 @@ TEST_CASE("a save that goes on while training does writes what a waiting one wri
     CHECK(result->step == 7);
     CHECK(result->bytes > 4000);
     CHECK(result->write_seconds > 0);
-    CHECK_FALSE(saver.finish().has_value());  // it is told once
+    CHECK_FALSE(saver.finish().has_value());  // it is reported once
     CHECK_FALSE(saver.in_flight());
   }
   for (const char* file : {"MANIFEST.json", "state.json", "optimizer-0.safetensors"}) {
@@ -230,7 +230,7 @@ TEST_CASE("the copy of the state takes the memory that was planned, for each ran
       settings.zero_stage = stage;
       const auto body = [&](Communicator& comm) {
         const size_t planned =
-            rehearse_step(settings, DeviceTraits{}, comm.topology(), comm.rank()).state_copy;
+            dry_run_step(settings, DeviceTraits{}, comm.topology(), comm.rank()).state_copy;
         const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
         Engine engine(*device, settings, &comm);
         engine.model().initialize(1);

@@ -77,7 +77,7 @@ struct Run {
 
   Run(DeviceKind kind, const EngineSettings& settings)
       : device(make_device(kind)), engine(*device, settings) {
-    engine.reserve(rehearse_step(settings, *device).plan);
+    engine.reserve(dry_run_step(settings, *device).plan);
     engine.model().initialize(3);
     engine.weights_changed();
   }
@@ -122,29 +122,29 @@ struct Row {
 // A step takes a sanitizer many times as long; its kernels have tests of their own there.
 using test::kSanitized;
 
-constexpr Row kRowsOfChart[] = {{"fp32", 1e-6, 1e-9},
-                                {"bf16", 2e-4, 1e-4},
-                                {"fp16", 5e-5, 1e-5},
-                                {"te-delayed", 2e-3, 5e-3},
-                                {"te-current", 2e-3, 5e-3},
-                                {"te-blockwise", 2e-3, 5e-3},
-                                {"te-mxfp8", 2e-3, 5e-3, false},
-                                {"msamp-o1", 2e-3, 5e-3, false},
-                                {"msamp-o2", 2e-3, 5e-3, false},
-                                {"msamp-o3", 2e-3, 5e-3, false},
-                                {"msamp-o1-te", 2e-3, 5e-3, false},
-                                {"msamp-o2-te", 2e-3, 5e-3, false},
-                                {"msamp-o3-te", 2e-3, 5e-3, false},
-                                {"torchao-tensorwise", 2e-3, 5e-3, false},
-                                {"torchao-rowwise", 2e-3, 5e-3},
-                                {"torchao-rowwise-gw-hp", 2e-3, 5e-3, false},
-                                {"fp8-lm", 2e-3, 5e-3},
-                                {"deepseek-v3", 2e-3, 5e-3, false},
-                                {"coat", 2e-3, 5e-3},
-                                {"fp8-safe", 2e-3, 5e-3, false},
-                                {"fp8-lean", 2e-3, 5e-3},
-                                {"fp8-min", 2e-3, 5e-3, false},
-                                {"int8-qat", 2e-3, 5e-3, false}};
+constexpr Row kAllPlans[] = {{"fp32", 1e-6, 1e-9},
+                             {"bf16", 2e-4, 1e-4},
+                             {"fp16", 5e-5, 1e-5},
+                             {"te-delayed", 2e-3, 5e-3},
+                             {"te-current", 2e-3, 5e-3},
+                             {"te-blockwise", 2e-3, 5e-3},
+                             {"te-mxfp8", 2e-3, 5e-3, false},
+                             {"msamp-o1", 2e-3, 5e-3, false},
+                             {"msamp-o2", 2e-3, 5e-3, false},
+                             {"msamp-o3", 2e-3, 5e-3, false},
+                             {"msamp-o1-te", 2e-3, 5e-3, false},
+                             {"msamp-o2-te", 2e-3, 5e-3, false},
+                             {"msamp-o3-te", 2e-3, 5e-3, false},
+                             {"torchao-tensorwise", 2e-3, 5e-3, false},
+                             {"torchao-rowwise", 2e-3, 5e-3},
+                             {"torchao-rowwise-gw-hp", 2e-3, 5e-3, false},
+                             {"fp8-lm", 2e-3, 5e-3},
+                             {"deepseek-v3", 2e-3, 5e-3, false},
+                             {"coat", 2e-3, 5e-3},
+                             {"fp8-safe", 2e-3, 5e-3, false},
+                             {"fp8-lean", 2e-3, 5e-3},
+                             {"fp8-min", 2e-3, 5e-3, false},
+                             {"int8-qat", 2e-3, 5e-3, false}};
 
 void compare_devices(const EngineSettings& settings, const Row& row) {
   CAPTURE(row.plan);
@@ -165,33 +165,33 @@ void compare_devices(const EngineSettings& settings, const Row& row) {
 
 }  // namespace
 
-TEST_CASE("a step of each row on cuda gives the cpu's loss and gradients, Llama", "[cuda]") {
+TEST_CASE("a step of each plan on cuda gives the cpu's loss and gradients, Llama", "[cuda]") {
   if (no_device()) {
     return;
   }
-  for (const Row& row : kRowsOfChart) {
+  for (const Row& row : kAllPlans) {
     if (row.distinct || !kSanitized) {
       compare_devices(small_llama(row.plan), row);
     }
   }
 }
 
-TEST_CASE("a step of each kind of row on cuda gives the cpu's loss and gradients, GPT-2",
+TEST_CASE("a step of each kind of plan on cuda gives the cpu's loss and gradients, GPT-2",
           "[cuda]") {
   if (no_device()) {
     return;
   }
   size_t index = 0;
-  for (const Row& row : kRowsOfChart) {
+  for (const Row& row : kAllPlans) {
     if (row.distinct && test::is_in_rotation(index++, 3)) {
       compare_devices(small_gpt2(row.plan), row);
     }
   }
 }
 
-TEST_CASE("the rows compared on both devices are those of the chart", "[cuda]") {
+TEST_CASE("the plans compared on both devices are those of the table of plans", "[cuda]") {
   std::vector<std::string> compared;
-  for (const Row& row : kRowsOfChart) {
+  for (const Row& row : kAllPlans) {
     compared.emplace_back(row.plan);
   }
   CHECK(compared == plan_names());
@@ -215,7 +215,7 @@ TEST_CASE("the steady step on cuda stays within the plan made on meta", "[cuda]"
     return;
   }
   size_t index = 0;
-  for (const Row& row : kRowsOfChart) {
+  for (const Row& row : kAllPlans) {
     if (!row.distinct || !test::is_in_rotation(index++, 3)) {
       continue;
     }
@@ -231,7 +231,7 @@ TEST_CASE("recorded steps are bitwise those that are launched one by one", "[cud
     return;
   }
   size_t index = 0;
-  for (const Row& row : kRowsOfChart) {
+  for (const Row& row : kAllPlans) {
     CAPTURE(row.plan);
     EngineSettings settings = small_llama(row.plan);
     settings.model.num_hidden_layers = 1;
@@ -296,11 +296,11 @@ TEST_CASE("recorded steps with moments of few bits are those that are launched",
     CAPTURE(first, second);
     PlanRequest request;
     request.plan = "te-delayed";
-    request.cells.moment1 = first;
-    request.cells.moment2 = second;
+    request.roles.moment1 = first;
+    request.roles.moment2 = second;
     EngineSettings settings = small_llama("te-delayed");
     settings.plan = resolve_plan(request);
-    compare_devices(settings, kRowsOfChart[3]);
+    compare_devices(settings, kAllPlans[3]);
     Run recorded(DeviceKind::cuda, settings);
     settings.record = false;
     Run launched(DeviceKind::cuda, settings);
@@ -323,7 +323,7 @@ TEST_CASE("a step of bf16 on cuda gives the cpu's loss and gradients with our ow
     return;
   }
   const test::EnvironmentScope scope("FP8TRAIN_CUDA_ATTENTION", "own");
-  compare_devices(small_llama("bf16"), kRowsOfChart[1]);
+  compare_devices(small_llama("bf16"), kAllPlans[1]);
 }
 
 #if defined(FP8TRAIN_CUDA_SHIM)
@@ -406,7 +406,7 @@ TEST_CASE("the plan holds what cuDNN and all libraries need", "[cuda]") {
   const EngineSettings settings = small_llama("bf16");
   for (const bool large : {false, true}) {
     shim::set_sdpa_workspace(large ? 33 * kMebi : 4096);
-    const MemoryLedger planned = rehearse_step(settings, *make_device(DeviceKind::cuda)).memory;
+    const MemoryLedger planned = dry_run_step(settings, *make_device(DeviceKind::cuda)).memory;
     Run run(DeviceKind::cuda, settings);
     const uint64_t allocations = shim::runtime_calls().allocations;
     run.train_step();  // the first: nothing is left to be made
@@ -419,7 +419,7 @@ TEST_CASE("the plan holds what cuDNN and all libraries need", "[cuda]") {
 
 TEST_CASE("the steady step on cuda makes no allocation, waits for nothing and reads nothing back",
           "[cuda]") {
-  for (const Row& row : kRowsOfChart) {
+  for (const Row& row : kAllPlans) {
     if (!row.distinct || (kSanitized && row.plan != std::string("te-delayed"))) {
       continue;
     }

@@ -24,7 +24,7 @@ Planned planned(bool deterministic) {
   const std::unique_ptr<Device> device = make_device(DeviceKind::cuda);
   const uint64_t plans = shim::sdpa_plans();
   const uint64_t deterministic_plans = shim::deterministic_sdpa_plans();
-  const StepPlan plan = rehearse_step(settings, *device).plan;
+  const StepPlan plan = dry_run_step(settings, *device).plan;
   return {plan.scratch_bytes, shim::sdpa_plans() - plans,
           shim::deterministic_sdpa_plans() - deterministic_plans};
 }

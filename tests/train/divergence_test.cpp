@@ -32,7 +32,7 @@ std::vector<std::string> named(const EngineSettings& settings, int ranks,
   const auto errors = test::run_ranks(Topology::blocks(ranks, ranks), [&](Communicator& comm) {
     const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
     Engine engine(*device, settings, &comm);
-    engine.reserve(rehearse_step(settings, DeviceTraits{}, comm.topology(), comm.rank()).plan);
+    engine.reserve(dry_run_step(settings, DeviceTraits{}, comm.topology(), comm.rank()).plan);
     engine.model().initialize(3);
     engine.weights_changed();
     spoil(engine, comm.rank());
@@ -134,7 +134,7 @@ TEST_CASE("the device keeps the losses of steps, and the history ends a run that
       test::run_ranks(Topology::blocks(ranks, ranks), [&](Communicator& comm) {
         const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
         Engine engine(*device, settings, &comm);
-        engine.reserve(rehearse_step(settings, DeviceTraits{}, comm.topology(), comm.rank()).plan);
+        engine.reserve(dry_run_step(settings, DeviceTraits{}, comm.topology(), comm.rank()).plan);
         engine.model().initialize(3);
         engine.weights_changed();
         const auto rank = static_cast<size_t>(comm.rank());

@@ -24,7 +24,7 @@ struct Trained {
   bool spoils_gradients = false;  ///< before each step
 
   explicit Trained(const EngineSettings& settings) : engine(*device, settings) {
-    engine.reserve(rehearse_step(settings, {}).plan);
+    engine.reserve(dry_run_step(settings, {}).plan);
     engine.model().initialize(3);
     engine.weights_changed();
   }
@@ -106,13 +106,13 @@ TEST_CASE("an engine that does not train evaluates alike and holds no gradients 
 
 TEST_CASE("the plan made on meta is what the step uses") {
   const EngineSettings settings = test::small_llama("te-delayed");
-  const RehearsedStep rehearsed = rehearse_step(settings, {});
-  const StepPlan& plan = rehearsed.plan;
+  const DryRunStep dry_run = dry_run_step(settings, {});
+  const StepPlan& plan = dry_run.plan;
   Trained run(settings);
   run.train(1);
   CHECK(run.engine.high_water().saved_bytes == plan.saved_bytes);
   CHECK(run.engine.high_water().scratch_bytes <= plan.scratch_bytes);
-  CHECK(rehearsed.memory.total() == run.device->ledger().total());
+  CHECK(dry_run.memory.total() == run.device->ledger().total());
 }
 
 TEST_CASE("the plan of scratch holds operands that a device has to dequantize") {
@@ -139,8 +139,8 @@ TEST_CASE("the plan follows the rows of logits that a GPU's memory allows") {
   settings.model.max_position_embeddings = 8192;
   settings.seq_length = 8192;
   settings.micro_batch_size = 1;
-  const RehearsedStep few = rehearse_step(settings, cuda_traits(90));
-  const RehearsedStep many = rehearse_step(settings, cuda_traits(90, size_t{139} << 30));
+  const DryRunStep few = dry_run_step(settings, cuda_traits(90));
+  const DryRunStep many = dry_run_step(settings, cuda_traits(90, size_t{139} << 30));
   CHECK(many.plan.scratch_bytes - few.plan.scratch_bytes ==
         static_cast<size_t>(kVocabulary * (4096 - 256) * 2));
   // The weight in bf16, read twice, and its fp32 gradient, read and written, in 30 chunks less.
@@ -153,7 +153,7 @@ TEST_CASE("a layer of a micro-batch takes so many operations") {
   const auto operations = [](const std::string& plan, int64_t layers, int64_t passes) {
     EngineSettings settings = test::small_llama(plan, passes);
     settings.model.num_hidden_layers = layers;
-    return static_cast<int64_t>(rehearse_step(settings, cuda_traits(90)).work.operations);
+    return static_cast<int64_t>(dry_run_step(settings, cuda_traits(90)).work.operations);
   };
   const auto of_layer = [&](const std::string& plan) {
     return operations(plan, 3, 3) - operations(plan, 3, 2) - operations(plan, 2, 3) +
@@ -169,9 +169,9 @@ TEST_CASE("a layer of a micro-batch takes so many operations") {
   CHECK(of_layer("te-current") == 24 + 8 + 4);
 }
 
-TEST_CASE("FP8 rows keep codes instead of activations for backward") {
-  const StepPlan bf16 = rehearse_step(test::small_llama("bf16"), {}).plan;
-  const StepPlan fp8 = rehearse_step(test::small_llama("te-delayed"), {}).plan;
+TEST_CASE("FP8 plans keep codes instead of activations for backward") {
+  const StepPlan bf16 = dry_run_step(test::small_llama("bf16"), {}).plan;
+  const StepPlan fp8 = dry_run_step(test::small_llama("te-delayed"), {}).plan;
   CHECK(fp8.saved_bytes < bf16.saved_bytes);
 }
 
@@ -189,14 +189,14 @@ TEST_CASE("recompute changes no bit") {
   const std::string plan = GENERATE(from_range(test::compared_plans()));
   CAPTURE(plan);
   EngineSettings settings = test::small_llama(plan);
-  Trained kept(settings);
+  Trained stored(settings);
   settings.decoder.recompute = Recompute::block;
-  CHECK(rehearse_step(settings, {}).plan.saved_bytes <
-        rehearse_step(test::small_llama(plan), {}).plan.saved_bytes);
+  CHECK(dry_run_step(settings, {}).plan.saved_bytes <
+        dry_run_step(test::small_llama(plan), {}).plan.saved_bytes);
   Trained recomputed(settings);
-  kept.train(5);
+  stored.train(5);
   recomputed.train(5);
-  CHECK(same_bits(kept.weights(), recomputed.weights()));
+  CHECK(same_bits(stored.weights(), recomputed.weights()));
 }
 
 TEST_CASE("what gradients held before a step changes no bit") {
@@ -319,7 +319,7 @@ TEST_CASE("every slot has a sample, and a step that collects them gives the same
   }
 }
 
-TEST_CASE("every row of the chart learns as bf16 does") {
+TEST_CASE("every plan learns as bf16 does") {
   const auto final_loss = [](const std::string& plan) {
     Trained run(test::small_llama(plan));
     double loss = 0;
@@ -342,25 +342,25 @@ TEST_CASE("every row of the chart learns as bf16 does") {
 
 namespace {
 
-struct CellChoices {
-  std::string CellRequest::*cell;
+struct RoleChoices {
+  std::string RoleRequest::*role;
   std::vector<std::string> formats;
 };
 
 /// Trains `wanted` of the random combinations that a configuration may have, each for two steps.
-void check_combinations(const std::vector<CellChoices>& choices, size_t wanted) {
+void check_combinations(const std::vector<RoleChoices>& choices, size_t wanted) {
   size_t trained = 0;
   size_t refused = 0;
   for (uint64_t i = 0; trained < wanted && i < 20000; ++i) {
     PlanRequest request;
     request.plan = i % 2 == 0 ? "te-current" : "bf16";
-    request.cells.moment1 = "bf16";
+    request.roles.moment1 = "bf16";
     request.swiglu = std::array{"plain", "smooth", "bf16_down_input"}[philox(i, 8, 0).word[0] % 3];
     std::string said = request.plan + " | " + request.swiglu;
     for (size_t j = 0; j < choices.size(); ++j) {
       const std::vector<std::string>& formats = choices[j].formats;
       const std::string& format = formats[philox(i, 7, j).word[0] % formats.size()];
-      request.cells.*choices[j].cell = format;
+      request.roles.*choices[j].role = format;
       said += " | " + format;
     }
     EngineSettings settings = test::small_llama("bf16", 2);
@@ -383,7 +383,7 @@ void check_combinations(const std::vector<CellChoices>& choices, size_t wanted) 
 
 }  // namespace
 
-TEST_CASE("whatever cells of GEMMs a configuration may combine, a step runs") {
+TEST_CASE("whatever roles of GEMMs a configuration may combine, a step runs") {
   const std::vector<std::string> formats = {"",
                                             "bf16",
                                             "e4m3",
@@ -395,38 +395,38 @@ TEST_CASE("whatever cells of GEMMs a configuration may combine, a step runs") {
                                             "e4m3 1x32 e8m0",
                                             "e4m3 tensor delayed(2, max) pow2",
                                             "e5m2 tensor delayed(4, most_recent)"};
-  check_combinations({{&CellRequest::fprop_x, formats},
-                      {&CellRequest::fprop_w, formats},
-                      {&CellRequest::dgrad_dy, formats},
-                      {&CellRequest::dgrad_w, formats},
-                      {&CellRequest::wgrad_dy, formats},
-                      {&CellRequest::wgrad_x, formats}},
+  check_combinations({{&RoleRequest::fprop_x, formats},
+                      {&RoleRequest::fprop_w, formats},
+                      {&RoleRequest::dgrad_dy, formats},
+                      {&RoleRequest::dgrad_w, formats},
+                      {&RoleRequest::wgrad_dy, formats},
+                      {&RoleRequest::wgrad_x, formats}},
                      test::kSanitized ? 8 : 24);
 }
 
-TEST_CASE("whatever kept cells a configuration may combine, a step runs") {
-  const std::vector<std::string> kept = {"",
-                                         "fp32",
-                                         "bf16 stochastic",
-                                         "fp16",
-                                         "e4m3",
-                                         "e5m2 group(128)",
-                                         "fp16 group(128) stochastic",
-                                         "bf16 tensor pow2"};
-  std::vector<std::string> masters = kept;
+TEST_CASE("whatever stored roles a configuration may combine, a step runs") {
+  const std::vector<std::string> stored = {"",
+                                           "fp32",
+                                           "bf16 stochastic",
+                                           "fp16",
+                                           "e4m3",
+                                           "e5m2 group(128)",
+                                           "fp16 group(128) stochastic",
+                                           "bf16 tensor pow2"};
+  std::vector<std::string> masters = stored;
   masters.insert(masters.end(), 8, "none");
-  std::vector<std::string> moments = kept;
+  std::vector<std::string> moments = stored;
   moments.emplace_back("e4m3 group(128) expanded");
   check_combinations(
-      {{&CellRequest::weight, kept},
-       {&CellRequest::master_weight, masters},
-       {&CellRequest::weight_gradient, kept},
-       {&CellRequest::gradient_wire, kept},
-       {&CellRequest::parameter_wire, {"", "fp32", "bf16"}},
-       {&CellRequest::moment1, moments},
-       {&CellRequest::moment2, moments},
-       {&CellRequest::saved_norm, {"", "bf16", "e4m3 1x128"}},
-       {&CellRequest::saved_nonlinear, {"", "bf16", "e4m3 group(16)", "e4m3 1x128 pow2"}}},
+      {{&RoleRequest::weight, stored},
+       {&RoleRequest::master_weight, masters},
+       {&RoleRequest::weight_gradient, stored},
+       {&RoleRequest::gradient_wire, stored},
+       {&RoleRequest::parameter_wire, {"", "fp32", "bf16"}},
+       {&RoleRequest::moment1, moments},
+       {&RoleRequest::moment2, moments},
+       {&RoleRequest::saved_norm, {"", "bf16", "e4m3 1x128"}},
+       {&RoleRequest::saved_nonlinear, {"", "bf16", "e4m3 group(16)", "e4m3 1x128 pow2"}}},
       40);
 }
 
@@ -570,8 +570,8 @@ TEST_CASE("training with moments of few bits learns, in the memory that they tak
   const auto trained = [](const char* first, const char* second, size_t& state_bytes) {
     PlanRequest request;
     request.plan = "te-current";
-    request.cells.moment1 = first;
-    request.cells.moment2 = second;
+    request.roles.moment1 = first;
+    request.roles.moment2 = second;
     EngineSettings settings = test::small_llama("te-current");
     settings.plan = resolve_plan(request);
     Trained run(settings);

@@ -48,7 +48,7 @@ Gradients contribution(const Batch& batch, int ranks) {
   settings.plan.weight_gradient = settings.plan.gradient_wire = plain(DType::f32);
   const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
   Engine engine(*device, settings);
-  engine.reserve(rehearse_step(settings, DeviceTraits{}).plan);
+  engine.reserve(dry_run_step(settings, DeviceTraits{}).plan);
   run_step(engine, batch);
   Gradients gradients;
   for (const auto& parameter : engine.model().parameters().all()) {
@@ -71,7 +71,7 @@ Gradients exchanged(int ranks, int stage, bool all_contribute) {
       test::run_ranks(Topology::blocks(ranks, ranks), [&](Communicator& comm) {
         const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
         Engine engine(*device, settings, &comm);
-        engine.reserve(rehearse_step(settings, DeviceTraits{}, comm.topology(), comm.rank()).plan);
+        engine.reserve(dry_run_step(settings, DeviceTraits{}, comm.topology(), comm.rank()).plan);
         run_step(engine, batch_of(comm.rank(), all_contribute || comm.rank() == 0));
         const auto& parameters = engine.model().parameters().all();
         for (int turn = 0; turn < ranks; ++turn) {  // one after another

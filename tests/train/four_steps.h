@@ -21,7 +21,7 @@ struct Trained {
 inline Trained trained(const EngineSettings& settings) {
   const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
   Engine engine(*device, settings);
-  engine.reserve(rehearse_step(settings, {}).plan);
+  engine.reserve(dry_run_step(settings, {}).plan);
   engine.model().initialize(3);
   engine.weights_changed();
   const uint64_t before = device->ledger().allocations();

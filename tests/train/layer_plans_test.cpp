@@ -26,7 +26,7 @@ TEST_CASE("a plan for all layers is that plan, where what is stored is the same"
   const std::vector<float> own = weights_of(settings_of("te-delayed", {{"*", plan}}));
   PlanRequest request;
   request.plan = plan;
-  request.cells.gradient_wire = "fp32";
+  request.roles.gradient_wire = "fp32";
   EngineSettings settings = small_llama(plan, 2);
   settings.plan = resolve_plan(request);
   CHECK(equal(own, weights_of(settings)));

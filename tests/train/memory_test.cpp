@@ -31,7 +31,7 @@ MemoryLedger ledger_of(const PrecisionPlan& plan, int64_t blocks, int ranks = 1,
   settings.model = completed(model);
   settings.plan = plan;
   settings.seq_length = 16;
-  return rehearse_step(settings, DeviceTraits{}, Topology::blocks(ranks, ranks)).memory;
+  return dry_run_step(settings, DeviceTraits{}, Topology::blocks(ranks, ranks)).memory;
 }
 
 /// Bytes for each parameter of a linear layer; `norm` bytes of the category belong to each
@@ -84,13 +84,13 @@ constexpr Row kTable[] = {
 TEST_CASE("a weight in the type that GEMMs read is held once") {
   PlanRequest request;
   request.plan = "bf16";
-  request.cells.master_weight = "none";
+  request.roles.master_weight = "none";
   const PrecisionPlan plan = resolve_plan(request);
   CHECK(per_parameter(plan, MemoryCategory::weights, 4) == Approx(2.0).epsilon(1e-4));
   CHECK(per_parameter(plan, MemoryCategory::quantized_weights, 0) == 0.0);
 }
 
-TEST_CASE("every row holds the bytes per parameter that its cells say") {
+TEST_CASE("every plan holds the bytes per parameter that its roles say") {
   const std::vector<std::string> names = plan_names();
   for (const std::string& name : names) {
     CAPTURE(name);
@@ -109,7 +109,7 @@ TEST_CASE("every row holds the bytes per parameter that its cells say") {
     CHECK(per_parameter(plan, MemoryCategory::master_weights, 0) == near(row->master));
     CHECK(per_parameter(plan, MemoryCategory::gradients, 4) == near(row->gradient));
     CHECK(per_parameter(plan, MemoryCategory::optimizer_state, 8) == near(row->moments));
-    // Where a GEMM contracts along columns with a scale for each granule, the weight is held in a
+    // Where a GEMM contracts along columns with a scale for each block, the weight is held in a
     // second orientation too.
     const bool both = name == "deepseek-v3" || name.starts_with("fp8-s") ||
                       name.starts_with("fp8-le") || name.starts_with("fp8-mi");

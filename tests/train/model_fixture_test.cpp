@@ -63,7 +63,7 @@ struct LoadedEngine {
 
   LoadedEngine(const std::filesystem::path& folder, const EngineSettings& settings)
       : engine(*device, settings) {
-    engine.reserve(rehearse_step(settings, {}).plan);
+    engine.reserve(dry_run_step(settings, {}).plan);
     load_weights(*device, engine.model(), TensorSource(folder));
     engine.weights_changed();
   }
@@ -322,7 +322,7 @@ TEST_CASE("ten AdamW steps follow PyTorch's losses") {
   }
 }
 
-TEST_CASE("every row learns the batch nearly as fast as fp32") {
+TEST_CASE("every plan learns the batch nearly as fast as fp32") {
   const std::string plan = GENERATE("bf16", "fp16", "te-delayed", "te-current");
   CAPTURE(plan);
   const Fixture fixture("tiny-llama");

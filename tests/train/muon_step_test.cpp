@@ -18,7 +18,7 @@ EngineSettings with_muon(const std::string& plan, const char* momentum) {
   EngineSettings settings = test::small_llama(plan, 2);
   PlanRequest request;
   request.plan = plan;
-  request.cells.moment1 = momentum;
+  request.roles.moment1 = momentum;
   settings.plan = resolve_plan(request);
   settings.optimizer.name = "muon";
   return settings;
@@ -33,9 +33,9 @@ struct Trained {
 Trained train(DeviceKind kind, EngineSettings settings, bool record) {
   settings.record = record;
   const std::unique_ptr<Device> device = make_device(kind);
-  const RehearsedStep rehearsed = rehearse_step(settings, *device);
+  const DryRunStep dry_run = dry_run_step(settings, *device);
   Engine engine(*device, settings);
-  engine.reserve(rehearsed.plan);
+  engine.reserve(dry_run.plan);
   engine.model().initialize(3);
   engine.weights_changed();
   Trained trained;
@@ -52,7 +52,7 @@ Trained train(DeviceKind kind, EngineSettings settings, bool record) {
   for (size_t i = 0; i < kMemoryCategories; ++i) {
     const auto category = static_cast<MemoryCategory>(i);
     trained.as_planned = trained.as_planned &&
-                         device->ledger().current(category) == rehearsed.memory.current(category);
+                         device->ledger().current(category) == dry_run.memory.current(category);
   }
   trained.after = test::values_of(engine);
   CHECK(engine.optimizer().report().skipped_steps == 0);

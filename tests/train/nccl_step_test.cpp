@@ -12,7 +12,7 @@
 #include "support/rank_threads.h"
 #include "support/small_llama.h"
 #include "train/dry_run.h"
-#include "train/place.h"
+#include "train/rank_device.h"
 #include "train/ranks.h"
 
 #if defined(FP8TRAIN_CUDA_SHIM)
@@ -34,7 +34,7 @@ struct Trained {
 Trained train_on(Device& device, Communicator& comm, const EngineSettings& settings) {
   const Traffic before = comm.traffic();
   Engine engine(device, settings, &comm);
-  engine.reserve(rehearse_step(settings, device, comm.topology(), comm.rank()).plan);
+  engine.reserve(dry_run_step(settings, device, comm.topology(), comm.rank()).plan);
   if (settings.zero_stage == 0) {
     engine.model().initialize(static_cast<uint64_t>(comm.rank()) + 3);
     share_weights(comm, device, engine.model().parameters());
@@ -143,7 +143,7 @@ std::vector<std::string> take(const std::string& device, const std::string& back
   settings.comm.backend = backend;
   settings.gemm_tuning = false;
   return test::run_ranks(Topology::blocks(2, 2), [&](Communicator& host) {
-    const RankPlace place = take_place(settings, host);
+    const RankDevice place = take_device(settings, host);
     taken[static_cast<size_t>(host.rank())] = {
         place.device->hardware_id(), place.comm == nullptr ? "" : place.comm->description(),
         place.note};

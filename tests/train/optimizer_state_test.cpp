@@ -22,7 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Bytes of everything that is kept, by name and first element, each put together from all ranks.
+/// Bytes of everything that is stored, by name and first element, each put together from all ranks.
 using Bytes = std::map<std::string, std::vector<uint8_t>>;
 
 struct Layout {
@@ -44,7 +44,7 @@ void run(const Layout& layout, const std::function<void(Communicator&)>& body) {
 
 void reserve(Engine& engine, const Communicator& comm) {
   engine.reserve(
-      rehearse_step(engine.settings(), DeviceTraits{}, comm.topology(), comm.rank()).plan);
+      dry_run_step(engine.settings(), DeviceTraits{}, comm.topology(), comm.rank()).plan);
 }
 
 void train(Engine& engine, const Communicator& comm) {
@@ -136,15 +136,15 @@ TEST_CASE("moments and values that ranks have saved in parts are the same in eve
 
 namespace {
 
-/// Weights that are their own copy beside a master, master and moments with one scale each, below
+/// Weights that are their own copy next to a master, master and moments with one scale each, below
 /// 1: more than a rank owns elements of follows from them.
 PrecisionPlan large_values() {
   PlanRequest request;
   request.plan = "bf16";
-  request.cells.weight = "bf16";
-  request.cells.master_weight = "fp16 tensor";
-  request.cells.moment1 = "bf16 tensor";
-  request.cells.moment2 = "fp16 tensor";
+  request.roles.weight = "bf16";
+  request.roles.master_weight = "fp16 tensor";
+  request.roles.moment1 = "bf16 tensor";
+  request.roles.moment2 = "fp16 tensor";
   return resolve_plan(request);
 }
 
@@ -337,7 +337,7 @@ TEST_CASE("moments of fp32 are rounded to the nearest values of another plan's f
   }
 }
 
-TEST_CASE("a second moment too small for its format does not become 0 beside a first moment") {
+TEST_CASE("a second moment too small for its format does not become 0 next to a first moment") {
   const test::TempDir dir;
   run({1, 0}, [&](Communicator& comm) {
     const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
@@ -346,7 +346,7 @@ TEST_CASE("a second moment too small for its format does not become 0 beside a f
       const auto count = static_cast<size_t>(engine.optimizer().state("moment1", i).count());
       std::vector<float> first(count, 1.0F);
       first[1] = 0.0F;
-      std::vector<float> second(count, 1e-30F);  // beside 1: below every fp16 code
+      std::vector<float> second(count, 1e-30F);  // next to 1: below every fp16 code
       second[0] = 1.0F;
       copy_from_host(*device, engine.optimizer().state("moment1", i).codes, first.data());
       copy_from_host(*device, engine.optimizer().state("moment2", i).codes, second.data());

@@ -48,9 +48,9 @@ Result train(const EngineSettings& settings, Communicator* comm,
   Engine engine(*device, settings, comm);
   const int ranks = engine.mesh().world_size();
   const int rank = comm == nullptr ? 0 : comm->rank();
-  const RehearsedStep rehearsed =
-      rehearse_step(settings, traits, comm == nullptr ? Topology() : comm->topology(), rank);
-  engine.reserve(rehearsed.plan);
+  const DryRunStep dry_run =
+      dry_run_step(settings, traits, comm == nullptr ? Topology() : comm->topology(), rank);
+  engine.reserve(dry_run.plan);
   engine.model().initialize(3);
   engine.weights_changed();
   const uint64_t allocations = device->ledger().allocations();
@@ -67,8 +67,8 @@ Result train(const EngineSettings& settings, Communicator* comm,
   result.allocated = device->ledger().allocations() != allocations;
   for (size_t i = 0; i < kMemoryCategories; ++i) {
     const auto category = static_cast<MemoryCategory>(i);
-    result.as_planned = result.as_planned &&
-                        rehearsed.memory.current(category) == device->ledger().current(category);
+    result.as_planned =
+        result.as_planned && dry_run.memory.current(category) == device->ledger().current(category);
   }
   result.skipped = engine.optimizer().report().skipped_steps;
   for (const auto& saved : engine.model().scaling().save()) {
@@ -105,7 +105,7 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
 
 }  // namespace
 
-TEST_CASE("ranks keep the same weights and train as one rank would, in every row") {
+TEST_CASE("ranks keep the same weights and train as one rank would, in every plan") {
   const std::string plan = GENERATE(from_range(test::compared_plans()));
   CAPTURE(plan);
   const Result one = train(tiny(plan, 4), nullptr);
@@ -184,10 +184,10 @@ TEST_CASE("what gradients of a rank held before a step changes no bit") {
   }
 }
 
-TEST_CASE("ranks that share the optimizer's work train as those that do not, in every row") {
+TEST_CASE("ranks that share the optimizer's work train as those that do not, in every plan") {
   const std::string plan = GENERATE(from_range(test::compared_plans()));
   CAPTURE(plan);
-  // Gradients of several micro-batches stay: one row of each kind of weight, gradient and scale.
+  // Gradients of several micro-batches stay: one plan of each kind of weight, gradient and scale.
   const bool adds = GENERATE(false, true);
   const std::string kinds[] = {"fp32", "te-delayed", "te-blockwise", "msamp-o2", "fp8-min"};
   if (adds && std::find(std::begin(kinds), std::end(kinds), plan) == std::end(kinds)) {
@@ -228,7 +228,7 @@ TEST_CASE("ranks that share the optimizer's work train as those that do not, in 
 }
 
 TEST_CASE("exchanges in pieces train as whole ones do") {
-  // A wire of each kind, and gradients that are kept as they cross it.
+  // A wire of each kind, and gradients that are stored as they cross it.
   const std::string plan =
       GENERATE("fp32", "bf16", "deepseek-v3", "fp8-safe", "msamp-o2", "fp8-lm");
   CAPTURE(plan);
@@ -266,7 +266,7 @@ TEST_CASE("ranks train with muon as one rank would, within the plan, and cannot 
   }
   settings.zero_stage = 1;
   const std::unique_ptr<Device> meta = make_meta_device({});
-  const std::unique_ptr<Communicator> comm = make_rehearsal(Topology::blocks(2, 2), 0);
+  const std::unique_ptr<Communicator> comm = make_dry_run(Topology::blocks(2, 2), 0);
   CHECK_THROWS_WITH(Engine(*meta, settings, comm.get()),
                     Catch::Contains("muon") && Catch::Contains("parallelism.zero_stage: 0"));
 }
@@ -311,7 +311,7 @@ TEST_CASE("an infinity that a cast hides on one rank makes the step a skipped on
   CHECK(two[1].skipped == 1);
 }
 
-TEST_CASE("after a step that was skipped training goes on, in every row") {
+TEST_CASE("after a step that was skipped training continues, in every plan") {
   const std::string plan = GENERATE(from_range(test::compared_plans()));
   CAPTURE(plan);
   int64_t calls = 0;
@@ -359,7 +359,7 @@ TEST_CASE(
 }
 
 TEST_CASE("what is gathered of a weight is as wide as its GEMMs read it") {
-  // Gradients cross as fp32 in all of these rows: sent bytes differ by what is gathered after each
+  // Gradients cross as fp32 in all of these plans: sent bytes differ by what is gathered after each
   // of the steps, and once before them.
   const auto sent = [](const std::string& plan) {
     EngineSettings settings = tiny(plan, 1);
@@ -376,7 +376,7 @@ TEST_CASE("what is gathered of a weight is as wide as its GEMMs read it") {
     return bytes;
   };
   const double fp32 = sent("fp32");
-  // Two blocks of qkv, output, up and down; the head's copy is bf16 in all other rows. Half of
+  // Two blocks of qkv, output, up and down; the head's copy is bf16 in all other plans. Half of
   // what is gathered is another's.
   const double scaled = 2 * (64 * 32 + 32 * 32 + 128 * 32 + 32 * 64);
   const double head = 64 * 32;
@@ -388,17 +388,17 @@ TEST_CASE("what is gathered of a weight is as wide as its GEMMs read it") {
   }
 }
 
-TEST_CASE("a rehearsed step sends what an ordinary one does") {
+TEST_CASE("a dry run sends what an ordinary one does") {
   const int stage = GENERATE(0, 1, 3);
   CAPTURE(stage);
   EngineSettings settings = tiny("torchao-rowwise", 1);
   settings.zero_stage = stage;
   const std::vector<std::string> errors =
       test::run_ranks(Topology::blocks(2, 2), [&](Communicator& comm) {
-        const RehearsedStep rehearsed = rehearse_step(settings, {}, comm.topology(), comm.rank());
+        const DryRunStep dry_run = dry_run_step(settings, {}, comm.topology(), comm.rank());
         const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
         Engine engine(*device, settings, &comm);
-        engine.reserve(rehearsed.plan);
+        engine.reserve(dry_run.plan);
         engine.model().initialize(3);
         engine.weights_changed();
         uint64_t sent = 0;
@@ -407,12 +407,12 @@ TEST_CASE("a rehearsed step sends what an ordinary one does") {
           engine.step([] { return test::random_batch(1); }, step, 1e-3, false);
           sent = comm.traffic().total() - before;
         }
-        check(sent == rehearsed.sent.total(), "bytes as rehearsed");
+        check(sent == dry_run.sent.total(), "bytes as in the dry run");
       });
   CHECK(errors == std::vector<std::string>(2));
 }
 
-TEST_CASE("the rank's own part may stay exact, and crosses in the row's format all the same") {
+TEST_CASE("the rank's own part may stay exact, and crosses in the plan's format all the same") {
   EngineSettings settings = tiny("fp8-safe", 1);
   const auto traffic = [&] {
     uint64_t bytes = 0;
@@ -465,7 +465,7 @@ TEST_CASE("ranks that were started otherwise, or go on from elsewhere, do not st
   }
   for (const std::string& error : errors_of(
            [](Communicator& comm) { agree_on_step(comm, 10 * (comm.rank() + 1), "somewhere"); })) {
-    CHECK_THAT(error, Catch::Contains("rank 0 goes on from step 10 and rank 1 from step 20"));
+    CHECK_THAT(error, Catch::Contains("rank 0 continues from step 10 and rank 1 from step 20"));
   }
   std::vector<int> first(2);
   CHECK(errors_of([&](Communicator& comm) {

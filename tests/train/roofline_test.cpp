@@ -70,7 +70,7 @@ TEST_CASE("totals of a modeled step are the sums of its calls", "[roofline]") {
 TEST_CASE("a modeled step has the work that a dry run counts", "[roofline]") {
   const EngineSettings settings = test::small_llama("te-current");
   const DeviceTraits traits = traits_of(h200());
-  const OpCounters counted = rehearse_step(settings, traits).work;
+  const OpCounters counted = dry_run_step(settings, traits).work;
   OpCounters logged;
   for (const OpCall& call : log_step(settings, traits)) {
     const bool operation =

@@ -12,7 +12,7 @@
 namespace fp8train {
 namespace {
 
-TEST_CASE("a run goes on without lines of metrics that cannot be written, and counts them") {
+TEST_CASE("a run continues without lines of metrics that cannot be written, and counts them") {
   const test::TempDir dir;
   RunRecords records(dir / "run");
   records.begin_metrics(0);

@@ -48,7 +48,7 @@ struct Trained {
     settings = test::small_llama("fp32");
     settings.plan = plan;
     engine = std::make_unique<Engine>(*device, settings);
-    engine->reserve(rehearse_step(settings, {}).plan);
+    engine->reserve(dry_run_step(settings, {}).plan);
     engine->model().initialize(3);
     engine->weights_changed();
   }

@@ -25,7 +25,7 @@ struct Trained {
   Engine engine;
 
   explicit Trained(const EngineSettings& settings) : engine(*device, settings) {
-    engine.reserve(rehearse_step(settings, {}).plan);
+    engine.reserve(dry_run_step(settings, {}).plan);
     engine.model().initialize(3);
     engine.weights_changed();
   }
@@ -63,12 +63,12 @@ TEST_CASE("recompute of a smoothed product changes no bit") {
   const std::string row = GENERATE("te-delayed", "te-current", "coat");
   CAPTURE(row);
   EngineSettings settings = small(row, SwigluInput::smoothed);
-  Trained kept(settings);
+  Trained stored(settings);
   settings.decoder.recompute = Recompute::block;
   Trained recomputed(settings);
-  kept.train(4);
+  stored.train(4);
   recomputed.train(4);
-  const std::vector<float> a = kept.weights();
+  const std::vector<float> a = stored.weights();
   const std::vector<float> b = recomputed.weights();
   REQUIRE(a.size() == b.size());
   CHECK(std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);

@@ -11,7 +11,7 @@
 namespace fp8train {
 
 /// Device::record on `stream`, which outlives the recording. When `work` throws, nothing stays
-/// captured and the exception goes on.
+/// captured and the exception continues.
 std::unique_ptr<Recording> capture_graph(cudaStream_t stream, const std::function<void()>& work);
 
 }  // namespace fp8train

@@ -1,6 +1,6 @@
 #pragma once
 // A model family: what is particular to Llama, Mistral, Qwen or GPT-2, in one place. Everything
-// else in the program sees a ModelConfig. A new family is one file beside this one that defines a
+// else in the program sees a ModelConfig. A new family is one file next to this one that defines a
 // class of this interface, its function at the end of this header and its line in families().
 
 #include <string>

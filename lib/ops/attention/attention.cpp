@@ -58,7 +58,7 @@ void attention_backward(Stream stream, const AttentionBackward& call) {
         "attention_backward: as many queries as keys expected");
   check(holds(call.log_sum_exp, DType::f32, rows_of(call.shape)),
         "attention_backward: log_sum_exp must be fp32 [B, H, T]");
-  check(has_room(call.scratch, DType::f32, attention_backward_scratch(stream, call)),
+  check(has_space(call.scratch, DType::f32, attention_backward_scratch(stream, call)),
         "attention_backward: scratch is too small");
   const TraceSpan span("attention_backward");
   dispatch<&OpTable::attention_backward>(stream, call);
@@ -91,8 +91,8 @@ void rope(Stream stream, const Rope& call) {
   check(call.head_dim % 2 == 0, "rope: head_dim must be even");
   check_heads(call.x, call.x.dtype, call.length, call.heads, call.head_dim);
   const int64_t needed = (call.position_offset + call.length) * (call.head_dim / 2);
-  check(call.position_offset >= 0 && has_room(call.cosines, DType::f32, needed) &&
-            has_room(call.sines, DType::f32, needed) &&
+  check(call.position_offset >= 0 && has_space(call.cosines, DType::f32, needed) &&
+            has_space(call.sines, DType::f32, needed) &&
             call.cosines.shape.back() == call.head_dim / 2 &&
             call.sines.shape.back() == call.head_dim / 2,
         "rope: tables must be fp32 [max_positions, head_dim / 2] and reach the last position");
@@ -124,7 +124,7 @@ void head_rms_norm_backward(Stream stream, const HeadRmsNormBackward& call) {
         "head_rms_norm_backward: weight and its gradient must be fp32 [head_dim]");
   check(holds(call.rstd, DType::f32, call.rows * call.heads),
         "head_rms_norm_backward: rstd must be fp32 [rows, heads]");
-  check(has_room(call.scratch, DType::f32, norm_partial_rows(call.rows) * call.head_dim),
+  check(has_space(call.scratch, DType::f32, norm_partial_rows(call.rows) * call.head_dim),
         "head_rms_norm_backward: scratch must be fp32 [norm_partial_rows(rows), head_dim]");
   const TraceSpan span("head_rms_norm_backward");
   dispatch<&OpTable::head_rms_norm_backward>(stream, call);

@@ -53,7 +53,7 @@ struct AttentionBackward {
   View scratch;
 };
 
-/// out: [B * Tq, H * D] (a HeadsView too), log_sum_exp: fp32 [B, H, Tq] kept for backward (may be
+/// out: [B * Tq, H * D] (a HeadsView too), log_sum_exp: fp32 [B, H, Tq] stored for backward (may be
 /// empty where none follows). q, k, v, out share one element type; soft-max and sums are fp32. On
 /// the cpu the bits are the same for any number of threads, but differ between x86 levels with and
 /// without fused multiply-add.
@@ -85,7 +85,7 @@ struct Rope {
   bool inverse = false;
 };
 
-/// Rotates heads in place, half-split pairs (j, j + D / 2) as Hugging Face does: x' = x cos - y
+/// Rotates heads in at, half-split pairs (j, j + D / 2) as Hugging Face does: x' = x cos - y
 /// sin, y' = y cos + x sin. x: positions b * T + t get angle position_offset + t; tables: fp32
 /// [max_positions, D / 2]. `inverse` rotates back (the backward pass).
 void rope(Stream stream, const Rope& call);

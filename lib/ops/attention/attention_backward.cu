@@ -147,19 +147,19 @@ struct BackwardBlock {
 };
 
 /// Probabilities of the warp's own rows against a streamed tile, 0 where masked, and the gradients
-/// of their scores without the scale. log_sum_exp(place) is times log2 e.
+/// of their scores without the scale. log_sum_exp(at) is times log2 e.
 template <int kDim, typename T, typename Tiles, typename LogSumExp, typename Delta, typename Masked>
 __device__ __forceinline__ void score_tile(const BackwardBlock<T, Tiles>& block, const T* streamed,
                                            float scale, LogSumExp log_sum_exp, Delta delta,
                                            Masked masked, typename Tiles::Scores& probabilities,
                                            typename Tiles::Scores& gradients) {
   set_zero(probabilities);
-  for_each_value(gradients, [&](float& value, Place place) { value = -delta(place); });
+  for_each_value(gradients, [&](float& value, TileElement at) { value = -delta(at); });
   add_product_of_rows<kDim>(probabilities, block.own_rows(0), streamed);
   add_product_of_rows<kDim>(gradients, block.own_rows(1), block.second_streamed);
-  for_each_pair(probabilities, gradients, [&](float& value, float& gradient, Place place) {
-    const bool hidden = masked(place);
-    value = hidden ? 0.0F : exp2_fast(fmaf(value, scale * kLog2E, -log_sum_exp(place)));
+  for_each_pair(probabilities, gradients, [&](float& value, float& gradient, TileElement at) {
+    const bool hidden = masked(at);
+    value = hidden ? 0.0F : exp2_fast(fmaf(value, scale * kLog2E, -log_sum_exp(at)));
     gradient = hidden ? 0.0F : value * gradient;
   });
 }
@@ -188,11 +188,12 @@ struct QueryStream {
     const int stage = step % 2;
     load_tile<kDim, kColumns, Tiles::kThreads>(block.first_streamed + stage * Tiles::kStreamed,
                                                call.q, call.q.at(b, query, head), length - query);
-    const int64_t kept = (b * call.shape.heads + head) * length + query;
+    const int64_t stored = (b * call.shape.heads + head) * length + query;
     for (int i = static_cast<int>(threadIdx.x); i < kColumns; i += Tiles::kThreads) {
       const bool valid = query + i < length;
-      block.log_sum_exp[stage * kColumns + i] = valid ? call.log_sum_exp[kept + i] * kLog2E : 0.0F;
-      block.delta[stage * kColumns + i] = valid ? call.delta[kept + i] : 0.0F;
+      block.log_sum_exp[stage * kColumns + i] =
+          valid ? call.log_sum_exp[stored + i] * kLog2E : 0.0F;
+      block.delta[stage * kColumns + i] = valid ? call.delta[stored + i] : 0.0F;
     }
   }
 
@@ -246,9 +247,9 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, true>::kThreads)
     typename Tiles::Scores score_gradients;
     if (seen) {
       score_tile<kDim>(
-          block, queries, call.shape.scale, [&](Place place) { return log_sum_exp[place.column]; },
-          [&](Place place) { return delta[place.column]; },
-          [&](Place place) { return masks && place.row + shift > place.column; }, probabilities,
+          block, queries, call.shape.scale, [&](TileElement at) { return log_sum_exp[at.column]; },
+          [&](TileElement at) { return delta[at.column]; },
+          [&](TileElement at) { return masks && at.row + shift > at.column; }, probabilities,
           score_gradients);
       add_product<kDim>(value_gradient, probabilities, block.second_streamed + block.warp_column,
                         block.staging);
@@ -262,7 +263,7 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, true>::kThreads)
     }
   }
 
-  for_each_value(key_gradient, [&](float& value, Place) { value *= call.shape.scale; });
+  for_each_value(key_gradient, [&](float& value, TileElement) { value *= call.shape.scale; });
   block.template store_own<kDim>(0, key_gradient, call.dk, b, first, kv_head, length);
   block.template store_own<kDim>(1, value_gradient, call.dv, b, first, kv_head, length);
 }
@@ -300,9 +301,9 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, false>::kThreads)
 #pragma unroll
   for (int i = 0; i < Tiles::kRowTiles * 2; ++i) {
     const int query = own_first + i * 8 + lane_index() / 4;
-    const int64_t kept = (b * call.shape.heads + head) * length + query;
-    log_sum_exp[i] = query < length ? call.log_sum_exp[kept] * kLog2E : 0.0F;
-    delta[i] = query < length ? call.delta[kept] : 0.0F;
+    const int64_t stored = (b * call.shape.heads + head) * length + query;
+    log_sum_exp[i] = query < length ? call.log_sum_exp[stored] * kLog2E : 0.0F;
+    delta[i] = query < length ? call.delta[stored] : 0.0F;
   }
   typename Tiles::Gradient query_gradient;
   set_zero(query_gradient);
@@ -321,9 +322,9 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, false>::kThreads)
     typename Tiles::Scores score_gradients;
     if (seen) {
       score_tile<kDim>(
-          block, keys, call.shape.scale, [&](Place place) { return log_sum_exp[place.own_row]; },
-          [&](Place place) { return delta[place.own_row]; },
-          [&](Place place) { return masks && place.column + shift > place.row; }, probabilities,
+          block, keys, call.shape.scale, [&](TileElement at) { return log_sum_exp[at.own_row]; },
+          [&](TileElement at) { return delta[at.own_row]; },
+          [&](TileElement at) { return masks && at.column + shift > at.row; }, probabilities,
           score_gradients);
     }
     __syncthreads();  // nobody reads the values any more
@@ -335,7 +336,7 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, false>::kThreads)
     }
   }
 
-  for_each_value(query_gradient, [&](float& value, Place) { value *= call.shape.scale; });
+  for_each_value(query_gradient, [&](float& value, TileElement) { value *= call.shape.scale; });
   block.template store_own<kDim>(0, query_gradient, call.dq, b, first, head, length);
 }
 

@@ -75,10 +75,10 @@ FP8TRAIN_HD void load_queries(const BackwardCall& call, int64_t b, int64_t head,
     block.query_gradients[i] = 0.0F;
   }
 
-  const float* kept = call.log_sum_exp + (b * shape.heads + head) * shape.query_length + first;
+  const float* stored = call.log_sum_exp + (b * shape.heads + head) * shape.query_length + first;
   for (int64_t lane = 0; lane < lanes; ++lane) {
     const bool used = lane < rows;
-    block.log_sum_exp[lane] = used ? kept[lane] * kLog2E : 0.0F;
+    block.log_sum_exp[lane] = used ? stored[lane] * kLog2E : 0.0F;
     block.delta[lane] = used ? row_product(output + lane * call.out.row_stride,
                                            block.gradient_rows + lane * padded_dim, head_dim)
                              : 0.0F;

@@ -100,7 +100,7 @@ struct ForwardCall {
   AttentionShape shape;
   HeadRows<const T> q, k, v;
   HeadRows<T> out;
-  float* log_sum_exp;  // null: not kept
+  float* log_sum_exp;  // null: not stored
 };
 
 /// Scores of a tile whose first key is `key`, in powers of two, -infinity where masked. `position`:
@@ -113,8 +113,8 @@ __device__ __forceinline__ void score_tile(float (&scores)[kRowTiles][kKeyTiles]
   add_product_of_rows<kDim>(scores, queries, keys);
   const int shift = key - position;
   const bool masked = shift + kKeyTiles * 8 - 1 > 0;
-  for_each_value(scores, [&](float& score, Place place) {
-    score = masked && place.column + shift > place.row ? -__builtin_inff() : score * scale;
+  for_each_value(scores, [&](float& score, TileElement at) {
+    score = masked && at.column + shift > at.row ? -__builtin_inff() : score * scale;
   });
 }
 
@@ -184,11 +184,11 @@ __global__ void __launch_bounds__(ForwardTiles<T, kDim>::kThreads)
   if (call.log_sum_exp == nullptr || !used || lane_index() % 4 != 0) {
     return;
   }
-  float* kept = call.log_sum_exp + (b * shape.heads + head) * shape.query_length;
+  float* stored = call.log_sum_exp + (b * shape.heads + head) * shape.query_length;
   for (int row = 0; row < Tiles::kRowTiles * 2; ++row) {
     const int query = own_first + row * 8 + lane_index() / 4;
     if (query < queries_end) {
-      kept[query] = soft_max.max[row] * kLn2 + log_f32(soft_max.sum[row]);
+      stored[query] = soft_max.max[row] * kLn2 + log_f32(soft_max.sum[row]);
     }
   }
 }

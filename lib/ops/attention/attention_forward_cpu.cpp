@@ -107,7 +107,7 @@ FP8TRAIN_HD void add_tile(const CausalTile& tile, int64_t head_dim, int64_t padd
 struct ForwardCall {
   AttentionShape shape;
   HeadsView q, k, v, out;
-  float* log_sum_exp = nullptr;  // null: not kept
+  float* log_sum_exp = nullptr;  // null: not stored
 };
 
 /// Queries [first, first + rows) of one head.
@@ -155,9 +155,9 @@ FP8TRAIN_HD void attend(const ForwardCall& call, int64_t b, int64_t head, int64_
   store_tile(block.rows, padded_dim, rows, head_dim,
              head_rows<T>(call.out, b, first, head, head_dim), call.out.row_stride);
   if (call.log_sum_exp != nullptr) {
-    float* kept = call.log_sum_exp + (b * shape.heads + head) * shape.query_length + first;
+    float* stored = call.log_sum_exp + (b * shape.heads + head) * shape.query_length + first;
     for (int64_t lane = 0; lane < rows; ++lane) {
-      kept[lane] = block.max[lane] * kLn2 + log_f32(block.sum[lane]);
+      stored[lane] = block.max[lane] * kLn2 + log_f32(block.sum[lane]);
     }
   }
 }

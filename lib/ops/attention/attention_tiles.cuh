@@ -126,13 +126,13 @@ __device__ __forceinline__ void set_zero(float (&c)[kRowTiles][kColumnTiles][4])
 }
 
 /// Where a value of a warp's result lies within it.
-struct Place {
+struct TileElement {
   int row;
   int column;
   int own_row;  ///< which of the lane's rows that is, known at compile time: row = 8 own_row + g
 };
 
-/// body(c value, d value, place) for each value of two results of the same shape.
+/// body(c value, d value, at) for each value of two results of the same shape.
 template <int kRowTiles, int kColumnTiles, typename Body>
 __device__ __forceinline__ void for_each_pair(float (&c)[kRowTiles][kColumnTiles][4],
                                               float (&d)[kRowTiles][kColumnTiles][4], Body body) {
@@ -145,16 +145,17 @@ __device__ __forceinline__ void for_each_pair(float (&c)[kRowTiles][kColumnTiles
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int own_row = m * 2 + i / 2;
-        body(c[m][n][i], d[m][n][i], Place{own_row * 8 + group, n * 8 + quad * 2 + i % 2, own_row});
+        body(c[m][n][i], d[m][n][i],
+             TileElement{own_row * 8 + group, n * 8 + quad * 2 + i % 2, own_row});
       }
     }
   }
 }
 
-/// body(value, place) for each value of one result.
+/// body(value, at) for each value of one result.
 template <int kRowTiles, int kColumnTiles, typename Body>
 __device__ __forceinline__ void for_each_value(float (&c)[kRowTiles][kColumnTiles][4], Body body) {
-  for_each_pair(c, c, [&](float& value, float&, Place place) { body(value, place); });
+  for_each_pair(c, c, [&](float& value, float&, TileElement at) { body(value, at); });
 }
 
 /// c += A B^T over a depth of kDim. a: the warp's first row in its tile, b: the first row of the
@@ -252,8 +253,8 @@ __device__ __forceinline__ void add_product(float (&c)[kRowTiles][kColumnTiles][
   } else {
     constexpr int kStagingStride = kDepthTiles * 8 + 4;
     __syncwarp();  // until the last product has been read
-    for_each_value(p, [&](float value, Place place) {
-      staging[place.row * kStagingStride + place.column] = value;
+    for_each_value(p, [&](float value, TileElement at) {
+      staging[at.row * kStagingStride + at.column] = value;
     });
     __syncwarp();
     const float* p_row = staging + lane / 4 * kStagingStride;

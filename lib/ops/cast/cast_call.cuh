@@ -47,59 +47,59 @@ __device__ __forceinline__ float scale_of_cast(const CastCall& call) {
 }
 
 template <bool Counted, typename X>
-__device__ __forceinline__ void finish_cast(const CastCall& call, const Peak<X>& peak,
-                                            const Tally& tally, uint32_t* shared) {
+__device__ __forceinline__ void finish_cast(const CastCall& call, const AmaxBits<X>& amax_bits,
+                                            const CastCounts& cast_counts, uint32_t* shared) {
   if (call.amax != nullptr) {
-    raise_amax(call.amax, peak.value(), shared);
+    raise_amax(call.amax, amax_bits.value(), shared);
   }
   if (Counted && call.statistics != nullptr) {
-    add_to_statistics(call.statistics, tally, shared);
+    add_to_statistics(call.statistics, cast_counts, shared);
   }
 }
 
 /// Eight values as X, those from `available` on zero.
 template <typename X>
-__device__ __forceinline__ Octet<X> octet_of(const float (&values)[kOctet], int64_t available) {
-  Octet<X> octet;
+__device__ __forceinline__ Vec8<X> vec8_of(const float (&values)[kVec8], int64_t available) {
+  Vec8<X> vec;
 #pragma unroll
-  for (int pair = 0; pair < kOctet / 2; ++pair) {
+  for (int pair = 0; pair < kVec8 / 2; ++pair) {
     const float low = 2 * pair < available ? values[2 * pair] : 0.0F;
     const float high = 2 * pair + 1 < available ? values[2 * pair + 1] : 0.0F;
     if constexpr (sizeof(X) == 4) {
-      octet.words[2 * pair] = bits_of(low);
-      octet.words[2 * pair + 1] = bits_of(high);
+      vec.words[2 * pair] = bits_of(low);
+      vec.words[2 * pair + 1] = bits_of(high);
     } else {
-      octet.words[pair] = narrow_pair<X>(low, high);
+      vec.words[pair] = narrow_pair<X>(low, high);
     }
   }
-  return octet;
+  return vec;
 }
 
 template <typename X>
-__device__ __forceinline__ void octet_values(const Octet<X>& octet, float (&values)[kOctet]) {
+__device__ __forceinline__ void vec8_values(const Vec8<X>& vec, float (&values)[kVec8]) {
 #pragma unroll
-  for (int pair = 0; pair < kOctet / 2; ++pair) {
-    octet.pair(pair, values[2 * pair], values[2 * pair + 1]);
+  for (int pair = 0; pair < kVec8 / 2; ++pair) {
+    vec.pair(pair, values[2 * pair], values[2 * pair + 1]);
   }
 }
 
-/// The first `available` of an octet. Packed: as for load_octet.
+/// The first `available` of a Vec8. Packed: as for load_vec8.
 template <bool Packed, typename X>
-__device__ __forceinline__ void store_octet(X* to, const Octet<X>& octet, int64_t available) {
+__device__ __forceinline__ void store_vec8(X* to, const Vec8<X>& vec, int64_t available) {
   if constexpr (Packed) {
     if (available > 0) {
 #pragma unroll
-      for (int i = 0; i < Octet<X>::kWords / 4; ++i) {
-        const uint32_t* from = octet.words + i * 4;
+      for (int i = 0; i < Vec8<X>::kWords / 4; ++i) {
+        const uint32_t* from = vec.words + i * 4;
         store_words(reinterpret_cast<uint32_t*>(to) + i * 4,
                     Words{{from[0], from[1], from[2], from[3]}});
       }
     }
   } else {
     using Bits = std::conditional_t<sizeof(X) == 4, uint32_t, uint16_t>;
-    for (int i = 0; i < kOctet; ++i) {
+    for (int i = 0; i < kVec8; ++i) {
       if (i < available) {
-        const uint32_t word = octet.words[i * Octet<X>::kWords / kOctet];
+        const uint32_t word = vec.words[i * Vec8<X>::kWords / kVec8];
         to[i] =
             __builtin_bit_cast(X, static_cast<Bits>(sizeof(X) == 4 ? word : word >> i % 2 * 16));
       }

@@ -14,8 +14,8 @@
 //   kParts           matrices of one width that it makes, side by side in the result
 //   kRowsAtOnce      rows of a thread whose loads are under way together, 4 or 8 (8 if not said)
 //   blocks<Packed, false>()   blocks that a multiprocessor is to hold
-//   octet<Packed>(0, row, column, available)           where kParts is 1: eight values
-//   octets<Packed>(row, column, available, values)     otherwise: eight of each part
+//   vec<Packed>(0, row, column, available)           where kParts is 1: eight values
+//   vecs<Packed>(row, column, available, values)     otherwise: eight of each part
 
 #include "base/math.h"
 #include "ops/cast/cast_call.cuh"
@@ -40,51 +40,50 @@ struct ThreadTile {
 };
 
 __device__ __forceinline__ int up_to_eight(int64_t left) {
-  return left >= kOctet ? kOctet : left > 0 ? static_cast<int>(left) : 0;
+  return left >= kVec8 ? kVec8 : left > 0 ? static_cast<int>(left) : 0;
 }
 
 __device__ __forceinline__ ThreadTile thread_tile(const CastTarget& target, int64_t tile_row,
                                                   int64_t tile_column) {
-  const int64_t row = tile_row + threadIdx.x / kTileGroups * kOctet;
-  const int64_t column = tile_column + threadIdx.x % kTileGroups * kOctet;
+  const int64_t row = tile_row + threadIdx.x / kTileGroups * kVec8;
+  const int64_t column = tile_column + threadIdx.x % kTileGroups * kVec8;
   const int columns = up_to_eight(target.width - column);
   return {row, column, columns > 0 ? up_to_eight(target.rows - row) : 0, columns};
 }
 
 template <bool Packed, typename Source>
-__device__ __forceinline__ void make_octets(const Source& source, int64_t row, int64_t column,
-                                            int64_t available,
-                                            Octet<typename Source::Value> (&made)[Source::kParts]) {
+__device__ __forceinline__ void make_vec8s(const Source& source, int64_t row, int64_t column,
+                                           int64_t available,
+                                           Vec8<typename Source::Value> (&made)[Source::kParts]) {
   if constexpr (Source::kParts == 1) {
-    made[0] = source.template octet<Packed>(0, row, column, available);
+    made[0] = source.template vec<Packed>(0, row, column, available);
   } else {
-    source.template octets<Packed>(row, column, available, made);
+    source.template vecs<Packed>(row, column, available, made);
   }
 }
 
 template <typename X>
-__device__ __forceinline__ CodeWords encode_octet(const Octet<X>& octet, bool e5m2_codes,
-                                                  float scale) {
-  Tally uncounted;
+__device__ __forceinline__ CodeWords encode_vec8(const Vec8<X>& vec, bool e5m2_codes, float scale) {
+  CastCounts uncounted;
   const auto scale_of = [scale](int /*column*/) { return scale; };
-  return e5m2_codes ? encode_octet<e5m2, false>(octet, scale_of, uncounted)
-                    : encode_octet<e4m3, false>(octet, scale_of, uncounted);
+  return e5m2_codes ? encode_vec8<e5m2, false>(vec, scale_of, uncounted)
+                    : encode_vec8<e4m3, false>(vec, scale_of, uncounted);
 }
 
-/// As Tally::add, for eight elements. `limit`: the magnitude above which a value saturates.
+/// As CastCounts::add, for eight elements. `limit`: the magnitude above which a value saturates.
 template <typename X>
-__device__ __forceinline__ void count_octet(const Octet<X>& octet, const CodeWords& codes,
-                                            float scale, float limit, Tally& tally) {
+__device__ __forceinline__ void count_vec8(const Vec8<X>& vec, const CodeWords& codes, float scale,
+                                           float limit, CastCounts& cast_counts) {
 #pragma unroll
-  for (int i = 0; i < kOctet / 2; ++i) {
+  for (int i = 0; i < kVec8 / 2; ++i) {
     float pair[2];
-    octet.pair(i, pair[0], pair[1]);
+    vec.pair(i, pair[0], pair[1]);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const int at = 2 * i + j;
       const float scaled = pair[j] * scale;
-      tally.saturated += scaled > limit || scaled < -limit ? 1U : 0U;
-      tally.underflow +=
+      cast_counts.saturated += scaled > limit || scaled < -limit ? 1U : 0U;
+      cast_counts.underflow +=
           (bits_of(pair[j]) & 0x7FFFFFFFU) != 0 && (codes.values[at / 4] >> at % 4 * 8 & 0x7FU) == 0
               ? 1U
               : 0U;
@@ -98,8 +97,8 @@ struct CastState {
   float scale;
   float saturation;  ///< magnitude above which a scaled value saturates
   bool counts;
-  Peak<X> peak;
-  Tally tally;
+  AmaxBits<X> amax_bits;
+  CastCounts cast_counts;
 };
 
 template <typename Source>
@@ -107,7 +106,7 @@ consteval int rows_at_once() {
   if constexpr (requires { Source::kRowsAtOnce; }) {
     return Source::kRowsAtOnce;
   } else {
-    return kOctet;
+    return kVec8;
   }
 }
 
@@ -119,22 +118,22 @@ __device__ __forceinline__ void cast_rows(const Source& source, const CastTarget
                                           CastState<typename Source::Value>& state) {
   using X = typename Source::Value;
   constexpr int kRows = rows_at_once<Source>();
-  const auto available = [&](int i) { return first + i < mine.rows ? kOctet : 0; };
+  const auto available = [&](int i) { return first + i < mine.rows ? kVec8 : 0; };
   const int64_t row = mine.row + first;
   const int64_t stride = target.width * Source::kParts;
-  Octet<X> made[kRows][Source::kParts];
+  Vec8<X> made[kRows][Source::kParts];
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
-    make_octets<true>(source, row + i, mine.column, available(i), made[i]);
+    make_vec8s<true>(source, row + i, mine.column, available(i), made[i]);
   }
 #pragma unroll
   for (int part = 0; part < Source::kParts; ++part) {
     const int64_t to = row * stride + part * target.width + mine.column;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      state.peak.add(made[i][part]);
+      state.amax_bits.add(made[i][part]);
       if (target.y != nullptr) {
-        store_octet<true>(static_cast<X*>(target.y) + to + i * stride, made[i][part], available(i));
+        store_vec8<true>(static_cast<X*>(target.y) + to + i * stride, made[i][part], available(i));
       }
     }
     if (target.codes == nullptr && target.transposed == nullptr) {
@@ -143,9 +142,9 @@ __device__ __forceinline__ void cast_rows(const Source& source, const CastTarget
     CodeWords codes[kRows];
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      codes[i] = encode_octet(made[i][part], target.e5m2, state.scale);
+      codes[i] = encode_vec8(made[i][part], target.e5m2, state.scale);
       if (state.counts) {
-        count_octet(made[i][part], codes[i], state.scale, state.saturation, state.tally);
+        count_vec8(made[i][part], codes[i], state.scale, state.saturation, state.cast_counts);
       }
       if (target.codes != nullptr) {
         store_codes<true>(target.codes + to + i * stride, codes[i], available(i));
@@ -154,7 +153,7 @@ __device__ __forceinline__ void cast_rows(const Source& source, const CastTarget
     if (target.transposed == nullptr) {
       continue;
     }
-    if constexpr (kRows == kOctet) {
+    if constexpr (kRows == kVec8) {
       put_transposed(codes, tiles + part * kTileWords);
     } else {
       put_transposed_quad(codes, first / kRows, tiles + part * kTileWords);
@@ -171,32 +170,32 @@ __device__ __forceinline__ void cast_any(const Source& source, const CastTarget&
   const int64_t stride = target.width * Source::kParts;
 #pragma unroll 1
   for (int i = 0; i < mine.rows; ++i) {
-    Octet<X> made[Source::kParts];
-    make_octets<false>(source, mine.row + i, mine.column, mine.columns, made);
+    Vec8<X> made[Source::kParts];
+    make_vec8s<false>(source, mine.row + i, mine.column, mine.columns, made);
 #pragma unroll
     for (int part = 0; part < Source::kParts; ++part) {
-      const Octet<X>& octet = made[part];
+      const Vec8<X>& vec = made[part];
       const int64_t to = (mine.row + i) * stride + part * target.width + mine.column;
-      state.peak.add(octet);
+      state.amax_bits.add(vec);
       if (target.y != nullptr) {
-        store_octet<false>(static_cast<X*>(target.y) + to, octet, mine.columns);
+        store_vec8<false>(static_cast<X*>(target.y) + to, vec, mine.columns);
       }
       if (target.codes == nullptr && target.transposed == nullptr) {
         continue;
       }
-      const CodeWords codes = encode_octet(octet, target.e5m2, state.scale);
+      const CodeWords codes = encode_vec8(vec, target.e5m2, state.scale);
       if (state.counts) {
-        count_octet(octet, codes, state.scale, state.saturation, state.tally);
+        count_vec8(vec, codes, state.scale, state.saturation, state.cast_counts);
       }
       if (target.codes != nullptr) {
         store_codes<false>(target.codes + to, codes, mine.columns);
       }
       if (target.transposed != nullptr) {
         auto* const bytes = reinterpret_cast<uint8_t*>(tiles + part * kTileWords);
-        const int row = static_cast<int>(threadIdx.x) / kTileGroups * kOctet + i;
-        const int column = static_cast<int>(threadIdx.x) % kTileGroups * kOctet;
+        const int row = static_cast<int>(threadIdx.x) / kTileGroups * kVec8 + i;
+        const int column = static_cast<int>(threadIdx.x) % kTileGroups * kVec8;
 #pragma unroll
-        for (int j = 0; j < kOctet; ++j) {
+        for (int j = 0; j < kVec8; ++j) {
           bytes[transposed_byte(row, column + j)] =
               static_cast<uint8_t>(codes.values[j / 4] >> j % 4 * 8);
         }
@@ -213,7 +212,7 @@ __device__ __forceinline__ void cast_tile(const Source& source, const CastTarget
   const ThreadTile mine = thread_tile(target, tile_row, tile_column);
   if constexpr (!Packed) {
     cast_any(source, target, mine, tiles, state);
-  } else if constexpr (rows_at_once<Source>() == kOctet) {
+  } else if constexpr (rows_at_once<Source>() == kVec8) {
     cast_rows(source, target, mine, 0, tiles, state);
   } else {
     // The halves of a warp start with different quads of their rows: see put_transposed_quad.
@@ -247,8 +246,8 @@ __global__ void __launch_bounds__(kTileThreads, (Source::template blocks<Packed,
       .scale = scale_of_cast(call),
       .saturation = target.e5m2 ? kSaturation<e5m2> : kSaturation<e4m3>,
       .counts = call.statistics != nullptr,
-      .peak = {},
-      .tally = {}};
+      .amax_bits = {},
+      .cast_counts = {}};
   const auto tiles_across = static_cast<uint32_t>(ceil_div(target.width, kTile));
   const auto tiles_count = tiles_across * static_cast<uint32_t>(ceil_div(target.rows, kTile));
   for (uint32_t index = blockIdx.x; index < tiles_count; index += gridDim.x) {
@@ -257,7 +256,7 @@ __global__ void __launch_bounds__(kTileThreads, (Source::template blocks<Packed,
                       int64_t{index - down * tiles_across} * kTile,
                       reinterpret_cast<uint32_t*>(tiles), state);
   }
-  finish_cast<true>(call, state.peak, state.tally, shared);
+  finish_cast<true>(call, state.amax_bits, state.cast_counts, shared);
 }
 
 /// Host: casts what the source gives, [rows, kParts * width], as `sink` says, and writes it to `y`
@@ -274,14 +273,14 @@ void cast_tiles(const Stream& stream, const Source& source, int64_t rows, int64_
       .width = width,
       .y = y,
       .codes = out.codes.as<uint8_t>(),
-      .transposed = out.codes_transposed.as<uint8_t>(),
-      .transposed_aligned = transposed_is_aligned(out.codes_transposed.data, rows),
+      .transposed = out.columnwise_codes.as<uint8_t>(),
+      .transposed_aligned = transposed_is_aligned(out.columnwise_codes.data, rows),
       .e5m2 = out.format.dtype == DType::e5m2};
   const bool there = !out.empty() && current.amax == nullptr;
   const CastCall call = {there ? out.scale : nullptr, out.scale_inv, sink.amax, sink.statistics,
                          current};
   const bool packed =
-      aligned && width % kOctet == 0 && is_aligned(y) && is_aligned(target.codes, kOctet);
+      aligned && width % kVec8 == 0 && is_aligned(y) && is_aligned(target.codes, kVec8);
   const int64_t tiles = ceil_div(rows, kTile) * ceil_div(width, kTile);
   launch(stream, {blocks_for(stream, tiles, 1), kTileThreads},
          packed ? cast_tiles_kernel<true, Source> : cast_tiles_kernel<false, Source>, source,
@@ -301,9 +300,9 @@ struct StoredSource {
     return kTileBlocks<Packed, Counted, X>;
   }
   template <bool Packed>
-  __device__ __forceinline__ Octet<X> octet(int /*part*/, int64_t row, int64_t column,
-                                            int64_t available) const {
-    return load_octet<Packed>(x + row * width + column, available);
+  __device__ __forceinline__ Vec8<X> vec(int /*part*/, int64_t row, int64_t column,
+                                         int64_t available) const {
+    return load_vec8<Packed>(x + row * width + column, available);
   }
 };
 

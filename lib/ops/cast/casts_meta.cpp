@@ -5,7 +5,7 @@
 namespace fp8train::ops::meta {
 namespace {
 
-double scales_bytes(const GranuleView& view) {
+double scales_bytes(const BlockwiseView& view) {
   return bytes_of(view.scale_inv) * (view.scale != nullptr ? 2 : 1);
 }
 
@@ -17,8 +17,8 @@ void amax(Stream stream, ConstView x, float* /*result*/, bool combine) {
 
 void quantize(Stream stream, ConstView x, const QuantizedView& out, float* /*amax_out*/,
               QuantizeStatistics* /*statistics*/) {
-  count(stream, bytes_of(x) + bytes_of(out.codes) + bytes_of(out.codes_transposed),
-        out.codes_transposed.empty() ? "quantize" : "quantize transposed", x.count());
+  count(stream, bytes_of(x) + bytes_of(out.codes) + bytes_of(out.columnwise_codes),
+        out.columnwise_codes.empty() ? "quantize" : "quantize transposed", x.count());
 }
 
 void quantize_current(Stream stream, ConstView x, const float* /*amax*/, float* /*scale_inv*/,
@@ -36,8 +36,8 @@ void dequantize(Stream stream, const QuantizedView& x, View y) {
 
 /// Blocks: one kernel reads x once for both orientations. Rows: one for them; for columns a fill, a
 /// pass for the maxima, one over the maxima, and another pass for the cast.
-void quantize_granules(Stream stream, ConstView x, const GranuleQuantizedView& out, float* /*amax*/,
-                       QuantizeStatistics* /*statistics*/) {
+void quantize_blockwise(Stream stream, ConstView x, const BlockwiseQuantizedView& out,
+                        float* /*amax*/, QuantizeStatistics* /*statistics*/) {
   const bool by_rows = out.format.granularity == Granularity::row;
   OpWork work = {.bytes = by_rows ? 0.0 : bytes_of(x), .launches = by_rows ? 0 : 1};
   if (!out.rowwise.codes.empty()) {
@@ -57,8 +57,8 @@ void quantize_granules(Stream stream, ConstView x, const GranuleQuantizedView& o
   count(stream, work);
 }
 
-void dequantize_granules(Stream stream, const GranuleView& x, const TensorFormat& /*format*/,
-                         ScaleLayout /*layout*/, View y) {
+void dequantize_blockwise(Stream stream, const BlockwiseView& x, const TensorFormat& /*format*/,
+                          ScaleLayout /*layout*/, View y) {
   count(stream, bytes_of(x.codes) + bytes_of(x.scale_inv) + bytes_of(y));
 }
 
@@ -78,16 +78,17 @@ void update_delayed_scaling(Stream stream, const DelayedScalingState& state,
   count(stream, static_cast<double>(state.slots * (8 + window)) * sizeof(float));
 }
 
-void granule_part_amax(Stream stream, const MatrixPart& x, Granularity /*granularity*/, View amax) {
+void blockwise_part_amax(Stream stream, const MatrixPart& x, Granularity /*granularity*/,
+                         View amax) {
   count(stream, {.bytes = bytes_of(x.values) + 2 * bytes_of(amax), .launches = 2});
 }
 
-void quantize_granule_part(Stream stream, const GranulePartCast& call) {
+void quantize_blockwise_part(Stream stream, const BlockwisePartCast& call) {
   count(stream, bytes_of(call.x.values) + bytes_of(call.amax) + bytes_of(call.codes) +
                     bytes_of(call.rounded));
 }
 
-void find_granule_scales(Stream stream, const GranuleScaleSearch& call) {
+void find_block_scales(Stream stream, const BlockScaleSearch& call) {
   count(stream, bytes_of(call.amax) + bytes_of(call.scale_inv));
 }
 

@@ -17,8 +17,8 @@ namespace fp8train::ops::cuda {
 
 constexpr int kTile = 128;
 constexpr int kTileThreads = 256;
-constexpr int kOctet = 8;
-constexpr int kTileGroups = kTile / kOctet;    // threads per row, and per column
+constexpr int kVec8 = 8;
+constexpr int kTileGroups = kTile / kVec8;     // threads per row, and per column
 constexpr int kTileWords = kTile * kTile / 4;  // of shared memory for the codes of a tile
 
 /// Blocks that a multiprocessor is to hold: with 64 KiB and more on their way from memory its
@@ -47,8 +47,8 @@ __device__ __forceinline__ void store_words(uint32_t* to, const Words& words) {
 
 /// Eight consecutive elements, as they lie in memory.
 template <typename X>
-struct Octet {
-  static constexpr int kWords = kOctet * static_cast<int>(sizeof(X)) / 4;
+struct Vec8 {
+  static constexpr int kWords = kVec8 * static_cast<int>(sizeof(X)) / 4;
   uint32_t words[kWords];
 
   /// Elements 2 * i and 2 * i + 1.
@@ -76,30 +76,30 @@ struct Octet {
 /// Elements from `from` on, zeros from `available` (may be negative) on. Packed: `from` is aligned
 /// to 16 bytes and `available` is a multiple of eight.
 template <bool Packed, typename X>
-__device__ __forceinline__ Octet<X> load_octet(const X* from, int64_t available) {
-  Octet<X> octet = {};
+__device__ __forceinline__ Vec8<X> load_vec8(const X* from, int64_t available) {
+  Vec8<X> vec = {};
   if constexpr (Packed) {
     if (available > 0) {
-      for (int i = 0; i < Octet<X>::kWords / 4; ++i) {
+      for (int i = 0; i < Vec8<X>::kWords / 4; ++i) {
         const Words words = load_pack<4>(reinterpret_cast<const uint32_t*>(from) + i * 4);
         for (int j = 0; j < 4; ++j) {
-          octet.words[i * 4 + j] = words.values[j];
+          vec.words[i * 4 + j] = words.values[j];
         }
       }
     }
   } else {
     using Bits = std::conditional_t<sizeof(X) == 4, uint32_t, uint16_t>;
-    for (int i = 0; i < kOctet; ++i) {
+    for (int i = 0; i < kVec8; ++i) {
       if (i < available) {
         const uint32_t bits = __builtin_bit_cast(Bits, from[i]);
-        octet.words[i * Octet<X>::kWords / kOctet] |= sizeof(X) == 4 ? bits : bits << i % 2 * 16;
+        vec.words[i * Vec8<X>::kWords / kVec8] |= sizeof(X) == 4 ? bits : bits << i % 2 * 16;
       }
     }
   }
-  return octet;
+  return vec;
 }
 
-/// The first `available` of eight codes. Packed: as for load_octet, to 8 bytes.
+/// The first `available` of eight codes. Packed: as for load_vec8, to 8 bytes.
 template <bool Packed>
 __device__ __forceinline__ void store_codes(uint8_t* to, const CodeWords& codes,
                                             int64_t available) {
@@ -108,7 +108,7 @@ __device__ __forceinline__ void store_codes(uint8_t* to, const CodeWords& codes,
       store_pack(reinterpret_cast<uint32_t*>(to), codes);
     }
   } else {
-    for (int i = 0; i < kOctet; ++i) {
+    for (int i = 0; i < kVec8; ++i) {
       if (i < available) {
         to[i] = static_cast<uint8_t>(codes.values[i / 4] >> i % 4 * 8);
       }
@@ -120,8 +120,8 @@ __device__ __forceinline__ void store_codes(uint8_t* to, const CodeWords& codes,
 template <typename Code, typename Y>
 __device__ __forceinline__ void store_decoded(const Code* codes, float factor, Y* y) {
   const CodeWords words = load_pack<2>(reinterpret_cast<const uint32_t*>(codes));
-  Octet<Y> out;
-  for (int pair = 0; pair < kOctet / 2; ++pair) {
+  Vec8<Y> out;
+  for (int pair = 0; pair < kVec8 / 2; ++pair) {
     float low;
     float high;
     decode_pair<Code>(words.values[pair / 2] >> pair % 2 * 16, low, high);
@@ -132,7 +132,7 @@ __device__ __forceinline__ void store_decoded(const Code* codes, float factor, Y
       out.words[pair] = narrow_pair<Y>(low * factor, high * factor);
     }
   }
-  for (int part = 0; part < Octet<Y>::kWords / 4; ++part) {
+  for (int part = 0; part < Vec8<Y>::kWords / 4; ++part) {
     const uint32_t* from = out.words + part * 4;
     store_pack(reinterpret_cast<uint32_t*>(y) + part * 4,
                Words{{from[0], from[1], from[2], from[3]}});
@@ -140,17 +140,17 @@ __device__ __forceinline__ void store_decoded(const Code* codes, float factor, Y
 }
 
 /// The largest |x| seen, as a bit pattern without sign, which is ordered like the value and has
-/// every NaN above infinity. Of 16-bit types it is kept for the two halves of a word, so that a
+/// every NaN above infinity. Of 16-bit types it holds the two halves of a word, so that a
 /// pair costs two instructions.
 template <typename X>
-struct Peak {
+struct AmaxBits {
   uint32_t bits = 0;
 
-  __device__ __forceinline__ void add(const Octet<X>& octet) {
+  __device__ __forceinline__ void add(const Vec8<X>& vec) {
     constexpr uint32_t kMagnitude = sizeof(X) == 4 ? 0x7FFFFFFFU : 0x7FFF7FFFU;
 #pragma unroll
-    for (int i = 0; i < Octet<X>::kWords; ++i) {
-      raise(octet.words[i] & kMagnitude);
+    for (int i = 0; i < Vec8<X>::kWords; ++i) {
+      raise(vec.words[i] & kMagnitude);
     }
   }
   __device__ __forceinline__ void raise(uint32_t other) {
@@ -178,7 +178,7 @@ template <typename Code>
 constexpr float kSaturation = saturation_threshold(dtype_of<Code>());
 
 /// What a thread counts for QuantizeStatistics; 32 bits hold what one thread can see.
-struct Tally {
+struct CastCounts {
   uint32_t saturated = 0;
   uint32_t underflow = 0;
 
@@ -193,10 +193,10 @@ struct Tally {
   }
 };
 
-/// Codes of an octet; scale_of(column) is the scale of one of its eight elements.
+/// Codes of a Vec8; scale_of(column) is the scale of one of its eight elements.
 template <typename Code, bool Counted, typename X, typename ScaleOf>
-__device__ __forceinline__ CodeWords encode_octet(const Octet<X>& octet, ScaleOf scale_of,
-                                                  Tally& tally) {
+__device__ __forceinline__ CodeWords encode_vec8(const Vec8<X>& vec, ScaleOf scale_of,
+                                                 CastCounts& cast_counts) {
   CodeWords codes;
   for (int half = 0; half < 2; ++half) {
     uint32_t word = 0;
@@ -204,13 +204,13 @@ __device__ __forceinline__ CodeWords encode_octet(const Octet<X>& octet, ScaleOf
       const int at = half * 2 + i;
       float low;
       float high;
-      octet.pair(at, low, high);
+      vec.pair(at, low, high);
       const float scaled_low = low * scale_of(2 * at);
       const float scaled_high = high * scale_of(2 * at + 1);
       const uint32_t pair = encode_pair<Code>(scaled_low, scaled_high);
       if constexpr (Counted) {
-        tally.template add<Code>(low, scaled_low, pair);
-        tally.template add<Code>(high, scaled_high, pair >> 8);
+        cast_counts.template add<Code>(low, scaled_low, pair);
+        cast_counts.template add<Code>(high, scaled_high, pair >> 8);
       }
       word |= pair << i * 16;
     }
@@ -229,9 +229,9 @@ __device__ __forceinline__ void raise_amax(float* amax, float value, uint32_t* s
 }
 
 __device__ __forceinline__ void add_to_statistics(QuantizeStatistics* statistics,
-                                                  const Tally& tally, uint32_t* shared) {
-  const uint32_t saturated = block_reduce<kTileThreads>(tally.saturated, Sum{}, shared);
-  const uint32_t underflow = block_reduce<kTileThreads>(tally.underflow, Sum{}, shared);
+                                                  const CastCounts& cast_counts, uint32_t* shared) {
+  const uint32_t saturated = block_reduce<kTileThreads>(cast_counts.saturated, Sum{}, shared);
+  const uint32_t underflow = block_reduce<kTileThreads>(cast_counts.underflow, Sum{}, shared);
   if (threadIdx.x == 0) {
     using Counter = unsigned long long;
     atomicAdd(reinterpret_cast<Counter*>(&statistics->saturated), Counter{saturated});
@@ -269,7 +269,7 @@ __device__ __forceinline__ void transpose_4x4(uint32_t& a, uint32_t& b, uint32_t
 /// Puts the thread's 8 rows of 8 codes into the shared tile [128 columns][128 rows], transposed.
 /// Column c keeps its 8-byte unit u at u ^ (c / 8): the 16 threads of a row, which write to columns
 /// eight apart, then hit 16 different pairs of banks.
-__device__ __forceinline__ void put_transposed(CodeWords (&codes)[kOctet], uint32_t* shared) {
+__device__ __forceinline__ void put_transposed(CodeWords (&codes)[kVec8], uint32_t* shared) {
   const int group = static_cast<int>(threadIdx.x) % kTileGroups;
   const int unit = static_cast<int>(threadIdx.x) / kTileGroups ^ group;
 #pragma unroll
@@ -281,7 +281,7 @@ __device__ __forceinline__ void put_transposed(CodeWords (&codes)[kOctet], uint3
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const CodeWords column = {{codes[j].values[half], codes[4 + j].values[half]}};
-      store_pack(shared + (group * kOctet + half * 4 + j) * (kTile / 4) + unit * 2, column);
+      store_pack(shared + (group * kVec8 + half * 4 + j) * (kTile / 4) + unit * 2, column);
     }
   }
 }
@@ -298,7 +298,7 @@ __device__ __forceinline__ void put_transposed_quad(CodeWords (&codes)[4], int q
                   codes[3].values[half]);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      shared[(group * kOctet + half * 4 + j) * (kTile / 4) + unit * 2 + quad] =
+      shared[(group * kVec8 + half * 4 + j) * (kTile / 4) + unit * 2 + quad] =
           codes[j].values[half];
     }
   }
@@ -306,7 +306,7 @@ __device__ __forceinline__ void put_transposed_quad(CodeWords (&codes)[4], int q
 
 /// Where the shared tile holds the code of a row and a column of the tile.
 __device__ __forceinline__ int transposed_byte(int row, int column) {
-  return column * kTile + (row / kOctet ^ column / kOctet) * kOctet + row % kOctet;
+  return column * kTile + (row / kVec8 ^ column / kVec8) * kVec8 + row % kVec8;
 }
 
 /// Writes the shared tile at (row, column) of a matrix [rows, columns] to its transpose
@@ -317,7 +317,7 @@ __device__ __forceinline__ void write_transposed(const uint32_t* shared, uint8_t
   constexpr int kChunk = 16;
   constexpr int kChunks = kTile / kChunk;
   constexpr int kColumns = kTileThreads / kChunks;  // that the threads write at a time
-  static_assert(kColumns % (2 * kOctet) == 0);
+  static_assert(kColumns % (2 * kVec8) == 0);
   const auto thread = static_cast<unsigned>(threadIdx.x);
   const auto chunk = static_cast<int>(thread % kChunks);
   auto at = static_cast<int>(thread / kChunks);
@@ -325,12 +325,12 @@ __device__ __forceinline__ void write_transposed(const uint32_t* shared, uint8_t
   const int present = first + kChunk <= rows ? kChunk : static_cast<int>(rows - first);
   const int last = column + kTile <= columns ? kTile : static_cast<int>(columns - column);
   // Reads of 16 bytes: an odd group has the two units of a chunk swapped.
-  const bool swapped = at / kOctet % 2 != 0;
+  const bool swapped = at / kVec8 % 2 != 0;
   uint8_t* begin = to + (column + at) * rows + first;
 #pragma unroll 1
   for (; at < last && present > 0; at += kColumns, begin += rows * kColumns) {
     if (aligned) {
-      const Words words = load_pack<4>(shared + at * (kTile / 4) + (chunk ^ at / (2 * kOctet)) * 4);
+      const Words words = load_pack<4>(shared + at * (kTile / 4) + (chunk ^ at / (2 * kVec8)) * 4);
       const Words ordered = {{words.values[swapped ? 2 : 0], words.values[swapped ? 3 : 1],
                               words.values[swapped ? 0 : 2], words.values[swapped ? 1 : 3]}};
       store_pack(reinterpret_cast<uint32_t*>(begin), ordered);

@@ -1,8 +1,8 @@
 #include "ops/cast/quantize.h"
 
 #include "base/trace.h"
-#include "ops/cast/granules.h"
 #include "ops/cast/quantize_checks.h"
+#include "ops/cast/scale_blocks.h"
 #include "ops/dispatch/op_table.h"
 
 namespace fp8train::ops {
@@ -67,37 +67,37 @@ void propagate_non_finite(Stream stream, ConstView amax, double* accumulator) {
   dispatch<&OpTable::propagate_non_finite>(stream, amax, accumulator);
 }
 
-void quantize_granules(Stream stream, ConstView x, const GranuleQuantizedView& out, float* amax,
-                       QuantizeStatistics* statistics) {
-  check(is_float_type(x.dtype), "quantize_granules: x must be fp32, bf16 or fp16");
-  check_granule_format(out.format);
+void quantize_blockwise(Stream stream, ConstView x, const BlockwiseQuantizedView& out, float* amax,
+                        QuantizeStatistics* statistics) {
+  check(is_float_type(x.dtype), "quantize_blockwise: x must be fp32, bf16 or fp16");
+  check_blockwise_format(out.format);
   check(out.format.policy == ScalePolicy::current && out.format.rounding == Rounding::nearest_even,
-        "quantize_granules: current scaling and nearest-even rounding expected");
+        "quantize_blockwise: current scaling and nearest-even rounding expected");
   const int64_t rows = x.shape.rows();
   const int64_t columns = x.shape.back();
   check(!out.rowwise.codes.empty() || !out.columnwise.codes.empty(),
-        "quantize_granules: no place for the codes");
-  for (const GranuleView* view : {&out.rowwise, &out.columnwise}) {
+        "quantize_blockwise: no place for the codes");
+  for (const BlockwiseView* view : {&out.rowwise, &out.columnwise}) {
     if (view->codes.empty()) {
       continue;
     }
-    check_granules(*view, out.format, out.layout,
-                   view == &out.rowwise ? Shape{rows, columns} : Shape{columns, rows});
+    check_blockwise(*view, out.format, out.layout,
+                    view == &out.rowwise ? Shape{rows, columns} : Shape{columns, rows});
     check(view->scale != nullptr || out.format.granularity != Granularity::row,
-          "quantize_granules: no scale");
+          "quantize_blockwise: no scale");
   }
-  const TraceSpan span("quantize_granules");
-  dispatch<&OpTable::quantize_granules>(stream, x, out, amax, statistics);
+  const TraceSpan span("quantize_blockwise");
+  dispatch<&OpTable::quantize_blockwise>(stream, x, out, amax, statistics);
 }
 
-void dequantize_granules(Stream stream, const GranuleView& x, const TensorFormat& format,
-                         ScaleLayout layout, View y) {
-  check(is_float_type(y.dtype), "dequantize_granules: y must be fp32, bf16 or fp16");
-  check_granule_format(format);
-  check_granules(x, format, layout, {x.codes.shape.rows(), x.codes.shape.back()});
-  check(x.codes.count() == y.count(), "dequantize_granules: counts differ");
-  const TraceSpan span("dequantize_granules");
-  dispatch<&OpTable::dequantize_granules>(stream, x, format, layout, y);
+void dequantize_blockwise(Stream stream, const BlockwiseView& x, const TensorFormat& format,
+                          ScaleLayout layout, View y) {
+  check(is_float_type(y.dtype), "dequantize_blockwise: y must be fp32, bf16 or fp16");
+  check_blockwise_format(format);
+  check_blockwise(x, format, layout, {x.codes.shape.rows(), x.codes.shape.back()});
+  check(x.codes.count() == y.count(), "dequantize_blockwise: counts differ");
+  const TraceSpan span("dequantize_blockwise");
+  dispatch<&OpTable::dequantize_blockwise>(stream, x, format, layout, y);
 }
 
 void update_delayed_scaling(Stream stream, const DelayedScalingState& state,

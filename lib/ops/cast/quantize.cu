@@ -15,22 +15,22 @@ template <bool Packed, typename X>
 __global__ void __launch_bounds__(kTileThreads)
     amax_kernel(const X* __restrict__ x, int64_t count, float* result) {
   FP8TRAIN_SHARED_ARRAY(uint32_t, shared, kTileThreads / kWarp);
-  Peak<X> peak;
+  AmaxBits<X> amax_bits;
   const int64_t stride = int64_t{gridDim.x} * kTileThreads * kSpan;
   for (int64_t i = (int64_t{blockIdx.x} * kTileThreads + threadIdx.x) * kSpan; i < count;
        i += stride) {
     const int64_t left = count - i;
     if (left >= kSpan) {
-      const Octet<X> first = load_octet<Packed>(x + i, kOctet);
-      const Octet<X> second = load_octet<Packed>(x + i + kOctet, kOctet);
-      peak.add(first);
-      peak.add(second);
+      const Vec8<X> first = load_vec8<Packed>(x + i, kVec8);
+      const Vec8<X> second = load_vec8<Packed>(x + i + kVec8, kVec8);
+      amax_bits.add(first);
+      amax_bits.add(second);
     } else {
-      peak.add(load_octet<false>(x + i, left));
-      peak.add(load_octet<false>(x + i + kOctet, left - kOctet));
+      amax_bits.add(load_vec8<false>(x + i, left));
+      amax_bits.add(load_vec8<false>(x + i + kVec8, left - kVec8));
     }
   }
-  raise_amax(result, peak.value(), shared);
+  raise_amax(result, amax_bits.value(), shared);
 }
 
 /// Codes in the order of the input. Packed: x and codes are aligned to 16 bytes.
@@ -42,32 +42,31 @@ __global__ void __launch_bounds__(kTileThreads)
   const float scale = scale_of_cast(call);
   const auto scale_of = [scale](int /*column*/) { return scale; };
   auto* const bytes = reinterpret_cast<uint8_t*>(codes);
-  Peak<X> peak;
-  Tally tally;
+  AmaxBits<X> amax_bits;
+  CastCounts cast_counts;
   const int64_t stride = int64_t{gridDim.x} * kTileThreads * kSpan;
   for (int64_t i = (int64_t{blockIdx.x} * kTileThreads + threadIdx.x) * kSpan; i < count;
        i += stride) {
     const int64_t left = count - i;
     const bool whole = left >= kSpan;
-    const auto octet_at = [&](int at) {
-      return whole ? load_octet<Packed>(x + i + at, kOctet)
-                   : load_octet<false>(x + i + at, left - at);
+    const auto vec8_at = [&](int at) {
+      return whole ? load_vec8<Packed>(x + i + at, kVec8) : load_vec8<false>(x + i + at, left - at);
     };
-    const Octet<X> first = octet_at(0);
-    const Octet<X> second = octet_at(kOctet);
-    peak.add(first);
-    peak.add(second);
-    const CodeWords low = encode_octet<Code, Counted>(first, scale_of, tally);
-    const CodeWords high = encode_octet<Code, Counted>(second, scale_of, tally);
+    const Vec8<X> first = vec8_at(0);
+    const Vec8<X> second = vec8_at(kVec8);
+    amax_bits.add(first);
+    amax_bits.add(second);
+    const CodeWords low = encode_vec8<Code, Counted>(first, scale_of, cast_counts);
+    const CodeWords high = encode_vec8<Code, Counted>(second, scale_of, cast_counts);
     if (Packed && whole) {
       const Words words = {{low.values[0], low.values[1], high.values[0], high.values[1]}};
       store_pack(reinterpret_cast<uint32_t*>(bytes + i), words);
     } else {
       store_codes<false>(bytes + i, low, left);
-      store_codes<false>(bytes + i + kOctet, high, left - kOctet);
+      store_codes<false>(bytes + i + kVec8, high, left - kVec8);
     }
   }
-  finish_cast<Counted>(call, peak, tally, shared);
+  finish_cast<Counted>(call, amax_bits, cast_counts, shared);
 }
 
 void run_quantize(const Stream& stream, const ConstView& x, const QuantizedView& out,
@@ -75,10 +74,11 @@ void run_quantize(const Stream& stream, const ConstView& x, const QuantizedView&
   with_float_type(x.dtype, [&](auto x_tag) {
     using X = typename decltype(x_tag)::Type;
     const X* data = x.as<X>();
-    if (!out.codes_transposed.empty()) {
-      const Shape& turned = out.codes_transposed.shape;
-      cast_tiles(stream, StoredSource<X>{data, turned.rows()}, turned.back(), turned.rows(),
-                 nullptr, {out, amax_out, statistics}, is_aligned(data), current);
+    if (!out.columnwise_codes.empty()) {
+      const Shape& columnwise = out.columnwise_codes.shape;
+      cast_tiles(stream, StoredSource<X>{data, columnwise.rows()}, columnwise.back(),
+                 columnwise.rows(), nullptr, {out, amax_out, statistics}, is_aligned(data),
+                 current);
       return;
     }
     if (statistics != nullptr) {
@@ -121,17 +121,17 @@ __global__ void __launch_bounds__(kTileThreads)
   for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
     const int64_t tile_row = index / tiles_across * kTile;
     const int64_t tile_column = index % tiles_across * kTile;
-    const int64_t row = tile_row + threadIdx.x / kTileGroups * kOctet;
-    const int64_t column = tile_column + threadIdx.x % kTileGroups * kOctet;
-    CodeWords codes[kOctet] = {};
+    const int64_t row = tile_row + threadIdx.x / kTileGroups * kVec8;
+    const int64_t column = tile_column + threadIdx.x % kTileGroups * kVec8;
+    CodeWords codes[kVec8] = {};
 #pragma unroll
-    for (int i = 0; i < kOctet; ++i) {
+    for (int i = 0; i < kVec8; ++i) {
       const int64_t available = row + i < rows ? columns - column : 0;
       const uint8_t* from = x + (row + i) * columns + column;
       if (Packed && available > 0) {
         codes[i] = load_pack<2>(reinterpret_cast<const uint32_t*>(from));
       }
-      for (int j = 0; !Packed && j < kOctet && j < available; ++j) {
+      for (int j = 0; !Packed && j < kVec8 && j < available; ++j) {
         codes[i].values[j / 4] |= static_cast<uint32_t>(from[j]) << j % 4 * 8;
       }
     }
@@ -249,7 +249,7 @@ void quantize_current(Stream stream, ConstView x, const float* amax, float* scal
 void transpose_codes(Stream stream, ConstView x, View y) {
   const int64_t rows = x.shape.rows();
   const int64_t columns = x.shape.back();
-  const bool packed = columns % kOctet == 0 && is_aligned(x.data, kOctet);
+  const bool packed = columns % kVec8 == 0 && is_aligned(x.data, kVec8);
   const LaunchShape shape = {
       blocks_for(stream, ceil_div(rows, kTile) * ceil_div(columns, kTile), 1), kTileThreads};
   launch(stream, shape, packed ? transpose_codes_kernel<true> : transpose_codes_kernel<false>,
@@ -261,8 +261,8 @@ void dequantize(Stream stream, const QuantizedView& x, View y) {
     with_float_type(y.dtype, [&](auto y_tag) {
       using Code = typename decltype(code_tag)::Type;
       using Y = typename decltype(y_tag)::Type;
-      map<kOctet>(stream, y.count(), is_aligned(x.codes.data, kOctet) && is_aligned(y.data),
-                  Dequantize<Code, Y>{x.codes.as<Code>(), x.scale_inv, y.as<Y>()});
+      map<kVec8>(stream, y.count(), is_aligned(x.codes.data, kVec8) && is_aligned(y.data),
+                 Dequantize<Code, Y>{x.codes.as<Code>(), x.scale_inv, y.as<Y>()});
     });
   });
 }

@@ -25,7 +25,7 @@ struct QuantizeStatistics {
 struct QuantizeSink {
   QuantizedView out;      ///< empty: no codes, only the amax
   float* amax = nullptr;  ///< nullable; max |y| is combined into it, NaN-propagating
-  QuantizeStatistics* statistics = nullptr;  ///< nullable; overwritten. Only beside codes.
+  QuantizeStatistics* statistics = nullptr;  ///< nullable; overwritten. Only next to codes.
 
   bool empty() const { return out.empty() && amax == nullptr; }
 };
@@ -39,7 +39,7 @@ void amax(Stream stream, ConstView x, float* result, bool combine = false);
 /// its reciprocal goes to `out.scale_inv` (nullable), so that a tensor keeps the scale it was cast
 /// with. `amax_out` (nullable): *amax_out = max |x| (before the cast, NaN-propagating), combined
 /// with max into what is there, which is not negative. `statistics` (nullable): overwritten. Of
-/// `out.codes` and `out.codes_transposed` one may be empty: only the other is written. x: fp32,
+/// `out.codes` and `out.columnwise_codes` one may be empty: only the other is written. x: fp32,
 /// bf16 or fp16; codes: e4m3, e5m2 or, without their transpose, int8.
 void quantize(Stream stream, ConstView x, const QuantizedView& out, float* amax_out,
               QuantizeStatistics* statistics);
@@ -49,7 +49,7 @@ void quantize(Stream stream, ConstView x, const QuantizedView& out, float* amax_
 void quantize_current(Stream stream, ConstView x, const float* amax, float* scale_inv,
                       const QuantizedView& out, QuantizeStatistics* statistics);
 
-/// y[c, r] = x[r, c]: what quantize() writes as codes_transposed, of codes that came without. x:
+/// y[c, r] = x[r, c]: what quantize() writes as columnwise_codes, of codes that came without. x:
 /// [rows, columns] of a type of 8 bits; y: [columns, rows], elsewhere.
 void transpose_codes(Stream stream, ConstView x, View y);
 
@@ -66,24 +66,24 @@ void compute_current_scale(Stream stream, const float* amax, const TensorFormat&
 /// through the norm of its gradients.
 void propagate_non_finite(Stream stream, ConstView amax, double* accumulator);
 
-/// Casts with one scale for each granule of x, found from the granule itself in the same read: row,
+/// Casts with one scale for each block of x, found from the block itself in the same read: row,
 /// 1x128, 128x128 (ScaleType f32 or pow2) and 1x32 (e8m0), ScalePolicy::current, nearest-even. x is
 /// seen as a matrix [rows, last extent]; each orientation of `out` that has codes is written.
-/// Granules at an edge are as if padded with zeros. fp32 and pow2 scales: format_max / amax (not
-/// below the format's amax_epsilon), rounded down to a power of two for pow2; 1 where the granule's
+/// Blocks at an edge are as if padded with zeros. fp32 and pow2 scales: format_max / amax (not
+/// below the format's amax_epsilon), rounded down to a power of two for pow2; 1 where the block's
 /// amax is 0 or not finite; the largest number of x's type where the quotient overflows. e8m0: amax
 /// / format_max rounded up to a power of two is the reciprocal scale; 0x00 for 0, 0xFE for
 /// infinity, 0xFF (all codes NaN) for NaN. A saturating cast hides an infinity: `amax` (nullable)
-/// tells, *amax = max |x| over all granules, combined with max into what is there, NaN-propagating.
+/// tells, *amax = max |x| over all blocks, combined with max into what is there, NaN-propagating.
 /// `statistics` (nullable): overwritten with those of `rowwise`, or of `columnwise` if that is
 /// alone; on cuda a cast that counts is slower. x: fp32, bf16 or fp16; codes: e4m3, e5m2 or, but
 /// for 1x32, int8.
-void quantize_granules(Stream stream, ConstView x, const GranuleQuantizedView& out, float* amax,
-                       QuantizeStatistics* statistics);
+void quantize_blockwise(Stream stream, ConstView x, const BlockwiseQuantizedView& out, float* amax,
+                        QuantizeStatistics* statistics);
 
-/// y = codes * scale_inv of their granule. y: like the codes, fp32, bf16 or fp16.
-void dequantize_granules(Stream stream, const GranuleView& x, const TensorFormat& format,
-                         ScaleLayout layout, View y);
+/// y = codes * scale_inv of their block. y: like the codes, fp32, bf16 or fp16.
+void dequantize_blockwise(Stream stream, const BlockwiseView& x, const TensorFormat& format,
+                          ScaleLayout layout, View y);
 
 /// The delayed-scaling state of a group of tensors ("slots"); all pointers are device memory.
 struct DelayedScalingState {

@@ -10,7 +10,7 @@ namespace fp8train::ops {
 /// Codes for x, seen as a matrix [rows, last extent].
 inline void check_cast(const ConstView& x, const QuantizedView& out) {
   check(is_code_type(out.format.dtype), "quantize: the format must be e4m3, e5m2 or int8");
-  check(is_fp8(out.format.dtype) || out.codes_transposed.empty(),
+  check(is_fp8(out.format.dtype) || out.columnwise_codes.empty(),
         "quantize: int8 codes are not transposed");
   check(out.format.granularity == Granularity::tensor &&
             out.format.rounding == Rounding::nearest_even,
@@ -20,11 +20,11 @@ inline void check_cast(const ConstView& x, const QuantizedView& out) {
     check(out.codes.dtype == out.format.dtype, "quantize: codes must be as the format says");
     check(x.count() == out.codes.count(), "quantize: counts differ");
   }
-  if (!out.codes_transposed.empty()) {
+  if (!out.columnwise_codes.empty()) {
     const Shape& shape = out.codes.empty() ? x.shape : out.codes.shape;
     const Shape transposed = {shape.back(), shape.rows()};
     check(
-        out.codes_transposed.shape == transposed && out.codes_transposed.dtype == out.format.dtype,
+        out.columnwise_codes.shape == transposed && out.columnwise_codes.dtype == out.format.dtype,
         "quantize: transposed codes must be [columns, rows] of the same type");
   }
 }

@@ -41,7 +41,7 @@ FP8TRAIN_HD void quantize_array(const X* x, Code* codes, int64_t count, float sc
   }
 }
 
-void turn_matrix(const uint8_t* from, int64_t rows, int64_t columns, uint8_t* to) {
+void transpose_matrix(const uint8_t* from, int64_t rows, int64_t columns, uint8_t* to) {
   constexpr int64_t kTile = 64;
   const int64_t column_tiles = ceil_div(columns, kTile);
 #pragma omp parallel for schedule(static) if (rows * columns >= kParallelElements)
@@ -49,13 +49,13 @@ void turn_matrix(const uint8_t* from, int64_t rows, int64_t columns, uint8_t* to
     const int64_t column_end = minimum(columns, (tile + 1) * kTile);
     for (int64_t row = 0; row < rows; row += kTile) {
       const int64_t column = tile * kTile;
-      turn_bytes(from + row * columns + column, columns, minimum(kTile, rows - row),
-                 column_end - column, to + column * rows + row, rows);
+      transpose_bytes(from + row * columns + column, columns, minimum(kTile, rows - row),
+                      column_end - column, to + column * rows + row, rows);
     }
   }
 }
 
-/// Only the transpose is kept: tiles are cast into a buffer, and turned from there.
+/// Only the transpose is stored: tiles are cast into a buffer, and transposed from there.
 template <typename X, typename Code>
 FP8TRAIN_HD void quantize_transposed(const X* x, int64_t rows, int64_t columns, Code* transposed,
                                      float scale, float* amax_out, QuantizeStatistics* statistics) {
@@ -80,7 +80,7 @@ FP8TRAIN_HD void quantize_transposed(const X* x, int64_t rows, int64_t columns, 
           count_chunk(from, scale, codes + r * kTurn, width, saturated, underflow);
         }
       }
-      turn_tile(codes, height, width, transposed + column * rows + row, rows);
+      transpose_tile(codes, height, width, transposed + column * rows + row, rows);
     }
   }
   if (amax_out != nullptr) {
@@ -134,7 +134,7 @@ void amax(Stream /*stream*/, ConstView x, float* result, bool combine) {
 }
 
 void transpose_codes(Stream /*stream*/, ConstView x, View y) {
-  turn_matrix(x.as<uint8_t>(), x.shape.rows(), x.shape.back(), y.as<uint8_t>());
+  transpose_matrix(x.as<uint8_t>(), x.shape.rows(), x.shape.back(), y.as<uint8_t>());
 }
 
 void quantize(Stream /*stream*/, ConstView x, const QuantizedView& out, float* amax_out,
@@ -143,23 +143,23 @@ void quantize(Stream /*stream*/, ConstView x, const QuantizedView& out, float* a
   if (out.scale_inv != nullptr) {
     *out.scale_inv = reciprocal(scale);
   }
-  const bool only_transposed = out.codes.empty() && !out.codes_transposed.empty();
+  const bool only_transposed = out.codes.empty() && !out.columnwise_codes.empty();
   with_float_type(x.dtype, [&](auto x_tag) {
     with_code_type(out.format.dtype, [&](auto code_tag) {
       using X = typename decltype(x_tag)::Type;
       using Code = typename decltype(code_tag)::Type;
       if (only_transposed) {
-        const Shape& shape = out.codes_transposed.shape;
-        quantize_transposed(x.as<X>(), shape.back(), shape.rows(), out.codes_transposed.as<Code>(),
+        const Shape& shape = out.columnwise_codes.shape;
+        quantize_transposed(x.as<X>(), shape.back(), shape.rows(), out.columnwise_codes.as<Code>(),
                             scale, amax_out, statistics);
       } else {
         quantize_array(x.as<X>(), out.codes.as<Code>(), x.count(), scale, amax_out, statistics);
       }
     });
   });
-  if (!only_transposed && !out.codes_transposed.empty()) {
-    turn_matrix(out.codes.as<uint8_t>(), out.codes.shape.rows(), out.codes.shape.back(),
-                out.codes_transposed.as<uint8_t>());
+  if (!only_transposed && !out.columnwise_codes.empty()) {
+    transpose_matrix(out.codes.as<uint8_t>(), out.codes.shape.rows(), out.codes.shape.back(),
+                     out.columnwise_codes.as<uint8_t>());
   }
 }
 

@@ -27,9 +27,9 @@ FP8TRAIN_HD void cast_piece_as(const QuantizeSink& sink, const Y* values, int64_
   if (sink.statistics != nullptr) {
     count_chunk(values, scale, codes, length, counts.saturated, counts.underflow);
   }
-  if (!out.codes_transposed.empty()) {
-    const int64_t rows = out.codes_transposed.shape.back();
-    Code* const to = out.codes_transposed.as<Code>() + column * rows + row;
+  if (!out.columnwise_codes.empty()) {
+    const int64_t rows = out.columnwise_codes.shape.back();
+    Code* const to = out.columnwise_codes.as<Code>() + column * rows + row;
     for (int64_t i = 0; i < length; ++i) {
       to[i * rows] = codes[i];
     }

@@ -91,9 +91,9 @@ FP8TRAIN_HD void count_row(const X* __restrict x, const float* __restrict scales
 }
 
 /// to[column, row] = from[row, column] of bytes; rows of `from` and of `to` are so far apart.
-static __attribute__((noinline)) void turn_bytes(const uint8_t* from, int64_t from_stride,
-                                                 int64_t height, int64_t width, uint8_t* to,
-                                                 int64_t to_stride) {
+static __attribute__((noinline)) void transpose_bytes(const uint8_t* from, int64_t from_stride,
+                                                      int64_t height, int64_t width, uint8_t* to,
+                                                      int64_t to_stride) {
   constexpr int64_t kBlock = 16;
   const int64_t whole_height = height - height % kBlock;
   const int64_t whole_width = width - width % kBlock;
@@ -107,11 +107,11 @@ static __attribute__((noinline)) void turn_bytes(const uint8_t* from, int64_t fr
 
 /// The transpose of a tile of codes whose rows are kTurn apart; rows of `to` are `stride` apart.
 template <typename Code>
-FP8TRAIN_HD void turn_tile(const Code* codes, int64_t height, int64_t width, Code* to,
-                           int64_t stride) {
+FP8TRAIN_HD void transpose_tile(const Code* codes, int64_t height, int64_t width, Code* to,
+                                int64_t stride) {
   static_assert(sizeof(Code) == 1);
-  turn_bytes(reinterpret_cast<const uint8_t*>(codes), kTurn, height, width,
-             reinterpret_cast<uint8_t*>(to), stride);
+  transpose_bytes(reinterpret_cast<const uint8_t*>(codes), kTurn, height, width,
+                  reinterpret_cast<uint8_t*>(to), stride);
 }
 
 }  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

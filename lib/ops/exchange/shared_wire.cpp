@@ -22,23 +22,23 @@ void check_bucket(const SharedBucket& bucket) {
         "tensors are named by int32, one for each group");
 }
 
-void check_kept_scales(const SharedBucket& bucket, int64_t tensors) {
-  check(!is_fp8(bucket.values.dtype) || holds(bucket.kept_scales, DType::f32, 2 * tensors),
+void check_code_scales(const SharedBucket& bucket, int64_t tensors) {
+  check(!is_fp8(bucket.values.dtype) || holds(bucket.code_scales, DType::f32, 2 * tensors),
         "codes of gradients have a scale for each tensor");
 }
 
 /// codes: [chunks, n] or [n]
-void check_codes(const ConstView& codes, const ChunkPlaces& places, int64_t count) {
+void check_codes(const ConstView& codes, const ChunkRange& range, int64_t count) {
   check(is_fp8(codes.dtype), "codes that are summed are e4m3 or e5m2");
   const int64_t chunk = codes.shape.rank() == 0 ? 0 : codes.shape.back();
-  check_places(places, chunk, codes.shape.rows(), count);
+  check_chunk_range(range, chunk, codes.shape.rows(), count);
 }
 
 }  // namespace
 
 void shared_amax(Stream stream, const SharedBucket& bucket, View amax) {
   check_bucket(bucket);
-  check_kept_scales(bucket, amax.count());
+  check_code_scales(bucket, amax.count());
   check(amax.dtype == DType::f32, "shared_amax: an fp32 amax for each tensor");
   const TraceSpan span("shared_amax");
   dispatch<&OpTable::shared_amax>(stream, bucket, amax);
@@ -57,13 +57,13 @@ void shared_scales(Stream stream, ConstView amax, const TensorFormat& format, fl
 }
 
 void pack_shared(Stream stream, const SharedBucket& bucket, ConstView scales, View codes,
-                 const ChunkPlaces& places) {
+                 const ChunkRange& range) {
   check_bucket(bucket);
-  check_kept_scales(bucket, scales.count());
-  check_codes(codes, places, bucket.values.count());
+  check_code_scales(bucket, scales.count());
+  check_codes(codes, range, bucket.values.count());
   check(scales.dtype == DType::f32, "pack_shared: an fp32 scale for each tensor");
   const TraceSpan span("pack_shared");
-  dispatch<&OpTable::pack_shared>(stream, bucket, scales, codes, places);
+  dispatch<&OpTable::pack_shared>(stream, bucket, scales, codes, range);
 }
 
 void sum_shared(Stream stream, ConstView codes, View y) {
@@ -85,16 +85,16 @@ void count_largest(Stream stream, ConstView codes, ConstView tensor_of_group, Co
 }
 
 void read_shared(Stream stream, ConstView codes, ConstView scales, float factor,
-                 const SharedBucket& to, const ChunkPlaces& places) {
+                 const SharedBucket& to, const ChunkRange& range) {
   check_bucket(to);
-  if (!to.kept_scales.empty()) {
-    check_kept_scales(to, scales.count());
+  if (!to.code_scales.empty()) {
+    check_code_scales(to, scales.count());
   }
-  check_codes(codes, places, to.values.count());
+  check_codes(codes, range, to.values.count());
   check(!is_fp8(to.values.dtype) || to.values.dtype == codes.dtype,
-        "read_shared: codes are kept in their own format");
+        "read_shared: codes are stored in their own format");
   const TraceSpan span("read_shared");
-  dispatch<&OpTable::read_shared>(stream, codes, scales, factor, to, places);
+  dispatch<&OpTable::read_shared>(stream, codes, scales, factor, to, range);
 }
 
 }  // namespace fp8train::ops

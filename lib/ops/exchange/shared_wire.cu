@@ -4,7 +4,7 @@
 #include "base/math.h"
 #include "ops/dispatch/cuda_operations.h"
 #include "ops/exchange/wire_math.h"
-#include "ops/storage/coded_tensor.cuh"
+#include "ops/storage/encoded_tensor.cuh"
 
 namespace fp8train::ops::cuda {
 namespace {
@@ -15,8 +15,8 @@ static_assert(kWarp * kQuad == kGroup);
 
 /// A SharedBucket as kernels see it.
 struct Source {
-  BasicCodedTensor<false> values;
-  float* kept_scales;
+  BasicEncodedTensor<false> values;
+  float* code_scales;
   const int32_t* tensor_of_group;
   int64_t count;
 
@@ -25,7 +25,7 @@ struct Source {
   __device__ __forceinline__ int32_t load(int64_t group, float (&out)[kQuad]) const {
     const int64_t i = group * kGroup + lane_index() * kQuad;
     const int32_t tensor = tensor_of_group[group];
-    const float scale = kept_scales == nullptr ? 1.0F : copied_scale(kept_scales[2 * tensor]);
+    const float scale = code_scales == nullptr ? 1.0F : copied_scale(code_scales[2 * tensor]);
     if (Aligned && (group + 1) * kGroup <= count) {
       values.load<kQuad, true>(i, count - i, {scale, 1.0F, 1.0F}, out);
     } else {
@@ -36,7 +36,7 @@ struct Source {
 };
 
 Source source(const SharedBucket& bucket) {
-  return {coded<false>(StoredTensor(bucket.values)), bucket.kept_scales.as<float>(),
+  return {encoded<false>(StoredTensor(bucket.values)), bucket.code_scales.as<float>(),
           bucket.tensor_of_group.as<int32_t>(), bucket.values.count()};
 }
 
@@ -51,12 +51,12 @@ __device__ __forceinline__ void for_each_group(int64_t groups, Body body) {
 }
 
 /// Where codes lie in the bucket.
-struct CodePlace {
+struct CodeLocation {
   int64_t chunk;
-  ChunkPlaces places;
+  ChunkRange range;
 
   __device__ __forceinline__ int64_t of(int64_t i) const {
-    return chunk_begin(places, chunk, i / chunk) + i % chunk;
+    return chunk_begin(range, chunk, i / chunk) + i % chunk;
   }
 };
 
@@ -118,7 +118,8 @@ struct SharedScales {
 
 template <typename Code, bool Aligned>
 __global__ void __launch_bounds__(kBlock)
-    pack_kernel(Source source, CodePlace place, int64_t groups, const float* scales, Code* codes) {
+    pack_kernel(Source source, CodeLocation place, int64_t groups, const float* scales,
+                Code* codes) {
   for_each_group(groups, [&](int64_t group) {
     const int64_t begin = place.of(group * kGroup);
     Pack<Code, kQuad> pack = {};
@@ -201,7 +202,7 @@ struct ReadShared {
   const Code* codes;
   const float* scales;
   const int32_t* tensor_of_group;
-  CodePlace place;
+  CodeLocation place;
   float factor;
   int64_t count;  // of y
   Y* y;
@@ -225,7 +226,7 @@ struct ReadShared {
 
 struct CopyCodes {
   const uint8_t* from;
-  CodePlace place;
+  CodeLocation place;
   int64_t count;  // of `to`
   uint8_t* to;
 
@@ -241,11 +242,11 @@ struct CopyCodes {
 struct KeepScales {
   const float* scales;
   float factor;
-  float* kept;
+  float* stored;
 
   template <int N>
   __device__ void run(int64_t t) const {
-    kept[2 * t] = kept_scale(scales[t] / factor);
+    stored[2 * t] = scale_to_store(scales[t] / factor);
   }
 };
 
@@ -269,13 +270,13 @@ void shared_scales(Stream stream, ConstView amax, const TensorFormat& format, fl
 }
 
 void pack_shared(Stream stream, const SharedBucket& bucket, ConstView scales, View codes,
-                 const ChunkPlaces& places) {
+                 const ChunkRange& range) {
   const bool aligned = is_aligned(bucket.values.data);
   with_fp8_type(codes.dtype, [&](auto tag) {
     using Code = typename decltype(tag)::Type;
     launch(stream, {blocks_for_groups(stream, codes.count()), kBlock},
            aligned ? pack_kernel<Code, true> : pack_kernel<Code, false>, source(bucket),
-           CodePlace{codes.shape.back(), places}, codes.count() / kGroup, scales.as<float>(),
+           CodeLocation{codes.shape.back(), range}, codes.count() / kGroup, scales.as<float>(),
            codes.as<Code>());
   });
 }
@@ -300,16 +301,16 @@ void sum_shared(Stream stream, ConstView codes, View y) {
 }
 
 void read_shared(Stream stream, ConstView codes, ConstView scales, float factor,
-                 const SharedBucket& to, const ChunkPlaces& places) {
+                 const SharedBucket& to, const ChunkRange& range) {
   const int64_t count = to.values.count();
   const bool aligned = is_aligned(codes.data) && is_aligned(to.values.data);
-  const CodePlace place = {codes.shape.back(), places};
+  const CodeLocation place = {codes.shape.back(), range};
   if (is_fp8(to.values.dtype)) {
     map<16>(stream, codes.count(), aligned,
             CopyCodes{codes.as<uint8_t>(), place, count, to.values.as<uint8_t>()});
-    if (!to.kept_scales.empty()) {
+    if (!to.code_scales.empty()) {
       map<1>(stream, scales.count(), true,
-             KeepScales{scales.as<float>(), factor, to.kept_scales.as<float>()});
+             KeepScales{scales.as<float>(), factor, to.code_scales.as<float>()});
     }
     return;
   }

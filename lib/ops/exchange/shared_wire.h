@@ -17,7 +17,7 @@ namespace fp8train::ops {
 /// Gradients as they are before the exchange, and after it.
 struct SharedBucket {
   View values;           ///< fp32, bf16, e4m3 or e5m2
-  View kept_scales;      ///< of codes: fp32 [tensors, 2], the scale and 0; else empty
+  View code_scales;      ///< of codes: fp32 [tensors, 2], the scale and 0; else empty
   View tensor_of_group;  ///< int32 [ceil(count / 128)]: which tensor each 128 elements belong to
 };
 
@@ -28,15 +28,15 @@ void shared_amax(Stream stream, const SharedBucket& bucket, View amax);
 /// rounded down to a power of two where the format says so; NaN where that amax is not finite,
 /// pre_scale where it is 0. amax: fp32 [ranks, tensors]. format: of the codes. `automatic`: i64
 /// [tensors], the address of each tensor's AutoScale (ops/storage/storage.h), whose factor times
-/// pre_scale, rounded down to a power of two, takes the place of pre_scale (the mu of FP8-LM);
+/// pre_scale, rounded down to a power of two, replaces pre_scale (the mu of FP8-LM);
 /// empty: none.
 void shared_scales(Stream stream, ConstView amax, const TensorFormat& format, float pre_scale,
                    View scales, ConstView automatic = {});
 
 /// codes = cast(value * scale), zeros beyond the bucket. codes: e4m3 or e5m2 [chunks, n], n a
-/// multiple of 128, whose places in the bucket are `places`.
+/// multiple of 128, whose elements in the bucket are `range`.
 void pack_shared(Stream stream, const SharedBucket& bucket, ConstView scales, View codes,
-                 const ChunkPlaces& places = {});
+                 const ChunkRange& range = {});
 
 /// y = ((c_0 + c_1) + c_2) ..., rounded at each addition. codes: [ranks, n], y: [n], may be its
 /// first row.
@@ -46,10 +46,10 @@ void sum_shared(Stream stream, ConstView codes, View y);
 /// tensor_of_group: from the group of the first code on; automatic: as for shared_scales().
 void count_largest(Stream stream, ConstView codes, ConstView tensor_of_group, ConstView automatic);
 
-/// The values of summed codes [chunks, n] at their places in `to`: factor * code / scale. Codes are
-/// kept as they are, with scales divided by `factor` where there is memory for them (kept_scales).
-/// `to`: a bucket, or any part of one that starts at a whole group.
+/// The values of summed codes [chunks, n] at their positions in `to`: factor * code / scale. Codes
+/// are stored as they are, with scales divided by `factor` where there is memory for them
+/// (code_scales). `to`: a bucket, or any part of one that starts at a whole group.
 void read_shared(Stream stream, ConstView codes, ConstView scales, float factor,
-                 const SharedBucket& to, const ChunkPlaces& places = {});
+                 const SharedBucket& to, const ChunkRange& range = {});
 
 }  // namespace fp8train::ops

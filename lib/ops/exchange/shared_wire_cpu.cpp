@@ -16,7 +16,7 @@ FP8TRAIN_HD void load_group(const SharedBucket& bucket, int64_t group, int64_t l
                             float* values) {
   const int64_t tensor = bucket.tensor_of_group.as<int32_t>()[group];
   const float factor = is_fp8(bucket.values.dtype)
-                           ? reciprocal(copied_scale(bucket.kept_scales.as<float>()[2 * tensor]))
+                           ? reciprocal(copied_scale(bucket.code_scales.as<float>()[2 * tensor]))
                            : 1.0F;
   with_stored_type(bucket.values.dtype, [&](auto tag) {
     decode_run(bucket.values.as<typename decltype(tag)::Type>() + group * kStoredGroup, factor,
@@ -26,14 +26,14 @@ FP8TRAIN_HD void load_group(const SharedBucket& bucket, int64_t group, int64_t l
 
 /// body(element of the codes, element of the bucket, how many it has) for all groups of codes.
 template <typename Body>
-FP8TRAIN_HD void for_each_group(const Shape& codes, const ChunkPlaces& places, int64_t count,
+FP8TRAIN_HD void for_each_group(const Shape& codes, const ChunkRange& range, int64_t count,
                                 Body body) {
   const int64_t chunk = codes.back();
   const int64_t groups = codes.count() / kStoredGroup;
 #pragma omp parallel for schedule(static) if (codes.count() >= kParallelElements)
   for (int64_t group = 0; group < groups; ++group) {
     const int64_t at = group * kStoredGroup;
-    const int64_t place = chunk_begin(places, chunk, at / chunk) + at % chunk;
+    const int64_t place = chunk_begin(range, chunk, at / chunk) + at % chunk;
     const int64_t left = count - place;
     body(at, place, left < 0 ? 0 : minimum(kStoredGroup, left));
   }
@@ -84,9 +84,9 @@ void shared_scales(Stream /*stream*/, ConstView amax, const TensorFormat& format
 }
 
 void pack_shared(Stream /*stream*/, const SharedBucket& bucket, ConstView scales, View codes,
-                 const ChunkPlaces& places) {
+                 const ChunkRange& range) {
   const uint8_t nowhere[kStoredGroup] = {};
-  for_each_group(codes.shape, places, bucket.values.count(),
+  for_each_group(codes.shape, range, bucket.values.count(),
                  [&](int64_t at, int64_t place, int64_t length) {
                    uint8_t* to = codes.as<uint8_t>() + at;
                    std::memset(to + length, 0, static_cast<size_t>(kStoredGroup - length));
@@ -147,10 +147,10 @@ void count_largest(Stream /*stream*/, ConstView codes, ConstView tensor_of_group
 }
 
 void read_shared(Stream /*stream*/, ConstView codes, ConstView scales, float factor,
-                 const SharedBucket& to, const ChunkPlaces& places) {
+                 const SharedBucket& to, const ChunkRange& range) {
   const bool keeps = is_fp8(to.values.dtype);
   for_each_group(
-      codes.shape, places, to.values.count(), [&](int64_t at, int64_t place, int64_t length) {
+      codes.shape, range, to.values.count(), [&](int64_t at, int64_t place, int64_t length) {
         const uint8_t* from = codes.as<uint8_t>() + at;
         if (length == 0) {
           return;
@@ -166,9 +166,9 @@ void read_shared(Stream /*stream*/, ConstView codes, ConstView scales, float fac
                      length, to.values);
         });
       });
-  if (keeps && !to.kept_scales.empty()) {
+  if (keeps && !to.code_scales.empty()) {
     for (int64_t t = 0; t < scales.count(); ++t) {
-      to.kept_scales.as<float>()[2 * t] = kept_scale(scales.as<float>()[t] / factor);
+      to.code_scales.as<float>()[2 * t] = scale_to_store(scales.as<float>()[t] / factor);
     }
   }
 }

@@ -38,8 +38,8 @@ void pack_wire(Stream stream, const PackWire& call) {
         "pack_wire: x must be fp32, bf16 or fp16, or in the wire's format");
   check(call.x.format.is_scaled() == (call.x.format == call.format && call.format.is_scaled()),
         "pack_wire: scales of x must be the wire's");
-  check(call.images != nullptr, "images on a wire need memory");
-  check_places(call.places, call.chunk, call.chunks, call.x.count());
+  check(call.packets != nullptr, "packets on a wire need memory");
+  check_chunk_range(call.range, call.chunk, call.chunks, call.x.count());
   check(call.inner > 0 && call.chunks % call.inner == 0,
         "pack_wire: `inner` divides the number of chunks");
   const TraceSpan span("pack_wire");
@@ -49,8 +49,8 @@ void pack_wire(Stream stream, const PackWire& call) {
 void sum_wire(Stream stream, const SumWire& call) {
   check(is_wire_format(call.format), "sum_wire: nothing crosses a wire in this format");
   check(is_summed_type(call.y.dtype), "sum_wire: y must be fp32 or bf16");
-  check(call.images != nullptr, "images on a wire need memory");
-  check_places(call.places, call.chunk, call.chunks, call.y.count());
+  check(call.packets != nullptr, "packets on a wire need memory");
+  check_chunk_range(call.range, call.chunk, call.chunks, call.y.count());
   check(call.contributions > 0 && call.exact_index < call.contributions,
         "sum_wire: at least one contribution");
   check(call.exact_index < 0 ||
@@ -63,8 +63,8 @@ void sum_wire(Stream stream, const SumWire& call) {
 void unpack_wire(Stream stream, const UnpackWire& call) {
   check(is_wire_format(call.y.format) && call.y.format.is_scaled(),
         "unpack_wire: y must be codes with a scale for each group");
-  check(call.images != nullptr, "images on a wire need memory");
-  check_places(call.places, call.chunk, call.chunks, call.y.count());
+  check(call.packets != nullptr, "packets on a wire need memory");
+  check_chunk_range(call.range, call.chunk, call.chunks, call.y.count());
   const TraceSpan span("unpack_wire");
   dispatch<&OpTable::unpack_wire>(stream, call);
 }

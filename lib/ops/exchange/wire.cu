@@ -1,9 +1,9 @@
-// Images of gradients. The arithmetic of ops/exchange/wire_math.h, bit for bit; sums run over the
+// Packets of gradients. The arithmetic of ops/exchange/wire_math.h, bit for bit; sums run over the
 // ranks in order within one thread.
 
 #include "ops/dispatch/cuda_operations.h"
 #include "ops/exchange/wire_math.h"
-#include "ops/storage/coded_tensor.cuh"
+#include "ops/storage/encoded_tensor.cuh"
 
 namespace fp8train::ops::cuda {
 namespace {
@@ -23,27 +23,27 @@ __device__ __forceinline__ void for_each_group(int64_t groups, Body body) {
   }
 }
 
-/// Where the groups of all chunks stand among the images, and in the tensor.
-struct ImagePlace {
+/// Where the groups of all chunks are among the packets, and in the tensor.
+struct PacketSlot {
   WireLayout layout;
   int64_t chunks, inner;
-  ChunkPlaces places;
+  ChunkRange range;
 
-  __device__ __forceinline__ uint8_t* image(void* images, int64_t group, int64_t& within) const {
+  __device__ __forceinline__ uint8_t* packet(void* packets, int64_t group, int64_t& within) const {
     const int64_t groups = layout.chunk / kGroup;
     within = group % groups;
-    return static_cast<uint8_t*>(images) +
-           image_position(group / groups, chunks, inner) * layout.image_bytes;
+    return static_cast<uint8_t*>(packets) +
+           packet_position(group / groups, chunks, inner) * layout.packet_bytes;
   }
   __device__ __forceinline__ int64_t begin(int64_t group) const {
     const int64_t groups = layout.chunk / kGroup;
-    return chunk_begin(places, layout.chunk, group / groups) + group % groups * kGroup;
+    return chunk_begin(range, layout.chunk, group / groups) + group % groups * kGroup;
   }
 };
 
 template <typename Code, bool Aligned>
 __global__ void __launch_bounds__(kBlock)
-    pack_kernel(BasicCodedTensor<false> x, int64_t count, ImagePlace place, void* images) {
+    pack_kernel(BasicEncodedTensor<false> x, int64_t count, PacketSlot place, void* packets) {
   for_each_group(place.chunks * place.layout.chunk / kGroup, [&](int64_t group) {
     const int64_t begin = place.begin(group);
     const int64_t i = begin + lane_index() * kQuad;
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kBlock)
       x.load<kQuad, false>(i, count - i, {}, values);
     }
     int64_t within = 0;
-    uint8_t* image = place.image(images, group, within);
+    uint8_t* packet = place.packet(packets, group, within);
     float scale = 1.0F;
     if (place.layout.scaled) {
       uint32_t largest = 0;
@@ -65,14 +65,14 @@ __global__ void __launch_bounds__(kBlock)
       scale = wire_scale(float_of(warp_reduce(largest, Largest{})), place.layout.largest_code,
                          place.layout.pow2);
       if (lane_index() == 0) {
-        write_wire_scale(place.layout, image, within, scale);
+        write_wire_scale(place.layout, packet, within, scale);
       }
     }
 #pragma unroll
     for (int j = 0; j < kQuad; ++j) {
       values[j] *= scale;
     }
-    store_pack(reinterpret_cast<Code*>(image) + within * kGroup + lane_index() * kQuad,
+    store_pack(reinterpret_cast<Code*>(packet) + within * kGroup + lane_index() * kQuad,
                encode_pack<Code, kQuad>(values));
   });
 }
@@ -80,53 +80,53 @@ __global__ void __launch_bounds__(kBlock)
 /// Codes and scales that are the wire's already; `Unpack`: the other way.
 template <bool Unpack>
 __global__ void __launch_bounds__(kBlock)
-    copy_kernel(uint8_t* codes, float* scales, int64_t count, ImagePlace place, void* images) {
+    copy_kernel(uint8_t* codes, float* scales, int64_t count, PacketSlot place, void* packets) {
   for_each_group(place.chunks * place.layout.chunk / kGroup, [&](int64_t group) {
     int64_t within = 0;
-    uint8_t* image = place.image(images, group, within);
+    uint8_t* packet = place.packet(packets, group, within);
     const int64_t begin = place.begin(group);
     const int64_t i = begin + lane_index() * kQuad;
-    uint8_t* in_image = image + within * kGroup + lane_index() * kQuad;
+    uint8_t* in_packet = packet + within * kGroup + lane_index() * kQuad;
     const bool exists = begin < count;
     float* scale = scales + begin / kGroup;
     if (lane_index() == 0) {
       if constexpr (!Unpack) {
-        write_wire_scale(place.layout, image, within, exists ? copied_scale(*scale) : 1.0F);
+        write_wire_scale(place.layout, packet, within, exists ? copied_scale(*scale) : 1.0F);
       } else if (exists) {
-        *scale = kept_scale(read_wire_scale(place.layout, image, within));
+        *scale = scale_to_store(read_wire_scale(place.layout, packet, within));
       }
     }
 #pragma unroll
     for (int j = 0; j < kQuad; ++j) {
       if constexpr (!Unpack) {
-        in_image[j] = i + j < count ? codes[i + j] : uint8_t{0};
+        in_packet[j] = i + j < count ? codes[i + j] : uint8_t{0};
       } else if (i + j < count) {
-        codes[i + j] = in_image[j];
+        codes[i + j] = in_packet[j];
       }
     }
   });
 }
 
 template <typename Code>
-void pack_as(const Stream& stream, const PackWire& call, const ImagePlace& place) {
+void pack_as(const Stream& stream, const PackWire& call, const PacketSlot& place) {
   const LaunchShape shape = {blocks_for(stream, call.chunk * call.chunks, kBlock * kQuad), kBlock};
   const bool aligned = is_aligned(call.x.codes.data);
   launch(stream, shape, aligned ? pack_kernel<Code, true> : pack_kernel<Code, false>,
-         coded<false>(call.x), call.x.count(), place, call.images);
+         encoded<false>(call.x), call.x.count(), place, call.packets);
 }
 
 struct SumArguments {
-  const uint8_t* images;
+  const uint8_t* packets;
   WireLayout layout;
   int64_t chunks, contributions, exact_index;
   const void* exact;
   bool exact_is_bf16;
   float factor;
-  ChunkPlaces places;
+  ChunkRange range;
   int64_t count;  // of y
 };
 
-/// Adds the codes of one image. They are aligned: images are, and threads start at whole eights.
+/// Adds the codes of one packet. They are aligned: packets are, and threads start at whole eights.
 template <typename Code>
 __device__ __forceinline__ void add_octo(const Code* codes, float factor, bool first,
                                          float (&sum)[kOcto]) {
@@ -164,22 +164,22 @@ __global__ void __launch_bounds__(kBlock) sum_kernel(SumArguments call, Y* y) {
   for (int64_t k = (int64_t{blockIdx.x} * kBlock + threadIdx.x) * kOcto; k < summed; k += stride) {
     const int64_t within = k % call.layout.chunk;
     const int64_t chunk = k / call.layout.chunk;
-    const int64_t i = chunk_begin(call.places, call.layout.chunk, chunk) + within;
+    const int64_t i = chunk_begin(call.range, call.layout.chunk, chunk) + within;
     if (i >= call.count) {
       continue;
     }
-    const uint8_t* image = call.images + chunk * call.layout.image_bytes;
+    const uint8_t* packet = call.packets + chunk * call.layout.packet_bytes;
     float sum[kOcto];
     for (int64_t r = 0; r < call.contributions; ++r) {
       if (r == call.exact_index) {
         add_exact(call, i, call.count - i, r == 0, sum);
       } else {
         const float factor = call.layout.scaled
-                                 ? reciprocal(read_wire_scale(call.layout, image, within / kGroup))
+                                 ? reciprocal(read_wire_scale(call.layout, packet, within / kGroup))
                                  : 1.0F;
-        add_octo(reinterpret_cast<const Code*>(image) + within, factor, r == 0, sum);
+        add_octo(reinterpret_cast<const Code*>(packet) + within, factor, r == 0, sum);
       }
-      image += call.chunks * call.layout.image_bytes;
+      packet += call.chunks * call.layout.packet_bytes;
     }
 #pragma unroll
     for (int j = 0; j < kOcto; ++j) {
@@ -240,12 +240,12 @@ struct CombineRanks {
 }  // namespace
 
 void pack_wire(Stream stream, const PackWire& call) {
-  const ImagePlace place = {wire_layout(call.format, call.chunk), call.chunks, call.inner,
-                            call.places};
+  const PacketSlot place = {wire_layout(call.format, call.chunk), call.chunks, call.inner,
+                            call.range};
   if (place.layout.scaled && call.x.format == call.format) {
     launch(stream, {blocks_for(stream, call.chunk * call.chunks, kBlock * kQuad), kBlock},
            copy_kernel<false>, call.x.codes.as<uint8_t>(), call.x.scales.as<float>(),
-           call.x.count(), place, call.images);
+           call.x.count(), place, call.packets);
     return;
   }
   if (call.format.dtype == DType::f32) {
@@ -260,14 +260,14 @@ void pack_wire(Stream stream, const PackWire& call) {
 
 void unpack_wire(Stream stream, const UnpackWire& call) {
   const StoredTensor& y = call.y;
-  const ImagePlace place = {wire_layout(y.format, call.chunk), call.chunks, 1, call.places};
+  const PacketSlot place = {wire_layout(y.format, call.chunk), call.chunks, 1, call.range};
   launch(stream, {blocks_for(stream, call.chunk * call.chunks, kBlock * kQuad), kBlock},
          copy_kernel<true>, y.codes.as<uint8_t>(), y.scales.as<float>(), y.count(), place,
-         const_cast<void*>(call.images));
+         const_cast<void*>(call.packets));
 }
 
 void sum_wire(Stream stream, const SumWire& call) {
-  const SumArguments arguments = {static_cast<const uint8_t*>(call.images),
+  const SumArguments arguments = {static_cast<const uint8_t*>(call.packets),
                                   wire_layout(call.format, call.chunk),
                                   call.chunks,
                                   call.contributions,
@@ -275,7 +275,7 @@ void sum_wire(Stream stream, const SumWire& call) {
                                   call.exact.data,
                                   call.exact.dtype == DType::bf16,
                                   call.factor,
-                                  call.places,
+                                  call.range,
                                   call.y.count()};
   if (call.format.dtype == DType::f32) {
     return sum_as<float>(stream, call, arguments);

@@ -1,10 +1,10 @@
 #pragma once
-// Gradients on their way between ranks: packed into images that are copied as bytes, and summed in
+// Gradients on their way between ranks: packed into packets that are copied as bytes, and summed in
 // fp32 in rank order. One rounding per contribution; no amax of others is needed. Ours; the two
 // shots are those of FlashCommunication (arXiv 2412.04964).
 //
-// The image of a chunk: its codes, then a scale for each group of 128 elements (fp32; one byte, the
-// biased exponent, for powers of two), padded to 16 bytes. codes = cast(value * scale) with the
+// The packet of a chunk: its codes, then a scale for each group of 128 elements (fp32; one byte,
+// the biased exponent, for powers of two), padded to 16 bytes. codes = cast(value * scale) with the
 // scales of a StoredTensor of the same format. A group with a value that is not finite has NaN for
 // its scale: all ranks read NaN.
 
@@ -17,12 +17,12 @@ namespace fp8train::ops {
 /// nearest.
 bool is_wire_format(const TensorFormat& format);
 
-/// Bytes of the image of a chunk of `count` elements.
+/// Bytes of the packet of a chunk of `count` elements.
 int64_t wire_bytes(const TensorFormat& format, int64_t count);
 
 /// Where chunks lie in a flat tensor: chunk c is its elements first + c * stride .., as far as it
 /// has them. Multiples of 128.
-struct ChunkPlaces {
+struct ChunkRange {
   int64_t first = 0;
   int64_t stride = 0;  ///< at least a chunk; 0: chunks lie one after another
 };
@@ -32,16 +32,16 @@ struct PackWire {
   TensorFormat format;
   int64_t chunk = 0;  ///< elements of a chunk: a multiple of 128
   int64_t chunks = 1;
-  ChunkPlaces places;  ///< in x; zeros beyond its end. By default the chunks hold all of x.
-  /// The image of chunk c stands at position c % inner * (chunks / inner) + c / inner.
+  ChunkRange range;  ///< in x; zeros beyond its end. By default the chunks hold all of x.
+  /// The packet of chunk c is at position c % inner * (chunks / inner) + c / inner.
   int64_t inner = 1;
-  void* images = nullptr;  ///< chunks * wire_bytes(format, chunk), 16-byte aligned
+  void* packets = nullptr;  ///< chunks * wire_bytes(format, chunk), 16-byte aligned
 };
 void pack_wire(Stream stream, const PackWire& call);
 
 /// y = factor * (x_0 + x_1 + ...), rounded once to y's type.
 struct SumWire {
-  const void* images = nullptr;  ///< of each contribution one after another, `chunks` images each
+  const void* packets = nullptr;  ///< of each contribution one after another, `chunks` packets each
   TensorFormat format;
   int64_t contributions = 1;
   int64_t chunk = 0, chunks = 1;
@@ -49,17 +49,17 @@ struct SumWire {
   int64_t exact_index = -1;
   ConstView exact;  ///< as many elements as y
   float factor = 1.0F;
-  View y;              ///< fp32 or bf16; may be `exact`
-  ChunkPlaces places;  ///< in y. By default the chunks hold all of y.
+  View y;            ///< fp32 or bf16; may be `exact`
+  ChunkRange range;  ///< in y. By default the chunks hold all of y.
 };
 void sum_wire(Stream stream, const SumWire& call);
 
-/// y = the images of chunks, in y's own format.
+/// y = the packets of chunks, in y's own format.
 struct UnpackWire {
-  const void* images = nullptr;
+  const void* packets = nullptr;
   int64_t chunk = 0, chunks = 1;
-  StoredTensor y;      ///< codes with a scale for each group
-  ChunkPlaces places;  ///< in y. By default the chunks hold all of y.
+  StoredTensor y;    ///< codes with a scale for each group
+  ChunkRange range;  ///< in y. By default the chunks hold all of y.
 };
 void unpack_wire(Stream stream, const UnpackWire& call);
 

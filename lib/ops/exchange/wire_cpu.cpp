@@ -31,15 +31,15 @@ FP8TRAIN_HD int64_t existing(int64_t count, int64_t from, int64_t length) {
 
 template <typename Code>
 FP8TRAIN_HD void encode_groups(const WireLayout& layout, const float* values, int64_t begin,
-                               int64_t length, uint8_t* image) {
-  Code* codes = reinterpret_cast<Code*>(image) + begin;
+                               int64_t length, uint8_t* packet) {
+  Code* codes = reinterpret_cast<Code*>(packet) + begin;
   const uint8_t nowhere[kStoredGroup] = {};
   for (int64_t at = 0; at < length; at += kStoredGroup) {
     float scale = 1.0F;
     if (layout.scaled) {
       scale = wire_scale(float_of(largest_magnitude(values + at, kStoredGroup)),
                          layout.largest_code, layout.pow2);
-      write_wire_scale(layout, image, (begin + at) / kStoredGroup, scale);
+      write_wire_scale(layout, packet, (begin + at) / kStoredGroup, scale);
     }
     encode_run(values + at, scale, nowhere, codes + at, kStoredGroup);
   }
@@ -47,12 +47,12 @@ FP8TRAIN_HD void encode_groups(const WireLayout& layout, const float* values, in
 
 /// Codes and scales that are the wire's already.
 FP8TRAIN_HD void copy_groups(const WireLayout& layout, const StoredTensor& x, int64_t from,
-                             int64_t present, int64_t begin, int64_t length, uint8_t* image) {
-  std::memset(image + begin, 0, static_cast<size_t>(length));
-  std::memcpy(image + begin, x.codes.as<uint8_t>() + from, static_cast<size_t>(present));
+                             int64_t present, int64_t begin, int64_t length, uint8_t* packet) {
+  std::memset(packet + begin, 0, static_cast<size_t>(length));
+  std::memcpy(packet + begin, x.codes.as<uint8_t>() + from, static_cast<size_t>(present));
   for (int64_t at = 0; at < length; at += kStoredGroup) {
     const float* scales = x.scales.as<float>() + (from + at) / kStoredGroup;
-    write_wire_scale(layout, image, (begin + at) / kStoredGroup,
+    write_wire_scale(layout, packet, (begin + at) / kStoredGroup,
                      at < present ? copied_scale(*scales) : 1.0F);
   }
 }
@@ -67,13 +67,13 @@ FP8TRAIN_HD void add_run(const Code* __restrict codes, float factor, float* __re
 
 /// One contribution to a piece.
 template <typename Code>
-FP8TRAIN_HD void add_piece(const WireLayout& layout, const uint8_t* image, int64_t begin,
+FP8TRAIN_HD void add_piece(const WireLayout& layout, const uint8_t* packet, int64_t begin,
                            int64_t length, bool first, float* sum) {
-  const Code* codes = reinterpret_cast<const Code*>(image) + begin;
+  const Code* codes = reinterpret_cast<const Code*>(packet) + begin;
   const int64_t run = layout.scaled ? kStoredGroup : length;
   for (int64_t at = 0; at < length; at += run) {
     const int64_t group = (begin + at) / kStoredGroup;
-    const float factor = layout.scaled ? reciprocal(read_wire_scale(layout, image, group)) : 1.0F;
+    const float factor = layout.scaled ? reciprocal(read_wire_scale(layout, packet, group)) : 1.0F;
     const int64_t here = minimum(run, length - at);
     if (first) {
       decode_run(codes + at, factor, sum + at, here);
@@ -135,12 +135,12 @@ void pack_wire(Stream /*stream*/, const PackWire& call) {
   const bool copied = layout.scaled && call.x.format == call.format;
   const int64_t count = call.x.count();
   for_each_piece(call.chunk, call.chunks, [&](int64_t c, int64_t begin, int64_t length) {
-    const int64_t from = chunk_begin(call.places, call.chunk, c) + begin;
+    const int64_t from = chunk_begin(call.range, call.chunk, c) + begin;
     const int64_t present = existing(count, from, length);
-    uint8_t* image = static_cast<uint8_t*>(call.images) +
-                     image_position(c, call.chunks, call.inner) * layout.image_bytes;
+    uint8_t* packet = static_cast<uint8_t*>(call.packets) +
+                      packet_position(c, call.chunks, call.inner) * layout.packet_bytes;
     if (copied) {
-      copy_groups(layout, call.x, from, present, begin, length, image);
+      copy_groups(layout, call.x, from, present, begin, length, packet);
       return;
     }
     float values[kStoredPiece] = {};
@@ -148,26 +148,26 @@ void pack_wire(Stream /*stream*/, const PackWire& call) {
       load_run(call.x, from, present, values);
     }
     with_stored_type(call.format.dtype, [&](auto tag) {
-      encode_groups<typename decltype(tag)::Type>(layout, values, begin, length, image);
+      encode_groups<typename decltype(tag)::Type>(layout, values, begin, length, packet);
     });
   });
 }
 
 void sum_wire(Stream /*stream*/, const SumWire& call) {
   const WireLayout layout = wire_layout(call.format, call.chunk);
-  const int64_t stride = call.chunks * layout.image_bytes;
+  const int64_t stride = call.chunks * layout.packet_bytes;
   for_each_piece(call.chunk, call.chunks, [&](int64_t c, int64_t begin, int64_t whole) {
-    const int64_t from = chunk_begin(call.places, call.chunk, c) + begin;
+    const int64_t from = chunk_begin(call.range, call.chunk, c) + begin;
     const int64_t length = existing(call.y.count(), from, whole);
     float sum[kStoredPiece] = {};
-    const auto* image = static_cast<const uint8_t*>(call.images) + c * layout.image_bytes;
-    for (int64_t r = 0; r < call.contributions; ++r, image += stride) {
+    const auto* packet = static_cast<const uint8_t*>(call.packets) + c * layout.packet_bytes;
+    for (int64_t r = 0; r < call.contributions; ++r, packet += stride) {
       if (r == call.exact_index) {
         add_exact(call.exact, from, length, r == 0, sum);
         continue;
       }
       with_stored_type(call.format.dtype, [&](auto tag) {
-        add_piece<typename decltype(tag)::Type>(layout, image, begin, length, r == 0, sum);
+        add_piece<typename decltype(tag)::Type>(layout, packet, begin, length, r == 0, sum);
       });
     }
     with_float_type(call.y.dtype, [&](auto tag) {
@@ -180,13 +180,13 @@ void unpack_wire(Stream /*stream*/, const UnpackWire& call) {
   const StoredTensor& y = call.y;
   const WireLayout layout = wire_layout(y.format, call.chunk);
   for_each_piece(call.chunk, call.chunks, [&](int64_t c, int64_t begin, int64_t whole) {
-    const int64_t to = chunk_begin(call.places, call.chunk, c) + begin;
+    const int64_t to = chunk_begin(call.range, call.chunk, c) + begin;
     const int64_t length = existing(y.count(), to, whole);
-    const auto* image = static_cast<const uint8_t*>(call.images) + c * layout.image_bytes;
-    std::memcpy(y.codes.as<uint8_t>() + to, image + begin, static_cast<size_t>(length));
+    const auto* packet = static_cast<const uint8_t*>(call.packets) + c * layout.packet_bytes;
+    std::memcpy(y.codes.as<uint8_t>() + to, packet + begin, static_cast<size_t>(length));
     for (int64_t at = 0; at < length; at += kStoredGroup) {
       y.scales.as<float>()[(to + at) / kStoredGroup] =
-          kept_scale(read_wire_scale(layout, image, (begin + at) / kStoredGroup));
+          scale_to_store(read_wire_scale(layout, packet, (begin + at) / kStoredGroup));
     }
   });
 }

@@ -1,6 +1,6 @@
 #pragma once
 // The arithmetic of ops/exchange/wire.h and ops/exchange/shared_wire.h for one group or element,
-// and where things stand in an image; for host and device.
+// and where things stand in a packet; for host and device.
 
 #include <cstdint>
 
@@ -16,10 +16,10 @@ namespace fp8train::ops {
 
 constexpr int64_t kWireAlignment = 16;
 
-/// How the image of a chunk lies in memory.
+/// How the packet of a chunk lies in memory.
 struct WireLayout {
   int64_t chunk = 0;
-  int64_t image_bytes = 0;
+  int64_t packet_bytes = 0;
   int64_t scales_at = 0;  ///< where the scales begin
   float largest_code = 0;
   bool scaled = false, pow2 = false;  ///< pow2: scales are bytes
@@ -27,7 +27,7 @@ struct WireLayout {
 
 inline WireLayout wire_layout(const TensorFormat& format, int64_t chunk) {
   return {.chunk = chunk,
-          .image_bytes = wire_bytes(format, chunk),
+          .packet_bytes = wire_bytes(format, chunk),
           .scales_at = chunk * static_cast<int64_t>(size_of(format.dtype)),
           .largest_code = format_max(format.dtype),
           .scaled = format.is_scaled(),
@@ -44,13 +44,13 @@ FP8TRAIN_HD float wire_scale(float amax, float largest_code, bool pow2) {
 }
 
 /// The scale of codes that are copied: those of zeros may have none yet.
-FP8TRAIN_HD float copied_scale(float kept) {
-  return kept == 0.0F ? 1.0F : kept;
+FP8TRAIN_HD float copied_scale(float stored) {
+  return stored == 0.0F ? 1.0F : stored;
 }
 
-/// The scale that is kept with codes that came over a wire. Those of a poisoned group are NaN
+/// The scale that is stored with codes that came over a wire. Those of a poisoned group are NaN
 /// already; its scale must not spoil what is stored there next.
-FP8TRAIN_HD float kept_scale(float scale) {
+FP8TRAIN_HD float scale_to_store(float scale) {
   return is_finite(scale) ? scale : 1.0F;
 }
 
@@ -61,28 +61,28 @@ FP8TRAIN_HD float scale_of_byte(uint8_t byte) {
   return byte == 0xFF ? quiet_nan() : float_of(static_cast<uint32_t>(byte) << 23);
 }
 
-FP8TRAIN_HD void write_wire_scale(const WireLayout& layout, uint8_t* image, int64_t group,
+FP8TRAIN_HD void write_wire_scale(const WireLayout& layout, uint8_t* packet, int64_t group,
                                   float scale) {
-  uint8_t* scales = image + layout.scales_at;
+  uint8_t* scales = packet + layout.scales_at;
   if (layout.pow2) {
     scales[group] = scale_byte(scale);
   } else {
     reinterpret_cast<float*>(scales)[group] = scale;
   }
 }
-FP8TRAIN_HD float read_wire_scale(const WireLayout& layout, const uint8_t* image, int64_t group) {
-  const uint8_t* scales = image + layout.scales_at;
+FP8TRAIN_HD float read_wire_scale(const WireLayout& layout, const uint8_t* packet, int64_t group) {
+  const uint8_t* scales = packet + layout.scales_at;
   return layout.pow2 ? scale_of_byte(scales[group]) : reinterpret_cast<const float*>(scales)[group];
 }
 
-/// Where the image of chunk c stands.
-FP8TRAIN_HD int64_t image_position(int64_t c, int64_t chunks, int64_t inner) {
+/// Where the packet of chunk c is.
+FP8TRAIN_HD int64_t packet_position(int64_t c, int64_t chunks, int64_t inner) {
   return c % inner * (chunks / inner) + c / inner;
 }
 
 /// Where chunk c begins in the tensor.
-FP8TRAIN_HD int64_t chunk_begin(const ChunkPlaces& places, int64_t chunk, int64_t c) {
-  return places.first + c * (places.stride == 0 ? chunk : places.stride);
+FP8TRAIN_HD int64_t chunk_begin(const ChunkRange& range, int64_t chunk, int64_t c) {
+  return range.first + c * (range.stride == 0 ? chunk : range.stride);
 }
 
 /// The scale that all ranks share for a tensor.
@@ -90,7 +90,7 @@ FP8TRAIN_HD float shared_scale(float amax, float largest_code, bool pow2, float 
   return wire_scale(amax, largest_code, pow2) * pre_scale;
 }
 
-/// What takes the place of pre_scale where a controller scales the tensor.
+/// What replaces pre_scale where a controller scales the tensor.
 FP8TRAIN_HD float automatic_pre_scale(float pre_scale, const AutoScale* automatic) {
   return automatic == nullptr ? pre_scale : pow2_floor(automatic->factor * pre_scale);
 }

@@ -43,7 +43,7 @@ void shared_scales(Stream stream, ConstView amax, const TensorFormat& /*format*/
 }
 
 void pack_shared(Stream stream, const SharedBucket& bucket, ConstView scales, View codes,
-                 const ChunkPlaces& /*places*/) {
+                 const ChunkRange& /*range*/) {
   const double packed = share_of(bucket.values.count(), codes.count());
   count(stream, packed * (bytes_of(bucket.values) + bytes_of(bucket.tensor_of_group)) +
                     bytes_of(scales) + bytes_of(codes));
@@ -59,7 +59,7 @@ void count_largest(Stream stream, ConstView codes, ConstView /*tensor_of_group*/
 }
 
 void read_shared(Stream stream, ConstView codes, ConstView scales, float /*factor*/,
-                 const SharedBucket& to, const ChunkPlaces& /*places*/) {
+                 const SharedBucket& to, const ChunkRange& /*range*/) {
   count(stream, bytes_of(codes) + bytes_of(scales) +
                     share_of(to.values.count(), codes.count()) * bytes_of(to.values));
 }

@@ -36,7 +36,7 @@ void gemm(Stream stream, const Gemm& call);
 
 /// To be called once at start-up: on a GPU each new kind of product is then timed with every
 /// algorithm that its library suggests, outside of the step's memory, and keeps the fastest, which
-/// is also kept in a file of `folder` for later runs. Other devices have nothing to tune. Throws
+/// is also stored in a file of `folder` for later runs. Other devices have nothing to tune. Throws
 /// DeviceError when the folder cannot be used.
 void tune_gemms(Device& device, const std::string& folder);
 

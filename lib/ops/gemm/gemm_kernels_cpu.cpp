@@ -41,7 +41,7 @@ void transpose_converted(const TransposedOperand& call) {
 #pragma omp parallel for schedule(static) if (call.rows * call.columns >= kParallelElements)
   for (int64_t panel = 0; panel < panels; ++panel) {
     alignas(64) To tile[kTile * kTile];
-    alignas(64) To turned[kTile * kTile];
+    alignas(64) To columnwise[kTile * kTile];
     const int64_t first_column = panel * kTile;
     const int64_t columns = minimum(kTile, call.columns - first_column);
     for (int64_t first_row = 0; first_row < call.rows; first_row += kTile) {
@@ -59,9 +59,10 @@ void transpose_converted(const TransposedOperand& call) {
       }
       for (int64_t c = 0; c < columns; ++c) {
         for (int64_t r = 0; r < rows; ++r) {
-          turned[r] = tile[r * kTile + c];
+          columnwise[r] = tile[r * kTile + c];
         }
-        __builtin_memcpy(corner + c * call.rows, turned, static_cast<size_t>(rows) * sizeof(To));
+        __builtin_memcpy(corner + c * call.rows, columnwise,
+                         static_cast<size_t>(rows) * sizeof(To));
       }
     }
   }

@@ -64,7 +64,7 @@ void scaled_gemm(Stream stream, const ScaledGemm& call) {
                  .launches = native ? 1 : 3,
                  .flops = flops,
                  .arithmetic = native ? arithmetic_of(call) : Arithmetic::bits16};
-  for (const GranuleView* operand : {&call.a.matrix, &call.b.matrix}) {
+  for (const BlockwiseView* operand : {&call.a.matrix, &call.b.matrix}) {
     work.bytes += bytes_of(operand->codes) + bytes_of(operand->scale_inv);
     work.bytes += native ? 0.0 : 2 * 2 * static_cast<double>(operand->codes.count());
   }

@@ -243,13 +243,13 @@ cublasLtMatmulAlgo_t Plan::fastest(cublasLtHandle_t handle, const CudaContext& c
                                    const Product& call, const PlanKey& key,
                                    GemmTuning& tuning) const {
   const std::string name = text_of(key);
-  if (const auto kept = tuning.find(name)) {
+  if (const auto stored = tuning.find(name)) {
     cublasLtMatmulHeuristicResult_t result = {};
     const cublasStatus_t status = cublaslt().matmul_algo_check(
-        handle, description_.get(), a_.get(), b_.get(), c_.get(), c_.get(), &*kept, &result);
+        handle, description_.get(), a_.get(), b_.get(), c_.get(), c_.get(), &*stored, &result);
     if (status == CUBLAS_STATUS_SUCCESS &&
         result.workspaceSize <= context.workspace_bytes - kBiasBytes) {
-      return *kept;
+      return *stored;
     }
   }
   const std::vector<cublasLtMatmulAlgo_t> candidates = suggestions(handle, context, key);

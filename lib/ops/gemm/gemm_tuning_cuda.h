@@ -1,6 +1,6 @@
 #pragma once
 // Which of the algorithms that cuBLASLt suggests is the fastest on this GPU: measured once per kind
-// of product, and kept in a file named by GPU and library version, because an algorithm means
+// of product, and stored in a file named by GPU and library version, because an algorithm means
 // something to the library that made it only. The file also makes later runs take the same
 // algorithms, and so give the same bits.
 
@@ -23,7 +23,7 @@ class GemmTuning {
   /// are left out. Throws DeviceError when the folder can be neither found nor made.
   GemmTuning(const CudaContext& context, const std::filesystem::path& folder);
 
-  /// The algorithm kept for `key` (one line of text), if there is one.
+  /// The algorithm stored for `key` (one line of text), if there is one.
   std::optional<cublasLtMatmulAlgo_t> find(const std::string& key) const;
 
   /// Tries the candidates with `run`, keeps the fastest, also in the file, and returns its index.

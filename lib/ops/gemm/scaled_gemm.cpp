@@ -4,7 +4,7 @@
 
 #include "base/math.h"
 #include "base/trace.h"
-#include "ops/cast/granules.h"
+#include "ops/cast/scale_blocks.h"
 #include "ops/dispatch/op_table.h"
 #include "ops/support/checks.h"
 
@@ -12,7 +12,7 @@ namespace fp8train::ops {
 namespace {
 
 constexpr int64_t kVector = 16;      // bytes: rows of codes and of the result start at multiples
-constexpr int64_t kMxBlock = 32;     // K of a 1x32 granule
+constexpr int64_t kMxBlock = 32;     // K of a 1x32 block
 constexpr int64_t kScaleVector = 4;  // scales of a 1x128 or 128x128 operand are read four at once
 constexpr size_t kAlignment = 256;   // of the second dequantized operand
 
@@ -21,11 +21,11 @@ bool is_block(Granularity granularity) {
 }
 
 void check_operand(const ScaledGemmOperand& operand) {
-  check_granule_format(operand.format);
+  check_blockwise_format(operand.format);
   const Shape& shape = operand.matrix.codes.shape;
   check(shape.rank() == 2 && shape.count() > 0 && !operand.matrix.codes.empty(),
         "scaled_gemm: matrices of codes expected");
-  check_granules(operand.matrix, operand.format, operand.layout, shape);
+  check_blockwise(operand.matrix, operand.format, operand.layout, shape);
 }
 
 void check_call(const ScaledGemm& call) {

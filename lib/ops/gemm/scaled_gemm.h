@@ -1,5 +1,5 @@
 #pragma once
-// Matrix product of FP8 or int8 operands that have a scale for each granule:  c = a * b^T + beta *
+// Matrix product of FP8 or int8 operands that have a scale for each block:  c = a * b^T + beta *
 // c
 // (+ bias), both operands stored along K. int8 takes row scales, on both sides. What each
 // granularity means (cuBLAS documentation, "Narrow precision data types usage"; DeepSeek-V3
@@ -26,7 +26,7 @@
 namespace fp8train::ops {
 
 struct ScaledGemmOperand {
-  GranuleView matrix;  ///< codes and scale_inv are read; codes [M, K] of a, [N, K] of b
+  BlockwiseView matrix;  ///< codes and scale_inv are read; codes [M, K] of a, [N, K] of b
   TensorFormat format;
   ScaleLayout layout = ScaleLayout::row_major;
 };

@@ -9,8 +9,8 @@
 #include <memory>
 #include <unordered_map>
 
-#include "ops/cast/granules.h"
 #include "ops/cast/quantize.h"
+#include "ops/cast/scale_blocks.h"
 #include "ops/dispatch/cpu_operations.h"
 #include "ops/gemm/gemm_operands_cpu.h"
 #include "ops/gemm/onednn.h"
@@ -22,7 +22,7 @@ using dnnl::memory;
 
 constexpr int64_t kScaledTileRows = 128;
 constexpr int64_t kScaledTileColumns = 256;
-constexpr int64_t kTileDepth = 128;  // K of a granule
+constexpr int64_t kTileDepth = 128;  // K of a block
 constexpr int64_t kScaledTileElements = kScaledTileRows * kScaledTileColumns;
 constexpr int64_t kFinishElements = 16384;  // of a product that one thread finishes at a time
 
@@ -163,7 +163,7 @@ void multiply_scaled(Stream stream, const ScaledGemm& call, ScaledWorkspace& spa
     const Shape& shape = operand.matrix.codes.shape;
     const View values = {buffer.reserve(static_cast<size_t>(shape.count()) * size_of(type)), type,
                          shape};
-    ops::dequantize_granules(stream, operand.matrix, operand.format, operand.layout, values);
+    ops::dequantize_blockwise(stream, operand.matrix, operand.format, operand.layout, values);
     return values;
   };
   ops::gemm(stream, {.a = {dequantized(call.a, space.a)},
@@ -182,7 +182,7 @@ struct Tile {
 };
 
 /// The scales of rows [first, first + count) in block `block` of K.
-void gather_scales(const GranuleScales& scales, int64_t first, int64_t count, int64_t block,
+void gather_scales(const BlockScales& scales, int64_t first, int64_t count, int64_t block,
                    float* to) {
   for (int64_t i = 0; i < count; ++i) {
     to[i] = scales.inverse((first + i) / scales.grid.height, block);
@@ -200,8 +200,8 @@ void multiply_blocks(const ScaledGemm& call, ScaledWorkspace& space) {
       static_cast<const char*>(prepare_operand({call.a.matrix.codes}, type, false, space.a));
   const auto* b =
       static_cast<const char*>(prepare_operand({call.b.matrix.codes}, type, false, space.b));
-  const GranuleScales a_scales = granule_scales(call.a.matrix, call.a.format, call.a.layout);
-  const GranuleScales b_scales = granule_scales(call.b.matrix, call.b.format, call.b.layout);
+  const BlockScales a_scales = block_scales(call.a.matrix, call.a.format, call.a.layout);
+  const BlockScales b_scales = block_scales(call.b.matrix, call.b.format, call.b.layout);
   const size_t scratchpad_stride = round_up(product.scratchpad_bytes, 256);
   auto* scratchpads = static_cast<char*>(
       space.scratchpad.reserve(1 + scratchpad_stride * static_cast<size_t>(key.threads)));

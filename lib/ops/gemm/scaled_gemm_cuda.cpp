@@ -1,4 +1,4 @@
-// Products of operands with a scale for each granule: cuBLASLt's block and vector scale modes, or
+// Products of operands with a scale for each block: cuBLASLt's block and vector scale modes, or
 // bf16 products of dequantized operands where scaled_gemm_support says so.
 
 #include "ops/gemm/scaled_gemm.h"
@@ -44,8 +44,8 @@ void multiply_dequantized(Stream stream, const ScaledGemm& call) {
   const View a = {call.scratch.data, type, a_shape};
   const View b = {call.scratch.as<char>() + (bytes - b_bytes), type, b_shape};
   const OpTable& table = op_table(stream);
-  table.dequantize_granules(stream, call.a.matrix, call.a.format, call.a.layout, a);
-  table.dequantize_granules(stream, call.b.matrix, call.b.format, call.b.layout, b);
+  table.dequantize_blockwise(stream, call.a.matrix, call.a.format, call.a.layout, a);
+  table.dequantize_blockwise(stream, call.b.matrix, call.b.format, call.b.layout, b);
   table.gemm(stream, {.a = {a}, .b = {b, true}, .c = call.c, .beta = call.beta, .bias = call.bias});
 }
 

@@ -18,7 +18,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "ops/cast/granules.h"
+#include "ops/cast/scale_blocks.h"
 #include "ops/dispatch/cuda_operations.h"
 #include "ops/gemm/cublaslt_api.h"
 #include "ops/gemm/gemm_plans_cuda.h"
@@ -79,7 +79,7 @@ std::vector<uint8_t> scales_of(Granularity granularity, int64_t rows, int64_t co
     std::memcpy(bytes.data(), &scale, sizeof(scale));
     return bytes;
   }
-  const GranuleGrid grid = granule_grid(granularity, rows, columns, ScaleLayout::cublaslt);
+  const ScaleGrid grid = scale_grid(granularity, rows, columns, ScaleLayout::cublaslt);
   const size_t size = e8m0_scales ? 1 : sizeof(float);
   std::vector<uint8_t> bytes(static_cast<size_t>(grid.count) * size);
   for (int64_t row = 0; row < grid.rows; ++row) {
@@ -102,8 +102,8 @@ Operand::Operand(Device& device, Granularity scaled_by, DType code_type, int64_t
       device_codes(device, static_cast<size_t>(rows * columns), MemoryCategory::workspace),
       device_scales(device, scale_bytes.size(), MemoryCategory::workspace) {
   const bool whole = granularity == Granularity::tensor;
-  const GranuleGrid grid =
-      granule_grid(whole ? Granularity::row : granularity, rows, columns, ScaleLayout::row_major);
+  const ScaleGrid grid =
+      scale_grid(whole ? Granularity::row : granularity, rows, columns, ScaleLayout::row_major);
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t k = 0; k < columns; ++k) {
       const float code = static_cast<float>((7 * row + 3 * k + row / 5 + seed) % 5 - 2);

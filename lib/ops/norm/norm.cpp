@@ -38,7 +38,7 @@ void rms_norm_forward(Stream stream, const RmsNormForward& call) {
 
 void rms_norm_backward(Stream stream, const RmsNormBackward& call) {
   check_backward(call.dy, call.x, call.weight, call.rstd, call.dx, call.weight_grad);
-  check(has_room(call.scratch, DType::f32, partial_sums(call.x)),
+  check(has_space(call.scratch, DType::f32, partial_sums(call.x)),
         "rms_norm_backward: scratch must be fp32 [norm_partial_rows(rows), n]");
   const TraceSpan span("rms_norm_backward");
   dispatch<&OpTable::rms_norm_backward>(stream, call);
@@ -60,7 +60,7 @@ void layer_norm_backward(Stream stream, const LayerNormBackward& call) {
         "layer_norm_backward: mean must be fp32 [rows]");
   check(call.bias_grad.empty() || holds(call.bias_grad, DType::f32, call.x.shape.back()),
         "layer_norm_backward: bias_grad must be fp32 [n] or empty");
-  check(has_room(call.scratch, DType::f32, 2 * partial_sums(call.x)),
+  check(has_space(call.scratch, DType::f32, 2 * partial_sums(call.x)),
         "layer_norm_backward: scratch must be fp32 [2 * norm_partial_rows(rows), n]");
   const TraceSpan span("layer_norm_backward");
   dispatch<&OpTable::layer_norm_backward>(stream, call);

@@ -9,7 +9,7 @@ namespace {
 
 /// Threads of a team that holds a row in `vecs` packs each; more than kNormMostThreads: too long.
 int64_t team_of(int n, int vecs) {
-  const int64_t threads = ceil_div(n, int64_t{vecs} * kOctet);
+  const int64_t threads = ceil_div(n, int64_t{vecs} * kVec8);
   int64_t team = 1;
   while (team < threads && team < kWarp) {
     team *= 2;
@@ -23,21 +23,21 @@ int64_t teams_of(int64_t team) {
 
 /// Threads of a block that has a row at a time.
 unsigned any_threads(int n) {
-  const int64_t threads = ceil_div(ceil_div(n, kOctet), kWarp) * kWarp;
+  const int64_t threads = ceil_div(ceil_div(n, kVec8), kWarp) * kWarp;
   return static_cast<unsigned>(threads < kNormThreads ? threads : kNormThreads);
 }
 
 bool has_packs(const NormRows& rows) {
-  return rows.stride % kOctet == 0;
+  return rows.stride % kVec8 == 0;
 }
 
 bool is_packed(const NormForward& call) {
-  return call.n % kOctet == 0 && is_aligned(call.x) && is_aligned(call.y) &&
+  return call.n % kVec8 == 0 && is_aligned(call.x) && is_aligned(call.y) &&
          is_aligned(call.weight) && is_aligned(call.bias) && is_aligned(call.original) &&
          has_packs(call.x_rows) && has_packs(call.y_rows);
 }
 bool is_packed(const NormBackward& call) {
-  return call.n % kOctet == 0 && is_aligned(call.x) && is_aligned(call.dy) && is_aligned(call.dx) &&
+  return call.n % kVec8 == 0 && is_aligned(call.x) && is_aligned(call.dy) && is_aligned(call.dx) &&
          is_aligned(call.weight) && is_aligned(call.weight_partial) && has_packs(call.dy_rows) &&
          has_packs(call.dx_rows);
 }

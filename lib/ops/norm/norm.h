@@ -30,7 +30,7 @@ struct RmsNormForward {
   QuantizeSink cast = {};  ///< y cast to FP8 too, or only that
 };
 
-/// y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + eps); rstd: fp32 [rows], kept for backward.
+/// y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + eps); rstd: fp32 [rows], stored for backward.
 void rms_norm_forward(Stream stream, const RmsNormForward& call);
 
 struct RmsNormBackward {

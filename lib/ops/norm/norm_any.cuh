@@ -17,7 +17,7 @@ struct AnyRow {
   bool packed;
 
   /// Zeros from `available` on.
-  __device__ __forceinline__ void load(int column, int available, float (&values)[kOctet]) const {
+  __device__ __forceinline__ void load(int column, int available, float (&values)[kVec8]) const {
     switch (type) {
       case DType::f32:
         return load_from(static_cast<const float*>(data), column, available, values);
@@ -28,7 +28,7 @@ struct AnyRow {
     }
   }
   __device__ __forceinline__ void store(int column, int available,
-                                        const float (&values)[kOctet]) const {
+                                        const float (&values)[kVec8]) const {
     switch (type) {
       case DType::f32:
         return store_to(static_cast<float*>(data), column, available, values);
@@ -42,20 +42,20 @@ struct AnyRow {
  private:
   template <typename T>
   __device__ __forceinline__ void load_from(const T* from, int column, int available,
-                                            float (&values)[kOctet]) const {
+                                            float (&values)[kVec8]) const {
     if (packed) {
-      load_values<kOctet, true>(from + at + column, values, available);
+      load_values<kVec8, true>(from + at + column, values, available);
     } else {
-      load_values<kOctet, false>(from + at + column, values, available);
+      load_values<kVec8, false>(from + at + column, values, available);
     }
   }
   template <typename T>
   __device__ __forceinline__ void store_to(T* to, int column, int available,
-                                           const float (&values)[kOctet]) const {
+                                           const float (&values)[kVec8]) const {
     if (packed) {
-      store_values<kOctet, true>(to + at + column, values, available);
+      store_values<kVec8, true>(to + at + column, values, available);
     } else {
-      store_values<kOctet, false>(to + at + column, values, available);
+      store_values<kVec8, false>(to + at + column, values, available);
     }
   }
 };
@@ -64,10 +64,10 @@ struct AnyRow {
 /// block's threads share a row.
 template <typename Body>
 __device__ __forceinline__ void for_each_eight(int n, Body body) {
-  const int stride = static_cast<int>(blockDim.x) * kOctet;
+  const int stride = static_cast<int>(blockDim.x) * kVec8;
 #pragma unroll 1
-  for (int column = static_cast<int>(threadIdx.x) * kOctet; column < n; column += stride) {
-    body(column, n - column < kOctet ? n - column : kOctet);
+  for (int column = static_cast<int>(threadIdx.x) * kVec8; column < n; column += stride) {
+    body(column, n - column < kVec8 ? n - column : kVec8);
   }
 }
 
@@ -87,10 +87,10 @@ __global__ void __launch_bounds__(kNormThreads)
     if (call.mean != nullptr) {
       float sum = 0.0F;
       for_each_eight(n, [&](int column, int available) {
-        float values[kOctet];
+        float values[kVec8];
         x.load(column, available, values);
 #pragma unroll
-        for (int j = 0; j < kOctet; ++j) {
+        for (int j = 0; j < kVec8; ++j) {
           sum += values[j];
         }
       });
@@ -98,10 +98,10 @@ __global__ void __launch_bounds__(kNormThreads)
     }
     float square_sum = 0.0F;
     for_each_eight(n, [&](int column, int available) {
-      float values[kOctet];
+      float values[kVec8];
       x.load(column, available, values);
 #pragma unroll
-      for (int j = 0; j < kOctet; ++j) {
+      for (int j = 0; j < kVec8; ++j) {
         const float value = j < available ? values[j] - mean : 0.0F;
         square_sum = fmaf(value, value, square_sum);
       }
@@ -119,26 +119,26 @@ __global__ void __launch_bounds__(kNormThreads)
     const AnyRow y = {call.y, call.y_type, call.y_rows.at(row, n), packed};
     const AnyRow original = {call.original, call.x_type, row * n, packed};
     for_each_eight(n, [&](int column, int available) {
-      float values[kOctet], factors[kOctet];
+      float values[kVec8], factors[kVec8];
       x.load(column, available, values);
       if (call.original != nullptr) {
         original.store(column, available, values);
       }
       weights.load(column, available, factors);
 #pragma unroll
-      for (int j = 0; j < kOctet; ++j) {
+      for (int j = 0; j < kVec8; ++j) {
         values[j] = (values[j] - mean) * rstd * factors[j];
       }
       if (call.bias != nullptr) {
         biases.load(column, available, factors);
 #pragma unroll
-        for (int j = 0; j < kOctet; ++j) {
+        for (int j = 0; j < kVec8; ++j) {
           values[j] += factors[j];
         }
       }
       y.store(column, available, values);
 #pragma unroll
-      for (int j = 0; j < kOctet; ++j) {
+      for (int j = 0; j < kVec8; ++j) {
         largest = j < available ? max_magnitude(largest, values[j]) : largest;
       }
     });
@@ -187,12 +187,12 @@ __global__ void __launch_bounds__(kNormThreads, 4)
     float gradient_sum = 0.0F;
     float projection = 0.0F;
     for_each_eight(n, [&](int column, int available) {
-      float values[kOctet], gradient[kOctet], weight[kOctet];
+      float values[kVec8], gradient[kVec8], weight[kVec8];
       x.load(column, available, values);
       dy.load(column, available, gradient);
       weights.load(column, available, weight);
 #pragma unroll
-      for (int j = 0; j < kOctet; ++j) {
+      for (int j = 0; j < kVec8; ++j) {
         const float scaled = gradient[j] * weight[j];  // zero where there is none
         projection = fmaf(scaled, values[j] - mean, projection);
         gradient_sum += scaled;
@@ -201,12 +201,12 @@ __global__ void __launch_bounds__(kNormThreads, 4)
     const float gradient_mean = layer ? team.sum(gradient_sum, shared) * inverse_count : 0.0F;
     const float slope = team.sum(projection, shared) * inverse_count * rstd * rstd;
     for_each_eight(n, [&](int column, int available) {
-      float values[kOctet], gradient[kOctet], weight[kOctet];
+      float values[kVec8], gradient[kVec8], weight[kVec8];
       x.load(column, available, values);
       dy.load(column, available, gradient);
       weights.load(column, available, weight);
 #pragma unroll
-      for (int j = 0; j < kOctet; ++j) {
+      for (int j = 0; j < kVec8; ++j) {
         const float value = values[j] - mean;
         if (j < available) {
           weight_sums[column + j] = fmaf(gradient[j], value * rstd, weight_sums[column + j]);
@@ -217,10 +217,10 @@ __global__ void __launch_bounds__(kNormThreads, 4)
         values[j] = rstd * fmaf(-value, slope, fmaf(gradient[j], weight[j], -gradient_mean));
       }
       if (call.accumulate) {
-        float before[kOctet];
+        float before[kVec8];
         dx.load(column, available, before);
 #pragma unroll
-        for (int j = 0; j < kOctet; ++j) {
+        for (int j = 0; j < kVec8; ++j) {
           values[j] += before[j];
         }
       }

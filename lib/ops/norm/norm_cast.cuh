@@ -7,10 +7,10 @@ namespace fp8train::ops::cuda {
 
 /// (x - mean) * rstd * weight (+ bias), in the order of norm_forward_kernel. Subtracting the mean 0
 /// of RMSNorm leaves every bit.
-__device__ __forceinline__ void scale_row(float mean, float rstd, const float (&weight)[kOctet],
-                                          float (&values)[kOctet]) {
+__device__ __forceinline__ void scale_row(float mean, float rstd, const float (&weight)[kVec8],
+                                          float (&values)[kVec8]) {
 #pragma unroll
-  for (int i = 0; i < kOctet; ++i) {
+  for (int i = 0; i < kVec8; ++i) {
     values[i] = (values[i] - mean) * rstd * weight[i];
   }
 }
@@ -31,25 +31,25 @@ struct NormSource {
     return kMadeTileBlocks<Packed, Counted, bf16>;
   }
   template <bool Packed>
-  __device__ __forceinline__ Octet<bf16> octet(int /*part*/, int64_t row, int64_t column,
-                                               int64_t available) const {
+  __device__ __forceinline__ Vec8<bf16> vec(int /*part*/, int64_t row, int64_t column,
+                                            int64_t available) const {
     if (available <= 0) {
       return {};
     }
-    float values[kOctet];
-    float factors[kOctet];
-    octet_values(load_octet<Packed>(x + row * width + column, available), values);
-    octet_values(load_octet<Packed>(weight + column, available), factors);
+    float values[kVec8];
+    float factors[kVec8];
+    vec8_values(load_vec8<Packed>(x + row * width + column, available), values);
+    vec8_values(load_vec8<Packed>(weight + column, available), factors);
     scale_row(mean == nullptr ? 0.0F : mean[row], rstd[row], factors, values);
     if (bias != nullptr) {
-      float offsets[kOctet];
-      octet_values(load_octet<Packed>(bias + column, available), offsets);
+      float offsets[kVec8];
+      vec8_values(load_vec8<Packed>(bias + column, available), offsets);
 #pragma unroll
-      for (int i = 0; i < kOctet; ++i) {
+      for (int i = 0; i < kVec8; ++i) {
         values[i] += offsets[i];
       }
     }
-    return octet_of<bf16>(values, available);
+    return vec8_of<bf16>(values, available);
   }
 };
 
@@ -70,27 +70,27 @@ struct AnyNormSource {
     return 1;
   }
   template <bool Packed>
-  __device__ __forceinline__ Octet<float> octet(int /*part*/, int64_t row, int64_t column,
-                                                int64_t available) const {
+  __device__ __forceinline__ Vec8<float> vec(int /*part*/, int64_t row, int64_t column,
+                                             int64_t available) const {
     if (available <= 0) {
       return {};
     }
-    const int count = available < kOctet ? static_cast<int>(available) : kOctet;
+    const int count = available < kVec8 ? static_cast<int>(available) : kVec8;
     const int first = static_cast<int>(column);
-    float values[kOctet];
-    float factors[kOctet];
+    float values[kVec8];
+    float factors[kVec8];
     AnyRow{x, x_type, row * width, Packed}.load(first, count, values);
     AnyRow{weight, DType::f32, 0, Packed}.load(first, count, factors);
     scale_row(mean == nullptr ? 0.0F : mean[row], rstd[row], factors, values);
     if (bias != nullptr) {
       AnyRow{bias, DType::f32, 0, Packed}.load(first, count, factors);
 #pragma unroll
-      for (int i = 0; i < kOctet; ++i) {
+      for (int i = 0; i < kVec8; ++i) {
         values[i] += factors[i];
       }
     }
     round_to_type(y_type, values);
-    return octet_of<float>(values, available);
+    return vec8_of<float>(values, available);
   }
 };
 

@@ -289,13 +289,13 @@ void head_rms_norm_forward(Stream /*stream*/, const HeadRmsNormForward& call) {
   with_float_type(call.x.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
     T* data = static_cast<T*>(call.x.data);
-    T* kept = call.original.as<T>();
+    T* stored = call.original.as<T>();
 #pragma omp parallel for schedule(static) if (call.rows * call.heads * call.head_dim >= \
                                               kParallelElements)
     for (int64_t row = 0; row < call.rows; ++row) {
       for (int64_t head = 0; head < call.heads; ++head) {
         T* values = data + row * call.x.row_stride + head * call.head_dim;
-        T* copy = kept + (row * call.heads + head) * call.head_dim;
+        T* copy = stored + (row * call.heads + head) * call.head_dim;
         for (int64_t i = 0; i < call.head_dim; ++i) {
           copy[i] = values[i];
         }

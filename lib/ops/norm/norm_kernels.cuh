@@ -115,9 +115,9 @@ __device__ __forceinline__ void raise_block_amax(float* amax, float value, float
 }
 
 /// Eight fp32 values at an address aligned to 16 bytes.
-__device__ __forceinline__ void load_eight(const float* from, float (&values)[kOctet]) {
+__device__ __forceinline__ void load_eight(const float* from, float (&values)[kVec8]) {
 #pragma unroll
-  for (int i = 0; i < kOctet; i += 4) {
+  for (int i = 0; i < kVec8; i += 4) {
     const Pack<float, 4> pack = load_pack<4>(from + i);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -125,9 +125,9 @@ __device__ __forceinline__ void load_eight(const float* from, float (&values)[kO
     }
   }
 }
-__device__ __forceinline__ void store_eight(float* to, const float (&values)[kOctet]) {
+__device__ __forceinline__ void store_eight(float* to, const float (&values)[kVec8]) {
 #pragma unroll
-  for (int i = 0; i < kOctet; i += 4) {
+  for (int i = 0; i < kVec8; i += 4) {
     store_pack(to + i, Pack<float, 4>{{values[i], values[i + 1], values[i + 2], values[i + 3]}});
   }
 }
@@ -147,27 +147,27 @@ __global__ void __launch_bounds__(kNormMostThreads)
   const int n = call.n;
   const float inverse_count = 1.0F / static_cast<float>(n);
   const auto* const from = static_cast<const bf16*>(call.x);
-  Peak<bf16> peak;
+  AmaxBits<bf16> amax_bits;
   const int64_t stride = int64_t{gridDim.x} * team.count();
   for (int64_t first = int64_t{blockIdx.x} * team.count(); first < call.rows; first += stride) {
     const int64_t row = first + team.index;
     const bool exists = row < call.rows;
     const int length = exists ? n : 0;
     const bf16* const x_row = from + call.x_rows.at(exists ? row : 0, n);
-    Octet<bf16> x[kForwardVecs];
+    Vec8<bf16> x[kForwardVecs];
     float sum = 0.0F;
     float square_sum = 0.0F;
 #pragma unroll
     for (int v = 0; v < kForwardVecs; ++v) {
-      const int column = (team.lane + v * team.size) * kOctet;
-      x[v] = load_octet<true>(x_row + column, length - column);
+      const int column = (team.lane + v * team.size) * kVec8;
+      x[v] = load_vec8<true>(x_row + column, length - column);
     }
 #pragma unroll
     for (int v = 0; v < kForwardVecs; ++v) {
-      float values[kOctet];
-      octet_values(x[v], values);
+      float values[kVec8];
+      vec8_values(x[v], values);
 #pragma unroll
-      for (int j = 0; j < kOctet; ++j) {
+      for (int j = 0; j < kVec8; ++j) {
         if (kLayer) {
           sum += values[j];
         } else {
@@ -179,11 +179,11 @@ __global__ void __launch_bounds__(kNormMostThreads)
     if (kLayer) {
 #pragma unroll
       for (int v = 0; v < kForwardVecs; ++v) {
-        float values[kOctet];
-        octet_values(x[v], values);
-        const bool inside = (team.lane + v * team.size) * kOctet < length;
+        float values[kVec8];
+        vec8_values(x[v], values);
+        const bool inside = (team.lane + v * team.size) * kVec8 < length;
 #pragma unroll
-        for (int j = 0; j < kOctet; ++j) {
+        for (int j = 0; j < kVec8; ++j) {
           const float value = inside ? values[j] - mean : 0.0F;
           square_sum = fmaf(value, value, square_sum);
         }
@@ -202,35 +202,35 @@ __global__ void __launch_bounds__(kNormMostThreads)
     bf16* const y_row = static_cast<bf16*>(call.y) + call.y_rows.at(row, n);
 #pragma unroll
     for (int v = 0; v < kForwardVecs; ++v) {
-      const int column = (team.lane + v * team.size) * kOctet;
+      const int column = (team.lane + v * team.size) * kVec8;
       if (column >= n) {
         continue;
       }
-      float values[kOctet], weight[kOctet];
-      octet_values(x[v], values);
+      float values[kVec8], weight[kVec8];
+      vec8_values(x[v], values);
       load_eight(call.weight + column, weight);
 #pragma unroll
-      for (int j = 0; j < kOctet; ++j) {
+      for (int j = 0; j < kVec8; ++j) {
         values[j] = centered<kLayer>(values[j], mean) * rstd * weight[j];
       }
       if (kLayer && call.bias != nullptr) {
-        float bias[kOctet];
+        float bias[kVec8];
         load_eight(call.bias + column, bias);
 #pragma unroll
-        for (int j = 0; j < kOctet; ++j) {
+        for (int j = 0; j < kVec8; ++j) {
           values[j] += bias[j];
         }
       }
       if (call.original != nullptr) {
-        store_octet<true>(static_cast<bf16*>(call.original) + row * n + column, x[v], kOctet);
+        store_vec8<true>(static_cast<bf16*>(call.original) + row * n + column, x[v], kVec8);
       }
-      const Octet<bf16> y = octet_of<bf16>(values, kOctet);
-      peak.add(y);
-      store_octet<true>(y_row + column, y, kOctet);
+      const Vec8<bf16> y = vec8_of<bf16>(values, kVec8);
+      amax_bits.add(y);
+      store_vec8<true>(y_row + column, y, kVec8);
     }
   }
   if (call.amax != nullptr) {
-    raise_block_amax(call.amax, peak.value(), shared);
+    raise_block_amax(call.amax, amax_bits.value(), shared);
   }
 }
 
@@ -238,13 +238,13 @@ __global__ void __launch_bounds__(kNormMostThreads)
 /// of teams. `shared`: [teams, n] where there are several.
 template <int kVecs>
 __device__ __forceinline__ void write_column_sums(const Team& team, int n,
-                                                  const float (&sums)[kVecs][kOctet],
-                                                  float* partial, float* shared) {
+                                                  const float (&sums)[kVecs][kVec8], float* partial,
+                                                  float* shared) {
   const int teams = team.count();
   float* const to = teams == 1 ? partial : shared + team.index * n;
 #pragma unroll
   for (int v = 0; v < kVecs; ++v) {
-    const int column = (team.lane + v * team.size) * kOctet;
+    const int column = (team.lane + v * team.size) * kVec8;
     if (column < n) {
       store_eight(to + column, sums[v]);
     }
@@ -278,8 +278,8 @@ __global__ void __launch_bounds__(kNormMostThreads)
   const int64_t begin = blockIdx.x * call.chunk_rows;
   const int64_t chunk_end = begin + call.chunk_rows;
   const int64_t end = chunk_end < call.rows ? chunk_end : call.rows;
-  float weight_sums[kVecs][kOctet] = {};
-  float bias_sums[kLayer ? kVecs : 1][kOctet] = {};
+  float weight_sums[kVecs][kVec8] = {};
+  float bias_sums[kLayer ? kVecs : 1][kVec8] = {};
 #pragma unroll 1
   for (int64_t first = begin; first < end; first += team.count()) {
     const int64_t row = first + team.index;
@@ -290,24 +290,24 @@ __global__ void __launch_bounds__(kNormMostThreads)
     const float mean = kLayer ? call.mean[safe] : 0.0F;
     const bf16* const x_row = static_cast<const bf16*>(call.x) + safe * n;
     const bf16* const dy_row = static_cast<const bf16*>(call.dy) + call.dy_rows.at(safe, n);
-    Octet<bf16> x[kVecs], dy[kVecs];
+    Vec8<bf16> x[kVecs], dy[kVecs];
 #pragma unroll
     for (int v = 0; v < kVecs; ++v) {
-      const int column = (team.lane + v * team.size) * kOctet;
-      x[v] = load_octet<true>(x_row + column, length - column);
-      dy[v] = load_octet<true>(dy_row + column, length - column);
+      const int column = (team.lane + v * team.size) * kVec8;
+      x[v] = load_vec8<true>(x_row + column, length - column);
+      dy[v] = load_vec8<true>(dy_row + column, length - column);
     }
     float gradient_sum = 0.0F;
     float projection = 0.0F;
 #pragma unroll
     for (int v = 0; v < kVecs; ++v) {
-      const int column = (team.lane + v * team.size) * kOctet;
-      float values[kOctet], gradient[kOctet], weight[kOctet];
-      octet_values(x[v], values);
-      octet_values(dy[v], gradient);
+      const int column = (team.lane + v * team.size) * kVec8;
+      float values[kVec8], gradient[kVec8], weight[kVec8];
+      vec8_values(x[v], values);
+      vec8_values(dy[v], gradient);
       load_eight(call.weight + (column < n ? column : 0), weight);
 #pragma unroll
-      for (int j = 0; j < kOctet; ++j) {
+      for (int j = 0; j < kVec8; ++j) {
         const float scaled = gradient[j] * weight[j];
         projection = fmaf(scaled, centered<kLayer>(values[j], mean), projection);
         if (kLayer) {
@@ -321,16 +321,16 @@ __global__ void __launch_bounds__(kNormMostThreads)
     bf16* const dx_row = static_cast<bf16*>(call.dx) + call.dx_rows.at(safe, n);
 #pragma unroll
     for (int v = 0; v < kVecs; ++v) {
-      const int column = (team.lane + v * team.size) * kOctet;
+      const int column = (team.lane + v * team.size) * kVec8;
       if (column >= length) {
         continue;
       }
-      float values[kOctet], gradient[kOctet], weight[kOctet];
-      octet_values(x[v], values);
-      octet_values(dy[v], gradient);
+      float values[kVec8], gradient[kVec8], weight[kVec8];
+      vec8_values(x[v], values);
+      vec8_values(dy[v], gradient);
       load_eight(call.weight + column, weight);
 #pragma unroll
-      for (int j = 0; j < kOctet; ++j) {
+      for (int j = 0; j < kVec8; ++j) {
         const float value = centered<kLayer>(values[j], mean);
         weight_sums[v][j] = fmaf(gradient[j], value * rstd, weight_sums[v][j]);
         if constexpr (kLayer) {
@@ -341,14 +341,14 @@ __global__ void __launch_bounds__(kNormMostThreads)
         values[j] = rstd * fmaf(-value, slope, scaled);
       }
       if (call.accumulate) {
-        float before[kOctet];
-        octet_values(load_octet<true>(dx_row + column, kOctet), before);
+        float before[kVec8];
+        vec8_values(load_vec8<true>(dx_row + column, kVec8), before);
 #pragma unroll
-        for (int j = 0; j < kOctet; ++j) {
+        for (int j = 0; j < kVec8; ++j) {
           values[j] += before[j];
         }
       }
-      store_octet<true>(dx_row + column, octet_of<bf16>(values, kOctet), kOctet);
+      store_vec8<true>(dx_row + column, vec8_of<bf16>(values, kVec8), kVec8);
     }
   }
   const int64_t partial = int64_t{blockIdx.x} * n;

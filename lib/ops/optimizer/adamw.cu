@@ -7,7 +7,7 @@
 #include "ops/dispatch/cuda_operations.h"
 #include "ops/optimizer/adamw_kernels.cuh"
 #include "ops/optimizer/optimizer_math.h"
-#include "ops/storage/coded_tensor.cuh"
+#include "ops/storage/encoded_tensor.cuh"
 
 namespace fp8train::ops::cuda {
 namespace {
@@ -96,41 +96,41 @@ __global__ void __launch_bounds__(kTileThreads, Moments::kTileBlocks)
   keep_reciprocal(cast, scale);
   const int64_t tiles_across = ceil_div(target.width, kTile);
   const int64_t tiles = tiles_across * ceil_div(target.rows, kTile);
-  Peak<float> peak;
-  Tally tally;
+  AmaxBits<float> amax_bits;
+  CastCounts cast_counts;
   for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
     const int64_t tile_row = index / tiles_across * kTile;
     const int64_t tile_column = index % tiles_across * kTile;
-    const int64_t row = tile_row + threadIdx.x / kTileGroups * kOctet;
-    const int64_t column = tile_column + threadIdx.x % kTileGroups * kOctet;
+    const int64_t row = tile_row + threadIdx.x / kTileGroups * kVec8;
+    const int64_t column = tile_column + threadIdx.x % kTileGroups * kVec8;
     const int64_t first = row * target.width + column;
 #pragma unroll 1
-    for (int i = 0; i < kOctet; ++i) {
+    for (int i = 0; i < kVec8; ++i) {
       const int64_t available = row + i < target.rows ? target.width - column : 0;
       const int64_t at = first + i * target.width;
-      float weight[kOctet];
+      float weight[kVec8];
       if (skip) {
-        load_values<kOctet, true>(call.weight + at, weight, available);
+        load_values<kVec8, true>(call.weight + at, weight, available);
       } else {
-        update<kOctet, true>(call, factors, at, available, weight);
+        update<kVec8, true>(call, factors, at, available, weight);
       }
-      Octet<float> octet;
+      Vec8<float> vec;
 #pragma unroll
-      for (int j = 0; j < kOctet; ++j) {
-        octet.words[j] = bits_of(weight[j]);
+      for (int j = 0; j < kVec8; ++j) {
+        vec.words[j] = bits_of(weight[j]);
       }
-      peak.add(octet);
-      const CodeWords codes = encode_octet<Code, false>(
-          octet, [scale](int /*column*/) { return scale; }, tally);
+      amax_bits.add(vec);
+      const CodeWords codes = encode_vec8<Code, false>(
+          vec, [scale](int /*column*/) { return scale; }, cast_counts);
       if (target.codes != nullptr) {
         store_codes<true>(target.codes + at, codes, available);
       }
       store_pack(tile + own_codes(i), codes);
     }
     if (target.transposed != nullptr) {
-      CodeWords codes[kOctet];
+      CodeWords codes[kVec8];
 #pragma unroll
-      for (int i = 0; i < kOctet; ++i) {
+      for (int i = 0; i < kVec8; ++i) {
         codes[i] = load_pack<2>(tile + own_codes(i));
       }
       __syncthreads();
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kTileThreads, Moments::kTileBlocks)
       __syncthreads();
     }
   }
-  finish_cast<false>(cast, peak, tally, shared);
+  finish_cast<false>(cast, amax_bits, cast_counts, shared);
 }
 
 template <typename Moments>
@@ -166,8 +166,8 @@ CastTarget target_of(const AdamW& call) {
           .width = call.weight.codes.shape.back(),
           .y = nullptr,
           .codes = out.codes.as<uint8_t>(),
-          .transposed = out.codes_transposed.as<uint8_t>(),
-          .transposed_aligned = transposed_is_aligned(out.codes_transposed.data, rows)};
+          .transposed = out.columnwise_codes.as<uint8_t>(),
+          .transposed_aligned = transposed_is_aligned(out.columnwise_codes.data, rows)};
 }
 
 template <typename Moments>
@@ -193,7 +193,7 @@ void run(const Stream& stream, const AdamW& call, const Moments& moments, bool a
          const StepControl* control) {
   const QuantizeSink& sink = call.cast;
   const int64_t width = call.weight.codes.shape.back();
-  const bool fits = aligned && width % kOctet == 0 && is_aligned(sink.out.codes.data, kOctet) &&
+  const bool fits = aligned && width % kVec8 == 0 && is_aligned(sink.out.codes.data, kVec8) &&
                     is_aligned(call.copy.data) && sink.statistics == nullptr &&
                     moments.fits_tiles(width);
   if (!sink.empty() && fits) {
@@ -241,7 +241,8 @@ void adamw(Stream stream, const AdamW& call, const StepControl* control) {
     if (!call.amax_known) {
       find_tensor_amax(stream, call, control);
     }
-    run(stream, call, CodedMoments{coded<false>(first), coded<false>(second)}, aligned, control);
+    run(stream, call, EncodedMoments{encoded<false>(first), encoded<false>(second)}, aligned,
+        control);
     keep_tensor_scales(stream, call, control);
   }
 }

@@ -36,8 +36,8 @@ __device__ __forceinline__ AdamWFactors shared_factors(const AdamWRates& rates,
 /// Host: an update of tensors in any formats.
 void adamw_stored(const Stream& stream, const AdamW& call, const StepControl* control);
 
-/// Host: before an update, the amax of new values goes beside the scale of each tensor that has
-/// one; after it, the scales that follow are kept. Nothing where no tensor has one.
+/// Host: before an update, the amax of new values goes next to the scale of each tensor that has
+/// one; after it, the scales that follow are recorded. Nothing where no tensor has one.
 void find_tensor_amax(const Stream& stream, const AdamW& call, const StepControl* control);
 void keep_tensor_scales(const Stream& stream, const AdamW& call, const StepControl* control);
 

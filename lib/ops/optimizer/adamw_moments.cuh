@@ -1,7 +1,7 @@
 #pragma once
 // How AdamW's kernels read and write both moments of a run of elements. Only for .cu files.
 
-#include "ops/storage/coded_tensor.cuh"
+#include "ops/storage/encoded_tensor.cuh"
 
 namespace fp8train::ops::cuda {
 
@@ -33,8 +33,8 @@ struct PlainMoments {
 };
 
 /// As PlainMoments, for any two formats that are neither expanded nor stochastic.
-struct CodedMoments {
-  BasicCodedTensor<false> first, second;
+struct EncodedMoments {
+  BasicEncodedTensor<false> first, second;
 
   struct Scales {
     ScaleExpansion first, second;

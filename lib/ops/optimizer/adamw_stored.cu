@@ -9,7 +9,7 @@ namespace {
 
 /// What a kernel reads and writes of a call.
 struct StoredUpdate {
-  CodedTensor weight, gradient, moment1, moment2;
+  EncodedTensor weight, gradient, moment1, moment2;
   uint16_t* __restrict__ copy;  ///< may be null
   bool copy_is_f16;
   DType gradient_read_as;
@@ -66,7 +66,7 @@ __device__ __forceinline__ void update_stored(const StoredUpdate& call, const Ad
   const ScaleExpansion scale = call.weight.new_scale(values.weight, values.weight_scale);
   call.weight.store<N, Packed>(i, available, scale, 0, values.weight, draw(RoundingRole::weight));
   if (call.copy != nullptr) {
-    call.weight.load<N, Packed>(i, available, scale, values.weight);  // as it is kept
+    call.weight.load<N, Packed>(i, available, scale, values.weight);  // as it is stored
     write_copy<N, Packed>(call.copy + i, call.copy_is_f16, values.weight, available);
   }
 }
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-/// The amax of new values that have one scale: into the places beside their scales.
+/// The amax of new values that have one scale: into the slot next to their scales.
 __global__ void __launch_bounds__(kBlock, 2)
     tensor_amax_kernel(StoredUpdate call, AdamWRates rates, const StepControl* control,
                        int64_t count, bool aligned) {
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kBlock, 2)
 
 /// Ends a step whose kernels all have read the old scales.
 struct KeepTensorScales {
-  CodedTensor weight, moment1, moment2;
+  EncodedTensor weight, moment1, moment2;
   const StepControl* control;
 
   template <int N>
@@ -145,8 +145,8 @@ struct KeepTensorScales {
 };
 
 StoredUpdate update_of(const AdamW& call) {
-  return {coded(call.weight),       coded(call.gradient),
-          coded(call.moment1),      coded(call.moment2),
+  return {encoded(call.weight),     encoded(call.gradient),
+          encoded(call.moment1),    encoded(call.moment2),
           call.copy.as<uint16_t>(), call.copy.dtype == DType::f16,
           call.gradient_read_as,    call.rounding};
 }

@@ -53,12 +53,12 @@ struct AdamW {
   StoredTensor gradient;  ///< read only
   StoredTensor moment1;
   StoredTensor moment2;
-  View copy;  ///< bf16 or fp16 copy of the new weight as it is kept; may be empty
+  View copy;  ///< bf16 or fp16 copy of the new weight as it is stored; may be empty
   double beta1, beta2, eps, weight_decay;  ///< double, so that 1 - beta is torch's
   QuantizeSink cast = {};  ///< of the new weight, or, in a skipped step, of the weight as it is;
-                           ///< only beside an fp32 weight
+                           ///< only next to an fp32 weight
   RoundingStream rounding = {};  ///< of stochastic formats; the step is control->applied_steps
-  bool amax_known = false;       ///< the places beside the scales of whole tensors have the amax
+  bool amax_known = false;       ///< the slots next to the scales of whole tensors have the amax
   /// bf16: an fp32 gradient is read as ops::store and ops::read_stored would leave it in bf16,
   /// which takes no pass of its own.
   DType gradient_read_as = DType::f32;
@@ -75,7 +75,7 @@ struct AdamW {
 void adamw(Stream stream, const AdamW& call, const StepControl* control);
 
 /// For a call whose tensors are parts of larger ones that are updated elsewhere: the largest new
-/// magnitude of each tensor that has one scale goes beside that scale, where the other parts' are
+/// magnitude of each tensor that has one scale goes next to that scale, where the other parts' are
 /// combined with it. adamw() with `amax_known` then has the scales that the whole would have, also
 /// where a part has no elements. Nothing when control->skip.
 void adamw_amax(Stream stream, const AdamW& call, const StepControl* control);

@@ -165,7 +165,7 @@ FP8TRAIN_HD void keep_tensor_scale(const StoredTensor& tensor, float scale) {
 }
 
 /// The largest new magnitudes of the three tensors, as bits.
-struct TensorPeaks {
+struct TensorAmaxBits {
   uint32_t weight = 0, first = 0, second = 0;
 };
 
@@ -175,7 +175,7 @@ FP8TRAIN_HD bool has_tensor_scales(const AdamW& call) {
 }
 
 /// A first pass over the new values. Maxima are integers: no order of threads changes them.
-FP8TRAIN_HD TensorPeaks find_tensor_peaks(const AdamW& call, const AdamWFactors& factors) {
+FP8TRAIN_HD TensorAmaxBits find_tensor_amax_bits(const AdamW& call, const AdamWFactors& factors) {
   const bool of_weight = has_tensor_scale(call.weight);
   const int64_t count = call.weight.count();
   const int64_t pieces = ceil_div(count, kStoredPiece);
@@ -201,11 +201,11 @@ FP8TRAIN_HD TensorPeaks find_tensor_peaks(const AdamW& call, const AdamWFactors&
   return {largest, largest1, largest2};
 }
 
-/// The place beside a tensor's scale: combined with what is there.
-FP8TRAIN_HD void raise_tensor_amax(const StoredTensor& tensor, uint32_t peak) {
+/// The slot next to a tensor's scale: combined with what is there.
+FP8TRAIN_HD void raise_tensor_amax(const StoredTensor& tensor, uint32_t amax_bits) {
   if (has_tensor_scale(tensor)) {
     float& amax = tensor.scales.as<float>()[1];
-    amax = peak > bits_of(amax) ? float_of(peak) : amax;
+    amax = amax_bits > bits_of(amax) ? float_of(amax_bits) : amax;
   }
 }
 FP8TRAIN_HD uint32_t take_tensor_amax(const StoredTensor& tensor) {
@@ -213,27 +213,29 @@ FP8TRAIN_HD uint32_t take_tensor_amax(const StoredTensor& tensor) {
     return 0;
   }
   float& amax = tensor.scales.as<float>()[1];
-  const uint32_t peak = bits_of(amax);
+  const uint32_t amax_bits = bits_of(amax);
   amax = 0.0F;
-  return peak;
+  return amax_bits;
 }
 
 FP8TRAIN_HD TensorScales find_tensor_scales(const AdamW& call, const AdamWFactors& factors) {
   if (!has_tensor_scales(call)) {
     return {};
   }
-  const TensorPeaks peaks =
-      call.amax_known ? TensorPeaks{take_tensor_amax(call.weight), take_tensor_amax(call.moment1),
-                                    take_tensor_amax(call.moment2)}
-                      : find_tensor_peaks(call, factors);
-  return {new_tensor_scale(call.weight, peaks.weight), new_tensor_scale(call.moment1, peaks.first),
-          new_tensor_scale(call.moment2, peaks.second)};
+  const TensorAmaxBits all_amax_bits =
+      call.amax_known
+          ? TensorAmaxBits{take_tensor_amax(call.weight), take_tensor_amax(call.moment1),
+                           take_tensor_amax(call.moment2)}
+          : find_tensor_amax_bits(call, factors);
+  return {new_tensor_scale(call.weight, all_amax_bits.weight),
+          new_tensor_scale(call.moment1, all_amax_bits.first),
+          new_tensor_scale(call.moment2, all_amax_bits.second)};
 }
 
 /// Elements begin .. end of a call whose tensors are not all fp32.
-static __attribute__((noinline)) void update_coded(const AdamW& call, const AdamWFactors& factors,
-                                                   const TensorScales& scales, int64_t step,
-                                                   int64_t begin, int64_t end) {
+static __attribute__((noinline)) void update_encoded(const AdamW& call, const AdamWFactors& factors,
+                                                     const TensorScales& scales, int64_t step,
+                                                     int64_t begin, int64_t end) {
   const auto draw = [&](RoundingRole role) { return rounding_draw(call.rounding, role, step); };
   const bool floors = !call.moment2.scales.empty();
   for (; begin < end; begin += kStoredPiece) {
@@ -304,15 +306,16 @@ void adamw_amax(Stream /*stream*/, const AdamW& call, const StepControl* control
   if (control->skip != 0 || !has_tensor_scales(call)) {
     return;
   }
-  const TensorPeaks peaks = find_tensor_peaks(call, adamw_factors(rates_of(call), *control));
-  raise_tensor_amax(call.weight, peaks.weight);
-  raise_tensor_amax(call.moment1, peaks.first);
-  raise_tensor_amax(call.moment2, peaks.second);
+  const TensorAmaxBits all_amax_bits =
+      find_tensor_amax_bits(call, adamw_factors(rates_of(call), *control));
+  raise_tensor_amax(call.weight, all_amax_bits.weight);
+  raise_tensor_amax(call.moment1, all_amax_bits.first);
+  raise_tensor_amax(call.moment2, all_amax_bits.second);
 }
 
 void adamw(Stream stream, const AdamW& call, const StepControl* control) {
-  // A transpose is turned from codes that are whole: after the update.
-  const bool cast_later = !call.cast.out.codes_transposed.empty();
+  // A transpose is transposed from codes that are whole: after the update.
+  const bool cast_later = !call.cast.out.columnwise_codes.empty();
   const QuantizeSink sink = cast_later ? QuantizeSink{} : call.cast;
   const bool skip = control->skip != 0;
   const bool plain = is_fp32(call.weight) && is_fp32(call.gradient) && is_fp32(call.moment1) &&
@@ -328,7 +331,7 @@ void adamw(Stream stream, const AdamW& call, const StepControl* control) {
           if (!skip && plain) {
             update_plain(call, factors, begin, end);
           } else if (!skip) {
-            update_coded(call, factors, scales, control->applied_steps, begin, end);
+            update_encoded(call, factors, scales, control->applied_steps, begin, end);
           }
           if (!sink.empty()) {
             cast_piece(sink, call.weight.codes.as<float>() + begin, 0, begin, end - begin, counts);

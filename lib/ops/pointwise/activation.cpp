@@ -7,7 +7,7 @@
 namespace fp8train::ops {
 namespace {
 
-/// [rows, 2 F] beside [rows, F], both of one type.
+/// [rows, 2 F] next to [rows, F], both of one type.
 bool is_gated(const ConstView& gate_up, const ConstView& y) {
   return gate_up.dtype == y.dtype && gate_up.shape.back() == 2 * y.shape.back() &&
          gate_up.count() == 2 * y.count();

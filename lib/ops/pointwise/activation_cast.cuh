@@ -10,13 +10,13 @@ namespace fp8train::ops::cuda {
 /// value(i) for i = 0 .. 7, rounded to T. An element that does not exist was read as zero, which
 /// every activation makes zero again.
 template <typename T, typename Value>
-__device__ __forceinline__ Octet<T> made_octet(Value value) {
-  float values[kOctet];
+__device__ __forceinline__ Vec8<T> made_vec8(Value value) {
+  float values[kVec8];
 #pragma unroll
-  for (int i = 0; i < kOctet; ++i) {
+  for (int i = 0; i < kVec8; ++i) {
     values[i] = value(i);
   }
-  return octet_of<T>(values, kOctet);
+  return vec8_of<T>(values, kVec8);
 }
 
 template <typename T, int Parts>
@@ -31,28 +31,28 @@ struct ActivationSource {
   }
 };
 
-static_assert(kCompressedGroup == 2 * kOctet);
+static_assert(kCompressedGroup == 2 * kVec8);
 
 /// silu(gate) of eight channels from `column` of a row of `width` as codes in groups of 16 hold it.
 /// The other half of the group is computed here too, for its amax. gate: eight gates of the row
-/// that begins at `row`; available: as for load_octet.
+/// that begins at `row`; available: as for load_vec8.
 template <bool Packed, typename T>
 __device__ __forceinline__ void silu_in_groups(const T* row, int64_t column, int64_t width,
-                                               int64_t available, const float (&gate)[kOctet],
-                                               float (&activated)[kOctet]) {
-  const int64_t other = column ^ kOctet;
-  float others[kOctet];
-  octet_values(load_octet<Packed>(row + other, available > 0 ? width - other : 0), others);
+                                               int64_t available, const float (&gate)[kVec8],
+                                               float (&activated)[kVec8]) {
+  const int64_t other = column ^ kVec8;
+  float others[kVec8];
+  vec8_values(load_vec8<Packed>(row + other, available > 0 ? width - other : 0), others);
   uint32_t largest = 0;
 #pragma unroll
-  for (int i = 0; i < kOctet; ++i) {
+  for (int i = 0; i < kVec8; ++i) {
     activated[i] = silu_fast(gate[i]);
     largest = Largest{}(largest, bits_of(activated[i]) & 0x7FFFFFFFU);
     largest = Largest{}(largest, bits_of(silu_fast(others[i])) & 0x7FFFFFFFU);
   }
   const bf16 scale = compressed_scale(float_of(largest));
 #pragma unroll
-  for (int i = 0; i < kOctet; ++i) {
+  for (int i = 0; i < kVec8; ++i) {
     activated[i] = compressed_value(activated[i], scale);
   }
 }
@@ -73,27 +73,27 @@ struct SwigluForwardSource : ActivationSource<T, 1> {
     return Packed && sizeof(T) == 2 && !Encoded ? (Smoothed ? 2 : 3) : 1;
   }
   template <bool Packed>
-  __device__ __forceinline__ Octet<T> octet(int /*part*/, int64_t row, int64_t column,
-                                            int64_t available) const {
-    float gate[kOctet];
-    float up[kOctet];
+  __device__ __forceinline__ Vec8<T> vec(int /*part*/, int64_t row, int64_t column,
+                                         int64_t available) const {
+    float gate[kVec8];
+    float up[kVec8];
     const T* from = gate_up + row * 2 * width + column;
-    octet_values(load_octet<Packed>(from, available), gate);
-    octet_values(load_octet<Packed>(from + width, available), up);
+    vec8_values(load_vec8<Packed>(from, available), gate);
+    vec8_values(load_vec8<Packed>(from + width, available), up);
     if constexpr (Smoothed) {
-      float scale[kOctet];
-      octet_values(load_octet<Packed>(smoothing + column, available), scale);
+      float scale[kVec8];
+      vec8_values(load_vec8<Packed>(smoothing + column, available), scale);
 #pragma unroll
-      for (int i = 0; i < kOctet; ++i) {
+      for (int i = 0; i < kVec8; ++i) {
         up[i] *= scale[i];
       }
     }
     if constexpr (Encoded) {
-      float activated[kOctet];
+      float activated[kVec8];
       silu_in_groups<Packed>(from - column, column, width, available, gate, activated);
-      return made_octet<T>([&](int i) { return activated[i] * up[i]; });
+      return made_vec8<T>([&](int i) { return activated[i] * up[i]; });
     }
-    return made_octet<T>([&](int i) { return silu_fast(gate[i]) * up[i]; });
+    return made_vec8<T>([&](int i) { return silu_fast(gate[i]) * up[i]; });
   }
 };
 
@@ -109,33 +109,33 @@ struct SwigluBackwardSource : ActivationSource<T, 2> {
       : dy(gradient), gate_up(from), width(columns) {}
 
   template <bool Packed>
-  __device__ __forceinline__ void octets(int64_t row, int64_t column, int64_t available,
-                                         Octet<T> (&made)[2]) const {
-    float gradient[kOctet];
-    float gate[kOctet];
-    float up[kOctet];
+  __device__ __forceinline__ void vecs(int64_t row, int64_t column, int64_t available,
+                                       Vec8<T> (&made)[2]) const {
+    float gradient[kVec8];
+    float gate[kVec8];
+    float up[kVec8];
     const T* from = gate_up + row * 2 * width + column;
-    octet_values(load_octet<Packed>(dy + row * width + column, available), gradient);
-    octet_values(load_octet<Packed>(from, available), gate);
-    octet_values(load_octet<Packed>(from + width, available), up);
-    float d_gate[kOctet];
-    float d_up[kOctet];
+    vec8_values(load_vec8<Packed>(dy + row * width + column, available), gradient);
+    vec8_values(load_vec8<Packed>(from, available), gate);
+    vec8_values(load_vec8<Packed>(from + width, available), up);
+    float d_gate[kVec8];
+    float d_up[kVec8];
 #pragma unroll
-    for (int i = 0; i < kOctet; ++i) {
+    for (int i = 0; i < kVec8; ++i) {
       const SiluFast silu = silu_parts(gate[i]);
       d_gate[i] = gradient[i] * up[i] * silu_derivative_fast(silu);
       d_up[i] = gradient[i] * silu.value;
     }
     if constexpr (Encoded) {
-      float activated[kOctet];
+      float activated[kVec8];
       silu_in_groups<Packed>(from - column, column, width, available, gate, activated);
 #pragma unroll
-      for (int i = 0; i < kOctet; ++i) {
+      for (int i = 0; i < kVec8; ++i) {
         d_up[i] = gradient[i] * activated[i];
       }
     }
-    made[0] = octet_of<T>(d_gate, kOctet);
-    made[1] = octet_of<T>(d_up, kOctet);
+    made[0] = vec8_of<T>(d_gate, kVec8);
+    made[1] = vec8_of<T>(d_up, kVec8);
   }
 };
 
@@ -147,11 +147,11 @@ struct GeluForwardSource : ActivationSource<T, 1> {
   GeluForwardSource(const T* from, int64_t columns) : x(from), width(columns) {}
 
   template <bool Packed>
-  __device__ __forceinline__ Octet<T> octet(int /*part*/, int64_t row, int64_t column,
-                                            int64_t available) const {
-    float in[kOctet];
-    octet_values(load_octet<Packed>(x + row * width + column, available), in);
-    return made_octet<T>([&](int i) { return gelu_tanh_fast(in[i]); });
+  __device__ __forceinline__ Vec8<T> vec(int /*part*/, int64_t row, int64_t column,
+                                         int64_t available) const {
+    float in[kVec8];
+    vec8_values(load_vec8<Packed>(x + row * width + column, available), in);
+    return made_vec8<T>([&](int i) { return gelu_tanh_fast(in[i]); });
   }
 };
 
@@ -165,14 +165,14 @@ struct GeluBackwardSource : ActivationSource<T, 1> {
       : dy(gradient), x(from), width(columns) {}
 
   template <bool Packed>
-  __device__ __forceinline__ Octet<T> octet(int /*part*/, int64_t row, int64_t column,
-                                            int64_t available) const {
-    float gradient[kOctet];
-    float in[kOctet];
+  __device__ __forceinline__ Vec8<T> vec(int /*part*/, int64_t row, int64_t column,
+                                         int64_t available) const {
+    float gradient[kVec8];
+    float in[kVec8];
     const int64_t at = row * width + column;
-    octet_values(load_octet<Packed>(dy + at, available), gradient);
-    octet_values(load_octet<Packed>(x + at, available), in);
-    return made_octet<T>([&](int i) { return gradient[i] * gelu_tanh_derivative_fast(in[i]); });
+    vec8_values(load_vec8<Packed>(dy + at, available), gradient);
+    vec8_values(load_vec8<Packed>(x + at, available), in);
+    return made_vec8<T>([&](int i) { return gradient[i] * gelu_tanh_derivative_fast(in[i]); });
   }
 };
 

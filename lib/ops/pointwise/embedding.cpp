@@ -43,7 +43,7 @@ void embedding_backward(Stream stream, const EmbeddingBackward& call) {
               call.sequence_length <= call.position_grad.shape[0],
           "embedding_backward: position_grad must be fp32 [positions, C]");
   }
-  check(has_room(call.scratch, DType::i32, 2 * call.tokens.count()),
+  check(has_space(call.scratch, DType::i32, 2 * call.tokens.count()),
         "embedding_backward: scratch must be int32 [2 * B * T]");
   const TraceSpan span("embedding_backward");
   dispatch<&OpTable::embedding_backward>(stream, call);

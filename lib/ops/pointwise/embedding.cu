@@ -53,7 +53,7 @@ struct Gather {
 };
 
 /// rank[row] += rows that come before it in the stable order, among one tile of tokens. Quadratic
-/// in the number of rows, but two instructions a pair: little beside the rows themselves at the
+/// in the number of rows, but two instructions a pair: little next to the rows themselves at the
 /// tens of thousands of tokens of a micro-batch.
 __global__ void rank_kernel(const int32_t* tokens, int32_t* rank, int64_t rows) {
   FP8TRAIN_SHARED_ARRAY(int32_t, tile, kRankTile);

@@ -8,31 +8,31 @@
 namespace fp8train::ops::cuda {
 namespace {
 
-constexpr int kOctets = 8;                  // of a block's columns: 128 bytes of bf16 in each row
-constexpr int kLanes = kBlock / kOctets;    // rows that are read at a time
-constexpr int kColumns = kOctets * kOctet;  // of a block
+constexpr int kVec8s = 8;                 // of a block's columns: 128 bytes of bf16 in each row
+constexpr int kLanes = kBlock / kVec8s;   // rows that are read at a time
+constexpr int kColumns = kVec8s * kVec8;  // of a block
 
 /// Block b: scales of columns kColumns * b and on, from `up`, the right half of [rows, 2 width].
 template <bool Packed, typename T>
 __global__ void __launch_bounds__(kBlock)
     find_smoothing_kernel(const T* __restrict__ up, int64_t rows, int64_t width, float* scale) {
   FP8TRAIN_SHARED_ARRAY(float, shared, kLanes* kColumns);
-  const int octet = static_cast<int>(threadIdx.x) % kOctets;
-  const int lane = static_cast<int>(threadIdx.x) / kOctets;
-  const int64_t column = int64_t{blockIdx.x} * kColumns + octet * kOctet;
-  float largest[kOctet] = {};
+  const int vec = static_cast<int>(threadIdx.x) % kVec8s;
+  const int lane = static_cast<int>(threadIdx.x) / kVec8s;
+  const int64_t column = int64_t{blockIdx.x} * kColumns + vec * kVec8;
+  float largest[kVec8] = {};
 #pragma unroll 4
   for (int64_t row = lane; row < rows; row += kLanes) {
-    float values[kOctet];
-    octet_values(load_octet<Packed>(up + row * 2 * width + column, width - column), values);
+    float values[kVec8];
+    vec8_values(load_vec8<Packed>(up + row * 2 * width + column, width - column), values);
 #pragma unroll
-    for (int i = 0; i < kOctet; ++i) {
+    for (int i = 0; i < kVec8; ++i) {
       largest[i] = max_magnitude(largest[i], values[i]);
     }
   }
 #pragma unroll
-  for (int i = 0; i < kOctet; ++i) {
-    shared[lane * kColumns + octet * kOctet + i] = largest[i];
+  for (int i = 0; i < kVec8; ++i) {
+    shared[lane * kColumns + vec * kVec8 + i] = largest[i];
   }
   __syncthreads();
   const int mine = static_cast<int>(threadIdx.x);
@@ -85,7 +85,7 @@ void find_smoothing(Stream stream, ConstView gate_up, View scale) {
   const auto blocks = static_cast<unsigned>(ceil_div(width, kColumns));
   with_float_type(gate_up.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
-    const bool packed = width % kOctet == 0 && is_aligned(gate_up.data);
+    const bool packed = width % kVec8 == 0 && is_aligned(gate_up.data);
     launch(stream, {blocks, kBlock},
            packed ? find_smoothing_kernel<true, T> : find_smoothing_kernel<false, T>,
            gate_up.as<T>() + width, rows, width, scale.as<float>());

@@ -1,8 +1,8 @@
-// Tensors that are kept in formats of their own. The arithmetic of ops/storage/stored_math.h and
+// Tensors that are stored in formats of their own. The arithmetic of ops/storage/stored_math.h and
 // ops/storage/storage_math.h, bit for bit.
 
 #include "ops/dispatch/cuda_operations.h"
-#include "ops/storage/coded_tensor.cuh"
+#include "ops/storage/encoded_tensor.cuh"
 #include "ops/storage/storage_math.h"
 
 namespace fp8train::ops::cuda {
@@ -29,7 +29,7 @@ unsigned blocks_for_spans(const Stream& stream, int64_t count) {
 }
 
 template <bool Packed, typename X>
-__device__ __forceinline__ void values_to_keep(const CodedTensor& to, const X* x, bool add,
+__device__ __forceinline__ void values_to_keep(const EncodedTensor& to, const X* x, bool add,
                                                int64_t i, int64_t available,
                                                const ScaleExpansion& old_scale,
                                                float (&values)[kQuad]) {
@@ -44,10 +44,11 @@ __device__ __forceinline__ void values_to_keep(const CodedTensor& to, const X* x
   }
 }
 
-/// The largest magnitude to be kept, into the place beside the scale.
+/// The largest magnitude to be stored, into the slot next to the scale.
 template <typename X>
-__global__ void __launch_bounds__(kBlock) store_amax_kernel(CodedTensor to, const X* __restrict__ x,
-                                                            bool add, int64_t count, bool aligned) {
+__global__ void __launch_bounds__(kBlock)
+    store_amax_kernel(EncodedTensor to, const X* __restrict__ x, bool add, int64_t count,
+                      bool aligned) {
   FP8TRAIN_SHARED_ARRAY(uint32_t, shared, kBlock / kWarp);
   uint32_t largest = 0;
   for_each_span(count, [&](int64_t i, int64_t available, bool whole) {
@@ -66,14 +67,14 @@ __global__ void __launch_bounds__(kBlock) store_amax_kernel(CodedTensor to, cons
   to.raise_tensor_amax(largest, shared);
 }
 
-/// Of a scale that is kept, because a value is not finite, 1.
-__device__ __forceinline__ float factor_of(const CodedTensor& to, const AutoScale* automatic) {
+/// Of a scale that is stored, because a value is not finite, 1.
+__device__ __forceinline__ float factor_of(const EncodedTensor& to, const AutoScale* automatic) {
   return automatic != nullptr && is_finite(to.scales[1]) ? automatic_factor(automatic) : 1.0F;
 }
 
 template <typename X>
 __global__ void __launch_bounds__(kBlock)
-    store_kernel(CodedTensor to, const X* __restrict__ x, bool add, const AutoScale* automatic,
+    store_kernel(EncodedTensor to, const X* __restrict__ x, bool add, const AutoScale* automatic,
                  int64_t count, bool aligned) {
   const float factor = factor_of(to, automatic);
   for_each_span(count, [&](int64_t i, int64_t available, bool whole) {
@@ -95,7 +96,7 @@ __global__ void __launch_bounds__(kBlock)
 
 /// Ends a store whose threads all have read the old scale.
 struct KeepScale {
-  CodedTensor to;
+  EncodedTensor to;
   const AutoScale* automatic;
 
   template <int N>
@@ -108,7 +109,7 @@ struct KeepScale {
 
 template <typename X>
 void store_typed(const Stream& stream, const Store& call) {
-  const CodedTensor to = coded(call.to);
+  const EncodedTensor to = encoded(call.to);
   const int64_t count = call.x.count();
   const LaunchShape shape = {blocks_for_spans(stream, count), kBlock};
   const X* x = call.x.as<X>();
@@ -125,7 +126,7 @@ void store_typed(const Stream& stream, const Store& call) {
 
 template <typename Y>
 __global__ void __launch_bounds__(kBlock)
-    read_kernel(CodedTensor x, Y* __restrict__ y, int64_t count, bool aligned) {
+    read_kernel(EncodedTensor x, Y* __restrict__ y, int64_t count, bool aligned) {
   for_each_span(count, [&](int64_t i, int64_t available, bool whole) {
     float values[kQuad];
     const ScaleExpansion scale = x.scale_at(i, available);
@@ -261,7 +262,7 @@ void read_stored(Stream stream, const StoredTensor& x, View y) {
     using Y = typename decltype(tag)::Type;
     const LaunchShape shape = {blocks_for_spans(stream, count), kBlock};
     const bool aligned = is_aligned(y.data) && is_aligned(x.codes.data);
-    launch(stream, shape, read_kernel<Y>, coded(x), y.as<Y>(), count, aligned);
+    launch(stream, shape, read_kernel<Y>, encoded(x), y.as<Y>(), count, aligned);
   });
 }
 

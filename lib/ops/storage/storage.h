@@ -1,7 +1,7 @@
 #pragma once
-// Reading and writing of tensors that are kept in a format of their own: gradients that accumulate
-// in few bits, weights that are their own master, what crosses a wire. Sums are fp32 and rounded
-// once. AdamW reads and writes such tensors itself (ops/optimizer/optimizer.h).
+// Reading and writing of tensors that are stored in a format of their own: gradients that
+// accumulate in few bits, weights that are their own master, what crosses a wire. Sums are fp32 and
+// rounded once. AdamW reads and writes such tensors itself (ops/optimizer/optimizer.h).
 
 #include "device/stream.h"
 #include "tensor/stored_tensor.h"
@@ -23,8 +23,8 @@ struct Store {
   const AutoScale* automatic = nullptr;  ///< only of a tensor scale
 };
 
-/// Keeps x, or the sum of x and what is there, rounded once. A value that is not finite is kept as
-/// NaN, so that a norm learns of it; scales then stay as they were.
+/// Keeps x, or the sum of x and what is there, rounded once. A value that is not finite is stored
+/// as NaN, so that a norm learns of it; scales then stay as they were.
 void store(Stream stream, const Store& call);
 
 /// y = the values that x keeps; y: fp32, bf16 or fp16.

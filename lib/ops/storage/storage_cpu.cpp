@@ -10,7 +10,7 @@
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 namespace {
 
-/// What is to be kept of elements begin .. begin + length - 1.
+/// What is to be stored of elements begin .. begin + length - 1.
 template <typename X>
 FP8TRAIN_HD void values_to_keep(const Store& call, int64_t begin, int64_t length, float* values) {
   const X* __restrict x = call.x.as<X>() + begin;

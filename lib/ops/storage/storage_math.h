@@ -8,7 +8,7 @@
 
 namespace fp8train::ops {
 
-/// What is kept of a value: NaN for one that is not finite.
+/// What is stored of a value: NaN for one that is not finite.
 FP8TRAIN_HD float finite_or_nan(float value) {
   return is_finite(value) ? value : float_of(0x7FC00000U);
 }

@@ -74,7 +74,7 @@ FP8TRAIN_HD void load_run(const StoredTensor& tensor, int64_t begin, int64_t len
   load_run(tensor, begin, length, scale, values);
 }
 
-/// The random bits of elements begin .. begin + length - 1, with room up to a multiple of four.
+/// The random bits of elements begin .. begin + length - 1, with space up to a multiple of four.
 FP8TRAIN_HD void draw_run(const RoundingDraw& draw, int64_t begin, int64_t length,
                           uint32_t* __restrict random) {
   for (int64_t block = 0; block < ceil_div(length, 4); ++block) {
@@ -130,10 +130,11 @@ FP8TRAIN_HD float renew_scale(const StoredTensor& tensor, int64_t at, const floa
   if (!is_grouped(tensor)) {
     return tensor_scale;
   }
-  float& kept = tensor.scales.as<float>()[at / kStoredGroup];
-  kept = stored_scale(float_of(largest_magnitude(values, count)), kept,
-                      format_max(tensor.format.dtype), tensor.format.scale_type == ScaleType::pow2);
-  return kept;
+  float& stored = tensor.scales.as<float>()[at / kStoredGroup];
+  stored =
+      stored_scale(float_of(largest_magnitude(values, count)), stored,
+                   format_max(tensor.format.dtype), tensor.format.scale_type == ScaleType::pow2);
+  return stored;
 }
 
 /// Encodes elements begin .. begin + length - 1 of at most a piece, where `begin` is a multiple of

@@ -9,7 +9,7 @@
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 
 typedef float Quad __attribute__((vector_size(16)));
-typedef uint16_t Octet __attribute__((vector_size(16)));
+typedef uint16_t Vec8 __attribute__((vector_size(16)));
 typedef uint8_t Sixteen __attribute__((vector_size(16)));
 
 FP8TRAIN_HD void transpose_block(const float* from, int64_t from_stride, float* to,
@@ -35,12 +35,12 @@ FP8TRAIN_HD void transpose_block(const float* from, int64_t from_stride, float* 
 /// transposition.
 FP8TRAIN_HD void transpose_block(const uint16_t* from, int64_t from_stride, uint16_t* to,
                                  int64_t to_stride) {
-  Octet rows[8];
+  Vec8 rows[8];
   for (int i = 0; i < 8; ++i) {
-    __builtin_memcpy(&rows[i], from + i * from_stride, sizeof(Octet));
+    __builtin_memcpy(&rows[i], from + i * from_stride, sizeof(Vec8));
   }
   for (int round = 0; round < 3; ++round) {
-    Octet mixed[8];
+    Vec8 mixed[8];
     for (int i = 0; i < 4; ++i) {
       mixed[2 * i] = __builtin_shufflevector(rows[i], rows[i + 4], 0, 8, 1, 9, 2, 10, 3, 11);
       mixed[2 * i + 1] = __builtin_shufflevector(rows[i], rows[i + 4], 4, 12, 5, 13, 6, 14, 7, 15);
@@ -50,7 +50,7 @@ FP8TRAIN_HD void transpose_block(const uint16_t* from, int64_t from_stride, uint
     }
   }
   for (int i = 0; i < 8; ++i) {
-    __builtin_memcpy(to + i * to_stride, &rows[i], sizeof(Octet));
+    __builtin_memcpy(to + i * to_stride, &rows[i], sizeof(Vec8));
   }
 }
 

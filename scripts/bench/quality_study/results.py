@@ -1,4 +1,4 @@
-"""The results file: a JSON line for each run, appended when it is done, so that a study goes on."""
+"""The results file: a JSON line for each run, appended when it is done, so that a study continues."""
 
 import json
 import pathlib

@@ -105,17 +105,17 @@ TEST_CASE("swiglu of the codes of silu is the cpu's but for codes that a last bi
           const Array got = on_cuda(run);
           const Array want = on_cpu(run);
           const Array plain = on_cpu(values);
-          int64_t moved = 0, far = 0, coded = 0;
+          int64_t moved = 0, far = 0, encoded = 0;
           for (int64_t i = 0; i < want.count(); ++i) {
             const double size = std::abs(double{want.get(i)}) + 1e-3;
             const double error = std::abs(double{got.get(i)} - want.get(i));
             moved += error > 0.01 * size ? 1 : 0;
             far += error > 0.13 * size + 0.05 ? 1 : 0;
-            coded += std::abs(double{plain.get(i)} - want.get(i)) > 0.01 * size ? 1 : 0;
+            encoded += std::abs(double{plain.get(i)} - want.get(i)) > 0.01 * size ? 1 : 0;
           }
           CHECK(moved <= want.count() / 100);
           CHECK(far == 0);
-          CHECK((width < 16 || coded > want.count() / 8));
+          CHECK((width < 16 || encoded > want.count() / 8));
         };
         const auto forward = [&](bool silu_in_codes, bool smoothed) {
           return [&, silu_in_codes, smoothed](Side& side) {

@@ -64,7 +64,7 @@ Result update(Side& side, const Case& c) {
   ops::QuantizeSink cast = {.out = {}, .amax = amax};
   if (c.wanted.codes || c.wanted.transposed) {
     cast.out.codes = c.wanted.codes ? codes : View{};
-    cast.out.codes_transposed = c.wanted.transposed ? transposed : View{};
+    cast.out.columnwise_codes = c.wanted.transposed ? transposed : View{};
     cast.out.scale = side.put_value(3.5F);
     cast.out.scale_inv = scale_inv;
     cast.out.format.dtype = c.wanted.type;

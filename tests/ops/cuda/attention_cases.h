@@ -68,14 +68,14 @@ struct Forward {
 inline Forward forward(Side& side, const Problem& p, const Host& host, bool keeps) {
   const Slices in(p, side.put(host.q), side.put(host.kv));
   const View out = side.space(host.q.dtype(), {p.batch * p.queries, p.heads * p.dim});
-  const View kept = keeps ? side.space(DType::f32, {p.batch, p.heads, p.queries}) : View{};
+  const View stored = keeps ? side.space(DType::f32, {p.batch, p.heads, p.queries}) : View{};
   ops::attention_forward(side.stream(), {.shape = p.shape(),
                                          .q = in.q,
                                          .k = in.k,
                                          .v = in.v,
                                          .out = slice(out, 0, p.queries),
-                                         .log_sum_exp = kept});
-  return {side.get(out), keeps ? side.get(kept) : Array()};
+                                         .log_sum_exp = stored});
+  return {side.get(out), keeps ? side.get(stored) : Array()};
 }
 
 /// dq, dk and dv in fused rows like the inputs', with what lies between them untouched.

@@ -143,9 +143,9 @@ TEST_CASE("a plan is made once for each shape", "[cuda][attention][cudnn]") {
     for (const int64_t length : {8, 9}) {
       const Problem p = {1, length, length, 2, 1, 16};
       const Host host(p, DType::bf16);
-      const Forward kept = on(cudnn, [&](Side& side) { return forward(side, p, host, true); });
+      const Forward stored = on(cudnn, [&](Side& side) { return forward(side, p, host, true); });
       on(cudnn, [&](Side& side) { return forward(side, p, host, false); });
-      on(cudnn, [&](Side& side) { return backward(side, p, host, kept); });
+      on(cudnn, [&](Side& side) { return backward(side, p, host, stored); });
     }
   }
   CHECK(shim::sdpa_plans() == plans + 6);
@@ -203,8 +203,8 @@ TEST_CASE("the scratch of backward is the workspace of cuDNN's plan", "[cuda][at
   CHECK(scratch(own.device->stream(), DType::bf16) == ours);
   CHECK(scratch(make_meta_device(cuda_traits(90))->stream(), DType::bf16) == ours);
   const Host host(p, DType::bf16);
-  const Forward kept = on_cpu([&](Side& side) { return forward(side, p, host, true); });
-  const auto run = [&](Side& side) { return backward(side, p, host, kept); };
+  const Forward stored = on_cpu([&](Side& side) { return forward(side, p, host, true); });
+  const auto run = [&](Side& side) { return backward(side, p, host, stored); };
   const size_t before = cudnn.device->ledger().total();
   CHECK(same_values(on(cudnn, run), on_cpu(run)));
   CHECK(cudnn.device->ledger().total() == before);
@@ -266,8 +266,8 @@ TEST_CASE("a workspace beyond an eighth of the memory is refused", "[cuda][atten
   const WorkspaceScope scope((size_t{1} << 30) + 1);  // the shim's GPU has 8 GiB
   const Problem p = {1, 8, 8, 2, 1, 16};
   const Host host(p, DType::bf16);
-  const Forward kept = on_cpu([&](Side& side) { return forward(side, p, host, true); });
-  const auto run = [&](Side& side) { return backward(side, p, host, kept); };
+  const Forward stored = on_cpu([&](Side& side) { return forward(side, p, host, true); });
+  const auto run = [&](Side& side) { return backward(side, p, host, stored); };
   const uint64_t before = shim::sdpa_runs();
   CHECK(same_values(on(ChosenDevice(nullptr), run), on_cuda(run)));
   CHECK(shim::sdpa_runs() == before);

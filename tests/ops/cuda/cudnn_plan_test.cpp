@@ -1,7 +1,7 @@
-// Our attention graphs put before the real cuDNN, without a GPU: it is told the properties of one,
-// validates the graph, chooses an engine, compiles its kernel and says how much memory it needs.
-// The driver is the stand-in of tests/support/cudnn_driver; nothing runs. Skipped where cuDNN or
-// NVRTC is not installed.
+// Our attention graphs put before the real cuDNN, without a GPU: it is reported the properties of
+// one, validates the graph, chooses an engine, compiles its kernel and says how much memory it
+// needs. The driver is the stand-in of tests/support/cudnn_driver; nothing runs. Skipped where
+// cuDNN or NVRTC is not installed.
 
 #define CATCH_CONFIG_RUNNER
 #include <catch2/catch.hpp>

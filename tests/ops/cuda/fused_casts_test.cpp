@@ -20,11 +20,11 @@ struct Wanted {
   bool y, codes, transposed, statistics;
 };
 constexpr Wanted kAmaxOnly = {true, false, false, false};
-constexpr Wanted kTurned = {false, true, true, false};
+constexpr Wanted kColumnwise = {false, true, true, false};
 constexpr Wanted kWanted[] = {kAmaxOnly,
                               {false, true, false, true},
                               {false, false, true, false},
-                              kTurned,
+                              kColumnwise,
                               {true, true, true, true}};
 
 struct Case {
@@ -58,7 +58,7 @@ ops::QuantizeSink make_sink(Side& side, const Case& c, const Wanted& wanted) {
     sink.out.scale_inv = side.put_value(0.0F);
     sink.out.format.dtype = c.code_type;
     sink.out.codes = wanted.codes ? side.space(c.code_type, shape, c.offset) : View{};
-    sink.out.codes_transposed =
+    sink.out.columnwise_codes =
         wanted.transposed ? side.space(c.code_type, {shape.back(), shape.rows()}, c.offset)
                           : View{};
     sink.statistics =
@@ -79,7 +79,7 @@ Result result_of(Side& side, const ops::QuantizeSink& sink) {
   Result result;
   const auto take = [&](const View& view) { return view.empty() ? Array() : side.get(view); };
   result.codes = take(sink.out.codes);
-  result.transposed = take(sink.out.codes_transposed);
+  result.transposed = take(sink.out.columnwise_codes);
   result.amax = side.get_value(sink.amax);
   if (!std::isnan(result.amax)) {
     result.amax = std::max(result.amax, 0.25F);  // amax overwrites what the others combine with
@@ -174,12 +174,12 @@ void check_case(const Case& c, const Wanted& wanted) {
 TEST_CASE("operations that cast their result: every type", "[cuda][fused][small]") {
   for (const Fused fused : kFused) {
     for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
-      check_case({fused, type, type, DType::e5m2, 20, 72}, kTurned);
+      check_case({fused, type, type, DType::e5m2, 20, 72}, kColumnwise);
       check_case({fused, type, type, DType::e4m3, 20, 40, 0, true}, {true, true, true, true});
       check_case({fused, type, type, DType::e4m3, 20, 40, 0, true}, kAmaxOnly);
     }
     if (is_norm(fused)) {
-      check_case({fused, DType::f32, DType::bf16, DType::e4m3, 20, 72}, kTurned);
+      check_case({fused, DType::f32, DType::bf16, DType::e4m3, 20, 72}, kColumnwise);
       check_case({fused, DType::f32, DType::f16, DType::e4m3, 20, 72}, kAmaxOnly);
     }
   }

@@ -284,7 +284,7 @@ void check_heads(const Heads& h, DType type, DType original_type) {
       "head_rms_norm_backward", c, type, original_type, [&](Side& side) -> std::vector<Array> {
         const View fused = side.put(values_of(c, type, 1));
         const View grad = side.put(Array(DType::f32, {h.head_dim}));
-        const Array kept(original_type, {h.rows, width}, random_values(h.rows * width, 5));
+        const Array stored(original_type, {h.rows, width}, random_values(h.rows * width, 5));
         const Array rstd(DType::f32, {h.rows, h.heads}, random_values(h.rows * h.heads, 7, 0.3F));
         ops::head_rms_norm_backward(
             side.stream(),
@@ -292,7 +292,7 @@ void check_heads(const Heads& h, DType type, DType original_type) {
              .rows = h.rows,
              .heads = h.heads,
              .head_dim = h.head_dim,
-             .original = side.put(kept),
+             .original = side.put(stored),
              .weight = side.put(weight),
              .rstd = side.put(rstd),
              .weight_grad = grad,

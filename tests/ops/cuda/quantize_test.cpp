@@ -40,7 +40,7 @@ Cast run_cast(Side& side, const Array& x, DType code_type, const Layout& layout,
     out.codes = side.space(code_type, shape, layout.offset);
   }
   if (wanted != Wanted::codes) {
-    out.codes_transposed = side.space(code_type, turned, layout.offset);
+    out.columnwise_codes = side.space(code_type, turned, layout.offset);
   }
   out.scale = side.put_value(scale);
   out.scale_inv = side.put_value(0.0F);
@@ -53,8 +53,8 @@ Cast run_cast(Side& side, const Array& x, DType code_type, const Layout& layout,
   if (!out.codes.empty()) {
     result.codes = side.get(out.codes);
   }
-  if (!out.codes_transposed.empty()) {
-    result.transposed = side.get(out.codes_transposed);
+  if (!out.columnwise_codes.empty()) {
+    result.transposed = side.get(out.columnwise_codes);
   }
   result.scale_inv = side.get_value(out.scale_inv);
   if (records) {
@@ -103,7 +103,7 @@ CurrentCast run_current(Side& side, const Array& x, DType code_type, const Layou
     out.codes = side.space(code_type, {layout.rows, layout.columns}, layout.offset);
   }
   if (wanted != Wanted::codes) {
-    out.codes_transposed = side.space(code_type, {layout.columns, layout.rows}, layout.offset);
+    out.columnwise_codes = side.space(code_type, {layout.columns, layout.rows}, layout.offset);
   }
   out.scale = side.put_value(-1.0F);
   out.scale_inv = side.put_value(-1.0F);
@@ -119,8 +119,8 @@ CurrentCast run_current(Side& side, const Array& x, DType code_type, const Layou
   if (!out.codes.empty()) {
     result.cast.codes = side.get(out.codes);
   }
-  if (!out.codes_transposed.empty()) {
-    result.cast.transposed = side.get(out.codes_transposed);
+  if (!out.columnwise_codes.empty()) {
+    result.cast.transposed = side.get(out.columnwise_codes);
   }
   result.cast.scale_inv = side.get_value(out.scale_inv);
   result.scale = side.get_value(out.scale);

@@ -68,8 +68,8 @@ TEST_CASE("each chip multiplies natively what its tensor cores have", "[cuda][sc
 TEST_CASE("a dequantized product takes its memory from the caller alone", "[cuda][scaled_gemm]") {
   const Chip chip(89);
   for (const DType c_type : {DType::bf16, DType::f16}) {
-    ScaledProduct product({granule_format(DType::e5m2, Granularity::block_1x128),
-                           granule_format(DType::e4m3, Granularity::block_128x128)},
+    ScaledProduct product({blockwise_format(DType::e5m2, Granularity::block_1x128),
+                           blockwise_format(DType::e4m3, Granularity::block_128x128)},
                           kShape, c_type, false);
     Side side(*chip.device);
     ops::ScaledGemm call = product.on(side);
@@ -91,8 +91,8 @@ TEST_CASE("a dequantized product takes its memory from the caller alone", "[cuda
 }
 
 TEST_CASE("native products of scaled operands keep their plan", "[cuda][scaled_gemm]") {
-  ScaledProduct product({granule_format(DType::e4m3, Granularity::row),
-                         granule_format(DType::e4m3, Granularity::row)},
+  ScaledProduct product({blockwise_format(DType::e4m3, Granularity::row),
+                         blockwise_format(DType::e4m3, Granularity::row)},
                         kShape, DType::bf16, false);
   Side side(*cuda_device());
   const Array first = product.run(side);
@@ -119,8 +119,8 @@ TEST_CASE("a mode that the library refuses counts as missing", "[cuda][scaled_ge
   shim::set_capability(89);  // the library knows less than we thought
   ops::probe_scaled_gemm(*chip.device);
   CHECK(chip.device->traits().fp8_products == cuda_traits(89).fp8_products);
-  ScaledProduct product({granule_format(DType::e4m3, Granularity::row),
-                         granule_format(DType::e4m3, Granularity::row)},
+  ScaledProduct product({blockwise_format(DType::e4m3, Granularity::row),
+                         blockwise_format(DType::e4m3, Granularity::row)},
                         kShape, DType::f32, false);
   CHECK(matches_cpu(*chip.device, product, false));
 }
@@ -149,7 +149,7 @@ TEST_CASE("a refused product takes no other with it", "[cuda][scaled_gemm]") {
   CHECK(chip.device->traits().fp8_products == expected);
 
   const auto support = [&](DType a, Granularity a_scales, Granularity b_scales, DType c) {
-    ScaledProduct product({granule_format(a, a_scales), granule_format(DType::e4m3, b_scales)},
+    ScaledProduct product({blockwise_format(a, a_scales), blockwise_format(DType::e4m3, b_scales)},
                           kShape, c, false);
     ops::ScaledGemm call = product.call();
     call.fast_accumulate = a_scales == Granularity::row;
@@ -208,8 +208,8 @@ TEST_CASE("a library that wants aligned extents gets them", "[cuda][scaled_gemm]
   CHECK(chip.device->traits().fp8_products == expected);
   for (const ProductShape& shape :
        {ProductShape{256, 128, 128}, {132, 128, 128}, {128, 144, 128}, {128, 128, 144}}) {
-    ScaledProduct product({granule_format(DType::e4m3, Granularity::block_1x128),
-                           granule_format(DType::e4m3, Granularity::block_128x128)},
+    ScaledProduct product({blockwise_format(DType::e4m3, Granularity::block_1x128),
+                           blockwise_format(DType::e4m3, Granularity::block_128x128)},
                           shape, DType::bf16, false);
     INFO(product.name());
     const bool native = shape.m == 256;

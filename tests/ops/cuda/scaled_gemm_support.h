@@ -57,8 +57,8 @@ struct ScaledProduct {
     const DType type = c.dtype() == DType::f16 ? DType::f16 : DType::bf16;
     const auto dequantized = [&](const ops::ScaledGemmOperand& operand) {
       const View values = side.space(type, operand.matrix.codes.shape);
-      ops::dequantize_granules(side.stream(), operand.matrix, operand.format, operand.layout,
-                               values);
+      ops::dequantize_blockwise(side.stream(), operand.matrix, operand.format, operand.layout,
+                                values);
       return values;
     };
     ops::gemm(side.stream(), {.a = {dequantized(call.a)},
@@ -69,7 +69,7 @@ struct ScaledProduct {
     return side.get(call.c);
   }
 
-  /// Makes the scale of a granule of `a` NaN.
+  /// Makes the scale of a block of `a` NaN.
   void spoil_scale(int64_t row, int64_t block) {
     const int64_t at = a.grid.offset(row, std::min(block, a.grid.columns - 1));
     if (a.format.scale_type == ScaleType::e8m0) {

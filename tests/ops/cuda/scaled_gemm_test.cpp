@@ -13,7 +13,7 @@
 namespace fp8train::test {
 namespace {
 
-// Pieces of granules and of cuBLASLt's paddings left over; M odd and K not of whole blocks; shapes
+// Pieces of blocks and of cuBLASLt's paddings left over; M odd and K not of whole blocks; shapes
 // that no tensor core takes.
 constexpr ProductShape kShapes[] = {{260, 144, 288}, {33, 32, 80}, {20, 12, 30}};
 
@@ -34,7 +34,7 @@ TEST_CASE("scaled GEMMs match the cpu", "[cuda][scaled_gemm]") {
   }
 }
 
-TEST_CASE("a NaN scale on cuda reaches the rows of its granule and no others",
+TEST_CASE("a NaN scale on cuda reaches the rows of its block and no others",
           "[cuda][scaled_gemm]") {
   for (const FormatPair& formats : format_pairs()) {
     ScaledProduct product(formats, {144, 48, 288}, DType::f32, false);

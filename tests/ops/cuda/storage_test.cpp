@@ -1,5 +1,5 @@
-// Tensors kept in formats of their own: the cpu's bits, since the arithmetic is the same and maxima
-// and counts have no order.
+// Tensors stored in formats of their own: the cpu's bits, since the arithmetic is the same and
+// maxima and counts have no order.
 
 #include "ops/storage/storage.h"
 
@@ -11,7 +11,7 @@
 namespace fp8train::test {
 namespace {
 
-struct Kept {
+struct StoredValues {
   Array codes, scales, read;
 };
 
@@ -24,7 +24,7 @@ struct Case {
 };
 
 /// Two stores, the second added, and what is read then.
-Kept keep(Side& side, const Case& c) {
+StoredValues keep(Side& side, const Case& c) {
   const View codes = side.put(Array(c.format.dtype, {c.count}), c.offset);
   const int64_t scales = stored_scales(c.format, c.count);
   StoredTensor to(codes, c.format, {});
@@ -48,8 +48,8 @@ void check_case(const Case& c) {
   INFO(describe(c.format) << " from " << name_of(c.dtype) << ", " << c.count << " from "
                           << c.offset);
   const auto run = [&](Side& side) { return keep(side, c); };
-  const Kept cuda = on_cuda(run);
-  const Kept cpu = on_cpu(run);
+  const StoredValues cuda = on_cuda(run);
+  const StoredValues cpu = on_cpu(run);
   CHECK(same_values(cuda.codes, cpu.codes));
   CHECK(same_values(cuda.scales, cpu.scales));
   CHECK(same_values(cuda.read, cpu.read));
@@ -83,10 +83,10 @@ TEST_CASE("automatic factors have the cpu's bits", "[cuda][storage]") {
     const auto run = [&](Side& side) {
       const View codes = side.put(Array(DType::e4m3, {count}, adversarial_values(count, 3, true)));
       auto* automatic = side.put_value(ops::AutoScale{0.75F, 0});
-      const auto* go_on = side.put_value(int32_t{0});
-      ops::update_auto_scale(side.stream(), codes, automatic, go_on);
+      const auto* progress = side.put_value(int32_t{0});
+      ops::update_auto_scale(side.stream(), codes, automatic, progress);
       const View zeros = side.put(Array(DType::e5m2, {count}));
-      ops::update_auto_scale(side.stream(), zeros, automatic, go_on);
+      ops::update_auto_scale(side.stream(), zeros, automatic, progress);
       ops::update_auto_scale(side.stream(), codes, automatic, side.put_value(int32_t{1}));
       CHECK(side.get_value(automatic).at_maximum == 0);
       return side.get_value(automatic).factor;
@@ -106,10 +106,10 @@ TEST_CASE("compressed tensors have the cpu's bits", "[cuda][storage][small]") {
           ops::compress(side.stream(), x, out);
           const View y = side.space(dtype, {size}, shift);
           ops::decompress(side.stream(), out, y);
-          return Kept{side.get(out.codes), side.get(out.scale_inv), side.get(y)};
+          return StoredValues{side.get(out.codes), side.get(out.scale_inv), side.get(y)};
         };
-        const Kept cuda = on_cuda(run);
-        const Kept cpu = on_cpu(run);
+        const StoredValues cuda = on_cuda(run);
+        const StoredValues cpu = on_cpu(run);
         CHECK(same_values(cuda.codes, cpu.codes));
         CHECK(same_values(cuda.scales, cpu.scales));
         CHECK(same_values(cuda.read, cpu.read));

@@ -42,15 +42,15 @@ struct Case {
   DType x = DType::f32, y = DType::f32;
   int64_t count = 0, offset = 0, inner = 1, exact_index = -1;
   bool finite = true;
-  ops::ChunkPlaces places;
+  ops::ChunkRange range;
 };
 
 constexpr int64_t kChunk = 256, kChunks = 4;
 
-/// What images hold, whatever their padding and their NaNs are: they are read back.
+/// What packets hold, whatever their padding and their NaNs are: they are read back.
 Results pack_and_sum(Side& side, const Case& c) {
   const int64_t bytes = kChunks * ops::wire_bytes(c.format, kChunk);
-  const View images = side.space(DType::e4m3, {3 * bytes});
+  const View packets = side.space(DType::e4m3, {3 * bytes});
   View x;
   for (uint32_t rank = 0; rank < 3; ++rank) {
     x = side.put(Array(c.x, {c.count}, adversarial_values(c.count, rank + 1, c.finite)), c.offset);
@@ -58,18 +58,20 @@ Results pack_and_sum(Side& side, const Case& c) {
                                    .format = c.format,
                                    .chunk = kChunk,
                                    .chunks = kChunks,
-                                   .places = c.places,
+                                   .range = c.range,
                                    .inner = c.inner,
-                                   .images = images.as<uint8_t>() + rank * bytes});
+                                   .packets = packets.as<uint8_t>() + rank * bytes});
   }
   const View first = side.space(DType::f32, {kChunk * kChunks});
-  ops::sum_wire(
-      side.stream(),
-      {.images = images.data, .format = c.format, .chunk = kChunk, .chunks = kChunks, .y = first});
+  ops::sum_wire(side.stream(), {.packets = packets.data,
+                                .format = c.format,
+                                .chunk = kChunk,
+                                .chunks = kChunks,
+                                .y = first});
   // What chunks do not have stays.
   const View sum = side.put(Array(c.y, {c.count}, random_values(c.count, 9)), c.offset);
   const View exact = side.put(Array(c.y, {c.count}, adversarial_values(c.count, 8, c.finite)));
-  ops::sum_wire(side.stream(), {.images = images.data,
+  ops::sum_wire(side.stream(), {.packets = packets.data,
                                 .format = c.format,
                                 .contributions = 3,
                                 .chunk = kChunk,
@@ -78,11 +80,11 @@ Results pack_and_sum(Side& side, const Case& c) {
                                 .exact = exact,
                                 .factor = 0.3F,
                                 .y = sum,
-                                .places = c.places});
+                                .range = c.range});
   return {{side.get(first), side.get(sum)}};
 }
 
-TEST_CASE("images and their sums have the cpu's bits", "[cuda][wire]") {
+TEST_CASE("packets and their sums have the cpu's bits", "[cuda][wire]") {
   for (const TensorFormat& format : kWires) {
     const Case cases[] = {
         {format, DType::f32, DType::f32, kChunk * kChunks, 0, 1, -1, true},
@@ -104,23 +106,23 @@ TEST_CASE("copied codes have the cpu's bytes", "[cuda][wire][small]") {
        {by_group(DType::e4m3, ScaleType::f32), by_group(DType::e4m3, ScaleType::pow2)}) {
     for (const int64_t offset : {0, 1}) {
       compare([&, shift = offset](Side& side) {
-        const ops::ChunkPlaces places = {.first = 128 * shift, .stride = 0};
+        const ops::ChunkRange range = {.first = 128 * shift, .stride = 0};
         const View codes = side.put(Array(format.dtype, {300}, random_values(300, 3)), shift);
         const View scales = side.put(Array(DType::f32, {3}, {4, 0, 0.125F}));
-        const View images = side.space(DType::e4m3, {2 * ops::wire_bytes(format, 256)});
+        const View packets = side.space(DType::e4m3, {2 * ops::wire_bytes(format, 256)});
         ops::pack_wire(side.stream(), {.x = StoredTensor(codes, format, scales),
                                        .format = format,
                                        .chunk = 256,
                                        .chunks = 2,
-                                       .places = places,
-                                       .images = images.data});
+                                       .range = range,
+                                       .packets = packets.data});
         const View codes_back = side.put(Array(format.dtype, {300}), shift);
         const View scales_back = side.put(Array(DType::f32, {3}));
-        ops::unpack_wire(side.stream(), {.images = images.data,
+        ops::unpack_wire(side.stream(), {.packets = packets.data,
                                          .chunk = 256,
                                          .chunks = 2,
                                          .y = {codes_back, format, scales_back},
-                                         .places = places});
+                                         .range = range});
         return Results{{side.get(codes_back), side.get(scales_back)}};
       });
     }
@@ -181,13 +183,13 @@ Results share(Side& side, DType dtype, int64_t count, int64_t offset, bool finit
   const int64_t tensors = (groups + 1) / 2;
   Array names(DType::i32, {groups});
   std::copy(table.begin(), table.end(), names.as<int32_t>());
-  std::vector<float> kept(static_cast<size_t>(2 * tensors), 0.0F);
-  for (size_t t = 0; t < kept.size(); t += 2) {
-    kept[t] = t == 0 ? 0.0F : 0.5F;
+  std::vector<float> stored(static_cast<size_t>(2 * tensors), 0.0F);
+  for (size_t t = 0; t < stored.size(); t += 2) {
+    stored[t] = t == 0 ? 0.0F : 0.5F;
   }
   const ops::SharedBucket bucket = {
       side.put(Array(dtype, {count}, adversarial_values(count, 6, finite)), offset),
-      is_fp8(dtype) ? side.put(Array(DType::f32, {tensors, 2}, kept)) : View{}, side.put(names)};
+      is_fp8(dtype) ? side.put(Array(DType::f32, {tensors, 2}, stored)) : View{}, side.put(names)};
   const View amax = side.space(DType::f32, {tensors});
   const View scales = side.space(DType::f32, {tensors});
   const View codes = side.space(DType::e4m3, {2, 1024});
@@ -212,10 +214,10 @@ Results share(Side& side, DType dtype, int64_t count, int64_t offset, bool finit
     results.arrays.push_back(side.get(shard));
   }
   if (is_fp8(dtype)) {
-    results.arrays.push_back(side.get(bucket.kept_scales));
+    results.arrays.push_back(side.get(bucket.code_scales));
   }
   // Chunks that lie apart; of codes without their scales.
-  const ops::ChunkPlaces apart = {.first = 128, .stride = 384};
+  const ops::ChunkRange apart = {.first = 128, .stride = 384};
   const View rows = {codes.data, DType::e4m3, {4, 256}};
   ops::pack_shared(side.stream(), bucket, scales, rows, apart);
   results.arrays.push_back(side.get(row));

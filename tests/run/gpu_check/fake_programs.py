@@ -96,7 +96,7 @@ def ncu(words):
     rows = [names, ["", "", "ns", "byte", "inst", "%"], ["0", "void swiglu(int, float)", "2,000", "8,000,000", "5000", "60.0"],
             ["1", "void swiglu(int, float)", "2000", "8000000", "5000", "40.0"], ["2", "norm", "1000", "1000", "100", "50"]]
     for row in rows:
-        print(",".join(f'"{cell}"' for cell in row))
+        print(",".join(f'"{role}"' for role in row))
     return 0
 
 

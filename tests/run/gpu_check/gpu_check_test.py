@@ -53,7 +53,7 @@ class GpuCheckTest(unittest.TestCase):
     def listed(self, *words):
         return [line.split()[1] for line in self.check("--list", *words).splitlines()]
 
-    def test_every_item_starts_and_is_parsed_beside_warnings(self):
+    def test_every_item_starts_and_is_parsed_among_warnings(self):
         self.check()
         results = self.results()
         self.assertEqual([result["item"] for result in results], ["machine", *self.listed()])

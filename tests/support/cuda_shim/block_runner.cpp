@@ -51,7 +51,7 @@ Order thread_order() {
   return order;
 }
 
-/// Stacks for the threads of a block, each with an unmapped page below it; kept from block to
+/// Stacks for the threads of a block, each with an unmapped page below it; stored from block to
 /// block.
 class Stacks {
  public:
@@ -94,7 +94,7 @@ struct Fiber {
 };
 
 /// One exchange of a set of lanes: values gather until all have come; then each takes its copy, and
-/// the last one to leave makes room for the next exchange of that set.
+/// the last one to leave makes space for the next exchange of that set.
 struct Exchange {
   uint64_t values[kWarp] = {};
   unsigned arrived = 0;

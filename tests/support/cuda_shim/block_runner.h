@@ -8,7 +8,7 @@
 //   array is an allocation of its own, so that AddressSanitizer sees an overrun of one element.
 // The order in which threads of a block run is FP8TRAIN_SHIM_ORDER=forward|reverse|shuffled: a
 // missing barrier shows as a difference between orders. So does a missing wait for a copy that runs
-// beside the arithmetic (cp.async): it arrives as late as it may, at once, or one or the other.
+// next to the arithmetic (cp.async): it arrives as late as it may, at once, or one or the other.
 
 #include <cstddef>
 #include <cstdint>

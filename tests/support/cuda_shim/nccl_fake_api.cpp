@@ -19,7 +19,7 @@
 using fp8train::shim::NcclClique;
 using fp8train::shim::NcclStart;
 
-/// Kept after its end, so that use after it is found.
+/// Stored after its end, so that use after it is found.
 struct ncclComm {
   std::shared_ptr<NcclClique> clique;
   int rank = 0;

@@ -1,6 +1,6 @@
 #pragma once
-// Work that is given to the shim's streams: done at once, or, while the stream is captured, kept in
-// the graph. What `work` needs is copied into it, as a launch copies its arguments. What a fake
+// Work that is given to the shim's streams: done at once, or, while the stream is captured, stored
+// in the graph. What `work` needs is copied into it, as a launch copies its arguments. What a fake
 // library does together with other ranks is done as late as it may be: when something waits for it.
 // So what forgets to wait reads what has not come.
 
@@ -14,7 +14,7 @@ namespace fp8train::shim {
 
 void submit(cudaStream_t stream, std::function<void()> work);
 
-/// Whether work is being kept in a graph: what device memory holds at that time means nothing.
+/// Whether work is being stored in a graph: what device memory holds at that time means nothing.
 bool capturing();
 
 /// Work that ends when other ranks have done their part.

@@ -1,0 +1,152 @@
+// fp8train check: everything that can be known before a run starts. Reads all tokens of the data,
+// plans the memory on the meta device, allocates nothing large.
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <memory>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "commands.h"
+#include "train/dry_run.h"
+#include "train/preflight.h"
+#include "train/progress.h"
+#include "train/threads.h"
+#include "train/weights.h"
+
+namespace fp8train {
+namespace {
+
+constexpr int64_t kSampledTokens = 48;
+
+std::string sample_text(const Session& session) {
+  const int64_t count = std::min(kSampledTokens, session.data.train.size());
+  std::vector<int32_t> tokens(static_cast<size_t>(count));
+  session.data.train.read(0, count, tokens.data());
+  return session.tokenizer->decode(tokens);
+}
+
+/// On one line, with control characters shown as escapes.
+std::string quoted(const std::string& text) {
+  std::string result = "\"";
+  for (const char c : text) {
+    if (c == '\n') {
+      result += "\\n";
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      result += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+    } else {
+      result += c;
+    }
+  }
+  return result + "\"";
+}
+
+/// Reads every id of a corpus once. Throws DataError for one outside the vocabulary.
+void scan(const Corpus& corpus, const char* name) {
+  constexpr int64_t kPart = 1 << 20;
+  constexpr double kSecondsBetween = 5;
+  std::vector<int32_t> tokens(static_cast<size_t>(std::min(kPart, corpus.size())));
+  const Stopwatch total;
+  Stopwatch watch;
+  for (int64_t done = 0; done < corpus.size(); done += kPart) {
+    corpus.read(done, std::min(kPart, corpus.size() - done), tokens.data());
+    if (watch.seconds() >= kSecondsBetween) {
+      fmt::print(stderr, "scanning {} data: {:.0f} % of {} tokens\n", name,
+                 100.0 * static_cast<double>(done) / static_cast<double>(corpus.size()),
+                 describe_count(static_cast<double>(corpus.size())));
+      watch.restart();
+    }
+  }
+  if (corpus.size() > 0) {
+    fmt::print("scan    {} {} tokens are below the vocabulary's size, in {}\n",
+               describe_count(static_cast<double>(corpus.size())), name,
+               describe_duration(total.seconds()));
+  }
+}
+
+/// Reads the weights that the run would start from: names, shapes, finite values.
+void check_weights(const Session& session) {
+  if (session.settings.model.from.empty()) {
+    return;
+  }
+  const std::unique_ptr<Device> meta = make_device(DeviceKind::meta);
+  Decoder model(*meta, session.engine.model, session.engine.plan, session.engine.decoder);
+  load_weights(*meta, model, TensorSource(session.settings.model.from));
+}
+
+/// The folder, or the nearest one above it that exists, takes new files.
+void check_output(const std::filesystem::path& folder) {
+  std::filesystem::path existing = std::filesystem::absolute(folder);
+  std::error_code unseen;  // a folder above may not be read
+  while (!std::filesystem::exists(existing, unseen) && existing.has_relative_path()) {
+    existing = existing.parent_path();
+  }
+  if (!std::filesystem::is_directory(existing, unseen) ||
+      access(existing.c_str(), W_OK | X_OK) != 0) {
+    throw DeviceError(fmt::format("output_dir {}: {} is no folder that can be written into",
+                                  folder.string(), existing.string()));
+  }
+}
+
+struct CheckOptions {
+  RankOptions ranks;
+  bool no_scan = false;
+};
+
+int check_run(const CheckOptions& options) {
+  Settings settings = load(options.ranks.common);
+  const int world_size =
+      fill_job(options.ranks.world_size, options.ranks.ranks_per_node, settings.job);
+  const Session session = open_session(settings, true, world_size);
+  const auto ranks = Topology::blocks(world_size, static_cast<int>(settings.job.ranks_per_node));
+  log_notes(session);
+  check_weights(session);
+  std::string reason;
+  const std::unique_ptr<Device> device = choose_device(settings.device, false, reason);
+  const DryRunStep dry_run = dry_run_step(session.engine, *device, ranks, 0);
+  for (const std::string& line :
+       run_overview(session, *device, reason, configure_threads(settings.threads), dry_run)) {
+    fmt::print("{}\n", line);
+  }
+  if (ranks.size() > 1) {
+    fmt::print("ranks   {} on {} node{}, {}: memory is that of a rank\n", ranks.size(),
+               ranks.nodes(), ranks.nodes() == 1 ? "" : "s", describe_layout(session));
+  }
+  fmt::print("work    {:.3g} GFLOP per step in GEMMs, {:.3g} in attention\n",
+             dry_run.work.gemm_flops / 1e9, dry_run.work.attention_flops / 1e9);
+  fmt::print("sample  {}\n", quoted(sample_text(session)));
+  check_output(settings.output_dir);
+  if (!options.no_scan) {
+    scan(session.data.train, "training");
+    scan(session.data.val, "validation");
+  }
+  if (settings.job.gpu != "auto" && settings.device != "cpu") {
+    fmt::print("ok; `fp8train estimate` says whether it fits into the memory of {}\n",
+               settings.job.gpu);
+    return 0;
+  }
+  const RankMemory memory = memory_of_job(settings, [&]() -> const Device& { return *device; });
+  const MemoryLedger planned = memory_of_run(dry_run, memory.is_host);
+  if (memory.fits(planned)) {
+    fmt::print("ok: `fp8train train` would start\n");
+  } else {
+    fmt::print("the configuration is ok, but DOES NOT FIT: a rank needs {} and has {}\n",
+               describe_bytes(static_cast<double>(planned.total())),
+               describe_bytes(static_cast<double>(memory.bytes)));
+  }
+  return 0;
+}
+
+}  // namespace
+
+void add_check(Arguments command, Action& action) {
+  auto options = std::make_shared<CheckOptions>();
+  add_ranks(command, options->ranks);
+  command.flag("--no-scan", options->no_scan, "Do not read all tokens, only samples");
+  command.run(action, [options] { return check_run(*options); });
+}
+
+}  // namespace fp8train

@@ -1,0 +1,222 @@
+// fp8train config: the wizard that writes run.yaml and its job script; its parts show, explain and
+// document configurations, and need no data and no device.
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <string_view>
+
+#include "base/atomic_file.h"
+#include "base/error.h"
+#include "base/signals.h"
+#include "commands.h"
+#include "config/job_script.h"
+#include "config/load.h"
+#include "config/show.h"
+#include "config/wizard.h"
+#include "wizard_memory.h"
+
+namespace fp8train {
+namespace {
+
+struct ShowOptions {
+  CommonOptions common;
+  bool resolved = false;
+  bool comments = false;
+};
+
+void add_show(Arguments parent, Action& action) {
+  auto options = std::make_shared<ShowOptions>();
+  Arguments show = parent.part("show", "Check a configuration and print it as YAML");
+  add_common(show, options->common);
+  show.flag("--resolved", options->resolved, "Every setting, not only what differs");
+  show.flag("--comments", options->comments, "With a line of documentation per key");
+  show.run(action, [options] {
+    fmt::print("{}", show_settings(load(options->common), options->resolved, options->comments));
+    return 0;
+  });
+}
+
+void add_explain_key(Arguments parent, Action& action) {
+  auto key = std::make_shared<std::string>();
+  Arguments explain = parent.part("explain", "Explain one key or section");
+  explain.required("key", *key, "Dotted key, such as optimizer.lr");
+  explain.run(action, [key] {
+    fmt::print("{}", explain_key(*key));
+    return 0;
+  });
+}
+
+/// A subcommand without options that prints a text.
+void add_text(Arguments parent, Action& action, const char* name, const char* help,
+              std::string (*text)()) {
+  parent.part(name, help).run(action, [text] {
+    fmt::print("{}", text());
+    return 0;
+  });
+}
+
+std::string keys_text() {
+  std::string result;
+  for (const std::string& key : config_keys()) {
+    result += key + "\n";
+  }
+  return result;
+}
+
+struct WizardOptions {
+  std::string answers;
+  std::string output = "run.yaml";
+  bool overwrite = false;
+};
+
+/// Makes the folder of a file; empty where that succeeds and it can be written into.
+std::string why_unwritable(const std::string& path) {
+  namespace fs = std::filesystem;
+  const fs::path folder = fs::absolute(path).parent_path();
+  std::error_code failure;
+  fs::create_directories(folder, failure);
+  if (fs::is_directory(path, failure)) {
+    return fmt::format("{} is a folder", path);
+  }
+  const bool writable = fs::is_directory(folder, failure) && access(folder.c_str(), W_OK) == 0;
+  return writable ? "" : fmt::format("{} is no folder that can be written into", folder.string());
+}
+
+/// run.yaml, held against what was meant.
+std::string run_file(const WizardResult& result) {
+  std::string text = fmt::format(
+      "# Written by `fp8train config`. Other keys: `fp8train config explain KEY`, "
+      "docs/configuration.md.\n\n{}",
+      commented_settings(result.settings, result.asked));
+  LoadRequest request;
+  request.path = result.output;
+  request.text = text;
+  check(load_settings(request) == result.settings, "run.yaml does not say what was answered");
+  return text;
+}
+
+/// What to do next, in the order in which it is done.
+std::string next_commands(const WizardResult& result) {
+  const JobSettings& job = result.settings.job;
+  const std::string file = shell_word(result.output);
+  if (job.slurm) {
+    return fmt::format("  fp8train check {}\n  sbatch {}\n  tail -F fp8train-*.out\n", file,
+                       shell_word(job_script_path(result.output)));
+  }
+  const int64_t ranks = job.nodes * job.ranks_per_node;
+  const std::string launcher = ranks > 1 ? fmt::format("mpirun -n {} ", ranks) : "";
+  return fmt::format("  fp8train check {}\n  {}fp8train {}\n  tail -F {}\n", file, launcher, file,
+                     shell_word(result.settings.output_dir + "/train.log"));
+}
+
+void write_files(const WizardResult& result, bool gpus) {
+  const std::string text = run_file(result);
+  write_file_atomically(result.output, text);
+  fmt::print("wrote {}\n", result.output);
+  if (result.settings.job.slurm) {
+    const JobScript script = job_script(result.settings, result.output, gpus);
+    const std::string path = job_script_path(result.output);
+    write_file_atomically(path, script.text);
+    fmt::print("wrote {} (from {})\n", path, script.source);
+  }
+  fmt::print("next:\n{}", next_commands(result));
+}
+
+/// Without a dialogue nobody can be asked.
+void refuse_to_replace(const WizardResult& result, bool overwrite) {
+  std::vector<std::string> paths = {result.output};
+  if (result.settings.job.slurm) {
+    paths.push_back(job_script_path(result.output));
+  }
+  if (const std::string problem = why_unwritable(result.output); !problem.empty()) {
+    throw DeviceError(problem);
+  }
+  for (const std::string& path : paths) {
+    if (!overwrite && std::filesystem::exists(path)) {
+      throw ConfigError(fmt::format(
+          "{} is there already: --overwrite replaces it, --output names another", path));
+    }
+  }
+}
+
+/// What the terminal shows next to plain lines.
+WizardStyle terminal_style() {
+  const char* terminal = std::getenv("TERM");
+  const bool plain = std::getenv("NO_COLOR") != nullptr || terminal == nullptr ||
+                     std::string_view(terminal) == "dumb";
+  return {.echo = isatty(STDIN_FILENO) == 0, .bold = isatty(STDOUT_FILENO) == 1 && !plain};
+}
+
+/// Training data that this machine does not have; another one may.
+std::string data_remark(const std::string& key, const Settings& settings) {
+  std::string remark;
+  for (const DataSource& source : settings.data.train) {
+    const bool pattern = source.path.find_first_of("*?[") != std::string::npos;
+    if (key == "data.train" && !pattern && !std::filesystem::exists(source.path)) {
+      remark += fmt::format("  note: there is no {} on this machine\n", source.path);
+    }
+  }
+  return remark;
+}
+
+int run_wizard(const WizardOptions& options) {
+  JobMemory memory;
+  const WizardHooks hooks = {
+      .memory = [&](const Settings& settings) { return memory.line(settings); },
+      .remark = data_remark,
+      .obstacle = [&](const Settings& settings) { return memory.obstacle(settings); },
+      .unwritable = why_unwritable,
+      .stopped = [] { return stop_signal() != 0; },
+      .exists = [](const std::string& path) { return std::filesystem::exists(path); }};
+  Wizard wizard(std::cin, std::cout, hooks, terminal_style());
+  WizardResult result;
+  if (!options.answers.empty()) {
+    result = wizard.take(answers_in_file(options.answers), options.answers, options.output);
+    refuse_to_replace(result, options.overwrite);
+    fmt::print("{}\n", memory.line(result.settings));
+    write_files(result, memory.on_gpus(result.settings));
+    return 0;
+  }
+  install_stop_handlers(WaitingCalls::end);  // Ctrl-C ends the reading of a line
+  try {
+    result = wizard.talk(options.output);
+  } catch (const InputEnded& ended) {
+    const int signal = stop_signal();
+    fmt::print(stderr, "{}: nothing was written\n", signal == 0 ? ended.what() : "stopped");
+    return signal == 0 ? kExitUsage : 128 + signal;
+  }
+  restore_signal_handlers();
+  fmt::print("\n");
+  write_files(result, memory.on_gpus(result.settings));
+  return 0;
+}
+
+void add_wizard(Arguments command, Action& action) {
+  auto options = std::make_shared<WizardOptions>();
+  command.option(
+      "--answers", options->answers,
+      "Ask nothing: a YAML file with keys of run.yaml; what it leaves out is as offered");
+  command.option("--output", options->output, "The file to write; the job script lies next to it");
+  command.flag("--overwrite", options->overwrite, "With --answers: replace files that are there");
+  command.run(action, [options] { return run_wizard(*options); });
+}
+
+}  // namespace
+
+void add_config(Arguments command, Action& action) {
+  add_wizard(command, action);
+  add_show(command, action);
+  add_explain_key(command, action);
+  add_text(command, action, "keys", "List all keys", keys_text);
+  add_text(command, action, "list", "List the model presets", presets_text);
+  add_text(command, action, "docs", "Print the documentation page of all keys", configuration_page);
+  command.parts_optional();
+}
+
+}  // namespace fp8train

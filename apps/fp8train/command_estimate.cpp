@@ -1,0 +1,125 @@
+// fp8train estimate: what a run would need on many ranks, on GPUs that need not be here.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "base/error.h"
+#include "commands.h"
+#include "train/dry_run.h"
+#include "train/estimate.h"
+#include "train/preflight.h"
+#include "train/progress.h"
+
+namespace fp8train {
+namespace {
+
+struct EstimateOptions {
+  RankOptions ranks;
+  std::string gpu;
+};
+
+void print_model(const Session& session, const DryRunStep& step) {
+  const double tokens = static_cast<double>(session.tokens_per_step()) / session.ranks;
+  fmt::print(
+      "model   {} parameters; {:.3g} GFLOP per token in GEMMs ({:.0f} % of them in 8 bits), "
+      "{:.3g} in attention\n",
+      describe_count(static_cast<double>(parameter_count(session.engine.model))),
+      step.work.gemm_flops / tokens / 1e9,
+      100 * step.work.gemm_flops_8bit / std::max(step.work.gemm_flops, 1.0),
+      step.work.attention_flops / tokens / 1e9);
+}
+
+void print_ranks(const Session& session, const Topology& ranks) {
+  fmt::print("ranks   {} on {} node{}, {}; {} tokens per step\n", ranks.size(), ranks.nodes(),
+             ranks.nodes() == 1 ? "" : "s", describe_layout(session), session.tokens_per_step());
+}
+
+void print_memory(const DryRunStep& step, const RankMemory& memory) {
+  fmt::print("memory  of a rank\n");
+  const MemoryLedger planned = memory_of_run(step, memory.is_host);
+  for (const std::string& line : describe_memory(planned)) {
+    fmt::print("{}\n", line);
+  }
+  if (!memory.is_host) {
+    fmt::print("{}\n", describe_state_copy(step));
+  }
+  if (memory.bytes > 0) {
+    fmt::print("        {}: {} of {}\n", memory.fits(planned) ? "fits" : "DOES NOT FIT",
+               describe_bytes(static_cast<double>(planned.total())),
+               describe_bytes(static_cast<double>(memory.bytes)));
+  }
+}
+
+void print_time(const Session& session, const DryRunStep& step, const GpuKind& gpu) {
+  const AssumedRates rates;
+  const StepTime time = step_time(step, gpu, rates);
+  fmt::print(
+      "time    {:.3g} s per step, {} tokens/s: GEMMs {:.3g}, attention {:.3g}, memory {:.3g}, "
+      "wire {:.3g} of which {:.3g} is not hidden\n",
+      time.total(), describe_count(static_cast<double>(session.tokens_per_step()) / time.total()),
+      time.gemms, time.attention, time.memory, time.wire, time.exposed);
+  fmt::print(
+      "        from stated rates, of which {:.0f} % (GEMMs), {:.0f} % (attention), {:.0f} % "
+      "(memory) and {:.0f} % (wire) are assumed to be reached\n",
+      100 * rates.gemm, 100 * rates.attention, 100 * rates.memory, 100 * rates.wire);
+}
+
+int estimate(const EstimateOptions& options) {
+  Settings settings = load(options.ranks.common);
+  if (!options.gpu.empty()) {
+    settings.job.gpu = options.gpu;
+    settings.device = "cuda";
+  }
+  const int world_size =
+      fill_job(options.ranks.world_size, options.ranks.ranks_per_node, settings.job);
+  const Session session = open_session(settings, false, world_size);
+  log_notes(session);
+  std::unique_ptr<Device> device;
+  const RankMemory memory = memory_of_job(settings, [&]() -> const Device& {
+    std::string reason;
+    device = choose_device(settings.device, false, reason);
+    return *device;
+  });
+  const auto ranks = Topology::blocks(world_size, static_cast<int>(settings.job.ranks_per_node));
+  const DryRunStep step = dry_run_step(session.engine, memory.traits, ranks, 0);
+  print_model(session, step);
+  print_ranks(session, ranks);
+  fmt::print("device  {}\n", memory.gpu != nullptr ? memory.gpu->name : device->description());
+  print_memory(step, memory);
+  if (ranks.size() > 1) {
+    fmt::print("wire    {} per rank and step within the node, {} between nodes\n",
+               describe_bytes(static_cast<double>(step.sent.within_node)),
+               describe_bytes(static_cast<double>(step.sent.between_nodes)));
+  }
+  if (memory.gpu != nullptr) {
+    print_time(session, step, *memory.gpu);
+    fmt::print("        cuDNN's workspace for attention is not counted\n");
+  }
+  if (memory.bytes > 0) {
+    const size_t copy = memory.is_host ? step.state_copy : 0;
+    const int64_t most = largest_micro_batch(session.engine, memory.traits, ranks, 0,
+                                             memory.bytes - std::min(copy, memory.bytes));
+    fmt::print("largest training.micro_batch_size that fits, with {} of them per step: {}\n",
+               session.engine.gradient_accumulation_steps,
+               most == 0                 ? "none"
+               : most >= kMostMicroBatch ? fmt::format("{} or more", most)
+                                         : fmt::format("{}", most));
+  }
+  return 0;
+}
+
+}  // namespace
+
+void add_estimate(Arguments command, Action& action) {
+  auto options = std::make_shared<EstimateOptions>();
+  add_ranks(command, options->ranks);
+  command.option("--gpu", options->gpu,
+                 "l4, rtx4090, l40s, rtx6000ada, h100, h200, b200, rtx5090; else job.gpu, unless "
+                 "device is cpu");
+  command.run(action, [options] { return estimate(*options); });
+}
+
+}  // namespace fp8train

@@ -1,0 +1,299 @@
+// fp8train explain: what really runs in which format. The resolved row of the table of plans, then
+// every linear layer's three GEMMs and why a layer is exempt; or how the plan differs from another
+// one; or the whole table of plans.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "commands.h"
+#include "device/cuda/cuda_device.h"
+#include "layer_lines.h"
+#include "nn/linear_product.h"
+#include "optim/registry.h"
+#include "precision/plan_table.h"
+#include "train/preflight.h"
+#include "train/session.h"
+
+namespace fp8train {
+namespace {
+
+struct ExplainOptions {
+  CommonOptions common;
+  bool json = false;
+  bool every_layer = false;
+  bool plans = false;
+  std::string diff;  ///< a plan's name
+};
+
+/// What never runs in a scaled format, whatever the plan.
+constexpr const char* kOutside =
+    "embedding, norms, rotary embedding, attention's own products, activations, soft-max and loss";
+
+bool reads_blocks(const GemmPlan& gemm) {
+  return gemm.a.is_scaled() && gemm.a.granularity != Granularity::tensor;
+}
+
+/// The layers of a plan and, for each GEMM of each, why its operands are dequantized.
+struct Layers {
+  std::vector<LinearPlan> linears;
+  std::vector<std::array<std::string_view, 3>> dequantized;
+};
+
+/// Blockwise products depend on the GPU: where the run would use the one of this machine, it is
+/// asked.
+Layers explained_layers(const Session& session) {
+  Layers layers;
+  layers.linears = plan_linears(session.engine.plan, linear_sites(session.engine.model));
+  const std::string& setting = session.settings.device;
+  DeviceTraits traits;
+  const bool blockwise =
+      std::any_of(layers.linears.begin(), layers.linears.end(), [](const LinearPlan& linear) {
+        return reads_blocks(linear.fprop) || reads_blocks(linear.dgrad) ||
+               reads_blocks(linear.wgrad);
+      });
+  if (blockwise && setting != "cpu" && why_cuda_is_unusable().empty()) {
+    std::string reason;
+    traits = choose_device(setting, false, reason)->traits();
+  }
+  const int64_t rows = session.engine.micro_batch_size * session.engine.seq_length;
+  for (const LinearPlan& linear : layers.linears) {
+    layers.dequantized.push_back(dequantized_because(traits, linear, rows));
+  }
+  return layers;
+}
+
+void print_reasons(const Layers& layers) {
+  std::map<std::string_view, int> reasons;
+  for (const auto& layer : layers.dequantized) {
+    for (const std::string_view reason : layer) {
+      reasons[reason] += reason.empty() ? 0 : 1;
+    }
+  }
+  for (const auto& [reason, gemms] : reasons) {
+    if (gemms > 0) {
+      fmt::print("{} GEMMs multiply operands dequantized to a type of 16 bits: {}.\n", gemms,
+                 reason);
+    }
+  }
+}
+
+/// The plan as a line of the table of plans and its roles, as the run's optimizer uses them.
+struct ExplainedPlan {
+  std::vector<PlanColumn> columns, roles;
+  ParameterBytes bytes;
+};
+
+ExplainedPlan explained_plan(const Session& session) {
+  const PrecisionPlan& plan = session.engine.plan;
+  const OptimizerSettings& settings = session.engine.optimizer;
+  const MomentRoles moments = optimizer_named(settings.name).moments(settings);
+  ExplainedPlan shown = {table_columns(plan), plan_columns(plan), bytes_per_parameter(plan)};
+  if (moments.moment1 && moments.moment2) {
+    return shown;
+  }
+  const std::string none = "none with " + settings.name;
+  shown.bytes.moment1 = moments.moment1 ? shown.bytes.moment1 : 0.0;
+  shown.bytes.moment2 = 0.0;
+  const std::string m = moments.moment1 ? describe(plan.moment1) : none;
+  const std::pair<std::string_view, std::string> changed[] = {
+      {"m + v", moments.moment1 ? m + ", no v" : none},
+      {"moment 1", m},
+      {"moment 2", none},
+      {"bytes per parameter", fmt::format("{:.4g}", shown.bytes.total())}};
+  for (std::vector<PlanColumn>* list : {&shown.columns, &shown.roles}) {
+    for (PlanColumn& column : *list) {
+      for (const auto& [title, text] : changed) {
+        column.text = title == column.title ? text : column.text;
+      }
+    }
+  }
+  return shown;
+}
+
+/// One column per line, then every role.
+void print_plan(const Session& session) {
+  const PrecisionPlan& plan = session.engine.plan;
+  const ExplainedPlan shown = explained_plan(session);
+  fmt::print("plan {} ({})\n", plan.name, plan_origin(plan.name).source);
+  for (const auto& [title, text] : shown.columns) {
+    fmt::print("  {:<20}{}\n", title, text);
+  }
+  fmt::print("  {:<20}weight {:.4g}, master {:.4g}, gradient {:.4g}, m {:.4g}, v {:.4g}\n", "",
+             shown.bytes.weight, shown.bytes.master, shown.bytes.gradient, shown.bytes.moment1,
+             shown.bytes.moment2);
+  const std::string_view note = optimizer_named(session.engine.optimizer.name).note;
+  if (!note.empty()) {
+    fmt::print("  {:<20}{}\n", "optimizer", note);
+  }
+  fmt::print("\nroles\n");
+  for (const auto& [role, format] : shown.roles) {
+    fmt::print("  {:<20}{}\n", role, format);
+  }
+}
+
+/// "[out, in]", the three GEMMs of a linear layer and what is to be said of it, after its name.
+std::string layer_text(const Layers& layers, size_t i) {
+  const LinearPlan& linear = layers.linears[i];
+  const std::string shape =
+      fmt::format("[{}, {}]", linear.site.out_features, linear.site.in_features);
+  const auto gemm = [&](const GemmPlan& g, size_t which) {
+    return fmt::format("{} x {}{}{}", name_of(g.a.dtype), name_of(g.b.dtype),
+                       g.fast_accumulate ? " fast" : "",
+                       layers.dequantized[i][which].empty() ? "" : " dequantized");
+  };
+  std::string note = layer_plan_note(linear);
+  const std::string swiglu = swiglu_note(linear);
+  note += (note.empty() || swiglu.empty() ? "" : "; ") + swiglu;
+  note = linear.exempt_reason.empty() ? note : "exempt: " + linear.exempt_reason;
+  return fmt::format("{:<16}{} | {} | {}{}{}", shape, gemm(linear.fprop, 0), gemm(linear.dgrad, 1),
+                     gemm(linear.wgrad, 2), note.empty() ? "" : "   ", note);
+}
+
+void print_text(const Session& session, const Layers& layers, bool every_layer) {
+  const PrecisionPlan& plan = session.engine.plan;
+  print_plan(session);
+  std::vector<LayerLine> lines;
+  size_t scaled = 0;
+  for (size_t i = 0; i < layers.linears.size(); ++i) {
+    lines.push_back({layers.linears[i].site.name, layer_text(layers, i)});
+    scaled += layers.linears[i].is_scaled() ? 1 : 0;
+  }
+  fmt::print("\n{:<30}{:<16}{}\n", "linear layer", "[out, in]", "fprop | dgrad | wgrad");
+  for (const LayerLine& line : every_layer ? lines : folded(lines)) {
+    fmt::print("{:<30}{}\n", line.name, line.text);
+  }
+  fmt::print("\n{} of {} linear layers run in scaled formats. In {}: {}.\n", scaled, lines.size(),
+             name_of(plan.activation), kOutside);
+  print_reasons(layers);
+}
+
+/// The stages of precision.schedule, in steps.
+void print_schedule(const Session& session) {
+  for (const auto& [begin, end] : session.engine.plain_steps) {
+    fmt::print("In steps {} to {} of {} no GEMM is scaled: all run in {} (precision.schedule).\n",
+               begin + 1, end, session.max_steps, name_of(session.engine.plan.activation));
+  }
+}
+
+/// A role that differs between the plan and another one.
+struct Difference {
+  const char* role;
+  std::string here, there;
+};
+
+std::vector<Difference> differences(const PrecisionPlan& plan, const PrecisionPlan& other) {
+  const std::vector<PlanColumn> here = plan_columns(plan);
+  const std::vector<PlanColumn> there = plan_columns(other);
+  std::vector<Difference> result;
+  for (size_t i = 0; i < here.size(); ++i) {
+    if (here[i].text != there[i].text) {
+      result.push_back({here[i].title, here[i].text, there[i].text});
+    }
+  }
+  return result;
+}
+
+void print_differences(const PrecisionPlan& plan, const PrecisionPlan& other) {
+  const std::vector<Difference> all = differences(plan, other);
+  if (all.empty()) {
+    fmt::print("{} and {} have the same roles\n", plan.name, other.name);
+    return;
+  }
+  size_t width = plan.name.size();
+  for (const Difference& one : all) {
+    width = std::max(width, one.here.size());
+  }
+  fmt::print("{:<20}  {:<{}}  {}\n", "", plan.name, width, other.name);
+  for (const Difference& one : all) {
+    fmt::print("{:<20}  {:<{}}  {}\n", one.role, one.here, width, one.there);
+  }
+}
+
+void print_differences_json(const PrecisionPlan& plan, const PrecisionPlan& other) {
+  nlohmann::ordered_json json = {
+      {"plan", plan.name}, {"other", other.name}, {"diff", nlohmann::ordered_json::object()}};
+  for (const Difference& one : differences(plan, other)) {
+    json["diff"][one.role] = {one.here, one.there};
+  }
+  fmt::print("{}\n", json.dump(2));
+}
+
+void print_json(const Session& session, const Layers& layers) {
+  const PrecisionPlan& plan = session.engine.plan;
+  nlohmann::ordered_json json = {{"plan", plan.name},
+                                 {"source", plan_origin(plan.name).source},
+                                 {"notes", session.settings.notes.lines}};
+  const ExplainedPlan shown = explained_plan(session);
+  for (const auto& [title, text] : shown.columns) {
+    json["columns"][title] = text;
+  }
+  json["bytes_per_parameter"] = shown.bytes.total();
+  json["optimizer"] = session.engine.optimizer.name;
+  for (const auto& [role, format] : shown.roles) {
+    json["roles"][role] = format;
+  }
+  json["outside"] = kOutside;
+  for (size_t i = 0; i < layers.linears.size(); ++i) {
+    const LinearPlan& linear = layers.linears[i];
+    const auto gemm = [&](const GemmPlan& g, size_t which) {
+      return nlohmann::ordered_json{{"a", describe(g.a)},
+                                    {"b", describe(g.b)},
+                                    {"fast_accumulate", g.fast_accumulate},
+                                    {"dequantized", std::string(layers.dequantized[i][which])}};
+    };
+    json["linears"].push_back({{"name", linear.site.name},
+                               {"out_features", linear.site.out_features},
+                               {"in_features", linear.site.in_features},
+                               {"scaled", linear.is_scaled()},
+                               {"exempt_reason", linear.exempt_reason},
+                               {"plan", linear.layer_plan.empty() ? plan.name : linear.layer_plan},
+                               {"swiglu", swiglu_note(linear)},
+                               {"fprop", gemm(linear.fprop, 0)},
+                               {"dgrad", gemm(linear.dgrad, 1)},
+                               {"wgrad", gemm(linear.wgrad, 2)}});
+  }
+  fmt::print("{}\n", json.dump(2));
+}
+
+void explain(const ExplainOptions& options) {
+  if (options.plans) {
+    fmt::print("{}", plan_table_markdown());
+    return;
+  }
+  const Session session = open_session(load(options.common), false);
+  log_notes(session);
+  const PrecisionPlan& plan = session.engine.plan;
+  if (!options.diff.empty()) {
+    const PrecisionPlan other = plan_named(options.diff);
+    (options.json ? print_differences_json : print_differences)(plan, other);
+  } else if (options.json) {
+    print_json(session, explained_layers(session));
+  } else {
+    print_text(session, explained_layers(session), options.every_layer);
+    print_schedule(session);
+  }
+}
+
+}  // namespace
+
+void add_explain(Arguments command, Action& action) {
+  auto options = std::make_shared<ExplainOptions>();
+  add_common(command, options->common);
+  command.flag("--json", options->json, "As JSON");
+  command.flag("--every-layer", options->every_layer,
+               "A line for each layer; else layers that follow each other and are alike share one");
+  command.option("--diff", options->diff,
+                 "A plan: only the roles in which it differs from the run's");
+  command.flag("--plans", options->plans,
+               "The whole table of plans as a Markdown table; needs no run");
+  command.run(action, [options] {
+    explain(*options);
+    return 0;
+  });
+}
+
+}  // namespace fp8train

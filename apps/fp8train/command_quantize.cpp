@@ -1,0 +1,209 @@
+// fp8train quantize: the matrices of a safetensors file in FP8 or INT8.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "commands.h"
+#include "config/suggest.h"
+#include "io/quantize_file.h"
+
+namespace fp8train {
+namespace {
+
+struct QuantizeOptions {
+  std::string in, out;
+  std::string format = "e4m3";
+  std::string granularity = "tensor";
+  std::string scale, rounding = "nearest";
+  uint64_t seed = 0;
+  std::vector<std::string> include, exclude;
+  bool dequantize = false;
+  bool vectors = false;
+  bool force = false;
+  bool json = false;
+};
+
+template <typename Value>
+using Choices = std::vector<std::pair<std::string, Value>>;
+
+template <typename Value>
+Value choose(const char* option, const std::string& given, const Choices<Value>& choices) {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : choices) {
+    if (name == given) {
+      return value;
+    }
+    names.push_back(name);
+  }
+  const std::string near = nearest_name(given, names);
+  throw ConfigError(fmt::format("{} {}: expected {}{}", option, given, fmt::join(names, ", "),
+                                near.empty() ? "" : fmt::format("; did you mean {}?", near)));
+}
+
+TensorFormat format_of(const QuantizeOptions& options) {
+  using enum Granularity;
+  TensorFormat format;
+  format.policy = ScalePolicy::current;
+  format.dtype = choose<DType>("--format", options.format,
+                               {{"e4m3", DType::e4m3}, {"e5m2", DType::e5m2}, {"int8", DType::i8}});
+  format.granularity = choose<Granularity>("--granularity", options.granularity,
+                                           {{"tensor", tensor},
+                                            {"row", row},
+                                            {"1x128", block_1x128},
+                                            {"128x128", block_128x128},
+                                            {"1x32", block_1x32}});
+  const bool mx = format.granularity == block_1x32;
+  format.scale_type = choose<ScaleType>(
+      "--scale", options.scale.empty() ? (mx ? "e8m0" : "fp32") : options.scale,
+      {{"fp32", ScaleType::f32}, {"pow2", ScaleType::pow2}, {"e8m0", ScaleType::e8m0}});
+  format.rounding =
+      choose<Rounding>("--rounding", options.rounding,
+                       {{"nearest", Rounding::nearest_even}, {"stochastic", Rounding::stochastic}});
+  check_quantization(format);
+  return format;
+}
+
+FileQuantization request_of(const QuantizeOptions& options) {
+  const TensorFormat format = format_of(options);
+  if (options.seed != 0 && format.rounding != Rounding::stochastic) {
+    throw ConfigError("--seed belongs to --rounding stochastic");
+  }
+  if (!options.force && std::filesystem::exists(options.out)) {
+    throw ConfigError(
+        fmt::format("{} exists already; --force replaces it, or name another file", options.out));
+  }
+  if (std::filesystem::is_directory(options.in)) {
+    throw ConfigError(fmt::format(
+        "{} is a folder; quantize takes one .safetensors file, of a folder with shards each one",
+        options.in));
+  }
+  return {.format = format,
+          .seed = options.seed,
+          .dequantize = options.dequantize,
+          .vectors = options.vectors,
+          .include = options.include,
+          .exclude = options.exclude};
+}
+
+double percent(uint64_t part, uint64_t whole) {
+  return 100.0 * static_cast<double>(part) / static_cast<double>(whole);
+}
+
+std::string snr_text(const CastQuality& quality) {
+  const double snr = quality.snr_db();
+  return std::isnan(snr) ? "-" : std::isinf(snr) ? "exact" : fmt::format("{:.2f}", snr);
+}
+
+void print_line(const std::string& name, const std::string& shape, const CastQuality& quality) {
+  fmt::print("{:<48} {:>16} {:>12.6g} {:>11.4f} {:>11.4f} {:>9}\n", name, shape, quality.amax,
+             percent(quality.statistics.saturated, quality.statistics.count),
+             percent(quality.statistics.underflow, quality.statistics.count), snr_text(quality));
+}
+
+void print_report_text(const FileQuantizationReport& report, const FileQuantization& how,
+                       const QuantizeOptions& options) {
+  fmt::print("{:<48} {:>16} {:>12} {:>11} {:>11} {:>9}\n", "tensor", "shape", "amax", "saturated %",
+             "underflow %", "SNR dB");
+  for (const QuantizedTensor& tensor : report.tensors) {
+    print_line(tensor.name, fmt::format("[{}]", fmt::join(tensor.shape, ", ")), tensor.quality);
+  }
+  const CastQuality total = report.total();
+  print_line("total", fmt::format("{} tensors", report.tensors.size()), total);
+  for (const CopiedTensor& tensor : report.copied) {
+    fmt::print("copied as it is: {} ({})\n", tensor.name, tensor.reason);
+  }
+  if (total.not_a_number + total.infinite > 0) {
+    fmt::print("{} values are NaN and {} infinite: docs/formats.md says what becomes of them\n",
+               total.not_a_number, total.infinite);
+  }
+  fmt::print("{} holds {} as {}{}\n", options.out, options.in, describe(how.format),
+             how.dequantize ? ", dequantized" : "");
+}
+
+nlohmann::ordered_json json_of(const CastQuality& quality) {
+  const auto number = [](double value) {
+    return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json();
+  };
+  return {{"elements", quality.statistics.count},
+          {"amax", number(static_cast<double>(quality.amax))},
+          {"saturated", quality.statistics.saturated},
+          {"underflow", quality.statistics.underflow},
+          {"nan", quality.not_a_number},
+          {"infinite", quality.infinite},
+          {"signal", number(quality.signal)},
+          {"noise", number(quality.noise)},
+          {"snr_db", number(quality.snr_db())}};
+}
+
+void print_report_json(const FileQuantizationReport& report, const FileQuantization& how,
+                       const QuantizeOptions& options) {
+  nlohmann::ordered_json json = {{"in", options.in},
+                                 {"out", options.out},
+                                 {"format", describe(how.format)},
+                                 {"dequantized", how.dequantize},
+                                 {"tensors", nlohmann::ordered_json::array()},
+                                 {"copied", nlohmann::ordered_json::array()},
+                                 {"total", json_of(report.total())}};
+  for (const QuantizedTensor& tensor : report.tensors) {
+    nlohmann::ordered_json line = {
+        {"name", tensor.name}, {"dtype", tensor.dtype}, {"shape", tensor.shape}};
+    line.update(json_of(tensor.quality));
+    json["tensors"].push_back(line);
+  }
+  for (const CopiedTensor& tensor : report.copied) {
+    json["copied"].push_back(
+        {{"name", tensor.name}, {"reason", tensor.reason}, {"not_finite", tensor.not_finite}});
+  }
+  fmt::print("{}\n", json.dump(2));
+}
+
+/// On standard error, so that a report as JSON stays whole.
+void warn_of(const std::vector<std::string>& lines) {
+  constexpr size_t kShown = 10;
+  for (size_t i = 0; i < std::min(lines.size(), kShown); ++i) {
+    log_warning(lines[i]);
+  }
+  if (lines.size() > kShown) {
+    log_warning(fmt::format("and {} more tensors with values that are NaN or infinite",
+                            lines.size() - kShown));
+  }
+}
+
+}  // namespace
+
+void add_quantize(Arguments command, Action& action) {
+  auto options = std::make_shared<QuantizeOptions>();
+  command.required("input", options->in, "The .safetensors file: fp32, bf16 and fp16 are cast");
+  command.required("--out", options->out, "The file to write");
+  command.option("--format", options->format, "e4m3, e5m2 or int8");
+  command.option("--granularity", options->granularity,
+                 "What shares a scale: tensor, row, 1x128, 128x128 or 1x32");
+  command.option("--scale", options->scale, "fp32 or pow2; e8m0 for 1x32 (default: fp32, or e8m0)");
+  command.option("--rounding", options->rounding, "nearest or stochastic");
+  command.option("--seed", options->seed, "Of stochastic rounding");
+  command.list("--include", options->include,
+               "Cast only tensors of this name; * and ? (repeatable)");
+  command.list("--exclude", options->exclude, "Keep tensors of this name as they are (repeatable)");
+  command.flag("--vectors", options->vectors, "Cast tensors of one dimension too, as one row");
+  command.flag("--dequantize", options->dequantize,
+               "Write what the codes stand for, in the type of the input");
+  command.flag("--force", options->force, "Replace a file that is there");
+  command.flag("--json", options->json, "Report as JSON");
+  command.run(action, [options] {
+    const FileQuantization request = request_of(*options);
+    const FileQuantizationReport report = quantize_file(options->in, options->out, request);
+    warn_of(report.not_finite());
+    (options->json ? print_report_json : print_report_text)(report, request, *options);
+    return 0;
+  });
+}
+
+}  // namespace fp8train

@@ -1,0 +1,60 @@
+// fp8train train, the default command: from a configuration to a trained model in a run directory.
+
+#include <memory>
+
+#include "base/error.h"
+#include "base/signals.h"
+#include "comm/backends.h"
+#include "commands.h"
+#include "config/show.h"
+#include "train/run_watchdog.h"
+#include "train/trainer.h"
+
+namespace fp8train {
+namespace {
+
+struct TrainOptions {
+  CommonOptions common;
+  std::string resume;
+};
+
+std::unique_ptr<Communicator> find_ranks(const Settings& settings, RunWatchdog& watchdog) {
+  try {
+    return make_communicator({.backend = settings.comm.backend,
+                              .bootstrap = settings.comm.bootstrap,
+                              .timeout_seconds = settings.comm.timeout_seconds});
+  } catch (const TimeoutError& error) {
+    throw TimeoutError(watchdog.report_failed_wait(error.what()));
+  }
+}
+
+}  // namespace
+
+void add_train(Arguments command, Action& action) {
+  auto options = std::make_shared<TrainOptions>();
+  add_common(command, options->common);
+  command.option("--resume", options->resume,
+                 "auto, never, or a checkpoint folder; short for --set checkpoint.resume=");
+  command.run(action, [options] {
+    if (!options->resume.empty()) {
+      options->common.sets.push_back("checkpoint.resume=" + options->resume);
+    }
+    const Settings settings = load(options->common);
+    install_stop_handlers();  // before ranks find each other, which takes long on many nodes
+    RunWatchdog& watchdog = RunWatchdog::start(settings.watchdog, settings.output_dir);
+    const std::unique_ptr<Communicator> comm = find_ranks(settings, watchdog);
+    return run_as_rank(*comm, [&](const EndRanks& end_ranks) {
+      const RunOutcome outcome = train({.settings = settings,
+                                        .resolved_yaml = show_settings(settings, true),
+                                        .command = command_line(),
+                                        .version = version_text(),
+                                        .quiet = options->common.quiet,
+                                        .watchdog = &watchdog,
+                                        .end_other_ranks = end_ranks},
+                                       *comm);
+      return outcome == RunOutcome::finished ? 0 : kExitRequeue;
+    });
+  });
+}
+
+}  // namespace fp8train

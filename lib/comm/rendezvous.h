@@ -1,0 +1,49 @@
+#pragma once
+// How ranks meet that no process manager brings together: Slurm says which rank each is, and a file
+// in a folder that all of them see carries what they must share. Its name and its first line say
+// which run it is for, so that what an earlier run has left is never taken.
+
+#include <cstddef>
+#include <filesystem>
+#include <string>
+
+#include "comm/launch.h"
+
+namespace fp8train {
+
+struct Rendezvous {
+  int rank = 0;
+  int size = 1;
+  int local_rank = 0;
+  int node = 0;
+  std::string run;             ///< what no other run has: job, step, restart
+  std::filesystem::path file;  ///< without what `run` adds
+  double timeout_seconds = 600;
+};
+
+/// From the variables that srun sets. Throws ConfigError where they are not there.
+Rendezvous slurm_rendezvous(const Environment& variable, const std::filesystem::path& file,
+                            double timeout_seconds);
+
+/// What the first rank leaves for the others. Removed by the first rank in its destructor, when
+/// all are known to have read it.
+class FileStore {
+ public:
+  /// The first rank writes `bytes` bytes of `data`; the others wait for them. Throws CommError
+  /// naming the file when they do not come in the rendezvous's time.
+  FileStore(const Rendezvous& rendezvous, void* data, size_t bytes);
+  ~FileStore();
+  FileStore(const FileStore&) = delete;
+  FileStore& operator=(const FileStore&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  void write(const Rendezvous& rendezvous, const void* data, size_t bytes);
+  void read(const Rendezvous& rendezvous, void* data, size_t bytes);
+
+  std::filesystem::path path_;
+  bool mine_;
+};
+
+}  // namespace fp8train

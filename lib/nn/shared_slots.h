@@ -1,0 +1,38 @@
+#pragma once
+// Memory that the units of a model use alternately: what a unit takes is free for the next unit of
+// the same turn. A place is reused where it has exactly the size that is asked for, so that equal
+// blocks share all of it.
+
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <map>
+#include <set>
+
+#include "device/device.h"
+#include "tensor/view.h"
+
+namespace fp8train {
+
+class SharedSlots {
+ public:
+  /// Uninitialized memory for `unit`, 256-byte aligned, as long as this object lives.
+  View take(Device& device, size_t turn, size_t unit, MemoryCategory category, DType dtype,
+            const Shape& shape);
+
+ private:
+  struct Location {
+    Buffer memory;
+    std::set<size_t> units;  ///< that have taken it
+  };
+  struct Key {
+    size_t turn;
+    MemoryCategory category;
+    size_t bytes;
+
+    auto operator<=>(const Key&) const = default;
+  };
+  std::map<Key, std::list<Location>> places_;
+};
+
+}  // namespace fp8train

@@ -1,0 +1,59 @@
+#include "ops/cast/blockwise_parts.h"
+
+#include "base/error.h"
+#include "base/trace.h"
+#include "ops/cast/scale_blocks.h"
+#include "ops/dispatch/op_table.h"
+#include "ops/support/checks.h"
+
+namespace fp8train::ops {
+namespace {
+
+int64_t blocks_of(const Shape& matrix, Granularity granularity) {
+  return scale_grid(granularity, matrix.rows(), matrix.back(), ScaleLayout::row_major).count;
+}
+
+void check_part(const MatrixPart& x, Granularity granularity, const ConstView& amax) {
+  check(x.values.count() == 0 || x.values.dtype == DType::f32, "a part of a matrix is in fp32");
+  check(x.first >= 0 && x.first + x.values.count() <= x.matrix.count(),
+        "a part lies within its matrix");
+  check(amax.dtype == DType::f32 && amax.count() == blocks_of(x.matrix, granularity),
+        "fp32 maxima, one for each block, expected");
+}
+
+}  // namespace
+
+void blockwise_part_amax(Stream stream, const MatrixPart& x, Granularity granularity, View amax) {
+  check_part(x, granularity, amax);
+  const TraceSpan span("blockwise_part_amax");
+  dispatch<&OpTable::blockwise_part_amax>(stream, x, granularity, amax);
+}
+
+void quantize_blockwise_part(Stream stream, const BlockwisePartCast& call) {
+  check_blockwise_format(call.format);
+  check_part(call.x, call.format.granularity, call.amax);
+  const int64_t count = call.x.values.count();
+  check(call.codes.dtype == call.format.dtype && call.codes.count() == count,
+        "quantize_blockwise_part: codes for every value expected");
+  check(call.rounded.empty() || (call.rounded.dtype == DType::f32 && call.rounded.count() == count),
+        "quantize_blockwise_part: rounded values are fp32");
+  const TraceSpan span("quantize_blockwise_part");
+  dispatch<&OpTable::quantize_blockwise_part>(stream, call);
+}
+
+void find_block_scales(Stream stream, const BlockScaleSearch& call) {
+  check_blockwise_format(call.format);
+  check(call.amax.dtype == DType::f32 &&
+            call.amax.count() == blocks_of(call.shape, call.format.granularity),
+        "find_block_scales: fp32 maxima, one for each block, expected");
+  check(!call.transposed || call.format.granularity == Granularity::block_128x128,
+        "find_block_scales: only squares are blocks of the transposed matrix too");
+  const Shape seen = call.transposed ? Shape{call.shape.back(), call.shape.rows()}
+                                     : Shape{call.shape.rows(), call.shape.back()};
+  const View codes = {nullptr, call.format.dtype, seen};
+  check_blockwise({.codes = codes, .scale_inv = call.scale_inv}, call.format, call.layout, seen);
+  const TraceSpan span("find_block_scales");
+  dispatch<&OpTable::find_block_scales>(stream, call);
+}
+
+}  // namespace fp8train::ops

@@ -1,0 +1,52 @@
+#pragma once
+// Casts of a part of a matrix that has a scale for each block, where blocks reach beyond the
+// part: of the largest magnitudes that each part has seen the largest of all are taken, and then
+// every part is cast to the codes that quantize_blockwise() would give it in the whole matrix.
+// Asynchronous.
+
+#include <cstdint>
+
+#include "device/stream.h"
+#include "ops/cast/quantize.h"
+#include "tensor/quantized.h"
+#include "tensor/view.h"
+
+namespace fp8train::ops {
+
+/// Elements first, first + 1, .. of a matrix [rows, last extent], row-major.
+struct MatrixPart {
+  ConstView values;  ///< fp32, flat; may be empty
+  int64_t first = 0;
+  Shape matrix;
+};
+
+/// amax[block] = max |x| over the elements of the part that lie in it, NaN-propagating; 0 where
+/// none does. amax: fp32, one for each block along rows, row-major.
+void blockwise_part_amax(Stream stream, const MatrixPart& x, Granularity granularity, View amax);
+
+struct BlockwisePartCast {
+  MatrixPart x;
+  TensorFormat format;  ///< as for quantize_blockwise()
+  ConstView amax;       ///< of the blocks of the whole matrix, as above
+  View codes;           ///< as many as x has values
+  /// fp32, of as many: what the codes stand for. Empty: not wanted.
+  View rounded;
+  QuantizeStatistics* statistics = nullptr;  ///< nullable; overwritten
+};
+void quantize_blockwise_part(Stream stream, const BlockwisePartCast& call);
+
+struct BlockScaleSearch {
+  ConstView amax;
+  Shape shape;  ///< of the matrix
+  TensorFormat format;
+  ScaleLayout layout = ScaleLayout::row_major;
+  bool transposed = false;
+  View scale_inv;
+};
+
+/// The reciprocal scales that quantize_blockwise() would keep of a matrix of `shape`. amax: as
+/// above. `transposed` (128x128 only): those of the transposed matrix. scale_inv: fp32 or e8m0, as
+/// many as scale_grid() says; padding is not written.
+void find_block_scales(Stream stream, const BlockScaleSearch& call);
+
+}  // namespace fp8train::ops

@@ -1,0 +1,119 @@
+// Compiled once per x86-64 level. Casts of parts of a matrix whose blocks reach beyond the part.
+// A thread has all elements of the part that lie in a band of blocks, so that maxima are one
+// thread's, and what is counted are integers.
+
+#include "ops/cast/blockwise_parts.h"
+
+#include "ops/cast/quantize_support_cpu.h"
+#include "ops/cast/scale_blocks.h"
+#include "ops/dispatch/cpu_operations.h"
+
+namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
+namespace {
+
+/// The elements of a part, by the blocks of its matrix along rows.
+struct Bands {
+  ScaleGrid grid;
+  int64_t columns;
+  int64_t first, end;  ///< of the part, in elements of the matrix
+
+  Bands(const MatrixPart& x, Granularity granularity)
+      : grid(scale_grid(granularity, x.matrix.rows(), x.matrix.back(), ScaleLayout::row_major)),
+        columns(x.matrix.back()),
+        first(x.first),
+        end(x.first + x.values.count()) {}
+
+  int64_t first_band() const { return first / columns / grid.height; }
+  int64_t end_band() const {
+    return end == first ? first_band() : (end - 1) / columns / grid.height + 1;
+  }
+
+  /// use(block, at, count): the stretches of a band that lie in one row and one block; `at`
+  /// counts from the part's first element.
+  template <typename Use>
+  void for_each(int64_t band, const Use& use) const {
+    const int64_t row_end = minimum((band + 1) * grid.height, (end - 1) / columns + 1);
+    for (int64_t row = band * grid.height; row < row_end; ++row) {
+      for (int64_t block = 0; block < grid.columns; ++block) {
+        const int64_t begin = row * columns + block * grid.width;
+        const int64_t stop = minimum(begin + grid.width, (row + 1) * columns);
+        const int64_t from = begin < first ? first : begin;
+        const int64_t to = minimum(stop, end);
+        if (from < to) {
+          use(band * grid.columns + block, from - first, to - from);
+        }
+      }
+    }
+  }
+};
+
+template <typename Code>
+void cast_part(const BlockwisePartCast& call) {
+  const Bands bands(call.x, call.format.granularity);
+  const BlockRule rule = block_rule(call.format, DType::f32);
+  const auto* values = call.x.values.as<float>();
+  const auto* amax = call.amax.as<float>();
+  auto* codes = call.codes.as<Code>();
+  auto* rounded = call.rounded.as<float>();
+  uint64_t saturated = 0;
+  uint64_t underflow = 0;
+#pragma omp parallel for schedule(static) \
+    reduction(+ : saturated, underflow) if (call.x.values.count() >= kParallelElements)
+  for (int64_t band = bands.first_band(); band < bands.end_band(); ++band) {
+    bands.for_each(band, [&](int64_t block, int64_t at, int64_t count) {
+      const float factor = rule.factor(amax[block]);
+      encode_chunk(values + at, factor, codes + at, count);
+      if (call.statistics != nullptr) {
+        count_chunk(values + at, factor, codes + at, count, saturated, underflow);
+      }
+      const float inverse = reciprocal(factor);
+      for (int64_t i = at; rounded != nullptr && i < at + count; ++i) {
+        rounded[i] = decode(codes[i]) * inverse;
+      }
+    });
+  }
+  if (call.statistics != nullptr) {
+    *call.statistics = {static_cast<uint64_t>(call.x.values.count()), saturated, underflow};
+  }
+}
+
+}  // namespace
+
+void blockwise_part_amax(Stream /*stream*/, const MatrixPart& x, Granularity granularity,
+                         View amax) {
+  const Bands bands(x, granularity);
+  const auto* values = x.values.as<float>();
+  auto* largest = amax.as<float>();
+  for (int64_t i = 0; i < amax.count(); ++i) {
+    largest[i] = 0.0F;
+  }
+#pragma omp parallel for schedule(static) if (x.values.count() >= kParallelElements)
+  for (int64_t band = bands.first_band(); band < bands.end_band(); ++band) {
+    bands.for_each(band, [&](int64_t block, int64_t at, int64_t count) {
+      const float here = float_of(largest_magnitude(values + at, count));
+      largest[block] = max_magnitude(largest[block], here);
+    });
+  }
+}
+
+void quantize_blockwise_part(Stream /*stream*/, const BlockwisePartCast& call) {
+  with_code_type(call.format.dtype,
+                 [&](auto tag) { cast_part<typename decltype(tag)::Type>(call); });
+}
+
+void find_block_scales(Stream /*stream*/, const BlockScaleSearch& call) {
+  const BlockRule rule = block_rule(call.format, DType::f32);
+  const int64_t columns =
+      scale_grid(call.format.granularity, call.shape.rows(), call.shape.back(), call.layout)
+          .columns;
+  const Shape seen = call.transposed ? Shape{call.shape.back(), call.shape.rows()}
+                                     : Shape{call.shape.rows(), call.shape.back()};
+  const BlockScales scales = block_scales(call.scale_inv, call.format, call.layout, seen);
+  for (int64_t i = 0; i < call.amax.count(); ++i) {
+    const int64_t row = call.transposed ? i % columns : i / columns;
+    const int64_t column = call.transposed ? i / columns : i % columns;
+    scales.keep(row, column, call.amax.as<float>()[i], rule);
+  }
+}
+
+}  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

@@ -1,0 +1,259 @@
+// Casts with one scale for each block. 1x128, 128x128 and 1x32 take one kernel that reads the
+// input once and writes both orientations: a block holds a tile of 128 x 128 in registers, finds
+// the amax of its blocks by shuffles along rows and through shared memory along columns, and
+// casts from registers. A scale per row takes a block per row; one per column a pass for the maxima
+// and another for the cast (quantize_rows.cu).
+
+#include "ops/cast/blockwise_cast.cuh"
+#include "ops/dispatch/cuda_operations.h"
+
+namespace fp8train::ops::cuda {
+namespace {
+
+/// Codes of the tile along rows, each block of `Width` columns with its own scale. The lanes that
+/// share blocks share the work on their scales: each makes those of some rows.
+template <int Width, typename X>
+__device__ __forceinline__ void cast_rows_of_tile(const Vec8<X> (&vecs)[kVec8],
+                                                  const BlockwiseCast& cast, TileLocation tile,
+                                                  uint32_t& largest, CastCounts& cast_counts) {
+  constexpr int kLanes = Width / kVec8;
+  constexpr int kPasses = kLanes < kVec8 ? kVec8 / kLanes : 1;
+  const int group = thread_group();
+  const int lane = group % kLanes;
+  AmaxBits<X> own[kPasses];
+#pragma unroll
+  for (int i = 0; i < kVec8; ++i) {
+    AmaxBits<X> amax_bits;
+    amax_bits.add(vecs[i]);
+#pragma unroll
+    for (int bits = kLanes / 2; bits > 0; bits /= 2) {
+      amax_bits.raise(__shfl_xor_sync(kAllLanes, amax_bits.bits, bits));
+    }
+    own[i / kLanes].bits = lane == i % kLanes ? amax_bits.bits : own[i / kLanes].bits;
+  }
+  float factors[kPasses];
+#pragma unroll
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const float amax = own[pass].value();  // zero where a lane has no row
+    largest = Largest{}(largest, bits_of(amax));
+    factors[pass] = cast.rule.factor(amax);
+    const int i = pass * kLanes + lane;
+    if (i < kVec8) {
+      cast.rowwise.keep(tile.row + thread_row() + i, (tile.column + group * kVec8) / Width, amax,
+                        cast.rule);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kVec8; ++i) {
+    const float factor = __shfl_sync(kAllLanes, factors[i / kLanes], i % kLanes, kLanes);
+    const auto factor_of = [factor](int /*column*/) { return factor; };
+    store_row(
+        cast, tile, i,
+        encode_blocks(vecs[i], cast.code_type, factor_of, cast.statistics != nullptr, cast_counts));
+  }
+}
+
+/// Blocks of 1 x Width in both orientations.
+template <int Width, typename X>
+__global__ void __launch_bounds__(kTileThreads, (kTileBlocks<true, false, X>))
+    blockwise_kernel(const X* __restrict__ x, BlockwiseCast cast) {
+  constexpr int kBands = kTile / Width;  // blocks of a column of the tile
+  FP8TRAIN_SHARED_ARRAY(Words, tile_memory, kTileWords / 4);
+  FP8TRAIN_SHARED_ARRAY(uint32_t, all_amax_bits, kTileWarps * kTileGroups * Vec8<X>::kWords);
+  FP8TRAIN_SHARED_ARRAY(float, factors, kBands* kTile);
+  FP8TRAIN_SHARED_ARRAY(uint32_t, shared, kTileWarps);
+  auto* const tile_words = reinterpret_cast<uint32_t*>(tile_memory);
+  uint32_t largest = 0;
+  CastCounts cast_counts;
+  for (int64_t index = blockIdx.x; index < tiles_of(cast); index += gridDim.x) {
+    const TileLocation tile = tile_location(cast, index);
+    Vec8<X> vecs[kVec8];
+    load_tile(x, cast, tile, vecs);
+    if (cast.codes != nullptr) {
+      cast_rows_of_tile<Width>(vecs, cast, tile, largest, cast_counts);
+    }
+    if (cast.transposed == nullptr) {
+      continue;
+    }
+    put_column_amax_bits(vecs, all_amax_bits);
+    __syncthreads();
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < kBands * kTile; i += kTileThreads) {
+      constexpr int kWarps = kTileWarps / kBands;
+      const float amax = column_amax<kWarps, X>(all_amax_bits, i / kTile * kWarps, i % kTile);
+      largest = Largest{}(largest, bits_of(amax));
+      cast.columnwise.keep(tile.column + i % kTile, tile.row / Width + i / kTile, amax, cast.rule);
+      factors[i] = cast.rule.factor(amax);
+    }
+    __syncthreads();
+    cast_columns_of_tile(vecs, factors + thread_row() / Width * kTile + thread_group() * kVec8,
+                         cast, tile, tile_words, cast_counts);
+  }
+  if (cast.amax != nullptr) {
+    raise_amax(cast.amax, float_of(largest), shared);
+  }
+  if (cast.statistics != nullptr) {
+    add_to_statistics(cast.statistics, cast_counts, shared);
+  }
+}
+
+/// Blocks of 128 x 128: the codes are the same in both orientations.
+template <typename X>
+__global__ void __launch_bounds__(kTileThreads, 2)
+    squares_kernel(const X* __restrict__ x, BlockwiseCast cast) {
+  FP8TRAIN_SHARED_ARRAY(Words, tile_memory, kTileWords / 4);
+  FP8TRAIN_SHARED_ARRAY(uint32_t, shared, kTileWarps);
+  auto* const tile_words = reinterpret_cast<uint32_t*>(tile_memory);
+  uint32_t largest = 0;
+  CastCounts cast_counts;
+  for (int64_t index = blockIdx.x; index < tiles_of(cast); index += gridDim.x) {
+    const TileLocation tile = tile_location(cast, index);
+    Vec8<X> vecs[kVec8];
+    load_tile(x, cast, tile, vecs);
+    AmaxBits<X> amax_bits;
+#pragma unroll
+    for (int i = 0; i < kVec8; ++i) {
+      amax_bits.add(vecs[i]);
+    }
+    const float amax =
+        float_of(block_reduce<kTileThreads>(bits_of(amax_bits.value()), Largest{}, shared));
+    largest = Largest{}(largest, bits_of(amax));
+    const float factor = cast.rule.factor(amax);
+    if (threadIdx.x == 0 && cast.codes != nullptr) {
+      cast.rowwise.keep(tile.row / kTile, tile.column / kTile, amax, cast.rule);
+    }
+    if (threadIdx.x == 0 && cast.transposed != nullptr) {
+      cast.columnwise.keep(tile.column / kTile, tile.row / kTile, amax, cast.rule);
+    }
+    const auto factor_of = [factor](int /*column*/) { return factor; };
+    CodeWords codes[kVec8];
+#pragma unroll
+    for (int i = 0; i < kVec8; ++i) {
+      codes[i] = encode_blocks(vecs[i], cast.code_type, factor_of, cast.statistics != nullptr,
+                               cast_counts);
+      if (cast.codes != nullptr) {
+        store_row(cast, tile, i, codes[i]);
+      }
+    }
+    if (cast.transposed != nullptr) {
+      put_transposed(codes, tile_words);
+      __syncthreads();
+      write_transposed(tile_words, cast.transposed, tile.row, tile.column, cast.rows, cast.columns,
+                       cast.transposed_aligned);
+      __syncthreads();
+    }
+  }
+  if (threadIdx.x == 0 && cast.amax != nullptr) {
+    atomicMax(reinterpret_cast<unsigned*>(cast.amax), largest);
+  }
+  if (cast.statistics != nullptr) {
+    add_to_statistics(cast.statistics, cast_counts, shared);
+  }
+}
+
+template <typename X>
+void quantize_tiles(const Stream& stream, Granularity granularity, const X* x,
+                    const BlockwiseCast& cast) {
+  const int64_t tiles = ceil_div(cast.rows, kTile) * ceil_div(cast.columns, kTile);
+  const LaunchShape by_tile = {blocks_for(stream, tiles, 1), kTileThreads};
+  switch (granularity) {
+    case Granularity::block_1x128:
+      return launch(stream, by_tile, blockwise_kernel<128, X>, x, cast);
+    case Granularity::block_1x32:
+      return launch(stream, by_tile, blockwise_kernel<32, X>, x, cast);
+    case Granularity::block_128x128:
+      return launch(stream, by_tile, squares_kernel<X>, x, cast);
+    default:
+      return;
+  }
+}
+
+/// The types are chosen when the kernel runs.
+struct DequantizeBlockwise {
+  const void* codes;
+  DType code_type;
+  BlockScales scales;
+  int64_t columns;
+  void* y;
+  DType y_type;
+
+  template <int N>
+  __device__ void run(int64_t i) const {
+    const ScaleGrid& grid = scales.grid;
+    const float factor = scales.inverse(i / columns / grid.height, i % columns / grid.width);
+    switch (code_type) {
+      case DType::e4m3:
+        return write<N, e4m3>(i, factor);
+      case DType::e5m2:
+        return write<N, e5m2>(i, factor);
+      default:
+        return write<N, int8_t>(i, factor);
+    }
+  }
+
+ private:
+  template <int N, typename Code>
+  __device__ __forceinline__ void write(int64_t i, float factor) const {
+    switch (y_type) {
+      case DType::f32:
+        return write_as<N>(static_cast<const Code*>(codes) + i, factor, static_cast<float*>(y) + i);
+      case DType::bf16:
+        return write_as<N>(static_cast<const Code*>(codes) + i, factor, static_cast<bf16*>(y) + i);
+      default:
+        return write_as<N>(static_cast<const Code*>(codes) + i, factor, static_cast<f16*>(y) + i);
+    }
+  }
+  template <int N, typename Code, typename Y>
+  static __device__ __forceinline__ void write_as(const Code* code, float factor, Y* to) {
+    if constexpr (N == 1) {
+      store_from_float(to, decode(*code) * factor);
+    } else {
+      store_decoded<Code>(code, factor, to);
+    }
+  }
+};
+
+}  // namespace
+
+void quantize_blockwise(Stream stream, ConstView x, const BlockwiseQuantizedView& out, float* amax,
+                        QuantizeStatistics* statistics) {
+  if (statistics != nullptr) {
+    reset_statistics(stream, statistics, x.count());
+  }
+  const int64_t rows = x.shape.rows();
+  const BlockwiseCast cast = {
+      .rows = rows,
+      .columns = x.shape.back(),
+      .code_type = out.format.dtype,
+      .codes = out.rowwise.codes.as<uint8_t>(),
+      .transposed = out.columnwise.codes.as<uint8_t>(),
+      .transposed_aligned = transposed_is_aligned(out.columnwise.codes.data, rows),
+      .rowwise = block_scales(out.rowwise, out.format, out.layout),
+      .columnwise = block_scales(out.columnwise, out.format, out.layout),
+      .rule = block_rule(out.format, x.dtype),
+      .amax = amax,
+      .statistics = statistics};
+  const bool packed = x.dtype != DType::f16 && out.format.dtype != DType::i8 &&
+                      is_aligned(x.data) && is_aligned(cast.codes, kVec8) &&
+                      cast.columns % kVec8 == 0;
+  if (!packed) {
+    quantize_any_blocks(stream, x, cast);
+  } else if (out.format.granularity == Granularity::row) {
+    quantize_rows(stream, x, cast);
+  } else if (x.dtype == DType::bf16) {
+    quantize_tiles(stream, out.format.granularity, x.as<bf16>(), cast);
+  } else {
+    quantize_tiles(stream, out.format.granularity, x.as<float>(), cast);
+  }
+}
+
+void dequantize_blockwise(Stream stream, const BlockwiseView& x, const TensorFormat& format,
+                          ScaleLayout layout, View y) {
+  const int64_t columns = x.codes.shape.back();
+  map<kVec8>(stream, y.count(),
+             columns % kVec8 == 0 && is_aligned(x.codes.data, kVec8) && is_aligned(y.data),
+             DequantizeBlockwise{x.codes.data, x.codes.dtype, block_scales(x, format, layout),
+                                 columns, y.data, y.dtype});
+}
+
+}  // namespace fp8train::ops::cuda

@@ -1,0 +1,135 @@
+// Casts with one scale for each block of matrices of any type, width and alignment, and to int8,
+// where nothing needs to be fast: types are chosen when the kernel runs, and a warp has a block
+// at a time, which it reads twice.
+
+#include "ops/cast/blockwise_cast.cuh"
+
+namespace fp8train::ops::cuda {
+namespace {
+
+/// One orientation of a cast: its blocks in the matrix [rows, columns] of its codes, of which
+/// element (r, c) is element r * row_step + c * column_step of x.
+struct AnyCast {
+  const void* x;
+  DType x_type;
+  int64_t rows, columns, row_step, column_step;
+  uint8_t* codes;
+  DType code_type;
+  BlockScales scales;
+  BlockRule rule;
+  float* amax;                     ///< may be null
+  QuantizeStatistics* statistics;  ///< may be null
+
+  __device__ __forceinline__ float load(int64_t row, int64_t column) const {
+    const int64_t at = row * row_step + column * column_step;
+    switch (x_type) {
+      case DType::f32:
+        return static_cast<const float*>(x)[at];
+      case DType::bf16:
+        return decode(static_cast<const bf16*>(x)[at]);
+      default:
+        return decode(static_cast<const f16*>(x)[at]);
+    }
+  }
+
+  /// The code of a value, also counted.
+  __device__ __forceinline__ uint8_t code(float value, float factor,
+                                          CastCounts& cast_counts) const {
+    switch (code_type) {
+      case DType::e4m3:
+        return counted<e4m3>(value, value * factor, cast_counts);
+      case DType::e5m2:
+        return counted<e5m2>(value, value * factor, cast_counts);
+      default:
+        return counted<int8_t>(value, value * factor, cast_counts);
+    }
+  }
+
+ private:
+  template <typename Code>
+  static __device__ __forceinline__ uint8_t counted(float value, float scaled,
+                                                    CastCounts& cast_counts) {
+    const uint32_t code = encode_pair<Code>(scaled, 0.0F) & 0xFFU;
+    cast_counts.add<Code>(value, scaled, code);
+    return static_cast<uint8_t>(code);
+  }
+};
+
+__global__ void __launch_bounds__(kTileThreads) any_blocks_kernel(AnyCast cast) {
+  FP8TRAIN_SHARED_ARRAY(uint32_t, shared, kTileWarps);
+  const ScaleGrid& grid = cast.scales.grid;
+  const int64_t blocks = grid.rows * grid.columns;
+  const int64_t warps = int64_t{gridDim.x} * kTileWarps;
+  uint32_t largest = 0;
+  CastCounts cast_counts;
+  for (int64_t index = int64_t{blockIdx.x} * kTileWarps + warp_index(); index < blocks;
+       index += warps) {
+    const int64_t first_row = index / grid.columns * grid.height;
+    const int64_t first_column = index % grid.columns * grid.width;
+    const int64_t rows_left = cast.rows - first_row;
+    const int64_t columns_left = cast.columns - first_column;
+    const int64_t height = rows_left < grid.height ? rows_left : grid.height;
+    const int64_t width = columns_left < grid.width ? columns_left : grid.width;
+    uint32_t amax_bits = 0;
+    for (int64_t i = lane_index(); i < height * width; i += kWarp) {
+      const float value = cast.load(first_row + i / width, first_column + i % width);
+      amax_bits = Largest{}(amax_bits, bits_of(max_magnitude(value, 0.0F)));
+    }
+    amax_bits = warp_reduce(amax_bits, Largest{});
+    largest = Largest{}(largest, amax_bits);
+    const float amax = float_of(amax_bits);
+    const float factor = cast.rule.factor(amax);
+    if (lane_index() == 0) {
+      cast.scales.keep(index / grid.columns, index % grid.columns, amax, cast.rule);
+    }
+    for (int64_t i = lane_index(); i < height * width; i += kWarp) {
+      const int64_t row = first_row + i / width;
+      const int64_t column = first_column + i % width;
+      cast.codes[row * cast.columns + column] =
+          cast.code(cast.load(row, column), factor, cast_counts);
+    }
+  }
+  if (cast.amax != nullptr) {
+    raise_amax(cast.amax, float_of(largest), shared);
+  }
+  if (cast.statistics != nullptr) {
+    add_to_statistics(cast.statistics, cast_counts, shared);
+  }
+}
+
+void run(const Stream& stream, const AnyCast& cast) {
+  const int64_t blocks = cast.scales.grid.rows * cast.scales.grid.columns;
+  launch(stream, {blocks_for(stream, blocks, kTileWarps), kTileThreads}, any_blocks_kernel, cast);
+}
+
+}  // namespace
+
+void quantize_any_blocks(const Stream& stream, ConstView x, const BlockwiseCast& cast) {
+  AnyCast one = {.x = x.data,
+                 .x_type = x.dtype,
+                 .rows = cast.rows,
+                 .columns = cast.columns,
+                 .row_step = cast.columns,
+                 .column_step = 1,
+                 .codes = cast.codes,
+                 .code_type = cast.code_type,
+                 .scales = cast.rowwise,
+                 .rule = cast.rule,
+                 .amax = cast.amax,
+                 .statistics = cast.statistics};
+  if (cast.codes != nullptr) {
+    run(stream, one);
+    one.statistics = nullptr;  // counted once
+  }
+  if (cast.transposed != nullptr) {
+    one.rows = cast.columns;
+    one.columns = cast.rows;
+    one.row_step = 1;
+    one.column_step = cast.columns;
+    one.codes = cast.transposed;
+    one.scales = cast.columnwise;
+    run(stream, one);
+  }
+}
+
+}  // namespace fp8train::ops::cuda

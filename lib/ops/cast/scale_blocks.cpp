@@ -1,0 +1,104 @@
+#include "ops/cast/scale_blocks.h"
+
+#include "base/error.h"
+#include "base/math.h"
+
+namespace fp8train::ops {
+namespace {
+
+ScaleGrid for_cublaslt(ScaleGrid grid, Granularity granularity) {
+  switch (granularity) {
+    case Granularity::block_1x128: {  // VEC128_32F: the scales of a column of blocks together
+      grid.row_stride = 1;
+      grid.column_stride = round_up(grid.rows, 4);
+      grid.count = grid.columns * grid.column_stride;
+      return grid;
+    }
+    case Granularity::block_128x128:  // BLK128x128_32F
+      grid.row_stride = round_up(grid.columns, 4);
+      grid.count = grid.rows * grid.row_stride;
+      return grid;
+    case Granularity::block_1x32:  // VEC32_UE8M0
+      grid.swizzled_tiles = ceil_div(grid.columns, 4);
+      grid.count = ceil_div(grid.rows, 128) * grid.swizzled_tiles * 512;
+      return grid;
+    default:
+      return grid;
+  }
+}
+
+}  // namespace
+
+ScaleGrid scale_grid(Granularity granularity, int64_t rows, int64_t columns, ScaleLayout layout) {
+  const int64_t height = granularity == Granularity::block_128x128 ? 128 : 1;
+  const int64_t width = granularity == Granularity::row          ? columns
+                        : granularity == Granularity::block_1x32 ? 32
+                                                                 : 128;
+  const int64_t across = columns == 0 ? 0 : ceil_div(columns, width);
+  const int64_t down = ceil_div(rows, height);
+  const ScaleGrid grid = {.height = height,
+                          .width = width,
+                          .rows = down,
+                          .columns = across,
+                          .row_stride = across,
+                          .column_stride = 1,
+                          .count = down * across,
+                          .swizzled_tiles = 0};
+  return layout == ScaleLayout::cublaslt ? for_cublaslt(grid, granularity) : grid;
+}
+
+void check_blockwise_format(const TensorFormat& format) {
+  check(is_code_type(format.dtype), "blocks: the format must be e4m3, e5m2 or int8");
+  const bool e8m0_scales = format.scale_type == ScaleType::e8m0;
+  switch (format.granularity) {
+    case Granularity::row:
+    case Granularity::block_1x128:
+    case Granularity::block_128x128:
+      return check(!e8m0_scales, "blocks: fp32 or pow2 scales expected");
+    case Granularity::block_1x32:
+      return check(e8m0_scales && is_fp8(format.dtype),
+                   "blocks: 1x32 has e8m0 scales and FP8 codes");
+    default:
+      check(false, "blocks: row, 1x128, 128x128 or 1x32 expected");
+  }
+}
+
+void check_blockwise(const BlockwiseView& view, const TensorFormat& format, ScaleLayout layout,
+                     const Shape& shape) {
+  const bool e8m0_scales = format.scale_type == ScaleType::e8m0;
+  check(view.codes.shape == shape && view.codes.dtype == format.dtype,
+        "blocks: codes must be a matrix of the format's type");
+  check(view.scale_inv.dtype == (e8m0_scales ? DType::e8m0 : DType::f32),
+        "blocks: reciprocal scales must be fp32, or e8m0 where the format says so");
+  check(view.scale_inv.count() ==
+                scale_grid(format.granularity, shape.rows(), shape.back(), layout).count &&
+            !view.scale_inv.empty(),
+        "blocks: wrong number of reciprocal scales");
+}
+
+BlockRule block_rule(const TensorFormat& format, DType input) {
+  const float largest = input == DType::f32   ? kMaxF32
+                        : input == DType::f16 ? kMaxF16
+                                              : float_of(0x7F7F0000U);
+  return {format_max(format.dtype), format.amax_epsilon, largest,
+          format.scale_type == ScaleType::pow2, format.scale_type == ScaleType::e8m0};
+}
+
+BlockScales block_scales(const BlockwiseView& view, const TensorFormat& format,
+                         ScaleLayout layout) {
+  const Shape shape = view.codes.empty() ? Shape{0, 0} : view.codes.shape;
+  BlockScales scales = block_scales(view.scale_inv, format, layout, shape);
+  scales.scale = view.scale;
+  return scales;
+}
+
+BlockScales block_scales(const View& scale_inv, const TensorFormat& format, ScaleLayout layout,
+                         const Shape& shape) {
+  const bool e8m0_scales = format.scale_type == ScaleType::e8m0;
+  return {.grid = scale_grid(format.granularity, shape.rows(), shape.back(), layout),
+          .scale = nullptr,
+          .scale_inv = e8m0_scales ? nullptr : scale_inv.as<float>(),
+          .exponents = e8m0_scales ? scale_inv.as<e8m0>() : nullptr};
+}
+
+}  // namespace fp8train::ops

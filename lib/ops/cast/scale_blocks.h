@@ -1,0 +1,98 @@
+#pragma once
+// Where the scales of a matrix lie that has one for each block, and which scale a block gets;
+// host and device.
+
+#include <cstdint>
+
+#include "base/host_device.h"
+#include "numeric/bits.h"
+#include "numeric/scale.h"
+#include "tensor/quantized.h"
+
+namespace fp8train::ops {
+
+/// The blocks of a matrix and the offsets of their scales.
+struct ScaleGrid {
+  int64_t height, width;              ///< elements of a block
+  int64_t rows, columns;              ///< blocks; those at the lower and right edge may be smaller
+  int64_t row_stride, column_stride;  ///< between scales
+  int64_t count;                      ///< scales with padding
+  int64_t swizzled_tiles;  ///< 0, or tiles of [128, 4] scales side by side: 1x32 for cuBLASLt
+
+  FP8TRAIN_HD int64_t offset(int64_t row, int64_t column) const {
+    if (swizzled_tiles == 0) {
+      return row * row_stride + column * column_stride;
+    }
+    const int64_t tile = row / 128 * swizzled_tiles + column / 4;
+    return tile * 512 + row % 32 * 16 + row % 128 / 32 * 4 + column % 4;
+  }
+};
+
+/// Host. The blocks along the rows of a matrix [rows, columns]; not for Granularity::tensor and
+/// group.
+ScaleGrid scale_grid(Granularity granularity, int64_t rows, int64_t columns, ScaleLayout layout);
+
+/// Host. Throws InternalError unless the format has a scale for each block: FP8 or int8 with fp32
+/// or pow2 scales for row, 1x128 and 128x128; FP8 with e8m0 ones for 1x32.
+void check_blockwise_format(const TensorFormat& format);
+
+/// Host. Throws InternalError unless `view` holds codes of `shape` with their reciprocal scales.
+void check_blockwise(const BlockwiseView& view, const TensorFormat& format, ScaleLayout layout,
+                     const Shape& shape);
+
+/// How the scale of a block follows from its amax: numeric/scale.h's current_scale, or e8m0_scale
+/// for ScaleType::e8m0.
+struct BlockRule {
+  float format_max;
+  float amax_epsilon;   ///< a smaller amax counts as this
+  float value_for_inf;  ///< scale where format_max / amax overflows: the input type's maximum
+  bool pow2;
+  bool e8m0;
+
+  /// What values of a block are multiplied by.
+  FP8TRAIN_HD float factor(float amax) const {
+    return e8m0 ? decode_reciprocal(e8m0_scale(amax, format_max))
+                : current_scale(amax, format_max, amax_epsilon, pow2, value_for_inf);
+  }
+};
+
+/// Host.
+BlockRule block_rule(const TensorFormat& format, DType input);
+
+/// The scales of one orientation, by raw pointers. Exactly one of scale_inv and exponents is there.
+struct BlockScales {
+  ScaleGrid grid;
+  float* scale;  ///< may be null
+  float* scale_inv;
+  e8m0* exponents;
+
+  /// Keeps the scale of a block, if there is one at that place.
+  FP8TRAIN_HD void keep(int64_t row, int64_t column, float amax, const BlockRule& rule) const {
+    if (row >= grid.rows || column >= grid.columns) {
+      return;
+    }
+    const int64_t at = grid.offset(row, column);
+    const float scaled_by = rule.factor(amax);
+    if (exponents != nullptr) {
+      exponents[at] = e8m0_scale(amax, rule.format_max);
+    } else {
+      scale_inv[at] = reciprocal(scaled_by);
+    }
+    if (scale != nullptr) {
+      scale[at] = scaled_by;
+    }
+  }
+  /// The factor that codes of a block are multiplied by.
+  FP8TRAIN_HD float inverse(int64_t row, int64_t column) const {
+    const int64_t at = grid.offset(row, column);
+    return exponents != nullptr ? decode(exponents[at]) : scale_inv[at];
+  }
+};
+
+/// Host.
+BlockScales block_scales(const BlockwiseView& view, const TensorFormat& format, ScaleLayout layout);
+/// Host: the reciprocal scales of a matrix of `shape` alone.
+BlockScales block_scales(const View& scale_inv, const TensorFormat& format, ScaleLayout layout,
+                         const Shape& shape);
+
+}  // namespace fp8train::ops

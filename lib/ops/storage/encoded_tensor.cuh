@@ -1,0 +1,290 @@
+#pragma once
+// Stored tensors in any format, chosen at run time, each in its own: a switch that is the same for
+// all threads costs less than a kernel for every pair of formats. Only for .cu files.
+
+#include "ops/storage/runs.cuh"
+#include "ops/storage/stored_math.h"
+
+namespace fp8train::ops::cuda {
+
+/// Device: body(TypeTag<T>) with T a type that a stored tensor may have.
+template <typename Body>
+__device__ __forceinline__ void with_stored_type_of(DType dtype, Body body) {
+  switch (dtype) {
+    case DType::f32:
+      return body(TypeTag<float>{});
+    case DType::bf16:
+      return body(TypeTag<bf16>{});
+    case DType::f16:
+      return body(TypeTag<f16>{});
+    case DType::e4m3:
+      return body(TypeTag<e4m3>{});
+    default:
+      return body(TypeTag<e5m2>{});
+  }
+}
+
+/// The values of N codes, without their scale.
+template <typename Code, int N>
+__device__ __forceinline__ void decode_pack(const Pack<Code, N>& pack, float (&values)[N]) {
+#pragma unroll
+  for (int j = 0; j < N; j += 2) {
+    if constexpr (sizeof(Code) == 1) {
+      const uint32_t pair = pack.values[j].bits | static_cast<uint32_t>(pack.values[j + 1].bits)
+                                                      << 8;
+      decode_pair<Code>(pair, values[j], values[j + 1]);
+    } else {
+      values[j] = load_as_float(&pack.values[j]);
+      values[j + 1] = load_as_float(&pack.values[j + 1]);
+    }
+  }
+}
+
+/// Codes of N scaled values.
+template <typename Code, int N>
+__device__ __forceinline__ Pack<Code, N> encode_pack(const float (&scaled)[N]) {
+  Pack<Code, N> pack;
+#pragma unroll
+  for (int j = 0; j < N; j += 2) {
+    if constexpr (sizeof(Code) == 1) {
+      const uint32_t pair = encode_pair<Code>(scaled[j], scaled[j + 1]);
+      pack.values[j].bits = static_cast<uint8_t>(pair);
+      pack.values[j + 1].bits = static_cast<uint8_t>(pair >> 8);
+    } else {
+      pack.values[j] = encode_stored<Code>(scaled[j]);
+      pack.values[j + 1] = encode_stored<Code>(scaled[j + 1]);
+    }
+  }
+  return pack;
+}
+
+/// The random bits of elements i .. i + N - 1, where i is a multiple of four.
+template <int N>
+__device__ __forceinline__ void draw_pack(const RoundingDraw& draw, int64_t i,
+                                          uint32_t (&random)[N]) {
+#pragma unroll
+  for (int j = 0; j < N; j += 4) {
+    const PhiloxBlock block = draw.block((i + j) / 4);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      random[j + k] = block.word[k];
+    }
+  }
+}
+
+/// A stored tensor. Extended: of any format; otherwise not of an expanded or a stochastic one, for
+/// kernels that are to need fewer registers.
+template <bool Extended>
+struct BasicEncodedTensor {
+  void* codes;
+  float* scales;  ///< null: none
+  DType dtype;
+  float largest_code;  ///< format_max of the dtype
+  bool grouped, pow2, expanded, stochastic;
+
+  /// How elements i .. are read.
+  __device__ __forceinline__ ScaleExpansion scale_at(int64_t i, int64_t available) const {
+    if (scales == nullptr || available <= 0) {
+      return {};
+    }
+    if (Extended && expanded) {
+      return reinterpret_cast<const ScaleExpansion*>(scales)[i / kStoredGroup];
+    }
+    return {grouped ? scales[i / kStoredGroup] : scales[0], 1.0F, 1.0F};
+  }
+
+  /// Elements i .. i + N - 1, of which `available` exist; zeros for others. Packed: all N or none,
+  /// aligned to what they take, 16 bytes at most.
+  template <int N, bool Packed>
+  __device__ __forceinline__ void load(int64_t i, int64_t available, const ScaleExpansion& scale,
+                                       float (&values)[N]) const {
+    with_stored_type_of(dtype, [&](auto tag) {
+      using Code = typename decltype(tag)::Type;
+      [[maybe_unused]] constexpr int kAtOnce = N * sizeof(Code) <= 16 ? N : 4;
+      const Code* from = static_cast<const Code*>(codes) + i;
+      Pack<Code, N> pack = {};
+      if constexpr (Packed) {
+        if (available > 0) {
+#pragma unroll
+          for (int j = 0; j < N; j += kAtOnce) {
+            const Pack<Code, kAtOnce> part = load_pack<kAtOnce>(from + j);
+#pragma unroll
+            for (int k = 0; k < kAtOnce; ++k) {
+              pack.values[j + k] = part.values[k];
+            }
+          }
+        }
+      } else {
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+          if (j < available) {
+            pack.values[j] = from[j];
+          }
+        }
+      }
+      decode_pack<Code, N>(pack, values);
+    });
+    if (Extended && expanded) {
+      const float inverse_exponent = reciprocal(scale.exponent);
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        values[j] = contract(values[j], scale, inverse_exponent);
+      }
+      return;
+    }
+    const float factor = reciprocal(scale.scale);
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      values[j] *= factor;
+    }
+  }
+
+  /// The scale of new values: all lanes that share a group take part. `old` is theirs so far.
+  template <int N>
+  __device__ __forceinline__ ScaleExpansion new_scale(const float (&values)[N],
+                                                      const ScaleExpansion& old) const {
+    if (scales == nullptr) {
+      return {};
+    }
+    if (!grouped) {
+      return {stored_scale(scales[1], old.scale, largest_code, pow2), 1.0F, 1.0F};
+    }
+    uint32_t largest = 0;
+    uint32_t smallest = 0xFFFFFFFFU;  // magnitudes less one, so that zeros come last
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      const uint32_t bits = bits_of(values[j]) & 0x7FFFFFFFU;
+      largest = bits > largest ? bits : largest;
+      smallest = bits - 1U < smallest ? bits - 1U : smallest;
+    }
+    constexpr int kLanesOfGroup = static_cast<int>(kStoredGroup) / N;
+#pragma unroll
+    for (int bits = kLanesOfGroup / 2; bits > 0; bits /= 2) {
+      largest = Largest{}(largest, __shfl_xor_sync(kAllLanes, largest, bits));
+    }
+    if constexpr (Extended) {
+      if (expanded) {
+#pragma unroll
+        for (int bits = kLanesOfGroup / 2; bits > 0; bits /= 2) {
+          smallest = Smallest{}(smallest, __shfl_xor_sync(kAllLanes, smallest, bits));
+        }
+        return stored_expansion(float_of(largest), float_of(smallest + 1U), old);
+      }
+    }
+    return {stored_scale(float_of(largest), old.scale, largest_code, pow2), 1.0F, 1.0F};
+  }
+
+  FP8TRAIN_HD bool has_tensor_scale() const {
+    return scales != nullptr && !grouped;
+  }
+
+  /// A block's largest magnitude goes next to the scale.
+  __device__ __forceinline__ void raise_tensor_amax(uint32_t magnitude, uint32_t* shared) const {
+    const uint32_t largest = block_reduce<kBlock>(magnitude, Largest{}, shared);
+    if (has_tensor_scale() && threadIdx.x == 0) {
+      atomicMax(reinterpret_cast<unsigned*>(scales + 1), largest);
+    }
+  }
+  __device__ __forceinline__ void keep_tensor_scale() const {
+    if (has_tensor_scale()) {
+      scales[0] = stored_scale(scales[1], scales[0], largest_code, pow2);
+      scales[1] = 0.0F;
+    }
+  }
+
+  /// Encodes elements i .. i + N - 1 as load reads them; i is a multiple of N. A bit of `floored`
+  /// forbids the code of its element to be zero. Returns which elements are not zero any more, as
+  /// bits. `draw`: of stochastic rounding.
+  template <int N, bool Packed>
+  __device__ __forceinline__ uint32_t store(int64_t i, int64_t available,
+                                            const ScaleExpansion& scale, uint32_t floored,
+                                            const float (&values)[N],
+                                            const RoundingDraw& draw) const {
+    float scaled[N];
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      scaled[j] = Extended && expanded ? expand(values[j], scale) : values[j] * scale.scale;
+    }
+    uint32_t random[N] = {};
+    if (Extended && stochastic) {
+      draw_pack<N>(draw, i, random);
+    }
+    uint32_t present = 0;
+    with_stored_type_of(dtype, [&](auto tag) {
+      using Code = typename decltype(tag)::Type;
+      Pack<Code, N> pack;
+      if (Extended && stochastic) {
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+          pack.values[j] = encode_stored<Code>(scaled[j], random[j]);
+        }
+      } else {
+        pack = encode_pack<Code, N>(scaled);
+      }
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        pack.values[j] = floor_code(pack.values[j], (floored >> j & 1U) != 0);
+        present |= is_zero_code(pack.values[j]) ? 0U : 1U << j;
+      }
+      put<N, Packed>(static_cast<Code*>(codes) + i, pack, available);
+    });
+    if (grouped && available > 0 && i % kStoredGroup == 0) {
+      if (Extended && expanded) {
+        reinterpret_cast<ScaleExpansion*>(scales)[i / kStoredGroup] = scale;
+      } else {
+        scales[i / kStoredGroup] = scale.scale;
+      }
+    }
+    return present;
+  }
+
+ private:
+  template <int N, bool Packed, typename Code>
+  static __device__ __forceinline__ void put(Code* to, const Pack<Code, N>& pack,
+                                             int64_t available) {
+    [[maybe_unused]] constexpr int kAtOnce = N * sizeof(Code) <= 16 ? N : 4;
+    if constexpr (Packed) {
+      if (available > 0) {
+#pragma unroll
+        for (int j = 0; j < N; j += kAtOnce) {
+          Pack<Code, kAtOnce> part;
+#pragma unroll
+          for (int k = 0; k < kAtOnce; ++k) {
+            part.values[k] = pack.values[j + k];
+          }
+          store_pack(to + j, part);
+        }
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        if (j < available) {
+          to[j] = pack.values[j];
+        }
+      }
+    }
+  }
+};
+
+using EncodedTensor = BasicEncodedTensor<true>;
+
+/// Host: whether a tensor needs the Extended form.
+inline bool is_extended(const StoredTensor& tensor) {
+  return tensor.format.expanded || tensor.format.rounding == Rounding::stochastic;
+}
+
+/// Host: a tensor as the kernels see it.
+template <bool Extended = true>
+BasicEncodedTensor<Extended> encoded(const StoredTensor& tensor) {
+  const TensorFormat& format = tensor.format;
+  return {tensor.codes.data,
+          tensor.scales.as<float>(),
+          format.dtype,
+          format_max(format.dtype),
+          format.granularity == Granularity::group,
+          format.scale_type == ScaleType::pow2,
+          format.expanded,
+          format.rounding == Rounding::stochastic};
+}
+
+}  // namespace fp8train::ops::cuda

@@ -1,0 +1,181 @@
+#include "precision/plan_table.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+namespace fp8train {
+namespace {
+
+/// What the GEMMs read of one tensor; two formats where its two GEMMs differ.
+std::string read_as(const TensorFormat& first, const TensorFormat& second) {
+  return first == second ? describe(first) : describe(first) + " and " + describe(second);
+}
+
+/// "x, w e4m3 tensor current; dy e5m2 tensor current"; tensors that are alike are listed together.
+std::string computation(const PrecisionPlan& plan) {
+  const std::pair<const char*, std::string> tensors[] = {
+      {"x", read_as(plan.fprop.a, plan.wgrad.b)},
+      {"w", read_as(plan.fprop.b, plan.dgrad.b)},
+      {"dy", read_as(plan.dgrad.a, plan.wgrad.a)}};
+  std::vector<std::pair<std::string, std::string>> groups;  // tensors, format
+  for (const auto& [tensor, format] : tensors) {
+    bool found = false;
+    for (auto& [names, known] : groups) {
+      if (known == format) {
+        names += std::string(", ") + tensor;
+        found = true;
+      }
+    }
+    if (!found) {
+      groups.emplace_back(tensor, format);
+    }
+  }
+  if (groups.size() == 1) {
+    return groups.front().second;
+  }
+  std::string text;
+  for (const auto& [names, format] : groups) {
+    text += fmt::format("{}{} {}", text.empty() ? "" : "; ", names, format);
+  }
+  return text;
+}
+
+std::string gemm_text(const GemmPlan& gemm) {
+  return fmt::format("{}  x  {}{}", describe(gemm.a), describe(gemm.b),
+                     gemm.emulate_accumulator ? ", fast accumulation (14 bits, emulated)"
+                     : gemm.fast_accumulate   ? ", fast accumulation"
+                                              : "");
+}
+
+std::string moments(const PrecisionPlan& plan) {
+  return describe(plan.moment1) + " + " + describe(plan.moment2);
+}
+
+std::string master(const PrecisionPlan& plan) {
+  return plan.master_weight ? describe(*plan.master_weight) : "-";
+}
+
+/// "e4m3 T*", "e4m3 128x128": without what differs between few rows.
+std::string in_short(const TensorFormat& format) {
+  std::string text(name_of(format.dtype));
+  if (!format.is_scaled()) {
+    return text;
+  }
+  switch (format.granularity) {
+    case Granularity::tensor:
+      text += " T";
+      break;
+    case Granularity::row:
+      text += " R";
+      break;
+    default:
+      text += fmt::format(" {}", name_of(format.granularity));
+  }
+  return text + (format.policy == ScalePolicy::delayed ? "*" : "");
+}
+
+std::string_view type_of(const std::optional<TensorFormat>& format) {
+  return format ? name_of(format->dtype) : "-";
+}
+
+std::string swiglu_text(const PrecisionPlan& plan) {
+  const char* again = plan.recompute_swiglu ? "; made again in backward" : "";
+  switch (plan.swiglu) {
+    case SwigluInput::as_planned:
+      return std::string("like x") + again;
+    case SwigluInput::smoothed:
+      return std::string("like x, each channel times a power of two that w is divided by") + again;
+    case SwigluInput::high_precision:
+      return fmt::format("{} in fprop and wgrad of mlp.down{}", name_of(plan.activation), again);
+  }
+  return {};
+}
+
+}  // namespace
+
+std::vector<PlanColumn> table_columns(const PrecisionPlan& plan) {
+  const std::string wire = plan.self_exact ? " (own part exact)" : "";
+  return {{"computation", computation(plan)},
+          {"wire", describe(plan.gradient_wire) + wire},
+          {"weight", describe(plan.weight)},
+          {"master", master(plan)},
+          {"weight gradient", describe(plan.weight_gradient)},
+          {"m + v", moments(plan)},
+          {"bytes per parameter", bytes_text(plan)}};
+}
+
+std::string bytes_text(const PrecisionPlan& plan) {
+  const std::string text = fmt::format("{:.2f}", bytes_per_parameter(plan).total());
+  return text.ends_with(".00") ? text.substr(0, text.size() - 3) : text;
+}
+
+std::vector<PlanColumn> plan_columns(const PrecisionPlan& plan) {
+  const bool alike = plan.evaluate_scaled || !(has_scaled_gemms(plan) || plan.forward_reads_saved);
+  const std::string in_forward = plan.forward_reads_saved ? ", also read by forward" : "";
+  return {{"fprop x, w", gemm_text(plan.fprop)},
+          {"dgrad dy, w", gemm_text(plan.dgrad)},
+          {"wgrad dy, x", gemm_text(plan.wgrad)},
+          {"saved activation", describe(plan.saved_activation)},
+          {"saved norm input", describe(plan.saved_norm) + in_forward},
+          {"saved nonlinear", describe(plan.saved_nonlinear) + in_forward},
+          {"activations", std::string(name_of(plan.activation))},
+          {"weight", describe(plan.weight)},
+          {"master weight", master(plan)},
+          {"weight gradient", describe(plan.weight_gradient)},
+          {"gradient wire", describe(plan.gradient_wire)},
+          {"own contribution", plan.self_exact ? "not rounded" : "rounded to the wire's format"},
+          {"parameter wire", describe(plan.parameter_wire)},
+          {"moment 1", describe(plan.moment1)},
+          {"moment 2", describe(plan.moment2)},
+          {"bytes per parameter", bytes_text(plan)},
+          {"SwiGLU product", swiglu_text(plan)},
+          {"loss scaling", plan.dynamic_loss_scaling ? "dynamic" : "-"},
+          {"evaluation", alike ? "in the same formats"
+                               : std::string("in ") + std::string(name_of(plan.activation))}};
+}
+
+std::string plan_table_text() {
+  constexpr const char* kLine = "{:<22}{:<11}{:<13}{:<11}{:<5}{:<7}{:<7}{:<6}{:<10}{:>5}\n";
+  std::string text = fmt::format(fmt::runtime(kLine), "row", "x", "w", "dy", "wire", "weight",
+                                 "master", "wgrad", "m + v", "bytes");
+  for (const std::string& name : plan_names()) {
+    const PrecisionPlan plan = plan_named(name);
+    const std::string moments =
+        fmt::format("{} {}", name_of(plan.moment1.dtype), name_of(plan.moment2.dtype));
+    text += fmt::format(fmt::runtime(kLine), name, in_short(plan.fprop.a), in_short(plan.fprop.b),
+                        in_short(plan.dgrad.a), type_of(plan.gradient_wire), type_of(plan.weight),
+                        type_of(plan.master_weight), type_of(plan.weight_gradient), moments,
+                        bytes_text(plan));
+  }
+  return text +
+         "x, w, dy: what the GEMMs read, with a scale for the tensor (T), a row (R) or a block;\n"
+         "*: from steps before. Bytes are per parameter of a linear layer, moments included.\n";
+}
+
+std::string plan_table_markdown() {
+  std::string table;
+  std::string rule;
+  for (const std::string& name : plan_names()) {
+    const PrecisionPlan plan = plan_named(name);
+    const PlanOrigin origin = plan_origin(name);
+    const std::vector<PlanColumn> columns = table_columns(plan);
+    if (table.empty()) {
+      table = "| row | selected by |";
+      rule = "|---|---|";
+      for (const PlanColumn& column : columns) {
+        table += fmt::format(" {} |", column.title);
+        rule += "---|";
+      }
+      table += " source |\n" + rule + "---|\n";
+    }
+    table += fmt::format("| `{}` | `{}` |", name, origin.selected_by);
+    for (const PlanColumn& column : columns) {
+      table += fmt::format(" {} |", column.text);
+    }
+    table += fmt::format(" {} |\n", origin.source);
+  }
+  return table;
+}
+
+}  // namespace fp8train

@@ -1,0 +1,32 @@
+#pragma once
+// A plan as one line of the table of plans, in words.
+
+#include <string>
+#include <vector>
+
+#include "precision/plan.h"
+
+namespace fp8train {
+
+/// A column and its text.
+struct PlanColumn {
+  const char* title;
+  std::string text;
+};
+
+/// Computation, wire, weight, master, weight gradient, moments, bytes per parameter.
+std::vector<PlanColumn> table_columns(const PrecisionPlan& plan);
+
+/// The bytes per parameter of what is stored, in all: "7.19".
+std::string bytes_text(const PrecisionPlan& plan);
+
+/// Every role of a plan, in order, with "-" where there is nothing.
+std::vector<PlanColumn> plan_columns(const PrecisionPlan& plan);
+
+/// The table of plans in lines of at most 100 columns: the types of all, and how scales are shared.
+std::string plan_table_text();
+
+/// The whole table of plans as a Markdown table.
+std::string plan_table_markdown();
+
+}  // namespace fp8train

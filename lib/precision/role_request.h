@@ -1,0 +1,17 @@
+#pragma once
+// Single roles of a plan, replaced by what a request says. Throws ConfigError naming the key.
+
+#include "precision/plan.h"
+
+namespace fp8train {
+
+/// The six operands.
+void apply_gemm_roles(const PlanRequest& request, PrecisionPlan& plan);
+
+/// The weight and its master.
+void apply_weight_roles(const PlanRequest& request, PrecisionPlan& plan);
+
+/// All others.
+void apply_stored_roles(const PlanRequest& request, PrecisionPlan& plan);
+
+}  // namespace fp8train

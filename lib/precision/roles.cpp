@@ -1,0 +1,304 @@
+// Which roles of a plan go together, and what they mean for one parameter.
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "precision/plan.h"
+#include "tensor/stored_tensor.h"
+
+namespace fp8train {
+namespace {
+
+[[noreturn]] void refuse(const char* role, const TensorFormat& format, const std::string& why) {
+  throw ConfigError(fmt::format("precision.{}: '{}' {}", role, describe(format), why));
+}
+
+bool is_plain(const TensorFormat& format, DType dtype) {
+  return format == plain(dtype);
+}
+
+bool is_block(const TensorFormat& format) {
+  return format.granularity == Granularity::block_1x128 ||
+         format.granularity == Granularity::block_128x128;
+}
+
+/// What a cast of a GEMM's operand can make.
+void check_operand(const char* role, const TensorFormat& format, DType activation) {
+  if (!format.is_scaled()) {
+    if (!is_plain(format, activation)) {
+      refuse(role, format,
+             fmt::format("is no operand of a GEMM: without a scale it is '{}', as activations are",
+                         name_of(activation)));
+    }
+    return;
+  }
+  const Granularity granularity = format.granularity;
+  if (format.dtype == DType::i8 && granularity != Granularity::row) {
+    refuse(role, format, "is no operand of a GEMM: int8 has a scale for each row");
+  }
+  if ((!is_fp8(format.dtype) && format.dtype != DType::i8) || granularity == Granularity::group ||
+      format.expanded) {
+    refuse(role, format,
+           "is no operand of a GEMM: choose e4m3 or e5m2 with scales for the tensor, row, 1x128, "
+           "128x128 or 1x32, or int8 with scales for rows");
+  }
+  if (format.rounding != Rounding::nearest_even) {
+    refuse(role, format, "is no operand of a GEMM: they are rounded to nearest");
+  }
+  const bool by_tensor = granularity == Granularity::tensor;
+  if (format.policy != ScalePolicy::current &&
+      (format.policy != ScalePolicy::delayed || !by_tensor)) {
+    refuse(role, format,
+           by_tensor ? "is no operand of a GEMM: its scale is current or delayed"
+                     : "is no operand of a GEMM: a scale for each block is current");
+  }
+  if ((format.scale_type == ScaleType::e8m0) != (granularity == Granularity::block_1x32)) {
+    refuse(role, format, "is no operand of a GEMM: 1x32 and e8m0 scales go together");
+  }
+}
+
+/// Whether some product reads both.
+bool have_product(const TensorFormat& a, const TensorFormat& b) {
+  const auto is = [](const TensorFormat& format, Granularity granularity) {
+    return format.granularity == granularity;
+  };
+  if (!a.is_scaled() || !b.is_scaled()) {
+    return a.is_scaled() == b.is_scaled();
+  }
+  if ((a.dtype == DType::i8) != (b.dtype == DType::i8)) {
+    return false;
+  }
+  if (is_block(a) && is_block(b)) {
+    return !is(a, Granularity::block_128x128) || !is(b, Granularity::block_128x128);
+  }
+  // Next to row scales, one scale for the tensor is the same scale for each row.
+  const bool rows = (is(a, Granularity::row) && is(b, Granularity::tensor)) ||
+                    (is(a, Granularity::tensor) && is(b, Granularity::row));
+  return rows || a.granularity == b.granularity;
+}
+
+struct OperandNames {
+  const char* a;
+  const char* b;
+};
+
+/// `forward` (null for fprop): the format in which the other GEMM of the second operand casts it.
+/// Next to a plain operand those codes are read as values.
+void check_gemm(const OperandNames& names, const GemmPlan& gemm, DType activation,
+                const TensorFormat* forward) {
+  check_operand(names.a, gemm.a, activation);
+  check_operand(names.b, gemm.b, activation);
+  const bool straight_through =
+      forward != nullptr && !gemm.a.is_scaled() && gemm.b.is_scaled() && gemm.b == *forward;
+  if (!straight_through && !have_product(gemm.a, gemm.b)) {
+    refuse(names.a, gemm.a,
+           fmt::format("has no product with precision.{}: '{}'. Products: both without scales; "
+                       "tensor or row with tensor or row; 1x128 with 1x128 or 128x128; 1x32 with "
+                       "1x32",
+                       names.b, describe(gemm.b)));
+  }
+  const bool by_tensor = gemm.a.is_scaled() && gemm.a.granularity == Granularity::tensor &&
+                         gemm.b.granularity == Granularity::tensor;
+  if (by_tensor && gemm.a.dtype == DType::e5m2 && gemm.b.dtype == DType::e5m2) {
+    refuse(names.a, gemm.a,
+           fmt::format("next to precision.{}: tensor cores do not multiply e5m2 by e5m2", names.b));
+  }
+}
+
+void check_parameter_wire(const PrecisionPlan& plan) {
+  const TensorFormat& wire = plan.parameter_wire;
+  const bool is_float =
+      wire.dtype == DType::f32 || wire.dtype == DType::bf16 || wire.dtype == DType::f16;
+  if (wire != plan.weight && (wire.is_scaled() || !is_float)) {
+    refuse("parameter_wire", wire,
+           fmt::format("does not cross a wire: choose fp32, bf16, fp16 or the weight's '{}'",
+                       describe(plan.weight)));
+  }
+}
+
+void check_stored_format(const char* role, const TensorFormat& format) {
+  if (!is_stored_format(format)) {
+    refuse(role, format,
+           "is not stored: choose fp32, bf16, or fp16, bf16, e4m3 or e5m2 with a current scale for "
+           "the tensor or group(128)");
+  }
+}
+
+void check_weight(const PrecisionPlan& plan) {
+  const TensorFormat& value = plan.master_weight ? *plan.master_weight : plan.weight;
+  const char* const role = plan.master_weight ? "master_weight" : "weight";
+  check_stored_format(role, value);
+  if (plan.activation == DType::f32 && !is_plain(value, DType::f32)) {
+    refuse(role, value, "next to GEMMs in fp32: choose a row that computes in fewer bits");
+  }
+  if (!plan.master_weight) {
+    return;
+  }
+  const bool copy = !plan.weight.is_scaled() && is_plain(plan.weight, plan.activation);
+  const bool codes = plan.weight.is_scaled() && plan.weight == plan.fprop.b;
+  if (!copy && !codes) {
+    refuse("weight", plan.weight,
+           fmt::format("next to a master weight is what GEMMs read: '{}' or '{}'",
+                       name_of(plan.activation), describe(plan.fprop.b)));
+  }
+}
+
+void check_gradient(const PrecisionPlan& plan) {
+  const TensorFormat& gradient = plan.weight_gradient;
+  check_stored_format("weight_gradient", gradient);
+  if (gradient.expanded || gradient.rounding != Rounding::nearest_even) {
+    refuse("weight_gradient", gradient, "is summed over micro-batches: nearest-even, not expanded");
+  }
+  TensorFormat wire = plan.gradient_wire;
+  if (wire.policy == ScalePolicy::automatic) {
+    wire.policy = ScalePolicy::current;
+    if (wire != gradient || wire.granularity != Granularity::tensor || !is_fp8(wire.dtype)) {
+      refuse("gradient_wire", plan.gradient_wire,
+             fmt::format("scales gradients of its own format, but weight_gradient is '{}'",
+                         describe(gradient)));
+    }
+  }
+  if (!is_stored_format(wire) || wire.expanded || wire.rounding != Rounding::nearest_even) {
+    refuse("gradient_wire", plan.gradient_wire,
+           "does not cross a wire: choose fp32, bf16, or e4m3 or e5m2 with a scale for the tensor "
+           "or group(128)");
+  }
+}
+
+void check_saved(const PrecisionPlan& plan) {
+  if (plan.saved_activation != plan.wgrad.b) {
+    refuse("saved_activation", plan.saved_activation,
+           fmt::format("is what wgrad reads: '{}'", describe(plan.wgrad.b)));
+  }
+  TensorFormat groups = plain(DType::e4m3);
+  groups.granularity = Granularity::group;
+  groups.group_size = 16;
+  groups.policy = ScalePolicy::current;
+  TensorFormat blocks = plain(DType::e4m3);
+  blocks.granularity = Granularity::block_1x128;
+  blocks.policy = ScalePolicy::current;
+  const auto check_role = [&](const char* role, const TensorFormat& saved) {
+    TensorFormat fp32_scales = saved;
+    if (saved.scale_type == ScaleType::pow2) {
+      fp32_scales.scale_type = ScaleType::f32;
+    }
+    if (saved != groups && fp32_scales != blocks && !is_plain(saved, plan.activation)) {
+      refuse(role, saved,
+             fmt::format("is not stored for backward: choose '{}', '{}' or '{}'",
+                         name_of(plan.activation), describe(groups), describe(blocks)));
+    }
+    if (plan.forward_reads_saved && saved != groups) {
+      refuse(role, saved,
+             fmt::format("is not read in the forward pass: with precision.forward_reads_saved "
+                         "choose '{}'",
+                         describe(groups)));
+    }
+  };
+  check_role("saved_nonlinear", plan.saved_nonlinear);
+  check_role("saved_norm", plan.saved_norm);
+}
+
+/// Bytes of one element with its share of scales.
+double element_bytes(const TensorFormat& format) {
+  const auto bytes = static_cast<double>(size_of(format.dtype));
+  const double scale = format.scale_type == ScaleType::e8m0 ? 1.0 : 4.0;
+  switch (format.is_scaled() ? format.granularity : Granularity::tensor) {
+    case Granularity::group:
+      return bytes + (format.expanded ? 12.0 : 4.0) / format.group_size;
+    case Granularity::block_1x128:
+      return bytes + scale / 128;
+    case Granularity::block_128x128:
+      return bytes + scale / (128 * 128);
+    case Granularity::block_1x32:
+      return bytes + scale / 32;
+    case Granularity::tensor:
+    case Granularity::row:
+      return bytes;
+  }
+  return bytes;
+}
+
+/// Current scaling at first is of tensors that come with a step, all with one window; scales of one
+/// rank are of tensors that it has alone.
+void check_delayed(const PrecisionPlan& plan) {
+  const TensorFormat* seen = nullptr;
+  for (const TensorFormat* weight : {&plan.fprop.b, &plan.dgrad.b}) {
+    if (weight->policy == ScalePolicy::delayed &&
+        weight->delayed.reduction == AmaxReduction::none) {
+      refuse(weight == &plan.fprop.b ? "fprop_w" : "dgrad_w", *weight,
+             "a weight has the same scale on all ranks: leave out 'each rank'");
+    }
+  }
+  for (const GemmPlan* gemm : {&plan.fprop, &plan.dgrad, &plan.wgrad}) {
+    for (const TensorFormat* operand : {&gemm->a, &gemm->b}) {
+      if (operand->policy != ScalePolicy::delayed || !operand->delayed.current_at_first) {
+        continue;
+      }
+      if (operand == &plan.fprop.b || operand == &plan.dgrad.b) {
+        refuse(operand == &plan.fprop.b ? "fprop_w" : "dgrad_w", *operand,
+               "a weight is not scaled by its step: leave out 'current at first'");
+      }
+      if (seen != nullptr && seen->delayed.history_length != operand->delayed.history_length) {
+        refuse("fprop_x", *operand,
+               fmt::format("'current at first' next to '{}': give both one history length",
+                           describe(*seen)));
+      }
+      seen = operand;
+    }
+  }
+}
+
+/// Where the option has a meaning.
+void check_self_exact(const PrecisionPlan& plan) {
+  const TensorFormat& wire = plan.gradient_wire;
+  if (plan.self_exact && (wire == plan.weight_gradient || is_plain(wire, DType::f32) ||
+                          wire.policy == ScalePolicy::automatic)) {
+    throw ConfigError(fmt::format(
+        "precision.self_exact has no meaning where gradients are stored in '{}' and cross the wire "
+        "in '{}': remove it",
+        describe(plan.weight_gradient), describe(wire)));
+  }
+}
+
+}  // namespace
+
+ParameterBytes bytes_per_parameter(const PrecisionPlan& plan) {
+  return {.weight = element_bytes(plan.weight),
+          .master = plan.master_weight ? element_bytes(*plan.master_weight) : 0.0,
+          .gradient = element_bytes(plan.weight_gradient),
+          .moment1 = element_bytes(plan.moment1),
+          .moment2 = element_bytes(plan.moment2)};
+}
+
+TensorFormat running_gradient(const ParameterFormats& formats, bool exchanged) {
+  const TensorFormat& stored = formats.gradient;
+  const bool is_shared = stored == formats.gradient_wire && is_fp8(stored.dtype) &&
+                         stored.policy == ScalePolicy::current &&
+                         stored.granularity == Granularity::tensor;
+  return exchanged && is_shared ? plain(DType::bf16) : stored;
+}
+
+ParameterFormats parameter_formats(const PrecisionPlan& plan) {
+  return {.value = plan.master_weight ? *plan.master_weight : plan.weight,
+          .gradient = plan.weight_gradient,
+          .gradient_wire = plan.gradient_wire,
+          .moment1 = plan.moment1,
+          .moment2 = plan.moment2,
+          .is_master = plan.master_weight.has_value()};
+}
+
+void check_roles(const PrecisionPlan& plan) {
+  check_gemm({"fprop_x", "fprop_w"}, plan.fprop, plan.activation, nullptr);
+  check_gemm({"dgrad_dy", "dgrad_w"}, plan.dgrad, plan.activation, &plan.fprop.b);
+  check_gemm({"wgrad_dy", "wgrad_x"}, plan.wgrad, plan.activation, &plan.fprop.a);
+  check_weight(plan);
+  check_gradient(plan);
+  check_parameter_wire(plan);
+  check_saved(plan);
+  check_delayed(plan);
+  check_self_exact(plan);
+  check_stored_format("moment1", plan.moment1);
+  check_stored_format("moment2", plan.moment2);
+}
+
+}  // namespace fp8train

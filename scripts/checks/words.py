@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""One idea has one word, the field's, in code, messages, keys and pages (docs/architecture.md, "Words").
+
+    scripts/checks/words.py [ROOT]      prints file:line: the word and the one to use; exit code 1 when there is anything
+    scripts/checks/words.py --self-test
+
+What is searched: lib, apps, docs, scripts, configs, slurm, cmake and the pages in the root. Names are taken apart at underscores and
+capitals, so that GranuleView and granule_view are both found. ALLOWED lists the uses that are another idea, by file and line.
+"""
+
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+FOLDERS = ["lib", "apps", "docs", "scripts", "configs", "slurm", "cmake"]
+PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "KNOWN_ISSUES.md"]
+SUFFIXES = {".h", ".cpp", ".cu", ".in", ".md", ".py", ".sh", ".sbatch", ".yaml", ".txt", ".cmake", ".json"}
+
+# A pattern over the words of a line (in small letters, separated by spaces), and what to write instead.
+WORDS = [
+    (r"charts?", "table of plans"),
+    (r"granules?|granular", "block, blockwise"),
+    (r"cells?", "role, or the role's format"),
+    (r"images?", "packet"),
+    (r"kept", "stored"),
+    (r"coded", "encoded"),
+    (r"told", "noted, reported"),
+    (r"besides?", "next to, in addition to"),
+    (r"meetings?", "rendezvous"),
+    (r"shared notes?", "file store"),
+    (r"rehears\w*", "dry run"),
+    (r"journeys?", "pending request"),
+    (r"lone", "self, single"),
+    (r"turn memory", "shared slots"),
+    (r"verbs?", "command"),
+    (r"octets?", "Vec8"),
+    (r"tally", "CastCounts"),
+    (r"peaks", "AmaxBits"),
+    (r"rooms?|walls?|houses?", "module, layering rule, architecture; space, memory"),
+    (r"mend(s|ed|ing)?", "fix"),
+    (r"in turns", "alternately"),
+    (r"at home", "in its module"),
+    (r"as (many|much) as one likes|as one likes", "any number of"),
+]
+NAMES = [(re.compile(r"\bgo_on\b"), "progress"), (re.compile(r"\bcodes_transposed\b"), "columnwise_codes")]
+PATTERNS = [(re.compile(rf"(?<![a-z])(?:{pattern})(?![a-z])"), word) for pattern, word in WORDS]
+
+# (file, part of the line)
+ALLOWED = [
+    (r"lib/config/docs_page\.cpp|apps/fp8train/.*bench.*|scripts/(bench|gpu_check)/.*", r"cell"),      # of a Markdown table
+    (r"slurm/container\.sbatch|docs/slurm\.md|docs/status\.md|docs/architecture\.md", r"(?i)image"),  # of a container
+    (r".*", r"wall-clock|wall clock|[Ww]all time|-Wall"),
+    (r"scripts/kernel_resources\.py", r"meeting"),                     # where the lanes of a barrier meet
+    (r"scripts/soak/.*|scripts/.*story.*", r"split\("),                # a text to train on
+    (r"scripts/checks/words\.py", r""),
+]
+ALLOWED = [(re.compile(file), re.compile(part)) for file, part in ALLOWED]
+
+
+def words_of(line):
+    """The words of a line: identifiers taken apart, in small letters, separated by one space."""
+    line = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", line)
+    return " ".join(re.findall(r"[a-z0-9]+", line.lower()))
+
+
+def files_of(root):
+    for folder in FOLDERS:
+        yield from sorted((root / folder).rglob("*"))
+    for page in PAGES:
+        yield root / page
+
+
+def check(root):
+    problems = []
+    for file in files_of(root):
+        if not file.is_file() or (file.suffix not in SUFFIXES and file.name != "CMakeLists.txt"):
+            continue
+        path = file.relative_to(root).as_posix()
+        for number, line in enumerate(file.read_text(errors="replace").split("\n"), 1):
+            words = words_of(line)
+            for pattern, word, text in [(*entry, words) for entry in PATTERNS] + [(*entry, line) for entry in NAMES]:
+                found = pattern.search(text)
+                if found and not any(allowed.fullmatch(path) and part.search(line) for allowed, part in ALLOWED):
+                    problems.append(f'{path}:{number}: "{found.group(0).strip()}": write {word}')
+    return problems
+
+
+def self_test():
+    """A small tree: every planted word must be found, and nothing else."""
+    files = {
+        "lib/ops/bad.h": "struct GranuleView;\nint granule_of();\n// The value is kept.\nvoid go_on();\n// in turns, as one likes\n",
+        "lib/ops/good.h": "// granularity, keep, wall-clock time, a file that turned out to differ\nint decoded, encoded, cellar;\n",
+        "docs/page.md": "A row of the chart\n",
+        "README.md": "Every verb is a command.\n",
+    }
+    expected = ["README.md:1", "docs/page.md:1", "lib/ops/bad.h:1", "lib/ops/bad.h:2", "lib/ops/bad.h:3", "lib/ops/bad.h:4", "lib/ops/bad.h:5",
+                "lib/ops/bad.h:5"]
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in files.items():
+            file = Path(folder) / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(content)
+        found = sorted(problem.split(": ")[0] for problem in check(Path(folder)))
+    if found != expected:
+        print("words.py --self-test: expected", expected, "found", found)
+        return 1
+    print(f"words.py --self-test: {len(expected)} planted words found")
+    return 0
+
+
+def main():
+    if sys.argv[1:] == ["--self-test"]:
+        return self_test()
+    problems = check(Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve())
+    print("\n".join(problems + [f"words.py: {len(problems)} old word(s)"] if problems else ["words.py: ok"]))
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

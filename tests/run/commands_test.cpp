@@ -1,0 +1,172 @@
+// Commands next to train: numbers out of range, damaged checkpoints, too little data, runs that
+// would not start as meant.
+
+#include "program.h"
+
+namespace fp8train::test {
+namespace {
+
+using Catch::Contains;
+
+/// A folder with a text and a finished short run in it, out/.
+class Workshop {
+ public:
+  Workshop() {
+    write_file(folder_ / "text.txt", small_text(8000));
+    expect_code(0, path(), command({}));
+  }
+
+  const fs::path& path() const { return folder_.path(); }
+  fs::path operator/(const std::string& name) const { return folder_ / name; }
+
+  static Words command(const Words& more) {
+    Words words = {"train",
+                   "model.preset=toy",
+                   "data.train=[{path: text.txt}]",
+                   "data.seq_length=16",
+                   "training.max_steps=2",
+                   "training.micro_batch_size=2",
+                   "threads=1",
+                   "output_dir=out"};
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  }
+  static Words check(const Words& more) {
+    Words words = command(more);
+    words.front() = "check";
+    return words;
+  }
+
+ private:
+  TempDir folder_;
+};
+
+TEST_CASE("numbers below their least are usage errors that name the option") {
+  const Workshop shop;
+  const std::vector<Words> calls = {
+      {"bench", "step", "--micro-batch-size", "0"},
+      {"bench", "step", "--seq-length", "-1"},
+      {"bench", "step", "--vocabulary", "-1"},
+      {"bench", "step", "--accumulation", "0"},
+      {"bench", "step", "--seconds", "-1"},
+      {"bench", "gemm", "--threads", "-1"},
+      {"generate", "--checkpoint", "out", "--max-new-tokens", "-1"},
+      {"generate", "--checkpoint", "out", "--temperature", "-1"},
+      {"generate", "--checkpoint", "out", "--seed", "-1"},
+      {"eval", "--checkpoint", "out", "--data", "text.txt", "--threads", "-3"}};
+  for (const Words& words : calls) {
+    const std::string& option = words[words.size() - 2];
+    INFO(option);
+    CHECK_THAT(expect_code(2, shop.path(), words).err, Contains(option));
+  }
+}
+
+TEST_CASE("a damaged checkpoint is found when it is named directly") {
+  const Workshop shop;
+  const fs::path weights = shop / "out/checkpoints/step-000002/model.safetensors";
+  std::string bytes = read_file(weights);
+  bytes[bytes.size() / 2] = static_cast<char>(bytes[bytes.size() / 2] ^ 1);
+  write_file(weights, bytes);
+  const std::string folder = "out/checkpoints/step-000002";
+  CHECK_THAT(expect_code(4, shop.path(), {"generate", "--checkpoint", folder}).err,
+             Contains("model.safetensors"));
+  CHECK_THAT(
+      expect_code(4, shop.path(), {"eval", "--checkpoint", folder, "--data", "text.txt"}).err,
+      Contains("model.safetensors"));
+}
+
+TEST_CASE("eval needs two tokens") {
+  const Workshop shop;
+  write_file(shop / "tiny.txt", "x");
+  CHECK_THAT(expect_code(3, shop.path(), {"eval", "--checkpoint", "out", "--data", "tiny.txt"}).err,
+             Contains("tiny.txt"));
+}
+
+TEST_CASE("generate says where the model's context ends") {
+  const Workshop shop;
+  const Outcome outcome = expect_code(
+      0, shop.path(),
+      {"generate", "--checkpoint", "out", "--prompt", "a", "--max-new-tokens", "100000"});
+  CHECK_THAT(outcome.err, Contains("context of 64"));
+}
+
+TEST_CASE("a refused run leaves the records of the one before as they are") {
+  const Workshop shop;
+  const std::string config = read_file(shop / "out/config.resolved.yaml");
+  const std::string commands = read_file(shop / "out/command.txt");
+  expect_code(4, shop.path(),
+              Workshop::command({"model.num_hidden_layers=3", "training.max_steps=4"}));
+  CHECK(read_file(shop / "out/config.resolved.yaml") == config);
+  CHECK(read_file(shop / "out/command.txt") == commands);
+}
+
+TEST_CASE("check says what would not run here, or not in FP8") {
+  const Workshop shop;
+  const Outcome large =
+      expect_code(0, shop.path(), Workshop::check({"training.micro_batch_size=1000000"}));
+  CHECK_THAT(large.out, Contains("DOES NOT FIT"));
+  const Outcome plain =
+      expect_code(0, shop.path(),
+                  Workshop::check({"mixed_precision=fp8", "model.hidden_size=72",
+                                   "model.intermediate_size=72", "model.head_dim=18"}));
+  CHECK_THAT(plain.out, Contains("NONE of") && Contains("multiple of 16"));
+  CHECK_THAT(expect_code(4, shop.path(), Workshop::check({"output_dir=text.txt/run"})).err,
+             Contains("text.txt"));
+}
+
+TEST_CASE("bench measures each of its parts") {
+  const TempDir folder;
+  const std::vector<std::pair<Words, const char*>> parts = {
+      {{"step", "--preset", "toy", "--micro-batch-size", "1", "--seq-length", "8", "--layers", "1"},
+       "tokens_per_second"},
+      {{"gemm", "--sizes", "32"}, "gflops"},
+      {{"attention", "--batch", "1", "--seq-length", "16", "--heads", "2", "--kv-heads", "1"},
+       "backward_gflops"},
+      {{"cast"}, "gbytes_per_second"}};
+  for (const auto& [part, figure] : parts) {
+    INFO(part.front());
+    Words words = {"bench"};
+    words.insert(words.end(), part.begin(), part.end());
+    words.insert(words.end(), {"--seconds", "0.01", "--device", "cpu"});
+    CHECK_THAT(expect_code(0, folder.path(), words).out, Contains(figure));
+  }
+  CHECK_THAT(
+      expect_code(2, folder.path(), {"bench", "attention", "--heads", "3", "--kv-heads", "2"}).err,
+      Contains("--kv-heads"));
+}
+
+TEST_CASE("export writes a folder that eval reads, and says what is wrong") {
+  const Workshop shop;
+  const Outcome outcome =
+      expect_code(0, shop.path(), {"export", "out", "--out", "hf", "--max-shard-size", "50KB"});
+  CHECK_THAT(outcome.out, Contains("wrote hf: ") && Contains("of fp32; copied tokenizer.json"));
+  CHECK(fs::exists(shop / "hf/model.safetensors.index.json"));
+  const auto loss = [&](const char* folder) {
+    return expect_code(0, shop.path(),
+                       {"eval", "--checkpoint", folder, "--data", "text.txt", "--json"})
+        .out;
+  };
+  CHECK(loss("hf") == loss("out"));
+  const std::vector<std::pair<Words, const char*>> refusals = {
+      {{"out", "--out", "hf"}, "hf holds a model already"},
+      {{"out", "--out", "a", "--dtype", "int8"}, "expected fp32, bf16 or fp16"},
+      {{"out", "--out", "a", "--to", "gguf"}, "expected hf"},
+      {{"out", "--out", "a", "--max-shard-size", "5XB"}, "such as 5GB or 200MB"},
+      {{"out", "--out", "a", "--max-shard-size", "-5GB"}, "such as 5GB or 200MB"}};
+  for (const auto& [options, message] : refusals) {
+    Words words = {"export"};
+    words.insert(words.end(), options.begin(), options.end());
+    CHECK_THAT(expect_code(2, shop.path(), words).err, Contains(message));
+  }
+  CHECK_THAT(expect_code(4, shop.path(), {"export", "none", "--out", "a"}).err,
+             Contains("neither a model folder"));
+}
+
+TEST_CASE("import does not overwrite a model") {
+  const Workshop shop;
+  expect_code(2, shop.path(),
+              {"import", "llama2c", "text.txt", "--out", "out/checkpoints/step-000002"});
+}
+
+}  // namespace
+}  // namespace fp8train::test
