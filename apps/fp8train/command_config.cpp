@@ -92,7 +92,7 @@ std::string why_unwritable(const std::string& path) {
 std::string run_file(const WizardResult& result) {
   std::string text = fmt::format(
       "# Written by `fp8train config`. Other keys: `fp8train config explain KEY`, "
-      "docs/configuration.md.\n\n{}",
+      "docs/use/configuration.md.\n\n{}",
       commented_settings(result.settings, result.asked));
   LoadRequest request;
   request.path = result.output;

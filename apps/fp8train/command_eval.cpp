@@ -1,4 +1,4 @@
-// fp8train eval: the loss of a trained model on a text or token file, in any precision row.
+// fp8train eval: the loss of a trained model on a text or token file, in any precision plan.
 
 #include <fmt/format.h>
 
@@ -70,7 +70,7 @@ void add_eval(Arguments command, Action& action) {
                    "Run directory, checkpoint or Hugging Face folder");
   command.required("--data", options->data, "Text, JSON lines or token file");
   command.option("--plan", options->model.plan,
-                 "Precision row to run in, whatever it was trained in");
+                 "Precision plan to run in, whatever it was trained in");
   command.option("--seq-length", options->model.seq_length, 0, "0: the model's context");
   command.option(
       "--calibrate", options->calibrate, 0,

@@ -79,7 +79,7 @@ void add_generate(Arguments command, Action& action) {
   command.option("--top-p", options->sampling.top_p, 0,
                  "Smallest set of tokens with at least this probability; 1: all");
   command.option("--seed", options->sampling.seed, "The same seed gives the same text");
-  command.option("--plan", options->model.plan, "Precision row to run in");
+  command.option("--plan", options->model.plan, "Precision plan to run in");
   command.option("--tokenizer", options->model.tokenizer,
                  "Tokenizer, when the folder has no tokenizer.json of this program");
   command.option("--device", options->model.device, "cpu, cuda or auto");

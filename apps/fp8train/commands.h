@@ -31,7 +31,7 @@ inline const std::vector<Command>& all_commands() {
       {"export", "Write a trained model for other programs", add_export},
       {"quantize", "Cast a safetensors file to FP8 or INT8", add_quantize},
       {"generate", "Text from a trained model", add_generate},
-      {"eval", "Loss of a trained model on a text, in any precision row", add_eval},
+      {"eval", "Loss of a trained model on a text, in any precision plan", add_eval},
       {"bench", "Measure steps, GEMMs and casts", add_bench},
   };
   return kCommands;

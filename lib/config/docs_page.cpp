@@ -1,4 +1,4 @@
-// docs/configuration.md from the field table.
+// docs/use/configuration.md from the field table.
 
 #include <fmt/format.h>
 

@@ -38,7 +38,7 @@ const std::vector<SectionDoc>& section_docs() {
        "`expanded` after a group, `current` or `delayed(1024, max)`, `pow2` or `e8m0`; "
        "`stochastic` at the end. `current` may be left out, and e4m3, e5m2 and (of what is stored) "
        "fp16 alone have a current scale for the tensor. Formats that do not go together are an "
-       "error. The table of plans: [recipes.md](recipes.md)."},
+       "error. The table of plans: [plans](plans.md)."},
       {"fp8", "Which FP8 method, with `mixed_precision: fp8`."},
       {"checkpoint", "Saving and resuming: [checkpoints.md](checkpoints.md)."},
       {"eval", "Validation loss."},

@@ -116,7 +116,7 @@ JobScript job_script(const Settings& settings, const std::string& config_path, b
   const std::string origin = fmt::format("slurm/{}.sbatch", source.name);
   const std::string own = job_script_path(config_path);
   script.set_usage(
-      fmt::format("# {} on {} x {} ranks: by `fp8train config` from {}, see docs/slurm.md.",
+      fmt::format("# {} on {} x {} ranks: by `fp8train config` from {}, see docs/use/slurm.md.",
                   config_path, job.nodes, job.ranks_per_node, origin),
       fmt::format("sbatch {} [key=value ...]", shell_word(own)));
   script.set("nodes", std::to_string(job.nodes));

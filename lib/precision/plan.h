@@ -191,7 +191,7 @@ struct PlanRequest {
   std::string swiglu;                                         ///< plain | smooth | bf16_down_input
   std::optional<bool> self_exact;                             ///< PrecisionPlan::self_exact
   std::optional<bool> forward_reads_saved, recompute_swiglu;  ///< of PrecisionPlan
-  RoleRequest roles;                                          ///< any row
+  RoleRequest roles;                                          ///< any plan
   ExemptionRules exemptions;
   std::vector<StageRequest> schedule;
   std::vector<LayerRequest>
@@ -203,7 +203,7 @@ struct PlanRequest {
 /// The plan that the request selects, with its overrides applied: first the options that tune a
 /// plan, then single roles. What the plan derives from an operand of a GEMM (saved_activation,
 /// codes that are the weight, their wire) follows that operand. Throws ConfigError naming the key
-/// when something has no meaning for the row (amax_history_len with current scaling, ...), roles do
+/// when something has no meaning for the plan (amax_history_len with current scaling, ...), roles do
 /// not go together, or the plan does not exist.
 PrecisionPlan resolve_plan(const PlanRequest& request);
 

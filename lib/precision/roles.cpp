@@ -129,7 +129,7 @@ void check_weight(const PrecisionPlan& plan) {
   const char* const role = plan.master_weight ? "master_weight" : "weight";
   check_stored_format(role, value);
   if (plan.activation == DType::f32 && !is_plain(value, DType::f32)) {
-    refuse(role, value, "next to GEMMs in fp32: choose a row that computes in fewer bits");
+    refuse(role, value, "next to GEMMs in fp32: choose a plan that computes in fewer bits");
   }
   if (!plan.master_weight) {
     return;

@@ -1,6 +1,6 @@
 #pragma once
 // The report about a rank that hangs: what it and the other ranks of its machine were doing, as one
-// line for people and as JSON (docs/hangs.md).
+// line for people and as JSON (docs/use/hangs.md).
 
 #include <array>
 #include <cstdint>

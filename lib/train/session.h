@@ -1,6 +1,6 @@
 #pragma once
 // What a run's settings mean before anything large is allocated: tokenizer, data, model shape,
-// precision row, number of steps. Train, check, explain and bench all start here, so that they
+// precision plan, number of steps. Train, check, explain and bench all start here, so that they
 // cannot disagree.
 
 #include <memory>

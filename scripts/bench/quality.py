@@ -3,7 +3,7 @@
 
   scripts/bench/quality.py train TEXT [--models llama-128] [--bases 1,2,3] [--plans te-delayed,coat]
   scripts/bench/quality.py outliers TEXT [--models llama-512] [--bases 1,2] [--kinds block,one,each]
-  scripts/bench/quality.py report [docs/benchmarks.md]
+  scripts/bench/quality.py report [docs/reference/benchmarks.md]
   scripts/bench/quality.py figure docs/quality.svg
 
 train: for each base (a seed: initial weights and order of the data) a bf16 run is trained and saved

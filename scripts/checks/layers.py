@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Walks the includes of lib/ and apps/ and holds them against the layering rules (docs/architecture.md).
+"""Walks the includes of lib/ and apps/ and holds them against the layering rules (docs/develop/architecture.md).
 
     scripts/checks/layers.py [ROOT]      prints file:line: what is wrong; exit code 1 when there is anything
     scripts/checks/layers.py --self-test

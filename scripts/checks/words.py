@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""One idea has one word, the field's, in code, messages, keys and pages (docs/architecture.md, "Words").
+"""One idea has one word, the field's, in code, messages, keys and pages (docs/develop/architecture.md, "Words").
 
     scripts/checks/words.py [ROOT]      prints file:line: the word and the one to use; exit code 1 when there is anything
     scripts/checks/words.py --self-test

@@ -1,4 +1,4 @@
-"""Holds `fp8train quantize` against a computation of its own in NumPy and ml_dtypes, written from the rules of docs/formats.md.
+"""Holds `fp8train quantize` against a computation of its own in NumPy and ml_dtypes, written from the rules of docs/reference/formats.md.
 
   check_quantize.py PROGRAM [MODEL.safetensors ...]   runs every combination on tensors made here and on the files named, and counts the
                                                       bytes that differ; exit code 1 when there are any

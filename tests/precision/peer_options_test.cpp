@@ -1,4 +1,4 @@
-// The table of docs/recipes.md that says how an option of a source is written here.
+// The table of docs/use/plans.md that says how an option of a source is written here.
 
 #include <catch2/catch.hpp>
 #include <fstream>
@@ -33,8 +33,8 @@ PrecisionPlan plan_of(const std::string& keys) {
 
 }  // namespace
 
-TEST_CASE("options of the sources mean here what docs/recipes.md says") {
-  std::ifstream page(FP8TRAIN_GOLDEN_DIR "/../../docs/recipes.md");
+TEST_CASE("options of the sources mean here what docs/use/plans.md says") {
+  std::ifstream page(FP8TRAIN_GOLDEN_DIR "/../../docs/use/plans.md");
   REQUIRE(page.good());
   bool inside = false;
   size_t rows = 0;
