@@ -1,4 +1,4 @@
-// fp8train explain: what really runs in which format. The resolved row of the table of plans, then
+// fp8train explain: what really runs in which format. The resolved plan, then
 // every linear layer's three GEMMs and why a layer is exempt; or how the plan differs from another
 // one; or the whole table of plans.
 

@@ -121,8 +121,9 @@ void print_report_text(const FileQuantizationReport& report, const FileQuantizat
     fmt::print("copied as it is: {} ({})\n", tensor.name, tensor.reason);
   }
   if (total.not_a_number + total.infinite > 0) {
-    fmt::print("{} values are NaN and {} infinite: docs/reference/formats.md says what becomes of them\n",
-               total.not_a_number, total.infinite);
+    fmt::print(
+        "{} values are NaN and {} infinite: docs/reference/formats.md says what becomes of them\n",
+        total.not_a_number, total.infinite);
   }
   fmt::print("{} holds {} as {}{}\n", options.out, options.in, describe(how.format),
              how.dequantize ? ", dequantized" : "");

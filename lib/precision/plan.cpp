@@ -50,7 +50,7 @@ void for_each_gemm_format(PrecisionPlan& plan, const std::function<void(TensorFo
 
 void require(bool holds, const PrecisionPlan& plan, const char* key, const char* meaning) {
   if (!holds) {
-    throw ConfigError(fmt::format("{} has no meaning for row '{}': it belongs to {}; remove it",
+    throw ConfigError(fmt::format("{} has no meaning for plan '{}': it belongs to {}; remove it",
                                   key, plan.name, meaning));
   }
 }
@@ -202,7 +202,7 @@ void apply_swiglu(const PlanRequest& request, PrecisionPlan& plan) {
   for (const GemmPlan* gemm : {&plan.dgrad, &plan.wgrad}) {
     if (gemm->a.is_scaled() != gemm->b.is_scaled()) {
       throw ConfigError(fmt::format(
-          "fp8.swiglu: smooth does not go together with row '{}', whose backward GEMMs read the "
+          "fp8.swiglu: smooth does not go together with plan '{}', whose backward GEMMs read the "
           "codes of the forward one next to operands that are not scaled: there w has no smoothed "
           "codes; use bf16_down_input, or give both operands of dgrad and wgrad a scale",
           plan.name));
@@ -240,7 +240,7 @@ PrecisionPlan resolve_plan(const PlanRequest& request) {
   PrecisionPlan plan = plan_named(row_for(request));
   if (needs_roles(plan.name) && request.roles == RoleRequest{}) {
     throw ConfigError(
-        fmt::format("precision.plan: row '{}' is what its roles say; give at least one, such as "
+        fmt::format("precision.plan: plan '{}' is what its roles say; give at least one, such as "
                     "precision.moment1",
                     plan.name));
   }

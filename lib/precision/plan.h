@@ -203,8 +203,8 @@ struct PlanRequest {
 /// The plan that the request selects, with its overrides applied: first the options that tune a
 /// plan, then single roles. What the plan derives from an operand of a GEMM (saved_activation,
 /// codes that are the weight, their wire) follows that operand. Throws ConfigError naming the key
-/// when something has no meaning for the plan (amax_history_len with current scaling, ...), roles do
-/// not go together, or the plan does not exist.
+/// when something has no meaning for the plan (amax_history_len with current scaling, ...), roles
+/// do not go together, or the plan does not exist.
 PrecisionPlan resolve_plan(const PlanRequest& request);
 
 /// The steps of a run of `steps` in which no GEMM is scaled, [begin, end) each, in order. Throws
