@@ -62,7 +62,7 @@ if [ $scripts = 1 ]; then
   mkdir -p "$target/scripts/bench" "$target/docs"
   cp -r scripts/gpu_check.sh scripts/gpu_check "$target/scripts/"
   cp scripts/bench/peers.py scripts/bench/torch_models.py scripts/bench/venv_support.py "$target/scripts/bench/"
-  cp docs/*.md "$target/docs/"  # what its small runs train on
+  cp -r docs/use docs/develop docs/reference "$target/docs/"  # what its small runs train on
   cp README.md LICENSE "$target/"
   find "$target/scripts" -name __pycache__ -prune -exec rm -rf {} +
 fi

@@ -54,7 +54,7 @@ Batch random_batch(const EngineSettings& settings, int rank) {
   return batch;
 }
 
-/// By operation; what spans of parts of a step have next to operations is one share.
+/// By operation; what spans of parts of a step have in addition to operations is one share.
 std::vector<std::pair<std::string, double>> shares_of_time() {
   const std::set<std::string> parts = {kStepSpan, "forward", "head", "backward", "update"};
   double total = 0;
@@ -97,7 +97,7 @@ double median_of_ranks(Communicator& comm, const std::function<void()>& run, dou
 void trace_steps(Device& device, const std::function<void()>& run) {
   constexpr int kSteps = 5;
   constexpr size_t kEvents = size_t{1} << 18;
-  // Of the compute stream only: what ranks exchange next to it continues.
+  // Of the compute stream only: what ranks exchange concurrently with it continues.
   set_tracing(
       true,
       device.kind() == DeviceKind::cuda ? [&] { device.synchronize(); } : std::function<void()>(),

@@ -67,8 +67,8 @@ int export_model(const ExportCommand& request) {
   }
   const ExportOptions options = {.dtype = parse_dtype(request.dtype),
                                  .max_shard_bytes = parse_size(request.max_shard_size)};
-  if (std::filesystem::exists(std::filesystem::path(request.out) / "config.json")) {
-    throw ConfigError(request.out + " holds a model already; choose another --out");
+  if (holds_model_files(request.out)) {
+    throw ConfigError(request.out + " holds files of a model already; choose another --out");
   }
   const std::filesystem::path folder = find_model_folder(request.checkpoint);
   if (is_checkpoint(folder)) {
@@ -95,7 +95,7 @@ void add_export(Arguments command, Action& action) {
                  "hf: config.json and safetensors, as transformers reads them");
   command.option("--dtype", request->dtype, "Type of the weights: fp32, bf16 or fp16");
   command.option("--max-shard-size", request->max_shard_size,
-                 "Larger models are written as several files: 5GB, 200MB");
+                 "Larger models are written as several files: 5GB, 200MB (powers of ten)");
   command.run(action, [request] { return export_model(*request); });
 }
 

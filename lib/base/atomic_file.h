@@ -22,7 +22,8 @@ class AtomicFile {
 
   void write(const void* data, size_t bytes);
   void write(std::string_view text) { write(text.data(), text.size()); }
-  /// At a place of its own: does not move where write() continues. What is never written is zeros.
+  /// At an offset of its own: does not move where write() continues. What is never written is
+  /// zeros.
   void write_at(uint64_t offset, const void* data, size_t bytes);
   void commit();
 

@@ -2,8 +2,8 @@
 // Spans: how long each named piece of work took in total, for `bench step` and the profile in the
 // docs. Off by default; a span that is off costs one branch. Only the thread that drives the step
 // opens spans, and they may nest (self time excludes children). On request the first so many events
-// are stored one by one next to the totals, for a timeline: spans, and what goes on next to them
-// between its start and its end (TraceFlight).
+// are stored one by one next to the totals, for a timeline: spans, and what happens concurrently
+// with them between its start and its end (TraceFlight).
 
 #include <cstddef>
 #include <cstdint>
@@ -37,8 +37,8 @@ double trace_clock();
 
 /// `settle` (may be empty) is called before the end of each span: it waits for work that the span
 /// only started, so that asynchronous work is charged to its own span. It must not wait for what
-/// ranks exchange, which is to go on next to the spans. `events`: how many to keep; their memory is
-/// taken now.
+/// ranks exchange, which happens concurrently with the spans. `events`: how many to keep; their
+/// memory is taken now.
 void set_tracing(bool on, std::function<void()> settle = {}, size_t events = 0);
 
 /// Totals since tracing was switched on, longest self time first.

@@ -78,8 +78,8 @@ class ExchangeRun {
 
   bool under_way_ = false;
   TraceFlight flight_;
-  /// Where messages follow streams the whole exchange is submitted at once, next to the caller's
-  /// stream. Ranks then submit in one order, which NCCL's kernels need.
+  /// Where messages follow streams the whole exchange is submitted at once, concurrently with the
+  /// caller's stream. Ranks then submit in one order, which NCCL's kernels need.
   std::optional<SideStream> side_;
   std::shared_ptr<StreamEvent> end_;
   Stream caller_{DeviceKind::cpu, nullptr, nullptr};

@@ -22,7 +22,7 @@ class MessageTransport {
   /// Throws TimeoutError where that takes longer than `timeout` seconds.
   virtual std::unique_ptr<MessageTransport> split(int color, int rank, double timeout) = 0;
 
-  /// May throw CommError where the other ranks cannot be reported.
+  /// May throw CommError where the other ranks cannot be notified.
   virtual void fail(int exit_code) = 0;
   virtual const char* kind() const = 0;
 };

@@ -58,9 +58,9 @@ enum class Topic {
 struct Question {
   Topic topic = Topic::model;
   std::string text;  ///< a few words: "Peak learning rate"
-  /// False: it is not asked next to these settings. Null: always asked.
+  /// False: it is not asked with these settings. Null: always asked.
   std::function<bool(const Settings&)> when = nullptr;
-  std::vector<std::string> unless;  ///< answers next to which it has no place
+  std::vector<std::string> unless;  ///< answers with which it has no meaning
   /// The answer in YAML that is offered; empty: none. Null: the value that the field has.
   std::function<std::string(const Settings&)> suggest = nullptr;
   std::function<std::string()> preface = nullptr;  ///< lines to be shown before the question
@@ -108,7 +108,7 @@ struct Field {
   std::function<void(Settings&, const FieldValue&)> read;
   /// The value as YAML in one line; empty when it is not set.
   std::function<std::string(const Settings&)> write;
-  /// False: the key would be refused next to the other settings. Null: always true.
+  /// False: the key would be refused together with the other settings. Null: always true.
   std::function<bool(const Settings&)> applies;
   /// What the wizard asks; nothing: it does not.
   std::optional<Question> question = std::nullopt;

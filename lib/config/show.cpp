@@ -18,7 +18,7 @@ std::string section_of(const std::string& key) {
   return dot == std::string::npos ? "" : key.substr(0, dot);
 }
 
-/// The key to write: next to precision.plan, the fp8 keys are in `precision`.
+/// The key to write: together with precision.plan, the fp8 keys are in `precision`.
 const std::string& written_key(const Field& field, const Settings& settings) {
   const bool moves =
       !settings.precision.plan.empty() && section_of(field.key) == "fp8" && !field.aliases.empty();

@@ -60,6 +60,18 @@ void copy_file_whole(const fs::path& from, const fs::path& to) {
 
 }  // namespace
 
+bool holds_model_files(const fs::path& folder) {
+  std::error_code none;
+  for (const auto& entry : fs::directory_iterator(folder, none)) {
+    const std::string name = entry.path().filename().string();
+    if (name == "config.json" ||
+        (name.starts_with("model") && name.find(".safetensors") != std::string::npos)) {
+      return true;
+    }
+  }
+  return false;
+}
+
 ExportReport export_folder(const fs::path& from, const fs::path& to, const ExportOptions& options) {
   const HfConfig config = read_hf_config(from);
   const TensorSource source(from);
@@ -84,6 +96,7 @@ ExportReport export_folder(const fs::path& from, const fs::path& to, const Expor
   }
   HfFolderOptions folder;
   folder.max_shard_bytes = options.max_shard_bytes;
+  folder.eos_token_ids = config.eos_token_ids;
   write_hf_folder(to, config.model, tensors, folder);
   return report;
 }

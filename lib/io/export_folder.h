@@ -24,6 +24,9 @@ struct ExportReport {
   std::vector<std::string> notes;
 };
 
+/// Whether a folder has a config.json, weights or an index, also of an export that was interrupted.
+bool holds_model_files(const std::filesystem::path& folder);
+
 /// Writes `to` as write_hf_folder does, from the model folder or checkpoint `from`; values are
 /// rounded to nearest, ties to even. Holds all weights in `dtype` in memory. Throws CheckpointError
 /// for a folder that cannot be read, and for a weight that fp16 cannot hold.

@@ -85,8 +85,13 @@ HfConfig read_hf_config(const std::filesystem::path& folder) {
   return parse_hf_config(detail::read_strict_json(path).dump(), path);
 }
 
-std::string write_hf_config(const ModelConfig& config, DType dtype) {
-  return to_json(write_hf_fields(config, dtype)).dump(2) + "\n";
+std::string write_hf_config(const ModelConfig& config, DType dtype,
+                            const std::vector<int64_t>& eos_token_ids) {
+  ConfigObject fields = write_hf_fields(config, dtype);
+  if (eos_token_ids.size() > 1) {
+    set(fields, "eos_token_id", ConfigValue::List(eos_token_ids.begin(), eos_token_ids.end()));
+  }
+  return to_json(fields).dump(2) + "\n";
 }
 
 }  // namespace fp8train

@@ -52,7 +52,7 @@ void write_shards(const std::filesystem::path& folder, const std::vector<Shard>&
 void write_hf_folder(const std::filesystem::path& folder, const ModelConfig& config,
                      const std::vector<TensorBytes>& tensors, const HfFolderOptions& options) {
   const DType dtype = tensors.empty() ? DType::f32 : tensors.front().dtype;
-  const std::string config_json = write_hf_config(config, dtype);
+  const std::string config_json = write_hf_config(config, dtype, options.eos_token_ids);
   std::error_code failure;
   std::filesystem::create_directories(folder, failure);
   if (failure) {

@@ -1,9 +1,10 @@
 #pragma once
-// y = x W^T + b with explicit backward, each of its three GEMMs in the format its plan roles say.
-// The layer quantizes x once in forward and dy once in backward, reads the weight's GEMM operands
-// that were made once per optimizer step, and keeps for backward the codes of x that wgrad reads,
-// or x itself where wgrad reads that. An operation that makes x or dy can cast it on the way: the
-// layer gives it the destinations (place_input, place_gradient) and takes what it has left there.
+// y = x W^T + b with explicit backward, each of its three GEMMs in the format that the plan's roles
+// say. The layer quantizes x once in forward and dy once in backward, reads the weight's GEMM
+// operands that were made once per optimizer step, and keeps for backward the codes of x that wgrad
+// reads, or x itself where wgrad reads that. An operation that makes x or dy can cast it on the
+// way: the layer gives it the destinations (place_input, place_gradient) and takes what it has left
+// there.
 //
 // With SwigluInput::smoothed the x that comes is s x, s being a scale for each of its columns
 // (ops/pointwise/smoothing.h): fprop multiplies by w / s, which depends on the micro-batch and is

@@ -72,7 +72,7 @@ LinearOperands::LinearOperands(ScalingState& scaling, const std::string& layer,
     : with_blockwise_(blockwise(along_columns.other)),
       with_plain_(along_columns.format.is_scaled() && !along_columns.other.is_scaled()) {
   check(!with_plain_ || along_columns.format == along_rows.format,
-        "next to a plain operand the codes of the other GEMM are read");
+        "with a plain operand the codes of the other GEMM are read");
   for (const Role* role : {&along_rows, &along_columns}) {
     check_pair(role->format, role->other, role == &along_columns);
     check(!blockwise(role->format) || role->format.policy == ScalePolicy::current,

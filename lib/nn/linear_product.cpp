@@ -43,7 +43,7 @@ ops::GemmOperand second(const LinearOperand& b) {
   return {b.plain, !b.along_columns};
 }
 
-/// The operand next to one that has a scale for each block.
+/// The operand multiplied with one that has a scale for each block.
 ops::ScaledGemmOperand matching_operand(const StepContext& context, const LinearOperand& operand,
                                         const TensorFormat& other) {
   if (!operand.blockwise.matrix.codes.empty()) {
@@ -121,8 +121,7 @@ std::array<std::string_view, 3> dequantized_because(const DeviceTraits& traits,
   const int64_t out = plan.site.out_features;
   const auto reason = [&traits](const GemmPlan& gemm, DType result, const Shape& mkn) {
     if (gemm.a.is_scaled() != gemm.b.is_scaled()) {
-      return std::string_view{
-          "straight-through: the rounded values, next to an operand that is not"};
+      return std::string_view{"straight-through: the rounded values, with an operand that is not"};
     }
     if (!blockwise(gemm.a) && !blockwise(gemm.b)) {
       return std::string_view{};

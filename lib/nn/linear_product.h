@@ -17,11 +17,11 @@ inline bool blockwise(const TensorFormat& format) {
   return format.is_scaled() && format.granularity != Granularity::tensor;
 }
 
-/// The format in which a GEMM reads an operand whose other operand has the format `other`: next to
+/// The format in which a GEMM reads an operand whose other operand has the format `other`: with
 /// row scales, one scale per tensor is the same scale for each row.
 TensorFormat read_as(TensorFormat format, const TensorFormat& other);
 
-/// The order in which the device's GEMMs read scales of blockwise.
+/// The order in which the device's GEMMs read the scales of blocks.
 ScaleLayout block_layout(const DeviceTraits& traits);
 
 /// A tensor as one GEMM reads it; exactly one form is set.
@@ -43,7 +43,7 @@ struct LinearProduct {
   bool emulate_accumulator = false;
 };
 
-/// Runs the product; what it needs next to its operands is taken from the scratch arena.
+/// Runs the product; what it needs in addition to its operands is taken from the scratch arena.
 void multiply(const StepContext& context, const LinearProduct& product);
 
 /// Why a layer's GEMMs (fprop, dgrad, wgrad) on `rows` tokens are computed from dequantized

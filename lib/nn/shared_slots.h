@@ -1,6 +1,6 @@
 #pragma once
 // Memory that the units of a model use alternately: what a unit takes is free for the next unit of
-// the same turn. A place is reused where it has exactly the size that is asked for, so that equal
+// the same slots. A slot is reused where it has exactly the size that is asked for, so that equal
 // blocks share all of it.
 
 #include <cstddef>

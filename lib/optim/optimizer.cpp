@@ -31,7 +31,7 @@ Optimizer::Optimizer(const OptimizerSite& site)
       control_(*site.device, sizeof(ops::StepControl), MemoryCategory::optimizer_state) {
   scaling_.dynamic = site.dynamic_loss_scaling;
   ops::StepControl initial = {};
-  initial.loss_scale = site.dynamic_loss_scaling ? kInitialLossScale : 1.0F;
+  initial.loss_scale = initial_loss_scale();
   set_control(initial);
 }
 
@@ -42,6 +42,10 @@ StoredTensor Optimizer::state(std::string_view name, size_t parameter) const {
     }
   }
   return {};
+}
+
+float Optimizer::initial_loss_scale() const {
+  return site_.dynamic_loss_scaling ? kInitialLossScale : 1.0F;
 }
 
 const float* Optimizer::loss_scale() const {

@@ -107,6 +107,9 @@ class Optimizer {
   /// Device scalar that the norm of the step is summed in; NaN in it makes the step a skipped one.
   double* squared_norm() const { return &device_control()->squared_norm; }
 
+  /// That of a new run.
+  float initial_loss_scale() const;
+
   StepReport report() const;
 
   /// For checkpoints: the states in their order, and the control.

@@ -10,7 +10,7 @@ namespace fp8train {
 namespace {
 
 /// Every GEMM dimension of the layer must be a multiple of this: 16 in FP8
-/// (vendor-and-reliability.md 1.1), 32 where that is a block (MX).
+/// (cuBLAS documentation, cublasLtMatmul, FP8 data types), 32 where that is a block (MX).
 int64_t alignment(const LinearPlan& linear) {
   for (const GemmPlan* gemm : {&linear.fprop, &linear.dgrad, &linear.wgrad}) {
     if (gemm->a.granularity == Granularity::block_1x32) {

@@ -1,5 +1,5 @@
 #pragma once
-// A PrecisionPlan is one plan: which format every tensor role has. Pure data; the plans
+// A PrecisionPlan says which format every tensor role has. Pure data; the plans
 // are in plans.cpp and nothing else holds a method's name.
 
 #include <optional>

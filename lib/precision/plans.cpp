@@ -210,7 +210,7 @@ PrecisionPlan with_msamp_o2_storage(PrecisionPlan plan) {
   return plan;
 }
 
-/// O3: and E4M3 weights, which is also how they cross the wire, next to an FP16 master (1.1, 1.6).
+/// O3: and E4M3 weights, which is also how they cross the wire, with an FP16 master (1.1, 1.6).
 PrecisionPlan with_msamp_o3_storage(PrecisionPlan plan) {
   plan = with_msamp_o2_storage(std::move(plan));
   plan.master_weight = plan.weight;

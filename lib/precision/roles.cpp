@@ -101,7 +101,8 @@ void check_gemm(const OperandNames& names, const GemmPlan& gemm, DType activatio
                          gemm.b.granularity == Granularity::tensor;
   if (by_tensor && gemm.a.dtype == DType::e5m2 && gemm.b.dtype == DType::e5m2) {
     refuse(names.a, gemm.a,
-           fmt::format("next to precision.{}: tensor cores do not multiply e5m2 by e5m2", names.b));
+           fmt::format("together with precision.{}: tensor cores do not multiply e5m2 by e5m2",
+                       names.b));
   }
 }
 
@@ -129,7 +130,8 @@ void check_weight(const PrecisionPlan& plan) {
   const char* const role = plan.master_weight ? "master_weight" : "weight";
   check_stored_format(role, value);
   if (plan.activation == DType::f32 && !is_plain(value, DType::f32)) {
-    refuse(role, value, "next to GEMMs in fp32: choose a plan that computes in fewer bits");
+    refuse(role, value,
+           "does not go with GEMMs in fp32: choose a plan that computes in fewer bits");
   }
   if (!plan.master_weight) {
     return;
@@ -138,7 +140,7 @@ void check_weight(const PrecisionPlan& plan) {
   const bool codes = plan.weight.is_scaled() && plan.weight == plan.fprop.b;
   if (!copy && !codes) {
     refuse("weight", plan.weight,
-           fmt::format("next to a master weight is what GEMMs read: '{}' or '{}'",
+           fmt::format("with a master weight is what GEMMs read: '{}' or '{}'",
                        name_of(plan.activation), describe(plan.fprop.b)));
   }
 }
@@ -240,7 +242,7 @@ void check_delayed(const PrecisionPlan& plan) {
       }
       if (seen != nullptr && seen->delayed.history_length != operand->delayed.history_length) {
         refuse("fprop_x", *operand,
-               fmt::format("'current at first' next to '{}': give both one history length",
+               fmt::format("'current at first' together with '{}': give both one history length",
                            describe(*seen)));
       }
       seen = operand;

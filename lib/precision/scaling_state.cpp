@@ -167,7 +167,7 @@ bool ScalingState::first_window() const {
 }
 
 bool ScalingState::in_first_window(const TensorFormat& format) const {
-  return is_current_at_first(format) && steps_done_ < format.delayed.history_length;
+  return is_current_at_first(format) && steps_done_ - begin_ < format.delayed.history_length;
 }
 
 void ScalingState::begin_evaluation(Stream stream) const {
@@ -272,6 +272,17 @@ std::vector<ScalingState::SavedTensor> ScalingState::save() const {
     saved.push_back({name("cursor"), {count}, {cursor.begin(), cursor.end()}, of_rank});
   }
   return saved;
+}
+
+void ScalingState::restart(int64_t steps) {
+  std::vector<SavedTensor> tensors = save();
+  for (SavedTensor& tensor : tensors) {
+    const bool is_scale = tensor.name.ends_with(".scale") || tensor.name.ends_with(".scale_inv");
+    std::fill(tensor.values.begin(), tensor.values.end(), is_scale ? 1.0F : 0.0F);
+  }
+  load(tensors);
+  set_begin(steps);
+  set_steps_done(steps);
 }
 
 void ScalingState::load(const std::vector<SavedTensor>& tensors) {

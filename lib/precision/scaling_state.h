@@ -68,6 +68,12 @@ class ScalingState {
 
   /// Says that `steps` optimizer steps are done. The host knows it only from here.
   void set_steps_done(int64_t steps) { steps_done_ = steps; }
+  /// Says that scaling began after `steps` optimizer steps: first windows are counted from there.
+  /// 0, but where a run continues under another plan.
+  void set_begin(int64_t steps) { begin_ = steps; }
+  int64_t begin() const { return begin_; }
+  /// Scaling begins now, after `steps` optimizer steps, as at the start of a run.
+  void restart(int64_t steps);
   /// Whether now, in the step that follows those and in evaluations before it, slots whose rule
   /// says current_at_first scale like current ones.
   bool first_window() const;
@@ -133,6 +139,7 @@ class ScalingState {
   Tensor amax_;
   View shared_amax_;
   int64_t steps_done_ = 0;
+  int64_t begin_ = 0;
   Buffer statistics_, samples_;
 };
 

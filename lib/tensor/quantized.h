@@ -19,7 +19,7 @@ struct QuantizedView {
   bool empty() const { return codes.empty() && columnwise_codes.empty(); }
 };
 
-/// The order of the scales of a matrix of blocks. For row the two are the same.
+/// The order of the scales of a matrix of blocks. For row scales the two are the same.
 enum class ScaleLayout : uint8_t {
   row_major,  ///< [blocks down, blocks across]
   cublaslt,  ///< as cuBLASLt's block scale modes read them. 1x128: column by column, each padded to

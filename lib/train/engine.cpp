@@ -64,6 +64,10 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
   device.fill_zero(totals_.data(), totals_.bytes());
 }
 
+Engine::~Engine() {
+  strategy_.reset();
+}
+
 void Engine::reserve(const StepPlan& plan) {
   saved_.reserve(plan.saved_bytes);
   scratch_.reserve(plan.scratch_bytes);

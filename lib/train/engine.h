@@ -66,6 +66,10 @@ class Engine {
   /// reading losses are collective; each rank's batches are its own, and weights, optimizer and
   /// scales stay the same on all. With zero_stage 3 all that runs the model is collective.
   Engine(Device& device, const EngineSettings& settings, Communicator* comm = nullptr);
+  /// Exchanges under way end before the memory that they read and write is freed.
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
 
   /// Reserves the arenas. Before the first step on a real device.
   void reserve(const StepPlan& plan);

@@ -11,16 +11,19 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/math.h"
 #include "io/safetensors.h"
 #include "ops/storage/storage.h"
+#include "train/host_stored.h"
 
 namespace fp8train {
 namespace {
 
 constexpr const char* kOnlyFile = "optimizer.safetensors";
 constexpr const char* kScale = ".scale";
+constexpr std::string_view kSecond = "moment2.";
 
-/// Something that is entry of a parameter, or of a part of it.
+/// What is stored of a parameter, or of a part of it.
 struct StateTensor {
   std::string name;     ///< "moment1.layers.0.mlp.up.weight"
   StoredTensor tensor;  ///< on the device, this rank's part
@@ -32,7 +35,7 @@ struct StateTensor {
 /// In the order of the file. Of a tensor with one scale a rank that has no elements of it has the
 /// scale all the same.
 std::vector<StateTensor> state_tensors(Engine& engine) {
-  std::vector<StateTensor> entry;
+  std::vector<StateTensor> found;
   const Optimizer& optimizer = engine.optimizer();
   const ParameterStore& store = engine.model().parameters();
   const auto add = [&](const std::string& role, const Parameter& parameter,
@@ -40,7 +43,7 @@ std::vector<StateTensor> state_tensors(Engine& engine) {
     const bool shares_scale =
         tensor.format.is_scaled() && tensor.format.granularity == Granularity::tensor;
     if (!tensor.empty() && (parameter.updated.count() > 0 || shares_scale)) {
-      entry.push_back({role + "." + parameter.name, tensor, parameter.shape,
+      found.push_back({role + "." + parameter.name, tensor, parameter.shape,
                        parameter.updated.first, parameter.updated.whole});
     }
   };
@@ -54,7 +57,7 @@ std::vector<StateTensor> state_tensors(Engine& engine) {
       add("value", *parameter, parameter->updated.value);
     }
   }
-  return entry;
+  return found;
 }
 
 /// Factors of automatic scales, which all ranks have alike.
@@ -208,31 +211,13 @@ void load(Device& device, const SavedState& saved, const StateTensor& entry) {
                  saved.read(entry.name + kScale, DType::f32, before, scales.count()).data());
 }
 
-/// A stored tensor in host memory.
-struct HostStored {
-  std::vector<uint8_t> codes;
-  std::vector<float> scales;
-  StoredTensor tensor;
-
-  HostStored(const TensorFormat& format, int64_t count)
-      : codes(static_cast<size_t>(count) * size_of(format.dtype)),
-        scales(static_cast<size_t>(stored_scales(format, count))),
-        tensor({codes.data(), format.dtype, {count}}, format,
-               {scales.data(), DType::f32, {static_cast<int64_t>(scales.size())}}) {
-    tensor.format.rounding = Rounding::nearest_even;
-    if (scales.empty()) {
-      tensor.scales = {};
-    }
-  }
-};
-
 /// A format that reads what was saved. Its element type and the number of its scales decide: one,
 /// one for each group, or three for each group where the range is expanded.
 TensorFormat readable_format(const SavedState& saved, const std::string& name, int64_t count) {
   TensorFormat format;
   format.dtype = saved.dtype_of(name);
   const int64_t scales = saved.count_of(name + kScale);
-  const int64_t groups = (count + kStoredGroup - 1) / kStoredGroup;
+  const int64_t groups = ceil_div(count, kStoredGroup);
   if (scales == 0) {
     return format;
   }
@@ -263,34 +248,6 @@ std::vector<float> read_values(const SavedState& saved, const std::string& name,
   ops::read_stored(Communicator::host_stream(), stored.tensor,
                    {values.data(), DType::f32, {count}});
   return values;
-}
-
-/// As AdamW does (ops/optimizer.h): where a second moment has scales, it does not become 0 next to
-/// a first moment that is not.
-void floor_second_moment(const std::vector<float>& first, HostStored& second) {
-  const size_t size = size_of(second.tensor.format.dtype);
-  for (size_t i = 0; i < first.size() && !second.scales.empty(); ++i) {
-    uint8_t* code = second.codes.data() + i * size;
-    if (first[i] != 0.0F &&
-        std::all_of(code, code + size, [](uint8_t byte) { return byte == 0; })) {
-      code[0] = 1;
-    }
-  }
-}
-
-std::vector<float> values_of(const HostStored& stored) {
-  std::vector<float> values(static_cast<size_t>(stored.tensor.count()));
-  ops::read_stored(Communicator::host_stream(), stored.tensor,
-                   {values.data(), DType::f32, {stored.tensor.count()}});
-  return values;
-}
-
-HostStored stored_in(const TensorFormat& format, const std::vector<float>& values) {
-  const auto count = static_cast<int64_t>(values.size());
-  HostStored stored(format, count);
-  const ConstView x(values.data(), DType::f32, {count});
-  ops::store(Communicator::host_stream(), {.x = x, .to = stored.tensor});
-  return stored;
 }
 
 /// The part that this rank updates.
@@ -372,20 +329,34 @@ void load_optimizer_files(const std::filesystem::path& checkpoint, Engine& engin
 
 void convert_optimizer_files(const std::filesystem::path& checkpoint, Engine& engine) {
   const SavedState saved(checkpoint);
-  std::map<std::string, std::vector<float>> first_moments;  // of parameters with both
-  for (const StateTensor& entry : state_tensors(engine)) {
-    const std::string parameter = entry.name.substr(entry.name.find('.') + 1);
-    if (entry.name.starts_with("value.")) {
-      continue;  // has been rounded from model.safetensors
+  const std::vector<StateTensor> all = state_tensors(engine);
+  const auto converted = [&](const StateTensor& entry) {
+    return stored_in(entry.tensor.format, read_values(saved, entry.name, entry.shape.count()));
+  };
+  std::map<std::string, const StateTensor*> second_moments;  // by parameter
+  for (const StateTensor& entry : all) {
+    if (entry.name.starts_with(kSecond)) {
+      second_moments[entry.name.substr(kSecond.size())] = &entry;
     }
-    const std::vector<float> values = read_values(saved, entry.name, entry.shape.count());
-    HostStored stored = stored_in(entry.tensor.format, values);
-    if (entry.name.starts_with("moment2.") && first_moments.contains(parameter)) {
-      floor_second_moment(first_moments.at(parameter), stored);
-    } else {
-      first_moments[parameter] = values_of(stored);
+  }
+  for (const StateTensor& entry : all) {
+    if (entry.name.starts_with("value.") || entry.name.starts_with(kSecond)) {
+      continue;  // has been rounded from model.safetensors; comes with the first moment
     }
-    upload(engine.device(), stored, entry);
+    const HostStored first = converted(entry);
+    upload(engine.device(), first, entry);
+    const auto twin = second_moments.find(entry.name.substr(entry.name.find('.') + 1));
+    if (twin != second_moments.end()) {
+      HostStored second = converted(*twin->second);
+      if (!second.scales.empty()) {
+        floor_second_moment(values_of(first), second);
+      }
+      upload(engine.device(), second, *twin->second);
+    }
+  }
+  const float one = 1.0F;
+  for (const auto& [name, factor] : factors(engine)) {
+    copy_from_host(engine.device(), factor, &one);
   }
 }
 

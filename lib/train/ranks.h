@@ -1,5 +1,5 @@
 #pragma once
-// What the ranks of a run tell each other next to gradients. All are collective, and nothing
+// What the ranks of a run tell each other in addition to gradients. All are collective, and nothing
 // happens where there is one rank.
 
 #include <cstdint>

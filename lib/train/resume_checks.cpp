@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <regex>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -43,11 +45,21 @@ class RunComparison {
     }
   }
 
+  void require_formats(const std::string& current) {
+    // Checkpoints of earlier versions say "kept" for "stored".
+    const std::string saved = std::regex_replace(state_.at("formats").get<std::string>(),
+                                                 std::regex("\\bkept "), "stored ");
+    if (saved != current) {
+      differences.push_back(
+          fmt::format("formats and scaled layers: was {}, is {}", saved, current));
+    }
+  }
+
   /// The plan by name, and every format and scaled layer.
   void plan(Decoder& model) {
     const size_t before = differences.size();
     require("plan", session_.engine.plan.name, "precision plan");
-    require("formats", formats_text(model), "formats and scaled layers");
+    require_formats(formats_text(model));
     const bool differs = differences.size() > before;
     changed_plan = differs && session_.settings.checkpoint.changed_plan == "accept";
     refused_plan = differs && !changed_plan;

@@ -11,6 +11,7 @@
 #include "io/hf_config.h"
 #include "ops/gemm/gemm.h"
 #include "ops/gemm/scaled_gemm.h"
+#include "optim/registry.h"
 #include "precision/linear_plan.h"
 
 namespace fp8train {
@@ -243,6 +244,13 @@ Session open_session(const Settings& settings, bool open_data, int ranks) {
         fmt::format("parallelism.zero_stage: {} has no effect with one rank; start several with "
                     "mpirun or srun",
                     settings.parallelism.zero_stage));
+  }
+  if (ranks > 1 && settings.gemm_tuning &&
+      optimizer_named(settings.optimizer.name).needs_whole_parameters) {
+    throw ConfigError(fmt::format(
+        "gemm_tuning: with optimizer.name {} every rank must multiply alike, and each would choose "
+        "algorithms of its own; set gemm_tuning: false",
+        settings.optimizer.name));
   }
   session.max_steps = resolve_max_steps(settings.training, session.engine, ranks);
   session.engine.plain_steps = plain_steps(session.engine.plan, session.max_steps);

@@ -50,6 +50,9 @@ std::string state_text(Engine& engine, const Session& session, const TrainingSta
                                  {"skipped_steps", control.skipped_steps},
                                  {"applied_steps", control.applied_steps},
                                  {"skipped_in_a_row", control.skipped_in_a_row}};
+  if (const int64_t begin = engine.model().scaling().begin(); begin > 0) {
+    json["scaling_begin"] = begin;
+  }
   add_divergence(json, state);
   if (session.data_record != nullptr) {
     json["data_files"] = session.data_record->noted();
@@ -79,7 +82,7 @@ void load_control(Optimizer& optimizer, const nlohmann::json& json, const std::s
         "run can have");
   }
   if (changed_plan) {
-    control.loss_scale = optimizer.control().loss_scale;
+    control.loss_scale = optimizer.initial_loss_scale();
     control.good_steps = 0;
   }
   optimizer.set_control(control);
@@ -98,12 +101,16 @@ std::string name_of_rank(const std::string& name, int rank) {
   return rank == 0 ? name : fmt::format("{}.rank{}", name, rank);
 }
 
-/// Optimizer steps that the checkpoint has seen.
-int64_t steps_of(const std::filesystem::path& folder) {
+/// Optimizer steps that the checkpoint has seen, and those after which its scaling began.
+struct StepsOfScaling {
+  int64_t done = 0, begin = 0;
+};
+StepsOfScaling steps_of(const std::filesystem::path& folder) {
   const std::string where = (folder / kStateFile).string();
   try {
-    return whole_number<int64_t>(nlohmann::json::parse(read_checkpoint_text(folder, kStateFile)),
-                                 "step", where);
+    const auto json = nlohmann::json::parse(read_checkpoint_text(folder, kStateFile));
+    return {whole_number<int64_t>(json, "step", where),
+            whole_number_or<int64_t>(json, "scaling_begin", where, 0)};
   } catch (const nlohmann::json::exception& error) {
     throw CheckpointError(fmt::format("{}: {}", where, error.what()));
   }
@@ -139,7 +146,9 @@ std::vector<std::string> load_scaling(const std::filesystem::path& folder, Scali
     }
   }
   scaling.load(tensors);
-  scaling.set_steps_done(steps_of(folder));
+  const StepsOfScaling steps = steps_of(folder);
+  scaling.set_begin(steps.begin);
+  scaling.set_steps_done(steps.done);
   return notes;
 }
 
@@ -246,6 +255,7 @@ ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
     load_control(engine.optimizer(), json, where, same.changed_plan);
     if (same.changed_plan) {
       convert_optimizer_files(folder, engine);
+      engine.model().scaling().restart(resumed.state.step);
       return resumed;
     }
     load_optimizer_files(folder, engine);

@@ -123,7 +123,7 @@ class Check:
         text = file.read_text(errors="replace")
         lines = strip_comments(text).split("\n")
         if module is not None and module not in self.declared:
-            self.complain(path, 1, f"lib/{module} is no module of cmake/modules.cmake")
+            self.complain(path, 1, f"lib/{module} is not a module of cmake/modules.cmake")
             return
         if file.suffix in {".h", ".cuh"} and "#pragma once" not in text:
             self.complain(path, 1, "a header needs #pragma once")

@@ -10,7 +10,7 @@ STATES = {True: "passed", False: "FAILED", None: "unknown"}
 
 
 def columns(rows: Iterable[Iterable[str]]) -> list[str]:
-    """Roles under each other."""
+    """Columns under each other."""
     cells = [list(row) for row in rows]
     widths = [max(len(row[i]) for row in cells if i < len(row)) for i in range(max(map(len, cells), default=0))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells]

@@ -12,7 +12,7 @@ def training_text(work: Workspace) -> Path:
     """The repository's own pages, or what a bundle holds of them."""
     text = work.work / "text.txt"
     if not text.exists():
-        pages = [*sorted(ROOT.glob("docs/*.md")), ROOT / "README.md", ROOT / "LICENSE"]
+        pages = [*sorted(ROOT.glob("docs/**/*.md")), ROOT / "README.md", ROOT / "LICENSE"]
         text.write_text("\n".join(page.read_text(encoding="utf-8") for page in pages if page.exists()), encoding="utf-8")
     return text
 

@@ -218,7 +218,7 @@ TEST_CASE("what Megatron's names cannot mean is an error") {
 }
 
 TEST_CASE("every example of the page on recipes loads and selects a plan") {
-  const auto page = std::filesystem::path(FP8TRAIN_SOURCE_DIR) / "docs" / "recipes.md";
+  const auto page = std::filesystem::path(FP8TRAIN_SOURCE_DIR) / "docs" / "use" / "plans.md";
   std::ifstream file(page);
   std::string example;
   size_t count = 0;

@@ -290,8 +290,7 @@ TEST_CASE("precision keys that have no meaning or contradict each other") {
         "mixed_precision: fp8 or remove the key");
   CHECK(error_with("mixed_precision: fp8\nfp8: {recipe: delayed}\nprecision: {plan: te-delayed}") ==
         "run.yaml:5:7: fp8.recipe: conflicts with precision.plan, which names the plan directly; "
-        "keep "
-        "one of them");
+        "remove one of them");
   CHECK(error_with("mixed_precision: fp8\nfp8: {recipe: delyed}")
             .starts_with("run.yaml:5:7: fp8.recipe: no plan for backend"));
   CHECK(error_with("mixed_precision: fp8\nfp8: {recipe: current, amax_history_len: 3}")

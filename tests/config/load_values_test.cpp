@@ -209,7 +209,7 @@ TEST_CASE("precision.plan names the plan, with tuning keys in either section") {
         2);
 }
 
-TEST_CASE("the formats of moments stand next to any row") {
+TEST_CASE("the formats of moments can be set under any plan") {
   const Settings settings = load_text(
       kBase + "mixed_precision: bf16\nprecision: {moment1: e4m3 group(128), moment2: fp16}\n");
   CHECK(settings.precision.roles.moment1 == "e4m3 group(128)");

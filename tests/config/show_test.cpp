@@ -115,7 +115,8 @@ TEST_CASE("every field is documented and its defaults are accepted") {
 }
 
 TEST_CASE("the committed documentation page is the generated one") {
-  const auto page = std::filesystem::path(FP8TRAIN_SOURCE_DIR) / "docs" / "configuration.md";
+  const auto page =
+      std::filesystem::path(FP8TRAIN_SOURCE_DIR) / "docs" / "use" / "configuration.md";
   // Refresh it with: fp8train config docs > docs/use/configuration.md
   CHECK(content_of(page) == configuration_page());
 }

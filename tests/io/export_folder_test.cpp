@@ -40,6 +40,19 @@ TEST_CASE("an export in fp32 and back to bf16 has the bytes that transformers wr
   CHECK_THAT(test::read_file(dir / "bf16/config.json"), Contains("\"dtype\": \"bfloat16\""));
 }
 
+TEST_CASE("an export has all tokens that end a text") {
+  const test::TempDir dir;
+  std::filesystem::create_directory(dir / "in");
+  std::string config = test::read_file(family("qwen3") / "config.json");
+  const size_t at = config.find("\"eos_token_id\":");
+  REQUIRE(at != std::string::npos);
+  config.replace(at, config.find_first_of(",\n", at) - at, "\"eos_token_id\": [7, 5]");
+  test::write_file(dir / "in/config.json", config);
+  std::filesystem::copy_file(family("qwen3") / "model.safetensors", dir / "in/model.safetensors");
+  export_folder(dir / "in", dir / "out", {.dtype = DType::f32});
+  CHECK(read_hf_config(dir / "out").eos_token_ids == std::vector<int64_t>{7, 5});
+}
+
 TEST_CASE("an export in fp16 rounds to nearest, and refuses what fp16 cannot hold") {
   const test::TempDir dir;
   std::filesystem::create_directory(dir / "in");

@@ -260,6 +260,11 @@ TEST_CASE("sliding windows limit the sequences that are taken") {
   CHECK(qwen(R"(,"use_sliding_window":true,"sliding_window":128,"max_window_layers":2,)"
              R"("layer_types":["full_attention","sliding_attention"])")
             .first_window_layer == 1);
+  CHECK_THAT(
+      message_of<CheckpointError>([&] {
+        qwen(R"(,"use_sliding_window":true,"sliding_window":128,"layer_types":["full_attention"])");
+      }),
+      Contains("'layer_types' has 1 entries for 2 layers"));
   for (const char* more :
        {R"(,"use_sliding_window":true,"layer_types":["sliding_attention","full_attention"])",
         R"(,"layer_types":["full_attention","sliding_attention"])",

@@ -116,7 +116,7 @@ TEST_CASE("codes and scales have the names, types and shapes of the field", "[io
   }
 }
 
-TEST_CASE("tensors that are copied are copied and listed with the reason", "[io]") {
+TEST_CASE("tensors that are not cast are copied and listed with the reason", "[io]") {
   const Sample sample;
   const FileQuantizationReport report = sample.run(with(format_of(DType::e4m3, Granularity::row)));
   CHECK(report.tensors.size() == 2);

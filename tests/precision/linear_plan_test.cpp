@@ -99,7 +99,7 @@ TEST_CASE("the setting of SwiGLU's product is for down projections that are not 
     CHECK(describe(gemm->b) == "bf16");
   }
   CHECK(plans[1].dgrad == plan.dgrad);
-  CHECK_THAT(swiglu_note(plans[1]), Contains("stored out") && Contains("bf16"));
+  CHECK_THAT(swiglu_note(plans[1]), Contains("stay out") && Contains("bf16"));
 
   PrecisionPlan rounded = plan_named("int8-qat");  // dgrad reads what fprop has cast
   rounded.swiglu = SwigluInput::high_precision;

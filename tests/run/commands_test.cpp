@@ -147,8 +147,12 @@ TEST_CASE("export writes a folder that eval reads, and says what is wrong") {
         .out;
   };
   CHECK(loss("hf") == loss("out"));
+  fs::create_directory(shop / "half");  // of an export that was interrupted
+  fs::copy_file(shop / "hf/model.safetensors.index.json",
+                shop / "half/model.safetensors.index.json");
   const std::vector<std::pair<Words, const char*>> refusals = {
-      {{"out", "--out", "hf"}, "hf holds a model already"},
+      {{"out", "--out", "hf"}, "hf holds files of a model already"},
+      {{"out", "--out", "half"}, "half holds files of a model already"},
       {{"out", "--out", "a", "--dtype", "int8"}, "expected fp32, bf16 or fp16"},
       {{"out", "--out", "a", "--to", "gguf"}, "expected hf"},
       {{"out", "--out", "a", "--max-shard-size", "5XB"}, "such as 5GB or 200MB"},

@@ -100,7 +100,7 @@ TEST_CASE("explain: moments and bytes are those of the optimizer") {
   CHECK(muon.at("bytes_per_parameter") == bytes - 4 - 2);
   CHECK(muon.at("roles").at("moment 1") == "bf16");
   CHECK(muon.at("roles").at("moment 2") == "none with muon");
-  CHECK(muon.at("table of plans").at("m + v") == "bf16, no v");
+  CHECK(muon.at("columns").at("m + v") == "bf16, no v");
   const Json sgd = explain({"model.preset=toy", "precision.plan=te-delayed", "optimizer.name=sgd",
                             "optimizer.momentum=0"});
   CHECK(sgd.at("bytes_per_parameter") == bytes - 8);

@@ -32,7 +32,7 @@ class Workshop {
   TempDir folder_;
 };
 
-/// Settings next to which the field has a meaning.
+/// Settings with which the field has a meaning.
 Words settings_for(const std::string& key) {
   Words words = {"model.preset=toy",
                  "model.vocab_size=300",

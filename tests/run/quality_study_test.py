@@ -85,12 +85,15 @@ class Arithmetic(unittest.TestCase):
     def test_separation_is_between_the_closest_plans(self):
         gaps_of = {"te-current": [5.0, 6.0, 7.0], "te-delayed": [9.0, 9.0, 9.0],
                    "te-blockwise": [1.0, 1.0, 1.0], "deepseek-v3": [2.0, 2.0, 2.0]}
+        gaps_of = {plan: dict(enumerate(values)) for plan, values in gaps_of.items()}
         mean, errors = report.separation(gaps_of)
         self.assertAlmostEqual(mean, 4.0)
         self.assertAlmostEqual(errors, 4.0 * 3 ** 0.5)  # differences 3, 4 and 5
-        mean, errors = report.separation({plan: values[:2] for plan, values in gaps_of.items()})
+        mean, errors = report.separation({plan: {0: values[0], 1: values[1]} for plan, values in gaps_of.items()})
         self.assertAlmostEqual(mean, 3.5)
         self.assertTrue(math.isnan(errors))
+        del gaps_of["te-current"][0], gaps_of["te-delayed"][0]  # a base is compared with itself
+        self.assertAlmostEqual(report.separation(gaps_of)[0], 4.5)
 
 
 class TinyStudy(unittest.TestCase):

@@ -32,7 +32,7 @@ struct CudaContext {
   const DeviceTraits* traits = nullptr;  ///< the device's own
   void* workspace = nullptr;  ///< device memory for library calls on `stream`, 256-byte aligned
   size_t workspace_bytes = 0;
-  std::unique_ptr<CudaExtension> gemm;       ///< made on first use by ops/cuda
+  std::unique_ptr<CudaExtension> gemm;       ///< made on first use by ops/gemm
   std::unique_ptr<CudaExtension> attention;  ///< likewise
 };
 

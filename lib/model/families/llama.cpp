@@ -29,6 +29,10 @@ class Llama : public LlamaLike {
     const bool windowed_layers =
         std::any_of(types.begin(), types.end(),
                     [](const std::string& type) { return type != "full_attention"; });
+    if (!types.empty() && static_cast<int64_t>(types.size()) != config.num_hidden_layers) {
+      fields.fail(fmt::format("'layer_types' has {} entries for {} layers", types.size(),
+                              config.num_hidden_layers));
+    }
     if (windowed_layers ||
         (fields.has("sliding_window") && fields.flag("use_sliding_window", true))) {
       fields.fail(

@@ -149,6 +149,10 @@ void read_layer_windows(const ConfigFields& fields, ModelConfig& config) {
   }
   const std::vector<std::string> types = fields.texts("layer_types");
   if (!types.empty()) {
+    if (static_cast<int64_t>(types.size()) != config.num_hidden_layers) {
+      fields.fail(fmt::format("'layer_types' has {} entries for {} layers", types.size(),
+                              config.num_hidden_layers));
+    }
     const auto found = std::find(types.begin(), types.end(), "sliding_attention");
     first = found - types.begin();
     const bool are_last =

@@ -67,17 +67,17 @@ std::optional<RopeScaling> read_scaling(const ConfigFields& rope, const ModelCon
   return scaling;
 }
 
-/// transformers 4 took max_position_embeddings / original_max_position_embeddings for the factor.
+/// Some versions of transformers 4 take the ratio of both lengths for the factor.
 void note_other_factor(const ModelConfig& config, std::vector<std::string>& notes) {
   if (!config.rope_scaling || config.rope_scaling->type != RopeType::yarn) {
     return;
   }
   const double ratio = static_cast<double>(config.max_position_embeddings) /
                        static_cast<double>(config.rope_scaling->original_max_position_embeddings);
-  if (ratio != 1.0 && ratio != config.rope_scaling->factor) {
+  if (ratio != config.rope_scaling->factor) {
     notes.push_back(fmt::format(
         "YaRN's factor {} is used, though max_position_embeddings / "
-        "original_max_position_embeddings is {}, which transformers 4 uses instead of it",
+        "original_max_position_embeddings is {}; some versions of transformers 4 take that instead",
         config.rope_scaling->factor, ratio));
   }
 }

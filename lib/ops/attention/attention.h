@@ -85,7 +85,7 @@ struct Rope {
   bool inverse = false;
 };
 
-/// Rotates heads in at, half-split pairs (j, j + D / 2) as Hugging Face does: x' = x cos - y
+/// Rotates heads in place, half-split pairs (j, j + D / 2) as Hugging Face does: x' = x cos - y
 /// sin, y' = y cos + x sin. x: positions b * T + t get angle position_offset + t; tables: fp32
 /// [max_positions, D / 2]. `inverse` rotates back (the backward pass).
 void rope(Stream stream, const Rope& call);

@@ -4,7 +4,7 @@
 //
 // A tile is [rows][kDim] with kDim = 64, 128 or 256, zeros beyond the head and beyond the sequence;
 // a row is 16 bytes longer than that, so that 8 rows start in 8 different groups of banks. The
-// result of a product stays in registers as tiles of 16 x 8 in the layout of mma.h: lane 4 g + t
+// result of a product stays in registers as tiles of 16 x 8 in the layout of mma.cuh: lane 4 g + t
 // holds rows g and g + 8, columns 2t and 2t + 1 of each. bf16 and fp16 are multiplied by tensor
 // cores, fp32 by fused multiply-adds from shared memory into the same layout.
 

@@ -1,4 +1,4 @@
-// Compiled once per x86-64 level. The arithmetic is in ops/wire_math.h.
+// Compiled once per x86-64 level. The arithmetic is in ops/exchange/wire_math.h.
 
 #include <cstring>
 

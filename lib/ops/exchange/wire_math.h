@@ -1,6 +1,6 @@
 #pragma once
 // The arithmetic of ops/exchange/wire.h and ops/exchange/shared_wire.h for one group or element,
-// and where things stand in a packet; for host and device.
+// and where things are in a packet; for host and device.
 
 #include <cstdint>
 

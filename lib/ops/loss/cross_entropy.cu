@@ -1,6 +1,6 @@
 // Soft-max cross-entropy, one block a row: one pass finds the largest logit and the sum of
 // exponentials, a second one writes the gradient. The maximum is the cpu's; exponentials are those
-// of fast_math.h, and the sum has another order (each thread its own elements in fp32, threads in
+// of fast_math.cuh, and the sum has another order (each thread its own elements in fp32, threads in
 // fp64). An exponential below 2^-126 is 0. Two exponentials a logit cost less than storing one: a
 // row of 128256 does not fit into shared memory.
 

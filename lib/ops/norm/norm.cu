@@ -1,5 +1,5 @@
-// RMSNorm, LayerNorm and the RMSNorm of heads. The kernels of norm_kernels.h take rows of bf16 in
-// packs of 16 bytes, those of norm_any.h everything else.
+// RMSNorm, LayerNorm and the RMSNorm of heads. The kernels of norm_kernels.cuh take rows of bf16 in
+// packs of 16 bytes, those of norm_any.cuh everything else.
 
 #include "ops/dispatch/cuda_operations.h"
 #include "ops/norm/norm_cast.cuh"

@@ -1,9 +1,9 @@
 #pragma once
 // Kernels of RMSNorm and LayerNorm over rows, which may be slices (heads) of wider rows. Rows of
 // bf16 that lie in packs of 16 bytes are held in registers: a team of threads has a row, a block
-// several teams. All other rows take the kernels of norm_any.h. Sums over a row are trees over its
-// team, sums over rows go over the rows of a chunk in order, then over teams and chunks: results
-// repeat bitwise and are the cpu's up to rounding. Only for .cu files.
+// several teams. All other rows take the kernels of norm_any.cuh. Sums over a row are trees over
+// its team, sums over rows go over the rows of a chunk in order, then over teams and chunks:
+// results repeat bitwise and are the cpu's up to rounding. Only for .cu files.
 
 #include "ops/cast/cast_tiles.cuh"
 #include "ops/norm/norm.h"

@@ -56,7 +56,7 @@ struct AdamW {
   View copy;  ///< bf16 or fp16 copy of the new weight as it is stored; may be empty
   double beta1, beta2, eps, weight_decay;  ///< double, so that 1 - beta is torch's
   QuantizeSink cast = {};  ///< of the new weight, or, in a skipped step, of the weight as it is;
-                           ///< only next to an fp32 weight
+                           ///< only with an fp32 weight
   RoundingStream rounding = {};  ///< of stochastic formats; the step is control->applied_steps
   bool amax_known = false;       ///< the slots next to the scales of whole tensors have the amax
   /// bf16: an fp32 gradient is read as ops::store and ops::read_stored would leave it in bf16,

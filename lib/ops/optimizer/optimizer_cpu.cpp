@@ -1,4 +1,4 @@
-// Compiled once per x86-64 level. The arithmetic is in ops/optimizer_math.h.
+// Compiled once per x86-64 level. The arithmetic is in ops/optimizer/optimizer_math.h.
 
 #include "base/math.h"
 #include "ops/cast/quantize_sink_cpu.h"
@@ -314,7 +314,7 @@ void adamw_amax(Stream /*stream*/, const AdamW& call, const StepControl* control
 }
 
 void adamw(Stream stream, const AdamW& call, const StepControl* control) {
-  // A transpose is transposed from codes that are whole: after the update.
+  // A transpose is made from codes that are whole: after the update.
   const bool cast_later = !call.cast.out.columnwise_codes.empty();
   const QuantizeSink sink = cast_later ? QuantizeSink{} : call.cast;
   const bool skip = control->skip != 0;

@@ -1,5 +1,5 @@
-// Activations of the MLPs, by the functions of fast_math.h: within their bounds of what the cpu
-// computes. With or without a cast they are the kernel of cast_tiles.h, so that a cast inside and
+// Activations of the MLPs, by the functions of fast_math.cuh: within their bounds of what the cpu
+// computes. With or without a cast they are the kernel of cast_tiles.cuh, so that a cast inside and
 // one that follows see the same values.
 
 #include "ops/dispatch/cuda_operations.h"

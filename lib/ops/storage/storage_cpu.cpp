@@ -1,5 +1,5 @@
 // Compiled once per x86-64 level. The arithmetic is in ops/storage/stored_math.h and
-// ops/storage_math.h.
+// ops/storage/storage_math.h.
 
 #include "base/math.h"
 #include "ops/dispatch/cpu_operations.h"

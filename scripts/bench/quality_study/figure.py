@@ -68,7 +68,7 @@ def gap_panel(name, lines, top):
     trained, plain = (gaps.study(lines, measure) for measure in gaps.MEASURES)
     found = list(trained.gaps.values()) + list(plain.gaps.values())
     errors = [0 if math.isnan(gap.error) else gap.error for gap in found]
-    bound = plain.bound(max(gap.runs for gap in found))
+    bound = plain.bound(min(gap.runs for plan, gap in plain.gaps.items() if plan != models.CONTROL))
     bound = 0 if math.isnan(bound) else bound
     low = min([-bound] + [gap.mean - error for gap, error in zip(found, errors)])
     high = max([bound] + [gap.mean + error for gap, error in zip(found, errors)])
@@ -105,7 +105,7 @@ def outlier_panel(results, name, kind, top):
     for index, exponent in enumerate(by_exponent):
         parts.append(label(across(index), bottom + 16, f"S = 2^{exponent}", "soft", "middle"))
     for plan, scales in report.SCALES.items():
-        gap_of = {index: statistics.mean(row[plan])
+        gap_of = {index: statistics.mean(row[plan].values())
                   for index, row in enumerate(by_exponent.values()) if row.get(plan)}
         points = [(across(index), up(math.log10(max(10.0 ** low, gap))))
                   for index, gap in gap_of.items()]

@@ -39,7 +39,8 @@ def trained_rows(studies):
 def trained_table(name, lines):
     studies = {measure: gaps.study(lines, measure) for measure in gaps.MEASURES}
     plain = studies["in_bf16"]
-    runs = max((gap.runs for gap in plain.gaps.values()), default=0)
+    runs = sorted({gap.runs for plan, gap in plain.gaps.items() if plan != models.CONTROL})
+    beyond = ", ".join(f"{number(plain.bound(count))} % with {count} bases" for count in runs) or "-"
     loss = statistics.mean(statistics.mean(line["in_bf16"]) for line in lines
                            if line["plan"] == models.BASELINE)
     head = ["plan", "runs", "gap as trained, %", "gap evaluated in bf16, %",
@@ -51,14 +52,13 @@ def trained_table(name, lines):
         f"of bf16 {loss:.4f}, its standard deviation over bases {number(plain.spread, 2)} %. "
         f"Pooled standard deviation of one run, base and plan taken out: as trained "
         f"{number(studies['as_trained'].deviation)} %, in bf16 {number(plain.deviation)} % "
-        f"({plain.freedom} degrees of freedom). A plan of {runs} runs differs from bf16, all "
-        f"comparisons together at 95 %, beyond "
-        f"{number(plain.bound(runs) if runs else math.nan)} %."]
+        f"({plain.freedom} degrees of freedom). A plan differs from bf16, all comparisons together at "
+        f"95 %, beyond {beyond}."]
     return "\n".join(text)
 
 
 def outlier_gaps(results, model, kind):
-    """{exponent: {plan: [gap of each base in percent]}}"""
+    """{exponent: {plan: {base: gap in percent}}}"""
     found = {}
     for name, condition in results.studies():
         if name != model or not condition.startswith(f"outliers-{kind}-"):
@@ -66,8 +66,8 @@ def outlier_gaps(results, model, kind):
         table = gaps.table_of(results.of(name, condition), "as_trained")
         plans = list(dict.fromkeys(plan for row in table.values() for plan in row))
         found[int(condition.rsplit("-", 1)[1])] = {
-            plan: [100 * (row[plan] / row[models.BASELINE] - 1)
-                   for row in table.values() if plan in row] for plan in plans}
+            plan: {base: 100 * (row[plan] / row[models.BASELINE] - 1)
+                   for base, row in table.items() if plan in row} for plan in plans}
     return dict(sorted(found.items()))
 
 
@@ -87,8 +87,11 @@ def separation(of_exponent):
     tensor, block = values("tensor"), values("block of 128")
     if not tensor or not block:
         return math.nan, math.nan
-    differences = [min(by_base) for by_base in zip(*tensor)]
-    differences = [low - max(by_base) for low, by_base in zip(differences, zip(*block))]
+    bases = set.intersection(*(set(gap) for gap in tensor + block))
+    if not bases:
+        return math.nan, math.nan
+    differences = [min(gap[base] for gap in tensor) - max(gap[base] for gap in block)
+                   for base in sorted(bases)]
     error = gaps.deviation_of(differences) / math.sqrt(len(differences))
     mean = statistics.mean(differences)
     return mean, mean / error if len(differences) > 2 and error > 0 else math.nan
@@ -98,7 +101,7 @@ def outlier_table(results, model, kind):
     by_exponent = outlier_gaps(results, model, kind)
     plans = [plan for plan in SCALES if any(plan in row for row in by_exponent.values())]
     head = ["plan", "scale for each"] + [f"S = 2^{exponent}" for exponent in by_exponent]
-    rows = [[f"`{plan}`", SCALES[plan]] + [outlier_cell(row.get(plan, []))
+    rows = [[f"`{plan}`", SCALES[plan]] + [outlier_cell(list(row.get(plan, {}).values()))
                                          for row in by_exponent.values()] for plan in plans]
     split = [separation(row) for row in by_exponent.values()]
     rows.append(["least tensor less largest block of 128", ""] + [

@@ -1,4 +1,4 @@
-// Our attention graphs put before the real cuDNN, without a GPU: it is reported the properties of
+// Our attention graphs put before the real cuDNN, without a GPU: it is given the properties of
 // one, validates the graph, chooses an engine, compiles its kernel and says how much memory it
 // needs. The driver is the stand-in of tests/support/cudnn_driver; nothing runs. Skipped where
 // cuDNN or NVRTC is not installed.

@@ -102,7 +102,7 @@ Array half_of(const Array& pairs, int64_t half) {
   return part;
 }
 
-TEST_CASE("SiLU and its derivative keep the bounds of fast_math.h", "[cuda][activation]") {
+TEST_CASE("SiLU and its derivative keep the bounds of fast_math.cuh", "[cuda][activation]") {
   for (const DType type : {DType::bf16, DType::f32}) {
     INFO(name_of(type));
     const Array x = all_inputs(type);
@@ -124,7 +124,7 @@ TEST_CASE("SiLU and its derivative keep the bounds of fast_math.h", "[cuda][acti
   }
 }
 
-TEST_CASE("GELU and its derivative keep the bounds of fast_math.h", "[cuda][activation]") {
+TEST_CASE("GELU and its derivative keep the bounds of fast_math.cuh", "[cuda][activation]") {
   for (const DType type : {DType::bf16, DType::f32}) {
     INFO(name_of(type));
     const Array x = all_inputs(type);
