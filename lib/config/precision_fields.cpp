@@ -133,7 +133,7 @@ std::vector<Field> tuning_fields() {
   return {
       choice("fp8.format", request(&PlanRequest::format), {"hybrid", "e4m3"},
              "hybrid: gradients in E5M2, everything else in E4M3; e4m3: all in E4M3; default: the "
-             "row's"),
+             "plan's"),
       maybe_integer("fp8.margin", request(&PlanRequest::margin), between(0, 64),
                     "Delayed scaling: the scale leaves 2^margin of headroom"),
       maybe_integer("fp8.interval", request(&PlanRequest::interval), between(1, 1e6),

@@ -294,7 +294,7 @@ TEST_CASE("precision keys that have no meaning or contradict each other") {
   CHECK(error_with("mixed_precision: fp8\nfp8: {recipe: delyed}")
             .starts_with("run.yaml:5:7: fp8.recipe: no plan for backend"));
   CHECK(error_with("mixed_precision: fp8\nfp8: {recipe: current, amax_history_len: 3}")
-            .starts_with("run.yaml:5:24: fp8.amax_history_len has no meaning for row"));
+            .starts_with("run.yaml:5:24: fp8.amax_history_len has no meaning for plan"));
   CHECK(error_with("mixed_precision: bf16\nfp8: {swiglu: smooth}")
             .starts_with("run.yaml:5:7: fp8.swiglu: has no meaning with mixed_precision: bf16"));
   CHECK(error_with("precision: {plan: bf16, swiglu: smooth}")

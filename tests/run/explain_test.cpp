@@ -226,7 +226,7 @@ TEST_CASE("the table of plans in the documentation is the one that explain print
   const TempDir where;
   const std::string table = expect_code(0, where.path(), {"explain", "--plans"}).out;
   const std::string page =
-      read_file(fs::path(FP8TRAIN_GOLDEN_DIR) / ".." / ".." / "docs" / "recipes.md");
+      read_file(fs::path(FP8TRAIN_GOLDEN_DIR) / ".." / ".." / "docs" / "use" / "plans.md");
   const std::string begin = "<!-- table of plans: begin -->\n";
   const size_t from = page.find(begin);
   const size_t to = page.find("<!-- table of plans: end -->");

@@ -240,9 +240,13 @@ TEST_CASE("a run continues from a checkpoint of another plan, if it is asked to"
   const std::vector<double> losses = logged_losses(shop.run("whole"));
   CHECK(losses.size() == kSteps - 20);
   if (plan == "msamp-o2") {  // the first window scales by what is cast, as at the start of a run
-    CHECK(nlohmann::json::parse(lines_of(read_file(shop.run("whole") / "metrics.jsonl")).front())
-              .at("fp8_underflow_percent")
-              .get<double>() < 1.0);
+    for (const std::string& line : lines_of(read_file(shop.run("whole") / "metrics.jsonl"))) {
+      const nlohmann::json object = nlohmann::json::parse(line);
+      if (object.contains("loss")) {
+        CHECK(object.at("fp8_underflow_percent").get<double>() < 1.0);
+        break;
+      }
+    }
   }
   CHECK(*std::max_element(losses.begin(), losses.end()) < untrained - 0.3);
 }
