@@ -27,7 +27,7 @@ std::vector<float> values_of(const HostStored& stored) {
 
 HostStored stored_in(const TensorFormat& format, const std::vector<float>& values) {
   HostStored stored(format, static_cast<int64_t>(values.size()));
-  const ConstView x(values.data(), DType::f32, {stored.tensor.count()});
+  const ConstView x = {values.data(), DType::f32, {stored.tensor.count()}};
   ops::store(Communicator::host_stream(), {.x = x, .to = stored.tensor});
   return stored;
 }
