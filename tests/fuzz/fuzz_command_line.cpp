@@ -55,7 +55,7 @@ void check_default_command(std::vector<std::string> given, const std::vector<std
   check(complete == given);
 }
 
-constexpr size_t kCommands = 11;
+constexpr size_t kCommands = 12;
 
 }  // namespace
 
@@ -68,24 +68,24 @@ extern "C" int LLVMFuzzerInitialize(int* /*count*/, char*** /*arguments*/) {
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static const std::vector<Command> kCommands =
+  static const std::vector<Command> kWithoutActions =
       without_actions(std::make_index_sequence<kCommands>());
   std::vector<std::string> arguments;
   std::istringstream lines(std::string(reinterpret_cast<const char*>(data), size));
   for (std::string line; arguments.size() < kMostArguments && std::getline(lines, line);) {
     arguments.push_back(line.substr(0, line.find('\0')));
   }
-  const int code = run_program(kCommands, arguments);
+  const int code = run_program(kWithoutActions, arguments);
   check(code == 0 || code == kExitUsage);
   std::vector<std::string> names;
-  for (const Command& command : kCommands) {
+  for (const Command& command : kWithoutActions) {
     names.emplace_back(command.name);
   }
   try {
     const std::vector<std::string> complete = with_command(arguments, names);
     check_default_command(arguments, complete, names);
     check(with_command(complete, names) == complete);
-    check(run_program(kCommands, complete) == code);
+    check(run_program(kWithoutActions, complete) == code);
   } catch (const ConfigError&) {
     check(code == kExitUsage);
   }
