@@ -11,9 +11,9 @@ namespace fp8train {
 namespace {
 
 struct Entry {
-  const char* name;
-  bool (*serves)(int ranks, const StrategySettings& settings);
-  std::unique_ptr<Strategy> (*make)(const Mesh& mesh, const StrategySettings& settings);
+  const char* name = nullptr;
+  bool (*serves)(int ranks, const StrategySettings& settings) = nullptr;
+  std::unique_ptr<Strategy> (*make)(const Mesh& mesh, const StrategySettings& settings) = nullptr;
   bool has_stages = false;  ///< the name is followed by StrategySettings::zero_stage
 };
 

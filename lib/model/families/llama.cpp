@@ -1,6 +1,8 @@
 // Llama (huggingface/transformers: src/transformers/models/llama). Also what no class in
 // transformers computes: any mix of biases and norms of q and k, under a name of its own.
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "model/families/llama_like.h"
