@@ -60,7 +60,7 @@ def svg(curves):
         style = f"line {COLOURS[index]}"
         parts.append(element("polyline", class_=style, points=" ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in points)))
         at = 60 + 22 * ends[::-1].index(plan)
-        parts += [line(WIDTH - 140, at, WIDTH - 120, at, style), label(WIDTH - 114, at + 4, f"{plan} {points[-1][1]:.3f}")]
+        parts += [line(WIDTH - 146, at, WIDTH - 128, at, style), label(WIDTH - 122, at + 4, f"{plan} {points[-1][1]:.3f}")]
     return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}">\n'
             f"<style>{STYLE}</style>\n" + "\n".join(parts) + "\n</svg>\n")
 

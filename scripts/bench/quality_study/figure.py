@@ -116,8 +116,8 @@ def outlier_panel(results, name, kind, top):
                           class_=f"line {CLASSES[scales]}") for x, y in points]
     for index, scales in enumerate(CLASSES):
         y = top + 46 + ROW * index
-        parts += [line(WIDTH - 140, y, WIDTH - 116, y, f"line {CLASSES[scales]}"),
-                  label(WIDTH - 110, y + 4, f"scale: {scales}")]
+        parts += [line(WIDTH - 148, y, WIDTH - 128, y, f"line {CLASSES[scales]}"),
+                  label(WIDTH - 122, y + 4, f"scale: {scales}")]
     return parts, height + 66
 
 
