@@ -3,13 +3,16 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <cmath>
 #include <filesystem>
 #include <memory>
+#include <optional>
+#include <string_view>
+#include <utility>
 
 #include "base/error.h"
 #include "checkpoint_model.h"
 #include "commands.h"
+#include "config/scalar.h"
 #include "io/checkpoint.h"
 #include "io/export_folder.h"
 
@@ -23,38 +26,26 @@ struct ExportCommand {
   std::string max_shard_size = "5GB";
 };
 
-struct NamedDType {
-  const char* name;
-  DType dtype;
-};
-constexpr NamedDType kDTypes[] = {
-    {"fp32", DType::f32}, {"bf16", DType::bf16}, {"fp16", DType::f16}};
-
 DType parse_dtype(const std::string& text) {
-  for (const NamedDType& entry : kDTypes) {
-    if (text == entry.name) {
-      return entry.dtype;
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    if (text == name_of(dtype)) {
+      return dtype;
     }
   }
   throw ConfigError(fmt::format("--dtype {}: expected fp32, bf16 or fp16", text));
 }
 
 /// "5GB", "200MB", "10KB" or a number of bytes; units are powers of 1000, as in transformers.
-uint64_t parse_size(const std::string& text) {
-  size_t end = 0;
-  double value = 0;
-  try {
-    value = std::stod(text, &end);
-  } catch (const std::exception&) {
-    end = 0;
-  }
-  const std::string unit = text.substr(end);
-  const std::pair<const char*, double> units[] = {{"", 1.0},   {"B", 1.0},  {"KB", 1e3},
-                                                  {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}};
+uint64_t parse_size(std::string_view text) {
+  const size_t end = text.find_last_of("0123456789.") + 1;  // 0 where there is no digit
+  const std::optional<double> value = parse_number(text.substr(0, end));
+  const std::string_view unit = text.substr(end);
+  const std::pair<std::string_view, double> units[] = {{"", 1.0},   {"B", 1.0},  {"KB", 1e3},
+                                                       {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}};
   constexpr double kMost = 1e18;
   for (const auto& [name, factor] : units) {
-    if (end > 0 && unit == name && value * factor >= 1.0 && value * factor <= kMost) {
-      return static_cast<uint64_t>(value * factor);
+    if (value && unit == name && *value * factor >= 1.0 && *value * factor <= kMost) {
+      return static_cast<uint64_t>(*value * factor);
     }
   }
   throw ConfigError(

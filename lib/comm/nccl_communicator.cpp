@@ -62,7 +62,7 @@ class NcclWork final : public PendingWork {
   bool waited_ = false;
 };
 
-/// Device memory that host memory goes through; stored for the next that needs no more.
+/// Device memory that stages host memory; reused by the next operation that needs no more.
 struct Passage {
   Buffer send, recv;
   bool in_use = false;

@@ -53,7 +53,7 @@ void sum(const Communicator& comm, Stream stream, const Exchange& exchange, cons
 
 int64_t reduced_chunk(const Communicator& comm, int64_t count) {
   const int64_t groups = ceil_div(count, kStoredGroup);
-  return (groups + comm.size() - 1) / comm.size() * kStoredGroup;
+  return ceil_div(groups, comm.size()) * kStoredGroup;
 }
 
 size_t reduce_scratch_bytes(const Communicator& comm, DType dtype, int64_t count) {

@@ -10,7 +10,7 @@
 namespace fp8train {
 namespace {
 
-/// Host memory of one operation; stored for the next that is as large.
+/// Host memory of one operation, reused by the next of the same size.
 struct Staging {
   std::vector<std::byte> send, recv;
   bool in_use = false;

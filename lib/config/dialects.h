@@ -1,7 +1,7 @@
 #pragma once
 // Keys of other programs in a configuration: what Accelerate writes as `fp8_config`, DeepSpeed's
 // `fp8.enabled`, Megatron's `fp8_...` and `first_last_layers_bf16`. They are rewritten to this
-// program's keys before the table of fields reads them, and every one is noted in a line; what has
+// program's keys before the table of fields reads them, and each is reported in one line; what has
 // no meaning here is a problem, unless it says nothing about precision.
 
 #include <optional>

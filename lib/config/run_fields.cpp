@@ -108,12 +108,10 @@ std::vector<Field> checkpoint_fields() {
           .asked({.topic = Topic::checkpoints, .text = "Resume"}),
       flag("checkpoint.save_final", checkpoint(&CheckpointSettings::save_final),
            "Save a checkpoint after the last step"),
-      choice("checkpoint.changed_data", checkpoint(&CheckpointSettings::changed_data),
-             {"refuse", "accept"},
+      choice("checkpoint.changed_data", checkpoint(&CheckpointSettings::changed_data), kOnChange,
              "What to do when a run goes on and its data files are not those that the checkpoint "
              "was saved with; accept names them in a warning"),
-      choice("checkpoint.changed_plan", checkpoint(&CheckpointSettings::changed_plan),
-             {"refuse", "accept"},
+      choice("checkpoint.changed_plan", checkpoint(&CheckpointSettings::changed_plan), kOnChange,
              "What to do when a run continues from a checkpoint of another precision plan; accept "
              "rounds weights and moments to the formats of the new one, whose scaling begins as at "
              "the start of a run"),

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "data/data_settings.h"
@@ -51,6 +53,11 @@ struct TrainingSettings {
 /// CheckpointSettings::interval: found from what saves cost.
 constexpr int64_t kAutomaticInterval = -1;
 
+/// Where a run continues with something else than its checkpoint was saved with.
+enum class OnChange : uint8_t { refuse, accept };
+inline constexpr std::pair<OnChange, std::string_view> kOnChange[] = {{OnChange::refuse, "refuse"},
+                                                                      {OnChange::accept, "accept"}};
+
 struct CheckpointSettings {
   int64_t interval = 0;  ///< steps; 0: only at the end and on a stop signal; kAutomaticInterval
   bool async = true;     ///< written while training goes on
@@ -60,8 +67,8 @@ struct CheckpointSettings {
   int64_t keep_best = 0;        ///< by validation loss
   std::string resume = "auto";  ///< auto | never | a checkpoint directory
   bool save_final = true;
-  std::string changed_data = "refuse";  ///< refuse | accept: other data than the checkpoint's
-  std::string changed_plan = "refuse";  ///< refuse | accept: another plan than the checkpoint's
+  OnChange changed_data = OnChange::refuse;  ///< other data than the checkpoint's
+  OnChange changed_plan = OnChange::refuse;  ///< another plan than the checkpoint's
 
   bool operator==(const CheckpointSettings&) const = default;
 };
@@ -138,7 +145,7 @@ struct JobSettings {
 };
 
 /// What was read in another program's spelling or has no meaning here, one line each; to be
-/// reported. It is no setting: two runs are alike whatever was reported of them.
+/// reported. Not a setting: comparisons of runs ignore it.
 struct Notes {
   std::vector<std::string> lines;
 

@@ -1,7 +1,7 @@
 #pragma once
 // Finding the files of a data source, telling their format, and walking the documents of text and
-// JSON-lines files. Nothing is stored: JSON-lines files are read in pieces, a text file is one
-// document.
+// JSON-lines files. Nothing is held in memory: JSON-lines files are read in pieces, a text file is
+// one document.
 
 #include <cstdint>
 #include <filesystem>

@@ -2,12 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 
 #include "base/atomic_file.h"
 #include "base/error.h"
-#include "data/input_file.h"
 #include "io/hf_config.h"
 #include "io/hf_folder.h"
 #include "io/tensor_source.h"
@@ -52,10 +53,7 @@ std::vector<std::byte> encoded(const std::vector<float>& values, DType dtype,
 }
 
 void copy_file_whole(const fs::path& from, const fs::path& to) {
-  const InputFile file(from);
-  std::string text(file.size(), '\0');
-  file.read(0, text.data(), text.size());
-  write_file_atomically(to, text);
+  write_file_atomically(to, read_text_file(from, std::numeric_limits<size_t>::max()));
 }
 
 }  // namespace

@@ -7,13 +7,14 @@
 #include <string>
 #include <vector>
 
+#include "io/hf_folder.h"
 #include "numeric/dtype.h"
 
 namespace fp8train {
 
 struct ExportOptions {
   DType dtype = DType::f32;  ///< fp32, bf16 or fp16
-  uint64_t max_shard_bytes = 5'000'000'000;
+  uint64_t max_shard_bytes = HfFolderOptions{}.max_shard_bytes;
 };
 
 /// Files of tokenizers and generation settings that were copied, and notes: one sentence each.

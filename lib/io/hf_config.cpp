@@ -69,10 +69,8 @@ Json to_json(const ConfigValue& value) {
   return std::visit(Writer(), value.data());
 }
 
-}  // namespace
-
-HfConfig parse_hf_config(std::string_view json, const std::string& where) {
-  const ConfigValue document = from_json(detail::parse_strict_json(json, where));
+HfConfig read_document(const Json& json, const std::string& where) {
+  const ConfigValue document = from_json(json);
   const auto* object = std::get_if<ConfigObject>(&document.data());
   if (object == nullptr) {
     throw CheckpointError(where + ": not a JSON object");
@@ -80,9 +78,15 @@ HfConfig parse_hf_config(std::string_view json, const std::string& where) {
   return read_hf_fields(ConfigFields(*object, where));
 }
 
+}  // namespace
+
+HfConfig parse_hf_config(std::string_view json, const std::string& where) {
+  return read_document(detail::parse_strict_json(json, where), where);
+}
+
 HfConfig read_hf_config(const std::filesystem::path& folder) {
   const std::string path = (folder / "config.json").string();
-  return parse_hf_config(detail::read_strict_json(path).dump(), path);
+  return read_document(detail::read_strict_json(path), path);
 }
 
 std::string write_hf_config(const ModelConfig& config, DType dtype,

@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "base/error.h"
+#include "base/math.h"
 #include "io/safetensors.h"
 
 namespace fp8train {
@@ -48,7 +49,7 @@ std::string lay_out(std::vector<SafetensorsEntry>& entries,
     position = end;
   }
   std::string json = header.dump();
-  json.resize((json.size() + kHeaderAlignment - 1) / kHeaderAlignment * kHeaderAlignment, ' ');
+  json.resize(round_up(json.size(), kHeaderAlignment), ' ');
   const uint64_t length = json.size();
   return std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + json;
 }

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "base/math.h"
 #include "model/families/family.h"
 #include "model/rotary.h"
 #include "ops/pointwise/embedding.h"
@@ -40,7 +41,7 @@ ParameterFormats head_formats(const PrecisionPlan& plan, const LinearPlan& head)
 }  // namespace
 
 int64_t padded_vocabulary(const ModelConfig& config) {
-  return (config.vocab_size + kVocabularyMultiple - 1) / kVocabularyMultiple * kVocabularyMultiple;
+  return round_up(config.vocab_size, kVocabularyMultiple);
 }
 
 std::vector<LinearSite> linear_sites(const ModelConfig& config) {

@@ -41,7 +41,7 @@ RopeScaling default_rope_scaling(RopeType type);
 std::string_view rope_type_name(RopeType type);
 std::optional<RopeType> find_rope_type(std::string_view name);
 
-/// The names as in "linear, dynamic, llama3, yarn", and one by one.
+/// All names, in this order.
 std::vector<std::string> rope_type_names();
 
 /// One sentence about what contradicts itself; empty where nothing does.

@@ -47,8 +47,8 @@ class Linear {
   Linear(const LinearPlan& plan, Parameter* weight, Parameter* bias, ScalingState& scaling);
 
   /// Allocates the weight's GEMM operands in the store that has the weight: those that are the
-  /// weight as the plan stores it, next to a master, are charged to the weights. After the store
-  /// and the scaling state have been allocated.
+  /// weight as the plan stores it, in addition to a master, are charged to the weights. After the
+  /// store and the scaling state have been allocated.
   void allocate(Device& device, ParameterStore& store);
 
   enum class Refresh : uint8_t {

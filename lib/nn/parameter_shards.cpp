@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/math.h"
 #include "nn/parameter.h"
 
 namespace fp8train {
@@ -173,7 +174,7 @@ void ParameterStore::allocate_block_amax(Device& device) {
   if (count == 0) {
     return;
   }
-  count = (count + layout_->ranks - 1) / layout_->ranks * layout_->ranks;
+  count = round_up(count, layout_->ranks);
   block_amax_ = Tensor(device, DType::f32, {count}, MemoryCategory::scaling_state);
   fill_zero(device, block_amax_);
   int64_t begin = 0;

@@ -1,5 +1,6 @@
 #include "nn/saved_input.h"
 
+#include "base/math.h"
 #include "ops/cast/scale_blocks.h"
 
 namespace fp8train {
@@ -12,7 +13,7 @@ SavedInput SavedInput::keep(const StepContext& context, ConstView x, const Saved
   }
   Arena& arena = context.training ? *context.saved : *context.scratch;
   if (how.format.granularity == Granularity::group) {
-    const int64_t groups = (x.count() + ops::kCompressedGroup - 1) / ops::kCompressedGroup;
+    const int64_t groups = ceil_div(x.count(), ops::kCompressedGroup);
     saved.groups_ = {allocate(arena, DType::e4m3, x.shape), allocate(arena, DType::bf16, {groups})};
     ops::compress(context.stream, x, saved.groups_);
   } else {

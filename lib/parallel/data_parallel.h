@@ -36,8 +36,6 @@ class DataParallel final : public GradientListener {
   /// Waits until all gradients are sums over the ranks.
   void finish() { buckets_.finish(); }
 
-  size_t buckets() const { return buckets_.size(); }
-
  private:
   GradientBuckets buckets_;
 };

@@ -1,6 +1,6 @@
 #pragma once
-// What the table of strategy.cpp has of each file: whether the strategy serves a number of ranks
-// with these settings, and how it is made. And what the strategies of several ranks have in common.
+// How the strategy of each file is made, for the table of strategy.cpp, and what the strategies of
+// several ranks have in common.
 
 #include <memory>
 

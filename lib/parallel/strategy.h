@@ -15,7 +15,6 @@
 #include "device/device.h"
 #include "nn/context.h"
 #include "nn/parameter.h"
-#include "ops/exchange/wire.h"
 #include "optim/optimizer.h"
 
 namespace fp8train {
@@ -52,7 +51,7 @@ class Strategy {
   /// Before parameters are allocated.
   virtual StoreSharing sharing() const = 0;
   /// After that, and before all that follows. Collective. `device` and `parameters` outlive the
-  /// strategy; `amax`: the largest values that combine() will get. Throws ConfigError when
+  /// strategy; `amax`: the most values that combine_amax() will get. Throws ConfigError when
   /// gradients of the plan cannot cross as its wire says.
   virtual void attach(Device& device, ParameterStore& parameters, const View& amax) = 0;
   /// Whether each gradient is rounded to its wire's format on its way between ranks. Otherwise the

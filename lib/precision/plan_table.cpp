@@ -137,7 +137,7 @@ std::vector<PlanColumn> plan_columns(const PrecisionPlan& plan) {
 
 std::string plan_table_text() {
   constexpr const char* kLine = "{:<22}{:<11}{:<13}{:<11}{:<5}{:<7}{:<7}{:<6}{:<10}{:>5}\n";
-  std::string text = fmt::format(fmt::runtime(kLine), "row", "x", "w", "dy", "wire", "weight",
+  std::string text = fmt::format(fmt::runtime(kLine), "plan", "x", "w", "dy", "wire", "weight",
                                  "master", "wgrad", "m + v", "bytes");
   for (const std::string& name : plan_names()) {
     const PrecisionPlan plan = plan_named(name);
@@ -161,7 +161,7 @@ std::string plan_table_markdown() {
     const PlanOrigin origin = plan_origin(name);
     const std::vector<PlanColumn> columns = table_columns(plan);
     if (table.empty()) {
-      table = "| row | selected by |";
+      table = "| plan | selected by |";
       rule = "|---|---|";
       for (const PlanColumn& column : columns) {
         table += fmt::format(" {} |", column.title);

@@ -254,7 +254,7 @@ std::vector<ScalingState::SavedTensor> ScalingState::save() const {
   std::vector<SavedTensor> saved;
   for (size_t g = 0; g < groups_.size(); ++g) {
     const Group& group = *groups_[g];
-    if (group.format.policy != ScalePolicy::delayed) {
+    if (!is_delayed(group.format)) {
       continue;  // current scaling keeps nothing from step to step
     }
     const auto count = static_cast<int64_t>(group.slots.size());
@@ -275,12 +275,16 @@ std::vector<ScalingState::SavedTensor> ScalingState::save() const {
 }
 
 void ScalingState::restart(int64_t steps) {
-  std::vector<SavedTensor> tensors = save();
-  for (SavedTensor& tensor : tensors) {
-    const bool is_scale = tensor.name.ends_with(".scale") || tensor.name.ends_with(".scale_inv");
-    std::fill(tensor.values.begin(), tensor.values.end(), is_scale ? 1.0F : 0.0F);
+  for (const auto& group : groups_) {
+    if (is_delayed(group->format)) {
+      const std::vector<float> ones(group->slots.size(), 1.0F);
+      copy_from_host(*device_, group->scale, ones.data());
+      copy_from_host(*device_, group->scale_inv, ones.data());
+      fill_zero(*device_, group->amax);
+      fill_zero(*device_, group->history);
+      fill_zero(*device_, group->cursor);
+    }
   }
-  load(tensors);
   set_begin(steps);
   set_steps_done(steps);
 }
@@ -300,7 +304,7 @@ void ScalingState::load(const std::vector<SavedTensor>& tensors) {
   size_t next = 0;
   const std::vector<SavedTensor> wanted = save();
   for (const auto& group : groups_) {
-    if (group->format.policy != ScalePolicy::delayed) {
+    if (!is_delayed(group->format)) {
       continue;
     }
     copy_from_host(*device_, group->amax, find(wanted[next++]).values.data());

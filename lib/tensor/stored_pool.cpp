@@ -23,23 +23,23 @@ std::vector<float> initial_scales(const TensorFormat& format, int64_t count) {
 }
 
 StoredPool::Buffer& StoredPool::buffer_of(const TensorFormat& format, MemoryCategory category,
-                                          int lane) {
+                                          int queue) {
   for (Buffer& buffer : buffers_) {
-    if (buffer.format == format && buffer.category == category && buffer.lane == lane) {
+    if (buffer.format == format && buffer.category == category && buffer.queue == queue) {
       return buffer;
     }
   }
   Buffer& made = buffers_.emplace_back();
   made.format = format;
   made.category = category;
-  made.lane = lane;
+  made.queue = queue;
   return made;
 }
 
 size_t StoredPool::add(const TensorFormat& format, const Shape& shape, MemoryCategory category,
-                       int lane) {
+                       int queue) {
   check(is_stored_format(format), "no tensor is stored in this format");
-  Buffer& buffer = buffer_of(format, category, lane);
+  Buffer& buffer = buffer_of(format, category, queue);
   check(buffer.codes.empty(), "tensors are added before the pool is allocated");
   const auto index = static_cast<size_t>(&buffer - buffers_.data());
   buffer.tensors.push_back(entries_.size());
@@ -52,7 +52,7 @@ size_t StoredPool::add(const TensorFormat& format, const Shape& shape, MemoryCat
 void StoredPool::allocate(Device& device, const Placement& placement) {
   for (Buffer& buffer : buffers_) {
     if (placement.elements) {
-      buffer.elements = placement.elements(buffer.lane, buffer.elements);
+      buffer.elements = placement.elements(buffer.queue, buffer.elements);
     }
     buffer.elements = std::max(buffer.elements, kAlignment);  // so that there is a place
     if (buffer.format.granularity != Granularity::tensor) {
@@ -69,9 +69,9 @@ bool StoredPool::borrow(Buffer& buffer, const Placement& placement) {
   if (!placement.memory) {
     return false;
   }
-  buffer.codes = placement.memory(buffer.lane, buffer.format.dtype, buffer.elements);
+  buffer.codes = placement.memory(buffer.queue, buffer.format.dtype, buffer.elements);
   if (!buffer.codes.empty() && buffer.scale_count > 0) {
-    buffer.scales = placement.memory(buffer.lane, DType::f32, buffer.scale_count);
+    buffer.scales = placement.memory(buffer.queue, DType::f32, buffer.scale_count);
   }
   return !buffer.codes.empty();
 }

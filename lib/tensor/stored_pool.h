@@ -18,16 +18,17 @@ std::vector<float> initial_scales(const TensorFormat& format, int64_t count);
 class StoredPool {
  public:
   /// The position of the tensor, which is_stored_format() must allow. Before allocate(). Tensors of
-  /// different lanes do not share a buffer. A tensor without elements has a place (and the scale of
-  /// a tensor) all the same.
-  size_t add(const TensorFormat& format, const Shape& shape, MemoryCategory category, int lane = 0);
+  /// different queues do not share a buffer. A tensor without elements has a position (and the
+  /// scale of a tensor) all the same.
+  size_t add(const TensorFormat& format, const Shape& shape, MemoryCategory category,
+             int queue = 0);
 
   /// How the buffers of a pool lie where the program and not the pool decides that.
   struct Placement {
-    /// Elements of a lane's buffer, of which the tensors use `used`: a multiple of 128, not less.
-    std::function<int64_t(int lane, int64_t used)> elements;
-    /// Memory for a lane's codes or scales, with anything in it; an empty view: the pool's own.
-    std::function<View(int lane, DType dtype, int64_t count)> memory;
+    /// Elements of a queue's buffer, of which the tensors use `used`: a multiple of 128, not less.
+    std::function<int64_t(int queue, int64_t used)> elements;
+    /// Memory for a queue's codes or scales, with anything in it; an empty view: the pool's own.
+    std::function<View(int queue, DType dtype, int64_t count)> memory;
   };
 
   /// Everything in the pool's own memory is zero afterwards.
@@ -39,7 +40,7 @@ class StoredPool {
   /// Empty until allocate().
   StoredTensor at(size_t position) const;
 
-  /// All codes of unscaled fp32 tensors, with the gaps: an array for each lane that has any.
+  /// All codes of unscaled fp32 tensors, with the gaps: an array for each queue that has any.
   std::vector<View> fp32() const;
 
   /// Whether a buffer is the pool's own memory.
@@ -59,7 +60,7 @@ class StoredPool {
   size_t buffers() const { return buffers_.size(); }
   /// The positions of a buffer's tensors, as they lie.
   const std::vector<size_t>& tensors_of(size_t buffer) const { return buffers_[buffer].tensors; }
-  int wire_index(size_t buffer) const { return buffers_[buffer].lane; }
+  int wire_index(size_t buffer) const { return buffers_[buffer].queue; }
   /// The buffer that a tensor lies in.
   size_t buffer_of(size_t position) const { return entries_.at(position).buffer; }
   /// All of a buffer as one tensor, flat and with the gaps.
@@ -73,7 +74,7 @@ class StoredPool {
   struct Buffer {
     TensorFormat format;
     MemoryCategory category;
-    int lane = 0;
+    int queue = 0;
     int64_t elements = 0, scale_count = 0;
     std::vector<size_t> tensors;
     View codes, scales;
@@ -84,7 +85,7 @@ class StoredPool {
     Shape shape;
     int64_t first, first_scale;
   };
-  Buffer& buffer_of(const TensorFormat& format, MemoryCategory category, int lane);
+  Buffer& buffer_of(const TensorFormat& format, MemoryCategory category, int queue);
   static bool borrow(Buffer& buffer, const Placement& placement);
   static void make(Device& device, Buffer& buffer);
   View codes_of(const Buffer& buffer, int64_t first, const Shape& shape) const;

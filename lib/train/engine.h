@@ -110,7 +110,6 @@ class Engine {
 
   /// Whether no GEMM of this step is scaled. Evaluation follows from then on, as after each step.
   void enter_step(int64_t step_index);
-  bool runs_plain() const { return plain_; }
 
   /// Sets the scales of delayed plans from a batch without training: a forward and backward pass
   /// whose gradients are dropped.
@@ -182,8 +181,8 @@ class Engine {
   Buffer totals_;        // [0] training, [1] evaluation
   Buffer loss_history_;  // Totals of each step since take_losses()
   int64_t stored_losses_ = 0;
+  bool plain_ = false;  // no GEMM of the last step was scaled
   // One for each form of a micro-batch and of the update (with statistics or not).
-  bool plain_ = false;  // the last step's
   std::map<Form, RepeatedWork> micro_batches_;
   RepeatedWork updates_[2];
 };

@@ -34,7 +34,7 @@ HostStored stored_in(const TensorFormat& format, const std::vector<float>& value
 
 void floor_second_moment(const std::vector<float>& first, HostStored& second) {
   const size_t size = size_of(second.tensor.format.dtype);
-  for (size_t i = 0; i < first.size() && !second.scales.empty(); ++i) {
+  for (size_t i = 0; i < first.size(); ++i) {
     uint8_t* code = second.codes.data() + i * size;
     if (first[i] != 0.0F &&
         std::all_of(code, code + size, [](uint8_t byte) { return byte == 0; })) {

@@ -26,7 +26,7 @@ std::vector<float> values_of(const HostStored& stored);
 HostStored stored_in(const TensorFormat& format, const std::vector<float>& values);
 
 /// As AdamW does (ops/optimizer/optimizer.h): where a second moment has scales, it does not become
-/// 0 where the first moment is not 0.
+/// 0 where the first moment is not 0. `second` has scales.
 void floor_second_moment(const std::vector<float>& first, HostStored& second);
 
 }  // namespace fp8train

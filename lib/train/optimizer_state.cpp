@@ -244,10 +244,7 @@ std::vector<float> read_values(const SavedState& saved, const std::string& name,
     const std::vector<uint8_t> bytes = saved.read(name + kScale, DType::f32, 0, scales);
     std::memcpy(stored.scales.data(), bytes.data(), bytes.size());
   }
-  std::vector<float> values(static_cast<size_t>(count));
-  ops::read_stored(Communicator::host_stream(), stored.tensor,
-                   {values.data(), DType::f32, {count}});
-  return values;
+  return values_of(stored);
 }
 
 /// The part that this rank updates.

@@ -2,12 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <regex>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <regex>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -20,7 +19,7 @@ namespace fp8train {
 namespace {
 
 bool accepts_changed_data(const Session& session) {
-  return session.settings.checkpoint.changed_data == "accept";
+  return session.settings.checkpoint.changed_data == OnChange::accept;
 }
 
 /// Lines for what differs, and lines for what is no error.
@@ -61,7 +60,7 @@ class RunComparison {
     require("plan", session_.engine.plan.name, "precision plan");
     require_formats(formats_text(model));
     const bool differs = differences.size() > before;
-    changed_plan = differs && session_.settings.checkpoint.changed_plan == "accept";
+    changed_plan = differs && session_.settings.checkpoint.changed_plan == OnChange::accept;
     refused_plan = differs && !changed_plan;
     if (changed_plan) {
       differences.resize(before);

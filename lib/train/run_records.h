@@ -26,7 +26,7 @@ struct StepMetrics {
   double gradient_norm = 0;
   int64_t tokens = 0;
   double tokens_per_second = 0;
-  std::optional<double> loss_scale;  ///< rows with loss scaling
+  std::optional<double> loss_scale;  ///< plans with loss scaling
   int64_t skipped_steps = 0;
   std::optional<Straggler> straggler;  ///< since the last such line; where there are several ranks
   std::optional<Traffic> sent;  ///< by this rank to others in a step; where there are several

@@ -16,6 +16,7 @@ namespace fp8train {
 
 /// Steps whose losses the device keeps where spikes are looked for; they are taken no later.
 constexpr int64_t kLossHistory = 256;
+
 class DataRecord;
 
 struct Session {

@@ -27,6 +27,17 @@ double finite_or_zero(double value) {
   return std::isfinite(value) ? value : 0.0;
 }
 
+/// use(what state.json of the checkpoint says, its path). A CheckpointError names what it lacks.
+template <typename Use>
+auto with_state(const std::filesystem::path& folder, const Use& use) {
+  const std::string where = (folder / kStateFile).string();
+  try {
+    return use(nlohmann::json::parse(read_checkpoint_text(folder, kStateFile)), where);
+  } catch (const nlohmann::json::exception& error) {
+    throw CheckpointError(fmt::format("{}: {}", where, error.what()));
+  }
+}
+
 std::string state_text(Engine& engine, const Session& session, const TrainingState& state) {
   const ops::StepControl control = engine.optimizer().control();
   nlohmann::ordered_json json = {{"step", state.step},
@@ -106,14 +117,10 @@ struct StepsOfScaling {
   int64_t done = 0, begin = 0;
 };
 StepsOfScaling steps_of(const std::filesystem::path& folder) {
-  const std::string where = (folder / kStateFile).string();
-  try {
-    const auto json = nlohmann::json::parse(read_checkpoint_text(folder, kStateFile));
-    return {whole_number<int64_t>(json, "step", where),
-            whole_number_or<int64_t>(json, "scaling_begin", where, 0)};
-  } catch (const nlohmann::json::exception& error) {
-    throw CheckpointError(fmt::format("{}: {}", where, error.what()));
-  }
+  return with_state(folder, [](const nlohmann::json& json, const std::string& where) {
+    return StepsOfScaling{.done = whole_number<int64_t>(json, "step", where),
+                          .begin = whole_number_or<int64_t>(json, "scaling_begin", where, 0)};
+  });
 }
 
 /// How many ranks have theirs of it in the file.
@@ -209,14 +216,12 @@ void copy_training_state(Engine& engine, const Session& session, const TrainingS
 }
 
 std::optional<CheckpointLoss> evaluated_loss(const std::filesystem::path& folder) {
-  try {
-    const nlohmann::json json = nlohmann::json::parse(read_checkpoint_text(folder, kStateFile));
-    const CheckpointLoss found = {json.value("val_loss", 0.0), json.value("val_step", int64_t{0})};
+  return with_state(folder, [](const nlohmann::json& json, const std::string& where) {
+    const CheckpointLoss found = {json.value("val_loss", 0.0),
+                                  whole_number_or<int64_t>(json, "val_step", where, 0)};
     // 0 stands for a loss that is not known or was not finite.
     return found.step > 0 && found.loss != 0 ? std::optional(found) : std::nullopt;
-  } catch (const nlohmann::json::exception& error) {
-    throw CheckpointError(fmt::format("{}: {}", (folder / kStateFile).string(), error.what()));
-  }
+  });
 }
 
 namespace {
@@ -226,11 +231,9 @@ ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
                            const Session& session, int rank) {
   const CheckpointManifest manifest = verify_checkpoint(folder, Verify::sizes);
   require_files(folder, manifest);
-  const std::string where = (folder / kStateFile).string();
-  ResumedRun resumed;
-  resumed.folder = folder;
-  try {
-    const nlohmann::json json = nlohmann::json::parse(read_checkpoint_text(folder, kStateFile));
+  return with_state(folder, [&](const nlohmann::json& json, const std::string& where) {
+    ResumedRun resumed;
+    resumed.folder = folder;
     check_state(json, manifest, folder);
     SameRun same = check_same_run(json, session, engine.model(), folder);
     resumed.notes = std::move(same.notes);
@@ -263,10 +266,8 @@ ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
          load_scaling(folder, engine.model().scaling(), rank, engine.mesh().world_size())) {
       resumed.notes.push_back(std::move(note));
     }
-  } catch (const nlohmann::json::exception& error) {
-    throw CheckpointError(fmt::format("{}: {}", (folder / kStateFile).string(), error.what()));
-  }
-  return resumed;
+    return resumed;
+  });
 }
 
 /// The step of the newest checkpoint that verifies; kNothing where there is none at all, kDamaged
@@ -284,11 +285,9 @@ int64_t newest_step(const std::filesystem::path& root, std::vector<std::string>&
 void check_content(const std::filesystem::path& folder) {
   const CheckpointManifest manifest = verify_checkpoint(folder, Verify::sizes);
   require_files(folder, manifest);
-  try {
-    check_state(nlohmann::json::parse(read_checkpoint_text(folder, kStateFile)), manifest, folder);
-  } catch (const nlohmann::json::exception& error) {
-    throw CheckpointError(fmt::format("{}: {}", (folder / kStateFile).string(), error.what()));
-  }
+  with_state(folder, [&](const nlohmann::json& json, const std::string& /*where*/) {
+    check_state(json, manifest, folder);
+  });
   const TensorSource source(folder / kModelFile);
   for (const std::string& name : source.names()) {
     source.read_f32(name, source.find(name)->shape);
@@ -296,12 +295,9 @@ void check_content(const std::filesystem::path& folder) {
 }
 
 bool is_scheduled(const std::filesystem::path& folder) {
-  try {
-    return nlohmann::json::parse(read_checkpoint_text(folder, kStateFile))
-        .value("is_scheduled", true);
-  } catch (const nlohmann::json::exception& error) {
-    throw CheckpointError(fmt::format("{}: {}", (folder / kStateFile).string(), error.what()));
-  }
+  return with_state(folder, [](const nlohmann::json& json, const std::string& /*where*/) {
+    return json.value("is_scheduled", true);
+  });
 }
 
 ResumedRun resume_from(const std::filesystem::path& folder, Engine& engine, const Session& session,

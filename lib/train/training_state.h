@@ -2,7 +2,7 @@
 // What a checkpoint of a run holds and how a run continues from one. A checkpoint folder is also a
 // Hugging Face model folder: config.json, model.safetensors (fp32) and tokenizer.json, so that
 // `model.from` and `generate` take it. Next to them: the optimizer's files
-// (train/optimizer_state.h), scaling.safetensors (rows with delayed scaling) and state.json.
+// (train/optimizer_state.h), scaling.safetensors (plans with delayed scaling) and state.json.
 
 #include <cstdint>
 #include <filesystem>
@@ -62,7 +62,7 @@ struct ResumedRun {
 /// Collective: the newest valid checkpoint under `root`, as the first rank finds it, loaded into
 /// the engine; nothing when there is none at all. `notes` receives a line for each checkpoint that
 /// was passed over because it is damaged or its weights are not finite. Throws CheckpointError when
-/// all are damaged, or when the checkpoint belongs to another model, row or data set.
+/// all are damaged, or when the checkpoint belongs to another model, plan or data set.
 std::optional<ResumedRun> resume_newest(const std::filesystem::path& root, Engine& engine,
                                         const Session& session, std::vector<std::string>& notes,
                                         Communicator& comm);

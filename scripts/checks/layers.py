@@ -11,8 +11,9 @@ and exiting in libraries, a method's name outside the table of rows.
 
 import re
 import sys
-import tempfile
 from pathlib import Path
+
+import checking
 
 SOURCE_SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
 WARN_LINES = 400
@@ -209,71 +210,52 @@ class Check:
             self.complain(path, number, f"'{module}' uses '{target}' without naming it in DEPENDS of lib/{module}/CMakeLists.txt")
 
 
-def self_test():
-    """A small tree with one violation of each kind: every one must be found, and nothing else."""
-    files = {
-        "cmake/modules.cmake": "set(FP8TRAIN_MODULES base device ops precision nn comm config train)\n",
-        "lib/base/CMakeLists.txt": "fp8train_module(base SOURCES a.cpp PRIVATE_LIBRARIES fmt::fmt)\n",
-        "lib/device/CMakeLists.txt": "fp8train_module(device\n  SOURCES d.cpp\n  DEPENDS base\n  PRIVATE_LIBRARIES fmt::fmt)\n",
-        "lib/ops/CMakeLists.txt": "set(FP8TRAIN_OPS_TOPICS cast gemm dispatch)\nfp8train_module(ops DEPENDS base)\n",
-        "lib/ops/dispatch/table.h": '#pragma once\n#include "ops/cast/cast.h"\n#include "ops/gemm/gemm.h"\n',
-        "lib/ops/cast/cast.h": "#pragma once\n",
-        "lib/ops/cast/cast.cpp": '#include "ops/cast/cast.h"\n#include "ops/dispatch/table.h"\n#include "ops/gemm/gemm.h"\n',
-        "lib/ops/cast/tiles.cuh": "#pragma once\n#include <cuda_runtime.h>\n#ifdef FP8TRAIN_CUDA_SHIM\n#endif\n",
-        "lib/ops/gemm/gemm.h": '#pragma once\n#include "ops/cast/cast.h"\n#include "ops/dispatch/table.h"\n',
-        "lib/ops/gemm/gemm_cuda.cpp": "#include <cublasLt.h>\n",
-        "lib/ops/loose/loose.h": '#pragma once\n#include "ops/cast/cast.h"\n',
-        "lib/precision/CMakeLists.txt": "fp8train_module(precision DEPENDS device)\n",
-        "lib/precision/plans.cpp": '#include "base/a.h"\nRow r = {{"te-fast", te}};\n',
-        "lib/nn/CMakeLists.txt": "fp8train_module(nn DEPENDS base)\n",
-        "lib/comm/CMakeLists.txt": "fp8train_module(comm DEPENDS base)\n",
-        "lib/config/CMakeLists.txt": "fp8train_module(config DEPENDS base)\n",
-        "lib/train/CMakeLists.txt": "fp8train_module(train DEPENDS base config)\n",
-        "lib/base/a.h": "#pragma once\n// printf(\"in a comment\")\nint snprintf_like();\n",
-        "lib/base/a.cpp": '#include "base/a.h"\n#include <spdlog/spdlog.h>\n',
-        "lib/device/d.h": "int no_pragma();\n",
-        "lib/device/d.cpp": '#include "base/a.h"\n#include <spdlog/spdlog.h>\n#include "d.h"\n#include "base/gone.h"\n',
-        "lib/nn/x.h": "#pragma once\n#ifdef FP8TRAIN_CUDA\n#endif\n",
-        "lib/nn/x.cpp": '#include "comm/c.h"\n#include <cuda_runtime.h>\nvoid f() { std::exit(1); }\nauto p = "te-fast";\n',
-        "lib/nn/cuda/k.cpp": "#include <cuda_runtime.h>\n",
-        "lib/comm/c.h": "#pragma once\n",
-        "lib/comm/one.cpp": "#include <mpi.h>\n",
-        "lib/comm/two.cpp": "#include <mpi.h>\n",
-        "lib/config/s.h": "#pragma once\n",
-        "lib/train/t.cpp": '#include "config/s.h"\n#include <yaml-cpp/yaml.h>\n',
-        "apps/fp8train/main.cpp": '#include "train/t.h"\n#include <CLI/CLI.hpp>\n#include <oneapi/dnnl/dnnl.hpp>\nint main() { printf("x"); }\n',
-    }
-    expected = [
-        "apps/fp8train/main.cpp:1", "apps/fp8train/main.cpp:3", "lib/comm/two.cpp:1", "lib/device/d.cpp:2", "lib/device/d.cpp:3",
-        "lib/device/d.cpp:4", "lib/device/d.h:1", "lib/nn/x.cpp:1", "lib/nn/x.cpp:2", "lib/nn/x.cpp:3", "lib/nn/x.cpp:4",
-        "lib/nn/x.h:2", "lib/ops/cast/cast.cpp:3", "lib/ops/gemm/gemm.h:3", "lib/ops/gemm/gemm.h:3", "lib/ops/loose/loose.h:2",
-        "lib/precision/plans.cpp:1", "lib/train/t.cpp:2",
-    ]
-    with tempfile.TemporaryDirectory() as folder:
-        for name, content in files.items():
-            file = Path(folder) / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(content)
-        found = sorted(problem.split(": ")[0] for problem in Check(Path(folder)).run().problems)
-    if found != sorted(expected):
-        print("layers.py --self-test: missed", sorted(set(expected) - set(found)), "wrongly found", sorted(set(found) - set(expected)))
-        return 1
-    print(f"layers.py --self-test: {len(expected)} planted violations found")
-    return 0
+# A small tree with what is to be found, and where.
+PLANTED = {
+    "cmake/modules.cmake": "set(FP8TRAIN_MODULES base device ops precision nn comm config train)\n",
+    "lib/base/CMakeLists.txt": "fp8train_module(base SOURCES a.cpp PRIVATE_LIBRARIES fmt::fmt)\n",
+    "lib/device/CMakeLists.txt": "fp8train_module(device\n  SOURCES d.cpp\n  DEPENDS base\n  PRIVATE_LIBRARIES fmt::fmt)\n",
+    "lib/ops/CMakeLists.txt": "set(FP8TRAIN_OPS_TOPICS cast gemm dispatch)\nfp8train_module(ops DEPENDS base)\n",
+    "lib/ops/dispatch/table.h": '#pragma once\n#include "ops/cast/cast.h"\n#include "ops/gemm/gemm.h"\n',
+    "lib/ops/cast/cast.h": "#pragma once\n",
+    "lib/ops/cast/cast.cpp": '#include "ops/cast/cast.h"\n#include "ops/dispatch/table.h"\n#include "ops/gemm/gemm.h"\n',
+    "lib/ops/cast/tiles.cuh": "#pragma once\n#include <cuda_runtime.h>\n#ifdef FP8TRAIN_CUDA_SHIM\n#endif\n",
+    "lib/ops/gemm/gemm.h": '#pragma once\n#include "ops/cast/cast.h"\n#include "ops/dispatch/table.h"\n',
+    "lib/ops/gemm/gemm_cuda.cpp": "#include <cublasLt.h>\n",
+    "lib/ops/loose/loose.h": '#pragma once\n#include "ops/cast/cast.h"\n',
+    "lib/precision/CMakeLists.txt": "fp8train_module(precision DEPENDS device)\n",
+    "lib/precision/plans.cpp": '#include "base/a.h"\nRow r = {{"te-fast", te}};\n',
+    "lib/nn/CMakeLists.txt": "fp8train_module(nn DEPENDS base)\n",
+    "lib/comm/CMakeLists.txt": "fp8train_module(comm DEPENDS base)\n",
+    "lib/config/CMakeLists.txt": "fp8train_module(config DEPENDS base)\n",
+    "lib/train/CMakeLists.txt": "fp8train_module(train DEPENDS base config)\n",
+    "lib/base/a.h": "#pragma once\n// printf(\"in a comment\")\nint snprintf_like();\n",
+    "lib/base/a.cpp": '#include "base/a.h"\n#include <spdlog/spdlog.h>\n',
+    "lib/device/d.h": "int no_pragma();\n",
+    "lib/device/d.cpp": '#include "base/a.h"\n#include <spdlog/spdlog.h>\n#include "d.h"\n#include "base/gone.h"\n',
+    "lib/nn/x.h": "#pragma once\n#ifdef FP8TRAIN_CUDA\n#endif\n",
+    "lib/nn/x.cpp": '#include "comm/c.h"\n#include <cuda_runtime.h>\nvoid f() { std::exit(1); }\nauto p = "te-fast";\n',
+    "lib/nn/cuda/k.cpp": "#include <cuda_runtime.h>\n",
+    "lib/comm/c.h": "#pragma once\n",
+    "lib/comm/one.cpp": "#include <mpi.h>\n",
+    "lib/comm/two.cpp": "#include <mpi.h>\n",
+    "lib/config/s.h": "#pragma once\n",
+    "lib/train/t.cpp": '#include "config/s.h"\n#include <yaml-cpp/yaml.h>\n',
+    "apps/fp8train/main.cpp": '#include "train/t.h"\n#include <CLI/CLI.hpp>\n#include <oneapi/dnnl/dnnl.hpp>\nint main() { printf("x"); }\n',
+}
+EXPECTED = [
+    "apps/fp8train/main.cpp:1", "apps/fp8train/main.cpp:3", "lib/comm/two.cpp:1", "lib/device/d.cpp:2", "lib/device/d.cpp:3",
+    "lib/device/d.cpp:4", "lib/device/d.h:1", "lib/nn/x.cpp:1", "lib/nn/x.cpp:2", "lib/nn/x.cpp:3", "lib/nn/x.cpp:4",
+    "lib/nn/x.h:2", "lib/ops/cast/cast.cpp:3", "lib/ops/gemm/gemm.h:3", "lib/ops/gemm/gemm.h:3", "lib/ops/loose/loose.h:2",
+    "lib/precision/plans.cpp:1", "lib/train/t.cpp:2",
+]
 
 
-def main():
-    if sys.argv[1:] == ["--self-test"]:
-        return self_test()
-    root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parents[2]
-    check = Check(root).run()
-    for warning in check.warnings:
+def check(root):
+    found = Check(root).run()
+    for warning in found.warnings:
         print("warning:", warning)
-    for problem in check.problems:
-        print(problem)
-    print(f"layers: {len(check.problems)} violations, {len(check.warnings)} long files")
-    return 1 if check.problems else 0
-
+    return found.problems
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(checking.main("layers", PLANTED, EXPECTED, check))

@@ -13,8 +13,9 @@ Code, strings and help texts included, never names one: where a text lists plans
 
 import re
 import sys
-import tempfile
 from pathlib import Path
+
+import checking
 
 NOTE = re.compile(r"research/[\w-]+\.md")
 SOURCE_SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
@@ -86,41 +87,17 @@ def check(root):
     return problems
 
 
-def self_test():
-    """A small tree: every planted name must be found, and nothing else."""
-    files = {
-        "lib/precision/plans.cpp": '// TransformerEngine\nRow r = {{"te-fast", te}};\n',
-        "lib/config/dialects.cpp": '// Accelerate\nauto k = "msamp";\n',
-        "lib/ops/good.h": "// The scale (TransformerEngine,\n// common/recipe) of\n// accelerates te-fastest\n"
-                          "int coated;\n",
-        "lib/ops/bad.h": '// As torchao does\nauto a = "msamp-o1";\nint x;  // (a) COAT\n// te-fast\nint use_Megatron_;\n// research/coat.md\n',
-        "apps/main.cpp": 'print("Whose: TransformerEngine");\nauto url = "https://x";  // DeepSeek\n',
-    }
-    expected = ["apps/main.cpp:1", "apps/main.cpp:2", "lib/ops/bad.h:1", "lib/ops/bad.h:2", "lib/ops/bad.h:3", "lib/ops/bad.h:4",
-                "lib/ops/bad.h:5", "lib/ops/bad.h:6"]
-    with tempfile.TemporaryDirectory() as folder:
-        for name, content in files.items():
-            file = Path(folder) / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(content)
-        found = sorted(problem.split(": ")[0] for problem in check(Path(folder)))
-    if found != expected:
-        print("methods.py --self-test: missed", sorted(set(expected) - set(found)), "wrongly found", sorted(set(found) - set(expected)))
-        return 1
-    print(f"methods.py --self-test: {len(expected)} planted names found")
-    return 0
-
-
-def main():
-    if sys.argv[1:] == ["--self-test"]:
-        return self_test()
-    root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parents[2]
-    problems = check(root)
-    for problem in problems:
-        print(problem)
-    print(f"methods: {len(problems)} names outside of their places")
-    return 1 if problems else 0
-
+# A small tree with what is to be found, and where.
+PLANTED = {
+    "lib/precision/plans.cpp": '// TransformerEngine\nRow r = {{"te-fast", te}};\n',
+    "lib/config/dialects.cpp": '// Accelerate\nauto k = "msamp";\n',
+    "lib/ops/good.h": "// The scale (TransformerEngine,\n// common/recipe) of\n// accelerates te-fastest\n"
+                      "int coated;\n",
+    "lib/ops/bad.h": '// As torchao does\nauto a = "msamp-o1";\nint x;  // (a) COAT\n// te-fast\nint use_Megatron_;\n// research/coat.md\n',
+    "apps/main.cpp": 'print("Whose: TransformerEngine");\nauto url = "https://x";  // DeepSeek\n',
+}
+EXPECTED = ["apps/main.cpp:1", "apps/main.cpp:2", "lib/ops/bad.h:1", "lib/ops/bad.h:2", "lib/ops/bad.h:3", "lib/ops/bad.h:4",
+            "lib/ops/bad.h:5", "lib/ops/bad.h:6"]
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(checking.main("methods", PLANTED, EXPECTED, check))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""One idea has one word, the field's, in code, messages, keys and pages (docs/develop/architecture.md, "Words").
+"""One idea has one word, the field's, in code, messages, keys and pages (CONTRIBUTING.md, "Style").
 
     scripts/checks/words.py [ROOT]      prints file:line: the word and the one to use; exit code 1 when there is anything
     scripts/checks/words.py --self-test
@@ -10,12 +10,12 @@ capitals, so that GranuleView and granule_view are both found. ALLOWED lists the
 
 import re
 import sys
-import tempfile
-from pathlib import Path
+
+import checking
 
 FOLDERS = ["lib", "apps", "docs", "scripts", "configs", "slurm", "cmake"]
-PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "KNOWN_ISSUES.md"]
-SUFFIXES = {".h", ".cpp", ".cu", ".in", ".md", ".py", ".sh", ".sbatch", ".yaml", ".txt", ".cmake", ".json"}
+PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "ROADMAP.md", "KNOWN_ISSUES.md"]
+SUFFIXES = {".h", ".cpp", ".cu", ".cuh", ".def", ".in", ".md", ".py", ".sh", ".sbatch", ".yaml", ".txt", ".cmake", ".json"}
 
 # A pattern over the words of a line (in small letters, separated by spaces), and what to write instead.
 WORDS = [
@@ -87,36 +87,15 @@ def check(root):
     return problems
 
 
-def self_test():
-    """A small tree: every planted word must be found, and nothing else."""
-    files = {
-        "lib/ops/bad.h": "struct GranuleView;\nint granule_of();\n// The value is kept.\nvoid go_on();\n// in turns, as one likes\n",
-        "lib/ops/good.h": "// granularity, keep, wall-clock time, a file that turned out to differ\nint decoded, encoded, cellar;\n",
-        "docs/page.md": "A row of the chart\n",
-        "README.md": "Every verb is a command.\n",
-    }
-    expected = ["README.md:1", "docs/page.md:1", "lib/ops/bad.h:1", "lib/ops/bad.h:2", "lib/ops/bad.h:3", "lib/ops/bad.h:4", "lib/ops/bad.h:5",
-                "lib/ops/bad.h:5"]
-    with tempfile.TemporaryDirectory() as folder:
-        for name, content in files.items():
-            file = Path(folder) / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(content)
-        found = sorted(problem.split(": ")[0] for problem in check(Path(folder)))
-    if found != expected:
-        print("words.py --self-test: expected", expected, "found", found)
-        return 1
-    print(f"words.py --self-test: {len(expected)} planted words found")
-    return 0
-
-
-def main():
-    if sys.argv[1:] == ["--self-test"]:
-        return self_test()
-    problems = check(Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve())
-    print("\n".join(problems + [f"words.py: {len(problems)} old word(s)"] if problems else ["words.py: ok"]))
-    return 1 if problems else 0
-
+# A small tree with what is to be found, and where.
+PLANTED = {
+    "lib/ops/bad.h": "struct GranuleView;\nint granule_of();\n// The value is kept.\nvoid go_on();\n// in turns, as one likes\n",
+    "lib/ops/good.h": "// granularity, keep, wall-clock time, a file that turned out to differ\nint decoded, encoded, cellar;\n",
+    "docs/page.md": "A row of the chart\n",
+    "README.md": "Every verb is a command.\n",
+}
+EXPECTED = ["README.md:1", "docs/page.md:1", "lib/ops/bad.h:1", "lib/ops/bad.h:2", "lib/ops/bad.h:3", "lib/ops/bad.h:4", "lib/ops/bad.h:5",
+            "lib/ops/bad.h:5"]
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(checking.main("words", PLANTED, EXPECTED, check))

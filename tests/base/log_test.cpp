@@ -15,11 +15,11 @@ TEST_CASE("log lines reach the file with their level; lower levels are dropped",
   log_info("step {} done");  // braces are text
   set_log_level(LogLevel::error);
   log_warning("dropped line");
-  log_error("stored line");
+  log_error("logged line");
   set_log_level(LogLevel::info);
   const std::string text = read_text_file(folder / "run.log", 1 << 16);
   CHECK_THAT(text, Catch::Contains("info step {} done"));
-  CHECK_THAT(text, Catch::Contains("error stored line"));
+  CHECK_THAT(text, Catch::Contains("error logged line"));
   CHECK_THAT(text, !Catch::Contains("dropped line"));
 }
 

@@ -68,7 +68,8 @@ TEST_CASE("a span settles what it started before it ends", "[base]") {
   CHECK(settled == 1);
 }
 
-TEST_CASE("events are stored on request only, as they end, until there is no more room", "[base]") {
+TEST_CASE("events are recorded on request only, as they end, until the capacity is reached",
+          "[base]") {
   const auto trace = [] {
     TraceFlight flight(TraceKind::message, "flight", 12);
     const bool active = flight.active();

@@ -358,7 +358,7 @@ TEST_CASE("gradients in bf16 are exchanged as they are", "[exchange]") {
   }
 }
 
-TEST_CASE("cells that cross no wire are refused", "[exchange]") {
+TEST_CASE("formats that cannot cross a wire are refused", "[exchange]") {
   TensorFormat half = kGrouped;
   half.dtype = DType::f16;
   CHECK_THROWS_AS(gradient_wire(half, false, Topology()), ConfigError);

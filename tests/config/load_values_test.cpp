@@ -237,7 +237,7 @@ TEST_CASE("muon has keys of its own") {
             .precision.roles.moment1 == "bf16");
 }
 
-TEST_CASE("roles stand next to any row, and are refused at their place") {
+TEST_CASE("roles combine with any plan; an error names their location") {
   const Settings settings =
       load_text(kBase + "precision: {plan: fp8-safe, moment1: bf16, self_exact: true}\n");
   CHECK(settings.precision.roles.moment1 == "bf16");

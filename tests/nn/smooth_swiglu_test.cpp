@@ -1,4 +1,4 @@
-// The down projection of a SwiGLU whose input is smoothed or stored in bf16, against double
+// The down projection of a SwiGLU whose input is smoothed or left in bf16, against double
 // precision and against the plain layer.
 
 #include <catch2/catch.hpp>

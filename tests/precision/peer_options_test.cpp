@@ -33,7 +33,7 @@ PrecisionPlan plan_of(const std::string& keys) {
 
 }  // namespace
 
-TEST_CASE("options of the sources mean here what docs/use/plans.md says") {
+TEST_CASE("the page's options of the sources resolve to the GEMMs that it lists") {
   std::ifstream page(FP8TRAIN_GOLDEN_DIR "/../../docs/use/plans.md");
   REQUIRE(page.good());
   bool inside = false;

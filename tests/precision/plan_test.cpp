@@ -225,7 +225,7 @@ TEST_CASE("options without a meaning for the row are errors that name the key") 
                     Contains("'nvfp4'") && Contains("te: delayed, current"));
 }
 
-TEST_CASE("moments are roles of their own, in any row") {
+TEST_CASE("moments are roles of their own, in any plan") {
   for (const char* row : {"fp32", "te-delayed"}) {
     PlanRequest request;
     request.plan = row;

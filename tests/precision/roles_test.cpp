@@ -53,7 +53,7 @@ TEST_CASE("every role of every plan is what its spelling says") {
   }
 }
 
-TEST_CASE("a role of each name is replaced, in any row") {
+TEST_CASE("a role of each name is replaced, in any plan") {
   PlanRequest request = row("te-current");
   for (const auto operand :
        {&RoleRequest::fprop_x, &RoleRequest::fprop_w, &RoleRequest::dgrad_dy, &RoleRequest::dgrad_w,
@@ -214,7 +214,7 @@ TEST_CASE("formats that do not go together are errors that name them") {
   }
 }
 
-TEST_CASE("a role of a GEMM that is stored in high precision is refused") {
+TEST_CASE("a GEMM role left in high precision is refused") {
   PlanRequest request = row("te-current");
   request.override_linear_precision = {true, false, false};
   request.roles.fprop_x = "e4m3";

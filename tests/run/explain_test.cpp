@@ -57,7 +57,7 @@ TEST_CASE("explain: te-delayed in hybrid format") {
   CHECK(scaled == 2 * 4);  // qkv, output, up (with gate), down
 }
 
-TEST_CASE("explain: GEMMs that are stored in high precision, and exempt layers") {
+TEST_CASE("explain: GEMMs left in high precision, and exempt layers") {
   const Json json =
       explain({"model.preset=toy", "mixed_precision=fp8", "fp8.recipe=current",
                "fp8.override_linear_precision=[false, true, false]", "fp8.format=e4m3",
@@ -201,7 +201,7 @@ TEST_CASE("explain: what is reported is on standard error of explain and check")
   }
 }
 
-TEST_CASE("explain: only the roles that differ from another row") {
+TEST_CASE("explain: only the roles that differ from another plan") {
   const TempDir where;
   const Words run = {"explain",
                      "model.preset=toy",

@@ -226,7 +226,7 @@ TEST_CASE("a run continues from a checkpoint of another plan, if it is asked to"
   CHECK_THAT(whole.out, Catch::Contains("first/checkpoints/step-000020 at step 20"));
   CHECK_THAT(whole.err, Catch::Contains("of the plan bf16 and the run continues with " + plan));
 
-  // What it saves is of its own plan: it continues from there without being told.
+  // What it saves is of its own plan: it continues from there without the key.
   Words shorter = Workshop::command(plan, "parts", from);
   shorter.push_back("training.max_steps=30");
   expect_code(0, shop.folder(), shorter);

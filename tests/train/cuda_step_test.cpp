@@ -439,7 +439,7 @@ TEST_CASE("the steady step on cuda makes no allocation, waits for nothing and re
     CHECK(shim::runtime_calls().reads_back == before.reads_back);
     CHECK(shim::heuristics_asked() == plans);
     // The batch, the learning rate, the zeroed totals and the gradients that are zeroed, a fill for
-    // each stretch of them, go in besides two graphs.
+    // each stretch of them, are added to the two graphs.
     const size_t cleared = run.engine.model().parameters().cleared_gradients().size();
     CHECK(shim::runtime_calls().graph_launches == before.graph_launches + 2);
     CHECK(shim::runtime_calls().submissions <= before.submissions + 5 + cleared);

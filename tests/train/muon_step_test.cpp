@@ -70,6 +70,23 @@ double norm_of_difference(const std::vector<float>& a, const std::vector<float>&
 
 }  // namespace
 
+TEST_CASE("muon has the weights of linear layers in blocks, and adamw all others") {
+  const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
+  Engine engine(*device, with_muon("te-current", "fp32"));
+  const auto& parameters = engine.model().parameters().all();
+  int matrices = 0;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    CAPTURE(parameters[i]->name);
+    const bool is_matrix =
+        parameters[i]->name.starts_with("layers.") && parameters[i]->shape.rank() == 2;
+    CHECK(engine.optimizer().state("momentum", i).empty() != is_matrix);
+    CHECK(engine.optimizer().state("moment1", i).empty() == is_matrix);
+    CHECK(engine.optimizer().state("moment2", i).empty() == is_matrix);
+    matrices += is_matrix ? 1 : 0;
+  }
+  CHECK(matrices == 2 * 4);
+}
+
 TEST_CASE("steps with muon learn within the memory planned") {
   for (const char* plan : {"fp32", "te-delayed", "te-blockwise"}) {
     for (const char* momentum : {"fp32", "bf16"}) {

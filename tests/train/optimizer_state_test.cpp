@@ -136,8 +136,8 @@ TEST_CASE("moments and values that ranks have saved in parts are the same in eve
 
 namespace {
 
-/// Weights that are their own copy next to a master, master and moments with one scale each, below
-/// 1: more than a rank owns elements of follows from them.
+/// Weights that are their own copy in addition to a master, master and moments with one scale each,
+/// below 1: more than a rank owns elements of follows from them.
 PrecisionPlan large_values() {
   PlanRequest request;
   request.plan = "bf16";

@@ -170,7 +170,8 @@ std::vector<std::string> ConfigFields::texts(std::string_view key) const {
     return result;
   }
   const auto* list = std::get_if<ConfigValue::List>(&at(key).data());
-  for (const ConfigValue& value : list == nullptr ? ConfigValue::List(1) : *list) {
+  const ConfigValue::List single(1);
+  for (const ConfigValue& value : list == nullptr ? single : *list) {
     const auto* text = std::get_if<std::string>(&value.data());
     if (text == nullptr) {
       fail(fmt::format("'{}' is {}, not a list of names", key, at(key).text()));
@@ -186,7 +187,8 @@ std::vector<int64_t> ConfigFields::token_ids(std::string_view key) const {
     return ids;
   }
   const auto* list = std::get_if<ConfigValue::List>(&at(key).data());
-  for (const ConfigValue& value : list == nullptr ? ConfigValue::List{at(key)} : *list) {
+  const ConfigValue::List single = {at(key)};
+  for (const ConfigValue& value : list == nullptr ? single : *list) {
     const auto* id = std::get_if<int64_t>(&value.data());
     if (id == nullptr || *id < 0 || *id > kMaxNumber) {
       fail(fmt::format("'{}' is {}, not a token id or a list of them", key, at(key).text()));

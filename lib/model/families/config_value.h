@@ -72,7 +72,7 @@ class ConfigFields {
   bool has(std::string_view key) const;
   /// Whether the key is there, with null too.
   bool mentions(std::string_view key) const { return find(key) != nullptr; }
-  /// Of a key that is there.
+  /// Throws CheckpointError where the key is missing.
   const ConfigValue& at(std::string_view key) const;
 
   /// A whole number from 1 to 2^31; `fallback` when absent, an error when there is no fallback.

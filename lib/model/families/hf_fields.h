@@ -1,6 +1,6 @@
 #pragma once
 // A whole config.json of a model folder, through its family. What would change the mathematics and
-// is not implemented is refused by name; what only matters to other programs is noted.
+// is not implemented is refused by name; what only matters to other programs is reported.
 
 #include <cstdint>
 #include <string>

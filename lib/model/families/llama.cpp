@@ -1,8 +1,6 @@
 // Llama (huggingface/transformers: src/transformers/models/llama). Also what no class in
 // transformers computes: any mix of biases and norms of q and k, under a name of its own.
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "model/families/llama_like.h"
@@ -27,14 +25,10 @@ class Llama : public LlamaLike {
     config.attention_output_bias = fields.flag("attention_output_bias", attention_bias);
     config.qk_norm = fields.flag("qk_norm", false);
     config.mlp_bias = fields.flag("mlp_bias", false);
-    const std::vector<std::string> types = fields.texts("layer_types");
+    const std::vector<std::string> types = layer_types(fields, config);
     const bool windowed_layers =
         std::any_of(types.begin(), types.end(),
                     [](const std::string& type) { return type != "full_attention"; });
-    if (!types.empty() && static_cast<int64_t>(types.size()) != config.num_hidden_layers) {
-      fields.fail(fmt::format("'layer_types' has {} entries for {} layers", types.size(),
-                              config.num_hidden_layers));
-    }
     if (windowed_layers ||
         (fields.has("sliding_window") && fields.flag("use_sliding_window", true))) {
       fields.fail(

@@ -137,6 +137,15 @@ std::vector<HfPiece> LlamaLike::pieces(const ModelConfig& config,
   return {piece("mlp.down_proj", 0, width)};
 }
 
+std::vector<std::string> layer_types(const ConfigFields& fields, const ModelConfig& config) {
+  std::vector<std::string> types = fields.texts("layer_types");
+  if (!types.empty() && static_cast<int64_t>(types.size()) != config.num_hidden_layers) {
+    fields.fail(fmt::format("'layer_types' has {} entries for {} layers", types.size(),
+                            config.num_hidden_layers));
+  }
+  return types;
+}
+
 void read_layer_windows(const ConfigFields& fields, ModelConfig& config) {
   constexpr int64_t kUpstreamWindow = 4096;
   constexpr int64_t kUpstreamFirst = 28;
@@ -147,12 +156,8 @@ void read_layer_windows(const ConfigFields& fields, ModelConfig& config) {
     window = fields.extent("sliding_window", kUpstreamWindow);
     first = fields.count("max_window_layers", kUpstreamFirst);
   }
-  const std::vector<std::string> types = fields.texts("layer_types");
+  const std::vector<std::string> types = layer_types(fields, config);
   if (!types.empty()) {
-    if (static_cast<int64_t>(types.size()) != config.num_hidden_layers) {
-      fields.fail(fmt::format("'layer_types' has {} entries for {} layers", types.size(),
-                              config.num_hidden_layers));
-    }
     const auto found = std::find(types.begin(), types.end(), "sliding_attention");
     first = found - types.begin();
     const bool are_last =

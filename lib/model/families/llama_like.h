@@ -40,6 +40,10 @@ class LlamaLike : public ModelFamily {
 /// Whether norm, MLP and positions are those of Llama.
 bool is_llama_like(const ModelConfig& config);
 
+/// layer_types; empty when absent. Throws CheckpointError where it does not have one for each
+/// layer.
+std::vector<std::string> layer_types(const ConfigFields& fields, const ModelConfig& config);
+
 /// use_sliding_window, sliding_window, max_window_layers and layer_types of Qwen2 and Qwen3. Throws
 /// CheckpointError where windowed layers are not the last ones.
 void read_layer_windows(const ConfigFields& fields, ModelConfig& config);

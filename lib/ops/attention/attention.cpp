@@ -70,7 +70,7 @@ std::optional<size_t> attention_backward_workspace(Stream stream, const Attentio
 
 int64_t attention_backward_scratch(Stream stream, const AttentionBackward& call) {
   const std::optional<size_t> library_bytes = attention_backward_workspace(stream, call);
-  return library_bytes ? static_cast<int64_t>((*library_bytes + sizeof(float) - 1) / sizeof(float))
+  return library_bytes ? static_cast<int64_t>(ceil_div(*library_bytes, sizeof(float)))
                        : attention_backward_scratch(call.shape);
 }
 

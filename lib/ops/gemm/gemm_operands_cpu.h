@@ -1,5 +1,5 @@
 #pragma once
-// What surrounds the product of a cpu GEMM: memory that is stored between calls, operands converted
+// What surrounds the product of a cpu GEMM: memory that is reused between calls, operands converted
 // to the type that is multiplied, and the last steps of the result.
 
 #include <cstddef>

@@ -19,7 +19,7 @@ constexpr int64_t norm_chunk_rows(int64_t rows) {
 /// rows of x on the cpu, of norm_chunk_rows on cuda.
 constexpr int64_t norm_partial_rows(int64_t rows) {
   const int64_t on_cpu = ceil_div(rows, 64);
-  const int64_t on_cuda = (rows + norm_chunk_rows(rows) - 1) / norm_chunk_rows(rows);
+  const int64_t on_cuda = ceil_div(rows, norm_chunk_rows(rows));
   return on_cpu > on_cuda ? on_cpu : on_cuda;
 }
 

@@ -174,7 +174,7 @@ TEST_CASE("the fake refuses biases that break a rule", "[cuda][fake]") {
         "success");
   CHECK(Call{.c_type = CUDA_R_16BF, .epilogue = kBias, .bias_type = CUDA_R_32F}.run() ==
         "a bias that is not of the type of D");
-  CHECK(Call{.epilogue = kBias}.run() == "no bias next to an fp32 result of FP8 operands");
+  CHECK(Call{.epilogue = kBias}.run() == "an fp32 result of FP8 operands takes no bias");
   CHECK(Call{.c_type = CUDA_R_16F, .epilogue = kBias, .bias_shift = 8}.run() ==
         "the bias is missing or not 16-byte aligned");
   CHECK(Call{.c_type = CUDA_R_16F, .epilogue = 2}.run() ==

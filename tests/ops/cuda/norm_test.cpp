@@ -223,7 +223,7 @@ NormOperands on_side(Side& side, const NormProblem& p, bool layer, bool accumula
 }
 
 TEST_CASE("norms on cuda match double precision", "[cuda][norm]") {
-  // In teams and in any row: 300 does not go in packs.
+  // In teams and in any plan: 300 does not go in packs.
   const FloatType fp32 = kFloatTypes[0];
   const FloatType bf16_type = kFloatTypes[1];
   for (const NormProblem& p :

@@ -51,7 +51,7 @@ Order thread_order() {
   return order;
 }
 
-/// Stacks for the threads of a block, each with an unmapped page below it; stored from block to
+/// Stacks for the threads of a block, each with an unmapped page below it; reused from block to
 /// block.
 class Stacks {
  public:

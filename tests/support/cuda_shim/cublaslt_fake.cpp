@@ -84,7 +84,7 @@ cublasStatus_t check_bias(const cublasLtMatmulDescOpaque_t& description, cudaDat
     return refuse("no biases today");
   }
   if (is_fp8(a) && d == CUDA_R_32F) {
-    return refuse("no bias next to an fp32 result of FP8 operands");
+    return refuse("an fp32 result of FP8 operands takes no bias");
   }
   if (description.bias_type != -1 && description.bias_type != d) {
     return refuse("a bias that is not of the type of D");

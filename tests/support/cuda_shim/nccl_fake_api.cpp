@@ -19,7 +19,7 @@
 using fp8train::shim::NcclClique;
 using fp8train::shim::NcclStart;
 
-/// Stored after its end, so that use after it is found.
+/// Not freed at its end, so that a later use is detected.
 struct ncclComm {
   std::shared_ptr<NcclClique> clique;
   int rank = 0;

@@ -14,7 +14,7 @@ namespace fp8train::shim {
 
 void submit(cudaStream_t stream, std::function<void()> work);
 
-/// Whether work is being stored in a graph: what device memory holds at that time means nothing.
+/// Whether work is being recorded in a graph: what device memory holds at that time means nothing.
 bool capturing();
 
 /// Work that ends when other ranks have done their part.
