@@ -73,11 +73,11 @@ Tensor random_matrix(Device& device, DType dtype, int64_t rows, int64_t columns)
   return result;
 }
 
-TensorFormat blockwise_role_format(Granularity granularity) {
+TensorFormat blockwise_role_format(ScaleBlock block) {
   TensorFormat format = plain(DType::e4m3);
-  format.granularity = granularity;
+  format.block = block;
   format.policy = ScalePolicy::current;
-  format.scale_type = granularity == Granularity::block_1x32 ? ScaleType::e8m0 : ScaleType::f32;
+  format.scale_type = block == per::block_1x32 ? ScaleType::e8m0 : ScaleType::f32;
   return format;
 }
 
@@ -86,12 +86,12 @@ BlockwiseCodes::BlockwiseCodes(Device& device, const TensorFormat& format, int64
     : layout(device.traits().scaled_gemm_by_library ? ScaleLayout::cublaslt
                                                     : ScaleLayout::row_major),
       codes(device, format.dtype, {rows, columns}, MemoryCategory::workspace) {
-  const Shape scales = {ops::scale_grid(format.granularity, rows, columns, layout).count};
+  const Shape scales = {ops::scale_grid(format.block, rows, columns, layout).count};
   const bool e8m0_scales = format.scale_type == ScaleType::e8m0;
   scale_inv =
       Tensor(device, e8m0_scales ? DType::e8m0 : DType::f32, scales, MemoryCategory::workspace);
   fill_zero(device, scale_inv);  // cuBLASLt wants the padding to be
-  if (format.granularity == Granularity::row) {
+  if (format.block == per::row) {
     scale = Tensor(device, DType::f32, scales, MemoryCategory::workspace);
   }
 }

@@ -40,7 +40,7 @@ const char* gemm_engine(const Device& device, DType operand);
 
 /// E4M3 by a cast with a scale for each block of x, found in the cast itself: fp32, e8m0 for
 /// 1x32.
-TensorFormat blockwise_role_format(Granularity granularity);
+TensorFormat blockwise_role_format(ScaleBlock block);
 
 /// One orientation of a matrix in such a format, [rows, columns], with memory of its own, as the
 /// device's GEMM reads it.

@@ -75,15 +75,14 @@ class ProductBench {
           tensor_scales();
           break;
         case ProductMode::row:
-          blocks(Granularity::row, Granularity::row, {false, true});
+          blocks(per::row, per::row, {false, true});
           break;
         case ProductMode::block:
-          blocks(Granularity::block_1x128,
-                 pass_ == Pass::wgrad ? Granularity::block_1x128 : Granularity::block_128x128,
+          blocks(per::block_1x128, pass_ == Pass::wgrad ? per::block_1x128 : per::block_128x128,
                  {false});
           break;
         case ProductMode::mx:
-          blocks(Granularity::block_1x32, Granularity::block_1x32, {true});
+          blocks(per::block_1x32, per::block_1x32, {true});
           break;
       }
     }
@@ -167,7 +166,7 @@ class ProductBench {
     return codes;
   }
 
-  void blocks(Granularity of_a, Granularity of_b, const std::vector<bool>& accumulations) {
+  void blocks(ScaleBlock of_a, ScaleBlock of_b, const std::vector<bool>& accumulations) {
     const TensorFormat a_format = blockwise_role_format(of_a);
     const TensorFormat b_format = blockwise_role_format(of_b);
     const std::string operands = fmt::format("e4m3 {} x e4m3 {}", name_of(of_a), name_of(of_b));

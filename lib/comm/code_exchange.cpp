@@ -75,7 +75,7 @@ CodeExchange::CodeExchange(Communicator& comm, Device& device, const GradientWir
                            GradientBucket bucket, ExchangeResult result,
                            GradientExchange::Groups* groups)
     : ExchangeRun(comm, device, wire, std::move(bucket), result, groups) {
-  check(is_fp8(wire_.format.dtype) && wire_.format.granularity == Granularity::tensor,
+  check(is_fp8(wire_.format.dtype) && wire_.format.block == per::tensor,
         "codes that are summed have a scale for the tensor");
   check(bucket_.result.codes.empty() || (!to_shard() && bucket_.result.format == wire_.format &&
                                          bucket_.result.count() == bucket_.gradients.count()),

@@ -15,7 +15,7 @@ GradientWire gradient_wire(const TensorFormat& format, bool self_exact, const To
     wire.gather = format;
     return wire;
   }
-  if (is_fp8(format.dtype) && format.granularity == Granularity::tensor && format.is_scaled()) {
+  if (is_fp8(format.dtype) && format.block == per::tensor && format.is_scaled()) {
     wire.kind = WireKind::fp8_sum;
     wire.format.policy = ScalePolicy::current;  // a controller's factor comes with the bucket
     return wire;

@@ -41,7 +41,7 @@ struct QuantizedMatrix {
 struct MatrixBlocks {
   int64_t height, width, down, across;
 };
-MatrixBlocks matrix_blocks(Granularity granularity, int64_t rows, int64_t columns);
+MatrixBlocks matrix_blocks(ScaleBlock block, int64_t rows, int64_t columns);
 
 /// Casts x, [rows, columns] of fp32, bf16 or fp16, not empty. Scales are the same for both
 /// roundings: those of ops::compute_current_scale and ops::quantize_blockwise.

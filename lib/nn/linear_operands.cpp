@@ -11,8 +11,7 @@ namespace fp8train {
 namespace {
 
 bool is_block(const TensorFormat& format) {
-  return format.granularity == Granularity::block_1x128 ||
-         format.granularity == Granularity::block_128x128;
+  return format.block == per::block_1x128 || format.block == per::block_128x128;
 }
 
 /// The operands of one GEMM: both plain, or scaled in granularities that a product knows; along
@@ -22,11 +21,11 @@ void check_pair(const TensorFormat& a, const TensorFormat& b, bool along_columns
     return;
   }
   check(a.is_scaled() == b.is_scaled(), "a GEMM has one scaled and one plain operand");
-  const Granularity read_a = read_as(a, b).granularity;
-  const Granularity read_b = read_as(b, a).granularity;
+  const ScaleBlock read_a = read_as(a, b).block;
+  const ScaleBlock read_b = read_as(b, a).block;
   check(read_a == read_b || (is_block(a) && is_block(b)),
         "the granularities of a GEMM's operands do not go together");
-  check(read_a != Granularity::block_128x128 || read_b != Granularity::block_128x128,
+  check(read_a != per::block_128x128 || read_b != per::block_128x128,
         "no GEMM of two operands with 128x128 scales");
 }
 
@@ -36,8 +35,7 @@ DType scale_dtype(const TensorFormat& format) {
 
 BlockwiseView place_blockwise(const LinearOperands::Memory& memory, const TensorFormat& format,
                               ScaleLayout layout, const Shape& shape) {
-  const int64_t scales =
-      ops::scale_grid(format.granularity, shape.rows(), shape.back(), layout).count;
+  const int64_t scales = ops::scale_grid(format.block, shape.rows(), shape.back(), layout).count;
   return {.codes = memory(format.dtype, {shape.rows(), shape.back()}),
           .scale_inv = memory(scale_dtype(format), {scales})};
 }
@@ -46,8 +44,7 @@ BlockwiseView place_blockwise(const LinearOperands::Memory& memory, const Tensor
 void clear_padding(const StepContext& context, const TensorFormat& format, ScaleLayout layout,
                    const BlockwiseView& view) {
   const Shape& shape = view.codes.shape;
-  const ops::ScaleGrid grid =
-      ops::scale_grid(format.granularity, shape.rows(), shape.back(), layout);
+  const ops::ScaleGrid grid = ops::scale_grid(format.block, shape.rows(), shape.back(), layout);
   if (grid.count != grid.rows * grid.columns) {
     ops::fill(context.stream, as_words(view.scale_inv), 0.0F);
   }
@@ -59,7 +56,7 @@ void prepare_blockwise(const StepContext& context, const TensorFormat& format, S
   if (view.codes.empty()) {
     return;
   }
-  if (format.granularity == Granularity::row) {
+  if (format.block == per::row) {
     view.scale = allocate(*context.scratch, DType::f32, view.scale_inv.shape).as<float>();
   }
   clear_padding(context, format, layout, view);
@@ -103,15 +100,14 @@ const ScalingSlot* LinearOperands::only_slot() const {
   if (!codes_suffice(rows_)) {
     return nullptr;
   }
-  const Granularity granularity = rows_->format.granularity;
-  const bool turns =
-      granularity == Granularity::tensor || granularity == Granularity::block_128x128;
+  const ScaleBlock block = rows_->format.block;
+  const bool turns = block == per::tensor || block == per::block_128x128;
   return turns || with_plain_ ? rows_ : nullptr;
 }
 
 const ScalingSlot* LinearOperands::slot_for_producer(Wanted wanted) const {
   const auto castable = [](const ScalingSlot* slot) {
-    return slot != nullptr && slot->format.granularity == Granularity::tensor;
+    return slot != nullptr && slot->format.block == per::tensor;
   };
   if (wanted.along_rows && castable(rows_)) {
     return rows_;
@@ -220,7 +216,7 @@ void LinearOperands::sample(const StepContext& context, ConstView x, const Cast&
   }
   const TensorFormat& format = cast.slot->format;
   const bool only_along_columns = blockwise(format) && cast.blockwise.rowwise.codes.empty() &&
-                                  format.granularity != Granularity::block_128x128;
+                                  format.block != per::block_128x128;
   (only_along_columns ? sample_amax : sample_cast)(context, x, *cast.slot);
 }
 

@@ -40,7 +40,7 @@ class LinearOperands {
   /// One cast of the tensor, with the scaling of `slot`.
   struct Cast {
     const ScalingSlot* slot = nullptr;
-    QuantizedView codes;               ///< Granularity::tensor
+    QuantizedView codes;               ///< per::tensor
     BlockwiseQuantizedView blockwise;  ///< other granularities
   };
   struct Pair {

@@ -63,7 +63,7 @@ ops::ScaledGemmOperand matching_operand(const StepContext& context, const Linear
 ops::ScaledGemmOperand shape_only(const TensorFormat& format, const DeviceTraits& traits,
                                   int64_t rows, int64_t columns) {
   const ScaleLayout layout = block_layout(traits);
-  const int64_t scales = ops::scale_grid(format.granularity, rows, columns, layout).count;
+  const int64_t scales = ops::scale_grid(format.block, rows, columns, layout).count;
   const DType scale_type = format.scale_type == ScaleType::e8m0 ? DType::e8m0 : DType::f32;
   return {{.codes = {nullptr, format.dtype, {rows, columns}},
            .scale_inv = {nullptr, scale_type, {scales}}},
@@ -74,8 +74,8 @@ ops::ScaledGemmOperand shape_only(const TensorFormat& format, const DeviceTraits
 }  // namespace
 
 TensorFormat read_as(TensorFormat format, const TensorFormat& other) {
-  if (format.granularity == Granularity::tensor && other.granularity == Granularity::row) {
-    format.granularity = Granularity::row;
+  if (format.block == per::tensor && other.block == per::row) {
+    format.block = per::row;
   }
   return format;
 }

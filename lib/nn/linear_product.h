@@ -14,7 +14,7 @@ namespace fp8train {
 
 /// Whether each block has a scale, and not the tensor.
 inline bool blockwise(const TensorFormat& format) {
-  return format.is_scaled() && format.granularity != Granularity::tensor;
+  return format.is_scaled() && format.block != per::tensor;
 }
 
 /// The format in which a GEMM reads an operand whose other operand has the format `other`: with

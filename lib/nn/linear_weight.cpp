@@ -25,8 +25,8 @@ void Linear::choose_gathered_form() {
   } else if (only != nullptr && !needs_plain_weight()) {
     weight_->gathered = GatheredForm::codes;
     weight_->gathered_dtype = only->format.dtype;
-    if (only->format.granularity != Granularity::tensor) {
-      weight_->gathered_blocks = ops::scale_grid(only->format.granularity, weight_->shape.rows(),
+    if (only->format.block != per::tensor) {
+      weight_->gathered_blocks = ops::scale_grid(only->format.block, weight_->shape.rows(),
                                                  weight_->shape.back(), ScaleLayout::row_major)
                                      .count;
     }
@@ -72,8 +72,7 @@ void Linear::check_device(const DeviceTraits& traits) const {
   // The extents that do not depend on the batch; 0 for the number of rows.
   const auto check_gemm = [&](const GemmPlan& gemm, DType result, int64_t m, int64_t n, int64_t k) {
     const bool by_tensor = gemm.a.is_scaled() && gemm.b.is_scaled() &&
-                           gemm.a.granularity == Granularity::tensor &&
-                           gemm.b.granularity == Granularity::tensor;
+                           gemm.a.block == per::tensor && gemm.b.block == per::tensor;
     if (!by_tensor) {
       return;
     }
@@ -139,7 +138,7 @@ bool Linear::find_part_amax(const StepContext& context) const {
     ArenaScope scope(*context.scratch);
     ops::blockwise_part_amax(context.stream,
                              {part_value(context), weight_->updated.first, weight_->shape},
-                             slot.format.granularity, weight_->block_amax);
+                             slot.format.block, weight_->block_amax);
     return false;
   }
   if (!LinearOperands::scales_now(context, slot.format)) {

@@ -13,7 +13,7 @@ namespace {
 /// (cuBLAS documentation, cublasLtMatmul, FP8 data types), 32 where that is a block (MX).
 int64_t alignment(const LinearPlan& linear) {
   for (const GemmPlan* gemm : {&linear.fprop, &linear.dgrad, &linear.wgrad}) {
-    if (gemm->a.granularity == Granularity::block_1x32) {
+    if (gemm->a.block == per::block_1x32) {
       return 32;
     }
   }
@@ -184,7 +184,7 @@ void apply_swiglu(const PrecisionPlan& plan, LinearPlan& linear) {
 /// What is made again is cast again: a scale of its own for each block, or none.
 void check_recompute(const LinearPlan& linear) {
   const TensorFormat& x = linear.wgrad.b;
-  const bool by_tensor = x.is_scaled() && x.granularity == Granularity::tensor;
+  const bool by_tensor = x.is_scaled() && x.block == per::tensor;
   const bool codes_as_values = x.is_scaled() && !linear.wgrad.a.is_scaled();
   if (linear.remade_input && (by_tensor || codes_as_values)) {
     throw ConfigError(fmt::format(

@@ -34,7 +34,7 @@ struct BlockwiseView {
   View scale_inv;          ///< what codes are multiplied by: fp32, or e8m0 for ScaleType::e8m0; as
                            ///< many as ops::scale_grid says
   float* scale = nullptr;  ///< device memory, in the same order: what values are multiplied by; may
-                           ///< be null but for Granularity::row
+                           ///< be null but for per::row
 };
 
 /// A matrix quantized by blocks. A GEMM multiplies along rows of codes, so the transposed operand

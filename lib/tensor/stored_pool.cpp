@@ -14,7 +14,7 @@ constexpr int64_t kAlignment = kStoredGroup;  // elements
 
 std::vector<float> initial_scales(const TensorFormat& format, int64_t count) {
   std::vector<float> scales(static_cast<size_t>(count), 1.0F);
-  if (format.granularity == Granularity::tensor) {
+  if (format.block == per::tensor) {
     for (size_t i = 1; i < scales.size(); i += 2) {
       scales[i] = 0.0F;
     }
@@ -55,7 +55,7 @@ void StoredPool::allocate(Device& device, const Placement& placement) {
       buffer.elements = placement.elements(buffer.queue, buffer.elements);
     }
     buffer.elements = std::max(buffer.elements, kAlignment);  // so that there is a place
-    if (buffer.format.granularity != Granularity::tensor) {
+    if (buffer.format.block != per::tensor) {
       buffer.scale_count = stored_scales(buffer.format, buffer.elements);
     }
     if (!borrow(buffer, placement)) {
@@ -166,7 +166,7 @@ std::vector<View> StoredPool::words_without(size_t buffer, const std::vector<boo
 std::vector<View> StoredPool::tensor_scales() const {
   std::vector<View> views;
   for (const Buffer& buffer : buffers_) {
-    if (buffer.format.granularity == Granularity::tensor && !buffer.scales.empty()) {
+    if (buffer.format.block == per::tensor && !buffer.scales.empty()) {
       views.push_back(buffer.scales);
     }
   }

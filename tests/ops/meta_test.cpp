@@ -143,10 +143,8 @@ TEST_CASE("operations on meta tensors count bytes and touch no memory", "[ops]")
 TEST_CASE("meta counts the bytes of packets", "[ops]") {
   MetaDevice device;
   Tensor x = make(device, DType::f32, {1024});
-  const TensorFormat wire = {.dtype = DType::e4m3,
-                             .granularity = Granularity::group,
-                             .policy = ScalePolicy::current,
-                             .group_size = 128};
+  const TensorFormat wire = {
+      .dtype = DType::e4m3, .block = per::group(128), .policy = ScalePolicy::current};
   Tensor packets = make(device, DType::e4m3, {4 * 512});
   ops::pack_wire(
       device.stream(),
@@ -165,7 +163,7 @@ TEST_CASE("meta counts codes and scales of both orientations", "[ops]") {
   Tensor x = make(device, DType::bf16, {256, 512});
   BlockwiseQuantizedView out;
   out.format = plain(DType::e4m3);
-  out.format.granularity = Granularity::block_1x128;
+  out.format.block = per::block_1x128;
   out.format.policy = ScalePolicy::current;
   Tensor codes = make(device, DType::e4m3, {256, 512});
   Tensor scales = make(device, DType::f32, {256, 4});
@@ -194,7 +192,7 @@ TEST_CASE("meta logs the launches and passes of casts with a scale for each row 
   Tensor scales = make(device, DType::f32, {512});
   BlockwiseQuantizedView out;
   out.format = plain(DType::e4m3);
-  out.format.granularity = Granularity::row;
+  out.format.block = per::row;
   out.format.policy = ScalePolicy::current;
   auto* const scale = scales.view().as<float>();
   out.rowwise = {codes.view(), {scales.view().data, DType::f32, {256}}, scale};

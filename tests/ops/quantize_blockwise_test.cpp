@@ -17,7 +17,7 @@ namespace {
 struct Orientation {
   Orientation(const TensorFormat& format, ScaleLayout layout, int64_t rows, int64_t columns)
       : codes(format.dtype, {rows, columns}),
-        grid(ops::scale_grid(format.granularity, rows, columns, layout)),
+        grid(ops::scale_grid(format.block, rows, columns, layout)),
         scale_inv(format.scale_type == ScaleType::e8m0 ? DType::e8m0 : DType::f32, {grid.count}),
         scale(DType::f32, {grid.count}) {}
 
@@ -79,13 +79,13 @@ Expected expected_scale(const TensorFormat& format, DType input, float amax) {
 int64_t scale_place(const TensorFormat& format, ScaleLayout layout, int64_t down, int64_t across,
                     int64_t row, int64_t column) {
   const auto padded = [](int64_t count) { return (count + 3) / 4 * 4; };
-  if (layout == ScaleLayout::row_major || format.granularity == Granularity::row) {
+  if (layout == ScaleLayout::row_major || format.block == per::row) {
     return row * across + column;
   }
-  if (format.granularity == Granularity::block_1x128) {
+  if (format.block == per::block_1x128) {
     return column * padded(down) + row;
   }
-  if (format.granularity == Granularity::block_128x128) {
+  if (format.block == per::block_128x128) {
     return row * padded(across) + column;
   }
   const int64_t tile = (row / 128) * (padded(across) / 4) + column / 4;
@@ -101,10 +101,10 @@ struct Counts {
 template <typename At>
 int64_t differences(Orientation& got, const TensorFormat& format, ScaleLayout layout, DType input,
                     int64_t rows, int64_t columns, At at, Counts& counts) {
-  const int64_t height = format.granularity == Granularity::block_128x128 ? 128 : 1;
-  const int64_t width = format.granularity == Granularity::row          ? columns
-                        : format.granularity == Granularity::block_1x32 ? 32
-                                                                        : 128;
+  const int64_t height = format.block == per::block_128x128 ? 128 : 1;
+  const int64_t width = format.block == per::row          ? columns
+                        : format.block == per::block_1x32 ? 32
+                                                          : 128;
   const int64_t down = (rows + height - 1) / height;
   const int64_t across = (columns + width - 1) / width;
   int64_t wrong = 0;
@@ -202,34 +202,34 @@ TEST_CASE("quantize_blockwise agrees with the reference in both orientations", "
 TEST_CASE("codes and scales are torchao's for MX and for rows", "[ops][blocks]") {
   struct Fixture {
     DType dtype;
-    Granularity granularity;
+    ScaleBlock block;
     ScaleType scale_type;
     uint64_t prints[4];  // codes and scales of rowwise, then of columnwise
   };
   // tests/golden/make_blocks.py
   const Fixture fixtures[] = {
       {DType::e4m3,
-       Granularity::block_1x32,
+       per::block_1x32,
        ScaleType::e8m0,
        {0x3FA2C78F06E8F5F6U, 0x9EEE3CC30EAA2F92U, 0x8310AD475CB97FA4U, 0x278D3B45382E8B65U}},
       {DType::e4m3,
-       Granularity::row,
+       per::row,
        ScaleType::f32,
        {0x45E5615DE21ADE6AU, 0xB754A652BE7B200EU, 0xBB49FFF17BDC3A05U, 0x913A6D51D19823DEU}},
       {DType::e4m3,
-       Granularity::row,
+       per::row,
        ScaleType::pow2,
        {0x111470FA5AB52616U, 0x925D68A9B012F325U, 0xEAD2620F0E3CADEBU, 0xB9C27714DCCF06A5U}},
       {DType::e5m2,
-       Granularity::block_1x32,
+       per::block_1x32,
        ScaleType::e8m0,
        {0xBE9D052BE9925B47U, 0x138AAF0F0710A128U, 0xDDDF14A3EE5453E4U, 0xE541331642497769U}},
       {DType::e5m2,
-       Granularity::row,
+       per::row,
        ScaleType::f32,
        {0xC68C9FA3A432A910U, 0x5D4EA07087954DEEU, 0xDBD7B6FB6D4347A0U, 0x9F06C4F1B29C9D37U}},
       {DType::e5m2,
-       Granularity::row,
+       per::row,
        ScaleType::pow2,
        {0x7F0FA30AB3BC0392U, 0xF4EE745B894CC445U, 0xE056B0003A7B6CDFU, 0x560D1D4A5C10C970U}},
   };
@@ -249,7 +249,7 @@ TEST_CASE("codes and scales are torchao's for MX and for rows", "[ops][blocks]")
   };
   for (const Fixture& fixture : fixtures) {
     TensorFormat format = plain(fixture.dtype);
-    format.granularity = fixture.granularity;
+    format.block = fixture.block;
     format.scale_type = fixture.scale_type;
     format.policy = ScalePolicy::current;
     INFO(describe(format));
@@ -349,13 +349,13 @@ TEST_CASE("quantize_blockwise refuses what it cannot do", "[ops][blocks]") {
         InternalError);
   };
   TensorFormat wrong = format;
-  wrong.granularity = Granularity::tensor;
+  wrong.block = per::tensor;
   refused(wrong, q.view());
   wrong = format;
   wrong.scale_type = ScaleType::e8m0;
   refused(wrong, q.view());
   wrong = format;
-  wrong.granularity = Granularity::block_1x32;
+  wrong.block = per::block_1x32;
   refused(wrong, q.view());
   wrong.scale_type = ScaleType::e8m0;
   wrong.dtype = DType::i8;

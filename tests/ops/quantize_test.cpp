@@ -272,7 +272,7 @@ TEST_CASE("quantize refuses what it cannot do", "[ops]") {
   CHECK_THROWS_AS(ops::quantize(cpu_stream(), x, wrong_count.view(), nullptr, nullptr),
                   InternalError);
   QuantizedView by_row = q.view();
-  by_row.format.granularity = Granularity::row;
+  by_row.format.block = per::row;
   CHECK_THROWS_AS(ops::quantize(cpu_stream(), x, by_row, nullptr, nullptr), InternalError);
   QuantizedView stochastic = q.view();
   stochastic.format.rounding = Rounding::stochastic;

@@ -11,11 +11,11 @@
 
 namespace fp8train::test {
 
-inline TensorFormat blockwise_format(DType code, Granularity granularity,
+inline TensorFormat blockwise_format(DType code, ScaleBlock block,
                                      ScaleType scale_type = ScaleType::f32) {
   TensorFormat format = plain(code);
-  format.granularity = granularity;
-  format.scale_type = granularity == Granularity::block_1x32 ? ScaleType::e8m0 : scale_type;
+  format.block = block;
+  format.scale_type = block == per::block_1x32 ? ScaleType::e8m0 : scale_type;
   format.policy = ScalePolicy::current;
   return format;
 }
@@ -26,7 +26,7 @@ struct ScaledMatrix {
                const std::vector<float>& values)
       : format(wanted),
         layout(scale_layout),
-        grid(ops::scale_grid(format.granularity, rows, k, layout)),
+        grid(ops::scale_grid(format.block, rows, k, layout)),
         columns(k),
         codes(format.dtype, {rows, k}),
         scale_inv(format.scale_type == ScaleType::e8m0 ? DType::e8m0 : DType::f32, {grid.count}),
@@ -78,7 +78,7 @@ struct FormatPair {
   TensorFormat a, b;
 };
 inline std::vector<FormatPair> format_pairs() {
-  using enum Granularity;
+  using namespace per;
   std::vector<FormatPair> pairs;
   for (const auto& [a, b] : {std::pair{row, row},
                              {block_1x128, block_1x128},

@@ -68,7 +68,7 @@ double worst_error(const Case& o, const Array& before, bool add, bool biased) {
   return worst;
 }
 
-TEST_CASE("scaled_gemm of every granularity matches double precision", "[scaled_gemm]") {
+TEST_CASE("scaled_gemm of every block matches double precision", "[scaled_gemm]") {
   for (const FormatPair& formats : format_pairs()) {
     size_t turn = 0;
     for (const Problem& problem : kProblems) {
@@ -202,11 +202,11 @@ TEST_CASE("scaled_gemm of zeros is zero, and the bias alone", "[scaled_gemm]") {
 }
 
 TEST_CASE("scaled_gemm refuses what does not fit", "[scaled_gemm]") {
-  using enum Granularity;
+  using namespace per;
   const auto refused = [](const ops::ScaledGemm& call) {
     CHECK_THROWS_AS(ops::scaled_gemm(cpu_stream(), call), InternalError);
   };
-  const auto pair = [](Granularity a, Granularity b) {
+  const auto pair = [](ScaleBlock a, ScaleBlock b) {
     return FormatPair{blockwise_format(DType::e4m3, a), blockwise_format(DType::e4m3, b)};
   };
   for (const auto& [a, b] : {std::pair{block_128x128, block_128x128},
@@ -234,7 +234,7 @@ TEST_CASE("scaled_gemm refuses what does not fit", "[scaled_gemm]") {
   call.a.matrix.scale_inv.shape = {31};
   refused(call);
   call = o.call();
-  call.b.format.granularity = tensor;
+  call.b.format.block = tensor;
   refused(call);
   call = o.call();
   call.bias = {o.bias.view().data, DType::f32, {15}};
@@ -242,7 +242,7 @@ TEST_CASE("scaled_gemm refuses what does not fit", "[scaled_gemm]") {
 }
 
 TEST_CASE("scaled products by chip, shape, type and layout", "[scaled_gemm]") {
-  using enum Granularity;
+  using namespace per;
   const auto reason = [](int capability, Case& o) {
     const ops::ScaledGemm call = o.call();
     const DeviceTraits traits = cuda_traits(capability);
@@ -256,15 +256,15 @@ TEST_CASE("scaled products by chip, shape, type and layout", "[scaled_gemm]") {
     CHECK(ops::scaled_gemm_scratch_bytes(DeviceTraits{}, call) == 0);
     return std::string(support.reason);
   };
-  const auto make = [](Granularity granularity, const Problem& problem, DType c_type = DType::bf16,
+  const auto make = [](ScaleBlock block, const Problem& problem, DType c_type = DType::bf16,
                        DType a_type = DType::e4m3, DType b_type = DType::e4m3,
                        ScaleLayout layout = ScaleLayout::cublaslt) {
-    return Case({blockwise_format(a_type, granularity), blockwise_format(b_type, granularity)},
-                problem, layout, c_type);
+    return Case({blockwise_format(a_type, block), blockwise_format(b_type, block)}, problem, layout,
+                c_type);
   };
   const Problem fits = {32, 48, 64};
-  for (const Granularity granularity : {row, block_1x128}) {
-    Case o = make(granularity, fits);
+  for (const ScaleBlock block : {row, block_1x128}) {
+    Case o = make(block, fits);
     CHECK(reason(90, o).empty());
     CHECK_THAT(reason(89, o), Catch::Contains("this GPU has no products with"));
     CHECK_THAT(reason(100, o), Catch::Contains("this GPU has no products with"));
@@ -294,8 +294,8 @@ TEST_CASE("scaled products by chip, shape, type and layout", "[scaled_gemm]") {
 }
 
 TEST_CASE("scaled_gemm is counted on meta", "[scaled_gemm]") {
-  Case o({blockwise_format(DType::e4m3, Granularity::block_1x128),
-          blockwise_format(DType::e4m3, Granularity::block_128x128)},
+  Case o({blockwise_format(DType::e4m3, per::block_1x128),
+          blockwise_format(DType::e4m3, per::block_128x128)},
          {256, 128, 384});
   const auto meta = make_meta_device(DeviceTraits{});
   ops::ScaledGemm call = o.call();

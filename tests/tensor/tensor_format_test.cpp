@@ -15,7 +15,8 @@ TEST_CASE("formats are written as they are read") {
         "e4m3 tensor delayed(16, max, current at first, every 3) pow2",
         "e4m3 tensor delayed(16, max, current at first, per step, each rank) pow2",
         "e4m3 1x32 current e8m0", "e4m3 tensor static(0.1)", "e4m3 tensor auto pow2",
-        "e4m3 row current pow2 epsilon 1e-12", "e4m3 1x128 current", "e4m3 128x128 current"}) {
+        "e4m3 row current pow2 epsilon 1e-12", "e4m3 1x128 current", "e4m3 128x128 current",
+        "e4m3 1x16 current", "e4m3 group(256) current"}) {
     CAPTURE(text);
     CHECK(describe(parse_format(text)) == text);
   }
@@ -38,13 +39,16 @@ TEST_CASE("a wrong word is named, with the nearest one that is known") {
       {"float", "there are: fp32, bf16"},
       {"tensor e4m3", "'tensor' is no element type"},
       {"e4m3 tensr", "did you mean 'tensor'?"},
-      {"e4m3 tensor row", "second granularity"},
+      {"e4m3 tensor row", "second block"},
       {"e4m3 current delayed(4)", "second rule of scaling"},
       {"e4m3 pow2 e8m0", "second type of scale"},
       {"e4m3 group", "group(128)"},
       {"e4m3 group(0)", "whole number in [1"},
       {"e4m3 group(128", "not closed"},
       {"e4m3 tensor(3)", "takes nothing"},
+      {"e4m3 1x128(3)", "takes nothing"},
+      {"e4m3 1x0", "no word of a format"},
+      {"e4m3 1x128y", "no word of a format"},
       {"e4m3 delayed(0, max)", "whole number in [1"},
       {"e4m3 delayed(4, mix)", "did you mean 'max'?"},
       {"e4m3 delayed(4, margin 1.5)", "a margin"},

@@ -22,7 +22,7 @@ struct MatrixPart {
 
 /// amax[block] = max |x| over the elements of the part that lie in it, NaN-propagating; 0 where
 /// none does. amax: fp32, one for each block along rows, row-major.
-void blockwise_part_amax(Stream stream, const MatrixPart& x, Granularity granularity, View amax);
+void blockwise_part_amax(Stream stream, const MatrixPart& x, ScaleBlock block, View amax);
 
 struct BlockwisePartCast {
   MatrixPart x;

@@ -38,7 +38,7 @@ void dequantize(Stream stream, const QuantizedView& x, View y) {
 /// pass for the maxima, one over the maxima, and another pass for the cast.
 void quantize_blockwise(Stream stream, ConstView x, const BlockwiseQuantizedView& out,
                         float* /*amax*/, QuantizeStatistics* /*statistics*/) {
-  const bool by_rows = out.format.granularity == Granularity::row;
+  const bool by_rows = out.format.block == per::row;
   OpWork work = {.bytes = by_rows ? 0.0 : bytes_of(x), .launches = by_rows ? 0 : 1};
   if (!out.rowwise.codes.empty()) {
     work.bytes += bytes_of(out.rowwise.codes) + scales_bytes(out.rowwise);
@@ -78,8 +78,7 @@ void update_delayed_scaling(Stream stream, const DelayedScalingState& state,
   count(stream, static_cast<double>(state.slots * (8 + window)) * sizeof(float));
 }
 
-void blockwise_part_amax(Stream stream, const MatrixPart& x, Granularity /*granularity*/,
-                         View amax) {
+void blockwise_part_amax(Stream stream, const MatrixPart& x, ScaleBlock /*block*/, View amax) {
   count(stream, {.bytes = bytes_of(x.values) + 2 * bytes_of(amax), .launches = 2});
 }
 

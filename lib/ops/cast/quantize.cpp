@@ -43,7 +43,7 @@ void transpose_codes(Stream stream, ConstView x, View y) {
 
 void dequantize(Stream stream, const QuantizedView& x, View y) {
   check(is_code_type(x.codes.dtype), "dequantize: codes must be e4m3, e5m2 or int8");
-  check(x.format.granularity == Granularity::tensor, "dequantize: one scale per tensor expected");
+  check(x.format.block == per::tensor, "dequantize: one scale per tensor expected");
   check(is_float_type(y.dtype), "dequantize: y must be fp32, bf16 or fp16");
   check(x.codes.count() == y.count(), "dequantize: counts differ");
   check(x.scale_inv != nullptr, "dequantize: no reciprocal scale");
@@ -83,8 +83,7 @@ void quantize_blockwise(Stream stream, ConstView x, const BlockwiseQuantizedView
     }
     check_blockwise(*view, out.format, out.layout,
                     view == &out.rowwise ? Shape{rows, columns} : Shape{columns, rows});
-    check(view->scale != nullptr || out.format.granularity != Granularity::row,
-          "quantize_blockwise: no scale");
+    check(view->scale != nullptr || out.format.block != per::row, "quantize_blockwise: no scale");
   }
   const TraceSpan span("quantize_blockwise");
   dispatch<&OpTable::quantize_blockwise>(stream, x, out, amax, statistics);

@@ -35,7 +35,7 @@ struct QuantizeSink {
 void amax(Stream stream, ConstView x, float* result, bool combine = false);
 
 /// codes = saturating cast(x * *scale), int8 to -127..127 and NaN to 0, which counts as underflow.
-/// Granularity::tensor, nearest-even. `out.scale` is read,
+/// per::tensor, nearest-even. `out.scale` is read,
 /// its reciprocal goes to `out.scale_inv` (nullable), so that a tensor keeps the scale it was cast
 /// with. `amax_out` (nullable): *amax_out = max |x| (before the cast, NaN-propagating), combined
 /// with max into what is there, which is not negative. `statistics` (nullable): overwritten. Of

@@ -152,20 +152,14 @@ __global__ void __launch_bounds__(kTileThreads, 2)
 }
 
 template <typename X>
-void quantize_tiles(const Stream& stream, Granularity granularity, const X* x,
-                    const BlockwiseCast& cast) {
+void quantize_tiles(const Stream& stream, ScaleBlock block, const X* x, const BlockwiseCast& cast) {
   const int64_t tiles = ceil_div(cast.rows, kTile) * ceil_div(cast.columns, kTile);
   const LaunchShape by_tile = {blocks_for(stream, tiles, 1), kTileThreads};
-  switch (granularity) {
-    case Granularity::block_1x128:
-      return launch(stream, by_tile, blockwise_kernel<128, X>, x, cast);
-    case Granularity::block_1x32:
-      return launch(stream, by_tile, blockwise_kernel<32, X>, x, cast);
-    case Granularity::block_128x128:
-      return launch(stream, by_tile, squares_kernel<X>, x, cast);
-    default:
-      return;
+  if (block == per::block_128x128) {
+    return launch(stream, by_tile, squares_kernel<X>, x, cast);
   }
+  return block.columns == 32 ? launch(stream, by_tile, blockwise_kernel<32, X>, x, cast)
+                             : launch(stream, by_tile, blockwise_kernel<128, X>, x, cast);
 }
 
 /// The types are chosen when the kernel runs.
@@ -238,12 +232,12 @@ void quantize_blockwise(Stream stream, ConstView x, const BlockwiseQuantizedView
                       cast.columns % kVec8 == 0;
   if (!packed) {
     quantize_any_blocks(stream, x, cast);
-  } else if (out.format.granularity == Granularity::row) {
+  } else if (out.format.block == per::row) {
     quantize_rows(stream, x, cast);
   } else if (x.dtype == DType::bf16) {
-    quantize_tiles(stream, out.format.granularity, x.as<bf16>(), cast);
+    quantize_tiles(stream, out.format.block, x.as<bf16>(), cast);
   } else {
-    quantize_tiles(stream, out.format.granularity, x.as<float>(), cast);
+    quantize_tiles(stream, out.format.block, x.as<float>(), cast);
   }
 }
 

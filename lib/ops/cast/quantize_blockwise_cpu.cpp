@@ -201,7 +201,7 @@ FP8TRAIN_HD void cast_as(ConstView x, const BlockwiseQuantizedView& out, float* 
   const BlockScales columnwise = block_scales(out.columnwise, out.format, out.layout);
   Code* codes = out.rowwise.codes.as<Code>();
   Code* transposed = out.columnwise.codes.as<Code>();
-  if (out.format.granularity == Granularity::block_128x128) {
+  if (out.format.block == per::block_128x128) {
     cast_squares(cast, rowwise, columnwise, codes, transposed);
   } else {
     if (transposed != nullptr) {

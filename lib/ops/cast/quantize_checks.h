@@ -12,8 +12,7 @@ inline void check_cast(const ConstView& x, const QuantizedView& out) {
   check(is_code_type(out.format.dtype), "quantize: the format must be e4m3, e5m2 or int8");
   check(is_fp8(out.format.dtype) || out.columnwise_codes.empty(),
         "quantize: int8 codes are not transposed");
-  check(out.format.granularity == Granularity::tensor &&
-            out.format.rounding == Rounding::nearest_even,
+  check(out.format.block == per::tensor && out.format.rounding == Rounding::nearest_even,
         "quantize: one scale per tensor and nearest-even rounding expected");
   check(out.scale != nullptr, "quantize: no scale");
   if (!out.codes.empty()) {

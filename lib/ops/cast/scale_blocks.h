@@ -28,9 +28,8 @@ struct ScaleGrid {
   }
 };
 
-/// Host. The blocks along the rows of a matrix [rows, columns]; not for Granularity::tensor and
-/// group.
-ScaleGrid scale_grid(Granularity granularity, int64_t rows, int64_t columns, ScaleLayout layout);
+/// Host. The blocks along the rows of a matrix [rows, columns]; not for groups.
+ScaleGrid scale_grid(ScaleBlock block, int64_t rows, int64_t columns, ScaleLayout layout);
 
 /// Host. Throws InternalError unless the format has a scale for each block: FP8 or int8 with fp32
 /// or pow2 scales for row, 1x128 and 128x128; FP8 with e8m0 ones for 1x32.

@@ -44,7 +44,7 @@ inline void count(const Stream& stream, double bytes, const char* kernel, int64_
 
 /// Whose scale follows from an amax that a pass over the new values finds.
 inline bool scaled_by_tensor(const StoredTensor& tensor) {
-  return tensor.format.is_scaled() && tensor.format.granularity == Granularity::tensor;
+  return tensor.format.is_scaled() && tensor.format.block == per::tensor;
 }
 
 }  // namespace fp8train::ops::meta

@@ -22,7 +22,7 @@ bool is_wire_format(const TensorFormat& format) {
   if (!format.is_scaled()) {
     return is_summed_type(format.dtype);
   }
-  return is_fp8(format.dtype) && format.granularity == Granularity::group;
+  return is_fp8(format.dtype) && format.block.is_group();
 }
 
 int64_t wire_bytes(const TensorFormat& format, int64_t count) {

@@ -55,7 +55,7 @@ void gemm(Stream stream, const Gemm& call) {
         "gemm: on cuda only FP8 operands have scales");
   const bool fast_accumulate = accumulates_fast(stream, call);
   const auto operand = [](const GemmOperand& from) {
-    return ProductOperand{from.matrix, from.transposed, Granularity::tensor, from.scale_inv};
+    return ProductOperand{from.matrix, from.transposed, per::tensor, from.scale_inv};
   };
   multiply(stream,
            {.a = operand(call.a),

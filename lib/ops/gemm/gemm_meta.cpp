@@ -13,9 +13,8 @@ Arithmetic arithmetic_of(const Gemm& call) {
 
 /// Partial sums of blocks are promoted to fp32 in any case.
 Arithmetic arithmetic_of(const ScaledGemm& call) {
-  const Granularity granularity = call.a.format.granularity;
-  const bool promoted =
-      granularity == Granularity::block_1x128 || granularity == Granularity::block_128x128;
+  const ScaleBlock block = call.a.format.block;
+  const bool promoted = block == per::block_1x128 || block == per::block_128x128;
   return call.fast_accumulate && !promoted ? Arithmetic::fp8_fast : Arithmetic::fp8;
 }
 

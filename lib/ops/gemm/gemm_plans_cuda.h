@@ -19,9 +19,9 @@
 namespace fp8train::ops::cuda {
 
 struct ProductOperand {
-  ConstView matrix;                               ///< as stored, rank 2
-  bool transposed;                                ///< use the transpose of what is stored
-  Granularity granularity = Granularity::tensor;  ///< of the scales of an FP8 operand
+  ConstView matrix;              ///< as stored, rank 2
+  bool transposed;               ///< use the transpose of what is stored
+  ScaleBlock block;              ///< of the scales of an FP8 operand
   const void* scales = nullptr;  ///< device memory, as cuBLASLt's scale mode for it reads them;
                                  ///< null for tensor: 1
 };
@@ -54,7 +54,7 @@ struct Product {
 struct PlanKey {
   int64_t m, n, k;
   DType a, b, c;
-  Granularity a_granularity, b_granularity;
+  ScaleBlock a_block, b_block;
   bool a_transposed, b_transposed, a_scaled, b_scaled, add, biased, fast_accumulate;
   uint32_t a_alignment, b_alignment, c_alignment;
 

@@ -16,8 +16,8 @@ constexpr int64_t kMxBlock = 32;     // K of a 1x32 block
 constexpr int64_t kScaleVector = 4;  // scales of a 1x128 or 128x128 operand are read four at once
 constexpr size_t kAlignment = 256;   // of the second dequantized operand
 
-bool is_block(Granularity granularity) {
-  return granularity == Granularity::block_1x128 || granularity == Granularity::block_128x128;
+bool is_block(ScaleBlock block) {
+  return block == per::block_1x128 || block == per::block_128x128;
 }
 
 void check_operand(const ScaledGemmOperand& operand) {
@@ -31,14 +31,14 @@ void check_operand(const ScaledGemmOperand& operand) {
 void check_call(const ScaledGemm& call) {
   check_operand(call.a);
   check_operand(call.b);
-  const Granularity a = call.a.format.granularity;
-  const Granularity b = call.b.format.granularity;
+  const ScaleBlock a = call.a.format.block;
+  const ScaleBlock b = call.b.format.block;
   check(a == b || (is_block(a) && is_block(b)),
         "scaled_gemm: granularities of the operands do not go together");
-  check(a != Granularity::block_128x128 || b != Granularity::block_128x128,
+  check(a != per::block_128x128 || b != per::block_128x128,
         "scaled_gemm: no product of two operands with 128x128 scales");
   const bool a_is_i8 = call.a.format.dtype == DType::i8;
-  check(a_is_i8 == (call.b.format.dtype == DType::i8) && (!a_is_i8 || a == Granularity::row),
+  check(a_is_i8 == (call.b.format.dtype == DType::i8) && (!a_is_i8 || a == per::row),
         "scaled_gemm: int8 codes need row scales and another operand of int8");
   check(is_float_type(call.c.dtype), "scaled_gemm: c must be fp32, bf16 or fp16");
   check(call.c.shape.rank() == 2 && !call.c.empty() &&
@@ -53,18 +53,14 @@ void check_call(const ScaledGemm& call) {
 }
 
 ScalePair scale_pair(const ScaledGemm& call) {
-  const bool wide_a = call.a.format.granularity == Granularity::block_128x128;
-  const bool wide_b = call.b.format.granularity == Granularity::block_128x128;
-  switch (call.a.format.granularity) {
-    case Granularity::row:
-      return ScalePair::row;
-    case Granularity::block_1x32:
-      return ScalePair::block_1x32;
-    default:
-      return wide_a   ? ScalePair::block_128x128_1x128
-             : wide_b ? ScalePair::block_1x128_128x128
-                      : ScalePair::block_1x128_1x128;
+  const ScaleBlock a = call.a.format.block;
+  const ScaleBlock b = call.b.format.block;
+  if (a == per::row || a == per::block_1x32) {
+    return a == per::row ? ScalePair::row : ScalePair::block_1x32;
   }
+  return a == per::block_128x128   ? ScalePair::block_128x128_1x128
+         : b == per::block_128x128 ? ScalePair::block_1x128_128x128
+                                   : ScalePair::block_1x128_1x128;
 }
 
 bool aligned(int64_t m, int64_t n, int64_t k) {
@@ -115,7 +111,7 @@ ScaledGemmSupport table_support(const DeviceTraits& traits, const Fp8Product& pr
 
 /// The rule of the tensor cores or of cuBLASLt that `call` breaks; empty where it keeps all.
 std::string_view broken_rule(const ScaledGemm& call) {
-  const Granularity granularity = call.a.format.granularity;
+  const ScaleBlock block = call.a.format.block;
   const int64_t m = call.c.shape[0];
   const int64_t n = call.c.shape[1];
   const int64_t k = call.a.matrix.codes.shape[1];
@@ -125,18 +121,17 @@ std::string_view broken_rule(const ScaledGemm& call) {
   if (k % kVector != 0) {
     return "K is not a multiple of 16";
   }
-  if (granularity == Granularity::block_1x32 && k % kMxBlock != 0) {
+  if (block == per::block_1x32 && k % kMxBlock != 0) {
     return "K is not a multiple of 32";
   }
   if (n * static_cast<int64_t>(size_of(call.c.dtype)) % kVector != 0) {
     return "a row of the result is not a multiple of 16 bytes";
   }
-  if (is_block(granularity) && (m % kScaleVector != 0 || n % kScaleVector != 0)) {
+  if (is_block(block) && (m % kScaleVector != 0 || n % kScaleVector != 0)) {
     return "M and N are not multiples of 4";
   }
   const auto fits = [](const ScaledGemmOperand& operand) {
-    return operand.format.granularity == Granularity::row ||
-           operand.layout == ScaleLayout::cublaslt;
+    return operand.format.block == per::row || operand.layout == ScaleLayout::cublaslt;
   };
   return fits(call.a) && fits(call.b) ? "" : "the scales are not laid out for cuBLASLt";
 }

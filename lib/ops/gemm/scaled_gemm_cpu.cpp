@@ -241,7 +241,7 @@ void multiply_blocks(const ScaledGemm& call, ScaledWorkspace& space) {
 
 void scaled_gemm(Stream stream, const ScaledGemm& call) {
   ScaledWorkspace& space = scaled_workspace();
-  if (call.a.format.granularity == Granularity::row) {
+  if (call.a.format.block == per::row) {
     return multiply_rows(stream, call, space);
   }
   const bool powers_of_two =

@@ -20,7 +20,7 @@ void multiply_natively(Stream stream, const ScaledGemm& call, bool fast_accumula
   const auto operand = [](const ScaledGemmOperand& from, bool transposed) {
     check(is_aligned(from.matrix.codes.data, 16) && is_aligned(from.matrix.scale_inv.data, 16),
           "scaled_gemm: on cuda codes and scales start at multiples of 16 bytes");
-    return ProductOperand{from.matrix.codes, transposed, from.format.granularity,
+    return ProductOperand{from.matrix.codes, transposed, from.format.block,
                           from.matrix.scale_inv.data};
   };
   multiply(stream,

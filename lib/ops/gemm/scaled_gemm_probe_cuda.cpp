@@ -34,15 +34,15 @@ constexpr Extents kAligned = {128, 256, 256};
 
 struct Mode {
   ScalePair scales;
-  Granularity a, b;
+  ScaleBlock a, b;
 };
 constexpr Mode kModes[kScalePairs] = {
-    {ScalePair::tensor, Granularity::tensor, Granularity::tensor},
-    {ScalePair::row, Granularity::row, Granularity::row},
-    {ScalePair::block_1x128_1x128, Granularity::block_1x128, Granularity::block_1x128},
-    {ScalePair::block_1x128_128x128, Granularity::block_1x128, Granularity::block_128x128},
-    {ScalePair::block_128x128_1x128, Granularity::block_128x128, Granularity::block_1x128},
-    {ScalePair::block_1x32, Granularity::block_1x32, Granularity::block_1x32}};
+    {ScalePair::tensor, per::tensor, per::tensor},
+    {ScalePair::row, per::row, per::row},
+    {ScalePair::block_1x128_1x128, per::block_1x128, per::block_1x128},
+    {ScalePair::block_1x128_128x128, per::block_1x128, per::block_128x128},
+    {ScalePair::block_128x128_1x128, per::block_128x128, per::block_1x128},
+    {ScalePair::block_1x32, per::block_1x32, per::block_1x32}};
 
 /// No tensor core multiplies two E5M2.
 constexpr std::pair<DType, DType> kCodes[] = {
@@ -51,10 +51,10 @@ constexpr DType kResults[] = {DType::f32, DType::bf16, DType::f16};
 
 /// An operand [rows, columns] on the host and its copy on the device.
 struct Operand {
-  Operand(Device& device, Granularity granularity, DType dtype, int64_t rows, int64_t columns,
+  Operand(Device& device, ScaleBlock block, DType dtype, int64_t rows, int64_t columns,
           int64_t seed);
 
-  Granularity granularity;
+  ScaleBlock block;
   DType dtype;
   Shape shape;
   std::vector<uint8_t> codes;
@@ -63,28 +63,27 @@ struct Operand {
   Buffer device_codes, device_scales;
 };
 
-float scale_at(Granularity granularity, int64_t row, int64_t column, int64_t seed) {
+float scale_at(ScaleBlock block, int64_t row, int64_t column, int64_t seed) {
   const int64_t kind = (3 * row + 5 * column + seed) % 4;
-  return granularity == Granularity::block_1x32 ? power_of_two(static_cast<int>(kind) - 1)
-                                                : 0.5F + 0.5F * static_cast<float>(kind);
+  return block == per::block_1x32 ? power_of_two(static_cast<int>(kind) - 1)
+                                  : 0.5F + 0.5F * static_cast<float>(kind);
 }
 
-/// Scales as cuBLASLt reads them, zeros between; one for Granularity::tensor.
-std::vector<uint8_t> scales_of(Granularity granularity, int64_t rows, int64_t columns,
-                               int64_t seed) {
-  const bool e8m0_scales = granularity == Granularity::block_1x32;
-  if (granularity == Granularity::tensor) {
-    const float scale = scale_at(granularity, 0, 0, seed);
+/// Scales as cuBLASLt reads them, zeros between; one for per::tensor.
+std::vector<uint8_t> scales_of(ScaleBlock block, int64_t rows, int64_t columns, int64_t seed) {
+  const bool e8m0_scales = block == per::block_1x32;
+  if (block == per::tensor) {
+    const float scale = scale_at(block, 0, 0, seed);
     std::vector<uint8_t> bytes(sizeof(scale));
     std::memcpy(bytes.data(), &scale, sizeof(scale));
     return bytes;
   }
-  const ScaleGrid grid = scale_grid(granularity, rows, columns, ScaleLayout::cublaslt);
+  const ScaleGrid grid = scale_grid(block, rows, columns, ScaleLayout::cublaslt);
   const size_t size = e8m0_scales ? 1 : sizeof(float);
   std::vector<uint8_t> bytes(static_cast<size_t>(grid.count) * size);
   for (int64_t row = 0; row < grid.rows; ++row) {
     for (int64_t column = 0; column < grid.columns; ++column) {
-      const float scale = scale_at(granularity, row, column, seed);
+      const float scale = scale_at(block, row, column, seed);
       const e8m0 exponent = encode_e8m0_round_up(scale);
       std::memcpy(bytes.data() + static_cast<size_t>(grid.offset(row, column)) * size,
                   e8m0_scales ? static_cast<const void*>(&exponent) : &scale, size);
@@ -93,23 +92,20 @@ std::vector<uint8_t> scales_of(Granularity granularity, int64_t rows, int64_t co
   return bytes;
 }
 
-Operand::Operand(Device& device, Granularity scaled_by, DType code_type, int64_t rows,
+Operand::Operand(Device& device, ScaleBlock scaled_by, DType code_type, int64_t rows,
                  int64_t columns, int64_t seed)
-    : granularity(scaled_by),
+    : block(scaled_by),
       dtype(code_type),
       shape({rows, columns}),
-      scale_bytes(scales_of(granularity, rows, columns, seed)),
+      scale_bytes(scales_of(block, rows, columns, seed)),
       device_codes(device, static_cast<size_t>(rows * columns), MemoryCategory::workspace),
       device_scales(device, scale_bytes.size(), MemoryCategory::workspace) {
-  const bool whole = granularity == Granularity::tensor;
-  const ScaleGrid grid =
-      scale_grid(whole ? Granularity::row : granularity, rows, columns, ScaleLayout::row_major);
+  const ScaleGrid grid = scale_grid(block, rows, columns, ScaleLayout::row_major);
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t k = 0; k < columns; ++k) {
       const float code = static_cast<float>((7 * row + 3 * k + row / 5 + seed) % 5 - 2);
       codes.push_back(dtype == DType::e4m3 ? encode<e4m3>(code).bits : encode<e5m2>(code).bits);
-      values.push_back(code *
-                       scale_at(granularity, whole ? 0 : row / grid.height, k / grid.width, seed));
+      values.push_back(code * scale_at(block, row / grid.height, k / grid.width, seed));
     }
   }
   device.copy_from_host(device_codes.data(), codes.data(), codes.size());
@@ -153,7 +149,7 @@ bool gives_expected_product(Device& device, const Problem& problem, DType c_type
   const auto operand = [](const Operand& from, bool transposed) {
     return ProductOperand{{from.device_codes.data(), from.dtype, from.shape},
                           transposed,
-                          from.granularity,
+                          from.block,
                           from.device_scales.data()};
   };
   const std::vector<float>& expected = problem.expected;

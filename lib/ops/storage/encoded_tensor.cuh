@@ -281,7 +281,7 @@ BasicEncodedTensor<Extended> encoded(const StoredTensor& tensor) {
           tensor.scales.as<float>(),
           format.dtype,
           format_max(format.dtype),
-          format.granularity == Granularity::group,
+          format.block.is_group(),
           format.scale_type == ScaleType::pow2,
           format.expanded,
           format.rounding == Rounding::stochastic};

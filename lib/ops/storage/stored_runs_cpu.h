@@ -13,7 +13,7 @@ constexpr int64_t kStoredPiece = 1024;
 static_assert(kStoredPiece % kStoredGroup == 0 && kChunk % kStoredPiece == 0);
 
 FP8TRAIN_HD bool is_grouped(const StoredTensor& tensor) {
-  return tensor.format.granularity == Granularity::group;
+  return tensor.format.block.is_group();
 }
 /// One scale for the whole tensor.
 FP8TRAIN_HD bool has_tensor_scale(const StoredTensor& tensor) {

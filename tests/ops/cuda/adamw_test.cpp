@@ -47,7 +47,7 @@ StoredTensor put_stored(Side& side, const Case& c, const TensorFormat& format, c
     return codes;
   }
   std::vector<float> values(static_cast<size_t>(scales), 1.5F);
-  values[1 % values.size()] = format.granularity == Granularity::tensor ? 0.0F : 1.5F;
+  values[1 % values.size()] = format.block == per::tensor ? 0.0F : 1.5F;
   return {codes, format, side.put(Array(DType::f32, {scales}, values))};
 }
 

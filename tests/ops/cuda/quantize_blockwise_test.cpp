@@ -17,7 +17,7 @@ struct Wanted {
 
 BlockwiseView make_orientation(Side& side, const TensorFormat& format, ScaleLayout layout,
                                int64_t rows, int64_t columns, bool scale, int64_t offset) {
-  const int64_t count = ops::scale_grid(format.granularity, rows, columns, layout).count;
+  const int64_t count = ops::scale_grid(format.block, rows, columns, layout).count;
   const bool e8m0_scales = format.scale_type == ScaleType::e8m0;
   return {side.space(format.dtype, {rows, columns}, offset),
           side.space(e8m0_scales ? DType::e8m0 : DType::f32, {count}),
@@ -27,7 +27,7 @@ BlockwiseView make_orientation(Side& side, const TensorFormat& format, ScaleLayo
 /// The bytes of everything that a cast wrote, and of what it left alone.
 Bits run_cast(Side& side, const Array& x, const Extents& extents, const TensorFormat& format,
               ScaleLayout layout, const Wanted& wanted, int64_t offset) {
-  const bool scale = wanted.scale || format.granularity == Granularity::row;
+  const bool scale = wanted.scale || format.block == per::row;
   BlockwiseQuantizedView out;
   out.format = format;
   out.layout = layout;
@@ -121,7 +121,7 @@ TEST_CASE("dequantize_blockwise is exact", "[cuda][blocks]") {
   for (const TensorFormat& format : blockwise_formats()) {
     for (const ScaleLayout layout : kScaleLayouts) {
       for (const auto& [rows, columns] : kBlockExtents) {
-        const int64_t count = ops::scale_grid(format.granularity, rows, columns, layout).count;
+        const int64_t count = ops::scale_grid(format.block, rows, columns, layout).count;
         const bool e8m0_scales = format.scale_type == ScaleType::e8m0;
         Array codes(format.dtype, {rows, columns});
         for (int64_t i = 0; i < codes.count(); ++i) {

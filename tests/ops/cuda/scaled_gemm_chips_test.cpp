@@ -55,7 +55,7 @@ TEST_CASE("each chip multiplies natively what its tensor cores have", "[cuda][sc
     const Chip chip(capability);
     for (const FormatPair& formats : format_pairs()) {
       ScaledProduct product(formats, kShape, DType::f32, true);
-      const bool mx = formats.a.granularity == Granularity::block_1x32;
+      const bool mx = formats.a.block == per::block_1x32;
       const bool native =
           formats.a.dtype != DType::i8 && (mx ? capability >= 100 : capability == 90);
       INFO(product.name() << " on " << capability);
@@ -68,8 +68,8 @@ TEST_CASE("each chip multiplies natively what its tensor cores have", "[cuda][sc
 TEST_CASE("a dequantized product takes its memory from the caller alone", "[cuda][scaled_gemm]") {
   const Chip chip(89);
   for (const DType c_type : {DType::bf16, DType::f16}) {
-    ScaledProduct product({blockwise_format(DType::e5m2, Granularity::block_1x128),
-                           blockwise_format(DType::e4m3, Granularity::block_128x128)},
+    ScaledProduct product({blockwise_format(DType::e5m2, per::block_1x128),
+                           blockwise_format(DType::e4m3, per::block_128x128)},
                           kShape, c_type, false);
     Side side(*chip.device);
     ops::ScaledGemm call = product.on(side);
@@ -91,9 +91,9 @@ TEST_CASE("a dequantized product takes its memory from the caller alone", "[cuda
 }
 
 TEST_CASE("native products of scaled operands keep their plan", "[cuda][scaled_gemm]") {
-  ScaledProduct product({blockwise_format(DType::e4m3, Granularity::row),
-                         blockwise_format(DType::e4m3, Granularity::row)},
-                        kShape, DType::bf16, false);
+  ScaledProduct product(
+      {blockwise_format(DType::e4m3, per::row), blockwise_format(DType::e4m3, per::row)}, kShape,
+      DType::bf16, false);
   Side side(*cuda_device());
   const Array first = product.run(side);
   const auto plans = shim::heuristics_asked();
@@ -119,9 +119,9 @@ TEST_CASE("a mode that the library refuses counts as missing", "[cuda][scaled_ge
   shim::set_capability(89);  // the library knows less than we thought
   ops::probe_scaled_gemm(*chip.device);
   CHECK(chip.device->traits().fp8_products == cuda_traits(89).fp8_products);
-  ScaledProduct product({blockwise_format(DType::e4m3, Granularity::row),
-                         blockwise_format(DType::e4m3, Granularity::row)},
-                        kShape, DType::f32, false);
+  ScaledProduct product(
+      {blockwise_format(DType::e4m3, per::row), blockwise_format(DType::e4m3, per::row)}, kShape,
+      DType::f32, false);
   CHECK(matches_cpu(*chip.device, product, false));
 }
 
@@ -148,26 +148,26 @@ TEST_CASE("a refused product takes no other with it", "[cuda][scaled_gemm]") {
   ops::probe_scaled_gemm(*chip.device);
   CHECK(chip.device->traits().fp8_products == expected);
 
-  const auto support = [&](DType a, Granularity a_scales, Granularity b_scales, DType c) {
+  const auto support = [&](DType a, ScaleBlock a_scales, ScaleBlock b_scales, DType c) {
     ScaledProduct product({blockwise_format(a, a_scales), blockwise_format(DType::e4m3, b_scales)},
                           kShape, c, false);
     ops::ScaledGemm call = product.call();
-    call.fast_accumulate = a_scales == Granularity::row;
+    call.fast_accumulate = a_scales == per::row;
     const ops::ScaledGemmSupport found = ops::scaled_gemm_support(chip.device->traits(), call);
     CHECK(matches_cpu(*chip.device, product, found.native));
     return found;
   };
-  constexpr Granularity kNarrow = Granularity::block_1x128;
-  constexpr Granularity kWide = Granularity::block_128x128;
+  constexpr ScaleBlock kNarrow = per::block_1x128;
+  constexpr ScaleBlock kWide = per::block_128x128;
   CHECK(support(DType::e4m3, kNarrow, kWide, DType::bf16).native);
   CHECK(support(DType::e4m3, kNarrow, kNarrow, DType::f32).native);
   const auto refused = support(DType::e5m2, kNarrow, kWide, DType::bf16);
   CHECK(!refused.native);
   CHECK(refused.reason == "cuBLASLt does not multiply these types with these scales on this GPU");
   // Only the short accumulator is missing.
-  CHECK(support(DType::e4m3, Granularity::row, Granularity::row, DType::f32).native);
-  CHECK(!support(DType::e4m3, Granularity::row, Granularity::row, DType::f32).fast_accumulate);
-  CHECK(support(DType::e4m3, Granularity::row, Granularity::row, DType::bf16).fast_accumulate);
+  CHECK(support(DType::e4m3, per::row, per::row, DType::f32).native);
+  CHECK(!support(DType::e4m3, per::row, per::row, DType::f32).fast_accumulate);
+  CHECK(support(DType::e4m3, per::row, per::row, DType::bf16).fast_accumulate);
 }
 
 TEST_CASE("each refusal is printed once, in words", "[cuda][scaled_gemm]") {
@@ -208,8 +208,8 @@ TEST_CASE("a library that wants aligned extents gets them", "[cuda][scaled_gemm]
   CHECK(chip.device->traits().fp8_products == expected);
   for (const ProductShape& shape :
        {ProductShape{256, 128, 128}, {132, 128, 128}, {128, 144, 128}, {128, 128, 144}}) {
-    ScaledProduct product({blockwise_format(DType::e4m3, Granularity::block_1x128),
-                           blockwise_format(DType::e4m3, Granularity::block_128x128)},
+    ScaledProduct product({blockwise_format(DType::e4m3, per::block_1x128),
+                           blockwise_format(DType::e4m3, per::block_128x128)},
                           shape, DType::bf16, false);
     INFO(product.name());
     const bool native = shape.m == 256;
