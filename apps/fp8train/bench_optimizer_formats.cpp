@@ -29,7 +29,7 @@ TensorFormat stochastic(TensorFormat format) {
 
 std::vector<MomentFormats> formats_in_use() {
   using per::tensor;
-  const ScaleBlock group = per::group(static_cast<int>(kStoredGroup));
+  const ScaleBlock group = kStoredBlock;
   const TensorFormat bf16 = plain(DType::bf16);
   const TensorFormat f16 = scaled(DType::f16, group);
   const TensorFormat e4m3 = scaled(DType::e4m3, group);

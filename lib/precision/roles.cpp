@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "ops/exchange/wire.h"
 #include "precision/plan.h"
 #include "tensor/stored_tensor.h"
 
@@ -162,10 +163,11 @@ void check_gradient(const PrecisionPlan& plan) {
                          describe(gradient)));
     }
   }
-  if (!is_stored_format(wire) || wire.expanded || wire.rounding != Rounding::nearest_even) {
+  const bool crosses = is_stored_format(wire) || ops::is_wire_format(wire);
+  if (!crosses || wire.expanded || wire.rounding != Rounding::nearest_even) {
     refuse("gradient_wire", plan.gradient_wire,
-           "does not cross a wire: choose fp32, bf16, or e4m3 or e5m2 with a scale for the tensor "
-           "or group(128)");
+           "does not cross a wire: choose fp32, bf16, or e4m3 or e5m2 with a scale for the tensor, "
+           "group(128) or group(256)");
   }
 }
 

@@ -6,11 +6,6 @@
 #include "base/math.h"
 
 namespace fp8train {
-namespace {
-
-constexpr int64_t kAlignment = kStoredGroup;  // elements
-
-}  // namespace
 
 std::vector<float> initial_scales(const TensorFormat& format, int64_t count) {
   std::vector<float> scales(static_cast<size_t>(count), 1.0F);
@@ -44,7 +39,7 @@ size_t StoredPool::add(const TensorFormat& format, const Shape& shape, MemoryCat
   const auto index = static_cast<size_t>(&buffer - buffers_.data());
   buffer.tensors.push_back(entries_.size());
   entries_.push_back({index, shape, buffer.elements, buffer.scale_count});
-  buffer.elements += round_up(shape.count(), kAlignment);
+  buffer.elements += round_up(shape.count(), kRangeAlignment);
   buffer.scale_count += stored_scales(format, shape.count());
   return entries_.size() - 1;
 }
@@ -54,7 +49,7 @@ void StoredPool::allocate(Device& device, const Placement& placement) {
     if (placement.elements) {
       buffer.elements = placement.elements(buffer.queue, buffer.elements);
     }
-    buffer.elements = std::max(buffer.elements, kAlignment);  // so that there is a place
+    buffer.elements = std::max(buffer.elements, kRangeAlignment);  // so that there is a place
     if (buffer.format.block != per::tensor) {
       buffer.scale_count = stored_scales(buffer.format, buffer.elements);
     }

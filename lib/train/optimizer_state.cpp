@@ -215,13 +215,13 @@ TensorFormat readable_format(const SavedState& saved, const std::string& name, i
   TensorFormat format;
   format.dtype = saved.dtype_of(name);
   const int64_t scales = saved.count_of(name + kScale);
-  const int64_t groups = ceil_div(count, kStoredGroup);
+  const int64_t groups = ceil_div(count, kStoredBlock.columns);
   if (scales == 0) {
     return format;
   }
   format.policy = ScalePolicy::current;
   if (scales > 1) {
-    format.block = per::group(static_cast<int32_t>(kStoredGroup));
+    format.block = kStoredBlock;
     format.expanded = scales == 3 * groups;
   }
   if (scales != 1 && scales != groups && !format.expanded) {

@@ -106,7 +106,7 @@ struct Bench {
 };
 
 void check_sample(const Matrix& x, const TensorFormat& format, Extents block, float fixed) {
-  CAPTURE(static_cast<int>(format.block), x.rows, x.columns);
+  CAPTURE(describe(format), x.rows, x.columns);
   Bench bench(format);
   if (fixed != 0.0F) {
     *bench.slot->scale = fixed;

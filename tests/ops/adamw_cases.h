@@ -32,6 +32,10 @@ inline TensorFormat by_tensor(DType dtype, ScaleType type = ScaleType::f32) {
 inline TensorFormat by_group(DType dtype, ScaleType type = ScaleType::f32) {
   return moment_format(dtype, per::group(128), type);
 }
+inline TensorFormat in_groups_of(int32_t elements, TensorFormat format) {
+  format.block = per::group(elements);
+  return format;
+}
 
 inline TensorFormat stochastic(TensorFormat format) {
   format.rounding = Rounding::stochastic;

@@ -24,16 +24,16 @@ std::vector<int64_t> cuts_of(int64_t count) {
 }
 
 /// Maxima of all parts, as ranks would combine them.
-Array combined_amax(Array& x, const Shape& matrix, ScaleBlock block,
+Array combined_amax(Array& x, const Shape& matrix, ScaleBlock shared,
                     const std::vector<int64_t>& cuts) {
   const int64_t blocks =
-      ops::scale_grid(block, matrix.rows(), matrix.back(), ScaleLayout::row_major).count;
+      ops::scale_grid(shared, matrix.rows(), matrix.back(), ScaleLayout::row_major).count;
   Array all(DType::f32, {blocks});
   for (size_t i = 0; i + 1 < cuts.size(); ++i) {
     Array own(DType::f32, {blocks}, std::vector<float>(static_cast<size_t>(blocks), 7.0F));
     ops::blockwise_part_amax(
         cpu_stream(),
-        {{x.as<float>() + cuts[i], DType::f32, {cuts[i + 1] - cuts[i]}}, cuts[i], matrix}, block,
+        {{x.as<float>() + cuts[i], DType::f32, {cuts[i + 1] - cuts[i]}}, cuts[i], matrix}, shared,
         own);
     for (int64_t block = 0; block < blocks; ++block) {
       const float here = own.get(block);

@@ -79,8 +79,9 @@ void cast_part(const BlockwisePartCast& call) {
 
 }  // namespace
 
-void blockwise_part_amax(Stream /*stream*/, const MatrixPart& x, ScaleBlock block, View amax) {
-  const Bands bands(x, block);
+void blockwise_part_amax(Stream /*stream*/, const MatrixPart& x, ScaleBlock scale_block,
+                         View amax) {
+  const Bands bands(x, scale_block);
   const auto* values = x.values.as<float>();
   auto* largest = amax.as<float>();
   for (int64_t i = 0; i < amax.count(); ++i) {

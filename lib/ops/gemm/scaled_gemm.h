@@ -10,7 +10,7 @@
 //   on either side        summed in fp32 in the order of K; not 128x128 on both sides;
 //   1x32 x 1x32 (e8m0)    each code times its power of two, which is exact, then an fp32 sum.
 //
-// On the cpu, scales that are powers of two go to the operands first, whatever the block of
+// On the cpu, scales that are powers of two go to the operands first, whatever the size of
 // blocks: that rounds nothing, down to values of 2^-126 (smaller ones may count as 0). The cpu's
 // bits depend on shapes and processor, not on the number of threads. Where a chip or its library
 // lacks a scale mode, both operands are dequantized to bf16 (to fp16 for an fp16 c) in scratch
