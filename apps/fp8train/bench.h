@@ -46,7 +46,7 @@ TensorFormat blockwise_role_format(ScaleBlock block);
 /// device's GEMM reads it.
 struct BlockwiseCodes {
   BlockwiseCodes(Device& device, const TensorFormat& format, int64_t rows, int64_t columns);
-  BlockwiseView view() const { return {codes, scale_inv, scale.view().as<float>()}; }
+  Quantized view() const { return {codes, scale_inv, scale.view().as<float>()}; }
 
   ScaleLayout layout;
   Tensor codes, scale_inv, scale;
@@ -58,7 +58,7 @@ struct TensorCodes {
   /// With the scale that is there, as in delayed scaling, recording the amax; or `current`: after a
   /// read of x that finds it.
   void cast(const Stream& stream, const ConstView& x, bool current) const;
-  const float* scale_inv() const { return state.view().as<float>() + 1; }
+  ConstView scale_inv() const { return {state.view().as<float>() + 1, DType::f32, {1}}; }
 
   Tensor codes, columnwise_codes;
   Tensor state;  // scale, its reciprocal, amax

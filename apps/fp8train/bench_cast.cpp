@@ -52,7 +52,7 @@ class CastBench {
     const TensorFormat format = blockwise_role_format(block);
     const BlockwiseCodes along_rows(*device_, format, rows_, columns_);
     const BlockwiseCodes along_columns(*device_, format, columns_, rows_);
-    BlockwiseQuantizedView out;
+    QuantizedTensor out;
     out.rowwise = along_rows.view();
     if (both) {
       out.columnwise = along_columns.view();
@@ -60,8 +60,7 @@ class CastBench {
     out.format = format;
     out.layout = along_rows.layout;
     const double seconds = device_seconds(
-        *device_, [&] { ops::quantize_blockwise(device_->stream(), x, out, nullptr, nullptr); },
-        seconds_);
+        *device_, [&] { ops::quantize(device_->stream(), x, out, nullptr, nullptr); }, seconds_);
     const size_t scales =
         along_rows.scale_inv.view().bytes() + (both ? along_columns.scale_inv.view().bytes() : 0);
     return rate_of(x, format.dtype, std::string(name_of(block)), both, scales, seconds);

@@ -9,7 +9,7 @@
 #include "bench.h"
 #include "ops/cast/quantize.h"
 #include "ops/gemm/gemm.h"
-#include "ops/gemm/scaled_gemm.h"
+#include "ops/gemm/gemm_support.h"
 #include "ops/pointwise/elementwise.h"
 
 namespace fp8train {
@@ -108,19 +108,20 @@ class ShapeBench {
     const BlockwiseCodes b(*device_, b_format, shape_.n, shape_.k);
     const auto cast = [&](const Tensor& x, const BlockwiseCodes& codes,
                           const TensorFormat& format) {
-      BlockwiseQuantizedView out;
+      QuantizedTensor out;
       out.rowwise = codes.view();
       out.format = format;
       out.layout = codes.layout;
-      ops::quantize_blockwise(device_->stream(), x, out, nullptr, nullptr);
+      ops::quantize(device_->stream(), x, out, nullptr, nullptr);
     };
-    ops::ScaledGemm call = {
-        .a = {a.view(), a_format, a.layout}, .b = {b.view(), b_format, b.layout}, .c = c_};
+    ops::Gemm call = {.a = ops::block_operand(a.view(), a_format, a.layout, false),
+                      .b = ops::block_operand(b.view(), b_format, b.layout, true),
+                      .c = c_};
     call.fast_accumulate = a_block == per::row || a_block == per::block_1x32;
-    const size_t bytes = ops::scaled_gemm_scratch_bytes(device_->traits(), call);
+    const size_t bytes = ops::gemm_scratch_bytes(device_->traits(), call);
     const Buffer scratch(*device_, bytes, MemoryCategory::workspace);
     call.scratch = {scratch.data(), DType::u8, {static_cast<int64_t>(bytes)}};
-    const ops::ScaledGemmSupport support = ops::scaled_gemm_support(device_->traits(), call);
+    const ops::GemmSupport support = ops::gemm_support(device_->traits(), call);
     std::string operands = "e4m3 " + std::string(name_of(a_block));
     if (a_block != b_block) {
       operands += " x " + std::string(name_of(b_block));
@@ -130,7 +131,7 @@ class ShapeBench {
       cast(b_, b, b_format);
     };
     GemmResult result = measured(operands, support.native ? DType::e4m3 : DType::bf16, casts,
-                                 [&] { ops::scaled_gemm(device_->stream(), call); });
+                                 [&] { ops::gemm(device_->stream(), call); });
     result.dequantized_because = support.reason;
     return result;
   }

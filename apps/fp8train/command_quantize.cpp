@@ -112,7 +112,7 @@ void print_report_text(const FileQuantizationReport& report, const FileQuantizat
                        const QuantizeOptions& options) {
   fmt::print("{:<48} {:>16} {:>12} {:>11} {:>11} {:>9}\n", "tensor", "shape", "amax", "saturated %",
              "underflow %", "SNR dB");
-  for (const QuantizedTensor& tensor : report.tensors) {
+  for (const QuantizedEntry& tensor : report.tensors) {
     print_line(tensor.name, fmt::format("[{}]", fmt::join(tensor.shape, ", ")), tensor.quality);
   }
   const CastQuality total = report.total();
@@ -153,7 +153,7 @@ void print_report_json(const FileQuantizationReport& report, const FileQuantizat
                                  {"tensors", nlohmann::ordered_json::array()},
                                  {"copied", nlohmann::ordered_json::array()},
                                  {"total", json_of(report.total())}};
-  for (const QuantizedTensor& tensor : report.tensors) {
+  for (const QuantizedEntry& tensor : report.tensors) {
     nlohmann::ordered_json line = {
         {"name", tensor.name}, {"dtype", tensor.dtype}, {"shape", tensor.shape}};
     line.update(json_of(tensor.quality));

@@ -140,7 +140,7 @@ CastQuality cast_tensor(Stream cpu, const SafetensorsFile& file, const Safetenso
 
 std::vector<std::string> FileQuantizationReport::not_finite() const {
   std::vector<std::string> lines;
-  for (const QuantizedTensor& tensor : tensors) {
+  for (const QuantizedEntry& tensor : tensors) {
     const uint64_t count = tensor.quality.not_a_number + tensor.quality.infinite;
     if (count > 0) {
       lines.push_back(fmt::format("{}: {} of {} values are NaN, {} infinite", tensor.name,
@@ -159,7 +159,7 @@ std::vector<std::string> FileQuantizationReport::not_finite() const {
 
 CastQuality FileQuantizationReport::total() const {
   CastQuality sum;
-  for (const QuantizedTensor& tensor : tensors) {
+  for (const QuantizedEntry& tensor : tensors) {
     sum += tensor.quality;
   }
   return sum;

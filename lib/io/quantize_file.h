@@ -25,7 +25,7 @@ struct FileQuantization {
   std::vector<std::string> exclude;
 };
 
-struct QuantizedTensor {
+struct QuantizedEntry {
   std::string name;
   std::string dtype;  ///< of the input, in safetensors' spelling
   std::vector<int64_t> shape;
@@ -38,8 +38,8 @@ struct CopiedTensor {
 };
 
 struct FileQuantizationReport {
-  std::vector<QuantizedTensor> tensors;  ///< in order of the file
-  std::vector<CopiedTensor> copied;      ///< copied as they are
+  std::vector<QuantizedEntry> tensors;  ///< in order of the file
+  std::vector<CopiedTensor> copied;     ///< copied as they are
 
   CastQuality total() const;
   /// A line for each tensor with values that are NaN or infinite.

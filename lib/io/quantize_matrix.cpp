@@ -51,16 +51,15 @@ NearestCast cast_to_nearest(Stream cpu, ConstView x, TensorFormat format) {
     auto* scale_inv = reinterpret_cast<float*>(cast.matrix.scale_inv.data());
     ops::amax(cpu, x, &quality.amax);
     ops::compute_current_scale(cpu, &quality.amax, format, cast.scale.data(), scale_inv);
-    ops::quantize(cpu, x, {codes, {}, cast.scale.data(), scale_inv, format}, nullptr,
+    ops::quantize(cpu, x, {{codes, {}}, {}, cast.scale.data(), scale_inv, format}, nullptr,
                   &quality.statistics);
     return cast;
   }
   const View scale_inv = {cast.matrix.scale_inv.data(),
                           format.scale_type == ScaleType::e8m0 ? DType::e8m0 : DType::f32,
                           {blocks.down * blocks.across}};
-  ops::quantize_blockwise(
-      cpu, x, {{codes, scale_inv, cast.scale.data()}, {}, format, ScaleLayout::row_major},
-      &quality.amax, &quality.statistics);
+  ops::quantize(cpu, x, {{codes, scale_inv, cast.scale.data()}, {}, nullptr, nullptr, format},
+                &quality.amax, &quality.statistics);
   return cast;
 }
 
@@ -153,14 +152,13 @@ QuantizedMatrix quantize_matrix(Stream cpu, ConstView x, const TensorFormat& for
 void dequantize_matrix(Stream cpu, QuantizedMatrix& matrix, const TensorFormat& format, View y) {
   const View codes = codes_of(matrix.codes, format, y);
   if (format.block == per::tensor) {
-    ops::dequantize(
-        cpu, {codes, {}, nullptr, reinterpret_cast<float*>(matrix.scale_inv.data()), format}, y);
-    return;
+    auto* const scale_inv = reinterpret_cast<float*>(matrix.scale_inv.data());
+    return ops::dequantize(cpu, {{codes, {}}, {}, nullptr, scale_inv, format}, y);
   }
   const auto count = static_cast<int64_t>(matrix.scale_inv.size() / scale_bytes(format));
   const DType type = format.scale_type == ScaleType::e8m0 ? DType::e8m0 : DType::f32;
-  ops::dequantize_blockwise(cpu, {codes, {matrix.scale_inv.data(), type, {count}}, nullptr}, format,
-                            ScaleLayout::row_major, y);
+  const Quantized blocks = {codes, {matrix.scale_inv.data(), type, {count}}};
+  ops::dequantize(cpu, {blocks, {}, nullptr, nullptr, format}, y);
 }
 
 }  // namespace fp8train

@@ -18,11 +18,10 @@ constexpr int64_t kSquaresChunk = 4096;  // of ops::sum_of_squares
 /// `values` = x after a cast with the slot's one scale.
 void round_by_tensor(const StepContext& context, ConstView x, const ScalingSlot& slot,
                      View values) {
-  const QuantizedView codes = {.codes = allocate(*context.scratch, slot.format.dtype, x.shape),
-                               .columnwise_codes = {},
-                               .scale = slot.scale,
-                               .scale_inv = allocate(*context.scratch, DType::f32, {1}).as<float>(),
-                               .format = slot.format};
+  QuantizedTensor codes = {.rowwise = {}, .columnwise = {}, .format = slot.format};
+  codes.rowwise.codes = allocate(*context.scratch, slot.format.dtype, x.shape);
+  codes.tensor_scale = slot.scale;
+  codes.tensor_scale_inv = allocate(*context.scratch, DType::f32, {1}).as<float>();
   ops::quantize(context.stream, x, codes, nullptr, nullptr);
   ops::dequantize(context.stream, codes, values);
 }
@@ -34,14 +33,14 @@ void round_by_blocks(const StepContext& context, ConstView x, const ScalingSlot&
   const int64_t scales =
       ops::scale_grid(format.block, x.shape.rows(), x.shape.back(), ScaleLayout::row_major).count;
   const DType scale_type = format.scale_type == ScaleType::e8m0 ? DType::e8m0 : DType::f32;
-  BlockwiseQuantizedView codes = {.rowwise = {}, .columnwise = {}, .format = format};
+  QuantizedTensor codes = {.rowwise = {}, .columnwise = {}, .format = format};
   codes.rowwise.codes = allocate(*context.scratch, format.dtype, x.shape);
   codes.rowwise.scale_inv = allocate(*context.scratch, scale_type, {scales});
   if (format.block == per::row) {
     codes.rowwise.scale = allocate(*context.scratch, DType::f32, {scales}).as<float>();
   }
-  ops::quantize_blockwise(context.stream, x, codes, nullptr, nullptr);
-  ops::dequantize_blockwise(context.stream, codes.rowwise, format, codes.layout, values);
+  ops::quantize(context.stream, x, codes, nullptr, nullptr);
+  ops::dequantize(context.stream, codes, values);
 }
 
 /// rounded: x after the cast; becomes the error.

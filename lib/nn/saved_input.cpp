@@ -23,7 +23,7 @@ SavedInput SavedInput::keep(const StepContext& context, ConstView x, const Saved
     saved.blocks_.format = how.format;
     saved.blocks_.rowwise = {.codes = allocate(arena, how.format.dtype, matrix),
                              .scale_inv = allocate(arena, DType::f32, {grid.count})};
-    ops::quantize_blockwise(context.stream, x, saved.blocks_, nullptr, nullptr);
+    ops::quantize(context.stream, x, saved.blocks_, nullptr, nullptr);
   }
   saved.x_.data = nullptr;
   return saved;
@@ -33,7 +33,7 @@ void SavedInput::decode(const StepContext& context, View y) const {
   if (!groups_.codes.empty()) {
     ops::decompress(context.stream, groups_, y);
   } else {
-    ops::dequantize_blockwise(context.stream, blocks_.rowwise, blocks_.format, blocks_.layout, y);
+    ops::dequantize(context.stream, blocks_, y);
   }
 }
 

@@ -5,19 +5,19 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "ops/gemm/gemm_support.h"
 
 namespace fp8train {
 namespace {
 
-/// Every GEMM dimension of the layer must be a multiple of this: 16 in FP8
-/// (cuBLAS documentation, cublasLtMatmul, FP8 data types), 32 where that is a block (MX).
+/// Every GEMM dimension of the layer must be a multiple of this: 16 in FP8 (cuBLAS documentation,
+/// cublasLtMatmul, FP8 data types), or what a product of its formats asks for.
 int64_t alignment(const LinearPlan& linear) {
+  int64_t multiple = 16;
   for (const GemmPlan* gemm : {&linear.fprop, &linear.dgrad, &linear.wgrad}) {
-    if (gemm->a.block == per::block_1x32) {
-      return 32;
-    }
+    multiple = std::max(multiple, ops::gemm_support(DeviceTraits{}, {gemm->a, gemm->b}).k_multiple);
   }
-  return 16;
+  return multiple;
 }
 
 int64_t block_count(const std::vector<LinearSite>& sites) {

@@ -159,9 +159,7 @@ TensorFormat stored_by_tensor(DType dtype) {
 
 /// A tensor that is stored, with an fp32 scale for 128 elements.
 TensorFormat stored_by_group(DType dtype) {
-  TensorFormat format = scaled(dtype, ScalePolicy::current);
-  format.block = per::group(128);
-  return format;
+  return {.dtype = dtype, .block = per::group(128), .policy = ScalePolicy::current, .delayed = {}};
 }
 
 TensorFormat stochastic(TensorFormat format) {
@@ -287,9 +285,7 @@ PrecisionPlan deepseek_v3() {
 /// and wire (COAT's wgrad is bf16, here fp32); moments in E4M3 with an expanded range, to nearest.
 PrecisionPlan coat() {
   PrecisionPlan plan = te_tensor("coat", ScalePolicy::current);
-  plan.saved_nonlinear = scaled(DType::e4m3, ScalePolicy::current);
-  plan.saved_nonlinear.block = per::group(16);
-  plan.saved_norm = plan.saved_nonlinear;
+  plan.saved_norm = plan.saved_nonlinear = blockwise(per::group(16), ScaleType::f32);
   plan.forward_reads_saved = true;
   plan.evaluate_scaled = false;
   plan.moment1 = stored_by_group(DType::e4m3);

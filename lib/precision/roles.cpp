@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "ops/exchange/wire.h"
+#include "ops/gemm/gemm_support.h"
 #include "precision/plan.h"
 #include "tensor/stored_tensor.h"
 
@@ -18,10 +18,6 @@ namespace {
 
 bool is_plain(const TensorFormat& format, DType dtype) {
   return format == plain(dtype);
-}
-
-bool is_block(const TensorFormat& format) {
-  return format.block == per::block_1x128 || format.block == per::block_128x128;
 }
 
 /// What a cast of a GEMM's operand can make.
@@ -60,26 +56,6 @@ void check_operand(const char* role, const TensorFormat& format, DType activatio
   }
 }
 
-/// Whether some product reads both.
-bool have_product(const TensorFormat& a, const TensorFormat& b) {
-  const auto is = [](const TensorFormat& format, ScaleBlock block) {
-    return format.block == block;
-  };
-  if (!a.is_scaled() || !b.is_scaled()) {
-    return a.is_scaled() == b.is_scaled();
-  }
-  if ((a.dtype == DType::i8) != (b.dtype == DType::i8)) {
-    return false;
-  }
-  if (is_block(a) && is_block(b)) {
-    return !is(a, per::block_128x128) || !is(b, per::block_128x128);
-  }
-  // Next to row scales, one scale for the tensor is the same scale for each row.
-  const bool rows =
-      (is(a, per::row) && is(b, per::tensor)) || (is(a, per::tensor) && is(b, per::row));
-  return rows || a.block == b.block;
-}
-
 struct OperandNames {
   const char* a;
   const char* b;
@@ -93,7 +69,12 @@ void check_gemm(const OperandNames& names, const GemmPlan& gemm, DType activatio
   check_operand(names.b, gemm.b, activation);
   const bool straight_through =
       forward != nullptr && !gemm.a.is_scaled() && gemm.b.is_scaled() && gemm.b == *forward;
-  if (!straight_through && !have_product(gemm.a, gemm.b)) {
+  if (straight_through) {
+    return;
+  }
+  // The cpu's traits: whether any device multiplies them.
+  const ops::GemmSupport support = ops::gemm_support(DeviceTraits{}, {gemm.a, gemm.b});
+  if (!support.native) {
     refuse(names.a, gemm.a,
            fmt::format("has no product with precision.{}: '{}'. Products: both without scales; "
                        "tensor or row with tensor or row; 1x128 with 1x128 or 128x128; 1x32 with "
@@ -163,11 +144,10 @@ void check_gradient(const PrecisionPlan& plan) {
                          describe(gradient)));
     }
   }
-  const bool crosses = is_stored_format(wire) || ops::is_wire_format(wire);
-  if (!crosses || wire.expanded || wire.rounding != Rounding::nearest_even) {
+  if (!is_stored_format(wire) || wire.expanded || wire.rounding != Rounding::nearest_even) {
     refuse("gradient_wire", plan.gradient_wire,
-           "does not cross a wire: choose fp32, bf16, or e4m3 or e5m2 with a scale for the tensor, "
-           "group(128) or group(256)");
+           "does not cross a wire: choose fp32, bf16, or e4m3 or e5m2 with a scale for the tensor "
+           "or group(128)");
   }
 }
 

@@ -140,7 +140,7 @@ TEST_CASE("patterns and vectors choose what is cast", "[io]") {
   FileQuantization how = with(format_of(DType::e4m3, per::row));
   const auto cast_names = [&] {
     std::string names;
-    for (const QuantizedTensor& tensor : sample.run(how).tensors) {
+    for (const QuantizedEntry& tensor : sample.run(how).tensors) {
       names += tensor.name + " ";
     }
     return names;

@@ -66,15 +66,15 @@ TEST_CASE("parts of a matrix are cast as the whole is", "[blocks][blockwise_part
         Array scratch(DType::f32, {whole_scales.count()});
         Array whole_columnwise(format.dtype, turned);
         Array columnwise_scales = scales_of(turned);
-        BlockwiseQuantizedView out = {.rowwise = {whole, whole_scales, scratch.as<float>()},
-                                      .columnwise = {},
-                                      .format = format,
-                                      .layout = layout};
+        QuantizedTensor out = {.rowwise = {whole, whole_scales, scratch.as<float>()},
+                               .columnwise = {},
+                               .format = format,
+                               .layout = layout};
         if (squares) {
           out.columnwise = {whole_columnwise, columnwise_scales, nullptr};
         }
         ops::QuantizeStatistics expected = {};
-        ops::quantize_blockwise(cpu_stream(), x, out, nullptr, &expected);
+        ops::quantize(cpu_stream(), x, out, nullptr, &expected);
 
         const std::vector<int64_t> cuts = cuts_of(matrix.count());
         Array amax = combined_amax(x, matrix, format.block, cuts);
@@ -145,8 +145,7 @@ TEST_CASE("rounded values are what the codes of a part stand for", "[blocks][blo
                                           .transposed = false,
                                           .scale_inv = scales});
     Array values(DType::f32, matrix);
-    ops::dequantize_blockwise(cpu_stream(), {codes, scales, nullptr}, format,
-                              ScaleLayout::row_major, values);
+    ops::dequantize(cpu_stream(), {{codes, scales}, {}, nullptr, nullptr, format}, values);
     CHECK(rounded.bytes() == values.bytes());
   }
 }

@@ -21,7 +21,7 @@ struct Orientation {
         scale_inv(format.scale_type == ScaleType::e8m0 ? DType::e8m0 : DType::f32, {grid.count}),
         scale(DType::f32, {grid.count}) {}
 
-  BlockwiseView view() { return {codes.view(), scale_inv.view(), scale.as<float>()}; }
+  Quantized view() { return {codes.view(), scale_inv.view(), scale.as<float>()}; }
 
   Array codes;
   ops::ScaleGrid grid;
@@ -175,9 +175,9 @@ TEST_CASE("quantize_blockwise agrees with the reference in both orientations", "
             Orientation columnwise(format, layout, columns, rows);
             ops::QuantizeStatistics statistics{9, 9, 9};
             float amax = 0.5F;  // combined with what is there
-            ops::quantize_blockwise(cpu_stream(), x,
-                                    {rowwise.view(), columnwise.view(), format, layout}, &amax,
-                                    &statistics);
+            ops::quantize(cpu_stream(), x,
+                          {rowwise.view(), columnwise.view(), nullptr, nullptr, format, layout},
+                          &amax, &statistics);
             const std::vector<float> values = x.values();
             CHECK(same_bits(amax, largest_of(values, 0.5F)));
             const auto at = [&, columns = columns](int64_t row, int64_t column) {
@@ -255,9 +255,8 @@ TEST_CASE("codes and scales are torchao's for MX and for rows", "[ops][blocks]")
     INFO(describe(format));
     Orientation rowwise(format, ScaleLayout::row_major, 256, 384);
     Orientation columnwise(format, ScaleLayout::row_major, 384, 256);
-    ops::quantize_blockwise(cpu_stream(), x,
-                            {rowwise.view(), columnwise.view(), format, ScaleLayout::row_major},
-                            nullptr, nullptr);
+    ops::quantize(cpu_stream(), x, {rowwise.view(), columnwise.view(), nullptr, nullptr, format},
+                  nullptr, nullptr);
     const bool e8m0_scales = format.scale_type == ScaleType::e8m0;
     CHECK(fingerprint(rowwise.codes) == fixture.prints[0]);
     CHECK(fingerprint(e8m0_scales ? rowwise.scale_inv : rowwise.scale) == fixture.prints[1]);
@@ -279,10 +278,10 @@ TEST_CASE("quantize_blockwise gives the same bits at every level and thread coun
           Orientation columnwise(format, ScaleLayout::row_major, 520, 300);
           ops::QuantizeStatistics statistics{};
           float amax = 0.0F;
-          table.quantize_blockwise(cpu_stream(), x,
-                                   {both ? rowwise.view() : BlockwiseView{}, columnwise.view(),
-                                    format, ScaleLayout::row_major},
-                                   &amax, &statistics);
+          table.quantize(
+              cpu_stream(), x,
+              {both ? rowwise.view() : Quantized{}, columnwise.view(), nullptr, nullptr, format},
+              &amax, &statistics);
           Bits bits;
           bits.add_value(amax);
           for (const Orientation* side : {&rowwise, &columnwise}) {
@@ -291,8 +290,7 @@ TEST_CASE("quantize_blockwise gives the same bits at every level and thread coun
           }
           bits.add_value(statistics);
           Array y(type.dtype, {520, 300});
-          table.dequantize_blockwise(cpu_stream(), columnwise.view(), format,
-                                     ScaleLayout::row_major, y);
+          table.dequantize(cpu_stream(), {columnwise.view(), {}, nullptr, nullptr, format}, y);
           bits.add(y);
           return bits;
         }));
@@ -301,8 +299,7 @@ TEST_CASE("quantize_blockwise gives the same bits at every level and thread coun
   }
 }
 
-TEST_CASE("dequantize_blockwise multiplies each code by the reciprocal scale of its block",
-          "[ops][blocks]") {
+TEST_CASE("dequantize multiplies each code by the reciprocal scale of its block", "[ops][blocks]") {
   for (const TensorFormat& format : blockwise_formats()) {
     for (const ScaleLayout layout : kScaleLayouts) {
       for (const auto& [rows, columns] : kBlockExtents) {
@@ -318,7 +315,7 @@ TEST_CASE("dequantize_blockwise multiplies each code by the reciprocal scale of 
           }
         }
         Array y(DType::f32, {rows, columns});
-        ops::dequantize_blockwise(cpu_stream(), q.view(), format, layout, y);
+        ops::dequantize(cpu_stream(), {q.view(), {}, nullptr, nullptr, format, layout}, y);
         const int64_t height = q.grid.height;
         const int64_t width = q.grid.width;
         int64_t wrong = 0;
@@ -338,14 +335,14 @@ TEST_CASE("dequantize_blockwise multiplies each code by the reciprocal scale of 
   }
 }
 
-TEST_CASE("quantize_blockwise refuses what it cannot do", "[ops][blocks]") {
+TEST_CASE("quantize of blocks refuses what it cannot do", "[ops][blocks]") {
   const TensorFormat format = blockwise_formats().front();  // row, fp32
   Array x(DType::f32, {8, 16});
   Orientation q(format, ScaleLayout::row_major, 8, 16);
-  const auto refused = [&](const TensorFormat& wanted, const BlockwiseView& view) {
+  const auto refused = [&](const TensorFormat& wanted, const Quantized& view) {
     CHECK_THROWS_AS(
-        ops::quantize_blockwise(cpu_stream(), x, {view, {}, wanted, ScaleLayout::row_major},
-                                nullptr, nullptr),
+        ops::quantize(cpu_stream(), x, {view, {}, nullptr, nullptr, wanted, ScaleLayout::row_major},
+                      nullptr, nullptr),
         InternalError);
   };
   TensorFormat wrong = format;
@@ -367,7 +364,7 @@ TEST_CASE("quantize_blockwise refuses what it cannot do", "[ops][blocks]") {
   wrong.policy = ScalePolicy::delayed;
   refused(wrong, q.view());
   refused(format, {});
-  BlockwiseView view = q.view();
+  Quantized view = q.view();
   view.scale = nullptr;
   refused(format, view);
   view = q.view();

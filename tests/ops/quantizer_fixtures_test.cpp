@@ -28,11 +28,11 @@ std::string cast_blockwise(Array& x, const TensorFormat& format, bool transposed
   Array codes(format.dtype, {rows, columns});
   Array scale_inv(exponents ? DType::e8m0 : DType::f32, {count});
   Array scale(DType::f32, {count});
-  const BlockwiseView view = {codes, scale_inv, scale.as<float>()};
-  ops::quantize_blockwise(cpu_stream(), x,
-                          {transposed ? BlockwiseView{} : view, transposed ? view : BlockwiseView{},
-                           format, ScaleLayout::row_major},
-                          nullptr, nullptr);
+  const Quantized view = {codes, scale_inv, scale.as<float>()};
+  ops::quantize(cpu_stream(), x,
+                {transposed ? Quantized{} : view, transposed ? view : Quantized{}, nullptr, nullptr,
+                 format, ScaleLayout::row_major},
+                nullptr, nullptr);
   const Array& scales = exponents ? scale_inv : scale;
   return fingerprint(codes.as<char>(), codes.bytes().size()) + " " +
          fingerprint(scales.bytes().data(), scales.bytes().size());

@@ -7,7 +7,7 @@
 #include "numeric/convert.h"
 #include "ops/blockwise_cases.h"
 #include "ops/cast/quantize.h"
-#include "ops/gemm/scaled_gemm.h"
+#include "ops/gemm/gemm_support.h"
 
 namespace fp8train::test {
 
@@ -31,16 +31,16 @@ struct ScaledMatrix {
         codes(format.dtype, {rows, k}),
         scale_inv(format.scale_type == ScaleType::e8m0 ? DType::e8m0 : DType::f32, {grid.count}),
         scale(DType::f32, {grid.count}) {
-    BlockwiseQuantizedView out;
+    QuantizedTensor out;
     out.rowwise = {codes, scale_inv, scale.as<float>()};
     out.format = format;
     out.layout = layout;
     Array x(DType::f32, {rows, k}, values);
-    ops::quantize_blockwise(cpu_stream(), x, out, nullptr, nullptr);
+    ops::quantize(cpu_stream(), x, out, nullptr, nullptr);
   }
 
-  ops::ScaledGemmOperand operand() {
-    return {{codes.view(), scale_inv.view(), nullptr}, format, layout};
+  ops::GemmOperand operand(bool transposed = false) {
+    return {codes.view(), transposed, scale_inv.view(), format, layout};
   }
 
   /// What the elements stand for; only for ScaleLayout::row_major.

@@ -22,6 +22,29 @@ TEST_CASE("formats are written as they are read") {
   }
 }
 
+TEST_CASE("a block is spelled by its numbers") {
+  CHECK(name_of(ScaleBlock{}) == "tensor");
+  CHECK(name_of(ScaleBlock{1, 0}) == "row");
+  CHECK(name_of(ScaleBlock{32, 32}) == "32x32");
+  CHECK(name_of(per::group(256)) == "group(256)");
+  CHECK(parse_format("e4m3 1x16").block == ScaleBlock{1, 16});
+  CHECK(parse_format("e4m3 128x128").block == per::block_128x128);
+  CHECK(per::group(16).is_group());
+  CHECK_FALSE(per::row.is_group());
+  CHECK_FALSE(per::tensor.is_group());
+}
+
+TEST_CASE("the table of element types has them in their order") {
+  for (size_t i = 0; i < std::size(kDTypes); ++i) {
+    CAPTURE(kDTypes[i].name);
+    CHECK(static_cast<size_t>(kDTypes[i].type) == i);
+    CHECK(kDTypes[i].bits % 8 == 0);
+    CHECK(kDTypes[i].is_code == (kDTypes[i].clips_above > kDTypes[i].max));
+  }
+  CHECK(size_of(DType::e4m3) == 1);
+  CHECK(size_of(DType::f64) == 8);
+}
+
 TEST_CASE("what goes without saying may be left out, in any order") {
   CHECK(describe(parse_format("e4m3 group(128)")) == "e4m3 group(128) current");
   CHECK(describe(parse_format("fp16 tensor")) == "fp16 tensor current");

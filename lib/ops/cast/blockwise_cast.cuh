@@ -149,6 +149,11 @@ __device__ __forceinline__ void cast_columns_of_tile(const Vec8<X> (&vecs)[kVec8
   __syncthreads();
 }
 
+/// Host: quantize() and dequantize() of formats that have a scale for each block.
+void quantize_blocks(Stream stream, ConstView x, const QuantizedTensor& out, float* amax,
+                     QuantizeStatistics* statistics);
+void dequantize_blocks(Stream stream, const QuantizedTensor& x, View y);
+
 /// Host: per::row, in packs.
 void quantize_rows(const Stream& stream, ConstView x, const BlockwiseCast& cast);
 

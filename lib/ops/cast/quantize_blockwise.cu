@@ -209,8 +209,8 @@ struct DequantizeBlockwise {
 
 }  // namespace
 
-void quantize_blockwise(Stream stream, ConstView x, const BlockwiseQuantizedView& out, float* amax,
-                        QuantizeStatistics* statistics) {
+void quantize_blocks(Stream stream, ConstView x, const QuantizedTensor& out, float* amax,
+                     QuantizeStatistics* statistics) {
   if (statistics != nullptr) {
     reset_statistics(stream, statistics, x.count());
   }
@@ -241,13 +241,14 @@ void quantize_blockwise(Stream stream, ConstView x, const BlockwiseQuantizedView
   }
 }
 
-void dequantize_blockwise(Stream stream, const BlockwiseView& x, const TensorFormat& format,
-                          ScaleLayout layout, View y) {
-  const int64_t columns = x.codes.shape.back();
-  map<kVec8>(stream, y.count(),
-             columns % kVec8 == 0 && is_aligned(x.codes.data, kVec8) && is_aligned(y.data),
-             DequantizeBlockwise{x.codes.data, x.codes.dtype, block_scales(x, format, layout),
-                                 columns, y.data, y.dtype});
+void dequantize_blocks(Stream stream, const QuantizedTensor& x, View y) {
+  const View& codes = x.rowwise.codes;
+  const int64_t columns = codes.shape.back();
+  map<kVec8>(
+      stream, y.count(),
+      columns % kVec8 == 0 && is_aligned(codes.data, kVec8) && is_aligned(y.data),
+      DequantizeBlockwise{codes.data, codes.dtype, block_scales(x.rowwise, x.format, x.layout),
+                          columns, y.data, y.dtype});
 }
 
 }  // namespace fp8train::ops::cuda

@@ -51,7 +51,7 @@ void check_blockwise_format(const TensorFormat& format) {
   check(!e8m0_scales, "blocks: fp32 or pow2 scales expected");
 }
 
-void check_blockwise(const BlockwiseView& view, const TensorFormat& format, ScaleLayout layout,
+void check_blockwise(const Quantized& view, const TensorFormat& format, ScaleLayout layout,
                      const Shape& shape) {
   const bool e8m0_scales = format.scale_type == ScaleType::e8m0;
   check(view.codes.shape == shape && view.codes.dtype == format.dtype,
@@ -72,8 +72,7 @@ BlockRule block_rule(const TensorFormat& format, DType input) {
           format.scale_type == ScaleType::pow2, format.scale_type == ScaleType::e8m0};
 }
 
-BlockScales block_scales(const BlockwiseView& view, const TensorFormat& format,
-                         ScaleLayout layout) {
+BlockScales block_scales(const Quantized& view, const TensorFormat& format, ScaleLayout layout) {
   const Shape shape = view.codes.empty() ? Shape{0, 0} : view.codes.shape;
   BlockScales scales = block_scales(view.scale_inv, format, layout, shape);
   scales.scale = view.scale;

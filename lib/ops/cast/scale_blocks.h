@@ -36,7 +36,7 @@ ScaleGrid scale_grid(ScaleBlock block, int64_t rows, int64_t columns, ScaleLayou
 void check_blockwise_format(const TensorFormat& format);
 
 /// Host. Throws InternalError unless `view` holds codes of `shape` with their reciprocal scales.
-void check_blockwise(const BlockwiseView& view, const TensorFormat& format, ScaleLayout layout,
+void check_blockwise(const Quantized& view, const TensorFormat& format, ScaleLayout layout,
                      const Shape& shape);
 
 /// How the scale of a block follows from its amax: numeric/scale.h's current_scale, or e8m0_scale
@@ -89,7 +89,7 @@ struct BlockScales {
 };
 
 /// Host.
-BlockScales block_scales(const BlockwiseView& view, const TensorFormat& format, ScaleLayout layout);
+BlockScales block_scales(const Quantized& view, const TensorFormat& format, ScaleLayout layout);
 /// Host: the reciprocal scales of a matrix of `shape` alone.
 BlockScales block_scales(const View& scale_inv, const TensorFormat& format, ScaleLayout layout,
                          const Shape& shape);

@@ -17,7 +17,7 @@ inline double bytes_of(const HeadsView& view, int64_t rows, int64_t heads, int64
 }
 
 inline double bytes_of(const QuantizeSink& cast) {
-  return bytes_of(cast.out.codes) + bytes_of(cast.out.columnwise_codes);
+  return bytes_of(cast.out.rowwise.codes) + bytes_of(cast.out.columnwise.codes);
 }
 
 inline double stored_bytes(const StoredTensor& tensor) {

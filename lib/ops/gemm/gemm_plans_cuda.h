@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "device/cuda/cuda_context.h"
 #include "ops/gemm/cublaslt_api.h"
+#include "ops/gemm/gemm.h"
 #include "ops/gemm/gemm_tuning_cuda.h"
 #include "tensor/tensor_format.h"
 #include "tensor/view.h"
@@ -98,6 +99,9 @@ class GemmPlans final : public CudaExtension {
 
 /// Those of the device, made when they are first asked for.
 GemmPlans& gemm_plans(CudaContext& context);
+
+/// gemm() of operands that have a scale for each block.
+void multiply_blocks(Stream stream, const Gemm& call);
 
 /// `product`, which has no bias of its own, plus `bias` (fp32 [N], may be empty): added by the
 /// library, rounded to the type of c, where it can; else by a pass of its own over c, whose result

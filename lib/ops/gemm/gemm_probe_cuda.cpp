@@ -22,6 +22,7 @@
 #include "ops/dispatch/cuda_operations.h"
 #include "ops/gemm/cublaslt_api.h"
 #include "ops/gemm/gemm_plans_cuda.h"
+#include "ops/gemm/gemm_support.h"
 
 namespace fp8train::ops::cuda {
 namespace {
@@ -31,18 +32,6 @@ struct Extents {
 };
 constexpr Extents kUneven = {132, 144, 160};
 constexpr Extents kAligned = {128, 256, 256};
-
-struct Mode {
-  ScalePair scales;
-  ScaleBlock a, b;
-};
-constexpr Mode kModes[kScalePairs] = {
-    {ScalePair::tensor, per::tensor, per::tensor},
-    {ScalePair::row, per::row, per::row},
-    {ScalePair::block_1x128_1x128, per::block_1x128, per::block_1x128},
-    {ScalePair::block_1x128_128x128, per::block_1x128, per::block_128x128},
-    {ScalePair::block_128x128_1x128, per::block_128x128, per::block_1x128},
-    {ScalePair::block_1x32, per::block_1x32, per::block_1x32}};
 
 /// No tensor core multiplies two E5M2.
 constexpr std::pair<DType, DType> kCodes[] = {
@@ -131,7 +120,8 @@ std::vector<float> exact_product(const Operand& a, const Operand& b) {
 
 /// Operands of one mode and their exact product.
 struct Problem {
-  Problem(Device& device, const Mode& mode, std::pair<DType, DType> types, const Extents& extents)
+  Problem(Device& device, const BlockPair& mode, std::pair<DType, DType> types,
+          const Extents& extents)
       : a(device, mode.a, types.first, extents.m, extents.k, 1),
         b(device, mode.b, types.second, extents.n, extents.k, 2),
         expected(exact_product(a, b)),
@@ -233,8 +223,8 @@ const char* consequence_of(const Fp8Products& products, const Fp8Product& refuse
 }
 
 /// Tries the products of one mode and pair of codes; what fails leaves the table.
-void probe(Device& device, const Mode& mode, std::pair<DType, DType> codes, Fp8Products& products,
-           Refusals& refusals) {
+void probe(Device& device, const BlockPair& mode, std::pair<DType, DType> codes,
+           Fp8Products& products, Refusals& refusals) {
   const Problem uneven(device, mode, codes, kUneven);
   std::optional<Problem> aligned;
   for (const DType c : kResults) {
@@ -259,10 +249,10 @@ void probe(Device& device, const Mode& mode, std::pair<DType, DType> codes, Fp8P
 
 }  // namespace
 
-void probe_scaled_gemm(Device& device) {
+void probe_gemms(Device& device) {
   DeviceTraits traits = device.traits();
   Refusals refusals;
-  for (const Mode& mode : kModes) {
+  for (const BlockPair& mode : block_pairs()) {
     if (!traits.fp8_products.has(mode.scales)) {
       continue;
     }
