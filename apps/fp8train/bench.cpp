@@ -64,34 +64,33 @@ Tensor random_matrix(Device& device, DType dtype, int64_t rows, int64_t columns)
   const Tensor one(device, DType::f32, {2}, MemoryCategory::workspace);
   ops::fill(device.stream(), one, 1.0F);
   ops::quantize(device.stream(), source,
-                {.codes = result,
-                 .columnwise_codes = {},
-                 .scale = one.view().as<float>(),
-                 .scale_inv = one.view().as<float>() + 1,
+                {.rowwise = {.codes = result, .scale_inv = {}},
+                 .columnwise = {},
+                 .tensor_scale = one.view().as<float>(),
+                 .tensor_scale_inv = one.view().as<float>() + 1,
                  .format = plain(dtype)},
                 nullptr, nullptr);
   return result;
 }
 
-TensorFormat blockwise_role_format(Granularity granularity) {
+TensorFormat blockwise_role_format(ScaleBlock block) {
   TensorFormat format = plain(DType::e4m3);
-  format.granularity = granularity;
+  format.block = block;
   format.policy = ScalePolicy::current;
-  format.scale_type = granularity == Granularity::block_1x32 ? ScaleType::e8m0 : ScaleType::f32;
+  format.scale_type = block == per::block_1x32 ? ScaleType::e8m0 : ScaleType::f32;
   return format;
 }
 
 BlockwiseCodes::BlockwiseCodes(Device& device, const TensorFormat& format, int64_t rows,
                                int64_t columns)
-    : layout(device.traits().scaled_gemm_by_library ? ScaleLayout::cublaslt
-                                                    : ScaleLayout::row_major),
+    : layout(device.traits().fp8_gemm_by_library ? ScaleLayout::cublaslt : ScaleLayout::row_major),
       codes(device, format.dtype, {rows, columns}, MemoryCategory::workspace) {
-  const Shape scales = {ops::scale_grid(format.granularity, rows, columns, layout).count};
+  const Shape scales = {ops::scale_grid(format.block, rows, columns, layout).count};
   const bool e8m0_scales = format.scale_type == ScaleType::e8m0;
   scale_inv =
       Tensor(device, e8m0_scales ? DType::e8m0 : DType::f32, scales, MemoryCategory::workspace);
   fill_zero(device, scale_inv);  // cuBLASLt wants the padding to be
-  if (format.granularity == Granularity::row) {
+  if (format.block == per::row) {
     scale = Tensor(device, DType::f32, scales, MemoryCategory::workspace);
   }
 }
@@ -108,14 +107,14 @@ TensorCodes::TensorCodes(Device& device, DType dtype, int64_t rows, int64_t colu
 
 void TensorCodes::cast(const Stream& stream, const ConstView& x, bool current) const {
   float* scale = state.view().as<float>();
-  QuantizedView out;
-  out.codes = codes;
+  QuantizedTensor out;
+  out.rowwise.codes = codes;
   if (!columnwise_codes.empty()) {
-    out.columnwise_codes = columnwise_codes;
+    out.columnwise.codes = columnwise_codes;
   }
-  out.scale = scale;
-  out.scale_inv = scale + 1;
-  out.format = plain(out.codes.dtype);
+  out.tensor_scale = scale;
+  out.tensor_scale_inv = scale + 1;
+  out.format = plain(out.rowwise.codes.dtype);
   if (current) {
     ops::amax(stream, x, scale + 2);
     ops::compute_current_scale(stream, scale + 2, out.format, scale, scale + 1);

@@ -40,13 +40,13 @@ const char* gemm_engine(const Device& device, DType operand);
 
 /// E4M3 by a cast with a scale for each block of x, found in the cast itself: fp32, e8m0 for
 /// 1x32.
-TensorFormat blockwise_role_format(Granularity granularity);
+TensorFormat blockwise_role_format(ScaleBlock block);
 
 /// One orientation of a matrix in such a format, [rows, columns], with memory of its own, as the
 /// device's GEMM reads it.
 struct BlockwiseCodes {
   BlockwiseCodes(Device& device, const TensorFormat& format, int64_t rows, int64_t columns);
-  BlockwiseView view() const { return {codes, scale_inv, scale.view().as<float>()}; }
+  Quantized view() const { return {codes, scale_inv, scale.view().as<float>()}; }
 
   ScaleLayout layout;
   Tensor codes, scale_inv, scale;
@@ -58,7 +58,7 @@ struct TensorCodes {
   /// With the scale that is there, as in delayed scaling, recording the amax; or `current`: after a
   /// read of x that finds it.
   void cast(const Stream& stream, const ConstView& x, bool current) const;
-  const float* scale_inv() const { return state.view().as<float>() + 1; }
+  ConstView scale_inv() const { return {state.view().as<float>() + 1, DType::f32, {1}}; }
 
   Tensor codes, columnwise_codes;
   Tensor state;  // scale, its reciprocal, amax

@@ -24,10 +24,9 @@ class CastBench {
           rates.casts.push_back(one_scale(x, to, false, both));
         }
         rates.casts.push_back(one_scale(x, DType::e4m3, true, both));
-        for (const Granularity granularity :
-             {Granularity::row, Granularity::block_1x128, Granularity::block_128x128,
-              Granularity::block_1x32}) {
-          rates.casts.push_back(blocks(x, granularity, both));
+        for (const ScaleBlock block :
+             {per::row, per::block_1x128, per::block_128x128, per::block_1x32}) {
+          rates.casts.push_back(blocks(x, block, both));
         }
       }
     }
@@ -49,11 +48,11 @@ class CastBench {
     return rate_of(x, to, current ? "current" : "delayed", both, 0, seconds);
   }
 
-  CastRate blocks(const Tensor& x, Granularity granularity, bool both) const {
-    const TensorFormat format = blockwise_role_format(granularity);
+  CastRate blocks(const Tensor& x, ScaleBlock block, bool both) const {
+    const TensorFormat format = blockwise_role_format(block);
     const BlockwiseCodes along_rows(*device_, format, rows_, columns_);
     const BlockwiseCodes along_columns(*device_, format, columns_, rows_);
-    BlockwiseQuantizedView out;
+    QuantizedTensor out;
     out.rowwise = along_rows.view();
     if (both) {
       out.columnwise = along_columns.view();
@@ -61,11 +60,10 @@ class CastBench {
     out.format = format;
     out.layout = along_rows.layout;
     const double seconds = device_seconds(
-        *device_, [&] { ops::quantize_blockwise(device_->stream(), x, out, nullptr, nullptr); },
-        seconds_);
+        *device_, [&] { ops::quantize(device_->stream(), x, out, nullptr, nullptr); }, seconds_);
     const size_t scales =
         along_rows.scale_inv.view().bytes() + (both ? along_columns.scale_inv.view().bytes() : 0);
-    return rate_of(x, format.dtype, std::string(name_of(granularity)), both, scales, seconds);
+    return rate_of(x, format.dtype, std::string(name_of(block)), both, scales, seconds);
   }
 
   CastRate rate_of(const Tensor& x, DType to, const std::string& scales, bool both,

@@ -9,7 +9,7 @@
 #include "bench.h"
 #include "ops/cast/quantize.h"
 #include "ops/gemm/gemm.h"
-#include "ops/gemm/scaled_gemm.h"
+#include "ops/gemm/gemm_support.h"
 #include "ops/pointwise/elementwise.h"
 
 namespace fp8train {
@@ -27,7 +27,7 @@ class ShapeBench {
         c_(device, DType::bf16, {shape.m, shape.n}, MemoryCategory::workspace) {}
 
   std::vector<GemmResult> run() {
-    using enum Granularity;
+    using namespace per;
     std::vector<GemmResult> results = {wide(), plain_bf16(), one_scale(false), one_scale(true)};
     for (const auto& [a, b] : {std::pair{row, row},
                                {block_1x128, block_128x128},
@@ -101,37 +101,37 @@ class ShapeBench {
     return measured(current ? "e4m3 current" : "e4m3 delayed", DType::e4m3, casts, product);
   }
 
-  GemmResult blocks(Granularity a_granularity, Granularity b_granularity) const {
-    const TensorFormat a_format = blockwise_role_format(a_granularity);
-    const TensorFormat b_format = blockwise_role_format(b_granularity);
+  GemmResult blocks(ScaleBlock a_block, ScaleBlock b_block) const {
+    const TensorFormat a_format = blockwise_role_format(a_block);
+    const TensorFormat b_format = blockwise_role_format(b_block);
     const BlockwiseCodes a(*device_, a_format, shape_.m, shape_.k);
     const BlockwiseCodes b(*device_, b_format, shape_.n, shape_.k);
     const auto cast = [&](const Tensor& x, const BlockwiseCodes& codes,
                           const TensorFormat& format) {
-      BlockwiseQuantizedView out;
+      QuantizedTensor out;
       out.rowwise = codes.view();
       out.format = format;
       out.layout = codes.layout;
-      ops::quantize_blockwise(device_->stream(), x, out, nullptr, nullptr);
+      ops::quantize(device_->stream(), x, out, nullptr, nullptr);
     };
-    ops::ScaledGemm call = {
-        .a = {a.view(), a_format, a.layout}, .b = {b.view(), b_format, b.layout}, .c = c_};
-    call.fast_accumulate =
-        a_granularity == Granularity::row || a_granularity == Granularity::block_1x32;
-    const size_t bytes = ops::scaled_gemm_scratch_bytes(device_->traits(), call);
+    ops::Gemm call = {.a = ops::block_operand(a.view(), a_format, a.layout, false),
+                      .b = ops::block_operand(b.view(), b_format, b.layout, true),
+                      .c = c_};
+    call.fast_accumulate = a_block == per::row || a_block == per::block_1x32;
+    const size_t bytes = ops::gemm_scratch_bytes(device_->traits(), call);
     const Buffer scratch(*device_, bytes, MemoryCategory::workspace);
     call.scratch = {scratch.data(), DType::u8, {static_cast<int64_t>(bytes)}};
-    const ops::ScaledGemmSupport support = ops::scaled_gemm_support(device_->traits(), call);
-    std::string operands = "e4m3 " + std::string(name_of(a_granularity));
-    if (a_granularity != b_granularity) {
-      operands += " x " + std::string(name_of(b_granularity));
+    const ops::GemmSupport support = ops::gemm_support(device_->traits(), call);
+    std::string operands = "e4m3 " + std::string(name_of(a_block));
+    if (a_block != b_block) {
+      operands += " x " + std::string(name_of(b_block));
     }
     const auto casts = [&] {
       cast(a_, a, a_format);
       cast(b_, b, b_format);
     };
     GemmResult result = measured(operands, support.native ? DType::e4m3 : DType::bf16, casts,
-                                 [&] { ops::scaled_gemm(device_->stream(), call); });
+                                 [&] { ops::gemm(device_->stream(), call); });
     result.dequantized_because = support.reason;
     return result;
   }

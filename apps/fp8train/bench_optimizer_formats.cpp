@@ -15,11 +15,10 @@ struct MomentFormats {
   TensorFormat first, second;
 };
 
-TensorFormat scaled(DType dtype, Granularity granularity, ScaleType type = ScaleType::f32) {
+TensorFormat scaled(DType dtype, ScaleBlock block, ScaleType type = ScaleType::f32) {
   TensorFormat format = plain(dtype);
   format.policy = ScalePolicy::current;
-  format.granularity = granularity;
-  format.group_size = granularity == Granularity::group ? static_cast<int>(kStoredGroup) : 0;
+  format.block = block;
   format.scale_type = type;
   return format;
 }
@@ -29,7 +28,8 @@ TensorFormat stochastic(TensorFormat format) {
 }
 
 std::vector<MomentFormats> formats_in_use() {
-  using enum Granularity;
+  using per::tensor;
+  const ScaleBlock group = kStoredBlock;
   const TensorFormat bf16 = plain(DType::bf16);
   const TensorFormat f16 = scaled(DType::f16, group);
   const TensorFormat e4m3 = scaled(DType::e4m3, group);
@@ -62,7 +62,7 @@ struct Stored {
     fill_zero(device, codes);
     if (const int64_t needed = stored_scales(how, count); needed > 0) {
       std::vector<float> ones(static_cast<size_t>(needed), 1.0F);
-      if (how.granularity == Granularity::tensor) {
+      if (how.block == per::tensor) {
         ones[1] = 0.0F;  // an amax
       }
       scales = Tensor(device, DType::f32, {needed}, MemoryCategory::workspace);

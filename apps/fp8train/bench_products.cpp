@@ -10,7 +10,7 @@
 #include "bench.h"
 #include "ops/cast/quantize.h"
 #include "ops/gemm/gemm.h"
-#include "ops/gemm/scaled_gemm.h"
+#include "ops/gemm/gemm_support.h"
 
 namespace fp8train {
 namespace {
@@ -75,15 +75,14 @@ class ProductBench {
           tensor_scales();
           break;
         case ProductMode::row:
-          blocks(Granularity::row, Granularity::row, {false, true});
+          blocks(per::row, per::row, {false, true});
           break;
         case ProductMode::block:
-          blocks(Granularity::block_1x128,
-                 pass_ == Pass::wgrad ? Granularity::block_1x128 : Granularity::block_128x128,
+          blocks(per::block_1x128, pass_ == Pass::wgrad ? per::block_1x128 : per::block_128x128,
                  {false});
           break;
         case ProductMode::mx:
-          blocks(Granularity::block_1x32, Granularity::block_1x32, {true});
+          blocks(per::block_1x32, per::block_1x32, {true});
           break;
       }
     }
@@ -159,25 +158,26 @@ class ProductBench {
   BlockwiseCodes cast(const Tensor& x, const TensorFormat& format) const {
     const Shape& shape = x.view().shape;
     BlockwiseCodes codes(*device_, format, shape[0], shape[1]);
-    BlockwiseQuantizedView out;
+    QuantizedTensor out;
     out.rowwise = codes.view();
     out.format = format;
     out.layout = codes.layout;
-    ops::quantize_blockwise(device_->stream(), x, out, nullptr, nullptr);
+    ops::quantize(device_->stream(), x, out, nullptr, nullptr);
     return codes;
   }
 
-  void blocks(Granularity of_a, Granularity of_b, const std::vector<bool>& accumulations) {
+  void blocks(ScaleBlock of_a, ScaleBlock of_b, const std::vector<bool>& accumulations) {
     const TensorFormat a_format = blockwise_role_format(of_a);
     const TensorFormat b_format = blockwise_role_format(of_b);
     const std::string operands = fmt::format("e4m3 {} x e4m3 {}", name_of(of_a), name_of(of_b));
     const BlockwiseCodes a = cast(a_, a_format);
     const BlockwiseCodes b = cast(b_, b_format);
-    ops::ScaledGemm call = {
-        .a = {a.view(), a_format, a.layout}, .b = {b.view(), b_format, b.layout}, .c = c_};
+    ops::Gemm call = {.a = ops::block_operand(a.view(), a_format, a.layout, false),
+                      .b = ops::block_operand(b.view(), b_format, b.layout, true),
+                      .c = c_};
     for (const bool fast : accumulations) {
       call.fast_accumulate = fast;
-      const auto support = ops::scaled_gemm_support(device_->traits(), call);
+      const auto support = ops::gemm_support(device_->traits(), call);
       if (!support.native) {
         for (const Result& result : results_of(pass_)) {
           rates_.push_back(named(operands, fast, result));
@@ -187,7 +187,7 @@ class ProductBench {
       }
       measure(operands, fast, [&](const Result& result) {
         call.beta = result.beta;
-        ops::scaled_gemm(device_->stream(), call);
+        ops::gemm(device_->stream(), call);
       });
     }
   }

@@ -34,7 +34,7 @@ constexpr const char* kOutside =
     "embedding, norms, rotary embedding, attention's own products, activations, soft-max and loss";
 
 bool reads_blocks(const GemmPlan& gemm) {
-  return gemm.a.is_scaled() && gemm.a.granularity != Granularity::tensor;
+  return gemm.a.is_scaled() && gemm.a.block != per::tensor;
 }
 
 /// The layers of a plan and, for each GEMM of each, why its operands are dequantized.

@@ -49,18 +49,18 @@ Value choose(const char* option, const std::string& given, const Choices<Value>&
 }
 
 TensorFormat format_of(const QuantizeOptions& options) {
-  using enum Granularity;
+  using namespace per;
   TensorFormat format;
   format.policy = ScalePolicy::current;
   format.dtype = choose<DType>("--format", options.format,
                                {{"e4m3", DType::e4m3}, {"e5m2", DType::e5m2}, {"int8", DType::i8}});
-  format.granularity = choose<Granularity>("--granularity", options.granularity,
-                                           {{"tensor", tensor},
-                                            {"row", row},
-                                            {"1x128", block_1x128},
-                                            {"128x128", block_128x128},
-                                            {"1x32", block_1x32}});
-  const bool mx = format.granularity == block_1x32;
+  format.block = choose<ScaleBlock>("--granularity", options.granularity,
+                                    {{"tensor", tensor},
+                                     {"row", row},
+                                     {"1x128", block_1x128},
+                                     {"128x128", block_128x128},
+                                     {"1x32", block_1x32}});
+  const bool mx = format.block == block_1x32;
   format.scale_type = choose<ScaleType>(
       "--scale", options.scale.empty() ? (mx ? "e8m0" : "fp32") : options.scale,
       {{"fp32", ScaleType::f32}, {"pow2", ScaleType::pow2}, {"e8m0", ScaleType::e8m0}});
@@ -112,7 +112,7 @@ void print_report_text(const FileQuantizationReport& report, const FileQuantizat
                        const QuantizeOptions& options) {
   fmt::print("{:<48} {:>16} {:>12} {:>11} {:>11} {:>9}\n", "tensor", "shape", "amax", "saturated %",
              "underflow %", "SNR dB");
-  for (const QuantizedTensor& tensor : report.tensors) {
+  for (const QuantizedEntry& tensor : report.tensors) {
     print_line(tensor.name, fmt::format("[{}]", fmt::join(tensor.shape, ", ")), tensor.quality);
   }
   const CastQuality total = report.total();
@@ -153,7 +153,7 @@ void print_report_json(const FileQuantizationReport& report, const FileQuantizat
                                  {"tensors", nlohmann::ordered_json::array()},
                                  {"copied", nlohmann::ordered_json::array()},
                                  {"total", json_of(report.total())}};
-  for (const QuantizedTensor& tensor : report.tensors) {
+  for (const QuantizedEntry& tensor : report.tensors) {
     nlohmann::ordered_json line = {
         {"name", tensor.name}, {"dtype", tensor.dtype}, {"shape", tensor.shape}};
     line.update(json_of(tensor.quality));

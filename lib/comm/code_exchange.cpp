@@ -75,7 +75,7 @@ CodeExchange::CodeExchange(Communicator& comm, Device& device, const GradientWir
                            GradientBucket bucket, ExchangeResult result,
                            GradientExchange::Groups* groups)
     : ExchangeRun(comm, device, wire, std::move(bucket), result, groups) {
-  check(is_fp8(wire_.format.dtype) && wire_.format.granularity == Granularity::tensor,
+  check(is_fp8(wire_.format.dtype) && wire_.format.block == per::tensor,
         "codes that are summed have a scale for the tensor");
   check(bucket_.result.codes.empty() || (!to_shard() && bucket_.result.format == wire_.format &&
                                          bucket_.result.count() == bucket_.gradients.count()),
@@ -89,11 +89,11 @@ void CodeExchange::name_tensors(Device& device) {
   check(!begins.empty() && begins.front() == 0 && std::is_sorted(begins.begin(), begins.end()),
         "a bucket's tensors are named from its start on");
   tensors_ = static_cast<int64_t>(begins.size());
-  const int64_t groups = ceil_div(count_, kStoredGroup);
+  const int64_t groups = ceil_div(count_, kRangeAlignment);
   std::vector<int32_t> table(static_cast<size_t>(groups));
   for (size_t tensor = 0; tensor < begins.size(); ++tensor) {
-    check(begins[tensor] % kStoredGroup == 0, "tensors of a bucket start at whole groups");
-    const int64_t first = std::min(begins[tensor] / kStoredGroup, groups);
+    check(begins[tensor] % kRangeAlignment == 0, "tensors of a bucket start at whole groups");
+    const int64_t first = std::min(begins[tensor] / kRangeAlignment, groups);
     std::fill(table.begin() + first, table.end(), static_cast<int32_t>(tensor));
   }
   tensor_of_group_ = Tensor(device, DType::i32, {groups}, MemoryCategory::workspace);
@@ -109,7 +109,7 @@ void CodeExchange::name_tensors(Device& device) {
 /// From this rank's shard of the piece on.
 View CodeExchange::own_names() const {
   const View names = tensor_of_group_;
-  const int64_t before = (comm_->rank() * chunk_ + offset_) / kStoredGroup;
+  const int64_t before = (comm_->rank() * chunk_ + offset_) / kRangeAlignment;
   return {names.as<int32_t>() + before, DType::i32, {names.count() - before}};
 }
 

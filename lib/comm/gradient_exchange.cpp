@@ -20,10 +20,11 @@ int64_t piece_elements(const GradientBucket& bucket, int ranks, int64_t chunk) {
   if (bucket.piece_bytes == 0 || fits || ranks == 1) {
     return chunk;
   }
-  const int64_t groups = chunk / kStoredGroup;
-  const int64_t most = std::max(bucket.piece_bytes / (kStoredGroup * element * ranks), int64_t{1});
+  const int64_t groups = chunk / kRangeAlignment;
+  const int64_t most =
+      std::max(bucket.piece_bytes / (kRangeAlignment * element * ranks), int64_t{1});
   const int64_t pieces = ceil_div(groups, most);
-  return ceil_div(groups, pieces) * kStoredGroup;
+  return ceil_div(groups, pieces) * kRangeAlignment;
 }
 
 }  // namespace

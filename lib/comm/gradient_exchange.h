@@ -7,8 +7,8 @@
 //
 // A large bucket goes in pieces, one after another in the same scratch memory: the same elements of
 // each rank's shard at a time. Who sums what in which order does not depend on it, nor do any bits:
-// scales are of 128 elements, or, for fp8_sum, of whole tensors, whose amax comes before the first
-// piece.
+// scales are of the format's groups of elements, or, for fp8_sum, of whole tensors, whose amax
+// comes before the first piece.
 //
 // fp8_two_hop does the all-to-all and the sum twice: among the ranks of a node, then among those of
 // equal local rank. Shard r is elements r * shard_elements() .. of the bucket on every wire.
@@ -34,7 +34,7 @@ enum class WireKind : uint8_t {
   fp32,
   bf16,
   fp8_sum,  ///< a scale for each tensor, shared by all ranks; the sum is rounded at each addend
-  fp8_two_shot,  ///< a scale for each 128 elements; fp32 sums
+  fp8_two_shot,  ///< a scale for each group of elements; fp32 sums
   fp8_two_hop,   ///< the same, within a node and then between nodes
 };
 

@@ -15,7 +15,7 @@ GradientWire gradient_wire(const TensorFormat& format, bool self_exact, const To
     wire.gather = format;
     return wire;
   }
-  if (is_fp8(format.dtype) && format.granularity == Granularity::tensor && format.is_scaled()) {
+  if (is_fp8(format.dtype) && format.block == per::tensor && format.is_scaled()) {
     wire.kind = WireKind::fp8_sum;
     wire.format.policy = ScalePolicy::current;  // a controller's factor comes with the bucket
     return wire;
@@ -23,7 +23,7 @@ GradientWire gradient_wire(const TensorFormat& format, bool self_exact, const To
   if (!ops::is_wire_format(format)) {
     throw ConfigError("gradient_wire: '" + describe(format) +
                       "' does not cross between ranks; choose fp32, bf16, or e4m3 or e5m2 with a "
-                      "scale for the tensor or for each group(128)");
+                      "scale for the tensor or group(128)");
   }
   const bool hops = topology.nodes() > 1 && topology.ranks_per_node() > 1 && !self_exact;
   wire.kind = hops ? WireKind::fp8_two_hop : WireKind::fp8_two_shot;

@@ -22,10 +22,10 @@ struct DeviceTraits {
   /// rows is stored transposed too (cuBLASLt's TN rule up to compute capability 9.0).
   bool fp8_gemm_along_k_only = false;
   /// FP8 products are cuBLASLt's, those of `fp8_products` and under the conditions of
-  /// ops/gemm/scaled_gemm.h; others with a scale for each block are computed from dequantized
+  /// ops/gemm/gemm_support.h; others with a scale for each block are computed from dequantized
   /// operands, which takes scratch memory, and others with one scale for each operand do not exist.
   /// False: they are the backend's own, of every kind.
-  bool scaled_gemm_by_library = false;
+  bool fp8_gemm_by_library = false;
   Fp8Products fp8_products = Fp8Products(Fp8Support::any);
   /// The longest heads that attention has kernels for.
   int64_t max_head_dim = 512;
@@ -72,7 +72,7 @@ class Device {
   virtual Stream side_stream() { return stream_; }
   virtual std::unique_ptr<StreamEvent> make_event();
   const DeviceTraits& traits() const { return traits_; }
-  /// At start-up, for what only a trial shows (ops::probe_scaled_gemm).
+  /// At start-up, for what only a trial shows (ops::probe_gemms).
   void set_traits(const DeviceTraits& traits) { traits_ = traits; }
   MemoryLedger& ledger() { return ledger_; }
   OpCounters& counters() { return counters_; }

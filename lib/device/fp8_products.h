@@ -1,7 +1,7 @@
 #pragma once
 // Which FP8 products the library of a device has: a table by the scales of both operands, their
 // element types, the type of the result and where partial sums are held. It starts with what is
-// known of a chip (cuda_traits), and ops::probe_scaled_gemm takes out what a trial refuses.
+// known of a chip (cuda_traits), and ops::probe_gemms takes out what a trial refuses.
 
 #include <array>
 #include <cstddef>
@@ -41,7 +41,7 @@ struct Fp8Product {
 enum class Fp8Support : uint8_t {
   none,
   aligned,  ///< where M, N and K are multiples of kAlignedExtent
-  any,      ///< every shape that keeps the rules of ops/gemm/scaled_gemm.h
+  any,      ///< every shape that keeps the rules of ops/gemm/gemm_support.h
 };
 constexpr int64_t kAlignedExtent = 128;
 

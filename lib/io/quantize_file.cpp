@@ -55,7 +55,7 @@ std::string_view name_of_scale(ScaleType type) {
 std::string description(const FileQuantization& how) {
   const bool stochastic = how.format.rounding == Rounding::stochastic;
   nlohmann::ordered_json json = {{"format", name_of(how.format.dtype)},
-                                 {"granularity", name_of(how.format.granularity)},
+                                 {"granularity", name_of(how.format.block)},
                                  {"scale", name_of_scale(how.format.scale_type)},
                                  {"rounding", stochastic ? "stochastic" : "nearest_even"}};
   if (stochastic) {
@@ -80,13 +80,13 @@ Shape matrix_shape(const SafetensorsEntry& entry) {
 /// tensor: [1]; row: [rows, 1]; blocks: [blocks down, blocks across].
 SafetensorsEntry scale_entry(const SafetensorsEntry& entry, const TensorFormat& format) {
   const Shape shape = matrix_shape(entry);
-  const MatrixBlocks blocks = matrix_blocks(format.granularity, shape[0], shape[1]);
-  const std::vector<int64_t> extents = format.granularity == Granularity::tensor
+  const MatrixBlocks blocks = matrix_blocks(format.block, shape[0], shape[1]);
+  const std::vector<int64_t> extents = format.block == per::tensor
                                            ? std::vector<int64_t>{1}
                                            : std::vector<int64_t>{blocks.down, blocks.across};
   // Exponents are U8 in the files of MX models, not F8_E8M0.
   const DType type = format.scale_type == ScaleType::e8m0 ? DType::u8 : DType::f32;
-  return entry_of(entry.name + std::string(scale_suffix(format.granularity)), type, extents);
+  return entry_of(entry.name + std::string(scale_suffix(format.block)), type, extents);
 }
 
 /// The entries of the output for one of the input.
@@ -140,7 +140,7 @@ CastQuality cast_tensor(Stream cpu, const SafetensorsFile& file, const Safetenso
 
 std::vector<std::string> FileQuantizationReport::not_finite() const {
   std::vector<std::string> lines;
-  for (const QuantizedTensor& tensor : tensors) {
+  for (const QuantizedEntry& tensor : tensors) {
     const uint64_t count = tensor.quality.not_a_number + tensor.quality.infinite;
     if (count > 0) {
       lines.push_back(fmt::format("{}: {} of {} values are NaN, {} infinite", tensor.name,
@@ -159,28 +159,27 @@ std::vector<std::string> FileQuantizationReport::not_finite() const {
 
 CastQuality FileQuantizationReport::total() const {
   CastQuality sum;
-  for (const QuantizedTensor& tensor : tensors) {
+  for (const QuantizedEntry& tensor : tensors) {
     sum += tensor.quality;
   }
   return sum;
 }
 
 void check_quantization(const TensorFormat& format) {
-  const bool mx = format.granularity == Granularity::block_1x32;
+  const bool mx = format.block == per::block_1x32;
   if (mx != (format.scale_type == ScaleType::e8m0)) {
     throw ConfigError(
         fmt::format("{} scales for granularity {}: e8m0 goes with 1x32, fp32 and pow2 "
                     "with tensor, row, 1x128 and 128x128",
-                    name_of_scale(format.scale_type), name_of(format.granularity)));
+                    name_of_scale(format.scale_type), name_of(format.block)));
   }
   if (mx && format.dtype == DType::i8) {
     throw ConfigError("int8 in granularity 1x32: blocks of 1x32 hold e4m3 or e5m2 here");
   }
 }
 
-std::string_view scale_suffix(Granularity granularity) {
-  const bool blocks =
-      granularity == Granularity::block_1x128 || granularity == Granularity::block_128x128;
+std::string_view scale_suffix(ScaleBlock granularity) {
+  const bool blocks = granularity == per::block_1x128 || granularity == per::block_128x128;
   return blocks ? "_scale_inv" : "_scale";
 }
 

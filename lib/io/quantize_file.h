@@ -25,7 +25,7 @@ struct FileQuantization {
   std::vector<std::string> exclude;
 };
 
-struct QuantizedTensor {
+struct QuantizedEntry {
   std::string name;
   std::string dtype;  ///< of the input, in safetensors' spelling
   std::vector<int64_t> shape;
@@ -38,8 +38,8 @@ struct CopiedTensor {
 };
 
 struct FileQuantizationReport {
-  std::vector<QuantizedTensor> tensors;  ///< in order of the file
-  std::vector<CopiedTensor> copied;      ///< copied as they are
+  std::vector<QuantizedEntry> tensors;  ///< in order of the file
+  std::vector<CopiedTensor> copied;     ///< copied as they are
 
   CastQuality total() const;
   /// A line for each tensor with values that are NaN or infinite.
@@ -52,7 +52,7 @@ void check_quantization(const TensorFormat& format);
 
 /// "_scale_inv" for 1x128 and 128x128, else "_scale" (as DeepSeek-V3 and compressed-tensors write
 /// them).
-std::string_view scale_suffix(Granularity granularity);
+std::string_view scale_suffix(ScaleBlock granularity);
 
 /// Casts every tensor of fp32, bf16 or fp16 with two dimensions or more, seen as a matrix [rows,
 /// last extent], that the patterns leave; copies the others. Stochastic rounding draws for (seed,

@@ -39,7 +39,7 @@ View codes_of(std::vector<uint8_t>& codes, const TensorFormat& format, ConstView
 
 NearestCast cast_to_nearest(Stream cpu, ConstView x, TensorFormat format) {
   format.rounding = Rounding::nearest_even;
-  const MatrixBlocks blocks = matrix_blocks(format.granularity, x.shape[0], x.shape[1]);
+  const MatrixBlocks blocks = matrix_blocks(format.block, x.shape[0], x.shape[1]);
   const auto count = static_cast<size_t>(blocks.down * blocks.across);
   NearestCast cast;
   cast.matrix.codes.resize(static_cast<size_t>(x.count()));
@@ -47,20 +47,19 @@ NearestCast cast_to_nearest(Stream cpu, ConstView x, TensorFormat format) {
   cast.scale.resize(count);
   CastQuality& quality = cast.matrix.quality;
   const View codes = codes_of(cast.matrix.codes, format, x);
-  if (format.granularity == Granularity::tensor) {
+  if (format.block == per::tensor) {
     auto* scale_inv = reinterpret_cast<float*>(cast.matrix.scale_inv.data());
     ops::amax(cpu, x, &quality.amax);
     ops::compute_current_scale(cpu, &quality.amax, format, cast.scale.data(), scale_inv);
-    ops::quantize(cpu, x, {codes, {}, cast.scale.data(), scale_inv, format}, nullptr,
+    ops::quantize(cpu, x, {{codes, {}}, {}, cast.scale.data(), scale_inv, format}, nullptr,
                   &quality.statistics);
     return cast;
   }
   const View scale_inv = {cast.matrix.scale_inv.data(),
                           format.scale_type == ScaleType::e8m0 ? DType::e8m0 : DType::f32,
                           {blocks.down * blocks.across}};
-  ops::quantize_blockwise(
-      cpu, x, {{codes, scale_inv, cast.scale.data()}, {}, format, ScaleLayout::row_major},
-      &quality.amax, &quality.statistics);
+  ops::quantize(cpu, x, {{codes, scale_inv, cast.scale.data()}, {}, nullptr, nullptr, format},
+                &quality.amax, &quality.statistics);
   return cast;
 }
 
@@ -73,7 +72,7 @@ bool is_zero_code(uint8_t code) {
 void round_stochastically(NearestCast& cast, ConstView x, const TensorFormat& format,
                           const StochasticKey& key) {
   const int64_t columns = x.shape[1];
-  const MatrixBlocks blocks = matrix_blocks(format.granularity, x.shape[0], columns);
+  const MatrixBlocks blocks = matrix_blocks(format.block, x.shape[0], columns);
   const float threshold = saturation_threshold(format.dtype);
   ops::QuantizeStatistics statistics = {static_cast<uint64_t>(x.count()), 0, 0};
   with_code_type(format.dtype, [&](auto tag) {
@@ -134,11 +133,8 @@ CastQuality& CastQuality::operator+=(const CastQuality& other) {
   return *this;
 }
 
-MatrixBlocks matrix_blocks(Granularity granularity, int64_t rows, int64_t columns) {
-  if (granularity == Granularity::tensor) {
-    return {rows, columns, 1, 1};
-  }
-  const ops::ScaleGrid grid = ops::scale_grid(granularity, rows, columns, ScaleLayout::row_major);
+MatrixBlocks matrix_blocks(ScaleBlock block, int64_t rows, int64_t columns) {
+  const ops::ScaleGrid grid = ops::scale_grid(block, rows, columns, ScaleLayout::row_major);
   return {grid.height, grid.width, grid.rows, grid.columns};
 }
 
@@ -155,15 +151,14 @@ QuantizedMatrix quantize_matrix(Stream cpu, ConstView x, const TensorFormat& for
 
 void dequantize_matrix(Stream cpu, QuantizedMatrix& matrix, const TensorFormat& format, View y) {
   const View codes = codes_of(matrix.codes, format, y);
-  if (format.granularity == Granularity::tensor) {
-    ops::dequantize(
-        cpu, {codes, {}, nullptr, reinterpret_cast<float*>(matrix.scale_inv.data()), format}, y);
-    return;
+  if (format.block == per::tensor) {
+    auto* const scale_inv = reinterpret_cast<float*>(matrix.scale_inv.data());
+    return ops::dequantize(cpu, {{codes, {}}, {}, nullptr, scale_inv, format}, y);
   }
   const auto count = static_cast<int64_t>(matrix.scale_inv.size() / scale_bytes(format));
   const DType type = format.scale_type == ScaleType::e8m0 ? DType::e8m0 : DType::f32;
-  ops::dequantize_blockwise(cpu, {codes, {matrix.scale_inv.data(), type, {count}}, nullptr}, format,
-                            ScaleLayout::row_major, y);
+  const Quantized blocks = {codes, {matrix.scale_inv.data(), type, {count}}};
+  ops::dequantize(cpu, {blocks, {}, nullptr, nullptr, format}, y);
 }
 
 }  // namespace fp8train

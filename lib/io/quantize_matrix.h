@@ -41,10 +41,10 @@ struct QuantizedMatrix {
 struct MatrixBlocks {
   int64_t height, width, down, across;
 };
-MatrixBlocks matrix_blocks(Granularity granularity, int64_t rows, int64_t columns);
+MatrixBlocks matrix_blocks(ScaleBlock block, int64_t rows, int64_t columns);
 
 /// Casts x, [rows, columns] of fp32, bf16 or fp16, not empty. Scales are the same for both
-/// roundings: those of ops::compute_current_scale and ops::quantize_blockwise.
+/// roundings: those of ops::compute_current_scale and ops::quantize.
 QuantizedMatrix quantize_matrix(Stream cpu, ConstView x, const TensorFormat& format,
                                 const StochasticKey& key);
 

@@ -23,7 +23,7 @@ struct DTypeRow {
   std::optional<DType> dtype;
 };
 
-constexpr std::array<DTypeRow, 22> kDTypes = {{
+constexpr std::array<DTypeRow, 22> kTypeNames = {{
     {"BOOL", 8, {}},
     {"F4", 4, {}},
     {"F6_E2M3", 6, {}},
@@ -49,9 +49,9 @@ constexpr std::array<DTypeRow, 22> kDTypes = {{
 }};
 
 const DTypeRow* find_dtype(std::string_view name) {
-  const auto row = std::find_if(kDTypes.begin(), kDTypes.end(),
+  const auto row = std::find_if(kTypeNames.begin(), kTypeNames.end(),
                                 [&](const DTypeRow& r) { return r.name == name; });
-  return row == kDTypes.end() ? nullptr : &*row;
+  return row == kTypeNames.end() ? nullptr : &*row;
 }
 
 /// Follows the parser's events through the only shape a header can have: {name: {dtype, shape:
@@ -253,7 +253,7 @@ int64_t SafetensorsEntry::count() const {
 }
 
 std::string_view safetensors_name(DType dtype) {
-  for (const DTypeRow& row : kDTypes) {
+  for (const DTypeRow& row : kTypeNames) {
     if (row.dtype == dtype) {
       return row.name;
     }

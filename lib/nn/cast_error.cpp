@@ -18,11 +18,10 @@ constexpr int64_t kSquaresChunk = 4096;  // of ops::sum_of_squares
 /// `values` = x after a cast with the slot's one scale.
 void round_by_tensor(const StepContext& context, ConstView x, const ScalingSlot& slot,
                      View values) {
-  const QuantizedView codes = {.codes = allocate(*context.scratch, slot.format.dtype, x.shape),
-                               .columnwise_codes = {},
-                               .scale = slot.scale,
-                               .scale_inv = allocate(*context.scratch, DType::f32, {1}).as<float>(),
-                               .format = slot.format};
+  QuantizedTensor codes = {.rowwise = {}, .columnwise = {}, .format = slot.format};
+  codes.rowwise.codes = allocate(*context.scratch, slot.format.dtype, x.shape);
+  codes.tensor_scale = slot.scale;
+  codes.tensor_scale_inv = allocate(*context.scratch, DType::f32, {1}).as<float>();
   ops::quantize(context.stream, x, codes, nullptr, nullptr);
   ops::dequantize(context.stream, codes, values);
 }
@@ -32,17 +31,16 @@ void round_by_blocks(const StepContext& context, ConstView x, const ScalingSlot&
                      View values) {
   const TensorFormat& format = slot.format;
   const int64_t scales =
-      ops::scale_grid(format.granularity, x.shape.rows(), x.shape.back(), ScaleLayout::row_major)
-          .count;
+      ops::scale_grid(format.block, x.shape.rows(), x.shape.back(), ScaleLayout::row_major).count;
   const DType scale_type = format.scale_type == ScaleType::e8m0 ? DType::e8m0 : DType::f32;
-  BlockwiseQuantizedView codes = {.rowwise = {}, .columnwise = {}, .format = format};
+  QuantizedTensor codes = {.rowwise = {}, .columnwise = {}, .format = format};
   codes.rowwise.codes = allocate(*context.scratch, format.dtype, x.shape);
   codes.rowwise.scale_inv = allocate(*context.scratch, scale_type, {scales});
-  if (format.granularity == Granularity::row) {
+  if (format.block == per::row) {
     codes.rowwise.scale = allocate(*context.scratch, DType::f32, {scales}).as<float>();
   }
-  ops::quantize_blockwise(context.stream, x, codes, nullptr, nullptr);
-  ops::dequantize_blockwise(context.stream, codes.rowwise, format, codes.layout, values);
+  ops::quantize(context.stream, x, codes, nullptr, nullptr);
+  ops::dequantize(context.stream, codes, values);
 }
 
 /// rounded: x after the cast; becomes the error.
@@ -60,7 +58,7 @@ void add_energies_of(const StepContext& context, ConstView x, View rounded,
 void add_energies(const StepContext& context, ConstView x, const ScalingSlot& slot) {
   ArenaScope scope(*context.scratch);
   const View error = allocate(*context.scratch, DType::f32, x.shape);
-  if (slot.format.granularity == Granularity::tensor) {
+  if (slot.format.block == per::tensor) {
     round_by_tensor(context, x, slot, error);
   } else {
     round_by_blocks(context, x, slot, error);

@@ -5,49 +5,39 @@
 #include "ops/cast/blockwise_parts.h"
 #include "ops/cast/quantize.h"
 #include "ops/cast/scale_blocks.h"
+#include "ops/gemm/gemm_support.h"
 #include "ops/pointwise/elementwise.h"
 
 namespace fp8train {
 namespace {
 
-bool is_block(const TensorFormat& format) {
-  return format.granularity == Granularity::block_1x128 ||
-         format.granularity == Granularity::block_128x128;
-}
-
-/// The operands of one GEMM: both plain, or scaled in granularities that a product knows; along
-/// columns one of them may be plain, along rows this one.
+/// The operands of one GEMM: both plain, or formats that have a product; along columns one of them
+/// may be plain, along rows this one.
 void check_pair(const TensorFormat& a, const TensorFormat& b, bool along_columns) {
-  if (a.is_scaled() != b.is_scaled() && (along_columns || !a.is_scaled())) {
+  if (a.is_scaled() != b.is_scaled()) {
+    check(along_columns || !a.is_scaled(), "a GEMM has one scaled and one plain operand");
     return;
   }
-  check(a.is_scaled() == b.is_scaled(), "a GEMM has one scaled and one plain operand");
-  const Granularity read_a = read_as(a, b).granularity;
-  const Granularity read_b = read_as(b, a).granularity;
-  check(read_a == read_b || (is_block(a) && is_block(b)),
-        "the granularities of a GEMM's operands do not go together");
-  check(read_a != Granularity::block_128x128 || read_b != Granularity::block_128x128,
-        "no GEMM of two operands with 128x128 scales");
+  check(ops::gemm_support(DeviceTraits{}, {a, b}).native,
+        "the formats of a GEMM's operands do not go together");
 }
 
 DType scale_dtype(const TensorFormat& format) {
   return format.scale_type == ScaleType::e8m0 ? DType::e8m0 : DType::f32;
 }
 
-BlockwiseView place_blockwise(const LinearOperands::Memory& memory, const TensorFormat& format,
-                              ScaleLayout layout, const Shape& shape) {
-  const int64_t scales =
-      ops::scale_grid(format.granularity, shape.rows(), shape.back(), layout).count;
+Quantized place_blockwise(const LinearOperands::Memory& memory, const TensorFormat& format,
+                          ScaleLayout layout, const Shape& shape) {
+  const int64_t scales = ops::scale_grid(format.block, shape.rows(), shape.back(), layout).count;
   return {.codes = memory(format.dtype, {shape.rows(), shape.back()}),
           .scale_inv = memory(scale_dtype(format), {scales})};
 }
 
 /// Zeros where no scale is written.
 void clear_padding(const StepContext& context, const TensorFormat& format, ScaleLayout layout,
-                   const BlockwiseView& view) {
+                   const Quantized& view) {
   const Shape& shape = view.codes.shape;
-  const ops::ScaleGrid grid =
-      ops::scale_grid(format.granularity, shape.rows(), shape.back(), layout);
+  const ops::ScaleGrid grid = ops::scale_grid(format.block, shape.rows(), shape.back(), layout);
   if (grid.count != grid.rows * grid.columns) {
     ops::fill(context.stream, as_words(view.scale_inv), 0.0F);
   }
@@ -55,11 +45,11 @@ void clear_padding(const StepContext& context, const TensorFormat& format, Scale
 
 /// What a cast needs in addition to the codes: the scales themselves for rows, and the padding.
 void prepare_blockwise(const StepContext& context, const TensorFormat& format, ScaleLayout layout,
-                       BlockwiseView& view) {
+                       Quantized& view) {
   if (view.codes.empty()) {
     return;
   }
-  if (format.granularity == Granularity::row) {
+  if (format.block == per::row) {
     view.scale = allocate(*context.scratch, DType::f32, view.scale_inv.shape).as<float>();
   }
   clear_padding(context, format, layout, view);
@@ -103,15 +93,14 @@ const ScalingSlot* LinearOperands::only_slot() const {
   if (!codes_suffice(rows_)) {
     return nullptr;
   }
-  const Granularity granularity = rows_->format.granularity;
-  const bool turns =
-      granularity == Granularity::tensor || granularity == Granularity::block_128x128;
+  const ScaleBlock block = rows_->format.block;
+  const bool turns = block == per::tensor || block == per::block_128x128;
   return turns || with_plain_ ? rows_ : nullptr;
 }
 
 const ScalingSlot* LinearOperands::slot_for_producer(Wanted wanted) const {
   const auto castable = [](const ScalingSlot* slot) {
-    return slot != nullptr && slot->format.granularity == Granularity::tensor;
+    return slot != nullptr && slot->format.block == per::tensor;
   };
   if (wanted.along_rows && castable(rows_)) {
     return rows_;
@@ -123,37 +112,34 @@ LinearOperands::Cast LinearOperands::place(const DeviceTraits& traits, const Sca
                                            const Shape& shape, Wanted wanted,
                                            const Destinations& destinations) const {
   const Wanted here = of_slot(slot, wanted);
-  Cast cast = {.slot = slot, .codes = {}, .blockwise = {}};
+  Cast cast = {.slot = slot, .codes = {}};
   const TensorFormat& format = slot->format;
   const Shape transposed = {shape.back(), shape.rows()};
+  QuantizedTensor& codes = cast.codes;
+  codes.format = format;
   if (blockwise(format)) {
-    cast.blockwise.format = format;
-    cast.blockwise.layout = block_layout(traits);
+    codes.layout = block_layout(traits);
     if (here.along_rows || with_plain_) {
       const bool stored = with_plain_ && here.along_columns;
-      cast.blockwise.rowwise =
-          place_blockwise(stored ? destinations.along_columns : destinations.along_rows, format,
-                          cast.blockwise.layout, shape);
+      codes.rowwise = place_blockwise(stored ? destinations.along_columns : destinations.along_rows,
+                                      format, codes.layout, shape);
     }
     if (here.along_columns && !with_plain_) {
-      cast.blockwise.columnwise =
-          place_blockwise(destinations.along_columns, format, cast.blockwise.layout, transposed);
+      codes.columnwise =
+          place_blockwise(destinations.along_columns, format, codes.layout, transposed);
     }
     return cast;
   }
   const bool turn = here.along_columns && columnwise(traits);
-  cast.codes = {.codes = {},
-                .columnwise_codes = {},
-                .scale = slot->scale,
-                .scale_inv = slot->scale_inv,
-                .format = format};
+  codes.tensor_scale = slot->scale;
+  codes.tensor_scale_inv = slot->scale_inv;
   if (here.along_rows || !turn) {
     const bool both = here.along_columns && !turn;
-    cast.codes.codes =
+    codes.rowwise.codes =
         (both ? destinations.along_columns : destinations.along_rows)(format.dtype, shape);
   }
   if (turn) {
-    cast.codes.columnwise_codes = destinations.along_columns(format.dtype, transposed);
+    codes.columnwise.codes = destinations.along_columns(format.dtype, transposed);
   }
   return cast;
 }
@@ -169,12 +155,11 @@ void LinearOperands::fill(const StepContext& context, ConstView x, const Cast& c
   ops::QuantizeStatistics* statistics = context.collect_statistics ? slot.statistics : nullptr;
   if (blockwise(slot.format)) {
     ArenaScope scope(*context.scratch);
-    BlockwiseQuantizedView out = cast.blockwise;
+    QuantizedTensor out = cast.codes;
     prepare_blockwise(context, out.format, out.layout, out.rowwise);
     prepare_blockwise(context, out.format, out.layout, out.columnwise);
     // The amax is for ScalingState::update, which learns of infinities from it.
-    ops::quantize_blockwise(context.stream, x, out, context.training ? slot.amax : nullptr,
-                            statistics);
+    ops::quantize(context.stream, x, out, context.training ? slot.amax : nullptr, statistics);
     return;
   }
   if (!scales_now(context, slot.format)) {
@@ -190,26 +175,22 @@ void LinearOperands::fill(const StepContext& context, ConstView x, const Cast& c
 
 void LinearOperands::complete(const StepContext& context, const Cast& cast, ConstView block_amax) {
   const Stream& stream = context.stream;
-  if (!cast.codes.columnwise_codes.empty()) {
-    ops::transpose_codes(stream, cast.codes.codes, cast.codes.columnwise_codes);
+  const QuantizedTensor& codes = cast.codes;
+  if (!codes.rowwise.codes.empty() && !codes.columnwise.codes.empty()) {
+    ops::transpose_codes(stream, codes.rowwise.codes, codes.columnwise.codes);
   }
-  const BlockwiseQuantizedView& blockwise = cast.blockwise;
-  if (blockwise.rowwise.codes.empty()) {
+  if (!blockwise(codes.format) || codes.rowwise.codes.empty()) {
     return;
   }
-  const Shape& shape = blockwise.rowwise.codes.shape;
-  if (!blockwise.columnwise.codes.empty()) {
-    ops::transpose_codes(stream, blockwise.rowwise.codes, blockwise.columnwise.codes);
-  }
-  for (const BlockwiseView* view : {&blockwise.rowwise, &blockwise.columnwise}) {
-    if (!view->codes.empty()) {
-      clear_padding(context, blockwise.format, blockwise.layout, *view);
+  for (const Quantized* part : {&codes.rowwise, &codes.columnwise}) {
+    if (!part->codes.empty()) {
+      clear_padding(context, codes.format, codes.layout, *part);
       ops::find_block_scales(stream, {.amax = block_amax,
-                                      .shape = shape,
-                                      .format = blockwise.format,
-                                      .layout = blockwise.layout,
-                                      .transposed = view == &blockwise.columnwise,
-                                      .scale_inv = view->scale_inv});
+                                      .shape = codes.rowwise.codes.shape,
+                                      .format = codes.format,
+                                      .layout = codes.layout,
+                                      .transposed = part == &codes.columnwise,
+                                      .scale_inv = part->scale_inv});
     }
   }
 }
@@ -219,8 +200,8 @@ void LinearOperands::sample(const StepContext& context, ConstView x, const Cast&
     return;
   }
   const TensorFormat& format = cast.slot->format;
-  const bool only_along_columns = blockwise(format) && cast.blockwise.rowwise.codes.empty() &&
-                                  format.granularity != Granularity::block_128x128;
+  const bool only_along_columns =
+      blockwise(format) && cast.codes.rowwise.codes.empty() && format.block != per::block_128x128;
   (only_along_columns ? sample_amax : sample_cast)(context, x, *cast.slot);
 }
 
@@ -234,7 +215,7 @@ LinearOperands::Pair LinearOperands::make(const StepContext& context, const Sour
       continue;
     }
     const bool made = slot == source.slot;
-    Cast cast = {.slot = slot, .codes = source.codes, .blockwise = {}};
+    Cast cast = {.slot = slot, .codes = source.codes};
     if (!made || source.codes.empty()) {
       cast = place(context.device->traits(), slot, source.plain.shape, wanted, destinations);
       fill(context, source.plain, cast, made);
@@ -252,16 +233,11 @@ LinearOperand LinearOperands::read(const Cast& cast, ConstView plain, bool along
   operand.dequantize = along_columns && with_plain_ && cast.slot != nullptr;
   if (cast.slot == nullptr) {
     operand.plain = plain;
-  } else if (blockwise(cast.slot->format)) {
-    const bool columnwise = along_columns && !with_plain_;
-    operand.blockwise = {.matrix = columnwise ? cast.blockwise.columnwise : cast.blockwise.rowwise,
-                         .format = cast.blockwise.format,
-                         .layout = cast.blockwise.layout};
-  } else {
-    operand.codes = cast.codes;
-    const bool columnwise = along_columns && !cast.codes.columnwise_codes.empty();
-    (columnwise ? operand.codes.codes : operand.codes.columnwise_codes) = {};
+    return operand;
   }
+  operand.quantized = cast.codes;
+  const bool columnwise = along_columns && !cast.codes.columnwise.codes.empty();
+  (columnwise ? operand.quantized.rowwise : operand.quantized.columnwise) = {};
   return operand;
 }
 

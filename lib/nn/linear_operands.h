@@ -29,7 +29,7 @@ class LinearOperands {
   struct Source {
     ConstView plain;
     const ScalingSlot* slot = nullptr;
-    QuantizedView codes;
+    QuantizedTensor codes;
   };
   /// Memory for something of this type and shape.
   using Memory = std::function<View(DType, const Shape&)>;
@@ -40,8 +40,7 @@ class LinearOperands {
   /// One cast of the tensor, with the scaling of `slot`.
   struct Cast {
     const ScalingSlot* slot = nullptr;
-    QuantizedView codes;               ///< Granularity::tensor
-    BlockwiseQuantizedView blockwise;  ///< other granularities
+    QuantizedTensor codes;
   };
   struct Pair {
     LinearOperand along_rows, along_columns;

@@ -6,7 +6,7 @@
 
 #include "nn/context.h"
 #include "ops/gemm/gemm.h"
-#include "ops/gemm/scaled_gemm.h"
+#include "ops/gemm/gemm_support.h"
 #include "precision/linear_plan.h"
 #include "tensor/quantized.h"
 
@@ -14,23 +14,18 @@ namespace fp8train {
 
 /// Whether each block has a scale, and not the tensor.
 inline bool blockwise(const TensorFormat& format) {
-  return format.is_scaled() && format.granularity != Granularity::tensor;
+  return format.is_scaled() && format.block != per::tensor;
 }
-
-/// The format in which a GEMM reads an operand whose other operand has the format `other`: with
-/// row scales, one scale per tensor is the same scale for each row.
-TensorFormat read_as(TensorFormat format, const TensorFormat& other);
 
 /// The order in which the device's GEMMs read the scales of blocks.
 ScaleLayout block_layout(const DeviceTraits& traits);
 
-/// A tensor as one GEMM reads it; exactly one form is set.
+/// A tensor as one GEMM reads it: plain, or in one orientation of a quantized tensor.
 struct LinearOperand {
   ConstView plain;
-  QuantizedView codes;               ///< one scale; either codes or their transpose
-  ops::ScaledGemmOperand blockwise;  ///< a scale for each block; the contracted extent is the last
-  bool along_columns = false;        ///< the GEMM contracts the tensor along its columns
-  bool dequantize = false;  ///< `codes` or `blockwise`, those along rows, are read as values
+  QuantizedTensor quantized;  ///< empty for a plain operand; blocks lie along the contracted extent
+  bool along_columns = false;  ///< the GEMM contracts the tensor along its columns
+  bool dequantize = false;     ///< `quantized`, its codes along rows, is read as values
 };
 
 /// c = a b + beta c (+ bias), each operand contracted along the extent that it was made for.

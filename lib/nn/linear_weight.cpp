@@ -8,6 +8,7 @@
 #include "ops/cast/blockwise_parts.h"
 #include "ops/cast/quantize.h"
 #include "ops/cast/scale_blocks.h"
+#include "ops/gemm/gemm_support.h"
 #include "ops/pointwise/elementwise.h"
 
 namespace fp8train {
@@ -25,8 +26,8 @@ void Linear::choose_gathered_form() {
   } else if (only != nullptr && !needs_plain_weight()) {
     weight_->gathered = GatheredForm::codes;
     weight_->gathered_dtype = only->format.dtype;
-    if (only->format.granularity != Granularity::tensor) {
-      weight_->gathered_blocks = ops::scale_grid(only->format.granularity, weight_->shape.rows(),
+    if (only->format.block != per::tensor) {
+      weight_->gathered_blocks = ops::scale_grid(only->format.block, weight_->shape.rows(),
                                                  weight_->shape.back(), ScaleLayout::row_major)
                                      .count;
     }
@@ -59,10 +60,10 @@ void Linear::allocate(Device& device, ParameterStore& store) {
   }
   weight_casts_ = w_.place_all(device.traits(), weight_->shape, {memory, memory});
   for (LinearOperands::Cast& cast : weight_casts_) {
-    if (!cast.codes.empty()) {
+    if (!blockwise(cast.codes.format)) {
       // The scale at the time of the cast: the slot may move on.
       stored_scales_.emplace_back(device, DType::f32, Shape{2}, MemoryCategory::scaling_state);
-      cast.codes.scale_inv = stored_scales_.back().view().as<float>();
+      cast.codes.tensor_scale_inv = stored_scales_.back().view().as<float>();
     }
   }
   offer_weight_cast();
@@ -71,18 +72,11 @@ void Linear::allocate(Device& device, ParameterStore& store) {
 void Linear::check_device(const DeviceTraits& traits) const {
   // The extents that do not depend on the batch; 0 for the number of rows.
   const auto check_gemm = [&](const GemmPlan& gemm, DType result, int64_t m, int64_t n, int64_t k) {
-    const bool by_tensor = gemm.a.is_scaled() && gemm.b.is_scaled() &&
-                           gemm.a.granularity == Granularity::tensor &&
-                           gemm.b.granularity == Granularity::tensor;
-    if (!by_tensor) {
-      return;
-    }
-    const Fp8Product product = {
-        .a = gemm.a.dtype, .b = gemm.b.dtype, .c = result, .fast_accumulate = gemm.fast_accumulate};
-    const ops::ScaledGemmSupport support = ops::tensor_gemm_support(traits, product, m, n, k);
-    if (!support.native) {
-      throw DeviceError(plan_.site.name + ": " + std::string(name_of(product.a)) + " x " +
-                        std::string(name_of(product.b)) + " to " + std::string(name_of(result)) +
+    const ops::GemmSupport support =
+        ops::gemm_support(traits, {gemm.a, gemm.b, result, gemm.fast_accumulate}, {m, n, k});
+    if (!support.native && !support.dequantized) {
+      throw DeviceError(plan_.site.name + ": " + std::string(name_of(gemm.a.dtype)) + " x " +
+                        std::string(name_of(gemm.b.dtype)) + " to " + std::string(name_of(result)) +
                         " with one scale for each tensor: " + std::string(support.reason) +
                         "; use another release of cuBLAS, or another plan");
     }
@@ -95,8 +89,8 @@ void Linear::check_device(const DeviceTraits& traits) const {
 }
 
 void Linear::offer_weight_cast() {
-  if (weight_casts_.size() != 1 || weight_casts_.front().codes.empty() || !weight_->cast.empty() ||
-      weight_->value.empty() || !weight_->updated.whole) {
+  if (weight_casts_.size() != 1 || blockwise(weight_casts_.front().codes.format) ||
+      !weight_->cast.empty() || weight_->value.empty() || !weight_->updated.whole) {
     return;  // nothing to cast, casts with a scale for each block, another layer's weight too, a
              // value that must be rounded before it is cast, or a part of it
   }
@@ -116,7 +110,7 @@ void Linear::offer_weight_cast() {
 LinearOperand Linear::weight_operand(bool scaled, bool along_columns) const {
   const ConstView plain = weight_->copy.empty() ? weight_->stored_value.codes : weight_->copy;
   if (!scaled) {
-    return {.plain = plain, .codes = {}, .blockwise = {}, .along_columns = along_columns};
+    return {.plain = plain, .quantized = {}, .along_columns = along_columns};
   }
   return w_.operand(weight_casts_, plain, along_columns);
 }
@@ -139,7 +133,7 @@ bool Linear::find_part_amax(const StepContext& context) const {
     ArenaScope scope(*context.scratch);
     ops::blockwise_part_amax(context.stream,
                              {part_value(context), weight_->updated.first, weight_->shape},
-                             slot.format.granularity, weight_->block_amax);
+                             slot.format.block, weight_->block_amax);
     return false;
   }
   if (!LinearOperands::scales_now(context, slot.format)) {
@@ -176,10 +170,13 @@ void Linear::make_part(const StepContext& context) const {
     ops::compute_current_scale(context.stream, slot.amax, slot.format, slot.scale, slot.scale_inv);
   }
   ops::cast(context.stream, View{slot.scale_inv, DType::f32, {1}},
-            View{cast.codes.scale_inv, DType::f32, {1}});
+            View{cast.codes.tensor_scale_inv, DType::f32, {1}});
   if (updated.count() > 0) {
     ops::quantize(context.stream, value,
-                  {.codes = updated.gathered, .scale = slot.scale, .format = slot.format},
+                  {.rowwise = {.codes = updated.gathered, .scale_inv = {}},
+                   .columnwise = {},
+                   .tensor_scale = slot.scale,
+                   .format = slot.format},
                   now ? nullptr : slot.amax,
                   context.collect_statistics ? slot.statistics : nullptr);
     LinearOperands::sample(context, value, cast);
@@ -253,7 +250,7 @@ void Linear::refresh_weight(const StepContext& context, Refresh what) {
     if (!cast_already) {
       LinearOperands::fill(context, value, cast, cast_by_optimizer);
     }
-    if (!weight_->updated.whole && !cast.codes.empty()) {
+    if (!weight_->updated.whole && !blockwise(cast.codes.format)) {
       ops::cast(context.stream, View{cast.slot->scale, DType::f32, {1}}, scale_storage(cast));
     }
     LinearOperands::sample(context, value, cast);
@@ -266,18 +263,18 @@ void Linear::cast_again(const StepContext& context, ConstView value) const {
   unrecorded.training = false;
   unrecorded.collect_statistics = false;
   for (const LinearOperands::Cast& cast : weight_casts_) {
-    if (cast.codes.empty()) {
+    if (blockwise(cast.codes.format)) {
       LinearOperands::fill(unrecorded, value, cast, false);
       continue;
     }
-    QuantizedView codes = cast.codes;
-    codes.scale = scale_storage(cast).as<float>();
+    QuantizedTensor codes = cast.codes;
+    codes.tensor_scale = scale_storage(cast).as<float>();
     ops::quantize(context.stream, value, codes, nullptr, nullptr);
   }
 }
 
 View Linear::scale_storage(const LinearOperands::Cast& cast) {
-  return {cast.codes.scale_inv + 1, DType::f32, {1}};
+  return {cast.codes.tensor_scale_inv + 1, DType::f32, {1}};
 }
 
 }  // namespace fp8train

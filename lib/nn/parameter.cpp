@@ -184,7 +184,7 @@ void set_part(Device& device, const StoredTensor& part, int64_t first, const Sto
                    bytes_of(device, all.codes).data() + static_cast<size_t>(first) * element);
   }
   if (!part.scales.empty()) {
-    const bool grouped = all.format.granularity == Granularity::group;
+    const bool grouped = all.format.block.is_group();
     const int64_t before = grouped ? stored_scales(all.format, first) : 0;
     copy_from_host(
         device, part.scales,

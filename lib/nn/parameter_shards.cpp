@@ -197,7 +197,7 @@ void ParameterStore::find_views(bool with_gradients) {
     if (layout_ && parameter.gathered != GatheredForm::value) {
       parameter.stored_value = {View{}, parameter.formats.value, View{}};
     } else if (layout_ && !shard_is_in_place(layout_->parts[i].segment) &&
-               parameter.formats.value.granularity == Granularity::tensor) {
+               parameter.formats.value.block == per::tensor) {
       parameter.stored_value.scales = value_shards_.at(value_shard_[i]).scales;
     }
     parameter.stored_gradient = with_gradients ? gradients_.at(i) : StoredTensor{};
@@ -254,7 +254,7 @@ std::vector<View> ParameterStore::shared_scales() const {
   std::vector<View> scales;
   for (size_t i = 0; i < layout_->segments.size(); ++i) {
     const StoredTensor shard = value_shard(i);
-    if (shard.format.is_scaled() && shard.format.granularity == Granularity::tensor) {
+    if (shard.format.is_scaled() && shard.format.block == per::tensor) {
       scales.push_back(shard.scales);
     }
   }

@@ -12,18 +12,18 @@ SavedInput SavedInput::keep(const StepContext& context, ConstView x, const Saved
     return saved;
   }
   Arena& arena = context.training ? *context.saved : *context.scratch;
-  if (how.format.granularity == Granularity::group) {
+  if (how.format.block.is_group()) {
     const int64_t groups = ceil_div(x.count(), ops::kCompressedGroup);
     saved.groups_ = {allocate(arena, DType::e4m3, x.shape), allocate(arena, DType::bf16, {groups})};
     ops::compress(context.stream, x, saved.groups_);
   } else {
     const Shape matrix = {x.shape.rows(), x.shape.back()};
-    const ops::ScaleGrid grid = ops::scale_grid(how.format.granularity, matrix.rows(),
-                                                matrix.back(), ScaleLayout::row_major);
+    const ops::ScaleGrid grid =
+        ops::scale_grid(how.format.block, matrix.rows(), matrix.back(), ScaleLayout::row_major);
     saved.blocks_.format = how.format;
     saved.blocks_.rowwise = {.codes = allocate(arena, how.format.dtype, matrix),
                              .scale_inv = allocate(arena, DType::f32, {grid.count})};
-    ops::quantize_blockwise(context.stream, x, saved.blocks_, nullptr, nullptr);
+    ops::quantize(context.stream, x, saved.blocks_, nullptr, nullptr);
   }
   saved.x_.data = nullptr;
   return saved;
@@ -33,7 +33,7 @@ void SavedInput::decode(const StepContext& context, View y) const {
   if (!groups_.codes.empty()) {
     ops::decompress(context.stream, groups_, y);
   } else {
-    ops::dequantize_blockwise(context.stream, blocks_.rowwise, blocks_.format, blocks_.layout, y);
+    ops::dequantize(context.stream, blocks_, y);
   }
 }
 

@@ -45,8 +45,8 @@ class SavedInput {
 
  private:
   ConstView x_;
-  ops::CompressedView groups_;     ///< of 16
-  BlockwiseQuantizedView blocks_;  ///< of 1x128
+  ops::CompressedView groups_;  ///< of 16
+  QuantizedTensor blocks_;      ///< of 1x128
 };
 
 }  // namespace fp8train

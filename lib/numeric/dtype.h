@@ -10,27 +10,48 @@ namespace fp8train {
 
 enum class DType : uint8_t { f32, bf16, f16, e4m3, e5m2, e8m0, i8, u8, u16, i32, i64, f64 };
 
+constexpr float kMaxE4M3 = 448.0F;
+constexpr float kMaxE5M2 = 57344.0F;
+constexpr float kMaxF16 = 65504.0F;
+
+/// What is known of an element type.
+struct DTypeFacts {
+  DType type;
+  std::string_view name;
+  int bits;
+  /// Largest finite magnitude, which an amax is scaled to; 1 for types that have no scale or need
+  /// none.
+  float max = 1.0F;
+  /// Magnitude above which a saturating cast clips a value rather than rounds it to the maximum:
+  /// the maximum plus half of the spacing of codes there; 0 where no cast saturates.
+  float clips_above = 0.0F;
+  bool has_infinity = false;
+  bool is_code = false;  ///< written by casts with scales, and means nothing without them
+};
+
+/// The one table, in the order of DType.
+inline constexpr DTypeFacts kDTypes[] = {
+    {DType::f32, "fp32", 32, 1.0F, 0.0F, true},
+    {DType::bf16, "bf16", 16, 1.0F, 0.0F, true},
+    {DType::f16, "fp16", 16, kMaxF16, 0.0F, true},
+    {DType::e4m3, "e4m3", 8, kMaxE4M3, 464.0F, false, true},
+    {DType::e5m2, "e5m2", 8, kMaxE5M2, 61440.0F, true, true},
+    {DType::e8m0, "e8m0", 8},
+    {DType::i8, "int8", 8, 127.0F, 127.5F, false, true},
+    {DType::u8, "uint8", 8},
+    {DType::u16, "uint16", 16},
+    {DType::i32, "int32", 32},
+    {DType::i64, "int64", 64},
+    {DType::f64, "fp64", 64, 1.0F, 0.0F, true},
+};
+
+constexpr const DTypeFacts& facts_of(DType type) {
+  return kDTypes[static_cast<size_t>(type)];
+}
+
 /// Bytes of one element.
 constexpr size_t size_of(DType type) {
-  switch (type) {
-    case DType::f32:
-    case DType::i32:
-      return 4;
-    case DType::bf16:
-    case DType::f16:
-    case DType::u16:
-      return 2;
-    case DType::i64:
-    case DType::f64:
-      return 8;
-    case DType::e4m3:
-    case DType::e5m2:
-    case DType::e8m0:
-    case DType::i8:
-    case DType::u8:
-      return 1;
-  }
-  return 0;
+  return static_cast<size_t>(facts_of(type).bits) / 8;
 }
 
 constexpr bool is_fp8(DType type) {
@@ -39,12 +60,24 @@ constexpr bool is_fp8(DType type) {
 
 /// What a cast with scales writes: the FP8 formats and int8.
 constexpr bool is_code_type(DType type) {
-  return is_fp8(type) || type == DType::i8;
+  return facts_of(type).is_code;
 }
 
 /// "fp32", "bf16", "fp16", "e4m3", "e5m2", "e8m0", "int8", ...: the spelling of the table of plans
 /// and of `explain`.
-std::string_view name_of(DType type);
+constexpr std::string_view name_of(DType type) {
+  return facts_of(type).name;
+}
+
+/// What an amax is scaled to.
+constexpr float format_max(DType type) {
+  return facts_of(type).max;
+}
+
+/// Of a saturating cast to FP8 or INT8.
+constexpr float saturation_threshold(DType type) {
+  return facts_of(type).clips_above;
+}
 
 // Storage only: `bits` is the encoding. BF16: 1-8-7. FP16: IEEE 1-5-10. E4M3 (fn: no infinity, one
 // NaN per sign, maximum 448): 1-4-3, bias 7. E5M2: IEEE-like 1-5-2, bias 15, maximum 57344. E8M0:
@@ -64,32 +97,6 @@ struct e5m2 {
 struct e8m0 {
   uint8_t bits;
 };
-
-constexpr float kMaxE4M3 = 448.0F;
-constexpr float kMaxE5M2 = 57344.0F;
-constexpr float kMaxF16 = 65504.0F;
-
-/// Largest finite magnitude of an FP8, FP16 or INT8 format: what an amax is scaled to.
-constexpr float format_max(DType type) {
-  switch (type) {
-    case DType::e4m3:
-      return kMaxE4M3;
-    case DType::e5m2:
-      return kMaxE5M2;
-    case DType::f16:
-      return kMaxF16;
-    case DType::i8:
-      return 127.0F;
-    default:
-      return 1.0F;
-  }
-}
-
-/// Magnitude above which a value is clipped by a saturating cast to FP8 or INT8 rather than rounded
-/// to the maximum: the maximum plus half of the spacing of codes there.
-constexpr float saturation_threshold(DType type) {
-  return type == DType::e4m3 ? 464.0F : type == DType::i8 ? 127.5F : 61440.0F;
-}
 
 /// The DType of a C++ element type.
 template <typename T>

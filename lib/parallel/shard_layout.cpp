@@ -82,13 +82,13 @@ class LayoutMaker {
     StoreLayout::Segment& segment = layout_.segments[index];
     segment.parameters.push_back(parameter);
     segment.begins.push_back(segment.shard);
-    segment.shard += round_up(parameters_.all()[parameter]->shape.count(), kStoredGroup);
+    segment.shard += round_up(parameters_.all()[parameter]->shape.count(), kRangeAlignment);
     layout_.parts[parameter].segment = index;
   }
 
   void cut(size_t index) {
     StoreLayout::Segment& segment = layout_.segments[index];
-    segment.shard = round_up(segment.shard, kStoredGroup * layout_.ranks) / layout_.ranks;
+    segment.shard = round_up(segment.shard, kRangeAlignment * layout_.ranks) / layout_.ranks;
     const int64_t begin = segment.shard * layout_.rank;
     const int64_t end = begin + segment.shard;
     for (size_t i = 0; i < segment.parameters.size(); ++i) {

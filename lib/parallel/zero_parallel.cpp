@@ -106,7 +106,7 @@ std::vector<std::vector<float>> ZeroParallel::unit_values(size_t unit) {
     std::vector<std::byte> scales;
     StoredTensor whole({codes.data(), shard.format.dtype, {count}}, shard.format, {});
     const bool scaled = shard.format.is_scaled();
-    const bool grouped = scaled && shard.format.granularity == Granularity::group;
+    const bool grouped = scaled && shard.format.block.is_group();
     if (grouped) {
       scales = gather_on_host(shard.scales);
       whole.scales = {scales.data(), DType::f32, {stored_scales(shard.format, count)}};
@@ -152,7 +152,7 @@ void ZeroParallel::gather(const StoredTensor& shard, const StoredTensor& whole,
   const Stream stream = device_->stream();
   coming.push_back(
       gathers_->all_gather(stream, shard.codes.data, whole.codes.data, shard.codes.bytes()));
-  if (shard.format.granularity == Granularity::group) {
+  if (shard.format.block.is_group()) {
     coming.push_back(
         gathers_->all_gather(stream, shard.scales.data, whole.scales.data, shard.scales.bytes()));
   }

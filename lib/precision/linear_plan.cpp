@@ -5,19 +5,19 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "ops/gemm/gemm_support.h"
 
 namespace fp8train {
 namespace {
 
-/// Every GEMM dimension of the layer must be a multiple of this: 16 in FP8
-/// (cuBLAS documentation, cublasLtMatmul, FP8 data types), 32 where that is a block (MX).
+/// Every GEMM dimension of the layer must be a multiple of this: 16 in FP8 (cuBLAS documentation,
+/// cublasLtMatmul, FP8 data types), or what a product of its formats asks for.
 int64_t alignment(const LinearPlan& linear) {
+  int64_t multiple = 16;
   for (const GemmPlan* gemm : {&linear.fprop, &linear.dgrad, &linear.wgrad}) {
-    if (gemm->a.granularity == Granularity::block_1x32) {
-      return 32;
-    }
+    multiple = std::max(multiple, ops::gemm_support(DeviceTraits{}, {gemm->a, gemm->b}).k_multiple);
   }
-  return 16;
+  return multiple;
 }
 
 int64_t block_count(const std::vector<LinearSite>& sites) {
@@ -184,7 +184,7 @@ void apply_swiglu(const PrecisionPlan& plan, LinearPlan& linear) {
 /// What is made again is cast again: a scale of its own for each block, or none.
 void check_recompute(const LinearPlan& linear) {
   const TensorFormat& x = linear.wgrad.b;
-  const bool by_tensor = x.is_scaled() && x.granularity == Granularity::tensor;
+  const bool by_tensor = x.is_scaled() && x.block == per::tensor;
   const bool codes_as_values = x.is_scaled() && !linear.wgrad.a.is_scaled();
   if (linear.remade_input && (by_tensor || codes_as_values)) {
     throw ConfigError(fmt::format(

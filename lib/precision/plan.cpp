@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "base/error.h"
+#include "ops/gemm/gemm_support.h"
 #include "precision/plan_parts.h"
 #include "precision/role_request.h"
 
@@ -141,9 +142,9 @@ void apply_override(const PlanRequest& request, PrecisionPlan& plan) {
 void apply_fast_accumulation(const PlanRequest& request, PrecisionPlan& plan) {
   const char* const key = "fp8.fast_accumulation";
   apply_gemm_flags(request.fast_accumulation, key, plan, [&](GemmPlan& gemm, bool fast) {
-    const bool blocks_of_128 = gemm.a.granularity == Granularity::block_1x128 ||
-                               gemm.a.granularity == Granularity::block_128x128;
-    require(!fast || !blocks_of_128, plan, key,
+    const ops::GemmSupport support =
+        ops::gemm_support(DeviceTraits{}, {gemm.a, gemm.b, DType::bf16, true});
+    require(!fast || !support.native || support.fast_accumulate, plan, key,
             "scales for tensors, rows and 1x32, because sums over blocks of 128 are always "
             "promoted to fp32");
     gemm.fast_accumulate = fast && gemm.a.is_scaled() && gemm.b.is_scaled();
@@ -157,8 +158,7 @@ void apply_accumulation(const PlanRequest& request, PrecisionPlan& plan) {
   }
   bool any = false;
   for (GemmPlan* gemm : {&plan.fprop, &plan.dgrad, &plan.wgrad}) {
-    const bool simple =
-        gemm->a.granularity == Granularity::tensor || gemm->a.granularity == Granularity::row;
+    const bool simple = gemm->a.block == per::tensor || gemm->a.block == per::row;
     gemm->emulate_accumulator = gemm->fast_accumulate && simple && is_fp8(gemm->a.dtype);
     any = any || gemm->emulate_accumulator;
   }

@@ -62,16 +62,8 @@ std::string in_short(const TensorFormat& format) {
   if (!format.is_scaled()) {
     return text;
   }
-  switch (format.granularity) {
-    case Granularity::tensor:
-      text += " T";
-      break;
-    case Granularity::row:
-      text += " R";
-      break;
-    default:
-      text += fmt::format(" {}", name_of(format.granularity));
-  }
+  const ScaleBlock block = format.block;
+  text += block == per::tensor ? " T" : block == per::row ? " R" : " " + name_of(block);
   return text + (format.policy == ScalePolicy::delayed ? "*" : "");
 }
 

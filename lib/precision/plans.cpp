@@ -73,9 +73,9 @@ PrecisionPlan te_current() {
 }
 
 /// Current scaling with a scale for each block.
-TensorFormat blockwise(Granularity granularity, ScaleType scale_type) {
+TensorFormat blockwise(ScaleBlock block, ScaleType scale_type) {
   TensorFormat format = scaled(DType::e4m3, ScalePolicy::current);
-  format.granularity = granularity;
+  format.block = block;
   format.scale_type = scale_type;
   return format;
 }
@@ -84,8 +84,8 @@ TensorFormat blockwise(Granularity granularity, ScaleType scale_type) {
 /// 128x128 for w, scales that are powers of two, split accumulation in all three GEMMs.
 PrecisionPlan te_blockwise() {
   PrecisionPlan plan = unscaled("te-blockwise", DType::bf16);
-  const TensorFormat vector = blockwise(Granularity::block_1x128, ScaleType::pow2);
-  const TensorFormat square = blockwise(Granularity::block_128x128, ScaleType::pow2);
+  const TensorFormat vector = blockwise(per::block_1x128, ScaleType::pow2);
+  const TensorFormat square = blockwise(per::block_128x128, ScaleType::pow2);
   plan.fprop = plan.dgrad = gemm_in(vector, square, false);
   plan.wgrad = gemm_in(vector, vector, false);
   plan.saved_activation = vector;
@@ -96,7 +96,7 @@ PrecisionPlan te_blockwise() {
 /// up; accumulation as TransformerEngine's module constants have it.
 PrecisionPlan te_mxfp8() {
   PrecisionPlan plan = unscaled("te-mxfp8", DType::bf16);
-  const TensorFormat block = blockwise(Granularity::block_1x32, ScaleType::e8m0);
+  const TensorFormat block = blockwise(per::block_1x32, ScaleType::e8m0);
   plan.fprop = gemm_in(block, block, true);
   plan.dgrad = plan.wgrad = gemm_in(block, block, false);
   plan.saved_activation = block;
@@ -130,7 +130,7 @@ PrecisionPlan torchao_tensorwise() {
 /// exp2(floor(log2)) in fp32 gives the next power of two for scales a few ulp below it (1.3).
 PrecisionPlan torchao_rowwise() {
   PrecisionPlan plan = unscaled("torchao-rowwise", DType::bf16);
-  const TensorFormat row = with_torchao_epsilon(blockwise(Granularity::row, ScaleType::pow2));
+  const TensorFormat row = with_torchao_epsilon(blockwise(per::row, ScaleType::pow2));
   plan.fprop = gemm_in(row, row, true);
   plan.dgrad = plan.wgrad = gemm_in(row, row, false);
   plan.saved_activation = row;
@@ -143,7 +143,7 @@ PrecisionPlan torchao_rowwise() {
 PrecisionPlan torchao_rowwise_gw_hp() {
   PrecisionPlan plan = torchao_rowwise();
   plan.name = "torchao-rowwise-gw-hp";
-  plan.dgrad.b.granularity = Granularity::tensor;
+  plan.dgrad.b.block = per::tensor;
   plan.wgrad = gemm_in(plain(DType::bf16), plain(DType::bf16), false);
   plan.saved_activation = plain(DType::bf16);
   return plan;
@@ -159,10 +159,7 @@ TensorFormat stored_by_tensor(DType dtype) {
 
 /// A tensor that is stored, with an fp32 scale for 128 elements.
 TensorFormat stored_by_group(DType dtype) {
-  TensorFormat format = scaled(dtype, ScalePolicy::current);
-  format.granularity = Granularity::group;
-  format.group_size = 128;
-  return format;
+  return {.dtype = dtype, .block = per::group(128), .policy = ScalePolicy::current, .delayed = {}};
 }
 
 TensorFormat stochastic(TensorFormat format) {
@@ -259,8 +256,8 @@ PrecisionPlan fp8_lm() {
 /// weight's codes are the weight; fp32 master.
 PrecisionPlan fine_grained(const char* name) {
   PrecisionPlan plan = unscaled(name, DType::bf16);
-  const TensorFormat vector = blockwise(Granularity::block_1x128, ScaleType::f32);
-  const TensorFormat square = blockwise(Granularity::block_128x128, ScaleType::f32);
+  const TensorFormat vector = blockwise(per::block_1x128, ScaleType::f32);
+  const TensorFormat square = blockwise(per::block_128x128, ScaleType::f32);
   plan.fprop = plan.dgrad = gemm_in(vector, square, false);
   plan.wgrad = gemm_in(vector, vector, false);
   plan.saved_activation = vector;
@@ -288,10 +285,7 @@ PrecisionPlan deepseek_v3() {
 /// and wire (COAT's wgrad is bf16, here fp32); moments in E4M3 with an expanded range, to nearest.
 PrecisionPlan coat() {
   PrecisionPlan plan = te_tensor("coat", ScalePolicy::current);
-  plan.saved_nonlinear = scaled(DType::e4m3, ScalePolicy::current);
-  plan.saved_nonlinear.granularity = Granularity::group;
-  plan.saved_nonlinear.group_size = 16;
-  plan.saved_norm = plan.saved_nonlinear;
+  plan.saved_norm = plan.saved_nonlinear = blockwise(per::group(16), ScaleType::f32);
   plan.forward_reads_saved = true;
   plan.evaluate_scaled = false;
   plan.moment1 = stored_by_group(DType::e4m3);
@@ -339,7 +333,7 @@ PrecisionPlan fp8_min() {
 /// bf16, and passes gradients straight through the rounding (torchao/quantization/qat).
 PrecisionPlan int8_qat() {
   PrecisionPlan plan = unscaled("int8-qat", DType::bf16);
-  TensorFormat row = blockwise(Granularity::row, ScaleType::f32);
+  TensorFormat row = blockwise(per::row, ScaleType::f32);
   row.dtype = DType::i8;
   plan.fprop = gemm_in(row, row, false);
   plan.dgrad.b = plan.wgrad.b = row;

@@ -2,7 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/error.h"
+#include "ops/gemm/gemm_support.h"
 #include "precision/plan.h"
 #include "tensor/stored_tensor.h"
 
@@ -17,11 +20,6 @@ bool is_plain(const TensorFormat& format, DType dtype) {
   return format == plain(dtype);
 }
 
-bool is_block(const TensorFormat& format) {
-  return format.granularity == Granularity::block_1x128 ||
-         format.granularity == Granularity::block_128x128;
-}
-
 /// What a cast of a GEMM's operand can make.
 void check_operand(const char* role, const TensorFormat& format, DType activation) {
   if (!format.is_scaled()) {
@@ -32,12 +30,13 @@ void check_operand(const char* role, const TensorFormat& format, DType activatio
     }
     return;
   }
-  const Granularity granularity = format.granularity;
-  if (format.dtype == DType::i8 && granularity != Granularity::row) {
+  const ScaleBlock block = format.block;
+  if (format.dtype == DType::i8 && block != per::row) {
     refuse(role, format, "is no operand of a GEMM: int8 has a scale for each row");
   }
-  if ((!is_fp8(format.dtype) && format.dtype != DType::i8) || granularity == Granularity::group ||
-      format.expanded) {
+  constexpr ScaleBlock kBlocks[] = {per::tensor, per::row, per::block_1x128, per::block_128x128,
+                                    per::block_1x32};
+  if (!is_code_type(format.dtype) || std::ranges::find(kBlocks, block) == std::end(kBlocks)) {
     refuse(role, format,
            "is no operand of a GEMM: choose e4m3 or e5m2 with scales for the tensor, row, 1x128, "
            "128x128 or 1x32, or int8 with scales for rows");
@@ -45,36 +44,16 @@ void check_operand(const char* role, const TensorFormat& format, DType activatio
   if (format.rounding != Rounding::nearest_even) {
     refuse(role, format, "is no operand of a GEMM: they are rounded to nearest");
   }
-  const bool by_tensor = granularity == Granularity::tensor;
+  const bool by_tensor = block == per::tensor;
   if (format.policy != ScalePolicy::current &&
       (format.policy != ScalePolicy::delayed || !by_tensor)) {
     refuse(role, format,
            by_tensor ? "is no operand of a GEMM: its scale is current or delayed"
                      : "is no operand of a GEMM: a scale for each block is current");
   }
-  if ((format.scale_type == ScaleType::e8m0) != (granularity == Granularity::block_1x32)) {
+  if ((format.scale_type == ScaleType::e8m0) != (block == per::block_1x32)) {
     refuse(role, format, "is no operand of a GEMM: 1x32 and e8m0 scales go together");
   }
-}
-
-/// Whether some product reads both.
-bool have_product(const TensorFormat& a, const TensorFormat& b) {
-  const auto is = [](const TensorFormat& format, Granularity granularity) {
-    return format.granularity == granularity;
-  };
-  if (!a.is_scaled() || !b.is_scaled()) {
-    return a.is_scaled() == b.is_scaled();
-  }
-  if ((a.dtype == DType::i8) != (b.dtype == DType::i8)) {
-    return false;
-  }
-  if (is_block(a) && is_block(b)) {
-    return !is(a, Granularity::block_128x128) || !is(b, Granularity::block_128x128);
-  }
-  // Next to row scales, one scale for the tensor is the same scale for each row.
-  const bool rows = (is(a, Granularity::row) && is(b, Granularity::tensor)) ||
-                    (is(a, Granularity::tensor) && is(b, Granularity::row));
-  return rows || a.granularity == b.granularity;
 }
 
 struct OperandNames {
@@ -90,15 +69,20 @@ void check_gemm(const OperandNames& names, const GemmPlan& gemm, DType activatio
   check_operand(names.b, gemm.b, activation);
   const bool straight_through =
       forward != nullptr && !gemm.a.is_scaled() && gemm.b.is_scaled() && gemm.b == *forward;
-  if (!straight_through && !have_product(gemm.a, gemm.b)) {
+  if (straight_through) {
+    return;
+  }
+  // The cpu's traits: whether any device multiplies them.
+  const ops::GemmSupport support = ops::gemm_support(DeviceTraits{}, {gemm.a, gemm.b});
+  if (!support.native) {
     refuse(names.a, gemm.a,
            fmt::format("has no product with precision.{}: '{}'. Products: both without scales; "
                        "tensor or row with tensor or row; 1x128 with 1x128 or 128x128; 1x32 with "
                        "1x32",
                        names.b, describe(gemm.b)));
   }
-  const bool by_tensor = gemm.a.is_scaled() && gemm.a.granularity == Granularity::tensor &&
-                         gemm.b.granularity == Granularity::tensor;
+  const bool by_tensor =
+      gemm.a.is_scaled() && gemm.a.block == per::tensor && gemm.b.block == per::tensor;
   if (by_tensor && gemm.a.dtype == DType::e5m2 && gemm.b.dtype == DType::e5m2) {
     refuse(names.a, gemm.a,
            fmt::format("together with precision.{}: tensor cores do not multiply e5m2 by e5m2",
@@ -154,7 +138,7 @@ void check_gradient(const PrecisionPlan& plan) {
   TensorFormat wire = plan.gradient_wire;
   if (wire.policy == ScalePolicy::automatic) {
     wire.policy = ScalePolicy::current;
-    if (wire != gradient || wire.granularity != Granularity::tensor || !is_fp8(wire.dtype)) {
+    if (wire != gradient || wire.block != per::tensor || !is_fp8(wire.dtype)) {
       refuse("gradient_wire", plan.gradient_wire,
              fmt::format("scales gradients of its own format, but weight_gradient is '{}'",
                          describe(gradient)));
@@ -173,11 +157,10 @@ void check_saved(const PrecisionPlan& plan) {
            fmt::format("is what wgrad reads: '{}'", describe(plan.wgrad.b)));
   }
   TensorFormat groups = plain(DType::e4m3);
-  groups.granularity = Granularity::group;
-  groups.group_size = 16;
+  groups.block = per::group(16);
   groups.policy = ScalePolicy::current;
   TensorFormat blocks = plain(DType::e4m3);
-  blocks.granularity = Granularity::block_1x128;
+  blocks.block = per::block_1x128;
   blocks.policy = ScalePolicy::current;
   const auto check_role = [&](const char* role, const TensorFormat& saved) {
     TensorFormat fp32_scales = saved;
@@ -203,21 +186,12 @@ void check_saved(const PrecisionPlan& plan) {
 /// Bytes of one element with its share of scales.
 double element_bytes(const TensorFormat& format) {
   const auto bytes = static_cast<double>(size_of(format.dtype));
-  const double scale = format.scale_type == ScaleType::e8m0 ? 1.0 : 4.0;
-  switch (format.is_scaled() ? format.granularity : Granularity::tensor) {
-    case Granularity::group:
-      return bytes + (format.expanded ? 12.0 : 4.0) / format.group_size;
-    case Granularity::block_1x128:
-      return bytes + scale / 128;
-    case Granularity::block_128x128:
-      return bytes + scale / (128 * 128);
-    case Granularity::block_1x32:
-      return bytes + scale / 32;
-    case Granularity::tensor:
-    case Granularity::row:
-      return bytes;
+  const ScaleBlock& block = format.block;
+  if (!format.is_scaled() || block.columns == 0) {
+    return bytes;
   }
-  return bytes;
+  const double scale = format.scale_type == ScaleType::e8m0 ? 1.0 : format.expanded ? 12.0 : 4.0;
+  return bytes + scale / (std::max(block.rows, 1) * block.columns);
 }
 
 /// Current scaling at first is of tensors that come with a step, all with one window; scales of one
@@ -275,8 +249,7 @@ ParameterBytes bytes_per_parameter(const PrecisionPlan& plan) {
 TensorFormat running_gradient(const ParameterFormats& formats, bool exchanged) {
   const TensorFormat& stored = formats.gradient;
   const bool is_shared = stored == formats.gradient_wire && is_fp8(stored.dtype) &&
-                         stored.policy == ScalePolicy::current &&
-                         stored.granularity == Granularity::tensor;
+                         stored.policy == ScalePolicy::current && stored.block == per::tensor;
   return exchanged && is_shared ? plain(DType::bf16) : stored;
 }
 

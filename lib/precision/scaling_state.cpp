@@ -20,7 +20,7 @@ Tensor scaling_tensor(Device& device, DType dtype, const Shape& shape) {
 /// Scales that follow from blocks: their slots have an amax only for the guard, and every cast of
 /// a micro-batch is combined into it.
 bool by_blocks(const TensorFormat& format) {
-  return format.granularity != Granularity::tensor;
+  return format.block != per::tensor;
 }
 
 bool same_rule(const TensorFormat& a, const TensorFormat& b) {

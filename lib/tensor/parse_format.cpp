@@ -16,9 +16,6 @@ namespace {
 
 constexpr DType kElements[] = {DType::f32,  DType::bf16, DType::f16,
                                DType::e4m3, DType::e5m2, DType::i8};
-constexpr Granularity kGranularities[] = {Granularity::tensor,      Granularity::row,
-                                          Granularity::block_1x128, Granularity::block_128x128,
-                                          Granularity::block_1x32,  Granularity::group};
 constexpr int kMaxCount = 1'000'000;  // of a group, a history, an interval
 constexpr int kMaxMargin = 64;
 
@@ -143,7 +140,7 @@ class FormatParser {
   }
 
   void read(const Word& word) {
-    if (read_granularity(word) || read_policy(word)) {
+    if (read_block(word) || read_policy(word)) {
       return;
     }
     if (word.name == "pow2" || word.name == "e8m0") {
@@ -162,23 +159,41 @@ class FormatParser {
     no_arguments(word);
   }
 
-  bool read_granularity(const Word& word) {
-    for (const Granularity granularity : kGranularities) {
-      if (word.name != name_of(granularity)) {
-        continue;
-      }
-      once(has_granularity_, word, "granularity");
-      format_.granularity = granularity;
-      if (granularity != Granularity::group) {
-        no_arguments(word);
-      } else if (word.arguments.size() != 1) {
-        fail("group needs its size: group(128)");
-      } else {
-        format_.group_size = count(word.arguments[0], 1, kMaxCount, "the size of a group");
-      }
-      return true;
+  /// tensor, row, group(128) or two numbers, 1x128.
+  std::optional<ScaleBlock> block_of(const Word& word) const {
+    if (word.name == "tensor" || word.name == "row") {
+      return word.name == "row" ? per::row : per::tensor;
     }
-    return false;
+    if (word.name == "group") {
+      if (word.arguments.size() != 1) {
+        fail("group needs its size: group(128)");
+      }
+      return per::group(count(word.arguments[0], 1, kMaxCount, "the size of a group"));
+    }
+    const size_t cross = word.name.find('x');
+    if (cross == std::string::npos) {
+      return std::nullopt;
+    }
+    const auto rows = number_in<int32_t>(std::string_view(word.name).substr(0, cross));
+    const auto columns = number_in<int32_t>(std::string_view(word.name).substr(cross + 1));
+    const auto is_extent = [](const std::optional<int32_t>& extent) {
+      return extent && *extent >= 1 && *extent <= kMaxCount;
+    };
+    return is_extent(rows) && is_extent(columns) ? std::optional(ScaleBlock{*rows, *columns})
+                                                 : std::nullopt;
+  }
+
+  bool read_block(const Word& word) {
+    const std::optional<ScaleBlock> block = block_of(word);
+    if (!block) {
+      return false;
+    }
+    if (!block->is_group()) {
+      no_arguments(word);
+    }
+    once(has_block_, word, "block that shares a scale");
+    format_.block = *block;
+    return true;
   }
 
   bool read_policy(const Word& word) {
@@ -237,12 +252,12 @@ class FormatParser {
   }
 
   void complete() {
-    const bool scaled = has_granularity_ || has_policy_ || has_scale_type_ || format_.expanded ||
+    const bool scaled = has_block_ || has_policy_ || has_scale_type_ || format_.expanded ||
                         format_.amax_epsilon > 0;
     if (scaled && !has_policy_) {
       format_.policy = ScalePolicy::current;
     }
-    if (format_.expanded && format_.granularity != Granularity::group) {
+    if (format_.expanded && !format_.block.is_group()) {
       fail("expanded belongs to groups: group(128) expanded");
     }
     if (format_.amax_epsilon > 0 && format_.policy != ScalePolicy::current) {
@@ -253,7 +268,7 @@ class FormatParser {
   std::string text_;
   std::vector<Word> words_;
   TensorFormat format_;
-  bool has_granularity_ = false, has_policy_ = false, has_scale_type_ = false;
+  bool has_block_ = false, has_policy_ = false, has_scale_type_ = false;
 };
 
 }  // namespace

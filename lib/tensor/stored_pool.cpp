@@ -6,15 +6,10 @@
 #include "base/math.h"
 
 namespace fp8train {
-namespace {
-
-constexpr int64_t kAlignment = kStoredGroup;  // elements
-
-}  // namespace
 
 std::vector<float> initial_scales(const TensorFormat& format, int64_t count) {
   std::vector<float> scales(static_cast<size_t>(count), 1.0F);
-  if (format.granularity == Granularity::tensor) {
+  if (format.block == per::tensor) {
     for (size_t i = 1; i < scales.size(); i += 2) {
       scales[i] = 0.0F;
     }
@@ -44,7 +39,7 @@ size_t StoredPool::add(const TensorFormat& format, const Shape& shape, MemoryCat
   const auto index = static_cast<size_t>(&buffer - buffers_.data());
   buffer.tensors.push_back(entries_.size());
   entries_.push_back({index, shape, buffer.elements, buffer.scale_count});
-  buffer.elements += round_up(shape.count(), kAlignment);
+  buffer.elements += round_up(shape.count(), kRangeAlignment);
   buffer.scale_count += stored_scales(format, shape.count());
   return entries_.size() - 1;
 }
@@ -54,8 +49,8 @@ void StoredPool::allocate(Device& device, const Placement& placement) {
     if (placement.elements) {
       buffer.elements = placement.elements(buffer.queue, buffer.elements);
     }
-    buffer.elements = std::max(buffer.elements, kAlignment);  // so that there is a place
-    if (buffer.format.granularity != Granularity::tensor) {
+    buffer.elements = std::max(buffer.elements, kRangeAlignment);  // so that there is a place
+    if (buffer.format.block != per::tensor) {
       buffer.scale_count = stored_scales(buffer.format, buffer.elements);
     }
     if (!borrow(buffer, placement)) {
@@ -166,7 +161,7 @@ std::vector<View> StoredPool::words_without(size_t buffer, const std::vector<boo
 std::vector<View> StoredPool::tensor_scales() const {
   std::vector<View> views;
   for (const Buffer& buffer : buffers_) {
-    if (buffer.format.granularity == Granularity::tensor && !buffer.scales.empty()) {
+    if (buffer.format.block == per::tensor && !buffer.scales.empty()) {
       views.push_back(buffer.scales);
     }
   }

@@ -13,16 +13,15 @@ bool is_stored_format(const TensorFormat& format) {
     const bool exact = dtype == DType::f32 && format.rounding == Rounding::nearest_even;
     return !format.expanded && (exact || dtype == DType::bf16);
   }
-  const bool grouped =
-      format.granularity == Granularity::group && format.group_size == kStoredGroup;
+  const bool grouped = format.block == kStoredBlock;
   if (format.expanded && (!grouped || dtype != DType::e4m3)) {
     return false;
   }
   if (format.amax_epsilon > 0 || (format.expanded && format.scale_type != ScaleType::f32)) {
     return false;
   }
-  return (grouped || format.granularity == Granularity::tensor) &&
-         format.policy == ScalePolicy::current && format.scale_type != ScaleType::e8m0 &&
+  return (grouped || format.block == per::tensor) && format.policy == ScalePolicy::current &&
+         format.scale_type != ScaleType::e8m0 &&
          (is_fp8(dtype) || dtype == DType::f16 || dtype == DType::bf16);
 }
 
@@ -30,20 +29,20 @@ int64_t stored_scales(const TensorFormat& format, int64_t count) {
   if (!format.is_scaled()) {
     return 0;
   }
-  if (format.granularity == Granularity::tensor) {
+  if (format.block == per::tensor) {
     return 2;
   }
-  const int64_t groups = ceil_div(count, kStoredGroup);
+  const int64_t groups = ceil_div(count, format.block.columns);
   return format.expanded ? 3 * groups : groups;
 }
 
 StoredTensor part_of(const StoredTensor& tensor, int64_t first, int64_t count) {
-  check(first % kStoredGroup == 0 && first + count <= tensor.count(),
-        "a part begins with a whole group and lies in the tensor");
+  check(first % kRangeAlignment == 0 && first + count <= tensor.count(),
+        "a part begins at a multiple of kRangeAlignment and lies in the tensor");
   const DType dtype = tensor.codes.dtype;
   auto* const codes = tensor.codes.as<std::byte>() + static_cast<size_t>(first) * size_of(dtype);
   StoredTensor part({codes, dtype, {count}}, tensor.format, tensor.scales);
-  if (tensor.format.granularity == Granularity::group) {
+  if (tensor.format.block.is_group()) {
     part.scales = {tensor.scales.as<float>() + stored_scales(tensor.format, first),
                    DType::f32,
                    {stored_scales(tensor.format, count)}};

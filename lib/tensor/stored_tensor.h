@@ -4,8 +4,8 @@
 // is read by element-wise operations only, which compute in fp32.
 //
 // Formats (is_stored_format): fp32, bf16; and fp16, bf16, e4m3 or e5m2 with a current scale (fp32
-// or a power of two) for the whole tensor or for each group of 128 consecutive elements; and e4m3
-// with dynamic range expansion (COAT) for each group. Nearest-even or stochastic. codes =
+// or a power of two) for the whole tensor or for each kStoredBlock of consecutive elements; and
+// e4m3 with dynamic range expansion (COAT) for each group. Nearest-even or stochastic. codes =
 // cast(value * scale), saturating. A scale is format_max / amax of what is stored (bf16: 1 / amax),
 // 1 for zeros.
 
@@ -16,14 +16,21 @@
 
 namespace fp8train {
 
-constexpr int64_t kStoredGroup = 128;  ///< elements that share a scale
+/// What shares a scale where it is not the whole tensor: the kernels of ops/storage give a warp
+/// such a group.
+constexpr ScaleBlock kStoredBlock = per::group(128);
+
+/// Where tensors of a pool, parts of tensors, shards and chunks begin: multiples of so many
+/// elements, whatever the format. A part that begins there begins with a whole kStoredBlock.
+constexpr int64_t kRangeAlignment = 128;
+static_assert(kRangeAlignment % kStoredBlock.columns == 0);
 
 struct StoredTensor {
   View codes;
   TensorFormat format;
   View scales;  ///< fp32, of stored_scales() elements; none for an unscaled format.
                 ///< Tensor: the scale and space for an amax, which is 0 between operations.
-                ///< Group: a scale each. Expanded: a ScaleExpansion each
+                ///< Groups: a scale each. Expanded: a ScaleExpansion each
 
   StoredTensor() = default;
   StoredTensor(const View& unscaled) : codes(unscaled) {  // NOLINT(google-explicit-constructor)
@@ -46,7 +53,8 @@ struct ScaleExpansion {
 struct RoundingStream {
   uint64_t seed = 0;
   uint64_t tensor = 0;
-  int64_t first = 0;  ///< element of the parameter that a call's first one is: a multiple of 128
+  int64_t first = 0;  ///< element of the parameter that a call's first one is: a multiple of
+                      ///< kRangeAlignment
 };
 
 /// What is rounded of a parameter. The bits of an element are those of numeric/rounding.h for
@@ -59,8 +67,8 @@ bool is_stored_format(const TensorFormat& format);
 /// fp32 values that StoredTensor::scales has for `count` elements.
 int64_t stored_scales(const TensorFormat& format, int64_t count);
 
-/// Elements first .. first + count - 1, flat. `first`: a multiple of 128. A scale of the whole
-/// tensor stays that.
+/// Elements first .. first + count - 1, flat. `first`: a multiple of kRangeAlignment. A scale of
+/// the whole tensor stays that.
 StoredTensor part_of(const StoredTensor& tensor, int64_t first, int64_t count);
 
 }  // namespace fp8train

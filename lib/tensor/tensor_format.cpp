@@ -10,22 +10,15 @@ TensorFormat plain(DType dtype) {
   return format;
 }
 
-std::string_view name_of(Granularity granularity) {
-  switch (granularity) {
-    case Granularity::tensor:
-      return "tensor";
-    case Granularity::row:
-      return "row";
-    case Granularity::block_1x128:
-      return "1x128";
-    case Granularity::block_128x128:
-      return "128x128";
-    case Granularity::block_1x32:
-      return "1x32";
-    case Granularity::group:
-      return "group";
+std::string name_of(ScaleBlock block) {
+  if (block == per::tensor) {
+    return "tensor";
   }
-  return "?";
+  if (block == per::row) {
+    return "row";
+  }
+  return block.is_group() ? fmt::format("group({})", block.columns)
+                          : fmt::format("{}x{}", block.rows, block.columns);
 }
 
 std::string describe(const TensorFormat& format) {
@@ -34,10 +27,7 @@ std::string describe(const TensorFormat& format) {
   if (!format.is_scaled()) {
     return text + rounding;
   }
-  text += fmt::format(" {}", name_of(format.granularity));
-  if (format.granularity == Granularity::group) {
-    text += fmt::format("({}){}", format.group_size, format.expanded ? " expanded" : "");
-  }
+  text += fmt::format(" {}{}", name_of(format.block), format.expanded ? " expanded" : "");
   switch (format.policy) {
     case ScalePolicy::none:
       break;

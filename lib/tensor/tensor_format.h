@@ -1,6 +1,6 @@
 #pragma once
-// A TensorFormat is the format of one role: element format x scale granularity x scale policy x
-// scale type x rounding. Pure data.
+// A TensorFormat is the format of one role: element format x block of elements that share a scale x
+// scale policy x scale type x rounding. Pure data.
 
 #include <cstdint>
 #include <string>
@@ -10,7 +10,28 @@
 
 namespace fp8train {
 
-enum class Granularity : uint8_t { tensor, row, block_1x128, block_128x128, block_1x32, group };
+/// The elements that share a scale: `rows` x `columns` of a matrix; 0 columns are all of a row.
+/// With 0 rows the tensor counts as one row of elements in the order of memory.
+struct ScaleBlock {
+  int32_t rows = 0, columns = 0;
+
+  /// Consecutive elements of the tensor, whatever its shape.
+  constexpr bool is_group() const { return rows == 0 && columns > 0; }
+  constexpr bool operator==(const ScaleBlock&) const = default;
+};
+
+/// Blocks by name: format.block == per::row.
+namespace per {
+constexpr ScaleBlock tensor = {0, 0};
+constexpr ScaleBlock row = {1, 0};
+constexpr ScaleBlock block_1x128 = {1, 128};
+constexpr ScaleBlock block_128x128 = {128, 128};
+constexpr ScaleBlock block_1x32 = {1, 32};
+constexpr ScaleBlock group(int32_t elements) {
+  return {0, elements};
+}
+}  // namespace per
+
 enum class ScalePolicy : uint8_t { none, current, delayed, fixed, automatic };
 enum class ScaleType : uint8_t { f32, pow2, e8m0 };
 enum class Rounding : uint8_t { nearest_even, stochastic };
@@ -49,12 +70,11 @@ struct DelayedScaling {
 
 struct TensorFormat {
   DType dtype = DType::f32;
-  Granularity granularity = Granularity::tensor;
+  ScaleBlock block;
   ScalePolicy policy = ScalePolicy::none;
   ScaleType scale_type = ScaleType::f32;
   Rounding rounding = Rounding::nearest_even;
-  int group_size = 0;        ///< Granularity::group only
-  bool expanded = false;     ///< Granularity::group only: dynamic range expansion (COAT)
+  bool expanded = false;     ///< groups only: dynamic range expansion (COAT)
   float fixed_scale = 1.0F;  ///< ScalePolicy::fixed only
   float amax_epsilon =
       0.0F;                ///< ScalePolicy::current only, not e8m0: a smaller amax counts as this
@@ -76,6 +96,7 @@ std::string describe(const TensorFormat& format);
 /// word is wrong and what is known.
 TensorFormat parse_format(std::string_view text);
 
-std::string_view name_of(Granularity granularity);
+/// "tensor", "row", "1x128", "group(128)".
+std::string name_of(ScaleBlock block);
 
 }  // namespace fp8train

@@ -40,8 +40,7 @@ std::vector<StateTensor> state_tensors(Engine& engine) {
   const ParameterStore& store = engine.model().parameters();
   const auto add = [&](const std::string& role, const Parameter& parameter,
                        const StoredTensor& tensor) {
-    const bool shares_scale =
-        tensor.format.is_scaled() && tensor.format.granularity == Granularity::tensor;
+    const bool shares_scale = tensor.format.is_scaled() && tensor.format.block == per::tensor;
     if (!tensor.empty() && (parameter.updated.count() > 0 || shares_scale)) {
       found.push_back({role + "." + parameter.name, tensor, parameter.shape,
                        parameter.updated.first, parameter.updated.whole});
@@ -82,9 +81,8 @@ std::vector<int64_t> extents(const Shape& shape) {
 
 /// The scale alone, where space for an amax is next to it.
 View saved_scales(const StoredTensor& tensor) {
-  return tensor.format.granularity == Granularity::tensor
-             ? View{tensor.scales.data, DType::f32, {1}}
-             : tensor.scales;
+  return tensor.format.block == per::tensor ? View{tensor.scales.data, DType::f32, {1}}
+                                            : tensor.scales;
 }
 
 std::string part_name(const std::string& name, int64_t first) {
@@ -205,7 +203,7 @@ void load(Device& device, const SavedState& saved, const StateTensor& entry) {
     return;
   }
   const View scales = saved_scales(tensor);
-  const bool single = tensor.format.granularity == Granularity::tensor;
+  const bool single = tensor.format.block == per::tensor;
   const int64_t before = single ? 0 : stored_scales(tensor.format, entry.first);
   copy_from_host(device, scales,
                  saved.read(entry.name + kScale, DType::f32, before, scales.count()).data());
@@ -217,14 +215,13 @@ TensorFormat readable_format(const SavedState& saved, const std::string& name, i
   TensorFormat format;
   format.dtype = saved.dtype_of(name);
   const int64_t scales = saved.count_of(name + kScale);
-  const int64_t groups = ceil_div(count, kStoredGroup);
+  const int64_t groups = ceil_div(count, kStoredBlock.columns);
   if (scales == 0) {
     return format;
   }
   format.policy = ScalePolicy::current;
   if (scales > 1) {
-    format.granularity = Granularity::group;
-    format.group_size = kStoredGroup;
+    format.block = kStoredBlock;
     format.expanded = scales == 3 * groups;
   }
   if (scales != 1 && scales != groups && !format.expanded) {
@@ -272,7 +269,7 @@ std::vector<SavedTensor> saved_tensors(Engine& engine) {
       continue;
     }
     const View scales = saved_scales(tensor);
-    const bool grouped = tensor.format.granularity == Granularity::group;
+    const bool grouped = tensor.format.block.is_group();
     const std::string scale = entry.name + kScale;
     // One scale for the whole is saved with the first part.
     const int64_t first = grouped ? stored_scales(tensor.format, entry.first) : 0;

@@ -23,7 +23,7 @@ JsonObject slot_metrics(const std::vector<SlotReport>& slots) {
   JsonObject all;
   for (const SlotReport& report : slots) {
     JsonObject one;
-    if (report.slot->format.granularity == Granularity::tensor) {
+    if (report.slot->format.block == per::tensor) {
       one.add("scale", static_cast<double>(report.scale));
       one.add("scale_exponent", std::ilogb(report.scale));
     }

@@ -83,7 +83,7 @@ std::string complaint(const SlotReport& report) {
 std::string advice(const SlotReport& report) {
   std::string exempt =
       fmt::format("keep the layer in high precision (fp8.exempt: [{}])", report.slot->layer);
-  if (report.slot->format.granularity != Granularity::tensor) {
+  if (report.slot->format.block != per::tensor) {
     return exempt;
   }
   std::string blocks = "take a plan with a scale for each block, or " + exempt;

@@ -10,7 +10,7 @@
 #include "device/cuda/cuda_device.h"
 #include "io/hf_config.h"
 #include "ops/gemm/gemm.h"
-#include "ops/gemm/scaled_gemm.h"
+#include "ops/gemm/gemm_support.h"
 #include "optim/registry.h"
 #include "precision/linear_plan.h"
 
@@ -284,7 +284,7 @@ std::unique_ptr<Device> choose_device(const std::string& setting, bool tune_gemm
     kind = obstacle.empty() ? DeviceKind::cuda : DeviceKind::cpu;
   }
   std::unique_ptr<Device> device = make_device(kind, gpu);
-  ops::probe_scaled_gemm(*device);
+  ops::probe_gemms(*device);
   if (tune_gemms) {
     ops::tune_gemms(*device, cache_folder().string());
   }

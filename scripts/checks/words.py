@@ -43,7 +43,7 @@ WORDS = [
     (r"at home", "in its module"),
     (r"as (many|much) as one likes|as one likes", "any number of"),
 ]
-NAMES = [(re.compile(r"\bgo_on\b"), "progress"), (re.compile(r"\bcodes_transposed\b"), "columnwise_codes")]
+NAMES = [(re.compile(r"\bgo_on\b"), "progress"), (re.compile(r"\bcodes_transposed\b"), "columnwise")]
 PATTERNS = [(re.compile(rf"(?<![a-z])(?:{pattern})(?![a-z])"), word) for pattern, word in WORDS]
 
 # (file, part of the line)

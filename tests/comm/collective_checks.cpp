@@ -146,17 +146,13 @@ struct WireCase {
   double gathered;
 };
 
-TensorFormat encoded_format(Granularity granularity, ScaleType type) {
-  return {.dtype = DType::e4m3,
-          .granularity = granularity,
-          .policy = ScalePolicy::current,
-          .scale_type = type,
-          .group_size = granularity == Granularity::group ? 128 : 0};
+TensorFormat encoded_format(ScaleBlock block, ScaleType type) {
+  return {.dtype = DType::e4m3, .block = block, .policy = ScalePolicy::current, .scale_type = type};
 }
 
 std::vector<WireCase> wire_cases(const Topology& topology) {
-  const TensorFormat grouped = encoded_format(Granularity::group, ScaleType::f32);
-  const TensorFormat powers = encoded_format(Granularity::group, ScaleType::pow2);
+  const TensorFormat grouped = encoded_format(per::group(128), ScaleType::f32);
+  const TensorFormat powers = encoded_format(per::group(128), ScaleType::pow2);
   const auto wire = [&](const TensorFormat& format) {
     return gradient_wire(format, false, topology);
   };

@@ -37,8 +37,8 @@ double per_parameter(const GradientWire& wire, int ranks, ExchangeResult result)
 }
 
 TEST_CASE("wire bytes are those of the table", "[dry_run]") {
-  const TensorFormat grouped = encoded(Granularity::group, ScaleType::f32);
-  const TensorFormat powers = encoded(Granularity::group, ScaleType::pow2);
+  const TensorFormat grouped = encoded(per::group(128), ScaleType::f32);
+  const TensorFormat powers = encoded(per::group(128), ScaleType::pow2);
   struct Row {
     TensorFormat format;
     TensorFormat gather;
@@ -47,7 +47,7 @@ TEST_CASE("wire bytes are those of the table", "[dry_run]") {
   const Row rows[] = {
       {plain(DType::f32), plain(DType::f32), 4, 8},
       {plain(DType::bf16), plain(DType::bf16), 2, 4},
-      {encoded(Granularity::tensor, ScaleType::pow2), plain(DType::bf16), 1, 2},
+      {encoded(per::tensor, ScaleType::pow2), plain(DType::bf16), 1, 2},
       {grouped, grouped, 1.031, 2.06},
       {grouped, plain(DType::bf16), 1.031, 3.03},
       {powers, powers, 1.008, 2.016},
@@ -67,7 +67,7 @@ TEST_CASE("wire bytes are those of the table", "[dry_run]") {
 TEST_CASE("two hops send little between nodes", "[dry_run]") {
   const Topology topology = Topology::blocks(64, 8);
   const GradientWire wire =
-      gradient_wire(encoded(Granularity::group, ScaleType::f32), false, topology);
+      gradient_wire(encoded(per::group(128), ScaleType::f32), false, topology);
   CHECK(wire.kind == WireKind::fp8_two_hop);
   const Traffic traffic = sent(wire, topology, ExchangeResult::shard);
   const auto all = static_cast<double>(kParameters);
@@ -91,7 +91,7 @@ TEST_CASE("a dry run leaves zeros where others would have written", "[dry_run]")
 }
 
 TEST_CASE("a dry run computes nothing and its memory is that of a run", "[dry_run]") {
-  const TensorFormat format = encoded(Granularity::group, ScaleType::f32);
+  const TensorFormat format = encoded(per::group(128), ScaleType::f32);
   const auto comm = make_dry_run(Topology::blocks(8, 8), 0);
   const auto device = make_meta_device({});
   Tensor bucket(*device, DType::f32, {kParameters}, MemoryCategory::gradients);

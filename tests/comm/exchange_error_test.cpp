@@ -59,12 +59,11 @@ Values contribution(const Signal& signal, int rank) {
   return made;
 }
 
-TensorFormat encoded(Granularity granularity) {
+TensorFormat encoded(ScaleBlock block) {
   return {.dtype = DType::e4m3,
-          .granularity = granularity,
+          .block = block,
           .policy = ScalePolicy::current,
-          .scale_type = granularity == Granularity::group ? ScaleType::f32 : ScaleType::pow2,
-          .group_size = granularity == Granularity::group ? 128 : 0};
+          .scale_type = block == per::group(128) ? ScaleType::f32 : ScaleType::pow2};
 }
 
 /// |result - mean| / |mean|, in the norm of squares.
@@ -141,10 +140,10 @@ TEST_CASE("errors of exchanged means are those of the table", "[exchange][error]
       made.gather = gather;
       return made;
     };
-    const TensorFormat grouped = encoded(Granularity::group);
+    const TensorFormat grouped = encoded(per::group(128));
     const TensorFormat bf16 = plain(DType::bf16);
     check("bf16", wire(bf16, bf16), ExchangeResult::whole, row.bf16);
-    check("fp8_sum", wire(encoded(Granularity::tensor), bf16), ExchangeResult::whole, row.fp8_sum);
+    check("fp8_sum", wire(encoded(per::tensor), bf16), ExchangeResult::whole, row.fp8_sum);
     check("shard", wire(grouped, bf16), ExchangeResult::shard, row.shard);
     check("gathered in fp8", wire(grouped, grouped), ExchangeResult::whole, row.gathered_fp8);
     check("gathered in bf16", wire(grouped, bf16), ExchangeResult::whole, row.gathered_bf16);

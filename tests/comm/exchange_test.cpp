@@ -22,7 +22,7 @@ namespace {
 
 constexpr int64_t kCount = 1000;
 
-const TensorFormat kGrouped = encoded(Granularity::group, ScaleType::f32);
+const TensorFormat kGrouped = encoded(per::group(128), ScaleType::f32);
 
 using Values = std::vector<float>;
 
@@ -102,7 +102,7 @@ TEST_CASE("two-shot: the fp64 mean of the decoded contributions", "[exchange]") 
       }
       const Topology topology = Topology::blocks(ranks, ranks);
       const GradientWire wire = gradient_wire(
-          encoded(Granularity::group, pow2 ? ScaleType::pow2 : ScaleType::f32), false, topology);
+          encoded(per::group(128), pow2 ? ScaleType::pow2 : ScaleType::f32), false, topology);
       const auto shards = exchange(gradients, wire, topology, ExchangeResult::shard);
       Values all;
       for (const Values& shard : shards) {
@@ -191,9 +191,8 @@ TEST_CASE("one rank: the bits of storing and reading in the wire's format", "[ex
   const auto device = make_device(DeviceKind::cpu);
   const Topology alone;
   for (const TensorFormat& format :
-       {plain(DType::f32), plain(DType::bf16), kGrouped,
-        encoded(Granularity::group, ScaleType::pow2), encoded(Granularity::tensor, ScaleType::pow2),
-        encoded(Granularity::tensor, ScaleType::f32)}) {
+       {plain(DType::f32), plain(DType::bf16), kGrouped, encoded(per::group(128), ScaleType::pow2),
+        encoded(per::tensor, ScaleType::pow2), encoded(per::tensor, ScaleType::f32)}) {
     INFO(describe(format));
     const Values gradients = random_gradients(3);
     Tensor values(*device, DType::f32, {kCount}, MemoryCategory::workspace);
@@ -226,7 +225,7 @@ TEST_CASE("a value that is not finite poisons its group on all ranks", "[exchang
   for (const float bad : {std::numeric_limits<float>::infinity(), std::nanf("")}) {
     for (const int per_node : {4, 2}) {
       const Topology topology = Topology::blocks(4, per_node);
-      for (const TensorFormat& format : {kGrouped, encoded(Granularity::group, ScaleType::pow2)}) {
+      for (const TensorFormat& format : {kGrouped, encoded(per::group(128), ScaleType::pow2)}) {
         std::vector<Values> gradients(4, random_gradients(5));
         gradients[3][300] = bad;
         const GradientWire wire = gradient_wire(format, false, topology);

@@ -70,7 +70,7 @@ struct Stored {
   Stored(Device& device, const Case& c, const std::vector<float>& values)
       : codes(device, c.stored.dtype, {c.count}, MemoryCategory::gradients) {
     const std::vector<int64_t> begins = tensors_of(c.count);
-    const bool by_tensor = c.stored.is_scaled() && c.stored.granularity == Granularity::tensor;
+    const bool by_tensor = c.stored.is_scaled() && c.stored.block == per::tensor;
     if (c.stored.is_scaled()) {
       const Shape shape = by_tensor ? Shape{3, 2} : Shape{stored_scales(c.stored, c.count)};
       scales = Tensor(device, DType::f32, shape, MemoryCategory::gradients);
@@ -161,9 +161,9 @@ std::vector<Topology> topologies() {
           Topology::blocks(4, 2)};
 }
 
-const TensorFormat kGrouped = encoded(Granularity::group, ScaleType::f32);
-const TensorFormat kPowers = encoded(Granularity::group, ScaleType::pow2);
-const TensorFormat kByTensor = encoded(Granularity::tensor, ScaleType::pow2);
+const TensorFormat kGrouped = encoded(per::group(128), ScaleType::f32);
+const TensorFormat kPowers = encoded(per::group(128), ScaleType::pow2);
+const TensorFormat kByTensor = encoded(per::tensor, ScaleType::pow2);
 
 // 40 groups, of which the last is not full; and so few that the last ranks have none.
 const int64_t kCounts[] = {5000, 700};

@@ -5,13 +5,9 @@
 
 namespace fp8train::test {
 
-/// E4M3 with a current scale; of 128 elements for Granularity::group.
-inline TensorFormat encoded(Granularity granularity, ScaleType type) {
-  return {.dtype = DType::e4m3,
-          .granularity = granularity,
-          .policy = ScalePolicy::current,
-          .scale_type = type,
-          .group_size = granularity == Granularity::group ? 128 : 0};
+/// E4M3 with a current scale; of 128 elements for per::group(128).
+inline TensorFormat encoded(ScaleBlock block, ScaleType type) {
+  return {.dtype = DType::e4m3, .block = block, .policy = ScalePolicy::current, .scale_type = type};
 }
 
 }  // namespace fp8train::test

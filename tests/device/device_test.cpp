@@ -107,7 +107,7 @@ TEST_CASE("cuda is refused with its reason, or it serves") {
     return;
   }
   const auto device = make_device(DeviceKind::cuda);
-  CHECK(device->traits().scaled_gemm_by_library);
+  CHECK(device->traits().fp8_gemm_by_library);
   CHECK_THAT(device->description(), Catch::Contains("cuda: "));
   // More than the ring of pinned memory holds, and no multiple of its slots.
   std::vector<uint8_t> sent((size_t{20} << 20) + 13);

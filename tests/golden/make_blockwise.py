@@ -58,7 +58,7 @@ def main():
     for name, dtype in (("e4m3", torch.float8_e4m3fn), ("e5m2", torch.float8_e5m2)):
         for granularity, scale_type in (("block_1x32", "e8m0"), ("row", "f32"), ("row", "pow2")):
             prints = ", ".join(show(dtype, granularity, scale_type, (x, x.t().contiguous())))
-            print(f"{{DType::{name}, Granularity::{granularity}, ScaleType::{scale_type}, {{{prints}}}}},")
+            print(f"{{DType::{name}, per::{granularity}, ScaleType::{scale_type}, {{{prints}}}}},")
 
 
 if __name__ == "__main__":

@@ -23,10 +23,10 @@ namespace {
 using Catch::Matchers::Contains;
 using test::message_of;
 
-TensorFormat format_of(DType dtype, Granularity granularity, ScaleType scale = ScaleType::f32) {
+TensorFormat format_of(DType dtype, ScaleBlock granularity, ScaleType scale = ScaleType::f32) {
   TensorFormat format;
   format.dtype = dtype;
-  format.granularity = granularity;
+  format.block = granularity;
   format.scale_type = scale;
   format.policy = ScalePolicy::current;
   return format;
@@ -77,7 +77,7 @@ std::string stored_names(const FileQuantizationReport& report) {
 }
 
 TEST_CASE("codes and scales have the names, types and shapes of the field", "[io]") {
-  using enum Granularity;
+  using namespace per;
   struct Expected {
     TensorFormat format;
     std::string code, suffix, scale;
@@ -112,13 +112,13 @@ TEST_CASE("codes and scales have the names, types and shapes of the field", "[io
     CHECK(file.header().entries.size() == 8);
     CHECK(file.header().metadata.at("note") == "copied");
     CHECK_THAT(file.header().metadata.at("quantization"),
-               Contains(std::string(name_of(expected.format.granularity))));
+               Contains(std::string(name_of(expected.format.block))));
   }
 }
 
 TEST_CASE("tensors that are not cast are copied and listed with the reason", "[io]") {
   const Sample sample;
-  const FileQuantizationReport report = sample.run(with(format_of(DType::e4m3, Granularity::row)));
+  const FileQuantizationReport report = sample.run(with(format_of(DType::e4m3, per::row)));
   CHECK(report.tensors.size() == 2);
   CHECK_THAT(stored_names(report),
              Contains("layers.1.norm.weight: one dimension\n") && Contains("numbers: I64\n") &&
@@ -137,10 +137,10 @@ TEST_CASE("tensors that are not cast are copied and listed with the reason", "[i
 
 TEST_CASE("patterns and vectors choose what is cast", "[io]") {
   const Sample sample;
-  FileQuantization how = with(format_of(DType::e4m3, Granularity::row));
+  FileQuantization how = with(format_of(DType::e4m3, per::row));
   const auto cast_names = [&] {
     std::string names;
-    for (const QuantizedTensor& tensor : sample.run(how).tensors) {
+    for (const QuantizedEntry& tensor : sample.run(how).tensors) {
       names += tensor.name + " ";
     }
     return names;
@@ -158,7 +158,7 @@ TEST_CASE("patterns and vectors choose what is cast", "[io]") {
 }
 
 TEST_CASE("a dequantized file holds what the codes stand for", "[io]") {
-  using enum Granularity;
+  using namespace per;
   for (const TensorFormat& format : {format_of(DType::e4m3, tensor), format_of(DType::i8, row),
                                      format_of(DType::e5m2, block_1x32, ScaleType::e8m0)}) {
     const Sample sample;
@@ -171,7 +171,7 @@ TEST_CASE("a dequantized file holds what the codes stand for", "[io]") {
     const SafetensorsEntry& scale = *encoded.find("layers.0.q.weight_scale");
     std::vector<uint8_t> scales(scale.bytes());
     encoded.read(scale, scales.data());
-    const size_t width = format.granularity == block_1x32 ? 32 : 140;
+    const size_t width = format.block == block_1x32 ? 32 : 140;
     const size_t across = (140 + width - 1) / width;
     how.dequantize = true;
     sample.run(how);
@@ -180,7 +180,7 @@ TEST_CASE("a dequantized file holds what the codes stand for", "[io]") {
     const std::vector<float> values = plain.read_f32(*plain.find("layers.0.q.weight"));
     size_t wrong = 0;
     for (size_t i = 0; i < values.size(); ++i) {
-      const size_t block = format.granularity == tensor ? 0 : i / 140 * across + i % 140 / width;
+      const size_t block = format.block == tensor ? 0 : i / 140 * across + i % 140 / width;
       float factor = 0.0F;
       if (format.scale_type == ScaleType::e8m0) {
         factor = std::ldexp(1.0F, scales[block] - 127);
@@ -204,7 +204,7 @@ TEST_CASE("quality counts what is not finite and leaves it out of the noise", "[
     return quantize_matrix(device->stream(), {values.data(), DType::f32, {1, count}}, format, {})
         .quality;
   };
-  const TensorFormat format = format_of(DType::e4m3, Granularity::tensor);
+  const TensorFormat format = format_of(DType::e4m3, per::tensor);
   const CastQuality plain = run({448.0F, 1.0F, 1.03F, 0.0F}, format);
   CHECK(plain.amax == 448.0F);
   CHECK(plain.signal ==
@@ -224,7 +224,7 @@ TEST_CASE("quality counts what is not finite and leaves it out of the noise", "[
   CHECK(odd.noise == Approx(52.0 * 52.0));
   // An MX block that holds NaN is NaN throughout: all of it is lost.
   const CastQuality lost =
-      run({NAN, 3.0F, 4.0F}, format_of(DType::e4m3, Granularity::block_1x32, ScaleType::e8m0));
+      run({NAN, 3.0F, 4.0F}, format_of(DType::e4m3, per::block_1x32, ScaleType::e8m0));
   CHECK(lost.noise == 25.0);
   CastQuality sum = plain;
   sum += odd;
@@ -236,7 +236,7 @@ TEST_CASE("quality counts what is not finite and leaves it out of the noise", "[
 TEST_CASE("stochastic codes are neighbours that depend on seed and tensor", "[io]") {
   const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
   std::vector<float> values = ramp(520);
-  TensorFormat format = format_of(DType::e4m3, Granularity::block_1x128);
+  TensorFormat format = format_of(DType::e4m3, per::block_1x128);
   format.rounding = Rounding::stochastic;
   const auto codes = [&](const StochasticKey& key) {
     return quantize_matrix(device->stream(), {values.data(), DType::f32, {2, 260}}, format, key)
@@ -249,7 +249,7 @@ TEST_CASE("stochastic codes are neighbours that depend on seed and tensor", "[io
 }
 
 TEST_CASE("what has no meaning is refused, and names that clash", "[io]") {
-  using enum Granularity;
+  using namespace per;
   CHECK_THROWS_AS(check_quantization(format_of(DType::e4m3, row, ScaleType::e8m0)), ConfigError);
   CHECK_THROWS_AS(check_quantization(format_of(DType::e4m3, block_1x32)), ConfigError);
   CHECK_THROWS_AS(check_quantization(format_of(DType::i8, block_1x32, ScaleType::e8m0)),
@@ -299,7 +299,7 @@ double seconds_of_empty_tensors(size_t count) {
   const std::clock_t begin = std::clock();
   write_safetensors(tensors, {}, dir / "in");
   const FileQuantizationReport report =
-      quantize_file(dir / "in", dir / "out", with(format_of(DType::e4m3, Granularity::tensor)));
+      quantize_file(dir / "in", dir / "out", with(format_of(DType::e4m3, per::tensor)));
   const std::clock_t end = std::clock();
   CHECK(report.copied.size() == count);
   CHECK(SafetensorsFile(dir / "out").header().entries.size() == count + 2);
@@ -326,7 +326,7 @@ TEST_CASE("values that are not finite are named, cast or copied") {
                      {"good.vector", DType::f32, {64}, good.data()}},
                     {}, dir / "in");
   const FileQuantizationReport report =
-      quantize_file(dir / "in", dir / "out", with(format_of(DType::e4m3, Granularity::tensor)));
+      quantize_file(dir / "in", dir / "out", with(format_of(DType::e4m3, per::tensor)));
   const std::vector<std::string> lines = report.not_finite();
   REQUIRE(lines.size() == 2);
   CHECK(lines[0] == "cast: 1 of 64 values are NaN, 1 infinite");

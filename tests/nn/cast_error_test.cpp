@@ -106,7 +106,7 @@ struct Bench {
 };
 
 void check_sample(const Matrix& x, const TensorFormat& format, Extents block, float fixed) {
-  CAPTURE(static_cast<int>(format.granularity), x.rows, x.columns);
+  CAPTURE(describe(format), x.rows, x.columns);
   Bench bench(format);
   if (fixed != 0.0F) {
     *bench.slot->scale = fixed;
@@ -125,11 +125,8 @@ void check_sample(const Matrix& x, const TensorFormat& format, Extents block, fl
         Approx(10.0 * std::log10(wanted.signal / wanted.noise)).margin(0.0051));  // to 0.01 dB
 }
 
-TensorFormat scaled(DType dtype, Granularity granularity, ScaleType type = ScaleType::f32) {
-  return {.dtype = dtype,
-          .granularity = granularity,
-          .policy = ScalePolicy::current,
-          .scale_type = type};
+TensorFormat scaled(DType dtype, ScaleBlock block, ScaleType type = ScaleType::f32) {
+  return {.dtype = dtype, .block = block, .policy = ScalePolicy::current, .scale_type = type};
 }
 
 }  // namespace
@@ -139,29 +136,29 @@ TEST_CASE("a sample has the amax and the energies of a tensor and of its cast's 
   for (const DType dtype : {DType::e4m3, DType::e5m2}) {
     // A scale that is right, one that clips and one below which most values vanish.
     for (const float scale : {16.0F, 4096.0F, 0x1p-12F}) {
-      check_sample(x, scaled(dtype, Granularity::tensor), {x.rows, x.columns}, scale);
+      check_sample(x, scaled(dtype, per::tensor), {x.rows, x.columns}, scale);
     }
-    check_sample(x, scaled(dtype, Granularity::row), {1, x.columns}, 0.0F);
-    check_sample(x, scaled(dtype, Granularity::block_1x128), {1, 128}, 0.0F);
-    check_sample(x, scaled(dtype, Granularity::block_128x128, ScaleType::pow2), {128, 128}, 0.0F);
-    check_sample(x, scaled(dtype, Granularity::block_1x32, ScaleType::e8m0), {1, 32}, 0.0F);
+    check_sample(x, scaled(dtype, per::row), {1, x.columns}, 0.0F);
+    check_sample(x, scaled(dtype, per::block_1x128), {1, 128}, 0.0F);
+    check_sample(x, scaled(dtype, per::block_128x128, ScaleType::pow2), {128, 128}, 0.0F);
+    check_sample(x, scaled(dtype, per::block_1x32, ScaleType::e8m0), {1, 32}, 0.0F);
   }
 }
 
 TEST_CASE("a tensor that is sampled in several parts") {
   const Matrix x = make_matrix(130, 65600);
-  check_sample(x, scaled(DType::e4m3, Granularity::tensor), {x.rows, x.columns}, 16.0F);
-  check_sample(x, scaled(DType::e4m3, Granularity::block_128x128), {128, 128}, 0.0F);
+  check_sample(x, scaled(DType::e4m3, per::tensor), {x.rows, x.columns}, 16.0F);
+  check_sample(x, scaled(DType::e4m3, per::block_128x128), {128, 128}, 0.0F);
 }
 
 TEST_CASE("zeros, exact casts and values that are not finite have no ratio") {
   for (const float value : {0.0F, 1.0F, INFINITY, NAN}) {
     CAPTURE(value);
-    Bench bench(scaled(DType::e4m3, Granularity::tensor));
+    Bench bench(scaled(DType::e4m3, per::tensor));
     sample_cast(bench.context(), bench.upload({1, 3, {0.0F, value, 2.0F * value}}), *bench.slot);
     CHECK_FALSE(bench.scaling.report().front().snr_db());
   }
-  Bench bench(scaled(DType::e4m3, Granularity::tensor));
+  Bench bench(scaled(DType::e4m3, per::tensor));
   const View view = bench.upload({1, 2, {1.0F, -3.0F}});
   sample_cast(bench.context(), view, *bench.slot);
   sample_amax(bench.context(), view, *bench.slot);

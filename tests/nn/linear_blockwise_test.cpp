@@ -67,24 +67,8 @@ double scale_of(double amax, const TensorFormat& format) {
 
 /// What `format` makes of the matrix when a GEMM contracts it along its rows.
 Matrix cast_along_rows(Matrix x, const TensorFormat& format) {
-  int64_t height = 1;
-  int64_t width = x.columns;
-  switch (format.granularity) {
-    case Granularity::tensor:
-      height = x.rows;
-      break;
-    case Granularity::block_1x128:
-      width = 128;
-      break;
-    case Granularity::block_128x128:
-      height = width = 128;
-      break;
-    case Granularity::block_1x32:
-      width = 32;
-      break;
-    default:
-      break;
-  }
+  const int64_t height = format.block.rows == 0 ? x.rows : format.block.rows;
+  const int64_t width = format.block.columns == 0 ? x.columns : format.block.columns;
   for (int64_t top = 0; format.is_scaled() && top < x.rows; top += height) {
     for (int64_t left = 0; left < x.columns; left += width) {
       const auto each = [&](const auto& work) {
@@ -240,7 +224,7 @@ TEST_CASE("the operands of any GEMM may have other formats") {
       changed = plan_named("torchao-rowwise").fprop;
       changed.a.dtype = DType::e5m2;
       check_layer(plan, 5, 1);
-      changed.a.granularity = Granularity::tensor;  // next to rows
+      changed.a.block = per::tensor;  // next to rows
       check_layer(plan, 5, 1);
     }
   }

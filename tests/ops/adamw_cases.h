@@ -19,19 +19,22 @@ inline constexpr WeightCast kWeightCasts[] = {{false, false, false},
                                               {true, true, false, DType::e5m2},
                                               {true, true, true}};
 
-inline TensorFormat moment_format(DType dtype, Granularity granularity, ScaleType type) {
+inline TensorFormat moment_format(DType dtype, ScaleBlock block, ScaleType type) {
   TensorFormat format = plain(dtype);
   format.policy = ScalePolicy::current;
-  format.granularity = granularity;
-  format.group_size = granularity == Granularity::group ? 128 : 0;
+  format.block = block;
   format.scale_type = type;
   return format;
 }
 inline TensorFormat by_tensor(DType dtype, ScaleType type = ScaleType::f32) {
-  return moment_format(dtype, Granularity::tensor, type);
+  return moment_format(dtype, per::tensor, type);
 }
 inline TensorFormat by_group(DType dtype, ScaleType type = ScaleType::f32) {
-  return moment_format(dtype, Granularity::group, type);
+  return moment_format(dtype, per::group(128), type);
+}
+inline TensorFormat in_groups_of(int32_t elements, TensorFormat format) {
+  format.block = per::group(elements);
+  return format;
 }
 
 inline TensorFormat stochastic(TensorFormat format) {

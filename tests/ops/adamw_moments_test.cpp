@@ -212,7 +212,7 @@ TEST_CASE("formats that no moment has are refused", "[ops]") {
   TensorFormat whole = by_tensor(DType::e4m3);
   whole.expanded = true;
   TensorFormat small = by_group(DType::e4m3);
-  small.group_size = 32;
+  small.block = per::group(32);
   for (const TensorFormat& format :
        {plain(DType::f16), plain(DType::e4m3), by_tensor(DType::f32), stochastic(plain(DType::f32)),
         wide, whole, small, by_tensor(DType::e4m3, ScaleType::e8m0)}) {

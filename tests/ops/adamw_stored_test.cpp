@@ -142,7 +142,7 @@ struct Halves {
   StoredTensor part(StoredValues& stored, int64_t first, int64_t count) {
     const StoredTensor whole = stored.view();
     StoredTensor result = part_of(whole, first, count);
-    if (!whole.scales.empty() && stored.format.granularity == Granularity::tensor) {
+    if (!whole.scales.empty() && stored.format.block == per::tensor) {
       scales.push_back(stored.scales);
       result.scales = scales.back();
     }
@@ -168,7 +168,7 @@ struct Halves {
 
 /// Of the new values of both parts, next to the scales of both.
 void combine_amax(const StoredTensor& a, const StoredTensor& b) {
-  if (!a.scales.empty() && a.format.granularity == Granularity::tensor) {
+  if (!a.scales.empty() && a.format.block == per::tensor) {
     const float amax = std::max(a.scales.as<float>()[1], b.scales.as<float>()[1]);
     a.scales.as<float>()[1] = amax;
     b.scales.as<float>()[1] = amax;
@@ -204,7 +204,7 @@ TEST_CASE("a tensor that is updated in parts is as one that is updated whole", "
       for (const auto& [stored, tensor] : {std::pair(&parted.weight, &calls[0].weight),
                                            std::pair(&parted.first, &calls[0].moment1),
                                            std::pair(&parted.second, &calls[0].moment2)}) {
-        if (!tensor->scales.empty() && stored->format.granularity == Granularity::tensor) {
+        if (!tensor->scales.empty() && stored->format.block == per::tensor) {
           stored->scales = Array(DType::f32, {2}, {tensor->scales.as<float>()[0], 0.0F});
         }
       }
@@ -265,7 +265,7 @@ double mean_after_pushes(const TensorFormat& format, double rate, const Rounding
   }
   double sum = 0;
   for (int64_t i = 0; i < kCount; ++i) {
-    const int64_t group = format.granularity == Granularity::group ? i / 128 : 0;
+    const int64_t group = format.block.is_group() ? i / 128 : 0;
     const float scale = format.is_scaled() ? model.weight.scales.get(group) : 1.0F;
     sum += i % 128 == 0 ? 0.0 : double{model.weight.codes.get(i)} / double{scale};
   }

@@ -36,10 +36,10 @@ struct Updated {
   ops::QuantizeSink sink(const WeightCast& wanted) {
     ops::QuantizeSink cast = {.out = {}, .amax = &amax};
     if (wanted.codes || wanted.transposed) {
-      cast.out.codes = wanted.codes ? codes.view() : View{};
-      cast.out.columnwise_codes = wanted.transposed ? transposed.view() : View{};
-      cast.out.scale = &scale;
-      cast.out.scale_inv = &scale_inv;
+      cast.out.rowwise.codes = wanted.codes ? codes.view() : View{};
+      cast.out.columnwise.codes = wanted.transposed ? transposed.view() : View{};
+      cast.out.tensor_scale = &scale;
+      cast.out.tensor_scale_inv = &scale_inv;
       cast.out.format.dtype = wanted.type;
       cast.statistics = wanted.statistics ? &statistics : nullptr;
     }
@@ -106,7 +106,7 @@ TEST_CASE("codes of a cast weight have its shape", "[ops]") {
   Updated run({4, 8, kWeightCasts[1]});
   Array narrow(DType::e4m3, {8, 4});
   ops::QuantizeSink sink = run.sink(kWeightCasts[1]);
-  sink.out.codes = narrow;
+  sink.out.rowwise.codes = narrow;
   const ops::StepControl control = adamw_control(false);
   CHECK_THROWS_AS(ops::adamw(cpu_stream(),
                              {run.weight.view(), run.gradient.view(), run.moment1.view(),

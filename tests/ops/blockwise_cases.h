@@ -14,20 +14,19 @@ namespace fp8train::test {
 inline std::vector<TensorFormat> blockwise_formats() {
   std::vector<TensorFormat> formats;
   for (const DType code_type : {DType::e4m3, DType::e5m2, DType::i8}) {
-    const auto add = [&](Granularity granularity, ScaleType scale_type) {
+    const auto add = [&](ScaleBlock block, ScaleType scale_type) {
       TensorFormat format = plain(code_type);
-      format.granularity = granularity;
+      format.block = block;
       format.scale_type = scale_type;
       format.policy = ScalePolicy::current;
       formats.push_back(format);
     };
-    for (const Granularity granularity :
-         {Granularity::row, Granularity::block_1x128, Granularity::block_128x128}) {
-      add(granularity, ScaleType::f32);
-      add(granularity, ScaleType::pow2);
+    for (const ScaleBlock block : {per::row, per::block_1x128, per::block_128x128}) {
+      add(block, ScaleType::f32);
+      add(block, ScaleType::pow2);
     }
     if (code_type != DType::i8) {
-      add(Granularity::block_1x32, ScaleType::e8m0);
+      add(per::block_1x32, ScaleType::e8m0);
     }
   }
   return formats;

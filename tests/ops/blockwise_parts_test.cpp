@@ -24,17 +24,17 @@ std::vector<int64_t> cuts_of(int64_t count) {
 }
 
 /// Maxima of all parts, as ranks would combine them.
-Array combined_amax(Array& x, const Shape& matrix, Granularity granularity,
+Array combined_amax(Array& x, const Shape& matrix, ScaleBlock shared,
                     const std::vector<int64_t>& cuts) {
   const int64_t blocks =
-      ops::scale_grid(granularity, matrix.rows(), matrix.back(), ScaleLayout::row_major).count;
+      ops::scale_grid(shared, matrix.rows(), matrix.back(), ScaleLayout::row_major).count;
   Array all(DType::f32, {blocks});
   for (size_t i = 0; i + 1 < cuts.size(); ++i) {
     Array own(DType::f32, {blocks}, std::vector<float>(static_cast<size_t>(blocks), 7.0F));
     ops::blockwise_part_amax(
         cpu_stream(),
-        {{x.as<float>() + cuts[i], DType::f32, {cuts[i + 1] - cuts[i]}}, cuts[i], matrix},
-        granularity, own);
+        {{x.as<float>() + cuts[i], DType::f32, {cuts[i + 1] - cuts[i]}}, cuts[i], matrix}, shared,
+        own);
     for (int64_t block = 0; block < blocks; ++block) {
       const float here = own.get(block);
       if (std::isnan(here) || here > all.get(block)) {
@@ -54,31 +54,30 @@ TEST_CASE("parts of a matrix are cast as the whole is", "[blocks][blockwise_part
         INFO(describe(format) << ", " << extents.rows << " x " << extents.columns);
         const Shape matrix = {extents.rows, extents.columns};
         const Shape turned = {extents.columns, extents.rows};
-        const bool squares = format.granularity == Granularity::block_128x128;
+        const bool squares = format.block == per::block_128x128;
         Array x(DType::f32, matrix, block_values(extents, 3, false));
 
         const auto scales_of = [&](const Shape& shape) {
-          return Array(
-              scale_type(format),
-              {ops::scale_grid(format.granularity, shape.rows(), shape.back(), layout).count});
+          return Array(scale_type(format),
+                       {ops::scale_grid(format.block, shape.rows(), shape.back(), layout).count});
         };
         Array whole(format.dtype, matrix);
         Array whole_scales = scales_of(matrix);
         Array scratch(DType::f32, {whole_scales.count()});
         Array whole_columnwise(format.dtype, turned);
         Array columnwise_scales = scales_of(turned);
-        BlockwiseQuantizedView out = {.rowwise = {whole, whole_scales, scratch.as<float>()},
-                                      .columnwise = {},
-                                      .format = format,
-                                      .layout = layout};
+        QuantizedTensor out = {.rowwise = {whole, whole_scales, scratch.as<float>()},
+                               .columnwise = {},
+                               .format = format,
+                               .layout = layout};
         if (squares) {
           out.columnwise = {whole_columnwise, columnwise_scales, nullptr};
         }
         ops::QuantizeStatistics expected = {};
-        ops::quantize_blockwise(cpu_stream(), x, out, nullptr, &expected);
+        ops::quantize(cpu_stream(), x, out, nullptr, &expected);
 
         const std::vector<int64_t> cuts = cuts_of(matrix.count());
-        Array amax = combined_amax(x, matrix, format.granularity, cuts);
+        Array amax = combined_amax(x, matrix, format.block, cuts);
         Array codes(format.dtype, matrix);
         ops::QuantizeStatistics counted = {};
         for (size_t i = 0; i + 1 < cuts.size(); ++i) {
@@ -132,7 +131,7 @@ TEST_CASE("rounded values are what the codes of a part stand for", "[blocks][blo
     const Extents extents = {144, 264};
     const Shape matrix = {extents.rows, extents.columns};
     Array x(DType::f32, matrix, block_values(extents, 4, true));
-    Array amax = combined_amax(x, matrix, format.granularity, {0, matrix.count()});
+    Array amax = combined_amax(x, matrix, format.block, {0, matrix.count()});
     Array codes(format.dtype, matrix);
     Array rounded(DType::f32, matrix);
     ops::quantize_blockwise_part(
@@ -146,8 +145,7 @@ TEST_CASE("rounded values are what the codes of a part stand for", "[blocks][blo
                                           .transposed = false,
                                           .scale_inv = scales});
     Array values(DType::f32, matrix);
-    ops::dequantize_blockwise(cpu_stream(), {codes, scales, nullptr}, format,
-                              ScaleLayout::row_major, values);
+    ops::dequantize(cpu_stream(), {{codes, scales}, {}, nullptr, nullptr, format}, values);
     CHECK(rounded.bytes() == values.bytes());
   }
 }

@@ -12,6 +12,8 @@
 namespace fp8train::test {
 namespace {
 
+constexpr int64_t kGroup = kStoredBlock.columns;
+
 /// Where the program is not the kernel on purpose: make_coat.py has the reasons.
 enum Deviation : int32_t { kZero = 1, kTiny = 2, kNarrow = 4 };
 
@@ -41,8 +43,8 @@ class Fixture {
   /// The groups of `count` elements.
   std::vector<Expected> moment(int64_t count, bool second) {
     std::vector<Expected> groups;
-    for (int64_t at = 0; at < count; at += kStoredGroup) {
-      const int64_t length = std::min(kStoredGroup, count - at);
+    for (int64_t at = 0; at < count; at += kGroup) {
+      const int64_t length = std::min(kGroup, count - at);
       Expected group;
       group.flags = integer();
       const std::vector<float> numbers = read<float>(3);

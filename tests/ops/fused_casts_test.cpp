@@ -29,10 +29,12 @@ struct Result {
   float scale = 3.5F, scale_inv = 0.0F, amax = 0.25F;
   ops::QuantizeStatistics statistics = kBefore;
 
-  QuantizedView quantized(DType code_type, const Wanted& wanted) {
-    QuantizedView out = {.scale = &scale, .scale_inv = &scale_inv, .format = {}};
-    out.codes = wanted.codes ? codes.view() : View{};
-    out.columnwise_codes = wanted.transposed ? transposed.view() : View{};
+  QuantizedTensor quantized(DType code_type, const Wanted& wanted) {
+    QuantizedTensor out;
+    out.tensor_scale = &scale;
+    out.tensor_scale_inv = &scale_inv;
+    out.rowwise.codes = wanted.codes ? codes.view() : View{};
+    out.columnwise.codes = wanted.transposed ? transposed.view() : View{};
     out.format.dtype = code_type;
     return out;
   }
@@ -156,8 +158,8 @@ TEST_CASE("a result goes somewhere, and codes have its shape", "[ops]") {
   CHECK_THROWS_AS(call(c.fused, cpu_stream(), operands, nowhere, {.amax = &result.amax}),
                   InternalError);
   Array narrow(DType::e4m3, {8, 4});
-  QuantizedView out = result.quantized(DType::e4m3, {true, true, false, false});
-  out.codes = narrow;
+  QuantizedTensor out = result.quantized(DType::e4m3, {true, true, false, false});
+  out.rowwise.codes = narrow;
   CHECK_THROWS_AS(call(c.fused, cpu_stream(), operands, nowhere, {.out = out}), InternalError);
 }
 

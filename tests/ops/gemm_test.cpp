@@ -124,8 +124,8 @@ TEST_CASE("gemm of every type and transposition matches double precision", "[gem
                                  << variant);
             Operands o(p);
             ops::Gemm call = o.call();
-            call.a.scale_inv = scaled ? &scale_a : nullptr;
-            call.b.scale_inv = scaled ? &scale_b : nullptr;
+            call.a.scale_inv = scaled ? ConstView{&scale_a, DType::f32, {1}} : ConstView{};
+            call.b.scale_inv = scaled ? ConstView{&scale_b, DType::f32, {1}} : ConstView{};
             if (biased) {
               call.bias = o.bias;
             }

@@ -44,7 +44,7 @@ TEST_CASE("meta counts the codes that a norm writes, and y where it is written",
   Tensor rstd = make(device, DType::f32, {64});
   Tensor codes = make(device, DType::e4m3, {64, 32});
   ops::QuantizeSink cast;
-  cast.out.codes = codes;
+  cast.out.rowwise.codes = codes;
   const double before = 2.0 * 64 * 32 + 4.0 * 32 + 4.0 * 64;
   const ops::OpTable& table = ops::op_table(device.stream());
   table.rms_norm_forward(device.stream(), {.x = x,
@@ -103,11 +103,11 @@ TEST_CASE("operations on meta tensors count bytes and touch no memory", "[ops]")
   Tensor x = make(device, DType::bf16, {1000, 768});
   Tensor codes = make(device, DType::e4m3, {1000, 768});
   Tensor scale = make(device, DType::f32, {1});
-  QuantizedView q;
-  q.codes = codes;
-  q.scale = scale.view().as<float>();
+  QuantizedTensor q;
+  q.rowwise.codes = codes;
+  q.tensor_scale = scale.view().as<float>();
   q.format.dtype = DType::e4m3;
-  ops::quantize(stream, x, q, q.scale, nullptr);
+  ops::quantize(stream, x, q, q.tensor_scale, nullptr);
   CHECK(device.counters().bytes == 768000 * 3);
 
   Tensor w = make(device, DType::f32, {5000});
@@ -143,10 +143,8 @@ TEST_CASE("operations on meta tensors count bytes and touch no memory", "[ops]")
 TEST_CASE("meta counts the bytes of packets", "[ops]") {
   MetaDevice device;
   Tensor x = make(device, DType::f32, {1024});
-  const TensorFormat wire = {.dtype = DType::e4m3,
-                             .granularity = Granularity::group,
-                             .policy = ScalePolicy::current,
-                             .group_size = 128};
+  const TensorFormat wire = {
+      .dtype = DType::e4m3, .block = per::group(128), .policy = ScalePolicy::current};
   Tensor packets = make(device, DType::e4m3, {4 * 512});
   ops::pack_wire(
       device.stream(),
@@ -163,22 +161,22 @@ TEST_CASE("meta counts the bytes of packets", "[ops]") {
 TEST_CASE("meta counts codes and scales of both orientations", "[ops]") {
   MetaDevice device;
   Tensor x = make(device, DType::bf16, {256, 512});
-  BlockwiseQuantizedView out;
+  QuantizedTensor out;
   out.format = plain(DType::e4m3);
-  out.format.granularity = Granularity::block_1x128;
+  out.format.block = per::block_1x128;
   out.format.policy = ScalePolicy::current;
   Tensor codes = make(device, DType::e4m3, {256, 512});
   Tensor scales = make(device, DType::f32, {256, 4});
   out.rowwise = {codes.view(), scales.view()};
-  ops::quantize_blockwise(device.stream(), x, out, nullptr, nullptr);
+  ops::quantize(device.stream(), x, out, nullptr, nullptr);
   Tensor turned = make(device, DType::e4m3, {512, 256});
   Tensor columnwise_scales = make(device, DType::f32, {512, 2});
   const double rowwise = 256 * 512 * (2 + 1) + 256 * 4 * sizeof(float);
   CHECK(device.counters().bytes == rowwise);
   out.columnwise = {turned.view(), columnwise_scales.view(), columnwise_scales.view().as<float>()};
-  ops::quantize_blockwise(device.stream(), x, out, nullptr, nullptr);
+  ops::quantize(device.stream(), x, out, nullptr, nullptr);
   CHECK(device.counters().bytes == 2 * rowwise + 256 * 512 + 512 * 2 * 2 * sizeof(float));
-  ops::dequantize_blockwise(device.stream(), out.rowwise, out.format, out.layout, x);
+  ops::dequantize(device.stream(), out, x);
   CHECK(device.counters().bytes == 3 * rowwise + 256 * 512 + 512 * 2 * 2 * sizeof(float));
   CHECK(device.counters().operations == 3);
 }
@@ -192,14 +190,14 @@ TEST_CASE("meta logs the launches and passes of casts with a scale for each row 
   Tensor codes = make(device, DType::e4m3, {256, 512});
   Tensor turned = make(device, DType::e4m3, {512, 256});
   Tensor scales = make(device, DType::f32, {512});
-  BlockwiseQuantizedView out;
+  QuantizedTensor out;
   out.format = plain(DType::e4m3);
-  out.format.granularity = Granularity::row;
+  out.format.block = per::row;
   out.format.policy = ScalePolicy::current;
   auto* const scale = scales.view().as<float>();
   out.rowwise = {codes.view(), {scales.view().data, DType::f32, {256}}, scale};
   out.columnwise = {turned.view(), scales.view(), scale};
-  ops::quantize_blockwise(device.stream(), x, out, nullptr, nullptr);
+  ops::quantize(device.stream(), x, out, nullptr, nullptr);
   REQUIRE(log.size() == 1);
   CHECK(log[0].work.launches == 5);  // rows; a fill, maxima, scales and codes of columns
   CHECK(log[0].work.bytes == 256 * 512 * (3 * 2 + 2) + 2 * 4.0 * (256 + 512));

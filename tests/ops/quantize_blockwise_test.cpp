@@ -17,11 +17,11 @@ namespace {
 struct Orientation {
   Orientation(const TensorFormat& format, ScaleLayout layout, int64_t rows, int64_t columns)
       : codes(format.dtype, {rows, columns}),
-        grid(ops::scale_grid(format.granularity, rows, columns, layout)),
+        grid(ops::scale_grid(format.block, rows, columns, layout)),
         scale_inv(format.scale_type == ScaleType::e8m0 ? DType::e8m0 : DType::f32, {grid.count}),
         scale(DType::f32, {grid.count}) {}
 
-  BlockwiseView view() { return {codes.view(), scale_inv.view(), scale.as<float>()}; }
+  Quantized view() { return {codes.view(), scale_inv.view(), scale.as<float>()}; }
 
   Array codes;
   ops::ScaleGrid grid;
@@ -79,13 +79,13 @@ Expected expected_scale(const TensorFormat& format, DType input, float amax) {
 int64_t scale_place(const TensorFormat& format, ScaleLayout layout, int64_t down, int64_t across,
                     int64_t row, int64_t column) {
   const auto padded = [](int64_t count) { return (count + 3) / 4 * 4; };
-  if (layout == ScaleLayout::row_major || format.granularity == Granularity::row) {
+  if (layout == ScaleLayout::row_major || format.block == per::row) {
     return row * across + column;
   }
-  if (format.granularity == Granularity::block_1x128) {
+  if (format.block == per::block_1x128) {
     return column * padded(down) + row;
   }
-  if (format.granularity == Granularity::block_128x128) {
+  if (format.block == per::block_128x128) {
     return row * padded(across) + column;
   }
   const int64_t tile = (row / 128) * (padded(across) / 4) + column / 4;
@@ -101,10 +101,10 @@ struct Counts {
 template <typename At>
 int64_t differences(Orientation& got, const TensorFormat& format, ScaleLayout layout, DType input,
                     int64_t rows, int64_t columns, At at, Counts& counts) {
-  const int64_t height = format.granularity == Granularity::block_128x128 ? 128 : 1;
-  const int64_t width = format.granularity == Granularity::row          ? columns
-                        : format.granularity == Granularity::block_1x32 ? 32
-                                                                        : 128;
+  const int64_t height = format.block == per::block_128x128 ? 128 : 1;
+  const int64_t width = format.block == per::row          ? columns
+                        : format.block == per::block_1x32 ? 32
+                                                          : 128;
   const int64_t down = (rows + height - 1) / height;
   const int64_t across = (columns + width - 1) / width;
   int64_t wrong = 0;
@@ -175,9 +175,9 @@ TEST_CASE("quantize_blockwise agrees with the reference in both orientations", "
             Orientation columnwise(format, layout, columns, rows);
             ops::QuantizeStatistics statistics{9, 9, 9};
             float amax = 0.5F;  // combined with what is there
-            ops::quantize_blockwise(cpu_stream(), x,
-                                    {rowwise.view(), columnwise.view(), format, layout}, &amax,
-                                    &statistics);
+            ops::quantize(cpu_stream(), x,
+                          {rowwise.view(), columnwise.view(), nullptr, nullptr, format, layout},
+                          &amax, &statistics);
             const std::vector<float> values = x.values();
             CHECK(same_bits(amax, largest_of(values, 0.5F)));
             const auto at = [&, columns = columns](int64_t row, int64_t column) {
@@ -202,34 +202,34 @@ TEST_CASE("quantize_blockwise agrees with the reference in both orientations", "
 TEST_CASE("codes and scales are torchao's for MX and for rows", "[ops][blocks]") {
   struct Fixture {
     DType dtype;
-    Granularity granularity;
+    ScaleBlock block;
     ScaleType scale_type;
     uint64_t prints[4];  // codes and scales of rowwise, then of columnwise
   };
   // tests/golden/make_blocks.py
   const Fixture fixtures[] = {
       {DType::e4m3,
-       Granularity::block_1x32,
+       per::block_1x32,
        ScaleType::e8m0,
        {0x3FA2C78F06E8F5F6U, 0x9EEE3CC30EAA2F92U, 0x8310AD475CB97FA4U, 0x278D3B45382E8B65U}},
       {DType::e4m3,
-       Granularity::row,
+       per::row,
        ScaleType::f32,
        {0x45E5615DE21ADE6AU, 0xB754A652BE7B200EU, 0xBB49FFF17BDC3A05U, 0x913A6D51D19823DEU}},
       {DType::e4m3,
-       Granularity::row,
+       per::row,
        ScaleType::pow2,
        {0x111470FA5AB52616U, 0x925D68A9B012F325U, 0xEAD2620F0E3CADEBU, 0xB9C27714DCCF06A5U}},
       {DType::e5m2,
-       Granularity::block_1x32,
+       per::block_1x32,
        ScaleType::e8m0,
        {0xBE9D052BE9925B47U, 0x138AAF0F0710A128U, 0xDDDF14A3EE5453E4U, 0xE541331642497769U}},
       {DType::e5m2,
-       Granularity::row,
+       per::row,
        ScaleType::f32,
        {0xC68C9FA3A432A910U, 0x5D4EA07087954DEEU, 0xDBD7B6FB6D4347A0U, 0x9F06C4F1B29C9D37U}},
       {DType::e5m2,
-       Granularity::row,
+       per::row,
        ScaleType::pow2,
        {0x7F0FA30AB3BC0392U, 0xF4EE745B894CC445U, 0xE056B0003A7B6CDFU, 0x560D1D4A5C10C970U}},
   };
@@ -249,15 +249,14 @@ TEST_CASE("codes and scales are torchao's for MX and for rows", "[ops][blocks]")
   };
   for (const Fixture& fixture : fixtures) {
     TensorFormat format = plain(fixture.dtype);
-    format.granularity = fixture.granularity;
+    format.block = fixture.block;
     format.scale_type = fixture.scale_type;
     format.policy = ScalePolicy::current;
     INFO(describe(format));
     Orientation rowwise(format, ScaleLayout::row_major, 256, 384);
     Orientation columnwise(format, ScaleLayout::row_major, 384, 256);
-    ops::quantize_blockwise(cpu_stream(), x,
-                            {rowwise.view(), columnwise.view(), format, ScaleLayout::row_major},
-                            nullptr, nullptr);
+    ops::quantize(cpu_stream(), x, {rowwise.view(), columnwise.view(), nullptr, nullptr, format},
+                  nullptr, nullptr);
     const bool e8m0_scales = format.scale_type == ScaleType::e8m0;
     CHECK(fingerprint(rowwise.codes) == fixture.prints[0]);
     CHECK(fingerprint(e8m0_scales ? rowwise.scale_inv : rowwise.scale) == fixture.prints[1]);
@@ -279,10 +278,10 @@ TEST_CASE("quantize_blockwise gives the same bits at every level and thread coun
           Orientation columnwise(format, ScaleLayout::row_major, 520, 300);
           ops::QuantizeStatistics statistics{};
           float amax = 0.0F;
-          table.quantize_blockwise(cpu_stream(), x,
-                                   {both ? rowwise.view() : BlockwiseView{}, columnwise.view(),
-                                    format, ScaleLayout::row_major},
-                                   &amax, &statistics);
+          table.quantize(
+              cpu_stream(), x,
+              {both ? rowwise.view() : Quantized{}, columnwise.view(), nullptr, nullptr, format},
+              &amax, &statistics);
           Bits bits;
           bits.add_value(amax);
           for (const Orientation* side : {&rowwise, &columnwise}) {
@@ -291,8 +290,7 @@ TEST_CASE("quantize_blockwise gives the same bits at every level and thread coun
           }
           bits.add_value(statistics);
           Array y(type.dtype, {520, 300});
-          table.dequantize_blockwise(cpu_stream(), columnwise.view(), format,
-                                     ScaleLayout::row_major, y);
+          table.dequantize(cpu_stream(), {columnwise.view(), {}, nullptr, nullptr, format}, y);
           bits.add(y);
           return bits;
         }));
@@ -301,8 +299,7 @@ TEST_CASE("quantize_blockwise gives the same bits at every level and thread coun
   }
 }
 
-TEST_CASE("dequantize_blockwise multiplies each code by the reciprocal scale of its block",
-          "[ops][blocks]") {
+TEST_CASE("dequantize multiplies each code by the reciprocal scale of its block", "[ops][blocks]") {
   for (const TensorFormat& format : blockwise_formats()) {
     for (const ScaleLayout layout : kScaleLayouts) {
       for (const auto& [rows, columns] : kBlockExtents) {
@@ -318,7 +315,7 @@ TEST_CASE("dequantize_blockwise multiplies each code by the reciprocal scale of 
           }
         }
         Array y(DType::f32, {rows, columns});
-        ops::dequantize_blockwise(cpu_stream(), q.view(), format, layout, y);
+        ops::dequantize(cpu_stream(), {q.view(), {}, nullptr, nullptr, format, layout}, y);
         const int64_t height = q.grid.height;
         const int64_t width = q.grid.width;
         int64_t wrong = 0;
@@ -338,24 +335,24 @@ TEST_CASE("dequantize_blockwise multiplies each code by the reciprocal scale of 
   }
 }
 
-TEST_CASE("quantize_blockwise refuses what it cannot do", "[ops][blocks]") {
+TEST_CASE("quantize of blocks refuses what it cannot do", "[ops][blocks]") {
   const TensorFormat format = blockwise_formats().front();  // row, fp32
   Array x(DType::f32, {8, 16});
   Orientation q(format, ScaleLayout::row_major, 8, 16);
-  const auto refused = [&](const TensorFormat& wanted, const BlockwiseView& view) {
+  const auto refused = [&](const TensorFormat& wanted, const Quantized& view) {
     CHECK_THROWS_AS(
-        ops::quantize_blockwise(cpu_stream(), x, {view, {}, wanted, ScaleLayout::row_major},
-                                nullptr, nullptr),
+        ops::quantize(cpu_stream(), x, {view, {}, nullptr, nullptr, wanted, ScaleLayout::row_major},
+                      nullptr, nullptr),
         InternalError);
   };
   TensorFormat wrong = format;
-  wrong.granularity = Granularity::tensor;
+  wrong.block = per::tensor;
   refused(wrong, q.view());
   wrong = format;
   wrong.scale_type = ScaleType::e8m0;
   refused(wrong, q.view());
   wrong = format;
-  wrong.granularity = Granularity::block_1x32;
+  wrong.block = per::block_1x32;
   refused(wrong, q.view());
   wrong.scale_type = ScaleType::e8m0;
   wrong.dtype = DType::i8;
@@ -367,7 +364,7 @@ TEST_CASE("quantize_blockwise refuses what it cannot do", "[ops][blocks]") {
   wrong.policy = ScalePolicy::delayed;
   refused(wrong, q.view());
   refused(format, {});
-  BlockwiseView view = q.view();
+  Quantized view = q.view();
   view.scale = nullptr;
   refused(format, view);
   view = q.view();

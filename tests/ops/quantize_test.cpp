@@ -17,15 +17,15 @@ constexpr DType kCodeTypes[] = {DType::e4m3, DType::e5m2, DType::i8};
 constexpr int64_t kCounts[] = {1, 15, 64, 4095, 4097, 20001};
 
 /// One quantized tensor on the host.
-struct Quantized {
-  Quantized(DType code_type, const Shape& shape, float factor)
+struct Codes {
+  Codes(DType code_type, const Shape& shape, float factor)
       : codes(code_type, shape), scale(factor), scale_inv(1.0F / factor), dtype(code_type) {}
 
-  QuantizedView view() {
-    QuantizedView result;
-    result.codes = codes.view();
-    result.scale = &scale;
-    result.scale_inv = &scale_inv;
+  QuantizedTensor view() {
+    QuantizedTensor result;
+    result.rowwise.codes = codes.view();
+    result.tensor_scale = &scale;
+    result.tensor_scale_inv = &scale_inv;
     result.format.dtype = dtype;
     result.format.policy = ScalePolicy::current;
     return result;
@@ -71,7 +71,7 @@ TEST_CASE("quantize writes the codes of the scalar encode and counts what happen
             values[51] = -INFINITY;
           }
           Array x(type.dtype, {count}, values);
-          Quantized q(code_type, {count}, scale);
+          Codes q(code_type, {count}, scale);
           float amax = 0.25F;
           ops::QuantizeStatistics statistics{9, 9, 9};
           ops::quantize(cpu_stream(), x, q.view(), &amax, &statistics);
@@ -107,7 +107,7 @@ TEST_CASE("quantize gives the same bits at every level and thread count", "[ops]
     for (const DType code_type : kCodeTypes) {
       Array x(type.dtype, {count}, wide_values(count, 12));
       REQUIRE(same_everywhere([&](const ops::OpTable& table) {
-        Quantized q(code_type, {count}, 3.25F);
+        Codes q(code_type, {count}, 3.25F);
         float amax = 0.0F;
         ops::QuantizeStatistics statistics{};
         table.quantize(cpu_stream(), x, q.view(), &amax, &statistics);
@@ -129,7 +129,7 @@ TEST_CASE("every bf16 and fp16 pattern is quantized as the scalar encode does", 
     }
     for (const DType code_type : kCodeTypes) {
       for (const ops::OpTable* table : cpu_tables()) {
-        Quantized q(code_type, {65536}, 1.0F);
+        Codes q(code_type, {65536}, 1.0F);
         table->quantize(cpu_stream(), x, q.view(), nullptr, nullptr);
         int64_t differences = 0;
         for (int64_t i = 0; i < 65536; ++i) {
@@ -158,7 +158,7 @@ TEST_CASE("amax is the largest magnitude and lets NaN win", "[ops]") {
         table->amax(cpu_stream(), x, &result, false);
         REQUIRE(std::isnan(result));
 
-        Quantized q(DType::e4m3, {count}, 1.0F);
+        Codes q(DType::e4m3, {count}, 1.0F);
         float staged = 1.0F;
         table->quantize(cpu_stream(), x, q.view(), &staged, nullptr);
         REQUIRE(std::isnan(staged));
@@ -176,10 +176,10 @@ TEST_CASE("quantize also writes the transposed codes", "[ops]") {
   const int64_t rows = 70;
   const int64_t columns = 300;
   Array x(DType::bf16, {rows, columns}, random_values(rows * columns, 14));
-  Quantized q(DType::e5m2, {rows, columns}, 2.0F);
+  Codes q(DType::e5m2, {rows, columns}, 2.0F);
   Array transposed(DType::e5m2, {columns, rows});
-  QuantizedView view = q.view();
-  view.columnwise_codes = transposed;
+  QuantizedTensor view = q.view();
+  view.columnwise.codes = transposed;
   ops::quantize(cpu_stream(), x, view, nullptr, nullptr);
   int64_t differences = 0;
   for (int64_t r = 0; r < rows; ++r) {
@@ -196,11 +196,11 @@ TEST_CASE("quantize that only writes the transpose gives the same codes, amax an
     for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{70, 300}, {1, 65}, {129, 3}}) {
       Array x(type.dtype, {rows, columns}, wide_values(rows * columns, 15));
       const auto run = [&, rows = rows, columns = columns](const ops::OpTable& table, bool alone) {
-        Quantized q(DType::e4m3, {rows, columns}, 2.5F);
+        Codes q(DType::e4m3, {rows, columns}, 2.5F);
         Array transposed(DType::e4m3, {columns, rows});
-        QuantizedView view = q.view();
-        view.codes = alone ? View{} : view.codes;
-        view.columnwise_codes = transposed;
+        QuantizedTensor view = q.view();
+        view.rowwise.codes = alone ? View{} : view.rowwise.codes;
+        view.columnwise.codes = transposed;
         float amax = 0.5F;
         ops::QuantizeStatistics statistics{};
         table.quantize(cpu_stream(), x, view, &amax, &statistics);
@@ -246,7 +246,7 @@ TEST_CASE("dequantize multiplies every code by the reciprocal scale", "[ops]") {
   for (const DType code_type : kCodeTypes) {
     for (const FloatType& type : kFloatTypes) {
       const int64_t count = 4099;
-      Quantized q(code_type, {count}, 3.0F);
+      Codes q(code_type, {count}, 3.0F);
       std::vector<float> expected;
       for (int64_t i = 0; i < count; ++i) {
         q.codes.as<uint8_t>()[i] = static_cast<uint8_t>(i * 7);
@@ -267,19 +267,19 @@ TEST_CASE("dequantize multiplies every code by the reciprocal scale", "[ops]") {
 
 TEST_CASE("quantize refuses what it cannot do", "[ops]") {
   Array x(DType::f32, {8});
-  Quantized q(DType::e4m3, {8}, 1.0F);
-  Quantized wrong_count(DType::e4m3, {9}, 1.0F);
+  Codes q(DType::e4m3, {8}, 1.0F);
+  Codes wrong_count(DType::e4m3, {9}, 1.0F);
   CHECK_THROWS_AS(ops::quantize(cpu_stream(), x, wrong_count.view(), nullptr, nullptr),
                   InternalError);
-  QuantizedView by_row = q.view();
-  by_row.format.granularity = Granularity::row;
+  QuantizedTensor by_row = q.view();
+  by_row.format.block = per::row;
   CHECK_THROWS_AS(ops::quantize(cpu_stream(), x, by_row, nullptr, nullptr), InternalError);
-  QuantizedView stochastic = q.view();
+  QuantizedTensor stochastic = q.view();
   stochastic.format.rounding = Rounding::stochastic;
   CHECK_THROWS_AS(ops::quantize(cpu_stream(), x, stochastic, nullptr, nullptr), InternalError);
-  Quantized integers(DType::i8, {8}, 1.0F);
+  Codes integers(DType::i8, {8}, 1.0F);
   Array turned(DType::i8, {8, 1});
-  QuantizedView with_transpose = integers.view();
-  with_transpose.columnwise_codes = turned;
+  QuantizedTensor with_transpose = integers.view();
+  with_transpose.columnwise.codes = turned;
   CHECK_THROWS_AS(ops::quantize(cpu_stream(), x, with_transpose, nullptr, nullptr), InternalError);
 }

@@ -105,16 +105,16 @@ inline Array input_of(const std::string& name) {
 
 inline TensorFormat format_of(const std::string& dtype, const std::string& granularity,
                               const std::string& scale) {
-  using enum Granularity;
+  using namespace per;
   TensorFormat format;
   format.policy = ScalePolicy::current;
   format.dtype = dtype == "e4m3" ? DType::e4m3 : DType::e5m2;
-  const std::map<std::string, Granularity> granularities = {{"tensor", tensor},
-                                                            {"row", row},
-                                                            {"1x32", block_1x32},
-                                                            {"1x128", block_1x128},
-                                                            {"128x128", block_128x128}};
-  format.granularity = granularities.at(granularity);
+  const std::map<std::string, ScaleBlock> granularities = {{"tensor", tensor},
+                                                           {"row", row},
+                                                           {"1x32", block_1x32},
+                                                           {"1x128", block_1x128},
+                                                           {"128x128", block_128x128}};
+  format.block = granularities.at(granularity);
   format.scale_type = scale == "fp32"   ? ScaleType::f32
                       : scale == "pow2" ? ScaleType::pow2
                                         : ScaleType::e8m0;
@@ -137,8 +137,8 @@ inline CurrentCast cast_with_current_scale(Array& x, const TensorFormat& format)
   float amax = 0.0F;
   ops::amax(cpu_stream(), x, &amax);
   ops::compute_current_scale(cpu_stream(), &amax, format, &cast.scale, &cast.scale_inv);
-  ops::quantize(cpu_stream(), x, {cast.codes, {}, &cast.scale, &cast.scale_inv, format}, nullptr,
-                nullptr);
+  ops::quantize(cpu_stream(), x, {{cast.codes, {}}, {}, &cast.scale, &cast.scale_inv, format},
+                nullptr, nullptr);
   return cast;
 }
 

@@ -23,17 +23,16 @@ std::string cast_tensor(Array& x, const TensorFormat& format) {
 std::string cast_blockwise(Array& x, const TensorFormat& format, bool transposed) {
   const int64_t rows = transposed ? ConstView(x).shape[1] : ConstView(x).shape[0];
   const int64_t columns = x.count() / rows;
-  const int64_t count =
-      ops::scale_grid(format.granularity, rows, columns, ScaleLayout::row_major).count;
+  const int64_t count = ops::scale_grid(format.block, rows, columns, ScaleLayout::row_major).count;
   const bool exponents = format.scale_type == ScaleType::e8m0;
   Array codes(format.dtype, {rows, columns});
   Array scale_inv(exponents ? DType::e8m0 : DType::f32, {count});
   Array scale(DType::f32, {count});
-  const BlockwiseView view = {codes, scale_inv, scale.as<float>()};
-  ops::quantize_blockwise(cpu_stream(), x,
-                          {transposed ? BlockwiseView{} : view, transposed ? view : BlockwiseView{},
-                           format, ScaleLayout::row_major},
-                          nullptr, nullptr);
+  const Quantized view = {codes, scale_inv, scale.as<float>()};
+  ops::quantize(cpu_stream(), x,
+                {transposed ? Quantized{} : view, transposed ? view : Quantized{}, nullptr, nullptr,
+                 format, ScaleLayout::row_major},
+                nullptr, nullptr);
   const Array& scales = exponents ? scale_inv : scale;
   return fingerprint(codes.as<char>(), codes.bytes().size()) + " " +
          fingerprint(scales.bytes().data(), scales.bytes().size());
@@ -57,9 +56,8 @@ TEST_CASE("casts have the codes and scales of torchao and of the written rules",
     INFO(source << " " << input << " " << describe(format));
     bool transposed = false;
     while (line >> codes >> scales) {
-      const std::string got = format.granularity == Granularity::tensor
-                                  ? cast_tensor(x, format)
-                                  : cast_blockwise(x, format, transposed);
+      const std::string got = format.block == per::tensor ? cast_tensor(x, format)
+                                                          : cast_blockwise(x, format, transposed);
       CHECK(got == codes + " " + scales);
       transposed = true;
       compared += 1;

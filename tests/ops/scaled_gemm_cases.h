@@ -7,15 +7,15 @@
 #include "numeric/convert.h"
 #include "ops/blockwise_cases.h"
 #include "ops/cast/quantize.h"
-#include "ops/gemm/scaled_gemm.h"
+#include "ops/gemm/gemm_support.h"
 
 namespace fp8train::test {
 
-inline TensorFormat blockwise_format(DType code, Granularity granularity,
+inline TensorFormat blockwise_format(DType code, ScaleBlock block,
                                      ScaleType scale_type = ScaleType::f32) {
   TensorFormat format = plain(code);
-  format.granularity = granularity;
-  format.scale_type = granularity == Granularity::block_1x32 ? ScaleType::e8m0 : scale_type;
+  format.block = block;
+  format.scale_type = block == per::block_1x32 ? ScaleType::e8m0 : scale_type;
   format.policy = ScalePolicy::current;
   return format;
 }
@@ -26,21 +26,21 @@ struct ScaledMatrix {
                const std::vector<float>& values)
       : format(wanted),
         layout(scale_layout),
-        grid(ops::scale_grid(format.granularity, rows, k, layout)),
+        grid(ops::scale_grid(format.block, rows, k, layout)),
         columns(k),
         codes(format.dtype, {rows, k}),
         scale_inv(format.scale_type == ScaleType::e8m0 ? DType::e8m0 : DType::f32, {grid.count}),
         scale(DType::f32, {grid.count}) {
-    BlockwiseQuantizedView out;
+    QuantizedTensor out;
     out.rowwise = {codes, scale_inv, scale.as<float>()};
     out.format = format;
     out.layout = layout;
     Array x(DType::f32, {rows, k}, values);
-    ops::quantize_blockwise(cpu_stream(), x, out, nullptr, nullptr);
+    ops::quantize(cpu_stream(), x, out, nullptr, nullptr);
   }
 
-  ops::ScaledGemmOperand operand() {
-    return {{codes.view(), scale_inv.view(), nullptr}, format, layout};
+  ops::GemmOperand operand(bool transposed = false) {
+    return {codes.view(), transposed, scale_inv.view(), format, layout};
   }
 
   /// What the elements stand for; only for ScaleLayout::row_major.
@@ -78,7 +78,7 @@ struct FormatPair {
   TensorFormat a, b;
 };
 inline std::vector<FormatPair> format_pairs() {
-  using enum Granularity;
+  using namespace per;
   std::vector<FormatPair> pairs;
   for (const auto& [a, b] : {std::pair{row, row},
                              {block_1x128, block_1x128},

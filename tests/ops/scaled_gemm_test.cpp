@@ -1,6 +1,6 @@
 // Scaled GEMMs on the cpu against double precision sums of what codes and scales stand for.
 
-#include "ops/gemm/scaled_gemm.h"
+#include "ops/gemm/gemm_support.h"
 
 #include <catch2/catch.hpp>
 #include <cmath>
@@ -29,7 +29,9 @@ struct Case {
         c(c_type, {p.m, p.n}, random_values(p.m * p.n, 3)),
         bias(DType::f32, {p.n}, random_values(p.n, 4)) {}
 
-  ops::ScaledGemm call() { return {.a = a.operand(), .b = b.operand(), .c = c}; }
+  ops::Gemm call() {
+    return {.a = a.operand(), .b = b.operand(true), .c = c, .fast_accumulate = false};
+  }
   std::string name() const {
     return describe(a.format) + " x " + describe(b.format) + ", " + std::to_string(problem.m) +
            " x " + std::to_string(problem.n) + " x " + std::to_string(problem.k);
@@ -68,7 +70,7 @@ double worst_error(const Case& o, const Array& before, bool add, bool biased) {
   return worst;
 }
 
-TEST_CASE("scaled_gemm of every granularity matches double precision", "[scaled_gemm]") {
+TEST_CASE("scaled_gemm of every block matches double precision", "[scaled_gemm]") {
   for (const FormatPair& formats : format_pairs()) {
     size_t turn = 0;
     for (const Problem& problem : kProblems) {
@@ -77,10 +79,10 @@ TEST_CASE("scaled_gemm of every granularity matches double precision", "[scaled_
         Case o(formats, problem, ScaleLayout::row_major, biased ? DType::f32 : c_type);
         INFO(o.name() << ", to " << name_of(o.c.dtype()));
         const Array before = o.c;
-        ops::ScaledGemm call = o.call();
+        ops::Gemm call = o.call();
         call.beta = biased ? 1.0F : 0.0F;
         call.bias = biased ? ConstView(o.bias) : ConstView{};
-        ops::scaled_gemm(cpu_stream(), call);
+        ops::gemm(cpu_stream(), call);
         CHECK(worst_error(o, before, biased, biased) <= 1);
       }
     }
@@ -109,7 +111,7 @@ TEST_CASE("scaled_gemm is exact where every sum is", "[scaled_gemm]") {
     Case o(formats, {131, 259, 272});
     make_exact(o.a, 1);
     make_exact(o.b, 2);
-    ops::scaled_gemm(cpu_stream(), o.call());
+    ops::gemm(cpu_stream(), o.call());
     const auto [m, n, k] = o.problem;
     const std::vector<double> a = o.a.values();
     const std::vector<double> b = o.b.values();
@@ -137,9 +139,9 @@ TEST_CASE("scaled_gemm has the same bits for both layouts of scales and any numb
         for (const int threads : {1, 2, 3, 8}) {
           set_threads(threads);
           Case o(formats, problem, layout);
-          ops::ScaledGemm call = o.call();
+          ops::Gemm call = o.call();
           call.beta = 1.0F;
-          ops::scaled_gemm(cpu_stream(), call);
+          ops::gemm(cpu_stream(), call);
           runs.emplace_back();
           runs.back().add(o.c);
         }
@@ -175,12 +177,12 @@ TEST_CASE("a NaN scale reaches the rows or columns of its block and no others", 
     Case first(formats, {140, 270, 300});
     const int64_t block = first.a.grid.columns - 1;
     spoil(first.a, 1, block);
-    ops::scaled_gemm(cpu_stream(), first.call());
+    ops::gemm(cpu_stream(), first.call());
     CHECK(
         nan_exactly_where(first, [&](int64_t i, int64_t) { return i / first.a.grid.height == 1; }));
     Case second(formats, {140, 270, 300});
     spoil(second.b, 2, 0);
-    ops::scaled_gemm(cpu_stream(), second.call());
+    ops::gemm(cpu_stream(), second.call());
     CHECK(nan_exactly_where(second,
                             [&](int64_t, int64_t j) { return j / second.b.grid.height == 2; }));
   }
@@ -190,9 +192,9 @@ TEST_CASE("scaled_gemm of zeros is zero, and the bias alone", "[scaled_gemm]") {
   for (const FormatPair& formats : format_pairs()) {
     Case o(formats, {20, 30, 140});
     o.a = ScaledMatrix(formats.a, ScaleLayout::row_major, 20, 140, std::vector<float>(20 * 140));
-    ops::ScaledGemm call = o.call();
+    ops::Gemm call = o.call();
     call.bias = o.bias;
-    ops::scaled_gemm(cpu_stream(), call);
+    ops::gemm(cpu_stream(), call);
     bool right = true;
     for (int64_t i = 0; i < o.c.count(); ++i) {
       right &= o.c.get(i) == o.bias.get(i % 30);
@@ -202,11 +204,11 @@ TEST_CASE("scaled_gemm of zeros is zero, and the bias alone", "[scaled_gemm]") {
 }
 
 TEST_CASE("scaled_gemm refuses what does not fit", "[scaled_gemm]") {
-  using enum Granularity;
-  const auto refused = [](const ops::ScaledGemm& call) {
-    CHECK_THROWS_AS(ops::scaled_gemm(cpu_stream(), call), InternalError);
+  using namespace per;
+  const auto refused = [](const ops::Gemm& call) {
+    CHECK_THROWS_AS(ops::gemm(cpu_stream(), call), InternalError);
   };
-  const auto pair = [](Granularity a, Granularity b) {
+  const auto pair = [](ScaleBlock a, ScaleBlock b) {
     return FormatPair{blockwise_format(DType::e4m3, a), blockwise_format(DType::e4m3, b)};
   };
   for (const auto& [a, b] : {std::pair{block_128x128, block_128x128},
@@ -224,47 +226,93 @@ TEST_CASE("scaled_gemm refuses what does not fit", "[scaled_gemm]") {
     refused(o.call());
   }
   Case o(pair(block_1x128, block_128x128), {16, 16, 256});
-  ops::ScaledGemm call = o.call();
+  ops::Gemm call = o.call();
   call.beta = 0.5F;
   refused(call);
   call = o.call();
   call.c.shape = {16, 17};
   refused(call);
   call = o.call();
-  call.a.matrix.scale_inv.shape = {31};
+  call.a.scale_inv.shape = {31};
   refused(call);
   call = o.call();
-  call.b.format.granularity = tensor;
+  call.b.format.block = tensor;
   refused(call);
   call = o.call();
   call.bias = {o.bias.view().data, DType::f32, {15}};
   refused(call);
 }
 
+TEST_CASE("one function says which formats have a product", "[scaled_gemm]") {
+  using namespace per;
+  const DeviceTraits cpu;
+  const auto scaled = [](const ScaleBlock& block, DType type = DType::e4m3) {
+    return blockwise_format(type, block);
+  };
+  const ScaleBlock blocks[] = {tensor, row, block_1x128, block_128x128, block_1x32};
+  // Row by row: what each block has a product with.
+  const bool products[5][5] = {{true, true, false, false, false},
+                               {true, true, false, false, false},
+                               {false, false, true, true, false},
+                               {false, false, true, false, false},
+                               {false, false, false, false, true}};
+  for (size_t a = 0; a < 5; ++a) {
+    for (size_t b = 0; b < 5; ++b) {
+      const ops::GemmSupport found = ops::gemm_support(cpu, {scaled(blocks[a]), scaled(blocks[b])});
+      CAPTURE(name_of(blocks[a]), name_of(blocks[b]));
+      CHECK(found.native == products[a][b]);
+      CHECK(found.reason.empty() == products[a][b]);
+      CHECK_FALSE(found.dequantized);
+    }
+  }
+  CHECK_FALSE(ops::gemm_support(cpu, {scaled({1, 16}), scaled({1, 16})}).native);
+  CHECK(ops::gemm_support(cpu, {scaled(row, DType::i8), scaled(row, DType::i8)}).native);
+  CHECK_FALSE(ops::gemm_support(cpu, {scaled(row, DType::i8), scaled(row)}).native);
+  CHECK_FALSE(
+      ops::gemm_support(cpu, {scaled(tensor, DType::i8), scaled(tensor, DType::i8)}).native);
+  const TensorFormat bf16 = plain(DType::bf16);
+  CHECK(ops::gemm_support(cpu, {bf16, bf16}).native);
+  CHECK(ops::gemm_support(cpu, {bf16, scaled(row)}).dequantized);
+  CHECK(ops::gemm_support(cpu, {scaled(row), scaled(row)}).k_multiple == 16);
+  CHECK(ops::gemm_support(cpu, {scaled(block_1x32), scaled(block_1x32)}).k_multiple == 32);
+  // One scale for each tensor is never dequantized: such a product is there or it is not.
+  const auto on = [&](int capability, DType a, DType b) {
+    return ops::gemm_support(cuda_traits(capability), {scaled(tensor, a), scaled(tensor, b)});
+  };
+  CHECK(on(89, DType::e4m3, DType::e5m2).native);
+  CHECK_FALSE(on(80, DType::e4m3, DType::e4m3).native);
+  CHECK_FALSE(on(90, DType::e5m2, DType::e5m2).native);
+  CHECK_FALSE(on(90, DType::e5m2, DType::e5m2).dequantized);
+  // Sums over blocks of 128 are promoted in any case.
+  CHECK(ops::gemm_support(cpu, {scaled(row), scaled(row), DType::bf16, true}).fast_accumulate);
+  CHECK_FALSE(ops::gemm_support(cpu, {scaled(block_1x128), scaled(block_1x128), DType::bf16, true})
+                  .fast_accumulate);
+}
+
 TEST_CASE("scaled products by chip, shape, type and layout", "[scaled_gemm]") {
-  using enum Granularity;
+  using namespace per;
   const auto reason = [](int capability, Case& o) {
-    const ops::ScaledGemm call = o.call();
+    const ops::Gemm call = o.call();
     const DeviceTraits traits = cuda_traits(capability);
-    const ops::ScaledGemmSupport support = ops::scaled_gemm_support(traits, call);
+    const ops::GemmSupport support = ops::gemm_support(traits, call);
     CHECK(support.native == support.reason.empty());
-    const size_t bytes = ops::scaled_gemm_scratch_bytes(traits, call);
+    const size_t bytes = ops::gemm_scratch_bytes(traits, call);
     const auto [m, n, k] = o.problem;
     const size_t a_bytes = static_cast<size_t>(2 * m * k + 255) / 256 * 256;
     CHECK(bytes == (support.native ? 0 : a_bytes + static_cast<size_t>(2 * n * k)));
-    CHECK(ops::scaled_gemm_support(DeviceTraits{}, call).native);
-    CHECK(ops::scaled_gemm_scratch_bytes(DeviceTraits{}, call) == 0);
+    CHECK(ops::gemm_support(DeviceTraits{}, call).native);
+    CHECK(ops::gemm_scratch_bytes(DeviceTraits{}, call) == 0);
     return std::string(support.reason);
   };
-  const auto make = [](Granularity granularity, const Problem& problem, DType c_type = DType::bf16,
+  const auto make = [](ScaleBlock block, const Problem& problem, DType c_type = DType::bf16,
                        DType a_type = DType::e4m3, DType b_type = DType::e4m3,
                        ScaleLayout layout = ScaleLayout::cublaslt) {
-    return Case({blockwise_format(a_type, granularity), blockwise_format(b_type, granularity)},
-                problem, layout, c_type);
+    return Case({blockwise_format(a_type, block), blockwise_format(b_type, block)}, problem, layout,
+                c_type);
   };
   const Problem fits = {32, 48, 64};
-  for (const Granularity granularity : {row, block_1x128}) {
-    Case o = make(granularity, fits);
+  for (const ScaleBlock block : {row, block_1x128}) {
+    Case o = make(block, fits);
     CHECK(reason(90, o).empty());
     CHECK_THAT(reason(89, o), Catch::Contains("this GPU has no products with"));
     CHECK_THAT(reason(100, o), Catch::Contains("this GPU has no products with"));
@@ -294,17 +342,17 @@ TEST_CASE("scaled products by chip, shape, type and layout", "[scaled_gemm]") {
 }
 
 TEST_CASE("scaled_gemm is counted on meta", "[scaled_gemm]") {
-  Case o({blockwise_format(DType::e4m3, Granularity::block_1x128),
-          blockwise_format(DType::e4m3, Granularity::block_128x128)},
+  Case o({blockwise_format(DType::e4m3, per::block_1x128),
+          blockwise_format(DType::e4m3, per::block_128x128)},
          {256, 128, 384});
   const auto meta = make_meta_device(DeviceTraits{});
-  ops::ScaledGemm call = o.call();
+  ops::Gemm call = o.call();
   call.beta = 1.0F;
-  ops::scaled_gemm(meta->stream(), call);
+  ops::gemm(meta->stream(), call);
   CHECK(meta->counters().gemm_flops == 2.0 * 256 * 128 * 384);
   const double scales = 4.0 * (256 * 3 + 1 * 3);
   CHECK(meta->counters().bytes == 256.0 * 384 + 128.0 * 384 + scales + 2 * 4.0 * 256 * 128);
-  ops::probe_scaled_gemm(*meta);
+  ops::probe_gemms(*meta);
   CHECK(meta->traits() == DeviceTraits{});
 }
 

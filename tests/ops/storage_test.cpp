@@ -36,7 +36,7 @@ struct StoredValues {
       scales.set(i, by_tensor() && i == 1 ? 0.0F : 1.0F);
     }
   }
-  bool by_tensor() const { return format.is_scaled() && format.granularity == Granularity::tensor; }
+  bool by_tensor() const { return format.is_scaled() && format.block == per::tensor; }
   StoredTensor view() {
     return {codes.view(), format, scales.count() == 0 ? View{} : scales.view()};
   }

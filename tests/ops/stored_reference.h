@@ -91,7 +91,7 @@ inline void set_bits(Array& array, size_t i, uint32_t bits) {
 inline Array fresh_scales(const TensorFormat& format, int64_t count) {
   const int64_t scales = stored_scales(format, count);
   std::vector<float> ones(static_cast<size_t>(scales), 1.0F);
-  if (format.is_scaled() && format.granularity == Granularity::tensor) {
+  if (format.is_scaled() && format.block == per::tensor) {
     ones[1] = 0.0F;
   }
   return Array(DType::f32, {scales}, ones);
@@ -105,7 +105,7 @@ struct NaiveTensor {
   NaiveTensor(const TensorFormat& how, int64_t count)
       : format(how), codes(static_cast<size_t>(count)), scales(static_cast<size_t>(count)) {}
 
-  bool grouped() const { return format.granularity == Granularity::group; }
+  bool grouped() const { return format.block.is_group(); }
 
   float value(size_t i) const {
     const float code = decode_bits(format.dtype, codes[i]);

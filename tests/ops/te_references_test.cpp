@@ -39,15 +39,14 @@ CastResult cast_whole(Array& x, const TensorFormat& format) {
 CastResult cast_blocks(Array& x, const TensorFormat& format, bool transposed) {
   const int64_t rows = transposed ? ConstView(x).shape[1] : ConstView(x).shape[0];
   const int64_t columns = x.count() / rows;
-  const int64_t count =
-      ops::scale_grid(format.granularity, rows, columns, ScaleLayout::row_major).count;
+  const int64_t count = ops::scale_grid(format.block, rows, columns, ScaleLayout::row_major).count;
   Array codes(format.dtype, {rows, columns});
   Array scale_inv(format.scale_type == ScaleType::e8m0 ? DType::e8m0 : DType::f32, {count});
-  const BlockwiseView view = {codes, scale_inv, nullptr};
-  ops::quantize_blockwise(cpu_stream(), x,
-                          {transposed ? BlockwiseView{} : view, transposed ? view : BlockwiseView{},
-                           format, ScaleLayout::row_major},
-                          nullptr, nullptr);
+  const Quantized view = {codes, scale_inv, nullptr};
+  ops::quantize(cpu_stream(), x,
+                {transposed ? Quantized{} : view, transposed ? view : Quantized{}, nullptr, nullptr,
+                 format, ScaleLayout::row_major},
+                nullptr, nullptr);
   return {bytes_of(codes.as<char>(), codes.bytes().size()),
           bytes_of(scale_inv.bytes().data(), scale_inv.bytes().size())};
 }
@@ -55,8 +54,8 @@ CastResult cast_blocks(Array& x, const TensorFormat& format, bool transposed) {
 /// Named deviation: a block with an infinity or a NaN. The references give it a scale of 0 or NaN,
 /// here it is 1 and the run skips the step. Its codes and its scale are taken as zero.
 void mask_blocks(Array& x, const TensorFormat& format, bool transposed, CastResult& result) {
-  const bool square = format.granularity == Granularity::block_128x128;
-  const int64_t width = format.granularity == Granularity::block_1x32 ? 32 : 128;
+  const bool square = format.block == per::block_128x128;
+  const int64_t width = format.block == per::block_1x32 ? 32 : 128;
   const int64_t height = square ? 128 : 1;
   const int64_t rows = transposed ? ConstView(x).shape[1] : ConstView(x).shape[0];
   const int64_t columns = x.count() / rows;
@@ -99,10 +98,9 @@ TEST_CASE("casts have the codes and scales of TransformerEngine's references", "
     INFO(source << " " << input << " " << describe(format));
     bool transposed = false;
     while (line >> codes >> scales) {
-      CastResult got = format.granularity == Granularity::tensor
-                           ? cast_whole(x, format)
-                           : cast_blocks(x, format, transposed);
-      if (format.granularity != Granularity::tensor) {
+      CastResult got =
+          format.block == per::tensor ? cast_whole(x, format) : cast_blocks(x, format, transposed);
+      if (format.block != per::tensor) {
         mask_blocks(x, format, transposed, got);
       }
       CHECK(got.prints() == codes + " " + scales);

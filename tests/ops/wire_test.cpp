@@ -25,7 +25,14 @@ const TensorFormat kWires[] = {
     by_group(DType::e4m3, ScaleType::f32),
     by_group(DType::e4m3, ScaleType::pow2),
     by_group(DType::e5m2, ScaleType::f32),
+    in_groups_of(256, by_group(DType::e4m3, ScaleType::pow2)),
+    in_groups_of(256, by_group(DType::e5m2, ScaleType::f32)),
 };
+
+/// Elements that share a scale; formats without one have none.
+int64_t group_size(const TensorFormat& format) {
+  return format.is_scaled() ? format.block.columns : 128;
+}
 
 /// Gradients with a zero group and one of tiny numbers.
 Values gradients(int64_t count, uint32_t seed) {
@@ -37,9 +44,14 @@ Values gradients(int64_t count, uint32_t seed) {
   return values;
 }
 
-float group_scale(const Values& values, size_t group, const TensorFormat& format) {
+/// Of the group that element `at` is in; groups begin again with each chunk.
+float group_scale(const Values& values, int64_t at, int64_t chunk, const TensorFormat& format) {
   float amax = 0;
-  for (size_t i = 128 * group; i < std::min(128 * (group + 1), values.size()); ++i) {
+  const int64_t within = at % chunk / group_size(format) * group_size(format);
+  const int64_t first = at / chunk * chunk + within;
+  const int64_t end = std::min(first + std::min(group_size(format), chunk - within),
+                               static_cast<int64_t>(values.size()));
+  for (auto i = static_cast<size_t>(first); i < static_cast<size_t>(end); ++i) {
     if (!std::isfinite(values[i])) {
       return std::numeric_limits<float>::quiet_NaN();
     }
@@ -70,10 +82,10 @@ float read_packet(const uint8_t* packet, const TensorFormat& format, int64_t chu
   const uint8_t* scales = packet + chunk;
   float scale = 0;
   if (format.scale_type == ScaleType::pow2) {
-    const uint8_t byte = scales[i / 128];
+    const uint8_t byte = scales[i / group_size(format)];
     scale = byte == 255 ? std::nanf("") : std::ldexp(1.0F, byte - 127);
   } else {
-    std::memcpy(&scale, scales + i / 128 * 4, 4);
+    std::memcpy(&scale, scales + i / group_size(format) * 4, 4);
   }
   const float code =
       format.dtype == DType::e4m3 ? decode(e4m3{packet[i]}) : decode(e5m2{packet[i]});
@@ -135,9 +147,8 @@ TEST_CASE("pack_wire: every element once, in its chunk's packet", "[wire]") {
           const int64_t place = c % inner * (kChunks / inner) + c / inner;
           const float found = read_packet(packets.data() + static_cast<size_t>(place) * stride,
                                           format, kChunk, i % kChunk);
-          const auto group = static_cast<size_t>(i / 128);
           const float value = i < count ? values[static_cast<size_t>(i)] : 0.0F;
-          REQUIRE(found == rounded(value, group_scale(values, group, format), format));
+          REQUIRE(found == rounded(value, group_scale(values, i, kChunk, format), format));
         }
       }
     }
@@ -289,7 +300,7 @@ TEST_CASE("sum_wire: fp32 sums in rank order", "[wire]") {
           for (size_t rank = 0; rank < 5; ++rank) {
             const Values& values = contributions[rank];
             const float value = values[static_cast<size_t>(i)];
-            const float scale = group_scale(values, static_cast<size_t>(i / 128), format);
+            const float scale = group_scale(values, i, kChunk, format);
             const bool as_it_is = static_cast<int64_t>(rank) == exact_index;
             sum += as_it_is ? value : rounded(value, scale, format);
           }

@@ -49,10 +49,8 @@ size_t communication(int stage, int64_t vocabulary, const TensorFormat& wire) {
 }  // namespace
 
 TEST_CASE("memory for exchanges follows the bucket, not the largest parameter") {
-  const TensorFormat grouped = {.dtype = DType::e4m3,
-                                .granularity = Granularity::group,
-                                .policy = ScalePolicy::current,
-                                .group_size = 128};
+  const TensorFormat grouped = {
+      .dtype = DType::e4m3, .block = per::group(128), .policy = ScalePolicy::current};
   const TensorFormat by_tensor = {.dtype = DType::e4m3, .policy = ScalePolicy::current};
   for (const TensorFormat& wire : {plain(DType::f32), plain(DType::bf16), grouped, by_tensor}) {
     for (const int stage : {0, 1, 2, 3}) {

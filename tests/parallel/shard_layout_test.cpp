@@ -50,7 +50,7 @@ TEST_CASE("every element is updated by one rank, in shards of equal size") {
     const StoreLayout layout = shard_layout(store, ranks, rank, {});
     REQUIRE(layout.parts.size() == store.all().size());
     for (const StoreLayout::Segment& segment : layout.segments) {
-      CHECK(segment.shard % kStoredGroup == 0);
+      CHECK(segment.shard % kRangeAlignment == 0);
       CHECK(std::is_sorted(segment.begins.begin(), segment.begins.end()));
       // What this rank updates of a segment fills its shard from the start, without holes but
       // those up to the next multiple of 128.
@@ -59,7 +59,7 @@ TEST_CASE("every element is updated by one rank, in shards of equal size") {
         const StoreLayout::Part& part = layout.parts[segment.parameters[i]];
         if (part.count > 0) {
           CHECK(segment.begins[i] + part.first - rank * segment.shard == filled);
-          filled += (part.count + kStoredGroup - 1) / kStoredGroup * kStoredGroup;
+          filled += (part.count + kRangeAlignment - 1) / kRangeAlignment * kRangeAlignment;
         }
       }
       CHECK(filled <= segment.shard);
@@ -67,7 +67,7 @@ TEST_CASE("every element is updated by one rank, in shards of equal size") {
     for (size_t i = 0; i < layout.parts.size(); ++i) {
       std::vector<int>& counts = updates[i];
       counts.resize(static_cast<size_t>(store.all()[i]->shape.count()));
-      CHECK(layout.parts[i].first % kStoredGroup == 0);
+      CHECK(layout.parts[i].first % kRangeAlignment == 0);
       for (int64_t at = 0; at < layout.parts[i].count; ++at) {
         ++counts.at(static_cast<size_t>(layout.parts[i].first + at));
       }

@@ -113,7 +113,7 @@ TEST_CASE("a pass begins with an amax of 0 where the tensor is its own and the s
   TensorFormat current = plain(DType::e4m3);
   current.policy = ScalePolicy::current;
   TensorFormat by_rows = current;
-  by_rows.granularity = Granularity::row;
+  by_rows.block = per::row;
   ScalingState state;
   const ScalingSlot* x = state.add("layer", "x", current, true);
   const ScalingSlot* w = state.add("layer", "w", current);

@@ -46,10 +46,9 @@ inline std::string words_of(const TensorFormat& format) {
   if (!format.is_scaled()) {
     return text;
   }
-  text += " " + std::string(name_of(format.granularity));
-  if (format.granularity == Granularity::group) {
-    text += std::to_string(format.group_size) + (format.expanded ? " expanded" : "");
-  }
+  text += format.block.is_group() ? " group" + std::to_string(format.block.columns)
+                                  : " " + name_of(format.block);
+  text += format.expanded ? " expanded" : "";
   if (format.policy == ScalePolicy::delayed) {
     text += " window " + std::to_string(format.delayed.history_length) +
             (format.delayed.algorithm == AmaxAlgorithm::max ? " max" : " most_recent") +

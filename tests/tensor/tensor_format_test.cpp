@@ -15,10 +15,34 @@ TEST_CASE("formats are written as they are read") {
         "e4m3 tensor delayed(16, max, current at first, every 3) pow2",
         "e4m3 tensor delayed(16, max, current at first, per step, each rank) pow2",
         "e4m3 1x32 current e8m0", "e4m3 tensor static(0.1)", "e4m3 tensor auto pow2",
-        "e4m3 row current pow2 epsilon 1e-12", "e4m3 1x128 current", "e4m3 128x128 current"}) {
+        "e4m3 row current pow2 epsilon 1e-12", "e4m3 1x128 current", "e4m3 128x128 current",
+        "e4m3 1x16 current", "e4m3 group(256) current"}) {
     CAPTURE(text);
     CHECK(describe(parse_format(text)) == text);
   }
+}
+
+TEST_CASE("a block is spelled by its numbers") {
+  CHECK(name_of(ScaleBlock{}) == "tensor");
+  CHECK(name_of(ScaleBlock{1, 0}) == "row");
+  CHECK(name_of(ScaleBlock{32, 32}) == "32x32");
+  CHECK(name_of(per::group(256)) == "group(256)");
+  CHECK(parse_format("e4m3 1x16").block == ScaleBlock{1, 16});
+  CHECK(parse_format("e4m3 128x128").block == per::block_128x128);
+  CHECK(per::group(16).is_group());
+  CHECK_FALSE(per::row.is_group());
+  CHECK_FALSE(per::tensor.is_group());
+}
+
+TEST_CASE("the table of element types has them in their order") {
+  for (size_t i = 0; i < std::size(kDTypes); ++i) {
+    CAPTURE(kDTypes[i].name);
+    CHECK(static_cast<size_t>(kDTypes[i].type) == i);
+    CHECK(kDTypes[i].bits % 8 == 0);
+    CHECK(kDTypes[i].is_code == (kDTypes[i].clips_above > kDTypes[i].max));
+  }
+  CHECK(size_of(DType::e4m3) == 1);
+  CHECK(size_of(DType::f64) == 8);
 }
 
 TEST_CASE("what goes without saying may be left out, in any order") {
@@ -38,13 +62,16 @@ TEST_CASE("a wrong word is named, with the nearest one that is known") {
       {"float", "there are: fp32, bf16"},
       {"tensor e4m3", "'tensor' is no element type"},
       {"e4m3 tensr", "did you mean 'tensor'?"},
-      {"e4m3 tensor row", "second granularity"},
+      {"e4m3 tensor row", "second block"},
       {"e4m3 current delayed(4)", "second rule of scaling"},
       {"e4m3 pow2 e8m0", "second type of scale"},
       {"e4m3 group", "group(128)"},
       {"e4m3 group(0)", "whole number in [1"},
       {"e4m3 group(128", "not closed"},
       {"e4m3 tensor(3)", "takes nothing"},
+      {"e4m3 1x128(3)", "takes nothing"},
+      {"e4m3 1x0", "no word of a format"},
+      {"e4m3 1x128y", "no word of a format"},
       {"e4m3 delayed(0, max)", "whole number in [1"},
       {"e4m3 delayed(4, mix)", "did you mean 'max'?"},
       {"e4m3 delayed(4, margin 1.5)", "a margin"},

@@ -49,7 +49,7 @@ TEST_CASE("formats describe themselves as explain prints them") {
   CHECK(describe(delayed) == "e4m3 tensor delayed(1024, most_recent, margin 2)");
   TensorFormat block = plain(DType::e4m3);
   block.policy = ScalePolicy::current;
-  block.granularity = Granularity::block_1x128;
+  block.block = per::block_1x128;
   block.scale_type = ScaleType::pow2;
   CHECK(describe(block) == "e4m3 1x128 current pow2");
 }

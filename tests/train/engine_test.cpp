@@ -117,7 +117,7 @@ TEST_CASE("the plan made on meta is what the step uses") {
 
 TEST_CASE("the plan of scratch holds operands that a device has to dequantize") {
   DeviceTraits traits;
-  traits.scaled_gemm_by_library = true;
+  traits.fp8_gemm_by_library = true;
   // Of a step without statistics, whose scratch can be more than that of a product.
   const auto scratch = [&traits] {
     const std::unique_ptr<Device> meta = make_meta_device(traits);

@@ -11,7 +11,7 @@
 #include "cublaslt_fake.h"
 #include "device/device.h"
 #include "nn/linear_product.h"
-#include "ops/gemm/scaled_gemm.h"
+#include "ops/gemm/gemm_support.h"
 #include "support/small_llama.h"
 
 namespace fp8train {
@@ -42,7 +42,7 @@ DeviceTraits probed(const Refused& refused) {
     return refused(asked) ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
   });
   const std::unique_ptr<Device> device = make_device(DeviceKind::cuda);
-  ops::probe_scaled_gemm(*device);
+  ops::probe_gemms(*device);
   shim::answer_products(nullptr);
   return device->traits();
 }
@@ -78,7 +78,7 @@ TEST_CASE("a plan whose products with one scale for each tensor are refused says
     return e5m2 ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
   });
   const std::unique_ptr<Device> device = make_device(DeviceKind::cuda);
-  ops::probe_scaled_gemm(*device);
+  ops::probe_gemms(*device);
   shim::answer_products(nullptr);
   CHECK_THROWS_WITH(Engine(*device, test::small_llama("te-current")),
                     Catch::Contains("e5m2 x e4m3") && Catch::Contains("another plan"));

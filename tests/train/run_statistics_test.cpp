@@ -17,7 +17,7 @@ using Catch::Matchers::StartsWith;
 namespace {
 
 const TensorFormat kDelayed = {
-    .dtype = DType::e4m3, .granularity = Granularity::tensor, .policy = ScalePolicy::delayed};
+    .dtype = DType::e4m3, .block = per::tensor, .policy = ScalePolicy::delayed};
 
 ScalingSlot slot_of(const std::string& layer, const std::string& role,
                     const TensorFormat& format = kDelayed) {
@@ -133,7 +133,7 @@ TEST_CASE("what to try is what the slot's format has") {
   TensorFormat format = kDelayed;
   format.policy = ScalePolicy::current;
   const ScalingSlot current = slot_of("a", "x", format);
-  format.granularity = Granularity::block_1x128;
+  format.block = per::block_1x128;
   const ScalingSlot blocks = slot_of("b", "x", format);
   format.dtype = DType::i8;
   const ScalingSlot integers = slot_of("c", "x", format);

@@ -34,7 +34,7 @@ Fp8Products products_of(int capability) {
 
 DeviceTraits cuda_traits(int capability, size_t memory) {
   return {.fp8_gemm_along_k_only = true,
-          .scaled_gemm_by_library = true,
+          .fp8_gemm_by_library = true,
           .fp8_products = products_of(capability),
           .max_head_dim = 256,  // ops/attention/attention_tiles.cuh
           .memory = memory,

@@ -149,10 +149,15 @@ __device__ __forceinline__ void cast_columns_of_tile(const Vec8<X> (&vecs)[kVec8
   __syncthreads();
 }
 
-/// Host: Granularity::row, in packs.
+/// Host: quantize() and dequantize() of formats that have a scale for each block.
+void quantize_blocks(Stream stream, ConstView x, const QuantizedTensor& out, float* amax,
+                     QuantizeStatistics* statistics);
+void dequantize_blocks(Stream stream, const QuantizedTensor& x, View y);
+
+/// Host: per::row, in packs.
 void quantize_rows(const Stream& stream, ConstView x, const BlockwiseCast& cast);
 
-/// Host: any granularity, types, widths and alignment.
+/// Host: any block, types, widths and alignment.
 void quantize_any_blocks(const Stream& stream, ConstView x, const BlockwiseCast& cast);
 
 }  // namespace fp8train::ops::cuda

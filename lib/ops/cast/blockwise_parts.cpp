@@ -9,29 +9,29 @@
 namespace fp8train::ops {
 namespace {
 
-int64_t blocks_of(const Shape& matrix, Granularity granularity) {
-  return scale_grid(granularity, matrix.rows(), matrix.back(), ScaleLayout::row_major).count;
+int64_t blocks_of(const Shape& matrix, ScaleBlock block) {
+  return scale_grid(block, matrix.rows(), matrix.back(), ScaleLayout::row_major).count;
 }
 
-void check_part(const MatrixPart& x, Granularity granularity, const ConstView& amax) {
+void check_part(const MatrixPart& x, ScaleBlock block, const ConstView& amax) {
   check(x.values.count() == 0 || x.values.dtype == DType::f32, "a part of a matrix is in fp32");
   check(x.first >= 0 && x.first + x.values.count() <= x.matrix.count(),
         "a part lies within its matrix");
-  check(amax.dtype == DType::f32 && amax.count() == blocks_of(x.matrix, granularity),
+  check(amax.dtype == DType::f32 && amax.count() == blocks_of(x.matrix, block),
         "fp32 maxima, one for each block, expected");
 }
 
 }  // namespace
 
-void blockwise_part_amax(Stream stream, const MatrixPart& x, Granularity granularity, View amax) {
-  check_part(x, granularity, amax);
+void blockwise_part_amax(Stream stream, const MatrixPart& x, ScaleBlock block, View amax) {
+  check_part(x, block, amax);
   const TraceSpan span("blockwise_part_amax");
-  dispatch<&OpTable::blockwise_part_amax>(stream, x, granularity, amax);
+  dispatch<&OpTable::blockwise_part_amax>(stream, x, block, amax);
 }
 
 void quantize_blockwise_part(Stream stream, const BlockwisePartCast& call) {
   check_blockwise_format(call.format);
-  check_part(call.x, call.format.granularity, call.amax);
+  check_part(call.x, call.format.block, call.amax);
   const int64_t count = call.x.values.count();
   check(call.codes.dtype == call.format.dtype && call.codes.count() == count,
         "quantize_blockwise_part: codes for every value expected");
@@ -44,9 +44,9 @@ void quantize_blockwise_part(Stream stream, const BlockwisePartCast& call) {
 void find_block_scales(Stream stream, const BlockScaleSearch& call) {
   check_blockwise_format(call.format);
   check(call.amax.dtype == DType::f32 &&
-            call.amax.count() == blocks_of(call.shape, call.format.granularity),
+            call.amax.count() == blocks_of(call.shape, call.format.block),
         "find_block_scales: fp32 maxima, one for each block, expected");
-  check(!call.transposed || call.format.granularity == Granularity::block_128x128,
+  check(!call.transposed || call.format.block == per::block_128x128,
         "find_block_scales: only squares are blocks of the transposed matrix too");
   const Shape seen = call.transposed ? Shape{call.shape.back(), call.shape.rows()}
                                      : Shape{call.shape.rows(), call.shape.back()};

@@ -28,9 +28,9 @@ struct BlockOf {
   }
 };
 
-BlockOf block_of(const MatrixPart& x, Granularity granularity) {
+BlockOf block_of(const MatrixPart& x, ScaleBlock block) {
   return {x.matrix.back(),
-          scale_grid(granularity, x.matrix.rows(), x.matrix.back(), ScaleLayout::row_major)};
+          scale_grid(block, x.matrix.rows(), x.matrix.back(), ScaleLayout::row_major)};
 }
 
 __device__ __forceinline__ void raise(float* amax, float value) {
@@ -144,13 +144,13 @@ struct FindScales {
 
 }  // namespace
 
-void blockwise_part_amax(Stream stream, const MatrixPart& x, Granularity granularity, View amax) {
+void blockwise_part_amax(Stream stream, const MatrixPart& x, ScaleBlock block, View amax) {
   check_cuda(cudaMemsetAsync(amax.data, 0, amax.bytes(), cuda_context(stream).stream),
              "resetting maxima");
   const int64_t count = x.values.count();
   launch(stream, {blocks_for(stream, ceil_div(count, kPerLane)), kBlock},
          is_aligned(x.values.data) ? part_amax_kernel<true> : part_amax_kernel<false>,
-         x.values.as<float>(), x.first, count, block_of(x, granularity), amax.as<float>());
+         x.values.as<float>(), x.first, count, block_of(x, block), amax.as<float>());
 }
 
 void quantize_blockwise_part(Stream stream, const BlockwisePartCast& call) {
@@ -162,7 +162,7 @@ void quantize_blockwise_part(Stream stream, const BlockwisePartCast& call) {
   const PartCast cast = {.x = call.x.values.as<float>(),
                          .first = call.x.first,
                          .count = count,
-                         .block = block_of(call.x, call.format.granularity),
+                         .block = block_of(call.x, call.format.block),
                          .rule = block_rule(call.format, DType::f32),
                          .amax = call.amax.as<float>(),
                          .codes = call.codes.as<uint8_t>(),
@@ -182,13 +182,13 @@ void quantize_blockwise_part(Stream stream, const BlockwisePartCast& call) {
 void find_block_scales(Stream stream, const BlockScaleSearch& call) {
   const Shape seen = call.transposed ? Shape{call.shape.back(), call.shape.rows()}
                                      : Shape{call.shape.rows(), call.shape.back()};
-  map<1>(stream, call.amax.count(), true,
-         FindScales{
-             call.amax.as<float>(),
-             scale_grid(call.format.granularity, call.shape.rows(), call.shape.back(), call.layout)
-                 .columns,
-             call.transposed, block_scales(call.scale_inv, call.format, call.layout, seen),
-             block_rule(call.format, DType::f32)});
+  map<1>(
+      stream, call.amax.count(), true,
+      FindScales{
+          call.amax.as<float>(),
+          scale_grid(call.format.block, call.shape.rows(), call.shape.back(), call.layout).columns,
+          call.transposed, block_scales(call.scale_inv, call.format, call.layout, seen),
+          block_rule(call.format, DType::f32)});
 }
 
 }  // namespace fp8train::ops::cuda

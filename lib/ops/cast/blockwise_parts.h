@@ -1,7 +1,7 @@
 #pragma once
 // Casts of a part of a matrix that has a scale for each block, where blocks reach beyond the
 // part: of the largest magnitudes that each part has seen the largest of all are taken, and then
-// every part is cast to the codes that quantize_blockwise() would give it in the whole matrix.
+// every part is cast to the codes that quantize() would give it in the whole matrix.
 // Asynchronous.
 
 #include <cstdint>
@@ -22,11 +22,11 @@ struct MatrixPart {
 
 /// amax[block] = max |x| over the elements of the part that lie in it, NaN-propagating; 0 where
 /// none does. amax: fp32, one for each block along rows, row-major.
-void blockwise_part_amax(Stream stream, const MatrixPart& x, Granularity granularity, View amax);
+void blockwise_part_amax(Stream stream, const MatrixPart& x, ScaleBlock block, View amax);
 
 struct BlockwisePartCast {
   MatrixPart x;
-  TensorFormat format;  ///< as for quantize_blockwise()
+  TensorFormat format;  ///< as for quantize()
   ConstView amax;       ///< of the blocks of the whole matrix, as above
   View codes;           ///< as many as x has values
   /// fp32, of as many: what the codes stand for. Empty: not wanted.
@@ -44,7 +44,7 @@ struct BlockScaleSearch {
   View scale_inv;
 };
 
-/// The reciprocal scales that quantize_blockwise() would keep of a matrix of `shape`. amax: as
+/// The reciprocal scales that quantize() would keep of a matrix of `shape`. amax: as
 /// above. `transposed` (128x128 only): those of the transposed matrix. scale_inv: fp32 or e8m0, as
 /// many as scale_grid() says; padding is not written.
 void find_block_scales(Stream stream, const BlockScaleSearch& call);

@@ -17,8 +17,8 @@ struct Bands {
   int64_t columns;
   int64_t first, end;  ///< of the part, in elements of the matrix
 
-  Bands(const MatrixPart& x, Granularity granularity)
-      : grid(scale_grid(granularity, x.matrix.rows(), x.matrix.back(), ScaleLayout::row_major)),
+  Bands(const MatrixPart& x, ScaleBlock block)
+      : grid(scale_grid(block, x.matrix.rows(), x.matrix.back(), ScaleLayout::row_major)),
         columns(x.matrix.back()),
         first(x.first),
         end(x.first + x.values.count()) {}
@@ -49,7 +49,7 @@ struct Bands {
 
 template <typename Code>
 void cast_part(const BlockwisePartCast& call) {
-  const Bands bands(call.x, call.format.granularity);
+  const Bands bands(call.x, call.format.block);
   const BlockRule rule = block_rule(call.format, DType::f32);
   const auto* values = call.x.values.as<float>();
   const auto* amax = call.amax.as<float>();
@@ -79,9 +79,9 @@ void cast_part(const BlockwisePartCast& call) {
 
 }  // namespace
 
-void blockwise_part_amax(Stream /*stream*/, const MatrixPart& x, Granularity granularity,
+void blockwise_part_amax(Stream /*stream*/, const MatrixPart& x, ScaleBlock scale_block,
                          View amax) {
-  const Bands bands(x, granularity);
+  const Bands bands(x, scale_block);
   const auto* values = x.values.as<float>();
   auto* largest = amax.as<float>();
   for (int64_t i = 0; i < amax.count(); ++i) {
@@ -104,8 +104,7 @@ void quantize_blockwise_part(Stream /*stream*/, const BlockwisePartCast& call) {
 void find_block_scales(Stream /*stream*/, const BlockScaleSearch& call) {
   const BlockRule rule = block_rule(call.format, DType::f32);
   const int64_t columns =
-      scale_grid(call.format.granularity, call.shape.rows(), call.shape.back(), call.layout)
-          .columns;
+      scale_grid(call.format.block, call.shape.rows(), call.shape.back(), call.layout).columns;
   const Shape seen = call.transposed ? Shape{call.shape.back(), call.shape.rows()}
                                      : Shape{call.shape.rows(), call.shape.back()};
   const BlockScales scales = block_scales(call.scale_inv, call.format, call.layout, seen);

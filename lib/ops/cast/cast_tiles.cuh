@@ -264,7 +264,7 @@ __global__ void __launch_bounds__(kTileThreads, (Source::template blocks<Packed,
 template <typename Source>
 void cast_tiles(const Stream& stream, const Source& source, int64_t rows, int64_t width, void* y,
                 const QuantizeSink& sink, bool aligned, const CurrentScale& current = {}) {
-  const QuantizedView& out = sink.out;
+  const QuantizedTensor& out = sink.out;
   if (sink.statistics != nullptr) {
     reset_statistics(stream, sink.statistics, rows * width * Source::kParts);
   }
@@ -272,13 +272,13 @@ void cast_tiles(const Stream& stream, const Source& source, int64_t rows, int64_
       .rows = rows,
       .width = width,
       .y = y,
-      .codes = out.codes.as<uint8_t>(),
-      .transposed = out.columnwise_codes.as<uint8_t>(),
-      .transposed_aligned = transposed_is_aligned(out.columnwise_codes.data, rows),
+      .codes = out.rowwise.codes.as<uint8_t>(),
+      .transposed = out.columnwise.codes.as<uint8_t>(),
+      .transposed_aligned = transposed_is_aligned(out.columnwise.codes.data, rows),
       .e5m2 = out.format.dtype == DType::e5m2};
   const bool there = !out.empty() && current.amax == nullptr;
-  const CastCall call = {there ? out.scale : nullptr, out.scale_inv, sink.amax, sink.statistics,
-                         current};
+  const CastCall call = {there ? out.tensor_scale : nullptr, out.tensor_scale_inv, sink.amax,
+                         sink.statistics, current};
   const bool packed =
       aligned && width % kVec8 == 0 && is_aligned(y) && is_aligned(target.codes, kVec8);
   const int64_t tiles = ceil_div(rows, kTile) * ceil_div(width, kTile);

@@ -5,40 +5,14 @@
 namespace fp8train::ops::meta {
 namespace {
 
-double scales_bytes(const BlockwiseView& view) {
+double scales_bytes(const Quantized& view) {
   return bytes_of(view.scale_inv) * (view.scale != nullptr ? 2 : 1);
-}
-
-}  // namespace
-
-void amax(Stream stream, ConstView x, float* /*result*/, bool combine) {
-  count(stream, bytes_of(x), "amax", x.count(), combine ? 1 : 2);
-}
-
-void quantize(Stream stream, ConstView x, const QuantizedView& out, float* /*amax_out*/,
-              QuantizeStatistics* /*statistics*/) {
-  count(stream, bytes_of(x) + bytes_of(out.codes) + bytes_of(out.columnwise_codes),
-        out.columnwise_codes.empty() ? "quantize" : "quantize transposed", x.count());
-}
-
-void quantize_current(Stream stream, ConstView x, const float* /*amax*/, float* /*scale_inv*/,
-                      const QuantizedView& out, QuantizeStatistics* statistics) {
-  meta::quantize(stream, x, out, nullptr, statistics);
-}
-
-void transpose_codes(Stream stream, ConstView x, View y) {
-  count(stream, bytes_of(x) + bytes_of(y));
-}
-
-void dequantize(Stream stream, const QuantizedView& x, View y) {
-  count(stream, bytes_of(x.codes) + bytes_of(y));
 }
 
 /// Blocks: one kernel reads x once for both orientations. Rows: one for them; for columns a fill, a
 /// pass for the maxima, one over the maxima, and another pass for the cast.
-void quantize_blockwise(Stream stream, ConstView x, const BlockwiseQuantizedView& out,
-                        float* /*amax*/, QuantizeStatistics* /*statistics*/) {
-  const bool by_rows = out.format.granularity == Granularity::row;
+void quantize_blocks(Stream stream, ConstView x, const QuantizedTensor& out) {
+  const bool by_rows = out.format.block == per::row;
   OpWork work = {.bytes = by_rows ? 0.0 : bytes_of(x), .launches = by_rows ? 0 : 1};
   if (!out.rowwise.codes.empty()) {
     work.bytes += bytes_of(out.rowwise.codes) + scales_bytes(out.rowwise);
@@ -57,9 +31,33 @@ void quantize_blockwise(Stream stream, ConstView x, const BlockwiseQuantizedView
   count(stream, work);
 }
 
-void dequantize_blockwise(Stream stream, const BlockwiseView& x, const TensorFormat& /*format*/,
-                          ScaleLayout /*layout*/, View y) {
-  count(stream, bytes_of(x.codes) + bytes_of(x.scale_inv) + bytes_of(y));
+}  // namespace
+
+void amax(Stream stream, ConstView x, float* /*result*/, bool combine) {
+  count(stream, bytes_of(x), "amax", x.count(), combine ? 1 : 2);
+}
+
+void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* /*amax*/,
+              QuantizeStatistics* /*statistics*/) {
+  if (out.format.block != per::tensor) {
+    return quantize_blocks(stream, x, out);
+  }
+  const View& columnwise = out.columnwise.codes;
+  count(stream, bytes_of(x) + bytes_of(out.rowwise.codes) + bytes_of(columnwise),
+        columnwise.empty() ? "quantize" : "quantize transposed", x.count());
+}
+
+void quantize_current(Stream stream, ConstView x, const float* /*amax*/, float* /*scale_inv*/,
+                      const QuantizedTensor& out, QuantizeStatistics* statistics) {
+  meta::quantize(stream, x, out, nullptr, statistics);
+}
+
+void transpose_codes(Stream stream, ConstView x, View y) {
+  count(stream, bytes_of(x) + bytes_of(y));
+}
+
+void dequantize(Stream stream, const QuantizedTensor& x, View y) {
+  count(stream, bytes_of(x.rowwise.codes) + bytes_of(x.rowwise.scale_inv) + bytes_of(y));
 }
 
 void compute_current_scale(Stream stream, const float* /*amax*/, const TensorFormat& /*format*/,
@@ -78,8 +76,7 @@ void update_delayed_scaling(Stream stream, const DelayedScalingState& state,
   count(stream, static_cast<double>(state.slots * (8 + window)) * sizeof(float));
 }
 
-void blockwise_part_amax(Stream stream, const MatrixPart& x, Granularity /*granularity*/,
-                         View amax) {
+void blockwise_part_amax(Stream stream, const MatrixPart& x, ScaleBlock /*block*/, View amax) {
   count(stream, {.bytes = bytes_of(x.values) + 2 * bytes_of(amax), .launches = 2});
 }
 

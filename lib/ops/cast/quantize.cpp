@@ -6,6 +6,25 @@
 #include "ops/dispatch/op_table.h"
 
 namespace fp8train::ops {
+namespace {
+
+void check_block_cast(const ConstView& x, const QuantizedTensor& out) {
+  check_blockwise_format(out.format);
+  check(out.format.policy == ScalePolicy::current && out.format.rounding == Rounding::nearest_even,
+        "quantize: blocks have current scaling and nearest-even rounding");
+  const int64_t rows = x.shape.rows();
+  const int64_t columns = x.shape.back();
+  for (const Quantized* part : {&out.rowwise, &out.columnwise}) {
+    if (part->codes.empty()) {
+      continue;
+    }
+    check_blockwise(*part, out.format, out.layout,
+                    part == &out.rowwise ? Shape{rows, columns} : Shape{columns, rows});
+    check(part->scale != nullptr || out.format.block != per::row, "quantize: no scale");
+  }
+}
+
+}  // namespace
 
 void amax(Stream stream, ConstView x, float* result, bool combine) {
   check(is_float_type(x.dtype), "amax: x must be fp32, bf16 or fp16");
@@ -14,17 +33,21 @@ void amax(Stream stream, ConstView x, float* result, bool combine) {
   dispatch<&OpTable::amax>(stream, x, result, combine);
 }
 
-void quantize(Stream stream, ConstView x, const QuantizedView& out, float* amax_out,
+void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* amax,
               QuantizeStatistics* statistics) {
   check(is_float_type(x.dtype), "quantize: x must be fp32, bf16 or fp16");
   check(!out.empty() || x.count() == 0, "quantize: no place for the codes");
-  check_cast(x, out);
-  const TraceSpan span("quantize");
-  dispatch<&OpTable::quantize>(stream, x, out, amax_out, statistics);
+  if (out.format.block == per::tensor) {
+    check_cast(x, out);
+  } else {
+    check_block_cast(x, out);
+  }
+  const TraceSpan span(out.format.block == per::tensor ? "quantize" : "quantize_blockwise");
+  dispatch<&OpTable::quantize>(stream, x, out, amax, statistics);
 }
 
 void quantize_current(Stream stream, ConstView x, const float* amax, float* scale_inv,
-                      const QuantizedView& out, QuantizeStatistics* statistics) {
+                      const QuantizedTensor& out, QuantizeStatistics* statistics) {
   check(is_float_type(x.dtype), "quantize_current: x must be fp32, bf16 or fp16");
   check(!out.empty() || x.count() == 0, "quantize_current: no place for the codes");
   check(amax != nullptr && scale_inv != nullptr, "quantize_current: missing scalar");
@@ -41,13 +64,18 @@ void transpose_codes(Stream stream, ConstView x, View y) {
   dispatch<&OpTable::transpose_codes>(stream, x, y);
 }
 
-void dequantize(Stream stream, const QuantizedView& x, View y) {
-  check(is_code_type(x.codes.dtype), "dequantize: codes must be e4m3, e5m2 or int8");
-  check(x.format.granularity == Granularity::tensor, "dequantize: one scale per tensor expected");
+void dequantize(Stream stream, const QuantizedTensor& x, View y) {
+  const View& codes = x.rowwise.codes;
+  check(is_code_type(codes.dtype), "dequantize: codes must be e4m3, e5m2 or int8");
   check(is_float_type(y.dtype), "dequantize: y must be fp32, bf16 or fp16");
-  check(x.codes.count() == y.count(), "dequantize: counts differ");
-  check(x.scale_inv != nullptr, "dequantize: no reciprocal scale");
-  const TraceSpan span("dequantize");
+  check(codes.count() == y.count(), "dequantize: counts differ");
+  if (x.format.block == per::tensor) {
+    check(x.tensor_scale_inv != nullptr, "dequantize: no reciprocal scale");
+  } else {
+    check_blockwise_format(x.format);
+    check_blockwise(x.rowwise, x.format, x.layout, {codes.shape.rows(), codes.shape.back()});
+  }
+  const TraceSpan span(x.format.block == per::tensor ? "dequantize" : "dequantize_blockwise");
   dispatch<&OpTable::dequantize>(stream, x, y);
 }
 
@@ -65,39 +93,6 @@ void propagate_non_finite(Stream stream, ConstView amax, double* accumulator) {
         "propagate_non_finite: fp32 amax values and an accumulator expected");
   const TraceSpan span("propagate_non_finite");
   dispatch<&OpTable::propagate_non_finite>(stream, amax, accumulator);
-}
-
-void quantize_blockwise(Stream stream, ConstView x, const BlockwiseQuantizedView& out, float* amax,
-                        QuantizeStatistics* statistics) {
-  check(is_float_type(x.dtype), "quantize_blockwise: x must be fp32, bf16 or fp16");
-  check_blockwise_format(out.format);
-  check(out.format.policy == ScalePolicy::current && out.format.rounding == Rounding::nearest_even,
-        "quantize_blockwise: current scaling and nearest-even rounding expected");
-  const int64_t rows = x.shape.rows();
-  const int64_t columns = x.shape.back();
-  check(!out.rowwise.codes.empty() || !out.columnwise.codes.empty(),
-        "quantize_blockwise: no place for the codes");
-  for (const BlockwiseView* view : {&out.rowwise, &out.columnwise}) {
-    if (view->codes.empty()) {
-      continue;
-    }
-    check_blockwise(*view, out.format, out.layout,
-                    view == &out.rowwise ? Shape{rows, columns} : Shape{columns, rows});
-    check(view->scale != nullptr || out.format.granularity != Granularity::row,
-          "quantize_blockwise: no scale");
-  }
-  const TraceSpan span("quantize_blockwise");
-  dispatch<&OpTable::quantize_blockwise>(stream, x, out, amax, statistics);
-}
-
-void dequantize_blockwise(Stream stream, const BlockwiseView& x, const TensorFormat& format,
-                          ScaleLayout layout, View y) {
-  check(is_float_type(y.dtype), "dequantize_blockwise: y must be fp32, bf16 or fp16");
-  check_blockwise_format(format);
-  check_blockwise(x, format, layout, {x.codes.shape.rows(), x.codes.shape.back()});
-  check(x.codes.count() == y.count(), "dequantize_blockwise: counts differ");
-  const TraceSpan span("dequantize_blockwise");
-  dispatch<&OpTable::dequantize_blockwise>(stream, x, format, layout, y);
 }
 
 void update_delayed_scaling(Stream stream, const DelayedScalingState& state,

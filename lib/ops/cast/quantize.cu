@@ -3,6 +3,7 @@
 // that no order of blocks changes them.
 
 #include "base/math.h"
+#include "ops/cast/blockwise_cast.cuh"
 #include "ops/cast/cast_tiles.cuh"
 #include "ops/dispatch/cuda_operations.h"
 
@@ -69,13 +70,13 @@ __global__ void __launch_bounds__(kTileThreads)
   finish_cast<Counted>(call, amax_bits, cast_counts, shared);
 }
 
-void run_quantize(const Stream& stream, const ConstView& x, const QuantizedView& out,
+void run_quantize(const Stream& stream, const ConstView& x, const QuantizedTensor& out,
                   float* amax_out, QuantizeStatistics* statistics, const CurrentScale& current) {
   with_float_type(x.dtype, [&](auto x_tag) {
     using X = typename decltype(x_tag)::Type;
     const X* data = x.as<X>();
-    if (!out.columnwise_codes.empty()) {
-      const Shape& columnwise = out.columnwise_codes.shape;
+    if (!out.columnwise.codes.empty()) {
+      const Shape& columnwise = out.columnwise.codes.shape;
       cast_tiles(stream, StoredSource<X>{data, columnwise.rows()}, columnwise.back(),
                  columnwise.rows(), nullptr, {out, amax_out, statistics}, is_aligned(data),
                  current);
@@ -84,9 +85,9 @@ void run_quantize(const Stream& stream, const ConstView& x, const QuantizedView&
     if (statistics != nullptr) {
       reset_statistics(stream, statistics, x.count());
     }
-    const float* const scale = current.amax == nullptr ? out.scale : nullptr;
-    const CastCall call = {scale, out.scale_inv, amax_out, statistics, current};
-    const bool packed = is_aligned(data) && is_aligned(out.codes.data);
+    const float* const scale = current.amax == nullptr ? out.tensor_scale : nullptr;
+    const CastCall call = {scale, out.tensor_scale_inv, amax_out, statistics, current};
+    const bool packed = is_aligned(data) && is_aligned(out.rowwise.codes.data);
     const LaunchShape shape = {blocks_for(stream, ceil_div(x.count(), kSpan), kTileThreads),
                                kTileThreads};
     with_code_type(out.format.dtype, [&](auto code_tag) {
@@ -94,7 +95,7 @@ void run_quantize(const Stream& stream, const ConstView& x, const QuantizedView&
       const auto kernel = !packed                 ? quantize_kernel<false, true, X, Code>
                           : statistics != nullptr ? quantize_kernel<true, true, X, Code>
                                                   : quantize_kernel<true, false, X, Code>;
-      launch(stream, shape, kernel, data, out.codes.as<Code>(), x.count(), call);
+      launch(stream, shape, kernel, data, out.rowwise.codes.as<Code>(), x.count(), call);
     });
   });
 }
@@ -235,15 +236,18 @@ void amax(Stream stream, ConstView x, float* result, bool combine) {
   });
 }
 
-void quantize(Stream stream, ConstView x, const QuantizedView& out, float* amax_out,
+void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* amax_out,
               QuantizeStatistics* statistics) {
+  if (out.format.block != per::tensor) {
+    return quantize_blocks(stream, x, out, amax_out, statistics);
+  }
   run_quantize(stream, x, out, amax_out, statistics, {});
 }
 
 void quantize_current(Stream stream, ConstView x, const float* amax, float* scale_inv,
-                      const QuantizedView& out, QuantizeStatistics* statistics) {
+                      const QuantizedTensor& out, QuantizeStatistics* statistics) {
   run_quantize(stream, x, out, nullptr, statistics,
-               current_scale_of(amax, out.format, out.scale, scale_inv));
+               current_scale_of(amax, out.format, out.tensor_scale, scale_inv));
 }
 
 void transpose_codes(Stream stream, ConstView x, View y) {
@@ -256,13 +260,17 @@ void transpose_codes(Stream stream, ConstView x, View y) {
          x.as<uint8_t>(), y.as<uint8_t>(), rows, columns, transposed_is_aligned(y.data, rows));
 }
 
-void dequantize(Stream stream, const QuantizedView& x, View y) {
-  with_code_type(x.codes.dtype, [&](auto code_tag) {
+void dequantize(Stream stream, const QuantizedTensor& x, View y) {
+  if (x.format.block != per::tensor) {
+    return dequantize_blocks(stream, x, y);
+  }
+  const View& codes = x.rowwise.codes;
+  with_code_type(codes.dtype, [&](auto code_tag) {
     with_float_type(y.dtype, [&](auto y_tag) {
       using Code = typename decltype(code_tag)::Type;
       using Y = typename decltype(y_tag)::Type;
-      map<kVec8>(stream, y.count(), is_aligned(x.codes.data, kVec8) && is_aligned(y.data),
-                 Dequantize<Code, Y>{x.codes.as<Code>(), x.scale_inv, y.as<Y>()});
+      map<kVec8>(stream, y.count(), is_aligned(codes.data, kVec8) && is_aligned(y.data),
+                 Dequantize<Code, Y>{codes.as<Code>(), x.tensor_scale_inv, y.as<Y>()});
     });
   });
 }

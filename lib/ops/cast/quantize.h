@@ -23,7 +23,7 @@ struct QuantizeStatistics {
 /// memory: as quantize would cast y after it has been rounded to y's type, with the same bits. The
 /// operation's y may then be empty (its type and shape still say what is meant): it is not written.
 struct QuantizeSink {
-  QuantizedView out;      ///< empty: no codes, only the amax
+  QuantizedTensor out;    ///< empty: no codes, only the amax
   float* amax = nullptr;  ///< nullable; max |y| is combined into it, NaN-propagating
   QuantizeStatistics* statistics = nullptr;  ///< nullable; overwritten. Only next to codes.
 
@@ -34,27 +34,39 @@ struct QuantizeSink {
 /// fp32, bf16 or fp16.
 void amax(Stream stream, ConstView x, float* result, bool combine = false);
 
-/// codes = saturating cast(x * *scale), int8 to -127..127 and NaN to 0, which counts as underflow.
-/// Granularity::tensor, nearest-even. `out.scale` is read,
-/// its reciprocal goes to `out.scale_inv` (nullable), so that a tensor keeps the scale it was cast
-/// with. `amax_out` (nullable): *amax_out = max |x| (before the cast, NaN-propagating), combined
-/// with max into what is there, which is not negative. `statistics` (nullable): overwritten. Of
-/// `out.codes` and `out.columnwise_codes` one may be empty: only the other is written. x: fp32,
-/// bf16 or fp16; codes: e4m3, e5m2 or, without their transpose, int8.
-void quantize(Stream stream, ConstView x, const QuantizedView& out, float* amax_out,
+/// codes = saturating cast(x * scale), int8 to -127..127 and NaN to 0, which counts as underflow;
+/// nearest-even. x is seen as a matrix [rows, last extent]; each orientation of `out` that has
+/// codes is written. x: fp32, bf16 or fp16. `amax` (nullable): *amax = max |x| before the cast,
+/// combined with max into what is there, which is not negative; NaN-propagating. `statistics`
+/// (nullable): overwritten, with those of `rowwise`, or of `columnwise` if that is alone.
+///
+/// per::tensor: `out.tensor_scale` is read, its reciprocal goes to `out.tensor_scale_inv`
+/// (nullable), so that a tensor keeps the scale it was cast with. Codes: e4m3, e5m2 or, without
+/// their transpose, int8.
+///
+/// Blocks (row, 1x128, 128x128 with ScaleType f32 or pow2; 1x32 with e8m0; ScalePolicy::current):
+/// the scale of a block is found from the block itself in the same read. Blocks at an edge are as
+/// if padded with zeros. fp32 and pow2 scales: format_max / amax (not below the format's
+/// amax_epsilon), rounded down to a power of two for pow2; 1 where the block's amax is 0 or not
+/// finite; the largest number of x's type where the quotient overflows. e8m0: amax / format_max
+/// rounded up to a power of two is the reciprocal scale; 0x00 for 0, 0xFE for infinity, 0xFF (all
+/// codes NaN) for NaN. A saturating cast hides an infinity: `amax` tells. On cuda a cast that
+/// counts is slower. Codes: e4m3, e5m2 or, but for 1x32, int8.
+void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* amax,
               QuantizeStatistics* statistics);
 
-/// *out.scale and *scale_inv from *amax as compute_current_scale() finds them for `out.format`,
-/// then quantize(). `scale_inv` may be `out.scale_inv`.
+/// *out.tensor_scale and *scale_inv from *amax as compute_current_scale() finds them for
+/// `out.format`, then quantize(). `scale_inv` may be `out.tensor_scale_inv`.
 void quantize_current(Stream stream, ConstView x, const float* amax, float* scale_inv,
-                      const QuantizedView& out, QuantizeStatistics* statistics);
+                      const QuantizedTensor& out, QuantizeStatistics* statistics);
 
-/// y[c, r] = x[r, c]: what quantize() writes as columnwise_codes, of codes that came without. x:
+/// y[c, r] = x[r, c]: what quantize() writes as columnwise codes, of codes that came without. x:
 /// [rows, columns] of a type of 8 bits; y: [columns, rows], elsewhere.
 void transpose_codes(Stream stream, ConstView x, View y);
 
-/// y = codes * *scale_inv in y's type (fp32, bf16 or fp16).
-void dequantize(Stream stream, const QuantizedView& x, View y);
+/// y = codes * scale_inv of their block or of the tensor, in y's type (fp32, bf16 or fp16). Reads
+/// x.rowwise; y: like its codes.
+void dequantize(Stream stream, const QuantizedTensor& x, View y);
 
 /// *scale, *scale_inv from *amax by the current-scaling rule for `format` (fp32 or pow2; an amax
 /// below the format's amax_epsilon counts as that; zero or non-finite amax give 1).
@@ -65,25 +77,6 @@ void compute_current_scale(Stream stream, const float* amax, const TensorFormat&
 /// A saturating cast turns an infinity into a finite code: this is how a step still learns of it,
 /// through the norm of its gradients.
 void propagate_non_finite(Stream stream, ConstView amax, double* accumulator);
-
-/// Casts with one scale for each block of x, found from the block itself in the same read: row,
-/// 1x128, 128x128 (ScaleType f32 or pow2) and 1x32 (e8m0), ScalePolicy::current, nearest-even. x is
-/// seen as a matrix [rows, last extent]; each orientation of `out` that has codes is written.
-/// Blocks at an edge are as if padded with zeros. fp32 and pow2 scales: format_max / amax (not
-/// below the format's amax_epsilon), rounded down to a power of two for pow2; 1 where the block's
-/// amax is 0 or not finite; the largest number of x's type where the quotient overflows. e8m0: amax
-/// / format_max rounded up to a power of two is the reciprocal scale; 0x00 for 0, 0xFE for
-/// infinity, 0xFF (all codes NaN) for NaN. A saturating cast hides an infinity: `amax` (nullable)
-/// tells, *amax = max |x| over all blocks, combined with max into what is there, NaN-propagating.
-/// `statistics` (nullable): overwritten with those of `rowwise`, or of `columnwise` if that is
-/// alone; on cuda a cast that counts is slower. x: fp32, bf16 or fp16; codes: e4m3, e5m2 or, but
-/// for 1x32, int8.
-void quantize_blockwise(Stream stream, ConstView x, const BlockwiseQuantizedView& out, float* amax,
-                        QuantizeStatistics* statistics);
-
-/// y = codes * scale_inv of their block. y: like the codes, fp32, bf16 or fp16.
-void dequantize_blockwise(Stream stream, const BlockwiseView& x, const TensorFormat& format,
-                          ScaleLayout layout, View y);
 
 /// The delayed-scaling state of a group of tensors ("slots"); all pointers are device memory.
 struct DelayedScalingState {

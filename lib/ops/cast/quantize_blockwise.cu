@@ -152,20 +152,14 @@ __global__ void __launch_bounds__(kTileThreads, 2)
 }
 
 template <typename X>
-void quantize_tiles(const Stream& stream, Granularity granularity, const X* x,
-                    const BlockwiseCast& cast) {
+void quantize_tiles(const Stream& stream, ScaleBlock block, const X* x, const BlockwiseCast& cast) {
   const int64_t tiles = ceil_div(cast.rows, kTile) * ceil_div(cast.columns, kTile);
   const LaunchShape by_tile = {blocks_for(stream, tiles, 1), kTileThreads};
-  switch (granularity) {
-    case Granularity::block_1x128:
-      return launch(stream, by_tile, blockwise_kernel<128, X>, x, cast);
-    case Granularity::block_1x32:
-      return launch(stream, by_tile, blockwise_kernel<32, X>, x, cast);
-    case Granularity::block_128x128:
-      return launch(stream, by_tile, squares_kernel<X>, x, cast);
-    default:
-      return;
+  if (block == per::block_128x128) {
+    return launch(stream, by_tile, squares_kernel<X>, x, cast);
   }
+  return block.columns == 32 ? launch(stream, by_tile, blockwise_kernel<32, X>, x, cast)
+                             : launch(stream, by_tile, blockwise_kernel<128, X>, x, cast);
 }
 
 /// The types are chosen when the kernel runs.
@@ -215,8 +209,8 @@ struct DequantizeBlockwise {
 
 }  // namespace
 
-void quantize_blockwise(Stream stream, ConstView x, const BlockwiseQuantizedView& out, float* amax,
-                        QuantizeStatistics* statistics) {
+void quantize_blocks(Stream stream, ConstView x, const QuantizedTensor& out, float* amax,
+                     QuantizeStatistics* statistics) {
   if (statistics != nullptr) {
     reset_statistics(stream, statistics, x.count());
   }
@@ -238,22 +232,23 @@ void quantize_blockwise(Stream stream, ConstView x, const BlockwiseQuantizedView
                       cast.columns % kVec8 == 0;
   if (!packed) {
     quantize_any_blocks(stream, x, cast);
-  } else if (out.format.granularity == Granularity::row) {
+  } else if (out.format.block == per::row) {
     quantize_rows(stream, x, cast);
   } else if (x.dtype == DType::bf16) {
-    quantize_tiles(stream, out.format.granularity, x.as<bf16>(), cast);
+    quantize_tiles(stream, out.format.block, x.as<bf16>(), cast);
   } else {
-    quantize_tiles(stream, out.format.granularity, x.as<float>(), cast);
+    quantize_tiles(stream, out.format.block, x.as<float>(), cast);
   }
 }
 
-void dequantize_blockwise(Stream stream, const BlockwiseView& x, const TensorFormat& format,
-                          ScaleLayout layout, View y) {
-  const int64_t columns = x.codes.shape.back();
-  map<kVec8>(stream, y.count(),
-             columns % kVec8 == 0 && is_aligned(x.codes.data, kVec8) && is_aligned(y.data),
-             DequantizeBlockwise{x.codes.data, x.codes.dtype, block_scales(x, format, layout),
-                                 columns, y.data, y.dtype});
+void dequantize_blocks(Stream stream, const QuantizedTensor& x, View y) {
+  const View& codes = x.rowwise.codes;
+  const int64_t columns = codes.shape.back();
+  map<kVec8>(
+      stream, y.count(),
+      columns % kVec8 == 0 && is_aligned(codes.data, kVec8) && is_aligned(y.data),
+      DequantizeBlockwise{codes.data, codes.dtype, block_scales(x.rowwise, x.format, x.layout),
+                          columns, y.data, y.dtype});
 }
 
 }  // namespace fp8train::ops::cuda

@@ -187,7 +187,7 @@ FP8TRAIN_HD void cast_squares(Cast<X, Code>& cast, const BlockScales& scales,
 }
 
 template <typename X, typename Code>
-FP8TRAIN_HD void cast_as(ConstView x, const BlockwiseQuantizedView& out, float* amax_out,
+FP8TRAIN_HD void cast_as(ConstView x, const QuantizedTensor& out, float* amax_out,
                          QuantizeStatistics* statistics) {
   Cast<X, Code> cast = {.x = x.as<X>(),
                         .rows = x.shape.rows(),
@@ -201,7 +201,7 @@ FP8TRAIN_HD void cast_as(ConstView x, const BlockwiseQuantizedView& out, float* 
   const BlockScales columnwise = block_scales(out.columnwise, out.format, out.layout);
   Code* codes = out.rowwise.codes.as<Code>();
   Code* transposed = out.columnwise.codes.as<Code>();
-  if (out.format.granularity == Granularity::block_128x128) {
+  if (out.format.block == per::block_128x128) {
     cast_squares(cast, rowwise, columnwise, codes, transposed);
   } else {
     if (transposed != nullptr) {
@@ -221,8 +221,8 @@ FP8TRAIN_HD void cast_as(ConstView x, const BlockwiseQuantizedView& out, float* 
 
 }  // namespace
 
-void quantize_blockwise(Stream /*stream*/, ConstView x, const BlockwiseQuantizedView& out,
-                        float* amax, QuantizeStatistics* statistics) {
+void quantize_blocks(Stream /*stream*/, ConstView x, const QuantizedTensor& out, float* amax,
+                     QuantizeStatistics* statistics) {
   with_float_type(x.dtype, [&](auto x_tag) {
     with_code_type(out.format.dtype, [&](auto code_tag) {
       cast_as<typename decltype(x_tag)::Type, typename decltype(code_tag)::Type>(x, out, amax,
@@ -231,14 +231,14 @@ void quantize_blockwise(Stream /*stream*/, ConstView x, const BlockwiseQuantized
   });
 }
 
-void dequantize_blockwise(Stream /*stream*/, const BlockwiseView& x, const TensorFormat& format,
-                          ScaleLayout layout, View y) {
-  const BlockScales scales = block_scales(x, format, layout);
-  const int64_t rows = x.codes.shape.rows();
-  const int64_t columns = x.codes.shape.back();
-  with_code_type(x.codes.dtype, [&](auto code_tag) {
+void dequantize_blocks(Stream /*stream*/, const QuantizedTensor& x, View y) {
+  const BlockScales scales = block_scales(x.rowwise, x.format, x.layout);
+  const View& stored = x.rowwise.codes;
+  const int64_t rows = stored.shape.rows();
+  const int64_t columns = stored.shape.back();
+  with_code_type(stored.dtype, [&](auto code_tag) {
     with_float_type(y.dtype, [&](auto y_tag) {
-      const auto* codes = x.codes.as<typename decltype(code_tag)::Type>();
+      const auto* codes = stored.as<typename decltype(code_tag)::Type>();
       auto* data = y.as<typename decltype(y_tag)::Type>();
 #pragma omp parallel for schedule(static) if (rows * columns >= kParallelElements)
       for (int64_t row = 0; row < rows; ++row) {

@@ -8,23 +8,23 @@
 namespace fp8train::ops {
 
 /// Codes for x, seen as a matrix [rows, last extent].
-inline void check_cast(const ConstView& x, const QuantizedView& out) {
+inline void check_cast(const ConstView& x, const QuantizedTensor& out) {
   check(is_code_type(out.format.dtype), "quantize: the format must be e4m3, e5m2 or int8");
-  check(is_fp8(out.format.dtype) || out.columnwise_codes.empty(),
+  check(is_fp8(out.format.dtype) || out.columnwise.codes.empty(),
         "quantize: int8 codes are not transposed");
-  check(out.format.granularity == Granularity::tensor &&
-            out.format.rounding == Rounding::nearest_even,
+  check(out.format.block == per::tensor && out.format.rounding == Rounding::nearest_even,
         "quantize: one scale per tensor and nearest-even rounding expected");
-  check(out.scale != nullptr, "quantize: no scale");
-  if (!out.codes.empty()) {
-    check(out.codes.dtype == out.format.dtype, "quantize: codes must be as the format says");
-    check(x.count() == out.codes.count(), "quantize: counts differ");
+  check(out.tensor_scale != nullptr, "quantize: no scale");
+  if (!out.rowwise.codes.empty()) {
+    check(out.rowwise.codes.dtype == out.format.dtype,
+          "quantize: codes must be as the format says");
+    check(x.count() == out.rowwise.codes.count(), "quantize: counts differ");
   }
-  if (!out.columnwise_codes.empty()) {
-    const Shape& shape = out.codes.empty() ? x.shape : out.codes.shape;
+  if (!out.columnwise.codes.empty()) {
+    const Shape& shape = out.rowwise.codes.empty() ? x.shape : out.rowwise.codes.shape;
     const Shape transposed = {shape.back(), shape.rows()};
     check(
-        out.columnwise_codes.shape == transposed && out.columnwise_codes.dtype == out.format.dtype,
+        out.columnwise.codes.shape == transposed && out.columnwise.codes.dtype == out.format.dtype,
         "quantize: transposed codes must be [columns, rows] of the same type");
   }
 }
@@ -38,7 +38,7 @@ inline void check_sink(const ConstView& y, const QuantizeSink& sink) {
   }
   check_cast(y, sink.out);
   check(is_fp8(sink.out.format.dtype), "quantize: an operation casts its result to FP8 only");
-  check(sink.out.codes.empty() || same_matrix(y, sink.out.codes),
+  check(sink.out.rowwise.codes.empty() || same_matrix(y, sink.out.rowwise.codes),
         "quantize: the codes must have the rows of the result");
 }
 

@@ -137,37 +137,44 @@ void transpose_codes(Stream /*stream*/, ConstView x, View y) {
   transpose_matrix(x.as<uint8_t>(), x.shape.rows(), x.shape.back(), y.as<uint8_t>());
 }
 
-void quantize(Stream /*stream*/, ConstView x, const QuantizedView& out, float* amax_out,
+void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* amax_out,
               QuantizeStatistics* statistics) {
-  const float scale = *out.scale;
-  if (out.scale_inv != nullptr) {
-    *out.scale_inv = reciprocal(scale);
+  if (out.format.block != per::tensor) {
+    return FP8TRAIN_ISA_NS::quantize_blocks(stream, x, out, amax_out, statistics);
   }
-  const bool only_transposed = out.codes.empty() && !out.columnwise_codes.empty();
+  const float scale = *out.tensor_scale;
+  if (out.tensor_scale_inv != nullptr) {
+    *out.tensor_scale_inv = reciprocal(scale);
+  }
+  const bool only_transposed = out.rowwise.codes.empty() && !out.columnwise.codes.empty();
   with_float_type(x.dtype, [&](auto x_tag) {
     with_code_type(out.format.dtype, [&](auto code_tag) {
       using X = typename decltype(x_tag)::Type;
       using Code = typename decltype(code_tag)::Type;
       if (only_transposed) {
-        const Shape& shape = out.columnwise_codes.shape;
-        quantize_transposed(x.as<X>(), shape.back(), shape.rows(), out.columnwise_codes.as<Code>(),
+        const Shape& shape = out.columnwise.codes.shape;
+        quantize_transposed(x.as<X>(), shape.back(), shape.rows(), out.columnwise.codes.as<Code>(),
                             scale, amax_out, statistics);
       } else {
-        quantize_array(x.as<X>(), out.codes.as<Code>(), x.count(), scale, amax_out, statistics);
+        quantize_array(x.as<X>(), out.rowwise.codes.as<Code>(), x.count(), scale, amax_out,
+                       statistics);
       }
     });
   });
-  if (!only_transposed && !out.columnwise_codes.empty()) {
-    transpose_matrix(out.codes.as<uint8_t>(), out.codes.shape.rows(), out.codes.shape.back(),
-                     out.columnwise_codes.as<uint8_t>());
+  if (!only_transposed && !out.columnwise.codes.empty()) {
+    transpose_matrix(out.rowwise.codes.as<uint8_t>(), out.rowwise.codes.shape.rows(),
+                     out.rowwise.codes.shape.back(), out.columnwise.codes.as<uint8_t>());
   }
 }
 
-void dequantize(Stream /*stream*/, const QuantizedView& x, View y) {
-  const float scale_inv = *x.scale_inv;
-  with_code_type(x.codes.dtype, [&](auto code_tag) {
+void dequantize(Stream stream, const QuantizedTensor& x, View y) {
+  if (x.format.block != per::tensor) {
+    return FP8TRAIN_ISA_NS::dequantize_blocks(stream, x, y);
+  }
+  const float scale_inv = *x.tensor_scale_inv;
+  with_code_type(x.rowwise.codes.dtype, [&](auto code_tag) {
     with_float_type(y.dtype, [&](auto y_tag) {
-      const auto* codes = x.codes.as<typename decltype(code_tag)::Type>();
+      const auto* codes = x.rowwise.codes.as<typename decltype(code_tag)::Type>();
       auto* data = y.as<typename decltype(y_tag)::Type>();
       for_each_chunk(y.count(), [=](int64_t begin, int64_t end) {
 #pragma GCC ivdep
@@ -187,8 +194,8 @@ void compute_current_scale(Stream /*stream*/, const float* amax, const TensorFor
 }
 
 void quantize_current(Stream stream, ConstView x, const float* amax, float* scale_inv,
-                      const QuantizedView& out, QuantizeStatistics* statistics) {
-  FP8TRAIN_ISA_NS::compute_current_scale(stream, amax, out.format, out.scale, scale_inv);
+                      const QuantizedTensor& out, QuantizeStatistics* statistics) {
+  FP8TRAIN_ISA_NS::compute_current_scale(stream, amax, out.format, out.tensor_scale, scale_inv);
   FP8TRAIN_ISA_NS::quantize(stream, x, out, nullptr, statistics);
 }
 

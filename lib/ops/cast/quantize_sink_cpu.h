@@ -18,18 +18,19 @@ struct CastCounts {
 template <typename Code, typename Y>
 FP8TRAIN_HD void cast_piece_as(const QuantizeSink& sink, const Y* values, int64_t row,
                                int64_t column, int64_t length, CastCounts& counts) {
-  const QuantizedView& out = sink.out;
-  const float scale = *out.scale;
+  const QuantizedTensor& out = sink.out;
+  const float scale = *out.tensor_scale;
   Code buffer[kChunk];
-  Code* const codes =
-      out.codes.empty() ? buffer : out.codes.as<Code>() + row * out.codes.shape.back() + column;
+  Code* const codes = out.rowwise.codes.empty() ? buffer
+                                                : out.rowwise.codes.as<Code>() +
+                                                      row * out.rowwise.codes.shape.back() + column;
   encode_chunk(values, scale, codes, length);
   if (sink.statistics != nullptr) {
     count_chunk(values, scale, codes, length, counts.saturated, counts.underflow);
   }
-  if (!out.columnwise_codes.empty()) {
-    const int64_t rows = out.columnwise_codes.shape.back();
-    Code* const to = out.columnwise_codes.as<Code>() + column * rows + row;
+  if (!out.columnwise.codes.empty()) {
+    const int64_t rows = out.columnwise.codes.shape.back();
+    Code* const to = out.columnwise.codes.as<Code>() + column * rows + row;
     for (int64_t i = 0; i < length; ++i) {
       to[i * rows] = codes[i];
     }
@@ -93,8 +94,8 @@ FP8TRAIN_HD void for_each_piece(const QuantizeSink& sink, int64_t pieces, int64_
   if (sink.amax != nullptr) {
     *sink.amax = max_magnitude(value_of_magnitude(largest, TypeTag<Y>{}), *sink.amax);
   }
-  if (sink.out.scale_inv != nullptr) {
-    *sink.out.scale_inv = reciprocal(*sink.out.scale);
+  if (sink.out.tensor_scale_inv != nullptr) {
+    *sink.out.tensor_scale_inv = reciprocal(*sink.out.tensor_scale);
   }
   if (sink.statistics != nullptr) {
     *sink.statistics = {static_cast<uint64_t>(count), saturated, underflow};

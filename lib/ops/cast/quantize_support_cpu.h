@@ -3,6 +3,7 @@
 // for files compiled by fp8train_isa_sources.
 
 #include "numeric/scale.h"
+#include "ops/cast/quantize.h"
 #include "ops/cast/scaling_math.h"
 #include "ops/support/kernel_support_cpu.h"
 #include "ops/support/transpose_cpu.h"
@@ -10,6 +11,11 @@
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 
 constexpr int64_t kTurn = 64;  ///< rows and columns of a tile that is transposed
+
+/// quantize() and dequantize() of formats that have a scale for each block.
+void quantize_blocks(Stream stream, ConstView x, const QuantizedTensor& out, float* amax,
+                     QuantizeStatistics* statistics);
+void dequantize_blocks(Stream stream, const QuantizedTensor& x, View y);
 
 // The bit pattern of |x| in x's own width: ordered like the value, and every NaN is above infinity.
 FP8TRAIN_HD uint32_t magnitude_bits(const float* x) {

@@ -6,36 +6,28 @@
 namespace fp8train::ops {
 namespace {
 
-ScaleGrid for_cublaslt(ScaleGrid grid, Granularity granularity) {
-  switch (granularity) {
-    case Granularity::block_1x128: {  // VEC128_32F: the scales of a column of blocks together
-      grid.row_stride = 1;
-      grid.column_stride = round_up(grid.rows, 4);
-      grid.count = grid.columns * grid.column_stride;
-      return grid;
-    }
-    case Granularity::block_128x128:  // BLK128x128_32F
-      grid.row_stride = round_up(grid.columns, 4);
-      grid.count = grid.rows * grid.row_stride;
-      return grid;
-    case Granularity::block_1x32:  // VEC32_UE8M0
-      grid.swizzled_tiles = ceil_div(grid.columns, 4);
-      grid.count = ceil_div(grid.rows, 128) * grid.swizzled_tiles * 512;
-      return grid;
-    default:
-      return grid;
+ScaleGrid for_cublaslt(ScaleGrid grid, ScaleBlock block) {
+  if (block == per::block_1x128) {  // VEC128_32F: the scales of a column of blocks together
+    grid.row_stride = 1;
+    grid.column_stride = round_up(grid.rows, 4);
+    grid.count = grid.columns * grid.column_stride;
+  } else if (block == per::block_128x128) {  // BLK128x128_32F
+    grid.row_stride = round_up(grid.columns, 4);
+    grid.count = grid.rows * grid.row_stride;
+  } else if (block == per::block_1x32) {  // VEC32_UE8M0
+    grid.swizzled_tiles = ceil_div(grid.columns, 4);
+    grid.count = ceil_div(grid.rows, 128) * grid.swizzled_tiles * 512;
   }
+  return grid;
 }
 
 }  // namespace
 
-ScaleGrid scale_grid(Granularity granularity, int64_t rows, int64_t columns, ScaleLayout layout) {
-  const int64_t height = granularity == Granularity::block_128x128 ? 128 : 1;
-  const int64_t width = granularity == Granularity::row          ? columns
-                        : granularity == Granularity::block_1x32 ? 32
-                                                                 : 128;
+ScaleGrid scale_grid(ScaleBlock block, int64_t rows, int64_t columns, ScaleLayout layout) {
+  const int64_t height = block.rows == 0 ? rows : block.rows;
+  const int64_t width = block.columns == 0 ? columns : block.columns;
   const int64_t across = columns == 0 ? 0 : ceil_div(columns, width);
-  const int64_t down = ceil_div(rows, height);
+  const int64_t down = rows == 0 ? 0 : ceil_div(rows, height);
   const ScaleGrid grid = {.height = height,
                           .width = width,
                           .rows = down,
@@ -44,26 +36,22 @@ ScaleGrid scale_grid(Granularity granularity, int64_t rows, int64_t columns, Sca
                           .column_stride = 1,
                           .count = down * across,
                           .swizzled_tiles = 0};
-  return layout == ScaleLayout::cublaslt ? for_cublaslt(grid, granularity) : grid;
+  return layout == ScaleLayout::cublaslt ? for_cublaslt(grid, block) : grid;
 }
 
 void check_blockwise_format(const TensorFormat& format) {
   check(is_code_type(format.dtype), "blocks: the format must be e4m3, e5m2 or int8");
   const bool e8m0_scales = format.scale_type == ScaleType::e8m0;
-  switch (format.granularity) {
-    case Granularity::row:
-    case Granularity::block_1x128:
-    case Granularity::block_128x128:
-      return check(!e8m0_scales, "blocks: fp32 or pow2 scales expected");
-    case Granularity::block_1x32:
-      return check(e8m0_scales && is_fp8(format.dtype),
-                   "blocks: 1x32 has e8m0 scales and FP8 codes");
-    default:
-      check(false, "blocks: row, 1x128, 128x128 or 1x32 expected");
+  if (format.block == per::block_1x32) {
+    return check(e8m0_scales && is_fp8(format.dtype), "blocks: 1x32 has e8m0 scales and FP8 codes");
   }
+  check(format.block == per::row || format.block == per::block_1x128 ||
+            format.block == per::block_128x128,
+        "blocks: row, 1x128, 128x128 or 1x32 expected");
+  check(!e8m0_scales, "blocks: fp32 or pow2 scales expected");
 }
 
-void check_blockwise(const BlockwiseView& view, const TensorFormat& format, ScaleLayout layout,
+void check_blockwise(const Quantized& view, const TensorFormat& format, ScaleLayout layout,
                      const Shape& shape) {
   const bool e8m0_scales = format.scale_type == ScaleType::e8m0;
   check(view.codes.shape == shape && view.codes.dtype == format.dtype,
@@ -71,7 +59,7 @@ void check_blockwise(const BlockwiseView& view, const TensorFormat& format, Scal
   check(view.scale_inv.dtype == (e8m0_scales ? DType::e8m0 : DType::f32),
         "blocks: reciprocal scales must be fp32, or e8m0 where the format says so");
   check(view.scale_inv.count() ==
-                scale_grid(format.granularity, shape.rows(), shape.back(), layout).count &&
+                scale_grid(format.block, shape.rows(), shape.back(), layout).count &&
             !view.scale_inv.empty(),
         "blocks: wrong number of reciprocal scales");
 }
@@ -84,8 +72,7 @@ BlockRule block_rule(const TensorFormat& format, DType input) {
           format.scale_type == ScaleType::pow2, format.scale_type == ScaleType::e8m0};
 }
 
-BlockScales block_scales(const BlockwiseView& view, const TensorFormat& format,
-                         ScaleLayout layout) {
+BlockScales block_scales(const Quantized& view, const TensorFormat& format, ScaleLayout layout) {
   const Shape shape = view.codes.empty() ? Shape{0, 0} : view.codes.shape;
   BlockScales scales = block_scales(view.scale_inv, format, layout, shape);
   scales.scale = view.scale;
@@ -95,7 +82,7 @@ BlockScales block_scales(const BlockwiseView& view, const TensorFormat& format,
 BlockScales block_scales(const View& scale_inv, const TensorFormat& format, ScaleLayout layout,
                          const Shape& shape) {
   const bool e8m0_scales = format.scale_type == ScaleType::e8m0;
-  return {.grid = scale_grid(format.granularity, shape.rows(), shape.back(), layout),
+  return {.grid = scale_grid(format.block, shape.rows(), shape.back(), layout),
           .scale = nullptr,
           .scale_inv = e8m0_scales ? nullptr : scale_inv.as<float>(),
           .exponents = e8m0_scales ? scale_inv.as<e8m0>() : nullptr};

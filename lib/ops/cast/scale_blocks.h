@@ -28,16 +28,15 @@ struct ScaleGrid {
   }
 };
 
-/// Host. The blocks along the rows of a matrix [rows, columns]; not for Granularity::tensor and
-/// group.
-ScaleGrid scale_grid(Granularity granularity, int64_t rows, int64_t columns, ScaleLayout layout);
+/// Host. The blocks along the rows of a matrix [rows, columns]; not for groups.
+ScaleGrid scale_grid(ScaleBlock block, int64_t rows, int64_t columns, ScaleLayout layout);
 
 /// Host. Throws InternalError unless the format has a scale for each block: FP8 or int8 with fp32
 /// or pow2 scales for row, 1x128 and 128x128; FP8 with e8m0 ones for 1x32.
 void check_blockwise_format(const TensorFormat& format);
 
 /// Host. Throws InternalError unless `view` holds codes of `shape` with their reciprocal scales.
-void check_blockwise(const BlockwiseView& view, const TensorFormat& format, ScaleLayout layout,
+void check_blockwise(const Quantized& view, const TensorFormat& format, ScaleLayout layout,
                      const Shape& shape);
 
 /// How the scale of a block follows from its amax: numeric/scale.h's current_scale, or e8m0_scale
@@ -90,7 +89,7 @@ struct BlockScales {
 };
 
 /// Host.
-BlockScales block_scales(const BlockwiseView& view, const TensorFormat& format, ScaleLayout layout);
+BlockScales block_scales(const Quantized& view, const TensorFormat& format, ScaleLayout layout);
 /// Host: the reciprocal scales of a matrix of `shape` alone.
 BlockScales block_scales(const View& scale_inv, const TensorFormat& format, ScaleLayout layout,
                          const Shape& shape);

@@ -17,7 +17,7 @@ inline double bytes_of(const HeadsView& view, int64_t rows, int64_t heads, int64
 }
 
 inline double bytes_of(const QuantizeSink& cast) {
-  return bytes_of(cast.out.codes) + bytes_of(cast.out.columnwise_codes);
+  return bytes_of(cast.out.rowwise.codes) + bytes_of(cast.out.columnwise.codes);
 }
 
 inline double stored_bytes(const StoredTensor& tensor) {
@@ -44,7 +44,7 @@ inline void count(const Stream& stream, double bytes, const char* kernel, int64_
 
 /// Whose scale follows from an amax that a pass over the new values finds.
 inline bool scaled_by_tensor(const StoredTensor& tensor) {
-  return tensor.format.is_scaled() && tensor.format.granularity == Granularity::tensor;
+  return tensor.format.is_scaled() && tensor.format.block == per::tensor;
 }
 
 }  // namespace fp8train::ops::meta

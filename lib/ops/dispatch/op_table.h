@@ -12,7 +12,7 @@
 #include "ops/exchange/shared_wire.h"
 #include "ops/exchange/wire.h"
 #include "ops/gemm/gemm.h"
-#include "ops/gemm/scaled_gemm.h"
+#include "ops/gemm/gemm_support.h"
 #include "ops/loss/cross_entropy.h"
 #include "ops/norm/norm.h"
 #include "ops/optimizer/optimizer.h"

@@ -10,7 +10,7 @@ namespace fp8train::ops {
 namespace {
 
 int64_t groups_of(int64_t count) {
-  return ceil_div(count, kStoredGroup);
+  return ceil_div(count, kRangeAlignment);
 }
 
 void check_bucket(const SharedBucket& bucket) {

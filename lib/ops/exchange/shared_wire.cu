@@ -10,7 +10,7 @@ namespace fp8train::ops::cuda {
 namespace {
 
 constexpr int kQuad = 4;  // elements of one thread: a warp has a group
-constexpr int kGroup = static_cast<int>(kStoredGroup);
+constexpr int kGroup = static_cast<int>(kRangeAlignment);
 static_assert(kWarp * kQuad == kGroup);
 
 /// A SharedBucket as kernels see it.

@@ -5,7 +5,7 @@
 // reduce_kernel.h), but in rank order. What the sum loses is the method's own; ops/exchange/wire.h
 // loses less.
 //
-// A bucket is flat; each of its tensors starts at a multiple of 128 elements.
+// A bucket is flat; each of its tensors starts at a multiple of kRangeAlignment elements.
 
 #include "device/stream.h"
 #include "ops/exchange/wire.h"
@@ -18,7 +18,7 @@ namespace fp8train::ops {
 struct SharedBucket {
   View values;           ///< fp32, bf16, e4m3 or e5m2
   View code_scales;      ///< of codes: fp32 [tensors, 2], the scale and 0; else empty
-  View tensor_of_group;  ///< int32 [ceil(count / 128)]: which tensor each 128 elements belong to
+  View tensor_of_group;  ///< int32 [ceil(count / kRangeAlignment)]: whose elements each span is
 };
 
 /// amax[t] = the largest magnitude of tensor t; NaN is larger than all. amax: fp32 [tensors]

@@ -19,7 +19,7 @@ FP8TRAIN_HD void load_group(const SharedBucket& bucket, int64_t group, int64_t l
                            ? reciprocal(copied_scale(bucket.code_scales.as<float>()[2 * tensor]))
                            : 1.0F;
   with_stored_type(bucket.values.dtype, [&](auto tag) {
-    decode_run(bucket.values.as<typename decltype(tag)::Type>() + group * kStoredGroup, factor,
+    decode_run(bucket.values.as<typename decltype(tag)::Type>() + group * kRangeAlignment, factor,
                values, length);
   });
 }
@@ -29,13 +29,13 @@ template <typename Body>
 FP8TRAIN_HD void for_each_group(const Shape& codes, const ChunkRange& range, int64_t count,
                                 Body body) {
   const int64_t chunk = codes.back();
-  const int64_t groups = codes.count() / kStoredGroup;
+  const int64_t groups = codes.count() / kRangeAlignment;
 #pragma omp parallel for schedule(static) if (codes.count() >= kParallelElements)
   for (int64_t group = 0; group < groups; ++group) {
-    const int64_t at = group * kStoredGroup;
+    const int64_t at = group * kRangeAlignment;
     const int64_t place = chunk_begin(range, chunk, at / chunk) + at % chunk;
     const int64_t left = count - place;
-    body(at, place, left < 0 ? 0 : minimum(kStoredGroup, left));
+    body(at, place, left < 0 ? 0 : minimum(kRangeAlignment, left));
   }
 }
 
@@ -43,7 +43,7 @@ FP8TRAIN_HD void for_each_group(const Shape& codes, const ChunkRange& range, int
 template <typename Code>
 FP8TRAIN_HD void read_group(const Code* codes, float scale, float factor, int64_t place,
                             int64_t length, const View& values) {
-  float decoded[kStoredGroup];
+  float decoded[kRangeAlignment];
   decode_run(codes, reciprocal(scale), decoded, length);
   with_float_type(values.dtype, [&](auto tag) {
     auto* to = values.as<typename decltype(tag)::Type>() + place;
@@ -58,9 +58,9 @@ FP8TRAIN_HD void read_group(const Code* codes, float scale, float factor, int64_
 void shared_amax(Stream /*stream*/, const SharedBucket& bucket, View amax) {
   const int64_t count = bucket.values.count();
   std::memset(amax.data, 0, amax.bytes());
-  for (int64_t group = 0; group < ceil_div(count, kStoredGroup); ++group) {
-    float values[kStoredGroup];
-    const int64_t length = minimum(kStoredGroup, count - group * kStoredGroup);
+  for (int64_t group = 0; group < ceil_div(count, kRangeAlignment); ++group) {
+    float values[kRangeAlignment];
+    const int64_t length = minimum(kRangeAlignment, count - group * kRangeAlignment);
     load_group(bucket, group, length, values);
     float& largest = amax.as<float>()[bucket.tensor_of_group.as<int32_t>()[group]];
     largest = max_magnitude(largest, float_of(largest_magnitude(values, length)));
@@ -85,16 +85,16 @@ void shared_scales(Stream /*stream*/, ConstView amax, const TensorFormat& format
 
 void pack_shared(Stream /*stream*/, const SharedBucket& bucket, ConstView scales, View codes,
                  const ChunkRange& range) {
-  const uint8_t nowhere[kStoredGroup] = {};
+  const uint8_t nowhere[kRangeAlignment] = {};
   for_each_group(codes.shape, range, bucket.values.count(),
                  [&](int64_t at, int64_t place, int64_t length) {
                    uint8_t* to = codes.as<uint8_t>() + at;
-                   std::memset(to + length, 0, static_cast<size_t>(kStoredGroup - length));
+                   std::memset(to + length, 0, static_cast<size_t>(kRangeAlignment - length));
                    if (length == 0) {
                      return;
                    }
-                   const int64_t group = place / kStoredGroup;
-                   float values[kStoredGroup];
+                   const int64_t group = place / kRangeAlignment;
+                   float values[kRangeAlignment];
                    load_group(bucket, group, length, values);
                    const int32_t tensor = bucket.tensor_of_group.as<int32_t>()[group];
                    with_fp8_type(codes.dtype, [&](auto tag) {
@@ -130,10 +130,10 @@ void count_largest(Stream /*stream*/, ConstView codes, ConstView tensor_of_group
   with_fp8_type(codes.dtype, [&](auto tag) {
     const auto* from = codes.as<typename decltype(tag)::Type>();
 #pragma omp parallel for schedule(static) if (count >= kParallelElements)
-    for (int64_t group = 0; group < ceil_div(count, kStoredGroup); ++group) {
-      const int64_t begin = group * kStoredGroup;
+    for (int64_t group = 0; group < ceil_div(count, kRangeAlignment); ++group) {
+      const int64_t begin = group * kRangeAlignment;
       uint32_t found = 0;
-      for (int64_t i = begin; i < minimum(begin + kStoredGroup, count); ++i) {
+      for (int64_t i = begin; i < minimum(begin + kRangeAlignment, count); ++i) {
         found += is_largest(from[i]) ? 1U : 0U;
       }
       if (found == 0) {
@@ -159,7 +159,7 @@ void read_shared(Stream /*stream*/, ConstView codes, ConstView scales, float fac
           std::memcpy(to.values.as<uint8_t>() + place, from, static_cast<size_t>(length));
           return;
         }
-        const int32_t tensor = to.tensor_of_group.as<int32_t>()[place / kStoredGroup];
+        const int32_t tensor = to.tensor_of_group.as<int32_t>()[place / kRangeAlignment];
         with_fp8_type(codes.dtype, [&](auto tag) {
           using Code = typename decltype(tag)::Type;
           read_group(reinterpret_cast<const Code*>(from), scales.as<float>()[tensor], factor, place,

@@ -13,22 +13,31 @@ bool is_summed_type(DType dtype) {
   return dtype == DType::f32 || dtype == DType::bf16;
 }
 
+/// Four or eight elements of each lane of a warp.
+bool is_wire_group(const ScaleBlock& block) {
+  return block == per::group(128) || block == per::group(256);
+}
+
+/// Scales of a packet.
+int64_t wire_scales(const TensorFormat& format, int64_t count) {
+  return format.is_scaled() ? ceil_div(count, format.block.columns) : 0;
+}
+
 }  // namespace
 
 bool is_wire_format(const TensorFormat& format) {
-  if (!is_stored_format(format) || format.expanded || format.rounding != Rounding::nearest_even) {
-    return false;
-  }
   if (!format.is_scaled()) {
-    return is_summed_type(format.dtype);
+    return is_summed_type(format.dtype) && format == plain(format.dtype);
   }
-  return is_fp8(format.dtype) && format.granularity == Granularity::group;
+  return is_fp8(format.dtype) && is_wire_group(format.block) &&
+         format.policy == ScalePolicy::current && format.scale_type != ScaleType::e8m0 &&
+         !format.expanded && format.amax_epsilon == 0 && format.rounding == Rounding::nearest_even;
 }
 
 int64_t wire_bytes(const TensorFormat& format, int64_t count) {
   const int64_t scale_bytes = format.scale_type == ScaleType::pow2 ? 1 : 4;
   const int64_t bytes = count * static_cast<int64_t>(size_of(format.dtype)) +
-                        stored_scales(format, count) * scale_bytes;
+                        wire_scales(format, count) * scale_bytes;
   return round_up(bytes, kWireAlignment);
 }
 

@@ -9,9 +9,9 @@ namespace fp8train::ops::cuda {
 namespace {
 
 constexpr int kQuad = 4;  // elements of one thread where a warp shares a group
-constexpr int kOcto = 8;  // elements of one thread of a sum
-constexpr int kGroup = static_cast<int>(kStoredGroup);
-static_assert(kWarp * kQuad == kGroup);
+constexpr int kOcto = 8;  // elements of one thread of a sum, or where a warp shares 256
+constexpr int kGroup = kStoredBlock.columns;  // elements of a warp that copies codes
+static_assert(kWarp * kQuad == kGroup && kWarp * kOcto == 256);
 
 /// body(group) for all groups, one to a warp.
 template <typename Body>
@@ -23,43 +23,50 @@ __device__ __forceinline__ void for_each_group(int64_t groups, Body body) {
   }
 }
 
-/// Where the groups of all chunks are among the packets, and in the tensor.
+/// Where the groups of all chunks are among the packets, and in the tensor. `Span`: elements of a
+/// group, of which the last of a chunk may have fewer.
 struct PacketSlot {
   WireLayout layout;
   int64_t chunks, inner;
   ChunkRange range;
 
+  template <int Span>
   __device__ __forceinline__ uint8_t* packet(void* packets, int64_t group, int64_t& within) const {
-    const int64_t groups = layout.chunk / kGroup;
+    const int64_t groups = ceil_div(layout.chunk, Span);
     within = group % groups;
     return static_cast<uint8_t*>(packets) +
            packet_position(group / groups, chunks, inner) * layout.packet_bytes;
   }
+  template <int Span>
   __device__ __forceinline__ int64_t begin(int64_t group) const {
-    const int64_t groups = layout.chunk / kGroup;
-    return chunk_begin(range, layout.chunk, group / groups) + group % groups * kGroup;
+    const int64_t groups = ceil_div(layout.chunk, Span);
+    return chunk_begin(range, layout.chunk, group / groups) + group % groups * Span;
   }
 };
 
-template <typename Code, bool Aligned>
+/// A warp has a group of N elements for each lane.
+template <typename Code, int N, bool Aligned>
 __global__ void __launch_bounds__(kBlock)
     pack_kernel(BasicEncodedTensor<false> x, int64_t count, PacketSlot place, void* packets) {
-  for_each_group(place.chunks * place.layout.chunk / kGroup, [&](int64_t group) {
-    const int64_t begin = place.begin(group);
-    const int64_t i = begin + lane_index() * kQuad;
-    float values[kQuad];
-    if (Aligned && begin + kGroup <= count) {
-      x.load<kQuad, true>(i, count - i, {}, values);
-    } else {
-      x.load<kQuad, false>(i, count - i, {}, values);
-    }
+  constexpr int kSpan = kWarp * N;
+  const int64_t chunk = place.layout.chunk;
+  for_each_group(place.chunks * ceil_div(chunk, kSpan), [&](int64_t group) {
     int64_t within = 0;
-    uint8_t* packet = place.packet(packets, group, within);
+    uint8_t* packet = place.packet<kSpan>(packets, group, within);
+    const int64_t begin = place.begin<kSpan>(group);
+    const int64_t in_chunk = within * kSpan + lane_index() * N;
+    const int64_t i = begin + lane_index() * N;
+    float values[N];
+    if (Aligned && begin + kSpan <= count && (within + 1) * kSpan <= chunk) {
+      x.load<N, true>(i, count - i, {}, values);
+    } else {
+      x.load<N, false>(i, in_chunk < chunk ? count - i : 0, {}, values);
+    }
     float scale = 1.0F;
     if (place.layout.scaled) {
       uint32_t largest = 0;
 #pragma unroll
-      for (int j = 0; j < kQuad; ++j) {
+      for (int j = 0; j < N; ++j) {
         largest = Largest{}(largest, bits_of(values[j]) & 0x7FFFFFFFU);
       }
       scale = wire_scale(float_of(warp_reduce(largest, Largest{})), place.layout.largest_code,
@@ -69,11 +76,12 @@ __global__ void __launch_bounds__(kBlock)
       }
     }
 #pragma unroll
-    for (int j = 0; j < kQuad; ++j) {
+    for (int j = 0; j < N; ++j) {
       values[j] *= scale;
     }
-    store_pack(reinterpret_cast<Code*>(packet) + within * kGroup + lane_index() * kQuad,
-               encode_pack<Code, kQuad>(values));
+    if (in_chunk < chunk) {
+      store_pack(reinterpret_cast<Code*>(packet) + in_chunk, encode_pack<Code, N>(values));
+    }
   });
 }
 
@@ -83,8 +91,8 @@ __global__ void __launch_bounds__(kBlock)
     copy_kernel(uint8_t* codes, float* scales, int64_t count, PacketSlot place, void* packets) {
   for_each_group(place.chunks * place.layout.chunk / kGroup, [&](int64_t group) {
     int64_t within = 0;
-    uint8_t* packet = place.packet(packets, group, within);
-    const int64_t begin = place.begin(group);
+    uint8_t* packet = place.packet<kGroup>(packets, group, within);
+    const int64_t begin = place.begin<kGroup>(group);
     const int64_t i = begin + lane_index() * kQuad;
     uint8_t* in_packet = packet + within * kGroup + lane_index() * kQuad;
     const bool exists = begin < count;
@@ -107,11 +115,11 @@ __global__ void __launch_bounds__(kBlock)
   });
 }
 
-template <typename Code>
+template <typename Code, int N>
 void pack_as(const Stream& stream, const PackWire& call, const PacketSlot& place) {
-  const LaunchShape shape = {blocks_for(stream, call.chunk * call.chunks, kBlock * kQuad), kBlock};
+  const LaunchShape shape = {blocks_for(stream, call.chunk * call.chunks, kBlock * N), kBlock};
   const bool aligned = is_aligned(call.x.codes.data);
-  launch(stream, shape, aligned ? pack_kernel<Code, true> : pack_kernel<Code, false>,
+  launch(stream, shape, aligned ? pack_kernel<Code, N, true> : pack_kernel<Code, N, false>,
          encoded<false>(call.x), call.x.count(), place, call.packets);
 }
 
@@ -123,7 +131,8 @@ struct SumArguments {
   bool exact_is_bf16;
   float factor;
   ChunkRange range;
-  int64_t count;  // of y
+  int64_t count;    // of y
+  int group_shift;  // a group has 2^group_shift elements
 };
 
 /// Adds the codes of one packet. They are aligned: packets are, and threads start at whole eights.
@@ -174,9 +183,10 @@ __global__ void __launch_bounds__(kBlock) sum_kernel(SumArguments call, Y* y) {
       if (r == call.exact_index) {
         add_exact(call, i, call.count - i, r == 0, sum);
       } else {
-        const float factor = call.layout.scaled
-                                 ? reciprocal(read_wire_scale(call.layout, packet, within / kGroup))
-                                 : 1.0F;
+        const float factor =
+            call.layout.scaled
+                ? reciprocal(read_wire_scale(call.layout, packet, within >> call.group_shift))
+                : 1.0F;
         add_octo(reinterpret_cast<const Code*>(packet) + within, factor, r == 0, sum);
       }
       packet += call.chunks * call.layout.packet_bytes;
@@ -249,13 +259,16 @@ void pack_wire(Stream stream, const PackWire& call) {
     return;
   }
   if (call.format.dtype == DType::f32) {
-    return pack_as<float>(stream, call, place);
+    return pack_as<float, kQuad>(stream, call, place);
   }
   if (call.format.dtype == DType::bf16) {
-    return pack_as<bf16>(stream, call, place);
+    return pack_as<bf16, kQuad>(stream, call, place);
   }
-  with_fp8_type(call.format.dtype,
-                [&](auto tag) { pack_as<typename decltype(tag)::Type>(stream, call, place); });
+  with_fp8_type(call.format.dtype, [&](auto tag) {
+    using Code = typename decltype(tag)::Type;
+    call.format.block == per::group(256) ? pack_as<Code, kOcto>(stream, call, place)
+                                         : pack_as<Code, kQuad>(stream, call, place);
+  });
 }
 
 void unpack_wire(Stream stream, const UnpackWire& call) {
@@ -276,7 +289,8 @@ void sum_wire(Stream stream, const SumWire& call) {
                                   call.exact.dtype == DType::bf16,
                                   call.factor,
                                   call.range,
-                                  call.y.count()};
+                                  call.y.count(),
+                                  call.format.block == per::group(256) ? 8 : 7};
   if (call.format.dtype == DType::f32) {
     return sum_as<float>(stream, call, arguments);
   }

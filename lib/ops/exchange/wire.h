@@ -3,25 +3,25 @@
 // fp32 in rank order. One rounding per contribution; no amax of others is needed. Ours; the two
 // shots are those of FlashCommunication (arXiv 2412.04964).
 //
-// The packet of a chunk: its codes, then a scale for each group of 128 elements (fp32; one byte,
-// the biased exponent, for powers of two), padded to 16 bytes. codes = cast(value * scale) with the
-// scales of a StoredTensor of the same format. A group with a value that is not finite has NaN for
-// its scale: all ranks read NaN.
+// The packet of a chunk: its codes, then a scale for each of the format's groups of elements (fp32;
+// one byte, the biased exponent, for powers of two), padded to 16 bytes. codes = cast(value *
+// scale) with the scales of a StoredTensor of the same format. The last group of a chunk may be
+// smaller. A group with a value that is not finite has NaN for its scale: all ranks read NaN.
 
 #include "device/stream.h"
 #include "tensor/stored_tensor.h"
 
 namespace fp8train::ops {
 
-/// fp32 and bf16; e4m3 and e5m2 with a current scale (fp32 or pow2) for each group of 128; to
-/// nearest.
+/// fp32 and bf16; e4m3 and e5m2 with a current scale (fp32 or pow2) for each group of 128 or 256;
+/// to nearest.
 bool is_wire_format(const TensorFormat& format);
 
 /// Bytes of the packet of a chunk of `count` elements.
 int64_t wire_bytes(const TensorFormat& format, int64_t count);
 
 /// Where chunks lie in a flat tensor: chunk c is its elements first + c * stride .., as far as it
-/// has them. Multiples of 128.
+/// has them. Multiples of kRangeAlignment.
 struct ChunkRange {
   int64_t first = 0;
   int64_t stride = 0;  ///< at least a chunk; 0: chunks lie one after another
@@ -30,7 +30,7 @@ struct ChunkRange {
 struct PackWire {
   StoredTensor x;  ///< fp32, bf16 or fp16; or in the wire's own format, which is copied
   TensorFormat format;
-  int64_t chunk = 0;  ///< elements of a chunk: a multiple of 128
+  int64_t chunk = 0;  ///< elements of a chunk: a multiple of kRangeAlignment
   int64_t chunks = 1;
   ChunkRange range;  ///< in x; zeros beyond its end. By default the chunks hold all of x.
   /// The packet of chunk c is at position c % inner * (chunks / inner) + c / inner.

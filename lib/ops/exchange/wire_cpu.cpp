@@ -33,15 +33,17 @@ template <typename Code>
 FP8TRAIN_HD void encode_groups(const WireLayout& layout, const float* values, int64_t begin,
                                int64_t length, uint8_t* packet) {
   Code* codes = reinterpret_cast<Code*>(packet) + begin;
-  const uint8_t nowhere[kStoredGroup] = {};
-  for (int64_t at = 0; at < length; at += kStoredGroup) {
+  const uint8_t nowhere[kStoredPiece] = {};
+  const int64_t run = layout.scaled ? layout.group : length;
+  for (int64_t at = 0; at < length; at += run) {
+    const int64_t here = minimum(run, length - at);
     float scale = 1.0F;
     if (layout.scaled) {
-      scale = wire_scale(float_of(largest_magnitude(values + at, kStoredGroup)),
-                         layout.largest_code, layout.pow2);
-      write_wire_scale(layout, packet, (begin + at) / kStoredGroup, scale);
+      scale = wire_scale(float_of(largest_magnitude(values + at, here)), layout.largest_code,
+                         layout.pow2);
+      write_wire_scale(layout, packet, (begin + at) / layout.group, scale);
     }
-    encode_run(values + at, scale, nowhere, codes + at, kStoredGroup);
+    encode_run(values + at, scale, nowhere, codes + at, here);
   }
 }
 
@@ -50,9 +52,9 @@ FP8TRAIN_HD void copy_groups(const WireLayout& layout, const StoredTensor& x, in
                              int64_t present, int64_t begin, int64_t length, uint8_t* packet) {
   std::memset(packet + begin, 0, static_cast<size_t>(length));
   std::memcpy(packet + begin, x.codes.as<uint8_t>() + from, static_cast<size_t>(present));
-  for (int64_t at = 0; at < length; at += kStoredGroup) {
-    const float* scales = x.scales.as<float>() + (from + at) / kStoredGroup;
-    write_wire_scale(layout, packet, (begin + at) / kStoredGroup,
+  for (int64_t at = 0; at < length; at += layout.group) {
+    const float* scales = x.scales.as<float>() + (from + at) / layout.group;
+    write_wire_scale(layout, packet, (begin + at) / layout.group,
                      at < present ? copied_scale(*scales) : 1.0F);
   }
 }
@@ -70,10 +72,11 @@ template <typename Code>
 FP8TRAIN_HD void add_piece(const WireLayout& layout, const uint8_t* packet, int64_t begin,
                            int64_t length, bool first, float* sum) {
   const Code* codes = reinterpret_cast<const Code*>(packet) + begin;
-  const int64_t run = layout.scaled ? kStoredGroup : length;
+  const int64_t run = layout.scaled ? layout.group : length;
   for (int64_t at = 0; at < length; at += run) {
-    const int64_t group = (begin + at) / kStoredGroup;
-    const float factor = layout.scaled ? reciprocal(read_wire_scale(layout, packet, group)) : 1.0F;
+    const float factor =
+        layout.scaled ? reciprocal(read_wire_scale(layout, packet, (begin + at) / layout.group))
+                      : 1.0F;
     const int64_t here = minimum(run, length - at);
     if (first) {
       decode_run(codes + at, factor, sum + at, here);
@@ -184,9 +187,9 @@ void unpack_wire(Stream /*stream*/, const UnpackWire& call) {
     const int64_t length = existing(y.count(), to, whole);
     const auto* packet = static_cast<const uint8_t*>(call.packets) + c * layout.packet_bytes;
     std::memcpy(y.codes.as<uint8_t>() + to, packet + begin, static_cast<size_t>(length));
-    for (int64_t at = 0; at < length; at += kStoredGroup) {
-      y.scales.as<float>()[(to + at) / kStoredGroup] =
-          scale_to_store(read_wire_scale(layout, packet, (begin + at) / kStoredGroup));
+    for (int64_t at = 0; at < length; at += layout.group) {
+      y.scales.as<float>()[(to + at) / layout.group] =
+          scale_to_store(read_wire_scale(layout, packet, (begin + at) / layout.group));
     }
   });
 }

@@ -21,6 +21,7 @@ struct WireLayout {
   int64_t chunk = 0;
   int64_t packet_bytes = 0;
   int64_t scales_at = 0;  ///< where the scales begin
+  int64_t group = 0;      ///< elements that share a scale, a power of two; 0: none
   float largest_code = 0;
   bool scaled = false, pow2 = false;  ///< pow2: scales are bytes
 };
@@ -29,6 +30,7 @@ inline WireLayout wire_layout(const TensorFormat& format, int64_t chunk) {
   return {.chunk = chunk,
           .packet_bytes = wire_bytes(format, chunk),
           .scales_at = chunk * static_cast<int64_t>(size_of(format.dtype)),
+          .group = format.is_scaled() ? format.block.columns : 0,
           .largest_code = format_max(format.dtype),
           .scaled = format.is_scaled(),
           .pow2 = format.scale_type == ScaleType::pow2};

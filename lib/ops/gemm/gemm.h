@@ -1,23 +1,63 @@
 #pragma once
-// Matrix product of row-major operands with fp32 accumulation:  c = scale_a * scale_b * op(a) *
-// op(b) + beta * c  (+ bias). Types: both operands fp32, both bf16, both fp16, or any mix of e4m3,
-// e5m2 and bf16. FP8 codes are exact in bf16, so on the cpu they are decoded to bf16 (or fp32 where
-// the processor has no bf16 units) and the only rounding is that of the fp32 accumulation. On the
-// cpu the bits depend on shapes and processor, not on the number of threads. There, each thread
-// that calls gemm keeps a workspace for converted operands, which grows in the first step only.
+// Matrix product of row-major operands with fp32 accumulation:  c = op(a) * op(b) + beta * c  (+
+// bias), of operands that are plain or quantized. Both plain: fp32, bf16 or fp16. Of codes with one
+// scale for the tensor: any mix of e4m3, e5m2 and bf16. Codes with a scale for each block are e4m3,
+// e5m2 or (row scales, on both sides) int8, and both stored along K: a as it is, b transposed. What
+// blocks mean (cuBLAS documentation, "Narrow precision data types usage"; DeepSeek-V3, arXiv
+// 2412.19437, section 3.3.2; OCP MX specification, 6.2):
+//
+//   row x row             fp32 sum over the whole K, times scale_inv_a[m] * scale_inv_b[n];
+//   1x128 or 128x128,     for each 128 of K the fp32 partial sum times scale_inv_a * scale_inv_b,
+//   on either side        summed in fp32 in the order of K; not 128x128 on both sides;
+//   1x32 x 1x32 (e8m0)    each code times its power of two, which is exact, then an fp32 sum.
+//
+// FP8 codes are exact in bf16, so on the cpu they are decoded to bf16 (or fp32 where the processor
+// has no bf16 units) and the only rounding is that of the fp32 accumulation. Scales of blocks that
+// are powers of two go to the operands first, which rounds nothing, down to values of 2^-126
+// (smaller ones may count as 0). On the cpu the bits depend on shapes and processor, not on the
+// number of threads; each thread that calls gemm keeps a workspace for converted operands, which
+// grows in the first step only. Where a chip or its library lacks a product of blocks, both
+// operands are dequantized to bf16 (to fp16 for an fp16 c) in scratch memory of the caller and
+// multiplied so: a step allocates nothing, and gemm_support() says why.
 
 #include <string>
 
 #include "device/device.h"
+#include "tensor/quantized.h"
 #include "tensor/view.h"
 
 namespace fp8train::ops {
 
 struct GemmOperand {
-  ConstView matrix;                  ///< as stored, rank 2
-  bool transposed = false;           ///< use the transpose of what is stored
-  const float* scale_inv = nullptr;  ///< device scalar that codes are multiplied by; null: 1
+  ConstView matrix;         ///< as stored, rank 2: values or codes
+  bool transposed = false;  ///< use the transpose of what is stored
+  ConstView scale_inv;      ///< what codes are multiplied by: of their blocks, along the rows of
+                            ///< `matrix`; or of the tensor, one fp32, where empty means 1
+  TensorFormat format;      ///< of codes with a scale for each block
+  ScaleLayout layout = ScaleLayout::row_major;
+
+  /// Whether codes have a scale for each block, and not one for the tensor.
+  bool has_blocks() const { return format.is_scaled() && format.block != per::tensor; }
 };
+
+/// The view that dequantize() takes of what is only read.
+inline View writable(const ConstView& view) {
+  return {const_cast<void*>(view.data), view.dtype, view.shape};
+}
+
+/// The tensor that dequantize() reads the operand's values from.
+inline QuantizedTensor dequantizable(const GemmOperand& operand) {
+  QuantizedTensor tensor = {.rowwise = {}, .columnwise = {}, .format = operand.format};
+  tensor.rowwise = {writable(operand.matrix), writable(operand.scale_inv)};
+  tensor.layout = operand.layout;
+  return tensor;
+}
+
+/// One orientation of a quantized tensor whose blocks have scales.
+inline GemmOperand block_operand(const Quantized& from, const TensorFormat& format,
+                                 ScaleLayout layout, bool transposed) {
+  return {from.codes, transposed, from.scale_inv, format, layout};
+}
 
 struct Gemm {
   GemmOperand a;      ///< op(a): [M, K]
@@ -26,12 +66,15 @@ struct Gemm {
   float beta = 0.0F;  ///< 0 or 1; 1 only with fp32 c
   ConstView bias;     ///< fp32 [N], may be empty; added before c is rounded, on cuda in c's type
   bool fast_accumulate =
-      true;  ///< cuda FP8 only: keep partial sums in the tensor core's short accumulator
-  /// cpu, FP8 times FP8 only: add as that accumulator does (ops/gemm/short_accumulator.h), slowly.
+      true;  ///< cuda FP8 only: keep partial sums in the tensor core's short accumulator; without
+             ///< effect where sums of blocks of 128 are promoted to fp32 anyway
+  /// cpu, FP8 times FP8 with scales for tensors or rows: add as that accumulator does
+  /// (ops/gemm/short_accumulator.h), slowly.
   bool emulate_accumulator = false;
+  View scratch;  ///< any type, 256-byte aligned, of gemm_scratch_bytes; empty for 0
 };
 
-/// Throws InternalError when shapes do not fit.
+/// Throws InternalError when shapes, formats or scratch do not fit.
 void gemm(Stream stream, const Gemm& call);
 
 /// To be called once at start-up: on a GPU each new kind of product is then timed with every

@@ -165,7 +165,7 @@ bool run_whole(const Gemm& call, ProductKey key, Workspace& space) {
       call.c.dtype == DType::f32 || (key.bf16_operands && call.c.dtype == DType::bf16);
   key.bf16_result = direct && call.c.dtype == DType::bf16;
   key.add = direct && call.beta != 0.0F;
-  key.scaled = direct && (call.a.scale_inv != nullptr || call.b.scale_inv != nullptr);
+  key.scaled = direct && !(call.a.scale_inv.empty() && call.b.scale_inv.empty());
   key.biased = direct && !call.bias.empty();
   WholeProduct& product = cached(space.whole, key);
   if (!product.valid) {
@@ -240,7 +240,10 @@ void run_emulated(const Gemm& call, Workspace& space) {
 
 }  // namespace
 
-void gemm(Stream /*stream*/, const Gemm& call) {
+void gemm(Stream stream, const Gemm& call) {
+  if (call.a.has_blocks()) {
+    return multiply_blocks(stream, call);
+  }
   Workspace& space = workspace();
   if (call.emulate_accumulator && is_fp8(call.a.matrix.dtype) && is_fp8(call.b.matrix.dtype)) {
     return run_emulated(call, space);

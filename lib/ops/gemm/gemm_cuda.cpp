@@ -4,32 +4,21 @@
 #include "device/device.h"
 #include "ops/dispatch/cuda_operations.h"
 #include "ops/gemm/gemm_plans_cuda.h"
-#include "ops/gemm/scaled_gemm.h"
+#include "ops/gemm/gemm_support.h"
 
 namespace fp8train::ops::cuda {
 namespace {
 
 constexpr uintptr_t kBiasAlignment = 16;
 
-/// Whether an FP8 product keeps partial sums in the short accumulator. Throws DeviceError where the
-/// library has no such product.
-bool accumulates_fast(Stream stream, const Gemm& call) {
-  if (!is_fp8(call.a.matrix.dtype)) {
-    return call.fast_accumulate;
+/// Throws DeviceError where the library has no such product and none of its values either.
+void check_product(const GemmSupport& support, const Gemm& call) {
+  if (!support.native && !support.dequantized) {
+    throw DeviceError(fmt::format("{} x {} to {}, {} x {} x {}: {}", name_of(call.a.matrix.dtype),
+                                  name_of(call.b.matrix.dtype), name_of(call.c.dtype),
+                                  call.c.shape[0], call.c.shape[1],
+                                  call.a.matrix.shape[call.a.transposed ? 0 : 1], support.reason));
   }
-  const int64_t k = call.a.matrix.shape[call.a.transposed ? 0 : 1];
-  const Fp8Product product = {.a = call.a.matrix.dtype,
-                              .b = call.b.matrix.dtype,
-                              .c = call.c.dtype,
-                              .fast_accumulate = call.fast_accumulate};
-  const ScaledGemmSupport support = tensor_gemm_support(*cuda_context(stream).traits, product,
-                                                        call.c.shape[0], call.c.shape[1], k);
-  if (!support.native) {
-    throw DeviceError(fmt::format("{} x {} to {}, {} x {} x {}: {}", name_of(product.a),
-                                  name_of(product.b), name_of(product.c), call.c.shape[0],
-                                  call.c.shape[1], k, support.reason));
-  }
-  return support.fast_accumulate;
 }
 
 /// The bias as cuBLASLt adds it: of the type of c, and never to an fp32 sum of FP8 products. Empty
@@ -51,11 +40,20 @@ ConstView bias_for_library(Stream stream, const Product& product, const ConstVie
 }  // namespace
 
 void gemm(Stream stream, const Gemm& call) {
-  check(is_fp8(call.a.matrix.dtype) || (call.a.scale_inv == nullptr && call.b.scale_inv == nullptr),
+  if (call.a.has_blocks()) {
+    return multiply_blocks(stream, call);
+  }
+  const bool is_quantized = is_fp8(call.a.matrix.dtype);
+  check(is_quantized || (call.a.scale_inv.empty() && call.b.scale_inv.empty()),
         "gemm: on cuda only FP8 operands have scales");
-  const bool fast_accumulate = accumulates_fast(stream, call);
+  bool fast_accumulate = call.fast_accumulate;
+  if (is_quantized && is_fp8(call.b.matrix.dtype)) {
+    const GemmSupport support = gemm_support(*cuda_context(stream).traits, call);
+    check_product(support, call);
+    fast_accumulate = support.fast_accumulate;
+  }
   const auto operand = [](const GemmOperand& from) {
-    return ProductOperand{from.matrix, from.transposed, Granularity::tensor, from.scale_inv};
+    return ProductOperand{from.matrix, from.transposed, per::tensor, from.scale_inv.data};
   };
   multiply(stream,
            {.a = operand(call.a),

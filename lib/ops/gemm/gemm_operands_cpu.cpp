@@ -113,8 +113,8 @@ const void* prepare_operand(const GemmOperand& operand, DType type, bool row_maj
 }
 
 float scale_of(const Gemm& call) {
-  const float a = call.a.scale_inv == nullptr ? 1.0F : *call.a.scale_inv;
-  const float b = call.b.scale_inv == nullptr ? 1.0F : *call.b.scale_inv;
+  const float a = call.a.scale_inv.empty() ? 1.0F : *call.a.scale_inv.as<float>();
+  const float b = call.b.scale_inv.empty() ? 1.0F : *call.b.scale_inv.as<float>();
   return a * b;
 }
 

@@ -38,6 +38,9 @@ std::optional<DType> gemm_units_of_environment();
 const void* prepare_operand(const GemmOperand& operand, DType type, bool row_major,
                             GrowingBuffer& buffer);
 
+/// gemm() of operands that have a scale for each block.
+void multiply_blocks(Stream stream, const Gemm& call);
+
 /// Product of the two scale_inv.
 float scale_of(const Gemm& call);
 

@@ -52,8 +52,8 @@ PlanKey key_of(const Product& call) {
           .a = call.a.matrix.dtype,
           .b = call.b.matrix.dtype,
           .c = call.c.dtype,
-          .a_granularity = call.a.granularity,
-          .b_granularity = call.b.granularity,
+          .a_block = call.a.block,
+          .b_block = call.b.block,
           .a_transposed = call.a.transposed,
           .b_transposed = call.b.transposed,
           .a_scaled = call.a.scales != nullptr,
@@ -75,21 +75,24 @@ void check_fp8(const PlanKey& key) {
   check(key.a == DType::e4m3 || key.b == DType::e4m3, "gemm: no product of two E5M2 on cuda");
 }
 
-cublasLtMatmulMatrixScale_t scale_mode(Granularity granularity) {
-  switch (granularity) {
-    case Granularity::tensor:
-      return CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
-    case Granularity::row:
-      return CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
-    case Granularity::block_1x128:
-      return CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
-    case Granularity::block_128x128:
-      return CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
-    case Granularity::block_1x32:
-      return CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0;
-    default:
-      throw InternalError("gemm: no such scales on cuda");
+struct ScaleMode {
+  ScaleBlock block;
+  cublasLtMatmulMatrixScale_t mode;
+};
+constexpr ScaleMode kScaleModes[] = {
+    {per::tensor, CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F},
+    {per::row, CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F},
+    {per::block_1x128, CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F},
+    {per::block_128x128, CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F},
+    {per::block_1x32, CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0}};
+
+cublasLtMatmulMatrixScale_t scale_mode(ScaleBlock block) {
+  for (const ScaleMode& each : kScaleModes) {
+    if (each.block == block) {
+      return each.mode;
+    }
   }
+  throw InternalError("gemm: no such scales on cuda");
 }
 
 /// All of the key, for the file of GemmTuning.
@@ -98,8 +101,8 @@ std::string text_of(const PlanKey& key) {
                      name_of(key.a), key.a_transposed ? "^T" : "", key.a_scaled ? "*s" : "",
                      name_of(key.b), key.b_transposed ? "^T" : "", key.b_scaled ? "*s" : "",
                      name_of(key.c), key.add ? "+" : "", key.biased ? " bias" : "",
-                     key.fast_accumulate ? " fast" : "", name_of(key.a_granularity),
-                     name_of(key.b_granularity), key.a_alignment, key.b_alignment, key.c_alignment);
+                     key.fast_accumulate ? " fast" : "", name_of(key.a_block), name_of(key.b_block),
+                     key.a_alignment, key.b_alignment, key.c_alignment);
 }
 
 /// Handles of the library, given back also where making a plan fails half-way.
@@ -172,8 +175,8 @@ Plan::Plan(cublasLtHandle_t handle, const CudaContext& context, const Product& c
   if (is_fp8(key.a)) {
     const int8_t fast = key.fast_accumulate ? 1 : 0;
     set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof(fast));
-    const auto a_mode = static_cast<int32_t>(scale_mode(key.b_granularity));
-    const auto b_mode = static_cast<int32_t>(scale_mode(key.a_granularity));
+    const auto a_mode = static_cast<int32_t>(scale_mode(key.b_block));
+    const auto b_mode = static_cast<int32_t>(scale_mode(key.a_block));
     set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &a_mode, sizeof(a_mode));
     set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &b_mode, sizeof(b_mode));
     set_scales(call);
@@ -299,9 +302,10 @@ size_t PlanKeyHash::operator()(const PlanKey& key) const {
       static_cast<uint64_t>(key.c) << 16 | static_cast<uint64_t>(key.a_transposed) << 24 |
       static_cast<uint64_t>(key.b_transposed) << 25 | static_cast<uint64_t>(key.a_scaled) << 26 |
       static_cast<uint64_t>(key.b_scaled) << 27 | static_cast<uint64_t>(key.add) << 28 |
-      static_cast<uint64_t>(key.fast_accumulate) << 29 |
-      static_cast<uint64_t>(key.a_granularity) << 32 |
-      static_cast<uint64_t>(key.b_granularity) << 40 | static_cast<uint64_t>(key.biased) << 48);
+      static_cast<uint64_t>(key.fast_accumulate) << 29 | static_cast<uint64_t>(key.biased) << 30);
+  for (const ScaleBlock& block : {key.a_block, key.b_block}) {
+    mix(static_cast<uint64_t>(block.rows) | static_cast<uint64_t>(block.columns) << 32);
+  }
   mix(key.a_alignment | static_cast<uint64_t>(key.b_alignment) << 16 |
       static_cast<uint64_t>(key.c_alignment) << 32);
   return hash;

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "device/cuda/cuda_context.h"
 #include "ops/gemm/cublaslt_api.h"
+#include "ops/gemm/gemm.h"
 #include "ops/gemm/gemm_tuning_cuda.h"
 #include "tensor/tensor_format.h"
 #include "tensor/view.h"
@@ -19,9 +20,9 @@
 namespace fp8train::ops::cuda {
 
 struct ProductOperand {
-  ConstView matrix;                               ///< as stored, rank 2
-  bool transposed;                                ///< use the transpose of what is stored
-  Granularity granularity = Granularity::tensor;  ///< of the scales of an FP8 operand
+  ConstView matrix;              ///< as stored, rank 2
+  bool transposed;               ///< use the transpose of what is stored
+  ScaleBlock block;              ///< of the scales of an FP8 operand
   const void* scales = nullptr;  ///< device memory, as cuBLASLt's scale mode for it reads them;
                                  ///< null for tensor: 1
 };
@@ -54,7 +55,7 @@ struct Product {
 struct PlanKey {
   int64_t m, n, k;
   DType a, b, c;
-  Granularity a_granularity, b_granularity;
+  ScaleBlock a_block, b_block;
   bool a_transposed, b_transposed, a_scaled, b_scaled, add, biased, fast_accumulate;
   uint32_t a_alignment, b_alignment, c_alignment;
 
@@ -98,6 +99,9 @@ class GemmPlans final : public CudaExtension {
 
 /// Those of the device, made when they are first asked for.
 GemmPlans& gemm_plans(CudaContext& context);
+
+/// gemm() of operands that have a scale for each block.
+void multiply_blocks(Stream stream, const Gemm& call);
 
 /// `product`, which has no bias of its own, plus `bias` (fp32 [N], may be empty): added by the
 /// library, rounded to the type of c, where it can; else by a pass of its own over c, whose result

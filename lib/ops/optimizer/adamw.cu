@@ -160,14 +160,14 @@ void update_alone(const Stream& stream, const AdamW& call, const Moments& moment
 }
 
 CastTarget target_of(const AdamW& call) {
-  const QuantizedView& out = call.cast.out;
+  const QuantizedTensor& out = call.cast.out;
   const int64_t rows = call.weight.codes.shape.rows();
   return {.rows = rows,
           .width = call.weight.codes.shape.back(),
           .y = nullptr,
-          .codes = out.codes.as<uint8_t>(),
-          .transposed = out.columnwise_codes.as<uint8_t>(),
-          .transposed_aligned = transposed_is_aligned(out.columnwise_codes.data, rows)};
+          .codes = out.rowwise.codes.as<uint8_t>(),
+          .transposed = out.columnwise.codes.as<uint8_t>(),
+          .transposed_aligned = transposed_is_aligned(out.columnwise.codes.data, rows)};
 }
 
 template <typename Moments>
@@ -175,8 +175,9 @@ void update_and_cast(const Stream& stream, const AdamW& call, const Moments& mom
                      const StepControl* control) {
   const Update<Moments> update = update_of(call, moments);
   const CastTarget target = target_of(call);
-  const QuantizedView& out = call.cast.out;
-  const CastCall cast = {out.empty() ? nullptr : out.scale, out.scale_inv, call.cast.amax, nullptr};
+  const QuantizedTensor& out = call.cast.out;
+  const CastCall cast = {out.empty() ? nullptr : out.tensor_scale, out.tensor_scale_inv,
+                         call.cast.amax, nullptr};
   const int64_t tiles = ceil_div(target.rows, kTile) * ceil_div(target.width, kTile);
   const LaunchShape shape = {blocks_for(stream, tiles, 1), kTileThreads};
   with_fp8_type(out.empty() ? DType::e4m3 : out.format.dtype, [&](auto tag) {
@@ -193,9 +194,9 @@ void run(const Stream& stream, const AdamW& call, const Moments& moments, bool a
          const StepControl* control) {
   const QuantizeSink& sink = call.cast;
   const int64_t width = call.weight.codes.shape.back();
-  const bool fits = aligned && width % kVec8 == 0 && is_aligned(sink.out.codes.data, kVec8) &&
-                    is_aligned(call.copy.data) && sink.statistics == nullptr &&
-                    moments.fits_tiles(width);
+  const bool fits = aligned && width % kVec8 == 0 &&
+                    is_aligned(sink.out.rowwise.codes.data, kVec8) && is_aligned(call.copy.data) &&
+                    sink.statistics == nullptr && moments.fits_tiles(width);
   if (!sink.empty() && fits) {
     update_and_cast(stream, call, moments, control);
     return;

@@ -43,7 +43,7 @@ struct EncodedMoments {
 
   /// A group must lie in one row of a tile.
   bool fits_tiles(int64_t width) const {
-    return width % kStoredGroup == 0 || !(first.grouped || second.grouped);
+    return width % kStoredBlock.columns == 0 || !(first.grouped || second.grouped);
   }
 
   template <int N, bool Packed>

@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kBlock)
   const AdamWFactors factors = shared_factors(rates, *control, shared);
   const int64_t step = control->applied_steps;
   constexpr int kSpan = kWarp * kQuad;
-  static_assert(kSpan == kStoredGroup);
+  static_assert(kSpan == kStoredBlock.columns);
   const int64_t warps = int64_t{gridDim.x} * (kBlock / kWarp);
   const int64_t warp = int64_t{blockIdx.x} * (kBlock / kWarp) + warp_index();
   for (int64_t begin = warp * kSpan; begin < count; begin += warps * kSpan) {

@@ -315,7 +315,7 @@ void adamw_amax(Stream /*stream*/, const AdamW& call, const StepControl* control
 
 void adamw(Stream stream, const AdamW& call, const StepControl* control) {
   // A transpose is made from codes that are whole: after the update.
-  const bool cast_later = !call.cast.out.columnwise_codes.empty();
+  const bool cast_later = !call.cast.out.columnwise.codes.empty();
   const QuantizeSink sink = cast_later ? QuantizeSink{} : call.cast;
   const bool skip = control->skip != 0;
   const bool plain = is_fp32(call.weight) && is_fp32(call.gradient) && is_fp32(call.moment1) &&

@@ -7,6 +7,9 @@
 
 namespace fp8train::ops::cuda {
 
+/// Elements that a warp finds one scale for.
+constexpr int kGroupSpan = kStoredBlock.columns;
+
 /// Device: body(TypeTag<T>) with T a type that a stored tensor may have.
 template <typename Body>
 __device__ __forceinline__ void with_stored_type_of(DType dtype, Body body) {
@@ -88,9 +91,9 @@ struct BasicEncodedTensor {
       return {};
     }
     if (Extended && expanded) {
-      return reinterpret_cast<const ScaleExpansion*>(scales)[i / kStoredGroup];
+      return reinterpret_cast<const ScaleExpansion*>(scales)[i / kGroupSpan];
     }
-    return {grouped ? scales[i / kStoredGroup] : scales[0], 1.0F, 1.0F};
+    return {grouped ? scales[i / kGroupSpan] : scales[0], 1.0F, 1.0F};
   }
 
   /// Elements i .. i + N - 1, of which `available` exist; zeros for others. Packed: all N or none,
@@ -157,7 +160,7 @@ struct BasicEncodedTensor {
       largest = bits > largest ? bits : largest;
       smallest = bits - 1U < smallest ? bits - 1U : smallest;
     }
-    constexpr int kLanesOfGroup = static_cast<int>(kStoredGroup) / N;
+    constexpr int kLanesOfGroup = kGroupSpan / N;
 #pragma unroll
     for (int bits = kLanesOfGroup / 2; bits > 0; bits /= 2) {
       largest = Largest{}(largest, __shfl_xor_sync(kAllLanes, largest, bits));
@@ -228,11 +231,11 @@ struct BasicEncodedTensor {
       }
       put<N, Packed>(static_cast<Code*>(codes) + i, pack, available);
     });
-    if (grouped && available > 0 && i % kStoredGroup == 0) {
+    if (grouped && available > 0 && i % kGroupSpan == 0) {
       if (Extended && expanded) {
-        reinterpret_cast<ScaleExpansion*>(scales)[i / kStoredGroup] = scale;
+        reinterpret_cast<ScaleExpansion*>(scales)[i / kGroupSpan] = scale;
       } else {
-        scales[i / kStoredGroup] = scale.scale;
+        scales[i / kGroupSpan] = scale.scale;
       }
     }
     return present;
@@ -281,7 +284,7 @@ BasicEncodedTensor<Extended> encoded(const StoredTensor& tensor) {
           tensor.scales.as<float>(),
           format.dtype,
           format_max(format.dtype),
-          format.granularity == Granularity::group,
+          format.block.is_group(),
           format.scale_type == ScaleType::pow2,
           format.expanded,
           format.rounding == Rounding::stochastic};

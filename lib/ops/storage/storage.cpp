@@ -21,7 +21,7 @@ void store(Stream stream, const Store& call) {
   check_stored(call.to, call.x.count());
   check(call.to.format.rounding == Rounding::nearest_even, "store: rounds to nearest even");
   check(call.automatic == nullptr ||
-            (call.to.format.is_scaled() && call.to.format.granularity == Granularity::tensor),
+            (call.to.format.is_scaled() && call.to.format.block == per::tensor),
         "store: automatic scaling is of one scale for the tensor");
   const TraceSpan span("store");
   dispatch<&OpTable::store>(stream, call);

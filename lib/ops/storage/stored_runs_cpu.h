@@ -8,12 +8,16 @@
 
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 
-/// Elements of a piece: whole groups.
+/// Elements of a piece: whole groups of any format.
 constexpr int64_t kStoredPiece = 1024;
-static_assert(kStoredPiece % kStoredGroup == 0 && kChunk % kStoredPiece == 0);
+static_assert(kStoredPiece % kStoredBlock.columns == 0 && kChunk % kStoredPiece == 0);
 
 FP8TRAIN_HD bool is_grouped(const StoredTensor& tensor) {
-  return tensor.format.granularity == Granularity::group;
+  return tensor.format.block.is_group();
+}
+/// Which group element `at` is in.
+FP8TRAIN_HD int64_t group_of(const StoredTensor& tensor, int64_t at) {
+  return at / tensor.format.block.columns;
 }
 /// One scale for the whole tensor.
 FP8TRAIN_HD bool has_tensor_scale(const StoredTensor& tensor) {
@@ -23,7 +27,7 @@ FP8TRAIN_HD bool has_tensor_scale(const StoredTensor& tensor) {
 /// body(at, length) for the runs of a piece that share a scale.
 template <typename Body>
 FP8TRAIN_HD void for_each_run(const StoredTensor& tensor, int64_t length, Body body) {
-  const int64_t run = is_grouped(tensor) ? kStoredGroup : length;
+  const int64_t run = is_grouped(tensor) ? tensor.format.block.columns : length;
   for (int64_t at = 0; at < length; at += run) {
     body(at, minimum(run, length - at));
   }
@@ -31,7 +35,7 @@ FP8TRAIN_HD void for_each_run(const StoredTensor& tensor, int64_t length, Body b
 
 /// The expansion of the group that element `at` is in.
 FP8TRAIN_HD ScaleExpansion& expansion_at(const StoredTensor& tensor, int64_t at) {
-  return tensor.scales.as<ScaleExpansion>()[at / kStoredGroup];
+  return tensor.scales.as<ScaleExpansion>()[group_of(tensor, at)];
 }
 
 template <typename Code>
@@ -62,7 +66,7 @@ FP8TRAIN_HD void load_run(const StoredTensor& tensor, int64_t begin, int64_t len
         return;
       }
       const float scale = is_grouped(tensor)
-                              ? tensor.scales.as<float>()[(begin + at) / kStoredGroup]
+                              ? tensor.scales.as<float>()[group_of(tensor, begin + at)]
                               : tensor_scale;
       decode_run(codes + at, reciprocal(scale), values + at, count);
     });
@@ -130,7 +134,7 @@ FP8TRAIN_HD float renew_scale(const StoredTensor& tensor, int64_t at, const floa
   if (!is_grouped(tensor)) {
     return tensor_scale;
   }
-  float& stored = tensor.scales.as<float>()[at / kStoredGroup];
+  float& stored = tensor.scales.as<float>()[group_of(tensor, at)];
   stored =
       stored_scale(float_of(largest_magnitude(values, count)), stored,
                    format_max(tensor.format.dtype), tensor.format.scale_type == ScaleType::pow2);
@@ -153,7 +157,7 @@ FP8TRAIN_HD void store_run(const StoredTensor& tensor, int64_t begin, int64_t le
     auto* codes = tensor.codes.as<typename decltype(tag)::Type>() + begin;
     for_each_run(tensor, length, [&](int64_t at, int64_t count) {
       const float* from = values + at;
-      float expanded[kStoredGroup];
+      float expanded[kStoredBlock.columns];
       float scale = 1.0F;
       if (tensor.format.expanded) {
         expand_run(from, count, expansion_at(tensor, begin + at), expanded);

@@ -47,7 +47,7 @@ StoredTensor put_stored(Side& side, const Case& c, const TensorFormat& format, c
     return codes;
   }
   std::vector<float> values(static_cast<size_t>(scales), 1.5F);
-  values[1 % values.size()] = format.granularity == Granularity::tensor ? 0.0F : 1.5F;
+  values[1 % values.size()] = format.block == per::tensor ? 0.0F : 1.5F;
   return {codes, format, side.put(Array(DType::f32, {scales}, values))};
 }
 
@@ -63,10 +63,10 @@ Result update(Side& side, const Case& c) {
   auto* statistics = side.put_value(ops::QuantizeStatistics{9, 9, 9});
   ops::QuantizeSink cast = {.out = {}, .amax = amax};
   if (c.wanted.codes || c.wanted.transposed) {
-    cast.out.codes = c.wanted.codes ? codes : View{};
-    cast.out.columnwise_codes = c.wanted.transposed ? transposed : View{};
-    cast.out.scale = side.put_value(3.5F);
-    cast.out.scale_inv = scale_inv;
+    cast.out.rowwise.codes = c.wanted.codes ? codes : View{};
+    cast.out.columnwise.codes = c.wanted.transposed ? transposed : View{};
+    cast.out.tensor_scale = side.put_value(3.5F);
+    cast.out.tensor_scale_inv = scale_inv;
     cast.out.format.dtype = c.wanted.type;
     cast.statistics = c.wanted.statistics ? statistics : nullptr;
   }

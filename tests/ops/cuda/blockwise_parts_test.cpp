@@ -28,10 +28,9 @@ Bits run_part(Side& side, const std::vector<float>& values, const PartCase& test
                   {values.begin() + test.first, values.begin() + test.first + test.count});
   const ops::MatrixPart x = {side.put(own, offset), test.first, matrix};
   const int64_t blocks =
-      ops::scale_grid(format.granularity, matrix.rows(), matrix.back(), ScaleLayout::row_major)
-          .count;
+      ops::scale_grid(format.block, matrix.rows(), matrix.back(), ScaleLayout::row_major).count;
   const View amax = side.space(DType::f32, {blocks});
-  ops::blockwise_part_amax(side.stream(), x, format.granularity, amax);
+  ops::blockwise_part_amax(side.stream(), x, format.block, amax);
   const View codes = side.space(format.dtype, part, offset);
   const View rounded = test.rounded ? side.space(DType::f32, part) : View{};
   auto* statistics = test.statistics ? side.put_value(ops::QuantizeStatistics{9, 9, 9}) : nullptr;
@@ -51,12 +50,12 @@ Bits run_part(Side& side, const std::vector<float>& values, const PartCase& test
     bits.add_value(side.get_value(statistics));
   }
   for (const bool transposed : {false, true}) {
-    if (transposed && format.granularity != Granularity::block_128x128) {
+    if (transposed && format.block != per::block_128x128) {
       continue;
     }
     const Shape seen = transposed ? Shape{matrix.back(), matrix.rows()} : matrix;
     const int64_t count =
-        ops::scale_grid(format.granularity, seen.rows(), seen.back(), test.layout).count;
+        ops::scale_grid(format.block, seen.rows(), seen.back(), test.layout).count;
     const DType type = format.scale_type == ScaleType::e8m0 ? DType::e8m0 : DType::f32;
     const View scales = side.space(type, {count});
     ops::find_block_scales(side.stream(), {.amax = amax,

@@ -54,11 +54,11 @@ ops::QuantizeSink make_sink(Side& side, const Case& c, const Wanted& wanted) {
   ops::QuantizeSink sink;
   sink.amax = side.put_value(0.25F);
   if (wanted.codes || wanted.transposed) {
-    sink.out.scale = side.put_value(3.5F);
-    sink.out.scale_inv = side.put_value(0.0F);
+    sink.out.tensor_scale = side.put_value(3.5F);
+    sink.out.tensor_scale_inv = side.put_value(0.0F);
     sink.out.format.dtype = c.code_type;
-    sink.out.codes = wanted.codes ? side.space(c.code_type, shape, c.offset) : View{};
-    sink.out.columnwise_codes =
+    sink.out.rowwise.codes = wanted.codes ? side.space(c.code_type, shape, c.offset) : View{};
+    sink.out.columnwise.codes =
         wanted.transposed ? side.space(c.code_type, {shape.back(), shape.rows()}, c.offset)
                           : View{};
     sink.statistics =
@@ -78,13 +78,13 @@ void cast(Side& side, const View& y, const ops::QuantizeSink& sink) {
 Result result_of(Side& side, const ops::QuantizeSink& sink) {
   Result result;
   const auto take = [&](const View& view) { return view.empty() ? Array() : side.get(view); };
-  result.codes = take(sink.out.codes);
-  result.transposed = take(sink.out.columnwise_codes);
+  result.codes = take(sink.out.rowwise.codes);
+  result.transposed = take(sink.out.columnwise.codes);
   result.amax = side.get_value(sink.amax);
   if (!std::isnan(result.amax)) {
     result.amax = std::max(result.amax, 0.25F);  // amax overwrites what the others combine with
   }
-  result.scale_inv = sink.out.empty() ? 0.0F : side.get_value(sink.out.scale_inv);
+  result.scale_inv = sink.out.empty() ? 0.0F : side.get_value(sink.out.tensor_scale_inv);
   result.statistics =
       sink.statistics == nullptr ? result.statistics : side.get_value(sink.statistics);
   return result;

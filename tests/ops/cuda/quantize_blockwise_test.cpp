@@ -15,9 +15,9 @@ struct Wanted {
   bool rowwise, columnwise, statistics, scale, amax;
 };
 
-BlockwiseView make_orientation(Side& side, const TensorFormat& format, ScaleLayout layout,
-                               int64_t rows, int64_t columns, bool scale, int64_t offset) {
-  const int64_t count = ops::scale_grid(format.granularity, rows, columns, layout).count;
+Quantized make_orientation(Side& side, const TensorFormat& format, ScaleLayout layout, int64_t rows,
+                           int64_t columns, bool scale, int64_t offset) {
+  const int64_t count = ops::scale_grid(format.block, rows, columns, layout).count;
   const bool e8m0_scales = format.scale_type == ScaleType::e8m0;
   return {side.space(format.dtype, {rows, columns}, offset),
           side.space(e8m0_scales ? DType::e8m0 : DType::f32, {count}),
@@ -27,8 +27,8 @@ BlockwiseView make_orientation(Side& side, const TensorFormat& format, ScaleLayo
 /// The bytes of everything that a cast wrote, and of what it left alone.
 Bits run_cast(Side& side, const Array& x, const Extents& extents, const TensorFormat& format,
               ScaleLayout layout, const Wanted& wanted, int64_t offset) {
-  const bool scale = wanted.scale || format.granularity == Granularity::row;
-  BlockwiseQuantizedView out;
+  const bool scale = wanted.scale || format.block == per::row;
+  QuantizedTensor out;
   out.format = format;
   out.layout = layout;
   if (wanted.rowwise) {
@@ -41,12 +41,12 @@ Bits run_cast(Side& side, const Array& x, const Extents& extents, const TensorFo
   }
   auto* statistics = wanted.statistics ? side.put_value(ops::QuantizeStatistics{9, 9, 9}) : nullptr;
   float* amax = wanted.amax ? side.put_value(0.25F) : nullptr;
-  ops::quantize_blockwise(side.stream(), side.put(x, offset), out, amax, statistics);
+  ops::quantize(side.stream(), side.put(x, offset), out, amax, statistics);
   Bits bits;
   if (amax != nullptr) {
     bits.add_value(side.get_value(amax));
   }
-  for (const BlockwiseView& view : {out.rowwise, out.columnwise}) {
+  for (const Quantized& view : {out.rowwise, out.columnwise}) {
     if (!view.codes.empty()) {
       bits.add(side.get(view.codes));
       bits.add(side.get(view.scale_inv));
@@ -121,7 +121,7 @@ TEST_CASE("dequantize_blockwise is exact", "[cuda][blocks]") {
   for (const TensorFormat& format : blockwise_formats()) {
     for (const ScaleLayout layout : kScaleLayouts) {
       for (const auto& [rows, columns] : kBlockExtents) {
-        const int64_t count = ops::scale_grid(format.granularity, rows, columns, layout).count;
+        const int64_t count = ops::scale_grid(format.block, rows, columns, layout).count;
         const bool e8m0_scales = format.scale_type == ScaleType::e8m0;
         Array codes(format.dtype, {rows, columns});
         for (int64_t i = 0; i < codes.count(); ++i) {
@@ -137,8 +137,10 @@ TEST_CASE("dequantize_blockwise is exact", "[cuda][blocks]") {
         for (const FloatType& type : kFloatTypes) {
           const auto run = [&, rows = rows, columns = columns](Side& side) {
             const View y = side.space(type.dtype, {rows, columns});
-            ops::dequantize_blockwise(side.stream(), {side.put(codes), side.put(scale_inv)}, format,
-                                      layout, y);
+            QuantizedTensor x = {.rowwise = {}, .columnwise = {}, .format = format};
+            x.rowwise = {side.put(codes), side.put(scale_inv)};
+            x.layout = layout;
+            ops::dequantize(side.stream(), x, y);
             return side.get(y);
           };
           INFO(describe(format) << " to " << name_of(type.dtype) << ", " << rows << " x "

@@ -35,28 +35,28 @@ Cast run_cast(Side& side, const Array& x, DType code_type, const Layout& layout,
               Wanted wanted, bool records = true) {
   const Shape shape = {layout.rows, layout.columns};
   const Shape turned = {layout.columns, layout.rows};
-  QuantizedView out;
+  QuantizedTensor out;
   if (wanted != Wanted::transposed) {
-    out.codes = side.space(code_type, shape, layout.offset);
+    out.rowwise.codes = side.space(code_type, shape, layout.offset);
   }
   if (wanted != Wanted::codes) {
-    out.columnwise_codes = side.space(code_type, turned, layout.offset);
+    out.columnwise.codes = side.space(code_type, turned, layout.offset);
   }
-  out.scale = side.put_value(scale);
-  out.scale_inv = side.put_value(0.0F);
+  out.tensor_scale = side.put_value(scale);
+  out.tensor_scale_inv = side.put_value(0.0F);
   out.format.dtype = code_type;
   out.format.policy = ScalePolicy::current;
   float* amax = records ? side.put_value(0.25F) : nullptr;
   auto* statistics = records ? side.put_value(ops::QuantizeStatistics{9, 9, 9}) : nullptr;
   ops::quantize(side.stream(), side.put(x, layout.offset), out, amax, statistics);
   Cast result;
-  if (!out.codes.empty()) {
-    result.codes = side.get(out.codes);
+  if (!out.rowwise.codes.empty()) {
+    result.codes = side.get(out.rowwise.codes);
   }
-  if (!out.columnwise_codes.empty()) {
-    result.transposed = side.get(out.columnwise_codes);
+  if (!out.columnwise.codes.empty()) {
+    result.transposed = side.get(out.columnwise.codes);
   }
-  result.scale_inv = side.get_value(out.scale_inv);
+  result.scale_inv = side.get_value(out.tensor_scale_inv);
   if (records) {
     result.amax = side.get_value(amax);
     result.statistics = side.get_value(statistics);
@@ -98,15 +98,15 @@ struct CurrentCast {
 
 CurrentCast run_current(Side& side, const Array& x, DType code_type, const Layout& layout,
                         float amax, bool pow2, Wanted wanted, bool counts) {
-  QuantizedView out;
+  QuantizedTensor out;
   if (wanted != Wanted::transposed) {
-    out.codes = side.space(code_type, {layout.rows, layout.columns}, layout.offset);
+    out.rowwise.codes = side.space(code_type, {layout.rows, layout.columns}, layout.offset);
   }
   if (wanted != Wanted::codes) {
-    out.columnwise_codes = side.space(code_type, {layout.columns, layout.rows}, layout.offset);
+    out.columnwise.codes = side.space(code_type, {layout.columns, layout.rows}, layout.offset);
   }
-  out.scale = side.put_value(-1.0F);
-  out.scale_inv = side.put_value(-1.0F);
+  out.tensor_scale = side.put_value(-1.0F);
+  out.tensor_scale_inv = side.put_value(-1.0F);
   out.format.dtype = code_type;
   out.format.policy = ScalePolicy::current;
   out.format.scale_type = pow2 ? ScaleType::pow2 : ScaleType::f32;
@@ -116,14 +116,14 @@ CurrentCast run_current(Side& side, const Array& x, DType code_type, const Layou
   ops::quantize_current(side.stream(), side.put(x, layout.offset), side.put_value(amax), scale_inv,
                         out, statistics);
   CurrentCast result;
-  if (!out.codes.empty()) {
-    result.cast.codes = side.get(out.codes);
+  if (!out.rowwise.codes.empty()) {
+    result.cast.codes = side.get(out.rowwise.codes);
   }
-  if (!out.columnwise_codes.empty()) {
-    result.cast.transposed = side.get(out.columnwise_codes);
+  if (!out.columnwise.codes.empty()) {
+    result.cast.transposed = side.get(out.columnwise.codes);
   }
-  result.cast.scale_inv = side.get_value(out.scale_inv);
-  result.scale = side.get_value(out.scale);
+  result.cast.scale_inv = side.get_value(out.tensor_scale_inv);
+  result.scale = side.get_value(out.tensor_scale);
   result.scale_inv = side.get_value(scale_inv);
   if (counts) {
     result.cast.statistics = side.get_value(statistics);
@@ -259,9 +259,9 @@ TEST_CASE("an amax is combined with what is there", "[cuda][quantize]") {
   const Array x(DType::bf16, {4, 64}, random_values(256, 7));
   for (const float before : {0.0F, 1e9F, INFINITY, NAN}) {
     const auto run = [&](Side& side) {
-      QuantizedView out;
-      out.codes = side.space(DType::e4m3, {4, 64});
-      out.scale = side.put_value(1.0F);
+      QuantizedTensor out;
+      out.rowwise.codes = side.space(DType::e4m3, {4, 64});
+      out.tensor_scale = side.put_value(1.0F);
       out.format.dtype = DType::e4m3;
       float* amax = side.put_value(before);
       ops::quantize(side.stream(), side.put(x), out, amax, nullptr);
@@ -281,9 +281,9 @@ TEST_CASE("dequantize is exact for every code", "[cuda][quantize][exhaustive]") 
             codes.as<uint8_t>()[i] = static_cast<uint8_t>(i);
           }
           const auto run = [&](Side& side) {
-            QuantizedView q;
-            q.codes = side.put(codes, offset);
-            q.scale_inv = side.put_value(scale_inv);
+            QuantizedTensor q;
+            q.rowwise.codes = side.put(codes, offset);
+            q.tensor_scale_inv = side.put_value(scale_inv);
             q.format.dtype = code_type;
             const View y = side.space(type, {1021}, offset);
             ops::dequantize(side.stream(), q, y);

@@ -55,11 +55,11 @@ TEST_CASE("each chip multiplies natively what its tensor cores have", "[cuda][sc
     const Chip chip(capability);
     for (const FormatPair& formats : format_pairs()) {
       ScaledProduct product(formats, kShape, DType::f32, true);
-      const bool mx = formats.a.granularity == Granularity::block_1x32;
+      const bool mx = formats.a.block == per::block_1x32;
       const bool native =
           formats.a.dtype != DType::i8 && (mx ? capability >= 100 : capability == 90);
       INFO(product.name() << " on " << capability);
-      CHECK(ops::scaled_gemm_support(chip.device->traits(), product.call()).native == native);
+      CHECK(ops::gemm_support(chip.device->traits(), product.call()).native == native);
       CHECK(matches_cpu(*chip.device, product, native));
     }
   }
@@ -68,32 +68,32 @@ TEST_CASE("each chip multiplies natively what its tensor cores have", "[cuda][sc
 TEST_CASE("a dequantized product takes its memory from the caller alone", "[cuda][scaled_gemm]") {
   const Chip chip(89);
   for (const DType c_type : {DType::bf16, DType::f16}) {
-    ScaledProduct product({blockwise_format(DType::e5m2, Granularity::block_1x128),
-                           blockwise_format(DType::e4m3, Granularity::block_128x128)},
+    ScaledProduct product({blockwise_format(DType::e5m2, per::block_1x128),
+                           blockwise_format(DType::e4m3, per::block_128x128)},
                           kShape, c_type, false);
     Side side(*chip.device);
-    ops::ScaledGemm call = product.on(side);
-    ops::scaled_gemm(side.stream(), call);
+    ops::Gemm call = product.on(side);
+    ops::gemm(side.stream(), call);
     const Array first = side.get(call.c);
     const auto before = shim::runtime_calls();
     const auto plans = shim::heuristics_asked();
-    ops::scaled_gemm(side.stream(), call);
+    ops::gemm(side.stream(), call);
     CHECK(shim::heuristics_asked() == plans);
     CHECK(shim::runtime_calls().allocations == before.allocations);
     CHECK(shim::runtime_calls().synchronizations == before.synchronizations);
     CHECK(shim::runtime_calls().reads_back == before.reads_back);
     CHECK(same_values(side.get(call.c), first));
     call.scratch.shape = {call.scratch.count() - 1};
-    CHECK_THROWS_AS(ops::scaled_gemm(side.stream(), call), InternalError);
+    CHECK_THROWS_AS(ops::gemm(side.stream(), call), InternalError);
     call.scratch = {};
-    CHECK_THROWS_AS(ops::scaled_gemm(side.stream(), call), InternalError);
+    CHECK_THROWS_AS(ops::gemm(side.stream(), call), InternalError);
   }
 }
 
 TEST_CASE("native products of scaled operands keep their plan", "[cuda][scaled_gemm]") {
-  ScaledProduct product({blockwise_format(DType::e4m3, Granularity::row),
-                         blockwise_format(DType::e4m3, Granularity::row)},
-                        kShape, DType::bf16, false);
+  ScaledProduct product(
+      {blockwise_format(DType::e4m3, per::row), blockwise_format(DType::e4m3, per::row)}, kShape,
+      DType::bf16, false);
   Side side(*cuda_device());
   const Array first = product.run(side);
   const auto plans = shim::heuristics_asked();
@@ -105,10 +105,10 @@ TEST_CASE("products that are wrong count as missing", "[cuda][scaled_gemm]") {
   for (const int capability : {90, 100}) {
     const Chip chip(capability);
     const DeviceTraits sound = chip.device->traits();
-    ops::probe_scaled_gemm(*chip.device);
+    ops::probe_gemms(*chip.device);
     CHECK(chip.device->traits() == sound);
     shim::ignore_scales(true);
-    ops::probe_scaled_gemm(*chip.device);
+    ops::probe_gemms(*chip.device);
     CHECK(chip.device->traits().fp8_products == Fp8Products(Fp8Support::none));
   }
 }
@@ -117,11 +117,11 @@ TEST_CASE("a mode that the library refuses counts as missing", "[cuda][scaled_ge
   const Chip chip(90);
   CHECK(chip.device->traits().fp8_products.has(ScalePair::row));
   shim::set_capability(89);  // the library knows less than we thought
-  ops::probe_scaled_gemm(*chip.device);
+  ops::probe_gemms(*chip.device);
   CHECK(chip.device->traits().fp8_products == cuda_traits(89).fp8_products);
-  ScaledProduct product({blockwise_format(DType::e4m3, Granularity::row),
-                         blockwise_format(DType::e4m3, Granularity::row)},
-                        kShape, DType::f32, false);
+  ScaledProduct product(
+      {blockwise_format(DType::e4m3, per::row), blockwise_format(DType::e4m3, per::row)}, kShape,
+      DType::f32, false);
   CHECK(matches_cpu(*chip.device, product, false));
 }
 
@@ -145,29 +145,29 @@ TEST_CASE("a refused product takes no other with it", "[cuda][scaled_gemm]") {
                           asked.fast_accumulate && asked.c == CUDA_R_32F && asked.a == asked.b;
     return unused || gradient || fast_row ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
   });
-  ops::probe_scaled_gemm(*chip.device);
+  ops::probe_gemms(*chip.device);
   CHECK(chip.device->traits().fp8_products == expected);
 
-  const auto support = [&](DType a, Granularity a_scales, Granularity b_scales, DType c) {
+  const auto support = [&](DType a, ScaleBlock a_scales, ScaleBlock b_scales, DType c) {
     ScaledProduct product({blockwise_format(a, a_scales), blockwise_format(DType::e4m3, b_scales)},
                           kShape, c, false);
-    ops::ScaledGemm call = product.call();
-    call.fast_accumulate = a_scales == Granularity::row;
-    const ops::ScaledGemmSupport found = ops::scaled_gemm_support(chip.device->traits(), call);
+    ops::Gemm call = product.call();
+    call.fast_accumulate = a_scales == per::row;
+    const ops::GemmSupport found = ops::gemm_support(chip.device->traits(), call);
     CHECK(matches_cpu(*chip.device, product, found.native));
     return found;
   };
-  constexpr Granularity kNarrow = Granularity::block_1x128;
-  constexpr Granularity kWide = Granularity::block_128x128;
+  constexpr ScaleBlock kNarrow = per::block_1x128;
+  constexpr ScaleBlock kWide = per::block_128x128;
   CHECK(support(DType::e4m3, kNarrow, kWide, DType::bf16).native);
   CHECK(support(DType::e4m3, kNarrow, kNarrow, DType::f32).native);
   const auto refused = support(DType::e5m2, kNarrow, kWide, DType::bf16);
   CHECK(!refused.native);
   CHECK(refused.reason == "cuBLASLt does not multiply these types with these scales on this GPU");
   // Only the short accumulator is missing.
-  CHECK(support(DType::e4m3, Granularity::row, Granularity::row, DType::f32).native);
-  CHECK(!support(DType::e4m3, Granularity::row, Granularity::row, DType::f32).fast_accumulate);
-  CHECK(support(DType::e4m3, Granularity::row, Granularity::row, DType::bf16).fast_accumulate);
+  CHECK(support(DType::e4m3, per::row, per::row, DType::f32).native);
+  CHECK(!support(DType::e4m3, per::row, per::row, DType::f32).fast_accumulate);
+  CHECK(support(DType::e4m3, per::row, per::row, DType::bf16).fast_accumulate);
 }
 
 TEST_CASE("each refusal is printed once, in words", "[cuda][scaled_gemm]") {
@@ -181,7 +181,7 @@ TEST_CASE("each refusal is printed once, in words", "[cuda][scaled_gemm]") {
     return refused ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
   });
   open_log_file((folder / "run.log").string());
-  ops::probe_scaled_gemm(*chip.device);
+  ops::probe_gemms(*chip.device);
   const std::string log = read_text_file(folder / "run.log", 1 << 16);
   CHECK(std::count(log.begin(), log.end(), '\n') == 2);
   CHECK_THAT(log, Catch::Contains("does not multiply e5m2 x e4m3 to fp32 with fast accumulation, "
@@ -201,19 +201,19 @@ TEST_CASE("a library that wants aligned extents gets them", "[cuda][scaled_gemm]
     const bool aligned = asked.m % 128 == 0 && asked.n % 128 == 0 && asked.k % 128 == 0;
     return block && !aligned ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
   });
-  ops::probe_scaled_gemm(*chip.device);
+  ops::probe_gemms(*chip.device);
   Fp8Products expected = cuda_traits(90).fp8_products;
   expected.set(ScalePair::block_1x128_1x128, Fp8Support::aligned);
   expected.set(ScalePair::block_1x128_128x128, Fp8Support::aligned);
   CHECK(chip.device->traits().fp8_products == expected);
   for (const ProductShape& shape :
        {ProductShape{256, 128, 128}, {132, 128, 128}, {128, 144, 128}, {128, 128, 144}}) {
-    ScaledProduct product({blockwise_format(DType::e4m3, Granularity::block_1x128),
-                           blockwise_format(DType::e4m3, Granularity::block_128x128)},
+    ScaledProduct product({blockwise_format(DType::e4m3, per::block_1x128),
+                           blockwise_format(DType::e4m3, per::block_128x128)},
                           shape, DType::bf16, false);
     INFO(product.name());
     const bool native = shape.m == 256;
-    const auto support = ops::scaled_gemm_support(chip.device->traits(), product.call());
+    const auto support = ops::gemm_support(chip.device->traits(), product.call());
     CHECK(support.native == native);
     CHECK((support.reason.find("multiples of 128") != std::string_view::npos) == !native);
     CHECK(matches_cpu(*chip.device, product, native));
@@ -233,11 +233,11 @@ TEST_CASE("a product with one scale for each tensor runs without the short accum
   const Array c(DType::bf16, {16, 16}, std::vector<float>(256, 0.0F));
   const ops::Gemm call = {.a = {side.put(codes)}, .b = {side.put(codes), true}, .c = side.put(c)};
   REQUIRE(call.fast_accumulate);
-  ops::probe_scaled_gemm(*chip.device);
+  ops::probe_gemms(*chip.device);
   ops::gemm(side.stream(), call);
   CHECK(side.get(call.c).get(255) == 16.0F);
   all = true;
-  ops::probe_scaled_gemm(*chip.device);
+  ops::probe_gemms(*chip.device);
   CHECK_THROWS_WITH(ops::gemm(side.stream(), call), Catch::Contains("does not multiply"));
 }
 
@@ -260,7 +260,7 @@ TEST_CASE("a GPU that fails is not taken for a library that refuses", "[cuda][sc
     shim::answer_products(
         [](const shim::AskedProduct& /*asked*/) { return CUBLAS_STATUS_ALLOC_FAILED; });
   }
-  CHECK_THROWS_WITH(ops::probe_scaled_gemm(*chip.device),
+  CHECK_THROWS_WITH(ops::probe_gemms(*chip.device),
                     Catch::Contains("the GPU fails at a first product of e4m3 x e4m3"));
   shim::break_gpu(cudaSuccess);
   CHECK(chip.device->traits() == sound);
@@ -271,7 +271,7 @@ TEST_CASE("a kernel that fails alone is a refusal", "[cuda][scaled_gemm]") {
   shim::answer_products([](const shim::AskedProduct& asked) {
     return is_wide(asked.a_scales) ? CUBLAS_STATUS_EXECUTION_FAILED : CUBLAS_STATUS_SUCCESS;
   });
-  ops::probe_scaled_gemm(*chip.device);
+  ops::probe_gemms(*chip.device);
   CHECK(!chip.device->traits().fp8_products.has(ScalePair::block_128x128_1x128));
   CHECK(chip.device->traits().fp8_products.has(ScalePair::block_1x128_1x128));
 }
@@ -280,7 +280,7 @@ TEST_CASE("probing asks nothing of a chip without FP8", "[cuda][scaled_gemm]") {
   const Chip chip(89);
   chip.device->set_traits(cuda_traits(80));
   const auto before = shim::matmuls();
-  ops::probe_scaled_gemm(*chip.device);
+  ops::probe_gemms(*chip.device);
   CHECK(shim::matmuls() == before);
 }
 

@@ -27,38 +27,42 @@ struct ScaledProduct {
         beta(add && c_type == DType::f32 ? 1.0F : 0.0F) {}
 
   /// On the host.
-  ops::ScaledGemm call() {
-    return {.a = a.operand(), .b = b.operand(), .c = c, .beta = beta, .bias = bias};
+  ops::Gemm call() {
+    return {.a = a.operand(),
+            .b = b.operand(true),
+            .c = c,
+            .beta = beta,
+            .bias = bias,
+            .fast_accumulate = false};
   }
 
   /// With all its memory on the device, scratch included.
-  ops::ScaledGemm on(Side& side) {
-    const auto operand = [&](ScaledMatrix& matrix) {
-      return ops::ScaledGemmOperand{{side.put(matrix.codes), side.put(matrix.scale_inv), nullptr},
-                                    matrix.format,
-                                    matrix.layout};
-    };
-    ops::ScaledGemm result = {
-        .a = operand(a), .b = operand(b), .c = side.put(c), .beta = beta, .bias = side.put(bias)};
-    const size_t bytes = ops::scaled_gemm_scratch_bytes(side.device().traits(), result);
+  ops::Gemm on(Side& side) {
+    ops::Gemm result = call();
+    for (const auto& [operand, matrix] : {std::pair{&result.a, &a}, {&result.b, &b}}) {
+      operand->matrix = side.put(matrix->codes);
+      operand->scale_inv = side.put(matrix->scale_inv);
+    }
+    result.c = side.put(c);
+    result.bias = side.put(bias);
+    const size_t bytes = ops::gemm_scratch_bytes(side.device().traits(), result);
     result.scratch = side.space(DType::u8, {static_cast<int64_t>(bytes)});
     return result;
   }
 
   Array run(Side& side) {
-    const ops::ScaledGemm call = on(side);
-    ops::scaled_gemm(side.stream(), call);
+    const ops::Gemm call = on(side);
+    ops::gemm(side.stream(), call);
     return side.get(call.c);
   }
 
   /// What a device without the scale mode computes: operands rounded to 16 bits, a plain product.
   Array run_dequantized(Side& side) {
-    const ops::ScaledGemm call = on(side);
+    const ops::Gemm call = on(side);
     const DType type = c.dtype() == DType::f16 ? DType::f16 : DType::bf16;
-    const auto dequantized = [&](const ops::ScaledGemmOperand& operand) {
-      const View values = side.space(type, operand.matrix.codes.shape);
-      ops::dequantize_blockwise(side.stream(), operand.matrix, operand.format, operand.layout,
-                                values);
+    const auto dequantized = [&](const ops::GemmOperand& operand) {
+      const View values = side.space(type, operand.matrix.shape);
+      ops::dequantize(side.stream(), ops::dequantizable(operand), values);
       return values;
     };
     ops::gemm(side.stream(), {.a = {dequantized(call.a)},

@@ -1,7 +1,7 @@
 // Scaled GEMMs on the cuda device against the cpu: natively where the device has the scale mode,
 // else from dequantized operands.
 
-#include "ops/gemm/scaled_gemm.h"
+#include "ops/gemm/gemm_support.h"
 
 #include <catch2/catch.hpp>
 
@@ -26,7 +26,7 @@ TEST_CASE("scaled GEMMs match the cpu", "[cuda][scaled_gemm]") {
       ScaledProduct product(formats, shape, c_type, turn % 2 == 0);
       INFO(product.name());
       const auto run = [&](Side& side) { return product.run(side); };
-      const bool native = ops::scaled_gemm_support(traits, product.call()).native;
+      const bool native = ops::gemm_support(traits, product.call()).native;
       const Array expected =
           native ? on_cpu(run) : on_cpu([&](Side& side) { return product.run_dequantized(side); });
       CHECK(worst_difference(on_cuda(run), expected, product.rounding(), product.tolerance()) <= 1);
@@ -54,7 +54,7 @@ TEST_CASE("probing leaves a sound device as it is, and gives its memory back",
   const auto device = make_device(DeviceKind::cuda);
   const DeviceTraits before = device->traits();
   const size_t bytes = device->ledger().total();
-  ops::probe_scaled_gemm(*device);
+  ops::probe_gemms(*device);
   CHECK(device->traits() == before);
   CHECK(device->ledger().total() == bytes);
 }

@@ -30,7 +30,7 @@ StoredValues keep(Side& side, const Case& c) {
   StoredTensor to(codes, c.format, {});
   if (scales > 0) {
     std::vector<float> start(static_cast<size_t>(scales), 1.0F);
-    start[1 % start.size()] = c.format.granularity == Granularity::tensor ? 0.0F : 1.0F;
+    start[1 % start.size()] = c.format.block == per::tensor ? 0.0F : 1.0F;
     to.scales = side.put(Array(DType::f32, {scales}, start));
   }
   const auto* automatic = c.factor == 0.0F ? nullptr : side.put_value(ops::AutoScale{c.factor, 0});

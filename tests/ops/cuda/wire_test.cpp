@@ -18,6 +18,8 @@ const TensorFormat kWires[] = {
     by_group(DType::e4m3, ScaleType::f32),
     by_group(DType::e4m3, ScaleType::pow2),
     by_group(DType::e5m2, ScaleType::f32),
+    in_groups_of(256, by_group(DType::e4m3, ScaleType::pow2)),
+    in_groups_of(256, by_group(DType::e5m2, ScaleType::f32)),
 };
 
 struct Results {
@@ -45,7 +47,7 @@ struct Case {
   ops::ChunkRange range;
 };
 
-constexpr int64_t kChunk = 256, kChunks = 4;
+constexpr int64_t kChunk = 384, kChunks = 4;  // a group of 256 and a half
 
 /// What packets hold, whatever their padding and their NaNs are: they are read back.
 Results pack_and_sum(Side& side, const Case& c) {

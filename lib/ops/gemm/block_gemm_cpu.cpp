@@ -3,7 +3,6 @@
 // fp32 partial products, in tiles that stay in a core's second-level cache.
 
 #include "base/math.h"
-#include "ops/gemm/scaled_gemm.h"
 
 #include <array>
 #include <memory>
@@ -30,8 +29,8 @@ struct Extents {
   int64_t m, n, k;
 };
 
-Extents extents_of(const ScaledGemm& call) {
-  return {call.c.shape[0], call.c.shape[1], call.a.matrix.codes.shape[1]};
+Extents extents_of(const Gemm& call) {
+  return {call.c.shape[0], call.c.shape[1], call.a.matrix.shape[1]};
 }
 
 struct BlockKey {
@@ -89,7 +88,7 @@ struct BlockProduct {
   size_t scratchpad_bytes = 0;
 };
 
-/// What a thread that calls scaled_gemm keeps; gemm has a workspace of its own.
+/// What a thread keeps for products of blocks; others have a workspace of their own.
 struct ScaledWorkspace {
   std::unordered_map<BlockKey, std::unique_ptr<BlockProduct>, BlockKeyHash> blocks;
   GrowingBuffer a, b, product, scratchpad;
@@ -101,8 +100,8 @@ ScaledWorkspace& scaled_workspace() {
 }
 
 /// The last steps of the result from row `first_row` and column `first_column` on.
-ProductEpilogue epilogue(const ScaledGemm& call, const float* product, int64_t rows,
-                         int64_t columns, int64_t first_row, int64_t first_column) {
+ProductEpilogue epilogue(const Gemm& call, const float* product, int64_t rows, int64_t columns,
+                         int64_t first_row, int64_t first_column) {
   const int64_t n = call.c.shape[1];
   const float* bias = call.bias.as<float>();
   return {.product = product,
@@ -128,12 +127,12 @@ ConstView gemm_codes(const ConstView& codes, GrowingBuffer& buffer) {
 }
 
 /// The product of the codes, then one scale for each row of either operand.
-void multiply_rows(Stream stream, const ScaledGemm& call, ScaledWorkspace& space) {
+void multiply_rows(Stream stream, const Gemm& call, ScaledWorkspace& space) {
   const auto [m, n, k] = extents_of(call);
   auto* product =
       static_cast<float*>(space.product.reserve(static_cast<size_t>(m * n) * sizeof(float)));
-  ops::gemm(stream, {.a = {gemm_codes(call.a.matrix.codes, space.a)},
-                     .b = {gemm_codes(call.b.matrix.codes, space.b), true},
+  ops::gemm(stream, {.a = {gemm_codes(call.a.matrix, space.a)},
+                     .b = {gemm_codes(call.b.matrix, space.b), true},
                      .c = {product, DType::f32, {m, n}},
                      .emulate_accumulator = call.emulate_accumulator});
   const int64_t rows_at_once = std::max<int64_t>(1, kFinishElements / n);
@@ -148,8 +147,8 @@ void multiply_rows(Stream stream, const ScaledGemm& call, ScaledWorkspace& space
     scale_partial({.product = part,
                    .rows = rows,
                    .columns = n,
-                   .row_scales = call.a.matrix.scale_inv.as<float>() + first,
-                   .column_scales = call.b.matrix.scale_inv.as<float>(),
+                   .row_scales = call.a.scale_inv.as<float>() + first,
+                   .column_scales = call.b.scale_inv.as<float>(),
                    .add = false,
                    .sum = part});
     finish_product(epilogue(call, part, rows, n, first, 0));
@@ -157,13 +156,13 @@ void multiply_rows(Stream stream, const ScaledGemm& call, ScaledWorkspace& space
 }
 
 /// Powers of two: operands with their scales in them, exact, and a plain product.
-void multiply_scaled(Stream stream, const ScaledGemm& call, ScaledWorkspace& space) {
+void multiply_scaled(Stream stream, const Gemm& call, ScaledWorkspace& space) {
   const DType type = uses_bf16_units() ? DType::bf16 : DType::f32;
-  const auto dequantized = [&](const ScaledGemmOperand& operand, GrowingBuffer& buffer) {
-    const Shape& shape = operand.matrix.codes.shape;
+  const auto dequantized = [&](const GemmOperand& operand, GrowingBuffer& buffer) {
+    const Shape& shape = operand.matrix.shape;
     const View values = {buffer.reserve(static_cast<size_t>(shape.count()) * size_of(type)), type,
                          shape};
-    ops::dequantize_blockwise(stream, operand.matrix, operand.format, operand.layout, values);
+    ops::dequantize(stream, dequantizable(operand), values);
     return values;
   };
   ops::gemm(stream, {.a = {dequantized(call.a, space.a)},
@@ -171,6 +170,11 @@ void multiply_scaled(Stream stream, const ScaledGemm& call, ScaledWorkspace& spa
                      .c = call.c,
                      .beta = call.beta,
                      .bias = call.bias});
+}
+
+BlockScales scales_of(const GemmOperand& operand) {
+  return block_scales(writable(operand.scale_inv), operand.format, operand.layout,
+                      operand.matrix.shape);
 }
 
 /// Memory of one thread.
@@ -189,19 +193,17 @@ void gather_scales(const BlockScales& scales, int64_t first, int64_t count, int6
   }
 }
 
-void multiply_blocks(const ScaledGemm& call, ScaledWorkspace& space) {
+void multiply_partials(const Gemm& call, ScaledWorkspace& space) {
   const bool bf16_units = uses_bf16_units();
   const DType type = bf16_units ? DType::bf16 : DType::f32;
   const Extents extents = extents_of(call);
   const BlockKey key = {extents, bf16_units ? memory::data_type::bf16 : memory::data_type::f32,
                         max_threads()};
   BlockProduct& product = cached(space.blocks, key);
-  const auto* a =
-      static_cast<const char*>(prepare_operand({call.a.matrix.codes}, type, false, space.a));
-  const auto* b =
-      static_cast<const char*>(prepare_operand({call.b.matrix.codes}, type, false, space.b));
-  const BlockScales a_scales = block_scales(call.a.matrix, call.a.format, call.a.layout);
-  const BlockScales b_scales = block_scales(call.b.matrix, call.b.format, call.b.layout);
+  const auto* a = static_cast<const char*>(prepare_operand({call.a.matrix}, type, false, space.a));
+  const auto* b = static_cast<const char*>(prepare_operand({call.b.matrix}, type, false, space.b));
+  const BlockScales a_scales = scales_of(call.a);
+  const BlockScales b_scales = scales_of(call.b);
   const size_t scratchpad_stride = round_up(product.scratchpad_bytes, 256);
   auto* scratchpads = static_cast<char*>(
       space.scratchpad.reserve(1 + scratchpad_stride * static_cast<size_t>(key.threads)));
@@ -239,9 +241,9 @@ void multiply_blocks(const ScaledGemm& call, ScaledWorkspace& space) {
 
 }  // namespace
 
-void scaled_gemm(Stream stream, const ScaledGemm& call) {
+void multiply_blocks(Stream stream, const Gemm& call) {
   ScaledWorkspace& space = scaled_workspace();
-  if (call.a.format.granularity == Granularity::row) {
+  if (call.a.format.block == per::row) {
     return multiply_rows(stream, call, space);
   }
   const bool powers_of_two =
@@ -249,9 +251,9 @@ void scaled_gemm(Stream stream, const ScaledGemm& call) {
   if (powers_of_two) {
     return multiply_scaled(stream, call, space);
   }
-  multiply_blocks(call, space);
+  multiply_partials(call, space);
 }
 
-void probe_scaled_gemm(Device& /*device*/) {}
+void probe_gemms(Device& /*device*/) {}
 
 }  // namespace fp8train::ops::cpu

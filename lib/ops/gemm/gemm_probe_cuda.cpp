@@ -22,6 +22,7 @@
 #include "ops/dispatch/cuda_operations.h"
 #include "ops/gemm/cublaslt_api.h"
 #include "ops/gemm/gemm_plans_cuda.h"
+#include "ops/gemm/gemm_support.h"
 
 namespace fp8train::ops::cuda {
 namespace {
@@ -32,18 +33,6 @@ struct Extents {
 constexpr Extents kUneven = {132, 144, 160};
 constexpr Extents kAligned = {128, 256, 256};
 
-struct Mode {
-  ScalePair scales;
-  Granularity a, b;
-};
-constexpr Mode kModes[kScalePairs] = {
-    {ScalePair::tensor, Granularity::tensor, Granularity::tensor},
-    {ScalePair::row, Granularity::row, Granularity::row},
-    {ScalePair::block_1x128_1x128, Granularity::block_1x128, Granularity::block_1x128},
-    {ScalePair::block_1x128_128x128, Granularity::block_1x128, Granularity::block_128x128},
-    {ScalePair::block_128x128_1x128, Granularity::block_128x128, Granularity::block_1x128},
-    {ScalePair::block_1x32, Granularity::block_1x32, Granularity::block_1x32}};
-
 /// No tensor core multiplies two E5M2.
 constexpr std::pair<DType, DType> kCodes[] = {
     {DType::e4m3, DType::e4m3}, {DType::e5m2, DType::e4m3}, {DType::e4m3, DType::e5m2}};
@@ -51,10 +40,10 @@ constexpr DType kResults[] = {DType::f32, DType::bf16, DType::f16};
 
 /// An operand [rows, columns] on the host and its copy on the device.
 struct Operand {
-  Operand(Device& device, Granularity granularity, DType dtype, int64_t rows, int64_t columns,
+  Operand(Device& device, ScaleBlock block, DType dtype, int64_t rows, int64_t columns,
           int64_t seed);
 
-  Granularity granularity;
+  ScaleBlock block;
   DType dtype;
   Shape shape;
   std::vector<uint8_t> codes;
@@ -63,28 +52,27 @@ struct Operand {
   Buffer device_codes, device_scales;
 };
 
-float scale_at(Granularity granularity, int64_t row, int64_t column, int64_t seed) {
+float scale_at(ScaleBlock block, int64_t row, int64_t column, int64_t seed) {
   const int64_t kind = (3 * row + 5 * column + seed) % 4;
-  return granularity == Granularity::block_1x32 ? power_of_two(static_cast<int>(kind) - 1)
-                                                : 0.5F + 0.5F * static_cast<float>(kind);
+  return block == per::block_1x32 ? power_of_two(static_cast<int>(kind) - 1)
+                                  : 0.5F + 0.5F * static_cast<float>(kind);
 }
 
-/// Scales as cuBLASLt reads them, zeros between; one for Granularity::tensor.
-std::vector<uint8_t> scales_of(Granularity granularity, int64_t rows, int64_t columns,
-                               int64_t seed) {
-  const bool e8m0_scales = granularity == Granularity::block_1x32;
-  if (granularity == Granularity::tensor) {
-    const float scale = scale_at(granularity, 0, 0, seed);
+/// Scales as cuBLASLt reads them, zeros between; one for per::tensor.
+std::vector<uint8_t> scales_of(ScaleBlock block, int64_t rows, int64_t columns, int64_t seed) {
+  const bool e8m0_scales = block == per::block_1x32;
+  if (block == per::tensor) {
+    const float scale = scale_at(block, 0, 0, seed);
     std::vector<uint8_t> bytes(sizeof(scale));
     std::memcpy(bytes.data(), &scale, sizeof(scale));
     return bytes;
   }
-  const ScaleGrid grid = scale_grid(granularity, rows, columns, ScaleLayout::cublaslt);
+  const ScaleGrid grid = scale_grid(block, rows, columns, ScaleLayout::cublaslt);
   const size_t size = e8m0_scales ? 1 : sizeof(float);
   std::vector<uint8_t> bytes(static_cast<size_t>(grid.count) * size);
   for (int64_t row = 0; row < grid.rows; ++row) {
     for (int64_t column = 0; column < grid.columns; ++column) {
-      const float scale = scale_at(granularity, row, column, seed);
+      const float scale = scale_at(block, row, column, seed);
       const e8m0 exponent = encode_e8m0_round_up(scale);
       std::memcpy(bytes.data() + static_cast<size_t>(grid.offset(row, column)) * size,
                   e8m0_scales ? static_cast<const void*>(&exponent) : &scale, size);
@@ -93,23 +81,20 @@ std::vector<uint8_t> scales_of(Granularity granularity, int64_t rows, int64_t co
   return bytes;
 }
 
-Operand::Operand(Device& device, Granularity scaled_by, DType code_type, int64_t rows,
+Operand::Operand(Device& device, ScaleBlock scaled_by, DType code_type, int64_t rows,
                  int64_t columns, int64_t seed)
-    : granularity(scaled_by),
+    : block(scaled_by),
       dtype(code_type),
       shape({rows, columns}),
-      scale_bytes(scales_of(granularity, rows, columns, seed)),
+      scale_bytes(scales_of(block, rows, columns, seed)),
       device_codes(device, static_cast<size_t>(rows * columns), MemoryCategory::workspace),
       device_scales(device, scale_bytes.size(), MemoryCategory::workspace) {
-  const bool whole = granularity == Granularity::tensor;
-  const ScaleGrid grid =
-      scale_grid(whole ? Granularity::row : granularity, rows, columns, ScaleLayout::row_major);
+  const ScaleGrid grid = scale_grid(block, rows, columns, ScaleLayout::row_major);
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t k = 0; k < columns; ++k) {
       const float code = static_cast<float>((7 * row + 3 * k + row / 5 + seed) % 5 - 2);
       codes.push_back(dtype == DType::e4m3 ? encode<e4m3>(code).bits : encode<e5m2>(code).bits);
-      values.push_back(code *
-                       scale_at(granularity, whole ? 0 : row / grid.height, k / grid.width, seed));
+      values.push_back(code * scale_at(block, row / grid.height, k / grid.width, seed));
     }
   }
   device.copy_from_host(device_codes.data(), codes.data(), codes.size());
@@ -135,7 +120,8 @@ std::vector<float> exact_product(const Operand& a, const Operand& b) {
 
 /// Operands of one mode and their exact product.
 struct Problem {
-  Problem(Device& device, const Mode& mode, std::pair<DType, DType> types, const Extents& extents)
+  Problem(Device& device, const BlockPair& mode, std::pair<DType, DType> types,
+          const Extents& extents)
       : a(device, mode.a, types.first, extents.m, extents.k, 1),
         b(device, mode.b, types.second, extents.n, extents.k, 2),
         expected(exact_product(a, b)),
@@ -153,7 +139,7 @@ bool gives_expected_product(Device& device, const Problem& problem, DType c_type
   const auto operand = [](const Operand& from, bool transposed) {
     return ProductOperand{{from.device_codes.data(), from.dtype, from.shape},
                           transposed,
-                          from.granularity,
+                          from.block,
                           from.device_scales.data()};
   };
   const std::vector<float>& expected = problem.expected;
@@ -237,8 +223,8 @@ const char* consequence_of(const Fp8Products& products, const Fp8Product& refuse
 }
 
 /// Tries the products of one mode and pair of codes; what fails leaves the table.
-void probe(Device& device, const Mode& mode, std::pair<DType, DType> codes, Fp8Products& products,
-           Refusals& refusals) {
+void probe(Device& device, const BlockPair& mode, std::pair<DType, DType> codes,
+           Fp8Products& products, Refusals& refusals) {
   const Problem uneven(device, mode, codes, kUneven);
   std::optional<Problem> aligned;
   for (const DType c : kResults) {
@@ -263,10 +249,10 @@ void probe(Device& device, const Mode& mode, std::pair<DType, DType> codes, Fp8P
 
 }  // namespace
 
-void probe_scaled_gemm(Device& device) {
+void probe_gemms(Device& device) {
   DeviceTraits traits = device.traits();
   Refusals refusals;
-  for (const Mode& mode : kModes) {
+  for (const BlockPair& mode : block_pairs()) {
     if (!traits.fp8_products.has(mode.scales)) {
       continue;
     }

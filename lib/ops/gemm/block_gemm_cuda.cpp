@@ -1,0 +1,61 @@
+// Products of operands with a scale for each block: cuBLASLt's block and vector scale modes, or
+// bf16 products of dequantized operands where gemm_support says so.
+
+#include "base/error.h"
+#include "ops/dispatch/cuda_operations.h"
+#include "ops/gemm/gemm_plans_cuda.h"
+#include "ops/gemm/gemm_support.h"
+
+namespace fp8train::ops::cuda {
+namespace {
+
+constexpr size_t kScratchAlignment = 256;
+
+bool is_aligned(const void* pointer, size_t bytes) {
+  return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
+}
+
+void multiply_natively(Stream stream, const Gemm& call, bool fast_accumulate) {
+  const auto operand = [](const GemmOperand& from) {
+    check(is_aligned(from.matrix.data, 16) && is_aligned(from.scale_inv.data, 16),
+          "gemm: on cuda codes and scales of blocks start at multiples of 16 bytes");
+    return ProductOperand{from.matrix, from.transposed, from.format.block, from.scale_inv.data};
+  };
+  multiply(stream,
+           {.a = operand(call.a),
+            .b = operand(call.b),
+            .c = call.c,
+            .beta = call.beta,
+            .fast_accumulate = fast_accumulate},
+           call.bias);
+}
+
+void multiply_dequantized(Stream stream, const Gemm& call) {
+  const size_t bytes = gemm_scratch_bytes(*cuda_context(stream).traits, call);
+  check(!call.scratch.empty() && call.scratch.bytes() >= bytes &&
+            is_aligned(call.scratch.data, kScratchAlignment),
+        "gemm: scratch of gemm_scratch_bytes, 256-byte aligned, expected");
+  const DType type = call.c.dtype == DType::f16 ? DType::f16 : DType::bf16;
+  const Shape& a_shape = call.a.matrix.shape;
+  const Shape& b_shape = call.b.matrix.shape;
+  const size_t b_bytes = static_cast<size_t>(b_shape.count()) * size_of(type);
+  const View a = {call.scratch.data, type, a_shape};
+  const View b = {call.scratch.as<char>() + (bytes - b_bytes), type, b_shape};
+  const OpTable& table = op_table(stream);
+  table.dequantize(stream, dequantizable(call.a), a);
+  table.dequantize(stream, dequantizable(call.b), b);
+  table.gemm(stream, {.a = {a}, .b = {b, true}, .c = call.c, .beta = call.beta, .bias = call.bias});
+}
+
+}  // namespace
+
+void multiply_blocks(Stream stream, const Gemm& call) {
+  const GemmSupport support = gemm_support(*cuda_context(stream).traits, call);
+  if (support.native) {
+    multiply_natively(stream, call, support.fast_accumulate);
+  } else {
+    multiply_dequantized(stream, call);
+  }
+}
+
+}  // namespace fp8train::ops::cuda

@@ -1,0 +1,206 @@
+#include "ops/gemm/gemm_support.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "base/math.h"
+#include "ops/dispatch/op_table.h"
+
+namespace fp8train::ops {
+namespace {
+
+constexpr int64_t kVector = 16;     // bytes: rows of codes and of the result start at multiples
+constexpr size_t kAlignment = 256;  // of the second dequantized operand
+
+// cuBLAS documentation, "Narrow precision data types usage". Scales of 1x128 and 128x128 operands
+// are read four at once.
+constexpr BlockPair kBlockPairs[] = {
+    {per::tensor, per::tensor, ScalePair::tensor, kVector},
+    {per::row, per::row, ScalePair::row, kVector},
+    {per::block_1x128, per::block_1x128, ScalePair::block_1x128_1x128, kVector, 4},
+    {per::block_1x128, per::block_128x128, ScalePair::block_1x128_128x128, kVector, 4},
+    {per::block_128x128, per::block_1x128, ScalePair::block_128x128_1x128, kVector, 4},
+    {per::block_1x32, per::block_1x32, ScalePair::block_1x32, 32}};
+
+const BlockPair* pair_of(const TensorFormat& a, const TensorFormat& b) {
+  const ScaleBlock a_block = read_as(a, b).block;
+  const ScaleBlock b_block = read_as(b, a).block;
+  const auto* const found = std::ranges::find_if(
+      kBlockPairs, [&](const BlockPair& pair) { return pair.a == a_block && pair.b == b_block; });
+  return found == std::end(kBlockPairs) ? nullptr : found;
+}
+
+GemmSupport without(std::string_view reason, const BlockPair& pair) {
+  return {.dequantized = pair.scales != ScalePair::tensor,
+          .reason = reason,
+          .k_multiple = pair.k_multiple};
+}
+
+std::string_view why_missing(ScalePair scales) {
+  switch (scales) {
+    case ScalePair::tensor:
+      return "this GPU has no FP8 products with one scale for each tensor";
+    case ScalePair::row:
+      return "this GPU has no products with row scales";
+    case ScalePair::block_1x32:
+      return "this GPU has no products with 1x32 scales";
+    default:
+      return "this GPU has no products with 1x128 and 128x128 scales";
+  }
+}
+
+/// Why no device multiplies the formats; empty where some does.
+std::string_view why_no_product(const GemmFormats& formats, const BlockPair* pair) {
+  const bool a_is_i8 = formats.a.dtype == DType::i8;
+  if (pair == nullptr) {
+    return "no product reads these scales together";
+  }
+  if (a_is_i8 != (formats.b.dtype == DType::i8)) {
+    return "int8 is multiplied with int8";
+  }
+  if (a_is_i8 && pair->scales != ScalePair::row) {
+    return "int8 has a scale for each row";
+  }
+  return {};
+}
+
+/// The rule of the tensor cores or of cuBLASLt that is broken; empty where none is.
+std::string_view broken_rule(const GemmFormats& formats, const GemmExtents& extents,
+                             const BlockPair& pair) {
+  if (formats.a.dtype == DType::e5m2 && formats.b.dtype == DType::e5m2) {
+    return "tensor cores do not multiply e5m2 by e5m2";
+  }
+  if (pair.scales == ScalePair::tensor) {
+    return {};  // gemm checks the extents of what is never dequantized
+  }
+  if (extents.k % kVector != 0) {
+    return "K is not a multiple of 16";
+  }
+  if (extents.k % pair.k_multiple != 0) {
+    return "K is not a multiple of 32";
+  }
+  if (extents.n * static_cast<int64_t>(size_of(formats.c)) % kVector != 0) {
+    return "a row of the result is not a multiple of 16 bytes";
+  }
+  const bool fits = extents.m % pair.mn_multiple == 0 && extents.n % pair.mn_multiple == 0;
+  return fits ? "" : "M and N are not multiples of 4";
+}
+
+bool aligned(const GemmExtents& extents) {
+  return extents.m % kAlignedExtent == 0 && extents.n % kAlignedExtent == 0 &&
+         extents.k % kAlignedExtent == 0;
+}
+
+/// What the device's table says of a product. Where only the short accumulator is missing, the
+/// product runs without it.
+GemmSupport table_support(const Fp8Products& products, const GemmFormats& formats,
+                          const GemmExtents& extents, const BlockPair& pair) {
+  const bool fast = formats.fast_accumulate && has_fast_accumulation(pair.scales);
+  const auto support = [&](bool fast_accumulate) {
+    return products.support(
+        {pair.scales, formats.a.dtype, formats.b.dtype, formats.c, fast_accumulate});
+  };
+  const auto suits = [&](bool fast_accumulate) {
+    const Fp8Support found = support(fast_accumulate);
+    return found == Fp8Support::any || (found == Fp8Support::aligned && aligned(extents));
+  };
+  if (suits(fast) || (fast && suits(false))) {
+    return {.native = true, .fast_accumulate = suits(fast) && fast, .k_multiple = pair.k_multiple};
+  }
+  const bool for_others =
+      support(fast) == Fp8Support::aligned || support(false) == Fp8Support::aligned;
+  return without(for_others
+                     ? "cuBLASLt multiplies these types and scales on this GPU only where M, N and "
+                       "K are multiples of 128"
+                     : "cuBLASLt does not multiply these types with these scales on this GPU",
+                 pair);
+}
+
+GemmFormats formats_of(const Gemm& call) {
+  const auto format = [](const GemmOperand& operand) {
+    if (operand.has_blocks()) {
+      return operand.format;
+    }
+    TensorFormat by_tensor = plain(operand.matrix.dtype);
+    by_tensor.policy =
+        is_code_type(operand.matrix.dtype) ? ScalePolicy::current : ScalePolicy::none;
+    return by_tensor;
+  };
+  return {format(call.a), format(call.b), call.c.dtype, call.fast_accumulate};
+}
+
+/// Of an operand once it is dequantized to a type of 16 bits.
+size_t dequantized_bytes(const GemmOperand& operand) {
+  return static_cast<size_t>(operand.matrix.shape.count()) * size_of(DType::bf16);
+}
+
+}  // namespace
+
+std::span<const BlockPair> block_pairs() {
+  return kBlockPairs;
+}
+
+TensorFormat read_as(TensorFormat format, const TensorFormat& other) {
+  if (format.block == per::tensor && other.block == per::row) {
+    format.block = per::row;
+  }
+  return format;
+}
+
+GemmSupport gemm_support(const DeviceTraits& traits, const GemmFormats& formats,
+                         const GemmExtents& extents) {
+  if (!formats.a.is_scaled() && !formats.b.is_scaled()) {
+    return {.native = true, .fast_accumulate = formats.fast_accumulate};
+  }
+  if (!formats.a.is_scaled() || !formats.b.is_scaled()) {
+    return {.dequantized = true,
+            .reason = "straight-through: the rounded values, with an operand that is not"};
+  }
+  const BlockPair* const pair = pair_of(formats.a, formats.b);
+  if (const std::string_view reason = why_no_product(formats, pair); !reason.empty()) {
+    return {.reason = reason};
+  }
+  if (!traits.fp8_gemm_by_library) {
+    return {.native = true,
+            .fast_accumulate = formats.fast_accumulate && has_fast_accumulation(pair->scales),
+            .k_multiple = pair->k_multiple};
+  }
+  if (formats.a.dtype == DType::i8) {
+    return without("int8 codes are multiplied as the values that they stand for", *pair);
+  }
+  if (!traits.fp8_products.has(pair->scales)) {
+    return without(why_missing(pair->scales), *pair);
+  }
+  if (const std::string_view broken = broken_rule(formats, extents, *pair); !broken.empty()) {
+    return without(broken, *pair);
+  }
+  return table_support(traits.fp8_products, formats, extents, *pair);
+}
+
+GemmSupport gemm_support(const DeviceTraits& traits, const Gemm& call) {
+  const int64_t k = call.a.matrix.shape[call.a.transposed ? 0 : 1];
+  const GemmSupport support =
+      gemm_support(traits, formats_of(call), {call.c.shape[0], call.c.shape[1], k});
+  const auto fits = [](const GemmOperand& operand) {
+    return !operand.has_blocks() || operand.format.block == per::row ||
+           operand.layout == ScaleLayout::cublaslt;
+  };
+  if (support.native && traits.fp8_gemm_by_library && (!fits(call.a) || !fits(call.b))) {
+    return {.dequantized = true, .reason = "the scales are not laid out for cuBLASLt"};
+  }
+  return support;
+}
+
+size_t gemm_scratch_bytes(const DeviceTraits& traits, const Gemm& call) {
+  if (!call.a.has_blocks() || gemm_support(traits, call).native) {
+    return 0;
+  }
+  const size_t first = round_up(dequantized_bytes(call.a), kAlignment);
+  return first + dequantized_bytes(call.b);
+}
+
+void probe_gemms(Device& device) {
+  dispatch<&OpTable::probe_gemms>(device);
+}
+
+}  // namespace fp8train::ops

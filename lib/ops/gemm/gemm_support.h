@@ -1,0 +1,69 @@
+#pragma once
+// Which products there are. One function says of two formats whether they have a product, on which
+// device, what K must be a multiple of, and why not; checks of plans and of calls, the layers and
+// the probe of a GPU's library ask it and keep no rule of their own.
+
+#include <span>
+#include <string_view>
+
+#include "device/device.h"
+#include "ops/gemm/gemm.h"
+#include "tensor/tensor_format.h"
+
+namespace fp8train::ops {
+
+/// Blocks of two quantized operands that a product reads, both along K.
+struct BlockPair {
+  ScaleBlock a, b;
+  ScalePair scales;         ///< their line in DeviceTraits::fp8_products
+  int64_t k_multiple;       ///< of K, on tensor cores
+  int64_t mn_multiple = 1;  ///< of M and N, on tensor cores
+};
+
+/// All of them. Next to row scales, one scale for the tensor is the same scale for each row.
+std::span<const BlockPair> block_pairs();
+
+/// What is multiplied. Unscaled formats are plain operands.
+struct GemmFormats {
+  TensorFormat a, b;
+  DType c = DType::bf16;
+  bool fast_accumulate = false;
+};
+
+/// Extents that are not known yet are 0 and count as aligned.
+struct GemmExtents {
+  int64_t m = 0, n = 0, k = 0;
+};
+
+/// How a product runs.
+struct GemmSupport {
+  bool native = false;       ///< as it is
+  bool dequantized = false;  ///< from operands read as values of 16 bits; neither: there is none
+  std::string_view reason;   ///< why it is not native, for people
+  bool fast_accumulate = false;  ///< in the short accumulator, as asked for and possible
+  int64_t k_multiple = 1;        ///< what K must be a multiple of on tensor cores
+};
+
+/// How a device with these traits multiplies these formats; DeviceTraits{}, the cpu's: whether any
+/// does. An operand with scales next to a plain one is read as the values that it stands for.
+GemmSupport gemm_support(const DeviceTraits& traits, const GemmFormats& formats,
+                         const GemmExtents& extents = {});
+
+/// The same for `call`, of which only shapes, types and layouts are looked at.
+GemmSupport gemm_support(const DeviceTraits& traits, const Gemm& call);
+
+/// What `call.scratch` needs on a device with these traits; 0 where the product is native.
+size_t gemm_scratch_bytes(const DeviceTraits& traits, const Gemm& call);
+
+/// The format in which a product reads an operand next to one of format `other`: with row scales,
+/// one scale for the tensor is the same scale for each row.
+TensorFormat read_as(TensorFormat format, const TensorFormat& other);
+
+/// To be called once at start-up, before memory is planned: runs a small product of known result
+/// for each of the device's Fp8Products, with extents that are not aligned and, where that is
+/// refused or gives another result, with aligned ones. What fails is taken out of the device's
+/// traits, with a warning. Throws DeviceError where not the library but the GPU fails. Other
+/// devices have nothing to find out.
+void probe_gemms(Device& device);
+
+}  // namespace fp8train::ops
