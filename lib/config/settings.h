@@ -148,6 +148,7 @@ struct JobSettings {
 /// reported. Not a setting: comparisons of runs ignore it.
 struct Notes {
   std::vector<std::string> lines;
+  int64_t processes = 0;  ///< of the job, as another program's file says; 0: it does not
 
   bool operator==(const Notes&) const { return true; }
 };
