@@ -88,8 +88,8 @@ int convert(const ConvertOptions& options) {
 
 void add_convert(Arguments parent, Action& action) {
   auto options = std::make_shared<ConvertOptions>();
-  Arguments part = parent.part(
-      "convert", "Print a file of Accelerate or DeepSpeed, or keys of Megatron, in our keys");
+  Arguments part =
+      parent.part("convert", "Print another program's configuration in the keys of this one");
   part.required("file", options->file, "YAML or JSON");
   part.option("--base", options->base, "A configuration that the file's keys are put over");
   part.run(action, [options] { return convert(*options); });

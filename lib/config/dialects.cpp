@@ -102,8 +102,8 @@ bool Dialects::translate(YamlNode& root, size_t source, int layer) {
 }
 
 void Dialects::finish(GivenKeys& given) {
-  if (fp32_ && given.find("mixed_precision") == nullptr && given.find("precision.plan") == nullptr &&
-      !switch_) {
+  if (fp32_ && given.find("mixed_precision") == nullptr &&
+      given.find("precision.plan") == nullptr && !switch_) {
     given.add("mixed_precision", dialects::scalar("no", YamlNode{}), fp32_->place, fp32_->layer,
               "mixed_precision");
     notes_.emplace_back(

@@ -44,9 +44,12 @@ constexpr std::string_view kSections[] = {"fsdp_config", "deepspeed_config", "me
                                           "parallelism_config", "tp_config"};
 
 /// Types of Accelerate that this program runs; the text is the section that counts with it.
-constexpr Words kTypes[] = {{"no", ""},           {"false", ""},
-                            {"multicpu", ""},     {"multigpu", ""},
-                            {"fsdp", "fsdp_config"}, {"deepspeed", "deepspeed_config"},
+constexpr Words kTypes[] = {{"no", ""},
+                            {"false", ""},
+                            {"multicpu", ""},
+                            {"multigpu", ""},
+                            {"fsdp", "fsdp_config"},
+                            {"deepspeed", "deepspeed_config"},
                             {"megatronlm", "megatron_lm_config"}};
 
 constexpr ForeignKey kFsdp[] = {{"sharding_strategy", Meaning::special},
@@ -69,8 +72,8 @@ constexpr ForeignKey kFsdp[] = {{"sharding_strategy", Meaning::special},
 /// torch.distributed.fsdp.ShardingStrategy, by name or number, and the ZeRO stage that stores as
 /// much on each rank.
 constexpr Words kStrategies[] = {
-    {"fullshard", "3"}, {"1", "3"}, {"shardgradop", "2"},      {"2", "2"}, {"noshard", "0"},
-    {"3", "0"},         {"4", "3"}, {"hybridshard", "3"},      {"5", "2"}, {"hybridshardzero2", "2"}};
+    {"fullshard", "3"}, {"1", "3"}, {"shardgradop", "2"}, {"2", "2"}, {"noshard", "0"},
+    {"3", "0"},         {"4", "3"}, {"hybridshard", "3"}, {"5", "2"}, {"hybridshardzero2", "2"}};
 
 constexpr ForeignKey kDeepspeedPlugin[] = {
     {"zero_stage", Meaning::ours, "parallelism.zero_stage"},
@@ -195,11 +198,16 @@ void Pass::launch_sections(const YamlNode& root) {
   }
   if (!counts.empty() && !found) {
     const YamlNode* node = value_of(root, "distributed_type");
-    const Entry entry = {"distributed_type", "distributed_type",
-                         {"distributed_type", node->line, node->column, {}}, *node};
+    const Entry entry = {"distributed_type",
+                         "distributed_type",
+                         {"distributed_type", node->line, node->column, {}},
+                         *node};
     // FullyShardedDataParallelPlugin and DeepSpeedPlugin of accelerate/utils/dataclasses.py.
     put("parallelism.zero_stage", entry,
-        scalar(counts == "fsdp_config" ? "3" : counts == "deepspeed_config" ? "2" : "0", *node),
+        scalar(counts == "fsdp_config"        ? "3"
+               : counts == "deepspeed_config" ? "2"
+                                              : "0",
+               *node),
         " (Accelerate's default)");
   }
 }

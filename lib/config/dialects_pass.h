@@ -1,14 +1,14 @@
 #pragma once
 // One source's tree while keys of other programs are rewritten to ours. What the keys of each
 // program mean is in dialects_accelerate.cpp (fp8_config), dialects_launch.cpp (the rest of a file
-// of Accelerate), dialects_deepspeed.cpp and dialects_megatron.cpp; how they are put, reported and
+// of Accelerate), dialects_deepspeed*.cpp and dialects_megatron.cpp; how they are put, reported and
 // refused in dialects_pass.cpp.
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <iterator>
 #include <functional>
+#include <iterator>
 #include <optional>
 #include <span>
 #include <string>
@@ -61,6 +61,7 @@ struct ForeignKey {
 inline constexpr const char* kNoOffload =
     "weights and moments are not moved to CPU memory or NVMe here; parallelism.zero_stage and "
     "model.recompute lower a GPU's memory";
+inline constexpr const char* kOtherTraining = "it changes the training, and is not here";
 inline constexpr const char* kNoModelParallelism =
     "tensor, pipeline, context and sequence parallelism are not here; ranks share the batch, and "
     "with parallelism.zero_stage the weights";

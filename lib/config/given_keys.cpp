@@ -130,8 +130,8 @@ void GivenKeys::remove_section(const std::string& section, SourceMark place) {
   std::vector<std::string> removed;
   std::erase_if(keys_, [&](const auto& entry) {
     const GivenKey& key = entry.second;
-    const bool inside = key.field->key.starts_with(section + ".") ||
-                        key.spelled.starts_with(section + ".");
+    const bool inside =
+        key.field->key.starts_with(section + ".") || key.spelled.starts_with(section + ".");
     if (inside) {
       removed.push_back(key.spelled);
     }

@@ -61,7 +61,8 @@ bool add_files(const LoadRequest& request, int& layer, GivenKeys& given, Dialect
   bool complete = add_file(name, request.text ? *request.text : read_config_file(name), layer++,
                            given, dialects, problems);
   for (const std::string& path : request.further_paths) {
-    complete = add_file(path, read_config_file(path), layer++, given, dialects, problems) && complete;
+    complete =
+        add_file(path, read_config_file(path), layer++, given, dialects, problems) && complete;
   }
   return complete;
 }

@@ -11,10 +11,10 @@
 namespace fp8train {
 
 struct LoadRequest {
-  std::string path;  ///< YAML (or JSON) file; empty: none
+  std::string path;                        ///< YAML (or JSON) file; empty: none
   std::vector<std::string> further_paths;  ///< more files, each replacing what those before it say
-  std::vector<std::string> sets;    ///< "a.b=v", v in YAML
-  std::string env;                  ///< FP8TRAIN_SET: "a.b=v;c.d=w"
+  std::vector<std::string> sets;           ///< "a.b=v", v in YAML
+  std::string env;                         ///< FP8TRAIN_SET: "a.b=v;c.d=w"
   std::optional<std::string> text;  ///< the file's content when it is already in memory; `path`
                                     ///< then only names it in messages
 };

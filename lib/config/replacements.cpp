@@ -68,12 +68,12 @@ class Replacement {
     if (losers.empty()) {
       return;
     }
-    given_.note(fmt::format("{} replaces {}",
-                            problems_.is_file(higher->place.source)
-                                ? fmt::format("{} ({})", higher->spelled,
-                                              problems_.where(higher->place))
-                                : problems_.where(higher->place),
-                            named));
+    given_.note(
+        fmt::format("{} replaces {}",
+                    problems_.is_file(higher->place.source)
+                        ? fmt::format("{} ({})", higher->spelled, problems_.where(higher->place))
+                        : problems_.where(higher->place),
+                    named));
     for (const std::string& loser : losers) {
       given_.erase(loser);
     }
