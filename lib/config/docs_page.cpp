@@ -50,7 +50,7 @@ constexpr const char* kPageHead =
 
 This page is written by `fp8train config docs` from the table that also validates a configuration.
 
-A run is described by a YAML file, or several; files of Accelerate and DeepSpeed are read too
+A run is described by a YAML file, or several; files of other programs are read too
 ([other programs' files](other_programs.md)). `--set a.b=v` (or a bare `a.b=v`) changes single keys
 from the command line, and `--set a=` takes back what files say in the section `a`. Later entries
 win:

@@ -95,6 +95,7 @@ struct SampleSettings {
 struct LoggingSettings {
   int64_t interval = 10;
   std::string format = "auto";  ///< auto | pretty | plain
+  bool tensorboard = false;     ///< event files too, in output_dir/tensorboard
 
   bool operator==(const LoggingSettings&) const = default;
 };
