@@ -317,6 +317,7 @@ RunOutcome Run::train_to_end() {
       return stop(reason);
     }
     train_one_step();
+    progress_.tick(state_.step, session_.max_steps);
     if (due(settings().parallelism.check_replicas)) {
       check_replicas();
     }
