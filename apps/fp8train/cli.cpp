@@ -138,9 +138,7 @@ Settings load(const CommonOptions& options) {
     } else if (request.path.empty()) {
       request.path = text;
     } else {
-      throw ConfigError(fmt::format(
-          "{}: one configuration file is enough, {} is already given (the command comes first)",
-          text, request.path));
+      request.further_paths.push_back(text);
     }
   }
   const std::pair<const char*, const std::string&> shortcuts[] = {

@@ -64,7 +64,7 @@ struct Command {
 /// Options that commands working on a run's configuration share.
 struct CommonOptions {
   std::string config;                    ///< --config FILE
-  std::vector<std::string> positionals;  ///< one file and any number of a.b=v
+  std::vector<std::string> positionals;  ///< any number of files and of a.b=v
   std::vector<std::string> sets;         ///< --set a.b=v
   std::string output_dir, max_steps, max_time, seed, device,
       threads;      ///< shortcuts; empty: not given

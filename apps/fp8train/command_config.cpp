@@ -19,6 +19,7 @@
 #include "config/load.h"
 #include "config/show.h"
 #include "config/wizard.h"
+#include "config/wrap.h"
 #include "wizard_memory.h"
 
 namespace fp8train {
@@ -67,6 +68,31 @@ std::string keys_text() {
     result += key + "\n";
   }
   return result;
+}
+
+struct ConvertOptions {
+  std::string file, base;
+};
+
+/// The file's keys in the spelling of this program, over those of `base`; what they were read as
+/// stands above them.
+int convert(const ConvertOptions& options) {
+  const Conversion conversion = convert_file(options.file, options.base);
+  for (const std::string& note : conversion.notes) {
+    fmt::print("{}\n", wrapped("# " + note));
+  }
+  fmt::print("{}{}", conversion.notes.empty() ? "" : "\n",
+             commented_settings(conversion.settings, conversion.keys));
+  return 0;
+}
+
+void add_convert(Arguments parent, Action& action) {
+  auto options = std::make_shared<ConvertOptions>();
+  Arguments part =
+      parent.part("convert", "Print another program's configuration in the keys of this one");
+  part.required("file", options->file, "YAML or JSON");
+  part.option("--base", options->base, "A configuration that the file's keys are put over");
+  part.run(action, [options] { return convert(*options); });
 }
 
 struct WizardOptions {
@@ -212,6 +238,7 @@ void add_wizard(Arguments command, Action& action) {
 void add_config(Arguments command, Action& action) {
   add_wizard(command, action);
   add_show(command, action);
+  add_convert(command, action);
   add_explain_key(command, action);
   add_text(command, action, "keys", "List all keys", keys_text);
   add_text(command, action, "list", "List the model presets", presets_text);

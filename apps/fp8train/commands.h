@@ -17,6 +17,7 @@ void add_export(Arguments command, Action& action);
 void add_quantize(Arguments command, Action& action);
 void add_generate(Arguments command, Action& action);
 void add_eval(Arguments command, Action& action);
+void add_report(Arguments command, Action& action);
 void add_bench(Arguments command, Action& action);
 
 inline const std::vector<Command>& all_commands() {
@@ -32,6 +33,7 @@ inline const std::vector<Command>& all_commands() {
       {"quantize", "Cast a safetensors file to FP8 or INT8", add_quantize},
       {"generate", "Text from a trained model", add_generate},
       {"eval", "Loss of a trained model on a text, in any precision plan", add_eval},
+      {"report", "Runs as one HTML page: curves, FP8 health, configuration", add_report},
       {"bench", "Measure steps, GEMMs and casts", add_bench},
   };
   return kCommands;

@@ -325,19 +325,6 @@ void Checks::precision() {
 
 }  // namespace
 
-void drop_replaced_keys(GivenKeys& given) {
-  const std::pair<const char*, const char*> rivals[] = {
-      {"training.max_steps", "training.max_tokens"},
-      {"training.gradient_accumulation_steps", "training.global_batch_size"}};
-  for (const auto& [a, b] : rivals) {
-    const GivenKey* first = given.find(a);
-    const GivenKey* second = given.find(b);
-    if (first != nullptr && second != nullptr && first->layer != second->layer) {
-      given.erase(first->layer < second->layer ? a : b);
-    }
-  }
-}
-
 void check_settings(const Settings& settings, const GivenKeys& given, Problems& problems,
                     Extent extent) {
   Checks checks(settings, given, problems, extent);

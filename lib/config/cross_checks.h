@@ -7,9 +7,6 @@
 
 namespace fp8train {
 
-/// Drops the keys of a lower layer that a key of a higher one replaces.
-void drop_replaced_keys(GivenKeys& given);
-
 /// whole: a run is to be started. begun: it is being planned; keys that must be given may follow,
 /// and what the `job` section says of its ranks counts.
 enum class Extent { whole, begun };

@@ -11,9 +11,12 @@ namespace dialects {
 using Kind = YamlNode::Kind;
 
 bool Pass::run() {
-  const bool in_accelerate_file =
-      std::any_of(root_.keys.begin(), root_.keys.end(),
-                  [](const YamlKey& key) { return key.text == "fp8_config"; });
+  accelerate_ = std::any_of(root_.keys.begin(), root_.keys.end(),
+                            [](const YamlKey& key) { return is_launch(key.text); });
+  deepspeed_ = is_deepspeed_file(root_);
+  if (const YamlNode* type = value_of(root_, "distributed_type")) {
+    distributed_ = simplified(type->text);
+  }
   YamlNode stored = root_;
   stored.keys.clear();
   stored.items.clear();
@@ -21,8 +24,10 @@ bool Pass::run() {
     const Entry entry = {root_.keys[i].text, root_.keys[i].text, root_.keys[i], root_.items[i]};
     if (entry.name == "fp8_config") {
       accelerate(entry);
-    } else if (in_accelerate_file && conflicts_with(entry.name)) {
-      note_conflict(entry);
+    } else if (accelerate_ && is_launch_key(entry.name)) {
+      launch(entry);
+    } else if (is_deepspeed(entry)) {
+      deepspeed(entry);
     } else if (is_megatron(entry.name)) {
       megatron(entry);
       if (entry.name == "fp8_format" && entry.node.kind != Kind::null) {
@@ -34,7 +39,10 @@ bool Pass::run() {
       keep(stored, entry.place, entry.node);
     }
   }
+  launch_sections(root_);
+  finish_deepspeed();
   finish_blocks();
+  tell_without_meaning();
   if (changed_) {
     root_ = std::move(stored);
     insert_pending();
@@ -43,7 +51,7 @@ bool Pass::run() {
   return changed_;
 }
 
-/// `fp8` with DeepSpeed's switch and Megatron's names taken out.
+/// `fp8` with its switch and Megatron's names taken out.
 YamlNode Pass::own_section(const YamlNode& section) {
   YamlNode stored = section;
   stored.keys.clear();
@@ -83,10 +91,24 @@ bool Dialects::translate(YamlNode& root, size_t source, int layer) {
   } else if (const YamlKey* key = pass.implied_key()) {
     switch_ = {true, key->text, {source, key->line, key->column}, layer};
   }
+  if (const YamlNode* file = pass.included()) {
+    included_ = {file->text, {source, file->line, file->column}};
+  }
+  if (pass.trains_in_fp32()) {
+    fp32_ = {false, "", {source, root.line, root.column}, layer};
+  }
+  processes_ = pass.processes() > 0 ? pass.processes() : processes_;
   return changed;
 }
 
 void Dialects::finish(GivenKeys& given) {
+  if (fp32_ && given.find("mixed_precision") == nullptr &&
+      given.find("precision.plan") == nullptr && !switch_) {
+    given.add("mixed_precision", dialects::scalar("no", YamlNode{}), fp32_->place, fp32_->layer,
+              "mixed_precision");
+    notes_.emplace_back(
+        "neither fp16 nor bf16 is on, read as mixed_precision: no (DeepSpeed trains in fp32)");
+  }
   if (!switch_) {
     return;
   }

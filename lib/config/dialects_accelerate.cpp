@@ -1,4 +1,4 @@
-// What Accelerate writes.
+// The fp8_config of Accelerate.
 
 #include <fmt/format.h>
 
@@ -36,40 +36,12 @@ constexpr Words kBackends[] = {{"te", "te"},
                                {"ao", "torchao"},
                                {"torchao", "torchao"}};
 
-/// What an `accelerate config` file says next to fp8_config, and what decides here instead.
-constexpr Words kWithFp8Config[] = {{"compute_environment", ""},
-                                    {"distributed_type", ""},
-                                    {"num_machines", "Slurm or MPI decides"},
-                                    {"num_processes", "Slurm or MPI decides"},
-                                    {"machine_rank", "Slurm or MPI decides"},
-                                    {"main_process_ip", "Slurm or MPI decides"},
-                                    {"main_process_port", "Slurm or MPI decides"},
-                                    {"rdzv_backend", ""},
-                                    {"same_network", ""},
-                                    {"use_cpu", "`device` decides"},
-                                    {"downcast_bf16", ""},
-                                    {"main_training_function", ""},
-                                    {"debug", ""},
-                                    {"enable_cpu_affinity", ""},
-                                    {"gpu_ids", "Slurm or CUDA_VISIBLE_DEVICES decides"}};
-
 bool is_backend(const YamlNode& node, std::string_view ours) {
   const auto found = find_in(kBackends, simplified(node.text));
   return found != std::end(kBackends) && found->second == ours;
 }
 
 }  // namespace
-
-bool Pass::conflicts_with(std::string_view name) {
-  return find_in(kWithFp8Config, name) != std::end(kWithFp8Config) || name.starts_with("tpu_");
-}
-
-void Pass::note_conflict(const Entry& entry) {
-  const auto found = find_in(kWithFp8Config, entry.name);
-  const std::string_view instead = found == std::end(kWithFp8Config) ? "" : found->second;
-  tell(fmt::format("{} has no meaning here{}{}", entry.spelled, instead.empty() ? "" : ": ",
-                   instead));
-}
 
 void Pass::accelerate(const Entry& section) {
   changed_ = true;

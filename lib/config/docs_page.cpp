@@ -50,10 +50,17 @@ constexpr const char* kPageHead =
 
 This page is written by `fp8train config docs` from the table that also validates a configuration.
 
-A run is described by one YAML file. `--set a.b=v` (or a bare `a.b=v`) changes single keys from the
-command line. Later entries win:
+A run is described by a YAML file, or several; files of other programs are read too
+([other programs' files](other_programs.md)). `--set a.b=v` (or a bare `a.b=v`) changes single keys
+from the command line, and `--set a=` takes back what files say in the section `a`. Later entries
+win:
 
-    defaults < model preset < file < FP8TRAIN_SET="a.b=v;c.d=w" < --set
+    defaults < model preset < files in their order < FP8TRAIN_SET="a.b=v;c.d=w" < --set
+
+A key that excludes others (`max_steps` and `max_tokens`, `gradient_accumulation_steps` and
+`global_batch_size`, `model.preset` and `model.from`, `data.val` and `data.val_fraction`;
+`mixed_precision` or `precision.plan` and what selected another plan) replaces those of earlier
+entries, and the start of the run says so. Within one file that is an error.
 
 An unknown, repeated or mistyped key, and a value out of its range, is an error with file, line and
 column; all errors are reported at once, with exit code 2. Whole numbers may be written as `100M`,

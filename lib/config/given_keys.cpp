@@ -24,6 +24,13 @@ SourceMark place_of_value(const GivenKey& given) {
           has_own ? given.node.column : given.place.column};
 }
 
+bool same_value(const YamlNode& a, const YamlNode& b) {
+  return a.kind == b.kind && a.text == b.text &&
+         std::equal(a.items.begin(), a.items.end(), b.items.begin(), b.items.end(), same_value) &&
+         std::equal(a.keys.begin(), a.keys.end(), b.keys.begin(), b.keys.end(),
+                    [](const YamlKey& x, const YamlKey& y) { return x.text == y.text; });
+}
+
 }  // namespace
 
 void GivenKeys::add(const std::string& path, const YamlNode& node, SourceMark place, int layer,
@@ -67,6 +74,16 @@ void GivenKeys::add_section(const std::string& path, const YamlNode& node, Sourc
 void GivenKeys::add_value(const Field& field, const std::string& spelled, const YamlNode& node,
                           SourceMark place, int layer) {
   const auto found = keys_.find(position_of(field));
+  const bool of_two_files = found != keys_.end() && found->second.place.source != place.source &&
+                            problems_.is_file(found->second.place.source) &&
+                            problems_.is_file(place.source);
+  if (of_two_files && same_value(found->second.node, node)) {
+    return;
+  }
+  if (of_two_files && found->second.layer < layer) {
+    notes_.push_back(fmt::format("{}: {} replaces {} ({})", problems_.where(place), spelled,
+                                 found->second.spelled, problems_.where(found->second.place)));
+  }
   if (found != keys_.end() && found->second.layer == layer) {
     problems_.add(place, spelled,
                   fmt::format("given twice, first as {} at {}", found->second.spelled,
@@ -106,6 +123,22 @@ const GivenKey* GivenKeys::find(std::string_view field_key) const {
 void GivenKeys::erase(std::string_view field_key) {
   if (const Field* field = find_field(field_key)) {
     keys_.erase(position_of(*field));
+  }
+}
+
+void GivenKeys::remove_section(const std::string& section, SourceMark place) {
+  std::vector<std::string> removed;
+  std::erase_if(keys_, [&](const auto& entry) {
+    const GivenKey& key = entry.second;
+    const bool inside =
+        key.field->key.starts_with(section + ".") || key.spelled.starts_with(section + ".");
+    if (inside) {
+      removed.push_back(key.spelled);
+    }
+    return inside;
+  });
+  if (!removed.empty()) {
+    note(fmt::format("{} removes {}", problems_.where(place), joined(removed)));
   }
 }
 

@@ -27,7 +27,8 @@ class GivenKeys {
   explicit GivenKeys(Problems& problems) : problems_(problems) {}
 
   /// Adds what a source says. `path` is the dotted key of `node` (empty: the root). Values of a
-  /// higher `layer` replace earlier ones; the same field twice in one layer is a problem.
+  /// higher `layer` replace earlier ones, which is noted between two files; the same field twice in
+  /// one layer is a problem, unless two files say the same.
   /// `spelled`: the key as the user wrote it, where that is another one.
   void add(const std::string& path, const YamlNode& node, SourceMark place, int layer,
            const std::string& spelled = "");
@@ -35,6 +36,12 @@ class GivenKeys {
   /// Null when nobody wrote it.
   const GivenKey* find(std::string_view field_key) const;
   void erase(std::string_view field_key);
+  /// Removes every key of a section, because of an empty value at `place`, and notes it.
+  void remove_section(const std::string& section, SourceMark place);
+
+  /// What replaced what, one line each, where nobody would expect it.
+  const std::vector<std::string>& notes() const { return notes_; }
+  void note(std::string line) { notes_.push_back(std::move(line)); }
 
   /// In the order of the table.
   const std::map<size_t, GivenKey>& all() const { return keys_; }
@@ -56,6 +63,7 @@ class GivenKeys {
   void add_unknown(const std::string& path, const YamlNode& node, SourceMark place);
 
   Problems& problems_;
+  std::vector<std::string> notes_;
   std::map<size_t, GivenKey> keys_;  // by position in the table
   std::map<std::string, SourceMark> sections_;
   std::set<std::string> places_of_unknown_;  // sections

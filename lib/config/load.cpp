@@ -3,56 +3,67 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <map>
 
 #include "base/error.h"
+#include "config/config_file.h"
 #include "config/cross_checks.h"
 #include "config/dialects.h"
 #include "config/given_keys.h"
 #include "config/presets.h"
+#include "config/replacements.h"
 
 namespace fp8train {
 namespace {
 
-/// At most one byte more than is allowed, so that the size check sees an oversized file.
-std::string read_config_file(const std::string& path) {
-  std::error_code error;
-  if (std::filesystem::is_directory(path, error)) {
-    throw ConfigError(fmt::format("{}: is a folder, not a configuration file", path));
-  }
-  std::ifstream file(path, std::ios::binary);
-  if (!file) {
-    throw ConfigError(
-        fmt::format("{}: cannot open the configuration file: {}", path, std::strerror(errno)));
-  }
-  std::string text(kMaxYamlBytes + 1, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<size_t>(file.gcount()));
-  if (file.bad()) {
-    throw ConfigError(fmt::format("{}: cannot read the configuration file", path));
-  }
-  return text;
-}
-
 /// False when the file could not be read to its end, so that a key may be missing for that reason.
-bool add_file(const LoadRequest& request, GivenKeys& given, Dialects& dialects,
-              Problems& problems) {
-  const std::string name = request.path.empty() ? "configuration" : request.path;
+bool add_text(const std::string& name, const std::string& text, int layer, GivenKeys& given,
+              Dialects& dialects, Problems& problems) {
   const size_t source = problems.add_source(name, true);
-  const std::string text = request.text ? *request.text : read_config_file(request.path);
-  YamlNode root = parse_yaml(text, "", source, problems);
+  YamlNode root = parse_yaml(json_as_yaml(text), "", source, problems);
   const bool complete = !root.reported && root.kind == YamlNode::Kind::map;
   if (!root.reported && root.kind == YamlNode::Kind::null) {
     problems.add({source, 0, 0}, "", "the file is empty");
     return false;
   }
   root.reported = root.kind == YamlNode::Kind::null;
-  dialects.translate(root, source, 0);
-  given.add("", root, {source, root.line, root.column}, 0);
+  dialects.translate(root, source, layer);
+  given.add("", root, {source, root.line, root.column}, layer);
+  return complete;
+}
+
+/// A file and the one that it names, if any.
+bool add_file(const std::string& name, const std::string& text, int layer, GivenKeys& given,
+              Dialects& dialects, Problems& problems) {
+  bool complete = add_text(name, text, layer, given, dialects, problems);
+  if (const auto included = dialects.take_included()) {
+    const std::string path = named_file(included->path, name);
+    std::string inner;
+    try {
+      inner = read_config_file(path);
+    } catch (const ConfigError& error) {
+      problems.add(included->place, "", error.what());
+      return false;
+    }
+    complete = add_text(path, inner, layer, given, dialects, problems) && complete;
+    dialects.take_included();  // it is no file of the program that names others
+  }
+  return complete;
+}
+
+/// The request's files, each in a layer of its own. False when one could not be read to its end.
+bool add_files(const LoadRequest& request, int& layer, GivenKeys& given, Dialects& dialects,
+               Problems& problems) {
+  if (!request.text && request.path.empty()) {
+    problems.add_source("command line", false);
+    return true;
+  }
+  const std::string name = request.path.empty() ? "configuration" : request.path;
+  bool complete = add_file(name, request.text ? *request.text : read_config_file(name), layer++,
+                           given, dialects, problems);
+  for (const std::string& path : request.further_paths) {
+    complete =
+        add_file(path, read_config_file(path), layer++, given, dialects, problems) && complete;
+  }
   return complete;
 }
 
@@ -78,6 +89,10 @@ void add_assignment(const std::string& assignment, const std::string& origin, in
   }
   const YamlNode value = parse_yaml(assignment.substr(equals + 1), key, source, problems);
   if (value.reported) {
+    return;
+  }
+  if (value.kind == YamlNode::Kind::null && is_section(key) && find_field(key) == nullptr) {
+    given.remove_section(key, {source, 0, 0});
     return;
   }
   constexpr std::ptrdiff_t kDeepest = 4;  // dots; no key of this or another program has more
@@ -150,20 +165,16 @@ Settings load_settings(const LoadRequest& request) {
   Problems problems;
   GivenKeys given(problems);
   Dialects dialects(problems);
-  int layer = 1;
-  bool complete = true;
-  if (request.text || !request.path.empty()) {
-    complete = add_file(request, given, dialects, problems);
-  } else {
-    problems.add_source("command line", false);
-  }
+  int layer = 0;
+  const bool complete = add_files(request, layer, given, dialects, problems);
+  layer = std::max(layer, 1);
   for (const std::string& assignment : split_env(request.env)) {
     add_assignment(assignment, "FP8TRAIN_SET", layer++, given, dialects, problems);
   }
   for (const std::string& assignment : request.sets) {
     add_assignment(assignment, "--set", layer++, given, dialects, problems);
   }
-  drop_replaced_keys(given);
+  replace_contradicted(given, problems);
   dialects.finish(given);
 
   Settings settings;
@@ -174,6 +185,9 @@ Settings load_settings(const LoadRequest& request) {
   }
   problems.raise();
   settings.notes.lines = dialects.notes();
+  settings.notes.lines.insert(settings.notes.lines.end(), given.notes().begin(),
+                              given.notes().end());
+  settings.notes.processes = dialects.processes();
   follow_global_batch(settings.training);
   return settings;
 }
@@ -200,20 +214,54 @@ ReadAnswers read_answers(const std::vector<Answer>& answers) {
   return result;
 }
 
-std::vector<Answer> answers_in_file(const std::string& path) {
-  LoadRequest request;
-  request.path = path;
+namespace {
+
+/// Files that may say little.
+struct PartOfSettings {
+  Settings settings;
+  std::vector<Answer> answers;
+  std::vector<std::string> given;
+  std::vector<std::string> notes;
+};
+
+PartOfSettings read_part(const LoadRequest& request) {
   Problems problems;
   GivenKeys given(problems);
   Dialects dialects(problems);
-  add_file(request, given, dialects, problems);
+  int layer = 0;
+  add_files(request, layer, given, dialects, problems);
+  replace_contradicted(given, problems);
   dialects.finish(given);
-  Settings settings;
-  apply_given_preset(given, settings);
-  given.read_all(settings);
-  check_settings(settings, given, problems, Extent::begun);
+  PartOfSettings part;
+  apply_given_preset(given, part.settings);
+  given.read_all(part.settings);
+  check_settings(part.settings, given, problems, Extent::begun);
   problems.raise();
-  return answers_of(given, settings);
+  part.answers = answers_of(given, part.settings);
+  for (const auto& [position, key] : given.all()) {
+    part.given.push_back(key.field->key);
+  }
+  part.notes = dialects.notes();
+  part.notes.insert(part.notes.end(), given.notes().begin(), given.notes().end());
+  return part;
+}
+
+}  // namespace
+
+std::vector<Answer> answers_in_file(const std::string& path) {
+  LoadRequest request;
+  request.path = path;
+  return read_part(request).answers;
+}
+
+Conversion convert_file(const std::string& path, const std::string& base) {
+  LoadRequest request;
+  request.path = base.empty() ? path : base;
+  if (!base.empty()) {
+    request.further_paths = {path};
+  }
+  PartOfSettings part = read_part(request);
+  return {std::move(part.settings), std::move(part.given), std::move(part.notes)};
 }
 
 }  // namespace fp8train

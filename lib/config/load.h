@@ -1,6 +1,6 @@
 #pragma once
 // From a YAML file, the environment and the command line to Settings. Precedence: defaults < model
-// preset < file < FP8TRAIN_SET < --set, a later --set winning over an earlier one.
+// preset < files in their order < FP8TRAIN_SET < --set, a later --set winning over an earlier one.
 
 #include <optional>
 #include <string>
@@ -11,9 +11,10 @@
 namespace fp8train {
 
 struct LoadRequest {
-  std::string path;                 ///< YAML file; empty: none
-  std::vector<std::string> sets;    ///< "a.b=v", v in YAML
-  std::string env;                  ///< FP8TRAIN_SET: "a.b=v;c.d=w"
+  std::string path;                        ///< YAML (or JSON) file; empty: none
+  std::vector<std::string> further_paths;  ///< more files, each replacing what those before it say
+  std::vector<std::string> sets;           ///< "a.b=v", v in YAML
+  std::string env;                         ///< FP8TRAIN_SET: "a.b=v;c.d=w"
   std::optional<std::string> text;  ///< the file's content when it is already in memory; `path`
                                     ///< then only names it in messages
 };
@@ -22,8 +23,8 @@ struct LoadRequest {
 /// problem on its own line, in order of place: "run.yaml:14:3: optimizer.lr: expected a number > 0,
 /// got "3e-4x"" or "--set a.b=v: a.b: ...".
 ///
-/// Of two settings that exclude each other (max_steps and max_tokens; gradient_accumulation_steps
-/// and global_batch_size) the one with the higher precedence replaces the other.
+/// Of settings that exclude each other the one with the higher precedence replaces the other, which
+/// Settings::notes then says (config/replacements.h).
 Settings load_settings(const LoadRequest& request);
 
 /// A key of the table and its value as YAML in one line.
@@ -48,5 +49,16 @@ ReadAnswers read_answers(const std::vector<Answer>& answers);
 /// What a file says, in the same form. It may say little; what it says must be right. Throws
 /// ConfigError as load_settings does.
 std::vector<Answer> answers_in_file(const std::string& path);
+
+/// A file of any program in the keys of this one.
+struct Conversion {
+  Settings settings;
+  std::vector<std::string> keys;   ///< those that the files give, in the order of the table
+  std::vector<std::string> notes;  ///< what was read as what, and what has no meaning
+};
+
+/// What `path` says, over what `base` says (empty: nothing), which may both say little. Throws
+/// ConfigError as load_settings does.
+Conversion convert_file(const std::string& path, const std::string& base);
 
 }  // namespace fp8train

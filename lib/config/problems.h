@@ -38,6 +38,8 @@ class Problems {
   /// More than will be shown: good advice for further ones is wasted.
   bool full() const;
 
+  bool is_file(size_t source) const { return sources_[source].has_lines; }
+
   /// "run.yaml:3:5" or "--set a.b=v".
   std::string where(SourceMark place) const;
 

@@ -241,6 +241,8 @@ std::vector<Field> run_fields() {
               "Steps between progress lines"),
       choice("logging.format", in(&Settings::logging, &LoggingSettings::format),
              {"auto", "pretty", "plain"}, "auto is pretty on a terminal and plain elsewhere"),
+      flag("logging.tensorboard", in(&Settings::logging, &LoggingSettings::tensorboard),
+           "Write event files for TensorBoard too, into output_dir/tensorboard"),
       choice("comm.backend", in(&Settings::comm, &CommunicationSettings::backend),
              {"auto", "self", "mpi", "nccl"},
              "What moves bytes between the ranks that mpirun or srun has started. auto: mpi for "

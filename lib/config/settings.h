@@ -95,6 +95,7 @@ struct SampleSettings {
 struct LoggingSettings {
   int64_t interval = 10;
   std::string format = "auto";  ///< auto | pretty | plain
+  bool tensorboard = false;     ///< event files too, in output_dir/tensorboard
 
   bool operator==(const LoggingSettings&) const = default;
 };
@@ -148,6 +149,7 @@ struct JobSettings {
 /// reported. Not a setting: comparisons of runs ignore it.
 struct Notes {
   std::vector<std::string> lines;
+  int64_t processes = 0;  ///< of the job, as another program's file says; 0: it does not
 
   bool operator==(const Notes&) const { return true; }
 };

@@ -1,16 +1,13 @@
 #include "io/metrics.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
-#include <cerrno>
 #include <cmath>
-#include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "base/atomic_file.h"
 #include "base/error.h"
+#include "io/append_file.h"
 
 namespace fp8train {
 namespace {
@@ -87,41 +84,15 @@ JsonObject& JsonObject::add(std::string_view key, const JsonObject& value) {
 MetricsWriter::MetricsWriter(const std::filesystem::path& path, std::optional<int64_t> resume_step)
     : path_(path) {
   trim(path, resume_step);
-  descriptor_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-  if (descriptor_ < 0) {
-    throw DeviceError(fmt::format("cannot open {}: {}", path.string(), std::strerror(errno)));
-  }
+  descriptor_ = open_to_append(path);
 }
 
 MetricsWriter::~MetricsWriter() {
-  if (descriptor_ >= 0) {
-    ::close(descriptor_);
-  }
-}
-
-void MetricsWriter::take_back(size_t bytes) {
-  const off_t end = bytes > 0 ? ::lseek(descriptor_, 0, SEEK_END) : -1;
-  if (end >= static_cast<off_t>(bytes)) {
-    // Where this fails too, the next start removes the half line.
-    [[maybe_unused]] const int done = ::ftruncate(descriptor_, end - static_cast<off_t>(bytes));
-  }
+  close_file(descriptor_);
 }
 
 void MetricsWriter::write(const JsonObject& object) {
-  const std::string line = object.str() + "\n";
-  size_t done = 0;
-  while (done < line.size()) {
-    const ssize_t written = ::write(descriptor_, line.data() + done, line.size() - done);
-    if (written < 0 && errno == EINTR) {
-      continue;
-    }
-    if (written <= 0) {
-      const int failure = errno;
-      take_back(done);
-      throw DeviceError(fmt::format("cannot write {}: {}", path_.string(), std::strerror(failure)));
-    }
-    done += static_cast<size_t>(written);
-  }
+  append_whole(descriptor_, path_, object.str() + "\n");
 }
 
 void write_json_file(const std::filesystem::path& path, const JsonObject& object) {

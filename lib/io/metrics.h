@@ -50,8 +50,6 @@ class MetricsWriter {
   void write(const JsonObject& object);
 
  private:
-  void take_back(size_t bytes);
-
   std::filesystem::path path_;
   int descriptor_ = -1;
 };

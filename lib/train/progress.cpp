@@ -1,12 +1,15 @@
 #include "train/progress.h"
 
 #include <fmt/format.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <system_error>
+#include <vector>
 
 #include "base/log.h"
 
@@ -41,21 +44,52 @@ std::string describe_duration(double seconds) {
                      : fmt::format("{}s", whole);
 }
 
-std::string describe(const ProgressReport& report) {
-  std::string line =
-      fmt::format("step {}/{} | loss {:.4f} | lr {:.2e} | grad norm {:.3f} | {} tok/s | mem {}",
-                  report.step, report.max_steps, report.loss, report.lr, report.gradient_norm,
-                  describe_count(report.tokens_per_second),
-                  describe_bytes(static_cast<double>(report.memory_bytes)));
-  if (report.has_scaling) {
-    line += fmt::format(" | fp8 sat {:.2f}% under {:.2f}%", report.saturated_percent,
-                        report.underflow_percent);
-  }
-  if (report.skipped_steps > 0) {
-    line += fmt::format(" | skipped {}", report.skipped_steps);
-  }
+namespace {
+
+constexpr double kTickSeconds = 0.2;
+constexpr size_t kNoLimit = std::numeric_limits<size_t>::max();
+constexpr const char* kRenew = "\r\x1b[K";  // begin the line anew
+
+/// The most important first.
+std::vector<std::string> fields_of(const ProgressReport& report) {
   const auto remaining = static_cast<double>(report.max_steps - report.step);
-  return line + fmt::format(" | eta {}", describe_duration(remaining * report.seconds_per_step));
+  std::vector<std::string> fields = {
+      fmt::format("step {}/{}", report.step, report.max_steps),
+      fmt::format("loss {:.4f}", report.loss),
+      fmt::format("{} tok/s", describe_count(report.tokens_per_second)),
+      fmt::format("eta {}", describe_duration(remaining * report.seconds_per_step)),
+      fmt::format("grad norm {:.3f}", report.gradient_norm),
+      fmt::format("lr {:.2e}", report.lr)};
+  if (report.skipped_steps > 0) {
+    fields.insert(fields.begin() + 2, fmt::format("skipped {}", report.skipped_steps));
+  }
+  if (report.has_scaling) {
+    fields.push_back(fmt::format("fp8 sat {:.2f}% under {:.2f}%", report.saturated_percent,
+                                 report.underflow_percent));
+  }
+  fields.push_back(fmt::format("mem {}", describe_bytes(static_cast<double>(report.memory_bytes))));
+  return fields;
+}
+
+/// Of the terminal; no limit where there is none.
+size_t columns_of(std::FILE* out) {
+  winsize size = {};
+  const bool known = ioctl(fileno(out), TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  return known ? size.ws_col : kNoLimit;
+}
+
+}  // namespace
+
+std::string describe(const ProgressReport& report, size_t columns) {
+  std::string line;
+  for (const std::string& field : fields_of(report)) {
+    const std::string longer = line.empty() ? field : line + " | " + field;
+    if (!line.empty() && longer.size() > columns) {
+      break;
+    }
+    line = longer;
+  }
+  return line;
 }
 
 Progress::Progress(Style style, std::FILE* out, const std::filesystem::path& log)
@@ -74,11 +108,18 @@ void Progress::show(const ProgressReport& report) {
   if (style_ == Style::quiet) {
     return;
   }
-  if (style_ == Style::pretty) {
+  const std::string start = line_open_ ? kRenew : "";
+  line_open_ = false;
+  // A terminal breaks a line that fills it.
+  const size_t columns = style_ == Style::pretty ? columns_of(out_) - 1 : kNoLimit;
+  print(start + describe(report, columns) + "\n");
+}
+
+void Progress::tick(int64_t step, int64_t max_steps) {
+  if (style_ == Style::pretty && since_tick_.seconds() >= kTickSeconds) {
+    since_tick_.restart();
     line_open_ = true;
-    print("\r\x1b[K" + describe(report));
-  } else {
-    print(describe(report) + "\n");
+    print(fmt::format("{}step {}/{}", kRenew, step, max_steps));
   }
 }
 
@@ -87,7 +128,7 @@ void Progress::say(const std::string& line) {
   if (style_ == Style::quiet) {
     return;
   }
-  const std::string start = line_open_ ? "\r\x1b[K" : "";
+  const std::string start = line_open_ ? kRenew : "";
   line_open_ = false;
   print(start + line + "\n");
 }
@@ -95,7 +136,7 @@ void Progress::say(const std::string& line) {
 void Progress::finish() {
   if (line_open_) {
     line_open_ = false;
-    print("\n");
+    print(kRenew);
   }
 }
 

@@ -1,11 +1,12 @@
 #pragma once
-// What a person sees while a run goes on: one line that renews itself on a terminal, plain lines
-// otherwise (Slurm logs, pipes).
+// What a person sees while a run goes on: a line for each interval of logging, on a terminal as
+// wide as that and with the number of the step below it.
 
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <string>
 
 #include "base/clock.h"
@@ -27,9 +28,10 @@ struct ProgressReport {
   double underflow_percent = 0;
 };
 
-/// "step 120/2000 | loss 3.4121 | lr 2.9e-04 | grad norm 0.81 | 18.2k tok/s | mem 21 MiB | fp8 sat
-/// 0.00% under 0.12% | eta 1m 42s"
-std::string describe(const ProgressReport& report);
+/// "step 120/2000 | loss 3.4121 | 18.2k tok/s | eta 1m 42s | grad norm 0.810 | lr 2.90e-04 | fp8
+/// sat 0.00% under 0.12% | mem 21 MiB"; fields at the end that go beyond `columns` are left out.
+std::string describe(const ProgressReport& report,
+                     size_t columns = std::numeric_limits<size_t>::max());
 
 /// "1h 02m", "3m 05s", "12s"
 std::string describe_duration(double seconds);
@@ -52,10 +54,13 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
+  /// A line that stays.
   void show(const ProgressReport& report);
-  /// A line of its own above the progress line.
+  /// On a terminal: the number of steps done, renewed a few times a second.
+  void tick(int64_t step, int64_t max_steps);
+  /// Any other line that stays.
   void say(const std::string& line);
-  /// Ends the renewed line.
+  /// Removes the renewed line.
   void finish();
 
  private:
@@ -64,7 +69,8 @@ class Progress {
   Style style_;
   std::FILE* out_;
   std::ofstream log_;
-  bool line_open_ = false;
+  bool line_open_ = false;  // the renewed one
+  Stopwatch since_tick_;
 };
 
 /// `format`: auto (pretty on a terminal), pretty, plain.

@@ -51,6 +51,9 @@ Run::Run(const RunRequest& request, Communicator& comm, RankDevice& place)
   check_shared_folder(comm, records_.directory().root);
   threads_ = configure_threads(settings().threads, ranks_on_these_cores(comm));
   resolved_config_ = request.resolved_yaml;
+  if (settings().logging.tensorboard) {
+    records_.show_in_tensorboard(resolved_config_);
+  }
   earlier_config_ = earlier_config(records_.directory());
   if (leads()) {
     open_log_file(records_.directory().log().string());
@@ -314,6 +317,7 @@ RunOutcome Run::train_to_end() {
       return stop(reason);
     }
     train_one_step();
+    progress_.tick(state_.step, session_.max_steps);
     if (due(settings().parallelism.check_replicas)) {
       check_replicas();
     }

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <future>
@@ -11,10 +12,16 @@
 #include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "data/utf8.h"
 #include "train/run_statistics.h"
 
 namespace fp8train {
 namespace {
+
+/// Each block has its own otherwise.
+bool has_one_scale(const SlotReport& report) {
+  return report.slot->format.block == per::tensor;
+}
 
 /// {"layers.0.mlp.up.x": {"scale": .., "scale_exponent": .., "amax": .., "snr_db": ..,
 /// "saturated_percent": .., "underflow_percent": ..}, ...}; no scale where each block has its
@@ -23,7 +30,7 @@ JsonObject slot_metrics(const std::vector<SlotReport>& slots) {
   JsonObject all;
   for (const SlotReport& report : slots) {
     JsonObject one;
-    if (report.slot->format.block == per::tensor) {
+    if (has_one_scale(report)) {
       one.add("scale", static_cast<double>(report.scale));
       one.add("scale_exponent", std::ilogb(report.scale));
     }
@@ -56,6 +63,45 @@ void check_regular(const std::filesystem::path& path) {
     throw DeviceError(fmt::format(
         "{} is not a regular file: remove it, or choose another output_dir", path.string()));
   }
+}
+
+/// Markdown that shows the text as it is; bytes that are not UTF-8 become U+FFFD.
+std::string as_code(std::string_view text) {
+  std::string code = "    ";
+  for (size_t at = 0; at < text.size();) {
+    const size_t length = code_point_length(text, at);
+    code += length == 0 ? std::string_view("\uFFFD") : text.substr(at, length);
+    code += text[at] == '\n' ? "    " : "";
+    at += std::max<size_t>(length, 1);
+  }
+  return code;
+}
+
+EventSummary summary_of(const StepMetrics& metrics) {
+  EventSummary summary;
+  summary.scalar("loss/train", metrics.loss)
+      .scalar("optimizer/lr", metrics.lr)
+      .scalar("optimizer/grad_norm", metrics.gradient_norm)
+      .scalar("optimizer/skipped_steps", static_cast<double>(metrics.skipped_steps))
+      .scalar("speed/tokens_per_second", metrics.tokens_per_second);
+  if (metrics.loss_scale) {
+    summary.scalar("optimizer/loss_scale", *metrics.loss_scale);
+  }
+  if (metrics.slots == nullptr || metrics.slots->empty()) {
+    return summary;
+  }
+  const ScalingSummary fp8 = summarize(*metrics.slots);
+  summary.scalar("fp8/saturated_percent", fp8.saturated_percent)
+      .scalar("fp8/underflow_percent", fp8.underflow_percent);
+  std::vector<double> scales, amax;
+  for (const SlotReport& report : *metrics.slots) {
+    if (has_one_scale(report)) {
+      scales.push_back(std::log2(static_cast<double>(report.scale)));
+    }
+    amax.push_back(std::log2(static_cast<double>(report.sample.amax)));
+  }
+  summary.histogram("fp8/log2_scale", scales, 1.0).histogram("fp8/log2_amax", amax, 1.0);
+  return summary;
 }
 
 }  // namespace
@@ -91,6 +137,10 @@ void RunRecords::begin_metrics(int64_t step) {
     return;
   }
   metrics_ = std::make_unique<MetricsWriter>(directory_.metrics(), step);
+  if (shown_config_) {
+    events_ = std::make_unique<EventFile>(directory_.tensorboard(), step);
+    show(step, EventSummary().text("config", as_code(*shown_config_)));
+  }
 }
 
 void RunRecords::write_step(const StepMetrics& metrics) {
@@ -127,6 +177,9 @@ void RunRecords::write_step(const StepMetrics& metrics) {
         .add("fp8", slot_metrics(*metrics.slots));
   }
   append(line);
+  if (events_) {
+    show(metrics.step, summary_of(metrics));
+  }
 }
 
 void RunRecords::write_validation(int64_t step, double loss, int64_t targets) {
@@ -138,6 +191,9 @@ void RunRecords::write_validation(int64_t step, double loss, int64_t targets) {
              .add("val_loss", loss)
              .add("val_perplexity", std::exp(loss))
              .add("val_tokens", targets));
+  if (events_) {
+    show(step, EventSummary().scalar("loss/validation", loss));
+  }
 }
 
 void RunRecords::write_save(const SaveMetrics& metrics) {
@@ -171,6 +227,15 @@ void RunRecords::write_rollbacks(const std::vector<Rollback>& rollbacks, int64_t
   }
 }
 
+void RunRecords::show(int64_t step, const EventSummary& summary) {
+  try {
+    events_->write(step, summary);
+  } catch (const DeviceError& error) {
+    log_warning(fmt::format("{}; TensorBoard does not see the rest of this run", error.what()));
+    events_.reset();
+  }
+}
+
 void RunRecords::append(const JsonObject& line) {
   try {
     metrics_->write(line);
@@ -195,6 +260,9 @@ void RunRecords::write_sample(int64_t step, const std::string& text) {
     write_file_atomically(directory_.sample(step), text);
   } catch (const DeviceError& error) {
     log_warning(fmt::format("{}; the run continues without this sample", error.what()));
+  }
+  if (events_) {
+    show(step, EventSummary().text("sample", as_code(text)));
   }
 }
 

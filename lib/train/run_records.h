@@ -1,15 +1,17 @@
 #pragma once
-// What a run writes down while it goes: the lock on its folder, metrics.jsonl, train.log, samples
-// and summary.json.
+// What a run writes down while it goes: the lock on its folder, metrics.jsonl, train.log, samples,
+// summary.json, and event files for TensorBoard.
 
 #include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
+#include "io/event_file.h"
 #include "io/metrics.h"
 #include "io/run_directory.h"
 #include "io/run_lock.h"
@@ -84,6 +86,10 @@ class RunRecords {
   void release_lock() const;
   std::string lock_warning() const { return lock_ ? lock_->warning() : std::string(); }
 
+  /// From the next begin_metrics() on, event files for TensorBoard are written too; `config` is
+  /// shown in them.
+  void show_in_tensorboard(std::string config) { shown_config_ = std::move(config); }
+
   /// Continues metrics.jsonl after `step`; lines of later steps of an interrupted run are dropped.
   void begin_metrics(int64_t step);
   void write_step(const StepMetrics& metrics);
@@ -101,10 +107,13 @@ class RunRecords {
 
  private:
   void append(const JsonObject& line);
+  void show(int64_t step, const EventSummary& summary);
 
   std::shared_ptr<RunLock> lock_;  // of the rank that leads; null on others
   RunDirectory directory_;
   std::unique_ptr<MetricsWriter> metrics_;
+  std::optional<std::string> shown_config_;
+  std::unique_ptr<EventFile> events_;  // null: nothing is shown
   int64_t lost_lines_ = 0;
   bool losing_ = false;
 };

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 
 #include "base/cache_folder.h"
 #include "base/error.h"
@@ -202,6 +203,37 @@ void note_short_run(const ScheduleSettings& schedule, int64_t steps,
   }
 }
 
+/// The plan scales GEMMs, but every layer is exempt: the run is not what it is called.
+void note_nothing_scaled(const EngineSettings& engine, std::vector<std::string>& notes) {
+  if (!has_scaled_gemms(engine.plan)) {
+    return;
+  }
+  std::map<std::string, int> reasons;
+  for (const LinearPlan& linear : plan_linears(engine.plan, linear_sites(engine.model))) {
+    if (linear.is_scaled()) {
+      return;
+    }
+    ++reasons[linear.exempt_reason];
+  }
+  std::string why;
+  for (const auto& [reason, layers] : reasons) {
+    why += fmt::format("{}{} ({} layers)", why.empty() ? "" : "; ", reason, layers);
+  }
+  notes.push_back(fmt::format("no GEMM runs in the formats of plan {}: {}", engine.plan.name, why));
+}
+
+/// What another program's file says of the job, against what there is.
+void note_processes(const Settings& settings, int ranks, std::vector<std::string>& notes) {
+  const int64_t processes = settings.notes.processes;
+  if (processes > 0 && processes != ranks) {
+    notes.push_back(fmt::format(
+        "the configuration speaks of {} processes, and there {}; `mpirun -n {} fp8train ...` or "
+        "`srun -n {} fp8train ...` starts as many",
+        processes, ranks == 1 ? "is 1 rank" : fmt::format("are {} ranks", ranks), processes,
+        processes));
+  }
+}
+
 }  // namespace
 
 EngineSettings engine_settings(const Settings& settings, const ModelConfig& model) {
@@ -239,6 +271,8 @@ Session open_session(const Settings& settings, bool open_data, int ranks) {
       engine_settings(settings, resolve_model(settings.model, *session.tokenizer, session.notes));
   share_global_batch(settings.training, ranks, session.engine.gradient_accumulation_steps);
   note_other_tokenizer(settings, *session.tokenizer, session.notes);
+  note_processes(settings, ranks, session.notes);
+  note_nothing_scaled(session.engine, session.notes);
   if (ranks == 1 && settings.parallelism.zero_stage > 0) {
     session.notes.push_back(
         fmt::format("parallelism.zero_stage: {} has no effect with one rank; start several with "

@@ -50,7 +50,7 @@ PATTERNS = [(re.compile(rf"(?<![a-z])(?:{pattern})(?![a-z])"), word) for pattern
 ALLOWED = [
     (r"lib/config/docs_page\.cpp|apps/fp8train/.*bench.*|scripts/(bench|gpu_check)/.*", r"cell"),      # of a Markdown table
     (r"slurm/container\.sbatch|docs/use/slurm\.md|docs/develop/architecture\.md", r"(?i)image"),  # of a container
-    (r".*", r"wall-clock|wall clock|[Ww]all time|-Wall"),
+    (r".*", r"wall-clock|wall clock|wall_clock_breakdown|[Ww]all time|-Wall"),
     (r"scripts/kernel_resources\.py", r"meeting"),                     # where the lanes of a barrier meet
     (r"scripts/soak/.*|scripts/.*story.*", r"split\("),                # a text to train on
     (r"lib/train/resume_checks\.cpp", r"kept"),  # of earlier versions

@@ -253,9 +253,9 @@ TEST_CASE("settings that contradict each other") {
   CHECK(error_of(kBase, {"data.seq_length=65"}) ==
         "--set data.seq_length=65: data.seq_length: data.seq_length 65 is longer than "
         "model.max_position_embeddings 64");
-  CHECK(error_of(kBase, {"data.val=b", "data.val_fraction=0.1"}) ==
-        "--set data.val_fraction=0.1: data.val_fraction: conflicts with data.val; remove one of "
-        "them");
+  CHECK(error_of("model: {preset: toy}\ntraining: {max_steps: 1}\n"
+                 "data: {train: a, val: b, val_fraction: 0.1}\n") ==
+        "run.yaml:3:26: data.val_fraction: conflicts with data.val; remove one of them");
 }
 
 TEST_CASE("keys of another optimizer or schedule than the one chosen") {

@@ -71,7 +71,7 @@ TEST_CASE("common options become settings") {
   CHECK(settings.threads == 3);
   CHECK(settings.output_dir == "out");
   CHECK_THROWS_WITH(load(parsed({path, "second.yaml"})),
-                    Catch::Contains("second.yaml: one configuration file is enough"));
+                    Catch::Contains("second.yaml: cannot open the configuration file"));
   CHECK_THROWS_WITH(load(parsed({})), Catch::Contains("no configuration"));
 }
 

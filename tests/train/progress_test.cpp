@@ -1,6 +1,8 @@
 #include "train/progress.h"
 
 #include <catch2/catch.hpp>
+#include <chrono>
+#include <thread>
 
 #include "support/files.h"
 #include "support/temp_dir.h"
@@ -35,6 +37,25 @@ TEST_CASE("a progress line has what a person asks for") {
   CHECK_THAT(line, Contains("18.2k tok/s") && Contains("eta 3m 08s") && Contains("sat 0.00%"));
 }
 
+TEST_CASE("a progress line is as wide as there are columns") {
+  const ProgressReport report = {.step = 120,
+                                 .max_steps = 2000,
+                                 .loss = 3.4121,
+                                 .lr = 2.9e-4,
+                                 .gradient_norm = 0.81,
+                                 .tokens_per_second = 18200,
+                                 .seconds_per_step = 0.1,
+                                 .skipped_steps = 1};
+  const std::string all = describe(report);
+  CHECK(all ==
+        "step 120/2000 | loss 3.4121 | skipped 1 | 18.2k tok/s | eta 3m 08s | grad norm 0.810 | lr "
+        "2.90e-04 | mem 0 B");
+  CHECK(describe(report, all.size()) == all);
+  CHECK(describe(report, all.size() - 1) == all.substr(0, all.rfind(" | ")));
+  CHECK(describe(report, 40) == "step 120/2000 | loss 3.4121 | skipped 1");
+  CHECK(describe(report, 5) == "step 120/2000");
+}
+
 TEST_CASE("progress that cannot be written goes on in the log") {
   const test::TempDir dir;
   std::FILE* out = std::fopen("/dev/full", "w");
@@ -50,22 +71,26 @@ TEST_CASE("progress that cannot be written goes on in the log") {
   CHECK(test::read_file(dir / "log").find("step 1/2") != std::string::npos);
 }
 
-TEST_CASE("plain progress writes whole lines, pretty renews one; both keep the log") {
+TEST_CASE("lines stay, on a terminal with the step below them, and in the log") {
   const test::TempDir dir;
   for (const auto style : {Progress::Style::plain, Progress::Style::pretty}) {
     std::FILE* out = std::fopen((dir / "out").c_str(), "w+");
     {
       Progress progress(style, out, dir / "log");
       progress.show({.step = 1, .max_steps = 2});
+      std::this_thread::sleep_for(std::chrono::milliseconds(250));
+      progress.tick(2, 2);
+      progress.tick(2, 2);  // at once: nothing
       progress.show({.step = 2, .max_steps = 2});
     }
     std::rewind(out);
     std::string text(4096, '\0');
     text.resize(std::fread(text.data(), 1, text.size(), out));
     std::fclose(out);
-    const bool renews = text.find('\r') != std::string::npos;
-    CHECK(renews == (style == Progress::Style::pretty));
-    CHECK(text.back() == '\n');
+    const std::string first = describe({.step = 1, .max_steps = 2}) + "\n";
+    const std::string second = describe({.step = 2, .max_steps = 2}) + "\n";
+    const std::string ticked = "\r\x1b[Kstep 2/2\r\x1b[K";
+    CHECK(text == first + (style == Progress::Style::pretty ? ticked : "") + second);
   }
   std::ifstream log(dir / "log");
   int lines = 0;

@@ -1,0 +1,41 @@
+// fp8train report: runs as one HTML page.
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/atomic_file.h"
+#include "base/error.h"
+#include "commands.h"
+#include "run_report.h"
+
+namespace fp8train {
+namespace {
+
+struct ReportOptions {
+  std::vector<std::string> runs;
+  std::string out = "report.html";
+};
+
+int report(const ReportOptions& options) {
+  if (std::filesystem::is_directory(options.out)) {
+    throw ConfigError(fmt::format("--out {}: is a folder; name a file", options.out));
+  }
+  write_file_atomically(options.out, report_page({options.runs.begin(), options.runs.end()}));
+  fmt::print("wrote {}\n", options.out);
+  return 0;
+}
+
+}  // namespace
+
+void add_report(Arguments command, Action& action) {
+  auto options = std::make_shared<ReportOptions>();
+  command.required("runs", options->runs, "Folders of runs (their output_dir), to be compared");
+  command.option("--out", options->out, "The page to write");
+  command.run(action, [options] { return report(*options); });
+}
+
+}  // namespace fp8train

@@ -1,0 +1,186 @@
+#include "run_report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "base/atomic_file.h"
+#include "base/error.h"
+#include "io/run_directory.h"
+#include "report_template.h"
+
+namespace fp8train {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr size_t kMostPoints = 1500;
+constexpr size_t kMostColumns = 60;
+constexpr size_t kMostText = size_t{1} << 20;
+
+/// What is drawn as a curve over steps.
+constexpr const char* kCurves[] = {"loss",
+                                   "val_loss",
+                                   "grad_norm",
+                                   "lr",
+                                   "loss_scale",
+                                   "tokens_per_second",
+                                   "fp8_saturated_percent",
+                                   "fp8_underflow_percent",
+                                   "wire_bytes_within_node",
+                                   "wire_bytes_between_nodes",
+                                   "skipped_steps"};
+
+/// What is drawn for each tensor and step.
+constexpr const char* kHealth[] = {"snr_db", "scale_exponent", "saturated_percent",
+                                   "underflow_percent", "amax"};
+
+/// Calls `take` with each whole line of metrics.jsonl.
+void for_each_line(const std::filesystem::path& path,
+                   const std::function<void(const Json&)>& take) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) {
+    throw DataError(
+        fmt::format("{}: cannot be read; give folders of runs (their output_dir)", path.string()));
+  }
+  size_t number = 0;
+  for (std::string line; std::getline(file, line);) {
+    ++number;
+    if (file.eof()) {
+      break;  // no line break yet: it is being written
+    }
+    const Json object = Json::parse(line, nullptr, false);
+    const auto step = object.is_object() ? object.find("step") : object.end();
+    if (step == object.end() || !step->is_number_integer()) {
+      throw DataError(fmt::format("{}:{}: not a line of metrics", path.string(), number));
+    }
+    take(object);
+  }
+}
+
+/// [[step, value], ...], neighbours joined until there are few enough.
+Json thinned(const std::vector<std::pair<int64_t, double>>& points) {
+  const size_t together = (points.size() + kMostPoints - 1) / kMostPoints;
+  Json curve = Json::array();
+  for (size_t begin = 0; begin < points.size(); begin += together) {
+    const size_t end = std::min(begin + together, points.size());
+    double sum = 0;
+    for (size_t i = begin; i < end; ++i) {
+      sum += points[i].second;
+    }
+    curve.push_back({points[end - 1].first, sum / static_cast<double>(end - begin)});
+  }
+  return curve;
+}
+
+Json curves_of(const std::filesystem::path& metrics, std::vector<int64_t>& sampled) {
+  std::map<std::string, std::vector<std::pair<int64_t, double>>> curves;
+  for_each_line(metrics, [&](const Json& line) {
+    const auto step = line.at("step").get<int64_t>();
+    for (const char* key : kCurves) {
+      if (const auto value = line.find(key); value != line.end() && value->is_number()) {
+        curves[key].emplace_back(step, value->get<double>());
+      }
+    }
+    if (line.contains("fp8") && line["fp8"].is_object()) {
+      sampled.push_back(step);
+    }
+  });
+  Json all = Json::object();
+  for (const char* key : kCurves) {
+    if (const auto found = curves.find(key); found != curves.end()) {
+      all[key] = thinned(found->second);
+    }
+  }
+  return all;
+}
+
+/// Steps at even distances, the last one among them.
+std::set<int64_t> columns_of(const std::vector<int64_t>& sampled) {
+  const size_t count = std::min(sampled.size(), kMostColumns);
+  std::set<int64_t> columns;
+  for (size_t i = 0; i < count; ++i) {
+    columns.insert(sampled[sampled.size() * (i + 1) / count - 1]);
+  }
+  return columns;
+}
+
+/// {"steps": [...], "tensors": [...], "snr_db": [one list for each tensor], ...}
+Json health_of(const std::filesystem::path& metrics, const std::vector<int64_t>& sampled) {
+  const std::set<int64_t> columns = columns_of(sampled);
+  std::map<std::string, size_t> rows;
+  Json health = {{"steps", columns}, {"tensors", Json::array()}};
+  for_each_line(metrics, [&](const Json& line) {
+    const auto found = columns.find(line.at("step").get<int64_t>());
+    if (found == columns.end() || !line.contains("fp8") || !line["fp8"].is_object()) {
+      return;
+    }
+    const auto column = static_cast<size_t>(std::distance(columns.begin(), found));
+    for (const auto& [tensor, values] : line["fp8"].items()) {
+      if (rows.try_emplace(tensor, rows.size()).second) {
+        health["tensors"].push_back(tensor);
+        for (const char* key : kHealth) {
+          health[key].push_back(Json(columns.size(), nullptr));
+        }
+      }
+      for (const char* key : kHealth) {
+        if (const auto value = values.find(key); value != values.end()) {
+          health[key][rows.at(tensor)][column] = *value;
+        }
+      }
+    }
+  });
+  return health;
+}
+
+std::string text_in(const std::filesystem::path& path) {
+  return std::filesystem::exists(path) ? read_text_file(path, kMostText) : "";
+}
+
+Json object_in(const std::filesystem::path& path) {
+  const Json object = Json::parse(text_in(path), nullptr, false);
+  return object.is_object() ? object : Json::object();
+}
+
+Json run_data(const std::filesystem::path& root) {
+  const RunDirectory run = {root};
+  std::vector<int64_t> sampled;
+  Json data = {{"name", root.lexically_normal().string()}};
+  data["curves"] = curves_of(run.metrics(), sampled);
+  data["health"] = health_of(run.metrics(), sampled);
+  data["summary"] = object_in(run.summary());
+  data["environment"] = object_in(run.environment());
+  data["config"] = text_in(run.config());
+  data["command"] = text_in(run.command());
+  return data;
+}
+
+/// JSON that may stand inside of a script element.
+std::string embedded(const Json& data) {
+  std::string text = data.dump(-1, ' ', false, Json::error_handler_t::replace);
+  for (size_t at = text.find("</"); at != std::string::npos; at = text.find("</", at)) {
+    text.replace(at, 2, "<\\/");
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string report_page(const std::vector<std::filesystem::path>& runs) {
+  Json data = Json::array();
+  for (const std::filesystem::path& run : runs) {
+    data.push_back(run_data(run));
+  }
+  std::string page = kReportTemplate;
+  const std::string mark = "/*RUNS*/[]";
+  const size_t at = page.find(mark);
+  check(at != std::string::npos, "the report's template has no place for the runs");
+  return page.replace(at, mark.size(), embedded(data));
+}
+
+}  // namespace fp8train

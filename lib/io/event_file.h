@@ -1,0 +1,56 @@
+#pragma once
+// TensorBoard's event files: records of TFRecord form (tensorflow/core/lib/io/record_writer.cc)
+// whose content is an Event (tensorboard/compat/proto/event.proto, summary.proto), encoded here by
+// hand because it is a dozen fields. Each record is handed to the system in one write, so that a
+// reader sees whole ones while a run continues.
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace fp8train {
+
+/// CRC-32C (Castagnoli, reflected, polynomial 0x1EDC6F41), as RFC 3720 B.4 has it.
+uint32_t crc32c(std::string_view bytes);
+
+/// What is shown of one step.
+class EventSummary {
+ public:
+  /// Values that are not finite are left out: TensorBoard draws them as 0.
+  EventSummary& scalar(std::string_view tag, double value);
+  /// In Markdown.
+  EventSummary& text(std::string_view tag, std::string_view markdown);
+  /// A count of `values` in buckets of width `bucket`; values that are not finite are left out.
+  EventSummary& histogram(std::string_view tag, std::span<const double> values, double bucket);
+
+  bool empty() const { return encoded_.empty(); }
+
+ private:
+  friend class EventFile;
+  std::string encoded_;
+};
+
+/// One file of a run, from one start of it to the next.
+class EventFile {
+ public:
+  /// Begins a new file in `folder`, which is made. What earlier files there say of steps above
+  /// `resume_step` is no longer shown (SessionLog::START). Throws DeviceError when it cannot be
+  /// written.
+  EventFile(const std::filesystem::path& folder, int64_t resume_step);
+  ~EventFile();
+  EventFile(const EventFile&) = delete;
+  EventFile& operator=(const EventFile&) = delete;
+
+  /// Throws DeviceError when the record cannot be written whole; it is taken back then.
+  void write(int64_t step, const EventSummary& summary);
+
+ private:
+  void write_event(int64_t step, std::string_view content);
+
+  std::filesystem::path path_;
+  int descriptor_ = -1;
+};
+
+}  // namespace fp8train

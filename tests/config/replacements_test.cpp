@@ -1,0 +1,65 @@
+// What the command line replaces of a file.
+
+#include <catch2/catch.hpp>
+
+#include "config/load_support.h"
+
+namespace fp8train {
+namespace {
+
+using Catch::Matchers::Contains;
+using test::error_of;
+using test::kBase;
+using test::load_text;
+
+const std::string kFp8 =
+    kBase + "mixed_precision: fp8\nfp8: {backend: te, recipe: delayed, margin: 1}\n";
+
+TEST_CASE("a file in FP8 is switched to another precision by one key") {
+  const Settings bf16 = load_text(kFp8, {"mixed_precision=bf16"});
+  CHECK(resolve_plan(bf16.precision).name == "bf16");
+  REQUIRE(bf16.notes.lines.size() == 1);
+  CHECK(bf16.notes.lines[0] ==
+        "--set mixed_precision=bf16 replaces fp8.backend (run.yaml:5:7), fp8.recipe "
+        "(run.yaml:5:20), fp8.margin (run.yaml:5:37)");
+  CHECK(resolve_plan(load_text(kFp8, {"precision.plan=bf16"}).precision).name == "bf16");
+  CHECK(resolve_plan(load_text(kFp8, {"precision.plan=fp32"}).precision).name == "fp32");
+  const Settings other = load_text(kFp8, {"precision.plan=te-delayed"});
+  CHECK(resolve_plan(other.precision).name == "te-delayed");
+  CHECK(other.precision.margin == 1);
+  CHECK_THAT(error_of(kFp8 + "precision: {plan: bf16}\n"), Contains("conflicts"));
+}
+
+TEST_CASE("a plan by name is replaced by what selects one") {
+  const std::string planned = kBase + "precision: {plan: deepseek-v3}\n";
+  CHECK(resolve_plan(load_text(planned, {"mixed_precision=bf16"}).precision).name == "bf16");
+  CHECK(resolve_plan(load_text(planned, {"mixed_precision=fp8", "fp8.recipe=current"}).precision)
+            .name == "te-current");
+  CHECK(resolve_plan(load_text(planned, {}, "precision.plan=coat").precision).name == "coat");
+}
+
+TEST_CASE("an empty section on the command line removes the file's") {
+  const Settings s = load_text(kFp8, {"fp8=", "mixed_precision=bf16"});
+  CHECK(s.notes.lines ==
+        std::vector<std::string>{"--set fp8= removes fp8.backend, fp8.recipe, fp8.margin"});
+  CHECK(load_text(kFp8, {"fp8="}).precision.margin.has_value() == false);
+}
+
+TEST_CASE("alternatives replace each other, and say so") {
+  const Settings from = load_text(kBase + "mixed_precision: bf16\n", {"model.from=folder"});
+  CHECK(from.model.preset.empty());
+  CHECK(from.model.from == "folder");
+  CHECK(load_text("model: {hidden_size: 64, num_hidden_layers: 2, num_attention_heads: 2, "
+                  "max_position_embeddings: 64}\ndata: {train: a}\ntraining: {max_steps: 2}\n",
+                  {"model.from=folder"})
+            .notes.lines.size() == 1);
+  const Settings tokens = load_text(kBase, {"training.max_tokens=1M"});
+  CHECK(tokens.training.max_steps == 0);
+  CHECK(tokens.notes.lines ==
+        std::vector<std::string>{
+            "--set training.max_tokens=1M replaces training.max_steps (run.yaml:3:12)"});
+  CHECK(load_text(kBase, {"model.from=a", "model.preset=toy"}).model.from.empty());
+}
+
+}  // namespace
+}  // namespace fp8train

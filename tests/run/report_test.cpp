@@ -1,0 +1,77 @@
+// The page of `fp8train report`.
+
+#include "run_report.h"
+
+#include <catch2/catch.hpp>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "support/files.h"
+#include "support/temp_dir.h"
+
+namespace fp8train {
+namespace {
+
+using Catch::Matchers::Contains;
+
+/// The runs that a page shows.
+nlohmann::json runs_of(const std::string& page) {
+  const std::string begin = "const runs = ";
+  const size_t at = page.find(begin) + begin.size();
+  return nlohmann::json::parse(page.substr(at, page.find(";\n", at) - at));
+}
+
+std::string line_of(int step) {
+  return "{\"step\":" + std::to_string(step) + ",\"loss\":" + std::to_string(step) +
+         ",\"fp8\":{\"layers.0.mlp.up.x\":{\"snr_db\":30.5,\"amax\":2}}}\n";
+}
+
+std::filesystem::path run_in(const test::TempDir& dir, const std::string& metrics) {
+  std::filesystem::create_directories(dir / "run");
+  test::write_file(dir / "run" / "metrics.jsonl", metrics);
+  return dir / "run";
+}
+
+TEST_CASE("a report has a run's curves, tensors and texts") {
+  const test::TempDir dir;
+  std::string metrics;
+  for (int step = 1; step <= 3200; ++step) {
+    metrics += line_of(step);
+  }
+  metrics += "{\"step\":3200,\"val_loss\":1.5}\n{\"step\":32";  // the last line is being written
+  const auto run = run_in(dir, metrics);
+  test::write_file(run / "summary.json", "{\"plan\":\"te-delayed\"}");
+  test::write_file(run / "config.resolved.yaml", "a: </script>\n");
+  const std::string page = report_page({run, run});
+  CHECK(page.starts_with("<!DOCTYPE html>"));
+  CHECK(page.find("a: </script>") == std::string::npos);
+  CHECK(page.find("http:") == page.find("http://www.w3.org/2000/svg"));
+  CHECK(page.find("https:") == std::string::npos);
+  const nlohmann::json runs = runs_of(page);
+  REQUIRE(runs.size() == 2);
+  CHECK(runs[0]["summary"]["plan"] == "te-delayed");
+  CHECK(runs[0]["config"] == "a: </script>\n");
+  CHECK(runs[0]["curves"]["val_loss"] == nlohmann::json::parse("[[3200,1.5]]"));
+  const nlohmann::json& loss = runs[0]["curves"]["loss"];
+  REQUIRE(loss.size() == 1067);  // three lines for each point
+  CHECK(loss[0] == nlohmann::json::parse("[3,2.0]"));
+  CHECK(loss.back() == nlohmann::json::parse("[3200,3199.5]"));
+  const nlohmann::json& health = runs[0]["health"];
+  CHECK(health["steps"].size() == 60);
+  CHECK(health["steps"].back() == 3200);
+  CHECK(health["tensors"] == nlohmann::json::parse("[\"layers.0.mlp.up.x\"]"));
+  CHECK(health["snr_db"][0].size() == 60);
+  CHECK(health["snr_db"][0][59] == 30.5);
+  CHECK(health["scale_exponent"][0][0].is_null());
+}
+
+TEST_CASE("a report of what is no run is an error with its place") {
+  const test::TempDir dir;
+  CHECK_THROWS_WITH(report_page({dir / "none"}), Contains("none/metrics.jsonl: cannot be read"));
+  const auto run = run_in(dir, line_of(1) + "{\"loss\":1}\n");
+  CHECK_THROWS_WITH(report_page({run}), Contains("metrics.jsonl:2: not a line of metrics"));
+  CHECK(runs_of(report_page({run_in(dir, "")}))[0]["curves"].empty());
+}
+
+}  // namespace
+}  // namespace fp8train
