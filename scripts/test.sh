@@ -16,10 +16,10 @@
 #   FP8TRAIN_TIDY_SECONDS    time for fuzzing and clang-tidy together, 100. Files changed since the branch left main come first and
 #                            always; then the others, from a place that the commit decides, until the time is over. 0: only changed
 #                            files; all: every file, whatever it takes
-#   FP8TRAIN_TEST_HALF       0: AddressSanitizer for the modules that compute, and ThreadSanitizer. 1: AddressSanitizer for the other modules,
-#                            and fuzzing. By default the commit's hash decides
+#   FP8TRAIN_TEST_PART       what a run has in addition to the other stages. 0: AddressSanitizer for the modules that compute. 1: AddressSanitizer
+#                            for the other modules. 2: ThreadSanitizer and fuzzing. By default the commit's hash decides
 #   FP8TRAIN_TEST_ROTATION   the part of their longest lists of cases that sanitized tests run: a number, by default that of the commits;
-#                            all: every case, and both halves
+#                            all: every case, and every part
 #   FP8TRAIN_SKIP            stages to leave out, by name, separated by spaces
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
@@ -47,12 +47,13 @@ table=() # NAME SECONDS CPU-SECONDS of each stage
 
 export FP8TRAIN_CUDA_ARCHITECTURES=${FP8TRAIN_CUDA_ARCHITECTURES:-90a-real}
 
-# Sanitized tests run a part of the modules, and a part of their longest lists of cases (tests/support/share.sh): another one after each commit.
+# A run has one of three parts of the sanitizers' work, and a part of the longest lists of cases (tests/support/share.sh): others after each commit.
 rotation=${FP8TRAIN_TEST_ROTATION:-$(git rev-list --count HEAD 2>/dev/null || echo 0)}
 export FP8TRAIN_TEST_ROTATION=$rotation
 # Not by the number, whose steps from test to test may all be even.
-half=${FP8TRAIN_TEST_HALF:-$((16#$(git rev-parse HEAD 2>/dev/null | cut -c1-6 || echo 0) % 2))}
-in_half() { [ "$rotation" = all ] || [ "$half" = "$1" ]; }
+part=${FP8TRAIN_TEST_PART:-$((16#$(git rev-parse HEAD 2>/dev/null | cut -c1-6 || echo 0) % 3))}
+case $part in 0 | 1 | 2) ;; *) echo "test.sh: FP8TRAIN_TEST_PART is 0, 1 or 2, not '$part'" >&2; exit 2 ;; esac
+in_part() { [ "$rotation" = all ] || [ "$part" = "$1" ]; }
 
 # Test programs share the cores: threads that wait must not spin.
 export OMP_WAIT_POLICY=passive
@@ -97,7 +98,10 @@ stage() {
 }
 
 note() { echo "note: $*"; }
-other_half() { printf '%-14s in the other half (FP8TRAIN_TEST_HALF)\n' "$1"; }
+# part_stage PART NAME FUNCTION: a stage of one part of the runs.
+part_stage() {
+  if in_part "$1"; then stage "$2" "$3"; else printf '%-14s in part %s (FP8TRAIN_TEST_PART)\n' "$2" "$1"; fi
+}
 
 finish() {
   echo
@@ -211,7 +215,7 @@ asan_stage() {
   if [ "$rotation" = all ]; then
     built=all
     build_unit_tests asan '[A-Za-z0-9_]*' || return 1
-  elif in_half 0; then
+  elif in_part 0; then
     built="modules that compute"
     build_unit_tests asan "$others" -v || return 1
   else
@@ -308,7 +312,7 @@ fuzz_and_tidy_stage() {
   cmake --preset fuzz -B build/tidy -DFP8TRAIN_UNITY=OFF || return 1
   export tidy_deadline=$(($(date +%s) + seconds)) logs
   export -f fuzz_one tidy_one fuzz_or_tidy
-  { ! in_half 1 || find build/fuzz/bin -maxdepth 1 -type f -executable -name '*fuzz*' | sort | sed 's/^/fuzz /'; tidy_files; } |
+  { ! in_part 2 || find build/fuzz/bin -maxdepth 1 -type f -executable -name '*fuzz*' | sort | sed 's/^/fuzz /'; tidy_files; } |
     xargs -P "$cores" -L 1 bash -c 'fuzz_or_tidy "$@"' queue | tee "$output" | grep -v '^tidy left '
   checked=$(grep -cE '^tidy (passed|FAILED) ' "$output")
   note "clang-tidy: $checked of $((checked + $(grep -c '^tidy left ' "$output"))) files"
@@ -332,9 +336,10 @@ if stage build build_stage; then
   [ $quick = 1 ] || stage kernels kernels_stage
 fi
 if [ $quick = 0 ]; then
-  stage asan asan_stage
-  if in_half 0; then stage tsan tsan_stage; else other_half tsan; fi
-  if in_half 1; then stage fuzz-build fuzz_build_stage; else other_half fuzzing; fi
+  # Each part builds the libraries with one sanitizer, or two that need little of them: a cold run stays under 20 minutes on two cores.
+  if in_part 0 || in_part 1; then stage asan asan_stage; else printf '%-14s in parts 0 and 1 (FP8TRAIN_TEST_PART)\n' asan; fi
+  part_stage 2 tsan tsan_stage
+  part_stage 2 fuzz-build fuzz_build_stage
   stage fuzz-and-tidy fuzz_and_tidy_stage
 fi
 finish

@@ -8,6 +8,7 @@
 #include "base/math.h"
 #include "model/families/family.h"
 #include "model/rotary.h"
+#include "ops/pointwise/elementwise.h"
 #include "ops/pointwise/embedding.h"
 
 namespace fp8train {
@@ -128,13 +129,15 @@ Norm Decoder::make_norm(const std::string& name, const SavedFormat& input) {
   Parameter* weight = parameters_.add({.name = name + ".weight",
                                        .shape = {config_.hidden_size},
                                        .decay = false,
-                                       .init = Init::ones});
+                                       .init = Init::ones,
+                                       .overwritten = true});
   Parameter* bias = nullptr;
   if (centered && config_.norm_bias) {
     bias = parameters_.add({.name = name + ".bias",
                             .shape = {config_.hidden_size},
                             .decay = false,
-                            .init = Init::zeros});
+                            .init = Init::zeros,
+                            .overwritten = true});
   }
   return {weight, bias, centered, config_.norm_eps, input};
 }
@@ -155,7 +158,8 @@ Linear Decoder::make_linear(const std::string& name, bool bias, float init_std) 
     offset = parameters_.add({.name = name + ".bias",
                               .shape = {plan.site.out_features},
                               .decay = false,
-                              .init = Init::zeros});
+                              .init = Init::zeros,
+                              .overwritten = true});
   }
   return {plan, weight, offset, scaling_};
 }
@@ -175,8 +179,11 @@ void Decoder::add_block(int64_t index, const DecoderOptions& options) {
     if (!config_.qk_norm) {
       return nullptr;
     }
-    return parameters_.add(
-        {.name = layer + name, .shape = {config_.head_dim}, .decay = false, .init = Init::ones});
+    return parameters_.add({.name = layer + name,
+                            .shape = {config_.head_dim},
+                            .decay = false,
+                            .init = Init::ones,
+                            .overwritten = true});
   };
   const bool exempt = is_exempt(layer);
   const auto saved_input = [&](const TensorFormat& format) {
@@ -270,28 +277,29 @@ View Decoder::embed(const StepContext& context, ConstView tokens, int64_t first_
   return x;
 }
 
-View Decoder::run_blocks(const StepContext& context, View x, int64_t batch,
+void Decoder::run_blocks(const StepContext& context, Residual& stream, int64_t batch,
                          std::vector<KvCache>* caches) {
   // Where backward reads every block's input it stays alive; otherwise two buffers take turns.
   const bool stored = context.training && keeps_block_inputs_;
   View spare;
   for (size_t i = 0; i < blocks_.size(); ++i) {
+    const View input = stream.value();
     View y;
     if (stored) {
-      y = fp8train::allocate(*context.saved, x.dtype, x.shape);
+      y = fp8train::allocate(*context.saved, input.dtype, input.shape);
     } else {
-      y = spare.empty() ? fp8train::allocate(*context.scratch, x.dtype, x.shape) : spare;
+      y = spare.empty() ? fp8train::allocate(*context.scratch, input.dtype, input.shape) : spare;
     }
     use(context, i + 1, i + 2);
-    blocks_[i].forward(context, x, y, batch, caches == nullptr ? nullptr : &(*caches)[i],
+    blocks_[i].forward(context, stream, y, batch, caches == nullptr ? nullptr : &(*caches)[i],
                        saved_[i]);
     if (context.watch != nullptr) {
-      context.watch->made(i + 1, y);
+      ops::add(context.stream, stream.x, stream.branch, stream.sum);
+      stream = {.x = stream.sum, .branch = stream.branch, .sum = {}};
+      context.watch->made(i + 1, stream.x);
     }
-    spare = x;
-    x = y;
+    spare = input;
   }
-  return x;
 }
 
 void Decoder::evaluate(const StepContext& step, ConstView tokens, ConstView targets,
@@ -301,11 +309,15 @@ void Decoder::evaluate(const StepContext& step, ConstView tokens, ConstView targ
   const StepContext context = begin_pass(step);
   ArenaScope scope(*context.scratch);
   const View embedded = embed(context, tokens, 0, *context.scratch);
-  const View last = run_blocks(context, embedded, tokens.shape[0], nullptr);
-  const View normed = fp8train::allocate(*context.scratch, last.dtype, last.shape);
+  const auto like_embedded = [&] {
+    return fp8train::allocate(*context.scratch, embedded.dtype, embedded.shape);
+  };
+  Residual stream = {.x = embedded, .branch = like_embedded(), .sum = {}};
+  run_blocks(context, stream, tokens.shape[0], nullptr);
+  const View normed = like_embedded();
   use(context, blocks_.size() + 1, ParameterGatherer::kNone);
   Norm::Saved unused;
-  final_norm_->forward(context, last, normed, unused);
+  final_norm_->forward(context, stream, normed, unused);
   head_->loss(context, normed, reshaped(targets, {targets.count()}), totals, {}, nullptr, 0.0F);
   scaling_.end_evaluation(step.stream);
 }
@@ -322,14 +334,22 @@ View Decoder::next_token_logits(const StepContext& step, ConstView tokens,
       fp8train::allocate(*context.scratch, plan_.activation, {batch, head_->padded_vocabulary()});
   ArenaScope scope(*context.scratch);
   const View embedded = embed(context, tokens, caches.front().length, *context.scratch);
-  const View last = run_blocks(context, embedded, batch, &caches);
+  Residual stream = {.x = embedded,
+                     .branch = fp8train::allocate(*context.scratch, embedded.dtype, embedded.shape),
+                     .sum = {}};
+  run_blocks(context, stream, batch, &caches);
   for (KvCache& cache : caches) {
     cache.length += length;
   }
-  const View normed = fp8train::allocate(*context.scratch, last.dtype, {1, config_.hidden_size});
+  const View normed =
+      fp8train::allocate(*context.scratch, embedded.dtype, {1, config_.hidden_size});
   use(context, blocks_.size() + 1, ParameterGatherer::kNone);
   Norm::Saved unused;
-  final_norm_->forward(context, rows_of(last, length - 1, 1), normed, unused);
+  const auto last_row = [&](const View& view) {
+    return view.empty() ? view : rows_of(view, length - 1, 1);
+  };
+  const Residual last = {last_row(stream.x), last_row(stream.branch), last_row(stream.sum)};
+  final_norm_->forward(context, last, normed, unused);
   head_->logits(context, normed, logits);
   scaling_.end_evaluation(step.stream);
   return logits;

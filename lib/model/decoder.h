@@ -83,9 +83,12 @@ class Decoder {
   std::vector<Linear*> linears_of(size_t unit);
   bool tied() const { return config_.tie_word_embeddings; }
   View embed(const StepContext& context, ConstView tokens, int64_t first_position, Arena& arena);
-  View run_blocks(const StepContext& context, View x, int64_t batch, std::vector<KvCache>* caches);
-  View forward(const StepContext& context, ConstView tokens, int64_t batch);
-  void run_head(const StepContext& context, const View& last, ConstView targets,
+  /// `stream`: the embedded tokens on entry, and memory for branches; what the last block made,
+  /// due.
+  void run_blocks(const StepContext& context, Residual& stream, int64_t batch,
+                  std::vector<KvCache>* caches);
+  Residual forward(const StepContext& context, ConstView tokens, const View& branch);
+  void run_head(const StepContext& context, const Residual& last, ConstView targets,
                 const LossTotals& totals, const View& gradient, const float* loss_scale,
                 float gradient_factor);
   void backward(const StepContext& context, ConstView tokens, const View& gradient, int64_t batch);

@@ -13,25 +13,30 @@ void Decoder::train_micro_batch(const StepContext& step, ConstView tokens, Const
   ArenaScope saved_scope(*context.saved);
   ArenaScope scratch_scope(*context.scratch);
   const int64_t batch = tokens.shape[0];
-  const View last = forward(context, tokens, batch);
-  const View gradient = fp8train::allocate(*context.scratch, last.dtype, last.shape);
+  const View gradient =
+      fp8train::allocate(*context.scratch, plan_.activation, {tokens.count(), config_.hidden_size});
+  const Residual last = forward(context, tokens, gradient);
   run_head(context, last, targets, totals, gradient, loss_scale, gradient_factor);
   backward(context, tokens, gradient, batch);
 }
 
-View Decoder::forward(const StepContext& context, ConstView tokens, int64_t batch) {
+/// `branch`: memory for the branches of the residual stream, free again after the norm that
+/// follows.
+Residual Decoder::forward(const StepContext& context, ConstView tokens, const View& branch) {
   const TraceSpan span("forward");
   const View embedded =
       embed(context, tokens, 0, keeps_block_inputs_ ? *context.saved : *context.scratch);
-  return run_blocks(context, embedded, batch, nullptr);
+  Residual stream = {.x = embedded, .branch = branch, .sum = {}};
+  run_blocks(context, stream, tokens.shape[0], nullptr);
+  return stream;
 }
 
 /// Forward and backward: the head makes its logits by chunks and keeps none.
-void Decoder::run_head(const StepContext& context, const View& last, ConstView targets,
+void Decoder::run_head(const StepContext& context, const Residual& last, ConstView targets,
                        const LossTotals& totals, const View& gradient, const float* loss_scale,
                        float gradient_factor) {
   const TraceSpan span("head");
-  const View normed = fp8train::allocate(*context.saved, last.dtype, last.shape);
+  const View normed = fp8train::allocate(*context.saved, gradient.dtype, gradient.shape);
   const size_t head_unit = blocks_.size() + 1;
   use(context, head_unit, blocks_.size());
   begin_gradients(context, head_unit);
@@ -41,7 +46,7 @@ void Decoder::run_head(const StepContext& context, const View& last, ConstView t
   Norm::Saved norm_saved;
   final_norm_->forward(context, last, normed, norm_saved);
   ArenaScope head_scope(*context.scratch);
-  const View d_normed = fp8train::allocate(*context.scratch, last.dtype, last.shape);
+  const View d_normed = fp8train::allocate(*context.scratch, gradient.dtype, gradient.shape);
   head_->loss(context, normed, reshaped(targets, {targets.count()}), totals, d_normed, loss_scale,
               gradient_factor);
   final_norm_->backward(context, d_normed, gradient, false, norm_saved);

@@ -151,6 +151,7 @@ void Attention::backward(const StepContext& context, ConstView dy, View dx, int6
   if (q_norm_ != nullptr) {
     const View partial =
         allocate(*context.scratch, DType::f32, {ops::norm_partial_rows(rows), head_dim});
+    const bool overwrite = context.overwrites_gradients && q_norm_->overwritten;
     ops::head_rms_norm_backward(context.stream, {.dx = dq,
                                                  .rows = rows,
                                                  .heads = heads,
@@ -159,7 +160,8 @@ void Attention::backward(const StepContext& context, ConstView dy, View dx, int6
                                                  .weight = q_norm_->value,
                                                  .rstd = saved.q_rstd,
                                                  .weight_grad = q_norm_->gradient,
-                                                 .scratch = partial});
+                                                 .scratch = partial,
+                                                 .overwrite_weight_grad = overwrite});
     ops::head_rms_norm_backward(context.stream, {.dx = dk,
                                                  .rows = rows,
                                                  .heads = kv_heads,
@@ -168,7 +170,8 @@ void Attention::backward(const StepContext& context, ConstView dy, View dx, int6
                                                  .weight = k_norm_->value,
                                                  .rstd = saved.k_rstd,
                                                  .weight_grad = k_norm_->gradient,
-                                                 .scratch = partial});
+                                                 .scratch = partial,
+                                                 .overwrite_weight_grad = overwrite});
   }
   qkv_.backward(context, d_projected, dx, saved.qkv);
 }

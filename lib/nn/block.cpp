@@ -1,41 +1,36 @@
 #include "nn/block.h"
 
-#include "ops/pointwise/elementwise.h"
-
 namespace fp8train {
 
-void Block::run(const StepContext& context, ConstView x, View y, int64_t batch, KvCache* cache,
-                Saved& saved) const {
-  ArenaScope scope(*context.scratch);
-  const int64_t rows = x.shape.rows();
-  saved.x = x;
-  const View branch = allocate(*context.scratch, x.dtype, x.shape);
+/// middle: memory for the stream between attention and MLP, which is what `stream` then adds to.
+void Block::run(const StepContext& context, Residual& stream, View middle, int64_t batch,
+                KvCache* cache, Saved& saved) const {
+  const int64_t rows = stream.x.shape.rows();
+  saved.x = stream.value();
   {
-    ArenaScope inner(*context.scratch);
+    ArenaScope scope(*context.scratch);
     const Linear::Input normed = attention_.qkv().place_input(context, rows);
-    attention_norm_.forward(context, x, normed.plain, saved.attention_norm, normed.cast);
-    attention_.forward(context, normed, branch, batch, cache, saved.attention);
+    attention_norm_.forward(context, stream, normed.plain, saved.attention_norm, normed.cast);
+    attention_.forward(context, normed, stream.branch, batch, cache, saved.attention);
   }
-  Arena& stored = context.training && !encodes_residuals_ ? *context.saved : *context.scratch;
-  const View middle = allocate(stored, x.dtype, x.shape);
-  ops::add(context.stream, x, branch, middle);
-  {
-    ArenaScope inner(*context.scratch);
-    const Linear::Input normed = mlp_.up().place_input(context, rows);
-    mlp_norm_.forward(context, middle, normed.plain, saved.mlp_norm, normed.cast);
-    mlp_.forward(context, normed, branch, saved.mlp);
-  }
-  ops::add(context.stream, middle, branch, y);
+  stream = stream.plus_branch(middle);
+  ArenaScope scope(*context.scratch);
+  const Linear::Input normed = mlp_.up().place_input(context, rows);
+  mlp_norm_.forward(context, stream, normed.plain, saved.mlp_norm, normed.cast);
+  mlp_.forward(context, normed, stream.branch, saved.mlp);
 }
 
-void Block::forward(const StepContext& context, ConstView x, View y, int64_t batch, KvCache* cache,
-                    Saved& saved) const {
-  if (!recompute_ || !context.training) {
-    run(context, x, y, batch, cache, saved);
-    return;
+void Block::forward(const StepContext& context, Residual& stream, View y, int64_t batch,
+                    KvCache* cache, Saved& saved) const {
+  if (recompute_ && context.training) {
+    ArenaScope dropped(*context.saved);
+    run(context, stream, y, batch, cache, saved);
+  } else {
+    const bool keeps = context.training && !encodes_residuals_;
+    const View middle = keeps ? allocate(*context.saved, y.dtype, y.shape) : y;
+    run(context, stream, middle, batch, cache, saved);
   }
-  ArenaScope dropped(*context.saved);
-  run(context, x, y, batch, cache, saved);
+  stream = stream.plus_branch(y);
 }
 
 void Block::backward(const StepContext& context, View gradient, int64_t batch, Saved& saved) const {
@@ -43,8 +38,10 @@ void Block::backward(const StepContext& context, View gradient, int64_t batch, S
   ArenaScope recomputed(*context.saved);
   if (recompute_) {
     ArenaScope unused_output(*context.scratch);
-    run(context, saved.x, allocate(*context.scratch, saved.x.dtype, saved.x.shape), batch, nullptr,
-        saved);
+    const auto like_x = [&](Arena& arena) { return allocate(arena, saved.x.dtype, saved.x.shape); };
+    Residual stream = {.x = saved.x, .branch = like_x(*context.scratch), .sum = {}};
+    const View middle = like_x(encodes_residuals_ ? *context.scratch : *context.saved);
+    run(context, stream, middle, batch, nullptr, saved);
   }
   const View d_normed = allocate(*context.scratch, gradient.dtype, gradient.shape);
   mlp_.backward(context, gradient, d_normed, saved.mlp);

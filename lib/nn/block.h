@@ -1,7 +1,8 @@
 #pragma once
-// One pre-norm transformer block: x + attention(norm(x)), then + mlp(norm(.)). With recompute,
-// forward keeps only the block's input and backward runs forward again first; the scales it uses
-// are the same because they change only between micro-batches.
+// One pre-norm transformer block: x + attention(norm(x)), then + mlp(norm(.)). What the MLP makes
+// is added by the norm after the block. With recompute, forward keeps only the block's input and
+// backward runs forward again first; the scales it uses are the same because they change only
+// between micro-batches.
 
 #include "nn/attention.h"
 #include "nn/mlp.h"
@@ -12,7 +13,7 @@ namespace fp8train {
 class Block {
  public:
   struct Saved {
-    ConstView x;  ///< the block's input; only recomputation reads it later
+    View x;  ///< the block's input; only recomputation reads it later
     Norm::Saved attention_norm, mlp_norm;
     Attention::Saved attention;
     Mlp::Saved mlp;
@@ -32,15 +33,16 @@ class Block {
   Attention& attention() { return attention_; }
   Mlp& mlp() { return mlp_; }
 
-  /// y must not alias x.
-  void forward(const StepContext& context, ConstView x, View y, int64_t batch, KvCache* cache,
+  /// stream: the block's input on entry; on return its output, due to be added into y. y must not
+  /// alias the input, nor what that is made of.
+  void forward(const StepContext& context, Residual& stream, View y, int64_t batch, KvCache* cache,
                Saved& saved) const;
 
   /// `gradient`: of y on entry, of x on return.
   void backward(const StepContext& context, View gradient, int64_t batch, Saved& saved) const;
 
  private:
-  void run(const StepContext& context, ConstView x, View y, int64_t batch, KvCache* cache,
+  void run(const StepContext& context, Residual& stream, View middle, int64_t batch, KvCache* cache,
            Saved& saved) const;
 
   Norm attention_norm_;

@@ -208,7 +208,8 @@ void Linear::run_backward(const StepContext& context, const LinearOperands::Sour
     const int64_t rows = dy.plain.shape.rows();
     const View partial = fp8train::allocate(*context.scratch, DType::f32,
                                             {ceil_div(rows, kBiasChunk), dy.plain.shape.back()});
-    ops::bias_backward(context.stream, dy.plain, bias_->gradient, partial);
+    ops::bias_backward(context.stream, dy.plain, bias_->gradient, partial,
+                       context.overwrites_gradients && bias_->overwritten);
   }
   if (context.listener != nullptr) {
     context.listener->progress();

@@ -1,24 +1,41 @@
 #include "nn/norm.h"
 
 #include "ops/norm/norm.h"
+#include "ops/pointwise/elementwise.h"
 
 namespace fp8train {
 
-void Norm::forward(const StepContext& context, ConstView input, View y, Saved& saved,
+void Norm::forward(const StepContext& context, const Residual& input, View y, Saved& saved,
                    const ops::QuantizeSink& cast) const {
-  const int64_t rows = input.shape.rows();
+  const int64_t rows = input.x.shape.rows();
   Arena& arena = context.training ? *context.saved : *context.scratch;
-  saved = {.x = SavedInput::keep(context, input, input_),
-           .mean = {},
+  saved = {.x = {},
+           .mean = centered_ ? allocate(arena, DType::f32, {rows}) : View{},
            .rstd = allocate(arena, DType::f32, {rows})};
-  const View mean = centered_ ? allocate(arena, DType::f32, {rows}) : View{};
-  saved.mean = mean;
+  if (!input_.in_forward(context)) {
+    const ops::ResidualAdd residual = {input.is_due() ? input.branch : View{}, input.sum};
+    run(context, input.x, residual, y, saved, cast);
+    saved.x = SavedInput::keep(context, input.value(), input_);
+    return;
+  }
+  if (input.is_due()) {
+    ops::add(context.stream, input.x, input.branch, input.sum);
+  }
+  saved.x = SavedInput::keep(context, input.value(), input_);
   ArenaScope decoded(*context.scratch);
-  const ConstView x = input_.in_forward(context) ? saved.x.read(context) : input;
+  run(context, saved.x.read(context), {}, y, saved, cast);
+}
+
+void Norm::run(const StepContext& context, ConstView x, const ops::ResidualAdd& residual, View y,
+               const Saved& saved, const ops::QuantizeSink& cast) const {
   if (!centered_) {
-    ops::rms_norm_forward(
-        context.stream,
-        {.x = x, .weight = weight_->value, .eps = eps_, .y = y, .rstd = saved.rstd, .cast = cast});
+    ops::rms_norm_forward(context.stream, {.x = x,
+                                           .weight = weight_->value,
+                                           .eps = eps_,
+                                           .y = y,
+                                           .rstd = saved.rstd,
+                                           .cast = cast,
+                                           .residual = residual});
     return;
   }
   ops::layer_norm_forward(context.stream,
@@ -29,7 +46,8 @@ void Norm::forward(const StepContext& context, ConstView input, View y, Saved& s
                            .y = y,
                            .mean = saved.mean,
                            .rstd = saved.rstd,
-                           .cast = cast});
+                           .cast = cast,
+                           .residual = residual});
 }
 
 void Norm::backward(const StepContext& context, ConstView dy, View dx, bool accumulate,
@@ -38,6 +56,7 @@ void Norm::backward(const StepContext& context, ConstView dy, View dx, bool accu
   const int64_t rows = dy.shape.rows();
   const int64_t width = dy.shape.back();
   const ConstView x = saved.x.read(context);
+  const bool overwrite = context.overwrites_gradients && weight_->overwritten;
   if (!centered_) {
     const View partial =
         allocate(*context.scratch, DType::f32, {ops::norm_partial_rows(rows), width});
@@ -48,7 +67,8 @@ void Norm::backward(const StepContext& context, ConstView dy, View dx, bool accu
                                             .dx = dx,
                                             .accumulate = accumulate,
                                             .weight_grad = weight_->gradient,
-                                            .scratch = partial});
+                                            .scratch = partial,
+                                            .overwrite_weight_grad = overwrite});
     return;
   }
   const View partial =
@@ -63,7 +83,8 @@ void Norm::backward(const StepContext& context, ConstView dy, View dx, bool accu
                             .accumulate = accumulate,
                             .weight_grad = weight_->gradient,
                             .bias_grad = bias_ == nullptr ? View{} : bias_->gradient,
-                            .scratch = partial});
+                            .scratch = partial,
+                            .overwrite_weight_grad = overwrite});
 }
 
 }  // namespace fp8train

@@ -1,12 +1,14 @@
 #pragma once
 // RMSNorm or LayerNorm as a layer. Forward stores the statistics of each row of x, and of x, which
 // is the residual stream, what the plan says: nothing, since it stays alive, or codes of it, which
-// forward may read too.
+// forward may read too. What is due in the stream is added in the pass of the norm, or before it
+// where the norm reads codes.
 
 #include "nn/context.h"
 #include "nn/parameter.h"
+#include "nn/residual.h"
 #include "nn/saved_input.h"
-#include "ops/cast/quantize.h"
+#include "ops/norm/norm.h"
 
 namespace fp8train {
 
@@ -23,15 +25,20 @@ class Norm {
   Norm(Parameter* weight, Parameter* bias, bool centered, float eps, const SavedFormat& input)
       : weight_(weight), bias_(bias), centered_(centered), eps_(eps), input_(input) {}
 
-  /// `cast`: y is cast on the way, and may then be empty (see QuantizeSink).
-  void forward(const StepContext& context, ConstView x, View y, Saved& saved,
+  /// y = norm of x.value(), which is written if it is due. `cast`: y is cast on the way, and may
+  /// then be empty (see QuantizeSink).
+  void forward(const StepContext& context, const Residual& x, View y, Saved& saved,
                const ops::QuantizeSink& cast = {}) const;
 
   /// dx (+)= : adds to dx when `accumulate`, so that the residual's gradient needs no extra pass.
+  /// Gradients of weight and bias: as StepContext::overwrites_gradients says.
   void backward(const StepContext& context, ConstView dy, View dx, bool accumulate,
                 const Saved& saved) const;
 
  private:
+  void run(const StepContext& context, ConstView x, const ops::ResidualAdd& residual, View y,
+           const Saved& saved, const ops::QuantizeSink& cast) const;
+
   Parameter* weight_;
   Parameter* bias_;
   bool centered_;

@@ -45,7 +45,7 @@ struct Parameter {
   ParameterFormats formats;  ///< fp32 unless a layer of the plan's own formats owns it
   /// A layer reads the value itself in its passes, not only operands that it makes of it.
   bool value_is_read = true;
-  /// One product makes the whole gradient: the first micro-batch of a step overwrites it, so that
+  /// One operation makes the whole gradient: the first micro-batch of a step overwrites it, so that
   /// nobody clears it before (StepContext::overwrites_gradients).
   bool overwritten = false;
   /// Without the value no rank has a whole one: stored_value has a format and no memory.

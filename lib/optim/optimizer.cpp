@@ -52,7 +52,7 @@ const float* Optimizer::loss_scale() const {
   return &device_control()->loss_scale;
 }
 
-void Optimizer::begin_step(Stream stream) {
+void Optimizer::clear_gradients(Stream stream) {
   for (const View& words : parameters().cleared_gradients()) {
     ops::fill(stream, words, 0.0F);
   }

@@ -81,7 +81,7 @@ class Optimizer {
 
   /// Zeroes the gradients, but for those that the first micro-batch overwrites
   /// (Parameter::overwritten); before the first micro-batch of a step.
-  void begin_step(Stream stream);
+  void clear_gradients(Stream stream);
 
   /// Of the steps from now on; stored on the device, so that a recorded step can be replayed.
   virtual void set_learning_rate(double lr);

@@ -127,11 +127,6 @@ void Engine::upload(const Batch& batch) {
   copy_from_host(*device_, targets_, batch.targets.data());
 }
 
-void Engine::begin_step() {
-  clear_totals(kTrainingTotals);
-  optimizer().begin_step(device_->stream());
-}
-
 void Engine::enter_step(int64_t step_index) {
   plain_ = std::any_of(
       settings_.plain_steps.begin(), settings_.plain_steps.end(),
@@ -152,6 +147,11 @@ void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_st
     how.listener = strategy_->begin_exchange();
   }
   run(micro_batches_[{collect_statistics, how.first_window, position.first, plain_, due}], [&] {
+    if (position.first) {
+      const TraceSpan span("start");
+      clear_totals(kTrainingTotals);
+      optimizer().clear_gradients(device_->stream());
+    }
     model_.train_micro_batch(how, tokens_, targets_, totals(kTrainingTotals),
                              optimizer().loss_scale(), 1.0F / targets);
     if (model_.scaling().reduces(position.last)) {
@@ -228,7 +228,6 @@ void Engine::run(RepeatedWork& repeated, const Work& work) {
 }
 
 void Engine::calibrate(const Batch& batch) {
-  begin_step();
   micro_batch(batch, 0, false, {.first = true, .last = true, .trains = false});
   weights_changed();
 }

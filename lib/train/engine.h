@@ -99,7 +99,6 @@ class Engine {
   template <typename NextBatch>
   void step(NextBatch&& next, int64_t step_index, double lr, bool collect_statistics) {
     optimizer().set_learning_rate(lr);
-    begin_step();
     for (int64_t i = 0; i < settings_.gradient_accumulation_steps; ++i) {
       micro_batch(next(), step_index, collect_statistics,
                   {.first = i == 0, .last = i + 1 == settings_.gradient_accumulation_steps});
@@ -158,7 +157,6 @@ class Engine {
   };
 
   StepContext context(bool training, bool collect_statistics);
-  void begin_step();
   void micro_batch(const Batch& batch, int64_t step_index, bool collect_statistics,
                    Position position);
   void end_step(bool collect_statistics);

@@ -184,7 +184,7 @@ struct Layer {
     ArenaScope scope(scratch);
     const View out = allocate(scratch, DType::bf16, {kRows, kWidth});
     Norm::Saved state;
-    norm->forward(context(training), upload(x), out, state);
+    norm->forward(context(training), {.x = upload(x), .branch = {}, .sum = {}}, out, state);
     y = download(out);
     if (training) {
       const View gradient = allocate(scratch, DType::bf16, {kRows, kWidth});

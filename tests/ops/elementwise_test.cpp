@@ -98,7 +98,7 @@ TEST_CASE("bias_backward adds the sum over rows, in an order of its own", "[ops]
       const auto run = [&](const ops::OpTable& table) {
         Array grad(DType::f32, {columns}, before);
         Array scratch(DType::f32, {(rows + 63) / 64, columns});
-        table.bias_backward(cpu_stream(), dy, grad, scratch);
+        table.bias_backward(cpu_stream(), dy, grad, scratch, false);
         return grad;
       };
       Array grad = run(*cpu_tables().back());
@@ -114,6 +114,12 @@ TEST_CASE("bias_backward adds the sum over rows, in an order of its own", "[ops]
         }
         REQUIRE(grad.get(c) == total);
       }
+      Array zero(DType::f32, {columns});
+      Array anything(DType::f32, {columns}, std::vector<float>(columns, std::nanf("")));
+      Array scratch(DType::f32, {(rows + 63) / 64, columns});
+      ops::bias_backward(cpu_stream(), dy, zero, scratch);
+      ops::bias_backward(cpu_stream(), dy, anything, scratch, true);
+      REQUIRE(anything.bytes() == zero.bytes());
       REQUIRE(same_everywhere([&](const ops::OpTable& table) {
         Bits bits;
         bits.add(run(table));

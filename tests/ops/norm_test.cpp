@@ -1,6 +1,8 @@
 #include "ops/norm/norm.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
+#include <cmath>
 
 #include "ops/attention/attention.h"
 #include "ops/norm_cases.h"
@@ -149,6 +151,124 @@ TEST_CASE("norms have the same bits at every level and thread count", "[norm]") 
   }
 }
 
+enum class SumIn { own, x, delta };
+
+/// The sum, and the norm of it with its cast: in the norm's pass, or after an addition.
+Bits residual_norm(const ops::OpTable& table, const NormProblem& p, bool layer, bool in_pass,
+                   SumIn in) {
+  const Stream stream = cpu_stream();
+  NormOperands o(p);
+  Array delta(p.x.dtype, {p.rows, p.n}, random_values(p.rows * p.n, 5));
+  Array own = o.x;
+  Array& sum = in == SumIn::own ? own : in == SumIn::x ? o.x : delta;
+  Array codes(DType::e4m3, {p.rows, p.n}), columnwise(DType::e4m3, {p.n, p.rows});
+  float amax = 0.25F, scale = 3.5F, scale_inv = 0.0F;
+  ops::QuantizeStatistics statistics = {};
+  ops::QuantizeSink cast = {.out = {}, .amax = &amax, .statistics = &statistics};
+  cast.out = {.codes = codes,
+              .columnwise_codes = columnwise,
+              .scale = &scale,
+              .scale_inv = &scale_inv,
+              .format = {.dtype = DType::e4m3}};
+  ConstView x = o.x;
+  ops::ResidualAdd residual = {delta, sum};
+  if (!in_pass) {
+    table.add(stream, o.x, delta, sum);
+    x = sum;
+    residual = {};
+  }
+  if (layer) {
+    table.layer_norm_forward(stream, {.x = x,
+                                      .weight = o.weight,
+                                      .bias = o.bias,
+                                      .eps = kNormEps,
+                                      .y = o.y,
+                                      .mean = o.mean,
+                                      .rstd = o.rstd,
+                                      .cast = cast,
+                                      .residual = residual});
+  } else {
+    table.rms_norm_forward(stream, {.x = x,
+                                    .weight = o.weight,
+                                    .eps = kNormEps,
+                                    .y = o.y,
+                                    .rstd = o.rstd,
+                                    .cast = cast,
+                                    .residual = residual});
+  }
+  Bits bits;
+  for (const Array* array : {&sum, &o.y, &o.mean, &o.rstd, &codes, &columnwise}) {
+    bits.add(*array);
+  }
+  bits.add_value(amax);
+  bits.add_value(scale_inv);
+  bits.add_value(statistics);
+  return bits;
+}
+
+TEST_CASE("a norm that adds the residual has the bits of the addition and the norm", "[norm]") {
+  for (const FloatType x : kFloatTypes) {
+    for (const FloatType y : kFloatTypes) {
+      for (const bool layer : {false, true}) {
+        for (const SumIn in : {SumIn::own, SumIn::x, SumIn::delta}) {
+          const NormProblem p = {67, 333, x, y};
+          const Bits apart = residual_norm(*cpu_tables().back(), p, layer, false, in);
+          CHECK(apart == residual_norm(*cpu_tables().back(), p, layer, true, in));
+        }
+      }
+    }
+  }
+  const NormProblem p = {150, 333, kFloatTypes[1], kFloatTypes[1]};
+  CHECK(same_everywhere(
+      [&](const ops::OpTable& table) { return residual_norm(table, p, false, true, SumIn::own); }));
+}
+
+TEST_CASE("gradients of norms are overwritten where that is said", "[norm]") {
+  const Stream stream = cpu_stream();
+  const NormProblem p = {130, 37, kFloatTypes[1], kFloatTypes[1]};
+  for (const bool layer : {false, true}) {
+    const auto gradients = [&](float before, bool overwrite) {
+      NormOperands o(p);
+      for (Array* array : {&o.weight_grad, &o.bias_grad}) {
+        for (int64_t i = 0; i < p.n; ++i) {
+          array->set(i, before);
+        }
+      }
+      std::fill_n(o.rstd.as<float>(), p.rows, 1.25F);
+      std::fill_n(o.mean.as<float>(), p.rows, 0.5F);
+      if (layer) {
+        ops::layer_norm_backward(stream, {.dy = o.dy,
+                                          .x = o.x,
+                                          .weight = o.weight,
+                                          .mean = o.mean,
+                                          .rstd = o.rstd,
+                                          .dx = o.dx,
+                                          .weight_grad = o.weight_grad,
+                                          .bias_grad = o.bias_grad,
+                                          .scratch = o.scratch,
+                                          .overwrite_weight_grad = overwrite});
+      } else {
+        ops::rms_norm_backward(stream, {.dy = o.dy,
+                                        .x = o.x,
+                                        .weight = o.weight,
+                                        .rstd = o.rstd,
+                                        .dx = o.dx,
+                                        .weight_grad = o.weight_grad,
+                                        .scratch = o.scratch,
+                                        .overwrite_weight_grad = overwrite});
+      }
+      Bits bits;
+      bits.add(o.weight_grad);
+      if (layer) {
+        bits.add(o.bias_grad);
+      }
+      return bits;
+    };
+    CHECK(gradients(std::nanf(""), true) == gradients(0.0F, false));
+    CHECK(!(gradients(0.5F, true) == gradients(0.5F, false)));
+  }
+}
+
 TEST_CASE("the norm of heads is RMSNorm on slices of wider rows", "[norm]") {
   const int64_t rows = 70;
   const int64_t heads = 3;
@@ -204,6 +324,19 @@ TEST_CASE("the norm of heads is RMSNorm on slices of wider rows", "[norm]") {
     CHECK(worst_error(y, want.y, type.rounding, kNormArithmetic) <= 1);
     CHECK(worst_error(dx, want.dx, type.rounding, kNormArithmetic) <= 1);
     CHECK(worst_error(o.weight_grad, plus_half(want.weight_grad), 0, kNormSumOverRows) <= 1);
+    ops::head_rms_norm_backward(stream, {.dx = slice(wide_gradient),
+                                         .rows = rows,
+                                         .heads = heads,
+                                         .head_dim = dim,
+                                         .original = original,
+                                         .weight = o.weight,
+                                         .rstd = rstd,
+                                         .weight_grad = o.weight_grad,
+                                         .scratch = o.scratch,
+                                         .overwrite_weight_grad = true});
+    const NormReference again =
+        norm_reference(p, doubles(o.x), doubles(o.weight), doubles(o.bias), doubles(dx), false);
+    CHECK(worst_error(o.weight_grad, again.weight_grad, 0, kNormSumOverRows) <= 1);
   }
 }
 
@@ -216,6 +349,21 @@ TEST_CASE("norms refuse shapes that do not fit", "[norm]") {
           cpu_stream(),
           {.x = o.x, .weight = short_weight, .eps = kNormEps, .y = o.y, .rstd = o.rstd}),
       InternalError);
+  Array other_type(DType::bf16, {4, 8});
+  CHECK_THROWS_AS(ops::rms_norm_forward(cpu_stream(), {.x = o.x,
+                                                       .weight = o.weight,
+                                                       .eps = kNormEps,
+                                                       .y = o.y,
+                                                       .rstd = o.rstd,
+                                                       .residual = {other_type, o.x}}),
+                  InternalError);
+  CHECK_THROWS_AS(ops::rms_norm_forward(cpu_stream(), {.x = o.x,
+                                                       .weight = o.weight,
+                                                       .eps = kNormEps,
+                                                       .y = o.y,
+                                                       .rstd = o.rstd,
+                                                       .residual = {o.dx, {}}}),
+                  InternalError);
   Array short_scratch(DType::f32, {15});
   CHECK_THROWS_AS(ops::layer_norm_backward(cpu_stream(), {.dy = o.dy,
                                                           .x = o.x,

@@ -106,10 +106,11 @@ struct HeadRmsNormBackward {
   int64_t rows = 0, heads = 0, head_dim = 0;
   ConstView original, weight, rstd;
   View weight_grad, scratch;
+  bool overwrite_weight_grad = false;
 };
 
-/// dx in place: turns the gradient of the output into that of the input. weight_grad += .
-/// `scratch`: fp32 [norm_partial_rows(rows), D].
+/// dx in place: turns the gradient of the output into that of the input. weight_grad += , or =
+/// where it is overwritten. `scratch`: fp32 [norm_partial_rows(rows), D].
 void head_rms_norm_backward(Stream stream, const HeadRmsNormBackward& call);
 
 }  // namespace fp8train::ops

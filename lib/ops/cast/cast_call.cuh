@@ -57,6 +57,11 @@ __device__ __forceinline__ void finish_cast(const CastCall& call, const AmaxBits
   }
 }
 
+/// Host: blocks of a cast. Where there is nothing to cast one block writes the scalars.
+inline unsigned cast_blocks(const Stream& stream, int64_t items, int64_t per_block) {
+  return items == 0 ? 1U : blocks_for(stream, items, per_block);
+}
+
 /// Eight values as X, those from `available` on zero.
 template <typename X>
 __device__ __forceinline__ Vec8<X> vec8_of(const float (&values)[kVec8], int64_t available) {

@@ -282,7 +282,7 @@ void cast_tiles(const Stream& stream, const Source& source, int64_t rows, int64_
   const bool packed =
       aligned && width % kVec8 == 0 && is_aligned(y) && is_aligned(target.codes, kVec8);
   const int64_t tiles = ceil_div(rows, kTile) * ceil_div(width, kTile);
-  launch(stream, {blocks_for(stream, tiles, 1), kTileThreads},
+  launch(stream, {cast_blocks(stream, tiles, 1), kTileThreads},
          packed ? cast_tiles_kernel<true, Source> : cast_tiles_kernel<false, Source>, source,
          target, call);
 }

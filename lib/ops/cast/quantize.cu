@@ -88,7 +88,7 @@ void run_quantize(const Stream& stream, const ConstView& x, const QuantizedTenso
     const float* const scale = current.amax == nullptr ? out.tensor_scale : nullptr;
     const CastCall call = {scale, out.tensor_scale_inv, amax_out, statistics, current};
     const bool packed = is_aligned(data) && is_aligned(out.rowwise.codes.data);
-    const LaunchShape shape = {blocks_for(stream, ceil_div(x.count(), kSpan), kTileThreads),
+    const LaunchShape shape = {cast_blocks(stream, ceil_div(x.count(), kSpan), kTileThreads),
                                kTileThreads};
     with_code_type(out.format.dtype, [&](auto code_tag) {
       using Code = typename decltype(code_tag)::Type;

@@ -19,6 +19,14 @@ void check_forward(const ConstView& x, const ConstView& weight, const ConstView&
   check(holds(rstd, DType::f32, x.shape.rows()), "norm: rstd must be fp32 [rows]");
 }
 
+void check_residual(const ConstView& x, const ResidualAdd& residual) {
+  const auto like_x = [&x](const ConstView& view) {
+    return !view.empty() && view.dtype == x.dtype && same_matrix(x, view);
+  };
+  check(residual.empty() || (like_x(residual.delta) && like_x(residual.sum)),
+        "norm: delta and sum of the residual must be like x");
+}
+
 void check_backward(const ConstView& dy, const ConstView& x, const ConstView& weight,
                     const ConstView& rstd, const ConstView& dx, const ConstView& weight_grad) {
   check_forward(x, weight, dy, rstd);
@@ -31,6 +39,7 @@ void check_backward(const ConstView& dy, const ConstView& x, const ConstView& we
 
 void rms_norm_forward(Stream stream, const RmsNormForward& call) {
   check_forward(call.x, call.weight, call.y, call.rstd);
+  check_residual(call.x, call.residual);
   check_sink(call.y, call.cast);
   const TraceSpan span("rms_norm_forward");
   dispatch<&OpTable::rms_norm_forward>(stream, call);
@@ -46,6 +55,7 @@ void rms_norm_backward(Stream stream, const RmsNormBackward& call) {
 
 void layer_norm_forward(Stream stream, const LayerNormForward& call) {
   check_forward(call.x, call.weight, call.y, call.rstd);
+  check_residual(call.x, call.residual);
   check_sink(call.y, call.cast);
   check(call.bias.empty() || holds(call.bias, DType::f32, call.x.shape.back()),
         "layer_norm: bias must be fp32 [n] or empty");

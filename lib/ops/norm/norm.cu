@@ -34,7 +34,8 @@ bool has_packs(const NormRows& rows) {
 bool is_packed(const NormForward& call) {
   return call.n % kVec8 == 0 && is_aligned(call.x) && is_aligned(call.y) &&
          is_aligned(call.weight) && is_aligned(call.bias) && is_aligned(call.original) &&
-         has_packs(call.x_rows) && has_packs(call.y_rows);
+         is_aligned(call.delta) && is_aligned(call.sum) && has_packs(call.x_rows) &&
+         has_packs(call.y_rows);
 }
 bool is_packed(const NormBackward& call) {
   return call.n % kVec8 == 0 && is_aligned(call.x) && is_aligned(call.dy) && is_aligned(call.dx) &&
@@ -86,10 +87,11 @@ void run_backward(const Stream& stream, const NormBackward& call) {
          call, packed, in_shared);
 }
 
-/// partial: [chunks, n]; target[c] += the sum of column c: warp w adds chunks w, w + 8, ... in
+/// partial: [chunks, n]; target[c] (+)= the sum of column c: warp w adds chunks w, w + 8, ... in
 /// order, then the warps are added in order.
 __global__ void __launch_bounds__(kBlock)
-    add_norm_partial_kernel(const float* partial, int64_t chunks, int n, float* target) {
+    add_norm_partial_kernel(const float* partial, int64_t chunks, int n, float* target,
+                            bool overwrite) {
   constexpr int kWarps = kBlock / kWarp;
   FP8TRAIN_SHARED_ARRAY(float, sums, kBlock);
   const int c = static_cast<int>(blockIdx.x) * kWarp + lane_index();
@@ -108,13 +110,13 @@ __global__ void __launch_bounds__(kBlock)
   for (int warp = 1; warp < kWarps; ++warp) {
     sum += sums[warp * kWarp + lane_index()];
   }
-  target[c] += sum;
+  target[c] = overwrite ? sum : target[c] + sum;
 }
 
 void add_partial_sums(const Stream& stream, const float* partial, int64_t chunks, int n,
-                      float* target) {
+                      const View& target, bool overwrite) {
   launch(stream, {static_cast<unsigned>(ceil_div(n, kWarp)), kBlock}, add_norm_partial_kernel,
-         partial, chunks, n, target);
+         partial, chunks, n, target.as<float>(), overwrite);
 }
 
 /// The result of a norm is cast where it is made; a result of another type than bf16 that is wanted
@@ -133,86 +135,102 @@ void cast_norm(const Stream& stream, const NormForward& call, void* y, const Qua
   cast_tiles(stream, source, call.rows, call.n, nullptr, cast, aligned);
 }
 
-void norm_forward(const Stream& stream, const ConstView& x, const ConstView& weight,
-                  const ConstView& bias, float eps, const View& y, float* mean, float* rstd,
-                  const QuantizeSink& cast) {
-  const int64_t n = x.shape.back();
-  const bool casts = !cast.out.empty();
-  const bool cast_writes = casts && x.dtype == DType::bf16 && y.dtype == DType::bf16;
-  const NormForward call = {.x = x.data,
-                            .x_type = x.dtype,
-                            .x_rows = {n, 1},
-                            .weight = weight.as<float>(),
-                            .bias = bias.as<float>(),
-                            .eps = eps,
-                            .y = cast_writes ? nullptr : y.data,
-                            .y_type = y.dtype,
-                            .y_rows = {n, 1},
-                            .original = nullptr,
-                            .mean = mean,
-                            .rstd = rstd,
-                            .amax = casts ? nullptr : cast.amax,
-                            .rows = x.shape.rows(),
-                            .n = static_cast<int>(n)};
+/// RMSNorm is LayerNorm without `mean` and `bias`.
+void norm_forward(const Stream& stream, const LayerNormForward& norm) {
+  const int64_t n = norm.x.shape.back();
+  const bool casts = !norm.cast.out.empty();
+  const bool cast_writes = casts && norm.x.dtype == DType::bf16 && norm.y.dtype == DType::bf16;
+  NormForward call = {.x = norm.x.data,
+                      .x_type = norm.x.dtype,
+                      .x_rows = {n, 1},
+                      .weight = norm.weight.as<float>(),
+                      .bias = norm.bias.as<float>(),
+                      .eps = norm.eps,
+                      .y = cast_writes ? nullptr : norm.y.data,
+                      .y_type = norm.y.dtype,
+                      .y_rows = {n, 1},
+                      .original = nullptr,
+                      .mean = norm.mean.as<float>(),
+                      .rstd = norm.rstd.as<float>(),
+                      .amax = casts ? nullptr : norm.cast.amax,
+                      .rows = norm.x.shape.rows(),
+                      .n = static_cast<int>(n),
+                      .delta = norm.residual.delta.data,
+                      .sum = norm.residual.sum.data};
   run_forward(stream, call);
   if (casts) {
-    cast_norm(stream, call, cast_writes ? y.data : nullptr, cast);
+    call.x = norm.residual.empty() ? call.x : call.sum;
+    cast_norm(stream, call, cast_writes ? norm.y.data : nullptr, norm.cast);
   }
 }
 
-void norm_backward(const Stream& stream, const ConstView& dy, const ConstView& x,
-                   const ConstView& weight, const float* mean, const float* rstd, const View& dx,
-                   bool accumulate, const View& weight_grad, const View& bias_grad,
-                   const View& scratch) {
-  const int64_t n = x.shape.back();
-  const int64_t rows = x.shape.rows();
+/// RMSNorm is LayerNorm without `mean` and `bias_grad`.
+void norm_backward(const Stream& stream, const LayerNormBackward& norm) {
+  const int64_t n = norm.x.shape.back();
+  const int64_t rows = norm.x.shape.rows();
   const int64_t chunk_rows = norm_chunk_rows(rows);
   const int64_t chunks = ceil_div(rows, chunk_rows);
-  float* partial = scratch.as<float>();
-  run_backward(stream, {.dy = dy.data,
-                        .dy_type = dy.dtype,
+  float* partial = norm.scratch.as<float>();
+  run_backward(stream, {.dy = norm.dy.data,
+                        .dy_type = norm.dy.dtype,
                         .dy_rows = {n, 1},
-                        .x = x.data,
-                        .x_type = x.dtype,
-                        .weight = weight.as<float>(),
-                        .mean = mean,
-                        .rstd = rstd,
-                        .dx = dx.data,
-                        .dx_type = dx.dtype,
+                        .x = norm.x.data,
+                        .x_type = norm.x.dtype,
+                        .weight = norm.weight.as<float>(),
+                        .mean = norm.mean.as<float>(),
+                        .rstd = norm.rstd.as<float>(),
+                        .dx = norm.dx.data,
+                        .dx_type = norm.dx.dtype,
                         .dx_rows = {n, 1},
-                        .accumulate = accumulate,
+                        .accumulate = norm.accumulate,
                         .weight_partial = partial,
                         .bias_partial = partial + chunks * n,
                         .rows = rows,
                         .chunk_rows = chunk_rows,
                         .n = static_cast<int>(n)});
-  add_partial_sums(stream, partial, chunks, static_cast<int>(n), weight_grad.as<float>());
-  if (!bias_grad.empty()) {
-    add_partial_sums(stream, partial + chunks * n, chunks, static_cast<int>(n),
-                     bias_grad.as<float>());
+  const auto add = [&](const float* sums, const View& to) {
+    add_partial_sums(stream, sums, chunks, static_cast<int>(n), to, norm.overwrite_weight_grad);
+  };
+  add(partial, norm.weight_grad);
+  if (!norm.bias_grad.empty()) {
+    add(partial + chunks * n, norm.bias_grad);
   }
 }
 
 }  // namespace
 
 void rms_norm_forward(Stream stream, const RmsNormForward& call) {
-  norm_forward(stream, call.x, call.weight, {}, call.eps, call.y, nullptr, call.rstd.as<float>(),
-               call.cast);
+  norm_forward(stream, {.x = call.x,
+                        .weight = call.weight,
+                        .bias = {},
+                        .eps = call.eps,
+                        .y = call.y,
+                        .mean = {},
+                        .rstd = call.rstd,
+                        .cast = call.cast,
+                        .residual = call.residual});
 }
 
 void layer_norm_forward(Stream stream, const LayerNormForward& call) {
-  norm_forward(stream, call.x, call.weight, call.bias, call.eps, call.y, call.mean.as<float>(),
-               call.rstd.as<float>(), call.cast);
+  norm_forward(stream, call);
 }
 
 void rms_norm_backward(Stream stream, const RmsNormBackward& call) {
-  norm_backward(stream, call.dy, call.x, call.weight, nullptr, call.rstd.as<float>(), call.dx,
-                call.accumulate, call.weight_grad, {}, call.scratch);
+  norm_backward(stream, {.dy = call.dy,
+                         .x = call.x,
+                         .weight = call.weight,
+                         .mean = {},
+                         .rstd = call.rstd,
+                         .dx = call.dx,
+                         .accumulate = call.accumulate,
+                         .weight_grad = call.weight_grad,
+                         .bias_grad = {},
+                         .scratch = call.scratch,
+                         .overwrite_weight_grad = call.overwrite_weight_grad});
 }
 
 void layer_norm_backward(Stream stream, const LayerNormBackward& call) {
-  norm_backward(stream, call.dy, call.x, call.weight, call.mean.as<float>(), call.rstd.as<float>(),
-                call.dx, call.accumulate, call.weight_grad, call.bias_grad, call.scratch);
+  norm_backward(stream, call);
 }
 
 void head_rms_norm_forward(Stream stream, const HeadRmsNormForward& call) {
@@ -255,7 +273,7 @@ void head_rms_norm_backward(Stream stream, const HeadRmsNormBackward& call) {
                         .chunk_rows = positions * call.heads,
                         .n = static_cast<int>(call.head_dim)});
   add_partial_sums(stream, call.scratch.as<float>(), ceil_div(call.rows, positions),
-                   static_cast<int>(call.head_dim), call.weight_grad.as<float>());
+                   static_cast<int>(call.head_dim), call.weight_grad, call.overwrite_weight_grad);
 }
 
 }  // namespace fp8train::ops::cuda

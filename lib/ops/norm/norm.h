@@ -23,11 +23,21 @@ constexpr int64_t norm_partial_rows(int64_t rows) {
   return on_cpu > on_cuda ? on_cpu : on_cuda;
 }
 
+/// An addition in front of a norm: sum = x + delta, rounded to the type of x; the norm is of the
+/// sum. Both are like x; `sum` may be x or delta. Empty: the norm is of x.
+struct ResidualAdd {
+  ConstView delta;
+  View sum;
+
+  bool empty() const { return delta.empty(); }
+};
+
 struct RmsNormForward {
   ConstView x, weight;
   float eps = 0.0F;
   View y, rstd;
   QuantizeSink cast = {};  ///< y cast to FP8 too, or only that
+  ResidualAdd residual = {};
 };
 
 /// y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + eps); rstd: fp32 [rows], stored for backward.
@@ -38,11 +48,12 @@ struct RmsNormBackward {
   View dx;
   bool accumulate = false;
   View weight_grad, scratch;
+  bool overwrite_weight_grad = false;
 };
 
-/// dx (+)= gradient of x (adds to dx when `accumulate`), weight_grad += gradient of weight.
-/// `scratch`: fp32 [norm_partial_rows(rows), n]; the sum over rows has a fixed order (chunks of
-/// rows, then the chunks).
+/// dx (+)= gradient of x (adds to dx when `accumulate`), weight_grad += gradient of weight (= where
+/// it is overwritten). `scratch`: fp32 [norm_partial_rows(rows), n]; the sum over rows has a fixed
+/// order (chunks of rows, then the chunks).
 void rms_norm_backward(Stream stream, const RmsNormBackward& call);
 
 struct LayerNormForward {
@@ -51,6 +62,7 @@ struct LayerNormForward {
   float eps = 0.0F;
   View y, mean, rstd;
   QuantizeSink cast = {};  ///< y cast to FP8 too, or only that
+  ResidualAdd residual = {};
 };
 
 /// y = (x - mean) * rstd * weight + bias; mean, rstd: fp32 [rows].
@@ -63,6 +75,7 @@ struct LayerNormBackward {
   View weight_grad;
   View bias_grad;  ///< may be empty: none
   View scratch;
+  bool overwrite_weight_grad = false;  ///< and bias_grad
 };
 
 /// As rms_norm_backward; `scratch`: fp32 [2 * norm_partial_rows(rows), n].

@@ -71,6 +71,24 @@ __device__ __forceinline__ void for_each_eight(int n, Body body) {
   }
 }
 
+/// The row of sums, of which each thread has written the columns that it reads.
+__device__ __forceinline__ AnyRow add_residual_any(const NormForward& call, const AnyRow& x,
+                                                   int64_t at) {
+  const AnyRow delta = {const_cast<void*>(call.delta), call.x_type, at, x.packed};
+  const AnyRow sum = {call.sum, call.x_type, at, x.packed};
+  for_each_eight(call.n, [&](int column, int available) {
+    float values[kVec8], added[kVec8];
+    x.load(column, available, values);
+    delta.load(column, available, added);
+#pragma unroll
+    for (int j = 0; j < kVec8; ++j) {
+      values[j] += added[j];
+    }
+    sum.store(column, available, values);
+  });
+  return sum;
+}
+
 /// mean == null: RMSNorm.
 __global__ void __launch_bounds__(kNormThreads)
     norm_forward_any_kernel(NormForward call, bool packed) {
@@ -82,7 +100,10 @@ __global__ void __launch_bounds__(kNormThreads)
   const AnyRow biases = {const_cast<float*>(call.bias), DType::f32, 0, packed};
   float largest = 0.0F;
   for (int64_t row = blockIdx.x; row < call.rows; row += gridDim.x) {
-    const AnyRow x = {const_cast<void*>(call.x), call.x_type, call.x_rows.at(row, n), packed};
+    AnyRow x = {const_cast<void*>(call.x), call.x_type, call.x_rows.at(row, n), packed};
+    if (call.delta != nullptr) {
+      x = add_residual_any(call, x, row * n);
+    }
     float mean = 0.0F;
     if (call.mean != nullptr) {
       float sum = 0.0F;

@@ -49,8 +49,9 @@ FP8TRAIN_HD void put(T* dx, float value, bool accumulate) {
   store_from_float(dx, accumulate ? load_as_float(dx) + value : value);
 }
 
-/// target[c] += the partial sums of column c over all chunks, in order.
-FP8TRAIN_HD void add_partial_sums(const float* partial, int64_t chunks, int64_t n, float* target) {
+/// target[c] (+)= the partial sums of column c over all chunks, in order.
+FP8TRAIN_HD void add_partial_sums(const float* partial, int64_t chunks, int64_t n, float* target,
+                                  bool overwrite) {
   constexpr int64_t kColumns = 256;
   const int64_t pieces = ceil_div(n, kColumns);
 #pragma omp parallel for schedule(static) if (chunks * n >= kParallelElements)
@@ -65,9 +66,25 @@ FP8TRAIN_HD void add_partial_sums(const float* partial, int64_t chunks, int64_t 
       }
     }
     for (int64_t c = begin; c < end; ++c) {
-      target[c] += sums[c - begin];
+      target[c] = overwrite ? sums[c - begin] : target[c] + sums[c - begin];
     }
   }
+}
+
+/// The row that a norm is of, after the addition in front of it.
+template <typename X>
+FP8TRAIN_HD const X* normed_row(const ResidualAdd& residual, const X* x, int64_t row, int64_t n) {
+  if (residual.empty()) {
+    return x + row * n;
+  }
+  const X* left = x + row * n;
+  const X* right = residual.delta.as<X>() + row * n;
+  X* sum = residual.sum.as<X>() + row * n;
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) {
+    store_from_float(sum + i, load_as_float(left + i) + load_as_float(right + i));
+  }
+  return sum;
 }
 
 FP8TRAIN_HD void clear(float* values, int64_t n) {
@@ -182,7 +199,7 @@ void rms_norm_forward(Stream /*stream*/, const RmsNormForward& call) {
       using Y = typename decltype(y_tag)::Type;
       const auto* data = call.x.as<typename decltype(x_tag)::Type>();
       for_each_row<Y>(call.cast, rows, n, [&](int64_t row, CastCounts& counts) {
-        const auto* from = data + row * n;
+        const auto* from = normed_row(call.residual, data, row, n);
         const float row_rstd = rms_of_row(from, call.eps, n);
         rstd_out[row] = row_rstd;
         produce_row(call.cast, row_of<Y>(call.y, row), row, n, counts,
@@ -219,7 +236,7 @@ void rms_norm_backward(Stream /*stream*/, const RmsNormBackward& call) {
       }
     });
   });
-  add_partial_sums(partial, chunks, n, call.weight_grad.as<float>());
+  add_partial_sums(partial, chunks, n, call.weight_grad.as<float>(), call.overwrite_weight_grad);
 }
 
 void layer_norm_forward(Stream /*stream*/, const LayerNormForward& call) {
@@ -234,7 +251,7 @@ void layer_norm_forward(Stream /*stream*/, const LayerNormForward& call) {
       using Y = typename decltype(y_tag)::Type;
       const auto* data = call.x.as<typename decltype(x_tag)::Type>();
       for_each_row<Y>(call.cast, rows, n, [&](int64_t row, CastCounts& counts) {
-        const auto* from = data + row * n;
+        const auto* from = normed_row(call.residual, data, row, n);
         const RowStatistics statistics = statistics_of_row(from, call.eps, n);
         mean_out[row] = statistics.mean;
         rstd_out[row] = statistics.rstd;
@@ -277,9 +294,11 @@ void layer_norm_backward(Stream /*stream*/, const LayerNormBackward& call) {
       }
     });
   });
-  add_partial_sums(weight_partial, chunks, n, call.weight_grad.as<float>());
+  add_partial_sums(weight_partial, chunks, n, call.weight_grad.as<float>(),
+                   call.overwrite_weight_grad);
   if (!call.bias_grad.empty()) {
-    add_partial_sums(bias_partial, chunks, n, call.bias_grad.as<float>());
+    add_partial_sums(bias_partial, chunks, n, call.bias_grad.as<float>(),
+                     call.overwrite_weight_grad);
   }
 }
 
@@ -334,7 +353,8 @@ void head_rms_norm_backward(Stream /*stream*/, const HeadRmsNormBackward& call) 
       }
     });
   });
-  add_partial_sums(partial, chunks, call.head_dim, call.weight_grad.as<float>());
+  add_partial_sums(partial, chunks, call.head_dim, call.weight_grad.as<float>(),
+                   call.overwrite_weight_grad);
 }
 
 }  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

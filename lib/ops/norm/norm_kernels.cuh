@@ -42,6 +42,8 @@ struct NormForward {
   float* amax;  ///< max |y| is combined into it; may be null
   int64_t rows;
   int n;
+  const void* delta = nullptr;  ///< of ResidualAdd, packed as x; null: none
+  void* sum = nullptr;
 };
 
 struct NormBackward {
@@ -138,6 +140,32 @@ __device__ __forceinline__ float centered(float x, float mean) {
   return kLayer ? x - mean : x;
 }
 
+/// x = x + delta for the packs of a row that starts at element `at`, into `sum` too.
+__device__ __forceinline__ void add_residual(const NormForward& call, const Team& team, int64_t at,
+                                             int length, Vec8<bf16> (&x)[kForwardVecs]) {
+  const bf16* const delta_row = static_cast<const bf16*>(call.delta) + (length == 0 ? 0 : at);
+  bf16* const sum_row = static_cast<bf16*>(call.sum) + (length == 0 ? 0 : at);
+  Vec8<bf16> delta[kForwardVecs];
+#pragma unroll
+  for (int v = 0; v < kForwardVecs; ++v) {
+    const int column = (team.lane + v * team.size) * kVec8;
+    delta[v] = load_vec8<true>(delta_row + column, length - column);
+  }
+#pragma unroll
+  for (int v = 0; v < kForwardVecs; ++v) {
+    const int column = (team.lane + v * team.size) * kVec8;
+    float values[kVec8], added[kVec8];
+    vec8_values(x[v], values);
+    vec8_values(delta[v], added);
+#pragma unroll
+    for (int j = 0; j < kVec8; ++j) {
+      values[j] += added[j];
+    }
+    x[v] = vec8_of<bf16>(values, kVec8);
+    store_vec8<true>(sum_row + column, x[v], length - column);
+  }
+}
+
 /// A team has a row at a time.
 template <bool kLayer>
 __global__ void __launch_bounds__(kNormMostThreads)
@@ -161,6 +189,9 @@ __global__ void __launch_bounds__(kNormMostThreads)
     for (int v = 0; v < kForwardVecs; ++v) {
       const int column = (team.lane + v * team.size) * kVec8;
       x[v] = load_vec8<true>(x_row + column, length - column);
+    }
+    if (call.delta != nullptr) {
+      add_residual(call, team, row * n, length, x);
     }
 #pragma unroll
     for (int v = 0; v < kForwardVecs; ++v) {

@@ -12,6 +12,16 @@ int norm_forward_launches(const QuantizeSink& cast) {
   return cast.out.empty() ? 1 : 2;
 }
 
+/// What an addition in front of the norm reads and writes beyond x.
+double residual_bytes(const ResidualAdd& residual) {
+  return bytes_of(residual.delta) + bytes_of(residual.sum);
+}
+
+/// Of gradients that are added to, or overwritten.
+double gradient_bytes(const View& gradient, bool overwrite) {
+  return bytes_of(gradient) * (overwrite ? 1 : 2);
+}
+
 const char* norm_forward_kernel(const QuantizeSink& cast) {
   return cast.out.empty() ? "norm_forward" : "norm_forward cast";
 }
@@ -21,14 +31,16 @@ const char* norm_forward_kernel(const QuantizeSink& cast) {
 void rms_norm_forward(Stream stream, const RmsNormForward& call) {
   count(stream,
         bytes_of(call.x) + bytes_of(call.weight) + bytes_of(call.y) + bytes_of(call.rstd) +
-            bytes_of(call.cast) + recast_bytes(call.cast, call.x, call.rstd),
+            bytes_of(call.cast) + recast_bytes(call.cast, call.x, call.rstd) +
+            residual_bytes(call.residual),
         norm_forward_kernel(call.cast), call.x.count(), norm_forward_launches(call.cast));
 }
 
 void rms_norm_backward(Stream stream, const RmsNormBackward& call) {
   count(stream,
         bytes_of(call.dy) + bytes_of(call.x) + bytes_of(call.weight) + bytes_of(call.rstd) +
-            bytes_of(call.dx) * (call.accumulate ? 2 : 1) + 2 * bytes_of(call.weight_grad),
+            bytes_of(call.dx) * (call.accumulate ? 2 : 1) +
+            gradient_bytes(call.weight_grad, call.overwrite_weight_grad),
         "norm_backward", call.x.count(), 2);
 }
 
@@ -44,7 +56,8 @@ void layer_norm_backward(Stream stream, const LayerNormBackward& call) {
   count(stream,
         bytes_of(call.dy) + bytes_of(call.x) + bytes_of(call.weight) + bytes_of(call.mean) +
             bytes_of(call.rstd) + bytes_of(call.dx) * (call.accumulate ? 2 : 1) +
-            2 * bytes_of(call.weight_grad) + 2 * bytes_of(call.bias_grad),
+            gradient_bytes(call.weight_grad, call.overwrite_weight_grad) +
+            gradient_bytes(call.bias_grad, call.overwrite_weight_grad),
         "norm_backward", call.x.count(), call.bias_grad.empty() ? 2 : 3);
 }
 
@@ -56,7 +69,7 @@ void head_rms_norm_forward(Stream stream, const HeadRmsNormForward& call) {
 void head_rms_norm_backward(Stream stream, const HeadRmsNormBackward& call) {
   count(stream, {.bytes = 2 * bytes_of(call.dx, call.rows, call.heads, call.head_dim) +
                           bytes_of(call.original) + bytes_of(call.weight) + bytes_of(call.rstd) +
-                          2 * bytes_of(call.weight_grad),
+                          gradient_bytes(call.weight_grad, call.overwrite_weight_grad),
                  .launches = 2});
 }
 

@@ -29,13 +29,13 @@ void add_bias(Stream stream, View y, ConstView bias) {
   dispatch<&OpTable::add_bias>(stream, y, bias);
 }
 
-void bias_backward(Stream stream, ConstView dy, View grad, View scratch) {
+void bias_backward(Stream stream, ConstView dy, View grad, View scratch, bool overwrite) {
   check(is_float_type(dy.dtype), "bias_backward: dy must be fp32, bf16 or fp16");
   check(holds(grad, DType::f32, dy.shape.back()), "bias_backward: grad must be fp32 [n]");
   check(has_space(scratch, DType::f32, ceil_div(dy.shape.rows(), 64) * grad.count()),
         "bias_backward: scratch must be fp32 [ceil(rows / 64), n]");
   const TraceSpan span("bias_backward");
-  dispatch<&OpTable::bias_backward>(stream, dy, grad, scratch);
+  dispatch<&OpTable::bias_backward>(stream, dy, grad, scratch, overwrite);
 }
 
 void fill(Stream stream, View y, float value) {

@@ -73,14 +73,14 @@ __global__ void sum_rows_kernel(const X* dy, float* partial, int64_t rows, int64
   partial[chunk * columns + column] = sum;
 }
 
-/// total[c] += the partial sums, in order.
+/// total[c] (+)= the partial sums, in order.
 __global__ void add_partial_kernel(const float* partial, float* total, int64_t chunks,
-                                   int64_t columns) {
+                                   int64_t columns, bool overwrite) {
   const int64_t column = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (column >= columns) {
     return;
   }
-  float sum = total[column];
+  float sum = overwrite ? 0.0F : total[column];
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     sum += partial[chunk * columns + column];
   }
@@ -156,7 +156,7 @@ void add_bias(Stream stream, View y, ConstView bias) {
   });
 }
 
-void bias_backward(Stream stream, ConstView dy, View grad, View scratch) {
+void bias_backward(Stream stream, ConstView dy, View grad, View scratch, bool overwrite) {
   const int64_t columns = grad.count();
   const int64_t rows = dy.count() / columns;
   const int64_t chunks = ceil_div(rows, kBiasRows);
@@ -167,7 +167,7 @@ void bias_backward(Stream stream, ConstView dy, View grad, View scratch) {
            dy.as<X>(), scratch.as<float>(), rows, columns);
   });
   launch(stream, {column_blocks, kBlock}, add_partial_kernel, scratch.as<float>(), grad.as<float>(),
-         chunks, columns);
+         chunks, columns, overwrite);
 }
 
 void fill(Stream stream, View y, float value) {

@@ -18,9 +18,9 @@ void add(Stream stream, ConstView a, ConstView b, View y);
 /// y[r, c] += bias[c]. y: [rows, n], bias: fp32 [n].
 void add_bias(Stream stream, View y, ConstView bias);
 
-/// grad[c] += sum over rows of dy[r, c]; fp32 [n]. Fixed order: chunks of 64 rows, then the
-/// chunks in order. `scratch`: fp32 [ceil(rows / 64), n].
-void bias_backward(Stream stream, ConstView dy, View grad, View scratch);
+/// grad[c] += sum over rows of dy[r, c]; fp32 [n]; = with `overwrite`. Fixed order: chunks of 64
+/// rows, then the chunks in order. `scratch`: fp32 [ceil(rows / 64), n].
+void bias_backward(Stream stream, ConstView dy, View grad, View scratch, bool overwrite = false);
 
 /// y[i] = value; y fp32.
 void fill(Stream stream, View y, float value);

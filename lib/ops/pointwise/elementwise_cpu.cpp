@@ -65,7 +65,7 @@ void add_bias(Stream /*stream*/, View y, ConstView bias) {
   });
 }
 
-void bias_backward(Stream /*stream*/, ConstView dy, View grad, View scratch) {
+void bias_backward(Stream /*stream*/, ConstView dy, View grad, View scratch, bool overwrite) {
   const int64_t columns = grad.count();
   const int64_t rows = dy.count() / columns;
   const int64_t chunks = ceil_div(rows, kBiasRows);
@@ -88,6 +88,9 @@ void bias_backward(Stream /*stream*/, ConstView dy, View grad, View scratch) {
     }
   });
   float* total = grad.as<float>();
+  for (int64_t c = 0; overwrite && c < columns; ++c) {
+    total[c] = 0.0F;
+  }
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     const float* sum = partial + chunk * columns;
 #pragma GCC ivdep

@@ -22,8 +22,8 @@ void add_bias(Stream stream, View y, ConstView bias) {
   count(stream, 2 * bytes_of(y) + bytes_of(bias));
 }
 
-void bias_backward(Stream stream, ConstView dy, View grad, View /*scratch*/) {
-  count(stream, {.bytes = bytes_of(dy) + 2 * bytes_of(grad), .launches = 2});
+void bias_backward(Stream stream, ConstView dy, View grad, View /*scratch*/, bool overwrite) {
+  count(stream, {.bytes = bytes_of(dy) + (overwrite ? 1 : 2) * bytes_of(grad), .launches = 2});
 }
 
 void fill(Stream stream, View y, float /*value*/) {

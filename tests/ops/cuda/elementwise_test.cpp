@@ -69,6 +69,13 @@ TEST_CASE("add_bias and its gradient are exact", "[cuda][elementwise][small]") {
         return side.get(grad);
       };
       CHECK(same_values(on_cuda(gradient), on_cpu(gradient)));
+      const auto overwritten = [&, rows = rows, columns = columns](Side& side) {
+        const View grad = side.space(DType::f32, {columns});
+        ops::bias_backward(side.stream(), side.put(y), grad,
+                           side.space(DType::f32, {(rows + 63) / 64, columns}), true);
+        return side.get(grad);
+      };
+      CHECK(same_values(on_cuda(overwritten), on_cpu(overwritten)));
     }
   }
 }

@@ -8,6 +8,7 @@
 #include "ops/attention/attention.h"
 #include "ops/cuda/cuda_test_support.h"
 #include "ops/norm_cases.h"
+#include "ops/pointwise/elementwise.h"
 
 namespace fp8train::test {
 namespace {
@@ -142,6 +143,88 @@ TEST_CASE("norm forward is the cpu's for every pair of types", "[cuda][norm]") {
   }
 }
 
+enum class SumIn { own, x, delta };
+
+/// The sum, what is made of it, and its cast: in the norm's pass, or after an addition.
+std::vector<Array> residual_norm(Side& side, const Case& c, DType type, bool layer, bool in_pass,
+                                 SumIn in, bool casts) {
+  const Shape shape = {c.rows, c.n};
+  const View x = side.put(values_of(c, type, 1), c.offset);
+  const View delta = side.put(values_of(c, type, 5), c.offset);
+  const View own = side.space(type, shape, c.offset);
+  const View sum = in == SumIn::own ? own : in == SumIn::x ? x : delta;
+  const View y = side.space(type, shape, c.offset);
+  const View mean = side.put(statistics_of(c, 9)), rstd = side.space(DType::f32, {c.rows});
+  const View codes = side.space(DType::e4m3, shape);
+  const View columnwise = side.space(DType::e4m3, {c.n, c.rows});
+  ops::QuantizeSink cast;
+  cast.amax = side.put_value(0.25F);
+  if (casts) {
+    cast.out = {.codes = codes,
+                .columnwise_codes = columnwise,
+                .scale = side.put_value(3.5F),
+                .scale_inv = side.put_value(0.0F),
+                .format = {.dtype = DType::e4m3}};
+  }
+  const ConstView weight = side.put(weight_of(c, 2));
+  const ConstView bias = side.put(weight_of(c, 3));
+  ConstView from = x;
+  ops::ResidualAdd residual = {delta, sum};
+  if (!in_pass) {
+    ops::add(side.stream(), x, delta, sum);
+    from = sum;
+    residual = {};
+  }
+  if (layer) {
+    ops::layer_norm_forward(side.stream(), {.x = from,
+                                            .weight = weight,
+                                            .bias = bias,
+                                            .eps = kNormEps,
+                                            .y = y,
+                                            .mean = mean,
+                                            .rstd = rstd,
+                                            .cast = cast,
+                                            .residual = residual});
+  } else {
+    ops::rms_norm_forward(side.stream(), {.x = from,
+                                          .weight = weight,
+                                          .eps = kNormEps,
+                                          .y = y,
+                                          .rstd = rstd,
+                                          .cast = cast,
+                                          .residual = residual});
+  }
+  std::vector<Array> made = {side.get(sum), side.get(y), side.get(mean), side.get(rstd),
+                             Array(DType::f32, {1}, {side.get_value(cast.amax)})};
+  if (casts) {
+    made.push_back(side.get(codes));
+    made.push_back(side.get(columnwise));
+  }
+  return made;
+}
+
+TEST_CASE("a norm that adds the residual has the bits of the addition and the norm",
+          "[cuda][norm]") {
+  for (const Case& c : kCases) {
+    for (const DType type : {DType::bf16, DType::f16}) {
+      for (const SumIn in : {SumIn::own, SumIn::x, SumIn::delta}) {
+        const bool layer = c.rows % 2 == 1;
+        const bool casts = in == SumIn::own || c.n == 40;
+        INFO(c.rows << " x " << c.n << " " << name_of(type) << " layer " << layer << " casts "
+                    << casts << " sum in " << static_cast<int>(in));
+        const auto apart = on_cuda(
+            [&](Side& side) { return residual_norm(side, c, type, layer, false, in, casts); });
+        const auto in_pass = on_cuda(
+            [&](Side& side) { return residual_norm(side, c, type, layer, true, in, casts); });
+        for (size_t i = 0; i < apart.size(); ++i) {
+          INFO("output " << i);
+          CHECK(same_values(in_pass[i], apart[i]));
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("norm backward is the cpu's for every pair of types", "[cuda][norm]") {
   for (const DType x_type : kTypes) {
     for (const DType dy_type : kTypes) {
@@ -174,6 +257,33 @@ TEST_CASE("norm backward in place, row by row", "[cuda][norm][small]") {
       return {side.get(dx), side.get(weight_grad)};
     });
   }
+}
+
+TEST_CASE("gradients of norms are overwritten where that is said", "[cuda][norm][small]") {
+  const Case c = {70, 40};
+  const auto gradients = [&](Side& side, bool overwrite) -> std::vector<Array> {
+    const auto gradient = [&] {
+      return overwrite ? side.space(DType::f32, {c.n}) : side.put(Array(DType::f32, {c.n}));
+    };
+    const View weight_grad = gradient(), bias_grad = gradient();
+    ops::layer_norm_backward(
+        side.stream(),
+        {.dy = side.put(values_of(c, DType::bf16, 4)),
+         .x = side.put(values_of(c, DType::bf16, 1)),
+         .weight = side.put(weight_of(c, 2)),
+         .mean = side.put(statistics_of(c, 9)),
+         .rstd = side.put(statistics_of(c, 7)),
+         .dx = side.space(DType::bf16, {c.rows, c.n}),
+         .weight_grad = weight_grad,
+         .bias_grad = bias_grad,
+         .scratch = side.space(DType::f32, {2 * ops::norm_partial_rows(c.rows), c.n}),
+         .overwrite_weight_grad = overwrite});
+    return {side.get(weight_grad), side.get(bias_grad)};
+  };
+  const auto overwritten = on_cuda([&](Side& side) { return gradients(side, true); });
+  const auto added = on_cuda([&](Side& side) { return gradients(side, false); });
+  CHECK(same_values(overwritten[0], added[0]));
+  CHECK(same_values(overwritten[1], added[1]));
 }
 
 NormOperands on_side(Side& side, const NormProblem& p, bool layer, bool accumulate) {

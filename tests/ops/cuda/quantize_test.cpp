@@ -176,6 +176,21 @@ TEST_CASE("quantize is exact for any shape and alignment", "[cuda][quantize]") {
   }
 }
 
+TEST_CASE("a cast of no elements writes its scalars", "[cuda][quantize][small]") {
+  for (const Wanted wanted : {Wanted::codes, Wanted::both}) {
+    for (const int64_t offset : {int64_t{0}, int64_t{1}}) {  // memory there is, or none
+      const auto run = [&](Side& side) {
+        const Array none(DType::bf16, {0, 40});
+        return run_cast(side, none, DType::e4m3, {0, 40, offset}, 3.5F, wanted);
+      };
+      const Cast cuda = on_cuda(run);
+      check_same(cuda, on_cpu(run));
+      CHECK(cuda.scale_inv == 1.0F / 3.5F);
+      CHECK(cuda.statistics.count == 0);
+    }
+  }
+}
+
 TEST_CASE("quantize is exact for adversarial values", "[cuda][quantize][small]") {
   for (const DType type : kTypes) {
     for (const DType code_type : kCodes) {

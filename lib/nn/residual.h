@@ -1,0 +1,21 @@
+#pragma once
+// The residual stream between the layers of a model, [rows, width]. What a layer has made is added
+// to it by the norm that follows, which reads both anyway. Refers to memory of others.
+
+#include "tensor/view.h"
+
+namespace fp8train {
+
+struct Residual {
+  View x;
+  View branch;  ///< like x: where layers write what is added to x
+  View sum;     ///< where the next norm writes x + branch, may be x; empty: nothing is to be added
+
+  bool is_due() const { return !sum.empty(); }
+  /// The stream, once what is due has been added.
+  const View& value() const { return is_due() ? sum : x; }
+  /// After a layer has read value() and written the branch: the next norm adds that, into `to`.
+  Residual plus_branch(const View& to) const { return {value(), branch, to}; }
+};
+
+}  // namespace fp8train
