@@ -10,6 +10,14 @@ TensorFormat plain(DType dtype) {
   return format;
 }
 
+TensorFormat master_halves() {
+  TensorFormat format = plain(DType::bf16);
+  format.granularity = Granularity::group;
+  format.group_size = 128;
+  format.remainder = true;
+  return format;
+}
+
 std::string_view name_of(Granularity granularity) {
   switch (granularity) {
     case Granularity::tensor:
@@ -32,7 +40,7 @@ std::string describe(const TensorFormat& format) {
   std::string text(name_of(format.dtype));
   const char* rounding = format.rounding == Rounding::stochastic ? " stochastic" : "";
   if (!format.is_scaled()) {
-    return text + rounding;
+    return text + (format.remainder ? " remainder" : rounding);
   }
   text += fmt::format(" {}", name_of(format.granularity));
   if (format.granularity == Granularity::group) {

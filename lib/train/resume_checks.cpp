@@ -124,7 +124,8 @@ std::string formats_text(Decoder& model) {
   const ParameterFormats formats = parameter_formats(model.plan());
   for (const TensorFormat* stored : {&formats.value, &formats.gradient, &formats.gradient_wire,
                                      &formats.moment1, &formats.moment2}) {
-    text += *stored == TensorFormat{} ? "" : "stored " + describe(*stored) + "; ";
+    // fp32 in two halves is saved as fp32 is.
+    text += *stored == TensorFormat{} || stored->remainder ? "" : "stored " + describe(*stored) + "; ";
   }
   for (const LinearPlan& linear : model.linear_plans()) {
     if (!linear.layer_plan.empty() && linear.is_scaled()) {
