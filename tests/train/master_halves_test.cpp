@@ -38,8 +38,9 @@ void round_copies(Engine& engine) {
   const auto& parameters = engine.model().parameters().all();
   for (size_t i = 0; i < parameters.size(); ++i) {
     const Parameter& parameter = *parameters[i];
-    if (parameter.copy.empty() || parameter.formats.value != TensorFormat{}) {
-      continue;
+    const bool has_copy = !parameter.copy.empty() && !parameter.matrices.empty();
+    if (!has_copy || parameter.formats.value != TensorFormat{}) {
+      continue;  // the head has fp32 values in both
     }
     for (size_t k = 0; k < values[i].size(); ++k) {
       parameter.copy.as<uint16_t>()[k] = ops::split_master(values[i][k]).upper;
