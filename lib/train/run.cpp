@@ -61,7 +61,13 @@ Run::Run(const RunRequest& request, Communicator& comm, RankDevice& place)
     log_warning(records_.lock_warning());
   }
   log_notes(session_);
-  const DryRunStep dry_run = dry_run_step(session_.engine, *device_, comm.topology(), comm.rank());
+  session_.enter_stage(session_.stage_after(
+      session_.stages.size() > 1
+          ? step_to_begin_at(session_, records_.directory().checkpoints(), comm)
+          : 0));
+  const DryRunStep dry_run = largest_stage(session_, [&](const EngineSettings& engine) {
+    return dry_run_step(engine, *device_, comm.topology(), comm.rank());
+  });
   if (comm.size() > 1) {
     progress_.say(fmt::format("ranks   {}; {}{}", comm.description(), describe_layout(session_),
                               place.note.empty() ? "" : "; " + place.note));
@@ -75,14 +81,46 @@ Run::Run(const RunRequest& request, Communicator& comm, RankDevice& place)
   if (leads()) {
     progress_.say(begin_data_record(session_, records_.directory().data_hashes()));
   }
-  engine_ = std::make_unique<Engine>(*device_, session_.engine, &comm);
-  engine_->reserve(dry_run.plan);
+  make_engine(session_.stages.size() == 1 ? dry_run.plan : plan_of_stage());
   loader_ = std::make_unique<Loader>(session_.data.train, loader_settings());
   start(request);
+  make_generator();
+}
+
+StepPlan Run::plan_of_stage() const {
+  return dry_run_step(session_.engine, *device_, comm_->topology(), comm_->rank()).plan;
+}
+
+void Run::make_engine(const StepPlan& plan) {
+  engine_ = std::make_unique<Engine>(*device_, session_.engine, comm_);
+  engine_->reserve(plan);
+}
+
+void Run::make_generator() {
   if (settings().sample.interval > 0 && (leads() || engine_->passes_are_collective())) {
     generator_ = std::make_unique<Generator>(*device_, engine_->model(), sample_capacity(),
                                              engine_->strategy().gatherer());
   }
+}
+
+/// Another scaled plan: its engine goes on from the checkpoint of this step, as a run does that is
+/// stopped here, so that both have the same bits.
+void Run::begin_stage() {
+  const SectionScope section(Section::start_up);
+  watch_.take_losses(*engine_, state_);
+  checkpoints_.save_last(*engine_, state_);
+  generator_.reset();
+  engine_.reset();
+  session_.enter_stage(session_.stage_after(state_.step));
+  make_engine(plan_of_stage());
+  const ResumedRun saved =
+      resume_from(checkpoint_of_step(records_.directory().checkpoints(), state_.step), *engine_,
+                  session_, *comm_);
+  begin_at(saved.state);
+  make_generator();
+  progress_.say(fmt::format("step {}: from here on plan {} (precision.schedule)", state_.step,
+                            session_.engine.plan.name));
+  step_log_.restart_time();
 }
 
 void Run::start(const RunRequest& request) {
@@ -228,6 +266,7 @@ void Run::sample() {
   Heartbeat heartbeat(*comm_);
   const bool alone = !engine_->passes_are_collective();
   if (generator_ != nullptr) {
+    generator_->set_plain(engine_->plain());
     const std::string text =
         sample_texts(*generator_, *session_.tokenizer, settings().sample, settings().training.seed,
                      [&] { return alone ? heartbeat.beat() : void(); });
@@ -312,6 +351,9 @@ RunOutcome Run::train_to_end() {
   while (state_.step < session_.max_steps) {
     if (const std::string reason = reason_to_stop(); !reason.empty()) {
       return stop(reason);
+    }
+    if (session_.stages[session_.stage_after(state_.step)].plan.name != session_.engine.plan.name) {
+      begin_stage();
     }
     train_one_step();
     if (due(settings().parallelism.check_replicas)) {

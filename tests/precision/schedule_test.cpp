@@ -39,10 +39,11 @@ TEST_CASE("stages end at fractions of the run or at steps") {
 }
 
 TEST_CASE("what cannot be switched in a run is refused in words") {
-  CHECK_THAT(refusal_of("te-current", {{0.5, "te-current"}, {0, "te-blockwise"}}),
-             Contains("precision.schedule: ") && Contains("'te-blockwise' is neither"));
+  CHECK_THAT(refusal_of("te-current", {{0.5, "te-current"}, {0, "msamp-o2"}}),
+             Contains("precision.schedule: 'msamp-o2' has weight in") &&
+                 Contains("cannot change during a run; set precision.weight"));
   CHECK_THAT(refusal_of("te-current", {{0.5, "te-current"}, {0, "fp32"}}),
-             Contains("'fp32' is neither"));
+             Contains("'fp32' has activations in fp32"));
   CHECK_THAT(refusal_of("te-current", {{0.5, "te-curent"}, {0, "bf16"}}),
              Contains("precision.schedule: no") && Contains("did you mean te-current?"));
   CHECK_THAT(refusal_of("bf16", {{0.5, "bf16"}, {0, "bf16"}}), Contains("no stage has scaled"));
