@@ -213,8 +213,8 @@ std::vector<Field> precision_fields() {
            "Everything that is stored or crosses a wire stays the run's plan's",
            request(&PlanRequest::layers), read_layers, layers_text),
       path("precision.file", request(&PlanRequest::layers_file),
-           "A file with plans of layers, as Megatron's --te-precision-config-file has it; in place "
-           "of precision.layers",
+           "A file with plans of layers in another program's words (te_precision_config_file), in "
+           "place of precision.layers",
            "a file"),
       make("precision.schedule", "a list of {until, plan}",
            "Stages of the run: scaled plans that store alike, and bf16 for steps in which no GEMM "
