@@ -53,8 +53,8 @@ struct TensorFormat {
   ScalePolicy policy = ScalePolicy::none;
   ScaleType scale_type = ScaleType::f32;
   Rounding rounding = Rounding::nearest_even;
-  int group_size = 0;        ///< Granularity::group only
-  bool expanded = false;     ///< Granularity::group only: dynamic range expansion (COAT)
+  int group_size = 0;     ///< Granularity::group only
+  bool expanded = false;  ///< Granularity::group only: dynamic range expansion (COAT)
   /// bf16 without a scale: an fp32 value in two halves, its bf16 rounding and, where scales are,
   /// its lower 16 bits, 64 fp32 words for each 128 of them (master_halves()).
   bool remainder = false;
@@ -76,7 +76,8 @@ TensorFormat plain(DType dtype);
 /// parameter remainders). Grouped as the remainders are, 128 elements together.
 TensorFormat master_halves();
 
-/// "bf16", "bf16 remainder", "e4m3 tensor delayed(1024, max)", "e4m3 1x128 current pow2": the spelling of `explain`.
+/// "bf16", "bf16 remainder", "e4m3 tensor delayed(1024, max)", "e4m3 1x128 current pow2": the
+/// spelling of `explain`.
 std::string describe(const TensorFormat& format);
 
 /// The inverse of describe(). After the element type the words may be in any order; "current"
