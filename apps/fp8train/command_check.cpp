@@ -106,7 +106,9 @@ int check_run(const CheckOptions& options) {
   check_weights(session);
   std::string reason;
   const std::unique_ptr<Device> device = choose_device(settings.device, false, reason);
-  const DryRunStep dry_run = dry_run_step(session.engine, *device, ranks, 0);
+  const DryRunStep dry_run = largest_stage(session, [&](const EngineSettings& engine) {
+    return dry_run_step(engine, *device, ranks, 0);
+  });
   for (const std::string& line :
        run_overview(session, *device, reason, configure_threads(settings.threads), dry_run)) {
     fmt::print("{}\n", line);

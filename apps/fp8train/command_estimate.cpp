@@ -84,7 +84,9 @@ int estimate(const EstimateOptions& options) {
     return *device;
   });
   const auto ranks = Topology::blocks(world_size, static_cast<int>(settings.job.ranks_per_node));
-  const DryRunStep step = dry_run_step(session.engine, memory.traits, ranks, 0);
+  const DryRunStep step = largest_stage(session, [&](const EngineSettings& engine) {
+    return dry_run_step(engine, memory.traits, ranks, 0);
+  });
   print_model(session, step);
   print_ranks(session, ranks);
   fmt::print("device  {}\n", memory.gpu != nullptr ? memory.gpu->name : device->description());

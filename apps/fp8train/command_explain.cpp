@@ -256,6 +256,11 @@ void print_json(const Session& session, const Layers& layers) {
                                {"dgrad", gemm(linear.dgrad, 1)},
                                {"wgrad", gemm(linear.wgrad, 2)}});
   }
+  for (const RunStage& stage :
+       session.stages.size() > 1 ? session.stages : std::vector<RunStage>()) {
+    json["stages"].push_back(
+        {{"begin", stage.begin}, {"end", stage.end}, {"plan", stage.plan.name}});
+  }
   fmt::print("{}\n", json.dump(2));
 }
 
@@ -264,7 +269,7 @@ void explain(const ExplainOptions& options) {
     fmt::print("{}", plan_table_markdown());
     return;
   }
-  const Session session = open_session(load(options.common), false);
+  Session session = open_session(load(options.common), false);
   log_notes(session);
   const PrecisionPlan& plan = session.engine.plan;
   if (!options.diff.empty()) {
@@ -275,6 +280,13 @@ void explain(const ExplainOptions& options) {
   } else {
     print_text(session, explained_layers(session), options.every_layer);
     print_schedule(session);
+    for (size_t i = 1; i < session.stages.size(); ++i) {
+      session.enter_stage(i);
+      fmt::print("\nSteps {} to {} (precision.schedule):\n", session.stages[i].begin + 1,
+                 session.stages[i].end);
+      print_text(session, explained_layers(session), options.every_layer);
+      print_schedule(session);
+    }
   }
 }
 

@@ -44,8 +44,12 @@ std::string JobMemory::line(const Settings& settings) {
     const RankMemory memory =
         memory_of_job(settings, [&]() -> const Device& { return here(settings.device); });
     const MemoryLedger planned = memory_of_run(
-        dry_run_step(session.engine, memory.traits,
-                     Topology::blocks(ranks, static_cast<int>(settings.job.ranks_per_node))),
+        largest_stage(session,
+                      [&](const EngineSettings& engine) {
+                        return dry_run_step(
+                            engine, memory.traits,
+                            Topology::blocks(ranks, static_cast<int>(settings.job.ranks_per_node)));
+                      }),
         memory.is_host);
     const auto needed = static_cast<double>(planned.total());
     if (memory.bytes == 0) {

@@ -21,6 +21,7 @@ constexpr Alias kMegatron[] = {{"fp8_format", "fp8.format"},
                                {"fp8_output_proj", "fp8.exempt_head"},
                                {"fp8_wgrad", "fp8.override_linear_precision"},
                                {"fp8_param_gather", ""},
+                               {"te_precision_config_file", "precision.file"},
                                {"first_last_layers_bf16", ""},
                                {"num_layers_at_start_in_bf16", "fp8.first_blocks"},
                                {"num_layers_at_end_in_bf16", "fp8.last_blocks"}};

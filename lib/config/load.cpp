@@ -8,6 +8,7 @@
 #include "config/config_file.h"
 #include "config/cross_checks.h"
 #include "config/dialects.h"
+#include "config/dialects_precision_file.h"
 #include "config/given_keys.h"
 #include "config/presets.h"
 #include "config/replacements.h"
@@ -142,6 +143,14 @@ void follow_global_batch(TrainingSettings& training) {
   }
 }
 
+/// precision.file.
+void read_layers_file(PlanRequest& precision, Problems& problems) {
+  if (!precision.layers_file.empty()) {
+    precision.file_layers = read_precision_file(precision.layers_file,
+                                                read_config_file(precision.layers_file), problems);
+  }
+}
+
 /// Every key that the file gives; of a key that is only read, those that it sets.
 std::vector<Answer> answers_of(const GivenKeys& given, const Settings& settings) {
   Settings base;
@@ -180,6 +189,7 @@ Settings load_settings(const LoadRequest& request) {
   Settings settings;
   apply_given_preset(given, settings);
   given.read_all(settings);
+  read_layers_file(settings.precision, problems);
   if (complete) {
     check_settings(settings, given, problems);
   }
@@ -204,6 +214,7 @@ ReadAnswers read_answers(const std::vector<Answer>& answers) {
   ReadAnswers result;
   apply_given_preset(given, result.settings);
   given.read_all(result.settings);
+  read_layers_file(result.settings.precision, problems);
   check_settings(result.settings, given, problems, Extent::begun);
   follow_global_batch(result.settings.training);
   for (const auto& [place, key, text] : problems.all()) {

@@ -212,11 +212,15 @@ std::vector<Field> precision_fields() {
            "Plans whose GEMMs single layers have; of the names that match, the last one counts. "
            "Everything that is stored or crosses a wire stays the run's plan's",
            request(&PlanRequest::layers), read_layers, layers_text),
-      make(
-          "precision.schedule", "a list of {until, plan}",
-          "Stages of the run: the run's plan, and bf16 for steps in which no GEMM is scaled. "
-          "until is a fraction of the steps below 1, or a number of steps; the last stage has none",
-          request(&PlanRequest::schedule), read_schedule, schedule_text),
+      path("precision.file", request(&PlanRequest::layers_file),
+           "A file with plans of layers in another program's words (te_precision_config_file), in "
+           "place of precision.layers",
+           "a file"),
+      make("precision.schedule", "a list of {until, plan}",
+           "Stages of the run: scaled plans that store alike, and bf16 for steps in which no GEMM "
+           "is scaled. until is a fraction of the steps below 1, or a number of steps; the last "
+           "stage has none",
+           request(&PlanRequest::schedule), read_schedule, schedule_text),
       maybe_flag("precision.self_exact", request(&PlanRequest::self_exact),
                  "A rank's own contribution to a gradient is not rounded to the wire's format"),
       maybe_flag("precision.forward_reads_saved", request(&PlanRequest::forward_reads_saved),

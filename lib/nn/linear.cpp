@@ -53,7 +53,10 @@ Linear::Linear(const LinearPlan& plan, Parameter* weight, Parameter* bias, Scali
                         LinearOperands::Role{"w.smooth", plan.fprop.b, plan.fprop.a},
                         LinearOperands::Role{"", unused, unused});
   }
-  const bool reads_value = smooths(plan) || (needs_plain_weight() && value_serves());
+  // Of a master in two halves ranks can gather the upper ones alone, where no GEMM reads codes.
+  const bool upper_half =
+      weight->formats.value.remainder && !w_.scaled_along_rows() && !w_.scaled_along_columns();
+  const bool reads_value = smooths(plan) || (needs_plain_weight() && value_serves() && !upper_half);
   weight->value_is_read = weight->value_is_read || reads_value;
   choose_gathered_form();
 }

@@ -54,7 +54,8 @@ void Linear::allocate(Device& device, ParameterStore& store) {
   const LinearOperands::Memory memory = [&](DType dtype, const Shape& shape) {
     return store.operand_memory(device, *weight_, category, dtype, shape);
   };
-  if (needs_plain_weight() && !value_serves() && weight_->copy.empty()) {
+  const bool gathers_halves = holds_gathered(*weight_) && weight_->stored_value.empty();
+  if (needs_plain_weight() && (!value_serves() || gathers_halves) && weight_->copy.empty()) {
     plain_copy_ = memory(plan_.activation, weight_->shape);
     weight_->copy = plain_copy_;
   }
@@ -149,7 +150,7 @@ bool Linear::find_part_amax(const StepContext& context) const {
 
 void Linear::make_part(const StepContext& context) const {
   const Parameter::Updated& updated = weight_->updated;
-  if (updated.gathered.empty()) {
+  if (updated.gathered.empty() || holds_gathered(*weight_)) {
     return;
   }
   ArenaScope scope(*context.scratch);

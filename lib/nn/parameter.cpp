@@ -54,8 +54,9 @@ std::vector<size_t> ParameterStore::unit_begins() const {
 }
 
 MemoryCategory ParameterStore::value_category(size_t parameter) const {
-  return parameters_[parameter]->formats.is_master ? MemoryCategory::master_weights
-                                                   : MemoryCategory::weights;
+  const ParameterFormats& formats = parameters_[parameter]->formats;
+  return formats.is_master && !formats.value.remainder ? MemoryCategory::master_weights
+                                                       : MemoryCategory::weights;
 }
 
 void ParameterStore::allocate(Device& device, bool with_gradients, bool exchanged) {

@@ -79,6 +79,11 @@ struct Parameter {
   ops::QuantizeSink cast;
 };
 
+/// Whether what is gathered of a value is a part of it: the upper halves of master weights.
+inline bool holds_gathered(const Parameter& parameter) {
+  return parameter.formats.value.remainder && parameter.gathered == GatheredForm::copy;
+}
+
 class ParameterStore {
  public:
   /// The pointer stays valid for the life of the store.

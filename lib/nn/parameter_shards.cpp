@@ -54,8 +54,8 @@ void ParameterStore::allocate(Device& device, const StoreLayout& layout) {
   check(layout.parts.size() == parameters_.size(), "a layout is of the parameters of the store");
   layout_ = layout;
   allocate_wholes(device);
-  allocate_shards(device);
   allocate_operands(device);
+  allocate_shards(device);
   allocate_block_amax(device);
   find_views(true);
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -127,7 +127,12 @@ void ParameterStore::allocate_shards(Device& device) {
   value_shards_.allocate(device, {[this](int queue, int64_t /*used*/) {
                                     return layout_->segments[static_cast<size_t>(queue)].shard;
                                   },
-                                  {}});
+                                  [this](int queue, DType dtype, int64_t /*count*/) {
+                                    const auto segment = static_cast<size_t>(queue);
+                                    const bool upper_half =
+                                        holds_gathered(first_of(segment)) && dtype == DType::bf16;
+                                    return upper_half ? gathered_operands_[segment].shard : View{};
+                                  }});
   gradient_shard_.resize(layout_->segments.size());
   for (size_t i = 0; i < layout_->segments.size(); ++i) {
     const StoreLayout::Segment& segment = layout_->segments[i];

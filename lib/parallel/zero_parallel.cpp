@@ -106,7 +106,7 @@ std::vector<std::vector<float>> ZeroParallel::unit_values(size_t unit) {
     std::vector<std::byte> scales;
     StoredTensor whole({codes.data(), shard.format.dtype, {count}}, shard.format, {});
     const bool scaled = shard.format.is_scaled();
-    const bool grouped = scaled && shard.format.block.is_group();
+    const bool grouped = shard.format.block.is_group();
     if (grouped) {
       scales = gather_on_host(shard.scales);
       whole.scales = {scales.data(), DType::f32, {stored_scales(shard.format, count)}};

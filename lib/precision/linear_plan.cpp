@@ -70,6 +70,24 @@ std::string reason_for(const ExemptionRules& rules, const LinearPlan& linear,
   return {};
 }
 
+/// The layer's name as patterns of `naming` have it; empty: it has none there.
+std::string name_in(const LayerNaming& naming, const LinearSite& site) {
+  if (naming.names.empty()) {
+    return site.name;
+  }
+  for (const auto& [ours, theirs] : naming.names) {
+    if (site.block >= 0 && site.name.ends_with("." + ours)) {
+      return naming.prefix + site.name.substr(0, site.name.size() - ours.size()) + theirs;
+    }
+  }
+  return {};
+}
+
+bool matches(const LayerPlan& layer, const LinearSite& site) {
+  const std::string name = name_in(layer.naming, site);
+  return !name.empty() && glob_match(layer.pattern, name);
+}
+
 void check_pattern(const char* what, const std::string& pattern,
                    const std::vector<LinearSite>& sites) {
   if (std::any_of(sites.begin(), sites.end(),
@@ -92,7 +110,9 @@ void check_patterns(const PrecisionPlan& plan, const std::vector<LinearSite>& si
     check_pattern("exempt pattern", pattern, sites);
   }
   for (const LayerPlan& layer : plan.layers) {
-    check_pattern("precision.layers: pattern", layer.pattern, sites);
+    if (layer.naming.names.empty()) {  // a file may be written for several models
+      check_pattern("precision.layers: pattern", layer.pattern, sites);
+    }
   }
 }
 
@@ -100,7 +120,7 @@ void check_patterns(const PrecisionPlan& plan, const std::vector<LinearSite>& si
 const LayerPlan* layer_plan_of(const PrecisionPlan& plan, const LinearSite& site) {
   const LayerPlan* found = nullptr;
   for (const LayerPlan& layer : plan.layers) {
-    found = glob_match(layer.pattern, site.name) ? &layer : found;
+    found = matches(layer, site) ? &layer : found;
   }
   return found;
 }
@@ -108,6 +128,9 @@ const LayerPlan* layer_plan_of(const PrecisionPlan& plan, const LinearSite& site
 /// A plan with scales that is chosen only for layers that stay out of them.
 void check_layers(const PrecisionPlan& plan, const std::vector<LinearPlan>& linears) {
   for (const LayerPlan& layer : plan.layers) {
+    if (!layer.naming.names.empty()) {
+      continue;
+    }
     const LinearPlan* exempt = nullptr;
     bool used = !layer.is_scaled();
     for (const LinearPlan& linear : linears) {
@@ -146,6 +169,8 @@ LinearPlan planned(const PrecisionPlan& plan, const LinearSite& site) {
     linear.wgrad = layer->wgrad;
     linear.layer_plan = layer->plan;
     linear.layer_pattern = layer->pattern;
+    linear.layer_key = layer->key();
+    linear.evaluate_scaled = layer->evaluate_scaled.value_or(plan.evaluate_scaled);
   }
   return linear;
 }
@@ -261,8 +286,8 @@ std::string swiglu_note(const LinearPlan& linear) {
 
 std::string layer_plan_note(const LinearPlan& linear) {
   return linear.layer_plan.empty() ? ""
-                                   : fmt::format("plan {} (precision.layers: '{}')",
-                                                 linear.layer_plan, linear.layer_pattern);
+                                   : fmt::format("plan {} ({}: '{}')", linear.layer_plan,
+                                                 linear.layer_key, linear.layer_pattern);
 }
 
 std::vector<LinearPlan> plan_linears(const PrecisionPlan& plan,

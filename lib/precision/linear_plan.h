@@ -31,6 +31,7 @@ struct LinearPlan {
   bool has_plain_stages = false;  ///< in some steps of the run no GEMM is scaled
   /// The plan of its GEMMs and the pattern that chose it; empty: the run's plan.
   std::string layer_plan, layer_pattern;
+  const char* layer_key = "precision.layers";  ///< that has the pattern
 
   bool is_scaled() const {
     return fprop.a.is_scaled() || dgrad.a.is_scaled() || wgrad.a.is_scaled();

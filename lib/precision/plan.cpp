@@ -97,19 +97,7 @@ void apply_format(const PlanRequest& request, PrecisionPlan& plan) {
   bool fp8 = false;
   for_each_gemm_format(plan, [&](TensorFormat& format) { fp8 = fp8 || is_fp8(format.dtype); });
   require(fp8, plan, "fp8.format", "FP8 plans");
-  // E5M2 has a place in the gradients only.
-  for (GemmPlan* gemm : {&plan.dgrad, &plan.wgrad}) {
-    if (request.format == "hybrid" && gemm->a.is_scaled()) {
-      gemm->a.dtype = DType::e5m2;
-    }
-  }
-  if (request.format == "e4m3") {
-    for_each_gemm_format(plan, [](TensorFormat& format) {
-      format.dtype = format.dtype == DType::e5m2 ? DType::e4m3 : format.dtype;
-    });
-  } else if (request.format != "hybrid") {
-    throw ConfigError(fmt::format("fp8.format: '{}' is not one of hybrid, e4m3", request.format));
-  }
+  set_fp8_format(request.format, plan);
 }
 
 /// Calls apply(gemm, flag) for fprop, dgrad and wgrad with the flags of `key`, where it is given.
@@ -232,6 +220,22 @@ class Followers {
 
 }  // namespace
 
+void set_fp8_format(const std::string& name, PrecisionPlan& plan) {
+  // E5M2 has a place in the gradients only.
+  for (GemmPlan* gemm : {&plan.dgrad, &plan.wgrad}) {
+    if (name == "hybrid" && gemm->a.is_scaled()) {
+      gemm->a.dtype = DType::e5m2;
+    }
+  }
+  if (name == "e4m3") {
+    for_each_gemm_format(plan, [](TensorFormat& format) {
+      format.dtype = format.dtype == DType::e5m2 ? DType::e4m3 : format.dtype;
+    });
+  } else if (name != "hybrid") {
+    throw ConfigError(fmt::format("fp8.format: '{}' is not one of hybrid, e4m3", name));
+  }
+}
+
 bool has_scaled_gemms(const PrecisionPlan& plan) {
   return any_operand(plan, [](const TensorFormat& format) { return format.is_scaled(); });
 }
@@ -263,7 +267,7 @@ PrecisionPlan resolve_plan(const PlanRequest& request) {
             "fp8.use_autocast_during_eval", "FP8 plans");
     plan.evaluate_scaled = *request.use_autocast_during_eval;
   }
-  const bool layers = !request.layers.empty();
+  const bool layers = !request.layers.empty() || !request.file_layers.empty();
   require(has_scaled_gemms(plan) || layers || request.exemptions == ExemptionRules{}, plan,
           "an exemption (first_blocks, last_blocks, first_linears, last_linears, exempt, "
           "exempt_head, min_dimension)",

@@ -36,16 +36,28 @@ struct ExemptionRules {
   bool operator==(const ExemptionRules&) const = default;
 };
 
+/// How another program names the linear layers of blocks: "layers.0.mlp.up" is prefix + "layers.0."
+/// + the name of "mlp.up". Empty: as this one does.
+struct LayerNaming {
+  std::string prefix;
+  std::vector<std::pair<std::string, std::string>> names;  ///< ours, theirs
+
+  bool operator==(const LayerNaming&) const = default;
+};
+
 /// Layers whose GEMMs another plan chooses. What is stored of their weights, gradients and moments,
 /// and what crosses a wire, stays the run's plan's.
 struct LayerPlan {
   std::string pattern;  ///< glob (* and ?) over layer names
   std::string plan;     ///< the other plan's name
   GemmPlan fprop, dgrad, wgrad;
+  std::optional<bool> evaluate_scaled = {};  ///< of these layers; nothing: the run's plan's
+  LayerNaming naming = {};                   ///< of the pattern; not empty: from precision.file
 
   bool is_scaled() const {
     return fprop.a.is_scaled() || dgrad.a.is_scaled() || wgrad.a.is_scaled();
   }
+  const char* key() const { return naming.names.empty() ? "precision.layers" : "precision.file"; }
   bool operator==(const LayerPlan&) const = default;
 };
 
@@ -53,7 +65,8 @@ struct LayerPlan {
 struct Stage {
   double until =
       0;  ///< below 1 a fraction of the run's steps, else a number of steps; 0: to the end
-  bool scaled = true;  ///< else all GEMMs read `PrecisionPlan::activation`
+  bool scaled = true;     ///< else all GEMMs read `PrecisionPlan::activation`
+  std::string plan = {};  ///< whose GEMMs a scaled stage has; empty: the run's plan's
 
   bool operator==(const Stage&) const = default;
 };
@@ -94,7 +107,9 @@ struct PrecisionPlan {
   bool evaluate_scaled = true;  ///< evaluation runs the scaled formats too (else `activation`)
   SwigluInput swiglu = SwigluInput::as_planned;
   ExemptionRules exemptions;
-  std::vector<Stage> schedule;    ///< empty: one stage, scaled
+  /// Empty: one stage, scaled. Of a run with stages of several scaled plans run_stages() makes
+  /// plans that have no others.
+  std::vector<Stage> schedule;
   std::vector<LayerPlan> layers;  ///< of those that match a layer, the last one counts
 
   bool operator==(const PrecisionPlan&) const = default;
@@ -152,6 +167,12 @@ const std::vector<Role>& plan_roles();
 /// The plan, by name, whose GEMMs the layers that match have.
 struct LayerRequest {
   std::string pattern, plan;
+  std::string format = {};  ///< of FP8 GEMMs, hybrid | e4m3; empty: the plan's
+  std::optional<bool> evaluate_scaled = {};
+  LayerNaming naming = {};
+  /// Whether it counts in a run whose plan has scaled GEMMs, or none. Else its layers have the
+  /// run's plan, whatever else matches them.
+  bool in_scaled_run = true, in_plain_run = true;
 
   bool operator==(const LayerRequest&) const = default;
 };
@@ -195,7 +216,9 @@ struct PlanRequest {
   ExemptionRules exemptions;
   std::vector<StageRequest> schedule;
   std::vector<LayerRequest>
-      layers;  ///< PrecisionPlan::layers, without the options that tune a plan
+      layers;               ///< PrecisionPlan::layers, without the options that tune a plan
+  std::string layers_file;  ///< that has layers in another program's words
+  std::vector<LayerRequest> file_layers;  ///< what it says, in place of `layers`
 
   bool operator==(const PlanRequest&) const = default;
 };
@@ -206,6 +229,19 @@ struct PlanRequest {
 /// when something has no meaning for the plan (amax_history_len with current scaling, ...), roles
 /// do not go together, or the plan does not exist.
 PrecisionPlan resolve_plan(const PlanRequest& request);
+
+/// Steps [begin, end) of a run, and the plan whose operands and scales they have. What is stored of
+/// a parameter and crosses a wire is alike in all stages of a run.
+struct RunStage {
+  int64_t begin = 0, end = 0;
+  PrecisionPlan plan;
+  std::vector<std::pair<int64_t, int64_t>> plain_steps;  ///< [begin, end) each, in order
+};
+
+/// The stages of a run of `steps`, in order: one, or as many as precision.schedule names scaled
+/// plans one after another. Scaling begins in each as at the start of a run. Throws ConfigError
+/// when a stage has no step.
+std::vector<RunStage> run_stages(const PlanRequest& request, int64_t steps);
 
 /// The steps of a run of `steps` in which no GEMM is scaled, [begin, end) each, in order. Throws
 /// ConfigError when a stage has no step.

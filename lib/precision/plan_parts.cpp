@@ -10,23 +10,11 @@
 namespace fp8train {
 namespace {
 
-/// The history length of operands that have current scaling at first; 0: none has it.
-int first_window(const GemmPlan& fprop, const GemmPlan& dgrad, const GemmPlan& wgrad) {
-  for (const GemmPlan* gemm : {&fprop, &dgrad, &wgrad}) {
-    for (const TensorFormat* format : {&gemm->a, &gemm->b}) {
-      if (format->policy == ScalePolicy::delayed && format->delayed.current_at_first) {
-        return format->delayed.history_length;
-      }
-    }
-  }
-  return 0;
-}
-
 /// Whether layers may have the GEMMs of `other` in a run of `plan`, whose storage is for all.
 void check_layer_plan(const PrecisionPlan& plan, const PrecisionPlan& other,
-                      const std::string& pattern) {
+                      const LayerPlan& layer) {
   const auto refuse = [&](const std::string& why) {
-    throw ConfigError(fmt::format("precision.layers: '{}': {} {}", pattern, other.name, why));
+    throw ConfigError(fmt::format("{}: '{}': {} {}", layer.key(), layer.pattern, other.name, why));
   };
   if (other.activation != plan.activation) {
     refuse(fmt::format("has activations in {}, the run's plan '{}' in {}: all layers have one type",
@@ -41,28 +29,79 @@ void check_layer_plan(const PrecisionPlan& plan, const PrecisionPlan& other,
   }
 }
 
+/// GEMMs of the plan that the request names; of the run's where that does not count.
+LayerPlan layer_plan(const LayerRequest& request, const PrecisionPlan& run) {
+  LayerPlan layer = {request.pattern, request.plan, run.fprop,     run.dgrad,
+                     run.wgrad,       {},           request.naming};
+  if (!(has_scaled_gemms(run) ? request.in_scaled_run : request.in_plain_run)) {
+    layer.plan = run.name;
+    return layer;
+  }
+  if (needs_roles(request.plan)) {
+    throw ConfigError(
+        fmt::format("{}: '{}': plan '{}' is what its formats say, which single layers cannot have; "
+                    "name another plan",
+                    layer.key(), layer.pattern, layer.plan));
+  }
+  PrecisionPlan other = plan_named(request.plan, layer.key());
+  if (!request.format.empty()) {
+    set_fp8_format(request.format, other);
+  }
+  check_layer_plan(run, other, layer);
+  layer.fprop = other.fprop;
+  layer.dgrad = other.dgrad;
+  layer.wgrad = other.wgrad;
+  layer.evaluate_scaled = request.evaluate_scaled;
+  return layer;
+}
+
+/// Layers that the run keeps out of scaled formats stay out.
+void check_exempt(const PlanRequest& request, const LayerRequest& layer,
+                  const PrecisionPlan& plan) {
+  const ExemptionRules& rules = request.exemptions;
+  const bool from_file = !layer.naming.names.empty();
+  if (from_file && layer.in_plain_run && has_scaled_gemms(plan) &&
+      (rules.first_blocks > 0 || rules.last_blocks > 0)) {
+    throw ConfigError(fmt::format(
+        "precision.file: '{}': override_nonquantized_autocast: true would scale layers of blocks "
+        "that fp8.first_blocks and fp8.last_blocks keep in high precision: remove one of the two",
+        layer.pattern));
+  }
+}
+
 }  // namespace
 
-void apply_layers(const PlanRequest& request, PrecisionPlan& plan) {
-  int window = first_window(plan.fprop, plan.dgrad, plan.wgrad);
-  for (const LayerRequest& layer : request.layers) {
-    if (needs_roles(layer.plan)) {
-      throw ConfigError(
-          fmt::format("precision.layers: '{}': plan '{}' is what its formats say, "
-                      "which single layers cannot have; name another plan",
-                      layer.pattern, layer.plan));
+int first_window(const GemmPlan& fprop, const GemmPlan& dgrad, const GemmPlan& wgrad) {
+  for (const GemmPlan* gemm : {&fprop, &dgrad, &wgrad}) {
+    for (const TensorFormat* format : {&gemm->a, &gemm->b}) {
+      if (format->policy == ScalePolicy::delayed && format->delayed.current_at_first) {
+        return format->delayed.history_length;
+      }
     }
-    const PrecisionPlan other = plan_named(layer.plan, "precision.layers");
-    check_layer_plan(plan, other, layer.pattern);
-    const int own = first_window(other.fprop, other.dgrad, other.wgrad);
+  }
+  return 0;
+}
+
+void apply_layers(const PlanRequest& request, PrecisionPlan& plan) {
+  if (!request.layers.empty() && !request.file_layers.empty()) {
+    throw ConfigError(
+        "precision.layers and precision.file both name plans of layers: give one of them");
+  }
+  const std::vector<LayerRequest>& layers =
+      request.layers.empty() ? request.file_layers : request.layers;
+  int window = first_window(plan.fprop, plan.dgrad, plan.wgrad);
+  for (const LayerRequest& asked : layers) {
+    check_exempt(request, asked, plan);
+    const LayerPlan layer = layer_plan(asked, plan);
+    const int own = first_window(layer.fprop, layer.dgrad, layer.wgrad);
     if (own != 0 && window != 0 && own != window) {
-      throw ConfigError(fmt::format(
-          "precision.layers: '{}': {} scales by the step itself for {} steps, other layers for {}: "
-          "give both one history length",
-          layer.pattern, layer.plan, own, window));
+      throw ConfigError(
+          fmt::format("{}: '{}': {} scales by the step itself for {} steps, other layers for {}: "
+                      "give both one history length",
+                      layer.key(), layer.pattern, layer.plan, own, window));
     }
     window = own != 0 ? own : window;
-    plan.layers.push_back({layer.pattern, layer.plan, other.fprop, other.dgrad, other.wgrad});
+    plan.layers.push_back(layer);
   }
 }
 
@@ -76,12 +115,14 @@ void apply_schedule(const PlanRequest& request, PrecisionPlan& plan) {
     const bool last = i + 1 == request.schedule.size();
     const PrecisionPlan other = plan_named(stage.plan, "precision.schedule");
     const bool own = stage.plan == plan.name;
-    if (!own && (has_scaled_gemms(other) || other.activation != plan.activation)) {
+    if (!own && other.activation != plan.activation) {
       refuse(fmt::format(
-          "a stage has the run's plan '{}' or GEMMs in its activations' type, {}; '{}' is neither. "
-          "Operands and scales of two scaled plans are not made in one run: set precision.plan: {},"
-          " or train on from a checkpoint's weights with model.from",
-          plan.name, name_of(plan.activation), stage.plan, stage.plan));
+          "'{}' has activations in {}, the run's plan '{}' in {}: all stages have one type",
+          stage.plan, name_of(other.activation), plan.name, name_of(plan.activation)));
+    }
+    const bool scaled = has_scaled_gemms(own ? plan : other);
+    if (!own && scaled) {
+      stage_plan(request, plan, stage.plan);
     }
     if (last ? stage.until != 0 : stage.until <= before) {
       refuse(last ? "the last stage goes to the end of the run: leave out its `until`"
@@ -91,45 +132,26 @@ void apply_schedule(const PlanRequest& request, PrecisionPlan& plan) {
       refuse("give every `until` as a fraction below 1, or every one as a number of steps");
     }
     before = stage.until;
-    plan.schedule.push_back({stage.until, own && has_scaled_gemms(plan)});
+    plan.schedule.push_back({stage.until, scaled, scaled && !own ? stage.plan : ""});
   }
-  const bool scaled = std::any_of(plan.schedule.begin(), plan.schedule.end(),
+  const auto first = std::find_if(plan.schedule.begin(), plan.schedule.end(),
                                   [](const Stage& stage) { return stage.scaled; });
-  if (!plan.schedule.empty() && !scaled) {
+  if (plan.schedule.empty()) {
+    return;
+  }
+  if (first == plan.schedule.end()) {
     refuse(
         fmt::format("no stage has scaled formats with the run's plan '{}'; name the FP8 plan in "
                     "precision.plan and in a stage",
                     plan.name));
   }
-  if (!plan.schedule.empty() && !plan.schedule.front().scaled &&
-      first_window(plan.fprop, plan.dgrad, plan.wgrad) != 0) {
+  const PrecisionPlan begun = first->plan.empty() ? plan : stage_plan(request, plan, first->plan);
+  if (first != plan.schedule.begin() && first_window(begun.fprop, begun.dgrad, begun.wgrad) != 0) {
     refuse(
         fmt::format("plan '{}' scales by the step itself in the first steps of a run, which "
                     "would be over when its stage begins; begin with it",
-                    plan.name));
+                    begun.name));
   }
-}
-
-std::vector<std::pair<int64_t, int64_t>> plain_steps(const PrecisionPlan& plan, int64_t steps) {
-  std::vector<std::pair<int64_t, int64_t>> result;
-  int64_t begin = 0;
-  for (const Stage& stage : plan.schedule) {
-    const double end = stage.until == 0  ? static_cast<double>(steps)
-                       : stage.until < 1 ? std::floor(stage.until * static_cast<double>(steps))
-                                         : stage.until;
-    if (end <= static_cast<double>(begin) || end > static_cast<double>(steps)) {
-      throw ConfigError(fmt::format(
-          "precision.schedule: the stage after step {} would end at step {} of a run of {}: give "
-          "each stage at least one step",
-          begin, end, steps));
-    }
-    const auto last = static_cast<int64_t>(end);
-    if (!stage.scaled) {
-      result.emplace_back(begin, last);
-    }
-    begin = last;
-  }
-  return result;
 }
 
 }  // namespace fp8train

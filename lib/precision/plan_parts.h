@@ -10,7 +10,18 @@ namespace fp8train {
 /// run's. Throws ConfigError naming the pattern.
 void apply_layers(const PlanRequest& request, PrecisionPlan& plan);
 
-/// Stages of the run's plan and of plain GEMMs. Throws ConfigError.
+/// Stages of the run's plan, of other scaled plans and of plain GEMMs. Throws ConfigError.
 void apply_schedule(const PlanRequest& request, PrecisionPlan& plan);
+
+/// A scaled plan that a stage of a run of `run` names, with the stored roles of the request. Throws
+/// ConfigError where it stores otherwise.
+PrecisionPlan stage_plan(const PlanRequest& request, const PrecisionPlan& run,
+                         const std::string& name);
+
+/// The history length of operands that have current scaling at first; 0: none has it.
+int first_window(const GemmPlan& fprop, const GemmPlan& dgrad, const GemmPlan& wgrad);
+
+/// fp8.format: e4m3 | hybrid.
+void set_fp8_format(const std::string& format, PrecisionPlan& plan);
 
 }  // namespace fp8train

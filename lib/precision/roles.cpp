@@ -102,6 +102,9 @@ void check_parameter_wire(const PrecisionPlan& plan) {
 }
 
 void check_stored_format(const char* role, const TensorFormat& format) {
+  if (format.remainder) {
+    refuse(role, format, "is for precision.master_weight: an fp32 value in two halves");
+  }
   if (!is_stored_format(format)) {
     refuse(role, format,
            "is not stored: choose fp32, bf16, or fp16, bf16, e4m3 or e5m2 with a current scale for "
@@ -112,7 +115,16 @@ void check_stored_format(const char* role, const TensorFormat& format) {
 void check_weight(const PrecisionPlan& plan) {
   const TensorFormat& value = plan.master_weight ? *plan.master_weight : plan.weight;
   const char* const role = plan.master_weight ? "master_weight" : "weight";
-  check_stored_format(role, value);
+  const bool in_halves = plan.master_weight == master_halves();
+  if (in_halves && plan.weight != plain(DType::bf16)) {
+    refuse(role, value,
+           fmt::format("has a weight in bf16 for its upper half, but precision.weight is '{}': set "
+                       "precision.weight: bf16",
+                       describe(plan.weight)));
+  }
+  if (!in_halves) {
+    check_stored_format(role, value);
+  }
   if (plan.activation == DType::f32 && !is_plain(value, DType::f32)) {
     refuse(role, value,
            "does not go with GEMMs in fp32: choose a plan that computes in fewer bits");
@@ -144,7 +156,8 @@ void check_gradient(const PrecisionPlan& plan) {
                          describe(gradient)));
     }
   }
-  if (!is_stored_format(wire) || wire.expanded || wire.rounding != Rounding::nearest_even) {
+  if (!is_stored_format(wire) || wire.expanded || wire.remainder ||
+      wire.rounding != Rounding::nearest_even) {
     refuse("gradient_wire", plan.gradient_wire,
            "does not cross a wire: choose fp32, bf16, or e4m3 or e5m2 with a scale for the tensor "
            "or group(128)");

@@ -150,11 +150,13 @@ class FormatParser {
       format_.rounding = Rounding::stochastic;
     } else if (word.name == "expanded") {
       format_.expanded = true;
+    } else if (word.name == "remainder") {
+      format_.remainder = true;
     } else {
       unknown("word of a format", word.name,
               {"tensor", "row", "1x128", "128x128", "1x32", "group(128)", "expanded", "current",
                "delayed(1024, max)", "static(1)", "auto", "pow2", "e8m0", "epsilon 1e-12",
-               "stochastic"});
+               "stochastic", "remainder"});
     }
     no_arguments(word);
   }
@@ -254,6 +256,12 @@ class FormatParser {
   void complete() {
     const bool scaled = has_block_ || has_policy_ || has_scale_type_ || format_.expanded ||
                         format_.amax_epsilon > 0;
+    if (format_.remainder) {
+      if (scaled || format_.dtype != DType::bf16 || format_.rounding != Rounding::nearest_even) {
+        fail("remainder belongs to bf16 alone: bf16 remainder");
+      }
+      format_ = master_halves();
+    }
     if (scaled && !has_policy_) {
       format_.policy = ScalePolicy::current;
     }

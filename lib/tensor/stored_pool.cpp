@@ -8,7 +8,7 @@
 namespace fp8train {
 
 std::vector<float> initial_scales(const TensorFormat& format, int64_t count) {
-  std::vector<float> scales(static_cast<size_t>(count), 1.0F);
+  std::vector<float> scales(static_cast<size_t>(count), format.remainder ? 0.0F : 1.0F);
   if (format.block == per::tensor) {
     for (size_t i = 1; i < scales.size(); i += 2) {
       scales[i] = 0.0F;
@@ -53,30 +53,32 @@ void StoredPool::allocate(Device& device, const Placement& placement) {
     if (buffer.format.block != per::tensor) {
       buffer.scale_count = stored_scales(buffer.format, buffer.elements);
     }
-    if (!borrow(buffer, placement)) {
-      make(device, buffer);
-    }
+    borrow(buffer, placement);
+    make(device, buffer);
   }
 }
 
-/// False where the memory is to be the pool's.
-bool StoredPool::borrow(Buffer& buffer, const Placement& placement) {
+/// The rest is to be the pool's.
+void StoredPool::borrow(Buffer& buffer, const Placement& placement) {
   if (!placement.memory) {
-    return false;
+    return;
   }
   buffer.codes = placement.memory(buffer.queue, buffer.format.dtype, buffer.elements);
   if (!buffer.codes.empty() && buffer.scale_count > 0) {
     buffer.scales = placement.memory(buffer.queue, DType::f32, buffer.scale_count);
   }
-  return !buffer.codes.empty();
 }
 
 void StoredPool::make(Device& device, Buffer& buffer) {
-  buffer.own_codes = Tensor(device, buffer.format.dtype, {buffer.elements}, buffer.category);
-  buffer.codes = buffer.own_codes;
-  fill_zero(device, buffer.codes);
-  if (buffer.scale_count > 0) {
-    buffer.own_scales = Tensor(device, DType::f32, {buffer.scale_count}, buffer.category);
+  if (buffer.codes.empty()) {
+    buffer.own_codes = Tensor(device, buffer.format.dtype, {buffer.elements}, buffer.category);
+    buffer.codes = buffer.own_codes;
+    fill_zero(device, buffer.codes);
+  }
+  if (buffer.scale_count > 0 && buffer.scales.empty()) {
+    const MemoryCategory category =
+        buffer.format.remainder ? MemoryCategory::master_weights : buffer.category;
+    buffer.own_scales = Tensor(device, DType::f32, {buffer.scale_count}, category);
     buffer.scales = buffer.own_scales;
     if (device.kind() != DeviceKind::meta) {  // gigabytes of them in a plan of a large model
       copy_from_host(device, buffer.scales,

@@ -27,7 +27,8 @@ class StoredPool {
   struct Placement {
     /// Elements of a queue's buffer, of which the tensors use `used`: a multiple of 128, not less.
     std::function<int64_t(int queue, int64_t used)> elements;
-    /// Memory for a queue's codes or scales, with anything in it; an empty view: the pool's own.
+    /// Memory for a queue's codes or, where codes have it, scales, with anything in it; an empty
+    /// view: the pool's own. Remainders are master weights whatever the category of their codes.
     std::function<View(int queue, DType dtype, int64_t count)> memory;
   };
 
@@ -86,7 +87,7 @@ class StoredPool {
     int64_t first, first_scale;
   };
   Buffer& buffer_of(const TensorFormat& format, MemoryCategory category, int queue);
-  static bool borrow(Buffer& buffer, const Placement& placement);
+  static void borrow(Buffer& buffer, const Placement& placement);
   static void make(Device& device, Buffer& buffer);
   View codes_of(const Buffer& buffer, int64_t first, const Shape& shape) const;
   View scales_of(const Buffer& buffer, int64_t first, int64_t end) const;

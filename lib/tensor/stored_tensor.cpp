@@ -11,7 +11,8 @@ bool is_stored_format(const TensorFormat& format) {
   const DType dtype = format.dtype;
   if (!format.is_scaled()) {
     const bool exact = dtype == DType::f32 && format.rounding == Rounding::nearest_even;
-    return !format.expanded && (exact || dtype == DType::bf16);
+    return format.remainder ? format == master_halves()
+                            : !format.expanded && (exact || dtype == DType::bf16);
   }
   const bool grouped = format.block == kStoredBlock;
   if (format.expanded && (!grouped || dtype != DType::e4m3)) {
@@ -26,6 +27,9 @@ bool is_stored_format(const TensorFormat& format) {
 }
 
 int64_t stored_scales(const TensorFormat& format, int64_t count) {
+  if (format.remainder) {
+    return ceil_div(count, kStoredBlock.columns) * kStoredBlock.columns / 2;
+  }
   if (!format.is_scaled()) {
     return 0;
   }

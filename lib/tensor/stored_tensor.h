@@ -3,11 +3,11 @@
 // the moments of the optimizer. Unlike the operands of a GEMM it lies flat, as it is allocated, and
 // is read by element-wise operations only, which compute in fp32.
 //
-// Formats (is_stored_format): fp32, bf16; and fp16, bf16, e4m3 or e5m2 with a current scale (fp32
-// or a power of two) for the whole tensor or for each kStoredBlock of consecutive elements; and
-// e4m3 with dynamic range expansion (COAT) for each group. Nearest-even or stochastic. codes =
-// cast(value * scale), saturating. A scale is format_max / amax of what is stored (bf16: 1 / amax),
-// 1 for zeros.
+// Formats (is_stored_format): fp32, bf16; fp32 as bf16 with a remainder; and fp16, bf16, e4m3 or
+// e5m2 with a current scale (fp32 or a power of two) for the whole tensor or for each kStoredBlock
+// of consecutive elements; and e4m3 with dynamic range expansion (COAT) for each group. Nearest-even
+// or stochastic. codes = cast(value * scale), saturating. A scale is format_max / amax of what is
+// stored (bf16: 1 / amax), 1 for zeros.
 
 #include <cstdint>
 
@@ -31,6 +31,7 @@ struct StoredTensor {
   View scales;  ///< fp32, of stored_scales() elements; none for an unscaled format.
                 ///< Tensor: the scale and space for an amax, which is 0 between operations.
                 ///< Groups: a scale each. Expanded: a ScaleExpansion each
+                ///< Remainder: no scales, but the lower 16 bits of each value
 
   StoredTensor() = default;
   StoredTensor(const View& unscaled) : codes(unscaled) {  // NOLINT(google-explicit-constructor)

@@ -10,6 +10,13 @@ TensorFormat plain(DType dtype) {
   return format;
 }
 
+TensorFormat master_halves() {
+  TensorFormat format = plain(DType::bf16);
+  format.block = per::group(128);
+  format.remainder = true;
+  return format;
+}
+
 std::string name_of(ScaleBlock block) {
   if (block == per::tensor) {
     return "tensor";
@@ -25,7 +32,7 @@ std::string describe(const TensorFormat& format) {
   std::string text(name_of(format.dtype));
   const char* rounding = format.rounding == Rounding::stochastic ? " stochastic" : "";
   if (!format.is_scaled()) {
-    return text + rounding;
+    return text + (format.remainder ? " remainder" : rounding);
   }
   text += fmt::format(" {}{}", name_of(format.block), format.expanded ? " expanded" : "");
   switch (format.policy) {

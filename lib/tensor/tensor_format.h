@@ -75,6 +75,9 @@ struct TensorFormat {
   ScaleType scale_type = ScaleType::f32;
   Rounding rounding = Rounding::nearest_even;
   bool expanded = false;     ///< groups only: dynamic range expansion (COAT)
+  /// bf16 without a scale: an fp32 value in two halves, its bf16 rounding and, where scales are,
+  /// its lower 16 bits, 64 fp32 words for each 128 of them (master_halves()).
+  bool remainder = false;
   float fixed_scale = 1.0F;  ///< ScalePolicy::fixed only
   float amax_epsilon =
       0.0F;                ///< ScalePolicy::current only, not e8m0: a smaller amax counts as this
@@ -88,7 +91,13 @@ struct TensorFormat {
 /// Unscaled storage in `dtype`.
 TensorFormat plain(DType dtype);
 
-/// "bf16", "e4m3 tensor delayed(1024, max)", "e4m3 1x128 current pow2": the spelling of `explain`.
+/// fp32 values stored as bf16 and a remainder of 16 bits: in 4 bytes, without loss, and the bf16
+/// half is a weight that GEMMs read (TransformerEngine, common/multi_tensor/adam.cu, AdamFunctor of
+/// parameter remainders). Grouped as the remainders are, 128 elements together.
+TensorFormat master_halves();
+
+/// "bf16", "bf16 remainder", "e4m3 tensor delayed(1024, max)", "e4m3 1x128 current pow2": the
+/// spelling of `explain`.
 std::string describe(const TensorFormat& format);
 
 /// The inverse of describe(). After the element type the words may be in any order; "current"

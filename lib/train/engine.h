@@ -107,6 +107,8 @@ class Engine {
     model_.scaling().set_steps_done(step_index + 1);
   }
 
+  /// Whether evaluation, and what else reads the model now, is of a step without scaled GEMMs.
+  bool plain() const { return plain_; }
   /// Whether no GEMM of this step is scaled. Evaluation follows from then on, as after each step.
   void enter_step(int64_t step_index);
 

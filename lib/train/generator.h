@@ -34,6 +34,9 @@ class Generator {
   Generator(Device& device, Decoder& model, int64_t capacity,
             ParameterGatherer* gatherer = nullptr);
 
+  /// Whether the passes that follow have no scaled GEMMs (Engine::plain()).
+  void set_plain(bool plain) { plain_ = plain; }
+
   /// Continues `prompt` (not empty) and calls `on_token` with each new token until max_new_tokens,
   /// the end-of-sequence id, the capacity, or until it returns false. Throws ConfigError when the
   /// prompt does not fit.
@@ -51,6 +54,7 @@ class Generator {
   Decoder* model_;
   ParameterGatherer* gatherer_;
   int64_t capacity_;
+  bool plain_ = false;
   std::vector<KvCache> caches_;  // views into memory_; filled while memory_ is made
   std::vector<Tensor> memory_;
   Arena saved_, scratch_;

@@ -52,7 +52,8 @@ std::vector<StateTensor> state_tensors(Engine& engine) {
     }
   }
   for (const auto& parameter : store.all()) {
-    if (parameter->formats.value != TensorFormat{}) {
+    // model.safetensors has fp32 values, in one piece or in two, without loss.
+    if (parameter->formats.value != TensorFormat{} && !parameter->formats.value.remainder) {
       add("value", *parameter, parameter->updated.value);
     }
   }

@@ -38,6 +38,16 @@ std::string describe_linears(const Session& session) {
       plans.size(), narrow, name_of(session.engine.plan.activation));
 }
 
+/// What follows, where stages of a run have plans of their own.
+std::string describe_stages(const Session& session) {
+  std::string text;
+  for (const RunStage& stage : session.stages) {
+    text += stage.begin > 0 ? fmt::format("; from step {} on {}", stage.begin + 1, stage.plan.name)
+                            : "";
+  }
+  return text;
+}
+
 std::string describe_steps(const Session& session) {
   return fmt::format("steps   {} of {} tokens ({}{} x {} x {})", session.max_steps,
                      session.tokens_per_step(),
@@ -60,6 +70,18 @@ const GpuKind& gpu_kind(const std::string& name) {
 }
 
 }  // namespace
+
+DryRunStep largest_stage(const Session& session,
+                         const std::function<DryRunStep(const EngineSettings&)>& of_stage) {
+  DryRunStep largest = of_stage(session.engine_of(0));
+  for (size_t i = 1; i < session.stages.size(); ++i) {
+    DryRunStep step = of_stage(session.engine_of(i));
+    if (step.memory.total() > largest.memory.total()) {
+      largest = std::move(step);
+    }
+  }
+  return largest;
+}
 
 void log_notes(const Session& session) {
   for (const std::string& line : session.settings.notes.lines) {
@@ -167,7 +189,8 @@ std::vector<std::string> run_overview(const Session& session, const Device& devi
                   describe_count(static_cast<double>(parameter_count(model))),
                   model.num_hidden_layers, model.hidden_size, model.num_attention_heads,
                   model.num_key_value_heads, model.vocab_size),
-      fmt::format("plan    {}: {}", session.engine.plan.name, describe_linears(session)),
+      fmt::format("plan    {}: {}{}", session.engine.plan.name, describe_linears(session),
+                  describe_stages(session)),
       fmt::format("data    {} training tokens, {} validation tokens, tokenizer {}",
                   describe_count(static_cast<double>(session.data.train.size())),
                   describe_count(static_cast<double>(session.data.val.size())),

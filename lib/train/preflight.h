@@ -18,6 +18,11 @@ std::vector<std::string> run_overview(const Session& session, const Device& devi
                                       const std::string& device_reason, int64_t threads,
                                       const DryRunStep& dry_run);
 
+/// A dry run of the stage of the run that needs the most memory: the stages do not have theirs at
+/// the same time. `of_stage`: a dry run of an engine.
+DryRunStep largest_stage(const Session& session,
+                         const std::function<DryRunStep(const EngineSettings&)>& of_stage);
+
 /// Logs what a session has to tell: which keys were read as which (info), and what was read and
 /// has no meaning here (warnings).
 void log_notes(const Session& session);

@@ -56,6 +56,10 @@ class RunComparison {
 
   /// The plan by name, and every format and scaled layer.
   void plan(Decoder& model) {
+    if (ends_stage_before()) {
+      begins_stage = true;
+      return;
+    }
     const size_t before = differences.size();
     require("plan", session_.engine.plan.name, "precision plan");
     require_formats(formats_text(model));
@@ -91,10 +95,19 @@ class RunComparison {
   std::vector<std::string> differences;
   std::vector<std::string> notes;
   bool changed_data = false;
+  bool begins_stage = false;
   bool changed_plan = false;  ///< and it is accepted
   bool refused_plan = false;
 
  private:
+  /// Whether the checkpoint is of the last step of the stage before, whose plan has saved it.
+  bool ends_stage_before() const {
+    const size_t stage = session_.stage_after(state_.at("step").get<int64_t>());
+    return stage > 0 && state_.at("step").get<int64_t>() == session_.stages[stage].begin &&
+           session_.engine.plan.name == session_.stages[stage].plan.name &&
+           state_.at("plan").get<std::string>() == session_.stages[stage - 1].plan.name;
+  }
+
   /// The files are the same as far as is known, and samples of their tokens are not.
   std::string other_tokens(const std::string& current) const {
     if (session_.data_record == nullptr || !state_.contains("data_files")) {
@@ -124,7 +137,9 @@ std::string formats_text(Decoder& model) {
   const ParameterFormats formats = parameter_formats(model.plan());
   for (const TensorFormat* stored : {&formats.value, &formats.gradient, &formats.gradient_wire,
                                      &formats.moment1, &formats.moment2}) {
-    text += *stored == TensorFormat{} ? "" : "stored " + describe(*stored) + "; ";
+    // fp32 in two halves is saved as fp32 is.
+    text +=
+        *stored == TensorFormat{} || stored->remainder ? "" : "stored " + describe(*stored) + "; ";
   }
   for (const LinearPlan& linear : model.linear_plans()) {
     if (!linear.layer_plan.empty() && linear.is_scaled()) {
@@ -209,7 +224,7 @@ SameRun check_same_run(const nlohmann::json& state, const Session& session, Deco
   comparison.require("shuffle", session.settings.data.shuffle, "data.shuffle");
   comparison.data();
   if (comparison.differences.empty()) {
-    return {comparison.notes, comparison.changed_plan};
+    return {comparison.notes, comparison.changed_plan, comparison.begins_stage};
   }
   std::string message = fmt::format("{} was saved by another run:", folder.string());
   for (const std::string& difference : comparison.differences) {

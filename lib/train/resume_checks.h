@@ -33,6 +33,7 @@ struct SameRun {
   std::vector<std::string> notes;  ///< data that cannot be compared, or what has changed and is
                                    ///< accepted (checkpoint.changed_data, checkpoint.changed_plan)
   bool changed_plan = false;       ///< saved under another plan: moments are to be converted
+  bool begins_stage = false;       ///< saved at the end of the stage before: scaling begins anew
 };
 
 /// Compares model, settings and data with those of the checkpoint. Throws one CheckpointError that

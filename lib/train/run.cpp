@@ -64,7 +64,13 @@ Run::Run(const RunRequest& request, Communicator& comm, RankDevice& place)
     log_warning(records_.lock_warning());
   }
   log_notes(session_);
-  const DryRunStep dry_run = dry_run_step(session_.engine, *device_, comm.topology(), comm.rank());
+  session_.enter_stage(session_.stage_after(
+      session_.stages.size() > 1
+          ? step_to_begin_at(session_, records_.directory().checkpoints(), comm)
+          : 0));
+  const DryRunStep dry_run = largest_stage(session_, [&](const EngineSettings& engine) {
+    return dry_run_step(engine, *device_, comm.topology(), comm.rank());
+  });
   if (comm.size() > 1) {
     progress_.say(fmt::format("ranks   {}; {}{}", comm.description(), describe_layout(session_),
                               place.note.empty() ? "" : "; " + place.note));
@@ -78,14 +84,10 @@ Run::Run(const RunRequest& request, Communicator& comm, RankDevice& place)
   if (leads()) {
     progress_.say(begin_data_record(session_, records_.directory().data_hashes()));
   }
-  engine_ = std::make_unique<Engine>(*device_, session_.engine, &comm);
-  engine_->reserve(dry_run.plan);
+  make_engine(session_.stages.size() == 1 ? dry_run.plan : plan_of_stage());
   loader_ = std::make_unique<Loader>(session_.data.train, loader_settings());
   start(request);
-  if (settings().sample.interval > 0 && (leads() || engine_->passes_are_collective())) {
-    generator_ = std::make_unique<Generator>(*device_, engine_->model(), sample_capacity(),
-                                             engine_->strategy().gatherer());
-  }
+  make_generator();
 }
 
 void Run::start(const RunRequest& request) {
@@ -231,6 +233,7 @@ void Run::sample() {
   Heartbeat heartbeat(*comm_);
   const bool alone = !engine_->passes_are_collective();
   if (generator_ != nullptr) {
+    generator_->set_plain(engine_->plain());
     const std::string text =
         sample_texts(*generator_, *session_.tokenizer, settings().sample, settings().training.seed,
                      [&] { return alone ? heartbeat.beat() : void(); });
@@ -315,6 +318,9 @@ RunOutcome Run::train_to_end() {
   while (state_.step < session_.max_steps) {
     if (const std::string reason = reason_to_stop(); !reason.empty()) {
       return stop(reason);
+    }
+    if (session_.stages[session_.stage_after(state_.step)].plan.name != session_.engine.plan.name) {
+      begin_stage();
     }
     train_one_step();
     progress_.tick(state_.step, session_.max_steps);

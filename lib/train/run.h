@@ -41,7 +41,11 @@ class Run {
 
  private:
   void start(const RunRequest& request);
+  StepPlan plan_of_stage() const;
+  void make_engine(const StepPlan& plan);
+  void make_generator();
   void begin_at(const TrainingState& state);
+  void begin_stage();
   void say_changes(const std::filesystem::path& saved_run);
   Batch next_batch();
   void observe_step(bool ends);

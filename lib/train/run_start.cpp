@@ -31,6 +31,15 @@ std::optional<ResumedRun> resume(const Session& session, Engine& engine,
 
 }  // namespace
 
+int64_t step_to_begin_at(const Session& session, const std::filesystem::path& checkpoints,
+                         Communicator& comm) {
+  const std::string& from = session.settings.checkpoint.resume;
+  if (from == "auto") {
+    return newest_step_of(checkpoints, comm);
+  }
+  return from == "never" ? 0 : verify_checkpoint(from, Verify::sizes).step;
+}
+
 RunStart load_start(const Session& session, Engine& engine, Device& device,
                     const RunDirectory& directory, Communicator& comm) {
   RunStart start;

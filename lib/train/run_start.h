@@ -22,6 +22,11 @@ struct RunStart {
   std::vector<std::string> warnings;
 };
 
+/// Optimizer steps that are done in the checkpoint that load_start() will load; 0: none.
+/// Collective.
+int64_t step_to_begin_at(const Session& session, const std::filesystem::path& checkpoints,
+                         Communicator& comm);
+
 /// Loads the weights, and all else of the engine's state where there is a checkpoint to go on from
 /// (checkpoint.resume). Collective. Throws CheckpointError, and ConfigError where checkpoint.resume
 /// is never and the run directory holds checkpoints.

@@ -234,7 +234,55 @@ void note_processes(const Settings& settings, int ranks, std::vector<std::string
   }
 }
 
+/// Layers whose weights are stored as the plan's roles say in one stage and in fp32 in another.
+void check_exempt_alike(const Session& session, const PrecisionPlan& other) {
+  const std::vector<LinearSite> sites = linear_sites(session.engine.model);
+  const PrecisionPlan& first = session.stages.front().plan;
+  const std::vector<LinearPlan> here = plan_linears(first, sites);
+  const std::vector<LinearPlan> there = plan_linears(other, sites);
+  const bool all_fp32 = parameter_formats(other) == ParameterFormats{};
+  for (size_t i = 0; i < sites.size() && !all_fp32; ++i) {
+    if (here[i].exempt_reason.empty() != there[i].exempt_reason.empty()) {
+      throw ConfigError(fmt::format(
+          "precision.schedule: {} is exempt in only one of '{}' and '{}' ({}), and what is stored "
+          "of its weight would change during the run: exempt it in both (fp8.exempt)",
+          sites[i].name, first.name, other.name, here[i].exempt_reason + there[i].exempt_reason));
+    }
+  }
+}
+
+void check_stages(const Session& session) {
+  for (size_t i = 1; i < session.stages.size(); ++i) {
+    check_batch(session.engine_of(i));
+    check_exempt_alike(session, session.stages[i].plan);
+  }
+  if (session.stages.size() > 1 && session.settings.training.on_divergence == "rollback") {
+    throw ConfigError(
+        "training.on_divergence: rollback goes back to a checkpoint of the same plan, and "
+        "precision.schedule has several scaled plans: set it to stop");
+  }
+}
+
 }  // namespace
+
+size_t Session::stage_after(int64_t steps) const {
+  size_t stage = 0;
+  while (stage + 1 < stages.size() && steps >= stages[stage].end) {
+    ++stage;
+  }
+  return stage;
+}
+
+EngineSettings Session::engine_of(size_t stage) const {
+  EngineSettings settings_of_stage = engine;
+  settings_of_stage.plan = stages[stage].plan;
+  settings_of_stage.plain_steps = stages[stage].plain_steps;
+  return settings_of_stage;
+}
+
+void Session::enter_stage(size_t stage) {
+  engine = engine_of(stage);
+}
 
 EngineSettings engine_settings(const Settings& settings, const ModelConfig& model) {
   EngineSettings engine = {
@@ -287,7 +335,9 @@ Session open_session(const Settings& settings, bool open_data, int ranks) {
         settings.optimizer.name));
   }
   session.max_steps = resolve_max_steps(settings.training, session.engine, ranks);
-  session.engine.plain_steps = plain_steps(session.engine.plan, session.max_steps);
+  session.stages = run_stages(settings.precision, session.max_steps);
+  check_stages(session);
+  session.enter_stage(0);
   note_short_run(settings.scheduler, session.max_steps, session.notes);
   if (settings.sample.interval > 0) {
     check_prompts(settings.sample, *session.tokenizer, session.engine.model);

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "config/settings.h"
 #include "data/corpus.h"
@@ -24,10 +25,17 @@ struct Session {
   std::unique_ptr<Tokenizer> tokenizer;
   CorpusSplits data;                        ///< empty unless asked for
   std::shared_ptr<DataRecord> data_record;  ///< of a run's first rank; else null
-  EngineSettings engine;
+  EngineSettings engine;                    ///< of one of the stages
+  std::vector<RunStage> stages;  ///< one, but where precision.schedule has several scaled plans
   int64_t max_steps = 0;
   int ranks = 1;
   std::vector<std::string> notes;  ///< what was read and has no meaning here; to be reported
+
+  /// The stage in which `steps` optimizer steps are done and another one follows, or the last one.
+  size_t stage_after(int64_t steps) const;
+  /// The engine becomes that of a stage.
+  void enter_stage(size_t stage);
+  EngineSettings engine_of(size_t stage) const;
 
   int64_t tokens_per_step() const {
     return engine.micro_batch_size * engine.seq_length * engine.gradient_accumulation_steps * ranks;

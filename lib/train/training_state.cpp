@@ -262,6 +262,10 @@ ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
       return resumed;
     }
     load_optimizer_files(folder, engine);
+    if (same.begins_stage) {
+      engine.model().scaling().restart(resumed.state.step);
+      return resumed;
+    }
     for (std::string& note :
          load_scaling(folder, engine.model().scaling(), rank, engine.mesh().world_size())) {
       resumed.notes.push_back(std::move(note));
@@ -307,6 +311,13 @@ ResumedRun resume_from(const std::filesystem::path& folder, Engine& engine, cons
   }
   wait_for_first_rank(comm);
   return load_checkpoint(folder, engine, session, comm.rank());
+}
+
+int64_t newest_step_of(const std::filesystem::path& root, Communicator& comm) {
+  std::vector<std::string> notes;  // resume_newest() has them too
+  const int64_t found = comm.rank() == 0 ? newest_step(root, notes) : kNothing;
+  wait_for_first_rank(comm);
+  return std::max<int64_t>(comm.all_gather_values(found).front(), 0);
 }
 
 std::optional<ResumedRun> resume_newest(const std::filesystem::path& root, Engine& engine,

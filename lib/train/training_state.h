@@ -67,6 +67,10 @@ std::optional<ResumedRun> resume_newest(const std::filesystem::path& root, Engin
                                         const Session& session, std::vector<std::string>& notes,
                                         Communicator& comm);
 
+/// The step of the checkpoint that resume_newest() will take, as the first rank finds it; 0 where
+/// there is none. Collective.
+int64_t newest_step_of(const std::filesystem::path& root, Communicator& comm);
+
 /// Whether a checkpoint holds scales.
 bool has_scaling(const std::filesystem::path& folder);
 

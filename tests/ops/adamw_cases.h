@@ -77,6 +77,7 @@ inline std::vector<StoredFormats> stored_formats() {
   return {
       {bf16, bf16, {bf16, bf16}},
       {stochastic(bf16), fp32, {fp32, fp32}},
+      {master_halves(), bf16, {by_group(DType::e4m3), by_tensor(DType::f16)}},
       {by_tensor(DType::f16),
        by_tensor(DType::e4m3),
        {by_tensor(DType::e4m3), by_tensor(DType::f16)}},

@@ -108,6 +108,9 @@ struct NaiveTensor {
   bool grouped() const { return format.block.is_group(); }
 
   float value(size_t i) const {
+    if (format.remainder) {
+      return float_of(codes[i]);  // of both halves
+    }
     const float code = decode_bits(format.dtype, codes[i]);
     return format.expanded ? ops::contract(code, scales[i], 1.0F / scales[i].exponent)
                            : code * (1.0F / scales[i].scale);
@@ -153,6 +156,10 @@ struct NaiveTensor {
                 scales.begin() + static_cast<std::ptrdiff_t>(end), scale);
     }
     for (size_t i = 0; i < values.size(); ++i) {
+      if (format.remainder) {
+        codes[i] = bits_of(values[i]);
+        continue;
+      }
       const float scaled =
           format.expanded ? ops::expand(values[i], scales[i]) : values[i] * scales[i].scale;
       codes[i] = format.rounding == Rounding::stochastic
@@ -169,7 +176,10 @@ struct NaiveTensor {
   /// The same in memory, as operations have it.
   void write(Array& code_array, Array& scale_array) const {
     for (size_t i = 0; i < codes.size(); ++i) {
-      set_bits(code_array, i, codes[i]);
+      set_bits(code_array, i, format.remainder ? (codes[i] + 0x8000U) >> 16 : codes[i]);
+      if (format.remainder) {
+        scale_array.as<uint16_t>()[i] = static_cast<uint16_t>(codes[i]);
+      }
     }
     for (size_t i = 0; format.is_scaled() && i < codes.size();
          i += grouped() ? 128 : codes.size()) {
@@ -184,6 +194,12 @@ struct NaiveTensor {
   size_t differences(Array& code_array, Array& scale_array) const {
     size_t wrong = 0;
     for (size_t i = 0; i < codes.size(); ++i) {
+      if (format.remainder) {
+        const bool upper = bits_at(code_array, i) == (codes[i] + 0x8000U) >> 16;
+        const bool lower = scale_array.as<uint16_t>()[i] == (codes[i] & 0xFFFFU);
+        wrong += upper && lower ? 0 : 1;
+        continue;
+      }
       const size_t group = grouped() ? i / 128 : 0;
       ScaleExpansion scale = {};
       if (format.expanded) {

@@ -39,10 +39,11 @@ TEST_CASE("stages end at fractions of the run or at steps") {
 }
 
 TEST_CASE("what cannot be switched in a run is refused in words") {
-  CHECK_THAT(refusal_of("te-current", {{0.5, "te-current"}, {0, "te-blockwise"}}),
-             Contains("precision.schedule: ") && Contains("'te-blockwise' is neither"));
+  CHECK_THAT(refusal_of("te-current", {{0.5, "te-current"}, {0, "msamp-o2"}}),
+             Contains("precision.schedule: 'msamp-o2' has weight in") &&
+                 Contains("cannot change during a run; set precision.weight"));
   CHECK_THAT(refusal_of("te-current", {{0.5, "te-current"}, {0, "fp32"}}),
-             Contains("'fp32' is neither"));
+             Contains("'fp32' has activations in fp32"));
   CHECK_THAT(refusal_of("te-current", {{0.5, "te-curent"}, {0, "bf16"}}),
              Contains("precision.schedule: no") && Contains("did you mean te-current?"));
   CHECK_THAT(refusal_of("bf16", {{0.5, "bf16"}, {0, "bf16"}}), Contains("no stage has scaled"));
@@ -53,6 +54,32 @@ TEST_CASE("what cannot be switched in a run is refused in words") {
   CHECK_THAT(refusal_of("te-current", {{0.5, "te-current"}, {9, "bf16"}, {0, "te-current"}}),
              Contains("every `until` as a fraction"));
   CHECK_THAT(refusal_of("msamp-o2", {{0.5, "bf16"}, {0, "msamp-o2"}}), Contains("begin with it"));
+}
+
+TEST_CASE("a run has a stage for each scaled plan, and plain steps in them") {
+  PlanRequest request;
+  request.plan = "te-delayed";
+  request.margin = 2;  // of the run's plan alone
+  request.roles.moment1 = "bf16";
+  request.schedule = {
+      {4, "bf16"}, {10, "te-delayed"}, {12, "bf16"}, {20, "te-blockwise"}, {0, "te-delayed"}};
+  const std::vector<RunStage> stages = run_stages(request, 30);
+  REQUIRE(stages.size() == 3);
+  CHECK((stages[0].begin == 0 && stages[0].end == 12 && stages[0].plan.name == "te-delayed"));
+  CHECK(stages[0].plain_steps == Steps{{0, 4}, {10, 12}});
+  CHECK((stages[1].begin == 12 && stages[1].end == 20 && stages[1].plan.name == "te-blockwise"));
+  CHECK(stages[1].plain_steps.empty());
+  CHECK(stages[1].plan.schedule.empty());  // no bf16 copy of weights
+  CHECK((stages[2].begin == 20 && stages[2].end == 30));
+  CHECK(stages[2].plan.fprop.a.delayed.margin == 2);
+  for (const RunStage& stage : stages) {
+    CHECK(stage.plan.moment1 == plain(DType::bf16));
+  }
+  CHECK_THROWS_WITH(run_stages(request, 20), Contains("at least one step"));
+  request.schedule = {{0.9, "te-delayed"}, {0, "bf16"}};
+  const std::vector<RunStage> one = run_stages(request, 10);
+  CHECK((one.size() == 1 && one[0].end == 10 && one[0].plain_steps == Steps{{9, 10}}));
+  CHECK(one[0].plan == resolve_plan(request));
 }
 
 TEST_CASE("precision.schedule is read and written back") {

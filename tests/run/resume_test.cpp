@@ -142,6 +142,36 @@ TEST_CASE("killed and resumed across the stages of a schedule: the bits of the u
   check_equal_runs(shop, "whole", "broken");
 }
 
+TEST_CASE("killed and resumed across stages of two scaled plans: the bits of the undisturbed run") {
+  const Workshop shop;
+  // Its first stage ends at a checkpoint, its second one between two.
+  const auto command = [&](const std::string& name) {
+    return Workshop::command("te-delayed", name,
+                             {"precision.schedule=[{until: 10, plan: te-delayed}, {until: 23, "
+                              "plan: te-blockwise}, {until: 31, plan: bf16}, {plan: te-delayed}]",
+                              "checkpoint.keep_last=20"});
+  };
+  const Outcome whole = expect_code(0, shop.folder(), command("whole"));
+  CHECK_THAT(whole.out, Catch::Contains("step 10: from here on plan te-blockwise"));
+  for (const long step : {6L, 12L, 27L, 34L}) {
+    kill_after(shop, command("broken"), "broken", step, 0);
+  }
+  expect_code(0, shop.folder(), command("broken"));
+  check_equal_runs(shop, "whole", "broken");
+  // A stop at the end of a stage: its checkpoint is of the plan before.
+  const fs::path checkpoints = shop.run("broken") / "checkpoints";
+  for (const auto& entry : fs::directory_iterator(checkpoints)) {
+    const std::string name = entry.path().filename().string();
+    if (name != "step-000010") {
+      fs::remove_all(entry.path());
+    }
+  }
+  REQUIRE(fs::exists(checkpoints / "step-000010"));
+  fs::remove(shop.run("broken") / "summary.json");
+  expect_code(0, shop.folder(), command("broken"));
+  check_equal_runs(shop, "whole", "broken");
+}
+
 TEST_CASE("killed and resumed with moments of few bits: the bits of the undisturbed run") {
   const Workshop shop;
   const Words moments = {"precision.moment1=e4m3 group(128)", "precision.moment2=fp16"};

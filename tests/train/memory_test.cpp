@@ -90,6 +90,25 @@ TEST_CASE("a weight in the type that GEMMs read is held once") {
   CHECK(per_parameter(plan, MemoryCategory::quantized_weights, 0) == 0.0);
 }
 
+TEST_CASE("a master weight in two halves takes two bytes next to its weight, on any ranks") {
+  PlanRequest request;
+  request.plan = "bf16";
+  request.roles.master_weight = "bf16 remainder";
+  const PrecisionPlan plan = resolve_plan(request);
+  const ParameterBytes said = bytes_per_parameter(plan);
+  CHECK(said.weight + said.master == 4.0);
+  for (const int stage : {0, 1, 2}) {
+    const int ranks = stage == 0 ? 1 : 4;
+    CAPTURE(stage);
+    const double norm = 4.0 / ranks;
+    CHECK(per_parameter(plan, MemoryCategory::weights, norm, ranks, stage) ==
+          Approx(2.0).epsilon(1e-2));
+    CHECK(per_parameter(plan, MemoryCategory::master_weights, 0, ranks, stage) ==
+          Approx(2.0 / ranks).epsilon(1e-2));
+    CHECK(per_parameter(plan, MemoryCategory::quantized_weights, 0, ranks, stage) == 0.0);
+  }
+}
+
 TEST_CASE("every plan holds the bytes per parameter that its roles say") {
   const std::vector<std::string> names = plan_names();
   for (const std::string& name : names) {

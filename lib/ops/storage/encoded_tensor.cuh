@@ -84,6 +84,7 @@ struct BasicEncodedTensor {
   DType dtype;
   float largest_code;  ///< format_max of the dtype
   bool grouped, pow2, expanded, stochastic;
+  uint16_t* remainders;  ///< the lower halves of fp32 values; null: none
 
   /// How elements i .. are read.
   __device__ __forceinline__ ScaleExpansion scale_at(int64_t i, int64_t available) const {
@@ -101,31 +102,18 @@ struct BasicEncodedTensor {
   template <int N, bool Packed>
   __device__ __forceinline__ void load(int64_t i, int64_t available, const ScaleExpansion& scale,
                                        float (&values)[N]) const {
+    if (Extended && remainders != nullptr) {
+      const Pack<uint16_t, N> upper = get<N, Packed>(static_cast<uint16_t*>(codes) + i, available);
+      const Pack<uint16_t, N> lower = get<N, Packed>(remainders + i, available);
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        values[j] = join_master(upper.values[j], lower.values[j]);
+      }
+      return;
+    }
     with_stored_type_of(dtype, [&](auto tag) {
       using Code = typename decltype(tag)::Type;
-      [[maybe_unused]] constexpr int kAtOnce = N * sizeof(Code) <= 16 ? N : 4;
-      const Code* from = static_cast<const Code*>(codes) + i;
-      Pack<Code, N> pack = {};
-      if constexpr (Packed) {
-        if (available > 0) {
-#pragma unroll
-          for (int j = 0; j < N; j += kAtOnce) {
-            const Pack<Code, kAtOnce> part = load_pack<kAtOnce>(from + j);
-#pragma unroll
-            for (int k = 0; k < kAtOnce; ++k) {
-              pack.values[j + k] = part.values[k];
-            }
-          }
-        }
-      } else {
-#pragma unroll
-        for (int j = 0; j < N; ++j) {
-          if (j < available) {
-            pack.values[j] = from[j];
-          }
-        }
-      }
-      decode_pack<Code, N>(pack, values);
+      decode_pack<Code, N>(get<N, Packed>(static_cast<const Code*>(codes) + i, available), values);
     });
     if (Extended && expanded) {
       const float inverse_exponent = reciprocal(scale.exponent);
@@ -203,6 +191,19 @@ struct BasicEncodedTensor {
                                             const ScaleExpansion& scale, uint32_t floored,
                                             const float (&values)[N],
                                             const RoundingDraw& draw) const {
+    if (Extended && remainders != nullptr) {
+      Pack<uint16_t, N> upper;
+      Pack<uint16_t, N> lower;
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const MasterHalves halves = split_master(values[j]);
+        upper.values[j] = halves.upper;
+        lower.values[j] = halves.lower;
+      }
+      put<N, Packed>(static_cast<uint16_t*>(codes) + i, upper, available);
+      put<N, Packed>(remainders + i, lower, available);
+      return 0;  // has no twin that is floored
+    }
     float scaled[N];
 #pragma unroll
     for (int j = 0; j < N; ++j) {
@@ -243,6 +244,31 @@ struct BasicEncodedTensor {
 
  private:
   template <int N, bool Packed, typename Code>
+  static __device__ __forceinline__ Pack<Code, N> get(const Code* from, int64_t available) {
+    [[maybe_unused]] constexpr int kAtOnce = N * sizeof(Code) <= 16 ? N : 4;
+    Pack<Code, N> pack = {};
+    if constexpr (Packed) {
+      if (available > 0) {
+#pragma unroll
+        for (int j = 0; j < N; j += kAtOnce) {
+          const Pack<Code, kAtOnce> part = load_pack<kAtOnce>(from + j);
+#pragma unroll
+          for (int k = 0; k < kAtOnce; ++k) {
+            pack.values[j + k] = part.values[k];
+          }
+        }
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        if (j < available) {
+          pack.values[j] = from[j];
+        }
+      }
+    }
+    return pack;
+  }
+  template <int N, bool Packed, typename Code>
   static __device__ __forceinline__ void put(Code* to, const Pack<Code, N>& pack,
                                              int64_t available) {
     [[maybe_unused]] constexpr int kAtOnce = N * sizeof(Code) <= 16 ? N : 4;
@@ -273,7 +299,8 @@ using EncodedTensor = BasicEncodedTensor<true>;
 
 /// Host: whether a tensor needs the Extended form.
 inline bool is_extended(const StoredTensor& tensor) {
-  return tensor.format.expanded || tensor.format.rounding == Rounding::stochastic;
+  return tensor.format.expanded || tensor.format.remainder ||
+         tensor.format.rounding == Rounding::stochastic;
 }
 
 /// Host: a tensor as the kernels see it.
@@ -281,13 +308,14 @@ template <bool Extended = true>
 BasicEncodedTensor<Extended> encoded(const StoredTensor& tensor) {
   const TensorFormat& format = tensor.format;
   return {tensor.codes.data,
-          tensor.scales.as<float>(),
+          format.remainder ? nullptr : tensor.scales.as<float>(),
           format.dtype,
           format_max(format.dtype),
-          format.block.is_group(),
+          format.block.is_group() && !format.remainder,
           format.scale_type == ScaleType::pow2,
           format.expanded,
-          format.rounding == Rounding::stochastic};
+          format.rounding == Rounding::stochastic,
+          format.remainder ? tensor.scales.as<uint16_t>() : nullptr};
 }
 
 }  // namespace fp8train::ops::cuda

@@ -48,6 +48,23 @@ FP8TRAIN_HD float encode_stored<float>(float value, uint32_t /*random_bits*/) {
   return value;
 }
 
+/// The halves of an fp32 value (TransformerEngine, common/multi_tensor/adam.cu): its upper 16 bits,
+/// rounded to nearest with ties away from zero, and its lower 16 bits. Their highest bit says
+/// whether the upper half was rounded up, so that nothing is lost.
+struct MasterHalves {
+  uint16_t upper, lower;
+};
+FP8TRAIN_HD MasterHalves split_master(float value) {
+  const uint32_t all = bits_of(value);
+  const bool is_nan = (all & 0x7FFFFFFFU) > 0x7F800000U;
+  const uint32_t bits = is_nan ? 0x7FC00000U : all;  // a carry could end in a zero
+  return {static_cast<uint16_t>((bits >> 16) + (bits >> 15 & 1U)), static_cast<uint16_t>(bits)};
+}
+FP8TRAIN_HD float join_master(uint16_t upper, uint16_t lower) {
+  const uint32_t cut = (static_cast<uint32_t>(upper) - (lower >> 15)) & 0xFFFFU;
+  return float_of(cut << 16 | lower);
+}
+
 /// The random bits of one tensor in one step.
 struct RoundingDraw {
   uint64_t seed = 0, step = 0, tensor = 0, first_block = 0;

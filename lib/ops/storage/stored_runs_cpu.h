@@ -13,7 +13,7 @@ constexpr int64_t kStoredPiece = 1024;
 static_assert(kStoredPiece % kStoredBlock.columns == 0 && kChunk % kStoredPiece == 0);
 
 FP8TRAIN_HD bool is_grouped(const StoredTensor& tensor) {
-  return tensor.format.block.is_group();
+  return tensor.format.block.is_group() && !tensor.format.remainder;
 }
 /// Which group element `at` is in.
 FP8TRAIN_HD int64_t group_of(const StoredTensor& tensor, int64_t at) {
@@ -21,7 +21,7 @@ FP8TRAIN_HD int64_t group_of(const StoredTensor& tensor, int64_t at) {
 }
 /// One scale for the whole tensor.
 FP8TRAIN_HD bool has_tensor_scale(const StoredTensor& tensor) {
-  return !tensor.scales.empty() && !is_grouped(tensor);
+  return !tensor.scales.empty() && !is_grouped(tensor) && !tensor.format.remainder;
 }
 
 /// body(at, length) for the runs of a piece that share a scale.
@@ -53,10 +53,33 @@ FP8TRAIN_HD void contract_run(const ScaleExpansion& expansion, float* values, in
   }
 }
 
+/// Elements begin .. of a tensor in two halves.
+FP8TRAIN_HD void join_run(const StoredTensor& tensor, int64_t begin, int64_t length,
+                          float* __restrict values) {
+  const auto* upper = tensor.codes.as<uint16_t>() + begin;
+  const auto* lower = tensor.scales.as<uint16_t>() + begin;
+  for (int64_t i = 0; i < length; ++i) {
+    values[i] = join_master(upper[i], lower[i]);
+  }
+}
+FP8TRAIN_HD void split_run(const StoredTensor& tensor, int64_t begin, int64_t length,
+                           const float* __restrict values) {
+  auto* __restrict upper = tensor.codes.as<uint16_t>() + begin;
+  auto* __restrict lower = tensor.scales.as<uint16_t>() + begin;
+  for (int64_t i = 0; i < length; ++i) {
+    const MasterHalves halves = split_master(values[i]);
+    upper[i] = halves.upper;
+    lower[i] = halves.lower;
+  }
+}
+
 /// The values of elements begin .. begin + length - 1, where `begin` is a multiple of the group.
 /// `tensor_scale`: where there is one.
 FP8TRAIN_HD void load_run(const StoredTensor& tensor, int64_t begin, int64_t length,
                           float tensor_scale, float* values) {
+  if (tensor.format.remainder) {
+    return join_run(tensor, begin, length, values);
+  }
   with_stored_type(tensor.format.dtype, [&](auto tag) {
     const auto* codes = tensor.codes.as<typename decltype(tag)::Type>() + begin;
     for_each_run(tensor, length, [&](int64_t at, int64_t count) {
@@ -143,11 +166,15 @@ FP8TRAIN_HD float renew_scale(const StoredTensor& tensor, int64_t at, const floa
 
 /// Encodes elements begin .. begin + length - 1 of at most a piece, where `begin` is a multiple of
 /// the group. `tensor_scale`: the new one where there is one, else 1. Codes of elements that
-/// `floored` names do not become zero; `present` (may be the same) receives which ones are not.
+/// `floored` names do not become zero; `present` (may be the same) receives which ones are not,
+/// unless the tensor is in two halves.
 /// `draw`: of stochastic rounding.
 FP8TRAIN_HD void store_run(const StoredTensor& tensor, int64_t begin, int64_t length,
                            const float* values, float tensor_scale, const uint8_t* floored,
                            uint8_t* present, const RoundingDraw& draw) {
+  if (tensor.format.remainder) {  // has no twin that is floored
+    return split_run(tensor, begin, length, values);
+  }
   const bool stochastic = tensor.format.rounding == Rounding::stochastic;
   uint32_t random[kStoredPiece];
   if (stochastic) {

@@ -1,0 +1,140 @@
+// The stages of a run in which different plans scale (precision.schedule).
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "base/error.h"
+#include "precision/plan_parts.h"
+
+namespace fp8train {
+namespace {
+
+/// What is stored or sent, by role.
+struct StoredRole {
+  const char* name;
+  std::string (*text)(const PrecisionPlan&);
+};
+
+constexpr StoredRole kStoredRoles[] = {
+    {"weight", [](const PrecisionPlan& plan) { return describe(plan.weight); }},
+    {"master_weight",
+     [](const PrecisionPlan& plan) {
+       return plan.master_weight ? describe(*plan.master_weight) : std::string("none");
+     }},
+    {"weight_gradient", [](const PrecisionPlan& plan) { return describe(plan.weight_gradient); }},
+    {"gradient_wire", [](const PrecisionPlan& plan) { return describe(plan.gradient_wire); }},
+    {"parameter_wire", [](const PrecisionPlan& plan) { return describe(plan.parameter_wire); }},
+    {"moment1", [](const PrecisionPlan& plan) { return describe(plan.moment1); }},
+    {"moment2", [](const PrecisionPlan& plan) { return describe(plan.moment2); }}};
+
+void check_stored_alike(const PrecisionPlan& run, const PrecisionPlan& stage) {
+  for (const StoredRole& role : kStoredRoles) {
+    if (role.text(run) != role.text(stage)) {
+      throw ConfigError(fmt::format(
+          "precision.schedule: '{}' has {} in '{}', the run's plan '{}' in '{}': what is stored "
+          "and sent cannot change during a run; set precision.{} to one of them for all stages",
+          stage.name, role.name, role.text(stage), run.name, role.text(run), role.name));
+    }
+  }
+  if (run.dynamic_loss_scaling != stage.dynamic_loss_scaling) {
+    throw ConfigError(
+        fmt::format("precision.schedule: only one of '{}' and '{}' scales the loss dynamically, "
+                    "which cannot change during a run",
+                    run.name, stage.name));
+  }
+}
+
+/// Stages of the schedule up to `end`, in steps.
+int64_t end_of(const Stage& stage, int64_t begin, int64_t steps) {
+  const double end = stage.until == 0  ? static_cast<double>(steps)
+                     : stage.until < 1 ? std::floor(stage.until * static_cast<double>(steps))
+                                       : stage.until;
+  if (end <= static_cast<double>(begin) || end > static_cast<double>(steps)) {
+    throw ConfigError(fmt::format(
+        "precision.schedule: the stage after step {} would end at step {} of a run of {}: give "
+        "each stage at least one step",
+        begin, end, steps));
+  }
+  return static_cast<int64_t>(end);
+}
+
+}  // namespace
+
+PrecisionPlan stage_plan(const PlanRequest& request, const PrecisionPlan& run,
+                         const std::string& name) {
+  PlanRequest stage;
+  stage.plan = name;
+  for (std::string RoleRequest::*role :
+       {&RoleRequest::weight, &RoleRequest::master_weight, &RoleRequest::weight_gradient,
+        &RoleRequest::gradient_wire, &RoleRequest::parameter_wire, &RoleRequest::moment1,
+        &RoleRequest::moment2}) {
+    stage.roles.*role = request.roles.*role;
+  }
+  stage.use_autocast_during_eval = request.use_autocast_during_eval;
+  stage.swiglu = request.swiglu;
+  stage.self_exact = request.self_exact;
+  stage.exemptions = request.exemptions;
+  stage.layers = request.layers;
+  stage.file_layers = request.file_layers;
+  PrecisionPlan plan;
+  try {
+    plan = resolve_plan(stage);
+  } catch (const ConfigError& error) {
+    throw ConfigError(fmt::format("precision.schedule: stage '{}': {}", name, error.what()));
+  }
+  check_stored_alike(run, plan);
+  return plan;
+}
+
+std::vector<RunStage> run_stages(const PlanRequest& request, int64_t steps) {
+  const PrecisionPlan run = resolve_plan(request);
+  std::vector<RunStage> stages;
+  std::string current;  // of the last stage that is scaled
+  int64_t begin = 0;
+  for (const Stage& stage : run.schedule) {
+    const int64_t end = end_of(stage, begin, steps);
+    const std::string name = stage.plan.empty() ? run.name : stage.plan;
+    const bool first_scaled = stage.scaled && current.empty() && !stages.empty();
+    if (stages.empty() || (stage.scaled && name != current && !first_scaled)) {
+      stages.push_back({.begin = begin, .end = begin, .plan = {}, .plain_steps = {}});
+    }
+    RunStage& last = stages.back();
+    last.end = end;
+    if (stage.scaled) {
+      last.plan = stage.plan.empty() ? run : stage_plan(request, run, name);
+      current = name;
+    } else {
+      last.plain_steps.emplace_back(begin, end);
+    }
+    begin = end;
+  }
+  if (stages.empty()) {
+    return {{.begin = 0, .end = steps, .plan = run, .plain_steps = {}}};
+  }
+  for (RunStage& stage : stages) {
+    stage.plan.schedule.clear();
+    for (const auto& [from, to] : stage.plain_steps) {
+      stage.plan.schedule.push_back({static_cast<double>(to), false, {}});
+    }
+  }
+  if (stages.size() == 1) {
+    stages.front().plan.schedule = run.schedule;
+  }
+  return stages;
+}
+
+std::vector<std::pair<int64_t, int64_t>> plain_steps(const PrecisionPlan& plan, int64_t steps) {
+  std::vector<std::pair<int64_t, int64_t>> result;
+  int64_t begin = 0;
+  for (const Stage& stage : plan.schedule) {
+    const int64_t end = end_of(stage, begin, steps);
+    if (!stage.scaled) {
+      result.emplace_back(begin, end);
+    }
+    begin = end;
+  }
+  return result;
+}
+
+}  // namespace fp8train

@@ -1,0 +1,48 @@
+// The engine of a stage of a run, and the switch to that of the next one (precision.schedule).
+
+#include <fmt/format.h>
+
+#include "base/flight_recorder.h"
+#include "io/checkpoint.h"
+#include "train/dry_run.h"
+#include "train/run.h"
+
+namespace fp8train {
+
+StepPlan Run::plan_of_stage() const {
+  return dry_run_step(session_.engine, *device_, comm_->topology(), comm_->rank()).plan;
+}
+
+void Run::make_engine(const StepPlan& plan) {
+  engine_ = std::make_unique<Engine>(*device_, session_.engine, comm_);
+  engine_->reserve(plan);
+}
+
+void Run::make_generator() {
+  if (settings().sample.interval > 0 && (leads() || engine_->passes_are_collective())) {
+    generator_ = std::make_unique<Generator>(*device_, engine_->model(), sample_capacity(),
+                                             engine_->strategy().gatherer());
+  }
+}
+
+/// Another scaled plan: its engine goes on from the checkpoint of this step, as a run does that is
+/// stopped here, so that both have the same bits.
+void Run::begin_stage() {
+  const SectionScope section(Section::start_up);
+  watch_.take_losses(*engine_, state_);
+  checkpoints_.save_last(*engine_, state_);
+  generator_.reset();
+  engine_.reset();
+  session_.enter_stage(session_.stage_after(state_.step));
+  make_engine(plan_of_stage());
+  const ResumedRun saved =
+      resume_from(checkpoint_of_step(records_.directory().checkpoints(), state_.step), *engine_,
+                  session_, *comm_);
+  begin_at(saved.state);
+  make_generator();
+  progress_.say(fmt::format("step {}: from here on plan {} (precision.schedule)", state_.step,
+                            session_.engine.plan.name));
+  step_log_.restart_time();
+}
+
+}  // namespace fp8train
