@@ -30,10 +30,7 @@ int generate(const GenerateOptions& options) {
     throw ConfigError("--top-p must be above 0");
   }
   CheckpointModel opened = open_checkpoint(options.model);
-  std::vector<int32_t> tokens = opened.tokenizer->encode(options.prompt);
-  if (opened.tokenizer->bos_id() >= 0) {
-    tokens.insert(tokens.begin(), opened.tokenizer->bos_id());
-  }
+  std::vector<int32_t> tokens = encode_prompt(*opened.tokenizer, options.prompt);
   if (!opened.has_scales) {
     throw ConfigError("--plan " + options.model.plan + ": " + opened.folder +
                       " holds no scales for a plan with delayed scaling; use bf16 or a plan with "
