@@ -31,9 +31,15 @@ function(fp8train_library target header library package)
   set_target_properties(${target} PROPERTIES IMPORTED_LOCATION ${${library}_LIBRARY} INTERFACE_INCLUDE_DIRECTORIES ${${library}_INCLUDE_DIR})
 endfunction()
 
-# Regular expressions and Unicode of tokenizers.
+# Tokenizers: regular expressions, Unicode, sentencepiece's models.
 fp8train_library(PCRE2::pcre2 pcre2.h pcre2-8 libpcre2-dev)
 fp8train_library(utf8proc::utf8proc utf8proc.h utf8proc libutf8proc-dev)
+
+fp8train_library(sentencepiece::sentencepiece sentencepiece_processor.h sentencepiece libsentencepiece-dev)
+
+# Compressed data files.
+fp8train_library(ZLIB::ZLIB zlib.h z zlib1g-dev)
+fp8train_library(zstd::zstd zstd.h zstd libzstd-dev)
 
 # Only lib/comm/mpi_communicator.cpp includes mpi.h; its C++ bindings are not wanted.
 if(NOT FP8TRAIN_MPI STREQUAL "OFF")

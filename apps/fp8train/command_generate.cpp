@@ -77,8 +77,7 @@ void add_generate(Arguments command, Action& action) {
                  "Smallest set of tokens with at least this probability; 1: all");
   command.option("--seed", options->sampling.seed, "The same seed gives the same text");
   command.option("--plan", options->model.plan, "Precision plan to run in");
-  command.option("--tokenizer", options->model.tokenizer,
-                 "Tokenizer, when the folder has no tokenizer.json of this program");
+  command.option("--tokenizer", options->model.tokenizer, "Tokenizer, when the folder has none");
   command.option("--device", options->model.device, "cpu, cuda or auto");
   command.option("--threads", options->model.threads, 0, "0: all cores");
   command.run(action, [options] { return generate(*options); });

@@ -66,8 +66,8 @@ class Tokenizer {
 
   virtual TextUnit unit() const { return TextUnit::byte; }
 
-  /// What the tokenizer is, as a text: two of the same text encode alike. For all kinds that have a
-  /// tokenizer.json it is that file's content, and tokenizer_from_json() reads it back.
+  /// What the tokenizer is: two of the same content encode alike. It is the content of
+  /// tokenizer.json, which tokenizer_from_json() reads back, or of sentencepiece's tokenizer.model.
   virtual std::string to_json() const = 0;
 
   /// The files of a model folder from which open_tokenizer() makes the same tokenizer again:
@@ -108,7 +108,8 @@ std::unique_ptr<Tokenizer> tokenizer_from_json(std::string_view text, const std:
 std::unique_ptr<Tokenizer> open_tokenizer(const std::filesystem::path& path,
                                           const std::string& pattern = {});
 
-/// `name_or_path`: "none", "byte", "char", or what open_tokenizer() takes. `training_text` is called
+/// `name_or_path`: "none", "byte", "char", or what open_tokenizer() takes, with a pattern as
+/// FILE#PATTERN. `training_text` is called
 /// for "char" only.
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name_or_path,
                                           const std::function<std::string()>& training_text);

@@ -9,7 +9,9 @@
 #include "base/error.h"
 #include "data/tokenizer.h"
 #include "data/tokenizers/unicode.h"
+#include "data/train_tokenizer.h"
 #include "support/files.h"
+#include "support/temp_dir.h"
 
 namespace fp8train {
 namespace {
@@ -30,6 +32,23 @@ std::vector<std::string> golden_texts() {
   return texts;
 }
 
+std::string base64_of(std::string_view bytes) {
+  constexpr std::string_view kDigits =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string text;
+  for (size_t i = 0; i < bytes.size(); i += 3) {
+    uint32_t bits = 0;
+    for (size_t j = 0; j < 3; ++j) {
+      bits = (bits << 8) | (i + j < bytes.size() ? static_cast<uint8_t>(bytes[i + j]) : 0U);
+    }
+    for (size_t j = 0; j < 4; ++j) {
+      const bool padding = i + j > bytes.size();
+      text += padding ? '=' : kDigits[(bits >> (18 - 6 * j)) & 63];
+    }
+  }
+  return text;
+}
+
 TEST_CASE("ids and decoded texts are those of the libraries that made the tokenizers") {
   const std::vector<std::string> texts = golden_texts();
   REQUIRE(texts.size() > 20);
@@ -47,7 +66,59 @@ TEST_CASE("ids and decoded texts are those of the libraries that made the tokeni
       CHECK(tokenizers::well_formed(tokenizer->decode(ids)) == expected[i]["text"]);
     }
   }
-  CHECK(folders == 14);
+  CHECK(folders == 15);
+}
+
+TEST_CASE("a trained vocabulary has the merges of Hugging Face's trainer") {
+  const test::TempDir dir;
+  const std::vector<std::string> texts = golden_texts();
+  test::write_file(dir / "in.txt", texts[0] + texts[1] + texts[20] + "\n");
+  TokenizerTraining settings;
+  settings.inputs = {(dir / "in.txt").string()};
+  settings.format = "text";
+  settings.vocab_size = 450;
+  settings.out = dir / "out";
+  const TokenizerReport report = train_tokenizer(settings);
+  const auto expected = nlohmann::json::parse(test::read_file(kFolder / "trained/tokenizer.json"));
+  const auto written = nlohmann::json::parse(test::read_file(dir / "out/tokenizer.json"));
+  CHECK(report.vocab_size == static_cast<int64_t>(expected["model"]["vocab"].size()));
+  CHECK(written["model"]["merges"] == expected["model"]["merges"]);
+  for (const auto& [token, id] : written["model"]["vocab"].items()) {
+    CHECK(expected["model"]["vocab"][token] == id);
+  }
+  const auto tokenizer = open_tokenizer(dir / "out");
+  CHECK(tokenizer->eos_id() == 0);
+  CHECK(tokenizer->encode(texts[2]) == open_tokenizer(kFolder / "trained")->encode(texts[2]));
+  CHECK_THROWS_AS(train_tokenizer(settings), ConfigError);  // the folder has a tokenizer.json
+  settings.out = dir / "other";
+  settings.pattern = "llama9";
+  CHECK_THAT(test::message_of<ConfigError>([&] { train_tokenizer(settings); }),
+             Catch::Matchers::Contains("Unknown pattern 'llama9' (expected r50k_base"));
+}
+
+TEST_CASE("ranks of tiktoken give the ids of the tokenizer.json with the same tokens") {
+  const test::TempDir dir;
+  // "ab" merges before "bc", and "abc" is a token that no merge of these leads to but "ab" + "c".
+  std::string ranks;
+  for (int byte = 0; byte < 256; ++byte) {
+    ranks += base64_of(std::string(1, static_cast<char>(byte))) + " " + std::to_string(byte) + "\n";
+  }
+  ranks += base64_of("ab") + " 256\n" + base64_of("bc") + " 257\n" + base64_of("abc") + " 258\n" +
+           base64_of(" a") + " 259\n";
+  test::write_file(dir / "mine.tiktoken", ranks);
+  const std::string path = (dir / "mine.tiktoken").string();
+  const auto tokenizer = make_tokenizer(path + "#cl100k_base", {});
+  CHECK(tokenizer->encode("abc bc abcb") == std::vector<int32_t>{258, ' ', 257, ' ', 258, 'b'});
+  CHECK(tokenizer->decode(tokenizer->encode("caf\xC3\xA9 abc")) == "caf\xC3\xA9 abc");
+  CHECK(tokenizer->eos_id() == 100257);
+  CHECK(tokenizer_from_json(tokenizer->to_json(), "again")->encode("abcd") ==
+        tokenizer->encode("abcd"));
+  CHECK_THAT(test::message_of<DataError>([&] { make_tokenizer(path, {}); }),
+             Catch::Matchers::Contains("mine.tiktoken#PATTERN (expected r50k_base"));
+  test::write_file(dir / "bad.tiktoken", "YQ== 0\nY! 1\n");
+  CHECK_THAT(test::message_of<DataError>(
+                 [&] { make_tokenizer((dir / "bad.tiktoken").string() + "#qwen", {}); }),
+             Catch::Matchers::Contains("bad.tiktoken:2: not a token in base64"));
 }
 
 TEST_CASE("a text that is cut where a tokenizer allows it has the same ids") {

@@ -157,6 +157,18 @@ def make_hugging_face(name, corpus, lines, out):
     write_expected(folder, lambda text: tokenizer.encode(text, add_special_tokens=False).ids, tokenizer.decode, lines)
 
 
+def make_trained(lines, out):
+    """What `data train-tokenizer` makes of three of the texts."""
+    tokenizer, _ = byte_level(LLAMA3)
+    trainer = trainers.BpeTrainer(vocab_size=450, min_frequency=2, special_tokens=["<|endoftext|>"], show_progress=False,
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    tokenizer.train_from_iterator(["".join(lines[i].decode() for i in (0, 1, 20)) + "\n"], trainer)
+    folder = out / "trained"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer.json").write_text(tokenizer.to_str() + "\n")
+    write_expected(folder, lambda text: tokenizer.encode(text).ids, tokenizer.decode, lines)
+
+
 def make_sentencepiece(kind, corpus, lines, out):
     folder = out / f"sentencepiece-{kind}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -177,6 +189,7 @@ def main():
     (out / "texts.bin").write_bytes(b"".join(len(line).to_bytes(4, "little") + line for line in lines))
     for name in KINDS:
         make_hugging_face(name, corpus, lines, out)
+    make_trained(lines, out)
     for kind in ("bpe", "unigram"):
         make_sentencepiece(kind, corpus, lines, out)
 

@@ -79,14 +79,13 @@ AddedTokenFinder::AddedTokenFinder(const std::vector<AddedToken>& all, bool norm
     std::string text = token.content;
     if (normalized && normalizer != nullptr) normalizer->apply(text);
     if (text.empty()) continue;
-    touches_spaces_ = touches_spaces_ || token.lstrip || token.rstrip ||
-                      text.find(' ') != std::string::npos;
+    touches_spaces_ =
+        touches_spaces_ || token.lstrip || token.rstrip || text.find(' ') != std::string::npos;
     by_first_byte_[static_cast<uint8_t>(text.front())].push_back({&token, std::move(text)});
   }
   for (auto& found : by_first_byte_) {
-    std::stable_sort(found.begin(), found.end(), [](const Found& a, const Found& b) {
-      return a.text.size() > b.text.size();
-    });
+    std::stable_sort(found.begin(), found.end(),
+                     [](const Found& a, const Found& b) { return a.text.size() > b.text.size(); });
   }
 }
 

@@ -32,7 +32,8 @@ std::string byte_token(size_t byte) {
 bool has_inner_mark(std::string_view token) {
   for (size_t at = token.find(kMark, 1); at != std::string_view::npos;
        at = token.find(kMark, at + 1)) {
-    const bool behind_mark = at >= kMark.size() && token.substr(at - kMark.size(), kMark.size()) == kMark;
+    const bool behind_mark =
+        at >= kMark.size() && token.substr(at - kMark.size(), kMark.size()) == kMark;
     if (!behind_mark) return true;
   }
   return false;
@@ -152,7 +153,8 @@ void BpeModel::encode(std::string_view piece, Scratch& scratch, std::vector<int3
   size_t begin = 0;
   for (size_t at = piece.find(kMark, 1); at != std::string_view::npos;
        at = piece.find(kMark, at + kMark.size())) {
-    const bool behind_mark = at >= kMark.size() && piece.substr(at - kMark.size(), kMark.size()) == kMark;
+    const bool behind_mark =
+        at >= kMark.size() && piece.substr(at - kMark.size(), kMark.size()) == kMark;
     if (behind_mark) continue;
     encode_word(piece.substr(begin, at - begin), memory, ids);
     begin = at;
@@ -160,8 +162,7 @@ void BpeModel::encode(std::string_view piece, Scratch& scratch, std::vector<int3
   encode_word(piece.substr(begin), memory, ids);
 }
 
-void BpeModel::encode_word(std::string_view word, Memory& memory,
-                           std::vector<int32_t>& ids) const {
+void BpeModel::encode_word(std::string_view word, Memory& memory, std::vector<int32_t>& ids) const {
   const auto compute = [&] {
     memory.symbols.clear();
     if (ignore_merges_) {

@@ -21,11 +21,11 @@ namespace fp8train::tokenizers {
 struct BpeVocabulary {
   std::vector<std::string> tokens;  ///< by id, as the file spells them; holes are empty
   std::vector<std::pair<std::string, std::string>> merges;  ///< in the order of their ranks
-  std::string unknown;           ///< the token of unknown characters; empty: they are left out
-  bool byte_level = false;       ///< pieces are bytes, tokens are spelled in the byte alphabet
-  bool byte_fallback = false;    ///< characters without a token become <0x00> to <0xFF>
-  bool fuse_unknown = false;     ///< neighbouring unknown characters are one token
-  bool ignore_merges = false;    ///< a piece that is a token stays whole
+  std::string unknown;         ///< the token of unknown characters; empty: they are left out
+  bool byte_level = false;     ///< pieces are bytes, tokens are spelled in the byte alphabet
+  bool byte_fallback = false;  ///< characters without a token become <0x00> to <0xFF>
+  bool fuse_unknown = false;   ///< neighbouring unknown characters are one token
+  bool ignore_merges = false;  ///< a piece that is a token stays whole
 };
 
 class BpeModel final : public TokenModel {
@@ -40,8 +40,8 @@ class BpeModel final : public TokenModel {
   class Memory;
   using Texts = std::unordered_map<std::string_view, int32_t>;
 
-  void read_merges(const std::vector<std::pair<std::string, std::string>>& merges,
-                   const Texts& ids, const std::string& place);
+  void read_merges(const std::vector<std::pair<std::string, std::string>>& merges, const Texts& ids,
+                   const std::string& place);
   void read_characters(const Texts& ids, const std::string& place);
   int32_t id_of(char32_t character) const;
   void encode_word(std::string_view word, Memory& memory, std::vector<int32_t>& ids) const;
@@ -56,8 +56,8 @@ class BpeModel final : public TokenModel {
   bool ignore_merges_;
   bool cuts_at_mark_ = false;  ///< no token has U+2581 behind another character
   int32_t unknown_ = -1;
-  std::array<int32_t, 256> bytes_ = {};     ///< ids of bytes, or of <0x00> to <0xFF>; -1: none
-  std::vector<int32_t> low_characters_;     ///< ids of characters below U+10000; -1: none
+  std::array<int32_t, 256> bytes_ = {};  ///< ids of bytes, or of <0x00> to <0xFF>; -1: none
+  std::vector<int32_t> low_characters_;  ///< ids of characters below U+10000; -1: none
   std::unordered_map<char32_t, int32_t> high_characters_;
   PairTable merges_;
   std::vector<std::string> bytes_of_tokens_;  ///< for ignore_merges

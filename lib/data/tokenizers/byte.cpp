@@ -57,7 +57,6 @@ class ByteTokenizer final : public Tokenizer {
     document["added_tokens"] = {special(kByteBos, kReservedToken), special(kByteEos, kEosToken)};
     document["pre_tokenizer"] = level;
     document["decoder"] = level;
-    document[tokenizers::kOwnField] = tokenizers::own_header(type());
     return document.dump(2) + "\n";
   }
 
@@ -67,7 +66,7 @@ class ByteTokenizer final : public Tokenizer {
 
  private:
   static nlohmann::ordered_json special(int32_t id, const char* content) {
-    return {{"id", id},         {"content", content},  {"single_word", false}, {"lstrip", false},
+    return {{"id", id},        {"content", content},  {"single_word", false}, {"lstrip", false},
             {"rstrip", false}, {"normalized", false}, {"special", true}};
   }
 };

@@ -18,8 +18,7 @@ constexpr std::array<char32_t, 256> make_alphabet() {
   std::array<char32_t, 256> alphabet = {};
   char32_t next = kFirstReplacement;
   for (int byte = 0; byte < 256; ++byte) {
-    alphabet[static_cast<size_t>(byte)] =
-        shows_itself(byte) ? static_cast<char32_t>(byte) : next++;
+    alphabet[static_cast<size_t>(byte)] = shows_itself(byte) ? static_cast<char32_t>(byte) : next++;
   }
   return alphabet;
 }
@@ -35,7 +34,7 @@ constexpr std::array<int16_t, kCharacters> make_bytes() {
   return bytes;
 }
 
-constexpr std::array<int16_t, kCharacters> kBytes = make_bytes();
+constexpr std::array<int16_t, kCharacters> kByteOf = make_bytes();
 
 }  // namespace
 
@@ -54,8 +53,8 @@ std::optional<std::string> unspelled(std::string_view text) {
   bytes.reserve(text.size());
   for (size_t position = 0; position < text.size();) {
     const CodePoint c = code_point_at(text, position);
-    if (c.value >= kCharacters || kBytes[c.value] < 0) return std::nullopt;
-    bytes.push_back(static_cast<char>(kBytes[c.value]));
+    if (c.value >= kCharacters || kByteOf[c.value] < 0) return std::nullopt;
+    bytes.push_back(static_cast<char>(kByteOf[c.value]));
     position += c.bytes;
   }
   return bytes;

@@ -73,8 +73,6 @@ class CharTokenizer final : public Tokenizer {
     for (size_t id = 0; id < characters_.size(); ++id) vocabulary[characters_[id]] = id;
     nlohmann::ordered_json document = tokenizers::transformers_document(std::move(vocabulary));
     document["decoder"] = {{"type", "Fuse"}};
-    document[tokenizers::kOwnField] = tokenizers::own_header(type());
-    document[tokenizers::kOwnField]["characters"] = characters_;
     return document.dump(2) + "\n";
   }
 
@@ -105,7 +103,8 @@ std::unique_ptr<Tokenizer> make_char_tokenizer(std::string_view training_text) {
     }
     position += length;
   }
-  return tokenizers::char_tokenizer_from({characters.begin(), characters.end()}, "the training text");
+  return tokenizers::char_tokenizer_from({characters.begin(), characters.end()},
+                                         "the training text");
 }
 
 namespace tokenizers {

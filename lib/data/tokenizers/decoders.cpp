@@ -120,8 +120,7 @@ class MetaspaceDecoder final : public Decoder {
 
 class WordPieceDecoder final : public Decoder {
  public:
-  WordPieceDecoder(std::string prefix, bool cleans)
-      : prefix_(std::move(prefix)), cleans_(cleans) {}
+  WordPieceDecoder(std::string prefix, bool cleans) : prefix_(std::move(prefix)), cleans_(cleans) {}
   void apply(Tokens& tokens) const override {
     for (size_t i = 0; i < tokens.size(); ++i) {
       if (i > 0 && tokens[i].starts_with(prefix_)) {
@@ -136,9 +135,9 @@ class WordPieceDecoder final : public Decoder {
  private:
   static void clean(std::string& token) {
     constexpr std::pair<std::string_view, std::string_view> kShorter[] = {
-        {" .", "."},     {" ?", "?"},      {" !", "!"},     {" ,", ","},
-        {" ' ", "'"},    {" n't", "n't"},  {" 'm", "'m"},   {" do not", " don't"},
-        {" 's", "'s"},   {" 've", "'ve"},  {" 're", "'re"}};
+        {" .", "."},   {" ?", "?"},     {" !", "!"},    {" ,", ","},
+        {" ' ", "'"},  {" n't", "n't"}, {" 'm", "'m"},  {" do not", " don't"},
+        {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
     for (const auto& [from, to] : kShorter) replace_all(token, from, to);
   }
 
@@ -148,7 +147,8 @@ class WordPieceDecoder final : public Decoder {
 
 class SequenceDecoder final : public Decoder {
  public:
-  explicit SequenceDecoder(std::vector<std::unique_ptr<Decoder>> steps) : steps_(std::move(steps)) {}
+  explicit SequenceDecoder(std::vector<std::unique_ptr<Decoder>> steps)
+      : steps_(std::move(steps)) {}
   void apply(Tokens& tokens) const override {
     for (const auto& step : steps_) step->apply(tokens);
   }

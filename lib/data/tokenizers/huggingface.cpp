@@ -31,7 +31,8 @@ constexpr size_t kMostBytes = 256U << 20;
 
 /// What the files next to tokenizer.json say.
 struct Companions {
-  std::vector<TokenizerFile> files;  ///< as they are; tokenizer_config.json first, where there is one
+  std::vector<TokenizerFile>
+      files;  ///< as they are; tokenizer_config.json first, where there is one
   std::optional<std::string> bos, eos;
   std::optional<bool> adds_bos;
 };
@@ -150,9 +151,7 @@ class HuggingFaceTokenizer final : public Tokenizer {
  private:
   using Scratch = std::unique_ptr<TokenModel::Scratch>;
 
-  std::string token_of(int32_t id) const {
-    return id < 0 ? "" : tokens_[static_cast<size_t>(id)];
-  }
+  std::string token_of(int32_t id) const { return id < 0 ? "" : tokens_[static_cast<size_t>(id)]; }
 
   /// -1 where there is no such token.
   int32_t id_of(std::string_view token) const {
@@ -293,10 +292,11 @@ std::unique_ptr<Tokenizer> read_tokenizer_json(std::string_view text, const std:
                                                const std::filesystem::path* folder) {
   try {
     const nlohmann::json document = nlohmann::json::parse(text);
-    if (const nlohmann::json* own = find_own(document)) return read_own(*own, where);
+    if (is_own(document)) return read_own(document, where);
     if (!document.is_object() || !document.contains("model")) {
       throw DataError(where + ": not a tokenizer.json: it has no field 'model'");
     }
+    if (auto own = recognize_own(document)) return own;
     return std::make_unique<HuggingFaceTokenizer>(JsonPart(document, where), std::string(text),
                                                   folder ? read_companions(*folder) : Companions());
   } catch (const nlohmann::json::exception& error) {

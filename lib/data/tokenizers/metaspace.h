@@ -16,7 +16,8 @@ struct Metaspace {
   bool splits = true;
 };
 
-/// Throws DataError. Files of before tokenizers 0.15 say add_prefix_space instead of prepend_scheme.
+/// Throws DataError. Files of before tokenizers 0.15 say add_prefix_space instead of
+/// prepend_scheme.
 Metaspace read_metaspace(const JsonPart& part);
 
 }  // namespace fp8train::tokenizers

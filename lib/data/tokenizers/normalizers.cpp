@@ -175,10 +175,9 @@ std::unique_ptr<Normalizer> read_sequence(const JsonPart& part) {
 std::unique_ptr<Normalizer> read_bert(const JsonPart& part) {
   part.only({"clean_text", "handle_chinese_chars", "strip_accents", "lowercase"});
   const bool lower = part.flag_or("lowercase", true);
-  return std::make_unique<BertNormalizer>(
-      BertNormalizer::Steps{part.flag_or("clean_text", true),
-                            part.flag_or("handle_chinese_chars", true),
-                            part.flag_or("strip_accents", lower), lower});
+  return std::make_unique<BertNormalizer>(BertNormalizer::Steps{
+      part.flag_or("clean_text", true), part.flag_or("handle_chinese_chars", true),
+      part.flag_or("strip_accents", lower), lower});
 }
 
 template <NormalForm form>

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "data/utf8.h"
 
 namespace fp8train::tokenizers {
 
@@ -34,11 +35,30 @@ nlohmann::ordered_json transformers_document(nlohmann::ordered_json vocabulary) 
             {"merges", nlohmann::ordered_json::array()}}}};
 }
 
-const nlohmann::json* find_own(const nlohmann::json& document) {
-  if (!document.is_object()) return nullptr;
-  const auto field = document.find(kOwnField);
-  const nlohmann::json& own = field == document.end() ? document : *field;
-  return own.is_object() && own.value("format", "") == kOwnFormat ? &own : nullptr;
+bool is_own(const nlohmann::json& document) {
+  return document.is_object() && document.value("format", "") == kOwnFormat;
+}
+
+std::unique_ptr<Tokenizer> recognize_own(const nlohmann::json& document) {
+  const auto is_file_of = [&](const Tokenizer& tokenizer) {
+    return nlohmann::json::parse(tokenizer.to_json()) == document;
+  };
+  const nlohmann::json& model = document.at("model");
+  if (!model.is_object() || !model.contains("vocab") || !model["vocab"].is_object() ||
+      !model.contains("merges") || !model["merges"].empty()) {
+    return nullptr;
+  }
+  if (auto bytes = make_byte_tokenizer(); is_file_of(*bytes)) return bytes;
+  std::vector<std::string> characters(model["vocab"].size());
+  for (const auto& [token, id] : model["vocab"].items()) {
+    const bool has_place = id.is_number_unsigned() && id.get<uint64_t>() < characters.size() &&
+                           code_point_length(token, 0) == token.size() && !token.empty();
+    if (!has_place || !characters[id.get<size_t>()].empty()) return nullptr;
+    characters[id.get<size_t>()] = token;
+  }
+  if (characters.empty()) return nullptr;
+  auto chars = char_tokenizer_from(std::move(characters), "tokenizer.json");
+  return is_file_of(*chars) ? std::move(chars) : nullptr;
 }
 
 std::unique_ptr<Tokenizer> read_own(const nlohmann::json& own, const std::string& where) {

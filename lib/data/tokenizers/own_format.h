@@ -1,7 +1,8 @@
 #pragma once
-// tokenizer.json of the kinds that are this program's own: a file of Hugging Face's tokenizers, so
-// that transformers opens it, with one more field, "fp8train", that says which kind it is. Earlier
-// versions wrote that field's content as the whole file.
+// tokenizer.json of the kinds that are this program's own. Those of bytes and of characters are
+// files of Hugging Face's tokenizers, so that transformers opens them; a file that these kinds
+// write is read as that kind. The others, and all in earlier versions, have a format of their own:
+// {"format": "fp8train-tokenizer", "version": 1, "type": ...}.
 
 #include <cstdint>
 #include <memory>
@@ -15,7 +16,6 @@
 namespace fp8train::tokenizers {
 
 constexpr const char* kOwnFormat = "fp8train-tokenizer";
-constexpr const char* kOwnField = "fp8train";
 constexpr int kOwnVersion = 1;
 
 /// {"format": ..., "version": ..., "type": TYPE}.
@@ -24,8 +24,11 @@ nlohmann::ordered_json own_header(std::string_view type);
 /// A document of Hugging Face's tokenizers with a BPE vocabulary without merges, and nothing else.
 nlohmann::ordered_json transformers_document(nlohmann::ordered_json vocabulary);
 
-/// The field "fp8train", or the whole document of an earlier version; null for other files.
-const nlohmann::json* find_own(const nlohmann::json& document);
+/// Whether a document has the format of this program.
+bool is_own(const nlohmann::json& document);
+
+/// The byte or char tokenizer whose file `document` is, or null.
+std::unique_ptr<Tokenizer> recognize_own(const nlohmann::json& document);
 
 /// Throws DataError for a kind or version that is not known, nlohmann's exceptions for missing
 /// fields.

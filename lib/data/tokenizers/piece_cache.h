@@ -17,7 +17,8 @@ class PieceTable {
  public:
   static constexpr size_t kLongestKey = KeyWords * sizeof(uint64_t) - 1;
 
-  explicit PieceTable(size_t slots_log2) : slots_(size_t{1} << slots_log2), shift_(64 - slots_log2) {}
+  explicit PieceTable(size_t slots_log2)
+      : slots_(size_t{1} << slots_log2), shift_(64 - slots_log2) {}
 
   struct Slot {
     std::array<uint64_t, KeyWords> key = {};  ///< the bytes, zeros, and the length + 1 as last byte

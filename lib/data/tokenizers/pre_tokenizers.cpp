@@ -119,8 +119,8 @@ class PatternSplit final : public PreTokenizer {
   AtSpace at_space() const override {
     const auto* const end = std::end(kCuttable);
     const bool known = std::find(std::begin(kCuttable), end, pattern_.expression()) != end;
-    const bool matches_are_pieces = behavior_ == SplitBehavior::isolated ||
-                                    (behavior_ == SplitBehavior::removed && invert_);
+    const bool matches_are_pieces =
+        behavior_ == SplitBehavior::isolated || (behavior_ == SplitBehavior::removed && invert_);
     return known && matches_are_pieces ? AtSpace::splits : AtSpace::unknown;
   }
 

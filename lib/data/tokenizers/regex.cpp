@@ -54,15 +54,15 @@ std::string translated(std::string_view pattern, const std::string& where) {
       if (members.empty() || (in_class && negated)) {
         result += {c, letter};
       } else {
-        result += in_class ? std::string(members)
-                           : fmt::format("[{}{}]", negated ? "^" : "", members);
+        result +=
+            in_class ? std::string(members) : fmt::format("[{}{}]", negated ? "^" : "", members);
       }
       continue;
     }
     if (in_class && (c == '[' || pattern.substr(i).starts_with("&&"))) {
-      throw DataError(fmt::format(
-          "{}: the pattern '{}' has a class within a class, which is not supported", where,
-          pattern));
+      throw DataError(
+          fmt::format("{}: the pattern '{}' has a class within a class, which is not supported",
+                      where, pattern));
     }
     if (c == '[') {
       in_class = true;
@@ -115,8 +115,7 @@ struct Regex::Code {
   ~Code() { pcre2_code_free(code); }
 };
 
-Regex::Regex(std::string_view pattern, const std::string& where)
-    : code_(std::make_unique<Code>()) {
+Regex::Regex(std::string_view pattern, const std::string& where) : code_(std::make_unique<Code>()) {
   const std::string source = translated(pattern, where);
   int error = 0;
   PCRE2_SIZE offset = 0;
@@ -141,12 +140,11 @@ Regex& Regex::operator=(Regex&& other) noexcept = default;
 bool Regex::find(std::string_view text, size_t from, Span& match) const {
   thread_local const MatchMemory memory;
   const auto* const subject = reinterpret_cast<PCRE2_SPTR>(text.data());
-  const int found =
-      code_->compiled
-          ? pcre2_jit_match(code_->code, subject, text.size(), from, PCRE2_NO_UTF_CHECK,
-                            memory.data, memory.context)
-          : pcre2_match(code_->code, subject, text.size(), from, PCRE2_NO_UTF_CHECK, memory.data,
-                        memory.context);
+  const int found = code_->compiled
+                        ? pcre2_jit_match(code_->code, subject, text.size(), from,
+                                          PCRE2_NO_UTF_CHECK, memory.data, memory.context)
+                        : pcre2_match(code_->code, subject, text.size(), from, PCRE2_NO_UTF_CHECK,
+                                      memory.data, memory.context);
   if (found == PCRE2_ERROR_NOMATCH) {
     return false;
   }

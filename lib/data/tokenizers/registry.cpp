@@ -22,6 +22,8 @@ bool has_extension(const TokenizerProbe& probe, std::string_view extension) {
 const TokenizerKind kKinds[] = {
     {"tokenizer.json", [](const TokenizerProbe& probe) { return has_extension(probe, ".json"); },
      open_tokenizer_json},
+    {"tokenizer.model of sentencepiece", is_sentencepiece, open_sentencepiece},
+    {"ranks of tiktoken", is_tiktoken, open_tiktoken},
     {"tokNNN.bin of llama2.c",
      [](const TokenizerProbe& probe) { return has_extension(probe, ".bin"); },
      [](const TokenizerProbe& probe) { return read_llama2c_tokenizer(probe.path); }}};
@@ -93,8 +95,12 @@ std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name_or_path,
   if (name_or_path == "none") return make_id_tokenizer();
   if (name_or_path == "byte") return make_byte_tokenizer();
   if (name_or_path == "char") return make_char_tokenizer(training_text());
-  if (!fs::exists(name_or_path)) refuse_name(name_or_path);
-  return open_tokenizer(name_or_path);
+  if (fs::exists(name_or_path)) return open_tokenizer(name_or_path);
+  const size_t mark = name_or_path.rfind('#');  // FILE#PATTERN
+  if (mark != std::string::npos && fs::exists(name_or_path.substr(0, mark))) {
+    return open_tokenizer(name_or_path.substr(0, mark), name_or_path.substr(mark + 1));
+  }
+  refuse_name(name_or_path);
 }
 
 std::vector<int32_t> encode_prompt(const Tokenizer& tokenizer, std::string_view text) {

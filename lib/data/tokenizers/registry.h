@@ -29,4 +29,12 @@ std::span<const TokenizerKind> tokenizer_kinds();
 /// Hugging Face's tokenizer.json, with tokenizer_config.json of the same folder.
 std::unique_ptr<Tokenizer> open_tokenizer_json(const TokenizerProbe& probe);
 
+/// sentencepiece's tokenizer.model.
+bool is_sentencepiece(const TokenizerProbe& probe);
+std::unique_ptr<Tokenizer> open_sentencepiece(const TokenizerProbe& probe);
+
+/// tiktoken's files of ranks: a line for each token, its bytes in base64 and its rank.
+bool is_tiktoken(const TokenizerProbe& probe);
+std::unique_ptr<Tokenizer> open_tiktoken(const TokenizerProbe& probe);
+
 }  // namespace fp8train::tokenizers

@@ -33,7 +33,8 @@ size_t damaged_length(std::string_view bytes, size_t position) {
   const uint8_t low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
   const uint8_t high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
   if (lead < 0xE0 || byte(1) < low || byte(1) > high) return 1;
-  const bool third = lead >= 0xF0 && position + 2 < bytes.size() && is_continuation(bytes[position + 2]);
+  const bool third =
+      lead >= 0xF0 && position + 2 < bytes.size() && is_continuation(bytes[position + 2]);
   return third ? 3 : 2;
 }
 
@@ -46,8 +47,7 @@ utf8proc_option_t options_of(NormalForm form) {
     case NormalForm::nfkc:
       return static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE | UTF8PROC_COMPAT);
     case NormalForm::nfkd:
-      return static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_DECOMPOSE |
-                                            UTF8PROC_COMPAT);
+      return static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT);
   }
   return UTF8PROC_STABLE;
 }
@@ -146,8 +146,8 @@ bool is_ascii(std::string_view text) {
 
 bool is_white_space(char32_t c) {
   return (c >= 0x9 && c <= 0xD) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
-         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F ||
-         c == 0x205F || c == 0x3000;
+         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
+         c == 0x3000;
 }
 
 bool is_punctuation(char32_t c) {
@@ -163,8 +163,11 @@ bool is_number(char32_t c) {
 }
 
 bool is_word(char32_t c) {
-  constexpr std::pair<char32_t, char32_t> kOthers[] = {
-      {0x200C, 0x200D}, {0x24B6, 0x24E9}, {0x1F130, 0x1F149}, {0x1F150, 0x1F169}, {0x1F170, 0x1F189}};
+  constexpr std::pair<char32_t, char32_t> kOthers[] = {{0x200C, 0x200D},
+                                                       {0x24B6, 0x24E9},
+                                                       {0x1F130, 0x1F149},
+                                                       {0x1F150, 0x1F169},
+                                                       {0x1F170, 0x1F189}};
   for (const auto& [first, last] : kOthers) {
     if (c >= first && c <= last) return true;
   }
@@ -221,8 +224,8 @@ std::string lower_case(std::string_view text) {
     if (c.value == kDottedI) {
       lower += "i\xCC\x87";
     } else {
-      append_utf8(lower, static_cast<char32_t>(
-                             utf8proc_tolower(static_cast<utf8proc_int32_t>(c.value))));
+      append_utf8(lower,
+                  static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c.value))));
     }
     position += c.bytes;
   }

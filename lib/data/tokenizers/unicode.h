@@ -23,15 +23,15 @@ void append_utf8(std::string& text, char32_t code_point);
 std::string well_formed(std::string_view bytes);
 
 bool is_ascii(std::string_view text);
-bool is_white_space(char32_t c);   ///< property White_Space
-bool is_punctuation(char32_t c);   ///< ASCII punctuation, and categories P*
-bool is_number(char32_t c);        ///< categories N*
+bool is_white_space(char32_t c);  ///< property White_Space
+bool is_punctuation(char32_t c);  ///< ASCII punctuation, and categories P*
+bool is_number(char32_t c);       ///< categories N*
 /// \w of Unicode technical standard 18, annex C: alphabetic, marks, decimal numbers, connectors,
 /// joiners.
 bool is_word(char32_t c);
 bool is_mark(char32_t c);             ///< categories M*
 bool is_nonspacing_mark(char32_t c);  ///< category Mn
-bool is_control(char32_t c);       ///< categories C*
+bool is_control(char32_t c);          ///< categories C*
 
 enum class NormalForm : uint8_t { nfc, nfd, nfkc, nfkd };
 

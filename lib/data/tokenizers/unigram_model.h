@@ -1,6 +1,7 @@
 #pragma once
-// The unigram language model (Kudo, arXiv 1804.10959) as huggingface/tokenizers, src/models/unigram,
-// computes it: of all ways to write a piece as tokens the one with the highest sum of scores.
+// The unigram language model (Kudo, arXiv 1804.10959) as huggingface/tokenizers,
+// src/models/unigram, computes it: of all ways to write a piece as tokens the one with the highest
+// sum of scores.
 
 #include <array>
 #include <cstdint>
