@@ -20,6 +20,27 @@ find_library(XXHASH_LIBRARY xxhash REQUIRED)
 add_library(xxHash::xxhash SHARED IMPORTED)
 set_target_properties(xxHash::xxhash PROPERTIES IMPORTED_LOCATION ${XXHASH_LIBRARY} INTERFACE_INCLUDE_DIRECTORIES ${XXHASH_INCLUDE_DIR})
 
+# fp8train_library(NAME::TARGET HEADER LIBRARY PACKAGE): a library without a CMake package of its own.
+function(fp8train_library target header library package)
+  find_path(${library}_INCLUDE_DIR ${header})
+  find_library(${library}_LIBRARY ${library})
+  if(NOT ${library}_INCLUDE_DIR OR NOT ${library}_LIBRARY)
+    message(FATAL_ERROR "${header} or lib${library} was not found; install the Debian package ${package} (scripts/setup.sh)")
+  endif()
+  add_library(${target} SHARED IMPORTED GLOBAL)
+  set_target_properties(${target} PROPERTIES IMPORTED_LOCATION ${${library}_LIBRARY} INTERFACE_INCLUDE_DIRECTORIES ${${library}_INCLUDE_DIR})
+endfunction()
+
+# Tokenizers: regular expressions, Unicode, sentencepiece's models.
+fp8train_library(PCRE2::pcre2 pcre2.h pcre2-8 libpcre2-dev)
+fp8train_library(utf8proc::utf8proc utf8proc.h utf8proc libutf8proc-dev)
+
+fp8train_library(sentencepiece::sentencepiece sentencepiece_processor.h sentencepiece libsentencepiece-dev)
+
+# Compressed data files.
+fp8train_library(ZLIB::ZLIB zlib.h z zlib1g-dev)
+fp8train_library(zstd::zstd zstd.h zstd libzstd-dev)
+
 # Only lib/comm/mpi_communicator.cpp includes mpi.h; its C++ bindings are not wanted.
 if(NOT FP8TRAIN_MPI STREQUAL "OFF")
   set(MPI_CXX_SKIP_MPICXX ON)

@@ -66,7 +66,9 @@ CheckpointModel open_checkpoint(const CheckpointRequest& request) {
   EngineSettings settings;
   settings.model = completed(read_hf_config(folder).model);
   if (opened.tokenizer->vocab_size() > settings.model.vocab_size) {
-    throw ConfigError("the tokenizer has more ids than the model's vocabulary");
+    throw ConfigError(fmt::format("the tokenizer {} has {} ids, but the model's vocab_size is {}",
+                                  tokenizer, opened.tokenizer->vocab_size(),
+                                  settings.model.vocab_size));
   }
   settings.plan = plan_named(request.plan);
   settings.micro_batch_size = request.micro_batch_size;

@@ -75,8 +75,7 @@ void add_eval(Arguments command, Action& action) {
   command.option(
       "--calibrate", options->calibrate, 0,
       "Batches that set the scales of a plan with delayed scaling when the folder has none");
-  command.option("--tokenizer", options->model.tokenizer,
-                 "Tokenizer, when the folder has no tokenizer.json of this program");
+  command.option("--tokenizer", options->model.tokenizer, "Tokenizer, when the folder has none");
   command.option("--device", options->model.device, "cpu, cuda or auto");
   command.option("--threads", options->model.threads, 0, "0: all cores");
   command.flag("--json", options->json, "As JSON");

@@ -30,10 +30,7 @@ int generate(const GenerateOptions& options) {
     throw ConfigError("--top-p must be above 0");
   }
   CheckpointModel opened = open_checkpoint(options.model);
-  std::vector<int32_t> tokens = opened.tokenizer->encode(options.prompt);
-  if (opened.tokenizer->bos_id() >= 0) {
-    tokens.insert(tokens.begin(), opened.tokenizer->bos_id());
-  }
+  std::vector<int32_t> tokens = encode_prompt(*opened.tokenizer, options.prompt);
   if (!opened.has_scales) {
     throw ConfigError("--plan " + options.model.plan + ": " + opened.folder +
                       " holds no scales for a plan with delayed scaling; use bf16 or a plan with "
@@ -80,8 +77,7 @@ void add_generate(Arguments command, Action& action) {
                  "Smallest set of tokens with at least this probability; 1: all");
   command.option("--seed", options->sampling.seed, "The same seed gives the same text");
   command.option("--plan", options->model.plan, "Precision plan to run in");
-  command.option("--tokenizer", options->model.tokenizer,
-                 "Tokenizer, when the folder has no tokenizer.json of this program");
+  command.option("--tokenizer", options->model.tokenizer, "Tokenizer, when the folder has none");
   command.option("--device", options->model.device, "cpu, cuda or auto");
   command.option("--threads", options->model.threads, 0, "0: all cores");
   command.run(action, [options] { return generate(*options); });

@@ -134,9 +134,11 @@ std::vector<Field> data_fields() {
                   .text = "Part held back for validation",
                   .unless = {"data.val"},
                   .suggest = offered_validation}),
-      path("data.tokenizer", data(&DataSettings::tokenizer),
-           "byte, char, the path of a tokenizer file, or none for token files made elsewhere",
-           "text")
+      path(
+          "data.tokenizer", data(&DataSettings::tokenizer),
+          "byte, char, the path of a tokenizer file or of a folder that has one, or none for token "
+          "files made elsewhere",
+          "text")
           .asked({.topic = Topic::data, .text = "Tokenizer", .changes_memory = true}),
       integer("data.seq_length", data(&DataSettings::seq_length), between(1, kMostPositions),
               "Tokens of one sequence; a preset brings its own default")

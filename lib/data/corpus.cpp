@@ -70,13 +70,15 @@ class SourceReader {
  private:
   std::vector<int32_t> tokens_of(const std::vector<std::string>& documents, size_t begin,
                                  size_t end, bool separated) const {
+    const SequenceFrame frame = separated ? tokenizer_.frame() : SequenceFrame{};
     std::vector<int32_t> tokens;
-    for (size_t i = begin; i < end; ++i) {
-      const std::vector<int32_t> ids = tokenizer_.encode(documents[i]);
+    const auto append = [&](const std::vector<int32_t>& ids) {
       tokens.insert(tokens.end(), ids.begin(), ids.end());
-      if (separated && tokenizer_.eos_id() >= 0) {
-        tokens.push_back(tokenizer_.eos_id());
-      }
+    };
+    for (size_t i = begin; i < end; ++i) {
+      append(frame.before_document);
+      append(tokenizer_.encode(documents[i]));
+      append(frame.after_document);
     }
     return tokens;
   }

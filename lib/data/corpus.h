@@ -73,10 +73,10 @@ struct CorpusSplits {
 };
 
 /// Opens the sources. Ids must be below `vocab_size` (the model's). Documents (JSON lines; text
-/// files when a source has several) are followed by the tokenizer's end-of-sequence id where it has
-/// one. Without val sources the last val_fraction of each training source is held back: of its text
-/// in bytes or characters, of its documents (JSON lines), or of its tokens. Throws ConfigError
-/// (weights, fractions, formats) or DataError (files).
+/// files when a source has several) get the ids that the tokenizer puts around a document: its
+/// end-of-sequence id where it has one. Without val sources the last val_fraction of each training
+/// source is held back: of its text in bytes or characters, of its documents (JSON lines), or of
+/// its tokens. Throws ConfigError (weights, fractions, formats) or DataError (files).
 CorpusSplits open_corpora(const DataSettings& settings, const Tokenizer& tokenizer,
                           int64_t vocab_size);
 

@@ -20,8 +20,7 @@ struct DataSettings {
   std::vector<DataSource> train;
   std::vector<DataSource> val;  ///< empty: val_fraction of train is held back
   double val_fraction = 0.0;
-  std::string tokenizer = "byte";  ///< none | byte | char | a path to tokenizer.json of this
-                                   ///< program or a llama2.c tokNNN.bin
+  std::string tokenizer = "byte";  ///< as in make_tokenizer()
   int64_t seq_length = 1024;
   bool shuffle = true;            ///< false: consecutive windows in file order
   std::string text_key = "text";  ///< JSONL

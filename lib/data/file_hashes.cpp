@@ -20,7 +20,7 @@ namespace {
 
 constexpr const char* kFormat = "fp8train-data-hashes";
 constexpr int kVersion = 1;
-constexpr size_t kReadBytes = 1U << 22;
+constexpr size_t kHashedAtATime = 1U << 22;
 constexpr size_t kMaxCache = 1U << 28;
 constexpr int kAttempts = 3;
 
@@ -39,12 +39,12 @@ bool is_settled(const FileIdentity& identity, int64_t read_at_ns) {
 /// Nothing when `stop` said so.
 std::optional<std::string> hash_content(const InputFile& file, const std::function<bool()>& stop) {
   ContentHasher hasher;
-  std::vector<char> part(std::min<uint64_t>(file.size(), kReadBytes));
+  std::vector<char> part(std::min<uint64_t>(file.size(), kHashedAtATime));
   for (uint64_t offset = 0; offset < file.size(); offset += part.size()) {
     if (stop()) {
       return std::nullopt;
     }
-    part.resize(std::min<uint64_t>(file.size() - offset, kReadBytes));
+    part.resize(std::min<uint64_t>(file.size() - offset, kHashedAtATime));
     file.read(offset, part.data(), part.size());
     hasher.update(part.data(), part.size());
   }

@@ -2,48 +2,57 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <span>
+#include <string_view>
 
 #include "base/atomic_file.h"
 #include "base/error.h"
+#include "data/byte_stream.h"
+#include "data/document_encoder.h"
 #include "data/text_source.h"
-#include "data/token_file.h"
+#include "data/token_file_writer.h"
 #include "data/tokenizer.h"
 
 namespace fp8train {
 namespace {
 
+constexpr size_t kReadAtATime = 1U << 20;
 constexpr int64_t kMaxShardTokens = (1LL << 31) - 1;
 
-/// Collects the tokens of one split and writes a shard whenever one is full.
+/// Writes the tokens of one split, a shard after the other.
 class ShardWriter {
  public:
   ShardWriter(const PrepareSettings& settings, std::string split, int64_t vocab_size)
       : settings_(settings), split_(std::move(split)), vocab_size_(vocab_size) {}
 
-  void append(const std::vector<int32_t>& tokens) {
-    const auto capacity = static_cast<size_t>(settings_.shard_tokens);
-    for (size_t done = 0; done < tokens.size();) {
-      const size_t part = std::min(tokens.size() - done, capacity - pending_.size());
-      const auto begin = tokens.begin() + static_cast<std::ptrdiff_t>(done);
-      pending_.insert(pending_.end(), begin, begin + static_cast<std::ptrdiff_t>(part));
-      done += part;
-      if (pending_.size() == capacity) {
+  void append(std::span<const int32_t> tokens) {
+    while (!tokens.empty()) {
+      if (!shard_) {
+        name_ = fmt::format("{}_{:06}.bin", split_, files_.size());
+        shard_ = std::make_unique<TokenFileWriter>(settings_.out / name_, vocab_size_);
+      }
+      const auto free = static_cast<size_t>(settings_.shard_tokens - shard_->count());
+      const size_t part = std::min(tokens.size(), free);
+      shard_->append(tokens.first(part));
+      tokens = tokens.subspan(part);
+      if (part == free) {
         flush();
       }
     }
   }
 
   void flush() {
-    if (pending_.empty()) {
+    if (!shard_) {
       return;
     }
-    const std::string name = fmt::format("{}_{:06}.bin", split_, files_.size());
-    write_token_file(settings_.out / name, pending_, vocab_size_);
-    files_.push_back({{"file", name}, {"tokens", pending_.size()}});
-    names_.push_back(name);
-    total_ += static_cast<int64_t>(pending_.size());
-    pending_.clear();
+    shard_->commit();
+    files_.push_back({{"file", name_}, {"tokens", shard_->count()}});
+    names_.push_back(name_);
+    total_ += shard_->count();
+    shard_.reset();
   }
 
   int64_t total() const { return total_; }
@@ -54,7 +63,8 @@ class ShardWriter {
   const PrepareSettings& settings_;
   std::string split_;
   int64_t vocab_size_;
-  std::vector<int32_t> pending_;
+  std::string name_;
+  std::unique_ptr<TokenFileWriter> shard_;
   nlohmann::ordered_json files_ = nlohmann::ordered_json::array();
   std::vector<std::string> names_;
   int64_t total_ = 0;
@@ -116,31 +126,27 @@ class Preparation {
       : settings_(settings),
         tokenizer_(tokenizer),
         train_(settings, "train", tokenizer.vocab_size()),
-        val_(settings, "val", tokenizer.vocab_size()) {}
+        val_(settings, "val", tokenizer.vocab_size()),
+        train_encoder_(tokenizer, settings.threads, settings.append_eos,
+                       [this](const std::vector<int32_t>& ids) { train_.append(ids); }),
+        val_encoder_(tokenizer, settings.threads, settings.append_eos,
+                     [this](const std::vector<int32_t>& ids) { val_.append(ids); }) {}
 
   void add(const Input& input) {
-    int64_t count = 0;
-    if (settings_.val_fraction > 0 && input.format == DataFormat::jsonl) {
-      for_each_document(input.path, input.format, settings_.text_key,
-                        [&](const std::string&) { ++count; });
+    try {
+      if (input.format == DataFormat::jsonl) {
+        add_lines(input);
+      } else {
+        add_text(input);
+      }
+      train_encoder_.finish();
+      val_encoder_.finish();
+    } catch (const DataError& error) {
+      const std::string path = input.path.string();
+      const bool is_named = std::string_view(error.what()).starts_with(path);
+      throw DataError(is_named ? error.what() : fmt::format("{}: {}", path, error.what()));
     }
-    const int64_t train_documents = split_point(count, settings_.val_fraction);
-    int64_t index = 0;
-    for_each_document(
-        input.path, input.format, settings_.text_key, [&](const std::string& document) {
-          ++documents_;
-          if (settings_.val_fraction > 0 && input.format == DataFormat::text) {
-            const int64_t units = count_units(document, tokenizer_);
-            const size_t cut =
-                byte_of_unit(document, split_point(units, settings_.val_fraction), tokenizer_);
-            add_document(document.substr(0, cut), input, train_);
-            add_document(document.substr(cut), input, val_);
-          } else {
-            const bool held_back = settings_.val_fraction > 0 && index >= train_documents;
-            add_document(document, input, held_back ? val_ : train_);
-          }
-          ++index;
-        });
+    bytes_before_ += std::filesystem::file_size(input.path);
   }
 
   PrepareReport finish(const std::vector<Input>& inputs) {
@@ -154,25 +160,77 @@ class Preparation {
     if (report.train_tokens == 0) {
       throw DataError(fmt::format("{}: no tokens to train on", inputs.front().path.string()));
     }
-    write_file_atomically(settings_.out / "tokenizer.json", tokenizer_.to_json());
+    const std::vector<TokenizerFile> tokenizer_files = tokenizer_.files();
+    for (const TokenizerFile& file : tokenizer_files) {
+      write_file_atomically(settings_.out / file.name, file.text);
+    }
     write_file_atomically(settings_.out / "dataset.json", manifest(inputs));
     report.files = train_.names();
     report.files.insert(report.files.end(), val_.names().begin(), val_.names().end());
-    report.files.insert(report.files.end(), {"tokenizer.json", "dataset.json"});
+    for (const TokenizerFile& file : tokenizer_files) report.files.push_back(file.name);
+    report.files.emplace_back("dataset.json");
     return report;
   }
 
  private:
-  void add_document(const std::string& document, const Input& input, ShardWriter& to) const {
-    try {
-      std::vector<int32_t> tokens = tokenizer_.encode(document);
-      if (settings_.append_eos && tokenizer_.eos_id() >= 0) {
-        tokens.push_back(tokenizer_.eos_id());
-      }
-      to.append(tokens);
-    } catch (const DataError& error) {
-      throw DataError(fmt::format("{}: {}", input.path.string(), error.what()));
+  void add_lines(const Input& input) {
+    int64_t count = 0;
+    if (settings_.val_fraction > 0) {
+      for_each_document(input.path, input.format, settings_.text_key,
+                        [&](const std::string&) { ++count; });
     }
+    const int64_t train_documents =
+        settings_.val_fraction > 0 ? split_point(count, settings_.val_fraction) : INT64_MAX;
+    int64_t index = 0;
+    uint64_t bytes = 0;
+    for_each_document(input.path, input.format, settings_.text_key, [&](std::string document) {
+      ++documents_;
+      bytes += document.size();
+      (index++ < train_documents ? train_encoder_ : val_encoder_).add(std::move(document));
+      report_progress(bytes);
+    });
+  }
+
+  /// One document, or two where a part is held back.
+  void add_text(const Input& input) {
+    ++documents_;
+    int64_t left = INT64_MAX;  // units of the training part that are still to come
+    if (settings_.val_fraction > 0) left = split_point(units_of(input), settings_.val_fraction);
+    ByteStream file(input.path);
+    bool is_training = true;
+    std::string text;
+    for (bool more = true; more;) {
+      more = file.append_to(text, kReadAtATime);
+      report_progress(file.file_bytes_read());
+      const std::string_view whole = more ? without_cut_end(text) : text;
+      size_t done = 0;
+      if (is_training) {
+        const int64_t units = count_units(whole, tokenizer_);
+        if (left < units || (!more && settings_.val_fraction > 0)) {
+          done = byte_of_unit(whole, std::min(left, units), tokenizer_);
+          train_encoder_.add_part(whole.substr(0, done), true);
+          is_training = false;
+        } else {
+          left -= units;
+        }
+      }
+      DocumentEncoder& encoder = is_training ? train_encoder_ : val_encoder_;
+      encoder.add_part(whole.substr(done), !more);
+      text.erase(0, whole.size());
+    }
+  }
+
+  int64_t units_of(const Input& input) const {
+    ByteStream file(input.path);
+    int64_t units = 0;
+    for (std::string text; file.append_to(text, kReadAtATime); text.clear()) {
+      units += count_units(text, tokenizer_);
+    }
+    return units;
+  }
+
+  void report_progress(uint64_t bytes_of_input) const {
+    if (settings_.progress) settings_.progress(bytes_before_ + bytes_of_input);
   }
 
   std::string manifest(const std::vector<Input>& inputs) const {
@@ -204,7 +262,10 @@ class Preparation {
   const Tokenizer& tokenizer_;
   ShardWriter train_;
   ShardWriter val_;
+  DocumentEncoder train_encoder_;
+  DocumentEncoder val_encoder_;
   int64_t documents_ = 0;
+  uint64_t bytes_before_ = 0;  ///< of the inputs that are done
 };
 
 }  // namespace

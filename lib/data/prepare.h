@@ -1,17 +1,19 @@
 #pragma once
 // Turns text and JSON-lines files into llm.c token shards once, so that training need not tokenize.
-// The result is a function of the inputs and the settings alone. Holds one shard of tokens in
-// memory.
+// The result is a function of the inputs and the settings alone, whatever the number of threads.
+// Memory does not grow with the files: documents are encoded as they are read, and a text is cut
+// where its tokenizer allows it. A tokenizer that allows it nowhere holds one document at a time.
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
 namespace fp8train {
 
 struct PrepareSettings {
-  std::vector<std::string> inputs;  ///< files or globs, text or JSON lines
+  std::vector<std::string> inputs;  ///< files or globs, text or JSON lines; also gzip or Zstandard
   std::string format = "auto";      ///< auto | text | jsonl
   std::filesystem::path out;        ///< folder; created; must not hold shards already
   std::string tokenizer = "byte";   ///< as in DataSettings
@@ -20,6 +22,8 @@ struct PrepareSettings {
       0.0;  ///< last part of each input: of its text, or of its documents for JSON lines
   int64_t shard_tokens = 100'000'000;
   bool append_eos = true;  ///< after each document, where the tokenizer has such an id
+  int64_t threads = 0;     ///< 0: one for each processor
+  std::function<void(uint64_t bytes_done)> progress;  ///< bytes of the input files; may be empty
 };
 
 struct PrepareReport {
@@ -30,9 +34,9 @@ struct PrepareReport {
   std::vector<std::string> files;  ///< names within `out`
 };
 
-/// Writes train_000000.bin ..., val_000000.bin ..., tokenizer.json and dataset.json (a manifest of
-/// tokens per file). Throws ConfigError (settings, a folder that holds shards) or DataError
-/// (inputs); files already complete stay.
+/// Writes train_000000.bin ..., val_000000.bin ..., the tokenizer's files and dataset.json (a
+/// manifest of tokens per file). Throws ConfigError (settings, a folder that holds shards) or
+/// DataError (inputs); files already complete stay.
 PrepareReport prepare_data(const PrepareSettings& settings);
 
 }  // namespace fp8train

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "data/byte_stream.h"
 #include "data/input_file.h"
 #include "data/token_file.h"
 #include "data/utf8.h"
@@ -51,15 +52,10 @@ std::string document_of(std::string_view line, const std::string& text_key,
 
 void for_each_line(const std::filesystem::path& path,
                    const std::function<void(std::string_view, int64_t)>& visit) {
-  const InputFile file(path);
+  ByteStream file(path);
   std::string pending;
   int64_t line = 1;
-  for (uint64_t offset = 0; offset < file.size();) {
-    const size_t begin = pending.size();
-    const auto part = static_cast<size_t>(std::min<uint64_t>(kReadBytes, file.size() - offset));
-    pending.resize(begin + part);
-    file.read(offset, pending.data() + begin, part);
-    offset += part;
+  for (size_t begin = 0; file.append_to(pending, kReadBytes); begin = pending.size()) {
     size_t start = 0;
     for (size_t end = pending.find('\n', begin); end != std::string::npos;
          end = pending.find('\n', start)) {
@@ -78,21 +74,12 @@ void for_each_line(const std::filesystem::path& path,
 }
 
 std::string whole_file(const std::filesystem::path& path) {
-  const InputFile file(path);
-  std::string text(file.size(), '\0');
-  file.read(0, text.data(), text.size());
-  return text;
-}
-
-/// The part of `text` without a code point that its end cuts in two.
-std::string_view without_cut_end(std::string_view text) {
-  constexpr size_t kLongest = 4;
-  size_t end = text.size();
-  while (end > 0 && text.size() - end < kLongest - 1 && is_continuation(text[end - 1])) {
-    --end;
+  ByteStream file(path);
+  std::string text;
+  text.reserve(std::filesystem::file_size(path));
+  while (file.append_to(text, kReadBytes)) {
   }
-  const bool ends_cut = end > 0 && code_point_length(text, end - 1) == 0;
-  return ends_cut ? text.substr(0, end - 1) : text;
+  return text;
 }
 
 bool is_text(std::string_view head) {
@@ -149,8 +136,8 @@ std::string why_not_u16(const std::filesystem::path& path, const InputFile& file
 
 DataFormat detect(const std::filesystem::path& path) {
   const InputFile file(path);
-  std::string head(std::min<uint64_t>(file.size(), kProbeBytes), '\0');
-  file.read(0, head.data(), head.size());
+  std::string head;
+  ByteStream(path).append_to(head, kProbeBytes);
   int32_t magic = 0;
   if (head.size() >= sizeof(magic)) {
     std::memcpy(&magic, head.data(), sizeof(magic));
@@ -162,7 +149,7 @@ DataFormat detect(const std::filesystem::path& path) {
                     "and set format: raw_u16",
                     path.string()));
   }
-  const std::string extension = path.extension().string();
+  const std::string extension = without_compression(path).extension().string();
   if (extension == ".jsonl" || extension == ".ndjson") return DataFormat::jsonl;
   if (extension == ".bin") {
     if (const std::string reason = why_not_u16(path, file, head); !reason.empty()) {
@@ -181,6 +168,16 @@ DataFormat detect(const std::filesystem::path& path) {
 }
 
 }  // namespace
+
+std::string_view without_cut_end(std::string_view text) {
+  constexpr size_t kLongest = 4;
+  size_t end = text.size();
+  while (end > 0 && text.size() - end < kLongest - 1 && is_continuation(text[end - 1])) {
+    --end;
+  }
+  const bool ends_cut = end > 0 && code_point_length(text, end - 1) == 0;
+  return ends_cut ? text.substr(0, end - 1) : text;
+}
 
 std::string_view name_of(DataFormat format) {
   switch (format) {

@@ -1,7 +1,7 @@
 #pragma once
 // Finding the files of a data source, telling their format, and walking the documents of text and
-// JSON-lines files. Nothing is held in memory: JSON-lines files are read in pieces, a text file is
-// one document.
+// JSON-lines files, which may be compressed (gzip, Zstandard). Nothing is held in memory:
+// JSON-lines files are read in pieces, a text file is one document.
 
 #include <cstdint>
 #include <filesystem>
@@ -35,6 +35,9 @@ DataFormat format_of(const std::filesystem::path& path, const std::string& forma
 void for_each_document(const std::filesystem::path& path, DataFormat format,
                        const std::string& text_key,
                        const std::function<void(std::string document)>& visit);
+
+/// The part of `text` without a code point that its end cuts in two.
+std::string_view without_cut_end(std::string_view text);
 
 /// All text of the text and jsonl sources, for a tokenizer built from the data. Throws ConfigError
 /// when there is none.

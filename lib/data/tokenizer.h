@@ -1,7 +1,7 @@
 #pragma once
 // Text to token ids and back. A tokenizer is immutable once made, so that all its functions may be
-// called from several threads. It is saved next to a checkpoint as tokenizer.json in this program's
-// own format ("format": "fp8train-tokenizer").
+// called from several threads. It is saved next to a checkpoint as files that transformers opens.
+// The kinds of tokenizers are files of data/tokenizers/.
 
 #include <cstdint>
 #include <filesystem>
@@ -17,13 +17,26 @@ namespace fp8train {
 /// What a text is cut in when a fraction of it is held back for validation.
 enum class TextUnit : uint8_t { byte, code_point };
 
+/// A file of a tokenizer as it is written into a model folder.
+struct TokenizerFile {
+  std::string name;
+  std::string text;
+};
+
+/// Ids around a text.
+struct SequenceFrame {
+  std::vector<int32_t> before_prompt;    ///< of generation
+  std::vector<int32_t> before_document;  ///< of training data
+  std::vector<int32_t> after_document;
+};
+
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
   Tokenizer(const Tokenizer&) = delete;
   Tokenizer& operator=(const Tokenizer&) = delete;
 
-  /// "none", "byte", "char" or "llama2c-bpe".
+  /// "none", "byte", "char", "llama2c-bpe", "huggingface", "sentencepiece" or "tiktoken".
   virtual std::string_view type() const = 0;
 
   /// Number of ids; the model's vocabulary is at least this large. Not padded: a model may round it
@@ -42,10 +55,24 @@ class Tokenizer {
   virtual int32_t bos_id() const { return -1; }
   virtual int32_t eos_id() const { return -1; }
 
+  /// BOS in front of a prompt and EOS behind a document, unless the tokenizer says otherwise.
+  virtual SequenceFrame frame() const;
+
+  /// The last byte of `text` in front of which it may be cut, so that encode() of the first part
+  /// and encode_rest() of the second give the ids of the whole; 0 where there is none.
+  virtual size_t last_cut(std::string_view /*text*/) const { return 0; }
+  /// Ids of a text that continues another one behind a cut.
+  virtual std::vector<int32_t> encode_rest(std::string_view text) const { return encode(text); }
+
   virtual TextUnit unit() const { return TextUnit::byte; }
 
-  /// Contents of tokenizer.json; tokenizer_from_json() reads it back.
+  /// What the tokenizer is: two of the same content encode alike. It is the content of
+  /// tokenizer.json, which tokenizer_from_json() reads back, or of sentencepiece's tokenizer.model.
   virtual std::string to_json() const = 0;
+
+  /// The files of a model folder from which open_tokenizer() makes the same tokenizer again:
+  /// tokenizer.json and tokenizer_config.json, or those of another format.
+  virtual std::vector<TokenizerFile> files() const;
 
  protected:
   Tokenizer() = default;
@@ -70,12 +97,24 @@ std::unique_ptr<Tokenizer> make_char_tokenizer(std::string_view training_text);
 /// does; decode() drops the first space after a BOS. Throws DataError when the file is damaged.
 std::unique_ptr<Tokenizer> read_llama2c_tokenizer(const std::filesystem::path& path);
 
-/// Reads what to_json() wrote; `where` names the source in messages. Throws DataError.
+/// Reads tokenizer.json of Hugging Face's tokenizers, or what to_json() wrote, also in earlier
+/// versions of this program; `where` names the source in messages. Beginning and end of sequence
+/// are those of the post-processor and of tokens with usual names. Throws DataError.
 std::unique_ptr<Tokenizer> tokenizer_from_json(std::string_view text, const std::string& where);
 
-/// `name_or_path`: "none", "byte", "char", a tokenizer.json of this program, a folder that holds
-/// one, or a llama2.c tokNNN.bin. `training_text` is called for "char" only.
+/// A tokenizer file, or a folder that holds one, of a kind in the table of
+/// data/tokenizers/registry.h. `pattern` names the pattern of a tiktoken file whose name does not
+/// say it; empty otherwise. Throws DataError.
+std::unique_ptr<Tokenizer> open_tokenizer(const std::filesystem::path& path,
+                                          const std::string& pattern = {});
+
+/// `name_or_path`: "none", "byte", "char", or what open_tokenizer() takes, with a pattern as
+/// FILE#PATTERN. `training_text` is called
+/// for "char" only.
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name_or_path,
                                           const std::function<std::string()>& training_text);
+
+/// Ids of a prompt for generation, with what belongs in front of it.
+std::vector<int32_t> encode_prompt(const Tokenizer& tokenizer, std::string_view text);
 
 }  // namespace fp8train

@@ -222,10 +222,7 @@ std::string sample_texts(Generator& generator, const Tokenizer& tokenizer,
                                      .seed = seed};
   std::string text;
   for (const std::string& prompt : settings.prompts) {
-    std::vector<int32_t> tokens = tokenizer.encode(prompt);
-    if (tokenizer.bos_id() >= 0) {
-      tokens.insert(tokens.begin(), tokenizer.bos_id());
-    }
+    std::vector<int32_t> tokens = encode_prompt(tokenizer, prompt);
     generator.generate(tokens, sampling, [&](int32_t token) {
       tokens.push_back(token);
       section_advances();

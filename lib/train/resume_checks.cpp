@@ -159,10 +159,13 @@ std::string run_id(uint64_t seed, const std::string& data_fingerprint) {
 }
 
 void require_files(const std::filesystem::path& folder, const CheckpointManifest& manifest) {
-  for (const char* name : {"config.json", "tokenizer.json", "state.json", "model.safetensors"}) {
-    const bool listed = std::any_of(manifest.files.begin(), manifest.files.end(),
-                                    [&](const FileRecord& file) { return file.name == name; });
-    if (!listed) {
+  const auto is_listed = [&](const char* name) {
+    return std::any_of(manifest.files.begin(), manifest.files.end(),
+                       [&](const FileRecord& file) { return file.name == name; });
+  };
+  const char* const tokenizer = is_listed("tokenizer.model") ? "tokenizer.model" : "tokenizer.json";
+  for (const char* name : {"config.json", tokenizer, "state.json", "model.safetensors"}) {
+    if (!is_listed(name)) {
       throw CheckpointError(fmt::format(
           "{}/MANIFEST.json does not list {}, which every checkpoint has; remove the folder to go "
           "on from an earlier one",

@@ -144,11 +144,11 @@ void check_prompts(const SampleSettings& sample, const Tokenizer& tokenizer,
   for (const std::string& prompt : sample.prompts) {
     std::vector<int32_t> ids;
     try {
-      ids = tokenizer.encode(prompt);
+      ids = encode_prompt(tokenizer, prompt);
     } catch (const DataError& error) {
       throw ConfigError(fmt::format("sample.prompts: {}", error.what()));
     }
-    if (ids.empty() && tokenizer.bos_id() < 0) {
+    if (ids.empty()) {
       throw ConfigError(
           "sample.prompts: an empty prompt needs a tokenizer with a beginning-of-sequence id");
     }
@@ -353,9 +353,9 @@ Session open_session(const Settings& settings, bool open_data, int ranks) {
 int64_t longest_prompt(const SampleSettings& sample, const Tokenizer& tokenizer) {
   size_t longest = 0;
   for (const std::string& prompt : sample.prompts) {
-    longest = std::max(longest, tokenizer.encode(prompt).size());
+    longest = std::max(longest, encode_prompt(tokenizer, prompt).size());
   }
-  return static_cast<int64_t>(longest) + (tokenizer.bos_id() >= 0 ? 1 : 0);
+  return static_cast<int64_t>(longest);
 }
 
 std::unique_ptr<Device> choose_device(const std::string& setting, bool tune_gemms,

@@ -202,8 +202,10 @@ void copy_training_state(Engine& engine, const Session& session, const TrainingS
   into.model = session.engine.model;
   if (leads && into.texts.empty()) {
     into.texts = {{"config.json", {}, write_hf_config(session.engine.model, DType::f32)},
-                  {"tokenizer.json", {}, session.tokenizer->to_json()},
                   {kStateFile, {}, {}}};
+    for (TokenizerFile& file : session.tokenizer->files()) {
+      into.texts.insert(into.texts.end() - 1, {std::move(file.name), {}, std::move(file.text)});
+    }
   }
   if (leads) {
     into.texts.back().text = state_text(engine, session, state);

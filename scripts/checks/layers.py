@@ -28,6 +28,11 @@ VENDORS = [
      "CUDA headers belong under a cuda/ folder, or to .cu, .cuh, *_cuda.*, cublaslt* and cudnn* files"),
     (re.compile(r"nlohmann/"), lambda p: p.startswith(("lib/io/", "lib/config/", "lib/data/", "lib/train/", "apps/")),
      "nlohmann json belongs to io, data, config, train and apps"),
+    (re.compile(r"pcre2\.h"), lambda p: p == "lib/data/tokenizers/regex.cpp", "PCRE2 belongs to lib/data/tokenizers/regex.cpp"),
+    (re.compile(r"utf8proc\.h"), lambda p: p == "lib/data/tokenizers/unicode.cpp", "utf8proc belongs to lib/data/tokenizers/unicode.cpp"),
+    (re.compile(r"sentencepiece"), lambda p: p == "lib/data/tokenizers/sentencepiece.cpp",
+     "sentencepiece belongs to lib/data/tokenizers/sentencepiece.cpp"),
+    (re.compile(r"(zlib|zstd)\.h"), lambda p: p == "lib/data/byte_stream.cpp", "zlib and zstd belong to lib/data/byte_stream.cpp"),
     (re.compile(r"xxhash\.h"), lambda p: p == "lib/base/content_hash.cpp", "xxHash belongs to lib/base/content_hash.cpp"),
 ]
 ONE_FILE_VENDORS = {"mpi.h": "lib/comm/", "nccl.h": "lib/comm/"}  # in one .cpp each

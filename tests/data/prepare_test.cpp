@@ -1,9 +1,13 @@
 #include "data/prepare.h"
 
 #include <catch2/catch.hpp>
+#include <cstdlib>
+#include <utility>
 
 #include "base/error.h"
 #include "data/corpus.h"
+#include "data/text_source.h"
+#include "data/token_file.h"
 #include "support/files.h"
 #include "support/temp_dir.h"
 
@@ -42,7 +46,8 @@ TEST_CASE("prepare writes shards that hold the same tokens, twice the same bytes
   CHECK(report.val_tokens == 2);
   CHECK(report.files == std::vector<std::string>{"train_000000.bin", "train_000001.bin",
                                                  "train_000002.bin", "val_000000.bin",
-                                                 "tokenizer.json", "dataset.json"});
+                                                 "tokenizer.json", "tokenizer_config.json",
+                                                 "dataset.json"});
   const auto tokenizer = make_tokenizer((dir / "out").string(), {});
   CHECK(decoded((dir / "out/train_*.bin").string(), *tokenizer) == "hello|wide|world|");
   CHECK(decoded((dir / "out/val_*.bin").string(), *tokenizer) == "x|");
@@ -69,6 +74,46 @@ TEST_CASE("prepare cuts a text at its last fraction and can leave out EOS") {
   const auto tokenizer = make_tokenizer((dir / "out").string(), {});
   CHECK(decoded((dir / "out/train_*.bin").string(), *tokenizer) == "0123456");
   CHECK(decoded((dir / "out/val_*.bin").string(), *tokenizer) == "789\xC3\xA9");
+}
+
+TEST_CASE("prepare gives the same tokens with any number of threads, from long and packed files") {
+  const test::TempDir dir;
+  std::string text;
+  for (int i = 0; text.size() < 5'000'000; ++i) {
+    text +=
+        "word" + std::to_string(i % 977 * (i % 31)) + (i % 7 == 0 ? " and\n" : " \xC3\xA9 then ");
+  }
+  test::write_file(dir / "long.txt", text);
+  REQUIRE(std::system(("gzip -k " + (dir / "long.txt").string()).c_str()) == 0);
+  PrepareSettings settings;
+  settings.val_fraction = 0.1;
+  settings.tokenizer = std::string(FP8TRAIN_GOLDEN_DIR) + "/tokenizers/qwen2/tokenizer.json";
+  std::string file = test::read_file(settings.tokenizer);
+  const size_t strips = file.find("\"lstrip\":true,\"rstrip\":true");
+  REQUIRE(strips != std::string::npos);
+  file.replace(strips, 27, "\"lstrip\":false,\"rstrip\":false");
+  test::write_file(dir / "tokenizer.json", file);
+  settings.tokenizer = (dir / "tokenizer.json").string();
+  const auto tokenizer = make_tokenizer(settings.tokenizer, {});
+  const size_t cut =
+      byte_of_unit(text, split_point(static_cast<int64_t>(text.size()), 0.1), *tokenizer);
+  std::vector<int32_t> expected = tokenizer->encode(text.substr(0, cut));
+  expected.push_back(tokenizer->eos_id());
+  for (const auto& [input, threads] : {std::pair("long.txt", 1), std::pair("long.txt.gz", 3)}) {
+    settings.inputs = {(dir / input).string()};
+    settings.threads = threads;
+    settings.out = dir / (std::string(input) + "-out");
+    const PrepareReport report = prepare_data(settings);
+    CHECK(report.val_tokens > 100'000);
+    const TokenFile shard(settings.out / "train_000000.bin", TokenFileKind::llmc);
+    std::vector<int32_t> ids(static_cast<size_t>(shard.size()));
+    shard.read(0, shard.size(), tokenizer->vocab_size(), ids.data());
+    CHECK(ids == expected);
+  }
+  test::write_file(dir / "cut.txt.gz", test::read_file(dir / "long.txt.gz").substr(0, 9000));
+  settings.inputs = {(dir / "cut.txt.gz").string()};
+  settings.out = dir / "cut";
+  CHECK_THAT(message_of<DataError>([&] { prepare_data(settings); }), Contains("cut off"));
 }
 
 TEST_CASE("prepare refuses what it cannot do") {

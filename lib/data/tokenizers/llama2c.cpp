@@ -13,7 +13,7 @@
 
 #include "base/error.h"
 #include "data/input_file.h"
-#include "data/tokenizer_detail.h"
+#include "data/tokenizers/own_format.h"
 #include "data/utf8.h"
 
 namespace fp8train {
@@ -30,9 +30,9 @@ std::string byte_piece(int32_t byte) {
   return fmt::format("<0x{:02X}>", byte);
 }
 
-class BpeTokenizer final : public Tokenizer {
+class Llama2cTokenizer final : public Tokenizer {
  public:
-  explicit BpeTokenizer(std::vector<detail::BpePiece> pieces) : pieces_(std::move(pieces)) {
+  explicit Llama2cTokenizer(std::vector<tokenizers::BpePiece> pieces) : pieces_(std::move(pieces)) {
     for (size_t i = 0; i < pieces_.size(); ++i) {
       ids_.emplace(pieces_[i].text, static_cast<int32_t>(i));
     }
@@ -68,12 +68,12 @@ class BpeTokenizer final : public Tokenizer {
   std::vector<int32_t> initial_ids(std::string_view text) const;
   void merge(std::vector<int32_t>& ids) const;
 
-  std::vector<detail::BpePiece> pieces_;
+  std::vector<tokenizers::BpePiece> pieces_;
   std::unordered_map<std::string, int32_t> ids_;
 };
 
 /// One id per code point in the vocabulary, else one per byte; a space first ("dummy prefix").
-std::vector<int32_t> BpeTokenizer::initial_ids(std::string_view text) const {
+std::vector<int32_t> Llama2cTokenizer::initial_ids(std::string_view text) const {
   std::vector<int32_t> ids;
   if (text.empty()) {
     return ids;
@@ -99,7 +99,7 @@ std::vector<int32_t> BpeTokenizer::initial_ids(std::string_view text) const {
   return ids;
 }
 
-void BpeTokenizer::merge(std::vector<int32_t>& ids) const {
+void Llama2cTokenizer::merge(std::vector<int32_t>& ids) const {
   constexpr size_t kNone = static_cast<size_t>(-1);
   constexpr int32_t kMergedAway = -1;
   const size_t count = ids.size();
@@ -140,17 +140,17 @@ void BpeTokenizer::merge(std::vector<int32_t>& ids) const {
   std::erase(ids, kMergedAway);
 }
 
-std::vector<int32_t> BpeTokenizer::encode(std::string_view text) const {
+std::vector<int32_t> Llama2cTokenizer::encode(std::string_view text) const {
   std::vector<int32_t> ids = initial_ids(text);
   merge(ids);
   return ids;
 }
 
-std::string BpeTokenizer::decode(std::span<const int32_t> ids) const {
+std::string Llama2cTokenizer::decode(std::span<const int32_t> ids) const {
   std::string text;
   int32_t last = -1;
   for (const int32_t id : ids) {
-    detail::require_id(id, vocab_size());
+    tokenizers::require_id(id, vocab_size());
     if (id >= kFirstByte && id < kFirstByte + kBytes) {
       text.push_back(static_cast<char>(id - kFirstByte));
     } else if (id != kBos && id != kEos) {
@@ -163,13 +163,13 @@ std::string BpeTokenizer::decode(std::span<const int32_t> ids) const {
   return text;
 }
 
-std::string BpeTokenizer::to_json() const {
+std::string Llama2cTokenizer::to_json() const {
   nlohmann::ordered_json pieces = nlohmann::ordered_json::array();
-  for (const detail::BpePiece& piece : pieces_) {
+  for (const tokenizers::BpePiece& piece : pieces_) {
     pieces.push_back({piece.text, static_cast<double>(piece.score)});
   }
-  const nlohmann::ordered_json document = {{"format", detail::kTokenizerFormat},
-                                           {"version", detail::kTokenizerVersion},
+  const nlohmann::ordered_json document = {{"format", tokenizers::kOwnFormat},
+                                           {"version", tokenizers::kOwnVersion},
                                            {"type", type()},
                                            {"pieces", std::move(pieces)}};
   return document.dump() + "\n";
@@ -194,7 +194,7 @@ std::unique_ptr<Tokenizer> read_llama2c_tokenizer(const std::filesystem::path& p
   std::string bytes(file.size(), '\0');
   file.read(0, bytes.data(), bytes.size());
   const uint32_t longest = word_at(bytes, 0);
-  std::vector<detail::BpePiece> pieces;
+  std::vector<tokenizers::BpePiece> pieces;
   for (size_t position = kWord; position < bytes.size();) {
     const size_t left = bytes.size() - position;
     const uint32_t length = left >= 2 * kWord ? word_at(bytes, position + kWord) : 0;
@@ -208,10 +208,10 @@ std::unique_ptr<Tokenizer> read_llama2c_tokenizer(const std::filesystem::path& p
     pieces.push_back({bytes.substr(position + 2 * kWord, length), score});
     position += 2 * kWord + length;
   }
-  return detail::bpe_tokenizer_from(std::move(pieces), path.string());
+  return tokenizers::bpe_tokenizer_from(std::move(pieces), path.string());
 }
 
-namespace detail {
+namespace tokenizers {
 
 std::unique_ptr<Tokenizer> bpe_tokenizer_from(std::vector<BpePiece> pieces,
                                               const std::string& where) {
@@ -236,8 +236,8 @@ std::unique_ptr<Tokenizer> bpe_tokenizer_from(std::vector<BpePiece> pieces,
                                   kFirstByte + byte, byte_piece(byte), printable(text)));
     }
   }
-  return std::make_unique<BpeTokenizer>(std::move(pieces));
+  return std::make_unique<Llama2cTokenizer>(std::move(pieces));
 }
 
-}  // namespace detail
+}  // namespace tokenizers
 }  // namespace fp8train

@@ -1,57 +1,17 @@
-#include <fmt/format.h>
-#include <fmt/ranges.h>
+// The tokenizer of code points.
 
-#include <algorithm>
-#include <charconv>
+#include <fmt/format.h>
+
 #include <nlohmann/json.hpp>
 #include <set>
 #include <unordered_map>
 
 #include "base/error.h"
-#include "data/tokenizer_detail.h"
+#include "data/tokenizers/own_format.h"
 #include "data/utf8.h"
 
 namespace fp8train {
 namespace {
-
-constexpr int32_t kByteBos = 256;
-constexpr int32_t kByteEos = 257;
-constexpr int64_t kByteVocab = 258;
-
-class ByteTokenizer final : public Tokenizer {
- public:
-  std::string_view type() const override { return "byte"; }
-  int64_t vocab_size() const override { return kByteVocab; }
-  int32_t eos_id() const override { return kByteEos; }
-
-  std::vector<int32_t> encode(std::string_view text) const override {
-    std::vector<int32_t> ids;
-    ids.reserve(text.size());
-    for (const char c : text) {
-      ids.push_back(static_cast<uint8_t>(c));
-    }
-    return ids;
-  }
-
-  std::string decode(std::span<const int32_t> ids) const override {
-    std::string text;
-    text.reserve(ids.size());
-    for (const int32_t id : ids) {
-      detail::require_id(id, kByteVocab);
-      if (id < kByteBos) {
-        text.push_back(static_cast<char>(id));
-      }
-    }
-    return text;
-  }
-
-  std::string to_json() const override {
-    const nlohmann::ordered_json document = {{"format", detail::kTokenizerFormat},
-                                             {"version", detail::kTokenizerVersion},
-                                             {"type", type()}};
-    return document.dump(2) + "\n";
-  }
-};
 
 class CharTokenizer final : public Tokenizer {
  public:
@@ -95,18 +55,29 @@ class CharTokenizer final : public Tokenizer {
   std::string decode(std::span<const int32_t> ids) const override {
     std::string text;
     for (const int32_t id : ids) {
-      detail::require_id(id, vocab_size());
+      tokenizers::require_id(id, vocab_size());
       text += characters_[static_cast<size_t>(id)];
     }
     return text;
   }
 
+  size_t last_cut(std::string_view text) const override {
+    size_t end = text.size();
+    while (end > 0 && text.size() - end < 4 && is_continuation(text[end - 1])) --end;
+    return end > 0 ? end - 1 : 0;
+  }
+
+  /// A vocabulary of characters without merges.
   std::string to_json() const override {
-    const nlohmann::ordered_json document = {{"format", detail::kTokenizerFormat},
-                                             {"version", detail::kTokenizerVersion},
-                                             {"type", type()},
-                                             {"characters", characters_}};
+    nlohmann::ordered_json vocabulary = nlohmann::ordered_json::object();
+    for (size_t id = 0; id < characters_.size(); ++id) vocabulary[characters_[id]] = id;
+    nlohmann::ordered_json document = tokenizers::transformers_document(std::move(vocabulary));
+    document["decoder"] = {{"type", "Fuse"}};
     return document.dump(2) + "\n";
+  }
+
+  std::vector<TokenizerFile> files() const override {
+    return tokenizers::transformers_files(to_json(), "", "");
   }
 
  private:
@@ -114,52 +85,7 @@ class CharTokenizer final : public Tokenizer {
   std::unordered_map<std::string, int32_t> ids_;
 };
 
-/// For data that was tokenized elsewhere: the text of a token is its id in decimal.
-class IdTokenizer final : public Tokenizer {
- public:
-  std::string_view type() const override { return "none"; }
-  int64_t vocab_size() const override { return 0; }
-
-  std::vector<int32_t> encode(std::string_view text) const override {
-    constexpr std::string_view kBlank = " \t\r\n";
-    std::vector<int32_t> ids;
-    for (size_t begin = text.find_first_not_of(kBlank); begin != std::string_view::npos;) {
-      const size_t end = std::min(text.find_first_of(kBlank, begin), text.size());
-      int32_t id = -1;
-      const auto [stop, error] = std::from_chars(text.data() + begin, text.data() + end, id);
-      if (error != std::errc() || stop != text.data() + end || id < 0) {
-        throw DataError(
-            fmt::format("'{}' at byte {} of the text is not a token id; without a tokenizer a text "
-                        "is ids with blanks between them (data.tokenizer: none)",
-                        text.substr(begin, std::min<size_t>(end - begin, 20)), begin));
-      }
-      ids.push_back(id);
-      begin = text.find_first_not_of(kBlank, end);
-    }
-    return ids;
-  }
-
-  std::string decode(std::span<const int32_t> ids) const override {
-    return fmt::format("{}", fmt::join(ids, " "));
-  }
-
-  std::string to_json() const override {
-    const nlohmann::ordered_json document = {{"format", detail::kTokenizerFormat},
-                                             {"version", detail::kTokenizerVersion},
-                                             {"type", type()}};
-    return document.dump(2) + "\n";
-  }
-};
-
 }  // namespace
-
-std::unique_ptr<Tokenizer> make_id_tokenizer() {
-  return std::make_unique<IdTokenizer>();
-}
-
-std::unique_ptr<Tokenizer> make_byte_tokenizer() {
-  return std::make_unique<ByteTokenizer>();
-}
 
 std::unique_ptr<Tokenizer> make_char_tokenizer(std::string_view training_text) {
   // The byte order of UTF-8 is code point order.
@@ -177,10 +103,11 @@ std::unique_ptr<Tokenizer> make_char_tokenizer(std::string_view training_text) {
     }
     position += length;
   }
-  return detail::char_tokenizer_from({characters.begin(), characters.end()}, "the training text");
+  return tokenizers::char_tokenizer_from({characters.begin(), characters.end()},
+                                         "the training text");
 }
 
-namespace detail {
+namespace tokenizers {
 
 std::unique_ptr<Tokenizer> char_tokenizer_from(std::vector<std::string> characters,
                                                const std::string& where) {
@@ -202,12 +129,5 @@ std::unique_ptr<Tokenizer> char_tokenizer_from(std::vector<std::string> characte
   return std::make_unique<CharTokenizer>(std::move(characters));
 }
 
-void require_id(int32_t id, int64_t vocab_size) {
-  if (id < 0 || id >= vocab_size) {
-    throw DataError(
-        fmt::format("token id {} is outside the tokenizer's vocabulary of {}", id, vocab_size));
-  }
-}
-
-}  // namespace detail
+}  // namespace tokenizers
 }  // namespace fp8train

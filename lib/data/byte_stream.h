@@ -1,0 +1,38 @@
+#pragma once
+// The bytes of a file from front to end, without those of a compression: gzip and Zstandard are
+// recognized by their magic numbers, whatever the file is called. Holds some 256 KiB.
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+
+namespace fp8train {
+
+class ByteStream {
+ public:
+  /// Throws DataError where InputFile does.
+  explicit ByteStream(const std::filesystem::path& path);
+  ~ByteStream();
+  ByteStream(const ByteStream&) = delete;
+  ByteStream& operator=(const ByteStream&) = delete;
+
+  /// Up to `bytes` bytes, fewer only at the end. Throws DataError for damaged or cut-off data.
+  size_t read(char* to, size_t bytes);
+
+  /// Appends up to `bytes` bytes to `text`; false at the end, when there are none.
+  bool append_to(std::string& text, size_t bytes);
+
+  /// Bytes of the file read so far, compressed ones where it is compressed.
+  uint64_t file_bytes_read() const;
+
+ private:
+  class Source;
+  std::unique_ptr<Source> source_;
+};
+
+/// `path` without .gz or .zst, for telling what a compressed file holds.
+std::filesystem::path without_compression(const std::filesystem::path& path);
+
+}  // namespace fp8train

@@ -1,0 +1,93 @@
+#include "data/document_encoder.h"
+
+#include <algorithm>
+#include <memory>
+#include <thread>
+#include <utility>
+
+namespace fp8train {
+namespace {
+
+constexpr size_t kTaskBytes = 1U << 20;
+constexpr size_t kTasksPerThread = 2;
+
+}  // namespace
+
+DocumentEncoder::DocumentEncoder(const Tokenizer& tokenizer, int64_t threads, bool ends, Sink sink)
+    : tokenizer_(tokenizer),
+      frame_(tokenizer.frame()),
+      ends_(ends),
+      threads_(threads > 0 ? static_cast<size_t>(threads)
+                           : std::max(1U, std::thread::hardware_concurrency())),
+      sink_(std::move(sink)) {}
+
+void DocumentEncoder::add(std::string document) {
+  put({std::move(document), true, true});
+}
+
+void DocumentEncoder::add_part(std::string_view text, bool last) {
+  pending_ += text;
+  if (!last && pending_.size() >= kTaskBytes) {
+    const size_t cut = tokenizer_.last_cut(pending_);
+    if (cut > 0) {
+      std::string rest = pending_.substr(cut);
+      pending_.resize(cut);
+      put({std::exchange(pending_, std::move(rest)), !is_within_, false});
+      is_within_ = true;
+    }
+  }
+  if (last) {
+    put({std::exchange(pending_, {}), !is_within_, true});
+    is_within_ = false;
+  }
+}
+
+void DocumentEncoder::put(Part part) {
+  task_bytes_ += part.text.size();
+  task_.push_back(std::move(part));
+  if (task_bytes_ >= kTaskBytes) start_task();
+}
+
+void DocumentEncoder::start_task() {
+  if (task_.empty()) return;
+  task_bytes_ = 0;
+  if (threads_ == 1) {
+    sink_(encode(std::exchange(task_, {})));
+    return;
+  }
+  if (running_.size() >= threads_ * kTasksPerThread) deliver_first();
+  running_.push_back(std::async(std::launch::async,
+                                [this, task = std::exchange(task_, {})] { return encode(task); }));
+}
+
+void DocumentEncoder::deliver_first() {
+  const std::vector<int32_t> ids = running_.front().get();
+  running_.pop_front();
+  sink_(ids);
+}
+
+void DocumentEncoder::finish() {
+  start_task();
+  while (!running_.empty()) deliver_first();
+}
+
+std::vector<int32_t> DocumentEncoder::encode(const Task& task) const {
+  std::vector<int32_t> all;
+  const auto append = [&](const std::vector<int32_t>& ids) {
+    all.insert(all.end(), ids.begin(), ids.end());
+  };
+  for (const Part& part : task) {
+    if (part.begins) append(frame_.before_document);
+    std::vector<int32_t> ids =
+        part.begins ? tokenizer_.encode(part.text) : tokenizer_.encode_rest(part.text);
+    if (all.empty()) {
+      all = std::move(ids);
+    } else {
+      append(ids);
+    }
+    if (part.ends && ends_) append(frame_.after_document);
+  }
+  return all;
+}
+
+}  // namespace fp8train

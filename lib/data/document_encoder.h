@@ -1,0 +1,60 @@
+#pragma once
+// Turns documents into ids on several threads and delivers them in order. A long document is cut
+// where its tokenizer allows it, so that memory depends neither on the length of a document nor on
+// the number of them. Results do not depend on the number of threads.
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <future>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "data/tokenizer.h"
+
+namespace fp8train {
+
+class DocumentEncoder {
+ public:
+  using Sink = std::function<void(const std::vector<int32_t>& ids)>;
+
+  /// Refers to `tokenizer`. `threads` 0: one for each processor. `ends`: documents get the
+  /// tokenizer's end-of-sequence id. `sink` gets the ids in order, on the caller's thread.
+  DocumentEncoder(const Tokenizer& tokenizer, int64_t threads, bool ends, Sink sink);
+
+  /// A whole document.
+  void add(std::string document);
+
+  /// A document in pieces of any size; `last` ends it. Throws what encoding an earlier part threw.
+  void add_part(std::string_view text, bool last);
+
+  /// Waits for all that was added.
+  void finish();
+
+ private:
+  struct Part {
+    std::string text;
+    bool begins;
+    bool ends;
+  };
+  using Task = std::vector<Part>;
+
+  std::vector<int32_t> encode(const Task& task) const;
+  void put(Part part);
+  void start_task();
+  void deliver_first();
+
+  const Tokenizer& tokenizer_;
+  SequenceFrame frame_;
+  bool ends_;
+  size_t threads_;
+  std::string pending_;     ///< of a document in pieces, behind its last cut
+  bool is_within_ = false;  ///< a part of that document has been cut off
+  Task task_;               ///< gathers small documents
+  size_t task_bytes_ = 0;
+  std::deque<std::future<std::vector<int32_t>>> running_;
+  Sink sink_;
+};
+
+}  // namespace fp8train

@@ -1,0 +1,65 @@
+#pragma once
+// Added and special tokens of tokenizer.json (huggingface/tokenizers, src/tokenizer/
+// added_vocabulary.rs): they are found in the text before the model sees it, the longest of those
+// that begin at a place first.
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "data/tokenizers/json_part.h"
+#include "data/tokenizers/normalizers.h"
+
+namespace fp8train::tokenizers {
+
+struct AddedToken {
+  int32_t id = -1;
+  std::string content;
+  bool single_word = false;  ///< not within a word
+  bool lstrip = false;       ///< takes the white space in front of it
+  bool rstrip = false;       ///< takes the white space behind it
+  bool normalized = false;   ///< is looked for in the normalized text
+  bool special = false;      ///< is left out when ids are decoded
+};
+
+/// The field "added_tokens". Throws DataError.
+std::vector<AddedToken> read_added_tokens(const JsonPart& part);
+
+/// Finds one kind of added tokens, those of normalized or those of raw text. Immutable.
+class AddedTokenFinder {
+ public:
+  using TextSink = std::function<void(std::string_view text, bool at_start)>;
+  using TokenSink = std::function<void(int32_t id)>;
+
+  /// Of `all` those whose `normalized` is this. `normalizer` may be null.
+  AddedTokenFinder(const std::vector<AddedToken>& all, bool normalized,
+                   const Normalizer* normalizer);
+  AddedTokenFinder(const AddedTokenFinder&) = delete;
+  AddedTokenFinder& operator=(const AddedTokenFinder&) = delete;
+
+  /// Calls text() for what lies between tokens (never empty) and token() for each token, in order.
+  /// `at_start` is passed on to the text that begins where `whole` begins.
+  void split(std::string_view whole, bool at_start, const TextSink& text,
+             const TokenSink& token) const;
+
+  bool empty() const { return tokens_.empty(); }
+  /// Whether a token holds a space or takes white space that is next to it.
+  bool touches_spaces() const { return touches_spaces_; }
+
+ private:
+  struct Found {
+    const AddedToken* token;
+    std::string text;  ///< as it is looked for
+  };
+  const Found* longest_at(std::string_view text, size_t position) const;
+
+  std::vector<AddedToken> tokens_;
+  std::array<std::vector<Found>, 256> by_first_byte_;  ///< longest first
+  bool touches_spaces_ = false;
+};
+
+}  // namespace fp8train::tokenizers

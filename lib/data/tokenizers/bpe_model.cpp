@@ -1,0 +1,314 @@
+#include "data/tokenizers/bpe_model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <queue>
+
+#include "base/error.h"
+#include "data/tokenizers/byte_alphabet.h"
+#include "data/tokenizers/piece_cache.h"
+#include "data/tokenizers/unicode.h"
+#include "data/utf8.h"
+
+namespace fp8train::tokenizers {
+namespace {
+
+constexpr size_t kFewSymbols = 64;  // up to here the next merge is searched, above it is in a heap
+constexpr char32_t kLowCharacters = 0x10000;
+constexpr size_t kShortSlotsLog2 = 16;
+constexpr size_t kLongSlotsLog2 = 14;
+constexpr std::string_view kMark = "\xE2\x96\x81";  // U+2581
+
+using ShortPieces = PieceTable<2, 3>;
+using LongPieces = PieceTable<6, 7>;
+
+std::string byte_token(size_t byte) {
+  return fmt::format("<0x{:02X}>", byte);
+}
+
+/// Whether the mark stands behind another character.
+bool has_inner_mark(std::string_view token) {
+  for (size_t at = token.find(kMark, 1); at != std::string_view::npos;
+       at = token.find(kMark, at + 1)) {
+    const bool behind_mark =
+        at >= kMark.size() && token.substr(at - kMark.size(), kMark.size()) == kMark;
+    if (!behind_mark) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+class BpeModel::Memory final : public TokenModel::Scratch {
+ public:
+  ShortPieces short_pieces{kShortSlotsLog2};
+  LongPieces long_pieces{kLongSlotsLog2};
+  std::vector<int32_t> symbols;
+  std::vector<uint32_t> ranks;
+};
+
+BpeModel::BpeModel(BpeVocabulary vocabulary, const std::string& place)
+    : TokenModel(std::move(vocabulary.tokens)),
+      byte_level_(vocabulary.byte_level),
+      byte_fallback_(vocabulary.byte_fallback),
+      fuse_unknown_(vocabulary.fuse_unknown),
+      ignore_merges_(vocabulary.ignore_merges),
+      merges_(vocabulary.merges.size()) {
+  Texts ids;
+  ids.reserve(tokens().size());
+  for (size_t id = 0; id < tokens().size(); ++id) {
+    if (!tokens()[id].empty()) ids.emplace(tokens()[id], static_cast<int32_t>(id));
+  }
+  if (!vocabulary.unknown.empty()) {
+    const auto found = ids.find(vocabulary.unknown);
+    if (found == ids.end()) {
+      throw DataError(fmt::format("{}: unk_token '{}' is not in the vocabulary", place,
+                                  printable(vocabulary.unknown)));
+    }
+    unknown_ = found->second;
+  }
+  read_merges(vocabulary.merges, ids, place);
+  read_characters(ids, place);
+  if (ignore_merges_) {
+    bytes_of_tokens_.resize(tokens().size());
+    for (size_t id = 0; id < tokens().size(); ++id) {
+      auto bytes = byte_level_ ? unspelled(tokens()[id]) : tokens()[id];
+      if (!bytes || bytes->empty()) continue;
+      bytes_of_tokens_[id] = std::move(*bytes);
+      whole_.emplace(bytes_of_tokens_[id], static_cast<int32_t>(id));
+    }
+  }
+}
+
+void BpeModel::read_merges(const std::vector<std::pair<std::string, std::string>>& merges,
+                           const Texts& ids, const std::string& place) {
+  cuts_at_mark_ = !byte_level_ && !ignore_merges_;
+  for (size_t rank = 0; rank < merges.size(); ++rank) {
+    const auto& [left, right] = merges[rank];
+    const std::string merged = left + right;
+    std::array<int32_t, 3> found = {};
+    const std::array<const std::string*, 3> texts = {&left, &right, &merged};
+    for (size_t i = 0; i < texts.size(); ++i) {
+      const auto id = ids.find(*texts[i]);
+      if (id == ids.end()) {
+        throw DataError(fmt::format("{}: merge {} of '{}' and '{}': '{}' is not in the vocabulary",
+                                    place, rank, printable(left), printable(right),
+                                    printable(*texts[i])));
+      }
+      found[i] = id->second;
+    }
+    merges_.set(found[0], found[1], {static_cast<uint32_t>(rank), found[2]});
+    cuts_at_mark_ = cuts_at_mark_ && !has_inner_mark(merged);
+  }
+}
+
+void BpeModel::read_characters(const Texts& ids, const std::string& place) {
+  for (size_t byte = 0; byte < bytes_.size(); ++byte) {
+    std::string text = byte_token(byte);
+    if (byte_level_) {
+      text.clear();
+      append_utf8(text, byte_character(static_cast<uint8_t>(byte)));
+    }
+    const auto found = ids.find(text);
+    bytes_[byte] = found == ids.end() ? -1 : found->second;
+  }
+  if (byte_level_) {
+    if (std::all_of(bytes_.begin(), bytes_.end(), [](int32_t id) { return id < 0; })) {
+      throw DataError(place + ": no token is a single byte of the byte-level alphabet");
+    }
+    return;
+  }
+  low_characters_.assign(kLowCharacters, -1);
+  for (const auto& [text, id] : ids) {
+    const CodePoint c = code_point_at(text, 0);
+    if (c.bytes != text.size()) continue;
+    if (c.value < kLowCharacters) {
+      low_characters_[c.value] = id;
+    } else {
+      high_characters_[c.value] = id;
+    }
+  }
+  cuts_at_mark_ = cuts_at_mark_ && id_of(code_point_at(kMark, 0).value) >= 0;
+}
+
+int32_t BpeModel::id_of(char32_t character) const {
+  if (character < kLowCharacters) return low_characters_[character];
+  const auto found = high_characters_.find(character);
+  return found == high_characters_.end() ? -1 : found->second;
+}
+
+std::unique_ptr<TokenModel::Scratch> BpeModel::make_scratch() const {
+  return std::make_unique<Memory>();
+}
+
+void BpeModel::encode(std::string_view piece, Scratch& scratch, std::vector<int32_t>& ids) const {
+  auto& memory = static_cast<Memory&>(scratch);
+  if (!cuts_at_mark_) {
+    encode_word(piece, memory, ids);
+    return;
+  }
+  // Nothing merges across the front of a mark: what lies between marks is encoded by itself.
+  size_t begin = 0;
+  for (size_t at = piece.find(kMark, 1); at != std::string_view::npos;
+       at = piece.find(kMark, at + kMark.size())) {
+    const bool behind_mark =
+        at >= kMark.size() && piece.substr(at - kMark.size(), kMark.size()) == kMark;
+    if (behind_mark) continue;
+    encode_word(piece.substr(begin, at - begin), memory, ids);
+    begin = at;
+  }
+  encode_word(piece.substr(begin), memory, ids);
+}
+
+void BpeModel::encode_word(std::string_view word, Memory& memory, std::vector<int32_t>& ids) const {
+  const auto compute = [&] {
+    memory.symbols.clear();
+    if (ignore_merges_) {
+      if (const auto found = whole_.find(word); found != whole_.end()) {
+        memory.symbols.push_back(found->second);
+        return;
+      }
+    }
+    append_symbols(word, memory.symbols);
+    if (memory.symbols.size() <= kFewSymbols) {
+      merge_few(memory.symbols, memory.ranks);
+    } else {
+      merge_many(memory.symbols);
+    }
+  };
+  const auto look_up = [&](auto& table) {
+    bool found = false;
+    auto& slot = table.find(word, found);
+    if (found) {
+      const size_t size = ids.size();
+      ids.resize(size + slot.count);
+      std::copy_n(slot.ids.begin(), slot.count, ids.begin() + static_cast<std::ptrdiff_t>(size));
+      return;
+    }
+    compute();
+    table.store(slot, memory.symbols);
+    ids.insert(ids.end(), memory.symbols.begin(), memory.symbols.end());
+  };
+  if (word.size() <= ShortPieces::kLongestKey) {
+    look_up(memory.short_pieces);
+  } else if (word.size() <= LongPieces::kLongestKey) {
+    look_up(memory.long_pieces);
+  } else {
+    compute();
+    ids.insert(ids.end(), memory.symbols.begin(), memory.symbols.end());
+  }
+}
+
+void BpeModel::append_symbols(std::string_view word, std::vector<int32_t>& symbols) const {
+  if (!byte_level_) {
+    append_characters(word, symbols);
+    return;
+  }
+  bool last_is_unknown = false;
+  for (const char c : word) {
+    const int32_t id = bytes_[static_cast<uint8_t>(c)];
+    if (id >= 0) {
+      symbols.push_back(id);
+    } else if (unknown_ >= 0 && !(fuse_unknown_ && last_is_unknown)) {
+      symbols.push_back(unknown_);
+    }
+    last_is_unknown = id < 0;
+  }
+}
+
+void BpeModel::append_characters(std::string_view word, std::vector<int32_t>& symbols) const {
+  bool pending = false;  // an unknown token, put down in front of the next character that is known
+  const auto put_down = [&] {
+    if (pending) symbols.push_back(unknown_);
+    pending = false;
+  };
+  for (size_t position = 0; position < word.size();) {
+    const CodePoint c = code_point_at(word, position);
+    const std::string_view bytes = word.substr(position, c.bytes);
+    position += c.bytes;
+    if (const int32_t id = id_of(c.value); id >= 0) {
+      put_down();
+      symbols.push_back(id);
+    } else if (byte_fallback_ && std::all_of(bytes.begin(), bytes.end(), [&](char byte) {
+                 return bytes_[static_cast<uint8_t>(byte)] >= 0;
+               })) {
+      for (const char byte : bytes) symbols.push_back(bytes_[static_cast<uint8_t>(byte)]);
+    } else if (unknown_ >= 0) {
+      if (!fuse_unknown_) put_down();
+      pending = true;
+    }
+  }
+  put_down();
+}
+
+void BpeModel::merge_few(std::vector<int32_t>& symbols, std::vector<uint32_t>& ranks) const {
+  size_t count = symbols.size();
+  if (count < 2) return;
+  const auto rank_at = [&](size_t i) { return merges_.find(symbols[i], symbols[i + 1]).rank; };
+  ranks.resize(count);
+  for (size_t i = 0; i + 1 < count; ++i) ranks[i] = rank_at(i);
+  while (count > 1) {
+    const auto end = ranks.begin() + static_cast<std::ptrdiff_t>(count) - 1;
+    const auto best = std::min_element(ranks.begin(), end);
+    if (*best == Merge::kNoRank) break;
+    const auto at = static_cast<size_t>(best - ranks.begin());
+    symbols[at] = merges_.find(symbols[at], symbols[at + 1]).id;
+    symbols.erase(symbols.begin() + static_cast<std::ptrdiff_t>(at) + 1);
+    ranks.erase(ranks.begin() + static_cast<std::ptrdiff_t>(at));
+    --count;
+    if (at + 1 < count) ranks[at] = rank_at(at);
+    if (at > 0) ranks[at - 1] = rank_at(at - 1);
+  }
+}
+
+void BpeModel::merge_many(std::vector<int32_t>& symbols) const {
+  constexpr size_t kNone = std::numeric_limits<size_t>::max();
+  constexpr int32_t kMergedAway = -1;
+  struct Candidate {
+    uint32_t rank;
+    size_t left, right;
+    int32_t left_id, right_id, id;
+    bool operator<(const Candidate& other) const {
+      return rank != other.rank ? rank > other.rank : left > other.left;
+    }
+  };
+  const size_t count = symbols.size();
+  std::vector<size_t> next(count);
+  std::vector<size_t> previous(count);
+  for (size_t i = 0; i < count; ++i) {
+    next[i] = i + 1 < count ? i + 1 : kNone;
+    previous[i] = i > 0 ? i - 1 : kNone;
+  }
+  std::vector<Candidate> first;
+  const auto candidate = [&](size_t left, size_t right) {
+    const Merge merge = merges_.find(symbols[left], symbols[right]);
+    return Candidate{merge.rank, left, right, symbols[left], symbols[right], merge.id};
+  };
+  for (size_t i = 0; i + 1 < count; ++i) {
+    if (Candidate made = candidate(i, i + 1); made.rank != Merge::kNoRank) first.push_back(made);
+  }
+  std::priority_queue<Candidate> heap(std::less<Candidate>(), std::move(first));
+  const auto offer = [&](size_t left, size_t right) {
+    if (left == kNone || right == kNone) return;
+    if (Candidate made = candidate(left, right); made.rank != Merge::kNoRank) heap.push(made);
+  };
+  while (!heap.empty()) {
+    const Candidate best = heap.top();
+    heap.pop();
+    if (symbols[best.left] != best.left_id || next[best.left] != best.right ||
+        symbols[best.right] != best.right_id) {
+      continue;
+    }
+    symbols[best.left] = best.id;
+    symbols[best.right] = kMergedAway;
+    next[best.left] = next[best.right];
+    if (next[best.left] != kNone) previous[next[best.left]] = best.left;
+    offer(previous[best.left], best.left);
+    offer(best.left, next[best.left]);
+  }
+  std::erase(symbols, kMergedAway);
+}
+
+}  // namespace fp8train::tokenizers

@@ -1,0 +1,47 @@
+#pragma once
+// Writes tokenizer.json of a byte-level BPE vocabulary, and the patterns that split texts for such
+// vocabularies, by name.
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace fp8train::tokenizers {
+
+struct SpecialToken {
+  std::string_view content;
+  int32_t id;
+};
+
+/// tiktoken_ext/openai_public.py; meta-llama/llama3, llama/tokenizer.py; QwenLM/Qwen,
+/// tokenization_qwen.py.
+struct RankPattern {
+  std::string_view name;
+  std::vector<std::string_view> file_names;  ///< of tiktoken files that are split so
+  std::string_view expression;               ///< empty: that of GPT-2
+  std::vector<SpecialToken> specials;
+};
+
+std::span<const RankPattern> rank_patterns();
+
+/// "r50k_base, cl100k_base, ..." for messages.
+std::string rank_pattern_names();
+
+struct ByteLevelFile {
+  std::vector<std::pair<std::string, int32_t>> tokens;      ///< bytes and id
+  std::vector<std::pair<std::string, std::string>> merges;  ///< bytes of both, in order of rank
+  std::string_view expression;                              ///< as in RankPattern
+  std::vector<SpecialToken> specials;
+  bool ignore_merges = false;
+};
+
+/// The field "pre_tokenizer" for a pattern.
+nlohmann::ordered_json byte_level_pre_tokenizer(std::string_view expression);
+
+std::string byte_level_json(const ByteLevelFile& file);
+
+}  // namespace fp8train::tokenizers

@@ -1,0 +1,320 @@
+// tokenizer.json of Hugging Face's tokenizers (huggingface/tokenizers, version 1.0 of the format).
+// A text goes through its parts in this order: added tokens, normalizer, added tokens that are
+// looked for in normalized text, pre-tokenizers, model.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+
+#include "base/atomic_file.h"
+#include "base/error.h"
+#include "data/tokenizers/added_tokens.h"
+#include "data/tokenizers/decoders.h"
+#include "data/tokenizers/normalizers.h"
+#include "data/tokenizers/own_format.h"
+#include "data/tokenizers/post_processor.h"
+#include "data/tokenizers/pre_tokenizers.h"
+#include "data/tokenizers/registry.h"
+#include "data/tokenizers/token_model.h"
+#include "data/tokenizers/unicode.h"
+#include "data/utf8.h"
+
+namespace fp8train {
+namespace tokenizers {
+namespace {
+
+constexpr size_t kMostBytes = 256U << 20;
+
+/// What the files next to tokenizer.json say.
+struct Companions {
+  std::vector<TokenizerFile>
+      files;  ///< as they are; tokenizer_config.json first, where there is one
+  std::optional<std::string> bos, eos;
+  std::optional<bool> adds_bos;
+};
+
+/// The parts of the file, in the order in which they are read.
+struct Parts {
+  explicit Parts(const JsonPart& file);
+
+  std::unique_ptr<Normalizer> normalizer;
+  std::vector<AddedToken> added;
+  AddedTokenFinder raw_finder;
+  AddedTokenFinder normalized_finder;
+  PreTokenizers pre_tokenizers;
+  std::unique_ptr<TokenModel> model;
+  std::unique_ptr<Decoder> decoder;
+  PostProcessor around;
+};
+
+std::vector<AddedToken> added_tokens_of(const JsonPart& file) {
+  return file.has("added_tokens") ? read_added_tokens(file.at("added_tokens"))
+                                  : std::vector<AddedToken>();
+}
+
+Parts::Parts(const JsonPart& file)
+    : normalizer(file.has("normalizer") ? read_normalizer(file.at("normalizer")) : nullptr),
+      added(added_tokens_of(file)),
+      raw_finder(added, false, normalizer.get()),
+      normalized_finder(added, true, normalizer.get()),
+      pre_tokenizers(file.has("pre_tokenizer") ? PreTokenizers(file.at("pre_tokenizer"))
+                                               : PreTokenizers()),
+      model(read_token_model(file.at("model"), pre_tokenizers.byte_level())),
+      decoder(file.has("decoder") ? read_decoder(file.at("decoder")) : nullptr) {
+  // Lengths that transformers does not take over either, and that a caller would have to ask for.
+  file.only({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
+             "post_processor", "decoder", "model"});
+  if (file.has("post_processor")) around = read_post_processor(file.at("post_processor"));
+  for (const AddedToken& token : added) {
+    const auto& tokens = model->tokens();
+    const auto id = static_cast<size_t>(token.id);
+    if (id < tokens.size() && !tokens[id].empty() && tokens[id] != token.content) {
+      file.refuse(fmt::format("added token '{}' has the id {} of the token '{}'",
+                              printable(token.content), id, printable(tokens[id])));
+    }
+  }
+}
+
+class HuggingFaceTokenizer final : public Tokenizer {
+ public:
+  HuggingFaceTokenizer(const JsonPart& file, std::string text, Companions companions)
+      : parts_(file), text_(std::move(text)), companions_(std::move(companions)) {
+    tokens_ = parts_.model->tokens();
+    for (const AddedToken& token : parts_.added) {
+      const auto id = static_cast<size_t>(token.id);
+      if (id >= tokens_.size()) tokens_.resize(id + 1);
+      tokens_[id] = token.content;
+      if (token.special) special_.insert(token.id);
+    }
+    find_ends(file);
+    can_cut_ = parts_.pre_tokenizers.works_in_parts() && !parts_.raw_finder.touches_spaces() &&
+               !parts_.normalized_finder.touches_spaces() &&
+               (parts_.normalizer == nullptr || parts_.normalizer->works_in_parts());
+  }
+
+  std::string_view type() const override { return "huggingface"; }
+  int64_t vocab_size() const override { return static_cast<int64_t>(tokens_.size()); }
+  int32_t bos_id() const override { return bos_; }
+  int32_t eos_id() const override { return eos_; }
+  SequenceFrame frame() const override { return frame_; }
+  std::string to_json() const override { return text_; }
+
+  std::vector<int32_t> encode(std::string_view text) const override {
+    return encode_from(text, true);
+  }
+  std::vector<int32_t> encode_rest(std::string_view text) const override {
+    return encode_from(text, false);
+  }
+
+  size_t last_cut(std::string_view text) const override {
+    const auto is_letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); };
+    if (!can_cut_ || text.size() < 3) return 0;
+    for (size_t at = text.size() - 2; at > 0; --at) {
+      if (text[at] == ' ' && is_letter(text[at - 1]) && is_letter(text[at + 1])) return at;
+    }
+    return 0;
+  }
+
+  std::string decode(std::span<const int32_t> ids) const override {
+    std::vector<std::string> texts;
+    texts.reserve(ids.size());
+    for (const int32_t id : ids) {
+      if (id < 0) require_id(id, vocab_size());
+      // A model's vocabulary may be larger than the tokenizer's; such ids have no text.
+      const bool known = id < vocab_size() && !tokens_[static_cast<size_t>(id)].empty();
+      if (known && !special_.contains(id)) texts.push_back(tokens_[static_cast<size_t>(id)]);
+    }
+    if (parts_.decoder) {
+      parts_.decoder->apply(texts);
+    }
+    std::string text;
+    for (size_t i = 0; i < texts.size(); ++i) {
+      if (i > 0 && !parts_.decoder) text += ' ';
+      text += texts[i];
+    }
+    return text;
+  }
+
+  std::vector<TokenizerFile> files() const override {
+    std::vector<TokenizerFile> files = {{"tokenizer.json", text_}};
+    if (companions_.files.empty() || companions_.files.front().name != "tokenizer_config.json") {
+      files = transformers_files(text_, token_of(bos_), token_of(eos_));
+    }
+    files.insert(files.end(), companions_.files.begin(), companions_.files.end());
+    return files;
+  }
+
+ private:
+  using Scratch = std::unique_ptr<TokenModel::Scratch>;
+
+  std::string token_of(int32_t id) const { return id < 0 ? "" : tokens_[static_cast<size_t>(id)]; }
+
+  /// -1 where there is no such token.
+  int32_t id_of(std::string_view token) const {
+    const auto found = std::find(tokens_.rbegin(), tokens_.rend(), token);
+    return found == tokens_.rend() ? -1 : static_cast<int32_t>(tokens_.rend() - found) - 1;
+  }
+
+  int32_t special_of(const std::vector<int32_t>& around,
+                     std::initializer_list<std::string_view> names) const {
+    if (around.size() == 1) return around.front();
+    for (const std::string_view name : names) {
+      const int32_t id = id_of(name);
+      if (id >= 0 && special_.contains(id)) return id;
+    }
+    return -1;
+  }
+
+  int32_t named(const std::optional<std::string>& token, const JsonPart& file) const {
+    if (!token || token->empty()) return -1;
+    const int32_t id = id_of(*token);
+    if (id < 0) {
+      file.refuse(fmt::format("tokenizer_config.json names the token '{}', which is not there",
+                              printable(*token)));
+    }
+    return id;
+  }
+
+  void find_ends(const JsonPart& file) {
+    const PostProcessor& around = parts_.around;
+    for (const auto* ids : {&around.before, &around.after}) {
+      for (const int32_t id : *ids) {
+        if (id < 0 || id >= vocab_size()) {
+          file.at("post_processor").refuse(fmt::format("id {} has no token", id));
+        }
+      }
+    }
+    bos_ = companions_.bos ? named(companions_.bos, file)
+                           : special_of(around.before, {"<s>", "<|begin_of_text|>", "<bos>"});
+    eos_ = companions_.eos
+               ? named(companions_.eos, file)
+               : special_of(around.after, {"</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>"});
+    frame_ = {around.before, around.before, around.after};
+    const bool only_bos = bos_ >= 0 && around.before == std::vector<int32_t>{bos_};
+    if (companions_.adds_bos && *companions_.adds_bos && around.before.empty() && bos_ >= 0) {
+      frame_.before_prompt = frame_.before_document = {bos_};
+    } else if (companions_.adds_bos && !*companions_.adds_bos && only_bos) {
+      frame_.before_prompt.clear();
+      frame_.before_document.clear();
+    }
+    if (frame_.after_document.empty() && eos_ >= 0) frame_.after_document = {eos_};
+  }
+
+  std::vector<int32_t> encode_from(std::string_view text, bool at_start) const {
+    std::string replaced;
+    if (!is_utf8(text)) {
+      replaced = well_formed(text);
+      text = replaced;
+    }
+    Scratch scratch = take_scratch();
+    std::vector<int32_t> ids;
+    ids.reserve(text.size() / 4 + 1);
+    const PieceSink model = [&](Piece piece) { parts_.model->encode(piece.text, *scratch, ids); };
+    const auto add_id = [&](int32_t id) { ids.push_back(id); };
+    const auto split = [&](std::string_view part, bool starts) {
+      parts_.pre_tokenizers.split({part, starts}, model);
+    };
+    const auto normalize_part = [&](std::string_view part, bool starts) {
+      std::string changed;
+      if (parts_.normalizer) {
+        changed = part;
+        parts_.normalizer->apply(changed);
+        part = changed;
+      }
+      if (!part.empty()) parts_.normalized_finder.split(part, starts, split, add_id);
+    };
+    parts_.raw_finder.split(text, at_start, normalize_part, add_id);
+    give_scratch(std::move(scratch));
+    return ids;
+  }
+
+  Scratch take_scratch() const {
+    const std::lock_guard lock(mutex_);
+    if (scratches_.empty()) return parts_.model->make_scratch();
+    Scratch scratch = std::move(scratches_.back());
+    scratches_.pop_back();
+    return scratch;
+  }
+
+  void give_scratch(Scratch scratch) const {
+    const std::lock_guard lock(mutex_);
+    scratches_.push_back(std::move(scratch));
+  }
+
+  Parts parts_;
+  std::string text_;
+  Companions companions_;
+  std::vector<std::string> tokens_;  ///< by id, with added tokens
+  std::set<int32_t> special_;
+  int32_t bos_ = -1;
+  int32_t eos_ = -1;
+  SequenceFrame frame_;
+  bool can_cut_ = false;
+  mutable std::mutex mutex_;
+  mutable std::vector<Scratch> scratches_;  ///< one for each thread that encodes at a time
+};
+
+/// "</s>" or {"content": "</s>", ...}.
+std::optional<std::string> token_in(const JsonPart& config, std::string_view key) {
+  if (!config.value().is_object() || !config.value().contains(key)) return std::nullopt;
+  if (!config.has(key)) return "";  // null: there is none
+  const JsonPart token = config.at(key);
+  return token.value().is_object() ? token.text("content") : config.text(key);
+}
+
+Companions read_companions(const std::filesystem::path& folder) {
+  Companions found;
+  for (const char* name :
+       {"tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"}) {
+    if (std::filesystem::is_regular_file(folder / name)) {
+      found.files.push_back({name, read_text_file(folder / name, kMostBytes)});
+    }
+  }
+  if (found.files.empty() || found.files.front().name != "tokenizer_config.json") return found;
+  const std::string where = (folder / "tokenizer_config.json").string();
+  try {
+    const nlohmann::json document = nlohmann::json::parse(found.files.front().text);
+    const JsonPart config(document, where);
+    found.bos = token_in(config, "bos_token");
+    found.eos = token_in(config, "eos_token");
+    if (config.has("add_bos_token")) found.adds_bos = config.flag_or("add_bos_token", false);
+  } catch (const nlohmann::json::exception& error) {
+    throw DataError(fmt::format("{}: {}", where, error.what()));
+  }
+  return found;
+}
+
+std::unique_ptr<Tokenizer> read_tokenizer_json(std::string_view text, const std::string& where,
+                                               const std::filesystem::path* folder) {
+  try {
+    const nlohmann::json document = nlohmann::json::parse(text);
+    if (is_own(document)) return read_own(document, where);
+    if (!document.is_object() || !document.contains("model")) {
+      throw DataError(where + ": not a tokenizer.json: it has no field 'model'");
+    }
+    if (auto own = recognize_own(document)) return own;
+    return std::make_unique<HuggingFaceTokenizer>(JsonPart(document, where), std::string(text),
+                                                  folder ? read_companions(*folder) : Companions());
+  } catch (const nlohmann::json::exception& error) {
+    throw DataError(fmt::format("{}: not a tokenizer.json: {}", where, error.what()));
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Tokenizer> open_tokenizer_json(const TokenizerProbe& probe) {
+  const std::filesystem::path folder = probe.path.parent_path();
+  return read_tokenizer_json(read_text_file(probe.path, kMostBytes), probe.path.string(), &folder);
+}
+
+}  // namespace tokenizers
+
+std::unique_ptr<Tokenizer> tokenizer_from_json(std::string_view text, const std::string& where) {
+  return tokenizers::read_tokenizer_json(text, where, nullptr);
+}
+
+}  // namespace fp8train

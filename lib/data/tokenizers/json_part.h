@@ -1,0 +1,47 @@
+#pragma once
+// A part of a tokenizer.json on its way into the program. Whatever is not understood is refused
+// with the file and the place, and nothing is passed over: a field that the reader of a part does
+// not name must be null.
+
+#include <initializer_list>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+namespace fp8train::tokenizers {
+
+class JsonPart {
+ public:
+  /// `place` is the file and the path of keys, for messages. Refers to `value`.
+  JsonPart(const nlohmann::json& value, std::string place);
+
+  const nlohmann::json& value() const { return *value_; }
+  const std::string& place() const { return place_; }
+
+  bool has(std::string_view key) const;  ///< there and not null
+  JsonPart at(std::string_view key) const;
+  JsonPart at(size_t index) const;
+  size_t size() const { return value_->size(); }
+
+  std::string text(std::string_view key) const;
+  std::string text_or(std::string_view key, std::string_view otherwise) const;
+  bool flag_or(std::string_view key, bool otherwise) const;
+  int64_t number(std::string_view key) const;
+  /// The field "type".
+  std::string type() const { return text("type"); }
+
+  /// Refuses fields with a value that are not among these and not "type".
+  void only(std::initializer_list<std::string_view> known) const;
+
+  /// Throws DataError: "PLACE: WHAT".
+  [[noreturn]] void refuse(const std::string& what) const;
+
+ private:
+  const nlohmann::json* value_;
+  std::string place_;
+};
+
+/// "A, B or C is supported" for a refusal.
+[[noreturn]] void refuse_type(const JsonPart& part, std::string_view kind, std::string_view known);
+
+}  // namespace fp8train::tokenizers

@@ -1,0 +1,23 @@
+#pragma once
+// The settings of "Metaspace" in tokenizer.json, which the pre-tokenizer and the decoder share:
+// spaces are spelled as a visible character.
+
+#include <cstdint>
+#include <string>
+
+#include "data/tokenizers/json_part.h"
+
+namespace fp8train::tokenizers {
+
+struct Metaspace {
+  enum class Prepend : uint8_t { always, first, never };
+  std::string replacement;  ///< one character, usually U+2581
+  Prepend prepend = Prepend::always;
+  bool splits = true;
+};
+
+/// Throws DataError. Files of before tokenizers 0.15 say add_prefix_space instead of
+/// prepend_scheme.
+Metaspace read_metaspace(const JsonPart& part);
+
+}  // namespace fp8train::tokenizers

@@ -1,0 +1,31 @@
+#pragma once
+// Normalizers of tokenizer.json (huggingface/tokenizers, src/normalizers): what a text is changed
+// to before it is split. Immutable; called from several threads.
+
+#include <memory>
+#include <string>
+
+#include "data/tokenizers/json_part.h"
+
+namespace fp8train::tokenizers {
+
+class Normalizer {
+ public:
+  virtual ~Normalizer() = default;
+  Normalizer(const Normalizer&) = delete;
+  Normalizer& operator=(const Normalizer&) = delete;
+
+  /// Changes well-formed `text` in place.
+  virtual void apply(std::string& text) const = 0;
+
+  /// Whether a text may be cut in front of a space between ASCII letters and normalized in parts.
+  virtual bool works_in_parts() const { return false; }
+
+ protected:
+  Normalizer() = default;
+};
+
+/// The field "normalizer". Throws DataError for a kind that is not supported.
+std::unique_ptr<Normalizer> read_normalizer(const JsonPart& part);
+
+}  // namespace fp8train::tokenizers

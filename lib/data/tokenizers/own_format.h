@@ -1,0 +1,59 @@
+#pragma once
+// tokenizer.json of the kinds that are this program's own. Those of bytes and of characters are
+// files of Hugging Face's tokenizers, so that transformers opens them; a file that these kinds
+// write is read as that kind. The others, and all in earlier versions, have a format of their own:
+// {"format": "fp8train-tokenizer", "version": 1, "type": ...}.
+
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "data/tokenizer.h"
+
+namespace fp8train::tokenizers {
+
+constexpr const char* kOwnFormat = "fp8train-tokenizer";
+constexpr int kOwnVersion = 1;
+
+/// {"format": ..., "version": ..., "type": TYPE}.
+nlohmann::ordered_json own_header(std::string_view type);
+
+/// A document of Hugging Face's tokenizers with a BPE vocabulary without merges, and nothing else.
+nlohmann::ordered_json transformers_document(nlohmann::ordered_json vocabulary);
+
+/// Whether a document has the format of this program.
+bool is_own(const nlohmann::json& document);
+
+/// The byte or char tokenizer whose file `document` is, or null.
+std::unique_ptr<Tokenizer> recognize_own(const nlohmann::json& document);
+
+/// Throws DataError for a kind or version that is not known, nlohmann's exceptions for missing
+/// fields.
+std::unique_ptr<Tokenizer> read_own(const nlohmann::json& own, const std::string& where);
+
+/// tokenizer.json and a tokenizer_config.json for transformers' PreTrainedTokenizerFast. Names of
+/// tokens may be empty.
+std::vector<TokenizerFile> transformers_files(std::string tokenizer_json, const std::string& bos,
+                                              const std::string& eos);
+
+/// A char tokenizer from its characters, each one UTF-8 code point, in id order.
+std::unique_ptr<Tokenizer> char_tokenizer_from(std::vector<std::string> characters,
+                                               const std::string& where);
+
+struct BpePiece {
+  std::string text;
+  float score = 0;
+};
+
+/// A llama2.c tokenizer from its pieces in id order. Throws DataError naming `where` when the byte
+/// pieces are not in their places.
+std::unique_ptr<Tokenizer> bpe_tokenizer_from(std::vector<BpePiece> pieces,
+                                              const std::string& where);
+
+/// Throws DataError unless 0 <= id < vocab_size.
+void require_id(int32_t id, int64_t vocab_size);
+
+}  // namespace fp8train::tokenizers

@@ -1,0 +1,45 @@
+#pragma once
+// {"String": "..."} or {"Regex": "..."} of tokenizer.json: what a normalizer replaces or a
+// pre-tokenizer splits at. Immutable; called from several threads.
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "data/tokenizers/json_part.h"
+#include "data/tokenizers/regex.h"
+
+namespace fp8train::tokenizers {
+
+class Pattern {
+ public:
+  /// Throws DataError when it is neither of the two or the expression is not understood.
+  explicit Pattern(const JsonPart& part);
+
+  /// The source of the expression; empty for a string.
+  const std::string& expression() const { return expression_; }
+
+  /// Calls visit(begin, end, is_match) for all matches and for what lies between them, in order.
+  template <typename Visit>
+  void for_each_part(std::string_view text, Visit&& visit) const {
+    if (regex_) {
+      regex_->for_each_part(text, visit);
+      return;
+    }
+    size_t done = 0;
+    for (size_t begin = text.find(literal_); begin != std::string_view::npos;
+         begin = text.find(literal_, done)) {
+      if (begin > done) visit(done, begin, false);
+      done = begin + literal_.size();
+      visit(begin, done, true);
+    }
+    if (done < text.size()) visit(done, text.size(), false);
+  }
+
+ private:
+  std::string literal_;
+  std::string expression_;
+  std::optional<Regex> regex_;
+};
+
+}  // namespace fp8train::tokenizers

@@ -1,0 +1,20 @@
+#pragma once
+// The field "post_processor" of tokenizer.json (huggingface/tokenizers, src/processors): ids in
+// front of a text and behind it.
+
+#include <cstdint>
+#include <vector>
+
+#include "data/tokenizers/json_part.h"
+
+namespace fp8train::tokenizers {
+
+struct PostProcessor {
+  std::vector<int32_t> before;
+  std::vector<int32_t> after;
+};
+
+/// Throws DataError for a kind that is not supported.
+PostProcessor read_post_processor(const JsonPart& part);
+
+}  // namespace fp8train::tokenizers

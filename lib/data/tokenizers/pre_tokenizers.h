@@ -1,0 +1,70 @@
+#pragma once
+// Pre-tokenizers of tokenizer.json (huggingface/tokenizers, src/pre_tokenizers): how a normalized
+// text is split into the pieces that the model turns into ids, one by one. Immutable; called from
+// several threads.
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "data/tokenizers/json_part.h"
+
+namespace fp8train::tokenizers {
+
+struct Piece {
+  std::string_view text;  ///< never empty; valid during the call that gets it
+  bool at_start;          ///< the text that is tokenized begins here
+};
+
+using PieceSink = std::function<void(Piece)>;
+
+/// What a stage does in front of a space between two ASCII letters, where a long text may be cut.
+enum class AtSpace : uint8_t {
+  splits,    ///< a piece ends there, whatever else the text holds
+  is_local,  ///< it makes no difference to the stage whether the text is cut there
+  unknown
+};
+
+class PreTokenizer {
+ public:
+  virtual ~PreTokenizer() = default;
+  PreTokenizer(const PreTokenizer&) = delete;
+  PreTokenizer& operator=(const PreTokenizer&) = delete;
+
+  /// Calls `sink` for each piece of `piece`, in order.
+  virtual void split(Piece piece, const PieceSink& sink) const = 0;
+
+  virtual AtSpace at_space() const { return AtSpace::unknown; }
+
+ protected:
+  PreTokenizer() = default;
+};
+
+/// The stages of the field "pre_tokenizer", flattened.
+class PreTokenizers {
+ public:
+  PreTokenizers() = default;  ///< of a file without any: the text is one piece
+
+  /// Throws DataError for a kind or an order that is not supported.
+  explicit PreTokenizers(const JsonPart& part);
+
+  /// Whether the model's tokens are spelled in the byte-level alphabet of GPT-2. Pieces hold the
+  /// bytes themselves.
+  bool byte_level() const { return byte_level_; }
+  /// Whether a text may be cut in front of a space between two ASCII letters and split in parts.
+  bool works_in_parts() const;
+
+  void split(Piece piece, const PieceSink& sink) const { run(0, piece, sink); }
+
+ private:
+  void add(const JsonPart& part);
+  void run(size_t stage, Piece piece, const PieceSink& sink) const;
+
+  std::vector<std::unique_ptr<PreTokenizer>> stages_;
+  bool byte_level_ = false;
+};
+
+}  // namespace fp8train::tokenizers

@@ -1,0 +1,113 @@
+#include "data/tokenizers/registry.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "base/error.h"
+#include "base/nearest.h"
+#include "data/input_file.h"
+
+namespace fp8train {
+namespace tokenizers {
+namespace {
+
+constexpr size_t kHeadBytes = 4096;
+
+bool has_extension(const TokenizerProbe& probe, std::string_view extension) {
+  return probe.path.extension() == extension;
+}
+
+const TokenizerKind kKinds[] = {
+    {"tokenizer.json", [](const TokenizerProbe& probe) { return has_extension(probe, ".json"); },
+     open_tokenizer_json},
+    {"tokenizer.model of sentencepiece", is_sentencepiece, open_sentencepiece},
+    {"ranks of tiktoken", is_tiktoken, open_tiktoken},
+    {"tokNNN.bin of llama2.c",
+     [](const TokenizerProbe& probe) { return has_extension(probe, ".bin"); },
+     [](const TokenizerProbe& probe) { return read_llama2c_tokenizer(probe.path); }}};
+
+/// What a folder may hold, in the order in which it is looked for.
+constexpr std::array<const char*, 2> kFolderFiles = {"tokenizer.json", "tokenizer.model"};
+
+}  // namespace
+
+std::span<const TokenizerKind> tokenizer_kinds() {
+  return kKinds;
+}
+
+}  // namespace tokenizers
+
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path file_in(const fs::path& folder) {
+  for (const char* name : tokenizers::kFolderFiles) {
+    if (fs::exists(folder / name)) return folder / name;
+  }
+  throw DataError(
+      fmt::format("{}: the folder has no tokenizer.json and no tokenizer.model", folder.string()));
+}
+
+[[noreturn]] void refuse_name(const std::string& name) {
+  const std::string nearest = nearest_name(name, {"none", "byte", "char"});
+  throw DataError(fmt::format(
+      "Unknown tokenizer '{}' (expected byte, char, none, or the path of a tokenizer file or of a "
+      "model folder){}",
+      name, nearest.empty() ? "" : fmt::format("; did you mean '{}'?", nearest)));
+}
+
+}  // namespace
+
+SequenceFrame Tokenizer::frame() const {
+  SequenceFrame ids;
+  if (bos_id() >= 0) ids.before_prompt = {bos_id()};
+  if (eos_id() >= 0) ids.after_document = {eos_id()};
+  return ids;
+}
+
+std::vector<TokenizerFile> Tokenizer::files() const {
+  return {{"tokenizer.json", to_json()}};
+}
+
+std::unique_ptr<Tokenizer> open_tokenizer(const fs::path& path, const std::string& pattern) {
+  tokenizers::TokenizerProbe probe;
+  probe.path = fs::is_directory(path) ? file_in(path) : path;
+  probe.pattern = pattern;
+  {
+    const InputFile file(probe.path);
+    probe.head.resize(std::min<uint64_t>(file.size(), tokenizers::kHeadBytes));
+    file.read(0, probe.head.data(), probe.head.size());
+  }
+  std::string known;
+  for (const tokenizers::TokenizerKind& kind : tokenizers::tokenizer_kinds()) {
+    if (kind.recognizes(probe)) return kind.open(probe);
+    known += (known.empty() ? "" : ", ") + std::string(kind.files);
+  }
+  throw DataError(
+      fmt::format("{}: not a tokenizer file that is known (expected {})", path.string(), known));
+}
+
+std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name_or_path,
+                                          const std::function<std::string()>& training_text) {
+  if (name_or_path == "none") return make_id_tokenizer();
+  if (name_or_path == "byte") return make_byte_tokenizer();
+  if (name_or_path == "char") return make_char_tokenizer(training_text());
+  if (fs::exists(name_or_path)) return open_tokenizer(name_or_path);
+  const size_t mark = name_or_path.rfind('#');  // FILE#PATTERN
+  if (mark != std::string::npos && fs::exists(name_or_path.substr(0, mark))) {
+    return open_tokenizer(name_or_path.substr(0, mark), name_or_path.substr(mark + 1));
+  }
+  refuse_name(name_or_path);
+}
+
+std::vector<int32_t> encode_prompt(const Tokenizer& tokenizer, std::string_view text) {
+  std::vector<int32_t> ids = tokenizer.frame().before_prompt;
+  const std::vector<int32_t> encoded = tokenizer.encode(text);
+  ids.insert(ids.end(), encoded.begin(), encoded.end());
+  return ids;
+}
+
+}  // namespace fp8train

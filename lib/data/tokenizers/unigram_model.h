@@ -1,0 +1,47 @@
+#pragma once
+// The unigram language model (Kudo, arXiv 1804.10959) as huggingface/tokenizers,
+// src/models/unigram, computes it: of all ways to write a piece as tokens the one with the highest
+// sum of scores.
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "data/tokenizers/pair_table.h"
+#include "data/tokenizers/token_model.h"
+
+namespace fp8train::tokenizers {
+
+struct UnigramVocabulary {
+  std::vector<std::string> tokens;  ///< by id
+  std::vector<double> scores;       ///< logarithms of probabilities
+  int32_t unknown = -1;
+  bool byte_fallback = false;
+};
+
+class UnigramModel final : public TokenModel {
+ public:
+  UnigramModel(UnigramVocabulary vocabulary, const std::string& place);
+
+  std::unique_ptr<Scratch> make_scratch() const override;
+  void encode(std::string_view piece, Scratch& scratch, std::vector<int32_t>& ids) const override;
+
+ private:
+  class Memory;
+  void find_best_path(std::string_view piece, Memory& memory) const;
+  void append_unknown(std::string_view text, std::vector<int32_t>& ids) const;
+
+  std::vector<double> scores_;
+  int32_t unknown_;
+  bool byte_fallback_;
+  double unknown_score_ = 0;
+  std::array<int32_t, 256> bytes_ = {};
+  PairTable trie_;  ///< node and byte to a token (rank) and the next node (id)
+  std::string place_;
+};
+
+}  // namespace fp8train::tokenizers

@@ -1,0 +1,41 @@
+#pragma once
+// WordPiece and WordLevel of tokenizer.json (huggingface/tokenizers, src/models).
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "data/tokenizers/token_model.h"
+
+namespace fp8train::tokenizers {
+
+struct WordVocabulary {
+  std::vector<std::string> tokens;  ///< by id
+  std::string unknown;              ///< the token of words that cannot be written
+  std::string continuing_prefix;    ///< in front of tokens within a word
+  int64_t most_characters = 0;      ///< longer words are unknown
+  bool whole_words = false;         ///< WordLevel: a word is a token or unknown
+};
+
+class WordModel final : public TokenModel {
+ public:
+  /// Throws DataError beginning with `place` where the unknown token is not there.
+  WordModel(WordVocabulary vocabulary, const std::string& place);
+
+  std::unique_ptr<Scratch> make_scratch() const override;
+  void encode(std::string_view piece, Scratch& scratch, std::vector<int32_t>& ids) const override;
+
+ private:
+  bool append_parts(std::string_view word, std::vector<int32_t>& ids) const;
+
+  std::unordered_map<std::string_view, int32_t> ids_;
+  std::string continuing_prefix_;
+  int64_t most_characters_;
+  bool whole_words_;
+  int32_t unknown_ = -1;
+};
+
+}  // namespace fp8train::tokenizers

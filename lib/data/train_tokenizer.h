@@ -1,0 +1,34 @@
+#pragma once
+// Trains a byte-level BPE vocabulary (Sennrich et al., arXiv 1508.07909, over bytes as in GPT-2)
+// and writes it as tokenizer.json. The result is a function of the texts and the settings alone.
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace fp8train {
+
+struct TokenizerTraining {
+  std::vector<std::string> inputs;  ///< files or globs, text or JSON lines; also compressed
+  std::string format = "auto";      ///< auto | text | jsonl
+  std::string text_key = "text";
+  int64_t vocab_size = 32000;      ///< ids: the end-of-text token, 256 bytes, and merges
+  std::string pattern = "llama3";  ///< how texts are split: a name of rank_patterns()
+  std::filesystem::path out;       ///< folder; created
+};
+
+struct TokenizerReport {
+  int64_t vocab_size = 0;  ///< smaller than asked for where no pair occurs twice any more
+  int64_t words = 0;       ///< different pieces of the texts
+  std::vector<std::string> files;
+};
+
+/// Merges the most frequent pair of neighbours again and again; of pairs that are as frequent, the
+/// one with the lowest left id, then the lowest right id. Id 0 is <|endoftext|>, 1 to 256 are bytes
+/// in the order of their characters in the byte-level alphabet. Holds the different pieces in
+/// memory. Throws ConfigError (settings, a folder that holds a tokenizer.json) or DataError
+/// (inputs).
+TokenizerReport train_tokenizer(const TokenizerTraining& settings);
+
+}  // namespace fp8train

@@ -1,0 +1,157 @@
+// What Hugging Face's tokenizers and sentencepiece make of some thirty texts, with a small
+// tokenizer of each kind (tests/golden/make_tokenizers.py).
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "data/tokenizer.h"
+#include "data/tokenizers/unicode.h"
+#include "data/train_tokenizer.h"
+#include "support/files.h"
+#include "support/temp_dir.h"
+
+namespace fp8train {
+namespace {
+
+namespace fs = std::filesystem;
+
+const fs::path kFolder = fs::path(FP8TRAIN_GOLDEN_DIR) / "tokenizers";
+
+std::vector<std::string> golden_texts() {
+  const std::string bytes = test::read_file(kFolder / "texts.bin");
+  std::vector<std::string> texts;
+  for (size_t position = 0; position < bytes.size();) {
+    uint32_t length = 0;
+    std::memcpy(&length, bytes.data() + position, sizeof(length));
+    texts.push_back(bytes.substr(position + sizeof(length), length));
+    position += sizeof(length) + length;
+  }
+  return texts;
+}
+
+std::string base64_of(std::string_view bytes) {
+  constexpr std::string_view kDigits =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string text;
+  for (size_t i = 0; i < bytes.size(); i += 3) {
+    uint32_t bits = 0;
+    for (size_t j = 0; j < 3; ++j) {
+      bits = (bits << 8) | (i + j < bytes.size() ? static_cast<uint8_t>(bytes[i + j]) : 0U);
+    }
+    for (size_t j = 0; j < 4; ++j) {
+      const bool padding = i + j > bytes.size();
+      text += padding ? '=' : kDigits[(bits >> (18 - 6 * j)) & 63];
+    }
+  }
+  return text;
+}
+
+TEST_CASE("ids and decoded texts are those of the libraries that made the tokenizers") {
+  const std::vector<std::string> texts = golden_texts();
+  REQUIRE(texts.size() > 20);
+  int folders = 0;
+  for (const auto& entry : fs::directory_iterator(kFolder)) {
+    if (!entry.is_directory()) continue;
+    ++folders;
+    const auto expected = nlohmann::json::parse(test::read_file(entry.path() / "expected.json"));
+    const auto tokenizer = open_tokenizer(entry.path());
+    REQUIRE(expected.size() == texts.size());
+    for (size_t i = 0; i < texts.size(); ++i) {
+      INFO(entry.path().filename().string() << " text " << i << ": " << texts[i]);
+      const std::vector<int32_t> ids = tokenizer->encode(texts[i]);
+      CHECK(ids == expected[i]["ids"].get<std::vector<int32_t>>());
+      CHECK(tokenizers::well_formed(tokenizer->decode(ids)) == expected[i]["text"]);
+    }
+  }
+  CHECK(folders == 15);
+}
+
+TEST_CASE("a trained vocabulary has the merges of Hugging Face's trainer") {
+  const test::TempDir dir;
+  const std::vector<std::string> texts = golden_texts();
+  test::write_file(dir / "in.txt", texts[0] + texts[1] + texts[20] + "\n");
+  TokenizerTraining settings;
+  settings.inputs = {(dir / "in.txt").string()};
+  settings.format = "text";
+  settings.vocab_size = 450;
+  settings.out = dir / "out";
+  const TokenizerReport report = train_tokenizer(settings);
+  const auto expected = nlohmann::json::parse(test::read_file(kFolder / "trained/tokenizer.json"));
+  const auto written = nlohmann::json::parse(test::read_file(dir / "out/tokenizer.json"));
+  CHECK(report.vocab_size == static_cast<int64_t>(expected["model"]["vocab"].size()));
+  CHECK(written["model"]["merges"] == expected["model"]["merges"]);
+  for (const auto& [token, id] : written["model"]["vocab"].items()) {
+    CHECK(expected["model"]["vocab"][token] == id);
+  }
+  const auto tokenizer = open_tokenizer(dir / "out");
+  CHECK(tokenizer->eos_id() == 0);
+  CHECK(tokenizer->encode(texts[2]) == open_tokenizer(kFolder / "trained")->encode(texts[2]));
+  CHECK_THROWS_AS(train_tokenizer(settings), ConfigError);  // the folder has a tokenizer.json
+  settings.out = dir / "other";
+  settings.pattern = "llama9";
+  CHECK_THAT(test::message_of<ConfigError>([&] { train_tokenizer(settings); }),
+             Catch::Matchers::Contains("Unknown pattern 'llama9' (expected r50k_base"));
+}
+
+TEST_CASE("ranks of tiktoken give the ids of the tokenizer.json with the same tokens") {
+  const test::TempDir dir;
+  // "ab" merges before "bc", and "abc" is a token that no merge of these leads to but "ab" + "c".
+  std::string ranks;
+  for (int byte = 0; byte < 256; ++byte) {
+    ranks += base64_of(std::string(1, static_cast<char>(byte))) + " " + std::to_string(byte) + "\n";
+  }
+  ranks += base64_of("ab") + " 256\n" + base64_of("bc") + " 257\n" + base64_of("abc") + " 258\n" +
+           base64_of(" a") + " 259\n";
+  test::write_file(dir / "mine.tiktoken", ranks);
+  const std::string path = (dir / "mine.tiktoken").string();
+  const auto tokenizer = make_tokenizer(path + "#cl100k_base", {});
+  CHECK(tokenizer->encode("abc bc abcb") == std::vector<int32_t>{258, ' ', 257, ' ', 258, 'b'});
+  CHECK(tokenizer->decode(tokenizer->encode("caf\xC3\xA9 abc")) == "caf\xC3\xA9 abc");
+  CHECK(tokenizer->eos_id() == 100257);
+  CHECK(tokenizer_from_json(tokenizer->to_json(), "again")->encode("abcd") ==
+        tokenizer->encode("abcd"));
+  CHECK_THAT(test::message_of<DataError>([&] { make_tokenizer(path, {}); }),
+             Catch::Matchers::Contains("mine.tiktoken#PATTERN (expected r50k_base"));
+  test::write_file(dir / "bad.tiktoken", "YQ== 0\nY! 1\n");
+  CHECK_THAT(test::message_of<DataError>(
+                 [&] { make_tokenizer((dir / "bad.tiktoken").string() + "#qwen", {}); }),
+             Catch::Matchers::Contains("bad.tiktoken:2: not a token in base64"));
+}
+
+TEST_CASE("a text that is cut where a tokenizer allows it has the same ids") {
+  std::string text;
+  for (const std::string& part : golden_texts()) text += part + " and then some words\n";
+  for (const char* name : {"gpt2", "llama3", "qwen2", "tekken", "metaspace-first", "unigram"}) {
+    nlohmann::json file = nlohmann::json::parse(test::read_file(kFolder / name / "tokenizer.json"));
+    auto& added = file["added_tokens"];
+    added.erase(std::remove_if(added.begin(), added.end(),
+                               [](const auto& token) { return token["lstrip"] == true; }),
+                added.end());  // which takes spaces
+    if (std::string(name) == "unigram") file["normalizer"] = {{"type", "NFKC"}};
+    const auto tokenizer = tokenizer_from_json(file.dump(), name);
+    const std::vector<int32_t> whole = tokenizer->encode(text);
+    std::vector<int32_t> parts;
+    std::string_view rest = text;
+    int cuts = 0;
+    while (!rest.empty()) {
+      size_t cut = 0;
+      for (size_t window = 100; cut == 0 && window < rest.size(); window += 100) {
+        cut = tokenizer->last_cut(rest.substr(0, window));
+      }
+      cut = cut == 0 ? rest.size() : cut;
+      const std::string_view part = rest.substr(0, cut);
+      const auto ids = cuts++ == 0 ? tokenizer->encode(part) : tokenizer->encode_rest(part);
+      parts.insert(parts.end(), ids.begin(), ids.end());
+      rest.remove_prefix(cut);
+    }
+    INFO(name);
+    CHECK(cuts > 10);
+    CHECK(parts == whole);
+  }
+}
+
+}  // namespace
+}  // namespace fp8train
