@@ -29,8 +29,12 @@ class Block {
         recompute_(recompute),
         encodes_residuals_(encodes_residuals) {}
 
-  Attention& attention() { return attention_; }
-  Mlp& mlp() { return mlp_; }
+  /// Calls visit(Linear&) in order of execution, which is that of model/linear_sites.h.
+  template <typename Visit>
+  void for_each_linear(const Visit& visit) {
+    attention_.for_each_linear(visit);
+    mlp_.for_each_linear(visit);
+  }
 
   /// y must not alias x.
   void forward(const StepContext& context, ConstView x, View y, int64_t batch, KvCache* cache,

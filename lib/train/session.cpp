@@ -74,12 +74,11 @@ int64_t resolve_max_steps(const TrainingSettings& training, const EngineSettings
 
 /// All that a pass could save, generously: what is beyond could not be counted in 64 bits.
 void check_activations(const EngineSettings& engine, int64_t rows) {
-  const ModelConfig& model = engine.model;
-  const auto widths = static_cast<double>(8 * model.hidden_size + 4 * model.qkv_width() +
-                                          8 * model.intermediate_size);
-  const double bytes = 8.0 * static_cast<double>(rows) *
-                       (widths * static_cast<double>(model.num_hidden_layers) +
-                        static_cast<double>(model.vocab_size));
+  double widths = 0.0;
+  for_each_linear(engine.model, [&](const LinearSite& site) {
+    widths += static_cast<double>(site.in_features + site.out_features);
+  });
+  const double bytes = 32.0 * static_cast<double>(rows) * widths;
   constexpr double kMostBytes = 1e18;
   if (bytes > kMostBytes) {
     throw ConfigError(
