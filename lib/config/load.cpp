@@ -8,10 +8,10 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <memory>
 
 #include "base/error.h"
 #include "config/cross_checks.h"
-#include "config/dialects.h"
 #include "config/given_keys.h"
 #include "config/presets.h"
 
@@ -39,7 +39,7 @@ std::string read_config_file(const std::string& path) {
 }
 
 /// False when the file could not be read to its end, so that a key may be missing for that reason.
-bool add_file(const LoadRequest& request, GivenKeys& given, Dialects& dialects,
+bool add_file(const LoadRequest& request, GivenKeys& given, ForeignKeys& foreign,
               Problems& problems) {
   const std::string name = request.path.empty() ? "configuration" : request.path;
   const size_t source = problems.add_source(name, true);
@@ -51,9 +51,13 @@ bool add_file(const LoadRequest& request, GivenKeys& given, Dialects& dialects,
     return false;
   }
   root.reported = root.kind == YamlNode::Kind::null;
-  dialects.translate(root, source, 0);
+  foreign.translate(root, source, 0);
   given.add("", root, {source, root.line, root.column}, 0);
   return complete;
+}
+
+std::unique_ptr<ForeignKeys> foreign_keys_of(const ForeignKeysMaker& make, Problems& problems) {
+  return make ? make(problems) : std::make_unique<ForeignKeys>();
 }
 
 /// The tree in which `value` is at a dotted key.
@@ -68,7 +72,7 @@ YamlNode nested(const std::string& key, const YamlNode& value) {
 
 /// "a.b=v" from the command line or the environment.
 void add_assignment(const std::string& assignment, const std::string& origin, int layer,
-                    GivenKeys& given, Dialects& dialects, Problems& problems) {
+                    GivenKeys& given, ForeignKeys& foreign, Problems& problems) {
   const size_t source = problems.add_source(fmt::format("{} {}", origin, assignment), false);
   const size_t equals = assignment.find('=');
   const std::string key = assignment.substr(0, equals);
@@ -83,7 +87,7 @@ void add_assignment(const std::string& assignment, const std::string& origin, in
   constexpr std::ptrdiff_t kDeepest = 4;  // dots; no key of this or another program has more
   const bool shallow = std::count(key.begin(), key.end(), '.') <= kDeepest;
   YamlNode tree = shallow ? nested(key, value) : YamlNode{};
-  if (dialects.translate(tree, source, layer)) {
+  if (foreign.translate(tree, source, layer)) {
     given.add("", tree, {source, 0, 0}, layer);
   } else {
     given.add(key, value, {source, 0, 0}, layer);
@@ -149,22 +153,22 @@ std::vector<Answer> answers_of(const GivenKeys& given, const Settings& settings)
 Settings load_settings(const LoadRequest& request) {
   Problems problems;
   GivenKeys given(problems);
-  Dialects dialects(problems);
+  const std::unique_ptr<ForeignKeys> foreign = foreign_keys_of(request.foreign_keys, problems);
   int layer = 1;
   bool complete = true;
   if (request.text || !request.path.empty()) {
-    complete = add_file(request, given, dialects, problems);
+    complete = add_file(request, given, *foreign, problems);
   } else {
     problems.add_source("command line", false);
   }
   for (const std::string& assignment : split_env(request.env)) {
-    add_assignment(assignment, "FP8TRAIN_SET", layer++, given, dialects, problems);
+    add_assignment(assignment, "FP8TRAIN_SET", layer++, given, *foreign, problems);
   }
   for (const std::string& assignment : request.sets) {
-    add_assignment(assignment, "--set", layer++, given, dialects, problems);
+    add_assignment(assignment, "--set", layer++, given, *foreign, problems);
   }
   drop_replaced_keys(given);
-  dialects.finish(given);
+  foreign->finish(given);
 
   Settings settings;
   apply_given_preset(given, settings);
@@ -173,7 +177,7 @@ Settings load_settings(const LoadRequest& request) {
     check_settings(settings, given, problems);
   }
   problems.raise();
-  settings.notes.lines = dialects.notes();
+  settings.notes.lines = foreign->notes();
   follow_global_batch(settings.training);
   return settings;
 }
@@ -200,14 +204,14 @@ ReadAnswers read_answers(const std::vector<Answer>& answers) {
   return result;
 }
 
-std::vector<Answer> answers_in_file(const std::string& path) {
+std::vector<Answer> answers_in_file(const std::string& path, const ForeignKeysMaker& foreign_keys) {
   LoadRequest request;
   request.path = path;
   Problems problems;
   GivenKeys given(problems);
-  Dialects dialects(problems);
-  add_file(request, given, dialects, problems);
-  dialects.finish(given);
+  const std::unique_ptr<ForeignKeys> foreign = foreign_keys_of(foreign_keys, problems);
+  add_file(request, given, *foreign, problems);
+  foreign->finish(given);
   Settings settings;
   apply_given_preset(given, settings);
   given.read_all(settings);

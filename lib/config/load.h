@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "config/foreign_keys.h"
 #include "config/settings.h"
 
 namespace fp8train {
@@ -16,6 +17,7 @@ struct LoadRequest {
   std::string env;                  ///< FP8TRAIN_SET: "a.b=v;c.d=w"
   std::optional<std::string> text;  ///< the file's content when it is already in memory; `path`
                                     ///< then only names it in messages
+  ForeignKeysMaker foreign_keys = nullptr;
 };
 
 /// Reads, validates and completes the settings of a run. Throws one ConfigError that lists every
@@ -47,6 +49,7 @@ ReadAnswers read_answers(const std::vector<Answer>& answers);
 
 /// What a file says, in the same form. It may say little; what it says must be right. Throws
 /// ConfigError as load_settings does.
-std::vector<Answer> answers_in_file(const std::string& path);
+std::vector<Answer> answers_in_file(const std::string& path,
+                                    const ForeignKeysMaker& foreign_keys = nullptr);
 
 }  // namespace fp8train

@@ -1,4 +1,4 @@
-#include "config/wizard.h"
+#include "wizard/wizard.h"
 
 #include <fmt/format.h>
 
@@ -9,9 +9,9 @@
 #include <utility>
 
 #include "base/error.h"
-#include "config/job_script.h"
 #include "config/show.h"
 #include "config/wrap.h"
+#include "wizard/job_script.h"
 
 namespace fp8train {
 namespace {

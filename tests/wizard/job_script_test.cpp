@@ -1,4 +1,4 @@
-#include "config/job_script.h"
+#include "wizard/job_script.h"
 
 #include <algorithm>
 #include <catch2/catch.hpp>
@@ -6,7 +6,7 @@
 #include <set>
 #include <sstream>
 
-#include "config/job_templates.h"
+#include "wizard/job_templates.h"
 
 namespace fp8train {
 namespace {

@@ -1,4 +1,4 @@
-#include "config/job_script.h"
+#include "wizard/job_script.h"
 
 #include <fmt/format.h>
 
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "config/job_templates.h"
+#include "wizard/job_templates.h"
 
 namespace fp8train {
 namespace {

@@ -1,4 +1,4 @@
-#include "config/wizard.h"
+#include "wizard/wizard.h"
 
 #include <fmt/format.h>
 

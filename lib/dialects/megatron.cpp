@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 
-#include "config/dialects_pass.h"
 #include "config/field.h"
+#include "dialects/pass.h"
 
 namespace fp8train::dialects {
 namespace {

@@ -1,7 +1,7 @@
 #pragma once
 // One source's tree while keys of other programs are rewritten to ours. What the keys of each
-// program mean is in dialects_accelerate.cpp and dialects_megatron.cpp; how they are put, reported
-// and refused in dialects_pass.cpp.
+// program mean is in accelerate.cpp and megatron.cpp; how they are put, reported
+// and refused in pass.cpp.
 
 #include <algorithm>
 #include <array>
@@ -86,7 +86,7 @@ class Pass {
   // dialects.cpp
   YamlNode own_section(const YamlNode& section);
 
-  // dialects_accelerate.cpp
+  // accelerate.cpp
   static bool conflicts_with(std::string_view name);
   void note_conflict(const Entry& entry);
   void accelerate(const Entry& section);
@@ -94,14 +94,14 @@ class Pass {
   void tell_switch(const Alias& alias, const Entry& entry);
   void override_linear_precision(const Alias& alias, const Entry& entry);
 
-  // dialects_megatron.cpp
+  // megatron.cpp
   static bool is_megatron(std::string_view name);
   void megatron(const Entry& entry);
   void megatron_key(const Alias& alias, const Entry& entry);
   void finish_blocks();
   void tell_defaults();
 
-  // dialects_pass.cpp
+  // pass.cpp
   static void keep(YamlNode& map, const YamlKey& key, YamlNode node);
   void tell(std::string line);
   void complain(const Entry& entry, const std::string& text);

@@ -1,9 +1,14 @@
-#include "config/dialects.h"
+#include "dialects/dialects.h"
 
 #include <fmt/format.h>
 
+#include <optional>
+#include <string>
+#include <vector>
+
 #include "base/nearest.h"
-#include "config/dialects_pass.h"
+#include "config/given_keys.h"
+#include "dialects/pass.h"
 
 namespace fp8train {
 namespace dialects {
@@ -68,6 +73,32 @@ YamlNode Pass::own_section(const YamlNode& section) {
 
 }  // namespace dialects
 
+namespace {
+
+class Dialects : public ForeignKeys {
+ public:
+  explicit Dialects(Problems& problems) : problems_(problems) {}
+
+  bool translate(YamlNode& root, size_t source, int layer) override;
+  /// What switches FP8 on or off is held against mixed_precision.
+  void finish(GivenKeys& given) override;
+  /// "fp8_config.amax_history_length read as fp8.amax_history_len", one line for each key.
+  std::vector<std::string> notes() const override { return notes_; }
+
+ private:
+  /// fp8.enabled, or a key that means the same.
+  struct Switch {
+    bool on = true;
+    std::string spelled;
+    SourceMark place;
+    int layer = 0;
+  };
+
+  Problems& problems_;
+  std::vector<std::string> notes_;
+  std::optional<Switch> switch_;
+};
+
 bool Dialects::translate(YamlNode& root, size_t source, int layer) {
   if (root.kind != YamlNode::Kind::map) {
     return false;
@@ -116,6 +147,12 @@ void Dialects::finish(GivenKeys& given) {
   } else {
     notes_.push_back(switch_->spelled + " says what mixed_precision: fp8 says");
   }
+}
+
+}  // namespace
+
+std::unique_ptr<ForeignKeys> make_dialects(Problems& problems) {
+  return std::make_unique<Dialects>(problems);
 }
 
 }  // namespace fp8train

@@ -1,4 +1,4 @@
-#include "config/dialects_pass.h"
+#include "dialects/pass.h"
 
 #include <fmt/format.h>
 

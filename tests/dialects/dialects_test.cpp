@@ -5,6 +5,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "dialects/dialects.h"
+
 #include "config/load_support.h"
 #include "config/show.h"
 
@@ -12,9 +14,15 @@ namespace fp8train {
 namespace {
 
 using Catch::Matchers::Contains;
-using test::error_of;
 using test::kBase;
-using test::load_text;
+
+Settings load_text(const std::string& text, std::vector<std::string> sets = {}) {
+  return test::load_text(text, std::move(sets), "", make_dialects);
+}
+
+std::string error_of(const std::string& text, std::vector<std::string> sets = {}) {
+  return test::error_of(text, std::move(sets), "", make_dialects);
+}
 
 bool tells(const Settings& settings, const std::string& line) {
   const auto& lines = settings.notes.lines;
