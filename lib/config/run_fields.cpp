@@ -1,10 +1,14 @@
 // Data, training and everything around a run.
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <iterator>
 
 #include "config/field_builders.h"
 #include "config/field_table.h"
+#include "data/readers/data_format.h"
 
 namespace fp8train {
 namespace {
@@ -123,8 +127,9 @@ std::vector<Field> checkpoint_fields() {
 std::vector<Field> data_fields() {
   return {
       sources("data.train", &DataSettings::train,
-              "Training sources, one after the other: {path, format: auto|text|jsonl|llmc|raw_u16, "
-              "weight}; relative paths start at the working directory")
+              fmt::format("Training sources, one after the other: {{path, format: {}, weight}}; "
+                          "relative paths start at the working directory",
+                          fmt::join(data_format_names(), "|")))
           .asked({.topic = Topic::data, .text = "Training data: a file, or [file, file]"}),
       sources("data.val", &DataSettings::val,
               "Validation sources; not set: val_fraction of the training sources"),

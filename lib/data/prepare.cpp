@@ -6,6 +6,7 @@
 
 #include "base/atomic_file.h"
 #include "base/error.h"
+#include "data/readers/data_format.h"
 #include "data/text_source.h"
 #include "data/token_file.h"
 #include "data/tokenizer.h"
@@ -62,21 +63,21 @@ class ShardWriter {
 
 struct Input {
   std::filesystem::path path;
-  DataFormat format;
+  const DataFormat* format;
 };
 
 std::vector<Input> find_inputs(const PrepareSettings& settings) {
   std::vector<Input> inputs;
   for (const std::string& pattern : settings.inputs) {
     for (const auto& path : expand_path(pattern)) {
-      const DataFormat format = format_of(path, settings.format);
-      if (format != DataFormat::text && format != DataFormat::jsonl) {
+      const DataFormat& format = format_of(path, settings.format);
+      if (format.has_tokens()) {
         throw DataError(
             fmt::format("{}: is {}, which holds tokens already; only text and jsonl "
                         "files are prepared",
-                        path.string(), name_of(format)));
+                        path.string(), format.name));
       }
-      inputs.push_back({path, format});
+      inputs.push_back({path, &format});
     }
   }
   return inputs;
@@ -120,16 +121,16 @@ class Preparation {
 
   void add(const Input& input) {
     int64_t count = 0;
-    if (settings_.val_fraction > 0 && input.format == DataFormat::jsonl) {
-      for_each_document(input.path, input.format, settings_.text_key,
-                        [&](const std::string&) { ++count; });
+    if (settings_.val_fraction > 0 && input.format->content == DataContent::documents) {
+      input.format->for_each_document(input.path, settings_.text_key,
+                                      [&](const std::string&) { ++count; });
     }
     const int64_t train_documents = split_point(count, settings_.val_fraction);
     int64_t index = 0;
-    for_each_document(
-        input.path, input.format, settings_.text_key, [&](const std::string& document) {
+    input.format->for_each_document(
+        input.path, settings_.text_key, [&](const std::string& document) {
           ++documents_;
-          if (settings_.val_fraction > 0 && input.format == DataFormat::text) {
+          if (settings_.val_fraction > 0 && input.format->content == DataContent::text) {
             const int64_t units = count_units(document, tokenizer_);
             const size_t cut =
                 byte_of_unit(document, split_point(units, settings_.val_fraction), tokenizer_);
@@ -179,7 +180,7 @@ class Preparation {
     nlohmann::ordered_json sources = nlohmann::ordered_json::array();
     for (const Input& input : inputs) {
       sources.push_back({{"file", input.path.filename().string()},
-                         {"format", name_of(input.format)},
+                         {"format", input.format->name},
                          {"bytes", std::filesystem::file_size(input.path)}});
     }
     const nlohmann::ordered_json document = {{"format", "fp8train-dataset"},
@@ -215,7 +216,7 @@ PrepareReport prepare_data(const PrepareSettings& settings) {
   const auto tokenizer = make_tokenizer(settings.tokenizer, [&] {
     std::vector<DataSource> sources;
     for (const Input& input : inputs) {
-      sources.push_back({input.path.string(), std::string(name_of(input.format)), 1.0});
+      sources.push_back({input.path.string(), std::string(input.format->name), 1.0});
     }
     return all_text(sources, settings.text_key);
   });
