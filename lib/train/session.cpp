@@ -245,7 +245,7 @@ Session open_session(const Settings& settings, bool open_data, int ranks) {
                     settings.parallelism.zero_stage));
   }
   if (ranks > 1 && settings.gemm_tuning &&
-      optimizer_named(settings.optimizer.name).needs_whole_parameters) {
+      optimizer_named(settings.optimizer.name).repeats_products) {
     throw ConfigError(fmt::format(
         "gemm_tuning: with optimizer.name {} every rank must multiply alike, and each would choose "
         "algorithms of its own; set gemm_tuning: false",
@@ -273,11 +273,11 @@ int64_t longest_prompt(const SampleSettings& sample, const Tokenizer& tokenizer)
   return static_cast<int64_t>(longest) + (tokenizer.bos_id() >= 0 ? 1 : 0);
 }
 
-std::unique_ptr<Device> choose_device(const std::string& setting, bool tune_gemms,
-                                      std::string& reason, int gpu) {
-  DeviceKind kind = setting == "cuda" ? DeviceKind::cuda : DeviceKind::cpu;
+std::unique_ptr<Device> choose_device(DeviceChoice choice, bool tune_gemms, std::string& reason,
+                                      int gpu) {
+  DeviceKind kind = choice == DeviceChoice::cuda ? DeviceKind::cuda : DeviceKind::cpu;
   reason = "as asked";
-  if (setting != "cuda" && setting != "cpu") {
+  if (choice == DeviceChoice::automatic) {
     const std::string obstacle = why_cuda_is_unusable();
     reason = obstacle.empty() ? "a usable GPU was found" : obstacle;
     kind = obstacle.empty() ? DeviceKind::cuda : DeviceKind::cpu;

@@ -188,7 +188,7 @@ TEST_CASE("< goes back to the earlier question, with its answer in brackets") {
   // device, nodes 3, ranks <, nodes [3] <, device [cpu] <: nothing is before it, device [cpu]
   // Enter.
   CHECK_THAT(done.screen, Contains("Nodes [3]: ") && Contains("(auto, cpu, cuda) [cpu]: "));
-  CHECK(done.result.settings.device == "cpu");
+  CHECK(done.result.settings.device == DeviceChoice::cpu);
   CHECK(done.result.settings.job.nodes == 3);
 }
 
