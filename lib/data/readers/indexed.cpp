@@ -143,8 +143,7 @@ class IndexReader {
     }
     if (fits && sequences_ > 0 && rest == expected + sequences_) {
       throw DataError(fmt::format(
-          "{}: the sequences have modes, as in data sets of text and images; only text is read",
-          name_));
+          "{}: the sequences have modes, as in multimodal data sets; only text is read", name_));
     }
     throw DataError(
         fmt::format("{}: the header says {} sequences and {} boundaries of documents, which {} "
