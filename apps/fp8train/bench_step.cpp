@@ -12,6 +12,7 @@
 #include "bench.h"
 #include "config/load.h"
 #include "config/presets.h"
+#include "dialects/dialects.h"
 #include "train/dry_run.h"
 #include "train/engine.h"
 #include "train/session.h"
@@ -121,7 +122,7 @@ PlanRequest plan_request(const StepBench& bench) {
     }
     answers.push_back({key, set.substr(equals + 1)});
   }
-  const ReadAnswers read = read_answers(answers);
+  const ReadAnswers read = read_answers(answers, make_dialects);
   if (!read.objections.empty()) {
     const Objection& first = read.objections.front();
     throw ConfigError(first.key.empty() ? first.text : first.key + ": " + first.text);

@@ -9,6 +9,7 @@
 #include "io/checkpoint.h"
 #include "io/hf_config.h"
 #include "io/tensor_source.h"
+#include "optim/registry.h"
 #include "train/dry_run.h"
 #include "train/session.h"
 #include "train/threads.h"
@@ -80,13 +81,13 @@ CheckpointModel open_checkpoint(const CheckpointRequest& request) {
   }
   configure_threads(request.threads);
   std::string reason;
-  opened.device = choose_device(request.device, false, reason);
+  opened.device = choose_device(device_choice_named(request.device), false, reason);
   const bool delayed = has_delayed_scales(settings.plan);
   opened.has_scales = !delayed || has_scaling(folder);
   settings.trains = !opened.has_scales;  // scales are found by a forward and backward pass
   const ParameterFormats stored = parameter_formats(settings.plan);
   if (stored.value == TensorFormat{} && stored.gradient == TensorFormat{}) {
-    settings.optimizer = {.name = "sgd", .momentum = 0.0};  // keeps nothing
+    settings.optimizer = stateless_optimizer();
   }
   opened.engine = std::make_unique<Engine>(*opened.device, settings);
   opened.engine->reserve(plan_weights(settings, opened.device->traits()));

@@ -19,6 +19,7 @@
 #include "config/suggest.h"
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/cuda_libraries.h"
+#include "dialects/dialects.h"
 
 namespace fp8train {
 namespace {
@@ -130,6 +131,7 @@ Settings load(const CommonOptions& options) {
                 : options.verbose > 0 ? LogLevel::debug
                                       : LogLevel::info);
   LoadRequest request;
+  request.foreign_keys = make_dialects;
   request.path = options.config;
   request.sets = options.sets;
   for (const std::string& text : options.positionals) {

@@ -48,7 +48,7 @@ struct BenchOptions {
 std::unique_ptr<Device> open_device(const BenchOptions& options, int64_t& threads) {
   threads = configure_threads(options.threads);
   std::string reason;
-  return choose_device(options.device, options.tune, reason);
+  return choose_device(device_choice_named(options.device), options.tune, reason);
 }
 
 /// Null on all ranks but the first.
@@ -59,7 +59,7 @@ Json bench_step(const BenchOptions& options) {
   const std::unique_ptr<Communicator> host = make_communicator({});
   const int64_t threads = configure_threads(options.threads);
   Settings settings;
-  settings.device = options.device;
+  settings.device = device_choice_named(options.device);
   settings.gemm_tuning = options.tune;
   const RankDevice place = take_device(settings, *host);
   Device* const device = place.device.get();

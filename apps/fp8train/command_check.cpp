@@ -125,7 +125,7 @@ int check_run(const CheckOptions& options) {
     scan(session.data.train, "training");
     scan(session.data.val, "validation");
   }
-  if (settings.job.gpu != "auto" && settings.device != "cpu") {
+  if (settings.job.gpu != "auto" && settings.device != DeviceChoice::cpu) {
     fmt::print("ok; `fp8train estimate` says whether it fits into the memory of {}\n",
                settings.job.gpu);
     return 0;

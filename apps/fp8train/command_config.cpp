@@ -15,11 +15,12 @@
 #include "base/error.h"
 #include "base/signals.h"
 #include "commands.h"
-#include "config/job_script.h"
 #include "config/load.h"
 #include "config/show.h"
-#include "config/wizard.h"
 #include "config/wrap.h"
+#include "dialects/dialects.h"
+#include "wizard/job_script.h"
+#include "wizard/wizard.h"
 #include "wizard_memory.h"
 
 namespace fp8train {
@@ -77,7 +78,7 @@ struct ConvertOptions {
 /// The file's keys in the spelling of this program, over those of `base`; what they were read as
 /// stands above them.
 int convert(const ConvertOptions& options) {
-  const Conversion conversion = convert_file(options.file, options.base);
+  const Conversion conversion = convert_file(options.file, options.base, make_dialects);
   for (const std::string& note : conversion.notes) {
     fmt::print("{}\n", wrapped("# " + note));
   }
@@ -203,7 +204,8 @@ int run_wizard(const WizardOptions& options) {
   Wizard wizard(std::cin, std::cout, hooks, terminal_style());
   WizardResult result;
   if (!options.answers.empty()) {
-    result = wizard.take(answers_in_file(options.answers), options.answers, options.output);
+    result = wizard.take(answers_in_file(options.answers, make_dialects), options.answers,
+                         options.output);
     refuse_to_replace(result, options.overwrite);
     fmt::print("{}\n", memory.line(result.settings));
     write_files(result, memory.on_gpus(result.settings));

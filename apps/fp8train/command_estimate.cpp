@@ -71,7 +71,7 @@ int estimate(const EstimateOptions& options) {
   Settings settings = load(options.ranks.common);
   if (!options.gpu.empty()) {
     settings.job.gpu = options.gpu;
-    settings.device = "cuda";
+    settings.device = DeviceChoice::cuda;
   }
   const int world_size =
       fill_job(options.ranks.world_size, options.ranks.ranks_per_node, settings.job);

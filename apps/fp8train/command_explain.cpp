@@ -48,16 +48,16 @@ struct Layers {
 Layers explained_layers(const Session& session) {
   Layers layers;
   layers.linears = plan_linears(session.engine.plan, linear_sites(session.engine.model));
-  const std::string& setting = session.settings.device;
+  const DeviceChoice choice = session.settings.device;
   DeviceTraits traits;
   const bool blockwise =
       std::any_of(layers.linears.begin(), layers.linears.end(), [](const LinearPlan& linear) {
         return reads_blocks(linear.fprop) || reads_blocks(linear.dgrad) ||
                reads_blocks(linear.wgrad);
       });
-  if (blockwise && setting != "cpu" && why_cuda_is_unusable().empty()) {
+  if (blockwise && choice != DeviceChoice::cpu && why_cuda_is_unusable().empty()) {
     std::string reason;
-    traits = choose_device(setting, false, reason)->traits();
+    traits = choose_device(choice, false, reason)->traits();
   }
   const int64_t rows = session.engine.micro_batch_size * session.engine.seq_length;
   for (const LinearPlan& linear : layers.linears) {

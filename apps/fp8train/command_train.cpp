@@ -20,9 +20,7 @@ struct TrainOptions {
 
 std::unique_ptr<Communicator> find_ranks(const Settings& settings, RunWatchdog& watchdog) {
   try {
-    return make_communicator({.backend = settings.comm.backend,
-                              .bootstrap = settings.comm.bootstrap,
-                              .timeout_seconds = settings.comm.timeout_seconds});
+    return make_communicator(settings.comm);
   } catch (const TimeoutError& error) {
     throw TimeoutError(watchdog.report_failed_wait(error.what()));
   }

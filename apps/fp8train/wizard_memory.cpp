@@ -25,11 +25,11 @@ std::string first_line(const std::string& text) {
 
 }  // namespace
 
-const Device& JobMemory::here(const std::string& setting) {
-  if (device_ == nullptr || setting_ != setting) {
+const Device& JobMemory::here(DeviceChoice choice) {
+  if (device_ == nullptr || choice_ != choice) {
     std::string reason;
-    device_ = choose_device(setting, false, reason);
-    setting_ = setting;
+    device_ = choose_device(choice, false, reason);
+    choice_ = choice;
   }
   return *device_;
 }
@@ -74,8 +74,8 @@ std::string JobMemory::obstacle(const Settings& settings) const {
 }
 
 bool JobMemory::on_gpus(const Settings& settings) {
-  if (settings.device != "auto") {
-    return settings.device == "cuda";
+  if (settings.device != DeviceChoice::automatic) {
+    return settings.device == DeviceChoice::cuda;
   }
   return settings.job.gpu != "auto" || why_cuda_is_unusable().empty();
 }

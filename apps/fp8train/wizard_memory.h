@@ -24,10 +24,10 @@ class JobMemory {
   bool on_gpus(const Settings& settings);
 
  private:
-  const Device& here(const std::string& setting);
+  const Device& here(DeviceChoice choice);
 
-  std::unique_ptr<Device> device_;  // of this machine, as `setting_` chose it
-  std::string setting_;
+  std::unique_ptr<Device> device_;  // of this machine, as `choice_` says
+  DeviceChoice choice_ = DeviceChoice::automatic;
 };
 
 }  // namespace fp8train

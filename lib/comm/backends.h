@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/comm_settings.h"
 #include "comm/communicator.h"
 
 namespace fp8train {
@@ -13,24 +14,13 @@ class Device;
 struct Launch;
 struct Rendezvous;
 
-struct CommSettings {
-  /// auto: mpi where a launcher has started several ranks, else self. self | mpi | nccl, which is
-  /// like auto here: ranks meet by it before they have a device (train/rank_device.h).
-  std::string backend = "auto";
-  /// auto: file where nccl is asked for and srun's tasks have no process manager. mpi | file
-  std::string bootstrap = "auto";
-  double timeout_seconds = 600.0;  ///< after which a collective fails
-
-  bool operator==(const CommSettings&) const = default;
-};
-
 /// Whether ranks meet by a file (comm/rendezvous.h) instead of MPI; make_communicator then gives
 /// each one of its own.
 bool meets_by_file(const CommSettings& settings, const Launch& launch);
 
 /// The communicator of all ranks of the run. MPI is initialized by the first that needs it. Throws
-/// ConfigError for an unknown backend, and where a launcher has started several processes that do
-/// not find each other (comm/launch.h); CommError where MPI is not in this build or does not start.
+/// ConfigError where a launcher has started several processes that do not find each other
+/// (comm/launch.h); CommError where MPI is not in this build or does not start.
 std::unique_ptr<Communicator> make_communicator(const CommSettings& settings);
 
 /// One rank.

@@ -8,6 +8,7 @@
 
 #include "config/scalar.h"
 #include "config/suggest.h"
+#include "data/readers/data_format.h"
 
 namespace fp8train {
 namespace {
@@ -65,7 +66,7 @@ std::optional<DataSource> read_source_map(const FieldValue& value) {
       source.path = path.value_or("");
       good = good && path.has_value();
     } else if (name == "format") {
-      const std::vector<std::string> formats = {"auto", "text", "jsonl", "llmc", "raw_u16"};
+      const std::vector<std::string> formats = data_format_names();
       const auto format = read_choice(child, formats, "one of " + joined(formats));
       source.format = format.value_or("");
       good = good && format.has_value();

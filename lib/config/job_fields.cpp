@@ -15,7 +15,7 @@ auto job(Member member) {
 }
 
 bool on_cpus(const Settings& settings) {
-  return settings.device == "cpu";
+  return settings.device == DeviceChoice::cpu;
 }
 
 bool on_gpus(const Settings& settings) {

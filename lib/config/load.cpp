@@ -3,12 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <memory>
 
 #include "base/error.h"
 #include "config/config_file.h"
 #include "config/cross_checks.h"
-#include "config/dialects.h"
-#include "config/dialects_precision_file.h"
 #include "config/given_keys.h"
 #include "config/presets.h"
 #include "config/replacements.h"
@@ -18,7 +17,7 @@ namespace {
 
 /// False when the file could not be read to its end, so that a key may be missing for that reason.
 bool add_text(const std::string& name, const std::string& text, int layer, GivenKeys& given,
-              Dialects& dialects, Problems& problems) {
+              ForeignKeys& foreign, Problems& problems) {
   const size_t source = problems.add_source(name, true);
   YamlNode root = parse_yaml(json_as_yaml(text), "", source, problems);
   const bool complete = !root.reported && root.kind == YamlNode::Kind::map;
@@ -27,16 +26,16 @@ bool add_text(const std::string& name, const std::string& text, int layer, Given
     return false;
   }
   root.reported = root.kind == YamlNode::Kind::null;
-  dialects.translate(root, source, layer);
+  foreign.translate(root, source, layer);
   given.add("", root, {source, root.line, root.column}, layer);
   return complete;
 }
 
 /// A file and the one that it names, if any.
 bool add_file(const std::string& name, const std::string& text, int layer, GivenKeys& given,
-              Dialects& dialects, Problems& problems) {
-  bool complete = add_text(name, text, layer, given, dialects, problems);
-  if (const auto included = dialects.take_included()) {
+              ForeignKeys& foreign, Problems& problems) {
+  bool complete = add_text(name, text, layer, given, foreign, problems);
+  if (const auto included = foreign.take_included()) {
     const std::string path = named_file(included->path, name);
     std::string inner;
     try {
@@ -45,14 +44,14 @@ bool add_file(const std::string& name, const std::string& text, int layer, Given
       problems.add(included->place, "", error.what());
       return false;
     }
-    complete = add_text(path, inner, layer, given, dialects, problems) && complete;
-    dialects.take_included();  // it is no file of the program that names others
+    complete = add_text(path, inner, layer, given, foreign, problems) && complete;
+    foreign.take_included();  // it is no file of the program that names others
   }
   return complete;
 }
 
 /// The request's files, each in a layer of its own. False when one could not be read to its end.
-bool add_files(const LoadRequest& request, int& layer, GivenKeys& given, Dialects& dialects,
+bool add_files(const LoadRequest& request, int& layer, GivenKeys& given, ForeignKeys& foreign,
                Problems& problems) {
   if (!request.text && request.path.empty()) {
     problems.add_source("command line", false);
@@ -60,12 +59,16 @@ bool add_files(const LoadRequest& request, int& layer, GivenKeys& given, Dialect
   }
   const std::string name = request.path.empty() ? "configuration" : request.path;
   bool complete = add_file(name, request.text ? *request.text : read_config_file(name), layer++,
-                           given, dialects, problems);
+                           given, foreign, problems);
   for (const std::string& path : request.further_paths) {
     complete =
-        add_file(path, read_config_file(path), layer++, given, dialects, problems) && complete;
+        add_file(path, read_config_file(path), layer++, given, foreign, problems) && complete;
   }
   return complete;
+}
+
+std::unique_ptr<ForeignKeys> foreign_keys_of(const ForeignKeysMaker& make, Problems& problems) {
+  return make ? make(problems) : std::make_unique<ForeignKeys>();
 }
 
 /// The tree in which `value` is at a dotted key.
@@ -80,7 +83,7 @@ YamlNode nested(const std::string& key, const YamlNode& value) {
 
 /// "a.b=v" from the command line or the environment.
 void add_assignment(const std::string& assignment, const std::string& origin, int layer,
-                    GivenKeys& given, Dialects& dialects, Problems& problems) {
+                    GivenKeys& given, ForeignKeys& foreign, Problems& problems) {
   const size_t source = problems.add_source(fmt::format("{} {}", origin, assignment), false);
   const size_t equals = assignment.find('=');
   const std::string key = assignment.substr(0, equals);
@@ -99,7 +102,7 @@ void add_assignment(const std::string& assignment, const std::string& origin, in
   constexpr std::ptrdiff_t kDeepest = 4;  // dots; no key of this or another program has more
   const bool shallow = std::count(key.begin(), key.end(), '.') <= kDeepest;
   YamlNode tree = shallow ? nested(key, value) : YamlNode{};
-  if (dialects.translate(tree, source, layer)) {
+  if (foreign.translate(tree, source, layer)) {
     given.add("", tree, {source, 0, 0}, layer);
   } else {
     given.add(key, value, {source, 0, 0}, layer);
@@ -144,10 +147,10 @@ void follow_global_batch(TrainingSettings& training) {
 }
 
 /// precision.file.
-void read_layers_file(PlanRequest& precision, Problems& problems) {
+void read_layers_file(PlanRequest& precision, ForeignKeys& foreign) {
   if (!precision.layers_file.empty()) {
-    precision.file_layers = read_precision_file(precision.layers_file,
-                                                read_config_file(precision.layers_file), problems);
+    precision.file_layers =
+        foreign.layers_in_file(precision.layers_file, read_config_file(precision.layers_file));
   }
 }
 
@@ -173,36 +176,37 @@ std::vector<Answer> answers_of(const GivenKeys& given, const Settings& settings)
 Settings load_settings(const LoadRequest& request) {
   Problems problems;
   GivenKeys given(problems);
-  Dialects dialects(problems);
+  const std::unique_ptr<ForeignKeys> foreign = foreign_keys_of(request.foreign_keys, problems);
   int layer = 0;
-  const bool complete = add_files(request, layer, given, dialects, problems);
+  const bool complete = add_files(request, layer, given, *foreign, problems);
   layer = std::max(layer, 1);
   for (const std::string& assignment : split_env(request.env)) {
-    add_assignment(assignment, "FP8TRAIN_SET", layer++, given, dialects, problems);
+    add_assignment(assignment, "FP8TRAIN_SET", layer++, given, *foreign, problems);
   }
   for (const std::string& assignment : request.sets) {
-    add_assignment(assignment, "--set", layer++, given, dialects, problems);
+    add_assignment(assignment, "--set", layer++, given, *foreign, problems);
   }
   replace_contradicted(given, problems);
-  dialects.finish(given);
+  foreign->finish(given);
 
   Settings settings;
   apply_given_preset(given, settings);
   given.read_all(settings);
-  read_layers_file(settings.precision, problems);
+  read_layers_file(settings.precision, *foreign);
   if (complete) {
     check_settings(settings, given, problems);
   }
   problems.raise();
-  settings.notes.lines = dialects.notes();
+  settings.notes.lines = foreign->notes();
   settings.notes.lines.insert(settings.notes.lines.end(), given.notes().begin(),
                               given.notes().end());
-  settings.notes.processes = dialects.processes();
+  settings.notes.processes = foreign->processes();
   follow_global_batch(settings.training);
   return settings;
 }
 
-ReadAnswers read_answers(const std::vector<Answer>& answers) {
+ReadAnswers read_answers(const std::vector<Answer>& answers,
+                         const ForeignKeysMaker& foreign_keys) {
   Problems problems;
   const size_t nobodys = problems.add_source("", false);
   GivenKeys given(problems);
@@ -214,7 +218,7 @@ ReadAnswers read_answers(const std::vector<Answer>& answers) {
   ReadAnswers result;
   apply_given_preset(given, result.settings);
   given.read_all(result.settings);
-  read_layers_file(result.settings.precision, problems);
+  read_layers_file(result.settings.precision, *foreign_keys_of(foreign_keys, problems));
   check_settings(result.settings, given, problems, Extent::begun);
   follow_global_batch(result.settings.training);
   for (const auto& [place, key, text] : problems.all()) {
@@ -238,35 +242,40 @@ struct PartOfSettings {
 PartOfSettings read_part(const LoadRequest& request) {
   Problems problems;
   GivenKeys given(problems);
-  Dialects dialects(problems);
+  const std::unique_ptr<ForeignKeys> foreign = foreign_keys_of(request.foreign_keys, problems);
   int layer = 0;
-  add_files(request, layer, given, dialects, problems);
+  add_files(request, layer, given, *foreign, problems);
   replace_contradicted(given, problems);
-  dialects.finish(given);
+  foreign->finish(given);
   PartOfSettings part;
   apply_given_preset(given, part.settings);
   given.read_all(part.settings);
+  read_layers_file(part.settings.precision, *foreign);
   check_settings(part.settings, given, problems, Extent::begun);
   problems.raise();
   part.answers = answers_of(given, part.settings);
   for (const auto& [position, key] : given.all()) {
     part.given.push_back(key.field->key);
   }
-  part.notes = dialects.notes();
+  part.notes = foreign->notes();
   part.notes.insert(part.notes.end(), given.notes().begin(), given.notes().end());
   return part;
 }
 
 }  // namespace
 
-std::vector<Answer> answers_in_file(const std::string& path) {
+std::vector<Answer> answers_in_file(const std::string& path,
+                                    const ForeignKeysMaker& foreign_keys) {
   LoadRequest request;
+  request.foreign_keys = foreign_keys;
   request.path = path;
   return read_part(request).answers;
 }
 
-Conversion convert_file(const std::string& path, const std::string& base) {
+Conversion convert_file(const std::string& path, const std::string& base,
+                        const ForeignKeysMaker& foreign_keys) {
   LoadRequest request;
+  request.foreign_keys = foreign_keys;
   request.path = base.empty() ? path : base;
   if (!base.empty()) {
     request.further_paths = {path};

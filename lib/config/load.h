@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "config/foreign_keys.h"
 #include "config/settings.h"
 
 namespace fp8train {
@@ -17,6 +18,7 @@ struct LoadRequest {
   std::string env;                         ///< FP8TRAIN_SET: "a.b=v;c.d=w"
   std::optional<std::string> text;  ///< the file's content when it is already in memory; `path`
                                     ///< then only names it in messages
+  ForeignKeysMaker foreign_keys = nullptr;
 };
 
 /// Reads, validates and completes the settings of a run. Throws one ConfigError that lists every
@@ -44,11 +46,13 @@ struct ReadAnswers {
   Settings settings;
   std::vector<Objection> objections;
 };
-ReadAnswers read_answers(const std::vector<Answer>& answers);
+ReadAnswers read_answers(const std::vector<Answer>& answers,
+                         const ForeignKeysMaker& foreign_keys = nullptr);
 
 /// What a file says, in the same form. It may say little; what it says must be right. Throws
 /// ConfigError as load_settings does.
-std::vector<Answer> answers_in_file(const std::string& path);
+std::vector<Answer> answers_in_file(const std::string& path,
+                                    const ForeignKeysMaker& foreign_keys = nullptr);
 
 /// A file of any program in the keys of this one.
 struct Conversion {
@@ -59,6 +63,7 @@ struct Conversion {
 
 /// What `path` says, over what `base` says (empty: nothing), which may both say little. Throws
 /// ConfigError as load_settings does.
-Conversion convert_file(const std::string& path, const std::string& base);
+Conversion convert_file(const std::string& path, const std::string& base,
+                        const ForeignKeysMaker& foreign_keys);
 
 }  // namespace fp8train

@@ -1,10 +1,14 @@
 // Data, training and everything around a run.
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <iterator>
 
 #include "config/field_builders.h"
 #include "config/field_table.h"
+#include "data/readers/data_format.h"
 
 namespace fp8train {
 namespace {
@@ -123,8 +127,9 @@ std::vector<Field> checkpoint_fields() {
 std::vector<Field> data_fields() {
   return {
       sources("data.train", &DataSettings::train,
-              "Training sources, one after the other: {path, format: auto|text|jsonl|llmc|raw_u16, "
-              "weight}; relative paths start at the working directory")
+              fmt::format("Training sources, one after the other: {{path, format: {}, weight}}; "
+                          "relative paths start at the working directory",
+                          fmt::join(data_format_names(), "|")))
           .asked({.topic = Topic::data, .text = "Training data: a file, or [file, file]"}),
       sources("data.val", &DataSettings::val,
               "Validation sources; not set: val_fraction of the training sources"),
@@ -190,13 +195,12 @@ std::vector<Field> training_fields() {
               "Rows of logits alive at a time; 0: chosen from the vocabulary and the GPU's memory"),
       duration("training.max_time", training(&TrainingSettings::max_time_seconds), "3h50m",
                "Save and stop with exit code 75 after this time", true),
-      choice("training.non_finite", training(&TrainingSettings::non_finite), {"skip", "stop"},
+      choice("training.non_finite", training(&TrainingSettings::non_finite), kOnNonFinite,
              "What to do with a step whose gradient norm is not finite"),
       integer("training.max_consecutive_skips", training(&TrainingSettings::max_consecutive_skips),
               at_least(1),
               "Skipped steps in a row after which the run has diverged; at its end, one"),
-      choice("training.on_divergence", training(&TrainingSettings::on_divergence),
-             {"stop", "rollback"},
+      choice("training.on_divergence", training(&TrainingSettings::on_divergence), kOnDivergence,
              "stop: exit code 5; rollback: go back to the newest checkpoint of before and leave "
              "out the batches seen since"),
       integer("training.max_rollbacks", training(&TrainingSettings::max_rollbacks), at_least(1),
@@ -241,24 +245,22 @@ std::vector<Field> run_fields() {
              "Draw from the likeliest tokens with this total probability"),
       integer("logging.interval", in(&Settings::logging, &LoggingSettings::interval), at_least(1),
               "Steps between progress lines"),
-      choice("logging.format", in(&Settings::logging, &LoggingSettings::format),
-             {"auto", "pretty", "plain"}, "auto is pretty on a terminal and plain elsewhere"),
+      choice("logging.format", in(&Settings::logging, &LoggingSettings::format), kProgressFormats,
+             "auto is pretty on a terminal and plain elsewhere"),
       flag("logging.tensorboard", in(&Settings::logging, &LoggingSettings::tensorboard),
            "Write event files for TensorBoard too, into output_dir/tensorboard"),
-      choice("comm.backend", in(&Settings::comm, &CommunicationSettings::backend),
-             {"auto", "self", "mpi", "nccl"},
+      choice("comm.backend", in(&Settings::comm, &CommSettings::backend), kCommBackends,
              "What moves bytes between the ranks that mpirun or srun has started. auto: mpi for "
              "ranks on CPUs, nccl for ranks on GPUs where there is one; mpi: on GPUs through host "
              "memory; self: one rank, whatever the launcher says"),
-      choice("comm.bootstrap", in(&Settings::comm, &CommunicationSettings::bootstrap),
-             {"auto", "mpi", "file"},
+      choice("comm.bootstrap", in(&Settings::comm, &CommSettings::bootstrap), kCommBootstraps,
              "How ranks find each other. file: ranks on GPUs that srun has started, without MPI; "
              "auto is that with backend nccl where srun offers none"),
-      path("comm.bootstrap_file", in(&Settings::comm, &CommunicationSettings::bootstrap_file),
+      path("comm.bootstrap_file", in(&Settings::comm, &CommSettings::bootstrap_file),
            "With bootstrap file: where it is, seen by all nodes; job, step and restart are added. "
            "Empty: rendezvous, in output_dir",
            "a path"),
-      duration("comm.timeout", in(&Settings::comm, &CommunicationSettings::timeout_seconds), "10m",
+      duration("comm.timeout", in(&Settings::comm, &CommSettings::timeout_seconds), "10m",
                "A message between ranks that takes longer ends the run"),
       integer(
           "parallelism.zero_stage", in(&Settings::parallelism, &ParallelismSettings::zero_stage),
@@ -275,8 +277,7 @@ std::vector<Field> run_fields() {
               in(&Settings::parallelism, &ParallelismSettings::check_replicas), at_least(0),
               "Steps after which ranks compare hashes of their weights, as they do before each "
               "checkpoint; one that differs is named and the run ends. 0: never"),
-      choice("device", in(&Settings::device), {"auto", "cpu", "cuda"},
-             "auto takes a GPU when there is one")
+      choice("device", in(&Settings::device), kDeviceChoices, "auto takes a GPU when there is one")
           .asked({.topic = Topic::hardware, .text = "Device", .changes_memory = true}),
       flag("cuda_graphs", in(&Settings::cuda_graphs),
            "On a GPU, record the work of a step once and replay it"),

@@ -8,7 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "comm/comm_settings.h"
 #include "data/data_settings.h"
+#include "device/device_choice.h"
 #include "model/model_config.h"
 #include "optim/settings.h"
 #include "precision/plan.h"
@@ -25,6 +27,16 @@ struct ModelSettings {
   bool operator==(const ModelSettings&) const = default;
 };
 
+/// A step whose gradient norm is not finite.
+enum class OnNonFinite : uint8_t { skip, stop };
+inline constexpr std::pair<OnNonFinite, std::string_view> kOnNonFinite[] = {
+    {OnNonFinite::skip, "skip"}, {OnNonFinite::stop, "stop"}};
+
+/// A run that diverges (train/divergence.h).
+enum class OnDivergence : uint8_t { stop, rollback };
+inline constexpr std::pair<OnDivergence, std::string_view> kOnDivergence[] = {
+    {OnDivergence::stop, "stop"}, {OnDivergence::rollback, "rollback"}};
+
 struct TrainingSettings {
   int64_t max_steps = 0;  ///< exactly one of max_steps and max_tokens is set
   int64_t max_tokens = 0;
@@ -38,9 +50,9 @@ struct TrainingSettings {
   double z_loss = 0.0;
   int64_t head_chunk_rows = 0;  ///< rows of logits alive at a time; 0: by the device (nn/head.h)
   double max_time_seconds = 0;  ///< 0: no limit; else save and stop with exit code 75
-  std::string non_finite = "skip";  ///< skip | stop: a step whose gradient norm is not finite
+  OnNonFinite non_finite = OnNonFinite::skip;
   int64_t max_consecutive_skips = 10;
-  std::string on_divergence = "stop";  ///< stop | rollback: train/divergence.h
+  OnDivergence on_divergence = OnDivergence::stop;
   int64_t max_rollbacks = 3;
   double spike_threshold = 0;  ///< standard deviations; 0: spikes are not looked for
   int64_t spike_window = 128;  ///< steps
@@ -92,21 +104,19 @@ struct SampleSettings {
   bool operator==(const SampleSettings&) const = default;
 };
 
+/// Of progress lines. automatic: pretty on a terminal, plain elsewhere.
+enum class ProgressFormat : uint8_t { automatic, pretty, plain };
+inline constexpr std::pair<ProgressFormat, std::string_view> kProgressFormats[] = {
+    {ProgressFormat::automatic, "auto"},
+    {ProgressFormat::pretty, "pretty"},
+    {ProgressFormat::plain, "plain"}};
+
 struct LoggingSettings {
   int64_t interval = 10;
-  std::string format = "auto";  ///< auto | pretty | plain
-  bool tensorboard = false;     ///< event files too, in output_dir/tensorboard
+  ProgressFormat format = ProgressFormat::automatic;
+  bool tensorboard = false;  ///< event files too, in output_dir/tensorboard
 
   bool operator==(const LoggingSettings&) const = default;
-};
-
-struct CommunicationSettings {
-  std::string backend = "auto";    ///< auto | self | mpi | nccl
-  std::string bootstrap = "auto";  ///< how ranks find each other: auto | mpi | file
-  std::string bootstrap_file;      ///< empty: one in output_dir
-  double timeout_seconds = 600;    ///< of a collective
-
-  bool operator==(const CommunicationSettings&) const = default;
 };
 
 /// Seconds that a rank may spend in a section without getting on; 0: any time.
@@ -165,14 +175,14 @@ struct Settings {
   EvalSettings eval;
   SampleSettings sample;
   LoggingSettings logging;
-  CommunicationSettings comm;
+  CommSettings comm;
   WatchdogSettings watchdog;
   ParallelismSettings parallelism;
   JobSettings job;
-  std::string device = "auto";  ///< cpu | cuda | auto
-  bool cuda_graphs = true;      ///< replay recorded steps
-  bool gemm_tuning = false;     ///< time the GPU's algorithms for each product
-  int64_t threads = 0;          ///< 0: all cores (or SLURM_CPUS_PER_TASK, OMP_NUM_THREADS)
+  DeviceChoice device = DeviceChoice::automatic;
+  bool cuda_graphs = true;   ///< replay recorded steps
+  bool gemm_tuning = false;  ///< time the GPU's algorithms for each product
+  int64_t threads = 0;       ///< 0: all cores (or SLURM_CPUS_PER_TASK, OMP_NUM_THREADS)
   std::string output_dir = "runs/default";
   Notes notes;
 

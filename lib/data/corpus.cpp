@@ -6,25 +6,12 @@
 
 #include "base/content_hash.h"
 #include "base/error.h"
+#include "data/readers/data_format.h"
 #include "data/text_source.h"
 #include "data/token_file.h"
 
 namespace fp8train {
 namespace {
-
-class FileStore final : public TokenStore {
- public:
-  FileStore(const std::filesystem::path& path, TokenFileKind kind, int64_t vocab_size)
-      : file_(path, kind), vocab_size_(vocab_size) {}
-  int64_t size() const override { return file_.size(); }
-  void read(int64_t offset, int64_t count, int32_t* to) const override {
-    file_.read(offset, count, vocab_size_, to);
-  }
-
- private:
-  TokenFile file_;
-  int64_t vocab_size_;
-};
 
 template <typename Stored>
 class MemoryStore final : public TokenStore {
@@ -51,23 +38,34 @@ class SourceReader {
   /// Appends the source to `train`, except for its last `held_back` fraction, which goes to `val`.
   void read(const DataSource& source, double held_back, Corpus& train, Corpus& val) const {
     const auto paths = expand_path(source.path);
-    const DataFormat format = format_of(paths.front(), source.format);
+    const DataFormat& format = format_of(paths.front(), source.format);
     for (const auto& path : paths) {
-      if (format_of(path, source.format) != format) {
+      const DataFormat& other = format_of(path, source.format);
+      if (&other != &format) {
         throw DataError(fmt::format("{}: the files are of different formats ({} is {}, {} is {})",
-                                    source.path, paths.front().string(), name_of(format),
-                                    path.string(), name_of(format_of(path, source.format))));
+                                    source.path, paths.front().string(), format.name, path.string(),
+                                    other.name));
       }
-      train.add_file({path.string(), InputFile(path).opened()});  // before its content is read
+      add_files(path, format, train);  // before their content is read
     }
-    if (format == DataFormat::text || format == DataFormat::jsonl) {
-      read_documents(source, paths, format, held_back, train, val);
-    } else {
+    if (format.has_tokens()) {
       read_token_files(source, paths, format, held_back, train, val);
+    } else {
+      read_documents(source, paths, format, held_back, train, val);
     }
   }
 
  private:
+  static void add_files(const std::filesystem::path& path, const DataFormat& format,
+                        Corpus& corpus) {
+    corpus.add_file({path.string(), InputFile(path).opened()});
+    if (format.companions != nullptr) {
+      for (const auto& companion : format.companions(path)) {
+        corpus.add_file({companion.string(), InputFile(companion).opened()});
+      }
+    }
+  }
+
   std::vector<int32_t> tokens_of(const std::vector<std::string>& documents, size_t begin,
                                  size_t end, bool separated) const {
     const SequenceFrame frame = separated ? tokenizer_.frame() : SequenceFrame{};
@@ -92,7 +90,8 @@ class SourceReader {
   }
 
   void read_documents(const DataSource& source, const std::vector<std::filesystem::path>& paths,
-                      DataFormat format, double held_back, Corpus& train, Corpus& val) const {
+                      const DataFormat& format, double held_back, Corpus& train,
+                      Corpus& val) const {
     if (tokenizer_.type() == "none") {
       throw ConfigError(fmt::format(
           "data.tokenizer is none, but {} is text; name a tokenizer, or give token files",
@@ -105,12 +104,13 @@ class SourceReader {
     }
     std::vector<std::string> documents;
     for (const auto& path : paths) {
-      for_each_document(path, format, settings_.text_key,
-                        [&](std::string text) { documents.push_back(std::move(text)); });
+      format.for_each_document(path, settings_.text_key,
+                               [&](std::string text) { documents.push_back(std::move(text)); });
     }
     size_t boundary = documents.size();
-    const bool separated = format == DataFormat::jsonl || documents.size() > 1;
-    if (held_back > 0 && format == DataFormat::jsonl) {
+    const bool in_records = format.content == DataContent::documents;
+    const bool separated = in_records || documents.size() > 1;
+    if (held_back > 0 && in_records) {
       boundary =
           static_cast<size_t>(split_point(static_cast<int64_t>(documents.size()), held_back));
     } else if (held_back > 0) {
@@ -150,12 +150,12 @@ class SourceReader {
   }
 
   void read_token_files(const DataSource& source, const std::vector<std::filesystem::path>& paths,
-                        DataFormat format, double held_back, Corpus& train, Corpus& val) const {
-    const auto kind = format == DataFormat::llmc ? TokenFileKind::llmc : TokenFileKind::raw_u16;
+                        const DataFormat& format, double held_back, Corpus& train,
+                        Corpus& val) const {
     std::vector<std::shared_ptr<const TokenStore>> stores;
     int64_t total = 0;
     for (const auto& path : paths) {
-      stores.push_back(std::make_shared<FileStore>(path, kind, vocab_size_));
+      stores.push_back(format.open(path, vocab_size_));
       total += stores.back()->size();
     }
     if (total == 0) {

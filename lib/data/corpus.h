@@ -11,17 +11,10 @@
 
 #include "data/data_settings.h"
 #include "data/input_file.h"
+#include "data/token_store.h"
 #include "data/tokenizer.h"
 
 namespace fp8train {
-
-/// Where a run of tokens of a corpus lies. `read` may be called from several threads.
-class TokenStore {
- public:
-  virtual ~TokenStore() = default;
-  virtual int64_t size() const = 0;
-  virtual void read(int64_t offset, int64_t count, int32_t* to) const = 0;
-};
 
 /// A file that a corpus was made from, as it was when it was opened.
 struct DataFile {

@@ -8,9 +8,8 @@
 namespace fp8train {
 
 struct DataSource {
-  std::string path;  ///< a file; for token shards also a glob, read in sorted order
-  std::string
-      format;  ///< auto | text | jsonl | llmc | raw_u16; auto looks at the content and the name
+  std::string path;    ///< a file; for token shards also a glob, read in sorted order
+  std::string format;  ///< a name of data/readers/data_format.h; auto: by content and name
   double weight = 1.0;
 
   bool operator==(const DataSource&) const = default;

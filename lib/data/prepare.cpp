@@ -12,9 +12,11 @@
 #include "base/error.h"
 #include "data/byte_stream.h"
 #include "data/document_encoder.h"
+#include "data/readers/data_format.h"
 #include "data/text_source.h"
 #include "data/token_file_writer.h"
 #include "data/tokenizer.h"
+#include "data/utf8.h"
 
 namespace fp8train {
 namespace {
@@ -72,21 +74,21 @@ class ShardWriter {
 
 struct Input {
   std::filesystem::path path;
-  DataFormat format;
+  const DataFormat* format;
 };
 
 std::vector<Input> find_inputs(const PrepareSettings& settings) {
   std::vector<Input> inputs;
   for (const std::string& pattern : settings.inputs) {
     for (const auto& path : expand_path(pattern)) {
-      const DataFormat format = format_of(path, settings.format);
-      if (format != DataFormat::text && format != DataFormat::jsonl) {
+      const DataFormat& format = format_of(path, settings.format);
+      if (format.has_tokens()) {
         throw DataError(
             fmt::format("{}: is {}, which holds tokens already; only text and jsonl "
                         "files are prepared",
-                        path.string(), name_of(format)));
+                        path.string(), format.name));
       }
-      inputs.push_back({path, format});
+      inputs.push_back({path, &format});
     }
   }
   return inputs;
@@ -134,7 +136,7 @@ class Preparation {
 
   void add(const Input& input) {
     try {
-      if (input.format == DataFormat::jsonl) {
+      if (input.format->content == DataContent::documents) {
         add_lines(input);
       } else {
         add_text(input);
@@ -176,14 +178,14 @@ class Preparation {
   void add_lines(const Input& input) {
     int64_t count = 0;
     if (settings_.val_fraction > 0) {
-      for_each_document(input.path, input.format, settings_.text_key,
-                        [&](const std::string&) { ++count; });
+      input.format->for_each_document(input.path, settings_.text_key,
+                                      [&](const std::string&) { ++count; });
     }
     const int64_t train_documents =
         settings_.val_fraction > 0 ? split_point(count, settings_.val_fraction) : INT64_MAX;
     int64_t index = 0;
     uint64_t bytes = 0;
-    for_each_document(input.path, input.format, settings_.text_key, [&](std::string document) {
+    input.format->for_each_document(input.path, settings_.text_key, [&](std::string document) {
       ++documents_;
       bytes += document.size();
       (index++ < train_documents ? train_encoder_ : val_encoder_).add(std::move(document));
@@ -237,7 +239,7 @@ class Preparation {
     nlohmann::ordered_json sources = nlohmann::ordered_json::array();
     for (const Input& input : inputs) {
       sources.push_back({{"file", input.path.filename().string()},
-                         {"format", name_of(input.format)},
+                         {"format", input.format->name},
                          {"bytes", std::filesystem::file_size(input.path)}});
     }
     const nlohmann::ordered_json document = {{"format", "fp8train-dataset"},
@@ -276,7 +278,7 @@ PrepareReport prepare_data(const PrepareSettings& settings) {
   const auto tokenizer = make_tokenizer(settings.tokenizer, [&] {
     std::vector<DataSource> sources;
     for (const Input& input : inputs) {
-      sources.push_back({input.path.string(), std::string(name_of(input.format)), 1.0});
+      sources.push_back({input.path.string(), std::string(input.format->name), 1.0});
     }
     return all_text(sources, settings.text_key);
   });

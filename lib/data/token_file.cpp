@@ -28,12 +28,13 @@ void read_tokens(const InputFile& file, uint64_t first_byte, int64_t offset, int
     const uint64_t byte = first_byte + static_cast<uint64_t>(offset + done) * sizeof(Stored);
     file.read(byte, stored.data(), static_cast<size_t>(part) * sizeof(Stored));
     for (int64_t i = 0; i < part; ++i) {
-      const auto id = static_cast<int64_t>(stored[static_cast<size_t>(i)]);
-      if (id >= vocab_size) {
+      const Stored value = stored[static_cast<size_t>(i)];
+      const auto id = static_cast<int64_t>(value);
+      if (id < 0 || id >= vocab_size) {
         throw DataError(fmt::format(
             "{}: token {} at offset {} (byte {}) is outside the vocabulary of {}; the file was "
             "made with another tokenizer, or is not what data.format says",
-            file.path().string(), id, offset + done + i,
+            file.path().string(), value, offset + done + i,
             byte + static_cast<uint64_t>(i) * sizeof(Stored), vocab_size));
       }
       to[done + i] = static_cast<int32_t>(id);
@@ -59,54 +60,22 @@ void write_tokens(AtomicFile& file, std::span<const int32_t> tokens, int64_t voc
   }
 }
 
+struct TypeFacts {
+  std::string_view name;
+  int bytes;
+};
+
+constexpr std::array<TypeFacts, 8> kTypes = {
+    {{"u8", 1}, {"i8", 1}, {"u16", 2}, {"i16", 2}, {"u32", 4}, {"i32", 4}, {"u64", 8}, {"i64", 8}}};
+
 }  // namespace
 
-TokenFile::TokenFile(const std::filesystem::path& path, TokenFileKind kind)
-    : file_(path, InputFile::Links::refuse) {
-  if (kind == TokenFileKind::llmc) {
-    read_llmc_header();
-    return;
-  }
-  if (file_.size() % 2 != 0) {
-    throw DataError(
-        fmt::format("{}: {} bytes are not a whole number of u16 tokens; the file is cut "
-                    "off or has another format",
-                    path.string(), file_.size()));
-  }
-  size_ = static_cast<int64_t>(file_.size() / 2);
+std::string_view name_of(TokenType type) {
+  return kTypes[static_cast<size_t>(type)].name;
 }
 
-void TokenFile::read_llmc_header() {
-  const std::string name = path().string();
-  if (file_.size() < kLlmcHeaderBytes) {
-    throw DataError(fmt::format("{}: {} bytes are less than the {} of an llm.c header", name,
-                                file_.size(), kLlmcHeaderBytes));
-  }
-  std::array<int32_t, kHeaderWords> header = {};
-  file_.read(0, header.data(), kLlmcHeaderBytes);
-  const int32_t magic = header[0];
-  const int32_t version = header[1];
-  const bool is_u16 = magic == kLlmcMagicU16;
-  if (!is_u16 && magic != kLlmcMagicU32) {
-    throw DataError(fmt::format("{}: magic {} is not that of an llm.c token file ({} or {})", name,
-                                magic, kLlmcMagicU16, kLlmcMagicU32));
-  }
-  const int32_t expected_version = is_u16 ? kLlmcVersionU16 : kLlmcVersionU32;
-  if (version != expected_version) {
-    throw DataError(fmt::format("{}: version {} with magic {}; this program reads version {}", name,
-                                version, magic, expected_version));
-  }
-  const int64_t count = header[2];
-  bytes_per_token_ = is_u16 ? 2 : 4;
-  const int64_t expected = static_cast<int64_t>(kLlmcHeaderBytes) + count * bytes_per_token_;
-  if (count < 0 || static_cast<uint64_t>(expected) != file_.size()) {
-    throw DataError(
-        fmt::format("{}: the header says {} tokens of {} bytes, which makes {} bytes, "
-                    "but the file has {}",
-                    name, count, bytes_per_token_, expected, file_.size()));
-  }
-  size_ = count;
-  first_byte_ = kLlmcHeaderBytes;
+int size_of(TokenType type) {
+  return kTypes[static_cast<size_t>(type)].bytes;
 }
 
 void TokenFile::read(int64_t offset, int64_t count, int64_t vocab_size, int32_t* to) const {
@@ -114,10 +83,26 @@ void TokenFile::read(int64_t offset, int64_t count, int64_t vocab_size, int32_t*
     throw DataError(fmt::format("{}: tokens {} + {} are asked for, but it has {}", path().string(),
                                 offset, count, size_));
   }
-  if (bytes_per_token_ == 2) {
-    read_tokens<uint16_t>(file_, first_byte_, offset, count, vocab_size, to);
-  } else {
-    read_tokens<uint32_t>(file_, first_byte_, offset, count, vocab_size, to);
+  const auto run = [&]<typename Stored>(Stored /*type*/) {
+    read_tokens<Stored>(file_, first_byte_, offset, count, vocab_size, to);
+  };
+  switch (type_) {
+    case TokenType::u8:
+      return run(uint8_t{});
+    case TokenType::i8:
+      return run(int8_t{});
+    case TokenType::u16:
+      return run(uint16_t{});
+    case TokenType::i16:
+      return run(int16_t{});
+    case TokenType::u32:
+      return run(uint32_t{});
+    case TokenType::i32:
+      return run(int32_t{});
+    case TokenType::u64:
+      return run(uint64_t{});
+    case TokenType::i64:
+      return run(int64_t{});
   }
 }
 

@@ -1,18 +1,23 @@
 #pragma once
-// Files of token ids. Reading: llm.c shards (karpathy/llm.c: dev/data/data_common.py; 256 int32 of
-// header, then u16 or u32 ids) and nanoGPT's headerless u16. Writing: llm.c shards. A TokenFile
-// holds an open descriptor and no tokens; reads are thread-safe.
+// Token ids in a file, one after the other, as most formats have them. A TokenFile holds an open
+// descriptor and no tokens; reads are thread-safe. Also the writer of llm.c shards.
 
 #include <cstdint>
 #include <filesystem>
 #include <span>
-#include <string>
+#include <string_view>
+#include <utility>
 
 #include "data/input_file.h"
+#include "data/token_store.h"
 
 namespace fp8train {
 
-enum class TokenFileKind : uint8_t { llmc, raw_u16 };
+/// How an id is stored, little-endian.
+enum class TokenType : uint8_t { u8, i8, u16, i16, u32, i32, u64, i64 };
+
+std::string_view name_of(TokenType type);  ///< "u16"
+int size_of(TokenType type);               ///< in bytes
 
 constexpr int32_t kLlmcMagicU16 = 20240520;
 constexpr int32_t kLlmcVersionU16 = 1;
@@ -23,28 +28,47 @@ constexpr int64_t kU16Vocab = 65536;  // ids below it fit into u16
 
 class TokenFile {
  public:
-  /// Checks the header and the size. Throws DataError naming the file and the numbers; symbolic
-  /// links, FIFOs and directories are refused.
-  TokenFile(const std::filesystem::path& path, TokenFileKind kind);
+  /// `count` ids from `first_byte` on.
+  TokenFile(InputFile file, TokenType type, uint64_t first_byte, int64_t count)
+      : file_(std::move(file)), type_(type), first_byte_(first_byte), size_(count) {}
 
   const std::filesystem::path& path() const { return file_.path(); }
 
   /// Number of tokens.
   int64_t size() const { return size_; }
-  int bytes_per_token() const { return bytes_per_token_; }
+  int bytes_per_token() const { return size_of(type_); }
 
   /// Tokens [offset, offset + count) into `to`. Throws DataError naming file and offset when an id
   /// is not below `vocab_size` or the file has become shorter.
   void read(int64_t offset, int64_t count, int64_t vocab_size, int32_t* to) const;
 
  private:
-  void read_llmc_header();
-
   InputFile file_;
-  int64_t size_ = 0;
-  uint64_t first_byte_ = 0;
-  int bytes_per_token_ = 2;
+  TokenType type_;
+  uint64_t first_byte_;
+  int64_t size_;
 };
+
+/// A TokenFile as a store of ids below `vocab_size`.
+class FileTokens final : public TokenStore {
+ public:
+  FileTokens(TokenFile file, int64_t vocab_size)
+      : file_(std::move(file)), vocab_size_(vocab_size) {}
+  int64_t size() const override { return file_.size(); }
+  void read(int64_t offset, int64_t count, int32_t* to) const override {
+    file_.read(offset, count, vocab_size_, to);
+  }
+
+ private:
+  TokenFile file_;
+  int64_t vocab_size_;
+};
+
+/// Check header and size. Throw DataError naming the file and the numbers; symbolic links, FIFOs
+/// and directories are refused.
+TokenFile open_llmc(const std::filesystem::path& path);     ///< data/readers/llmc.cpp
+TokenFile open_raw_u16(const std::filesystem::path& path);  ///< data/readers/raw_u16.cpp
+TokenFile open_npy(const std::filesystem::path& path);      ///< data/readers/npy.cpp
 
 /// Writes one llm.c shard, whole or not at all: u16 ids (magic 20240520) when `vocab_size` <=
 /// 65536, else u32 (magic 20240801). Throws DataError for an id outside the vocabulary or more than

@@ -12,6 +12,7 @@
 #include "base/atomic_file.h"
 #include "base/error.h"
 #include "data/byte_stream.h"
+#include "data/readers/data_format.h"
 #include "data/text_source.h"
 #include "data/tokenizer.h"
 #include "data/tokenizers/byte_alphabet.h"
@@ -76,11 +77,11 @@ size_t end_of_lines(std::string_view text) {
   return line == std::string_view::npos ? 0 : line + 1;
 }
 
-void count_file(const std::filesystem::path& path, DataFormat format, const std::string& text_key,
-                PieceCounts& counts) {
+void count_file(const std::filesystem::path& path, const DataFormat& format,
+                const std::string& text_key, PieceCounts& counts) {
   constexpr size_t kReadBytesAtATime = 4U << 20;
-  if (format != DataFormat::text) {
-    for_each_document(path, format, text_key, [&](const std::string& text) { counts.add(text); });
+  if (format.content != DataContent::text) {
+    format.for_each_document(path, text_key, [&](const std::string& text) { counts.add(text); });
     return;
   }
   ByteStream file(path);
@@ -240,12 +241,12 @@ PieceCounts count_inputs(const TokenizerTraining& settings,
   PieceCounts counts(pattern);
   for (const std::string& input : settings.inputs) {
     for (const auto& path : expand_path(input)) {
-      const DataFormat format = format_of(path, settings.format);
-      if (format != DataFormat::text && format != DataFormat::jsonl) {
+      const DataFormat& format = format_of(path, settings.format);
+      if (format.has_tokens()) {
         throw DataError(
             fmt::format("{}: is {}, which holds tokens already; only text and jsonl "
                         "files train a tokenizer",
-                        path.string(), name_of(format)));
+                        path.string(), format.name));
       }
       count_file(path, format, settings.text_key, counts);
     }

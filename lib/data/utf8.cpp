@@ -39,6 +39,16 @@ bool is_utf8(std::string_view text) {
   return true;
 }
 
+std::string_view without_cut_end(std::string_view text) {
+  constexpr size_t kLongest = 4;
+  size_t end = text.size();
+  while (end > 0 && text.size() - end < kLongest - 1 && is_continuation(text[end - 1])) {
+    --end;
+  }
+  const bool ends_cut = end > 0 && code_point_length(text, end - 1) == 0;
+  return ends_cut ? text.substr(0, end - 1) : text;
+}
+
 std::string printable(std::string_view bytes) {
   std::string text;
   for (const char c : bytes) {

@@ -18,6 +18,9 @@ size_t code_point_length(std::string_view text, size_t position);
 /// Whether `text` is well-formed from end to end.
 bool is_utf8(std::string_view text);
 
+/// The part of `text` without a code point that its end cuts in two.
+std::string_view without_cut_end(std::string_view text);
+
 /// The bytes in a form fit for a message: printable ASCII as it is, everything else as <0xXX>.
 std::string printable(std::string_view bytes);
 

@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "device/cpu/cpu_device.h"
 #include "device/cuda/cuda_device.h"
+#include "device/device_choice.h"
 #include "device/meta/meta_device.h"
 
 namespace fp8train {
@@ -17,6 +18,15 @@ std::string_view name_of(DeviceKind kind) {
       return "meta";
   }
   return "?";
+}
+
+DeviceChoice device_choice_named(std::string_view name) {
+  for (const auto& [choice, known] : kDeviceChoices) {
+    if (name == known) {
+      return choice;
+    }
+  }
+  throw ConfigError("Unknown device '" + std::string(name) + "' (expected auto, cpu, cuda)");
 }
 
 namespace {

@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "base/math.h"
 #include "model/families/family.h"
 #include "model/rotary.h"
 #include "ops/pointwise/elementwise.h"
@@ -14,23 +13,9 @@
 namespace fp8train {
 namespace {
 
-constexpr int64_t kVocabularyMultiple = 16;
-
 /// The plan's roles are for the weights of layers that are not exempt.
 ParameterFormats formats_of(const PrecisionPlan& plan, const LinearPlan& linear) {
   return linear.exempt_reason.empty() ? parameter_formats(plan) : ParameterFormats{};
-}
-
-/// Parameter::matrices of a block's linear layer.
-std::vector<int64_t> stacked_matrices(const ModelConfig& config, const LinearSite& site) {
-  if (site.name.ends_with("attention.qkv")) {
-    const int64_t keys = config.num_key_value_heads * config.head_dim;
-    return {config.num_attention_heads * config.head_dim, keys, keys};
-  }
-  if (site.name.ends_with("mlp.up") && config.mlp == MlpKind::swiglu) {
-    return {config.intermediate_size, config.intermediate_size};
-  }
-  return {site.out_features};
 }
 
 /// Values, gradients and moments of the head stay in fp32, also where its GEMMs have no scales: at
@@ -40,27 +25,6 @@ ParameterFormats head_formats(const PrecisionPlan& plan, const LinearPlan& head)
 }
 
 }  // namespace
-
-int64_t padded_vocabulary(const ModelConfig& config) {
-  return round_up(config.vocab_size, kVocabularyMultiple);
-}
-
-std::vector<LinearSite> linear_sites(const ModelConfig& config) {
-  const int64_t width = config.hidden_size;
-  const int64_t attended = config.num_attention_heads * config.head_dim;
-  const int64_t inner = config.intermediate_size;
-  const int64_t up = config.mlp == MlpKind::swiglu ? 2 * inner : inner;
-  std::vector<LinearSite> sites;
-  for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
-    const std::string layer = fmt::format("layers.{}.", i);
-    sites.push_back({layer + "attention.qkv", width, config.qkv_width(), i, false});
-    sites.push_back({layer + "attention.output", attended, width, i, false});
-    sites.push_back({layer + "mlp.up", width, up, i, false});
-    sites.push_back({layer + "mlp.down", inner, width, i, false, config.mlp == MlpKind::swiglu});
-  }
-  sites.push_back({"head", width, padded_vocabulary(config), -1, true});
-  return sites;
-}
 
 Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan& plan,
                  const DecoderOptions& options)
@@ -142,19 +106,21 @@ Norm Decoder::make_norm(const std::string& name, const SavedFormat& input) {
   return {weight, bias, centered, config_.norm_eps, input};
 }
 
-Linear Decoder::make_linear(const std::string& name, bool bias, float init_std) {
+Linear Decoder::make_linear(const std::string& name) {
   const auto found = linear_index_.find(name);
   check(found != linear_index_.end(), "a block's linear is one of the model's sites");
   const LinearPlan& plan = linear_plans_[found->second];
   Parameter* weight = parameters_.add({.name = name + ".weight",
                                        .shape = {plan.site.out_features, plan.site.in_features},
-                                       .matrices = stacked_matrices(config_, plan.site),
-                                       .init_std = init_std,
+                                       .matrices = plan.site.matrices,
+                                       .init_std = plan.site.ends_branch
+                                                       ? config_.family->residual_init_std(config_)
+                                                       : config_.initializer_range,
                                        .formats = formats_of(plan_, plan),
                                        .value_is_read = false,
                                        .overwritten = true});
   Parameter* offset = nullptr;
-  if (bias) {
+  if (plan.site.has_bias) {
     offset = parameters_.add({.name = name + ".bias",
                               .shape = {plan.site.out_features},
                               .decay = false,
@@ -165,16 +131,14 @@ Linear Decoder::make_linear(const std::string& name, bool bias, float init_std) 
 }
 
 /// Whether every linear layer of a block is.
-bool Decoder::is_exempt(const std::string& layer) const {
+bool Decoder::is_exempt(int64_t block) const {
   return std::all_of(linear_plans_.begin(), linear_plans_.end(), [&](const LinearPlan& linear) {
-    return !linear.site.name.starts_with(layer) || !linear.exempt_reason.empty();
+    return linear.site.block != block || !linear.exempt_reason.empty();
   });
 }
 
 void Decoder::add_block(int64_t index, const DecoderOptions& options) {
   const std::string layer = fmt::format("layers.{}.", index);
-  const float range = config_.initializer_range;
-  const float residual_range = config_.family->residual_init_std(config_);
   const auto head_norm = [&](const char* name) -> Parameter* {
     if (!config_.qk_norm) {
       return nullptr;
@@ -185,7 +149,7 @@ void Decoder::add_block(int64_t index, const DecoderOptions& options) {
                             .init = Init::ones,
                             .overwritten = true});
   };
-  const bool exempt = is_exempt(layer);
+  const bool exempt = is_exempt(index);
   const auto saved_input = [&](const TensorFormat& format) {
     SavedFormat input = saved_format(plan_, format);
     input.in_training = input.in_training && !exempt;
@@ -193,16 +157,15 @@ void Decoder::add_block(int64_t index, const DecoderOptions& options) {
     return input;
   };
   const Norm attention_norm = make_norm(layer + "attention_norm", saved_input(plan_.saved_norm));
-  Linear qkv = make_linear(layer + "attention.qkv", config_.qkv_bias, range);
+  Linear qkv = make_linear(layer + "attention.qkv");
   Parameter* q_norm = head_norm("attention.q_norm.weight");
   Parameter* k_norm = head_norm("attention.k_norm.weight");
-  Linear output =
-      make_linear(layer + "attention.output", config_.attention_output_bias, residual_range);
+  Linear output = make_linear(layer + "attention.output");
   Attention attention({config_.num_attention_heads, config_.num_key_value_heads, config_.head_dim},
                       std::move(qkv), std::move(output), q_norm, k_norm, config_.norm_eps, rotary_);
   const Norm mlp_norm = make_norm(layer + "mlp_norm", saved_input(plan_.saved_norm));
-  Linear up = make_linear(layer + "mlp.up", config_.mlp_bias, range);
-  Linear down = make_linear(layer + "mlp.down", config_.mlp_bias, residual_range);
+  Linear up = make_linear(layer + "mlp.up");
+  Linear down = make_linear(layer + "mlp.down");
   const MlpActivation activation =
       config_.mlp == MlpKind::swiglu ? MlpActivation::swiglu : MlpActivation::gelu;
   blocks_.emplace_back(
@@ -219,9 +182,7 @@ void Decoder::allocate(const DecoderOptions& options) {
   }
   scaling_.allocate(*device_);
   for (size_t unit = 0; unit < units(); ++unit) {
-    for (Linear* linear : linears_of(unit)) {
-      linear->allocate(*device_, parameters_);
-    }
+    for_each_linear(unit, [&](Linear& linear) { linear.weight().allocate(*device_, parameters_); });
   }
   if (config_.positions == PositionKind::rope) {
     fill_rotary_tables();

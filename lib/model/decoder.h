@@ -11,6 +11,7 @@
 
 #include "device/arena.h"
 #include "device/device.h"
+#include "model/linear_sites.h"
 #include "model/model_config.h"
 #include "nn/block.h"
 #include "nn/head.h"
@@ -30,12 +31,6 @@ struct DecoderOptions {
   bool gradients = true;        ///< false: forward only, nothing is allocated for backward
   bool exchanged = false;       ///< several ranks exchange gradients
 };
-
-/// The linear layers of a model in order of execution; the head is last.
-std::vector<LinearSite> linear_sites(const ModelConfig& config);
-
-/// Rows of the embedding and head tables as stored: the vocabulary rounded up to a multiple of 16.
-int64_t padded_vocabulary(const ModelConfig& config);
 
 class Decoder {
  public:
@@ -60,6 +55,16 @@ class Decoder {
   /// Units of the store: the embedding, each block, what comes after them.
   size_t units() const { return blocks_.size() + 2; }
 
+  /// Calls visit(Linear&) for the layers whose weights belong to a unit, in order of execution.
+  template <typename Visit>
+  void for_each_linear(size_t unit, const Visit& visit) {
+    if (unit > 0 && unit <= blocks_.size()) {
+      blocks_[unit - 1].for_each_linear(visit);
+    } else if ((unit == 0) == tied()) {
+      visit(head_->projection());
+    }
+  }
+
   /// Forward, loss and backward of one micro-batch: adds to the totals and to the gradients.
   /// tokens, targets: int32 [B, T]. Gradients are scaled by *loss_scale * gradient_factor.
   void train_micro_batch(const StepContext& step, ConstView tokens, ConstView targets,
@@ -80,7 +85,6 @@ class Decoder {
   /// Before a pass reads a unit's parameters; `next`: the unit after it.
   void use(const StepContext& context, size_t unit, size_t next);
   void begin_gradients(const StepContext& context, size_t unit) const;
-  std::vector<Linear*> linears_of(size_t unit);
   bool tied() const { return config_.tie_word_embeddings; }
   View embed(const StepContext& context, ConstView tokens, int64_t first_position, Arena& arena);
   /// `stream`: the embedded tokens on entry, and memory for branches; what the last block made,
@@ -92,10 +96,10 @@ class Decoder {
                 const LossTotals& totals, const View& gradient, const float* loss_scale,
                 float gradient_factor);
   void backward(const StepContext& context, ConstView tokens, const View& gradient, int64_t batch);
-  bool is_exempt(const std::string& layer) const;
+  bool is_exempt(int64_t block) const;
   void add_block(int64_t index, const DecoderOptions& options);
   Norm make_norm(const std::string& name, const SavedFormat& input);
-  Linear make_linear(const std::string& name, bool bias, float init_std);
+  Linear make_linear(const std::string& name);
   /// Backward reads codes of the inputs of norms: nothing of the residual stream stays alive.
   bool encodes_residuals() const { return plan_.saved_norm.is_scaled(); }
   SavedFormat norm_input() const { return saved_format(plan_, plan_.saved_norm); }

@@ -5,24 +5,12 @@
 
 namespace fp8train {
 
-/// Those whose weights belong to a unit.
-std::vector<Linear*> Decoder::linears_of(size_t unit) {
-  if (unit > 0 && unit <= blocks_.size()) {
-    Block& block = blocks_[unit - 1];
-    return {&block.attention().qkv(), &block.attention().output(), &block.mlp().up(),
-            &block.mlp().down()};
-  }
-  const bool with_head = (unit == 0) == tied();
-  return with_head ? std::vector<Linear*>{&head_->projection()} : std::vector<Linear*>{};
-}
-
 /// This rank's parts of what is gathered.
 void Decoder::make_parts(const StepContext& context) {
   bool found = false;
   for (size_t unit = 0; unit < units(); ++unit) {
-    for (const Linear* linear : linears_of(unit)) {
-      found = linear->find_part_amax(context) || found;
-    }
+    for_each_linear(
+        unit, [&](Linear& linear) { found = linear.weight().find_part_amax(context) || found; });
   }
   if (found) {
     context.gatherer->combine_amax(scaling_.shared_amax());
@@ -31,9 +19,7 @@ void Decoder::make_parts(const StepContext& context) {
     context.gatherer->combine_amax(parameters_.block_amax());
   }
   for (size_t unit = 0; unit < units(); ++unit) {
-    for (const Linear* linear : linears_of(unit)) {
-      linear->make_part(context);
-    }
+    for_each_linear(unit, [&](Linear& linear) { linear.weight().make_part(context); });
   }
 }
 
@@ -50,15 +36,13 @@ void Decoder::refresh_weights(const StepContext& context, bool after_update) {
     }
   }
   for (size_t unit = 0; unit < units(); ++unit) {
-    auto what = after_update ? Linear::Refresh::after_update : Linear::Refresh::all;
+    auto what = after_update ? LinearWeight::Refresh::after_update : LinearWeight::Refresh::all;
     if (context.gatherer != nullptr) {
       const size_t next = unit + 1 < units() ? unit + 1 : ParameterGatherer::kNone;
       context.gatherer->gather(unit, next);
-      what = Linear::Refresh::all;
+      what = LinearWeight::Refresh::all;
     }
-    for (Linear* linear : linears_of(unit)) {
-      linear->refresh_weight(context, what);
-    }
+    for_each_linear(unit, [&](Linear& linear) { linear.weight().refresh(context, what); });
   }
 }
 
@@ -73,10 +57,9 @@ void Decoder::use(const StepContext& context, size_t unit, size_t next) {
   }
   StepContext refreshing = context;
   refreshing.training = true;  // what is recorded of new weights does not depend on the pass
-  for (Linear* linear : linears_of(unit)) {
-    linear->refresh_weight(
-        refreshing, gathered == Gathered::again ? Linear::Refresh::again : Linear::Refresh::all);
-  }
+  const auto what =
+      gathered == Gathered::again ? LinearWeight::Refresh::again : LinearWeight::Refresh::all;
+  for_each_linear(unit, [&](Linear& linear) { linear.weight().refresh(refreshing, what); });
 }
 
 void Decoder::begin_gradients(const StepContext& context, size_t unit) const {

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "model/linear_sites.h"
 
 namespace fp8train {
 namespace {
@@ -20,27 +21,9 @@ int64_t norm_parameters(const ModelConfig& config) {
   return config.hidden_size * (has_bias ? 2 : 1);
 }
 
-int64_t linear_parameters(int64_t in, int64_t out, bool bias) {
-  return in * out + (bias ? out : 0);
-}
-
-int64_t block_parameters(const ModelConfig& config) {
-  const int64_t attended = config.num_attention_heads * config.head_dim;
-  const int64_t up = config.intermediate_size * (config.mlp == MlpKind::swiglu ? 2 : 1);
-  return 2 * norm_parameters(config) +
-         linear_parameters(config.hidden_size, config.qkv_width(), config.qkv_bias) +
-         linear_parameters(attended, config.hidden_size, config.attention_output_bias) +
-         linear_parameters(config.hidden_size, up, config.mlp_bias) +
-         linear_parameters(config.intermediate_size, config.hidden_size, config.mlp_bias) +
-         (config.qk_norm ? 2 * config.head_dim : 0);
-}
-
-int64_t gemm_weights(const ModelConfig& config) {
-  const int64_t attended = config.num_attention_heads * config.head_dim;
-  const int64_t up = config.intermediate_size * (config.mlp == MlpKind::swiglu ? 2 : 1);
-  const int64_t block = config.hidden_size * (config.qkv_width() + attended + up) +
-                        config.intermediate_size * config.hidden_size;
-  return config.num_hidden_layers * block + config.vocab_size * config.hidden_size;
+/// Of its norms.
+int64_t block_vectors(const ModelConfig& config) {
+  return 2 * norm_parameters(config) + (config.qk_norm ? 2 * config.head_dim : 0);
 }
 
 void require_limits(const ModelConfig& config) {
@@ -124,16 +107,22 @@ bool same_computation(const ModelConfig& a, const ModelConfig& b) {
 }
 
 int64_t parameter_count(const ModelConfig& config) {
-  const int64_t table = config.vocab_size * config.hidden_size;
-  const int64_t positions = config.positions == PositionKind::learned
-                                ? config.max_position_embeddings * config.hidden_size
-                                : 0;
-  return table * (config.tie_word_embeddings ? 1 : 2) + positions + norm_parameters(config) +
-         config.num_hidden_layers * block_parameters(config);
+  int64_t count = config.vocab_size * config.hidden_size + norm_parameters(config) +
+                  config.num_hidden_layers * block_vectors(config);
+  if (config.positions == PositionKind::learned) {
+    count += config.max_position_embeddings * config.hidden_size;
+  }
+  for_each_linear(config, [&](const LinearSite& site) {
+    const bool shared = site.is_head && config.tie_word_embeddings;
+    count += (shared ? 0 : site.weights()) + (site.has_bias ? site.out_features : 0);
+  });
+  return count;
 }
 
 double flops_per_token(const ModelConfig& config, int64_t seq_length) {
-  const double gemm = 6.0 * static_cast<double>(gemm_weights(config));
+  int64_t weights = 0;
+  for_each_linear(config, [&](const LinearSite& site) { weights += site.weights(); });
+  const double gemm = 6.0 * static_cast<double>(weights);
   // Two products of T x T x D per head, half of them masked; backward is twice forward.
   const double attention = 6.0 * static_cast<double>(config.num_hidden_layers) *
                            static_cast<double>(config.num_attention_heads * config.head_dim) *

@@ -43,8 +43,12 @@ class Attention {
   Attention(Dimensions dimensions, Linear qkv, Linear output, Parameter* q_norm, Parameter* k_norm,
             float norm_eps, const RotaryTables& rotary);
 
-  Linear& qkv() { return qkv_; }
-  Linear& output() { return output_; }
+  /// Calls visit(Linear&) in order of execution.
+  template <typename Visit>
+  void for_each_linear(const Visit& visit) {
+    visit(qkv_);
+    visit(output_);
+  }
   const Linear& qkv() const { return qkv_; }
 
   /// x: [B * T, C], as qkv() has placed it -> y: [B * T, C]. With a `cache` (not training): T new

@@ -30,8 +30,12 @@ class Block {
         recompute_(recompute),
         encodes_residuals_(encodes_residuals) {}
 
-  Attention& attention() { return attention_; }
-  Mlp& mlp() { return mlp_; }
+  /// Calls visit(Linear&) in order of execution, which is that of model/linear_sites.h.
+  template <typename Visit>
+  void for_each_linear(const Visit& visit) {
+    attention_.for_each_linear(visit);
+    mlp_.for_each_linear(visit);
+  }
 
   /// stream: the block's input on entry; on return its output, due to be added into y. y must not
   /// alias the input, nor what that is made of.

@@ -1,21 +1,77 @@
-// What a linear layer does with its weight before GEMMs read it: operands that are made once per
-// optimizer step, by the layer, by the optimizer or, where ranks have parts of the weight, by each
-// of its own part.
+#include "nn/linear_weight.h"
 
 #include "base/error.h"
 #include "nn/cast_error.h"
-#include "nn/linear.h"
 #include "ops/cast/blockwise_parts.h"
 #include "ops/cast/quantize.h"
 #include "ops/cast/scale_blocks.h"
 #include "ops/gemm/gemm_support.h"
 #include "ops/pointwise/elementwise.h"
+#include "ops/pointwise/smoothing.h"
 
 namespace fp8train {
+namespace {
+
+/// fprop's weight operand as it is made once per step: none, where it is another one in each pass.
+LinearOperands::Role weight_of_fprop(const LinearPlan& plan) {
+  const TensorFormat activation = plain(plan.activation);
+  return plan.is_smoothed() ? LinearOperands::Role{"w", activation, activation}
+                            : LinearOperands::Role{"w", plan.fprop.b, plan.fprop.a};
+}
+
+}  // namespace
+
+LinearOperands::Memory memory_of(Arena& arena) {
+  return [&arena](DType dtype, const Shape& shape) { return allocate(arena, dtype, shape); };
+}
+
+LinearWeight::LinearWeight(const LinearPlan& plan, Parameter* weight, ScalingState& scaling)
+    : plan_(plan),
+      weight_(weight),
+      w_(scaling, plan.site.name, weight_of_fprop(plan), {"w.dgrad", plan.dgrad.b, plan.dgrad.a}) {
+  // Of a master in two halves ranks can gather the upper ones alone, where no GEMM reads codes.
+  const bool upper_half =
+      weight->formats.value.remainder && !w_.scaled_along_rows() && !w_.scaled_along_columns();
+  const bool reads_value =
+      plan.is_smoothed() || (needs_plain_weight() && value_serves() && !upper_half);
+  weight->value_is_read = weight->value_is_read || reads_value;
+  choose_gathered_form();
+}
+
+void LinearWeight::add_smoothed(ScalingState& scaling) {
+  if (plan_.is_smoothed()) {
+    const TensorFormat unused = plain(plan_.activation);
+    smoothed_w_.emplace(scaling, plan_.site.name,
+                        LinearOperands::Role{"w.smooth", plan_.fprop.b, plan_.fprop.a},
+                        LinearOperands::Role{"", unused, unused});
+  }
+}
+
+LinearOperand LinearWeight::fprop_operand(const StepContext& context, bool scaled,
+                                          ConstView smoothing) const {
+  return smoothing.empty() ? weight_operand(scaled, false) : smoothed_weight(context, smoothing);
+}
+
+LinearOperand LinearWeight::dgrad_operand(const StepContext& context) const {
+  return weight_operand(w_.scaled_along_columns() && !context.plain, true);
+}
+
+LinearOperand LinearWeight::smoothed_weight(const StepContext& context, ConstView smoothing) const {
+  const View divided = fp8train::allocate(*context.scratch, DType::f32, weight_->shape);
+  {
+    ArenaScope scope(*context.scratch);
+    ops::divide_columns(context.stream, weight_value(context), smoothing, divided, false);
+  }
+  const LinearOperands::Memory scratch = memory_of(*context.scratch);
+  return smoothed_w_
+      ->make(context, {.plain = divided, .slot = nullptr, .codes = {}}, {true, false},
+             {scratch, scratch})
+      .along_rows;
+}
 
 /// What is enough for this layer where ranks have parts of its weight.
-void Linear::choose_gathered_form() {
-  if (weight_->value_is_read || smoothed_w_) {
+void LinearWeight::choose_gathered_form() {
+  if (weight_->value_is_read || plan_.is_smoothed()) {
     return;
   }
   const bool scaled = w_.scaled_along_rows() || w_.scaled_along_columns();
@@ -36,18 +92,13 @@ void Linear::choose_gathered_form() {
 
 /// Evaluation and stages of the run may bypass the scaled formats, so that there is a plain weight
 /// wherever one GEMM can ask for it.
-bool Linear::needs_plain_weight() const {
-  return !(w_.scaled_along_rows() || smoothed_w_) || !w_.scaled_along_columns() ||
+bool LinearWeight::needs_plain_weight() const {
+  return !(w_.scaled_along_rows() || plan_.is_smoothed()) || !w_.scaled_along_columns() ||
          !plan_.evaluate_scaled || plan_.has_plain_stages;
 }
 
-void Linear::allocate(Device& device, ParameterStore& store) {
-  check_device(device.traits());
-  for (const GemmPlan* gemm : {&plan_.fprop, &plan_.dgrad, &plan_.wgrad}) {
-    if (gemm->emulate_accumulator && device.kind() == DeviceKind::cuda) {
-      throw DeviceError("fp8.accumulation: emulated is for device: cpu; a GPU has the accumulator");
-    }
-  }
+void LinearWeight::allocate(Device& device, ParameterStore& store) {
+  check_device(device);
   const bool is_weight = weight_->formats.is_master;
   const MemoryCategory category =
       is_weight ? MemoryCategory::weights : MemoryCategory::quantized_weights;
@@ -70,7 +121,13 @@ void Linear::allocate(Device& device, ParameterStore& store) {
   offer_weight_cast();
 }
 
-void Linear::check_device(const DeviceTraits& traits) const {
+void LinearWeight::check_device(const Device& device) const {
+  for (const GemmPlan* gemm : {&plan_.fprop, &plan_.dgrad, &plan_.wgrad}) {
+    if (gemm->emulate_accumulator && device.kind() == DeviceKind::cuda) {
+      throw DeviceError("fp8.accumulation: emulated is for device: cpu; a GPU has the accumulator");
+    }
+  }
+  const DeviceTraits& traits = device.traits();
   // The extents that do not depend on the batch; 0 for the number of rows.
   const auto check_gemm = [&](const GemmPlan& gemm, DType result, int64_t m, int64_t n, int64_t k) {
     const ops::GemmSupport support =
@@ -89,7 +146,7 @@ void Linear::check_device(const DeviceTraits& traits) const {
   check_gemm(plan_.wgrad, DType::f32, out, in, 0);
 }
 
-void Linear::offer_weight_cast() {
+void LinearWeight::offer_weight_cast() {
   if (weight_casts_.size() != 1 || blockwise(weight_casts_.front().codes.format) ||
       !weight_->cast.empty() || weight_->value.empty() || !weight_->updated.whole) {
     return;  // nothing to cast, casts with a scale for each block, another layer's weight too, a
@@ -108,7 +165,7 @@ void Linear::offer_weight_cast() {
   }
 }
 
-LinearOperand Linear::weight_operand(bool scaled, bool along_columns) const {
+LinearOperand LinearWeight::weight_operand(bool scaled, bool along_columns) const {
   const ConstView plain = weight_->copy.empty() ? weight_->stored_value.codes : weight_->copy;
   if (!scaled) {
     return {.plain = plain, .quantized = {}, .along_columns = along_columns};
@@ -116,7 +173,7 @@ LinearOperand Linear::weight_operand(bool scaled, bool along_columns) const {
   return w_.operand(weight_casts_, plain, along_columns);
 }
 
-View Linear::weight_value(const StepContext& context) const {
+View LinearWeight::weight_value(const StepContext& context) const {
   if (!weight_->value.empty()) {
     return weight_->value;
   }
@@ -125,7 +182,7 @@ View Linear::weight_value(const StepContext& context) const {
   return value;
 }
 
-bool Linear::find_part_amax(const StepContext& context) const {
+bool LinearWeight::find_part_amax(const StepContext& context) const {
   if (weight_->updated.gathered.empty() || weight_->gathered != GatheredForm::codes) {
     return false;
   }
@@ -148,7 +205,7 @@ bool Linear::find_part_amax(const StepContext& context) const {
   return true;
 }
 
-void Linear::make_part(const StepContext& context) const {
+void LinearWeight::make_part(const StepContext& context) const {
   const Parameter::Updated& updated = weight_->updated;
   if (updated.gathered.empty() || holds_gathered(*weight_)) {
     return;
@@ -184,7 +241,7 @@ void Linear::make_part(const StepContext& context) const {
   }
 }
 
-void Linear::make_part_of_blocks(const StepContext& context, ConstView value) const {
+void LinearWeight::make_part_of_blocks(const StepContext& context, ConstView value) const {
   const Parameter::Updated& updated = weight_->updated;
   const ScalingSlot& slot = *weight_casts_.front().slot;
   if (context.training) {  // ScalingState::update learns of infinities from it
@@ -209,7 +266,7 @@ void Linear::make_part_of_blocks(const StepContext& context, ConstView value) co
 }
 
 /// In fp32: as it is, or read into scratch; empty where this rank has none of it.
-View Linear::part_value(const StepContext& context) const {
+View LinearWeight::part_value(const StepContext& context) const {
   const StoredTensor& part = weight_->updated.value;
   if (part.count() == 0) {
     return {nullptr, DType::f32, {0}};
@@ -222,7 +279,7 @@ View Linear::part_value(const StepContext& context) const {
   return value;
 }
 
-void Linear::refresh_weight(const StepContext& context, Refresh what) {
+void LinearWeight::refresh(const StepContext& context, Refresh what) {
   if (!weight_->updated.gathered.empty()) {
     for (const LinearOperands::Cast& cast : weight_casts_) {  // the rest has been gathered
       LinearOperands::complete(context, cast, weight_->block_amax);
@@ -259,7 +316,7 @@ void Linear::refresh_weight(const StepContext& context, Refresh what) {
 }
 
 /// Records nothing, and does not ask what the scale would be now.
-void Linear::cast_again(const StepContext& context, ConstView value) const {
+void LinearWeight::cast_again(const StepContext& context, ConstView value) const {
   StepContext unrecorded = context;
   unrecorded.training = false;
   unrecorded.collect_statistics = false;
@@ -274,7 +331,7 @@ void Linear::cast_again(const StepContext& context, ConstView value) const {
   }
 }
 
-View Linear::scale_storage(const LinearOperands::Cast& cast) {
+View LinearWeight::scale_storage(const LinearOperands::Cast& cast) {
   return {cast.codes.tensor_scale_inv + 1, DType::f32, {1}};
 }
 

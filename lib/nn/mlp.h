@@ -23,9 +23,14 @@ class Mlp {
         down_(std::move(down)),
         pre_activation_(pre_activation) {}
 
-  Linear& up() { return up_; }
-  Linear& down() { return down_; }
+  /// Calls visit(Linear&) in order of execution.
+  template <typename Visit>
+  void for_each_linear(const Visit& visit) {
+    visit(up_);
+    visit(down_);
+  }
   const Linear& up() const { return up_; }
+  const Linear& down() const { return down_; }
 
   /// x: as up() has placed it.
   void forward(const StepContext& context, const Linear::Input& x, View y, Saved& saved) const;

@@ -279,7 +279,8 @@ OptimizerEntry muon_entry() {
                    "optimizer.muon.lr_factor", "precision.moment1"},
           .moments = [](const OptimizerSettings&) { return MomentRoles{.moment1 = true}; },
           .note = "muon for the weights of linear layers in blocks, adamw for all else",
-          .needs_whole_parameters = true};
+          .needs_whole_parameters = true,
+          .repeats_products = true};
 }
 
 }  // namespace fp8train

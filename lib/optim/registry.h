@@ -28,6 +28,9 @@ struct OptimizerEntry {
   std::string_view note;  ///< for `explain`, where not all parameters are updated alike
   /// Updates read whole matrices: ranks cannot share them (ZeRO).
   bool needs_whole_parameters = false;
+  /// Every rank makes the same products of matrices and must get the same bits: none may choose
+  /// algorithms of its own (gemm_tuning).
+  bool repeats_products = false;
 };
 
 const std::vector<OptimizerEntry>& optimizers();
@@ -35,6 +38,9 @@ const std::vector<OptimizerEntry>& optimizers();
 const std::vector<std::string_view>& optimizer_keys();
 /// Throws ConfigError that lists all names.
 const OptimizerEntry& optimizer_named(std::string_view name);
+
+/// An optimizer that stores nothing, where none is to run.
+OptimizerSettings stateless_optimizer();
 
 /// Allocates the states (zero). Throws ConfigError for an unknown name and when the optimizer does
 /// not work on the formats or the layout of the store.

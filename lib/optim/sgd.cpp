@@ -66,4 +66,8 @@ OptimizerEntry sgd_entry() {
               }};
 }
 
+OptimizerSettings stateless_optimizer() {
+  return {.name = std::string(sgd_entry().name), .momentum = 0.0};
+}
+
 }  // namespace fp8train

@@ -32,7 +32,7 @@ void cut(const StoredPool& gradients, size_t buffer, size_t most_bytes,
 
 std::vector<GradientBuckets::Bucket> cut_buckets(const Communicator& comm,
                                                  const ParameterStore& parameters,
-                                                 const DataParallelSettings& settings) {
+                                                 const ExchangeSettings& settings) {
   const StoredPool& gradients = parameters.gradients();
   std::vector<StoredPool::Stretch> stretches;
   for (size_t buffer = 0; buffer < gradients.buffers(); ++buffer) {
@@ -67,7 +67,7 @@ std::vector<GradientBuckets::Bucket> cut_buckets(const Communicator& comm,
 }  // namespace
 
 DataParallel::DataParallel(Communicator& comm, Device& device, const ParameterStore& parameters,
-                           const DataParallelSettings& settings)
+                           const ExchangeSettings& settings)
     : buckets_(comm, device, parameters.all().size(), cut_buckets(comm, parameters, settings)) {}
 
 namespace {
@@ -81,9 +81,7 @@ class Replicas final : public RankedStrategy {
   void attach(Device& device, ParameterStore& parameters, const View& amax) override {
     RankedStrategy::attach(device, parameters, amax);
     if (settings().trains) {
-      gradients_.emplace(comm(), device, parameters,
-                         DataParallelSettings{.bucket_bytes = settings().bucket_bytes,
-                                              .self_exact = settings().self_exact});
+      gradients_.emplace(comm(), device, parameters, settings().exchange);
     }
   }
 

@@ -9,23 +9,17 @@
 
 #include "nn/context.h"
 #include "nn/parameter.h"
+#include "parallel/exchange_settings.h"
 #include "parallel/gradient_buckets.h"
 
 namespace fp8train {
-
-struct DataParallelSettings {
-  /// Of gradients in a bucket. A parameter that has more is a bucket of its own, which is exchanged
-  /// in pieces of at most as many.
-  int64_t bucket_bytes = int64_t{25} << 20;
-  bool self_exact = false;  ///< PrecisionPlan::self_exact
-};
 
 class DataParallel final : public GradientListener {
  public:
   /// Collective. `comm`, `device` and `parameters` outlive it. Throws ConfigError when gradients of
   /// the plan cannot cross as its wire says.
   DataParallel(Communicator& comm, Device& device, const ParameterStore& parameters,
-               const DataParallelSettings& settings);
+               const ExchangeSettings& settings);
 
   /// Before the backward pass that completes the gradients.
   void begin(Stream stream) { buckets_.begin(stream); }

@@ -16,18 +16,16 @@
 #include "nn/context.h"
 #include "nn/parameter.h"
 #include "optim/optimizer.h"
+#include "parallel/exchange_settings.h"
 
 namespace fp8train {
 
 struct StrategySettings {
   int zero_stage = 0;  ///< 0: none; 1, 2, 3: parallel/shard_layout.h
-  /// Of gradients in a bucket. A parameter that has more is a bucket of its own, which is exchanged
-  /// in pieces of at most as many.
-  int64_t bucket_bytes = int64_t{25} << 20;
+  ExchangeSettings exchange;
   bool trains = true;        ///< false: no gradients, no optimizer
   bool accumulates = false;  ///< a step has several micro-batches
   bool ties_embeddings = false;
-  bool self_exact = false;  ///< PrecisionPlan::self_exact
 };
 
 /// How a strategy wants parameters to be allocated.

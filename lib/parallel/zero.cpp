@@ -17,7 +17,7 @@ class Zero final : public RankedStrategy {
 
   StoreSharing sharing() const override {
     const ShardSettings shards = {.stage = settings().zero_stage,
-                                  .bucket_bytes = settings().bucket_bytes,
+                                  .bucket_bytes = settings().exchange.bucket_bytes,
                                   .accumulates = settings().accumulates,
                                   .last_reads_first = settings().ties_embeddings};
     const int ranks = mesh().size(Axis::data);
@@ -28,10 +28,7 @@ class Zero final : public RankedStrategy {
   }
   void attach(Device& device, ParameterStore& parameters, const View& amax) override {
     RankedStrategy::attach(device, parameters, amax);
-    shards_.emplace(comm(), device, parameters,
-                    ZeroParallel::Settings{.bucket_bytes = settings().bucket_bytes,
-                                           .self_exact = settings().self_exact,
-                                           .combine_scratch = combine_scratch()});
+    shards_.emplace(comm(), device, parameters, settings().exchange, combine_scratch());
   }
 
   GradientListener* begin_exchange() override {

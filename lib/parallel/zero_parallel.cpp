@@ -11,7 +11,7 @@
 namespace fp8train {
 
 ZeroParallel::ZeroParallel(Communicator& comm, Device& device, const ParameterStore& parameters,
-                           const Settings& settings)
+                           const ExchangeSettings& settings, void* combine_scratch)
     : comm_(&comm),
       device_(&device),
       parameters_(&parameters),
@@ -19,7 +19,7 @@ ZeroParallel::ZeroParallel(Communicator& comm, Device& device, const ParameterSt
       own_gathers_(comm.in_stream_order() ? nullptr : comm.duplicate()),
       gathers_(own_gathers_ == nullptr ? &comm : own_gathers_.get()),
       units_(layout_->turns.size()),
-      combine_scratch_(settings.combine_scratch),
+      combine_scratch_(combine_scratch),
       unit_scales_(layout_->segments.size()),
       buckets_(comm, device, parameters.all().size(), make_buckets(settings)) {
   for (size_t i = 0; i < layout_->segments.size(); ++i) {
@@ -34,7 +34,7 @@ ZeroParallel::ZeroParallel(Communicator& comm, Device& device, const ParameterSt
 
 /// In the order in which backward completes them. Those of a unit, and those of its neighbours, can
 /// be under way at the same time; the two ends of a model, which are not, share memory.
-std::vector<GradientBuckets::Bucket> ZeroParallel::make_buckets(const Settings& settings) {
+std::vector<GradientBuckets::Bucket> ZeroParallel::make_buckets(const ExchangeSettings& settings) {
   for (size_t i = 0; i < layout_->segments.size(); ++i) {
     units_[layout_->segments[i].unit].segments.push_back(i);
   }

@@ -13,6 +13,7 @@
 #include "device/device.h"
 #include "nn/context.h"
 #include "nn/parameter.h"
+#include "parallel/exchange_settings.h"
 #include "parallel/gradient_buckets.h"
 #include "tensor/tensor.h"
 
@@ -20,15 +21,11 @@ namespace fp8train {
 
 class ZeroParallel final : public GradientListener, public ParameterGatherer {
  public:
-  struct Settings {
-    int64_t bucket_bytes = 0;         ///< of gradients in a piece of an exchange
-    bool self_exact = false;          ///< PrecisionPlan::self_exact
-    void* combine_scratch = nullptr;  ///< device memory that combine_amax() uses
-  };
-  /// Collective. The store has a layout; all outlive this object. Throws ConfigError when gradients
-  /// of the plan cannot cross as its wire says.
+  /// Collective. The store has a layout; all outlive this object. `combine_scratch`: device memory
+  /// that combine_amax() uses. Throws ConfigError when gradients of the plan cannot cross as its
+  /// wire says.
   ZeroParallel(Communicator& comm, Device& device, const ParameterStore& parameters,
-               const Settings& settings);
+               const ExchangeSettings& settings, void* combine_scratch = nullptr);
 
   /// Before the backward pass that completes the gradients.
   void begin() { buckets_.begin(device_->stream()); }
@@ -58,7 +55,7 @@ class ZeroParallel final : public GradientListener, public ParameterGatherer {
     std::vector<Work> coming;
     TraceFlight flight;
   };
-  std::vector<GradientBuckets::Bucket> make_buckets(const Settings& settings);
+  std::vector<GradientBuckets::Bucket> make_buckets(const ExchangeSettings& settings);
   void start(size_t unit);
   void finish(Unit& unit);
   void gather(const StoredTensor& shard, const StoredTensor& whole, std::vector<Work>& coming);

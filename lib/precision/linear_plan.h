@@ -10,7 +10,8 @@
 
 namespace fp8train {
 
-/// A linear layer as the exemption rules see it.
+/// A linear layer of a model, before it exists: what plans, exemptions, counts and the layer itself
+/// follow from. model/linear_sites.h enumerates them.
 struct LinearSite {
   std::string name;          ///< "layers.0.attention.qkv"
   int64_t in_features = 0;   ///< K
@@ -18,6 +19,15 @@ struct LinearSite {
   int64_t block = -1;        ///< -1: outside the blocks
   bool is_head = false;
   bool reads_swiglu = false;  ///< its input is the product of a SwiGLU
+  bool has_bias = false;
+  bool ends_branch = false;  ///< its output is added to the residual stream
+  int64_t used_rows = 0;     ///< of the weight [N, K], the rest is padding; 0: all of them
+  /// Rows of each matrix that is stacked in the weight; empty: none is for an optimizer of
+  /// matrices.
+  std::vector<int64_t> matrices;
+
+  /// Elements of the weight that the model has.
+  int64_t weights() const { return in_features * (used_rows > 0 ? used_rows : out_features); }
 };
 
 struct LinearPlan {
@@ -36,6 +46,8 @@ struct LinearPlan {
   bool is_scaled() const {
     return fprop.a.is_scaled() || dgrad.a.is_scaled() || wgrad.a.is_scaled();
   }
+  /// Whether the columns of x come multiplied by scales, and fprop's w divided by them.
+  bool is_smoothed() const { return swiglu == SwigluInput::smoothed; }
 };
 
 /// What `LinearPlan::swiglu` means for the layer, in words; empty for a layer like all others.

@@ -349,7 +349,6 @@ PrecisionPlan custom() {
   return plan;
 }
 
-constexpr const char* kMicikevicius = "Mixed Precision Training (1710.03740)";
 constexpr const char* kTransformerEngine = "TransformerEngine";
 constexpr const char* kMsamp = "MS-AMP";
 constexpr const char* kMsampTe = "MS-AMP with TransformerEngine";
@@ -361,7 +360,7 @@ const std::vector<PlanEntry>& plan_entries() {
   static const std::vector<PlanEntry> all = {
       {"fp32", "", "", false, fp32, "IEEE 754"},
       {"bf16", "", "", false, bf16_mixed, "A Study of BFLOAT16 (1905.12322)"},
-      {"fp16", "", "", false, fp16_mixed, kMicikevicius},
+      {"fp16", "", "", false, fp16_mixed, "Mixed Precision Training (1710.03740)"},
       {"te-delayed", "te", "delayed", false, te_delayed, kTransformerEngine},
       {"te-current", "te", "current", false, te_current, kTransformerEngine},
       {"te-blockwise", "te", "blockwise", false, te_blockwise, kTransformerEngine},
@@ -390,10 +389,6 @@ const std::vector<PlanEntry>& plan_entries() {
 const LevelBackend& level_backend() {
   static const LevelBackend kLevels = {"msamp", "O2"};
   return kLevels;
-}
-
-bool needs_roles(const std::string& name) {
-  return name == "custom";
 }
 
 }  // namespace fp8train

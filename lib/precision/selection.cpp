@@ -155,4 +155,8 @@ PrecisionPlan plan_named(const std::string& name, const char* key) {
   return row_named(name, key).make();
 }
 
+bool needs_roles(const std::string& name) {
+  return name == "custom";
+}
+
 }  // namespace fp8train

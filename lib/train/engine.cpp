@@ -27,12 +27,12 @@ DecoderOptions decoder_options(const EngineSettings& settings, const Strategy& s
 }  // namespace
 
 StrategySettings strategy_settings(const EngineSettings& settings) {
-  return {.zero_stage = settings.zero_stage,
-          .bucket_bytes = settings.bucket_bytes,
-          .trains = settings.trains,
-          .accumulates = settings.gradient_accumulation_steps > 1,
-          .ties_embeddings = settings.model.tie_word_embeddings,
-          .self_exact = settings.plan.self_exact};
+  return {
+      .zero_stage = settings.zero_stage,
+      .exchange = {.bucket_bytes = settings.bucket_bytes, .self_exact = settings.plan.self_exact},
+      .trains = settings.trains,
+      .accumulates = settings.gradient_accumulation_steps > 1,
+      .ties_embeddings = settings.model.tie_word_embeddings};
 }
 
 Engine::Engine(Device& device, const EngineSettings& settings, Communicator* comm)

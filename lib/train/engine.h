@@ -35,7 +35,7 @@ struct EngineSettings {
   int64_t micro_batch_size = 1;
   int64_t seq_length = 1;
   int64_t gradient_accumulation_steps = 1;
-  int64_t bucket_bytes = StrategySettings{}.bucket_bytes;  ///< where there are several ranks
+  int64_t bucket_bytes = ExchangeSettings{}.bucket_bytes;  ///< where there are several ranks
   /// What several ranks that train share: 0: nothing; 1, 2, 3: parallel/shard_layout.h
   int zero_stage = 0;
   bool trains = true;  ///< false: for evaluation and generation only; no gradients, no optimizer

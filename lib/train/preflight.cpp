@@ -138,7 +138,7 @@ RankMemory memory_here(const Device& device, int64_t sharing) {
 RankMemory memory_of_job(const Settings& settings, const std::function<const Device&()>& here) {
   constexpr double kGib = 1 << 30;
   const JobSettings& job = settings.job;
-  const bool on_cpu = settings.device == "cpu";
+  const bool on_cpu = settings.device == DeviceChoice::cpu;
   if (job.gpu != "auto" && !on_cpu) {
     const GpuKind& kind = gpu_kind(job.gpu);
     const auto bytes = static_cast<size_t>(kind.memory_gib * kGib);

@@ -153,9 +153,9 @@ void Progress::print(const std::string& text) {
                   std::error_code(failure, std::generic_category()).message()));
 }
 
-Progress::Style progress_style(const std::string& format, std::FILE* out) {
-  if (format != "auto") {
-    return format == "pretty" ? Progress::Style::pretty : Progress::Style::plain;
+Progress::Style progress_style(ProgressFormat format, std::FILE* out) {
+  if (format != ProgressFormat::automatic) {
+    return format == ProgressFormat::pretty ? Progress::Style::pretty : Progress::Style::plain;
   }
   const char* terminal = std::getenv("TERM");
   const bool capable =

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "base/clock.h"
+#include "config/settings.h"
 
 namespace fp8train {
 
@@ -73,7 +74,7 @@ class Progress {
   Stopwatch since_tick_;
 };
 
-/// `format`: auto (pretty on a terminal), pretty, plain.
-Progress::Style progress_style(const std::string& format, std::FILE* out);
+/// What `format` means for a stream.
+Progress::Style progress_style(ProgressFormat format, std::FILE* out);
 
 }  // namespace fp8train

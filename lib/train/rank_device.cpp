@@ -17,7 +17,7 @@ namespace {
 
 RankDevice place_of(const Settings& settings, int local_rank, int local_ranks) {
   RankDevice place;
-  const int index = local_ranks > 1 && settings.device != "cpu"
+  const int index = local_ranks > 1 && settings.device != DeviceChoice::cpu
                         ? gpu_of_rank(local_rank, local_ranks, visible_gpus())
                         : 0;
   place.device = choose_device(settings.device, settings.gemm_tuning, place.reason, index);
@@ -46,7 +46,7 @@ RankDevice device_by_rendezvous(const Settings& settings) {
 }
 
 void check_backend(const Settings& settings, const RankDevice& place) {
-  if (settings.comm.backend == "nccl" && place.device->kind() != DeviceKind::cuda) {
+  if (settings.comm.backend == CommBackend::nccl && place.device->kind() != DeviceKind::cuda) {
     throw ConfigError(fmt::format(
         "comm.backend: nccl is for ranks on GPUs, and this one computes on the cpu ({})",
         place.reason));
@@ -81,8 +81,8 @@ int gpu_of_rank(int local_rank, int local_ranks, int visible) {
 }
 
 RankDevice take_device(const Settings& settings, Communicator& host) {
-  const std::string& backend = settings.comm.backend;
-  if (meets_by_file({.backend = backend, .bootstrap = settings.comm.bootstrap}, detect_launch())) {
+  const CommBackend backend = settings.comm.backend;
+  if (meets_by_file(settings.comm, detect_launch())) {
     return device_by_rendezvous(settings);
   }
   RankDevice place = place_of(settings, host.local_rank(), host.local_size());
@@ -92,13 +92,14 @@ RankDevice take_device(const Settings& settings, Communicator& host) {
     return place;
   }
   const std::string obstacle = why_nccl_is_unusable();
-  if (backend == "nccl" || (backend == "auto" && !host.any_rank(!obstacle.empty()))) {
+  if (backend == CommBackend::nccl ||
+      (backend == CommBackend::automatic && !host.any_rank(!obstacle.empty()))) {
     place.comm = make_nccl_communicator(host, *place.device);
     return place;
   }
   place.comm = make_staged_communicator(host, *place.device);
   place.note = "gradients cross through host memory";
-  if (backend == "auto") {
+  if (backend == CommBackend::automatic) {
     place.note += ": " + (obstacle.empty() ? "another rank has no NCCL" : obstacle);
   }
   return place;

@@ -191,7 +191,7 @@ void Run::check_divergence() {
 void Run::go_back(const DivergenceError& divergence) {
   const SectionScope section(Section::start_up);  // a checkpoint is read
   checkpoints_.finish();
-  if (settings().training.on_divergence != "rollback") {
+  if (settings().training.on_divergence != OnDivergence::rollback) {
     throw divergence;
   }
   const ResumedRun back =

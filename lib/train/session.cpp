@@ -75,12 +75,11 @@ int64_t resolve_max_steps(const TrainingSettings& training, const EngineSettings
 
 /// All that a pass could save, generously: what is beyond could not be counted in 64 bits.
 void check_activations(const EngineSettings& engine, int64_t rows) {
-  const ModelConfig& model = engine.model;
-  const auto widths = static_cast<double>(8 * model.hidden_size + 4 * model.qkv_width() +
-                                          8 * model.intermediate_size);
-  const double bytes = 8.0 * static_cast<double>(rows) *
-                       (widths * static_cast<double>(model.num_hidden_layers) +
-                        static_cast<double>(model.vocab_size));
+  double widths = 0.0;
+  for_each_linear(engine.model, [&](const LinearSite& site) {
+    widths += static_cast<double>(site.in_features + site.out_features);
+  });
+  const double bytes = 32.0 * static_cast<double>(rows) * widths;
   constexpr double kMostBytes = 1e18;
   if (bytes > kMostBytes) {
     throw ConfigError(
@@ -328,7 +327,7 @@ Session open_session(const Settings& settings, bool open_data, int ranks) {
                     settings.parallelism.zero_stage));
   }
   if (ranks > 1 && settings.gemm_tuning &&
-      optimizer_named(settings.optimizer.name).needs_whole_parameters) {
+      optimizer_named(settings.optimizer.name).repeats_products) {
     throw ConfigError(fmt::format(
         "gemm_tuning: with optimizer.name {} every rank must multiply alike, and each would choose "
         "algorithms of its own; set gemm_tuning: false",
@@ -358,11 +357,11 @@ int64_t longest_prompt(const SampleSettings& sample, const Tokenizer& tokenizer)
   return static_cast<int64_t>(longest);
 }
 
-std::unique_ptr<Device> choose_device(const std::string& setting, bool tune_gemms,
-                                      std::string& reason, int gpu) {
-  DeviceKind kind = setting == "cuda" ? DeviceKind::cuda : DeviceKind::cpu;
+std::unique_ptr<Device> choose_device(DeviceChoice choice, bool tune_gemms, std::string& reason,
+                                      int gpu) {
+  DeviceKind kind = choice == DeviceChoice::cuda ? DeviceKind::cuda : DeviceKind::cpu;
   reason = "as asked";
-  if (setting != "cuda" && setting != "cpu") {
+  if (choice == DeviceChoice::automatic) {
     const std::string obstacle = why_cuda_is_unusable();
     reason = obstacle.empty() ? "a usable GPU was found" : obstacle;
     kind = obstacle.empty() ? DeviceKind::cuda : DeviceKind::cpu;

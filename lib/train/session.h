@@ -11,6 +11,7 @@
 #include "data/corpus.h"
 #include "data/tokenizer.h"
 #include "device/device.h"
+#include "device/device_choice.h"
 #include "train/engine.h"
 
 namespace fp8train {
@@ -55,7 +56,7 @@ int64_t longest_prompt(const SampleSettings& sample, const Tokenizer& tokenizer)
 /// The device that `device: cpu | cuda | auto` means, and in `reason` why. `tune_gemms`: its
 /// products are timed (ops::tune_gemms), with choices stored in the cache folder. `gpu`: which of
 /// those that this process sees.
-std::unique_ptr<Device> choose_device(const std::string& setting, bool tune_gemms,
-                                      std::string& reason, int gpu = 0);
+std::unique_ptr<Device> choose_device(DeviceChoice choice, bool tune_gemms, std::string& reason,
+                                      int gpu = 0);
 
 }  // namespace fp8train

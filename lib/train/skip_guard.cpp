@@ -28,7 +28,7 @@ void SkipGuard::check(const StepReport& report, int64_t step, int64_t steps,
   }
   const std::string what = fmt::format(
       "{} of the {} steps up to step {} had a gradient that was not finite", skips, steps, step);
-  if (non_finite_ == "stop") {
+  if (non_finite_ == OnNonFinite::stop) {
     throw DivergenceError(
         fmt::format("{} (training.non_finite: stop){}. {}", what, first_tensor(), saved()),
         DivergenceKind::non_finite_gradient, step - steps + 1);

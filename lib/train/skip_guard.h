@@ -51,7 +51,7 @@ class SkipGuard {
   int64_t unseen(const StepReport& report) const { return report.skipped_steps - seen_; }
 
  private:
-  std::string non_finite_;
+  OnNonFinite non_finite_;
   int64_t most_in_a_row_;
   bool searches_;
   int64_t seen_ = 0;

@@ -208,9 +208,8 @@ class Check:
 
     def check_module_use(self, path, number, module, target):
         if self.order.index(target) > self.order.index(module):
-            self.complain(path, number, f"'{module}' may not use '{target}', which comes after it")
-        elif target == "config" and module != "train":
-            self.complain(path, number, "nothing below train includes config: take a typed struct")
+            advice = ": take a typed struct" if target == "config" else ""
+            self.complain(path, number, f"'{module}' may not use '{target}', which comes after it{advice}")
         elif target not in self.declared[module]:
             self.complain(path, number, f"'{module}' uses '{target}' without naming it in DEPENDS of lib/{module}/CMakeLists.txt")
 

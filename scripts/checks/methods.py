@@ -5,7 +5,7 @@
     scripts/checks/methods.py --self-test
 
 The rule: the names below, and the names of the plans, are only in
-  - lib/precision/plans.cpp (the plans) and lib/config/dialects* (other programs' keys), anywhere;
+  - lib/precision/plans.cpp (the plans) and lib/dialects (other programs' keys), anywhere;
   - comments elsewhere, inside parentheses, which cite the source of a formula and may span lines.
 A comment cites a paper or a file of the source, never a note that is not in this repository (research/NAME.md).
 Code, strings and help texts included, never names one: where a text lists plans, it asks plans.cpp.
@@ -19,7 +19,7 @@ import checking
 
 NOTE = re.compile(r"research/[\w-]+\.md")
 SOURCE_SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
-ALLOWED = re.compile(r"lib/precision/plans\.cpp|lib/config/dialects\w*\.(h|cpp)")
+ALLOWED = re.compile(r"lib/precision/plans\.cpp|lib/dialects/\w+\.(h|cpp)")
 METHODS = ["TransformerEngine", "Transformer Engine", "MS-AMP", "msamp", "torchao", "DeepSeek", "DeepSpeed", "FP8-LM",
            "Megatron", "torchtitan"]
 WORDS = ["Accelerate", "COAT"]  # in small letters they are words of the language
@@ -90,7 +90,7 @@ def check(root):
 # A small tree with what is to be found, and where.
 PLANTED = {
     "lib/precision/plans.cpp": '// TransformerEngine\nRow r = {{"te-fast", te}};\n',
-    "lib/config/dialects.cpp": '// Accelerate\nauto k = "msamp";\n',
+    "lib/dialects/accelerate.cpp": '// Accelerate\nauto k = "msamp";\n',
     "lib/ops/good.h": "// The scale (TransformerEngine,\n// common/recipe) of\n// accelerates te-fastest\n"
                       "int coated;\n",
     "lib/ops/bad.h": '// As torchao does\nauto a = "msamp-o1";\nint x;  // (a) COAT\n// te-fast\nint use_Megatron_;\n// research/coat.md\n',

@@ -192,6 +192,10 @@ TEST_CASE("--set names itself") {
                 "--set data.train=*.txt: data.train: YAML aliases (*name) are not supported"));
 }
 
+TEST_CASE("keys of other programs are unknown to a loader that is not given any") {
+  CHECK_THAT(error_of(kBase + "fp8_config: {margin: 1}\n"), Catch::Contains("unknown key"));
+}
+
 TEST_CASE("files that cannot be read") {
   const test::TempDir directory;
   LoadRequest request;

@@ -83,7 +83,7 @@ TEST_CASE("defaults < preset < file < environment < --set, a later --set winning
       "training: {max_steps: 9}\n";
   CHECK(load_text(file).data.seq_length == 32);
   CHECK(load_text(file, {}, "data.seq_length=16; device=cpu;").data.seq_length == 16);
-  CHECK(load_text(file, {}, "data.seq_length=16; device=cpu;").device == "cpu");
+  CHECK(load_text(file, {}, "data.seq_length=16; device=cpu;").device == DeviceChoice::cpu);
   CHECK(load_text(file, {"data.seq_length=8"}, "data.seq_length=16").data.seq_length == 8);
   CHECK(load_text(file, {"data.seq_length=8", "data.seq_length=4"}).data.seq_length == 4);
   // A preset named later still stands below the file.

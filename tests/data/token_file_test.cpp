@@ -23,8 +23,9 @@ std::string header(int32_t magic, int32_t version, int32_t count) {
   return bytes;
 }
 
-std::string opening(const std::filesystem::path& path, TokenFileKind kind = TokenFileKind::llmc) {
-  return message_of<DataError>([&] { TokenFile(path, kind); });
+std::string opening(const std::filesystem::path& path,
+                    TokenFile (*open)(const std::filesystem::path&) = open_llmc) {
+  return message_of<DataError>([&] { open(path); });
 }
 
 std::vector<int32_t> all_of(const TokenFile& file, int64_t vocab_size) {
@@ -41,7 +42,7 @@ TEST_CASE("llm.c shards round-trip in both widths") {
       tokens.push_back(static_cast<int32_t>(i * 7919LL % vocab));
     }
     write_token_file(dir / "x.bin", tokens, vocab);
-    const TokenFile file(dir / "x.bin", TokenFileKind::llmc);
+    const TokenFile file = open_llmc(dir / "x.bin");
     CHECK(file.bytes_per_token() == (vocab > 65536 ? 4 : 2));
     REQUIRE(file.size() == 70000);
     CHECK(all_of(file, vocab) == tokens);
@@ -57,10 +58,9 @@ TEST_CASE("llm.c shards round-trip in both widths") {
 TEST_CASE("raw u16 has no header") {
   const test::TempDir dir;
   test::write_file(dir / "raw.bin", std::string_view("\x01\x00\xFF\xFF", 4));
-  CHECK(all_of(TokenFile(dir / "raw.bin", TokenFileKind::raw_u16), 65536) ==
-        std::vector<int32_t>{1, 65535});
+  CHECK(all_of(open_raw_u16(dir / "raw.bin"), 65536) == std::vector<int32_t>{1, 65535});
   test::write_file(dir / "odd.bin", "abc");
-  CHECK_THAT(opening(dir / "odd.bin", TokenFileKind::raw_u16), Contains("3 bytes"));
+  CHECK_THAT(opening(dir / "odd.bin", open_raw_u16), Contains("3 bytes"));
 }
 
 TEST_CASE("damaged shards are refused with the numbers") {
@@ -74,7 +74,7 @@ TEST_CASE("damaged shards are refused with the numbers") {
   };
   const std::string good = header(kLlmcMagicU16, 1, 3) + std::string("\1\0\2\0\3\0", 6);
   test::write_file(path, good);
-  CHECK(TokenFile(path, TokenFileKind::llmc).size() == 3);
+  CHECK(open_llmc(path).size() == 3);
   CHECK_THAT(refusal(good.substr(0, good.size() - 1)), Contains("1030") && Contains("1029"));
   CHECK_THAT(refusal(good + "x"), Contains("1031"));
   CHECK_THAT(refusal(""), Contains("0 bytes"));
@@ -89,7 +89,7 @@ TEST_CASE("damaged shards are refused with the numbers") {
 TEST_CASE("an id outside the vocabulary names file and offset") {
   const test::TempDir dir;
   write_token_file(dir / "x.bin", std::vector<int32_t>{1, 2, 511, 512}, 1000);
-  const TokenFile file(dir / "x.bin", TokenFileKind::llmc);
+  const TokenFile file = open_llmc(dir / "x.bin");
   int32_t tokens[4];
   CHECK_NOTHROW(file.read(0, 3, 512, tokens));
   const std::string message = message_of<DataError>([&] { file.read(1, 3, 512, tokens); });
@@ -99,7 +99,7 @@ TEST_CASE("an id outside the vocabulary names file and offset") {
   CHECK_FALSE(std::filesystem::exists(dir / "y.bin"));
   // u32 ids beyond int32 must not wrap around to a valid one.
   test::write_file(dir / "z.bin", header(kLlmcMagicU32, 7, 1) + std::string("\x01\x00\x00\x80", 4));
-  const TokenFile wide(dir / "z.bin", TokenFileKind::llmc);
+  const TokenFile wide = open_llmc(dir / "z.bin");
   CHECK_THAT(message_of<DataError>([&] { wide.read(0, 1, 128256, tokens); }),
              Contains("token 2147483649"));
 }
@@ -116,7 +116,7 @@ TEST_CASE("only regular files are opened, and a file cut after opening is an err
   CHECK_THAT(opening(dir / "none.bin"), Contains("No such file"));
   CHECK_THAT(opening("/dev/zero"), Contains("device"));
 
-  const TokenFile file(path, TokenFileKind::llmc);
+  const TokenFile file = open_llmc(path);
   std::filesystem::resize_file(path, 2000);
   std::vector<int32_t> tokens(5000);
   CHECK_NOTHROW(file.read(0, 400, 10, tokens.data()));

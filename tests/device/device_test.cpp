@@ -6,9 +6,16 @@
 #include "device/arena.h"
 #include "device/cuda/cuda_device.h"
 #include "device/device.h"
+#include "device/device_choice.h"
 #include "device/recording.h"
 
 using namespace fp8train;
+
+TEST_CASE("a device is chosen by name") {
+  CHECK(device_choice_named("auto") == DeviceChoice::automatic);
+  CHECK(device_choice_named("cuda") == DeviceChoice::cuda);
+  CHECK_THROWS_WITH(device_choice_named("gpu"), "Unknown device 'gpu' (expected auto, cpu, cuda)");
+}
 
 TEST_CASE("large reads from the cpu are copies of every byte, wherever they go") {
   const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);

@@ -1,48 +1,67 @@
-// The input is a token file, read as llm.c shard or raw u16 as its first byte says; every accepted
-// id must be inside the vocabulary.
+// The input is a file of token ids, in the format that its first byte says; every accepted id must
+// be inside the vocabulary. Of an indexed data set two bytes more say how long the index is, which
+// comes before the data.
 
-#include <unistd.h>
-
+#include <algorithm>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
-#include "data/token_file.h"
+#include "data/readers/data_format.h"
+#include "scratch_file.h"
 
 namespace {
 
-const std::string& scratch_file() {
-  static const std::string path = "/dev/shm/fp8train-fuzz-" + std::to_string(::getpid());
-  static const int registered = std::atexit([] { ::unlink(scratch_file().c_str()); });
+using namespace fp8train;
+
+constexpr int64_t kVocab = 50257;
+constexpr int64_t kMostTokens = 1 << 20;  // sequences of an index may overlap
+
+/// Writes the files of the input, and returns the one that is named.
+std::string write_files(const DataFormat& format, std::string bytes) {
+  const std::string data = scratch_path() + ".bin";
+  const std::string index = scratch_path() + ".idx";
+  static const int registered = std::atexit([] {
+    std::remove((scratch_path() + ".bin").c_str());
+    std::remove((scratch_path() + ".idx").c_str());
+  });
   static_cast<void>(registered);
-  return path;
+  if (&format == &indexed_format()) {
+    bytes.resize(std::max<size_t>(bytes.size(), 2));
+    const auto low = static_cast<uint8_t>(bytes[0]);
+    const auto high = static_cast<uint8_t>(bytes[1]);
+    const size_t length = std::min<size_t>(low + 256U * high, bytes.size() - 2);
+    write_scratch(index, bytes.substr(2, length));
+    bytes.erase(0, 2 + length);
+  }
+  write_scratch(data, bytes);
+  return data;
 }
 
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  constexpr int64_t kVocab = 50257;
   if (size < 1) {
     return 0;
   }
-  const std::string& path = scratch_file();
-  std::ofstream(path, std::ios::binary | std::ios::trunc)
-      .write(reinterpret_cast<const char*>(data) + 1, static_cast<std::streamsize>(size - 1));
-  const auto kind =
-      data[0] % 2 == 0 ? fp8train::TokenFileKind::llmc : fp8train::TokenFileKind::raw_u16;
+  const DataFormat* const formats[] = {&llmc_format(), &raw_u16_format(), &npy_format(),
+                                       &indexed_format()};
+  const DataFormat& format = *formats[data[0] % 4];
+  const std::string path =
+      write_files(format, std::string(reinterpret_cast<const char*>(data) + 1, size - 1));
   try {
-    const fp8train::TokenFile file(path, kind);
-    std::vector<int32_t> tokens(static_cast<size_t>(file.size()));
-    file.read(0, file.size(), kVocab, tokens.data());
+    const auto store = format.open(path, kVocab);
+    std::vector<int32_t> tokens(static_cast<size_t>(std::min(store->size(), kMostTokens)));
+    store->read(0, static_cast<int64_t>(tokens.size()), tokens.data());
     for (const int32_t id : tokens) {
       if (id < 0 || id >= kVocab) {
         std::abort();
       }
     }
-  } catch (const fp8train::DataError&) {
+  } catch (const DataError&) {
   }
   return 0;
 }

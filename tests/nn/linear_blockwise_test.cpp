@@ -146,7 +146,7 @@ struct Layer {
                scaling) {
     store.allocate(*device);
     scaling.allocate(*device);
-    linear.allocate(*device, store);
+    linear.weight().allocate(*device, store);
     saved.reserve(size_t{4} << 20);
     scratch.reserve(size_t{4} << 20);
   }
@@ -177,7 +177,7 @@ void check_layer(const PrecisionPlan& plan, int64_t rows, int passes) {
   REQUIRE(layer.linear.plan().is_scaled());
   copy_from_host(*layer.device, layer.weight->value, w.values.data());
   copy_from_host(*layer.device, layer.bias->value, bias.data());
-  layer.linear.refresh_weight(layer.context(), Linear::Refresh::all);
+  layer.linear.weight().refresh(layer.context(), LinearWeight::Refresh::all);
   const View y = allocate(layer.scratch, DType::bf16, {rows, kOut});
   const View dx = allocate(layer.scratch, DType::bf16, {rows, kIn});
   const View input = layer.upload(x);
@@ -278,7 +278,7 @@ TEST_CASE("layers give what torchao's recipes give") {
       Layer layer(plan_named(name), inputs, outputs);
       const Matrix w = generated(outputs, inputs, 2);
       copy_from_host(*layer.device, layer.weight->value, w.values.data());
-      layer.linear.refresh_weight(layer.context(), Linear::Refresh::all);
+      layer.linear.weight().refresh(layer.context(), LinearWeight::Refresh::all);
       const View y = allocate(layer.scratch, DType::bf16, {rows, outputs});
       const View dx = allocate(layer.scratch, DType::bf16, {rows, inputs});
       const View x = layer.upload(generated(rows, inputs, 1));
@@ -328,7 +328,7 @@ TEST_CASE("an infinity in any block of x, w or dy reaches the norm of the step, 
         layer.scratch.release(0);
         Matrix w = make(bad ? "w" : "", kOut, kIn);
         copy_from_host(*layer.device, layer.weight->value, w.values.data());
-        layer.linear.refresh_weight(layer.context(), Linear::Refresh::all);
+        layer.linear.weight().refresh(layer.context(), LinearWeight::Refresh::all);
         const View y = allocate(layer.scratch, DType::bf16, {32, kOut});
         const View dx = allocate(layer.scratch, DType::bf16, {32, kIn});
         Linear::Saved saved;

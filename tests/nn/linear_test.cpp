@@ -48,12 +48,12 @@ struct Layer {
                biased ? bias : nullptr, scaling) {
     store.allocate(*device);
     scaling.allocate(*device);
-    linear.allocate(*device, store);
+    linear.weight().allocate(*device, store);
     saved.reserve(1 << 20);
     scratch.reserve(1 << 20);
     copy_from_host(*device, weight->value, w.data());
     copy_from_host(*device, bias->value, b.data());
-    linear.refresh_weight(context(), Linear::Refresh::all);
+    linear.weight().refresh(context(), LinearWeight::Refresh::all);
   }
   StepContext context() {
     return {

@@ -120,8 +120,7 @@ struct Layer {
         std::make_unique<Norm>(scale, nullptr, false, 1e-5F, saved_format(plan, plan.saved_norm));
     store.allocate(*device);
     scaling.allocate(*device);
-    mlp->up().allocate(*device, store);
-    mlp->down().allocate(*device, store);
+    mlp->for_each_linear([&](Linear& linear) { linear.weight().allocate(*device, store); });
     saved.reserve(4 << 20);
     scratch.reserve(8 << 20);
     std::vector<float> weight(kWidth * kWidth, 0.0F);
@@ -135,8 +134,9 @@ struct Layer {
     }
     set_value(*device, *down, weight.data());
     set_value(*device, *scale, std::vector<float>(kWidth, 0.75F).data());
-    mlp->up().refresh_weight(context(true), Linear::Refresh::all);
-    mlp->down().refresh_weight(context(true), Linear::Refresh::all);
+    mlp->for_each_linear([&](Linear& linear) {
+      linear.weight().refresh(context(true), LinearWeight::Refresh::all);
+    });
   }
   StepContext context(bool training) {
     return {.device = device.get(),

@@ -66,8 +66,7 @@ struct Layer {
                                 saved_format(plan, plan.saved_nonlinear));
     store.allocate(*device);
     scaling.allocate(*device);
-    mlp->up().allocate(*device, store);
-    mlp->down().allocate(*device, store);
+    mlp->for_each_linear([&](Linear& linear) { linear.weight().allocate(*device, store); });
     saved.reserve(4 << 20);
     scratch.reserve(8 << 20);
   }
@@ -107,8 +106,8 @@ struct Layer {
   void set_weights() {
     set_value(*device, *up, up_weight.data());
     set_value(*device, *down, down_weight.data());
-    mlp->up().refresh_weight(context(), Linear::Refresh::all);
-    mlp->down().refresh_weight(context(), Linear::Refresh::all);
+    mlp->for_each_linear(
+        [&](Linear& linear) { linear.weight().refresh(context(), LinearWeight::Refresh::all); });
   }
   void run() {
     ArenaScope stored(saved);

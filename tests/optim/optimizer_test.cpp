@@ -206,11 +206,11 @@ struct TrainedLinear {
                nullptr, scaling) {
     store.allocate(*device);
     scaling.allocate(*device);
-    linear.allocate(*device, store);
+    linear.weight().allocate(*device, store);
     saved.reserve(1 << 20);
     scratch.reserve(1 << 20);
     store.initialize(*device, 1);
-    linear.refresh_weight(context(), Linear::Refresh::all);
+    linear.weight().refresh(context(), LinearWeight::Refresh::all);
   }
   StepContext context() {
     return {
@@ -252,9 +252,9 @@ TEST_CASE("the weight that the optimizer casts is the one that the layer would c
         gradient[i] = static_cast<float>(i % 7) - 3.0F;
       }
       optimizer.step(f.device->stream(), f.scratch);
-      f.linear.refresh_weight(f.context(), Linear::Refresh::after_update);
+      f.linear.weight().refresh(f.context(), LinearWeight::Refresh::after_update);
       const std::vector<float> by_optimizer = f.forward();
-      f.linear.refresh_weight(f.context(), Linear::Refresh::all);
+      f.linear.weight().refresh(f.context(), LinearWeight::Refresh::all);
       CHECK(by_optimizer == f.forward());
       CHECK(by_optimizer != before);
     }

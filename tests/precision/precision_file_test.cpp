@@ -7,7 +7,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "config/dialects_precision_file.h"
+#include "dialects/dialects.h"
+#include "dialects/precision_file.h"
 #include "config/load.h"
 #include "config/show.h"
 #include "precision/linear_plan.h"
@@ -38,6 +39,7 @@ constexpr const char* kTheirs[] = {"self_attention.linear_qkv", "self_attention.
 
 Settings loaded(const std::string& lines) {
   LoadRequest request;
+  request.foreign_keys = make_dialects;
   request.path = "run.yaml";
   request.text = "model: {preset: toy}\ndata: {train: a.txt}\ntraining: {max_steps: 100}\n" + lines;
   return load_settings(request);

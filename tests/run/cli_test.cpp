@@ -67,7 +67,7 @@ TEST_CASE("common options become settings") {
   CHECK(settings.training.max_tokens == 0);
   CHECK(settings.training.max_time_seconds == 3600);
   CHECK(settings.training.seed == 9);
-  CHECK(settings.device == "cpu");
+  CHECK(settings.device == DeviceChoice::cpu);
   CHECK(settings.threads == 3);
   CHECK(settings.output_dir == "out");
   CHECK_THROWS_WITH(load(parsed({path, "second.yaml"})),
@@ -81,7 +81,7 @@ TEST_CASE("FP8TRAIN_SET is read") {
   const Settings settings = load(options);
   unsetenv("FP8TRAIN_SET");
   CHECK(settings.training.max_steps == 4);
-  CHECK(settings.device == "cuda");
+  CHECK(settings.device == DeviceChoice::cuda);
 }
 
 template <class E>

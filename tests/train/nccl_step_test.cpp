@@ -135,8 +135,7 @@ struct Taken {
 };
 
 /// What two ranks take, or what they throw.
-std::vector<std::string> take(const std::string& device, const std::string& backend,
-                              std::vector<Taken>& taken) {
+std::vector<std::string> take(DeviceChoice device, CommBackend backend, std::vector<Taken>& taken) {
   taken.assign(2, {});
   Settings settings;
   settings.device = device;
@@ -154,26 +153,27 @@ TEST_CASE("ranks on GPUs talk over NCCL, or through host memory, as settings say
   test::gpus_for_ranks(2);
   const std::vector<std::string> fine(2);
   std::vector<Taken> taken;
-  CHECK(take("cuda", "auto", taken) == fine);
+  CHECK(take(DeviceChoice::cuda, CommBackend::automatic, taken) == fine);
   CHECK(taken[0].kind == "nccl: rank 0 of 2, node 0 of 1");
   CHECK(taken[0].gpu == "0000:00:00.0");
   CHECK(taken[1].gpu == "0000:01:00.0");
   CHECK(taken[1].note.empty());
-  CHECK(take("cuda", "mpi", taken) == fine);
+  CHECK(take(DeviceChoice::cuda, CommBackend::mpi, taken) == fine);
   CHECK(taken[1].kind == "staged: rank 1 of 2, node 0 of 1");
   CHECK(taken[1].note == "gradients cross through host memory");
-  CHECK(take("cpu", "auto", taken) == fine);
+  CHECK(take(DeviceChoice::cpu, CommBackend::automatic, taken) == fine);
   CHECK(taken[1].kind.empty());
-  CHECK_THAT(take("cpu", "nccl", taken)[0],
+  CHECK_THAT(take(DeviceChoice::cpu, CommBackend::nccl, taken)[0],
              Catch::Contains("comm.backend: nccl is for ranks on GPUs"));
   shim::set_nccl_installed(false);
-  CHECK(take("cuda", "auto", taken) == fine);
+  CHECK(take(DeviceChoice::cuda, CommBackend::automatic, taken) == fine);
   CHECK_THAT(taken[0].kind + taken[0].note,
              Catch::Contains("staged") && Catch::Contains("libnccl.so.2 is not found"));
   shim::set_nccl_installed(true);
   shim::set_device_count(1);
-  CHECK_THAT(take("cuda", "nccl", taken)[1], Catch::Contains("are on one GPU"));
-  CHECK(take("cuda", "mpi", taken) == fine);
+  CHECK_THAT(take(DeviceChoice::cuda, CommBackend::nccl, taken)[1],
+             Catch::Contains("are on one GPU"));
+  CHECK(take(DeviceChoice::cuda, CommBackend::mpi, taken) == fine);
 }
 #endif
 

@@ -15,10 +15,11 @@ void read_yarn(const ConfigFields& rope, const ModelConfig& config, RopeScaling&
   };
   scaling.beta_fast = optional("beta_fast", scaling.beta_fast);
   scaling.beta_slow = optional("beta_slow", scaling.beta_slow);
-  scaling.mscale = optional("mscale", 0.0);
-  scaling.mscale_all_dim = optional("mscale_all_dim", 0.0);
-  scaling.attention_factor = rope.has("attention_factor") ? rope.positive("attention_factor") : 0.0;
-  scaling.truncate = rope.flag("truncate", true);
+  scaling.mscale = optional("mscale", scaling.mscale);
+  scaling.mscale_all_dim = optional("mscale_all_dim", scaling.mscale_all_dim);
+  scaling.attention_factor =
+      rope.has("attention_factor") ? rope.positive("attention_factor") : scaling.attention_factor;
+  scaling.truncate = rope.flag("truncate", scaling.truncate);
   if (!rope.has("factor")) {
     scaling.factor = static_cast<double>(config.max_position_embeddings) /
                      static_cast<double>(scaling.original_max_position_embeddings);

@@ -1,0 +1,63 @@
+#include "data/readers/data_format.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "base/error.h"
+#include "data/byte_stream.h"
+
+namespace fp8train {
+namespace {
+
+constexpr size_t kHeadBytes = 4096;
+
+const DataFormat& detect(const std::filesystem::path& path) {
+  const InputFile file(path);
+  std::string bytes;
+  ByteStream(path).append_to(bytes, kHeadBytes);
+  for (const DataFormat* format : data_formats()) {
+    if (format->matches({path, file, bytes})) {
+      return *format;
+    }
+  }
+  throw DataError(fmt::format(
+      "{}: cannot tell the format (binary content without a header that is known); set format: {}",
+      path.string(), fmt::join(data_format_names(), ", ")));
+}
+
+}  // namespace
+
+const std::vector<const DataFormat*>& data_formats() {
+  static const std::vector<const DataFormat*> kFormats = {
+      &llmc_format(),     // a magic number
+      &npy_format(),      // a magic number
+      &jsonl_format(),    // a name
+      &indexed_format(),  // a name, and a second file
+      &raw_u16_format(),  // a name, and nothing that speaks against it
+      &text_format(),     // what looks like text
+  };
+  return kFormats;
+}
+
+std::vector<std::string> data_format_names() {
+  std::vector<std::string> names = {"auto"};
+  for (const DataFormat* format : data_formats()) {
+    names.emplace_back(format->name);
+  }
+  return names;
+}
+
+const DataFormat& format_of(const std::filesystem::path& path, const std::string& format) {
+  if (format.empty() || format == "auto") {
+    return detect(path);
+  }
+  for (const DataFormat* known : data_formats()) {
+    if (format == known->name) {
+      return *known;
+    }
+  }
+  throw ConfigError(fmt::format("Unknown data format '{}' (expected {})", format,
+                                fmt::join(data_format_names(), ", ")));
+}
+
+}  // namespace fp8train

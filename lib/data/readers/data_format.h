@@ -1,0 +1,74 @@
+#pragma once
+// The formats of data files: each is one file in this folder and one line in data_formats(). A
+// format of text hands out documents, one of token ids opens a TokenStore.
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "data/input_file.h"
+#include "data/token_store.h"
+
+namespace fp8train {
+
+enum class DataContent : uint8_t {
+  text,       ///< a file is one document, which may be cut anywhere
+  documents,  ///< a file has many
+  tokens,
+};
+
+/// What `format: auto` sees of a file.
+struct FileHead {
+  const std::filesystem::path& path;
+  const InputFile& file;
+  std::string_view bytes;  ///< the first 4096, without those of a compression
+};
+
+using DocumentVisitor = std::function<void(std::string document)>;
+
+struct DataFormat {
+  std::string_view name;  ///< as in data.train[].format
+  DataContent content;
+
+  /// Whether `format: auto` reads the file so. May throw DataError: it would be such a file, but
+  /// something speaks against it.
+  bool (*matches)(const FileHead& head);
+
+  /// text, documents: calls `visit` for every document in file order. `text_key`: the key of the
+  /// text in a record. Throws DataError with file and line.
+  void (*for_each_document)(const std::filesystem::path& path, const std::string& text_key,
+                            const DocumentVisitor& visit) = nullptr;
+
+  /// tokens: checks sizes and headers; reading throws DataError for an id that is not below
+  /// `vocab_size`. Throws DataError that names the file and the numbers.
+  std::shared_ptr<const TokenStore> (*open)(const std::filesystem::path& path,
+                                            int64_t vocab_size) = nullptr;
+
+  /// Files in addition to `path` whose content decides what is read. Null: none.
+  std::vector<std::filesystem::path> (*companions)(const std::filesystem::path& path) = nullptr;
+
+  bool has_tokens() const { return content == DataContent::tokens; }
+};
+
+const DataFormat& llmc_format();     ///< llmc.cpp
+const DataFormat& npy_format();      ///< npy.cpp
+const DataFormat& jsonl_format();    ///< jsonl.cpp
+const DataFormat& indexed_format();  ///< indexed.cpp
+const DataFormat& raw_u16_format();  ///< raw_u16.cpp
+const DataFormat& text_format();     ///< text.cpp
+
+/// All of them, in the order in which `format: auto` asks.
+const std::vector<const DataFormat*>& data_formats();
+
+/// "auto" and the names of all.
+std::vector<std::string> data_format_names();
+
+/// What `format` says, or for "auto" and "" the first that matches. Throws ConfigError for an
+/// unknown name, DataError where "auto" cannot tell.
+const DataFormat& format_of(const std::filesystem::path& path, const std::string& format);
+
+}  // namespace fp8train

@@ -1,0 +1,94 @@
+// JSON lines: an object in each line, with a document under one of its keys. Files, which
+// may be compressed, are read in pieces.
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "data/byte_stream.h"
+#include "data/readers/data_format.h"
+
+namespace fp8train {
+namespace {
+
+constexpr size_t kReadBytes = 1U << 20;
+constexpr size_t kMaxLine = 64U << 20;
+
+std::string document_of(std::string_view line, const std::string& text_key,
+                        const std::string& where) {
+  const auto fail = [&](const std::string& what) {
+    return DataError(fmt::format("{}: {}", where, what));
+  };
+  nlohmann::json value;
+  try {
+    value = nlohmann::json::parse(line);
+  } catch (const nlohmann::json::exception& error) {
+    throw fail(fmt::format("malformed JSON line: {}", error.what()));
+  }
+  if (!value.is_object()) {
+    throw fail(fmt::format("the line is not a JSON object but {}", value.type_name()));
+  }
+  const auto text = value.find(text_key);
+  if (text == value.end()) {
+    std::string keys;
+    for (const auto& [key, ignored] : value.items()) {
+      keys += (keys.empty() ? "" : ", ") + key;
+    }
+    throw fail(fmt::format("no key '{}' (keys here: {}); set data.text_key", text_key, keys));
+  }
+  if (!text->is_string()) {
+    throw fail(fmt::format("'{}' is not a string but {}", text_key, text->type_name()));
+  }
+  return text->get<std::string>();
+}
+
+void for_each_line(const std::filesystem::path& path,
+                   const std::function<void(std::string_view, int64_t)>& visit) {
+  ByteStream file(path);
+  std::string pending;
+  int64_t line = 1;
+  for (size_t begin = 0; file.append_to(pending, kReadBytes); begin = pending.size()) {
+    size_t start = 0;
+    for (size_t end = pending.find('\n', begin); end != std::string::npos;
+         end = pending.find('\n', start)) {
+      visit(std::string_view(pending).substr(start, end - start), line++);
+      start = end + 1;
+    }
+    pending.erase(0, start);
+    if (pending.size() > kMaxLine) {
+      throw DataError(fmt::format("{}:{}: the line is longer than {} bytes; is this JSON lines?",
+                                  path.string(), line, kMaxLine));
+    }
+  }
+  if (!pending.empty()) {
+    visit(pending, line);
+  }
+}
+
+bool is_jsonl(const FileHead& head) {
+  const std::string extension = without_compression(head.path).extension().string();
+  return extension == ".jsonl" || extension == ".ndjson";
+}
+
+/// Blank lines are skipped.
+void visit_records(const std::filesystem::path& path, const std::string& text_key,
+                   const DocumentVisitor& visit) {
+  for_each_line(path, [&](std::string_view line, int64_t number) {
+    if (line.find_first_not_of(" \t\r") != std::string_view::npos) {
+      visit(document_of(line, text_key, fmt::format("{}:{}", path.string(), number)));
+    }
+  });
+}
+
+}  // namespace
+
+const DataFormat& jsonl_format() {
+  static constexpr DataFormat kFormat = {.name = "jsonl",
+                                         .content = DataContent::documents,
+                                         .matches = is_jsonl,
+                                         .for_each_document = visit_records};
+  return kFormat;
+}
+
+}  // namespace fp8train

@@ -1,0 +1,34 @@
+// A text file, which may be compressed: one document.
+
+#include "data/byte_stream.h"
+#include "data/readers/data_format.h"
+
+namespace fp8train {
+namespace {
+
+bool may_be_text(const FileHead& head) {
+  return head.bytes.find('\0') == std::string_view::npos;
+}
+
+void visit_whole(const std::filesystem::path& path, const std::string& /*text_key*/,
+                 const DocumentVisitor& visit) {
+  constexpr size_t kReadBytes = 1U << 20;
+  ByteStream file(path);
+  std::string text;
+  text.reserve(std::filesystem::file_size(path));
+  while (file.append_to(text, kReadBytes)) {
+  }
+  visit(std::move(text));
+}
+
+}  // namespace
+
+const DataFormat& text_format() {
+  static constexpr DataFormat kFormat = {.name = "text",
+                                         .content = DataContent::text,
+                                         .matches = may_be_text,
+                                         .for_each_document = visit_whole};
+  return kFormat;
+}
+
+}  // namespace fp8train

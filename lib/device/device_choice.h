@@ -1,0 +1,18 @@
+#pragma once
+// The device that a user asks for.
+
+#include <cstdint>
+#include <string_view>
+#include <utility>
+
+namespace fp8train {
+
+/// automatic: a GPU where there is one that can be used.
+enum class DeviceChoice : uint8_t { automatic, cpu, cuda };
+inline constexpr std::pair<DeviceChoice, std::string_view> kDeviceChoices[] = {
+    {DeviceChoice::automatic, "auto"}, {DeviceChoice::cpu, "cpu"}, {DeviceChoice::cuda, "cuda"}};
+
+/// The choice with this name. Throws ConfigError.
+DeviceChoice device_choice_named(std::string_view name);
+
+}  // namespace fp8train

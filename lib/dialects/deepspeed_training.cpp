@@ -1,0 +1,180 @@
+// The optimizer, the schedule and the batches of a configuration of DeepSpeed (docs/_pages/
+// config-json.md, deepspeed/runtime/engine.py, deepspeed/runtime/lr_schedules.py).
+
+#include <fmt/format.h>
+
+#include "base/nearest.h"
+#include "dialects/pass.h"
+#include "config/field.h"
+#include "config/scalar.h"
+
+namespace fp8train::dialects {
+namespace {
+
+using Kind = YamlNode::Kind;
+using Meaning = ForeignKey::Meaning;
+
+constexpr ForeignKey kOptimizer[] = {{"lr", Meaning::ours, "optimizer.lr"},
+                                     {"betas", Meaning::ours, "optimizer.betas"},
+                                     {"eps", Meaning::ours, "optimizer.eps"},
+                                     {"weight_decay", Meaning::ours, "optimizer.weight_decay"},
+                                     {"momentum", Meaning::ours, "optimizer.momentum"},
+                                     {"amsgrad", Meaning::off, kOtherTraining},
+                                     {"nesterov", Meaning::off, kOtherTraining},
+                                     {"adam_w_mode", Meaning::special},
+                                     {"bias_correction", Meaning::special},
+                                     {"max_grad_norm", Meaning::off, "use gradient_clipping"},
+                                     {"torch_adam"},
+                                     {"fused"},
+                                     {"foreach"}};
+
+/// What an optimizer does where the file does not say (DeepSpeed, ops/adam/fused_adam.py;
+/// torch.optim.SGD).
+constexpr Words kAdamDefaults[] = {{"lr", "1e-3"}, {"eps", "1e-8"}, {"weight_decay", "0"}};
+constexpr Words kSgdDefaults[] = {{"lr", "1e-3"}, {"momentum", "0"}, {"weight_decay", "0"}};
+
+constexpr ForeignKey kSchedule[] = {{"warmup_max_lr", Meaning::ours, "optimizer.lr"},
+                                    {"warmup_num_steps", Meaning::ours, "scheduler.warmup_steps"},
+                                    {"total_num_steps", Meaning::ours, "training.max_steps"},
+                                    {"warmup_min_lr", Meaning::special},
+                                    {"warmup_min_ratio", Meaning::special},
+                                    {"warmup_type", Meaning::special},
+                                    {"cos_min_ratio", Meaning::special},
+                                    {"last_batch_iteration"}};
+
+constexpr Words kSchedules[] = {
+    {"warmuplr", "constant"}, {"warmupdecaylr", "linear"}, {"warmupcosinelr", "cosine"}};
+
+}  // namespace
+
+void Pass::deepspeed_optimizer(const Entry& entry) {
+  const YamlNode& type = *value_of(entry.node, "type");
+  const std::string name = simplified(type.text);
+  const Entry type_entry = {"type", entry.spelled + ".type", entry.place, type};
+  const bool adam = name == "adam" || name == "adamw" || name == "fusedadam";
+  if (!adam && name != "sgd") {
+    complain(type_entry, fmt::format("expected Adam, AdamW or SGD, got {}; Muon and its options "
+                                     "are in optimizer.name and optimizer.muon",
+                                     describe(type)));
+    return;
+  }
+  put("optimizer.name", type_entry, scalar(adam ? "adamw" : "sgd", type));
+  const YamlNode* params = value_of(entry.node, "params");
+  const YamlNode none;
+  const Entry inner = {"params", entry.spelled + ".params", entry.place,
+                       params == nullptr ? none : *params};
+  bool decoupled = true;
+  section(inner, kOptimizer, "", [&](const ForeignKey& key, const Entry& it) {
+    const auto value = flag(it);
+    if (key.name == "adam_w_mode") {
+      decoupled = value.value_or(true) || name == "adamw";
+      without_meaning(it);
+    } else if (value == false) {
+      complain(it, "moments are always corrected for their bias here; remove it");
+    } else {
+      without_meaning(it);
+    }
+  });
+  const YamlNode* decay = value_of(inner.node, "weight_decay");
+  if (!decoupled && decay != nullptr && !is_off(*decay) && parse_number(decay->text) != 0.0) {
+    complain(inner,
+             "weight decay that is added to the gradient (adam_w_mode: false) is not here; "
+             "set it to 0, or take AdamW");
+  }
+  // What the file leaves to DeepSpeed is not what it is here.
+  const std::span<const Words> defaults =
+      adam ? std::span<const Words>(kAdamDefaults) : kSgdDefaults;
+  for (const auto& [key, value] : defaults) {
+    if (value_of(inner.node, key) == nullptr) {
+      put(fmt::format("optimizer.{}", key), type_entry, scalar(std::string(value), type),
+          " (DeepSpeed's default)");
+    }
+  }
+  if (adam && value_of(inner.node, "betas") == nullptr) {
+    YamlNode betas = scalar("", type);
+    betas.kind = Kind::sequence;
+    betas.items = {scalar("0.9", type), scalar("0.999", type)};
+    put("optimizer.betas", type_entry, betas, " (DeepSpeed's default)");
+  }
+}
+
+void Pass::deepspeed_schedule(const Entry& entry) {
+  const YamlNode& type = *value_of(entry.node, "type");
+  const Entry type_entry = {"type", entry.spelled + ".type", entry.place, type};
+  const auto found = find_in(kSchedules, simplified(type.text));
+  if (found == std::end(kSchedules)) {
+    complain(type_entry, fmt::format("expected WarmupLR, WarmupDecayLR or WarmupCosineLR, got {}",
+                                     describe(type)));
+    return;
+  }
+  put("scheduler.type", type_entry, scalar(std::string(found->second), type));
+  if (const YamlNode* params = value_of(entry.node, "params")) {
+    const Entry inner = {"params", entry.spelled + ".params", entry.place, *params};
+    section(inner, kSchedule, "",
+            [&](const ForeignKey&, const Entry& it) { schedule_parameter(it, *params); });
+  }
+  const YamlNode* params = value_of(entry.node, "params");
+  const YamlNode* form = params == nullptr ? nullptr : value_of(*params, "warmup_type");
+  if (found->first != "warmupcosinelr" && (form == nullptr || form->text == "log")) {
+    tell(
+        fmt::format("{}: the learning rate rises linearly in the warm-up here, and with the "
+                    "logarithm of the step in DeepSpeed (warmup_type: log)",
+                    type_entry.spelled));
+  }
+}
+
+void Pass::schedule_parameter(const Entry& entry, const YamlNode& params) {
+  const auto value = parse_number(entry.node.text);
+  const bool is_start = entry.name == "warmup_min_lr" || entry.name == "warmup_min_ratio";
+  if (entry.name == "warmup_type" || (is_start && value == 0.0)) {
+    without_meaning(entry);
+  } else if (is_start) {
+    tell(fmt::format("{}: the warm-up begins at a learning rate of 0 here", entry.spelled));
+  } else {
+    const YamlNode* lr = value_of(params, "warmup_max_lr");
+    const YamlNode* optimizer = value_of(root_, "optimizer");
+    const YamlNode* values = optimizer == nullptr ? nullptr : value_of(*optimizer, "params");
+    lr = lr == nullptr && values != nullptr ? value_of(*values, "lr") : lr;
+    const auto peak = lr == nullptr ? std::nullopt : parse_number(lr->text);
+    if (!value || !peak) {
+      complain(entry,
+               "a fraction of a learning rate that the file does not give; set "
+               "scheduler.min_lr instead");
+    } else {
+      put("scheduler.min_lr", entry, scalar(fmt::format("{}", *value * *peak), entry.node));
+    }
+  }
+}
+
+/// train_batch_size = train_micro_batch_size_per_gpu * gradient_accumulation_steps * processes; any
+/// of them may be missing.
+void Pass::finish_batches() {
+  const auto number = [](const std::optional<Entry>& entry) {
+    return entry ? count_in(entry->node) : 0;
+  };
+  if (all_batches_) {
+    put("training.global_batch_size", *all_batches_, all_batches_->node);
+  }
+  if (micro_batch_) {
+    put("training.micro_batch_size", *micro_batch_, micro_batch_->node);
+  }
+  if (accumulation_ && !all_batches_) {
+    put("training.gradient_accumulation_steps", *accumulation_, accumulation_->node);
+  } else if (accumulation_) {
+    without_meaning(*accumulation_);  // it follows from the other two and the number of ranks
+  }
+  const int64_t all = number(all_batches_);
+  const int64_t step = number(micro_batch_) * number(accumulation_);
+  if (all > 0 && step > 0) {
+    if (all % step != 0) {
+      complain(*all_batches_,
+               fmt::format("{} is not a multiple of train_micro_batch_size_per_gpu * "
+                           "gradient_accumulation_steps = {}",
+                           all, step));
+    } else {
+      processes_ = all / step;
+    }
+  }
+}
+
+}  // namespace fp8train::dialects

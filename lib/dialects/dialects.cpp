@@ -1,0 +1,193 @@
+#include "dialects/dialects.h"
+
+#include <fmt/format.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/nearest.h"
+#include "config/given_keys.h"
+#include "dialects/pass.h"
+#include "dialects/precision_file.h"
+
+namespace fp8train {
+namespace dialects {
+
+using Kind = YamlNode::Kind;
+
+bool Pass::run() {
+  accelerate_ = std::any_of(root_.keys.begin(), root_.keys.end(),
+                            [](const YamlKey& key) { return is_launch(key.text); });
+  deepspeed_ = is_deepspeed_file(root_);
+  if (const YamlNode* type = value_of(root_, "distributed_type")) {
+    distributed_ = simplified(type->text);
+  }
+  YamlNode stored = root_;
+  stored.keys.clear();
+  stored.items.clear();
+  for (size_t i = 0; i < root_.items.size(); ++i) {
+    const Entry entry = {root_.keys[i].text, root_.keys[i].text, root_.keys[i], root_.items[i]};
+    if (entry.name == "fp8_config") {
+      accelerate(entry);
+    } else if (accelerate_ && is_launch_key(entry.name)) {
+      launch(entry);
+    } else if (is_deepspeed(entry)) {
+      deepspeed(entry);
+    } else if (is_megatron(entry.name)) {
+      megatron(entry);
+      if (entry.name == "fp8_format" && entry.node.kind != Kind::null) {
+        implied_key_ = entry.place;
+      }
+    } else if (entry.name == "fp8" && entry.node.kind == Kind::map) {
+      keep(stored, entry.place, own_section(entry.node));
+    } else {
+      keep(stored, entry.place, entry.node);
+    }
+  }
+  launch_sections(root_);
+  finish_deepspeed();
+  finish_blocks();
+  tell_without_meaning();
+  if (changed_) {
+    root_ = std::move(stored);
+    insert_pending();
+    tell_defaults();
+  }
+  return changed_;
+}
+
+/// `fp8` with its switch and Megatron's names taken out.
+YamlNode Pass::own_section(const YamlNode& section) {
+  YamlNode stored = section;
+  stored.keys.clear();
+  stored.items.clear();
+  for (size_t i = 0; i < section.items.size(); ++i) {
+    const YamlKey& key = section.keys[i];
+    const Entry entry = {key.text, "fp8." + key.text, key, section.items[i]};
+    if (key.text == "enabled") {
+      changed_ = true;
+      if (flag(entry)) {
+        enabled_ = entry.node;
+        enabled_key_ = key;
+      }
+    } else if (is_megatron(key.text)) {
+      megatron(entry);
+    } else {
+      keep(stored, key, entry.node);
+    }
+  }
+  return stored;
+}
+
+}  // namespace dialects
+
+namespace {
+
+class Dialects : public ForeignKeys {
+ public:
+  explicit Dialects(Problems& problems) : problems_(problems) {}
+
+  bool translate(YamlNode& root, size_t source, int layer) override;
+  std::optional<Included> take_included() override {
+    return std::exchange(included_, std::nullopt);
+  }
+  std::vector<LayerRequest> layers_in_file(const std::string& path,
+                                           const std::string& text) override {
+    return read_precision_file(path, text, problems_);
+  }
+  /// What switches FP8 on or off is held against mixed_precision.
+  void finish(GivenKeys& given) override;
+  /// "fp8_config.amax_history_length read as fp8.amax_history_len", one line for each key.
+  std::vector<std::string> notes() const override { return notes_; }
+  int64_t processes() const override { return processes_; }
+
+ private:
+  /// fp8.enabled, or a key that means the same; or no key at all.
+  struct Switch {
+    bool on = true;
+    std::string spelled;
+    SourceMark place;
+    int layer = 0;
+  };
+
+  Problems& problems_;
+  std::vector<std::string> notes_;
+  std::optional<Switch> switch_;
+  std::optional<Switch> fp32_;  // a file of DeepSpeed that switches nothing else on
+  std::optional<Included> included_;
+  int64_t processes_ = 0;
+};
+
+bool Dialects::translate(YamlNode& root, size_t source, int layer) {
+  if (root.kind != YamlNode::Kind::map) {
+    return false;
+  }
+  dialects::Pass pass(root, source, problems_, notes_);
+  const bool changed = pass.run();
+  if (const YamlNode* enabled = pass.enabled()) {
+    const YamlKey& key = pass.enabled_key();
+    switch_ = {dialects::flag_in(*enabled).value_or(true),
+               "fp8.enabled",
+               {source, key.line, key.column},
+               layer};
+  } else if (const YamlKey* key = pass.implied_key()) {
+    switch_ = {true, key->text, {source, key->line, key->column}, layer};
+  }
+  if (const YamlNode* file = pass.included()) {
+    included_ = Included{file->text, {source, file->line, file->column}};
+  }
+  if (pass.trains_in_fp32()) {
+    fp32_ = Switch{false, "", {source, root.line, root.column}, layer};
+  }
+  processes_ = pass.processes() > 0 ? pass.processes() : processes_;
+  return changed;
+}
+
+void Dialects::finish(GivenKeys& given) {
+  if (fp32_ && given.find("mixed_precision") == nullptr &&
+      given.find("precision.plan") == nullptr && !switch_) {
+    given.add("mixed_precision", dialects::scalar("no", YamlNode{}), fp32_->place, fp32_->layer,
+              "mixed_precision");
+    notes_.emplace_back(
+        "neither fp16 nor bf16 is on, read as mixed_precision: no (DeepSpeed trains in fp32)");
+  }
+  if (!switch_) {
+    return;
+  }
+  const GivenKey* precision = given.find("mixed_precision");
+  const GivenKey* plan = given.find("precision.plan");
+  const bool fp8 = precision != nullptr && simplified(precision->node.text) == "fp8";
+  const auto complain = [&](const GivenKey& other) {
+    problems_.add(switch_->place, switch_->spelled,
+                  fmt::format("{} conflicts with {}: {} at {}; remove one of them",
+                              switch_->on ? "switches FP8 on and" : "false", other.spelled,
+                              dialects::text_of(other.node), problems_.where(other.place)));
+  };
+  if (!switch_->on) {
+    if (fp8 || plan != nullptr) {
+      complain(fp8 ? *precision : *plan);
+    } else {
+      notes_.push_back(switch_->spelled + ": false read as: mixed_precision is not fp8");
+    }
+  } else if (plan != nullptr) {
+    notes_.push_back(switch_->spelled + " changes nothing: precision.plan names the plan");
+  } else if (precision == nullptr) {
+    given.add("mixed_precision", dialects::scalar("fp8", YamlNode{}), switch_->place,
+              switch_->layer, switch_->spelled);
+    notes_.push_back(switch_->spelled + " read as mixed_precision: fp8");
+  } else if (!fp8) {
+    complain(*precision);
+  } else {
+    notes_.push_back(switch_->spelled + " says what mixed_precision: fp8 says");
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<ForeignKeys> make_dialects(Problems& problems) {
+  return std::make_unique<Dialects>(problems);
+}
+
+}  // namespace fp8train

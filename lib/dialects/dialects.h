@@ -1,0 +1,17 @@
+#pragma once
+// Keys of other programs in a configuration: files of `accelerate config`, DeepSpeed's
+// configurations, Megatron's `fp8_...`, `first_last_layers_bf16` and precision file. They are
+// rewritten to this program's keys before the table of fields reads them, and each is reported;
+// those without a meaning here share one line. What would change the run and cannot be had is a
+// problem.
+
+#include <memory>
+
+#include "config/foreign_keys.h"
+
+namespace fp8train {
+
+/// LoadRequest::foreign_keys: all dialects.
+std::unique_ptr<ForeignKeys> make_dialects(Problems& problems);
+
+}  // namespace fp8train

@@ -1,0 +1,208 @@
+#pragma once
+// One source's tree while keys of other programs are rewritten to ours. What the keys of each
+// program mean is in accelerate.cpp (fp8_config), launch.cpp (the rest of a file
+// of Accelerate), deepspeed*.cpp and megatron.cpp; how they are put, reported and
+// refused in pass.cpp.
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <iterator>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "config/problems.h"
+#include "config/yaml_tree.h"
+
+namespace fp8train::dialects {
+
+/// A foreign key and the one of ours that means the same.
+struct Alias {
+  std::string_view name;
+  std::string_view key;
+  bool ignored_by_source = false;  ///< Accelerate writes it and never reads it
+};
+
+/// The alias with this name, or null.
+template <class Table>
+const Alias* find_alias(const Table& table, std::string_view name) {
+  const auto* found = std::find_if(std::begin(table), std::end(table),
+                                   [&](const Alias& alias) { return alias.name == name; });
+  return found == std::end(table) ? nullptr : found;
+}
+
+template <class Table>
+std::vector<std::string> names_of(const Table& table) {
+  std::vector<std::string> names;
+  std::transform(std::begin(table), std::end(table), std::back_inserter(names),
+                 [](const Alias& alias) { return std::string(alias.name); });
+  return names;
+}
+
+/// A key of another program's section, and what becomes of it here.
+struct ForeignKey {
+  enum class Meaning : uint8_t {
+    ours,     ///< `text` is our key; the value means the same
+    nothing,  ///< it has no meaning here, and changes no result
+    off,      ///< only a value that switches it off is accepted; `text` says what is missing here
+    one,      ///< only 1 is accepted; `text` says what is missing here
+    special,  ///< the section's own function reads it
+  };
+  std::string_view name;
+  Meaning meaning = Meaning::nothing;
+  std::string_view text = {};
+};
+
+inline constexpr const char* kNoOffload =
+    "weights and moments are not moved to CPU memory or NVMe here; parallelism.zero_stage and "
+    "model.recompute lower a GPU's memory";
+inline constexpr const char* kOtherTraining = "it changes the training, and is not here";
+inline constexpr const char* kNoModelParallelism =
+    "tensor, pipeline, context and sequence parallelism are not here; ranks share the batch, and "
+    "with parallelism.zero_stage the weights";
+
+using Words = std::pair<std::string_view, std::string_view>;
+
+/// The entry whose first word is `name`, or the end.
+template <class Table>
+auto find_in(const Table& table, std::string_view name) {
+  return std::find_if(std::begin(table), std::end(table),
+                      [&](const Words& entry) { return entry.first == name; });
+}
+
+/// A value on one line, for messages and comparison.
+std::string text_of(const YamlNode& node);
+/// Values at the place of another one.
+YamlNode scalar(std::string text, const YamlNode& place);
+YamlNode flags(const std::array<bool, 3>& values, const YamlNode& place);
+/// True or false, or neither.
+std::optional<bool> flag_in(const YamlNode& node);
+/// Whether the value switches a feature off: nothing, false, none, 0, an empty list or section, or
+/// a section with `enabled` or `device` that does.
+bool is_off(const YamlNode& node);
+/// DeepSpeed's "auto": whoever starts the run decides.
+bool is_auto(const YamlNode& node);
+/// A whole number from 1 to 10^12; 0 for anything else.
+int64_t count_in(const YamlNode& node);
+/// The value of a key of a map; null where it is not there.
+const YamlNode* value_of(const YamlNode& map, std::string_view key);
+
+class Pass {
+ public:
+  Pass(YamlNode& root, size_t source, Problems& problems, std::vector<std::string>& notes)
+      : root_(root), source_(source), problems_(problems), notes_(notes) {}
+
+  /// False when nothing foreign was there.
+  bool run();
+
+  /// fp8.enabled as it was written; null when it was not.
+  const YamlNode* enabled() const { return enabled_ ? &*enabled_ : nullptr; }
+  const YamlKey& enabled_key() const { return enabled_key_; }
+  /// deepspeed_config_file as it was written, where it counts; null without it.
+  const YamlNode* included() const { return included_ ? &*included_ : nullptr; }
+  /// How many processes the file says there are; 0: it does not say.
+  int64_t processes() const { return processes_; }
+  /// Whether this is a file of DeepSpeed that switches on neither fp16 nor bf16.
+  bool trains_in_fp32() const { return deepspeed_ && !half_; }
+  /// The top-level fp8_format, which means "train in FP8" without saying it; null without it.
+  const YamlKey* implied_key() const { return implied_key_ ? &*implied_key_ : nullptr; }
+
+ private:
+  struct Entry {
+    std::string name;     ///< within its section
+    std::string spelled;  ///< dotted, as written
+    YamlKey place;
+    YamlNode node;
+  };
+  struct Pending {
+    std::string key;  ///< ours, dotted
+    Entry entry;      ///< with the value in our spelling
+  };
+
+  // dialects.cpp
+  YamlNode own_section(const YamlNode& section);
+
+  // launch.cpp
+  static bool is_launch(std::string_view name);      // only Accelerate has it
+  static bool is_launch_key(std::string_view name);  // Accelerate has it
+  void launch(const Entry& entry);
+  void launch_sections(const YamlNode& root);
+  void fsdp(const Entry& section);
+  void fsdp_stage(const Entry& section);
+  void deepspeed_plugin(const Entry& section);
+  void megatron_plugin(const Entry& section);
+  void parallelism(const Entry& section);
+
+  // deepspeed.cpp
+  static bool is_deepspeed_file(const YamlNode& root);
+  bool is_deepspeed(const Entry& entry) const;
+  void deepspeed(const Entry& entry);
+  void half_precision(const Entry& entry);
+  void zero(const Entry& entry);
+  void deepspeed_optimizer(const Entry& entry);
+  void deepspeed_schedule(const Entry& entry);
+  void schedule_parameter(const Entry& entry, const YamlNode& section);
+  void finish_batches();
+  void finish_deepspeed();
+
+  // accelerate.cpp
+  void accelerate(const Entry& section);
+  void accelerate_key(const Alias& alias, const Entry& entry);
+  void tell_switch(const Alias& alias, const Entry& entry);
+  void override_linear_precision(const Alias& alias, const Entry& entry);
+
+  // megatron.cpp
+  static bool is_megatron(std::string_view name);
+  void megatron(const Entry& entry);
+  void megatron_key(const Alias& alias, const Entry& entry);
+  void finish_blocks();
+  void tell_defaults();
+
+  // pass.cpp
+  static void keep(YamlNode& map, const YamlKey& key, YamlNode node);
+  void tell(std::string line);
+  void complain(const Entry& entry, const std::string& text);
+  void unknown(const Entry& entry, const std::vector<std::string>& known);
+  using Special = std::function<void(const ForeignKey&, const Entry&)>;
+  /// Each key of a section, which may begin with `prefix`, as the table says.
+  void section(const Entry& entry, std::span<const ForeignKey> table, std::string_view prefix,
+               const Special& special);
+  void foreign(const ForeignKey& key, const Entry& entry, const Special& special);
+  void without_meaning(const Entry& entry);
+  void tell_without_meaning();
+  /// The value under our key, noted with a remark.
+  void put(std::string_view key, const Entry& entry, YamlNode value, const char* remark = "");
+  /// True, false, or neither with a problem.
+  std::optional<bool> flag(const Entry& entry);
+  void insert_pending();
+  YamlNode& section_for(const std::string& name, const YamlKey& place);
+
+  YamlNode& root_;
+  size_t source_;
+  Problems& problems_;
+  std::vector<std::string>& notes_;
+  bool changed_ = false;
+  std::vector<Pending> pending_;
+  std::vector<std::pair<const Alias*, Entry>> counts_;  // num_layers_at_..._in_bf16
+  std::optional<Entry> blocks_;                         // first_last_layers_bf16
+  bool keeps_blocks_ = false;
+  bool gives_history_ = false;
+  bool accelerate_ = false;  // the source is a file of Accelerate
+  bool deepspeed_ = false;   // the source is a file of DeepSpeed
+  bool half_ = false;        // fp16 or bf16 is on, or left to whoever starts the run
+  int64_t processes_ = 0;
+  std::string distributed_;  // Accelerate's distributed_type, simplified
+  std::vector<std::string> without_meaning_, automatic_;
+  std::optional<Entry> all_batches_, micro_batch_, accumulation_;  // DeepSpeed's three
+  std::optional<YamlNode> included_;
+  std::optional<YamlNode> enabled_;
+  YamlKey enabled_key_;
+  std::optional<YamlKey> implied_key_;
+};
+
+}  // namespace fp8train::dialects

@@ -1,0 +1,75 @@
+#include "model/linear_sites.h"
+
+#include <fmt/format.h>
+
+#include "base/math.h"
+
+namespace fp8train {
+namespace {
+
+constexpr int64_t kVocabularyMultiple = 16;
+
+using Visit = std::function<void(const LinearSite&)>;
+
+void for_each_linear_of_attention(const ModelConfig& config, int64_t block, const Visit& visit) {
+  const int64_t queries = config.num_attention_heads * config.head_dim;
+  const int64_t keys = config.num_key_value_heads * config.head_dim;
+  visit({.name = fmt::format("layers.{}.attention.qkv", block),
+         .in_features = config.hidden_size,
+         .out_features = config.qkv_width(),
+         .block = block,
+         .has_bias = config.qkv_bias,
+         .matrices = {queries, keys, keys}});
+  visit({.name = fmt::format("layers.{}.attention.output", block),
+         .in_features = queries,
+         .out_features = config.hidden_size,
+         .block = block,
+         .has_bias = config.attention_output_bias,
+         .ends_branch = true,
+         .matrices = {config.hidden_size}});
+}
+
+void for_each_linear_of_mlp(const ModelConfig& config, int64_t block, const Visit& visit) {
+  const int64_t inner = config.intermediate_size;
+  const bool gated = config.mlp == MlpKind::swiglu;
+  visit({.name = fmt::format("layers.{}.mlp.up", block),
+         .in_features = config.hidden_size,
+         .out_features = gated ? 2 * inner : inner,
+         .block = block,
+         .has_bias = config.mlp_bias,
+         .matrices = gated ? std::vector<int64_t>{inner, inner} : std::vector<int64_t>{inner}});
+  visit({.name = fmt::format("layers.{}.mlp.down", block),
+         .in_features = inner,
+         .out_features = config.hidden_size,
+         .block = block,
+         .reads_swiglu = gated,
+         .has_bias = config.mlp_bias,
+         .ends_branch = true,
+         .matrices = {config.hidden_size}});
+}
+
+}  // namespace
+
+int64_t padded_vocabulary(const ModelConfig& config) {
+  return round_up(config.vocab_size, kVocabularyMultiple);
+}
+
+void for_each_linear(const ModelConfig& config, const Visit& visit) {
+  for (int64_t block = 0; block < config.num_hidden_layers; ++block) {
+    for_each_linear_of_attention(config, block, visit);
+    for_each_linear_of_mlp(config, block, visit);
+  }
+  visit({.name = "head",
+         .in_features = config.hidden_size,
+         .out_features = padded_vocabulary(config),
+         .is_head = true,
+         .used_rows = config.vocab_size});
+}
+
+std::vector<LinearSite> linear_sites(const ModelConfig& config) {
+  std::vector<LinearSite> sites;
+  for_each_linear(config, [&](const LinearSite& site) { sites.push_back(site); });
+  return sites;
+}
+
+}  // namespace fp8train

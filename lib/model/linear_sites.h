@@ -1,0 +1,24 @@
+#pragma once
+// The linear layers of a model, enumerated once from its shape. Their names, plans and exemptions,
+// the layers that a Decoder makes, and counts of parameters and FLOPs follow from it.
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "model/model_config.h"
+#include "precision/linear_plan.h"
+
+namespace fp8train {
+
+/// Visits them in order of execution; the head is last, also where it shares the embedding.
+void for_each_linear(const ModelConfig& config,
+                     const std::function<void(const LinearSite&)>& visit);
+
+/// All of them, in this order.
+std::vector<LinearSite> linear_sites(const ModelConfig& config);
+
+/// Rows of the embedding and head tables as stored: the vocabulary rounded up to a multiple of 16.
+int64_t padded_vocabulary(const ModelConfig& config);
+
+}  // namespace fp8train

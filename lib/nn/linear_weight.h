@@ -1,0 +1,94 @@
+#pragma once
+// The life of a linear layer's weight between an update and the GEMMs that read it: operands that
+// are made once per optimizer step, by the layer, by the optimizer on its way (Parameter::cast) or,
+// where ranks have parts of the weight, by each of its own part. All work is asynchronous on the
+// context's stream.
+//
+// With SwigluInput::smoothed fprop reads w / s, s being the scales of the columns of x
+// (ops/pointwise/smoothing.h): that depends on the micro-batch and is cast from the weight's value
+// in every forward pass, in addition to dgrad's operand, which is made once per step.
+
+#include <optional>
+#include <vector>
+
+#include "nn/context.h"
+#include "nn/linear_operands.h"
+#include "nn/parameter.h"
+#include "precision/linear_plan.h"
+#include "precision/scaling_state.h"
+#include "tensor/quantized.h"
+
+namespace fp8train {
+
+/// Memory for operands, as long as the caller's scope of the arena.
+LinearOperands::Memory memory_of(Arena& arena);
+
+class LinearWeight {
+ public:
+  /// Registers its scaling slots; `weight` [N, K] belongs to the store and may be shared with
+  /// others.
+  LinearWeight(const LinearPlan& plan, Parameter* weight, ScalingState& scaling);
+
+  /// With SwigluInput::smoothed: registers the slot of w / s. Apart from the constructor because
+  /// it comes after the layer's other slots, in checkpoints too.
+  void add_smoothed(ScalingState& scaling);
+
+  /// Allocates the weight's GEMM operands in the store that has the weight: those that are the
+  /// weight as the plan stores it, in addition to a master, are charged to the weights. After the
+  /// store and the scaling state have been allocated. Throws DeviceError where the device cannot
+  /// compute the plan's products.
+  void allocate(Device& device, ParameterStore& store);
+
+  enum class Refresh : uint8_t {
+    all,
+    after_update,  ///< what an optimizer step has not made (the plain copy, Parameter::cast)
+    again,         ///< all, to the bits that they had: their memory was others' in between
+  };
+  /// Makes the weight's GEMM operands from its value; once per optimizer step, or again.
+  void refresh(const StepContext& context, Refresh what);
+
+  /// Where ranks have parts of the weight and its copy or codes are gathered: makes this rank's
+  /// part of them, once per optimizer step. First comes the amax of the part, or those of its
+  /// blocks (Parameter::block_amax), to be combined with those of other ranks before the part
+  /// is made. True: the slot's amax is one of these.
+  bool find_part_amax(const StepContext& context) const;
+  void make_part(const StepContext& context) const;
+
+  /// As fprop reads it, or w / smoothing, made in scratch, where `smoothing` is not empty.
+  LinearOperand fprop_operand(const StepContext& context, bool scaled, ConstView smoothing) const;
+  /// As dgrad reads it.
+  LinearOperand dgrad_operand(const StepContext& context) const;
+
+  Parameter& parameter() const { return *weight_; }
+
+ private:
+  LinearOperand weight_operand(bool scaled, bool along_columns) const;
+  /// fprop's, of w / smoothing, in scratch.
+  LinearOperand smoothed_weight(const StepContext& context, ConstView smoothing) const;
+  /// The weight's value in fp32: as it is, or read into scratch.
+  View weight_value(const StepContext& context) const;
+  void check_device(const Device& device) const;
+  void offer_weight_cast();
+  void choose_gathered_form();
+  View part_value(const StepContext& context) const;
+  void make_part_of_blocks(const StepContext& context, ConstView value) const;
+  void cast_again(const StepContext& context, ConstView value) const;
+  static View scale_storage(const LinearOperands::Cast& cast);
+  bool needs_plain_weight() const;
+  /// Whether the value is what a GEMM in the activation type reads.
+  bool value_serves() const {
+    const TensorFormat& stored = weight_->formats.value;
+    return !stored.is_scaled() && stored.dtype == plan_.activation;
+  }
+
+  LinearPlan plan_;
+  Parameter* weight_;
+  LinearOperands w_;
+  std::optional<LinearOperands> smoothed_w_;  ///< fprop's; w_ is dgrad's alone then
+  bool optimizer_casts_ = false;              // the weight, through Parameter::cast
+  View plain_copy_;
+  std::vector<LinearOperands::Cast> weight_casts_;
+  std::vector<Tensor> stored_scales_;  ///< [2]: inverse, and the scale that was cast with
+};
+
+}  // namespace fp8train

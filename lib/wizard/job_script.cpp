@@ -1,0 +1,161 @@
+#include "wizard/job_script.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <sstream>
+#include <vector>
+
+#include "base/error.h"
+#include "wizard/job_templates.h"
+
+namespace fp8train {
+namespace {
+
+/// A template, line by line. Each change must find its place: a template that has lost one is a
+/// mistake of ours.
+class Script {
+ public:
+  explicit Script(const JobTemplate& source) : name_(source.name) {
+    std::istringstream stream(source.text);
+    for (std::string line; std::getline(stream, line);) {
+      lines_.push_back(line);
+    }
+  }
+
+  /// Sets `--option=` of sbatch, or of srun where the template has it there.
+  void set(const std::string& option, const std::string& value) {
+    const std::string begin = fmt::format("--{}=", option);
+    for (std::string& line : lines_) {
+      const size_t at = line.find(begin);
+      if (at != std::string::npos && (line.starts_with("#SBATCH ") || line.starts_with("srun "))) {
+        const size_t end = std::min(line.find(' ', at), line.size());
+        line.replace(at, end - at, begin + value);
+        return;
+      }
+    }
+    lacks(begin);
+  }
+
+  /// Options that the template has as "##SBATCH".
+  void uncomment_options() {
+    size_t count = 0;
+    for (std::string& line : lines_) {
+      if (line.starts_with("##SBATCH ")) {
+        line.erase(0, 1);
+        ++count;
+      }
+    }
+    if (count == 0) {
+      lacks("##SBATCH");
+    }
+  }
+
+  /// Below the first line, and instead of how the template itself is submitted.
+  void set_usage(const std::string& origin, const std::string& usage) {
+    const auto is_usage = [](const std::string& line) { return line.starts_with("#   sbatch "); };
+    const auto first = std::find_if(lines_.begin(), lines_.end(), is_usage);
+    if (first == lines_.end()) {
+      lacks("#   sbatch");
+    }
+    *first = "#   " + usage;
+    lines_.erase(std::remove_if(first + 1, lines_.end(), is_usage), lines_.end());
+    lines_.insert(lines_.begin() + 1, origin);
+  }
+
+  /// The configuration is no longer the first argument.
+  void set_config(const std::string& path) {
+    for (size_t i = 0; i + 1 < lines_.size(); ++i) {
+      if (lines_[i].starts_with("config=") && lines_[i + 1] == "shift") {
+        lines_[i] = "config=" + shell_word(path);
+        lines_.erase(lines_.begin() + static_cast<std::ptrdiff_t>(i) + 1);
+        return;
+      }
+    }
+    lacks("config=");
+  }
+
+  std::string text() const {
+    std::string result;
+    for (const std::string& line : lines_) {
+      result += line + "\n";
+    }
+    return result;
+  }
+
+ private:
+  [[noreturn]] void lacks(const std::string& what) const {
+    throw InternalError(fmt::format("slurm/{}.sbatch has no {}", name_, what));
+  }
+
+  std::string name_;
+  std::vector<std::string> lines_;
+};
+
+const JobTemplate& template_for(const Settings& settings) {
+  const JobSettings& job = settings.job;
+  const std::string several =
+      settings.parallelism.zero_stage == 3 ? "multi_node_zero3" : "multi_node_ddp";
+  const std::string name = job.requeue ? "requeue" : job.nodes > 1 ? several : "single_node";
+  for (const JobTemplate& one : job_templates()) {
+    if (one.name == name) {
+      return one;
+    }
+  }
+  throw InternalError(fmt::format("no job template {}", name));
+}
+
+}  // namespace
+
+JobScript job_script(const Settings& settings, const std::string& config_path, bool gpus) {
+  const JobSettings& job = settings.job;
+  const JobTemplate& source = template_for(settings);
+  Script script(source);
+  const std::string origin = fmt::format("slurm/{}.sbatch", source.name);
+  const std::string own = job_script_path(config_path);
+  script.set_usage(
+      fmt::format("# {} on {} x {} ranks: by `fp8train config` from {}, see docs/use/slurm.md.",
+                  config_path, job.nodes, job.ranks_per_node, origin),
+      fmt::format("sbatch {} [key=value ...]", shell_word(own)));
+  script.set("nodes", std::to_string(job.nodes));
+  script.set("ntasks-per-node", std::to_string(job.ranks_per_node));
+  script.set("cpus-per-task", std::to_string(job.cpus_per_rank));
+  script.set("time", slurm_time(job.time_limit_seconds));
+  if (gpus) {
+    script.uncomment_options();
+    script.set("gpus-per-node", std::to_string(job.ranks_per_node));
+  }
+  script.set_config(config_path);
+  return {origin, script.text()};
+}
+
+std::string job_script_path(const std::string& config_path) {
+  return std::filesystem::path(config_path).replace_extension(".sbatch").string();
+}
+
+std::string slurm_time(double seconds) {
+  const auto minutes = static_cast<int64_t>(std::ceil(seconds / 60));
+  const int64_t hours = minutes / 60;
+  const std::string rest =
+      fmt::format("{:02}:{:02}:00", hours > 24 ? hours % 24 : hours, minutes % 60);
+  return hours > 24 ? fmt::format("{}-{}", hours / 24, rest) : rest;
+}
+
+std::string shell_word(const std::string& text) {
+  const bool plain = !text.empty() && text.find_first_not_of(
+                                          "abcdefghijklmnopqrstuvwxyz"
+                                          "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                          "0123456789_./-+=:,@%") == std::string::npos;
+  if (plain) {
+    return text;
+  }
+  std::string result = "'";
+  for (const char c : text) {
+    result += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  }
+  return result + "'";
+}
+
+}  // namespace fp8train

@@ -1,0 +1,233 @@
+// Whole files of other programs: `accelerate config` and DeepSpeed.
+
+#include <catch2/catch.hpp>
+#include <filesystem>
+#include <fstream>
+
+#include "dialects/dialects.h"
+
+#include "config/load_support.h"
+
+namespace fp8train {
+namespace {
+
+using Catch::Matchers::Contains;
+using test::kBase;
+
+Settings load_foreign(const std::string& text) {
+  return test::load_text(text, {}, "", make_dialects);
+}
+
+std::string error_of_foreign(const std::string& text) {
+  return test::error_of(text, {}, "", make_dialects);
+}
+
+bool says(const Settings& settings, const std::string& part) {
+  const auto& lines = settings.notes.lines;
+  return std::any_of(lines.begin(), lines.end(),
+                     [&](const std::string& line) { return line.find(part) != std::string::npos; });
+}
+
+int stage_of(const std::string& text) {
+  return static_cast<int>(load_foreign(kBase + text).parallelism.zero_stage);
+}
+
+std::string fsdp(const std::string& keys) {
+  return "distributed_type: FSDP\nfsdp_config: {" + keys + "}\n";
+}
+
+class Folder {
+ public:
+  Folder() : path_(std::filesystem::temp_directory_path() / "fp8train_foreign_files") {
+    std::filesystem::create_directories(path_);
+  }
+  ~Folder() { std::filesystem::remove_all(path_); }
+
+  std::string write(const std::string& name, const std::string& text) const {
+    std::ofstream(path_ / name) << text;
+    return (path_ / name).string();
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+TEST_CASE("an FSDP strategy is a ZeRO stage") {
+  CHECK(stage_of(fsdp("fsdp_sharding_strategy: FULL_SHARD")) == 3);
+  CHECK(stage_of(fsdp("fsdp_sharding_strategy: SHARD_GRAD_OP")) == 2);
+  CHECK(stage_of(fsdp("fsdp_sharding_strategy: NO_SHARD")) == 0);
+  CHECK(stage_of(fsdp("fsdp_sharding_strategy: 1")) == 3);
+  CHECK(stage_of(fsdp("sharding_strategy: 2")) == 2);
+  CHECK(stage_of(fsdp("fsdp_sharding_strategy: 3")) == 0);
+  CHECK(stage_of(fsdp("fsdp_version: 2, fsdp_reshard_after_forward: true")) == 3);
+  CHECK(stage_of(fsdp("fsdp_version: 2, fsdp_reshard_after_forward: false")) == 2);
+  CHECK(stage_of(fsdp("fsdp_reshard_after_forward: SHARD_GRAD_OP")) == 2);
+  CHECK(stage_of(fsdp("fsdp_use_orig_params: true")) == 3);
+  CHECK(stage_of("distributed_type: FSDP\n") == 3);
+  CHECK(stage_of("distributed_type: MULTI_GPU\nfsdp_config: {fsdp_sharding_strategy: 1}\n") == 0);
+  const Settings hybrid = load_foreign(kBase + fsdp("fsdp_sharding_strategy: HYBRID_SHARD"));
+  CHECK(hybrid.parallelism.zero_stage == 3);
+  CHECK(says(hybrid, "over all ranks, and not within each node"));
+}
+
+TEST_CASE("what Accelerate says of memory and devices") {
+  const Settings s = load_foreign(kBase + "distributed_type: MULTI_CPU\nnum_processes: 16\n" +
+                               "mixed_precision: 'no'\nuse_cpu: true\n");
+  CHECK(s.device == "cpu");
+  CHECK(s.notes.processes == 16);
+  CHECK(load_foreign(kBase + fsdp("fsdp_activation_checkpointing: true")).model.recompute ==
+        Recompute::block);
+  CHECK(load_foreign(kBase + "distributed_type: 'NO'\nfp16: true\n").precision.mixed_precision ==
+        "fp16");
+  const Settings megatron =
+      load_foreign(kBase +
+                "distributed_type: MEGATRON_LM\nmegatron_lm_config: {megatron_lm_tp_degree: 1, "
+                "megatron_lm_use_distributed_optimizer: true, megatron_lm_gradient_clipping: 0.5, "
+                "megatron_lm_recompute_activations: true}\n");
+  CHECK(megatron.parallelism.zero_stage == 1);
+  CHECK(megatron.optimizer.grad_clip == 0.5);
+  CHECK(megatron.model.recompute == Recompute::block);
+}
+
+TEST_CASE("what Accelerate says and cannot be had is refused") {
+  const auto error = [](const std::string& text) { return error_of_foreign(kBase + text); };
+  CHECK_THAT(error(fsdp("fsdp_offload_params: true")),
+             Contains("run.yaml:5:15: fsdp_config.fsdp_offload_params: weights and moments are not "
+                      "moved to CPU memory"));
+  CHECK(error(fsdp("fsdp_offload_params: false")) == "loaded");
+  CHECK_THAT(error(fsdp("fsdp_shardng_strategy: 1")), Contains("did you mean"));
+  CHECK_THAT(error(fsdp("fsdp_sharding_strategy: SOME")), Contains("expected FULL_SHARD"));
+  CHECK_THAT(error("distributed_type: MULTI_XPU\n"), Contains("expected NO, MULTI_CPU"));
+  CHECK_THAT(error("compute_environment: AMAZON_SAGEMAKER\n"), Contains("only LOCAL_MACHINE"));
+  CHECK_THAT(error("fsdp_config: {fsdp_version: 2}\n"), Contains("distributed_type"));
+  CHECK_THAT(error("distributed_type: FSDP\nparallelism_config: {parallelism_config_tp_size: 2}\n"),
+             Contains("tensor, pipeline"));
+  CHECK_THAT(error("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 2, "
+                   "offload_optimizer_device: cpu}\n"),
+             Contains("deepspeed_config.offload_optimizer_device"));
+  CHECK(error("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 2, "
+              "offload_optimizer_device: none, offload_param_device: none}\n") == "loaded");
+  CHECK_THAT(error(fsdp("fsdp_sharding_strategy: 1") + "parallelism: {zero_stage: 1}\n"),
+             Contains("says 3, but parallelism.zero_stage at run.yaml:6:15 says 1"));
+}
+
+TEST_CASE("a configuration of DeepSpeed") {
+  const Settings s = load_foreign(R"({
+	"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
+	"gradient_clipping": 0.5, "steps_per_print": 7, "wall_clock_breakdown": false,
+	"bf16": {"enabled": true}, "fp16": {"enabled": false, "loss_scale": 0},
+	"optimizer": {"type": "AdamW", "params": {"lr": 2e-4, "weight_decay": "auto"}},
+	"scheduler": {"type": "WarmupCosineLR",
+	              "params": {"warmup_num_steps": 10, "total_num_steps": 100, "cos_min_ratio": 0.1}},
+	"zero_optimization": {"stage": 3, "offload_param": {"device": "none"},
+	                      "stage3_max_live_parameters": 1e9, "reduce_bucket_size": "auto"},
+	"model": {"preset": "toy"}, "data": {"train": "a.txt"}
+})");
+  CHECK(s.training.global_batch_size == 32);
+  CHECK(s.training.micro_batch_size == 4);
+  CHECK(s.notes.processes == 4);
+  CHECK(s.optimizer.grad_clip == 0.5);
+  CHECK(s.logging.interval == 7);
+  CHECK(s.precision.mixed_precision == "bf16");
+  CHECK(s.optimizer.name == "adamw");
+  CHECK(s.optimizer.lr == 2e-4);
+  CHECK(s.optimizer.betas == std::array<double, 2>{0.9, 0.999});
+  CHECK(s.optimizer.weight_decay == Settings{}.optimizer.weight_decay);
+  CHECK(
+      says(s, "optimizer.type: AdamW read as optimizer.betas: [0.9, 0.999] (DeepSpeed's default)"));
+  CHECK(s.scheduler.type == ScheduleType::cosine);
+  CHECK(s.scheduler.warmup_steps == 10);
+  CHECK(s.scheduler.min_lr == Approx(2e-5));
+  CHECK(s.training.max_steps == 100);
+  CHECK(s.parallelism.zero_stage == 3);
+  CHECK(says(s, "\"auto\", so this program's own keys decide: "));
+  CHECK(says(s, "zero_optimization.reduce_bucket_size"));
+}
+
+TEST_CASE("what DeepSpeed does where its file is silent") {
+  const Settings s = load_foreign(kBase + "zero_optimization: {stage: 1}\n");
+  CHECK(s.precision.mixed_precision == "no");
+  CHECK(says(s, "DeepSpeed trains in fp32"));
+  CHECK(s.optimizer.grad_clip == 0);
+  CHECK(load_foreign(kBase + "zero_optimization: {stage: 1}\nfp16: {enabled: auto}\n")
+            .precision.mixed_precision == "no");
+  const Settings msamp = load_foreign(
+      kBase + "steps_per_print: 5\nmsamp: {enabled: true, opt_level: O2, use_te: false}\n");
+  CHECK(resolve_plan(msamp.precision).name == "msamp-o2");
+}
+
+TEST_CASE("what DeepSpeed does and this program does not is refused") {
+  const auto error = [](const std::string& text) {
+    return error_of_foreign(kBase + "steps_per_print: 5\n" + text + "\n");
+  };
+  CHECK(error("bf16: {enabled: true}") == "loaded");
+  CHECK_THAT(error("zero_optimization: {offload_optimizer: {device: cpu}}"),
+             Contains("run.yaml:5:21: zero_optimization.offload_optimizer: weights and moments"));
+  CHECK_THAT(error("zero_optimization: {stage: 3, zero_quantized_weights: true}"),
+             Contains("no plan sends INT4 or INT8"));
+  CHECK_THAT(error("zero_optimization: {stag: 3}"), Contains("did you mean \"stage\"?"));
+  CHECK_THAT(error("optimizer: {type: Lamb, params: {lr: 1e-3}}"), Contains("expected Adam"));
+  CHECK_THAT(error("optimizer: {type: Adam, params: {adam_w_mode: false, weight_decay: 0.1}}"),
+             Contains("weight decay that is added to the gradient"));
+  CHECK_THAT(error("scheduler: {type: OneCycle, params: {}}"), Contains("expected WarmupLR"));
+  CHECK_THAT(error("tensor_parallel: {autotp_size: 2}"), Contains("tensor, pipeline"));
+  CHECK_THAT(error("curriculum_learning: {enabled: true}"), Contains("changes the training"));
+  CHECK(error("curriculum_learning: {enabled: false}") == "loaded");
+  CHECK_THAT(error("data_types: {grad_accum_dtype: bf16}"), Contains("precision.roles"));
+  CHECK_THAT(error("train_batch_size: 10\ntrain_micro_batch_size_per_gpu: 4\n"
+                   "gradient_accumulation_steps: 1"),
+             Contains("10 is not a multiple of"));
+  CHECK_THAT(error("fp16: {enabled: true}\nmixed_precision: bf16"), Contains("says fp16, but"));
+}
+
+TEST_CASE("Accelerate's file names DeepSpeed's") {
+  const Folder folder;
+  folder.write("ds.json", R"({"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}})");
+  const std::string launch = folder.write(
+      "launch.yaml",
+      "distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config_file: ds.json}\n");
+  LoadRequest request;
+  request.foreign_keys = make_dialects;
+  request.path = launch;
+  request.further_paths = {folder.write("run.yaml", kBase)};
+  const Settings s = load_settings(request);
+  CHECK(s.parallelism.zero_stage == 2);
+  CHECK(s.precision.mixed_precision == "bf16");
+  folder.write("ds.json", R"({"zero_optimization": {"stage": 5}})");
+  CHECK_THROWS_WITH(load_settings(request), Contains("ds.json:1:33: zero_optimization.stage"));
+  std::filesystem::remove(std::filesystem::path(launch).parent_path() / "ds.json");
+  CHECK_THROWS_WITH(load_settings(request),
+                    Contains("launch.yaml:2:43") && Contains("ds.json: cannot open"));
+}
+
+TEST_CASE("a second file replaces what the first says, and says so") {
+  const Folder folder;
+  LoadRequest request;
+  request.foreign_keys = make_dialects;
+  request.path = folder.write("first.yaml", kBase + "optimizer: {lr: 1e-3, eps: 1e-7}\n");
+  request.further_paths = {folder.write("second.yaml", "optimizer: {lr: 2e-3, eps: 1e-7}\n")};
+  const Settings s = load_settings(request);
+  CHECK(s.optimizer.lr == 2e-3);
+  CHECK(says(s, "second.yaml:1:13: optimizer.lr replaces optimizer.lr ("));
+  CHECK_FALSE(says(s, "eps"));
+  request.sets = {"optimizer.lr=3e-3"};
+  CHECK(load_settings(request).optimizer.lr == 3e-3);
+  request.further_paths.push_back(folder.write("third.yaml", "optimizer: {lrr: 1}\n"));
+  CHECK_THROWS_WITH(load_settings(request), Contains("third.yaml:1:13: optimizer.lrr"));
+}
+
+TEST_CASE("a file of another program in keys of this one") {
+  const Folder folder;
+  const std::string file =
+      folder.write("launch.yaml", fsdp("fsdp_offload_params: false") + "mixed_precision: bf16\n");
+  const Conversion alone = convert_file(file, "", make_dialects);
+  CHECK(alone.keys == std::vector<std::string>{"mixed_precision", "parallelism.zero_stage"});
+  CHECK(alone.settings.parallelism.zero_stage == 3);
+  CHECK_FALSE(alone.notes.empty());
+  const Conversion over = convert_file(file, folder.write("base.yaml", kBase), make_dialects);
+  CHECK(over.settings.training.max_steps == 100);
+  CHECK(over.settings.precision.mixed_precision == "bf16");
+}
+
+}  // namespace
+}  // namespace fp8train

@@ -1,0 +1,104 @@
+// One enumeration of a model's linear layers: what a Decoder makes, and what is counted without
+// one, agree with it.
+
+#include "model/linear_sites.h"
+
+#include <catch2/catch.hpp>
+
+#include <string>
+#include <vector>
+
+#include "model/decoder.h"
+
+using namespace fp8train;
+
+namespace {
+
+ModelConfig small() {
+  ModelConfig config;
+  config.vocab_size = 40;  // padded to 48
+  config.hidden_size = 64;
+  config.intermediate_size = 96;
+  config.num_hidden_layers = 3;
+  config.num_attention_heads = 4;
+  config.num_key_value_heads = 2;
+  config.max_position_embeddings = 16;
+  return config;
+}
+
+ModelConfig with_biases() {
+  ModelConfig config = small();
+  config.norm = NormKind::layer_norm;
+  config.mlp = MlpKind::gelu;
+  config.positions = PositionKind::learned;
+  config.qkv_bias = config.attention_output_bias = config.mlp_bias = true;
+  return config;
+}
+
+ModelConfig with_head_norms() {
+  ModelConfig config = small();
+  config.head_dim = 32;
+  config.qk_norm = true;
+  config.qkv_bias = true;
+  return config;
+}
+
+std::vector<ModelConfig> models() {
+  std::vector<ModelConfig> configs;
+  for (ModelConfig config : {small(), with_biases(), with_head_norms()}) {
+    for (const bool tied : {false, true}) {
+      config.tie_word_embeddings = tied;
+      configs.push_back(completed(config));
+    }
+  }
+  return configs;
+}
+
+}  // namespace
+
+TEST_CASE("a decoder makes the linear layers of the enumeration, in its order") {
+  for (const ModelConfig& config : models()) {
+    const auto device = make_device(DeviceKind::meta);
+    Decoder model(*device, config, plan_named("bf16"), {});
+    std::vector<std::string> made;
+    std::vector<std::string> of_first_unit;
+    for (size_t unit = 0; unit < model.units(); ++unit) {
+      model.for_each_linear(unit, [&](const Linear& linear) {
+        (unit == 0 ? of_first_unit : made).push_back(linear.plan().site.name);
+      });
+    }
+    CHECK(of_first_unit.size() == (config.tie_word_embeddings ? 1 : 0));
+    made.insert(made.end(), of_first_unit.begin(), of_first_unit.end());  // a tied head
+    std::vector<std::string> listed;
+    for (const LinearSite& site : linear_sites(config)) {
+      listed.push_back(site.name);
+    }
+    CHECK(made == listed);
+    CHECK(listed.size() == 13);
+  }
+}
+
+TEST_CASE("as many parameters are counted as a decoder has") {
+  for (const ModelConfig& config : models()) {
+    const auto device = make_device(DeviceKind::meta);
+    Decoder model(*device, config, plan_named("bf16"), {});
+    int64_t made = 0;
+    for (const auto& parameter : model.parameters().all()) {
+      made += parameter->used_rows * (parameter->shape.count() / parameter->shape[0]);
+    }
+    CHECK(parameter_count(config) == made);
+  }
+}
+
+TEST_CASE("the matrices that are stacked in a weight are all of its rows") {
+  for (const ModelConfig& config : models()) {
+    for_each_linear(config, [&](const LinearSite& site) {
+      int64_t rows = 0;
+      for (const int64_t matrix : site.matrices) {
+        rows += matrix;
+      }
+      CAPTURE(site.name);
+      CHECK(rows == (site.is_head ? 0 : site.out_features));
+    });
+  }
+}
