@@ -159,8 +159,8 @@ TEST_CASE("a layer of a micro-batch takes so many operations") {
     return operations(plan, 3, 3) - operations(plan, 3, 2) - operations(plan, 2, 3) +
            operations(plan, 2, 2);
   };
-  // Forward: norm, qkv, rope, attention, output, norm, up, SwiGLU, down; the norms add the residual.
-  // Backward: two products for each linear, two norms, SwiGLU, attention, rope.
+  // Forward: norm, qkv, rope, attention, output, norm, up, SwiGLU, down; the norms add the
+  // residual. Backward: two products for each linear, two norms, SwiGLU, attention, rope.
   CHECK(of_layer("bf16") == 9 + 13);
   // Casts that no operation before them makes: the attended values, dy of down, output and qkv.
   CHECK(of_layer("te-delayed") == 22 + 4);
