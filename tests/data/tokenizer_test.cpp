@@ -154,6 +154,42 @@ TEST_CASE("damaged or foreign tokenizer.json files are refused with a reason") {
                  Contains("did you mean 'byte'?"));
 }
 
+TEST_CASE("parts of a tokenizer.json that are not supported are refused by place and name") {
+  const auto refusal = [](const std::string& key, const std::string& value) {
+    const std::string file = R"({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, ")" +
+                             key + "\": " + value + "}";
+    return message_of<DataError>([&] { tokenizer_from_json(file, "x.json"); });
+  };
+  CHECK_THAT(refusal("normalizer", R"({"type": "Precompiled"})"),
+             Contains("x.json.normalizer: normalizers of type 'Precompiled' are not supported"));
+  CHECK_THAT(
+      refusal("pre_tokenizer", R"({"type": "Sequence", "pretokenizers": [{"type": "Odd"}]})"),
+      Contains("x.json.pre_tokenizer.pretokenizers[0]: pre-tokenizers of type 'Odd'"));
+  CHECK_THAT(refusal("pre_tokenizer", R"({"type": "Digits", "base": 16})"),
+             Contains("x.json.pre_tokenizer: 'base' is not supported"));
+  CHECK_THAT(refusal("pre_tokenizer", R"({"type": "Split", "pattern": {"Regex": "(a"}})"),
+             Contains("the pattern '(a' is not understood"));
+  CHECK_THAT(refusal("decoder", R"({"type": "CTC"})"), Contains("decoders of type 'CTC'"));
+  CHECK_THAT(refusal("post_processor", R"({"type": "Other"})"),
+             Contains("post-processors of type"));
+  CHECK_THAT(refusal("extra", "1"), Contains("x.json: 'extra' is not supported"));
+  CHECK_THAT(refusal("added_tokens", R"([{"id": 0, "content": "b"}])"),
+             Contains("added token 'b' has the id 0 of the token 'a'"));
+}
+
+TEST_CASE("the files of byte and char tokenizers are Hugging Face's, and stay what they are") {
+  for (const auto& tokenizer : {make_byte_tokenizer(), make_char_tokenizer("ab c")}) {
+    const std::string text = tokenizer->to_json();
+    CHECK_THAT(text, Contains("\"version\": \"1.0\"") && Contains("\"added_tokens\""));
+    CHECK(tokenizer_from_json(text, "test")->type() == tokenizer->type());
+  }
+  // Those of earlier versions.
+  const std::string head = R"({"format":"fp8train-tokenizer","version":1,"type":)";
+  CHECK(tokenizer_from_json(head + R"("byte"})", "old")->type() == "byte");
+  CHECK(tokenizer_from_json(head + R"("char","characters":["b","a"]})", "old")->encode("ab") ==
+        std::vector<int32_t>{1, 0});
+}
+
 TEST_CASE("llama2.c encoding: dummy prefix, byte fallback, merges by score") {
   const test::TempDir dir;
   // ids: " " 259, "a" 260, "b" 261, "ab" 262, "ba" 263, " a" 264
