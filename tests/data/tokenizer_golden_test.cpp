@@ -18,10 +18,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const fs::path kFolder = fs::path(FP8TRAIN_GOLDEN_DIR) / "tokenizers";
+const fs::path kTokenizers = fs::path(FP8TRAIN_GOLDEN_DIR) / "tokenizers";
 
 std::vector<std::string> golden_texts() {
-  const std::string bytes = test::read_file(kFolder / "texts.bin");
+  const std::string bytes = test::read_file(kTokenizers / "texts.bin");
   std::vector<std::string> texts;
   for (size_t position = 0; position < bytes.size();) {
     uint32_t length = 0;
@@ -53,7 +53,7 @@ TEST_CASE("ids and decoded texts are those of the libraries that made the tokeni
   const std::vector<std::string> texts = golden_texts();
   REQUIRE(texts.size() > 20);
   int folders = 0;
-  for (const auto& entry : fs::directory_iterator(kFolder)) {
+  for (const auto& entry : fs::directory_iterator(kTokenizers)) {
     if (!entry.is_directory()) continue;
     ++folders;
     const auto expected = nlohmann::json::parse(test::read_file(entry.path() / "expected.json"));
@@ -79,7 +79,7 @@ TEST_CASE("a trained vocabulary has the merges of Hugging Face's trainer") {
   settings.vocab_size = 450;
   settings.out = dir / "out";
   const TokenizerReport report = train_tokenizer(settings);
-  const auto expected = nlohmann::json::parse(test::read_file(kFolder / "trained/tokenizer.json"));
+  const auto expected = nlohmann::json::parse(test::read_file(kTokenizers / "trained/tokenizer.json"));
   const auto written = nlohmann::json::parse(test::read_file(dir / "out/tokenizer.json"));
   CHECK(report.vocab_size == static_cast<int64_t>(expected["model"]["vocab"].size()));
   CHECK(written["model"]["merges"] == expected["model"]["merges"]);
@@ -88,7 +88,7 @@ TEST_CASE("a trained vocabulary has the merges of Hugging Face's trainer") {
   }
   const auto tokenizer = open_tokenizer(dir / "out");
   CHECK(tokenizer->eos_id() == 0);
-  CHECK(tokenizer->encode(texts[2]) == open_tokenizer(kFolder / "trained")->encode(texts[2]));
+  CHECK(tokenizer->encode(texts[2]) == open_tokenizer(kTokenizers / "trained")->encode(texts[2]));
   CHECK_THROWS_AS(train_tokenizer(settings), ConfigError);  // the folder has a tokenizer.json
   settings.out = dir / "other";
   settings.pattern = "llama9";
@@ -125,7 +125,7 @@ TEST_CASE("a text that is cut where a tokenizer allows it has the same ids") {
   std::string text;
   for (const std::string& part : golden_texts()) text += part + " and then some words\n";
   for (const char* name : {"gpt2", "llama3", "qwen2", "tekken", "metaspace-first", "unigram"}) {
-    nlohmann::json file = nlohmann::json::parse(test::read_file(kFolder / name / "tokenizer.json"));
+    nlohmann::json file = nlohmann::json::parse(test::read_file(kTokenizers / name / "tokenizer.json"));
     auto& added = file["added_tokens"];
     added.erase(std::remove_if(added.begin(), added.end(),
                                [](const auto& token) { return token["lstrip"] == true; }),

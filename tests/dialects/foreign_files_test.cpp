@@ -73,7 +73,7 @@ TEST_CASE("an FSDP strategy is a ZeRO stage") {
 TEST_CASE("what Accelerate says of memory and devices") {
   const Settings s = load_foreign(kBase + "distributed_type: MULTI_CPU\nnum_processes: 16\n" +
                                "mixed_precision: 'no'\nuse_cpu: true\n");
-  CHECK(s.device == "cpu");
+  CHECK(s.device == DeviceChoice::cpu);
   CHECK(s.notes.processes == 16);
   CHECK(load_foreign(kBase + fsdp("fsdp_activation_checkpointing: true")).model.recompute ==
         Recompute::block);

@@ -165,10 +165,10 @@ Bits residual_norm(const ops::OpTable& table, const NormProblem& p, bool layer, 
   float amax = 0.25F, scale = 3.5F, scale_inv = 0.0F;
   ops::QuantizeStatistics statistics = {};
   ops::QuantizeSink cast = {.out = {}, .amax = &amax, .statistics = &statistics};
-  cast.out = {.codes = codes,
-              .columnwise_codes = columnwise,
-              .scale = &scale,
-              .scale_inv = &scale_inv,
+  cast.out = {.rowwise = {.codes = codes},
+              .columnwise = {.codes = columnwise},
+              .tensor_scale = &scale,
+              .tensor_scale_inv = &scale_inv,
               .format = {.dtype = DType::e4m3}};
   ConstView x = o.x;
   ops::ResidualAdd residual = {delta, sum};

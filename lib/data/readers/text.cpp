@@ -12,11 +12,11 @@ bool may_be_text(const FileHead& head) {
 
 void visit_whole(const std::filesystem::path& path, const std::string& /*text_key*/,
                  const DocumentVisitor& visit) {
-  constexpr size_t kReadBytes = 1U << 20;
+  constexpr size_t kTextReadBytes = 1U << 20;
   ByteStream file(path);
   std::string text;
   text.reserve(std::filesystem::file_size(path));
-  while (file.append_to(text, kReadBytes)) {
+  while (file.append_to(text, kTextReadBytes)) {
   }
   visit(std::move(text));
 }
