@@ -205,8 +205,7 @@ Settings load_settings(const LoadRequest& request) {
   return settings;
 }
 
-ReadAnswers read_answers(const std::vector<Answer>& answers,
-                         const ForeignKeysMaker& foreign_keys) {
+ReadAnswers read_answers(const std::vector<Answer>& answers, const ForeignKeysMaker& foreign_keys) {
   Problems problems;
   const size_t nobodys = problems.add_source("", false);
   GivenKeys given(problems);
@@ -264,8 +263,7 @@ PartOfSettings read_part(const LoadRequest& request) {
 
 }  // namespace
 
-std::vector<Answer> answers_in_file(const std::string& path,
-                                    const ForeignKeysMaker& foreign_keys) {
+std::vector<Answer> answers_in_file(const std::string& path, const ForeignKeysMaker& foreign_keys) {
   LoadRequest request;
   request.foreign_keys = foreign_keys;
   request.path = path;

@@ -5,9 +5,9 @@
 #include <fmt/format.h>
 
 #include "base/nearest.h"
-#include "dialects/pass.h"
 #include "config/field.h"
 #include "config/scalar.h"
+#include "dialects/pass.h"
 
 namespace fp8train::dialects {
 namespace {

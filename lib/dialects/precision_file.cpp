@@ -6,9 +6,9 @@
 #include <map>
 
 #include "base/nearest.h"
-#include "dialects/pass.h"
 #include "config/field.h"
 #include "config/yaml_tree.h"
+#include "dialects/pass.h"
 
 namespace fp8train {
 namespace {

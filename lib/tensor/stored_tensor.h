@@ -5,9 +5,9 @@
 //
 // Formats (is_stored_format): fp32, bf16; fp32 as bf16 with a remainder; and fp16, bf16, e4m3 or
 // e5m2 with a current scale (fp32 or a power of two) for the whole tensor or for each kStoredBlock
-// of consecutive elements; and e4m3 with dynamic range expansion (COAT) for each group. Nearest-even
-// or stochastic. codes = cast(value * scale), saturating. A scale is format_max / amax of what is
-// stored (bf16: 1 / amax), 1 for zeros.
+// of consecutive elements; and e4m3 with dynamic range expansion (COAT) for each group.
+// Nearest-even or stochastic. codes = cast(value * scale), saturating. A scale is format_max / amax
+// of what is stored (bf16: 1 / amax), 1 for zeros.
 
 #include <cstdint>
 

@@ -74,7 +74,7 @@ struct TensorFormat {
   ScalePolicy policy = ScalePolicy::none;
   ScaleType scale_type = ScaleType::f32;
   Rounding rounding = Rounding::nearest_even;
-  bool expanded = false;     ///< groups only: dynamic range expansion (COAT)
+  bool expanded = false;  ///< groups only: dynamic range expansion (COAT)
   /// bf16 without a scale: an fp32 value in two halves, its bf16 rounding and, where scales are,
   /// its lower 16 bits, 64 fp32 words for each 128 of them (master_halves()).
   bool remainder = false;

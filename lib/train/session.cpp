@@ -255,7 +255,8 @@ void check_stages(const Session& session) {
     check_batch(session.engine_of(i));
     check_exempt_alike(session, session.stages[i].plan);
   }
-  if (session.stages.size() > 1 && session.settings.training.on_divergence == OnDivergence::rollback) {
+  if (session.stages.size() > 1 &&
+      session.settings.training.on_divergence == OnDivergence::rollback) {
     throw ConfigError(
         "training.on_divergence: rollback goes back to a checkpoint of the same plan, and "
         "precision.schedule has several scaled plans: set it to stop");

@@ -79,7 +79,8 @@ TEST_CASE("a trained vocabulary has the merges of Hugging Face's trainer") {
   settings.vocab_size = 450;
   settings.out = dir / "out";
   const TokenizerReport report = train_tokenizer(settings);
-  const auto expected = nlohmann::json::parse(test::read_file(kTokenizers / "trained/tokenizer.json"));
+  const auto expected =
+      nlohmann::json::parse(test::read_file(kTokenizers / "trained/tokenizer.json"));
   const auto written = nlohmann::json::parse(test::read_file(dir / "out/tokenizer.json"));
   CHECK(report.vocab_size == static_cast<int64_t>(expected["model"]["vocab"].size()));
   CHECK(written["model"]["merges"] == expected["model"]["merges"]);
@@ -125,7 +126,8 @@ TEST_CASE("a text that is cut where a tokenizer allows it has the same ids") {
   std::string text;
   for (const std::string& part : golden_texts()) text += part + " and then some words\n";
   for (const char* name : {"gpt2", "llama3", "qwen2", "tekken", "metaspace-first", "unigram"}) {
-    nlohmann::json file = nlohmann::json::parse(test::read_file(kTokenizers / name / "tokenizer.json"));
+    nlohmann::json file =
+        nlohmann::json::parse(test::read_file(kTokenizers / name / "tokenizer.json"));
     auto& added = file["added_tokens"];
     added.erase(std::remove_if(added.begin(), added.end(),
                                [](const auto& token) { return token["lstrip"] == true; }),

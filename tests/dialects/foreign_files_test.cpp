@@ -72,18 +72,18 @@ TEST_CASE("an FSDP strategy is a ZeRO stage") {
 
 TEST_CASE("what Accelerate says of memory and devices") {
   const Settings s = load_foreign(kBase + "distributed_type: MULTI_CPU\nnum_processes: 16\n" +
-                               "mixed_precision: 'no'\nuse_cpu: true\n");
+                                  "mixed_precision: 'no'\nuse_cpu: true\n");
   CHECK(s.device == DeviceChoice::cpu);
   CHECK(s.notes.processes == 16);
   CHECK(load_foreign(kBase + fsdp("fsdp_activation_checkpointing: true")).model.recompute ==
         Recompute::block);
   CHECK(load_foreign(kBase + "distributed_type: 'NO'\nfp16: true\n").precision.mixed_precision ==
         "fp16");
-  const Settings megatron =
-      load_foreign(kBase +
-                "distributed_type: MEGATRON_LM\nmegatron_lm_config: {megatron_lm_tp_degree: 1, "
-                "megatron_lm_use_distributed_optimizer: true, megatron_lm_gradient_clipping: 0.5, "
-                "megatron_lm_recompute_activations: true}\n");
+  const Settings megatron = load_foreign(
+      kBase +
+      "distributed_type: MEGATRON_LM\nmegatron_lm_config: {megatron_lm_tp_degree: 1, "
+      "megatron_lm_use_distributed_optimizer: true, megatron_lm_gradient_clipping: 0.5, "
+      "megatron_lm_recompute_activations: true}\n");
   CHECK(megatron.parallelism.zero_stage == 1);
   CHECK(megatron.optimizer.grad_clip == 0.5);
   CHECK(megatron.model.recompute == Recompute::block);

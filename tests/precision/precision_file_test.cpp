@@ -7,10 +7,10 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "dialects/dialects.h"
-#include "dialects/precision_file.h"
 #include "config/load.h"
 #include "config/show.h"
+#include "dialects/dialects.h"
+#include "dialects/precision_file.h"
 #include "precision/linear_plan.h"
 #include "support/files.h"
 

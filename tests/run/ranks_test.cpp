@@ -195,7 +195,7 @@ TEST_CASE(
       ++files;
     }
   }
-  CHECK(files == 5U * (stage == 0 ? 7 : 8) + 1);
+  CHECK(files == 5U * (stage == 0 ? 8 : 9) + 1);
 }
 
 TEST_CASE("a timeline of two ranks has what they exchange") {

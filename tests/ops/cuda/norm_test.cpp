@@ -160,10 +160,10 @@ std::vector<Array> residual_norm(Side& side, const Case& c, DType type, bool lay
   ops::QuantizeSink cast;
   cast.amax = side.put_value(0.25F);
   if (casts) {
-    cast.out = {.codes = codes,
-                .columnwise_codes = columnwise,
-                .scale = side.put_value(3.5F),
-                .scale_inv = side.put_value(0.0F),
+    cast.out = {.rowwise = {.codes = codes},
+                .columnwise = {.codes = columnwise},
+                .tensor_scale = side.put_value(3.5F),
+                .tensor_scale_inv = side.put_value(0.0F),
                 .format = {.dtype = DType::e4m3}};
   }
   const ConstView weight = side.put(weight_of(c, 2));
