@@ -211,7 +211,7 @@ leaks_can_be_found() {
 }
 
 asan_stage() {
-  local others='(comm|nccl_comm|config|data|io|parallel|train)' built
+  local others='(comm|nccl_comm|config|data|dialects|io|parallel|train|wizard)' built
   if [ "$rotation" = all ]; then
     built=all
     build_unit_tests asan '[A-Za-z0-9_]*' || return 1
@@ -237,7 +237,7 @@ asan_stage() {
 # Every run has the programs whose code starts threads; of the others, which have one thread here, a third, another one after each commit.
 tsan_stage() {
   local programs='base|comm|data|device|io|parallel|train' others
-  others=(config model nn numeric ops optim precision tensor)
+  others=(config dialects model nn numeric ops optim precision tensor wizard)
   local i
   for i in "${!others[@]}"; do
     if [ "$rotation" = all ] || [ $((i % 3)) = $((rotation % 3)) ]; then programs+="|${others[$i]}"; fi

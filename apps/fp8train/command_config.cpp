@@ -122,6 +122,7 @@ std::string run_file(const WizardResult& result) {
       "docs/use/configuration.md.\n\n{}",
       commented_settings(result.settings, result.asked));
   LoadRequest request;
+  request.foreign_keys = make_dialects;
   request.path = result.output;
   request.text = text;
   check(load_settings(request) == result.settings, "run.yaml does not say what was answered");

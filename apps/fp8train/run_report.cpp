@@ -160,11 +160,11 @@ Json run_data(const std::filesystem::path& root) {
   return data;
 }
 
-/// JSON that may stand inside of a script element.
+/// JSON that may stand inside of a script element: no markup begins in it.
 std::string embedded(const Json& data) {
-  std::string text = data.dump(-1, ' ', false, Json::error_handler_t::replace);
-  for (size_t at = text.find("</"); at != std::string::npos; at = text.find("</", at)) {
-    text.replace(at, 2, "<\\/");
+  std::string text;
+  for (const char c : data.dump(-1, ' ', false, Json::error_handler_t::replace)) {
+    text += c == '<' ? std::string("\\u003c") : std::string(1, c);
   }
   return text;
 }

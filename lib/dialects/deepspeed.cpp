@@ -16,7 +16,8 @@ using Kind = YamlNode::Kind;
 using Meaning = ForeignKey::Meaning;
 
 constexpr const char* kNoQuantizedZero =
-    "what crosses the network is the plan's (`fp8train explain`), and no plan sends INT4 or INT8";
+    "the plan decides what crosses the network (`fp8train explain`), and no plan sends INT4 or "
+    "INT8";
 
 constexpr ForeignKey kTopLevel[] = {
     {"train_batch_size", Meaning::special},
@@ -133,7 +134,9 @@ constexpr ForeignKey kHalf[] = {{"enabled", Meaning::special},
                                 {"immediate_grad_update"},
                                 {"hysteresis"},
                                 {"initial_scale_power"},
-                                {"loss_scale"},
+                                {"loss_scale", Meaning::off,
+                                 "a loss scale that stays the same is not here; 0 scales "
+                                 "dynamically, as the plan fp16 does"},
                                 {"loss_scale_window"},
                                 {"min_loss_scale"},
                                 {"lower_precision_safe_modules"},
@@ -211,8 +214,8 @@ void Pass::deepspeed(const Entry& entry) {
         without_meaning(it);
       } else {
         complain(it,
-                 "which type gradients have, and cross the network in, is the plan's; "
-                 "precision.roles changes it; remove it here");
+                 "the plan decides the type of gradients in memory and on the network "
+                 "(precision.weight_gradient, precision.gradient_wire); remove it here");
       }
     } else {
       half_precision(it);
@@ -252,8 +255,8 @@ void Pass::half_precision(const Entry& entry) {
       without_meaning(it);
     } else {
       complain(it,
-               "which type masters and moments have is the plan's; precision.roles changes "
-               "it; remove it here");
+               "the plan decides the type of masters and moments (precision.master_weight, "
+               "precision.moment1, precision.moment2); remove it here");
     }
   });
 }
@@ -269,7 +272,16 @@ void Pass::finish_deepspeed() {
                          "no gradient_clipping",
                          {"gradient_clipping", root_.line, root_.column, {}},
                          scalar("0", root_)};
-    put("optimizer.grad_clip", entry, scalar("0", root_), " (DeepSpeed's default: off)");
+    put("optimizer.grad_clip", entry, scalar("0", root_), ": 0 (DeepSpeed's default)");
+  }
+  const YamlNode* optimizer = value_of(root_, "optimizer");
+  if (deepspeed_ && optimizer != nullptr && value_of(root_, "scheduler") == nullptr) {
+    const Entry entry = {"scheduler",
+                         "no scheduler",
+                         {"scheduler", optimizer->line, optimizer->column, {}},
+                         scalar("constant", *optimizer)};
+    put("scheduler.type", entry, scalar("constant", *optimizer),
+        ": constant (DeepSpeed's default)");
   }
 }
 

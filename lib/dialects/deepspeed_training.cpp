@@ -42,6 +42,9 @@ constexpr ForeignKey kSchedule[] = {{"warmup_max_lr", Meaning::ours, "optimizer.
                                     {"cos_min_ratio", Meaning::special},
                                     {"last_batch_iteration"}};
 
+/// WarmupCosineLR's own default.
+constexpr double kCosineMinRatio = 1e-4;
+
 constexpr Words kSchedules[] = {
     {"warmuplr", "constant"}, {"warmupdecaylr", "linear"}, {"warmupcosinelr", "cosine"}};
 
@@ -113,14 +116,36 @@ void Pass::deepspeed_schedule(const Entry& entry) {
     section(inner, kSchedule, "",
             [&](const ForeignKey&, const Entry& it) { schedule_parameter(it, *params); });
   }
-  const YamlNode* params = value_of(entry.node, "params");
-  const YamlNode* form = params == nullptr ? nullptr : value_of(*params, "warmup_type");
-  if (found->first != "warmupcosinelr" && (form == nullptr || form->text == "log")) {
+  const YamlNode none;
+  const YamlNode* given = value_of(entry.node, "params");
+  const YamlNode& params = given == nullptr ? none : *given;
+  const YamlNode* form = value_of(params, "warmup_type");
+  if (form == nullptr || form->text == "log") {
     tell(
         fmt::format("{}: the learning rate rises linearly in the warm-up here, and with the "
                     "logarithm of the step in DeepSpeed (warmup_type: log)",
                     type_entry.spelled));
   }
+  const auto put_default = [&](std::string_view name, std::string_view key, std::string value) {
+    if (value_of(params, name) == nullptr) {
+      put(key, type_entry, scalar(std::move(value), type), " (DeepSpeed's default)");
+    }
+  };
+  put_default("warmup_num_steps", "scheduler.warmup_steps", "1000");
+  if (found->first != "warmupcosinelr") {
+    put_default("warmup_max_lr", "optimizer.lr", "0.001");
+  } else if (const auto peak = peak_of(params)) {
+    put_default("cos_min_ratio", "scheduler.min_lr", fmt::format("{}", kCosineMinRatio * *peak));
+  }
+}
+
+/// The learning rate at the end of the warm-up, where the file gives it.
+std::optional<double> Pass::peak_of(const YamlNode& schedule) const {
+  const YamlNode* lr = value_of(schedule, "warmup_max_lr");
+  const YamlNode* optimizer = value_of(root_, "optimizer");
+  const YamlNode* values = optimizer == nullptr ? nullptr : value_of(*optimizer, "params");
+  lr = lr == nullptr && values != nullptr ? value_of(*values, "lr") : lr;
+  return lr == nullptr ? std::nullopt : parse_number(lr->text);
 }
 
 void Pass::schedule_parameter(const Entry& entry, const YamlNode& params) {
@@ -131,11 +156,7 @@ void Pass::schedule_parameter(const Entry& entry, const YamlNode& params) {
   } else if (is_start) {
     tell(fmt::format("{}: the warm-up begins at a learning rate of 0 here", entry.spelled));
   } else {
-    const YamlNode* lr = value_of(params, "warmup_max_lr");
-    const YamlNode* optimizer = value_of(root_, "optimizer");
-    const YamlNode* values = optimizer == nullptr ? nullptr : value_of(*optimizer, "params");
-    lr = lr == nullptr && values != nullptr ? value_of(*values, "lr") : lr;
-    const auto peak = lr == nullptr ? std::nullopt : parse_number(lr->text);
+    const auto peak = peak_of(params);
     if (!value || !peak) {
       complain(entry,
                "a fraction of a learning rate that the file does not give; set "
@@ -161,16 +182,18 @@ void Pass::finish_batches() {
   if (accumulation_ && !all_batches_) {
     put("training.gradient_accumulation_steps", *accumulation_, accumulation_->node);
   } else if (accumulation_) {
-    without_meaning(*accumulation_);  // it follows from the other two and the number of ranks
+    tell(fmt::format("{} follows from train_batch_size and the number of ranks",
+                     accumulation_->spelled));
   }
   const int64_t all = number(all_batches_);
-  const int64_t step = number(micro_batch_) * number(accumulation_);
-  if (all > 0 && step > 0) {
-    if (all % step != 0) {
+  int64_t step = 0;
+  const bool is_huge = __builtin_mul_overflow(number(micro_batch_), number(accumulation_), &step);
+  if (all > 0 && (is_huge || step > 0)) {
+    if (is_huge || all % step != 0) {
       complain(*all_batches_,
-               fmt::format("{} is not a multiple of train_micro_batch_size_per_gpu * "
-                           "gradient_accumulation_steps = {}",
-                           all, step));
+               fmt::format("{} is not a multiple of train_micro_batch_size_per_gpu {} * "
+                           "gradient_accumulation_steps {}",
+                           all, number(micro_batch_), number(accumulation_)));
     } else {
       processes_ = all / step;
     }

@@ -158,11 +158,14 @@ void Pass::launch(const Entry& entry) {
       put("device", it, scalar("cpu", it.node));
     } else if (which.name == "num_processes") {
       processes_ = count_in(it.node);
-      without_meaning(it);
+      tell(fmt::format("{}: {} is compared with the number of ranks", it.spelled, it.node.text));
     } else if (which.name == "use_cpu" && flag(it) == true) {
       put("device", it, scalar("cpu", it.node));
     } else if (which.name == "fp16" && flag(it) == true) {
       put("mixed_precision", it, scalar("fp16", it.node));
+    } else if (which.name == "distributed_type" && !find_in(kTypes, text)->second.empty()) {
+      tell(fmt::format("{}: {}, so that {} counts", it.spelled, it.node.text,
+                       find_in(kTypes, text)->second));
     } else {
       without_meaning(it);
     }
@@ -227,12 +230,18 @@ void Pass::fsdp(const Entry& section_entry) {
   }
 }
 
-/// Version 2 reads reshard_after_forward (true or false); version 1 a strategy, under that name
-/// since Accelerate 1.6, else as sharding_strategy.
+/// Version 2 reads reshard_after_forward alone (true or false); version 1, the default, reads
+/// sharding_strategy, or else a strategy under the other name, as its wizard writes since 1.6
+/// (FullyShardedDataParallelPlugin of accelerate/utils/dataclasses.py).
 void Pass::fsdp_stage(const Entry& section_entry) {
   const YamlNode& map = section_entry.node;
+  const YamlNode* version = value_of(map, "fsdp_version");
+  version = version == nullptr ? value_of(map, "version") : version;
+  const bool second = version != nullptr && version->text == "2";
+  const char* const names[] = {second ? "reshard_after_forward" : "sharding_strategy",
+                               second ? "sharding_strategy" : "reshard_after_forward"};
   bool given = false;
-  for (const char* name : {"reshard_after_forward", "sharding_strategy"}) {
+  for (const char* name : names) {
     for (const std::string& key : {std::string("fsdp_") + name, std::string(name)}) {
       const YamlNode* value = value_of(map, key);
       if (value == nullptr || value->kind == Kind::null) {
@@ -240,8 +249,8 @@ void Pass::fsdp_stage(const Entry& section_entry) {
       }
       const Entry entry = {name, section_entry.spelled + "." + key,
                            map.keys[static_cast<size_t>(value - map.items.data())], *value};
-      if (given) {
-        without_meaning(entry);  // reshard_after_forward decides
+      if (given || (second && name != names[0])) {
+        without_meaning(entry);  // the other one decides
         continue;
       }
       given = true;

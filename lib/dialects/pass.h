@@ -147,6 +147,7 @@ class Pass {
   void deepspeed_optimizer(const Entry& entry);
   void deepspeed_schedule(const Entry& entry);
   void schedule_parameter(const Entry& entry, const YamlNode& section);
+  std::optional<double> peak_of(const YamlNode& schedule) const;
   void finish_batches();
   void finish_deepspeed();
 

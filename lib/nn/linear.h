@@ -49,9 +49,8 @@ class Linear {
 
   /// Where the operation that makes x writes it for forward, or dy for backward. With delayed
   /// scaling codes are written at once, and x itself only where something reads it (a step that
-  /// collects statistics does); with current
-  /// scaling x and its amax; with a scale for each block only x. Both stay valid as long as the
-  /// caller's scopes of the two arenas.
+  /// collects statistics does); with current scaling x and its amax; with a scale for each block
+  /// only x. Both stay valid as long as the caller's scopes of the two arenas.
   Input place_input(const StepContext& context, int64_t rows) const;
   Input place_gradient(const StepContext& context, int64_t rows) const;
 
@@ -64,7 +63,7 @@ class Linear {
   void forward(const StepContext& context, ConstView x, View y, Saved& saved) const;
   void forward(const StepContext& context, const Input& x, View y, Saved& saved) const;
 
-  /// Adds to the gradients of weight and bias, or overwrites the weight's
+  /// Adds to the gradients of weight and bias, or overwrites them
   /// (StepContext::overwrites_gradients); dx (when not empty) is overwritten.
   void backward(const StepContext& context, ConstView dy, View dx, const Saved& saved) const;
   void backward(const StepContext& context, const Input& dy, View dx, const Saved& saved) const;

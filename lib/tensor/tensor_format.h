@@ -75,8 +75,9 @@ struct TensorFormat {
   ScaleType scale_type = ScaleType::f32;
   Rounding rounding = Rounding::nearest_even;
   bool expanded = false;  ///< groups only: dynamic range expansion (COAT)
-  /// bf16 without a scale: an fp32 value in two halves, its bf16 rounding and, where scales are,
-  /// its lower 16 bits, 64 fp32 words for each 128 of them (master_halves()).
+  /// bf16 without a scale: an fp32 value in two halves, its upper 16 bits, rounded with ties away
+  /// from zero, and, where scales are, the lower ones, 64 fp32 words for each 128 of them
+  /// (master_halves()).
   bool remainder = false;
   float fixed_scale = 1.0F;  ///< ScalePolicy::fixed only
   float amax_epsilon =

@@ -226,9 +226,9 @@ void note_processes(const Settings& settings, int ranks, std::vector<std::string
   const int64_t processes = settings.notes.processes;
   if (processes > 0 && processes != ranks) {
     notes.push_back(fmt::format(
-        "the configuration speaks of {} processes, and there {}; `mpirun -n {} fp8train ...` or "
-        "`srun -n {} fp8train ...` starts as many",
-        processes, ranks == 1 ? "is 1 rank" : fmt::format("are {} ranks", ranks), processes,
+        "the configuration is for {} process{}, but {} rank{}; start with `mpirun -n {}` or "
+        "`srun -n {}`",
+        processes, processes == 1 ? "" : "es", ranks, ranks == 1 ? " runs" : "s run", processes,
         processes));
   }
 }

@@ -80,7 +80,7 @@ use_cpu: false
   CHECK(tells(s, "fp8_config.backend: TE read as fp8.backend: te"));
   CHECK(tells(s, "fp8_config.fp8_format read as fp8.format"));
   CHECK(s.notes.lines.back().starts_with("without a meaning here: compute_environment, debug, "));
-  CHECK(s.notes.lines.size() == 8 + 1);
+  CHECK(s.notes.lines.size() == 8 + 2);
   CHECK(s.notes.processes == 8);
   // What is shown reads back as the same settings, in our own keys.
   const Settings again = load_text(show_settings(s, true));

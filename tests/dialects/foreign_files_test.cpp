@@ -62,6 +62,9 @@ TEST_CASE("an FSDP strategy is a ZeRO stage") {
   CHECK(stage_of(fsdp("fsdp_version: 2, fsdp_reshard_after_forward: true")) == 3);
   CHECK(stage_of(fsdp("fsdp_version: 2, fsdp_reshard_after_forward: false")) == 2);
   CHECK(stage_of(fsdp("fsdp_reshard_after_forward: SHARD_GRAD_OP")) == 2);
+  CHECK(stage_of(fsdp("fsdp_version: 2, fsdp_sharding_strategy: SHARD_GRAD_OP")) == 3);
+  CHECK(stage_of(fsdp("fsdp_version: 1, fsdp_reshard_after_forward: true, "
+                      "fsdp_sharding_strategy: NO_SHARD")) == 0);
   CHECK(stage_of(fsdp("fsdp_use_orig_params: true")) == 3);
   CHECK(stage_of("distributed_type: FSDP\n") == 3);
   CHECK(stage_of("distributed_type: MULTI_GPU\nfsdp_config: {fsdp_sharding_strategy: 1}\n") == 0);
@@ -156,6 +159,26 @@ TEST_CASE("what DeepSpeed does where its file is silent") {
   CHECK(resolve_plan(msamp.precision).name == "msamp-o2");
 }
 
+TEST_CASE("DeepSpeed's schedules have its defaults") {
+  const auto load = [](const std::string& text) {
+    return load_foreign(kBase + "steps_per_print: 5\n" + text);
+  };
+  const Settings warm = load("scheduler: {type: WarmupLR}\n");
+  CHECK(warm.scheduler.type == ScheduleType::constant);
+  CHECK(warm.scheduler.warmup_steps == 1000);
+  CHECK(warm.optimizer.lr == 1e-3);
+  CHECK(says(warm, "with the logarithm of the step in DeepSpeed"));
+  const Settings cosine = load(
+      "optimizer: {type: Adam, params: {lr: 2e-4}}\n"
+      "scheduler: {type: WarmupCosineLR, params: {warmup_num_steps: 5, warmup_type: linear}}\n");
+  CHECK(cosine.scheduler.warmup_steps == 5);
+  CHECK(cosine.scheduler.min_lr == Approx(2e-8));
+  CHECK_FALSE(says(cosine, "logarithm"));
+  const Settings silent = load("optimizer: {type: Adam, params: {lr: 2e-4}}\n");
+  CHECK(silent.scheduler.type == ScheduleType::constant);
+  CHECK(says(silent, "no scheduler read as scheduler.type: constant (DeepSpeed's default)"));
+}
+
 TEST_CASE("what DeepSpeed does and this program does not is refused") {
   const auto error = [](const std::string& text) {
     return error_of_foreign(kBase + "steps_per_print: 5\n" + text + "\n");
@@ -170,10 +193,15 @@ TEST_CASE("what DeepSpeed does and this program does not is refused") {
   CHECK_THAT(error("optimizer: {type: Adam, params: {adam_w_mode: false, weight_decay: 0.1}}"),
              Contains("weight decay that is added to the gradient"));
   CHECK_THAT(error("scheduler: {type: OneCycle, params: {}}"), Contains("expected WarmupLR"));
+  CHECK_THAT(error("fp16: {enabled: true, loss_scale: 128}"), Contains("a loss scale that stays"));
+  CHECK(error("fp16: {enabled: true, loss_scale: 0}") == "loaded");
+  CHECK_THAT(error("train_batch_size: 8\ntrain_micro_batch_size_per_gpu: 99999999999\n"
+                   "gradient_accumulation_steps: 999999999999"),
+             Contains("8 is not a multiple of"));
   CHECK_THAT(error("tensor_parallel: {autotp_size: 2}"), Contains("tensor, pipeline"));
   CHECK_THAT(error("curriculum_learning: {enabled: true}"), Contains("changes the training"));
   CHECK(error("curriculum_learning: {enabled: false}") == "loaded");
-  CHECK_THAT(error("data_types: {grad_accum_dtype: bf16}"), Contains("precision.roles"));
+  CHECK_THAT(error("data_types: {grad_accum_dtype: bf16}"), Contains("precision.weight_gradient"));
   CHECK_THAT(error("train_batch_size: 10\ntrain_micro_batch_size_per_gpu: 4\n"
                    "gradient_accumulation_steps: 1"),
              Contains("10 is not a multiple of"));
