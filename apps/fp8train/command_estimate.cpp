@@ -37,8 +37,8 @@ void print_ranks(const Session& session, const Topology& ranks) {
              ranks.nodes() == 1 ? "" : "s", describe_layout(session), session.tokens_per_step());
 }
 
-void print_memory(const DryRunStep& step, const RankMemory& memory) {
-  fmt::print("memory  of a rank\n");
+void print_memory(const Session& session, const DryRunStep& step, const RankMemory& memory) {
+  fmt::print("memory  of a rank{}\n", describe_largest(session, step));
   const MemoryLedger planned = memory_of_run(step, memory.is_host);
   for (const std::string& line : describe_memory(planned)) {
     fmt::print("{}\n", line);
@@ -90,7 +90,7 @@ int estimate(const EstimateOptions& options) {
   print_model(session, step);
   print_ranks(session, ranks);
   fmt::print("device  {}\n", memory.gpu != nullptr ? memory.gpu->name : device->description());
-  print_memory(step, memory);
+  print_memory(session, step, memory);
   if (ranks.size() > 1) {
     fmt::print("wire    {} per rank and step within the node, {} between nodes\n",
                describe_bytes(static_cast<double>(step.sent.within_node)),

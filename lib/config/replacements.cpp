@@ -33,8 +33,9 @@ bool describes_shape(const std::string& key) {
          key != "model.recompute";
 }
 
-bool in_fp8(const std::string& key) {
-  return key.starts_with("fp8.");
+/// Whether the key means something only where a plan scales.
+bool is_of_scaling(const std::string& key) {
+  return key.starts_with("fp8.") || key == "precision.schedule";
 }
 
 /// Whether the plan of this name scales nothing; false for a name that no plan has.
@@ -100,12 +101,12 @@ void replace_contradicted(GivenKeys& given, const Problems& problems) {
   replace.of("mixed_precision", "precision.plan");
   if (const GivenKey* key = given.find("mixed_precision"); key != nullptr) {
     if (key->node.text != "fp8") {
-      replace.of("mixed_precision", in_fp8);
+      replace.of("mixed_precision", is_of_scaling);
     }
   }
   if (const GivenKey* key = given.find("precision.plan"); key != nullptr) {
     replace.of("precision.plan", scales_nothing(key->node.text)
-                                     ? std::function<bool(const std::string&)>(in_fp8)
+                                     ? std::function<bool(const std::string&)>(is_of_scaling)
                                      : selects_plan);
   }
   for (const std::string_view selector : kSelectors) {

@@ -11,9 +11,11 @@ namespace fp8train {
 /// - max_steps and max_tokens, gradient_accumulation_steps and global_batch_size, data.val and
 ///   data.val_fraction, model.preset and model.from exclude each other;
 /// - model.from has the shape, so that it replaces the fields of `model` that describe one;
-/// - mixed_precision replaces precision.plan, and, other than fp8, what the section fp8 says;
+/// - mixed_precision replaces precision.plan, and, other than fp8, what the section fp8 says and
+///   precision.schedule;
 /// - precision.plan replaces what selects a plan in the section fp8, and, where it scales nothing,
-///   the whole section; a key that selects a plan there replaces precision.plan.
+///   the whole section and precision.schedule; a key that selects a plan there replaces
+///   precision.plan.
 void replace_contradicted(GivenKeys& given, const Problems& problems);
 
 }  // namespace fp8train

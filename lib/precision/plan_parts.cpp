@@ -124,12 +124,12 @@ void apply_schedule(const PlanRequest& request, PrecisionPlan& plan) {
     if (!own && scaled) {
       stage_plan(request, plan, stage.plan);
     }
+    if (!last && i > 0 && stage.until > 0 && (stage.until < 1) != (before < 1)) {
+      refuse("give every `until` as a fraction below 1, or every one as a number of steps");
+    }
     if (last ? stage.until != 0 : stage.until <= before) {
       refuse(last ? "the last stage goes to the end of the run: leave out its `until`"
                   : fmt::format("stage {} needs an `until` later than the one before it", i + 1));
-    }
-    if (!last && i > 0 && (stage.until < 1) != (before < 1)) {
-      refuse("give every `until` as a fraction below 1, or every one as a number of steps");
     }
     before = stage.until;
     plan.schedule.push_back({stage.until, scaled, scaled && !own ? stage.plan : ""});

@@ -13,8 +13,9 @@ void apply_layers(const PlanRequest& request, PrecisionPlan& plan);
 /// Stages of the run's plan, of other scaled plans and of plain GEMMs. Throws ConfigError.
 void apply_schedule(const PlanRequest& request, PrecisionPlan& plan);
 
-/// A scaled plan that a stage of a run of `run` names, with the stored roles of the request. Throws
-/// ConfigError where it stores otherwise.
+/// A scaled plan that a stage of a run of `run` names, with the request's roles of what is stored,
+/// sent and saved for backward; its operands are the plan's own. Throws ConfigError where it stores
+/// otherwise.
 PrecisionPlan stage_plan(const PlanRequest& request, const PrecisionPlan& run,
                          const std::string& name);
 

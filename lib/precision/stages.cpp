@@ -68,12 +68,14 @@ PrecisionPlan stage_plan(const PlanRequest& request, const PrecisionPlan& run,
   for (std::string RoleRequest::*role :
        {&RoleRequest::weight, &RoleRequest::master_weight, &RoleRequest::weight_gradient,
         &RoleRequest::gradient_wire, &RoleRequest::parameter_wire, &RoleRequest::moment1,
-        &RoleRequest::moment2}) {
+        &RoleRequest::moment2, &RoleRequest::saved_norm, &RoleRequest::saved_nonlinear}) {
     stage.roles.*role = request.roles.*role;
   }
   stage.use_autocast_during_eval = request.use_autocast_during_eval;
   stage.swiglu = request.swiglu;
   stage.self_exact = request.self_exact;
+  stage.forward_reads_saved = request.forward_reads_saved;
+  stage.recompute_swiglu = request.recompute_swiglu;
   stage.exemptions = request.exemptions;
   stage.layers = request.layers;
   stage.file_layers = request.file_layers;

@@ -8,7 +8,7 @@
 namespace fp8train {
 
 std::vector<float> initial_scales(const TensorFormat& format, int64_t count) {
-  std::vector<float> scales(static_cast<size_t>(count), format.remainder ? 0.0F : 1.0F);
+  std::vector<float> scales(static_cast<size_t>(count), 1.0F);
   if (format.block == per::tensor) {
     for (size_t i = 1; i < scales.size(); i += 2) {
       scales[i] = 0.0F;
@@ -80,7 +80,9 @@ void StoredPool::make(Device& device, Buffer& buffer) {
         buffer.format.remainder ? MemoryCategory::master_weights : buffer.category;
     buffer.own_scales = Tensor(device, DType::f32, {buffer.scale_count}, category);
     buffer.scales = buffer.own_scales;
-    if (device.kind() != DeviceKind::meta) {  // gigabytes of them in a plan of a large model
+    if (buffer.format.remainder) {
+      fill_zero(device, buffer.scales);
+    } else if (device.kind() != DeviceKind::meta) {  // gigabytes in a plan of a large model
       copy_from_host(device, buffer.scales,
                      initial_scales(buffer.format, buffer.scale_count).data());
     }

@@ -3,6 +3,7 @@
 // and bytes on wires, for the plan of memory, `check` and `estimate`.
 
 #include <cstddef>
+#include <string>
 
 #include "comm/communicator.h"
 #include "device/device.h"
@@ -20,6 +21,7 @@ struct DryRunStep {
   OpCounters work;        ///< FLOPs and bytes of one optimizer step
   Traffic sent;           ///< to other ranks, in one optimizer step
   size_t state_copy = 0;  ///< bytes of host memory that hold the rank's state while it is saved
+  std::string plan_name = {};  ///< of the stage, from largest_stage()
 };
 
 /// Runs training steps and one evaluation batch of one of `ranks` on a meta device with the traits

@@ -38,12 +38,39 @@ std::string describe_linears(const Session& session) {
       plans.size(), narrow, name_of(session.engine.plan.activation));
 }
 
-/// What follows, where stages of a run have plans of their own.
-std::string describe_stages(const Session& session) {
-  std::string text;
+/// Steps [begin, end) of a run with one plan, or without scaled GEMMs.
+struct Steps {
+  int64_t begin, end;
+  std::string plan;
+};
+
+std::vector<Steps> steps_of_stages(const Session& session) {
+  std::vector<Steps> all;
   for (const RunStage& stage : session.stages) {
-    text += stage.begin > 0 ? fmt::format("; from step {} on {}", stage.begin + 1, stage.plan.name)
-                            : "";
+    int64_t begin = stage.begin;
+    for (const auto& [from, to] : stage.plain_steps) {
+      if (begin < from) {
+        all.push_back({begin, from, stage.plan.name});
+      }
+      all.push_back({from, to, std::string(name_of(stage.plan.activation))});
+      begin = to;
+    }
+    if (begin < stage.end) {
+      all.push_back({begin, stage.end, stage.plan.name});
+    }
+  }
+  return all;
+}
+
+/// What follows the plan of a run that goes on after `steps_done`.
+std::string describe_stages(const Session& session, int64_t steps_done) {
+  std::string text;
+  for (const Steps& steps : steps_of_stages(session)) {
+    const bool is_named = steps.begin <= steps_done && steps.plan == session.engine.plan.name;
+    if (steps.end > steps_done && !is_named) {
+      text +=
+          fmt::format("; from step {} on {}", std::max(steps.begin, steps_done) + 1, steps.plan);
+    }
   }
   return text;
 }
@@ -74,8 +101,10 @@ const GpuKind& gpu_kind(const std::string& name) {
 DryRunStep largest_stage(const Session& session,
                          const std::function<DryRunStep(const EngineSettings&)>& of_stage) {
   DryRunStep largest = of_stage(session.engine_of(0));
+  largest.plan_name = session.stages.front().plan.name;
   for (size_t i = 1; i < session.stages.size(); ++i) {
     DryRunStep step = of_stage(session.engine_of(i));
+    step.plan_name = session.stages[i].plan.name;
     if (step.memory.total() > largest.memory.total()) {
       largest = std::move(step);
     }
@@ -179,9 +208,15 @@ std::vector<std::string> describe_memory(const MemoryLedger& planned) {
   return lines;
 }
 
+std::string describe_largest(const Session& session, const DryRunStep& dry_run) {
+  return dry_run.plan_name == session.engine.plan.name
+             ? ""
+             : fmt::format("  in the stage of plan {}, which needs the most", dry_run.plan_name);
+}
+
 std::vector<std::string> run_overview(const Session& session, const Device& device,
                                       const std::string& device_reason, int64_t threads,
-                                      const DryRunStep& dry_run) {
+                                      const DryRunStep& dry_run, int64_t steps_done) {
   const bool is_host = device.kind() == DeviceKind::cpu;
   const ModelConfig& model = session.engine.model;
   std::vector<std::string> lines = {
@@ -190,7 +225,7 @@ std::vector<std::string> run_overview(const Session& session, const Device& devi
                   model.num_hidden_layers, model.hidden_size, model.num_attention_heads,
                   model.num_key_value_heads, model.vocab_size),
       fmt::format("plan    {}: {}{}", session.engine.plan.name, describe_linears(session),
-                  describe_stages(session)),
+                  describe_stages(session, steps_done)),
       fmt::format("data    {} training tokens, {} validation tokens, tokenizer {}",
                   describe_count(static_cast<double>(session.data.train.size())),
                   describe_count(static_cast<double>(session.data.val.size())),
@@ -200,7 +235,7 @@ std::vector<std::string> run_overview(const Session& session, const Device& devi
   if (const std::string kernels = ops::attention_kernels(device.stream()); !kernels.empty()) {
     lines.push_back("        attention: " + kernels);
   }
-  lines.emplace_back("memory");
+  lines.push_back("memory" + describe_largest(session, dry_run));
   for (std::string& line : describe_memory(memory_of_run(dry_run, is_host))) {
     lines.push_back(std::move(line));
   }

@@ -13,15 +13,20 @@
 
 namespace fp8train {
 
-/// Model, row, data, device and the memory plan, one line each.
+/// Model, plan, data, device and the memory plan, one line each. `dry_run`: largest_stage().
+/// `steps_done`: before the run begins; stages before are left out.
 std::vector<std::string> run_overview(const Session& session, const Device& device,
                                       const std::string& device_reason, int64_t threads,
-                                      const DryRunStep& dry_run);
+                                      const DryRunStep& dry_run, int64_t steps_done = 0);
 
 /// A dry run of the stage of the run that needs the most memory: the stages do not have theirs at
 /// the same time. `of_stage`: a dry run of an engine.
 DryRunStep largest_stage(const Session& session,
                          const std::function<DryRunStep(const EngineSettings&)>& of_stage);
+
+/// "  in the stage of plan te-current, which needs the most" where that is another one than the
+/// session's; else empty.
+std::string describe_largest(const Session& session, const DryRunStep& dry_run);
 
 /// Logs what a session has to tell: which keys were read as which (info), and what was read and
 /// has no meaning here (warnings).

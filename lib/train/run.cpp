@@ -64,10 +64,10 @@ Run::Run(const RunRequest& request, Communicator& comm, RankDevice& place)
     log_warning(records_.lock_warning());
   }
   log_notes(session_);
-  session_.enter_stage(session_.stage_after(
-      session_.stages.size() > 1
-          ? step_to_begin_at(session_, records_.directory().checkpoints(), comm)
-          : 0));
+  const bool has_stages = session_.stages.size() > 1 || !session_.engine.plain_steps.empty();
+  const int64_t begin =
+      has_stages ? step_to_begin_at(session_, records_.directory().checkpoints(), comm) : 0;
+  session_.enter_stage(session_.stage_after(begin));
   const DryRunStep dry_run = largest_stage(session_, [&](const EngineSettings& engine) {
     return dry_run_step(engine, *device_, comm.topology(), comm.rank());
   });
@@ -76,7 +76,7 @@ Run::Run(const RunRequest& request, Communicator& comm, RankDevice& place)
                               place.note.empty() ? "" : "; " + place.note));
   }
   for (const std::string& line :
-       run_overview(session_, *device_, place.reason, threads_, dry_run)) {
+       run_overview(session_, *device_, place.reason, threads_, dry_run, begin)) {
     progress_.say(line);
   }
   const RankMemory memory = memory_here(*device_, comm.local_size());

@@ -40,7 +40,7 @@ void Run::begin_stage() {
                   session_, *comm_);
   begin_at(saved.state);
   make_generator();
-  progress_.say(fmt::format("step {}: from here on plan {} (precision.schedule)", state_.step,
+  progress_.say(fmt::format("from step {} on: plan {} (precision.schedule)", state_.step + 1,
                             session_.engine.plan.name));
   step_log_.restart_time();
 }

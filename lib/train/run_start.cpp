@@ -37,7 +37,12 @@ int64_t step_to_begin_at(const Session& session, const std::filesystem::path& ch
   if (from == "auto") {
     return newest_step_of(checkpoints, comm);
   }
-  return from == "never" ? 0 : verify_checkpoint(from, Verify::sizes).step;
+  if (from == "never") {
+    return 0;
+  }
+  const int64_t step = comm.rank() == 0 ? verify_checkpoint(from, Verify::sizes).step : 0;
+  wait_for_first_rank(comm);
+  return comm.all_gather_values(step).front();
 }
 
 RunStart load_start(const Session& session, Engine& engine, Device& device,

@@ -218,7 +218,11 @@ void note_nothing_scaled(const EngineSettings& engine, std::vector<std::string>&
   for (const auto& [reason, layers] : reasons) {
     why += fmt::format("{}{} ({} layers)", why.empty() ? "" : "; ", reason, layers);
   }
-  notes.push_back(fmt::format("no GEMM runs in the formats of plan {}: {}", engine.plan.name, why));
+  const std::string note =
+      fmt::format("no GEMM runs in the formats of plan {}: {}", engine.plan.name, why);
+  if (std::find(notes.begin(), notes.end(), note) == notes.end()) {  // a plan of two stages
+    notes.push_back(note);
+  }
 }
 
 /// What another program's file says of the job, against what there is.
@@ -251,7 +255,7 @@ void check_exempt_alike(const Session& session, const PrecisionPlan& other) {
 }
 
 void check_stages(const Session& session) {
-  for (size_t i = 1; i < session.stages.size(); ++i) {
+  for (size_t i = 0; i < session.stages.size(); ++i) {
     check_batch(session.engine_of(i));
     check_exempt_alike(session, session.stages[i].plan);
   }
@@ -320,7 +324,6 @@ Session open_session(const Settings& settings, bool open_data, int ranks) {
   share_global_batch(settings.training, ranks, session.engine.gradient_accumulation_steps);
   note_other_tokenizer(settings, *session.tokenizer, session.notes);
   note_processes(settings, ranks, session.notes);
-  note_nothing_scaled(session.engine, session.notes);
   if (ranks == 1 && settings.parallelism.zero_stage > 0) {
     session.notes.push_back(
         fmt::format("parallelism.zero_stage: {} has no effect with one rank; start several with "
@@ -337,6 +340,9 @@ Session open_session(const Settings& settings, bool open_data, int ranks) {
   session.max_steps = resolve_max_steps(settings.training, session.engine, ranks);
   session.stages = run_stages(settings.precision, session.max_steps);
   check_stages(session);
+  for (size_t i = 0; i < session.stages.size(); ++i) {
+    note_nothing_scaled(session.engine_of(i), session.notes);
+  }
   session.enter_stage(0);
   note_short_run(settings.scheduler, session.max_steps, session.notes);
   if (settings.sample.interval > 0) {

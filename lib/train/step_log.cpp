@@ -34,6 +34,9 @@ void StepLog::write(Engine& engine, TrainingState& state, const Traffic& sent) {
   tokens_per_second_ = steps * static_cast<double>(session_->tokens_per_step()) / seconds;
   state.loss = loss.mean;
   std::vector<SlotReport> slots = engine.model().scaling().report();
+  if (engine.plain()) {
+    slots.clear();  // they are of the last scaled step
+  }
   // Nothing has been seen of weights of which only other ranks have parts.
   std::erase_if(slots, [](const SlotReport& slot) { return slot.statistics.count == 0; });
   const ScalingSummary scaling = summarize(slots);

@@ -38,6 +38,28 @@ TEST_CASE("a plan by name is replaced by what selects one") {
   CHECK(resolve_plan(load_text(planned, {}, "precision.plan=coat").precision).name == "coat");
 }
 
+TEST_CASE("a precision that scales nothing replaces the stages of a file") {
+  const std::string staged =
+      kBase +
+      "precision: {plan: te-current, schedule: [{until: 2, plan: te-current}, {plan: bf16}]}\n";
+  for (const char* const key : {"mixed_precision=bf16", "precision.plan=bf16"}) {
+    CAPTURE(key);
+    const Settings bf16 = load_text(staged, {key});
+    const PrecisionPlan plan = resolve_plan(bf16.precision);
+    CHECK(plan.name == "bf16");
+    CHECK(plan.schedule.empty());
+    std::string notes;
+    for (const std::string& line : bf16.notes.lines) {
+      notes += line + "\n";
+    }
+    CHECK_THAT(notes, Contains("replaces") && Contains("precision.schedule (run.yaml:"));
+  }
+  CHECK(load_text(staged, {"precision.plan=te-delayed"}).precision.schedule.size() == 2);
+  CHECK_THAT(error_of(kBase + "mixed_precision: bf16\nprecision: {schedule: [{until: 2, plan: "
+                              "bf16}, {plan: bf16}]}\n"),
+             Contains("no stage has scaled"));
+}
+
 TEST_CASE("an empty section on the command line removes the file's") {
   const Settings s = load_text(kFp8, {"fp8=", "mixed_precision=bf16"});
   CHECK(s.notes.lines ==

@@ -61,6 +61,30 @@ TEST_CASE("meta counts the codes that a norm writes, and y where it is written",
   CHECK(device.counters().bytes == cast_bytes + before + 2.0 * 64 * 32);
 }
 
+TEST_CASE("meta counts the addition in front of a norm", "[ops]") {
+  MetaDevice device;
+  Tensor x = make(device, DType::bf16, {64, 32});
+  Tensor weight = make(device, DType::f32, {32});
+  Tensor statistics = make(device, DType::f32, {64});
+  const ops::ResidualAdd residual = {.delta = x, .sum = x};
+  const double added = 2 * 2.0 * 64 * 32;
+  const double norm = 2 * 2.0 * 64 * 32 + 4.0 * 32 + 4.0 * 64;
+  const ops::OpTable& table = ops::op_table(device.stream());
+  table.rms_norm_forward(
+      device.stream(),
+      {.x = x, .weight = weight, .eps = 1e-5F, .y = x, .rstd = statistics, .residual = residual});
+  CHECK(device.counters().bytes == norm + added);
+  table.layer_norm_forward(device.stream(), {.x = x,
+                                             .weight = weight,
+                                             .bias = View(),
+                                             .eps = 1e-5F,
+                                             .y = x,
+                                             .mean = statistics,
+                                             .rstd = statistics,
+                                             .residual = residual});
+  CHECK(device.counters().bytes == 2 * (norm + added) + 4.0 * 64);
+}
+
 TEST_CASE("meta counts the unmasked half of attention", "[ops]") {
   MetaDevice device;
   ops::AttentionShape shape;

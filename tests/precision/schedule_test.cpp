@@ -53,6 +53,10 @@ TEST_CASE("what cannot be switched in a run is refused in words") {
              Contains("stage 2 needs an `until` later"));
   CHECK_THAT(refusal_of("te-current", {{0.5, "te-current"}, {9, "bf16"}, {0, "te-current"}}),
              Contains("every `until` as a fraction"));
+  CHECK_THAT(refusal_of("te-current", {{7, "te-current"}, {0.7, "bf16"}, {0, "te-current"}}),
+             Contains("every `until` as a fraction"));
+  CHECK_THAT(refusal_of("te-current", {{7, "te-current"}, {0, "bf16"}, {0, "te-current"}}),
+             Contains("stage 2 needs an `until` later"));
   CHECK_THAT(refusal_of("msamp-o2", {{0.5, "bf16"}, {0, "msamp-o2"}}), Contains("begin with it"));
 }
 
@@ -80,6 +84,24 @@ TEST_CASE("a run has a stage for each scaled plan, and plain steps in them") {
   const std::vector<RunStage> one = run_stages(request, 10);
   CHECK((one.size() == 1 && one[0].end == 10 && one[0].plain_steps == Steps{{9, 10}}));
   CHECK(one[0].plan == resolve_plan(request));
+}
+
+TEST_CASE("what is saved for backward is as the request says in all stages") {
+  PlanRequest request;
+  request.plan = "te-current";
+  request.roles.saved_norm = "e4m3 group(16)";
+  request.roles.saved_nonlinear = "e4m3 group(16)";
+  request.recompute_swiglu = true;
+  request.roles.fprop_x = request.roles.fprop_w = "bf16";  // of the run's plan alone
+  request.schedule = {{4, "te-current"}, {0, "te-delayed"}};
+  const std::vector<RunStage> stages = run_stages(request, 8);
+  REQUIRE(stages.size() == 2);
+  CHECK(describe(stages[0].plan.saved_norm) == describe(stages[1].plan.saved_norm));
+  CHECK(stages[1].plan.saved_norm != plan_named("te-delayed").saved_norm);
+  CHECK(stages[1].plan.saved_nonlinear != plan_named("te-delayed").saved_nonlinear);
+  CHECK(stages[1].plan.recompute_swiglu);
+  CHECK_FALSE(stages[0].plan.fprop.a.is_scaled());
+  CHECK(stages[1].plan.fprop.a.is_scaled());
 }
 
 TEST_CASE("precision.schedule is read and written back") {

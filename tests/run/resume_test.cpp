@@ -133,7 +133,18 @@ TEST_CASE("killed and resumed across the stages of a schedule: the bits of the u
                              {"precision.schedule=[{until: 6, plan: bf16}, {until: 18, plan: "
                               "te-delayed}, {plan: bf16}]"});
   };
-  expect_code(0, shop.folder(), command("whole"));
+  const Outcome whole = expect_code(0, shop.folder(), command("whole"));
+  CHECK_THAT(whole.out, Catch::Contains("; from step 1 on bf16; from step 7 on te-delayed; from "
+                                        "step 19 on bf16\n"));
+  for (const std::string& line : lines_of(read_file(shop.run("whole") / "metrics.jsonl"))) {
+    const nlohmann::json object = nlohmann::json::parse(line);
+    if (object.contains("loss")) {
+      const long step = object.at("step").get<long>();
+      CAPTURE(step);
+      CHECK(object.contains("fp8") == (step > 6 && step <= 18));
+      CHECK(object.contains("fp8_underflow_percent") == (step > 6 && step <= 18));
+    }
+  }
   for (const long step : {4L, 12L, 23L}) {
     kill_after(shop, command("broken"), "broken", step, 0);
   }
@@ -152,11 +163,14 @@ TEST_CASE("killed and resumed across stages of two scaled plans: the bits of the
                               "checkpoint.keep_last=20"});
   };
   const Outcome whole = expect_code(0, shop.folder(), command("whole"));
-  CHECK_THAT(whole.out, Catch::Contains("step 10: from here on plan te-blockwise"));
+  CHECK_THAT(whole.out, Catch::Contains("from step 11 on: plan te-blockwise"));
+  CHECK_THAT(whole.out, Catch::Contains("; from step 11 on te-blockwise; from step 24 on bf16; "
+                                        "from step 32 on te-delayed\n"));
   for (const long step : {6L, 12L, 27L, 34L}) {
     kill_after(shop, command("broken"), "broken", step, 0);
   }
-  expect_code(0, shop.folder(), command("broken"));
+  const Outcome last = expect_code(0, shop.folder(), command("broken"));
+  CHECK_THAT(last.out, !Catch::Contains("; from step"));  // in the last stage
   check_equal_runs(shop, "whole", "broken");
   // A stop at the end of a stage: its checkpoint is of the plan before.
   const fs::path checkpoints = shop.run("broken") / "checkpoints";

@@ -1,6 +1,11 @@
 // Steps of a run whose stages have other GEMMs.
 
+#include "base/error.h"
+#include "config/load.h"
 #include "four_steps.h"
+#include "support/files.h"
+#include "train/preflight.h"
+#include "train/session.h"
 
 namespace fp8train::test::schedule {
 namespace {
@@ -15,6 +20,49 @@ EngineSettings settings_of(const std::string& plan, Steps plain) {
   }
   settings.plain_steps = std::move(plain);
   return settings;
+}
+
+Session session_of(const std::string& precision, int64_t seq_length) {
+  LoadRequest request;
+  request.path = "run.yaml";
+  request.text =
+      "model: {preset: toy}\ndata: {train: a.txt, seq_length: " + std::to_string(seq_length) +
+      "}\ntraining: {max_steps: 8, micro_batch_size: 1}\nprecision: {" + precision + "}\n";
+  return open_session(load_settings(request), false);
+}
+
+TEST_CASE("the plan of every stage is checked against the batch") {
+  const std::string scaled = "{until: 4, plan: torchao-rowwise}, {plan: torchao-rowwise-gw-hp}";
+  const std::string plain = "{until: 4, plan: torchao-rowwise-gw-hp}, {plan: torchao-rowwise}";
+  for (const std::string& stages : {scaled, plain}) {
+    CAPTURE(stages);
+    const std::string precision = "plan: torchao-rowwise-gw-hp, schedule: [" + stages + "]";
+    CHECK_THAT(message_of<ConfigError>([&] { session_of(precision, 24); }),
+               Catch::Contains("plan 'torchao-rowwise' needs a multiple of 16"));
+    CHECK(session_of(precision, 32).notes.empty());
+  }
+  const Session exempt = session_of(
+      "plan: te-current, exempt: [\"*\"], schedule: [{until: 2, plan: te-current}, {until: 4, "
+      "plan: "
+      "te-delayed}, {plan: te-current}]",
+      32);
+  REQUIRE(exempt.notes.size() == 2);
+  CHECK_THAT(exempt.notes[0], Catch::Contains("formats of plan te-current"));
+  CHECK_THAT(exempt.notes[1], Catch::Contains("formats of plan te-delayed"));
+}
+
+TEST_CASE("memory is said to be of the stage that needs the most") {
+  Session session = session_of(
+      "plan: te-current, schedule: [{until: 4, plan: te-current}, {plan: te-mxfp8}]", 32);
+  const DryRunStep largest = largest_stage(session, [&](const EngineSettings& engine) {
+    DryRunStep step;
+    step.memory.add(MemoryCategory::weights, engine.plan.name == "te-mxfp8" ? 2 : 1);
+    return step;
+  });
+  CHECK(describe_largest(session, largest) ==
+        "  in the stage of plan te-mxfp8, which needs the most");
+  session.enter_stage(1);
+  CHECK(describe_largest(session, largest).empty());
 }
 
 TEST_CASE("a run all of whose steps are plain is a run with all layers exempt") {

@@ -48,7 +48,7 @@ void layer_norm_forward(Stream stream, const LayerNormForward& call) {
   count(stream,
         bytes_of(call.x) + bytes_of(call.weight) + bytes_of(call.bias) + bytes_of(call.y) +
             bytes_of(call.mean) + bytes_of(call.rstd) + bytes_of(call.cast) +
-            recast_bytes(call.cast, call.x, call.rstd),
+            recast_bytes(call.cast, call.x, call.rstd) + residual_bytes(call.residual),
         norm_forward_kernel(call.cast), call.x.count(), norm_forward_launches(call.cast));
 }
 
