@@ -61,9 +61,9 @@ CheckpointModel open_checkpoint(const CheckpointRequest& request) {
     verify_checkpoint(folder);
   }
   const std::string tokenizer = request.tokenizer.empty() ? opened.folder : request.tokenizer;
-  opened.tokenizer = make_tokenizer(tokenizer, [] {
-    return std::string();  // a model folder's tokenizer needs no text
-  });
+  opened.tokenizer = make_tokenizer(
+      tokenizer, [] { return std::string(); },  // a model folder's tokenizer needs no text
+      "--tokenizer");
   EngineSettings settings;
   settings.model = completed(read_hf_config(folder).model);
   if (opened.tokenizer->vocab_size() > settings.model.vocab_size) {

@@ -37,8 +37,9 @@ void add_train_tokenizer(Arguments& command, Action& action) {
   train.required("input", settings->inputs, "Files or globs, text or JSON lines");
   train.required("--out", *out, "Folder to write");
   train.option("--vocab-size", settings->vocab_size, 257, "Number of ids");
-  train.option("--pattern", settings->pattern,
-               "How texts are split: r50k_base, cl100k_base, o200k_base, llama3 or qwen");
+  train.option(
+      "--pattern", settings->pattern,
+      "How texts are split: r50k_base, p50k_base, cl100k_base, o200k_base, llama3 or qwen");
   train.option("--format", settings->format, "auto, text or jsonl");
   train.option("--text-key", settings->text_key, "Key of the text in JSON lines");
   train.run(action, [settings, out] {

@@ -85,8 +85,15 @@ class GzipSource final : public Base {
         if (within_member_) this->fail("the file is cut off");
         return 0;
       }
-      if (!within_member_ && inflateReset(&state_) != Z_OK) this->fail("no gzip member");
-      within_member_ = true;
+      if (!within_member_) {
+        // Zero bytes behind a member fill up a block of a tape or of a disk.
+        if (has_member_ && this->buffer_[this->used_] == '\0') {
+          skip_zeros();
+          return 0;
+        }
+        if (inflateReset(&state_) != Z_OK) this->fail("no gzip member");
+      }
+      within_member_ = has_member_ = true;
       state_.next_in = reinterpret_cast<Bytef*>(this->buffer_.data() + this->used_);
       state_.avail_in = static_cast<uInt>(this->filled_ - this->used_);
       const int status = inflate(&state_, Z_NO_FLUSH);
@@ -101,7 +108,16 @@ class GzipSource final : public Base {
   }
 
  private:
+  /// To the end of the file, where nothing else may be.
+  void skip_zeros() {
+    while (this->refill()) {
+      if (this->buffer_[this->used_] != '\0') this->fail("bytes behind the last gzip member");
+      ++this->used_;
+    }
+  }
+
   z_stream state_ = {};
+  bool has_member_ = false;
   bool within_member_ = false;
 };
 

@@ -104,7 +104,7 @@ class SourceReader {
     }
     std::vector<std::string> documents;
     for (const auto& path : paths) {
-      format.for_each_document(path, settings_.text_key,
+      format.for_each_document(path, TextKey{settings_.text_key},
                                [&](std::string text) { documents.push_back(std::move(text)); });
     }
     size_t boundary = documents.size();
@@ -275,7 +275,7 @@ CorpusSplits open_corpora(const DataSettings& settings, const Tokenizer& tokeniz
 
 std::unique_ptr<Tokenizer> make_tokenizer(const DataSettings& settings) {
   return make_tokenizer(settings.tokenizer,
-                        [&] { return all_text(settings.train, settings.text_key); });
+                        [&] { return all_text(settings.train, TextKey{settings.text_key}); });
 }
 
 }  // namespace fp8train

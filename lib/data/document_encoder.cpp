@@ -28,8 +28,13 @@ void DocumentEncoder::add(std::string document) {
 void DocumentEncoder::add_part(std::string_view text, bool last) {
   pending_ += text;
   if (!last && pending_.size() >= kTaskBytes) {
-    const size_t cut = tokenizer_.last_cut(pending_);
-    if (cut > 0) {
+    const size_t from = searched_ - std::min(searched_, Tokenizer::kCutBytes);
+    size_t cut = tokenizer_.last_cut(std::string_view(pending_).substr(from));
+    if (cut == 0) {
+      searched_ = pending_.size();
+    } else {
+      cut += from;
+      searched_ = pending_.size() - cut;
       std::string rest = pending_.substr(cut);
       pending_.resize(cut);
       put({std::exchange(pending_, std::move(rest)), !is_within_, false});
@@ -38,6 +43,7 @@ void DocumentEncoder::add_part(std::string_view text, bool last) {
   }
   if (last) {
     put({std::exchange(pending_, {}), !is_within_, true});
+    searched_ = 0;
     is_within_ = false;
   }
 }

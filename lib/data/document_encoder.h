@@ -50,6 +50,7 @@ class DocumentEncoder {
   bool ends_;
   size_t threads_;
   std::string pending_;     ///< of a document in pieces, behind its last cut
+  size_t searched_ = 0;     ///< bytes of it that have no cut
   bool is_within_ = false;  ///< a part of that document has been cut off
   Task task_;               ///< gathers small documents
   size_t task_bytes_ = 0;

@@ -72,6 +72,10 @@ class ShardWriter {
   int64_t total_ = 0;
 };
 
+TextKey text_key_of(const PrepareSettings& settings) {
+  return {settings.text_key, "--text-key"};
+}
+
 struct Input {
   std::filesystem::path path;
   const DataFormat* format;
@@ -81,7 +85,7 @@ std::vector<Input> find_inputs(const PrepareSettings& settings) {
   std::vector<Input> inputs;
   for (const std::string& pattern : settings.inputs) {
     for (const auto& path : expand_path(pattern)) {
-      const DataFormat& format = format_of(path, settings.format);
+      const DataFormat& format = format_of(path, settings.format, kTextFormatAdvice);
       if (format.has_tokens()) {
         throw DataError(
             fmt::format("{}: is {}, which holds tokens already; only text and jsonl "
@@ -178,14 +182,14 @@ class Preparation {
   void add_lines(const Input& input) {
     int64_t count = 0;
     if (settings_.val_fraction > 0) {
-      input.format->for_each_document(input.path, settings_.text_key,
+      input.format->for_each_document(input.path, text_key_of(settings_),
                                       [&](const std::string&) { ++count; });
     }
     const int64_t train_documents =
         settings_.val_fraction > 0 ? split_point(count, settings_.val_fraction) : INT64_MAX;
     int64_t index = 0;
     uint64_t bytes = 0;
-    input.format->for_each_document(input.path, settings_.text_key, [&](std::string document) {
+    input.format->for_each_document(input.path, text_key_of(settings_), [&](std::string document) {
       ++documents_;
       bytes += document.size();
       (index++ < train_documents ? train_encoder_ : val_encoder_).add(std::move(document));
@@ -275,13 +279,14 @@ class Preparation {
 PrepareReport prepare_data(const PrepareSettings& settings) {
   check_settings(settings);
   const std::vector<Input> inputs = find_inputs(settings);
-  const auto tokenizer = make_tokenizer(settings.tokenizer, [&] {
+  const auto training_text = [&] {
     std::vector<DataSource> sources;
     for (const Input& input : inputs) {
       sources.push_back({input.path.string(), std::string(input.format->name), 1.0});
     }
-    return all_text(sources, settings.text_key);
-  });
+    return all_text(sources, text_key_of(settings));
+  };
+  const auto tokenizer = make_tokenizer(settings.tokenizer, training_text, "--tokenizer");
   if (tokenizer->type() == "none") {
     throw ConfigError("preparing data needs a tokenizer other than none");
   }

@@ -32,7 +32,7 @@ std::vector<std::filesystem::path> expand_path(const std::string& path_or_glob) 
   return paths;
 }
 
-std::string all_text(const std::vector<DataSource>& sources, const std::string& text_key) {
+std::string all_text(const std::vector<DataSource>& sources, const TextKey& text_key) {
   std::string text;
   for (const DataSource& source : sources) {
     for (const std::filesystem::path& path : expand_path(source.path)) {

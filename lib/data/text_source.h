@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "data/data_settings.h"
+#include "data/readers/data_format.h"
 #include "data/tokenizer.h"
 
 namespace fp8train {
@@ -18,7 +19,7 @@ std::vector<std::filesystem::path> expand_path(const std::string& path_or_glob);
 
 /// All text of the text and jsonl sources, for a tokenizer built from the data. Throws ConfigError
 /// when there is none.
-std::string all_text(const std::vector<DataSource>& sources, const std::string& text_key);
+std::string all_text(const std::vector<DataSource>& sources, const TextKey& text_key);
 
 /// Where the held-back part of `count` units begins: int(count * (1 - fraction)), as in nanoGPT's
 /// prepare scripts.

@@ -5,10 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <limits>
 #include <vector>
 
-#include "base/atomic_file.h"
 #include "base/error.h"
 
 namespace fp8train {
@@ -17,7 +15,6 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "token files are little-endian");
 
 constexpr int64_t kTokensPerRead = 1 << 16;
-constexpr size_t kHeaderWords = kLlmcHeaderBytes / sizeof(int32_t);
 
 template <typename Stored>
 void read_tokens(const InputFile& file, uint64_t first_byte, int64_t offset, int64_t count,
@@ -33,30 +30,13 @@ void read_tokens(const InputFile& file, uint64_t first_byte, int64_t offset, int
       if (id < 0 || id >= vocab_size) {
         throw DataError(fmt::format(
             "{}: token {} at offset {} (byte {}) is outside the vocabulary of {}; the file was "
-            "made with another tokenizer, or is not what data.format says",
+            "made with another tokenizer, or is not what data.train[].format says",
             file.path().string(), value, offset + done + i,
             byte + static_cast<uint64_t>(i) * sizeof(Stored), vocab_size));
       }
       to[done + i] = static_cast<int32_t>(id);
     }
     done += part;
-  }
-}
-
-template <typename Stored>
-void write_tokens(AtomicFile& file, std::span<const int32_t> tokens, int64_t vocab_size) {
-  std::vector<Stored> stored;
-  for (size_t done = 0; done < tokens.size(); done += stored.size()) {
-    stored.resize(std::min(tokens.size() - done, static_cast<size_t>(kTokensPerRead)));
-    for (size_t i = 0; i < stored.size(); ++i) {
-      const int32_t id = tokens[done + i];
-      if (id < 0 || id >= vocab_size) {
-        throw DataError(fmt::format("token {} at offset {} is outside the vocabulary of {}", id,
-                                    done + i, vocab_size));
-      }
-      stored[i] = static_cast<Stored>(id);
-    }
-    file.write(stored.data(), stored.size() * sizeof(Stored));
   }
 }
 
@@ -104,27 +84,6 @@ void TokenFile::read(int64_t offset, int64_t count, int64_t vocab_size, int32_t*
     case TokenType::i64:
       return run(int64_t{});
   }
-}
-
-void write_token_file(const std::filesystem::path& path, std::span<const int32_t> tokens,
-                      int64_t vocab_size) {
-  if (tokens.size() > static_cast<size_t>(std::numeric_limits<int32_t>::max())) {
-    throw DataError(fmt::format("{}: {} tokens are more than an llm.c shard can count (2^31 - 1)",
-                                path.string(), tokens.size()));
-  }
-  const bool is_u16 = vocab_size <= kU16Vocab;
-  std::array<int32_t, kHeaderWords> header = {};
-  header[0] = is_u16 ? kLlmcMagicU16 : kLlmcMagicU32;
-  header[1] = is_u16 ? kLlmcVersionU16 : kLlmcVersionU32;
-  header[2] = static_cast<int32_t>(tokens.size());
-  AtomicFile file(path);
-  file.write(header.data(), kLlmcHeaderBytes);
-  if (is_u16) {
-    write_tokens<uint16_t>(file, tokens, vocab_size);
-  } else {
-    write_tokens<uint32_t>(file, tokens, vocab_size);
-  }
-  file.commit();
 }
 
 }  // namespace fp8train

@@ -1,10 +1,10 @@
 #pragma once
 // Token ids in a file, one after the other, as most formats have them. A TokenFile holds an open
-// descriptor and no tokens; reads are thread-safe. Also the writer of llm.c shards.
+// descriptor and no tokens; reads are thread-safe. Shards are written by
+// data/token_file_writer.h.
 
 #include <cstdint>
 #include <filesystem>
-#include <span>
 #include <string_view>
 #include <utility>
 
@@ -69,11 +69,5 @@ class FileTokens final : public TokenStore {
 TokenFile open_llmc(const std::filesystem::path& path);     ///< data/readers/llmc.cpp
 TokenFile open_raw_u16(const std::filesystem::path& path);  ///< data/readers/raw_u16.cpp
 TokenFile open_npy(const std::filesystem::path& path);      ///< data/readers/npy.cpp
-
-/// Writes one llm.c shard, whole or not at all: u16 ids (magic 20240520) when `vocab_size` <=
-/// 65536, else u32 (magic 20240801). Throws DataError for an id outside the vocabulary or more than
-/// 2^31 - 1 tokens, DeviceError when the disk refuses.
-void write_token_file(const std::filesystem::path& path, std::span<const int32_t> tokens,
-                      int64_t vocab_size);
 
 }  // namespace fp8train

@@ -59,7 +59,9 @@ class Tokenizer {
   virtual SequenceFrame frame() const;
 
   /// The last byte of `text` in front of which it may be cut, so that encode() of the first part
-  /// and encode_rest() of the second give the ids of the whole; 0 where there is none.
+  /// and encode_rest() of the second give the ids of the whole; 0 where there is none. Looks at no
+  /// more than kCutBytes on both sides together, so that `text` may begin anywhere.
+  static constexpr size_t kCutBytes = 16;
   virtual size_t last_cut(std::string_view /*text*/) const { return 0; }
   /// Ids of a text that continues another one behind a cut.
   virtual std::vector<int32_t> encode_rest(std::string_view text) const { return encode(text); }
@@ -104,15 +106,16 @@ std::unique_ptr<Tokenizer> tokenizer_from_json(std::string_view text, const std:
 
 /// A tokenizer file, or a folder that holds one, of a kind in the table of
 /// data/tokenizers/registry.h. `pattern` names the pattern of a tiktoken file whose name does not
-/// say it; empty otherwise. Throws DataError.
+/// say it; empty otherwise, files of other kinds refuse it. Throws DataError.
 std::unique_ptr<Tokenizer> open_tokenizer(const std::filesystem::path& path,
                                           const std::string& pattern = {});
 
 /// `name_or_path`: "none", "byte", "char", or what open_tokenizer() takes, with a pattern as
 /// FILE#PATTERN. `training_text` is called
-/// for "char" only.
+/// for "char" only. Throws ConfigError, which names `option`, for an unknown name.
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name_or_path,
-                                          const std::function<std::string()>& training_text);
+                                          const std::function<std::string()>& training_text,
+                                          std::string_view option = "data.tokenizer");
 
 /// Ids of a prompt for generation, with what belongs in front of it.
 std::vector<int32_t> encode_prompt(const Tokenizer& tokenizer, std::string_view text);

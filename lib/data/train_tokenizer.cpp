@@ -78,7 +78,7 @@ size_t end_of_lines(std::string_view text) {
 }
 
 void count_file(const std::filesystem::path& path, const DataFormat& format,
-                const std::string& text_key, PieceCounts& counts) {
+                const TextKey& text_key, PieceCounts& counts) {
   constexpr size_t kReadBytesAtATime = 4U << 20;
   if (format.content != DataContent::text) {
     format.for_each_document(path, text_key, [&](const std::string& text) { counts.add(text); });
@@ -241,14 +241,14 @@ PieceCounts count_inputs(const TokenizerTraining& settings,
   PieceCounts counts(pattern);
   for (const std::string& input : settings.inputs) {
     for (const auto& path : expand_path(input)) {
-      const DataFormat& format = format_of(path, settings.format);
+      const DataFormat& format = format_of(path, settings.format, kTextFormatAdvice);
       if (format.has_tokens()) {
         throw DataError(
             fmt::format("{}: is {}, which holds tokens already; only text and jsonl "
                         "files train a tokenizer",
                         path.string(), format.name));
       }
-      count_file(path, format, settings.text_key, counts);
+      count_file(path, format, {settings.text_key, "--text-key"}, counts);
     }
   }
   return counts;

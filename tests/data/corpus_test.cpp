@@ -8,6 +8,7 @@
 #include "data/token_file.h"
 #include "support/files.h"
 #include "support/temp_dir.h"
+#include "support/token_shard.h"
 
 namespace fp8train {
 namespace {
@@ -125,8 +126,8 @@ TEST_CASE("long JSON lines cross read boundaries intact") {
 
 TEST_CASE("token files make one array across shards, in sorted order") {
   const test::TempDir dir;
-  write_token_file(dir / "train_001.bin", std::vector<int32_t>{5, 6, 7}, 50257);
-  write_token_file(dir / "train_000.bin", std::vector<int32_t>{1, 2, 3, 4}, 50257);
+  test::write_shard(dir / "train_001.bin", std::vector<int32_t>{5, 6, 7}, 50257);
+  test::write_shard(dir / "train_000.bin", std::vector<int32_t>{1, 2, 3, 4}, 50257);
   DataSettings settings = one_source((dir.path() / "train_*.bin").string());
   const auto tokenizer = make_byte_tokenizer();
   const CorpusSplits whole = open_corpora(settings, *tokenizer, 50257);
@@ -148,7 +149,7 @@ TEST_CASE("token files make one array across shards, in sorted order") {
 
 TEST_CASE("the format is detected from content and name") {
   const test::TempDir dir;
-  write_token_file(dir / "a", std::vector<int32_t>{1}, 10);
+  test::write_shard(dir / "a", std::vector<int32_t>{1}, 10);
   test::write_file(dir / "b.bin", "ab\x01\x02");
   test::write_file(dir / "c.txt", "hello");
   test::write_file(dir / "d.jsonl", "{}");

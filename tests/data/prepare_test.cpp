@@ -78,10 +78,13 @@ TEST_CASE("prepare cuts a text at its last fraction and can leave out EOS") {
 
 TEST_CASE("prepare gives the same tokens with any number of threads, from long and packed files") {
   const test::TempDir dir;
+  const std::pair<std::string, std::string> parts = GENERATE(
+      std::pair<std::string, std::string>(" and\n", " \xC3\xA9 then "),
+      std::pair<std::string, std::string>(" 7, для многих\n", " слов и предложений на русском, "),
+      std::pair<std::string, std::string>("许多句子。\n我们", "从前有一座山，山里有一座庙，"));
   std::string text;
   for (int i = 0; text.size() < 5'000'000; ++i) {
-    text +=
-        "word" + std::to_string(i % 977 * (i % 31)) + (i % 7 == 0 ? " and\n" : " \xC3\xA9 then ");
+    text += "word" + std::to_string(i % 977 * (i % 31)) + (i % 7 == 0 ? parts.first : parts.second);
   }
   test::write_file(dir / "long.txt", text);
   REQUIRE(std::system(("gzip -k " + (dir / "long.txt").string()).c_str()) == 0);
@@ -110,6 +113,19 @@ TEST_CASE("prepare gives the same tokens with any number of threads, from long a
     shard.read(0, shard.size(), tokenizer->vocab_size(), ids.data());
     CHECK(ids == expected);
   }
+  const std::string packed = test::read_file(dir / "long.txt.gz");
+  for (const auto& [name, more] : {std::pair("zeros", 300'000), std::pair("other", 10)}) {
+    const std::string end = name == std::string("other") ? "x" : "";
+    settings.inputs = {(dir / (std::string(name) + ".gz")).string()};
+    settings.out = dir / (std::string(name) + "-out");
+    test::write_file(settings.inputs[0], packed + std::string(more, '\0') + end);
+    if (end.empty()) {
+      CHECK(prepare_data(settings).val_tokens > 100'000);
+    } else {
+      CHECK_THAT(message_of<DataError>([&] { prepare_data(settings); }),
+                 Contains("bytes behind the last gzip member"));
+    }
+  }
   test::write_file(dir / "cut.txt.gz", test::read_file(dir / "long.txt.gz").substr(0, 9000));
   settings.inputs = {(dir / "cut.txt.gz").string()};
   settings.out = dir / "cut";
@@ -127,6 +143,18 @@ TEST_CASE("prepare refuses what it cannot do") {
   CHECK_THAT(message_of<DataError>([&] { prepare_data(settings); }),
              Contains("holds tokens already"));
   settings.inputs = {(dir / "in.txt").string()};
+  test::write_file(dir / "in.jsonl", R"({"body": "hello"})");
+  settings.inputs = {(dir / "in.jsonl").string()};
+  CHECK_THAT(message_of<DataError>([&] { prepare_data(settings); }), Contains("set --text-key"));
+  settings.inputs = {(dir / "in.txt").string()};
+  settings.tokenizer = "bite";
+  CHECK_THAT(message_of<ConfigError>([&] { prepare_data(settings); }),
+             Contains("--tokenizer: Unknown tokenizer 'bite'"));
+  settings.tokenizer = "byte";
+  settings.format = "lines";
+  CHECK_THAT(message_of<ConfigError>([&] { prepare_data(settings); }),
+             Contains("'lines'; set --format to text or jsonl"));
+  settings.format = "";
   settings.shard_tokens = 0;
   CHECK_THROWS_AS(prepare_data(settings), ConfigError);
   settings.shard_tokens = 10;

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "support/files.h"
 #include "support/temp_dir.h"
+#include "support/token_shard.h"
 
 namespace fp8train {
 namespace {
@@ -41,7 +42,7 @@ TEST_CASE("llm.c shards round-trip in both widths") {
     for (int32_t i = 0; i < 70000; ++i) {
       tokens.push_back(static_cast<int32_t>(i * 7919LL % vocab));
     }
-    write_token_file(dir / "x.bin", tokens, vocab);
+    test::write_shard(dir / "x.bin", tokens, vocab);
     const TokenFile file = open_llmc(dir / "x.bin");
     CHECK(file.bytes_per_token() == (vocab > 65536 ? 4 : 2));
     REQUIRE(file.size() == 70000);
@@ -88,14 +89,14 @@ TEST_CASE("damaged shards are refused with the numbers") {
 
 TEST_CASE("an id outside the vocabulary names file and offset") {
   const test::TempDir dir;
-  write_token_file(dir / "x.bin", std::vector<int32_t>{1, 2, 511, 512}, 1000);
+  test::write_shard(dir / "x.bin", std::vector<int32_t>{1, 2, 511, 512}, 1000);
   const TokenFile file = open_llmc(dir / "x.bin");
   int32_t tokens[4];
   CHECK_NOTHROW(file.read(0, 3, 512, tokens));
   const std::string message = message_of<DataError>([&] { file.read(1, 3, 512, tokens); });
   CHECK_THAT(message, Contains("x.bin") && Contains("token 512 at offset 3 (byte 1030)"));
-  CHECK_THROWS_AS(write_token_file(dir / "y.bin", std::vector<int32_t>{5}, 5), DataError);
-  CHECK_THROWS_AS(write_token_file(dir / "y.bin", std::vector<int32_t>{-1}, 5), DataError);
+  CHECK_THROWS_AS(test::write_shard(dir / "y.bin", std::vector<int32_t>{5}, 5), DataError);
+  CHECK_THROWS_AS(test::write_shard(dir / "y.bin", std::vector<int32_t>{-1}, 5), DataError);
   CHECK_FALSE(std::filesystem::exists(dir / "y.bin"));
   // u32 ids beyond int32 must not wrap around to a valid one.
   test::write_file(dir / "z.bin", header(kLlmcMagicU32, 7, 1) + std::string("\x01\x00\x00\x80", 4));
@@ -107,7 +108,7 @@ TEST_CASE("an id outside the vocabulary names file and offset") {
 TEST_CASE("only regular files are opened, and a file cut after opening is an error, not a crash") {
   const test::TempDir dir;
   const auto path = dir / "x.bin";
-  write_token_file(path, std::vector<int32_t>(5000, 1), 10);
+  test::write_shard(path, std::vector<int32_t>(5000, 1), 10);
   std::filesystem::create_symlink(path, dir / "link.bin");
   CHECK_THAT(opening(dir / "link.bin"), Contains("symbolic link"));
   REQUIRE(::mkfifo((dir / "fifo.bin").c_str(), 0600) == 0);

@@ -116,6 +116,9 @@ TEST_CASE("ranks of tiktoken give the ids of the tokenizer.json with the same to
         tokenizer->encode("abcd"));
   CHECK_THAT(test::message_of<DataError>([&] { make_tokenizer(path, {}); }),
              Catch::Matchers::Contains("mine.tiktoken#PATTERN (expected r50k_base"));
+  const std::string other = (kTokenizers / "gpt2" / "tokenizer.json").string();
+  CHECK_THAT(test::message_of<DataError>([&] { make_tokenizer(other + "#qwen", {}); }),
+             Catch::Matchers::Contains("name it without '#qwen'"));
   test::write_file(dir / "bad.tiktoken", "YQ== 0\nY! 1\n");
   CHECK_THAT(test::message_of<DataError>(
                  [&] { make_tokenizer((dir / "bad.tiktoken").string() + "#qwen", {}); }),
@@ -124,7 +127,10 @@ TEST_CASE("ranks of tiktoken give the ids of the tokenizer.json with the same to
 
 TEST_CASE("a text that is cut where a tokenizer allows it has the same ids") {
   std::string text;
-  for (const std::string& part : golden_texts()) text += part + " and then some words\n";
+  for (const std::string& part : golden_texts()) {
+    text += part + " and then some words\nи слова\nещё одно слово й и\n\nдва\r\nтри е\u0301 а\n";
+    text += "中文。\n我们 你们！\n好\n 山\u201D\n水 ﹰ و ﷺ ا\nが か\nか\u3099\n한국 말\n";
+  }
   for (const char* name : {"gpt2", "llama3", "qwen2", "tekken", "metaspace-first", "unigram"}) {
     nlohmann::json file =
         nlohmann::json::parse(test::read_file(kTokenizers / name / "tokenizer.json"));

@@ -149,9 +149,31 @@ TEST_CASE("damaged or foreign tokenizer.json files are refused with a reason") {
   CHECK_THAT(refusal(head + R"("char","characters":["ab"]})"), Contains("not one UTF-8"));
   CHECK_THAT(refusal(R"({"format":"fp8train-tokenizer","version":9,"type":"byte"})"),
              Contains("version 9"));
-  CHECK_THAT(message_of<DataError>([] { make_tokenizer("bytes", no_text); }),
-             Contains("Unknown tokenizer 'bytes' (expected byte, char") &&
+  CHECK_THAT(message_of<ConfigError>([] { make_tokenizer("bytes", no_text); }),
+             Contains("data.tokenizer: Unknown tokenizer 'bytes' (expected byte, char") &&
                  Contains("did you mean 'byte'?"));
+}
+
+TEST_CASE("parts of a tokenizer.json that are nested too deeply are refused by place") {
+  const auto nested = [](const std::string& key, const std::string& list, int depth) {
+    std::string file =
+        R"({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, ")" + key + "\": ";
+    for (int i = 0; i < depth; ++i) file += R"({"type": "Sequence", ")" + list + "\": [";
+    file += key == "normalizer" ? R"({"type": "NFC"})" : R"({"type": "ByteLevel"})";
+    for (int i = 0; i < depth; ++i) file += "]}";
+    return file + "}";
+  };
+  for (const auto& [key, list] :
+       {std::pair("normalizer", "normalizers"), std::pair("pre_tokenizer", "pretokenizers"),
+        std::pair("decoder", "decoders"), std::pair("post_processor", "processors")}) {
+    CHECK_NOTHROW(tokenizer_from_json(nested(key, list, 16), "x.json"));
+    for (const int depth : {17, 24000}) {
+      CHECK_THAT(
+          message_of<DataError>([&] { tokenizer_from_json(nested(key, list, depth), "x.json"); }),
+          Contains(std::string("x.json.") + key + "." + list + "[0]") &&
+              Contains("is nested more than 16 deep"));
+    }
+  }
 }
 
 TEST_CASE("parts of a tokenizer.json that are not supported are refused by place and name") {

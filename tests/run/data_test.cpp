@@ -12,6 +12,7 @@
 #include "data/token_file.h"
 #include "io/checkpoint.h"
 #include "program.h"
+#include "support/token_shard.h"
 
 namespace fp8train::test {
 namespace {
@@ -61,7 +62,7 @@ TEST_CASE("four of a hundred ids overwritten in place: the run does not go on") 
   const TempDir folder;
   const auto tokens = some_tokens(kTokens);
   for (const char* name : {"a.bin", "b.bin"}) {
-    write_token_file(folder / name, tokens, kVocabulary);
+    write_shard(folder / name, tokens, kVocabulary);
   }
   expect_code(0, folder.path(), tokens_command());
   const Words longer = tokens_command({"training.max_steps=6"});
@@ -99,7 +100,7 @@ TEST_CASE("four of a hundred ids overwritten in place: the run does not go on") 
     Words more = longer;
     more[2] = "data.train=[{path: a.bin}, {path: b.bin}, {path: c.bin}]";
     CHECK_THAT(expect_code(4, folder.path(), more).err, Catch::Contains("c.bin is new"));
-    write_token_file(folder / "b.bin", some_tokens(kTokens + 1), kVocabulary);
+    write_shard(folder / "b.bin", some_tokens(kTokens + 1), kVocabulary);
     CHECK_THAT(expect_code(4, folder.path(), longer).err,
                Catch::Contains("b.bin had 1001024 bytes and has 1001026"));
   }
@@ -189,8 +190,8 @@ TEST_CASE("data too large to be read before the start is compared while the run 
 
 TEST_CASE("all that differs from the checkpoint is named at once") {
   const TempDir folder;
-  write_token_file(folder / "a.bin", some_tokens(kTokens), kVocabulary);
-  write_token_file(folder / "b.bin", some_tokens(kTokens), kVocabulary);
+  write_shard(folder / "a.bin", some_tokens(kTokens), kVocabulary);
+  write_shard(folder / "b.bin", some_tokens(kTokens), kVocabulary);
   expect_code(0, folder.path(), tokens_command());
   overwrite_silently(folder / "a.bin", kLlmcHeaderBytes + 30000, std::string(2000, '\x01'));
   const Outcome refused =
@@ -207,24 +208,24 @@ TEST_CASE("all that differs from the checkpoint is named at once") {
 TEST_CASE("check reads every id") {
   const TempDir folder;
   std::vector<int32_t> tokens = some_tokens(kTokens);
-  write_token_file(folder / "a.bin", tokens, kVocabulary);
+  write_shard(folder / "a.bin", tokens, kVocabulary);
   tokens[kTokens / 7] = kVocabulary;
-  write_token_file(folder / "b.bin", tokens, kVocabulary + 1);
+  write_shard(folder / "b.bin", tokens, kVocabulary + 1);
   Words command = tokens_command();
   command.insert(command.begin(), "check");
   const Outcome refused = expect_code(3, folder.path(), command);
   CHECK_THAT(refused.err, Catch::Contains("b.bin") && Catch::Contains("token 300 at offset 71428"));
   command.push_back("--no-scan");
   expect_code(0, folder.path(), command);
-  write_token_file(folder / "b.bin", some_tokens(kTokens), kVocabulary);
+  write_shard(folder / "b.bin", some_tokens(kTokens), kVocabulary);
   command.pop_back();
   CHECK_THAT(expect_code(0, folder.path(), command).out, Catch::Contains("scan    1.00M training"));
 }
 
 TEST_CASE("a warm-up longer than the run is a warning, and the run takes place") {
   const TempDir folder;
-  write_token_file(folder / "a.bin", some_tokens(kTokens), kVocabulary);
-  write_token_file(folder / "b.bin", some_tokens(kTokens), kVocabulary);
+  write_shard(folder / "a.bin", some_tokens(kTokens), kVocabulary);
+  write_shard(folder / "b.bin", some_tokens(kTokens), kVocabulary);
   const Outcome trial =
       expect_code(0, folder.path(), tokens_command({"scheduler.warmup_steps=2000"}));
   CHECK_THAT(trial.err, Catch::Contains("the warm-up of 2000 steps does not end"));

@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kHeadBytes = 4096;
 
-const DataFormat& detect(const std::filesystem::path& path) {
+const DataFormat& detect(const std::filesystem::path& path, const std::string& advice) {
   const InputFile file(path);
   std::string bytes;
   ByteStream(path).append_to(bytes, kHeadBytes);
@@ -20,9 +20,9 @@ const DataFormat& detect(const std::filesystem::path& path) {
       return *format;
     }
   }
-  throw DataError(fmt::format(
-      "{}: cannot tell the format (binary content without a header that is known); set format: {}",
-      path.string(), fmt::join(data_format_names(), ", ")));
+  throw DataError(
+      fmt::format("{}: cannot tell the format (binary content without a header that is known); {}",
+                  path.string(), advice));
 }
 
 }  // namespace
@@ -47,17 +47,20 @@ std::vector<std::string> data_format_names() {
   return names;
 }
 
-const DataFormat& format_of(const std::filesystem::path& path, const std::string& format) {
+const DataFormat& format_of(const std::filesystem::path& path, const std::string& format,
+                            std::string_view advice) {
+  const std::string what_to_do =
+      advice.empty() ? fmt::format("set format: {}", fmt::join(data_format_names(), ", "))
+                     : std::string(advice);
   if (format.empty() || format == "auto") {
-    return detect(path);
+    return detect(path, what_to_do);
   }
   for (const DataFormat* known : data_formats()) {
     if (format == known->name) {
       return *known;
     }
   }
-  throw ConfigError(fmt::format("Unknown data format '{}' (expected {})", format,
-                                fmt::join(data_format_names(), ", ")));
+  throw ConfigError(fmt::format("Unknown data format '{}'; {}", format, what_to_do));
 }
 
 }  // namespace fp8train

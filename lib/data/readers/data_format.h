@@ -28,6 +28,15 @@ struct FileHead {
   std::string_view bytes;  ///< the first 4096, without those of a compression
 };
 
+/// The key of the text in a record, and what sets it, for messages.
+struct TextKey {
+  std::string name;
+  std::string_view option = "data.text_key";
+};
+
+/// The advice of commands that take text only.
+constexpr std::string_view kTextFormatAdvice = "set --format to text or jsonl";
+
 using DocumentVisitor = std::function<void(std::string document)>;
 
 struct DataFormat {
@@ -38,9 +47,9 @@ struct DataFormat {
   /// something speaks against it.
   bool (*matches)(const FileHead& head);
 
-  /// text, documents: calls `visit` for every document in file order. `text_key`: the key of the
-  /// text in a record. Throws DataError with file and line.
-  void (*for_each_document)(const std::filesystem::path& path, const std::string& text_key,
+  /// text, documents: calls `visit` for every document in file order. Throws DataError with file
+  /// and line.
+  void (*for_each_document)(const std::filesystem::path& path, const TextKey& text_key,
                             const DocumentVisitor& visit) = nullptr;
 
   /// tokens: checks sizes and headers; reading throws DataError for an id that is not below
@@ -68,7 +77,8 @@ const std::vector<const DataFormat*>& data_formats();
 std::vector<std::string> data_format_names();
 
 /// What `format` says, or for "auto" and "" the first that matches. Throws ConfigError for an
-/// unknown name, DataError where "auto" cannot tell.
-const DataFormat& format_of(const std::filesystem::path& path, const std::string& format);
+/// unknown name, DataError where "auto" cannot tell; `advice` replaces the names that they list.
+const DataFormat& format_of(const std::filesystem::path& path, const std::string& format,
+                            std::string_view advice = {});
 
 }  // namespace fp8train

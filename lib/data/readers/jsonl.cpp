@@ -15,8 +15,7 @@ namespace {
 constexpr size_t kReadBytes = 1U << 20;
 constexpr size_t kMaxLine = 64U << 20;
 
-std::string document_of(std::string_view line, const std::string& text_key,
-                        const std::string& where) {
+std::string document_of(std::string_view line, const TextKey& text_key, const std::string& where) {
   const auto fail = [&](const std::string& what) {
     return DataError(fmt::format("{}: {}", where, what));
   };
@@ -29,16 +28,17 @@ std::string document_of(std::string_view line, const std::string& text_key,
   if (!value.is_object()) {
     throw fail(fmt::format("the line is not a JSON object but {}", value.type_name()));
   }
-  const auto text = value.find(text_key);
+  const auto text = value.find(text_key.name);
   if (text == value.end()) {
     std::string keys;
     for (const auto& [key, ignored] : value.items()) {
       keys += (keys.empty() ? "" : ", ") + key;
     }
-    throw fail(fmt::format("no key '{}' (keys here: {}); set data.text_key", text_key, keys));
+    throw fail(
+        fmt::format("no key '{}' (keys here: {}); set {}", text_key.name, keys, text_key.option));
   }
   if (!text->is_string()) {
-    throw fail(fmt::format("'{}' is not a string but {}", text_key, text->type_name()));
+    throw fail(fmt::format("'{}' is not a string but {}", text_key.name, text->type_name()));
   }
   return text->get<std::string>();
 }
@@ -72,7 +72,7 @@ bool is_jsonl(const FileHead& head) {
 }
 
 /// Blank lines are skipped.
-void visit_records(const std::filesystem::path& path, const std::string& text_key,
+void visit_records(const std::filesystem::path& path, const TextKey& text_key,
                    const DocumentVisitor& visit) {
   for_each_line(path, [&](std::string_view line, int64_t number) {
     if (line.find_first_not_of(" \t\r") != std::string_view::npos) {

@@ -79,8 +79,9 @@ AddedTokenFinder::AddedTokenFinder(const std::vector<AddedToken>& all, bool norm
     std::string text = token.content;
     if (normalized && normalizer != nullptr) normalizer->apply(text);
     if (text.empty()) continue;
-    touches_spaces_ =
-        touches_spaces_ || token.lstrip || token.rstrip || text.find(' ') != std::string::npos;
+    const bool strips = token.lstrip || token.rstrip;
+    touches_spaces_ = touches_spaces_ || strips || text.find(' ') != std::string::npos;
+    touches_lines_ = touches_lines_ || strips || text.find('\n') != std::string::npos;
     by_first_byte_[static_cast<uint8_t>(text.front())].push_back({&token, std::move(text)});
   }
   for (auto& found : by_first_byte_) {

@@ -49,6 +49,8 @@ class AddedTokenFinder {
   bool empty() const { return tokens_.empty(); }
   /// Whether a token holds a space or takes white space that is next to it.
   bool touches_spaces() const { return touches_spaces_; }
+  /// Whether a token holds a line feed or takes white space that is next to it.
+  bool touches_lines() const { return touches_lines_; }
 
  private:
   struct Found {
@@ -60,6 +62,7 @@ class AddedTokenFinder {
   std::vector<AddedToken> tokens_;
   std::array<std::vector<Found>, 256> by_first_byte_;  ///< longest first
   bool touches_spaces_ = false;
+  bool touches_lines_ = false;
 };
 
 }  // namespace fp8train::tokenizers

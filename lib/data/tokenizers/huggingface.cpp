@@ -79,6 +79,19 @@ Parts::Parts(const JsonPart& file)
   }
 }
 
+/// 0 where there is none, or where it is not all there.
+char32_t whole_code_point_at(std::string_view text, size_t position) {
+  if (position >= text.size() || code_point_length(text, position) == 0) return 0;
+  return code_point_at(text, position).value;
+}
+
+/// The code point that ends at `end` > 0; 0 where the bytes there are not one.
+char32_t code_point_before(std::string_view text, size_t end) {
+  size_t begin = end - 1;
+  while (begin > 0 && end - begin < 4 && is_continuation(text[begin])) --begin;
+  return code_point_length(text, begin) == end - begin ? code_point_at(text, begin).value : 0;
+}
+
 class HuggingFaceTokenizer final : public Tokenizer {
  public:
   HuggingFaceTokenizer(const JsonPart& file, std::string text, Companions companions)
@@ -91,9 +104,14 @@ class HuggingFaceTokenizer final : public Tokenizer {
       if (token.special) special_.insert(token.id);
     }
     find_ends(file);
-    can_cut_ = parts_.pre_tokenizers.works_in_parts() && !parts_.raw_finder.touches_spaces() &&
-               !parts_.normalized_finder.touches_spaces() &&
-               (parts_.normalizer == nullptr || parts_.normalizer->works_in_parts());
+    const bool normalizes_in_parts =
+        parts_.normalizer == nullptr || parts_.normalizer->works_in_parts();
+    cuts_at_spaces_ = normalizes_in_parts && parts_.pre_tokenizers.works_at_spaces() &&
+                      !parts_.raw_finder.touches_spaces() &&
+                      !parts_.normalized_finder.touches_spaces();
+    cuts_at_lines_ = normalizes_in_parts && parts_.pre_tokenizers.works_at_lines() &&
+                     !parts_.raw_finder.touches_lines() &&
+                     !parts_.normalized_finder.touches_lines();
   }
 
   std::string_view type() const override { return "huggingface"; }
@@ -110,11 +128,16 @@ class HuggingFaceTokenizer final : public Tokenizer {
     return encode_from(text, false);
   }
 
+  /// In front of a space between two letters, and between a line feed and a letter.
   size_t last_cut(std::string_view text) const override {
-    const auto is_letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); };
-    if (!can_cut_ || text.size() < 3) return 0;
-    for (size_t at = text.size() - 2; at > 0; --at) {
-      if (text[at] == ' ' && is_letter(text[at - 1]) && is_letter(text[at + 1])) return at;
+    if (!cuts_at_spaces_ && !cuts_at_lines_) return 0;
+    for (size_t at = text.size(); at-- > 1;) {
+      const bool is_space = text[at] == ' ' && cuts_at_spaces_;
+      const bool is_line = text[at] == '\n' && cuts_at_lines_;
+      if (!(is_space || is_line) || !is_stable_letter(whole_code_point_at(text, at + 1))) continue;
+      const char32_t before = code_point_before(text, at);
+      if (is_stable_letter(before)) return is_space ? at : at + 1;
+      if (is_line && is_stable_punctuation(before)) return at + 1;
     }
     return 0;
   }
@@ -253,7 +276,8 @@ class HuggingFaceTokenizer final : public Tokenizer {
   int32_t bos_ = -1;
   int32_t eos_ = -1;
   SequenceFrame frame_;
-  bool can_cut_ = false;
+  bool cuts_at_spaces_ = false;
+  bool cuts_at_lines_ = false;
   mutable std::mutex mutex_;
   mutable std::vector<Scratch> scratches_;  ///< one for each thread that encodes at a time
 };

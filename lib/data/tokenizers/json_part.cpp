@@ -9,9 +9,17 @@
 #include "data/utf8.h"
 
 namespace fp8train::tokenizers {
+namespace {
+
+constexpr int kMostDepth = 16;
+
+}  // namespace
 
 JsonPart::JsonPart(const nlohmann::json& value, std::string place)
-    : value_(&value), place_(std::move(place)) {}
+    : JsonPart(value, std::move(place), 0) {}
+
+JsonPart::JsonPart(const nlohmann::json& value, std::string place, int depth)
+    : value_(&value), place_(std::move(place)), depth_(depth) {}
 
 bool JsonPart::has(std::string_view key) const {
   if (!value_->is_object()) return false;
@@ -23,14 +31,17 @@ JsonPart JsonPart::at(std::string_view key) const {
   if (!has(key)) {
     refuse(fmt::format("'{}' is missing", key));
   }
-  return {*value_->find(key), fmt::format("{}.{}", place_, key)};
+  return {*value_->find(key), fmt::format("{}.{}", place_, key), depth_};
 }
 
 JsonPart JsonPart::at(size_t index) const {
   if (!value_->is_array() || index >= value_->size()) {
     refuse("is not a list of that length");
   }
-  return {(*value_)[index], fmt::format("{}[{}]", place_, index)};
+  if (depth_ >= kMostDepth) {
+    refuse(fmt::format("is nested more than {} deep", kMostDepth));
+  }
+  return {(*value_)[index], fmt::format("{}[{}]", place_, index), depth_ + 1};
 }
 
 std::string JsonPart::text(std::string_view key) const {

@@ -1,7 +1,7 @@
 #pragma once
 // A part of a tokenizer.json on its way into the program. Whatever is not understood is refused
 // with the file and the place, and nothing is passed over: a field that the reader of a part does
-// not name must be null.
+// not name must be null. Lists are at most 16 deep.
 
 #include <initializer_list>
 #include <nlohmann/json.hpp>
@@ -37,8 +37,11 @@ class JsonPart {
   [[noreturn]] void refuse(const std::string& what) const;
 
  private:
+  JsonPart(const nlohmann::json& value, std::string place, int depth);
+
   const nlohmann::json* value_;
   std::string place_;
+  int depth_ = 0;  ///< lists that it is in
 };
 
 /// "A, B or C is supported" for a refusal.

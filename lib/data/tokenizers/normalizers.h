@@ -18,7 +18,8 @@ class Normalizer {
   /// Changes well-formed `text` in place.
   virtual void apply(std::string& text) const = 0;
 
-  /// Whether a text may be cut in front of a space between ASCII letters and normalized in parts.
+  /// Whether a text may be cut where Tokenizer::last_cut() of such a file cuts, and normalized in
+  /// parts.
   virtual bool works_in_parts() const { return false; }
 
  protected:

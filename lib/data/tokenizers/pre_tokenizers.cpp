@@ -17,8 +17,10 @@ namespace {
 constexpr std::string_view kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-// Alternatives of patterns none of which takes a space behind an ASCII letter, nor needs to see a
-// letter behind a space and another letter in front of it: a text may be cut in front of the space.
+// Patterns in which white space behind something else begins a match, except for line feeds behind
+// punctuation, and none looks back: a text may be cut in front of a space behind a letter. A match
+// that takes the only line feed in front of a letter ends there, whatever follows: a text may be
+// cut in front of the letter.
 constexpr std::string_view kCuttable[] = {
     kGpt2Pattern,
     // Llama 3; Qwen 2 with \p{N} alone; Mistral's Tekken and OpenAI's o200k_base
@@ -116,15 +118,18 @@ class PatternSplit final : public PreTokenizer {
     pieces.finish();
   }
 
-  AtSpace at_space() const override {
+  AtCut at_space() const override { return at_cut(); }
+  AtCut at_line() const override { return at_cut(); }
+
+ private:
+  AtCut at_cut() const {
     const auto* const end = std::end(kCuttable);
     const bool known = std::find(std::begin(kCuttable), end, pattern_.expression()) != end;
     const bool matches_are_pieces =
         behavior_ == SplitBehavior::isolated || (behavior_ == SplitBehavior::removed && invert_);
-    return known && matches_are_pieces ? AtSpace::splits : AtSpace::unknown;
+    return known && matches_are_pieces ? AtCut::splits : AtCut::unknown;
   }
 
- private:
   Pattern pattern_;
   SplitBehavior behavior_;
   bool invert_;
@@ -150,7 +155,8 @@ class ByteLevelSplit final : public PreTokenizer {
       sink({piece.text.substr(begin, end - begin), piece.at_start && begin == 0});
     });
   }
-  AtSpace at_space() const override { return splits_ ? AtSpace::splits : AtSpace::is_local; }
+  AtCut at_space() const override { return splits_ ? AtCut::splits : AtCut::is_local; }
+  AtCut at_line() const override { return adds_space_ ? AtCut::unknown : at_space(); }
 
  private:
   bool adds_space_;
@@ -181,9 +187,13 @@ class CharacterSplit final : public PreTokenizer {
     pieces.finish();
   }
 
-  AtSpace at_space() const override {
-    if (!matches_(U' ')) return AtSpace::is_local;
-    return behavior_ == SplitBehavior::merged_with_previous ? AtSpace::unknown : AtSpace::splits;
+  AtCut at_space() const override {
+    if (!matches_(U' ')) return AtCut::is_local;
+    return behavior_ == SplitBehavior::merged_with_previous ? AtCut::unknown : AtCut::splits;
+  }
+  AtCut at_line() const override {
+    if (!matches_(U'\n')) return AtCut::is_local;
+    return behavior_ == SplitBehavior::removed ? AtCut::splits : AtCut::unknown;
   }
 
  private:
@@ -217,7 +227,8 @@ class WordSplit final : public PreTokenizer {
     }
     end_run(piece.text.size());
   }
-  AtSpace at_space() const override { return AtSpace::splits; }
+  AtCut at_space() const override { return AtCut::splits; }
+  AtCut at_line() const override { return AtCut::splits; }
 };
 
 class MetaspaceSplit final : public PreTokenizer {
@@ -246,9 +257,7 @@ class MetaspaceSplit final : public PreTokenizer {
     }
     sink({whole.substr(begin), piece.at_start && begin == 0});
   }
-  AtSpace at_space() const override {
-    return settings_.splits ? AtSpace::splits : AtSpace::is_local;
-  }
+  AtCut at_space() const override { return settings_.splits ? AtCut::splits : AtCut::unknown; }
 
  private:
   Metaspace settings_;
@@ -358,10 +367,10 @@ void PreTokenizers::add(const JsonPart& part) {
   refuse_type(part, "pre-tokenizers", kPreTokenizers);
 }
 
-bool PreTokenizers::works_in_parts() const {
+bool PreTokenizers::works_at(AtCut (PreTokenizer::*cut)() const) const {
   for (const auto& stage : stages_) {
-    const AtSpace what = stage->at_space();
-    if (what != AtSpace::is_local) return what == AtSpace::splits;
+    const AtCut what = ((*stage).*cut)();
+    if (what != AtCut::is_local) return what == AtCut::splits;
   }
   return false;
 }

@@ -21,8 +21,8 @@ struct Piece {
 
 using PieceSink = std::function<void(Piece)>;
 
-/// What a stage does in front of a space between two ASCII letters, where a long text may be cut.
-enum class AtSpace : uint8_t {
+/// What a stage does where a long text may be cut.
+enum class AtCut : uint8_t {
   splits,    ///< a piece ends there, whatever else the text holds
   is_local,  ///< it makes no difference to the stage whether the text is cut there
   unknown
@@ -37,7 +37,11 @@ class PreTokenizer {
   /// Calls `sink` for each piece of `piece`, in order.
   virtual void split(Piece piece, const PieceSink& sink) const = 0;
 
-  virtual AtSpace at_space() const { return AtSpace::unknown; }
+  /// In front of a space between two letters that no normal form changes.
+  virtual AtCut at_space() const { return AtCut::unknown; }
+  /// Behind a single line feed, in front of such a letter; in front of the line feed is such a
+  /// letter or punctuation.
+  virtual AtCut at_line() const { return AtCut::unknown; }
 
  protected:
   PreTokenizer() = default;
@@ -54,13 +58,16 @@ class PreTokenizers {
   /// Whether the model's tokens are spelled in the byte-level alphabet of GPT-2. Pieces hold the
   /// bytes themselves.
   bool byte_level() const { return byte_level_; }
-  /// Whether a text may be cut in front of a space between two ASCII letters and split in parts.
-  bool works_in_parts() const;
+  /// Whether a text may be cut where PreTokenizer::at_space() or at_line() says, and split in
+  /// parts.
+  bool works_at_spaces() const { return works_at(&PreTokenizer::at_space); }
+  bool works_at_lines() const { return works_at(&PreTokenizer::at_line); }
 
   void split(Piece piece, const PieceSink& sink) const { run(0, piece, sink); }
 
  private:
   void add(const JsonPart& part);
+  bool works_at(AtCut (PreTokenizer::*cut)() const) const;
   void run(size_t stage, Piece piece, const PieceSink& sink) const;
 
   std::vector<std::unique_ptr<PreTokenizer>> stages_;

@@ -23,7 +23,7 @@ const TokenizerKind kKinds[] = {
     {"tokenizer.json", [](const TokenizerProbe& probe) { return has_extension(probe, ".json"); },
      open_tokenizer_json},
     {"tokenizer.model of sentencepiece", is_sentencepiece, open_sentencepiece},
-    {"ranks of tiktoken", is_tiktoken, open_tiktoken},
+    {"ranks of tiktoken", is_tiktoken, open_tiktoken, true},
     {"tokNNN.bin of llama2.c",
      [](const TokenizerProbe& probe) { return has_extension(probe, ".bin"); },
      [](const TokenizerProbe& probe) { return read_llama2c_tokenizer(probe.path); }}};
@@ -51,12 +51,12 @@ fs::path file_in(const fs::path& folder) {
       fmt::format("{}: the folder has no tokenizer.json and no tokenizer.model", folder.string()));
 }
 
-[[noreturn]] void refuse_name(const std::string& name) {
+[[noreturn]] void refuse_name(const std::string& name, std::string_view option) {
   const std::string nearest = nearest_name(name, {"none", "byte", "char"});
-  throw DataError(fmt::format(
-      "Unknown tokenizer '{}' (expected byte, char, none, or the path of a tokenizer file or of a "
-      "model folder){}",
-      name, nearest.empty() ? "" : fmt::format("; did you mean '{}'?", nearest)));
+  throw ConfigError(fmt::format(
+      "{}: Unknown tokenizer '{}' (expected byte, char, none, or the path of a tokenizer file or "
+      "of a model folder){}",
+      option, name, nearest.empty() ? "" : fmt::format("; did you mean '{}'?", nearest)));
 }
 
 }  // namespace
@@ -83,7 +83,14 @@ std::unique_ptr<Tokenizer> open_tokenizer(const fs::path& path, const std::strin
   }
   std::string known;
   for (const tokenizers::TokenizerKind& kind : tokenizers::tokenizer_kinds()) {
-    if (kind.recognizes(probe)) return kind.open(probe);
+    if (kind.recognizes(probe)) {
+      if (!pattern.empty() && !kind.takes_pattern) {
+        throw DataError(
+            fmt::format("{}: is a {}, which says itself how texts are split; name it without '#{}'",
+                        probe.path.string(), kind.files, pattern));
+      }
+      return kind.open(probe);
+    }
     known += (known.empty() ? "" : ", ") + std::string(kind.files);
   }
   throw DataError(
@@ -91,7 +98,8 @@ std::unique_ptr<Tokenizer> open_tokenizer(const fs::path& path, const std::strin
 }
 
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name_or_path,
-                                          const std::function<std::string()>& training_text) {
+                                          const std::function<std::string()>& training_text,
+                                          std::string_view option) {
   if (name_or_path == "none") return make_id_tokenizer();
   if (name_or_path == "byte") return make_byte_tokenizer();
   if (name_or_path == "char") return make_char_tokenizer(training_text());
@@ -100,7 +108,7 @@ std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name_or_path,
   if (mark != std::string::npos && fs::exists(name_or_path.substr(0, mark))) {
     return open_tokenizer(name_or_path.substr(0, mark), name_or_path.substr(mark + 1));
   }
-  refuse_name(name_or_path);
+  refuse_name(name_or_path, option);
 }
 
 std::vector<int32_t> encode_prompt(const Tokenizer& tokenizer, std::string_view text) {

@@ -22,6 +22,7 @@ struct TokenizerKind {
   std::string_view files;  ///< what such a file is called, for messages
   bool (*recognizes)(const TokenizerProbe& probe);
   std::unique_ptr<Tokenizer> (*open)(const TokenizerProbe& probe);
+  bool takes_pattern = false;
 };
 
 std::span<const TokenizerKind> tokenizer_kinds();

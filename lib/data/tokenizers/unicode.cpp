@@ -25,6 +25,11 @@ bool is_between(utf8proc_category_t value, utf8proc_category_t first, utf8proc_c
   return value >= first && value <= last;
 }
 
+/// By the tables; Hangul syllables, which have rules of their own, are not in them.
+bool decomposes(char32_t c) {
+  return utf8proc_get_property(static_cast<utf8proc_int32_t>(c))->decomp_seqindex != UINT16_MAX;
+}
+
 /// Bytes of the maximal part of a code point at `position`, where none is well-formed.
 size_t damaged_length(std::string_view bytes, size_t position) {
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(bytes[position + i]); };
@@ -174,6 +179,14 @@ bool is_word(char32_t c) {
   const utf8proc_category_t found = category(c);
   return is_between(found, UTF8PROC_CATEGORY_LU, UTF8PROC_CATEGORY_NL) ||
          found == UTF8PROC_CATEGORY_PC;
+}
+
+bool is_stable_letter(char32_t c) {
+  return is_between(category(c), UTF8PROC_CATEGORY_LU, UTF8PROC_CATEGORY_LO) && !decomposes(c);
+}
+
+bool is_stable_punctuation(char32_t c) {
+  return is_punctuation(c) && !decomposes(c);
 }
 
 bool is_mark(char32_t c) {
