@@ -3,10 +3,10 @@
 // by parallel/shard_layout.h.
 //
 // The parameters of a unit (what a model reads together: a block, its embedding, its head) that
-// have the same formats make a segment: flat, each parameter from a multiple of kRangeAlignment elements on,
-// padded to `ranks` shards of equal size. Rank r updates shard r of every segment: of a parameter
-// at most one contiguous part, which begins at a multiple of kRangeAlignment. Values, gradients and moments are
-// laid out alike.
+// have the same formats make a segment: flat, each parameter from a multiple of kRangeAlignment
+// elements on, padded to `ranks` shards of equal size. Rank r updates shard r of every segment: of
+// a parameter at most one contiguous part, which begins at a multiple of kRangeAlignment. Values,
+// gradients and moments are laid out alike.
 
 #include <cstddef>
 #include <cstdint>

@@ -24,7 +24,7 @@ std::vector<std::string> run_overview(const Session& session, const Device& devi
 DryRunStep largest_stage(const Session& session,
                          const std::function<DryRunStep(const EngineSettings&)>& of_stage);
 
-/// "  in the stage of plan te-current, which needs the most" where that is another one than the
+/// "  in the stage of plan PLAN, which needs the most" where that is another one than the
 /// session's; else empty.
 std::string describe_largest(const Session& session, const DryRunStep& dry_run);
 
