@@ -75,8 +75,8 @@ struct ConvertOptions {
   std::string file, base;
 };
 
-/// The file's keys in the spelling of this program, over those of `base`; what they were read as
-/// stands above them.
+/// Prints the file's keys in the spelling of this program, over those of `base`, after a comment
+/// that says what each was read as.
 int convert(const ConvertOptions& options) {
   const Conversion conversion = convert_file(options.file, options.base, make_dialects);
   for (const std::string& note : conversion.notes) {

@@ -146,12 +146,6 @@ constexpr ForeignKey kMsamp[] = {{"enabled", Meaning::special},
                                  {"opt_level", Meaning::ours, "fp8.opt_level"},
                                  {"use_te", Meaning::ours, "fp8.use_te"}};
 
-const ForeignKey* find_top_level(std::string_view name) {
-  const auto* found = std::find_if(std::begin(kTopLevel), std::end(kTopLevel),
-                                   [&](const ForeignKey& key) { return key.name == name; });
-  return found == std::end(kTopLevel) ? nullptr : found;
-}
-
 }  // namespace
 
 /// Names that no other program of these has at the top level.
@@ -170,11 +164,10 @@ bool Pass::is_deepspeed_file(const YamlNode& root) {
 /// `optimizer` and `scheduler` are sections here too; DeepSpeed's have a type and params.
 bool Pass::is_deepspeed(const Entry& entry) const {
   if (entry.name == "optimizer" || entry.name == "scheduler") {
-    const bool typed = entry.node.kind == Kind::map && value_of(entry.node, "type") != nullptr &&
-                       (deepspeed_ || value_of(entry.node, "params") != nullptr);
-    return typed;
+    return entry.node.kind == Kind::map && value_of(entry.node, "type") != nullptr &&
+           (deepspeed_ || value_of(entry.node, "params") != nullptr);
   }
-  return deepspeed_ && find_top_level(entry.name) != nullptr;
+  return deepspeed_ && find_key(kTopLevel, entry.name) != nullptr;
 }
 
 void Pass::deepspeed(const Entry& entry) {
@@ -187,7 +180,7 @@ void Pass::deepspeed(const Entry& entry) {
     deepspeed_schedule(entry);
     return;
   }
-  foreign(*find_top_level(entry.name), entry, [this](const ForeignKey& key, const Entry& it) {
+  foreign(*find_key(kTopLevel, entry.name), entry, [this](const ForeignKey& key, const Entry& it) {
     if (key.name == "train_batch_size") {
       all_batches_ = it;
     } else if (key.name == "train_micro_batch_size_per_gpu") {

@@ -56,7 +56,7 @@ constexpr ForeignKey kFsdp[] = {{"sharding_strategy", Meaning::special},
                                 {"reshard_after_forward", Meaning::special},
                                 {"activation_checkpointing", Meaning::special},
                                 {"offload_params", Meaning::off, kNoOffload},
-                                {"version", Meaning::special},
+                                {"version"},
                                 {"auto_wrap_policy"},
                                 {"backward_prefetch"},
                                 {"backward_prefetch_policy"},
@@ -115,12 +115,6 @@ constexpr ForeignKey kParallelism[] = {{"dp_replicate_size"},
 
 constexpr ForeignKey kTensorParallelPlugin[] = {{"tp_size", Meaning::one, kNoModelParallelism}};
 
-const ForeignKey* find_launch(std::string_view name) {
-  const auto* found = std::find_if(std::begin(kLaunch), std::end(kLaunch),
-                                   [&](const ForeignKey& key) { return key.name == name; });
-  return found == std::end(kLaunch) ? nullptr : found;
-}
-
 bool is_section_of_accelerate(std::string_view name) {
   return std::find(std::begin(kSections), std::end(kSections), name) != std::end(kSections);
 }
@@ -133,7 +127,8 @@ bool Pass::is_launch(std::string_view name) {
 }
 
 bool Pass::is_launch_key(std::string_view name) {
-  return is_section_of_accelerate(name) || find_launch(name) != nullptr || name.starts_with("tpu_");
+  return is_section_of_accelerate(name) || find_key(kLaunch, name) != nullptr ||
+         name.starts_with("tpu_");
 }
 
 void Pass::launch(const Entry& entry) {
@@ -141,7 +136,7 @@ void Pass::launch(const Entry& entry) {
     changed_ = true;  // by launch_sections()
     return;
   }
-  const ForeignKey* key = find_launch(entry.name);
+  const ForeignKey* key = find_key(kLaunch, entry.name);
   if (key == nullptr) {
     without_meaning(entry);
     return;
@@ -221,8 +216,6 @@ void Pass::fsdp(const Entry& section_entry) {
       if (const auto value = flag(entry)) {
         put("model.recompute", entry, scalar(*value ? "block" : "none", entry.node));
       }
-    } else if (key.name == "version") {
-      without_meaning(entry);
     }
   });
   if (section_entry.node.kind == Kind::map) {

@@ -13,6 +13,12 @@ namespace fp8train::dialects {
 
 using Kind = YamlNode::Kind;
 
+const ForeignKey* find_key(std::span<const ForeignKey> table, std::string_view name) {
+  const auto found = std::find_if(table.begin(), table.end(),
+                                  [&](const ForeignKey& key) { return key.name == name; });
+  return found == table.end() ? nullptr : &*found;
+}
+
 std::string text_of(const YamlNode& node) {
   if (node.kind != Kind::sequence) {
     return node.kind == Kind::map ? "a section" : node.text;
@@ -128,11 +134,8 @@ void Pass::section(const Entry& entry, std::span<const ForeignKey> table, std::s
     const bool prefixed = key.text.starts_with(prefix);
     const Entry inner = {key.text.substr(prefixed ? prefix.size() : 0),
                          entry.spelled + "." + key.text, key, entry.node.items[i]};
-    const auto found = std::find_if(table.begin(), table.end(), [&](const ForeignKey& known) {
-      return known.name == inner.name;
-    });
-    if (found != table.end()) {
-      foreign(*found, inner, special);
+    if (const ForeignKey* known = find_key(table, inner.name)) {
+      foreign(*known, inner, special);
       continue;
     }
     std::vector<std::string> names;

@@ -58,6 +58,9 @@ struct ForeignKey {
   std::string_view text = {};
 };
 
+/// The key of this name, or null.
+const ForeignKey* find_key(std::span<const ForeignKey> table, std::string_view name);
+
 inline constexpr const char* kNoOffload =
     "weights and moments are not moved to CPU memory or NVMe here; parallelism.zero_stage and "
     "model.recompute lower a GPU's memory";
@@ -136,7 +139,6 @@ class Pass {
   void fsdp_stage(const Entry& section);
   void deepspeed_plugin(const Entry& section);
   void megatron_plugin(const Entry& section);
-  void parallelism(const Entry& section);
 
   // deepspeed.cpp
   static bool is_deepspeed_file(const YamlNode& root);

@@ -34,9 +34,10 @@ void check_operand(const char* role, const TensorFormat& format, DType activatio
   if (format.dtype == DType::i8 && block != per::row) {
     refuse(role, format, "is no operand of a GEMM: int8 has a scale for each row");
   }
-  constexpr ScaleBlock kBlocks[] = {per::tensor, per::row, per::block_1x128, per::block_128x128,
-                                    per::block_1x32};
-  if (!is_code_type(format.dtype) || std::ranges::find(kBlocks, block) == std::end(kBlocks)) {
+  const bool is_multiplied = std::ranges::any_of(
+      ops::block_pairs(),
+      [&](const ops::BlockPair& pair) { return pair.a == block || pair.b == block; });
+  if (!is_code_type(format.dtype) || !is_multiplied) {
     refuse(role, format,
            "is no operand of a GEMM: choose e4m3 or e5m2 with scales for the tensor, row, 1x128, "
            "128x128 or 1x32, or int8 with scales for rows");

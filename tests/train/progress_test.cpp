@@ -21,31 +21,30 @@ TEST_CASE("durations, counts and bytes read well") {
   CHECK(describe_bytes(22.4 * 1024 * 1024) == "22.4 MiB");
 }
 
+namespace {
+
+constexpr ProgressReport kReport = {.step = 120,
+                                    .max_steps = 2000,
+                                    .loss = 3.4121,
+                                    .lr = 2.9e-4,
+                                    .gradient_norm = 0.81,
+                                    .tokens_per_second = 18200,
+                                    .seconds_per_step = 0.1};
+
+}  // namespace
+
 TEST_CASE("a progress line has what a person asks for") {
-  const ProgressReport report = {.step = 120,
-                                 .max_steps = 2000,
-                                 .loss = 3.4121,
-                                 .lr = 2.9e-4,
-                                 .gradient_norm = 0.81,
-                                 .tokens_per_second = 18200,
-                                 .seconds_per_step = 0.1,
-                                 .memory_bytes = 1 << 20,
-                                 .has_scaling = true,
-                                 .underflow_percent = 0.125};
+  ProgressReport report = kReport;
+  report.has_scaling = true;
+  report.underflow_percent = 0.125;
   const std::string line = describe(report);
   CHECK_THAT(line, Contains("step 120/2000") && Contains("loss 3.4121") && Contains("2.90e-04"));
   CHECK_THAT(line, Contains("18.2k tok/s") && Contains("eta 3m 08s") && Contains("sat 0.00%"));
 }
 
 TEST_CASE("a progress line is as wide as there are columns") {
-  const ProgressReport report = {.step = 120,
-                                 .max_steps = 2000,
-                                 .loss = 3.4121,
-                                 .lr = 2.9e-4,
-                                 .gradient_norm = 0.81,
-                                 .tokens_per_second = 18200,
-                                 .seconds_per_step = 0.1,
-                                 .skipped_steps = 1};
+  ProgressReport report = kReport;
+  report.skipped_steps = 1;
   const std::string all = describe(report);
   CHECK(all ==
         "step 120/2000 | loss 3.4121 | skipped 1 | 18.2k tok/s | eta 3m 08s | grad norm 0.810 | lr "

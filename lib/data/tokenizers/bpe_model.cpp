@@ -28,7 +28,7 @@ std::string byte_token(size_t byte) {
   return fmt::format("<0x{:02X}>", byte);
 }
 
-/// Whether the mark stands behind another character.
+/// Whether the mark follows another character.
 bool has_inner_mark(std::string_view token) {
   for (size_t at = token.find(kMark, 1); at != std::string_view::npos;
        at = token.find(kMark, at + 1)) {
