@@ -26,7 +26,8 @@ void read_tokens(const InputFile& file, uint64_t first_byte, int64_t offset, int
     file.read(byte, stored.data(), static_cast<size_t>(part) * sizeof(Stored));
     for (int64_t i = 0; i < part; ++i) {
       const Stored value = stored[static_cast<size_t>(i)];
-      const auto id = static_cast<int64_t>(value);
+      // A negative id stays negative, and is refused.
+      const auto id = static_cast<int64_t>(value);  // NOLINT(bugprone-signed-char-misuse)
       if (id < 0 || id >= vocab_size) {
         throw DataError(fmt::format(
             "{}: token {} at offset {} (byte {}) is outside the vocabulary of {}; the file was "

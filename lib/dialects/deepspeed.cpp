@@ -189,8 +189,6 @@ void Pass::deepspeed(const Entry& entry) {
       accumulation_ = it;
     } else if (key.name == "zero_optimization") {
       zero(it);
-    } else if (key.name == "msamp") {
-      half_precision(it);
     } else if (key.name == "compression_training") {
       complain(it, fmt::format("{}; remove it", kOtherTraining));
     } else if (key.name == "tensor_parallel" || key.name == "pipeline") {
@@ -211,7 +209,7 @@ void Pass::deepspeed(const Entry& entry) {
                  "(precision.weight_gradient, precision.gradient_wire); remove it here");
       }
     } else {
-      half_precision(it);
+      half_precision(it);  // fp16, bf16, torch_autocast, msamp
     }
   });
 }

@@ -149,13 +149,11 @@ void Pass::launch(const Entry& entry) {
       complain(it, fmt::format("expected NO, MULTI_CPU, MULTI_GPU, FSDP, DEEPSPEED or "
                                "MEGATRON_LM, got {}",
                                describe(it.node)));
-    } else if (which.name == "distributed_type" && text == "multicpu") {
+    } else if (text == "multicpu" || (which.name == "use_cpu" && flag(it) == true)) {
       put("device", it, scalar("cpu", it.node));
     } else if (which.name == "num_processes") {
       processes_ = count_in(it.node);
       tell(fmt::format("{}: {} is compared with the number of ranks", it.spelled, it.node.text));
-    } else if (which.name == "use_cpu" && flag(it) == true) {
-      put("device", it, scalar("cpu", it.node));
     } else if (which.name == "fp16" && flag(it) == true) {
       put("mixed_precision", it, scalar("fp16", it.node));
     } else if (which.name == "distributed_type" && !find_in(kTypes, text)->second.empty()) {

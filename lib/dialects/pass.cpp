@@ -147,8 +147,10 @@ void Pass::section(const Entry& entry, std::span<const ForeignKey> table, std::s
 
 void Pass::foreign(const ForeignKey& key, const Entry& entry, const Special& special) {
   using Meaning = ForeignKey::Meaning;
-  const bool is_scalar = entry.node.kind == Kind::scalar;
-  if (entry.node.kind == Kind::null || key.meaning == Meaning::nothing) {
+  const bool is_one = entry.node.kind == Kind::scalar && entry.node.text == "1";
+  const bool is_harmless = (key.meaning == Meaning::one && is_one) ||
+                           (key.meaning == Meaning::off && is_off(entry.node));
+  if (entry.node.kind == Kind::null || key.meaning == Meaning::nothing || is_harmless) {
     without_meaning(entry);
   } else if (is_auto(entry.node)) {
     changed_ = true;
@@ -157,9 +159,6 @@ void Pass::foreign(const ForeignKey& key, const Entry& entry, const Special& spe
     put(key.text, entry, entry.node);
   } else if (key.meaning == Meaning::special) {
     special(key, entry);
-  } else if (key.meaning == Meaning::one ? is_scalar && entry.node.text == "1"
-                                         : is_off(entry.node)) {
-    without_meaning(entry);
   } else {
     complain(entry, fmt::format("{}; remove it", key.text));
   }

@@ -112,7 +112,7 @@ class PrecisionFile {
       if (name == kType) {
         typed = true;
         if (node.text != kParams) {
-          complain(node, key + "." + name,
+          complain(node, fmt::format("{}.{}", key, name),
                    fmt::format("expected {}, got {}", kParams, describe(node)));
         }
       } else if (name == "training_recipe") {
@@ -121,7 +121,7 @@ class PrecisionFile {
         evaluation = &node;
       } else {
         complain(
-            config.keys[i], key + "." + name,
+            config.keys[i], fmt::format("{}.{}", key, name),
             fmt::format("unknown key; there are: {}, training_recipe, evaluation_recipe", kType));
       }
     }

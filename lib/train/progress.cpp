@@ -83,7 +83,7 @@ size_t columns_of(std::FILE* out) {
 std::string describe(const ProgressReport& report, size_t columns) {
   std::string line;
   for (const std::string& field : fields_of(report)) {
-    const std::string longer = line.empty() ? field : line + " | " + field;
+    const std::string longer = line.empty() ? field : fmt::format("{} | {}", line, field);
     if (!line.empty() && longer.size() > columns) {
       break;
     }

@@ -82,7 +82,8 @@ AddedTokenFinder::AddedTokenFinder(const std::vector<AddedToken>& all, bool norm
     const bool strips = token.lstrip || token.rstrip;
     touches_spaces_ = touches_spaces_ || strips || text.find(' ') != std::string::npos;
     touches_lines_ = touches_lines_ || strips || text.find('\n') != std::string::npos;
-    by_first_byte_[static_cast<uint8_t>(text.front())].push_back({&token, std::move(text)});
+    auto& same_byte = by_first_byte_[static_cast<uint8_t>(text.front())];
+    same_byte.push_back({&token, std::move(text)});
   }
   for (auto& found : by_first_byte_) {
     std::stable_sort(found.begin(), found.end(),

@@ -77,7 +77,7 @@ void check_fp8(const PlanKey& key) {
 
 struct ScaleMode {
   ScaleBlock block;
-  cublasLtMatmulMatrixScale_t mode;
+  cublasLtMatmulMatrixScale_t mode = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
 };
 constexpr ScaleMode kScaleModes[] = {
     {per::tensor, CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F},
