@@ -1,6 +1,7 @@
 #pragma once
 // All values or gradients of a model as fp32 on the host, one parameter after the other.
 
+#include <cstring>
 #include <vector>
 
 #include "nn/parameter.h"
@@ -14,6 +15,11 @@ inline std::vector<float> values_of(Device& device, const ParameterStore& store)
     all.insert(all.end(), values.begin(), values.end());
   }
   return all;
+}
+
+inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
 }
 
 /// Every byte 0xFF: NaN in fp32, bf16, e4m3 and e5m2. Gaps between gradients stay zero.

@@ -8,90 +8,14 @@
 #include <cmath>
 #include <string>
 
-#include "base/philox.h"
-#include "device/cuda/cuda_device.h"
-#include "model/families/family.h"
 #include "support/environment.h"
-#include "support/parameters.h"
 #include "support/sanitized.h"
-#include "support/small_llama.h"
-#include "train/dry_run.h"
-
-#if defined(FP8TRAIN_CUDA_SHIM)
-#include "cublaslt_fake.h"
-#include "cuda_runtime_api.h"
-#include "cudnn_fake.h"
-#endif
+#include "train/cuda_steps.h"
 
 using namespace fp8train;
+using namespace fp8train::test::steps;
 
 namespace {
-
-constexpr int64_t kRows = test::kSmallRows;
-constexpr int64_t kColumns = 24;
-constexpr uint32_t kVocabulary = test::kSmallVocabulary;
-
-EngineSettings small_llama(const std::string& plan) {
-  EngineSettings settings = test::small_llama(plan);
-  settings.seq_length = kColumns;
-  return settings;
-}
-
-EngineSettings small_gpt2(const std::string& plan) {
-  EngineSettings settings = small_llama(plan);
-  ModelConfig& model = settings.model;
-  model = {};
-  model.family = &gpt2_family();
-  model.vocab_size = kVocabulary;
-  model.hidden_size = 32;
-  model.intermediate_size = 128;
-  model.num_hidden_layers = 2;
-  model.num_attention_heads = 2;
-  model.num_key_value_heads = 2;
-  model.max_position_embeddings = 32;
-  model.norm = NormKind::layer_norm;
-  model.positions = PositionKind::learned;
-  model.mlp = MlpKind::gelu;
-  model.qkv_bias = model.attention_output_bias = model.mlp_bias = model.norm_bias = true;
-  model.tie_word_embeddings = true;
-  model = completed(model);
-  return settings;
-}
-
-Batch batch_of(uint64_t index) {
-  Batch batch;
-  batch.rows = kRows;
-  batch.columns = kColumns;
-  for (int64_t i = 0; i < kRows * kColumns; ++i) {
-    const PhiloxBlock bits = philox(index, 0, static_cast<uint64_t>(i));
-    batch.tokens.push_back(static_cast<int32_t>(bits.word[0] % kVocabulary));
-    batch.targets.push_back(static_cast<int32_t>(bits.word[1] % kVocabulary));
-  }
-  return batch;
-}
-
-struct Run {
-  std::unique_ptr<Device> device;
-  Engine engine;
-  int64_t step = 0;
-
-  Run(DeviceKind kind, const EngineSettings& settings)
-      : device(make_device(kind)), engine(*device, settings) {
-    engine.reserve(dry_run_step(settings, *device).plan);
-    engine.model().initialize(3);
-    engine.weights_changed();
-  }
-  void train_step() {
-    uint64_t index = static_cast<uint64_t>(step * engine.settings().gradient_accumulation_steps);
-    // Statistics every third step and a learning rate that changes: what a recording must not hold.
-    engine.step([&] { return batch_of(index++); }, step, 1e-3 / static_cast<double>(step + 1),
-                step % 3 == 2);
-    ++step;
-  }
-  std::vector<float> gradients() {
-    return test::gradients_of(*device, engine.model().parameters());
-  }
-};
 
 double cosine(const std::vector<float>& a, const std::vector<float>& b) {
   double dot = 0;
@@ -103,14 +27,6 @@ double cosine(const std::vector<float>& a, const std::vector<float>& b) {
     b_norm += double{b[i]} * b[i];
   }
   return dot / std::sqrt(a_norm * b_norm);
-}
-
-bool no_device() {
-  const std::string obstacle = why_cuda_is_unusable();
-  if (!obstacle.empty()) {
-    WARN("not run: " << obstacle);
-  }
-  return !obstacle.empty();
 }
 
 struct Row {
@@ -325,127 +241,3 @@ TEST_CASE("a step of bf16 on cuda gives the cpu's loss and gradients with our ow
   const test::EnvironmentScope scope("FP8TRAIN_CUDA_ATTENTION", "own");
   compare_devices(small_llama("bf16"), kAllPlans[1]);
 }
-
-#if defined(FP8TRAIN_CUDA_SHIM)
-TEST_CASE("steps that the host submits ahead of the GPU leave no error behind", "[cuda]") {
-  struct Case {
-    int64_t accumulation;
-    int steps;  // each copies a learning rate and two arrays per micro-batch through 16 slots
-  };
-  for (const Case& c : {Case{1, 24}, Case{16, 2}}) {
-    CAPTURE(c.accumulation);
-    EngineSettings settings = small_llama("te-delayed");
-    settings.model.num_hidden_layers = 1;
-    settings.gradient_accumulation_steps = c.accumulation;
-    double loss[2] = {};
-    for (const bool late : {false, true}) {
-      shim::set_late_events(late);
-      Run run(DeviceKind::cuda, settings);
-      for (int i = 0; i < c.steps; ++i) {
-        run.train_step();
-        CHECK(cudaPeekAtLastError() == cudaSuccess);
-      }
-      loss[late ? 1 : 0] = run.engine.step_loss().mean;
-    }
-    CHECK(loss[0] == loss[1]);
-  }
-}
-
-TEST_CASE("chips with and without products of a granularity give the cpu's loss", "[cuda]") {
-  struct Case {
-    int capability;
-    const char* plan;
-    ScalePair scales;
-    bool native;
-  };
-  for (const Case& c : {Case{89, "torchao-rowwise", ScalePair::row, false},
-                        Case{100, "te-blockwise", ScalePair::block_1x128_128x128, false},
-                        Case{100, "te-mxfp8", ScalePair::block_1x32, true}}) {
-    CAPTURE(c.capability, c.plan);
-    shim::set_capability(c.capability);
-    const DeviceTraits traits = make_device(DeviceKind::cuda)->traits();
-    CHECK(traits.fp8_products.has(c.scales) == c.native);
-    compare_devices(small_llama(c.plan), {c.plan, 2e-3, 5e-3});
-    shim::set_capability(90);
-  }
-}
-
-TEST_CASE("cuDNN runs the attention of a step unless our own is asked for", "[cuda]") {
-  struct Case {
-    const char *plan, *choice;
-    uint64_t runs;  // forward and backward of two blocks
-  };
-  for (const Case& c : {Case{"bf16", nullptr, 4}, Case{"bf16", "own", 0}, Case{"fp32", nullptr, 0},
-                        Case{"te-delayed", "cudnn", 4}}) {
-    CAPTURE(c.plan, c.runs);
-    const test::EnvironmentScope scope("FP8TRAIN_CUDA_ATTENTION", c.choice);
-    Run run(DeviceKind::cuda, small_llama(c.plan));
-    run.train_step();
-    const uint64_t runs = shim::sdpa_runs();
-    run.train_step();
-    CHECK(shim::sdpa_runs() == runs + c.runs);
-  }
-}
-
-TEST_CASE("cuBLASLt adds the biases of a step", "[cuda]") {
-  struct Case {
-    const char* plan;
-    uint64_t biased;  // of 2 blocks of 4 layers
-  };
-  for (const Case& c : {Case{"fp32", 8}, Case{"bf16", 8}, Case{"te-delayed", 8}}) {
-    CAPTURE(c.plan);
-    Run run(DeviceKind::cuda, small_gpt2(c.plan));
-    const uint64_t before = shim::biased_matmuls();
-    run.train_step();
-    CHECK(shim::biased_matmuls() == before + c.biased);
-  }
-}
-
-TEST_CASE("the plan holds what cuDNN and all libraries need", "[cuda]") {
-  constexpr size_t kMebi = size_t{1} << 20;
-  const EngineSettings settings = small_llama("bf16");
-  for (const bool large : {false, true}) {
-    shim::set_sdpa_workspace(large ? 33 * kMebi : 4096);
-    const MemoryLedger planned = dry_run_step(settings, *make_device(DeviceKind::cuda)).memory;
-    Run run(DeviceKind::cuda, settings);
-    const uint64_t allocations = shim::runtime_calls().allocations;
-    run.train_step();  // the first: nothing is left to be made
-    CHECK(shim::runtime_calls().allocations == allocations);
-    CHECK(planned.total() == run.device->ledger().total());
-    CHECK((planned.current(MemoryCategory::workspace) >= 65 * kMebi) == large);
-  }
-  shim::set_sdpa_workspace(4096);
-}
-
-TEST_CASE("the steady step on cuda makes no allocation, waits for nothing and reads nothing back",
-          "[cuda]") {
-  for (const Row& row : kAllPlans) {
-    if (!row.distinct || (kSanitized && row.plan != std::string("te-delayed"))) {
-      continue;
-    }
-    CAPTURE(row.plan);
-    shim::set_late_events(false);  // a GPU that keeps up
-    Run run(DeviceKind::cuda, small_llama(row.plan));
-    for (int i = 0; i < 6; ++i) {  // with and without statistics: as it is and recorded
-      run.train_step();
-    }
-    const shim::RuntimeCalls before = shim::runtime_calls();
-    const uint64_t plans = shim::heuristics_asked();
-    const uint64_t products = shim::matmuls();
-    const uint64_t attention_plans = shim::sdpa_plans();
-    run.train_step();
-    CHECK(shim::runtime_calls().allocations == before.allocations);
-    CHECK(shim::runtime_calls().synchronizations == before.synchronizations);
-    CHECK(shim::runtime_calls().reads_back == before.reads_back);
-    CHECK(shim::heuristics_asked() == plans);
-    // The batch, the learning rate, the zeroed totals and the gradients that are zeroed, a fill for
-    // each stretch of them, are added to the two graphs.
-    const size_t cleared = run.engine.model().parameters().cleared_gradients().size();
-    CHECK(shim::runtime_calls().graph_launches == before.graph_launches + 2);
-    CHECK(shim::runtime_calls().submissions <= before.submissions + 5 + cleared);
-    CHECK(shim::sdpa_plans() == attention_plans);
-    CHECK(shim::matmuls() == products + 27);  // 2 blocks of 4 layers and the head, three GEMMs each
-    shim::set_late_events(true);
-  }
-}
-#endif

@@ -2,7 +2,6 @@
 // Four steps of an engine, for tests that compare runs by their weights.
 
 #include <catch2/catch.hpp>
-#include <cstring>
 #include <memory>
 #include <vector>
 
@@ -34,10 +33,6 @@ inline Trained trained(const EngineSettings& settings) {
   CHECK(device->ledger().allocations() == before);
   CHECK(engine.optimizer().report().skipped_steps == 0);
   return {values_of(*device, engine.model().parameters()), engine.evaluation_loss().mean};
-}
-
-inline bool equal(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
 }  // namespace fp8train::test

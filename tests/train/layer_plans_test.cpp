@@ -29,15 +29,15 @@ TEST_CASE("a plan for all layers is that plan, where what is stored is the same"
   request.roles.gradient_wire = "fp32";
   EngineSettings settings = small_llama(plan, 2);
   settings.plan = resolve_plan(request);
-  CHECK(equal(own, weights_of(settings)));
-  CHECK_FALSE(equal(own, weights_of(settings_of("te-delayed", {}))));
+  CHECK(same_bits(own, weights_of(settings)));
+  CHECK_FALSE(same_bits(own, weights_of(settings_of("te-delayed", {}))));
 }
 
 TEST_CASE("layers in bf16 are exempt layers") {
   const std::string plan = GENERATE("te-delayed", "msamp-o2", "deepseek-v3");
   CAPTURE(plan);
-  CHECK(equal(weights_of(settings_of(plan, {{"layers.0.*", "bf16"}})),
-              weights_of(settings_of(plan, {}, {"layers.0.*"}))));
+  CHECK(same_bits(weights_of(settings_of(plan, {{"layers.0.*", "bf16"}})),
+                  weights_of(settings_of(plan, {}, {"layers.0.*"}))));
 }
 
 TEST_CASE("emulated accumulation is for the GEMMs that may be fast, and changes their results") {
@@ -49,10 +49,10 @@ TEST_CASE("emulated accumulation is for the GEMMs that may be fast, and changes 
   request.accumulation = "emulated";
   settings.plan = resolve_plan(request);
   const std::vector<float> emulated = weights_of(settings);
-  CHECK_FALSE(equal(exact, emulated));
-  CHECK(equal(emulated, weights_of(settings)));
+  CHECK_FALSE(same_bits(exact, emulated));
+  CHECK(same_bits(emulated, weights_of(settings)));
   settings.plan.fprop.emulate_accumulator = false;
-  CHECK(equal(exact, weights_of(settings)));
+  CHECK(same_bits(exact, weights_of(settings)));
 }
 
 TEST_CASE("plans of many kinds train side by side within the memory planned") {
@@ -61,7 +61,7 @@ TEST_CASE("plans of many kinds train side by side within the memory planned") {
                                           {"*.mlp.up", "te-mxfp8"},
                                           {"layers.1.attention.qkv", "torchao-rowwise-gw-hp"},
                                           {"layers.1.attention.output", "int8-qat"}}));
-  CHECK_FALSE(equal(mixed, weights_of(settings_of("msamp-o2", {}))));
+  CHECK_FALSE(same_bits(mixed, weights_of(settings_of("msamp-o2", {}))));
 }
 
 }  // namespace

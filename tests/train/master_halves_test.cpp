@@ -1,9 +1,9 @@
 // Master weights in two halves, a bf16 weight and a remainder, against fp32 ones: exact.
 
 #include <catch2/catch.hpp>
-#include <cstring>
 
 #include "ops/storage/stored_math.h"
+#include "support/parameters.h"
 #include "support/rank_threads.h"
 #include "support/small_llama.h"
 #include "train/dry_run.h"
@@ -86,10 +86,6 @@ Result train_on(int ranks, const EngineSettings& settings) {
     CHECK(error == "");
   }
   return results[0];
-}
-
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
 TEST_CASE("masters in two halves train to the bits of fp32 ones") {

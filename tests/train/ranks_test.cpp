@@ -6,110 +6,25 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstring>
 #include <mutex>
 #include <thread>
 
 #include "base/philox.h"
-#include "support/parameters.h"
-#include "support/rank_threads.h"
-#include "support/small_llama.h"
-#include "train/dry_run.h"
-#include "train/ranks.h"
+#include "train/rank_results.h"
 
 using namespace fp8train;
-
-namespace {
-
-constexpr int64_t kSteps = 3;
-
-EngineSettings tiny(const std::string& plan, int64_t passes) {
-  EngineSettings settings = test::small_llama(plan, passes);
-  settings.bucket_bytes = 4096;
-  return settings;
-}
-
-struct Result {
-  std::vector<float> weights;
-  std::vector<float> delayed_scales;  // histories and all
-  std::vector<float> own_scales;      // of AmaxReduction::none
-  std::vector<double> losses, norms;
-  int64_t skipped = 0;
-  bool allocated = false;
-  bool as_planned = true;  // memory, in each category, to the byte
-  size_t bytes = 0;        // of the optimizer's state
-};
-
-/// `passes` micro-batches a step. `spoil`: called before each step but the first.
-Result train(const EngineSettings& settings, Communicator* comm,
-             const std::function<void(Engine&)>& spoil = {}, const DeviceTraits& traits = {}) {
-  const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
-  device->set_traits(traits);
-  Engine engine(*device, settings, comm);
-  const int ranks = engine.mesh().world_size();
-  const int rank = comm == nullptr ? 0 : comm->rank();
-  const DryRunStep dry_run =
-      dry_run_step(settings, traits, comm == nullptr ? Topology() : comm->topology(), rank);
-  engine.reserve(dry_run.plan);
-  engine.model().initialize(3);
-  engine.weights_changed();
-  const uint64_t allocations = device->ledger().allocations();
-  Result result;
-  for (int64_t step = 0, pass = 0; step < kSteps; ++step) {
-    if (spoil && step > 0) {
-      spoil(engine);
-    }
-    engine.step([&] { return test::random_batch(static_cast<uint64_t>(pass++ * ranks + rank)); },
-                step, 1e-3, true);
-    result.losses.push_back(engine.step_loss().mean);
-    result.norms.push_back(engine.optimizer().report().gradient_norm);
-  }
-  result.allocated = device->ledger().allocations() != allocations;
-  for (size_t i = 0; i < kMemoryCategories; ++i) {
-    const auto category = static_cast<MemoryCategory>(i);
-    result.as_planned =
-        result.as_planned && dry_run.memory.current(category) == device->ledger().current(category);
-  }
-  result.skipped = engine.optimizer().report().skipped_steps;
-  for (const auto& saved : engine.model().scaling().save()) {
-    if (saved.name.ends_with(".amax")) {
-      continue;  // of new weights: found when they are cast, by some at the next step's start
-    }
-    std::vector<float>& scales = saved.of_rank ? result.own_scales : result.delayed_scales;
-    scales.insert(scales.end(), saved.values.begin(), saved.values.end());
-  }
-  result.weights = test::values_of(engine);
-  result.bytes = device->ledger().current(MemoryCategory::optimizer_state);
-  return result;
-}
-
-std::vector<Result> train_ranks(const EngineSettings& settings, const Topology& topology,
-                                const std::function<void(Engine&)>& spoil_first = {},
-                                const DeviceTraits& traits = {}) {
-  std::vector<Result> results(static_cast<size_t>(topology.size()));
-  const std::vector<std::string> errors = test::run_ranks(topology, [&](Communicator& comm) {
-    results[static_cast<size_t>(comm.rank())] =
-        train(settings, &comm, comm.rank() == 0 ? spoil_first : nullptr, traits);
-  });
-  for (const std::string& error : errors) {
-    CAPTURE(error);
-    CHECK(error.empty());
-  }
-  return results;
-}
-
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() &&
-         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
-}
-
-}  // namespace
+using test::kSteps;
+using test::RankResult;
+using test::same_bits;
+using test::tiny;
+using test::train;
+using test::train_ranks;
 
 TEST_CASE("ranks keep the same weights and train as one rank would, in every plan") {
   const std::string plan = GENERATE(from_range(test::compared_plans()));
   CAPTURE(plan);
-  const Result one = train(tiny(plan, 4), nullptr);
-  const std::vector<Result> two = train_ranks(tiny(plan, 2), Topology::blocks(2, 2));
+  const RankResult one = train(tiny(plan, 4), nullptr);
+  const std::vector<RankResult> two = train_ranks(tiny(plan, 2), Topology::blocks(2, 2));
   REQUIRE(same_bits(two[0].weights, two[1].weights));
   CHECK(same_bits(two[0].delayed_scales, two[1].delayed_scales));
   CHECK(two[0].losses == two[1].losses);
@@ -137,7 +52,7 @@ TEST_CASE("ranks have their own scales of x and dy where the plan or the user sa
     CAPTURE(reduce);
     request.reduce_amax = by_plan && !reduce ? std::nullopt : std::optional(reduce);
     settings.plan = resolve_plan(request);
-    const std::vector<Result> two = train_ranks(settings, Topology::blocks(2, 2));
+    const std::vector<RankResult> two = train_ranks(settings, Topology::blocks(2, 2));
     CHECK(two[0].own_scales.empty() == reduce);
     CHECK(same_bits(two[0].own_scales, two[1].own_scales) == reduce);
     CHECK(two[0].delayed_scales.empty() == (by_plan && !reduce));  // else at least weights
@@ -154,12 +69,12 @@ TEST_CASE("ranks keep the same weights with a head in FP8, tied to the embedding
   EngineSettings settings = tiny(plan, 2);
   settings.model.tie_word_embeddings = tied;
   settings.plan.exemptions.head = false;
-  const std::vector<Result> whole = train_ranks(settings, Topology::blocks(2, 2));
+  const std::vector<RankResult> whole = train_ranks(settings, Topology::blocks(2, 2));
   CHECK(same_bits(whole[0].weights, whole[1].weights));
   for (const int stage : {1, 2, 3}) {
     CAPTURE(stage);
     settings.zero_stage = stage;
-    const std::vector<Result> ranks = train_ranks(settings, Topology::blocks(2, 2));
+    const std::vector<RankResult> ranks = train_ranks(settings, Topology::blocks(2, 2));
     CHECK(same_bits(ranks[0].weights, ranks[1].weights));
     CHECK(same_bits(ranks[0].weights, whole[0].weights));
     CHECK(ranks[0].as_planned);
@@ -177,8 +92,8 @@ TEST_CASE("what gradients of a rank held before a step changes no bit") {
   for (const int stage : {0, 1, 2, 3}) {
     CAPTURE(stage);
     settings.zero_stage = stage;
-    const std::vector<Result> clean = train_ranks(settings, Topology::blocks(2, 2));
-    const std::vector<Result> spoiled = train_ranks(settings, Topology::blocks(2, 2), spoil);
+    const std::vector<RankResult> clean = train_ranks(settings, Topology::blocks(2, 2));
+    const std::vector<RankResult> spoiled = train_ranks(settings, Topology::blocks(2, 2), spoil);
     CHECK(spoiled[1].skipped == 0);
     CHECK(same_bits(clean[1].weights, spoiled[1].weights));
   }
@@ -195,12 +110,12 @@ TEST_CASE("ranks that share the optimizer's work train as those that do not, in 
   }
   EngineSettings settings = tiny(plan, adds ? 2 : 1);
   const Topology topology = Topology::blocks(2, 2);
-  const std::vector<Result> whole = train_ranks(settings, topology);
-  std::vector<Result> first;
+  const std::vector<RankResult> whole = train_ranks(settings, topology);
+  std::vector<RankResult> first;
   for (const int stage : {1, 2, 3}) {
     CAPTURE(stage);
     settings.zero_stage = stage;
-    const std::vector<Result> ranks = train_ranks(settings, topology);
+    const std::vector<RankResult> ranks = train_ranks(settings, topology);
     REQUIRE(same_bits(ranks[0].weights, ranks[1].weights));
     CHECK(ranks[0].skipped == 0);
     CHECK_FALSE(ranks[0].allocated);
@@ -234,9 +149,9 @@ TEST_CASE("exchanges in pieces train as whole ones do") {
   CAPTURE(plan);
   EngineSettings settings = tiny(plan, 1);
   settings.bucket_bytes = 1 << 20;  // more than any parameter has
-  const std::vector<Result> whole = train_ranks(settings, Topology::blocks(4, 2));
+  const std::vector<RankResult> whole = train_ranks(settings, Topology::blocks(4, 2));
   settings.bucket_bytes = 1024;
-  const std::vector<Result> pieces = train_ranks(settings, Topology::blocks(4, 2));
+  const std::vector<RankResult> pieces = train_ranks(settings, Topology::blocks(4, 2));
   for (size_t rank = 0; rank < pieces.size(); ++rank) {
     CHECK(same_bits(pieces[rank].weights, whole[rank].weights));  // exact
     CHECK(pieces[rank].losses == whole[rank].losses);
@@ -250,16 +165,16 @@ TEST_CASE("ranks train with muon as one rank would, within the plan, and cannot 
   CAPTURE(plan);
   EngineSettings settings = tiny(plan, 2);
   settings.optimizer.name = "muon";
-  const std::vector<Result> two = train_ranks(settings, Topology::blocks(2, 2));
+  const std::vector<RankResult> two = train_ranks(settings, Topology::blocks(2, 2));
   REQUIRE(same_bits(two[0].weights, two[1].weights));
   CHECK(two[0].skipped == 0);
   CHECK(two[0].as_planned);
   CHECK_FALSE(two[0].allocated);
-  const Result adamw = train_ranks(tiny(plan, 2), Topology::blocks(2, 2))[0];
+  const RankResult adamw = train_ranks(tiny(plan, 2), Topology::blocks(2, 2))[0];
   CHECK(!same_bits(two[0].weights, adamw.weights));
   CHECK(two[0].bytes < adamw.bytes);
   settings.gradient_accumulation_steps = 4;
-  const Result one = train(settings, nullptr);
+  const RankResult one = train(settings, nullptr);
   for (size_t step = 0; step < one.losses.size(); ++step) {
     // Rounding to bf16 in the iteration turns another order of sums into larger differences.
     CHECK(two[0].losses[step] == Approx(one.losses[step]).epsilon(5e-3));
@@ -274,9 +189,9 @@ TEST_CASE("ranks train with muon as one rank would, within the plan, and cannot 
 TEST_CASE("two nodes of two ranks") {
   const std::string plan = GENERATE("fp32", "deepseek-v3", "fp8-safe", "msamp-o2");
   CAPTURE(plan);
-  const Result one = train(tiny(plan, 4), nullptr);
-  const std::vector<Result> four = train_ranks(tiny(plan, 1), Topology::blocks(4, 2));
-  for (const Result& rank : four) {
+  const RankResult one = train(tiny(plan, 4), nullptr);
+  const std::vector<RankResult> four = train_ranks(tiny(plan, 1), Topology::blocks(4, 2));
+  for (const RankResult& rank : four) {
     REQUIRE(same_bits(rank.weights, four[0].weights));
   }
   CHECK(four[0].losses.back() == Approx(one.losses.back()).epsilon(plan == "fp32" ? 1e-6 : 5e-3));
@@ -306,7 +221,7 @@ TEST_CASE("an infinity that a cast hides on one rank makes the step a skipped on
       set_first_value(engine, "layers.1.mlp.up.weight", INFINITY);
     }
   };
-  const std::vector<Result> two = train_ranks(tiny(plan, 1), Topology::blocks(2, 2), spoil);
+  const std::vector<RankResult> two = train_ranks(tiny(plan, 1), Topology::blocks(2, 2), spoil);
   CHECK(two[0].skipped == 1);
   CHECK(two[1].skipped == 1);
 }
@@ -318,7 +233,7 @@ TEST_CASE("after a step that was skipped training continues, in every plan") {
   const auto spoil = [&](Engine& engine) {
     set_first_value(engine, "layers.1.mlp_norm.weight", ++calls == 1 ? INFINITY : 1.0F);
   };
-  const std::vector<Result> two = train_ranks(tiny(plan, 1), Topology::blocks(2, 2), spoil);
+  const std::vector<RankResult> two = train_ranks(tiny(plan, 1), Topology::blocks(2, 2), spoil);
   CHECK(calls == kSteps - 1);
   CHECK(two[0].skipped == 1);
   CHECK(two[1].skipped == 1);
@@ -331,11 +246,11 @@ TEST_CASE("codes that are gathered are turned where GEMMs read them so") {
   CAPTURE(plan);
   const DeviceTraits turned = {.fp8_gemm_along_k_only = true};
   EngineSettings settings = tiny(plan, 2);
-  const std::vector<Result> whole = train_ranks(settings, Topology::blocks(2, 2), {}, turned);
+  const std::vector<RankResult> whole = train_ranks(settings, Topology::blocks(2, 2), {}, turned);
   for (const int stage : {1, 3}) {
     CAPTURE(stage);
     settings.zero_stage = stage;
-    const std::vector<Result> ranks = train_ranks(settings, Topology::blocks(2, 2), {}, turned);
+    const std::vector<RankResult> ranks = train_ranks(settings, Topology::blocks(2, 2), {}, turned);
     CHECK(ranks[0].losses.front() == whole[0].losses.front());
     CHECK(ranks[0].losses.back() == Approx(whole[0].losses.back()).epsilon(5e-3));
     CHECK(same_bits(ranks[0].weights, ranks[1].weights));
@@ -348,11 +263,11 @@ TEST_CASE(
   EngineSettings settings = tiny("bf16", 2);
   settings.plan.master_weight.reset();
   settings.plan.weight.rounding = Rounding::stochastic;
-  const std::vector<Result> whole = train_ranks(settings, Topology::blocks(2, 2));
+  const std::vector<RankResult> whole = train_ranks(settings, Topology::blocks(2, 2));
   for (const int stage : {1, 3}) {
     CAPTURE(stage);
     settings.zero_stage = stage;
-    const std::vector<Result> ranks = train_ranks(settings, Topology::blocks(2, 2));
+    const std::vector<RankResult> ranks = train_ranks(settings, Topology::blocks(2, 2));
     CHECK(ranks[0].losses == whole[0].losses);
     CHECK(same_bits(ranks[0].weights, whole[0].weights));
   }
@@ -386,118 +301,4 @@ TEST_CASE("what is gathered of a weight is as wide as its GEMMs read it") {
     CAPTURE(plan);
     CHECK(fp32 - sent(plan) == Approx(gathers * (scaled * 3 + head * 2) / 2).epsilon(0.01));
   }
-}
-
-TEST_CASE("a dry run sends what an ordinary one does") {
-  const int stage = GENERATE(0, 1, 3);
-  CAPTURE(stage);
-  EngineSettings settings = tiny("torchao-rowwise", 1);
-  settings.zero_stage = stage;
-  const std::vector<std::string> errors =
-      test::run_ranks(Topology::blocks(2, 2), [&](Communicator& comm) {
-        const DryRunStep dry_run = dry_run_step(settings, {}, comm.topology(), comm.rank());
-        const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
-        Engine engine(*device, settings, &comm);
-        engine.reserve(dry_run.plan);
-        engine.model().initialize(3);
-        engine.weights_changed();
-        uint64_t sent = 0;
-        for (int64_t step = 0; step < 3; ++step) {
-          const uint64_t before = comm.traffic().total();
-          engine.step([] { return test::random_batch(1); }, step, 1e-3, false);
-          sent = comm.traffic().total() - before;
-        }
-        check(sent == dry_run.sent.total(), "bytes as in the dry run");
-      });
-  CHECK(errors == std::vector<std::string>(2));
-}
-
-TEST_CASE("the rank's own part may stay exact, and crosses in the plan's format all the same") {
-  EngineSettings settings = tiny("fp8-safe", 1);
-  const auto traffic = [&] {
-    uint64_t bytes = 0;
-    const std::vector<std::string> errors =
-        test::run_ranks(Topology::blocks(2, 2), [&](Communicator& comm) {
-          train(settings, &comm);
-          if (comm.rank() == 0) {
-            bytes = comm.traffic().total();
-          }
-        });
-    CHECK(errors == std::vector<std::string>(2));
-    return bytes;
-  };
-  const uint64_t rounded = traffic();
-  settings.plan.self_exact = true;
-  CHECK(traffic() == rounded);
-}
-
-TEST_CASE("all ranks start from the first one's weights, bit for bit") {
-  const std::string plan = GENERATE("fp32", "msamp-o2", "fp8-min");
-  CAPTURE(plan);
-  std::vector<std::vector<float>> weights(3);
-  const std::vector<std::string> errors =
-      test::run_ranks(Topology::blocks(3, 2), [&](Communicator& comm) {
-        const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
-        Engine engine(*device, tiny(plan, 1), &comm);
-        engine.model().initialize(static_cast<uint64_t>(comm.rank()));
-        share_weights(comm, *device, engine.model().parameters());
-        weights[static_cast<size_t>(comm.rank())] =
-            test::values_of(*device, engine.model().parameters());
-      });
-  CHECK(errors == std::vector<std::string>(3));
-  CHECK(same_bits(weights[0], weights[1]));
-  CHECK(same_bits(weights[0], weights[2]));
-  CHECK(same_bits(weights[0], [&] {
-    const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
-    Engine engine(*device, tiny(plan, 1));
-    engine.model().initialize(0);
-    return test::values_of(*device, engine.model().parameters());
-  }()));
-}
-
-TEST_CASE("ranks that were started otherwise, or go on from elsewhere, do not start") {
-  const auto errors_of = [](const std::function<void(Communicator&)>& body) {
-    return test::run_ranks(Topology::blocks(2, 1), body);
-  };
-  for (const std::string& error : errors_of(
-           [](Communicator& comm) { agree_on_run(comm, comm.rank() == 0 ? "lr: 1" : "lr: 2"); })) {
-    CHECK_THAT(error, Catch::Contains("rank 1 was started with other settings"));
-  }
-  for (const std::string& error : errors_of(
-           [](Communicator& comm) { agree_on_step(comm, 10 * (comm.rank() + 1), "somewhere"); })) {
-    CHECK_THAT(error, Catch::Contains("rank 0 continues from step 10 and rank 1 from step 20"));
-  }
-  std::vector<int> first(2);
-  CHECK(errors_of([&](Communicator& comm) {
-          agree_on_run(comm, "lr: 1");
-          first[static_cast<size_t>(comm.rank())] = first_rank_says(comm, comm.rank() == 0) ? 1 : 0;
-        }) == std::vector<std::string>(2));
-  CHECK(first == std::vector<int>{1, 1});
-}
-
-TEST_CASE("others wait as long as the first rank gets on, and no longer") {
-  constexpr double kTimeout = test::kSanitized ? 2 : 0.5;
-  const bool beats = GENERATE(true, false);
-  CAPTURE(beats);
-  const auto errors = test::run_ranks(
-      Topology::blocks(3, 1),
-      [&](Communicator& comm) {
-        Heartbeat heartbeat(comm);
-        const Stopwatch watch;
-        while (comm.rank() == 0 && watch.seconds() < 4 * kTimeout) {
-          std::this_thread::sleep_for(std::chrono::milliseconds(20));
-          if (beats) {
-            heartbeat.beat();
-          }
-        }
-        heartbeat.end();
-        comm.barrier().wait();
-      },
-      kTimeout);
-  int waited_too_long = 0;
-  for (const std::string& error : errors) {
-    CHECK(error.empty() == beats);
-    waited_too_long += error.find(" did not end in ") != std::string::npos ? 1 : 0;
-  }
-  CHECK((waited_too_long > 0) != beats);
 }

@@ -5,131 +5,17 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <sstream>
-#include <streambuf>
 
-#include "base/error.h"
 #include "config/load_support.h"
 #include "config/show.h"
 #include "precision/plan_table.h"
+#include "wizard/typist.h"
 
 namespace fp8train {
 namespace {
 
 using Catch::Contains;
-using test::load_text;
-
-/// A reply to the question for a key; "review" and "replace" are those of the end.
-struct Reply {
-  std::string key;
-  std::string line;
-};
-
-constexpr const char* kEnd = "end of input";
-
-/// Types like a person: looks at the last line of the screen and takes the next reply to that
-/// question; Enter where there is none. So that tests do not depend on which questions there are.
-class Typist : public std::streambuf {
- public:
-  Typist(const std::ostringstream& screen, std::vector<Reply> replies)
-      : screen_(screen), replies_(std::move(replies)) {}
-
-  std::vector<std::string> asked;  ///< keys, in order
-
- protected:
-  int_type underflow() override {
-    const std::string key = asked_key();
-    asked.push_back(key);
-    std::string line;
-    const auto reply = std::find_if(replies_.begin(), replies_.end(),
-                                    [&](const Reply& one) { return one.key == key; });
-    if (reply != replies_.end()) {
-      line = reply->line;
-      replies_.erase(reply);
-    }
-    constexpr size_t kPatience = 300;
-    if (line == kEnd || asked.size() > kPatience) {
-      return traits_type::eof();
-    }
-    line_ = line + "\n";
-    setg(line_.data(), line_.data(), line_.data() + line_.size());
-    return traits_type::to_int_type(line_[0]);
-  }
-
- private:
-  std::string asked_key() const {
-    const std::string text = screen_.str();
-    const std::string prompt = text.substr(text.rfind('\n') + 1);
-    for (const Field* field : wizard_fields()) {
-      if (prompt.starts_with(field->question->text)) {
-        return field->key;
-      }
-    }
-    return prompt.find("would be replaced") != std::string::npos ? "replace" : "review";
-  }
-
-  const std::ostringstream& screen_;
-  std::vector<Reply> replies_;
-  std::string line_;
-};
-
-struct Talk {
-  WizardResult result;
-  bool ended = false;
-  std::string screen;
-  std::vector<std::string> asked;
-
-  size_t times(const std::string& key) const {
-    return static_cast<size_t>(std::count(asked.begin(), asked.end(), key));
-  }
-};
-
-Talk talk(std::vector<Reply> replies, const WizardHooks& hooks = {},
-          const WizardStyle& style = {.echo = true, .bold = false}) {
-  std::ostringstream screen;
-  Typist typist(screen, std::move(replies));
-  std::istream keyboard(&typist);
-  Wizard wizard(keyboard, screen, hooks, style);
-  Talk done;
-  try {
-    done.result = wizard.talk("run.yaml");
-  } catch (const InputEnded&) {
-    done.ended = true;
-  }
-  done.screen = screen.str();
-  done.asked = typist.asked;
-  return done;
-}
-
-/// The only answer that has no default, and others.
-std::vector<Reply> with_data(std::vector<Reply> more = {}) {
-  more.push_back({"data.train", "a.txt"});
-  return more;
-}
-
-WizardResult take(const std::vector<Answer>& answers, const WizardHooks& hooks = {}) {
-  std::istringstream nothing;
-  std::ostringstream screen;
-  WizardResult result = Wizard(nothing, screen, hooks).take(answers, "answers.yaml", "run.yaml");
-  CHECK(screen.str().empty());
-  return result;
-}
-
-std::string refusal_of(const std::vector<Answer>& answers) {
-  try {
-    take(answers);
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "taken";
-}
-
-void check_columns(const std::string& text) {
-  std::istringstream lines(text);
-  for (std::string line; std::getline(lines, line);) {
-    CAPTURE(line);
-    CHECK(line.size() <= 100);
-  }
-}
+using namespace test;
 
 TEST_CASE("Enter everywhere takes what is offered") {
   const Talk done = talk(with_data());
@@ -337,69 +223,6 @@ TEST_CASE("headings are bold where that is asked for, and input is echoed") {
   CHECK_THAT(bold.screen, Contains("\x1b[1mModel\x1b[0m\n"));
   const Talk echo = talk(with_data({{"job.nodes", " 2 "}}), {}, {.echo = true, .bold = false});
   CHECK_THAT(echo.screen, Contains("Nodes [1]: 2\n"));
-}
-
-TEST_CASE("answers without a dialogue give what typing them gives") {
-  const std::vector<Reply> typed = {
-      {"job.nodes", "2"},          {"model.preset", "toy"},       {"data.train", "[a.txt, b.txt]"},
-      {"training.max_steps", "-"}, {"training.max_tokens", "5M"}, {"optimizer.lr", "1e-3"}};
-  std::vector<Answer> answers;
-  for (const Reply& reply : typed) {
-    if (reply.line != "-") {
-      answers.push_back({reply.key, reply.line});
-    }
-  }
-  const WizardResult spoken = talk(typed).result;
-  const WizardResult written = take(answers);
-  CHECK(spoken.settings == written.settings);
-  CHECK(commented_settings(spoken.settings, spoken.asked) ==
-        commented_settings(written.settings, written.asked));
-}
-
-TEST_CASE("answers leave out what they have an alternative for") {
-  const WizardResult sizes = take({{"data.train", "a"},
-                                   {"model.hidden_size", "64"},
-                                   {"model.num_hidden_layers", "2"},
-                                   {"model.num_attention_heads", "4"},
-                                   {"data.val", "b"},
-                                   {"mixed_precision", "bf16"},
-                                   {"training.gradient_accumulation_steps", "3"}});
-  CHECK(sizes.settings.model.preset.empty());
-  CHECK(sizes.settings.model.config.intermediate_size == 256);
-  CHECK(sizes.settings.data.val_fraction == 0);
-  CHECK(sizes.settings.precision.plan.empty());
-  CHECK(sizes.settings.training.gradient_accumulation_steps == 3);
-  const WizardResult folder = take({{"data.train", "a"}, {"model.from", "some/folder"}});
-  CHECK(folder.settings.model.preset.empty());
-}
-
-TEST_CASE("answers that are missing or do not fit are errors") {
-  CHECK_THAT(refusal_of({}), Contains("answers.yaml: data.train is missing"));
-  CHECK_THAT(refusal_of({{"data.train", "a"},
-                         {"model.preset", "toy"},
-                         {"training.max_steps", "3"},
-                         {"training.micro_batch_size", "3"}}),
-             Contains("taken"));
-  CHECK_THAT(
-      refusal_of({{"data.train", "a"}, {"job.nodes", "3"}, {"training.global_batch_size", "8"}}),
-      Contains("training.global_batch_size"));
-}
-
-TEST_CASE("the file for people says what was answered and loads back") {
-  for (const char* preset : {"toy", "llama-8b", "gpt2-124m"}) {
-    const WizardResult result = take({{"model.preset", preset},
-                                      {"data.train", "{path: \"x y: #z\"}"},
-                                      {"precision.plan", "bf16"},
-                                      {"sample.prompts", "[\"a # b\"]"},
-                                      {"job.time_limit", "36h"}});
-    const std::string text = commented_settings(result.settings, result.asked);
-    CAPTURE(text);
-    CHECK(load_text(text) == result.settings);
-    check_columns(text);
-    CHECK_THAT(text, Contains("# Peak learning rate\n") && Contains("\n\noptimizer:\n"));
-    CHECK_THAT(text, Contains("  resume: auto\n"));  // asked, though at its default
-    CHECK(text.find("weight_decay") == std::string::npos);
-  }
 }
 
 }  // namespace

@@ -5,64 +5,14 @@
 
 #include <catch2/catch.hpp>
 
-#include "ops/attention/attention.h"
-#include "ops/cuda/cuda_test_support.h"
+#include "ops/cuda/norm_checks.h"
 #include "ops/norm_cases.h"
 #include "ops/pointwise/elementwise.h"
 
 namespace fp8train::test {
 namespace {
 
-constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
-
-// Two results that are off by a few roundings of fp32 each may be rounded to neighbours of their
-// type, which are 2 roundings apart. What is added: sums over a row of up to 13000 values of the
-// size of 1 by trees are off by about 20 roundings at magnitudes of up to 30, 2^-15 with room for
-// the cancellation in dx. Sums over up to 130 rows have the tolerance of the cpu's, twice.
-constexpr double kCancellation = 0x1p-15;
-double neighbours(DType type) {
-  return type == DType::bf16 ? 0x1p-7 : type == DType::f16 ? 0x1p-10 : 0x1p-20;
-}
-
-struct Case {
-  int64_t rows, n;
-  bool adversarial = false;
-  int64_t offset = 0;  // elements by which every tensor is less aligned
-};
-
-// Odd widths, offsets and types other than bf16 take the kernels for any row; 18000 columns do so
-// for their length, and 26000 have their sums over rows in memory. 40, 136: a team of a few
-// threads; 1000: of a warp; 1304 of 64 threads, 4096 of 128 to 256, 5128 of a number that is no
-// power of two.
-const Case kCases[] = {
-    {1, 1},         {5, 7},        {67, 40},          {3, 1000},     {4, 520},          {130, 64},
-    {9, 136, true}, {2, 77, true}, {3, 72, false, 1}, {2, 13000},    {35, 1304},        {33, 4096},
-    {3, 5128},      {2, 18000},    {2, 26000},        {5, 9, false}, {70, 24, false, 8}};
-
-Array values_of(const Case& c, DType type, uint32_t seed) {
-  const int64_t count = c.rows * c.n;
-  return Array(type, {c.rows, c.n},
-               c.adversarial ? adversarial_values(count, seed) : random_values(count, seed));
-}
-
-Array weight_of(const Case& c, uint32_t seed) {
-  return Array(DType::f32, {c.n}, random_values(c.n, seed));
-}
-
-/// Every output of cuda is the cpu's within its tolerance: relative to its type, or a sum over
-/// rows.
-template <typename Run>
-void check_near(const char* what, const Case& c, DType x, DType y, Run&& run) {
-  INFO(what << " of " << c.rows << " x " << c.n << ", " << name_of(x) << " and " << name_of(y)
-            << ", offset " << c.offset << (c.adversarial ? ", adversarial" : ""));
-  const std::vector<Array> cuda = on_cuda(run);
-  const std::vector<Array> cpu = on_cpu(run);
-  REQUIRE(cuda.size() == cpu.size());
-  for (size_t i = 0; i < cpu.size(); ++i) {
-    INFO("output " << i);
-    CHECK(worst_difference(cuda[i], cpu[i], neighbours(cpu[i].dtype()), kCancellation) <= 1);
-  }
-}
+using namespace norms;
 
 void check_forward(const Case& c, DType x_type, DType y_type) {
   check_near("rms_norm_forward", c, x_type, y_type, [&](Side& side) -> std::vector<Array> {
@@ -360,63 +310,6 @@ TEST_CASE("norms on cuda match double precision", "[cuda][norm]") {
       CHECK(again.weight_grad.bytes() == o.weight_grad.bytes());
       CHECK(again.dx.bytes() == o.dx.bytes());
     }
-  }
-}
-
-/// Heads of a fused projection: `before` elements, then heads * head_dim, then one more.
-struct Heads {
-  int64_t rows, heads, head_dim, before, after;
-};
-
-void check_heads(const Heads& h, DType type, DType original_type) {
-  const Case c = {h.rows, h.before + h.heads * h.head_dim + h.after};
-  const int64_t width = h.heads * h.head_dim;
-  const auto slice = [&](const View& fused) {
-    char* data = static_cast<char*>(fused.data) + static_cast<size_t>(h.before) * size_of(type);
-    return ops::HeadsView{data, type, c.n, h.rows};
-  };
-  const Array weight(DType::f32, {h.head_dim}, random_values(h.head_dim, 2));
-  check_near("head_rms_norm_forward", c, type, type, [&](Side& side) -> std::vector<Array> {
-    const View fused = side.put(values_of(c, type, 1));
-    const View original = side.space(type, {h.rows, width});
-    const View rstd = side.space(DType::f32, {h.rows, h.heads});
-    ops::head_rms_norm_forward(side.stream(), {.x = slice(fused),
-                                               .rows = h.rows,
-                                               .heads = h.heads,
-                                               .head_dim = h.head_dim,
-                                               .weight = side.put(weight),
-                                               .eps = kNormEps,
-                                               .original = original,
-                                               .rstd = rstd});
-    return {side.get(fused), side.get(original), side.get(rstd)};
-  });
-  check_near(
-      "head_rms_norm_backward", c, type, original_type, [&](Side& side) -> std::vector<Array> {
-        const View fused = side.put(values_of(c, type, 1));
-        const View grad = side.put(Array(DType::f32, {h.head_dim}));
-        const Array stored(original_type, {h.rows, width}, random_values(h.rows * width, 5));
-        const Array rstd(DType::f32, {h.rows, h.heads}, random_values(h.rows * h.heads, 7, 0.3F));
-        ops::head_rms_norm_backward(
-            side.stream(),
-            {.dx = slice(fused),
-             .rows = h.rows,
-             .heads = h.heads,
-             .head_dim = h.head_dim,
-             .original = side.put(stored),
-             .weight = side.put(weight),
-             .rstd = side.put(rstd),
-             .weight_grad = grad,
-             .scratch = side.space(DType::f32, {ops::norm_partial_rows(h.rows), h.head_dim})});
-        return {side.get(fused), side.get(grad)};
-      });
-}
-
-TEST_CASE("RMSNorm of heads is the cpu's", "[cuda][norm]") {
-  for (const DType type : kTypes) {
-    check_heads({66, 3, 32, 8, 16}, type, DType::bf16);
-    check_heads({65, 5, 64, 0, 64}, type, DType::f32);
-    check_heads({5, 2, 10, 3, 1}, type, type);
-    check_heads({3, 1, 16, 8, 8}, type, type);
   }
 }
 

@@ -1,0 +1,125 @@
+// What a checkpoint must be for a run to continue from it, and what is said of what has changed.
+
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "io/checkpoint.h"
+#include "resumed_runs.h"
+
+namespace fp8train::test {
+namespace {
+
+TEST_CASE("a run continues from a checkpoint of another plan, if it is asked to") {
+  const std::string plan = GENERATE("te-delayed", "msamp-o2", "fp8-lean", "fp16");
+  INFO(plan);
+  const Workshop shop;
+  const Words constant = {"scheduler.type=constant"};
+  Words first = Workshop::command("bf16", "first", constant);
+  first.push_back("training.max_steps=20");
+  expect_code(0, shop.folder(), first);
+
+  Words from = constant;
+  from.push_back("checkpoint.resume=first/checkpoints/step-000020");
+  const Outcome refused = expect_code(4, shop.folder(), Workshop::command(plan, "whole", from));
+  CHECK_THAT(refused.err, Catch::Contains("precision plan: was bf16, is " + plan) &&
+                              Catch::Contains("checkpoint.changed_plan: accept"));
+  from.push_back("checkpoint.changed_plan=accept");
+  const Outcome whole = expect_code(0, shop.folder(), Workshop::command(plan, "whole", from));
+  CHECK_THAT(whole.out, Catch::Contains("first/checkpoints/step-000020 at step 20"));
+  CHECK_THAT(whole.err, Catch::Contains("of the plan bf16 and the run continues with " + plan));
+
+  // What it saves is of its own plan: it continues from there without the key.
+  Words shorter = Workshop::command(plan, "parts", from);
+  shorter.push_back("training.max_steps=30");
+  expect_code(0, shop.folder(), shorter);
+  const Outcome rest = expect_code(0, shop.folder(), Workshop::command(plan, "parts", constant));
+  CHECK_THAT(rest.err, !Catch::Contains("continues with"));
+  for (const char* name : {"model.safetensors", "optimizer.safetensors"}) {
+    INFO(name);
+    CHECK(same_bytes(shop.final_checkpoint("whole") / name, shop.final_checkpoint("parts") / name));
+  }
+  const double untrained = logged_losses(shop.run("first")).front();
+  const std::vector<double> losses = logged_losses(shop.run("whole"));
+  CHECK(losses.size() == kSteps - 20);
+  if (plan == "msamp-o2") {  // the first window scales by what is cast, as at the start of a run
+    for (const std::string& line : lines_of(read_file(shop.run("whole") / "metrics.jsonl"))) {
+      const nlohmann::json object = nlohmann::json::parse(line);
+      if (object.contains("loss")) {
+        CHECK(object.at("fp8_underflow_percent").get<double>() < 1.0);
+        break;
+      }
+    }
+  }
+  CHECK(*std::max_element(losses.begin(), losses.end()) < untrained - 0.3);
+}
+
+TEST_CASE("a checkpoint whose weights are not finite is passed over") {
+  const Workshop shop;
+  const Words command = Workshop::command("bf16", "run", {"training.max_steps=10"});
+  expect_code(0, shop.folder(), command);
+  // As an older version could have written it: valid by every hash.
+  const fs::path root = shop.run("run") / "checkpoints";
+  const CheckpointManifest manifest = verify_checkpoint(root / "step-000010");
+  CheckpointContents contents = {.run_id = manifest.run_id, .files = {}};
+  for (const FileRecord& record : manifest.files) {
+    std::string bytes = read_file(root / "step-000010" / record.name);
+    if (record.name == "model.safetensors") {
+      bytes.replace(bytes.size() - 4, 4, std::string("\0\0\xc0\x7f", 4));
+    }
+    contents.files.push_back({record.name, {}, bytes});
+  }
+  save_checkpoint(root, 10, contents);
+  const Outcome outcome =
+      expect_code(0, shop.folder(), Workshop::command("bf16", "run", {"training.max_steps=12"}));
+  CHECK_THAT(outcome.err,
+             Catch::Contains("skipped checkpoint step-000010") && Catch::Contains("is nan"));
+  CHECK_THAT(outcome.out, Catch::Contains("resumed from run/checkpoints/step-000005"));
+}
+
+TEST_CASE("values of state.json that no run has saved are refused, whatever the hashes say") {
+  const Workshop shop;
+  const Words command = Workshop::command("fp16", "run", {"training.max_steps=5"});
+  expect_code(0, shop.folder(), command);
+  const fs::path good = shop.run("run") / "checkpoints" / "step-000005";
+  const nlohmann::ordered_json state =
+      nlohmann::ordered_json::parse(read_file(good / "state.json"));
+  const std::pair<const char*, const char*> changes[] = {
+      {"step", "4"},           {"step", "5.0"},           {"sample_position", "-1"},
+      {"tokens", "1e300"},     {"tokens", "-5"},          {"best_val_step", "6"},
+      {"loss_scale", "0"},     {"loss_scale", "1e300"},   {"good_steps", "4294967297"},
+      {"applied_steps", "-1"}, {"skipped_in_a_row", "7"}, {"high_steps", "-1"},
+      {"first_high", "99"},    {"unseen_skips", "9"},     {"checked_step", "6"}};
+  for (const auto& [key, value] : changes) {
+    CAPTURE(key, value);
+    nlohmann::ordered_json changed = state;
+    changed[key] = nlohmann::ordered_json::parse(value);
+    CheckpointContents contents = {.run_id = verify_checkpoint(good).run_id, .files = {}};
+    for (const FileRecord& record : verify_checkpoint(good).files) {
+      contents.files.push_back({record.name, {}, read_file(good / record.name)});
+      if (record.name == "state.json") {
+        contents.files.back().text = changed.dump();
+      }
+    }
+    save_checkpoint(shop.folder() / "changed", 5, contents);
+    const Outcome outcome =
+        expect_code(4, shop.folder(),
+                    Workshop::command("fp16", "other", {"checkpoint.resume=changed/step-000005"}));
+    CHECK_THAT(outcome.err, Catch::Contains("state.json") && Catch::Contains(key));
+  }
+}
+
+TEST_CASE("what changed since the checkpoint is said, and only that") {
+  const Workshop shop;
+  expect_code(0, shop.folder(), Workshop::command("bf16", "run", {"training.max_steps=10"}));
+  const Outcome same = expect_code(
+      0, shop.folder(), Workshop::command("bf16", "run", {"training.max_steps=10", "threads=2"}));
+  CHECK_THAT(same.out, !Catch::Contains("changed since then"));
+  const Outcome longer =
+      expect_code(0, shop.folder(), Workshop::command("bf16", "run", {"training.max_steps=12"}));
+  CHECK_THAT(longer.out, Catch::Contains("changed since then: training.max_steps: 10 -> 12"));
+}
+
+}  // namespace
+}  // namespace fp8train::test

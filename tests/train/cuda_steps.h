@@ -1,0 +1,93 @@
+#pragma once
+// Engines of small models on the cpu and the cuda device, stepped with the same batches.
+
+#include <catch2/catch.hpp>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/philox.h"
+#include "device/cuda/cuda_device.h"
+#include "model/families/family.h"
+#include "support/parameters.h"
+#include "support/small_llama.h"
+#include "train/dry_run.h"
+
+namespace fp8train::test::steps {
+
+constexpr int64_t kRows = test::kSmallRows;
+constexpr int64_t kColumns = 24;
+constexpr uint32_t kVocabulary = test::kSmallVocabulary;
+
+inline EngineSettings small_llama(const std::string& plan) {
+  EngineSettings settings = test::small_llama(plan);
+  settings.seq_length = kColumns;
+  return settings;
+}
+
+inline EngineSettings small_gpt2(const std::string& plan) {
+  EngineSettings settings = small_llama(plan);
+  ModelConfig& model = settings.model;
+  model = {};
+  model.family = &gpt2_family();
+  model.vocab_size = kVocabulary;
+  model.hidden_size = 32;
+  model.intermediate_size = 128;
+  model.num_hidden_layers = 2;
+  model.num_attention_heads = 2;
+  model.num_key_value_heads = 2;
+  model.max_position_embeddings = 32;
+  model.norm = NormKind::layer_norm;
+  model.positions = PositionKind::learned;
+  model.mlp = MlpKind::gelu;
+  model.qkv_bias = model.attention_output_bias = model.mlp_bias = model.norm_bias = true;
+  model.tie_word_embeddings = true;
+  model = completed(model);
+  return settings;
+}
+
+inline Batch batch_of(uint64_t index) {
+  Batch batch;
+  batch.rows = kRows;
+  batch.columns = kColumns;
+  for (int64_t i = 0; i < kRows * kColumns; ++i) {
+    const PhiloxBlock bits = philox(index, 0, static_cast<uint64_t>(i));
+    batch.tokens.push_back(static_cast<int32_t>(bits.word[0] % kVocabulary));
+    batch.targets.push_back(static_cast<int32_t>(bits.word[1] % kVocabulary));
+  }
+  return batch;
+}
+
+struct Run {
+  std::unique_ptr<Device> device;
+  Engine engine;
+  int64_t step = 0;
+
+  Run(DeviceKind kind, const EngineSettings& settings)
+      : device(make_device(kind)), engine(*device, settings) {
+    engine.reserve(dry_run_step(settings, *device).plan);
+    engine.model().initialize(3);
+    engine.weights_changed();
+  }
+  void train_step() {
+    uint64_t index = static_cast<uint64_t>(step * engine.settings().gradient_accumulation_steps);
+    // Statistics every third step and a learning rate that changes: what a recording must not hold.
+    engine.step([&] { return batch_of(index++); }, step, 1e-3 / static_cast<double>(step + 1),
+                step % 3 == 2);
+    ++step;
+  }
+  std::vector<float> gradients() {
+    return test::gradients_of(*device, engine.model().parameters());
+  }
+};
+
+inline bool no_device() {
+  const std::string obstacle = why_cuda_is_unusable();
+  if (!obstacle.empty()) {
+    WARN("not run: " << obstacle);
+  }
+  return !obstacle.empty();
+}
+
+}  // namespace fp8train::test::steps

@@ -1,0 +1,134 @@
+// What ranks agree on before they train, and while they wait for each other.
+
+#include <catch2/catch.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <mutex>
+#include <thread>
+
+#include "base/philox.h"
+#include "train/rank_results.h"
+
+using namespace fp8train;
+using test::kSteps;
+using test::RankResult;
+using test::same_bits;
+using test::tiny;
+using test::train;
+using test::train_ranks;
+
+TEST_CASE("a dry run sends what an ordinary one does") {
+  const int stage = GENERATE(0, 1, 3);
+  CAPTURE(stage);
+  EngineSettings settings = tiny("torchao-rowwise", 1);
+  settings.zero_stage = stage;
+  const std::vector<std::string> errors =
+      test::run_ranks(Topology::blocks(2, 2), [&](Communicator& comm) {
+        const DryRunStep dry_run = dry_run_step(settings, {}, comm.topology(), comm.rank());
+        const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
+        Engine engine(*device, settings, &comm);
+        engine.reserve(dry_run.plan);
+        engine.model().initialize(3);
+        engine.weights_changed();
+        uint64_t sent = 0;
+        for (int64_t step = 0; step < 3; ++step) {
+          const uint64_t before = comm.traffic().total();
+          engine.step([] { return test::random_batch(1); }, step, 1e-3, false);
+          sent = comm.traffic().total() - before;
+        }
+        check(sent == dry_run.sent.total(), "bytes as in the dry run");
+      });
+  CHECK(errors == std::vector<std::string>(2));
+}
+
+TEST_CASE("the rank's own part may stay exact, and crosses in the plan's format all the same") {
+  EngineSettings settings = tiny("fp8-safe", 1);
+  const auto traffic = [&] {
+    uint64_t bytes = 0;
+    const std::vector<std::string> errors =
+        test::run_ranks(Topology::blocks(2, 2), [&](Communicator& comm) {
+          train(settings, &comm);
+          if (comm.rank() == 0) {
+            bytes = comm.traffic().total();
+          }
+        });
+    CHECK(errors == std::vector<std::string>(2));
+    return bytes;
+  };
+  const uint64_t rounded = traffic();
+  settings.plan.self_exact = true;
+  CHECK(traffic() == rounded);
+}
+
+TEST_CASE("all ranks start from the first one's weights, bit for bit") {
+  const std::string plan = GENERATE("fp32", "msamp-o2", "fp8-min");
+  CAPTURE(plan);
+  std::vector<std::vector<float>> weights(3);
+  const std::vector<std::string> errors =
+      test::run_ranks(Topology::blocks(3, 2), [&](Communicator& comm) {
+        const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
+        Engine engine(*device, tiny(plan, 1), &comm);
+        engine.model().initialize(static_cast<uint64_t>(comm.rank()));
+        share_weights(comm, *device, engine.model().parameters());
+        weights[static_cast<size_t>(comm.rank())] =
+            test::values_of(*device, engine.model().parameters());
+      });
+  CHECK(errors == std::vector<std::string>(3));
+  CHECK(same_bits(weights[0], weights[1]));
+  CHECK(same_bits(weights[0], weights[2]));
+  CHECK(same_bits(weights[0], [&] {
+    const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
+    Engine engine(*device, tiny(plan, 1));
+    engine.model().initialize(0);
+    return test::values_of(*device, engine.model().parameters());
+  }()));
+}
+
+TEST_CASE("ranks that were started otherwise, or go on from elsewhere, do not start") {
+  const auto errors_of = [](const std::function<void(Communicator&)>& body) {
+    return test::run_ranks(Topology::blocks(2, 1), body);
+  };
+  for (const std::string& error : errors_of(
+           [](Communicator& comm) { agree_on_run(comm, comm.rank() == 0 ? "lr: 1" : "lr: 2"); })) {
+    CHECK_THAT(error, Catch::Contains("rank 1 was started with other settings"));
+  }
+  for (const std::string& error : errors_of(
+           [](Communicator& comm) { agree_on_step(comm, 10 * (comm.rank() + 1), "somewhere"); })) {
+    CHECK_THAT(error, Catch::Contains("rank 0 continues from step 10 and rank 1 from step 20"));
+  }
+  std::vector<int> first(2);
+  CHECK(errors_of([&](Communicator& comm) {
+          agree_on_run(comm, "lr: 1");
+          first[static_cast<size_t>(comm.rank())] = first_rank_says(comm, comm.rank() == 0) ? 1 : 0;
+        }) == std::vector<std::string>(2));
+  CHECK(first == std::vector<int>{1, 1});
+}
+
+TEST_CASE("others wait as long as the first rank gets on, and no longer") {
+  constexpr double kTimeout = test::kSanitized ? 2 : 0.5;
+  const bool beats = GENERATE(true, false);
+  CAPTURE(beats);
+  const auto errors = test::run_ranks(
+      Topology::blocks(3, 1),
+      [&](Communicator& comm) {
+        Heartbeat heartbeat(comm);
+        const Stopwatch watch;
+        while (comm.rank() == 0 && watch.seconds() < 4 * kTimeout) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(20));
+          if (beats) {
+            heartbeat.beat();
+          }
+        }
+        heartbeat.end();
+        comm.barrier().wait();
+      },
+      kTimeout);
+  int waited_too_long = 0;
+  for (const std::string& error : errors) {
+    CHECK(error.empty() == beats);
+    waited_too_long += error.find(" did not end in ") != std::string::npos ? 1 : 0;
+  }
+  CHECK((waited_too_long > 0) != beats);
+}

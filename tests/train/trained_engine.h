@@ -1,0 +1,42 @@
+#pragma once
+// An engine of the small model on the cpu, as tests train it.
+
+#include <memory>
+#include <vector>
+
+#include "support/parameters.h"
+#include "support/small_llama.h"
+#include "train/dry_run.h"
+#include "train/engine.h"
+
+namespace fp8train::test {
+
+struct TrainedEngine {
+  std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
+  Engine engine;
+  int64_t step = 0;
+  bool spoils_gradients = false;  ///< before each step
+
+  explicit TrainedEngine(const EngineSettings& settings) : engine(*device, settings) {
+    engine.reserve(dry_run_step(settings, {}).plan);
+    engine.model().initialize(3);
+    engine.weights_changed();
+  }
+  void train(int64_t steps, bool statistics = false) {
+    for (int64_t i = 0; i < steps; ++i, ++step) {
+      if (spoils_gradients) {
+        test::fill_gradients_with_nan(*device, engine.model().parameters());
+      }
+      uint64_t micro = 0;
+      engine.step(
+          [&] {
+            return test::random_batch(static_cast<uint64_t>(step) * 8 + micro++,
+                                      engine.settings().micro_batch_size);
+          },
+          step, 1e-3F, statistics);
+    }
+  }
+  std::vector<float> weights() { return test::values_of(*device, engine.model().parameters()); }
+};
+
+}  // namespace fp8train::test
