@@ -149,16 +149,14 @@ constexpr ForeignKey kMsamp[] = {{"enabled", Meaning::special},
 }  // namespace
 
 /// Names that no other program of these has at the top level.
-bool Pass::is_deepspeed_file(const YamlNode& root) {
+void Pass::recognize_deepspeed() {
   for (const char* name : {"zero_optimization", "train_batch_size", "steps_per_print",
                            "train_micro_batch_size_per_gpu", "zero_allow_untested_optimizer"}) {
-    if (value_of(root, name) != nullptr) {
-      return true;
-    }
+    deepspeed_ = deepspeed_ || value_of(root_, name) != nullptr;
   }
-  const YamlNode* half = value_of(root, "bf16");
-  half = half == nullptr ? value_of(root, "fp16") : half;
-  return half != nullptr && half->kind == Kind::map;
+  const YamlNode* half = value_of(root_, "bf16");
+  half = half == nullptr ? value_of(root_, "fp16") : half;
+  deepspeed_ = deepspeed_ || (half != nullptr && half->kind == Kind::map);
 }
 
 /// `optimizer` and `scheduler` are sections here too; DeepSpeed's have a type and params.

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <optional>
 #include <string>
 #include <utility>
@@ -17,38 +19,40 @@ namespace dialects {
 
 using Kind = YamlNode::Kind;
 
+constexpr std::array<Pass::Program, 3> Pass::kPrograms = {{
+    {&Pass::recognize_accelerate, &Pass::is_accelerate, &Pass::read_accelerate,
+     &Pass::launch_sections},
+    {&Pass::recognize_deepspeed, &Pass::is_deepspeed, &Pass::deepspeed, &Pass::finish_deepspeed},
+    {nullptr, &Pass::is_megatron, &Pass::read_megatron, &Pass::finish_blocks},
+}};
+
 bool Pass::run() {
-  accelerate_ = std::any_of(root_.keys.begin(), root_.keys.end(),
-                            [](const YamlKey& key) { return is_launch(key.text); });
-  deepspeed_ = is_deepspeed_file(root_);
-  if (const YamlNode* type = value_of(root_, "distributed_type")) {
-    distributed_ = simplified(type->text);
+  for (const Program& program : kPrograms) {
+    if (program.recognize_file != nullptr) {
+      (this->*program.recognize_file)();
+    }
   }
   YamlNode stored = root_;
   stored.keys.clear();
   stored.items.clear();
   for (size_t i = 0; i < root_.items.size(); ++i) {
     const Entry entry = {root_.keys[i].text, root_.keys[i].text, root_.keys[i], root_.items[i]};
-    if (entry.name == "fp8_config") {
-      accelerate(entry);
-    } else if (accelerate_ && is_launch_key(entry.name)) {
-      launch(entry);
-    } else if (is_deepspeed(entry)) {
-      deepspeed(entry);
-    } else if (is_megatron(entry.name)) {
-      megatron(entry);
-      if (entry.name == "fp8_format" && entry.node.kind != Kind::null) {
-        implied_key_ = entry.place;
-      }
+    const auto* program = std::find_if(kPrograms.begin(), kPrograms.end(), [&](const Program& one) {
+      return (this->*one.recognizes)(entry);
+    });
+    if (program != kPrograms.end()) {
+      (this->*program->read)(entry);
     } else if (entry.name == "fp8" && entry.node.kind == Kind::map) {
       keep(stored, entry.place, own_section(entry.node));
     } else {
       keep(stored, entry.place, entry.node);
     }
   }
-  launch_sections(root_);
-  finish_deepspeed();
-  finish_blocks();
+  for (const Program& program : kPrograms) {
+    if (program.finish != nullptr) {
+      (this->*program.finish)();
+    }
+  }
   tell_without_meaning();
   if (changed_) {
     root_ = std::move(stored);
@@ -72,7 +76,7 @@ YamlNode Pass::own_section(const YamlNode& section) {
         enabled_ = entry.node;
         enabled_key_ = key;
       }
-    } else if (is_megatron(key.text)) {
+    } else if (is_megatron_key(key.text)) {
       megatron(entry);
     } else {
       keep(stored, key, entry.node);

@@ -131,6 +131,26 @@ bool Pass::is_launch_key(std::string_view name) {
          name.starts_with("tpu_");
 }
 
+void Pass::recognize_accelerate() {
+  accelerate_ = std::any_of(root_.keys.begin(), root_.keys.end(),
+                            [](const YamlKey& key) { return is_launch(key.text); });
+  if (const YamlNode* type = value_of(root_, "distributed_type")) {
+    distributed_ = simplified(type->text);
+  }
+}
+
+bool Pass::is_accelerate(const Entry& entry) const {
+  return accelerate_ && (entry.name == "fp8_config" || is_launch_key(entry.name));
+}
+
+void Pass::read_accelerate(const Entry& entry) {
+  if (entry.name == "fp8_config") {
+    accelerate(entry);
+  } else {
+    launch(entry);
+  }
+}
+
 void Pass::launch(const Entry& entry) {
   if (is_section_of_accelerate(entry.name)) {
     changed_ = true;  // by launch_sections()
@@ -165,12 +185,12 @@ void Pass::launch(const Entry& entry) {
   });
 }
 
-void Pass::launch_sections(const YamlNode& root) {
+void Pass::launch_sections() {
   const auto type = find_in(kTypes, distributed_);
   const std::string_view counts = type == std::end(kTypes) ? "" : type->second;
   bool found = false;
-  for (size_t i = 0; accelerate_ && i < root.items.size(); ++i) {
-    const Entry entry = {root.keys[i].text, root.keys[i].text, root.keys[i], root.items[i]};
+  for (size_t i = 0; accelerate_ && i < root_.items.size(); ++i) {
+    const Entry entry = {root_.keys[i].text, root_.keys[i].text, root_.keys[i], root_.items[i]};
     const bool empty = entry.node.items.empty();
     if (!is_section_of_accelerate(entry.name)) {
       continue;
@@ -193,7 +213,7 @@ void Pass::launch_sections(const YamlNode& root) {
     }
   }
   if (!counts.empty() && !found) {
-    const YamlNode* node = value_of(root, "distributed_type");
+    const YamlNode* node = value_of(root_, "distributed_type");
     const Entry entry = {"distributed_type",
                          "distributed_type",
                          {"distributed_type", node->line, node->column, {}},

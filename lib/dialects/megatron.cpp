@@ -33,8 +33,19 @@ constexpr Words kMegatronRecipes[] = {{"delayed", "delayed"},
 
 }  // namespace
 
-bool Pass::is_megatron(std::string_view name) {
+bool Pass::is_megatron_key(std::string_view name) {
   return name.starts_with("fp8_") || find_alias(kMegatron, name) != nullptr;
+}
+
+bool Pass::is_megatron(const Entry& entry) const {
+  return is_megatron_key(entry.name);
+}
+
+void Pass::read_megatron(const Entry& entry) {
+  megatron(entry);
+  if (entry.name == "fp8_format" && entry.node.kind != Kind::null) {
+    implied_key_ = entry.place;
+  }
 }
 
 void Pass::megatron(const Entry& entry) {

@@ -1,8 +1,8 @@
 #pragma once
-// One source's tree while keys of other programs are rewritten to ours. What the keys of each
-// program mean is in accelerate.cpp (fp8_config), launch.cpp (the rest of a file
-// of Accelerate), deepspeed*.cpp and megatron.cpp; how they are put, reported and
-// refused in pass.cpp.
+// One source's tree while keys of other programs are rewritten to ours. Which programs there are is
+// the table kPrograms (dialects.cpp). What their keys mean is in accelerate.cpp (fp8_config),
+// launch.cpp (the rest of a file of Accelerate), deepspeed*.cpp and megatron.cpp; how they are put,
+// reported and refused in pass.cpp.
 
 #include <algorithm>
 #include <array>
@@ -127,21 +127,36 @@ class Pass {
     Entry entry;      ///< with the value in our spelling
   };
 
+  /// A program whose keys are read.
+  struct Program {
+    /// Before any key: what the whole file says of itself. May be null.
+    void (Pass::*recognize_file)() = nullptr;
+    bool (Pass::*recognizes)(const Entry& entry) const = nullptr;
+    void (Pass::*read)(const Entry& entry) = nullptr;
+    /// After all keys: what follows from several of them. May be null.
+    void (Pass::*finish)() = nullptr;
+  };
+  /// The first one that recognizes a key reads it.
+  static const std::array<Program, 3> kPrograms;
+
   // dialects.cpp
   YamlNode own_section(const YamlNode& section);
 
   // launch.cpp
+  void recognize_accelerate();
+  bool is_accelerate(const Entry& entry) const;
+  void read_accelerate(const Entry& entry);
   static bool is_launch(std::string_view name);      // only Accelerate has it
   static bool is_launch_key(std::string_view name);  // Accelerate has it
   void launch(const Entry& entry);
-  void launch_sections(const YamlNode& root);
+  void launch_sections();
   void fsdp(const Entry& section);
   void fsdp_stage(const Entry& section);
   void deepspeed_plugin(const Entry& section);
   void megatron_plugin(const Entry& section);
 
   // deepspeed.cpp
-  static bool is_deepspeed_file(const YamlNode& root);
+  void recognize_deepspeed();
   bool is_deepspeed(const Entry& entry) const;
   void deepspeed(const Entry& entry);
   void half_precision(const Entry& entry);
@@ -160,7 +175,9 @@ class Pass {
   void override_linear_precision(const Alias& alias, const Entry& entry);
 
   // megatron.cpp
-  static bool is_megatron(std::string_view name);
+  static bool is_megatron_key(std::string_view name);
+  bool is_megatron(const Entry& entry) const;
+  void read_megatron(const Entry& entry);
   void megatron(const Entry& entry);
   void megatron_key(const Alias& alias, const Entry& entry);
   void finish_blocks();

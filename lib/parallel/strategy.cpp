@@ -12,34 +12,35 @@ namespace {
 
 struct Entry {
   const char* name = nullptr;
-  bool (*serves)(int ranks, const StrategySettings& settings) = nullptr;
+  bool (*serves)(const Mesh& mesh, const StrategySettings& settings) = nullptr;
   std::unique_ptr<Strategy> (*make)(const Mesh& mesh, const StrategySettings& settings) = nullptr;
   bool has_stages = false;  ///< the name is followed by StrategySettings::zero_stage
 };
 
 constexpr Entry kStrategies[] = {
-    {"one rank", [](int ranks, const StrategySettings&) { return ranks == 1; }, make_single},
+    {"one rank", [](const Mesh& mesh, const StrategySettings&) { return mesh.world_size() == 1; },
+     make_single},
     {"ZeRO",
-     [](int, const StrategySettings& settings) {
+     [](const Mesh&, const StrategySettings& settings) {
        return settings.trains && settings.zero_stage > 0;
      },
      make_zero, true},
-    {"DDP", [](int, const StrategySettings&) { return true; }, make_data_parallel},
+    {"DDP", [](const Mesh&, const StrategySettings&) { return true; }, make_data_parallel},
 };
 
-const Entry& entry_for(int ranks, const StrategySettings& settings) {
+const Entry& entry_for(const Mesh& mesh, const StrategySettings& settings) {
   return *std::find_if(std::begin(kStrategies), std::end(kStrategies),
-                       [&](const Entry& entry) { return entry.serves(ranks, settings); });
+                       [&](const Entry& entry) { return entry.serves(mesh, settings); });
 }
 
 }  // namespace
 
 std::unique_ptr<Strategy> make_strategy(const Mesh& mesh, const StrategySettings& settings) {
-  return entry_for(mesh.size(Axis::data), settings).make(mesh, settings);
+  return entry_for(mesh, settings).make(mesh, settings);
 }
 
-std::string strategy_name(int ranks, const StrategySettings& settings) {
-  const Entry& entry = entry_for(ranks, settings);
+std::string strategy_name(const MeshShape& shape, const StrategySettings& settings) {
+  const Entry& entry = entry_for(Mesh(shape, 0, nullptr), settings);
   std::string name = entry.name;
   if (entry.has_stages) {
     name += ' ';

@@ -110,6 +110,6 @@ class Strategy {
 /// The first strategy of the table that serves these ranks and settings.
 std::unique_ptr<Strategy> make_strategy(const Mesh& mesh, const StrategySettings& settings);
 /// Its name for messages: "one rank", "DDP", "ZeRO 2".
-std::string strategy_name(int ranks, const StrategySettings& settings);
+std::string strategy_name(const MeshShape& shape, const StrategySettings& settings);
 
 }  // namespace fp8train

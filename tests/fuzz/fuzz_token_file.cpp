@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -49,7 +50,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   const DataFormat* const formats[] = {&llmc_format(), &raw_u16_format(), &npy_format(),
                                        &indexed_format()};
-  const DataFormat& format = *formats[data[0] % 4];
+  const DataFormat& format = *formats[data[0] % std::size(formats)];
   const std::string path =
       write_files(format, std::string(reinterpret_cast<const char*>(data) + 1, size - 1));
   try {

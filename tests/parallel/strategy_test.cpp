@@ -47,12 +47,12 @@ struct Attached {
 }  // namespace
 
 TEST_CASE("the strategy is the one that serves the ranks and settings") {
-  CHECK(strategy_name(1, {}) == "one rank");
-  CHECK(strategy_name(1, {.zero_stage = 3}) == "one rank");
-  CHECK(strategy_name(kRanks, {}) == "DDP");
-  CHECK(strategy_name(kRanks, {.zero_stage = 2}) == "ZeRO 2");
+  CHECK(strategy_name({.data = 1}, {}) == "one rank");
+  CHECK(strategy_name({.data = 1}, {.zero_stage = 3}) == "one rank");
+  CHECK(strategy_name({.data = kRanks}, {}) == "DDP");
+  CHECK(strategy_name({.data = kRanks}, {.zero_stage = 2}) == "ZeRO 2");
   // There is nothing to share where nothing is trained.
-  CHECK(strategy_name(kRanks, {.zero_stage = 2, .trains = false}) == "DDP");
+  CHECK(strategy_name({.data = kRanks}, {.zero_stage = 2, .trains = false}) == "DDP");
 }
 
 TEST_CASE("one rank exchanges nothing, and its steps can be recorded") {
