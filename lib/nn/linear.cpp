@@ -34,44 +34,25 @@ LinearOperands::Wanted Linear::wanted_of_input(const StepContext& context) const
           x_.scaled_along_columns() && context.training && !context.plain && !plan_.remade_input};
 }
 
-void Linear::forward(const StepContext& context, ConstView x, View y, Saved& saved) const {
-  run_forward(context, {.plain = x, .slot = nullptr, .codes = {}}, {}, y, saved);
-}
-
-void Linear::forward(const StepContext& context, const Input& x, View y, Saved& saved) const {
-  run_forward(context, {.plain = x.plain, .slot = x.slot, .codes = x.cast.out}, x.smoothing, y,
-              saved);
-}
-
-void Linear::run_forward(const StepContext& context, const LinearOperands::Source& x,
-                         ConstView smoothing, View y, Saved& saved) const {
+void Linear::forward(const StepContext& context, const Source& x, View y, Saved& saved) const {
   ArenaScope scope(*context.scratch);
   const LinearOperands::Wanted wanted = wanted_of_input(context);
-  check(smoothing.empty() != (plan_.is_smoothed() && wanted.along_rows),
+  check(x.smoothing.empty() != (plan_.is_smoothed() && wanted.along_rows),
         "a layer whose input is smoothed takes it with its scales");
   const LinearOperands::Pair operands =
       x_.make(context, x, wanted, {memory_of(*context.scratch), memory_of(*context.saved)});
   multiply(context, {.a = operands.along_rows,
-                     .b = weight_.fprop_operand(context, wanted.along_rows, smoothing),
+                     .b = weight_.fprop_operand(context, wanted.along_rows, x.smoothing),
                      .c = y,
                      .beta = 0.0F,
                      .bias = bias_ == nullptr ? ConstView{} : ConstView(bias_->value),
                      .fast_accumulate = plan_.fprop.fast_accumulate,
                      .emulate_accumulator = plan_.fprop.emulate_accumulator});
-  saved = context.training ? Saved{operands.along_columns, smoothing} : Saved{};
+  saved = context.training ? Saved{operands.along_columns, x.smoothing} : Saved{};
 }
 
-void Linear::backward(const StepContext& context, ConstView dy, View dx, const Saved& saved) const {
-  run_backward(context, {.plain = dy, .slot = nullptr, .codes = {}}, dx, saved);
-}
-
-void Linear::backward(const StepContext& context, const Input& dy, View dx,
+void Linear::backward(const StepContext& context, const Source& dy, View dx,
                       const Saved& saved) const {
-  run_backward(context, {.plain = dy.plain, .slot = dy.slot, .codes = dy.cast.out}, dx, saved);
-}
-
-void Linear::run_backward(const StepContext& context, const LinearOperands::Source& dy, View dx,
-                          const Saved& saved) const {
   ArenaScope scope(*context.scratch);
   const LinearOperands::Memory scratch = memory_of(*context.scratch);
   const LinearOperands::Pair operands =

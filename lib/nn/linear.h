@@ -39,6 +39,17 @@ class Linear {
     View smoothing = {};
   };
 
+  /// An x or dy that comes: a tensor, or what its producer left in an Input.
+  struct Source : LinearOperands::Source {
+    Source(ConstView tensor) : LinearOperands::Source{tensor, nullptr, {}} {}
+    Source(const View& tensor) : Source(ConstView(tensor)) {}
+    Source(const Input& input)
+        : LinearOperands::Source{input.plain, input.slot, input.cast.out},
+          smoothing(input.smoothing) {}
+
+    ConstView smoothing;
+  };
+
   /// Registers its scaling slots; `weight` [N, K] and `bias` [N] (may be null) belong to the store
   /// and may be shared with others.
   Linear(const LinearPlan& plan, Parameter* weight, Parameter* bias, ScalingState& scaling);
@@ -60,13 +71,11 @@ class Linear {
   Saved save_remade(const StepContext& context, const Input& x) const;
 
   /// x: [M, K] in the activation type, y: [M, N].
-  void forward(const StepContext& context, ConstView x, View y, Saved& saved) const;
-  void forward(const StepContext& context, const Input& x, View y, Saved& saved) const;
+  void forward(const StepContext& context, const Source& x, View y, Saved& saved) const;
 
   /// Adds to the gradients of weight and bias, or overwrites them
   /// (StepContext::overwrites_gradients); dx (when not empty) is overwritten.
-  void backward(const StepContext& context, ConstView dy, View dx, const Saved& saved) const;
-  void backward(const StepContext& context, const Input& dy, View dx, const Saved& saved) const;
+  void backward(const StepContext& context, const Source& dy, View dx, const Saved& saved) const;
 
   const LinearPlan& plan() const { return plan_; }
   /// To be allocated before the first pass, and refreshed after each update.
@@ -75,10 +84,6 @@ class Linear {
  private:
   Input place(const StepContext& context, const LinearOperands& operands, const Shape& shape,
               LinearOperands::Wanted wanted, Arena& stored, Arena* plain) const;
-  void run_forward(const StepContext& context, const LinearOperands::Source& x, ConstView smoothing,
-                   View y, Saved& saved) const;
-  void run_backward(const StepContext& context, const LinearOperands::Source& dy, View dx,
-                    const Saved& saved) const;
   /// The GEMMs of this pass that read x in scaled formats.
   LinearOperands::Wanted wanted_of_input(const StepContext& context) const;
   static LinearOperands::Wanted wanted_of_gradient(const StepContext& context);
