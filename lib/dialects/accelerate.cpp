@@ -111,8 +111,9 @@ void Pass::tell_switch(const Alias& alias, const Entry& entry) {
     return;
   }
   if (alias.name == "enable_fsdp_float8_all_gather") {
-    tell(fmt::format("{}: weights are gathered in FP8 where the plan's weight is FP8",
-                     entry.spelled));
+    tell(fmt::format(
+        "{}: with ZeRO, weights are gathered in FP8 wherever GEMMs read one set of codes",
+        entry.spelled));
   } else if (alias.name == "pad_inner_dim") {
     tell(
         fmt::format("{}: nothing is padded; layers with a dimension that is no multiple of 16 "

@@ -81,8 +81,10 @@ void Pass::megatron_key(const Alias& alias, const Entry& entry) {
     }
   } else if (alias.name == "fp8_param_gather") {
     if (flag(entry)) {
-      tell(fmt::format("{}: weights are gathered in FP8 where the plan's weight is FP8",
-                       entry.spelled));
+      tell(fmt::format(
+          "{}: with ZeRO, weights are gathered in FP8 wherever GEMMs read one set of codes; "
+          "FP8 primary weights: precision.weight: e4m3, precision.master_weight: fp32",
+          entry.spelled));
     }
   } else if (alias.name == "first_last_layers_bf16") {
     if (const auto value = flag(entry)) {

@@ -127,7 +127,7 @@ PrecisionPlan torchao_tensorwise() {
 
 /// torchao.float8's recipe "rowwise" of the same file: E4M3 for all three tensors, scales along the
 /// contracted extent, rounded down to powers of two. The rounding clears the mantissa; torchao's
-/// exp2(floor(log2)) in fp32 gives the next power of two for scales a few ulp below it (1.3).
+/// exp2(floor(log2)) in fp32 gives the next power of two for scales a few ulp below it.
 PrecisionPlan torchao_rowwise() {
   PrecisionPlan plan = unscaled("torchao-rowwise", DType::bf16);
   const TensorFormat row = with_torchao_epsilon(blockwise(per::row, ScaleType::pow2));
@@ -199,7 +199,7 @@ PrecisionPlan with_msamp_o1_storage(PrecisionPlan plan) {
   return plan;
 }
 
-/// O2: and moments in E4M3 and FP16 (1.1, 1.4).
+/// O2: and moments in E4M3 and FP16.
 PrecisionPlan with_msamp_o2_storage(PrecisionPlan plan) {
   plan = with_msamp_o1_storage(std::move(plan));
   plan.moment1 = stored_by_tensor(DType::e4m3);
@@ -207,7 +207,9 @@ PrecisionPlan with_msamp_o2_storage(PrecisionPlan plan) {
   return plan;
 }
 
-/// O3: and E4M3 weights, which is also how they cross the wire, with an FP16 master (1.1, 1.6).
+/// O3: and E4M3 weights, which is also how they cross the wire, with an FP16 master.
+/// Gradients cross as in O1 and O2; MS-AMP has O3 in its ZeRO optimizers only, which round them
+/// with every micro-batch.
 PrecisionPlan with_msamp_o3_storage(PrecisionPlan plan) {
   plan = with_msamp_o2_storage(std::move(plan));
   plan.master_weight = plan.weight;
