@@ -68,9 +68,11 @@ void ParameterStore::allocate(Device& device, bool with_gradients, bool exchange
     if (with_gradients) {
       const TensorFormat running = running_gradient(formats, exchanged);
       const int queue = wire_index(formats.gradient_wire);
-      gradients_.add(running, parameter.shape, MemoryCategory::gradients, queue);
+      const int64_t alignment = range_alignment(formats.gradient_wire);
+      gradients_.add(running, parameter.shape, MemoryCategory::gradients, queue, alignment);
       if (running != formats.gradient) {
-        sum_[i] = sums_.add(formats.gradient, parameter.shape, MemoryCategory::gradients, queue);
+        sum_[i] = sums_.add(formats.gradient, parameter.shape, MemoryCategory::gradients, queue,
+                            alignment);
       }
     }
   }

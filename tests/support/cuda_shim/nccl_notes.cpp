@@ -9,11 +9,15 @@
 namespace fp8train::shim {
 namespace {
 
-std::string note(const char* kind, int rank) {
-  return std::string(kind) + "." + std::to_string(rank);
+std::string note(const std::string& kind, int rank) {
+  std::ostringstream name;
+  name << kind << '.' << rank;
+  return name.str();
 }
-std::string note(const char* kind, uint64_t sequence, int rank) {
-  return note((kind + ("." + std::to_string(sequence))).c_str(), rank);
+std::string note(const char* kind, uint64_t number, int rank) {
+  std::ostringstream name;
+  name << kind << '.' << number;
+  return note(name.str(), rank);
 }
 
 /// Parts whose bytes go to other ranks.
