@@ -168,7 +168,22 @@ void Optimizer::step(Stream stream, Arena& scratch, bool collect_statistics,
   const Update step = {stream, &scratch, collect_statistics};
   begin_update(step);
   for (size_t i = 0; i < parameters().all().size(); ++i) {
-    update(step, i);
+    if (!parameter(i).updated.elsewhere()) {
+      update(step, i);
+    }
+  }
+}
+
+void Optimizer::receive(Stream stream, Arena& scratch, bool collect_statistics) {
+  const Update step = {stream, &scratch, collect_statistics};
+  for (const auto& parameter : parameters().all()) {
+    if (!parameter->updated.elsewhere()) {
+      continue;
+    }
+    if (!parameter->copy.empty()) {
+      ops::cast(stream, parameter->value, parameter->copy);
+    }
+    cast_weight(step, *parameter);
   }
 }
 

@@ -89,8 +89,8 @@ class LayoutMaker {
 
   void cut(size_t index) {
     StoreLayout::Segment& segment = layout_.segments[index];
-    const Parameter& first = *parameters_.all()[segment.parameters.front()];
-    const int64_t alignment = range_alignment(first.formats.gradient_wire);
+    const Parameter& member = *parameters_.all()[segment.parameters.front()];
+    const int64_t alignment = range_alignment(member.formats.gradient_wire);
     segment.shard = round_up(segment.shard, alignment * layout_.ranks) / layout_.ranks;
     const int64_t begin = segment.shard * layout_.rank;
     const int64_t end = begin + segment.shard;

@@ -21,6 +21,11 @@ constexpr Entry kStrategies[] = {
     {"one rank", [](int ranks, const StrategySettings&) { return ranks == 1; }, make_single},
     {"ZeRO",
      [](int, const StrategySettings& settings) {
+       return settings.trains && settings.zero_stage == 1 && settings.whole_cost != nullptr;
+     },
+     make_whole_parameters, true},
+    {"ZeRO",
+     [](int, const StrategySettings& settings) {
        return settings.trains && settings.zero_stage > 0;
      },
      make_zero, true},

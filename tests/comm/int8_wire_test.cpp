@@ -6,6 +6,7 @@
 #include <cmath>
 #include <random>
 
+#include "base/error.h"
 #include "comm/backends.h"
 #include "comm/gradient_exchange.h"
 #include "device/device.h"
