@@ -8,23 +8,23 @@
 #include "base/math.h"
 #include "comm/exchange_run.h"
 #include "comm/reduce.h"
+#include "tensor/stored_pool.h"
 
 namespace fp8train {
 
 namespace {
 
 /// Elements of a shard in a piece: pieces are equal, but for the last one.
-int64_t piece_elements(const GradientBucket& bucket, int ranks, int64_t chunk) {
+int64_t piece_elements(const GradientBucket& bucket, int ranks, int64_t chunk, int64_t alignment) {
   const auto element = static_cast<int64_t>(size_of(bucket.gradients.format.dtype));
   const bool fits = bucket.gradients.count() * element <= bucket.piece_bytes;
   if (bucket.piece_bytes == 0 || fits || ranks == 1) {
     return chunk;
   }
-  const int64_t groups = chunk / kRangeAlignment;
-  const int64_t most =
-      std::max(bucket.piece_bytes / (kRangeAlignment * element * ranks), int64_t{1});
+  const int64_t groups = chunk / alignment;
+  const int64_t most = std::max(bucket.piece_bytes / (alignment * element * ranks), int64_t{1});
   const int64_t pieces = ceil_div(groups, most);
-  return ceil_div(groups, pieces) * kRangeAlignment;
+  return ceil_div(groups, pieces) * alignment;
 }
 
 }  // namespace
@@ -42,9 +42,10 @@ ExchangeRun::ExchangeRun(Communicator& comm, Device& device, const GradientWire&
   comm_ = groups_->all.get();
   const TensorFormat& stored = bucket_.gradients.format;
   count_ = bucket_.gradients.count();
-  chunk_ = reduced_chunk(comm, count_);
+  const int64_t alignment = range_alignment(wire_.format);
+  chunk_ = reduced_chunk(comm, count_, alignment);
   check(count_ > 0, "an exchange has gradients");
-  piece_ = piece_elements(bucket_, ranks(), chunk_);
+  piece_ = piece_elements(bucket_, ranks(), chunk_, alignment);
   check(encoded() ? stored == wire_.format
                   : stored == plain(DType::f32) || stored == plain(DType::bf16),
         "gradients are exchanged from fp32, bf16 or the codes that cross the wire");

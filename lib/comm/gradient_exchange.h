@@ -62,7 +62,7 @@ struct GradientBucket {
   StoredTensor gradients;
   /// First element of each tensor, multiples of 128, ascending from 0; fp8_sum only.
   std::vector<int64_t> tensors;
-  /// Of gradients, in a piece; at least 128 elements of each shard. 0: one piece.
+  /// Of gradients, in a piece; at least range_alignment() elements of each shard. 0: one piece.
   int64_t piece_bytes = 0;
   /// fp8_sum: the controller of each tensor's scale, on the device (ops::shared_scales); none where
   /// scales are divided by sqrt(N). Each rank counts in it what is at the maximum of its shard of
@@ -92,7 +92,7 @@ class GradientExchange {
   GradientExchange(GradientExchange&&) noexcept;
   GradientExchange& operator=(GradientExchange&&) noexcept;
 
-  /// Elements of a shard: a multiple of kRangeAlignment. The last shards may reach beyond the
+  /// Elements of a shard: a multiple of the wire's range_alignment(). The last shards may reach beyond the
   /// bucket.
   int64_t shard_elements() const;
   /// Elements of this rank's shard that the bucket has.

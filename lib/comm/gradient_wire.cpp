@@ -22,8 +22,9 @@ GradientWire gradient_wire(const TensorFormat& format, bool self_exact, const To
   }
   if (!ops::is_wire_format(format)) {
     throw ConfigError("gradient_wire: '" + describe(format) +
-                      "' does not cross between ranks; choose fp32, bf16, or e4m3 or e5m2 with a "
-                      "scale for the tensor or group(128)");
+                      "' does not cross between ranks; choose fp32, bf16, e4m3 or e5m2 with a "
+                      "scale for the tensor, or e4m3, e5m2 or int8 with one for group(128) or "
+                      "group(256)");
   }
   const bool hops = topology.nodes() > 1 && topology.ranks_per_node() > 1 && !self_exact;
   wire.kind = hops ? WireKind::fp8_two_hop : WireKind::fp8_two_shot;

@@ -1,7 +1,7 @@
 #pragma once
 // Where the functions of NCCL come from: the library is loaded when the first communicator is made,
 // so that the program starts on machines without it. In the SHIM form a fake stands in
-// (tests/support/cuda_shim/nccl_fake.cpp).
+// (tests/support/cuda_shim/nccl_fake.h).
 
 #include <string>
 

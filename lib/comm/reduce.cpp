@@ -51,9 +51,8 @@ void sum(const Communicator& comm, Stream stream, const Exchange& exchange, cons
 
 }  // namespace
 
-int64_t reduced_chunk(const Communicator& comm, int64_t count) {
-  const int64_t groups = ceil_div(count, kRangeAlignment);
-  return ceil_div(groups, comm.size()) * kRangeAlignment;
+int64_t reduced_chunk(const Communicator& comm, int64_t count, int64_t alignment) {
+  return ceil_div(ceil_div(count, alignment), comm.size()) * alignment;
 }
 
 size_t reduce_scratch_bytes(const Communicator& comm, DType dtype, int64_t count) {

@@ -11,8 +11,8 @@
 
 namespace fp8train {
 
-/// Elements of the piece that each rank sums of `count`.
-int64_t reduced_chunk(const Communicator& comm, int64_t count);
+/// Elements of the piece that each rank sums of `count`: a multiple of `alignment`.
+int64_t reduced_chunk(const Communicator& comm, int64_t count, int64_t alignment = kRangeAlignment);
 
 /// Scratch bytes for both of the following, 16-byte aligned.
 size_t reduce_scratch_bytes(const Communicator& comm, DType dtype, int64_t count);

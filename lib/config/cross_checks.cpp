@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "config/field_builders.h"
 #include "config/field_table.h"
 #include "optim/registry.h"
 #include "precision/plan.h"
@@ -210,11 +211,11 @@ void Checks::meaningless() {
     refuse(field.key.c_str(), !optimizer.reads(key), field.write(settings_) != field.write(usual),
            choice.c_str());
   }
-  if (optimizer.needs_whole_parameters && settings_.parallelism.zero_stage > 0 &&
+  if (optimizer.whole_cost != nullptr && settings_.parallelism.zero_stage > 1 &&
       has("parallelism.zero_stage")) {
     complain("parallelism.zero_stage", "optimizer.name",
              fmt::format("parallelism.zero_stage {} cuts matrices into parts, and optimizer.name: "
-                         "{} updates whole ones; set parallelism.zero_stage: 0, or take adamw",
+                         "{} updates whole ones; set parallelism.zero_stage: 0 or 1, or take adamw",
                          settings_.parallelism.zero_stage, optimizer.name));
   }
   const ScheduleSettings& schedule = settings_.scheduler;
@@ -304,7 +305,7 @@ void Checks::precision() {
   if (!usable("mixed_precision")) {
     return;
   }
-  if (request.mixed_precision == "fp8") {
+  if (request.mixed_precision == MixedPrecision::fp8) {
     plan();
     return;
   }
@@ -315,7 +316,7 @@ void Checks::precision() {
       problems_.add(given.place, given.spelled,
                     fmt::format("has no meaning with mixed_precision: {}; set mixed_precision: "
                                 "fp8 or remove the key",
-                                request.mixed_precision));
+                                fields::name_in(kMixedPrecisions, request.mixed_precision)));
     }
   }
   if (meaningful) {

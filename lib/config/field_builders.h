@@ -149,7 +149,16 @@ Field choice(std::string key, Get get, std::vector<std::string> choices, std::st
       [](const std::string& value) { return value; });
 }
 
-/// An enumeration; `values`: all of it with their names.
+/// The name of a value of an enumeration; `values`: all of it.
+template <class Enum, size_t count>
+std::string name_in(const std::pair<Enum, std::string_view> (&values)[count], const Enum& value) {
+  const auto found = std::find_if(std::begin(values), std::end(values),
+                                  [&](const auto& one) { return one.first == value; });
+  return std::string(found->second);
+}
+
+/// An enumeration, or an optional of one that is not written where it is empty; `values`: all of it
+/// with their names.
 template <class Get, class Enum, size_t count>
 Field choice(std::string key, Get get, const std::pair<Enum, std::string_view> (&values)[count],
              std::string doc) {
@@ -167,10 +176,8 @@ Field choice(std::string key, Get get, const std::pair<Enum, std::string_view> (
         });
         return found == std::end(values) ? std::optional<Enum>() : found->first;
       },
-      [&values](const Enum& value) {
-        const auto found = std::find_if(std::begin(values), std::end(values),
-                                        [&](const auto& one) { return one.first == value; });
-        return std::string(found->second);
+      [&values](const std::optional<Enum>& value) {
+        return value ? name_in(values, *value) : std::string();
       });
 }
 

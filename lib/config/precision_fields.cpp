@@ -23,12 +23,13 @@ auto exemption(Member member) {
 }
 
 bool selects_by_method(const Settings& settings) {
-  return settings.precision.mixed_precision == "fp8" && settings.precision.plan.empty();
+  return settings.precision.mixed_precision == MixedPrecision::fp8 &&
+         settings.precision.plan.empty();
 }
 
 /// What mixed_precision: fp8 alone selects.
 std::string offered_plan(const Settings& /*settings*/) {
-  return plan_for_method({.mixed_precision = "fp8"});
+  return plan_for_method({.mixed_precision = MixedPrecision::fp8});
 }
 
 /// One flag for each of fprop, dgrad and wgrad.
@@ -131,7 +132,7 @@ std::string schedule_text(const std::vector<StageRequest>& stages) {
 
 std::vector<Field> tuning_fields() {
   return {
-      choice("fp8.format", request(&PlanRequest::format), {"hybrid", "e4m3"},
+      choice("fp8.format", request(&PlanRequest::format), kFp8Formats,
              "hybrid: gradients in E5M2, everything else in E4M3; e4m3: all in E4M3; default: the "
              "plan's"),
       maybe_integer("fp8.margin", request(&PlanRequest::margin), between(0, 64),
@@ -152,7 +153,7 @@ std::vector<Field> tuning_fields() {
                  "For fprop, dgrad and wgrad: true lets a GPU's tensor cores keep partial sums of "
                  "FP8 products in their short accumulator, which is faster and less exact; "
                  "default: the plan's"),
-      choice("fp8.accumulation", request(&PlanRequest::accumulation), {"exact", "emulated"},
+      choice("fp8.accumulation", request(&PlanRequest::accumulation), kAccumulations,
              "What the short accumulator does to sums on the cpu. exact: nothing, sums are fp32; "
              "emulated: GEMMs that may use it add 14 bits of each product, as Hopper's tensor "
              "cores do, slowly, so that its error can be studied"),
@@ -160,7 +161,7 @@ std::vector<Field> tuning_fields() {
                  "Current scaling: round scales down to powers of two"),
       maybe_flag("fp8.use_autocast_during_eval", request(&PlanRequest::use_autocast_during_eval),
                  "Evaluate in FP8 too"),
-      choice("fp8.swiglu", request(&PlanRequest::swiglu), {"plain", "smooth", "bf16_down_input"},
+      choice("fp8.swiglu", request(&PlanRequest::swiglu), kSwigluInputs,
              "The input of a SwiGLU's down projection, whose outliers grow in long runs. smooth: "
              "each channel is scaled by a power of two before the cast, which the weight takes out "
              "again; bf16_down_input: it stays in high precision"),
@@ -186,8 +187,8 @@ std::vector<Field> tuning_fields() {
 
 std::vector<Field> precision_fields() {
   std::vector<Field> result = {
-      choice("mixed_precision", request(&PlanRequest::mixed_precision),
-             {"no", "bf16", "fp16", "fp8"}, "What the matrix multiplications compute in"),
+      choice("mixed_precision", request(&PlanRequest::mixed_precision), kMixedPrecisions,
+             "What the matrix multiplications compute in"),
       text("precision.plan", request(&PlanRequest::plan),
            "A plan by name; decides alone, whatever mixed_precision says", "the name of a plan")
           .asked({.topic = Topic::precision,
@@ -233,7 +234,8 @@ std::vector<Field> precision_fields() {
   for (Field& field : tuning_fields()) {
     field.aliases = {"precision." + field.key.substr(field.key.find('.') + 1)};
     field.applies = [](const Settings& settings) {
-      return settings.precision.mixed_precision == "fp8" || !settings.precision.plan.empty();
+      return settings.precision.mixed_precision == MixedPrecision::fp8 ||
+             !settings.precision.plan.empty();
     };
     result.push_back(std::move(field));
   }

@@ -70,6 +70,15 @@ enum class OnChange : uint8_t { refuse, accept };
 inline constexpr std::pair<OnChange, std::string_view> kOnChange[] = {{OnChange::refuse, "refuse"},
                                                                       {OnChange::accept, "accept"}};
 
+/// Words of checkpoint.resume; anything else is the folder of a checkpoint.
+enum class ResumeFrom : uint8_t {
+  newest,   ///< checkpoint of the run's folder, where it has one
+  nothing,  ///< and no checkpoint is there
+  folder,
+};
+inline constexpr std::pair<ResumeFrom, std::string_view> kResumeWords[] = {
+    {ResumeFrom::newest, "auto"}, {ResumeFrom::nothing, "never"}};
+
 struct CheckpointSettings {
   int64_t interval = 0;  ///< steps; 0: only at the end and on a stop signal; kAutomaticInterval
   bool async = true;     ///< written while training goes on
@@ -77,10 +86,19 @@ struct CheckpointSettings {
   int64_t keep_last = 2;
   int64_t keep_every = 0;       ///< steps; 0: none
   int64_t keep_best = 0;        ///< by validation loss
-  std::string resume = "auto";  ///< auto | never | a checkpoint directory
+  std::string resume = "auto";  ///< a word, or a folder: resume_from()
   bool save_final = true;
   OnChange changed_data = OnChange::refuse;  ///< other data than the checkpoint's
   OnChange changed_plan = OnChange::refuse;  ///< another plan than the checkpoint's
+
+  ResumeFrom resume_from() const {
+    for (const auto& [from, word] : kResumeWords) {
+      if (resume == word) {
+        return from;
+      }
+    }
+    return ResumeFrom::folder;
+  }
 
   bool operator==(const CheckpointSettings&) const = default;
 };

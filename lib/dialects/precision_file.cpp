@@ -33,7 +33,8 @@ constexpr dialects::Words kRecipes[] = {
 
 /// One recipe; without a plan the layer stays out of scaled formats.
 struct Recipe {
-  std::string plan, format = "e4m3";
+  std::string plan;
+  Fp8Format format = Fp8Format::e4m3;
   bool in_scaled_run = true, in_plain_run = false;
 };
 
@@ -132,7 +133,9 @@ class PrecisionFile {
     }
     const Recipe trained = read_recipe(*training, key + ".training_recipe");
     request.plan = trained.plan.empty() ? "bf16" : trained.plan;
-    request.format = trained.plan.empty() ? "" : trained.format;
+    if (!trained.plan.empty()) {
+      request.format = trained.format;
+    }
     request.in_scaled_run = trained.in_scaled_run;
     request.in_plain_run = trained.in_plain_run;
     request.naming = megatron_naming();
@@ -188,10 +191,9 @@ class PrecisionFile {
     if (name.text == "fp8_quantization_recipe") {
       read_plan(node, key, recipe);
     } else if (name.text == "fp8_format") {
-      recipe.format = node.text;
+      recipe.format = node.text == "hybrid" ? Fp8Format::hybrid : Fp8Format::e4m3;
       if (node.text != "e4m3" && node.text != "hybrid") {
         complain(node, key, "expected e4m3 or hybrid, got " + describe(node));
-        recipe.format = "e4m3";
       }
     } else if (name.text == "override_quantized_autocast") {
       recipe.in_scaled_run = flag(node, key).value_or(true);

@@ -180,6 +180,9 @@ void Decoder::allocate(const DecoderOptions& options) {
   } else {
     parameters_.allocate(*device_, options.gradients, options.exchanged);
   }
+  if (options.owners) {
+    parameters_.divide_updates(options.owners(parameters_));
+  }
   scaling_.allocate(*device_);
   for (size_t unit = 0; unit < units(); ++unit) {
     for_each_linear(unit, [&](Linear& linear) { linear.weight().allocate(*device_, parameters_); });

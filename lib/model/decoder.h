@@ -30,6 +30,7 @@ struct DecoderOptions {
   int64_t head_chunk_rows = 0;  ///< 0: as head_chunk_rows() says
   bool gradients = true;        ///< false: forward only, nothing is allocated for backward
   bool exchanged = false;       ///< several ranks exchange gradients
+  std::function<UpdateOwners(const ParameterStore&)> owners;  ///< empty: each updates everything
 };
 
 class Decoder {

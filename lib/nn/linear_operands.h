@@ -59,6 +59,8 @@ class LinearOperands {
 
   bool scaled_along_rows() const { return rows_ != nullptr; }
   bool scaled_along_columns() const { return columns_ != nullptr; }
+  /// Whether those codes have a scale, and statistics, that no cast along rows has.
+  bool columns_have_own_slot() const { return columns_ != nullptr && columns_ != rows_; }
 
   /// The slot whose codes, as they are or transposed, are all that both GEMMs read; may be null.
   const ScalingSlot* only_slot() const;

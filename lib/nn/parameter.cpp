@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <numbers>
+#include <utility>
 
 #include "base/error.h"
 #include "base/philox.h"
@@ -68,9 +69,11 @@ void ParameterStore::allocate(Device& device, bool with_gradients, bool exchange
     if (with_gradients) {
       const TensorFormat running = running_gradient(formats, exchanged);
       const int queue = wire_index(formats.gradient_wire);
-      gradients_.add(running, parameter.shape, MemoryCategory::gradients, queue);
+      const int64_t alignment = range_alignment(formats.gradient_wire);
+      gradients_.add(running, parameter.shape, MemoryCategory::gradients, queue, alignment);
       if (running != formats.gradient) {
-        sum_[i] = sums_.add(formats.gradient, parameter.shape, MemoryCategory::gradients, queue);
+        sum_[i] = sums_.add(formats.gradient, parameter.shape, MemoryCategory::gradients, queue,
+                            alignment);
       }
     }
   }
@@ -86,6 +89,24 @@ void ParameterStore::allocate(Device& device, bool with_gradients, bool exchange
   if (with_gradients) {
     allocate_automatic(device);
   }
+}
+
+void ParameterStore::divide_updates(UpdateOwners owners) {
+  check(!layout_ && owners.of.size() == parameters_.size(), "each parameter has an owner");
+  owners_ = std::move(owners);
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (owners_->of[i] != owners_->rank) {
+      StoredTensor& value = parameters_[i]->updated.value;
+      value = {View{nullptr, value.codes.dtype, {0}}, value.format, View{}};
+    }
+  }
+}
+
+std::optional<ParameterStore::Share> ParameterStore::share() const {
+  if (layout_) {
+    return Share{layout_->rank, layout_->ranks};
+  }
+  return owners_ ? std::optional(Share{owners_->rank, owners_->ranks}) : std::nullopt;
 }
 
 StoredTensor ParameterStore::exchanged_gradients(const StoredPool::Stretch& stretch) const {
@@ -196,7 +217,8 @@ void set_part(Device& device, const StoredTensor& part, int64_t first, const Sto
 }  // namespace
 
 void set_value(Device& device, const Parameter& parameter, const float* values) {
-  const StoredTensor& updated = parameter.updated.value;
+  const StoredTensor& updated =
+      parameter.updated.elsewhere() ? parameter.stored_value : parameter.updated.value;
   if (updated.format == TensorFormat{}) {
     if (updated.count() > 0) {
       copy_from_host(device, updated.codes, values + parameter.updated.first);

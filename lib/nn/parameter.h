@@ -68,6 +68,8 @@ struct Parameter {
     bool whole = true;
 
     int64_t count() const { return value.count(); }
+    /// Another rank updates all of it (UpdateOwners), and sends the new value.
+    bool elsewhere() const { return whole && count() == 0; }
   } updated;
   ops::AutoScale* automatic = nullptr;  ///< of the gradient, where its wire scales itself
   /// Several ranks: it scales their sum on the wire, not what one of them keeps.
@@ -84,6 +86,12 @@ inline bool holds_gathered(const Parameter& parameter) {
   return parameter.formats.value.remainder && parameter.gathered == GatheredForm::copy;
 }
 
+/// Which rank updates which parameters, where each updates whole ones.
+struct UpdateOwners {
+  int ranks = 1, rank = 0;
+  std::vector<int> of;  ///< the rank of each parameter
+};
+
 class ParameterStore {
  public:
   /// The pointer stays valid for the life of the store.
@@ -99,6 +107,9 @@ class ParameterStore {
   void allocate(Device& device, bool with_gradients = true, bool exchanged = false);
   /// As `layout` says, with gradients.
   void allocate(Device& device, const StoreLayout& layout);
+  /// After allocate() without a layout: this rank updates those of its own. All have whole values
+  /// and gradients.
+  void divide_updates(UpdateOwners owners);
 
   const std::vector<std::unique_ptr<Parameter>>& all() const { return parameters_; }
   /// Queue i has the gradients that cross the wire as wires()[i] or, under a layout, those of
@@ -115,6 +126,13 @@ class ParameterStore {
 
   /// Null where this rank updates everything.
   const StoreLayout* layout() const { return layout_ ? &*layout_ : nullptr; }
+  /// Null where no rank updates whole parameters of its own.
+  const UpdateOwners* owners() const { return owners_ ? &*owners_ : nullptr; }
+  /// Where ranks update different parameters or parts: which of how many this is.
+  struct Share {
+    int rank = 0, ranks = 1;
+  };
+  std::optional<Share> share() const;
   /// This rank's shard of a segment's values, flat.
   StoredTensor value_shard(size_t segment) const;
   /// What is gathered of a segment: this rank's shard, and where all shards come together.
@@ -171,6 +189,7 @@ class ParameterStore {
   StoredPool sums_;  ///< of gradients that cross from another format, without a layout
   std::vector<std::optional<size_t>> sum_;  ///< of each parameter
   std::optional<StoreLayout> layout_;
+  std::optional<UpdateOwners> owners_;
   StoredPool value_shards_, gradient_shards_;         ///< of segments that have none in place
   std::vector<size_t> value_shard_, gradient_shard_;  ///< of each parameter, of each segment
   /// Copies or codes that are gathered, of each segment: whole, and this rank's shard.

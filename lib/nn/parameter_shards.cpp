@@ -89,10 +89,11 @@ void ParameterStore::allocate_wholes(Device& device) {
     const Parameter& parameter = *parameters_[i];
     const int queue = static_cast<int>(layout_->parts[i].segment);
     const bool whole = parameter.gathered == GatheredForm::value;
+    const int64_t alignment = range_alignment(parameter.formats.gradient_wire);
     values_.add(parameter.formats.value, whole ? parameter.shape : Shape{0}, value_category(i),
-                queue);
+                queue, alignment);
     gradients_.add(running_gradient(parameter.formats, true), parameter.shape,
-                   MemoryCategory::gradients, queue);
+                   MemoryCategory::gradients, queue, alignment);
   }
   const auto elements = [this](int queue, int64_t used) {
     return used == 0 ? 0 : layout_->segments[static_cast<size_t>(queue)].shard * layout_->ranks;
@@ -120,8 +121,10 @@ void ParameterStore::allocate_shards(Device& device) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const StoreLayout::Part& part = layout_->parts[i];
     if (!shard_is_in_place(part.segment)) {
-      value_shard_[i] = value_shards_.add(parameters_[i]->formats.value, {part.count},
-                                          value_category(i), static_cast<int>(part.segment));
+      const ParameterFormats& formats = parameters_[i]->formats;
+      value_shard_[i] = value_shards_.add(formats.value, {part.count}, value_category(i),
+                                          static_cast<int>(part.segment),
+                                          range_alignment(formats.gradient_wire));
     }
   }
   value_shards_.allocate(device, {[this](int queue, int64_t /*used*/) {

@@ -3,10 +3,10 @@
 // by parallel/shard_layout.h.
 //
 // The parameters of a unit (what a model reads together: a block, its embedding, its head) that
-// have the same formats make a segment: flat, each parameter from a multiple of kRangeAlignment
-// elements on, padded to `ranks` shards of equal size. Rank r updates shard r of every segment: of
-// a parameter at most one contiguous part, which begins at a multiple of kRangeAlignment. Values,
-// gradients and moments are laid out alike.
+// have the same formats make a segment: flat, each parameter from a multiple of the wire's
+// range_alignment() (tensor/stored_pool.h) on, padded to `ranks` shards of equal size. Rank r
+// updates shard r of every segment: of a parameter at most one contiguous part, which begins at
+// such a multiple. Values, gradients and moments are laid out alike.
 
 #include <cstddef>
 #include <cstdint>
@@ -19,7 +19,7 @@ struct StoreLayout {
     size_t unit = 0;
     std::vector<size_t> parameters;  ///< ascending
     std::vector<int64_t> begins;     ///< of each of them, in elements
-    int64_t shard = 0;               ///< elements of a shard: a multiple of kRangeAlignment
+    int64_t shard = 0;               ///< elements of a shard: a multiple of range_alignment()
     /// What is gathered (GatheredForm in nn/parameter.h) has memory of its own; else units take
     /// turns.
     bool values_stay = true;

@@ -42,6 +42,18 @@ double scale_of(MuonScale scale, int64_t rows, int64_t columns) {
                                       : 0.2 * std::sqrt(std::max(height, width));
 }
 
+/// Of the iteration's products, and of passes over the elements.
+double update_cost(const Parameter& parameter) {
+  constexpr double kPasses = 20, kSteps = 5;
+  double cost = kPasses * static_cast<double>(parameter.shape.count());
+  for (const int64_t rows : parameter.matrices) {
+    const auto side = static_cast<double>(std::min(rows, parameter.shape[1]));
+    const auto length = static_cast<double>(std::max(rows, parameter.shape[1]));
+    cost += kSteps * side * side * (4 * length + 2 * side);
+  }
+  return cost;
+}
+
 /// Factors that operations read on the device.
 struct Factors {
   ops::StepControl momentum;   ///< of ops::sgd where it adds gradients to the momentum
@@ -279,7 +291,7 @@ OptimizerEntry muon_entry() {
                    "optimizer.muon.lr_factor", "precision.moment1"},
           .moments = [](const OptimizerSettings&) { return MomentRoles{.moment1 = true}; },
           .note = "muon for the weights of linear layers in blocks, adamw for all else",
-          .needs_whole_parameters = true,
+          .whole_cost = update_cost,
           .repeats_products = true};
 }
 

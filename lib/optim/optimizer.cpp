@@ -5,6 +5,7 @@
 
 #include "base/math.h"
 #include "ops/cast/quantize.h"
+#include "ops/exchange/wire.h"
 #include "ops/pointwise/elementwise.h"
 
 namespace fp8train {
@@ -12,6 +13,25 @@ namespace {
 
 constexpr int64_t kNormChunk = 4096;
 constexpr float kInitialLossScale = 65536.0F;  // torch.amp.GradScaler
+
+/// Rounds fp32 values as they would cross the wire.
+void round_to_wire(Stream stream, Arena& scratch, const TensorFormat& wire, const View& values) {
+  if (is_stored_format(wire)) {
+    StoredTensor packet(allocate(scratch, wire.dtype, values.shape), wire, {});
+    const int64_t scales = stored_scales(wire, values.count());
+    if (scales > 0) {
+      packet.scales = allocate(scratch, DType::f32, {scales});
+      ops::fill(stream, packet.scales, 0.0F);
+    }
+    ops::store(stream, {.x = values, .to = packet});
+    ops::read_stored(stream, packet, values);
+    return;
+  }
+  const int64_t chunk = round_up(values.count(), range_alignment(wire));
+  const View packet = allocate(scratch, DType::u8, {ops::wire_bytes(wire, chunk)});
+  ops::pack_wire(stream, {.x = values, .format = wire, .chunk = chunk, .packets = packet.data});
+  ops::sum_wire(stream, {.packets = packet.data, .format = wire, .chunk = chunk, .y = values});
+}
 
 }  // namespace
 
@@ -77,20 +97,12 @@ void Optimizer::round_gradients(Stream stream, Arena& scratch) const {
       continue;
     }
     ArenaScope scope(scratch);
-    const Shape& shape = parameter->shape;
     const bool encoded = gradient.format.is_scaled();
-    const View values = encoded ? allocate(scratch, DType::f32, shape) : gradient.codes;
-    StoredTensor packet(allocate(scratch, wire.dtype, shape), wire, {});
-    const int64_t scales = stored_scales(wire, shape.count());
-    if (scales > 0) {
-      packet.scales = allocate(scratch, DType::f32, {scales});
-      ops::fill(stream, packet.scales, 0.0F);
-    }
+    const View values = encoded ? allocate(scratch, DType::f32, parameter->shape) : gradient.codes;
     if (encoded) {
       ops::read_stored(stream, gradient, values);
     }
-    ops::store(stream, {.x = values, .to = packet});
-    ops::read_stored(stream, packet, values);
+    round_to_wire(stream, scratch, wire, values);
     if (encoded) {
       ops::store(stream, {.x = values, .to = gradient});
     }
@@ -156,7 +168,22 @@ void Optimizer::step(Stream stream, Arena& scratch, bool collect_statistics,
   const Update step = {stream, &scratch, collect_statistics};
   begin_update(step);
   for (size_t i = 0; i < parameters().all().size(); ++i) {
-    update(step, i);
+    if (!parameter(i).updated.elsewhere()) {
+      update(step, i);
+    }
+  }
+}
+
+void Optimizer::receive(Stream stream, Arena& scratch, bool collect_statistics) {
+  const Update step = {stream, &scratch, collect_statistics};
+  for (const auto& parameter : parameters().all()) {
+    if (!parameter->updated.elsewhere()) {
+      continue;
+    }
+    if (!parameter->copy.empty()) {
+      ops::cast(stream, parameter->value, parameter->copy);
+    }
+    cast_weight(step, *parameter);
   }
 }
 

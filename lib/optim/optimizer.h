@@ -97,6 +97,10 @@ class Optimizer {
   void step(Stream stream, Arena& scratch, bool collect_statistics = false,
             RankCombiner* combiner = nullptr);
 
+  /// After step(), and after other ranks have sent the values that they updated
+  /// (Parameter::Updated::elsewhere): the copies and casts that the update of a value makes.
+  void receive(Stream stream, Arena& scratch, bool collect_statistics);
+
   /// Several ranks, after step(): the factors of automatic scales follow from what all ranks have
   /// counted in sums. of_ranks: ParameterStore::automatic_scales() of each.
   void update_sum_scales(Stream stream, ConstView of_ranks) const;

@@ -59,10 +59,10 @@ const OptimizerEntry& optimizer_named(std::string_view name) {
 
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerSite& site) {
   const OptimizerEntry& entry = optimizer_named(site.settings.name);
-  if (entry.needs_whole_parameters && site.parameters->layout() != nullptr) {
+  if (entry.whole_cost != nullptr && site.parameters->layout() != nullptr) {
     throw ConfigError("optimizer.name: " + site.settings.name +
-                      " updates whole matrices, which ranks cannot share; set "
-                      "parallelism.zero_stage: 0, or take adamw");
+                      " updates whole matrices, which cannot be cut into parts; set "
+                      "parallelism.zero_stage: 0 or 1, or take adamw");
   }
   return entry.make(site);
 }

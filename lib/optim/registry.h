@@ -9,6 +9,7 @@
 namespace fp8train {
 
 class Optimizer;
+struct Parameter;
 struct OptimizerSettings;
 struct OptimizerSite;
 
@@ -26,8 +27,9 @@ struct OptimizerEntry {
   bool reads(std::string_view key) const;
   MomentRoles (*moments)(const OptimizerSettings& settings);
   std::string_view note;  ///< for `explain`, where not all parameters are updated alike
-  /// Updates read whole matrices: ranks cannot share them (ZeRO).
-  bool needs_whole_parameters = false;
+  /// Operations of the update of a parameter, where updates read whole ones: ranks share them by
+  /// whole parameters only (ZeRO 1). Null: by elements.
+  double (*whole_cost)(const Parameter& parameter) = nullptr;
   /// Every rank makes the same products of matrices and must get the same bits: none may choose
   /// algorithms of its own (gemm_tuning).
   bool repeats_products = false;

@@ -1,7 +1,6 @@
 #include "parallel/data_parallel.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "parallel/strategies.h"
@@ -70,39 +69,23 @@ DataParallel::DataParallel(Communicator& comm, Device& device, const ParameterSt
                            const ExchangeSettings& settings)
     : buckets_(comm, device, parameters.all().size(), cut_buckets(comm, parameters, settings)) {}
 
-namespace {
-
-/// Also of an evaluation by several ranks, which exchange no gradients.
-class Replicas final : public RankedStrategy {
- public:
-  using RankedStrategy::RankedStrategy;
-
-  StoreSharing sharing() const override { return {.exchanged = true, .layout = {}}; }
-  void attach(Device& device, ParameterStore& parameters, const View& amax) override {
-    RankedStrategy::attach(device, parameters, amax);
-    if (settings().trains) {
-      gradients_.emplace(comm(), device, parameters, settings().exchange);
-    }
+void Replicas::attach(Device& device, ParameterStore& parameters, const View& amax) {
+  RankedStrategy::attach(device, parameters, amax);
+  if (settings().trains) {
+    gradients_.emplace(comm(), device, parameters, settings().exchange);
   }
+}
 
-  GradientListener* begin_exchange() override {
-    gradients_->begin(device().stream());
-    return &*gradients_;
-  }
-  void finish_exchange(double* squared_norm) override {
-    gradients_->finish();
-    // NaN where a rank has seen a value that is not finite: all skip the step or none.
-    sum(squared_norm);
-  }
-  RankCombiner* combiner() override { return nullptr; }
-  void values_changed() override {}
-  ParameterGatherer* gatherer() override { return nullptr; }
+GradientListener* Replicas::begin_exchange() {
+  gradients_->begin(device().stream());
+  return &*gradients_;
+}
 
- private:
-  std::optional<DataParallel> gradients_;
-};
-
-}  // namespace
+void Replicas::finish_exchange(double* squared_norm) {
+  gradients_->finish();
+  // NaN where a rank has seen a value that is not finite: all skip the step or none.
+  sum(squared_norm);
+}
 
 std::unique_ptr<Strategy> make_data_parallel(const Mesh& mesh, const StrategySettings& settings) {
   return std::make_unique<Replicas>(mesh, settings);

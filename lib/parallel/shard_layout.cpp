@@ -82,13 +82,16 @@ class LayoutMaker {
     StoreLayout::Segment& segment = layout_.segments[index];
     segment.parameters.push_back(parameter);
     segment.begins.push_back(segment.shard);
-    segment.shard += round_up(parameters_.all()[parameter]->shape.count(), kRangeAlignment);
+    const Parameter& added = *parameters_.all()[parameter];
+    segment.shard += round_up(added.shape.count(), range_alignment(added.formats.gradient_wire));
     layout_.parts[parameter].segment = index;
   }
 
   void cut(size_t index) {
     StoreLayout::Segment& segment = layout_.segments[index];
-    segment.shard = round_up(segment.shard, kRangeAlignment * layout_.ranks) / layout_.ranks;
+    const Parameter& member = *parameters_.all()[segment.parameters.front()];
+    const int64_t alignment = range_alignment(member.formats.gradient_wire);
+    segment.shard = round_up(segment.shard, alignment * layout_.ranks) / layout_.ranks;
     const int64_t begin = segment.shard * layout_.rank;
     const int64_t end = begin + segment.shard;
     for (size_t i = 0; i < segment.parameters.size(); ++i) {

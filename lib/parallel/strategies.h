@@ -3,13 +3,16 @@
 // several ranks have in common.
 
 #include <memory>
+#include <optional>
 
+#include "parallel/data_parallel.h"
 #include "parallel/strategy.h"
 
 namespace fp8train {
 
 std::unique_ptr<Strategy> make_single(const Mesh& mesh, const StrategySettings& settings);
 std::unique_ptr<Strategy> make_data_parallel(const Mesh& mesh, const StrategySettings& settings);
+std::unique_ptr<Strategy> make_whole_parameters(const Mesh& mesh, const StrategySettings& settings);
 std::unique_ptr<Strategy> make_zero(const Mesh& mesh, const StrategySettings& settings);
 
 /// Several ranks: few values of each become one through memory that attach() takes.
@@ -35,6 +38,24 @@ class RankedStrategy : public Strategy, protected RankCombiner {
  private:
   StrategySettings settings_;
   Buffer combined_;  ///< a few values of every rank
+};
+
+/// Every rank has all parameters and gradients. Also of an evaluation by several ranks, which
+/// exchange no gradients.
+class Replicas : public RankedStrategy {
+ public:
+  using RankedStrategy::RankedStrategy;
+
+  StoreSharing sharing() const override { return {.exchanged = true, .layout = {}, .owners = {}}; }
+  void attach(Device& device, ParameterStore& parameters, const View& amax) override;
+  GradientListener* begin_exchange() override;
+  void finish_exchange(double* squared_norm) override;
+  RankCombiner* combiner() override { return nullptr; }
+  void values_changed() override {}
+  ParameterGatherer* gatherer() override { return nullptr; }
+
+ private:
+  std::optional<DataParallel> gradients_;
 };
 
 }  // namespace fp8train

@@ -22,6 +22,11 @@ constexpr Entry kStrategies[] = {
      make_single},
     {"ZeRO",
      [](const Mesh&, const StrategySettings& settings) {
+       return settings.trains && settings.zero_stage == 1 && settings.whole_cost != nullptr;
+     },
+     make_whole_parameters, true},
+    {"ZeRO",
+     [](const Mesh&, const StrategySettings& settings) {
        return settings.trains && settings.zero_stage > 0;
      },
      make_zero, true},

@@ -2,8 +2,9 @@
 // How the work of training is laid over ranks. A Strategy lays out the parameters, exchanges
 // gradients while backward runs, and brings together what the update reads and makes; the engine
 // asks it at fixed points of a step and knows no more. One file each: one rank (single.cpp), whole
-// replicas (data_parallel.cpp), shared optimizer and parameters (zero.cpp). A further one is a file
-// with a class and its line in the table of strategy.cpp.
+// replicas (data_parallel.cpp), the same with an optimizer shared by whole parameters
+// (whole_parameters.cpp), shared optimizer and parameters (zero.cpp). A further one is a file with
+// a class and its line in the table of strategy.cpp.
 
 #include <cstddef>
 #include <cstdint>
@@ -26,6 +27,7 @@ struct StrategySettings {
   bool trains = true;        ///< false: no gradients, no optimizer
   bool accumulates = false;  ///< a step has several micro-batches
   bool ties_embeddings = false;
+  double (*whole_cost)(const Parameter& parameter) = nullptr;  ///< OptimizerEntry::whole_cost
 };
 
 /// How a strategy wants parameters to be allocated.
@@ -33,6 +35,8 @@ struct StoreSharing {
   bool exchanged = false;  ///< as ParameterStore::allocate
   /// Empty: every rank has and updates everything.
   std::function<StoreLayout(const ParameterStore&)> layout;
+  /// Empty: every rank updates everything that it has. Not with a layout.
+  std::function<UpdateOwners(const ParameterStore&)> owners;
 };
 
 class Strategy {
@@ -69,6 +73,8 @@ class Strategy {
   /// What an optimizer that updates parts of parameters combines its values with; null: it updates
   /// whole ones.
   virtual RankCombiner* combiner() = 0;
+  /// After the update: new values of parameters that another rank has updated come from there.
+  virtual void share_values() {}
   /// After updates and after new values were set: what has been gathered of them is out of date.
   virtual void values_changed() = 0;
   /// After an update: the factors of automatic scales follow from the counts of all ranks.

@@ -22,9 +22,11 @@ class Zero final : public RankedStrategy {
                                   .last_reads_first = settings().ties_embeddings};
     const int ranks = mesh().size(Axis::data);
     const int index = mesh().index(Axis::data);
-    return {.exchanged = true, .layout = [=](const ParameterStore& store) {
-              return shard_layout(store, ranks, index, shards);
-            }};
+    return {
+        .exchanged = true,
+        .layout =
+            [=](const ParameterStore& store) { return shard_layout(store, ranks, index, shards); },
+        .owners = {}};
   }
   void attach(Device& device, ParameterStore& parameters, const View& amax) override {
     RankedStrategy::attach(device, parameters, amax);

@@ -16,15 +16,15 @@ std::string row_for(const PlanRequest& request) {
   if (!request.plan.empty()) {
     return request.plan;
   }
-  if (request.mixed_precision == "no") {
-    return "fp32";
-  }
-  if (request.mixed_precision == "bf16" || request.mixed_precision == "fp16") {
-    return request.mixed_precision;
-  }
-  if (request.mixed_precision != "fp8") {
-    throw ConfigError(fmt::format("mixed_precision: '{}' is not one of no, bf16, fp16, fp8",
-                                  request.mixed_precision));
+  switch (request.mixed_precision) {
+    case MixedPrecision::no:
+      return "fp32";
+    case MixedPrecision::bf16:
+      return "bf16";
+    case MixedPrecision::fp16:
+      return "fp16";
+    case MixedPrecision::fp8:
+      break;
   }
   return plan_for_method(request);
 }
@@ -91,13 +91,13 @@ void apply_delayed(const PlanRequest& request, PrecisionPlan& plan) {
 }
 
 void apply_format(const PlanRequest& request, PrecisionPlan& plan) {
-  if (request.format.empty()) {
+  if (!request.format) {
     return;
   }
   bool fp8 = false;
   for_each_gemm_format(plan, [&](TensorFormat& format) { fp8 = fp8 || is_fp8(format.dtype); });
   require(fp8, plan, "fp8.format", "FP8 plans");
-  set_fp8_format(request.format, plan);
+  set_fp8_format(*request.format, plan);
 }
 
 /// Calls apply(gemm, flag) for fprop, dgrad and wgrad with the flags of `key`, where it is given.
@@ -141,7 +141,7 @@ void apply_fast_accumulation(const PlanRequest& request, PrecisionPlan& plan) {
 
 /// The error of the short accumulator on the cpu, for the GEMMs that may use it.
 void apply_accumulation(const PlanRequest& request, PrecisionPlan& plan) {
-  if (request.accumulation != "emulated") {
+  if (request.accumulation != Accumulation::emulated) {
     return;
   }
   bool any = false;
@@ -171,19 +171,16 @@ void apply_power_2_scale(const PlanRequest& request, PrecisionPlan& plan) {
 
 /// The setting of SwiGLU's product. Which layers it is for is plan_linears' matter.
 void apply_swiglu(const PlanRequest& request, PrecisionPlan& plan) {
-  if (request.swiglu.empty() || request.swiglu == "plain") {
+  const SwigluInput swiglu = request.swiglu.value_or(SwigluInput::as_planned);
+  if (swiglu == SwigluInput::as_planned) {
     return;
   }
   const TensorFormat& x = plan.fprop.a;
-  if (request.swiglu == "bf16_down_input") {
+  if (swiglu == SwigluInput::high_precision) {
     require(x.is_scaled() || plan.wgrad.b.is_scaled(), plan, "fp8.swiglu: bf16_down_input",
             "rows whose GEMMs read x in FP8");
     plan.swiglu = SwigluInput::high_precision;
     return;
-  }
-  if (request.swiglu != "smooth") {
-    throw ConfigError(fmt::format("fp8.swiglu: '{}' is not one of plain, smooth, bf16_down_input",
-                                  request.swiglu));
   }
   require(x.is_scaled() && is_fp8(x.dtype) && is_fp8(plan.fprop.b.dtype), plan,
           "fp8.swiglu: smooth", "rows whose forward GEMM reads x and w in FP8");
@@ -220,19 +217,17 @@ class Followers {
 
 }  // namespace
 
-void set_fp8_format(const std::string& name, PrecisionPlan& plan) {
+void set_fp8_format(Fp8Format format, PrecisionPlan& plan) {
   // E5M2 has a place in the gradients only.
   for (GemmPlan* gemm : {&plan.dgrad, &plan.wgrad}) {
-    if (name == "hybrid" && gemm->a.is_scaled()) {
+    if (format == Fp8Format::hybrid && gemm->a.is_scaled()) {
       gemm->a.dtype = DType::e5m2;
     }
   }
-  if (name == "e4m3") {
-    for_each_gemm_format(plan, [](TensorFormat& format) {
-      format.dtype = format.dtype == DType::e5m2 ? DType::e4m3 : format.dtype;
+  if (format == Fp8Format::e4m3) {
+    for_each_gemm_format(plan, [](TensorFormat& operand) {
+      operand.dtype = operand.dtype == DType::e5m2 ? DType::e4m3 : operand.dtype;
     });
-  } else if (name != "hybrid") {
-    throw ConfigError(fmt::format("fp8.format: '{}' is not one of hybrid, e4m3", name));
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -78,6 +79,10 @@ enum class SwigluInput : uint8_t {
   smoothed,        ///< the plan's roles, with a scale for each channel: ops/pointwise/smoothing.h
   high_precision,  ///< fprop and wgrad, which read it, run in `PrecisionPlan::activation`
 };
+inline constexpr std::pair<SwigluInput, std::string_view> kSwigluInputs[] = {
+    {SwigluInput::as_planned, "plain"},
+    {SwigluInput::smoothed, "smooth"},
+    {SwigluInput::high_precision, "bf16_down_input"}};
 
 /// A plan. The roles from `weight` on are those of the weights of linear layers that
 /// are not exempt; all other parameters, their gradients and moments are fp32.
@@ -164,10 +169,18 @@ struct Role {
 };
 const std::vector<Role>& plan_roles();
 
+/// The element types of FP8 GEMMs.
+enum class Fp8Format : uint8_t {
+  hybrid,  ///< gradients in E5M2, all else in E4M3
+  e4m3,
+};
+inline constexpr std::pair<Fp8Format, std::string_view> kFp8Formats[] = {
+    {Fp8Format::hybrid, "hybrid"}, {Fp8Format::e4m3, "e4m3"}};
+
 /// The plan, by name, whose GEMMs the layers that match have.
 struct LayerRequest {
   std::string pattern, plan;
-  std::string format = {};  ///< of FP8 GEMMs, hybrid | e4m3; empty: the plan's
+  std::optional<Fp8Format> format = {};
   std::optional<bool> evaluate_scaled = {};
   LayerNaming naming = {};
   /// Whether it counts in a run whose plan has scaled GEMMs, or none. Else its layers have the
@@ -185,16 +198,32 @@ struct StageRequest {
   bool operator==(const StageRequest&) const = default;
 };
 
+/// What the matrix multiplications compute in.
+enum class MixedPrecision : uint8_t { no, bf16, fp16, fp8 };
+inline constexpr std::pair<MixedPrecision, std::string_view> kMixedPrecisions[] = {
+    {MixedPrecision::no, "no"},
+    {MixedPrecision::bf16, "bf16"},
+    {MixedPrecision::fp16, "fp16"},
+    {MixedPrecision::fp8, "fp8"}};
+
+/// How sums of FP8 products that may use a short accumulator are made on the cpu.
+enum class Accumulation : uint8_t {
+  exact,     ///< in fp32
+  emulated,  ///< GemmPlan::emulate_accumulator
+};
+inline constexpr std::pair<Accumulation, std::string_view> kAccumulations[] = {
+    {Accumulation::exact, "exact"}, {Accumulation::emulated, "emulated"}};
+
 /// What a user may say about precision; every field empty means "the plan's default".
 struct PlanRequest {
-  std::string mixed_precision = "no";  ///< no | bf16 | fp16 | fp8
+  MixedPrecision mixed_precision = MixedPrecision::no;
   std::string plan;     ///< a plan by name; wins over mixed_precision and the four below
   std::string backend;  ///< whose method; with one of the next three it selects a plan under
                         ///< mixed_precision: fp8
   std::string recipe;
   std::string opt_level;  ///< for backends whose recipes are levels
   std::optional<bool> use_te;
-  std::string format;  ///< hybrid | e4m3
+  std::optional<Fp8Format> format;
   std::optional<int64_t> margin;
   std::optional<int64_t> interval;
   std::optional<int64_t> amax_history_len;
@@ -206,10 +235,10 @@ struct PlanRequest {
   /// fprop, dgrad, wgrad: whether tensor cores may keep partial sums of FP8 products in their short
   /// accumulator; empty: the plan's.
   std::vector<bool> fast_accumulation;
-  std::string accumulation;           ///< exact | emulated: GemmPlan::emulate_accumulator
+  std::optional<Accumulation> accumulation;
   std::optional<bool> power_2_scale;  ///< current scaling only
   std::optional<bool> use_autocast_during_eval;
-  std::string swiglu;                                         ///< plain | smooth | bf16_down_input
+  std::optional<SwigluInput> swiglu;
   std::optional<bool> self_exact;                             ///< PrecisionPlan::self_exact
   std::optional<bool> forward_reads_saved, recompute_swiglu;  ///< of PrecisionPlan
   RoleRequest roles;                                          ///< any plan

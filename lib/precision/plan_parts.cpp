@@ -44,8 +44,8 @@ LayerPlan layer_plan(const LayerRequest& request, const PrecisionPlan& run) {
                     layer.key(), layer.pattern, layer.plan));
   }
   PrecisionPlan other = plan_named(request.plan, layer.key());
-  if (!request.format.empty()) {
-    set_fp8_format(request.format, other);
+  if (request.format) {
+    set_fp8_format(*request.format, other);
   }
   check_layer_plan(run, other, layer);
   layer.fprop = other.fprop;

@@ -22,7 +22,7 @@ PrecisionPlan stage_plan(const PlanRequest& request, const PrecisionPlan& run,
 /// The history length of operands that have current scaling at first; 0: none has it.
 int first_window(const GemmPlan& fprop, const GemmPlan& dgrad, const GemmPlan& wgrad);
 
-/// fp8.format: e4m3 | hybrid.
-void set_fp8_format(const std::string& format, PrecisionPlan& plan);
+/// fp8.format.
+void set_fp8_format(Fp8Format format, PrecisionPlan& plan);
 
 }  // namespace fp8train

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "ops/exchange/wire.h"
 #include "ops/gemm/gemm_support.h"
 #include "precision/plan.h"
 #include "tensor/stored_tensor.h"
@@ -157,11 +158,12 @@ void check_gradient(const PrecisionPlan& plan) {
                          describe(gradient)));
     }
   }
-  if (!is_stored_format(wire) || wire.expanded || wire.remainder ||
-      wire.rounding != Rounding::nearest_even) {
+  const bool crosses = is_stored_format(wire) && !wire.expanded && !wire.remainder &&
+                       wire.rounding == Rounding::nearest_even;
+  if (!crosses && !ops::is_wire_format(wire)) {
     refuse("gradient_wire", plan.gradient_wire,
-           "does not cross a wire: choose fp32, bf16, or e4m3 or e5m2 with a scale for the tensor "
-           "or group(128)");
+           "does not cross a wire: choose fp32, bf16, e4m3 or e5m2 with a scale for the tensor, or "
+           "e4m3, e5m2 or int8 with one for group(128) or group(256)");
   }
 }
 

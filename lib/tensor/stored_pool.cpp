@@ -1,6 +1,7 @@
 #include "tensor/stored_pool.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "base/error.h"
 #include "base/math.h"
@@ -15,6 +16,11 @@ std::vector<float> initial_scales(const TensorFormat& format, int64_t count) {
     }
   }
   return scales;
+}
+
+int64_t range_alignment(const TensorFormat& wire) {
+  return wire.block.is_group() ? std::lcm(kRangeAlignment, int64_t{wire.block.columns})
+                               : kRangeAlignment;
 }
 
 StoredPool::Buffer& StoredPool::buffer_of(const TensorFormat& format, MemoryCategory category,
@@ -32,14 +38,14 @@ StoredPool::Buffer& StoredPool::buffer_of(const TensorFormat& format, MemoryCate
 }
 
 size_t StoredPool::add(const TensorFormat& format, const Shape& shape, MemoryCategory category,
-                       int queue) {
+                       int queue, int64_t alignment) {
   check(is_stored_format(format), "no tensor is stored in this format");
   Buffer& buffer = buffer_of(format, category, queue);
   check(buffer.codes.empty(), "tensors are added before the pool is allocated");
   const auto index = static_cast<size_t>(&buffer - buffers_.data());
   buffer.tensors.push_back(entries_.size());
   entries_.push_back({index, shape, buffer.elements, buffer.scale_count});
-  buffer.elements += round_up(shape.count(), kRangeAlignment);
+  buffer.elements += round_up(shape.count(), alignment);
   buffer.scale_count += stored_scales(format, shape.count());
   return entries_.size() - 1;
 }

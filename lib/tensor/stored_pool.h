@@ -1,7 +1,8 @@
 #pragma once
 // The stored tensors of one role (weights, gradients, a moment) for all parameters of a model.
-// Those of one format lie side by side in one buffer, each from a multiple of 128 elements on, so
-// that norms and exchanges see few arrays and no scale is shared. The gaps are zero and stay so.
+// Those of one format lie side by side in one buffer, each from a multiple of 128 elements on
+// (range_alignment), so that norms and exchanges see few arrays and no scale is shared. The gaps
+// are zero and stay so.
 
 #include <functional>
 #include <vector>
@@ -15,13 +16,18 @@ namespace fp8train {
 /// The scales of a tensor of zeros: ones, and an amax of 0 next to the scale of a tensor.
 std::vector<float> initial_scales(const TensorFormat& format, int64_t count);
 
+/// Where tensors, shards and chunks begin whose elements cross between ranks as `wire` says:
+/// kRangeAlignment, or a multiple of it that the wire's groups divide, so that scales do not depend
+/// on the number of ranks.
+int64_t range_alignment(const TensorFormat& wire);
+
 class StoredPool {
  public:
   /// The position of the tensor, which is_stored_format() must allow. Before allocate(). Tensors of
   /// different queues do not share a buffer. A tensor without elements has a position (and the
-  /// scale of a tensor) all the same.
-  size_t add(const TensorFormat& format, const Shape& shape, MemoryCategory category,
-             int queue = 0);
+  /// scale of a tensor) all the same. `alignment`: of the tensors of a buffer (range_alignment).
+  size_t add(const TensorFormat& format, const Shape& shape, MemoryCategory category, int queue = 0,
+             int64_t alignment = kRangeAlignment);
 
   /// How the buffers of a pool lie where the program and not the pool decides that.
   struct Placement {

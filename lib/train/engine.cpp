@@ -21,6 +21,7 @@ DecoderOptions decoder_options(const EngineSettings& settings, const Strategy& s
   options.gradients = settings.trains;
   options.exchanged = sharing.exchanged;
   options.layout = std::move(sharing.layout);
+  options.owners = std::move(sharing.owners);
   return options;
 }
 
@@ -32,7 +33,8 @@ StrategySettings strategy_settings(const EngineSettings& settings) {
       .exchange = {.bucket_bytes = settings.bucket_bytes, .self_exact = settings.plan.self_exact},
       .trains = settings.trains,
       .accumulates = settings.gradient_accumulation_steps > 1,
-      .ties_embeddings = settings.model.tie_word_embeddings};
+      .ties_embeddings = settings.model.tie_word_embeddings,
+      .whole_cost = optimizer_named(settings.optimizer.name).whole_cost};
 }
 
 Engine::Engine(Device& device, const EngineSettings& settings, Communicator* comm)
@@ -166,6 +168,8 @@ void Engine::end_step(bool collect_statistics) {
   const TraceSpan span("update");
   run(updates_[collect_statistics ? 1 : 0], [&] {
     optimizer().step(device_->stream(), scratch_, collect_statistics, strategy_->combiner());
+    strategy_->share_values();
+    optimizer().receive(device_->stream(), scratch_, collect_statistics);
     strategy_->values_changed();
     model_.refresh_weights(context(true, collect_statistics), true);
     strategy_->update_sum_scales(device_->stream(), optimizer());

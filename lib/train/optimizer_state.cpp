@@ -278,8 +278,8 @@ std::vector<SavedTensor> saved_tensors(Engine& engine) {
       saved.push_back({entry.whole ? scale : part_name(scale, first), scales, {scales.count()}});
     }
   }
-  const StoreLayout* layout = engine.model().parameters().layout();
-  if (layout == nullptr || layout->rank == 0) {
+  const auto share = engine.model().parameters().share();
+  if (!share || share->rank == 0) {
     for (const auto& [name, factor] : factors(engine)) {
       saved.push_back({name, factor, {1}});
     }
@@ -291,10 +291,10 @@ std::vector<SavedTensor> saved_tensors(Engine& engine) {
 
 void refresh_optimizer_file(Engine& engine, OptimizerFile& file) {
   const std::vector<SavedTensor> saved = saved_tensors(engine);
-  const StoreLayout* layout = engine.model().parameters().layout();
-  file.file.name = layout == nullptr ? std::string(kOnlyFile)
-                                     : fmt::format("optimizer-{:05}-of-{:05}.safetensors",
-                                                   layout->rank + 1, layout->ranks);
+  const auto share = engine.model().parameters().share();
+  file.file.name =
+      !share ? std::string(kOnlyFile)
+             : fmt::format("optimizer-{:05}-of-{:05}.safetensors", share->rank + 1, share->ranks);
   file.file.tensors.clear();
   file.memory.resize(saved.size());
   for (size_t i = 0; i < saved.size(); ++i) {

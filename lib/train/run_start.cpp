@@ -13,12 +13,14 @@ namespace {
 std::optional<ResumedRun> resume(const Session& session, Engine& engine,
                                  const std::filesystem::path& checkpoints,
                                  std::vector<std::string>& warnings, Communicator& comm) {
-  const std::string& from = session.settings.checkpoint.resume;
-  if (from == "auto") {
-    return resume_newest(checkpoints, engine, session, warnings, comm);
-  }
-  if (from != "never") {
-    return resume_from(from, engine, session, comm);
+  const CheckpointSettings& checkpoint = session.settings.checkpoint;
+  switch (checkpoint.resume_from()) {
+    case ResumeFrom::newest:
+      return resume_newest(checkpoints, engine, session, warnings, comm);
+    case ResumeFrom::folder:
+      return resume_from(checkpoint.resume, engine, session, comm);
+    case ResumeFrom::nothing:
+      break;
   }
   if (!find_checkpoints(checkpoints).empty()) {
     throw ConfigError(fmt::format(
@@ -33,14 +35,15 @@ std::optional<ResumedRun> resume(const Session& session, Engine& engine,
 
 int64_t step_to_begin_at(const Session& session, const std::filesystem::path& checkpoints,
                          Communicator& comm) {
-  const std::string& from = session.settings.checkpoint.resume;
-  if (from == "auto") {
+  const CheckpointSettings& checkpoint = session.settings.checkpoint;
+  if (checkpoint.resume_from() == ResumeFrom::newest) {
     return newest_step_of(checkpoints, comm);
   }
-  if (from == "never") {
+  if (checkpoint.resume_from() == ResumeFrom::nothing) {
     return 0;
   }
-  const int64_t step = comm.rank() == 0 ? verify_checkpoint(from, Verify::sizes).step : 0;
+  const int64_t step =
+      comm.rank() == 0 ? verify_checkpoint(checkpoint.resume, Verify::sizes).step : 0;
   wait_for_first_rank(comm);
   return comm.all_gather_values(step).front();
 }

@@ -36,7 +36,7 @@ std::vector<FileRecord> write_state(const std::filesystem::path& partial, const 
 }
 
 size_t state_copy_bytes(Engine& engine, int rank) {
-  const bool shares = engine.model().parameters().layout() != nullptr;
+  const bool shares = engine.model().parameters().share().has_value();
   const size_t weights = rank == 0 ? weights_copy_bytes(engine.model()) : 0;
   return weights + (shares || rank == 0 ? optimizer_file_bytes(engine) : 0);
 }

@@ -196,7 +196,7 @@ std::string id_of_run(const Session& session) {
 void copy_training_state(Engine& engine, const Session& session, const TrainingState& state,
                          Communicator& comm, StateCopy& into) {
   const bool leads = comm.rank() == 0;
-  const bool shares = engine.model().parameters().layout() != nullptr;
+  const bool shares = engine.model().parameters().share().has_value();
   into.step = state.step;
   into.run_id = id_of_run(session);
   into.model = session.engine.model;

@@ -33,7 +33,7 @@ device: auto
   CHECK(s.optimizer.betas == std::array<double, 2>{0.9, 0.99});
   CHECK(s.scheduler.warmup_steps == 100);
   CHECK(s.scheduler.min_lr == 1e-4);
-  CHECK(s.precision.mixed_precision == "fp8");
+  CHECK(s.precision.mixed_precision == MixedPrecision::fp8);
   CHECK(s.precision.backend == "te");
   CHECK(s.precision.recipe == "delayed");
   CHECK(s.precision.amax_history_len == 1024);
@@ -64,7 +64,7 @@ sample: {prompts: ["a\nb", 12]}
   CHECK(s.training.micro_batch_size == 10);
   CHECK(s.training.deterministic);
   CHECK_FALSE(Settings{}.training.deterministic);
-  CHECK(s.precision.format == "hybrid");
+  CHECK(s.precision.format == Fp8Format::hybrid);
   CHECK(s.precision.override_linear_precision == std::vector<bool>{false, false, true});
   CHECK(s.precision.use_autocast_during_eval == true);
   CHECK(s.precision.exemptions.patterns == std::vector<std::string>{"*.down", "h.0"});

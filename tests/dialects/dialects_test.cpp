@@ -66,7 +66,7 @@ tpu_use_sudo: false
 use_cpu: false
 )");
   CHECK(s.precision.backend == "te");
-  CHECK(s.precision.format == "hybrid");
+  CHECK(s.precision.format == Fp8Format::hybrid);
   CHECK(s.precision.amax_history_len == 16);
   CHECK(s.precision.amax_compute_algo == "most_recent");
   CHECK(s.precision.margin == 2);
@@ -162,18 +162,18 @@ TEST_CASE("what fp8_config cannot mean is an error with its place") {
 
 TEST_CASE("fp8.enabled is a switch") {
   Settings s = load_text(kBase + "fp8: {enabled: true, format: E4M3}\n");
-  CHECK(s.precision.mixed_precision == "fp8");
-  CHECK(s.precision.format == "e4m3");
+  CHECK(s.precision.mixed_precision == MixedPrecision::fp8);
+  CHECK(s.precision.format == Fp8Format::e4m3);
   CHECK(tells(s, "fp8.enabled read as mixed_precision: fp8"));
   s = load_text(kBase + "mixed_precision: bf16\nfp8: {enabled: false}\n");
-  CHECK(s.precision.mixed_precision == "bf16");
+  CHECK(s.precision.mixed_precision == MixedPrecision::bf16);
   CHECK(s.notes.lines.size() == 1);
   CHECK_THAT(error_of(kBase + "mixed_precision: fp8\nfp8: {enabled: false}\n"),
              Contains("run.yaml:5:7: fp8.enabled: false conflicts with mixed_precision: fp8"));
   CHECK_THAT(error_of(kBase + "mixed_precision: bf16\nfp8: {enabled: true}\n"),
              Contains("fp8.enabled: switches FP8 on"));
   CHECK_THAT(error_of(kBase + "fp8: {enabled: perhaps}\n"), Contains("true or false"));
-  CHECK(load_text(kBase, {"fp8.enabled=true"}).precision.mixed_precision == "fp8");
+  CHECK(load_text(kBase, {"fp8.enabled=true"}).precision.mixed_precision == MixedPrecision::fp8);
 }
 
 TEST_CASE("Megatron's names") {
@@ -190,9 +190,9 @@ fp8_param_gather: true
 first_last_layers_bf16: true
 num_layers_at_end_in_bf16: 2
 )");
-  CHECK(s.precision.mixed_precision == "fp8");
+  CHECK(s.precision.mixed_precision == MixedPrecision::fp8);
   CHECK(row_of(s) == "te-delayed");
-  CHECK(s.precision.format == "hybrid");
+  CHECK(s.precision.format == Fp8Format::hybrid);
   CHECK(s.precision.margin == 1);
   CHECK(s.precision.amax_history_len == 8);
   CHECK(s.precision.reduce_amax == false);
@@ -210,7 +210,7 @@ num_layers_at_end_in_bf16: 2
   CHECK(row_of(inside) == "te-current");
   CHECK(inside.precision.exemptions.last_blocks == 1);
   CHECK(tells(inside, "fp8.fp8_recipe: tensorwise read as fp8.recipe: current"));
-  CHECK(load_text(kBase, {"fp8_format=e4m3"}).precision.mixed_precision == "fp8");
+  CHECK(load_text(kBase, {"fp8_format=e4m3"}).precision.mixed_precision == MixedPrecision::fp8);
 }
 
 TEST_CASE("what Megatron's names cannot mean is an error") {

@@ -81,7 +81,7 @@ TEST_CASE("what Accelerate says of memory and devices") {
   CHECK(load_foreign(kBase + fsdp("fsdp_activation_checkpointing: true")).model.recompute ==
         Recompute::block);
   CHECK(load_foreign(kBase + "distributed_type: 'NO'\nfp16: true\n").precision.mixed_precision ==
-        "fp16");
+        MixedPrecision::fp16);
   const Settings megatron = load_foreign(
       kBase +
       "distributed_type: MEGATRON_LM\nmegatron_lm_config: {megatron_lm_tp_degree: 1, "
@@ -131,7 +131,7 @@ TEST_CASE("a configuration of DeepSpeed") {
   CHECK(s.notes.processes == 4);
   CHECK(s.optimizer.grad_clip == 0.5);
   CHECK(s.logging.interval == 7);
-  CHECK(s.precision.mixed_precision == "bf16");
+  CHECK(s.precision.mixed_precision == MixedPrecision::bf16);
   CHECK(s.optimizer.name == "adamw");
   CHECK(s.optimizer.lr == 2e-4);
   CHECK(s.optimizer.betas == std::array<double, 2>{0.9, 0.999});
@@ -149,11 +149,11 @@ TEST_CASE("a configuration of DeepSpeed") {
 
 TEST_CASE("what DeepSpeed does where its file is silent") {
   const Settings s = load_foreign(kBase + "zero_optimization: {stage: 1}\n");
-  CHECK(s.precision.mixed_precision == "no");
+  CHECK(s.precision.mixed_precision == MixedPrecision::no);
   CHECK(says(s, "DeepSpeed trains in fp32"));
   CHECK(s.optimizer.grad_clip == 0);
   CHECK(load_foreign(kBase + "zero_optimization: {stage: 1}\nfp16: {enabled: auto}\n")
-            .precision.mixed_precision == "no");
+            .precision.mixed_precision == MixedPrecision::no);
   const Settings msamp = load_foreign(
       kBase + "steps_per_print: 5\nmsamp: {enabled: true, opt_level: O2, use_te: false}\n");
   CHECK(resolve_plan(msamp.precision).name == "msamp-o2");
@@ -220,7 +220,7 @@ TEST_CASE("Accelerate's file names DeepSpeed's") {
   request.further_paths = {folder.write("run.yaml", kBase)};
   const Settings s = load_settings(request);
   CHECK(s.parallelism.zero_stage == 2);
-  CHECK(s.precision.mixed_precision == "bf16");
+  CHECK(s.precision.mixed_precision == MixedPrecision::bf16);
   folder.write("ds.json", R"({"zero_optimization": {"stage": 5}})");
   CHECK_THROWS_WITH(load_settings(request), Contains("ds.json:1:33: zero_optimization.stage"));
   std::filesystem::remove(std::filesystem::path(launch).parent_path() / "ds.json");
@@ -254,7 +254,7 @@ TEST_CASE("a file of another program in keys of this one") {
   CHECK_FALSE(alone.notes.empty());
   const Conversion over = convert_file(file, folder.write("base.yaml", kBase), make_dialects);
   CHECK(over.settings.training.max_steps == 100);
-  CHECK(over.settings.precision.mixed_precision == "bf16");
+  CHECK(over.settings.precision.mixed_precision == MixedPrecision::bf16);
 }
 
 }  // namespace

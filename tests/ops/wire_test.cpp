@@ -27,6 +27,8 @@ const TensorFormat kWires[] = {
     by_group(DType::e5m2, ScaleType::f32),
     in_groups_of(256, by_group(DType::e4m3, ScaleType::pow2)),
     in_groups_of(256, by_group(DType::e5m2, ScaleType::f32)),
+    in_groups_of(256, by_group(DType::i8, ScaleType::f32)),
+    by_group(DType::i8, ScaleType::pow2),
 };
 
 /// Elements that share a scale; formats without one have none.
@@ -60,7 +62,9 @@ float group_scale(const Values& values, int64_t at, int64_t chunk, const TensorF
   if (amax == 0) {
     return 1;
   }
-  const float largest = format.dtype == DType::e4m3 ? 448.0F : 57344.0F;
+  const float largest = format.dtype == DType::e4m3   ? 448.0F
+                        : format.dtype == DType::e5m2 ? 57344.0F
+                                                      : 127.0F;
   const float scale = std::min(largest / amax, std::numeric_limits<float>::max());
   int exponent = 0;
   std::frexp(scale, &exponent);
@@ -87,8 +91,10 @@ float read_packet(const uint8_t* packet, const TensorFormat& format, int64_t chu
   } else {
     std::memcpy(&scale, scales + i / group_size(format) * 4, 4);
   }
-  const float code =
-      format.dtype == DType::e4m3 ? decode(e4m3{packet[i]}) : decode(e5m2{packet[i]});
+  const float code = format.dtype == DType::e4m3 ? decode(e4m3{packet[i]})
+                     : format.dtype == DType::e5m2
+                         ? decode(e5m2{packet[i]})
+                         : static_cast<float>(static_cast<int8_t>(packet[i]));
   return code * (1.0F / scale);
 }
 
@@ -100,6 +106,8 @@ float rounded(float value, float scale, const TensorFormat& format) {
       return decode(encode<bf16>(value));
     case DType::e4m3:
       return decode(encode<e4m3>(value * scale)) * (1.0F / scale);
+    case DType::i8:
+      return std::isnan(scale) ? scale : std::nearbyint(value * scale) * (1.0F / scale);
     default:
       return decode(encode<e5m2>(value * scale)) * (1.0F / scale);
   }

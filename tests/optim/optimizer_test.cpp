@@ -167,7 +167,7 @@ TEST_CASE("an optimizer's entry says which keys mean something to it") {
   CHECK(reads("muon", "optimizer.betas"));
   CHECK(reads("muon", "optimizer.muon.scale"));
   CHECK_FALSE(reads("sgd", "optimizer.muon.scale"));
-  CHECK(optimizer_named("muon").needs_whole_parameters);
+  CHECK(optimizer_named("muon").whole_cost != nullptr);
   OptimizerSettings still = {.name = "sgd", .momentum = 0.0};
   CHECK_FALSE(optimizer_named("sgd").moments(still).moment1);
 }

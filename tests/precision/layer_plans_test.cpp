@@ -101,7 +101,7 @@ TEST_CASE("what single layers cannot have is refused with the key") {
   CHECK_THAT(refusal_of("te-delayed", {{"*.down", "te-current"}, {"*", "te-blockwise"}}),
              Contains("'*.down' has no effect: later patterns match all of its layers"));
   PlanRequest smooth = asked_for("te-delayed", {{"*.down", "int8-qat"}});
-  smooth.swiglu = "smooth";
+  smooth.swiglu = SwigluInput::smoothed;
   CHECK_THAT(message_of<ConfigError>([&] { plan_linears(resolve_plan(smooth), two_blocks()); }),
              Contains("fp8.swiglu: smooth") && Contains("'*.down': int8-qat"));
 }

@@ -127,7 +127,7 @@ TEST_CASE("a product that is made again has a scale for each block in every laye
   request.exemptions.patterns = {"*.down"};
   CHECK(plan_linears(resolve_plan(request), sites)[1].remade_input);
   request.exemptions.patterns.clear();
-  request.swiglu = "bf16_down_input";
+  request.swiglu = SwigluInput::high_precision;
   CHECK(plan_linears(resolve_plan(request), sites)[1].remade_input);
   request = {};
   request.plan = "te-blockwise";

@@ -11,7 +11,7 @@ namespace {
 
 PlanRequest fp8_request(const char* recipe) {
   PlanRequest request;
-  request.mixed_precision = "fp8";
+  request.mixed_precision = MixedPrecision::fp8;
   request.recipe = recipe;
   return request;
 }
@@ -51,7 +51,7 @@ TEST_CASE("the plans are those of the table of plans") {
 TEST_CASE("mixed_precision and recipe select a plan, precision.plan names it") {
   PlanRequest request;
   CHECK(resolve_plan(request).name == "fp32");
-  request.mixed_precision = "bf16";
+  request.mixed_precision = MixedPrecision::bf16;
   CHECK(resolve_plan(request).name == "bf16");
   CHECK(resolve_plan(fp8_request("")).name == "te-delayed");
   CHECK(resolve_plan(fp8_request("current")).name == "te-current");
@@ -105,7 +105,7 @@ TEST_CASE("torchao's rows have its recipes' formats") {
 
 TEST_CASE("hybrid, e4m3 and power_2_scale reach the plans with a scale for each block") {
   PlanRequest request = fp8_request("blockwise");
-  request.format = "hybrid";
+  request.format = Fp8Format::hybrid;
   request.power_2_scale = false;
   const PrecisionPlan plan = resolve_plan(request);
   CHECK(describe(plan.fprop.a) == "e4m3 1x128 current");
@@ -155,7 +155,7 @@ TEST_CASE("delayed options reach every GEMM operand") {
   request.interval = 4;
   request.amax_history_len = 16;
   request.amax_compute_algo = "most_recent";
-  request.format = "e4m3";
+  request.format = Fp8Format::e4m3;
   const PrecisionPlan plan = resolve_plan(request);
   for (const GemmPlan* gemm : {&plan.fprop, &plan.dgrad, &plan.wgrad}) {
     for (const TensorFormat* format : {&gemm->a, &gemm->b}) {
@@ -191,21 +191,21 @@ TEST_CASE("fast_accumulation is each GEMM's own, and no plain product's") {
   request.fast_accumulation = {true};
   CHECK_THROWS_WITH(resolve_plan(request), Contains("three booleans"));
   PlanRequest bf16;
-  bf16.mixed_precision = "bf16";
+  bf16.mixed_precision = MixedPrecision::bf16;
   bf16.fast_accumulation = {true, true, true};
   CHECK_THROWS_WITH(resolve_plan(bf16), Contains("fp8.fast_accumulation") && Contains("FP8 plans"));
 }
 
 TEST_CASE("the short accumulator is emulated where a GEMM may use it") {
   PlanRequest request = fp8_request("current");
-  request.accumulation = "emulated";
+  request.accumulation = Accumulation::emulated;
   const PrecisionPlan plan = resolve_plan(request);
   CHECK(plan.fprop.emulate_accumulator);
   CHECK_FALSE(plan.dgrad.emulate_accumulator);
   CHECK_FALSE(plan_named("te-current").fprop.emulate_accumulator);
   for (const char* recipe : {"blockwise", "mxfp8"}) {
     PlanRequest blocks = fp8_request(recipe);
-    blocks.accumulation = "emulated";
+    blocks.accumulation = Accumulation::emulated;
     CHECK_THROWS_WITH(resolve_plan(blocks), Contains("fp8.accumulation: emulated has no meaning"));
   }
 }
@@ -218,7 +218,7 @@ TEST_CASE("options without a meaning for the row are errors that name the key") 
   delayed.power_2_scale = true;
   CHECK_THROWS_WITH(resolve_plan(delayed), Contains("power_2_scale"));
   PlanRequest bf16;
-  bf16.mixed_precision = "bf16";
+  bf16.mixed_precision = MixedPrecision::bf16;
   bf16.exemptions.first_blocks = 1;
   CHECK_THROWS_WITH(resolve_plan(bf16), Contains("exemption"));
   CHECK_THROWS_WITH(resolve_plan(fp8_request("nvfp4")),

@@ -226,7 +226,7 @@ TEST_CASE("backend with recipe or level selects rows") {
   const auto name = [](const char* backend, const char* recipe, const char* level,
                        std::optional<bool> use_te) {
     PlanRequest request;
-    request.mixed_precision = "fp8";
+    request.mixed_precision = MixedPrecision::fp8;
     request.backend = backend;
     request.recipe = recipe;
     request.opt_level = level;

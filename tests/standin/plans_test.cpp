@@ -78,9 +78,14 @@ class Workshop {
     CHECK(counts.at("waits") > 20);
   }
 #if defined(FP8TRAIN_MPIRUN)
-  /// Two ranks, each with a GPU of its own, whose memory crosses by way of the host's. `saves`: the
-  /// weights at the end; kernels have computed none, and codes may say NaN.
-  void train_ranks(const std::string& plan, int zero_stage, bool saves) {
+  struct Ranks {
+    const char* backend = "mpi";  ///< by way of the host's memory; nccl: from GPU to GPU
+    int count = 2;
+    int zero_stage = 0;
+    bool saves = true;  ///< the weights at the end; kernels have computed none, and codes may say NaN
+  };
+  /// Ranks that have a GPU each.
+  void train_ranks(const std::string& plan, const Ranks& ranks) {
     std::filesystem::remove_all(folder_ / "run");
     const Words words = {"train",
                          "model.preset=toy",
@@ -95,23 +100,29 @@ class Workshop {
                          "logging.interval=6",
                          "threads=1",
                          "parallelism.bucket_mb=1",
-                         fmt::format("parallelism.zero_stage={}", zero_stage),
-                         "comm.backend=mpi",
-                         fmt::format("checkpoint.save_final={}", saves),
+                         fmt::format("parallelism.zero_stage={}", ranks.zero_stage),
+                         fmt::format("comm.backend={}", ranks.backend),
+                         fmt::format("checkpoint.save_final={}", ranks.saves),
                          "precision.plan=" + plan,
                          "output_dir=run",
                          "--device",
                          "cuda"};
     Words environment = described_gpu();
-    environment.insert(environment.end(), {"FP8TRAIN_STANDIN_GPUS=2", "OMP_NUM_THREADS=1",
+    environment.insert(environment.end(), {fmt::format("FP8TRAIN_STANDIN_GPUS={}", ranks.count),
+                                           "TMPDIR=" + folder_.path().string(), "OMP_NUM_THREADS=1",
                                            "OMPI_MCA_mpi_yield_when_idle=1", "OMPI_MCA_pml=ob1",
                                            "OMPI_MCA_btl=self,vader"});
-    const Words launcher = {
-        FP8TRAIN_MPIRUN, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2"};
+    const Words launcher = {FP8TRAIN_MPIRUN, "--allow-run-as-root",
+                            "--oversubscribe", "--bind-to",
+                            "none", "-n",
+                            std::to_string(ranks.count)};
     const Outcome outcome = Process(folder_.path(), words, environment, launcher).wait();
-    INFO(plan << " with zero_stage " << zero_stage << "\n" << outcome.out << outcome.err);
+    INFO(ranks.count << " ranks over " << ranks.backend << ", " << plan << " with zero_stage "
+                     << ranks.zero_stage << "\n"
+                     << outcome.out << outcome.err);
     REQUIRE(outcome.code == 0);
     CHECK(last_logged_step(folder_ / "run") == 12);
+    CHECK_THAT(outcome.out + outcome.err, Catch::Contains(ranks.backend));
   }
 #endif
   void generate() {
@@ -174,13 +185,24 @@ TEST_CASE("every plan trains, generates and is measured on sm_100", "[b200]") {
 TEST_CASE("two ranks train on GPUs of their own, alike and in stages of ZeRO", "[ranks]") {
   Workshop shop("h200");
   for (const int zero_stage : {0, 2, 3}) {
-    shop.train_ranks("te-delayed", zero_stage, true);
+    shop.train_ranks("te-delayed", {.zero_stage = zero_stage});
   }
-  shop.train_ranks("bf16", 0, true);
-  shop.train_ranks("te-current", 3, true);
-  shop.train_ranks("msamp-o2", 2, false);
-  shop.train_ranks("deepseek-v3", 0, true);
-  shop.train_ranks("deepseek-v3", 3, true);
+  shop.train_ranks("bf16", {});
+  shop.train_ranks("te-current", {.zero_stage = 3});
+  shop.train_ranks("msamp-o2", {.zero_stage = 2, .saves = false});
+  shop.train_ranks("deepseek-v3", {});
+  shop.train_ranks("deepseek-v3", {.zero_stage = 3});
+}
+
+TEST_CASE("two and four ranks train over NCCL", "[nccl_ranks]") {
+  Workshop shop("h200");
+  for (const int zero_stage : {0, 1, 2, 3}) {
+    shop.train_ranks("te-delayed", {.backend = "nccl", .zero_stage = zero_stage});
+  }
+  shop.train_ranks("msamp-o2", {.backend = "nccl", .zero_stage = 2, .saves = false});
+  shop.train_ranks("fp8-lm", {.backend = "nccl", .saves = false});
+  shop.train_ranks("deepseek-v3", {.backend = "nccl", .count = 4});
+  shop.train_ranks("fp8-lean", {.backend = "nccl", .count = 4, .zero_stage = 3, .saves = false});
 }
 #endif
 

@@ -3,8 +3,8 @@
 #include <catch2/catch.hpp>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
+#include <iterator>
 
 #include "train/trained_engine.h"
 
@@ -48,8 +48,9 @@ void check_combinations(const std::vector<RoleChoices>& choices, size_t wanted) 
     PlanRequest request;
     request.plan = i % 2 == 0 ? "te-current" : "bf16";
     request.roles.moment1 = "bf16";
-    request.swiglu = std::array{"plain", "smooth", "bf16_down_input"}[philox(i, 8, 0).word[0] % 3];
-    std::string said = request.plan + " | " + request.swiglu;
+    const auto& [swiglu, word] = kSwigluInputs[philox(i, 8, 0).word[0] % std::size(kSwigluInputs)];
+    request.swiglu = swiglu;
+    std::string said = request.plan + " | " + std::string(word);
     for (size_t j = 0; j < choices.size(); ++j) {
       const std::vector<std::string>& formats = choices[j].formats;
       const std::string& format = formats[philox(i, 7, j).word[0] % formats.size()];

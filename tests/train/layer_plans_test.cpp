@@ -46,7 +46,7 @@ TEST_CASE("emulated accumulation is for the GEMMs that may be fast, and changes 
   CAPTURE(request.plan);
   EngineSettings settings = small_llama(request.plan, 2);
   const std::vector<float> exact = weights_of(settings);
-  request.accumulation = "emulated";
+  request.accumulation = Accumulation::emulated;
   settings.plan = resolve_plan(request);
   const std::vector<float> emulated = weights_of(settings);
   CHECK_FALSE(same_bits(exact, emulated));

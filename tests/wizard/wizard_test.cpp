@@ -27,7 +27,7 @@ TEST_CASE("Enter everywhere takes what is offered") {
   CHECK(settings.training.max_steps == 1000);
   CHECK(settings.scheduler.warmup_steps == 50);
   CHECK(settings.checkpoint.interval == 100);
-  CHECK(settings.precision.plan == plan_for_method({.mixed_precision = "fp8"}));
+  CHECK(settings.precision.plan == plan_for_method({.mixed_precision = MixedPrecision::fp8}));
   CHECK(done.result.output == "run.yaml");
   for (const std::string& key : done.result.asked) {
     CHECK(done.times(key) == 1);
@@ -116,7 +116,7 @@ TEST_CASE("a bad answer gets the text of the loader, and the question stays") {
   CHECK(done.times("optimizer.lr") == 3);
   CHECK(done.times("data.train") == 2);
   CHECK(done.result.settings.optimizer.lr == 0.0003);
-  CHECK(done.result.settings.precision.plan == plan_for_method({.mixed_precision = "fp8"}));
+  CHECK(done.result.settings.precision.plan == plan_for_method({.mixed_precision = MixedPrecision::fp8}));
 }
 
 TEST_CASE("the global batch fits the ranks of the job") {

@@ -29,7 +29,7 @@ bool is_wire_format(const TensorFormat& format) {
   if (!format.is_scaled()) {
     return is_summed_type(format.dtype) && format == plain(format.dtype);
   }
-  return is_fp8(format.dtype) && is_wire_group(format.block) &&
+  return is_code_type(format.dtype) && is_wire_group(format.block) &&
          format.policy == ScalePolicy::current && format.scale_type != ScaleType::e8m0 &&
          !format.expanded && format.amax_epsilon == 0 && format.rounding == Rounding::nearest_even;
 }

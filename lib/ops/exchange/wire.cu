@@ -264,7 +264,7 @@ void pack_wire(Stream stream, const PackWire& call) {
   if (call.format.dtype == DType::bf16) {
     return pack_as<bf16, kQuad>(stream, call, place);
   }
-  with_fp8_type(call.format.dtype, [&](auto tag) {
+  with_code_type(call.format.dtype, [&](auto tag) {
     using Code = typename decltype(tag)::Type;
     call.format.block == per::group(256) ? pack_as<Code, kOcto>(stream, call, place)
                                          : pack_as<Code, kQuad>(stream, call, place);
@@ -297,7 +297,7 @@ void sum_wire(Stream stream, const SumWire& call) {
   if (call.format.dtype == DType::bf16) {
     return sum_as<bf16>(stream, call, arguments);
   }
-  with_fp8_type(call.format.dtype,
+  with_code_type(call.format.dtype,
                 [&](auto tag) { sum_as<typename decltype(tag)::Type>(stream, call, arguments); });
 }
 

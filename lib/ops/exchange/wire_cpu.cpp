@@ -23,6 +23,12 @@ FP8TRAIN_HD void for_each_piece(int64_t chunk, int64_t chunks, Body body) {
   }
 }
 
+/// The types that a packet may have.
+template <typename Body>
+FP8TRAIN_HD void with_packet_type(DType dtype, Body body) {
+  with_type<float, bf16, e4m3, e5m2, int8_t>(dtype, body);
+}
+
 /// Elements that exist of `length` from `from` on.
 FP8TRAIN_HD int64_t existing(int64_t count, int64_t from, int64_t length) {
   const int64_t left = count - from;
@@ -30,10 +36,17 @@ FP8TRAIN_HD int64_t existing(int64_t count, int64_t from, int64_t length) {
 }
 
 template <typename Code>
+FP8TRAIN_HD void encode_scaled(const float* __restrict values, float scale, Code* __restrict codes,
+                               int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    codes[i] = encode_stored<Code>(values[i] * scale);
+  }
+}
+
+template <typename Code>
 FP8TRAIN_HD void encode_groups(const WireLayout& layout, const float* values, int64_t begin,
                                int64_t length, uint8_t* packet) {
   Code* codes = reinterpret_cast<Code*>(packet) + begin;
-  const uint8_t nowhere[kStoredPiece] = {};
   const int64_t run = layout.scaled ? layout.group : length;
   for (int64_t at = 0; at < length; at += run) {
     const int64_t here = minimum(run, length - at);
@@ -43,7 +56,7 @@ FP8TRAIN_HD void encode_groups(const WireLayout& layout, const float* values, in
                          layout.pow2);
       write_wire_scale(layout, packet, (begin + at) / layout.group, scale);
     }
-    encode_run(values + at, scale, nowhere, codes + at, here);
+    encode_scaled(values + at, scale, codes + at, here);
   }
 }
 
@@ -150,7 +163,7 @@ void pack_wire(Stream /*stream*/, const PackWire& call) {
     if (present > 0) {
       load_run(call.x, from, present, values);
     }
-    with_stored_type(call.format.dtype, [&](auto tag) {
+    with_packet_type(call.format.dtype, [&](auto tag) {
       encode_groups<typename decltype(tag)::Type>(layout, values, begin, length, packet);
     });
   });
@@ -169,7 +182,7 @@ void sum_wire(Stream /*stream*/, const SumWire& call) {
         add_exact(call.exact, from, length, r == 0, sum);
         continue;
       }
-      with_stored_type(call.format.dtype, [&](auto tag) {
+      with_packet_type(call.format.dtype, [&](auto tag) {
         add_piece<typename decltype(tag)::Type>(layout, packet, begin, length, r == 0, sum);
       });
     }

@@ -33,9 +33,9 @@ __device__ __forceinline__ void decode_pack(const Pack<Code, N>& pack, float (&v
 #pragma unroll
   for (int j = 0; j < N; j += 2) {
     if constexpr (sizeof(Code) == 1) {
-      const uint32_t pair = pack.values[j].bits | static_cast<uint32_t>(pack.values[j + 1].bits)
-                                                      << 8;
-      decode_pair<Code>(pair, values[j], values[j + 1]);
+      const uint32_t low = __builtin_bit_cast(uint8_t, pack.values[j]);
+      const uint32_t high = __builtin_bit_cast(uint8_t, pack.values[j + 1]);
+      decode_pair<Code>(low | high << 8, values[j], values[j + 1]);
     } else {
       values[j] = load_as_float(&pack.values[j]);
       values[j + 1] = load_as_float(&pack.values[j + 1]);
@@ -51,8 +51,8 @@ __device__ __forceinline__ Pack<Code, N> encode_pack(const float (&scaled)[N]) {
   for (int j = 0; j < N; j += 2) {
     if constexpr (sizeof(Code) == 1) {
       const uint32_t pair = encode_pair<Code>(scaled[j], scaled[j + 1]);
-      pack.values[j].bits = static_cast<uint8_t>(pair);
-      pack.values[j + 1].bits = static_cast<uint8_t>(pair >> 8);
+      pack.values[j] = __builtin_bit_cast(Code, static_cast<uint8_t>(pair));
+      pack.values[j + 1] = __builtin_bit_cast(Code, static_cast<uint8_t>(pair >> 8));
     } else {
       pack.values[j] = encode_stored<Code>(scaled[j]);
       pack.values[j + 1] = encode_stored<Code>(scaled[j + 1]);

@@ -20,6 +20,8 @@ const TensorFormat kWires[] = {
     by_group(DType::e5m2, ScaleType::f32),
     in_groups_of(256, by_group(DType::e4m3, ScaleType::pow2)),
     in_groups_of(256, by_group(DType::e5m2, ScaleType::f32)),
+    in_groups_of(256, by_group(DType::i8, ScaleType::f32)),
+    by_group(DType::i8, ScaleType::pow2),
 };
 
 struct Results {

@@ -1,7 +1,6 @@
 #pragma once
-// The part of NCCL's interface that the library uses, for builds whose cuda device is the host
-// shim. Names and values are NCCL's; nccl_fake.cpp stands behind them, where ranks are threads of
-// one process.
+// The part of NCCL's interface that the library uses. Names and values are NCCL's; a fake stands
+// behind them (nccl_fake.h): on the host shim, and before the stand-in runtime.
 
 #include <climits>
 #include <cstddef>
@@ -31,6 +30,7 @@ struct ncclConfig_t {
   { 0xcafebeef, INT_MIN }
 
 extern "C" {
+ncclResult_t ncclGetVersion(int* version);
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id);
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank,
                                     ncclConfig_t* config);

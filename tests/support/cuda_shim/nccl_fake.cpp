@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <string>
 #include <utility>
 
 #include "nccl_clique.h"
@@ -48,6 +49,9 @@ void perform(const NcclOperation& operation) {
   const std::string& name = operation.starts.front()->name;
   for (size_t to = 0; to < size; ++to) {
     const NcclStart& own = *operation.starts[to];
+    if (own.is_remote) {
+      continue;
+    }
     for (size_t from = 0; from < size; ++from) {
       const NcclStart& other = *operation.starts[from];
       if (name == "all_gather") {
@@ -68,16 +72,38 @@ void perform(const NcclOperation& operation) {
 
 }  // namespace
 
+bool NcclStart::is_ready() const {
+  return is_remote ? has_arrived : std::all_of(before.begin(), before.end(), [](const auto& work) {
+    return work->over();
+  });
+}
+
+bool NcclOperation::all_started() const {
+  return std::all_of(starts.begin(), starts.end(), [](const auto& one) { return one != nullptr; });
+}
+
+void NcclClique::note_device(int rank, int device) {
+  if (std::find(devices_.begin(), devices_.end(), device) != devices_.end()) {
+    fail(ncclInvalidUsage, "Duplicate GPU detected");
+  }
+  devices_[static_cast<size_t>(rank)] = device;
+  joined_ += 1;
+}
+
 void NcclClique::fail(ncclResult_t result, const std::string& reason) {
-  if (error == ncclSuccess) {
-    error = result;
-    why = reason;
+  if (error_ != ncclSuccess) {
+    return;
+  }
+  error_ = result;
+  why_ = reason;
+  if (board_ != nullptr) {
+    board_->post("error", std::to_string(result) + " " + reason);
   }
 }
 
 std::string NcclClique::join(uint64_t sequence, int rank, std::unique_ptr<NcclStart> start) {
-  NcclOperation& operation = operations[sequence];
-  operation.starts.resize(devices.size());
+  NcclOperation& operation = operations_[sequence];
+  operation.starts.resize(devices_.size());
   for (const auto& other : operation.starts) {
     if (other == nullptr) {
       continue;
@@ -92,29 +118,57 @@ std::string NcclClique::join(uint64_t sequence, int rank, std::unique_ptr<NcclSt
     }
   }
   operation.starts[static_cast<size_t>(rank)] = std::move(start);
-  const bool all = std::all_of(operation.starts.begin(), operation.starts.end(),
-                               [](const auto& one) { return one != nullptr; });
-  return all && operation.starts.front()->name == "group" ? unmatched_group(operation)
-                                                          : std::string();
+  return operation.all_started() && operation.starts.front()->name == "group"
+             ? unmatched_group(operation)
+             : std::string();
 }
 
-bool NcclClique::try_operation(uint64_t sequence) {
-  NcclOperation& operation = operations[sequence];
-  if (operation.done || error != ncclSuccess || aborted > 0) {
-    return operation.done;
+bool NcclClique::try_operation(uint64_t sequence, int rank) {
+  NcclOperation& operation = operations_[sequence];
+  if (operation.done) {
+    return true;
   }
-  for (const auto& start : operation.starts) {
-    const bool ready =
-        start != nullptr && std::all_of(start->before.begin(), start->before.end(),
-                                        [](const auto& work) { return work->over(); });
-    if (!ready) {
-      return false;
-    }
+  if (board_ != nullptr) {
+    refresh();
+    exchange_notes(sequence, rank);
+  }
+  const bool ready = error_ == ncclSuccess && aborted_.empty() && operation.all_started() &&
+                     std::all_of(operation.starts.begin(), operation.starts.end(),
+                                 [](const auto& start) { return start->is_ready(); });
+  if (!ready) {
+    return false;
   }
   perform(operation);
   operation.done = true;
   operation.starts.clear();
+  tidy(sequence, rank);
   return true;
+}
+
+std::pair<std::shared_ptr<NcclClique>, int> NcclClique::split(int number, int rank) {
+  refresh();
+  Split& split = splits_[number];
+  if (static_cast<int>(split.come.size()) < size()) {
+    return {};
+  }
+  const int color = split.come.at(rank).first;
+  std::vector<std::pair<int, int>> members;  // key and rank
+  for (const auto& [other, chosen] : split.come) {
+    if (chosen.first == color) {
+      members.emplace_back(chosen.second, other);
+    }
+  }
+  std::sort(members.begin(), members.end());
+  std::shared_ptr<NcclClique>& made = split.made[color];
+  if (made == nullptr) {
+    const std::string name = std::to_string(number) + "-" + std::to_string(color);
+    made = std::make_shared<NcclClique>(
+        static_cast<int>(members.size()),
+        board_ == nullptr ? nullptr : std::make_unique<NcclBoard>(board_->beside(name)));
+  }
+  const auto own = std::find(members.begin(), members.end(),
+                             std::pair(split.come.at(rank).second, rank));
+  return {made, static_cast<int>(own - members.begin())};
 }
 
 }  // namespace fp8train::shim

@@ -1,20 +1,16 @@
 // NCCL's functions before the fake's ranks.
 
-#include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
-#include "base/error.h"
-#include "comm/nccl_library.h"
 #include "nccl_clique.h"
 #include "nccl_fake.h"
+#include "nccl_fake_ranks.h"
 
 using fp8train::shim::NcclClique;
 using fp8train::shim::NcclStart;
@@ -22,14 +18,12 @@ using fp8train::shim::NcclStart;
 /// Not freed at its end, so that a later use is detected.
 struct ncclComm {
   std::shared_ptr<NcclClique> clique;
-  int rank = 0;
+  int rank = 0, device = 0;
   uint64_t sequence = 0;
   int splits = 0;
   int polls = 0;  ///< that still say in progress
   bool finalizing = false, destroyed = false, aborted = false;
-  /// Of a split, while its ranks come: where the new one is written, in what color and order.
-  ncclComm_t* made = nullptr;
-  int color = 0, key = 0;
+  ncclComm_t* made = nullptr;  ///< of a split, while its ranks come: where the new one is written
 };
 
 namespace {
@@ -40,9 +34,7 @@ std::recursive_mutex mutex;  // operations that are over ask for others that are
 fp8train::shim::NcclCounts counts;
 std::map<std::string, std::shared_ptr<NcclClique>> cliques;  // by unique id
 std::vector<std::unique_ptr<ncclComm>> comms;
-uint64_t ids = 0;
 bool network_breaks = false;
-std::atomic<bool> is_installed = true;
 thread_local std::string last_refusal;
 thread_local int group_depth = 0;
 struct Grouped {
@@ -63,8 +55,9 @@ class Taken final : public fp8train::shim::LateWork {
  public:
   Taken(ncclComm_t comm, uint64_t sequence) : comm_(comm), sequence_(sequence) {}
   bool over() override {
-    const Lock lock(mutex);
-    return comm_->aborted || comm_->clique->try_operation(sequence_);
+    const std::unique_lock<std::recursive_mutex> lock(mutex, std::try_to_lock);
+    return lock.owns_lock() &&
+           (comm_->aborted || comm_->clique->try_operation(sequence_, comm_->rank));
   }
 
  private:
@@ -75,7 +68,8 @@ class Taken final : public fp8train::shim::LateWork {
 /// Whether the communicator still waits for something.
 bool in_progress(ncclComm_t comm) {
   NcclClique& clique = *comm->clique;
-  if (clique.joined < clique.size() || (comm->finalizing && clique.finalized < clique.size())) {
+  clique.refresh();
+  if (!clique.complete() || (comm->finalizing && !clique.finalized())) {
     return true;
   }
   return comm->made != nullptr || comm->polls > 0;
@@ -85,8 +79,9 @@ ncclResult_t usable(ncclComm_t comm) {
   if (comm == nullptr || comm->destroyed || comm->aborted) {
     return refuse("a communicator is used after its end", ncclInvalidArgument);
   }
-  if (comm->clique->error != ncclSuccess) {
-    return comm->clique->error;
+  comm->clique->refresh();
+  if (comm->clique->error() != ncclSuccess) {
+    return comm->clique->error();
   }
   if (in_progress(comm) || comm->finalizing) {
     return refuse("a communicator is used while it is in progress or ending");
@@ -94,10 +89,12 @@ ncclResult_t usable(ncclComm_t comm) {
   return ncclSuccess;
 }
 
-ncclComm_t add_comm(std::shared_ptr<NcclClique> clique, int rank) {
+ncclComm_t add_comm(std::shared_ptr<NcclClique> clique, int rank, int device) {
+  clique->enter(rank, device);
   auto& comm = comms.emplace_back(std::make_unique<ncclComm>());
   comm->clique = std::move(clique);
   comm->rank = rank;
+  comm->device = device;
   comm->polls = 2;
   counts.alive += 1;
   return comm.get();
@@ -114,7 +111,7 @@ ncclResult_t start(ncclComm_t comm, cudaStream_t stream, std::unique_ptr<NcclSta
   operation->before = fp8train::shim::unfinished(stream);
   const uint64_t sequence = comm->sequence++;
   NcclClique& clique = *comm->clique;
-  const std::string broken = clique.join(sequence, comm->rank, std::move(operation));
+  const std::string broken = clique.start(sequence, comm->rank, std::move(operation));
   if (!broken.empty()) {
     refuse(broken);
     clique.fail(ncclInvalidUsage, broken);
@@ -138,29 +135,19 @@ ncclResult_t collective(const char* name, const void* send, void* recv, size_t c
 
 /// A rank's part of a split is complete when all have come: then each color is a clique.
 void advance_split(ncclComm_t comm) {
-  NcclClique& parent = *comm->clique;
-  const int number = comm->splits - 1;
-  if (comm->made == nullptr || parent.split_arrivals[number] < parent.size()) {
+  if (comm->made == nullptr) {
     return;
   }
-  auto& split = parent.splits[{number, comm->color}];
-  if (split.made == nullptr) {
-    std::sort(split.members.begin(), split.members.end());
-    split.made = std::make_shared<NcclClique>(static_cast<int>(split.members.size()));
+  const auto [clique, rank] = comm->clique->split(comm->splits - 1, comm->rank);
+  if (clique != nullptr) {
+    *std::exchange(comm->made, nullptr) = add_comm(clique, rank, comm->device);
   }
-  int rank = 0;
-  while (split.members[static_cast<size_t>(rank)] != std::pair(comm->key, comm->rank)) {
-    ++rank;
-  }
-  split.made->joined += 1;
-  *std::exchange(comm->made, nullptr) = add_comm(split.made, rank);
 }
 
 }  // namespace
 
-namespace fp8train {
+namespace fp8train::shim {
 
-namespace shim {
 NcclCounts nccl_counts() {
   const Lock lock(mutex);
   return counts;
@@ -169,45 +156,24 @@ void break_nccl_network(bool broken) {
   const Lock lock(mutex);
   network_breaks = broken;
 }
-void set_nccl_installed(bool installed) {
-  is_installed = installed;
-}
-}  // namespace shim
 
-std::string why_nccl_is_unusable() {
-  return is_installed ? "" : "libnccl.so.2 is not found (the fake's test says so)";
-}
-
-void* nccl_function(const char* name) {
-#define FP8TRAIN_NAMED(function) \
-  if (std::string_view(name) == #function) return reinterpret_cast<void*>(&::function)
-  FP8TRAIN_NAMED(ncclGetUniqueId);
-  FP8TRAIN_NAMED(ncclCommInitRankConfig);
-  FP8TRAIN_NAMED(ncclCommSplit);
-  FP8TRAIN_NAMED(ncclCommFinalize);
-  FP8TRAIN_NAMED(ncclCommDestroy);
-  FP8TRAIN_NAMED(ncclCommAbort);
-  FP8TRAIN_NAMED(ncclCommGetAsyncError);
-  FP8TRAIN_NAMED(ncclGetErrorString);
-  FP8TRAIN_NAMED(ncclGetLastError);
-  FP8TRAIN_NAMED(ncclAllGather);
-  FP8TRAIN_NAMED(ncclBroadcast);
-  FP8TRAIN_NAMED(ncclSend);
-  FP8TRAIN_NAMED(ncclRecv);
-  FP8TRAIN_NAMED(ncclGroupStart);
-  FP8TRAIN_NAMED(ncclGroupEnd);
-#undef FP8TRAIN_NAMED
-  throw CommError(std::string("the fake NCCL has no ") + name);
-}
-
-}  // namespace fp8train
+}  // namespace fp8train::shim
 
 extern "C" {
+
+ncclResult_t ncclGetVersion(int* version) {
+  *version = 22000;  // 2.20, as little as the library asks for
+  return ncclSuccess;
+}
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   const Lock lock(mutex);
   *id = {};
-  std::strcpy(id->internal, ("fake " + std::to_string(++ids)).c_str());
+  const std::string name = "fake " + fp8train::shim::new_clique_name();
+  if (name.size() >= sizeof(id->internal)) {
+    return refuse("the folder's name is too long for a unique id: " + name);
+  }
+  std::strcpy(id->internal, name.c_str());
   return ncclSuccess;
 }
 
@@ -222,18 +188,11 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id
   }
   std::shared_ptr<NcclClique>& clique = cliques[id.internal];
   if (clique == nullptr) {
-    clique = std::make_shared<NcclClique>(ranks);
+    clique = std::make_shared<NcclClique>(ranks, fp8train::shim::board_of(id.internal + 5));
   }
   int device = 0;
   cudaGetDevice(&device);
-  for (const int other : clique->devices) {
-    if (other == device) {
-      clique->fail(ncclInvalidUsage, "Duplicate GPU detected");
-    }
-  }
-  clique->devices[static_cast<size_t>(rank)] = device;
-  clique->joined += 1;
-  *comm = add_comm(clique, rank);
+  *comm = add_comm(clique, rank, device);
   return ncclInProgress;
 }
 
@@ -247,11 +206,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made
     return refuse("a communicator that blocks");
   }
   comm->made = made;
-  comm->color = color;
-  comm->key = key;
-  const int number = comm->splits++;
-  comm->clique->splits[{number, color}].members.emplace_back(key, comm->rank);
-  comm->clique->split_arrivals[number] += 1;
+  comm->clique->arrive(comm->splits++, comm->rank, color, key);
   return ncclInProgress;
 }
 
@@ -261,7 +216,7 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
     return result;
   }
   comm->finalizing = true;
-  comm->clique->finalized += 1;
+  comm->clique->finalize(comm->rank);
   return ncclInProgress;
 }
 
@@ -271,6 +226,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     return refuse("a communicator is destroyed before it is finalized, or twice");
   }
   comm->destroyed = true;
+  comm->clique->leave(comm->rank);
   counts.destroyed += 1;
   counts.alive -= 1;
   return ncclSuccess;
@@ -282,7 +238,8 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     return refuse("a communicator is aborted after its end", ncclInvalidArgument);
   }
   comm->aborted = true;
-  comm->clique->aborted += 1;
+  comm->clique->abort(comm->rank);
+  comm->clique->leave(comm->rank);
   counts.aborted += 1;
   counts.alive -= 1;
   return ncclSuccess;
@@ -293,7 +250,8 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
   if (comm == nullptr || comm->destroyed || comm->aborted) {
     return refuse("a communicator is asked after its end", ncclInvalidArgument);
   }
-  *state = comm->clique->error;
+  comm->clique->refresh();
+  *state = comm->clique->error();
   if (*state != ncclSuccess) {
     return ncclSuccess;
   }
@@ -311,10 +269,10 @@ const char* ncclGetErrorString(ncclResult_t result) {
 
 const char* ncclGetLastError(ncclComm_t comm) {
   const Lock lock(mutex);
-  if (comm == nullptr || comm->clique->why.empty()) {
+  if (comm == nullptr || comm->clique->why().empty()) {
     return last_refusal.c_str();
   }
-  return comm->clique->why.c_str();
+  return comm->clique->why().c_str();
 }
 
 ncclResult_t ncclAllGather(const void* send, void* recv, size_t count, ncclDataType_t /*type*/,

@@ -4,11 +4,12 @@
 // library does together with other ranks is done as late as it may be: when something waits for it.
 // So what forgets to wait reads what has not come.
 
+#include <cuda_runtime_api.h>
+
 #include <functional>
 #include <memory>
 #include <vector>
 
-#include "cuda_runtime_api.h"
 
 namespace fp8train::shim {
 
@@ -21,7 +22,7 @@ bool capturing();
 class LateWork {
  public:
   virtual ~LateWork() = default;
-  /// Does it, if that can be. Any thread may ask.
+  /// Does it, if that can be. Any thread may ask, and hold a lock of the runtime.
   virtual bool over() = 0;
 };
 

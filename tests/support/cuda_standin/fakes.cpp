@@ -1,10 +1,12 @@
-// What the fake cuBLASLt (tests/support/cuda_shim) asks of a runtime, as declared in the shim's
-// submit.h and cuda_runtime_api.h, which the real header excludes. Its products are computed until
-// the first kernel is launched: so far memory holds what the host has copied there, and the
-// products that show which scale modes a GPU has are right. Later its contents mean nothing.
+// What the fakes of cuBLASLt and NCCL (tests/support/cuda_shim) ask of a runtime. Products are
+// computed until the first kernel is launched: so far memory holds what the host has copied there,
+// and the products that show which scale modes a GPU has are right. Later its contents mean nothing.
 
+#include <algorithm>
 #include <cstdlib>
+#include <utility>
 
+#include "../cuda_shim/submit.h"
 #include "state.h"
 
 namespace fp8train::shim {
@@ -19,6 +21,27 @@ void submit(cudaStream_t stream, std::function<void()> work) {
 
 bool capturing() {
   return standin::recorded_graph() != nullptr;
+}
+
+void submit_late(cudaStream_t stream, std::shared_ptr<LateWork> work) {
+  standin::Call call("a collective of NCCL");
+  if (call.check(stream) != cudaSuccess || call.refuse_while_recording() != cudaSuccess) {
+    std::abort();  // the fake has no answer for it
+  }
+  stream->busy_until = call->timeline.add_late(
+      stream->busy_until, [work = std::move(work)] { return work->over(); });
+}
+
+/// Nobody asks for the work before its turn has come.
+std::vector<std::shared_ptr<LateWork>> unfinished(cudaStream_t /*stream*/) {
+  return {};
+}
+
+bool follows_all(cudaStream_t stream) {
+  const standin::Call call("ncclGroupEnd");
+  return std::all_of(call->streams.begin(), call->streams.end(), [&](const CUstream_st* other) {
+    return other->busy_until <= stream->busy_until;
+  });
 }
 
 /// The timeline draws how long work takes.

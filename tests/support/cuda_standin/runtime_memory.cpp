@@ -36,7 +36,7 @@ cudaError_t release(Call& call, MemoryKind kind, void* pointer) {
   if (pointer == nullptr) {
     return cudaSuccess;
   }
-  call->timeline.wait_for_all();  // what is submitted may use it
+  call.wait_until(call->timeline.last_end());  // what is submitted may use it
   const std::string what = call->memory.description(pointer);
   return call->memory.release(kind, pointer) ? cudaSuccess
                                              : call.refuse(cudaErrorInvalidValue, "frees " + what);
@@ -58,7 +58,7 @@ cudaError_t copy_pageable(Call& call, void* to, const void* from, size_t bytes, 
   if (!to_device) {
     const cudaError_t error = call.submit(stream, [=] { std::memcpy(to, from, bytes); });
     if (error == cudaSuccess) {
-      call->timeline.wait_until(stream->busy_until);
+      call.wait_until(stream->busy_until);
     }
     return error;
   }

@@ -62,7 +62,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     return error;
   }
   call->counts.waits += stream->busy_until > call->timeline.now() ? 1 : 0;
-  call->timeline.wait_until(stream->busy_until);
+  call.wait_until(stream->busy_until);
   return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned /*flags*/) {
@@ -128,7 +128,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     return error;
   }
   call->counts.waits += event->time > call->timeline.now() ? 1 : 0;
-  call->timeline.wait_until(event->time);
+  call.wait_until(event->time);
   return cudaSuccess;
 }
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {

@@ -1,7 +1,9 @@
 #include "state.h"
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <thread>
 
 #include "standin.h"
 
@@ -89,6 +91,14 @@ cudaError_t Call::submit(cudaStream_t stream, const Work& work) {
   }
   stream->graph->nodes.push_back(work);
   return cudaSuccess;
+}
+
+void Call::wait_until(uint64_t time) {
+  while (!state_.timeline.advance_to(time)) {
+    lock_.unlock();
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    lock_.lock();
+  }
 }
 
 }  // namespace fp8train::standin

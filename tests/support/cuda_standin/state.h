@@ -87,6 +87,8 @@ class Call {
 
   /// Does the work in the stream, or keeps it in the graph that is recorded.
   cudaError_t submit(cudaStream_t stream, const Work& work);
+  /// Lets time pass. Other threads go on while it stands still.
+  void wait_until(uint64_t time);
   /// Whether the stream is alive, else what the call answers.
   cudaError_t check(cudaStream_t stream);
   cudaError_t check(cudaEvent_t event);
@@ -96,7 +98,7 @@ class Call {
  private:
   const char* function_;
   State& state_;
-  std::lock_guard<std::mutex> lock_;
+  std::unique_lock<std::mutex> lock_;
 };
 
 /// The graph that this thread records; null when it records none.

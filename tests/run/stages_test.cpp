@@ -1,0 +1,137 @@
+// Two ranks across a switch of the plan (precision.schedule), started by mpirun.
+
+#include <algorithm>
+#include <cmath>
+#include <csignal>
+#include <nlohmann/json.hpp>
+
+#include "io/safetensors.h"
+#include "program.h"
+
+namespace fp8train::test {
+namespace {
+
+constexpr long kSteps = 30;
+constexpr long kSwitch = 10;  ///< the first stage ends with it
+constexpr long kWindow = 4;   ///< of delayed scaling
+
+const Words kEnvironment = {"OMP_NUM_THREADS=1", "OMPI_MCA_mpi_yield_when_idle=1",
+                            "OMPI_MCA_pml=ob1", "OMPI_MCA_btl=self,vader"};
+
+Words mpirun(int ranks) {
+  return {FP8TRAIN_MPIRUN,      "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n",
+          std::to_string(ranks)};
+}
+
+Words command(const std::string& name, const std::string& second, int stage, long steps = kSteps) {
+  return {"model.preset=toy",
+          "data.train=[{path: text.txt}]",
+          "data.val_fraction=0.1",
+          "data.seq_length=32",
+          "training.max_steps=" + std::to_string(steps),
+          "training.micro_batch_size=2",
+          "training.global_batch_size=8",
+          "scheduler.type=constant",
+          "eval.interval=0",
+          "logging.interval=1",
+          "logging.format=plain",
+          "checkpoint.interval=" + std::to_string(kSwitch + kWindow),
+          "checkpoint.keep_last=9",
+          "comm.timeout=60",
+          "device=cpu",
+          "parallelism.zero_stage=" + std::to_string(stage),
+          "precision.plan=te-current",
+          "precision.schedule=[{until: " + std::to_string(kSwitch) +
+              ", plan: te-current}, {plan: " + second + "}]",
+          "output_dir=" + name};
+}
+
+Outcome run(const TextFolder& folder, int ranks, const Words& words) {
+  Process process(folder.path(), words, kEnvironment, mpirun(ranks));
+  Outcome outcome = process.wait();
+  CAPTURE(outcome.out, outcome.err);
+  REQUIRE(outcome.code == 0);
+  return outcome;
+}
+
+std::vector<double> losses(const fs::path& run) {
+  std::vector<double> found;
+  for (const std::string& line : lines_of(read_file(run / "metrics.jsonl"))) {
+    const nlohmann::json json = nlohmann::json::parse(line);
+    if (json.contains("loss")) {
+      found.push_back(json.at("loss").get<double>());
+    }
+  }
+  return found;
+}
+
+fs::path checkpoint(const TextFolder& folder, const std::string& run, long step) {
+  return folder / run / "checkpoints" / fmt::format("step-{:06}", step);
+}
+
+std::vector<float> scaling(const fs::path& checkpoint, const std::string& end) {
+  std::vector<float> values;
+  const SafetensorsFile file(checkpoint / "scaling.safetensors");
+  for (const SafetensorsEntry& entry : file.header().entries) {
+    if (entry.name.ends_with(end)) {
+      std::vector<float> own(entry.bytes() / sizeof(float));
+      file.read(entry, own.data());
+      values.insert(values.end(), own.begin(), own.end());
+    }
+  }
+  return values;
+}
+
+}  // namespace
+
+TEST_CASE("two ranks switch plans at a step, and go on across it from a stop: the same bits") {
+  const auto& [second, stage] =
+      GENERATE(std::pair("te-delayed", 0), std::pair("te-delayed", 3), std::pair("msamp-o1", 1));
+  CAPTURE(second, stage);
+  const TextFolder folder;
+  const Outcome outcome = run(folder, 2, command("whole", second, stage));
+  CHECK(outcome.out.find(fmt::format("from step {} on: plan {}", kSwitch + 1, second)) !=
+        std::string::npos);
+  const std::vector<double> all = losses(folder / "whole");
+  REQUIRE(all.size() == kSteps);
+  for (const double loss : all) {
+    CHECK(std::isfinite(loss));
+  }
+  // Until the switch the second plan has no part in it.
+  run(folder, 2, command("other", "te-blockwise", stage));
+  const std::vector<double> other = losses(folder / "other");
+  CHECK(std::equal(all.begin(), all.begin() + kSwitch, other.begin()));
+  CHECK_FALSE(std::equal(all.begin() + kSwitch, all.end(), other.begin() + kSwitch));
+
+  // Stopped in the first stage, and again some steps after the switch.
+  Process stopped(folder.path(), command("stopped", second, stage), kEnvironment, mpirun(2));
+  REQUIRE(stopped.wait_until([&] { return last_logged_step(folder / "stopped") >= 3; }));
+  stopped.send(SIGUSR1);
+  REQUIRE(stopped.wait().code == 75);
+  REQUIRE(last_logged_step(folder / "stopped") < kSteps);
+  run(folder, 2, command("stopped", second, stage));
+  for (const char* file : {"model.safetensors", "scaling.safetensors"}) {
+    CAPTURE(file);
+    CHECK(same_bytes(checkpoint(folder, "stopped", kSteps) / file,
+                     checkpoint(folder, "whole", kSteps) / file));
+  }
+  CHECK(losses(folder / "stopped") == all);
+}
+
+TEST_CASE("a window of delayed scaling begins at the switch") {
+  const TextFolder folder;
+  run(folder, 2, command("run", "te-delayed", 0));
+  const fs::path saved = checkpoint(folder, "run", kSwitch + kWindow);
+  const std::vector<float> history = scaling(saved, ".amax_history");
+  const std::vector<float> scales = scaling(saved, ".scale");
+  REQUIRE(scales.size() > 10);
+  const auto entries =
+      std::count_if(history.begin(), history.end(), [](float amax) { return amax > 0; });
+  // Each step has two micro-batches of each rank, and each of them an entry for every tensor.
+  CHECK(entries == 2 * kWindow * static_cast<long>(scales.size()));
+  for (const float scale : scales) {
+    CHECK(scale > 1);  // of a new window: 1
+  }
+}
+
+}  // namespace fp8train::test
