@@ -53,27 +53,39 @@ fs::path find_model_folder(const fs::path& path) {
   return newest->path;
 }
 
+CheckpointFacts describe_checkpoint(const CheckpointRequest& request) {
+  CheckpointFacts facts;
+  facts.folder = find_model_folder(request.path).string();
+  const std::string tokenizer = request.tokenizer.empty() ? facts.folder : request.tokenizer;
+  facts.tokenizer = make_tokenizer(
+      tokenizer, [] { return std::string(); },  // a model folder's tokenizer needs no text
+      "--tokenizer");
+  facts.model = completed(read_hf_config(facts.folder).model);
+  if (facts.tokenizer->vocab_size() > facts.model.vocab_size) {
+    throw ConfigError(fmt::format("the tokenizer {} has {} ids, but the model's vocab_size is {}",
+                                  tokenizer, facts.tokenizer->vocab_size(),
+                                  facts.model.vocab_size));
+  }
+  facts.longest_sequence = longest_sequence(facts.model);
+  return facts;
+}
+
 CheckpointModel open_checkpoint(const CheckpointRequest& request) {
-  CheckpointModel opened;
   const fs::path folder = find_model_folder(request.path);
-  opened.folder = folder.string();
   if (is_checkpoint(folder)) {
     verify_checkpoint(folder);
   }
-  const std::string tokenizer = request.tokenizer.empty() ? opened.folder : request.tokenizer;
-  opened.tokenizer = make_tokenizer(
-      tokenizer, [] { return std::string(); },  // a model folder's tokenizer needs no text
-      "--tokenizer");
+  CheckpointRequest of_folder = request;
+  of_folder.path = folder.string();
+  CheckpointFacts facts = describe_checkpoint(of_folder);
+  CheckpointModel opened;
+  opened.folder = std::move(facts.folder);
+  opened.tokenizer = std::move(facts.tokenizer);
   EngineSettings settings;
-  settings.model = completed(read_hf_config(folder).model);
-  if (opened.tokenizer->vocab_size() > settings.model.vocab_size) {
-    throw ConfigError(fmt::format("the tokenizer {} has {} ids, but the model's vocab_size is {}",
-                                  tokenizer, opened.tokenizer->vocab_size(),
-                                  settings.model.vocab_size));
-  }
+  settings.model = facts.model;
   settings.plan = plan_named(request.plan);
   settings.micro_batch_size = request.micro_batch_size;
-  const int64_t longest = longest_sequence(settings.model);
+  const int64_t longest = facts.longest_sequence;
   settings.seq_length = request.seq_length > 0 ? request.seq_length : longest;
   if (settings.seq_length > longest || request.seq_length < 0) {
     throw ConfigError(fmt::format("--seq-length must be between 1 and {}: {}", longest,

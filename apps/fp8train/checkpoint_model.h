@@ -34,6 +34,17 @@ struct CheckpointRequest {
 /// directory. Throws CheckpointError where it is neither.
 std::filesystem::path find_model_folder(const std::filesystem::path& path);
 
+/// What is known of a model before its weights are read.
+struct CheckpointFacts {
+  std::string folder;
+  std::unique_ptr<Tokenizer> tokenizer;
+  ModelConfig model;
+  int64_t longest_sequence = 0;
+};
+
+/// Throws ConfigError, DataError or CheckpointError.
+CheckpointFacts describe_checkpoint(const CheckpointRequest& request);
+
 /// Throws ConfigError, DataError or CheckpointError.
 CheckpointModel open_checkpoint(const CheckpointRequest& request);
 

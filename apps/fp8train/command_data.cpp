@@ -1,4 +1,4 @@
-// fp8train data: prepares token shards, trains tokenizers.
+// fp8train data: prepares and inspects token files, trains tokenizers.
 
 #include <fmt/format.h>
 
@@ -6,9 +6,13 @@
 #include <cstdio>
 #include <functional>
 #include <memory>
+#include <nlohmann/json.hpp>
 
+#include "base/error.h"
 #include "commands.h"
+#include "data/inspect.h"
 #include "data/prepare.h"
+#include "data/text_source.h"
 #include "data/train_tokenizer.h"
 
 namespace fp8train {
@@ -57,16 +61,123 @@ void add_train_tokenizer(Arguments& command, Action& action) {
   });
 }
 
+struct InspectOptions {
+  InspectSettings settings;
+  std::vector<std::string> inputs;
+  std::string tokenizer;
+  bool json = false;
+};
+
+/// On one line.
+std::string quoted(const std::string& text) {
+  constexpr auto kReplace = nlohmann::json::error_handler_t::replace;
+  return nlohmann::json(text).dump(-1, ' ', false, kReplace);
+}
+
+nlohmann::ordered_json json_of(const DataFileFacts& facts) {
+  nlohmann::ordered_json object = {
+      {"file", facts.path}, {"format", facts.format}, {"bytes", facts.bytes}};
+  if (!facts.type.empty()) object["type"] = facts.type;
+  if (facts.documents) object["documents"] = *facts.documents;
+  if (facts.text_bytes) object["text_bytes"] = *facts.text_bytes;
+  if (facts.tokens) {
+    object["tokens"] = *facts.tokens;
+    object["min_id"] = facts.min_id;
+    object["max_id"] = facts.max_id;
+    object["first_ids"] = facts.first_ids;
+  }
+  if (!facts.first_text.empty()) object["first_text"] = facts.first_text;
+  object["xxh3_128"] = facts.xxh3_128;
+  return object;
+}
+
+/// What stands on the line of a file.
+std::string summary_of(const DataFileFacts& facts) {
+  std::string line = facts.path + ": " + facts.format;
+  if (!facts.type.empty()) line += " " + facts.type;
+  line += fmt::format(", {} bytes", facts.bytes);
+  if (facts.documents) line += fmt::format(", {} documents", *facts.documents);
+  if (facts.text_bytes) line += fmt::format(", {} bytes of text", *facts.text_bytes);
+  if (facts.tokens) {
+    line += fmt::format(", {} tokens, ids {} to {}", *facts.tokens, facts.min_id, facts.max_id);
+  }
+  return line;
+}
+
+void print_details(const DataFileFacts& facts) {
+  if (facts.tokens) fmt::print("  first ids   {}\n", fmt::join(facts.first_ids, " "));
+  if (!facts.first_text.empty()) fmt::print("  first text  {}\n", quoted(facts.first_text));
+  fmt::print("  xxh3-128    {}\n", facts.xxh3_128);
+}
+
+/// All files, also behind one that is damaged.
+int inspect(InspectOptions& options) {
+  std::unique_ptr<Tokenizer> tokenizer;
+  if (!options.tokenizer.empty()) {
+    tokenizer = make_tokenizer(
+        options.tokenizer,
+        []() -> std::string {
+          throw ConfigError(
+              "--tokenizer: char is made of a training text; give the folder that "
+              "`data prepare` or a checkpoint wrote");
+        },
+        "--tokenizer");
+    if (tokenizer->type() != "none") options.settings.tokenizer = tokenizer.get();
+  }
+  std::vector<std::filesystem::path> paths;
+  for (const std::string& input : options.inputs) {
+    for (auto& path : expand_path(input, DataSplit::all)) paths.push_back(std::move(path));
+  }
+  size_t failed = 0;
+  for (const std::filesystem::path& path : paths) {
+    try {
+      const DataFileFacts facts = inspect_file(path, options.settings);
+      if (options.json) {
+        fmt::print("{}\n",
+                   json_of(facts).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+      } else {
+        fmt::print("{}\n", summary_of(facts));
+        if (paths.size() == 1) print_details(facts);
+      }
+    } catch (const DataError& error) {
+      if (paths.size() == 1) throw;
+      fmt::print(stderr, "{}\n", error.what());
+      ++failed;
+    }
+  }
+  if (failed > 0) {
+    throw DataError(fmt::format("{} of {} files cannot be read", failed, paths.size()));
+  }
+  return 0;
+}
+
+void add_inspect(Arguments& command, Action& action) {
+  auto options = std::make_shared<InspectOptions>();
+  Arguments part = command.part("inspect", "Say what token files, texts and JSON lines hold");
+  part.required("input", options->inputs, "Files, folders or globs; one alone is shown in detail");
+  part.option("--tokenizer", options->tokenizer,
+              "Tokenizer file or folder: samples are decoded, texts encoded");
+  part.option("--format", options->settings.format, "auto, or a name of data.train[].format");
+  part.option("--text-key", options->settings.text_key.name, "Key of the text in JSON lines");
+  part.option("--threads", options->settings.threads, 0, "0: all cores");
+  part.flag("--json", options->json, "An object in each line");
+  part.run(action, [options] { return inspect(*options); });
+}
+
 }  // namespace
 
 void add_data(Arguments command, Action& action) {
   add_train_tokenizer(command, action);
+  add_inspect(command, action);
   auto settings = std::make_shared<PrepareSettings>();
   auto out = std::make_shared<std::string>();
+  auto output_format = std::make_shared<std::string>(name_of(settings->output_format));
   Arguments prepare =
-      command.part("prepare", "Tokenize text and JSON-lines files into llm.c token shards");
+      command.part("prepare", "Tokenize text and JSON-lines files into token files");
   prepare.required("input", settings->inputs, "Files or globs");
   prepare.required("--out", *out, "Folder to write");
+  prepare.option("--output-format", *output_format,
+                 "llmc, npy, or indexed (.bin and .idx)");
   prepare.option("--tokenizer", settings->tokenizer, "byte, char, or a tokenizer file or folder");
   prepare.option("--format", settings->format, "auto, text or jsonl");
   prepare.option("--text-key", settings->text_key, "Key of the text in JSON lines");
@@ -76,8 +187,9 @@ void add_data(Arguments command, Action& action) {
   prepare.flag("--append-eos,!--no-append-eos", settings->append_eos,
                "End each document with the tokenizer's end-of-sequence id (default: on)");
   prepare.option("--threads", settings->threads, 0, "0: all cores");
-  prepare.run(action, [settings, out] {
+  prepare.run(action, [settings, out, output_format] {
     settings->out = *out;
+    settings->output_format = token_file_format_named(*output_format, "--output-format");
     settings->progress = progress_lines();
     const PrepareReport report = prepare_data(*settings);
     fmt::print("{} documents, {} training and {} validation tokens, vocabulary {}; {} holds {}\n",

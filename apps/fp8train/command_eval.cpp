@@ -1,15 +1,31 @@
-// fp8train eval: the loss of a trained model on a text or token file, in any precision plan.
+// fp8train eval: the loss of a trained model on a text or token file, or its answers to questions
+// with several choices, in any precision plan.
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdio>
+#include <functional>
 #include <memory>
+#include <nlohmann/json.hpp>
+#include <numbers>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
+#include "base/atomic_file.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/math.h"
 #include "checkpoint_model.h"
 #include "commands.h"
+#include "data/choice_questions.h"
 #include "data/corpus.h"
 #include "data/loader.h"
 #include "train/dry_run.h"
+#include "train/multiple_choice.h"
 
 namespace fp8train {
 namespace {
@@ -17,31 +33,84 @@ namespace {
 struct EvalOptions {
   CheckpointRequest model;
   std::string data;
+  std::string choices;
+  std::string samples;  ///< file
+  int64_t stride = 0;
   int64_t calibrate = 8;
   bool json = false;
 };
 
-int evaluate(EvalOptions options) {
-  options.model.micro_batch_size = 16;
+/// Opened, with memory for evaluation.
+CheckpointModel open_for_evaluation(const EvalOptions& options) {
   CheckpointModel opened = open_checkpoint(options.model);
   Engine& engine = *opened.engine;
   engine.reserve(dry_run_step(engine.settings(), engine.device()).plan);
+  return opened;
+}
+
+/// Sets the scales of a plan with delayed scaling where the folder has none.
+void calibrate(const CheckpointModel& opened, int64_t batches,
+               const std::function<std::optional<Batch>()>& next) {
+  for (int64_t i = 0; !opened.has_scales && i < batches; ++i) {
+    const std::optional<Batch> batch = next();
+    if (!batch) return;
+    opened.engine->calibrate(*batch);
+  }
+}
+
+/// Bytes of the text of all tokens but the first, which is no target; 0 where it is not known.
+/// Exact up to 2^20 tokens; between parts of that size a character may be counted wrongly.
+size_t bytes_of_targets(const Corpus& corpus, const Tokenizer& tokenizer) {
+  constexpr int64_t kTokensAtATime = 1 << 20;
+  size_t bytes = 0;
+  std::vector<int32_t> ids;
+  for (int64_t begin = 0; begin < corpus.size(); begin += kTokensAtATime) {
+    ids.resize(static_cast<size_t>(std::min(kTokensAtATime, corpus.size() - begin)));
+    corpus.read(begin, static_cast<int64_t>(ids.size()), ids.data());
+    if (*std::max_element(ids.begin(), ids.end()) >= tokenizer.vocab_size()) {
+      return 0;  // ids of another tokenizer, or no tokenizer
+    }
+    bytes += tokenizer.decode(ids).size();
+    if (begin == 0) bytes -= tokenizer.decode({ids.data(), 1}).size();
+  }
+  return bytes;
+}
+
+void print_loss(const EvalOptions& options, const EngineSettings& engine, const LossReport& loss,
+                size_t bytes) {
+  const double bits = loss.mean * static_cast<double>(loss.targets) / std::numbers::ln2 /
+                      static_cast<double>(bytes);
+  if (options.json) {
+    fmt::print(
+        "{{\"plan\": \"{}\", \"loss\": {:.8f}, \"perplexity\": {:.6f}, \"tokens\": {}{}}}\n",
+        options.model.plan, loss.mean, std::exp(loss.mean), loss.targets,
+        bytes == 0 ? "" : fmt::format(", \"bytes\": {}, \"bits_per_byte\": {:.8f}", bytes, bits));
+    return;
+  }
+  fmt::print("{}: loss {:.6f}, perplexity {:.4f}{} over {} tokens in windows of {}{}\n",
+             options.model.plan, loss.mean, std::exp(loss.mean),
+             bytes == 0 ? "" : fmt::format(", {:.4f} bits per byte", bits), loss.targets,
+             engine.seq_length,
+             options.stride > 0 ? fmt::format(", {} tokens apart", options.stride) : "");
+}
+
+int evaluate_text(const EvalOptions& options) {
+  const CheckpointModel opened = open_for_evaluation(options);
+  Engine& engine = *opened.engine;
+  const EngineSettings& settings = engine.settings();
+  if (options.stride > settings.seq_length) {
+    throw ConfigError(
+        fmt::format("--stride {} is longer than the windows of {}; some tokens would "
+                    "have no loss",
+                    options.stride, settings.seq_length));
+  }
   DataSettings data;
   data.train = {{options.data, "auto", 1.0}};
-  const CorpusSplits splits =
-      open_corpora(data, *opened.tokenizer, engine.settings().model.vocab_size);
-  ValidationBatches batches(splits.train, engine.settings().micro_batch_size,
-                            engine.settings().seq_length);
-  if (!opened.has_scales) {
-    for (int64_t i = 0; i < options.calibrate; ++i) {
-      const std::optional<Batch> batch = batches.next();
-      if (!batch) {
-        break;
-      }
-      engine.calibrate(*batch);
-    }
-    batches.rewind();
-  }
+  const CorpusSplits splits = open_corpora(data, *opened.tokenizer, settings.model.vocab_size);
+  ValidationBatches batches(splits.train, settings.micro_batch_size, settings.seq_length, 0, 1,
+                            options.stride);
+  calibrate(opened, options.calibrate, [&] { return batches.next(); });
+  batches.rewind();
   engine.begin_evaluation();
   while (const std::optional<Batch> batch = batches.next()) {
     engine.evaluate(*batch);
@@ -51,15 +120,109 @@ int evaluate(EvalOptions options) {
     throw DataError(fmt::format("{} has {} tokens: a loss needs two at least", options.data,
                                 splits.train.size()));
   }
-  if (options.json) {
-    fmt::print("{{\"plan\": \"{}\", \"loss\": {:.8f}, \"perplexity\": {:.6f}, \"tokens\": {}}}\n",
-               options.model.plan, loss.mean, std::exp(loss.mean), loss.targets);
-  } else {
-    fmt::print("{}: loss {:.6f}, perplexity {:.4f} over {} tokens in windows of {}\n",
-               options.model.plan, loss.mean, std::exp(loss.mean), loss.targets,
-               engine.settings().seq_length);
-  }
+  print_loss(options, settings, loss, bytes_of_targets(splits.train, *opened.tokenizer));
   return 0;
+}
+
+/// What was asked and answered, a line for each question.
+class ChoiceReport {
+ public:
+  explicit ChoiceReport(const std::vector<ChoiceQuestion>& questions) : questions_(questions) {}
+
+  void add(const std::vector<double>& log_likelihoods) {
+    const ChoiceQuestion& question = questions_[count_++];
+    const ChoiceAnswers answers = choose(question, log_likelihoods);
+    acc_ += answers.acc == question.gold ? 1 : 0;
+    acc_norm_ += answers.acc_norm == question.gold ? 1 : 0;
+    acc_bytes_ += answers.acc_bytes == question.gold ? 1 : 0;
+    const nlohmann::ordered_json line = {{"question", count_ - 1},
+                                         {"gold", question.gold},
+                                         {"log_likelihoods", log_likelihoods},
+                                         {"acc", answers.acc},
+                                         {"acc_norm", answers.acc_norm},
+                                         {"acc_bytes", answers.acc_bytes}};
+    lines_ += line.dump() + "\n";
+  }
+
+  void print(const std::string& plan, bool as_json) const {
+    nlohmann::ordered_json object = {{"plan", plan}, {"questions", count_}};
+    std::string line = fmt::format("{}: {} questions", plan, count_);
+    for (const auto& [name, right] : {std::pair{"acc", acc_}, std::pair{"acc_norm", acc_norm_},
+                                      std::pair{"acc_bytes", acc_bytes_}}) {
+      const Accuracy value = accuracy(right, count_);
+      object[name] = value.mean;
+      object[fmt::format("{}_stderr", name)] = value.standard_error;
+      line += fmt::format(", {} {:.4f} ± {:.4f}", name, value.mean, value.standard_error);
+    }
+    fmt::print("{}\n", as_json ? object.dump() : line);
+  }
+
+  const std::string& lines() const { return lines_; }
+
+ private:
+  const std::vector<ChoiceQuestion>& questions_;
+  size_t count_ = 0, acc_ = 0, acc_norm_ = 0, acc_bytes_ = 0;
+  std::string lines_;
+};
+
+/// A line on standard error every five seconds.
+std::function<void(size_t)> progress_lines(size_t total) {
+  return [total, watch = Stopwatch()](size_t done) mutable {
+    constexpr double kSeconds = 5;
+    if (watch.seconds() < kSeconds) return;
+    watch.restart();
+    fmt::print(stderr, "{} of {} continuations\n", done, total);
+  };
+}
+
+int evaluate_choices(EvalOptions options) {
+  constexpr int64_t kColumnMultiple = 16;
+  const std::vector<ChoiceQuestion> questions = read_choice_questions(options.choices);
+  CheckpointFacts facts = describe_checkpoint(options.model);
+  options.model.path = facts.folder;  // a run may save another one meanwhile
+  const int64_t longest =
+      options.model.seq_length > 0 ? options.model.seq_length : facts.longest_sequence;
+  std::vector<Continuation> texts;
+  size_t most_tokens = 0;
+  for (const ChoiceQuestion& question : questions) {
+    for (Continuation& text : encode_question(*facts.tokenizer, question, longest)) {
+      most_tokens = std::max(most_tokens, text.tokens.size());
+      texts.push_back(std::move(text));
+    }
+  }
+  const auto inputs = static_cast<int64_t>(most_tokens) - 1;
+  options.model.seq_length = std::min(longest, round_up(inputs, kColumnMultiple));
+  const CheckpointModel opened = open_for_evaluation(options);
+  const EngineSettings& settings = opened.engine->settings();
+  ContinuationBatches batches(texts, settings.micro_batch_size, settings.seq_length);
+  calibrate(opened, options.calibrate,
+            [&] { return batches.done() ? std::nullopt : std::optional(batches.next(true)); });
+  const std::vector<double> likelihoods =
+      log_likelihoods(*opened.engine, texts, progress_lines(texts.size()));
+  ChoiceReport report(questions);
+  auto next = likelihoods.begin();
+  for (const ChoiceQuestion& question : questions) {
+    const auto end = next + static_cast<std::ptrdiff_t>(question.choices.size());
+    report.add({next, end});
+    next = end;
+  }
+  if (!options.samples.empty()) write_file_atomically(options.samples, report.lines());
+  report.print(options.model.plan, options.json);
+  return 0;
+}
+
+int evaluate(EvalOptions options) {
+  options.model.micro_batch_size = 16;
+  if (options.data.empty() == options.choices.empty()) {
+    throw ConfigError("give either --data FILE, for the loss, or --choices FILE, for questions");
+  }
+  if (!options.choices.empty() && options.stride > 0) {
+    throw ConfigError("--stride is for --data");
+  }
+  if (options.choices.empty() && !options.samples.empty()) {
+    throw ConfigError("--samples is for --choices");
+  }
+  return options.choices.empty() ? evaluate_text(options) : evaluate_choices(std::move(options));
 }
 
 }  // namespace
@@ -68,7 +231,14 @@ void add_eval(Arguments command, Action& action) {
   auto options = std::make_shared<EvalOptions>();
   command.required("--checkpoint", options->model.path,
                    "Run directory, checkpoint or Hugging Face folder");
-  command.required("--data", options->data, "Text, JSON lines or token file");
+  command.option("--data", options->data,
+                 "Text, JSON lines or token file: loss, perplexity, bits per byte");
+  command.option("--choices", options->choices,
+                 "JSON lines with context, choices and gold: accuracy by log-likelihood");
+  command.option("--samples", options->samples,
+                 "File to write: log-likelihoods and answers of each question");
+  command.option("--stride", options->stride, 0,
+                 "Tokens from one window of --data to the next; 0: windows do not overlap");
   command.option("--plan", options->model.plan,
                  "Precision plan to run in, whatever it was trained in");
   command.option("--seq-length", options->model.seq_length, 0, "0: the model's context");

@@ -127,8 +127,10 @@ std::vector<Field> checkpoint_fields() {
 std::vector<Field> data_fields() {
   return {
       sources("data.train", &DataSettings::train,
-              fmt::format("Training sources, one after the other: {{path, format: {}, weight}}; "
-                          "relative paths start at the working directory",
+              fmt::format("Training sources: {{path, format: {}, weight}}. A path is a file, a "
+                          "folder or a pattern, and starts at the working directory. Where a "
+                          "weight is not 1, samples are dealt out to the sources by weight; else "
+                          "sources follow one another",
                           fmt::join(data_format_names(), "|")))
           .asked({.topic = Topic::data, .text = "Training data: a file, or [file, file]"}),
       sources("data.val", &DataSettings::val,

@@ -36,8 +36,10 @@ class SourceReader {
       : settings_(settings), tokenizer_(tokenizer), vocab_size_(vocab_size) {}
 
   /// Appends the source to `train`, except for its last `held_back` fraction, which goes to `val`.
-  void read(const DataSource& source, double held_back, Corpus& train, Corpus& val) const {
-    const auto paths = expand_path(source.path);
+  void read(const DataSource& source, DataSplit split, double held_back, Corpus& train,
+            Corpus& val) const {
+    const auto paths = expand_path(source.path, split);
+    const int64_t begin = train.size();
     const DataFormat& format = format_of(paths.front(), source.format);
     for (const auto& path : paths) {
       const DataFormat& other = format_of(path, source.format);
@@ -53,6 +55,7 @@ class SourceReader {
     } else {
       read_documents(source, paths, format, held_back, train, val);
     }
+    train.add_source({source.path, source.weight, begin, train.size() - begin, paths.size()});
   }
 
  private:
@@ -183,14 +186,12 @@ void check_settings(const DataSettings& settings) {
     throw ConfigError(
         fmt::format("data.val_fraction is {}; it must be in [0, 1)", settings.val_fraction));
   }
-  for (const auto* sources : {&settings.train, &settings.val}) {
-    for (const DataSource& source : *sources) {
-      if (source.weight != 1.0) {
-        throw ConfigError(fmt::format(
-            "data source {}: weight {}; blends by weight are not available, sources are "
-            "read one after the other; remove the weight",
-            source.path, source.weight));
-      }
+  for (const DataSource& source : settings.val) {
+    if (source.weight != 1.0) {
+      throw ConfigError(fmt::format(
+          "data.val: {} has weight {}, but validation reads every token once; weights are for "
+          "data.train",
+          source.path, source.weight));
     }
   }
 }
@@ -203,6 +204,12 @@ void Corpus::append(std::shared_ptr<const TokenStore> store, int64_t begin, int6
     segments_.push_back({std::move(store), begin, size_, end - begin});
     size_ += end - begin;
   }
+}
+
+bool Corpus::is_blend() const {
+  return sources_.size() > 1 &&
+         std::any_of(sources_.begin(), sources_.end(),
+                     [](const CorpusSource& source) { return source.weight != 1.0; });
 }
 
 void Corpus::read(int64_t offset, int64_t count, int32_t* to) const {
@@ -238,6 +245,11 @@ std::string Corpus::fingerprint() const {
       hash = content_hash(tokens.data(), static_cast<size_t>(part) * sizeof(int32_t), hash);
     }
   }
+  if (is_blend()) {
+    for (const CorpusSource& source : sources_) {
+      hash = content_hash(&source.weight, sizeof(source.weight), hash);
+    }
+  }
   return fmt::format("{:016x}", hash);
 }
 
@@ -257,11 +269,11 @@ CorpusSplits open_corpora(const DataSettings& settings, const Tokenizer& tokeniz
   const double held_back = settings.val.empty() ? settings.val_fraction : 0.0;
   CorpusSplits splits;
   for (const DataSource& source : settings.train) {
-    reader.read(source, held_back, splits.train, splits.val);
+    reader.read(source, DataSplit::train, held_back, splits.train, splits.val);
   }
   for (const DataSource& source : settings.val) {
     Corpus nothing;
-    reader.read(source, 0.0, splits.val, nothing);
+    reader.read(source, DataSplit::val, 0.0, splits.val, nothing);
   }
   if (splits.train.size() == 0 && splits.val.size() > 0 && held_back > 0) {
     throw ConfigError(

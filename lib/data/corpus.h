@@ -22,6 +22,15 @@ struct DataFile {
   FileIdentity identity;
 };
 
+/// An entry of data.train: a range of a corpus.
+struct CorpusSource {
+  std::string path;  ///< as it was given: a file, a folder or a pattern
+  double weight = 1.0;
+  int64_t begin = 0;  ///< token
+  int64_t size = 0;   ///< tokens
+  size_t files = 1;
+};
+
 class Corpus {
  public:
   /// Appends tokens [begin, end) of `store`. The store is shared because the training and the
@@ -35,13 +44,20 @@ class Corpus {
   /// id outside the vocabulary, InternalError when the range is not within the corpus.
   void read(int64_t offset, int64_t count, int32_t* to) const;
 
+  /// Notes that the tokens from `source.begin` on are this source's.
+  void add_source(CorpusSource source) { sources_.push_back(std::move(source)); }
+  const std::vector<CorpusSource>& sources() const { return sources_; }
+  /// Whether samples are dealt out to sources by weight: a weight is not 1. Else all tokens are one
+  /// sequence.
+  bool is_blend() const;
+
   /// Notes that content comes from this file.
   void add_file(DataFile file) { files_.push_back(std::move(file)); }
   /// The files of all sources, in the order of their tokens.
   const std::vector<DataFile>& files() const { return files_; }
 
-  /// 16 hex digits from the sizes and from samples of the content: a resumed run compares it to
-  /// know that the tokens are the same. FileHashes (data/file_hashes.h) cover what
+  /// 16 hex digits from the sizes, the weights of a blend and samples of the content: a resumed run
+  /// compares it to know that the tokens are the same. FileHashes (data/file_hashes.h) cover what
   /// lies between the samples.
   std::string fingerprint() const;
 
@@ -54,6 +70,7 @@ class Corpus {
   };
   std::vector<Segment> segments_;
   std::vector<DataFile> files_;
+  std::vector<CorpusSource> sources_;
   int64_t size_ = 0;
 };
 

@@ -8,9 +8,9 @@
 namespace fp8train {
 
 struct DataSource {
-  std::string path;    ///< a file; for token shards also a glob, read in sorted order
-  std::string format;  ///< a name of data/readers/data_format.h; auto: by content and name
-  double weight = 1.0;
+  std::string path;     ///< a file, a folder or a glob; files are read in sorted order
+  std::string format;   ///< a name of data/readers/data_format.h; auto: by content and name
+  double weight = 1.0;  ///< where one is not 1, samples are dealt out in these proportions
 
   bool operator==(const DataSource&) const = default;
 };

@@ -67,9 +67,9 @@ void DocumentEncoder::start_task() {
 }
 
 void DocumentEncoder::deliver_first() {
-  const std::vector<int32_t> ids = running_.front().get();
+  const EncodedText text = running_.front().get();
   running_.pop_front();
-  sink_(ids);
+  sink_(text);
 }
 
 void DocumentEncoder::finish() {
@@ -77,8 +77,9 @@ void DocumentEncoder::finish() {
   while (!running_.empty()) deliver_first();
 }
 
-std::vector<int32_t> DocumentEncoder::encode(const Task& task) const {
-  std::vector<int32_t> all;
+EncodedText DocumentEncoder::encode(const Task& task) const {
+  EncodedText result;
+  std::vector<int32_t>& all = result.ids;
   const auto append = [&](const std::vector<int32_t>& ids) {
     all.insert(all.end(), ids.begin(), ids.end());
   };
@@ -92,8 +93,9 @@ std::vector<int32_t> DocumentEncoder::encode(const Task& task) const {
       append(ids);
     }
     if (part.ends && ends_) append(frame_.after_document);
+    if (part.ends) result.ends.push_back(all.size());
   }
-  return all;
+  return result;
 }
 
 }  // namespace fp8train

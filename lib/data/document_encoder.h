@@ -15,9 +15,14 @@
 
 namespace fp8train {
 
+struct EncodedText {
+  std::vector<int32_t> ids;
+  std::vector<size_t> ends;  ///< behind each id with which a document ends
+};
+
 class DocumentEncoder {
  public:
-  using Sink = std::function<void(const std::vector<int32_t>& ids)>;
+  using Sink = std::function<void(const EncodedText& text)>;
 
   /// Refers to `tokenizer`. `threads` 0: one for each processor. `ends`: documents get the
   /// tokenizer's end-of-sequence id. `sink` gets the ids in order, on the caller's thread.
@@ -40,7 +45,7 @@ class DocumentEncoder {
   };
   using Task = std::vector<Part>;
 
-  std::vector<int32_t> encode(const Task& task) const;
+  EncodedText encode(const Task& task) const;
   void put(Part part);
   void start_task();
   void deliver_first();
@@ -54,7 +59,7 @@ class DocumentEncoder {
   bool is_within_ = false;  ///< a part of that document has been cut off
   Task task_;               ///< gathers small documents
   size_t task_bytes_ = 0;
-  std::deque<std::future<std::vector<int32_t>>> running_;
+  std::deque<std::future<EncodedText>> running_;
   Sink sink_;
 };
 

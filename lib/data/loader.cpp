@@ -82,7 +82,7 @@ class Loader::Prefetcher {
 Loader::Loader(const Corpus& corpus, const LoaderSettings& settings)
     : corpus_(corpus),
       settings_(settings),
-      order_(corpus.size(), settings.seq_length, settings.shuffle, settings.seed) {
+      order_(corpus, settings.seq_length, settings.shuffle, settings.seed) {
   check(settings.micro_batch_size >= 1, "micro_batch_size must be positive");
   check(settings.data_ranks >= 1 && settings.data_rank >= 0 &&
             settings.data_rank < settings.data_ranks,
@@ -139,17 +139,20 @@ void Loader::seek(uint64_t position) {
 }
 
 ValidationBatches::ValidationBatches(const Corpus& corpus, int64_t batch_size, int64_t seq_length,
-                                     int data_rank, int data_ranks)
+                                     int data_rank, int data_ranks, int64_t stride)
     : corpus_(corpus),
       batch_size_(batch_size),
       seq_length_(seq_length),
+      stride_(stride == 0 ? seq_length : stride),
       data_rank_(data_rank),
       data_ranks_(data_ranks) {
   check(batch_size >= 1 && seq_length >= 1, "batch_size and seq_length must be positive");
+  check(stride_ >= 1 && stride_ <= seq_length, "a stride is from 1 to seq_length");
   check(data_ranks >= 1 && data_rank >= 0 && data_rank < data_ranks,
         "the rank is outside the world");
   const int64_t rows_of_all = batch_size * data_ranks;
-  window_count_ = ceil_div(target_count(), seq_length);
+  const int64_t behind_first = std::max<int64_t>(0, target_count() - seq_length);
+  window_count_ = target_count() == 0 ? 0 : 1 + ceil_div(behind_first, stride_);
   batch_count_ = ceil_div(window_count_, rows_of_all);
 }
 
@@ -172,11 +175,13 @@ std::optional<Batch> ValidationBatches::next() {
     if (index >= window_count_) {
       continue;  // an empty row, so that all ranks make the same number of batches
     }
-    const int64_t start = index * seq_length_;
+    const int64_t start = index * stride_;
     const int64_t targets = std::min(seq_length_, target_count() - start);
+    const int64_t counted_before = index == 0 ? 0 : seq_length_ - stride_;
     corpus_.read(start, targets + 1, window.data());
     std::copy_n(window.begin(), targets, batch.tokens.begin() + row * seq_length_);
-    std::copy_n(window.begin() + 1, targets, batch.targets.begin() + row * seq_length_);
+    std::copy(window.begin() + 1 + counted_before, window.begin() + 1 + targets,
+              batch.targets.begin() + row * seq_length_ + counted_before);
   }
   ++batch_;
   return batch;

@@ -8,8 +8,8 @@
 #include <optional>
 #include <vector>
 
+#include "data/blend.h"
 #include "data/corpus.h"
-#include "data/sample_order.h"
 
 namespace fp8train {
 
@@ -32,7 +32,7 @@ struct LoaderSettings {
   size_t prefetch = 2;  ///< batches read ahead by the background thread; 0 reads in next()
 };
 
-/// Endless batches in the order of SampleOrder. One call of next() on every rank consumes
+/// Endless batches in the order of TrainingOrder. One call of next() on every rank consumes
 /// micro_batch_size * data_ranks samples: row b of rank r is sample position + b * data_ranks + r,
 /// so the same samples are consumed for any split of the same product. Not thread-safe: one thread
 /// calls next(), seek() and position().
@@ -54,7 +54,8 @@ class Loader {
   /// Continues at global sample `position`.
   void seek(uint64_t position);
 
-  uint64_t samples_per_epoch() const { return order_.samples_per_epoch(); }
+  /// Passes over each source of a blend, or over the corpus, up to the position.
+  std::vector<double> epochs() const { return order_.epochs(position_); }
 
  private:
   class Prefetcher;
@@ -63,18 +64,21 @@ class Loader {
 
   const Corpus& corpus_;
   LoaderSettings settings_;
-  SampleOrder order_;
+  TrainingOrder order_;
   uint64_t position_ = 0;
   std::unique_ptr<Prefetcher> prefetcher_;
 };
 
 /// Walks a validation corpus once, in order: consecutive windows of seq_length targets, the last
 /// one padded with kIgnoredTarget, so that every token but the first is a target exactly once over
-/// all ranks. All ranks see the same number of batches.
+/// all ranks. All ranks see the same number of batches. With a `stride` below seq_length each
+/// window begins so many tokens after the one before, and has only the targets that none before it
+/// had: all but those of the first window have at least seq_length - stride tokens in front.
 class ValidationBatches {
  public:
+  /// `stride` 0: seq_length.
   ValidationBatches(const Corpus& corpus, int64_t batch_size, int64_t seq_length, int data_rank = 0,
-                    int data_ranks = 1);
+                    int data_ranks = 1, int64_t stride = 0);
 
   /// The next batch of this rank, or nothing at the end.
   std::optional<Batch> next();
@@ -90,6 +94,7 @@ class ValidationBatches {
   const Corpus& corpus_;
   int64_t batch_size_;
   int64_t seq_length_;
+  int64_t stride_;
   int data_rank_;
   int data_ranks_;
   int64_t window_count_;

@@ -30,11 +30,27 @@ class ShardWriter {
   ShardWriter(const PrepareSettings& settings, std::string split, int64_t vocab_size)
       : settings_(settings), split_(std::move(split)), vocab_size_(vocab_size) {}
 
+  /// A document that does not fit into the shard continues as one of the next shard.
+  void append(const EncodedText& text) {
+    const std::span<const int32_t> ids = text.ids;
+    size_t begin = 0;
+    if (settings_.output_format == TokenFileFormat::indexed) {
+      for (const size_t end : text.ends) {
+        append(ids.subspan(begin, end - begin));
+        if (shard_) shard_->end_document();
+        begin = end;
+      }
+    }
+    append(ids.subspan(begin));
+  }
+
   void append(std::span<const int32_t> tokens) {
     while (!tokens.empty()) {
       if (!shard_) {
-        name_ = fmt::format("{}_{:06}.bin", split_, files_.size());
-        shard_ = std::make_unique<TokenFileWriter>(settings_.out / name_, vocab_size_);
+        name_ =
+            fmt::format("{}_{:06}{}", split_, files_.size(), extension_of(settings_.output_format));
+        shard_ = std::make_unique<TokenFileWriter>(settings_.out / name_, vocab_size_,
+                                                   settings_.output_format);
       }
       const auto free = static_cast<size_t>(settings_.shard_tokens - shard_->count());
       const size_t part = std::min(tokens.size(), free);
@@ -117,7 +133,7 @@ void check_settings(const PrepareSettings& settings) {
         fmt::format("cannot create {}: {}", settings.out.string(), failure.message()));
   }
   for (const auto& entry : std::filesystem::directory_iterator(settings.out)) {
-    if (entry.path().extension() == ".bin") {
+    if (entry.path().extension() == ".bin" || entry.path().extension() == ".npy") {
       throw ConfigError(
           fmt::format("{} already holds {}; choose an empty folder, or remove the old "
                       "shards",
@@ -134,9 +150,9 @@ class Preparation {
         train_(settings, "train", tokenizer.vocab_size()),
         val_(settings, "val", tokenizer.vocab_size()),
         train_encoder_(tokenizer, settings.threads, settings.append_eos,
-                       [this](const std::vector<int32_t>& ids) { train_.append(ids); }),
+                       [this](const EncodedText& text) { train_.append(text); }),
         val_encoder_(tokenizer, settings.threads, settings.append_eos,
-                     [this](const std::vector<int32_t>& ids) { val_.append(ids); }) {}
+                     [this](const EncodedText& text) { val_.append(text); }) {}
 
   void add(const Input& input) {
     try {
@@ -170,11 +186,11 @@ class Preparation {
     for (const TokenizerFile& file : tokenizer_files) {
       write_file_atomically(settings_.out / file.name, file.text);
     }
-    write_file_atomically(settings_.out / "dataset.json", manifest(inputs));
+    write_file_atomically(settings_.out / kDatasetFile, manifest(inputs));
     report.files = train_.names();
     report.files.insert(report.files.end(), val_.names().begin(), val_.names().end());
     for (const TokenizerFile& file : tokenizer_files) report.files.push_back(file.name);
-    report.files.emplace_back("dataset.json");
+    report.files.emplace_back(kDatasetFile);
     return report;
   }
 
@@ -256,6 +272,7 @@ class Preparation {
                                               {{"val_fraction", settings_.val_fraction},
                                                {"shard_tokens", settings_.shard_tokens},
                                                {"append_eos", settings_.append_eos},
+                                               {"output_format", name_of(settings_.output_format)},
                                                {"text_key", settings_.text_key}}},
                                              {"inputs", sources},
                                              {"documents", documents_},

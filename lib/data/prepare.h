@@ -1,5 +1,5 @@
 #pragma once
-// Turns text and JSON-lines files into llm.c token shards once, so that training need not tokenize.
+// Turns text and JSON-lines files into token files once, so that training need not tokenize.
 // The result is a function of the inputs and the settings alone, whatever the number of threads.
 // Memory does not grow with the files: documents are encoded as they are read, and a text is cut
 // where its tokenizer allows it. A tokenizer that allows it nowhere holds one document at a time.
@@ -10,13 +10,16 @@
 #include <string>
 #include <vector>
 
+#include "data/token_file_writer.h"
+
 namespace fp8train {
 
 struct PrepareSettings {
   std::vector<std::string> inputs;  ///< files or globs, text or JSON lines; also gzip or Zstandard
   std::string format = "auto";      ///< auto | text | jsonl
   std::filesystem::path out;        ///< folder; created; must not hold shards already
-  std::string tokenizer = "byte";   ///< as in DataSettings
+  TokenFileFormat output_format = TokenFileFormat::llmc;
+  std::string tokenizer = "byte";  ///< as in DataSettings
   std::string text_key = "text";
   double val_fraction =
       0.0;  ///< last part of each input: of its text, or of its documents for JSON lines
@@ -34,9 +37,9 @@ struct PrepareReport {
   std::vector<std::string> files;  ///< names within `out`
 };
 
-/// Writes train_000000.bin ..., val_000000.bin ..., the tokenizer's files and dataset.json (a
-/// manifest of tokens per file). Throws ConfigError (settings, a folder that holds shards) or
-/// DataError (inputs); files already complete stay.
+/// Writes train_000000.bin ..., val_000000.bin ... (or .npy; .bin with .idx), the tokenizer's files
+/// and dataset.json (a manifest of tokens per file). Throws ConfigError (settings, a folder that
+/// holds shards) or DataError (inputs); files already complete stay.
 PrepareReport prepare_data(const PrepareSettings& settings);
 
 }  // namespace fp8train

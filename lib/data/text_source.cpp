@@ -1,18 +1,99 @@
 #include "data/text_source.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <glob.h>
 
 #include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <system_error>
+#include <utility>
 
+#include "base/atomic_file.h"
 #include "base/error.h"
+#include "data/byte_stream.h"
 #include "data/readers/data_format.h"
 #include "data/utf8.h"
 
 namespace fp8train {
 
-std::vector<std::filesystem::path> expand_path(const std::string& path_or_glob) {
-  if (std::filesystem::exists(path_or_glob)) {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Parquet files are none, but saying so is better than leaving them out.
+constexpr std::array<std::string_view, 6> kDataExtensions = {".txt", ".jsonl", ".ndjson",
+                                                             ".bin", ".npy",   ".parquet"};
+constexpr size_t kMostManifestBytes = 64U << 20;
+
+void sort_by_name(std::vector<fs::path>& paths) {
+  std::sort(paths.begin(), paths.end(),
+            [](const auto& a, const auto& b) { return a.native() < b.native(); });
+}
+
+/// What dataset.json lists.
+std::vector<fs::path> prepared_files(const fs::path& folder, DataSplit split) {
+  const fs::path manifest = folder / kDatasetFile;
+  std::vector<fs::path> paths;
+  try {
+    const auto json = nlohmann::json::parse(read_text_file(manifest, kMostManifestBytes));
+    for (const auto& [key, of] :
+         {std::pair{"train", DataSplit::train}, std::pair{"val", DataSplit::val}}) {
+      if (split != of && split != DataSplit::all) continue;
+      for (const nlohmann::json& file : json.at(key)) {
+        paths.push_back(folder / file.at("file").get<std::string>());
+      }
+    }
+  } catch (const nlohmann::json::exception& error) {
+    throw DataError(
+        fmt::format("{}: not a list of token files as `fp8train data prepare` writes "
+                    "it ({}); name the files instead of the folder",
+                    manifest.string(), error.what()));
+  }
+  if (paths.empty()) {
+    throw DataError(fmt::format("{}: lists no {} files; prepare the data with --val-fraction",
+                                manifest.string(),
+                                split == DataSplit::train ? "training" : "validation"));
+  }
+  return paths;
+}
+
+std::vector<fs::path> files_of_folder(const fs::path& folder, DataSplit split) {
+  if (fs::exists(folder / kDatasetFile)) return prepared_files(folder, split);
+  std::vector<fs::path> paths;
+  try {
+    for (auto entry = fs::recursive_directory_iterator(folder);
+         entry != fs::recursive_directory_iterator(); ++entry) {
+      const bool is_hidden = entry->path().filename().native().starts_with('.');
+      if (is_hidden && entry->is_directory()) entry.disable_recursion_pending();
+      const std::string extension = without_compression(entry->path()).extension().string();
+      const bool is_data = std::find(kDataExtensions.begin(), kDataExtensions.end(), extension) !=
+                           kDataExtensions.end();
+      if (is_data && !is_hidden && entry->is_regular_file()) paths.push_back(entry->path());
+    }
+  } catch (const fs::filesystem_error& error) {
+    throw DataError(
+        fmt::format("{}: cannot be listed: {}", folder.string(), error.code().message()));
+  }
+  if (paths.empty()) {
+    throw DataError(fmt::format(
+        "{}: a folder without data files ({}, also with .gz or .zst); give a pattern for files of "
+        "other names, such as {}",
+        folder.string(), fmt::join(kDataExtensions, ", "), (folder / "*.md").string()));
+  }
+  sort_by_name(paths);
+  return paths;
+}
+
+}  // namespace
+
+std::vector<std::filesystem::path> expand_path(const std::string& path_or_glob, DataSplit split) {
+  std::error_code unseen;
+  if (fs::is_directory(path_or_glob, unseen)) {
+    return files_of_folder(path_or_glob, split);
+  }
+  if (fs::exists(path_or_glob)) {
     return {path_or_glob};
   }
   glob_t found = {};
@@ -24,11 +105,10 @@ std::vector<std::filesystem::path> expand_path(const std::string& path_or_glob) 
   ::globfree(&found);
   if (paths.empty()) {
     const bool is_pattern = path_or_glob.find_first_of("*?[") != std::string::npos;
-    throw DataError(
-        fmt::format("{}: {}", path_or_glob, is_pattern ? "no file matches" : "no such file"));
+    throw DataError(fmt::format("{}: {}", path_or_glob,
+                                is_pattern ? "no file matches this pattern" : "no such file"));
   }
-  std::sort(paths.begin(), paths.end(),
-            [](const auto& a, const auto& b) { return a.native() < b.native(); });
+  sort_by_name(paths);
   return paths;
 }
 

@@ -13,9 +13,16 @@
 
 namespace fp8train {
 
-/// The files a path or glob names, in byte order of their names. Throws DataError when there is
-/// none.
-std::vector<std::filesystem::path> expand_path(const std::string& path_or_glob);
+enum class DataSplit : uint8_t { train, val, all };
+
+/// The files that a path, a folder or a glob names, in byte order of their names. Of a folder that
+/// `data prepare` wrote these are the token files of `split`; of another one the text, JSON-lines
+/// and token files in it and in folders below, by their names. Throws DataError when there is none.
+std::vector<std::filesystem::path> expand_path(const std::string& path_or_glob,
+                                               DataSplit split = DataSplit::train);
+
+/// What `data prepare` writes about the token files of a folder.
+inline constexpr const char* kDatasetFile = "dataset.json";
 
 /// All text of the text and jsonl sources, for a tokenizer built from the data. Throws ConfigError
 /// when there is none.

@@ -36,6 +36,7 @@ class TokenFile {
 
   /// Number of tokens.
   int64_t size() const { return size_; }
+  TokenType type() const { return type_; }
   int bytes_per_token() const { return size_of(type_); }
 
   /// Tokens [offset, offset + count) into `to`. Throws DataError naming file and offset when an id
@@ -58,6 +59,7 @@ class FileTokens final : public TokenStore {
   void read(int64_t offset, int64_t count, int32_t* to) const override {
     file_.read(offset, count, vocab_size_, to);
   }
+  TokenFacts facts() const override { return {.type = name_of(file_.type())}; }
 
  private:
   TokenFile file_;

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstring>
 #include <limits>
+#include <string>
 
 #include "base/error.h"
 #include "data/token_file.h"
@@ -16,12 +17,64 @@ namespace {
 constexpr size_t kTokensAtATime = 64U << 10;
 constexpr size_t kLlmcHeaderWords = kLlmcHeaderBytes / sizeof(int32_t);
 
+/// numpy: lib/_format_impl.py, _wrap_header and _write_array_header: magic number and version, two
+/// bytes of length, and a dictionary filled up with spaces to a multiple of 64 bytes, so that an
+/// extent of 21 digits fits.
+constexpr size_t kNpyHeaderBytes = 128;
+constexpr std::string_view kNpyBegin("\x93NUMPY\x01\x00\x76\x00", 10);
+
+/// DType.optimal_dtype and DType (Megatron-LM: megatron/core/datasets/indexed_dataset.py).
+constexpr int64_t kIndexedU16Vocab = 65500;
+constexpr uint8_t kIndexedU16 = 8;
+constexpr uint8_t kIndexedI32 = 4;
+
+struct FormatFacts {
+  std::string_view name;
+  std::string_view extension;
+  size_t header_bytes;
+  int64_t u16_vocab;  ///< the largest vocabulary whose ids are stored in 16 bits
+};
+
+constexpr std::array<FormatFacts, 3> kFormats = {{{"llmc", ".bin", kLlmcHeaderBytes, kU16Vocab},
+                                                  {"npy", ".npy", kNpyHeaderBytes, kU16Vocab},
+                                                  {"indexed", ".bin", 0, kIndexedU16Vocab - 1}}};
+
+const FormatFacts& facts_of(TokenFileFormat format) {
+  return kFormats[static_cast<size_t>(format)];
+}
+
+template <typename Value>
+void write_values(AtomicFile& file, const std::vector<Value>& values) {
+  file.write(values.data(), values.size() * sizeof(Value));
+}
+
 }  // namespace
 
-TokenFileWriter::TokenFileWriter(const std::filesystem::path& path, int64_t vocab_size)
-    : file_(path), path_(path), vocab_size_(vocab_size) {
-  const std::array<int32_t, kLlmcHeaderWords> empty = {};
-  file_.write(empty.data(), kLlmcHeaderBytes);
+TokenFileFormat token_file_format_named(std::string_view name, std::string_view option) {
+  for (size_t i = 0; i < kFormats.size(); ++i) {
+    if (kFormats[i].name == name) return static_cast<TokenFileFormat>(i);
+  }
+  throw ConfigError(
+      fmt::format("{}: Unknown format '{}' (expected llmc, npy or indexed)", option, name));
+}
+
+std::string_view name_of(TokenFileFormat format) {
+  return facts_of(format).name;
+}
+
+std::string_view extension_of(TokenFileFormat format) {
+  return facts_of(format).extension;
+}
+
+TokenFileWriter::TokenFileWriter(const std::filesystem::path& path, int64_t vocab_size,
+                                 TokenFileFormat format)
+    : file_(path),
+      path_(path),
+      vocab_size_(vocab_size),
+      format_(format),
+      is_u16_(vocab_size <= facts_of(format).u16_vocab) {
+  const std::vector<char> empty(facts_of(format).header_bytes);
+  file_.write(empty.data(), empty.size());
 }
 
 template <typename Stored>
@@ -44,23 +97,75 @@ void TokenFileWriter::append_as(std::span<const int32_t> tokens) {
 void TokenFileWriter::append(std::span<const int32_t> tokens) {
   count_ += static_cast<int64_t>(tokens.size());
   if (count_ > std::numeric_limits<int32_t>::max()) {
-    throw DataError(fmt::format("{}: {} tokens are more than an llm.c shard can count (2^31 - 1)",
+    throw DataError(fmt::format("{}: {} tokens are more than a file can count (2^31 - 1)",
                                 path_.string(), count_));
   }
-  if (vocab_size_ <= kU16Vocab) {
+  if (is_u16_) {
     append_as<uint16_t>(tokens);
   } else {
     append_as<uint32_t>(tokens);
   }
 }
 
-void TokenFileWriter::commit() {
-  const bool is_u16 = vocab_size_ <= kU16Vocab;
+void TokenFileWriter::end_document() {
+  if (count_ > ended_) lengths_.push_back(static_cast<int32_t>(count_ - ended_));
+  ended_ = count_;
+}
+
+void TokenFileWriter::write_llmc_header() {
   std::array<int32_t, kLlmcHeaderWords> header = {};
-  header[0] = is_u16 ? kLlmcMagicU16 : kLlmcMagicU32;
-  header[1] = is_u16 ? kLlmcVersionU16 : kLlmcVersionU32;
+  header[0] = is_u16_ ? kLlmcMagicU16 : kLlmcMagicU32;
+  header[1] = is_u16_ ? kLlmcVersionU16 : kLlmcVersionU32;
   header[2] = static_cast<int32_t>(count_);
   file_.write_at(0, header.data(), kLlmcHeaderBytes);
+}
+
+void TokenFileWriter::write_npy_header() {
+  std::string header(kNpyBegin);
+  header += fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': ({},), }}",
+                        is_u16_ ? "<u2" : "<i4", count_);
+  header.resize(kNpyHeaderBytes - 1, ' ');
+  header += '\n';
+  file_.write_at(0, header.data(), header.size());
+}
+
+/// Committed before the .bin file, which without an index would be taken for bare 16-bit ids.
+void TokenFileWriter::write_index() const {
+  constexpr uint64_t kVersion = 1;
+  const uint64_t sequences = lengths_.size();
+  std::vector<int64_t> pointers;
+  std::vector<int64_t> documents = {0};
+  int64_t begin = 0;
+  for (const int32_t length : lengths_) {
+    pointers.push_back(begin);
+    begin += int64_t{length} * (is_u16_ ? 2 : 4);
+    documents.push_back(static_cast<int64_t>(pointers.size()));
+  }
+  std::filesystem::path path = path_;
+  AtomicFile file(path.replace_extension(".idx"));
+  file.write(std::string_view("MMIDIDX\0\0", 9));
+  file.write(&kVersion, sizeof(kVersion));
+  file.write(is_u16_ ? &kIndexedU16 : &kIndexedI32, 1);
+  write_values(file, std::vector<uint64_t>{sequences, sequences + 1});
+  write_values(file, lengths_);
+  write_values(file, pointers);
+  write_values(file, documents);
+  file.commit();
+}
+
+void TokenFileWriter::commit() {
+  end_document();
+  switch (format_) {
+    case TokenFileFormat::llmc:
+      write_llmc_header();
+      break;
+    case TokenFileFormat::npy:
+      write_npy_header();
+      break;
+    case TokenFileFormat::indexed:
+      write_index();
+      break;
+  }
   file_.commit();
 }
 

@@ -1,37 +1,64 @@
 #pragma once
-// Writes an llm.c shard piece by piece, so that its tokens are never in memory together. The file
-// is whole or not there.
+// Writes a file of token ids piece by piece, so that its tokens are never in memory together. The
+// file is whole or not there.
 
 #include <cstdint>
 #include <filesystem>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "base/atomic_file.h"
 
 namespace fp8train {
 
+/// Formats that are written; names are those of data/readers/.
+enum class TokenFileFormat : uint8_t {
+  llmc,     ///< an llm.c shard: u16 ids when the vocabulary has at most 65536, else u32
+  npy,      ///< a NumPy array of one dimension: u16, else i32
+  indexed,  ///< NAME.bin and NAME.idx (Megatron-LM): u16 below 65500 ids, else i32
+};
+
+/// Throws ConfigError that names `option`.
+TokenFileFormat token_file_format_named(std::string_view name, std::string_view option);
+std::string_view name_of(TokenFileFormat format);
+/// ".bin" or ".npy"
+std::string_view extension_of(TokenFileFormat format);
+
 class TokenFileWriter {
  public:
-  /// u16 ids when `vocab_size` <= 65536, else u32. Throws DeviceError when the disk refuses.
-  TokenFileWriter(const std::filesystem::path& path, int64_t vocab_size);
+  /// Throws DeviceError when the disk refuses.
+  TokenFileWriter(const std::filesystem::path& path, int64_t vocab_size,
+                  TokenFileFormat format = TokenFileFormat::llmc);
 
   /// Throws DataError for an id outside the vocabulary and beyond 2^31 - 1 tokens.
   void append(std::span<const int32_t> tokens);
 
+  /// The tokens since the last call are a document. Only `indexed` files note it, where a document
+  /// is one sequence (Megatron-LM: tools/preprocess_data.py without --split-sentences); one without
+  /// tokens is left out.
+  void end_document();
+
   int64_t count() const { return count_; }
 
-  /// Writes the header; the file gets its name.
+  /// Ends the last document and writes the header, or the index; the file gets its name.
   void commit();
 
  private:
   template <typename Stored>
   void append_as(std::span<const int32_t> tokens);
+  void write_llmc_header();
+  void write_npy_header();
+  void write_index() const;
 
   AtomicFile file_;
   std::filesystem::path path_;
   int64_t vocab_size_;
+  TokenFileFormat format_;
+  bool is_u16_;
   int64_t count_ = 0;
+  int64_t ended_ = 0;                  ///< tokens of documents that have ended
+  std::vector<int32_t> lengths_ = {};  ///< of documents, for an index
   std::vector<char> buffer_;
 };
 

@@ -2,8 +2,16 @@
 // Token ids that are somewhere: in a file, or in memory.
 
 #include <cstdint>
+#include <optional>
+#include <string_view>
 
 namespace fp8train {
+
+/// What a file says of its tokens.
+struct TokenFacts {
+  std::string_view type = {};             ///< how an id is stored: "u16"
+  std::optional<int64_t> documents = {};  ///< where the format has any
+};
 
 /// Where a run of tokens of a corpus lies. `read` may be called from several threads.
 class TokenStore {
@@ -17,6 +25,8 @@ class TokenStore {
   virtual int64_t size() const = 0;
   /// Tokens [offset, offset + count) into `to`.
   virtual void read(int64_t offset, int64_t count, int32_t* to) const = 0;
+
+  virtual TokenFacts facts() const { return {}; }
 };
 
 }  // namespace fp8train

@@ -34,7 +34,8 @@ void Head::loss(const StepContext& context, ConstView x, ConstView targets,
                 float gradient_factor) const {
   const int64_t rows = x.shape.rows();
   ArenaScope scope(*context.scratch);
-  const View losses = allocate(*context.scratch, DType::f32, {rows});
+  const View losses = totals.of_targets != nullptr ? View{totals.of_targets, DType::f32, {rows}}
+                                                   : allocate(*context.scratch, DType::f32, {rows});
   StepContext chunk_context = context;
   chunk_context.amax_is_clear = false;  // with current scaling each chunk has its own
   for (int64_t begin = 0; begin < rows; begin += chunk_rows_) {

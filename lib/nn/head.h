@@ -15,6 +15,8 @@ namespace fp8train {
 struct LossTotals {
   double* sum;     ///< += loss of every target
   int64_t* count;  ///< += number of targets
+  float* of_targets =
+      nullptr;  ///< [targets]: the loss of each, 0 where it is ignored; null: not asked for
 };
 
 /// Rows of logits that exist at a time where no setting says how many. On a GPU the largest power

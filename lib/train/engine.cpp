@@ -258,4 +258,21 @@ LossReport Engine::evaluation_loss() const {
   return read_totals(kEvaluationTotals);
 }
 
+std::vector<float> Engine::target_losses(const Batch& batch) {
+  check(batch.rows <= settings_.micro_batch_size && batch.columns <= settings_.seq_length,
+        "a batch fits into the shape that the engine was built for");
+  const Shape shape = {batch.rows, batch.columns};
+  const View tokens{tokens_.view().data, DType::i32, shape};
+  const View targets{targets_.view().data, DType::i32, shape};
+  copy_from_host(*device_, tokens, batch.tokens.data());
+  copy_from_host(*device_, targets, batch.targets.data());
+  const Tensor losses(*device_, DType::f32, {shape.count()}, MemoryCategory::batch);
+  LossTotals losses_and_totals = totals(kEvaluationTotals);
+  losses_and_totals.of_targets = losses.view().as<float>();
+  model_.evaluate(context(false, false), tokens, targets, losses_and_totals);
+  std::vector<float> result(static_cast<size_t>(shape.count()));
+  copy_to_host(*device_, result.data(), losses);
+  return result;
+}
+
 }  // namespace fp8train

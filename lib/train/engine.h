@@ -139,6 +139,11 @@ class Engine {
   void evaluate(const Batch& batch);
   LossReport evaluation_loss() const;
 
+  /// Runs a batch forward, as evaluate() does; the loss of each target in nats, [rows * columns], 0
+  /// where it is ignored. The batch may have fewer rows and columns than the engine. Not
+  /// collective; waits for the device.
+  std::vector<float> target_losses(const Batch& batch);
+
  private:
   struct Totals {
     double sum;

@@ -214,6 +214,34 @@ std::string describe_largest(const Session& session, const DryRunStep& dry_run) 
              : fmt::format("  in the stage of plan {}, which needs the most", dry_run.plan_name);
 }
 
+/// Lines about sources that are blended, or that name several files.
+std::vector<std::string> describe_sources(const Session& session) {
+  const Corpus& corpus = session.data.train;
+  const auto samples = static_cast<uint64_t>(session.max_steps * session.tokens_per_step() /
+                                             session.engine.seq_length);
+  double total = 0;
+  std::vector<double> epochs;
+  if (corpus.is_blend()) {
+    epochs = training_order(session).epochs(samples);
+    for (const CorpusSource& source : corpus.sources()) total += source.weight;
+  }
+  std::vector<std::string> lines;
+  for (size_t i = 0; i < corpus.sources().size(); ++i) {
+    const CorpusSource& source = corpus.sources()[i];
+    const std::string what =
+        fmt::format("{}: {}{} tokens", source.path,
+                    source.files > 1 ? fmt::format("{} files, ", source.files) : "",
+                    describe_count(static_cast<double>(source.size)));
+    if (corpus.is_blend()) {
+      lines.push_back(fmt::format("        {:5.1f} % {}, read {:.2f} times",
+                                  100 * source.weight / total, what, epochs[i]));
+    } else if (source.files > 1) {
+      lines.push_back("        " + what);
+    }
+  }
+  return lines;
+}
+
 std::vector<std::string> run_overview(const Session& session, const Device& device,
                                       const std::string& device_reason, int64_t threads,
                                       const DryRunStep& dry_run, int64_t steps_done) {
@@ -229,9 +257,13 @@ std::vector<std::string> run_overview(const Session& session, const Device& devi
       fmt::format("data    {} training tokens, {} validation tokens, tokenizer {}",
                   describe_count(static_cast<double>(session.data.train.size())),
                   describe_count(static_cast<double>(session.data.val.size())),
-                  session.tokenizer->type()),
-      describe_steps(session),
-      fmt::format("device  {} ({}), {} threads", device.description(), device_reason, threads)};
+                  session.tokenizer->type())};
+  for (std::string& line : describe_sources(session)) {
+    lines.push_back(std::move(line));
+  }
+  lines.push_back(describe_steps(session));
+  lines.push_back(
+      fmt::format("device  {} ({}), {} threads", device.description(), device_reason, threads));
   if (const std::string kernels = ops::attention_kernels(device.stream()); !kernels.empty()) {
     lines.push_back("        attention: " + kernels);
   }

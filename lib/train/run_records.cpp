@@ -155,6 +155,11 @@ void RunRecords::write_step(const StepMetrics& metrics) {
       .add("tokens", metrics.tokens)
       .add("tokens_per_second", metrics.tokens_per_second)
       .add("skipped_steps", metrics.skipped_steps);
+  if (!metrics.epochs.empty()) {
+    JsonObject epochs;
+    for (const auto& [source, passes] : metrics.epochs) epochs.add(source, passes);
+    line.add("epochs", epochs);
+  }
   if (metrics.loss_scale) {
     line.add("loss_scale", *metrics.loss_scale);
   }

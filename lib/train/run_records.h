@@ -27,6 +27,8 @@ struct StepMetrics {
   double lr = 0;
   double gradient_norm = 0;
   int64_t tokens = 0;
+  /// Passes over each source of a blend so far, by its path; empty: no blend.
+  std::vector<std::pair<std::string, double>> epochs;
   double tokens_per_second = 0;
   std::optional<double> loss_scale;  ///< plans with loss scaling
   int64_t skipped_steps = 0;

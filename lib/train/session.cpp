@@ -7,7 +7,6 @@
 
 #include "base/cache_folder.h"
 #include "base/error.h"
-#include "data/sample_order.h"
 #include "device/cuda/cuda_device.h"
 #include "io/hf_config.h"
 #include "ops/gemm/gemm.h"
@@ -350,10 +349,14 @@ Session open_session(const Settings& settings, bool open_data, int ranks) {
   }
   if (open_data) {
     session.data = open_corpora(settings.data, *session.tokenizer, session.engine.model.vocab_size);
-    SampleOrder(session.data.train.size(), session.engine.seq_length, settings.data.shuffle,
-                settings.training.seed);  // at least one sample
+    training_order(session);  // at least one sample of each source
   }
   return session;
+}
+
+TrainingOrder training_order(const Session& session) {
+  return {session.data.train, session.engine.seq_length, session.settings.data.shuffle,
+          session.settings.training.seed};
 }
 
 int64_t longest_prompt(const SampleSettings& sample, const Tokenizer& tokenizer) {

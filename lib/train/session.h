@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "config/settings.h"
+#include "data/blend.h"
 #include "data/corpus.h"
 #include "data/tokenizer.h"
 #include "device/device.h"
@@ -46,6 +47,10 @@ struct Session {
 /// Resolves the settings for a run of `ranks`; `open_data` also opens and checks the corpora.
 /// Throws ConfigError, DataError or CheckpointError (model.from).
 Session open_session(const Settings& settings, bool open_data, int ranks = 1);
+
+/// The order in which a run with open data reads it. Throws DataError where there is less than a
+/// sample.
+TrainingOrder training_order(const Session& session);
 
 /// The shape, plan and batch alone, for a vocabulary that is already known; needs no data.
 EngineSettings engine_settings(const Settings& settings, const ModelConfig& model);

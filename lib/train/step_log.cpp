@@ -1,6 +1,8 @@
 #include "train/step_log.h"
 
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "base/flight_recorder.h"
@@ -9,6 +11,21 @@
 #include "train/stragglers.h"
 
 namespace fp8train {
+namespace {
+
+std::vector<std::pair<std::string, double>> epochs_of_sources(const Session& session,
+                                                              uint64_t samples) {
+  std::vector<std::pair<std::string, double>> result;
+  if (session.data.train.is_blend()) {
+    const std::vector<double> epochs = training_order(session).epochs(samples);
+    for (size_t i = 0; i < epochs.size(); ++i) {
+      result.emplace_back(session.data.train.sources()[i].path, epochs[i]);
+    }
+  }
+  return result;
+}
+
+}  // namespace
 
 StepLog::StepLog(const Session& session, Device& device, RunRecords& records, Progress& progress)
     : session_(&session), device_(&device), records_(&records), progress_(&progress) {}
@@ -60,6 +77,7 @@ void StepLog::write(Engine& engine, TrainingState& state, const Traffic& sent) {
                         .lr = lr,
                         .gradient_norm = report.gradient_norm,
                         .tokens = state.tokens,
+                        .epochs = epochs_of_sources(*session_, state.sample_position),
                         .tokens_per_second = tokens_per_second_,
                         .loss_scale = session_->engine.plan.dynamic_loss_scaling
                                           ? std::optional<double>(report.loss_scale)

@@ -216,10 +216,6 @@ TEST_CASE("settings that cannot be honoured are refused") {
   test::write_file(dir / "t.txt", "hello");
   const auto tokenizer = make_byte_tokenizer();
   DataSettings settings = one_source(dir / "t.txt");
-  settings.train[0].weight = 0.5;
-  CHECK_THAT(message_of<ConfigError>([&] { open_corpora(settings, *tokenizer, 258); }),
-             Contains("blends by weight are not available"));
-  settings.train[0].weight = 1.0;
   settings.val_fraction = 1.0;
   CHECK_THROWS_AS(open_corpora(settings, *tokenizer, 258), ConfigError);
   settings.val_fraction = 0.0;

@@ -68,6 +68,8 @@ def main():
     save_arrays()
     save_indexed(module, "indexed_u16", 50257, [[100], [30, 0, 70], [], [50]])
     save_indexed(module, "indexed_i32", 128256, [[20], [15, 25]])
+    save_indexed(module, "documents_u16", 50257, [[100], [30], [50]])  # as `data prepare` writes them
+    save_indexed(module, "documents_i32", 128256, [[20], [40]])
     save_indexed(module, "indexed_modes", 50257, [[5], [3, 4]], multimodal=True)
 
 

@@ -11,10 +11,20 @@ namespace {
 
 constexpr size_t kHeadBytes = 4096;
 
+void refuse_parquet(const std::filesystem::path& path, std::string_view head) {
+  if (head.starts_with("PAR1")) {
+    throw DataError(
+        fmt::format("{}: Parquet files are not read; write JSON lines of it, for example with "
+                    "DuckDB: duckdb -c \"COPY (FROM '{}') TO '{}.jsonl'\"",
+                    path.string(), path.string(), path.stem().string()));
+  }
+}
+
 const DataFormat& detect(const std::filesystem::path& path, const std::string& advice) {
   const InputFile file(path);
   std::string bytes;
   ByteStream(path).append_to(bytes, kHeadBytes);
+  refuse_parquet(path, bytes);
   for (const DataFormat* format : data_formats()) {
     if (format->matches({path, file, bytes})) {
       return *format;

@@ -35,6 +35,7 @@ struct SequenceIndex {
   TokenType type = TokenType::u16;
   std::vector<SequenceRun> runs;
   int64_t tokens = 0;
+  int64_t documents = 0;
 };
 
 std::filesystem::path index_path(const std::filesystem::path& path) {
@@ -206,6 +207,7 @@ class IndexReader {
       throw DataError(
           fmt::format("{}: the documents end at sequence {} of {}", name_, last, sequences_));
     }
+    index_.documents = static_cast<int64_t>(boundaries_) - 1;
   }
 
   InputFile file_;
@@ -222,6 +224,9 @@ class IndexedTokens final : public TokenStore {
       : file_(std::move(file)), index_(std::move(index)), vocab_size_(vocab_size) {}
 
   int64_t size() const override { return index_.tokens; }
+  TokenFacts facts() const override {
+    return {.type = name_of(index_.type), .documents = index_.documents};
+  }
 
   void read(int64_t offset, int64_t count, int32_t* to) const override {
     auto next = std::upper_bound(

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "data/byte_stream.h"
 #include "data/readers/data_format.h"
+#include "data/readers/json_lines.h"
 
 namespace fp8train {
 namespace {
@@ -43,6 +44,23 @@ std::string document_of(std::string_view line, const TextKey& text_key, const st
   return text->get<std::string>();
 }
 
+bool is_jsonl(const FileHead& head) {
+  const std::string extension = without_compression(head.path).extension().string();
+  return extension == ".jsonl" || extension == ".ndjson";
+}
+
+/// Blank lines are skipped.
+void visit_records(const std::filesystem::path& path, const TextKey& text_key,
+                   const DocumentVisitor& visit) {
+  for_each_line(path, [&](std::string_view line, int64_t number) {
+    if (line.find_first_not_of(" \t\r") != std::string_view::npos) {
+      visit(document_of(line, text_key, fmt::format("{}:{}", path.string(), number)));
+    }
+  });
+}
+
+}  // namespace
+
 void for_each_line(const std::filesystem::path& path,
                    const std::function<void(std::string_view, int64_t)>& visit) {
   ByteStream file(path);
@@ -65,23 +83,6 @@ void for_each_line(const std::filesystem::path& path,
     visit(pending, line);
   }
 }
-
-bool is_jsonl(const FileHead& head) {
-  const std::string extension = without_compression(head.path).extension().string();
-  return extension == ".jsonl" || extension == ".ndjson";
-}
-
-/// Blank lines are skipped.
-void visit_records(const std::filesystem::path& path, const TextKey& text_key,
-                   const DocumentVisitor& visit) {
-  for_each_line(path, [&](std::string_view line, int64_t number) {
-    if (line.find_first_not_of(" \t\r") != std::string_view::npos) {
-      visit(document_of(line, text_key, fmt::format("{}:{}", path.string(), number)));
-    }
-  });
-}
-
-}  // namespace
 
 const DataFormat& jsonl_format() {
   static constexpr DataFormat kFormat = {.name = "jsonl",

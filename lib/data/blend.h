@@ -1,0 +1,68 @@
+#pragma once
+// Which sample of which source is sample number i of a run: a pure function of the weights, the
+// seed and i, with nothing to store, so that a run continues at any sample on any number of ranks.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "data/corpus.h"
+#include "data/sample_order.h"
+
+namespace fp8train {
+
+/// Deals samples out to sources by weight. A balanced binary tree halves the list of sources; at a
+/// node whose left half has the part p of the weight, round(n * p) of its first n samples go to the
+/// left. The number grows by 0 or 1 with n, so that each sample has one way down the tree, found
+/// without the samples before it. Of the first n samples a source has its part of the weight to
+/// within ceil(log2(sources)) / 2: half a sample of two sources, one of four.
+///
+/// Taking the source that lacks most (Megatron-LM: megatron/core/datasets/helpers.cpp,
+/// build_blending_indices) needs all samples before, and an index of them in memory. A random choice
+/// by weight would be off by the square root of n.
+class Blend {
+ public:
+  /// Weights above 0, of at least one source. Only their ratios matter.
+  explicit Blend(std::span<const double> weights);
+
+  struct Draw {
+    size_t source;
+    uint64_t index;  ///< counted over the samples of this source
+  };
+  /// `sample` below 2^62.
+  Draw draw(uint64_t sample) const;
+
+  /// Samples of a source among the first `samples`.
+  uint64_t count(size_t source, uint64_t samples) const;
+
+ private:
+  /// Of the first `samples` of the node of sources [begin, end), those of [begin, middle).
+  uint64_t left_of(uint64_t samples, size_t begin, size_t middle, size_t end) const;
+
+  std::vector<double> before_;  ///< sums of the weights in front of each source, and of all
+};
+
+/// The order of training: each source of a corpus in its own SampleOrder, repeated on its own
+/// epochs, blended by weight; one order over all tokens where no source has a weight.
+class TrainingOrder {
+ public:
+  /// Throws DataError where a source, or the corpus without weights, is shorter than one sample.
+  TrainingOrder(const Corpus& corpus, int64_t seq_length, bool shuffle, uint64_t seed);
+
+  /// First token of sample `sample` in the corpus, counted from the start of training.
+  int64_t start_of(uint64_t sample) const;
+
+  /// Passes over each source of the blend, or over the corpus, in the first `samples`.
+  std::vector<double> epochs(uint64_t samples) const;
+
+ private:
+  struct Source {
+    int64_t begin;
+    SampleOrder order;
+  };
+  Blend blend_;
+  std::vector<Source> sources_;
+};
+
+}  // namespace fp8train

@@ -1,0 +1,110 @@
+// Folders and patterns as sources of data.
+
+#include <catch2/catch.hpp>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "data/corpus.h"
+#include "data/prepare.h"
+#include "data/text_source.h"
+#include "support/files.h"
+#include "support/temp_dir.h"
+
+namespace fp8train {
+namespace {
+
+using Catch::Matchers::Contains;
+using test::message_of;
+
+std::vector<std::string> found_in(const test::TempDir& dir, const std::string& path,
+                                  DataSplit split = DataSplit::train) {
+  std::vector<std::string> result;
+  for (const auto& file : expand_path((dir / path).string(), split)) {
+    result.push_back(file.lexically_relative(dir.path()).string());
+  }
+  return result;
+}
+
+using FoundNames = std::vector<std::string>;
+
+TEST_CASE("a folder is the data files in it and below, by name") {
+  const test::TempDir dir;
+  for (const char* folder : {"a/deep", "a/.hidden", "empty"}) {
+    std::filesystem::create_directories(dir / folder);
+  }
+  for (const char* name : {"a/z.txt", "a/deep/b.txt.gz", "a/deep/a.txt", "a/README.md",
+                           "a/.hidden/c.txt", "a/.d.txt", "a/tokenizer.json", "a/t.idx"}) {
+    test::write_file(dir / name, "x");
+  }
+  CHECK(found_in(dir, "a") == FoundNames{"a/deep/a.txt", "a/deep/b.txt.gz", "a/z.txt"});
+  CHECK(found_in(dir, "a/*.txt") == FoundNames{"a/z.txt"});
+  CHECK(found_in(dir, "a/deep/?.txt*") == FoundNames{"a/deep/a.txt", "a/deep/b.txt.gz"});
+  CHECK_THAT(message_of<DataError>([&] { found_in(dir, "empty"); }),
+             Contains("empty: a folder without data files (.txt, .jsonl") && Contains("*.md"));
+  CHECK_THAT(message_of<DataError>([&] { found_in(dir, "a/*.bin"); }),
+             Contains("a/*.bin: no file matches this pattern"));
+}
+
+TEST_CASE("a prepared folder is its training or its validation files") {
+  const test::TempDir dir;
+  test::write_file(dir / "t.txt", std::string(1000, 'a') + std::string(1000, 'b'));
+  PrepareSettings prepare;
+  prepare.inputs = {(dir / "t.txt").string()};
+  prepare.out = dir / "shards";
+  prepare.val_fraction = 0.25;
+  prepare.shard_tokens = 1000;
+  prepare_data(prepare);
+  const FoundNames train = {"shards/train_000000.bin", "shards/train_000001.bin"};
+  CHECK(found_in(dir, "shards") == train);
+  CHECK(found_in(dir, "shards", DataSplit::val) == FoundNames{"shards/val_000000.bin"});
+  CHECK(found_in(dir, "shards", DataSplit::all).size() == 3);
+
+  DataSettings settings;
+  settings.train = {{(dir / "shards").string(), "auto"}};
+  settings.val = settings.train;
+  const auto tokenizer = make_byte_tokenizer();
+  const CorpusSplits splits = open_corpora(settings, *tokenizer, 258);
+  CHECK(splits.train.size() == 1501);
+  CHECK(splits.val.size() == 501);
+  REQUIRE(splits.train.sources().size() == 1);
+  CHECK(splits.train.sources()[0].files == 2);
+
+  prepare.out = dir / "whole";
+  prepare.val_fraction = 0;
+  prepare_data(prepare);
+  CHECK_THAT(message_of<DataError>([&] { found_in(dir, "whole", DataSplit::val); }),
+             Contains("dataset.json: lists no validation files"));
+  test::write_file(dir / "whole/dataset.json", "{\"train\": 3}");
+  CHECK_THAT(message_of<DataError>([&] { found_in(dir, "whole"); }),
+             Contains("not a list of token"));
+}
+
+TEST_CASE("sources with weights are ranges of the corpus, of files and of texts") {
+  const test::TempDir dir;
+  test::write_file(dir / "a.txt", std::string(500, 'a'));
+  test::write_file(dir / "b.txt", std::string(200, 'b'));
+  DataSettings settings;
+  settings.train = {{(dir / "a.txt").string(), "auto", 3}, {(dir / "b.txt").string(), "auto", 1}};
+  settings.val_fraction = 0.1;
+  const auto tokenizer = make_byte_tokenizer();
+  const Corpus corpus = open_corpora(settings, *tokenizer, 258).train;
+  CHECK(corpus.is_blend());
+  CHECK(corpus.sources()[0].size == 450);
+  CHECK(corpus.sources()[1].begin == 450);
+  CHECK(corpus.sources()[1].size == 180);
+  settings.val = {{(dir / "b.txt").string(), "auto", 2}};
+  CHECK_THAT(message_of<ConfigError>([&] { open_corpora(settings, *tokenizer, 258); }),
+             Contains("b.txt has weight 2") && Contains("weights are for data.train"));
+}
+
+TEST_CASE("Parquet is refused with the way to JSON lines") {
+  const test::TempDir dir;
+  test::write_file(dir / "t.parquet", std::string("PAR1\0\0\0", 7));
+  CHECK_THAT(
+      message_of<DataError>([&] { format_of(dir / "t.parquet", "auto"); }),
+      Contains("Parquet files are not read") && Contains("duckdb -c") && Contains("t.jsonl"));
+}
+
+}  // namespace
+}  // namespace fp8train
