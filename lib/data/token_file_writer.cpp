@@ -54,12 +54,31 @@ void TokenFileWriter::append(std::span<const int32_t> tokens) {
   }
 }
 
+void TokenFileWriter::append_document(std::span<const int32_t> tokens,
+                                      const std::vector<bool>& is_target) {
+  check(tokens.size() == is_target.size(), "every token of a document is a target or not");
+  auto at = static_cast<size_t>(count_);
+  append(tokens);
+  document_lengths_.push_back(static_cast<uint32_t>(tokens.size()));
+  target_bits_.resize((static_cast<size_t>(count_) + 7) / 8);
+  for (const bool target : is_target) {
+    target_bits_[at / 8] |= static_cast<uint8_t>((target ? 1U : 0U) << (at % 8));
+    ++at;
+  }
+}
+
 void TokenFileWriter::commit() {
   const bool is_u16 = vocab_size_ <= kU16Vocab;
   std::array<int32_t, kLlmcHeaderWords> header = {};
   header[0] = is_u16 ? kLlmcMagicU16 : kLlmcMagicU32;
   header[1] = is_u16 ? kLlmcVersionU16 : kLlmcVersionU32;
   header[2] = static_cast<int32_t>(count_);
+  if (!document_lengths_.empty()) {
+    header[1] += kLlmcWithDocuments;
+    header[3] = static_cast<int32_t>(document_lengths_.size());
+    file_.write(document_lengths_.data(), document_lengths_.size() * sizeof(uint32_t));
+    file_.write(target_bits_.data(), target_bits_.size());
+  }
   file_.write_at(0, header.data(), kLlmcHeaderBytes);
   file_.commit();
 }

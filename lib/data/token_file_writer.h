@@ -18,10 +18,12 @@ class TokenFileWriter {
 
   /// Throws DataError for an id outside the vocabulary and beyond 2^31 - 1 tokens.
   void append(std::span<const int32_t> tokens);
+  /// A whole document with its targets; a file has either such or plain tokens.
+  void append_document(std::span<const int32_t> tokens, const std::vector<bool>& is_target);
 
   int64_t count() const { return count_; }
 
-  /// Writes the header; the file gets its name.
+  /// Writes the header, and the table of documents where there are any; the file gets its name.
   void commit();
 
  private:
@@ -32,6 +34,8 @@ class TokenFileWriter {
   std::filesystem::path path_;
   int64_t vocab_size_;
   int64_t count_ = 0;
+  std::vector<uint32_t> document_lengths_;
+  std::vector<uint8_t> target_bits_;
   std::vector<char> buffer_;
 };
 

@@ -2,8 +2,15 @@
 // Token ids that are somewhere: in a file, or in memory.
 
 #include <cstdint>
+#include <vector>
 
 namespace fp8train {
+
+/// The documents that the tokens of a store make up, one after the other.
+struct DocumentTable {
+  std::vector<int64_t> ends;    ///< behind the last token of each
+  std::vector<bool> is_target;  ///< of each token: whether the model learns it; empty: all
+};
 
 /// Where a run of tokens of a corpus lies. `read` may be called from several threads.
 class TokenStore {
@@ -17,6 +24,8 @@ class TokenStore {
   virtual int64_t size() const = 0;
   /// Tokens [offset, offset + count) into `to`.
   virtual void read(int64_t offset, int64_t count, int32_t* to) const = 0;
+  /// Null where documents are not known.
+  virtual const DocumentTable* documents() const { return nullptr; }
 };
 
 }  // namespace fp8train
