@@ -28,8 +28,10 @@ int evaluate(EvalOptions options) {
   engine.reserve(dry_run_step(engine.settings(), engine.device()).plan);
   DataSettings data;
   data.train = {{options.data, "auto", 1.0}};
-  const CorpusSplits splits =
-      open_corpora(data, *opened.tokenizer, engine.settings().model.vocab_size);
+  CorpusSplits splits = open_corpora(data, *opened.tokenizer, engine.settings().model.vocab_size);
+  if (!splits.train.form().is_windows()) {
+    splits.train.set_form({.packing = Packing::none});  // the engine masks no documents
+  }
   ValidationBatches batches(splits.train, engine.settings().micro_batch_size,
                             engine.settings().seq_length);
   if (!opened.has_scales) {

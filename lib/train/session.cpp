@@ -7,7 +7,7 @@
 
 #include "base/cache_folder.h"
 #include "base/error.h"
-#include "data/sample_order.h"
+#include "data/samples.h"
 #include "device/cuda/cuda_device.h"
 #include "io/hf_config.h"
 #include "ops/gemm/gemm.h"
@@ -350,8 +350,12 @@ Session open_session(const Settings& settings, bool open_data, int ranks) {
   }
   if (open_data) {
     session.data = open_corpora(settings.data, *session.tokenizer, session.engine.model.vocab_size);
-    SampleOrder(session.data.train.size(), session.engine.seq_length, settings.data.shuffle,
-                settings.training.seed);  // at least one sample
+    const Samples samples(session.data.train, session.engine.seq_length, SampleWalk::training);
+    if (const DocumentSamples* const documents = samples.documents()) {
+      documents->describe(session.settings.notes.lines, session.notes);
+      session.engine.counts_targets = true;
+    }
+    session.engine.masks_documents = session.data.train.form().masks_documents;
   }
   return session;
 }

@@ -254,9 +254,8 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, true>::kThreads)
           [&](TileElement at) { return delta[at.column]; },
           [&](TileElement at) {
             const int query = stream.query_of(step) + at.column;
-            const bool other =
-                starts != nullptr && query < length && own_first + at.row < starts[query];
-            return other || (masks && at.row + shift > at.column);
+            return begins_behind(starts, query, length, own_first + at.row) ||
+                   (masks && at.row + shift > at.column);
           },
           probabilities, score_gradients);
       add_product<kDim>(value_gradient, probabilities, block.second_streamed + block.warp_column,

@@ -73,6 +73,12 @@ __device__ __forceinline__ const int32_t* starts_of(const int32_t* starts, int64
   return starts == nullptr ? nullptr : starts + b * length;
 }
 
+/// Whether the document of a query begins behind a key.
+__device__ __forceinline__ bool begins_behind(const int32_t* starts, int query, int length,
+                                              int key) {
+  return starts != nullptr && query < length && key < starts[query];
+}
+
 /// How many of `tiles` tiles of queries from `first_query` on see a key up to `last_key`.
 template <int kQueries>
 __device__ __forceinline__ int tiles_that_see(const int32_t* starts, int first_query, int tiles,
