@@ -114,7 +114,9 @@ class RunComparison {
       return fmt::format("training data of fingerprint: was {}, is {}",
                          state_.at("data_fingerprint").get<std::string>(), current);
     }
-    const char* const settings = "data.tokenizer, data.text_key, data.val_fraction or a format";
+    const char* const settings =
+        "data.tokenizer, data.text_key, data.chat_template, data.packing, data.val_fraction or a "
+        "format";
     return session_.data_record->bytes_to_compare() > 0
                ? fmt::format(
                      "samples of the tokens differ: a file has other content of the same "
