@@ -172,14 +172,16 @@ void add_data(Arguments command, Action& action) {
   auto settings = std::make_shared<PrepareSettings>();
   auto out = std::make_shared<std::string>();
   auto output_format = std::make_shared<std::string>(name_of(settings->output_format));
+  auto chat_template = std::make_shared<std::string>("auto");
   Arguments prepare =
       command.part("prepare", "Tokenize text and JSON-lines files into token files");
   prepare.required("input", settings->inputs, "Files or globs");
   prepare.required("--out", *out, "Folder to write");
-  prepare.option("--output-format", *output_format,
-                 "llmc, npy, or indexed (.bin and .idx)");
+  prepare.option("--output-format", *output_format, "llmc, npy, or indexed (.bin and .idx)");
   prepare.option("--tokenizer", settings->tokenizer, "byte, char, or a tokenizer file or folder");
-  prepare.option("--format", settings->format, "auto, text or jsonl");
+  prepare.option("--format", settings->format, "auto, text, jsonl or chat");
+  prepare.option("--chat-template", *chat_template,
+                 "How dialogues are written, as data.chat_template (default: the tokenizer's)");
   prepare.option("--text-key", settings->text_key, "Key of the text in JSON lines");
   prepare.option("--val-fraction", settings->val_fraction, 0, "Held back for validation");
   prepare.option("--shard-tokens", settings->shard_tokens, 1,
@@ -187,9 +189,10 @@ void add_data(Arguments command, Action& action) {
   prepare.flag("--append-eos,!--no-append-eos", settings->append_eos,
                "End each document with the tokenizer's end-of-sequence id (default: on)");
   prepare.option("--threads", settings->threads, 0, "0: all cores");
-  prepare.run(action, [settings, out, output_format] {
+  prepare.run(action, [settings, out, output_format, chat_template] {
     settings->out = *out;
     settings->output_format = token_file_format_named(*output_format, "--output-format");
+    settings->chat_template = chat_template_named(*chat_template, "--chat-template");
     settings->progress = progress_lines();
     const PrepareReport report = prepare_data(*settings);
     fmt::print("{} documents, {} training and {} validation tokens, vocabulary {}; {} holds {}\n",

@@ -106,7 +106,14 @@ int evaluate_text(const EvalOptions& options) {
   }
   DataSettings data;
   data.train = {{options.data, "auto", 1.0}};
-  const CorpusSplits splits = open_corpora(data, *opened.tokenizer, settings.model.vocab_size);
+  CorpusSplits splits = open_corpora(data, *opened.tokenizer, settings.model.vocab_size);
+  const bool has_documents = !splits.train.form().is_windows();
+  if (has_documents && options.stride > 0) {
+    throw ConfigError("--stride is for text: dialogues are evaluated one in a sequence");
+  }
+  if (has_documents) {
+    splits.train.set_form({.packing = Packing::none});  // the engine masks no documents
+  }
   ValidationBatches batches(splits.train, settings.micro_batch_size, settings.seq_length, 0, 1,
                             options.stride);
   calibrate(opened, options.calibrate, [&] { return batches.next(); });
@@ -120,7 +127,8 @@ int evaluate_text(const EvalOptions& options) {
     throw DataError(fmt::format("{} has {} tokens: a loss needs two at least", options.data,
                                 splits.train.size()));
   }
-  print_loss(options, settings, loss, bytes_of_targets(splits.train, *opened.tokenizer));
+  print_loss(options, settings, loss,
+             has_documents ? 0 : bytes_of_targets(splits.train, *opened.tokenizer));
   return 0;
 }
 

@@ -153,6 +153,14 @@ std::vector<Field> data_fields() {
       flag("data.shuffle", data(&DataSettings::shuffle),
            "Windows in random order; false: in the order of the files"),
       text("data.text_key", data(&DataSettings::text_key), "JSONL: the key that holds the text"),
+      choice("data.chat_template", data(&DataSettings::chat_template), kChatTemplates,
+             "Dialogues: the template that they are written in; auto: that of the tokenizer's "
+             "folder"),
+      choice("data.packing", data(&DataSettings::packing), kPackings,
+             "What a sequence holds: windows of the running text; whole documents, which do not "
+             "see each other; none: one document. auto: documents for dialogues, else windows"),
+      flag("data.document_mask", data(&DataSettings::document_mask),
+           "Windows: attention and positions begin anew behind each end-of-sequence token"),
   };
 }
 

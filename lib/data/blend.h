@@ -7,9 +7,6 @@
 #include <span>
 #include <vector>
 
-#include "data/corpus.h"
-#include "data/sample_order.h"
-
 namespace fp8train {
 
 /// Deals samples out to sources by weight. A balanced binary tree halves the list of sources; at a
@@ -19,8 +16,8 @@ namespace fp8train {
 /// within ceil(log2(sources)) / 2: half a sample of two sources, one of four.
 ///
 /// Taking the source that lacks most (Megatron-LM: megatron/core/datasets/helpers.cpp,
-/// build_blending_indices) needs all samples before, and an index of them in memory. A random choice
-/// by weight would be off by the square root of n.
+/// build_blending_indices) needs all samples before, and an index of them in memory. A random
+/// choice by weight would be off by the square root of n.
 class Blend {
  public:
   /// Weights above 0, of at least one source. Only their ratios matter.
@@ -41,28 +38,6 @@ class Blend {
   uint64_t left_of(uint64_t samples, size_t begin, size_t middle, size_t end) const;
 
   std::vector<double> before_;  ///< sums of the weights in front of each source, and of all
-};
-
-/// The order of training: each source of a corpus in its own SampleOrder, repeated on its own
-/// epochs, blended by weight; one order over all tokens where no source has a weight.
-class TrainingOrder {
- public:
-  /// Throws DataError where a source, or the corpus without weights, is shorter than one sample.
-  TrainingOrder(const Corpus& corpus, int64_t seq_length, bool shuffle, uint64_t seed);
-
-  /// First token of sample `sample` in the corpus, counted from the start of training.
-  int64_t start_of(uint64_t sample) const;
-
-  /// Passes over each source of the blend, or over the corpus, in the first `samples`.
-  std::vector<double> epochs(uint64_t samples) const;
-
- private:
-  struct Source {
-    int64_t begin;
-    SampleOrder order;
-  };
-  Blend blend_;
-  std::vector<Source> sources_;
 };
 
 }  // namespace fp8train

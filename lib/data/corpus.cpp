@@ -3,10 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 #include "base/content_hash.h"
 #include "base/error.h"
+#include "data/chat/chat_template.h"
 #include "data/readers/data_format.h"
+#include "data/samples.h"
 #include "data/text_source.h"
 #include "data/token_file.h"
 
@@ -16,7 +20,8 @@ namespace {
 template <typename Stored>
 class MemoryStore final : public TokenStore {
  public:
-  explicit MemoryStore(const std::vector<int32_t>& tokens) : tokens_(tokens.size()) {
+  MemoryStore(const std::vector<int32_t>& tokens, DocumentTable documents)
+      : tokens_(tokens.size()), documents_(std::move(documents)) {
     std::transform(tokens.begin(), tokens.end(), tokens_.begin(),
                    [](int32_t id) { return static_cast<Stored>(id); });
   }
@@ -24,9 +29,13 @@ class MemoryStore final : public TokenStore {
   void read(int64_t offset, int64_t count, int32_t* to) const override {
     std::copy_n(tokens_.begin() + offset, count, to);
   }
+  const DocumentTable* documents() const override {
+    return documents_.ends.empty() ? nullptr : &documents_;
+  }
 
  private:
   std::vector<Stored> tokens_;
+  DocumentTable documents_;
 };
 
 /// Tokenizes the text-like sources of one split and opens its token files.
@@ -50,7 +59,9 @@ class SourceReader {
       }
       add_files(path, format, train);  // before their content is read
     }
-    if (format.has_tokens()) {
+    if (format.content == DataContent::dialogues) {
+      read_dialogues(source, paths, format, held_back, train, val);
+    } else if (format.has_tokens()) {
       read_token_files(source, paths, format, held_back, train, val);
     } else {
       read_documents(source, paths, format, held_back, train, val);
@@ -69,10 +80,16 @@ class SourceReader {
     }
   }
 
-  std::vector<int32_t> tokens_of(const std::vector<std::string>& documents, size_t begin,
-                                 size_t end, bool separated) const {
-    const SequenceFrame frame = separated ? tokenizer_.frame() : SequenceFrame{};
+  struct Encoded {
     std::vector<int32_t> tokens;
+    DocumentTable documents;
+  };
+
+  Encoded encode(const std::vector<std::string>& documents, size_t begin, size_t end,
+                 bool separated) const {
+    const SequenceFrame frame = separated ? tokenizer_.frame() : SequenceFrame{};
+    Encoded encoded;
+    std::vector<int32_t>& tokens = encoded.tokens;
     const auto append = [&](const std::vector<int32_t>& ids) {
       tokens.insert(tokens.end(), ids.begin(), ids.end());
     };
@@ -80,21 +97,51 @@ class SourceReader {
       append(frame.before_document);
       append(tokenizer_.encode(documents[i]));
       append(frame.after_document);
+      encoded.documents.ends.push_back(static_cast<int64_t>(tokens.size()));
     }
-    return tokens;
+    return encoded;
   }
 
-  void append_tokens(const std::vector<int32_t>& tokens, Corpus& to) const {
-    if (!tokens.empty()) {
-      auto store = memory_store(tokens);
+  void append_encoded(Encoded encoded, Corpus& to) const {
+    if (!encoded.tokens.empty()) {
+      auto store = memory_store(encoded.tokens, std::move(encoded.documents));
       const int64_t size = store->size();
       to.append(std::move(store), 0, size);
     }
   }
 
-  void read_documents(const DataSource& source, const std::vector<std::filesystem::path>& paths,
+  void read_dialogues(const DataSource& source, const std::vector<std::filesystem::path>& paths,
                       const DataFormat& format, double held_back, Corpus& train,
                       Corpus& val) const {
+    check_tokenizer(source);
+    const ChatEncoder encoder(tokenizer_, settings_.chat_template);
+    std::vector<ChatEncoder::Encoded> dialogues;
+    for (const auto& path : paths) {
+      format.for_each_dialogue(path, [&](const Dialogue& dialogue, const std::string& where) {
+        try {
+          dialogues.push_back(encoder.encode(dialogue));
+        } catch (const DataError& error) {
+          throw DataError(fmt::format("{}: {}", where, error.what()));
+        }
+      });
+    }
+    const auto boundary =
+        static_cast<size_t>(split_point(static_cast<int64_t>(dialogues.size()), held_back));
+    const auto append = [&](size_t begin, size_t end, Corpus& to) {
+      Encoded all;
+      for (size_t i = begin; i < end; ++i) {
+        const auto& [ids, is_target] = dialogues[i];
+        all.tokens.insert(all.tokens.end(), ids.begin(), ids.end());
+        std::copy(is_target.begin(), is_target.end(), std::back_inserter(all.documents.is_target));
+        all.documents.ends.push_back(static_cast<int64_t>(all.tokens.size()));
+      }
+      append_encoded(std::move(all), to);
+    };
+    append(0, boundary, train);
+    append(boundary, dialogues.size(), val);
+  }
+
+  void check_tokenizer(const DataSource& source) const {
     if (tokenizer_.type() == "none") {
       throw ConfigError(fmt::format(
           "data.tokenizer is none, but {} is text; name a tokenizer, or give token files",
@@ -105,6 +152,12 @@ class SourceReader {
           "the tokenizer has {} ids but the model's vocab_size is {}; raise model.vocab_size",
           tokenizer_.vocab_size(), vocab_size_));
     }
+  }
+
+  void read_documents(const DataSource& source, const std::vector<std::filesystem::path>& paths,
+                      const DataFormat& format, double held_back, Corpus& train,
+                      Corpus& val) const {
+    check_tokenizer(source);
     std::vector<std::string> documents;
     for (const auto& path : paths) {
       format.for_each_document(path, TextKey{settings_.text_key},
@@ -120,8 +173,8 @@ class SourceReader {
       boundary = split_text(documents, held_back);
     }
     try {
-      append_tokens(tokens_of(documents, 0, boundary, separated), train);
-      append_tokens(tokens_of(documents, boundary, documents.size(), separated), val);
+      append_encoded(encode(documents, 0, boundary, separated), train);
+      append_encoded(encode(documents, boundary, documents.size(), separated), val);
     } catch (const DataError& error) {
       throw DataError(fmt::format("{}: {}", source.path, error.what()));
     }
@@ -166,11 +219,21 @@ class SourceReader {
     }
     int64_t left = split_point(total, held_back);
     for (const auto& store : stores) {
-      const int64_t cut = std::min(left, store->size());
+      const int64_t cut = between_documents(*store, std::min(left, store->size()));
       train.append(store, 0, cut);
       val.append(store, cut, store->size());
       left -= cut;
     }
+  }
+
+  /// `cut`, or the last end of a document before it.
+  static int64_t between_documents(const TokenStore& store, int64_t cut) {
+    const DocumentTable* const table = store.documents();
+    if (table == nullptr || cut == store.size()) {
+      return cut;
+    }
+    const auto behind = std::upper_bound(table->ends.begin(), table->ends.end(), cut);
+    return behind == table->ends.begin() ? 0 : *(behind - 1);
   }
 
   const DataSettings& settings_;
@@ -201,6 +264,16 @@ void check_settings(const DataSettings& settings) {
 void Corpus::append(std::shared_ptr<const TokenStore> store, int64_t begin, int64_t end) {
   check(begin >= 0 && begin <= end && end <= store->size(), "a corpus segment is out of range");
   if (begin < end) {
+    if (const DocumentTable* const table = store->documents()) {
+      has_ignored_tokens_ = has_ignored_tokens_ || !table->is_target.empty();
+      int64_t from = 0;
+      for (const int64_t to : table->ends) {
+        if (from >= begin && to <= end) {
+          documents_.push_back({size_ + from - begin, to - from});
+        }
+        from = to;
+      }
+    }
     segments_.push_back({std::move(store), begin, size_, end - begin});
     size_ += end - begin;
   }
@@ -212,21 +285,38 @@ bool Corpus::is_blend() const {
                      [](const CorpusSource& source) { return source.weight != 1.0; });
 }
 
-void Corpus::read(int64_t offset, int64_t count, int32_t* to) const {
+/// read(segment, offset within it, count, tokens before it).
+template <typename Read>
+void Corpus::for_each_part(int64_t offset, int64_t count, const Read& read) const {
   check(offset >= 0 && count >= 0 && offset <= size_ && count <= size_ - offset,
         "a corpus read is out of range");
   auto segment = std::upper_bound(
       segments_.begin(), segments_.end(), offset,
       [](int64_t position, const Segment& s) { return position < s.corpus_begin + s.count; });
-  while (count > 0) {
-    const int64_t within = offset - segment->corpus_begin;
-    const int64_t part = std::min(count, segment->count - within);
-    segment->store->read(segment->store_begin + within, part, to);
-    offset += part;
-    count -= part;
-    to += part;
-    ++segment;
+  for (int64_t done = 0; done < count; ++segment) {
+    const int64_t within = offset + done - segment->corpus_begin;
+    const int64_t part = std::min(count - done, segment->count - within);
+    read(*segment->store, segment->store_begin + within, part, done);
+    done += part;
   }
+}
+
+void Corpus::read(int64_t offset, int64_t count, int32_t* to) const {
+  for_each_part(offset, count,
+                [&](const TokenStore& store, int64_t begin, int64_t part, int64_t done) {
+                  store.read(begin, part, to + done);
+                });
+}
+
+void Corpus::read_targets(int64_t offset, int64_t count, uint8_t* to) const {
+  for_each_part(offset, count,
+                [&](const TokenStore& store, int64_t begin, int64_t part, int64_t done) {
+                  const DocumentTable* const table = store.documents();
+                  const bool all = table == nullptr || table->is_target.empty();
+                  for (int64_t i = 0; i < part; ++i) {
+                    to[done + i] = all || table->is_target[static_cast<size_t>(begin + i)] ? 1 : 0;
+                  }
+                });
 }
 
 std::string Corpus::fingerprint() const {
@@ -250,16 +340,20 @@ std::string Corpus::fingerprint() const {
       hash = content_hash(&source.weight, sizeof(source.weight), hash);
     }
   }
+  if (!form_.is_windows()) {
+    hash = content_hash(documents_.data(), documents_.size() * sizeof(Document), hash);
+  }
   return fmt::format("{:016x}", hash);
 }
 
-std::shared_ptr<const TokenStore> memory_store(const std::vector<int32_t>& tokens) {
+std::shared_ptr<const TokenStore> memory_store(const std::vector<int32_t>& tokens,
+                                               DocumentTable documents) {
   const bool narrow = std::all_of(tokens.begin(), tokens.end(),
                                   [](int32_t id) { return id >= 0 && id < kU16Vocab; });
   if (narrow) {
-    return std::make_shared<MemoryStore<uint16_t>>(tokens);
+    return std::make_shared<MemoryStore<uint16_t>>(tokens, std::move(documents));
   }
-  return std::make_shared<MemoryStore<int32_t>>(tokens);
+  return std::make_shared<MemoryStore<int32_t>>(tokens, std::move(documents));
 }
 
 CorpusSplits open_corpora(const DataSettings& settings, const Tokenizer& tokenizer,
@@ -282,6 +376,9 @@ CorpusSplits open_corpora(const DataSettings& settings, const Tokenizer& tokeniz
   if (splits.train.size() == 0) {
     throw DataError(fmt::format("{}: no tokens to train on", settings.train.front().path));
   }
+  const SampleForm form = sample_form(settings, tokenizer, splits.train);
+  splits.train.set_form(form);
+  splits.val.set_form(form);
   return splits;
 }
 

@@ -31,6 +31,25 @@ struct CorpusSource {
   size_t files = 1;
 };
 
+struct TokenRange {
+  int64_t begin = 0;
+  int64_t size = 0;
+};
+
+struct Document {
+  int64_t begin;  ///< its first token within the corpus
+  int64_t count;
+};
+
+/// What the samples of a corpus hold, as data.packing and data.document_mask ask for it.
+struct SampleForm {
+  Packing packing = Packing::windows;
+  bool masks_documents = false;  ///< batches say where documents begin
+  int32_t end_token = -1;        ///< windows with a mask: the last token of each document
+
+  bool is_windows() const { return packing == Packing::windows; }
+};
+
 class Corpus {
  public:
   /// Appends tokens [begin, end) of `store`. The store is shared because the training and the
@@ -51,6 +70,16 @@ class Corpus {
   /// sequence.
   bool is_blend() const;
 
+  /// The documents that lie wholly in the corpus, as far as they are known.
+  const std::vector<Document>& documents() const { return documents_; }
+  /// Of each of these tokens 1 where the model learns it, else 0.
+  void read_targets(int64_t offset, int64_t count, uint8_t* to) const;
+  /// Whether some tokens are no targets.
+  bool has_ignored_tokens() const { return has_ignored_tokens_; }
+
+  const SampleForm& form() const { return form_; }
+  void set_form(const SampleForm& form) { form_ = form; }
+
   /// Notes that content comes from this file.
   void add_file(DataFile file) { files_.push_back(std::move(file)); }
   /// The files of all sources, in the order of their tokens.
@@ -68,14 +97,21 @@ class Corpus {
     int64_t corpus_begin;
     int64_t count;
   };
+  template <typename Read>
+  void for_each_part(int64_t offset, int64_t count, const Read& read) const;
+
   std::vector<Segment> segments_;
+  std::vector<Document> documents_;
+  bool has_ignored_tokens_ = false;
+  SampleForm form_;
   std::vector<DataFile> files_;
   std::vector<CorpusSource> sources_;
   int64_t size_ = 0;
 };
 
 /// Tokens held in memory, as a store.
-std::shared_ptr<const TokenStore> memory_store(const std::vector<int32_t>& tokens);
+std::shared_ptr<const TokenStore> memory_store(const std::vector<int32_t>& tokens,
+                                               DocumentTable documents = {});
 
 struct CorpusSplits {
   Corpus train;
@@ -86,7 +122,8 @@ struct CorpusSplits {
 /// files when a source has several) get the ids that the tokenizer puts around a document: its
 /// end-of-sequence id where it has one. Without val sources the last val_fraction of each training
 /// source is held back: of its text in bytes or characters, of its documents (JSON lines), or of
-/// its tokens. Throws ConfigError (weights, fractions, formats) or DataError (files).
+/// its tokens, between documents where these are known. What samples hold is resolved into the
+/// corpora's form(). Throws ConfigError (weights, fractions, formats) or DataError (files).
 CorpusSplits open_corpora(const DataSettings& settings, const Tokenizer& tokenizer,
                           int64_t vocab_size);
 

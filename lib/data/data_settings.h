@@ -3,7 +3,11 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
+
+#include "data/chat/chat_template.h"
 
 namespace fp8train {
 
@@ -15,6 +19,21 @@ struct DataSource {
   bool operator==(const DataSource&) const = default;
 };
 
+/// What a sequence of training and evaluation holds.
+enum class Packing : uint8_t {
+  automatic,  ///< documents where sources are dialogues, else windows
+  windows,    ///< consecutive tokens of the sources, which run on from one document to the next
+  documents,  ///< whole documents, which do not see each other, then padding
+  none,       ///< one document, then padding
+};
+
+inline constexpr std::pair<Packing, std::string_view> kPackings[] = {
+    {Packing::automatic, "auto"},
+    {Packing::windows, "windows"},
+    {Packing::documents, "documents"},
+    {Packing::none, "none"},
+};
+
 struct DataSettings {
   std::vector<DataSource> train;
   std::vector<DataSource> val;  ///< empty: val_fraction of train is held back
@@ -23,6 +42,9 @@ struct DataSettings {
   int64_t seq_length = 1024;
   bool shuffle = true;            ///< false: consecutive windows in file order
   std::string text_key = "text";  ///< JSONL
+  ChatTemplate chat_template = ChatTemplate::automatic;
+  Packing packing = Packing::automatic;
+  bool document_mask = false;  ///< windows: documents, which end with end-of-sequence, are apart
 
   bool operator==(const DataSettings&) const = default;
 };

@@ -80,9 +80,9 @@ class Loader::Prefetcher {
 };
 
 Loader::Loader(const Corpus& corpus, const LoaderSettings& settings)
-    : corpus_(corpus),
-      settings_(settings),
-      order_(corpus, settings.seq_length, settings.shuffle, settings.seed) {
+    : settings_(settings),
+      samples_(corpus, settings.seq_length,
+               {.walk = SampleWalk::training, .shuffle = settings.shuffle, .seed = settings.seed}) {
   check(settings.micro_batch_size >= 1, "micro_batch_size must be positive");
   check(settings.data_ranks >= 1 && settings.data_rank >= 0 &&
             settings.data_rank < settings.data_ranks,
@@ -97,19 +97,19 @@ uint64_t Loader::samples_per_batch() const {
 }
 
 Batch Loader::make_batch(uint64_t position) const {
-  const int64_t columns = settings_.seq_length;
-  Batch batch;
-  batch.rows = settings_.micro_batch_size;
-  batch.columns = columns;
-  batch.tokens.resize(static_cast<size_t>(batch.rows * columns));
-  batch.targets.resize(batch.tokens.size());
-  std::vector<int32_t> window(static_cast<size_t>(columns) + 1);
+  Batch batch = samples_.empty_batch(settings_.micro_batch_size);
   for (int64_t row = 0; row < batch.rows; ++row) {
     const uint64_t sample = position + static_cast<uint64_t>(row * settings_.data_ranks) +
                             static_cast<uint64_t>(settings_.data_rank);
-    corpus_.read(order_.start_of(sample), columns + 1, window.data());
-    std::copy(window.begin(), window.end() - 1, batch.tokens.begin() + row * columns);
-    std::copy(window.begin() + 1, window.end(), batch.targets.begin() + row * columns);
+    samples_.read(sample, batch, row);
+  }
+  if (samples_.holds_documents()) {
+    const uint64_t of_step =
+        samples_per_batch() * static_cast<uint64_t>(settings_.batches_per_step);
+    const uint64_t begin = position - (position - first_position_) % of_step;
+    for (uint64_t sample = begin; sample < begin + of_step; ++sample) {
+      batch.step_targets += samples_.targets(sample);
+    }
   }
   return batch;
 }
@@ -136,52 +136,35 @@ Batch Loader::next() {
 void Loader::seek(uint64_t position) {
   prefetcher_.reset();
   position_ = position;
+  first_position_ = position;
 }
 
 ValidationBatches::ValidationBatches(const Corpus& corpus, int64_t batch_size, int64_t seq_length,
                                      int data_rank, int data_ranks, int64_t stride)
-    : corpus_(corpus),
+    : samples_(corpus, seq_length, {.walk = SampleWalk::once, .stride = stride}),
       batch_size_(batch_size),
-      seq_length_(seq_length),
-      stride_(stride == 0 ? seq_length : stride),
       data_rank_(data_rank),
       data_ranks_(data_ranks) {
   check(batch_size >= 1 && seq_length >= 1, "batch_size and seq_length must be positive");
-  check(stride_ >= 1 && stride_ <= seq_length, "a stride is from 1 to seq_length");
   check(data_ranks >= 1 && data_rank >= 0 && data_rank < data_ranks,
         "the rank is outside the world");
-  const int64_t rows_of_all = batch_size * data_ranks;
-  const int64_t behind_first = std::max<int64_t>(0, target_count() - seq_length);
-  window_count_ = target_count() == 0 ? 0 : 1 + ceil_div(behind_first, stride_);
-  batch_count_ = ceil_div(window_count_, rows_of_all);
+  batch_count_ =
+      ceil_div(static_cast<int64_t>(samples_.samples_per_epoch()), batch_size * data_ranks);
 }
 
 int64_t ValidationBatches::target_count() const {
-  return std::max<int64_t>(0, corpus_.size() - 1);
+  return samples_.target_count();
 }
 
 std::optional<Batch> ValidationBatches::next() {
   if (batch_ >= batch_count_) {
     return std::nullopt;
   }
-  Batch batch;
-  batch.rows = batch_size_;
-  batch.columns = seq_length_;
-  batch.tokens.assign(static_cast<size_t>(batch_size_ * seq_length_), 0);
-  batch.targets.assign(batch.tokens.size(), kIgnoredTarget);
-  std::vector<int32_t> window(static_cast<size_t>(seq_length_) + 1);
+  // Rows beyond the last sample stay empty, so that all ranks make the same number of batches.
+  Batch batch = samples_.empty_batch(batch_size_);
   for (int64_t row = 0; row < batch_size_; ++row) {
     const int64_t index = (batch_ * batch_size_ + row) * data_ranks_ + data_rank_;
-    if (index >= window_count_) {
-      continue;  // an empty row, so that all ranks make the same number of batches
-    }
-    const int64_t start = index * stride_;
-    const int64_t targets = std::min(seq_length_, target_count() - start);
-    const int64_t counted_before = index == 0 ? 0 : seq_length_ - stride_;
-    corpus_.read(start, targets + 1, window.data());
-    std::copy_n(window.begin(), targets, batch.tokens.begin() + row * seq_length_);
-    std::copy(window.begin() + 1 + counted_before, window.begin() + 1 + targets,
-              batch.targets.begin() + row * seq_length_ + counted_before);
+    samples_.read(static_cast<uint64_t>(index), batch, row);
   }
   ++batch_;
   return batch;

@@ -8,18 +8,22 @@
 #include <optional>
 #include <vector>
 
-#include "data/blend.h"
 #include "data/corpus.h"
+#include "data/samples.h"
 
 namespace fp8train {
-
-constexpr int32_t kIgnoredTarget = -1;  ///< padding: no loss at this position
 
 struct Batch {
   int64_t rows = 0;              ///< B
   int64_t columns = 0;           ///< T
   std::vector<int32_t> tokens;   ///< (B, T)
   std::vector<int32_t> targets;  ///< (B, T): the token after each token, or kIgnoredTarget
+  /// (B, T) where documents are masked (SampleForm): the position at which the document of each
+  /// position begins; else empty.
+  std::vector<int32_t> document_starts;
+  /// Targets of the whole step, over its micro-batches and all ranks, where samples are documents;
+  /// 0: every position is a target.
+  int64_t step_targets = 0;
 };
 
 struct LoaderSettings {
@@ -27,18 +31,19 @@ struct LoaderSettings {
   int64_t seq_length = 1024;     ///< T
   bool shuffle = true;
   uint64_t seed = 0;
-  int data_rank = 0;    ///< position along the data axis
-  int data_ranks = 1;   ///< ranks that read different samples
-  size_t prefetch = 2;  ///< batches read ahead by the background thread; 0 reads in next()
+  int data_rank = 0;             ///< position along the data axis
+  int data_ranks = 1;            ///< ranks that read different samples
+  int64_t batches_per_step = 1;  ///< of a rank; steps begin at seek()
+  size_t prefetch = 2;           ///< batches read ahead by the background thread; 0 reads in next()
 };
 
-/// Endless batches in the order of TrainingOrder. One call of next() on every rank consumes
+/// Endless batches in the order of Samples. One call of next() on every rank consumes
 /// micro_batch_size * data_ranks samples: row b of rank r is sample position + b * data_ranks + r,
 /// so the same samples are consumed for any split of the same product. Not thread-safe: one thread
 /// calls next(), seek() and position().
 class Loader {
  public:
-  /// Throws DataError when the corpus is shorter than one sample.
+  /// Throws DataError when the corpus has no sample.
   Loader(const Corpus& corpus, const LoaderSettings& settings);
   ~Loader();
   Loader(const Loader&) = delete;
@@ -54,26 +59,26 @@ class Loader {
   /// Continues at global sample `position`.
   void seek(uint64_t position);
 
-  /// Passes over each source of a blend, or over the corpus, up to the position.
-  std::vector<double> epochs() const { return order_.epochs(position_); }
+  const Samples& samples() const { return samples_; }
 
  private:
   class Prefetcher;
   Batch make_batch(uint64_t position) const;
   uint64_t samples_per_batch() const;
 
-  const Corpus& corpus_;
   LoaderSettings settings_;
-  TrainingOrder order_;
+  Samples samples_;
   uint64_t position_ = 0;
+  uint64_t first_position_ = 0;  ///< of the last seek()
   std::unique_ptr<Prefetcher> prefetcher_;
 };
 
 /// Walks a validation corpus once, in order: consecutive windows of seq_length targets, the last
 /// one padded with kIgnoredTarget, so that every token but the first is a target exactly once over
-/// all ranks. All ranks see the same number of batches. With a `stride` below seq_length each
-/// window begins so many tokens after the one before, and has only the targets that none before it
-/// had: all but those of the first window have at least seq_length - stride tokens in front.
+/// all ranks; or all samples of documents. All ranks see the same number of batches. With a
+/// `stride` below seq_length each window begins so many tokens after the one before, and has only
+/// the targets that none before it had: all but those of the first window have at least
+/// seq_length - stride tokens in front.
 class ValidationBatches {
  public:
   /// `stride` 0: seq_length.
@@ -91,13 +96,10 @@ class ValidationBatches {
   int64_t target_count() const;
 
  private:
-  const Corpus& corpus_;
+  Samples samples_;
   int64_t batch_size_;
-  int64_t seq_length_;
-  int64_t stride_;
   int data_rank_;
   int data_ranks_;
-  int64_t window_count_;
   int64_t batch_count_;
   int64_t batch_ = 0;
 };

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -46,12 +47,7 @@ class ShardWriter {
 
   void append(std::span<const int32_t> tokens) {
     while (!tokens.empty()) {
-      if (!shard_) {
-        name_ =
-            fmt::format("{}_{:06}{}", split_, files_.size(), extension_of(settings_.output_format));
-        shard_ = std::make_unique<TokenFileWriter>(settings_.out / name_, vocab_size_,
-                                                   settings_.output_format);
-      }
+      begin_shard();
       const auto free = static_cast<size_t>(settings_.shard_tokens - shard_->count());
       const size_t part = std::min(tokens.size(), free);
       shard_->append(tokens.first(part));
@@ -60,6 +56,16 @@ class ShardWriter {
         flush();
       }
     }
+  }
+
+  /// A document stays in one shard.
+  void append_document(const ChatEncoder::Encoded& document) {
+    const auto size = static_cast<int64_t>(document.ids.size());
+    if (shard_ && shard_->count() + size > settings_.shard_tokens) {
+      flush();
+    }
+    begin_shard();
+    shard_->append_document(document.ids, document.is_target);
   }
 
   void flush() {
@@ -78,6 +84,15 @@ class ShardWriter {
   const std::vector<std::string>& names() const { return names_; }
 
  private:
+  void begin_shard() {
+    if (!shard_) {
+      name_ =
+          fmt::format("{}_{:06}{}", split_, files_.size(), extension_of(settings_.output_format));
+      shard_ = std::make_unique<TokenFileWriter>(settings_.out / name_, vocab_size_,
+                                                 settings_.output_format);
+    }
+  }
+
   const PrepareSettings& settings_;
   std::string split_;
   int64_t vocab_size_;
@@ -109,6 +124,18 @@ std::vector<Input> find_inputs(const PrepareSettings& settings) {
                         path.string(), format.name));
       }
       inputs.push_back({path, &format});
+      const bool has_dialogues = format.content == DataContent::dialogues;
+      if (has_dialogues != (inputs.front().format->content == DataContent::dialogues)) {
+        throw DataError(
+            fmt::format("{}: dialogues and other documents are prepared apart; {} is {}",
+                        path.string(), inputs.front().path.string(), inputs.front().format->name));
+      }
+      if (has_dialogues && settings.output_format != TokenFileFormat::llmc) {
+        throw ConfigError(
+            fmt::format("{}: dialogues are written as llmc only, which has a place for their "
+                        "targets, not as {}",
+                        path.string(), name_of(settings.output_format)));
+      }
     }
   }
   return inputs;
@@ -156,7 +183,9 @@ class Preparation {
 
   void add(const Input& input) {
     try {
-      if (input.format->content == DataContent::documents) {
+      if (input.format->content == DataContent::dialogues) {
+        add_dialogues(input);
+      } else if (input.format->content == DataContent::documents) {
         add_lines(input);
       } else {
         add_text(input);
@@ -195,6 +224,27 @@ class Preparation {
   }
 
  private:
+  void add_dialogues(const Input& input) {
+    if (!chat_) chat_.emplace(tokenizer_, settings_.chat_template);
+    int64_t count = 0;
+    if (settings_.val_fraction > 0) {
+      input.format->for_each_dialogue(input.path,
+                                      [&](const Dialogue&, const std::string&) { ++count; });
+    }
+    const int64_t of_training =
+        settings_.val_fraction > 0 ? split_point(count, settings_.val_fraction) : INT64_MAX;
+    int64_t index = 0;
+    input.format->for_each_dialogue(
+        input.path, [&](const Dialogue& dialogue, const std::string& where) {
+          try {
+            (index++ < of_training ? train_ : val_).append_document(chat_->encode(dialogue));
+          } catch (const DataError& error) {
+            throw DataError(fmt::format("{}: {}", where, error.what()));
+          }
+          ++documents_;
+        });
+  }
+
   void add_lines(const Input& input) {
     int64_t count = 0;
     if (settings_.val_fraction > 0) {
@@ -285,6 +335,7 @@ class Preparation {
   const Tokenizer& tokenizer_;
   ShardWriter train_;
   ShardWriter val_;
+  std::optional<ChatEncoder> chat_;  ///< where inputs are dialogues
   DocumentEncoder train_encoder_;
   DocumentEncoder val_encoder_;
   int64_t documents_ = 0;

@@ -10,17 +10,19 @@
 #include <string>
 #include <vector>
 
+#include "data/chat/chat_template.h"
 #include "data/token_file_writer.h"
 
 namespace fp8train {
 
 struct PrepareSettings {
   std::vector<std::string> inputs;  ///< files or globs, text or JSON lines; also gzip or Zstandard
-  std::string format = "auto";      ///< auto | text | jsonl
+  std::string format = "auto";      ///< auto | text | jsonl | chat
   std::filesystem::path out;        ///< folder; created; must not hold shards already
   TokenFileFormat output_format = TokenFileFormat::llmc;
   std::string tokenizer = "byte";  ///< as in DataSettings
   std::string text_key = "text";
+  ChatTemplate chat_template = ChatTemplate::automatic;  ///< of dialogues
   double val_fraction =
       0.0;  ///< last part of each input: of its text, or of its documents for JSON lines
   int64_t shard_tokens = 100'000'000;
@@ -37,9 +39,11 @@ struct PrepareReport {
   std::vector<std::string> files;  ///< names within `out`
 };
 
-/// Writes train_000000.bin ..., val_000000.bin ... (or .npy; .bin with .idx), the tokenizer's files
-/// and dataset.json (a manifest of tokens per file). Throws ConfigError (settings, a folder that
-/// holds shards) or DataError (inputs); files already complete stay.
+/// Dialogues, which all inputs are or none, are written with their targets and the places where
+/// they end, so that data.packing can tell them apart; `output_format` is llmc then. Writes
+/// train_000000.bin ..., val_000000.bin ... (or .npy; .bin with .idx), the tokenizer's files and
+/// dataset.json (a manifest of tokens per file). Throws ConfigError (settings, a folder that holds
+/// shards) or DataError (inputs); files already complete stay.
 PrepareReport prepare_data(const PrepareSettings& settings);
 
 }  // namespace fp8train

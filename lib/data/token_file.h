@@ -23,6 +23,10 @@ constexpr int32_t kLlmcMagicU16 = 20240520;
 constexpr int32_t kLlmcVersionU16 = 1;
 constexpr int32_t kLlmcMagicU32 = 20240801;
 constexpr int32_t kLlmcVersionU32 = 7;
+/// What the versions of files are more that end with a table of documents: header[3] documents;
+/// after the ids a u32 length for each, then a bit for each id, lowest first: whether it is a
+/// target.
+constexpr int32_t kLlmcWithDocuments = 1;
 constexpr uint64_t kLlmcHeaderBytes = 1024;
 constexpr int64_t kU16Vocab = 65536;  // ids below it fit into u16
 
@@ -53,17 +57,21 @@ class TokenFile {
 /// A TokenFile as a store of ids below `vocab_size`.
 class FileTokens final : public TokenStore {
  public:
-  FileTokens(TokenFile file, int64_t vocab_size)
-      : file_(std::move(file)), vocab_size_(vocab_size) {}
+  FileTokens(TokenFile file, int64_t vocab_size, DocumentTable documents = {})
+      : file_(std::move(file)), vocab_size_(vocab_size), documents_(std::move(documents)) {}
   int64_t size() const override { return file_.size(); }
   void read(int64_t offset, int64_t count, int32_t* to) const override {
     file_.read(offset, count, vocab_size_, to);
   }
   TokenFacts facts() const override { return {.type = name_of(file_.type())}; }
+  const DocumentTable* documents() const override {
+    return documents_.ends.empty() ? nullptr : &documents_;
+  }
 
  private:
   TokenFile file_;
   int64_t vocab_size_;
+  DocumentTable documents_;
 };
 
 /// Check header and size. Throw DataError naming the file and the numbers; symbolic links, FIFOs

@@ -107,6 +107,20 @@ void TokenFileWriter::append(std::span<const int32_t> tokens) {
   }
 }
 
+void TokenFileWriter::append_document(std::span<const int32_t> tokens,
+                                      const std::vector<bool>& is_target) {
+  check(tokens.size() == is_target.size(), "every token of a document is a target or not");
+  check(format_ == TokenFileFormat::llmc, "targets are noted in llmc files only");
+  auto at = static_cast<size_t>(count_);
+  append(tokens);
+  end_document();
+  target_bits_.resize((static_cast<size_t>(count_) + 7) / 8);
+  for (const bool target : is_target) {
+    target_bits_[at / 8] |= static_cast<uint8_t>((target ? 1U : 0U) << (at % 8));
+    ++at;
+  }
+}
+
 void TokenFileWriter::end_document() {
   if (count_ > ended_) lengths_.push_back(static_cast<int32_t>(count_ - ended_));
   ended_ = count_;
@@ -117,6 +131,12 @@ void TokenFileWriter::write_llmc_header() {
   header[0] = is_u16_ ? kLlmcMagicU16 : kLlmcMagicU32;
   header[1] = is_u16_ ? kLlmcVersionU16 : kLlmcVersionU32;
   header[2] = static_cast<int32_t>(count_);
+  if (!target_bits_.empty()) {
+    header[1] += kLlmcWithDocuments;
+    header[3] = static_cast<int32_t>(lengths_.size());
+    write_values(file_, lengths_);
+    write_values(file_, target_bits_);
+  }
   file_.write_at(0, header.data(), kLlmcHeaderBytes);
 }
 

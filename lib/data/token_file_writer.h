@@ -33,6 +33,8 @@ class TokenFileWriter {
 
   /// Throws DataError for an id outside the vocabulary and beyond 2^31 - 1 tokens.
   void append(std::span<const int32_t> tokens);
+  /// A whole document with its targets, to an llmc file; a file has either such or plain tokens.
+  void append_document(std::span<const int32_t> tokens, const std::vector<bool>& is_target);
 
   /// The tokens since the last call are a document. Only `indexed` files note it, where a document
   /// is one sequence (Megatron-LM: tools/preprocess_data.py without --split-sentences); one without
@@ -41,7 +43,8 @@ class TokenFileWriter {
 
   int64_t count() const { return count_; }
 
-  /// Ends the last document and writes the header, or the index; the file gets its name.
+  /// Ends the last document and writes the header, and the index or the table of documents where
+  /// there is one; the file gets its name.
   void commit();
 
  private:
@@ -58,7 +61,8 @@ class TokenFileWriter {
   bool is_u16_;
   int64_t count_ = 0;
   int64_t ended_ = 0;                  ///< tokens of documents that have ended
-  std::vector<int32_t> lengths_ = {};  ///< of documents, for an index
+  std::vector<int32_t> lengths_ = {};  ///< of documents, for an index or a table
+  std::vector<uint8_t> target_bits_;
   std::vector<char> buffer_;
 };
 

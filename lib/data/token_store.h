@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
+#include <vector>
 
 namespace fp8train {
 
@@ -11,6 +12,12 @@ namespace fp8train {
 struct TokenFacts {
   std::string_view type = {};             ///< how an id is stored: "u16"
   std::optional<int64_t> documents = {};  ///< where the format has any
+};
+
+/// The documents that the tokens of a store make up, one after the other.
+struct DocumentTable {
+  std::vector<int64_t> ends;    ///< behind the last token of each
+  std::vector<bool> is_target;  ///< of each token: whether the model learns it; empty: all
 };
 
 /// Where a run of tokens of a corpus lies. `read` may be called from several threads.
@@ -27,6 +34,8 @@ class TokenStore {
   virtual void read(int64_t offset, int64_t count, int32_t* to) const = 0;
 
   virtual TokenFacts facts() const { return {}; }
+  /// Null where documents are not known.
+  virtual const DocumentTable* documents() const { return nullptr; }
 };
 
 }  // namespace fp8train

@@ -47,6 +47,13 @@ class Tokenizer {
   /// cannot be encoded.
   virtual std::vector<int32_t> encode(std::string_view text) const = 0;
 
+  /// Id of an added or special token with this text, or -1.
+  virtual int32_t token_id(std::string_view /*text*/) const { return -1; }
+  /// Ids of a text in which no special token is looked for; `at_start`: no ids are in front of it.
+  virtual std::vector<int32_t> encode_ordinary(std::string_view text, bool at_start) const {
+    return at_start ? encode(text) : encode_rest(text);
+  }
+
   /// The text; beginning- and end-of-sequence ids give nothing. Throws DataError for an id outside
   /// the vocabulary.
   virtual std::string decode(std::span<const int32_t> ids) const = 0;

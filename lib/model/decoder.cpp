@@ -234,7 +234,8 @@ View Decoder::embed(const StepContext& context, ConstView tokens, int64_t first_
        .positions = positions_ == nullptr ? ConstView{} : ConstView(positions_->value),
        .sequence_length = length,
        .position_offset = first_position,
-       .y = x});
+       .y = x,
+       .document_starts = context.document_starts});
   if (context.watch != nullptr) {
     context.watch->made(0, x);
   }

@@ -79,7 +79,8 @@ void Decoder::backward(const StepContext& context, ConstView tokens, const View&
                            .table_grad = embedding_->gradient,
                            .position_grad = positions_ == nullptr ? View{} : positions_->gradient,
                            .sequence_length = tokens.shape.back(),
-                           .scratch = sorting});
+                           .scratch = sorting,
+                           .document_starts = context.document_starts});
   complete(0);
 }
 

@@ -48,7 +48,8 @@ void Attention::rotate(const StepContext& context, const ops::HeadsView& q, int6
                                .cosines = rotary_->cosines,
                                .sines = rotary_->sines,
                                .position_offset = position,
-                               .inverse = inverse});
+                               .inverse = inverse,
+                               .document_starts = context.document_starts});
   }
 }
 
@@ -114,7 +115,8 @@ void Attention::forward(const StepContext& context, const Linear::Input& x, View
                                           .k = k,
                                           .v = v,
                                           .out = slice(saved.attended, 0, length),
-                                          .log_sum_exp = saved.log_sum_exp});
+                                          .log_sum_exp = saved.log_sum_exp,
+                                          .document_starts = context.document_starts});
   output_.forward(context, saved.attended, y, saved.output);
 }
 
@@ -142,7 +144,8 @@ void Attention::backward(const StepContext& context, ConstView dy, View dx, int6
                                    .dout = slice(d_attended, 0, length),
                                    .dq = dq,
                                    .dk = dk,
-                                   .dv = slice(d_projected, heads + kv_heads, length)};
+                                   .dv = slice(d_projected, heads + kv_heads, length),
+                                   .document_starts = context.document_starts};
     const int64_t scratch = ops::attention_backward_scratch(context.stream, call);
     call.scratch = allocate(*context.scratch, DType::f32, {scratch});
     ops::attention_backward(context.stream, call);

@@ -73,6 +73,11 @@ struct StepContext {
   /// The first micro-batch of a step: gradients with Parameter::overwritten hold anything and are
   /// overwritten. All others are added to.
   bool overwrites_gradients = false;
+  /// int32 [B, T], where sequences hold several documents that do not see each other
+  /// (ops::DocumentStarts); else empty.
+  ConstView document_starts;
+  /// Device scalar: 1 / targets of the step, where not every position is one; else null.
+  const float* target_share = nullptr;
   GradientListener* listener = nullptr;
   ParameterGatherer* gatherer = nullptr;  ///< null: all values are where layers read them
   ActivationWatch* watch = nullptr;

@@ -54,6 +54,7 @@ void Head::loss(const StepContext& context, ConstView x, ConstView targets,
                                         .write_gradient = context.training,
                                         .gradient_scale = loss_scale,
                                         .gradient_factor = gradient_factor,
+                                        .target_share = context.target_share,
                                         .z_loss = context.training ? z_loss_ : 0.0F,
                                         .vocabulary = vocabulary_});
     if (context.training) {

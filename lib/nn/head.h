@@ -35,7 +35,7 @@ class Head {
   /// x: [rows, C]; targets: int32 [rows], negative = ignored. Adds to the totals
   /// (in training with the z-loss term). In training also
   /// overwrites dx with the gradient of x and adds to the weight's gradient, each scaled by
-  /// *loss_scale * gradient_factor.
+  /// *loss_scale * gradient_factor, or by *loss_scale * *context.target_share.
   void loss(const StepContext& context, ConstView x, ConstView targets, const LossTotals& totals,
             View dx, const float* loss_scale, float gradient_factor) const;
 

@@ -49,6 +49,13 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
       targets_(device, DType::i32, {settings.micro_batch_size, settings.seq_length},
                MemoryCategory::batch),
       totals_(device, 2 * sizeof(Totals), MemoryCategory::batch) {
+  if (settings.masks_documents) {
+    document_starts_ = Tensor(device, DType::i32, {settings.micro_batch_size, settings.seq_length},
+                              MemoryCategory::batch);
+  }
+  if (settings.counts_targets) {
+    target_share_ = Tensor(device, DType::f32, {1}, MemoryCategory::batch);
+  }
   if (settings.loss_history > 0) {
     loss_history_ = Buffer(device, static_cast<size_t>(settings.loss_history) * sizeof(Totals),
                            MemoryCategory::batch);
@@ -85,6 +92,8 @@ StepContext Engine::context(bool training, bool collect_statistics) {
           .first_window = model_.scaling().first_window(),
           .collect_statistics = collect_statistics,
           .deterministic = settings_.deterministic,
+          .document_starts = document_starts_.view(),
+          .target_share = target_share_.view().as<float>(),
           .gatherer = strategy_->gatherer()};
 }
 
@@ -105,14 +114,14 @@ void Engine::clear_totals(int slot) {
 /// What else ranks have to tell each other goes with their totals.
 LossReport Engine::read_totals(int slot, const SectionSeconds& seconds,
                                std::vector<SectionSeconds>* of_ranks) const {
-  struct Message {
+  struct OfRank {
     Totals totals;
     SectionSeconds seconds;
   };
   Totals own = {};
   device_->copy_to_host(&own, static_cast<Totals*>(totals_.data()) + slot, sizeof(own));
   Totals all = {};
-  for (const Message& of_rank : mesh().gather_values(Message{own, seconds})) {
+  for (const OfRank& of_rank : mesh().gather_values(OfRank{own, seconds})) {
     all.sum += of_rank.totals.sum;
     all.count += of_rank.totals.count;
     if (of_ranks != nullptr) {
@@ -127,6 +136,20 @@ void Engine::upload(const Batch& batch) {
         "a batch has the shape that the engine was built for");
   copy_from_host(*device_, tokens_, batch.tokens.data());
   copy_from_host(*device_, targets_, batch.targets.data());
+  if (settings_.masks_documents) {
+    copy_from_host(*device_, document_starts_, batch.document_starts.data());
+  }
+  if (settings_.counts_targets) {
+    const float share = target_share(batch);
+    copy_from_host(*device_, target_share_, &share);
+  }
+}
+
+/// 1 / targets of a step. A batch that does not say how many there are has one at each position.
+float Engine::target_share(const Batch& batch) const {
+  const int64_t positions =
+      settings_.gradient_accumulation_steps * batch.rows * batch.columns * mesh().size(Axis::data);
+  return 1.0F / static_cast<float>(batch.step_targets > 0 ? batch.step_targets : positions);
 }
 
 void Engine::enter_step(int64_t step_index) {
@@ -138,8 +161,6 @@ void Engine::enter_step(int64_t step_index) {
 void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_statistics,
                          Position position) {
   upload(batch);
-  const auto targets = static_cast<float>(settings_.gradient_accumulation_steps * batch.rows *
-                                          batch.columns * mesh().size(Axis::data));
   model_.scaling().set_steps_done(step_index);
   enter_step(step_index);
   const uint64_t due = model_.scaling().due(step_index, position.last);
@@ -155,7 +176,7 @@ void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_st
       optimizer().clear_gradients(device_->stream());
     }
     model_.train_micro_batch(how, tokens_, targets_, totals(kTrainingTotals),
-                             optimizer().loss_scale(), 1.0F / targets);
+                             optimizer().loss_scale(), target_share(batch));
     if (model_.scaling().reduces(position.last)) {
       strategy_->combine_amax(device_->stream(), model_.scaling().shared_amax());
     }

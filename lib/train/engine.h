@@ -43,7 +43,9 @@ struct EngineSettings {
   bool deterministic = false;  ///< attention's backward too repeats bitwise on a GPU
   /// Steps in which no GEMM is scaled, [begin, end) each (plain_steps()).
   std::vector<std::pair<int64_t, int64_t>> plain_steps;
-  int64_t loss_history = 0;  ///< losses of that many steps are stored on the device; 0: none
+  bool masks_documents = false;  ///< batches say where documents begin (Batch::document_starts)
+  bool counts_targets = false;   ///< batches say how many targets a step has (Batch::step_targets)
+  int64_t loss_history = 0;      ///< losses of that many steps are stored on the device; 0: none
 };
 
 /// Bytes that a step needs beyond the persistent buffers.
@@ -170,6 +172,7 @@ class Engine {
   template <typename Work>
   void run(RepeatedWork& repeated, const Work& work);
   void upload(const Batch& batch);
+  float target_share(const Batch& batch) const;
   LossTotals totals(int slot) const;
   LossReport read_totals(int slot, const SectionSeconds& seconds = {},
                          std::vector<SectionSeconds>* of_ranks = nullptr) const;
@@ -183,8 +186,10 @@ class Engine {
   std::unique_ptr<Optimizer> optimizer_;  // of an engine that trains
   Arena saved_, scratch_;
   Tensor tokens_, targets_;
-  Buffer totals_;        // [0] training, [1] evaluation
-  Buffer loss_history_;  // Totals of each step since take_losses()
+  Tensor document_starts_;  // where documents are masked
+  Tensor target_share_;     // where targets are counted
+  Buffer totals_;           // [0] training, [1] evaluation
+  Buffer loss_history_;     // Totals of each step since take_losses()
   int64_t stored_losses_ = 0;
   bool plain_ = false;  // no GEMM of the last step was scaled
   // One for each form of a micro-batch and of the update (with statistics or not).

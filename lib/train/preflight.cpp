@@ -222,7 +222,7 @@ std::vector<std::string> describe_sources(const Session& session) {
   double total = 0;
   std::vector<double> epochs;
   if (corpus.is_blend()) {
-    epochs = training_order(session).epochs(samples);
+    epochs = training_samples(session).epochs(samples);
     for (const CorpusSource& source : corpus.sources()) total += source.weight;
   }
   std::vector<std::string> lines;

@@ -72,7 +72,8 @@ class Run {
             .shuffle = settings().data.shuffle,
             .seed = settings().training.seed,
             .data_rank = mesh_.index(Axis::data),
-            .data_ranks = mesh_.size(Axis::data)};
+            .data_ranks = mesh_.size(Axis::data),
+            .batches_per_step = session_.engine.gradient_accumulation_steps};
   }
   bool due(int64_t interval) const { return interval > 0 && state_.step % interval == 0; }
   bool evaluation_is_due() const {

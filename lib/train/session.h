@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "config/settings.h"
-#include "data/blend.h"
 #include "data/corpus.h"
+#include "data/samples.h"
 #include "data/tokenizer.h"
 #include "device/device.h"
 #include "device/device_choice.h"
@@ -48,9 +48,9 @@ struct Session {
 /// Throws ConfigError, DataError or CheckpointError (model.from).
 Session open_session(const Settings& settings, bool open_data, int ranks = 1);
 
-/// The order in which a run with open data reads it. Throws DataError where there is less than a
-/// sample.
-TrainingOrder training_order(const Session& session);
+/// The samples of a run with open data, which outlives them, in their order. Throws DataError where
+/// there is none.
+Samples training_samples(const Session& session);
 
 /// The shape, plan and batch alone, for a vocabulary that is already known; needs no data.
 EngineSettings engine_settings(const Settings& settings, const ModelConfig& model);

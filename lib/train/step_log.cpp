@@ -11,24 +11,21 @@
 #include "train/stragglers.h"
 
 namespace fp8train {
-namespace {
-
-std::vector<std::pair<std::string, double>> epochs_of_sources(const Session& session,
-                                                              uint64_t samples) {
-  std::vector<std::pair<std::string, double>> result;
+StepLog::StepLog(const Session& session, Device& device, RunRecords& records, Progress& progress)
+    : session_(&session), device_(&device), records_(&records), progress_(&progress) {
   if (session.data.train.is_blend()) {
-    const std::vector<double> epochs = training_order(session).epochs(samples);
-    for (size_t i = 0; i < epochs.size(); ++i) {
-      result.emplace_back(session.data.train.sources()[i].path, epochs[i]);
-    }
+    blend_.emplace(training_samples(session));
+  }
+}
+
+std::vector<std::pair<std::string, double>> StepLog::epochs_of_sources(uint64_t samples) const {
+  std::vector<std::pair<std::string, double>> result;
+  const std::vector<double> epochs = blend_ ? blend_->epochs(samples) : std::vector<double>();
+  for (size_t i = 0; i < epochs.size(); ++i) {
+    result.emplace_back(session_->data.train.sources()[i].path, epochs[i]);
   }
   return result;
 }
-
-}  // namespace
-
-StepLog::StepLog(const Session& session, Device& device, RunRecords& records, Progress& progress)
-    : session_(&session), device_(&device), records_(&records), progress_(&progress) {}
 
 void StepLog::begin_at(int64_t step) {
   logged_step_ = step;
@@ -77,7 +74,7 @@ void StepLog::write(Engine& engine, TrainingState& state, const Traffic& sent) {
                         .lr = lr,
                         .gradient_norm = report.gradient_norm,
                         .tokens = state.tokens,
-                        .epochs = epochs_of_sources(*session_, state.sample_position),
+                        .epochs = epochs_of_sources(state.sample_position),
                         .tokens_per_second = tokens_per_second_,
                         .loss_scale = session_->engine.plan.dynamic_loss_scaling
                                           ? std::optional<double>(report.loss_scale)

@@ -3,6 +3,10 @@
 // metrics, and warnings about FP8 scales.
 
 #include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "base/clock.h"
 #include "comm/communicator.h"
@@ -35,10 +39,13 @@ class StepLog {
   double tokens_per_second() const { return tokens_per_second_; }
 
  private:
+  std::vector<std::pair<std::string, double>> epochs_of_sources(uint64_t samples) const;
+
   const Session* session_;
   Device* device_;
   RunRecords* records_;
   Progress* progress_;
+  std::optional<Samples> blend_;  ///< where sources have weights
   ScalingWarnings scaling_warnings_;
   Stopwatch since_log_;
   double seconds_left_out_ = 0;

@@ -23,6 +23,10 @@ struct TestSource {
   double weight;
 };
 
+SampleOptions shuffled(uint64_t seed) {
+  return {.walk = SampleWalk::training, .shuffle = true, .seed = seed};
+}
+
 /// The token at position i is i.
 Corpus corpus_of(const std::vector<TestSource>& sources) {
   Corpus corpus;
@@ -82,7 +86,7 @@ TEST_CASE("a blend is the same wherever it begins") {
 TEST_CASE("each source of a blend is shuffled and repeated on its own") {
   constexpr int64_t kLength = 8;
   const Corpus corpus = corpus_of({{830, 3}, {405, 1}});
-  const TrainingOrder order(corpus, kLength, true, 11);
+  const Samples order(corpus, kLength, shuffled(11));
   std::map<size_t, std::vector<int64_t>> starts;
   constexpr uint64_t kSamples = 1600;
   for (uint64_t n = 0; n < kSamples; ++n) {
@@ -105,7 +109,7 @@ TEST_CASE("each source of a blend is shuffled and repeated on its own") {
     CHECK(sorted.back() - sorted.front() == static_cast<int64_t>(windows[source] - 1) * kLength);
     CHECK_FALSE(std::is_sorted(starts[source].begin(), starts[source].begin() + 40));
   }
-  CHECK(TrainingOrder(corpus, kLength, true, 12).start_of(0) != order.start_of(0));
+  CHECK(Samples(corpus, kLength, shuffled(12)).start_of(0) != order.start_of(0));
 }
 
 TEST_CASE("any number of ranks and any begin give a blend the same samples") {
@@ -139,7 +143,7 @@ TEST_CASE("without weights sources are one sequence of tokens") {
   const Corpus corpus = corpus_of({{500, 1}, {300, 1}});
   CHECK_FALSE(corpus.is_blend());
   CHECK_FALSE(corpus_of({{500, 2}}).is_blend());
-  const TrainingOrder order(corpus, 16, true, 5);
+  const Samples order(corpus, 16, shuffled(5));
   const SampleOrder whole(800, 16, true, 5);
   for (uint64_t n = 0; n < 200; ++n) {
     REQUIRE(order.start_of(n) == whole.start_of(n));
@@ -163,7 +167,7 @@ TEST_CASE("the fingerprint follows the weights of a blend") {
 
 TEST_CASE("a source of a blend that is shorter than a sample is named") {
   const Corpus corpus = corpus_of({{500, 2}, {16, 1}});
-  CHECK_THAT(message_of<DataError>([&] { TrainingOrder(corpus, 16, true, 1); }),
+  CHECK_THAT(message_of<DataError>([&] { Samples(corpus, 16, shuffled(1)); }),
              Contains("source1: ") && Contains("16 tokens") && Contains("needs 17"));
 }
 

@@ -153,7 +153,7 @@ TEST_CASE("prepare refuses what it cannot do") {
   settings.tokenizer = "byte";
   settings.format = "lines";
   CHECK_THAT(message_of<ConfigError>([&] { prepare_data(settings); }),
-             Contains("'lines'; set --format to text or jsonl"));
+             Contains("'lines'; set --format to text, jsonl or chat"));
   settings.format = "";
   settings.shard_tokens = 0;
   CHECK_THROWS_AS(prepare_data(settings), ConfigError);

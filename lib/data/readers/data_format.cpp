@@ -41,6 +41,7 @@ const std::vector<const DataFormat*>& data_formats() {
   static const std::vector<const DataFormat*> kFormats = {
       &llmc_format(),     // a magic number
       &npy_format(),      // a magic number
+      &chat_format(),     // a name, and keys of a dialogue
       &jsonl_format(),    // a name
       &indexed_format(),  // a name, and a second file
       &raw_u16_format(),  // a name, and nothing that speaks against it

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "data/chat/dialogue.h"
 #include "data/input_file.h"
 #include "data/token_store.h"
 
@@ -18,6 +19,7 @@ namespace fp8train {
 enum class DataContent : uint8_t {
   text,       ///< a file is one document, which may be cut anywhere
   documents,  ///< a file has many
+  dialogues,  ///< documents of messages, some of which are learned
   tokens,
 };
 
@@ -35,9 +37,11 @@ struct TextKey {
 };
 
 /// The advice of commands that take text only.
-constexpr std::string_view kTextFormatAdvice = "set --format to text or jsonl";
+constexpr std::string_view kTextFormatAdvice = "set --format to text, jsonl or chat";
 
 using DocumentVisitor = std::function<void(std::string document)>;
+/// `where`: file and line, for messages.
+using DialogueVisitor = std::function<void(const Dialogue& dialogue, const std::string& where)>;
 
 struct DataFormat {
   std::string_view name;  ///< as in data.train[].format
@@ -47,10 +51,14 @@ struct DataFormat {
   /// something speaks against it.
   bool (*matches)(const FileHead& head);
 
-  /// text, documents: calls `visit` for every document in file order. Throws DataError with file
+  /// All but tokens: calls `visit` for every document in file order. Throws DataError with file
   /// and line.
   void (*for_each_document)(const std::filesystem::path& path, const TextKey& text_key,
                             const DocumentVisitor& visit) = nullptr;
+
+  /// dialogues: the same with their messages.
+  void (*for_each_dialogue)(const std::filesystem::path& path,
+                            const DialogueVisitor& visit) = nullptr;
 
   /// tokens: checks sizes and headers; reading throws DataError for an id that is not below
   /// `vocab_size`. Throws DataError that names the file and the numbers.
@@ -65,6 +73,7 @@ struct DataFormat {
 
 const DataFormat& llmc_format();     ///< llmc.cpp
 const DataFormat& npy_format();      ///< npy.cpp
+const DataFormat& chat_format();     ///< chat.cpp
 const DataFormat& jsonl_format();    ///< jsonl.cpp
 const DataFormat& indexed_format();  ///< indexed.cpp
 const DataFormat& raw_u16_format();  ///< raw_u16.cpp

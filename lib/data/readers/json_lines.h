@@ -1,9 +1,10 @@
 #pragma once
-// Lines of files that may be compressed, read in pieces.
+// Lines of files that may be compressed, read in pieces; lines of JSON among them.
 
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <string>
 #include <string_view>
 
 namespace fp8train {
@@ -12,5 +13,12 @@ namespace fp8train {
 /// with file and line where one is longer than 64 MiB.
 void for_each_line(const std::filesystem::path& path,
                    const std::function<void(std::string_view line, int64_t number)>& visit);
+/// The same for each line that is not blank; `where` is "FILE:NUMBER".
+void for_each_json_line(
+    const std::filesystem::path& path,
+    const std::function<void(std::string_view line, const std::string& where)>& visit);
+
+/// Whether a name, without the ending of a compression, is that of JSON lines.
+bool is_json_lines(const std::filesystem::path& path);
 
 }  // namespace fp8train

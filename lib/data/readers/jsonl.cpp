@@ -45,17 +45,13 @@ std::string document_of(std::string_view line, const TextKey& text_key, const st
 }
 
 bool is_jsonl(const FileHead& head) {
-  const std::string extension = without_compression(head.path).extension().string();
-  return extension == ".jsonl" || extension == ".ndjson";
+  return is_json_lines(head.path);
 }
 
-/// Blank lines are skipped.
 void visit_records(const std::filesystem::path& path, const TextKey& text_key,
                    const DocumentVisitor& visit) {
-  for_each_line(path, [&](std::string_view line, int64_t number) {
-    if (line.find_first_not_of(" \t\r") != std::string_view::npos) {
-      visit(document_of(line, text_key, fmt::format("{}:{}", path.string(), number)));
-    }
+  for_each_json_line(path, [&](std::string_view line, const std::string& where) {
+    visit(document_of(line, text_key, where));
   });
 }
 
@@ -82,6 +78,21 @@ void for_each_line(const std::filesystem::path& path,
   if (!pending.empty()) {
     visit(pending, line);
   }
+}
+
+void for_each_json_line(
+    const std::filesystem::path& path,
+    const std::function<void(std::string_view line, const std::string& where)>& visit) {
+  for_each_line(path, [&](std::string_view line, int64_t number) {
+    if (line.find_first_not_of(" \t\r") != std::string_view::npos) {
+      visit(line, fmt::format("{}:{}", path.string(), number));
+    }
+  });
+}
+
+bool is_json_lines(const std::filesystem::path& path) {
+  const std::string extension = without_compression(path).extension().string();
+  return extension == ".jsonl" || extension == ".ndjson";
 }
 
 const DataFormat& jsonl_format() {

@@ -4,8 +4,11 @@
 
 #include <array>
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include "base/error.h"
+#include "base/math.h"
 #include "data/readers/data_format.h"
 #include "data/token_file.h"
 
@@ -22,14 +25,30 @@ bool is_llmc(const FileHead& head) {
   return magic == kLlmcMagicU16 || magic == kLlmcMagicU32;
 }
 
-std::shared_ptr<const TokenStore> llmc_tokens(const std::filesystem::path& path,
-                                              int64_t vocab_size) {
-  return std::make_shared<FileTokens>(open_llmc(path), vocab_size);
+/// What follows the ids.
+DocumentTable read_documents(const InputFile& file, uint64_t from, int64_t documents,
+                             int64_t tokens) {
+  std::vector<uint32_t> lengths(static_cast<size_t>(documents));
+  file.read(from, lengths.data(), lengths.size() * sizeof(uint32_t));
+  std::vector<uint8_t> bits(static_cast<size_t>(ceil_div(tokens, int64_t{8})));
+  file.read(from + lengths.size() * sizeof(uint32_t), bits.data(), bits.size());
+  DocumentTable table;
+  int64_t end = 0;
+  for (const uint32_t length : lengths) {
+    table.ends.push_back(end += length);
+  }
+  if (end != tokens) {
+    throw DataError(fmt::format("{}: {} documents of {} tokens, but the file holds {}",
+                                file.path().string(), documents, end, tokens));
+  }
+  table.is_target.resize(static_cast<size_t>(tokens));
+  for (size_t i = 0; i < table.is_target.size(); ++i) {
+    table.is_target[i] = (bits[i / 8] >> (i % 8) & 1) != 0;
+  }
+  return table;
 }
 
-}  // namespace
-
-TokenFile open_llmc(const std::filesystem::path& path) {
+TokenFile open_with(const std::filesystem::path& path, DocumentTable& documents) {
   InputFile file(path, InputFile::Links::refuse);
   const std::string name = path.string();
   if (file.size() < kLlmcHeaderBytes) {
@@ -46,20 +65,41 @@ TokenFile open_llmc(const std::filesystem::path& path) {
                                 magic, kLlmcMagicU16, kLlmcMagicU32));
   }
   const int32_t expected_version = is_u16 ? kLlmcVersionU16 : kLlmcVersionU32;
-  if (version != expected_version) {
+  const bool has_documents = version == expected_version + kLlmcWithDocuments;
+  if (version != expected_version && !has_documents) {
     throw DataError(fmt::format("{}: version {} with magic {}; this program reads version {}", name,
                                 version, magic, expected_version));
   }
   const int64_t count = header[2];
   const int bytes_per_token = is_u16 ? 2 : 4;
-  const int64_t expected = static_cast<int64_t>(kLlmcHeaderBytes) + count * bytes_per_token;
-  if (count < 0 || static_cast<uint64_t>(expected) != file.size()) {
+  const int64_t table_begin = static_cast<int64_t>(kLlmcHeaderBytes) + count * bytes_per_token;
+  const int64_t of_documents = has_documents ? header[3] : 0;
+  const int64_t expected = table_begin + of_documents * static_cast<int64_t>(sizeof(uint32_t)) +
+                           (has_documents ? ceil_div(count, int64_t{8}) : 0);
+  if (count < 0 || of_documents < 0 || static_cast<uint64_t>(expected) != file.size()) {
     throw DataError(
         fmt::format("{}: the header says {} tokens of {} bytes, which makes {} bytes, "
                     "but the file has {}",
                     name, count, bytes_per_token, expected, file.size()));
   }
+  if (has_documents) {
+    documents = read_documents(file, static_cast<uint64_t>(table_begin), of_documents, count);
+  }
   return {std::move(file), is_u16 ? TokenType::u16 : TokenType::u32, kLlmcHeaderBytes, count};
+}
+
+std::shared_ptr<const TokenStore> llmc_tokens(const std::filesystem::path& path,
+                                              int64_t vocab_size) {
+  DocumentTable documents;
+  TokenFile file = open_with(path, documents);
+  return std::make_shared<FileTokens>(std::move(file), vocab_size, std::move(documents));
+}
+
+}  // namespace
+
+TokenFile open_llmc(const std::filesystem::path& path) {
+  DocumentTable unused;
+  return open_with(path, unused);
 }
 
 const DataFormat& llmc_format() {

@@ -45,6 +45,8 @@ struct Parts {
   std::vector<AddedToken> added;
   AddedTokenFinder raw_finder;
   AddedTokenFinder normalized_finder;
+  AddedTokenFinder ordinary_raw_finder;  ///< finds no special tokens
+  AddedTokenFinder ordinary_normalized_finder;
   PreTokenizers pre_tokenizers;
   std::unique_ptr<TokenModel> model;
   std::unique_ptr<Decoder> decoder;
@@ -56,11 +58,18 @@ std::vector<AddedToken> added_tokens_of(const JsonPart& file) {
                                   : std::vector<AddedToken>();
 }
 
+std::vector<AddedToken> without_special(std::vector<AddedToken> tokens) {
+  std::erase_if(tokens, [](const AddedToken& token) { return token.special; });
+  return tokens;
+}
+
 Parts::Parts(const JsonPart& file)
     : normalizer(file.has("normalizer") ? read_normalizer(file.at("normalizer")) : nullptr),
       added(added_tokens_of(file)),
       raw_finder(added, false, normalizer.get()),
       normalized_finder(added, true, normalizer.get()),
+      ordinary_raw_finder(without_special(added), false, normalizer.get()),
+      ordinary_normalized_finder(without_special(added), true, normalizer.get()),
       pre_tokenizers(file.has("pre_tokenizer") ? PreTokenizers(file.at("pre_tokenizer"))
                                                : PreTokenizers()),
       model(read_token_model(file.at("model"), pre_tokenizers.byte_level())),
@@ -122,10 +131,19 @@ class HuggingFaceTokenizer final : public Tokenizer {
   std::string to_json() const override { return text_; }
 
   std::vector<int32_t> encode(std::string_view text) const override {
-    return encode_from(text, true);
+    return encode_from(text, true, parts_.raw_finder, parts_.normalized_finder);
   }
   std::vector<int32_t> encode_rest(std::string_view text) const override {
-    return encode_from(text, false);
+    return encode_from(text, false, parts_.raw_finder, parts_.normalized_finder);
+  }
+  std::vector<int32_t> encode_ordinary(std::string_view text, bool at_start) const override {
+    return encode_from(text, at_start, parts_.ordinary_raw_finder,
+                       parts_.ordinary_normalized_finder);
+  }
+  int32_t token_id(std::string_view text) const override {
+    const auto found = std::find_if(parts_.added.begin(), parts_.added.end(),
+                                    [&](const AddedToken& token) { return token.content == text; });
+    return found == parts_.added.end() ? -1 : found->id;
   }
 
   /// In front of a space between two letters, and between a line feed and a letter.
@@ -227,7 +245,9 @@ class HuggingFaceTokenizer final : public Tokenizer {
     if (frame_.after_document.empty() && eos_ >= 0) frame_.after_document = {eos_};
   }
 
-  std::vector<int32_t> encode_from(std::string_view text, bool at_start) const {
+  std::vector<int32_t> encode_from(std::string_view text, bool at_start,
+                                   const AddedTokenFinder& raw_finder,
+                                   const AddedTokenFinder& normalized_finder) const {
     std::string replaced;
     if (!is_utf8(text)) {
       replaced = well_formed(text);
@@ -248,9 +268,9 @@ class HuggingFaceTokenizer final : public Tokenizer {
         parts_.normalizer->apply(changed);
         part = changed;
       }
-      if (!part.empty()) parts_.normalized_finder.split(part, starts, split, add_id);
+      if (!part.empty()) normalized_finder.split(part, starts, split, add_id);
     };
-    parts_.raw_finder.split(text, at_start, normalize_part, add_id);
+    raw_finder.split(text, at_start, normalize_part, add_id);
     give_scratch(std::move(scratch));
     return ids;
   }

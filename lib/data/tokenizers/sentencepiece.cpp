@@ -48,6 +48,11 @@ class SentencePieceTokenizer final : public Tokenizer {
     return {ids.begin(), ids.end()};
   }
 
+  int32_t token_id(std::string_view text) const override {
+    const int id = processor_.PieceToId(std::string(text));
+    return processor_.IsControl(id) ? id : -1;
+  }
+
   /// Bytes that are not UTF-8 stay as they are, unlike in the library.
   std::string decode(std::span<const int32_t> ids) const override {
     std::string text;

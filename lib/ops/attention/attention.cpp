@@ -35,6 +35,12 @@ void check_attention(const AttentionShape& shape, const HeadsView& q, const Head
   check_heads(out, q.dtype, shape.query_length, shape.heads, shape.head_dim);
 }
 
+void check_documents(const DocumentStarts& starts, const AttentionShape& shape) {
+  check(starts.empty() || (shape.query_length == shape.key_length &&
+                           holds(starts, DType::i32, shape.batch * shape.query_length)),
+        "attention: document_starts must be int32 [B, T], without a cache");
+}
+
 int64_t rows_of(const AttentionShape& shape) {
   return shape.batch * shape.heads * shape.query_length;
 }
@@ -43,6 +49,7 @@ int64_t rows_of(const AttentionShape& shape) {
 
 void attention_forward(Stream stream, const AttentionForward& call) {
   check_attention(call.shape, call.q, call.k, call.v, call.out);
+  check_documents(call.document_starts, call.shape);
   check(call.log_sum_exp.empty() || holds(call.log_sum_exp, DType::f32, rows_of(call.shape)),
         "attention_forward: log_sum_exp must be fp32 [B, H, Tq] or empty");
   const TraceSpan span("attention_forward");
@@ -52,6 +59,7 @@ void attention_forward(Stream stream, const AttentionForward& call) {
 void attention_backward(Stream stream, const AttentionBackward& call) {
   check_attention(call.shape, call.q, call.k, call.v, call.out);
   check_attention(call.shape, call.dq, call.dk, call.dv, call.dout);
+  check_documents(call.document_starts, call.shape);
   check(call.dq.dtype == call.q.dtype,
         "attention_backward: gradients must have the type of q, k and v");
   check(call.shape.query_length == call.shape.key_length,
@@ -96,6 +104,9 @@ void rope(Stream stream, const Rope& call) {
             call.cosines.shape.back() == call.head_dim / 2 &&
             call.sines.shape.back() == call.head_dim / 2,
         "rope: tables must be fp32 [max_positions, head_dim / 2] and reach the last position");
+  check(call.document_starts.empty() ||
+            holds(call.document_starts, DType::i32, call.batch * call.length),
+        "rope: document_starts must be int32 [B, T]");
   const TraceSpan span("rope");
   dispatch<&OpTable::rope>(stream, call);
 }

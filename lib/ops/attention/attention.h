@@ -39,10 +39,16 @@ struct HeadsView {
   int64_t length_capacity = 0;  ///< rows per sequence in memory (>= length; larger for a KV cache)
 };
 
+/// Sequences that hold several documents, which do not see each other. int32 [B, T]: the position
+/// at which the document of each position begins, never falling within a sequence. Empty: a
+/// sequence is one document. Needs query_length == key_length.
+using DocumentStarts = ConstView;
+
 struct AttentionForward {
   AttentionShape shape;
   HeadsView q, k, v, out;
   View log_sum_exp;
+  DocumentStarts document_starts;
 };
 
 struct AttentionBackward {
@@ -51,6 +57,7 @@ struct AttentionBackward {
   View log_sum_exp;
   HeadsView dout, dq, dk, dv;
   View scratch;
+  DocumentStarts document_starts;
 };
 
 /// out: [B * Tq, H * D] (a HeadsView too), log_sum_exp: fp32 [B, H, Tq] stored for backward (may be
@@ -83,6 +90,7 @@ struct Rope {
   ConstView cosines, sines;
   int64_t position_offset = 0;
   bool inverse = false;
+  DocumentStarts document_starts;  ///< [B, T]; positions count from there
 };
 
 /// Rotates heads in place, half-split pairs (j, j + D / 2) as Hugging Face does: x' = x cos - y

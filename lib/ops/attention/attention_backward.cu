@@ -50,7 +50,8 @@ struct BackwardCall {
   HeadRows<const T> q, k, v, out, dout;
   HeadRows<T> dq, dk, dv;
   const float* log_sum_exp;
-  float* delta;  // [B, H, T]
+  float* delta;                    // [B, H, T]
+  const int32_t* document_starts;  // null: none
 };
 
 /// delta[b, h, t] = sum over d of out * dout: each row by as many lanes as it has packs.
@@ -218,7 +219,9 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, true>::kThreads)
   const int kv_head = static_cast<int>(blockIdx.y);
   const int64_t b = blockIdx.z;
   const int first_query = first / kColumns * kColumns;
-  const int tiles = ceil_div(length - first_query, kColumns);
+  const int32_t* const starts = starts_of(call.document_starts, b, length);
+  const int tiles = tiles_that_see<kColumns>(
+      starts, first_query, ceil_div(length - first_query, kColumns), first + Tiles::kRows - 1);
   const QueryStream<T, kDim, Tiles> stream = {call,        block, b, length, kv_head * group,
                                               first_query, tiles};
   const int steps = group * tiles;
@@ -249,8 +252,12 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, true>::kThreads)
       score_tile<kDim>(
           block, queries, call.shape.scale, [&](TileElement at) { return log_sum_exp[at.column]; },
           [&](TileElement at) { return delta[at.column]; },
-          [&](TileElement at) { return masks && at.row + shift > at.column; }, probabilities,
-          score_gradients);
+          [&](TileElement at) {
+            const int query = stream.query_of(step) + at.column;
+            return begins_behind(starts, query, length, own_first + at.row) ||
+                   (masks && at.row + shift > at.column);
+          },
+          probabilities, score_gradients);
       add_product<kDim>(value_gradient, probabilities, block.second_streamed + block.warp_column,
                         block.staging);
     }
@@ -292,10 +299,13 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, false>::kThreads)
                                                call.v.at(b, key, kv_head), visible - key);
   };
   block.template load_own<kDim>(call.q, call.dout, b, first, head, length);
-  load_keys(0, 0);
-  load_values(0);
+  const int32_t* const starts = starts_of(call.document_starts, b, length);
+  const int first_key = first_key_of<kColumns>(starts, first);
+  load_keys(first_key, 0);
+  load_values(first_key);
 
   const int own_first = first + block.warp_row;
+  const OwnDocuments<Tiles::kRowTiles * 2> documents(starts, own_first, length);
   float log_sum_exp[Tiles::kRowTiles * 2];
   float delta[Tiles::kRowTiles * 2];
 #pragma unroll
@@ -308,7 +318,7 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, false>::kThreads)
   typename Tiles::Gradient query_gradient;
   set_zero(query_gradient);
   int stage = 0;
-  for (int key = 0; key < visible; key += kColumns, stage ^= 1) {
+  for (int key = first_key; key < visible; key += kColumns, stage ^= 1) {
     wait_for_copies();
     __syncthreads();  // this tile is here, and nobody reads the last one's keys
     if (key + kColumns < visible) {
@@ -324,8 +334,11 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, false>::kThreads)
       score_tile<kDim>(
           block, keys, call.shape.scale, [&](TileElement at) { return log_sum_exp[at.own_row]; },
           [&](TileElement at) { return delta[at.own_row]; },
-          [&](TileElement at) { return masks && at.column + shift > at.row; }, probabilities,
-          score_gradients);
+          [&](TileElement at) {
+            return key + at.column < documents.begin[at.own_row] ||
+                   (masks && at.column + shift > at.row);
+          },
+          probabilities, score_gradients);
     }
     __syncthreads();  // nobody reads the values any more
     if (key + kColumns < visible) {
@@ -377,7 +390,8 @@ void own_attention_backward(Stream stream, const AttentionBackward& call) {
                                        head_rows<T>(call.dk, head_dim),
                                        head_rows<T>(call.dv, head_dim),
                                        call.log_sum_exp.as<float>(),
-                                       call.scratch.as<float>()};
+                                       call.scratch.as<float>(),
+                                       call.document_starts.as<int32_t>()};
     with_head_dim(head_dim,
                   [&](auto dim) { run_backward<T, decltype(dim)::kDim>(stream, arguments); });
   });

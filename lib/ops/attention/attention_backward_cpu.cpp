@@ -27,6 +27,7 @@ struct BackwardCall {
   HeadsView q, k, v, out, dout, dq, dk, dv;
   const float* log_sum_exp = nullptr;
   float* scratch = nullptr;
+  const int32_t* document_starts = nullptr;  // null: none
 };
 
 FP8TRAIN_HD int64_t padded_dim_of(const AttentionShape& shape) {
@@ -87,7 +88,8 @@ FP8TRAIN_HD void load_queries(const BackwardCall& call, int64_t b, int64_t head,
 
 /// probabilities = 2^(scores - log_sum_exp), 0 where masked; score_gradients = probabilities *
 /// (their gradient - delta).
-FP8TRAIN_HD void soft_max_backward(const CausalTile& tile, BackwardBlock& block) {
+FP8TRAIN_HD void soft_max_backward(const CausalTile& tile, const BlockDocuments& documents,
+                                   int64_t key, BackwardBlock& block) {
   for_visible_groups(tile, [&](int64_t row, int64_t rows, int64_t first_lane) {
     for (int64_t lane = first_lane; lane < tile.lanes; lane += kWidth) {
       const Vector log_sum_exp = load_vector(block.log_sum_exp + lane);
@@ -108,13 +110,21 @@ FP8TRAIN_HD void soft_max_backward(const CausalTile& tile, BackwardBlock& block)
       }
     }
   });
+  documents.for_hidden(tile, key, [&](int64_t row, int64_t lane) {
+    block.probabilities[row * kQueries + lane] = 0.0F;
+    block.score_gradients[row * kQueries + lane] = 0.0F;
+  });
 }
 
 /// Adds what one tile of keys contributes to the gradients of the block's queries and of the tile's
 /// keys and values.
-FP8TRAIN_HD void add_tile_gradients(const CausalTile& tile, int64_t head_dim, int64_t padded_dim,
-                                    BackwardBlock& block, float* key_gradients,
-                                    float* value_gradients) {
+FP8TRAIN_HD void add_tile_gradients(const CausalTile& tile, const BlockDocuments& documents,
+                                    int64_t key, const AttentionShape& shape, BackwardBlock& block,
+                                    float* all_key_gradients, float* all_value_gradients) {
+  const int64_t head_dim = shape.head_dim;
+  const int64_t padded_dim = padded_dim_of(shape);
+  float* const key_gradients = all_key_gradients + key * padded_dim;
+  float* const value_gradients = all_value_gradients + key * padded_dim;
   for_visible_groups(tile, [&](int64_t row, int64_t rows, int64_t lane) {
     const int64_t padded_rows = round_up(rows, kTileRows);
     const int64_t corner = row * kQueries + lane;
@@ -125,7 +135,7 @@ FP8TRAIN_HD void add_tile_gradients(const CausalTile& tile, int64_t head_dim, in
                     {block.values + row * padded_dim, padded_dim, 1}, block.gradients + lane,
                     kQueries, block.score_gradients + corner, kQueries);
   });
-  soft_max_backward(tile, block);
+  soft_max_backward(tile, documents, key, block);
   for_visible_groups(tile, [&](int64_t row, int64_t rows, int64_t lane) {
     const int64_t padded_rows = round_up(rows, kTileRows);
     const int64_t corner = row * kQueries + lane;
@@ -155,15 +165,16 @@ FP8TRAIN_HD void backward_block(const BackwardCall& call, int64_t b, int64_t hea
 
   BackwardBlock block;  // NOLINT(cppcoreguidelines-pro-type-member-init): filled tile by tile
   load_queries<T>(call, b, head, first, rows, block);
-  for (int64_t key = 0; key < first + rows; key += kKeys) {
+  const BlockDocuments documents(starts_at(call.document_starts, shape, b, first), rows);
+  for (int64_t key = documents.first_key(); key < first + rows; key += kKeys) {
     const int64_t keys = minimum(kKeys, first + rows - key);
     const int64_t padded_keys = round_up(keys, kTileRows);
     load_tile(head_rows<const T>(call.k, b, key, kv_head, head_dim), call.k.row_stride, keys,
               head_dim, 1.0F, block.keys, padded_dim, padded_keys);
     load_tile(head_rows<const T>(call.v, b, key, kv_head, head_dim), call.v.row_stride, keys,
               head_dim, 1.0F, block.values, padded_dim, padded_keys);
-    add_tile_gradients({key - first, keys, lanes}, head_dim, padded_dim, block,
-                       key_gradients + key * padded_dim, value_gradients + key * padded_dim);
+    add_tile_gradients({key - first, keys, lanes}, documents, key, shape, block, key_gradients,
+                       value_gradients);
   }
 
   transpose(block.query_gradients, kQueries, padded_dim, lanes, block.query_rows, padded_dim);
@@ -220,7 +231,8 @@ void attention_backward(Stream /*stream*/, const AttentionBackward& call) {
                                   call.dk,
                                   call.dv,
                                   call.log_sum_exp.as<float>(),
-                                  call.scratch.as<float>()};
+                                  call.scratch.as<float>(),
+                                  call.document_starts.as<int32_t>()};
   with_float_type(call.q.dtype,
                   [&](auto tag) { backward_all<typename decltype(tag)::Type>(arguments); });
 }

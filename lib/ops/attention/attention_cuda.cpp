@@ -107,12 +107,17 @@ class AttentionPlans final : public CudaExtension {
       }
       text += text.find(more) == std::string::npos ? more : "";
     }
+    if (masks_documents_) {
+      text += "; own kernels, which are slower, for sequences of several documents";
+    }
     return text;
   }
 
   /// cuDNN's plan, made when the problem is new; null where our kernels run.
-  SdpaPlan* plan_for(const SdpaProblem& problem, std::initializer_list<HeadsView> tensors) {
-    if (library_ == nullptr || !suits(problem, tensors)) {
+  SdpaPlan* plan_for(const SdpaProblem& problem, std::initializer_list<HeadsView> tensors,
+                     const DocumentStarts& documents) {
+    masks_documents_ = masks_documents_ || !documents.empty();
+    if (library_ == nullptr || !documents.empty() || !suits(problem, tensors)) {
       return nullptr;
     }
     for (const Entry& entry : entries_) {
@@ -170,6 +175,7 @@ class AttentionPlans final : public CudaExtension {
   std::unique_ptr<SdpaLibrary> library_;
   std::vector<Entry> entries_;  // a handful: forward and backward of each shape of a run
   size_t workspace_limit_ = 0;
+  bool masks_documents_ = false;
 };
 
 AttentionPlans& plans_of(const Stream& stream) {
@@ -193,7 +199,8 @@ SdpaPlan* backward_plan(Stream stream, const AttentionBackward& call) {
                                .dk = layout_of(call.dk),
                                .dv = layout_of(call.dv)};
   return plans_of(stream).plan_for(
-      problem, {call.q, call.k, call.v, call.out, call.dout, call.dq, call.dk, call.dv});
+      problem, {call.q, call.k, call.v, call.out, call.dout, call.dq, call.dk, call.dv},
+      call.document_starts);
 }
 
 }  // namespace
@@ -207,7 +214,8 @@ void attention_forward(Stream stream, const AttentionForward& call) {
                                .k = layout_of(call.k),
                                .v = layout_of(call.v),
                                .out = layout_of(call.out)};
-  SdpaPlan* plan = plans_of(stream).plan_for(problem, {call.q, call.k, call.v, call.out});
+  SdpaPlan* plan =
+      plans_of(stream).plan_for(problem, {call.q, call.k, call.v, call.out}, call.document_starts);
   if (plan == nullptr) {
     own_attention_forward(stream, call);
     return;

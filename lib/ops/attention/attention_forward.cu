@@ -100,7 +100,8 @@ struct ForwardCall {
   AttentionShape shape;
   HeadRows<const T> q, k, v;
   HeadRows<T> out;
-  float* log_sum_exp;  // null: not stored
+  float* log_sum_exp;              // null: not stored
+  const int32_t* document_starts;  // null: none
 };
 
 /// Scores of a tile whose first key is `key`, in powers of two, -infinity where masked. `position`:
@@ -108,7 +109,8 @@ struct ForwardCall {
 template <typename T, int kDim, int kRowTiles, int kKeyTiles>
 __device__ __forceinline__ void score_tile(float (&scores)[kRowTiles][kKeyTiles][4],
                                            const T* queries, const T* keys, float scale,
-                                           int position, int key) {
+                                           int position, int key,
+                                           const OwnDocuments<kRowTiles * 2>* documents) {
   set_zero(scores);
   add_product_of_rows<kDim>(scores, queries, keys);
   const int shift = key - position;
@@ -116,6 +118,11 @@ __device__ __forceinline__ void score_tile(float (&scores)[kRowTiles][kKeyTiles]
   for_each_value(scores, [&](float& score, TileElement at) {
     score = masked && at.column + shift > at.row ? -__builtin_inff() : score * scale;
   });
+  if (documents != nullptr) {
+    for_each_value(scores, [&](float& score, TileElement at) {
+      score = key + at.column < documents->begin[at.own_row] ? kHiddenScore : score;
+    });
+  }
 }
 
 template <typename T, int kDim>
@@ -147,19 +154,22 @@ __global__ void __launch_bounds__(ForwardTiles<T, kDim>::kThreads)
   };
   load_tile<kDim, Tiles::kRows, Tiles::kThreads>(queries, call.q, call.q.at(b, first, head),
                                                  queries_end - first);
-  load_keys(0, 0);
+  const int32_t* const starts = starts_of(call.document_starts, b, queries_end);
+  const int first_key = first_key_of<Tiles::kKeys>(starts, first);
+  load_keys(first_key, 0);
 
   T* const own_queries = queries + warp * Tiles::kWarpRows * kRowStride<T, kDim>;
   const int own_first = first + warp * Tiles::kWarpRows;
   const bool used = own_first < queries_end;
   const int position = history + own_first;
   const float scale = shape.scale * kLog2E;
+  const OwnDocuments<Tiles::kRowTiles * 2> documents(starts, own_first, queries_end);
   RunningSoftMax<Tiles::kRowTiles> soft_max;
   float output[Tiles::kRowTiles][kDim / 8][4];
   set_zero(output);
 
   int stage = 0;
-  for (int key = 0; key < visible; key += Tiles::kKeys, stage ^= 1) {
+  for (int key = first_key; key < visible; key += Tiles::kKeys, stage ^= 1) {
     wait_for_copies();
     __syncthreads();  // this tile is here, and nobody reads the other stage any more
     if (key + Tiles::kKeys < visible) {
@@ -168,7 +178,7 @@ __global__ void __launch_bounds__(ForwardTiles<T, kDim>::kThreads)
     if (used && key < position + Tiles::kWarpRows) {
       float scores[Tiles::kRowTiles][Tiles::kKeys / 8][4];
       score_tile<T, kDim>(scores, own_queries, keys + stage * Tiles::kTileElements, scale, position,
-                          key);
+                          key, starts == nullptr ? nullptr : &documents);
       soft_max.add(scores, output);
       add_product<kDim>(output, scores, values + stage * Tiles::kTileElements, staging);
     }
@@ -206,7 +216,8 @@ void own_attention_forward(Stream stream, const AttentionForward& call) {
                                         head_rows<const T>(call.k, call.shape.head_dim),
                                         head_rows<const T>(call.v, call.shape.head_dim),
                                         head_rows<T>(call.out, call.shape.head_dim),
-                                        call.log_sum_exp.as<float>()};
+                                        call.log_sum_exp.as<float>(),
+                                        call.document_starts.as<int32_t>()};
       const dim3 grid(static_cast<unsigned>(ceil_div(call.shape.query_length, Tiles::kRows)),
                       static_cast<unsigned>(call.shape.heads),
                       static_cast<unsigned>(call.shape.batch));

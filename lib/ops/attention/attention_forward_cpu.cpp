@@ -10,6 +10,9 @@ namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 namespace {
 
 constexpr float kMinusInfinity = -__builtin_inff();
+/// The score of a key of another document. Finite: a tile may hold nothing else for a lane, and
+/// what it then adds is multiplied by 0 when the lane's own document begins.
+constexpr float kHidden = -3e38F;
 
 /// The running soft-max of a block of queries, and its tiles.
 struct ForwardBlock {
@@ -85,8 +88,8 @@ FP8TRAIN_HD void exponentiate(const CausalTile& tile, ForwardBlock& block) {
 }
 
 /// Adds the tile of keys in block.keys and block.values to the running soft-max.
-FP8TRAIN_HD void add_tile(const CausalTile& tile, int64_t head_dim, int64_t padded_dim,
-                          bool first_tile, ForwardBlock& block) {
+FP8TRAIN_HD void add_tile(const CausalTile& tile, const BlockDocuments& documents, int64_t key,
+                          int64_t head_dim, int64_t padded_dim, ForwardBlock& block) {
   for_visible_groups(tile, [&](int64_t row, int64_t rows, int64_t lane) {
     multiply<false>(round_up(rows, kTileRows), tile.lanes - lane, head_dim,
                     {block.keys + row * padded_dim, padded_dim, 1}, block.queries + lane, kQueries,
@@ -95,7 +98,9 @@ FP8TRAIN_HD void add_tile(const CausalTile& tile, int64_t head_dim, int64_t padd
   if (tile.masks()) {
     mask_scores(tile, block.scores);
   }
-  update_maximum(tile, head_dim, first_tile, block);
+  documents.for_hidden(
+      tile, key, [&](int64_t row, int64_t lane) { block.scores[row * kQueries + lane] = kHidden; });
+  update_maximum(tile, head_dim, key == documents.first_key(), block);
   exponentiate(tile, block);
   for_visible_groups(tile, [&](int64_t row, int64_t rows, int64_t lane) {
     multiply<true>(round_up(head_dim, kTileRows), tile.lanes - lane, rows,
@@ -107,7 +112,8 @@ FP8TRAIN_HD void add_tile(const CausalTile& tile, int64_t head_dim, int64_t padd
 struct ForwardCall {
   AttentionShape shape;
   HeadsView q, k, v, out;
-  float* log_sum_exp = nullptr;  // null: not stored
+  float* log_sum_exp = nullptr;              // null: not stored
+  const int32_t* document_starts = nullptr;  // null: none
 };
 
 /// Queries [first, first + rows) of one head.
@@ -134,14 +140,15 @@ FP8TRAIN_HD void attend(const ForwardCall& call, int64_t b, int64_t head, int64_
   }
 
   const int64_t visible = history + first + rows;
-  for (int64_t key = 0; key < visible; key += kKeys) {
+  const BlockDocuments documents(starts_at(call.document_starts, shape, b, first), rows);
+  for (int64_t key = documents.first_key(); key < visible; key += kKeys) {
     const int64_t keys = minimum(kKeys, visible - key);
     const int64_t padded_keys = round_up(keys, kTileRows);
     load_tile(head_rows<const T>(call.k, b, key, kv_head, head_dim), call.k.row_stride, keys,
               head_dim, 1.0F, block.keys, padded_dim, padded_keys);
     load_tile(head_rows<const T>(call.v, b, key, kv_head, head_dim), call.v.row_stride, keys,
               head_dim, 1.0F, block.values, padded_dim, padded_keys);
-    add_tile({key - history - first, keys, lanes}, head_dim, padded_dim, key == 0, block);
+    add_tile({key - history - first, keys, lanes}, documents, key, head_dim, padded_dim, block);
   }
 
   for (int64_t lane = 0; lane < lanes; lane += kWidth) {
@@ -181,8 +188,13 @@ void attend_all(const ForwardCall& call) {
 }  // namespace
 
 void attention_forward(Stream /*stream*/, const AttentionForward& call) {
-  const ForwardCall arguments = {call.shape, call.q,   call.k,
-                                 call.v,     call.out, call.log_sum_exp.as<float>()};
+  const ForwardCall arguments = {call.shape,
+                                 call.q,
+                                 call.k,
+                                 call.v,
+                                 call.out,
+                                 call.log_sum_exp.as<float>(),
+                                 call.document_starts.as<int32_t>()};
   with_float_type(call.q.dtype,
                   [&](auto tag) { attend_all<typename decltype(tag)::Type>(arguments); });
 }

@@ -49,6 +49,53 @@ HeadRows<T> head_rows(const HeadsView& view, int64_t head_dim) {
           is_aligned(view.data) && view.row_stride % kPack == 0 && head_dim % kPack == 0};
 }
 
+/// The score of a key of another document. Finite: a tile may hold nothing else for a query, and
+/// what it then adds is multiplied by 0 when the query's own document begins.
+constexpr float kHiddenScore = -3e38F;
+
+/// Where the documents begin that a lane's own rows belong to, those from `first` on; 0 where a
+/// sequence is one document (`starts` null). `starts`: of the sequence.
+template <int kOwnRows>
+struct OwnDocuments {
+  int begin[kOwnRows];
+
+  __device__ __forceinline__ OwnDocuments(const int32_t* starts, int first, int length) {
+#pragma unroll
+    for (int i = 0; i < kOwnRows; ++i) {
+      const int row = first + i * 8 + lane_index() / 4;
+      begin[i] = starts == nullptr || row >= length ? 0 : starts[row];
+    }
+  }
+};
+
+/// Those of one sequence; null where there are none.
+__device__ __forceinline__ const int32_t* starts_of(const int32_t* starts, int64_t b, int length) {
+  return starts == nullptr ? nullptr : starts + b * length;
+}
+
+/// Whether the document of a query begins behind a key.
+__device__ __forceinline__ bool begins_behind(const int32_t* starts, int query, int length,
+                                              int key) {
+  return starts != nullptr && query < length && key < starts[query];
+}
+
+/// How many of `tiles` tiles of queries from `first_query` on see a key up to `last_key`.
+template <int kQueries>
+__device__ __forceinline__ int tiles_that_see(const int32_t* starts, int first_query, int tiles,
+                                              int last_key) {
+  while (starts != nullptr && tiles > 1 &&
+         starts[first_query + (tiles - 1) * kQueries] > last_key) {
+    --tiles;
+  }
+  return tiles;
+}
+
+/// The first key of the first tile of kKeys that a block sees whose first query is `first`.
+template <int kKeys>
+__device__ __forceinline__ int first_key_of(const int32_t* starts, int first) {
+  return starts == nullptr ? 0 : starts[first] / kKeys * kKeys;
+}
+
 /// Host: body(DimTag<kDim>) with the least tile width that holds a head.
 template <int kDim_>
 struct DimTag {

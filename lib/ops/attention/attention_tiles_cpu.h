@@ -214,6 +214,42 @@ FP8TRAIN_HD void for_visible_groups(const CausalTile& tile, Body body) {
   }
 }
 
+/// Where the documents of a block's queries begin, if there are several in a sequence.
+struct BlockDocuments {
+  int64_t begin[kQueries];  ///< of each lane; those that are not in use repeat the last one
+  bool several = false;
+
+  FP8TRAIN_HD BlockDocuments(const int32_t* starts, int64_t rows) : several(starts != nullptr) {
+    for (int64_t lane = 0; several && lane < kQueries; ++lane) {
+      begin[lane] = starts[lane < rows ? lane : rows - 1];
+    }
+  }
+  /// The first key of the first tile that any of the queries sees.
+  FP8TRAIN_HD int64_t first_key() const { return several ? begin[0] / kKeys * kKeys : 0; }
+  /// body(row, lane) for what lies before a lane's document in the tile whose first key is `key`.
+  template <typename Body>
+  FP8TRAIN_HD void for_hidden(const CausalTile& tile, int64_t key, Body body) const {
+    if (!several || key >= begin[kQueries - 1]) {
+      return;
+    }
+    for_visible_groups(tile, [&](int64_t row, int64_t rows, int64_t first_lane) {
+      for (int64_t r = row; r < row + rows; ++r) {
+        for (int64_t lane = first_lane; lane < tile.lanes; ++lane) {
+          if (key + r < begin[lane]) {
+            body(r, lane);
+          }
+        }
+      }
+    });
+  }
+};
+
+/// The starts that belong to the queries from `first` on; null where there are none.
+FP8TRAIN_HD const int32_t* starts_at(const int32_t* starts, const AttentionShape& shape, int64_t b,
+                                     int64_t first) {
+  return starts == nullptr ? nullptr : starts + b * shape.query_length + first;
+}
+
 template <typename T>
 FP8TRAIN_HD T* head_rows(const HeadsView& view, int64_t b, int64_t position, int64_t head,
                          int64_t head_dim) {

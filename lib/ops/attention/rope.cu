@@ -15,6 +15,7 @@ struct RopeCall {
   int64_t length, heads, half;
   const float* cosines;  ///< of position 0 of every sequence
   const float* sines;
+  const int32_t* document_starts;  ///< may be null
   float sign;
 };
 
@@ -52,8 +53,9 @@ __global__ void rope_kernel(RopeCall<T> call, int64_t rows) {
     const int64_t b = row / call.length;
     const int64_t t = row - b * call.length;
     T* values = call.x + (b * call.length_capacity + t) * call.row_stride;
-    rotate<N>(values + head * 2 * call.half + j, call.cosines + t * call.half + j,
-              call.sines + t * call.half + j, call.sign, call.half);
+    const int64_t position = t - (call.document_starts == nullptr ? 0 : call.document_starts[row]);
+    rotate<N>(values + head * 2 * call.half + j, call.cosines + position * call.half + j,
+              call.sines + position * call.half + j, call.sign, call.half);
   }
 }
 
@@ -84,6 +86,7 @@ void rope(Stream stream, const Rope& call) {
         .half = half,
         .cosines = call.cosines.as<float>() + call.position_offset * half,
         .sines = call.sines.as<float>() + call.position_offset * half,
+        .document_starts = call.document_starts.as<int32_t>(),
         .sign = call.inverse ? -1.0F : 1.0F};
     const size_t wide = sizeof(T) * kPack;
     const bool aligned = half % kPack == 0 && call.x.row_stride % kPack == 0 &&

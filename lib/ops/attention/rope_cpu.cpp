@@ -27,6 +27,7 @@ void rope(Stream /*stream*/, const Rope& call) {
   const int64_t rows = call.batch * call.length;
   const float* cosine_table = call.cosines.as<float>();
   const float* sine_table = call.sines.as<float>();
+  const int32_t* starts = call.document_starts.as<int32_t>();
   const float sign = call.inverse ? -1.0F : 1.0F;
   with_float_type(call.x.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
@@ -36,8 +37,9 @@ void rope(Stream /*stream*/, const Rope& call) {
     for (int64_t row = 0; row < rows; ++row) {
       const int64_t b = row / call.length;
       const int64_t t = row % call.length;
-      const float* cosine = cosine_table + (call.position_offset + t) * half;
-      const float* sine = sine_table + (call.position_offset + t) * half;
+      const int64_t position = call.position_offset + t - (starts == nullptr ? 0 : starts[row]);
+      const float* cosine = cosine_table + position * half;
+      const float* sine = sine_table + position * half;
       T* values = data + (b * call.x.length_capacity + t) * call.x.row_stride;
       for (int64_t head = 0; head < call.heads; ++head) {
         rotate(values + head * call.head_dim, cosine, sine, sign, half);

@@ -57,6 +57,7 @@ struct RowCall {
   bool write_gradient;
   const float* gradient_scale;  ///< may be null
   float gradient_factor;
+  const float* target_share;  ///< may be null
   float z_loss;
 };
 
@@ -211,8 +212,8 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(RowCall<X> call
   if (!call.write_gradient) {
     return;
   }
-  const float scale =
-      (call.gradient_scale == nullptr ? 1.0F : *call.gradient_scale) * call.gradient_factor;
+  const float scale = (call.gradient_scale == nullptr ? 1.0F : *call.gradient_scale) *
+                      (call.target_share == nullptr ? call.gradient_factor : *call.target_share);
   const float z_slope = 2.0F * call.z_loss * log_sum_exp;
   const float inverse = 1.0F / sum;
   const float p = exp_fast(target_shifted) * inverse;
@@ -266,6 +267,7 @@ void cross_entropy(Stream stream, const CrossEntropy& call) {
                             .write_gradient = call.write_gradient,
                             .gradient_scale = call.gradient_scale,
                             .gradient_factor = call.gradient_factor,
+                            .target_share = call.target_share,
                             .z_loss = call.z_loss};
     if (columns % kPack == 0 && is_aligned(row.logits, sizeof(X) * kPack)) {
       launch(stream, {rows, kThreads}, cross_entropy_kernel<kPack, X>, row);

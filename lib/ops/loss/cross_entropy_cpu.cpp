@@ -111,8 +111,8 @@ FP8TRAIN_HD float cross_entropy_row(X* x, int64_t columns, int64_t vocabulary, i
   if (!call.write_gradient) {
     return loss;
   }
-  const float scale =
-      (call.gradient_scale == nullptr ? 1.0F : *call.gradient_scale) * call.gradient_factor;
+  const float scale = (call.gradient_scale == nullptr ? 1.0F : *call.gradient_scale) *
+                      (call.target_share == nullptr ? call.gradient_factor : *call.target_share);
   const float z_slope = 2.0F * call.z_loss * log_sum_exp;
   const float inverse = 1.0F / sum;
   const float factor = inverse * (1.0F + z_slope) * scale;

@@ -11,6 +11,10 @@ bool is_table(const ConstView& table, int64_t columns) {
   return table.dtype == DType::f32 && table.shape.rank() == 2 && table.shape.back() == columns;
 }
 
+bool has_starts(const ConstView& starts, const ConstView& tokens) {
+  return starts.empty() || holds(starts, DType::i32, tokens.count());
+}
+
 }  // namespace
 
 void embedding_forward(Stream stream, const EmbeddingForward& call) {
@@ -27,6 +31,8 @@ void embedding_forward(Stream stream, const EmbeddingForward& call) {
               call.position_offset + call.sequence_length <= call.positions.shape[0],
           "embedding_forward: more positions than the table has");
   }
+  check(has_starts(call.document_starts, call.tokens),
+        "embedding_forward: document_starts must be int32 [B * T]");
   const TraceSpan span("embedding_forward");
   dispatch<&OpTable::embedding_forward>(stream, call);
 }
@@ -43,6 +49,8 @@ void embedding_backward(Stream stream, const EmbeddingBackward& call) {
               call.sequence_length <= call.position_grad.shape[0],
           "embedding_backward: position_grad must be fp32 [positions, C]");
   }
+  check(has_starts(call.document_starts, call.tokens),
+        "embedding_backward: document_starts must be int32 [B * T]");
   check(has_space(call.scratch, DType::i32, 2 * call.tokens.count()),
         "embedding_backward: scratch must be int32 [2 * B * T]");
   const TraceSpan span("embedding_backward");

@@ -20,6 +20,7 @@ struct Gather {
   const float* positions;  ///< from the first position on; may be null
   int64_t sequence_length, vocabulary, columns;
   Y* y;
+  const int32_t* document_starts;  ///< may be null
 
   template <int N>
   __device__ void run(int64_t i) const {
@@ -37,8 +38,9 @@ struct Gather {
     }
     Pack<float, N> values = load_pack<N>(table + token * columns + column);
     if (positions != nullptr) {
+      const int64_t begin = document_starts == nullptr ? 0 : document_starts[row];
       const Pack<float, N> position =
-          load_pack<N>(positions + row % sequence_length * columns + column);
+          load_pack<N>(positions + (row % sequence_length - begin) * columns + column);
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         values.values[j] += position.values[j];
@@ -183,6 +185,32 @@ struct AddPositions {
   }
 };
 
+/// The same where positions count from the beginning of documents: every row is looked at.
+template <typename DY>
+struct AddDocumentPositions {
+  const DY* dy;
+  float* position_grad;
+  const int32_t* document_starts;
+  int64_t rows, sequence_length, columns;
+
+  template <int N>
+  __device__ void run(int64_t i) const {
+    const int64_t position = i / columns;
+    const int64_t column = i - position * columns;
+    Pack<float, N> sums = load_pack<N>(position_grad + i);
+    for (int64_t row = 0; row < rows; ++row) {
+      if (row % sequence_length - document_starts[row] == position) {
+        const Pack<DY, N> values = load_pack<N>(dy + row * columns + column);
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+          sums.values[j] += load_as_float(&values.values[j]);
+        }
+      }
+    }
+    store_pack(position_grad + i, sums);
+  }
+};
+
 /// order = the rows sorted by token, those of one token in order. rank, order: [rows].
 void sort_tokens(const Stream& stream, const int32_t* tokens, int32_t* rank, int32_t* order,
                  int64_t rows) {
@@ -209,7 +237,8 @@ void embedding_forward(Stream stream, const EmbeddingForward& call) {
         is_aligned(position, sizeof(float) * kPack) && is_aligned(call.y.data, sizeof(Y) * kPack);
     map<kPack>(stream, call.y.count(), aligned,
                Gather<Y>{call.tokens.as<int32_t>(), call.table.as<float>(), position,
-                         call.sequence_length, call.table.shape.rows(), columns, call.y.as<Y>()});
+                         call.sequence_length, call.table.shape.rows(), columns, call.y.as<Y>(),
+                         call.document_starts.as<int32_t>()});
   });
 }
 
@@ -239,9 +268,16 @@ void embedding_backward(Stream stream, const EmbeddingBackward& call) {
     }
     if (!call.position_grad.empty()) {
       const int64_t positions = rows < call.sequence_length ? rows : call.sequence_length;
-      map<kPack>(stream, positions * columns, aligned,
-                 AddPositions<DY>{call.dy.as<DY>(), call.position_grad.as<float>(), rows,
-                                  call.sequence_length, columns});
+      if (call.document_starts.empty()) {
+        map<kPack>(stream, positions * columns, aligned,
+                   AddPositions<DY>{call.dy.as<DY>(), call.position_grad.as<float>(), rows,
+                                    call.sequence_length, columns});
+      } else {
+        map<kPack>(stream, positions * columns, aligned,
+                   AddDocumentPositions<DY>{call.dy.as<DY>(), call.position_grad.as<float>(),
+                                            call.document_starts.as<int32_t>(), rows,
+                                            call.sequence_length, columns});
+      }
     }
   });
 }

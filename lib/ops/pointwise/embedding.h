@@ -12,10 +12,11 @@ struct EmbeddingForward {
   ConstView positions;  ///< may be empty
   int64_t sequence_length = 0, position_offset = 0;
   View y;
+  ConstView document_starts;  ///< int32 [B * T], or empty: positions count from there
 };
 
-/// y[r] = table[tokens[r]] (+ positions[position_offset + r % T]). y: [B * T, C]. `positions` may
-/// be empty. A token outside the table gives a row of NaN.
+/// y[r] = table[tokens[r]] (+ positions[position_offset + r % T - document_starts[r]]). y: [B * T,
+/// C]. `positions` may be empty. A token outside the table gives a row of NaN.
 void embedding_forward(Stream stream, const EmbeddingForward& call);
 
 struct EmbeddingBackward {
@@ -24,6 +25,7 @@ struct EmbeddingBackward {
   View position_grad;  ///< may be empty
   int64_t sequence_length = 0;
   View scratch;
+  ConstView document_starts;  ///< as in the forward pass
 };
 
 /// table_grad[tokens[r]] += dy[r]; position_grad likewise (may be empty). Deterministic: each table

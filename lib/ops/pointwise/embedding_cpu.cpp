@@ -11,6 +11,11 @@ namespace {
 
 constexpr int64_t kColumnBlock = 64;
 
+/// Of a row within its document.
+FP8TRAIN_HD int64_t position_of(int64_t row, int64_t sequence_length, const int32_t* starts) {
+  return row % sequence_length - (starts == nullptr ? 0 : starts[row]);
+}
+
 template <typename DY>
 FP8TRAIN_HD void add_row(const DY* __restrict from, float* __restrict to, int64_t count) {
   for (int64_t c = 0; c < count; ++c) {
@@ -27,6 +32,7 @@ void embedding_forward(Stream /*stream*/, const EmbeddingForward& call) {
   const int32_t* token = call.tokens.as<int32_t>();
   const float* table_data = call.table.as<float>();
   const float* position_data = call.positions.as<float>();
+  const int32_t* starts = call.document_starts.as<int32_t>();
   with_float_type(call.y.dtype, [&](auto tag) {
     auto* data = call.y.as<typename decltype(tag)::Type>();
 #pragma omp parallel for schedule(static) if (rows * columns >= kParallelElements)
@@ -46,7 +52,8 @@ void embedding_forward(Stream /*stream*/, const EmbeddingForward& call) {
         continue;
       }
       const float* position =
-          position_data + (call.position_offset + row % call.sequence_length) * columns;
+          position_data +
+          (call.position_offset + position_of(row, call.sequence_length, starts)) * columns;
       for (int64_t c = 0; c < columns; ++c) {
         store_from_float(to + c, from[c] + position[c]);
       }
@@ -62,6 +69,7 @@ void embedding_backward(Stream /*stream*/, const EmbeddingBackward& call) {
   const int32_t* token = call.tokens.as<int32_t>();
   float* table_data = call.table_grad.as<float>();
   float* position_data = call.position_grad.as<float>();
+  const int32_t* starts = call.document_starts.as<int32_t>();
   with_float_type(call.dy.dtype, [&](auto tag) {
     const auto* data = call.dy.as<typename decltype(tag)::Type>();
 #pragma omp parallel for schedule(static) if (rows * columns >= kParallelElements)
@@ -74,7 +82,8 @@ void embedding_backward(Stream /*stream*/, const EmbeddingBackward& call) {
           add_row(from, table_data + token[row] * columns + begin, width);
         }
         if (position_data != nullptr) {
-          add_row(from, position_data + row % call.sequence_length * columns + begin, width);
+          const int64_t position = position_of(row, call.sequence_length, starts);
+          add_row(from, position_data + position * columns + begin, width);
         }
       }
     }

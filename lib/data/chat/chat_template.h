@@ -1,0 +1,89 @@
+#pragma once
+// The chat templates that dialogues are written in: what stands around the messages, and which of
+// it the model learns. Each is the template of a published tokenizer as code.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "data/chat/dialogue.h"
+#include "data/tokenizer.h"
+
+namespace fp8train {
+
+enum class ChatTemplate : uint8_t {
+  automatic,  ///< that of tokenizer_config.json or chat_template.jinja
+  llama3,     ///< Meta-Llama-3-Instruct
+  llama31,    ///< Llama-3.1-Instruct: a system message with dates, of which today's is 26 Jul 2024
+  llama2,     ///< Llama-2-chat: [INST], <<SYS>>
+  mistral,    ///< Mistral-7B-Instruct-v0.3: [INST] and [/INST] are tokens
+  mistral1,   ///< Mistral-7B-Instruct-v0.1 and v0.2, as their repositories have it since 2024
+  qwen,       ///< Qwen2.5-Instruct: ChatML with a system message of its own
+  chatml,
+};
+
+inline constexpr std::pair<ChatTemplate, std::string_view> kChatTemplates[] = {
+    {ChatTemplate::automatic, "auto"},   {ChatTemplate::llama3, "llama3"},
+    {ChatTemplate::llama31, "llama3.1"}, {ChatTemplate::llama2, "llama2"},
+    {ChatTemplate::mistral, "mistral"},  {ChatTemplate::mistral1, "mistral-v1"},
+    {ChatTemplate::qwen, "qwen"},        {ChatTemplate::chatml, "chatml"},
+};
+
+std::string_view name_of(ChatTemplate chat_template);
+/// Throws ConfigError, which names `option`.
+ChatTemplate chat_template_named(std::string_view name, std::string_view option);
+
+/// A template, and the system message that it puts in front of dialogues without one.
+struct ChatForm {
+  ChatTemplate chat_template = ChatTemplate::chatml;
+  std::string default_system;
+
+  bool operator==(const ChatForm&) const = default;
+};
+
+/// The form that the text of a template (Jinja) describes, by what it contains. Throws ConfigError
+/// for one that is not known; `where` names its file.
+ChatForm recognize_chat_template(std::string_view jinja, const std::string& where);
+
+/// A part of a dialogue as it is written: a text, or a token where `id` is not negative.
+struct ChatPart {
+  std::string text;
+  int32_t id = -1;
+  bool is_target = false;
+};
+
+/// Writes dialogues as ids. Refers to the tokenizer; immutable.
+class ChatEncoder {
+ public:
+  struct Encoded {
+    std::vector<int32_t> ids;
+    std::vector<bool> is_target;  ///< answers and the tokens that end them
+  };
+
+  /// Throws ConfigError, which names data.chat_template, where the template is not known or the
+  /// tokenizer lacks its tokens.
+  ChatEncoder(const Tokenizer& tokenizer, ChatTemplate chat_template);
+
+  /// Ids of transformers' apply_chat_template, but that special tokens in a message are text.
+  /// Throws DataError where the template does not take the roles in this order.
+  Encoded encode(const Dialogue& dialogue) const;
+
+  const ChatForm& form() const { return form_; }
+
+ private:
+  using Parts = std::vector<ChatPart>;
+  int32_t require(std::string_view token) const;
+  void add_headed(const Dialogue& dialogue, Parts& parts) const;
+  void add_chatml(const Dialogue& dialogue, Parts& parts) const;
+  void add_instructions(const Dialogue& dialogue, Parts& parts) const;
+  void add_text(std::string_view text, bool is_target, Parts& parts) const;
+
+  const Tokenizer& tokenizer_;
+  ChatForm form_;
+  int32_t bos_ = -1, eos_ = -1;
+  int32_t begin_ = -1, end_of_header_ = -1, end_ = -1;  ///< of a message, with headers
+};
+
+}  // namespace fp8train

@@ -1,0 +1,143 @@
+#include "data/chat/dialogue.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <utility>
+
+#include "base/error.h"
+
+namespace fp8train {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::array<std::pair<std::string_view, ChatRole>, 5> kRoles = {
+    {{"system", ChatRole::system},
+     {"user", ChatRole::user},
+     {"assistant", ChatRole::assistant},
+     {"human", ChatRole::user},
+     {"gpt", ChatRole::assistant}}};
+
+/// Reads the messages of one record.
+class Record {
+ public:
+  explicit Record(const std::string& where) : where_(where) {}
+
+  /// `role_key`, `text_key`: as the kind of record calls them.
+  Dialogue messages(const Json& list, const char* role_key, const char* text_key) const {
+    if (!list.is_array()) {
+      fail(fmt::format("the messages are not a list but {}", list.type_name()));
+    }
+    Dialogue dialogue;
+    for (size_t i = 0; i < list.size(); ++i) {
+      dialogue.push_back(message(list[i], role_key, text_key, i));
+    }
+    return dialogue;
+  }
+
+  /// A text is one message of `role`.
+  Dialogue side(const Json& value, ChatRole role) const {
+    if (value.is_string()) {
+      return {{role, value.get<std::string>(), role == ChatRole::assistant}};
+    }
+    return messages(value, "role", "content");
+  }
+
+  [[noreturn]] void fail(const std::string& what) const {
+    throw DataError(fmt::format("{}: {}", where_, what));
+  }
+
+ private:
+  Message message(const Json& value, const char* role_key, const char* text_key, size_t i) const {
+    const auto text = [&](const char* key) {
+      if (!value.is_object() || !value.contains(key) || !value[key].is_string()) {
+        fail(fmt::format("message {}: '{}' is missing or not a text", i, key));
+      }
+      return value[key].get<std::string>();
+    };
+    const std::string role = text(role_key);
+    const auto* const known = std::find_if(kRoles.begin(), kRoles.end(),
+                                           [&](const auto& entry) { return entry.first == role; });
+    if (known == kRoles.end()) {
+      fail(fmt::format("message {}: Unknown role '{}' (expected system, user or assistant)", i,
+                       role));
+    }
+    Message message = {known->second, text(text_key), known->second == ChatRole::assistant};
+    if (value.contains("weight") && value["weight"].is_number() && value["weight"] == 0) {
+      message.is_target = false;
+    }
+    return message;
+  }
+
+  const std::string& where_;
+};
+
+/// The keys of an object, as far as it is there.
+std::set<std::string> top_keys(std::string_view head) {
+  std::set<std::string> keys;
+  int depth = 0;
+  for (size_t i = 0; i < head.size(); ++i) {
+    const char c = head[i];
+    if (c == '{' || c == '[') ++depth;
+    if (c == '}' || c == ']') --depth;
+    if (depth == 0 && c == '}') break;
+    if (c != '"') continue;
+    const size_t begin = i + 1;
+    for (++i; i < head.size() && head[i] != '"'; ++i) {
+      if (head[i] == '\\') ++i;
+    }
+    const size_t colon = i < head.size() ? head.find_first_not_of(" \t", i + 1) : head.size();
+    if (depth == 1 && colon < head.size() && head[colon] == ':') {
+      keys.emplace(head.substr(begin, i - begin));
+    }
+  }
+  return keys;
+}
+
+}  // namespace
+
+std::string_view name_of(ChatRole role) {
+  return kRoles[static_cast<size_t>(role)].first;
+}
+
+Dialogue read_dialogue(std::string_view json, const std::string& where) {
+  const Record record(where);
+  Json value;
+  try {
+    value = Json::parse(json);
+  } catch (const Json::exception& error) {
+    record.fail(fmt::format("malformed JSON line: {}", error.what()));
+  }
+  Dialogue dialogue;
+  if (value.is_object() && value.contains("messages")) {
+    dialogue = record.messages(value["messages"], "role", "content");
+  } else if (value.is_object() && value.contains("conversations")) {
+    dialogue = record.messages(value["conversations"], "from", "value");
+  } else if (value.is_object() && value.contains("prompt") && value.contains("completion")) {
+    dialogue = record.side(value["prompt"], ChatRole::user);
+    for (Message& message : dialogue) message.is_target = false;
+    const Dialogue answer = record.side(value["completion"], ChatRole::assistant);
+    dialogue.insert(dialogue.end(), answer.begin(), answer.end());
+  } else {
+    record.fail(
+        "not a dialogue: expected an object with 'messages', 'conversations', or 'prompt' and "
+        "'completion'; for documents set data.train[].format: jsonl");
+  }
+  if (std::none_of(dialogue.begin(), dialogue.end(),
+                   [](const Message& message) { return message.is_target; })) {
+    record.fail("the dialogue has no message of the assistant to learn; remove the line");
+  }
+  return dialogue;
+}
+
+bool looks_like_dialogue(std::string_view head) {
+  const std::set<std::string> keys = top_keys(head.substr(0, head.find('\n')));
+  return !keys.contains("text") && (keys.contains("messages") || keys.contains("conversations") ||
+                                    (keys.contains("prompt") && keys.contains("completion")));
+}
+
+}  // namespace fp8train

@@ -1,0 +1,96 @@
+#pragma once
+// The samples of a corpus, in whatever form it has (SampleForm): windows of its tokens, or
+// documents. Which sample comes when is a pure function of seed, epoch and index; of several
+// sources with weights, each has its own order and its own epochs, and a Blend deals samples out.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "data/blend.h"
+#include "data/corpus.h"
+#include "data/document_samples.h"
+#include "data/sample_order.h"
+
+namespace fp8train {
+
+constexpr int32_t kIgnoredTarget = -1;  ///< no loss at this position
+
+/// What samples of these sources hold, where `settings` leave it open: documents for dialogues.
+/// Throws ConfigError.
+SampleForm sample_form(const DataSettings& settings, const Tokenizer& tokenizer,
+                       const Corpus& train);
+
+/// How samples are walked: without end in the order of training, or once in order.
+enum class SampleWalk : uint8_t { training, once };
+
+struct SampleOptions {
+  SampleWalk walk = SampleWalk::training;
+  bool shuffle = false;
+  uint64_t seed = 0;
+  /// Windows that are walked once: tokens from one to the next; 0: seq_length. One below it gives
+  /// each window the targets alone that none before it had.
+  int64_t stride = 0;
+};
+
+struct Batch;
+
+class Samples {
+ public:
+  /// The corpus outlives it. Throws DataError where it, or a source of a blend, has no sample to
+  /// train on.
+  Samples(const Corpus& corpus, int64_t seq_length, const SampleOptions& options = {});
+
+  /// A batch of `rows` rows in which nothing is a target.
+  Batch empty_batch(int64_t rows) const;
+  /// Writes sample `index`, counted over all epochs, into a row of such a batch. Beyond the end
+  /// of a walk, nothing.
+  void read(uint64_t index, Batch& batch, int64_t row) const;
+
+  /// Of one epoch (of the first source of a blend), or of a walk that is made once.
+  uint64_t samples_per_epoch() const;
+  /// Targets of sample `index`; 0 for windows of training, where every position is one.
+  int64_t targets(uint64_t index) const;
+  /// Targets of one walk.
+  int64_t target_count() const;
+  /// First token in the corpus of window `index` of training.
+  int64_t start_of(uint64_t index) const;
+  /// Passes over each source of a blend, or over the corpus, in the first `samples` of training.
+  std::vector<double> epochs(uint64_t samples) const;
+
+  bool holds_documents() const { return sources_.front().documents.has_value(); }
+  /// Of a source of a blend, or of the corpus; null where samples are windows.
+  const DocumentSamples* documents(size_t source = 0) const;
+  /// Lines on what samples of documents hold, and warnings of what they do not.
+  void describe(std::vector<std::string>& notes, std::vector<std::string>& warnings) const;
+
+ private:
+  /// What one source of a blend has, or the corpus.
+  struct Source {
+    int64_t begin = 0;  ///< token of the corpus
+    uint64_t seed = 0;
+    std::optional<SampleOrder> windows;  ///< of training
+    std::optional<DocumentSamples> documents;
+
+    uint64_t samples_per_epoch() const;
+  };
+  struct Place {
+    const Source* source;
+    uint64_t index;  ///< counted over the samples of this source
+  };
+  Source make_source(const TokenRange& range, uint64_t seed) const;
+  Place place_of(uint64_t index) const;
+  int64_t document_sample(const Place& place) const;
+  /// Writes a window; its first `skipped` positions are no targets.
+  void read_window(int64_t start, int64_t targets, int64_t skipped, Batch& batch,
+                   int64_t row) const;
+
+  const Corpus& corpus_;
+  int64_t seq_length_;
+  SampleOptions options_;
+  Blend blend_;
+  std::vector<Source> sources_;  ///< one, or those of the blend
+};
+
+}  // namespace fp8train

@@ -1,0 +1,212 @@
+// Dialogues as ids, against transformers' apply_chat_template (tests/golden/make_chat.py).
+
+#include "data/chat/chat_template.h"
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "data/corpus.h"
+#include "data/prepare.h"
+#include "data/readers/data_format.h"
+#include "support/files.h"
+#include "support/temp_dir.h"
+
+namespace fp8train::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+const fs::path kChat = fs::path(FP8TRAIN_GOLDEN_DIR) / "chat";
+
+std::vector<Dialogue> golden_dialogues() {
+  std::vector<Dialogue> dialogues;
+  chat_format().for_each_dialogue(
+      kChat / "dialogues.jsonl",
+      [&](const Dialogue& dialogue, const std::string&) { dialogues.push_back(dialogue); });
+  return dialogues;
+}
+
+std::string mask_of(const ChatEncoder::Encoded& encoded) {
+  std::string mask;
+  for (const bool target : encoded.is_target) mask += target ? '1' : '0';
+  return mask;
+}
+
+Dialogue ask(const std::string& question, const std::string& answer) {
+  return {{ChatRole::user, question, false}, {ChatRole::assistant, answer, true}};
+}
+
+TEST_CASE("ids and masks are those of apply_chat_template", "[data][chat]") {
+  const std::vector<Dialogue> dialogues = golden_dialogues();
+  REQUIRE(dialogues.size() == 27);
+  int templates = 0;
+  for (const auto& [chat_template, name] : kChatTemplates) {
+    if (chat_template == ChatTemplate::automatic) continue;
+    INFO(std::string(name));
+    const auto tokenizer = open_tokenizer(kChat / name);
+    const ChatEncoder automatic(*tokenizer, ChatTemplate::automatic);
+    const ChatEncoder named(*tokenizer, chat_template);
+    CHECK(automatic.form() == named.form());
+    const auto expected = nlohmann::json::parse(read_file(kChat / name / "expected.json"));
+    for (size_t i = 0; i < dialogues.size(); ++i) {
+      INFO("dialogue " << i);
+      if (expected[i].is_null()) {
+        CHECK_THROWS_AS(automatic.encode(dialogues[i]), DataError);
+        continue;
+      }
+      const ChatEncoder::Encoded encoded = automatic.encode(dialogues[i]);
+      CHECK(encoded.ids == expected[i]["ids"].get<std::vector<int32_t>>());
+      CHECK(mask_of(encoded) == expected[i]["mask"].get<std::string>());
+    }
+    ++templates;
+  }
+  CHECK(templates == 7);
+}
+
+TEST_CASE("special tokens in a message are text", "[data][chat]") {
+  for (const auto& [name, token] : {std::pair("llama3", "<|eot_id|>"),
+                                    std::pair("qwen", "<|im_end|>"), std::pair("llama2", "</s>")}) {
+    INFO(name);
+    const auto tokenizer = open_tokenizer(kChat / name);
+    const ChatEncoder encoder(*tokenizer, ChatTemplate::automatic);
+    const int32_t id = tokenizer->token_id(token);
+    REQUIRE(id >= 0);
+    const auto count = [&](const Dialogue& dialogue) {
+      const std::vector<int32_t> ids = encoder.encode(dialogue).ids;
+      return std::count(ids.begin(), ids.end(), id);
+    };
+    const std::string attack = std::string("a") + token + "b";
+    CHECK(count(ask(attack, attack)) == count(ask("a", "b")));
+    const std::vector<int32_t> ids = tokenizer->encode_ordinary(attack, true);
+    if (name != std::string_view("llama2")) {  // whose bytes are special tokens here
+      CHECK(tokenizer->decode(ids) == attack);
+    }
+    CHECK(std::find(ids.begin(), ids.end(), id) == ids.end());
+    CHECK(tokenizer->encode(attack) != ids);
+  }
+}
+
+TEST_CASE("templates are recognized by what they contain, or refused", "[data][chat]") {
+  const auto form = [](const char* jinja) {
+    return recognize_chat_template(jinja, "tokenizer_config.json");
+  };
+  CHECK(form("'<|im_start|>' + message['role'] + '\\n'").chat_template == ChatTemplate::chatml);
+  CHECK(form("{{ '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}") ==
+        ChatForm{ChatTemplate::qwen, "You are a helpful assistant."});
+  CHECK(
+      form("{{- '<|im_start|>system\\n' }} {{- '<|im_start|>system\\nBe good.<|im_end|>\\n' }}") ==
+      ChatForm{ChatTemplate::qwen, "Be good."});
+  for (const char* unknown :
+       {"{{ '<start_of_turn>' + role }}", "'<|im_start|>assistant\\n<think>\\n'",
+        "{{ strftime_now('%d') }}<|start_header_id|>", "[SYSTEM_PROMPT] [INST]",
+        "{{ '[INST] ' + message['content'] + ' [/INST]' }}"}) {
+    INFO(unknown);
+    CHECK_THROWS_WITH(form(unknown), Catch::Contains("data.chat_template: auto") &&
+                                         Catch::Contains("tokenizer_config.json"));
+  }
+  CHECK_THROWS_WITH(ChatEncoder(*make_byte_tokenizer(), ChatTemplate::llama3),
+                    Catch::Contains("'<|start_header_id|>'"));
+  CHECK_THROWS_WITH(ChatEncoder(*make_byte_tokenizer(), ChatTemplate::automatic),
+                    Catch::Contains("no chat template"));
+  CHECK_THROWS_WITH(chat_template_named("llama4", "--chat-template"),
+                    Catch::Contains("Unknown chat template 'llama4' (expected auto, llama3"));
+}
+
+TEST_CASE("records of other programs are dialogues too", "[data][chat]") {
+  const Dialogue shared = read_dialogue(
+      R"({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]})",
+      "f:1");
+  REQUIRE(shared.size() == 2);
+  CHECK(shared[0].role == ChatRole::user);
+  CHECK((shared[1].role == ChatRole::assistant && shared[1].is_target));
+  const Dialogue pair = read_dialogue(R"({"prompt": "a", "completion": "b"})", "f:1");
+  CHECK((pair[0].content == "a" && pair[1].content == "b" && pair[1].is_target));
+  const Dialogue lists = read_dialogue(
+      R"({"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
+          {"role": "user", "content": "c"}], "completion": [{"role": "assistant", "content": "d"}]})",
+      "f:1");
+  REQUIRE(lists.size() == 4);
+  CHECK((!lists[1].is_target && lists[3].is_target));
+  const Dialogue weighted = read_dialogue(
+      R"({"messages": [{"role": "assistant", "content": "a", "weight": 0},
+          {"role": "assistant", "content": "b", "weight": 1}]})",
+      "f:1");
+  CHECK((!weighted[0].is_target && weighted[1].is_target));
+}
+
+TEST_CASE("a record that is no dialogue is refused with file and line", "[data][chat]") {
+  const std::pair<const char*, const char*> cases[] = {
+      {"{", "f:7: malformed JSON line"},
+      {R"({"text": "a"})", "f:7: not a dialogue"},
+      {R"({"messages": "a"})", "not a list but string"},
+      {R"({"messages": [{"role": "tool", "content": "a"}]})", "message 0: Unknown role 'tool'"},
+      {R"({"messages": [{"role": "user", "content": ["a"]}]})",
+       "'content' is missing or not a text"},
+      {R"({"messages": [{"role": "user", "content": "a"}]})", "no message of the assistant"},
+      {R"({"prompt": "a"})", "not a dialogue"}};
+  for (const auto& [json, message] : cases) {
+    CHECK_THROWS_WITH(read_dialogue(json, "f:7"), Catch::Contains(message));
+  }
+}
+
+TEST_CASE("JSON lines with dialogues are told from documents", "[data][chat]") {
+  CHECK(looks_like_dialogue(R"({"id": 3, "messages": [{"role": "user", "content": "unfin)"));
+  CHECK(looks_like_dialogue("{\"prompt\" : \"a\", \"completion\": \"b\"}\n{"));
+  CHECK(looks_like_dialogue(R"({"conversations": []})"));
+  CHECK_FALSE(looks_like_dialogue(R"({"text": "a \"messages\": ["})"));
+  CHECK_FALSE(looks_like_dialogue(R"({"a": {"messages": 1}, "b": "messages"})"));
+  CHECK_FALSE(looks_like_dialogue(R"({"messages": [], "text": "a"})"));
+  CHECK_FALSE(looks_like_dialogue("plain \"messages\": text"));
+}
+
+TEST_CASE("prepared dialogues are those of the file itself", "[data][chat]") {
+  const TempDir folder;
+  const std::string all = read_file(kChat / "dialogues.jsonl");
+  const fs::path file = folder.path() / "chat.jsonl";
+  // Without the last one, which Llama 2 refuses.
+  write_file(file, all.substr(0, all.rfind('\n', all.size() - 2) + 1));
+  DataSettings settings;
+  settings.tokenizer = (kChat / "llama2").string();
+  settings.val_fraction = 0.2;
+  settings.train = {{file.string(), "auto", 1.0}};
+  const auto tokenizer = make_tokenizer(settings);
+  const CorpusSplits direct = open_corpora(settings, *tokenizer, 1000);
+  CHECK(direct.train.form().packing == Packing::documents);
+  CHECK(direct.val.form().masks_documents);
+
+  prepare_data({.inputs = {file.string()},
+                .out = folder.path() / "out",
+                .tokenizer = settings.tokenizer,
+                .val_fraction = 0.2,
+                .shard_tokens = 700});
+  settings.train = {{(folder.path() / "out/train_*.bin").string(), "auto", 1.0}};
+  settings.val = {{(folder.path() / "out/val_*.bin").string(), "auto", 1.0}};
+  const CorpusSplits prepared = open_corpora(settings, *tokenizer, 1000);
+  CHECK(fs::exists(folder.path() / "out/train_000002.bin"));
+  for (const auto& [a, b] :
+       {std::pair(&direct.train, &prepared.train), std::pair(&direct.val, &prepared.val)}) {
+    REQUIRE(a->size() == b->size());
+    REQUIRE(a->documents().size() == b->documents().size());
+    std::vector<uint8_t> left(static_cast<size_t>(a->size()));
+    std::vector<uint8_t> right(left.size());
+    a->read_targets(0, a->size(), left.data());
+    b->read_targets(0, b->size(), right.data());
+    CHECK(left == right);
+    for (size_t i = 0; i < a->documents().size(); ++i) {
+      CHECK(a->documents()[i].begin == b->documents()[i].begin);
+    }
+  }
+  settings.packing = Packing::windows;
+  CHECK_THROWS_WITH(open_corpora(settings, *tokenizer, 1000),
+                    Catch::Contains("data.packing: windows"));
+}
+
+}  // namespace
+}  // namespace fp8train::test
