@@ -112,6 +112,38 @@ TEST_CASE("each source of a blend is shuffled and repeated on its own") {
   CHECK(Samples(corpus, kLength, shuffled(12)).start_of(0) != order.start_of(0));
 }
 
+TEST_CASE("documents of each source of a blend are packed on their own") {
+  // Documents of 5 and 3 tokens; of the sequences of 8 positions each holds two or four.
+  Corpus corpus;
+  for (const auto& [length, weight] : {std::pair<int, double>{5, 3}, {3, 1}}) {
+    constexpr int kDocuments = 40;
+    const int64_t begin = corpus.size();
+    DocumentTable table;
+    for (int i = 1; i <= kDocuments; ++i) table.ends.push_back(int64_t{i} * length);
+    const std::vector<int32_t> tokens(static_cast<size_t>(kDocuments * length), length);
+    const auto size = static_cast<int64_t>(tokens.size());
+    corpus.append(memory_store(tokens, table), 0, size);
+    corpus.add_source({"source", weight, begin, size});
+  }
+  corpus.set_form({.packing = Packing::documents, .masks_documents = true});
+  Loader loader(corpus, {.micro_batch_size = 4, .seq_length = 8, .seed = 3, .prefetch = 0});
+  std::map<int32_t, int> sequences;
+  for (int i = 0; i < 30; ++i) {
+    const Batch batch = loader.next();
+    int64_t targets = 0;
+    for (size_t row = 0; row < 4; ++row) {
+      const auto begin = batch.tokens.begin() + static_cast<std::ptrdiff_t>(row * 8);
+      ++sequences[*begin];
+      CHECK(std::set<int32_t>(begin, begin + 8) == std::set<int32_t>{*begin});
+    }
+    for (const int32_t target : batch.targets) targets += target == kIgnoredTarget ? 0 : 1;
+    CHECK(batch.step_targets == targets);
+  }
+  CHECK(sequences[5] == 90);
+  CHECK(sequences[3] == 30);
+  CHECK(loader.samples().epochs(120) == std::vector<double>{90 / 20.0, 30 / 10.0});
+}
+
 TEST_CASE("any number of ranks and any begin give a blend the same samples") {
   const Corpus corpus = corpus_of({{500, 0.5}, {300, 0.25}, {200, 0.25}});
   const auto samples = [&](int ranks, int64_t rows, uint64_t begin) {
