@@ -19,8 +19,9 @@ enum class ScalePair : uint8_t {
   block_1x128_128x128,
   block_128x128_1x128,
   block_1x32,
+  block_1x16,  ///< of e2m1; 16x16 on either side is the same to a library
 };
-constexpr size_t kScalePairs = 6;
+constexpr size_t kScalePairs = 7;
 
 /// "1x128 x 128x128" and the like.
 const char* name_of(ScalePair pair);
@@ -33,7 +34,7 @@ constexpr bool has_fast_accumulation(ScalePair pair) {
 
 struct Fp8Product {
   ScalePair scales = ScalePair::tensor;
-  DType a = DType::e4m3, b = DType::e4m3;  ///< e4m3 or e5m2
+  DType a = DType::e4m3, b = DType::e4m3;  ///< e4m3 or e5m2; e2m1 with block_1x16
   DType c = DType::bf16;                   ///< fp32, bf16 or fp16
   bool fast_accumulate = false;            ///< has no effect without has_fast_accumulation()
 };

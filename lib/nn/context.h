@@ -73,6 +73,8 @@ struct StepContext {
   /// The first micro-batch of a step: gradients with Parameter::overwritten hold anything and are
   /// overwritten. All others are added to.
   bool overwrites_gradients = false;
+  uint64_t seed = 0;               ///< of casts that round stochastically,
+  const uint64_t* pass = nullptr;  ///< and which pass it is: ops::CastRandom
   GradientListener* listener = nullptr;
   ParameterGatherer* gatherer = nullptr;  ///< null: all values are where layers read them
   ActivationWatch* watch = nullptr;
