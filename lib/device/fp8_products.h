@@ -54,12 +54,14 @@ class Fp8Products {
   constexpr void set(const Fp8Product& product, Fp8Support support) {
     all_[index_of(product)] = support;
   }
-  /// Every product with these scales that there is: tensor cores do not multiply E5M2 by E5M2.
+  /// Every product with these scales that there is: tensor cores do not multiply E5M2 by E5M2, and
+  /// 1x16 is of E2M1 alone.
   constexpr void set(ScalePair pair, Fp8Support support) {
     for (size_t i = 0; i < kPerPair; ++i) {
       const bool two_e5m2 = i >= kPerPair / 4 * 3;
       const bool fast = i % 2 != 0;
-      const bool exists = !two_e5m2 && (!fast || has_fast_accumulation(pair));
+      const bool of_type = pair == ScalePair::block_1x16 ? i < kPerPair / 4 : !two_e5m2;
+      const bool exists = of_type && (!fast || has_fast_accumulation(pair));
       all_[static_cast<size_t>(pair) * kPerPair + i] = exists ? support : Fp8Support::none;
     }
   }

@@ -99,12 +99,12 @@ struct FindTensorScales {
 
 struct TwoLevelCast {
   TwoLevelSide side;
-  uint8_t* codes;
-  BlockScales scales;
-  const float* tensor_scale;
-  bool squares, stochastic;
-  CastRandom random;
-  QuantizeStatistics* statistics;  ///< may be null
+  uint8_t* codes = nullptr;
+  BlockScales scales = {};
+  const float* tensor_scale = nullptr;
+  bool squares = false, stochastic = false;
+  CastRandom random = {};
+  QuantizeStatistics* statistics = nullptr;  ///< may be null
 };
 
 __global__ void __launch_bounds__(kTileThreads) two_level_kernel(TwoLevelCast cast) {

@@ -46,7 +46,7 @@ FP8TRAIN_HD void load_panel(const Side<X>& side, int64_t panel, int64_t block, f
   if (side.hadamard && depth == kBlock) {
     random_hadamard(values, kPanel, kPanel);
     for (int64_t i = 0; i < kBlock * kPanel; ++i) {
-      X rounded;
+      X rounded = {};
       store_from_float(&rounded, values[i]);
       values[i] = load_as_float(&rounded);
     }
@@ -88,12 +88,12 @@ FP8TRAIN_HD float amax_of_side(const Side<X>& side) {
 
 /// What a cast writes, and how it rounds.
 struct Target {
-  uint8_t* codes;
-  BlockScales scales;
-  float tensor_scale;
-  bool squares, stochastic;
-  CastRandom random;
-  uint64_t saturated, underflow;
+  uint8_t* codes = nullptr;
+  BlockScales scales = {};
+  float tensor_scale = 1.0F;
+  bool squares = false, stochastic = false, counts = false;
+  CastRandom random = {};
+  uint64_t saturated = 0, underflow = 0;
 };
 
 /// Finds and stores the scales of a panel's blocks.
@@ -127,17 +127,43 @@ FP8TRAIN_HD void encode_panel(const float* values, const float* factors, uint8_t
 /// `first`: the quad of four elements that the block of line 0 begins with, of `quads` in a line.
 FP8TRAIN_HD void encode_panel_stochastic(const float* values, const float* factors,
                                          const CastRandom& random, uint64_t first, int64_t quads,
-                                         int64_t lines, uint8_t* codes) {
-  for (int64_t line = 0; line < lines; ++line) {
-    for (int64_t quad = 0; quad < kBlock / 4; ++quad) {
-      const PhiloxBlock bits = stochastic_block(random.seed, *random.pass, random.tensor,
+                                         uint8_t* codes) {
+  const uint64_t pass = *random.pass;
+  for (int64_t quad = 0; quad < kBlock / 4; ++quad) {
+    uint32_t words[4][kPanel];
+    for (int64_t line = 0; line < kPanel; ++line) {
+      const PhiloxBlock bits = stochastic_block(random.seed, pass, random.tensor,
                                                 first + static_cast<uint64_t>(line * quads + quad));
       for (int64_t i = 0; i < 4; ++i) {
-        const int64_t at = (quad * 4 + i) * kPanel + line;
-        codes[at] = encode_stochastic<e2m1>(values[at] * factors[line], bits.word[i]).bits;
+        words[i][line] = bits.word[i];
+      }
+    }
+    for (int64_t i = 0; i < 4; ++i) {
+      const int64_t row = (quad * 4 + i) * kPanel;
+      for (int64_t line = 0; line < kPanel; ++line) {
+        const float scaled = values[row + line] * factors[line];
+        codes[row + line] = encode_stochastic<e2m1>(scaled, words[i][line]).bits;
       }
     }
   }
+}
+
+FP8TRAIN_HD void count_panel(const float* values, const float* factors, const uint8_t* codes,
+                             int64_t lines, int64_t depth, uint64_t& saturated,
+                             uint64_t& underflow) {
+  constexpr float kMax = saturation_threshold(DType::e2m1);
+  uint32_t beyond = 0;
+  uint32_t vanished = 0;
+  for (int64_t k = 0; k < depth; ++k) {
+    for (int64_t line = 0; line < lines; ++line) {
+      const float value = values[k * kPanel + line];
+      const float scaled = value * factors[line];
+      beyond += scaled > kMax || scaled < -kMax ? 1U : 0U;
+      vanished += value != 0.0F && (codes[k * kPanel + line] & 0x7U) == 0 ? 1U : 0U;
+    }
+  }
+  saturated += beyond;
+  underflow += vanished;
 }
 
 template <typename X>
@@ -160,7 +186,7 @@ FP8TRAIN_HD void cast_side(const Side<X>& side, Target& target) {
       if (target.stochastic) {
         const int64_t quads = side.blocks() * (kBlock / 4);
         const auto first = static_cast<uint64_t>(first_line * quads + block * (kBlock / 4));
-        encode_panel_stochastic(values, factors, target.random, first, quads, lines, codes);
+        encode_panel_stochastic(values, factors, target.random, first, quads, codes);
       } else {
         encode_panel(values, factors, codes);
       }
@@ -170,13 +196,9 @@ FP8TRAIN_HD void cast_side(const Side<X>& side, Target& target) {
           const uint8_t high = k + 1 < depth ? codes[(k + 1) * kPanel + line] : uint8_t{0};
           to[k / 2] = static_cast<uint8_t>(codes[k * kPanel + line] | high << 4);
         }
-        for (int64_t k = 0; k < depth; ++k) {
-          const float value = values[k * kPanel + line];
-          const float scaled = value * factors[line];
-          constexpr float kMax = saturation_threshold(DType::e2m1);
-          saturated += scaled > kMax || scaled < -kMax ? 1U : 0U;
-          underflow += value != 0.0F && (codes[k * kPanel + line] & 0x7U) == 0 ? 1U : 0U;
-        }
+      }
+      if (target.counts) {
+        count_panel(values, factors, codes, lines, depth, saturated, underflow);
       }
     }
   }
@@ -213,11 +235,10 @@ FP8TRAIN_HD void cast_as(Stream stream, ConstView x, const QuantizedTensor& out,
                      .tensor_scale = *out.tensor_scale,
                      .squares = format.block == per::block_16x16,
                      .stochastic = format.rounding == Rounding::stochastic,
-                     .random = random,
-                     .saturated = 0,
-                     .underflow = 0};
+                     .counts = statistics != nullptr && !counted,
+                     .random = random};
     cast_side(part == &out.rowwise ? rowwise : columnwise, target);
-    if (statistics != nullptr && !counted) {
+    if (target.counts) {
       *statistics = {static_cast<uint64_t>(x.count()), target.saturated, target.underflow};
       counted = true;
     }

@@ -32,8 +32,9 @@ struct Nvfp4Cast {
     const Shape shape = columnwise ? Shape{columns, rows} : Shape{rows, columns};
     const int64_t count = ops::scale_grid(format.block, shape[0], shape[1], layout).count;
     const std::vector<float> zeros(static_cast<size_t>(count));
-    (columnwise ? out.columnwise : out.rowwise) = {side.space(DType::e2m1, shape),
-                                                   side.put(Array(DType::e4m3, {count}, zeros))};
+    Quantized& written = columnwise ? out.columnwise : out.rowwise;
+    written.codes = side.space(DType::e2m1, shape);
+    written.scale_inv = side.put(Array(DType::e4m3, {count}, zeros));
     out.tensor_scale = side.put_value(0.0F);
     out.tensor_scale_inv = side.put_value(0.0F);
     out.format = format;
