@@ -4,7 +4,7 @@ namespace fp8train {
 
 const char* name_of(ScalePair pair) {
   constexpr const char* kNames[kScalePairs] = {
-      "tensor", "row", "1x128 x 1x128", "1x128 x 128x128", "128x128 x 1x128", "1x32"};
+      "tensor", "row", "1x128 x 1x128", "1x128 x 128x128", "128x128 x 1x128", "1x32", "1x16"};
   return kNames[static_cast<size_t>(pair)];
 }
 

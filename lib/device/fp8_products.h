@@ -19,8 +19,9 @@ enum class ScalePair : uint8_t {
   block_1x128_128x128,
   block_128x128_1x128,
   block_1x32,
+  block_1x16,  ///< of e2m1; 16x16 on either side is the same to a library
 };
-constexpr size_t kScalePairs = 6;
+constexpr size_t kScalePairs = 7;
 
 /// "1x128 x 128x128" and the like.
 const char* name_of(ScalePair pair);
@@ -33,7 +34,7 @@ constexpr bool has_fast_accumulation(ScalePair pair) {
 
 struct Fp8Product {
   ScalePair scales = ScalePair::tensor;
-  DType a = DType::e4m3, b = DType::e4m3;  ///< e4m3 or e5m2
+  DType a = DType::e4m3, b = DType::e4m3;  ///< e4m3 or e5m2; e2m1 with block_1x16
   DType c = DType::bf16;                   ///< fp32, bf16 or fp16
   bool fast_accumulate = false;            ///< has no effect without has_fast_accumulation()
 };
@@ -53,12 +54,14 @@ class Fp8Products {
   constexpr void set(const Fp8Product& product, Fp8Support support) {
     all_[index_of(product)] = support;
   }
-  /// Every product with these scales that there is: tensor cores do not multiply E5M2 by E5M2.
+  /// Every product with these scales that there is: tensor cores do not multiply E5M2 by E5M2, and
+  /// 1x16 is of E2M1 alone.
   constexpr void set(ScalePair pair, Fp8Support support) {
     for (size_t i = 0; i < kPerPair; ++i) {
       const bool two_e5m2 = i >= kPerPair / 4 * 3;
       const bool fast = i % 2 != 0;
-      const bool exists = !two_e5m2 && (!fast || has_fast_accumulation(pair));
+      const bool of_type = pair == ScalePair::block_1x16 ? i < kPerPair / 4 : !two_e5m2;
+      const bool exists = of_type && (!fast || has_fast_accumulation(pair));
       all_[static_cast<size_t>(pair) * kPerPair + i] = exists ? support : Fp8Support::none;
     }
   }

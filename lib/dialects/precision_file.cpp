@@ -207,10 +207,13 @@ class PrecisionFile {
                  "what is stored of weights is the run's for all layers: remove it, and choose a "
                  "plan, or precision.weight, for the run");
       }
-    } else if (name.text == "fp4_quantization_recipe" || name.text == "custom_recipe_factory") {
-      complain(node, key,
-               name.text.starts_with("fp4") ? "there are no products in FP4 here: choose mxfp8"
-                                            : "no code is loaded from a file: name a recipe");
+    } else if (name.text == "fp4_quantization_recipe") {
+      recipe.plan = "te-nvfp4";
+      if (node.text != "nvfp4") {
+        complain(node, key, "expected nvfp4, got " + describe(node));
+      }
+    } else if (name.text == "custom_recipe_factory") {
+      complain(node, key, "no code is loaded from a file: name a recipe");
     } else {
       complain(name, key, "no field of a recipe");
     }

@@ -47,6 +47,8 @@ std::string_view name_of_scale(ScaleType type) {
       return "pow2";
     case ScaleType::e8m0:
       return "e8m0";
+    case ScaleType::e4m3:
+      return "e4m3";
   }
   return "?";
 }

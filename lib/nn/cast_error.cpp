@@ -32,8 +32,13 @@ void round_by_blocks(const StepContext& context, ConstView x, const ScalingSlot&
   const TensorFormat& format = slot.format;
   const int64_t scales =
       ops::scale_grid(format.block, x.shape.rows(), x.shape.back(), ScaleLayout::row_major).count;
-  const DType scale_type = format.scale_type == ScaleType::e8m0 ? DType::e8m0 : DType::f32;
+  const DType scale_type = dtype_of(format.scale_type);
   QuantizedTensor codes = {.rowwise = {}, .columnwise = {}, .format = format};
+  codes.format.rounding = Rounding::nearest_even;
+  if (format.is_two_level()) {
+    codes.tensor_scale = allocate(*context.scratch, DType::f32, {1}).as<float>();
+    codes.tensor_scale_inv = allocate(*context.scratch, DType::f32, {1}).as<float>();
+  }
   codes.rowwise.codes = allocate(*context.scratch, format.dtype, x.shape);
   codes.rowwise.scale_inv = allocate(*context.scratch, scale_type, {scales});
   if (format.block == per::row) {

@@ -11,7 +11,9 @@ namespace fp8train {
 /// slot's scale (or with a scale for each of its blocks along the rows of x) takes from it. The
 /// cast is made once more, in scratch and a few million elements at a time, whoever has made the
 /// one that is used and in which orientation: nearest-even casts of the same values with the same
-/// scale have the same codes. Sums are in fp64 in a fixed order.
+/// scale have the same codes. Of a stochastic format the sample is rounded to nearest, and a scale
+/// of the tensor above those of blocks is that of the part that is cast at once. Sums are in fp64
+/// in a fixed order.
 void sample_cast(const StepContext& context, ConstView x, const ScalingSlot& slot);
 
 /// The same where the codes lie only along the columns of x, in blocks that differ from those

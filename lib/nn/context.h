@@ -78,6 +78,8 @@ struct StepContext {
   ConstView document_starts;
   /// Device scalar: 1 / targets of the step, where not every position is one; else null.
   const float* target_share = nullptr;
+  uint64_t seed = 0;               ///< of casts that round stochastically,
+  const uint64_t* pass = nullptr;  ///< and which pass it is: ops::CastRandom
   GradientListener* listener = nullptr;
   ParameterGatherer* gatherer = nullptr;  ///< null: all values are where layers read them
   ActivationWatch* watch = nullptr;

@@ -11,6 +11,9 @@
 namespace fp8train {
 namespace {
 
+/// Streams of random bits of slots come after those of parameters (RoundingStream).
+constexpr uint64_t kRandomOfSlots = uint64_t{1} << 32;
+
 /// The operands of one GEMM: both plain, or formats that have a product; along columns one of them
 /// may be plain, along rows this one.
 void check_pair(const TensorFormat& a, const TensorFormat& b, bool along_columns) {
@@ -22,15 +25,11 @@ void check_pair(const TensorFormat& a, const TensorFormat& b, bool along_columns
         "the formats of a GEMM's operands do not go together");
 }
 
-DType scale_dtype(const TensorFormat& format) {
-  return format.scale_type == ScaleType::e8m0 ? DType::e8m0 : DType::f32;
-}
-
 Quantized place_blockwise(const LinearOperands::Memory& memory, const TensorFormat& format,
                           ScaleLayout layout, const Shape& shape) {
   const int64_t scales = ops::scale_grid(format.block, shape.rows(), shape.back(), layout).count;
   return {.codes = memory(format.dtype, {shape.rows(), shape.back()}),
-          .scale_inv = memory(scale_dtype(format), {scales})};
+          .scale_inv = memory(dtype_of(format.scale_type), {scales})};
 }
 
 /// Zeros where no scale is written.
@@ -72,7 +71,9 @@ LinearOperands::LinearOperands(ScalingState& scaling, const std::string& layer,
     rows_ = scaling.add(layer, along_rows.name, along_rows.format, along_rows.of_pass);
   }
   if (along_columns.format.is_scaled()) {
-    const bool same = rows_ != nullptr && along_rows.format == along_columns.format;
+    // Transformed values are others in each orientation, and so is the amax of the tensor.
+    const bool same = rows_ != nullptr && along_rows.format == along_columns.format &&
+                      !along_rows.format.hadamard;
     columns_ =
         same ? rows_
              : scaling.add(layer, along_columns.name, along_columns.format, along_columns.of_pass);
@@ -119,6 +120,10 @@ LinearOperands::Cast LinearOperands::place(const DeviceTraits& traits, const Sca
   codes.format = format;
   if (blockwise(format)) {
     codes.layout = block_layout(traits);
+    if (format.is_two_level()) {
+      codes.tensor_scale = slot->scale;
+      codes.tensor_scale_inv = slot->scale_inv;
+    }
     if (here.along_rows || with_plain_) {
       const bool stored = with_plain_ && here.along_columns;
       codes.rowwise = place_blockwise(stored ? destinations.along_columns : destinations.along_rows,
@@ -159,7 +164,9 @@ void LinearOperands::fill(const StepContext& context, ConstView x, const Cast& c
     prepare_blockwise(context, out.format, out.layout, out.rowwise);
     prepare_blockwise(context, out.format, out.layout, out.columnwise);
     // The amax is for ScalingState::update, which learns of infinities from it.
-    ops::quantize(context.stream, x, out, context.training ? slot.amax : nullptr, statistics);
+    ops::quantize(
+        context.stream, x, out, context.training ? slot.amax : nullptr, statistics,
+        {.seed = context.seed, .pass = context.pass, .tensor = kRandomOfSlots + slot.index});
     return;
   }
   if (!scales_now(context, slot.format)) {
@@ -201,7 +208,7 @@ void LinearOperands::sample(const StepContext& context, ConstView x, const Cast&
   }
   const TensorFormat& format = cast.slot->format;
   const bool only_along_columns =
-      blockwise(format) && cast.codes.rowwise.codes.empty() && format.block != per::block_128x128;
+      blockwise(format) && cast.codes.rowwise.codes.empty() && format.block.rows <= 1;
   (only_along_columns ? sample_amax : sample_cast)(context, x, *cast.slot);
 }
 

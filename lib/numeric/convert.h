@@ -4,7 +4,8 @@
 // the default rounding mode and no flush-to-zero.
 //
 // NaN loses sign and payload and becomes the canonical NaN of CUDA's conversions, so that a kernel
-// that uses the cvt instruction writes the same code: fp16 and bf16 0x7FFF, e4m3 and e5m2 0x7F.
+// that uses the cvt instruction writes the same code: fp16 and bf16 0x7FFF, e4m3 and e5m2 0x7F, and
+// e2m1, which has no NaN, its maximum 0x7.
 // Negative zero stays, and so does the sign of a value that underflows.
 
 #include <cstdint>
@@ -35,6 +36,12 @@ struct FormatLayout<e5m2> {
   using Code = uint8_t;
   static constexpr uint32_t kMantissaBits = 2, kBias = 15, kSignShift = 24;
   static constexpr uint32_t kMaxCode = 0x7B, kOverflowCode = 0x7C, kNanCode = 0x7F;
+};
+template <>
+struct FormatLayout<e2m1> {
+  using Code = uint8_t;
+  static constexpr uint32_t kMantissaBits = 1, kBias = 1, kSignShift = 28;
+  static constexpr uint32_t kMaxCode = 0x7, kOverflowCode = 0x7, kNanCode = 0x7;
 };
 
 namespace detail {
@@ -93,9 +100,9 @@ FP8TRAIN_HD float decode_f16(uint32_t code) {
 
 }  // namespace detail
 
-/// The same number in bf16, which holds every value of both FP8 formats and of int8. All in 16-bit
-/// integers, so that a vector holds twice as many of them; a subnormal finds its leading one by
-/// comparison.
+/// The same number in bf16, which holds every value of the FP8 formats, of e2m1 and of int8. All in
+/// 16-bit integers, so that a vector holds twice as many of them; a subnormal finds its leading one
+/// by comparison.
 FP8TRAIN_HD bf16 widen(e4m3 value) {
   using detail::pick;
   const auto code = static_cast<uint16_t>(value.bits);
@@ -124,6 +131,15 @@ FP8TRAIN_HD bf16 widen(e5m2 value) {
   return bf16{static_cast<uint16_t>(pick(magnitude < 0x7C, finite, special) | sign)};
 }
 
+FP8TRAIN_HD bf16 widen(e2m1 value) {
+  using detail::pick;
+  const auto sign = static_cast<uint16_t>((value.bits & 0x8U) << 12);
+  const auto magnitude = static_cast<uint16_t>(value.bits & 0x7U);
+  const auto normal = static_cast<uint16_t>((magnitude << 6) + (126U << 7));
+  const auto subnormal = static_cast<uint16_t>(magnitude * (126U << 7));  // m * 2^-1
+  return bf16{static_cast<uint16_t>(pick(magnitude < 2, subnormal, normal) | sign)};
+}
+
 /// An int8 number has no more than the eight significant bits of bf16.
 FP8TRAIN_HD bf16 widen(int8_t value) {
   return bf16{static_cast<uint16_t>(bits_of(static_cast<float>(value)) >> 16)};
@@ -140,6 +156,9 @@ FP8TRAIN_HD float decode(e4m3 value) {
   return decode(widen(value));
 }
 FP8TRAIN_HD float decode(e5m2 value) {
+  return decode(widen(value));
+}
+FP8TRAIN_HD float decode(e2m1 value) {
   return decode(widen(value));
 }
 FP8TRAIN_HD float decode(int8_t value) {
@@ -159,9 +178,9 @@ FP8TRAIN_HD float decode_reciprocal(e8m0 value) {
   return float_of(exponent == 254U ? 0x00400000U : normal);
 }
 
-/// Nearest code, ties to even. f16, e4m3, e5m2: anything beyond the largest finite value, infinity
-/// included, becomes that value (satfinite of PTX cvt). bf16 has the range of fp32 and overflows to
-/// infinity. int8: -127..127, NaN becomes 0.
+/// Nearest code, ties to even. f16, e4m3, e5m2, e2m1: anything beyond the largest finite value,
+/// infinity included, becomes that value (satfinite of PTX cvt). bf16 has the range of fp32 and
+/// overflows to infinity. int8: -127..127, NaN becomes 0.
 template <typename T>
 FP8TRAIN_HD T encode(float value) {
   return detail::encode_limited<T>(value, FormatLayout<T>::kMaxCode);

@@ -8,10 +8,11 @@
 
 namespace fp8train {
 
-enum class DType : uint8_t { f32, bf16, f16, e4m3, e5m2, e8m0, i8, u8, u16, i32, i64, f64 };
+enum class DType : uint8_t { f32, bf16, f16, e4m3, e5m2, e2m1, e8m0, i8, u8, u16, i32, i64, f64 };
 
 constexpr float kMaxE4M3 = 448.0F;
 constexpr float kMaxE5M2 = 57344.0F;
+constexpr float kMaxE2M1 = 6.0F;
 constexpr float kMaxF16 = 65504.0F;
 
 /// What is known of an element type.
@@ -36,6 +37,7 @@ inline constexpr DTypeFacts kDTypes[] = {
     {DType::f16, "fp16", 16, kMaxF16, 0.0F, true},
     {DType::e4m3, "e4m3", 8, kMaxE4M3, 464.0F, false, true},
     {DType::e5m2, "e5m2", 8, kMaxE5M2, 61440.0F, true, true},
+    {DType::e2m1, "e2m1", 4, kMaxE2M1, 7.0F, false, true},
     {DType::e8m0, "e8m0", 8},
     {DType::i8, "int8", 8, 127.0F, 127.5F, false, true},
     {DType::u8, "uint8", 8},
@@ -49,16 +51,24 @@ constexpr const DTypeFacts& facts_of(DType type) {
   return kDTypes[static_cast<size_t>(type)];
 }
 
-/// Bytes of one element.
+/// Bytes of one element; not for types of less than a byte, which end the program here.
 constexpr size_t size_of(DType type) {
-  return static_cast<size_t>(facts_of(type).bits) / 8;
+  const auto bits = static_cast<size_t>(facts_of(type).bits);
+  return bits % 8 == 0 ? bits / 8 : (__builtin_trap(), 0);
+}
+
+/// Bytes of `rows` rows of `columns` elements; each row begins with a byte of its own. Of two codes
+/// of four bits in a byte the first is the lower one.
+constexpr size_t bytes_of_rows(DType type, int64_t rows, int64_t columns) {
+  return static_cast<size_t>(rows) *
+         ((static_cast<size_t>(columns) * static_cast<size_t>(facts_of(type).bits) + 7) / 8);
 }
 
 constexpr bool is_fp8(DType type) {
   return type == DType::e4m3 || type == DType::e5m2;
 }
 
-/// What a cast with scales writes: the FP8 formats and int8.
+/// What a cast with scales writes: the FP8 formats, e2m1 and int8.
 constexpr bool is_code_type(DType type) {
   return facts_of(type).is_code;
 }
@@ -74,13 +84,14 @@ constexpr float format_max(DType type) {
   return facts_of(type).max;
 }
 
-/// Of a saturating cast to FP8 or INT8.
+/// Of a saturating cast to codes.
 constexpr float saturation_threshold(DType type) {
   return facts_of(type).clips_above;
 }
 
 // Storage only: `bits` is the encoding. BF16: 1-8-7. FP16: IEEE 1-5-10. E4M3 (fn: no infinity, one
-// NaN per sign, maximum 448): 1-4-3, bias 7. E5M2: IEEE-like 1-5-2, bias 15, maximum 57344. E8M0:
+// NaN per sign, maximum 448): 1-4-3, bias 7. E5M2: IEEE-like 1-5-2, bias 15, maximum 57344. E2M1
+// (no infinity, no NaN, maximum 6): 1-2-1, bias 1, in the lower half of a byte here. E8M0:
 // 2^(bits-127), 0xFF is NaN.
 struct bf16 {
   uint16_t bits;
@@ -92,6 +103,9 @@ struct e4m3 {
   uint8_t bits;
 };
 struct e5m2 {
+  uint8_t bits;
+};
+struct e2m1 {
   uint8_t bits;
 };
 struct e8m0 {
@@ -124,6 +138,10 @@ constexpr DType dtype_of<e4m3>() {
 template <>
 constexpr DType dtype_of<e5m2>() {
   return DType::e5m2;
+}
+template <>
+constexpr DType dtype_of<e2m1>() {
+  return DType::e2m1;
 }
 template <>
 constexpr DType dtype_of<int8_t>() {

@@ -38,8 +38,8 @@ FP8TRAIN_HD uint32_t stochastic_bits(uint64_t seed, uint64_t step, uint64_t tens
 
 /// One of the two codes around `value` (the code itself where it is exact). `random_bits` is
 /// uniform over 32 bits. Unbiased exactly for normal results and for every fraction that is a
-/// multiple of 2^-32 of the smallest subnormal; what lies below that is dropped. f16, e4m3, e5m2
-/// saturate and treat NaN as encode does.
+/// multiple of 2^-32 of the smallest subnormal; what lies below that is dropped. f16, e4m3, e5m2,
+/// e2m1 saturate and treat NaN as encode does.
 template <typename T>
 FP8TRAIN_HD T encode_stochastic(float value, uint32_t random_bits) {
   using Layout = FormatLayout<T>;

@@ -71,4 +71,29 @@ FP8TRAIN_HD e8m0 e8m0_scale(float amax, float format_max) {
   return encode_e8m0_round_up(amax / format_max);
 }
 
+/// NVFP4: the scale of a tensor, above those of its blocks, so that the block with the largest
+/// magnitude gets the largest E4M3 scale: 448 * 6 / amax, at most the largest fp32 number; 1 where
+/// amax is 0 or infinite; NaN stays. Read back as amax / (448 * 6), which is not its reciprocal
+/// where it is limited. (TransformerEngine, common/cast/nvfp4/core_nvfp4.cuh
+/// compute_global_encode_scaling_factor_FP4; pytorch/custom_recipes/reference_nvfp4.py.)
+FP8TRAIN_HD float two_level_scale(float amax) {
+  const float quotient = kMaxE4M3 * kMaxE2M1 / amax;
+  const float limited = quotient > kMaxF32 ? kMaxF32 : quotient;
+  return amax == 0.0F || limited == 0.0F ? 1.0F : limited;
+}
+FP8TRAIN_HD float two_level_scale_inv(float amax) {
+  return amax / (kMaxE4M3 * kMaxE2M1);
+}
+/// What reads a block of such a tensor, under the tensor's scale: amax / 6 times that scale, in
+/// E4M3; a NaN amax gives NaN.
+FP8TRAIN_HD e4m3 two_level_block_scale(float amax, float tensor_scale) {
+  return encode<e4m3>(amax * (tensor_scale * (1.0F / kMaxE2M1)));
+}
+/// What values of a block are multiplied by: 1 / (scale / tensor_scale), at most the largest fp32
+/// number, which is that of a block of zeros.
+FP8TRAIN_HD float two_level_factor(e4m3 block_scale, float tensor_scale) {
+  const float quotient = 1.0F / (decode(block_scale) * (1.0F / tensor_scale));
+  return quotient > kMaxF32 ? kMaxF32 : quotient;
+}
+
 }  // namespace fp8train

@@ -27,7 +27,7 @@ inline __attribute__((always_inline)) void with_fp8_type(DType dtype, Body body)
   with_type<e4m3, e5m2>(dtype, body);
 }
 
-/// The types that a cast with scales writes.
+/// The types of a byte that a cast with scales writes.
 template <typename Body>
 inline __attribute__((always_inline)) void with_code_type(DType dtype, Body body) {
   with_type<e4m3, e5m2, int8_t>(dtype, body);

@@ -158,10 +158,11 @@ void apply_power_2_scale(const PlanRequest& request, PrecisionPlan& plan) {
   if (!request.power_2_scale) {
     return;
   }
-  const bool e8m0 = any_operand(
-      plan, [](const TensorFormat& format) { return format.scale_type == ScaleType::e8m0; });
+  const bool fixed = any_operand(plan, [](const TensorFormat& format) {
+    return format.scale_type == ScaleType::e8m0 || format.scale_type == ScaleType::e4m3;
+  });
   require(has_policy(plan, ScalePolicy::current), plan, "fp8.power_2_scale", "current scaling");
-  require(!e8m0, plan, "fp8.power_2_scale", "fp32 scales");
+  require(!fixed, plan, "fp8.power_2_scale", "fp32 scales");
   for_each_gemm_format(plan, [&](TensorFormat& format) {
     if (format.is_scaled()) {
       format.scale_type = *request.power_2_scale ? ScaleType::pow2 : ScaleType::f32;
@@ -220,7 +221,7 @@ class Followers {
 void set_fp8_format(Fp8Format format, PrecisionPlan& plan) {
   // E5M2 has a place in the gradients only.
   for (GemmPlan* gemm : {&plan.dgrad, &plan.wgrad}) {
-    if (format == Fp8Format::hybrid && gemm->a.is_scaled()) {
+    if (format == Fp8Format::hybrid && gemm->a.is_scaled() && is_fp8(gemm->a.dtype)) {
       gemm->a.dtype = DType::e5m2;
     }
   }

@@ -103,6 +103,24 @@ PrecisionPlan te_mxfp8() {
   return plan;
 }
 
+/// NVFP4BlockScaling of the same file (arXiv 2509.25149): E2M1, 16x16 blocks for w, a random
+/// Hadamard transform for wgrad, stochastic dy. The last blocks, in bf16 there, are a setting.
+PrecisionPlan te_nvfp4() {
+  PrecisionPlan plan = unscaled("te-nvfp4", DType::bf16);
+  TensorFormat x = blockwise(per::block_1x16, ScaleType::e4m3);
+  x.dtype = DType::e2m1;
+  TensorFormat w = x;
+  w.block = per::block_16x16;
+  TensorFormat dy = x;
+  dy.rounding = Rounding::stochastic;
+  plan.fprop = gemm_in(x, w, false);
+  plan.dgrad = gemm_in(dy, w, false);
+  x.hadamard = dy.hadamard = true;
+  plan.wgrad = gemm_in(dy, x, false);
+  plan.saved_activation = x;
+  return plan;
+}
+
 /// No amax is smaller than this when torchao makes a scale from it (EPS of
 /// torchao/float8/float8_utils.py). Its division in fp64, rounded to fp32 once, has the bits of
 /// an fp32 division.
@@ -217,32 +235,12 @@ PrecisionPlan with_msamp_o3_storage(PrecisionPlan plan) {
   return plan;
 }
 
-PrecisionPlan msamp_o1() {
-  return with_msamp_o1_storage(msamp_gemms("msamp-o1"));
-}
-PrecisionPlan msamp_o2() {
-  return with_msamp_o2_storage(msamp_gemms("msamp-o2"));
-}
-PrecisionPlan msamp_o3() {
-  return with_msamp_o3_storage(msamp_gemms("msamp-o3"));
-}
-
 /// TransformerEngine's GEMMs on MS-AMP's weights (use_te), which keep MS-AMP's current scale: the
 /// patched casts of msamp/te/extension.py leave TransformerEngine's slots of weights alone.
 PrecisionPlan msamp_te_gemms(const char* name) {
   PrecisionPlan plan = te_tensor(name, ScalePolicy::delayed);
   plan.fprop.b = plan.dgrad.b = stored_by_tensor(DType::e4m3);
   return plan;
-}
-
-PrecisionPlan msamp_o1_te() {
-  return with_msamp_o1_storage(msamp_te_gemms("msamp-o1-te"));
-}
-PrecisionPlan msamp_o2_te() {
-  return with_msamp_o2_storage(msamp_te_gemms("msamp-o2-te"));
-}
-PrecisionPlan msamp_o3_te() {
-  return with_msamp_o3_storage(msamp_te_gemms("msamp-o3-te"));
 }
 
 /// FP8-LM (arXiv 2310.18313, sections 2.2 and 2.3): MS-AMP O3 with the mu controller, whose bound
@@ -367,12 +365,19 @@ const std::vector<PlanEntry>& plan_entries() {
       {"te-current", "te", "current", false, te_current, kTransformerEngine},
       {"te-blockwise", "te", "blockwise", false, te_blockwise, kTransformerEngine},
       {"te-mxfp8", "te", "mxfp8", false, te_mxfp8, "TransformerEngine; OCP MX specification"},
-      {"msamp-o1", "msamp", "O1", false, msamp_o1, kMsamp},
-      {"msamp-o2", "msamp", "O2", false, msamp_o2, kMsamp},
-      {"msamp-o3", "msamp", "O3", false, msamp_o3, kMsamp},
-      {"msamp-o1-te", "msamp", "O1", true, msamp_o1_te, kMsampTe},
-      {"msamp-o2-te", "msamp", "O2", true, msamp_o2_te, kMsampTe},
-      {"msamp-o3-te", "msamp", "O3", true, msamp_o3_te, kMsampTe},
+      {"te-nvfp4", "te", "nvfp4", false, te_nvfp4, "TransformerEngine; NVFP4 (2509.25149)"},
+      {"msamp-o1", "msamp", "O1", false,
+       [] { return with_msamp_o1_storage(msamp_gemms("msamp-o1")); }, kMsamp},
+      {"msamp-o2", "msamp", "O2", false,
+       [] { return with_msamp_o2_storage(msamp_gemms("msamp-o2")); }, kMsamp},
+      {"msamp-o3", "msamp", "O3", false,
+       [] { return with_msamp_o3_storage(msamp_gemms("msamp-o3")); }, kMsamp},
+      {"msamp-o1-te", "msamp", "O1", true,
+       [] { return with_msamp_o1_storage(msamp_te_gemms("msamp-o1-te")); }, kMsampTe},
+      {"msamp-o2-te", "msamp", "O2", true,
+       [] { return with_msamp_o2_storage(msamp_te_gemms("msamp-o2-te")); }, kMsampTe},
+      {"msamp-o3-te", "msamp", "O3", true,
+       [] { return with_msamp_o3_storage(msamp_te_gemms("msamp-o3-te")); }, kMsampTe},
       {"torchao-tensorwise", "torchao", "tensorwise", false, torchao_tensorwise, kTorchao},
       {"torchao-rowwise", "torchao", "rowwise", false, torchao_rowwise, kTorchao},
       {"torchao-rowwise-gw-hp", "torchao", "rowwise_with_gw_hp", false, torchao_rowwise_gw_hp,

@@ -39,12 +39,21 @@ void check_operand(const char* role, const TensorFormat& format, DType activatio
       ops::block_pairs(),
       [&](const ops::BlockPair& pair) { return pair.a == block || pair.b == block; });
   if (!is_code_type(format.dtype) || !is_multiplied) {
-    refuse(role, format,
-           "is no operand of a GEMM: choose e4m3 or e5m2 with scales for the tensor, row, 1x128, "
-           "128x128 or 1x32, or int8 with scales for rows");
+    refuse(
+        role, format,
+        "is no operand of a GEMM: choose e4m3 or e5m2 with scales for the tensor, row, 1x128, "
+        "128x128 or 1x32, e2m1 with e4m3 scales for 1x16 or 16x16, or int8 with scales for rows");
   }
-  if (format.rounding != Rounding::nearest_even) {
-    refuse(role, format, "is no operand of a GEMM: they are rounded to nearest");
+  const bool by_16 = block == per::block_1x16 || block == per::block_16x16;
+  if ((format.scale_type == ScaleType::e4m3) != by_16 || (format.dtype == DType::e2m1) != by_16) {
+    refuse(role, format,
+           "is no operand of a GEMM: e2m1, e4m3 scales, and 1x16 or 16x16 go together");
+  }
+  if (format.hadamard && block != per::block_1x16) {
+    refuse(role, format, "is no operand of a GEMM: hadamard goes with 1x16");
+  }
+  if (format.rounding != Rounding::nearest_even && !by_16) {
+    refuse(role, format, "is no operand of a GEMM: they are rounded to nearest, but for e2m1");
   }
   const bool by_tensor = block == per::tensor;
   if (format.policy != ScalePolicy::current &&
@@ -80,7 +89,7 @@ void check_gemm(const OperandNames& names, const GemmPlan& gemm, DType activatio
     refuse(names.a, gemm.a,
            fmt::format("has no product with precision.{}: '{}'. Products: both without scales; "
                        "tensor or row with tensor or row; 1x128 with 1x128 or 128x128; 1x32 with "
-                       "1x32",
+                       "1x32; 1x16 with 1x16 or a 16x16 weight, both hadamard or neither",
                        names.b, describe(gemm.b)));
   }
   const bool by_tensor =
@@ -201,12 +210,13 @@ void check_saved(const PrecisionPlan& plan) {
 
 /// Bytes of one element with its share of scales.
 double element_bytes(const TensorFormat& format) {
-  const auto bytes = static_cast<double>(size_of(format.dtype));
+  const double bytes = facts_of(format.dtype).bits / 8.0;
   const ScaleBlock& block = format.block;
   if (!format.is_scaled() || block.columns == 0) {
     return bytes;
   }
-  const double scale = format.scale_type == ScaleType::e8m0 ? 1.0 : format.expanded ? 12.0 : 4.0;
+  const double scale =
+      format.expanded ? 12.0 : static_cast<double>(size_of(dtype_of(format.scale_type)));
   return bytes + scale / (std::max(block.rows, 1) * block.columns);
 }
 

@@ -76,6 +76,7 @@ const ScalingSlot* ScalingState::add(std::string layer, std::string role,
   slot.layer = std::move(layer);
   slot.role = std::move(role);
   slot.format = format;
+  slot.index = slots_.size() - 1;
   const bool is_current = format.policy == ScalePolicy::current && !by_blocks(format);
   slot.begins_at_zero = of_pass && (is_current || is_current_at_first(format));
   group_of(format).slots.push_back(&slot);
@@ -135,6 +136,12 @@ void ScalingState::allocate(Device& device) {
     }
     copy_from_host(device, group->format_max, maxima.data());
   }
+}
+
+bool ScalingState::rounds_stochastically() const {
+  return std::any_of(slots_.begin(), slots_.end(), [](const auto& slot) {
+    return slot->format.rounding == Rounding::stochastic;
+  });
 }
 
 bool ScalingState::keeps_state() const {

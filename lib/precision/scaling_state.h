@@ -28,9 +28,10 @@ struct ScalingSlot {
   std::string layer;  ///< "layers.0.attention.qkv"
   std::string role;   ///< "x", "w", "dy"
   TensorFormat format;
+  uint64_t index = 0;           ///< among all slots
   bool begins_at_zero = false;  ///< `amax`, in each pass: ScalingState::begin_pass()
   float* amax = nullptr;
-  float* scale = nullptr;  // this and the next stay 1 where each block has its own
+  float* scale = nullptr;  // this and the next stay 1 where blocks alone have scales
   float* scale_inv = nullptr;
   ops::QuantizeStatistics* statistics = nullptr;
   CastSample* sample = nullptr;
@@ -94,6 +95,9 @@ class ScalingState {
   /// slot whose blocks have scales of their own only has an amax, which is reset. *squared_norm
   /// (device memory) becomes NaN when an amax of any slot is not finite.
   void update(Stream stream, uint64_t due, double* squared_norm);
+
+  /// Whether casts draw random bits (ops::CastRandom).
+  bool rounds_stochastically() const;
 
   /// Whether scales follow from earlier steps: the amax of such slots lives from one micro-batch to
   /// the next until it is due.

@@ -14,8 +14,8 @@
 namespace fp8train {
 namespace {
 
-constexpr DType kElements[] = {DType::f32,  DType::bf16, DType::f16,
-                               DType::e4m3, DType::e5m2, DType::i8};
+constexpr DType kElements[] = {DType::f32,  DType::bf16, DType::f16, DType::e4m3,
+                               DType::e5m2, DType::e2m1, DType::i8};
 constexpr int kMaxCount = 1'000'000;  // of a group, a history, an interval
 constexpr int kMaxMargin = 64;
 
@@ -143,9 +143,13 @@ class FormatParser {
     if (read_block(word) || read_policy(word)) {
       return;
     }
-    if (word.name == "pow2" || word.name == "e8m0") {
+    if (word.name == "pow2" || word.name == "e8m0" || word.name == "e4m3") {
       once(has_scale_type_, word, "type of scale");
-      format_.scale_type = word.name == "pow2" ? ScaleType::pow2 : ScaleType::e8m0;
+      format_.scale_type = word.name == "pow2"   ? ScaleType::pow2
+                           : word.name == "e8m0" ? ScaleType::e8m0
+                                                 : ScaleType::e4m3;
+    } else if (word.name == "hadamard") {
+      format_.hadamard = true;
     } else if (word.name == "stochastic") {
       format_.rounding = Rounding::stochastic;
     } else if (word.name == "expanded") {
@@ -154,9 +158,26 @@ class FormatParser {
       format_.remainder = true;
     } else {
       unknown("word of a format", word.name,
-              {"tensor", "row", "1x128", "128x128", "1x32", "group(128)", "expanded", "current",
-               "delayed(1024, max)", "static(1)", "auto", "pow2", "e8m0", "epsilon 1e-12",
-               "stochastic", "remainder"});
+              {"tensor",
+               "row",
+               "1x128",
+               "128x128",
+               "1x32",
+               "1x16",
+               "16x16",
+               "group(128)",
+               "expanded",
+               "current",
+               "delayed(1024, max)",
+               "static(1)",
+               "auto",
+               "pow2",
+               "e8m0",
+               "e4m3",
+               "epsilon 1e-12",
+               "hadamard",
+               "stochastic",
+               "remainder"});
     }
     no_arguments(word);
   }
@@ -267,6 +288,9 @@ class FormatParser {
     }
     if (format_.expanded && !format_.block.is_group()) {
       fail("expanded belongs to groups: group(128) expanded");
+    }
+    if (format_.hadamard && format_.scale_type != ScaleType::e4m3) {
+      fail("hadamard belongs to e4m3 scales: e2m1 1x16 e4m3 hadamard");
     }
     if (format_.amax_epsilon > 0 && format_.policy != ScalePolicy::current) {
       fail("epsilon belongs to current scaling");

@@ -13,14 +13,15 @@ enum class ScaleLayout : uint8_t {
   row_major,  ///< [blocks down, blocks across]
   cublaslt,  ///< as cuBLASLt's block scale modes read them. 1x128: column by column, each padded to
              ///< a multiple of 4; 128x128: row by row, each padded to a multiple of 4; 1x32: tiles
-             ///< of 128 x 4. Padding is never written; cuBLASLt wants it to be zero.
+             ///< of 128 x 4, and 1x16 and 16x16 too. Padding is never written; cuBLASLt wants it to
+             ///< be zero.
 };
 
 /// One orientation of a matrix: blocks lie along the rows of `codes`.
 struct Quantized {
   View codes;              ///< [rows, columns]; empty where this orientation is not wanted
-  View scale_inv;          ///< of blocks: what codes are multiplied by, fp32, or e8m0 for
-                           ///< ScaleType::e8m0; as many as ops::scale_grid says
+  View scale_inv;          ///< of blocks: what codes are multiplied by, of the dtype of the
+                           ///< format's ScaleType; as many as ops::scale_grid says
   float* scale = nullptr;  ///< of blocks: device memory, in the same order: what values are
                            ///< multiplied by; may be null but for per::row
 };
@@ -33,6 +34,7 @@ struct QuantizedTensor {
   Quantized columnwise;               ///< codes [columns, rows]
   float* tensor_scale = nullptr;      ///< per::tensor: device memory; of both orientations
   float* tensor_scale_inv = nullptr;  ///< per::tensor: device memory; 1 / tensor_scale
+                                      ///< ScaleType::e4m3: both, above the scales of blocks
   TensorFormat format;
   ScaleLayout layout = ScaleLayout::row_major;
 

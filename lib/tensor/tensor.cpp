@@ -18,7 +18,7 @@ std::string to_string(const Shape& shape) {
 View rows_of(const View& view, int64_t begin, int64_t count) {
   const int64_t columns = view.shape.back();
   check(begin >= 0 && count >= 0 && begin + count <= view.shape.rows(), "rows out of range");
-  const size_t offset = static_cast<size_t>(begin * columns) * size_of(view.dtype);
+  const size_t offset = storage_bytes(view.dtype, {begin, columns});
   return {static_cast<char*>(view.data) + offset, view.dtype, {count, columns}};
 }
 
@@ -41,12 +41,10 @@ ConstView reshaped(const ConstView& view, const Shape& shape) {
 }
 
 Tensor::Tensor(Device& device, DType dtype, const Shape& shape, MemoryCategory category)
-    : buffer_(device, static_cast<size_t>(shape.count()) * size_of(dtype), category),
-      dtype_(dtype),
-      shape_(shape) {}
+    : buffer_(device, storage_bytes(dtype, shape), category), dtype_(dtype), shape_(shape) {}
 
 View allocate(Arena& arena, DType dtype, const Shape& shape) {
-  return {arena.allocate(static_cast<size_t>(shape.count()) * size_of(dtype)), dtype, shape};
+  return {arena.allocate(storage_bytes(dtype, shape)), dtype, shape};
 }
 
 std::vector<float> to_host_f32(Device& device, const ConstView& view) {

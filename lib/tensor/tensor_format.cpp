@@ -61,6 +61,8 @@ std::string describe(const TensorFormat& format) {
   }
   text += format.scale_type == ScaleType::pow2 ? " pow2" : "";
   text += format.scale_type == ScaleType::e8m0 ? " e8m0" : "";
+  text += format.scale_type == ScaleType::e4m3 ? " e4m3" : "";
+  text += format.hadamard ? " hadamard" : "";
   text += format.amax_epsilon > 0 ? fmt::format(" epsilon {}", format.amax_epsilon) : "";
   return text + rounding;
 }

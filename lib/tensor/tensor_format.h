@@ -27,13 +27,24 @@ constexpr ScaleBlock row = {1, 0};
 constexpr ScaleBlock block_1x128 = {1, 128};
 constexpr ScaleBlock block_128x128 = {128, 128};
 constexpr ScaleBlock block_1x32 = {1, 32};
+constexpr ScaleBlock block_1x16 = {1, 16};
+constexpr ScaleBlock block_16x16 = {16, 16};
 constexpr ScaleBlock group(int32_t elements) {
   return {0, elements};
 }
 }  // namespace per
 
 enum class ScalePolicy : uint8_t { none, current, delayed, fixed, automatic };
-enum class ScaleType : uint8_t { f32, pow2, e8m0 };
+enum class ScaleType : uint8_t {
+  f32,
+  pow2,
+  e8m0,
+  e4m3,  ///< under an fp32 scale of the tensor (NVFP4)
+};
+constexpr DType dtype_of(ScaleType type) {
+  return type == ScaleType::e8m0 ? DType::e8m0 : type == ScaleType::e4m3 ? DType::e4m3 : DType::f32;
+}
+
 enum class Rounding : uint8_t { nearest_even, stochastic };
 enum class AmaxAlgorithm : uint8_t { max, most_recent };
 
@@ -79,6 +90,9 @@ struct TensorFormat {
   /// from zero, and, where scales are, the lower ones, 64 fp32 words for each 128 of them
   /// (master_halves()).
   bool remainder = false;
+  /// ScaleType::e4m3 only: 16 values along the contracted extent go through a random Hadamard
+  /// transform before the cast (numeric/hadamard.h), on both sides of a product.
+  bool hadamard = false;
   float fixed_scale = 1.0F;  ///< ScalePolicy::fixed only
   float amax_epsilon =
       0.0F;                ///< ScalePolicy::current only, not e8m0: a smaller amax counts as this
@@ -86,6 +100,8 @@ struct TensorFormat {
 
   /// Whether values are stored as scale * value, with scales next to them.
   bool is_scaled() const { return policy != ScalePolicy::none; }
+  /// Whether the scales of blocks lie under a scale of the tensor.
+  bool is_two_level() const { return is_scaled() && scale_type == ScaleType::e4m3; }
   bool operator==(const TensorFormat&) const = default;
 };
 

@@ -9,6 +9,12 @@
 
 namespace fp8train {
 
+/// Bytes of a tensor: packed but for types of less than a byte, whose rows begin at bytes.
+constexpr size_t storage_bytes(DType dtype, const Shape& shape) {
+  return facts_of(dtype).bits % 8 == 0 ? static_cast<size_t>(shape.count()) * size_of(dtype)
+                                       : bytes_of_rows(dtype, shape.rows(), shape.back());
+}
+
 struct ConstView {
   const void* data = nullptr;
   DType dtype = DType::f32;
@@ -16,7 +22,7 @@ struct ConstView {
 
   bool empty() const { return data == nullptr; }
   int64_t count() const { return shape.count(); }
-  size_t bytes() const { return static_cast<size_t>(count()) * size_of(dtype); }
+  size_t bytes() const { return storage_bytes(dtype, shape); }
   template <typename T>
   const T* as() const {
     return static_cast<const T*>(data);
@@ -30,7 +36,7 @@ struct View {
 
   bool empty() const { return data == nullptr; }
   int64_t count() const { return shape.count(); }
-  size_t bytes() const { return static_cast<size_t>(count()) * size_of(dtype); }
+  size_t bytes() const { return storage_bytes(dtype, shape); }
   template <typename T>
   T* as() const {
     return static_cast<T*>(data);

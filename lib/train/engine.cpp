@@ -68,6 +68,10 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
                                  .seed = settings.seed});
     optimizer_->set_rounds_gradients(!strategy_->rounds_gradients() && !settings.plan.self_exact);
   }
+  if (model_.scaling().rounds_stochastically()) {
+    pass_ = Tensor(device, DType::i64, {1}, MemoryCategory::batch);
+    fill_zero(device, pass_);
+  }
   settings_.record = settings_.record && strategy_->can_be_recorded();
   strategy_->attach(device, model_.parameters(), model_.scaling().amax());
   device.fill_zero(totals_.data(), totals_.bytes());
@@ -94,6 +98,8 @@ StepContext Engine::context(bool training, bool collect_statistics) {
           .deterministic = settings_.deterministic,
           .document_starts = document_starts_.view(),
           .target_share = target_share_.view().as<float>(),
+          .seed = settings_.seed,
+          .pass = pass_.view().as<uint64_t>(),
           .gatherer = strategy_->gatherer()};
 }
 
@@ -152,6 +158,15 @@ float Engine::target_share(const Batch& batch) const {
   return 1.0F / static_cast<float>(batch.step_targets > 0 ? batch.step_targets : positions);
 }
 
+void Engine::number_pass(int64_t step_index, Position position) {
+  micro_batch_ = position.first ? 0 : micro_batch_ + 1;
+  if (!pass_.empty()) {
+    const int64_t of_ranks = step_index * settings_.gradient_accumulation_steps + micro_batch_;
+    const int64_t pass = of_ranks * mesh().world_size() + mesh().world_rank();
+    copy_from_host(*device_, pass_, &pass);
+  }
+}
+
 void Engine::enter_step(int64_t step_index) {
   plain_ = std::any_of(
       settings_.plain_steps.begin(), settings_.plain_steps.end(),
@@ -161,6 +176,7 @@ void Engine::enter_step(int64_t step_index) {
 void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_statistics,
                          Position position) {
   upload(batch);
+  number_pass(step_index, position);
   model_.scaling().set_steps_done(step_index);
   enter_step(step_index);
   const uint64_t due = model_.scaling().due(step_index, position.last);

@@ -173,6 +173,8 @@ class Engine {
   void run(RepeatedWork& repeated, const Work& work);
   void upload(const Batch& batch);
   float target_share(const Batch& batch) const;
+  /// Numbers the pass for casts that round stochastically (StepContext::pass).
+  void number_pass(int64_t step_index, Position position);
   LossTotals totals(int slot) const;
   LossReport read_totals(int slot, const SectionSeconds& seconds = {},
                          std::vector<SectionSeconds>* of_ranks = nullptr) const;
@@ -191,7 +193,9 @@ class Engine {
   Buffer totals_;           // [0] training, [1] evaluation
   Buffer loss_history_;     // Totals of each step since take_losses()
   int64_t stored_losses_ = 0;
-  bool plain_ = false;  // no GEMM of the last step was scaled
+  Tensor pass_;              // of a model whose casts round stochastically
+  int64_t micro_batch_ = 0;  // in its step
+  bool plain_ = false;       // no GEMM of the last step was scaled
   // One for each form of a micro-batch and of the update (with statistics or not).
   std::map<Form, RepeatedWork> micro_batches_;
   RepeatedWork updates_[2];

@@ -17,7 +17,7 @@ class Array {
  public:
   Array() = default;
   Array(DType dtype, const Shape& shape)
-      : dtype_(dtype), shape_(shape), bytes_(static_cast<size_t>(shape.count()) * size_of(dtype)) {}
+      : dtype_(dtype), shape_(shape), bytes_(storage_bytes(dtype, shape)) {}
   Array(DType dtype, const Shape& shape, const std::vector<float>& values);
 
   View view() { return {bytes_.data(), dtype_, shape_}; }

@@ -281,7 +281,7 @@ TEST_CASE("quantize_blockwise gives the same bits at every level and thread coun
           table.quantize(
               cpu_stream(), x,
               {both ? rowwise.view() : Quantized{}, columnwise.view(), nullptr, nullptr, format},
-              &amax, &statistics);
+              &amax, &statistics, {});
           Bits bits;
           bits.add_value(amax);
           for (const Orientation* side : {&rowwise, &columnwise}) {

@@ -110,7 +110,7 @@ TEST_CASE("quantize gives the same bits at every level and thread count", "[ops]
         Codes q(code_type, {count}, 3.25F);
         float amax = 0.0F;
         ops::QuantizeStatistics statistics{};
-        table.quantize(cpu_stream(), x, q.view(), &amax, &statistics);
+        table.quantize(cpu_stream(), x, q.view(), &amax, &statistics, {});
         Bits bits;
         bits.add(q.codes);
         bits.add_value(amax);
@@ -130,7 +130,7 @@ TEST_CASE("every bf16 and fp16 pattern is quantized as the scalar encode does", 
     for (const DType code_type : kCodeTypes) {
       for (const ops::OpTable* table : cpu_tables()) {
         Codes q(code_type, {65536}, 1.0F);
-        table->quantize(cpu_stream(), x, q.view(), nullptr, nullptr);
+        table->quantize(cpu_stream(), x, q.view(), nullptr, nullptr, {});
         int64_t differences = 0;
         for (int64_t i = 0; i < 65536; ++i) {
           differences += encode_scalar(code_type, x.get(i)) != q.codes.bytes()[i] ? 1 : 0;
@@ -160,10 +160,10 @@ TEST_CASE("amax is the largest magnitude and lets NaN win", "[ops]") {
 
         Codes q(DType::e4m3, {count}, 1.0F);
         float staged = 1.0F;
-        table->quantize(cpu_stream(), x, q.view(), &staged, nullptr);
+        table->quantize(cpu_stream(), x, q.view(), &staged, nullptr, {});
         REQUIRE(std::isnan(staged));
         Array zeros(type.dtype, {count});
-        table->quantize(cpu_stream(), zeros, q.view(), &staged, nullptr);
+        table->quantize(cpu_stream(), zeros, q.view(), &staged, nullptr, {});
         REQUIRE(std::isnan(staged));
         table->amax(cpu_stream(), zeros, &result, false);
         REQUIRE(result == 0.0F);
@@ -203,7 +203,7 @@ TEST_CASE("quantize that only writes the transpose gives the same codes, amax an
         view.columnwise.codes = transposed;
         float amax = 0.5F;
         ops::QuantizeStatistics statistics{};
-        table.quantize(cpu_stream(), x, view, &amax, &statistics);
+        table.quantize(cpu_stream(), x, view, &amax, &statistics, {});
         Bits bits;
         bits.add(transposed);
         bits.add_value(amax);

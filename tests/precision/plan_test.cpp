@@ -26,6 +26,7 @@ TEST_CASE("the plans are those of the table of plans") {
                                                  "te-current",
                                                  "te-blockwise",
                                                  "te-mxfp8",
+                                                 "te-nvfp4",
                                                  "msamp-o1",
                                                  "msamp-o2",
                                                  "msamp-o3",
@@ -221,8 +222,8 @@ TEST_CASE("options without a meaning for the row are errors that name the key") 
   bf16.mixed_precision = MixedPrecision::bf16;
   bf16.exemptions.first_blocks = 1;
   CHECK_THROWS_WITH(resolve_plan(bf16), Contains("exemption"));
-  CHECK_THROWS_WITH(resolve_plan(fp8_request("nvfp4")),
-                    Contains("'nvfp4'") && Contains("te: delayed, current"));
+  CHECK_THROWS_WITH(resolve_plan(fp8_request("mxfp4")),
+                    Contains("'mxfp4'") && Contains("te: delayed, current"));
 }
 
 TEST_CASE("moments are roles of their own, in any plan") {

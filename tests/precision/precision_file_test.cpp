@@ -122,7 +122,7 @@ TEST_CASE("what the file cannot have here is refused with its line") {
                  Contains("configs.one.training_recipe.fp8_quantization_recipe: delayed scaling"));
   CHECK_THAT(refused_recipe("{fp8_quantization_recipe: custom, custom_recipe_factory: a.b}"),
              Contains("expected tensorwise, blockwise or mxfp8") && Contains("no code is loaded"));
-  CHECK_THAT(refused_recipe("{fp4_quantization_recipe: nvfp4}"), Contains("no products in FP4"));
+  CHECK_THAT(refused_recipe("{fp4_quantization_recipe: mxfp4}"), Contains("expected nvfp4"));
   CHECK_THAT(refused_recipe("{fp8_quantization_recipe: mxfp8, fp8_param: true}"),
              Contains("stored of weights is the run's"));
   CHECK_THAT(refused_recipe("{fp8_format: e5m2}"), Contains("expected e4m3 or hybrid"));

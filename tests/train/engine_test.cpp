@@ -279,6 +279,7 @@ TEST_CASE("every slot has a sample, and a step that collects them gives the same
   for (const SlotReport& report : with.engine.model().scaling().report()) {
     CAPTURE(report.slot->layer, report.slot->role);
     CHECK(report.sample.amax > 0);
-    CHECK(report.snr_db());
+    CHECK(
+        (report.snr_db() || report.slot->format.hadamard));  // only the amax of what is transformed
   }
 }

@@ -61,6 +61,7 @@ constexpr Row kTable[] = {
     {"te-current", 4, 0, 4, 8},
     {"te-blockwise", 4, 0, 4, 8},
     {"te-mxfp8", 4, 0, 4, 8},
+    {"te-nvfp4", 4, 0, 4, 8},
     {"msamp-o1", 2, 0, 1, 8},
     {"msamp-o2", 2, 0, 1, 3},
     {"msamp-o3", 1, 2, 1, 3},

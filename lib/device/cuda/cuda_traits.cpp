@@ -25,7 +25,7 @@ Fp8Products products_of(int capability) {
     add({row, block_1x128_1x128, block_1x128_128x128, block_128x128_1x128});
   }
   if (capability >= 100) {
-    add({block_1x32});
+    add({block_1x32, block_1x16});
   }
   return products;
 }

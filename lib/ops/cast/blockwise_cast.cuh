@@ -154,6 +154,11 @@ void quantize_blocks(Stream stream, ConstView x, const QuantizedTensor& out, flo
                      QuantizeStatistics* statistics);
 void dequantize_blocks(Stream stream, const QuantizedTensor& x, View y);
 
+/// Host: the same of formats whose blocks have scales under a scale of the tensor.
+void quantize_two_level(Stream stream, ConstView x, const QuantizedTensor& out, float* amax,
+                        QuantizeStatistics* statistics, const CastRandom& random);
+void dequantize_two_level(Stream stream, const QuantizedTensor& x, View y);
+
 /// Host: per::row, in packs.
 void quantize_rows(const Stream& stream, ConstView x, const BlockwiseCast& cast);
 

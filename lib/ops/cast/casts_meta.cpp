@@ -14,6 +14,11 @@ double scales_bytes(const Quantized& view) {
 void quantize_blocks(Stream stream, ConstView x, const QuantizedTensor& out) {
   const bool by_rows = out.format.block == per::row;
   OpWork work = {.bytes = by_rows ? 0.0 : bytes_of(x), .launches = by_rows ? 0 : 1};
+  if (out.format.is_two_level()) {  // passes for the amax and its scale, then one an orientation
+    const bool both = !out.rowwise.codes.empty() && !out.columnwise.codes.empty();
+    work.bytes += bytes_of(x) * (both ? 2 : 1);
+    work.launches = both ? 5 : 4;
+  }
   if (!out.rowwise.codes.empty()) {
     work.bytes += bytes_of(out.rowwise.codes) + scales_bytes(out.rowwise);
     if (by_rows) {
@@ -38,7 +43,7 @@ void amax(Stream stream, ConstView x, float* /*result*/, bool combine) {
 }
 
 void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* /*amax*/,
-              QuantizeStatistics* /*statistics*/) {
+              QuantizeStatistics* /*statistics*/, const CastRandom& /*random*/) {
   if (out.format.block != per::tensor) {
     return quantize_blocks(stream, x, out);
   }
@@ -49,7 +54,7 @@ void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* /*a
 
 void quantize_current(Stream stream, ConstView x, const float* /*amax*/, float* /*scale_inv*/,
                       const QuantizedTensor& out, QuantizeStatistics* statistics) {
-  meta::quantize(stream, x, out, nullptr, statistics);
+  meta::quantize(stream, x, out, nullptr, statistics, {});
 }
 
 void transpose_codes(Stream stream, ConstView x, View y) {

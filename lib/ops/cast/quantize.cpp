@@ -8,10 +8,25 @@
 namespace fp8train::ops {
 namespace {
 
-void check_block_cast(const ConstView& x, const QuantizedTensor& out) {
+/// What else a cast with a scale of the tensor above those of blocks needs.
+void check_two_level(const QuantizedTensor& out, const CastRandom& random) {
+  check(out.tensor_scale != nullptr && out.tensor_scale_inv != nullptr,
+        "quantize: no scales of the tensor");
+  check(out.rowwise.codes.empty() || out.columnwise.codes.empty() || !out.format.hadamard,
+        "quantize: transformed values have a scale of the tensor for each orientation");
+  check(out.format.rounding == Rounding::nearest_even || random.pass != nullptr,
+        "quantize: no random bits");
+}
+
+void check_block_cast(const ConstView& x, const QuantizedTensor& out, const CastRandom& random) {
   check_blockwise_format(out.format);
-  check(out.format.policy == ScalePolicy::current && out.format.rounding == Rounding::nearest_even,
-        "quantize: blocks have current scaling and nearest-even rounding");
+  check(out.format.policy == ScalePolicy::current, "quantize: blocks have current scaling");
+  if (out.format.is_two_level()) {
+    check_two_level(out, random);
+  } else {
+    check(out.format.rounding == Rounding::nearest_even,
+          "quantize: nearest-even rounding expected");
+  }
   const int64_t rows = x.shape.rows();
   const int64_t columns = x.shape.back();
   for (const Quantized* part : {&out.rowwise, &out.columnwise}) {
@@ -34,16 +49,16 @@ void amax(Stream stream, ConstView x, float* result, bool combine) {
 }
 
 void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* amax,
-              QuantizeStatistics* statistics) {
+              QuantizeStatistics* statistics, const CastRandom& random) {
   check(is_float_type(x.dtype), "quantize: x must be fp32, bf16 or fp16");
   check(!out.empty() || x.count() == 0, "quantize: no place for the codes");
   if (out.format.block == per::tensor) {
     check_cast(x, out);
   } else {
-    check_block_cast(x, out);
+    check_block_cast(x, out, random);
   }
   const TraceSpan span(out.format.block == per::tensor ? "quantize" : "quantize_blockwise");
-  dispatch<&OpTable::quantize>(stream, x, out, amax, statistics);
+  dispatch<&OpTable::quantize>(stream, x, out, amax, statistics, random);
 }
 
 void quantize_current(Stream stream, ConstView x, const float* amax, float* scale_inv,
@@ -58,7 +73,8 @@ void quantize_current(Stream stream, ConstView x, const float* amax, float* scal
 }
 
 void transpose_codes(Stream stream, ConstView x, View y) {
-  check(is_code_type(x.dtype) && x.dtype == y.dtype, "transpose_codes: codes of one type expected");
+  check(facts_of(x.dtype).bits == 8 && is_code_type(x.dtype) && x.dtype == y.dtype,
+        "transpose_codes: codes of one type of 8 bits expected");
   check(y.shape == Shape{x.shape.back(), x.shape.rows()}, "transpose_codes: y is [columns, rows]");
   const TraceSpan span("transpose_codes");
   dispatch<&OpTable::transpose_codes>(stream, x, y);
@@ -66,7 +82,7 @@ void transpose_codes(Stream stream, ConstView x, View y) {
 
 void dequantize(Stream stream, const QuantizedTensor& x, View y) {
   const View& codes = x.rowwise.codes;
-  check(is_code_type(codes.dtype), "dequantize: codes must be e4m3, e5m2 or int8");
+  check(is_code_type(codes.dtype), "dequantize: codes must be e4m3, e5m2, e2m1 or int8");
   check(is_float_type(y.dtype), "dequantize: y must be fp32, bf16 or fp16");
   check(codes.count() == y.count(), "dequantize: counts differ");
   if (x.format.block == per::tensor) {

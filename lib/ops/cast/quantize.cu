@@ -237,7 +237,10 @@ void amax(Stream stream, ConstView x, float* result, bool combine) {
 }
 
 void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* amax_out,
-              QuantizeStatistics* statistics) {
+              QuantizeStatistics* statistics, const CastRandom& random) {
+  if (out.format.is_two_level()) {
+    return quantize_two_level(stream, x, out, amax_out, statistics, random);
+  }
   if (out.format.block != per::tensor) {
     return quantize_blocks(stream, x, out, amax_out, statistics);
   }
@@ -261,6 +264,9 @@ void transpose_codes(Stream stream, ConstView x, View y) {
 }
 
 void dequantize(Stream stream, const QuantizedTensor& x, View y) {
+  if (x.format.is_two_level()) {
+    return dequantize_two_level(stream, x, y);
+  }
   if (x.format.block != per::tensor) {
     return dequantize_blocks(stream, x, y);
   }

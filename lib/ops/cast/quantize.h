@@ -30,6 +30,14 @@ struct QuantizeSink {
   bool empty() const { return out.empty() && amax == nullptr; }
 };
 
+/// Which random bits a stochastic cast draws: those of numeric/rounding.h for (seed, *pass, tensor,
+/// row * width + column), the codes' row and column, and the width rounded up to a multiple of 16.
+struct CastRandom {
+  uint64_t seed = 0;
+  const uint64_t* pass = nullptr;  ///< device memory: counts micro-batches over all ranks
+  uint64_t tensor = 0;
+};
+
 /// *result = max |x|, propagating NaN; `combine`: and of what is there, which is not negative. x:
 /// fp32, bf16 or fp16.
 void amax(Stream stream, ConstView x, float* result, bool combine = false);
@@ -52,8 +60,14 @@ void amax(Stream stream, ConstView x, float* result, bool combine = false);
 /// rounded up to a power of two is the reciprocal scale; 0x00 for 0, 0xFE for infinity, 0xFF (all
 /// codes NaN) for NaN. A saturating cast hides an infinity: `amax` tells. On cuda a cast that
 /// counts is slower. Codes: e4m3, e5m2 or, but for 1x32, int8.
+///
+/// 1x16 and 16x16 with ScaleType::e4m3, codes e2m1 (NVFP4): numeric/scale.h's two_level functions,
+/// of the amax of the tensor, which is read once more; the scales of the tensor are written. With
+/// `hadamard`, for one orientation at a time, all of it is of the transformed values in x's type;
+/// those that do not fill a block of 16 stay as they are. Only here rounding may be stochastic, by
+/// `random`.
 void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* amax,
-              QuantizeStatistics* statistics);
+              QuantizeStatistics* statistics, const CastRandom& random = {});
 
 /// *out.tensor_scale and *scale_inv from *amax as compute_current_scale() finds them for
 /// `out.format`, then quantize(). `scale_inv` may be `out.tensor_scale_inv`.
@@ -65,7 +79,8 @@ void quantize_current(Stream stream, ConstView x, const float* amax, float* scal
 void transpose_codes(Stream stream, ConstView x, View y);
 
 /// y = codes * scale_inv of their block or of the tensor, in y's type (fp32, bf16 or fp16). Reads
-/// x.rowwise; y: like its codes.
+/// x.rowwise; y: like its codes. ScaleType::e4m3: codes times the scale of their block times the
+/// tensor's, or 1 where that is null; a Hadamard transform is not taken back.
 void dequantize(Stream stream, const QuantizedTensor& x, View y);
 
 /// *scale, *scale_inv from *amax by the current-scaling rule for `format` (fp32 or pow2; an amax

@@ -138,7 +138,10 @@ void transpose_codes(Stream /*stream*/, ConstView x, View y) {
 }
 
 void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* amax_out,
-              QuantizeStatistics* statistics) {
+              QuantizeStatistics* statistics, const CastRandom& random) {
+  if (out.format.is_two_level()) {
+    return FP8TRAIN_ISA_NS::quantize_two_level(stream, x, out, amax_out, statistics, random);
+  }
   if (out.format.block != per::tensor) {
     return FP8TRAIN_ISA_NS::quantize_blocks(stream, x, out, amax_out, statistics);
   }
@@ -168,6 +171,9 @@ void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* ama
 }
 
 void dequantize(Stream stream, const QuantizedTensor& x, View y) {
+  if (x.format.is_two_level()) {
+    return FP8TRAIN_ISA_NS::dequantize_two_level(stream, x, y);
+  }
   if (x.format.block != per::tensor) {
     return FP8TRAIN_ISA_NS::dequantize_blocks(stream, x, y);
   }
@@ -196,7 +202,7 @@ void compute_current_scale(Stream /*stream*/, const float* amax, const TensorFor
 void quantize_current(Stream stream, ConstView x, const float* amax, float* scale_inv,
                       const QuantizedTensor& out, QuantizeStatistics* statistics) {
   FP8TRAIN_ISA_NS::compute_current_scale(stream, amax, out.format, out.tensor_scale, scale_inv);
-  FP8TRAIN_ISA_NS::quantize(stream, x, out, nullptr, statistics);
+  FP8TRAIN_ISA_NS::quantize(stream, x, out, nullptr, statistics, {});
 }
 
 void propagate_non_finite(Stream /*stream*/, ConstView amax, double* accumulator) {

@@ -14,7 +14,7 @@ ScaleGrid for_cublaslt(ScaleGrid grid, ScaleBlock block) {
   } else if (block == per::block_128x128) {  // BLK128x128_32F
     grid.row_stride = round_up(grid.columns, 4);
     grid.count = grid.rows * grid.row_stride;
-  } else if (block == per::block_1x32) {  // VEC32_UE8M0
+  } else if (block == per::block_1x32 || block == per::block_1x16) {  // VEC32_UE8M0, VEC16_UE4M3
     grid.swizzled_tiles = ceil_div(grid.columns, 4);
     grid.count = ceil_div(grid.rows, 128) * grid.swizzled_tiles * 512;
   }
@@ -24,6 +24,7 @@ ScaleGrid for_cublaslt(ScaleGrid grid, ScaleBlock block) {
 }  // namespace
 
 ScaleGrid scale_grid(ScaleBlock block, int64_t rows, int64_t columns, ScaleLayout layout) {
+  block = block == per::block_16x16 ? per::block_1x16 : block;
   const int64_t height = block.rows == 0 ? rows : block.rows;
   const int64_t width = block.columns == 0 ? columns : block.columns;
   const int64_t across = columns == 0 ? 0 : ceil_div(columns, width);
@@ -40,24 +41,31 @@ ScaleGrid scale_grid(ScaleBlock block, int64_t rows, int64_t columns, ScaleLayou
 }
 
 void check_blockwise_format(const TensorFormat& format) {
-  check(is_code_type(format.dtype), "blocks: the format must be e4m3, e5m2 or int8");
+  check(is_code_type(format.dtype), "blocks: the format must be e4m3, e5m2, e2m1 or int8");
+  const bool two_level = format.scale_type == ScaleType::e4m3;
+  const bool by_16 = format.block == per::block_1x16 || format.block == per::block_16x16;
+  if (two_level || by_16 || format.dtype == DType::e2m1) {
+    check(two_level && by_16 && format.dtype == DType::e2m1,
+          "blocks: e2m1 has e4m3 scales for 1x16 or 16x16");
+    return check(!format.hadamard || format.block == per::block_1x16,
+                 "blocks: values of 1x16 blocks are transformed");
+  }
   const bool e8m0_scales = format.scale_type == ScaleType::e8m0;
   if (format.block == per::block_1x32) {
     return check(e8m0_scales && is_fp8(format.dtype), "blocks: 1x32 has e8m0 scales and FP8 codes");
   }
   check(format.block == per::row || format.block == per::block_1x128 ||
             format.block == per::block_128x128,
-        "blocks: row, 1x128, 128x128 or 1x32 expected");
+        "blocks: row, 1x128, 128x128, 1x32, 1x16 or 16x16 expected");
   check(!e8m0_scales, "blocks: fp32 or pow2 scales expected");
 }
 
 void check_blockwise(const Quantized& view, const TensorFormat& format, ScaleLayout layout,
                      const Shape& shape) {
-  const bool e8m0_scales = format.scale_type == ScaleType::e8m0;
   check(view.codes.shape == shape && view.codes.dtype == format.dtype,
         "blocks: codes must be a matrix of the format's type");
-  check(view.scale_inv.dtype == (e8m0_scales ? DType::e8m0 : DType::f32),
-        "blocks: reciprocal scales must be fp32, or e8m0 where the format says so");
+  check(view.scale_inv.dtype == dtype_of(format.scale_type),
+        "blocks: reciprocal scales must be of the type that the format says");
   check(view.scale_inv.count() ==
                 scale_grid(format.block, shape.rows(), shape.back(), layout).count &&
             !view.scale_inv.empty(),
@@ -81,11 +89,12 @@ BlockScales block_scales(const Quantized& view, const TensorFormat& format, Scal
 
 BlockScales block_scales(const View& scale_inv, const TensorFormat& format, ScaleLayout layout,
                          const Shape& shape) {
-  const bool e8m0_scales = format.scale_type == ScaleType::e8m0;
+  const DType type = dtype_of(format.scale_type);
   return {.grid = scale_grid(format.block, shape.rows(), shape.back(), layout),
           .scale = nullptr,
-          .scale_inv = e8m0_scales ? nullptr : scale_inv.as<float>(),
-          .exponents = e8m0_scales ? scale_inv.as<e8m0>() : nullptr};
+          .scale_inv = type == DType::f32 ? scale_inv.as<float>() : nullptr,
+          .exponents = type == DType::e8m0 ? scale_inv.as<e8m0>() : nullptr,
+          .under = type == DType::e4m3 ? scale_inv.as<e4m3>() : nullptr};
 }
 
 }  // namespace fp8train::ops

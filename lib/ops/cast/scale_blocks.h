@@ -28,11 +28,13 @@ struct ScaleGrid {
   }
 };
 
-/// Host. The blocks along the rows of a matrix [rows, columns]; not for groups.
+/// Host. The blocks along the rows of a matrix [rows, columns]; not for groups. 16x16 is the grid
+/// of 1x16: each row of a square has its scale, as tensor cores read it.
 ScaleGrid scale_grid(ScaleBlock block, int64_t rows, int64_t columns, ScaleLayout layout);
 
 /// Host. Throws InternalError unless the format has a scale for each block: FP8 or int8 with fp32
-/// or pow2 scales for row, 1x128 and 128x128; FP8 with e8m0 ones for 1x32.
+/// or pow2 scales for row, 1x128 and 128x128; FP8 with e8m0 ones for 1x32; e2m1 with e4m3 ones for
+/// 1x16 and 16x16.
 void check_blockwise_format(const TensorFormat& format);
 
 /// Host. Throws InternalError unless `view` holds codes of `shape` with their reciprocal scales.
@@ -58,12 +60,14 @@ struct BlockRule {
 /// Host.
 BlockRule block_rule(const TensorFormat& format, DType input);
 
-/// The scales of one orientation, by raw pointers. Exactly one of scale_inv and exponents is there.
+/// The scales of one orientation, by raw pointers. Exactly one of scale_inv, exponents and under is
+/// there.
 struct BlockScales {
   ScaleGrid grid;
   float* scale;  ///< may be null
   float* scale_inv;
   e8m0* exponents;
+  e4m3* under;  ///< a scale of the tensor
 
   /// Keeps the scale of a block, if there is one at that place.
   FP8TRAIN_HD void keep(int64_t row, int64_t column, float amax, const BlockRule& rule) const {
@@ -81,10 +85,12 @@ struct BlockScales {
       scale[at] = scaled_by;
     }
   }
-  /// The factor that codes of a block are multiplied by.
+  /// The factor that codes of a block are multiplied by; a scale of the tensor comes on top.
   FP8TRAIN_HD float inverse(int64_t row, int64_t column) const {
     const int64_t at = grid.offset(row, column);
-    return exponents != nullptr ? decode(exponents[at]) : scale_inv[at];
+    return under != nullptr       ? decode(under[at])
+           : exponents != nullptr ? decode(exponents[at])
+                                  : scale_inv[at];
   }
 };
 

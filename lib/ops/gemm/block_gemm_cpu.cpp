@@ -1,6 +1,7 @@
 // Three ways, by what the scales allow: rows and columns are scaled after the whole product; powers
-// of two go into the operands, which is exact in bf16; other scales of blocks of K are applied to
-// fp32 partial products, in tiles that stay in a core's second-level cache.
+// of two, and e4m3 scales of e2m1 codes, go into the operands, which is exact in bf16; other scales
+// of blocks of K are applied to fp32 partial products, in tiles that stay in a core's second-level
+// cache.
 
 #include "base/math.h"
 
@@ -155,7 +156,8 @@ void multiply_rows(Stream stream, const Gemm& call, ScaledWorkspace& space) {
   }
 }
 
-/// Powers of two: operands with their scales in them, exact, and a plain product.
+/// Powers of two, and e4m3 scales of e2m1 codes: operands with the scales of their blocks in them,
+/// exact in bf16, and a plain product times the scales of the tensors.
 void multiply_scaled(Stream stream, const Gemm& call, ScaledWorkspace& space) {
   const DType type = uses_bf16_units() ? DType::bf16 : DType::f32;
   const auto dequantized = [&](const GemmOperand& operand, GrowingBuffer& buffer) {
@@ -165,8 +167,8 @@ void multiply_scaled(Stream stream, const Gemm& call, ScaledWorkspace& space) {
     ops::dequantize(stream, dequantizable(operand), values);
     return values;
   };
-  ops::gemm(stream, {.a = {dequantized(call.a, space.a)},
-                     .b = {dequantized(call.b, space.b), true},
+  ops::gemm(stream, {.a = {dequantized(call.a, space.a), false, call.a.tensor_scale_inv},
+                     .b = {dequantized(call.b, space.b), true, call.b.tensor_scale_inv},
                      .c = call.c,
                      .beta = call.beta,
                      .bias = call.bias});
@@ -246,9 +248,9 @@ void multiply_blocks(Stream stream, const Gemm& call) {
   if (call.a.format.block == per::row) {
     return multiply_rows(stream, call, space);
   }
-  const bool powers_of_two =
+  const bool exact_in_bf16 =
       call.a.format.scale_type != ScaleType::f32 && call.b.format.scale_type != ScaleType::f32;
-  if (powers_of_two) {
+  if (exact_in_bf16) {
     return multiply_scaled(stream, call, space);
   }
   multiply_partials(call, space);

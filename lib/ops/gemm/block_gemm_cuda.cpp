@@ -15,6 +15,22 @@ bool is_aligned(const void* pointer, size_t bytes) {
   return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
 }
 
+/// The scales of both tensors, multiplied, and beta, where the library reads them; null where there
+/// are none.
+const float* find_factors(Stream stream, const Gemm& call) {
+  if (!call.a.format.is_two_level()) {
+    return nullptr;
+  }
+  auto* const factors =
+      reinterpret_cast<float*>(static_cast<char*>(cuda_context(stream).workspace) + kBiasBytes);
+  const View alpha = {factors, DType::f32, {1}};
+  const OpTable& table = op_table(stream);
+  table.cast(stream, call.a.tensor_scale_inv, alpha);
+  table.scale_by(stream, alpha, call.b.tensor_scale_inv.as<float>());
+  table.fill(stream, {factors + 1, DType::f32, {1}}, call.beta);
+  return factors;
+}
+
 void multiply_natively(Stream stream, const Gemm& call, bool fast_accumulate) {
   const auto operand = [](const GemmOperand& from) {
     check(is_aligned(from.matrix.data, 16) && is_aligned(from.scale_inv.data, 16),
@@ -26,7 +42,8 @@ void multiply_natively(Stream stream, const Gemm& call, bool fast_accumulate) {
             .b = operand(call.b),
             .c = call.c,
             .beta = call.beta,
-            .fast_accumulate = fast_accumulate},
+            .fast_accumulate = fast_accumulate,
+            .factors = find_factors(stream, call)},
            call.bias);
 }
 
@@ -44,7 +61,15 @@ void multiply_dequantized(Stream stream, const Gemm& call) {
   const OpTable& table = op_table(stream);
   table.dequantize(stream, dequantizable(call.a), a);
   table.dequantize(stream, dequantizable(call.b), b);
-  table.gemm(stream, {.a = {a}, .b = {b, true}, .c = call.c, .beta = call.beta, .bias = call.bias});
+  // Without the scales of the tensors, which come on top of the sum as in the native product.
+  multiply(stream,
+           {.a = {a, false, per::tensor},
+            .b = {b, true, per::tensor},
+            .c = call.c,
+            .beta = call.beta,
+            .fast_accumulate = true,
+            .factors = find_factors(stream, call)},
+           call.bias);
 }
 
 }  // namespace

@@ -2,14 +2,16 @@
 // Matrix product of row-major operands with fp32 accumulation:  c = op(a) * op(b) + beta * c  (+
 // bias), of operands that are plain or quantized. Both plain: fp32, bf16 or fp16. Of codes with one
 // scale for the tensor: any mix of e4m3, e5m2 and bf16. Codes with a scale for each block are e4m3,
-// e5m2 or (row scales, on both sides) int8, and both stored along K: a as it is, b transposed. What
-// blocks mean (cuBLAS documentation, "Narrow precision data types usage"; DeepSeek-V3, arXiv
-// 2412.19437, section 3.3.2; OCP MX specification, 6.2):
+// e5m2, e2m1 or (row scales, on both sides) int8, and both stored along K: a as it is, b
+// transposed. What blocks mean (cuBLAS documentation, "Narrow precision data types usage";
+// DeepSeek-V3, arXiv 2412.19437, section 3.3.2; OCP MX specification, 6.2):
 //
 //   row x row             fp32 sum over the whole K, times scale_inv_a[m] * scale_inv_b[n];
 //   1x128 or 128x128,     for each 128 of K the fp32 partial sum times scale_inv_a * scale_inv_b,
 //   on either side        summed in fp32 in the order of K; not 128x128 on both sides;
-//   1x32 x 1x32 (e8m0)    each code times its power of two, which is exact, then an fp32 sum.
+//   1x32 x 1x32 (e8m0)    each code times its power of two, which is exact, then an fp32 sum;
+//   1x16 x 1x16 (e4m3),   each code times its scale, exact in bf16, then an fp32 sum, times
+//   and 16x16 for b       tensor_scale_inv_a * tensor_scale_inv_b.
 //
 // FP8 codes are exact in bf16, so on the cpu they are decoded to bf16 (or fp32 where the processor
 // has no bf16 units) and the only rounding is that of the fp32 accumulation. Scales of blocks that
@@ -35,6 +37,7 @@ struct GemmOperand {
                             ///< `matrix`; or of the tensor, one fp32, where empty means 1
   TensorFormat format;      ///< of codes with a scale for each block
   ScaleLayout layout = ScaleLayout::row_major;
+  ConstView tensor_scale_inv;  ///< one fp32, above the scales of blocks: ScaleType::e4m3
 
   /// Whether codes have a scale for each block, and not one for the tensor.
   bool has_blocks() const { return format.is_scaled() && format.block != per::tensor; }

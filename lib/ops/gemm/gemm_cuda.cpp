@@ -27,7 +27,7 @@ ConstView bias_for_library(Stream stream, const Product& product, const ConstVie
   const DType type = product.c.dtype;
   if (type == DType::f32) {
     const bool aligned = reinterpret_cast<uintptr_t>(bias.data) % kBiasAlignment == 0;
-    return aligned && !is_fp8(product.a.matrix.dtype) ? bias : ConstView{};
+    return aligned && !is_code_type(product.a.matrix.dtype) ? bias : ConstView{};
   }
   const View rounded = {cuda_context(stream).workspace, type, bias.shape};
   if (rounded.bytes() > kBiasBytes) {

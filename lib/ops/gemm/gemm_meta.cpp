@@ -10,7 +10,7 @@ Arithmetic arithmetic_of(const Gemm& call) {
   if (call.a.has_blocks() && !call.scratch.empty()) {
     return Arithmetic::bits16;
   }
-  if (size_of(type) == 1) {
+  if (facts_of(type).bits <= 8) {
     const bool promoted =
         call.a.has_blocks() &&
         !gemm_support(DeviceTraits{}, {call.a.format, call.b.format, call.c.dtype, true})
@@ -42,7 +42,8 @@ void gemm(Stream stream, const Gemm& call) {
   const int64_t k = call.a.matrix.shape[call.a.transposed ? 0 : 1];
   const double flops = 2.0 * static_cast<double>(call.c.count()) * static_cast<double>(k);
   const bool dequantized = call.a.has_blocks() && !call.scratch.empty();
-  const bool narrow = size_of(call.a.matrix.dtype) == 1 && size_of(call.b.matrix.dtype) == 1;
+  const bool narrow =
+      facts_of(call.a.matrix.dtype).bits <= 8 && facts_of(call.b.matrix.dtype).bits <= 8;
   const bool native = narrow && !dequantized;
   stream.counters().gemm_flops += flops;
   stream.counters().gemm_flops_8bit += native ? flops : 0.0;

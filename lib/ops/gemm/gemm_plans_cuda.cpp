@@ -34,6 +34,8 @@ cudaDataType_t data_type(DType dtype) {
       return CUDA_R_8F_E4M3;
     case DType::e5m2:
       return CUDA_R_8F_E5M2;
+    case DType::e2m1:
+      return CUDA_R_4F_E2M1;
     default:
       throw InternalError("gemm: no such operand type on cuda");
   }
@@ -60,19 +62,22 @@ PlanKey key_of(const Product& call) {
           .b_scaled = call.b.scales != nullptr,
           .add = call.beta != 0.0F,
           .biased = !call.bias.empty(),
+          .factors_on_device = call.factors != nullptr,
           .fast_accumulate = call.fast_accumulate,
           .a_alignment = alignment_of(call.a.matrix.data),
           .b_alignment = alignment_of(call.b.matrix.data),
           .c_alignment = alignment_of(call.c.data)};
 }
 
-/// An FP8 product reads both operands along K, 16 bytes at a time, and not two E5M2 ones.
-void check_fp8(const PlanKey& key) {
-  check(is_fp8(key.a) && is_fp8(key.b), "gemm: on cuda both operands are FP8 or neither");
+/// A product of codes reads both operands along K, 16 bytes at a time, and not two E5M2 ones.
+void check_codes(const PlanKey& key) {
+  check(is_code_type(key.b) && (key.a == DType::e2m1) == (key.b == DType::e2m1),
+        "gemm: on cuda both operands are FP8, or e2m1, or neither");
   check(!key.a_transposed && key.b_transposed,
         "gemm: FP8 operands on cuda lie with K contiguous; use the transposed codes");
-  check(key.k % 16 == 0, "gemm: FP8 on cuda needs K to be a multiple of 16");
-  check(key.a == DType::e4m3 || key.b == DType::e4m3, "gemm: no product of two E5M2 on cuda");
+  check(bytes_of_rows(key.a, 1, key.k) % 16 == 0,
+        "gemm: on cuda rows of codes are multiples of 16 bytes");
+  check(key.a != DType::e5m2 || key.b != DType::e5m2, "gemm: no product of two E5M2 on cuda");
 }
 
 struct ScaleMode {
@@ -84,7 +89,9 @@ constexpr ScaleMode kScaleModes[] = {
     {per::row, CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F},
     {per::block_1x128, CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F},
     {per::block_128x128, CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F},
-    {per::block_1x32, CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0}};
+    {per::block_1x32, CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0},
+    {per::block_1x16, CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3},
+    {per::block_16x16, CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3}};
 
 cublasLtMatmulMatrixScale_t scale_mode(ScaleBlock block) {
   for (const ScaleMode& each : kScaleModes) {
@@ -97,12 +104,13 @@ cublasLtMatmulMatrixScale_t scale_mode(ScaleBlock block) {
 
 /// All of the key, for the file of GemmTuning.
 std::string text_of(const PlanKey& key) {
-  return fmt::format("{}x{}x{} {}{}{} {}{}{} {}{}{}{} {},{} {}/{}/{}", key.m, key.n, key.k,
+  return fmt::format("{}x{}x{} {}{}{} {}{}{} {}{}{}{}{} {},{} {}/{}/{}", key.m, key.n, key.k,
                      name_of(key.a), key.a_transposed ? "^T" : "", key.a_scaled ? "*s" : "",
                      name_of(key.b), key.b_transposed ? "^T" : "", key.b_scaled ? "*s" : "",
                      name_of(key.c), key.add ? "+" : "", key.biased ? " bias" : "",
-                     key.fast_accumulate ? " fast" : "", name_of(key.a_block), name_of(key.b_block),
-                     key.a_alignment, key.b_alignment, key.c_alignment);
+                     key.fast_accumulate ? " fast" : "", key.factors_on_device ? " scaled" : "",
+                     name_of(key.a_block), name_of(key.b_block), key.a_alignment, key.b_alignment,
+                     key.c_alignment);
 }
 
 /// Handles of the library, given back also where making a plan fails half-way.
@@ -172,7 +180,11 @@ Plan::Plan(cublasLtHandle_t handle, const CudaContext& context, const Product& c
   const cublasOperation_t b_operation = key.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
   set(CUBLASLT_MATMUL_DESC_TRANSA, &a_operation, sizeof(a_operation));
   set(CUBLASLT_MATMUL_DESC_TRANSB, &b_operation, sizeof(b_operation));
-  if (is_fp8(key.a)) {
+  if (key.factors_on_device) {
+    const int32_t mode = CUBLASLT_POINTER_MODE_DEVICE;
+    set(CUBLASLT_MATMUL_DESC_POINTER_MODE, &mode, sizeof(mode));
+  }
+  if (is_code_type(key.a)) {
     const int8_t fast = key.fast_accumulate ? 1 : 0;
     set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof(fast));
     const auto a_mode = static_cast<int32_t>(scale_mode(key.b_block));
@@ -212,7 +224,7 @@ std::vector<cublasLtMatmulAlgo_t> Plan::suggestions(cublasLtHandle_t handle,
         api.matmul_preference_set_attribute(preference.get(), attribute, &value, sizeof(value)),
         "asking cuBLASLt for an algorithm");
   };
-  const uint64_t workspace = context.workspace_bytes - kBiasBytes;
+  const uint64_t workspace = context.workspace_bytes - kReservedBytes;
   prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace);
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.b_alignment);
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key.a_alignment);
@@ -251,7 +263,7 @@ cublasLtMatmulAlgo_t Plan::fastest(cublasLtHandle_t handle, const CudaContext& c
     const cublasStatus_t status = cublaslt().matmul_algo_check(
         handle, description_.get(), a_.get(), b_.get(), c_.get(), c_.get(), &*stored, &result);
     if (status == CUBLAS_STATUS_SUCCESS &&
-        result.workspaceSize <= context.workspace_bytes - kBiasBytes) {
+        result.workspaceSize <= context.workspace_bytes - kReservedBytes) {
       return *stored;
     }
   }
@@ -272,15 +284,17 @@ cublasLtMatmulAlgo_t Plan::fastest(cublasLtHandle_t handle, const CudaContext& c
 cublasStatus_t Plan::submit(cublasLtHandle_t handle, const CudaContext& context,
                             const Product& call, void* c,
                             const cublasLtMatmulAlgo_t& algorithm) const {
-  const float alpha = 1.0F;
-  return cublaslt().matmul(handle, description_.get(), &alpha, call.b.matrix.data, a_.get(),
-                           call.a.matrix.data, b_.get(), &call.beta, c, c_.get(), c, c_.get(),
-                           &algorithm, static_cast<char*>(context.workspace) + kBiasBytes,
-                           context.workspace_bytes - kBiasBytes, context.stream);
+  const float one = 1.0F;
+  const float* const alpha = call.factors == nullptr ? &one : call.factors;
+  const float* const beta = call.factors == nullptr ? &call.beta : call.factors + 1;
+  return cublaslt().matmul(handle, description_.get(), alpha, call.b.matrix.data, a_.get(),
+                           call.a.matrix.data, b_.get(), beta, c, c_.get(), c, c_.get(), &algorithm,
+                           static_cast<char*>(context.workspace) + kReservedBytes,
+                           context.workspace_bytes - kReservedBytes, context.stream);
 }
 
 void Plan::run(cublasLtHandle_t handle, const CudaContext& context, const Product& call) const {
-  if (is_fp8(call.a.matrix.dtype)) {
+  if (is_code_type(call.a.matrix.dtype)) {
     set_scales(call);
   }
   if (!call.bias.empty()) {
@@ -302,7 +316,8 @@ size_t PlanKeyHash::operator()(const PlanKey& key) const {
       static_cast<uint64_t>(key.c) << 16 | static_cast<uint64_t>(key.a_transposed) << 24 |
       static_cast<uint64_t>(key.b_transposed) << 25 | static_cast<uint64_t>(key.a_scaled) << 26 |
       static_cast<uint64_t>(key.b_scaled) << 27 | static_cast<uint64_t>(key.add) << 28 |
-      static_cast<uint64_t>(key.fast_accumulate) << 29 | static_cast<uint64_t>(key.biased) << 30);
+      static_cast<uint64_t>(key.fast_accumulate) << 29 | static_cast<uint64_t>(key.biased) << 30 |
+      static_cast<uint64_t>(key.factors_on_device) << 31);
   for (const ScaleBlock& block : {key.a_block, key.b_block}) {
     mix(static_cast<uint64_t>(block.rows) | static_cast<uint64_t>(block.columns) << 32);
   }
@@ -352,8 +367,8 @@ bool GemmPlans::run_biased(const CudaContext& context, const Product& call) {
 
 std::unique_ptr<Plan> GemmPlans::make_plan(const CudaContext& context, const Product& call,
                                            const PlanKey& key) {
-  if (is_fp8(key.a) || is_fp8(key.b)) {
-    check_fp8(key);
+  if (is_code_type(key.a) || is_code_type(key.b)) {
+    check_codes(key);
   }
   return std::make_unique<Plan>(handle_, context, call, key, tuning_ ? &*tuning_ : nullptr);
 }

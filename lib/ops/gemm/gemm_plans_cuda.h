@@ -22,7 +22,7 @@ namespace fp8train::ops::cuda {
 struct ProductOperand {
   ConstView matrix;              ///< as stored, rank 2
   bool transposed;               ///< use the transpose of what is stored
-  ScaleBlock block;              ///< of the scales of an FP8 operand
+  ScaleBlock block;              ///< of the scales of an operand of codes
   const void* scales = nullptr;  ///< device memory, as cuBLASLt's scale mode for it reads them;
                                  ///< null for tensor: 1
 };
@@ -39,16 +39,21 @@ class CublasError : public DeviceError {
 };
 
 /// Bytes at the start of CudaContext::workspace that hold a bias in the type of c; the library gets
-/// the rest.
+/// what lies after kReservedBytes.
 constexpr size_t kBiasBytes = size_t{256} << 10;
+/// After it: Product::factors.
+constexpr size_t kReservedBytes = kBiasBytes + 256;
 
-/// c = op(a) * op(b) + beta * c (+ bias), rounded once. Products of FP8 read both operands along K.
+/// c = op(a) * op(b) + beta * c (+ bias), rounded once. Products of codes read both operands along
+/// K.
 struct Product {
   ProductOperand a;  ///< op(a): [M, K]
   ProductOperand b;  ///< op(b): [K, N]
   View c;            ///< [M, N]
   float beta;
   bool fast_accumulate;
+  /// Device memory: [0] what the product is multiplied by and [1] beta; null: 1, and `beta`.
+  const float* factors = nullptr;
   ConstView bias = {};  ///< [N] of c's type, 16-byte aligned, for run_biased(); else empty
 };
 
@@ -56,7 +61,8 @@ struct PlanKey {
   int64_t m, n, k;
   DType a, b, c;
   ScaleBlock a_block, b_block;
-  bool a_transposed, b_transposed, a_scaled, b_scaled, add, biased, fast_accumulate;
+  bool a_transposed, b_transposed, a_scaled, b_scaled, add, biased, factors_on_device,
+      fast_accumulate;
   uint32_t a_alignment, b_alignment, c_alignment;
 
   bool operator==(const PlanKey&) const = default;

@@ -11,6 +11,7 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -36,6 +37,8 @@ constexpr Extents kAligned = {128, 256, 256};
 /// No tensor core multiplies two E5M2.
 constexpr std::pair<DType, DType> kCodes[] = {
     {DType::e4m3, DType::e4m3}, {DType::e5m2, DType::e4m3}, {DType::e4m3, DType::e5m2}};
+constexpr std::pair<DType, DType> kCodesBy16[] = {{DType::e2m1, DType::e2m1}};
+constexpr float kTensorScale = 0.5F;  // of both operands together, where there is one
 constexpr DType kResults[] = {DType::f32, DType::bf16, DType::f16};
 
 /// An operand [rows, columns] on the host and its copy on the device.
@@ -52,6 +55,10 @@ struct Operand {
   Buffer device_codes, device_scales;
 };
 
+bool is_by_16(ScaleBlock block) {
+  return block == per::block_1x16 || block == per::block_16x16;
+}
+
 float scale_at(ScaleBlock block, int64_t row, int64_t column, int64_t seed) {
   const int64_t kind = (3 * row + 5 * column + seed) % 4;
   return block == per::block_1x32 ? power_of_two(static_cast<int>(kind) - 1)
@@ -60,7 +67,7 @@ float scale_at(ScaleBlock block, int64_t row, int64_t column, int64_t seed) {
 
 /// Scales as cuBLASLt reads them, zeros between; one for per::tensor.
 std::vector<uint8_t> scales_of(ScaleBlock block, int64_t rows, int64_t columns, int64_t seed) {
-  const bool e8m0_scales = block == per::block_1x32;
+  const bool of_a_byte = block == per::block_1x32 || is_by_16(block);
   if (block == per::tensor) {
     const float scale = scale_at(block, 0, 0, seed);
     std::vector<uint8_t> bytes(sizeof(scale));
@@ -68,17 +75,24 @@ std::vector<uint8_t> scales_of(ScaleBlock block, int64_t rows, int64_t columns, 
     return bytes;
   }
   const ScaleGrid grid = scale_grid(block, rows, columns, ScaleLayout::cublaslt);
-  const size_t size = e8m0_scales ? 1 : sizeof(float);
+  const size_t size = of_a_byte ? 1 : sizeof(float);
   std::vector<uint8_t> bytes(static_cast<size_t>(grid.count) * size);
   for (int64_t row = 0; row < grid.rows; ++row) {
     for (int64_t column = 0; column < grid.columns; ++column) {
       const float scale = scale_at(block, row, column, seed);
-      const e8m0 exponent = encode_e8m0_round_up(scale);
+      const uint8_t byte =
+          is_by_16(block) ? encode<e4m3>(scale).bits : encode_e8m0_round_up(scale).bits;
       std::memcpy(bytes.data() + static_cast<size_t>(grid.offset(row, column)) * size,
-                  e8m0_scales ? static_cast<const void*>(&exponent) : &scale, size);
+                  of_a_byte ? static_cast<const void*>(&byte) : &scale, size);
     }
   }
   return bytes;
+}
+
+uint8_t encoded(DType dtype, float value) {
+  return dtype == DType::e4m3   ? encode<e4m3>(value).bits
+         : dtype == DType::e5m2 ? encode<e5m2>(value).bits
+                                : encode<e2m1>(value).bits;
 }
 
 Operand::Operand(Device& device, ScaleBlock scaled_by, DType code_type, int64_t rows,
@@ -87,13 +101,17 @@ Operand::Operand(Device& device, ScaleBlock scaled_by, DType code_type, int64_t 
       dtype(code_type),
       shape({rows, columns}),
       scale_bytes(scales_of(block, rows, columns, seed)),
-      device_codes(device, static_cast<size_t>(rows * columns), MemoryCategory::workspace),
+      device_codes(device, bytes_of_rows(dtype, rows, columns), MemoryCategory::workspace),
       device_scales(device, scale_bytes.size(), MemoryCategory::workspace) {
   const ScaleGrid grid = scale_grid(block, rows, columns, ScaleLayout::row_major);
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t k = 0; k < columns; ++k) {
       const float code = static_cast<float>((7 * row + 3 * k + row / 5 + seed) % 5 - 2);
-      codes.push_back(dtype == DType::e4m3 ? encode<e4m3>(code).bits : encode<e5m2>(code).bits);
+      if (dtype == DType::e2m1 && k % 2 == 1) {
+        codes.back() = static_cast<uint8_t>(codes.back() | encode<e2m1>(code).bits << 4);
+      } else {
+        codes.push_back(encoded(dtype, code));
+      }
       values.push_back(code * scale_at(block, row / grid.height, k / grid.width, seed));
     }
   }
@@ -112,7 +130,7 @@ std::vector<float> exact_product(const Operand& a, const Operand& b) {
       for (int64_t i = 0; i < k; ++i) {
         sum += left[i] * right[i];
       }
-      product.push_back(sum);
+      product.push_back(is_by_16(a.block) ? kTensorScale * sum : sum);
     }
   }
   return product;
@@ -125,11 +143,12 @@ struct Problem {
       : a(device, mode.a, types.first, extents.m, extents.k, 1),
         b(device, mode.b, types.second, extents.n, extents.k, 2),
         expected(exact_product(a, b)),
-        c(device, expected.size() * sizeof(float), MemoryCategory::workspace) {}
+        c(device, expected.size() * sizeof(float), MemoryCategory::workspace),
+        factors(device, 2 * sizeof(float), MemoryCategory::workspace) {}
 
   Operand a, b;
   std::vector<float> expected;  ///< [M, N]
-  Buffer c;
+  Buffer c, factors;
 };
 
 /// `adds`: to a result of ones, as weight gradients of later micro-batches are; otherwise a result
@@ -147,10 +166,17 @@ bool gives_expected_product(Device& device, const Problem& problem, DType c_type
                                   adds ? 1.0F : std::numeric_limits<float>::quiet_NaN());
   device.copy_from_host(problem.c.data(), before.data(), problem.c.bytes());
   CudaContext& context = cuda_context(device.stream());
-  gemm_plans(context).run(context,
-                          {operand(problem.a, false), operand(problem.b, true),
-                           View{problem.c.data(), c_type, {problem.a.shape[0], problem.b.shape[0]}},
-                           adds ? 1.0F : 0.0F, fast});
+  const float factors[2] = {kTensorScale, adds ? 1.0F : 0.0F};
+  device.copy_from_host(problem.factors.data(), factors, sizeof(factors));
+  gemm_plans(context).run(
+      context,
+      {.a = operand(problem.a, false),
+       .b = operand(problem.b, true),
+       .c = {problem.c.data(), c_type, {problem.a.shape[0], problem.b.shape[0]}},
+       .beta = factors[1],
+       .fast_accumulate = fast,
+       .factors = is_by_16(problem.a.block) ? static_cast<const float*>(problem.factors.data())
+                                            : nullptr});
   std::vector<uint8_t> got(expected.size() * size_of(c_type));
   device.copy_to_host(got.data(), problem.c.data(), got.size());
   bool right = true;
@@ -253,11 +279,14 @@ void probe_gemms(Device& device) {
   DeviceTraits traits = device.traits();
   Refusals refusals;
   for (const BlockPair& mode : block_pairs()) {
-    if (!traits.fp8_products.has(mode.scales)) {
+    const bool is_known = mode.a == per::block_16x16 || mode.b == per::block_16x16;  // as 1x16
+    if (is_known || !traits.fp8_products.has(mode.scales)) {
       continue;
     }
     gemm_plans(cuda_context(device.stream()));  // a missing library is an error of its own
-    for (const auto& codes : kCodes) {
+    const std::span<const std::pair<DType, DType>> all_codes =
+        is_by_16(mode.a) ? std::span<const std::pair<DType, DType>>(kCodesBy16) : kCodes;
+    for (const auto& codes : all_codes) {
       try {
         probe(device, mode, codes, traits.fp8_products, refusals);
       } catch (const DeviceError& error) {

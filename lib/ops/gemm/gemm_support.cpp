@@ -20,7 +20,10 @@ constexpr BlockPair kBlockPairs[] = {
     {per::block_1x128, per::block_1x128, ScalePair::block_1x128_1x128, kVector, 4},
     {per::block_1x128, per::block_128x128, ScalePair::block_1x128_128x128, kVector, 4},
     {per::block_128x128, per::block_1x128, ScalePair::block_128x128_1x128, kVector, 4},
-    {per::block_1x32, per::block_1x32, ScalePair::block_1x32, 32}};
+    {per::block_1x32, per::block_1x32, ScalePair::block_1x32, 32},
+    {per::block_1x16, per::block_1x16, ScalePair::block_1x16, 32},
+    {per::block_1x16, per::block_16x16, ScalePair::block_1x16, 32},
+    {per::block_16x16, per::block_1x16, ScalePair::block_1x16, 32}};
 
 const BlockPair* pair_of(const TensorFormat& a, const TensorFormat& b) {
   const ScaleBlock a_block = read_as(a, b).block;
@@ -44,6 +47,8 @@ std::string_view why_missing(ScalePair scales) {
       return "this GPU has no products with row scales";
     case ScalePair::block_1x32:
       return "this GPU has no products with 1x32 scales";
+    case ScalePair::block_1x16:
+      return "this GPU has no products of e2m1";
     default:
       return "this GPU has no products with 1x128 and 128x128 scales";
   }
@@ -60,6 +65,13 @@ std::string_view why_no_product(const GemmFormats& formats, const BlockPair* pai
   }
   if (a_is_i8 && pair->scales != ScalePair::row) {
     return "int8 has a scale for each row";
+  }
+  const bool by_16 = pair->scales == ScalePair::block_1x16;
+  if (by_16 != (formats.a.dtype == DType::e2m1) || by_16 != (formats.b.dtype == DType::e2m1)) {
+    return "e2m1 has a scale for 16 elements, and nothing else does";
+  }
+  if (formats.a.hadamard != formats.b.hadamard) {
+    return "one operand goes through a Hadamard transform and the other does not";
   }
   return {};
 }

@@ -345,7 +345,7 @@ void adamw(Stream stream, const AdamW& call, const StepControl* control) {
   }
   if (cast_later) {
     dispatch<&OpTable::quantize>(stream, call.weight.codes, call.cast.out, call.cast.amax,
-                                 call.cast.statistics);
+                                 call.cast.statistics, CastRandom{});
   }
 }
 

@@ -162,7 +162,7 @@ TEST_CASE("the fake refuses operands that no tensor core takes", "[cuda][fake]")
   CHECK(Call{.k = 40}.run() == "K of an FP8 product must be a multiple of 16");
   CHECK(Call{.m = 34}.run() == "a column of the result must be a multiple of 16 bytes");
   CHECK(Call{.a_type = CUDA_R_8F_E5M2, .b_type = CUDA_R_8F_E5M2}.run() == "E5M2 times E5M2");
-  CHECK(Call{.b_type = CUDA_R_16BF}.run() == "one FP8 operand and one that is not");
+  CHECK(Call{.b_type = CUDA_R_16BF}.run() == "one FP8 or FP4 operand and one that is not");
   CHECK(Call{.c_type = CUDA_R_8F_E4M3}.run() == "an FP8 result is not asked for here");
   CHECK(Call{.a_shift = 8}.run() == "FP8 operands must be 16-byte aligned");
 }
@@ -193,7 +193,7 @@ TEST_CASE("the fake refuses scale modes that the chip lacks", "[cuda][fake]") {
           "1x32 scales below compute capability 10.0");
   }
   CHECK(Call{.capability = 80}.run() == "FP8 below compute capability 8.9");
-  CHECK(Call{.a_mode = 1, .b_mode = 1}.run() == "a scale mode that the fake does not know");
+  CHECK(Call{.a_mode = 9, .b_mode = 9}.run() == "a scale mode that the fake does not know");
 }
 
 TEST_CASE("the fake refuses scales that break a rule of their mode", "[cuda][fake]") {
@@ -205,9 +205,9 @@ TEST_CASE("the fake refuses scales that break a rule of their mode", "[cuda][fak
   CHECK(Call{.a_mode = kRow, .b_mode = kRow, .scale_shift = 4}.run() ==
         "scales must be 16-byte aligned");
   CHECK(Call{.k = 48, .a_mode = k1x32, .b_mode = k1x32, .capability = 100}.run() ==
-        "K must be a multiple of 32 with 1x32 scales");
+        "K must be a multiple of 32 with scales of a byte");
   CHECK(Call{.a_mode = k1x32, .b_mode = k1x32, .capability = 100, .padding = 1}.run() ==
-        "the padding of 1x32 scales must be zero");
+        "the padding of scales of a byte must be zero");
 }
 
 }  // namespace

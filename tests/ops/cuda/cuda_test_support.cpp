@@ -13,8 +13,8 @@ void* Side::raw(size_t bytes) {
 }
 
 View Side::space(DType dtype, const Shape& shape, int64_t offset) {
-  const size_t before = static_cast<size_t>(offset) * size_of(dtype);
-  const size_t bytes = static_cast<size_t>(shape.count()) * size_of(dtype);
+  const size_t before = storage_bytes(dtype, {offset});
+  const size_t bytes = storage_bytes(dtype, shape);
   char* memory = static_cast<char*>(raw(before + bytes));
   if (memory == nullptr) {
     return {nullptr, dtype, shape};

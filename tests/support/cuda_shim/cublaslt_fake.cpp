@@ -45,16 +45,26 @@ cublasStatus_t refuse(const char* why, cublasStatus_t status = CUBLAS_STATUS_NOT
 bool is_fp8(cudaDataType_t type) {
   return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2;
 }
+bool is_code(cudaDataType_t type) {
+  return is_fp8(type) || type == CUDA_R_4F_E2M1;
+}
 
 size_t bytes_of(cudaDataType_t type) {
   return type == CUDA_R_32F ? 4 : is_fp8(type) ? 1 : 2;
 }
 
-/// The rules of the FP8 kernels (compute capability 8.9 and 9.0).
-cublasStatus_t check_fp8(const cublasLtMatmulDescOpaque_t& description, cudaDataType_t a,
-                         cudaDataType_t b, cudaDataType_t d, int64_t m, int64_t k) {
-  if (!is_fp8(a) || !is_fp8(b)) {
-    return refuse("one FP8 operand and one that is not");
+/// The rules of the kernels that multiply codes.
+cublasStatus_t check_codes(const cublasLtMatmulDescOpaque_t& description, cudaDataType_t a,
+                           cudaDataType_t b, cudaDataType_t d, int64_t m, int64_t k) {
+  if (is_fp8(a) != is_fp8(b) || is_code(a) != is_code(b)) {
+    return refuse("one FP8 or FP4 operand and one that is not");
+  }
+  if (!is_fp8(a) &&
+      (description.a_mode != CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3 || k % 32 != 0)) {
+    return refuse("FP4 operands have 1x16 scales and a K that is a multiple of 32");
+  }
+  if (is_fp8(a) && description.a_mode == CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3) {
+    return refuse("1x16 scales are of FP4 operands");
   }
   if (a == CUDA_R_8F_E5M2 && b == CUDA_R_8F_E5M2) {
     return refuse("E5M2 times E5M2");
@@ -83,7 +93,7 @@ cublasStatus_t check_bias(const cublasLtMatmulDescOpaque_t& description, cudaDat
   if (biases_are_refused) {
     return refuse("no biases today");
   }
-  if (is_fp8(a) && d == CUDA_R_32F) {
+  if (is_code(a) && d == CUDA_R_32F) {
     return refuse("an fp32 result of FP8 operands takes no bias");
   }
   if (description.bias_type != -1 && description.bias_type != d) {
@@ -98,8 +108,8 @@ cublasStatus_t check_types(cudaDataType_t a, cudaDataType_t b, cudaDataType_t c,
   if (c != d) {
     return refuse("C and D of different types");
   }
-  if (is_fp8(a)) {
-    return is_fp8(d) ? refuse("an FP8 result is not asked for here") : CUBLAS_STATUS_SUCCESS;
+  if (is_code(a)) {
+    return is_code(d) ? refuse("an FP8 result is not asked for here") : CUBLAS_STATUS_SUCCESS;
   }
   if (a != b) {
     return refuse("operands of different types");
@@ -198,6 +208,8 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t description,
       return copy(description->a_mode);
     case CUBLASLT_MATMUL_DESC_B_SCALE_MODE:
       return copy(description->b_mode);
+    case CUBLASLT_MATMUL_DESC_POINTER_MODE:
+      return copy(description->pointer_mode);
     case CUBLASLT_MATMUL_DESC_FAST_ACCUM:
       return copy(description->fast_accumulate);
     case CUBLASLT_MATMUL_DESC_EPILOGUE:
@@ -284,8 +296,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t /*handle*/,
   if (const cublasStatus_t status = check_bias(*description, a->type, d->type)) {
     return status;
   }
-  if (is_fp8(a->type) || is_fp8(b->type)) {
-    if (const cublasStatus_t status = check_fp8(*description, a->type, b->type, d->type, m, k)) {
+  if (is_code(a->type) || is_code(b->type)) {
+    if (const cublasStatus_t status = check_codes(*description, a->type, b->type, d->type, m, k)) {
       return status;
     }
     if (preference->alignment_a < 16 || preference->alignment_b < 16) {
@@ -332,7 +344,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t /*handle*/, cublasLtMatmulDesc_t 
   const int64_t k = a_transposed ? a_layout->rows : a_layout->columns;
   const ScaledSide a_side = {description->a_mode, description->a_scale, d_layout->rows, k};
   const ScaledSide b_side = {description->b_mode, description->b_scale, d_layout->columns, k};
-  if (is_fp8(a_layout->type)) {
+  if (is_code(a_layout->type)) {
     if (const char* why = why_refused(a_side, b_side, capability())) {
       return refuse(why, CUBLAS_STATUS_INVALID_VALUE);
     }
@@ -359,10 +371,15 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t /*handle*/, cublasLtMatmulDesc_t 
   }
   algorithms_run.push_back(static_cast<int>(algorithm->data[3]));
   fp8train::shim::advance_clock(kMilliseconds[algorithm->data[3]]);
-  const Factors factors = {*static_cast<const float*>(alpha), *static_cast<const float*>(beta),
-                           scales_are_ignored};
+  // Factors in device memory are read when the product runs.
+  const bool on_device = description->pointer_mode == CUBLASLT_POINTER_MODE_DEVICE;
+  const float host_alpha = on_device ? 0.0F : *static_cast<const float*>(alpha);
+  const float host_beta = on_device ? 0.0F : *static_cast<const float*>(beta);
+  const bool ignored = scales_are_ignored;
   fp8train::shim::submit(
       stream, [=, product = *description, left = *a_layout, right = *b_layout, result = *d_layout] {
+        const Factors factors = {on_device ? *static_cast<const float*>(alpha) : host_alpha,
+                                 on_device ? *static_cast<const float*>(beta) : host_beta, ignored};
         multiply(product, factors, {a, left}, {b, right}, c, {d, result});
         matmul_count += 1;
         biased_count += product.epilogue == CUBLASLT_EPILOGUE_BIAS ? 1 : 0;

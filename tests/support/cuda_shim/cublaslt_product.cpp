@@ -26,6 +26,8 @@ float value_at(const void* data, cudaDataType_t type, int64_t index) {
       return decode(e4m3{bytes[index]});
     case CUDA_R_8F_E5M2:
       return decode(e5m2{bytes[index]});
+    case CUDA_R_4F_E2M1:  // the first of two in the lower half of a byte
+      return decode(e2m1{static_cast<uint8_t>(bytes[index / 2] >> index % 2 * 4 & 0xF)});
   }
   return 0.0F;
 }

@@ -13,6 +13,7 @@ struct cublasLtMatmulDescOpaque_t {
   int32_t a_mode = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
   int32_t b_mode = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
   int8_t fast_accumulate = 0;
+  int32_t pointer_mode = CUBLASLT_POINTER_MODE_HOST;
   uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
   const void* bias = nullptr;
   int32_t bias_type = -1;  // that of D

@@ -1,0 +1,74 @@
+#pragma once
+// Casts and products in NVFP4 on one device.
+
+#include "ops/cast/scale_blocks.h"
+#include "ops/cuda/cuda_test_support.h"
+#include "ops/gemm/gemm.h"
+#include "ops/gemm/gemm_support.h"
+
+namespace fp8train::test {
+
+inline TensorFormat nvfp4_format(ScaleBlock block, bool hadamard = false, bool stochastic = false) {
+  TensorFormat format = plain(DType::e2m1);
+  format.block = block;
+  format.policy = ScalePolicy::current;
+  format.scale_type = ScaleType::e4m3;
+  format.hadamard = hadamard;
+  format.rounding = stochastic ? Rounding::stochastic : Rounding::nearest_even;
+  return format;
+}
+
+inline std::vector<TensorFormat> nvfp4_formats() {
+  return {nvfp4_format(per::block_1x16), nvfp4_format(per::block_16x16),
+          nvfp4_format(per::block_1x16, true), nvfp4_format(per::block_1x16, true, true),
+          nvfp4_format(per::block_1x16, false, true)};
+}
+
+/// A cast of x [rows, columns] on the device of a side, in one orientation.
+struct Nvfp4Cast {
+  Nvfp4Cast(Side& side, const Array& x, int64_t rows, int64_t columns, const TensorFormat& format,
+            ScaleLayout layout, bool columnwise)
+      : is_columnwise(columnwise) {
+    const Shape shape = columnwise ? Shape{columns, rows} : Shape{rows, columns};
+    const int64_t count = ops::scale_grid(format.block, shape[0], shape[1], layout).count;
+    const std::vector<float> zeros(static_cast<size_t>(count));
+    Quantized& written = columnwise ? out.columnwise : out.rowwise;
+    written.codes = side.space(DType::e2m1, shape);
+    written.scale_inv = side.put(Array(DType::e4m3, {count}, zeros));
+    out.tensor_scale = side.put_value(0.0F);
+    out.tensor_scale_inv = side.put_value(0.0F);
+    out.format = format;
+    out.layout = layout;
+    statistics = side.put_value(ops::QuantizeStatistics{9, 9, 9});
+    amax = side.put_value(0.25F);
+    const uint64_t* pass = side.put_value(uint64_t{77});
+    ops::quantize(side.stream(), side.put(x), out, amax, statistics,
+                  {.seed = 3, .pass = pass, .tensor = 8});
+  }
+
+  const Quantized& part() const { return is_columnwise ? out.columnwise : out.rowwise; }
+
+  Bits bits(Side& side) const {
+    Bits bits;
+    bits.add(side.get(part().codes));
+    bits.add(side.get(part().scale_inv));
+    bits.add_value(side.get_value(out.tensor_scale));
+    bits.add_value(side.get_value(out.tensor_scale_inv));
+    bits.add_value(side.get_value(statistics));
+    bits.add_value(side.get_value(amax));
+    return bits;
+  }
+
+  ops::GemmOperand operand(bool transposed) const {
+    ops::GemmOperand result = ops::block_operand(part(), out.format, out.layout, transposed);
+    result.tensor_scale_inv = View{out.tensor_scale_inv, DType::f32, {1}};
+    return result;
+  }
+
+  bool is_columnwise;
+  QuantizedTensor out;
+  ops::QuantizeStatistics* statistics = nullptr;
+  float* amax = nullptr;
+};
+
+}  // namespace fp8train::test

@@ -1,0 +1,293 @@
+// NVFP4 on the cpu: codes, scales and products of TransformerEngine's reference
+// (tests/golden/ops/nvfp4.txt, made by make_nvfp4.py), shapes that fill no block, and stochastic
+// rounding.
+
+#include <catch2/catch.hpp>
+
+#include <algorithm>
+#include <cmath>
+
+#include "numeric/hadamard.h"
+#include "ops/cast/scale_blocks.h"
+#include "ops/gemm/gemm.h"
+#include "ops/quantizer_fixtures.h"
+
+namespace fp8train::test {
+namespace {
+
+constexpr const char* kFixture = "nvfp4.txt";
+
+TensorFormat nvfp4(ScaleBlock block, bool hadamard = false,
+                   Rounding rounding = Rounding::nearest_even) {
+  TensorFormat format = plain(DType::e2m1);
+  format.block = block;
+  format.policy = ScalePolicy::current;
+  format.scale_type = ScaleType::e4m3;
+  format.hadamard = hadamard;
+  format.rounding = rounding;
+  return format;
+}
+
+/// make_nvfp4.py's narrow().
+Array narrow(int64_t rows, int64_t columns) {
+  Array x(DType::bf16, {rows, columns});
+  uint32_t state = 12345;
+  for (int64_t i = 0; i < x.count(); ++i) {
+    state = state * 1664525U + 1013904223U;
+    const uint32_t word = state >> 16;
+    x.as<uint16_t>()[i] = static_cast<uint16_t>((word & 0x807FU) | (120U + (word >> 7) % 9U) << 7);
+  }
+  return x;
+}
+
+/// One orientation of a cast: codes [rows, columns] and what they are read with.
+struct Cast {
+  Cast(Array& x, const TensorFormat& wanted, bool columnwise, const ops::CastRandom& random = {})
+      : format(wanted),
+        rows(ConstView(x).shape[columnwise ? 1 : 0]),
+        columns(ConstView(x).shape[columnwise ? 0 : 1]),
+        codes(DType::e2m1, {rows, columns}),
+        scales(DType::e4m3,
+               {ops::scale_grid(format.block, rows, columns, ScaleLayout::row_major).count}) {
+    QuantizedTensor out;
+    (columnwise ? out.columnwise : out.rowwise) = {codes, scales};
+    out.tensor_scale = &scale;
+    out.tensor_scale_inv = &scale_inv;
+    out.format = format;
+    ops::quantize(cpu_stream(), x, out, &amax, &statistics, random);
+  }
+
+  uint8_t code(int64_t row, int64_t column) const {
+    const auto pitch = (columns + 1) / 2;
+    const uint8_t both = codes.bytes()[static_cast<size_t>(row * pitch + column / 2)];
+    return column % 2 == 0 ? both & 0xFU : both >> 4;
+  }
+  float block_scale(int64_t row, int64_t column) const {
+    const int64_t across = (columns + 15) / 16;
+    return decode(e4m3{scales.bytes()[static_cast<size_t>(row * across + column / 16)]});
+  }
+  ops::GemmOperand operand(bool transposed) {
+    ops::GemmOperand result = {codes.view(), transposed, scales.view(), format};
+    result.tensor_scale_inv = View{&scale_inv, DType::f32, {1}};
+    return result;
+  }
+
+  TensorFormat format;
+  int64_t rows, columns;
+  Array codes, scales;
+  float scale = 0.0F, scale_inv = 0.0F, amax = 0.0F;
+  ops::QuantizeStatistics statistics = {};
+};
+
+/// As make_nvfp4.py prints a cast: codes of a NaN amax mean nothing, and -0 is 0 there.
+std::string prints(const Cast& cast) {
+  std::vector<uint8_t> codes = cast.codes.bytes();
+  for (uint8_t& both : codes) {
+    const uint32_t low = (both & 0xFU) == 8 ? 0U : both & 0xFU;
+    const uint32_t high = both >> 4 == 8 ? 0U : both & 0xF0U;
+    both = static_cast<uint8_t>(std::isnan(cast.amax) ? 0U : low | high);
+  }
+  char amax[9];
+  std::snprintf(amax, sizeof(amax), "%08x", bits_of(cast.amax));
+  const std::vector<uint8_t>& scales = cast.scales.bytes();
+  return fingerprint(codes.data(), codes.size()) + " " + fingerprint(scales.data(), scales.size()) +
+         " " + amax;
+}
+
+TEST_CASE("casts to NVFP4 have the codes and scales of TransformerEngine's reference",
+          "[ops][blocks]") {
+  size_t compared = 0;
+  for (std::istringstream& line : lines_that_begin_with("cast", kFixture)) {
+    std::string input, tile;
+    int transform = 0;
+    line >> input >> tile >> transform;
+    Array x = input.starts_with("narrow") ? narrow(160, 256) : input_of(input);
+    for (const bool columnwise : {false, true}) {
+      std::string codes, scales, amax;
+      line >> codes >> scales >> amax;
+      INFO(input << " " << tile << " columnwise " << columnwise);
+      const bool square = tile == "16x16";
+      const Cast cast(
+          x, nvfp4(square ? per::block_16x16 : per::block_1x16, transform == 1 && columnwise),
+          columnwise);
+      CHECK(prints(cast) == codes + " " + scales + " " + amax);
+      compared += 1;
+    }
+  }
+  CHECK(compared == 38);
+}
+
+TEST_CASE("products of NVFP4 are those of TransformerEngine's reference", "[ops][scaled_gemm]") {
+  size_t compared = 0;
+  for (std::istringstream& line : lines_that_begin_with("product", kFixture)) {
+    std::string name;
+    int64_t m = 0, n = 0, k = 0;
+    line >> name >> m >> n >> k;
+    INFO(name);
+    const bool wgrad = name == "wgrad";
+    Array left = wgrad ? narrow(64, 16) : narrow(64, 32);
+    Array right = wgrad ? narrow(64, 32) : narrow(16, 32);
+    Cast a(left, nvfp4(per::block_1x16, wgrad), wgrad);
+    Cast b(right, nvfp4(wgrad ? per::block_1x16 : per::block_16x16, wgrad), wgrad);
+    Array c(DType::f32, {m, n});
+    ops::gemm(cpu_stream(), {.a = a.operand(false), .b = b.operand(true), .c = c});
+    double worst = 0;
+    for (int64_t i = 0; i < m * n; ++i) {
+      std::string text;
+      line >> text;
+      double magnitude = 0;
+      for (int64_t l = 0; l < k; ++l) {
+        magnitude += std::fabs(double{decode(e2m1{a.code(i / n, l)})} *
+                               decode(e2m1{b.code(i % n, l)}) * a.block_scale(i / n, l) *
+                               b.block_scale(i % n, l) * a.scale_inv * b.scale_inv);
+      }
+      worst = std::max(worst, std::fabs(double{c.get(i)} - float_of_hex(text)) / magnitude);
+    }
+    // Sums of 32 and 64 products in fp32 in another order, and two roundings of the scale.
+    CHECK(worst < 0x1p-20);
+    compared += 1;
+  }
+  CHECK(compared == 2);
+}
+
+/// The cast by definition, of values as they are.
+void check_by_definition(Array& x, const Cast& cast, bool columnwise, bool hadamard) {
+  const int64_t whole = hadamard ? cast.columns / 16 * 16 : 0;  // what is transformed
+  std::vector<float> values;
+  for (int64_t row = 0; row < cast.rows; ++row) {
+    for (int64_t column = 0; column < cast.columns; ++column) {
+      values.push_back(x.get(columnwise ? column * cast.rows + row : row * cast.columns + column));
+    }
+    float* const line = values.data() + row * cast.columns;
+    for (int64_t block = 0; block < whole; block += 16) {
+      random_hadamard(line + block, 1, 1);
+      for (int64_t i = block; i < block + 16; ++i) {
+        line[i] = decode(encode<bf16>(line[i]));
+      }
+    }
+  }
+  const auto at = [&](int64_t row, int64_t column) {
+    return values[static_cast<size_t>(row * cast.columns + column)];
+  };
+  float amax = 0;
+  for (const float value : values) {
+    amax = std::max(amax, std::fabs(value));
+  }
+  CHECK(cast.amax == amax);
+  CHECK(cast.scale == two_level_scale(amax));
+  const int64_t height = cast.format.block.rows;
+  size_t wrong = 0;
+  for (int64_t row = 0; row < cast.rows; ++row) {
+    for (int64_t column = 0; column < cast.columns; ++column) {
+      float largest = 0;
+      for (int64_t r = row / height * height;
+           r < std::min(cast.rows, row / height * height + height); ++r) {
+        for (int64_t c = column / 16 * 16; c < std::min(cast.columns, column / 16 * 16 + 16); ++c) {
+          largest = std::max(largest, std::fabs(at(r, c)));
+        }
+      }
+      const e4m3 scale = two_level_block_scale(largest, cast.scale);
+      const e2m1 code = encode<e2m1>(at(row, column) * two_level_factor(scale, cast.scale));
+      wrong += cast.block_scale(row, column) == decode(scale) ? 0 : 1;
+      wrong += cast.code(row, column) == code.bits ? 0 : 1;
+    }
+  }
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("NVFP4 of shapes that fill no block, and what it is read as", "[ops][blocks]") {
+  for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{37, 45}, {1, 3}, {130, 66}}) {
+    Array x(DType::bf16, {rows, columns}, random_values(rows * columns, 7, 3.0F));
+    for (const bool columnwise : {false, true}) {
+      for (const TensorFormat& format :
+           {nvfp4(per::block_1x16), nvfp4(per::block_16x16), nvfp4(per::block_1x16, true)}) {
+        INFO(describe(format) << " " << rows << " x " << columns << ", columnwise " << columnwise);
+        Cast cast(x, format, columnwise);
+        check_by_definition(x, cast, columnwise, format.hadamard);
+        CHECK(cast.statistics.count == static_cast<uint64_t>(rows * columns));
+        Array y(DType::f32, {cast.rows, cast.columns});
+        QuantizedTensor stored;
+        stored.rowwise = {cast.codes, cast.scales};
+        stored.tensor_scale_inv = &cast.scale_inv;
+        stored.format = format;
+        ops::dequantize(cpu_stream(), stored, y);
+        size_t wrong = 0;
+        for (int64_t i = 0; i < y.count(); ++i) {
+          const int64_t row = i / cast.columns;
+          const int64_t column = i % cast.columns;
+          const float factor = cast.block_scale(row, column) * cast.scale_inv;
+          wrong += y.get(i) == decode(e2m1{cast.code(row, column)}) * factor ? 0 : 1;
+        }
+        CHECK(wrong == 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("both orientations of squares have the same codes", "[ops][blocks]") {
+  Array x(DType::f32, {48, 80}, random_values(48 * 80, 3));
+  const Cast rowwise(x, nvfp4(per::block_16x16), false);
+  const Cast columnwise(x, nvfp4(per::block_16x16), true);
+  size_t wrong = 0;
+  for (int64_t i = 0; i < 48 * 80; ++i) {
+    wrong += rowwise.code(i / 80, i % 80) == columnwise.code(i % 80, i / 80) ? 0 : 1;
+  }
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("stochastic NVFP4 is unbiased, and the same for every number of threads",
+          "[ops][blocks]") {
+  constexpr int64_t kRows = 64;
+  constexpr int64_t kColumns = 48;
+  constexpr int kPasses = 400;
+  Array x(DType::bf16, {kRows, kColumns}, random_values(kRows * kColumns, 11));
+  const TensorFormat format = nvfp4(per::block_1x16, false, Rounding::stochastic);
+  const Cast nearest(x, nvfp4(per::block_1x16), false);
+  std::vector<double> sums(static_cast<size_t>(kRows * kColumns));
+  size_t far = 0;
+  for (uint64_t pass = 0; pass < kPasses; ++pass) {
+    const Cast cast(x, format, false, {.seed = 1, .pass = &pass, .tensor = 5});
+    CHECK(cast.scales.bytes() == nearest.scales.bytes());
+    for (int64_t i = 0; i < x.count(); ++i) {
+      const int64_t row = i / kColumns;
+      const int64_t column = i % kColumns;
+      const double unit = double{cast.block_scale(row, column)} * cast.scale_inv;
+      const double value = decode(e2m1{cast.code(row, column)}) * unit;
+      sums[static_cast<size_t>(i)] += value;
+      far += std::fabs(value - x.get(i)) < 2.2 * unit ? 0 : 1;  // the widest spacing is 2
+    }
+  }
+  CHECK(far == 0);
+  double mean_error = 0;
+  double worst = 0;
+  for (int64_t i = 0; i < x.count(); ++i) {
+    const double unit = double{nearest.block_scale(i / kColumns, i % kColumns)} * nearest.scale_inv;
+    const double error = (sums[static_cast<size_t>(i)] / kPasses - x.get(i)) / unit;
+    if (std::fabs(x.get(i)) > 6 * unit) {  // clipped: the scale has been rounded down
+      CHECK(std::fabs(x.get(i)) < 6.4 * unit);
+      continue;
+    }
+    mean_error += error / static_cast<double>(x.count());
+    worst = std::max(worst, std::fabs(error));
+  }
+  CHECK(std::fabs(mean_error) < 0.005);  // to nearest 0.25 for a single value, but not its mean
+  CHECK(worst < 0.3);  // six standard deviations of the mean of 400 draws two units apart
+
+  // 130 x 520 elements are cast by several threads; each draw is its own.
+  Array wide(DType::bf16, {130, 520}, random_values(130 * 520, 12));
+  const uint64_t pass = 9;
+  const ops::CastRandom random = {.seed = 1, .pass = &pass, .tensor = 5};
+  set_threads(1);
+  const Cast one(wide, format, true, random);
+  set_threads(3);
+  const Cast three(wide, format, true, random);
+  CHECK(one.codes.bytes() == three.codes.bytes());
+  const uint64_t next = 10;
+  CHECK(Cast(wide, format, true, {.seed = 1, .pass = &next, .tensor = 5}).codes.bytes() !=
+        one.codes.bytes());
+  CHECK(Cast(wide, format, true, {.seed = 1, .pass = &pass, .tensor = 6}).codes.bytes() !=
+        one.codes.bytes());
+}
+
+}  // namespace
+}  // namespace fp8train::test

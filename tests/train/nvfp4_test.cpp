@@ -1,0 +1,116 @@
+// Whole steps in NVFP4: its casts to dy draw other random bits in each micro-batch, and the same
+// ones where a run continues.
+
+#include <catch2/catch.hpp>
+
+#include <cmath>
+#include <memory>
+#include <vector>
+
+#include "four_steps.h"
+
+namespace fp8train::test::nvfp4 {
+namespace {
+
+struct Trained {
+  std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
+  Engine engine;
+
+  explicit Trained(const EngineSettings& settings) : engine(*device, settings) {
+    engine.reserve(dry_run_step(settings, {}).plan);
+    engine.model().initialize(3);
+    engine.weights_changed();
+  }
+  /// One batch, over and over: what is learnt by heart.
+  double learn(int64_t steps) {
+    for (int64_t step = 0; step < steps; ++step) {
+      engine.step([&] { return random_batch(1); }, step, 1e-2F, false);
+    }
+    return engine.step_loss().mean;
+  }
+  /// The gradients of one step on one batch.
+  std::vector<float> gradients(int64_t step) {
+    engine.step([&] { return random_batch(1); }, step, 0.0F, false);
+    return gradients_of(*device, engine.model().parameters());
+  }
+};
+
+EngineSettings with_roles(const RoleRequest& roles) {
+  PlanRequest request;
+  request.plan = "te-nvfp4";
+  request.roles = roles;
+  EngineSettings settings = small_llama("te-nvfp4");
+  settings.plan = resolve_plan(request);
+  return settings;
+}
+
+TEST_CASE("a model learns a batch in NVFP4 nearly as in bf16") {
+  const double bf16 = Trained(small_llama("bf16")).learn(30);
+  Trained run(small_llama("te-nvfp4"));
+  const uint64_t before = run.device->ledger().allocations();
+  const double loss = run.learn(30);
+  CHECK(loss < 0.5 * std::log(50.0));  // chance is log 50
+  CHECK(loss == Approx(bf16).margin(0.3));
+  CHECK(run.device->ledger().allocations() == before);
+  CHECK(run.engine.optimizer().report().skipped_steps == 0);
+}
+
+TEST_CASE("random bits follow from seed, step and micro-batch alone") {
+  EngineSettings settings = small_llama("te-nvfp4", 2);
+  const std::vector<float> first = Trained(settings).gradients(5);
+  CHECK(equal(first, Trained(settings).gradients(5)));
+  CHECK_FALSE(equal(first, Trained(settings).gradients(6)));
+  settings.seed += 1;
+  CHECK_FALSE(equal(first, Trained(settings).gradients(5)));
+  // Micro-batches of one step: one batch twice has other gradients than twice those of it once.
+  const std::vector<float> once = Trained(small_llama("te-nvfp4")).gradients(5);
+  CHECK_FALSE(equal(first, once));
+  const EngineSettings nearest =
+      with_roles({.dgrad_dy = "e2m1 1x16 e4m3", .wgrad_dy = "e2m1 1x16 e4m3 hadamard"});
+  CHECK(equal(Trained(nearest).gradients(5), Trained(nearest).gradients(6)));
+}
+
+TEST_CASE("the Hadamard transform changes roundings of the weight gradient only") {
+  const RoleRequest to_nearest = {
+      .dgrad_dy = "e2m1 1x16 e4m3", .wgrad_dy = "e2m1 1x16 e4m3", .wgrad_x = "e2m1 1x16 e4m3"};
+  RoleRequest transformed = to_nearest;
+  transformed.wgrad_dy = transformed.wgrad_x = "e2m1 1x16 e4m3 hadamard";
+  Trained plain(with_roles(to_nearest));
+  Trained hadamard(with_roles(transformed));
+  const std::vector<float> a = plain.gradients(0);
+  const std::vector<float> b = hadamard.gradients(0);
+  CHECK(plain.engine.step_loss().mean == hadamard.engine.step_loss().mean);
+  CHECK_FALSE(equal(a, b));
+  double difference = 0;
+  double size = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    difference += (double{a[i]} - b[i]) * (double{a[i]} - b[i]);
+    size += double{a[i]} * a[i];
+  }
+  CHECK(std::sqrt(difference / size) <
+        0.25);  // of four bits on both sides; 2 without orthogonality
+}
+
+TEST_CASE("all operands may be transformed") {
+  const std::string x = "e2m1 1x16 e4m3 hadamard";
+  Trained run(with_roles(
+      {.fprop_x = x, .fprop_w = x, .dgrad_dy = x, .dgrad_w = x, .wgrad_dy = x, .wgrad_x = x}));
+  CHECK(run.learn(30) < 0.5 * std::log(50.0));
+}
+
+TEST_CASE("an infinity in the activations of NVFP4 makes the step a skipped one") {
+  Trained run(small_llama("te-nvfp4"));
+  for (const auto& parameter : run.engine.model().parameters().all()) {
+    if (parameter->name == "layers.0.attention.qkv.weight") {
+      std::vector<float> values = value_on_host(*run.device, *parameter);
+      values.back() = INFINITY;
+      set_value(*run.device, *parameter, values.data());
+    }
+  }
+  run.engine.weights_changed();
+  run.learn(1);
+  CHECK(run.engine.optimizer().report().skipped_steps == 1);
+}
+
+}  // namespace
+}  // namespace fp8train::test::nvfp4
