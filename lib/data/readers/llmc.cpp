@@ -30,7 +30,7 @@ std::shared_ptr<const TokenStore> llmc_tokens(const std::filesystem::path& path,
 }  // namespace
 
 TokenFile open_llmc(const std::filesystem::path& path) {
-  InputFile file(path, InputFile::Links::refuse);
+  InputFile file(path);
   const std::string name = path.string();
   if (file.size() < kLlmcHeaderBytes) {
     throw DataError(fmt::format("{}: {} bytes are less than the {} of an llm.c header", name,
