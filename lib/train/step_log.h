@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "comm/communicator.h"
+#include "device/gpu_kinds.h"
 #include "train/engine.h"
 #include "train/progress.h"
 #include "train/run_records.h"
@@ -35,10 +36,13 @@ class StepLog {
   double tokens_per_second() const { return tokens_per_second_; }
 
  private:
+  bool tensors_are_due(int64_t step) const;
+
   const Session* session_;
   Device* device_;
   RunRecords* records_;
   Progress* progress_;
+  const GpuKind* gpu_;  // null: its stated rates are not known
   ScalingWarnings scaling_warnings_;
   Stopwatch since_log_;
   double seconds_left_out_ = 0;
