@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <new>
 #include <system_error>
 #include <thread>
@@ -300,7 +301,7 @@ int run_program(const std::vector<Command>& commands, std::vector<std::string> a
     CLI::App app("Trains transformers in 8-bit floating point.", "fp8train");
     bool verbose = false;
     app.add_flag("-v,--verbose", verbose,
-                 "With --version: where NVIDIA's libraries come from on this machine");
+                 "With --version: the GPU, and the files of NVIDIA's libraries");
     app.set_version_flag("--version", [&] { return version_text(verbose); });
     app.footer("`fp8train run.yaml` trains. `fp8train COMMAND --help` explains a command.\n");
     app.require_subcommand(1);
@@ -310,6 +311,9 @@ int run_program(const std::vector<Command>& commands, std::vector<std::string> a
       names.emplace_back(command.name);
       command.add(Arguments(*app.add_subcommand(command.name, command.help)), action);
     }
+    const auto narrow = std::make_shared<CLI::Formatter>();  // the list of commands fits 80 columns
+    narrow->column_width(16);
+    app.formatter(narrow);
     arguments = with_command(std::move(arguments), names);
     try {
       std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back

@@ -47,7 +47,7 @@ TEST_CASE("a folder that cannot be written into is a problem") {
   const Outcome lines = run_program(folder.path(), {"doctor", "/proc/none"});
   CHECK(lines.code == 4);
   CHECK_THAT(lines.out, Catch::Contains("\nproblem  disk        ") &&
-                            Catch::Contains("name another folder as output_dir"));
+                            Catch::Contains("\n                     -> "));
 }
 
 TEST_CASE("limits of the shell are seen") {

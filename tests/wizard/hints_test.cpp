@@ -13,25 +13,25 @@ namespace {
 
 using Catch::Contains;
 
-struct Talk {
+struct Dialogue {
   WizardResult result;
   std::string screen;
 };
 
 /// The first replies, then Enter everywhere.
-Talk talk(const std::string& replies, const WizardHooks& hooks) {
+Dialogue dialogue(const std::string& replies, const WizardHooks& hooks) {
   std::istringstream keyboard(replies + std::string(60, '\n'));
   std::ostringstream screen;
-  Talk done;
+  Dialogue done;
   done.result = Wizard(keyboard, screen, hooks).talk("run.yaml");
   done.screen = screen.str();
   return done;
 }
 
-constexpr const char* kFirst = "gpu\n1\n1\n\n";  // device, nodes, ranks, GPU
+constexpr const char* kFirstReplies = "gpu\n1\n1\n\n";  // device, nodes, ranks, GPU
 
 TEST_CASE("gpu means cuda") {
-  const Talk done = talk(std::string(kFirst) + "toy\na.txt\n", {});
+  const Dialogue done = dialogue(std::string(kFirstReplies) + "toy\na.txt\n", {});
   CHECK(done.result.settings.device == DeviceChoice::cuda);
 }
 
@@ -41,12 +41,14 @@ TEST_CASE("a doubtful answer is asked again, and Enter keeps it") {
     const bool doubtful = key == "data.train" && settings.data.train.front().path != "right.txt";
     return doubtful ? std::string("there is no such file") : std::string();
   };
-  const Talk kept = talk(std::string(kFirst) + "toy\nwrong.txt\n", hooks);
+  const Dialogue kept = dialogue(std::string(kFirstReplies) + "toy\nwrong.txt\n", hooks);
   CHECK(kept.result.settings.data.train.front().path == "wrong.txt");
   CHECK_THAT(kept.screen, Contains("  there is no such file; Enter keeps it\n"));
-  const Talk other = talk(std::string(kFirst) + "toy\nwrong.txt\nright.txt\n", hooks);
+  const Dialogue other =
+      dialogue(std::string(kFirstReplies) + "toy\nwrong.txt\nright.txt\n", hooks);
   CHECK(other.result.settings.data.train.front().path == "right.txt");
-  const Talk twice = talk(std::string(kFirst) + "toy\nwrong.txt\nworse.txt\n", hooks);
+  const Dialogue twice =
+      dialogue(std::string(kFirstReplies) + "toy\nwrong.txt\nworse.txt\n", hooks);
   CHECK(twice.result.settings.data.train.front().path == "worse.txt");
 }
 
@@ -56,7 +58,7 @@ TEST_CASE("a job script and Slurm's names are asked for where the machine offers
     hooks.offer = [&](const std::string& key) {
       return key == "job.slurm" ? std::string(offered) : std::string();
     };
-    const Talk done = talk(std::string(kFirst) + "toy\na.txt\n", hooks);
+    const Dialogue done = dialogue(std::string(kFirstReplies) + "toy\na.txt\n", hooks);
     const bool slurm = std::string(offered) == "true";
     CHECK(done.result.settings.job.slurm == slurm);
     CHECK((done.screen.find("Partition") != std::string::npos) == slurm);
