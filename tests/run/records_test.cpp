@@ -119,7 +119,8 @@ TEST_CASE("env.json says where and with what a run was computed") {
   }
   CHECK(found == 2);
   expect_code(0, folder.path(), {"report", "run"});
-  CHECK_THAT(read_file(folder / "report.html"), Catch::Contains("usable_cores"));
+  CHECK_THAT(read_file(folder / "report.html"),
+             Catch::Contains("usable_cores") && Catch::Contains("\"tensors\":[\"layers.0."));
 }
 
 }  // namespace
