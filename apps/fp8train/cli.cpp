@@ -9,13 +9,17 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <new>
 #include <system_error>
 #include <thread>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/terminal.h"
+#include "commit.h"
 #include "config/load.h"
+#include "config/show.h"
 #include "config/suggest.h"
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/cuda_libraries.h"
@@ -36,7 +40,8 @@ bool looks_like_file(const std::string& text) {
 
 int report(const std::string& message, int code) {
   const bool several = message.find('\n') != std::string::npos;
-  fmt::print(stderr, "error:{}{}\n", several ? "\n" : " ", message);
+  fmt::print(stderr, "{}{}{}\n", colored(stderr, Color::red, "error:"), several ? "\n" : " ",
+             message);
   return code;
 }
 
@@ -48,6 +53,55 @@ std::function<std::string(const std::string&)> at_least(double least) {
     const bool number = end != text.c_str() && *end == '\0';
     return number && !(value >= least) ? fmt::format("{} is below {}", text, least) : std::string();
   };
+}
+
+/// "--max-steps" and its kind of the command and of what it is part of.
+std::vector<std::string> option_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) {
+      names.push_back("--" + name);
+    }
+  }
+  return names;
+}
+
+/// What could have been meant: an option, or a key where the command takes keys.
+std::string advice_for_option(const CLI::App& app, const std::string& given) {
+  const std::vector<std::string> names = option_names(app);
+  const std::string name = given.substr(0, given.find('='));
+  std::string key = name.substr(std::min(name.find_first_not_of('-'), name.size()));
+  std::replace(key.begin(), key.end(), '-', '_');
+  const bool takes_keys = std::find(names.begin(), names.end(), "--set") != names.end();
+  const std::vector<std::string> keys = config_keys();
+  if (takes_keys && std::find(keys.begin(), keys.end(), key) != keys.end()) {
+    return fmt::format("; did you mean {}=VALUE, without dashes?", key);
+  }
+  if (const std::string near = nearest_name(name, names); !near.empty()) {
+    return fmt::format("; did you mean {}?", near);
+  }
+  const std::string advice = takes_keys ? advice_for_unknown_key("", key) : "";
+  return advice.empty() ? "" : fmt::format("; keys are given as KEY=VALUE: {}", advice);
+}
+
+/// Why CLI11 does not take the arguments.
+std::string describe_refusal(const CLI::App& root, const CLI::ParseError& error) {
+  std::string command = root.get_name();
+  const CLI::App* app = &root;
+  while (!app->get_subcommands().empty()) {
+    app = app->get_subcommands().front();
+    command += " " + app->get_name();
+  }
+  std::string text = error.what();
+  const std::vector<std::string> unexpected = root.remaining(true);
+  const auto option = std::find_if(unexpected.begin(), unexpected.end(),
+                                   [](const std::string& one) { return one.starts_with("-"); });
+  if (option != unexpected.end()) {
+    text = fmt::format("unknown option {}{}", *option, advice_for_option(*app, *option));
+  } else if (!unexpected.empty()) {
+    text = fmt::format("unexpected argument \"{}\"", unexpected.front());
+  }
+  return fmt::format("{}; `{} --help` lists what it takes", text, command);
 }
 
 }  // namespace
@@ -247,7 +301,7 @@ int run_program(const std::vector<Command>& commands, std::vector<std::string> a
     CLI::App app("Trains transformers in 8-bit floating point.", "fp8train");
     bool verbose = false;
     app.add_flag("-v,--verbose", verbose,
-                 "With --version: where NVIDIA's libraries come from on this machine");
+                 "With --version: the GPU, and the files of NVIDIA's libraries");
     app.set_version_flag("--version", [&] { return version_text(verbose); });
     app.footer("`fp8train run.yaml` trains. `fp8train COMMAND --help` explains a command.\n");
     app.require_subcommand(1);
@@ -257,6 +311,9 @@ int run_program(const std::vector<Command>& commands, std::vector<std::string> a
       names.emplace_back(command.name);
       command.add(Arguments(*app.add_subcommand(command.name, command.help)), action);
     }
+    const auto narrow = std::make_shared<CLI::Formatter>();  // the list of commands fits 80 columns
+    narrow->column_width(16);
+    app.formatter(narrow);
     arguments = with_command(std::move(arguments), names);
     try {
       std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
@@ -265,7 +322,7 @@ int run_program(const std::vector<Command>& commands, std::vector<std::string> a
       if (error.get_exit_code() == 0) {
         return app.exit(error);  // --help, --version
       }
-      throw ConfigError(fmt::format("{}; fp8train --help", error.what()));
+      throw ConfigError(describe_refusal(app, error));
     }
     const int code = action();
     if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
@@ -299,9 +356,14 @@ std::string describe_gpu() {
 
 }  // namespace
 
+std::string version_number() {
+  return FP8TRAIN_VERSION;
+}
+
 std::string version_text(bool libraries) {
-  std::string text = fmt::format("fp8train {}\ncompiler: {} {}\nfeatures: {}", FP8TRAIN_VERSION,
-                                 FP8TRAIN_COMPILER, __VERSION__, FP8TRAIN_FEATURES);
+  const std::string commit = *kCommit == '\0' ? "" : fmt::format("\ncommit: {}", kCommit);
+  std::string text = fmt::format("fp8train {}{}\ncompiler: {} {}\nfeatures: {}", FP8TRAIN_VERSION,
+                                 commit, FP8TRAIN_COMPILER, __VERSION__, FP8TRAIN_FEATURES);
   if (libraries) {
     text += "\nGPU: " + describe_gpu();
     for (const std::string& line : describe_cuda_libraries()) {

@@ -110,7 +110,10 @@ int check_run(const CheckOptions& options) {
     return dry_run_step(engine, *device, ranks, 0);
   });
   for (const std::string& line :
-       run_overview(session, *device, reason, configure_threads(settings.threads), dry_run)) {
+       run_overview(session, *device, reason, configure_threads(settings.threads))) {
+    fmt::print("{}\n", line);
+  }
+  for (const std::string& line : memory_overview(session, *device, dry_run, true)) {
     fmt::print("{}\n", line);
   }
   if (ranks.size() > 1) {

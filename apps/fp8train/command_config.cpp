@@ -14,6 +14,7 @@
 #include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/signals.h"
+#include "base/terminal.h"
 #include "commands.h"
 #include "config/load.h"
 #include "config/show.h"
@@ -175,29 +176,38 @@ void refuse_to_replace(const WizardResult& result, bool overwrite) {
 
 /// What the terminal shows next to plain lines.
 WizardStyle terminal_style() {
-  const char* terminal = std::getenv("TERM");
-  const bool plain = std::getenv("NO_COLOR") != nullptr || terminal == nullptr ||
-                     std::string_view(terminal) == "dumb";
-  return {.echo = isatty(STDIN_FILENO) == 0, .bold = isatty(STDOUT_FILENO) == 1 && !plain};
+  return {.echo = isatty(STDIN_FILENO) == 0, .bold = has_colors(stdout)};
 }
 
-/// Training data that this machine does not have; another one may.
-std::string data_remark(const std::string& key, const Settings& settings) {
-  std::string remark;
+/// Files and folders that this machine does not have; the one that trains may.
+std::string doubt_about(const std::string& key, const Settings& settings) {
+  namespace fs = std::filesystem;
+  std::error_code unseen;
+  if (key == "model.from" && !settings.model.from.empty() &&
+      !fs::is_regular_file(fs::path(settings.model.from) / "config.json", unseen)) {
+    return fmt::format("there is no {}/config.json on this machine", settings.model.from);
+  }
   for (const DataSource& source : settings.data.train) {
     const bool pattern = source.path.find_first_of("*?[") != std::string::npos;
-    if (key == "data.train" && !pattern && !std::filesystem::exists(source.path)) {
-      remark += fmt::format("  note: there is no {} on this machine\n", source.path);
+    const fs::path path = pattern ? fs::path(source.path).parent_path() : fs::path(source.path);
+    if (key == "data.train" && !path.empty() && !fs::exists(path, unseen)) {
+      return fmt::format("there is no {} on this machine", path.string());
     }
   }
-  return remark;
+  return "";
+}
+
+/// A job script is offered where jobs can be submitted.
+std::string offer_here(const std::string& key) {
+  return key != "job.slurm" ? "" : program_on_path("sbatch").empty() ? "false" : "true";
 }
 
 int run_wizard(const WizardOptions& options) {
   JobMemory memory;
   const WizardHooks hooks = {
       .memory = [&](const Settings& settings) { return memory.line(settings); },
-      .remark = data_remark,
+      .offer = offer_here,
+      .doubt = doubt_about,
       .obstacle = [&](const Settings& settings) { return memory.obstacle(settings); },
       .unwritable = why_unwritable,
       .stopped = [] { return stop_signal() != 0; },

@@ -47,6 +47,7 @@ void add_train(Arguments command, Action& action) {
                                         .command = command_line(),
                                         .version = version_text(),
                                         .quiet = options->common.quiet,
+                                        .verbose = options->common.verbose > 0,
                                         .watchdog = &watchdog,
                                         .end_other_ranks = end_ranks},
                                        *comm);

@@ -19,6 +19,9 @@ void add_generate(Arguments command, Action& action);
 void add_eval(Arguments command, Action& action);
 void add_report(Arguments command, Action& action);
 void add_bench(Arguments command, Action& action);
+void add_doctor(Arguments command, Action& action);
+void add_completions(Arguments command, Action& action);
+void add_man(Arguments command, Action& action);
 
 inline const std::vector<Command>& all_commands() {
   static const std::vector<Command> kCommands = {
@@ -35,6 +38,9 @@ inline const std::vector<Command>& all_commands() {
       {"eval", "Loss and multiple-choice accuracy of a trained model, in any plan", add_eval},
       {"report", "Runs as one HTML page: curves, FP8 health, configuration", add_report},
       {"bench", "Measure steps, GEMMs and casts", add_bench},
+      {"doctor", "Check this machine: GPU, libraries, MPI, limits, disk", add_doctor},
+      {"completions", "Completion script of a shell", add_completions},
+      {"man", "Manual page, in the form that man reads", add_man},
   };
   return kCommands;
 }

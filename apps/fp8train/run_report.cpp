@@ -30,6 +30,8 @@ constexpr const char* kCurves[] = {"loss",
                                    "lr",
                                    "loss_scale",
                                    "tokens_per_second",
+                                   "mfu",
+                                   "memory_bytes",
                                    "fp8_saturated_percent",
                                    "fp8_underflow_percent",
                                    "wire_bytes_within_node",
@@ -40,7 +42,7 @@ constexpr const char* kCurves[] = {"loss",
 constexpr const char* kHealth[] = {"snr_db", "scale_exponent", "saturated_percent",
                                    "underflow_percent", "amax"};
 
-/// Calls `take` with each whole line of metrics.jsonl.
+/// Calls `take` with each whole line of metrics.jsonl or tensors.jsonl.
 void for_each_line(const std::filesystem::path& path,
                    const std::function<void(const Json&)>& take) {
   std::ifstream file(path, std::ios::binary);
@@ -78,7 +80,7 @@ Json thinned(const std::vector<std::pair<int64_t, double>>& points) {
   return curve;
 }
 
-Json curves_of(const std::filesystem::path& metrics, std::vector<int64_t>& sampled) {
+Json curves_of(const std::filesystem::path& metrics) {
   std::map<std::string, std::vector<std::pair<int64_t, double>>> curves;
   for_each_line(metrics, [&](const Json& line) {
     const auto step = line.at("step").get<int64_t>();
@@ -86,9 +88,6 @@ Json curves_of(const std::filesystem::path& metrics, std::vector<int64_t>& sampl
       if (const auto value = line.find(key); value != line.end() && value->is_number()) {
         curves[key].emplace_back(step, value->get<double>());
       }
-    }
-    if (line.contains("fp8") && line["fp8"].is_object()) {
-      sampled.push_back(step);
     }
   });
   Json all = Json::object();
@@ -110,8 +109,15 @@ std::set<int64_t> columns_of(const std::vector<int64_t>& sampled) {
   return columns;
 }
 
-/// {"steps": [...], "tensors": [...], "snr_db": [one list for each tensor], ...}
-Json health_of(const std::filesystem::path& metrics, const std::vector<int64_t>& sampled) {
+/// {"steps": [...], "tensors": [...], "snr_db": [one list for each tensor], ...} of lines that have
+/// an object "fp8".
+Json health_of(const std::filesystem::path& metrics) {
+  std::vector<int64_t> sampled;
+  for_each_line(metrics, [&](const Json& line) {
+    if (line.contains("fp8") && line["fp8"].is_object()) {
+      sampled.push_back(line.at("step").get<int64_t>());
+    }
+  });
   const std::set<int64_t> columns = columns_of(sampled);
   std::map<std::string, size_t> rows;
   Json health = {{"steps", columns}, {"tensors", Json::array()}};
@@ -149,10 +155,11 @@ Json object_in(const std::filesystem::path& path) {
 
 Json run_data(const std::filesystem::path& root) {
   const RunDirectory run = {root};
-  std::vector<int64_t> sampled;
   Json data = {{"name", root.lexically_normal().string()}};
-  data["curves"] = curves_of(run.metrics(), sampled);
-  data["health"] = health_of(run.metrics(), sampled);
+  data["curves"] = curves_of(run.metrics());
+  // Runs of older versions have their tensors in metrics.jsonl.
+  data["health"] =
+      health_of(std::filesystem::exists(run.tensors()) ? run.tensors() : run.metrics());
   data["summary"] = object_in(run.summary());
   data["environment"] = object_in(run.environment());
   data["config"] = text_in(run.config());

@@ -34,30 +34,82 @@ const Device& JobMemory::here(DeviceChoice choice) {
   return *device_;
 }
 
+RankMemory JobMemory::memory_of(const Settings& settings) {
+  return memory_of_job(settings, [&]() -> const Device& { return here(settings.device); });
+}
+
+MemoryLedger JobMemory::planned(const Settings& settings, const RankMemory& memory) {
+  const int ranks = job_ranks(settings.job);
+  const Session session = open_session(settings, false, ranks);
+  return memory_of_run(
+      largest_stage(session,
+                    [&](const EngineSettings& engine) {
+                      return dry_run_step(
+                          engine, memory.traits,
+                          Topology::blocks(ranks, static_cast<int>(settings.job.ranks_per_node)));
+                    }),
+      memory.is_host);
+}
+
+/// The first that fits of: a smaller micro-batch; with recomputation; with a stage of ZeRO too.
+std::string JobMemory::what_would_fit(const Settings& settings, const RankMemory& memory) {
+  const int64_t last_stage = job_ranks(settings.job) > 1 ? 3 : settings.parallelism.zero_stage;
+  std::string with;
+  Settings changed = settings;
+  for (;;) {
+    for (int64_t size = settings.training.micro_batch_size; size >= 1; size /= 2) {
+      changed.training.micro_batch_size = size;
+      if (fits(changed, memory)) {
+        return size == settings.training.micro_batch_size
+                   ? with.substr(2)
+                   : fmt::format("training.micro_batch_size {}{}", size, with);
+      }
+    }
+    if (changed.model.recompute == Recompute::none) {
+      changed.model.recompute = Recompute::block;
+      with = ", model.recompute block";
+    } else if (++changed.parallelism.zero_stage <= last_stage) {
+      with =
+          fmt::format("{}, parallelism.zero_stage {}",
+                      settings.model.recompute == Recompute::none ? ", model.recompute block" : "",
+                      changed.parallelism.zero_stage);
+    } else {
+      return "";
+    }
+  }
+}
+
+bool JobMemory::fits(const Settings& settings, const RankMemory& memory) {
+  try {
+    return memory.fits(planned(settings, memory));
+  } catch (const Error&) {  // a change is refused together with the other settings
+    return false;
+  }
+}
+
 std::string JobMemory::line(const Settings& settings) {
   if (!has_model(settings.model)) {
     return {};
   }
   try {
-    const int ranks = job_ranks(settings.job);
-    const Session session = open_session(settings, false, ranks);
-    const RankMemory memory =
-        memory_of_job(settings, [&]() -> const Device& { return here(settings.device); });
-    const MemoryLedger planned = memory_of_run(
-        largest_stage(session,
-                      [&](const EngineSettings& engine) {
-                        return dry_run_step(
-                            engine, memory.traits,
-                            Topology::blocks(ranks, static_cast<int>(settings.job.ranks_per_node)));
-                      }),
-        memory.is_host);
-    const auto needed = static_cast<double>(planned.total());
+    const RankMemory memory = memory_of(settings);
+    const MemoryLedger ledger = planned(settings, memory);
+    const auto needed = static_cast<double>(ledger.total());
     if (memory.bytes == 0) {
       return fmt::format("memory per rank: {}", describe_bytes(needed));
     }
-    return fmt::format("memory per rank: {} of {}: {}", describe_bytes(needed),
-                       describe_bytes(static_cast<double>(memory.bytes)),
-                       memory.fits(planned) ? "fits" : "DOES NOT FIT");
+    const std::string line = fmt::format("memory per rank: {} of {}: ", describe_bytes(needed),
+                                         describe_bytes(static_cast<double>(memory.bytes)));
+    if (memory.fits(ledger)) {
+      return line + "fits";
+    }
+    const std::string change = what_would_fit(settings, memory);
+    return fmt::format("{}DOES NOT FIT; {}", line,
+                       !change.empty() ? "it would with " + change
+                       : job_ranks(settings.job) > 1
+                           ? "take more ranks, a plan with fewer bytes, or a smaller model"
+                           : "take several ranks with ZeRO, a plan with fewer bytes, or a smaller "
+                             "model");
   } catch (const Error& error) {
     return fmt::format("memory per rank: not known: {}", first_line(error.what()));
   }

@@ -8,12 +8,14 @@
 
 #include "config/settings.h"
 #include "device/device.h"
+#include "train/preflight.h"
 
 namespace fp8train {
 
 class JobMemory {
  public:
-  /// "memory per rank: 3.1 of 78.5 GiB: fits"; empty while there is no model, and why where it
+  /// "memory per rank: 3.1 of 78.5 GiB: fits", or which smaller micro-batch, recomputation or stage
+  /// of ZeRO would make it fit; empty while there is no model, and why where it
   /// cannot be said.
   std::string line(const Settings& settings);
 
@@ -25,6 +27,11 @@ class JobMemory {
 
  private:
   const Device& here(DeviceChoice choice);
+  RankMemory memory_of(const Settings& settings);
+  /// What a rank of the run takes. Throws what open_session() throws.
+  MemoryLedger planned(const Settings& settings, const RankMemory& memory);
+  bool fits(const Settings& settings, const RankMemory& memory);
+  std::string what_would_fit(const Settings& settings, const RankMemory& memory);
 
   std::unique_ptr<Device> device_;  // of this machine, as `choice_` says
   DeviceChoice choice_ = DeviceChoice::automatic;

@@ -4,17 +4,23 @@
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <cstdio>
 #include <memory>
+#include <utility>
 
 #include "base/error.h"
+#include "base/terminal.h"
 
 namespace fp8train {
 namespace {
 
 spdlog::logger& logger() {
   static const std::shared_ptr<spdlog::logger> instance = [] {
-    auto created = std::make_shared<spdlog::logger>(
-        "fp8train", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+    auto terminal = std::make_shared<spdlog::sinks::stderr_color_sink_mt>(
+        has_colors(stderr) ? spdlog::color_mode::always : spdlog::color_mode::never);
+    terminal->set_color(spdlog::level::debug, "");
+    terminal->set_color(spdlog::level::info, "");
+    auto created = std::make_shared<spdlog::logger>("fp8train", std::move(terminal));
     created->set_pattern("%^%l%$: %v");
     created->flush_on(spdlog::level::info);
     return created;

@@ -62,6 +62,16 @@ std::vector<Field> slurm_fields() {
   return {
       flag("job.slurm", job(&JobSettings::slurm), "Whether a job script for Slurm is written")
           .asked({.topic = Topic::job, .text = "Write a job script for Slurm"}),
+      text("job.partition", job(&JobSettings::partition), "Slurm's partition; not set: its default")
+          .asked({.topic = Topic::job,
+                  .text = "Partition, - for Slurm's default",
+                  .when = under_slurm,
+                  .optional = true}),
+      text("job.account", job(&JobSettings::account), "Slurm's account; not set: its default")
+          .asked({.topic = Topic::job,
+                  .text = "Account, - for Slurm's default",
+                  .when = under_slurm,
+                  .optional = true}),
       integer("job.cpus_per_rank", job(&JobSettings::cpus_per_rank), between(1, 65536),
               "Cores that Slurm gives to a rank")
           .asked({.topic = Topic::job, .text = "Cores per rank", .when = under_slurm}),

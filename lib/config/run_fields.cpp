@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "base/nearest.h"
 #include "config/field_builders.h"
 #include "config/field_table.h"
 #include "data/readers/data_format.h"
@@ -231,6 +232,20 @@ std::vector<Field> training_fields() {
   return result;
 }
 
+/// Another word for cuda is gpu.
+Field device_field() {
+  Field field = choice("device", in(&Settings::device), kDeviceChoices,
+                       "auto takes a GPU when there is one; gpu means cuda");
+  field.read = [read = field.read](Settings& settings, const FieldValue& value) {
+    if (simplified(value.node().text) == "gpu") {
+      settings.device = DeviceChoice::cuda;
+    } else {
+      read(settings, value);
+    }
+  };
+  return field;
+}
+
 std::vector<Field> run_fields() {
   const auto sample = [](auto member) { return in(&Settings::sample, member); };
   std::vector<Field> result = checkpoint_fields();
@@ -254,7 +269,11 @@ std::vector<Field> run_fields() {
       number("sample.top_p", sample(&SampleSettings::top_p), {0, 1, true, false},
              "Draw from the likeliest tokens with this total probability"),
       integer("logging.interval", in(&Settings::logging, &LoggingSettings::interval), at_least(1),
-              "Steps between progress lines"),
+              "Steps between progress lines, each with a line of metrics.jsonl"),
+      integer("logging.tensor_interval", in(&Settings::logging, &LoggingSettings::tensor_interval),
+              at_least(0),
+              "Steps between lines of tensors.jsonl, the scales and errors of each tensor that is "
+              "cast, in the first step after them that is logged, and in the last step; 0: none"),
       choice("logging.format", in(&Settings::logging, &LoggingSettings::format), kProgressFormats,
              "auto is pretty on a terminal and plain elsewhere"),
       flag("logging.tensorboard", in(&Settings::logging, &LoggingSettings::tensorboard),
@@ -287,8 +306,7 @@ std::vector<Field> run_fields() {
               in(&Settings::parallelism, &ParallelismSettings::check_replicas), at_least(0),
               "Steps after which ranks compare hashes of their weights, as they do before each "
               "checkpoint; one that differs is named and the run ends. 0: never"),
-      choice("device", in(&Settings::device), kDeviceChoices, "auto takes a GPU when there is one")
-          .asked({.topic = Topic::hardware, .text = "Device", .changes_memory = true}),
+      device_field().asked({.topic = Topic::hardware, .text = "Device", .changes_memory = true}),
       flag("cuda_graphs", in(&Settings::cuda_graphs),
            "On a GPU, record the work of a step once and replay it"),
       flag("gemm_tuning", in(&Settings::gemm_tuning),

@@ -131,6 +131,7 @@ inline constexpr std::pair<ProgressFormat, std::string_view> kProgressFormats[] 
 
 struct LoggingSettings {
   int64_t interval = 10;
+  int64_t tensor_interval = 100;
   ProgressFormat format = ProgressFormat::automatic;
   bool tensorboard = false;  ///< event files too, in output_dir/tensorboard
 
@@ -162,9 +163,10 @@ struct ParallelismSettings {
 struct JobSettings {
   int64_t nodes = 1;
   int64_t ranks_per_node = 1;
-  std::string gpu = "auto";  ///< auto: the device of this machine; else a name of gpu_kinds()
-  double memory_gib = 0;     ///< of a node, for ranks on CPUs; 0: as much as this machine has
-  bool slurm = true;         ///< write a job script
+  std::string gpu = "auto";        ///< auto: the device of this machine; else a name of gpu_kinds()
+  double memory_gib = 0;           ///< of a node, for ranks on CPUs; 0: as much as this machine has
+  bool slurm = true;               ///< write a job script
+  std::string partition, account;  ///< of Slurm; empty: its default
   int64_t cpus_per_rank = 8;
   double time_limit_seconds = 24 * 3600;
   bool requeue = false;

@@ -5,7 +5,7 @@
 
 namespace fp8train {
 
-std::string wrapped(const std::string& text) {
+std::string wrapped(const std::string& text, size_t columns) {
   std::istringstream lines(text);
   std::string result;
   for (std::string line; std::getline(lines, line);) {
@@ -15,7 +15,7 @@ std::string wrapped(const std::string& text) {
     std::string current = begin;
     for (std::string word; words >> word;) {
       const bool first = current.size() == begin.size();
-      if (!first && current.size() + 1 + word.size() > kColumns) {
+      if (!first && current.size() + 1 + word.size() > columns) {
         result += current + "\n";
         current = begin + word;
       } else {

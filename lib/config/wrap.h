@@ -1,14 +1,15 @@
 #pragma once
 // Text for people in lines of a width that fits everywhere.
 
+#include <cstddef>
 #include <string>
 
 namespace fp8train {
 
 inline constexpr size_t kColumns = 100;
 
-/// Lines of at most kColumns, broken at blanks; what follows a break begins like its line: with the
-/// same blanks and, in a comment, with "# ".
-std::string wrapped(const std::string& text);
+/// Lines of at most `columns`, broken at blanks; what follows a break begins like its line: with
+/// the same blanks and, in a comment, with "# ".
+std::string wrapped(const std::string& text, size_t columns = kColumns);
 
 }  // namespace fp8train

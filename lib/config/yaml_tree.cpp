@@ -6,9 +6,14 @@
 #include <yaml-cpp/mark.h>
 #include <yaml-cpp/parser.h>
 
+#include <algorithm>
+#include <iterator>
+#include <optional>
 #include <sstream>
 #include <unordered_map>
 #include <utility>
+
+#include "base/json_error.h"
 
 namespace fp8train {
 namespace {
@@ -25,7 +30,10 @@ class TreeBuilder : public YAML::EventHandler {
       : path_(std::move(path)), source_(source), problems_(problems) {}
 
   YamlNode take() {
-    while (!frames_.empty()) {  // a syntax error left these open
+    if (!frames_.empty() && !frames_.back().node.items.empty()) {
+      frames_.back().node.items.back().reported = true;  // a syntax error has cut it off
+    }
+    while (!frames_.empty()) {  // these it left open
       close();
     }
     return std::move(root_);
@@ -221,6 +229,60 @@ class SecondDocument : public YAML::EventHandler {
   int line = 0;
 };
 
+std::string_view line_of(std::string_view text, int line) {
+  for (; line > 0 && !text.empty(); --line) {
+    text.remove_prefix(std::min(text.find('\n'), text.size() - 1) + 1);
+  }
+  return text.substr(0, text.find('\n'));
+}
+
+bool has_tab_indent(std::string_view line) {
+  return line.substr(0, line.find_first_not_of(" \t")).find('\t') != std::string_view::npos;
+}
+
+/// The reader's messages in a user's words.
+std::string in_words(const std::string& message) {
+  constexpr std::pair<const char*, const char*> kWords[] = {
+      {YAML::ErrorMsg::END_OF_MAP, "this line is not indented as the keys above it are"},
+      {YAML::ErrorMsg::END_OF_SEQ, "this line is not indented as the list above it is"},
+      {YAML::ErrorMsg::END_OF_MAP_FLOW, "a comma or } is missing before this"},
+      {YAML::ErrorMsg::END_OF_SEQ_FLOW, "a comma or ] is missing before this"},
+      {YAML::ErrorMsg::FLOW_END, "this } or ] closes nothing"},
+      {YAML::ErrorMsg::MAP_VALUE,
+       "a key cannot begin here: a second colon in a line (put the text in quotes), or a line that "
+       "is indented deeper than the one before it"},
+      {YAML::ErrorMsg::BLOCK_ENTRY, "a list cannot begin here: put it below its key"},
+      {YAML::ErrorMsg::EOF_IN_SCALAR, "the text ends, but a quote is not closed"},
+      {YAML::ErrorMsg::UNKNOWN_TOKEN, "no value begins with this character: put it in quotes"}};
+  const auto found = std::find_if(std::begin(kWords), std::end(kWords),
+                                  [&](const auto& one) { return message == one.first; });
+  return found == std::end(kWords) ? message : found->second;
+}
+
+/// What is wrong, and where.
+void complain(const YAML::Exception& error, std::string_view text, const std::string& path,
+              size_t source, Problems& problems) {
+  SourceMark mark = {source, error.mark.line + 1, error.mark.column + 1};
+  if (error.msg.starts_with(YAML::ErrorMsg::UNKNOWN_ANCHOR)) {
+    problems.add(mark, path, kNoAliases);
+    return;
+  }
+  for (int line = std::max(error.mark.line - 1, 0); line <= error.mark.line; ++line) {
+    if (has_tab_indent(line_of(text, line))) {
+      problems.add({source, line + 1, 1}, path,
+                   "not valid YAML: the line begins with a tab; indent with spaces");
+      return;
+    }
+  }
+  std::string what = in_words(error.msg);
+  const bool ends = error.mark.pos >= static_cast<int>(text.find_last_not_of(" \t\r\n"));
+  if (const std::optional<JsonError> open = ends ? unclosed(text) : std::nullopt) {
+    mark = {source, static_cast<int>(open->line), static_cast<int>(open->column)};
+    what = open->what;
+  }
+  problems.add(mark, path, "not valid YAML: " + what);
+}
+
 }  // namespace
 
 YamlNode parse_yaml(std::string_view text, const std::string& path, size_t source,
@@ -233,6 +295,13 @@ YamlNode parse_yaml(std::string_view text, const std::string& path, size_t sourc
   }
   if (text.find('\0') != std::string_view::npos) {
     problems.add({source, 0, 0}, path, "holds a zero byte, so it is not text");
+    return unusable;
+  }
+  const bool is_json = text.substr(0, text.find_first_not_of(" \t\r\n") + 1).ends_with('{') &&
+                       text.find('#') == std::string_view::npos;
+  if (const std::optional<JsonError> open = is_json ? unclosed(text) : std::nullopt) {
+    problems.add({source, static_cast<int>(open->line), static_cast<int>(open->column)}, path,
+                 "not valid JSON: " + open->what);
     return unusable;
   }
   TreeBuilder builder(path, source, problems);
@@ -250,10 +319,7 @@ YamlNode parse_yaml(std::string_view text, const std::string& path, size_t sourc
       problems.add({source, second.line, 1}, path, "a second YAML document; write only one");
     }
   } catch (const YAML::Exception& error) {
-    problems.add({source, error.mark.line + 1, error.mark.column + 1}, path,
-                 error.msg.starts_with(YAML::ErrorMsg::UNKNOWN_ANCHOR)
-                     ? kNoAliases
-                     : "not valid YAML: " + error.msg);
+    complain(error, text, path, source, problems);
   }
   YamlNode root = builder.take();
   root.reported = root.reported || !complete;

@@ -74,8 +74,8 @@ class FileTokens final : public TokenStore {
   DocumentTable documents_;
 };
 
-/// Check header and size. Throw DataError naming the file and the numbers; symbolic links, FIFOs
-/// and directories are refused.
+/// Check header and size. Throw DataError naming the file and the numbers; FIFOs, devices and
+/// directories are refused.
 TokenFile open_llmc(const std::filesystem::path& path);     ///< data/readers/llmc.cpp
 TokenFile open_raw_u16(const std::filesystem::path& path);  ///< data/readers/raw_u16.cpp
 TokenFile open_npy(const std::filesystem::path& path);      ///< data/readers/npy.cpp

@@ -1,5 +1,10 @@
 #include "device/gpu_kinds.h"
 
+#include <algorithm>
+#include <cctype>
+#include <sstream>
+#include <string>
+
 namespace fp8train {
 
 const std::vector<GpuKind>& gpu_kinds() {
@@ -23,6 +28,21 @@ const GpuKind* find_gpu_kind(std::string_view name) {
   for (const GpuKind& kind : gpu_kinds()) {
     if (name == kind.name) {
       return &kind;
+    }
+  }
+  return nullptr;
+}
+
+const GpuKind* gpu_kind_in(std::string_view description) {
+  std::istringstream words{std::string(description)};
+  std::string before;
+  for (std::string word; words >> word; before = word) {
+    std::transform(word.begin(), word.end(), word.begin(),
+                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    for (const std::string& name : {word, before + word}) {
+      if (const GpuKind* kind = find_gpu_kind(name)) {
+        return kind;
+      }
     }
   }
   return nullptr;

@@ -40,4 +40,8 @@ const std::vector<GpuKind>& gpu_kinds();
 /// Null when there is none of this name.
 const GpuKind* find_gpu_kind(std::string_view name);
 
+/// The kind whose name is in a device's description, as a word or as two: "NVIDIA H100 80GB HBM3",
+/// "NVIDIA GeForce RTX 4090". Null when there is none.
+const GpuKind* gpu_kind_in(std::string_view description);
+
 }  // namespace fp8train

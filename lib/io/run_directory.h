@@ -17,6 +17,7 @@ struct RunDirectory {
   std::filesystem::path command() const { return root / "command.txt"; }
   std::filesystem::path environment() const { return root / "env.json"; }
   std::filesystem::path metrics() const { return root / "metrics.jsonl"; }
+  std::filesystem::path tensors() const { return root / "tensors.jsonl"; }
   std::filesystem::path tensorboard() const { return root / "tensorboard"; }
   std::filesystem::path summary() const { return root / "summary.json"; }
   std::filesystem::path log() const { return root / "train.log"; }

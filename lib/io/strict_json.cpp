@@ -9,6 +9,7 @@
 
 #include "base/atomic_file.h"
 #include "base/error.h"
+#include "base/json_error.h"
 
 namespace fp8train::detail {
 namespace {
@@ -43,8 +44,12 @@ nlohmann::ordered_json parse_strict_json(std::string_view text, const std::strin
   };
   try {
     return nlohmann::ordered_json::parse(text, watch);
-  } catch (const nlohmann::json::exception& error) {
-    throw CheckpointError(fmt::format("{}: not JSON: {}", where, error.what()));
+  } catch (const nlohmann::json::parse_error& failure) {
+    const JsonError error = json_error(text, failure.byte);
+    throw CheckpointError(
+        fmt::format("{}:{}:{}: not JSON: {}", where, error.line, error.column, error.what));
+  } catch (const nlohmann::json::exception& failure) {  // a number that is too large
+    throw CheckpointError(fmt::format("{}: not JSON: {}", where, failure.what()));
   }
 }
 

@@ -244,8 +244,7 @@ std::vector<std::string> describe_sources(const Session& session) {
 
 std::vector<std::string> run_overview(const Session& session, const Device& device,
                                       const std::string& device_reason, int64_t threads,
-                                      const DryRunStep& dry_run, int64_t steps_done) {
-  const bool is_host = device.kind() == DeviceKind::cpu;
+                                      int64_t steps_done) {
   const ModelConfig& model = session.engine.model;
   std::vector<std::string> lines = {
       fmt::format("model   {} parameters: {} layers, {} wide, {} heads ({} kv), vocabulary {}",
@@ -262,12 +261,23 @@ std::vector<std::string> run_overview(const Session& session, const Device& devi
     lines.push_back(std::move(line));
   }
   lines.push_back(describe_steps(session));
-  lines.push_back(
-      fmt::format("device  {} ({}), {} threads", device.description(), device_reason, threads));
+  lines.push_back(fmt::format("device  {} ({}), {} thread{}", device.description(), device_reason,
+                              threads, threads == 1 ? "" : "s"));
   if (const std::string kernels = ops::attention_kernels(device.stream()); !kernels.empty()) {
     lines.push_back("        attention: " + kernels);
   }
-  lines.push_back("memory" + describe_largest(session, dry_run));
+  return lines;
+}
+
+std::vector<std::string> memory_overview(const Session& session, const Device& device,
+                                         const DryRunStep& dry_run, bool by_category) {
+  const bool is_host = device.kind() == DeviceKind::cpu;
+  if (!by_category) {
+    const MemoryLedger planned = memory_of_run(dry_run, is_host);
+    return {fmt::format("memory  {}{}", describe_bytes(static_cast<double>(planned.total())),
+                        describe_largest(session, dry_run))};
+  }
+  std::vector<std::string> lines = {"memory" + describe_largest(session, dry_run)};
   for (std::string& line : describe_memory(memory_of_run(dry_run, is_host))) {
     lines.push_back(std::move(line));
   }

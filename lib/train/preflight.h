@@ -13,11 +13,15 @@
 
 namespace fp8train {
 
-/// Model, plan, data, device and the memory plan, one line each. `dry_run`: largest_stage().
-/// `steps_done`: before the run begins; stages before are left out.
+/// Model, plan, data, steps and device, one line each. `steps_done`: before the run begins; stages
+/// before are left out.
 std::vector<std::string> run_overview(const Session& session, const Device& device,
                                       const std::string& device_reason, int64_t threads,
-                                      const DryRunStep& dry_run, int64_t steps_done = 0);
+                                      int64_t steps_done = 0);
+
+/// The memory plan, in one line where it is not wanted by category. `dry_run`: largest_stage().
+std::vector<std::string> memory_overview(const Session& session, const Device& device,
+                                         const DryRunStep& dry_run, bool by_category);
 
 /// A dry run of the stage of the run that needs the most memory: the stages do not have theirs at
 /// the same time. `of_stage`: a dry run of an engine.

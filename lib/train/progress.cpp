@@ -1,17 +1,16 @@
 #include "train/progress.h"
 
 #include <fmt/format.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cmath>
 #include <cstdlib>
-#include <limits>
 #include <system_error>
 #include <vector>
 
 #include "base/log.h"
+#include "base/terminal.h"
 
 namespace fp8train {
 
@@ -47,7 +46,6 @@ std::string describe_duration(double seconds) {
 namespace {
 
 constexpr double kTickSeconds = 0.2;
-constexpr size_t kNoLimit = std::numeric_limits<size_t>::max();
 constexpr const char* kRenew = "\r\x1b[K";  // begin the line anew
 
 /// The most important first.
@@ -69,13 +67,6 @@ std::vector<std::string> fields_of(const ProgressReport& report) {
   }
   fields.push_back(fmt::format("mem {}", describe_bytes(static_cast<double>(report.memory_bytes))));
   return fields;
-}
-
-/// Of the terminal; no limit where there is none.
-size_t columns_of(std::FILE* out) {
-  winsize size = {};
-  const bool known = ioctl(fileno(out), TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
-  return known ? size.ws_col : kNoLimit;
 }
 
 }  // namespace
@@ -111,7 +102,7 @@ void Progress::show(const ProgressReport& report) {
   const std::string start = line_open_ ? kRenew : "";
   line_open_ = false;
   // A terminal breaks a line that fills it.
-  const size_t columns = style_ == Style::pretty ? columns_of(out_) - 1 : kNoLimit;
+  const size_t columns = style_ == Style::pretty ? terminal_columns(out_) - 1 : kNoColumns;
   print(start + describe(report, columns) + "\n");
 }
 

@@ -15,6 +15,7 @@
 #include "base/signals.h"
 #include "config/changes.h"
 #include "optim/schedule.h"
+#include "train/environment.h"
 #include "train/preflight.h"
 #include "train/ranks.h"
 #include "train/resume_checks.h"
@@ -75,8 +76,11 @@ Run::Run(const RunRequest& request, Communicator& comm, RankDevice& place)
     progress_.say(fmt::format("ranks   {}; {}{}", comm.description(), describe_layout(session_),
                               place.note.empty() ? "" : "; " + place.note));
   }
-  for (const std::string& line :
-       run_overview(session_, *device_, place.reason, threads_, dry_run, begin)) {
+  for (const std::string& line : run_overview(session_, *device_, place.reason, threads_, begin)) {
+    progress_.say(line);
+  }
+  const bool by_category = earlier_config_.empty() || request.verbose;
+  for (const std::string& line : memory_overview(session_, *device_, dry_run, by_category)) {
     progress_.say(line);
   }
   const RankMemory memory = memory_here(*device_, comm.local_size());
@@ -104,10 +108,11 @@ void Run::start(const RunRequest& request) {
   // Only now: a run that was refused leaves the records of the one before as they are.
   if (leads()) {
     describe_run(records_.directory(), request.resolved_yaml, request.command,
-                 JsonObject()
-                     .add("ranks", comm_->size())
-                     .add("threads", threads_)
-                     .add("version", request.version));
+                 describe_environment({.version = request.version,
+                                       .command = request.command,
+                                       .ranks = comm_->size(),
+                                       .threads = threads_},
+                                      *device_));
   }
 }
 

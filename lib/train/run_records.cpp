@@ -1,10 +1,13 @@
 #include "train/run_records.h"
 
+#include <fmt/chrono.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
+#include <ctime>
 #include <future>
 #include <system_error>
 #include <thread>
@@ -57,6 +60,15 @@ JsonObject class_metrics(const ScalingSummary& summary) {
   return all;
 }
 
+double rounded(double value) {
+  constexpr int kDigits = 5;
+  return std::strtod(fmt::format("{:.{}g}", value, kDigits).c_str(), nullptr);
+}
+
+std::string time_now() {
+  return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
+}
+
 /// Opening a FIFO would wait for a reader.
 void check_regular(const std::filesystem::path& path) {
   if (std::filesystem::exists(path) && !std::filesystem::is_regular_file(path)) {
@@ -83,7 +95,12 @@ EventSummary summary_of(const StepMetrics& metrics) {
       .scalar("optimizer/lr", metrics.lr)
       .scalar("optimizer/grad_norm", metrics.gradient_norm)
       .scalar("optimizer/skipped_steps", static_cast<double>(metrics.skipped_steps))
-      .scalar("speed/tokens_per_second", metrics.tokens_per_second);
+      .scalar("speed/tokens_per_second", metrics.tokens_per_second)
+      .scalar("speed/tflops", metrics.tflops)
+      .scalar("memory/bytes", static_cast<double>(metrics.memory_bytes));
+  if (metrics.mfu) {
+    summary.scalar("speed/mfu", *metrics.mfu);
+  }
   if (metrics.loss_scale) {
     summary.scalar("optimizer/loss_scale", *metrics.loss_scale);
   }
@@ -111,6 +128,7 @@ RunRecords::RunRecords(const std::filesystem::path& root, bool leads) : director
     lock_ = std::make_shared<RunLock>(root);
     directory_ = create_run_directory(root);
     check_regular(directory_.metrics());
+    check_regular(directory_.tensors());
     check_regular(directory_.log());
   }
 }
@@ -137,6 +155,9 @@ void RunRecords::begin_metrics(int64_t step) {
     return;
   }
   metrics_ = std::make_unique<MetricsWriter>(directory_.metrics(), step);
+  tensors_ = std::filesystem::exists(directory_.tensors())
+                 ? std::make_unique<MetricsWriter>(directory_.tensors(), step)
+                 : nullptr;
   if (shown_config_) {
     events_ = std::make_unique<EventFile>(directory_.tensorboard(), step);
     show(step, EventSummary().text("config", as_code(*shown_config_)));
@@ -153,7 +174,15 @@ void RunRecords::write_step(const StepMetrics& metrics) {
       .add("lr", metrics.lr)
       .add("grad_norm", metrics.gradient_norm)
       .add("tokens", metrics.tokens)
-      .add("tokens_per_second", metrics.tokens_per_second)
+      .add("tokens_per_second", rounded(metrics.tokens_per_second))
+      .add("seconds_per_step", rounded(metrics.seconds_per_step))
+      .add("tflops", rounded(metrics.tflops));
+  if (metrics.mfu) {
+    line.add("mfu", rounded(*metrics.mfu));
+  }
+  line.add("memory_bytes", metrics.memory_bytes)
+      .add("data_position", metrics.data_position)
+      .add("time", std::string_view(time_now()))
       .add("skipped_steps", metrics.skipped_steps);
   if (!metrics.epochs.empty()) {
     JsonObject epochs;
@@ -178,13 +207,28 @@ void RunRecords::write_step(const StepMetrics& metrics) {
     const ScalingSummary summary = summarize(*metrics.slots);
     line.add("fp8_saturated_percent", summary.saturated_percent)
         .add("fp8_underflow_percent", summary.underflow_percent)
-        .add("fp8_snr_db", class_metrics(summary))
-        .add("fp8", slot_metrics(*metrics.slots));
+        .add("fp8_snr_db", class_metrics(summary));
   }
   append(line);
+  if (metrics.each_tensor && metrics.slots != nullptr && !metrics.slots->empty()) {
+    write_tensors(metrics);
+  }
   if (events_) {
     show(metrics.step, summary_of(metrics));
   }
+}
+
+void RunRecords::write_tensors(const StepMetrics& metrics) {
+  try {
+    if (!tensors_) {
+      tensors_ = std::make_unique<MetricsWriter>(directory_.tensors());
+    }
+  } catch (const DeviceError& error) {
+    log_warning(fmt::format("{}; the run continues without this line", error.what()));
+    return;
+  }
+  append(JsonObject().add("step", metrics.step).add("fp8", slot_metrics(*metrics.slots)),
+         *tensors_);
 }
 
 void RunRecords::write_validation(int64_t step, double loss, int64_t targets) {
@@ -241,9 +285,9 @@ void RunRecords::show(int64_t step, const EventSummary& summary) {
   }
 }
 
-void RunRecords::append(const JsonObject& line) {
+void RunRecords::append(const JsonObject& line, MetricsWriter& writer) {
   try {
-    metrics_->write(line);
+    writer.write(line);
     if (losing_) {
       log_warning(fmt::format("metrics are written again; {} lines are lost", lost_lines_));
     }

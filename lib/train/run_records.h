@@ -1,6 +1,6 @@
 #pragma once
-// What a run writes down while it goes: the lock on its folder, metrics.jsonl, train.log, samples,
-// summary.json, and event files for TensorBoard.
+// What a run writes down while it goes: the lock on its folder, metrics.jsonl, tensors.jsonl,
+// train.log, samples, summary.json, and event files for TensorBoard.
 
 #include <cstdint>
 #include <filesystem>
@@ -30,11 +30,17 @@ struct StepMetrics {
   /// Passes over each source of a blend so far, by its path; empty: no blend.
   std::vector<std::pair<std::string, double>> epochs;
   double tokens_per_second = 0;
+  double seconds_per_step = 0;
+  double tflops = 0;           ///< 10^12 FLOPs of the model (flops_per_token) per second and rank
+  std::optional<double> mfu;   ///< share of the GPU's stated 16-bit rate; where that is known
+  uint64_t memory_bytes = 0;   ///< the most that this rank has held
+  uint64_t data_position = 0;  ///< samples that have been read
   std::optional<double> loss_scale;  ///< plans with loss scaling
   int64_t skipped_steps = 0;
   std::optional<Straggler> straggler;  ///< since the last such line; where there are several ranks
   std::optional<Traffic> sent;  ///< by this rank to others in a step; where there are several
   const std::vector<SlotReport>* slots = nullptr;  ///< FP8 plans: casts by tensor role
+  bool each_tensor = false;                        ///< `slots` one by one, in tensors.jsonl
 };
 
 /// A save that is over.
@@ -92,7 +98,8 @@ class RunRecords {
   /// shown in them.
   void show_in_tensorboard(std::string config) { shown_config_ = std::move(config); }
 
-  /// Continues metrics.jsonl after `step`; lines of later steps of an interrupted run are dropped.
+  /// Continues metrics.jsonl and tensors.jsonl after `step`; lines of later steps of an interrupted
+  /// run are dropped.
   void begin_metrics(int64_t step);
   void write_step(const StepMetrics& metrics);
   /// Those that lines of metrics are missing of after the run went back to step `to_step`, as lines
@@ -108,12 +115,15 @@ class RunRecords {
   int64_t lost_lines() const { return lost_lines_; }
 
  private:
-  void append(const JsonObject& line);
+  void append(const JsonObject& line) { append(line, *metrics_); }
+  void append(const JsonObject& line, MetricsWriter& writer);
+  void write_tensors(const StepMetrics& metrics);
   void show(int64_t step, const EventSummary& summary);
 
   std::shared_ptr<RunLock> lock_;  // of the rank that leads; null on others
   RunDirectory directory_;
   std::unique_ptr<MetricsWriter> metrics_;
+  std::unique_ptr<MetricsWriter> tensors_;  // null: nothing has been written
   std::optional<std::string> shown_config_;
   std::unique_ptr<EventFile> events_;  // null: nothing is shown
   int64_t lost_lines_ = 0;

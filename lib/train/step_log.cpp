@@ -1,5 +1,6 @@
 #include "train/step_log.h"
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
@@ -7,12 +8,17 @@
 
 #include "base/flight_recorder.h"
 #include "base/log.h"
+#include "model/model_config.h"
 #include "optim/schedule.h"
 #include "train/stragglers.h"
 
 namespace fp8train {
 StepLog::StepLog(const Session& session, Device& device, RunRecords& records, Progress& progress)
-    : session_(&session), device_(&device), records_(&records), progress_(&progress) {
+    : session_(&session),
+      device_(&device),
+      records_(&records),
+      progress_(&progress),
+      gpu_(gpu_kind_in(device.description())) {
   if (session.data.train.is_blend()) {
     blend_.emplace(training_samples(session));
   }
@@ -37,6 +43,15 @@ void StepLog::restart_time() {
   seconds_left_out_ = 0;
 }
 
+/// A function of the step alone, so that a resumed run writes the same lines.
+bool StepLog::tensors_are_due(int64_t step) const {
+  const LoggingSettings& logging = session_->settings.logging;
+  const int64_t interval = logging.tensor_interval;
+  return interval > 0 &&
+         (step == session_->max_steps ||
+          step / interval != std::max<int64_t>(step - logging.interval, 0) / interval);
+}
+
 void StepLog::write(Engine& engine, TrainingState& state, const Traffic& sent) {
   FlightRecorder* const recorder = flight_recorder();
   std::vector<SectionSeconds> seconds_of_ranks;
@@ -46,6 +61,8 @@ void StepLog::write(Engine& engine, TrainingState& state, const Traffic& sent) {
   const double seconds = since_log_.seconds() - seconds_left_out_;
   const auto steps = static_cast<double>(state.step - logged_step_);
   tokens_per_second_ = steps * static_cast<double>(session_->tokens_per_step()) / seconds;
+  const double tflops = tokens_per_second_ / session_->ranks * 1e-12 *
+                        flops_per_token(session_->engine.model, session_->engine.seq_length);
   state.loss = loss.mean;
   std::vector<SlotReport> slots = engine.model().scaling().report();
   if (engine.plain()) {
@@ -76,13 +93,19 @@ void StepLog::write(Engine& engine, TrainingState& state, const Traffic& sent) {
                         .tokens = state.tokens,
                         .epochs = epochs_of_sources(state.sample_position),
                         .tokens_per_second = tokens_per_second_,
+                        .seconds_per_step = seconds / steps,
+                        .tflops = tflops,
+                        .mfu = gpu_ ? std::optional(tflops / gpu_->tera_flops_16bit) : std::nullopt,
+                        .memory_bytes = device_->ledger().peak(),
+                        .data_position = state.sample_position,
                         .loss_scale = session_->engine.plan.dynamic_loss_scaling
                                           ? std::optional<double>(report.loss_scale)
                                           : std::nullopt,
                         .skipped_steps = report.skipped_steps,
                         .straggler = find_straggler(seconds_of_ranks),
                         .sent = session_->ranks > 1 ? std::optional<Traffic>(sent) : std::nullopt,
-                        .slots = &slots});
+                        .slots = &slots,
+                        .each_tensor = tensors_are_due(state.step)});
   log_warnings(scaling_warnings_.after_step(state.step, slots));
   begin_at(state.step);
 }

@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "comm/communicator.h"
+#include "device/gpu_kinds.h"
 #include "train/engine.h"
 #include "train/progress.h"
 #include "train/run_records.h"
@@ -40,12 +41,14 @@ class StepLog {
 
  private:
   std::vector<std::pair<std::string, double>> epochs_of_sources(uint64_t samples) const;
+  bool tensors_are_due(int64_t step) const;
 
   const Session* session_;
   Device* device_;
   RunRecords* records_;
   Progress* progress_;
   std::optional<Samples> blend_;  ///< where sources have weights
+  const GpuKind* gpu_;            // null: its stated rates are not known
   ScalingWarnings scaling_warnings_;
   Stopwatch since_log_;
   double seconds_left_out_ = 0;

@@ -39,6 +39,19 @@ class Script {
     lacks(begin);
   }
 
+  /// An option that the template does not have; nothing for an empty value.
+  void add(const std::string& option, const std::string& value) {
+    const auto name = std::find_if(lines_.begin(), lines_.end(), [](const std::string& line) {
+      return line.starts_with("#SBATCH --job-name=");
+    });
+    if (name == lines_.end()) {
+      lacks("#SBATCH --job-name=");
+    }
+    if (!value.empty()) {
+      lines_.insert(name + 1, fmt::format("#SBATCH --{}={}", option, value));
+    }
+  }
+
   /// Options that the template has as "##SBATCH".
   void uncomment_options() {
     size_t count = 0;
@@ -119,6 +132,8 @@ JobScript job_script(const Settings& settings, const std::string& config_path, b
       fmt::format("# {} on {} x {} ranks: by `fp8train config` from {}, see docs/use/slurm.md.",
                   config_path, job.nodes, job.ranks_per_node, origin),
       fmt::format("sbatch {} [key=value ...]", shell_word(own)));
+  script.add("account", job.account);
+  script.add("partition", job.partition);
   script.set("nodes", std::to_string(job.nodes));
   script.set("ntasks-per-node", std::to_string(job.ranks_per_node));
   script.set("cpus-per-task", std::to_string(job.cpus_per_rank));

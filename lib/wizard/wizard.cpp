@@ -94,7 +94,10 @@ std::string Wizard::offered(const Field& field) const {
   if (passed_.contains(field.key)) {
     return kUnset;
   }
-  const std::string value = question.suggest ? question.suggest(settings_) : field.write(settings_);
+  std::string value = hooks_.offer ? hooks_.offer(field.key) : "";
+  if (value.empty()) {
+    value = question.suggest ? question.suggest(settings_) : field.write(settings_);
+  }
   return value.empty() && question.optional ? kUnset : value;
 }
 
@@ -192,6 +195,7 @@ void Wizard::print_topic(size_t which) {
 Wizard::Reply Wizard::ask(size_t which) {
   const Field& field = *questions()[which];
   print_topic(which);
+  std::string doubted;
   for (;;) {
     const std::string enter = offered(field);
     const std::string brackets = enter.empty() ? "" : fmt::format(" [{}]", enter);
@@ -216,8 +220,11 @@ Wizard::Reply Wizard::ask(size_t which) {
     }
     out_ << wrapped(remark);
     forget_what_no_longer_applies();
-    if (hooks_.remark) {
-      out_ << wrapped(hooks_.remark(field.key, settings_));
+    const std::string doubt = hooks_.doubt ? hooks_.doubt(field.key, settings_) : "";
+    if (!doubt.empty() && line != doubted) {
+      doubted = line;
+      out_ << wrapped(fmt::format("  {}; Enter keeps it", doubt));
+      continue;
     }
     if (field.question->changes_memory) {
       print_memory();

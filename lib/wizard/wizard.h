@@ -24,8 +24,10 @@ class InputEnded : public std::runtime_error {
 struct WizardHooks {
   /// One line about the memory that the settings so far need; empty: not known yet. Null: never.
   std::function<std::string(const Settings&)> memory = nullptr;
-  /// What is to be said of an answer, indented lines; empty: nothing. Null: never.
-  std::function<std::string(const std::string& key, const Settings&)> remark = nullptr;
+  /// What this machine offers for a key instead of the table, in YAML; empty: nothing. Null: never.
+  std::function<std::string(const std::string& key)> offer = nullptr;
+  /// Why an answer is doubtful; it is asked again, and the same answer stays. Null: never.
+  std::function<std::string(const std::string& key, const Settings&)> doubt = nullptr;
   /// Why these settings, though complete, are none of a run; empty: they are. Null: never asked.
   std::function<std::string(const Settings&)> obstacle = nullptr;
   /// Why no file of this name can be written; empty: it can. Null: all can.

@@ -101,7 +101,8 @@ TEST_CASE("a malformed JSON line names file and line") {
     return message_of<DataError>(
         [&] { open_corpora(one_source(dir / "d.jsonl"), *tokenizer, 258); });
   };
-  CHECK_THAT(refusal("{\"text\":\"a\"}\n{\"text\":\n"), Contains("d.jsonl:2: malformed"));
+  CHECK_THAT(refusal("{\"text\":\"a\"}\n{\"text\":\n"),
+             Contains("d.jsonl:2:1: not JSON: this { is not closed"));
   CHECK_THAT(refusal("\n\n[1]\n"), Contains("d.jsonl:3:") && Contains("array"));
   CHECK_THAT(refusal("{\"body\":\"a\"}"), Contains("d.jsonl:1: no key 'text' (keys here: body)"));
   CHECK_THAT(refusal("{\"text\":3}"), Contains("not a string but number"));

@@ -55,7 +55,7 @@ void check_default_command(std::vector<std::string> given, const std::vector<std
   check(complete == given);
 }
 
-constexpr size_t kCommands = 13;
+constexpr size_t kCommands = 16;
 
 }  // namespace
 

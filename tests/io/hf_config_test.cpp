@@ -124,7 +124,7 @@ TEST_CASE("what is not implemented is refused by name") {
 }
 
 TEST_CASE("malformed fields are named") {
-  CHECK_THAT(refusal("{"), Contains("config.json: not JSON"));
+  CHECK_THAT(refusal("{"), Contains("config.json:1:1: not JSON"));
   CHECK_THAT(refusal("[]"), Contains("not a JSON object"));
   CHECK_THAT(refusal(llama(R"(,"vocab_size":100)")), Contains("'vocab_size' appears twice"));
   const auto with = [](const std::string& from, const std::string& to) {

@@ -89,7 +89,10 @@ inline std::vector<std::string> metrics_of(const fs::path& run, const char* key 
   std::vector<std::string> found;
   for (const std::string& line : lines_of(read_file(run / "metrics.jsonl"))) {
     nlohmann::ordered_json object = nlohmann::ordered_json::parse(line);
-    object.erase("tokens_per_second");
+    for (const char* timed :
+         {"tokens_per_second", "seconds_per_step", "tflops", "mfu", "time", "memory_bytes"}) {
+      object.erase(timed);
+    }
     object.erase("slowest_rank");
     object.erase("wire_bytes_within_node");  // stage 3: fewer where an evaluation gathered already
     if (!object.contains("saved") && (key == nullptr || object.contains(key))) {

@@ -65,7 +65,10 @@ inline std::string timeless_metrics(const fs::path& run) {
     if (object.contains("saved")) {
       continue;
     }
-    object.erase("tokens_per_second");
+    for (const char* timed :
+         {"tokens_per_second", "seconds_per_step", "tflops", "mfu", "time", "memory_bytes"}) {
+      object.erase(timed);
+    }
     text += object.dump() + "\n";
   }
   return text;

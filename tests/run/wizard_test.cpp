@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -32,6 +33,11 @@ class Workshop {
   Workshop() {
     write_file(folder_ / "text.txt", small_text(8000));
     write_file(folder_ / "answers.yaml", kAnswers);
+    fs::create_directory(folder_ / "bin");  // a job script is offered where there is an sbatch
+    write_file(folder_ / "bin" / "sbatch", "#!/bin/sh\n");
+    fs::permissions(folder_ / "bin" / "sbatch", fs::perms::owner_all);
+    setenv("PATH",
+           fmt::format("{}:/usr/local/bin:/usr/bin:/bin", (folder_ / "bin").string()).c_str(), 1);
   }
 
   const fs::path& path() const { return folder_.path(); }
@@ -93,6 +99,35 @@ TEST_CASE("memory is that of the named GPU, which need not be here") {
         expect_code(0, shop.path(), {"config", "--answers", "gpu.yaml", "--overwrite"});
     CHECK_THAT(outcome.out, Contains(verdict));
     CHECK_THAT(read_file(shop / "run.sbatch"), Contains("\n#SBATCH --gpus-per-node=1\n"));
+  }
+}
+
+TEST_CASE("what does not fit is said with a change that makes it fit") {
+  const Workshop shop;
+  for (const char* job : {"job: {gpu: h200}\ntraining: {micro_batch_size: 64}\n",
+                          "job: {gpu: l4, ranks_per_node: 8}\ntraining: {micro_batch_size: 64}\n"
+                          "precision: {plan: bf16}\n"}) {
+    const std::string answers = fmt::format(
+        "device: cuda\nmodel: {{preset: llama-1b}}\ndata: {{train: text.txt}}\n{}", job);
+    write_file(shop / "large.yaml", answers);
+    const Words command = {"config", "--answers", "large.yaml", "--overwrite"};
+    const std::string said = expect_code(0, shop.path(), command).out;
+    const std::string before = "DOES NOT FIT; it would with ";
+    CAPTURE(said);
+    REQUIRE_THAT(said, Contains(before));
+    const size_t begin = said.find(before) + before.size();
+    std::string changes = said.substr(begin, said.find('\n', begin) - begin);
+    Words with = {"estimate", "run.yaml"};
+    for (size_t at = 0; at < changes.size();) {
+      const size_t end = std::min(changes.find(", ", at), changes.size());
+      std::string change = changes.substr(at, end - at);
+      with.push_back(change.replace(change.find(' '), 1, "="));
+      at = end + 2;
+    }
+    CHECK(with.size() > 2);
+    const std::string estimated = expect_code(0, shop.path(), with).out;
+    CAPTURE(estimated);
+    CHECK_THAT(estimated, !Contains("DOES NOT FIT"));
   }
 }
 

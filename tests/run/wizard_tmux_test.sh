@@ -10,6 +10,8 @@ socket=$folder/tmux0  # servers of our own, one for each dialogue
 dialogues=0
 trap 'tmux -S "$socket" kill-server 2>/dev/null; rm -rf "$folder"' EXIT
 cd "$folder" || exit 1
+mkdir bin && printf '#!/bin/sh\n' >bin/sbatch && chmod +x bin/sbatch  # where there is one, a job script is offered
+export PATH=$folder/bin:$PATH
 for i in $(seq 400); do echo "the river ran over $i stones and we slept"; done >text.txt
 
 screen() { tmux -S "$socket" capture-pane -p -S - "$@" 2>/dev/null; }

@@ -260,7 +260,7 @@ std::shared_ptr<const TokenStore> indexed_tokens(const std::filesystem::path& pa
   if (path.extension() == ".idx") {
     throw DataError(fmt::format("{}: is the index; name the .bin file", path.string()));
   }
-  InputFile file(path, InputFile::Links::refuse);
+  InputFile file(path);
   const uint64_t bytes = file.size();
   SequenceIndex index = IndexReader(path, bytes).read();
   const auto count = static_cast<int64_t>(bytes / static_cast<uint64_t>(size_of(index.type)));

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/json_error.h"
 #include "data/byte_stream.h"
 #include "data/readers/data_format.h"
 #include "data/readers/json_lines.h"
@@ -23,8 +24,11 @@ std::string document_of(std::string_view line, const TextKey& text_key, const st
   nlohmann::json value;
   try {
     value = nlohmann::json::parse(line);
-  } catch (const nlohmann::json::exception& error) {
-    throw fail(fmt::format("malformed JSON line: {}", error.what()));
+  } catch (const nlohmann::json::parse_error& failure) {
+    const JsonError error = json_error(line, failure.byte);
+    throw DataError(fmt::format("{}:{}: not JSON: {}", where, error.column, error.what));
+  } catch (const nlohmann::json::exception& failure) {  // a number that is too large
+    throw fail(fmt::format("not JSON: {}", failure.what()));
   }
   if (!value.is_object()) {
     throw fail(fmt::format("the line is not a JSON object but {}", value.type_name()));

@@ -49,7 +49,7 @@ DocumentTable read_documents(const InputFile& file, uint64_t from, int64_t docum
 }
 
 TokenFile open_with(const std::filesystem::path& path, DocumentTable& documents) {
-  InputFile file(path, InputFile::Links::refuse);
+  InputFile file(path);
   const std::string name = path.string();
   if (file.size() < kLlmcHeaderBytes) {
     throw DataError(fmt::format("{}: {} bytes are less than the {} of an llm.c header", name,

@@ -189,7 +189,7 @@ std::shared_ptr<const TokenStore> npy_tokens(const std::filesystem::path& path,
 }  // namespace
 
 TokenFile open_npy(const std::filesystem::path& path) {
-  InputFile file(path, InputFile::Links::refuse);
+  InputFile file(path);
   const std::string name = path.string();
   std::array<char, kVersionEnd> start = {};
   if (file.size() < start.size()) {

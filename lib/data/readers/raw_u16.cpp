@@ -81,7 +81,7 @@ std::shared_ptr<const TokenStore> raw_u16_tokens(const std::filesystem::path& pa
 }  // namespace
 
 TokenFile open_raw_u16(const std::filesystem::path& path) {
-  InputFile file(path, InputFile::Links::refuse);
+  InputFile file(path);
   if (file.size() % 2 != 0) {
     throw DataError(
         fmt::format("{}: {} bytes are not a whole number of u16 tokens; the file is cut "

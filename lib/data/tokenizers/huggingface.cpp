@@ -12,6 +12,7 @@
 
 #include "base/atomic_file.h"
 #include "base/error.h"
+#include "base/json_error.h"
 #include "data/tokenizers/added_tokens.h"
 #include "data/tokenizers/decoders.h"
 #include "data/tokenizers/normalizers.h"
@@ -310,6 +311,12 @@ std::optional<std::string> token_in(const JsonPart& config, std::string_view key
   return token.value().is_object() ? token.text("content") : config.text(key);
 }
 
+DataError not_json(std::string_view text, const std::string& where, size_t byte) {
+  const JsonError error = json_error(text, byte);
+  return DataError(
+      fmt::format("{}:{}:{}: not JSON: {}", where, error.line, error.column, error.what));
+}
+
 Companions read_companions(const std::filesystem::path& folder) {
   Companions found;
   for (const char* name :
@@ -326,6 +333,8 @@ Companions read_companions(const std::filesystem::path& folder) {
     found.bos = token_in(config, "bos_token");
     found.eos = token_in(config, "eos_token");
     if (config.has("add_bos_token")) found.adds_bos = config.flag_or("add_bos_token", false);
+  } catch (const nlohmann::json::parse_error& failure) {
+    throw not_json(found.files.front().text, where, failure.byte);
   } catch (const nlohmann::json::exception& error) {
     throw DataError(fmt::format("{}: {}", where, error.what()));
   }
@@ -343,6 +352,8 @@ std::unique_ptr<Tokenizer> read_tokenizer_json(std::string_view text, const std:
     if (auto own = recognize_own(document)) return own;
     return std::make_unique<HuggingFaceTokenizer>(JsonPart(document, where), std::string(text),
                                                   folder ? read_companions(*folder) : Companions());
+  } catch (const nlohmann::json::parse_error& failure) {
+    throw not_json(text, where, failure.byte);
   } catch (const nlohmann::json::exception& error) {
     throw DataError(fmt::format("{}: not a tokenizer.json: {}", where, error.what()));
   }

@@ -1,0 +1,43 @@
+// fp8train completions and fp8train man: what shells and man(1) read about this program.
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "command_tree.h"
+#include "commands.h"
+#include "commit.h"
+#include "config/show.h"
+
+namespace fp8train {
+namespace {
+
+using Writer = std::string (*)(const CommandNode&, const std::vector<std::string>&);
+
+void add_shell(Arguments parent, Action& action, const char* shell, const char* help,
+               Writer writer) {
+  Arguments part = parent.part(shell, help);
+  part.run(action, [part, writer] {
+    fmt::print("{}", writer(command_tree(part), config_keys()));
+    return 0;
+  });
+}
+
+}  // namespace
+
+void add_completions(Arguments command, Action& action) {
+  add_shell(command, action, "bash", "For bash: eval \"$(fp8train completions bash)\"",
+            bash_completion);
+  add_shell(command, action, "zsh", "For zsh: a file _fp8train in a folder of fpath",
+            zsh_completion);
+  add_shell(command, action, "fish", "For fish: fp8train completions fish | source",
+            fish_completion);
+}
+
+void add_man(Arguments command, Action& action) {
+  command.run(action, [command] {
+    fmt::print("{}", man_page(command_tree(command), version_number(), kCommitDate));
+    return 0;
+  });
+}
+
+}  // namespace fp8train

@@ -1,0 +1,41 @@
+#pragma once
+// The commands with their parts and options as data, for shell completions and man pages.
+
+#include <string>
+#include <vector>
+
+#include "cli.h"
+
+namespace fp8train {
+
+struct CommandOption {
+  std::vector<std::string> names;  ///< "-c", "--config"; one without dashes: a positional
+  std::string help;                ///< one line
+  std::string default_value;       ///< empty: none
+  bool takes_value = false;
+
+  bool is_positional() const { return !names.front().starts_with("-"); }
+};
+
+struct CommandNode {
+  std::string name, help;
+  std::vector<CommandOption> options;  ///< positionals among them
+  std::vector<CommandNode> parts;
+
+  /// Takes keys of the configuration: `--set KEY=VALUE` and KEY=VALUE.
+  bool takes_keys() const;
+};
+
+/// The program that `command` belongs to, all commands below it.
+CommandNode command_tree(Arguments command);
+
+/// Scripts for `bash`, `zsh` and `fish`, with all options and keys written out.
+std::string bash_completion(const CommandNode& program, const std::vector<std::string>& keys);
+std::string zsh_completion(const CommandNode& program, const std::vector<std::string>& keys);
+std::string fish_completion(const CommandNode& program, const std::vector<std::string>& keys);
+
+/// The manual page in the macros of man(7).
+std::string man_page(const CommandNode& program, const std::string& version,
+                     const std::string& date);
+
+}  // namespace fp8train

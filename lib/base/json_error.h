@@ -1,0 +1,22 @@
+#pragma once
+// What is wrong with a text that a JSON parser has refused, in words.
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace fp8train {
+
+struct JsonError {
+  size_t line = 1, column = 1;  ///< counted from 1
+  std::string what;             ///< "unexpected ','", "the text ends, but the { of line 1 is open"
+};
+
+/// `byte`: the last one that the parser read, counted from 1 (nlohmann::json::parse_error::byte).
+JsonError json_error(std::string_view text, size_t byte);
+
+/// The last bracket or double quote that is not closed before the text ends.
+std::optional<JsonError> unclosed(std::string_view text);
+
+}  // namespace fp8train

@@ -1,0 +1,28 @@
+#pragma once
+// What this machine is: names, cores, memory and limits, as the system states them.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace fp8train {
+
+struct Machine {
+  std::string host;
+  std::string system;            ///< "Linux 6.1.0-13-amd64"
+  std::string processor;         ///< "AMD EPYC 7B13"; empty: not known
+  int64_t cores = 0;             ///< of the machine, hyperthreads counted
+  int64_t usable_cores = 0;      ///< that the process may run on (taskset, Slurm, cpuset)
+  double quota_cores = 0;        ///< that its control group may use at a time; 0: no limit
+  uint64_t memory_bytes = 0;     ///< of the machine
+  uint64_t available_bytes = 0;  ///< without swapping
+  uint64_t memory_limit = 0;     ///< of its control group; 0: no limit
+  std::string nvidia_driver;     ///< "535.104.05"; empty: none
+};
+
+Machine this_machine();
+
+/// Files of the shared libraries that the process has opened so far, sorted.
+std::vector<std::string> loaded_libraries();
+
+}  // namespace fp8train

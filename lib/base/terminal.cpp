@@ -1,0 +1,54 @@
+#include "base/terminal.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <sstream>
+
+namespace fp8train {
+namespace {
+
+const char* code_of(Color color) {
+  switch (color) {
+    case Color::red:
+      return "\x1b[1;31m";
+    case Color::yellow:
+      return "\x1b[33m";
+  }
+  return "";
+}
+
+}  // namespace
+
+bool has_colors(std::FILE* out) {
+  const char* const refused = std::getenv("NO_COLOR");
+  const char* const terminal = std::getenv("TERM");
+  return (refused == nullptr || *refused == '\0') && terminal != nullptr && *terminal != '\0' &&
+         std::string_view(terminal) != "dumb" && isatty(fileno(out)) == 1;
+}
+
+std::string colored(std::FILE* out, Color color, std::string_view text) {
+  return has_colors(out) ? code_of(color) + std::string(text) + "\x1b[0m" : std::string(text);
+}
+
+std::string program_on_path(const std::string& name) {
+  const char* const path = std::getenv("PATH");
+  std::istringstream folders(path == nullptr ? "" : path);
+  for (std::string folder; std::getline(folders, folder, ':');) {
+    std::string file = folder;
+    file.append("/").append(name);
+    if (access(file.c_str(), X_OK) == 0) {
+      return file;
+    }
+  }
+  return "";
+}
+
+size_t terminal_columns(std::FILE* out) {
+  winsize size = {};
+  const bool known = ioctl(fileno(out), TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  return known ? size.ws_col : kNoColumns;
+}
+
+}  // namespace fp8train

@@ -1,0 +1,29 @@
+#pragma once
+// What a stream's terminal shows, and which programs a shell would find.
+
+#include <cstddef>
+#include <cstdio>
+#include <limits>
+#include <string>
+#include <string_view>
+
+namespace fp8train {
+
+enum class Color { red, yellow };
+
+/// Whether text for `out` may have colours: it is a terminal that has them (TERM), and NO_COLOR is
+/// unset or empty (no-color.org).
+bool has_colors(std::FILE* out);
+
+/// `text` in the colour, where `out` may have colours.
+std::string colored(std::FILE* out, Color color, std::string_view text);
+
+inline constexpr size_t kNoColumns = std::numeric_limits<size_t>::max();
+
+/// The file that a shell would start for `name`, by PATH; empty: none.
+std::string program_on_path(const std::string& name);
+
+/// Width of the terminal; kNoColumns where there is none.
+size_t terminal_columns(std::FILE* out);
+
+}  // namespace fp8train

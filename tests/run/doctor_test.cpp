@@ -1,0 +1,90 @@
+// fp8train doctor before a machine as it is and before fake programs.
+
+#include <catch2/catch.hpp>
+#include <cstdlib>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "program.h"
+
+namespace fp8train::test {
+namespace {
+
+using nlohmann::json;
+
+std::map<std::string, json> findings_of(const Outcome& outcome) {
+  std::map<std::string, json> findings;
+  for (const json& one : json::parse(outcome.out)) {
+    findings[one.at("name").get<std::string>()] = one;
+  }
+  return findings;
+}
+
+TEST_CASE("every finding that is not ok has a fix, and problems are exit code 4") {
+  const TempDir folder;
+  const Outcome outcome = run_program(folder.path(), {"doctor", "--json"});
+  const auto findings = findings_of(outcome);
+  bool problem = false;
+  for (const auto& [name, one] : findings) {
+    CAPTURE(name, one.dump());
+    CHECK_FALSE(one.at("text").get<std::string>().empty());
+    CHECK((one.at("health") == "ok") == one.at("fix").get<std::string>().empty());
+    problem = problem || one.at("health") == "problem";
+  }
+  CHECK(outcome.code == (problem ? 4 : 0));
+  for (const char* name : {"processor", "cores", "memory", "gpu", "driver", "mpi", "slurm", "pmi",
+                           "memlock", "open files", "stack", "/dev/shm", "disk"}) {
+    CAPTURE(name);
+    CHECK(findings.contains(name));
+  }
+}
+
+TEST_CASE("a folder that cannot be written into is a problem") {
+  const TempDir folder;
+  const Outcome outcome = run_program(folder.path(), {"doctor", "/proc/none", "--json"});
+  CHECK(outcome.code == 4);
+  CHECK(findings_of(outcome).at("disk").at("health") == "problem");
+  const Outcome lines = run_program(folder.path(), {"doctor", "/proc/none"});
+  CHECK(lines.code == 4);
+  CHECK_THAT(lines.out, Catch::Contains("\nproblem  disk        ") &&
+                            Catch::Contains("\n                     -> "));
+}
+
+TEST_CASE("limits of the shell are seen") {
+  const TempDir folder;
+  const Words launcher = {"/bin/sh", "-c", "ulimit -n 100; ulimit -s 4096; exec \"$0\" \"$@\""};
+  const auto findings =
+      findings_of(Process(folder.path(), {"doctor", "--json"},
+                          {"OMP_NUM_THREADS=4000", "FP8TRAIN_CPU_ISA=x86-64"}, launcher)
+                      .wait());
+  for (const char* name : {"open files", "stack", "cores", "processor"}) {
+    CAPTURE(name);
+    CHECK(findings.at(name).at("health") == "warning");
+  }
+  CHECK(findings.at("open files").at("text") == "100");
+}
+
+TEST_CASE("srun is asked for its process managers") {
+  const TempDir folder;
+  fs::create_directory(folder / "bin");
+  write_file(folder / "bin" / "srun",
+             "#!/bin/sh\necho 'MPI plugin types are...'\necho \"$KINDS\"\n");
+  fs::permissions(folder / "bin" / "srun", fs::perms::owner_all);
+  const std::string path = "PATH=" + (folder / "bin").string() + ":/usr/bin:/bin";
+  const auto slurm = [&](const std::string& kinds) {
+    return findings_of(
+               Process(folder.path(), {"doctor", "--json"}, {path, "KINDS=" + kinds}).wait())
+        .at("slurm");
+  };
+  CHECK(slurm("none pmi2 pmix_v4 pmix").at("health") == "ok");
+  CHECK(slurm("none pmi2").at("health") == "warning");
+  CHECK_THAT(slurm("none pmi2").at("text").get<std::string>(), Catch::Contains("pmi2"));
+  const Outcome alone =
+      Process(folder.path(), {"doctor", "--json"}, {"SLURM_STEP_ID=0", "SLURM_STEP_NUM_TASKS=4"})
+          .wait();
+  CHECK(alone.code == 4);
+  CHECK(findings_of(alone).at("pmi").at("health") == "problem");
+}
+
+}  // namespace
+}  // namespace fp8train::test

@@ -1,0 +1,127 @@
+// The files of a run that others read: metrics.jsonl, tensors.jsonl, env.json.
+
+#include <fmt/format.h>
+
+#include <catch2/catch.hpp>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "program.h"
+
+namespace fp8train::test {
+namespace {
+
+using nlohmann::json;
+
+Words tiny_run(const std::string& name, int steps, const Words& more = {}) {
+  Words words = {"device=cpu",
+                 "model.preset=toy",
+                 "data.train=text.txt",
+                 "data.seq_length=32",
+                 "precision.plan=te-delayed",
+                 "training.micro_batch_size=1",
+                 fmt::format("training.max_steps={}", steps),
+                 "logging.interval=2",
+                 "logging.tensor_interval=5",
+                 "checkpoint.interval=6",
+                 "output_dir=" + name,
+                 "threads=1"};
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
+std::vector<json> objects_in(const fs::path& path) {
+  std::vector<json> objects;
+  for (const std::string& line : lines_of(read_file(path))) {
+    objects.push_back(json::parse(line));
+  }
+  return objects;
+}
+
+std::vector<long> steps_of(const std::vector<json>& lines) {
+  std::vector<long> steps;
+  for (const json& line : lines) {
+    steps.push_back(line.at("step").get<long>());
+  }
+  return steps;
+}
+
+TEST_CASE("lines of metrics are short, and tensors have a file and an interval of their own") {
+  const TextFolder folder;
+  expect_code(0, folder.path(), tiny_run("run", 14));
+  for (const std::string& line : lines_of(read_file(folder / "run/metrics.jsonl"))) {
+    const json object = json::parse(line);
+    if (!object.contains("loss")) {
+      continue;
+    }
+    CHECK(line.size() < 750);
+    CHECK_FALSE(object.contains("fp8"));
+    for (const char* key : {"lr", "grad_norm", "tokens", "tokens_per_second", "seconds_per_step",
+                            "tflops", "memory_bytes", "data_position", "time", "fp8_snr_db",
+                            "fp8_saturated_percent", "fp8_underflow_percent"}) {
+      CAPTURE(key);
+      CHECK(object.contains(key));
+    }
+    CHECK_FALSE(object.contains("mfu"));  // nobody states the rate of a CPU
+    CHECK(object.at("data_position") == object.at("step"));
+    CHECK(object.at("tflops").get<double>() > 0);
+    CHECK(object.at("time").get<std::string>().size() == 20);
+  }
+  const std::vector<json> tensors = objects_in(folder / "run/tensors.jsonl");
+  CHECK(steps_of(tensors) == std::vector<long>{6, 10, 14});
+  CHECK(tensors.front().at("fp8").size() > 10);
+  CHECK(tensors.front().at("fp8").begin()->contains("amax"));
+}
+
+TEST_CASE("a resumed run has the tensors of the undisturbed one") {
+  const TextFolder folder;
+  expect_code(0, folder.path(), tiny_run("whole", 20));
+  expect_code(0, folder.path(), tiny_run("parts", 20, {"checkpoint.save_final=false"}));
+  // Back to step 12: what follows is written anew.
+  for (const auto& entry : fs::directory_iterator(folder / "parts/checkpoints")) {
+    if (entry.path().filename() == "step-000018") {
+      fs::remove_all(entry.path());
+    }
+  }
+  fs::remove(folder / "parts/summary.json");
+  expect_code(0, folder.path(), tiny_run("parts", 20));
+  CHECK(read_file(folder / "whole/tensors.jsonl") == read_file(folder / "parts/tensors.jsonl"));
+  CHECK(steps_of(objects_in(folder / "parts/tensors.jsonl")) == std::vector<long>{6, 10, 16, 20});
+}
+
+TEST_CASE("no tensors where nothing is cast or none are wanted") {
+  const TextFolder folder;
+  expect_code(0, folder.path(), tiny_run("plain", 4, {"precision.plan=bf16"}));
+  CHECK_FALSE(fs::exists(folder / "plain/tensors.jsonl"));
+  expect_code(0, folder.path(), tiny_run("none", 4, {"logging.tensor_interval=0"}));
+  CHECK_FALSE(fs::exists(folder / "none/tensors.jsonl"));
+}
+
+TEST_CASE("env.json says where and with what a run was computed") {
+  const TextFolder folder;
+  const Words words = tiny_run("run", 2);
+  REQUIRE(Process(folder.path(), words, {"SLURM_JOB_NAME=tiny"}).wait().code == 0);
+  const json environment = json::parse(read_file(folder / "run/env.json"));
+  CHECK(environment.at("date").get<std::string>().ends_with("Z"));
+  CHECK_FALSE(environment.at("host").get<std::string>().empty());
+  CHECK(environment.at("version").get<std::string>().find("\ncompiler: ") != std::string::npos);
+  CHECK(environment.at("command").get<std::string>().find("max_steps=2") != std::string::npos);
+  CHECK(environment.at("ranks") == 1);
+  CHECK(environment.at("threads") == 1);
+  CHECK(environment.at("processor").at("isa").get<std::string>().starts_with("x86-64"));
+  CHECK(environment.at("processor").at("usable_cores") >= 1);
+  CHECK(environment.at("memory_bytes") > (1 << 20));
+  CHECK(environment.at("slurm").at("name") == "tiny");
+  size_t found = 0;
+  for (const auto& [name, file] : environment.at("libraries").items()) {
+    CHECK(fs::exists(file.get<std::string>()));
+    found += name.starts_with("libdnnl.so") || name.starts_with("libc.so") ? 1 : 0;
+  }
+  CHECK(found == 2);
+  expect_code(0, folder.path(), {"report", "run"});
+  CHECK_THAT(read_file(folder / "report.html"),
+             Catch::Contains("usable_cores") && Catch::Contains("\"tensors\":[\"layers.0."));
+}
+
+}  // namespace
+}  // namespace fp8train::test

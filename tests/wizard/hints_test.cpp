@@ -1,0 +1,83 @@
+// What the machine says in the wizard's dialogue: offers, doubts, and Slurm's names in a job
+// script.
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <sstream>
+
+#include "wizard/job_script.h"
+#include "wizard/wizard.h"
+
+namespace fp8train {
+namespace {
+
+using Catch::Contains;
+
+struct Dialogue {
+  WizardResult result;
+  std::string screen;
+};
+
+/// The first replies, then Enter everywhere.
+Dialogue dialogue(const std::string& replies, const WizardHooks& hooks) {
+  std::istringstream keyboard(replies + std::string(60, '\n'));
+  std::ostringstream screen;
+  Dialogue done;
+  done.result = Wizard(keyboard, screen, hooks).talk("run.yaml");
+  done.screen = screen.str();
+  return done;
+}
+
+constexpr const char* kFirstReplies = "gpu\n1\n1\n\n";  // device, nodes, ranks, GPU
+
+TEST_CASE("gpu means cuda") {
+  const Dialogue done = dialogue(std::string(kFirstReplies) + "toy\na.txt\n", {});
+  CHECK(done.result.settings.device == DeviceChoice::cuda);
+}
+
+TEST_CASE("a doubtful answer is asked again, and Enter keeps it") {
+  WizardHooks hooks;
+  hooks.doubt = [](const std::string& key, const Settings& settings) {
+    const bool doubtful = key == "data.train" && settings.data.train.front().path != "right.txt";
+    return doubtful ? std::string("there is no such file") : std::string();
+  };
+  const Dialogue kept = dialogue(std::string(kFirstReplies) + "toy\nwrong.txt\n", hooks);
+  CHECK(kept.result.settings.data.train.front().path == "wrong.txt");
+  CHECK_THAT(kept.screen, Contains("  there is no such file; Enter keeps it\n"));
+  const Dialogue other =
+      dialogue(std::string(kFirstReplies) + "toy\nwrong.txt\nright.txt\n", hooks);
+  CHECK(other.result.settings.data.train.front().path == "right.txt");
+  const Dialogue twice =
+      dialogue(std::string(kFirstReplies) + "toy\nwrong.txt\nworse.txt\n", hooks);
+  CHECK(twice.result.settings.data.train.front().path == "worse.txt");
+}
+
+TEST_CASE("a job script and Slurm's names are asked for where the machine offers one") {
+  for (const char* offered : {"true", "false"}) {
+    WizardHooks hooks;
+    hooks.offer = [&](const std::string& key) {
+      return key == "job.slurm" ? std::string(offered) : std::string();
+    };
+    const Dialogue done = dialogue(std::string(kFirstReplies) + "toy\na.txt\n", hooks);
+    const bool slurm = std::string(offered) == "true";
+    CHECK(done.result.settings.job.slurm == slurm);
+    CHECK((done.screen.find("Partition") != std::string::npos) == slurm);
+    CHECK((done.screen.find("Account") != std::string::npos) == slurm);
+    CHECK((done.screen.find("Time limit") != std::string::npos) == slurm);
+  }
+}
+
+TEST_CASE("partition and account are in the job script where they are given") {
+  Settings settings;
+  const auto lines = [&] { return job_script(settings, "run.yaml", false).text; };
+  CHECK_THAT(lines(), !Contains("--partition=") && !Contains("--account="));
+  settings.job.partition = "gpu-long";
+  settings.job.account = "proj42";
+  for (const bool requeue : {false, true}) {
+    settings.job.requeue = requeue;
+    CHECK_THAT(lines(), Contains("\n#SBATCH --partition=gpu-long\n#SBATCH --account=proj42\n"));
+  }
+}
+
+}  // namespace
+}  // namespace fp8train
