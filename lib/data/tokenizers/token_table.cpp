@@ -116,7 +116,8 @@ void add_scores(const Json& model, TokenTable& table) {
   std::unordered_map<std::string, float> scores;
   for (const Json& merge : model.at("merges")) {
     const auto [left, right] = merge_of(merge);
-    scores.emplace(left + right, 0.0F - static_cast<float>(scores.size()));
+    const auto rank = static_cast<int64_t>(scores.size());
+    scores.emplace(left + right, static_cast<float>(-rank));  // the first one 0, not -0
   }
   for (const std::string& token : table.tokens) {
     const auto found = scores.find(token);
