@@ -14,6 +14,7 @@
 #include "train/dry_run.h"
 #include "train/preflight.h"
 #include "train/progress.h"
+#include "train/run_start.h"
 #include "train/threads.h"
 #include "train/weights.h"
 
@@ -74,7 +75,8 @@ void check_weights(const Session& session) {
   }
   const std::unique_ptr<Device> meta = make_device(DeviceKind::meta);
   Decoder model(*meta, session.engine.model, session.engine.plan, session.engine.decoder);
-  load_weights(*meta, model, TensorSource(session.settings.model.from));
+  load_weights(*meta, model, TensorSource(session.settings.model.from),
+               missing_tokens(session.settings.model));
 }
 
 /// The folder, or the nearest one above it that exists, takes new files.

@@ -1,4 +1,4 @@
-// fp8train quantize: the matrices of a safetensors file in FP8 or INT8.
+// fp8train quantize: the matrices of a safetensors file, or of a model folder, in FP8 or INT8.
 
 #include <fmt/format.h>
 
@@ -11,8 +11,11 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "checkpoint_model.h"
+#include "choices.h"
 #include "commands.h"
-#include "config/suggest.h"
+#include "io/checkpoint.h"
+#include "io/export_folder.h"
 #include "io/quantize_file.h"
 
 namespace fp8train {
@@ -30,23 +33,6 @@ struct QuantizeOptions {
   bool force = false;
   bool json = false;
 };
-
-template <typename Value>
-using Choices = std::vector<std::pair<std::string, Value>>;
-
-template <typename Value>
-Value choose(const char* option, const std::string& given, const Choices<Value>& choices) {
-  std::vector<std::string> names;
-  for (const auto& [name, value] : choices) {
-    if (name == given) {
-      return value;
-    }
-    names.push_back(name);
-  }
-  const std::string near = nearest_name(given, names);
-  throw ConfigError(fmt::format("{} {}: expected {}{}", option, given, fmt::join(names, ", "),
-                                near.empty() ? "" : fmt::format("; did you mean {}?", near)));
-}
 
 TensorFormat format_of(const QuantizeOptions& options) {
   using namespace per;
@@ -76,21 +62,40 @@ FileQuantization request_of(const QuantizeOptions& options) {
   if (options.seed != 0 && format.rounding != Rounding::stochastic) {
     throw ConfigError("--seed belongs to --rounding stochastic");
   }
-  if (!options.force && std::filesystem::exists(options.out)) {
-    throw ConfigError(
-        fmt::format("{} exists already; --force replaces it, or name another file", options.out));
-  }
-  if (std::filesystem::is_directory(options.in)) {
-    throw ConfigError(fmt::format(
-        "{} is a folder; quantize takes one .safetensors file, of a folder with shards each one",
-        options.in));
-  }
   return {.format = format,
           .seed = options.seed,
           .dequantize = options.dequantize,
           .vectors = options.vectors,
           .include = options.include,
           .exclude = options.exclude};
+}
+
+FileQuantizationReport quantize_model(const QuantizeOptions& options, FileQuantization how) {
+  if (options.dequantize || options.vectors || options.force) {
+    throw ConfigError(fmt::format(
+        "{} is a folder: --dequantize, --vectors and --force are for single .safetensors files",
+        options.in));
+  }
+  if (holds_model_files(options.out)) {
+    throw ConfigError(options.out + " holds files of a model already; choose another --out");
+  }
+  const std::filesystem::path folder = find_model_folder(options.in);
+  if (is_checkpoint(folder)) {
+    verify_checkpoint(folder);
+  }
+  return export_folder(folder, options.out, {.dtype = {}, .quantization = std::move(how)})
+      .quantization;
+}
+
+FileQuantizationReport quantize_any(const QuantizeOptions& options, const FileQuantization& how) {
+  if (std::filesystem::is_directory(options.in)) {
+    return quantize_model(options, how);
+  }
+  if (!options.force && std::filesystem::exists(options.out)) {
+    throw ConfigError(
+        fmt::format("{} exists already; --force replaces it, or name another file", options.out));
+  }
+  return quantize_file(options.in, options.out, how);
 }
 
 double percent(uint64_t part, uint64_t whole) {
@@ -182,8 +187,9 @@ void warn_of(const std::vector<std::string>& lines) {
 
 void add_quantize(Arguments command, Action& action) {
   auto options = std::make_shared<QuantizeOptions>();
-  command.required("input", options->in, "The .safetensors file: fp32, bf16 and fp16 are cast");
-  command.required("--out", options->out, "The file to write");
+  command.required("input", options->in,
+                   "A .safetensors file, or a model folder: fp32, bf16 and fp16 are cast");
+  command.required("--out", options->out, "The file or folder to write");
   command.option("--format", options->format, "e4m3, e5m2 or int8");
   command.option("--granularity", options->granularity,
                  "What shares a scale: tensor, row, 1x128, 128x128 or 1x32");
@@ -200,7 +206,7 @@ void add_quantize(Arguments command, Action& action) {
   command.flag("--json", options->json, "Report as JSON");
   command.run(action, [options] {
     const FileQuantization request = request_of(*options);
-    const FileQuantizationReport report = quantize_file(options->in, options->out, request);
+    const FileQuantizationReport report = quantize_any(*options, request);
     warn_of(report.not_finite());
     (options->json ? print_report_json : print_report_text)(report, request, *options);
     return 0;

@@ -75,7 +75,7 @@ const GivenKey* Checks::first_shape_key() const {
   for (const auto& [position, given] : given_.all()) {
     const std::string& key = given.field->key;
     if (key.starts_with("model.") && key != "model.preset" && key != "model.from" &&
-        key != "model.recompute") {
+        key != "model.recompute" && key != "model.resize_vocabulary") {
       return &given;
     }
   }
@@ -93,6 +93,10 @@ void Checks::model() {
           "conflicts with model.from, whose config.json has the shape; remove one of them");
     }
     return;
+  }
+  if (has("model.resize_vocabulary")) {
+    complain("model.resize_vocabulary",
+             "adds tokens to the model of model.from; a model from scratch has model.vocab_size");
   }
   if (has("model.preset")) {
     return;

@@ -239,6 +239,13 @@ std::vector<Field> model_fields() {
     };
     result.push_back(std::move(field));
   }
+  Field resize =
+      integer("model.resize_vocabulary", in(&Settings::model, &ModelSettings::resize_vocabulary),
+              between(0, ModelLimits::vocabulary),
+              "Tokens that the model of model.from shall have: embedding and head get "
+              "rows that are the mean of the others; 0: as many as it has");
+  resize.applies = [](const Settings& settings) { return !settings.model.from.empty(); };
+  result.push_back(std::move(resize));
   result.push_back(recompute_field());
   return result;
 }

@@ -22,6 +22,8 @@ struct ModelSettings {
   std::string from;    ///< a Hugging Face folder to start from
   ModelConfig config;  ///< resolved shape (preset or fields); vocab_size 0 until the tokenizer is
                        ///< known. Unused with `from`
+  int64_t resize_vocabulary =
+      0;  ///< tokens that the model of `from` shall have; 0: as many as it has
   Recompute recompute = Recompute::none;
 
   bool operator==(const ModelSettings&) const = default;

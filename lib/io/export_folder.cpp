@@ -2,17 +2,18 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstddef>
 #include <limits>
+#include <map>
+#include <set>
+#include <string_view>
+#include <utility>
 
 #include "base/atomic_file.h"
 #include "base/error.h"
 #include "io/hf_config.h"
-#include "io/hf_folder.h"
-#include "io/tensor_source.h"
-#include "numeric/bulk.h"
+#include "io/model_source.h"
+#include "io/quantization_config.h"
+#include "io/sharded_writer.h"
 
 namespace fp8train {
 namespace {
@@ -31,29 +32,59 @@ constexpr const char* kCompanions[] = {"tokenizer.json",
                                        "chat_template.json",
                                        "generation_config.json"};
 
-std::vector<std::byte> encoded(const std::vector<float>& values, DType dtype,
-                               const std::string& name) {
-  std::vector<std::byte> bytes(values.size() * size_of(dtype));
-  if (dtype == DType::f32) {
-    std::copy(values.begin(), values.end(), reinterpret_cast<float*>(bytes.data()));
-  } else if (dtype == DType::bf16) {
-    encode(values.data(), 1.0F, reinterpret_cast<bf16*>(bytes.data()), values.size());
-  } else {
-    constexpr float kLimit = 65520.0F;  // from here on fp16 rounds to infinity
-    for (size_t i = 0; i < values.size(); ++i) {
-      if (std::abs(values[i]) >= kLimit) {
-        throw CheckpointError(
-            fmt::format("{} element {} is {}, which fp16 cannot hold; export bf16 or fp32", name, i,
-                        values[i]));
-      }
-    }
-    encode(values.data(), 1.0F, reinterpret_cast<f16*>(bytes.data()), values.size());
-  }
-  return bytes;
-}
-
 void copy_file_whole(const fs::path& from, const fs::path& to) {
   write_file_atomically(to, read_text_file(from, std::numeric_limits<size_t>::max()));
+}
+
+/// What becomes of each tensor: without a cast all of them are "others".
+FileQuantization conversion(const ModelSource& model, const ExportOptions& options) {
+  if (!options.quantization) {
+    FileQuantization how;
+    how.exclude = {"*"};
+    how.others = options.dtype;
+    return how;
+  }
+  FileQuantization how = *options.quantization;
+  check_quantization(how.format);
+  how.others = options.dtype;
+  how.vectors = false;
+  how.dequantize = false;
+  std::set<std::string> linears;
+  for (const ModelTensor& tensor : model.tensors) {
+    if (tensor.piece.transposed) {
+      throw ConfigError(fmt::format(
+          "{}: {} is stored transposed, and no program reads codes of such a layer; export bf16, "
+          "or cast a single .safetensors file",
+          model.folder.string(), tensor.piece.name));
+    }
+    if (tensor.is_linear) {
+      linears.insert(tensor.piece.name);
+    }
+  }
+  for (const std::string& name : model.source.names()) {
+    if (!linears.contains(name)) {
+      how.exclude.push_back(name);
+    }
+  }
+  return how;
+}
+
+/// The linear layers of which the weight is not cast. A tied head is one too.
+std::vector<std::string> plain_modules(const ModelSource& model, const FileQuantization& how) {
+  constexpr std::string_view kWeight = ".weight";
+  std::vector<std::string> modules = {"lm_head"};
+  for (const ModelTensor& tensor : model.tensors) {
+    const std::string& name = tensor.piece.name;
+    if (tensor.is_linear && !is_cast(*model.source.find(name), how)) {
+      modules.push_back(name.substr(0, name.size() - kWeight.size()));
+    }
+  }
+  return modules;
+}
+
+DType dtype_of(const ModelSource& model) {
+  const SafetensorsEntry& first = *model.source.find(model.tensors.front().piece.name);
+  return dtype_from_safetensors(first.dtype).value_or(DType::f32);
 }
 
 }  // namespace
@@ -71,31 +102,38 @@ bool holds_model_files(const fs::path& folder) {
 }
 
 ExportReport export_folder(const fs::path& from, const fs::path& to, const ExportOptions& options) {
-  const HfConfig config = read_hf_config(from);
-  const TensorSource source(from);
-  ExportReport report;
-  report.notes = config.notes;
-  std::vector<std::vector<std::byte>> memory;
-  std::vector<TensorBytes> tensors;
-  for (const std::string& name : source.names()) {
-    const std::vector<int64_t>& shape = source.find(name)->shape;
-    memory.push_back(encoded(source.read_f32(name, shape), options.dtype, name));
-    tensors.push_back({name, options.dtype, shape, memory.back().data()});
-    report.bytes += memory.back().size();
+  const ModelSource model = open_model_source(from);
+  const FileQuantization how = conversion(model, options);
+  ConfigObject quantization;
+  std::map<std::string, std::string> metadata;
+  if (options.quantization) {
+    quantization = quantization_config(how.format, plain_modules(model, how));
+    metadata["quantization"] = quantization_note(how);
   }
-  report.tensors = tensors.size();
-  std::error_code failure;  // of which write_hf_folder will tell
+  const std::string config =
+      write_hf_config(model.config.model, options.dtype.value_or(dtype_of(model)),
+                      {.eos_token_ids = model.config.eos_token_ids, .quantization = quantization});
+  std::error_code failure;
   fs::create_directories(to, failure);
+  if (failure) {
+    throw DeviceError(fmt::format("cannot create {}: {}", to.string(), failure.message()));
+  }
+  ExportReport report;
+  report.notes = model.config.notes;
   for (const char* name : kCompanions) {
     if (fs::is_regular_file(from / name)) {
       copy_file_whole(from / name, to / name);
       report.copied.emplace_back(name);
     }
   }
-  HfFolderOptions folder;
-  folder.max_shard_bytes = options.max_shard_bytes;
-  folder.eos_token_ids = config.eos_token_ids;
-  write_hf_folder(to, config.model, tensors, folder);
+  ShardedWriter writer(to, quantized_entries(model.source, how), metadata, options.max_shard_bytes);
+  report.quantization = quantize_tensors(
+      model.source, how,
+      [&](const std::string& name, const void* data) { writer.write(name, data); });
+  writer.commit();
+  write_file_atomically(to / "config.json", config);
+  report.tensors = model.source.names().size();
+  report.bytes = writer.bytes();
   return report;
 }
 

@@ -89,11 +89,14 @@ HfConfig read_hf_config(const std::filesystem::path& folder) {
   return read_document(detail::read_strict_json(path), path);
 }
 
-std::string write_hf_config(const ModelConfig& config, DType dtype,
-                            const std::vector<int64_t>& eos_token_ids) {
+std::string write_hf_config(const ModelConfig& config, DType dtype, const HfConfigExtras& extras) {
   ConfigObject fields = write_hf_fields(config, dtype);
-  if (eos_token_ids.size() > 1) {
-    set(fields, "eos_token_id", ConfigValue::List(eos_token_ids.begin(), eos_token_ids.end()));
+  const std::vector<int64_t>& ids = extras.eos_token_ids;
+  if (ids.size() > 1) {
+    set(fields, "eos_token_id", ConfigValue::List(ids.begin(), ids.end()));
+  }
+  if (!extras.quantization.empty()) {
+    set(fields, "quantization_config", extras.quantization);
   }
   return to_json(fields).dump(2) + "\n";
 }

@@ -17,10 +17,15 @@ HfConfig parse_hf_config(std::string_view json, const std::string& where);
 /// The same for `folder`/config.json.
 HfConfig read_hf_config(const std::filesystem::path& folder);
 
-/// Text of a config.json; `dtype` is that of the weights. Several `eos_token_ids` are written as a
-/// list instead of the model's one. transformers (4 and 5) reads it, but for
+/// What a config.json has beyond the model.
+struct HfConfigExtras {
+  std::vector<int64_t> eos_token_ids;  ///< several: written as a list instead of the model's one
+  ConfigObject quantization;           ///< "quantization_config"; empty: none
+};
+
+/// Text of a config.json; `dtype` is that of the weights. transformers (4 and 5) reads it, but for
 /// architectures of our own (write_hf_fields).
 std::string write_hf_config(const ModelConfig& config, DType dtype,
-                            const std::vector<int64_t>& eos_token_ids = {});
+                            const HfConfigExtras& extras = {});
 
 }  // namespace fp8train

@@ -14,8 +14,7 @@ namespace fp8train {
 
 struct HfFolderOptions {
   uint64_t max_shard_bytes = 5'000'000'000;
-  std::vector<int64_t> eos_token_ids;  ///< instead of the model's one, where there are several
-  std::string tokenizer_json;          ///< text of tokenizer.json; empty: none is written
+  std::string tokenizer_json;  ///< text of tokenizer.json; empty: none is written
 };
 
 /// Creates `folder` and writes it; `tensors` carry Hugging Face names and shapes, and their memory

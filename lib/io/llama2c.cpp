@@ -10,6 +10,7 @@
 #include "data/input_file.h"
 #include "data/tokenizer.h"
 #include "io/hf_folder.h"
+#include "io/row_order.h"
 
 namespace fp8train {
 namespace {
@@ -93,7 +94,7 @@ class WeightReader {
                                         bad - values.begin(), *bad));
     }
     if (rope_heads > 0) {
-      values = half_split_rope_rows(values, rope_heads, model_.config.head_dim, shape.back());
+      values = half_split_rope_rows(values, rope_heads, model_.config.head_dim);
     }
     model_.tensors.push_back({name, std::move(shape), std::move(values)});
   }
@@ -152,22 +153,6 @@ Llama2cModel read_llama2c(const std::filesystem::path& path) {
   } catch (const DataError& error) {
     throw CheckpointError(error.what());
   }
-}
-
-std::vector<float> half_split_rope_rows(const std::vector<float>& weight, int64_t heads,
-                                        int64_t head_dim, int64_t columns) {
-  check(static_cast<int64_t>(weight.size()) == heads * head_dim * columns && head_dim % 2 == 0,
-        "the weight does not have heads * head_dim rows");
-  std::vector<float> moved(weight.size());
-  const int64_t half = head_dim / 2;
-  for (int64_t head = 0; head < heads; ++head) {
-    for (int64_t row = 0; row < head_dim; ++row) {
-      const int64_t from = head * head_dim + (row < half ? 2 * row : 2 * (row - half) + 1);
-      const int64_t to = head * head_dim + row;
-      std::copy_n(weight.begin() + from * columns, columns, moved.begin() + to * columns);
-    }
-  }
-  return moved;
 }
 
 void import_llama2c(const std::filesystem::path& model_path,

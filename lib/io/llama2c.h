@@ -28,11 +28,6 @@ struct Llama2cModel {
 /// RMSNorm epsilon 1e-5, RoPE base 10000, BOS 1 and EOS 2 are those of run.c.
 Llama2cModel read_llama2c(const std::filesystem::path& path);
 
-/// Rows of `weight` ([heads * head_dim, columns]) from neighbouring to half-split RoPE pairs, head
-/// by head.
-std::vector<float> half_split_rope_rows(const std::vector<float>& weight, int64_t heads,
-                                        int64_t head_dim, int64_t columns);
-
 /// `model` -> an HF folder; with a `tokenizer` (llama2.c tokNNN.bin, "" for none) its
 /// tokenizer.json too. Throws as read_llama2c, write_hf_folder and read_llama2c_tokenizer, and
 /// CheckpointError when the vocabularies differ.

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "device/device.h"
+#include "io/encode_values.h"
 #include "io/safetensors.h"
 
 namespace fp8train {
@@ -53,8 +54,9 @@ std::string_view name_of_scale(ScaleType type) {
   return "?";
 }
 
-/// What the metadata of the file says about how it was made.
-std::string description(const FileQuantization& how) {
+}  // namespace
+
+std::string quantization_note(const FileQuantization& how) {
   const bool stochastic = how.format.rounding == Rounding::stochastic;
   nlohmann::ordered_json json = {{"format", name_of(how.format.dtype)},
                                  {"granularity", name_of(how.format.block)},
@@ -66,6 +68,8 @@ std::string description(const FileQuantization& how) {
   json["dequantized"] = how.dequantize;
   return json.dump();
 }
+
+namespace {
 
 /// An entry of the file to be written; its place is not known yet.
 SafetensorsEntry entry_of(const std::string& name, DType dtype, const std::vector<int64_t>& shape) {
@@ -91,15 +95,9 @@ SafetensorsEntry scale_entry(const SafetensorsEntry& entry, const TensorFormat& 
   return entry_of(entry.name + std::string(scale_suffix(format.block)), type, extents);
 }
 
-/// The entries of the output for one of the input.
-void announce(const SafetensorsEntry& entry, const FileQuantization& how,
-              std::vector<SafetensorsEntry>& entries) {
-  if (how.dequantize || !why_copied(entry, how).empty()) {
-    entries.push_back(entry);
-    return;
-  }
-  entries.push_back(entry_of(entry.name, how.format.dtype, entry.shape));
-  entries.push_back(scale_entry(entry, how.format));
+bool is_float(const SafetensorsEntry& entry) {
+  return entry.dtype == "F32" || entry.dtype == "BF16" || entry.dtype == "F16" ||
+         entry.dtype == "F64";
 }
 
 /// Values of a tensor of floats that are NaN or infinite; of other types nothing is known.
@@ -121,21 +119,33 @@ uint64_t not_finite(const SafetensorsEntry& entry, const std::vector<char>& byte
 }
 
 /// Reads, casts and writes one tensor.
-CastQuality cast_tensor(Stream cpu, const SafetensorsFile& file, const SafetensorsEntry& entry,
-                        const FileQuantization& how, uint64_t number, SafetensorsWriter& writer) {
-  std::vector<char> bytes(entry.bytes());
-  file.read(entry, bytes.data());
+CastQuality cast_tensor(Stream cpu, const TensorSource& source, const SafetensorsEntry& entry,
+                        const FileQuantization& how, uint64_t number, const TensorSink& write) {
+  std::vector<char> bytes = source.read_bytes(entry);
   const DType type = *dtype_from_safetensors(entry.dtype);
   const View x = {bytes.data(), type, matrix_shape(entry)};
   QuantizedMatrix matrix = quantize_matrix(cpu, x, how.format, {how.seed, number});
   if (how.dequantize) {
     dequantize_matrix(cpu, matrix, how.format, x);
-    writer.write(entry.name, bytes.data());
+    write(entry.name, bytes.data());
   } else {
-    writer.write(entry.name, matrix.codes.data());
-    writer.write(scale_entry(entry, how.format).name, matrix.scale_inv.data());
+    write(entry.name, matrix.codes.data());
+    write(scale_entry(entry, how.format).name, matrix.scale_inv.data());
   }
   return matrix.quality;
+}
+
+/// Writes one that is not cast; returns how many of its values are not finite.
+uint64_t copy_tensor(const TensorSource& source, const SafetensorsEntry& entry,
+                     const FileQuantization& how, const TensorSink& write) {
+  if (how.others && is_float(entry)) {
+    const std::vector<float> values = source.read_f32(entry.name, entry.shape);
+    write(entry.name, encoded(values, *how.others, entry.name).data());
+    return 0;
+  }
+  const std::vector<char> bytes = source.read_bytes(entry);
+  write(entry.name, bytes.data());
+  return not_finite(entry, bytes);
 }
 
 }  // namespace
@@ -185,41 +195,63 @@ std::string_view scale_suffix(ScaleBlock granularity) {
   return blocks ? "_scale_inv" : "_scale";
 }
 
+bool is_cast(const SafetensorsEntry& entry, const FileQuantization& how) {
+  return why_copied(entry, how).empty();
+}
+
+std::vector<SafetensorsEntry> quantized_entries(const TensorSource& source,
+                                                const FileQuantization& how) {
+  std::vector<SafetensorsEntry> outputs;
+  for (const SafetensorsEntry* entry : source.entries()) {
+    const bool cast = is_cast(*entry, how);
+    if (cast && !how.dequantize) {
+      outputs.push_back(entry_of(entry->name, how.format.dtype, entry->shape));
+      outputs.push_back(scale_entry(*entry, how.format));
+    } else if (!cast && how.others && is_float(*entry)) {
+      outputs.push_back(entry_of(entry->name, *how.others, entry->shape));
+    } else {
+      outputs.push_back(*entry);
+    }
+  }
+  return outputs;
+}
+
+FileQuantizationReport quantize_tensors(const TensorSource& source, const FileQuantization& how,
+                                        const TensorSink& write) {
+  const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
+  FileQuantizationReport report;
+  uint64_t number = 0;
+  for (const SafetensorsEntry* entry : source.entries()) {
+    const std::string reason = why_copied(*entry, how);
+    if (reason.empty()) {
+      report.tensors.push_back({entry->name, entry->dtype, entry->shape,
+                                cast_tensor(device->stream(), source, *entry, how, number, write)});
+    } else {
+      report.copied.push_back({entry->name, reason, copy_tensor(source, *entry, how, write)});
+    }
+    ++number;
+  }
+  return report;
+}
+
 FileQuantizationReport quantize_file(const std::filesystem::path& from,
                                      const std::filesystem::path& to, const FileQuantization& how) {
   check_quantization(how.format);
-  const SafetensorsFile file(from);
-  const std::vector<SafetensorsEntry>& inputs = file.header().entries;
+  const TensorSource source(from);
+  const std::vector<const SafetensorsEntry*> inputs = source.entries();
   if (std::none_of(inputs.begin(), inputs.end(),
-                   [&](const SafetensorsEntry& entry) { return why_copied(entry, how).empty(); })) {
+                   [&](const SafetensorsEntry* entry) { return is_cast(*entry, how); })) {
     throw ConfigError(
         fmt::format("{}: none of its {} tensors is to be cast; fp32, bf16 and fp16 "
                     "tensors of two dimensions and more are, if the patterns leave "
                     "them",
                     from.string(), inputs.size()));
   }
-  std::vector<SafetensorsEntry> outputs;
-  for (const SafetensorsEntry& entry : inputs) {
-    announce(entry, how, outputs);
-  }
-  std::map<std::string, std::string> metadata = file.header().metadata;
-  metadata["quantization"] = description(how);
-  SafetensorsWriter writer(to, std::move(outputs), metadata);
-  const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
-  FileQuantizationReport report;
-  for (uint64_t number = 0; number < inputs.size(); ++number) {
-    const SafetensorsEntry& entry = inputs[number];
-    const std::string reason = why_copied(entry, how);
-    if (reason.empty()) {
-      report.tensors.push_back({entry.name, entry.dtype, entry.shape,
-                                cast_tensor(device->stream(), file, entry, how, number, writer)});
-      continue;
-    }
-    std::vector<char> bytes(entry.bytes());
-    file.read(entry, bytes.data());
-    writer.write(entry.name, bytes.data());
-    report.copied.push_back({entry.name, reason, not_finite(entry, bytes)});
-  }
+  std::map<std::string, std::string> metadata = source.metadata();
+  metadata["quantization"] = quantization_note(how);
+  SafetensorsWriter writer(to, quantized_entries(source, how), metadata);
+  FileQuantizationReport report = quantize_tensors(
+      source, how, [&](const std::string& name, const void* data) { writer.write(name, data); });
   writer.commit();
   return report;
 }

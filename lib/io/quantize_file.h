@@ -6,15 +6,19 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "io/quantize_matrix.h"
+#include "io/sharded_writer.h"
+#include "io/tensor_source.h"
 #include "tensor/tensor_format.h"
 
 namespace fp8train {
 
+/// What becomes of the tensors of a file or folder.
 struct FileQuantization {
   TensorFormat format;  ///< e4m3, e5m2 or int8, as check_quantization accepts it
   uint64_t seed = 0;    ///< of stochastic rounding
@@ -23,6 +27,8 @@ struct FileQuantization {
   bool vectors = false;              ///< cast tensors of one dimension too, as one row
   std::vector<std::string> include;  ///< patterns as of the shell: none means all
   std::vector<std::string> exclude;
+  /// fp32, bf16 or fp16: of floats that are not cast; none: they are copied as they are.
+  std::optional<DType> others;
 };
 
 struct QuantizedEntry {
@@ -53,6 +59,22 @@ void check_quantization(const TensorFormat& format);
 /// "_scale_inv" for 1x128 and 128x128, else "_scale" (as DeepSeek-V3 and compressed-tensors write
 /// them).
 std::string_view scale_suffix(ScaleBlock granularity);
+
+/// Whether a tensor is cast.
+bool is_cast(const SafetensorsEntry& entry, const FileQuantization& how);
+
+/// What casting the tensors of `source` writes: codes, scales, and what is not cast. Their places
+/// are not known yet.
+std::vector<SafetensorsEntry> quantized_entries(const TensorSource& source,
+                                                const FileQuantization& how);
+
+/// Gives all of it to `write`, tensor by tensor. Throws CheckpointError for a tensor that cannot be
+/// read, and with `others` for one that is not finite or that fp16 cannot hold.
+FileQuantizationReport quantize_tensors(const TensorSource& source, const FileQuantization& how,
+                                        const TensorSink& write);
+
+/// What the metadata of a file says about how it was made: JSON.
+std::string quantization_note(const FileQuantization& how);
 
 /// Casts every tensor of fp32, bf16 or fp16 with two dimensions or more, seen as a matrix [rows,
 /// last extent], that the patterns leave; copies the others. Stochastic rounding draws for (seed,

@@ -108,6 +108,33 @@ const SafetensorsEntry* TensorSource::find(const std::string& name) const {
   return place == nullptr ? nullptr : place->entry;
 }
 
+std::vector<const SafetensorsEntry*> TensorSource::entries() const {
+  std::vector<const SafetensorsEntry*> all;
+  for (const SafetensorsFile& file : files_) {
+    for (const SafetensorsEntry& entry : file.header().entries) {
+      const auto place = places_.find(entry.name);
+      if (place != places_.end() && place->second.entry == &entry) {
+        all.push_back(&entry);
+      }
+    }
+  }
+  return all;
+}
+
+std::map<std::string, std::string> TensorSource::metadata() const {
+  std::map<std::string, std::string> all;
+  for (const SafetensorsFile& file : files_) {
+    all.insert(file.header().metadata.begin(), file.header().metadata.end());
+  }
+  return all;
+}
+
+std::vector<char> TensorSource::read_bytes(const SafetensorsEntry& entry) const {
+  std::vector<char> bytes(entry.bytes());
+  files_[place_of(entry.name)->file].read(entry, bytes.data());
+  return bytes;
+}
+
 std::vector<float> TensorSource::read_f32(const std::string& name,
                                           const std::vector<int64_t>& shape) const {
   const Location* place = place_of(name);

@@ -26,9 +26,18 @@ class TensorSource {
   /// Sorted.
   const std::vector<std::string>& names() const { return names_; }
 
+  /// In the order of the files' names and of bytes in them.
+  std::vector<const SafetensorsEntry*> entries() const;
+
+  /// Of the files together.
+  std::map<std::string, std::string> metadata() const;
+
   /// Null when there is no such tensor. GPT-2 folders come with and without "transformer." before
   /// their names; asked with the prefix, both are found.
   const SafetensorsEntry* find(const std::string& name) const;
+
+  /// The bytes of a tensor that is there, as they are.
+  std::vector<char> read_bytes(const SafetensorsEntry& entry) const;
 
   /// The values as fp32. Throws CheckpointError when the tensor is missing, has another shape than
   /// `shape` or another dtype than read_f32 of SafetensorsFile takes, or holds a value that is not

@@ -1,5 +1,9 @@
 #include "model/hf_names.h"
 
+#include <memory>
+#include <utility>
+
+#include "model/decoder.h"
 #include "model/families/family.h"
 
 namespace fp8train {
@@ -24,6 +28,37 @@ ParameterName parse(const std::string& parameter) {
 
 std::vector<HfPiece> hf_pieces(const ModelConfig& config, const std::string& parameter) {
   return config.family->pieces(config, parse(parameter));
+}
+
+std::vector<int64_t> hf_shape(const HfPiece& piece, bool is_vector, int64_t columns) {
+  if (is_vector) {
+    return {piece.rows};
+  }
+  return piece.transposed ? std::vector<int64_t>{columns, piece.rows}
+                          : std::vector<int64_t>{piece.rows, columns};
+}
+
+std::vector<ModelTensor> model_tensors(const ModelConfig& config) {
+  const std::unique_ptr<Device> meta = make_device(DeviceKind::meta);
+  Decoder model(*meta, completed(config), plan_named("fp32"), {.gradients = false});
+  std::vector<ModelTensor> tensors;
+  for (const auto& parameter : model.parameters().all()) {
+    const bool is_vector = parameter->shape.rank() == 1;
+    for (HfPiece& piece : hf_pieces(model.config(), parameter->name)) {
+      const std::vector<int64_t> shape = hf_shape(piece, is_vector, parameter->shape.back());
+      tensors.push_back({std::move(piece), shape, !parameter->matrices.empty()});
+    }
+  }
+  return tensors;
+}
+
+bool follows_from_config(const ModelConfig& config, const std::string& name) {
+  for (const char* ending : {".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"}) {
+    if (name.ends_with(ending)) {
+      return true;
+    }
+  }
+  return config.tie_word_embeddings && name == "lm_head.weight";
 }
 
 }  // namespace fp8train

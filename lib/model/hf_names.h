@@ -17,6 +17,8 @@ struct HfPiece {
   int64_t begin = 0;
   int64_t rows = 0;
   bool transposed = false;
+  std::string gguf;        ///< its name in a GGUF file of llama.cpp
+  int64_t rope_heads = 0;  ///< the rows are those of so many heads to which RoPE is applied; else 0
 };
 
 /// "layers.3.mlp.up.weight": block "3", module "mlp.up", leaf "weight". Outside of the layers the
@@ -30,5 +32,22 @@ struct ParameterName {
 /// The pieces of a parameter, by its name in the ParameterStore ("layers.0.attention.qkv.weight").
 /// Together they cover all used rows.
 std::vector<HfPiece> hf_pieces(const ModelConfig& config, const std::string& parameter);
+
+/// Shape of a piece in the folder; `columns` are those of the parameter.
+std::vector<int64_t> hf_shape(const HfPiece& piece, bool is_vector, int64_t columns);
+
+/// A tensor of a model folder.
+struct ModelTensor {
+  HfPiece piece;
+  std::vector<int64_t> shape;  ///< in the folder
+  bool is_linear = false;      ///< weight of a linear layer in a block
+};
+
+/// All tensors of a model, in order of its parameters. A tied head is none.
+std::vector<ModelTensor> model_tensors(const ModelConfig& config);
+
+/// Whether a folder may hold such a tensor in addition, because it follows from the configuration:
+/// buffers that older versions of transformers saved, and the head where it is tied.
+bool follows_from_config(const ModelConfig& config, const std::string& name);
 
 }  // namespace fp8train

@@ -5,7 +5,6 @@
 #include "base/error.h"
 #include "io/checkpoint.h"
 #include "train/ranks.h"
-#include "train/weights.h"
 
 namespace fp8train {
 namespace {
@@ -32,6 +31,10 @@ std::optional<ResumedRun> resume(const Session& session, Engine& engine,
 }
 
 }  // namespace
+
+MissingTokens missing_tokens(const ModelSettings& model) {
+  return model.resize_vocabulary > 0 ? MissingTokens::append : MissingTokens::refuse;
+}
 
 int64_t step_to_begin_at(const Session& session, const std::filesystem::path& checkpoints,
                          Communicator& comm) {
@@ -60,7 +63,8 @@ RunStart load_start(const Session& session, Engine& engine, Device& device,
         fmt::format("resumed from {} at step {}", resumed->folder.string(), resumed->state.step);
     start.warnings.insert(start.warnings.end(), resumed->notes.begin(), resumed->notes.end());
   } else if (!model.empty()) {
-    load_weights(device, engine.model(), TensorSource(model));
+    load_weights(device, engine.model(), TensorSource(model),
+                 missing_tokens(session.settings.model));
     start.line = "weights from " + model;
   } else {
     engine.model().initialize(session.settings.training.seed);

@@ -12,6 +12,7 @@
 #include "train/engine.h"
 #include "train/session.h"
 #include "train/training_state.h"
+#include "train/weights.h"
 
 namespace fp8train {
 
@@ -32,5 +33,8 @@ int64_t step_to_begin_at(const Session& session, const std::filesystem::path& ch
 /// is never and the run directory holds checkpoints.
 RunStart load_start(const Session& session, Engine& engine, Device& device,
                     const RunDirectory& directory, Communicator& comm);
+
+/// append where model.resize_vocabulary is set.
+MissingTokens missing_tokens(const ModelSettings& model);
 
 }  // namespace fp8train

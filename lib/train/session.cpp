@@ -30,6 +30,12 @@ ModelConfig resolve_model(const ModelSettings& settings, const Tokenizer& tokeni
     for (const std::string& note : read.notes) {
       notes.push_back(settings.from + "/config.json: " + note);
     }
+    if (settings.resize_vocabulary > 0 && settings.resize_vocabulary < model.vocab_size) {
+      throw ConfigError(fmt::format(
+          "model.resize_vocabulary is {}, but the model of {} has {} tokens; tokens are only added",
+          settings.resize_vocabulary, settings.from, model.vocab_size));
+    }
+    model.vocab_size = std::max(model.vocab_size, settings.resize_vocabulary);
   } else if (tokenizer.vocab_size() > 0) {
     model.bos_token_id = tokenizer.bos_id();  // the data's, not those of the preset's own tokenizer
     model.eos_token_id = tokenizer.eos_id();
@@ -39,6 +45,12 @@ ModelConfig resolve_model(const ModelSettings& settings, const Tokenizer& tokeni
   }
   if (model.vocab_size == 0) {
     throw ConfigError("model.vocab_size is needed, because data.tokenizer: none does not give it");
+  }
+  if (model.vocab_size < tokenizer.vocab_size() && !settings.from.empty()) {
+    throw ConfigError(fmt::format(
+        "the model of {} has {} tokens, but the tokenizer has {}; model.resize_vocabulary: {} adds "
+        "the others to the model",
+        settings.from, model.vocab_size, tokenizer.vocab_size(), tokenizer.vocab_size()));
   }
   if (model.vocab_size < tokenizer.vocab_size()) {
     throw ConfigError(

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/math.h"
+#include "io/row_order.h"
 #include "model/hf_names.h"
 
 namespace fp8train {
@@ -18,35 +19,6 @@ namespace {
 
 int64_t columns_of(const Parameter& parameter) {
   return parameter.shape.rank() == 1 ? 1 : parameter.shape.back();
-}
-
-std::vector<int64_t> hf_shape(bool is_vector, int64_t columns, const HfPiece& piece) {
-  if (is_vector) {
-    return {piece.rows};
-  }
-  return piece.transposed ? std::vector<int64_t>{columns, piece.rows}
-                          : std::vector<int64_t>{piece.rows, columns};
-}
-
-/// Swaps [rows, columns] for [columns, rows].
-std::vector<float> transpose(const std::vector<float>& values, int64_t rows, int64_t columns) {
-  std::vector<float> result(values.size());
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t c = 0; c < columns; ++c) {
-      result[static_cast<size_t>(c * rows + r)] = values[static_cast<size_t>(r * columns + c)];
-    }
-  }
-  return result;
-}
-
-/// Buffers that older versions of transformers saved, and the head where it is tied.
-bool follows_from_config(const ModelConfig& config, const std::string& name) {
-  for (const char* ending : {".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"}) {
-    if (name.ends_with(ending)) {
-      return true;
-    }
-  }
-  return config.tie_word_embeddings && name == "lm_head.weight";
 }
 
 void warn_of_unread(Decoder& model, const TensorSource& source) {
@@ -78,15 +50,52 @@ std::vector<std::string> unread_tensors(Decoder& model, const TensorSource& sour
   return unread;
 }
 
-void load_weights(Device& device, Decoder& model, const TensorSource& source) {
+namespace {
+
+bool is_token_table(const Parameter& parameter) {
+  return parameter.name == "embedding.weight" || parameter.name == "head.weight";
+}
+
+/// The rows of the file, and for each one that it lacks their mean.
+std::vector<float> read_table(const TensorSource& source, const std::string& name,
+                              const std::vector<int64_t>& shape) {
+  const SafetensorsEntry* entry = source.find(name);
+  const bool fewer = entry != nullptr && entry->shape.size() == 2 && entry->shape[0] > 0 &&
+                     entry->shape[0] < shape[0] && entry->shape[1] == shape[1];
+  if (!fewer) {
+    return source.read_f32(name, shape);
+  }
+  std::vector<float> values = source.read_f32(name, entry->shape);
+  const auto columns = static_cast<size_t>(shape[1]);
+  std::vector<double> mean(columns, 0.0);
+  for (size_t i = 0; i < values.size(); ++i) {
+    mean[i % columns] += static_cast<double>(values[i]);
+  }
+  for (double& value : mean) {
+    value /= static_cast<double>(entry->shape[0]);
+  }
+  for (int64_t row = entry->shape[0]; row < shape[0]; ++row) {
+    for (const double value : mean) {
+      values.push_back(static_cast<float>(value));
+    }
+  }
+  return values;
+}
+
+}  // namespace
+
+void load_weights(Device& device, Decoder& model, const TensorSource& source,
+                  MissingTokens missing) {
   for (const auto& parameter : model.parameters().all()) {
     const int64_t columns = columns_of(*parameter);
     std::vector<float> values(static_cast<size_t>(parameter->shape.count()), 0.0F);
     for (const HfPiece& piece : hf_pieces(model.config(), parameter->name)) {
-      std::vector<float> read =
-          source.read_f32(piece.name, hf_shape(parameter->shape.rank() == 1, columns, piece));
+      const std::vector<int64_t> shape = hf_shape(piece, parameter->shape.rank() == 1, columns);
+      std::vector<float> read = missing == MissingTokens::append && is_token_table(*parameter)
+                                    ? read_table(source, piece.name, shape)
+                                    : source.read_f32(piece.name, shape);
       if (piece.transposed) {
-        read = transpose(read, columns, piece.rows);
+        read = transposed(read, columns, piece.rows);
       }
       std::copy(read.begin(), read.end(), values.begin() + piece.begin * columns);
     }
@@ -163,7 +172,7 @@ void copy_weights(Engine& engine, bool wanted, WeightsCopy& into) {
 }
 
 std::vector<TensorBytes> hf_tensors(const ModelConfig& config, const WeightsCopy& copy,
-                                    std::vector<std::vector<float>>& transposed) {
+                                    std::vector<std::vector<float>>& storage) {
   std::vector<TensorBytes> tensors;
   for (const WeightsCopy::Parameter& parameter : copy.parameters) {
     for (const HfPiece& piece : hf_pieces(config, parameter.name)) {
@@ -172,10 +181,10 @@ std::vector<TensorBytes> hf_tensors(const ModelConfig& config, const WeightsCopy
           static_cast<const float*>(parameter.values.data()) + piece.begin * columns;
       if (piece.transposed) {
         const std::vector<float> rows(values, values + piece.rows * columns);
-        values = transposed.emplace_back(transpose(rows, piece.rows, columns)).data();
+        values = storage.emplace_back(transposed(rows, piece.rows, columns)).data();
       }
       tensors.push_back(
-          {piece.name, DType::f32, hf_shape(parameter.is_vector, columns, piece), values});
+          {piece.name, DType::f32, hf_shape(piece, parameter.is_vector, columns), values});
     }
   }
   return tensors;

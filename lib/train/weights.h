@@ -1,6 +1,7 @@
 #pragma once
 // Weights of a decoder to and from Hugging Face tensors.
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -19,9 +20,16 @@ struct HostTensor {
   std::vector<float> values;
 };
 
+/// Embedding or head with fewer rows than the model has tokens. append: each row that is missing is
+/// the mean of the others, in fp32, as resize_token_embeddings(mean_resizing=True) of transformers
+/// initializes it (src/transformers/modeling_utils.py), without the noise of 1e-9 times the
+/// covariance that it adds.
+enum class MissingTokens : uint8_t { refuse, append };
+
 /// Sets every parameter from its pieces. Throws CheckpointError naming what is missing, has another
 /// shape or is not finite. A tied head is not asked for. Warns of unread tensors.
-void load_weights(Device& device, Decoder& model, const TensorSource& source);
+void load_weights(Device& device, Decoder& model, const TensorSource& source,
+                  MissingTokens missing = MissingTokens::refuse);
 
 /// Names of tensors that the model has no parameter for, but for what follows from its
 /// configuration: tables of angles, causal masks, a tied head.
@@ -43,10 +51,10 @@ struct WeightsCopy {
 /// finite, named as in a Hugging Face folder: such a checkpoint could not be loaded.
 void copy_weights(Engine& engine, bool wanted, WeightsCopy& into);
 
-/// The Hugging Face tensors of a copy. They point into it, or into `transposed` where they are
-/// stored transposed.
+/// The Hugging Face tensors of a copy. They point into it, or into `storage` where they are stored
+/// transposed.
 std::vector<TensorBytes> hf_tensors(const ModelConfig& config, const WeightsCopy& copy,
-                                    std::vector<std::vector<float>>& transposed);
+                                    std::vector<std::vector<float>>& storage);
 
 /// Host bytes of both for this model.
 size_t weights_copy_bytes(Decoder& model);

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "data/tokenizer.h"
 #include "io/hf_config.h"
+#include "io/row_order.h"
 #include "io/tensor_source.h"
 #include "support/files.h"
 #include "support/temp_dir.h"
@@ -81,7 +82,7 @@ TEST_CASE("every tensor comes from its place in the file") {
 TEST_CASE("half-split rows rotate like neighbouring rows") {
   // A head of 6 rows: RoPE on pairs (2j, 2j + 1) before equals RoPE on (j, j + 3) after.
   const std::vector<float> x = {1, 2, 3, 4, 5, 6};
-  const std::vector<float> y = half_split_rope_rows(x, 1, 6, 1);
+  const std::vector<float> y = half_split_rope_rows(x, 1, 6);
   CHECK(y == std::vector<float>{1, 3, 5, 2, 4, 6});
   for (size_t j = 0; j < 3; ++j) {
     const float angle = 0.3F * static_cast<float>(j + 1);

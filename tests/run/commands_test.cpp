@@ -153,8 +153,12 @@ TEST_CASE("export writes a folder that eval reads, and says what is wrong") {
   const std::vector<std::pair<Words, const char*>> refusals = {
       {{"out", "--out", "hf"}, "hf holds files of a model already"},
       {{"out", "--out", "half"}, "half holds files of a model already"},
-      {{"out", "--out", "a", "--dtype", "int8"}, "expected fp32, bf16 or fp16"},
-      {{"out", "--out", "a", "--to", "gguf"}, "expected hf"},
+      {{"out", "--out", "a", "--dtype", "int8"},
+       "expected fp32, bf16, fp16, fp8-block, fp8-tensor, q8_0"},
+      {{"out", "--out", "a", "--to", "ggml"}, "expected hf, gguf, llmc; did you mean gguf?"},
+      {{"out", "--out", "a", "--to", "gguf", "--dtype", "fp8-block"}, "expected fp32, bf16"},
+      {{"out", "--out", "a", "--dtype", "q8_0"}, "--to hf has no --dtype q8_0"},
+      {{"out", "--out", "text.txt", "--to", "gguf"}, "text.txt exists already"},
       {{"out", "--out", "a", "--max-shard-size", "5XB"}, "such as 5GB or 200MB"},
       {{"out", "--out", "a", "--max-shard-size", "-5GB"}, "such as 5GB or 200MB"}};
   for (const auto& [options, message] : refusals) {

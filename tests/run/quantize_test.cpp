@@ -106,7 +106,8 @@ TEST_CASE("quantize refuses what has no meaning and leaves files as they are") {
   refused(2, quantize({"--seed", "3"}), "--rounding stochastic");
   refused(2, quantize({"--rounding", "up"}), "--rounding up");
   refused(2, quantize({"--include", "nothing.*"}), "none of its 38 tensors");
-  refused(2, {"quantize", ".", "--out", "out.safetensors"}, "is a folder");
+  refused(4, {"quantize", ".", "--out", "out"}, "is neither a model folder");
+  refused(2, {"quantize", ".", "--out", "out", "--dequantize"}, "is a folder");
   refused(4, {"quantize", "absent", "--out", "out.safetensors"}, "absent");
   const std::string whole = read_file(kGolden / "input.safetensors");
   write_file(folder / "cut", whole.substr(0, whole.size() - 1));

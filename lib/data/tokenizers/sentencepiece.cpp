@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "data/tokenizers/own_format.h"
 #include "data/tokenizers/registry.h"
+#include "data/tokenizers/token_table.h"
 #include "data/tokenizers/unicode.h"
 #include "data/utf8.h"
 
@@ -115,6 +116,30 @@ std::unique_ptr<Tokenizer> open_sentencepiece(const TokenizerProbe& probe) {
                                                       ? read_text_file(config_path, kMostModelBytes)
                                                       : config.dump(2) + "\n",
                                                   probe.path.string());
+}
+
+TokenTable sentencepiece_table(const std::string& model) {
+  sentencepiece::SentencePieceProcessor processor;
+  if (!processor.LoadFromSerializedProto(model).ok()) {
+    throw DataError("not a model of sentencepiece");
+  }
+  TokenTable table;
+  table.kind = TokenTableKind::scored;
+  table.pre = "default";
+  for (int id = 0; id < processor.GetPieceSize(); ++id) {
+    table.tokens.push_back(processor.IdToPiece(id));
+    table.scores.push_back(processor.GetScore(id));
+    table.types.push_back(processor.IsUnknown(id)   ? TokenType::unknown
+                          : processor.IsControl(id) ? TokenType::control
+                          : processor.IsUnused(id)  ? TokenType::unused
+                          : processor.IsByte(id)    ? TokenType::byte
+                                                    : TokenType::normal);
+  }
+  table.unknown = processor.unk_id();
+  std::vector<std::string> pieces;
+  table.adds_space = processor.Encode("a", &pieces).ok() && !pieces.empty() &&
+                     pieces.front().starts_with(kSpaceMark);
+  return table;
 }
 
 }  // namespace fp8train::tokenizers

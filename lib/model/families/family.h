@@ -51,6 +51,18 @@ class ModelFamily {
   virtual std::vector<HfPiece> pieces(const ModelConfig& config,
                                       const ParameterName& parameter) const = 0;
 
+  /// "llama": what llama.cpp calls the architecture that computes this model, for which pieces()
+  /// have names (ggml-org/llama.cpp: gguf-py/gguf/constants.py); empty: it has none.
+  virtual std::string_view gguf_architecture(const ModelConfig& /*config*/) const { return {}; }
+
+  /// Whether RoPE is applied there to neighbouring elements of a head, (2j, 2j + 1), and not to (j,
+  /// j + D / 2): rows of q and k are written in that order.
+  virtual bool gguf_has_neighbour_rope() const { return false; }
+
+  /// Appends the sizes of the model under the keys of a GGUF file, without the architecture before
+  /// them ("attention.head_count"); whole numbers become uint32, others float32.
+  virtual void write_gguf(const ModelConfig& /*config*/, ConfigObject& /*out*/) const {}
+
   /// Standard deviation of the initial weights of the projections into the residual stream.
   virtual float residual_init_std(const ModelConfig& config) const {
     return config.initializer_range;

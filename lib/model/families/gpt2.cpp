@@ -25,6 +25,14 @@ class Gpt2 : public ModelFamily {
   std::vector<HfPiece> pieces(const ModelConfig& config,
                               const ParameterName& parameter) const override;
 
+  /// llama.cpp asks for every bias.
+  std::string_view gguf_architecture(const ModelConfig& config) const override {
+    const bool biased =
+        config.qkv_bias && config.attention_output_bias && config.mlp_bias && config.norm_bias;
+    return is_standard(config) && biased ? "gpt2" : "";
+  }
+  void write_gguf(const ModelConfig& config, ConfigObject& out) const override;
+
   /// Scaled by 1 / sqrt(2 L) (Radford et al. 2019, section 2.3).
   float residual_init_std(const ModelConfig& config) const override {
     return config.initializer_range /
@@ -126,17 +134,29 @@ void Gpt2::write(const ModelConfig& config, bool own, ConfigObject& out) const {
   }
 }
 
+void Gpt2::write_gguf(const ModelConfig& config, ConfigObject& out) const {
+  set(out, "vocab_size", config.vocab_size);
+  set(out, "context_length", config.max_position_embeddings);
+  set(out, "embedding_length", config.hidden_size);
+  set(out, "block_count", config.num_hidden_layers);
+  set(out, "feed_forward_length", config.intermediate_size);
+  set(out, "attention.head_count", config.num_attention_heads);
+  set(out, "attention.layer_norm_epsilon", decimal_of(config.norm_eps));
+}
+
 std::vector<HfPiece> gpt2_outer_pieces(const ModelConfig& config, const ParameterName& parameter) {
   if (parameter.module == "embedding") {
-    return {{"transformer.wte.weight", 0, config.vocab_size}};
+    return {{"transformer.wte.weight", 0, config.vocab_size, false, "token_embd.weight"}};
   }
   if (parameter.module == "positions") {
-    return {{"transformer.wpe.weight", 0, config.max_position_embeddings}};
+    return {{"transformer.wpe.weight", 0, config.max_position_embeddings, false,
+             "position_embd.weight"}};
   }
   if (parameter.module == "head") {
-    return {{"lm_head.weight", 0, config.vocab_size}};
+    return {{"lm_head.weight", 0, config.vocab_size, false, "output.weight"}};
   }
-  return {{"transformer.ln_f." + parameter.leaf, 0, config.hidden_size}};
+  return {{"transformer.ln_f." + parameter.leaf, 0, config.hidden_size, false,
+           "output_norm." + parameter.leaf}};
 }
 
 std::vector<HfPiece> Gpt2::pieces(const ModelConfig& config, const ParameterName& parameter) const {
@@ -145,33 +165,35 @@ std::vector<HfPiece> Gpt2::pieces(const ModelConfig& config, const ParameterName
   }
   const std::string& module = parameter.module;
   const int64_t width = config.hidden_size;
-  const auto piece = [&](const char* hf, int64_t rows, bool is_linear) -> std::vector<HfPiece> {
+  const auto piece = [&](const char* hf, const char* gguf, int64_t rows,
+                         bool is_linear) -> std::vector<HfPiece> {
     return {{fmt::format("transformer.h.{}.{}.{}", parameter.block, hf, parameter.leaf), 0, rows,
-             is_linear && parameter.leaf == "weight"}};
+             is_linear && parameter.leaf == "weight",
+             fmt::format("blk.{}.{}.{}", parameter.block, gguf, parameter.leaf)}};
   };
   if (module == "attention_norm") {
-    return piece("ln_1", width, false);
+    return piece("ln_1", "attn_norm", width, false);
   }
   if (module == "mlp_norm") {
-    return piece("ln_2", width, false);
+    return piece("ln_2", "ffn_norm", width, false);
   }
   if (module == "attention.q_norm") {
-    return piece("attn.q_norm", config.head_dim, false);
+    return piece("attn.q_norm", "attn_q_norm", config.head_dim, false);
   }
   if (module == "attention.k_norm") {
-    return piece("attn.k_norm", config.head_dim, false);
+    return piece("attn.k_norm", "attn_k_norm", config.head_dim, false);
   }
   if (module == "attention.qkv") {
-    return piece("attn.c_attn", config.qkv_width(), true);
+    return piece("attn.c_attn", "attn_qkv", config.qkv_width(), true);
   }
   if (module == "attention.output") {
-    return piece("attn.c_proj", width, true);
+    return piece("attn.c_proj", "attn_output", width, true);
   }
   if (module == "mlp.up") {
-    return piece("mlp.c_fc", config.intermediate_size, true);
+    return piece("mlp.c_fc", "ffn_up", config.intermediate_size, true);
   }
   check(module == "mlp.down", "unknown parameter name");
-  return piece("mlp.c_proj", width, true);
+  return piece("mlp.c_proj", "ffn_down", width, true);
 }
 
 }  // namespace

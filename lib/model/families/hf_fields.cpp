@@ -97,19 +97,6 @@ void read_common(const ConfigFields& fields, HfConfig& out) {
   }
 }
 
-/// The family that computes the model in transformers, its own before others; null: none does.
-const ModelFamily* standard_family(const ModelConfig& config) {
-  if (config.family->is_standard(config)) {
-    return config.family;
-  }
-  for (const ModelFamily* family : families()) {
-    if (family->is_standard(config)) {
-      return family;
-    }
-  }
-  return nullptr;
-}
-
 NamedFamily writing_family(const ModelConfig& config) {
   if (const ModelFamily* family = standard_family(config)) {
     return {family, false};
@@ -140,6 +127,18 @@ ConfigValue token_id(int64_t id) {
 }
 
 }  // namespace
+
+const ModelFamily* standard_family(const ModelConfig& config) {
+  if (config.family->is_standard(config)) {
+    return config.family;
+  }
+  for (const ModelFamily* family : families()) {
+    if (family->is_standard(config)) {
+      return family;
+    }
+  }
+  return nullptr;
+}
 
 HfConfig read_hf_fields(const ConfigFields& fields) {
   const NamedFamily named = family_of(fields);

@@ -12,6 +12,10 @@ class Llama : public LlamaLike {
  public:
   std::string_view name() const override { return "llama"; }
   std::string_view architecture() const override { return "LlamaForCausalLM"; }
+  std::string_view gguf_architecture(const ModelConfig& config) const override {
+    return is_standard(config) ? "llama" : "";
+  }
+  bool gguf_has_neighbour_rope() const override { return true; }
   std::string_view own_architecture() const override { return "Fp8trainLlama"; }
   bool is_own(const ModelConfig& config) const override {
     return is_llama_like(config) && config.sliding_window == 0;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 #include "model/families/rope_fields.h"
@@ -12,12 +13,12 @@ namespace {
 
 std::vector<HfPiece> llama_outer_pieces(const ModelConfig& config, const ParameterName& parameter) {
   if (parameter.module == "embedding") {
-    return {{"model.embed_tokens.weight", 0, config.vocab_size}};
+    return {{"model.embed_tokens.weight", 0, config.vocab_size, false, "token_embd.weight"}};
   }
   if (parameter.module == "head") {
-    return {{"lm_head.weight", 0, config.vocab_size}};
+    return {{"lm_head.weight", 0, config.vocab_size, false, "output.weight"}};
   }
-  return {{"model.norm.weight", 0, config.hidden_size}};
+  return {{"model.norm.weight", 0, config.hidden_size, false, "output_norm.weight"}};
 }
 
 }  // namespace
@@ -108,33 +109,54 @@ std::vector<HfPiece> LlamaLike::pieces(const ModelConfig& config,
   const int64_t keys = config.num_key_value_heads * config.head_dim;
   const int64_t inner = config.intermediate_size;
   const std::string& module = parameter.module;
-  const auto piece = [&](const char* hf, int64_t begin, int64_t rows) -> HfPiece {
-    return {fmt::format("model.layers.{}.{}.{}", parameter.block, hf, parameter.leaf), begin, rows};
+  const auto piece = [&](const char* hf, const char* gguf, int64_t begin, int64_t rows) -> HfPiece {
+    return {fmt::format("model.layers.{}.{}.{}", parameter.block, hf, parameter.leaf), begin, rows,
+            false, fmt::format("blk.{}.{}.{}", parameter.block, gguf, parameter.leaf)};
   };
   if (module == "attention_norm") {
-    return {piece("input_layernorm", 0, width)};
+    return {piece("input_layernorm", "attn_norm", 0, width)};
   }
   if (module == "mlp_norm") {
-    return {piece("post_attention_layernorm", 0, width)};
+    return {piece("post_attention_layernorm", "ffn_norm", 0, width)};
   }
   if (module == "attention.qkv") {
-    return {piece("self_attn.q_proj", 0, queries), piece("self_attn.k_proj", queries, keys),
-            piece("self_attn.v_proj", queries + keys, keys)};
+    HfPiece q = piece("self_attn.q_proj", "attn_q", 0, queries);
+    HfPiece k = piece("self_attn.k_proj", "attn_k", queries, keys);
+    q.rope_heads = config.num_attention_heads;
+    k.rope_heads = config.num_key_value_heads;
+    return {std::move(q), std::move(k), piece("self_attn.v_proj", "attn_v", queries + keys, keys)};
   }
   if (module == "attention.output") {
-    return {piece("self_attn.o_proj", 0, width)};
+    return {piece("self_attn.o_proj", "attn_output", 0, width)};
   }
   if (module == "attention.q_norm") {
-    return {piece("self_attn.q_norm", 0, config.head_dim)};
+    return {piece("self_attn.q_norm", "attn_q_norm", 0, config.head_dim)};
   }
   if (module == "attention.k_norm") {
-    return {piece("self_attn.k_norm", 0, config.head_dim)};
+    return {piece("self_attn.k_norm", "attn_k_norm", 0, config.head_dim)};
   }
   if (module == "mlp.up") {
-    return {piece("mlp.gate_proj", 0, inner), piece("mlp.up_proj", inner, inner)};
+    return {piece("mlp.gate_proj", "ffn_gate", 0, inner),
+            piece("mlp.up_proj", "ffn_up", inner, inner)};
   }
   check(module == "mlp.down", "unknown parameter name");
-  return {piece("mlp.down_proj", 0, width)};
+  return {piece("mlp.down_proj", "ffn_down", 0, width)};
+}
+
+void LlamaLike::write_gguf(const ModelConfig& config, ConfigObject& out) const {
+  set(out, "vocab_size", config.vocab_size);
+  set(out, "context_length", longest_sequence(config));
+  set(out, "embedding_length", config.hidden_size);
+  set(out, "block_count", config.num_hidden_layers);
+  set(out, "feed_forward_length", config.intermediate_size);
+  set(out, "attention.head_count", config.num_attention_heads);
+  set(out, "attention.head_count_kv", config.num_key_value_heads);
+  set(out, "attention.key_length", config.head_dim);
+  set(out, "attention.value_length", config.head_dim);
+  set(out, "attention.layer_norm_rms_epsilon", decimal_of(config.norm_eps));
+  set(out, "rope.dimension_count", config.head_dim);
+  set(out, "rope.freq_base", config.rope_theta);
+  write_gguf_rope(config, out);
 }
 
 std::vector<std::string> layer_types(const ConfigFields& fields, const ModelConfig& config) {

@@ -15,6 +15,7 @@ class LlamaLike : public ModelFamily {
   void write(const ModelConfig& config, bool own, ConfigObject& out) const override;
   std::vector<HfPiece> pieces(const ModelConfig& config,
                               const ParameterName& parameter) const override;
+  void write_gguf(const ModelConfig& config, ConfigObject& out) const override;
 
  protected:
   /// What upstream's configuration class takes where config.json does not name the field; 0: as

@@ -10,6 +10,10 @@ class Mistral : public LlamaLike {
  public:
   std::string_view name() const override { return "mistral"; }
   std::string_view architecture() const override { return "MistralForCausalLM"; }
+  std::string_view gguf_architecture(const ModelConfig& config) const override {
+    return is_standard(config) ? "llama" : "";  // llama.cpp computes Mistral as Llama
+  }
+  bool gguf_has_neighbour_rope() const override { return true; }
 
  protected:
   Defaults defaults() const override {

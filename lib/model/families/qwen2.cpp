@@ -10,6 +10,9 @@ class Qwen2 : public LlamaLike {
  public:
   std::string_view name() const override { return "qwen2"; }
   std::string_view architecture() const override { return "Qwen2ForCausalLM"; }
+  std::string_view gguf_architecture(const ModelConfig& config) const override {
+    return is_standard(config) ? "qwen2" : "";
+  }
 
  protected:
   Defaults defaults() const override {

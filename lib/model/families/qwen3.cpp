@@ -10,6 +10,10 @@ class Qwen3 : public LlamaLike {
  public:
   std::string_view name() const override { return "qwen3"; }
   std::string_view architecture() const override { return "Qwen3ForCausalLM"; }
+  /// llama.cpp knows no biases of Qwen3.
+  std::string_view gguf_architecture(const ModelConfig& config) const override {
+    return is_standard(config) && !config.qkv_bias ? "qwen3" : "";
+  }
 
  protected:
   Defaults defaults() const override {

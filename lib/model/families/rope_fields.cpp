@@ -5,6 +5,8 @@
 
 #include <optional>
 
+#include "base/error.h"
+
 namespace fp8train {
 namespace {
 
@@ -165,6 +167,32 @@ void write_rope(const ModelConfig& config, ConfigObject& out) {
   if (config.rope_scaling) {
     set(out, "rope_scaling", scaling);
   }
+}
+
+void write_gguf_rope(const ModelConfig& config, ConfigObject& out) {
+  if (!config.rope_scaling) {
+    return;
+  }
+  const RopeScaling& scaling = *config.rope_scaling;
+  if (scaling.type != RopeType::linear && scaling.type != RopeType::yarn) {
+    return;
+  }
+  set(out, "rope.scaling.type", rope_type_name(scaling.type));
+  set(out, "rope.scaling.factor", scaling.factor);
+  if (scaling.type == RopeType::linear) {
+    return;
+  }
+  const RopeScaling usual;
+  const bool standard = scaling.attention_factor == 0.0 && scaling.mscale == 0.0 &&
+                        scaling.mscale_all_dim == 0.0 && scaling.truncate &&
+                        scaling.beta_fast == usual.beta_fast &&
+                        scaling.beta_slow == usual.beta_slow;
+  if (!standard) {
+    throw CheckpointError(
+        "a GGUF file has YaRN with its usual factors only, not with 'attention_factor', 'mscale', "
+        "'beta_fast', 'beta_slow' or 'truncate' of its own; export --to hf");
+  }
+  set(out, "rope.scaling.original_context_length", scaling.original_max_position_embeddings);
 }
 
 }  // namespace fp8train

@@ -15,4 +15,8 @@ void read_rope(const ConfigFields& fields, ModelConfig& config, std::vector<std:
 /// Appends both spellings.
 void write_rope(const ModelConfig& config, ConfigObject& out);
 
+/// The same as keys of a GGUF file: rope.scaling.*. Nothing for llama3, which is a tensor there
+/// (rope_freqs.weight). Throws CheckpointError for a YaRN that llama.cpp does not compute.
+void write_gguf_rope(const ModelConfig& config, ConfigObject& out);
+
 }  // namespace fp8train

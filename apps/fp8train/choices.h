@@ -1,0 +1,34 @@
+#pragma once
+// An option with a few values, by name.
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "config/suggest.h"
+
+namespace fp8train {
+
+template <typename Value>
+using Choices = std::vector<std::pair<std::string, Value>>;
+
+/// The value of the name that was given. Throws ConfigError, which names `option` and all names.
+template <typename Value>
+Value choose(const char* option, const std::string& given, const Choices<Value>& choices) {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : choices) {
+    if (name == given) {
+      return value;
+    }
+    names.push_back(name);
+  }
+  const std::string near = nearest_name(given, names);
+  throw ConfigError(fmt::format("{} {}: expected {}{}", option, given, fmt::join(names, ", "),
+                                near.empty() ? "" : fmt::format("; did you mean {}?", near)));
+}
+
+}  // namespace fp8train

@@ -1,0 +1,227 @@
+// What the lists hold follows llama.cpp's converter (ggml-org/llama.cpp: convert_hf_to_gguf.py,
+// get_vocab_base, get_vocab_base_pre and _create_vocab_sentencepiece).
+
+#include "data/tokenizers/token_table.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <unordered_map>
+#include <utility>
+
+#include "base/error.h"
+#include "data/tokenizers/byte_level_file.h"
+
+namespace fp8train {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::string_view kSpaceMark = "\xE2\x96\x81";
+constexpr float kLowestScore = -1e9F;  // of tokens that no pair makes
+
+[[noreturn]] void refuse(const std::string& what) {
+  throw DataError(fmt::format(
+      "a tokenizer of {} cannot be written as lists of tokens; byte-level and sentencepiece-style "
+      "BPE can",
+      what));
+}
+
+void put(TokenTable& table, size_t id, std::string text, TokenType type) {
+  constexpr size_t kMostTokens = size_t{1} << 24;
+  if (id >= kMostTokens) refuse(fmt::format("an id of {}", id));
+  for (size_t hole = table.tokens.size(); hole <= id; ++hole) {
+    table.tokens.push_back(fmt::format("[PAD{}]", hole));
+    table.types.push_back(TokenType::unused);
+  }
+  table.tokens[id] = std::move(text);
+  table.types[id] = type;
+}
+
+std::string with_spaces_marked(std::string_view text) {
+  std::string marked;
+  for (const char c : text) {
+    if (c == ' ') {
+      marked += kSpaceMark;
+    } else {
+      marked += c;
+    }
+  }
+  return marked;
+}
+
+bool is_byte_token(std::string_view text) {
+  return text.size() == 6 && text.starts_with("<0x") && text.ends_with('>');
+}
+
+/// How a byte-level pre-tokenizer splits texts.
+struct Splitting {
+  bool is_byte_level = false;
+  bool adds_space = false;
+  bool as_gpt2 = false;     ///< by ByteLevel's own expression
+  std::string expressions;  ///< of stages before it
+};
+
+void read_stage(const Json& stage, Splitting& splitting) {
+  const std::string type = stage.value("type", "");
+  if (type == "Sequence") {
+    for (const Json& part : stage.at("pretokenizers")) read_stage(part, splitting);
+  } else if (type == "ByteLevel") {
+    splitting.is_byte_level = true;
+    splitting.adds_space = stage.value("add_prefix_space", true);
+    splitting.as_gpt2 = stage.value("use_regex", true);
+  } else if (type == "Split" && stage.at("pattern").contains("Regex")) {
+    splitting.expressions += stage.at("pattern").at("Regex").get<std::string>();
+  } else {
+    splitting.expressions += stage.dump();  // no name is known for it
+  }
+}
+
+/// mistralai/mistral-common: tekken.
+constexpr std::string_view kTekken =
+    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+
+/// llama.cpp's name (src/llama-vocab.cpp: llm_tokenizer_bpe). "llama-bpe" takes a whole piece that
+/// is a token before any merge, "dbrx" is the same without.
+std::string pre_name(const Splitting& splitting, bool ignore_merges, bool has_merges) {
+  if (splitting.expressions.empty()) {
+    return splitting.as_gpt2 || !has_merges ? "gpt-2" : "";
+  }
+  if (splitting.as_gpt2) return "";
+  if (splitting.expressions == kTekken) return ignore_merges ? "tekken" : "";
+  constexpr std::array<std::pair<std::string_view, std::string_view>, 3> kNames = {
+      {{"llama3", "dbrx"}, {"qwen", "qwen2"}, {"o200k_base", "gpt-4o"}}};
+  for (const tokenizers::RankPattern& pattern : tokenizers::rank_patterns()) {
+    for (const auto& [ours, name] : kNames) {
+      if (pattern.name != ours || pattern.expression != splitting.expressions) continue;
+      if (ignore_merges) return ours == "llama3" ? "llama-bpe" : "";
+      return std::string(name);
+    }
+  }
+  return "";
+}
+
+std::pair<std::string, std::string> merge_of(const Json& merge) {
+  if (merge.is_array()) return {merge.at(0).get<std::string>(), merge.at(1).get<std::string>()};
+  const auto text = merge.get<std::string>();
+  const size_t space = text.find(' ', 1);
+  if (space == std::string::npos) refuse("merges that are not pairs");
+  return {text.substr(0, space), text.substr(space + 1)};
+}
+
+/// Scores that make the merges' order: the first one makes the best token.
+void add_scores(const Json& model, TokenTable& table) {
+  std::unordered_map<std::string, float> scores;
+  for (const Json& merge : model.at("merges")) {
+    const auto [left, right] = merge_of(merge);
+    const auto rank = static_cast<int64_t>(scores.size());
+    scores.emplace(left + right, static_cast<float>(-rank));  // the first one 0, not -0
+  }
+  for (const std::string& token : table.tokens) {
+    const auto found = scores.find(token);
+    table.scores.push_back(found == scores.end() ? kLowestScore : found->second);
+  }
+}
+
+/// Whether a space is put in front of a text, by a normalizer or by Metaspace.
+bool marks_first(const Json& document) {
+  const std::string stages =
+      document.value("normalizer", Json()).dump() + document.value("pre_tokenizer", Json()).dump();
+  return stages.find("\"Prepend\"") != std::string::npos ||
+         stages.find("\"prepend_scheme\":\"always\"") != std::string::npos ||
+         stages.find("\"prepend_scheme\":\"first\"") != std::string::npos;
+}
+
+TokenTable from_transformers(const Json& document) {
+  const Json& model = document.at("model");
+  const auto kind = model.value("type", "BPE");
+  Splitting splitting;
+  if (document.contains("pre_tokenizer") && document["pre_tokenizer"].is_object()) {
+    read_stage(document["pre_tokenizer"], splitting);
+  }
+  TokenTable table;
+  const bool has_bytes = model.contains("byte_fallback") && model["byte_fallback"] == true;
+  if (kind != "BPE" || (!splitting.is_byte_level && !has_bytes)) {
+    refuse(fmt::format("kind {}{}", kind, kind == "BPE" ? " without bytes" : ""));
+  }
+  table.kind = splitting.is_byte_level ? TokenTableKind::byte_level : TokenTableKind::scored;
+  const bool scored = table.kind == TokenTableKind::scored;
+  for (const auto& [text, id] : model.at("vocab").items()) {
+    put(table, id.get<size_t>(), text,
+        scored && is_byte_token(text) ? TokenType::byte : TokenType::normal);
+  }
+  const std::string unknown = model.value("unk_token", Json()).is_string()
+                                  ? model["unk_token"].get<std::string>()
+                                  : std::string();
+  for (const Json& added : document.value("added_tokens", Json::array())) {
+    const auto text = added.at("content").get<std::string>();
+    const bool special = added.value("special", false);
+    const bool is_unknown = scored && text == unknown;
+    put(table, added.at("id").get<size_t>(), text,
+        is_unknown ? TokenType::unknown : (special ? TokenType::control : TokenType::user_defined));
+    if (is_unknown) table.unknown = added["id"].get<int32_t>();
+  }
+  if (scored) {
+    add_scores(model, table);
+    table.pre = "default";
+    table.adds_space = marks_first(document);
+    return table;
+  }
+  for (const Json& merge : model.at("merges")) {
+    const auto [left, right] = merge_of(merge);
+    table.merges.push_back(left + " " + right);
+  }
+  table.adds_space = splitting.adds_space;
+  table.pre = pre_name(splitting, model.value("ignore_merges", false), !table.merges.empty());
+  return table;
+}
+
+TokenTable from_llama2c(const Json& document) {
+  TokenTable table;
+  table.kind = TokenTableKind::scored;
+  table.pre = "default";
+  table.adds_space = true;
+  constexpr size_t kControls = 3;
+  const char* const controls[kControls] = {"<unk>", "<s>", "</s>"};
+  for (const Json& piece : document.at("pieces")) {
+    const size_t id = table.tokens.size();
+    const auto text = piece.at(0).get<std::string>();
+    const TokenType type = id == 0               ? TokenType::unknown
+                           : id < kControls      ? TokenType::control
+                           : is_byte_token(text) ? TokenType::byte
+                                                 : TokenType::normal;
+    put(table, id, id < kControls ? controls[id] : with_spaces_marked(text), type);
+    table.scores.push_back(piece.at(1).get<float>());
+  }
+  table.unknown = 0;
+  return table;
+}
+
+/// BPE numbers its merges; Unigram has logarithms of probabilities.
+TokenTable require_bpe(TokenTable table) {
+  for (size_t id = 0; id < table.scores.size(); ++id) {
+    const float score = table.scores[id];
+    if (table.types[id] == TokenType::normal && score != std::round(score)) refuse("kind Unigram");
+  }
+  return table;
+}
+
+}  // namespace
+
+TokenTable token_table(const Tokenizer& tokenizer) {
+  try {
+    if (tokenizer.type() == "sentencepiece") {
+      return require_bpe(tokenizers::sentencepiece_table(tokenizer.to_json()));
+    }
+    const Json document = Json::parse(tokenizer.to_json());
+    if (tokenizer.type() == "llama2c-bpe") return from_llama2c(document);
+    if (!document.contains("model")) refuse(fmt::format("type {}", tokenizer.type()));
+    return from_transformers(document);
+  } catch (const nlohmann::json::exception& error) {
+    throw DataError(fmt::format("the tokenizer's file: {}", error.what()));
+  }
+}
+
+}  // namespace fp8train

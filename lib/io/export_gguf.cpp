@@ -1,0 +1,150 @@
+#include "io/export_gguf.h"
+
+#include <fmt/format.h>
+
+#include <cstddef>
+#include <string_view>
+#include <utility>
+
+#include "base/error.h"
+#include "io/encode_values.h"
+#include "io/row_order.h"
+#include "model/families/family.h"
+#include "model/rotary.h"
+
+namespace fp8train {
+namespace {
+
+constexpr const char* kRopeFactors = "rope_freqs.weight";
+
+/// The number of a type for a whole file (llama.cpp: llama_ftype).
+int64_t file_type(GgufType type) {
+  switch (type) {
+    case GgufType::f32:
+      return 0;
+    case GgufType::f16:
+      return 1;
+    case GgufType::q8_0:
+      return 7;
+    case GgufType::bf16:
+      return 32;
+  }
+  throw InternalError("an unknown type of a GGUF file");
+}
+
+GgufType type_of(const std::string& name, const std::vector<int64_t>& shape, GgufType type) {
+  constexpr int64_t kBlock = 32;
+  if (shape.size() == 1 || name.ends_with("_norm.weight") || name == "position_embd.weight") {
+    return GgufType::f32;
+  }
+  return type == GgufType::q8_0 && shape.back() % kBlock != 0 ? GgufType::f16 : type;
+}
+
+/// Where Llama 3 stretches frequencies, by how much, which llama.cpp reads as a tensor.
+std::vector<float> rope_factors(const ModelConfig& config) {
+  if (!config.rope_scaling || config.rope_scaling->type != RopeType::llama3) {
+    return {};
+  }
+  ModelConfig plain = config;
+  plain.rope_scaling.reset();
+  const std::vector<double> before = rotary_frequencies(plain);
+  const std::vector<double> after = rotary_frequencies(config);
+  std::vector<float> factors;
+  for (size_t i = 0; i < before.size(); ++i) {
+    factors.push_back(static_cast<float>(before[i] / after[i]));
+  }
+  return factors;
+}
+
+std::vector<std::byte> bytes_of(const std::vector<float>& values, GgufType type,
+                                const std::string& name) {
+  switch (type) {
+    case GgufType::f32:
+      return encoded(values, DType::f32, name);
+    case GgufType::f16:
+      return encoded(values, DType::f16, name);
+    case GgufType::bf16:
+      return encoded(values, DType::bf16, name);
+    case GgufType::q8_0:
+      return encoded_q8_0(values, name);
+  }
+  throw InternalError("an unknown type of a GGUF tensor");
+}
+
+/// Rows are outputs there; [in, out] becomes [out, in].
+GgufTensor described(const ModelTensor& tensor, GgufType type) {
+  std::vector<int64_t> shape = tensor.shape;
+  if (tensor.piece.transposed) {
+    std::swap(shape[0], shape[1]);
+  }
+  return {tensor.piece.gguf, shape, type_of(tensor.piece.gguf, shape, type)};
+}
+
+std::vector<float> values_of(const ModelSource& model, const ModelTensor& tensor,
+                             bool neighbour_rope) {
+  std::vector<float> values = model.read(tensor);
+  if (tensor.piece.transposed) {
+    values = transposed(values, tensor.shape[0], tensor.shape[1]);
+  }
+  if (neighbour_rope && tensor.piece.rope_heads > 0) {
+    values = neighbour_rope_rows(values, tensor.piece.rope_heads, model.config.model.head_dim);
+  }
+  return values;
+}
+
+}  // namespace
+
+GgufReport export_gguf(const ModelSource& model, const std::filesystem::path& to, GgufType type) {
+  const ModelConfig config = completed(model.config.model);
+  const ModelFamily* family = standard_family(config);
+  const std::string architecture(family == nullptr ? "" : family->gguf_architecture(config));
+  if (architecture.empty()) {
+    throw CheckpointError(
+        fmt::format("{}: llama.cpp has no architecture that computes this model; export --to hf",
+                    model.folder.string()));
+  }
+  GgufReport report;
+  ConfigObject metadata;
+  set(metadata, "general.architecture", architecture);
+  set(metadata, "general.type", "model");
+  set(metadata, "general.name", to.stem().string());
+  set(metadata, "general.file_type", file_type(type));
+  set(metadata, "general.quantization_version", int64_t{2});
+  ConfigObject sizes;
+  family->write_gguf(config, sizes);
+  for (ConfigEntry& entry : sizes) {
+    metadata.push_back({architecture + "." + entry.key, std::move(entry.value)});
+  }
+  if (config.sliding_window > 0) {
+    report.notes.push_back(
+        fmt::format("the model's window of {} tokens is not written; context_length is {}",
+                    config.sliding_window, longest_sequence(config)));
+  }
+  add_gguf_tokenizer(model, metadata, report.notes);
+
+  std::vector<GgufTensor> tensors;
+  const std::vector<float> factors = rope_factors(config);
+  if (!factors.empty()) {
+    tensors.push_back({kRopeFactors, {static_cast<int64_t>(factors.size())}, GgufType::f32});
+  }
+  for (const ModelTensor& tensor : model.tensors) {
+    tensors.push_back(described(tensor, type));
+  }
+  for (const GgufTensor& tensor : tensors) {
+    report.bytes += tensor.bytes();
+  }
+  report.tensors = model.tensors.size();
+  GgufWriter writer(to, metadata, tensors);
+  if (!factors.empty()) {
+    writer.write(factors.data());
+  }
+  const bool neighbours = family->gguf_has_neighbour_rope();
+  for (const ModelTensor& tensor : model.tensors) {
+    const GgufTensor target = described(tensor, type);
+    writer.write(bytes_of(values_of(model, tensor, neighbours), target.type, target.name).data());
+  }
+  writer.commit();
+  return report;
+}
+
+}  // namespace fp8train

@@ -1,0 +1,51 @@
+#pragma once
+// The GGUF format, version 3 (ggml-org/ggml: docs/gguf.md): header, keys and values, names and
+// shapes, then the bytes of tensors at multiples of 32. Little-endian, written tensor by tensor.
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/atomic_file.h"
+#include "model/families/config_value.h"
+
+namespace fp8train {
+
+/// Element types, by their numbers in the file (ggml: ggml_type).
+enum class GgufType : uint32_t { f32 = 0, f16 = 1, q8_0 = 8, bf16 = 30 };
+
+struct GgufTensor {
+  std::string name;
+  std::vector<int64_t> shape;  ///< row-major; the file has the last extent first
+  GgufType type = GgufType::f32;
+
+  /// Q8_0 has 34 bytes for 32 elements of a row.
+  uint64_t bytes() const;
+};
+
+class GgufWriter {
+ public:
+  /// Values of `metadata`: true or false, whole numbers (uint32), numbers (float32), texts, and
+  /// lists of whole numbers (int32), numbers (float32) or texts; an empty list is one of texts.
+  /// Throws DeviceError when the disk refuses.
+  GgufWriter(const std::filesystem::path& path, const ConfigObject& metadata,
+             std::vector<GgufTensor> tensors);
+
+  /// The bytes of the next tensor, in the order of the constructor's.
+  void write(const void* data);
+
+  /// Every tensor has been written: the file gets its name.
+  void commit();
+
+ private:
+  void pad();
+
+  AtomicFile file_;
+  std::vector<GgufTensor> tensors_;
+  size_t next_ = 0;
+  uint64_t position_ = 0;  ///< bytes written
+};
+
+}  // namespace fp8train

@@ -1,0 +1,80 @@
+#include "io/model_source.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+#include "io/hf_config.h"
+
+namespace fp8train {
+namespace {
+
+/// "'a', 'b', 'c' and 4 more".
+std::string list_of(const std::vector<std::string>& names) {
+  constexpr size_t kShown = 3;
+  std::string text;
+  for (size_t i = 0; i < std::min(names.size(), kShown); ++i) {
+    text += fmt::format("{}{}", i == 0 ? "" : ", ", names[i]);
+  }
+  return names.size() <= kShown ? text : fmt::format("{} and {} more", text, names.size() - kShown);
+}
+
+struct Differences {
+  std::vector<std::string> missing, unexpected, shapes;
+};
+
+Differences compare(const ModelSource& model) {
+  Differences found;
+  std::set<const SafetensorsEntry*> expected;
+  for (const ModelTensor& tensor : model.tensors) {
+    const SafetensorsEntry* entry = model.source.find(tensor.piece.name);
+    expected.insert(entry);
+    if (entry == nullptr) {
+      found.missing.push_back(tensor.piece.name);
+    } else if (entry->shape != tensor.shape) {
+      found.shapes.push_back(fmt::format("{} is [{}], expected [{}]", tensor.piece.name,
+                                         fmt::join(entry->shape, ", "),
+                                         fmt::join(tensor.shape, ", ")));
+    }
+  }
+  for (const std::string& name : model.source.names()) {
+    if (expected.count(model.source.find(name)) == 0 &&
+        !follows_from_config(model.config.model, name)) {
+      found.unexpected.push_back(name);
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+ModelSource open_model_source(const std::filesystem::path& folder) {
+  HfConfig config = read_hf_config(folder);
+  std::vector<ModelTensor> tensors = model_tensors(config.model);
+  ModelSource model = {folder, std::move(config), TensorSource(folder), std::move(tensors)};
+  const Differences found = compare(model);
+  std::string text;
+  const auto add = [&](const char* what, const std::vector<std::string>& names) {
+    if (!names.empty()) {
+      text +=
+          fmt::format("{}{} {}: {}", text.empty() ? "" : "; ", names.size(), what, list_of(names));
+    }
+  };
+  add("missing", found.missing);
+  add("unexpected", found.unexpected);
+  add("of another shape", found.shapes);
+  if (!text.empty()) {
+    throw CheckpointError(fmt::format(
+        "{}: the tensors are not those of the model that config.json describes ({}); nothing is "
+        "written",
+        folder.string(), text));
+  }
+  return model;
+}
+
+}  // namespace fp8train

@@ -1,0 +1,30 @@
+#pragma once
+// A model folder whose tensors have been compared with its config.json: each tensor of the model is
+// there once and in its shape, and no other. What writes a model in another format reads this.
+
+#include <filesystem>
+#include <vector>
+
+#include "io/tensor_source.h"
+#include "model/families/hf_fields.h"
+#include "model/hf_names.h"
+
+namespace fp8train {
+
+struct ModelSource {
+  std::filesystem::path folder;
+  HfConfig config;
+  TensorSource source;
+  std::vector<ModelTensor> tensors;  ///< in order of the model's parameters
+
+  /// fp32 values of a tensor, as the folder has them. Throws as TensorSource::read_f32.
+  std::vector<float> read(const ModelTensor& tensor) const {
+    return source.read_f32(tensor.piece.name, tensor.shape);
+  }
+};
+
+/// Throws CheckpointError, which names what is missing, unexpected or of another shape, and as
+/// read_hf_config and TensorSource do. Reads headers only.
+ModelSource open_model_source(const std::filesystem::path& folder);
+
+}  // namespace fp8train

@@ -1,0 +1,70 @@
+// Vocabularies as lists. Lists of BPE files are compared with llama.cpp's package in
+// tests/io/export_files_test.cpp.
+
+#include "data/tokenizers/token_table.h"
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <filesystem>
+
+#include "base/error.h"
+#include "support/files.h"
+
+namespace fp8train {
+namespace {
+
+using Catch::Matchers::Contains;
+using test::message_of;
+
+TokenTable table_of(const std::string& name) {
+  return token_table(
+      *open_tokenizer(std::filesystem::path(FP8TRAIN_GOLDEN_DIR) / "tokenizers" / name));
+}
+
+TEST_CASE("a model of sentencepiece has its pieces, scores and kinds") {
+  const TokenTable table = table_of("sentencepiece-bpe");
+  CHECK(table.kind == TokenTableKind::scored);
+  CHECK(table.tokens.size() == table.types.size());
+  CHECK(table.tokens.size() == table.scores.size());
+  CHECK(table.adds_space);
+  CHECK(table.types.at(static_cast<size_t>(table.unknown)) == TokenType::unknown);
+  const auto of_type = [&](TokenType type) {
+    return std::count(table.types.begin(), table.types.end(), type);
+  };
+  CHECK(of_type(TokenType::byte) == 256);
+  CHECK(of_type(TokenType::control) >= 2);
+  // The first merge has the best score, and each one a worse one than the one before.
+  const auto best = std::find(table.scores.begin(), table.scores.end(), -1.0F);
+  REQUIRE(best != table.scores.end());
+  CHECK(table.types.at(static_cast<size_t>(best - table.scores.begin())) == TokenType::normal);
+}
+
+TEST_CASE("texts that are split in the same way have the same name") {
+  CHECK(table_of("gpt2").pre == "gpt-2");
+  CHECK(table_of("llama3").pre == "llama-bpe");
+  CHECK(table_of("trained").pre == "dbrx");  // split like Llama 3's, but every merge is made
+  CHECK(table_of("qwen2").pre == "qwen2");
+  CHECK(table_of("tekken").pre == "tekken");
+  CHECK(table_of("gpt2-prefix").adds_space);
+}
+
+TEST_CASE("bytes are a vocabulary without merges") {
+  const TokenTable table = token_table(*make_byte_tokenizer());
+  CHECK(table.tokens.size() == 258);
+  CHECK(table.merges.empty());
+  CHECK(table.tokens.at('A') == "A");
+  CHECK(table.tokens.at(' ') == "\xC4\xA0");
+  CHECK(table.types.at(257) == TokenType::control);
+}
+
+TEST_CASE("other kinds of tokenizers are refused") {
+  for (const char* name : {"unigram", "wordpiece", "sentencepiece-unigram", "metaspace-first"}) {
+    CAPTURE(name);
+    CHECK_THAT(message_of<DataError>([&] { table_of(name); }),
+               Contains("cannot be written as lists of tokens"));
+  }
+  CHECK_THROWS_AS(token_table(*make_id_tokenizer()), DataError);
+}
+
+}  // namespace
+}  // namespace fp8train

@@ -1,0 +1,242 @@
+// Models as files of other programs: GGUF against what llama.cpp's own Python package writes
+// (tests/golden/make_gguf.py), llama2.c against our reader, llm.c against the order of its writer.
+
+#include <fmt/format.h>
+
+#include <catch2/catch.hpp>
+#include <cstring>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "gguf_file.h"
+#include "io/export_gguf.h"
+#include "io/export_llmc.h"
+#include "io/hf_config.h"
+#include "io/llama2c.h"
+#include "io/row_order.h"
+#include "numeric/convert.h"
+#include "support/files.h"
+#include "support/temp_dir.h"
+
+namespace fp8train {
+namespace {
+
+using Catch::Matchers::Contains;
+using test::message_of;
+namespace fs = std::filesystem;
+
+const fs::path kExportGolden = FP8TRAIN_GOLDEN_DIR;
+
+/// A copy of a model's config.json with a field replaced: its text up to the next comma.
+std::string with_field(const std::string& config, const std::string& key,
+                       const std::string& value) {
+  nlohmann::ordered_json document = nlohmann::ordered_json::parse(config);
+  document[key] = nlohmann::ordered_json::parse(value);
+  return document.dump(2);
+}
+
+/// Tensors of a folder in memory.
+struct Weights {
+  std::map<std::string, std::vector<int64_t>> shapes;
+  std::map<std::string, std::vector<float>> values;
+
+  explicit Weights(const fs::path& folder) {
+    const TensorSource source(folder);
+    for (const std::string& name : source.names()) {
+      shapes[name] = source.find(name)->shape;
+      values[name] = source.read_f32(name, shapes[name]);
+    }
+  }
+
+  /// Repeats the last row of a table, as make_gguf.py does.
+  void extend(const std::string& name, int64_t rows) {
+    std::vector<float>& table = values.at(name);
+    const int64_t width = shapes.at(name)[1];
+    const std::vector<float> last(table.end() - width, table.end());
+    for (; shapes.at(name)[0] < rows; ++shapes.at(name)[0]) {
+      table.insert(table.end(), last.begin(), last.end());
+    }
+  }
+
+  void write(const fs::path& folder) const {
+    std::vector<TensorBytes> tensors;
+    for (const auto& [name, data] : values) {
+      tensors.push_back({name, DType::f32, shapes.at(name), data.data()});
+    }
+    write_safetensors(tensors, {}, folder / "model.safetensors");
+  }
+};
+
+/// The model of a fixture with its tokenizer, as make_gguf.py sees them.
+void write_model(const nlohmann::json& fixture, const fs::path& folder) {
+  const fs::path from = kExportGolden / "families" / fixture["model"].get<std::string>();
+  std::string config = test::read_file(from / "config.json");
+  Weights weights(from);
+  if (!fixture["tokenizer"].is_null()) {
+    const auto vocabulary = fixture["vocab_size"].get<int64_t>();
+    config = with_field(config, "vocab_size", std::to_string(vocabulary));
+    for (const char* name :
+         {"model.embed_tokens.weight", "lm_head.weight", "transformer.wte.weight"}) {
+      if (weights.values.contains(name)) {
+        weights.extend(name, vocabulary);
+      }
+    }
+    fs::copy_file(
+        kExportGolden / "tokenizers" / fixture["tokenizer"].get<std::string>() / "tokenizer.json",
+        folder / "tokenizer.json");
+  }
+  test::write_file(folder / "config.json", config);
+  weights.write(folder);
+}
+
+GgufType type_named(const std::string& name) {
+  return name == "f32"    ? GgufType::f32
+         : name == "f16"  ? GgufType::f16
+         : name == "bf16" ? GgufType::bf16
+                          : GgufType::q8_0;
+}
+
+TEST_CASE("a GGUF file has the keys, names and bytes that llama.cpp's package writes", "[gguf]") {
+  const std::string name = GENERATE("llama", "llama-bias", "mistral", "qwen2", "qwen3", "gpt2");
+  CAPTURE(name);
+  const test::TempDir dir;
+  const auto fixture =
+      nlohmann::json::parse(test::read_file(kExportGolden / "io/gguf" / (name + ".json")));
+  write_model(fixture, dir.path());
+  const GgufReport report = export_gguf(open_model_source(dir.path()), dir / "model.gguf",
+                                        type_named(fixture["type"].get<std::string>()));
+  CHECK(report.notes.size() == (fixture["tokenizer"].is_null() ? 1 : 0));
+  const test::GgufFile file(dir / "model.gguf");
+  for (const auto& [key, expected] : fixture["metadata"].items()) {
+    CAPTURE(key);
+    REQUIRE(file.metadata.contains(key));
+    CHECK(file.metadata.at(key) == expected);
+  }
+  CHECK(file.tensors.size() == fixture["tensors"].size());
+  for (const auto& [tensor, expected] : fixture["tensors"].items()) {
+    CAPTURE(tensor);
+    REQUIRE(file.tensors.contains(tensor));
+    const test::GgufFile::Tensor& found = file.tensors.at(tensor);
+    CHECK(found.type == expected[0]);
+    CHECK(found.shape == expected[1].get<std::vector<uint64_t>>());
+    CHECK(fmt::format("{:016x}", test::fnv(found.bytes)) == expected[2]);
+  }
+}
+
+TEST_CASE("ends of texts and the chat template go into a GGUF file", "[gguf]") {
+  const test::TempDir dir;
+  const auto fixture = nlohmann::json::parse(test::read_file(kExportGolden / "io/gguf/llama.json"));
+  write_model(fixture, dir.path());
+  test::write_file(dir / "tokenizer_config.json", R"({"chat_template": "{{ messages }}"})");
+  export_gguf(open_model_source(dir.path()), dir / "model.gguf", GgufType::f32);
+  const auto metadata = test::GgufFile(dir / "model.gguf").metadata;
+  CHECK(metadata.at("tokenizer.ggml.bos_token_id") == nlohmann::json{"UINT32", 1});
+  CHECK(metadata.at("tokenizer.ggml.eos_token_id") == nlohmann::json{"UINT32", 2});
+  CHECK(metadata.at("tokenizer.chat_template") == nlohmann::json{"STRING", "{{ messages }}"});
+  CHECK(metadata.at("general.name") == nlohmann::json{"STRING", "model"});
+}
+
+TEST_CASE("a model that llama.cpp does not compute is refused", "[gguf]") {
+  const test::TempDir dir;
+  const auto write = [&](const char* model) {
+    export_gguf(open_model_source(kExportGolden / "families" / model), dir / "a.gguf",
+                GgufType::f32);
+  };
+  CHECK_THAT(message_of<CheckpointError>([&] { write("qwen3-bias-yarn"); }),
+             Contains("llama.cpp has no architecture that computes this model"));
+  CHECK_THAT(message_of<CheckpointError>([&] { write("llama-yarn"); }),
+             Contains("YaRN with its usual factors only"));
+  CHECK_FALSE(fs::exists(dir / "a.gguf"));
+}
+
+TEST_CASE("a model of llama2.c is read back as it was", "[llmc]") {
+  const test::TempDir dir;
+  const bool tied = GENERATE(true, false);
+  const fs::path from = kExportGolden / "families/llama-dynamic";
+  std::string config = test::read_file(from / "config.json");
+  config = with_field(config, "rope_parameters", R"({"rope_type":"default","rope_theta":10000.0})");
+  config = with_field(config, "rms_norm_eps", "1e-5");
+  config = with_field(config, "tie_word_embeddings", tied ? "true" : "false");
+  test::write_file(dir / "config.json", config);
+  Weights weights(from);
+  if (!tied) {
+    weights.shapes["lm_head.weight"] = weights.shapes.at("model.embed_tokens.weight");
+    weights.values["lm_head.weight"] = weights.values.at("model.embed_tokens.weight");
+    weights.values["lm_head.weight"][0] = 7.0F;
+  }
+  weights.write(dir.path());
+  const ModelSource model = open_model_source(dir.path());
+  export_llmc(model, dir / "model.bin", DType::f32);
+  const Llama2cModel read = read_llama2c(dir / "model.bin");
+  CHECK(read.config.max_position_embeddings == model.config.model.max_position_embeddings);
+  CHECK(read.config.tie_word_embeddings == tied);
+  CHECK(read.tensors.size() == weights.values.size());
+  for (const NamedTensor& tensor : read.tensors) {
+    CAPTURE(tensor.name);
+    CHECK(tensor.shape == weights.shapes.at(tensor.name));
+    CHECK(tensor.values == weights.values.at(tensor.name));
+  }
+  CHECK_THAT(message_of<ConfigError>([&] { export_llmc(model, dir / "b.bin", DType::bf16); }),
+             Contains("llama2.c reads fp32, not bf16"));
+  CHECK_THAT(message_of<CheckpointError>(
+                 [&] { export_llmc(open_model_source(from), dir / "b.bin", DType::f32); }),
+             Contains("llama2.c has no place for"));
+}
+
+TEST_CASE("a checkpoint of llm.c has the header and the order of its writer", "[llmc]") {
+  const test::TempDir dir;
+  const fs::path from = kExportGolden / "families/gpt2";
+  const ModelSource model = open_model_source(from);
+  const uint64_t bytes = export_llmc(model, dir / "gpt2.bin", DType::f32);
+  const std::string data = test::read_file(dir / "gpt2.bin");
+  REQUIRE(data.size() == bytes);
+  int32_t header[256];
+  std::memcpy(header, data.data(), sizeof(header));
+  CHECK(std::vector<int32_t>(header, header + 9) ==
+        std::vector<int32_t>{20240326, 3, 32, 40, 2, 4, 32, 128, 0});
+  size_t position = sizeof(header);
+  const auto next = [&](size_t count) {
+    std::vector<float> values(count);
+    REQUIRE(position + 4 * count <= data.size());
+    std::memcpy(values.data(), data.data() + position, 4 * count);
+    position += 4 * count;
+    return values;
+  };
+  const Weights weights(from);
+  std::vector<float> table = weights.values.at("transformer.wte.weight");
+  table.resize(128 * 32, 0.0F);
+  CHECK(next(table.size()) == table);
+  CHECK(next(32 * 32) == weights.values.at("transformer.wpe.weight"));
+  for (const char* kind :
+       {"ln_1.weight", "ln_1.bias", "attn.c_attn.weight", "attn.c_attn.bias", "attn.c_proj.weight",
+        "attn.c_proj.bias", "ln_2.weight", "ln_2.bias", "mlp.c_fc.weight", "mlp.c_fc.bias",
+        "mlp.c_proj.weight", "mlp.c_proj.bias"}) {
+    for (int layer = 0; layer < 2; ++layer) {
+      const std::string name = fmt::format("transformer.h.{}.{}", layer, kind);
+      CAPTURE(name);
+      std::vector<float> values = weights.values.at(name);
+      const std::vector<int64_t>& shape = weights.shapes.at(name);
+      if (shape.size() == 2) {
+        values = transposed(values, shape[0], shape[1]);
+      }
+      CHECK(next(values.size()) == values);
+    }
+  }
+  CHECK(next(32) == weights.values.at("transformer.ln_f.weight"));
+  CHECK(next(32) == weights.values.at("transformer.ln_f.bias"));
+  CHECK(position == data.size());
+  export_llmc(model, dir / "bf16.bin", DType::bf16);
+  const std::string half = test::read_file(dir / "bf16.bin");
+  CHECK(half.size() == sizeof(header) + (data.size() - sizeof(header)) / 2);
+  std::memcpy(header, half.data(), sizeof(header));
+  CHECK(header[1] == 5);
+  CHECK_THAT(message_of<CheckpointError>([&] {
+               export_llmc(open_model_source(kExportGolden / "families/gpt2-untied"), dir / "c.bin",
+                           DType::f32);
+             }),
+             Contains("llm.c has no place for a head that is not tied"));
+}
+
+}  // namespace
+}  // namespace fp8train

@@ -1,0 +1,210 @@
+// Model folders with weights in 8 bits: which tensors, codes and scales by the rule, what
+// config.json says of them, and that folders that are not their model are refused.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "io/export_folder.h"
+#include "io/model_source.h"
+#include "io/tensor_source.h"
+#include "numeric/convert.h"
+#include "support/files.h"
+#include "support/temp_dir.h"
+
+namespace fp8train {
+namespace {
+
+using Catch::Matchers::Contains;
+using test::message_of;
+namespace fs = std::filesystem;
+
+fs::path fp8_source(const std::string& name) {
+  return fs::path(FP8TRAIN_GOLDEN_DIR) / "families" / name;
+}
+
+ExportOptions cast(DType dtype, ScaleBlock block) {
+  FileQuantization how;
+  how.format.dtype = dtype;
+  how.format.policy = ScalePolicy::current;
+  how.format.block = block;
+  return {.dtype = DType::bf16, .quantization = how};
+}
+
+nlohmann::json quantization_of(const fs::path& folder) {
+  return nlohmann::json::parse(test::read_file(folder / "config.json")).at("quantization_config");
+}
+
+bool is_linear(const std::string& name) {
+  return name.ends_with("_proj.weight");
+}
+
+/// codes * scale against the weights that were cast: the scale is amax / 448 of its block, and what
+/// is read back is within half of E4M3's spacing.
+void check_blocks(const TensorSource& original, const TensorSource& written,
+                  const std::string& name, const std::string& suffix, int64_t height,
+                  int64_t width) {
+  const std::vector<int64_t> shape = original.find(name)->shape;
+  const std::vector<float> values = original.read_f32(name, shape);
+  const SafetensorsEntry& codes_entry = *written.find(name);
+  REQUIRE(codes_entry.dtype == "F8_E4M3");
+  REQUIRE(codes_entry.shape == shape);
+  const std::vector<char> codes = written.read_bytes(codes_entry);
+  const int64_t across = (shape[1] + width - 1) / width;
+  const SafetensorsEntry& scale_entry = *written.find(name + suffix);
+  const std::vector<float> scales = written.read_f32(name + suffix, scale_entry.shape);
+  std::vector<float> amax(scales.size(), 0.0F);
+  const auto block_of = [&](int64_t i) {
+    return static_cast<size_t>(i / shape[1] / height * across + i % shape[1] / width);
+  };
+  const auto count = static_cast<int64_t>(values.size());
+  for (int64_t i = 0; i < count; ++i) {
+    amax.at(block_of(i)) = std::max(amax.at(block_of(i)), std::abs(values[i]));
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    const float scale = scales[block_of(i)];
+    REQUIRE(scale == Approx(amax[block_of(i)] / 448.0F).epsilon(1e-6));
+    e4m3 code;
+    std::memcpy(&code, &codes[static_cast<size_t>(i)], 1);
+    const float allowed = std::max(std::abs(values[i]) / 16.0F, scale / 1024.0F);
+    REQUIRE(std::abs(decode(code) * scale - values[i]) <= allowed * 1.0001F);
+  }
+}
+
+TEST_CASE("fp8-block casts the linear layers as DeepSeek-V3's files have them", "[fp8]") {
+  const std::string name = GENERATE("mistral", "qwen2-yarn-sharded", "qwen3");
+  CAPTURE(name);
+  const test::TempDir dir;
+  const ExportReport report =
+      export_folder(fp8_source(name), dir / "out", cast(DType::e4m3, per::block_128x128));
+  const TensorSource original(fp8_source(name));
+  const TensorSource written(dir / "out");
+  CHECK(report.quantization.tensors.size() == 14);
+  CHECK(report.tensors == original.names().size());
+  CHECK(written.names().size() == original.names().size() + 14);
+  for (const std::string& tensor : original.names()) {
+    CAPTURE(tensor);
+    if (is_linear(tensor)) {
+      check_blocks(original, written, tensor, "_scale_inv", 128, 128);
+    } else {
+      CHECK(written.find(tensor)->dtype == "BF16");
+    }
+  }
+  const nlohmann::json config = quantization_of(dir / "out");
+  CHECK(config == nlohmann::json{{"quant_method", "fp8"},
+                                 {"fmt", "e4m3"},
+                                 {"activation_scheme", "dynamic"},
+                                 {"weight_block_size", {128, 128}},
+                                 {"modules_to_not_convert", {"lm_head"}}});
+}
+
+TEST_CASE("fp8-tensor is a folder of compressed-tensors", "[fp8]") {
+  const test::TempDir dir;
+  ExportOptions options = cast(DType::e4m3, per::tensor);
+  options.quantization->exclude = {"*.mlp.down_proj.weight"};
+  export_folder(fp8_source("qwen3"), dir / "out", options);
+  const TensorSource original(fp8_source("qwen3"));
+  const TensorSource written(dir / "out");
+  const std::string name = "model.layers.1.self_attn.k_proj.weight";
+  CHECK(written.find(name + "_scale")->shape == std::vector<int64_t>{1});
+  check_blocks(original, written, name, "_scale", 1 << 20, 1 << 20);
+  const nlohmann::json config = quantization_of(dir / "out");
+  CHECK(config["quant_method"] == "compressed-tensors");
+  CHECK(config["format"] == "float-quantized");
+  CHECK(config["ignore"] ==
+        nlohmann::json{"lm_head", "model.layers.0.mlp.down_proj", "model.layers.1.mlp.down_proj"});
+  const nlohmann::json group = config["config_groups"]["group_0"];
+  CHECK(group["targets"] == nlohmann::json{"Linear"});
+  CHECK(group["weights"]["strategy"] == "tensor");
+  CHECK(group["weights"]["dynamic"] == false);
+  CHECK(group["input_activations"]["strategy"] == "token");
+  CHECK(group["input_activations"]["dynamic"] == true);
+}
+
+TEST_CASE("a cast keeps other tensors in their type where none is asked for", "[fp8]") {
+  const test::TempDir dir;
+  export_folder(fp8_source("mistral"), dir / "wide", {.dtype = DType::f32});
+  ExportOptions options = cast(DType::i8, per::row);
+  options.dtype = {};
+  options.max_shard_bytes = 20'000;
+  export_folder(dir / "wide", dir / "out", options);
+  CHECK(fs::exists(dir / "out/model.safetensors.index.json"));
+  const TensorSource written(dir / "out");
+  CHECK(written.find("model.norm.weight")->dtype == "F32");
+  CHECK(written.find("model.layers.0.mlp.up_proj.weight")->dtype == "I8");
+  CHECK(written.find("model.layers.0.mlp.up_proj.weight_scale")->shape ==
+        std::vector<int64_t>{48, 1});
+  CHECK(quantization_of(dir / "out")["format"] == "int-quantized");
+  CHECK_THAT(test::read_file(dir / "out/config.json"), Contains("\"dtype\": \"float32\""));
+}
+
+TEST_CASE("casts that no program reads are refused before anything is written", "[fp8]") {
+  const test::TempDir dir;
+  const auto refusal = [&](const char* model, const ExportOptions& options) {
+    const std::string text =
+        message_of<ConfigError>([&] { export_folder(fp8_source(model), dir / "out", options); });
+    CHECK_FALSE(fs::exists(dir / "out"));
+    return text;
+  };
+  CHECK_THAT(refusal("mistral", cast(DType::e5m2, per::tensor)), Contains("no program reads one"));
+  CHECK_THAT(refusal("mistral", cast(DType::e4m3, per::block_1x128)),
+             Contains("no program reads one"));
+  CHECK_THAT(refusal("gpt2", cast(DType::e4m3, per::block_128x128)),
+             Contains("transformer.h.0.attn.c_attn.weight is stored transposed"));
+}
+
+/// The qwen3 fixture with its tensors changed by `change`.
+template <typename Change>
+void write_changed(const fs::path& folder, const Change& change) {
+  const TensorSource source(fp8_source("qwen3"));
+  std::vector<std::vector<float>> memory;
+  std::vector<TensorBytes> tensors;
+  for (const std::string& name : source.names()) {
+    const std::vector<int64_t>& shape = source.find(name)->shape;
+    memory.push_back(source.read_f32(name, shape));
+    tensors.push_back({name, DType::f32, shape, memory.back().data()});
+  }
+  change(tensors);
+  write_safetensors(tensors, {}, folder / "model.safetensors");
+  fs::copy_file(fp8_source("qwen3") / "config.json", folder / "config.json",
+                fs::copy_options::overwrite_existing);
+}
+
+TEST_CASE("a folder that is not its model is not exported", "[compare]") {
+  const test::TempDir dir;
+  const auto refusal = [&](const auto& change) {
+    write_changed(dir.path(), change);
+    const std::string text = message_of<CheckpointError>(
+        [&] { export_folder(dir.path(), dir / "out", {.dtype = DType::f32}); });
+    CHECK_FALSE(fs::exists(dir / "out"));
+    return text;
+  };
+  const auto find = [](std::vector<TensorBytes>& tensors, const std::string& name) {
+    return std::find_if(tensors.begin(), tensors.end(),
+                        [&](const TensorBytes& tensor) { return tensor.name == name; });
+  };
+  const std::string up = "model.layers.1.mlp.up_proj.weight";
+  CHECK_THAT(refusal([&](auto& tensors) { tensors.erase(find(tensors, up)); }),
+             Contains("1 missing: " + up) && Contains("nothing is written"));
+  CHECK_THAT(refusal([&](auto& tensors) { find(tensors, up)->name = "model.layers.2.other"; }),
+             Contains("1 missing: " + up) && Contains("1 unexpected: model.layers.2.other"));
+  CHECK_THAT(refusal([&](auto& tensors) {
+               find(tensors, up)->shape = {32, 48};
+             }),
+             Contains("1 of another shape: " + up + " is [32, 48], expected [48, 32]"));
+  // A tied head and buffers of older versions follow from config.json.
+  write_changed(dir.path(), [&](auto& tensors) {
+    TensorBytes head = *find(tensors, "model.embed_tokens.weight");
+    head.name = "lm_head.weight";
+    tensors.push_back(head);
+  });
+  CHECK(open_model_source(dir.path()).tensors.size() == 24);
+}
+
+}  // namespace
+}  // namespace fp8train
