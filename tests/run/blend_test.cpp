@@ -30,6 +30,7 @@ Words run_of(const std::string& name, const std::string& weight, const Words& mo
       "training.gradient_accumulation_steps=2",
       "logging.interval=1",
       "checkpoint.interval=4",
+      "checkpoint.keep_last=9",
       "threads=1",
       "precision.plan=bf16",
       "output_dir=" + name};

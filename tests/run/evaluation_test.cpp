@@ -80,8 +80,8 @@ TEST_CASE("the loss of a text in windows that overlap is transformers'") {
 
 TEST_CASE("eval says what its options are for, and what does not fit") {
   const TempDir dir;
-  write_file(dir / "long.jsonl",
-             R"({"context": "a", "choices": ["b", ")" + small_text(2000) + R"("], "gold": 0})");
+  write_file(dir / "long.jsonl", R"({"context": "a", "choices": ["b", ")" + std::string(2000, 'x') +
+                                     R"("], "gold": 0})");
   const std::string questions = (kFolder / "questions.jsonl").string();
   CHECK_THAT(expect_code(2, dir.path(), eval({})).err, Contains("--data FILE"));
   CHECK_THAT(expect_code(2, dir.path(), eval({"--data", "a", "--choices", "b"})).err,
