@@ -1,5 +1,7 @@
 // Two ranks across a switch of the plan (precision.schedule), started by mpirun.
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <csignal>
