@@ -30,12 +30,12 @@ TensorFormat int8_wire() {
 Values contribution(int rank) {
   std::mt19937 shared(1);
   std::mt19937 own(static_cast<uint32_t>(rank) + 100);
-  std::normal_distribution<float> normal;
+  std::normal_distribution<float> signal;
+  std::normal_distribution<float> noise;
   Values values;
   for (int64_t i = 0; i < kCount; ++i) {
     const float scale = 1e-4F * std::exp(0.5F * std::sin(0.01F * static_cast<float>(i)));
-    const float signal = normal(shared);
-    values.push_back(scale * (signal + normal(own)));
+    values.push_back(scale * (signal(shared) + noise(own)));
   }
   return values;
 }

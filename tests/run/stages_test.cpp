@@ -1,5 +1,7 @@
 // Two ranks across a switch of the plan (precision.schedule), started by mpirun.
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <csignal>
@@ -86,7 +88,7 @@ std::vector<float> scaling(const fs::path& checkpoint, const std::string& end) {
 
 TEST_CASE("two ranks switch plans at a step, and go on across it from a stop: the same bits") {
   const auto& [second, stage] =
-      GENERATE(std::pair("te-delayed", 0), std::pair("te-delayed", 3), std::pair("msamp-o1", 1));
+      GENERATE(std::pair("te-delayed", 0), std::pair("te-delayed", 3), std::pair("te-mxfp8", 1));
   CAPTURE(second, stage);
   const TextFolder folder;
   const Outcome outcome = run(folder, 2, command("whole", second, stage));
@@ -112,8 +114,11 @@ TEST_CASE("two ranks switch plans at a step, and go on across it from a stop: th
   run(folder, 2, command("stopped", second, stage));
   for (const char* file : {"model.safetensors", "scaling.safetensors"}) {
     CAPTURE(file);
-    CHECK(same_bytes(checkpoint(folder, "stopped", kSteps) / file,
-                     checkpoint(folder, "whole", kSteps) / file));
+    const fs::path whole = checkpoint(folder, "whole", kSteps) / file;
+    // Scales that follow from blocks are not stored.
+    const bool is_there = fs::exists(whole);
+    CHECK((is_there || second == std::string("te-mxfp8")));
+    CHECK((!is_there || same_bytes(checkpoint(folder, "stopped", kSteps) / file, whole)));
   }
   CHECK(losses(folder / "stopped") == all);
 }
@@ -127,8 +132,10 @@ TEST_CASE("a window of delayed scaling begins at the switch") {
   REQUIRE(scales.size() > 10);
   const auto entries =
       std::count_if(history.begin(), history.end(), [](float amax) { return amax > 0; });
-  // Each step has two micro-batches of each rank, and each of them an entry for every tensor.
-  CHECK(entries == 2 * kWindow * static_cast<long>(scales.size()));
+  // A step has two micro-batches of each rank: x and dy of a layer have an entry for each, its
+  // weight, which is cast once, has one.
+  const auto layers = static_cast<long>(scales.size()) / 3;
+  CHECK(entries == (2 + 2 + 1) * kWindow * layers);
   for (const float scale : scales) {
     CHECK(scale > 1);  // of a new window: 1
   }

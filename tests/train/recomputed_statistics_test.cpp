@@ -21,6 +21,7 @@ Statistics statistics_of(bool recompute, const std::string& wgrad_x) {
   request.plan = "deepseek-v3";
   request.recompute_swiglu = recompute;
   request.roles.wgrad_x = wgrad_x;
+  request.roles.saved_nonlinear = "bf16";  // of codes another input would be made
   EngineSettings settings = test::small_llama("deepseek-v3", 2);
   settings.plan = resolve_plan(request);
   const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
