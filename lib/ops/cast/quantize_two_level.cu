@@ -11,6 +11,7 @@ namespace fp8train::ops::cuda {
 namespace {
 
 constexpr int kBlockWidth = 16;
+constexpr float kSaturation = saturation_threshold(DType::e2m1);
 
 /// One orientation of x: element k of line l is x[l * line_step + k * k_step].
 struct TwoLevelSide {
@@ -144,7 +145,7 @@ __global__ void __launch_bounds__(kTileThreads) two_level_kernel(TwoLevelCast ca
       } else {
         code = encode<e2m1>(scaled).bits;
       }
-      cast_counts.count(values[k], scaled, saturation_threshold(DType::e2m1), code & 0x7U);
+      cast_counts.count(values[k], scaled, kSaturation, code & 0x7U);
       pair = k % 2 == 0 ? code : pair | code << 4;
       cast.codes[line * pitch + (block * kBlockWidth + k) / 2] = static_cast<uint8_t>(pair);
     }

@@ -59,7 +59,7 @@ inline QuantizedTensor dequantizable(const GemmOperand& operand) {
 /// One orientation of a quantized tensor whose blocks have scales.
 inline GemmOperand block_operand(const Quantized& from, const TensorFormat& format,
                                  ScaleLayout layout, bool transposed) {
-  return {from.codes, transposed, from.scale_inv, format, layout};
+  return {from.codes, transposed, from.scale_inv, format, layout, {}};
 }
 
 struct Gemm {
