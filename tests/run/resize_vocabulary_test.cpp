@@ -76,7 +76,8 @@ TEST_CASE("added tokens begin as the mean of the others, in embedding and head")
   CAPTURE(tied);
   const Workshop shop(
       {"model.preset=toy", std::string("model.tie_word_embeddings=") + (tied ? "true" : "false")});
-  expect_code(0, shop.path(), Workshop::grown("still", {"training.max_steps=1", "optimizer.lr=1e-30"}));
+  expect_code(0, shop.path(),
+              Workshop::grown("still", {"training.max_steps=1", "optimizer.lr=1e-30"}));
   const fs::path before = shop.path() / Workshop::model();
   const fs::path after = shop.path() / "still/checkpoints/step-000001";
   check_table(before, after, "model.embed_tokens.weight");

@@ -171,7 +171,7 @@ TokenTable from_transformers(const Json& document) {
   }
   for (const Json& merge : model.at("merges")) {
     const auto [left, right] = merge_of(merge);
-    table.merges.push_back(left + " " + right);
+    table.merges.push_back(fmt::format("{} {}", left, right));
   }
   table.adds_space = splitting.adds_space;
   table.pre = pre_name(splitting, model.value("ignore_merges", false), !table.merges.empty());
