@@ -87,9 +87,9 @@ std::vector<std::string> metrics_of(const fs::path& run, const char* key = nullp
   std::vector<std::string> found;
   for (const std::string& line : lines_of(read_file(run / "metrics.jsonl"))) {
     nlohmann::ordered_json object = nlohmann::ordered_json::parse(line);
-    for (const char* key :
+    for (const char* figure :
          {"tokens_per_second", "seconds_per_step", "tflops", "mfu", "time", "memory_bytes"}) {
-      object.erase(key);
+      object.erase(figure);
     }
     object.erase("slowest_rank");
     object.erase("wire_bytes_within_node");  // stage 3: fewer where an evaluation gathered already
