@@ -97,7 +97,9 @@ _{0}() {{
     previous=$word
   done
   # A configuration alone is a run of train.
-  if [[ -z $path && $COMP_CWORD -gt 1 && $previous != -v && $previous != --verbose ]]; then path=train; fi
+  if [[ -z $path && $COMP_CWORD -gt 1 && $previous != -v && $previous != --verbose ]]; then
+    path=train
+  fi
   parts= words= valued=
   case $path in
 {2}  esac
@@ -160,7 +162,9 @@ _{0}() {{
     case $path_words in
 {2}    esac
     (( i < CURRENT )) || break
-    if [[ -n $word && -n ${{(M)parts:#${{word}}:*}} ]]; then path_words="$path_words${{path_words:+ }}$word"; fi
+    if [[ -n $word && -n ${{(M)parts:#${{word}}:*}} ]]; then
+      path_words="$path_words${{path_words:+ }}$word"
+    fi
   done
   # A configuration alone is a run of train.
   if [[ -z $path_words && $CURRENT -gt 2 ]]; then path_words=train; fi

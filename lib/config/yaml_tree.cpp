@@ -242,7 +242,7 @@ bool has_tab_indent(std::string_view line) {
 
 /// The reader's messages in a user's words.
 std::string in_words(const std::string& message) {
-  constexpr std::pair<const char*, const char*> kWords[] = {
+  static const std::pair<const char*, const char*> kWords[] = {
       {YAML::ErrorMsg::END_OF_MAP, "this line is not indented as the keys above it are"},
       {YAML::ErrorMsg::END_OF_SEQ, "this line is not indented as the list above it is"},
       {YAML::ErrorMsg::END_OF_MAP_FLOW, "a comma or } is missing before this"},

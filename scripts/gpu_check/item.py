@@ -104,7 +104,7 @@ def failed_command(done: Done) -> Outcome:
 def bench(work: Workspace, *words: str, most: float = float("inf")) -> Outcome:
     """`fp8train bench`; its figures are the outcome's detail."""
     done = work.fp8train("bench", *words, "--device", "cuda", "--json", most=most)
-    if done.code == 2 and "not expected" in done.err:
+    if done.code == 2 and "unknown option" in done.err:
         return unknown(f"this program has not all of these options: {' '.join(words)}")
     figures = parse_json(done.out)
     if done.code != 0 or figures is None:

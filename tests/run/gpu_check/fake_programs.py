@@ -42,7 +42,7 @@ def bench(words):
         print("error: cuda: libcublasLt.so.13 is not found", file=sys.stderr)
         return 4
     if WRONG == "no-options" and "--deterministic" in words:
-        print("error: The following argument was not expected: --deterministic; fp8train --help", file=sys.stderr)
+        print("error: unknown option --deterministic; `fp8train bench step --help` lists what it takes", file=sys.stderr)
         return 2
     if WRONG == "garbage" and words[0] == "cast":
         print('{"bench": "cast", "results": [')
