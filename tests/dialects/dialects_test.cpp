@@ -245,7 +245,7 @@ TEST_CASE("every example of the page on recipes loads and selects a plan") {
       example.clear();
     }
   }
-  CHECK(count == 10);
+  CHECK(count == 11);
 }
 
 }  // namespace
