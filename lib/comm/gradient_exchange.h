@@ -92,8 +92,8 @@ class GradientExchange {
   GradientExchange(GradientExchange&&) noexcept;
   GradientExchange& operator=(GradientExchange&&) noexcept;
 
-  /// Elements of a shard: a multiple of the wire's range_alignment(). The last shards may reach beyond the
-  /// bucket.
+  /// Elements of a shard: a multiple of the wire's range_alignment(). The last shards may reach
+  /// beyond the bucket.
   int64_t shard_elements() const;
   /// Elements of this rank's shard that the bucket has.
   int64_t own_elements() const;

@@ -122,9 +122,9 @@ void ParameterStore::allocate_shards(Device& device) {
     const StoreLayout::Part& part = layout_->parts[i];
     if (!shard_is_in_place(part.segment)) {
       const ParameterFormats& formats = parameters_[i]->formats;
-      value_shard_[i] = value_shards_.add(formats.value, {part.count}, value_category(i),
-                                          static_cast<int>(part.segment),
-                                          range_alignment(formats.gradient_wire));
+      value_shard_[i] =
+          value_shards_.add(formats.value, {part.count}, value_category(i),
+                            static_cast<int>(part.segment), range_alignment(formats.gradient_wire));
     }
   }
   value_shards_.allocate(device, {[this](int queue, int64_t /*used*/) {

@@ -82,7 +82,8 @@ class Workshop {
     const char* backend = "mpi";  ///< by way of the host's memory; nccl: from GPU to GPU
     int count = 2;
     int zero_stage = 0;
-    bool saves = true;  ///< the weights at the end; kernels have computed none, and codes may say NaN
+    bool saves =
+        true;  ///< the weights at the end; kernels have computed none, and codes may say NaN
   };
   /// Ranks that have a GPU each.
   void train_ranks(const std::string& plan, const Ranks& ranks) {
@@ -112,9 +113,12 @@ class Workshop {
                                            "TMPDIR=" + folder_.path().string(), "OMP_NUM_THREADS=1",
                                            "OMPI_MCA_mpi_yield_when_idle=1", "OMPI_MCA_pml=ob1",
                                            "OMPI_MCA_btl=self,vader"});
-    const Words launcher = {FP8TRAIN_MPIRUN, "--allow-run-as-root",
-                            "--oversubscribe", "--bind-to",
-                            "none", "-n",
+    const Words launcher = {FP8TRAIN_MPIRUN,
+                            "--allow-run-as-root",
+                            "--oversubscribe",
+                            "--bind-to",
+                            "none",
+                            "-n",
                             std::to_string(ranks.count)};
     const Outcome outcome = Process(folder_.path(), words, environment, launcher).wait();
     INFO(ranks.count << " ranks over " << ranks.backend << ", " << plan << " with zero_stage "

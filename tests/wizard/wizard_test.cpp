@@ -116,7 +116,8 @@ TEST_CASE("a bad answer gets the text of the loader, and the question stays") {
   CHECK(done.times("optimizer.lr") == 3);
   CHECK(done.times("data.train") == 2);
   CHECK(done.result.settings.optimizer.lr == 0.0003);
-  CHECK(done.result.settings.precision.plan == plan_for_method({.mixed_precision = MixedPrecision::fp8}));
+  CHECK(done.result.settings.precision.plan ==
+        plan_for_method({.mixed_precision = MixedPrecision::fp8}));
 }
 
 TEST_CASE("the global batch fits the ranks of the job") {

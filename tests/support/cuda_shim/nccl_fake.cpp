@@ -166,8 +166,8 @@ std::pair<std::shared_ptr<NcclClique>, int> NcclClique::split(int number, int ra
         static_cast<int>(members.size()),
         board_ == nullptr ? nullptr : std::make_unique<NcclBoard>(board_->beside(name)));
   }
-  const auto own = std::find(members.begin(), members.end(),
-                             std::pair(split.come.at(rank).second, rank));
+  const auto own =
+      std::find(members.begin(), members.end(), std::pair(split.come.at(rank).second, rank));
   return {made, static_cast<int>(own - members.begin())};
 }
 

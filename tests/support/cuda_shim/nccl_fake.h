@@ -1,7 +1,8 @@
 #pragma once
 // A NCCL for ranks that are threads of one process, where the cuda device is the host shim
 // (nccl_fake_threads.cpp), or processes of one machine, before the stand-in runtime
-// (nccl_fake_processes.cpp), which find each other's notes (nccl_board.h). It enforces what NCCL asks for, and answers otherwise with an error that says why:
+// (nccl_fake_processes.cpp), which find each other's notes (nccl_board.h). It enforces what NCCL
+// asks for, and answers otherwise with an error that says why:
 // - communicators are non-blocking ones, and nothing is called on one that is in progress;
 // - one rank for a GPU (cuda_runtime_api.h: set_device_count);
 // - all ranks of a communicator start the same operations with the same sizes in the same order;

@@ -14,7 +14,8 @@ namespace fp8train::shim {
 std::string new_clique_name() {
   std::string folder = (std::filesystem::temp_directory_path() / "fp8train_nccl_XXXXXX").string();
   if (mkdtemp(folder.data()) == nullptr) {
-    throw std::filesystem::filesystem_error(folder, std::error_code(errno, std::generic_category()));
+    throw std::filesystem::filesystem_error(folder,
+                                            std::error_code(errno, std::generic_category()));
   }
   return folder;
 }

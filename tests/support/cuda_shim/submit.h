@@ -10,7 +10,6 @@
 #include <memory>
 #include <vector>
 
-
 namespace fp8train::shim {
 
 void submit(cudaStream_t stream, std::function<void()> work);

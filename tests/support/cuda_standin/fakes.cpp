@@ -1,6 +1,7 @@
 // What the fakes of cuBLASLt and NCCL (tests/support/cuda_shim) ask of a runtime. Products are
 // computed until the first kernel is launched: so far memory holds what the host has copied there,
-// and the products that show which scale modes a GPU has are right. Later its contents mean nothing.
+// and the products that show which scale modes a GPU has are right. Later its contents mean
+// nothing.
 
 #include <algorithm>
 #include <cstdlib>
@@ -28,8 +29,8 @@ void submit_late(cudaStream_t stream, std::shared_ptr<LateWork> work) {
   if (call.check(stream) != cudaSuccess || call.refuse_while_recording() != cudaSuccess) {
     std::abort();  // the fake has no answer for it
   }
-  stream->busy_until = call->timeline.add_late(
-      stream->busy_until, [work = std::move(work)] { return work->over(); });
+  stream->busy_until = call->timeline.add_late(stream->busy_until,
+                                               [work = std::move(work)] { return work->over(); });
 }
 
 /// Nobody asks for the work before its turn has come.
