@@ -13,7 +13,7 @@
 namespace fp8train {
 namespace {
 
-constexpr int64_t kTokensAtATime = 1 << 20;
+constexpr int64_t kReadTokens = 1 << 20;
 constexpr size_t kBytesAtATime = 1U << 20;
 constexpr size_t kShownBytes = 200;
 
@@ -74,9 +74,9 @@ class Inspection {
     facts_.tokens = 0;
     const int32_t end = settings_.tokenizer == nullptr ? -1 : settings_.tokenizer->eos_id();
     int64_t ends = 0;
-    std::vector<int32_t> ids(static_cast<size_t>(std::min(store->size(), kTokensAtATime)));
+    std::vector<int32_t> ids(static_cast<size_t>(std::min(store->size(), kReadTokens)));
     for (int64_t done = 0; done < store->size();) {
-      const int64_t count = std::min(kTokensAtATime, store->size() - done);
+      const int64_t count = std::min(kReadTokens, store->size() - done);
       store->read(done, count, ids.data());
       add_tokens(ids.data(), static_cast<size_t>(count));
       ends += std::count(ids.begin(), ids.begin() + count, end);

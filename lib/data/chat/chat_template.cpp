@@ -290,7 +290,7 @@ void ChatEncoder::add_headed(const Dialogue& dialogue, Parts& parts) const {
     add(ChatRole::system, system, false);
   }
   for (; next < dialogue.size(); ++next) {
-    const Message& message = dialogue[next];
+    const ChatMessage& message = dialogue[next];
     add(message.role, std::string(trimmed(message.content)), message.is_target);
   }
 }
@@ -306,7 +306,7 @@ void ChatEncoder::add_chatml(const Dialogue& dialogue, Parts& parts) const {
   if (!form_.default_system.empty() && dialogue.front().role != ChatRole::system) {
     add(ChatRole::system, form_.default_system, false);
   }
-  for (const Message& message : dialogue) {
+  for (const ChatMessage& message : dialogue) {
     add(message.role, message.content, message.is_target);
   }
 }
@@ -338,7 +338,7 @@ void ChatEncoder::add_instructions(const Dialogue& dialogue, Parts& parts) const
   }
   if (!form.each_begins) parts.push_back({"", bos_, false});
   for (size_t i = first; i < dialogue.size(); ++i) {
-    const Message& message = dialogue[i];
+    const ChatMessage& message = dialogue[i];
     std::string text = message.content;
     if (message.role == ChatRole::user) {
       if (has_system && i == with_system) {

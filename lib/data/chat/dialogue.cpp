@@ -52,7 +52,8 @@ class Record {
   }
 
  private:
-  Message message(const Json& value, const char* role_key, const char* text_key, size_t i) const {
+  ChatMessage message(const Json& value, const char* role_key, const char* text_key,
+                      size_t i) const {
     const auto text = [&](const char* key) {
       if (!value.is_object() || !value.contains(key) || !value[key].is_string()) {
         fail(fmt::format("message {}: '{}' is missing or not a text", i, key));
@@ -66,7 +67,7 @@ class Record {
       fail(fmt::format("message {}: Unknown role '{}' (expected system, user or assistant)", i,
                        role));
     }
-    Message message = {known->second, text(text_key), known->second == ChatRole::assistant};
+    ChatMessage message = {known->second, text(text_key), known->second == ChatRole::assistant};
     if (value.contains("weight") && value["weight"].is_number() && value["weight"] == 0) {
       message.is_target = false;
     }
@@ -119,7 +120,7 @@ Dialogue read_dialogue(std::string_view json, const std::string& where) {
     dialogue = record.messages(value["conversations"], "from", "value");
   } else if (value.is_object() && value.contains("prompt") && value.contains("completion")) {
     dialogue = record.side(value["prompt"], ChatRole::user);
-    for (Message& message : dialogue) message.is_target = false;
+    for (ChatMessage& message : dialogue) message.is_target = false;
     const Dialogue answer = record.side(value["completion"], ChatRole::assistant);
     dialogue.insert(dialogue.end(), answer.begin(), answer.end());
   } else {
@@ -128,7 +129,7 @@ Dialogue read_dialogue(std::string_view json, const std::string& where) {
         "'completion'; for documents set data.train[].format: jsonl");
   }
   if (std::none_of(dialogue.begin(), dialogue.end(),
-                   [](const Message& message) { return message.is_target; })) {
+                   [](const ChatMessage& message) { return message.is_target; })) {
     record.fail("the dialogue has no message of the assistant to learn; remove the line");
   }
   return dialogue;

@@ -12,13 +12,13 @@ enum class ChatRole : uint8_t { system, user, assistant };
 
 std::string_view name_of(ChatRole role);  ///< "assistant"
 
-struct Message {
+struct ChatMessage {
   ChatRole role = ChatRole::user;
   std::string content;
   bool is_target = false;  ///< the model learns to write it
 };
 
-using Dialogue = std::vector<Message>;
+using Dialogue = std::vector<ChatMessage>;
 
 /// One of {"messages": [{"role", "content"}]} (of OpenAI and TRL; roles system, user, assistant; an
 /// optional "weight": 0 leaves an answer out of the loss), {"conversations": [{"from", "value"}]}

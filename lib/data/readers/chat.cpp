@@ -22,7 +22,7 @@ void visit_texts(const std::filesystem::path& path, const TextKey& /*text_key*/,
                  const DocumentVisitor& visit) {
   visit_dialogues(path, [&](const Dialogue& dialogue, const std::string& /*where*/) {
     std::string text;
-    for (const Message& message : dialogue) {
+    for (const ChatMessage& message : dialogue) {
       text += (text.empty() ? "" : "\n") + message.content;
     }
     visit(std::move(text));
