@@ -51,11 +51,11 @@ constexpr std::array<TypeFacts, 8> kTypes = {
 
 }  // namespace
 
-std::string_view name_of(TokenType type) {
+std::string_view name_of(IdType type) {
   return kTypes[static_cast<size_t>(type)].name;
 }
 
-int size_of(TokenType type) {
+int size_of(IdType type) {
   return kTypes[static_cast<size_t>(type)].bytes;
 }
 
@@ -68,21 +68,21 @@ void TokenFile::read(int64_t offset, int64_t count, int64_t vocab_size, int32_t*
     read_tokens<Stored>(file_, first_byte_, offset, count, vocab_size, to);
   };
   switch (type_) {
-    case TokenType::u8:
+    case IdType::u8:
       return run(uint8_t{});
-    case TokenType::i8:
+    case IdType::i8:
       return run(int8_t{});
-    case TokenType::u16:
+    case IdType::u16:
       return run(uint16_t{});
-    case TokenType::i16:
+    case IdType::i16:
       return run(int16_t{});
-    case TokenType::u32:
+    case IdType::u32:
       return run(uint32_t{});
-    case TokenType::i32:
+    case IdType::i32:
       return run(int32_t{});
-    case TokenType::u64:
+    case IdType::u64:
       return run(uint64_t{});
-    case TokenType::i64:
+    case IdType::i64:
       return run(int64_t{});
   }
 }

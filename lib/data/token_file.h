@@ -14,10 +14,10 @@
 namespace fp8train {
 
 /// How an id is stored, little-endian.
-enum class TokenType : uint8_t { u8, i8, u16, i16, u32, i32, u64, i64 };
+enum class IdType : uint8_t { u8, i8, u16, i16, u32, i32, u64, i64 };
 
-std::string_view name_of(TokenType type);  ///< "u16"
-int size_of(TokenType type);               ///< in bytes
+std::string_view name_of(IdType type);  ///< "u16"
+int size_of(IdType type);               ///< in bytes
 
 constexpr int32_t kLlmcMagicU16 = 20240520;
 constexpr int32_t kLlmcVersionU16 = 1;
@@ -33,14 +33,14 @@ constexpr int64_t kU16Vocab = 65536;  // ids below it fit into u16
 class TokenFile {
  public:
   /// `count` ids from `first_byte` on.
-  TokenFile(InputFile file, TokenType type, uint64_t first_byte, int64_t count)
+  TokenFile(InputFile file, IdType type, uint64_t first_byte, int64_t count)
       : file_(std::move(file)), type_(type), first_byte_(first_byte), size_(count) {}
 
   const std::filesystem::path& path() const { return file_.path(); }
 
   /// Number of tokens.
   int64_t size() const { return size_; }
-  TokenType type() const { return type_; }
+  IdType type() const { return type_; }
   int bytes_per_token() const { return size_of(type_); }
 
   /// Tokens [offset, offset + count) into `to`. Throws DataError naming file and offset when an id
@@ -49,7 +49,7 @@ class TokenFile {
 
  private:
   InputFile file_;
-  TokenType type_;
+  IdType type_;
   uint64_t first_byte_;
   int64_t size_;
 };

@@ -28,7 +28,7 @@ std::vector<float> random_values(int64_t count, uint64_t stream, float size) {
   return values;
 }
 
-PrecisionPlan plan_with(const std::string& row, const std::string& swiglu) {
+PrecisionPlan plan_with(const std::string& row, SwigluInput swiglu) {
   PlanRequest request;
   request.plan = row;
   request.swiglu = swiglu;
@@ -184,7 +184,7 @@ struct Snr {
   double outliers, others, d_down;
 };
 
-Snr measure(const std::string& row, const std::string& swiglu, int k) {
+Snr measure(const std::string& row, SwigluInput swiglu, int k) {
   Layer layer(plan_with(row, swiglu));
   layer.inject(k);
   layer.set_weights();
@@ -197,12 +197,12 @@ Snr measure(const std::string& row, const std::string& swiglu, int k) {
 }  // namespace
 
 TEST_CASE("an outlier of two aligned rows costs the other tokens their SNR unless smoothed") {
-  const Snr usual = measure("te-current", "plain", 0);
+  const Snr usual = measure("te-current", SwigluInput::as_planned, 0);
   CHECK(usual.others > 25);
   for (const int k : {6, 8, 9}) {
-    const Snr plain = measure("te-current", "plain", k);
-    const Snr smooth = measure("te-current", "smooth", k);
-    const Snr bf16 = measure("te-current", "bf16_down_input", k);
+    const Snr plain = measure("te-current", SwigluInput::as_planned, k);
+    const Snr smooth = measure("te-current", SwigluInput::smoothed, k);
+    const Snr bf16 = measure("te-current", SwigluInput::high_precision, k);
     CAPTURE(k, plain.others, smooth.others, bf16.others, plain.outliers, smooth.outliers);
     WARN("gain 2^" << k << ": SNR of the other tokens " << plain.others << " dB plain, "
                    << smooth.others << " dB smooth, " << bf16.others << " dB bf16_down_input");
@@ -216,7 +216,7 @@ TEST_CASE("an outlier of two aligned rows costs the other tokens their SNR unles
 
 TEST_CASE("an outlier that no history holds is clipped by its gain, not by the square of it") {
   // Of the outlier tokens' y: how many times too small it is.
-  const auto clipped_by = [](const std::string& swiglu, int k) {
+  const auto clipped_by = [](SwigluInput swiglu, int k) {
     Layer layer(plan_with("te-delayed", swiglu));
     layer.inject(0);
     layer.set_weights();
@@ -236,12 +236,12 @@ TEST_CASE("an outlier that no history holds is clipped by its gain, not by the s
     return std::sqrt(wanted_size / got);
   };
   for (const int k : {4, 6, 8}) {
-    const double plain = clipped_by("plain", k);
-    const double smooth = clipped_by("smooth", k);
+    const double plain = clipped_by(SwigluInput::as_planned, k);
+    const double smooth = clipped_by(SwigluInput::smoothed, k);
     WARN("gain 2^" << k << ": clipped by " << plain << " plain, by " << smooth << " smooth");
     CHECK(smooth <= std::ldexp(1.0, k));
     CHECK(plain >= std::ldexp(1.0, 2 * k - 3));  // the usual largest value is not 1
-    CHECK(clipped_by("bf16_down_input", k) == Approx(1).epsilon(0.01));
+    CHECK(clipped_by(SwigluInput::high_precision, k) == Approx(1).epsilon(0.01));
   }
 }
 
@@ -251,8 +251,8 @@ TEST_CASE("smoothed layers have the y and the gradients of double precision in e
       GENERATE("te-delayed", "te-current", "te-blockwise", "te-mxfp8", "msamp-o1", "msamp-o3",
                "torchao-tensorwise", "torchao-rowwise", "torchao-rowwise-gw-hp", "fp8-lm",
                "deepseek-v3", "coat", "fp8-safe", "fp8-lean", "fp8-min");
-  const std::string swiglu = GENERATE("smooth", "bf16_down_input");
-  CAPTURE(row, swiglu);
+  const SwigluInput swiglu = GENERATE(SwigluInput::smoothed, SwigluInput::high_precision);
+  CAPTURE(row, static_cast<int>(swiglu));
   PrecisionPlan plan = plan_with(row, swiglu);
   plan.weight = plain(DType::f32);  // what is stored in few bits would hide the errors of the GEMMs
   plan.master_weight.reset();
@@ -268,7 +268,7 @@ TEST_CASE("smoothed layers have the y and the gradients of double precision in e
   layer.run();
   const Wanted want = wanted(layer);
   // A product that is made of E4M3 codes, in forward or again in backward, has their error.
-  const bool forward_rounds = swiglu == "smooth" || plan.forward_reads_saved;
+  const bool forward_rounds = swiglu == SwigluInput::smoothed || plan.forward_reads_saved;
   const bool backward_rounds = forward_rounds || plan.recompute_swiglu;
   CHECK(snr(layer.y, want.y, 0, want.y.size()) > (forward_rounds ? 25 : 45));
   CHECK(snr(layer.down_gradient(), want.d_down, 0, want.d_down.size()) >
@@ -286,7 +286,7 @@ TEST_CASE("smoothing changes no bit where every number is a code") {
   PlanRequest request;
   request.plan = "te-current";
   request.power_2_scale = true;
-  const auto run = [&](const std::string& swiglu, std::vector<float>& y, std::vector<float>& dw) {
+  const auto run = [&](SwigluInput swiglu, std::vector<float>& y, std::vector<float>& dw) {
     request.swiglu = swiglu;
     Layer layer(resolve_plan(request));
     for (size_t i = 0; i < layer.down_weight.size(); ++i) {
@@ -319,8 +319,8 @@ TEST_CASE("smoothing changes no bit where every number is a code") {
     dw = layer.down_gradient();
   };
   std::vector<float> plain_y, plain_dw, smooth_y, smooth_dw;
-  run("plain", plain_y, plain_dw);
-  run("smooth", smooth_y, smooth_dw);
+  run(SwigluInput::as_planned, plain_y, plain_dw);
+  run(SwigluInput::smoothed, smooth_y, smooth_dw);
   CHECK(plain_y == smooth_y);
   CHECK(plain_dw == smooth_dw);
 }

@@ -24,7 +24,7 @@ PrecisionPlan resolved(const RoleRequest& roles) {
 
 TEST_CASE("te-nvfp4 has the formats of TransformerEngine's NVFP4BlockScaling") {
   PlanRequest request;
-  request.mixed_precision = "fp8";
+  request.mixed_precision = MixedPrecision::fp8;
   request.backend = "te";
   request.recipe = "nvfp4";
   const PrecisionPlan plan = resolve_plan(request);
@@ -73,7 +73,7 @@ TEST_CASE("formats that do not go together with NVFP4 are refused by role") {
   request.power_2_scale = true;
   CHECK_THROWS_WITH(resolve_plan(request), Contains("power_2_scale"));
   request.power_2_scale.reset();
-  request.format = "hybrid";
+  request.format = Fp8Format::hybrid;
   CHECK_THROWS_WITH(resolve_plan(request), Contains("fp8.format"));
 }
 

@@ -58,16 +58,16 @@ TEST_CASE("a model learns a batch in NVFP4 nearly as in bf16") {
 TEST_CASE("random bits follow from seed, step and micro-batch alone") {
   EngineSettings settings = small_llama("te-nvfp4", 2);
   const std::vector<float> first = Trained(settings).gradients(5);
-  CHECK(equal(first, Trained(settings).gradients(5)));
-  CHECK_FALSE(equal(first, Trained(settings).gradients(6)));
+  CHECK(same_bits(first, Trained(settings).gradients(5)));
+  CHECK_FALSE(same_bits(first, Trained(settings).gradients(6)));
   settings.seed += 1;
-  CHECK_FALSE(equal(first, Trained(settings).gradients(5)));
+  CHECK_FALSE(same_bits(first, Trained(settings).gradients(5)));
   // Two micro-batches of one batch: with the bits of the first in both, pass 10, their gradient
   // would be that of it once.
-  CHECK_FALSE(equal(first, Trained(small_llama("te-nvfp4")).gradients(10)));
+  CHECK_FALSE(same_bits(first, Trained(small_llama("te-nvfp4")).gradients(10)));
   const EngineSettings nearest =
       with_roles({.dgrad_dy = "e2m1 1x16 e4m3", .wgrad_dy = "e2m1 1x16 e4m3 hadamard"});
-  CHECK(equal(Trained(nearest).gradients(5), Trained(nearest).gradients(6)));
+  CHECK(same_bits(Trained(nearest).gradients(5), Trained(nearest).gradients(6)));
 }
 
 TEST_CASE("the Hadamard transform changes roundings of the weight gradient only") {
@@ -80,7 +80,7 @@ TEST_CASE("the Hadamard transform changes roundings of the weight gradient only"
   const std::vector<float> a = plain.gradients(0);
   const std::vector<float> b = hadamard.gradients(0);
   CHECK(plain.engine.step_loss().mean == hadamard.engine.step_loss().mean);
-  CHECK_FALSE(equal(a, b));
+  CHECK_FALSE(same_bits(a, b));
   double difference = 0;
   double size = 0;
   for (size_t i = 0; i < a.size(); ++i) {

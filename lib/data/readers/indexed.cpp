@@ -32,7 +32,7 @@ struct SequenceRun {
 };
 
 struct SequenceIndex {
-  TokenType type = TokenType::u16;
+  IdType type = IdType::u16;
   std::vector<SequenceRun> runs;
   int64_t tokens = 0;
   int64_t documents = 0;
@@ -44,20 +44,20 @@ std::filesystem::path index_path(const std::filesystem::path& path) {
 }
 
 /// The class DType of the source.
-std::optional<TokenType> type_of_code(uint8_t code) {
+std::optional<IdType> type_of_code(uint8_t code) {
   switch (code) {
     case 1:
-      return TokenType::u8;
+      return IdType::u8;
     case 2:
-      return TokenType::i8;
+      return IdType::i8;
     case 3:
-      return TokenType::i16;
+      return IdType::i16;
     case 4:
-      return TokenType::i32;
+      return IdType::i32;
     case 5:
-      return TokenType::i64;
+      return IdType::i64;
     case 8:
-      return TokenType::u16;
+      return IdType::u16;
     default:
       return std::nullopt;  // 6 and 7 are float64 and float32
   }
@@ -121,7 +121,7 @@ class IndexReader {
       throw DataError(fmt::format("{}: version {} (expected {})", name_, version, kIndexVersion));
     }
     const auto code = static_cast<uint8_t>(header[17]);
-    const std::optional<TokenType> type = type_of_code(code);
+    const std::optional<IdType> type = type_of_code(code);
     if (!type) {
       throw DataError(
           fmt::format("{}: byte 17: elements of type {} (expected integers: 1, 2, 3, "

@@ -85,7 +85,7 @@ TokenFile open_with(const std::filesystem::path& path, DocumentTable& documents)
   if (has_documents) {
     documents = read_documents(file, static_cast<uint64_t>(table_begin), of_documents, count);
   }
-  return {std::move(file), is_u16 ? TokenType::u16 : TokenType::u32, kLlmcHeaderBytes, count};
+  return {std::move(file), is_u16 ? IdType::u16 : IdType::u32, kLlmcHeaderBytes, count};
 }
 
 std::shared_ptr<const TokenStore> llmc_tokens(const std::filesystem::path& path,

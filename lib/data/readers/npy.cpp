@@ -21,16 +21,15 @@ constexpr uint64_t kVersionEnd = 8;        // magic, major and minor version
 constexpr uint32_t kMaxHeader = 1U << 20;  // numpy itself reads 10000 bytes
 
 struct NpyArray {
-  TokenType type = TokenType::u16;
+  IdType type = IdType::u16;
   int64_t count = 1;
 };
 
-std::optional<TokenType> integer_type(std::string_view descr) {
+std::optional<IdType> integer_type(std::string_view descr) {
   constexpr std::string_view kLetters = "ui";
-  constexpr std::array<TokenType, 8> kTypes = {TokenType::u8,  TokenType::i8,  TokenType::u16,
-                                               TokenType::i16, TokenType::u32, TokenType::i32,
-                                               TokenType::u64, TokenType::i64};
-  for (const TokenType type : kTypes) {
+  constexpr std::array<IdType, 8> kTypes = {IdType::u8,  IdType::i8,  IdType::u16, IdType::i16,
+                                            IdType::u32, IdType::i32, IdType::u64, IdType::i64};
+  for (const IdType type : kTypes) {
     const char letter = kLetters[static_cast<size_t>(type) % 2];
     const std::string code = fmt::format("{}{}", letter, size_of(type));
     if (descr == "<" + code || (size_of(type) == 1 && descr == "|" + code)) {
@@ -114,7 +113,7 @@ class NpyHeader {
       throw DataError(fmt::format("{}: its elements are records, not integers", file_));
     }
     const std::string_view descr = quoted();
-    const std::optional<TokenType> type = integer_type(descr);
+    const std::optional<IdType> type = integer_type(descr);
     if (!type) {
       throw DataError(fmt::format(
           "{}: elements of type '{}' (expected little-endian integers of 1 to 8 bytes, such as "

@@ -89,7 +89,7 @@ TokenFile open_raw_u16(const std::filesystem::path& path) {
                     path.string(), file.size()));
   }
   const auto count = static_cast<int64_t>(file.size() / 2);
-  return {std::move(file), TokenType::u16, 0, count};
+  return {std::move(file), IdType::u16, 0, count};
 }
 
 const DataFormat& raw_u16_format() {
