@@ -9,84 +9,16 @@
 #include <string>
 
 #include "support/environment.h"
-#include "support/sanitized.h"
 #include "train/cuda_steps.h"
 
 using namespace fp8train;
 using namespace fp8train::test::steps;
 
-namespace {
-
-double cosine(const std::vector<float>& a, const std::vector<float>& b) {
-  double dot = 0;
-  double a_norm = 0;
-  double b_norm = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    dot += double{a[i]} * b[i];
-    a_norm += double{a[i]} * a[i];
-    b_norm += double{b[i]} * b[i];
-  }
-  return dot / std::sqrt(a_norm * b_norm);
-}
-
-struct Row {
-  const char* plan;
-  double loss, gradient;  // relative difference of the loss, 1 - cosine of all gradients
-  bool distinct = true;   // of a kind of its own; false: its kernels and wiring are those of others
-};
-
-// A step takes a sanitizer many times as long; its kernels have tests of their own there.
-using test::kSanitized;
-
-constexpr Row kAllPlans[] = {{"fp32", 1e-6, 1e-9},
-                             {"bf16", 2e-4, 1e-4},
-                             {"fp16", 5e-5, 1e-5},
-                             {"te-delayed", 2e-3, 5e-3},
-                             {"te-current", 2e-3, 5e-3},
-                             {"te-blockwise", 2e-3, 5e-3},
-                             {"te-mxfp8", 2e-3, 5e-3, false},
-                             {"te-nvfp4", 1e-2, 5e-2},
-                             {"msamp-o1", 2e-3, 5e-3, false},
-                             {"msamp-o2", 2e-3, 5e-3, false},
-                             {"msamp-o3", 2e-3, 5e-3, false},
-                             {"msamp-o1-te", 2e-3, 5e-3, false},
-                             {"msamp-o2-te", 2e-3, 5e-3, false},
-                             {"msamp-o3-te", 2e-3, 5e-3, false},
-                             {"torchao-tensorwise", 2e-3, 5e-3, false},
-                             {"torchao-rowwise", 2e-3, 5e-3},
-                             {"torchao-rowwise-gw-hp", 2e-3, 5e-3, false},
-                             {"fp8-lm", 2e-3, 5e-3},
-                             {"deepseek-v3", 2e-3, 5e-3, false},
-                             {"coat", 2e-3, 5e-3},
-                             {"fp8-safe", 2e-3, 5e-3, false},
-                             {"fp8-lean", 2e-3, 5e-3},
-                             {"fp8-min", 2e-3, 5e-3, false},
-                             {"int8-qat", 2e-3, 5e-3, false}};
-
-void compare_devices(const EngineSettings& settings, const Row& row) {
-  CAPTURE(row.plan);
-  Run cpu(DeviceKind::cpu, settings);
-  Run cuda(DeviceKind::cuda, settings);
-  for (int i = 0; i < 3; ++i) {
-    cpu.train_step();
-    cuda.train_step();
-    const double want = cpu.engine.step_loss().mean;
-    const double got = cuda.engine.step_loss().mean;
-    CAPTURE(i, want, got);
-    CHECK(std::abs(got - want) <= row.loss * (i + 1) * want);
-    if (i == 0) {
-      CHECK(1 - cosine(cuda.gradients(), cpu.gradients()) <= row.gradient);
-    }
-  }
-}
-
-}  // namespace
-
 TEST_CASE("a step of each plan on cuda gives the cpu's loss and gradients, Llama", "[cuda]") {
   if (no_device()) {
     return;
   }
-  for (const Row& row : kAllPlans) {
+  for (const PlanTolerance& row : kAllPlans) {
     if (row.distinct || !kSanitized) {
       compare_devices(small_llama(row.plan), row);
     }
@@ -99,7 +31,7 @@ TEST_CASE("a step of each kind of plan on cuda gives the cpu's loss and gradient
     return;
   }
   size_t index = 0;
-  for (const Row& row : kAllPlans) {
+  for (const PlanTolerance& row : kAllPlans) {
     if (row.distinct && test::is_in_rotation(index++, 3)) {
       compare_devices(small_gpt2(row.plan), row);
     }
@@ -108,7 +40,7 @@ TEST_CASE("a step of each kind of plan on cuda gives the cpu's loss and gradient
 
 TEST_CASE("the plans compared on both devices are those of the table of plans", "[cuda]") {
   std::vector<std::string> compared;
-  for (const Row& row : kAllPlans) {
+  for (const PlanTolerance& row : kAllPlans) {
     compared.emplace_back(row.plan);
   }
   CHECK(compared == plan_names());
@@ -132,7 +64,7 @@ TEST_CASE("the steady step on cuda stays within the plan made on meta", "[cuda]"
     return;
   }
   size_t index = 0;
-  for (const Row& row : kAllPlans) {
+  for (const PlanTolerance& row : kAllPlans) {
     if (!row.distinct || !test::is_in_rotation(index++, 3)) {
       continue;
     }
@@ -148,7 +80,7 @@ TEST_CASE("recorded steps are bitwise those that are launched one by one", "[cud
     return;
   }
   size_t index = 0;
-  for (const Row& row : kAllPlans) {
+  for (const PlanTolerance& row : kAllPlans) {
     CAPTURE(row.plan);
     EngineSettings settings = small_llama(row.plan);
     settings.model.num_hidden_layers = 1;
