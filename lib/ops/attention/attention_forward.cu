@@ -110,7 +110,8 @@ template <typename T, int kDim, int kRowTiles, int kKeyTiles>
 __device__ __forceinline__ void score_tile(float (&scores)[kRowTiles][kKeyTiles][4],
                                            const T* queries, const T* keys, float scale,
                                            int position, int key,
-                                           const OwnDocuments<kRowTiles * 2>* documents) {
+                                           const OwnDocuments<kRowTiles * 2>& documents,
+                                           bool has_documents) {
   set_zero(scores);
   add_product_of_rows<kDim>(scores, queries, keys);
   const int shift = key - position;
@@ -118,9 +119,9 @@ __device__ __forceinline__ void score_tile(float (&scores)[kRowTiles][kKeyTiles]
   for_each_value(scores, [&](float& score, TileElement at) {
     score = masked && at.column + shift > at.row ? -__builtin_inff() : score * scale;
   });
-  if (documents != nullptr) {
+  if (has_documents) {
     for_each_value(scores, [&](float& score, TileElement at) {
-      score = key + at.column < documents->begin[at.own_row] ? kHiddenScore : score;
+      score = key + at.column < documents.begin[at.own_row] ? kHiddenScore : score;
     });
   }
 }
@@ -178,7 +179,7 @@ __global__ void __launch_bounds__(ForwardTiles<T, kDim>::kThreads)
     if (used && key < position + Tiles::kWarpRows) {
       float scores[Tiles::kRowTiles][Tiles::kKeys / 8][4];
       score_tile<T, kDim>(scores, own_queries, keys + stage * Tiles::kTileElements, scale, position,
-                          key, starts == nullptr ? nullptr : &documents);
+                          key, documents, starts != nullptr);
       soft_max.add(scores, output);
       add_product<kDim>(output, scores, values + stage * Tiles::kTileElements, staging);
     }
