@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <array>
-#include <ranges>
 #include <type_traits>
 #include <utility>
 #include <variant>
@@ -86,8 +85,8 @@ std::string header_of(const ConfigObject& metadata, const std::vector<GgufTensor
   for (const GgufTensor& tensor : tensors) {
     append_text(header, tensor.name);
     append(header, static_cast<uint32_t>(tensor.shape.size()));
-    for (const int64_t extent : std::ranges::reverse_view(tensor.shape)) {
-      append(header, static_cast<uint64_t>(extent));
+    for (size_t i = tensor.shape.size(); i-- > 0;) {
+      append(header, static_cast<uint64_t>(tensor.shape[i]));
     }
     append(header, static_cast<uint32_t>(tensor.type));
     append(header, offset);
