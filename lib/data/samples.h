@@ -20,7 +20,7 @@ constexpr int32_t kIgnoredTarget = -1;  ///< no loss at this position
 /// What samples of these sources hold, where `settings` leave it open: documents for dialogues.
 /// Throws ConfigError.
 SampleForm sample_form(const DataSettings& settings, const Tokenizer& tokenizer,
-                       const Corpus& train);
+                       const Corpus& train, const Corpus& val);
 
 /// How samples are walked: without end in the order of training, or once in order.
 enum class SampleWalk : uint8_t { training, once };
@@ -75,13 +75,13 @@ class Samples {
 
     uint64_t samples_per_epoch() const;
   };
-  struct Place {
+  struct SourceDraw {
     const Source* source;
     uint64_t index;  ///< counted over the samples of this source
   };
   Source make_source(const TokenRange& range, uint64_t seed) const;
-  Place place_of(uint64_t index) const;
-  int64_t document_sample(const Place& place) const;
+  SourceDraw draw_of(uint64_t index) const;
+  int64_t document_sample(const SourceDraw& draw) const;
   /// Writes a window; its first `skipped` positions are no targets.
   void read_window(int64_t start, int64_t targets, int64_t skipped, Batch& batch,
                    int64_t row) const;

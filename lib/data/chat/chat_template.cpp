@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
-#include <optional>
 
 #include "base/error.h"
 #include "data/tokenizers/unicode.h"
@@ -55,52 +54,6 @@ std::string_view trimmed(std::string_view text) {
     text = text.substr(0, begin);
   }
   return text;
-}
-
-bool has(std::string_view text, std::string_view part) {
-  return text.find(part) != std::string_view::npos;
-}
-
-/// The system message that a ChatML template writes by itself; empty where it has none.
-std::string default_system_of(std::string_view jinja) {
-  constexpr std::string_view kHeader = "<|im_start|>system";
-  for (size_t at = jinja.find(kHeader); at != std::string_view::npos;
-       at = jinja.find(kHeader, at + 1)) {
-    std::string_view rest = jinja.substr(at + kHeader.size());
-    if (rest.starts_with("\\n")) {
-      rest.remove_prefix(2);
-    } else if (rest.starts_with('\n')) {
-      rest.remove_prefix(1);
-    } else {
-      continue;
-    }
-    const std::string_view text = rest.substr(0, rest.find("<|im_end|>"));
-    if (!text.empty() && text.find_first_of("'\"{}\\") == std::string_view::npos) {
-      return std::string(text);
-    }
-  }
-  return "";
-}
-
-std::optional<ChatForm> form_of(std::string_view jinja) {
-  if (has(jinja, "<|start_header_id|>")) {
-    if (has(jinja, "strftime_now")) return std::nullopt;  // today's date
-    return ChatForm{
-        has(jinja, "Cutting Knowledge Date") ? ChatTemplate::llama31 : ChatTemplate::llama3, ""};
-  }
-  if (has(jinja, "<|im_start|>")) {
-    if (has(jinja, "<think>") || has(jinja, "reasoning_content")) return std::nullopt;
-    const std::string system = default_system_of(jinja);
-    return ChatForm{system.empty() ? ChatTemplate::chatml : ChatTemplate::qwen, system};
-  }
-  if (has(jinja, "[SYSTEM_PROMPT]") || !has(jinja, "[INST]")) return std::nullopt;
-  const auto quoted = [&](std::string_view text) {
-    return has(jinja, fmt::format("'{}'", text)) || has(jinja, fmt::format("\"{}\"", text));
-  };
-  if (has(jinja, "<<SYS>>")) return ChatForm{ChatTemplate::llama2, ""};
-  if (quoted("[INST] ") && quoted("[/INST]")) return ChatForm{ChatTemplate::mistral, ""};
-  if (quoted(" [INST] ") && quoted(" [/INST]")) return ChatForm{ChatTemplate::mistral1, ""};
-  return std::nullopt;
 }
 
 /// The text of the template in one of the tokenizer's files; of several named ones that which is
@@ -200,17 +153,6 @@ ChatTemplate chat_template_named(std::string_view name, std::string_view option)
   }
   throw ConfigError(
       fmt::format("{}: Unknown chat template '{}' (expected {})", option, name, known));
-}
-
-ChatForm recognize_chat_template(std::string_view jinja, const std::string& where) {
-  const std::optional<ChatForm> form = form_of(jinja);
-  if (!form) {
-    throw ConfigError(fmt::format(
-        "data.chat_template: auto, but the template in {} is none of those that are known; name "
-        "the one to use (llama3, llama3.1, llama2, mistral, mistral-v1, qwen, chatml)",
-        where));
-  }
-  return *form;
 }
 
 ChatEncoder::ChatEncoder(const Tokenizer& tokenizer, ChatTemplate chat_template)
