@@ -91,7 +91,7 @@ Samples::Source Samples::make_source(const TokenRange& range, uint64_t seed) con
   Source source = {.begin = range.begin, .seed = seed, .windows = {}, .documents = {}};
   if (!corpus_.form().is_windows()) {
     source.documents.emplace(corpus_, range, seq_length_,
-                             corpus_.form().packing == Packing::documents);
+                             corpus_.form().packing == Packing::documents, options_.length_option);
     if (options_.walk == SampleWalk::training && source.documents->size() == 0) {
       throw DataError(
           "no document is left to train on; lower data.val_fraction or remove the source");
@@ -148,11 +148,11 @@ const DocumentSamples* Samples::documents(size_t source) const {
   return sources_[source].documents ? &*sources_[source].documents : nullptr;
 }
 
-void Samples::describe(std::vector<std::string>& notes, std::vector<std::string>& warnings) const {
+void Samples::describe(const std::string& name, std::vector<std::string>& notes,
+                       std::vector<std::string>& warnings) const {
   for (size_t i = 0; i < sources_.size(); ++i) {
     if (const DocumentSamples* const of_source = documents(i)) {
-      of_source->describe(sources_.size() > 1 ? corpus_.sources()[i].path : "data", notes,
-                          warnings);
+      of_source->describe(sources_.size() > 1 ? corpus_.sources()[i].path : name, notes, warnings);
     }
   }
 }

@@ -32,6 +32,7 @@ struct SampleOptions {
   /// Windows that are walked once: tokens from one to the next; 0: seq_length. One below it gives
   /// each window the targets alone that none before it had.
   int64_t stride = 0;
+  const char* length_option = "data.seq_length";  ///< what sets seq_length, for messages
 };
 
 struct Batch;
@@ -62,8 +63,10 @@ class Samples {
   bool holds_documents() const { return sources_.front().documents.has_value(); }
   /// Of a source of a blend, or of the corpus; null where samples are windows.
   const DocumentSamples* documents(size_t source = 0) const;
-  /// Lines on what samples of documents hold, and warnings of what they do not.
-  void describe(std::vector<std::string>& notes, std::vector<std::string>& warnings) const;
+  /// Lines on what samples of documents hold, and warnings of what they do not; a source of a blend
+  /// has its own name.
+  void describe(const std::string& name, std::vector<std::string>& notes,
+                std::vector<std::string>& warnings) const;
 
  private:
   /// What one source of a blend has, or the corpus.

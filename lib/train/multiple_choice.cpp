@@ -14,7 +14,6 @@
 namespace fp8train {
 namespace {
 
-constexpr int64_t kColumnMultiple = 16;  // few shapes, for devices that make plans of them
 constexpr std::string_view kWhiteSpace = " \t\n\v\f\r";
 
 std::vector<int32_t> encode_text(const Tokenizer& tokenizer, std::string_view text) {

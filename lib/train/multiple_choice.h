@@ -14,6 +14,9 @@
 
 namespace fp8train {
 
+/// Batches have a multiple of so many columns: few shapes, for devices that make plans of them.
+constexpr int64_t kColumnMultiple = 16;
+
 /// A text of which the likelihood of the end is asked for.
 struct Continuation {
   std::vector<int32_t> tokens;
