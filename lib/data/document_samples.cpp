@@ -59,6 +59,7 @@ void DocumentSamples::find_pieces(const TokenRange& range) {
       continue;
     }
     cut_ += count < document.count ? 1 : 0;
+    unread_ += document.count - count;
     documents_.push_back({document.begin, static_cast<int32_t>(count), targets});
   }
   if (covered < range.size) {
@@ -135,8 +136,8 @@ void DocumentSamples::describe(const std::string& name, std::vector<std::string>
       documents(), documents() == 1 ? "" : "s", size(), size() == 1 ? "" : "s", 100 * filled(),
       targets()));
   if (cut_ > 0) {
-    warnings.push_back(fmt::format("{}: {} longer than {} and cut", name,
-                                   of_documents(cut_, "is", "are"), length_option_));
+    warnings.push_back(fmt::format("{}: {} longer than {} and cut; {} tokens are not read", name,
+                                   of_documents(cut_, "is", "are"), length_option_, unread_));
   }
   if (left_out_ > 0) {
     warnings.push_back(fmt::format("{}: {} no target within {} and left out", name,

@@ -63,6 +63,7 @@ class DocumentSamples {
   std::vector<int64_t> first_;    ///< of each sample in documents_; one more at the end
   std::vector<int32_t> targets_;  ///< of each sample
   int64_t cut_ = 0;
+  int64_t unread_ = 0;  ///< tokens that were cut off
   int64_t left_out_ = 0;
 };
 

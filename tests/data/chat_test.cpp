@@ -106,6 +106,33 @@ TEST_CASE("templates are recognized by what they contain, or refused", "[data][c
         ChatForm{ChatTemplate::qwen, "You are a helpful assistant."});
   CHECK(form("{{- '<|im_start|>system\\n' }}" + system + chatml) ==
         ChatForm{ChatTemplate::qwen, "Be good."});
+  const std::string qwen = R"(
+    {{- '<|im_start|>system\n' }}
+    {%- if messages[0]['role'] == 'system' %}
+        {{- messages[0]['content'] }}
+    {%- endif %}
+    {{- "\n\n# Tools\n\n...</tool_call><|im_end|>\n" }}
+{%- else %}
+    {%- if messages[0]['role'] == 'system' %}
+        {{- '<|im_start|>system\n' + messages[0]['content'] + '<|im_end|>\n' }}
+    {%- else %}
+        {{- '<|im_start|>system\nYou are Qwen.<|im_end|>\n' }}
+    {%- endif %}
+{%- endif %}
+        {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}
+        {{- '<|im_start|>' + message.role }}
+        {%- if message.content %}
+            {{- '\n' + message.content }}
+        {%- endif %}
+        {{- '<|im_end|>\n' }}
+            {{- '<|im_start|>user' }}
+        {{- '\n<tool_response>\n' }}
+    {{- '<|im_start|>assistant\n' }})";  // the parts of Qwen2.5's own that matter
+  CHECK(form(qwen) == ChatForm{ChatTemplate::qwen, "You are Qwen."});
+  const std::string llama3 =
+      "{% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'+ "
+      "message['content'] | trim + '<|eot_id|>' %}{% set content = bos_token + content %}";
+  CHECK(form(llama3) == ChatForm{ChatTemplate::llama3, ""});
   CHECK(form(llama + "<|eot_id|>") == ChatForm{ChatTemplate::llama3, ""});
   for (const std::string& unknown :
        {std::string("{{ '<start_of_turn>' + role }}"),
@@ -159,13 +186,17 @@ TEST_CASE("records of other programs are dialogues too", "[data][chat]") {
 
 TEST_CASE("a record that is no dialogue is refused with file and line", "[data][chat]") {
   const std::pair<const char*, const char*> cases[] = {
-      {"{", "f:7: malformed JSON line"},
+      {"{", "f:7:1: not JSON"},
       {R"({"text": "a"})", "f:7: not a dialogue"},
       {R"({"messages": "a"})", "not a list but string"},
       {R"({"messages": [{"role": "tool", "content": "a"}]})", "message 0: Unknown role 'tool'"},
       {R"({"messages": [{"role": "user", "content": ["a"]}]})",
        "'content' is missing or not a text"},
       {R"({"messages": [{"role": "user", "content": "a"}]})", "no message of the assistant"},
+      {R"({"messages": [{"role": "assistant", "content": "a", "weight": "0"}]})",
+       "message 0: 'weight' is \"0\"; expected a number"},
+      {R"({"messages": [{"role": "assistant", "content": "a", "weight": false}]})",
+       "message 0: 'weight' is false"},
       {R"({"prompt": "a"})", "not a dialogue"}};
   for (const auto& [json, message] : cases) {
     CHECK_THROWS_WITH(read_dialogue(json, "f:7"), Catch::Contains(message));

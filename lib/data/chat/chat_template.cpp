@@ -18,7 +18,7 @@ constexpr std::string_view kQwenSystem =
 constexpr std::string_view kLlama31Dates =
     "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n";
 
-/// What stands around the messages of templates with [INST].
+/// The text around the messages of templates with [INST].
 struct Instructions {
   std::string_view begin, end, end_of_answer;
   bool each_begins;  ///< every question begins with the token that begins a sequence
@@ -83,7 +83,7 @@ ChatForm find_form(const Tokenizer& tokenizer) {
       "(llama3, llama3.1, llama2, mistral, mistral-v1, qwen, chatml)");
 }
 
-/// Questions and answers take turns, behind at most one system message.
+/// Questions and answers alternate, after at most one system message.
 void check_turns(const Dialogue& dialogue) {
   const bool has_system = !dialogue.empty() && dialogue.front().role == ChatRole::system;
   for (size_t i = has_system ? 1 : 0; i < dialogue.size(); ++i) {
@@ -91,7 +91,7 @@ void check_turns(const Dialogue& dialogue) {
     if (dialogue[i].role != (is_question ? ChatRole::user : ChatRole::assistant)) {
       throw DataError(
           fmt::format("message {}: this chat template takes user and assistant alternately, with a "
-                      "system message at most in front",
+                      "system message at most before them",
                       i));
     }
   }
@@ -114,7 +114,7 @@ class IdWriter {
     (part.is_target ? answer_ : before_) += part.text;
   }
 
-  /// A token that holds the end of what stands before an answer and its beginning is a target.
+  /// A token that holds the end of the text before an answer and its beginning is a target.
   void flush() {
     const bool at_start = out_.ids.empty();
     const std::vector<int32_t> ids = tokenizer_.encode_ordinary(before_ + answer_, at_start);
@@ -267,8 +267,8 @@ void ChatEncoder::add_text(std::string_view text, bool is_target, Parts& parts) 
   parts.push_back({std::string(text), -1, is_target});
 }
 
-/// The system message stands in front of the first question; with Mistral's third tokenizer, as in
-/// mistral-common, in front of the last.
+/// The system message comes before the first question; with Mistral's third tokenizer, as in
+/// mistral-common, before the last.
 void ChatEncoder::add_instructions(const Dialogue& dialogue, Parts& parts) const {
   check_turns(dialogue);
   const Instructions& form = instructions_of(form_.chat_template);
