@@ -91,7 +91,7 @@ nlohmann::ordered_json json_of(const DataFileFacts& facts) {
   return object;
 }
 
-/// What stands on the line of a file.
+/// A file on one line.
 std::string summary_of(const DataFileFacts& facts) {
   std::string line = facts.path + ": " + facts.format;
   if (!facts.type.empty()) line += " " + facts.type;
@@ -99,7 +99,8 @@ std::string summary_of(const DataFileFacts& facts) {
   if (facts.documents) line += fmt::format(", {} documents", *facts.documents);
   if (facts.text_bytes) line += fmt::format(", {} bytes of text", *facts.text_bytes);
   if (facts.tokens) {
-    line += fmt::format(", {} tokens, ids {} to {}", *facts.tokens, facts.min_id, facts.max_id);
+    line += fmt::format(", {} tokens", *facts.tokens);
+    if (*facts.tokens > 0) line += fmt::format(", ids {} to {}", facts.min_id, facts.max_id);
   }
   return line;
 }

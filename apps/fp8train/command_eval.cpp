@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -24,6 +25,7 @@
 #include "data/choice_questions.h"
 #include "data/corpus.h"
 #include "data/loader.h"
+#include "data/text_source.h"
 #include "train/dry_run.h"
 #include "train/multiple_choice.h"
 
@@ -94,6 +96,35 @@ void print_loss(const EvalOptions& options, const EngineSettings& engine, const 
              options.stride > 0 ? fmt::format(", {} tokens apart", options.stride) : "");
 }
 
+/// Of a folder of token files, those for validation.
+std::vector<DataSource> sources_of(const std::string& path) {
+  std::error_code unseen;
+  if (std::filesystem::is_directory(path, unseen)) {
+    const auto files = expand_path(path, DataSplit::val);
+    if (format_of(files.front(), "auto").has_tokens()) {
+      std::vector<DataSource> sources;
+      for (const auto& file : files) sources.push_back({file.string(), "auto", 1.0});
+      return sources;
+    }
+  }
+  return {{path, "auto", 1.0}};
+}
+
+/// With warnings of documents that are cut or left out.
+ValidationBatches batches_of(const EvalOptions& options, const Corpus& corpus,
+                             const EngineSettings& settings) {
+  try {
+    ValidationBatches batches(corpus, settings.micro_batch_size, settings.seq_length, 0, 1,
+                              options.stride, "--seq-length");
+    std::vector<std::string> notes, warnings;
+    batches.samples().describe(options.data, notes, warnings);
+    for (const std::string& warning : warnings) fmt::print(stderr, "warning: {}\n", warning);
+    return batches;
+  } catch (const DataError& error) {
+    throw DataError(fmt::format("{}: {}", options.data, error.what()));
+  }
+}
+
 int evaluate_text(const EvalOptions& options) {
   const CheckpointModel opened = open_for_evaluation(options);
   Engine& engine = *opened.engine;
@@ -105,7 +136,7 @@ int evaluate_text(const EvalOptions& options) {
                     options.stride, settings.seq_length));
   }
   DataSettings data;
-  data.train = {{options.data, "auto", 1.0}};
+  data.train = sources_of(options.data);
   CorpusSplits splits = open_corpora(data, *opened.tokenizer, settings.model.vocab_size);
   const bool has_documents = !splits.train.form().is_windows();
   if (has_documents && options.stride > 0) {
@@ -114,8 +145,7 @@ int evaluate_text(const EvalOptions& options) {
   if (has_documents) {
     splits.train.set_form({.packing = Packing::none});  // the engine masks no documents
   }
-  ValidationBatches batches(splits.train, settings.micro_batch_size, settings.seq_length, 0, 1,
-                            options.stride);
+  ValidationBatches batches = batches_of(options, splits.train, settings);
   calibrate(opened, options.calibrate, [&] { return batches.next(); });
   batches.rewind();
   engine.begin_evaluation();
@@ -184,8 +214,10 @@ std::function<void(size_t)> progress_lines(size_t total) {
 }
 
 int evaluate_choices(EvalOptions options) {
-  constexpr int64_t kColumnMultiple = 16;
   const std::vector<ChoiceQuestion> questions = read_choice_questions(options.choices);
+  std::optional<AtomicFile>
+      samples;  // one that cannot be written is an error before the evaluation
+  if (!options.samples.empty()) samples.emplace(options.samples);
   CheckpointFacts facts = describe_checkpoint(options.model);
   options.model.path = facts.folder;  // a run may save another one meanwhile
   const int64_t longest =
@@ -214,8 +246,12 @@ int evaluate_choices(EvalOptions options) {
     report.add({next, end});
     next = end;
   }
-  if (!options.samples.empty()) write_file_atomically(options.samples, report.lines());
   report.print(options.model.plan, options.json);
+  if (samples) {
+    std::fflush(stdout);  // the result is there even if the file cannot be written
+    samples->write(report.lines());
+    samples->commit();
+  }
   return 0;
 }
 
@@ -240,7 +276,8 @@ void add_eval(Arguments command, Action& action) {
   command.required("--checkpoint", options->model.path,
                    "Run directory, checkpoint or Hugging Face folder");
   command.option("--data", options->data,
-                 "Text, JSON lines or token file: loss, perplexity, bits per byte");
+                 "Text, JSON lines or token file, or a folder (of a prepared one its "
+                 "validation files): loss, perplexity, bits per byte");
   command.option("--choices", options->choices,
                  "JSON lines with context, choices and gold: accuracy by log-likelihood");
   command.option("--samples", options->samples,

@@ -24,11 +24,13 @@
 namespace fp8train {
 namespace {
 
+constexpr const char* kShardSize = "5GB";
+
 struct ExportCommand {
   std::string checkpoint, out;
   std::string to = "hf";
   std::string dtype = "fp32";
-  std::string max_shard_size = "5GB";
+  std::string max_shard_size = kShardSize;
 };
 
 enum class ExportTarget : uint8_t { hf, gguf, llmc };
@@ -185,6 +187,9 @@ int export_model(const ExportCommand& request) {
   if (!is_folder && std::filesystem::exists(request.out)) {
     throw ConfigError(fmt::format("{} exists already; --to {} writes one file, name another --out",
                                   request.out, request.to));
+  }
+  if (!is_folder && request.max_shard_size != kShardSize) {
+    throw ConfigError("--max-shard-size is for --to hf; the other targets are one file");
   }
   if (is_folder) {
     folder_options(request, type);  // refuses before checkpoints are read

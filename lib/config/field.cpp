@@ -52,6 +52,8 @@ std::optional<std::vector<T>> read_list(const FieldValue& value, size_t count,
   return good ? std::optional(result) : std::nullopt;
 }
 
+constexpr double kMostWeight = 1e12;
+
 std::optional<DataSource> read_source_map(const FieldValue& value) {
   const YamlNode& node = value.node();
   DataSource source;
@@ -71,7 +73,8 @@ std::optional<DataSource> read_source_map(const FieldValue& value) {
       source.format = format.value_or("");
       good = good && format.has_value();
     } else if (name == "weight") {
-      const auto weight = read_number(child, above(0), "a number > 0");
+      const auto weight =
+          read_number(child, above_up_to(0, kMostWeight), "a number > 0, at most 1e12");
       source.weight = weight.value_or(1);
       good = good && weight.has_value();
     } else {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "config/scalar.h"
 #include "precision/plan.h"
 
 namespace fp8train {
@@ -45,6 +46,12 @@ bool scales_nothing(const std::string& name) {
   } catch (const ConfigError&) {
     return false;  // to be reported where the key is read
   }
+}
+
+/// Whether this is data.val_fraction: 0, which is no alternative to data.val.
+bool holds_nothing_back(const GivenKey* key) {
+  return key != nullptr && key->field->key == "data.val_fraction" &&
+         parse_number(key->node.text) == 0.0;
 }
 
 class Replacement {
@@ -95,7 +102,9 @@ void replace_contradicted(GivenKeys& given, const Problems& problems) {
   Replacement replace(given, problems);
   for (const auto& [a, b] : kAlternatives) {
     replace.of(a, b);
-    replace.of(b, a);
+    if (!holds_nothing_back(given.find(b))) {
+      replace.of(b, a);
+    }
   }
   replace.of("model.from", describes_shape);
   replace.of("mixed_precision", "precision.plan");

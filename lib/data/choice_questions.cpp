@@ -23,12 +23,8 @@ constexpr Keys kGold = {"gold", "label"};
 
 class QuestionReader {
  public:
-  QuestionReader(std::string_view line, std::string where) : where_(std::move(where)) {
-    try {
-      object_ = json::parse(line);
-    } catch (const json::exception& error) {
-      fail(fmt::format("malformed JSON line: {}", error.what()));
-    }
+  QuestionReader(std::string_view line, std::string where)
+      : object_(parse_json_line(line, where)), where_(std::move(where)) {
     if (!object_.is_object()) {
       fail(fmt::format("the line is not a JSON object but {}", object_.type_name()));
     }
@@ -36,6 +32,7 @@ class QuestionReader {
 
   ChoiceQuestion read() const {
     ChoiceQuestion question;
+    question.where = where_;
     question.context = text(find(kContext), kContext[0]);
     const json& choices = find({"choices", "choices"});
     if (!choices.is_array() || choices.size() < 2) {
@@ -98,10 +95,8 @@ class QuestionReader {
 
 std::vector<ChoiceQuestion> read_choice_questions(const std::filesystem::path& path) {
   std::vector<ChoiceQuestion> questions;
-  for_each_line(path, [&](std::string_view line, int64_t number) {
-    if (line.find_first_not_of(" \t\r") != std::string_view::npos) {
-      questions.push_back(QuestionReader(line, fmt::format("{}:{}", path.string(), number)).read());
-    }
+  for_each_json_line(path, [&](std::string_view line, const std::string& where) {
+    questions.push_back(QuestionReader(line, where).read());
   });
   if (questions.empty()) {
     throw DataError(fmt::format("{}: holds no questions", path.string()));

@@ -12,7 +12,8 @@ namespace fp8train {
 struct ChoiceQuestion {
   std::string context;
   std::vector<std::string> choices;
-  size_t gold = 0;  ///< the right one
+  size_t gold = 0;    ///< the right one
+  std::string where;  ///< file and line, for messages
 };
 
 /// JSON lines with "context" or "query", "choices" (texts), and "gold" or "label": the number of

@@ -340,6 +340,10 @@ std::string Corpus::fingerprint() const {
       hash = content_hash(&source.weight, sizeof(source.weight), hash);
     }
   }
+  if (!form_.is_windows() || form_.masks_documents) {
+    hash = content_hash(&form_.packing, sizeof(form_.packing), hash);
+    hash = content_hash(&form_.masks_documents, sizeof(form_.masks_documents), hash);
+  }
   if (!form_.is_windows()) {
     hash = content_hash(documents_.data(), documents_.size() * sizeof(Document), hash);
   }
@@ -376,7 +380,7 @@ CorpusSplits open_corpora(const DataSettings& settings, const Tokenizer& tokeniz
   if (splits.train.size() == 0) {
     throw DataError(fmt::format("{}: no tokens to train on", settings.train.front().path));
   }
-  const SampleForm form = sample_form(settings, tokenizer, splits.train);
+  const SampleForm form = sample_form(settings, tokenizer, splits.train, splits.val);
   splits.train.set_form(form);
   splits.val.set_form(form);
   return splits;

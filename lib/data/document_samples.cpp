@@ -14,11 +14,17 @@ namespace {
 
 constexpr size_t kOpen = 64;  // sequences that are being filled at a time
 
+/// "1 document is", "2 documents are".
+std::string of_documents(int64_t count, const char* one_does, const char* many_do) {
+  return count == 1 ? fmt::format("1 document {}", one_does)
+                    : fmt::format("{} documents {}", count, many_do);
+}
+
 }  // namespace
 
 DocumentSamples::DocumentSamples(const Corpus& corpus, const TokenRange& range, int64_t seq_length,
-                                 bool packs)
-    : corpus_(corpus), seq_length_(seq_length) {
+                                 bool packs, std::string length_option)
+    : corpus_(corpus), seq_length_(seq_length), length_option_(std::move(length_option)) {
   find_pieces(range);
   if (packs) {
     pack();
@@ -53,18 +59,20 @@ void DocumentSamples::find_pieces(const TokenRange& range) {
       continue;
     }
     cut_ += count < document.count ? 1 : 0;
+    unread_ += document.count - count;
     documents_.push_back({document.begin, static_cast<int32_t>(count), targets});
   }
   if (covered < range.size) {
     throw DataError(fmt::format(
         "data.packing puts whole documents into a sequence, but {} of {} tokens come from files "
-        "that do not say where documents begin; prepare them again from JSON lines, or set "
+        "that do not say where documents begin; name the JSON lines themselves in data.train, or "
+        "set "
         "data.packing: windows",
         range.size - covered, range.size));
   }
   if (documents_.empty() && range.size > 0) {
-    throw DataError(
-        "no document of the data has a target within data.seq_length; raise data.seq_length");
+    throw DataError(fmt::format("no document has a target within {}; raise {}", length_option_,
+                                length_option_));
   }
 }
 
@@ -78,17 +86,17 @@ std::vector<int64_t> DocumentSamples::first_fit() {
   int64_t samples = 0;
   for (const Piece& document : documents_) {
     const int64_t needed = document.count - 1;
-    auto place = std::find_if(open.begin(), open.end(),
-                              [&](const Open& sequence) { return sequence.free >= needed; });
-    if (place == open.end()) {
+    auto sequence =
+        std::find_if(open.begin(), open.end(), [&](const Open& one) { return one.free >= needed; });
+    if (sequence == open.end()) {
       if (open.size() == kOpen) {
         open.erase(std::min_element(open.begin(), open.end(),
                                     [](const Open& a, const Open& b) { return a.free < b.free; }));
       }
-      place = open.insert(open.end(), {samples++, seq_length_});
+      sequence = open.insert(open.end(), {samples++, seq_length_});
     }
-    place->free -= needed;
-    sample_of.push_back(place->sample);
+    sequence->free -= needed;
+    sample_of.push_back(sequence->sample);
   }
   return sample_of;
 }
@@ -123,17 +131,17 @@ double DocumentSamples::filled() const {
 
 void DocumentSamples::describe(const std::string& name, std::vector<std::string>& notes,
                                std::vector<std::string>& warnings) const {
-  notes.push_back(
-      fmt::format("{}: {} documents in {} sequences, {:.1f} % full; loss on {} tokens of an epoch",
-                  name, documents(), size(), 100 * filled(), targets()));
+  notes.push_back(fmt::format(
+      "{}: {} document{} in {} sequence{}, {:.1f} % full; loss on {} tokens of an epoch", name,
+      documents(), documents() == 1 ? "" : "s", size(), size() == 1 ? "" : "s", 100 * filled(),
+      targets()));
   if (cut_ > 0) {
-    warnings.push_back(
-        fmt::format("{}: {} documents are longer than data.seq_length and were cut", name, cut_));
+    warnings.push_back(fmt::format("{}: {} longer than {} and cut; {} tokens are not read", name,
+                                   of_documents(cut_, "is", "are"), length_option_, unread_));
   }
   if (left_out_ > 0) {
-    warnings.push_back(
-        fmt::format("{}: {} documents have no target within data.seq_length and were left out",
-                    name, left_out_));
+    warnings.push_back(fmt::format("{}: {} no target within {} and left out", name,
+                                   of_documents(left_out_, "has", "have"), length_option_));
   }
 }
 

@@ -25,8 +25,9 @@ struct SampleRow {
 class DocumentSamples {
  public:
   /// Of the documents in a range of the corpus. Throws DataError where tokens of it belong to no
-  /// document, or no document has a target.
-  DocumentSamples(const Corpus& corpus, const TokenRange& range, int64_t seq_length, bool packs);
+  /// document, or no document has a target. `length_option` names what sets seq_length.
+  DocumentSamples(const Corpus& corpus, const TokenRange& range, int64_t seq_length, bool packs,
+                  std::string length_option = "data.seq_length");
 
   int64_t size() const { return static_cast<int64_t>(targets_.size()); }
   /// Targets of one sample.
@@ -57,10 +58,12 @@ class DocumentSamples {
 
   const Corpus& corpus_;
   int64_t seq_length_;
+  std::string length_option_;
   std::vector<Piece> documents_;  ///< those of a sample side by side
   std::vector<int64_t> first_;    ///< of each sample in documents_; one more at the end
   std::vector<int32_t> targets_;  ///< of each sample
   int64_t cut_ = 0;
+  int64_t unread_ = 0;  ///< tokens that were cut off
   int64_t left_out_ = 0;
 };
 

@@ -107,7 +107,7 @@ class Inspection {
   /// Calls `visit` with parts of documents.
   template <typename Visit>
   void visit_text(const Visit& visit) {
-    if (format_.content == DataContent::documents) {
+    if (format_.content != DataContent::text) {
       format_.for_each_document(path_, settings_.text_key,
                                 [&](const std::string& document) { visit(document, true); });
       return;

@@ -140,8 +140,10 @@ void Loader::seek(uint64_t position) {
 }
 
 ValidationBatches::ValidationBatches(const Corpus& corpus, int64_t batch_size, int64_t seq_length,
-                                     int data_rank, int data_ranks, int64_t stride)
-    : samples_(corpus, seq_length, {.walk = SampleWalk::once, .stride = stride}),
+                                     int data_rank, int data_ranks, int64_t stride,
+                                     const char* length_option)
+    : samples_(corpus, seq_length,
+               {.walk = SampleWalk::once, .stride = stride, .length_option = length_option}),
       batch_size_(batch_size),
       data_rank_(data_rank),
       data_ranks_(data_ranks) {

@@ -81,9 +81,12 @@ class Loader {
 /// seq_length - stride tokens in front.
 class ValidationBatches {
  public:
-  /// `stride` 0: seq_length.
+  /// `stride` 0: seq_length. `length_option` names what sets seq_length.
   ValidationBatches(const Corpus& corpus, int64_t batch_size, int64_t seq_length, int data_rank = 0,
-                    int data_ranks = 1, int64_t stride = 0);
+                    int data_ranks = 1, int64_t stride = 0,
+                    const char* length_option = "data.seq_length");
+
+  const Samples& samples() const { return samples_; }
 
   /// The next batch of this rank, or nothing at the end.
   std::optional<Batch> next();

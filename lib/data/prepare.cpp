@@ -132,7 +132,7 @@ std::vector<Input> find_inputs(const PrepareSettings& settings) {
       }
       if (has_dialogues && settings.output_format != TokenFileFormat::llmc) {
         throw ConfigError(
-            fmt::format("{}: dialogues are written as llmc only, which has a place for their "
+            fmt::format("{}: dialogues are written as llmc only, which stores their "
                         "targets, not as {}",
                         path.string(), name_of(settings.output_format)));
       }

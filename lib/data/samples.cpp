@@ -34,7 +34,7 @@ std::vector<double> weights_of(const Corpus& corpus, const SampleOptions& option
 }  // namespace
 
 SampleForm sample_form(const DataSettings& settings, const Tokenizer& tokenizer,
-                       const Corpus& train) {
+                       const Corpus& train, const Corpus& val) {
   SampleForm form;
   form.packing = settings.packing;
   if (form.packing == Packing::automatic) {
@@ -45,6 +45,11 @@ SampleForm sample_form(const DataSettings& settings, const Tokenizer& tokenizer,
     throw ConfigError(
         "data.packing: windows does not go with dialogues, whose questions are no targets; set it "
         "to documents or none");
+  }
+  if (form.is_windows() && val.has_ignored_tokens()) {
+    throw ConfigError(
+        "data.val has dialogues, whose questions are no targets, and data.train has text: set "
+        "data.packing: documents or none, or validate on text");
   }
   if (form.is_windows() && settings.document_mask) {
     form.masks_documents = true;
@@ -86,7 +91,11 @@ Samples::Source Samples::make_source(const TokenRange& range, uint64_t seed) con
   Source source = {.begin = range.begin, .seed = seed, .windows = {}, .documents = {}};
   if (!corpus_.form().is_windows()) {
     source.documents.emplace(corpus_, range, seq_length_,
-                             corpus_.form().packing == Packing::documents);
+                             corpus_.form().packing == Packing::documents, options_.length_option);
+    if (options_.walk == SampleWalk::training && source.documents->size() == 0) {
+      throw DataError(
+          "no document is left to train on; lower data.val_fraction or remove the source");
+    }
   } else if (options_.walk == SampleWalk::training) {
     source.windows.emplace(range.size, seq_length_, options_.shuffle, seed);
   }
@@ -111,19 +120,19 @@ int64_t Samples::target_count() const {
                            : std::max<int64_t>(0, corpus_.size() - 1);
 }
 
-Samples::Place Samples::place_of(uint64_t index) const {
+Samples::SourceDraw Samples::draw_of(uint64_t index) const {
   const Blend::Draw draw = blend_.draw(index);
   return {&sources_[draw.source], draw.index};
 }
 
 int64_t Samples::targets(uint64_t index) const {
-  const Place place = place_of(index);
-  return place.source->documents ? place.source->documents->targets(document_sample(place)) : 0;
+  const SourceDraw draw = draw_of(index);
+  return draw.source->documents ? draw.source->documents->targets(document_sample(draw)) : 0;
 }
 
 int64_t Samples::start_of(uint64_t index) const {
-  const Place place = place_of(index);
-  return place.source->begin + place.source->windows->start_of(place.index);
+  const SourceDraw draw = draw_of(index);
+  return draw.source->begin + draw.source->windows->start_of(draw.index);
 }
 
 std::vector<double> Samples::epochs(uint64_t samples) const {
@@ -139,11 +148,11 @@ const DocumentSamples* Samples::documents(size_t source) const {
   return sources_[source].documents ? &*sources_[source].documents : nullptr;
 }
 
-void Samples::describe(std::vector<std::string>& notes, std::vector<std::string>& warnings) const {
+void Samples::describe(const std::string& name, std::vector<std::string>& notes,
+                       std::vector<std::string>& warnings) const {
   for (size_t i = 0; i < sources_.size(); ++i) {
     if (const DocumentSamples* const of_source = documents(i)) {
-      of_source->describe(sources_.size() > 1 ? corpus_.sources()[i].path : "data", notes,
-                          warnings);
+      of_source->describe(sources_.size() > 1 ? corpus_.sources()[i].path : name, notes, warnings);
     }
   }
 }
@@ -160,14 +169,14 @@ Batch Samples::empty_batch(int64_t rows) const {
   return batch;
 }
 
-int64_t Samples::document_sample(const Place& place) const {
-  const uint64_t count = place.source->samples_per_epoch();
-  const uint64_t epoch = place.index / count;
+int64_t Samples::document_sample(const SourceDraw& draw) const {
+  const uint64_t count = draw.source->samples_per_epoch();
+  const uint64_t epoch = draw.index / count;
   if (!options_.shuffle) {
-    return static_cast<int64_t>(place.index % count);
+    return static_cast<int64_t>(draw.index % count);
   }
-  const Permutation permutation(philox_key(place.source->seed, kPurposeDocuments, epoch), count);
-  return static_cast<int64_t>(permutation(place.index % count));
+  const Permutation permutation(philox_key(draw.source->seed, kPurposeDocuments, epoch), count);
+  return static_cast<int64_t>(permutation(draw.index % count));
 }
 
 void Samples::read_window(int64_t start, int64_t targets, int64_t skipped, Batch& batch,
@@ -193,20 +202,20 @@ void Samples::read(uint64_t index, Batch& batch, int64_t row) const {
   if (options_.walk == SampleWalk::once && index >= samples_per_epoch()) {
     return;
   }
-  const Place place = place_of(index);
-  if (place.source->windows) {
+  const SourceDraw draw = draw_of(index);
+  if (draw.source->windows) {
     read_window(start_of(index), seq_length_, 0, batch, row);
     return;
   }
-  if (!place.source->documents) {
+  if (!draw.source->documents) {
     const int64_t start = static_cast<int64_t>(index) * options_.stride;
     const int64_t targets = std::min(seq_length_, target_count() - start);
     read_window(start, targets, index == 0 ? 0 : seq_length_ - options_.stride, batch, row);
     return;
   }
   const int64_t begin = row * seq_length_;
-  place.source->documents->read(
-      document_sample(place),
+  draw.source->documents->read(
+      document_sample(draw),
       {.tokens = batch.tokens.data() + begin,
        .targets = batch.targets.data() + begin,
        .document_starts =

@@ -20,7 +20,7 @@ constexpr int32_t kIgnoredTarget = -1;  ///< no loss at this position
 /// What samples of these sources hold, where `settings` leave it open: documents for dialogues.
 /// Throws ConfigError.
 SampleForm sample_form(const DataSettings& settings, const Tokenizer& tokenizer,
-                       const Corpus& train);
+                       const Corpus& train, const Corpus& val);
 
 /// How samples are walked: without end in the order of training, or once in order.
 enum class SampleWalk : uint8_t { training, once };
@@ -32,6 +32,7 @@ struct SampleOptions {
   /// Windows that are walked once: tokens from one to the next; 0: seq_length. One below it gives
   /// each window the targets alone that none before it had.
   int64_t stride = 0;
+  const char* length_option = "data.seq_length";  ///< what sets seq_length, for messages
 };
 
 struct Batch;
@@ -62,8 +63,10 @@ class Samples {
   bool holds_documents() const { return sources_.front().documents.has_value(); }
   /// Of a source of a blend, or of the corpus; null where samples are windows.
   const DocumentSamples* documents(size_t source = 0) const;
-  /// Lines on what samples of documents hold, and warnings of what they do not.
-  void describe(std::vector<std::string>& notes, std::vector<std::string>& warnings) const;
+  /// Lines on what samples of documents hold, and warnings of what they do not; a source of a blend
+  /// has its own name.
+  void describe(const std::string& name, std::vector<std::string>& notes,
+                std::vector<std::string>& warnings) const;
 
  private:
   /// What one source of a blend has, or the corpus.
@@ -75,13 +78,13 @@ class Samples {
 
     uint64_t samples_per_epoch() const;
   };
-  struct Place {
+  struct SourceDraw {
     const Source* source;
     uint64_t index;  ///< counted over the samples of this source
   };
   Source make_source(const TokenRange& range, uint64_t seed) const;
-  Place place_of(uint64_t index) const;
-  int64_t document_sample(const Place& place) const;
+  SourceDraw draw_of(uint64_t index) const;
+  int64_t document_sample(const SourceDraw& draw) const;
   /// Writes a window; its first `skipped` positions are no targets.
   void read_window(int64_t start, int64_t targets, int64_t skipped, Batch& batch,
                    int64_t row) const;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <system_error>
 #include <utility>
@@ -66,7 +67,15 @@ std::vector<fs::path> files_of_folder(const fs::path& folder, DataSplit split) {
     for (auto entry = fs::recursive_directory_iterator(folder);
          entry != fs::recursive_directory_iterator(); ++entry) {
       const bool is_hidden = entry->path().filename().native().starts_with('.');
-      if (is_hidden && entry->is_directory()) entry.disable_recursion_pending();
+      if (entry->is_directory()) {
+        const bool is_prepared = !is_hidden && fs::exists(entry->path() / kDatasetFile);
+        if (is_prepared) {
+          const std::vector<fs::path> files = prepared_files(entry->path(), split);
+          paths.insert(paths.end(), files.begin(), files.end());
+        }
+        if (is_hidden || is_prepared) entry.disable_recursion_pending();
+        continue;
+      }
       const std::string extension = without_compression(entry->path()).extension().string();
       const bool is_data = std::find(kDataExtensions.begin(), kDataExtensions.end(), extension) !=
                            kDataExtensions.end();
@@ -93,14 +102,18 @@ std::vector<std::filesystem::path> expand_path(const std::string& path_or_glob, 
   if (fs::is_directory(path_or_glob, unseen)) {
     return files_of_folder(path_or_glob, split);
   }
-  if (fs::exists(path_or_glob)) {
+  if (fs::exists(path_or_glob, unseen)) {
     return {path_or_glob};
+  }
+  if (unseen) {
+    throw DataError(fmt::format("{}: {}", path_or_glob, unseen.message()));
   }
   glob_t found = {};
   const int status = ::glob(path_or_glob.c_str(), GLOB_NOSORT, nullptr, &found);
   std::vector<std::filesystem::path> paths;
   if (status == 0) {
-    paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+    std::copy_if(found.gl_pathv, found.gl_pathv + found.gl_pathc, std::back_inserter(paths),
+                 [&](const char* path) { return !fs::is_directory(path, unseen); });
   }
   ::globfree(&found);
   if (paths.empty()) {

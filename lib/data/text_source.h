@@ -16,8 +16,9 @@ namespace fp8train {
 enum class DataSplit : uint8_t { train, val, all };
 
 /// The files that a path, a folder or a glob names, in byte order of their names. Of a folder that
-/// `data prepare` wrote these are the token files of `split`; of another one the text, JSON-lines
-/// and token files in it and in folders below, by their names. Throws DataError when there is none.
+/// `data prepare` wrote these are the token files of `split`, also where it lies below; of another
+/// one the text, JSON-lines and token files in it and in folders below, by their names. Throws
+/// DataError when there is none.
 std::vector<std::filesystem::path> expand_path(const std::string& path_or_glob,
                                                DataSplit split = DataSplit::train);
 

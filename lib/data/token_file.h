@@ -63,7 +63,11 @@ class FileTokens final : public TokenStore {
   void read(int64_t offset, int64_t count, int32_t* to) const override {
     file_.read(offset, count, vocab_size_, to);
   }
-  TokenFacts facts() const override { return {.type = name_of(file_.type())}; }
+  TokenFacts facts() const override {
+    TokenFacts facts = {.type = name_of(file_.type())};
+    if (documents() != nullptr) facts.documents = static_cast<int64_t>(documents_.ends.size());
+    return facts;
+  }
   const DocumentTable* documents() const override {
     return documents_.ends.empty() ? nullptr : &documents_;
   }

@@ -49,7 +49,8 @@ std::vector<std::byte> encoded_q8_0(const std::vector<float>& values, const std:
   bytes.reserve(values.size() + stored.size());
   for (size_t block = 0; block < scales.size(); ++block) {
     bytes.insert(bytes.end(), {stored[2 * block], stored[2 * block + 1]});
-    const float inverse = scales[block] == 0.0F ? 0.0F : 1.0F / scales[block];
+    const bool is_zero = stored[2 * block] == std::byte{0} && stored[2 * block + 1] == std::byte{0};
+    const float inverse = is_zero ? 0.0F : 1.0F / scales[block];
     for (size_t i = block * kBlock; i < (block + 1) * kBlock; ++i) {
       bytes.push_back(static_cast<std::byte>(static_cast<int8_t>(std::round(values[i] * inverse))));
     }

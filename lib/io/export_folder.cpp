@@ -1,6 +1,7 @@
 #include "io/export_folder.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <limits>
 #include <map>
@@ -153,6 +154,9 @@ ExportReport export_folder(const fs::path& from, const fs::path& to, const Expor
   report.quantization = quantize_tensors(
       model.source, how,
       [&](const std::string& name, const void* data) { writer.write(name, data); });
+  if (const auto lines = report.quantization.not_finite(); !lines.empty()) {
+    throw CheckpointError(fmt::format("{}: {}", from.string(), fmt::join(lines, "; ")));
+  }
   writer.commit();
   write_file_atomically(to / "config.json", config);
   report.tensors = model.source.names().size();

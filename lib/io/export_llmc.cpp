@@ -28,8 +28,8 @@ bool is_gpt2(const ModelSource& model) {
 }
 
 [[noreturn]] void refuse(const ModelSource& model, const std::string& what) {
-  throw CheckpointError(fmt::format("{}: {} has no place for {}; export --to hf",
-                                    model.folder.string(), llmc_program(model), what));
+  throw CheckpointError(fmt::format("{}: {} cannot store {}; export --to hf", model.folder.string(),
+                                    llmc_program(model), what));
 }
 
 void require_llmc(const ModelSource& model, const ModelConfig& c) {

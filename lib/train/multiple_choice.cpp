@@ -14,7 +14,6 @@
 namespace fp8train {
 namespace {
 
-constexpr int64_t kColumnMultiple = 16;  // few shapes, for devices that make plans of them
 constexpr std::string_view kWhiteSpace = " \t\n\v\f\r";
 
 std::vector<int32_t> encode_text(const Tokenizer& tokenizer, std::string_view text) {
@@ -57,10 +56,10 @@ Continuation encode_continuation(const Tokenizer& tokenizer, std::string_view co
     }
   }
   if (result.targets == 0 || result.targets > static_cast<size_t>(longest)) {
-    throw DataError(fmt::format(
-        "the continuation '{}' has {} tokens behind its context (expected 1 to {}, the longest "
-        "sequence)",
-        continuation, result.targets, longest));
+    throw DataError(
+        fmt::format("the continuation has {} tokens behind its context (expected 1 to {}, the "
+                    "longest sequence)",
+                    result.targets, longest));
   }
   const size_t most = static_cast<size_t>(longest) + 1;
   if (result.tokens.size() > most) {
@@ -74,7 +73,12 @@ std::vector<Continuation> encode_question(const Tokenizer& tokenizer,
                                           const ChoiceQuestion& question, int64_t longest) {
   std::vector<Continuation> result;
   for (const std::string& choice : question.choices) {
-    result.push_back(encode_continuation(tokenizer, question.context, " " + choice, longest));
+    try {
+      result.push_back(encode_continuation(tokenizer, question.context, " " + choice, longest));
+    } catch (const DataError& error) {
+      throw DataError(
+          fmt::format("{}: choice {}: {}", question.where, result.size(), error.what()));
+    }
   }
   return result;
 }

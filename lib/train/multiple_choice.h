@@ -14,6 +14,9 @@
 
 namespace fp8train {
 
+/// Batches have a multiple of so many columns: few shapes, for devices that make plans of them.
+constexpr int64_t kColumnMultiple = 16;
+
 /// A text of which the likelihood of the end is asked for.
 struct Continuation {
   std::vector<int32_t> tokens;
@@ -22,7 +25,7 @@ struct Continuation {
 
 /// Ids of `context` followed by `continuation`, with what belongs in front of a prompt. White space
 /// (space to carriage return) at the end of the context counts as the continuation's. Targets are
-/// the ids behind as many as the context alone has. In front of an empty context stands the
+/// the ids behind as many as the context alone has. An empty context is preceded by the
 /// beginning-of-sequence token, or the end-of-sequence token. At most `longest` + 1 ids stay, the
 /// last ones. Throws DataError where there are no targets, or more than `longest`.
 Continuation encode_continuation(const Tokenizer& tokenizer, std::string_view context,

@@ -7,7 +7,6 @@
 
 #include "base/cache_folder.h"
 #include "base/error.h"
-#include "data/samples.h"
 #include "device/cuda/cuda_device.h"
 #include "io/hf_config.h"
 #include "ops/gemm/gemm.h"
@@ -361,23 +360,9 @@ Session open_session(const Settings& settings, bool open_data, int ranks) {
     check_prompts(settings.sample, *session.tokenizer, session.engine.model);
   }
   if (open_data) {
-    session.data = open_corpora(settings.data, *session.tokenizer, session.engine.model.vocab_size);
-    const Samples samples = training_samples(session);  // at least one of each source
-    if (samples.holds_documents()) {
-      samples.describe(session.settings.notes.lines, session.notes);
-      session.engine.counts_targets = true;
-    }
-    session.engine.masks_documents = session.data.train.form().masks_documents;
+    open_corpora_of(session);
   }
   return session;
-}
-
-Samples training_samples(const Session& session) {
-  return {session.data.train,
-          session.engine.seq_length,
-          {.walk = SampleWalk::training,
-           .shuffle = session.settings.data.shuffle,
-           .seed = session.settings.training.seed}};
 }
 
 int64_t longest_prompt(const SampleSettings& sample, const Tokenizer& tokenizer) {

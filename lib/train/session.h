@@ -48,6 +48,9 @@ struct Session {
 /// Throws ConfigError, DataError or CheckpointError (model.from).
 Session open_session(const Settings& settings, bool open_data, int ranks = 1);
 
+/// Opens the data, and looks at the samples of training and validation. Throws as open_session().
+void open_corpora_of(Session& session);
+
 /// The samples of a run with open data, which outlives them, in their order. Throws DataError where
 /// there is none.
 Samples training_samples(const Session& session);

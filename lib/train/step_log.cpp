@@ -1,5 +1,7 @@
 #include "train/step_log.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <optional>
 #include <string>
@@ -28,7 +30,11 @@ std::vector<std::pair<std::string, double>> StepLog::epochs_of_sources(uint64_t 
   std::vector<std::pair<std::string, double>> result;
   const std::vector<double> epochs = blend_ ? blend_->epochs(samples) : std::vector<double>();
   for (size_t i = 0; i < epochs.size(); ++i) {
-    result.emplace_back(session_->data.train.sources()[i].path, epochs[i]);
+    const std::vector<CorpusSource>& sources = session_->data.train.sources();
+    const auto same = std::count_if(sources.begin(), sources.begin() + static_cast<int64_t>(i),
+                                    [&](const auto& one) { return one.path == sources[i].path; });
+    result.emplace_back(
+        same == 0 ? sources[i].path : fmt::format("{}#{}", sources[i].path, same + 1), epochs[i]);
   }
   return result;
 }

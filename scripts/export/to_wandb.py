@@ -23,8 +23,10 @@ def read_json(path):
 
 def send_new(session, root, sent):
     """Sends the steps above `sent` that are complete; returns the last step that was sent."""
-    ended = (root / "summary.json").is_file()
     steps = by_step(root)
+    # Of a run that was continued the summary is that of its earlier end.
+    last = max((values["step"] for values in steps), default=0)
+    ended = read_json(root / "summary.json").get("steps", -1) >= last
     for values in steps if ended else steps[:-1]:  # lines of the last step may follow
         step = values.pop("step")
         if step > sent:

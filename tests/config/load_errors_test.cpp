@@ -111,7 +111,9 @@ TEST_CASE("data sources are checked inside") {
   CHECK(with_train("[{pth: a, path: b}]") ==
         "run.yaml:3:17: data.train[0].pth: unknown key; did you mean \"path\"?");
   CHECK(with_train("[a, {path: b, weight: 0}]") ==
-        "run.yaml:3:37: data.train[1].weight: expected a number > 0, got \"0\"");
+        "run.yaml:3:37: data.train[1].weight: expected a number > 0, at most 1e12, got \"0\"");
+  CHECK_THAT(with_train("[a, {path: b, weight: 1e308}]"),
+             Catch::Contains("at most 1e12, got \"1e308\""));
   CHECK(with_train("[{weight: 1}]") == "run.yaml:3:16: data.train[0]: a source needs a path");
   CHECK(with_train("[]") ==
         "run.yaml:3:8: data.train: an empty list; give at least one source such "

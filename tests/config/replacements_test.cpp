@@ -30,6 +30,18 @@ TEST_CASE("a file in FP8 is switched to another precision by one key") {
   CHECK_THAT(error_of(kFp8 + "precision: {plan: bf16}\n"), Contains("conflicts"));
 }
 
+TEST_CASE("a fraction of 0 does not replace validation sources") {
+  const std::string text =
+      "data: {train: t.txt, val: v.txt}\nmodel: {preset: toy}\n"
+      "training: {max_steps: 1}\noutput_dir: run\n";
+  const auto sources = [&](const char* fraction) {
+    return load_text(text, {std::string("data.val_fraction=") + fraction}).data.val.size();
+  };
+  CHECK(sources("0") == 1);
+  CHECK(sources("0.0") == 1);
+  CHECK(sources("0.1") == 0);
+}
+
 TEST_CASE("a plan by name is replaced by what selects one") {
   const std::string planned = kBase + "precision: {plan: deepseek-v3}\n";
   CHECK(resolve_plan(load_text(planned, {"mixed_precision=bf16"}).precision).name == "bf16");

@@ -203,6 +203,34 @@ TEST_CASE("a source of a blend that is shorter than a sample is named") {
              Contains("source1: ") && Contains("16 tokens") && Contains("needs 17"));
 }
 
+TEST_CASE("a source of a blend without a document to train on is named") {
+  Corpus corpus;
+  DocumentTable table;
+  table.ends = {4, 8};
+  corpus.append(memory_store({1, 2, 3, 4, 5, 6, 7, 8}, table), 0, 8);
+  corpus.add_source({"source0", 2, 0, 8});
+  corpus.add_source({"source1", 1, 8, 0});
+  corpus.set_form({.packing = Packing::documents, .masks_documents = true});
+  CHECK_THAT(message_of<DataError>([&] { Samples(corpus, 16, shuffled(1)); }),
+             Contains("source1: no document is left to train on"));
+}
+
+TEST_CASE("the fingerprint follows the form of samples") {
+  const auto fingerprint = [](const SampleForm& form) {
+    Corpus corpus;
+    DocumentTable table;
+    table.ends = {4, 8};
+    corpus.append(memory_store({1, 2, 3, 4, 5, 6, 7, 8}, table), 0, 8);
+    corpus.set_form(form);
+    return corpus.fingerprint();
+  };
+  const std::set<std::string> all = {
+      fingerprint({}), fingerprint({.masks_documents = true}),
+      fingerprint({.packing = Packing::none}),
+      fingerprint({.packing = Packing::documents, .masks_documents = true})};
+  CHECK(all.size() == 4);
+}
+
 TEST_CASE("windows with a stride have every target once, with tokens in front") {
   const Corpus corpus = corpus_of({{103, 1}});
   for (const int64_t stride : {0, 1, 3, 7, 10}) {

@@ -94,19 +94,62 @@ TEST_CASE("special tokens in a message are text", "[data][chat]") {
 }
 
 TEST_CASE("templates are recognized by what they contain, or refused", "[data][chat]") {
-  const auto form = [](const char* jinja) {
+  const auto form = [](const std::string& jinja) {
     return recognize_chat_template(jinja, "tokenizer_config.json");
   };
-  CHECK(form("'<|im_start|>' + message['role'] + '\\n'").chat_template == ChatTemplate::chatml);
+  const std::string chatml =
+      "{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'}}";
+  const std::string system = "{{ '<|im_start|>system\\nBe good.<|im_end|>\\n' }}";
+  const std::string llama = "{{ bos_token }}{{ '<|start_header_id|>' + role + m | trim + eot }}";
+  CHECK(form(chatml).chat_template == ChatTemplate::chatml);
   CHECK(form("{{ '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}") ==
         ChatForm{ChatTemplate::qwen, "You are a helpful assistant."});
-  CHECK(
-      form("{{- '<|im_start|>system\\n' }} {{- '<|im_start|>system\\nBe good.<|im_end|>\\n' }}") ==
-      ChatForm{ChatTemplate::qwen, "Be good."});
-  for (const char* unknown :
-       {"{{ '<start_of_turn>' + role }}", "'<|im_start|>assistant\\n<think>\\n'",
-        "{{ strftime_now('%d') }}<|start_header_id|>", "[SYSTEM_PROMPT] [INST]",
-        "{{ '[INST] ' + message['content'] + ' [/INST]' }}"}) {
+  CHECK(form("{{- '<|im_start|>system\\n' }}" + system + chatml) ==
+        ChatForm{ChatTemplate::qwen, "Be good."});
+  const std::string qwen = R"(
+    {{- '<|im_start|>system\n' }}
+    {%- if messages[0]['role'] == 'system' %}
+        {{- messages[0]['content'] }}
+    {%- endif %}
+    {{- "\n\n# Tools\n\n...</tool_call><|im_end|>\n" }}
+{%- else %}
+    {%- if messages[0]['role'] == 'system' %}
+        {{- '<|im_start|>system\n' + messages[0]['content'] + '<|im_end|>\n' }}
+    {%- else %}
+        {{- '<|im_start|>system\nYou are Qwen.<|im_end|>\n' }}
+    {%- endif %}
+{%- endif %}
+        {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}
+        {{- '<|im_start|>' + message.role }}
+        {%- if message.content %}
+            {{- '\n' + message.content }}
+        {%- endif %}
+        {{- '<|im_end|>\n' }}
+            {{- '<|im_start|>user' }}
+        {{- '\n<tool_response>\n' }}
+    {{- '<|im_start|>assistant\n' }})";  // the parts of Qwen2.5's own that matter
+  CHECK(form(qwen) == ChatForm{ChatTemplate::qwen, "You are Qwen."});
+  const std::string llama3 =
+      "{% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'+ "
+      "message['content'] | trim + '<|eot_id|>' %}{% set content = bos_token + content %}";
+  CHECK(form(llama3) == ChatForm{ChatTemplate::llama3, ""});
+  CHECK(form(llama + "<|eot_id|>") == ChatForm{ChatTemplate::llama3, ""});
+  for (const std::string& unknown :
+       {std::string("{{ '<start_of_turn>' + role }}"),
+        "'<|im_start|>assistant\\n<think>\\n'" + chatml,
+        "{{ strftime_now('%d') }}<|eot_id|>" + llama, std::string("[SYSTEM_PROMPT] [INST]"),
+        std::string("{{ '[INST] ' + message['content'] + ' [/INST]' }}"),
+        std::string("{{'<|im_start|>user<|im_sep|>' + message['content'] + '<|im_end|>'}}"),
+        std::string("{{'<|im_start|>' + role + '<|im_sep|>\\n' + content + '<|im_end|>\\n'}}"),
+        "{{ bos_token }}" + chatml, chatml + "{{ eos_token }}",
+        std::string("{{'<|im_start|>' + role + '\\n' + content + '<|im_end|>'}}{% endfor %}"),
+        std::string("{{'<|im_start|>' + role + '\\n' + content|trim + '<|im_end|>' + '\\n'}}"),
+        "{{ '<|im_start|>system\\nIt\\'s you.<|im_end|>\\n' }}" + chatml,
+        "{{ '<|im_start|>system\\nOne.\\nTwo.<|im_end|>\\n' }}" + chatml,
+        "{{ '<|im_start|>system\\n' + system_message + '<|im_end|>\\n' }}" + chatml,
+        std::string("{{ '<|start_header_id|>' + role + m | trim + '<|eot_id|>' }}"),
+        std::string("{{ bos_token + '<|start_header_id|>' + role + m + '<|eot_id|>' }}"),
+        llama + "<|start_header_id|>system<|end_header_id|>\\n\\nBe good.<|eot_id|>"}) {
     INFO(unknown);
     CHECK_THROWS_WITH(form(unknown), Catch::Contains("data.chat_template: auto") &&
                                          Catch::Contains("tokenizer_config.json"));
@@ -143,13 +186,17 @@ TEST_CASE("records of other programs are dialogues too", "[data][chat]") {
 
 TEST_CASE("a record that is no dialogue is refused with file and line", "[data][chat]") {
   const std::pair<const char*, const char*> cases[] = {
-      {"{", "f:7: malformed JSON line"},
+      {"{", "f:7:1: not JSON"},
       {R"({"text": "a"})", "f:7: not a dialogue"},
       {R"({"messages": "a"})", "not a list but string"},
       {R"({"messages": [{"role": "tool", "content": "a"}]})", "message 0: Unknown role 'tool'"},
       {R"({"messages": [{"role": "user", "content": ["a"]}]})",
        "'content' is missing or not a text"},
       {R"({"messages": [{"role": "user", "content": "a"}]})", "no message of the assistant"},
+      {R"({"messages": [{"role": "assistant", "content": "a", "weight": "0"}]})",
+       "message 0: 'weight' is \"0\"; expected a number"},
+      {R"({"messages": [{"role": "assistant", "content": "a", "weight": false}]})",
+       "message 0: 'weight' is false"},
       {R"({"prompt": "a"})", "not a dialogue"}};
   for (const auto& [json, message] : cases) {
     CHECK_THROWS_WITH(read_dialogue(json, "f:7"), Catch::Contains(message));
@@ -206,6 +253,22 @@ TEST_CASE("prepared dialogues are those of the file itself", "[data][chat]") {
   settings.packing = Packing::windows;
   CHECK_THROWS_WITH(open_corpora(settings, *tokenizer, 1000),
                     Catch::Contains("data.packing: windows"));
+}
+
+TEST_CASE("dialogues for validation do not go with windows of text", "[data][chat]") {
+  const TempDir folder;
+  write_file(folder.path() / "t.txt", std::string(500, 'a'));
+  write_file(folder.path() / "c.jsonl", R"({"prompt": "a", "completion": "b"})"
+                                        "\n");
+  DataSettings settings;
+  settings.tokenizer = (kChat / "chatml").string();
+  settings.train = {{(folder.path() / "t.txt").string(), "auto", 1.0}};
+  settings.val = {{(folder.path() / "c.jsonl").string(), "auto", 1.0}};
+  const auto tokenizer = make_tokenizer(settings);
+  CHECK_THROWS_WITH(open_corpora(settings, *tokenizer, 1000),
+                    Catch::Contains("data.val") && Catch::Contains("data.packing: documents"));
+  settings.packing = Packing::documents;
+  CHECK(open_corpora(settings, *tokenizer, 1000).val.form().packing == Packing::documents);
 }
 
 }  // namespace

@@ -44,6 +44,10 @@ TEST_CASE("a folder is the data files in it and below, by name") {
              Contains("empty: a folder without data files (.txt, .jsonl") && Contains("*.md"));
   CHECK_THAT(message_of<DataError>([&] { found_in(dir, "a/*.bin"); }),
              Contains("a/*.bin: no file matches this pattern"));
+  CHECK(found_in(dir, "a/*") ==  // without the folder
+        FoundNames{"a/README.md", "a/t.idx", "a/tokenizer.json", "a/z.txt"});
+  CHECK_THAT(message_of<DataError>([&] { found_in(dir, std::string(300, 'x')); }),
+             Contains("xxx: File name too long"));
 }
 
 TEST_CASE("a prepared folder is its training or its validation files") {
@@ -59,6 +63,8 @@ TEST_CASE("a prepared folder is its training or its validation files") {
   CHECK(found_in(dir, "shards") == train);
   CHECK(found_in(dir, "shards", DataSplit::val) == FoundNames{"shards/val_000000.bin"});
   CHECK(found_in(dir, "shards", DataSplit::all).size() == 3);
+  CHECK(found_in(dir, "") ==
+        FoundNames{"shards/train_000000.bin", "shards/train_000001.bin", "t.txt"});
 
   DataSettings settings;
   settings.train = {{(dir / "shards").string(), "auto"}};

@@ -73,6 +73,13 @@ TEST_CASE("with a tokenizer samples are decoded and texts are encoded") {
   CHECK(plain.text_bytes == 3'000'000);
   CHECK_FALSE(plain.tokens);
   CHECK(plain.first_text == std::string(200, 'a'));
+
+  const std::string dialogue = R"({"prompt": "ask", "completion": "answer"})";
+  test::write_file(dir / "c.jsonl", dialogue + "\n" + dialogue + "\n");
+  const DataFileFacts dialogues = inspect_file(dir / "c.jsonl", settings);
+  CHECK(dialogues.documents == 2);
+  CHECK(dialogues.text_bytes == 2 * 10);  // with the line feed between the messages
+  CHECK(dialogues.first_text == "ask\nanswerask\nanswer");
 }
 
 TEST_CASE("questions are read, and what is wrong with one is said with its line") {
@@ -102,7 +109,7 @@ TEST_CASE("questions are read, and what is wrong with one is said with its line"
              Contains("'gold' is 2; expected the number of a choice, 0 to 1"));
   CHECK_THAT(refusal(R"({"context": "", "choices": ["a", "b"], "gold": "x"})"),
              Contains("'gold' is \"x\""));
-  CHECK_THAT(refusal("{"), Contains("q.jsonl:2: malformed JSON line"));
+  CHECK_THAT(refusal("{"), Contains("q.jsonl:2:1: not JSON"));
   CHECK_THAT(message_of<DataError>([&] { read("\n"); }), Contains("holds no questions"));
 }
 

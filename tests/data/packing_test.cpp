@@ -160,6 +160,7 @@ TEST_CASE("a token file keeps documents and targets", "[data][packing]") {
   REQUIRE(store->documents() != nullptr);
   CHECK(store->documents()->ends == std::vector<int64_t>{6, 10});
   CHECK(store->documents()->is_target == mask);
+  CHECK(store->facts().documents == 2);
   std::string bytes = read_file(path);
   bytes[1024 + 40] = 7;  // the length of the first document
   write_file(path, bytes);
@@ -167,6 +168,18 @@ TEST_CASE("a token file keeps documents and targets", "[data][packing]") {
   bytes.pop_back();
   write_file(path, bytes);
   CHECK_THROWS_AS(llmc_format().open(path, 70000), DataError);
+}
+
+TEST_CASE("messages name what sets the length, and what is not read", "[data][packing]") {
+  const Corpus corpus = corpus_of({9, 3, 20}, kPacked, 2);
+  std::vector<std::string> notes, warnings;
+  ValidationBatches(corpus, 1, 4, 0, 1, 0, "--seq-length").samples().describe("f", notes, warnings);
+  CHECK(notes == std::vector<std::string>{
+                     "f: 3 documents in 3 sequences, 83.3 % full; loss on 7 tokens of an epoch"});
+  CHECK(warnings == std::vector<std::string>{"f: 2 documents are longer than --seq-length and cut; "
+                                             "19 tokens are not read"});
+  CHECK_THROWS_WITH(ValidationBatches(corpus, 1, 1, 0, 1, 0, "--seq-length"),
+                    Catch::Contains("no document has a target within --seq-length"));
 }
 
 TEST_CASE("tokens of no document cannot be packed", "[data][packing]") {

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "gguf_file.h"
+#include "io/encode_values.h"
 #include "io/export_gguf.h"
 #include "io/export_llmc.h"
 #include "io/hf_config.h"
@@ -124,6 +125,12 @@ TEST_CASE("a GGUF file has the keys, names and bytes that llama.cpp's package wr
   }
 }
 
+TEST_CASE("a block of Q8_0 whose scale fp16 rounds to 0 is zeros", "[gguf]") {
+  const std::vector<float> tiny(32, 1e-42F);
+  const std::vector<std::byte> bytes = encoded_q8_0(tiny, "x");
+  CHECK(bytes == std::vector<std::byte>(34));
+}
+
 TEST_CASE("ends of texts and the chat template go into a GGUF file", "[gguf]") {
   const test::TempDir dir;
   const auto fixture = nlohmann::json::parse(test::read_file(kExportGolden / "io/gguf/llama.json"));
@@ -181,7 +188,7 @@ TEST_CASE("a model of llama2.c is read back as it was", "[llmc]") {
              Contains("llama2.c reads fp32, not bf16"));
   CHECK_THAT(message_of<CheckpointError>(
                  [&] { export_llmc(open_model_source(from), dir / "b.bin", DType::f32); }),
-             Contains("llama2.c has no place for"));
+             Contains("llama2.c cannot store"));
 }
 
 TEST_CASE("a checkpoint of llm.c has the header and the order of its writer", "[llmc]") {
@@ -235,7 +242,7 @@ TEST_CASE("a checkpoint of llm.c has the header and the order of its writer", "[
                export_llmc(open_model_source(kExportGolden / "families/gpt2-untied"), dir / "c.bin",
                            DType::f32);
              }),
-             Contains("llm.c has no place for a head that is not tied"));
+             Contains("llm.c cannot store a head that is not tied"));
 }
 
 }  // namespace

@@ -175,6 +175,29 @@ void write_changed(const fs::path& folder, const Change& change) {
                 fs::copy_options::overwrite_existing);
 }
 
+TEST_CASE("weights that are not finite are not cast", "[fp8]") {
+  const test::TempDir dir;
+  const std::string name = "model.layers.0.mlp.up_proj.weight";
+  for (const float value : {std::nanf(""), HUGE_VALF}) {
+    std::vector<float> damaged;
+    write_changed(dir.path(), [&](std::vector<TensorBytes>& tensors) {
+      for (TensorBytes& tensor : tensors) {
+        if (tensor.name != name) continue;
+        damaged.assign(static_cast<const float*>(tensor.data),
+                       static_cast<const float*>(tensor.data) + tensor.shape[0] * tensor.shape[1]);
+        damaged[3] = value;
+        tensor.data = damaged.data();
+      }
+    });
+    for (const ScaleBlock block : {per::tensor, per::block_128x128}) {
+      CHECK_THAT(message_of<CheckpointError>(
+                     [&] { export_folder(dir.path(), dir / "out", cast(DType::e4m3, block)); }),
+                 Contains(name));
+      CHECK_FALSE(holds_model_files(dir / "out"));
+    }
+  }
+}
+
 TEST_CASE("a folder that is not its model is not exported", "[compare]") {
   const test::TempDir dir;
   const auto refusal = [&](const auto& change) {

@@ -38,6 +38,16 @@ Words run_of(const std::string& name, const std::string& weight, const Words& mo
   return words;
 }
 
+TEST_CASE("a path that is named twice has two numbers of epochs") {
+  const Sources folder;
+  expect_code(0, folder.path(),
+              run_of("twice", "1",
+                     {"data.train=[{path: more, weight: 3}, {path: more, weight: 1}]",
+                      "training.max_steps=1"}));
+  const std::string metrics = read_file(folder / "twice/metrics.jsonl");
+  CHECK_THAT(metrics, Contains("\"more\":") && Contains("\"more#2\":"));
+}
+
 TEST_CASE("a blend that is stopped and goes on has the bits of one run") {
   const Sources folder;
   expect_code(0, folder.path(), run_of("whole", "0.75"));

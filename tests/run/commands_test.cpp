@@ -160,7 +160,8 @@ TEST_CASE("export writes a folder that eval reads, and says what is wrong") {
       {{"out", "--out", "a", "--dtype", "q8_0"}, "--to hf has no --dtype q8_0"},
       {{"out", "--out", "text.txt", "--to", "gguf"}, "text.txt exists already"},
       {{"out", "--out", "a", "--max-shard-size", "5XB"}, "such as 5GB or 200MB"},
-      {{"out", "--out", "a", "--max-shard-size", "-5GB"}, "such as 5GB or 200MB"}};
+      {{"out", "--out", "a", "--max-shard-size", "-5GB"}, "such as 5GB or 200MB"},
+      {{"out", "--out", "a", "--to", "gguf", "--max-shard-size", "banana"}, "is for --to hf"}};
   for (const auto& [options, message] : refusals) {
     Words words = {"export"};
     words.insert(words.end(), options.begin(), options.end());

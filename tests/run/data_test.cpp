@@ -235,5 +235,26 @@ TEST_CASE("a warm-up longer than the run is a warning, and the run takes place")
   CHECK_THAT(decay.err, Catch::Contains("together are longer than the run's 4 steps"));
 }
 
+TEST_CASE("dialogues for validation are looked at before the run") {
+  const TempDir dir;
+  const std::string line = R"({"prompt": "a", "completion": "b"})"
+                           "\n";
+  write_file(dir / "c.jsonl", line + line);
+  write_file(dir / "long.jsonl", R"({"prompt": ")" + std::string(900, 'q') +
+                                     R"(", "completion": "b"})"
+                                     "\n");
+  for (const char* command : {"check", "train"}) {
+    const Outcome outcome =
+        expect_code(3, dir.path(),
+                    {command, "model.preset=toy", "data.train=c.jsonl", "data.val=long.jsonl",
+                     "data.tokenizer=" + (fs::path(FP8TRAIN_GOLDEN_DIR) / "chat/chatml").string(),
+                     "data.seq_length=32", "training.max_steps=2", "device=cpu", "threads=1",
+                     "precision.plan=bf16", "output_dir=run"});
+    CHECK_THAT(outcome.err,
+               Catch::Contains("validation data (long.jsonl): no document has a target within "
+                               "data.seq_length"));
+  }
+}
+
 }  // namespace
 }  // namespace fp8train::test

@@ -93,12 +93,34 @@ TEST_CASE("eval says what its options are for, and what does not fit") {
                  .err,
              Contains("--stride 49 is longer than the windows of 48"));
   CHECK_THAT(expect_code(3, dir.path(), eval({"--choices", "long.jsonl"})).err,
-             Contains("expected 1 to 48"));
+             Contains("long.jsonl:1: choice ") && Contains("expected 1 to 48"));
   const std::string delayed =
       expect_code(0, dir.path(),
                   eval({"--choices", questions, "--plan", "te-delayed", "--calibrate", "2"}))
           .out;
   CHECK_THAT(delayed, Contains("te-delayed: 8 questions, acc "));
+}
+
+TEST_CASE("of a prepared folder the validation files are evaluated") {
+  const TempDir dir;
+  expect_code(0, dir.path(),
+              {"data", "prepare", (kFolder / "text.txt").string(), "--tokenizer",
+               (kGolden / "tokenizers/llama3/tokenizer.json").string(), "--out", "shards",
+               "--val-fraction", "0.3"});
+  const auto loss = [&](const char* data) {
+    return expect_code(0, dir.path(), eval({"--data", data, "--json"})).out;
+  };
+  CHECK(loss("shards") == loss("shards/val_000000.bin"));
+  CHECK(loss("shards") != loss("shards/train_000000.bin"));
+}
+
+TEST_CASE("answers that cannot be written are an error before the evaluation") {
+  const TempDir dir;
+  const Outcome outcome = expect_code(4, dir.path(),
+                                      eval({"--choices", (kFolder / "questions.jsonl").string(),
+                                            "--samples", "none/samples.jsonl"}));
+  CHECK_THAT(outcome.err, Contains("none/samples.jsonl"));
+  CHECK(outcome.out.empty());
 }
 
 }  // namespace

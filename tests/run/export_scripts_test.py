@@ -6,6 +6,7 @@
 import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -78,6 +79,20 @@ class ExportScripts(unittest.TestCase):
             self.assertIn("max_steps: 8", said[0]["init"]["config"]["config.resolved.yaml"])
             self.assertEqual([one["step"] for one in said[1:-1]], steps)
             self.assertEqual(said[-1]["summary"]["steps"], 8)
+
+    def test_a_run_that_is_continued_has_not_ended(self):
+        package = self.folder / "package"
+        package.mkdir(exist_ok=True)
+        (package / "wandb.py").write_text(STAND_IN)
+        run = self.folder / "continued"
+        shutil.copytree(self.folder / "run", run)
+        summary = json.loads((run / "summary.json").read_text())
+        (run / "summary.json").write_text(json.dumps({**summary, "steps": 4}))
+        notes = self.folder / "notes_continued"
+        done = self.script("to_wandb.py", "continued", "--project", "p", PYTHONPATH=str(package), NOTES=str(notes))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        said = [json.loads(line) for line in notes.read_text().splitlines()]
+        self.assertEqual([one["step"] for one in said[1:-1]], [2, 4, 6])  # lines of step 8 may follow
 
     def test_errors_say_what_is_missing(self):
         done = self.script("to_csv.py", "none")

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
-#include <optional>
 
 #include "base/error.h"
 #include "data/tokenizers/unicode.h"
@@ -19,7 +18,7 @@ constexpr std::string_view kQwenSystem =
 constexpr std::string_view kLlama31Dates =
     "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n";
 
-/// What stands around the messages of templates with [INST].
+/// The text around the messages of templates with [INST].
 struct Instructions {
   std::string_view begin, end, end_of_answer;
   bool each_begins;  ///< every question begins with the token that begins a sequence
@@ -57,52 +56,6 @@ std::string_view trimmed(std::string_view text) {
   return text;
 }
 
-bool has(std::string_view text, std::string_view part) {
-  return text.find(part) != std::string_view::npos;
-}
-
-/// The system message that a ChatML template writes by itself; empty where it has none.
-std::string default_system_of(std::string_view jinja) {
-  constexpr std::string_view kHeader = "<|im_start|>system";
-  for (size_t at = jinja.find(kHeader); at != std::string_view::npos;
-       at = jinja.find(kHeader, at + 1)) {
-    std::string_view rest = jinja.substr(at + kHeader.size());
-    if (rest.starts_with("\\n")) {
-      rest.remove_prefix(2);
-    } else if (rest.starts_with('\n')) {
-      rest.remove_prefix(1);
-    } else {
-      continue;
-    }
-    const std::string_view text = rest.substr(0, rest.find("<|im_end|>"));
-    if (!text.empty() && text.find_first_of("'\"{}\\") == std::string_view::npos) {
-      return std::string(text);
-    }
-  }
-  return "";
-}
-
-std::optional<ChatForm> form_of(std::string_view jinja) {
-  if (has(jinja, "<|start_header_id|>")) {
-    if (has(jinja, "strftime_now")) return std::nullopt;  // today's date
-    return ChatForm{
-        has(jinja, "Cutting Knowledge Date") ? ChatTemplate::llama31 : ChatTemplate::llama3, ""};
-  }
-  if (has(jinja, "<|im_start|>")) {
-    if (has(jinja, "<think>") || has(jinja, "reasoning_content")) return std::nullopt;
-    const std::string system = default_system_of(jinja);
-    return ChatForm{system.empty() ? ChatTemplate::chatml : ChatTemplate::qwen, system};
-  }
-  if (has(jinja, "[SYSTEM_PROMPT]") || !has(jinja, "[INST]")) return std::nullopt;
-  const auto quoted = [&](std::string_view text) {
-    return has(jinja, fmt::format("'{}'", text)) || has(jinja, fmt::format("\"{}\"", text));
-  };
-  if (has(jinja, "<<SYS>>")) return ChatForm{ChatTemplate::llama2, ""};
-  if (quoted("[INST] ") && quoted("[/INST]")) return ChatForm{ChatTemplate::mistral, ""};
-  if (quoted(" [INST] ") && quoted(" [/INST]")) return ChatForm{ChatTemplate::mistral1, ""};
-  return std::nullopt;
-}
-
 /// The text of the template in one of the tokenizer's files; of several named ones that which is
 /// called "default".
 std::string template_in(const TokenizerFile& file) {
@@ -130,7 +83,7 @@ ChatForm find_form(const Tokenizer& tokenizer) {
       "(llama3, llama3.1, llama2, mistral, mistral-v1, qwen, chatml)");
 }
 
-/// Questions and answers take turns, behind at most one system message.
+/// Questions and answers alternate, after at most one system message.
 void check_turns(const Dialogue& dialogue) {
   const bool has_system = !dialogue.empty() && dialogue.front().role == ChatRole::system;
   for (size_t i = has_system ? 1 : 0; i < dialogue.size(); ++i) {
@@ -138,7 +91,7 @@ void check_turns(const Dialogue& dialogue) {
     if (dialogue[i].role != (is_question ? ChatRole::user : ChatRole::assistant)) {
       throw DataError(
           fmt::format("message {}: this chat template takes user and assistant alternately, with a "
-                      "system message at most in front",
+                      "system message at most before them",
                       i));
     }
   }
@@ -161,7 +114,7 @@ class IdWriter {
     (part.is_target ? answer_ : before_) += part.text;
   }
 
-  /// A token that holds the end of what stands before an answer and its beginning is a target.
+  /// A token that holds the end of the text before an answer and its beginning is a target.
   void flush() {
     const bool at_start = out_.ids.empty();
     const std::vector<int32_t> ids = tokenizer_.encode_ordinary(before_ + answer_, at_start);
@@ -200,17 +153,6 @@ ChatTemplate chat_template_named(std::string_view name, std::string_view option)
   }
   throw ConfigError(
       fmt::format("{}: Unknown chat template '{}' (expected {})", option, name, known));
-}
-
-ChatForm recognize_chat_template(std::string_view jinja, const std::string& where) {
-  const std::optional<ChatForm> form = form_of(jinja);
-  if (!form) {
-    throw ConfigError(fmt::format(
-        "data.chat_template: auto, but the template in {} is none of those that are known; name "
-        "the one to use (llama3, llama3.1, llama2, mistral, mistral-v1, qwen, chatml)",
-        where));
-  }
-  return *form;
 }
 
 ChatEncoder::ChatEncoder(const Tokenizer& tokenizer, ChatTemplate chat_template)
@@ -325,8 +267,8 @@ void ChatEncoder::add_text(std::string_view text, bool is_target, Parts& parts) 
   parts.push_back({std::string(text), -1, is_target});
 }
 
-/// The system message stands in front of the first question; with Mistral's third tokenizer, as in
-/// mistral-common, in front of the last.
+/// The system message comes before the first question; with Mistral's third tokenizer, as in
+/// mistral-common, before the last.
 void ChatEncoder::add_instructions(const Dialogue& dialogue, Parts& parts) const {
   check_turns(dialogue);
   const Instructions& form = instructions_of(form_.chat_template);

@@ -1,6 +1,6 @@
 #pragma once
-// The chat templates that dialogues are written in: what stands around the messages, and which of
-// it the model learns. Each is the template of a published tokenizer as code.
+// The chat templates that dialogues are written in: the text before and after each message, and
+// which of it the model learns. Each is the template of a published tokenizer as code.
 
 #include <cstdint>
 #include <string>
@@ -35,7 +35,7 @@ std::string_view name_of(ChatTemplate chat_template);
 /// Throws ConfigError, which names `option`.
 ChatTemplate chat_template_named(std::string_view name, std::string_view option);
 
-/// A template, and the system message that it puts in front of dialogues without one.
+/// A template, and the system message that it puts before dialogues without one.
 struct ChatForm {
   ChatTemplate chat_template = ChatTemplate::chatml;
   std::string default_system;

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "data/readers/json_lines.h"
 
 namespace fp8train {
 namespace {
@@ -68,8 +69,14 @@ class Record {
                        role));
     }
     ChatMessage message = {known->second, text(text_key), known->second == ChatRole::assistant};
-    if (value.contains("weight") && value["weight"].is_number() && value["weight"] == 0) {
-      message.is_target = false;
+    if (value.contains("weight") && !value["weight"].is_null()) {
+      if (!value["weight"].is_number()) {
+        fail(
+            fmt::format("message {}: 'weight' is {}; expected a number, 0 for a message that is "
+                        "not learned",
+                        i, value["weight"].dump()));
+      }
+      message.is_target = message.is_target && value["weight"] != 0;
     }
     return message;
   }
@@ -107,12 +114,7 @@ std::string_view name_of(ChatRole role) {
 
 Dialogue read_dialogue(std::string_view json, const std::string& where) {
   const Record record(where);
-  Json value;
-  try {
-    value = Json::parse(json);
-  } catch (const Json::exception& error) {
-    record.fail(fmt::format("malformed JSON line: {}", error.what()));
-  }
+  const Json value = parse_json_line(json, where);
   Dialogue dialogue;
   if (value.is_object() && value.contains("messages")) {
     dialogue = record.messages(value["messages"], "role", "content");

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 
@@ -17,6 +18,10 @@ void for_each_line(const std::filesystem::path& path,
 void for_each_json_line(
     const std::filesystem::path& path,
     const std::function<void(std::string_view line, const std::string& where)>& visit);
+
+/// A line of JSON. Throws DataError, which begins with `where` and says what is wrong at which
+/// column.
+nlohmann::json parse_json_line(std::string_view line, const std::string& where);
 
 /// Whether a name, without the ending of a compression, is that of JSON lines.
 bool is_json_lines(const std::filesystem::path& path);

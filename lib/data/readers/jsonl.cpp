@@ -21,15 +21,7 @@ std::string document_of(std::string_view line, const TextKey& text_key, const st
   const auto fail = [&](const std::string& what) {
     return DataError(fmt::format("{}: {}", where, what));
   };
-  nlohmann::json value;
-  try {
-    value = nlohmann::json::parse(line);
-  } catch (const nlohmann::json::parse_error& failure) {
-    const JsonError error = json_error(line, failure.byte);
-    throw DataError(fmt::format("{}:{}: not JSON: {}", where, error.column, error.what));
-  } catch (const nlohmann::json::exception& failure) {  // a number that is too large
-    throw fail(fmt::format("not JSON: {}", failure.what()));
-  }
+  const nlohmann::json value = parse_json_line(line, where);
   if (!value.is_object()) {
     throw fail(fmt::format("the line is not a JSON object but {}", value.type_name()));
   }
@@ -92,6 +84,17 @@ void for_each_json_line(
       visit(line, fmt::format("{}:{}", path.string(), number));
     }
   });
+}
+
+nlohmann::json parse_json_line(std::string_view line, const std::string& where) {
+  try {
+    return nlohmann::json::parse(line);
+  } catch (const nlohmann::json::parse_error& failure) {
+    const JsonError error = json_error(line, failure.byte);
+    throw DataError(fmt::format("{}:{}: not JSON: {}", where, error.column, error.what));
+  } catch (const nlohmann::json::exception& failure) {  // a number that is too large
+    throw DataError(fmt::format("{}: not JSON: {}", where, failure.what()));
+  }
 }
 
 bool is_json_lines(const std::filesystem::path& path) {

@@ -67,8 +67,9 @@ TokenFile open_with(const std::filesystem::path& path, DocumentTable& documents)
   const int32_t expected_version = is_u16 ? kLlmcVersionU16 : kLlmcVersionU32;
   const bool has_documents = version == expected_version + kLlmcWithDocuments;
   if (version != expected_version && !has_documents) {
-    throw DataError(fmt::format("{}: version {} with magic {}; this program reads version {}", name,
-                                version, magic, expected_version));
+    throw DataError(
+        fmt::format("{}: version {} with magic {}; this program reads versions {} and {}", name,
+                    version, magic, expected_version, expected_version + kLlmcWithDocuments));
   }
   const int64_t count = header[2];
   const int bytes_per_token = is_u16 ? 2 : 4;
@@ -78,9 +79,11 @@ TokenFile open_with(const std::filesystem::path& path, DocumentTable& documents)
                            (has_documents ? ceil_div(count, int64_t{8}) : 0);
   if (count < 0 || of_documents < 0 || static_cast<uint64_t>(expected) != file.size()) {
     throw DataError(
-        fmt::format("{}: the header says {} tokens of {} bytes, which makes {} bytes, "
+        fmt::format("{}: the header says {} tokens of {} bytes{}, which makes {} bytes, "
                     "but the file has {}",
-                    name, count, bytes_per_token, expected, file.size()));
+                    name, count, bytes_per_token,
+                    has_documents ? fmt::format(" and {} documents", of_documents) : "", expected,
+                    file.size()));
   }
   if (has_documents) {
     documents = read_documents(file, static_cast<uint64_t>(table_begin), of_documents, count);

@@ -1,0 +1,59 @@
+// The data of a session: what its samples hold is looked at before the run starts.
+
+#include <fmt/format.h>
+
+#include <string>
+
+#include "base/error.h"
+#include "data/samples.h"
+#include "train/session.h"
+
+namespace fp8train {
+namespace {
+
+/// The sources that the validation data come from, for messages.
+std::string validation_sources(const DataSettings& settings) {
+  std::string paths;
+  for (const DataSource& source : settings.val.empty() ? settings.train : settings.val) {
+    paths += (paths.empty() ? "" : ", ") + source.path;
+  }
+  return paths;
+}
+
+/// An error is better here than in the first evaluation.
+void look_at_validation(Session& session) {
+  if (session.data.val.size() == 0) {
+    return;
+  }
+  try {
+    const Samples samples(session.data.val, session.engine.seq_length, {.walk = SampleWalk::once});
+    samples.describe("validation data", session.settings.notes.lines, session.notes);
+  } catch (const DataError& error) {
+    throw DataError(fmt::format("validation data ({}): {}",
+                                validation_sources(session.settings.data), error.what()));
+  }
+}
+
+}  // namespace
+
+void open_corpora_of(Session& session) {
+  session.data =
+      open_corpora(session.settings.data, *session.tokenizer, session.engine.model.vocab_size);
+  const Samples samples = training_samples(session);  // at least one of each source
+  if (samples.holds_documents()) {
+    samples.describe("data", session.settings.notes.lines, session.notes);
+    session.engine.counts_targets = true;
+  }
+  look_at_validation(session);
+  session.engine.masks_documents = session.data.train.form().masks_documents;
+}
+
+Samples training_samples(const Session& session) {
+  return {session.data.train,
+          session.engine.seq_length,
+          {.walk = SampleWalk::training,
+           .shuffle = session.settings.data.shuffle,
+           .seed = session.settings.training.seed}};
+}
+
+}  // namespace fp8train
