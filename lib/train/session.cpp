@@ -273,7 +273,7 @@ Session open_session(const Settings& settings, bool open_data, int ranks) {
       optimizer_named(settings.optimizer.name).repeats_products) {
     throw ConfigError(fmt::format(
         "gemm_tuning: with optimizer.name {} every rank must multiply alike, and each would choose "
-        "algorithms of its own; set gemm_tuning: false",
+        "algorithms of its own; set gemm_tuning: false, or parallelism.zero_stage: 1",
         settings.optimizer.name));
   }
   session.max_steps = resolve_max_steps(settings.training, session.engine, ranks);
