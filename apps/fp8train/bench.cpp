@@ -86,9 +86,7 @@ BlockwiseCodes::BlockwiseCodes(Device& device, const TensorFormat& format, int64
     : layout(device.traits().fp8_gemm_by_library ? ScaleLayout::cublaslt : ScaleLayout::row_major),
       codes(device, format.dtype, {rows, columns}, MemoryCategory::workspace) {
   const Shape scales = {ops::scale_grid(format.block, rows, columns, layout).count};
-  const bool e8m0_scales = format.scale_type == ScaleType::e8m0;
-  scale_inv =
-      Tensor(device, e8m0_scales ? DType::e8m0 : DType::f32, scales, MemoryCategory::workspace);
+  scale_inv = Tensor(device, dtype_of(format.scale_type), scales, MemoryCategory::workspace);
   fill_zero(device, scale_inv);  // cuBLASLt wants the padding to be
   if (format.block == per::row) {
     scale = Tensor(device, DType::f32, scales, MemoryCategory::workspace);

@@ -218,8 +218,8 @@ void Checks::meaningless() {
   if (optimizer.whole_cost != nullptr && settings_.parallelism.zero_stage > 1 &&
       has("parallelism.zero_stage")) {
     complain("parallelism.zero_stage", "optimizer.name",
-             fmt::format("parallelism.zero_stage {} cuts matrices into parts, and optimizer.name: "
-                         "{} updates whole ones; set parallelism.zero_stage: 0 or 1, or take adamw",
+             fmt::format("{} cuts matrices into parts, and optimizer.name: {} updates whole ones; "
+                         "set 0 or 1, or take adamw",
                          settings_.parallelism.zero_stage, optimizer.name));
   }
   const ScheduleSettings& schedule = settings_.scheduler;

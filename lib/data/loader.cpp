@@ -17,7 +17,7 @@ namespace fp8train {
 /// error, which travels through the queue in its place. Destruction stops and joins.
 class Loader::Prefetcher {
  public:
-  Prefetcher(const Loader& loader, uint64_t position)
+  Prefetcher(Loader& loader, uint64_t position)
       : loader_(loader), thread_([this, position] { run(position); }) {}
 
   ~Prefetcher() {
@@ -71,7 +71,7 @@ class Loader::Prefetcher {
     }
   }
 
-  const Loader& loader_;
+  Loader& loader_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Item> queue_;
@@ -96,7 +96,21 @@ uint64_t Loader::samples_per_batch() const {
          static_cast<uint64_t>(settings_.data_ranks);
 }
 
-Batch Loader::make_batch(uint64_t position) const {
+/// Of the step that `position` is in, counted once where batches are made in order.
+int64_t Loader::step_targets(uint64_t position) {
+  const uint64_t of_step = samples_per_batch() * static_cast<uint64_t>(settings_.batches_per_step);
+  const uint64_t begin = position - (position - first_position_) % of_step;
+  if (!step_ || step_->begin != begin) {
+    StepTargets step = {.begin = begin};
+    for (uint64_t sample = begin; sample < begin + of_step; ++sample) {
+      step.targets += samples_.targets(sample);
+    }
+    step_ = step;
+  }
+  return step_->targets;
+}
+
+Batch Loader::make_batch(uint64_t position) {
   Batch batch = samples_.empty_batch(settings_.micro_batch_size);
   for (int64_t row = 0; row < batch.rows; ++row) {
     const uint64_t sample = position + static_cast<uint64_t>(row * settings_.data_ranks) +
@@ -104,12 +118,7 @@ Batch Loader::make_batch(uint64_t position) const {
     samples_.read(sample, batch, row);
   }
   if (samples_.holds_documents()) {
-    const uint64_t of_step =
-        samples_per_batch() * static_cast<uint64_t>(settings_.batches_per_step);
-    const uint64_t begin = position - (position - first_position_) % of_step;
-    for (uint64_t sample = begin; sample < begin + of_step; ++sample) {
-      batch.step_targets += samples_.targets(sample);
-    }
+    batch.step_targets = step_targets(position);
   }
   return batch;
 }
@@ -135,6 +144,7 @@ Batch Loader::next() {
 
 void Loader::seek(uint64_t position) {
   prefetcher_.reset();
+  step_.reset();
   position_ = position;
   first_position_ = position;
 }

@@ -63,13 +63,21 @@ class Loader {
 
  private:
   class Prefetcher;
-  Batch make_batch(uint64_t position) const;
+  struct StepTargets {
+    uint64_t begin = 0;  ///< first sample
+    int64_t targets = 0;
+  };
+
+  /// Of the thread that reads: the prefetcher's, or the caller's where there is none.
+  Batch make_batch(uint64_t position);
+  int64_t step_targets(uint64_t position);
   uint64_t samples_per_batch() const;
 
   LoaderSettings settings_;
   Samples samples_;
   uint64_t position_ = 0;
-  uint64_t first_position_ = 0;  ///< of the last seek()
+  uint64_t first_position_ = 0;      ///< of the last seek()
+  std::optional<StepTargets> step_;  ///< the last one that make_batch() was in
   std::unique_ptr<Prefetcher> prefetcher_;
 };
 

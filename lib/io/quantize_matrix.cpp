@@ -30,7 +30,7 @@ struct NearestCast {
 };
 
 size_t scale_bytes(const TensorFormat& format) {
-  return format.scale_type == ScaleType::e8m0 ? sizeof(e8m0) : sizeof(float);
+  return size_of(dtype_of(format.scale_type));
 }
 
 View codes_of(std::vector<uint8_t>& codes, const TensorFormat& format, ConstView x) {
@@ -55,9 +55,8 @@ NearestCast cast_to_nearest(Stream cpu, ConstView x, TensorFormat format) {
                   &quality.statistics);
     return cast;
   }
-  const View scale_inv = {cast.matrix.scale_inv.data(),
-                          format.scale_type == ScaleType::e8m0 ? DType::e8m0 : DType::f32,
-                          {blocks.down * blocks.across}};
+  const View scale_inv = {
+      cast.matrix.scale_inv.data(), dtype_of(format.scale_type), {blocks.down * blocks.across}};
   ops::quantize(cpu, x, {{codes, scale_inv, cast.scale.data()}, {}, nullptr, nullptr, format},
                 &quality.amax, &quality.statistics);
   return cast;
@@ -156,8 +155,7 @@ void dequantize_matrix(Stream cpu, QuantizedMatrix& matrix, const TensorFormat& 
     return ops::dequantize(cpu, {{codes, {}}, {}, nullptr, scale_inv, format}, y);
   }
   const auto count = static_cast<int64_t>(matrix.scale_inv.size() / scale_bytes(format));
-  const DType type = format.scale_type == ScaleType::e8m0 ? DType::e8m0 : DType::f32;
-  const Quantized blocks = {codes, {matrix.scale_inv.data(), type, {count}}};
+  const Quantized blocks = {codes, {matrix.scale_inv.data(), dtype_of(format.scale_type), {count}}};
   ops::dequantize(cpu, {blocks, {}, nullptr, nullptr, format}, y);
 }
 

@@ -3,19 +3,10 @@
 #include <utility>
 
 #include "precision/plan_entries.h"
+#include "precision/plan_formats.h"
 
 namespace fp8train {
 namespace {
-
-GemmPlan gemm_in(const TensorFormat& a, const TensorFormat& b, bool fast_accumulate) {
-  return {a, b, fast_accumulate};
-}
-
-TensorFormat scaled(DType dtype, ScalePolicy policy) {
-  TensorFormat format = plain(dtype);
-  format.policy = policy;
-  return format;
-}
 
 PrecisionPlan unscaled(const char* name, DType compute) {
   PrecisionPlan plan;
@@ -70,14 +61,6 @@ PrecisionPlan te_delayed() {
 /// Float8CurrentScaling of the same file: scales from the tensor itself, fp32.
 PrecisionPlan te_current() {
   return te_tensor("te-current", ScalePolicy::current);
-}
-
-/// Current scaling with a scale for each block.
-TensorFormat blockwise(ScaleBlock block, ScaleType scale_type) {
-  TensorFormat format = scaled(DType::e4m3, ScalePolicy::current);
-  format.block = block;
-  format.scale_type = scale_type;
-  return format;
 }
 
 /// Float8BlockScaling of the same file: E4M3 everywhere, 1x128 for x and dy,
@@ -172,16 +155,6 @@ PrecisionPlan torchao_rowwise_gw_hp() {
 TensorFormat stored_by_tensor(DType dtype) {
   TensorFormat format = scaled(dtype, ScalePolicy::current);
   format.scale_type = ScaleType::pow2;
-  return format;
-}
-
-/// A tensor that is stored, with an fp32 scale for 128 elements.
-TensorFormat stored_by_group(DType dtype) {
-  return {.dtype = dtype, .block = per::group(128), .policy = ScalePolicy::current, .delayed = {}};
-}
-
-TensorFormat stochastic(TensorFormat format) {
-  format.rounding = Rounding::stochastic;
   return format;
 }
 

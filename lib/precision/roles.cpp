@@ -55,6 +55,10 @@ void check_operand(const char* role, const TensorFormat& format, DType activatio
   if (format.rounding != Rounding::nearest_even && !by_16) {
     refuse(role, format, "is no operand of a GEMM: they are rounded to nearest, but for e2m1");
   }
+  const bool is_weight = std::string_view(role).ends_with("_w");
+  if (format.rounding != Rounding::nearest_even && is_weight) {
+    refuse(role, format, "is no operand of a GEMM: weights are rounded to nearest");
+  }
   const bool by_tensor = block == per::tensor;
   if (format.policy != ScalePolicy::current &&
       (format.policy != ScalePolicy::delayed || !by_tensor)) {
@@ -173,6 +177,12 @@ void check_gradient(const PrecisionPlan& plan) {
     refuse("gradient_wire", plan.gradient_wire,
            "does not cross a wire: choose fp32, bf16, e4m3 or e5m2 with a scale for the tensor, or "
            "e4m3, e5m2 or int8 with one for group(128) or group(256)");
+  }
+  if (gradient.is_scaled() && wire != gradient) {
+    refuse("gradient_wire", plan.gradient_wire,
+           fmt::format("is another format, and gradients stored as '{}' cross as they are: choose "
+                       "that format, or set precision.weight_gradient: bf16",
+                       describe(gradient)));
   }
 }
 

@@ -149,7 +149,7 @@ class FormatParser {
                            : word.name == "e8m0" ? ScaleType::e8m0
                                                  : ScaleType::e4m3;
     } else if (word.name == "hadamard") {
-      format_.hadamard = true;
+      once(format_.hadamard, word, "transform");
     } else if (word.name == "stochastic") {
       format_.rounding = Rounding::stochastic;
     } else if (word.name == "expanded") {
@@ -294,6 +294,11 @@ class FormatParser {
     }
     if (format_.amax_epsilon > 0 && format_.policy != ScalePolicy::current) {
       fail("epsilon belongs to current scaling");
+    }
+    const bool by_scale =
+        format_.scale_type == ScaleType::f32 || format_.scale_type == ScaleType::pow2;
+    if (format_.amax_epsilon > 0 && !by_scale) {
+      fail("epsilon belongs to fp32 and pow2 scales");
     }
   }
 

@@ -21,8 +21,10 @@ bool is_stored_format(const TensorFormat& format) {
   if (format.amax_epsilon > 0 || (format.expanded && format.scale_type != ScaleType::f32)) {
     return false;
   }
+  const bool fp32_scales =
+      format.scale_type == ScaleType::f32 || format.scale_type == ScaleType::pow2;
   return (grouped || format.block == per::tensor) && format.policy == ScalePolicy::current &&
-         format.scale_type != ScaleType::e8m0 &&
+         fp32_scales && !format.hadamard &&
          (is_fp8(dtype) || dtype == DType::f16 || dtype == DType::bf16);
 }
 

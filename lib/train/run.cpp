@@ -225,8 +225,9 @@ bool Run::evaluate(int64_t max_batches, bool final) {
   }
   state_.val_loss = loss.mean;
   state_.val_step = state_.step;
+  const char* const all = session_.engine.counts_targets ? "all documents of the" : "the whole";
   progress_.say(fmt::format("step {}: val loss {:.4f} over {} tokens{}", state_.step, loss.mean,
-                            loss.targets, final ? " (the whole validation split)" : ""));
+                            loss.targets, final ? fmt::format(" ({} validation split)", all) : ""));
   records_.write_validation(state_.step, loss.mean, loss.targets);
   step_log_.leave_out(watch.seconds());
   return true;

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 
 #include "base/cache_folder.h"
 #include "base/error.h"
@@ -13,6 +12,7 @@
 #include "ops/gemm/gemm_support.h"
 #include "optim/registry.h"
 #include "precision/linear_plan.h"
+#include "train/session_notes.h"
 
 namespace fp8train {
 namespace {
@@ -111,7 +111,7 @@ void check_scaled_rows(const EngineSettings& engine, int64_t rows) {
   if (!plan.empty() && rows % kScaledRowMultiple != 0) {
     throw ConfigError(fmt::format(
         "training.micro_batch_size * data.seq_length is {}, and plan '{}' needs a multiple of {} "
-        "(the inner dimension of its FP8 weight-gradient GEMMs)",
+        "(the inner dimension of its scaled weight-gradient GEMMs)",
         rows, plan, kScaledRowMultiple));
   }
 }
@@ -172,79 +172,6 @@ void check_prompts(const SampleSettings& sample, const Tokenizer& tokenizer,
   if (longest_prompt(sample, tokenizer) > longest_sequence(model)) {
     throw ConfigError(fmt::format("sample.prompts: the longest has {} tokens, the model reads {}",
                                   longest_prompt(sample, tokenizer), longest_sequence(model)));
-  }
-}
-
-/// Weights come with a tokenizer: another one gives their tokens other meanings.
-void note_other_tokenizer(const Settings& settings, const Tokenizer& tokenizer,
-                          std::vector<std::string>& notes) {
-  const std::filesystem::path own = std::filesystem::path(settings.model.from) / "tokenizer.json";
-  if (settings.model.from.empty() || tokenizer.vocab_size() == 0 || !std::filesystem::exists(own)) {
-    return;
-  }
-  std::string remedy;
-  try {
-    if (make_tokenizer(own.string(), {})->to_json() == tokenizer.to_json()) {
-      return;
-    }
-    remedy = "set data.tokenizer: " + own.string();
-  } catch (const DataError&) {  // a kind that is not read here
-    remedy = "make token files with it and set data.tokenizer: none";
-  }
-  notes.push_back(fmt::format(
-      "data.tokenizer: '{}' is not the tokenizer that these weights were trained with; {}",
-      settings.data.tokenizer, remedy));
-}
-
-/// A run that is shorter than its schedule: usually a trial of a few steps.
-void note_short_run(const ScheduleSettings& schedule, int64_t steps,
-                    std::vector<std::string>& notes) {
-  if (schedule.warmup_steps >= steps) {
-    notes.push_back(fmt::format(
-        "scheduler.warmup_steps: the warm-up of {} steps does not end before the run's {} steps: "
-        "the learning rate stays below optimizer.lr",
-        schedule.warmup_steps, steps));
-  } else if (schedule.decay_steps > steps - schedule.warmup_steps &&
-             schedule.type != ScheduleType::constant) {
-    notes.push_back(fmt::format(
-        "scheduler.decay_steps: warm-up ({}) and decay ({}) together are longer than the run's {} "
-        "steps",
-        schedule.warmup_steps, schedule.decay_steps, steps));
-  }
-}
-
-/// The plan scales GEMMs, but every layer is exempt: the run is not what it is called.
-void note_nothing_scaled(const EngineSettings& engine, std::vector<std::string>& notes) {
-  if (!has_scaled_gemms(engine.plan)) {
-    return;
-  }
-  std::map<std::string, int> reasons;
-  for (const LinearPlan& linear : plan_linears(engine.plan, linear_sites(engine.model))) {
-    if (linear.is_scaled()) {
-      return;
-    }
-    ++reasons[linear.exempt_reason];
-  }
-  std::string why;
-  for (const auto& [reason, layers] : reasons) {
-    why += fmt::format("{}{} ({} layers)", why.empty() ? "" : "; ", reason, layers);
-  }
-  const std::string note =
-      fmt::format("no GEMM runs in the formats of plan {}: {}", engine.plan.name, why);
-  if (std::find(notes.begin(), notes.end(), note) == notes.end()) {  // a plan of two stages
-    notes.push_back(note);
-  }
-}
-
-/// What another program's file says of the job, against what there is.
-void note_processes(const Settings& settings, int ranks, std::vector<std::string>& notes) {
-  const int64_t processes = settings.notes.processes;
-  if (processes > 0 && processes != ranks) {
-    notes.push_back(fmt::format(
-        "the configuration is for {} process{}, but {} rank{}; start with `mpirun -n {}` or "
-        "`srun -n {}`",
-        processes, processes == 1 ? "" : "es", ranks, ranks == 1 ? " runs" : "s run", processes,
-        processes));
   }
 }
 
@@ -341,11 +268,11 @@ Session open_session(const Settings& settings, bool open_data, int ranks) {
                     "mpirun or srun",
                     settings.parallelism.zero_stage));
   }
-  if (ranks > 1 && settings.gemm_tuning &&
+  if (ranks > 1 && settings.gemm_tuning && settings.parallelism.zero_stage == 0 &&
       optimizer_named(settings.optimizer.name).repeats_products) {
     throw ConfigError(fmt::format(
         "gemm_tuning: with optimizer.name {} every rank must multiply alike, and each would choose "
-        "algorithms of its own; set gemm_tuning: false",
+        "algorithms of its own; set gemm_tuning: false, or parallelism.zero_stage: 1",
         settings.optimizer.name));
   }
   session.max_steps = resolve_max_steps(settings.training, session.engine, ranks);

@@ -283,7 +283,7 @@ TEST_CASE("keys of another optimizer or schedule than the one chosen") {
   CHECK_THAT(error_with("optimizer: {name: muon, muon: {scale: large}}"),
              Catch::Contains("one of original, match_rms_adamw"));
   CHECK_THAT(error_with("optimizer: {name: muon}\nparallelism: {zero_stage: 2}"),
-             Catch::Contains("parallelism.zero_stage") && Catch::Contains("whole"));
+             Catch::Contains("parallelism.zero_stage: 2 cuts") && Catch::Contains("whole"));
   CHECK_THAT(error_with("scheduler: {type: constant, min_lr: 1e-5}"),
              Catch::Contains("scheduler.min_lr"));
 }

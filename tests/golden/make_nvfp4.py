@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/ops/nvfp4.txt, which tests/ops/nvfp4_fixtures_test.cpp reads: what TransformerEngine's reference of NVFP4 computes.
+"""Writes tests/golden/ops/nvfp4.txt, which tests/ops/nvfp4_test.cpp reads: what TransformerEngine's reference of NVFP4 computes.
 
 Called with a clone of TransformerEngine, which is read as its HEAD has it, by a Python that has torch and numpy (made with torch 2.15 from commit
 d0067d0). pytorch/custom_recipes/reference_nvfp4.py runs as it is; what it imports of compiled modules is replaced by empty classes.

@@ -215,7 +215,8 @@ TEST_CASE("formats that no moment has are refused", "[ops]") {
   small.block = per::group(32);
   for (const TensorFormat& format :
        {plain(DType::f16), plain(DType::e4m3), by_tensor(DType::f32), stochastic(plain(DType::f32)),
-        wide, whole, small, by_tensor(DType::e4m3, ScaleType::e8m0)}) {
+        wide, whole, small, by_tensor(DType::e4m3, ScaleType::e8m0),
+        by_tensor(DType::e4m3, ScaleType::e4m3), by_group(DType::e4m3, ScaleType::e4m3)}) {
     INFO(describe(format));
     CHECK_FALSE(is_stored_format(format));
   }

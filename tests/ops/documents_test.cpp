@@ -130,7 +130,7 @@ TEST_CASE("documents of a sequence do not see each other", "[attention][document
   }
 }
 
-TEST_CASE("a NaN in one document stays there", "[attention][documents]") {
+TEST_CASE("a NaN key of one document stays there", "[attention][documents]") {
   Packed packed({{70, 58}}, 16, DType::bf16);
   packed.qkv.set(30 * packed.width + kHeads * 16, NAN);  // a key
   const View starts = {packed.starts.data(), DType::i32, {128}};

@@ -134,7 +134,8 @@ TEST_CASE("bytes of a packet", "[wire]") {
   CHECK(ops::is_wire_format(by_group(DType::e5m2)));
   for (const TensorFormat& other :
        {plain(DType::f16), by_tensor(DType::e4m3), by_group(DType::f16), expanded(),
-        stochastic(plain(DType::bf16)), stochastic(by_group(DType::e4m3))}) {
+        stochastic(plain(DType::bf16)), stochastic(by_group(DType::e4m3)), by_group(DType::e2m1),
+        by_group(DType::e4m3, ScaleType::e4m3)}) {
     CHECK_FALSE(ops::is_wire_format(other));
   }
 }

@@ -66,7 +66,19 @@ TEST_CASE("formats that do not go together with NVFP4 are refused by role") {
                     Contains("hadamard goes with 1x16"));
   CHECK_THROWS_WITH(resolved({.fprop_x = "e4m3 1x32 e8m0 stochastic"}),
                     Contains("rounded to nearest, but for e2m1"));
-  CHECK_THROWS_WITH(resolved({.moment1 = "e2m1 1x16 e4m3"}), Contains("is not stored"));
+  for (const auto weight : {&RoleRequest::fprop_w, &RoleRequest::dgrad_w}) {
+    RoleRequest roles;
+    roles.*weight = "e2m1 16x16 e4m3 stochastic";
+    CHECK_THROWS_WITH(resolved(roles), Contains("weights are rounded to nearest"));
+  }
+  for (const char* stored :
+       {"e2m1 1x16 e4m3", "e4m3 group(128) e4m3", "e4m3 tensor e4m3 hadamard"}) {
+    CHECK_THROWS_WITH(resolved({.moment1 = stored}), Contains("is not stored"));
+  }
+  for (const char* wire : {"e2m1 group(128)", "e2m1 group(256)", "int8 group(256) e4m3",
+                           "e4m3 group(128) e4m3 hadamard"}) {
+    CHECK_THROWS_WITH(resolved({.gradient_wire = wire}), Contains("does not cross a wire"));
+  }
   CHECK_THROWS_WITH(parse_format("e4m3 1x32 e8m0 hadamard"), Contains("belongs to e4m3 scales"));
   PlanRequest request;
   request.plan = "te-nvfp4";

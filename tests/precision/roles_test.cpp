@@ -214,6 +214,24 @@ TEST_CASE("formats that do not go together are errors that name them") {
   }
 }
 
+TEST_CASE("gradients that are stored with scales cross the wire as they are") {
+  const auto error = [](const char* plan, const char* wire) {
+    PlanRequest request = row(plan);
+    request.roles.gradient_wire = wire;
+    return error_of(request);
+  };
+  for (const char* plan : {"fp8-min", "msamp-o2"}) {
+    for (const char* wire : {"int8 group(256)", "bf16"}) {
+      CAPTURE(plan, wire);
+      CHECK_THAT(error(plan, wire),
+                 Catch::StartsWith("precision.gradient_wire") && Contains("weight_gradient: bf16"));
+    }
+  }
+  CHECK_THAT(error("fp8-min", "e4m3 group(256)"), Contains("gradients stored as 'e4m3 group(128)"));
+  CHECK(error("fp8-min", "e4m3 group(128)") == "resolved");
+  CHECK(error("fp8-lean", "int8 group(256)") == "resolved");
+}
+
 TEST_CASE("a GEMM role left in high precision is refused") {
   PlanRequest request = row("te-current");
   request.override_linear_precision = {true, false, false};

@@ -79,6 +79,8 @@ TEST_CASE("a wrong word is named, with the nearest one that is known") {
       {"e4m3 tensor epsilon x", "epsilon is a number"},
       {"e4m3 tensor epsilon", "no word of a format"},
       {"e4m3 delayed(4) epsilon 1e-6", "belongs to current"},
+      {"e2m1 1x16 e4m3 epsilon 1e-6", "belongs to fp32 and pow2 scales"},
+      {"e2m1 1x16 e4m3 hadamard hadamard", "second transform"},
       {"e4m3 expanded", "belongs to groups"}};
   for (const auto& [text, why] : cases) {
     CAPTURE(text);

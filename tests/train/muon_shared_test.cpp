@@ -6,6 +6,8 @@
 #include <mutex>
 #include <set>
 
+#include "base/error.h"
+#include "config/load.h"
 #include "support/parameters.h"
 #include "support/rank_threads.h"
 #include "support/small_llama.h"
@@ -13,6 +15,7 @@
 #include "train/dry_run.h"
 #include "train/optimizer_state.h"
 #include "train/ranks.h"
+#include "train/session.h"
 
 using namespace fp8train;
 
@@ -109,6 +112,22 @@ Body load_from(const fs::path& root) {
 }
 
 }  // namespace
+
+TEST_CASE("only ranks that repeat each other's products must not tune them") {
+  LoadRequest request;
+  request.path = "run.yaml";
+  const auto open = [&request](const char* stage, int ranks) {
+    request.text = std::string(
+                       "model: {preset: toy}\ndata: {train: a.txt, seq_length: 64}\n"
+                       "training: {max_steps: 8}\noptimizer: {name: muon}\ngemm_tuning: true\n"
+                       "parallelism: {zero_stage: ") +
+                   stage + "}\n";
+    open_session(load_settings(request), false, ranks);
+  };
+  CHECK_THROWS_WITH(open("0", 2), Catch::StartsWith("gemm_tuning: with optimizer.name muon"));
+  CHECK_NOTHROW(open("1", 2));
+  CHECK_NOTHROW(open("0", 1));
+}
 
 TEST_CASE("ranks that share muon's work by whole parameters have the bits of replicas") {
   const std::string plan = GENERATE("fp32", "bf16", "te-delayed", "te-current", "deepseek-v3");

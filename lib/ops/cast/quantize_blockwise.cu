@@ -4,6 +4,7 @@
 // casts from registers. A scale per row takes a block per row; one per column a pass for the maxima
 // and another for the cast (quantize_rows.cu).
 
+#include "base/error.h"
 #include "ops/cast/blockwise_cast.cuh"
 #include "ops/dispatch/cuda_operations.h"
 
@@ -243,6 +244,7 @@ void quantize_blocks(Stream stream, ConstView x, const QuantizedTensor& out, flo
 
 void dequantize_blocks(Stream stream, const QuantizedTensor& x, View y) {
   const View& codes = x.rowwise.codes;
+  check(is_fp8(codes.dtype) || codes.dtype == DType::i8, "blocks: codes in e4m3, e5m2 or int8");
   const int64_t columns = codes.shape.back();
   map<kVec8>(
       stream, y.count(),

@@ -2,6 +2,7 @@
 // where nothing needs to be fast: types are chosen when the kernel runs, and a warp has a block
 // at a time, which it reads twice.
 
+#include "base/error.h"
 #include "ops/cast/blockwise_cast.cuh"
 
 namespace fp8train::ops::cuda {
@@ -105,6 +106,8 @@ void run(const Stream& stream, const AnyCast& cast) {
 }  // namespace
 
 void quantize_any_blocks(const Stream& stream, ConstView x, const BlockwiseCast& cast) {
+  check(is_fp8(cast.code_type) || cast.code_type == DType::i8,
+        "blocks: codes in e4m3, e5m2 or int8");
   AnyCast one = {.x = x.data,
                  .x_type = x.dtype,
                  .rows = cast.rows,

@@ -29,9 +29,12 @@ bool is_wire_format(const TensorFormat& format) {
   if (!format.is_scaled()) {
     return is_summed_type(format.dtype) && format == plain(format.dtype);
   }
-  return is_code_type(format.dtype) && is_wire_group(format.block) &&
-         format.policy == ScalePolicy::current && format.scale_type != ScaleType::e8m0 &&
-         !format.expanded && format.amax_epsilon == 0 && format.rounding == Rounding::nearest_even;
+  const bool by_byte = is_code_type(format.dtype) && facts_of(format.dtype).bits == 8;
+  const bool fp32_scales =
+      format.scale_type == ScaleType::f32 || format.scale_type == ScaleType::pow2;
+  return by_byte && is_wire_group(format.block) && format.policy == ScalePolicy::current &&
+         fp32_scales && !format.hadamard && !format.expanded && format.amax_epsilon == 0 &&
+         format.rounding == Rounding::nearest_even;
 }
 
 int64_t wire_bytes(const TensorFormat& format, int64_t count) {

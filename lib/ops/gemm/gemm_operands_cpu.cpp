@@ -10,6 +10,7 @@
 #include "base/math.h"
 #include "numeric/bulk.h"
 #include "numeric/isa_tables.h"
+#include "ops/support/checks.h"
 
 namespace fp8train {
 using ops::cpu::GemmKernels;
@@ -58,8 +59,10 @@ void decode_matrix(const ConstView& matrix, DType type, void* to) {
                      : decode_all<int8_t, float>(matrix.data, to, count);
     case DType::bf16:
       return decode_all<bf16, float>(matrix.data, to, count);
-    default:
+    case DType::f16:
       return decode_all<f16, float>(matrix.data, to, count);
+    default:
+      throw InternalError("matrices of this element type are not decoded");
   }
 }
 
@@ -104,6 +107,8 @@ const void* prepare_operand(const GemmOperand& operand, DType type, bool row_maj
   }
   void* to = buffer.reserve(static_cast<size_t>(matrix.count()) * size_of(type));
   if (transpose) {
+    check(is_fp8(matrix.dtype) || is_float_type(matrix.dtype),
+          "matrices of this element type are not transposed");
     kernels().transpose_operand(
         {matrix.data, matrix.dtype, matrix.shape[0], matrix.shape[1], to, type});
   } else {

@@ -1,0 +1,36 @@
+#pragma once
+// The formats that the table of plans is made of (plans.cpp).
+
+#include "precision/plan.h"
+
+namespace fp8train {
+
+inline GemmPlan gemm_in(const TensorFormat& a, const TensorFormat& b, bool fast_accumulate) {
+  return {a, b, fast_accumulate};
+}
+
+inline TensorFormat scaled(DType dtype, ScalePolicy policy) {
+  TensorFormat format = plain(dtype);
+  format.policy = policy;
+  return format;
+}
+
+/// Current scaling with a scale for each block.
+inline TensorFormat blockwise(ScaleBlock block, ScaleType scale_type) {
+  TensorFormat format = scaled(DType::e4m3, ScalePolicy::current);
+  format.block = block;
+  format.scale_type = scale_type;
+  return format;
+}
+
+/// A tensor that is stored, with an fp32 scale for 128 elements.
+inline TensorFormat stored_by_group(DType dtype) {
+  return {.dtype = dtype, .block = per::group(128), .policy = ScalePolicy::current, .delayed = {}};
+}
+
+inline TensorFormat stochastic(TensorFormat format) {
+  format.rounding = Rounding::stochastic;
+  return format;
+}
+
+}  // namespace fp8train

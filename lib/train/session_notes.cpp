@@ -1,0 +1,83 @@
+#include "train/session_notes.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+
+#include "base/error.h"
+#include "precision/linear_plan.h"
+
+namespace fp8train {
+
+void note_other_tokenizer(const Settings& settings, const Tokenizer& tokenizer,
+                          std::vector<std::string>& notes) {
+  const std::filesystem::path own = std::filesystem::path(settings.model.from) / "tokenizer.json";
+  if (settings.model.from.empty() || tokenizer.vocab_size() == 0 || !std::filesystem::exists(own)) {
+    return;
+  }
+  std::string remedy;
+  try {
+    if (make_tokenizer(own.string(), {})->to_json() == tokenizer.to_json()) {
+      return;
+    }
+    remedy = "set data.tokenizer: " + own.string();
+  } catch (const DataError&) {  // a kind that is not read here
+    remedy = "make token files with it and set data.tokenizer: none";
+  }
+  notes.push_back(fmt::format(
+      "data.tokenizer: '{}' is not the tokenizer that these weights were trained with; {}",
+      settings.data.tokenizer, remedy));
+}
+
+void note_short_run(const ScheduleSettings& schedule, int64_t steps,
+                    std::vector<std::string>& notes) {
+  if (schedule.warmup_steps >= steps) {
+    notes.push_back(fmt::format(
+        "scheduler.warmup_steps: the warm-up of {} steps does not end before the run's {} steps: "
+        "the learning rate stays below optimizer.lr",
+        schedule.warmup_steps, steps));
+  } else if (schedule.decay_steps > steps - schedule.warmup_steps &&
+             schedule.type != ScheduleType::constant) {
+    notes.push_back(fmt::format(
+        "scheduler.decay_steps: warm-up ({}) and decay ({}) together are longer than the run's {} "
+        "steps",
+        schedule.warmup_steps, schedule.decay_steps, steps));
+  }
+}
+
+void note_nothing_scaled(const EngineSettings& engine, std::vector<std::string>& notes) {
+  if (!has_scaled_gemms(engine.plan)) {
+    return;
+  }
+  std::map<std::string, int> reasons;
+  for (const LinearPlan& linear : plan_linears(engine.plan, linear_sites(engine.model))) {
+    if (linear.is_scaled()) {
+      return;
+    }
+    ++reasons[linear.exempt_reason];
+  }
+  std::string why;
+  for (const auto& [reason, layers] : reasons) {
+    why += fmt::format("{}{} ({} layers)", why.empty() ? "" : "; ", reason, layers);
+  }
+  const std::string note =
+      fmt::format("no GEMM runs in the formats of plan {}: {}", engine.plan.name, why);
+  if (std::find(notes.begin(), notes.end(), note) == notes.end()) {  // a plan of two stages
+    notes.push_back(note);
+  }
+}
+
+void note_processes(const Settings& settings, int ranks, std::vector<std::string>& notes) {
+  const int64_t processes = settings.notes.processes;
+  if (processes > 0 && processes != ranks) {
+    notes.push_back(fmt::format(
+        "the configuration is for {} process{}, but {} rank{}; start with `mpirun -n {}` or "
+        "`srun -n {}`",
+        processes, processes == 1 ? "" : "es", ranks, ranks == 1 ? " runs" : "s run", processes,
+        processes));
+  }
+}
+
+}  // namespace fp8train

@@ -1,0 +1,29 @@
+#pragma once
+// What is said of a run's settings before it starts: they mean something, but perhaps not what was
+// meant. Each function adds to the notes of the session.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "config/settings.h"
+#include "data/tokenizer.h"
+#include "train/engine.h"
+
+namespace fp8train {
+
+/// Weights come with a tokenizer: another one gives their tokens other meanings.
+void note_other_tokenizer(const Settings& settings, const Tokenizer& tokenizer,
+                          std::vector<std::string>& notes);
+
+/// A run that is shorter than its schedule: usually a trial of a few steps.
+void note_short_run(const ScheduleSettings& schedule, int64_t steps,
+                    std::vector<std::string>& notes);
+
+/// The plan scales GEMMs, but every layer is exempt: the run is not what it is called.
+void note_nothing_scaled(const EngineSettings& engine, std::vector<std::string>& notes);
+
+/// What another program's file says of the job, against what there is.
+void note_processes(const Settings& settings, int ranks, std::vector<std::string>& notes);
+
+}  // namespace fp8train
