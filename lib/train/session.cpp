@@ -7,6 +7,8 @@
 
 #include "base/cache_folder.h"
 #include "base/error.h"
+#include "base/machine.h"
+#include "base/text.h"
 #include "data/samples.h"
 #include "device/cuda/cuda_device.h"
 #include "io/hf_config.h"
@@ -228,7 +230,7 @@ void note_nothing_scaled(const EngineSettings& engine, std::vector<std::string>&
   }
   std::string why;
   for (const auto& [reason, layers] : reasons) {
-    why += fmt::format("{}{} ({} layers)", why.empty() ? "" : "; ", reason, layers);
+    why += fmt::format("{}{} ({})", why.empty() ? "" : "; ", reason, counted(layers, "layer"));
   }
   const std::string note =
       fmt::format("no GEMM runs in the formats of plan {}: {}", engine.plan.name, why);
@@ -394,7 +396,9 @@ std::unique_ptr<Device> choose_device(DeviceChoice choice, bool tune_gemms, std:
   reason = "as asked";
   if (choice == DeviceChoice::automatic) {
     const std::string obstacle = why_cuda_is_unusable();
-    reason = obstacle.empty() ? "a usable GPU was found" : obstacle;
+    reason = obstacle.empty()   ? "a usable GPU was found"
+             : has_nvidia_gpu() ? obstacle
+                                : "no NVIDIA GPU";
     kind = obstacle.empty() ? DeviceKind::cuda : DeviceKind::cpu;
   }
   std::unique_ptr<Device> device = make_device(kind, gpu);
