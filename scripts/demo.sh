@@ -165,7 +165,7 @@ prompt=$(head -c 400 "$run/text.txt" | tr -s '[:space:]' ' ' | sed 's/^ //' | cu
 heading "Sample: $fp8train generate --checkpoint $checkpoint --prompt \"$prompt\""
 "$fp8train" generate --checkpoint "$checkpoint" --prompt "$prompt" --max-new-tokens 240 --temperature 0.7 --top-k 40 --seed 1
 
-heading "Where everything lies"
+heading "Files of this run"
 cat <<TEXT
   $run/run.yaml               the configuration
   $run/config.resolved.yaml   the same with every default

@@ -15,6 +15,7 @@ build_packages=(
   libyaml-cpp-dev libcli11-dev libspdlog-dev libfmt-dev nlohmann-json3-dev libxxhash-dev libdnnl-dev
   libpcre2-dev libutf8proc-dev libsentencepiece-dev zlib1g-dev libzstd-dev
   catch2
+  file dpkg-dev
 )
 # Without these the build does without: runs of several ranks; the throw-away cluster of tests (scripts/slurm_cluster.sh; the daemons of these
 # packages do not start without /etc/slurm/slurm.conf).

@@ -84,6 +84,22 @@ std::string advice_for_option(const CLI::App& app, const std::string& given) {
   return advice.empty() ? "" : fmt::format("; keys are given as KEY=VALUE: {}", advice);
 }
 
+/// CLI11's message in the program's words.
+std::string plain_refusal(const CLI::App& app, const std::string& message) {
+  if (message == "A subcommand is required") {
+    std::vector<std::string> names;
+    for (const CLI::App* part : app.get_subcommands([](const CLI::App*) { return true; })) {
+      names.push_back(part->get_name());
+    }
+    return fmt::format("{}: a command is missing ({})", app.get_name(), fmt::join(names, ", "));
+  }
+  if (const size_t at = message.find(": 1 required "); at != std::string::npos) {
+    const std::string name = message.substr(0, at);
+    return name + (name == "--set" ? " needs a.b=v" : " needs a value");
+  }
+  return message;
+}
+
 /// Why CLI11 does not take the arguments.
 std::string describe_refusal(const CLI::App& root, const CLI::ParseError& error) {
   std::string command = root.get_name();
@@ -92,7 +108,7 @@ std::string describe_refusal(const CLI::App& root, const CLI::ParseError& error)
     app = app->get_subcommands().front();
     command += " " + app->get_name();
   }
-  std::string text = error.what();
+  std::string text = plain_refusal(*app, error.what());
   const std::vector<std::string> unexpected = root.remaining(true);
   const auto option = std::find_if(unexpected.begin(), unexpected.end(),
                                    [](const std::string& one) { return one.starts_with("-"); });
@@ -101,7 +117,8 @@ std::string describe_refusal(const CLI::App& root, const CLI::ParseError& error)
   } else if (!unexpected.empty()) {
     text = fmt::format("unexpected argument \"{}\"", unexpected.front());
   }
-  return fmt::format("{}; `{} --help` lists what it takes", text, command);
+  return fmt::format("{}{} `{} --help` lists what it takes", text, text.ends_with('?') ? "" : ";",
+                     command);
 }
 
 }  // namespace
@@ -233,6 +250,11 @@ std::vector<std::string> with_command(std::vector<std::string> arguments,
   if (first.starts_with("-") || is_assignment(first) || looks_like_file(first)) {
     arguments.insert(arguments.begin(), "train");
     return arguments;
+  }
+  if (first == "help") {
+    throw ConfigError(
+        "unknown command \"help\"; `fp8train --help` lists the commands, `fp8train COMMAND --help` "
+        "explains one");
   }
   const std::string near = nearest_name(first, commands);
   throw ConfigError(fmt::format(

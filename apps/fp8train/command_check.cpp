@@ -88,8 +88,8 @@ void check_output(const std::filesystem::path& folder) {
   }
   if (!std::filesystem::is_directory(existing, unseen) ||
       access(existing.c_str(), W_OK | X_OK) != 0) {
-    throw DeviceError(fmt::format("output_dir {}: {} is no folder that can be written into",
-                                  folder.string(), existing.string()));
+    throw DeviceError(
+        fmt::format("output_dir {}: {} cannot be written to", folder.string(), existing.string()));
   }
 }
 

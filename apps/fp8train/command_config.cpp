@@ -113,7 +113,7 @@ std::string why_unwritable(const std::string& path) {
     return fmt::format("{} is a folder", path);
   }
   const bool writable = fs::is_directory(folder, failure) && access(folder.c_str(), W_OK) == 0;
-  return writable ? "" : fmt::format("{} is no folder that can be written into", folder.string());
+  return writable ? "" : fmt::format("{} cannot be written to", folder.string());
 }
 
 /// run.yaml, held against what was meant.
@@ -238,10 +238,11 @@ int run_wizard(const WizardOptions& options) {
 
 void add_wizard(Arguments command, Action& action) {
   auto options = std::make_shared<WizardOptions>();
-  command.option(
-      "--answers", options->answers,
-      "Ask nothing: a YAML file with keys of run.yaml; what it leaves out is as offered");
-  command.option("--output", options->output, "The file to write; the job script lies next to it");
+  command.option("--answers", options->answers,
+                 "Ask nothing: a YAML file with keys of run.yaml; keys that it leaves out have the "
+                 "defaults of the questions");
+  command.option("--output", options->output,
+                 "The file to write; the job script is written next to it");
   command.flag("--overwrite", options->overwrite, "With --answers: replace files that are there");
   command.run(action, [options] { return run_wizard(*options); });
 }

@@ -20,6 +20,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/math.h"
+#include "base/text.h"
 #include "checkpoint_model.h"
 #include "commands.h"
 #include "data/choice_questions.h"
@@ -154,8 +155,8 @@ int evaluate_text(const EvalOptions& options) {
   }
   const LossReport loss = engine.evaluation_loss();
   if (loss.targets == 0) {
-    throw DataError(fmt::format("{} has {} tokens: a loss needs two at least", options.data,
-                                splits.train.size()));
+    throw DataError(fmt::format("{} has {}: a loss needs two at least", options.data,
+                                counted(splits.train.size(), "token")));
   }
   print_loss(options, settings, loss,
              has_documents ? 0 : bytes_of_targets(splits.train, *opened.tokenizer));

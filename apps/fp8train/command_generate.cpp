@@ -26,8 +26,8 @@ void print(const std::string& text) {
 }
 
 int generate(const GenerateOptions& options) {
-  if (!(options.sampling.top_p > 0)) {
-    throw ConfigError("--top-p must be above 0");
+  if (!(options.sampling.top_p > 0 && options.sampling.top_p <= 1)) {
+    throw ConfigError("--top-p must be above 0 and at most 1");
   }
   CheckpointModel opened = open_checkpoint(options.model);
   std::vector<int32_t> tokens = encode_prompt(*opened.tokenizer, options.prompt);
@@ -55,8 +55,8 @@ int generate(const GenerateOptions& options) {
   print("\n");
   if (wanted > available) {
     fmt::print(stderr,
-               "note: at most {} tokens fit behind a prompt of {} into the model's context of {}\n",
-               available, prompt_tokens, context);
+               "note: the model's context of {} tokens leaves space for {} after this prompt\n",
+               context, available);
   }
   return 0;
 }

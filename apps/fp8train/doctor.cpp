@@ -33,11 +33,6 @@ std::string bytes_text(uint64_t bytes) {
   return describe_bytes(static_cast<double>(bytes));
 }
 
-bool has_nvidia_gpu() {
-  std::error_code unseen;
-  return fs::exists("/dev/nvidia0", unseen) || fs::exists("/proc/driver/nvidia/version", unseen);
-}
-
 Finding processor(const Machine& machine) {
   const CpuIsa isa = cpu_isa();
   Finding finding = {"processor", Health::ok,

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "base/machine.h"
 #include "comm/topology.h"
 #include "device/cuda/cuda_device.h"
 #include "train/dry_run.h"
@@ -21,6 +22,16 @@ bool has_model(const ModelSettings& model) {
 
 std::string first_line(const std::string& text) {
   return text.substr(0, text.find('\n'));
+}
+
+/// What the run takes on a CPU, which surprises who has trained on GPUs only.
+std::string time_on_cpu(const Settings& settings) {
+  constexpr double kRate = 1e11;  // FLOPs a second: some eight cores
+  const Session session = open_session(settings, false, job_ranks(settings.job));
+  const double tokens = static_cast<double>(session.tokens_per_step() * session.max_steps);
+  const double flops = tokens * flops_per_token(session.engine.model, session.engine.seq_length);
+  return fmt::format("; {} tokens take about {} at {:.0f} GFLOP/s a rank", describe_count(tokens),
+                     describe_duration(flops / kRate / session.ranks), kRate / 1e9);
 }
 
 }  // namespace
@@ -91,6 +102,12 @@ std::string JobMemory::line(const Settings& settings) {
   if (!has_model(settings.model)) {
     return {};
   }
+  if (settings.device == DeviceChoice::cuda && settings.job.gpu == "auto" &&
+      !why_cuda_is_unusable().empty()) {
+    return fmt::format(
+        "memory per rank: not known: {}; name the GPU to estimate for (job.gpu: h100, ...)",
+        has_nvidia_gpu() ? why_cuda_is_unusable() : "this machine has no GPU");
+  }
   try {
     const RankMemory memory = memory_of(settings);
     const MemoryLedger ledger = planned(settings, memory);
@@ -101,7 +118,7 @@ std::string JobMemory::line(const Settings& settings) {
     const std::string line = fmt::format("memory per rank: {} of {}: ", describe_bytes(needed),
                                          describe_bytes(static_cast<double>(memory.bytes)));
     if (memory.fits(ledger)) {
-      return line + "fits";
+      return line + "fits" + (memory.is_host ? time_on_cpu(settings) : "");
     }
     const std::string change = what_would_fit(settings, memory);
     return fmt::format("{}DOES NOT FIT; {}", line,

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <set>
 #include <sstream>
@@ -105,6 +106,12 @@ std::vector<std::string> loaded_libraries() {
     }
   }
   return {files.begin(), files.end()};
+}
+
+bool has_nvidia_gpu() {
+  std::error_code unseen;
+  return std::filesystem::exists("/dev/nvidia0", unseen) ||
+         std::filesystem::exists("/proc/driver/nvidia/version", unseen);
 }
 
 }  // namespace fp8train

@@ -25,4 +25,7 @@ Machine this_machine();
 /// Files of the shared libraries that the process has opened so far, sorted.
 std::vector<std::string> loaded_libraries();
 
+/// Whether there is an NVIDIA GPU or a driver for one, which may not be usable.
+bool has_nvidia_gpu();
+
 }  // namespace fp8train

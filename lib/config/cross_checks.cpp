@@ -55,6 +55,8 @@ class Checks {
     }
   }
 
+  void missing_section(const std::string& key, const std::string& text);
+
   /// At `key` when it was written, else at `other`.
   void complain(const char* key, const char* other, const std::string& text) {
     complain(std::string(has(key) ? key : other), text);
@@ -70,6 +72,28 @@ class Checks {
   Problems& problems_;
   Extent extent_;
 };
+
+/// A section that a configuration begins with. Where only other programs' files spoke, no line of
+/// theirs is to blame.
+void Checks::missing_section(const std::string& key, const std::string& text) {
+  bool foreign = false;
+  for (const auto& [position, given] : given_.all()) {
+    const bool own = find_field(given.spelled) != nullptr;
+    if (own && (given.field->key.starts_with("model.") || given.field->key.starts_with("data."))) {
+      return missing(key, text);
+    }
+    foreign = foreign || !own;
+  }
+  if (!foreign) {
+    return missing(key, text);
+  }
+  if (extent_ == Extent::whole && !given_.may_be_misspelled(key)) {
+    problems_.add({}, key,
+                  text +
+                      ". Files of other programs name no model and no data: add a run.yaml "
+                      "after it");
+  }
+}
 
 const GivenKey* Checks::first_shape_key() const {
   for (const auto& [position, given] : given_.all()) {
@@ -102,7 +126,7 @@ void Checks::model() {
     return;
   }
   if (shape == nullptr) {
-    missing("model.preset", "missing; give model.preset, model.from or the model's fields");
+    missing_section("model.preset", "missing; give model.preset, model.from or the model's fields");
     return;
   }
   const ModelConfig& config = settings_.model.config;
@@ -121,7 +145,7 @@ void Checks::model() {
 void Checks::data() {
   const DataSettings& data = settings_.data;
   if (data.train.empty() && !has("data.train")) {
-    missing("data.train", "missing; give at least one source such as [{path: corpus.txt}]");
+    missing_section("data.train", "missing; give at least one source such as [{path: corpus.txt}]");
   } else if (data.train.empty() && usable("data.train")) {
     complain("data.train", "an empty list; give at least one source such as [{path: corpus.txt}]");
   }

@@ -5,6 +5,7 @@
 #include "config/field_table.h"
 #include "config/presets.h"
 #include "config/show.h"
+#include "config/wrap.h"
 
 namespace fp8train {
 namespace {
@@ -64,8 +65,8 @@ entries, and the start of the run says so. Within one file that is an error.
 
 An unknown, repeated or mistyped key, and a value out of its range, is an error with file, line and
 column; all errors are reported at once, with exit code 2. Whole numbers may be written as `100M`,
-`1.5B` or `1e3`, durations as `3h50m`. Numbers and true or false are written without quotes. Anchors,
-aliases and tags of YAML are not supported. Relative paths start at the working directory.
+`1.5B` or `1e3`, durations as `3h50m`. Numbers and true or false are written without quotes.
+Anchors, aliases and tags of YAML are not supported. Relative paths start at the working directory.
 
 `fp8train config explain KEY` prints one entry of this page, `fp8train config show --resolved FILE`
 every setting of a run.
@@ -78,7 +79,8 @@ std::string configuration_page() {
   for (const SectionDoc& section : section_docs()) {
     const std::string title =
         section.name.empty() ? "top level" : fmt::format("`{}`", section.name);
-    result += fmt::format("\n## {}\n\n{}\n\n{}", title, section.doc, table_of(section.name));
+    result +=
+        fmt::format("\n## {}\n\n{}\n\n{}", title, wrapped(section.doc), table_of(section.name));
     if (section.name == "model") {
       result += "\nPresets:\n\n| preset | | sequence length |\n|---|---|---|\n";
       for (const Preset& preset : presets()) {

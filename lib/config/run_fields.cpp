@@ -4,7 +4,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <iterator>
+#include <nlohmann/json.hpp>
 
 #include "base/nearest.h"
 #include "config/field_builders.h"
@@ -47,6 +50,32 @@ Field sources(std::string key, std::vector<DataSource> DataSettings::*member, st
 
 std::string offered_validation(const Settings& settings) {
   return number_text(settings.data.val_fraction > 0 ? settings.data.val_fraction : 0.05);
+}
+
+/// That of the folder a model comes from.
+std::string offered_tokenizer(const Settings& settings) {
+  const std::filesystem::path folder = settings.model.from;
+  std::error_code unseen;
+  const bool has_one =
+      !folder.empty() && (std::filesystem::exists(folder / "tokenizer.json", unseen) ||
+                          std::filesystem::exists(folder / "tokenizer.model", unseen));
+  return has_one && settings.data.tokenizer == DataSettings().tokenizer ? folder.string()
+                                                                        : settings.data.tokenizer;
+}
+
+/// No more than the model of a folder is made for.
+std::string offered_length(const Settings& settings) {
+  int64_t length = settings.data.seq_length;
+  std::ifstream file(std::filesystem::path(settings.model.from) / "config.json");
+  if (!settings.model.from.empty() && file) {
+    const auto config = nlohmann::json::parse(file, nullptr, false);
+    for (const char* key : {"max_position_embeddings", "n_positions"}) {
+      if (config.is_object() && config.contains(key) && config[key].is_number_integer()) {
+        length = std::min(length, std::max<int64_t>(1, config[key].get<int64_t>()));
+      }
+    }
+  }
+  return std::to_string(length);
 }
 
 std::string offered_steps(const Settings& settings) {
@@ -147,10 +176,16 @@ std::vector<Field> data_fields() {
           "byte, char, the path of a tokenizer file or of a folder that has one, or none for token "
           "files made elsewhere",
           "text")
-          .asked({.topic = Topic::data, .text = "Tokenizer", .changes_memory = true}),
+          .asked({.topic = Topic::data,
+                  .text = "Tokenizer",
+                  .suggest = offered_tokenizer,
+                  .changes_memory = true}),
       integer("data.seq_length", data(&DataSettings::seq_length), between(1, kMostPositions),
               "Tokens of one sequence; a preset brings its own default")
-          .asked({.topic = Topic::data, .text = "Sequence length", .changes_memory = true}),
+          .asked({.topic = Topic::data,
+                  .text = "Sequence length",
+                  .suggest = offered_length,
+                  .changes_memory = true}),
       flag("data.shuffle", data(&DataSettings::shuffle),
            "Windows in random order; false: in the order of the files"),
       text("data.text_key", data(&DataSettings::text_key), "JSONL: the key that holds the text"),

@@ -23,7 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Parquet files are none, but saying so is better than leaving them out.
+/// Parquet, the last one, is not read: a message says so when a folder has such a file.
 constexpr std::array<std::string_view, 6> kDataExtensions = {".txt", ".jsonl", ".ndjson",
                                                              ".bin", ".npy",   ".parquet"};
 constexpr size_t kMostManifestBytes = 64U << 20;
@@ -89,7 +89,8 @@ std::vector<fs::path> files_of_folder(const fs::path& folder, DataSplit split) {
     throw DataError(fmt::format(
         "{}: a folder without data files ({}, also with .gz or .zst); give a pattern for files of "
         "other names, such as {}",
-        folder.string(), fmt::join(kDataExtensions, ", "), (folder / "*.md").string()));
+        folder.string(), fmt::join(kDataExtensions.begin(), kDataExtensions.end() - 1, ", "),
+        (folder / "*.md").string()));
   }
   sort_by_name(paths);
   return paths;

@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "base/atomic_file.h"
@@ -93,6 +95,21 @@ MetricsWriter::~MetricsWriter() {
 
 void MetricsWriter::write(const JsonObject& object) {
   append_whole(descriptor_, path_, object.str() + "\n");
+}
+
+int64_t last_step_in(const std::filesystem::path& path) {
+  constexpr int64_t kTail = 1 << 20;  // many lines
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  if (!file) return 0;
+  file.seekg(std::max<int64_t>(0, static_cast<int64_t>(file.tellg()) - kTail));
+  int64_t last = 0;
+  for (std::string line; std::getline(file, line);) {
+    const auto object = nlohmann::json::parse(line, nullptr, false);
+    if (object.is_object() && object.contains("step") && object["step"].is_number()) {
+      last = std::max(last, object["step"].get<int64_t>());
+    }
+  }
+  return last;
 }
 
 void write_json_file(const std::filesystem::path& path, const JsonObject& object) {

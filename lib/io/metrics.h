@@ -54,6 +54,9 @@ class MetricsWriter {
   int descriptor_ = -1;
 };
 
+/// The highest "step" of the last lines of `path`; 0 where there is none, or no such file.
+int64_t last_step_in(const std::filesystem::path& path);
+
 /// `object` as a file of one indented object, whole or not at all.
 void write_json_file(const std::filesystem::path& path, const JsonObject& object);
 

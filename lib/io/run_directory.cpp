@@ -16,6 +16,14 @@ std::filesystem::path RunDirectory::sample(int64_t step) const {
   return samples() / fmt::format("step-{:06}.txt", step);
 }
 
+std::filesystem::path RunDirectory::earlier_metrics(int number) const {
+  return root / fmt::format("metrics.{}.jsonl", number);
+}
+
+std::filesystem::path RunDirectory::earlier_tensors(int number) const {
+  return root / fmt::format("tensors.{}.jsonl", number);
+}
+
 RunDirectory create_run_directory(const std::filesystem::path& root) {
   RunDirectory run{root};
   for (const auto& folder : {run.samples(), run.checkpoints()}) {

@@ -25,8 +25,8 @@ std::string other_count(const std::vector<std::string>& before,
   const std::string added = first_without(now, before);
   const std::string removed = first_without(before, now);
   return fmt::format("data.train had {} files and has {}{}{}", before.size(), now.size(),
-                     removed.empty() ? "" : fmt::format("; {} is missing", removed),
-                     added.empty() ? "" : fmt::format("; {} is new", added));
+                     removed.empty() ? "" : fmt::format("; {} is no longer in data.train", removed),
+                     added.empty() ? "" : fmt::format("; {} was added", added));
 }
 
 bool same_times(const nlohmann::json& noted, const FileIdentity& identity) {

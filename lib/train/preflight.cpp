@@ -26,8 +26,8 @@ std::string describe_linears(const Session& session) {
     return fmt::format("{} linear layers in {}", plans.size(),
                        name_of(session.engine.plan.activation));
   }
-  const bool integers = session.engine.plan.fprop.a.dtype == DType::i8;
-  const char* const narrow = integers ? "INT8" : "FP8";
+  const DType dtype = session.engine.plan.fprop.a.dtype;
+  const char* const narrow = dtype == DType::i8 ? "INT8" : dtype == DType::e2m1 ? "NVFP4" : "FP8";
   if (scaled == 0) {
     return fmt::format("NONE of {} linear layers runs in {}, all in {}; the first one: {}",
                        plans.size(), narrow, name_of(session.engine.plan.activation),

@@ -13,6 +13,7 @@
 #include "base/flight_recorder.h"
 #include "base/log.h"
 #include "base/signals.h"
+#include "base/text.h"
 #include "config/changes.h"
 #include "optim/schedule.h"
 #include "train/environment.h"
@@ -325,9 +326,7 @@ RunOutcome Run::train_to_end() {
     if (const std::string reason = reason_to_stop(); !reason.empty()) {
       return stop(reason);
     }
-    if (session_.stages[session_.stage_after(state_.step)].plan.name != session_.engine.plan.name) {
-      begin_stage();
-    }
+    enter_stage_of_step();
     train_one_step();
     progress_.tick(state_.step, session_.max_steps);
     if (due(settings().parallelism.check_replicas)) {
@@ -388,11 +387,11 @@ RunOutcome Run::finish() {
                           .skipped_steps = report.skipped_steps,
                           .saves = checkpoints_.totals(),
                           .rollbacks = static_cast<int64_t>(state_.rollbacks.size())});
-  progress_.say(fmt::format("done: {} steps, {} tokens in {}; loss {:.4f}{}; everything is in {}",
-                            state_.step, describe_count(static_cast<double>(state_.tokens)),
-                            describe_duration(since_start_.seconds()), state_.loss,
-                            val_loss ? fmt::format(", val loss {:.4f}", *val_loss) : "",
-                            records_.directory().root.string()));
+  progress_.say(fmt::format(
+      "done: {}, {} tokens in {}; loss {:.4f}{}; everything is in {}", counted(state_.step, "step"),
+      describe_count(static_cast<double>(state_.tokens)), describe_duration(since_start_.seconds()),
+      state_.loss, val_loss ? fmt::format(", val loss {:.4f}", *val_loss) : "",
+      records_.directory().root.string()));
   return RunOutcome::finished;
 }
 

@@ -45,6 +45,7 @@ class Run {
   void make_engine(const StepPlan& plan);
   void make_generator();
   void begin_at(const TrainingState& state);
+  void enter_stage_of_step();
   void begin_stage();
   void say_changes(const std::filesystem::path& saved_run);
   Batch next_batch();

@@ -154,6 +154,9 @@ void RunRecords::begin_metrics(int64_t step) {
   if (!lock_) {
     return;
   }
+  if (step == 0 && !metrics_) {
+    put_aside_metrics();
+  }
   metrics_ = std::make_unique<MetricsWriter>(directory_.metrics(), step);
   tensors_ = std::filesystem::exists(directory_.tensors())
                  ? std::make_unique<MetricsWriter>(directory_.tensors(), step)
@@ -162,6 +165,31 @@ void RunRecords::begin_metrics(int64_t step) {
     events_ = std::make_unique<EventFile>(directory_.tensorboard(), step);
     show(step, EventSummary().text("config", as_code(*shown_config_)));
   }
+}
+
+void RunRecords::put_aside_metrics() {
+  const int64_t last = last_step_in(directory_.metrics());
+  if (last == 0) {
+    return;
+  }
+  int number = 1;
+  while (std::filesystem::exists(directory_.earlier_metrics(number)) ||
+         std::filesystem::exists(directory_.earlier_tensors(number))) {
+    ++number;
+  }
+  std::error_code failure;
+  std::filesystem::rename(directory_.metrics(), directory_.earlier_metrics(number), failure);
+  if (!failure && std::filesystem::exists(directory_.tensors())) {
+    std::filesystem::rename(directory_.tensors(), directory_.earlier_tensors(number), failure);
+  }
+  if (failure) {
+    throw DeviceError(
+        fmt::format("{} cannot be renamed: {}", directory_.metrics().string(), failure.message()));
+  }
+  log_warning(fmt::format(
+      "the run before reached step {} and left no checkpoint; starting at step 1, its metrics are "
+      "in {}; checkpoint.interval says how often a checkpoint is saved",
+      last, directory_.earlier_metrics(number).string()));
 }
 
 void RunRecords::write_step(const StepMetrics& metrics) {

@@ -99,7 +99,8 @@ class RunRecords {
   void show_in_tensorboard(std::string config) { shown_config_ = std::move(config); }
 
   /// Continues metrics.jsonl and tensors.jsonl after `step`; lines of later steps of an interrupted
-  /// run are dropped.
+  /// run are dropped. A run that begins anew gives the files of one before another name, with a
+  /// warning.
   void begin_metrics(int64_t step);
   void write_step(const StepMetrics& metrics);
   /// Those that lines of metrics are missing of after the run went back to step `to_step`, as lines
@@ -117,6 +118,7 @@ class RunRecords {
  private:
   void append(const JsonObject& line) { append(line, *metrics_); }
   void append(const JsonObject& line, MetricsWriter& writer);
+  void put_aside_metrics();
   void write_tensors(const StepMetrics& metrics);
   void show(int64_t step, const EventSummary& summary);
 

@@ -6,6 +6,7 @@
 
 #include "base/cache_folder.h"
 #include "base/error.h"
+#include "base/machine.h"
 #include "device/cuda/cuda_device.h"
 #include "io/hf_config.h"
 #include "ops/gemm/gemm.h"
@@ -306,7 +307,9 @@ std::unique_ptr<Device> choose_device(DeviceChoice choice, bool tune_gemms, std:
   reason = "as asked";
   if (choice == DeviceChoice::automatic) {
     const std::string obstacle = why_cuda_is_unusable();
-    reason = obstacle.empty() ? "a usable GPU was found" : obstacle;
+    reason = obstacle.empty()   ? "a usable GPU was found"
+             : has_nvidia_gpu() ? obstacle
+                                : "no NVIDIA GPU";
     kind = obstacle.empty() ? DeviceKind::cuda : DeviceKind::cpu;
   }
   std::unique_ptr<Device> device = make_device(kind, gpu);

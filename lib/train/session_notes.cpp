@@ -7,6 +7,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "precision/linear_plan.h"
 
 namespace fp8train {
@@ -60,7 +61,7 @@ void note_nothing_scaled(const EngineSettings& engine, std::vector<std::string>&
   }
   std::string why;
   for (const auto& [reason, layers] : reasons) {
-    why += fmt::format("{}{} ({} layers)", why.empty() ? "" : "; ", reason, layers);
+    why += fmt::format("{}{} ({})", why.empty() ? "" : "; ", reason, counted(layers, "layer"));
   }
   const std::string note =
       fmt::format("no GEMM runs in the formats of plan {}: {}", engine.plan.name, why);

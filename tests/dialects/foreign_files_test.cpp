@@ -92,6 +92,15 @@ TEST_CASE("what Accelerate says of memory and devices") {
   CHECK(megatron.model.recompute == Recompute::block);
 }
 
+TEST_CASE("a file of another program alone lacks a model and data, at no line of its own") {
+  const std::string error = error_of_foreign(
+      "distributed_type: FSDP\nfsdp_config: {fsdp_activation_checkpointing: true}\n");
+  CHECK_THAT(error, Contains("run.yaml: model.preset: missing") &&
+                        Contains("run.yaml: data.train: missing") &&
+                        Contains("Files of other programs name no model and no data: add a "
+                                 "run.yaml after it"));
+}
+
 TEST_CASE("what Accelerate says and cannot be had is refused") {
   const auto error = [](const std::string& text) { return error_of_foreign(kBase + text); };
   CHECK_THAT(error(fsdp("fsdp_offload_params: true")),

@@ -52,6 +52,7 @@ TEST_CASE("numbers below their least are usage errors that name the option") {
       {"bench", "gemm", "--threads", "-1"},
       {"generate", "--checkpoint", "out", "--max-new-tokens", "-1"},
       {"generate", "--checkpoint", "out", "--temperature", "-1"},
+      {"generate", "--checkpoint", "out", "--top-p", "2"},
       {"generate", "--checkpoint", "out", "--seed", "-1"},
       {"eval", "--checkpoint", "out", "--data", "text.txt", "--threads", "-3"}};
   for (const Words& words : calls) {
@@ -87,7 +88,7 @@ TEST_CASE("generate says where the model's context ends") {
   const Outcome outcome = expect_code(
       0, shop.path(),
       {"generate", "--checkpoint", "out", "--prompt", "a", "--max-new-tokens", "100000"});
-  CHECK_THAT(outcome.err, Contains("context of 64"));
+  CHECK_THAT(outcome.err, Contains("context of 64 tokens leaves space for 6"));
 }
 
 TEST_CASE("a refused run leaves the records of the one before as they are") {
@@ -169,6 +170,18 @@ TEST_CASE("export writes a folder that eval reads, and says what is wrong") {
   }
   CHECK_THAT(expect_code(4, shop.path(), {"export", "none", "--out", "a"}).err,
              Contains("neither a model folder"));
+}
+
+TEST_CASE("an export of a GPT-2 without biases says what other programs make of it") {
+  const TextFolder folder;
+  expect_code(0, folder.path(),
+              {"device=cpu", "model.preset=nanogpt-laptop", "data.train=text.txt",
+               "data.seq_length=16", "training.micro_batch_size=1", "training.max_steps=1",
+               "precision.plan=fp32", "output_dir=out", "threads=1"});
+  CHECK_THAT(expect_code(0, folder.path(), {"export", "out", "--out", "hf"}).err,
+             Contains("transformers' GPT-2 has biases"));
+  CHECK_THAT(expect_code(4, folder.path(), {"export", "out", "--out", "a", "--to", "gguf"}).err,
+             Contains("this GPT-2 has no biases, and llama.cpp asks for every bias"));
 }
 
 TEST_CASE("import does not overwrite a model") {

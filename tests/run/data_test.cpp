@@ -99,7 +99,7 @@ TEST_CASE("four of a hundred ids overwritten in place: the run does not go on") 
     write_file(folder / "c.bin", whole);
     Words more = longer;
     more[2] = "data.train=[{path: a.bin}, {path: b.bin}, {path: c.bin}]";
-    CHECK_THAT(expect_code(4, folder.path(), more).err, Catch::Contains("c.bin is new"));
+    CHECK_THAT(expect_code(4, folder.path(), more).err, Catch::Contains("c.bin was added"));
     write_shard(folder / "b.bin", some_tokens(kTokens + 1), kVocabulary);
     CHECK_THAT(expect_code(4, folder.path(), longer).err,
                Catch::Contains("b.bin had 1001024 bytes and has 1001026"));

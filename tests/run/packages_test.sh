@@ -16,8 +16,9 @@ runs() { # PROGRAM...: trains two steps
     training.max_steps=2 output_dir=run threads=1 -q && test -s run/summary.json) || fail "no run with $*"
 }
 
-(cd "$build" && cpack --config CPackConfig.cmake -B "$folder/packages") >"$folder/cpack.log" 2>&1 || { cat "$folder/cpack.log"; fail cpack; }
-deb=$(echo "$folder"/packages/fp8train_*_amd64.deb)
+rm -f "$build"/packages/fp8train*
+(cd "$build" && cpack) >"$folder/cpack.log" 2>&1 || { cat "$folder/cpack.log"; fail cpack; }
+deb=$(echo "$build"/packages/fp8train_*_amd64.deb)
 for library in libc6 libstdc++6 libdnnl libyaml-cpp libsentencepiece; do
   dpkg-deb -f "$deb" Depends | grep -q "$library" || fail "the .deb does not depend on $library"
 done
@@ -27,7 +28,7 @@ for file in bin/fp8train share/man/man1/fp8train.1 share/bash-completion/complet
   test -s "$folder/root/usr/$file" || fail "the .deb has no $file"
 done
 runs "$folder/root/usr/bin/fp8train"
-mkdir "$folder/tgz" && tar -C "$folder/tgz" --strip-components=1 -xzf "$folder"/packages/fp8train-*.tar.gz || fail "the .tar.gz"
+mkdir "$folder/tgz" && tar -C "$folder/tgz" --strip-components=1 -xzf "$build"/packages/fp8train-*.tar.gz || fail "the .tar.gz"
 runs "$folder/tgz/bin/fp8train"
 
 scripts/wheel.sh --build "$build" --out "$folder/wheel" >"$folder/wheel.log" 2>&1 || { cat "$folder/wheel.log"; fail wheel.sh; }
@@ -47,7 +48,6 @@ else
   echo "no Docker daemon: packaging/Dockerfile is not tested"
 fi
 if command -v apptainer >/dev/null; then
-  mkdir -p "$build/packages" && cp "$deb" "$build/packages/"
   apptainer build --fakeroot "$folder/fp8train.sif" packaging/fp8train.def && apptainer run "$folder/fp8train.sif" --version || fail apptainer
 else
   echo "no apptainer: packaging/fp8train.def is not tested"

@@ -97,6 +97,25 @@ TEST_CASE("no tensors where nothing is cast or none are wanted") {
   CHECK_FALSE(fs::exists(folder / "none/tensors.jsonl"));
 }
 
+TEST_CASE("a run that left no checkpoint begins anew, and its metrics stay under another name") {
+  const TextFolder folder;
+  const Words words = tiny_run(
+      "run", 4,
+      {"checkpoint.interval=0", "checkpoint.save_final=false", "logging.tensor_interval=2"});
+  CHECK(expect_code(0, folder.path(), words).err.empty());
+  const std::string before = read_file(folder / "run/metrics.jsonl");
+  for (const char* number : {"1", "2"}) {
+    CAPTURE(number);
+    const Outcome again = expect_code(0, folder.path(), words);
+    CHECK_THAT(again.err, Catch::Contains("reached step 4 and left no checkpoint") &&
+                              Catch::Contains("checkpoint.interval") &&
+                              Catch::Contains(fmt::format("run/metrics.{}.jsonl", number)));
+    CHECK(fs::exists(folder / fmt::format("run/tensors.{}.jsonl", number)));
+    CHECK(steps_of(objects_in(folder / "run/metrics.jsonl")).back() == 4);
+  }
+  CHECK(read_file(folder / "run/metrics.1.jsonl") == before);
+}
+
 TEST_CASE("env.json says where and with what a run was computed") {
   const TextFolder folder;
   const Words words = tiny_run("run", 2);

@@ -38,6 +38,8 @@ TEST_CASE("killed and resumed across the stages of a schedule: the bits of the u
   const Outcome whole = expect_code(0, shop.folder(), command("whole"));
   CHECK_THAT(whole.out, Catch::Contains("; from step 1 on bf16; from step 7 on te-delayed; from "
                                         "step 19 on bf16\n"));
+  CHECK_THAT(whole.out, Catch::Contains("\nfrom step 7 on: plan te-delayed") &&
+                            Catch::Contains("\nfrom step 19 on: bf16"));
   for (const std::string& line : lines_of(read_file(shop.run("whole") / "metrics.jsonl"))) {
     const nlohmann::json object = nlohmann::json::parse(line);
     if (object.contains("loss")) {

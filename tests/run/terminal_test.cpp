@@ -137,6 +137,12 @@ TEST_CASE("a mistyped option names the one that was meant") {
   CHECK_THAT(refusal({"config", "show", "--resolvd"}),
              Contains("did you mean --resolved?") && Contains("`fp8train config show --help`"));
   CHECK_THAT(refusal({"--optimizer.lr=1"}), Contains("did you mean optimizer.lr=VALUE"));
+  CHECK_THAT(refusal({"--max-stps", "3"}), !Contains("?;"));
+  CHECK_THAT(refusal({"data"}),
+             Contains("data: a command is missing (train-tokenizer, inspect, prepare)"));
+  CHECK_THAT(refusal({"train", "--set"}), Contains("--set needs a.b=v"));
+  CHECK_THAT(refusal({"train", "--seed"}), Contains("--seed needs a value"));
+  CHECK_THAT(refusal({"help"}), Contains("`fp8train --help` lists the commands"));
   CHECK_THAT(refusal({"--learning-rate", "1"}), Contains("`optimizer` as lr"));
   CHECK_THAT(refusal({"config", "keys", "--qqqqq"}),
              Contains("unknown option --qqqqq;") && !Contains("did you mean"));

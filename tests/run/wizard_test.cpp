@@ -166,11 +166,20 @@ TEST_CASE("nothing is written when the input ends, and nothing is replaced unask
   CHECK(read_file(shop / "run.yaml") != "mine");
 }
 
+TEST_CASE("the wizard says how long a CPU takes, and asks which GPU to estimate for") {
+  const Workshop shop;
+  CHECK_THAT(shop.piped(typed_answers(), {"config"}).out,
+             Contains(" tokens take about ") && Contains(" at 100 GFLOP/s a rank"));
+  const Outcome cuda = shop.piped("cuda\n\n1\n\ntoy\ntext.txt\n", {"config", "--output", "b"});
+  CHECK_THAT(cuda.out, Contains("name the GPU to") || Contains(" GiB: fits"));
+  CHECK_THAT(cuda.out, !Contains("device: auto"));
+}
+
 TEST_CASE("a name that cannot be written is asked for again") {
   const Workshop shop;
   const Outcome outcome = shop.piped(typed_answers(), {"config", "--output", "text.txt/run.yaml"});
   CHECK(outcome.code == 2);  // Enter goes back to the review, until the input ends
-  CHECK_THAT(outcome.out, Contains("text.txt is no folder that can be written into\nAnother name"));
+  CHECK_THAT(outcome.out, Contains("text.txt cannot be written to\nAnother name"));
   expect_code(4, shop.path(),
               {"config", "--answers", "answers.yaml", "--output", "text.txt/run.yaml"});
 }

@@ -5,6 +5,8 @@
 #include <catch2/catch.hpp>
 #include <sstream>
 
+#include "support/files.h"
+#include "support/temp_dir.h"
 #include "wizard/job_script.h"
 #include "wizard/wizard.h"
 
@@ -29,6 +31,16 @@ Dialogue dialogue(const std::string& replies, const WizardHooks& hooks) {
 }
 
 constexpr const char* kFirstReplies = "gpu\n1\n1\n\n";  // device, nodes, ranks, GPU
+
+TEST_CASE("a model's folder brings its tokenizer and its longest sequence") {
+  const test::TempDir folder;
+  test::write_file(folder / "config.json", "{\"model_type\": \"gpt2\", \"n_positions\": 256}");
+  test::write_file(folder / "tokenizer.json", "{}");
+  const std::string from = folder.path().string();
+  const Dialogue done = dialogue("cpu\n1\n1\n\n-\n" + from + "\na.txt\n", {});
+  CHECK_THAT(done.screen,
+             Contains("Tokenizer [" + from + "]") && Contains("Sequence length [256]"));
+}
 
 TEST_CASE("gpu means cuda") {
   const Dialogue done = dialogue(std::string(kFirstReplies) + "toy\na.txt\n", {});
