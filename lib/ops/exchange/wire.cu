@@ -298,7 +298,7 @@ void sum_wire(Stream stream, const SumWire& call) {
     return sum_as<bf16>(stream, call, arguments);
   }
   with_code_type(call.format.dtype,
-                [&](auto tag) { sum_as<typename decltype(tag)::Type>(stream, call, arguments); });
+                 [&](auto tag) { sum_as<typename decltype(tag)::Type>(stream, call, arguments); });
 }
 
 void combine_ranks(Stream stream, ConstView parts, Combine how, View y) {
