@@ -203,7 +203,7 @@ TEST_CASE("a record that is no dialogue is refused with file and line", "[data][
   }
 }
 
-TEST_CASE("JSON lines with dialogues are told from documents", "[data][chat]") {
+TEST_CASE("JSON lines with dialogues are not taken for documents", "[data][chat]") {
   CHECK(looks_like_dialogue(R"({"id": 3, "messages": [{"role": "user", "content": "unfin)"));
   CHECK(looks_like_dialogue("{\"prompt\" : \"a\", \"completion\": \"b\"}\n{"));
   CHECK(looks_like_dialogue(R"({"conversations": []})"));

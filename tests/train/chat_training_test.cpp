@@ -14,8 +14,8 @@
 #include "data/loader.h"
 #include "io/hf_config.h"
 #include "io/tensor_source.h"
-#include "model/families/family.h"
 #include "support/files.h"
+#include "support/small_gpt2.h"
 #include "support/small_llama.h"
 #include "train/dry_run.h"
 #include "train/engine.h"
@@ -85,26 +85,6 @@ TEST_CASE("five steps on dialogues have the losses of transformers", "[chat]") {
     CHECK(loss.targets == fixture.numbers["targets"][step].get<int64_t>());
     CHECK(loss.mean == Approx(fixture.numbers["losses"][step].get<double>()).epsilon(1e-5));
   }
-}
-
-/// A model with positions that are learned, the other way in which they reach it.
-EngineSettings small_gpt2(const std::string& plan) {
-  EngineSettings settings = small_llama(plan);
-  ModelConfig& model = settings.model;
-  model = {};
-  model.family = &gpt2_family();
-  model.vocab_size = kSmallVocabulary;
-  model.hidden_size = 32;
-  model.intermediate_size = 64;
-  model.num_hidden_layers = 2;
-  model.num_attention_heads = 2;
-  model.num_key_value_heads = 2;
-  model.max_position_embeddings = 32;
-  model.norm = NormKind::layer_norm;
-  model.positions = PositionKind::learned;
-  model.mlp = MlpKind::gelu;
-  model = completed(model);
-  return settings;
 }
 
 struct Trained {

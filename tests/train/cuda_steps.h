@@ -10,9 +10,9 @@
 
 #include "base/philox.h"
 #include "device/cuda/cuda_device.h"
-#include "model/families/family.h"
 #include "support/parameters.h"
 #include "support/sanitized.h"
+#include "support/small_gpt2.h"
 #include "support/small_llama.h"
 #include "train/dry_run.h"
 
@@ -29,23 +29,8 @@ inline EngineSettings small_llama(const std::string& plan) {
 }
 
 inline EngineSettings small_gpt2(const std::string& plan) {
-  EngineSettings settings = small_llama(plan);
-  ModelConfig& model = settings.model;
-  model = {};
-  model.family = &gpt2_family();
-  model.vocab_size = kVocabulary;
-  model.hidden_size = 32;
-  model.intermediate_size = 128;
-  model.num_hidden_layers = 2;
-  model.num_attention_heads = 2;
-  model.num_key_value_heads = 2;
-  model.max_position_embeddings = 32;
-  model.norm = NormKind::layer_norm;
-  model.positions = PositionKind::learned;
-  model.mlp = MlpKind::gelu;
-  model.qkv_bias = model.attention_output_bias = model.mlp_bias = model.norm_bias = true;
-  model.tie_word_embeddings = true;
-  model = completed(model);
+  EngineSettings settings = test::small_gpt2(plan);
+  settings.seq_length = kColumns;
   return settings;
 }
 

@@ -3,7 +3,6 @@
 
 #include <catch2/catch.hpp>
 
-#include <mutex>
 #include <set>
 
 #include "base/error.h"
@@ -15,6 +14,7 @@
 #include "train/dry_run.h"
 #include "train/optimizer_state.h"
 #include "train/ranks.h"
+#include "train/saved_states.h"
 #include "train/session.h"
 
 using namespace fp8train;
@@ -82,27 +82,7 @@ std::vector<Result> run(const EngineSettings& settings, int ranks, const Body& b
 }
 
 Body save_to(const fs::path& root) {
-  return [root](Engine& engine, Communicator& comm) {
-    if (comm.rank() == 0) {
-      begin_checkpoint(root, 1);
-    }
-    wait_for_first_rank(comm);
-    static std::mutex mutex;
-    static std::vector<FileRecord> records;
-    OptimizerFile own;
-    refresh_optimizer_file(engine, own);
-    if (engine.model().parameters().share() || comm.rank() == 0) {
-      const FileRecord record = write_checkpoint_file(partial_checkpoint(root, 1), own.file);
-      const std::lock_guard<std::mutex> lock(mutex);
-      records.push_back(record);
-    }
-    comm.barrier().wait();
-    if (comm.rank() == 0) {
-      commit_checkpoint(root, 1, "test", records);
-      records.clear();
-    }
-    wait_for_first_rank(comm);
-  };
+  return [root](Engine& engine, Communicator& comm) { test::save(root, engine, comm); };
 }
 
 Body load_from(const fs::path& root) {

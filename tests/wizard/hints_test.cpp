@@ -53,9 +53,9 @@ TEST_CASE("a doubtful answer is asked again, and Enter keeps it") {
     const bool doubtful = key == "data.train" && settings.data.train.front().path != "right.txt";
     return doubtful ? std::string("there is no such file") : std::string();
   };
-  const Dialogue kept = dialogue(std::string(kFirstReplies) + "toy\nwrong.txt\n", hooks);
-  CHECK(kept.result.settings.data.train.front().path == "wrong.txt");
-  CHECK_THAT(kept.screen, Contains("  there is no such file; Enter keeps it\n"));
+  const Dialogue entered = dialogue(std::string(kFirstReplies) + "toy\nwrong.txt\n", hooks);
+  CHECK(entered.result.settings.data.train.front().path == "wrong.txt");
+  CHECK_THAT(entered.screen, Contains("  there is no such file; Enter keeps it\n"));
   const Dialogue other =
       dialogue(std::string(kFirstReplies) + "toy\nwrong.txt\nright.txt\n", hooks);
   CHECK(other.result.settings.data.train.front().path == "right.txt");

@@ -6,26 +6,10 @@
 #include "cublaslt_fake.h"
 #include "cuda_runtime_api.h"
 #include "ops/cuda/nvfp4_cases.h"
+#include "ops/cuda/shim_chip.h"
 
 namespace fp8train::test {
 namespace {
-
-class Chip {
- public:
-  explicit Chip(int capability) {
-    shim::set_capability(capability);
-    device = make_device(DeviceKind::cuda);
-  }
-  ~Chip() {
-    device.reset();
-    shim::set_capability(90);
-    shim::ignore_scales(false);
-  }
-  Chip(const Chip&) = delete;
-  Chip& operator=(const Chip&) = delete;
-
-  std::unique_ptr<Device> device;
-};
 
 struct Product {
   int64_t m = 48, n = 64, k = 96;

@@ -13,30 +13,11 @@
 #include "cuda_runtime_api.h"
 #include "device/cuda/cuda_device.h"
 #include "ops/cuda/scaled_gemm_support.h"
+#include "ops/cuda/shim_chip.h"
 #include "support/temp_dir.h"
 
 namespace fp8train::test {
 namespace {
-
-/// The shim as another chip.
-class Chip {
- public:
-  explicit Chip(int capability) {
-    shim::set_capability(capability);
-    device = make_device(DeviceKind::cuda);
-  }
-  ~Chip() {
-    device.reset();
-    shim::set_capability(90);
-    shim::ignore_scales(false);
-    shim::answer_products(nullptr);
-    shim::break_gpu(cudaSuccess);
-  }
-  Chip(const Chip&) = delete;
-  Chip& operator=(const Chip&) = delete;
-
-  std::unique_ptr<Device> device;
-};
 
 constexpr ProductShape kShape = {132, 48, 160};
 

@@ -40,7 +40,7 @@ void NcclBoard::remove_all() const {
   fs::remove_all(folder_, ignored);
 }
 
-fs::path NcclBoard::beside(const std::string& name) const {
+fs::path NcclBoard::next_to(const std::string& name) const {
   return folder_.string() + "-" + name;
 }
 

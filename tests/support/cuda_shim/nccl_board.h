@@ -21,7 +21,7 @@ class NcclBoard {
   void remove_all() const;
 
   /// The folder of a communicator that is split from this one.
-  std::filesystem::path beside(const std::string& name) const;
+  std::filesystem::path next_to(const std::string& name) const;
 
  private:
   std::filesystem::path folder_;

@@ -164,7 +164,7 @@ std::pair<std::shared_ptr<NcclClique>, int> NcclClique::split(int number, int ra
     const std::string name = std::to_string(number) + "-" + std::to_string(color);
     made = std::make_shared<NcclClique>(
         static_cast<int>(members.size()),
-        board_ == nullptr ? nullptr : std::make_unique<NcclBoard>(board_->beside(name)));
+        board_ == nullptr ? nullptr : std::make_unique<NcclBoard>(board_->next_to(name)));
   }
   const auto own =
       std::find(members.begin(), members.end(), std::pair(split.come.at(rank).second, rank));
