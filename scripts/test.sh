@@ -13,11 +13,11 @@
 #   FP8TRAIN_JOBS            parallel compilers; default as in scripts/build.sh
 #   FP8TRAIN_CUDA_ARCHITECTURES  GPUs that kernels are compiled for where there is nvcc, 90a-real: one takes a third of the time of all
 #   FP8TRAIN_FUZZ_SECONDS    time for each fuzz target, 12 (scripts/soak.sh fuzz takes 600)
-#   FP8TRAIN_TIDY_SECONDS    time for fuzzing and clang-tidy together, 100. Files changed since the branch left main come first and
+#   FP8TRAIN_TIDY_SECONDS    time for fuzzing and clang-tidy together, 60. Files changed since the branch left main come first and
 #                            always; then the others, from a place that the commit decides, until the time is over. 0: only changed
 #                            files; all: every file, whatever it takes
-#   FP8TRAIN_TEST_PART       what a run has in addition to the other stages. 0: AddressSanitizer for the modules that compute. 1: AddressSanitizer
-#                            for the other modules. 2: ThreadSanitizer and fuzzing. By default the commit's hash decides
+#   FP8TRAIN_TEST_PART       what a run has in addition to the other stages. AddressSanitizer: 0 for the modules that compute, 1 for training, 2 for
+#                            the other modules. 3: ThreadSanitizer. 4: fuzzing. By default the commit's hash decides
 #   FP8TRAIN_TEST_ROTATION   the part of their longest lists of cases that sanitized tests run: a number, by default that of the commits;
 #                            all: every case, and every part
 #   FP8TRAIN_SKIP            stages to leave out, by name, separated by spaces
@@ -47,12 +47,12 @@ table=() # NAME SECONDS CPU-SECONDS of each stage
 
 export FP8TRAIN_CUDA_ARCHITECTURES=${FP8TRAIN_CUDA_ARCHITECTURES:-90a-real}
 
-# A run has one of three parts of the sanitizers' work, and a part of the longest lists of cases (tests/support/share.sh): others after each commit.
+# A run has one of five parts of the sanitizers' work, and a part of the longest lists of cases (tests/support/share.sh): others after each commit.
 rotation=${FP8TRAIN_TEST_ROTATION:-$(git rev-list --count HEAD 2>/dev/null || echo 0)}
 export FP8TRAIN_TEST_ROTATION=$rotation
 # Not by the number, whose steps from test to test may all be even.
-part=${FP8TRAIN_TEST_PART:-$((16#$(git rev-parse HEAD 2>/dev/null | cut -c1-6 || echo 0) % 3))}
-case $part in 0 | 1 | 2) ;; *) echo "test.sh: FP8TRAIN_TEST_PART is 0, 1 or 2, not '$part'" >&2; exit 2 ;; esac
+part=${FP8TRAIN_TEST_PART:-$((16#$(git rev-parse HEAD 2>/dev/null | cut -c1-6 || echo 0) % 5))}
+case $part in [0-4]) ;; *) echo "test.sh: FP8TRAIN_TEST_PART is 0 to 4, not '$part'" >&2; exit 2 ;; esac
 in_part() { [ "$rotation" = all ] || [ "$part" = "$1" ]; }
 
 # Test programs share the cores: threads that wait must not spin.
@@ -210,17 +210,18 @@ leaks_can_be_found() {
 }
 
 asan_stage() {
-  local others='(comm|nccl_comm|config|data|dialects|io|parallel|train|wizard)' built
+  local training='(train|chat_training)' others='(comm|nccl_comm|config|data|dialects|io|io_export|parallel|precision|wizard)'
+  local built pattern invert=
   if [ "$rotation" = all ]; then
-    built=all
-    build_unit_tests asan '[A-Za-z0-9_]*' || return 1
+    built=all pattern='[A-Za-z0-9_]*'
   elif in_part 0; then
-    built="modules that compute"
-    build_unit_tests asan "$others" -v || return 1
+    built="modules that compute" pattern="(${training}|${others})" invert=-v
+  elif in_part 1; then
+    built=training pattern=$training
   else
-    built="${others//[()]/}"
-    build_unit_tests asan "$others" || return 1
+    built=${others//[()]/} pattern=$others
   fi
+  build_unit_tests asan "$pattern" $invert || return 1
   note "${built//|/ }"
   local leaks=1
   leaks_can_be_found || { leaks=0; note "leaks not checked: LeakSanitizer does not work here"; }
@@ -306,12 +307,12 @@ fuzz_or_tidy() {
 
 # Fuzz targets and clang-tidy in one queue, so that no core waits for the last target.
 fuzz_and_tidy_stage() {
-  local output=$logs/fuzz-and-tidy.results seconds=${FP8TRAIN_TIDY_SECONDS:-100} checked tidy_ok=1 good bad
+  local output=$logs/fuzz-and-tidy.results seconds=${FP8TRAIN_TIDY_SECONDS:-60} checked tidy_ok=1 good bad
   [ "$seconds" != all ] || seconds=1000000
   cmake --preset fuzz -B build/tidy -DFP8TRAIN_UNITY=OFF || return 1
   export tidy_deadline=$(($(date +%s) + seconds)) logs
   export -f fuzz_one tidy_one fuzz_or_tidy
-  { ! in_part 2 || find build/fuzz/bin -maxdepth 1 -type f -executable -name '*fuzz*' | sort | sed 's/^/fuzz /'; tidy_files; } |
+  { ! in_part 4 || find build/fuzz/bin -maxdepth 1 -type f -executable -name '*fuzz*' | sort | sed 's/^/fuzz /'; tidy_files; } |
     xargs -P "$cores" -L 1 bash -c 'fuzz_or_tidy "$@"' queue | tee "$output" | grep -v '^tidy left '
   checked=$(grep -cE '^tidy (passed|FAILED) ' "$output")
   note "clang-tidy: $checked of $((checked + $(grep -c '^tidy left ' "$output"))) files"
@@ -335,10 +336,10 @@ if stage build build_stage; then
   [ $quick = 1 ] || stage kernels kernels_stage
 fi
 if [ $quick = 0 ]; then
-  # Each part builds the libraries with one sanitizer, or two that need little of them: a cold run stays under 20 minutes on two cores.
-  if in_part 0 || in_part 1; then stage asan asan_stage; else printf '%-14s in parts 0 and 1 (FP8TRAIN_TEST_PART)\n' asan; fi
-  part_stage 2 tsan tsan_stage
-  part_stage 2 fuzz-build fuzz_build_stage
+  # Each part builds the libraries once more, for one sanitizer: a cold run stays under 20 minutes on two cores.
+  if in_part 0 || in_part 1 || in_part 2; then stage asan asan_stage; else printf '%-14s in parts 0 to 2 (FP8TRAIN_TEST_PART)\n' asan; fi
+  part_stage 3 tsan tsan_stage
+  part_stage 4 fuzz-build fuzz_build_stage
   stage fuzz-and-tidy fuzz_and_tidy_stage
 fi
 finish
