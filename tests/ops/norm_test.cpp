@@ -29,34 +29,34 @@ TEST_CASE("RMSNorm and LayerNorm match double precision", "[norm]") {
       for (const bool accumulate : {false, true}) {
         NormOperands o(p);
         if (layer) {
-          ops::layer_norm_forward(stream, {.x = o.x,
-                                           .weight = o.weight,
-                                           .bias = o.bias,
-                                           .eps = kNormEps,
-                                           .y = o.y,
-                                           .mean = o.mean,
-                                           .rstd = o.rstd});
-          ops::layer_norm_backward(stream, {.dy = o.dy,
-                                            .x = o.x,
-                                            .weight = o.weight,
-                                            .mean = o.mean,
-                                            .rstd = o.rstd,
-                                            .dx = o.dx,
-                                            .accumulate = accumulate,
-                                            .weight_grad = o.weight_grad,
-                                            .bias_grad = o.bias_grad,
-                                            .scratch = o.scratch});
+          ops::norm_forward(stream, {.x = o.x,
+                                     .weight = o.weight,
+                                     .bias = o.bias,
+                                     .eps = kNormEps,
+                                     .y = o.y,
+                                     .mean = o.mean,
+                                     .rstd = o.rstd});
+          ops::norm_backward(stream, {.dy = o.dy,
+                                      .x = o.x,
+                                      .weight = o.weight,
+                                      .mean = o.mean,
+                                      .rstd = o.rstd,
+                                      .dx = o.dx,
+                                      .accumulate = accumulate,
+                                      .weight_grad = o.weight_grad,
+                                      .bias_grad = o.bias_grad,
+                                      .scratch = o.scratch});
         } else {
-          ops::rms_norm_forward(
+          ops::norm_forward(
               stream, {.x = o.x, .weight = o.weight, .eps = kNormEps, .y = o.y, .rstd = o.rstd});
-          ops::rms_norm_backward(stream, {.dy = o.dy,
-                                          .x = o.x,
-                                          .weight = o.weight,
-                                          .rstd = o.rstd,
-                                          .dx = o.dx,
-                                          .accumulate = accumulate,
-                                          .weight_grad = o.weight_grad,
-                                          .scratch = o.scratch});
+          ops::norm_backward(stream, {.dy = o.dy,
+                                      .x = o.x,
+                                      .weight = o.weight,
+                                      .rstd = o.rstd,
+                                      .dx = o.dx,
+                                      .accumulate = accumulate,
+                                      .weight_grad = o.weight_grad,
+                                      .scratch = o.scratch});
         }
         const NormReference want = norm_reference(p, doubles(o.x), doubles(o.weight),
                                                   doubles(o.bias), doubles(o.dy), layer);
@@ -113,36 +113,36 @@ TEST_CASE("norms have the same bits at every level and thread count", "[norm]") 
       const Stream stream = cpu_stream();
       NormOperands o(p);
       Bits bits;
-      table.rms_norm_forward(
-          stream, {.x = o.x, .weight = o.weight, .eps = kNormEps, .y = o.y, .rstd = o.rstd});
+      table.norm_forward(stream,
+                         {.x = o.x, .weight = o.weight, .eps = kNormEps, .y = o.y, .rstd = o.rstd});
       bits.add(o.y);
-      table.rms_norm_backward(stream, {.dy = o.dy,
-                                       .x = o.x,
-                                       .weight = o.weight,
-                                       .rstd = o.rstd,
-                                       .dx = o.dx,
-                                       .accumulate = true,
-                                       .weight_grad = o.weight_grad,
-                                       .scratch = o.scratch});
+      table.norm_backward(stream, {.dy = o.dy,
+                                   .x = o.x,
+                                   .weight = o.weight,
+                                   .rstd = o.rstd,
+                                   .dx = o.dx,
+                                   .accumulate = true,
+                                   .weight_grad = o.weight_grad,
+                                   .scratch = o.scratch});
       bits.add(o.dx);
-      table.layer_norm_forward(stream, {.x = o.x,
-                                        .weight = o.weight,
-                                        .bias = o.bias,
-                                        .eps = kNormEps,
-                                        .y = o.y,
-                                        .mean = o.mean,
-                                        .rstd = o.rstd});
+      table.norm_forward(stream, {.x = o.x,
+                                  .weight = o.weight,
+                                  .bias = o.bias,
+                                  .eps = kNormEps,
+                                  .y = o.y,
+                                  .mean = o.mean,
+                                  .rstd = o.rstd});
       bits.add(o.y);
-      table.layer_norm_backward(stream, {.dy = o.dy,
-                                         .x = o.x,
-                                         .weight = o.weight,
-                                         .mean = o.mean,
-                                         .rstd = o.rstd,
-                                         .dx = o.dx,
-                                         .accumulate = false,
-                                         .weight_grad = o.weight_grad,
-                                         .bias_grad = o.bias_grad,
-                                         .scratch = o.scratch});
+      table.norm_backward(stream, {.dy = o.dy,
+                                   .x = o.x,
+                                   .weight = o.weight,
+                                   .mean = o.mean,
+                                   .rstd = o.rstd,
+                                   .dx = o.dx,
+                                   .accumulate = false,
+                                   .weight_grad = o.weight_grad,
+                                   .bias_grad = o.bias_grad,
+                                   .scratch = o.scratch});
       for (const Array* array : {&o.dx, &o.mean, &o.rstd, &o.weight_grad, &o.bias_grad}) {
         bits.add(*array);
       }
@@ -178,23 +178,23 @@ Bits residual_norm(const ops::OpTable& table, const NormProblem& p, bool layer, 
     residual = {};
   }
   if (layer) {
-    table.layer_norm_forward(stream, {.x = x,
-                                      .weight = o.weight,
-                                      .bias = o.bias,
-                                      .eps = kNormEps,
-                                      .y = o.y,
-                                      .mean = o.mean,
-                                      .rstd = o.rstd,
-                                      .cast = cast,
-                                      .residual = residual});
+    table.norm_forward(stream, {.x = x,
+                                .weight = o.weight,
+                                .bias = o.bias,
+                                .eps = kNormEps,
+                                .y = o.y,
+                                .mean = o.mean,
+                                .rstd = o.rstd,
+                                .cast = cast,
+                                .residual = residual});
   } else {
-    table.rms_norm_forward(stream, {.x = x,
-                                    .weight = o.weight,
-                                    .eps = kNormEps,
-                                    .y = o.y,
-                                    .rstd = o.rstd,
-                                    .cast = cast,
-                                    .residual = residual});
+    table.norm_forward(stream, {.x = x,
+                                .weight = o.weight,
+                                .eps = kNormEps,
+                                .y = o.y,
+                                .rstd = o.rstd,
+                                .cast = cast,
+                                .residual = residual});
   }
   Bits bits;
   for (const Array* array : {&sum, &o.y, &o.mean, &o.rstd, &codes, &columnwise}) {
@@ -237,25 +237,25 @@ TEST_CASE("gradients of norms are overwritten where that is said", "[norm]") {
       std::fill_n(o.rstd.as<float>(), p.rows, 1.25F);
       std::fill_n(o.mean.as<float>(), p.rows, 0.5F);
       if (layer) {
-        ops::layer_norm_backward(stream, {.dy = o.dy,
-                                          .x = o.x,
-                                          .weight = o.weight,
-                                          .mean = o.mean,
-                                          .rstd = o.rstd,
-                                          .dx = o.dx,
-                                          .weight_grad = o.weight_grad,
-                                          .bias_grad = o.bias_grad,
-                                          .scratch = o.scratch,
-                                          .overwrite_weight_grad = overwrite});
+        ops::norm_backward(stream, {.dy = o.dy,
+                                    .x = o.x,
+                                    .weight = o.weight,
+                                    .mean = o.mean,
+                                    .rstd = o.rstd,
+                                    .dx = o.dx,
+                                    .weight_grad = o.weight_grad,
+                                    .bias_grad = o.bias_grad,
+                                    .scratch = o.scratch,
+                                    .overwrite_weight_grad = overwrite});
       } else {
-        ops::rms_norm_backward(stream, {.dy = o.dy,
-                                        .x = o.x,
-                                        .weight = o.weight,
-                                        .rstd = o.rstd,
-                                        .dx = o.dx,
-                                        .weight_grad = o.weight_grad,
-                                        .scratch = o.scratch,
-                                        .overwrite_weight_grad = overwrite});
+        ops::norm_backward(stream, {.dy = o.dy,
+                                    .x = o.x,
+                                    .weight = o.weight,
+                                    .rstd = o.rstd,
+                                    .dx = o.dx,
+                                    .weight_grad = o.weight_grad,
+                                    .scratch = o.scratch,
+                                    .overwrite_weight_grad = overwrite});
       }
       Bits bits;
       bits.add(o.weight_grad);
@@ -345,36 +345,36 @@ TEST_CASE("norms refuse shapes that do not fit", "[norm]") {
   NormOperands o(p);
   Array short_weight(DType::f32, {7});
   CHECK_THROWS_AS(
-      ops::rms_norm_forward(
+      ops::norm_forward(
           cpu_stream(),
           {.x = o.x, .weight = short_weight, .eps = kNormEps, .y = o.y, .rstd = o.rstd}),
       InternalError);
   Array other_type(DType::bf16, {4, 8});
-  CHECK_THROWS_AS(ops::rms_norm_forward(cpu_stream(), {.x = o.x,
-                                                       .weight = o.weight,
-                                                       .eps = kNormEps,
-                                                       .y = o.y,
-                                                       .rstd = o.rstd,
-                                                       .residual = {other_type, o.x}}),
+  CHECK_THROWS_AS(ops::norm_forward(cpu_stream(), {.x = o.x,
+                                                   .weight = o.weight,
+                                                   .eps = kNormEps,
+                                                   .y = o.y,
+                                                   .rstd = o.rstd,
+                                                   .residual = {other_type, o.x}}),
                   InternalError);
-  CHECK_THROWS_AS(ops::rms_norm_forward(cpu_stream(), {.x = o.x,
-                                                       .weight = o.weight,
-                                                       .eps = kNormEps,
-                                                       .y = o.y,
-                                                       .rstd = o.rstd,
-                                                       .residual = {o.dx, {}}}),
+  CHECK_THROWS_AS(ops::norm_forward(cpu_stream(), {.x = o.x,
+                                                   .weight = o.weight,
+                                                   .eps = kNormEps,
+                                                   .y = o.y,
+                                                   .rstd = o.rstd,
+                                                   .residual = {o.dx, {}}}),
                   InternalError);
   Array short_scratch(DType::f32, {15});
-  CHECK_THROWS_AS(ops::layer_norm_backward(cpu_stream(), {.dy = o.dy,
-                                                          .x = o.x,
-                                                          .weight = o.weight,
-                                                          .mean = o.mean,
-                                                          .rstd = o.rstd,
-                                                          .dx = o.dx,
-                                                          .accumulate = false,
-                                                          .weight_grad = o.weight_grad,
-                                                          .bias_grad = o.bias_grad,
-                                                          .scratch = short_scratch}),
+  CHECK_THROWS_AS(ops::norm_backward(cpu_stream(), {.dy = o.dy,
+                                                    .x = o.x,
+                                                    .weight = o.weight,
+                                                    .mean = o.mean,
+                                                    .rstd = o.rstd,
+                                                    .dx = o.dx,
+                                                    .accumulate = false,
+                                                    .weight_grad = o.weight_grad,
+                                                    .bias_grad = o.bias_grad,
+                                                    .scratch = short_scratch}),
                   InternalError);
 }
 
