@@ -2,7 +2,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <functional>
+#include <string_view>
 
 #include "base/error.h"
 #include "bench.h"
@@ -25,7 +27,7 @@ enum class ProductMode : uint8_t {
   block,  ///< 1x128 x 128x128, and 1x128 x 1x128 for weight gradients
   mx,     ///< 1x32
 };
-const std::vector<std::string> kModeNames = {"bf16", "tensor", "row", "block", "mx"};
+constexpr std::array<std::string_view, 5> kModeNames = {"bf16", "tensor", "row", "block", "mx"};
 
 enum class Pass : uint8_t { fprop, dgrad, wgrad };
 
