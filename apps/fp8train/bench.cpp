@@ -1,5 +1,7 @@
 #include "bench.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <vector>
 
@@ -81,16 +83,29 @@ TensorFormat blockwise_role_format(ScaleBlock block) {
   return format;
 }
 
-BlockwiseCodes::BlockwiseCodes(Device& device, const TensorFormat& format, int64_t rows,
+BlockwiseCodes::BlockwiseCodes(Device& device, const TensorFormat& how, int64_t rows,
                                int64_t columns)
-    : layout(device.traits().fp8_gemm_by_library ? ScaleLayout::cublaslt : ScaleLayout::row_major),
-      codes(device, format.dtype, {rows, columns}, MemoryCategory::workspace) {
+    : format(how),
+      layout(device.traits().fp8_gemm_by_library ? ScaleLayout::cublaslt : ScaleLayout::row_major),
+      codes(device, how.dtype, {rows, columns}, MemoryCategory::workspace) {
   const Shape scales = {ops::scale_grid(format.block, rows, columns, layout).count};
   scale_inv = Tensor(device, dtype_of(format.scale_type), scales, MemoryCategory::workspace);
   fill_zero(device, scale_inv);  // cuBLASLt wants the padding to be
   if (format.block == per::row) {
     scale = Tensor(device, DType::f32, scales, MemoryCategory::workspace);
   }
+}
+
+void BlockwiseCodes::cast(const Stream& stream, const ConstView& x) const {
+  QuantizedTensor out;
+  out.rowwise = view();
+  out.format = format;
+  out.layout = layout;
+  ops::quantize(stream, x, out, nullptr, nullptr);
+}
+
+ops::GemmOperand BlockwiseCodes::operand(bool transposed) const {
+  return ops::block_operand(view(), format, layout, transposed);
 }
 
 TensorCodes::TensorCodes(Device& device, DType dtype, int64_t rows, int64_t columns,
@@ -145,17 +160,12 @@ double device_seconds(Device& device, const std::function<void()>& work, double 
   return median_seconds(several, min_seconds) / submissions;
 }
 
-double gemm_rate(Device& device, DType dtype, int64_t m, int64_t n, int64_t k, double min_seconds) {
-  const Tensor a = random_matrix(device, dtype, m, k);
-  const Tensor b = random_matrix(device, dtype, n, k);
-  const Tensor c(device, DType::f32, {m, n}, MemoryCategory::workspace);
-  const double seconds = device_seconds(
-      device,
-      [&] {
-        ops::gemm(device.stream(), {.a = {a.view()}, .b = {b.view(), true}, .c = c});
-      },
-      min_seconds);
-  return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k) / seconds;
+double GemmShape::flops() const {
+  return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
+}
+
+std::string GemmShape::text() const {
+  return fmt::format("{}x{}x{}", m, n, k);
 }
 
 double gemm_ceiling(Device& device, DType dtype, double min_seconds) {
@@ -163,7 +173,14 @@ double gemm_ceiling(Device& device, DType dtype, double min_seconds) {
   const bool gpu = device.kind() == DeviceKind::cuda;
   for (const int64_t size :
        gpu ? std::vector<int64_t>{4096, 8192} : std::vector<int64_t>{512, 1024, 2048}) {
-    best = std::max(best, gemm_rate(device, dtype, size, size, size, min_seconds));
+    const Tensor a = random_matrix(device, dtype, size, size);
+    const Tensor b = random_matrix(device, dtype, size, size);
+    const Tensor c(device, DType::f32, {size, size}, MemoryCategory::workspace);
+    const auto product = [&] {
+      ops::gemm(device.stream(), {.a = {a.view()}, .b = {b.view(), true}, .c = c});
+    };
+    const GemmShape shape = {size, size, size};
+    best = std::max(best, shape.flops() / device_seconds(device, product, min_seconds));
   }
   return best;
 }

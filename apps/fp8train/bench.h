@@ -3,10 +3,12 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "device/device.h"
 #include "numeric/dtype.h"
+#include "ops/gemm/gemm.h"
 #include "tensor/quantized.h"
 #include "tensor/tensor.h"
 #include "tensor/tensor_format.h"
@@ -28,11 +30,16 @@ std::vector<float> uniform_values(int64_t count);
 /// uniform_values in `dtype`; FP8 by a cast with scale 1.
 Tensor random_matrix(Device& device, DType dtype, int64_t rows, int64_t columns);
 
-/// FLOP/s of c[m, n] = a[m, k] b[n, k]^T with operands of `dtype` (fp32 result), on random data.
-double gemm_rate(Device& device, DType dtype, int64_t m, int64_t n, int64_t k, double min_seconds);
+/// c[m, n] of a[m, k] and b[n, k].
+struct GemmShape {
+  int64_t m = 0, n = 0, k = 0;
 
-/// The best rate of a few large square shapes, each timed for `min_seconds`: what a step's GEMMs
-/// are measured against.
+  double flops() const;
+  std::string text() const;  ///< "512x1024x512"
+};
+
+/// FLOP/s of the best of a few large square products with operands of `dtype` (fp32 result), each
+/// timed for `min_seconds` on random data: what a step's GEMMs are measured against.
 double gemm_ceiling(Device& device, DType dtype, double min_seconds);
 
 /// What multiplies operands of this type on the device, in words.
@@ -47,7 +54,10 @@ TensorFormat blockwise_role_format(ScaleBlock block);
 struct BlockwiseCodes {
   BlockwiseCodes(Device& device, const TensorFormat& format, int64_t rows, int64_t columns);
   Quantized view() const { return {codes, scale_inv, scale.view().as<float>()}; }
+  void cast(const Stream& stream, const ConstView& x) const;
+  ops::GemmOperand operand(bool transposed) const;
 
+  TensorFormat format;
   ScaleLayout layout;
   Tensor codes, scale_inv, scale;
 };
@@ -58,7 +68,9 @@ struct TensorCodes {
   /// With the scale that is there, as in delayed scaling, recording the amax; or `current`: after a
   /// read of x that finds it.
   void cast(const Stream& stream, const ConstView& x, bool current) const;
-  ConstView scale_inv() const { return {state.view().as<float>() + 1, DType::f32, {1}}; }
+  ops::GemmOperand operand(bool transposed) const {
+    return {codes.view(), transposed, ConstView{state.view().as<float>() + 1, DType::f32, {1}}};
+  }
 
   Tensor codes, columnwise_codes;
   Tensor state;  // scale, its reciprocal, amax

@@ -1,6 +1,11 @@
-#include "bench_attention.h"
+#include <fmt/format.h>
 
+#include <cmath>
+
+#include "base/error.h"
 #include "bench.h"
+#include "bench_parts.h"
+#include "ops/attention/attention.h"
 #include "tensor/tensor.h"
 
 namespace fp8train {
@@ -26,10 +31,26 @@ struct Fused {
   }
 };
 
-}  // namespace
+using Json = nlohmann::ordered_json;
 
-AttentionRates attention_rates(Device& device, const ops::AttentionShape& shape, DType dtype,
-                               double min_seconds) {
+ops::AttentionShape attention_shape(const BenchOptions& options) {
+  if (options.heads % options.kv_heads != 0 || options.head_dim > ops::kMaxHeadDim) {
+    throw ConfigError(fmt::format(
+        "--heads must be a multiple of --kv-heads, and --head-dim at most {}", ops::kMaxHeadDim));
+  }
+  return {.batch = options.batch,
+          .query_length = options.step.seq_length,
+          .key_length = options.step.seq_length,
+          .heads = options.heads,
+          .kv_heads = options.kv_heads,
+          .head_dim = options.head_dim,
+          .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(options.head_dim))),
+          .deterministic = options.deterministic};
+}
+
+/// Seconds of forward and backward, and their FLOP/s: of the causal half, recomputation uncounted.
+Json attention_rates(Device& device, const ops::AttentionShape& shape, double min_seconds) {
+  constexpr DType dtype = DType::bf16;
   const int64_t rows = shape.batch * shape.key_length;
   const int64_t width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim;
   const int64_t out_width = shape.heads * shape.head_dim;
@@ -75,16 +96,50 @@ AttentionRates attention_rates(Device& device, const ops::AttentionShape& shape,
                                               .scratch = scratch});
     device.synchronize();
   };
-  AttentionRates rates = {};
-  rates.forward_seconds = median_seconds(forward, min_seconds);
-  rates.backward_seconds = median_seconds(backward, min_seconds);
+  const double forward_seconds = median_seconds(forward, min_seconds);
+  const double backward_seconds = median_seconds(backward, min_seconds);
   // Two products of the causal half forward, five backward (Dao 2023, section 4.1, counts so).
   const double product = static_cast<double>(shape.batch * shape.heads) *
                          static_cast<double>(shape.query_length * shape.key_length) *
                          static_cast<double>(shape.head_dim);
-  rates.forward_flops = 2 * product / rates.forward_seconds;
-  rates.backward_flops = 5 * product / rates.backward_seconds;
-  return rates;
+  return {{"forward_seconds", forward_seconds},
+          {"forward_gflops", 2 * product / forward_seconds / 1e9},
+          {"backward_seconds", backward_seconds},
+          {"backward_gflops", 5 * product / backward_seconds / 1e9}};
+}
+
+Json run_attention(const BenchOptions& options) {
+  int64_t threads = 0;
+  const std::unique_ptr<Device> device = open_device(options, threads);
+  const ops::AttentionShape shape = attention_shape(options);
+  const Json rates = attention_rates(*device, shape, options.seconds / 2);
+  Json report = {{"bench", "attention"},
+                 {"kernels", ops::attention_kernels(device->stream())},
+                 {"threads", threads},
+                 {"batch", shape.batch},
+                 {"seq_length", shape.query_length},
+                 {"heads", shape.heads},
+                 {"kv_heads", shape.kv_heads},
+                 {"head_dim", shape.head_dim},
+                 {"deterministic", shape.deterministic}};
+  report.update(rates);
+  return report;
+}
+
+void add_attention_options(Arguments part, BenchOptions& options) {
+  part.option("--batch", options.batch, 1, "Sequences");
+  part.option("--seq-length", options.step.seq_length, 1, "Tokens of a sequence");
+  part.option("--heads", options.heads, 1, "Of the queries");
+  part.option("--kv-heads", options.kv_heads, 1, "Of keys and values");
+  part.option("--head-dim", options.head_dim, 1, "Elements of a head");
+  part.flag("--deterministic", options.deterministic,
+            "On a GPU with cuDNN, its deterministic backward pass");
+}
+
+}  // namespace
+
+BenchPart bench_attention() {
+  return {"attention", "Causal attention in bf16", add_attention_options, run_attention};
 }
 
 }  // namespace fp8train

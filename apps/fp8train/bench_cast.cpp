@@ -1,36 +1,42 @@
-#include "bench_cast.h"
-
 #include <algorithm>
 
 #include "bench.h"
+#include "bench_parts.h"
 #include "ops/cast/quantize.h"
 #include "ops/pointwise/elementwise.h"
 
 namespace fp8train {
 namespace {
 
+using Json = nlohmann::ordered_json;
+
 class CastBench {
  public:
   CastBench(Device& device, int64_t rows, int64_t columns, double seconds)
       : device_(&device), rows_(rows), columns_(columns), seconds_(seconds) {}
 
-  CastRates run() {
-    CastRates rates = {};
+  /// Each cast from fp32 and bf16 against the better copy.
+  Json run() {
+    double best_copy = 0;
+    Json casts = Json::array();
     for (const DType from : {DType::f32, DType::bf16}) {
       const Tensor x = random_matrix(*device_, from, rows_, columns_);
-      rates.copy_bytes_per_second = std::max(rates.copy_bytes_per_second, copy(x));
+      best_copy = std::max(best_copy, copy(x));
       for (const bool both : {false, true}) {
         for (const DType to : {DType::e4m3, DType::e5m2}) {
-          rates.casts.push_back(one_scale(x, to, false, both));
+          casts.push_back(one_scale(x, to, false, both));
         }
-        rates.casts.push_back(one_scale(x, DType::e4m3, true, both));
+        casts.push_back(one_scale(x, DType::e4m3, true, both));
         for (const ScaleBlock block :
              {per::row, per::block_1x128, per::block_128x128, per::block_1x32}) {
-          rates.casts.push_back(blocks(x, block, both));
+          casts.push_back(blocks(x, block, both));
         }
       }
     }
-    return rates;
+    for (Json& cast : casts) {
+      cast["share_of_copy"] = cast["gbytes_per_second"].get<double>() * 1e9 / best_copy;
+    }
+    return {{"copy_gbytes_per_second", best_copy / 1e9}, {"results", casts}};
   }
 
  private:
@@ -41,14 +47,14 @@ class CastBench {
                *device_, [&] { ops::cast(device_->stream(), x, y); }, seconds_);
   }
 
-  CastRate one_scale(const Tensor& x, DType to, bool current, bool both) const {
+  Json one_scale(const Tensor& x, DType to, bool current, bool both) const {
     const TensorCodes codes(*device_, to, rows_, columns_, both);
     const double seconds = device_seconds(
         *device_, [&] { codes.cast(device_->stream(), x, current); }, seconds_);
     return rate_of(x, to, current ? "current" : "delayed", both, 0, seconds);
   }
 
-  CastRate blocks(const Tensor& x, ScaleBlock block, bool both) const {
+  Json blocks(const Tensor& x, ScaleBlock block, bool both) const {
     const TensorFormat format = blockwise_role_format(block);
     const BlockwiseCodes along_rows(*device_, format, rows_, columns_);
     const BlockwiseCodes along_columns(*device_, format, columns_, rows_);
@@ -66,12 +72,17 @@ class CastBench {
     return rate_of(x, format.dtype, std::string(name_of(block)), both, scales, seconds);
   }
 
-  CastRate rate_of(const Tensor& x, DType to, const std::string& scales, bool both,
-                   size_t scale_bytes, double seconds) const {
+  Json rate_of(const Tensor& x, DType to, const std::string& scales, bool both, size_t scale_bytes,
+               double seconds) const {
     const auto elements = static_cast<double>(rows_ * columns_);
     const double bytes = static_cast<double>(x.view().bytes() + scale_bytes) +
                          elements * static_cast<double>(size_of(to)) * (both ? 2 : 1);
-    return {x.view().dtype, to, scales, both, elements / seconds, bytes / seconds};
+    return {{"from", name_of(x.view().dtype)},
+            {"to", name_of(to)},
+            {"scales", scales},
+            {"orientations", both ? 2 : 1},
+            {"gelements_per_second", elements / seconds / 1e9},
+            {"gbytes_per_second", bytes / seconds / 1e9}};
   }
 
   Device* device_;
@@ -79,10 +90,28 @@ class CastBench {
   double seconds_;
 };
 
+Json run_cast(const BenchOptions& options) {
+  int64_t threads = 0;
+  const std::unique_ptr<Device> device = open_device(options, threads);
+  // Beyond the second-level cache of a GPU and the third-level one of a CPU.
+  const int64_t rows = options.rows != 0                    ? options.rows
+                       : device->kind() == DeviceKind::cuda ? 8192
+                                                            : 2048;
+  const int64_t columns = options.columns != 0 ? options.columns : 8192;
+  Json report = {{"bench", "cast"}, {"threads", threads}, {"rows", rows}, {"columns", columns}};
+  report.update(CastBench(*device, rows, columns, options.seconds / 24).run());
+  return report;
+}
+
+void add_cast_options(Arguments part, BenchOptions& options) {
+  part.option("--rows", options.rows, 0, "Of the matrix; 0: by the device");
+  part.option("--columns", options.columns, 0, "Of the matrix; 0: by the device");
+}
+
 }  // namespace
 
-CastRates cast_rates(Device& device, int64_t rows, int64_t columns, double seconds) {
-  return CastBench(device, rows, columns, seconds).run();
+BenchPart bench_cast() {
+  return {"cast", "FP8 casts against the bandwidth of a copy", add_cast_options, run_cast};
 }
 
 }  // namespace fp8train

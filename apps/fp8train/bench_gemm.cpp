@@ -1,5 +1,3 @@
-#include "bench_gemm.h"
-
 #include <algorithm>
 #include <cstdlib>
 #include <functional>
@@ -7,6 +5,7 @@
 
 #include "base/error.h"
 #include "bench.h"
+#include "bench_parts.h"
 #include "ops/cast/quantize.h"
 #include "ops/gemm/gemm.h"
 #include "ops/gemm/gemm_support.h"
@@ -14,6 +13,19 @@
 
 namespace fp8train {
 namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct GemmResult {
+  GemmShape shape;
+  std::string
+      operands;  ///< "fp32", "bf16", "e4m3 delayed", "e4m3 row", "e4m3 1x128 x 128x128", ...
+  std::string engine;
+  std::string dequantized_because;  ///< empty: multiplied as codes
+  double alone;                     ///< FLOP/s of the product
+  double with_casts;                ///< of the product and the casts of both operands
+  double of_bf16;                   ///< with_casts, of the bf16 product of this shape
+};
 
 /// All products of one shape, from the same bf16 operands to a bf16 result, as in fprop.
 class ShapeBench {
@@ -46,9 +58,7 @@ class ShapeBench {
   using Work = std::function<void()>;
 
   double rate(const Work& work) const {
-    const double flops = 2.0 * static_cast<double>(shape_.m) * static_cast<double>(shape_.n) *
-                         static_cast<double>(shape_.k);
-    return flops / device_seconds(*device_, work, seconds_);
+    return shape_.flops() / device_seconds(*device_, work, seconds_);
   }
 
   GemmResult measured(const std::string& operands, DType type, const Work& casts,
@@ -94,29 +104,15 @@ class ShapeBench {
       b.cast(device_->stream(), b_, current);
     };
     const auto product = [&] {
-      ops::gemm(device_->stream(), {.a = {a.codes.view(), false, a.scale_inv()},
-                                    .b = {b.codes.view(), true, b.scale_inv()},
-                                    .c = c_});
+      ops::gemm(device_->stream(), {.a = a.operand(false), .b = b.operand(true), .c = c_});
     };
     return measured(current ? "e4m3 current" : "e4m3 delayed", DType::e4m3, casts, product);
   }
 
   GemmResult blocks(ScaleBlock a_block, ScaleBlock b_block) const {
-    const TensorFormat a_format = blockwise_role_format(a_block);
-    const TensorFormat b_format = blockwise_role_format(b_block);
-    const BlockwiseCodes a(*device_, a_format, shape_.m, shape_.k);
-    const BlockwiseCodes b(*device_, b_format, shape_.n, shape_.k);
-    const auto cast = [&](const Tensor& x, const BlockwiseCodes& codes,
-                          const TensorFormat& format) {
-      QuantizedTensor out;
-      out.rowwise = codes.view();
-      out.format = format;
-      out.layout = codes.layout;
-      ops::quantize(device_->stream(), x, out, nullptr, nullptr);
-    };
-    ops::Gemm call = {.a = ops::block_operand(a.view(), a_format, a.layout, false),
-                      .b = ops::block_operand(b.view(), b_format, b.layout, true),
-                      .c = c_};
+    const BlockwiseCodes a(*device_, blockwise_role_format(a_block), shape_.m, shape_.k);
+    const BlockwiseCodes b(*device_, blockwise_role_format(b_block), shape_.n, shape_.k);
+    ops::Gemm call = {.a = a.operand(false), .b = b.operand(true), .c = c_};
     call.fast_accumulate = a_block == per::row || a_block == per::block_1x32;
     const size_t bytes = ops::gemm_scratch_bytes(device_->traits(), call);
     const Buffer scratch(*device_, bytes, MemoryCategory::workspace);
@@ -127,8 +123,8 @@ class ShapeBench {
       operands += " x " + std::string(name_of(b_block));
     }
     const auto casts = [&] {
-      cast(a_, a, a_format);
-      cast(b_, b, b_format);
+      a.cast(device_->stream(), a_);
+      b.cast(device_->stream(), b_);
     };
     GemmResult result = measured(operands, support.native ? DType::e4m3 : DType::bf16, casts,
                                  [&] { ops::gemm(device_->stream(), call); });
@@ -147,26 +143,7 @@ std::string width_of(const GemmResult& result) {
   return result.operands.substr(0, result.operands.find(' '));
 }
 
-}  // namespace
-
-std::vector<GemmResult> gemm_results(Device& device, const std::vector<GemmShape>& shapes,
-                                     double seconds) {
-  std::vector<GemmResult> results;
-  for (const GemmShape& shape : shapes) {
-    const std::vector<GemmResult> some = ShapeBench(device, shape, seconds).run();
-    results.insert(results.end(), some.begin(), some.end());
-  }
-  std::map<std::string, double> ceilings;
-  for (const GemmResult& result : results) {
-    double& ceiling = ceilings[width_of(result)];
-    ceiling = std::max(ceiling, result.alone);
-  }
-  for (GemmResult& result : results) {
-    result.share_of_ceiling = result.with_casts / ceilings[width_of(result)];
-  }
-  return results;
-}
-
+/// "512,1024x4096x512": square shapes, or M x N x K.
 std::vector<GemmShape> parse_gemm_shapes(const std::string& text) {
   std::vector<GemmShape> shapes;
   for (size_t begin = 0; begin < text.size();) {
@@ -186,6 +163,52 @@ std::vector<GemmShape> parse_gemm_shapes(const std::string& text) {
     begin = comma + 1;
   }
   return shapes;
+}
+
+Json run_gemm(const BenchOptions& options) {
+  int64_t threads = 0;
+  const std::unique_ptr<Device> device = open_device(options, threads);
+  const bool gpu = device->kind() == DeviceKind::cuda;
+  std::vector<GemmResult> all;
+  for (const GemmShape& shape : parse_gemm_shapes(!options.sizes.empty() ? options.sizes
+                                                  : gpu                  ? "4096,8192"
+                                                                         : "256,512,1024")) {
+    const std::vector<GemmResult> some = ShapeBench(*device, shape, options.seconds / 12).run();
+    all.insert(all.end(), some.begin(), some.end());
+  }
+  std::map<std::string, double> ceilings;  // of products alone
+  for (const GemmResult& result : all) {
+    double& ceiling = ceilings[width_of(result)];
+    ceiling = std::max(ceiling, result.alone);
+  }
+  Json results = Json::array();
+  for (const GemmResult& result : all) {
+    results.push_back({{"shape", result.shape.text()},
+                       {"operands", result.operands},
+                       {"engine", result.engine},
+                       {"gflops", result.alone / 1e9},
+                       {"gflops_with_casts", result.with_casts / 1e9},
+                       {"of_bf16", result.of_bf16},
+                       {"share_of_ceiling", result.with_casts / ceilings[width_of(result)]}});
+    if (!result.dequantized_because.empty()) {
+      results.back()["dequantized"] = result.dequantized_because;
+    }
+  }
+  return {{"bench", "gemm"}, {"threads", threads}, {"results", results}};
+}
+
+void add_gemm_options(Arguments part, BenchOptions& options) {
+  part.option("--sizes", options.sizes, "Square sizes, or shapes MxNxK, with commas");
+}
+
+}  // namespace
+
+BenchPart bench_gemm() {
+  return {.name = "gemm",
+          .help = "Products in FP8, with their casts, against bf16",
+          .add_options = add_gemm_options,
+          .run = run_gemm,
+          .is_tuned = true};
 }
 
 }  // namespace fp8train

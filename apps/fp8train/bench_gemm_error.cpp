@@ -1,9 +1,12 @@
 #include "bench_gemm_error.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 
 #include "base/philox.h"
+#include "bench_parts.h"
 #include "nn/linear_operands.h"
 #include "numeric/convert.h"
 #include "precision/linear_plan.h"
@@ -117,6 +120,41 @@ double gemm_error(Device& device, const std::string& plan, const GemmErrorCase& 
     scaling.update(device.stream(), scaling.due(0), static_cast<double*>(norm.data()));
   }
   return median_error(x, w, to_host_f32(device, y), setting);
+}
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// Of data without and with rows a hundred thousand times as large as the others.
+Json run_gemm_error(const BenchOptions& options) {
+  int64_t threads = 0;
+  const std::unique_ptr<Device> device = open_device(options, threads);
+  Json results = Json::array();
+  for (const std::string& plan : plan_names()) {
+    Json row = {{"plan", plan}};
+    for (const int64_t contracted : {4096, 16384}) {
+      for (const double outliers : {1.0, 1e5}) {
+        GemmErrorCase setting;
+        setting.contracted = contracted;
+        setting.outliers = outliers;
+        row[fmt::format("K{}{}", contracted, outliers > 1.0 ? " outliers" : "")] =
+            gemm_error(*device, plan, setting);
+      }
+    }
+    results.push_back(std::move(row));
+  }
+  return {{"bench", "gemm-error"}, {"results", results}};
+}
+
+}  // namespace
+
+BenchPart bench_gemm_error() {
+  return {.name = "gemm-error",
+          .help = "Error of a product in the formats of every plan against fp64",
+          .add_options = [](Arguments, BenchOptions&) {},
+          .run = run_gemm_error,
+          .is_timed = false};
 }
 
 }  // namespace fp8train

@@ -1,9 +1,13 @@
 #include "bench_optimizer_formats.h"
 
+#include <fmt/format.h>
+
 #include <cmath>
 #include <numbers>
 
+#include "base/error.h"
 #include "base/philox.h"
+#include "bench_parts.h"
 #include "ops/optimizer/optimizer.h"
 #include "ops/pointwise/elementwise.h"
 #include "tensor/tensor.h"
@@ -206,6 +210,48 @@ std::vector<OptimizerFormatError> optimizer_format_errors(Device& device,
          std::sqrt(candidate.difference / norm)});
   }
   return errors;
+}
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json run_optimizer_formats(const BenchOptions& options) {
+  int64_t threads = 0;
+  const std::unique_ptr<Device> device = open_device(options, threads);
+  OptimizerSimulation simulation;
+  simulation.beta2 = options.beta2;
+  simulation.steps = options.steps;
+  if (options.beta2 >= 1.0 || options.steps < simulation.compared) {
+    throw ConfigError(
+        fmt::format("--beta2 must be below 1, and --steps at least {}", simulation.compared));
+  }
+  Json results = Json::array();
+  for (const OptimizerFormatError& row : optimizer_format_errors(*device, simulation)) {
+    results.push_back({{"moment1", row.moment1},
+                       {"moment2", row.moment2},
+                       {"bytes_per_parameter", row.bytes_per_parameter},
+                       {"error", row.error}});
+  }
+  return {{"bench", "optimizer-formats"},
+          {"beta2", simulation.beta2},
+          {"steps", simulation.steps},
+          {"results", results}};
+}
+
+void add_optimizer_formats_options(Arguments part, BenchOptions& options) {
+  part.option("--beta2", options.beta2, 1e-3, "Decay of the second moment");
+  part.option("--steps", options.steps, 1, "Of the simulation; the last 20 are compared");
+}
+
+}  // namespace
+
+BenchPart bench_optimizer_formats() {
+  return {.name = "optimizer-formats",
+          .help = "Error of AdamW's update by the formats of its moments",
+          .add_options = add_optimizer_formats_options,
+          .run = run_optimizer_formats,
+          .is_timed = false};
 }
 
 }  // namespace fp8train

@@ -1,19 +1,33 @@
-#include "bench_products.h"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <functional>
+#include <string_view>
 
 #include "base/error.h"
 #include "bench.h"
+#include "bench_parts.h"
 #include "ops/cast/quantize.h"
 #include "ops/gemm/gemm.h"
 #include "ops/gemm/gemm_support.h"
+#include "precision/linear_plan.h"
 
 namespace fp8train {
 namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// Which operands are measured.
+enum class ProductMode : uint8_t {
+  bf16,
+  tensor,  ///< one scale per tensor: E4M3 x E4M3, backward also E5M2 x E4M3
+  row,
+  block,  ///< 1x128 x 128x128, and 1x128 x 1x128 for weight gradients
+  mx,     ///< 1x32
+};
+constexpr std::array<std::string_view, 5> kModeNames = {"bf16", "tensor", "row", "block", "mx"};
 
 enum class Pass : uint8_t { fprop, dgrad, wgrad };
 
@@ -65,7 +79,7 @@ class ProductBench {
         c_(device, pass == Pass::wgrad ? DType::f32 : DType::bf16, {shape.m, shape.n},
            MemoryCategory::workspace) {}
 
-  std::vector<ProductRate> run(const std::vector<ProductMode>& modes) {
+  std::vector<Json> run(const std::vector<ProductMode>& modes) {
     for (const ProductMode mode : modes) {
       switch (mode) {
         case ProductMode::bf16:
@@ -95,28 +109,21 @@ class ProductBench {
   /// Each result of `work`.
   void measure(const std::string& operands, bool fast, const Work& work) {
     for (const Result& result : results_of(pass_)) {
-      ProductRate rate = named(operands, fast, result);
+      Json rate = named(operands, fast, result);
       try {
-        const double flops = 2.0 * static_cast<double>(shape_.m) * static_cast<double>(shape_.n) *
-                             static_cast<double>(shape_.k);
-        rate.flops_per_second = flops / device_seconds(
-                                            *device_, [&] { work(result); }, seconds_);
+        const double seconds = device_seconds(
+            *device_, [&] { work(result); }, seconds_);
+        rate["gflops"] = shape_.flops() / seconds / 1e9;
       } catch (const DeviceError& error) {
-        rate.error = error.what();
+        rate["error"] = error.what();
       }
       rates_.push_back(std::move(rate));
     }
   }
 
-  ProductRate named(const std::string& operands, bool fast, const Result& result) const {
-    ProductRate rate;
-    rate.layer = layer_;
-    rate.product = pass_name(pass_);
-    rate.shape = shape_;
-    rate.operands = operands;
-    rate.result = result.name;
-    rate.fast_accumulate = fast;
-    return rate;
+  Json named(const std::string& operands, bool fast, const Result& result) const {
+    return {{"layer", layer_},      {"product", pass_name(pass_)}, {"shape", shape_.text()},
+            {"operands", operands}, {"result", result.name},       {"fast_accumulate", fast}};
   }
 
   /// Operands as layers have them in bf16: backward reads what forward has, transposed by the GEMM.
@@ -145,8 +152,8 @@ class ProductBench {
       a.cast(device_->stream(), a_, false);
       for (const bool fast : {false, true}) {
         measure(fmt::format("{} x e4m3", name_of(type)), fast, [&](const Result& result) {
-          ops::gemm(device_->stream(), {.a = {a.codes.view(), false, a.scale_inv()},
-                                        .b = {b.codes.view(), true, b.scale_inv()},
+          ops::gemm(device_->stream(), {.a = a.operand(false),
+                                        .b = b.operand(true),
                                         .c = c_,
                                         .beta = result.beta,
                                         .fast_accumulate = fast});
@@ -155,33 +162,20 @@ class ProductBench {
     }
   }
 
-  BlockwiseCodes cast(const Tensor& x, const TensorFormat& format) const {
-    const Shape& shape = x.view().shape;
-    BlockwiseCodes codes(*device_, format, shape[0], shape[1]);
-    QuantizedTensor out;
-    out.rowwise = codes.view();
-    out.format = format;
-    out.layout = codes.layout;
-    ops::quantize(device_->stream(), x, out, nullptr, nullptr);
-    return codes;
-  }
-
   void blocks(ScaleBlock of_a, ScaleBlock of_b, const std::vector<bool>& accumulations) {
-    const TensorFormat a_format = blockwise_role_format(of_a);
-    const TensorFormat b_format = blockwise_role_format(of_b);
     const std::string operands = fmt::format("e4m3 {} x e4m3 {}", name_of(of_a), name_of(of_b));
-    const BlockwiseCodes a = cast(a_, a_format);
-    const BlockwiseCodes b = cast(b_, b_format);
-    ops::Gemm call = {.a = ops::block_operand(a.view(), a_format, a.layout, false),
-                      .b = ops::block_operand(b.view(), b_format, b.layout, true),
-                      .c = c_};
+    const BlockwiseCodes a(*device_, blockwise_role_format(of_a), shape_.m, shape_.k);
+    const BlockwiseCodes b(*device_, blockwise_role_format(of_b), shape_.n, shape_.k);
+    a.cast(device_->stream(), a_);
+    b.cast(device_->stream(), b_);
+    ops::Gemm call = {.a = a.operand(false), .b = b.operand(true), .c = c_};
     for (const bool fast : accumulations) {
       call.fast_accumulate = fast;
       const auto support = ops::gemm_support(device_->traits(), call);
       if (!support.native) {
         for (const Result& result : results_of(pass_)) {
           rates_.push_back(named(operands, fast, result));
-          rates_.back().dequantized_because = support.reason;
+          rates_.back()["dequantized"] = support.reason;
         }
         continue;
       }
@@ -198,20 +192,37 @@ class ProductBench {
   GemmShape shape_;
   double seconds_;
   Tensor a_, b_, c_;
-  std::vector<ProductRate> rates_;
+  std::vector<Json> rates_;
 };
 
-}  // namespace
-
-const std::vector<std::string>& product_mode_names() {
-  static const std::vector<std::string> names = {"bf16", "tensor", "row", "block", "mx"};
-  return names;
+/// Names with commas; empty: all.
+std::vector<ProductMode> parse_product_modes(const std::string& text) {
+  std::vector<ProductMode> modes;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t comma = std::min(text.find(',', begin), text.size());
+    const auto found =
+        std::find(kModeNames.begin(), kModeNames.end(), text.substr(begin, comma - begin));
+    if (found == kModeNames.end()) {
+      throw ConfigError(fmt::format("--modes: expected some of {}, with commas, got '{}'",
+                                    fmt::join(kModeNames, ", "), text));
+    }
+    modes.push_back(static_cast<ProductMode>(found - kModeNames.begin()));
+    begin = comma + 1;
+  }
+  for (size_t i = 0; text.empty() && i < kModeNames.size(); ++i) {
+    modes.push_back(static_cast<ProductMode>(i));
+  }
+  return modes;
 }
 
-std::vector<ProductRate> product_rates(Device& device, const std::vector<LinearSite>& sites,
-                                       int64_t rows, const std::vector<ProductMode>& modes,
-                                       double seconds) {
-  std::vector<ProductRate> rates;
+/// The three products of each site in every way of the modes. Sites of several layers that have the
+/// same name within a layer count once.
+Json run_products(const BenchOptions& options) {
+  int64_t threads = 0;
+  const std::vector<ProductMode> modes = parse_product_modes(options.modes);
+  const std::vector<LinearSite> sites = linear_sites(model_of(options.step));
+  const std::unique_ptr<Device> device = open_device(options, threads);
+  Json results = Json::array();
   for (const LinearSite& site : sites) {
     if (site.block > 0) {
       continue;  // as in the first block
@@ -220,31 +231,36 @@ std::vector<ProductRate> product_rates(Device& device, const std::vector<LinearS
     const std::string layer =
         site.name.rfind(first, 0) == 0 ? site.name.substr(first.size()) : site.name;
     for (const Pass pass : {Pass::fprop, Pass::dgrad, Pass::wgrad}) {
-      const GemmShape shape = shape_of(pass, site, rows);
-      std::vector<ProductRate> some = ProductBench(device, layer, pass, shape, seconds).run(modes);
-      rates.insert(rates.end(), some.begin(), some.end());
+      const GemmShape shape = shape_of(pass, site, options.tokens);
+      for (Json& rate :
+           ProductBench(*device, layer, pass, shape, options.seconds / 30).run(modes)) {
+        results.push_back(std::move(rate));
+      }
     }
   }
-  return rates;
+  return {{"bench", "products"},
+          {"preset", options.step.preset},
+          {"tokens", options.tokens},
+          {"threads", threads},
+          {"results", results}};
 }
 
-std::vector<ProductMode> parse_product_modes(const std::string& text) {
-  const std::vector<std::string>& names = product_mode_names();
-  std::vector<ProductMode> modes;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t comma = std::min(text.find(',', begin), text.size());
-    const auto found = std::find(names.begin(), names.end(), text.substr(begin, comma - begin));
-    if (found == names.end()) {
-      throw ConfigError(fmt::format("--modes: expected some of {}, with commas, got '{}'",
-                                    fmt::join(names, ", "), text));
-    }
-    modes.push_back(static_cast<ProductMode>(found - names.begin()));
-    begin = comma + 1;
-  }
-  for (size_t i = 0; text.empty() && i < names.size(); ++i) {
-    modes.push_back(static_cast<ProductMode>(i));
-  }
-  return modes;
+void add_products_options(Arguments part, BenchOptions& options) {
+  part.option("--preset", options.step.preset, "Model preset; `fp8train config list`");
+  part.option("--vocabulary", options.step.vocabulary, 0, "0: the preset's, or 65");
+  part.option("--tokens", options.tokens, 1, "Of a micro-batch");
+  part.option("--modes", options.modes,
+              "Of bf16, tensor, row, block and mx, with commas; default all");
+}
+
+}  // namespace
+
+BenchPart bench_products() {
+  return {.name = "products",
+          .help = "The GEMMs of a model's layers in each type, accumulation and scale mode",
+          .add_options = add_products_options,
+          .run = run_products,
+          .is_tuned = true};
 }
 
 }  // namespace fp8train

@@ -10,12 +10,20 @@
 #include "base/philox.h"
 #include "base/trace.h"
 #include "bench.h"
+#include "bench_parts.h"
+#include "bench_step_model.h"
+#include "comm/backends.h"
 #include "config/load.h"
 #include "config/presets.h"
 #include "dialects/dialects.h"
+#include "numeric/cpu_isa.h"
+#include "ops/attention/attention.h"
+#include "timeline.h"
 #include "train/dry_run.h"
 #include "train/engine.h"
+#include "train/rank_device.h"
 #include "train/session.h"
+#include "train/threads.h"
 
 namespace fp8train {
 namespace {
@@ -56,7 +64,7 @@ Batch random_batch(const EngineSettings& settings, int rank) {
 }
 
 /// By operation; what spans of parts of a step have in addition to operations is one share.
-std::vector<std::pair<std::string, double>> shares_of_time() {
+nlohmann::ordered_json shares_of_time() {
   const std::set<std::string> parts = {kStepSpan, "forward", "head", "backward", "update"};
   double total = 0;
   double outside = 0;
@@ -70,12 +78,13 @@ std::vector<std::pair<std::string, double>> shares_of_time() {
     }
   }
   shares.emplace_back("outside operations", outside);
-  for (auto& [name, share] : shares) {
-    share /= total;
-  }
   std::sort(shares.begin(), shares.end(),
             [](const auto& a, const auto& b) { return a.second > b.second; });
-  return shares;
+  nlohmann::ordered_json result;
+  for (const auto& [name, seconds] : shares) {
+    result[name] = seconds / total;
+  }
+  return result;
 }
 
 /// As many runs on all ranks as the first one takes for `seconds`.
@@ -159,7 +168,13 @@ EngineSettings step_settings(const StepBench& bench) {
   return engine_settings(settings, model_of(bench));
 }
 
-StepRates step_rates(Device& device, Communicator& comm, const StepBench& bench, double seconds) {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// What is measured of a step on all ranks. Collective.
+Json step_rates(Device& device, Communicator& comm, const BenchOptions& options, int64_t threads) {
+  const StepBench& bench = options.step;
   const EngineSettings settings = step_settings(bench);
   if (!bench.timeline.empty()) {
     check_timeline_path(comm, bench.timeline);
@@ -180,26 +195,108 @@ StepRates step_rates(Device& device, Communicator& comm, const StepBench& bench,
     device.synchronize();
   };
   run();
-  StepRates rates = {};
-  rates.seconds =
-      comm.size() == 1 ? median_seconds(run, seconds) : median_of_ranks(comm, run, seconds);
+  const double step_seconds = comm.size() == 1 ? median_seconds(run, options.seconds)
+                                               : median_of_ranks(comm, run, options.seconds);
   const Traffic before = comm.traffic();
   run();
-  rates.sent = {comm.traffic().within_node - before.within_node,
-                comm.traffic().between_nodes - before.between_nodes};
+  const Traffic after = comm.traffic();
   engine.set_record(false);  // a recorded step has no spans
   trace_steps(device, run);
-  rates.time_shares = shares_of_time();
-  rates.times = step_times(trace_events());
+  const Json shares = shares_of_time();
+  const StepTimes times = step_times(trace_events());
   if (!bench.timeline.empty()) {
     write_timeline(comm, bench.timeline, trace_events());
   }
-  rates.ceiling = gemm_ceiling(device, settings.plan.activation, std::min(0.5, seconds));
-  rates.gemm_engine = gemm_engine(device, settings.plan.activation);
-  rates.tokens = static_cast<double>(settings.micro_batch_size * settings.seq_length *
-                                     settings.gradient_accumulation_steps);
-  rates.flops = dry_run.work.gemm_flops + dry_run.work.attention_flops;
+  const double ceiling =
+      gemm_ceiling(device, settings.plan.activation, std::min(0.5, options.seconds));
+  const auto tokens = static_cast<double>(settings.micro_batch_size * settings.seq_length *
+                                          settings.gradient_accumulation_steps);
+  const double flops = dry_run.work.gemm_flops + dry_run.work.attention_flops;
+  Json rates = {{"wire_bytes_within_node", after.within_node - before.within_node},
+                {"wire_bytes_between_nodes", after.between_nodes - before.between_nodes},
+                {"threads", threads},
+                {"isa", name_of(cpu_isa())},
+                {"gemm_engine", gemm_engine(device, settings.plan.activation)},
+                {"attention", ops::attention_kernels(device.stream())},
+                {"seconds_per_step", step_seconds},
+                {"tokens_per_second", tokens * comm.size() / step_seconds},
+                {"gflops", flops / step_seconds / 1e9},
+                {"gemm_ceiling_gflops", ceiling / 1e9},
+                {"fraction_of_ceiling", flops / step_seconds / ceiling},
+                {"memory_bytes", device.ledger().peak()},
+                {"forward_seconds", times.forward},
+                {"head_seconds", times.head},
+                {"backward_seconds", times.backward},
+                {"update_seconds", times.update}};
+  if (comm.size() > 1) {
+    const auto share = [](double part, double whole) { return whole > 0 ? part / whole : 0.0; };
+    rates["exchange_seconds"] = times.exchange;
+    rates["exchange_in_backward"] = share(times.exchange_in_backward, times.exchange);
+    rates["exchange_waited_seconds"] = times.exchange_waited;
+    if (times.messages > 0) {  // not known where they follow a stream of the device
+      rates["messages_seconds"] = times.messages;
+      rates["messages_in_backward"] = share(times.messages_in_backward, times.messages);
+    }
+  }
+  rates["time_shares"] = shares;
   return rates;
+}
+
+Json run_step(const BenchOptions& options) {
+  const StepBench& bench = options.step;
+  if (is_modeled_device(options.device)) {
+    return step_model_report(options.device, bench);
+  }
+  const std::unique_ptr<Communicator> host = make_communicator({});
+  const int64_t threads = configure_threads(options.threads);
+  Settings settings;
+  settings.device = device_choice_named(options.device);
+  settings.gemm_tuning = options.tune;
+  const RankDevice place = take_device(settings, *host);
+  Communicator* const comm = place.comm == nullptr ? host.get() : place.comm.get();
+  const Json rates = step_rates(*place.device, *comm, options, threads);
+  if (comm->rank() != 0) {
+    return nullptr;
+  }
+  Json report = {{"bench", "step"},
+                 {"preset", bench.preset},
+                 {"plan", bench.plan},
+                 {"set", bench.sets},
+                 {"micro_batch_size", bench.micro_batch_size},
+                 {"seq_length", bench.seq_length},
+                 {"ranks", comm->size()},
+                 {"zero_stage", bench.zero_stage},
+                 {"bucket_mb", bench.bucket_mb}};
+  report.update(rates);
+  return report;
+}
+
+void add_step_options(Arguments part, BenchOptions& options) {
+  StepBench& step = options.step;
+  part.option("--preset", step.preset, "Model preset; `fp8train config list`");
+  part.option("--plan", step.plan, "Precision plan");
+  part.list("--set", step.sets, "precision.KEY=v or fp8.KEY=v: change the plan (repeatable)");
+  part.option("--micro-batch-size", step.micro_batch_size, 1, "Sequences of a micro-batch");
+  part.option("--seq-length", step.seq_length, 1, "Tokens of a sequence");
+  part.option("--accumulation", step.accumulation, 1, "Micro-batches of a step");
+  part.option("--vocabulary", step.vocabulary, 0, "0: the preset's, or 65");
+  part.option("--layers", step.layers, 0, "0: the preset's");
+  part.option("--zero-stage", step.zero_stage, 0, "With several ranks: what they share");
+  part.option("--bucket-mb", step.bucket_mb, 1, "MiB of gradients that ranks exchange at a time");
+  part.option("--timeline", step.timeline,
+              "Write the last steps of all ranks here, for ui.perfetto.dev");
+  part.flag("--quick-weights", step.quick_weights,
+            "Weights are a few drawn values, repeated: a large model starts in seconds");
+}
+
+}  // namespace
+
+BenchPart bench_step() {
+  return {.name = "step",
+          .help = "A whole training step",
+          .add_options = add_step_options,
+          .run = run_step,
+          .is_tuned = true};
 }
 
 }  // namespace fp8train

@@ -1,20 +1,342 @@
 // fp8train doctor: is this machine ready for a run, and what is to be done about it.
 
 #include <fmt/format.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+#include <sys/vfs.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <utility>
 
+#include "base/machine.h"
 #include "base/terminal.h"
+#include "comm/launch.h"
 #include "commands.h"
 #include "config/wrap.h"
-#include "doctor.h"
+#include "device/cuda/cuda_device.h"
+#include "device/cuda/cuda_libraries.h"
+#include "device/device.h"
+#include "numeric/cpu_isa.h"
+#include "train/progress.h"
 
 namespace fp8train {
 namespace {
 
+namespace fs = std::filesystem;
+
+constexpr double kGib = 1 << 30;
 constexpr int kExitProblem = 4;
+
+enum class Health { ok, warning, problem };
+
+std::string_view name_of(Health health) {
+  return health == Health::ok ? "ok" : health == Health::warning ? "warning" : "problem";
+}
+
+struct Finding {
+  std::string name;  ///< "driver", "memlock"
+  Health health = Health::ok;
+  std::string text;  ///< what there is
+  std::string fix;   ///< what to do about it; empty where nothing is to be done
+};
+
+std::string bytes_text(uint64_t bytes) {
+  return describe_bytes(static_cast<double>(bytes));
+}
+
+Finding processor(const Machine& machine) {
+  const CpuIsa isa = cpu_isa();
+  Finding finding = {"processor", Health::ok,
+                     fmt::format("{}, {}", machine.processor, name_of(isa)), ""};
+  if (isa == CpuIsa::baseline) {
+    finding.health = Health::warning;
+    finding.fix =
+        "without AVX2 runs on the CPU are several times slower: is FP8TRAIN_CPU_ISA set, or is "
+        "this a virtual machine that hides it?";
+  }
+  return finding;
+}
+
+Finding cores(const Machine& machine) {
+  Finding finding = {"cores", Health::ok,
+                     fmt::format("{} of {} may be used", machine.usable_cores, machine.cores), ""};
+  if (machine.quota_cores > 0) {
+    finding.text += fmt::format("; the control group has the time of {:.3g}", machine.quota_cores);
+  }
+  const char* const given = std::getenv("OMP_NUM_THREADS");
+  const long threads = given == nullptr ? 0 : std::strtol(given, nullptr, 10);
+  if (threads > machine.usable_cores) {
+    finding.health = Health::warning;
+    finding.fix = fmt::format("OMP_NUM_THREADS is {}: unset it or set at most {}", threads,
+                              machine.usable_cores);
+  } else if (machine.quota_cores > 0 &&
+             machine.quota_cores + 0.5 < static_cast<double>(machine.usable_cores)) {
+    finding.health = Health::warning;
+    finding.fix =
+        fmt::format("set threads: {} (or OMP_NUM_THREADS), or give the container more CPU",
+                    std::max(1, static_cast<int>(machine.quota_cores)));
+  }
+  return finding;
+}
+
+Finding memory(const Machine& machine) {
+  Finding finding = {"memory", Health::ok,
+                     fmt::format("{} of {} available", bytes_text(machine.available_bytes),
+                                 bytes_text(machine.memory_bytes)),
+                     ""};
+  if (machine.memory_limit > 0) {
+    finding.text +=
+        fmt::format("; the control group is ended beyond {}", bytes_text(machine.memory_limit));
+    finding.health = Health::warning;
+    finding.fix =
+        "plan with job.memory_gib, or ask for more (--mem=0 of Slurm, --memory of Docker)";
+  }
+  return finding;
+}
+
+bool is_built_with_cuda() {
+  return version_text().find(" cuda") != std::string::npos;
+}
+
+Finding gpu() {
+  const bool here = has_nvidia_gpu();
+  if (!is_built_with_cuda()) {
+    return {"gpu", here ? Health::warning : Health::ok, "this program is built without CUDA",
+            here ? "a GPU is here: build with scripts/build.sh --cuda on" : ""};
+  }
+  const std::string obstacle = why_cuda_is_unusable();
+  if (obstacle.empty()) {
+    return {"gpu", Health::ok, make_device(DeviceKind::cuda)->description(), ""};
+  }
+  return here ? Finding{"gpu", Health::problem, "cannot be used", obstacle}
+              : Finding{"gpu", Health::ok, "none: runs use the CPU", ""};
+}
+
+Finding driver(const Machine& machine) {
+  if (!machine.nvidia_driver.empty()) {
+    return {"driver", Health::ok, "NVIDIA " + machine.nvidia_driver, ""};
+  }
+  const bool device = has_nvidia_gpu();
+  return {"driver", device ? Health::warning : Health::ok, "no NVIDIA driver is loaded",
+          device ? "in a container: start it with --gpus all (Docker) or --nv (Apptainer)" : ""};
+}
+
+/// Without a GPU nothing is missing.
+Finding library(CudaLibrary which, const char* name, Health without, const char* needed_for) {
+  const OpenedLibrary& opened = cuda_library(which);
+  if (opened.handle != nullptr) {
+    return {name, Health::ok, fmt::format("{} ({})", opened.file, opened.origin), ""};
+  }
+  if (!has_nvidia_gpu()) {
+    return {name, Health::ok, fmt::format("not found; GPUs need it for {}", needed_for), ""};
+  }
+  return {name, without, fmt::format("not found; needed for {}", needed_for), opened.why_not};
+}
+
+/// The first library among those that the process has opened whose name begins so.
+std::string loaded(const std::string& name) {
+  for (const std::string& file : loaded_libraries()) {
+    if (fs::path(file).filename().string().starts_with(name)) {
+      return file;
+    }
+  }
+  return "";
+}
+
+Finding mpi() {
+  const std::string file = loaded("libmpi");
+  const std::string mpirun = program_on_path("mpirun");
+  if (file.empty()) {
+    return {"mpi", Health::warning, "this program is built without MPI",
+            "runs of several ranks on CPUs need it: install libopenmpi-dev and build again"};
+  }
+  const std::string text =
+      fmt::format("{}{}", file, mpirun.empty() ? "" : ", started by " + mpirun);
+  if (mpirun.empty() && program_on_path("srun").empty()) {
+    return {"mpi", Health::warning, text,
+            "there is no mpirun and no srun on PATH: several ranks cannot be started here"};
+  }
+  return {"mpi", Health::ok, text, ""};
+}
+
+/// What the command prints, errors among it; empty where it does not start.
+std::string output_of(const char* command) {
+  std::string text;
+  std::FILE* const pipe = popen(command, "r");
+  std::array<char, 4096> part = {};
+  while (pipe != nullptr && std::fgets(part.data(), part.size(), pipe) != nullptr) {
+    text += part.data();
+  }
+  if (pipe != nullptr) {
+    pclose(pipe);
+  }
+  return text;
+}
+
+/// Of what `srun --mpi=list` prints, and whether this program can use it.
+Finding judge_process_managers(const std::string& listed) {
+  const bool pmix = listed.find("pmix") != std::string::npos;
+  std::string names;
+  for (const char* name : {"pmix", "pmi2", "cray_shasta"}) {
+    if (listed.find(name) != std::string::npos) {
+      names += (names.empty() ? "" : ", ") + std::string(name);
+    }
+  }
+  const bool failed = listed.find("error") != std::string::npos;
+  const std::string text = !names.empty() ? "srun knows " + names
+                           : failed ? "srun --mpi=list: " + listed.substr(0, listed.find('\n'))
+                                    : "srun knows no process manager";
+  if (pmix) {
+    return {"slurm", Health::ok, text + ": srun --mpi=pmix fp8train run.yaml", ""};
+  }
+  return {
+      "slurm", Health::warning, text,
+      "Open MPI's ranks find each other through PMIx: use mpirun within a job (sbatch, salloc), "
+      "comm.bootstrap: file for ranks on GPUs, or have Slurm built with PMIx"};
+}
+
+Finding slurm() {
+  return program_on_path("srun").empty()
+             ? Finding{"slurm", Health::ok, "no srun on PATH", ""}
+             : judge_process_managers(output_of("timeout 10 srun --mpi=list 2>&1"));
+}
+
+/// Of the step that this process belongs to.
+Finding process_manager() {
+  const Launch launch = detect_launch();
+  if (launch.slurm_step_tasks > 1 && !launch.manager && launch.mpi_ranks == 0) {
+    return {"pmi", Health::problem,
+            fmt::format("{} tasks were started, each alone", launch.slurm_step_tasks),
+            "use `srun --mpi=pmix ...`, or comm.bootstrap: file for ranks on GPUs"};
+  }
+  return {"pmi", Health::ok,
+          launch.manager ? "a process manager has started this process"
+                         : "started alone, without a process manager",
+          ""};
+}
+
+std::string limit_text(rlim_t limit) {
+  return limit == RLIM_INFINITY ? "unlimited" : bytes_text(limit);
+}
+
+Finding memlock() {
+  rlimit limit = {};
+  getrlimit(RLIMIT_MEMLOCK, &limit);
+  std::error_code unseen;
+  const bool pins = has_nvidia_gpu() || fs::exists("/sys/class/infiniband", unseen);
+  if (limit.rlim_cur == RLIM_INFINITY || !pins) {
+    return {"memlock", Health::ok, limit_text(limit.rlim_cur), ""};
+  }
+  return {"memlock", Health::warning, limit_text(limit.rlim_cur),
+          "InfiniBand and GPUs pin memory: ulimit -l unlimited (LimitMEMLOCK=infinity in slurmd's "
+          "unit, --ulimit memlock=-1 of Docker)"};
+}
+
+Finding open_files() {
+  constexpr rlim_t kEnough = 1024;
+  rlimit limit = {};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  const bool enough = limit.rlim_cur >= kEnough;
+  return {"open files", enough ? Health::ok : Health::warning,
+          limit.rlim_cur == RLIM_INFINITY ? "unlimited" : fmt::format("{}", limit.rlim_cur),
+          enough ? "" : "ranks on many nodes need a connection each: ulimit -n 4096"};
+}
+
+Finding stack() {
+  constexpr rlim_t kEnough = 8U << 20;
+  rlimit limit = {};
+  getrlimit(RLIMIT_STACK, &limit);
+  const bool enough = limit.rlim_cur >= kEnough;
+  return {"stack", enough ? Health::ok : Health::warning, limit_text(limit.rlim_cur),
+          enough ? "" : "ulimit -s 8192"};
+}
+
+Finding shared_memory() {
+  struct statvfs info = {};
+  if (statvfs("/dev/shm", &info) != 0 || access("/dev/shm", W_OK) != 0) {
+    return {"/dev/shm", Health::problem, "cannot be written",
+            "MPI and NCCL exchange through it: mount a tmpfs there"};
+  }
+  const uint64_t all = uint64_t{info.f_blocks} * info.f_frsize;
+  const uint64_t rest = uint64_t{info.f_bavail} * info.f_frsize;
+  const bool enough = static_cast<double>(rest) >= 0.5 * kGib;
+  return {"/dev/shm", enough ? Health::ok : Health::warning,
+          fmt::format("{} of {} free", bytes_text(rest), bytes_text(all)),
+          enough ? ""
+                 : "several ranks on a node may need more: --shm-size=8g of Docker, or remove what "
+                   "other programs have left there"};
+}
+
+/// The folder itself, or the nearest one above it that exists.
+fs::path existing(fs::path folder) {
+  std::error_code unseen;
+  folder = fs::weakly_canonical(folder, unseen);
+  while (!fs::exists(folder, unseen) && folder.has_relative_path()) {
+    folder = folder.parent_path();
+  }
+  return folder;
+}
+
+Finding disk(const fs::path& folder) {
+  constexpr long kTmpfs = 0x01021994;
+  const fs::path path = existing(folder);
+  struct statvfs space = {};
+  struct statfs kind = {};
+  if (statvfs(path.c_str(), &space) != 0 || statfs(path.c_str(), &kind) != 0 ||
+      access(path.c_str(), W_OK | X_OK) != 0) {
+    return {"disk", Health::problem, fmt::format("{} cannot be written into", path.string()),
+            "name another folder as output_dir"};
+  }
+  const uint64_t rest = uint64_t{space.f_bavail} * space.f_frsize;
+  const auto free_gib = static_cast<double>(rest) / kGib;
+  Finding finding = {"disk", Health::ok,
+                     fmt::format("{} free in {}", bytes_text(rest), path.string()), ""};
+  if (free_gib < 1) {
+    finding.health = Health::problem;
+    finding.fix = "checkpoints will not fit: free some space, or name another folder as output_dir";
+  } else if (kind.f_type == kTmpfs) {
+    finding.health = Health::warning;
+    finding.fix = "this is memory: what a run writes is lost when the machine restarts";
+  } else if (free_gib < 10) {
+    finding.health = Health::warning;
+    finding.fix =
+        "a checkpoint has up to 16 bytes a parameter: free some space, or keep fewer of them "
+        "(checkpoint.keep_last)";
+  }
+  return finding;
+}
+
+/// One line for each thing that runs have failed for, with the fix. It looks at the system and
+/// starts srun for its list of process managers. `folder`: where runs will put their files; it need
+/// not exist yet.
+std::vector<Finding> examine_machine(const fs::path& folder) {
+  const Machine machine = this_machine();
+  std::vector<Finding> findings = {
+      {"system", Health::ok, fmt::format("{}, {}", machine.host, machine.system), ""},
+      processor(machine),
+      cores(machine),
+      memory(machine),
+      gpu(),
+      driver(machine)};
+  if (is_built_with_cuda()) {
+    findings.push_back(
+        library(CudaLibrary::cublaslt, "cuBLASLt", Health::problem, "matrix products"));
+    findings.push_back(library(CudaLibrary::cudnn, "cuDNN", Health::warning, "fast attention"));
+    findings.push_back(library(CudaLibrary::nccl, "NCCL", Health::warning, "several GPUs"));
+  }
+  for (Finding (*look)() :
+       {mpi, slurm, process_manager, memlock, open_files, stack, shared_memory}) {
+    findings.push_back(look());
+  }
+  findings.push_back(disk(folder));
+  return findings;
+}
 
 struct DoctorOptions {
   std::string folder = ".";

@@ -6,10 +6,9 @@
 #include <memory>
 #include <vector>
 
-#include "base/error.h"
 #include "commands.h"
+#include "device/gpu_kinds.h"
 #include "train/dry_run.h"
-#include "train/estimate.h"
 #include "train/preflight.h"
 #include "train/progress.h"
 
@@ -20,6 +19,66 @@ struct EstimateOptions {
   RankOptions ranks;
   std::string gpu;
 };
+
+/// Seconds of one optimizer step.
+struct StepTime {
+  double gemms = 0, attention = 0, memory = 0;
+  double wire = 0;     ///< if nothing else went on
+  double exposed = 0;  ///< of `wire`, what backward does not hide
+
+  double total() const { return gemms + attention + memory + exposed; }
+};
+
+/// The parts of a GPU's stated rates that steps are assumed to reach.
+constexpr double kGemmRate = 0.65, kAttentionRate = 0.45, kMemoryRate = 0.8, kWireRate = 0.7;
+
+StepTime step_time(const DryRunStep& step, const GpuKind& gpu) {
+  constexpr double kTera = 1e12;
+  constexpr double kGiga = 1e9;
+  const OpCounters& work = step.work;
+  StepTime time;
+  time.gemms = ((work.gemm_flops - work.gemm_flops_8bit) / gpu.tera_flops_16bit +
+                work.gemm_flops_8bit / gpu.tera_flops_8bit) /
+               kTera / kGemmRate;
+  time.attention = work.attention_flops / gpu.tera_flops_16bit / kTera / kAttentionRate;
+  time.memory = work.bytes / gpu.memory_rate / kGiga / kMemoryRate;
+  time.wire = (static_cast<double>(step.sent.within_node) / gpu.node_rate +
+               static_cast<double>(step.sent.between_nodes) / gpu.network_rate) /
+              kGiga / kWireRate;
+  constexpr double kBackward = 2.0 / 3.0;  // of the GEMMs and of attention
+  time.exposed = std::max(0.0, time.wire - kBackward * (time.gemms + time.attention));
+  return time;
+}
+
+/// Nothing larger is tried.
+constexpr int64_t kMostMicroBatch = int64_t{1} << 16;
+
+/// The largest micro_batch_size up to kMostMicroBatch with which a rank needs at most `bytes`; 0:
+/// not even one.
+int64_t largest_micro_batch(EngineSettings settings, const DeviceTraits& traits,
+                            const Topology& ranks, size_t bytes) {
+  const auto fits = [&](int64_t size) {
+    settings.micro_batch_size = size;
+    return dry_run_step(settings, traits, ranks, 0).memory.total() <= bytes;
+  };
+  if (!fits(1)) {
+    return 0;
+  }
+  int64_t fitting = 1;
+  int64_t beyond = 2;
+  while (fitting < kMostMicroBatch && fits(beyond)) {
+    fitting = beyond;
+    beyond *= 2;
+  }
+  if (fitting >= kMostMicroBatch) {
+    return fitting;
+  }
+  while (beyond - fitting > 1) {
+    const int64_t middle = fitting + (beyond - fitting) / 2;
+    (fits(middle) ? fitting : beyond) = middle;
+  }
+  return fitting;
+}
 
 void print_model(const Session& session, const DryRunStep& step) {
   const double tokens = static_cast<double>(session.tokens_per_step()) / session.ranks;
@@ -54,8 +113,7 @@ void print_memory(const Session& session, const DryRunStep& step, const RankMemo
 }
 
 void print_time(const Session& session, const DryRunStep& step, const GpuKind& gpu) {
-  const AssumedRates rates;
-  const StepTime time = step_time(step, gpu, rates);
+  const StepTime time = step_time(step, gpu);
   fmt::print(
       "time    {:.3g} s per step, {} tokens/s: GEMMs {:.3g}, attention {:.3g}, memory {:.3g}, "
       "wire {:.3g} of which {:.3g} is not hidden\n",
@@ -64,7 +122,7 @@ void print_time(const Session& session, const DryRunStep& step, const GpuKind& g
   fmt::print(
       "        from stated rates, of which {:.0f} % (GEMMs), {:.0f} % (attention), {:.0f} % "
       "(memory) and {:.0f} % (wire) are assumed to be reached\n",
-      100 * rates.gemm, 100 * rates.attention, 100 * rates.memory, 100 * rates.wire);
+      100 * kGemmRate, 100 * kAttentionRate, 100 * kMemoryRate, 100 * kWireRate);
 }
 
 int estimate(const EstimateOptions& options) {
@@ -102,7 +160,7 @@ int estimate(const EstimateOptions& options) {
   }
   if (memory.bytes > 0) {
     const size_t copy = memory.is_host ? step.state_copy : 0;
-    const int64_t most = largest_micro_batch(session.engine, memory.traits, ranks, 0,
+    const int64_t most = largest_micro_batch(session.engine, memory.traits, ranks,
                                              memory.bytes - std::min(copy, memory.bytes));
     fmt::print("largest training.micro_batch_size that fits, with {} of them per step: {}\n",
                session.engine.gradient_accumulation_steps,

@@ -93,6 +93,14 @@ void write_file_atomically(const std::filesystem::path& path, std::string_view t
   file.commit();
 }
 
+void create_folder(const std::filesystem::path& folder) {
+  std::error_code failure;
+  std::filesystem::create_directories(folder, failure);
+  if (failure) {
+    throw DeviceError(fmt::format("cannot create {}: {}", folder.string(), failure.message()));
+  }
+}
+
 void sync_directory(const std::filesystem::path& directory) {
   const int descriptor = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (descriptor < 0) {

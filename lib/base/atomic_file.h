@@ -36,6 +36,9 @@ class AtomicFile {
 /// Writes `text` to `path` as one AtomicFile.
 void write_file_atomically(const std::filesystem::path& path, std::string_view text);
 
+/// With those above it. Throws DeviceError naming it.
+void create_folder(const std::filesystem::path& folder);
+
 /// Flushes a directory's entries (new names, renames) to disk.
 void sync_directory(const std::filesystem::path& directory);
 

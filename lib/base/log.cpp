@@ -44,17 +44,11 @@ spdlog::level::level_enum to_spdlog(LogLevel level) {
 
 }  // namespace
 
-void log_debug(std::string_view text) {
-  logger().debug("{}", text);
-}
 void log_info(std::string_view text) {
   logger().info("{}", text);
 }
 void log_warning(std::string_view text) {
   logger().warn("{}", text);
-}
-void log_error(std::string_view text) {
-  logger().error("{}", text);
 }
 
 void set_log_level(LogLevel level) {

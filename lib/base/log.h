@@ -9,10 +9,8 @@ namespace fp8train {
 
 enum class LogLevel { debug, info, warning, error };
 
-void log_debug(std::string_view text);
 void log_info(std::string_view text);
 void log_warning(std::string_view text);
-void log_error(std::string_view text);
 
 /// Lines below `level` are dropped. Default: info.
 void set_log_level(LogLevel level);

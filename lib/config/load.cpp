@@ -3,17 +3,72 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 
 #include "base/error.h"
-#include "config/config_file.h"
 #include "config/cross_checks.h"
 #include "config/given_keys.h"
 #include "config/presets.h"
 #include "config/replacements.h"
+#include "config/yaml_tree.h"
 
 namespace fp8train {
 namespace {
+
+/// The text of a file, at most one byte more than parse_yaml takes. Throws ConfigError where it
+/// cannot be read.
+std::string read_config_file(const std::string& path) {
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) {
+    throw ConfigError(fmt::format("{}: is a folder, not a configuration file", path));
+  }
+  std::ifstream file(path, std::ios::binary);
+  if (!file) {
+    throw ConfigError(
+        fmt::format("{}: cannot open the configuration file: {}", path, std::strerror(errno)));
+  }
+  std::string text(kMaxYamlBytes + 1, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<size_t>(file.gcount()));
+  if (file.bad()) {
+    throw ConfigError(fmt::format("{}: cannot read the configuration file", path));
+  }
+  return text;
+}
+
+/// JSON as YAML reads it: blanks for the tabs between its values. Other text stays as it is.
+std::string json_as_yaml(std::string text) {
+  const size_t first = text.find_first_not_of(" \t\r\n");
+  if (first == std::string::npos || text[first] != '{') {
+    return text;
+  }
+  bool quoted = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (quoted && text[i] == '\\') {
+      ++i;
+    } else if (text[i] == '"') {
+      quoted = !quoted;
+    } else if (!quoted && text[i] == '\t') {
+      text[i] = ' ';
+    }
+  }
+  return text;
+}
+
+/// The file that `name`, a value in the file `from`, means: below the working directory, or else
+/// next to `from`.
+std::string named_file(const std::string& name, const std::string& from) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (fs::path(name).is_absolute() || fs::exists(name, error)) {
+    return name;
+  }
+  return (fs::path(from).parent_path() / name).lexically_normal().string();
+}
 
 /// False when the file could not be read to its end, so that a key may be missing for that reason.
 bool add_text(const std::string& name, const std::string& text, int layer, GivenKeys& given,

@@ -20,6 +20,12 @@ auto shape(Member member) {
   return in(&Settings::model, &ModelSettings::config, member);
 }
 
+constexpr std::pair<MlpKind, std::string_view> kActivations[] = {
+    {MlpKind::swiglu, "silu"}, {MlpKind::gelu, "gelu_new"}, {MlpKind::gelu, "gelu_pytorch_tanh"}};
+
+constexpr std::pair<Recompute, std::string_view> kRecomputes[] = {{Recompute::none, "none"},
+                                                                  {Recompute::block, "block"}};
+
 /// Sizes are asked only of models that are not described otherwise.
 bool has_own_sizes(const Settings& settings) {
   return settings.model.preset.empty() && settings.model.from.empty();
@@ -58,24 +64,6 @@ Field model_type_field() {
   };
   field.write = [](const Settings& settings) {
     return std::string(settings.model.config.family->name());
-  };
-  return field;
-}
-
-Field activation_field() {
-  const std::vector<std::string> names = {"silu", "gelu_new", "gelu_pytorch_tanh"};
-  Field field;
-  field.key = "model.hidden_act";
-  field.accepts = "one of " + joined(names);
-  field.doc = "silu is SwiGLU, gelu_new (the same as gelu_pytorch_tanh) a GELU MLP";
-  field.aliases = {"model.activation_function"};
-  field.read = [names, what = field.accepts](Settings& settings, const FieldValue& value) {
-    if (const auto name = read_choice(value, names, what)) {
-      settings.model.config.mlp = *name == "silu" ? MlpKind::swiglu : MlpKind::gelu;
-    }
-  };
-  field.write = [](const Settings& settings) {
-    return settings.model.config.mlp == MlpKind::swiglu ? "silu" : "gelu_new";
   };
   return field;
 }
@@ -149,7 +137,9 @@ std::vector<Field> size_fields() {
 
 std::vector<Field> arithmetic_fields() {
   return {
-      activation_field(),
+      choice("model.hidden_act", shape(&ModelConfig::mlp), kActivations,
+             "silu is SwiGLU, gelu_new (the same as gelu_pytorch_tanh) a GELU MLP")
+          .also({"model.activation_function"}),
       number("model.norm_eps", shape(&ModelConfig::norm_eps), between(1e-12, 1),
              "Added to the variance in every norm")
           .also({"model.rms_norm_eps", "model.layer_norm_epsilon"}),
@@ -178,28 +168,6 @@ std::vector<Field> switch_fields() {
       integer("model.eos_token_id", shape(&ModelConfig::eos_token_id),
               between(-1, ModelLimits::vocabulary), "Token that ends a document; -1: none"),
   };
-}
-
-Field recompute_field() {
-  const std::vector<std::string> names = {"none", "block"};
-  Field field;
-  field.key = "model.recompute";
-  field.question = {.topic = Topic::parallelism,
-                    .text = "Recompute activations to save memory",
-                    .changes_memory = true};
-  field.accepts = "one of " + joined(names);
-  field.doc =
-      "block computes a block's activations again in the backward pass instead of keeping "
-      "them";
-  field.read = [names, what = field.accepts](Settings& settings, const FieldValue& value) {
-    if (const auto name = read_choice(value, names, what)) {
-      settings.model.recompute = *name == "block" ? Recompute::block : Recompute::none;
-    }
-  };
-  field.write = [](const Settings& settings) {
-    return settings.model.recompute == Recompute::block ? "block" : "none";
-  };
-  return field;
 }
 
 }  // namespace
@@ -246,7 +214,13 @@ std::vector<Field> model_fields() {
               "rows that are the mean of the others; 0: as many as it has");
   resize.applies = [](const Settings& settings) { return !settings.model.from.empty(); };
   result.push_back(std::move(resize));
-  result.push_back(recompute_field());
+  result.push_back(
+      choice("model.recompute", in(&Settings::model, &ModelSettings::recompute), kRecomputes,
+             "block computes a block's activations again in the backward pass instead of keeping "
+             "them")
+          .asked({.topic = Topic::parallelism,
+                  .text = "Recompute activations to save memory",
+                  .changes_memory = true}));
   return result;
 }
 

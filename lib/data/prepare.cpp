@@ -153,12 +153,7 @@ void check_settings(const PrepareSettings& settings) {
     throw ConfigError(
         fmt::format("val_fraction is {}; it must be in [0, 1)", settings.val_fraction));
   }
-  std::error_code failure;
-  std::filesystem::create_directories(settings.out, failure);
-  if (failure) {
-    throw DeviceError(
-        fmt::format("cannot create {}: {}", settings.out.string(), failure.message()));
-  }
+  create_folder(settings.out);
   for (const auto& entry : std::filesystem::directory_iterator(settings.out)) {
     if (entry.path().extension() == ".bin" || entry.path().extension() == ".npy") {
       throw ConfigError(

@@ -224,12 +224,7 @@ void check_training(const TokenizerTraining& settings) {
     throw ConfigError(fmt::format("--vocab-size is {}; it must be in [{}, {}]", settings.vocab_size,
                                   kByteIds + kSpecialIds, kMostTrainedIds));
   }
-  std::error_code failure;
-  std::filesystem::create_directories(settings.out, failure);
-  if (failure) {
-    throw DeviceError(
-        fmt::format("cannot create {}: {}", settings.out.string(), failure.message()));
-  }
+  create_folder(settings.out);
   if (std::filesystem::exists(settings.out / "tokenizer.json")) {
     throw ConfigError(fmt::format("{} already holds a tokenizer.json; choose another folder",
                                   settings.out.string()));

@@ -1,11 +1,8 @@
 #include "io/hf_folder.h"
 
-#include <fmt/format.h>
-
 #include <utility>
 
 #include "base/atomic_file.h"
-#include "base/error.h"
 #include "io/hf_config.h"
 #include "io/sharded_writer.h"
 
@@ -15,11 +12,7 @@ void write_hf_folder(const std::filesystem::path& folder, const ModelConfig& con
                      const std::vector<TensorBytes>& tensors, const HfFolderOptions& options) {
   const DType dtype = tensors.empty() ? DType::f32 : tensors.front().dtype;
   const std::string config_json = write_hf_config(config, dtype);
-  std::error_code failure;
-  std::filesystem::create_directories(folder, failure);
-  if (failure) {
-    throw DeviceError(fmt::format("cannot create {}: {}", folder.string(), failure.message()));
-  }
+  create_folder(folder);
   std::vector<SafetensorsEntry> entries;
   for (const TensorBytes& tensor : tensors) {
     entries.push_back({tensor.name, std::string(safetensors_name(tensor.dtype)), tensor.shape, 0,

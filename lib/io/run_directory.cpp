@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include "base/atomic_file.h"
-#include "base/error.h"
 
 namespace fp8train {
 namespace {
@@ -26,13 +25,8 @@ std::filesystem::path RunDirectory::earlier_tensors(int number) const {
 
 RunDirectory create_run_directory(const std::filesystem::path& root) {
   RunDirectory run{root};
-  for (const auto& folder : {run.samples(), run.checkpoints()}) {
-    std::error_code failure;
-    std::filesystem::create_directories(folder, failure);
-    if (failure) {
-      throw DeviceError(fmt::format("cannot create {}: {}", folder.string(), failure.message()));
-    }
-  }
+  create_folder(run.samples());
+  create_folder(run.checkpoints());
   return run;
 }
 

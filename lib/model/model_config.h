@@ -32,7 +32,22 @@ struct ModelLimits {
   static constexpr int64_t positions = 1 << 24;
 };
 
-struct ModelConfig {
+/// What is computed, apart from sizes. A family assigns and compares all of it (ModelFamily), so
+/// that each default is what the families do that do not know the switch.
+struct ModelSwitches {
+  NormKind norm = NormKind::rms_norm;
+  MlpKind mlp = MlpKind::swiglu;
+  PositionKind positions = PositionKind::rope;
+  bool qkv_bias = false;  ///< on the q, k, v projections
+  bool attention_output_bias = false;
+  bool mlp_bias = false;
+  bool norm_bias = true;  ///< LayerNorm's additive term; RMSNorm has none
+  bool qk_norm = false;   ///< RMSNorm over each head of q and k (Qwen3)
+
+  bool operator==(const ModelSwitches&) const = default;
+};
+
+struct ModelConfig : ModelSwitches {
   const ModelFamily* family = default_family();  ///< never null
   int64_t vocab_size = 0;                        ///< 0: taken from the tokenizer
   int64_t hidden_size = 0;                       ///< C
@@ -42,20 +57,12 @@ struct ModelConfig {
   int64_t num_key_value_heads = 0;               ///< Hkv, divides H
   int64_t head_dim = 0;                          ///< D, even; need not be C / H
   int64_t max_position_embeddings = 0;
-  NormKind norm = NormKind::rms_norm;
-  MlpKind mlp = MlpKind::swiglu;
-  PositionKind positions = PositionKind::rope;
   float norm_eps = 1e-5F;
   double rope_theta = 10000.0;
   std::optional<RopeScaling> rope_scaling;
   int64_t sliding_window = 0;      ///< keys that a query sees in windowed layers; 0: all of them
   int64_t first_window_layer = 0;  ///< layers from here on are windowed
   bool tie_word_embeddings = false;
-  bool qkv_bias = false;  ///< on the q, k, v projections
-  bool attention_output_bias = false;
-  bool mlp_bias = false;
-  bool norm_bias = true;  ///< LayerNorm's additive term; RMSNorm has none
-  bool qk_norm = false;   ///< RMSNorm over each head of q and k (Qwen3)
   float initializer_range = 0.02F;
   int64_t bos_token_id = -1;  ///< -1: none
   int64_t eos_token_id = -1;

@@ -28,26 +28,16 @@ void Norm::forward(const StepContext& context, const Residual& input, View y, Sa
 
 void Norm::run(const StepContext& context, ConstView x, const ops::ResidualAdd& residual, View y,
                const Saved& saved, const ops::QuantizeSink& cast) const {
-  if (!centered_) {
-    ops::rms_norm_forward(context.stream, {.x = x,
-                                           .weight = weight_->value,
-                                           .eps = eps_,
-                                           .y = y,
-                                           .rstd = saved.rstd,
-                                           .cast = cast,
-                                           .residual = residual});
-    return;
-  }
-  ops::layer_norm_forward(context.stream,
-                          {.x = x,
-                           .weight = weight_->value,
-                           .bias = bias_ == nullptr ? ConstView{} : ConstView(bias_->value),
-                           .eps = eps_,
-                           .y = y,
-                           .mean = saved.mean,
-                           .rstd = saved.rstd,
-                           .cast = cast,
-                           .residual = residual});
+  ops::norm_forward(context.stream,
+                    {.x = x,
+                     .weight = weight_->value,
+                     .bias = bias_ == nullptr ? ConstView{} : ConstView(bias_->value),
+                     .eps = eps_,
+                     .y = y,
+                     .mean = saved.mean,
+                     .rstd = saved.rstd,
+                     .cast = cast,
+                     .residual = residual});
 }
 
 void Norm::backward(const StepContext& context, ConstView dy, View dx, bool accumulate,
@@ -57,34 +47,19 @@ void Norm::backward(const StepContext& context, ConstView dy, View dx, bool accu
   const int64_t width = dy.shape.back();
   const ConstView x = saved.x.read(context);
   const bool overwrite = context.overwrites_gradients && weight_->overwritten;
-  if (!centered_) {
-    const View partial =
-        allocate(*context.scratch, DType::f32, {ops::norm_partial_rows(rows), width});
-    ops::rms_norm_backward(context.stream, {.dy = dy,
-                                            .x = x,
-                                            .weight = weight_->value,
-                                            .rstd = saved.rstd,
-                                            .dx = dx,
-                                            .accumulate = accumulate,
-                                            .weight_grad = weight_->gradient,
-                                            .scratch = partial,
-                                            .overwrite_weight_grad = overwrite});
-    return;
-  }
-  const View partial =
-      allocate(*context.scratch, DType::f32, {2 * ops::norm_partial_rows(rows), width});
-  ops::layer_norm_backward(context.stream,
-                           {.dy = dy,
-                            .x = x,
-                            .weight = weight_->value,
-                            .mean = saved.mean,
-                            .rstd = saved.rstd,
-                            .dx = dx,
-                            .accumulate = accumulate,
-                            .weight_grad = weight_->gradient,
-                            .bias_grad = bias_ == nullptr ? View{} : bias_->gradient,
-                            .scratch = partial,
-                            .overwrite_weight_grad = overwrite});
+  const int64_t partial_rows = (centered_ ? 2 : 1) * ops::norm_partial_rows(rows);
+  const View partial = allocate(*context.scratch, DType::f32, {partial_rows, width});
+  ops::norm_backward(context.stream, {.dy = dy,
+                                      .x = x,
+                                      .weight = weight_->value,
+                                      .mean = saved.mean,
+                                      .rstd = saved.rstd,
+                                      .dx = dx,
+                                      .accumulate = accumulate,
+                                      .weight_grad = weight_->gradient,
+                                      .bias_grad = bias_ == nullptr ? View{} : bias_->gradient,
+                                      .scratch = partial,
+                                      .overwrite_weight_grad = overwrite});
 }
 
 }  // namespace fp8train

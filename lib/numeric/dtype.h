@@ -26,25 +26,24 @@ struct DTypeFacts {
   /// Magnitude above which a saturating cast clips a value rather than rounds it to the maximum:
   /// the maximum plus half of the spacing of codes there; 0 where no cast saturates.
   float clips_above = 0.0F;
-  bool has_infinity = false;
   bool is_code = false;  ///< written by casts with scales, and means nothing without them
 };
 
 /// The one table, in the order of DType.
 inline constexpr DTypeFacts kDTypes[] = {
-    {DType::f32, "fp32", 32, 1.0F, 0.0F, true},
-    {DType::bf16, "bf16", 16, 1.0F, 0.0F, true},
-    {DType::f16, "fp16", 16, kMaxF16, 0.0F, true},
-    {DType::e4m3, "e4m3", 8, kMaxE4M3, 464.0F, false, true},
-    {DType::e5m2, "e5m2", 8, kMaxE5M2, 61440.0F, true, true},
-    {DType::e2m1, "e2m1", 4, kMaxE2M1, 7.0F, false, true},
+    {DType::f32, "fp32", 32},
+    {DType::bf16, "bf16", 16},
+    {DType::f16, "fp16", 16, kMaxF16},
+    {DType::e4m3, "e4m3", 8, kMaxE4M3, 464.0F, true},
+    {DType::e5m2, "e5m2", 8, kMaxE5M2, 61440.0F, true},
+    {DType::e2m1, "e2m1", 4, kMaxE2M1, 7.0F, true},
     {DType::e8m0, "e8m0", 8},
-    {DType::i8, "int8", 8, 127.0F, 127.5F, false, true},
+    {DType::i8, "int8", 8, 127.0F, 127.5F, true},
     {DType::u8, "uint8", 8},
     {DType::u16, "uint16", 16},
     {DType::i32, "int32", 32},
     {DType::i64, "int64", 64},
-    {DType::f64, "fp64", 64, 1.0F, 0.0F, true},
+    {DType::f64, "fp64", 64},
 };
 
 constexpr const DTypeFacts& facts_of(DType type) {

@@ -140,20 +140,6 @@ FP8TRAIN_HD float log2_f32(float x) {
   return detail::logarithm_or_special(x, finite);
 }
 
-/// Hyperbolic tangent; odd, -0 stays, +-1 from |x| = 9.02 on.
-FP8TRAIN_HD float tanh_f32(float x) {
-  const uint32_t sign = bits_of(x) & 0x80000000U;
-  const float magnitude = float_of(bits_of(x) & 0x7FFFFFFFU);
-  const float s = x * x;
-  const float c =
-      (((-5.69229666e-3F * s + 2.06281673e-2F) * s - 5.37365153e-2F) * s + 1.33314058e-1F) * s -
-      3.33332807e-1F;
-  const float small = magnitude + magnitude * (s * c);
-  const float limited = magnitude > 10.0F ? 10.0F : magnitude;
-  const float large = 1.0F - 2.0F / (exp_f32(limited + limited) + 1.0F);
-  return float_of(bits_of(magnitude < 0.625F ? small : large) | sign);
-}
-
 /// 1 / (1 + e^-x), accurate in both tails.
 FP8TRAIN_HD float sigmoid_f32(float x) {
   const float z = exp_f32(-float_of(bits_of(x) & 0x7FFFFFFFU));

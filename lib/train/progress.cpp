@@ -11,6 +11,7 @@
 
 #include "base/log.h"
 #include "base/terminal.h"
+#include "train/run_records.h"
 
 namespace fp8train {
 
@@ -49,31 +50,33 @@ constexpr double kTickSeconds = 0.2;
 constexpr const char* kRenew = "\r\x1b[K";  // begin the line anew
 
 /// The most important first.
-std::vector<std::string> fields_of(const ProgressReport& report) {
-  const auto remaining = static_cast<double>(report.max_steps - report.step);
+std::vector<std::string> fields_of(const StepMetrics& metrics) {
+  const auto remaining = static_cast<double>(metrics.max_steps - metrics.step);
   std::vector<std::string> fields = {
-      fmt::format("step {}/{}", report.step, report.max_steps),
-      fmt::format("loss {:.4f}", report.loss),
-      fmt::format("{} tok/s", describe_count(report.tokens_per_second)),
-      fmt::format("eta {}", describe_duration(remaining * report.seconds_per_step)),
-      fmt::format("grad norm {:.3f}", report.gradient_norm),
-      fmt::format("lr {:.2e}", report.lr)};
-  if (report.skipped_steps > 0) {
-    fields.insert(fields.begin() + 2, fmt::format("skipped {}", report.skipped_steps));
+      fmt::format("step {}/{}", metrics.step, metrics.max_steps),
+      fmt::format("loss {:.4f}", metrics.loss),
+      fmt::format("{} tok/s", describe_count(metrics.tokens_per_second)),
+      fmt::format("eta {}", describe_duration(remaining * metrics.seconds_per_step)),
+      fmt::format("grad norm {:.3f}", metrics.gradient_norm),
+      fmt::format("lr {:.2e}", metrics.lr)};
+  if (metrics.skipped_steps > 0) {
+    fields.insert(fields.begin() + 2, fmt::format("skipped {}", metrics.skipped_steps));
   }
-  if (report.has_scaling) {
-    fields.push_back(fmt::format("fp8 sat {:.2f}% under {:.2f}%", report.saturated_percent,
-                                 report.underflow_percent));
+  if (metrics.scaling != nullptr) {
+    fields.push_back(fmt::format("fp8 sat {:.2f}% under {:.2f}%",
+                                 metrics.scaling->saturated_percent,
+                                 metrics.scaling->underflow_percent));
   }
-  fields.push_back(fmt::format("mem {}", describe_bytes(static_cast<double>(report.memory_bytes))));
+  fields.push_back(
+      fmt::format("mem {}", describe_bytes(static_cast<double>(metrics.memory_bytes))));
   return fields;
 }
 
 }  // namespace
 
-std::string describe(const ProgressReport& report, size_t columns) {
+std::string describe(const StepMetrics& metrics, size_t columns) {
   std::string line;
-  for (const std::string& field : fields_of(report)) {
+  for (const std::string& field : fields_of(metrics)) {
     const std::string longer = line.empty() ? field : fmt::format("{} | {}", line, field);
     if (!line.empty() && longer.size() > columns) {
       break;
@@ -94,8 +97,8 @@ Progress::~Progress() {
   finish();
 }
 
-void Progress::show(const ProgressReport& report) {
-  log_ << describe(report) << std::endl;
+void Progress::show(const StepMetrics& metrics) {
+  log_ << describe(metrics) << std::endl;
   if (style_ == Style::quiet) {
     return;
   }
@@ -103,7 +106,7 @@ void Progress::show(const ProgressReport& report) {
   line_open_ = false;
   // A terminal breaks a line that fills it.
   const size_t columns = style_ == Style::pretty ? terminal_columns(out_) - 1 : kNoColumns;
-  print(start + describe(report, columns) + "\n");
+  print(start + describe(metrics, columns) + "\n");
 }
 
 void Progress::tick(int64_t step, int64_t max_steps) {

@@ -14,24 +14,11 @@
 
 namespace fp8train {
 
-struct ProgressReport {
-  int64_t step = 0;  ///< done
-  int64_t max_steps = 0;
-  double loss = 0;
-  double lr = 0;
-  double gradient_norm = 0;
-  double tokens_per_second = 0;
-  double seconds_per_step = 0;
-  size_t memory_bytes = 0;
-  int64_t skipped_steps = 0;
-  bool has_scaling = false;  ///< FP8 plans: the next two are shown
-  double saturated_percent = 0;
-  double underflow_percent = 0;
-};
+struct StepMetrics;
 
 /// "step 120/2000 | loss 3.4121 | 18.2k tok/s | eta 1m 42s | grad norm 0.810 | lr 2.90e-04 | fp8
 /// sat 0.00% under 0.12% | mem 21 MiB"; fields at the end that go beyond `columns` are left out.
-std::string describe(const ProgressReport& report,
+std::string describe(const StepMetrics& metrics,
                      size_t columns = std::numeric_limits<size_t>::max());
 
 /// "1h 02m", "3m 05s", "12s"
@@ -56,7 +43,7 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
 
   /// A line that stays.
-  void show(const ProgressReport& report);
+  void show(const StepMetrics& metrics);
   /// On a terminal: the number of steps done, renewed a few times a second.
   void tick(int64_t step, int64_t max_steps);
   /// Any other line that stays.

@@ -16,7 +16,6 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "data/utf8.h"
-#include "train/run_statistics.h"
 
 namespace fp8train {
 namespace {
@@ -104,12 +103,11 @@ EventSummary summary_of(const StepMetrics& metrics) {
   if (metrics.loss_scale) {
     summary.scalar("optimizer/loss_scale", *metrics.loss_scale);
   }
-  if (metrics.slots == nullptr || metrics.slots->empty()) {
+  if (metrics.scaling == nullptr) {
     return summary;
   }
-  const ScalingSummary fp8 = summarize(*metrics.slots);
-  summary.scalar("fp8/saturated_percent", fp8.saturated_percent)
-      .scalar("fp8/underflow_percent", fp8.underflow_percent);
+  summary.scalar("fp8/saturated_percent", metrics.scaling->saturated_percent)
+      .scalar("fp8/underflow_percent", metrics.scaling->underflow_percent);
   std::vector<double> scales, amax;
   for (const SlotReport& report : *metrics.slots) {
     if (has_one_scale(report)) {
@@ -231,14 +229,13 @@ void RunRecords::write_step(const StepMetrics& metrics) {
                                  .add("seconds", metrics.straggler->seconds)
                                  .add("median_seconds", metrics.straggler->median_seconds));
   }
-  if (metrics.slots != nullptr && !metrics.slots->empty()) {
-    const ScalingSummary summary = summarize(*metrics.slots);
-    line.add("fp8_saturated_percent", summary.saturated_percent)
-        .add("fp8_underflow_percent", summary.underflow_percent)
-        .add("fp8_snr_db", class_metrics(summary));
+  if (metrics.scaling != nullptr) {
+    line.add("fp8_saturated_percent", metrics.scaling->saturated_percent)
+        .add("fp8_underflow_percent", metrics.scaling->underflow_percent)
+        .add("fp8_snr_db", class_metrics(*metrics.scaling));
   }
   append(line);
-  if (metrics.each_tensor && metrics.slots != nullptr && !metrics.slots->empty()) {
+  if (metrics.each_tensor && metrics.scaling != nullptr) {
     write_tensors(metrics);
   }
   if (events_) {

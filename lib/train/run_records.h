@@ -17,12 +17,14 @@
 #include "io/run_lock.h"
 #include "precision/scaling_state.h"
 #include "train/divergence.h"
+#include "train/run_statistics.h"
 #include "train/stragglers.h"
 
 namespace fp8train {
 
 struct StepMetrics {
-  int64_t step = 0;
+  int64_t step = 0;       ///< done
+  int64_t max_steps = 0;  ///< of the run
   double loss = 0;
   double lr = 0;
   double gradient_norm = 0;
@@ -39,7 +41,8 @@ struct StepMetrics {
   int64_t skipped_steps = 0;
   std::optional<Straggler> straggler;  ///< since the last such line; where there are several ranks
   std::optional<Traffic> sent;  ///< by this rank to others in a step; where there are several
-  const std::vector<SlotReport>* slots = nullptr;  ///< FP8 plans: casts by tensor role
+  const ScalingSummary* scaling = nullptr;         ///< FP8 plans: of `slots`
+  const std::vector<SlotReport>* slots = nullptr;  ///< with `scaling`: casts by tensor role
   bool each_tensor = false;                        ///< `slots` one by one, in tensors.jsonl
 };
 

@@ -107,16 +107,10 @@ ScalingSummary summarize(const std::vector<SlotReport>& reports) {
   double count = 0;
   double saturated = 0;
   double underflow = 0;
-  double worst = 0;
   for (const SlotReport& report : reports) {
     count += static_cast<double>(report.statistics.count);
     saturated += static_cast<double>(report.statistics.saturated);
     underflow += static_cast<double>(report.statistics.underflow);
-    const double share = underflow_percent(report);
-    if (share > worst) {
-      worst = share;
-      summary.worst_underflow = &report;
-    }
   }
   if (count > 0) {
     summary.saturated_percent = 100.0 * saturated / count;

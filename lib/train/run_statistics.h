@@ -21,8 +21,7 @@ struct ClassSnr {
 struct ScalingSummary {
   double saturated_percent = 0;
   double underflow_percent = 0;
-  const SlotReport* worst_underflow = nullptr;  ///< into the reports given
-  std::map<std::string, ClassSnr> snr;          ///< by class; without slots that have no SNR
+  std::map<std::string, ClassSnr> snr;  ///< by class; without slots that have no SNR
 };
 
 ScalingSummary summarize(const std::vector<SlotReport>& reports);

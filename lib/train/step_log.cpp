@@ -80,38 +80,31 @@ void StepLog::write(Engine& engine, TrainingState& state, const Traffic& sent) {
   const Settings& settings = session_->settings;
   const double lr =
       learning_rate(settings.scheduler, settings.optimizer.lr, state.step - 1, session_->max_steps);
-  progress_->show({.step = state.step,
-                   .max_steps = session_->max_steps,
-                   .loss = loss.mean,
-                   .lr = lr,
-                   .gradient_norm = report.gradient_norm,
-                   .tokens_per_second = tokens_per_second_,
-                   .seconds_per_step = seconds / steps,
-                   .memory_bytes = device_->ledger().peak(),
-                   .skipped_steps = report.skipped_steps,
-                   .has_scaling = !slots.empty(),
-                   .saturated_percent = scaling.saturated_percent,
-                   .underflow_percent = scaling.underflow_percent});
-  records_->write_step({.step = state.step,
-                        .loss = loss.mean,
-                        .lr = lr,
-                        .gradient_norm = report.gradient_norm,
-                        .tokens = state.tokens,
-                        .epochs = epochs_of_sources(state.sample_position),
-                        .tokens_per_second = tokens_per_second_,
-                        .seconds_per_step = seconds / steps,
-                        .tflops = tflops,
-                        .mfu = gpu_ ? std::optional(tflops / gpu_->tera_flops_16bit) : std::nullopt,
-                        .memory_bytes = device_->ledger().peak(),
-                        .data_position = state.sample_position,
-                        .loss_scale = session_->engine.plan.dynamic_loss_scaling
-                                          ? std::optional<double>(report.loss_scale)
-                                          : std::nullopt,
-                        .skipped_steps = report.skipped_steps,
-                        .straggler = find_straggler(seconds_of_ranks),
-                        .sent = session_->ranks > 1 ? std::optional<Traffic>(sent) : std::nullopt,
-                        .slots = &slots,
-                        .each_tensor = tensors_are_due(state.step)});
+  const StepMetrics metrics = {
+      .step = state.step,
+      .max_steps = session_->max_steps,
+      .loss = loss.mean,
+      .lr = lr,
+      .gradient_norm = report.gradient_norm,
+      .tokens = state.tokens,
+      .epochs = epochs_of_sources(state.sample_position),
+      .tokens_per_second = tokens_per_second_,
+      .seconds_per_step = seconds / steps,
+      .tflops = tflops,
+      .mfu = gpu_ ? std::optional(tflops / gpu_->tera_flops_16bit) : std::nullopt,
+      .memory_bytes = device_->ledger().peak(),
+      .data_position = state.sample_position,
+      .loss_scale = session_->engine.plan.dynamic_loss_scaling
+                        ? std::optional<double>(report.loss_scale)
+                        : std::nullopt,
+      .skipped_steps = report.skipped_steps,
+      .straggler = find_straggler(seconds_of_ranks),
+      .sent = session_->ranks > 1 ? std::optional<Traffic>(sent) : std::nullopt,
+      .scaling = slots.empty() ? nullptr : &scaling,
+      .slots = &slots,
+      .each_tensor = tensors_are_due(state.step)};
+  progress_->show(metrics);
+  records_->write_step(metrics);
   log_warnings(scaling_warnings_.after_step(state.step, slots));
   begin_at(state.step);
 }

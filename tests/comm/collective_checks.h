@@ -12,7 +12,7 @@ namespace fp8train::test {
 /// Called on all ranks. Throws std::runtime_error that says what is wrong.
 void check_collectives(Communicator& comm);
 
-/// Sums over ranks: within a rounding of fp64's, the same bits in all_reduce and reduce_scatter.
+/// Sums and maxima over ranks.
 void check_reductions(Communicator& comm);
 
 /// Every collective on memory of `device`, against `host`, which has the same ranks.

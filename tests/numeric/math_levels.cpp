@@ -17,9 +17,6 @@ struct Exp2 {
 struct Log2 {
   FP8TRAIN_HD float operator()(float x) const { return log2_f32(x); }
 };
-struct Tanh {
-  FP8TRAIN_HD float operator()(float x) const { return tanh_f32(x); }
-};
 struct Sigmoid {
   FP8TRAIN_HD float operator()(float x) const { return sigmoid_f32(x); }
 };
@@ -44,7 +41,7 @@ void apply(const float* __restrict x, float* __restrict y, size_t count) {
   }
 }
 
-constexpr MathKernels kTable = {{apply<Exp>, apply<Log>, apply<Tanh>, apply<Sigmoid>, apply<Silu>,
+constexpr MathKernels kTable = {{apply<Exp>, apply<Log>, apply<Sigmoid>, apply<Silu>,
                                  apply<SiluDerivative>, apply<Gelu>, apply<GeluDerivative>,
                                  apply<Exp2>, apply<Log2>}};
 

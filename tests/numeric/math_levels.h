@@ -7,7 +7,7 @@ namespace fp8train {
 
 struct MathKernels {
   using Function = void (*)(const float* x, float* y, size_t count);
-  static constexpr int kCount = 10;
+  static constexpr int kCount = 9;
   Function function[kCount];
 };
 

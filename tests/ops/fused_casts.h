@@ -48,26 +48,26 @@ inline void call(Fused fused, const Stream& stream, const FusedOperands& o, View
   constexpr float kEps = 1e-5F;
   switch (fused) {
     case Fused::rms_norm:
-      return ops::rms_norm_forward(
+      return ops::norm_forward(
           stream,
           {.x = o.x, .weight = o.weight, .eps = kEps, .y = y, .rstd = o.rstd, .cast = cast});
     case Fused::layer_norm:
-      return ops::layer_norm_forward(stream, {.x = o.x,
-                                              .weight = o.weight,
-                                              .eps = kEps,
-                                              .y = y,
-                                              .mean = o.mean,
-                                              .rstd = o.rstd,
-                                              .cast = cast});
+      return ops::norm_forward(stream, {.x = o.x,
+                                        .weight = o.weight,
+                                        .eps = kEps,
+                                        .y = y,
+                                        .mean = o.mean,
+                                        .rstd = o.rstd,
+                                        .cast = cast});
     case Fused::biased_norm:
-      return ops::layer_norm_forward(stream, {.x = o.x,
-                                              .weight = o.weight,
-                                              .bias = o.bias,
-                                              .eps = kEps,
-                                              .y = y,
-                                              .mean = o.mean,
-                                              .rstd = o.rstd,
-                                              .cast = cast});
+      return ops::norm_forward(stream, {.x = o.x,
+                                        .weight = o.weight,
+                                        .bias = o.bias,
+                                        .eps = kEps,
+                                        .y = y,
+                                        .mean = o.mean,
+                                        .rstd = o.rstd,
+                                        .cast = cast});
     case Fused::swiglu:
       return ops::swiglu_forward(stream, o.x, y, cast);
     case Fused::smooth_swiglu:

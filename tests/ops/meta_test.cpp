@@ -47,17 +47,17 @@ TEST_CASE("meta counts the codes that a norm writes, and y where it is written",
   cast.out.rowwise.codes = codes;
   const double before = 2.0 * 64 * 32 + 4.0 * 32 + 4.0 * 64;
   const ops::OpTable& table = ops::op_table(device.stream());
-  table.rms_norm_forward(device.stream(), {.x = x,
-                                           .weight = weight,
-                                           .eps = 1e-5F,
-                                           .y = {nullptr, DType::bf16, {64, 32}},
-                                           .rstd = rstd,
-                                           .cast = cast});
+  table.norm_forward(device.stream(), {.x = x,
+                                       .weight = weight,
+                                       .eps = 1e-5F,
+                                       .y = {nullptr, DType::bf16, {64, 32}},
+                                       .rstd = rstd,
+                                       .cast = cast});
   // The kernel that casts reads x and rstd again.
   const double cast_bytes = before + 64 * 32 + 2.0 * 64 * 32 + 4.0 * 64;
   CHECK(device.counters().bytes == cast_bytes);
-  table.rms_norm_forward(device.stream(),
-                         {.x = x, .weight = weight, .eps = 1e-5F, .y = x, .rstd = rstd});
+  table.norm_forward(device.stream(),
+                     {.x = x, .weight = weight, .eps = 1e-5F, .y = x, .rstd = rstd});
   CHECK(device.counters().bytes == cast_bytes + before + 2.0 * 64 * 32);
 }
 
@@ -70,18 +70,18 @@ TEST_CASE("meta counts the addition in front of a norm", "[ops]") {
   const double added = 2 * 2.0 * 64 * 32;
   const double norm = 2 * 2.0 * 64 * 32 + 4.0 * 32 + 4.0 * 64;
   const ops::OpTable& table = ops::op_table(device.stream());
-  table.rms_norm_forward(
+  table.norm_forward(
       device.stream(),
       {.x = x, .weight = weight, .eps = 1e-5F, .y = x, .rstd = statistics, .residual = residual});
   CHECK(device.counters().bytes == norm + added);
-  table.layer_norm_forward(device.stream(), {.x = x,
-                                             .weight = weight,
-                                             .bias = View(),
-                                             .eps = 1e-5F,
-                                             .y = x,
-                                             .mean = statistics,
-                                             .rstd = statistics,
-                                             .residual = residual});
+  table.norm_forward(device.stream(), {.x = x,
+                                       .weight = weight,
+                                       .bias = View(),
+                                       .eps = 1e-5F,
+                                       .y = x,
+                                       .mean = statistics,
+                                       .rstd = statistics,
+                                       .residual = residual});
   CHECK(device.counters().bytes == 2 * (norm + added) + 4.0 * 64);
 }
 

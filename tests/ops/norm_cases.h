@@ -89,6 +89,28 @@ struct NormOperands {
         bias_grad(weight_grad),
         scratch(DType::f32, {2 * ops::norm_partial_rows(p.rows) * p.n}) {}
 
+  /// LayerNorm where `layer`, else RMSNorm.
+  ops::NormForward forward(bool layer) {
+    return {.x = x,
+            .weight = weight,
+            .bias = layer ? ConstView(bias) : ConstView(),
+            .eps = kNormEps,
+            .y = y,
+            .mean = layer ? View(mean) : View(),
+            .rstd = rstd};
+  }
+  ops::NormBackward backward(bool layer) {
+    return {.dy = dy,
+            .x = x,
+            .weight = weight,
+            .mean = layer ? ConstView(mean) : ConstView(),
+            .rstd = rstd,
+            .dx = dx,
+            .weight_grad = weight_grad,
+            .bias_grad = layer ? View(bias_grad) : View(),
+            .scratch = scratch};
+  }
+
   Array x, weight, bias, dy, y, dx, mean, rstd, weight_grad, bias_grad, scratch;
 };
 

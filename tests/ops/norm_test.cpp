@@ -28,36 +28,10 @@ TEST_CASE("RMSNorm and LayerNorm match double precision", "[norm]") {
     for (const bool layer : {false, true}) {
       for (const bool accumulate : {false, true}) {
         NormOperands o(p);
-        if (layer) {
-          ops::layer_norm_forward(stream, {.x = o.x,
-                                           .weight = o.weight,
-                                           .bias = o.bias,
-                                           .eps = kNormEps,
-                                           .y = o.y,
-                                           .mean = o.mean,
-                                           .rstd = o.rstd});
-          ops::layer_norm_backward(stream, {.dy = o.dy,
-                                            .x = o.x,
-                                            .weight = o.weight,
-                                            .mean = o.mean,
-                                            .rstd = o.rstd,
-                                            .dx = o.dx,
-                                            .accumulate = accumulate,
-                                            .weight_grad = o.weight_grad,
-                                            .bias_grad = o.bias_grad,
-                                            .scratch = o.scratch});
-        } else {
-          ops::rms_norm_forward(
-              stream, {.x = o.x, .weight = o.weight, .eps = kNormEps, .y = o.y, .rstd = o.rstd});
-          ops::rms_norm_backward(stream, {.dy = o.dy,
-                                          .x = o.x,
-                                          .weight = o.weight,
-                                          .rstd = o.rstd,
-                                          .dx = o.dx,
-                                          .accumulate = accumulate,
-                                          .weight_grad = o.weight_grad,
-                                          .scratch = o.scratch});
-        }
+        ops::norm_forward(stream, o.forward(layer));
+        ops::NormBackward backward = o.backward(layer);
+        backward.accumulate = accumulate;
+        ops::norm_backward(stream, backward);
         const NormReference want = norm_reference(p, doubles(o.x), doubles(o.weight),
                                                   doubles(o.bias), doubles(o.dy), layer);
         INFO("rows " << p.rows << " n " << p.n << " layer " << layer << " x " << name_of(p.x.dtype)
@@ -113,36 +87,15 @@ TEST_CASE("norms have the same bits at every level and thread count", "[norm]") 
       const Stream stream = cpu_stream();
       NormOperands o(p);
       Bits bits;
-      table.rms_norm_forward(
-          stream, {.x = o.x, .weight = o.weight, .eps = kNormEps, .y = o.y, .rstd = o.rstd});
+      table.norm_forward(stream, o.forward(false));
       bits.add(o.y);
-      table.rms_norm_backward(stream, {.dy = o.dy,
-                                       .x = o.x,
-                                       .weight = o.weight,
-                                       .rstd = o.rstd,
-                                       .dx = o.dx,
-                                       .accumulate = true,
-                                       .weight_grad = o.weight_grad,
-                                       .scratch = o.scratch});
+      ops::NormBackward accumulated = o.backward(false);
+      accumulated.accumulate = true;
+      table.norm_backward(stream, accumulated);
       bits.add(o.dx);
-      table.layer_norm_forward(stream, {.x = o.x,
-                                        .weight = o.weight,
-                                        .bias = o.bias,
-                                        .eps = kNormEps,
-                                        .y = o.y,
-                                        .mean = o.mean,
-                                        .rstd = o.rstd});
+      table.norm_forward(stream, o.forward(true));
       bits.add(o.y);
-      table.layer_norm_backward(stream, {.dy = o.dy,
-                                         .x = o.x,
-                                         .weight = o.weight,
-                                         .mean = o.mean,
-                                         .rstd = o.rstd,
-                                         .dx = o.dx,
-                                         .accumulate = false,
-                                         .weight_grad = o.weight_grad,
-                                         .bias_grad = o.bias_grad,
-                                         .scratch = o.scratch});
+      table.norm_backward(stream, o.backward(true));
       for (const Array* array : {&o.dx, &o.mean, &o.rstd, &o.weight_grad, &o.bias_grad}) {
         bits.add(*array);
       }
@@ -170,32 +123,15 @@ Bits residual_norm(const ops::OpTable& table, const NormProblem& p, bool layer, 
               .tensor_scale = &scale,
               .tensor_scale_inv = &scale_inv,
               .format = {.dtype = DType::e4m3}};
-  ConstView x = o.x;
-  ops::ResidualAdd residual = {delta, sum};
-  if (!in_pass) {
-    table.add(stream, o.x, delta, sum);
-    x = sum;
-    residual = {};
-  }
-  if (layer) {
-    table.layer_norm_forward(stream, {.x = x,
-                                      .weight = o.weight,
-                                      .bias = o.bias,
-                                      .eps = kNormEps,
-                                      .y = o.y,
-                                      .mean = o.mean,
-                                      .rstd = o.rstd,
-                                      .cast = cast,
-                                      .residual = residual});
+  ops::NormForward norm = o.forward(layer);
+  norm.cast = cast;
+  if (in_pass) {
+    norm.residual = {delta, sum};
   } else {
-    table.rms_norm_forward(stream, {.x = x,
-                                    .weight = o.weight,
-                                    .eps = kNormEps,
-                                    .y = o.y,
-                                    .rstd = o.rstd,
-                                    .cast = cast,
-                                    .residual = residual});
+    table.add(stream, o.x, delta, sum);
+    norm.x = sum;
   }
+  table.norm_forward(stream, norm);
   Bits bits;
   for (const Array* array : {&sum, &o.y, &o.mean, &o.rstd, &codes, &columnwise}) {
     bits.add(*array);
@@ -236,27 +172,9 @@ TEST_CASE("gradients of norms are overwritten where that is said", "[norm]") {
       }
       std::fill_n(o.rstd.as<float>(), p.rows, 1.25F);
       std::fill_n(o.mean.as<float>(), p.rows, 0.5F);
-      if (layer) {
-        ops::layer_norm_backward(stream, {.dy = o.dy,
-                                          .x = o.x,
-                                          .weight = o.weight,
-                                          .mean = o.mean,
-                                          .rstd = o.rstd,
-                                          .dx = o.dx,
-                                          .weight_grad = o.weight_grad,
-                                          .bias_grad = o.bias_grad,
-                                          .scratch = o.scratch,
-                                          .overwrite_weight_grad = overwrite});
-      } else {
-        ops::rms_norm_backward(stream, {.dy = o.dy,
-                                        .x = o.x,
-                                        .weight = o.weight,
-                                        .rstd = o.rstd,
-                                        .dx = o.dx,
-                                        .weight_grad = o.weight_grad,
-                                        .scratch = o.scratch,
-                                        .overwrite_weight_grad = overwrite});
-      }
+      ops::NormBackward backward = o.backward(layer);
+      backward.overwrite_weight_grad = overwrite;
+      ops::norm_backward(stream, backward);
       Bits bits;
       bits.add(o.weight_grad);
       if (layer) {
@@ -343,39 +261,21 @@ TEST_CASE("the norm of heads is RMSNorm on slices of wider rows", "[norm]") {
 TEST_CASE("norms refuse shapes that do not fit", "[norm]") {
   const NormProblem p = {4, 8, kFloatTypes[0], kFloatTypes[0]};
   NormOperands o(p);
+  const auto refused = [&](const auto& change) {
+    ops::NormForward call = o.forward(false);
+    change(call);
+    CHECK_THROWS_AS(ops::norm_forward(cpu_stream(), call), InternalError);
+  };
   Array short_weight(DType::f32, {7});
-  CHECK_THROWS_AS(
-      ops::rms_norm_forward(
-          cpu_stream(),
-          {.x = o.x, .weight = short_weight, .eps = kNormEps, .y = o.y, .rstd = o.rstd}),
-      InternalError);
+  refused([&](ops::NormForward& call) { call.weight = short_weight; });
   Array other_type(DType::bf16, {4, 8});
-  CHECK_THROWS_AS(ops::rms_norm_forward(cpu_stream(), {.x = o.x,
-                                                       .weight = o.weight,
-                                                       .eps = kNormEps,
-                                                       .y = o.y,
-                                                       .rstd = o.rstd,
-                                                       .residual = {other_type, o.x}}),
-                  InternalError);
-  CHECK_THROWS_AS(ops::rms_norm_forward(cpu_stream(), {.x = o.x,
-                                                       .weight = o.weight,
-                                                       .eps = kNormEps,
-                                                       .y = o.y,
-                                                       .rstd = o.rstd,
-                                                       .residual = {o.dx, {}}}),
-                  InternalError);
+  refused([&](ops::NormForward& call) { call.residual = {other_type, o.x}; });
+  refused([&](ops::NormForward& call) { call.residual = {o.dx, {}}; });
+  refused([&](ops::NormForward& call) { call.bias = o.bias; });  // RMSNorm has none
   Array short_scratch(DType::f32, {15});
-  CHECK_THROWS_AS(ops::layer_norm_backward(cpu_stream(), {.dy = o.dy,
-                                                          .x = o.x,
-                                                          .weight = o.weight,
-                                                          .mean = o.mean,
-                                                          .rstd = o.rstd,
-                                                          .dx = o.dx,
-                                                          .accumulate = false,
-                                                          .weight_grad = o.weight_grad,
-                                                          .bias_grad = o.bias_grad,
-                                                          .scratch = short_scratch}),
-                  InternalError);
+  ops::NormBackward backward = o.backward(true);
+  backward.scratch = short_scratch;
+  CHECK_THROWS_AS(ops::norm_backward(cpu_stream(), backward), InternalError);
 }
 
 }  // namespace

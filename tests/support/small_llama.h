@@ -34,11 +34,12 @@ inline EngineSettings small_llama(const std::string& plan, int64_t accumulation 
 }
 
 /// Tokens and targets drawn from Philox keyed by `index`.
-inline Batch random_batch(uint64_t index, int64_t rows = kSmallRows) {
+inline Batch random_batch(uint64_t index, int64_t rows = kSmallRows,
+                          int64_t columns = kSmallColumns) {
   Batch batch;
   batch.rows = rows;
-  batch.columns = kSmallColumns;
-  for (int64_t i = 0; i < rows * kSmallColumns; ++i) {
+  batch.columns = columns;
+  for (int64_t i = 0; i < rows * columns; ++i) {
     const PhiloxBlock bits = philox(index, 0, static_cast<uint64_t>(i));
     batch.tokens.push_back(static_cast<int32_t>(bits.word[0] % kSmallVocabulary));
     batch.targets.push_back(static_cast<int32_t>(bits.word[1] % kSmallVocabulary));

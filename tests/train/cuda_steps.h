@@ -35,15 +35,7 @@ inline EngineSettings small_gpt2(const std::string& plan) {
 }
 
 inline Batch batch_of(uint64_t index) {
-  Batch batch;
-  batch.rows = kRows;
-  batch.columns = kColumns;
-  for (int64_t i = 0; i < kRows * kColumns; ++i) {
-    const PhiloxBlock bits = philox(index, 0, static_cast<uint64_t>(i));
-    batch.tokens.push_back(static_cast<int32_t>(bits.word[0] % kVocabulary));
-    batch.targets.push_back(static_cast<int32_t>(bits.word[1] % kVocabulary));
-  }
-  return batch;
+  return test::random_batch(index, kRows, kColumns);
 }
 
 struct Run {

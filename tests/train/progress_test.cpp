@@ -6,6 +6,7 @@
 
 #include "support/files.h"
 #include "support/temp_dir.h"
+#include "train/run_records.h"
 
 using namespace fp8train;
 using Catch::Matchers::Contains;
@@ -23,36 +24,36 @@ TEST_CASE("durations, counts and bytes read well") {
 
 namespace {
 
-constexpr ProgressReport kReport = {.step = 120,
-                                    .max_steps = 2000,
-                                    .loss = 3.4121,
-                                    .lr = 2.9e-4,
-                                    .gradient_norm = 0.81,
-                                    .tokens_per_second = 18200,
-                                    .seconds_per_step = 0.1};
+const StepMetrics kMetrics = {.step = 120,
+                              .max_steps = 2000,
+                              .loss = 3.4121,
+                              .lr = 2.9e-4,
+                              .gradient_norm = 0.81,
+                              .tokens_per_second = 18200,
+                              .seconds_per_step = 0.1};
 
 }  // namespace
 
 TEST_CASE("a progress line has what a person asks for") {
-  ProgressReport report = kReport;
-  report.has_scaling = true;
-  report.underflow_percent = 0.125;
-  const std::string line = describe(report);
+  StepMetrics metrics = kMetrics;
+  const ScalingSummary scaling = {.underflow_percent = 0.125};
+  metrics.scaling = &scaling;
+  const std::string line = describe(metrics);
   CHECK_THAT(line, Contains("step 120/2000") && Contains("loss 3.4121") && Contains("2.90e-04"));
   CHECK_THAT(line, Contains("18.2k tok/s") && Contains("eta 3m 08s") && Contains("sat 0.00%"));
 }
 
 TEST_CASE("a progress line is as wide as there are columns") {
-  ProgressReport report = kReport;
-  report.skipped_steps = 1;
-  const std::string all = describe(report);
+  StepMetrics metrics = kMetrics;
+  metrics.skipped_steps = 1;
+  const std::string all = describe(metrics);
   CHECK(all ==
         "step 120/2000 | loss 3.4121 | skipped 1 | 18.2k tok/s | eta 3m 08s | grad norm 0.810 | lr "
         "2.90e-04 | mem 0 B");
-  CHECK(describe(report, all.size()) == all);
-  CHECK(describe(report, all.size() - 1) == all.substr(0, all.rfind(" | ")));
-  CHECK(describe(report, 40) == "step 120/2000 | loss 3.4121 | skipped 1");
-  CHECK(describe(report, 5) == "step 120/2000");
+  CHECK(describe(metrics, all.size()) == all);
+  CHECK(describe(metrics, all.size() - 1) == all.substr(0, all.rfind(" | ")));
+  CHECK(describe(metrics, 40) == "step 120/2000 | loss 3.4121 | skipped 1");
+  CHECK(describe(metrics, 5) == "step 120/2000");
 }
 
 TEST_CASE("progress that cannot be written goes on in the log") {

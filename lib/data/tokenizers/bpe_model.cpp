@@ -3,11 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
-#include <queue>
 
 #include "base/error.h"
 #include "data/tokenizers/byte_alphabet.h"
+#include "data/tokenizers/merge_pairs.h"
 #include "data/tokenizers/piece_cache.h"
 #include "data/tokenizers/unicode.h"
 #include "data/utf8.h"
@@ -264,51 +263,11 @@ void BpeModel::merge_few(std::vector<int32_t>& symbols, std::vector<uint32_t>& r
 }
 
 void BpeModel::merge_many(std::vector<int32_t>& symbols) const {
-  constexpr size_t kNone = std::numeric_limits<size_t>::max();
-  constexpr int32_t kMergedAway = -1;
-  struct Candidate {
-    uint32_t rank;
-    size_t left, right;
-    int32_t left_id, right_id, id;
-    bool operator<(const Candidate& other) const {
-      return rank != other.rank ? rank > other.rank : left > other.left;
-    }
-  };
-  const size_t count = symbols.size();
-  std::vector<size_t> next(count);
-  std::vector<size_t> previous(count);
-  for (size_t i = 0; i < count; ++i) {
-    next[i] = i + 1 < count ? i + 1 : kNone;
-    previous[i] = i > 0 ? i - 1 : kNone;
-  }
-  std::vector<Candidate> first;
-  const auto candidate = [&](size_t left, size_t right) {
-    const Merge merge = merges_.find(symbols[left], symbols[right]);
-    return Candidate{merge.rank, left, right, symbols[left], symbols[right], merge.id};
-  };
-  for (size_t i = 0; i + 1 < count; ++i) {
-    if (Candidate made = candidate(i, i + 1); made.rank != Merge::kNoRank) first.push_back(made);
-  }
-  std::priority_queue<Candidate> heap(std::less<Candidate>(), std::move(first));
-  const auto offer = [&](size_t left, size_t right) {
-    if (left == kNone || right == kNone) return;
-    if (Candidate made = candidate(left, right); made.rank != Merge::kNoRank) heap.push(made);
-  };
-  while (!heap.empty()) {
-    const Candidate best = heap.top();
-    heap.pop();
-    if (symbols[best.left] != best.left_id || next[best.left] != best.right ||
-        symbols[best.right] != best.right_id) {
-      continue;
-    }
-    symbols[best.left] = best.id;
-    symbols[best.right] = kMergedAway;
-    next[best.left] = next[best.right];
-    if (next[best.left] != kNone) previous[next[best.left]] = best.left;
-    offer(previous[best.left], best.left);
-    offer(best.left, next[best.left]);
-  }
-  std::erase(symbols, kMergedAway);
+  merge_pairs<uint32_t>(symbols, [this](int32_t left, int32_t right) {
+    const Merge merge = merges_.find(left, right);
+    return merge.rank == Merge::kNoRank ? std::nullopt
+                                        : std::optional(PairMerge{merge.rank, merge.id});
+  });
 }
 
 }  // namespace fp8train::tokenizers

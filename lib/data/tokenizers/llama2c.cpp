@@ -1,6 +1,5 @@
 // The tokenizer of llama2.c. The result of encode() is that of run.c's loop, "merge the
-// best-scoring adjacent pair, the leftmost of equals, until none is left", reached in O(n log n) by
-// a heap over a linked list instead of O(n^2).
+// best-scoring adjacent pair, the leftmost of equals, until none is left".
 
 #include <fmt/format.h>
 
@@ -8,11 +7,11 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <queue>
 #include <unordered_map>
 
 #include "base/error.h"
 #include "data/input_file.h"
+#include "data/tokenizers/merge_pairs.h"
 #include "data/tokenizers/own_format.h"
 #include "data/utf8.h"
 
@@ -47,26 +46,12 @@ class Llama2cTokenizer final : public Tokenizer {
   std::string to_json() const override;
 
  private:
-  struct Merge {
-    float score;
-    size_t left;
-    size_t right;
-    int32_t left_id;
-    int32_t right_id;
-    int32_t merged;
-    // Top of the heap: the highest score, then the leftmost place.
-    bool operator<(const Merge& other) const {
-      return score != other.score ? score < other.score : left > other.left;
-    }
-  };
-
   std::optional<int32_t> find(const std::string& piece) const {
     const auto found = ids_.find(piece);
     return found == ids_.end() ? std::nullopt : std::optional(found->second);
   }
   const std::string& text_of(int32_t id) const { return pieces_[static_cast<size_t>(id)].text; }
   std::vector<int32_t> initial_ids(std::string_view text) const;
-  void merge(std::vector<int32_t>& ids) const;
 
   std::vector<tokenizers::BpePiece> pieces_;
   std::unordered_map<std::string, int32_t> ids_;
@@ -99,50 +84,14 @@ std::vector<int32_t> Llama2cTokenizer::initial_ids(std::string_view text) const 
   return ids;
 }
 
-void Llama2cTokenizer::merge(std::vector<int32_t>& ids) const {
-  constexpr size_t kNone = static_cast<size_t>(-1);
-  constexpr int32_t kMergedAway = -1;
-  const size_t count = ids.size();
-  std::vector<size_t> next(count);
-  std::vector<size_t> previous(count);
-  for (size_t i = 0; i < count; ++i) {
-    next[i] = i + 1 < count ? i + 1 : kNone;
-    previous[i] = i > 0 ? i - 1 : kNone;
-  }
-  std::priority_queue<Merge> heap;
-  const auto offer = [&](size_t left, size_t right) {
-    if (left == kNone || right == kNone) return;
-    const auto merged = find(text_of(ids[left]) + text_of(ids[right]));
-    if (!merged) return;
-    const float score = pieces_[static_cast<size_t>(*merged)].score;
-    if (score > kLowestScore) {
-      heap.push({score, left, right, ids[left], ids[right], *merged});
-    }
-  };
-  for (size_t i = 0; i + 1 < count; ++i) {
-    offer(i, i + 1);
-  }
-  while (!heap.empty()) {
-    const Merge best = heap.top();
-    heap.pop();
-    const bool stale = ids[best.left] != best.left_id || ids[best.right] != best.right_id ||
-                       next[best.left] != best.right;
-    if (stale) continue;
-    ids[best.left] = best.merged;
-    ids[best.right] = kMergedAway;
-    next[best.left] = next[best.right];
-    if (next[best.left] != kNone) {
-      previous[next[best.left]] = best.left;
-    }
-    offer(previous[best.left], best.left);
-    offer(best.left, next[best.left]);
-  }
-  std::erase(ids, kMergedAway);
-}
-
 std::vector<int32_t> Llama2cTokenizer::encode(std::string_view text) const {
   std::vector<int32_t> ids = initial_ids(text);
-  merge(ids);
+  using Merge = tokenizers::PairMerge<float>;
+  tokenizers::merge_pairs<float>(ids, [this](int32_t left, int32_t right) -> std::optional<Merge> {
+    const auto merged = find(text_of(left) + text_of(right));
+    const float score = merged ? pieces_[static_cast<size_t>(*merged)].score : kLowestScore;
+    return score > kLowestScore ? std::optional(Merge{-score, *merged}) : std::nullopt;
+  });
   return ids;
 }
 

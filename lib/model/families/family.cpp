@@ -4,6 +4,19 @@
 
 namespace fp8train {
 
+void ModelFamily::set_switches(ModelConfig& config) const {
+  static_cast<ModelSwitches&>(config) = switches();
+}
+
+bool ModelFamily::has_switches(const ModelConfig& config, bool own) const {
+  ModelSwitches written = switches();
+  copy_fields(config, own, written);
+  if (written.norm == NormKind::rms_norm) {
+    written.norm_bias = config.norm_bias;  // RMSNorm has none
+  }
+  return static_cast<const ModelSwitches&>(config) == written;
+}
+
 const std::vector<const ModelFamily*>& families() {
   static const std::vector<const ModelFamily*> kFamilies = {
       &llama_family(), &mistral_family(), &qwen2_family(), &qwen3_family(), &gpt2_family(),
@@ -22,12 +35,6 @@ const ModelFamily* find_family(std::string_view name) {
     }
   }
   return nullptr;
-}
-
-const ModelFamily& family_named(std::string_view name) {
-  const ModelFamily* family = find_family(name);
-  check(family != nullptr, "a known model family");
-  return *family;
 }
 
 }  // namespace fp8train

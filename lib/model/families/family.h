@@ -27,9 +27,16 @@ class ModelFamily {
   /// that this family writes with fields of its own; empty: it writes none such.
   virtual std::string_view own_architecture() const { return {}; }
 
-  /// Sets norm, MLP, positions, biases and tied embeddings as the family has them, in a model from
-  /// scratch that was of another family; sizes stay.
-  virtual void set_switches(ModelConfig& config) const = 0;
+  /// Those of a model from scratch.
+  virtual ModelSwitches switches() const = 0;
+
+  /// Copies to `to` the switches that a config.json of the family says; `own`: with its fields for
+  /// own_architecture().
+  virtual void copy_fields(const ModelSwitches& /*from*/, bool /*own*/,
+                           ModelSwitches& /*to*/) const {}
+
+  /// Makes `config`, which was of another family, a model from scratch of this one; sizes stay.
+  virtual void set_switches(ModelConfig& config) const;
 
   /// Reads the fields of a config.json into `config`, all but those that every family has
   /// (hf_fields.cpp). Appends to `notes` a sentence for each field that it ignores. Throws
@@ -39,10 +46,14 @@ class ModelFamily {
                     std::vector<std::string>& notes) const = 0;
 
   /// Whether the family's class in transformers computes exactly this model.
-  virtual bool is_standard(const ModelConfig& config) const = 0;
+  bool is_standard(const ModelConfig& config) const {
+    return has_switches(config, false) && is_standard_shape(config);
+  }
 
   /// Whether the family can write it as its own architecture.
-  virtual bool is_own(const ModelConfig& /*config*/) const { return false; }
+  bool is_own(const ModelConfig& config) const {
+    return !own_architecture().empty() && has_switches(config, true) && config.sliding_window == 0;
+  }
 
   /// Appends the fields that read() reads; `own`: for own_architecture().
   virtual void write(const ModelConfig& config, bool own, ConfigObject& out) const = 0;
@@ -67,6 +78,14 @@ class ModelFamily {
   virtual float residual_init_std(const ModelConfig& config) const {
     return config.initializer_range;
   }
+
+ protected:
+  /// Whether the family's class in transformers computes a model of these heads and windows.
+  virtual bool is_standard_shape(const ModelConfig& /*config*/) const { return true; }
+
+ private:
+  /// Whether the switches are the family's, but for those that it writes.
+  bool has_switches(const ModelConfig& config, bool own) const;
 };
 
 /// All families; the first one is default_family(). Where several compute the same model, the
@@ -75,9 +94,6 @@ const std::vector<const ModelFamily*>& families();
 
 /// Null where there is none of this name.
 const ModelFamily* find_family(std::string_view name);
-
-/// The same for a name that is known to be one.
-const ModelFamily& family_named(std::string_view name);
 
 const ModelFamily& llama_family();
 const ModelFamily& mistral_family();

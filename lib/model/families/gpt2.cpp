@@ -16,20 +16,29 @@ class Gpt2 : public ModelFamily {
   std::string_view name() const override { return "gpt2"; }
   std::string_view architecture() const override { return "GPT2LMHeadModel"; }
   std::string_view own_architecture() const override { return "Fp8trainGpt2"; }
-  void set_switches(ModelConfig& config) const override;
+  ModelSwitches switches() const override {
+    return {.norm = NormKind::layer_norm,
+            .mlp = MlpKind::gelu,
+            .positions = PositionKind::learned,
+            .qkv_bias = true,
+            .attention_output_bias = true,
+            .mlp_bias = true};
+  }
+  void set_switches(ModelConfig& config) const override {
+    ModelFamily::set_switches(config);
+    config.tie_word_embeddings = true;
+  }
+  void copy_fields(const ModelSwitches& from, bool own, ModelSwitches& to) const override;
   void read(const ConfigFields& fields, ModelConfig& config,
             std::vector<std::string>& notes) const override;
-  bool is_own(const ModelConfig& config) const override;
-  bool is_standard(const ModelConfig& config) const override;
   void write(const ModelConfig& config, bool own, ConfigObject& out) const override;
   std::vector<HfPiece> pieces(const ModelConfig& config,
                               const ParameterName& parameter) const override;
 
   /// llama.cpp asks for every bias.
   std::string_view gguf_architecture(const ModelConfig& config) const override {
-    const bool biased =
-        config.qkv_bias && config.attention_output_bias && config.mlp_bias && config.norm_bias;
-    return is_standard(config) && biased ? "gpt2" : "";
+    const bool is_biased = static_cast<const ModelSwitches&>(config) == switches();
+    return is_standard(config) && is_biased ? "gpt2" : "";
   }
   void write_gguf(const ModelConfig& config, ConfigObject& out) const override;
 
@@ -38,17 +47,22 @@ class Gpt2 : public ModelFamily {
     return config.initializer_range /
            std::sqrt(2.0F * static_cast<float>(config.num_hidden_layers));
   }
+
+ protected:
+  bool is_standard_shape(const ModelConfig& config) const override {
+    return config.num_key_value_heads == config.num_attention_heads &&
+           config.head_dim * config.num_attention_heads == config.hidden_size;
+  }
 };
 
-void Gpt2::set_switches(ModelConfig& config) const {
-  config.norm = NormKind::layer_norm;
-  config.mlp = MlpKind::gelu;
-  config.positions = PositionKind::learned;
-  config.tie_word_embeddings = true;
-  config.qkv_bias = true;
-  config.attention_output_bias = true;
-  config.mlp_bias = true;
-  config.qk_norm = false;
+/// A model without a bias is GPT-2 with that bias at zero, which is what other programs make of the
+/// missing tensor.
+void Gpt2::copy_fields(const ModelSwitches& from, bool own, ModelSwitches& to) const {
+  to.qkv_bias = from.qkv_bias;
+  to.attention_output_bias = from.attention_output_bias;
+  to.mlp_bias = from.mlp_bias;
+  to.norm_bias = from.norm_bias;
+  to.qk_norm = own && from.qk_norm;
 }
 
 void refuse_unknown(const ConfigFields& fields) {
@@ -89,18 +103,6 @@ void Gpt2::read(const ConfigFields& fields, ModelConfig& config,
   config.mlp_bias = fields.flag("mlp_bias", true);
   config.norm_bias = fields.flag("norm_bias", true);
   config.tie_word_embeddings = fields.flag("tie_word_embeddings", true);
-}
-
-bool Gpt2::is_own(const ModelConfig& config) const {
-  return config.norm == NormKind::layer_norm && config.mlp == MlpKind::gelu &&
-         config.positions == PositionKind::learned;
-}
-
-/// A model without a bias is GPT-2 with that bias at zero, which is what other programs make of the
-/// missing tensor.
-bool Gpt2::is_standard(const ModelConfig& config) const {
-  return is_own(config) && config.num_key_value_heads == config.num_attention_heads &&
-         !config.qk_norm && config.head_dim * config.num_attention_heads == config.hidden_size;
 }
 
 void Gpt2::write(const ModelConfig& config, bool own, ConfigObject& out) const {

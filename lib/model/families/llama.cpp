@@ -17,8 +17,11 @@ class Llama : public LlamaLike {
   }
   bool gguf_has_neighbour_rope() const override { return true; }
   std::string_view own_architecture() const override { return "Fp8trainLlama"; }
-  bool is_own(const ModelConfig& config) const override {
-    return is_llama_like(config) && config.sliding_window == 0;
+  void copy_fields(const ModelSwitches& from, bool own, ModelSwitches& to) const override {
+    to.qkv_bias = from.qkv_bias;
+    to.attention_output_bias = own ? from.attention_output_bias : from.qkv_bias;
+    to.mlp_bias = from.mlp_bias;
+    to.qk_norm = own && from.qk_norm;
   }
 
  protected:
@@ -54,9 +57,8 @@ class Llama : public LlamaLike {
     set(out, "mlp_bias", config.mlp_bias);
   }
 
-  bool is_standard_attention(const ModelConfig& config) const override {
-    return !config.qk_norm && config.qkv_bias == config.attention_output_bias &&
-           config.sliding_window == 0;
+  bool is_standard_shape(const ModelConfig& config) const override {
+    return config.sliding_window == 0;
   }
 };
 

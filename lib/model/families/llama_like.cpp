@@ -21,25 +21,19 @@ std::vector<HfPiece> llama_outer_pieces(const ModelConfig& config, const Paramet
   return {{"model.norm.weight", 0, config.hidden_size, false, "output_norm.weight"}};
 }
 
-}  // namespace
-
-bool is_llama_like(const ModelConfig& config) {
-  return config.norm == NormKind::rms_norm && config.mlp == MlpKind::swiglu &&
-         config.positions == PositionKind::rope;
+/// Whether norm, MLP and positions are those of Llama.
+bool is_llama_like(const ModelSwitches& model) {
+  return model.norm == NormKind::rms_norm && model.mlp == MlpKind::swiglu &&
+         model.positions == PositionKind::rope;
 }
+
+}  // namespace
 
 void LlamaLike::set_switches(ModelConfig& config) const {
   if (!is_llama_like(config)) {
     config.tie_word_embeddings = false;
   }
-  config.norm = NormKind::rms_norm;
-  config.mlp = MlpKind::swiglu;
-  config.positions = PositionKind::rope;
-  config.qkv_bias = false;
-  config.attention_output_bias = false;
-  config.mlp_bias = false;
-  config.qk_norm = false;
-  set_attention(config);
+  ModelFamily::set_switches(config);
 }
 
 void LlamaLike::read(const ConfigFields& fields, ModelConfig& config,
@@ -77,10 +71,6 @@ void LlamaLike::read(const ConfigFields& fields, ModelConfig& config,
   config.tie_word_embeddings = fields.flag("tie_word_embeddings", false);
   read_rope(fields, config, notes);
   read_own(fields, config, notes);
-}
-
-bool LlamaLike::is_standard(const ModelConfig& config) const {
-  return is_llama_like(config) && is_standard_attention(config);
 }
 
 void LlamaLike::write(const ModelConfig& config, bool own, ConfigObject& out) const {

@@ -8,10 +8,10 @@ namespace fp8train {
 
 class LlamaLike : public ModelFamily {
  public:
+  ModelSwitches switches() const override { return {}; }
   void set_switches(ModelConfig& config) const override;
   void read(const ConfigFields& fields, ModelConfig& config,
             std::vector<std::string>& notes) const override;
-  bool is_standard(const ModelConfig& config) const override;
   void write(const ModelConfig& config, bool own, ConfigObject& out) const override;
   std::vector<HfPiece> pieces(const ModelConfig& config,
                               const ParameterName& parameter) const override;
@@ -27,19 +27,12 @@ class LlamaLike : public ModelFamily {
   };
 
   virtual Defaults defaults() const { return {}; }
-  /// Biases and norms of q and k as the family has them.
-  virtual void set_attention(ModelConfig& /*config*/) const {}
   /// Fields that only this family has. Reading begins with set_switches().
   virtual void read_own(const ConfigFields& /*fields*/, ModelConfig& /*config*/,
                         std::vector<std::string>& /*notes*/) const {}
   virtual void write_own(const ModelConfig& /*config*/, bool /*own*/, ConfigObject& /*out*/) const {
   }
-  /// Of a model with RMSNorm, SwiGLU and rotary embeddings.
-  virtual bool is_standard_attention(const ModelConfig& config) const = 0;
 };
-
-/// Whether norm, MLP and positions are those of Llama.
-bool is_llama_like(const ModelConfig& config);
 
 /// layer_types; empty when absent. Throws CheckpointError where it does not have one for each
 /// layer.

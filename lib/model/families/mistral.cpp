@@ -32,9 +32,8 @@ class Mistral : public LlamaLike {
         config.sliding_window > 0 ? ConfigValue(config.sliding_window) : ConfigValue());
   }
 
-  bool is_standard_attention(const ModelConfig& config) const override {
-    return !config.qk_norm && !config.qkv_bias && !config.attention_output_bias &&
-           !config.mlp_bias && (config.sliding_window == 0 || config.first_window_layer == 0);
+  bool is_standard_shape(const ModelConfig& config) const override {
+    return config.sliding_window == 0 || config.first_window_layer == 0;
   }
 };
 

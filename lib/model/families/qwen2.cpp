@@ -13,13 +13,12 @@ class Qwen2 : public LlamaLike {
   std::string_view gguf_architecture(const ModelConfig& config) const override {
     return is_standard(config) ? "qwen2" : "";
   }
+  ModelSwitches switches() const override { return {.qkv_bias = true}; }
 
  protected:
   Defaults defaults() const override {
     return {.max_position_embeddings = 32768, .key_value_heads = 32};
   }
-
-  void set_attention(ModelConfig& config) const override { config.qkv_bias = true; }
 
   void read_own(const ConfigFields& fields, ModelConfig& config,
                 std::vector<std::string>& /*notes*/) const override {
@@ -28,10 +27,6 @@ class Qwen2 : public LlamaLike {
 
   void write_own(const ModelConfig& config, bool /*own*/, ConfigObject& out) const override {
     write_layer_windows(config, out);
-  }
-
-  bool is_standard_attention(const ModelConfig& config) const override {
-    return config.qkv_bias && !config.attention_output_bias && !config.mlp_bias && !config.qk_norm;
   }
 };
 

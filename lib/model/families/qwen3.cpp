@@ -14,13 +14,16 @@ class Qwen3 : public LlamaLike {
   std::string_view gguf_architecture(const ModelConfig& config) const override {
     return is_standard(config) && !config.qkv_bias ? "qwen3" : "";
   }
+  ModelSwitches switches() const override { return {.qk_norm = true}; }
+  void copy_fields(const ModelSwitches& from, bool /*own*/, ModelSwitches& to) const override {
+    to.qkv_bias = from.qkv_bias;
+    to.attention_output_bias = from.qkv_bias;
+  }
 
  protected:
   Defaults defaults() const override {
     return {.max_position_embeddings = 32768, .key_value_heads = 32, .head_dim = 128};
   }
-
-  void set_attention(ModelConfig& config) const override { config.qk_norm = true; }
 
   void read_own(const ConfigFields& fields, ModelConfig& config,
                 std::vector<std::string>& /*notes*/) const override {
@@ -32,10 +35,6 @@ class Qwen3 : public LlamaLike {
   void write_own(const ModelConfig& config, bool /*own*/, ConfigObject& out) const override {
     set(out, "attention_bias", config.qkv_bias);
     write_layer_windows(config, out);
-  }
-
-  bool is_standard_attention(const ModelConfig& config) const override {
-    return config.qk_norm && config.qkv_bias == config.attention_output_bias && !config.mlp_bias;
   }
 };
 

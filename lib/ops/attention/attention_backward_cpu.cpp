@@ -22,14 +22,6 @@ struct BackwardBlock {
   alignas(64) float delta[kQueries];                    // sum over d of output * its gradient
 };
 
-struct BackwardCall {
-  AttentionShape shape;
-  HeadsView q, k, v, out, dout, dq, dk, dv;
-  const float* log_sum_exp = nullptr;
-  float* scratch = nullptr;
-  const int32_t* document_starts = nullptr;  // null: none
-};
-
 FP8TRAIN_HD int64_t padded_dim_of(const AttentionShape& shape) {
   return round_up(shape.head_dim, kGroup);
 }
@@ -57,7 +49,7 @@ FP8TRAIN_HD float row_product(const T* a, const float* b, int64_t head_dim) {
 
 /// Loads queries [first, first + rows) of one head, and what belongs to them.
 template <typename T>
-FP8TRAIN_HD void load_queries(const BackwardCall& call, int64_t b, int64_t head, int64_t first,
+FP8TRAIN_HD void load_queries(const AttentionBackward& call, int64_t b, int64_t head, int64_t first,
                               int64_t rows, BackwardBlock& block) {
   const AttentionShape& shape = call.shape;
   const int64_t head_dim = shape.head_dim;
@@ -76,7 +68,8 @@ FP8TRAIN_HD void load_queries(const BackwardCall& call, int64_t b, int64_t head,
     block.query_gradients[i] = 0.0F;
   }
 
-  const float* stored = call.log_sum_exp + (b * shape.heads + head) * shape.query_length + first;
+  const float* stored =
+      call.log_sum_exp.as<float>() + (b * shape.heads + head) * shape.query_length + first;
   for (int64_t lane = 0; lane < lanes; ++lane) {
     const bool used = lane < rows;
     block.log_sum_exp[lane] = used ? stored[lane] * kLog2E : 0.0F;
@@ -155,8 +148,9 @@ FP8TRAIN_HD void add_tile_gradients(const CausalTile& tile, const BlockDocuments
 
 /// One block of queries against all the keys that it sees.
 template <typename T>
-FP8TRAIN_HD void backward_block(const BackwardCall& call, int64_t b, int64_t head, int64_t first,
-                                int64_t rows, float* key_gradients, float* value_gradients) {
+FP8TRAIN_HD void backward_block(const AttentionBackward& call, int64_t b, int64_t head,
+                                int64_t first, int64_t rows, float* key_gradients,
+                                float* value_gradients) {
   const AttentionShape& shape = call.shape;
   const int64_t head_dim = shape.head_dim;
   const int64_t padded_dim = padded_dim_of(shape);
@@ -186,7 +180,7 @@ FP8TRAIN_HD void backward_block(const BackwardCall& call, int64_t b, int64_t hea
 }
 
 template <typename T>
-void backward_all(const BackwardCall& call) {
+void backward_all(const AttentionBackward& call) {
   const AttentionShape& shape = call.shape;
   const int64_t length = shape.query_length;
   const int64_t padded_dim = padded_dim_of(shape);
@@ -197,7 +191,7 @@ void backward_all(const BackwardCall& call) {
   for (int64_t task = 0; task < tasks; ++task) {
     const int64_t b = task / shape.kv_heads;
     const int64_t kv_head = task % shape.kv_heads;
-    float* key_gradients = call.scratch + task * 2 * gradient_size;
+    float* key_gradients = call.scratch.as<float>() + task * 2 * gradient_size;
     float* value_gradients = key_gradients + gradient_size;
     for (int64_t i = 0; i < 2 * gradient_size; ++i) {
       key_gradients[i] = 0.0F;
@@ -221,20 +215,8 @@ void backward_all(const BackwardCall& call) {
 }  // namespace
 
 void attention_backward(Stream /*stream*/, const AttentionBackward& call) {
-  const BackwardCall arguments = {call.shape,
-                                  call.q,
-                                  call.k,
-                                  call.v,
-                                  call.out,
-                                  call.dout,
-                                  call.dq,
-                                  call.dk,
-                                  call.dv,
-                                  call.log_sum_exp.as<float>(),
-                                  call.scratch.as<float>(),
-                                  call.document_starts.as<int32_t>()};
   with_float_type(call.q.dtype,
-                  [&](auto tag) { backward_all<typename decltype(tag)::Type>(arguments); });
+                  [&](auto tag) { backward_all<typename decltype(tag)::Type>(call); });
 }
 
 }  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

@@ -109,16 +109,9 @@ FP8TRAIN_HD void add_tile(const CausalTile& tile, const BlockDocuments& document
   });
 }
 
-struct ForwardCall {
-  AttentionShape shape;
-  HeadsView q, k, v, out;
-  float* log_sum_exp = nullptr;              // null: not stored
-  const int32_t* document_starts = nullptr;  // null: none
-};
-
 /// Queries [first, first + rows) of one head.
 template <typename T>
-FP8TRAIN_HD void attend(const ForwardCall& call, int64_t b, int64_t head, int64_t first,
+FP8TRAIN_HD void attend(const AttentionForward& call, int64_t b, int64_t head, int64_t first,
                         int64_t rows) {
   const AttentionShape& shape = call.shape;
   const int64_t head_dim = shape.head_dim;
@@ -161,8 +154,9 @@ FP8TRAIN_HD void attend(const ForwardCall& call, int64_t b, int64_t head, int64_
   transpose(block.output, kQueries, padded_dim, lanes, block.rows, padded_dim);
   store_tile(block.rows, padded_dim, rows, head_dim,
              head_rows<T>(call.out, b, first, head, head_dim), call.out.row_stride);
-  if (call.log_sum_exp != nullptr) {
-    float* stored = call.log_sum_exp + (b * shape.heads + head) * shape.query_length + first;
+  if (!call.log_sum_exp.empty()) {
+    float* stored =
+        call.log_sum_exp.as<float>() + (b * shape.heads + head) * shape.query_length + first;
     for (int64_t lane = 0; lane < rows; ++lane) {
       stored[lane] = block.max[lane] * kLn2 + log_f32(block.sum[lane]);
     }
@@ -170,7 +164,7 @@ FP8TRAIN_HD void attend(const ForwardCall& call, int64_t b, int64_t head, int64_
 }
 
 template <typename T>
-void attend_all(const ForwardCall& call) {
+void attend_all(const AttentionForward& call) {
   const AttentionShape& shape = call.shape;
   const int64_t blocks = ceil_div(shape.query_length, kQueries);
   const int64_t tasks = shape.batch * shape.heads * blocks;
@@ -188,15 +182,7 @@ void attend_all(const ForwardCall& call) {
 }  // namespace
 
 void attention_forward(Stream /*stream*/, const AttentionForward& call) {
-  const ForwardCall arguments = {call.shape,
-                                 call.q,
-                                 call.k,
-                                 call.v,
-                                 call.out,
-                                 call.log_sum_exp.as<float>(),
-                                 call.document_starts.as<int32_t>()};
-  with_float_type(call.q.dtype,
-                  [&](auto tag) { attend_all<typename decltype(tag)::Type>(arguments); });
+  with_float_type(call.q.dtype, [&](auto tag) { attend_all<typename decltype(tag)::Type>(call); });
 }
 
 }  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

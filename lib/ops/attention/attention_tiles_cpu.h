@@ -245,9 +245,9 @@ struct BlockDocuments {
 };
 
 /// The starts that belong to the queries from `first` on; null where there are none.
-FP8TRAIN_HD const int32_t* starts_at(const int32_t* starts, const AttentionShape& shape, int64_t b,
-                                     int64_t first) {
-  return starts == nullptr ? nullptr : starts + b * shape.query_length + first;
+FP8TRAIN_HD const int32_t* starts_at(const DocumentStarts& starts, const AttentionShape& shape,
+                                     int64_t b, int64_t first) {
+  return starts.empty() ? nullptr : starts.as<int32_t>() + b * shape.query_length + first;
 }
 
 template <typename T>

@@ -7,15 +7,12 @@
 namespace fp8train::ops {
 namespace {
 
-int64_t partial_sums(const ConstView& x) {
-  return norm_partial_rows(x.shape.rows()) * x.shape.back();
-}
-
 void check_forward(const ConstView& x, const ConstView& weight, const ConstView& y,
-                   const ConstView& rstd) {
+                   const ConstView& mean, const ConstView& rstd) {
   check(is_float_type(x.dtype) && is_float_type(y.dtype), "norm: fp32, bf16 or fp16 expected");
   check(same_matrix(x, y), "norm: x and y must have the same rows");
   check(holds(weight, DType::f32, x.shape.back()), "norm: weight must be fp32 [n]");
+  check(mean.empty() || holds(mean, DType::f32, x.shape.rows()), "norm: mean must be fp32 [rows]");
   check(holds(rstd, DType::f32, x.shape.rows()), "norm: rstd must be fp32 [rows]");
 }
 
@@ -27,53 +24,35 @@ void check_residual(const ConstView& x, const ResidualAdd& residual) {
         "norm: delta and sum of the residual must be like x");
 }
 
-void check_backward(const ConstView& dy, const ConstView& x, const ConstView& weight,
-                    const ConstView& rstd, const ConstView& dx, const ConstView& weight_grad) {
-  check_forward(x, weight, dy, rstd);
-  check(dx.dtype == x.dtype && same_matrix(x, dx), "norm backward: dx must be like x");
-  check(holds(weight_grad, DType::f32, x.shape.back()),
-        "norm backward: weight_grad must be fp32 [n]");
+/// Only LayerNorm has one.
+void check_bias(const ConstView& x, const ConstView& mean, const ConstView& bias) {
+  check(bias.empty() || (!mean.empty() && holds(bias, DType::f32, x.shape.back())),
+        "norm: bias and its gradient must be fp32 [n] or empty, and empty for RMSNorm");
 }
 
 }  // namespace
 
-void rms_norm_forward(Stream stream, const RmsNormForward& call) {
-  check_forward(call.x, call.weight, call.y, call.rstd);
+void norm_forward(Stream stream, const NormForward& call) {
+  check_forward(call.x, call.weight, call.y, call.mean, call.rstd);
+  check_bias(call.x, call.mean, call.bias);
   check_residual(call.x, call.residual);
   check_sink(call.y, call.cast);
-  const TraceSpan span("rms_norm_forward");
-  dispatch<&OpTable::rms_norm_forward>(stream, call);
+  const TraceSpan span(call.mean.empty() ? "rms_norm_forward" : "layer_norm_forward");
+  dispatch<&OpTable::norm_forward>(stream, call);
 }
 
-void rms_norm_backward(Stream stream, const RmsNormBackward& call) {
-  check_backward(call.dy, call.x, call.weight, call.rstd, call.dx, call.weight_grad);
-  check(has_space(call.scratch, DType::f32, partial_sums(call.x)),
-        "rms_norm_backward: scratch must be fp32 [norm_partial_rows(rows), n]");
-  const TraceSpan span("rms_norm_backward");
-  dispatch<&OpTable::rms_norm_backward>(stream, call);
-}
-
-void layer_norm_forward(Stream stream, const LayerNormForward& call) {
-  check_forward(call.x, call.weight, call.y, call.rstd);
-  check_residual(call.x, call.residual);
-  check_sink(call.y, call.cast);
-  check(call.bias.empty() || holds(call.bias, DType::f32, call.x.shape.back()),
-        "layer_norm: bias must be fp32 [n] or empty");
-  check(holds(call.mean, DType::f32, call.x.shape.rows()), "layer_norm: mean must be fp32 [rows]");
-  const TraceSpan span("layer_norm_forward");
-  dispatch<&OpTable::layer_norm_forward>(stream, call);
-}
-
-void layer_norm_backward(Stream stream, const LayerNormBackward& call) {
-  check_backward(call.dy, call.x, call.weight, call.rstd, call.dx, call.weight_grad);
-  check(holds(call.mean, DType::f32, call.x.shape.rows()),
-        "layer_norm_backward: mean must be fp32 [rows]");
-  check(call.bias_grad.empty() || holds(call.bias_grad, DType::f32, call.x.shape.back()),
-        "layer_norm_backward: bias_grad must be fp32 [n] or empty");
-  check(has_space(call.scratch, DType::f32, 2 * partial_sums(call.x)),
-        "layer_norm_backward: scratch must be fp32 [2 * norm_partial_rows(rows), n]");
-  const TraceSpan span("layer_norm_backward");
-  dispatch<&OpTable::layer_norm_backward>(stream, call);
+void norm_backward(Stream stream, const NormBackward& call) {
+  check_forward(call.x, call.weight, call.dy, call.mean, call.rstd);
+  check(call.dx.dtype == call.x.dtype && same_matrix(call.x, call.dx),
+        "norm backward: dx must be like x");
+  check(holds(call.weight_grad, DType::f32, call.x.shape.back()),
+        "norm backward: weight_grad must be fp32 [n]");
+  check_bias(call.x, call.mean, call.bias_grad);
+  const int64_t partial_sums = norm_partial_rows(call.x.shape.rows()) * call.x.shape.back();
+  check(has_space(call.scratch, DType::f32, (call.mean.empty() ? 1 : 2) * partial_sums),
+        "norm backward: scratch must be fp32 [norm_partial_rows(rows), n], twice for LayerNorm");
+  const TraceSpan span(call.mean.empty() ? "rms_norm_backward" : "layer_norm_backward");
+  dispatch<&OpTable::norm_backward>(stream, call);
 }
 
 }  // namespace fp8train::ops

@@ -31,19 +31,19 @@ bool has_packs(const NormRows& rows) {
   return rows.stride % kVec8 == 0;
 }
 
-bool is_packed(const NormForward& call) {
+bool is_packed(const NormForwardRows& call) {
   return call.n % kVec8 == 0 && is_aligned(call.x) && is_aligned(call.y) &&
          is_aligned(call.weight) && is_aligned(call.bias) && is_aligned(call.original) &&
          is_aligned(call.delta) && is_aligned(call.sum) && has_packs(call.x_rows) &&
          has_packs(call.y_rows);
 }
-bool is_packed(const NormBackward& call) {
+bool is_packed(const NormBackwardRows& call) {
   return call.n % kVec8 == 0 && is_aligned(call.x) && is_aligned(call.dy) && is_aligned(call.dx) &&
          is_aligned(call.weight) && is_aligned(call.weight_partial) && has_packs(call.dy_rows) &&
          has_packs(call.dx_rows);
 }
 
-void run_forward(const Stream& stream, const NormForward& call) {
+void run_forward(const Stream& stream, const NormForwardRows& call) {
   const bool packed = is_packed(call);
   const int64_t team = team_of(call.n, kForwardVecs);
   if (!packed || call.x_type != DType::bf16 || call.y_type != DType::bf16 ||
@@ -59,7 +59,7 @@ void run_forward(const Stream& stream, const NormForward& call) {
 }
 
 template <bool kLayer>
-void launch_backward(const Stream& stream, const NormBackward& call, unsigned chunks,
+void launch_backward(const Stream& stream, const NormBackwardRows& call, unsigned chunks,
                      int64_t team) {
   const int64_t teams = teams_of(team);
   const int64_t columns = teams == 1 ? 0 : teams * call.n;
@@ -69,7 +69,7 @@ void launch_backward(const Stream& stream, const NormBackward& call, unsigned ch
       norm_backward_kernel<kLayer>, call, static_cast<int>(team));
 }
 
-void run_backward(const Stream& stream, const NormBackward& call) {
+void run_backward(const Stream& stream, const NormBackwardRows& call) {
   constexpr size_t kMostBytes = size_t{96} << 10;  // every GPU has 99 KiB
   const auto chunks = static_cast<unsigned>(ceil_div(call.rows, call.chunk_rows));
   const bool packed = is_packed(call);
@@ -121,7 +121,8 @@ void add_partial_sums(const Stream& stream, const float* partial, int64_t chunks
 
 /// The result of a norm is cast where it is made; a result of another type than bf16 that is wanted
 /// too is written before.
-void cast_norm(const Stream& stream, const NormForward& call, void* y, const QuantizeSink& cast) {
+void cast_norm(const Stream& stream, const NormForwardRows& call, void* y,
+               const QuantizeSink& cast) {
   const bool aligned = is_aligned(call.x) && is_aligned(call.weight) && is_aligned(call.bias);
   if (call.x_type == DType::bf16 && call.y_type == DType::bf16) {
     const NormSource source = {
@@ -135,28 +136,29 @@ void cast_norm(const Stream& stream, const NormForward& call, void* y, const Qua
   cast_tiles(stream, source, call.rows, call.n, nullptr, cast, aligned);
 }
 
-/// RMSNorm is LayerNorm without `mean` and `bias`.
-void norm_forward(const Stream& stream, const LayerNormForward& norm) {
+}  // namespace
+
+void norm_forward(Stream stream, const NormForward& norm) {
   const int64_t n = norm.x.shape.back();
   const bool casts = !norm.cast.out.empty();
   const bool cast_writes = casts && norm.x.dtype == DType::bf16 && norm.y.dtype == DType::bf16;
-  NormForward call = {.x = norm.x.data,
-                      .x_type = norm.x.dtype,
-                      .x_rows = {n, 1},
-                      .weight = norm.weight.as<float>(),
-                      .bias = norm.bias.as<float>(),
-                      .eps = norm.eps,
-                      .y = cast_writes ? nullptr : norm.y.data,
-                      .y_type = norm.y.dtype,
-                      .y_rows = {n, 1},
-                      .original = nullptr,
-                      .mean = norm.mean.as<float>(),
-                      .rstd = norm.rstd.as<float>(),
-                      .amax = casts ? nullptr : norm.cast.amax,
-                      .rows = norm.x.shape.rows(),
-                      .n = static_cast<int>(n),
-                      .delta = norm.residual.delta.data,
-                      .sum = norm.residual.sum.data};
+  NormForwardRows call = {.x = norm.x.data,
+                          .x_type = norm.x.dtype,
+                          .x_rows = {n, 1},
+                          .weight = norm.weight.as<float>(),
+                          .bias = norm.bias.as<float>(),
+                          .eps = norm.eps,
+                          .y = cast_writes ? nullptr : norm.y.data,
+                          .y_type = norm.y.dtype,
+                          .y_rows = {n, 1},
+                          .original = nullptr,
+                          .mean = norm.mean.as<float>(),
+                          .rstd = norm.rstd.as<float>(),
+                          .amax = casts ? nullptr : norm.cast.amax,
+                          .rows = norm.x.shape.rows(),
+                          .n = static_cast<int>(n),
+                          .delta = norm.residual.delta.data,
+                          .sum = norm.residual.sum.data};
   run_forward(stream, call);
   if (casts) {
     call.x = norm.residual.empty() ? call.x : call.sum;
@@ -164,8 +166,7 @@ void norm_forward(const Stream& stream, const LayerNormForward& norm) {
   }
 }
 
-/// RMSNorm is LayerNorm without `mean` and `bias_grad`.
-void norm_backward(const Stream& stream, const LayerNormBackward& norm) {
+void norm_backward(Stream stream, const NormBackward& norm) {
   const int64_t n = norm.x.shape.back();
   const int64_t rows = norm.x.shape.rows();
   const int64_t chunk_rows = norm_chunk_rows(rows);
@@ -195,42 +196,6 @@ void norm_backward(const Stream& stream, const LayerNormBackward& norm) {
   if (!norm.bias_grad.empty()) {
     add(partial + chunks * n, norm.bias_grad);
   }
-}
-
-}  // namespace
-
-void rms_norm_forward(Stream stream, const RmsNormForward& call) {
-  norm_forward(stream, {.x = call.x,
-                        .weight = call.weight,
-                        .bias = {},
-                        .eps = call.eps,
-                        .y = call.y,
-                        .mean = {},
-                        .rstd = call.rstd,
-                        .cast = call.cast,
-                        .residual = call.residual});
-}
-
-void layer_norm_forward(Stream stream, const LayerNormForward& call) {
-  norm_forward(stream, call);
-}
-
-void rms_norm_backward(Stream stream, const RmsNormBackward& call) {
-  norm_backward(stream, {.dy = call.dy,
-                         .x = call.x,
-                         .weight = call.weight,
-                         .mean = {},
-                         .rstd = call.rstd,
-                         .dx = call.dx,
-                         .accumulate = call.accumulate,
-                         .weight_grad = call.weight_grad,
-                         .bias_grad = {},
-                         .scratch = call.scratch,
-                         .overwrite_weight_grad = call.overwrite_weight_grad});
-}
-
-void layer_norm_backward(Stream stream, const LayerNormBackward& call) {
-  norm_backward(stream, call);
 }
 
 void head_rms_norm_forward(Stream stream, const HeadRmsNormForward& call) {

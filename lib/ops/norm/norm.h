@@ -32,53 +32,38 @@ struct ResidualAdd {
   bool empty() const { return delta.empty(); }
 };
 
-struct RmsNormForward {
+/// RMSNorm where `mean` is empty, else LayerNorm.
+struct NormForward {
   ConstView x, weight;
+  ConstView bias = {};  ///< of LayerNorm; may be empty: none
   float eps = 0.0F;
-  View y, rstd;
+  View y;
+  View mean = {};
+  View rstd;
   QuantizeSink cast = {};  ///< y cast to FP8 too, or only that
   ResidualAdd residual = {};
 };
 
-/// y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + eps); rstd: fp32 [rows], stored for backward.
-void rms_norm_forward(Stream stream, const RmsNormForward& call);
+/// RMSNorm: y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + eps). LayerNorm: y = (x - mean) *
+/// rstd * weight + bias. mean, rstd: fp32 [rows], stored for backward.
+void norm_forward(Stream stream, const NormForward& call);
 
-struct RmsNormBackward {
-  ConstView dy, x, weight, rstd;
-  View dx;
-  bool accumulate = false;
-  View weight_grad, scratch;
-  bool overwrite_weight_grad = false;
-};
-
-/// dx (+)= gradient of x (adds to dx when `accumulate`), weight_grad += gradient of weight (= where
-/// it is overwritten). `scratch`: fp32 [norm_partial_rows(rows), n]; the sum over rows has a fixed
-/// order (chunks of rows, then the chunks).
-void rms_norm_backward(Stream stream, const RmsNormBackward& call);
-
-struct LayerNormForward {
-  ConstView x, weight;
-  ConstView bias;  ///< may be empty: none
-  float eps = 0.0F;
-  View y, mean, rstd;
-  QuantizeSink cast = {};  ///< y cast to FP8 too, or only that
-  ResidualAdd residual = {};
-};
-
-/// y = (x - mean) * rstd * weight + bias; mean, rstd: fp32 [rows].
-void layer_norm_forward(Stream stream, const LayerNormForward& call);
-
-struct LayerNormBackward {
-  ConstView dy, x, weight, mean, rstd;
+/// RMSNorm where `mean` is empty, else LayerNorm.
+struct NormBackward {
+  ConstView dy, x, weight;
+  ConstView mean = {};
+  ConstView rstd;
   View dx;
   bool accumulate = false;
   View weight_grad;
-  View bias_grad;  ///< may be empty: none
+  View bias_grad = {};  ///< of LayerNorm; may be empty: none
   View scratch;
   bool overwrite_weight_grad = false;  ///< and bias_grad
 };
 
-/// As rms_norm_backward; `scratch`: fp32 [2 * norm_partial_rows(rows), n].
-void layer_norm_backward(Stream stream, const LayerNormBackward& call);
+/// dx (+)= gradient of x (adds to dx when `accumulate`), weight_grad += gradient of weight (= where
+/// it is overwritten). `scratch`: fp32 [norm_partial_rows(rows), n], twice as many rows for
+/// LayerNorm; the sum over rows has a fixed order (chunks of rows, then the chunks).
+void norm_backward(Stream stream, const NormBackward& call);
 
 }  // namespace fp8train::ops

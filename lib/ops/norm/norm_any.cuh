@@ -72,7 +72,7 @@ __device__ __forceinline__ void for_each_eight(int n, Body body) {
 }
 
 /// The row of sums, of which each thread has written the columns that it reads.
-__device__ __forceinline__ AnyRow add_residual_any(const NormForward& call, const AnyRow& x,
+__device__ __forceinline__ AnyRow add_residual_any(const NormForwardRows& call, const AnyRow& x,
                                                    int64_t at) {
   const AnyRow delta = {const_cast<void*>(call.delta), call.x_type, at, x.packed};
   const AnyRow sum = {call.sum, call.x_type, at, x.packed};
@@ -91,7 +91,7 @@ __device__ __forceinline__ AnyRow add_residual_any(const NormForward& call, cons
 
 /// mean == null: RMSNorm.
 __global__ void __launch_bounds__(kNormThreads)
-    norm_forward_any_kernel(NormForward call, bool packed) {
+    norm_forward_any_kernel(NormForwardRows call, bool packed) {
   FP8TRAIN_SHARED_ARRAY(float, shared, kNormThreads / kWarp);
   const Team team(static_cast<int>(blockDim.x));
   const int n = call.n;
@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(kNormThreads)
 /// One block works on one chunk of rows. `sums`: of the columns, [n], and for LayerNorm [n] more:
 /// in shared memory where they fit, else where the partial sums go.
 __global__ void __launch_bounds__(kNormThreads, 4)
-    norm_backward_any_kernel(NormBackward call, bool packed, bool in_shared) {
+    norm_backward_any_kernel(NormBackwardRows call, bool packed, bool in_shared) {
   FP8TRAIN_SHARED_DYNAMIC(float, columns);
   FP8TRAIN_SHARED_ARRAY(float, shared, kNormThreads / kWarp);
   const Team team(static_cast<int>(blockDim.x));

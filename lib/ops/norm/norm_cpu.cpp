@@ -93,63 +93,27 @@ FP8TRAIN_HD void clear(float* values, int64_t n) {
   }
 }
 
-/// rstd of one row of RMSNorm.
-template <typename X>
-FP8TRAIN_HD float rms_of_row(const X* x, float eps, int64_t n) {
-  const float square_sum = lane_sum(n, [=](int64_t i) {
-    const float value = load_as_float(x + i);
-    return value * value;
-  });
-  return reciprocal_root(square_sum / static_cast<float>(n), eps);
-}
-
-/// y may be x.
-template <typename X, typename Y>
-FP8TRAIN_HD void rms_scale(const X* x, const float* weight, float rstd, Y* y, int64_t count) {
-#pragma GCC ivdep
-  for (int64_t i = 0; i < count; ++i) {
-    store_from_float(y + i, load_as_float(x + i) * rstd * weight[i]);
-  }
-}
-
-/// dx = rstd * (g - xhat * mean(g * xhat)) with g = dy * weight, xhat = x * rstd; weight_sum += dy
-/// * xhat. dx may be dy.
-template <typename Dy, typename X, typename Dx>
-FP8TRAIN_HD void rms_row_backward(const Dy* dy, const X* x, const float* weight, float rstd, Dx* dx,
-                                  bool accumulate, float* weight_sum, int64_t n) {
-  const float projection = lane_sum(n, [=](int64_t i) {
-    return load_as_float(dy + i) * weight[i] * (load_as_float(x + i) * rstd);
-  });
-  const float mean = projection / static_cast<float>(n);
-#pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) {
-    const float gradient = load_as_float(dy + i);
-    const float xhat = load_as_float(x + i) * rstd;
-    weight_sum[i] += gradient * xhat;
-    put(dx + i, rstd * (gradient * weight[i] - xhat * mean), accumulate);
-  }
-}
-
 struct RowStatistics {
-  float mean;
+  float mean;  ///< 0: RMSNorm; subtracting it leaves every bit
   float rstd;
 };
 
 template <typename X>
-FP8TRAIN_HD RowStatistics statistics_of_row(const X* x, float eps, int64_t n) {
+FP8TRAIN_HD RowStatistics statistics_of_row(const X* x, bool centered, float eps, int64_t n) {
   const float count = static_cast<float>(n);
-  const float mean = lane_sum(n, [=](int64_t i) { return load_as_float(x + i); }) / count;
+  const float mean =
+      centered ? lane_sum(n, [=](int64_t i) { return load_as_float(x + i); }) / count : 0.0F;
   const float square_sum = lane_sum(n, [=](int64_t i) {
-    const float centered = load_as_float(x + i) - mean;
-    return centered * centered;
+    const float value = load_as_float(x + i) - mean;
+    return value * value;
   });
   return {mean, reciprocal_root(square_sum / count, eps)};
 }
 
-/// `bias` may be null.
+/// y may be x, `bias` null.
 template <typename X, typename Y>
-FP8TRAIN_HD void layer_scale(const X* x, const float* weight, const float* bias, RowStatistics row,
-                             Y* y, int64_t count) {
+FP8TRAIN_HD void scale_row(const X* x, const float* weight, const float* bias, RowStatistics row,
+                           Y* y, int64_t count) {
   if (bias == nullptr) {
 #pragma GCC ivdep
     for (int64_t i = 0; i < count; ++i) {
@@ -163,25 +127,32 @@ FP8TRAIN_HD void layer_scale(const X* x, const float* weight, const float* bias,
   }
 }
 
-/// dx = rstd * (g - mean(g) - xhat * mean(g * xhat)) with g = dy * weight, xhat = (x - mean) *
-/// rstd.
-template <typename Dy, typename X>
-FP8TRAIN_HD void layer_row_backward(const Dy* dy, const X* x, const float* weight,
-                                    RowStatistics row, X* dx, bool accumulate, float* weight_sum,
-                                    float* bias_sum, int64_t n) {
+/// dx (+)= rstd * (g - mean(g) - xhat * mean(g * xhat)) with g = dy * weight, xhat = (x - mean) *
+/// rstd; weight_sum += dy * xhat, bias_sum += dy. RMSNorm, whose bias_sum is null: without mean(g).
+/// dx may be dy.
+template <typename Dy, typename X, typename Dx>
+FP8TRAIN_HD void row_backward(const Dy* dy, const X* x, const float* weight, RowStatistics row,
+                              Dx* dx, bool accumulate, float* weight_sum, float* bias_sum,
+                              int64_t n) {
   const float count = static_cast<float>(n);
   const float gradient_mean =
-      lane_sum(n, [=](int64_t i) { return load_as_float(dy + i) * weight[i]; }) / count;
+      bias_sum == nullptr
+          ? 0.0F
+          : lane_sum(n, [=](int64_t i) { return load_as_float(dy + i) * weight[i]; }) / count;
   const float projection = lane_sum(n, [=](int64_t i) {
     return load_as_float(dy + i) * weight[i] * ((load_as_float(x + i) - row.mean) * row.rstd);
   });
   const float projection_mean = projection / count;
+  if (bias_sum != nullptr) {
+    for (int64_t i = 0; i < n; ++i) {
+      bias_sum[i] += load_as_float(dy + i);
+    }
+  }
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) {
     const float gradient = load_as_float(dy + i);
     const float xhat = (load_as_float(x + i) - row.mean) * row.rstd;
     weight_sum[i] += gradient * xhat;
-    bias_sum[i] += gradient;
     put(dx + i, row.rstd * (gradient * weight[i] - gradient_mean - xhat * projection_mean),
         accumulate);
   }
@@ -189,59 +160,10 @@ FP8TRAIN_HD void layer_row_backward(const Dy* dy, const X* x, const float* weigh
 
 }  // namespace
 
-void rms_norm_forward(Stream /*stream*/, const RmsNormForward& call) {
+void norm_forward(Stream /*stream*/, const NormForward& call) {
   const int64_t n = call.x.shape.back();
   const int64_t rows = call.x.shape.rows();
-  const float* w = call.weight.as<float>();
-  float* rstd_out = call.rstd.as<float>();
-  with_float_type(call.x.dtype, [&](auto x_tag) {
-    with_float_type(call.y.dtype, [&](auto y_tag) {
-      using Y = typename decltype(y_tag)::Type;
-      const auto* data = call.x.as<typename decltype(x_tag)::Type>();
-      for_each_row<Y>(call.cast, rows, n, [&](int64_t row, CastCounts& counts) {
-        const auto* from = normed_row(call.residual, data, row, n);
-        const float row_rstd = rms_of_row(from, call.eps, n);
-        rstd_out[row] = row_rstd;
-        produce_row(call.cast, row_of<Y>(call.y, row), row, n, counts,
-                    [=](int64_t begin, int64_t length, Y* to) {
-                      rms_scale(from + begin, w + begin, row_rstd, to, length);
-                    });
-      });
-    });
-  });
-}
-
-void rms_norm_backward(Stream /*stream*/, const RmsNormBackward& call) {
-  const int64_t n = call.x.shape.back();
-  const int64_t rows = call.x.shape.rows();
-  const int64_t chunks = ceil_div(rows, kChunkRows);
-  const float* w = call.weight.as<float>();
-  const float* rstd_in = call.rstd.as<float>();
-  float* partial = call.scratch.as<float>();
-  with_float_type(call.dy.dtype, [&](auto dy_tag) {
-    with_float_type(call.x.dtype, [&](auto x_tag) {
-      using X = typename decltype(x_tag)::Type;
-      const auto* dy_data = call.dy.as<typename decltype(dy_tag)::Type>();
-      const X* x_data = call.x.as<X>();
-      X* dx_data = call.dx.as<X>();
-#pragma omp parallel for schedule(static) if (rows * n >= kParallelElements)
-      for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-        float* sums = partial + chunk * n;
-        clear(sums, n);
-        const int64_t end = minimum(rows, (chunk + 1) * kChunkRows);
-        for (int64_t row = chunk * kChunkRows; row < end; ++row) {
-          rms_row_backward(dy_data + row * n, x_data + row * n, w, rstd_in[row], dx_data + row * n,
-                           call.accumulate, sums, n);
-        }
-      }
-    });
-  });
-  add_partial_sums(partial, chunks, n, call.weight_grad.as<float>(), call.overwrite_weight_grad);
-}
-
-void layer_norm_forward(Stream /*stream*/, const LayerNormForward& call) {
-  const int64_t n = call.x.shape.back();
-  const int64_t rows = call.x.shape.rows();
+  const bool centered = !call.mean.empty();
   const float* w = call.weight.as<float>();
   const float* b = call.bias.as<float>();
   float* mean_out = call.mean.as<float>();
@@ -252,20 +174,22 @@ void layer_norm_forward(Stream /*stream*/, const LayerNormForward& call) {
       const auto* data = call.x.as<typename decltype(x_tag)::Type>();
       for_each_row<Y>(call.cast, rows, n, [&](int64_t row, CastCounts& counts) {
         const auto* from = normed_row(call.residual, data, row, n);
-        const RowStatistics statistics = statistics_of_row(from, call.eps, n);
-        mean_out[row] = statistics.mean;
+        const RowStatistics statistics = statistics_of_row(from, centered, call.eps, n);
+        if (centered) {
+          mean_out[row] = statistics.mean;
+        }
         rstd_out[row] = statistics.rstd;
         produce_row(call.cast, row_of<Y>(call.y, row), row, n, counts,
                     [=](int64_t begin, int64_t length, Y* to) {
-                      layer_scale(from + begin, w + begin, b == nullptr ? nullptr : b + begin,
-                                  statistics, to, length);
+                      scale_row(from + begin, w + begin, b == nullptr ? nullptr : b + begin,
+                                statistics, to, length);
                     });
       });
     });
   });
 }
 
-void layer_norm_backward(Stream /*stream*/, const LayerNormBackward& call) {
+void norm_backward(Stream /*stream*/, const NormBackward& call) {
   const int64_t n = call.x.shape.back();
   const int64_t rows = call.x.shape.rows();
   const int64_t chunks = ceil_div(rows, kChunkRows);
@@ -273,7 +197,7 @@ void layer_norm_backward(Stream /*stream*/, const LayerNormBackward& call) {
   const float* mean_in = call.mean.as<float>();
   const float* rstd_in = call.rstd.as<float>();
   float* weight_partial = call.scratch.as<float>();
-  float* bias_partial = weight_partial + chunks * n;
+  float* bias_partial = mean_in == nullptr ? nullptr : weight_partial + chunks * n;
   with_float_type(call.dy.dtype, [&](auto dy_tag) {
     with_float_type(call.x.dtype, [&](auto x_tag) {
       using X = typename decltype(x_tag)::Type;
@@ -283,13 +207,14 @@ void layer_norm_backward(Stream /*stream*/, const LayerNormBackward& call) {
 #pragma omp parallel for schedule(static) if (rows * n >= kParallelElements)
       for (int64_t chunk = 0; chunk < chunks; ++chunk) {
         float* weight_sums = weight_partial + chunk * n;
-        float* bias_sums = bias_partial + chunk * n;
+        float* bias_sums = bias_partial == nullptr ? nullptr : bias_partial + chunk * n;
         clear(weight_sums, n);
-        clear(bias_sums, n);
+        clear(bias_sums, bias_sums == nullptr ? 0 : n);
         const int64_t end = minimum(rows, (chunk + 1) * kChunkRows);
         for (int64_t row = chunk * kChunkRows; row < end; ++row) {
-          layer_row_backward(dy_data + row * n, x_data + row * n, w, {mean_in[row], rstd_in[row]},
-                             dx_data + row * n, call.accumulate, weight_sums, bias_sums, n);
+          const RowStatistics statistics = {mean_in == nullptr ? 0.0F : mean_in[row], rstd_in[row]};
+          row_backward(dy_data + row * n, x_data + row * n, w, statistics, dx_data + row * n,
+                       call.accumulate, weight_sums, bias_sums, n);
         }
       }
     });
@@ -318,9 +243,9 @@ void head_rms_norm_forward(Stream /*stream*/, const HeadRmsNormForward& call) {
         for (int64_t i = 0; i < call.head_dim; ++i) {
           copy[i] = values[i];
         }
-        const float head_rstd = rms_of_row(copy, call.eps, call.head_dim);
-        rstd_out[row * call.heads + head] = head_rstd;
-        rms_scale(copy, w, head_rstd, values, call.head_dim);
+        const RowStatistics statistics = statistics_of_row(copy, false, call.eps, call.head_dim);
+        rstd_out[row * call.heads + head] = statistics.rstd;
+        scale_row(copy, w, nullptr, statistics, values, call.head_dim);
       }
     }
   });
@@ -346,8 +271,8 @@ void head_rms_norm_backward(Stream /*stream*/, const HeadRmsNormBackward& call) 
           for (int64_t head = 0; head < call.heads; ++head) {
             const int64_t index = row * call.heads + head;
             Dx* gradient = dx_data + row * call.dx.row_stride + head * call.head_dim;
-            rms_row_backward(gradient, x_data + index * call.head_dim, w, rstd_in[index], gradient,
-                             false, sums, call.head_dim);
+            row_backward(gradient, x_data + index * call.head_dim, w, {0.0F, rstd_in[index]},
+                         gradient, false, sums, nullptr, call.head_dim);
           }
         }
       }

@@ -26,7 +26,7 @@ struct NormRows {
   }
 };
 
-struct NormForward {
+struct NormForwardRows {
   const void* x;
   DType x_type;
   NormRows x_rows;
@@ -46,7 +46,7 @@ struct NormForward {
   void* sum = nullptr;
 };
 
-struct NormBackward {
+struct NormBackwardRows {
   const void* dy;
   DType dy_type;
   NormRows dy_rows;
@@ -141,8 +141,9 @@ __device__ __forceinline__ float centered(float x, float mean) {
 }
 
 /// x = x + delta for the packs of a row that starts at element `at`, into `sum` too.
-__device__ __forceinline__ void add_residual(const NormForward& call, const Team& team, int64_t at,
-                                             int length, Vec8<bf16> (&x)[kForwardVecs]) {
+__device__ __forceinline__ void add_residual(const NormForwardRows& call, const Team& team,
+                                             int64_t at, int length,
+                                             Vec8<bf16> (&x)[kForwardVecs]) {
   const bf16* const delta_row = static_cast<const bf16*>(call.delta) + (length == 0 ? 0 : at);
   bf16* const sum_row = static_cast<bf16*>(call.sum) + (length == 0 ? 0 : at);
   Vec8<bf16> delta[kForwardVecs];
@@ -169,7 +170,7 @@ __device__ __forceinline__ void add_residual(const NormForward& call, const Team
 /// A team has a row at a time.
 template <bool kLayer>
 __global__ void __launch_bounds__(kNormMostThreads)
-    norm_forward_kernel(NormForward call, int team_size) {
+    norm_forward_kernel(NormForwardRows call, int team_size) {
   FP8TRAIN_SHARED_ARRAY(float, shared, kNormMostThreads / kWarp);
   const Team team(team_size);
   const int n = call.n;
@@ -299,7 +300,7 @@ __device__ __forceinline__ void write_column_sums(const Team& team, int n,
 /// mean(g).
 template <bool kLayer>
 __global__ void __launch_bounds__(kNormMostThreads)
-    norm_backward_kernel(NormBackward call, int team_size) {
+    norm_backward_kernel(NormBackwardRows call, int team_size) {
   constexpr int kVecs = kBackwardVecs<kLayer>;
   FP8TRAIN_SHARED_DYNAMIC(float, columns);
   FP8TRAIN_SHARED_ARRAY(float, shared, kNormMostThreads / kWarp);

@@ -8,10 +8,6 @@ double recast_bytes(const QuantizeSink& cast, const ConstView& x, const ConstVie
   return cast.out.empty() ? 0.0 : bytes_of(x) + bytes_of(statistics);
 }
 
-int norm_forward_launches(const QuantizeSink& cast) {
-  return cast.out.empty() ? 1 : 2;
-}
-
 /// What an addition in front of the norm reads and writes beyond x.
 double residual_bytes(const ResidualAdd& residual) {
   return bytes_of(residual.delta) + bytes_of(residual.sum);
@@ -22,37 +18,18 @@ double gradient_bytes(const View& gradient, bool overwrite) {
   return bytes_of(gradient) * (overwrite ? 1 : 2);
 }
 
-const char* norm_forward_kernel(const QuantizeSink& cast) {
-  return cast.out.empty() ? "norm_forward" : "norm_forward cast";
-}
-
 }  // namespace
 
-void rms_norm_forward(Stream stream, const RmsNormForward& call) {
-  count(stream,
-        bytes_of(call.x) + bytes_of(call.weight) + bytes_of(call.y) + bytes_of(call.rstd) +
-            bytes_of(call.cast) + recast_bytes(call.cast, call.x, call.rstd) +
-            residual_bytes(call.residual),
-        norm_forward_kernel(call.cast), call.x.count(), norm_forward_launches(call.cast));
-}
-
-void rms_norm_backward(Stream stream, const RmsNormBackward& call) {
-  count(stream,
-        bytes_of(call.dy) + bytes_of(call.x) + bytes_of(call.weight) + bytes_of(call.rstd) +
-            bytes_of(call.dx) * (call.accumulate ? 2 : 1) +
-            gradient_bytes(call.weight_grad, call.overwrite_weight_grad),
-        "norm_backward", call.x.count(), 2);
-}
-
-void layer_norm_forward(Stream stream, const LayerNormForward& call) {
+void norm_forward(Stream stream, const NormForward& call) {
+  const bool casts = !call.cast.out.empty();
   count(stream,
         bytes_of(call.x) + bytes_of(call.weight) + bytes_of(call.bias) + bytes_of(call.y) +
             bytes_of(call.mean) + bytes_of(call.rstd) + bytes_of(call.cast) +
             recast_bytes(call.cast, call.x, call.rstd) + residual_bytes(call.residual),
-        norm_forward_kernel(call.cast), call.x.count(), norm_forward_launches(call.cast));
+        casts ? "norm_forward cast" : "norm_forward", call.x.count(), casts ? 2 : 1);
 }
 
-void layer_norm_backward(Stream stream, const LayerNormBackward& call) {
+void norm_backward(Stream stream, const NormBackward& call) {
   count(stream,
         bytes_of(call.dy) + bytes_of(call.x) + bytes_of(call.weight) + bytes_of(call.mean) +
             bytes_of(call.rstd) + bytes_of(call.dx) * (call.accumulate ? 2 : 1) +

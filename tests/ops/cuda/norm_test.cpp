@@ -18,11 +18,11 @@ void check_forward(const Case& c, DType x_type, DType y_type) {
   check_near("rms_norm_forward", c, x_type, y_type, [&](Side& side) -> std::vector<Array> {
     const View y = side.space(y_type, {c.rows, c.n}, c.offset);
     const View rstd = side.space(DType::f32, {c.rows});
-    ops::rms_norm_forward(side.stream(), {.x = side.put(values_of(c, x_type, 1), c.offset),
-                                          .weight = side.put(weight_of(c, 2)),
-                                          .eps = kNormEps,
-                                          .y = y,
-                                          .rstd = rstd});
+    ops::norm_forward(side.stream(), {.x = side.put(values_of(c, x_type, 1), c.offset),
+                                      .weight = side.put(weight_of(c, 2)),
+                                      .eps = kNormEps,
+                                      .y = y,
+                                      .rstd = rstd});
     return {side.get(y), side.get(rstd)};
   });
   for (const bool biased : {false, true}) {
@@ -31,13 +31,13 @@ void check_forward(const Case& c, DType x_type, DType y_type) {
       const View mean = side.space(DType::f32, {c.rows});
       const View rstd = side.space(DType::f32, {c.rows});
       const View bias = side.put(weight_of(c, 3), c.offset);
-      ops::layer_norm_forward(side.stream(), {.x = side.put(values_of(c, x_type, 1), c.offset),
-                                              .weight = side.put(weight_of(c, 2)),
-                                              .bias = biased ? ConstView(bias) : ConstView(),
-                                              .eps = kNormEps,
-                                              .y = y,
-                                              .mean = mean,
-                                              .rstd = rstd});
+      ops::norm_forward(side.stream(), {.x = side.put(values_of(c, x_type, 1), c.offset),
+                                        .weight = side.put(weight_of(c, 2)),
+                                        .bias = biased ? ConstView(bias) : ConstView(),
+                                        .eps = kNormEps,
+                                        .y = y,
+                                        .mean = mean,
+                                        .rstd = rstd});
       return {side.get(y), side.get(mean), side.get(rstd)};
     });
   }
@@ -53,30 +53,30 @@ void check_backward(const Case& c, DType x_type, DType dy_type, bool accumulate)
   check_near("rms_norm_backward", c, x_type, dy_type, [&](Side& side) -> std::vector<Array> {
     const View dx = side.put(values_of(c, x_type, 5), c.offset);
     const View weight_grad = side.put(weight_of(c, 6));
-    ops::rms_norm_backward(side.stream(), {.dy = side.put(values_of(c, dy_type, 4), c.offset),
-                                           .x = side.put(values_of(c, x_type, 1), c.offset),
-                                           .weight = side.put(weight_of(c, 2)),
-                                           .rstd = side.put(statistics_of(c, 7)),
-                                           .dx = dx,
-                                           .accumulate = accumulate,
-                                           .weight_grad = weight_grad,
-                                           .scratch = side.space(DType::f32, {chunks, c.n})});
+    ops::norm_backward(side.stream(), {.dy = side.put(values_of(c, dy_type, 4), c.offset),
+                                       .x = side.put(values_of(c, x_type, 1), c.offset),
+                                       .weight = side.put(weight_of(c, 2)),
+                                       .rstd = side.put(statistics_of(c, 7)),
+                                       .dx = dx,
+                                       .accumulate = accumulate,
+                                       .weight_grad = weight_grad,
+                                       .scratch = side.space(DType::f32, {chunks, c.n})});
     return {side.get(dx), side.get(weight_grad)};
   });
   check_near("layer_norm_backward", c, x_type, dy_type, [&](Side& side) -> std::vector<Array> {
     const View dx = side.put(values_of(c, x_type, 5), c.offset);
     const View weight_grad = side.put(weight_of(c, 6));
     const View bias_grad = side.put(weight_of(c, 8));
-    ops::layer_norm_backward(side.stream(), {.dy = side.put(values_of(c, dy_type, 4), c.offset),
-                                             .x = side.put(values_of(c, x_type, 1), c.offset),
-                                             .weight = side.put(weight_of(c, 2)),
-                                             .mean = side.put(statistics_of(c, 9)),
-                                             .rstd = side.put(statistics_of(c, 7)),
-                                             .dx = dx,
-                                             .accumulate = accumulate,
-                                             .weight_grad = weight_grad,
-                                             .bias_grad = accumulate ? bias_grad : View(),
-                                             .scratch = side.space(DType::f32, {2 * chunks, c.n})});
+    ops::norm_backward(side.stream(), {.dy = side.put(values_of(c, dy_type, 4), c.offset),
+                                       .x = side.put(values_of(c, x_type, 1), c.offset),
+                                       .weight = side.put(weight_of(c, 2)),
+                                       .mean = side.put(statistics_of(c, 9)),
+                                       .rstd = side.put(statistics_of(c, 7)),
+                                       .dx = dx,
+                                       .accumulate = accumulate,
+                                       .weight_grad = weight_grad,
+                                       .bias_grad = accumulate ? bias_grad : View(),
+                                       .scratch = side.space(DType::f32, {2 * chunks, c.n})});
     return {side.get(dx), side.get(weight_grad), side.get(bias_grad)};
   });
 }
@@ -126,23 +126,23 @@ std::vector<Array> residual_norm(Side& side, const Case& c, DType type, bool lay
     residual = {};
   }
   if (layer) {
-    ops::layer_norm_forward(side.stream(), {.x = from,
-                                            .weight = weight,
-                                            .bias = bias,
-                                            .eps = kNormEps,
-                                            .y = y,
-                                            .mean = mean,
-                                            .rstd = rstd,
-                                            .cast = cast,
-                                            .residual = residual});
+    ops::norm_forward(side.stream(), {.x = from,
+                                      .weight = weight,
+                                      .bias = bias,
+                                      .eps = kNormEps,
+                                      .y = y,
+                                      .mean = mean,
+                                      .rstd = rstd,
+                                      .cast = cast,
+                                      .residual = residual});
   } else {
-    ops::rms_norm_forward(side.stream(), {.x = from,
-                                          .weight = weight,
-                                          .eps = kNormEps,
-                                          .y = y,
-                                          .rstd = rstd,
-                                          .cast = cast,
-                                          .residual = residual});
+    ops::norm_forward(side.stream(), {.x = from,
+                                      .weight = weight,
+                                      .eps = kNormEps,
+                                      .y = y,
+                                      .rstd = rstd,
+                                      .cast = cast,
+                                      .residual = residual});
   }
   std::vector<Array> made = {side.get(sum), side.get(y), side.get(mean), side.get(rstd),
                              Array(DType::f32, {1}, {side.get_value(cast.amax)})};
@@ -195,8 +195,8 @@ TEST_CASE("norm backward in place, row by row", "[cuda][norm][small]") {
     check_near("in place", c, DType::bf16, DType::bf16, [&](Side& side) -> std::vector<Array> {
       const View dx = side.put(values_of(c, DType::bf16, 4));
       const View weight_grad = side.put(weight_of(c, 6));
-      ops::rms_norm_backward(
-          side.stream(), {.dy = dx,
+      ops::norm_backward(side.stream(),
+                         {.dy = dx,
                           .x = side.put(values_of(c, DType::bf16, 1)),
                           .weight = side.put(weight_of(c, 2)),
                           .rstd = side.put(statistics_of(c, 7)),
@@ -216,18 +216,17 @@ TEST_CASE("gradients of norms are overwritten where that is said", "[cuda][norm]
       return overwrite ? side.space(DType::f32, {c.n}) : side.put(Array(DType::f32, {c.n}));
     };
     const View weight_grad = gradient(), bias_grad = gradient();
-    ops::layer_norm_backward(
-        side.stream(),
-        {.dy = side.put(values_of(c, DType::bf16, 4)),
-         .x = side.put(values_of(c, DType::bf16, 1)),
-         .weight = side.put(weight_of(c, 2)),
-         .mean = side.put(statistics_of(c, 9)),
-         .rstd = side.put(statistics_of(c, 7)),
-         .dx = side.space(DType::bf16, {c.rows, c.n}),
-         .weight_grad = weight_grad,
-         .bias_grad = bias_grad,
-         .scratch = side.space(DType::f32, {2 * ops::norm_partial_rows(c.rows), c.n}),
-         .overwrite_weight_grad = overwrite});
+    ops::norm_backward(side.stream(), {.dy = side.put(values_of(c, DType::bf16, 4)),
+                                       .x = side.put(values_of(c, DType::bf16, 1)),
+                                       .weight = side.put(weight_of(c, 2)),
+                                       .mean = side.put(statistics_of(c, 9)),
+                                       .rstd = side.put(statistics_of(c, 7)),
+                                       .dx = side.space(DType::bf16, {c.rows, c.n}),
+                                       .weight_grad = weight_grad,
+                                       .bias_grad = bias_grad,
+                                       .scratch = side.space(
+                                           DType::f32, {2 * ops::norm_partial_rows(c.rows), c.n}),
+                                       .overwrite_weight_grad = overwrite});
     return {side.get(weight_grad), side.get(bias_grad)};
   };
   const auto overwritten = on_cuda([&](Side& side) { return gradients(side, true); });
@@ -244,34 +243,34 @@ NormOperands on_side(Side& side, const NormProblem& p, bool layer, bool accumula
   const View mean = side.put(o.mean), rstd = side.put(o.rstd);
   const View scratch = side.space(DType::f32, {2 * ops::norm_partial_rows(p.rows) * p.n});
   if (layer) {
-    ops::layer_norm_forward(side.stream(), {.x = x,
-                                            .weight = weight,
-                                            .bias = bias,
-                                            .eps = kNormEps,
-                                            .y = y,
-                                            .mean = mean,
-                                            .rstd = rstd});
-    ops::layer_norm_backward(side.stream(), {.dy = dy,
-                                             .x = x,
-                                             .weight = weight,
-                                             .mean = mean,
-                                             .rstd = rstd,
-                                             .dx = dx,
-                                             .accumulate = accumulate,
-                                             .weight_grad = weight_grad,
-                                             .bias_grad = bias_grad,
-                                             .scratch = scratch});
+    ops::norm_forward(side.stream(), {.x = x,
+                                      .weight = weight,
+                                      .bias = bias,
+                                      .eps = kNormEps,
+                                      .y = y,
+                                      .mean = mean,
+                                      .rstd = rstd});
+    ops::norm_backward(side.stream(), {.dy = dy,
+                                       .x = x,
+                                       .weight = weight,
+                                       .mean = mean,
+                                       .rstd = rstd,
+                                       .dx = dx,
+                                       .accumulate = accumulate,
+                                       .weight_grad = weight_grad,
+                                       .bias_grad = bias_grad,
+                                       .scratch = scratch});
   } else {
-    ops::rms_norm_forward(side.stream(),
-                          {.x = x, .weight = weight, .eps = kNormEps, .y = y, .rstd = rstd});
-    ops::rms_norm_backward(side.stream(), {.dy = dy,
-                                           .x = x,
-                                           .weight = weight,
-                                           .rstd = rstd,
-                                           .dx = dx,
-                                           .accumulate = accumulate,
-                                           .weight_grad = weight_grad,
-                                           .scratch = scratch});
+    ops::norm_forward(side.stream(),
+                      {.x = x, .weight = weight, .eps = kNormEps, .y = y, .rstd = rstd});
+    ops::norm_backward(side.stream(), {.dy = dy,
+                                       .x = x,
+                                       .weight = weight,
+                                       .rstd = rstd,
+                                       .dx = dx,
+                                       .accumulate = accumulate,
+                                       .weight_grad = weight_grad,
+                                       .scratch = scratch});
   }
   o.y = side.get(y);
   o.dx = side.get(dx);

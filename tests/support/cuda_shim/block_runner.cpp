@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <utility>
 #include <vector>
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -32,22 +33,19 @@ constexpr int kWarp = 32;
 
 enum class Order { forward, reverse, shuffled };
 
-Order order_of_environment() {
-  const char* value = std::getenv("FP8TRAIN_SHIM_ORDER");
-  if (value == nullptr || std::strcmp(value, "forward") == 0) {
-    return Order::forward;
-  }
-  if (std::strcmp(value, "reverse") == 0) {
-    return Order::reverse;
-  }
-  if (std::strcmp(value, "shuffled") == 0) {
-    return Order::shuffled;
-  }
-  fail("FP8TRAIN_SHIM_ORDER: expected forward, reverse or shuffled");
-}
+constexpr std::pair<const char*, Order> kOrders[] = {
+    {"forward", Order::forward}, {"reverse", Order::reverse}, {"shuffled", Order::shuffled}};
 
 Order thread_order() {
-  static const Order order = order_of_environment();
+  static const Order order = [] {
+    const char* value = std::getenv("FP8TRAIN_SHIM_ORDER");
+    for (const auto& [name, named] : kOrders) {
+      if (std::strcmp(value == nullptr ? "forward" : value, name) == 0) {
+        return named;
+      }
+    }
+    fail("FP8TRAIN_SHIM_ORDER: expected forward, reverse or shuffled");
+  }();
   return order;
 }
 
@@ -157,8 +155,8 @@ void BlockRunner::enter(context::transfer_t transfer) {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(nullptr, &runner.scheduler_bottom_, &runner.scheduler_bytes_);
 #endif
-  for (;
-       ;) {  // once for each block; a fiber, and what AddressSanitizer keeps of it, serves them all
+  // Once for each block: a fiber, and what AddressSanitizer keeps of it, serves them all.
+  while (true) {
     (*runner.thread_)();
     runner.current().wait = Fiber::Wait::done;
     runner.done_ += 1;

@@ -1,0 +1,62 @@
+#pragma once
+// The parts of fp8train bench, a file each: its options, and what it measures as JSON. Rates are
+// per second of medians on random data.
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "bench_step.h"
+#include "cli.h"
+#include "device/device.h"
+
+namespace fp8train {
+
+struct BenchOptions {
+  bool json = false, tune = false;
+  std::string device = "auto";
+  int64_t threads = 0;
+  double seconds = 3.0;
+  StepBench step;
+  std::string sizes, modes;
+  int64_t rows = 0, columns = 0, tokens = 8192;
+  int64_t batch = 4, heads = 8, kv_heads = 8, head_dim = 64;
+  bool deterministic = false;
+  double beta2 = 0.95;
+  int64_t steps = 300;
+};
+
+/// The device that the options name, and the threads that it has.
+std::unique_ptr<Device> open_device(const BenchOptions& options, int64_t& threads);
+
+struct BenchPart {
+  const char* name;
+  const char* help;
+  void (*add_options)(Arguments part, BenchOptions& options);
+  nlohmann::ordered_json (*run)(const BenchOptions& options);  ///< null: another rank reports
+  bool is_timed = true;
+  bool is_tuned = false;
+};
+
+/// A whole training step on random tokens, against the rate of GEMMs measured in the same run. On
+/// several ranks (mpirun, srun) each has a batch of its own.
+BenchPart bench_step();
+/// Products by the format of their operands, alone and with one cast of each operand from bf16,
+/// against bf16 in the same run. A layer casts its weight once per optimizer step only, and where
+/// the units want one order of operands x and dy in both orientations.
+BenchPart bench_gemm();
+/// The GEMMs of a model's layers, forward and backward, as each mode of scaling runs them: with
+/// operands that are there already, so that casts are not counted. A product that the device
+/// refuses has an error and does not end the others.
+BenchPart bench_products();
+/// Causal attention alone, forward and backward.
+BenchPart bench_attention();
+/// How fast values become codes, against the memory bandwidth that a copy reaches in the same run
+/// on buffers of the same size.
+BenchPart bench_cast();
+/// gemm_error() of every plan.
+BenchPart bench_gemm_error();
+/// optimizer_format_errors().
+BenchPart bench_optimizer_formats();
+
+}  // namespace fp8train
