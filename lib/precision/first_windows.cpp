@@ -1,8 +1,6 @@
 // The first windows of delayed scales with current_at_first: which slots are in theirs, and passes
 // that must leave them as they are.
 
-#include <algorithm>
-
 #include "ops/pointwise/elementwise.h"
 #include "precision/scaling_state.h"
 
@@ -38,27 +36,17 @@ void ScalingState::read_windows() {
   }
 }
 
-FirstWindows ScalingState::first_windows(const Group& group) {
-  if (!group.format.is_current_at_first()) {
-    return FirstWindows::none;
-  }
-  const auto in_first = std::count_if(group.slots.begin(), group.slots.end(),
-                                      [](const ScalingSlot* slot) { return slot->scales_now; });
-  const bool all = in_first == static_cast<std::ptrdiff_t>(group.slots.size());
-  return in_first == 0 ? FirstWindows::none : all ? FirstWindows::all : FirstWindows::some;
-}
-
 FirstWindows ScalingState::first_windows() const {
-  bool any = false;
-  bool all = true;
-  for (const auto& group : groups_) {
-    if (group->format.is_current_at_first()) {
-      const FirstWindows found = first_windows(*group);
-      any = any || found != FirstWindows::none;
-      all = all && found == FirstWindows::all;
+  size_t slots = 0;
+  size_t in_first = 0;
+  for (const auto& slot : slots_) {
+    if (slot->format.is_current_at_first()) {
+      ++slots;
+      in_first += slot->scales_now ? 1 : 0;
     }
   }
-  return !any ? FirstWindows::none : all ? FirstWindows::all : FirstWindows::some;
+  const bool all = in_first == slots;
+  return in_first == 0 ? FirstWindows::none : all ? FirstWindows::all : FirstWindows::some;
 }
 
 void ScalingState::set_updates_left(Group& group, int32_t updates) {
@@ -79,8 +67,11 @@ void ScalingState::end_first_windows() {
 
 void ScalingState::begin_evaluation(Stream stream) {
   read_windows();
+  if (first_windows() == FirstWindows::none) {
+    return;
+  }
   for (const auto& group : groups_) {
-    if (first_windows(*group) != FirstWindows::none) {
+    if (group->format.is_current_at_first()) {
       const View rows = group->unevaluated.view();
       copy_values(stream, group->amax, rows_of(rows, 0, 1));
       copy_values(stream, group->scale, rows_of(rows, 1, 1));
@@ -90,8 +81,11 @@ void ScalingState::begin_evaluation(Stream stream) {
 }
 
 void ScalingState::end_evaluation(Stream stream) const {
+  if (first_windows() == FirstWindows::none) {
+    return;
+  }
   for (const auto& group : groups_) {
-    if (first_windows(*group) != FirstWindows::none) {
+    if (group->format.is_current_at_first()) {
       const View rows = group->unevaluated.view();
       copy_values(stream, rows_of(rows, 0, 1), group->amax);
       copy_values(stream, rows_of(rows, 1, 1), group->scale);

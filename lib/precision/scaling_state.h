@@ -143,8 +143,6 @@ class ScalingState {
     Tensor unevaluated;   // [3, slots]: amax, scale and its inverse before an evaluation
   };
   Group& group_of(const TensorFormat& format);
-  /// first_windows() of the group.
-  static FirstWindows first_windows(const Group& group);
   void set_updates_left(Group& group, int32_t updates);
 
   Device* device_ = nullptr;

@@ -71,6 +71,7 @@ TEST_CASE("a checkpoint that does not count first windows has them from the run'
     contents.files.push_back({record.name, {}, bytes});
   }
   CHECK(changed == 1);
+  fs::create_directories(shop.run("parts") / "checkpoints");
   save_checkpoint(shop.run("parts") / "checkpoints", 10, contents);
   expect_code(0, shop.folder(), Workshop::command("msamp-o2", "parts", words));
   const auto end = [&](const char* run) {

@@ -137,13 +137,13 @@ TEST_CASE("first windows that begin again on cuda are the cpu's, recorded or not
     }
     const std::vector<float> left = updates_left(cpu);
     CHECK(!left.empty());
-    CHECK(std::count(left.begin(), left.end(), 0.0F) > 0 == (step > 0));
+    CHECK((std::count(left.begin(), left.end(), 0.0F) > 0) == (step > 0));
     CHECK(updates_left(recorded) == left);
     CHECK(updates_left(launched) == left);
     if (step != kOverflow) {
       const double loss = recorded.engine.step_loss().mean;
       CHECK(launched.engine.step_loss().mean == loss);
-      CHECK(loss == Approx(cpu.engine.step_loss().mean).epsilon(4e-3));
+      CHECK(loss == Approx(cpu.engine.step_loss().mean).epsilon(2e-3 * (step + 1)));
     }
   }
   CHECK(recorded.gradients() == launched.gradients());

@@ -1,7 +1,6 @@
 // First windows of delayed scales, which an overflow begins again (MS-AMP,
 // msamp/optim/optimizer.py LBOptimizer._update_scaling_factors).
 
-#include <fmt/format.h>
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
@@ -135,7 +134,7 @@ TEST_CASE("ranks begin their own first windows again, and skip the step together
       const FirstWindows expected = step + 1 < kWindow ? FirstWindows::all
                                     : again            ? FirstWindows::some
                                                        : FirstWindows::none;
-      check(first_windows(engine) == expected, fmt::format("windows after step {}", step));
+      check(first_windows(engine) == expected, "each rank has its own windows");
     }
     check(engine.optimizer().report().skipped_steps == 1, "one step is skipped");
     weights[static_cast<size_t>(comm.rank())] = test::values_of(engine);
