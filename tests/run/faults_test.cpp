@@ -71,7 +71,7 @@ TEST_CASE("a run goes on within windows that an overflow of one rank has begun a
     const auto saved = [&](const char* run) {
       return read_file(folder / run / "checkpoints" / "step-000012" / name);
     };
-    CHECK(saved("parts") == saved("whole"));
+    CHECK((saved("parts") == saved("whole")));
   }
 }
 

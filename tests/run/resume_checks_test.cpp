@@ -57,7 +57,7 @@ TEST_CASE("a run continues from a checkpoint of another plan, if it is asked to"
 
 TEST_CASE("a checkpoint that does not count first windows has them from the run's first step") {
   const Workshop shop;
-  const Words words = {"training.max_steps=20"};
+  const Words words = {"training.max_steps=20", "checkpoint.keep_last=9"};
   expect_code(0, shop.folder(), Workshop::command("msamp-o2", "whole", words));
   const fs::path saved = shop.run("whole") / "checkpoints" / "step-000010";
   const CheckpointManifest manifest = verify_checkpoint(saved);
