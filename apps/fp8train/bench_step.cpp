@@ -189,7 +189,8 @@ Json step_rates(Device& device, Communicator& comm, const BenchOptions& options,
   }
   engine.weights_changed();
   const Batch batch = random_batch(settings, comm.rank());
-  int64_t step = int64_t{1} << 20;  // long after the first window of delayed scales
+  engine.model().scaling().end_first_windows();
+  int64_t step = 0;
   const auto run = [&] {
     engine.step([&]() -> const Batch& { return batch; }, step++, 1e-4F, false);
     device.synchronize();

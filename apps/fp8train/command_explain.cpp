@@ -14,6 +14,7 @@
 #include "device/cuda/cuda_device.h"
 #include "nn/linear_product.h"
 #include "optim/registry.h"
+#include "precision/plan_parts.h"
 #include "precision/plan_table.h"
 #include "train/preflight.h"
 #include "train/session.h"
@@ -217,6 +218,21 @@ std::string layer_text(const Layers& layers, size_t i) {
                      gemm(linear.wgrad, 2), note.empty() ? "" : "   ", note);
 }
 
+/// Delayed scaling that is current at first, of any layer.
+void print_first_window(const Layers& layers) {
+  int steps = 0;
+  for (const LinearPlan& linear : layers.linears) {
+    steps = std::max(steps, first_window(linear.fprop, linear.dgrad, linear.wgrad));
+  }
+  if (steps > 0) {
+    fmt::print(
+        "In the first {0} steps, and in the {0} after an overflow of its own, a tensor that is "
+        "'current at first' has its current scale. For that the host waits for the device once a "
+        "step.\n",
+        steps);
+  }
+}
+
 void print_text(const Session& session, const Layers& layers, bool every_layer) {
   const PrecisionPlan& plan = session.engine.plan;
   print_plan(session);
@@ -232,6 +248,7 @@ void print_text(const Session& session, const Layers& layers, bool every_layer) 
   }
   fmt::print("\n{} of {} linear layers run in scaled formats. In {}: {}.\n", scaled, lines.size(),
              name_of(plan.activation), kOutside);
+  print_first_window(layers);
   print_reasons(layers);
 }
 

@@ -64,7 +64,6 @@ struct StepContext {
   Arena* scratch;  ///< temporaries of one layer
   bool training = true;             ///< keep what backward needs and record amax values
   bool plain = false;               ///< no GEMM reads a scaled format, in all three passes
-  bool first_window = false;        ///< delayed scaling with current_at_first acts as current
   bool collect_statistics = false;  ///< fill the slots' statistics and samples
   bool deterministic = false;       ///< as AttentionShape::deterministic; all else always is
   /// ScalingState::begin_pass() has been, and the pass casts each tensor once (or again to the same

@@ -9,9 +9,8 @@ namespace fp8train {
 namespace {
 
 /// Whether the scale is there before the tensor is.
-bool writes_codes_at_once(const StepContext& context, const ScalingSlot& slot) {
-  return slot.format.policy == ScalePolicy::delayed &&
-         !LinearOperands::scales_now(context, slot.format);
+bool writes_codes_at_once(const ScalingSlot& slot) {
+  return slot.format.policy == ScalePolicy::delayed && !slot.scales_now;
 }
 
 }  // namespace
@@ -29,7 +28,7 @@ Linear::Input Linear::place(const StepContext& context, const LinearOperands& op
     return input;
   }
   const ScalingSlot& slot = *input.slot;
-  if (!writes_codes_at_once(context, slot)) {
+  if (!writes_codes_at_once(slot)) {
     if (!LinearOperands::amax_is_clear(context, slot)) {
       ops::fill(context.stream, {slot.amax, DType::f32, {1}}, 0.0F);
     }
@@ -48,8 +47,8 @@ Linear::Input Linear::place(const StepContext& context, const LinearOperands& op
 Linear::Input Linear::place_input(const StepContext& context, int64_t rows) const {
   const LinearOperands::Wanted wanted = wanted_of_input(context);
   const ScalingSlot* slot = x_.slot_for_producer(wanted);
-  const bool codes_suffice = slot != nullptr && writes_codes_at_once(context, *slot) &&
-                             wanted.along_rows && !context.collect_statistics &&
+  const bool codes_suffice = slot != nullptr && writes_codes_at_once(*slot) && wanted.along_rows &&
+                             !context.collect_statistics &&
                              (!context.training || x_.codes_suffice(slot));
   const bool keeps = context.training && (keeps_input() || (context.plain && !plan_.remade_input));
   Arena* const plain = keeps ? context.saved : context.scratch;
@@ -66,7 +65,7 @@ Linear::Input Linear::place_input(const StepContext& context, int64_t rows) cons
 Linear::Input Linear::place_gradient(const StepContext& context, int64_t rows) const {
   const LinearOperands::Wanted wanted = wanted_of_gradient(context);
   const ScalingSlot* slot = dy_.slot_for_producer(wanted);
-  const bool codes_suffice = slot != nullptr && writes_codes_at_once(context, *slot) &&
+  const bool codes_suffice = slot != nullptr && writes_codes_at_once(*slot) &&
                              dy_.codes_suffice(slot) && !context.collect_statistics &&
                              bias_ == nullptr;
   return place(context, dy_, {rows, plan_.site.out_features}, wanted, *context.scratch,

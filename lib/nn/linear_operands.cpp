@@ -149,11 +149,6 @@ LinearOperands::Cast LinearOperands::place(const DeviceTraits& traits, const Sca
   return cast;
 }
 
-bool LinearOperands::scales_now(const StepContext& context, const TensorFormat& format) {
-  const bool first = format.policy == ScalePolicy::delayed && format.delayed.current_at_first;
-  return format.policy == ScalePolicy::current || (first && context.first_window);
-}
-
 void LinearOperands::fill(const StepContext& context, ConstView x, const Cast& cast,
                           bool amax_known) {
   const ScalingSlot& slot = *cast.slot;
@@ -169,7 +164,7 @@ void LinearOperands::fill(const StepContext& context, ConstView x, const Cast& c
         {.seed = context.seed, .pass = context.pass, .tensor = kRandomOfSlots + slot.index});
     return;
   }
-  if (!scales_now(context, slot.format)) {
+  if (!slot.scales_now) {
     ops::quantize(context.stream, x, cast.codes, context.training ? slot.amax : nullptr,
                   statistics);
     return;

@@ -74,8 +74,6 @@ class LinearOperands {
   /// Memory for the cast of a tensor of `shape` with one slot.
   Cast place(const DeviceTraits& traits, const ScalingSlot* slot, const Shape& shape, Wanted wanted,
              const Destinations& destinations) const;
-  /// Whether in this pass the scale follows from the tensor itself.
-  static bool scales_now(const StepContext& context, const TensorFormat& format);
   /// Whether the slot's amax is 0 now, or that of the same tensor. In a first window it is for all
   /// parts of a tensor that comes in parts: what enters the history is of all.
   static bool amax_is_clear(const StepContext& context, const ScalingSlot& slot) {

@@ -194,7 +194,7 @@ bool LinearWeight::find_part_amax(const StepContext& context) const {
                              slot.format.block, weight_->block_amax);
     return false;
   }
-  if (!LinearOperands::scales_now(context, slot.format)) {
+  if (!slot.scales_now) {
     return false;
   }
   ops::fill(context.stream, {slot.amax, DType::f32, {1}}, 0.0F);
@@ -223,8 +223,7 @@ void LinearWeight::make_part(const StepContext& context) const {
   }
   const LinearOperands::Cast& cast = weight_casts_.front();
   const ScalingSlot& slot = *cast.slot;
-  const bool now = LinearOperands::scales_now(context, slot.format);
-  if (now) {
+  if (slot.scales_now) {
     ops::compute_current_scale(context.stream, slot.amax, slot.format, slot.scale, slot.scale_inv);
   }
   ops::cast(context.stream, View{slot.scale_inv, DType::f32, {1}},
@@ -235,7 +234,7 @@ void LinearWeight::make_part(const StepContext& context) const {
                    .columnwise = {},
                    .tensor_scale = slot.scale,
                    .format = slot.format},
-                  now ? nullptr : slot.amax,
+                  slot.scales_now ? nullptr : slot.amax,
                   context.collect_statistics ? slot.statistics : nullptr);
     LinearOperands::sample(context, value, cast);
   }

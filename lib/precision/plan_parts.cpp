@@ -74,7 +74,7 @@ void check_exempt(const PlanRequest& request, const LayerRequest& layer,
 int first_window(const GemmPlan& fprop, const GemmPlan& dgrad, const GemmPlan& wgrad) {
   for (const GemmPlan* gemm : {&fprop, &dgrad, &wgrad}) {
     for (const TensorFormat* format : {&gemm->a, &gemm->b}) {
-      if (format->policy == ScalePolicy::delayed && format->delayed.current_at_first) {
+      if (format->is_current_at_first()) {
         return format->delayed.history_length;
       }
     }

@@ -160,8 +160,8 @@ TensorFormat stored_by_tensor(DType dtype) {
 
 /// MS-AMP's linear layers (msamp/nn/functional.py, common/tensor/meta.py): E4M3 forward, E5M2
 /// gradients, one power-of-two scale per tensor; of x and dy from the maximum of the rank's own
-/// last 16 optimizer steps (optim/optimizer.py), current in the first 16, which a value that is not
-/// finite does not begin again; of w current, once per step. Fast accumulation in fprop only.
+/// last 16 optimizer steps (optim/optimizer.py), current in the first 16 and in the 16 after a
+/// value that is not finite; of w current, once per step. Fast accumulation in fprop only.
 PrecisionPlan msamp_gemms(const char* name) {
   PrecisionPlan plan = unscaled(name, DType::bf16);
   const auto windowed = [](DType dtype) {

@@ -243,7 +243,7 @@ void check_delayed(const PrecisionPlan& plan) {
   }
   for (const GemmPlan* gemm : {&plan.fprop, &plan.dgrad, &plan.wgrad}) {
     for (const TensorFormat* operand : {&gemm->a, &gemm->b}) {
-      if (operand->policy != ScalePolicy::delayed || !operand->delayed.current_at_first) {
+      if (!operand->is_current_at_first()) {
         continue;
       }
       if (operand == &plan.fprop.b || operand == &plan.dgrad.b) {

@@ -37,14 +37,6 @@ bool is_of_rank(const TensorFormat& format) {
   return is_delayed(format) && format.delayed.reduction == AmaxReduction::none;
 }
 
-bool is_current_at_first(const TensorFormat& format) {
-  return is_delayed(format) && format.delayed.current_at_first;
-}
-
-void copy_values(Stream stream, ConstView from, const View& to) {
-  ops::cast(stream, from, to);  // from fp32 to fp32: the same bits
-}
-
 }  // namespace
 
 std::optional<double> SlotReport::snr_db() const {
@@ -78,7 +70,8 @@ const ScalingSlot* ScalingState::add(std::string layer, std::string role,
   slot.format = format;
   slot.index = slots_.size() - 1;
   const bool is_current = format.policy == ScalePolicy::current && !by_blocks(format);
-  slot.begins_at_zero = of_pass && (is_current || is_current_at_first(format));
+  slot.begins_at_zero = of_pass && (is_current || format.is_current_at_first());
+  slot.scales_now = format.policy == ScalePolicy::current || format.is_current_at_first();
   group_of(format).slots.push_back(&slot);
   return &slot;
 }
@@ -106,22 +99,22 @@ void ScalingState::allocate(Device& device) {
   float* next_of_rank = first_amax + shared;
   for (const auto& group : groups_) {
     float*& next_amax = is_of_rank(group->format) ? next_of_rank : next_shared;
-    const auto first_of_pass =
-        std::stable_partition(group->slots.begin(), group->slots.end(),
-                              [](const ScalingSlot* slot) { return !slot->begins_at_zero; });
-    const int64_t others = first_of_pass - group->slots.begin();
+    // What begin_pass() clears lies side by side.
+    std::stable_partition(group->slots.begin(), group->slots.end(),
+                          [](const ScalingSlot* slot) { return !slot->begins_at_zero; });
     const auto count = static_cast<int64_t>(group->slots.size());
     const int64_t history = is_delayed(group->format) ? group->format.delayed.history_length : 0;
     const std::vector<float> ones(group->slots.size(), 1.0F);
     group->amax = {next_amax, DType::f32, {count}};
-    group->pass_amax = {next_amax + others, DType::f32, {count - others}};
     next_amax += count;
     group->scale = scaling_tensor(device, DType::f32, {count});
     group->scale_inv = scaling_tensor(device, DType::f32, {count});
     group->history = scaling_tensor(device, DType::f32, {history, count});
     group->cursor = scaling_tensor(device, DType::i32, {count});
-    if (is_current_at_first(group->format)) {
+    if (group->format.is_current_at_first()) {
+      group->updates_left = scaling_tensor(device, DType::i32, {count});
       group->unevaluated = scaling_tensor(device, DType::f32, {3, count});
+      set_updates_left(*group, group->format.delayed.history_length);
     }
     group->format_max = scaling_tensor(device, DType::f32, {count});
     copy_from_host(device, group->scale, ones.data());
@@ -168,42 +161,21 @@ uint64_t ScalingState::due(int64_t step, bool ends_step) const {
   return groups;
 }
 
-bool ScalingState::first_window() const {
-  return std::any_of(groups_.begin(), groups_.end(),
-                     [this](const auto& group) { return in_first_window(group->format); });
-}
-
-bool ScalingState::in_first_window(const TensorFormat& format) const {
-  return is_current_at_first(format) && steps_done_ - begin_ < format.delayed.history_length;
-}
-
-void ScalingState::begin_evaluation(Stream stream) const {
-  for (const auto& group : groups_) {
-    if (in_first_window(group->format)) {
-      const View rows = group->unevaluated.view();
-      copy_values(stream, group->amax, rows_of(rows, 0, 1));
-      copy_values(stream, group->scale, rows_of(rows, 1, 1));
-      copy_values(stream, group->scale_inv, rows_of(rows, 2, 1));
-    }
-  }
-}
-
-void ScalingState::end_evaluation(Stream stream) const {
-  for (const auto& group : groups_) {
-    if (in_first_window(group->format)) {
-      const View rows = group->unevaluated.view();
-      copy_values(stream, rows_of(rows, 0, 1), group->amax);
-      copy_values(stream, rows_of(rows, 1, 1), group->scale);
-      copy_values(stream, rows_of(rows, 2, 1), group->scale_inv);
-    }
-  }
-}
-
 void ScalingState::begin_pass(Stream stream) const {
   for (const auto& group : groups_) {
-    const bool scales_now = !is_delayed(group->format) || in_first_window(group->format);
-    if (scales_now && group->pass_amax.count() > 0) {
-      ops::fill(stream, group->pass_amax, 0.0F);
+    const auto begins = [&](size_t i) {
+      return group->slots[i]->begins_at_zero && group->slots[i]->scales_now;
+    };
+    for (size_t begin = 0; begin < group->slots.size(); ++begin) {
+      size_t end = begin;
+      while (end < group->slots.size() && begins(end)) {
+        ++end;
+      }
+      if (end > begin) {
+        const auto count = static_cast<int64_t>(end - begin);
+        ops::fill(stream, {group->slots[begin]->amax, DType::f32, {count}}, 0.0F);
+        begin = end;
+      }
     }
   }
 }
@@ -228,7 +200,8 @@ void ScalingState::update(Stream stream, uint64_t due, double* squared_norm) {
         .scale_inv = group->scale_inv.view().as<float>(),
         .format_max = group->format_max.view().as<float>(),
         .pow2 = group->format.scale_type == ScaleType::pow2,
-        .per_step = group->format.delayed.unit == WindowUnit::step};
+        .per_step = group->format.delayed.unit == WindowUnit::step,
+        .updates_left = group->updates_left.view().as<int32_t>()};
     ops::update_delayed_scaling(stream, state, group->format.delayed);
   }
 }
@@ -265,10 +238,13 @@ std::vector<ScalingState::SavedTensor> ScalingState::save() const {
       continue;  // current scaling keeps nothing from step to step
     }
     const auto count = static_cast<int64_t>(group.slots.size());
-    std::vector<int32_t> cursor(group.slots.size());
-    copy_to_host(*device_, cursor.data(), group.cursor);
     const auto name = [g](const char* what) { return fmt::format("scaling.{}.{}", g, what); };
     const bool of_rank = is_of_rank(group.format);
+    const auto save_integers = [&](const char* what, const Tensor& tensor) {
+      std::vector<int32_t> values(group.slots.size());
+      copy_to_host(*device_, values.data(), tensor);
+      saved.push_back({name(what), {count}, {values.begin(), values.end()}, of_rank});
+    };
     saved.push_back({name("amax"), {count}, to_host_f32(*device_, group.amax), of_rank});
     saved.push_back({name("scale"), {count}, to_host_f32(*device_, group.scale), of_rank});
     saved.push_back({name("scale_inv"), {count}, to_host_f32(*device_, group.scale_inv), of_rank});
@@ -276,12 +252,15 @@ std::vector<ScalingState::SavedTensor> ScalingState::save() const {
                      {group.format.delayed.history_length, count},
                      to_host_f32(*device_, group.history),
                      of_rank});
-    saved.push_back({name("cursor"), {count}, {cursor.begin(), cursor.end()}, of_rank});
+    save_integers("cursor", group.cursor);
+    if (group.format.is_current_at_first()) {
+      save_integers("updates_left", group.updates_left);
+    }
   }
   return saved;
 }
 
-void ScalingState::restart(int64_t steps) {
+void ScalingState::restart() {
   for (const auto& group : groups_) {
     if (is_delayed(group->format)) {
       const std::vector<float> ones(group->slots.size(), 1.0F);
@@ -291,9 +270,10 @@ void ScalingState::restart(int64_t steps) {
       fill_zero(*device_, group->history);
       fill_zero(*device_, group->cursor);
     }
+    if (group->format.is_current_at_first()) {
+      set_updates_left(*group, group->format.delayed.history_length);
+    }
   }
-  set_begin(steps);
-  set_steps_done(steps);
 }
 
 void ScalingState::load(const std::vector<SavedTensor>& tensors) {
@@ -318,10 +298,17 @@ void ScalingState::load(const std::vector<SavedTensor>& tensors) {
     copy_from_host(*device_, group->scale, find(wanted[next++]).values.data());
     copy_from_host(*device_, group->scale_inv, find(wanted[next++]).values.data());
     copy_from_host(*device_, group->history, find(wanted[next++]).values.data());
-    const std::vector<float>& cursor = find(wanted[next++]).values;
-    const std::vector<int32_t> integers(cursor.begin(), cursor.end());
-    copy_from_host(*device_, group->cursor, integers.data());
+    const auto load_integers = [&](const Tensor& tensor) {
+      const std::vector<float>& values = find(wanted[next++]).values;
+      const std::vector<int32_t> integers(values.begin(), values.end());
+      copy_from_host(*device_, tensor, integers.data());
+    };
+    load_integers(group->cursor);
+    if (group->format.is_current_at_first()) {
+      load_integers(group->updates_left);
+    }
   }
+  windows_moved_ = true;
 }
 
 }  // namespace fp8train

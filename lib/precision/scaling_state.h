@@ -30,12 +30,18 @@ struct ScalingSlot {
   TensorFormat format;
   uint64_t index = 0;           ///< among all slots
   bool begins_at_zero = false;  ///< `amax`, in each pass: ScalingState::begin_pass()
+  /// The scale follows from the tensor itself: current scaling, or a first window now
+  /// (ScalingState::read_windows()).
+  bool scales_now = false;
   float* amax = nullptr;
   float* scale = nullptr;  // this and the next stay 1 where blocks alone have scales
   float* scale_inv = nullptr;
   ops::QuantizeStatistics* statistics = nullptr;
   CastSample* sample = nullptr;
 };
+
+/// Which slots with current_at_first are in their first window.
+enum class FirstWindows : uint8_t { none, some, all };
 
 /// A slot's numbers as read by the host.
 struct SlotReport {
@@ -67,27 +73,28 @@ class ScalingState {
   /// where the micro-batch `ends_step`. A set of bits, for update().
   uint64_t due(int64_t step, bool ends_step = true) const;
 
-  /// Says that `steps` optimizer steps are done. The host knows it only from here.
-  void set_steps_done(int64_t steps) { steps_done_ = steps; }
-  /// Says that scaling began after `steps` optimizer steps: first windows are counted from there.
-  /// 0, but where a run continues under another plan.
-  void set_begin(int64_t steps) { begin_ = steps; }
-  int64_t begin() const { return begin_; }
-  /// Scaling begins now, after `steps` optimizer steps, as at the start of a run.
-  void restart(int64_t steps);
-  /// Whether now, in the step that follows those and in evaluations before it, slots whose rule
-  /// says current_at_first scale like current ones.
-  bool first_window() const;
+  /// Says that an update() with `due` has been submitted, by a recording too.
+  void note_update(uint64_t due);
+  /// Sets ScalingSlot::scales_now of slots with current_at_first: a first window lasts until its
+  /// history is full and begins again with an amax that is not finite, slot by slot. Where an
+  /// update may have changed that, it waits for the device; on meta all windows are over then.
+  /// Before each pass, outside of recordings.
+  void read_windows();
+  /// As read_windows() found them; none where no rule says current_at_first.
+  FirstWindows first_windows() const;
+  /// All first windows are over, as after many steps.
+  void end_first_windows();
+  /// Scaling begins now, as at the start of a run.
+  void restart();
 
-  /// Begins a pass over the model: the amax of slots with current scaling, or with current_at_first
-  /// in the first window, whose tensor is another one in each pass becomes 0
-  /// (ScalingSlot::begins_at_zero).
+  /// Begins a pass over the model: the amax of slots that scale now, whose tensor is another one in
+  /// each pass, becomes 0 (ScalingSlot::begins_at_zero).
   void begin_pass(Stream stream) const;
 
   /// A pass that is no part of training, between these two, leaves amax and scale of slots with
   /// current_at_first as they are, which casts of the first window write. Nothing to do outside of
-  /// that window.
-  void begin_evaluation(Stream stream) const;
+  /// that window. The first one calls read_windows().
+  void begin_evaluation(Stream stream);
   void end_evaluation(Stream stream) const;
 
   /// Ends a micro-batch: moves amax values of the groups that are due into histories and sets the
@@ -129,21 +136,21 @@ class ScalingState {
   struct Group {
     TensorFormat format;  // policy and delayed rule are common to the group; the dtype may differ
     std::vector<ScalingSlot*> slots;
-    View amax;       // a part of all slots'
-    View pass_amax;  // the last of these: those that begin a pass at 0
+    View amax;  // a part of all slots'
     Tensor scale, scale_inv, history, cursor, format_max;
-    Tensor unevaluated;  // [3, slots]: amax, scale and its inverse before an evaluation
+    // With current_at_first:
+    Tensor updates_left;  // as in ops::DelayedScalingState
+    Tensor unevaluated;   // [3, slots]: amax, scale and its inverse before an evaluation
   };
   Group& group_of(const TensorFormat& format);
-  bool in_first_window(const TensorFormat& format) const;
+  void set_updates_left(Group& group, int32_t updates);
 
   Device* device_ = nullptr;
   std::vector<std::unique_ptr<ScalingSlot>> slots_;
   std::vector<std::unique_ptr<Group>> groups_;
   Tensor amax_;
   View shared_amax_;
-  int64_t steps_done_ = 0;
-  int64_t begin_ = 0;
+  bool windows_moved_ = false;  // since read_windows()
   Buffer statistics_, samples_;
 };
 

@@ -69,7 +69,8 @@ struct DelayedScaling {
   int interval = 1;           ///< optimizer steps between scale updates
   int history_length = 1024;  ///< window of amax values
   AmaxAlgorithm algorithm = AmaxAlgorithm::max;
-  /// Current scaling until the history is full (MS-AMP, common/tensor/meta.py).
+  /// Current scaling until the history is full (MS-AMP, common/tensor/meta.py), and for as many
+  /// updates after an amax that is not finite, tensor by tensor (optim/optimizer.py).
   bool current_at_first = false;
   /// With `step` an amax that is 0 or not finite enters the history as 0 (MS-AMP,
   /// msamp/optim/optimizer.py); with `micro_batch` it does not enter.
@@ -102,6 +103,10 @@ struct TensorFormat {
   bool is_scaled() const { return policy != ScalePolicy::none; }
   /// Whether the scales of blocks lie under a scale of the tensor.
   bool is_two_level() const { return is_scaled() && scale_type == ScaleType::e4m3; }
+  /// Whether its scale is delayed, but current in a first window.
+  bool is_current_at_first() const {
+    return policy == ScalePolicy::delayed && delayed.current_at_first;
+  }
   bool operator==(const TensorFormat&) const = default;
 };
 

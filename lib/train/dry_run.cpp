@@ -65,12 +65,10 @@ DryRunStep dry_run_on(Device& meta, EngineSettings settings, const Topology& ran
     }
   };
   engine.weights_changed();
-  if (engine.model().scaling().first_window()) {
-    constexpr int64_t kLate = int64_t{1} << 40;  // after every window
-    step(kLate, true);
-    engine.model().scaling().set_steps_done(kLate);
+  if (engine.model().scaling().first_windows() != FirstWindows::none) {
     engine.evaluate(batch);
-    engine.model().scaling().set_steps_done(0);
+    step(0, true);
+    engine.model().scaling().end_first_windows();
   }
   for (const auto& [begin, end] : settings.plain_steps) {
     step(begin, true);

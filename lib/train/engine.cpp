@@ -93,7 +93,6 @@ StepContext Engine::context(bool training, bool collect_statistics) {
           .scratch = &scratch_,
           .training = training,
           .plain = plain_,
-          .first_window = model_.scaling().first_window(),
           .collect_statistics = collect_statistics,
           .deterministic = settings_.deterministic,
           .document_starts = document_starts_.view(),
@@ -177,15 +176,17 @@ void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_st
                          Position position) {
   upload(batch);
   number_pass(step_index, position);
-  model_.scaling().set_steps_done(step_index);
   enter_step(step_index);
-  const uint64_t due = model_.scaling().due(step_index, position.last);
+  ScalingState& scaling = model_.scaling();
+  scaling.read_windows();
+  const FirstWindows windows = scaling.first_windows();
+  const uint64_t due = scaling.due(step_index, position.last);
   StepContext how = context(true, collect_statistics);
   how.overwrites_gradients = position.first;
   if (position.last && position.trains) {
     how.listener = strategy_->begin_exchange();
   }
-  run(micro_batches_[{collect_statistics, how.first_window, position.first, plain_, due}], [&] {
+  const auto work = [&] {
     if (position.first) {
       const TraceSpan span("start");
       clear_totals(kTrainingTotals);
@@ -193,11 +194,17 @@ void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_st
     }
     model_.train_micro_batch(how, tokens_, targets_, totals(kTrainingTotals),
                              optimizer().loss_scale(), target_share(batch));
-    if (model_.scaling().reduces(position.last)) {
-      strategy_->combine_amax(device_->stream(), model_.scaling().shared_amax());
+    if (scaling.reduces(position.last)) {
+      strategy_->combine_amax(device_->stream(), scaling.shared_amax());
     }
-    model_.scaling().update(device_->stream(), due, optimizer().squared_norm());
-  });
+    scaling.update(device_->stream(), due, optimizer().squared_norm());
+  };
+  if (windows == FirstWindows::some) {
+    work();  // there are many such sets of slots, each for a few steps
+  } else {
+    run(micro_batches_[{collect_statistics, position.first, plain_, windows, due}], work);
+  }
+  scaling.note_update(due);
 }
 
 void Engine::end_step(bool collect_statistics) {

@@ -106,7 +106,6 @@ class Engine {
                   {.first = i == 0, .last = i + 1 == settings_.gradient_accumulation_steps});
     }
     end_step(collect_statistics);
-    model_.scaling().set_steps_done(step_index + 1);
   }
 
   /// Whether evaluation, and what else reads the model now, is of a step without scaled GEMMs.
@@ -159,8 +158,9 @@ class Engine {
   };
   /// What tells recordings of micro-batches apart.
   struct Form {
-    bool collects_statistics, first_window, overwrites_gradients, plain;
-    uint64_t due;  ///< scales
+    bool collects_statistics, overwrites_gradients, plain;
+    FirstWindows windows;  ///< none or all: micro-batches between are not recorded
+    uint64_t due;          ///< scales
 
     auto operator<=>(const Form&) const = default;
   };

@@ -33,20 +33,14 @@ std::vector<Tensor> allocate_caches(Device& device, const Decoder& model, int64_
   return memory;
 }
 
-/// How the scales of a pass come.
-struct PassScales {
-  bool plain = false, first_window = false;
-};
-
 StepContext inference_context(Device& device, Arena& saved, Arena& scratch,
-                              ParameterGatherer* gatherer, const PassScales& scales) {
+                              ParameterGatherer* gatherer, bool plain) {
   return {.device = &device,
           .stream = device.stream(),
           .saved = &saved,
           .scratch = &scratch,
           .training = false,
-          .plain = scales.plain,
-          .first_window = scales.first_window,
+          .plain = plain,
           .collect_statistics = false,
           .gatherer = gatherer};
 }
@@ -69,20 +63,24 @@ size_t plan_scratch(const Device& device, const Decoder& model, int64_t capacity
   Decoder twin(*meta, model.config(), model.plan(), {});
   Arena saved(*meta, MemoryCategory::saved_activations);
   Arena scratch(*meta, MemoryCategory::workspace);
-  const auto run = [&](int64_t length, const PassScales& scales) {
+  const auto run = [&](int64_t length, bool plain) {
     std::vector<KvCache> caches;
     const std::vector<Tensor> memory = allocate_caches(*meta, twin, capacity, caches);
     const Tensor tokens(*meta, DType::i32, {1, length}, MemoryCategory::batch);
     const ArenaScope scope(scratch);
-    twin.next_token_logits(inference_context(*meta, saved, scratch, gatherer, scales),
-                           tokens.view(), caches);
+    twin.next_token_logits(inference_context(*meta, saved, scratch, gatherer, plain), tokens.view(),
+                           caches);
   };
-  for (const int64_t length : {std::min(kPrefillChunk, capacity), int64_t{1}}) {
-    run(length, {});
-    run(length, {.first_window = true});
+  const int64_t lengths[] = {std::min(kPrefillChunk, capacity), 1};
+  for (const int64_t length : lengths) {
+    run(length, false);
     if (!model.plan().schedule.empty()) {
-      run(length, {.plain = true});
+      run(length, true);
     }
+  }
+  twin.scaling().end_first_windows();
+  for (const int64_t length : lengths) {
+    run(length, false);
   }
   return scratch.high_water();
 }
@@ -162,10 +160,8 @@ std::vector<float> Generator::next_logits(const int32_t* tokens, int64_t count) 
   const View view = {tokens_.view().data, DType::i32, {1, count}};
   copy_from_host(*device_, view, tokens);
   const ArenaScope scope(scratch_);
-  const View logits =
-      model_->next_token_logits(inference_context(*device_, saved_, scratch_, gatherer_,
-                                                  {plain_, model_->scaling().first_window()}),
-                                view, caches_);
+  const View logits = model_->next_token_logits(
+      inference_context(*device_, saved_, scratch_, gatherer_, plain_), view, caches_);
   ops::cast(device_->stream(), logits, logits_);
   std::vector<float> values = to_host_f32(*device_, logits_);
   values.resize(static_cast<size_t>(model_->config().vocab_size));

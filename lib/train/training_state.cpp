@@ -61,9 +61,6 @@ std::string state_text(Engine& engine, const Session& session, const TrainingSta
                                  {"skipped_steps", control.skipped_steps},
                                  {"applied_steps", control.applied_steps},
                                  {"skipped_in_a_row", control.skipped_in_a_row}};
-  if (const int64_t begin = engine.model().scaling().begin(); begin > 0) {
-    json["scaling_begin"] = begin;
-  }
   add_divergence(json, state);
   if (session.data_record != nullptr) {
     json["data_files"] = session.data_record->noted();
@@ -112,14 +109,11 @@ std::string name_of_rank(const std::string& name, int rank) {
   return rank == 0 ? name : fmt::format("{}.rank{}", name, rank);
 }
 
-/// Optimizer steps that the checkpoint has seen, and those after which its scaling began.
-struct StepsOfScaling {
-  int64_t done = 0, begin = 0;
-};
-StepsOfScaling steps_of(const std::filesystem::path& folder) {
+/// Optimizer steps since scaling began, in a checkpoint whose windows all began with it.
+int64_t steps_of_scaling(const std::filesystem::path& folder) {
   return with_state(folder, [](const nlohmann::json& json, const std::string& where) {
-    return StepsOfScaling{.done = whole_number<int64_t>(json, "step", where),
-                          .begin = whole_number_or<int64_t>(json, "scaling_begin", where, 0)};
+    return whole_number<int64_t>(json, "step", where) -
+           whole_number_or<int64_t>(json, "scaling_begin", where, 0);
   });
 }
 
@@ -136,6 +130,7 @@ int ranks_of(const TensorSource& source, const std::string& name) {
 
 std::vector<std::string> load_scaling(const std::filesystem::path& folder, ScalingState& scaling,
                                       int rank, int ranks) {
+  scaling.restart();
   std::vector<ScalingState::SavedTensor> tensors = scaling.save();
   std::vector<std::string> notes;
   if (tensors.empty()) {
@@ -143,6 +138,14 @@ std::vector<std::string> load_scaling(const std::filesystem::path& folder, Scali
   }
   const TensorSource source(folder / kScalingFile);
   for (ScalingState::SavedTensor& tensor : tensors) {
+    if (tensor.name.ends_with(".updates_left") && source.find(tensor.name) == nullptr) {
+      // An earlier version did not begin windows again.
+      const auto steps = static_cast<float>(steps_of_scaling(folder));
+      for (float& left : tensor.values) {
+        left = std::max(0.0F, left - steps);
+      }
+      continue;
+    }
     const int saved = tensor.of_rank ? ranks_of(source, tensor.name) : 1;
     tensor.values = source.read_f32(name_of_rank(tensor.name, rank % saved), tensor.shape);
     if (tensor.of_rank && saved != ranks && notes.empty()) {
@@ -153,9 +156,6 @@ std::vector<std::string> load_scaling(const std::filesystem::path& folder, Scali
     }
   }
   scaling.load(tensors);
-  const StepsOfScaling steps = steps_of(folder);
-  scaling.set_begin(steps.begin);
-  scaling.set_steps_done(steps.done);
   return notes;
 }
 
@@ -260,12 +260,12 @@ ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
     load_control(engine.optimizer(), json, where, same.changed_plan);
     if (same.changed_plan) {
       convert_optimizer_files(folder, engine);
-      engine.model().scaling().restart(resumed.state.step);
+      engine.model().scaling().restart();
       return resumed;
     }
     load_optimizer_files(folder, engine);
     if (same.begins_stage) {
-      engine.model().scaling().restart(resumed.state.step);
+      engine.model().scaling().restart();
       return resumed;
     }
     for (std::string& note :

@@ -90,6 +90,20 @@ TEST_CASE("explain: rows with a scale for each block") {
   CHECK(operand(one, "fprop", "dequantized").empty());  // the cpu has all products
 }
 
+TEST_CASE("explain: where first windows may begin again") {
+  const auto says = [](const Words& more) {
+    const TempDir where;
+    Words words = {"explain", "model.preset=toy", "data.train=[{path: absent.txt}]",
+                   "training.max_steps=10"};
+    words.insert(words.end(), more.begin(), more.end());
+    const std::string text = expect_code(0, where.path(), words).out;
+    return text.find("In the first 16 steps, and in the 16 after an overflow") != std::string::npos;
+  };
+  CHECK(says({"precision.plan=msamp-o1"}));
+  CHECK(says({"precision.plan=te-current", "precision.layers={'*.mlp.down': msamp-o1}"}));
+  CHECK_FALSE(says({"precision.plan=te-delayed"}));
+}
+
 TEST_CASE("explain: moments and bytes are those of the optimizer") {
   const Json adamw = explain({"model.preset=toy", "precision.plan=te-delayed"});
   CHECK(adamw.at("optimizer") == "adamw");

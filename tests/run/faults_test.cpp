@@ -55,6 +55,26 @@ TEST_CASE("a gradient of one rank that is not finite skips the step on all ranks
   CHECK_FALSE(first.at("loss").is_null());
 }
 
+TEST_CASE("a run goes on within windows that an overflow of one rank has begun again", "[faults]") {
+  const TextFolder folder;
+  const auto words = [](const std::string& name, const Words& more) {
+    Words all = toy_run(name, {"training.max_steps=12", "precision.plan=msamp-o2",
+                               "precision.amax_history_len=4", "checkpoint.interval=5"});
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  run_faulty(folder, mpirun(), with_fault("nan@1:9", words("whole", {})), 0);
+  const std::string from = "whole/checkpoints/step-000010";
+  run_faulty(folder, mpirun(), words("parts", {"checkpoint.resume=" + from}), 0);
+  for (const char* name : {"model.safetensors", "scaling.safetensors"}) {
+    CAPTURE(name);
+    const auto saved = [&](const char* run) {
+      return read_file(folder / run / "checkpoints" / "step-000012" / name);
+    };
+    CHECK((saved("parts") == saved("whole")));
+  }
+}
+
 TEST_CASE("other faults end with their codes, and the run goes on to the same weights",
           "[faults]") {
   const auto [fault, code] =

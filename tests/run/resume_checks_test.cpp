@@ -55,6 +55,31 @@ TEST_CASE("a run continues from a checkpoint of another plan, if it is asked to"
   CHECK(*std::max_element(losses.begin(), losses.end()) < untrained - 0.3);
 }
 
+TEST_CASE("a checkpoint that does not count first windows has them from the run's first step") {
+  const Workshop shop;
+  const Words words = {"training.max_steps=20", "checkpoint.keep_last=9"};
+  expect_code(0, shop.folder(), Workshop::command("msamp-o2", "whole", words));
+  const fs::path saved = shop.run("whole") / "checkpoints" / "step-000010";
+  const CheckpointManifest manifest = verify_checkpoint(saved);
+  CheckpointContents contents = {.run_id = manifest.run_id, .files = {}};
+  int changed = 0;
+  for (const FileRecord& record : manifest.files) {
+    std::string bytes = read_file(saved / record.name);
+    for (size_t at = 0; (at = bytes.find("updates_left", at)) != std::string::npos; ++changed) {
+      bytes.replace(at, 12, "updates_gone");
+    }
+    contents.files.push_back({record.name, {}, bytes});
+  }
+  CHECK(changed == 1);
+  fs::create_directories(shop.run("parts") / "checkpoints");
+  save_checkpoint(shop.run("parts") / "checkpoints", 10, contents);
+  expect_code(0, shop.folder(), Workshop::command("msamp-o2", "parts", words));
+  const auto end = [&](const char* run) {
+    return shop.run(run) / "checkpoints" / "step-000020" / "scaling.safetensors";
+  };
+  CHECK(same_bytes(end("whole"), end("parts")));
+}
+
 TEST_CASE("a checkpoint whose weights are not finite is passed over") {
   const Workshop shop;
   const Words command = Workshop::command("bf16", "run", {"training.max_steps=10"});

@@ -2,6 +2,8 @@
 // All values or gradients of a model as fp32 on the host, one parameter after the other.
 
 #include <cstring>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "nn/parameter.h"
@@ -29,6 +31,19 @@ inline void fill_gradients_with_nan(Device& device, const ParameterStore& store)
     const std::vector<uint8_t> ones(codes.bytes(), 0xFF);
     copy_from_host(device, codes, ones.data());
   }
+}
+
+/// The first element of a parameter that is stored in fp32 becomes `value`; what it was.
+inline float exchange_first(Device& device, const ParameterStore& store, const std::string& name,
+                            float value) {
+  for (const auto& parameter : store.all()) {
+    if (parameter->name == name) {
+      const float before = value_on_host(device, *parameter).front();
+      copy_from_host(device, View{parameter->value.data, DType::f32, {1}}, &value);
+      return before;
+    }
+  }
+  throw std::invalid_argument("no parameter " + name);
 }
 
 inline std::vector<float> gradient_of(Device& device, const Parameter& parameter) {

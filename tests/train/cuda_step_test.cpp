@@ -5,11 +5,13 @@
 
 #include <catch2/catch.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
 #include "support/environment.h"
 #include "train/cuda_steps.h"
+#include "train/first_windows.h"
 
 using namespace fp8train;
 using namespace fp8train::test::steps;
@@ -104,6 +106,47 @@ TEST_CASE("recorded steps are bitwise those that are launched one by one", "[cud
     };
     CHECK(weights(recorded) == weights(launched));
   }
+}
+
+TEST_CASE("first windows that begin again on cuda are the cpu's, recorded or not", "[cuda]") {
+  if (no_device()) {
+    return;
+  }
+  EngineSettings settings = test::with_window(small_llama("msamp-o1"), 2);
+  Run cpu(DeviceKind::cpu, settings);
+  Run recorded(DeviceKind::cuda, settings);
+  settings.record = false;
+  Run launched(DeviceKind::cuda, settings);
+  const auto updates_left = [](Run& run) {
+    for (const auto& saved : run.engine.model().scaling().save()) {
+      if (saved.name.ends_with(".updates_left")) {
+        return saved.values;
+      }
+    }
+    return std::vector<float>();
+  };
+  constexpr int kOverflow = 3;
+  for (int step = 0; step < kOverflow + 5; ++step) {
+    CAPTURE(step);
+    for (Run* run : {&cpu, &recorded, &launched}) {
+      if (step == kOverflow) {
+        test::with_overflow(run->engine, [&] { run->train_step(); });
+      } else {
+        run->train_step();
+      }
+    }
+    const std::vector<float> left = updates_left(cpu);
+    CHECK(!left.empty());
+    CHECK((std::count(left.begin(), left.end(), 0.0F) > 0) == (step > 0));
+    CHECK(updates_left(recorded) == left);
+    CHECK(updates_left(launched) == left);
+    if (step != kOverflow) {
+      const double loss = recorded.engine.step_loss().mean;
+      CHECK(launched.engine.step_loss().mean == loss);
+      CHECK(loss == Approx(cpu.engine.step_loss().mean).epsilon(2e-3 * (step + 1)));
+    }
+  }
+  CHECK(recorded.gradients() == launched.gradients());
 }
 
 TEST_CASE("steps with a smoothed product, or one in bf16, on cuda are the cpu's", "[cuda]") {

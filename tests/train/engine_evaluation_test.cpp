@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "train/first_windows.h"
 #include "train/trained_engine.h"
 
 using namespace fp8train;
@@ -29,18 +30,15 @@ TEST_CASE("evaluation changes neither weights nor scaling state") {
 }
 
 TEST_CASE("evaluation has the scales of the step that follows, within the first window and after") {
-  EngineSettings settings = test::small_llama("msamp-o1");
-  for (TensorFormat* format :
-       {&settings.plan.fprop.a, &settings.plan.dgrad.a, &settings.plan.wgrad.a,
-        &settings.plan.wgrad.b, &settings.plan.saved_activation}) {
-    format->delayed.history_length = 3;
-  }
+  EngineSettings settings = test::with_window(test::small_llama("msamp-o1"), 3);
   settings.plan.exemptions.head = GENERATE(true, false);
   settings.decoder.head_chunk_rows = 16;
   TrainedEngine run(settings);
   for (int64_t step = 0; step < 6; ++step) {
     CAPTURE(step);
-    CHECK(run.engine.model().scaling().first_window() == (step < 3));
+    run.engine.model().scaling().read_windows();
+    CHECK(run.engine.model().scaling().first_windows() ==
+          (step < 3 ? FirstWindows::all : FirstWindows::none));
     const Batch batch = test::random_batch(static_cast<uint64_t>(40 + step));
     run.engine.begin_evaluation();
     run.engine.evaluate(batch);

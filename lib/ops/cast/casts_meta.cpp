@@ -77,8 +77,10 @@ void propagate_non_finite(Stream stream, ConstView amax, double* /*accumulator*/
 void update_delayed_scaling(Stream stream, const DelayedScalingState& state,
                             const DelayedScaling& rule) {
   const int64_t window = rule.algorithm == AmaxAlgorithm::max ? state.history_length : 1;
-  // amax (read, reset), cursor and scale (read, written), scale_inv, format_max, the window.
-  count(stream, static_cast<double>(state.slots * (8 + window)) * sizeof(float));
+  // amax (read, reset), cursor and scale (read, written), scale_inv, format_max, the window, and
+  // updates_left (read, written).
+  const int64_t words = 8 + window + (state.updates_left == nullptr ? 0 : 2);
+  count(stream, static_cast<double>(state.slots * words) * sizeof(float));
 }
 
 void blockwise_part_amax(Stream stream, const MatrixPart& x, ScaleBlock /*block*/, View amax) {

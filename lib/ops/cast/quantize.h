@@ -106,6 +106,8 @@ struct DelayedScalingState {
   const float* format_max;  ///< [slots]
   bool pow2 = false;        ///< scales are rounded down to powers of two
   bool per_step = false;    ///< WindowUnit::step
+  /// Nullable, [slots]: updates until the first window ends, history_length at first.
+  int32_t* updates_left = nullptr;
 };
 
 /// Moves each slot's amax into its history and recomputes its scale from the window. A slot whose
@@ -113,7 +115,8 @@ struct DelayedScalingState {
 /// enters the history and keeps the scale too. With `per_step` both enter as 0, and the scale
 /// follows from the rest of the window unless that is all 0 (MS-AMP, msamp/optim/optimizer.py
 /// LBOptimizer._update_scaling_factors, whose rolled history has the upcoming step's 0 in front of
-/// these values).
+/// these values). An amax that is not finite begins the first window again, whose updates are
+/// counted in `updates_left` (the same function, amax_counters).
 void update_delayed_scaling(Stream stream, const DelayedScalingState& state,
                             const DelayedScaling& rule);
 

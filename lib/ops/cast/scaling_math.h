@@ -26,7 +26,13 @@ FP8TRAIN_HD float max_magnitude(float a, float b) {
 FP8TRAIN_HD bool push_amax(const DelayedScalingState& state, int64_t slot) {
   const float amax = state.amax[slot];
   state.amax[slot] = 0.0F;
-  const bool usable = amax > 0.0F && is_finite(amax);
+  const bool finite = is_finite(amax);
+  const bool usable = amax > 0.0F && finite;
+  if (state.updates_left != nullptr) {
+    int32_t& left = state.updates_left[slot];
+    const int32_t fewer = left > 0 ? left - 1 : 0;
+    left = finite ? fewer : static_cast<int32_t>(state.history_length);
+  }
   if (!usable && !state.per_step) {
     return false;
   }

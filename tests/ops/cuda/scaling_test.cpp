@@ -42,6 +42,7 @@ TEST_CASE("delayed scaling moves its state exactly", "[cuda][quantize][small]") 
           const View scale = side.put(ones);
           const View scale_inv = side.put(ones);
           const View amax = side.put(ones);
+          const View updates_left = side.put(Array(DType::i32, {slots}));
           const Array maxima(DType::f32, {slots}, std::vector<float>(slots, 448.0F));
           const ops::DelayedScalingState state = {.slots = slots,
                                                   .history_length = length,
@@ -52,7 +53,8 @@ TEST_CASE("delayed scaling moves its state exactly", "[cuda][quantize][small]") 
                                                   .scale_inv = scale_inv.as<float>(),
                                                   .format_max = side.put(maxima).as<float>(),
                                                   .pow2 = per_step,
-                                                  .per_step = per_step};
+                                                  .per_step = per_step,
+                                                  .updates_left = updates_left.as<int32_t>()};
           Bits bits;
           for (uint32_t step = 0; step < 7; ++step) {
             std::vector<float> values =
@@ -67,7 +69,7 @@ TEST_CASE("delayed scaling moves its state exactly", "[cuda][quantize][small]") 
             ops::update_delayed_scaling(
                 side.stream(), state,
                 {.margin = 1, .history_length = static_cast<int>(length), .algorithm = algorithm});
-            for (const View& view : {history, cursor, scale, scale_inv, amax}) {
+            for (const View& view : {history, cursor, scale, scale_inv, amax, updates_left}) {
               bits.add(side.get(view));
             }
           }

@@ -1,0 +1,32 @@
+#pragma once
+// Overflows, and first windows that are short enough to end.
+
+#include <limits>
+
+#include "support/parameters.h"
+#include "train/engine.h"
+
+namespace fp8train::test {
+
+/// Histories of x and dy of so many steps.
+inline EngineSettings with_window(EngineSettings settings, int steps) {
+  for (TensorFormat* format :
+       {&settings.plan.fprop.a, &settings.plan.dgrad.a, &settings.plan.wgrad.a,
+        &settings.plan.wgrad.b, &settings.plan.saved_activation}) {
+    format->delayed.history_length = steps;
+  }
+  return settings;
+}
+
+/// While `train` runs a gain of the second block is infinite.
+template <typename Train>
+void with_overflow(Engine& engine, const Train& train) {
+  constexpr const char* kGain = "layers.1.attention_norm.weight";
+  const ParameterStore& store = engine.model().parameters();
+  const float before =
+      exchange_first(engine.device(), store, kGain, std::numeric_limits<float>::infinity());
+  train();
+  exchange_first(engine.device(), store, kGain, before);
+}
+
+}  // namespace fp8train::test
