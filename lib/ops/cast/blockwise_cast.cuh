@@ -163,6 +163,7 @@ void dequantize_two_level(Stream stream, const QuantizedTensor& x, View y);
 void quantize_rows(const Stream& stream, ConstView x, const BlockwiseCast& cast);
 
 /// Host: any block, types, widths and alignment.
-void quantize_any_blocks(const Stream& stream, ConstView x, const BlockwiseCast& cast);
+void quantize_any_blocks(const Stream& stream, ConstView x, ScaleBlock block,
+                         const BlockwiseCast& cast);
 
 }  // namespace fp8train::ops::cuda

@@ -35,7 +35,8 @@ void multiply_natively(Stream stream, const Gemm& call, bool fast_accumulate) {
   const auto operand = [](const GemmOperand& from) {
     check(is_aligned(from.matrix.data, 16) && is_aligned(from.scale_inv.data, 16),
           "gemm: on cuda codes and scales of blocks start at multiples of 16 bytes");
-    return ProductOperand{from.matrix, from.transposed, from.format.block, from.scale_inv.data};
+    return ProductOperand{from.matrix, from.transposed, from.format.block.as_stored(),
+                          from.scale_inv.data};
   };
   multiply(stream,
            {.a = operand(call.a),
