@@ -42,7 +42,8 @@ TEST_CASE("the table of element types has them in their order") {
     CHECK(kDTypes[i].is_code == (kDTypes[i].clips_above > kDTypes[i].max));
   }
   CHECK(size_of(DType::e4m3) == 1);
-  CHECK(size_of(DType::f64) == 8);
+  static_assert(size_of(DType::f64) == 8);
+  CHECK_THROWS_AS(size_of(DType::e2m1), InternalError);
 }
 
 TEST_CASE("what goes without saying may be left out, in any order") {

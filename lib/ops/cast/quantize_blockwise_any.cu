@@ -23,15 +23,7 @@ struct AnyCast {
   QuantizeStatistics* statistics;  ///< may be null
 
   __device__ __forceinline__ float load(int64_t row, int64_t column) const {
-    const int64_t at = row * row_step + column * column_step;
-    switch (x_type) {
-      case DType::f32:
-        return static_cast<const float*>(x)[at];
-      case DType::bf16:
-        return decode(static_cast<const bf16*>(x)[at]);
-      default:
-        return decode(static_cast<const f16*>(x)[at]);
-    }
+    return load_element(x, x_type, row * row_step + column * column_step);
   }
 
   /// The code of a value, also counted.
