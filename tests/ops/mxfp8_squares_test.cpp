@@ -8,8 +8,10 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "device/cuda/cuda_device.h"
 #include "numeric/convert.h"
 #include "ops/cast/scale_blocks.h"
+#include "ops/gemm/gemm_support.h"
 #include "ops/quantizer_fixtures.h"
 
 namespace fp8train::test {
@@ -105,6 +107,19 @@ TEST_CASE("an infinity in a square is told by the amax, and is the largest code"
   }
   CHECK(cast.codes.get(33 * 40 + 2) == -448.0F);
   CHECK(cast.codes.get(33 * 40 + 3) == 0.0F);
+}
+
+TEST_CASE("squares of 32x32 are multiplied by the cpu and on sm_100, elsewhere as bf16", "[ops]") {
+  TensorFormat x = squares_of(DType::e4m3);
+  x.block = per::block_1x32;
+  const ops::GemmFormats formats = {x, squares_of(DType::e4m3)};
+  CHECK(ops::gemm_support(DeviceTraits{}, formats).native);
+  CHECK(ops::gemm_support(cuda_traits(100, 0), formats, {64, 64, 64}).native);
+  CHECK(ops::gemm_support(cuda_traits(100, 0), formats, {64, 64, 48}).dequantized);
+  const ops::GemmSupport hopper = ops::gemm_support(cuda_traits(90, 0), formats, {64, 64, 64});
+  CHECK(hopper.dequantized);
+  CHECK(hopper.reason == "this GPU has no products with 1x32 scales");
+  CHECK_FALSE(ops::gemm_support(DeviceTraits{}, {formats.b, formats.b}).native);
 }
 
 TEST_CASE("squares of 32x32 have e8m0 scales and FP8 codes", "[ops][blocks]") {

@@ -98,10 +98,13 @@ void dequantize(Stream stream, const QuantizedTensor& x, View y) {
     check_blockwise(x.rowwise, x.format, x.layout, {codes.shape.rows(), codes.shape.back()});
   }
   const TraceSpan span(x.format.block == per::tensor ? "dequantize" : "dequantize_blockwise");
-  const bool two_level = x.format.is_two_level();
-  (op_table(stream).*(x.format.block == per::tensor ? &OpTable::dequantize
-                      : two_level                   ? &OpTable::dequantize_two_level
-                                                    : &OpTable::dequantize_blocks))(stream, x, y);
+  if (x.format.block == per::tensor) {
+    dispatch<&OpTable::dequantize>(stream, x, y);
+  } else if (x.format.is_two_level()) {
+    dispatch<&OpTable::dequantize_two_level>(stream, x, y);
+  } else {
+    dispatch<&OpTable::dequantize_blocks>(stream, x, y);
+  }
 }
 
 void compute_current_scale(Stream stream, const float* amax, const TensorFormat& format,
