@@ -8,10 +8,10 @@
 namespace fp8train::test {
 namespace {
 
-EngineSettings squares(int stage, const char* weight = "e4m3 32x32 e8m0") {
+EngineSettings squares(int stage) {
   PlanRequest request;
   request.plan = "te-mxfp8";
-  request.roles.fprop_w = request.roles.dgrad_w = weight;
+  request.roles.fprop_w = request.roles.dgrad_w = "e4m3 32x32 e8m0";
   EngineSettings settings = tiny(request.plan, 1);
   settings.model.intermediate_size = 96;
   settings.plan = resolve_plan(request);
@@ -70,7 +70,6 @@ Run run_on(int ranks, const EngineSettings& settings) {
 TEST_CASE("MXFP8 weights in squares train alone and under ZeRO to the same bits") {
   const Run alone = run(squares(0), nullptr);
   CHECK(alone.losses[5] < 0.9 * alone.losses[1]);
-  CHECK_FALSE(same_bits(alone.weights, run(squares(0, "e4m3 1x32 e8m0"), nullptr).weights));
   for (const auto& [ranks, stage] : {std::pair{2, 1}, {2, 3}, {4, 3}}) {
     CAPTURE(ranks, stage);
     const Run parts = run_on(ranks, squares(stage));
