@@ -79,7 +79,7 @@ TensorFormat blockwise_role_format(ScaleBlock block) {
   TensorFormat format = plain(DType::e4m3);
   format.block = block;
   format.policy = ScalePolicy::current;
-  format.scale_type = block == per::block_1x32 ? ScaleType::e8m0 : ScaleType::f32;
+  format.scale_type = block.as_stored() == per::block_1x32 ? ScaleType::e8m0 : ScaleType::f32;
   return format;
 }
 

@@ -18,7 +18,7 @@ enum class ScalePair : uint8_t {
   block_1x128_1x128,
   block_1x128_128x128,
   block_128x128_1x128,
-  block_1x32,
+  block_1x32,  ///< 32x32 on either side is the same to a library
   block_1x16,  ///< of e2m1; 16x16 on either side is the same to a library
 };
 constexpr size_t kScalePairs = 7;

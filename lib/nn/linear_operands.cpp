@@ -95,7 +95,7 @@ const ScalingSlot* LinearOperands::only_slot() const {
     return nullptr;
   }
   const ScaleBlock block = rows_->format.block;
-  const bool turns = block == per::tensor || block == per::block_128x128;
+  const bool turns = block == per::tensor || (block.is_square() && !rows_->format.is_two_level());
   return turns || with_plain_ ? rows_ : nullptr;
 }
 

@@ -39,11 +39,10 @@ ops::GemmOperand gemm_operand(const StepContext& context, const LinearOperand& o
     return {part.codes, transposed, View{quantized.tensor_scale_inv, DType::f32, {1}}};
   }
   ops::GemmOperand result = ops::block_operand(part, format, quantized.layout, transposed);
-  if (format.is_two_level()) {
-    result.tensor_scale_inv = View{quantized.tensor_scale_inv, DType::f32, {1}};
-  }
   if (quantized.format.block == per::tensor) {
     result.scale_inv = row_scales(context, quantized, part.codes.shape.rows());
+  } else if (quantized.tensor_scale_inv != nullptr) {
+    result.tensor_scale_inv = View{quantized.tensor_scale_inv, DType::f32, {1}};
   }
   return result;
 }

@@ -83,9 +83,8 @@ void LinearWeight::choose_gathered_form() {
     weight_->gathered = GatheredForm::codes;
     weight_->gathered_dtype = only->format.dtype;
     if (only->format.block != per::tensor) {
-      weight_->gathered_blocks = ops::scale_grid(only->format.block, weight_->shape.rows(),
-                                                 weight_->shape.back(), ScaleLayout::row_major)
-                                     .count;
+      weight_->gathered_blocks =
+          ops::block_grid(only->format.block, weight_->shape.rows(), weight_->shape.back()).count;
     }
   }
 }

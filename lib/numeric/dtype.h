@@ -50,10 +50,14 @@ constexpr const DTypeFacts& facts_of(DType type) {
   return kDTypes[static_cast<size_t>(type)];
 }
 
-/// Bytes of one element; not for types of less than a byte, which end the program here.
+/// Throws InternalError.
+[[noreturn]] void throw_no_size_of(DType type);
+
+/// Host. Bytes of one element. Throws InternalError for types of less than a byte, which
+/// bytes_of_rows() is for; in a constant expression they do not compile.
 constexpr size_t size_of(DType type) {
   const auto bits = static_cast<size_t>(facts_of(type).bits);
-  return bits % 8 == 0 ? bits / 8 : (__builtin_trap(), 0);
+  return bits % 8 == 0 ? bits / 8 : (throw_no_size_of(type), 0);
 }
 
 /// Bytes of `rows` rows of `columns` elements; each row begins with a byte of its own. Of two codes

@@ -39,12 +39,12 @@ void check_operand(const char* role, const TensorFormat& format, DType activatio
       ops::block_pairs(),
       [&](const ops::BlockPair& pair) { return pair.a == block || pair.b == block; });
   if (!is_code_type(format.dtype) || !is_multiplied) {
-    refuse(
-        role, format,
-        "is no operand of a GEMM: choose e4m3 or e5m2 with scales for the tensor, row, 1x128, "
-        "128x128 or 1x32, e2m1 with e4m3 scales for 1x16 or 16x16, or int8 with scales for rows");
+    refuse(role, format,
+           "is no operand of a GEMM: choose e4m3 or e5m2 with scales for the tensor, row, 1x128, "
+           "128x128, 1x32 or 32x32, e2m1 with e4m3 scales for 1x16 or 16x16, or int8 with scales "
+           "for rows");
   }
-  const bool by_16 = block == per::block_1x16 || block == per::block_16x16;
+  const bool by_16 = block.as_stored() == per::block_1x16;
   if ((format.scale_type == ScaleType::e4m3) != by_16 || (format.dtype == DType::e2m1) != by_16) {
     refuse(role, format,
            "is no operand of a GEMM: e2m1, e4m3 scales, and 1x16 or 16x16 go together");
@@ -66,8 +66,9 @@ void check_operand(const char* role, const TensorFormat& format, DType activatio
            by_tensor ? "is no operand of a GEMM: its scale is current or delayed"
                      : "is no operand of a GEMM: a scale for each block is current");
   }
-  if ((format.scale_type == ScaleType::e8m0) != (block == per::block_1x32)) {
-    refuse(role, format, "is no operand of a GEMM: 1x32 and e8m0 scales go together");
+  const bool by_32 = block.as_stored() == per::block_1x32;
+  if ((format.scale_type == ScaleType::e8m0) != by_32) {
+    refuse(role, format, "is no operand of a GEMM: 1x32 or 32x32 and e8m0 scales go together");
   }
 }
 
@@ -91,10 +92,11 @@ void check_gemm(const OperandNames& names, const GemmPlan& gemm, DType activatio
   const ops::GemmSupport support = ops::gemm_support(DeviceTraits{}, {gemm.a, gemm.b});
   if (!support.native) {
     refuse(names.a, gemm.a,
-           fmt::format("has no product with precision.{}: '{}'. Products: both without scales; "
-                       "tensor or row with tensor or row; 1x128 with 1x128 or 128x128; 1x32 with "
-                       "1x32; 1x16 with 1x16 or a 16x16 weight, both hadamard or neither",
-                       names.b, describe(gemm.b)));
+           fmt::format(
+               "has no product with precision.{}: '{}'. Products: both without scales; "
+               "tensor or row with tensor or row; 1x128 with 1x128 or 128x128; 1x32 with "
+               "1x32 or a 32x32 weight; 1x16 with 1x16 or a 16x16 weight, both hadamard or neither",
+               names.b, describe(gemm.b)));
   }
   const bool by_tensor =
       gemm.a.is_scaled() && gemm.a.block == per::tensor && gemm.b.block == per::tensor;

@@ -158,26 +158,10 @@ class FormatParser {
       format_.remainder = true;
     } else {
       unknown("word of a format", word.name,
-              {"tensor",
-               "row",
-               "1x128",
-               "128x128",
-               "1x32",
-               "1x16",
-               "16x16",
-               "group(128)",
-               "expanded",
-               "current",
-               "delayed(1024, max)",
-               "static(1)",
-               "auto",
-               "pow2",
-               "e8m0",
-               "e4m3",
-               "epsilon 1e-12",
-               "hadamard",
-               "stochastic",
-               "remainder"});
+              {"tensor",    "row",        "1x128",      "128x128",  "1x32",    "32x32",
+               "1x16",      "16x16",      "group(128)", "expanded", "current", "delayed(1024, max)",
+               "static(1)", "auto",       "pow2",       "e8m0",     "e4m3",    "epsilon 1e-12",
+               "hadamard",  "stochastic", "remainder"});
     }
     no_arguments(word);
   }

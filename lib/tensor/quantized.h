@@ -13,8 +13,8 @@ enum class ScaleLayout : uint8_t {
   row_major,  ///< [blocks down, blocks across]
   cublaslt,  ///< as cuBLASLt's block scale modes read them. 1x128: column by column, each padded to
              ///< a multiple of 4; 128x128: row by row, each padded to a multiple of 4; 1x32: tiles
-             ///< of 128 x 4, and 1x16 and 16x16 too. Padding is never written; cuBLASLt wants it to
-             ///< be zero.
+             ///< of 128 x 4, and 32x32, 1x16 and 16x16 too. Padding is never written; cuBLASLt
+             ///< wants it to be zero.
 };
 
 /// One orientation of a matrix: blocks lie along the rows of `codes`.

@@ -17,6 +17,14 @@ struct ScaleBlock {
 
   /// Consecutive elements of the tensor, whatever its shape.
   constexpr bool is_group() const { return rows == 0 && columns > 0; }
+  /// The blocks of a matrix are those of its transpose too.
+  constexpr bool is_square() const { return rows > 1 && rows == columns; }
+  /// The block that a stored scale is of: each row of a square of 16 or 32 has the square's, as
+  /// tensor cores read it.
+  constexpr ScaleBlock as_stored() const {
+    const bool by_row = is_square() && (rows == 16 || rows == 32);
+    return by_row ? ScaleBlock{1, columns} : *this;
+  }
   constexpr bool operator==(const ScaleBlock&) const = default;
 };
 
@@ -27,6 +35,7 @@ constexpr ScaleBlock row = {1, 0};
 constexpr ScaleBlock block_1x128 = {1, 128};
 constexpr ScaleBlock block_128x128 = {128, 128};
 constexpr ScaleBlock block_1x32 = {1, 32};
+constexpr ScaleBlock block_32x32 = {32, 32};
 constexpr ScaleBlock block_1x16 = {1, 16};
 constexpr ScaleBlock block_16x16 = {16, 16};
 constexpr ScaleBlock group(int32_t elements) {

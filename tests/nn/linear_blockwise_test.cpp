@@ -14,6 +14,8 @@
 #include "nn/linear.h"
 #include "numeric/bits.h"
 #include "numeric/convert.h"
+#include "ops/cast/quantize.h"
+#include "ops/gemm/gemm.h"
 
 using namespace fp8train;
 
@@ -205,6 +207,52 @@ TEST_CASE("each GEMM of a layer multiplies what its formats make of its operands
       check_layer(plan_named(name), rows, 1);
     }
   }
+}
+
+/// The values that one GEMM reads of a weight, [rows, columns] as its codes lie.
+Matrix values_of(Layer& layer, const LinearOperand& weight) {
+  QuantizedTensor codes = weight.quantized;
+  if (weight.along_columns) {
+    std::swap(codes.rowwise, codes.columnwise);
+  }
+  const Shape shape = codes.rowwise.codes.shape;
+  const View values = allocate(layer.scratch, DType::bf16, shape);
+  ops::dequantize(layer.device->stream(), codes, values);
+  return {shape.rows(), shape.back(), decoded(values)};
+}
+
+TEST_CASE("dgrad reads the codes of fprop where weights have squares of 32x32") {
+  constexpr int64_t kRows = 37;
+  PrecisionPlan plan = plan_named("te-mxfp8");
+  plan.fprop.b.block = plan.dgrad.b.block = per::block_32x32;
+  check_layer(plan, kRows, 2);
+  Layer layer(plan);
+  const Matrix w = {kOut, kIn, values_of(kOut * kIn, 2)};
+  const Matrix dy = {kRows, kOut, values_of(kRows * kOut, 3)};
+  copy_from_host(*layer.device, layer.weight->value, w.values.data());
+  const StepContext context = layer.context();
+  layer.linear.weight().refresh(context, LinearWeight::Refresh::all);
+  const Matrix of_fprop =
+      values_of(layer, layer.linear.weight().fprop_operand(context, true, {})).transposed();
+  CHECK(values_of(layer, layer.linear.weight().dgrad_operand(context)).values == of_fprop.values);
+
+  Linear::Saved saved;
+  const View dx = allocate(layer.scratch, DType::bf16, {kRows, kIn});
+  layer.linear.forward(context, layer.upload({kRows, kIn, values_of(kRows * kIn, 1)}),
+                       allocate(layer.scratch, DType::bf16, {kRows, kOut}), saved);
+  layer.linear.backward(context, layer.upload(dy), dx, saved);
+  const View wanted = allocate(layer.scratch, DType::bf16, {kRows, kIn});
+  ops::gemm(context.stream, {.a = {layer.upload(cast_along_rows(dy, plan.dgrad.a))},
+                             .b = {layer.upload(of_fprop), true},
+                             .c = wanted});
+  CHECK(decoded(dx) == decoded(wanted));
+
+  plan.fprop.b.block = plan.dgrad.b.block = per::block_1x32;  // codes of their own
+  Layer other(plan);
+  copy_from_host(*other.device, other.weight->value, w.values.data());
+  other.linear.weight().refresh(other.context(), LinearWeight::Refresh::all);
+  const LinearOperand own = other.linear.weight().dgrad_operand(other.context());
+  CHECK(values_of(other, own).values != of_fprop.values);
 }
 
 TEST_CASE("gradients of micro-batches add up") {

@@ -27,6 +27,7 @@ inline std::vector<TensorFormat> blockwise_formats() {
     }
     if (code_type != DType::i8) {
       add(per::block_1x32, ScaleType::e8m0);
+      add(per::block_32x32, ScaleType::e8m0);
     }
   }
   return formats;

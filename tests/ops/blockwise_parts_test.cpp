@@ -26,8 +26,7 @@ std::vector<int64_t> cuts_of(int64_t count) {
 /// Maxima of all parts, as ranks would combine them.
 Array combined_amax(Array& x, const Shape& matrix, ScaleBlock shared,
                     const std::vector<int64_t>& cuts) {
-  const int64_t blocks =
-      ops::scale_grid(shared, matrix.rows(), matrix.back(), ScaleLayout::row_major).count;
+  const int64_t blocks = ops::block_grid(shared, matrix.rows(), matrix.back()).count;
   Array all(DType::f32, {blocks});
   for (size_t i = 0; i + 1 < cuts.size(); ++i) {
     Array own(DType::f32, {blocks}, std::vector<float>(static_cast<size_t>(blocks), 7.0F));
@@ -54,7 +53,7 @@ TEST_CASE("parts of a matrix are cast as the whole is", "[blocks][blockwise_part
         INFO(describe(format) << ", " << extents.rows << " x " << extents.columns);
         const Shape matrix = {extents.rows, extents.columns};
         const Shape turned = {extents.columns, extents.rows};
-        const bool squares = format.block == per::block_128x128;
+        const bool squares = format.block.is_square();
         Array x(DType::f32, matrix, block_values(extents, 3, false));
 
         const auto scales_of = [&](const Shape& shape) {
@@ -137,7 +136,9 @@ TEST_CASE("rounded values are what the codes of a part stand for", "[blocks][blo
     ops::quantize_blockwise_part(
         cpu_stream(),
         {.x = {x, 0, matrix}, .format = format, .amax = amax, .codes = codes, .rounded = rounded});
-    Array scales(scale_type(format), {amax.count()});
+    Array scales(scale_type(format), {ops::scale_grid(format.block, extents.rows, extents.columns,
+                                                      ScaleLayout::row_major)
+                                          .count});
     ops::find_block_scales(cpu_stream(), {.amax = amax,
                                           .shape = matrix,
                                           .format = format,

@@ -75,7 +75,7 @@ Expected expected_scale(const TensorFormat& format, DType input, float amax) {
   return {scale, static_cast<float>(1.0 / static_cast<double>(scale)), 0};
 }
 
-/// Place of the scale of block (row, column) among those of [down, across] blocks.
+/// Place of the scale (row, column) among [down, across] ones.
 int64_t scale_place(const TensorFormat& format, ScaleLayout layout, int64_t down, int64_t across,
                     int64_t row, int64_t column) {
   const auto padded = [](int64_t count) { return (count + 3) / 4 * 4; };
@@ -101,10 +101,8 @@ struct Counts {
 template <typename At>
 int64_t differences(Orientation& got, const TensorFormat& format, ScaleLayout layout, DType input,
                     int64_t rows, int64_t columns, At at, Counts& counts) {
-  const int64_t height = format.block == per::block_128x128 ? 128 : 1;
-  const int64_t width = format.block == per::row          ? columns
-                        : format.block == per::block_1x32 ? 32
-                                                          : 128;
+  const int64_t height = format.block.rows;
+  const int64_t width = format.block == per::row ? columns : format.block.columns;
   const int64_t down = (rows + height - 1) / height;
   const int64_t across = (columns + width - 1) / width;
   int64_t wrong = 0;
@@ -121,12 +119,16 @@ int64_t differences(Orientation& got, const TensorFormat& format, ScaleLayout la
       }
     }
     const Expected want = expected_scale(format, input, amax);
-    const int64_t place = scale_place(format, layout, down, across, block / across, block % across);
-    if (format.scale_type == ScaleType::e8m0) {
-      wrong += got.scale_inv.as<uint8_t>()[place] != want.exponent ? 1 : 0;
-    } else {
-      wrong += got.scale_inv.as<float>()[place] != want.scale_inv ? 1 : 0;
-      wrong += got.scale.as<float>()[place] != want.scale ? 1 : 0;
+    const bool by_row = format.block == per::block_32x32;  // each row has the scale of its square
+    for (int64_t row = row_begin; row < (by_row ? row_end : row_begin + 1); ++row) {
+      const int64_t place = scale_place(format, layout, by_row ? rows : down, across,
+                                        by_row ? row : block / across, block % across);
+      if (format.scale_type == ScaleType::e8m0) {
+        wrong += got.scale_inv.as<uint8_t>()[place] != want.exponent ? 1 : 0;
+      } else {
+        wrong += got.scale_inv.as<float>()[place] != want.scale_inv ? 1 : 0;
+        wrong += got.scale.as<float>()[place] != want.scale ? 1 : 0;
+      }
     }
     for (int64_t row = row_begin; row < row_end; ++row) {
       for (int64_t column = column_begin; column < column_end; ++column) {
@@ -278,10 +280,10 @@ TEST_CASE("quantize_blockwise gives the same bits at every level and thread coun
           Orientation columnwise(format, ScaleLayout::row_major, 520, 300);
           ops::QuantizeStatistics statistics{};
           float amax = 0.0F;
-          table.quantize(
+          table.quantize_blocks(
               cpu_stream(), x,
               {both ? rowwise.view() : Quantized{}, columnwise.view(), nullptr, nullptr, format},
-              &amax, &statistics, {});
+              &amax, &statistics);
           Bits bits;
           bits.add_value(amax);
           for (const Orientation* side : {&rowwise, &columnwise}) {
@@ -290,7 +292,8 @@ TEST_CASE("quantize_blockwise gives the same bits at every level and thread coun
           }
           bits.add_value(statistics);
           Array y(type.dtype, {520, 300});
-          table.dequantize(cpu_stream(), {columnwise.view(), {}, nullptr, nullptr, format}, y);
+          table.dequantize_blocks(cpu_stream(), {columnwise.view(), {}, nullptr, nullptr, format},
+                                  y);
           bits.add(y);
           return bits;
         }));

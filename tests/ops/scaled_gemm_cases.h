@@ -15,7 +15,7 @@ inline TensorFormat blockwise_format(DType code, ScaleBlock block,
                                      ScaleType scale_type = ScaleType::f32) {
   TensorFormat format = plain(code);
   format.block = block;
-  format.scale_type = block == per::block_1x32 ? ScaleType::e8m0 : scale_type;
+  format.scale_type = block.as_stored() == per::block_1x32 ? ScaleType::e8m0 : scale_type;
   format.policy = ScalePolicy::current;
   return format;
 }
@@ -84,9 +84,11 @@ inline std::vector<FormatPair> format_pairs() {
                              {block_1x128, block_1x128},
                              {block_1x128, block_128x128},
                              {block_128x128, block_1x128},
-                             {block_1x32, block_1x32}}) {
+                             {block_1x32, block_1x32},
+                             {block_1x32, block_32x32},
+                             {block_32x32, block_1x32}}) {
     for (const ScaleType scale_type : {ScaleType::f32, ScaleType::pow2}) {
-      if (a == block_1x32 && scale_type == ScaleType::pow2) {
+      if (a.as_stored() == block_1x32 && scale_type == ScaleType::pow2) {
         continue;
       }
       pairs.push_back({blockwise_format(DType::e4m3, a, scale_type),

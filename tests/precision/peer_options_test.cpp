@@ -50,7 +50,11 @@ TEST_CASE("the page's options of the sources resolve to the GEMMs that it lists"
           gemms);
     rows += 1;
   }
-  CHECK(rows == 11);
+  CHECK(rows == 12);
+  const PrecisionPlan squares =
+      plan_of("{plan: te-mxfp8, fprop_w: e4m3 32x32 e8m0, dgrad_w: e4m3 32x32 e8m0}");
+  CHECK(squares.fprop.b == squares.dgrad.b);
+  CHECK(describe(squares.fprop.b) == "e4m3 32x32 current e8m0");
   CHECK(describe(plan_of("{plan: te-blockwise, power_2_scale: false}").fprop.a) ==
         "e4m3 1x128 current");
   CHECK(describe(plan_of("{plan: te-current, power_2_scale: true}").dgrad.a) ==

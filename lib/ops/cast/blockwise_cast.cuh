@@ -22,6 +22,18 @@ struct BlockwiseCast {
   QuantizeStatistics* statistics;  ///< may be null
 };
 
+/// Element `at` of x, whose float type is known when the kernel runs.
+__device__ __forceinline__ float load_element(const void* x, DType type, int64_t at) {
+  switch (type) {
+    case DType::f32:
+      return static_cast<const float*>(x)[at];
+    case DType::bf16:
+      return decode(static_cast<const bf16*>(x)[at]);
+    default:
+      return decode(static_cast<const f16*>(x)[at]);
+  }
+}
+
 struct TileLocation {
   int64_t row, column;  ///< of the tile
 };
@@ -149,20 +161,11 @@ __device__ __forceinline__ void cast_columns_of_tile(const Vec8<X> (&vecs)[kVec8
   __syncthreads();
 }
 
-/// Host: quantize() and dequantize() of formats that have a scale for each block.
-void quantize_blocks(Stream stream, ConstView x, const QuantizedTensor& out, float* amax,
-                     QuantizeStatistics* statistics);
-void dequantize_blocks(Stream stream, const QuantizedTensor& x, View y);
-
-/// Host: the same of formats whose blocks have scales under a scale of the tensor.
-void quantize_two_level(Stream stream, ConstView x, const QuantizedTensor& out, float* amax,
-                        QuantizeStatistics* statistics, const CastRandom& random);
-void dequantize_two_level(Stream stream, const QuantizedTensor& x, View y);
-
 /// Host: per::row, in packs.
 void quantize_rows(const Stream& stream, ConstView x, const BlockwiseCast& cast);
 
 /// Host: any block, types, widths and alignment.
-void quantize_any_blocks(const Stream& stream, ConstView x, const BlockwiseCast& cast);
+void quantize_any_blocks(const Stream& stream, ConstView x, ScaleBlock block,
+                         const BlockwiseCast& cast);
 
 }  // namespace fp8train::ops::cuda

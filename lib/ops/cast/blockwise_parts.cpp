@@ -10,7 +10,7 @@ namespace fp8train::ops {
 namespace {
 
 int64_t blocks_of(const Shape& matrix, ScaleBlock block) {
-  return scale_grid(block, matrix.rows(), matrix.back(), ScaleLayout::row_major).count;
+  return block_grid(block, matrix.rows(), matrix.back()).count;
 }
 
 void check_part(const MatrixPart& x, ScaleBlock block, const ConstView& amax) {
@@ -46,7 +46,7 @@ void find_block_scales(Stream stream, const BlockScaleSearch& call) {
   check(call.amax.dtype == DType::f32 &&
             call.amax.count() == blocks_of(call.shape, call.format.block),
         "find_block_scales: fp32 maxima, one for each block, expected");
-  check(!call.transposed || call.format.block == per::block_128x128,
+  check(!call.transposed || call.format.block.is_square(),
         "find_block_scales: only squares are blocks of the transposed matrix too");
   const Shape seen = call.transposed ? Shape{call.shape.back(), call.shape.rows()}
                                      : Shape{call.shape.rows(), call.shape.back()};

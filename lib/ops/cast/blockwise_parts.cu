@@ -29,8 +29,7 @@ struct BlockOf {
 };
 
 BlockOf block_of(const MatrixPart& x, ScaleBlock block) {
-  return {x.matrix.back(),
-          scale_grid(block, x.matrix.rows(), x.matrix.back(), ScaleLayout::row_major)};
+  return {x.matrix.back(), block_grid(block, x.matrix.rows(), x.matrix.back())};
 }
 
 __device__ __forceinline__ void raise(float* amax, float value) {
@@ -129,16 +128,17 @@ __global__ void __launch_bounds__(kTileThreads)
 
 struct FindScales {
   const float* amax;
-  int64_t columns;  ///< blocks of a row
+  ScaleGrid blocks;
   bool transposed;
   BlockScales scales;
   BlockRule rule;
 
   template <int N>
   __device__ void run(int64_t i) const {
-    const int64_t row = i / columns;
-    const int64_t column = i % columns;
-    scales.keep(transposed ? column : row, transposed ? row : column, amax[i], rule);
+    const int64_t row = i / blocks.columns;
+    const int64_t column = i % blocks.columns;
+    scales.keep_block(transposed ? column : row, transposed ? row : column, blocks.height, amax[i],
+                      rule);
   }
 };
 
@@ -182,13 +182,11 @@ void quantize_blockwise_part(Stream stream, const BlockwisePartCast& call) {
 void find_block_scales(Stream stream, const BlockScaleSearch& call) {
   const Shape seen = call.transposed ? Shape{call.shape.back(), call.shape.rows()}
                                      : Shape{call.shape.rows(), call.shape.back()};
-  map<1>(
-      stream, call.amax.count(), true,
-      FindScales{
-          call.amax.as<float>(),
-          scale_grid(call.format.block, call.shape.rows(), call.shape.back(), call.layout).columns,
-          call.transposed, block_scales(call.scale_inv, call.format, call.layout, seen),
-          block_rule(call.format, DType::f32)});
+  map<1>(stream, call.amax.count(), true,
+         FindScales{call.amax.as<float>(),
+                    block_grid(call.format.block, call.shape.rows(), call.shape.back()),
+                    call.transposed, block_scales(call.scale_inv, call.format, call.layout, seen),
+                    block_rule(call.format, DType::f32)});
 }
 
 }  // namespace fp8train::ops::cuda

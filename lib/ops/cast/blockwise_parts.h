@@ -45,7 +45,7 @@ struct BlockScaleSearch {
 };
 
 /// The reciprocal scales that quantize() would keep of a matrix of `shape`. amax: as
-/// above. `transposed` (128x128 only): those of the transposed matrix. scale_inv: fp32 or e8m0, as
+/// above. `transposed` (squares only): those of the transposed matrix. scale_inv: fp32 or e8m0, as
 /// many as scale_grid() says; padding is not written.
 void find_block_scales(Stream stream, const BlockScaleSearch& call);
 

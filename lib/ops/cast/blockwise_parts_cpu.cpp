@@ -18,7 +18,7 @@ struct Bands {
   int64_t first, end;  ///< of the part, in elements of the matrix
 
   Bands(const MatrixPart& x, ScaleBlock block)
-      : grid(scale_grid(block, x.matrix.rows(), x.matrix.back(), ScaleLayout::row_major)),
+      : grid(block_grid(block, x.matrix.rows(), x.matrix.back())),
         columns(x.matrix.back()),
         first(x.first),
         end(x.first + x.values.count()) {}
@@ -103,15 +103,15 @@ void quantize_blockwise_part(Stream /*stream*/, const BlockwisePartCast& call) {
 
 void find_block_scales(Stream /*stream*/, const BlockScaleSearch& call) {
   const BlockRule rule = block_rule(call.format, DType::f32);
-  const int64_t columns =
-      scale_grid(call.format.block, call.shape.rows(), call.shape.back(), call.layout).columns;
+  const ScaleGrid blocks = block_grid(call.format.block, call.shape.rows(), call.shape.back());
   const Shape seen = call.transposed ? Shape{call.shape.back(), call.shape.rows()}
                                      : Shape{call.shape.rows(), call.shape.back()};
   const BlockScales scales = block_scales(call.scale_inv, call.format, call.layout, seen);
   for (int64_t i = 0; i < call.amax.count(); ++i) {
-    const int64_t row = call.transposed ? i % columns : i / columns;
-    const int64_t column = call.transposed ? i / columns : i % columns;
-    scales.keep(row, column, call.amax.as<float>()[i], rule);
+    const int64_t row = i / blocks.columns;
+    const int64_t column = i % blocks.columns;
+    scales.keep_block(call.transposed ? column : row, call.transposed ? row : column, blocks.height,
+                      call.amax.as<float>()[i], rule);
   }
 }
 

@@ -9,31 +9,12 @@ double scales_bytes(const Quantized& view) {
   return bytes_of(view.scale_inv) * (view.scale != nullptr ? 2 : 1);
 }
 
-/// Blocks: one kernel reads x once for both orientations. Rows: one for them; for columns a fill, a
-/// pass for the maxima, one over the maxima, and another pass for the cast.
-void quantize_blocks(Stream stream, ConstView x, const QuantizedTensor& out) {
-  const bool by_rows = out.format.block == per::row;
-  OpWork work = {.bytes = by_rows ? 0.0 : bytes_of(x), .launches = by_rows ? 0 : 1};
-  if (out.format.is_two_level()) {  // passes for the amax and its scale, then one an orientation
-    const bool both = !out.rowwise.codes.empty() && !out.columnwise.codes.empty();
-    work.bytes += bytes_of(x) * (both ? 2 : 1);
-    work.launches = both ? 5 : 4;
+double written_bytes(const QuantizedTensor& out) {
+  double bytes = 0;
+  for (const Quantized* part : {&out.rowwise, &out.columnwise}) {
+    bytes += part->codes.empty() ? 0.0 : bytes_of(part->codes) + scales_bytes(*part);
   }
-  if (!out.rowwise.codes.empty()) {
-    work.bytes += bytes_of(out.rowwise.codes) + scales_bytes(out.rowwise);
-    if (by_rows) {
-      work.bytes += bytes_of(x);
-      work.launches += 1;
-    }
-  }
-  if (!out.columnwise.codes.empty()) {
-    work.bytes += bytes_of(out.columnwise.codes) + scales_bytes(out.columnwise);
-    if (by_rows) {
-      work.bytes += 2 * bytes_of(x);
-      work.launches += 4;
-    }
-  }
-  count(stream, work);
+  return bytes;
 }
 
 }  // namespace
@@ -44,12 +25,31 @@ void amax(Stream stream, ConstView x, float* /*result*/, bool combine) {
 
 void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* /*amax*/,
               QuantizeStatistics* /*statistics*/, const CastRandom& /*random*/) {
-  if (out.format.block != per::tensor) {
-    return quantize_blocks(stream, x, out);
-  }
   const View& columnwise = out.columnwise.codes;
   count(stream, bytes_of(x) + bytes_of(out.rowwise.codes) + bytes_of(columnwise),
         columnwise.empty() ? "quantize" : "quantize transposed", x.count());
+}
+
+/// Blocks: one kernel reads x once for both orientations. Rows: one for them; for columns a fill, a
+/// pass for the maxima, one over the maxima, and another pass for the cast.
+void quantize_blocks(Stream stream, ConstView x, const QuantizedTensor& out, float* /*amax*/,
+                     QuantizeStatistics* /*statistics*/) {
+  OpWork work = {.bytes = bytes_of(x) + written_bytes(out), .launches = 1};
+  if (out.format.block == per::row) {
+    const bool along_rows = !out.rowwise.codes.empty();
+    const bool along_columns = !out.columnwise.codes.empty();
+    work.bytes += bytes_of(x) * ((along_rows ? 1 : 0) + (along_columns ? 2 : 0) - 1);
+    work.launches = (along_rows ? 1 : 0) + (along_columns ? 4 : 0);
+  }
+  count(stream, work);
+}
+
+/// Passes for the amax and its scale, then one for each orientation.
+void quantize_two_level(Stream stream, ConstView x, const QuantizedTensor& out, float* /*amax*/,
+                        QuantizeStatistics* /*statistics*/, const CastRandom& /*random*/) {
+  const bool both = !out.rowwise.codes.empty() && !out.columnwise.codes.empty();
+  count(stream,
+        {.bytes = bytes_of(x) * (both ? 3 : 2) + written_bytes(out), .launches = both ? 5 : 4});
 }
 
 void quantize_current(Stream stream, ConstView x, const float* /*amax*/, float* /*scale_inv*/,
@@ -63,6 +63,14 @@ void transpose_codes(Stream stream, ConstView x, View y) {
 
 void dequantize(Stream stream, const QuantizedTensor& x, View y) {
   count(stream, bytes_of(x.rowwise.codes) + bytes_of(x.rowwise.scale_inv) + bytes_of(y));
+}
+
+void dequantize_blocks(Stream stream, const QuantizedTensor& x, View y) {
+  meta::dequantize(stream, x, y);
+}
+
+void dequantize_two_level(Stream stream, const QuantizedTensor& x, View y) {
+  meta::dequantize(stream, x, y);
 }
 
 void compute_current_scale(Stream stream, const float* /*amax*/, const TensorFormat& /*format*/,

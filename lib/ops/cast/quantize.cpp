@@ -58,7 +58,13 @@ void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* ama
     check_block_cast(x, out, random);
   }
   const TraceSpan span(out.format.block == per::tensor ? "quantize" : "quantize_blockwise");
-  dispatch<&OpTable::quantize>(stream, x, out, amax, statistics, random);
+  if (out.format.block == per::tensor) {
+    dispatch<&OpTable::quantize>(stream, x, out, amax, statistics, random);
+  } else if (out.format.is_two_level()) {
+    dispatch<&OpTable::quantize_two_level>(stream, x, out, amax, statistics, random);
+  } else {
+    dispatch<&OpTable::quantize_blocks>(stream, x, out, amax, statistics);
+  }
 }
 
 void quantize_current(Stream stream, ConstView x, const float* amax, float* scale_inv,
@@ -92,7 +98,13 @@ void dequantize(Stream stream, const QuantizedTensor& x, View y) {
     check_blockwise(x.rowwise, x.format, x.layout, {codes.shape.rows(), codes.shape.back()});
   }
   const TraceSpan span(x.format.block == per::tensor ? "dequantize" : "dequantize_blockwise");
-  dispatch<&OpTable::dequantize>(stream, x, y);
+  if (x.format.block == per::tensor) {
+    dispatch<&OpTable::dequantize>(stream, x, y);
+  } else if (x.format.is_two_level()) {
+    dispatch<&OpTable::dequantize_two_level>(stream, x, y);
+  } else {
+    dispatch<&OpTable::dequantize_blocks>(stream, x, y);
+  }
 }
 
 void compute_current_scale(Stream stream, const float* amax, const TensorFormat& format,

@@ -3,7 +3,6 @@
 // that no order of blocks changes them.
 
 #include "base/math.h"
-#include "ops/cast/blockwise_cast.cuh"
 #include "ops/cast/cast_tiles.cuh"
 #include "ops/dispatch/cuda_operations.h"
 
@@ -237,13 +236,7 @@ void amax(Stream stream, ConstView x, float* result, bool combine) {
 }
 
 void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* amax_out,
-              QuantizeStatistics* statistics, const CastRandom& random) {
-  if (out.format.is_two_level()) {
-    return quantize_two_level(stream, x, out, amax_out, statistics, random);
-  }
-  if (out.format.block != per::tensor) {
-    return quantize_blocks(stream, x, out, amax_out, statistics);
-  }
+              QuantizeStatistics* statistics, const CastRandom& /*random*/) {
   run_quantize(stream, x, out, amax_out, statistics, {});
 }
 
@@ -264,12 +257,6 @@ void transpose_codes(Stream stream, ConstView x, View y) {
 }
 
 void dequantize(Stream stream, const QuantizedTensor& x, View y) {
-  if (x.format.is_two_level()) {
-    return dequantize_two_level(stream, x, y);
-  }
-  if (x.format.block != per::tensor) {
-    return dequantize_blocks(stream, x, y);
-  }
   const View& codes = x.rowwise.codes;
   with_code_type(codes.dtype, [&](auto code_tag) {
     with_float_type(y.dtype, [&](auto y_tag) {

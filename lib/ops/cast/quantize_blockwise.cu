@@ -1,7 +1,7 @@
-// Casts with one scale for each block. 1x128, 128x128 and 1x32 take one kernel that reads the
-// input once and writes both orientations: a block holds a tile of 128 x 128 in registers, finds
-// the amax of its blocks by shuffles along rows and through shared memory along columns, and
-// casts from registers. A scale per row takes a block per row; one per column a pass for the maxima
+// Casts with one scale for each block. 1x128, 1x32 and squares take one kernel that reads the input
+// once and writes both orientations: a block holds a tile of 128 x 128 in registers, finds the amax
+// of its blocks by shuffles along rows and through shared memory along columns, and casts from
+// registers. A scale per row takes a block per row; one per column a pass for the maxima
 // and another for the cast (quantize_rows.cu).
 
 #include "base/error.h"
@@ -98,12 +98,63 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<true, false, X>))
   }
 }
 
-/// Blocks of 128 x 128: the codes are the same in both orientations.
-template <typename X>
+constexpr int kAcross32 = kTile / 32;
+
+/// The amax bits of the square of `Side` x `Side` elements that this thread's elements lie in. All
+/// threads of the block.
+template <int Side>
+__device__ __forceinline__ uint32_t raise_square(uint32_t bits, uint32_t* shared) {
+  if constexpr (Side == kTile) {
+    return block_reduce<kTileThreads>(bits, Largest{}, shared);
+  } else {
+    static_assert(Side == 32);  // four groups of columns by four of rows, those of two warps
+    constexpr int kLanes[] = {1, 2, kTileGroups};
+#pragma unroll
+    for (const int lanes : kLanes) {
+      bits = Largest{}(bits, __shfl_xor_sync(kAllLanes, bits, lanes));
+    }
+    const int square = thread_group() / kAcross32;
+    if (lane_index() < kTileGroups && lane_index() % kAcross32 == 0) {
+      shared[warp_index() * kAcross32 + square] = bits;
+    }
+    __syncthreads();
+    bits = Largest{}(bits, shared[(warp_index() ^ 1) * kAcross32 + square]);
+    __syncthreads();
+    return bits;
+  }
+}
+
+/// Stores the scale of a square in both orientations, once, or for each of its rows.
+template <int Side>
+__device__ __forceinline__ void keep_square(const BlockwiseCast& cast, TileLocation tile,
+                                            float amax) {
+  if constexpr (Side == kTile) {
+    if (threadIdx.x == 0 && cast.codes != nullptr) {
+      cast.rowwise.keep(tile.row / kTile, tile.column / kTile, amax, cast.rule);
+    }
+    if (threadIdx.x == 0 && cast.transposed != nullptr) {
+      cast.columnwise.keep(tile.column / kTile, tile.row / kTile, amax, cast.rule);
+    }
+  } else {
+    const int64_t row = tile.row + thread_row();
+    const int64_t column = tile.column + thread_group() * kVec8;
+    // The four threads that have the same rows, or columns, share them.
+    for (int i = thread_group() % kAcross32; cast.codes != nullptr && i < kVec8; i += kAcross32) {
+      cast.rowwise.keep(row + i, column / Side, amax, cast.rule);
+    }
+    const int first = thread_row() / kVec8 % kAcross32;
+    for (int i = first; cast.transposed != nullptr && i < kVec8; i += kAcross32) {
+      cast.columnwise.keep(column + i, row / Side, amax, cast.rule);
+    }
+  }
+}
+
+/// Squares of `Side` x `Side`: the codes are the same in both orientations.
+template <int Side, typename X>
 __global__ void __launch_bounds__(kTileThreads, 2)
     squares_kernel(const X* __restrict__ x, BlockwiseCast cast) {
   FP8TRAIN_SHARED_ARRAY(Words, tile_memory, kTileWords / 4);
-  FP8TRAIN_SHARED_ARRAY(uint32_t, shared, kTileWarps);
+  FP8TRAIN_SHARED_ARRAY(uint32_t, shared, kTileWarps * kAcross32);
   auto* const tile_words = reinterpret_cast<uint32_t*>(tile_memory);
   uint32_t largest = 0;
   CastCounts cast_counts;
@@ -116,16 +167,10 @@ __global__ void __launch_bounds__(kTileThreads, 2)
     for (int i = 0; i < kVec8; ++i) {
       amax_bits.add(vecs[i]);
     }
-    const float amax =
-        float_of(block_reduce<kTileThreads>(bits_of(amax_bits.value()), Largest{}, shared));
+    const float amax = float_of(raise_square<Side>(bits_of(amax_bits.value()), shared));
     largest = Largest{}(largest, bits_of(amax));
     const float factor = cast.rule.factor(amax);
-    if (threadIdx.x == 0 && cast.codes != nullptr) {
-      cast.rowwise.keep(tile.row / kTile, tile.column / kTile, amax, cast.rule);
-    }
-    if (threadIdx.x == 0 && cast.transposed != nullptr) {
-      cast.columnwise.keep(tile.column / kTile, tile.row / kTile, amax, cast.rule);
-    }
+    keep_square<Side>(cast, tile, amax);
     const auto factor_of = [factor](int /*column*/) { return factor; };
     CodeWords codes[kVec8];
 #pragma unroll
@@ -144,8 +189,8 @@ __global__ void __launch_bounds__(kTileThreads, 2)
       __syncthreads();
     }
   }
-  if (threadIdx.x == 0 && cast.amax != nullptr) {
-    atomicMax(reinterpret_cast<unsigned*>(cast.amax), largest);
+  if (cast.amax != nullptr) {
+    raise_amax(cast.amax, float_of(largest), shared);
   }
   if (cast.statistics != nullptr) {
     add_to_statistics(cast.statistics, cast_counts, shared);
@@ -157,7 +202,10 @@ void quantize_tiles(const Stream& stream, ScaleBlock block, const X* x, const Bl
   const int64_t tiles = ceil_div(cast.rows, kTile) * ceil_div(cast.columns, kTile);
   const LaunchShape by_tile = {blocks_for(stream, tiles, 1), kTileThreads};
   if (block == per::block_128x128) {
-    return launch(stream, by_tile, squares_kernel<X>, x, cast);
+    return launch(stream, by_tile, squares_kernel<128, X>, x, cast);
+  }
+  if (block == per::block_32x32) {
+    return launch(stream, by_tile, squares_kernel<32, X>, x, cast);
   }
   return block.columns == 32 ? launch(stream, by_tile, blockwise_kernel<32, X>, x, cast)
                              : launch(stream, by_tile, blockwise_kernel<128, X>, x, cast);
@@ -232,7 +280,7 @@ void quantize_blocks(Stream stream, ConstView x, const QuantizedTensor& out, flo
                       is_aligned(x.data) && is_aligned(cast.codes, kVec8) &&
                       cast.columns % kVec8 == 0;
   if (!packed) {
-    quantize_any_blocks(stream, x, cast);
+    quantize_any_blocks(stream, x, out.format.block, cast);
   } else if (out.format.block == per::row) {
     quantize_rows(stream, x, cast);
   } else if (x.dtype == DType::bf16) {

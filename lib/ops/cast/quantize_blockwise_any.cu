@@ -16,21 +16,14 @@ struct AnyCast {
   int64_t rows, columns, row_step, column_step;
   uint8_t* codes;
   DType code_type;
+  ScaleGrid blocks;
   BlockScales scales;
   BlockRule rule;
   float* amax;                     ///< may be null
   QuantizeStatistics* statistics;  ///< may be null
 
   __device__ __forceinline__ float load(int64_t row, int64_t column) const {
-    const int64_t at = row * row_step + column * column_step;
-    switch (x_type) {
-      case DType::f32:
-        return static_cast<const float*>(x)[at];
-      case DType::bf16:
-        return decode(static_cast<const bf16*>(x)[at]);
-      default:
-        return decode(static_cast<const f16*>(x)[at]);
-    }
+    return load_element(x, x_type, row * row_step + column * column_step);
   }
 
   /// The code of a value, also counted.
@@ -58,7 +51,7 @@ struct AnyCast {
 
 __global__ void __launch_bounds__(kTileThreads) any_blocks_kernel(AnyCast cast) {
   FP8TRAIN_SHARED_ARRAY(uint32_t, shared, kTileWarps);
-  const ScaleGrid& grid = cast.scales.grid;
+  const ScaleGrid& grid = cast.blocks;
   const int64_t blocks = grid.rows * grid.columns;
   const int64_t warps = int64_t{gridDim.x} * kTileWarps;
   uint32_t largest = 0;
@@ -81,7 +74,8 @@ __global__ void __launch_bounds__(kTileThreads) any_blocks_kernel(AnyCast cast) 
     const float amax = float_of(amax_bits);
     const float factor = cast.rule.factor(amax);
     if (lane_index() == 0) {
-      cast.scales.keep(index / grid.columns, index % grid.columns, amax, cast.rule);
+      cast.scales.keep_block(index / grid.columns, index % grid.columns, grid.height, amax,
+                             cast.rule);
     }
     for (int64_t i = lane_index(); i < height * width; i += kWarp) {
       const int64_t row = first_row + i / width;
@@ -99,13 +93,14 @@ __global__ void __launch_bounds__(kTileThreads) any_blocks_kernel(AnyCast cast) 
 }
 
 void run(const Stream& stream, const AnyCast& cast) {
-  const int64_t blocks = cast.scales.grid.rows * cast.scales.grid.columns;
+  const int64_t blocks = cast.blocks.count;
   launch(stream, {blocks_for(stream, blocks, kTileWarps), kTileThreads}, any_blocks_kernel, cast);
 }
 
 }  // namespace
 
-void quantize_any_blocks(const Stream& stream, ConstView x, const BlockwiseCast& cast) {
+void quantize_any_blocks(const Stream& stream, ConstView x, ScaleBlock block,
+                         const BlockwiseCast& cast) {
   check(is_fp8(cast.code_type) || cast.code_type == DType::i8,
         "blocks: codes in e4m3, e5m2 or int8");
   AnyCast one = {.x = x.data,
@@ -116,6 +111,7 @@ void quantize_any_blocks(const Stream& stream, ConstView x, const BlockwiseCast&
                  .column_step = 1,
                  .codes = cast.codes,
                  .code_type = cast.code_type,
+                 .blocks = block_grid(block, cast.rows, cast.columns),
                  .scales = cast.rowwise,
                  .rule = cast.rule,
                  .amax = cast.amax,
@@ -130,6 +126,7 @@ void quantize_any_blocks(const Stream& stream, ConstView x, const BlockwiseCast&
     one.row_step = 1;
     one.column_step = cast.columns;
     one.codes = cast.transposed;
+    one.blocks = block_grid(block, one.rows, one.columns);
     one.scales = cast.columnwise;
     run(stream, one);
   }

@@ -129,13 +129,13 @@ FP8TRAIN_HD void cast_columns(Cast<X, Code>& cast, const BlockScales& scales, Co
   cast.largest = largest_of_all;
 }
 
-/// Squares: one scale for both orientations. Codes and transposed codes may each be null.
+/// Squares of `side` x `side`: one scale for both orientations. Codes and transposed codes may each
+/// be null.
 template <typename X, typename Code>
-FP8TRAIN_HD void cast_squares(Cast<X, Code>& cast, const BlockScales& scales,
+FP8TRAIN_HD void cast_squares(Cast<X, Code>& cast, int64_t side, const BlockScales& scales,
                               const BlockScales& scales_transposed, Code* codes, Code* transposed) {
-  constexpr int64_t kSquare = 128;
-  const int64_t down = ceil_div(cast.rows, kSquare);
-  const int64_t across = ceil_div(cast.columns, kSquare);
+  const int64_t down = ceil_div(cast.rows, side);
+  const int64_t across = ceil_div(cast.columns, side);
   uint64_t saturated = 0;
   uint64_t underflow = 0;
   uint32_t largest_of_all = 0;
@@ -144,9 +144,9 @@ FP8TRAIN_HD void cast_squares(Cast<X, Code>& cast, const BlockScales& scales,
     reduction(max : largest_of_all) if (cast.rows * cast.columns >= kParallelElements)
   for (int64_t i = 0; i < down; ++i) {
     for (int64_t j = 0; j < across; ++j) {
-      const int64_t height = minimum(kSquare, cast.rows - i * kSquare);
-      const int64_t width = minimum(kSquare, cast.columns - j * kSquare);
-      const int64_t first = i * kSquare * cast.columns + j * kSquare;
+      const int64_t height = minimum(side, cast.rows - i * side);
+      const int64_t width = minimum(side, cast.columns - j * side);
+      const int64_t first = i * side * cast.columns + j * side;
       uint32_t largest = 0;
       for (int64_t row = 0; row < height; ++row) {
         const uint32_t here = largest_magnitude(cast.x + first + row * cast.columns, width);
@@ -160,7 +160,7 @@ FP8TRAIN_HD void cast_squares(Cast<X, Code>& cast, const BlockScales& scales,
         each = factor;
       }
       if (codes != nullptr) {
-        scales.keep(i, j, amax, cast.rule);
+        scales.keep_block(i, j, side, amax, cast.rule);
         for (int64_t row = 0; row < height; ++row) {
           const int64_t at = first + row * cast.columns;
           encode_chunk(cast.x + at, factor, codes + at, width);
@@ -170,11 +170,11 @@ FP8TRAIN_HD void cast_squares(Cast<X, Code>& cast, const BlockScales& scales,
         }
       }
       if (transposed != nullptr) {
-        scales_transposed.keep(j, i, amax, cast.rule);
+        scales_transposed.keep_block(j, i, side, amax, cast.rule);
         uint64_t counted[2] = {0, 0};
         for (int64_t column = 0; column < width; column += kTurn) {
-          cast_strip(cast, i * kSquare, height, j * kSquare + column,
-                     minimum(kTurn, width - column), factors, transposed, counted[0], counted[1]);
+          cast_strip(cast, i * side, height, j * side + column, minimum(kTurn, width - column),
+                     factors, transposed, counted[0], counted[1]);
         }
         saturated += codes == nullptr ? counted[0] : 0;
         underflow += codes == nullptr ? counted[1] : 0;
@@ -201,8 +201,8 @@ FP8TRAIN_HD void cast_as(ConstView x, const QuantizedTensor& out, float* amax_ou
   const BlockScales columnwise = block_scales(out.columnwise, out.format, out.layout);
   Code* codes = out.rowwise.codes.as<Code>();
   Code* transposed = out.columnwise.codes.as<Code>();
-  if (out.format.block == per::block_128x128) {
-    cast_squares(cast, rowwise, columnwise, codes, transposed);
+  if (out.format.block.is_square()) {
+    cast_squares(cast, out.format.block.rows, rowwise, columnwise, codes, transposed);
   } else {
     if (transposed != nullptr) {
       cast_columns(cast, columnwise, transposed);

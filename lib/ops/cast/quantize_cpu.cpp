@@ -137,14 +137,8 @@ void transpose_codes(Stream /*stream*/, ConstView x, View y) {
   transpose_matrix(x.as<uint8_t>(), x.shape.rows(), x.shape.back(), y.as<uint8_t>());
 }
 
-void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* amax_out,
-              QuantizeStatistics* statistics, const CastRandom& random) {
-  if (out.format.is_two_level()) {
-    return FP8TRAIN_ISA_NS::quantize_two_level(stream, x, out, amax_out, statistics, random);
-  }
-  if (out.format.block != per::tensor) {
-    return FP8TRAIN_ISA_NS::quantize_blocks(stream, x, out, amax_out, statistics);
-  }
+void quantize(Stream /*stream*/, ConstView x, const QuantizedTensor& out, float* amax_out,
+              QuantizeStatistics* statistics, const CastRandom& /*random*/) {
   const float scale = *out.tensor_scale;
   if (out.tensor_scale_inv != nullptr) {
     *out.tensor_scale_inv = reciprocal(scale);
@@ -170,13 +164,7 @@ void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* ama
   }
 }
 
-void dequantize(Stream stream, const QuantizedTensor& x, View y) {
-  if (x.format.is_two_level()) {
-    return FP8TRAIN_ISA_NS::dequantize_two_level(stream, x, y);
-  }
-  if (x.format.block != per::tensor) {
-    return FP8TRAIN_ISA_NS::dequantize_blocks(stream, x, y);
-  }
+void dequantize(Stream /*stream*/, const QuantizedTensor& x, View y) {
   const float scale_inv = *x.tensor_scale_inv;
   with_code_type(x.rowwise.codes.dtype, [&](auto code_tag) {
     with_float_type(y.dtype, [&](auto y_tag) {

@@ -12,16 +12,6 @@ namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 
 constexpr int64_t kTurn = 64;  ///< rows and columns of a tile that is transposed
 
-/// quantize() and dequantize() of formats that have a scale for each block.
-void quantize_blocks(Stream stream, ConstView x, const QuantizedTensor& out, float* amax,
-                     QuantizeStatistics* statistics);
-void dequantize_blocks(Stream stream, const QuantizedTensor& x, View y);
-
-/// The same of formats whose blocks have scales under a scale of the tensor.
-void quantize_two_level(Stream stream, ConstView x, const QuantizedTensor& out, float* amax,
-                        QuantizeStatistics* statistics, const CastRandom& random);
-void dequantize_two_level(Stream stream, const QuantizedTensor& x, View y);
-
 // The bit pattern of |x| in x's own width: ordered like the value, and every NaN is above infinity.
 FP8TRAIN_HD uint32_t magnitude_bits(const float* x) {
   return bits_of(*x) & 0x7FFFFFFFU;

@@ -22,16 +22,6 @@ struct TwoLevelSide {
 
   FP8TRAIN_HD int64_t blocks() const { return ceil_div(depth, int64_t{kBlockWidth}); }
 
-  __device__ __forceinline__ float load(int64_t at) const {
-    switch (x_type) {
-      case DType::f32:
-        return static_cast<const float*>(x)[at];
-      case DType::bf16:
-        return decode(static_cast<const bf16*>(x)[at]);
-      default:
-        return decode(static_cast<const f16*>(x)[at]);
-    }
-  }
   __device__ __forceinline__ float rounded(float value) const {
     switch (x_type) {
       case DType::f32:
@@ -48,7 +38,7 @@ struct TwoLevelSide {
                                              float (&values)[kBlockWidth]) const {
     for (int k = 0; k < kBlockWidth; ++k) {
       const int64_t at = block * kBlockWidth + k;
-      values[k] = at < depth ? load(line * line_step + at * k_step) : 0.0F;
+      values[k] = at < depth ? load_element(x, x_type, line * line_step + at * k_step) : 0.0F;
     }
     if (hadamard && (block + 1) * kBlockWidth <= depth) {
       random_hadamard(values, 1, 1);

@@ -23,27 +23,30 @@ ScaleGrid for_cublaslt(ScaleGrid grid, ScaleBlock block) {
 
 }  // namespace
 
-ScaleGrid scale_grid(ScaleBlock block, int64_t rows, int64_t columns, ScaleLayout layout) {
-  block = block == per::block_16x16 ? per::block_1x16 : block;
+ScaleGrid block_grid(ScaleBlock block, int64_t rows, int64_t columns) {
   const int64_t height = block.rows == 0 ? rows : block.rows;
   const int64_t width = block.columns == 0 ? columns : block.columns;
   const int64_t across = columns == 0 ? 0 : ceil_div(columns, width);
   const int64_t down = rows == 0 ? 0 : ceil_div(rows, height);
-  const ScaleGrid grid = {.height = height,
-                          .width = width,
-                          .rows = down,
-                          .columns = across,
-                          .row_stride = across,
-                          .column_stride = 1,
-                          .count = down * across,
-                          .swizzled_tiles = 0};
-  return layout == ScaleLayout::cublaslt ? for_cublaslt(grid, block) : grid;
+  return {.height = height,
+          .width = width,
+          .rows = down,
+          .columns = across,
+          .row_stride = across,
+          .column_stride = 1,
+          .count = down * across,
+          .swizzled_tiles = 0};
+}
+
+ScaleGrid scale_grid(ScaleBlock block, int64_t rows, int64_t columns, ScaleLayout layout) {
+  const ScaleGrid grid = block_grid(block.as_stored(), rows, columns);
+  return layout == ScaleLayout::cublaslt ? for_cublaslt(grid, block.as_stored()) : grid;
 }
 
 void check_blockwise_format(const TensorFormat& format) {
   check(is_code_type(format.dtype), "blocks: the format must be e4m3, e5m2, e2m1 or int8");
   const bool two_level = format.scale_type == ScaleType::e4m3;
-  const bool by_16 = format.block == per::block_1x16 || format.block == per::block_16x16;
+  const bool by_16 = format.block.as_stored() == per::block_1x16;
   if (two_level || by_16 || format.dtype == DType::e2m1) {
     check(two_level && by_16 && format.dtype == DType::e2m1,
           "blocks: e2m1 has e4m3 scales for 1x16 or 16x16");
@@ -51,12 +54,13 @@ void check_blockwise_format(const TensorFormat& format) {
                  "blocks: values of 1x16 blocks are transformed");
   }
   const bool e8m0_scales = format.scale_type == ScaleType::e8m0;
-  if (format.block == per::block_1x32) {
-    return check(e8m0_scales && is_fp8(format.dtype), "blocks: 1x32 has e8m0 scales and FP8 codes");
+  if (format.block.as_stored() == per::block_1x32) {
+    return check(e8m0_scales && is_fp8(format.dtype),
+                 "blocks: 1x32 and 32x32 have e8m0 scales and FP8 codes");
   }
   check(format.block == per::row || format.block == per::block_1x128 ||
             format.block == per::block_128x128,
-        "blocks: row, 1x128, 128x128, 1x32, 1x16 or 16x16 expected");
+        "blocks: row, 1x128, 128x128, 1x32, 32x32, 1x16 or 16x16 expected");
   check(!e8m0_scales, "blocks: fp32 or pow2 scales expected");
 }
 

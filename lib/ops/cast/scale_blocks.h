@@ -28,13 +28,15 @@ struct ScaleGrid {
   }
 };
 
-/// Host. The blocks along the rows of a matrix [rows, columns]; not for groups. 16x16 is the grid
-/// of 1x16: each row of a square has its scale, as tensor cores read it.
+/// Host. The blocks along the rows of a matrix [rows, columns]; not for groups.
+ScaleGrid block_grid(ScaleBlock block, int64_t rows, int64_t columns);
+
+/// Host. The same of the blocks whose scales are stored (ScaleBlock::as_stored()).
 ScaleGrid scale_grid(ScaleBlock block, int64_t rows, int64_t columns, ScaleLayout layout);
 
 /// Host. Throws InternalError unless the format has a scale for each block: FP8 or int8 with fp32
-/// or pow2 scales for row, 1x128 and 128x128; FP8 with e8m0 ones for 1x32; e2m1 with e4m3 ones for
-/// 1x16 and 16x16.
+/// or pow2 scales for row, 1x128 and 128x128; FP8 with e8m0 ones for 1x32 and 32x32; e2m1 with e4m3
+/// ones for 1x16 and 16x16.
 void check_blockwise_format(const TensorFormat& format);
 
 /// Host. Throws InternalError unless `view` holds codes of `shape` with their reciprocal scales.
@@ -83,6 +85,14 @@ struct BlockScales {
     }
     if (scale != nullptr) {
       scale[at] = scaled_by;
+    }
+  }
+  /// Keeps the scale of a block of `height` rows wherever it is stored: once, or for each row.
+  FP8TRAIN_HD void keep_block(int64_t row, int64_t column, int64_t height, float amax,
+                              const BlockRule& rule) const {
+    const int64_t copies = height / grid.height;
+    for (int64_t i = row * copies; i < (row + 1) * copies; ++i) {
+      keep(i, column, amax, rule);
     }
   }
   /// The factor that codes of a block are multiplied by; a scale of the tensor comes on top.

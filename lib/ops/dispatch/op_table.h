@@ -7,6 +7,7 @@
 
 #include "ops/attention/attention.h"
 #include "ops/attention/kv_cache.h"
+#include "ops/cast/block_casts.h"
 #include "ops/cast/blockwise_parts.h"
 #include "ops/cast/quantize.h"
 #include "ops/exchange/shared_wire.h"

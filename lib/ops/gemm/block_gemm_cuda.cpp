@@ -18,7 +18,7 @@ bool is_aligned(const void* pointer, size_t bytes) {
 /// The scales of both tensors, multiplied, and beta, where the library reads them; null where there
 /// are none.
 const float* find_factors(Stream stream, const Gemm& call) {
-  if (!call.a.format.is_two_level()) {
+  if (call.a.tensor_scale_inv.empty()) {
     return nullptr;
   }
   auto* const factors =
@@ -35,7 +35,8 @@ void multiply_natively(Stream stream, const Gemm& call, bool fast_accumulate) {
   const auto operand = [](const GemmOperand& from) {
     check(is_aligned(from.matrix.data, 16) && is_aligned(from.scale_inv.data, 16),
           "gemm: on cuda codes and scales of blocks start at multiples of 16 bytes");
-    return ProductOperand{from.matrix, from.transposed, from.format.block, from.scale_inv.data};
+    return ProductOperand{from.matrix, from.transposed, from.format.block.as_stored(),
+                          from.scale_inv.data};
   };
   multiply(stream,
            {.a = operand(call.a),
@@ -58,9 +59,8 @@ void multiply_dequantized(Stream stream, const Gemm& call) {
   const size_t b_bytes = static_cast<size_t>(b_shape.count()) * size_of(type);
   const View a = {call.scratch.data, type, a_shape};
   const View b = {call.scratch.as<char>() + (bytes - b_bytes), type, b_shape};
-  const OpTable& table = op_table(stream);
-  table.dequantize(stream, dequantizable(call.a), a);
-  table.dequantize(stream, dequantizable(call.b), b);
+  ops::dequantize(stream, dequantizable(call.a), a);
+  ops::dequantize(stream, dequantizable(call.b), b);
   // Without the scales of the tensors, which come on top of the sum as in the native product.
   multiply(stream,
            {.a = {a, false, per::tensor},

@@ -9,7 +9,8 @@
 //   row x row             fp32 sum over the whole K, times scale_inv_a[m] * scale_inv_b[n];
 //   1x128 or 128x128,     for each 128 of K the fp32 partial sum times scale_inv_a * scale_inv_b,
 //   on either side        summed in fp32 in the order of K; not 128x128 on both sides;
-//   1x32 x 1x32 (e8m0)    each code times its power of two, which is exact, then an fp32 sum;
+//   1x32 x 1x32 (e8m0),   each code times its power of two, which is exact, then an fp32 sum;
+//   and 32x32 on a side
 //   1x16 x 1x16 (e4m3),   each code times its scale, exact in bf16, then an fp32 sum, times
 //   and 16x16 for b       tensor_scale_inv_a * tensor_scale_inv_b.
 //

@@ -90,8 +90,7 @@ constexpr ScaleMode kScaleModes[] = {
     {per::block_1x128, CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F},
     {per::block_128x128, CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F},
     {per::block_1x32, CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0},
-    {per::block_1x16, CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3},
-    {per::block_16x16, CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3}};
+    {per::block_1x16, CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3}};
 
 cublasLtMatmulMatrixScale_t scale_mode(ScaleBlock block) {
   for (const ScaleMode& each : kScaleModes) {

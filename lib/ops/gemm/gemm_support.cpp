@@ -21,6 +21,8 @@ constexpr BlockPair kBlockPairs[] = {
     {per::block_1x128, per::block_128x128, ScalePair::block_1x128_128x128, kVector, 4},
     {per::block_128x128, per::block_1x128, ScalePair::block_128x128_1x128, kVector, 4},
     {per::block_1x32, per::block_1x32, ScalePair::block_1x32, 32},
+    {per::block_1x32, per::block_32x32, ScalePair::block_1x32, 32},
+    {per::block_32x32, per::block_1x32, ScalePair::block_1x32, 32},
     {per::block_1x16, per::block_1x16, ScalePair::block_1x16, 32},
     {per::block_1x16, per::block_16x16, ScalePair::block_1x16, 32},
     {per::block_16x16, per::block_1x16, ScalePair::block_1x16, 32}};

@@ -27,8 +27,7 @@ Bits run_part(Side& side, const std::vector<float>& values, const PartCase& test
   const Array own(DType::f32, part,
                   {values.begin() + test.first, values.begin() + test.first + test.count});
   const ops::MatrixPart x = {side.put(own, offset), test.first, matrix};
-  const int64_t blocks =
-      ops::scale_grid(format.block, matrix.rows(), matrix.back(), ScaleLayout::row_major).count;
+  const int64_t blocks = ops::block_grid(format.block, matrix.rows(), matrix.back()).count;
   const View amax = side.space(DType::f32, {blocks});
   ops::blockwise_part_amax(side.stream(), x, format.block, amax);
   const View codes = side.space(format.dtype, part, offset);
@@ -50,7 +49,7 @@ Bits run_part(Side& side, const std::vector<float>& values, const PartCase& test
     bits.add_value(side.get_value(statistics));
   }
   for (const bool transposed : {false, true}) {
-    if (transposed && format.block != per::block_128x128) {
+    if (transposed && !format.block.is_square()) {
       continue;
     }
     const Shape seen = transposed ? Shape{matrix.back(), matrix.rows()} : matrix;

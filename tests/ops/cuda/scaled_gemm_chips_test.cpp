@@ -36,7 +36,7 @@ TEST_CASE("each chip multiplies natively what its tensor cores have", "[cuda][sc
     const Chip chip(capability);
     for (const FormatPair& formats : format_pairs()) {
       ScaledProduct product(formats, kShape, DType::f32, true);
-      const bool mx = formats.a.block == per::block_1x32;
+      const bool mx = formats.a.block.as_stored() == per::block_1x32;
       const bool native =
           formats.a.dtype != DType::i8 && (mx ? capability >= 100 : capability == 90);
       INFO(product.name() << " on " << capability);

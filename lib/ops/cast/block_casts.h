@@ -1,0 +1,20 @@
+#pragma once
+// The operations behind quantize() and dequantize() (ops/cast/quantize.h) where blocks have scales.
+// Those check what they are given and choose one of these from the table of operations; nobody else
+// calls them.
+
+#include "ops/cast/quantize.h"
+
+namespace fp8train::ops {
+
+/// A scale for each block, or for each row of a square.
+void quantize_blocks(Stream stream, ConstView x, const QuantizedTensor& out, float* amax,
+                     QuantizeStatistics* statistics);
+void dequantize_blocks(Stream stream, const QuantizedTensor& x, View y);
+
+/// The same under a scale of the tensor: ScaleType::e4m3.
+void quantize_two_level(Stream stream, ConstView x, const QuantizedTensor& out, float* amax,
+                        QuantizeStatistics* statistics, const CastRandom& random);
+void dequantize_two_level(Stream stream, const QuantizedTensor& x, View y);
+
+}  // namespace fp8train::ops
