@@ -101,6 +101,85 @@ class SentencePieceTokenizer final : public Tokenizer {
   bool drops_leading_ = false;  ///< all other spaces there are removed
 };
 
+/// Takes fields off a message of protobuf (protobuf.dev/programming-guides/encoding).
+struct MessageReader {
+  std::string_view rest;
+  uint64_t field = 0;
+  uint64_t number = 0;     ///< value of the field; 0 where it is no number
+  std::string_view bytes;  ///< the same of texts and messages
+
+  /// False at the end. Throws DataError.
+  bool next() {
+    if (rest.empty()) return false;
+    const uint64_t key = varint();
+    field = key >> 3;
+    number = 0;
+    bytes = {};
+    switch (key & 7) {
+      case 0:
+        number = varint();
+        break;
+      case 1:
+        bytes = take(sizeof(uint64_t));
+        break;
+      case 2:
+        bytes = take(varint());
+        break;
+      case 5:
+        bytes = take(sizeof(uint32_t));
+        break;
+      default:
+        throw DataError("a model of sentencepiece has a field of an unknown kind");
+    }
+    return true;
+  }
+
+  std::string_view take(uint64_t count) {
+    if (count > rest.size()) throw DataError("a model of sentencepiece ends within a field");
+    const std::string_view taken = rest.substr(0, count);
+    rest.remove_prefix(count);
+    return taken;
+  }
+
+  uint64_t varint() {
+    uint64_t value = 0;
+    for (int shift = 0; shift < 64; shift += 7) {
+      const auto byte = static_cast<uint8_t>(take(1).front());
+      value |= static_cast<uint64_t>(byte & 0x7F) << shift;
+      if (byte < 0x80) return value;
+    }
+    throw DataError("a model of sentencepiece has a number of more than 64 bits");
+  }
+};
+
+/// The library does not say which pieces are user-defined: ModelProto.pieces is field 1, and
+/// SentencePiece.type field 3 (google/sentencepiece: src/sentencepiece_model.proto).
+std::vector<bool> user_defined_pieces(std::string_view model) {
+  std::vector<bool> found;
+  for (MessageReader fields{.rest = model}; fields.next();) {
+    if (fields.field != 1) continue;
+    bool user_defined = false;
+    for (MessageReader piece{.rest = fields.bytes}; piece.next();) {
+      if (piece.field == 3) {
+        user_defined = piece.number == static_cast<uint64_t>(TokenType::user_defined);
+      }
+    }
+    found.push_back(user_defined);
+  }
+  return found;
+}
+
+/// As llama.cpp has them, which looks for them before it marks spaces.
+std::string with_spaces(std::string_view piece) {
+  std::string text;
+  for (size_t at = 0; at < piece.size();) {
+    const bool mark = piece.substr(at).starts_with(kSpaceMark);
+    text += mark ? ' ' : piece[at];
+    at += mark ? kSpaceMark.size() : 1;
+  }
+  return text;
+}
+
 }  // namespace
 
 bool is_sentencepiece(const TokenizerProbe& probe) {
@@ -126,13 +205,18 @@ TokenTable sentencepiece_table(const std::string& model) {
   TokenTable table;
   table.kind = TokenTableKind::scored;
   table.pre = "default";
+  std::vector<bool> user_defined = user_defined_pieces(model);
+  user_defined.resize(static_cast<size_t>(processor.GetPieceSize()));
   for (int id = 0; id < processor.GetPieceSize(); ++id) {
-    table.tokens.push_back(processor.IdToPiece(id));
+    const bool is_user_defined = user_defined[static_cast<size_t>(id)];
+    const std::string& piece = processor.IdToPiece(id);
+    table.tokens.push_back(is_user_defined ? with_spaces(piece) : piece);
     table.scores.push_back(processor.GetScore(id));
     table.types.push_back(processor.IsUnknown(id)   ? TokenType::unknown
                           : processor.IsControl(id) ? TokenType::control
                           : processor.IsUnused(id)  ? TokenType::unused
                           : processor.IsByte(id)    ? TokenType::byte
+                          : is_user_defined         ? TokenType::user_defined
                                                     : TokenType::normal);
   }
   table.unknown = processor.unk_id();
