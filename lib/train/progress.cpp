@@ -61,9 +61,9 @@ std::vector<std::string> fields_of(const ProgressReport& report) {
   if (report.skipped_steps > 0) {
     fields.insert(fields.begin() + 2, fmt::format("skipped {}", report.skipped_steps));
   }
-  if (report.has_scaling) {
-    fields.push_back(fmt::format("fp8 sat {:.2f}% under {:.2f}%", report.saturated_percent,
-                                 report.underflow_percent));
+  if (!report.casts.empty()) {
+    fields.push_back(fmt::format("{} sat {:.2f}% under {:.2f}%", report.casts,
+                                 report.saturated_percent, report.underflow_percent));
   }
   fields.push_back(fmt::format("mem {}", describe_bytes(static_cast<double>(report.memory_bytes))));
   return fields;

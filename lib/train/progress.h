@@ -24,7 +24,7 @@ struct ProgressReport {
   double seconds_per_step = 0;
   size_t memory_bytes = 0;
   int64_t skipped_steps = 0;
-  bool has_scaling = false;  ///< FP8 plans: the next two are shown
+  std::string casts;  ///< "fp8", "fp4": the next two are of such casts; empty: there are none
   double saturated_percent = 0;
   double underflow_percent = 0;
 };

@@ -89,7 +89,7 @@ void StepLog::write(Engine& engine, TrainingState& state, const Traffic& sent) {
                    .seconds_per_step = seconds / steps,
                    .memory_bytes = device_->ledger().peak(),
                    .skipped_steps = report.skipped_steps,
-                   .has_scaling = !slots.empty(),
+                   .casts = scaling.formats,
                    .saturated_percent = scaling.saturated_percent,
                    .underflow_percent = scaling.underflow_percent});
   records_->write_step({.step = state.step,

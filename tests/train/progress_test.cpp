@@ -23,23 +23,23 @@ TEST_CASE("durations, counts and bytes read well") {
 
 namespace {
 
-constexpr ProgressReport kReport = {.step = 120,
-                                    .max_steps = 2000,
-                                    .loss = 3.4121,
-                                    .lr = 2.9e-4,
-                                    .gradient_norm = 0.81,
-                                    .tokens_per_second = 18200,
-                                    .seconds_per_step = 0.1};
+const ProgressReport kReport = {.step = 120,
+                                .max_steps = 2000,
+                                .loss = 3.4121,
+                                .lr = 2.9e-4,
+                                .gradient_norm = 0.81,
+                                .tokens_per_second = 18200,
+                                .seconds_per_step = 0.1};
 
 }  // namespace
 
 TEST_CASE("a progress line has what a person asks for") {
   ProgressReport report = kReport;
-  report.has_scaling = true;
+  report.casts = "fp4";
   report.underflow_percent = 0.125;
   const std::string line = describe(report);
   CHECK_THAT(line, Contains("step 120/2000") && Contains("loss 3.4121") && Contains("2.90e-04"));
-  CHECK_THAT(line, Contains("18.2k tok/s") && Contains("eta 3m 08s") && Contains("sat 0.00%"));
+  CHECK_THAT(line, Contains("18.2k tok/s") && Contains("eta 3m 08s") && Contains("fp4 sat 0.00%"));
 }
 
 TEST_CASE("a progress line is as wide as there are columns") {
