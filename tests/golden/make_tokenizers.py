@@ -193,7 +193,7 @@ def main():
     for kind in ("bpe", "unigram"):
         make_sentencepiece(f"sentencepiece-{kind}", kind, corpus, lines, out)
     # As Llama 2's: spaces stay as they are.
-    make_sentencepiece("sentencepiece-user", "bpe", corpus, lines, out, user_defined_symbols=["[mark]", "▁▁▁▁", "<|endoftext|>"],
+    make_sentencepiece("sentencepiece-user", "bpe", corpus, lines, out, user_defined_symbols=["[mark]", "▁▁▁▁", "HTTP"],
                        remove_extra_whitespaces=False)
 
 

@@ -152,21 +152,35 @@ struct MessageReader {
   }
 };
 
-/// The library does not say which pieces are user-defined: ModelProto.pieces is field 1, and
-/// SentencePiece.type field 3 (google/sentencepiece: src/sentencepiece_model.proto).
-std::vector<bool> user_defined_pieces(std::string_view model) {
-  std::vector<bool> found;
-  for (MessageReader fields{.rest = model}; fields.next();) {
-    if (fields.field != 1) continue;
-    bool user_defined = false;
-    for (MessageReader piece{.rest = fields.bytes}; piece.next();) {
-      if (piece.field == 3) {
-        user_defined = piece.number == static_cast<uint64_t>(TokenType::user_defined);
+/// What the library does not say of a model (google/sentencepiece: src/sentencepiece_model.proto).
+struct ModelFacts {
+  std::vector<bool> user_defined;  ///< by piece
+  bool normalizes = false;
+  bool removes_spaces = true;  ///< behind a space and at the ends
+};
+
+constexpr uint64_t kPieces = 1, kPieceType = 3;  // of ModelProto, of SentencePiece
+constexpr uint64_t kNormalizer = 3, kCharsmap = 2, kRemoveSpaces = 4;  // of NormalizerSpec
+
+ModelFacts facts_of_model(std::string_view model) {
+  ModelFacts facts;
+  for (MessageReader field{.rest = model}; field.next();) {
+    if (field.field == kPieces) {
+      bool user_defined = false;
+      for (MessageReader piece{.rest = field.bytes}; piece.next();) {
+        if (piece.field == kPieceType) {
+          user_defined = piece.number == static_cast<uint64_t>(TokenType::user_defined);
+        }
+      }
+      facts.user_defined.push_back(user_defined);
+    } else if (field.field == kNormalizer) {
+      for (MessageReader spec{.rest = field.bytes}; spec.next();) {
+        facts.normalizes = facts.normalizes || (spec.field == kCharsmap && !spec.bytes.empty());
+        if (spec.field == kRemoveSpaces) facts.removes_spaces = spec.number != 0;
       }
     }
-    found.push_back(user_defined);
   }
-  return found;
+  return facts;
 }
 
 /// As llama.cpp has them, which looks for them before it marks spaces.
@@ -205,10 +219,12 @@ TokenTable sentencepiece_table(const std::string& model) {
   TokenTable table;
   table.kind = TokenTableKind::scored;
   table.pre = "default";
-  std::vector<bool> user_defined = user_defined_pieces(model);
-  user_defined.resize(static_cast<size_t>(processor.GetPieceSize()));
+  ModelFacts facts = facts_of_model(model);
+  facts.user_defined.resize(static_cast<size_t>(processor.GetPieceSize()));
+  bool has_user_defined = false;
   for (int id = 0; id < processor.GetPieceSize(); ++id) {
-    const bool is_user_defined = user_defined[static_cast<size_t>(id)];
+    const bool is_user_defined = facts.user_defined[static_cast<size_t>(id)];
+    has_user_defined = has_user_defined || is_user_defined;
     const std::string& piece = processor.IdToPiece(id);
     table.tokens.push_back(is_user_defined ? with_spaces(piece) : piece);
     table.scores.push_back(processor.GetScore(id));
@@ -223,6 +239,16 @@ TokenTable sentencepiece_table(const std::string& model) {
   std::vector<std::string> pieces;
   table.adds_space = processor.Encode("a", &pieces).ok() && !pieces.empty() &&
                      pieces.front().starts_with(kSpaceMark);
+  if (facts.normalizes) {
+    table.differences.emplace_back("does not normalize texts");
+  }
+  if (facts.removes_spaces) {
+    table.differences.emplace_back("leaves several spaces in a row, and spaces at the ends");
+  }
+  if (has_user_defined && table.adds_space) {
+    table.differences.emplace_back(
+        "puts a space behind user-defined pieces, and none in front of one");
+  }
   return table;
 }
 
