@@ -7,6 +7,7 @@ namespace fp8train::test {
 namespace {
 
 using Catch::Contains;
+using Catch::EndsWith;
 
 /// A folder with a text and a finished short run in it, out/.
 class Workshop {
