@@ -141,7 +141,7 @@ layers_stage() {
 }
 scripts_stage() {
   local script
-  for script in scripts/*.sh slurm/*.sbatch tests/run/*.sh .ci/run; do bash -n "$script" || return 1; done
+  for script in scripts/*.sh packaging/*.sh slurm/*.sbatch tests/run/*.sh .ci/run; do bash -n "$script" || return 1; done
   python3 - scripts <<'PY'
 import ast, pathlib, sys
 for path in pathlib.Path(sys.argv[1]).rglob("*.py"):

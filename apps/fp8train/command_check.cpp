@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/terminal.h"
 #include "commands.h"
 #include "train/dry_run.h"
 #include "train/preflight.h"
@@ -137,12 +138,12 @@ int check_run(const CheckOptions& options) {
   }
   const RankMemory memory = memory_of_job(settings, [&]() -> const Device& { return *device; });
   const MemoryLedger planned = memory_of_run(dry_run, memory.is_host);
-  if (memory.fits(planned)) {
+  try {
+    check_fits(memory, planned);
     fmt::print("ok: `fp8train train` would start\n");
-  } else {
-    fmt::print("the configuration is ok, but DOES NOT FIT: a rank needs {} and has {}\n",
-               describe_bytes(static_cast<double>(planned.total())),
-               describe_bytes(static_cast<double>(memory.bytes)));
+  } catch (const DeviceError& error) {  // the run may be meant for another machine
+    fmt::print("\n{}\n", colored(stdout, Color::red, std::string("DOES NOT FIT: ") + error.what()));
+    fmt::print("`fp8train train` would end here with exit code 4; all else is ok\n");
   }
   return 0;
 }

@@ -197,16 +197,22 @@ std::string doubt_about(const std::string& key, const Settings& settings) {
   return "";
 }
 
-/// A job script is offered where jobs can be submitted.
-std::string offer_here(const std::string& key) {
-  return key != "job.slurm" ? "" : program_on_path("sbatch").empty() ? "false" : "true";
+/// A job script where jobs can be submitted, and a model that a processor trains in minutes where
+/// the run has no GPU.
+std::string offer_here(const std::string& key, const Settings& settings, JobMemory& memory) {
+  if (key == "job.slurm") {
+    return program_on_path("sbatch").empty() ? "false" : "true";
+  }
+  const bool sized = !settings.model.from.empty() || settings.model.config.hidden_size > 0;
+  return key == "model.preset" && !sized && !memory.on_gpus(settings) ? "nanogpt-laptop" : "";
 }
 
 int run_wizard(const WizardOptions& options) {
   JobMemory memory;
   const WizardHooks hooks = {
       .memory = [&](const Settings& settings) { return memory.line(settings); },
-      .offer = offer_here,
+      .offer = [&](const std::string& key,
+                   const Settings& settings) { return offer_here(key, settings, memory); },
       .doubt = doubt_about,
       .obstacle = [&](const Settings& settings) { return memory.obstacle(settings); },
       .unwritable = why_unwritable,

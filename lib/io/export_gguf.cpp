@@ -10,6 +10,7 @@
 #include "io/encode_values.h"
 #include "io/row_order.h"
 #include "model/families/family.h"
+#include "model/families/rope_fields.h"
 #include "model/rotary.h"
 
 namespace fp8train {
@@ -42,7 +43,7 @@ GgufType type_of(const std::string& name, const std::vector<int64_t>& shape, Ggu
 
 /// Where Llama 3 stretches frequencies, by how much, which llama.cpp reads as a tensor.
 std::vector<float> rope_factors(const ModelConfig& config) {
-  if (!config.rope_scaling || config.rope_scaling->type != RopeType::llama3) {
+  if (!has_gguf_rope_factors(config)) {
     return {};
   }
   ModelConfig plain = config;

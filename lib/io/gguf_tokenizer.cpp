@@ -125,6 +125,9 @@ void add_gguf_tokenizer(const ModelSource& model, ConfigObject& metadata,
         "llama.cpp has no name for how this tokenizer splits texts (tokenizer.ggml.pre is "
         "'default'): it may give other ids");
   }
+  for (const std::string& difference : table.differences) {
+    notes.push_back(fmt::format("llama.cpp {}: such texts get other ids there", difference));
+  }
   extend(table, vocabulary);
   add_table(table, metadata);
   add_ends(model, *tokenizer, metadata);

@@ -63,7 +63,7 @@ std::vector<std::string> fields_of(const StepMetrics& metrics) {
     fields.insert(fields.begin() + 2, fmt::format("skipped {}", metrics.skipped_steps));
   }
   if (metrics.scaling != nullptr) {
-    fields.push_back(fmt::format("fp8 sat {:.2f}% under {:.2f}%",
+    fields.push_back(fmt::format("{} sat {:.2f}% under {:.2f}%", metrics.scaling->formats,
                                  metrics.scaling->saturated_percent,
                                  metrics.scaling->underflow_percent));
   }

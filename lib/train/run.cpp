@@ -172,6 +172,8 @@ void Run::train_one_step() {
   ++state_.step;
   state_.sample_position = loader_->position();
   state_.tokens += session_.tokens_per_step();
+  ++this_start_.steps;
+  this_start_.tokens += session_.tokens_per_step();
   if (logs) {
     step_log_.write(*engine_, state_, sent_);
   }
@@ -373,6 +375,7 @@ RunOutcome Run::finish() {
   const std::optional<double> val_loss =
       state_.val_step > 0 ? std::optional(state_.val_loss) : std::nullopt;
   const StepReport report = engine_->optimizer().report();
+  this_start_.seconds = since_start_.seconds();
   records_.write_summary({.plan = session_.engine.plan.name,
                           .parameters = parameter_count(session_.engine.model),
                           .steps = state_.step,
@@ -381,16 +384,19 @@ RunOutcome Run::finish() {
                           .val_loss = val_loss,
                           .best_val_loss = state_.best_val_loss,
                           .best_val_step = state_.best_val_step,
-                          .seconds = since_start_.seconds(),
+                          .last_start = this_start_,
                           .tokens_per_second = step_log_.tokens_per_second(),
                           .peak_memory_bytes = device_->ledger().peak(),
                           .skipped_steps = report.skipped_steps,
                           .saves = checkpoints_.totals(),
                           .rollbacks = static_cast<int64_t>(state_.rollbacks.size())});
+  const bool at_once = this_start_.steps == state_.step;
   progress_.say(fmt::format(
-      "done: {}, {} tokens in {}; loss {:.4f}{}; everything is in {}", counted(state_.step, "step"),
-      describe_count(static_cast<double>(state_.tokens)), describe_duration(since_start_.seconds()),
-      state_.loss, val_loss ? fmt::format(", val loss {:.4f}", *val_loss) : "",
+      "done: {}, {} tokens{} in {}; loss {:.4f}{}; everything is in {}",
+      counted(state_.step, "step"), describe_count(static_cast<double>(state_.tokens)),
+      at_once ? "" : fmt::format(", {} since the last start", counted(this_start_.steps, "step")),
+      describe_duration(this_start_.seconds), state_.loss,
+      val_loss ? fmt::format(", val loss {:.4f}", *val_loss) : "",
       records_.directory().root.string()));
   return RunOutcome::finished;
 }

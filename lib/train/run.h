@@ -104,6 +104,7 @@ class Run {
   std::string resolved_config_, earlier_config_;
   int64_t threads_ = 0;
   Stopwatch since_start_;
+  StartTotals this_start_;
   uint64_t step_begin_ = 0;  // the loader's position before the last step
   Traffic sent_;             // in the last step
 };

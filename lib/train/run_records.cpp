@@ -355,7 +355,11 @@ void RunRecords::write_summary(const RunSummary& summary) {
         .add("best_val_loss", summary.best_val_loss)
         .add("best_val_step", summary.best_val_step);
   }
-  object.add("seconds", summary.seconds)
+  object
+      .add("last_start", JsonObject()
+                             .add("steps", summary.last_start.steps)
+                             .add("tokens", summary.last_start.tokens)
+                             .add("seconds", summary.last_start.seconds))
       .add("tokens_per_second", summary.tokens_per_second)
       .add("peak_memory_bytes", static_cast<int64_t>(summary.peak_memory_bytes))
       .add("skipped_steps", summary.skipped_steps)

@@ -64,6 +64,13 @@ struct SaveTotals {
   double write_seconds = 0;
 };
 
+/// What one start of a run did.
+struct StartTotals {
+  int64_t steps = 0;
+  int64_t tokens = 0;
+  double seconds = 0;  ///< evaluations and saves included
+};
+
 struct RunSummary {
   std::string plan;
   int64_t parameters = 0;
@@ -73,7 +80,7 @@ struct RunSummary {
   std::optional<double> val_loss;
   double best_val_loss = 0;
   int64_t best_val_step = 0;
-  double seconds = 0;
+  StartTotals last_start;
   double tokens_per_second = 0;
   size_t peak_memory_bytes = 0;
   int64_t skipped_steps = 0;

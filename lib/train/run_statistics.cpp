@@ -1,6 +1,7 @@
 #include "train/run_statistics.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -100,6 +101,12 @@ std::string advice(const SlotReport& report) {
   return "try a shorter fp8.amax_history_len, " + blocks;
 }
 
+/// "fp8" for E4M3 and E5M2, "fp4" for E2M1, "int8".
+std::string family_of(DType type) {
+  const DTypeFacts& facts = facts_of(type);
+  return type == DType::i8 ? std::string(facts.name) : fmt::format("fp{}", facts.bits);
+}
+
 }  // namespace
 
 ScalingSummary summarize(const std::vector<SlotReport>& reports) {
@@ -107,7 +114,9 @@ ScalingSummary summarize(const std::vector<SlotReport>& reports) {
   double count = 0;
   double saturated = 0;
   double underflow = 0;
+  std::set<std::string> formats;
   for (const SlotReport& report : reports) {
+    formats.insert(family_of(report.slot->format.dtype));
     count += static_cast<double>(report.statistics.count);
     saturated += static_cast<double>(report.statistics.saturated);
     underflow += static_cast<double>(report.statistics.underflow);
@@ -116,6 +125,7 @@ ScalingSummary summarize(const std::vector<SlotReport>& reports) {
     summary.saturated_percent = 100.0 * saturated / count;
     summary.underflow_percent = 100.0 * underflow / count;
   }
+  summary.formats = fmt::format("{}", fmt::join(formats, "+"));
   add_snr(summary.snr, reports);
   return summary;
 }

@@ -19,6 +19,7 @@ struct ClassSnr {
 };
 
 struct ScalingSummary {
+  std::string formats;  ///< "fp8", "fp4", "int8", or several: "fp4+fp8"
   double saturated_percent = 0;
   double underflow_percent = 0;
   std::map<std::string, ClassSnr> snr;  ///< by class; without slots that have no SNR

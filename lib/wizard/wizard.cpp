@@ -94,7 +94,7 @@ std::string Wizard::offered(const Field& field) const {
   if (passed_.contains(field.key)) {
     return kUnset;
   }
-  std::string value = hooks_.offer ? hooks_.offer(field.key) : "";
+  std::string value = hooks_.offer ? hooks_.offer(field.key, settings_) : "";
   if (value.empty()) {
     value = question.suggest ? question.suggest(settings_) : field.write(settings_);
   }

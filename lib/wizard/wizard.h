@@ -25,7 +25,7 @@ struct WizardHooks {
   /// One line about the memory that the settings so far need; empty: not known yet. Null: never.
   std::function<std::string(const Settings&)> memory = nullptr;
   /// What this machine offers for a key instead of the table, in YAML; empty: nothing. Null: never.
-  std::function<std::string(const std::string& key)> offer = nullptr;
+  std::function<std::string(const std::string& key, const Settings&)> offer = nullptr;
   /// Why an answer is doubtful; it is asked again, and the same answer stays. Null: never.
   std::function<std::string(const std::string& key, const Settings&)> doubt = nullptr;
   /// Why these settings, though complete, are none of a run; empty: they are. Null: never asked.

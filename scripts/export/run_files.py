@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 
 
@@ -9,11 +10,21 @@ def die(text, code=2):
     sys.exit((print(f"error: {text}", file=sys.stderr), code)[1])
 
 
-def lines_of(path):
-    """The objects of metrics.jsonl or tensors.jsonl; the last line may still be being written."""
-    if not path.is_file():
-        die(f"{path}: no such file; name the folder of a run (its output_dir)", 3)
-    with open(path, encoding="utf-8") as file:
+def opened(path, wait):
+    while True:
+        try:
+            return open(path, encoding="utf-8")
+        except OSError as error:
+            if not wait or not isinstance(error, FileNotFoundError):
+                die(f"{path}: {error.strerror.lower()}; name the folder of a run (its output_dir)", 3)
+        print(f"waiting for {path}", file=sys.stderr)
+        time.sleep(wait)
+
+
+def lines_of(path, wait=0):
+    """The objects of metrics.jsonl or tensors.jsonl; the last line may still be being written. A file that is not there is looked for again after
+    `wait` seconds; 0: it is an error."""
+    with opened(path, wait) as file:
         for number, line in enumerate(file, 1):
             if not line.endswith("\n"):
                 return
@@ -33,9 +44,9 @@ def flat(value, name=""):
     return result
 
 
-def by_step(run):
-    """One object for each step: its line, and those of its evaluation and its save."""
+def by_step(run, wait=0):
+    """One object for each step: its line, and those of its evaluation and its save. `wait` as in lines_of()."""
     steps = {}
-    for line in lines_of(Path(run) / "metrics.jsonl"):
+    for line in lines_of(Path(run) / "metrics.jsonl", wait):
         steps.setdefault(line["step"], {}).update(flat(line))
     return [steps[step] for step in sorted(steps)]

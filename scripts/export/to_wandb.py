@@ -4,7 +4,8 @@
     scripts/export/to_wandb.py RUN --project NAME [--name NAME] [--entity NAME] [--offline] [--follow]
 
 RUN is the folder of a run (its output_dir). Called again it continues the same run there: what was sent is not sent again. Needs the package
-wandb (pip install wandb) and, without --offline, `wandb login`. --follow looks for new lines every 10 seconds, until summary.json is there."""
+wandb (pip install wandb) and, without --offline, `wandb login`. --follow looks for new lines every 10 seconds, until summary.json is there; the run
+need not have begun."""
 
 import argparse
 import hashlib
@@ -21,9 +22,9 @@ def read_json(path):
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
-def send_new(session, root, sent):
+def send_new(session, root, sent, wait):
     """Sends the steps above `sent` that are complete; returns the last step that was sent."""
-    steps = by_step(root)
+    steps = by_step(root, wait)
     # Of a run that was continued the summary is that of its earlier end.
     last = max((values["step"] for values in steps), default=0)
     ended = read_json(root / "summary.json").get("steps", -1) >= last
@@ -49,7 +50,8 @@ def main():
     except ImportError:
         die("this needs the package wandb: pip install wandb")
     root = Path(options.run)
-    by_step(root)  # an error here is better than a run without content there
+    wait = SECONDS_BETWEEN if options.follow else 0
+    by_step(root, wait)  # an error here is better than a run without content there; nor are the other files there before
     configuration = {"environment": read_json(root / "env.json")}
     resolved = root / "config.resolved.yaml"
     if resolved.is_file():
@@ -57,10 +59,10 @@ def main():
     identity = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:16]
     session = wandb.init(project=options.project, entity=options.entity, name=options.name or root.resolve().name, id=identity, resume="allow",
                          config=configuration, mode="offline" if options.offline else "online")
-    sent, ended = send_new(session, root, session.step - 1)
+    sent, ended = send_new(session, root, session.step - 1, wait)
     while options.follow and not ended:
         time.sleep(SECONDS_BETWEEN)
-        sent, ended = send_new(session, root, sent)
+        sent, ended = send_new(session, root, sent, wait)
     for key, value in read_json(root / "summary.json").items():
         session.summary[key] = value
     session.finish()

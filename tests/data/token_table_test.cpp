@@ -39,6 +39,29 @@ TEST_CASE("a model of sentencepiece has its pieces, scores and kinds") {
   CHECK(table.types.at(static_cast<size_t>(best - table.scores.begin())) == TokenType::normal);
 }
 
+TEST_CASE("user-defined pieces of sentencepiece are texts with spaces") {
+  const TokenTable table = table_of("sentencepiece-user");
+  std::vector<std::string> found;
+  for (size_t id = 0; id < table.tokens.size(); ++id) {
+    if (table.types[id] == TokenType::user_defined) found.push_back(table.tokens[id]);
+  }
+  CHECK(found == std::vector<std::string>{"[mark]", "    ", "HTTP"});
+}
+
+TEST_CASE("what llama.cpp does otherwise than the tokenizer is noted") {
+  using Texts = std::vector<std::string>;
+  CHECK(table_of("trained").differences.empty());
+  const std::string flags = "does not know 'lstrip', 'rstrip' and 'single_word' of added tokens";
+  CHECK(table_of("llama3").differences == Texts{flags});
+  CHECK(table_of("gpt2-prefix").differences ==
+        Texts{flags, "puts no space in front of a text for byte-level BPE"});
+  CHECK(table_of("qwen2").differences == Texts{flags, "does not normalize texts (NFC)"});
+  CHECK(table_of("sentencepiece-bpe").differences ==
+        Texts{"leaves several spaces in a row, and spaces at the ends"});
+  CHECK(table_of("sentencepiece-user").differences ==
+        Texts{"puts a space behind user-defined pieces, and none in front of one"});
+}
+
 TEST_CASE("texts that are split in the same way have the same name") {
   CHECK(table_of("gpt2").pre == "gpt-2");
   CHECK(table_of("llama3").pre == "llama-bpe");

@@ -169,12 +169,12 @@ def make_trained(lines, out):
     write_expected(folder, lambda text: tokenizer.encode(text).ids, tokenizer.decode, lines)
 
 
-def make_sentencepiece(kind, corpus, lines, out):
-    folder = out / f"sentencepiece-{kind}"
+def make_sentencepiece(name, kind, corpus, lines, out, **options):
+    folder = out / name
     folder.mkdir(parents=True, exist_ok=True)
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(corpus.splitlines()), model_prefix=str(folder / "tokenizer"), vocab_size=900, model_type=kind,
-        byte_fallback=True, normalization_rule_name="identity", minloglevel=2)
+        byte_fallback=True, normalization_rule_name="identity", minloglevel=2, **options)
     (folder / "tokenizer.vocab").unlink()
     processor = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
     write_expected(folder, processor.encode, processor.decode, lines)
@@ -191,7 +191,10 @@ def main():
         make_hugging_face(name, corpus, lines, out)
     make_trained(lines, out)
     for kind in ("bpe", "unigram"):
-        make_sentencepiece(kind, corpus, lines, out)
+        make_sentencepiece(f"sentencepiece-{kind}", kind, corpus, lines, out)
+    # As Llama 2's: spaces stay as they are.
+    make_sentencepiece("sentencepiece-user", "bpe", corpus, lines, out, user_defined_symbols=["[mark]", "▁▁▁▁", "HTTP"],
+                       remove_extra_whitespaces=False)
 
 
 if __name__ == "__main__":

@@ -154,6 +154,19 @@ TEST_CASE("a model that llama.cpp does not compute is refused", "[gguf]") {
              Contains("llama.cpp has no architecture that computes this model"));
   CHECK_THAT(message_of<CheckpointError>([&] { write("llama-yarn"); }),
              Contains("YaRN with its usual factors only"));
+  for (const char* model : {"qwen2", "qwen3"}) {  // llama.cpp knows no factors of RoPE there
+    fs::copy(kExportGolden / "families" / model, dir / model);
+    const std::string config = test::read_file(dir / model / "config.json");
+    test::write_file(dir / model / "config.json",
+                     with_field(config, "rope_parameters",
+                                R"({"rope_type": "llama3", "rope_theta": 100.0, "factor": 4.0,
+                                    "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                                    "original_max_position_embeddings": 16})"));
+    CHECK_THAT(message_of<CheckpointError>([&] {
+                 export_gguf(open_model_source(dir / model), dir / "a.gguf", GgufType::f32);
+               }),
+               Contains("llama.cpp has no architecture that computes this model"));
+  }
   CHECK_FALSE(fs::exists(dir / "a.gguf"));
 }
 

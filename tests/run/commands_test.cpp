@@ -7,6 +7,7 @@ namespace fp8train::test {
 namespace {
 
 using Catch::Contains;
+using Catch::EndsWith;
 
 /// A folder with a text and a finished short run in it, out/.
 class Workshop {
@@ -105,7 +106,9 @@ TEST_CASE("check says what would not run here, or not in FP8") {
   const Workshop shop;
   const Outcome large =
       expect_code(0, shop.path(), Workshop::check({"training.micro_batch_size=1000000"}));
-  CHECK_THAT(large.out, Contains("DOES NOT FIT"));
+  CHECK_THAT(large.out, Contains("\n\nDOES NOT FIT: a rank needs ") &&
+                            Contains("training.micro_batch_size") && !Contains("would start"));
+  CHECK_THAT(large.out, EndsWith("exit code 4; all else is ok\n"));
   const Outcome plain =
       expect_code(0, shop.path(),
                   Workshop::check({"mixed_precision=fp8", "model.hidden_size=72",

@@ -94,6 +94,23 @@ class ExportScripts(unittest.TestCase):
         said = [json.loads(line) for line in notes.read_text().splitlines()]
         self.assertEqual([one["step"] for one in said[1:-1]], [2, 4, 6])  # lines of step 8 may follow
 
+    def test_a_run_that_has_not_begun_is_waited_for(self):
+        package = self.folder / "package"
+        package.mkdir(exist_ok=True)
+        (package / "wandb.py").write_text(STAND_IN)
+        notes = self.folder / "notes_later"
+        patient = "import sys, to_wandb; to_wandb.SECONDS_BETWEEN = 0.05; to_wandb.main()"
+        follower = subprocess.Popen([sys.executable, "-c", patient, "later", "--project", "p", "--follow"], cwd=self.folder, stderr=subprocess.PIPE,
+                                    text=True, env={**os.environ, "PYTHONPATH": f"{SCRIPTS}:{package}", "NOTES": str(notes)})
+        self.assertIn("waiting for later/metrics.jsonl", follower.stderr.readline())
+        shutil.copytree(self.folder / "run", self.folder / "partly")  # what a run that begins writes appears at once here
+        (self.folder / "partly").rename(self.folder / "later")
+        errors = follower.communicate(timeout=60)[1]
+        self.assertEqual(follower.returncode, 0, errors)
+        said = [json.loads(line) for line in notes.read_text().splitlines()]
+        self.assertIn("max_steps: 8", said[0]["init"]["config"]["config.resolved.yaml"])
+        self.assertEqual([one["step"] for one in said[1:-1]], [2, 4, 6, 8])
+
     def test_errors_say_what_is_missing(self):
         done = self.script("to_csv.py", "none")
         self.assertEqual(done.returncode, 3)

@@ -28,6 +28,26 @@ TEST_CASE("killed and resumed with plans of single layers: the bits of the undis
   CHECK_THAT(other.err, Catch::Contains("formats and scaled layers"));
 }
 
+TEST_CASE("the summary of a resumed run has the work of its last start too") {
+  const Workshop shop;
+  const Words command = Workshop::command("bf16", "broken");
+  kill_after(shop, command, "broken", 13, 0);
+  const Outcome last = expect_code(0, shop.folder(), command);
+  const std::string before = "resumed from broken/checkpoints/step-";
+  REQUIRE_THAT(last.out, Catch::Contains(before));
+  const long resumed = std::stol(last.out.substr(last.out.find(before) + before.size()));
+  const auto summary = nlohmann::json::parse(read_file(shop.run("broken") / "summary.json"));
+  const auto& start = summary.at("last_start");
+  const long steps = summary.at("steps").get<long>() - resumed;
+  CHECK(resumed > 0);
+  CHECK(start.at("steps") == steps);
+  CHECK(start.at("tokens").get<long>() * summary.at("steps").get<long>() ==
+        summary.at("tokens").get<long>() * steps);
+  CHECK(start.at("seconds") > 0);
+  CHECK_THAT(last.out, Catch::Contains(" tokens, " + std::to_string(steps) +
+                                       " steps since the last start in "));
+}
+
 TEST_CASE("killed and resumed across the stages of a schedule: the bits of the undisturbed run") {
   const Workshop shop;
   const auto command = [&](const std::string& name) {

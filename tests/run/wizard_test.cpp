@@ -175,6 +175,16 @@ TEST_CASE("the wizard says how long a CPU takes, and asks which GPU to estimate 
   CHECK_THAT(cuda.out, !Contains("device: auto"));
 }
 
+TEST_CASE("the model that is offered without a GPU is one for a processor") {
+  const Workshop shop;
+  for (const auto& [device, preset] : {std::pair("device: cpu", "nanogpt-laptop"),
+                                       std::pair("device: cuda\njob: {gpu: h100}", "llama-42m")}) {
+    write_file(shop / "few.yaml", fmt::format("{}\ndata: {{train: text.txt}}\n", device));
+    expect_code(0, shop.path(), {"config", "--answers", "few.yaml", "--overwrite"});
+    CHECK_THAT(read_file(shop / "run.yaml"), Contains(fmt::format("preset: {} ", preset)));
+  }
+}
+
 TEST_CASE("a name that cannot be written is asked for again") {
   const Workshop shop;
   const Outcome outcome = shop.piped(typed_answers(), {"config", "--output", "text.txt/run.yaml"});

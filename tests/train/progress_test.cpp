@@ -36,11 +36,11 @@ const StepMetrics kMetrics = {.step = 120,
 
 TEST_CASE("a progress line has what a person asks for") {
   StepMetrics metrics = kMetrics;
-  const ScalingSummary scaling = {.underflow_percent = 0.125};
+  const ScalingSummary scaling = {.formats = "fp4", .underflow_percent = 0.125};
   metrics.scaling = &scaling;
   const std::string line = describe(metrics);
   CHECK_THAT(line, Contains("step 120/2000") && Contains("loss 3.4121") && Contains("2.90e-04"));
-  CHECK_THAT(line, Contains("18.2k tok/s") && Contains("eta 3m 08s") && Contains("sat 0.00%"));
+  CHECK_THAT(line, Contains("18.2k tok/s") && Contains("eta 3m 08s") && Contains("fp4 sat 0.00%"));
 }
 
 TEST_CASE("a progress line is as wide as there are columns") {

@@ -106,6 +106,28 @@ TEST_CASE("a summary has the mean and the worst ratio of each class of tensors")
   CHECK(summary.snr.at("dy").mean_db == Approx(10.0));
   CHECK(summary.saturated_percent == Approx(0.25));
   CHECK(summary.underflow_percent == Approx(0.5));
+  CHECK(summary.formats == "fp8");
+}
+
+TEST_CASE("a summary names the formats of what was cast") {
+  const auto slot_in = [](DType type) {
+    TensorFormat format = kDelayed;
+    format.dtype = type;
+    return slot_of("a", "x", format);
+  };
+  const ScalingSlot fp4 = slot_in(DType::e2m1), int8 = slot_in(DType::i8);
+  const ScalingSlot e4m3 = slot_in(DType::e4m3), e5m2 = slot_in(DType::e5m2);
+  const auto formats = [](const std::vector<const ScalingSlot*>& slots) {
+    std::vector<SlotReport> reports;
+    for (const ScalingSlot* slot : slots) {
+      reports.push_back(report_of(*slot, 0, 0, kLittleNoise));
+    }
+    return summarize(reports).formats;
+  };
+  CHECK(formats({}).empty());
+  CHECK(formats({&fp4, &fp4}) == "fp4");
+  CHECK(formats({&int8}) == "int8");
+  CHECK(formats({&e4m3, &fp4, &e5m2}) == "fp4+fp8");
 }
 
 TEST_CASE("each threshold has a line that names layer and role, once for a run") {

@@ -67,7 +67,7 @@ TEST_CASE("a doubtful answer is asked again, and Enter keeps it") {
 TEST_CASE("a job script and Slurm's names are asked for where the machine offers one") {
   for (const char* offered : {"true", "false"}) {
     WizardHooks hooks;
-    hooks.offer = [&](const std::string& key) {
+    hooks.offer = [&](const std::string& key, const Settings&) {
       return key == "job.slurm" ? std::string(offered) : std::string();
     };
     const Dialogue done = dialogue(std::string(kFirstReplies) + "toy\na.txt\n", hooks);

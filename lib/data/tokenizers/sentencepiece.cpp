@@ -101,6 +101,99 @@ class SentencePieceTokenizer final : public Tokenizer {
   bool drops_leading_ = false;  ///< all other spaces there are removed
 };
 
+/// Takes fields off a message of protobuf (protobuf.dev/programming-guides/encoding).
+struct MessageReader {
+  std::string_view rest;
+  uint64_t field = 0;
+  uint64_t number = 0;     ///< value of the field; 0 where it is no number
+  std::string_view bytes;  ///< the same of texts and messages
+
+  /// False at the end. Throws DataError.
+  bool next() {
+    if (rest.empty()) return false;
+    const uint64_t key = varint();
+    field = key >> 3;
+    number = 0;
+    bytes = {};
+    switch (key & 7) {
+      case 0:
+        number = varint();
+        break;
+      case 1:
+        bytes = take(sizeof(uint64_t));
+        break;
+      case 2:
+        bytes = take(varint());
+        break;
+      case 5:
+        bytes = take(sizeof(uint32_t));
+        break;
+      default:
+        throw DataError("a model of sentencepiece has a field of an unknown kind");
+    }
+    return true;
+  }
+
+  std::string_view take(uint64_t count) {
+    if (count > rest.size()) throw DataError("a model of sentencepiece ends within a field");
+    const std::string_view taken = rest.substr(0, count);
+    rest.remove_prefix(count);
+    return taken;
+  }
+
+  uint64_t varint() {
+    uint64_t value = 0;
+    for (int shift = 0; shift < 64; shift += 7) {
+      const auto byte = static_cast<uint8_t>(take(1).front());
+      value |= static_cast<uint64_t>(byte & 0x7F) << shift;
+      if (byte < 0x80) return value;
+    }
+    throw DataError("a model of sentencepiece has a number of more than 64 bits");
+  }
+};
+
+/// What the library does not say of a model (google/sentencepiece: src/sentencepiece_model.proto).
+struct ModelFacts {
+  std::vector<bool> user_defined;  ///< by piece
+  bool normalizes = false;
+  bool removes_spaces = true;  ///< behind a space and at the ends
+};
+
+constexpr uint64_t kPieces = 1, kPieceType = 3;  // of ModelProto, of SentencePiece
+constexpr uint64_t kNormalizer = 3, kCharsmap = 2, kRemoveSpaces = 4;  // of NormalizerSpec
+
+ModelFacts facts_of_model(std::string_view model) {
+  ModelFacts facts;
+  for (MessageReader field{.rest = model}; field.next();) {
+    if (field.field == kPieces) {
+      bool user_defined = false;
+      for (MessageReader piece{.rest = field.bytes}; piece.next();) {
+        if (piece.field == kPieceType) {
+          user_defined = piece.number == static_cast<uint64_t>(TokenType::user_defined);
+        }
+      }
+      facts.user_defined.push_back(user_defined);
+    } else if (field.field == kNormalizer) {
+      for (MessageReader spec{.rest = field.bytes}; spec.next();) {
+        facts.normalizes = facts.normalizes || (spec.field == kCharsmap && !spec.bytes.empty());
+        if (spec.field == kRemoveSpaces) facts.removes_spaces = spec.number != 0;
+      }
+    }
+  }
+  return facts;
+}
+
+/// As llama.cpp has them, which looks for them before it marks spaces.
+std::string with_spaces(std::string_view piece) {
+  std::string text;
+  for (size_t at = 0; at < piece.size();) {
+    const bool mark = piece.substr(at).starts_with(kSpaceMark);
+    text += mark ? ' ' : piece[at];
+    at += mark ? kSpaceMark.size() : 1;
+  }
+  return text;
+}
+
 }  // namespace
 
 bool is_sentencepiece(const TokenizerProbe& probe) {
@@ -126,19 +219,36 @@ TokenTable sentencepiece_table(const std::string& model) {
   TokenTable table;
   table.kind = TokenTableKind::scored;
   table.pre = "default";
+  ModelFacts facts = facts_of_model(model);
+  facts.user_defined.resize(static_cast<size_t>(processor.GetPieceSize()));
+  bool has_user_defined = false;
   for (int id = 0; id < processor.GetPieceSize(); ++id) {
-    table.tokens.push_back(processor.IdToPiece(id));
+    const bool is_user_defined = facts.user_defined[static_cast<size_t>(id)];
+    has_user_defined = has_user_defined || is_user_defined;
+    const std::string& piece = processor.IdToPiece(id);
+    table.tokens.push_back(is_user_defined ? with_spaces(piece) : piece);
     table.scores.push_back(processor.GetScore(id));
     table.types.push_back(processor.IsUnknown(id)   ? TokenType::unknown
                           : processor.IsControl(id) ? TokenType::control
                           : processor.IsUnused(id)  ? TokenType::unused
                           : processor.IsByte(id)    ? TokenType::byte
+                          : is_user_defined         ? TokenType::user_defined
                                                     : TokenType::normal);
   }
   table.unknown = processor.unk_id();
   std::vector<std::string> pieces;
   table.adds_space = processor.Encode("a", &pieces).ok() && !pieces.empty() &&
                      pieces.front().starts_with(kSpaceMark);
+  if (facts.normalizes) {
+    table.differences.emplace_back("does not normalize texts");
+  }
+  if (facts.removes_spaces) {
+    table.differences.emplace_back("leaves several spaces in a row, and spaces at the ends");
+  }
+  if (has_user_defined && table.adds_space) {
+    table.differences.emplace_back(
+        "puts a space behind user-defined pieces, and none in front of one");
+  }
   return table;
 }
 

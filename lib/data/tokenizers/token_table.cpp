@@ -155,13 +155,21 @@ TokenTable from_transformers(const Json& document) {
   const std::string unknown = model.value("unk_token", Json()).is_string()
                                   ? model["unk_token"].get<std::string>()
                                   : std::string();
+  bool has_stripping = false;
   for (const Json& added : document.value("added_tokens", Json::array())) {
+    for (const char* flag : {"lstrip", "rstrip", "single_word"}) {
+      has_stripping = has_stripping || added.value(flag, false);
+    }
     const auto text = added.at("content").get<std::string>();
     const bool special = added.value("special", false);
     const bool is_unknown = scored && text == unknown;
     put(table, added.at("id").get<size_t>(), text,
         is_unknown ? TokenType::unknown : (special ? TokenType::control : TokenType::user_defined));
     if (is_unknown) table.unknown = added["id"].get<int32_t>();
+  }
+  if (has_stripping) {
+    table.differences.emplace_back(
+        "does not know 'lstrip', 'rstrip' and 'single_word' of added tokens");
   }
   if (scored) {
     add_scores(model, table);
@@ -174,6 +182,13 @@ TokenTable from_transformers(const Json& document) {
     table.merges.push_back(fmt::format("{} {}", left, right));
   }
   table.adds_space = splitting.adds_space;
+  if (table.adds_space) {
+    table.differences.emplace_back("puts no space in front of a text for byte-level BPE");
+  }
+  if (const Json normalizer = document.value("normalizer", Json()); normalizer.is_object()) {
+    table.differences.emplace_back(
+        fmt::format("does not normalize texts ({})", normalizer.value("type", "a normalizer")));
+  }
   table.pre = pre_name(splitting, model.value("ignore_merges", false), !table.merges.empty());
   return table;
 }

@@ -35,6 +35,8 @@ struct TokenTable {
   std::vector<std::string> merges;  ///< of `byte_level`: "left right"
   int32_t unknown = -1;             ///< id, or -1
   bool adds_space = false;          ///< of `scored`: in front of a text
+  /// Where llama.cpp gives other ids than the tokenizer: what it does otherwise, a clause each.
+  std::vector<std::string> differences;
 };
 
 /// Throws DataError for a tokenizer that is of neither kind (Unigram, WordPiece, characters, none).

@@ -2,6 +2,7 @@
 // the q, k and v projections.
 
 #include "model/families/llama_like.h"
+#include "model/families/rope_fields.h"
 
 namespace fp8train {
 namespace {
@@ -11,7 +12,7 @@ class Qwen2 : public LlamaLike {
   std::string_view name() const override { return "qwen2"; }
   std::string_view architecture() const override { return "Qwen2ForCausalLM"; }
   std::string_view gguf_architecture(const ModelConfig& config) const override {
-    return is_standard(config) ? "qwen2" : "";
+    return is_standard(config) && !has_gguf_rope_factors(config) ? "qwen2" : "";
   }
   ModelSwitches switches() const override { return {.qkv_bias = true}; }
 

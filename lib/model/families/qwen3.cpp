@@ -2,6 +2,7 @@
 // head of q and k, and a head size that does not follow from the width.
 
 #include "model/families/llama_like.h"
+#include "model/families/rope_fields.h"
 
 namespace fp8train {
 namespace {
@@ -12,7 +13,8 @@ class Qwen3 : public LlamaLike {
   std::string_view architecture() const override { return "Qwen3ForCausalLM"; }
   /// llama.cpp knows no biases of Qwen3.
   std::string_view gguf_architecture(const ModelConfig& config) const override {
-    return is_standard(config) && !config.qkv_bias ? "qwen3" : "";
+    const bool known = is_standard(config) && !config.qkv_bias && !has_gguf_rope_factors(config);
+    return known ? "qwen3" : "";
   }
   ModelSwitches switches() const override { return {.qk_norm = true}; }
   void copy_fields(const ModelSwitches& from, bool /*own*/, ModelSwitches& to) const override {

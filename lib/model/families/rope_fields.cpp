@@ -169,6 +169,10 @@ void write_rope(const ModelConfig& config, ConfigObject& out) {
   }
 }
 
+bool has_gguf_rope_factors(const ModelConfig& config) {
+  return config.rope_scaling && config.rope_scaling->type == RopeType::llama3;
+}
+
 void write_gguf_rope(const ModelConfig& config, ConfigObject& out) {
   if (!config.rope_scaling) {
     return;

@@ -15,8 +15,11 @@ void read_rope(const ConfigFields& fields, ModelConfig& config, std::vector<std:
 /// Appends both spellings.
 void write_rope(const ModelConfig& config, ConfigObject& out);
 
-/// The same as keys of a GGUF file: rope.scaling.*. Nothing for llama3, which is a tensor there
-/// (rope_freqs.weight). Throws CheckpointError for a YaRN that llama.cpp does not compute.
+/// Whether a GGUF file has the factors of RoPE as a tensor (rope_freqs.weight): those of llama3.
+/// llama.cpp reads it for its architecture "llama" only.
+bool has_gguf_rope_factors(const ModelConfig& config);
+
+/// RoPE as keys of a GGUF file: rope.scaling.*. Nothing for llama3 (above). Throws CheckpointError for a YaRN that llama.cpp does not compute.
 void write_gguf_rope(const ModelConfig& config, ConfigObject& out);
 
 }  // namespace fp8train
