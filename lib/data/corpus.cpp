@@ -8,7 +8,7 @@
 
 #include "base/content_hash.h"
 #include "base/error.h"
-#include "data/chat/chat_template.h"
+#include "data/chat/dialogue_encoder.h"
 #include "data/readers/data_format.h"
 #include "data/samples.h"
 #include "data/text_source.h"
@@ -116,15 +116,15 @@ class SourceReader {
     check_tokenizer(source);
     const ChatEncoder encoder(tokenizer_, settings_.chat_template);
     std::vector<ChatEncoder::Encoded> dialogues;
+    DialogueEncoder on_threads(encoder, 0, [&](ChatEncoder::Encoded dialogue) {
+      dialogues.push_back(std::move(dialogue));
+    });
     for (const auto& path : paths) {
       format.for_each_dialogue(path, [&](const Dialogue& dialogue, const std::string& where) {
-        try {
-          dialogues.push_back(encoder.encode(dialogue));
-        } catch (const DataError& error) {
-          throw DataError(fmt::format("{}: {}", where, error.what()));
-        }
+        on_threads.add(dialogue, where);
       });
     }
+    on_threads.finish();
     const auto boundary =
         static_cast<size_t>(split_point(static_cast<int64_t>(dialogues.size()), held_back));
     const auto append = [&](size_t begin, size_t end, Corpus& to) {

@@ -12,6 +12,7 @@
 #include "base/atomic_file.h"
 #include "base/error.h"
 #include "data/byte_stream.h"
+#include "data/chat/dialogue_encoder.h"
 #include "data/document_encoder.h"
 #include "data/readers/data_format.h"
 #include "data/text_source.h"
@@ -225,7 +226,7 @@ class Preparation {
 
  private:
   void add_dialogues(const Input& input) {
-    if (!chat_) chat_.emplace(tokenizer_, settings_.chat_template);
+    if (!chat_) chat_.emplace(tokenizer_, settings_.chat_template, "--chat-template");
     int64_t count = 0;
     if (settings_.val_fraction > 0) {
       input.format->for_each_dialogue(input.path,
@@ -234,15 +235,15 @@ class Preparation {
     const int64_t of_training =
         settings_.val_fraction > 0 ? split_point(count, settings_.val_fraction) : INT64_MAX;
     int64_t index = 0;
-    input.format->for_each_dialogue(
-        input.path, [&](const Dialogue& dialogue, const std::string& where) {
-          try {
-            (index++ < of_training ? train_ : val_).append_document(chat_->encode(dialogue));
-          } catch (const DataError& error) {
-            throw DataError(fmt::format("{}: {}", where, error.what()));
-          }
-          ++documents_;
-        });
+    DialogueEncoder encoder(*chat_, settings_.threads, [&](const ChatEncoder::Encoded& dialogue) {
+      (index++ < of_training ? train_ : val_).append_document(dialogue);
+    });
+    input.format->for_each_dialogue(input.path,
+                                    [&](const Dialogue& dialogue, const std::string& where) {
+                                      encoder.add(dialogue, where);
+                                      ++documents_;
+                                    });
+    encoder.finish();
   }
 
   void add_lines(const Input& input) {
