@@ -211,7 +211,7 @@ class SourceReader {
     std::vector<std::shared_ptr<const TokenStore>> stores;
     int64_t total = 0;
     for (const auto& path : paths) {
-      stores.push_back(format.open(path, vocab_size_));
+      stores.push_back(format.open(path, vocab_size_, packs_documents()));
       total += stores.back()->size();
     }
     if (total == 0) {
@@ -224,6 +224,10 @@ class SourceReader {
       val.append(store, cut, store->size());
       left -= cut;
     }
+  }
+
+  bool packs_documents() const {
+    return settings_.packing == Packing::documents || settings_.packing == Packing::none;
   }
 
   /// `cut`, or the last end of a document before it.

@@ -36,12 +36,10 @@ class ShardWriter {
   void append(const EncodedText& text) {
     const std::span<const int32_t> ids = text.ids;
     size_t begin = 0;
-    if (settings_.output_format == TokenFileFormat::indexed) {
-      for (const size_t end : text.ends) {
-        append(ids.subspan(begin, end - begin));
-        if (shard_) shard_->end_document();
-        begin = end;
-      }
+    for (const size_t end : text.ends) {
+      append(ids.subspan(begin, end - begin));
+      if (shard_) shard_->end_document();
+      begin = end;
     }
     append(ids.subspan(begin));
   }
@@ -54,6 +52,7 @@ class ShardWriter {
       shard_->append(tokens.first(part));
       tokens = tokens.subspan(part);
       if (part == free) {
+        shard_->end_document();
         flush();
       }
     }
