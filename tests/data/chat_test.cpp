@@ -45,7 +45,7 @@ Dialogue ask(const std::string& question, const std::string& answer) {
 
 /// Holds a folder's dialogues against its expected.json.
 void compare_with_fixture(const std::string& folder, const ChatEncoder& encoder,
-             const std::vector<Dialogue>& dialogues) {
+                          const std::vector<Dialogue>& dialogues) {
   const auto expected = nlohmann::json::parse(read_file(kChat / folder / "expected.json"));
   REQUIRE(expected.size() == dialogues.size());
   for (size_t i = 0; i < dialogues.size(); ++i) {
@@ -93,7 +93,8 @@ TEST_CASE("white space that belongs to a token is left out", "[data][chat]") {
   const auto tokenizer = open_tokenizer(kChat / "chatml-strips");
   const int32_t begin = tokenizer->token_id("<|im_start|>");
   REQUIRE((tokenizer->strips(begin).before && tokenizer->strips(begin).after));
-  compare_with_fixture("chatml-strips", ChatEncoder(*tokenizer, ChatTemplate::automatic), golden_dialogues());
+  compare_with_fixture("chatml-strips", ChatEncoder(*tokenizer, ChatTemplate::automatic),
+                       golden_dialogues());
 }
 
 TEST_CASE("special tokens in a message are text", "[data][chat]") {

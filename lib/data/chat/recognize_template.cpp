@@ -104,7 +104,7 @@ std::optional<ChatForm> chatml_form(std::string_view jinja) {
 /// What Qwen3's own template says and none of those made from it: thinking can be left out, and an
 /// answer shows it behind the last question alone.
 std::optional<ChatForm> qwen3_form(std::string_view jinja) {
-  for (const char* other : {"bos_token", "trim", "preserve_thinking", "render_content", "image"}) {
+  for (const char* other : {"bos_token", "trim", "preserve_thinking", "render_content", "vision"}) {
     if (has(jinja, other)) return std::nullopt;
   }
   for (const char* part :
