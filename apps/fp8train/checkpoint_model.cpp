@@ -60,7 +60,9 @@ CheckpointFacts describe_checkpoint(const CheckpointRequest& request) {
   facts.tokenizer = make_tokenizer(
       tokenizer, [] { return std::string(); },  // a model folder's tokenizer needs no text
       "--tokenizer");
-  facts.model = completed(read_hf_config(facts.folder).model);
+  HfConfig config = read_hf_config(facts.folder);
+  facts.model = completed(config.model);
+  facts.eos_token_ids = std::move(config.eos_token_ids);
   if (facts.tokenizer->vocab_size() > facts.model.vocab_size) {
     throw ConfigError(fmt::format("the tokenizer {} has {} ids, but the model's vocab_size is {}",
                                   tokenizer, facts.tokenizer->vocab_size(),
@@ -81,6 +83,7 @@ CheckpointModel open_checkpoint(const CheckpointRequest& request) {
   CheckpointModel opened;
   opened.folder = std::move(facts.folder);
   opened.tokenizer = std::move(facts.tokenizer);
+  opened.eos_token_ids = std::move(facts.eos_token_ids);
   EngineSettings settings;
   settings.model = facts.model;
   settings.plan = plan_named(request.plan);

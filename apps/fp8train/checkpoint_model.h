@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "data/tokenizer.h"
 #include "train/engine.h"
@@ -16,6 +17,7 @@ struct CheckpointModel {
   std::unique_ptr<Tokenizer> tokenizer;
   std::unique_ptr<Device> device;
   std::unique_ptr<Engine> engine;
+  std::vector<int64_t> eos_token_ids;  ///< all that end a text
   bool has_scales =
       true;  ///< false: a plan with delayed scaling whose scales the folder does not hold
 };
@@ -39,6 +41,7 @@ struct CheckpointFacts {
   std::string folder;
   std::unique_ptr<Tokenizer> tokenizer;
   ModelConfig model;
+  std::vector<int64_t> eos_token_ids;
   int64_t longest_sequence = 0;
 };
 

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "commands.h"
 #include "data/inspect.h"
 #include "data/prepare.h"
@@ -95,11 +96,12 @@ nlohmann::ordered_json json_of(const DataFileFacts& facts) {
 std::string summary_of(const DataFileFacts& facts) {
   std::string line = facts.path + ": " + facts.format;
   if (!facts.type.empty()) line += " " + facts.type;
-  line += fmt::format(", {} bytes", facts.bytes);
-  if (facts.documents) line += fmt::format(", {} documents", *facts.documents);
-  if (facts.text_bytes) line += fmt::format(", {} bytes of text", *facts.text_bytes);
+  line += ", " + counted(static_cast<int64_t>(facts.bytes), "byte");
+  if (facts.documents) line += ", " + counted(*facts.documents, "document");
+  if (facts.text_bytes)
+    line += fmt::format(", {} of text", counted(static_cast<int64_t>(*facts.text_bytes), "byte"));
   if (facts.tokens) {
-    line += fmt::format(", {} tokens", *facts.tokens);
+    line += ", " + counted(*facts.tokens, "token");
     if (*facts.tokens > 0) line += fmt::format(", ids {} to {}", facts.min_id, facts.max_id);
   }
   return line;
@@ -196,9 +198,9 @@ void add_data(Arguments command, Action& action) {
     settings->chat_template = chat_template_named(*chat_template, "--chat-template");
     settings->progress = progress_lines();
     const PrepareReport report = prepare_data(*settings);
-    fmt::print("{} documents, {} training and {} validation tokens, vocabulary {}; {} holds {}\n",
-               report.documents, report.train_tokens, report.val_tokens, report.vocab_size, *out,
-               fmt::join(report.files, ", "));
+    fmt::print("{}, {} training and {} validation tokens, vocabulary {}; {} holds {}\n",
+               counted(report.documents, "document"), report.train_tokens, report.val_tokens,
+               report.vocab_size, *out, fmt::join(report.files, ", "));
     return 0;
   });
 }

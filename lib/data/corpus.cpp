@@ -8,7 +8,7 @@
 
 #include "base/content_hash.h"
 #include "base/error.h"
-#include "data/chat/chat_template.h"
+#include "data/chat/dialogue_encoder.h"
 #include "data/readers/data_format.h"
 #include "data/samples.h"
 #include "data/text_source.h"
@@ -116,15 +116,15 @@ class SourceReader {
     check_tokenizer(source);
     const ChatEncoder encoder(tokenizer_, settings_.chat_template);
     std::vector<ChatEncoder::Encoded> dialogues;
+    DialogueEncoder on_threads(encoder, 0, [&](ChatEncoder::Encoded dialogue) {
+      dialogues.push_back(std::move(dialogue));
+    });
     for (const auto& path : paths) {
       format.for_each_dialogue(path, [&](const Dialogue& dialogue, const std::string& where) {
-        try {
-          dialogues.push_back(encoder.encode(dialogue));
-        } catch (const DataError& error) {
-          throw DataError(fmt::format("{}: {}", where, error.what()));
-        }
+        on_threads.add(dialogue, where);
       });
     }
+    on_threads.finish();
     const auto boundary =
         static_cast<size_t>(split_point(static_cast<int64_t>(dialogues.size()), held_back));
     const auto append = [&](size_t begin, size_t end, Corpus& to) {
@@ -211,7 +211,7 @@ class SourceReader {
     std::vector<std::shared_ptr<const TokenStore>> stores;
     int64_t total = 0;
     for (const auto& path : paths) {
-      stores.push_back(format.open(path, vocab_size_));
+      stores.push_back(format.open(path, vocab_size_, packs_documents()));
       total += stores.back()->size();
     }
     if (total == 0) {
@@ -224,6 +224,10 @@ class SourceReader {
       val.append(store, cut, store->size());
       left -= cut;
     }
+  }
+
+  bool packs_documents() const {
+    return settings_.packing == Packing::documents || settings_.packing == Packing::none;
   }
 
   /// `cut`, or the last end of a document before it.

@@ -1,15 +1,12 @@
 #include "data/document_encoder.h"
 
 #include <algorithm>
-#include <memory>
-#include <thread>
 #include <utility>
 
 namespace fp8train {
 namespace {
 
 constexpr size_t kTaskBytes = 1U << 20;
-constexpr size_t kTasksPerThread = 2;
 
 }  // namespace
 
@@ -17,9 +14,7 @@ DocumentEncoder::DocumentEncoder(const Tokenizer& tokenizer, int64_t threads, bo
     : tokenizer_(tokenizer),
       frame_(tokenizer.frame()),
       ends_(ends),
-      threads_(threads > 0 ? static_cast<size_t>(threads)
-                           : std::max(1U, std::thread::hardware_concurrency())),
-      sink_(std::move(sink)) {}
+      tasks_(threads, std::move(sink)) {}
 
 void DocumentEncoder::add(std::string document) {
   put({std::move(document), true, true});
@@ -57,24 +52,12 @@ void DocumentEncoder::put(Part part) {
 void DocumentEncoder::start_task() {
   if (task_.empty()) return;
   task_bytes_ = 0;
-  if (threads_ == 1) {
-    sink_(encode(std::exchange(task_, {})));
-    return;
-  }
-  if (running_.size() >= threads_ * kTasksPerThread) deliver_first();
-  running_.push_back(std::async(std::launch::async,
-                                [this, task = std::exchange(task_, {})] { return encode(task); }));
-}
-
-void DocumentEncoder::deliver_first() {
-  const EncodedText text = running_.front().get();
-  running_.pop_front();
-  sink_(text);
+  tasks_.start([this, task = std::exchange(task_, {})] { return encode(task); });
 }
 
 void DocumentEncoder::finish() {
   start_task();
-  while (!running_.empty()) deliver_first();
+  tasks_.finish();
 }
 
 EncodedText DocumentEncoder::encode(const Task& task) const {

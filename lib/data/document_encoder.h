@@ -4,13 +4,12 @@
 // the number of them. Results do not depend on the number of threads.
 
 #include <cstdint>
-#include <deque>
 #include <functional>
-#include <future>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "data/ordered_tasks.h"
 #include "data/tokenizer.h"
 
 namespace fp8train {
@@ -48,19 +47,16 @@ class DocumentEncoder {
   EncodedText encode(const Task& task) const;
   void put(Part part);
   void start_task();
-  void deliver_first();
 
   const Tokenizer& tokenizer_;
   SequenceFrame frame_;
   bool ends_;
-  size_t threads_;
   std::string pending_;     ///< of a document in pieces, behind its last cut
   size_t searched_ = 0;     ///< bytes of it that have no cut
   bool is_within_ = false;  ///< a part of that document has been cut off
   Task task_;               ///< gathers small documents
   size_t task_bytes_ = 0;
-  std::deque<std::future<EncodedText>> running_;
-  Sink sink_;
+  OrderedTasks<EncodedText> tasks_;
 };
 
 }  // namespace fp8train

@@ -65,8 +65,8 @@ void DocumentSamples::find_pieces(const TokenRange& range) {
   if (covered < range.size) {
     throw DataError(fmt::format(
         "data.packing puts whole documents into a sequence, but {} of {} tokens come from files "
-        "that do not say where documents begin; name the JSON lines themselves in data.train, or "
-        "set "
+        "that do not say where documents begin; name the JSON lines themselves in data.train, "
+        "prepare them again (data prepare writes an .idx file next to each shard), or set "
         "data.packing: windows",
         range.size - covered, range.size));
   }

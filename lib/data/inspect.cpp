@@ -67,7 +67,7 @@ class Inspection {
   }
 
   void read_tokens() {
-    const auto store = format_.open(path_, std::numeric_limits<int32_t>::max());
+    const auto store = format_.open(path_, std::numeric_limits<int32_t>::max(), true);
     const TokenFacts stored = store->facts();
     facts_.type = stored.type;
     facts_.documents = stored.documents;

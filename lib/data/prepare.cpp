@@ -12,6 +12,7 @@
 #include "base/atomic_file.h"
 #include "base/error.h"
 #include "data/byte_stream.h"
+#include "data/chat/dialogue_encoder.h"
 #include "data/document_encoder.h"
 #include "data/readers/data_format.h"
 #include "data/text_source.h"
@@ -35,12 +36,10 @@ class ShardWriter {
   void append(const EncodedText& text) {
     const std::span<const int32_t> ids = text.ids;
     size_t begin = 0;
-    if (settings_.output_format == TokenFileFormat::indexed) {
-      for (const size_t end : text.ends) {
-        append(ids.subspan(begin, end - begin));
-        if (shard_) shard_->end_document();
-        begin = end;
-      }
+    for (const size_t end : text.ends) {
+      append(ids.subspan(begin, end - begin));
+      if (shard_) shard_->end_document();
+      begin = end;
     }
     append(ids.subspan(begin));
   }
@@ -53,6 +52,7 @@ class ShardWriter {
       shard_->append(tokens.first(part));
       tokens = tokens.subspan(part);
       if (part == free) {
+        shard_->end_document();
         flush();
       }
     }
@@ -220,7 +220,7 @@ class Preparation {
 
  private:
   void add_dialogues(const Input& input) {
-    if (!chat_) chat_.emplace(tokenizer_, settings_.chat_template);
+    if (!chat_) chat_.emplace(tokenizer_, settings_.chat_template, "--chat-template");
     int64_t count = 0;
     if (settings_.val_fraction > 0) {
       input.format->for_each_dialogue(input.path,
@@ -229,15 +229,15 @@ class Preparation {
     const int64_t of_training =
         settings_.val_fraction > 0 ? split_point(count, settings_.val_fraction) : INT64_MAX;
     int64_t index = 0;
-    input.format->for_each_dialogue(
-        input.path, [&](const Dialogue& dialogue, const std::string& where) {
-          try {
-            (index++ < of_training ? train_ : val_).append_document(chat_->encode(dialogue));
-          } catch (const DataError& error) {
-            throw DataError(fmt::format("{}: {}", where, error.what()));
-          }
-          ++documents_;
-        });
+    DialogueEncoder encoder(*chat_, settings_.threads, [&](const ChatEncoder::Encoded& dialogue) {
+      (index++ < of_training ? train_ : val_).append_document(dialogue);
+    });
+    input.format->for_each_dialogue(input.path,
+                                    [&](const Dialogue& dialogue, const std::string& where) {
+                                      encoder.add(dialogue, where);
+                                      ++documents_;
+                                    });
+    encoder.finish();
   }
 
   void add_lines(const Input& input) {

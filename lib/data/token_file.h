@@ -42,6 +42,7 @@ class TokenFile {
   int64_t size() const { return size_; }
   IdType type() const { return type_; }
   int bytes_per_token() const { return size_of(type_); }
+  uint64_t first_byte() const { return first_byte_; }
 
   /// Tokens [offset, offset + count) into `to`. Throws DataError naming file and offset when an id
   /// is not below `vocab_size` or the file has become shorter.

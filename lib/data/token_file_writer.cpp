@@ -149,13 +149,18 @@ void TokenFileWriter::write_npy_header() {
   file_.write_at(0, header.data(), header.size());
 }
 
+/// Dialogues have a table in the file itself.
+bool TokenFileWriter::has_index() const {
+  return format_ == TokenFileFormat::indexed || (!lengths_.empty() && target_bits_.empty());
+}
+
 /// Committed before the .bin file, which without an index would be taken for bare 16-bit ids.
 void TokenFileWriter::write_index() const {
   constexpr uint64_t kVersion = 1;
   const uint64_t sequences = lengths_.size();
   std::vector<int64_t> pointers;
   std::vector<int64_t> documents = {0};
-  int64_t begin = 0;
+  auto begin = static_cast<int64_t>(facts_of(format_).header_bytes);
   for (const int32_t length : lengths_) {
     pointers.push_back(begin);
     begin += int64_t{length} * (is_u16_ ? 2 : 4);
@@ -174,18 +179,12 @@ void TokenFileWriter::write_index() const {
 }
 
 void TokenFileWriter::commit() {
-  end_document();
-  switch (format_) {
-    case TokenFileFormat::llmc:
-      write_llmc_header();
-      break;
-    case TokenFileFormat::npy:
-      write_npy_header();
-      break;
-    case TokenFileFormat::indexed:
-      write_index();
-      break;
+  if (has_index()) {
+    end_document();
+    write_index();
   }
+  if (format_ == TokenFileFormat::llmc) write_llmc_header();
+  if (format_ == TokenFileFormat::npy) write_npy_header();
   file_.commit();
 }
 

@@ -36,9 +36,10 @@ class TokenFileWriter {
   /// A whole document with its targets, to an llmc file; a file has either such or plain tokens.
   void append_document(std::span<const int32_t> tokens, const std::vector<bool>& is_target);
 
-  /// The tokens since the last call are a document. Only `indexed` files note it, where a document
-  /// is one sequence (Megatron-LM: tools/preprocess_data.py without --split-sentences); one without
-  /// tokens is left out.
+  /// The tokens since the last call are a document, one sequence of NAME.idx
+  /// (data/readers/sequence_index.h; Megatron-LM: tools/preprocess_data.py without
+  /// --split-sentences); one without tokens is left out. NAME.idx is written next to `indexed`
+  /// files, and next to others where documents have ended.
   void end_document();
 
   int64_t count() const { return count_; }
@@ -53,6 +54,7 @@ class TokenFileWriter {
   void write_llmc_header();
   void write_npy_header();
   void write_index() const;
+  bool has_index() const;
 
   AtomicFile file_;
   std::filesystem::path path_;

@@ -30,6 +30,11 @@ struct SequenceFrame {
   std::vector<int32_t> after_document;
 };
 
+/// Whether white space next to a token belongs to it.
+struct TokenStrips {
+  bool before = false, after = false;
+};
+
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
@@ -49,6 +54,7 @@ class Tokenizer {
 
   /// Id of an added or special token with this text, or -1.
   virtual int32_t token_id(std::string_view /*text*/) const { return -1; }
+  virtual TokenStrips strips(int32_t /*id*/) const { return {}; }
   /// Ids of a text in which no special token is looked for; `at_start`: no ids are in front of it.
   virtual std::vector<int32_t> encode_ordinary(std::string_view text, bool at_start) const {
     return at_start ? encode(text) : encode_rest(text);

@@ -43,31 +43,58 @@ Dialogue ask(const std::string& question, const std::string& answer) {
   return {{ChatRole::user, question, false}, {ChatRole::assistant, answer, true}};
 }
 
+/// Holds a folder's dialogues against its expected.json.
+void compare_with_fixture(const std::string& folder, const ChatEncoder& encoder,
+                          const std::vector<Dialogue>& dialogues) {
+  const auto expected = nlohmann::json::parse(read_file(kChat / folder / "expected.json"));
+  REQUIRE(expected.size() == dialogues.size());
+  for (size_t i = 0; i < dialogues.size(); ++i) {
+    INFO(folder << ", dialogue " << i);
+    if (expected[i].is_null()) {
+      CHECK_THROWS_AS(encoder.encode(dialogues[i]), DataError);
+      continue;
+    }
+    const auto ids_at = [&](const char* key) {
+      return expected[i][key].get<std::vector<int32_t>>();
+    };
+    const ChatEncoder::Encoded encoded = encoder.encode(dialogues[i]);
+    CHECK(encoded.ids == ids_at("ids"));
+    CHECK(mask_of(encoded) == expected[i]["mask"].get<std::string>());
+    const Dialogue question(dialogues[i].begin(), dialogues[i].end() - 1);
+    CHECK(encoder.prompt(question) == ids_at("prompt"));
+    if (folder == "qwen3") {
+      CHECK(encoder.prompt(question, false) == ids_at("prompt_without_thinking"));
+    } else {
+      CHECK_THROWS_AS(encoder.prompt(question, false), ConfigError);
+    }
+    const auto last = std::find(encoded.is_target.rbegin(), encoded.is_target.rend(), true);
+    CHECK(
+        encoder.ends_answer(encoded.ids[static_cast<size_t>(encoded.is_target.rend() - last - 1)]));
+  }
+}
+
 TEST_CASE("ids and masks are those of apply_chat_template", "[data][chat]") {
   const std::vector<Dialogue> dialogues = golden_dialogues();
-  REQUIRE(dialogues.size() == 27);
+  REQUIRE(dialogues.size() == 32);
   int templates = 0;
   for (const auto& [chat_template, name] : kChatTemplates) {
     if (chat_template == ChatTemplate::automatic) continue;
-    INFO(std::string(name));
     const auto tokenizer = open_tokenizer(kChat / name);
     const ChatEncoder automatic(*tokenizer, ChatTemplate::automatic);
     const ChatEncoder named(*tokenizer, chat_template);
     CHECK(automatic.form() == named.form());
-    const auto expected = nlohmann::json::parse(read_file(kChat / name / "expected.json"));
-    for (size_t i = 0; i < dialogues.size(); ++i) {
-      INFO("dialogue " << i);
-      if (expected[i].is_null()) {
-        CHECK_THROWS_AS(automatic.encode(dialogues[i]), DataError);
-        continue;
-      }
-      const ChatEncoder::Encoded encoded = automatic.encode(dialogues[i]);
-      CHECK(encoded.ids == expected[i]["ids"].get<std::vector<int32_t>>());
-      CHECK(mask_of(encoded) == expected[i]["mask"].get<std::string>());
-    }
+    compare_with_fixture(std::string(name), automatic, dialogues);
     ++templates;
   }
-  CHECK(templates == 7);
+  CHECK(templates == 8);
+}
+
+TEST_CASE("white space that belongs to a token is left out", "[data][chat]") {
+  const auto tokenizer = open_tokenizer(kChat / "chatml-strips");
+  const int32_t begin = tokenizer->token_id("<|im_start|>");
+  REQUIRE((tokenizer->strips(begin).before && tokenizer->strips(begin).after));
+  compare_with_fixture("chatml-strips", ChatEncoder(*tokenizer, ChatTemplate::automatic),
+                       golden_dialogues());
 }
 
 TEST_CASE("special tokens in a message are text", "[data][chat]") {
@@ -158,6 +185,8 @@ TEST_CASE("templates are recognized by what they contain, or refused", "[data][c
                     Catch::Contains("'<|start_header_id|>'"));
   CHECK_THROWS_WITH(ChatEncoder(*make_byte_tokenizer(), ChatTemplate::automatic),
                     Catch::Contains("no chat template"));
+  CHECK_THROWS_WITH(form("{{ strftime_now('%d') }}<|eot_id|>" + llama),
+                    Catch::Contains("today's date (strftime_now)"));
   CHECK_THROWS_WITH(chat_template_named("llama4", "--chat-template"),
                     Catch::Contains("Unknown chat template 'llama4' (expected auto, llama3"));
 }
@@ -184,14 +213,46 @@ TEST_CASE("records of other programs are dialogues too", "[data][chat]") {
   CHECK((!weighted[0].is_target && weighted[1].is_target));
 }
 
+TEST_CASE("the parts of a content are joined, and reasoning is read", "[data][chat]") {
+  const Dialogue parts = read_dialogue(
+      R"({"messages": [
+          {"role": "user", "content": [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]},
+          {"role": "assistant", "content": [], "reasoning_content": "c", "tool_calls": null}]})",
+      "f:1");
+  CHECK(parts[0].content == "a b");
+  CHECK_FALSE(parts[0].reasoning);
+  CHECK(parts[1].content.empty());
+  CHECK(parts[1].reasoning == "c");
+}
+
+TEST_CASE("a question ends with a message of the user", "[data][chat]") {
+  const Dialogue question = read_question(
+      R"({"messages": [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]})",
+      "f:1");
+  CHECK((question.size() == 2 && question[1].content == "b"));
+  CHECK(read_question(R"({"prompt": "a", "completion": "b"})", "f:1").size() == 1);
+  CHECK_THROWS_WITH(read_question(R"({"text": "a"})", "f:2"), Catch::Contains("f:2: not a dialog"));
+  for (const char* json :
+       {R"({"messages": []})", R"({"messages": [{"role": "assistant", "content": "b"}]})"}) {
+    CHECK_THROWS_WITH(read_question(json, "f:2"), Catch::Contains("f:2: the last message is not"));
+  }
+}
+
 TEST_CASE("a record that is no dialogue is refused with file and line", "[data][chat]") {
   const std::pair<const char*, const char*> cases[] = {
       {"{", "f:7:1: not JSON"},
       {R"({"text": "a"})", "f:7: not a dialogue"},
       {R"({"messages": "a"})", "not a list but string"},
       {R"({"messages": [{"role": "tool", "content": "a"}]})", "message 0: Unknown role 'tool'"},
-      {R"({"messages": [{"role": "user", "content": ["a"]}]})",
-       "'content' is missing or not a text"},
+      {R"({"messages": [{"role": "user", "content": 1}]})", "'content' is missing or not a text"},
+      {R"({"messages": [{"role": "user", "content": ["a"]}]})", "a part of its content is not"},
+      {R"({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]})",
+       "message 0: a part of its content is not {\"type\": \"text\", \"text\": ...} but "
+       "{\"image_url\":{},\"type\":\"image_url\"}; pictures and sounds are not read"},
+      {R"({"messages": [{"role": "assistant", "content": "a", "tool_calls": [{}]}]})",
+       "message 0: 'tool_calls' are not read"},
+      {R"({"messages": [{"role": "assistant", "content": "a", "reasoning_content": 1}]})",
+       "'reasoning_content' is missing or not a text"},
       {R"({"messages": [{"role": "user", "content": "a"}]})", "no message of the assistant"},
       {R"({"messages": [{"role": "assistant", "content": "a", "weight": "0"}]})",
        "message 0: 'weight' is \"0\"; expected a number"},

@@ -156,7 +156,7 @@ TEST_CASE("a token file keeps documents and targets", "[data][packing]") {
     writer.append_document(std::vector<int32_t>{7, 8, 9, 10}, {mask.begin() + 6, mask.end()});
     writer.commit();
   }
-  const auto store = llmc_format().open(path, 70000);
+  const auto store = llmc_format().open(path, 70000, true);
   REQUIRE(store->documents() != nullptr);
   CHECK(store->documents()->ends == std::vector<int64_t>{6, 10});
   CHECK(store->documents()->is_target == mask);
@@ -164,10 +164,10 @@ TEST_CASE("a token file keeps documents and targets", "[data][packing]") {
   std::string bytes = read_file(path);
   bytes[1024 + 40] = 7;  // the length of the first document
   write_file(path, bytes);
-  CHECK_THROWS_AS(llmc_format().open(path, 70000), DataError);
+  CHECK_THROWS_AS(llmc_format().open(path, 70000, true), DataError);
   bytes.pop_back();
   write_file(path, bytes);
-  CHECK_THROWS_AS(llmc_format().open(path, 70000), DataError);
+  CHECK_THROWS_AS(llmc_format().open(path, 70000, true), DataError);
 }
 
 TEST_CASE("messages name what sets the length, and what is not read", "[data][packing]") {

@@ -42,13 +42,13 @@ std::vector<int32_t> tokens_of(const TokenStore& store) {
 std::vector<int32_t> tokens_of(const std::filesystem::path& path, const std::string& format,
                                int64_t vocabulary = 128256) {
   CHECK(format_of(path, "auto").name == format);
-  return tokens_of(*format_of(path, "auto").open(path, vocabulary));
+  return tokens_of(*format_of(path, "auto").open(path, vocabulary, true));
 }
 
 std::string refusal(const DataFormat& format, const std::filesystem::path& path,
                     int64_t vocabulary = 128256) {
   const std::string message =
-      message_of<DataError>([&] { tokens_of(*format.open(path, vocabulary)); });
+      message_of<DataError>([&] { tokens_of(*format.open(path, vocabulary, true)); });
   CHECK_THAT(message, Contains(path.stem().string()));
   return message;
 }
@@ -140,7 +140,7 @@ TEST_CASE("damaged arrays are refused with the place") {
 TEST_CASE("indexed data sets are read in the order of their sequences") {
   CHECK(tokens_of(kFolder / "indexed_u16.bin", "indexed") == ids(250, 50257));
   CHECK(tokens_of(kFolder / "indexed_i32.bin", "indexed") == ids(60, 128256));
-  const auto store = indexed_format().open(kFolder / "indexed_i32.bin", 128256);
+  const auto store = indexed_format().open(kFolder / "indexed_i32.bin", 128256, true);
   std::vector<int32_t> middle(30);
   store->read(17, 30, middle.data());
   const std::vector<int32_t> all = ids(60, 128256);

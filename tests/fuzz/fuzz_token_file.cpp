@@ -54,7 +54,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string path =
       write_files(format, std::string(reinterpret_cast<const char*>(data) + 1, size - 1));
   try {
-    const auto store = format.open(path, kVocab);
+    const auto store = format.open(path, kVocab, true);
     std::vector<int32_t> tokens(static_cast<size_t>(std::min(store->size(), kMostTokens)));
     store->read(0, static_cast<int64_t>(tokens.size()), tokens.data());
     for (const int32_t id : tokens) {

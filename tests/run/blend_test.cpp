@@ -92,7 +92,7 @@ TEST_CASE("inspect says a line for each file, and goes on behind a damaged one")
   const Sources folder;
   const std::string one =
       expect_code(0, folder.path(), {"data", "inspect", "text.txt", "--tokenizer", "byte"}).out;
-  CHECK_THAT(one, Contains("text.txt: text, 20") && Contains(" documents, ") &&
+  CHECK_THAT(one, Contains("text.txt: text, 20") && Contains(" bytes, 1 document, ") &&
                       Contains("first text") && Contains("xxh3-128"));
   write_file(folder / "more/c.npy", "\x93NUMPY");
   const Outcome many = expect_code(3, folder.path(), {"data", "inspect", "more", "text.txt"});

@@ -8,7 +8,9 @@
 
 #include "base/error.h"
 #include "commands.h"
+#include "data/tokenizer.h"
 #include "support/temp_dir.h"
+#include "text_stream.h"
 
 namespace fp8train {
 namespace {
@@ -24,6 +26,18 @@ CommonOptions parsed(Words words) {
   std::reverse(words.begin(), words.end());
   app.parse(words);
   return options;
+}
+
+TEST_CASE("text of tokens comes in whole characters") {
+  const auto tokenizer = make_byte_tokenizer();
+  Words parts;
+  TextStream stream(*tokenizer, [&](std::string_view part) { parts.emplace_back(part); });
+  for (const int32_t id : tokenizer->encode("a\u00e9\uFFFD\U0001F600")) stream.add({id});
+  CHECK(parts == Words{"a", "\u00e9", "\uFFFD\U0001F600"});  // U+FFFD: it might become another
+  stream.add({0xC3});
+  CHECK(parts.size() == 3);
+  CHECK(stream.finish() == "a\u00e9\uFFFD\U0001F600\xC3");
+  CHECK(parts.back() == "\xC3");
 }
 
 TEST_CASE("train is the default command") {

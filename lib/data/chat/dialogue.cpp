@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -40,6 +41,14 @@ class Record {
     return dialogue;
   }
 
+  /// Those of 'messages' or 'conversations', where `value` has one of them.
+  std::optional<Dialogue> messages_of(const Json& value) const {
+    if (!value.is_object()) return std::nullopt;
+    if (value.contains("messages")) return messages(value["messages"], "role", "content");
+    if (value.contains("conversations")) return messages(value["conversations"], "from", "value");
+    return std::nullopt;
+  }
+
   /// A text is one message of `role`.
   Dialogue side(const Json& value, ChatRole role) const {
     if (value.is_string()) {
@@ -68,7 +77,15 @@ class Record {
       fail(fmt::format("message {}: Unknown role '{}' (expected system, user or assistant)", i,
                        role));
     }
-    ChatMessage message = {known->second, text(text_key), known->second == ChatRole::assistant};
+    if (value.contains("tool_calls") && !value["tool_calls"].empty()) {
+      fail(fmt::format("message {}: 'tool_calls' are not read; remove the dialogue", i));
+    }
+    const bool has_parts = value.contains(text_key) && value[text_key].is_array();
+    ChatMessage message = {known->second, has_parts ? joined(value[text_key], i) : text(text_key),
+                           known->second == ChatRole::assistant};
+    if (value.contains("reasoning_content") && !value["reasoning_content"].is_null()) {
+      message.reasoning = text("reasoning_content");
+    }
     if (value.contains("weight") && !value["weight"].is_null()) {
       if (!value["weight"].is_number()) {
         fail(
@@ -79,6 +96,23 @@ class Record {
       message.is_target = message.is_target && value["weight"] != 0;
     }
     return message;
+  }
+
+  /// The texts of a list of parts.
+  std::string joined(const Json& parts, size_t i) const {
+    std::string all;
+    for (const Json& part : parts) {
+      const bool is_text = part.is_object() && part.value("type", Json()) == "text" &&
+                           part.value("text", Json()).is_string();
+      if (!is_text) {
+        fail(
+            fmt::format("message {}: a part of its content is not {{\"type\": \"text\", \"text\": "
+                        "...}} but {}; pictures and sounds are not read",
+                        i, part.dump(-1, ' ', true).substr(0, 60)));
+      }
+      all += part["text"].get<std::string>();
+    }
+    return all;
   }
 
   const std::string& where_;
@@ -116,10 +150,8 @@ Dialogue read_dialogue(std::string_view json, const std::string& where) {
   const Record record(where);
   const Json value = parse_json_line(json, where);
   Dialogue dialogue;
-  if (value.is_object() && value.contains("messages")) {
-    dialogue = record.messages(value["messages"], "role", "content");
-  } else if (value.is_object() && value.contains("conversations")) {
-    dialogue = record.messages(value["conversations"], "from", "value");
+  if (auto messages = record.messages_of(value)) {
+    dialogue = std::move(*messages);
   } else if (value.is_object() && value.contains("prompt") && value.contains("completion")) {
     dialogue = record.side(value["prompt"], ChatRole::user);
     for (ChatMessage& message : dialogue) message.is_target = false;
@@ -133,6 +165,23 @@ Dialogue read_dialogue(std::string_view json, const std::string& where) {
   if (std::none_of(dialogue.begin(), dialogue.end(),
                    [](const ChatMessage& message) { return message.is_target; })) {
     record.fail("the dialogue has no message of the assistant to learn; remove the line");
+  }
+  return dialogue;
+}
+
+Dialogue read_question(std::string_view json, const std::string& where) {
+  const Record record(where);
+  const Json value = parse_json_line(json, where);
+  Dialogue dialogue;
+  if (auto messages = record.messages_of(value)) {
+    dialogue = std::move(*messages);
+  } else if (value.is_object() && value.contains("prompt")) {
+    dialogue = record.side(value["prompt"], ChatRole::user);
+  } else {
+    record.fail("not a dialogue: expected an object with 'messages', 'conversations' or 'prompt'");
+  }
+  if (dialogue.empty() || dialogue.back().role != ChatRole::user) {
+    record.fail("the last message is not the user's, so that there is nothing to answer");
   }
   return dialogue;
 }

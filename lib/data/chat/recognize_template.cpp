@@ -101,6 +101,23 @@ std::optional<ChatForm> chatml_form(std::string_view jinja) {
   return ChatForm{system->empty() ? ChatTemplate::chatml : ChatTemplate::qwen, *system};
 }
 
+/// What Qwen3's own template says and none of those made from it: thinking can be left out, and an
+/// answer shows it behind the last question alone.
+std::optional<ChatForm> qwen3_form(std::string_view jinja) {
+  for (const char* other : {"bos_token", "trim", "preserve_thinking", "render_content", "vision"}) {
+    if (has(jinja, other)) return std::nullopt;
+  }
+  for (const char* part :
+       {"enable_thinking is false", "loop.index0 > ns.last_query_index", "content.lstrip(",
+        "loop.last or (not loop.last and reasoning_content)", "<think>\\n\\n</think>\\n\\n"}) {
+    if (!has(jinja, part)) return std::nullopt;
+  }
+  const bool has_header = after_each(jinja, "<|im_start|>", [](std::string_view rest) {
+    return header_ends_with_line_feed(rest);
+  });
+  return has_header ? std::optional(ChatForm{ChatTemplate::qwen3, ""}) : std::nullopt;
+}
+
 std::optional<ChatForm> llama3_form(std::string_view jinja) {
   if (has(jinja, "strftime_now")) return std::nullopt;  // today's date
   if (!has(jinja, "bos_token") || !has(jinja, "trim") || !has(jinja, "<|eot_id|>")) {
@@ -122,6 +139,7 @@ std::optional<ChatForm> llama3_form(std::string_view jinja) {
 
 std::optional<ChatForm> form_of(std::string_view jinja) {
   if (has(jinja, "<|start_header_id|>")) return llama3_form(jinja);
+  if (has(jinja, "<|im_start|>") && has(jinja, "<think>")) return qwen3_form(jinja);
   if (has(jinja, "<|im_start|>")) return chatml_form(jinja);
   if (has(jinja, "[SYSTEM_PROMPT]") || !has(jinja, "[INST]")) return std::nullopt;
   const auto quoted = [&](std::string_view text) {
@@ -133,15 +151,25 @@ std::optional<ChatForm> form_of(std::string_view jinja) {
   return std::nullopt;
 }
 
+/// Why a template is not known, as far as that can be said.
+std::string_view reason_of(std::string_view jinja) {
+  if (has(jinja, "strftime_now")) {
+    return ": it writes today's date (strftime_now), with which the same dialogue has other ids "
+           "tomorrow; llama3.1 is Llama 3.2's with the date 26 Jul 2024";
+  }
+  return "";
+}
+
 }  // namespace
 
-ChatForm recognize_chat_template(std::string_view jinja, const std::string& where) {
+ChatForm recognize_chat_template(std::string_view jinja, const std::string& where,
+                                 std::string_view option) {
   const std::optional<ChatForm> form = form_of(jinja);
   if (!form) {
     throw ConfigError(fmt::format(
-        "data.chat_template: auto, but the template in {} is none of those that are known; name "
-        "the one to use (llama3, llama3.1, llama2, mistral, mistral-v1, qwen, chatml)",
-        where));
+        "{}: auto, but the template in {} is none of those that are known{}; name the one to use "
+        "({})",
+        option, where, reason_of(jinja), chat_template_names()));
   }
   return *form;
 }

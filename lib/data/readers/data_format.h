@@ -61,9 +61,11 @@ struct DataFormat {
                             const DialogueVisitor& visit) = nullptr;
 
   /// tokens: checks sizes and headers; reading throws DataError for an id that is not below
-  /// `vocab_size`. Throws DataError that names the file and the numbers.
-  std::shared_ptr<const TokenStore> (*open)(const std::filesystem::path& path,
-                                            int64_t vocab_size) = nullptr;
+  /// `vocab_size`. `with_documents`: documents() are there where the files say where these end;
+  /// without, only those whose targets matter. Throws DataError that names the file and the
+  /// numbers.
+  std::shared_ptr<const TokenStore> (*open)(const std::filesystem::path& path, int64_t vocab_size,
+                                            bool with_documents) = nullptr;
 
   /// Files in addition to `path` whose content decides what is read. Null: none.
   std::vector<std::filesystem::path> (*companions)(const std::filesystem::path& path) = nullptr;

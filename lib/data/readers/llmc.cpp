@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/math.h"
 #include "data/readers/data_format.h"
+#include "data/readers/sequence_index.h"
 #include "data/token_file.h"
 
 namespace fp8train {
@@ -91,10 +92,11 @@ TokenFile open_with(const std::filesystem::path& path, DocumentTable& documents)
   return {std::move(file), is_u16 ? IdType::u16 : IdType::u32, kLlmcHeaderBytes, count};
 }
 
-std::shared_ptr<const TokenStore> llmc_tokens(const std::filesystem::path& path,
-                                              int64_t vocab_size) {
+std::shared_ptr<const TokenStore> llmc_tokens(const std::filesystem::path& path, int64_t vocab_size,
+                                              bool with_documents) {
   DocumentTable documents;
   TokenFile file = open_with(path, documents);
+  if (with_documents && documents.ends.empty()) documents = read_shard_documents(file);
   return std::make_shared<FileTokens>(std::move(file), vocab_size, std::move(documents));
 }
 
@@ -106,8 +108,11 @@ TokenFile open_llmc(const std::filesystem::path& path) {
 }
 
 const DataFormat& llmc_format() {
-  static constexpr DataFormat kFormat = {
-      .name = "llmc", .content = DataContent::tokens, .matches = is_llmc, .open = llmc_tokens};
+  static constexpr DataFormat kFormat = {.name = "llmc",
+                                         .content = DataContent::tokens,
+                                         .matches = is_llmc,
+                                         .open = llmc_tokens,
+                                         .companions = document_index_of};
   return kFormat;
 }
 

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "data/readers/data_format.h"
+#include "data/readers/sequence_index.h"
 #include "data/token_file.h"
 
 namespace fp8train {
@@ -180,9 +181,11 @@ bool is_npy(const FileHead& head) {
   return head.bytes.starts_with(kMagic);
 }
 
-std::shared_ptr<const TokenStore> npy_tokens(const std::filesystem::path& path,
-                                             int64_t vocab_size) {
-  return std::make_shared<FileTokens>(open_npy(path), vocab_size);
+std::shared_ptr<const TokenStore> npy_tokens(const std::filesystem::path& path, int64_t vocab_size,
+                                             bool with_documents) {
+  TokenFile file = open_npy(path);
+  DocumentTable documents = with_documents ? read_shard_documents(file) : DocumentTable();
+  return std::make_shared<FileTokens>(std::move(file), vocab_size, std::move(documents));
 }
 
 }  // namespace
@@ -232,8 +235,11 @@ TokenFile open_npy(const std::filesystem::path& path) {
 }
 
 const DataFormat& npy_format() {
-  static constexpr DataFormat kFormat = {
-      .name = "npy", .content = DataContent::tokens, .matches = is_npy, .open = npy_tokens};
+  static constexpr DataFormat kFormat = {.name = "npy",
+                                         .content = DataContent::tokens,
+                                         .matches = is_npy,
+                                         .open = npy_tokens,
+                                         .companions = document_index_of};
   return kFormat;
 }
 

@@ -74,7 +74,7 @@ bool is_raw_u16(const FileHead& head) {
 }
 
 std::shared_ptr<const TokenStore> raw_u16_tokens(const std::filesystem::path& path,
-                                                 int64_t vocab_size) {
+                                                 int64_t vocab_size, bool /*with_documents*/) {
   return std::make_shared<FileTokens>(open_raw_u16(path), vocab_size);
 }
 

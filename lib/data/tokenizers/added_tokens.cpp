@@ -19,7 +19,15 @@ size_t begin_of_last(std::string_view text) {
   return begin;
 }
 
-/// Where the white space at the end of `text` begins.
+bool is_within_word(std::string_view text, size_t begin, size_t end) {
+  const bool word_before =
+      begin > 0 && is_word(code_point_at(text, begin_of_last(text.substr(0, begin))).value);
+  const bool word_behind = end < text.size() && is_word(code_point_at(text, end).value);
+  return word_before || word_behind;
+}
+
+}  // namespace
+
 size_t without_spaces_at_end(std::string_view text) {
   size_t end = text.size();
   while (end > 0) {
@@ -39,15 +47,6 @@ size_t spaces_at_start(std::string_view text) {
   }
   return end;
 }
-
-bool is_within_word(std::string_view text, size_t begin, size_t end) {
-  const bool word_before =
-      begin > 0 && is_word(code_point_at(text, begin_of_last(text.substr(0, begin))).value);
-  const bool word_behind = end < text.size() && is_word(code_point_at(text, end).value);
-  return word_before || word_behind;
-}
-
-}  // namespace
 
 std::vector<AddedToken> read_added_tokens(const JsonPart& part) {
   std::vector<AddedToken> tokens;

@@ -26,6 +26,10 @@ struct AddedToken {
   bool special = false;      ///< is left out when ids are decoded
 };
 
+/// Bytes of white space that `text` begins with, and where that at its end begins. `text` is UTF-8.
+size_t spaces_at_start(std::string_view text);
+size_t without_spaces_at_end(std::string_view text);
+
 /// The field "added_tokens". Throws DataError.
 std::vector<AddedToken> read_added_tokens(const JsonPart& part);
 

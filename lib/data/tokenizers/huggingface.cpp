@@ -147,6 +147,12 @@ class HuggingFaceTokenizer final : public Tokenizer {
     return found == parts_.added.end() ? -1 : found->id;
   }
 
+  TokenStrips strips(int32_t id) const override {
+    const auto found = std::find_if(parts_.added.begin(), parts_.added.end(),
+                                    [&](const AddedToken& token) { return token.id == id; });
+    return found == parts_.added.end() ? TokenStrips{} : TokenStrips{found->lstrip, found->rstrip};
+  }
+
   /// In front of a space between two letters, and between a line feed and a letter.
   size_t last_cut(std::string_view text) const override {
     if (!cuts_at_spaces_ && !cuts_at_lines_) return 0;

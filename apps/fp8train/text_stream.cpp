@@ -1,0 +1,34 @@
+#include "text_stream.h"
+
+#include <cstdio>
+
+#include "data/utf8.h"
+
+namespace fp8train {
+
+void TextStream::add(const std::vector<int32_t>& ids) {
+  constexpr std::string_view kNoCharacter = "\xEF\xBF\xBD";  // U+FFFD: the bytes go on, perhaps
+  ids_.insert(ids_.end(), ids.begin(), ids.end());
+  // All of it each time: a token's text depends on those before it.
+  const std::string text = tokenizer_.decode(ids_);
+  std::string_view certain = without_cut_end(text);
+  while (certain.ends_with(kNoCharacter)) certain.remove_suffix(kNoCharacter.size());
+  if (certain.size() > done_) {
+    sink_(certain.substr(done_));
+    done_ = certain.size();
+  }
+}
+
+std::string TextStream::finish() {
+  std::string text = tokenizer_.decode(ids_);
+  if (text.size() > done_) sink_(std::string_view(text).substr(done_));
+  done_ = text.size();
+  return text;
+}
+
+void print_at_once(std::string_view text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::fflush(stdout);
+}
+
+}  // namespace fp8train

@@ -1,0 +1,43 @@
+#pragma once
+// Turns dialogues into ids on several threads and delivers them in order. Results do not depend on
+// the number of threads.
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "data/chat/chat_template.h"
+#include "data/ordered_tasks.h"
+
+namespace fp8train {
+
+class DialogueEncoder {
+ public:
+  using Encoded = ChatEncoder::Encoded;
+  using Sink = std::function<void(Encoded dialogue)>;
+
+  /// Refers to `encoder`. `threads` 0: one for each processor. `sink` gets each dialogue, on the
+  /// caller's thread.
+  DialogueEncoder(const ChatEncoder& encoder, int64_t threads, Sink sink);
+
+  /// `where` begins the messages of errors. Throws what encoding an earlier dialogue threw.
+  void add(Dialogue dialogue, std::string where);
+  /// Waits for all that was added.
+  void finish();
+
+ private:
+  struct Located {
+    Dialogue dialogue;
+    std::string where;
+  };
+  void start_task();
+
+  const ChatEncoder& encoder_;
+  std::vector<Located> gathered_;
+  size_t gathered_bytes_ = 0;
+  OrderedTasks<std::vector<Encoded>> tasks_;
+};
+
+}  // namespace fp8train

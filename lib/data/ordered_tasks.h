@@ -1,0 +1,57 @@
+#pragma once
+// Work on several threads whose results are delivered in the order in which it was started. A few
+// tasks for each thread are under way, so that memory does not grow with their number.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <future>
+#include <thread>
+#include <utility>
+
+namespace fp8train {
+
+template <typename Result>
+class OrderedTasks {
+ public:
+  using Sink = std::function<void(Result result)>;
+
+  /// `threads` 0: one for each processor; 1: work is done at once. `sink` is called on the caller's
+  /// thread.
+  OrderedTasks(int64_t threads, Sink sink)
+      : threads_(threads > 0 ? static_cast<size_t>(threads)
+                             : std::max(1U, std::thread::hardware_concurrency())),
+        sink_(std::move(sink)) {}
+
+  /// Throws what earlier work threw.
+  void start(std::function<Result()> work) {
+    if (threads_ == 1) {
+      sink_(work());
+      return;
+    }
+    if (running_.size() >= threads_ * kTasksPerThread) deliver_first();
+    running_.push_back(std::async(std::launch::async, std::move(work)));
+  }
+
+  /// Waits for all that was started.
+  void finish() {
+    while (!running_.empty()) deliver_first();
+  }
+
+ private:
+  static constexpr size_t kTasksPerThread = 2;
+
+  void deliver_first() {
+    Result result = running_.front().get();
+    running_.pop_front();
+    sink_(std::move(result));
+  }
+
+  size_t threads_;
+  std::deque<std::future<Result>> running_;
+  Sink sink_;
+};
+
+}  // namespace fp8train

@@ -1,0 +1,48 @@
+#pragma once
+// The index of an indexed data set (Megatron-LM: megatron/core/datasets/indexed_dataset.py): where
+// in a file of token ids its sequences are, and which of them make a document. Next to the shards
+// of `data prepare` it says where their documents end. All integers are little-endian:
+//   9 bytes "MMIDIDX\0\0", u64 version 1, u8 type of the ids, u64 sequences, u64 documents,
+//   i32 length of each sequence, i64 byte of the file where it begins,
+//   i64 boundaries of documents, counted in sequences: 0, ..., sequences.
+
+#include <cstdint>
+#include <filesystem>
+#include <vector>
+
+#include "data/token_file.h"
+#include "data/token_store.h"
+
+namespace fp8train {
+
+/// Sequences that follow one another in the file.
+struct SequenceRun {
+  int64_t first_token;    ///< counted over all runs
+  int64_t token_in_file;  ///< the same one, counted from the first byte of the file
+};
+
+struct SequenceIndex {
+  IdType type = IdType::u16;
+  std::vector<SequenceRun> runs;
+  int64_t tokens = 0;
+  int64_t documents = 0;
+  DocumentTable table;  ///< of documents that have tokens, where it was asked for
+};
+
+/// NAME.idx of NAME.bin or NAME.npy.
+std::filesystem::path index_path(const std::filesystem::path& data);
+
+/// Reads the index of a file of `data_bytes`, and its documents into `table` if asked for. Throws
+/// DataError where it contradicts itself or the size of the file.
+SequenceIndex read_sequence_index(const std::filesystem::path& data, uint64_t data_bytes,
+                                  bool with_documents);
+
+/// The file that says where the documents of a shard end, where there is one: companions() of
+/// formats that have no documents of their own.
+std::vector<std::filesystem::path> document_index_of(const std::filesystem::path& data);
+
+/// The documents of a shard; an empty table where document_index_of() is empty. Throws DataError
+/// where the index is of another file.
+DocumentTable read_shard_documents(const TokenFile& shard);
+
+}  // namespace fp8train

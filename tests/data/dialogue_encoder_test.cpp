@@ -1,0 +1,50 @@
+#include "data/chat/dialogue_encoder.h"
+
+#include <catch2/catch.hpp>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+
+namespace fp8train::test {
+namespace {
+
+Dialogue turns(size_t i) {
+  const std::string text(500 + i * 37 % 911, static_cast<char>('a' + i % 26));
+  return {{ChatRole::user, text, false}, {ChatRole::assistant, text + "!", true}};
+}
+
+TEST_CASE("dialogues are encoded on several threads, in order", "[data][chat]") {
+  constexpr size_t kDialogues = 2000;  // some eight tasks
+  const auto tokenizer =
+      open_tokenizer(std::filesystem::path(FP8TRAIN_GOLDEN_DIR) / "chat" / "llama2");
+  const ChatEncoder encoder(*tokenizer, ChatTemplate::llama2);
+  for (const int64_t threads : {1, 3}) {
+    std::vector<ChatEncoder::Encoded> encoded;
+    DialogueEncoder on_threads(encoder, threads, [&](ChatEncoder::Encoded dialogue) {
+      encoded.push_back(std::move(dialogue));
+    });
+    for (size_t i = 0; i < kDialogues; ++i) on_threads.add(turns(i), "f");
+    on_threads.finish();
+    REQUIRE(encoded.size() == kDialogues);
+    for (size_t i = 0; i < kDialogues; i += 17) {
+      const ChatEncoder::Encoded expected = encoder.encode(turns(i));
+      CHECK(encoded[i].ids == expected.ids);
+      CHECK(encoded[i].is_target == expected.is_target);
+    }
+  }
+}
+
+TEST_CASE("an error of a thread names file and line", "[data][chat]") {
+  const auto tokenizer =
+      open_tokenizer(std::filesystem::path(FP8TRAIN_GOLDEN_DIR) / "chat" / "llama2");
+  const ChatEncoder encoder(*tokenizer, ChatTemplate::llama2);
+  DialogueEncoder on_threads(encoder, 2, [](const ChatEncoder::Encoded&) {});
+  on_threads.add(turns(1), "f:1");
+  on_threads.add({{ChatRole::assistant, "a", true}}, "f:2");
+  CHECK_THROWS_WITH(on_threads.finish(), Catch::StartsWith("f:2: message 0: this chat template"));
+}
+
+}  // namespace
+}  // namespace fp8train::test

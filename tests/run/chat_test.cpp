@@ -1,0 +1,97 @@
+// fp8train generate --chat, with a model that has learned a few dialogues by heart.
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "program.h"
+
+namespace fp8train::test {
+namespace {
+
+using Catch::Matchers::Contains;
+
+const fs::path kTokenizer = fs::path(FP8TRAIN_GOLDEN_DIR) / "chat/llama3";
+
+const std::string kDialogue =
+    R"({"messages": [{"role": "user", "content": "What is red?"},)"
+    R"( {"role": "assistant", "content": "A colour 😀."}, {"role": "user", "content": "And a cat?"},)"
+    R"( {"role": "assistant", "content": "A small animal."}]})"
+    "\n";
+
+class ChatRun {
+ public:
+  ChatRun() {
+    std::string lines;
+    for (int i = 0; i < 8; ++i) {
+      lines += kDialogue + R"({"prompt": "And a cat?", "completion": "Not red."})" + "\n";
+    }
+    write_file(folder_ / "chat.jsonl", lines);
+    expect_code(0, folder_.path(),
+                {"model.preset=toy", "model.vocab_size=0", "data.train=[{path: chat.jsonl}]",
+                 "model.max_position_embeddings=128", "data.tokenizer=" + kTokenizer.string(),
+                 "data.seq_length=128", "training.max_steps=80", "training.micro_batch_size=2",
+                 "optimizer.lr=0.01", "precision.plan=bf16", "sample.prompts=[]", "threads=1",
+                 "output_dir=out"});
+  }
+
+  static Words command(const Words& more) {
+    Words words = {"generate", "--checkpoint", "out", "--chat", "--temperature",
+                   "0",        "--threads",    "1"};
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  }
+  const fs::path& path() const { return folder_.path(); }
+
+ private:
+  TempDir folder_;
+};
+
+TEST_CASE("a chat model answers, ends where the template does, and knows the dialogue before") {
+  const ChatRun run;
+  const Outcome one = expect_code(0, run.path(), ChatRun::command({"--prompt", "What is red?"}));
+  CHECK(one.out == "A colour 😀.\n");
+  CHECK_THAT(one.err, !Contains("cut"));
+  const Outcome cut = expect_code(
+      0, run.path(), ChatRun::command({"--prompt", "What is red?", "--max-new-tokens", "3"}));
+  CHECK(std::string("A colour 😀.\n").starts_with(cut.out.substr(0, cut.out.size() - 1)));
+  CHECK_THAT(cut.err, Contains("cut after 3 tokens (--max-new-tokens)"));
+
+  write_file(run.path() / "lines.txt", "What is red?\n\nAnd a cat?\n");
+  Process dialogue(run.path(), ChatRun::command({}), {},
+                   {"/bin/sh", "-c", "exec \"$0\" \"$@\" < lines.txt"});
+  const Outcome lines = dialogue.wait();
+  CHECK(lines.code == 0);
+  CHECK(lines.out == "A colour 😀.\nA small animal.\n");
+
+  write_file(run.path() / "ask.jsonl",
+             R"({"prompt": "And a cat?"})"
+             "\n\n"
+             R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "What is "},)"
+             R"( {"type": "text", "text": "red?"}]}]})"
+             "\n");
+  const std::vector<std::string> answers =
+      lines_of(expect_code(0, run.path(), ChatRun::command({"--messages", "ask.jsonl"})).out);
+  REQUIRE(answers.size() == 2);
+  const auto messages = nlohmann::json::parse(answers[0]).at("messages");
+  CHECK(messages[0] == nlohmann::json({{"role", "user"}, {"content", "And a cat?"}}));
+  CHECK(messages[1] == nlohmann::json({{"role", "assistant"}, {"content", "Not red."}}));
+  CHECK(nlohmann::json::parse(answers[1]).at("messages")[1].at("content") == "A colour 😀.");
+
+  const std::pair<Words, const char*> wrong[] = {
+      {{"--no-thinking", "--prompt", "a"}, "llama3 has no thinking to leave out"},
+      {{"--messages", "ask.jsonl", "--prompt", "a"}, "give one of them"},
+      {{"--chat-template", "chatml", "--prompt", "a"}, "--chat-template: chatml needs the token"},
+      {{"--chat-template", "no", "--prompt", "a"}, "--chat-template: Unknown chat template 'no'"},
+      {{"--prompt", std::string(4000, 'x')}, "begin a new one"}};
+  for (const auto& [more, message] : wrong) {
+    CHECK_THAT(expect_code(2, run.path(), ChatRun::command(more)).err, Contains(message));
+  }
+  write_file(run.path() / "ask.jsonl", R"({"messages": []})");
+  CHECK_THAT(expect_code(3, run.path(), ChatRun::command({"--messages", "ask.jsonl"})).err,
+             Contains("ask.jsonl:1: the last message is not the user's"));
+  CHECK_THAT(expect_code(2, run.path(), {"generate", "--checkpoint", "out", "--system", "a"}).err,
+             Contains("--system is for dialogues; add --chat"));
+}
+
+}  // namespace
+}  // namespace fp8train::test
