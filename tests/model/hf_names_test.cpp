@@ -45,6 +45,26 @@ TEST_CASE("the pieces of every parameter cover its used rows once, with names of
   }
 }
 
+TEST_CASE("a family assigns every switch, and its class computes no other than it has or writes") {
+  const ModelFamily& family = *GENERATE(from_range(families()));
+  CAPTURE(family.name());
+  ModelConfig config = small(family);
+  CHECK(family.is_standard(config));
+  config.qk_norm = !config.qk_norm;
+  CHECK_FALSE(family.is_standard(config));
+  const bool gated = config.mlp == MlpKind::swiglu;
+  config.norm = gated ? NormKind::layer_norm : NormKind::rms_norm;
+  config.mlp = gated ? MlpKind::gelu : MlpKind::swiglu;
+  config.positions = gated ? PositionKind::learned : PositionKind::rope;
+  for (bool ModelSwitches::*bias : {&ModelSwitches::qkv_bias, &ModelSwitches::attention_output_bias,
+                                    &ModelSwitches::mlp_bias, &ModelSwitches::norm_bias}) {
+    config.*bias = !(config.*bias);
+  }
+  family.set_switches(config);
+  CHECK(static_cast<const ModelSwitches&>(config) == family.switches());
+  CHECK(family.is_standard(config));
+}
+
 TEST_CASE("tensors of families have the names of transformers") {
   struct Name {
     const ModelFamily& family;
