@@ -73,9 +73,11 @@ class Workshop {
              fmt::format("training.gradient_accumulation_steps={}", accumulation),
              "eval.interval=0", "sample.interval=0", "logging.interval=50", "threads=1",
              "precision.plan=" + plan, "output_dir=run"});
-    // Replayed from graphs, and submitted further ahead than the ring of pinned memory is long.
+    // Replayed from graphs, and submitted further ahead than the ring of pinned memory is long,
+    // unless the host reads first windows after each step.
+    const bool reads = plan_named(plan).fprop.a.is_current_at_first();
     CHECK(counts.at("graph_launches") >= 18);
-    CHECK(counts.at("waits") > 20);
+    CHECK(counts.at("waits") > (reads ? 1 : 20));
   }
 #if defined(FP8TRAIN_MPIRUN)
   struct Ranks {

@@ -18,15 +18,15 @@ inline EngineSettings with_window(EngineSettings settings, int steps) {
   return settings;
 }
 
-/// While `train` runs a gain of the second block is infinite.
+/// While `train` runs the first element of a gain is infinite.
 template <typename Train>
-void with_overflow(Engine& engine, const Train& train) {
-  constexpr const char* kGain = "layers.1.attention_norm.weight";
+void with_overflow(Engine& engine, const Train& train,
+                   const char* gain = "layers.1.attention_norm.weight") {
   const ParameterStore& store = engine.model().parameters();
   const float before =
-      exchange_first(engine.device(), store, kGain, std::numeric_limits<float>::infinity());
+      exchange_first(engine.device(), store, gain, std::numeric_limits<float>::infinity());
   train();
-  exchange_first(engine.device(), store, kGain, before);
+  exchange_first(engine.device(), store, gain, before);
 }
 
 }  // namespace fp8train::test
