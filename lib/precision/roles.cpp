@@ -223,7 +223,7 @@ void check_saved(const PrecisionPlan& plan) {
 /// Bytes of one element with its share of scales.
 double element_bytes(const TensorFormat& format) {
   const double bytes = facts_of(format.dtype).bits / 8.0;
-  const ScaleBlock& block = format.block;
+  const ScaleBlock block = format.block.as_stored();
   if (!format.is_scaled() || block.columns == 0) {
     return bytes;
   }

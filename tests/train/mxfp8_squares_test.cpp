@@ -8,10 +8,13 @@
 namespace fp8train::test {
 namespace {
 
-EngineSettings squares(int stage) {
+/// `primary`: the codes are the weights, next to fp32 masters.
+EngineSettings squares(int stage, bool primary) {
   PlanRequest request;
   request.plan = "te-mxfp8";
   request.roles.fprop_w = request.roles.dgrad_w = "e4m3 32x32 e8m0";
+  request.roles.weight = primary ? request.roles.fprop_w : "";
+  request.roles.master_weight = primary ? "fp32" : "";
   EngineSettings settings = tiny(request.plan, 1);
   settings.model.intermediate_size = 96;
   settings.plan = resolve_plan(request);
@@ -68,11 +71,12 @@ Run run_on(int ranks, const EngineSettings& settings) {
 }
 
 TEST_CASE("MXFP8 weights in squares train alone and under ZeRO to the same bits") {
-  const Run alone = run(squares(0), nullptr);
+  const bool primary = GENERATE(false, true);
+  const Run alone = run(squares(0, primary), nullptr);
   CHECK(alone.losses[5] < 0.9 * alone.losses[1]);
   for (const auto& [ranks, stage] : {std::pair{2, 1}, {2, 3}, {4, 3}}) {
-    CAPTURE(ranks, stage);
-    const Run parts = run_on(ranks, squares(stage));
+    CAPTURE(primary, ranks, stage);
+    const Run parts = run_on(ranks, squares(stage, primary));
     CHECK(parts.gathered_as_codes == 8);  // of two blocks
     CHECK(same_bits(parts.weights, alone.weights));
     CHECK(parts.losses == alone.losses);

@@ -52,14 +52,15 @@ void amax(Stream stream, ConstView x, float* result, bool combine = false);
 /// (nullable), so that a tensor keeps the scale it was cast with. Codes: e4m3, e5m2 or, without
 /// their transpose, int8.
 ///
-/// Blocks (row, 1x128, 128x128 with ScaleType f32 or pow2; 1x32 with e8m0; ScalePolicy::current):
-/// the scale of a block is found from the block itself in the same read. Blocks at an edge are as
-/// if padded with zeros. fp32 and pow2 scales: format_max / amax (not below the format's
-/// amax_epsilon), rounded down to a power of two for pow2; 1 where the block's amax is 0 or not
-/// finite; the largest number of x's type where the quotient overflows. e8m0: amax / format_max
-/// rounded up to a power of two is the reciprocal scale; 0x00 for 0, 0xFE for infinity, 0xFF (all
-/// codes NaN) for NaN. A saturating cast hides an infinity: `amax` tells. On cuda a cast that
-/// counts is slower. Codes: e4m3, e5m2 or, but for 1x32, int8.
+/// Blocks (row, 1x128, 128x128 with ScaleType f32 or pow2; 1x32 and 32x32 with e8m0;
+/// ScalePolicy::current): the scale of a block is found from the block itself in the same read;
+/// each row of a 32x32 gets it. Blocks at an edge are as if padded with zeros. fp32 and pow2
+/// scales: format_max / amax (not below the format's amax_epsilon), rounded down to a power of two
+/// for pow2; 1 where the block's amax is 0 or not finite; the largest number of x's type where the
+/// quotient overflows. e8m0: amax / format_max rounded up to a power of two is the reciprocal
+/// scale; 0x00 for 0, 0xFE for infinity, 0xFF (all codes NaN) for NaN. A saturating cast hides an
+/// infinity: `amax` tells. On cuda a cast that counts is slower. Codes: e4m3, e5m2 or, but for 1x32
+/// and 32x32, int8.
 ///
 /// 1x16 and 16x16 with ScaleType::e4m3, codes e2m1 (NVFP4): numeric/scale.h's two_level functions,
 /// of the amax of the tensor, which is read once more; the scales of the tensor are written. With
