@@ -359,22 +359,17 @@ RunOutcome Run::finish() {
   progress_.finish();
   check_data_at_end(session_);
   step_log_.warn_at_end();
-  if (settings().checkpoint.save_final) {
-    checkpoints_.save_last(*engine_,
-                           state_);  // first, so that nothing that follows can lose the training
+  if (settings().checkpoint.save_final) {  // first, so that nothing that follows can lose it
+    checkpoints_.save_last(*engine_, state_);
   }
   checkpoints_.check_end(*engine_, state_);
   // A run that died between its last checkpoint and here has this evaluation already.
-  if (session_.data.val.size() > 1 && state_.val_step != state_.step) {
-    if (!evaluate(0, true)) {
-      checkpoints_.save_last(
-          *engine_, state_);  // exit code 75 promises a checkpoint, also without save_final
-      return RunOutcome::stopped;
-    }
+  if (session_.data.val.size() > 1 && state_.val_step != state_.step && !evaluate(0, true)) {
+    checkpoints_.save_last(*engine_, state_);  // exit code 75 promises one, also without save_final
+    return RunOutcome::stopped;
   }
   const std::optional<double> val_loss =
       state_.val_step > 0 ? std::optional(state_.val_loss) : std::nullopt;
-  const StepReport report = engine_->optimizer().report();
   this_start_.seconds = since_start_.seconds();
   records_.write_summary({.plan = session_.engine.plan.name,
                           .parameters = parameter_count(session_.engine.model),
@@ -387,14 +382,15 @@ RunOutcome Run::finish() {
                           .last_start = this_start_,
                           .tokens_per_second = step_log_.tokens_per_second(),
                           .peak_memory_bytes = device_->ledger().peak(),
-                          .skipped_steps = report.skipped_steps,
+                          .skipped_steps = engine_->optimizer().report().skipped_steps,
                           .saves = checkpoints_.totals(),
                           .rollbacks = static_cast<int64_t>(state_.rollbacks.size())});
-  const bool at_once = this_start_.steps == state_.step;
   progress_.say(fmt::format(
       "done: {}, {} tokens{} in {}; loss {:.4f}{}; everything is in {}",
       counted(state_.step, "step"), describe_count(static_cast<double>(state_.tokens)),
-      at_once ? "" : fmt::format(", {} since the last start", counted(this_start_.steps, "step")),
+      this_start_.steps == state_.step
+          ? ""
+          : fmt::format(", {} since the last start", counted(this_start_.steps, "step")),
       describe_duration(this_start_.seconds), state_.loss,
       val_loss ? fmt::format(", val loss {:.4f}", *val_loss) : "",
       records_.directory().root.string()));

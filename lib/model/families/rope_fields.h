@@ -19,7 +19,8 @@ void write_rope(const ModelConfig& config, ConfigObject& out);
 /// llama.cpp reads it for its architecture "llama" only.
 bool has_gguf_rope_factors(const ModelConfig& config);
 
-/// RoPE as keys of a GGUF file: rope.scaling.*. Nothing for llama3 (above). Throws CheckpointError for a YaRN that llama.cpp does not compute.
+/// RoPE as keys of a GGUF file: rope.scaling.*. Nothing for llama3 (above). Throws CheckpointError
+/// for a YaRN that llama.cpp does not compute.
 void write_gguf_rope(const ModelConfig& config, ConfigObject& out);
 
 }  // namespace fp8train
