@@ -91,8 +91,8 @@ TEST_CASE("ids and masks are those of apply_chat_template", "[data][chat]") {
 
 TEST_CASE("white space that belongs to a token is left out", "[data][chat]") {
   const auto tokenizer = open_tokenizer(kChat / "chatml-strips");
-  const int32_t begin = tokenizer->token_id("<|im_start|>");
-  REQUIRE((tokenizer->strips(begin).before && tokenizer->strips(begin).after));
+  const int32_t end = tokenizer->token_id("<|im_end|>");
+  REQUIRE((tokenizer->strips(end).before && tokenizer->strips(end).after));
   compare_with_fixture("chatml-strips", ChatEncoder(*tokenizer, ChatTemplate::automatic),
                        golden_dialogues());
 }

@@ -88,7 +88,7 @@ CASES = {
     "qwen3": (QWEN3, "qwen2", CHATML, None, "<|im_end|>"),
     "chatml": (chatml(), "qwen2", CHATML, None, "<|im_end|>"),
     # Tokens that take the white space next to them.
-    "chatml-strips": (chatml(), "qwen2", [AddedToken("<|im_start|>", lstrip=True, rstrip=True), AddedToken("<|im_end|>", lstrip=True)], None, "<|im_end|>"),
+    "chatml-strips": (chatml(), "qwen2", ["<|im_start|>", AddedToken("<|im_end|>", lstrip=True, rstrip=True)], None, "<|im_end|>"),
     "llama2": (LLAMA2, "llama2", [], "<s>", "</s>"),
     "mistral-v1": (MISTRAL1, "llama2", [], "<s>", "</s>"),
     "mistral": (MISTRAL, "llama2", ["[INST]", "[/INST]"], "<s>", "</s>"),

@@ -34,8 +34,8 @@ class ChatRun {
                  "output_dir=out"});
   }
 
-  static Words command(const Words& more) {
-    Words words = {"generate", "--checkpoint", "out", "--chat", "--temperature",
+  static Words command(const Words& more, const std::string& folder = "out") {
+    Words words = {"generate", "--checkpoint", folder, "--chat", "--temperature",
                    "0",        "--threads",    "1"};
     words.insert(words.end(), more.begin(), more.end());
     return words;
@@ -55,6 +55,14 @@ TEST_CASE("a chat model answers, ends where the template does, and knows the dia
       0, run.path(), ChatRun::command({"--prompt", "What is red?", "--max-new-tokens", "3"}));
   CHECK(std::string("A colour 😀.\n").starts_with(cut.out.substr(0, cut.out.size() - 1)));
   CHECK_THAT(cut.err, Contains("cut after 3 tokens (--max-new-tokens)"));
+
+  // Where the model does not say that a turn ends a text, the template does.
+  expect_code(0, run.path(), {"export", "out", "--out", "hf"});
+  auto config = nlohmann::json::parse(read_file(run.path() / "hf/config.json"));
+  config["eos_token_id"] = 0;
+  write_file(run.path() / "hf/config.json", config.dump());
+  CHECK(expect_code(0, run.path(), ChatRun::command({"--prompt", "What is red?"}, "hf")).out ==
+        "A colour 😀.\n");
 
   write_file(run.path() / "lines.txt", "What is red?\n\nAnd a cat?\n");
   Process dialogue(run.path(), ChatRun::command({}), {},
