@@ -8,9 +8,30 @@
 #include <fstream>
 
 #include "base/error.h"
-#include "config/yaml_tree.h"
 
 namespace fp8train {
+namespace {
+
+/// JSON as YAML reads it: blanks for the tabs between its values. Other text stays as it is.
+std::string json_as_yaml(std::string text) {
+  const size_t first = text.find_first_not_of(" \t\r\n");
+  if (first == std::string::npos || text[first] != '{') {
+    return text;
+  }
+  bool quoted = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (quoted && text[i] == '\\') {
+      ++i;
+    } else if (text[i] == '"') {
+      quoted = !quoted;
+    } else if (!quoted && text[i] == '\t') {
+      text[i] = ' ';
+    }
+  }
+  return text;
+}
+
+}  // namespace
 
 std::string read_config_file(const std::string& path) {
   std::error_code error;
@@ -31,22 +52,8 @@ std::string read_config_file(const std::string& path) {
   return text;
 }
 
-std::string json_as_yaml(std::string text) {
-  const size_t first = text.find_first_not_of(" \t\r\n");
-  if (first == std::string::npos || text[first] != '{') {
-    return text;
-  }
-  bool quoted = false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    if (quoted && text[i] == '\\') {
-      ++i;
-    } else if (text[i] == '"') {
-      quoted = !quoted;
-    } else if (!quoted && text[i] == '\t') {
-      text[i] = ' ';
-    }
-  }
-  return text;
+YamlNode parse_config(const std::string& text, size_t source, Problems& problems) {
+  return parse_yaml(json_as_yaml(text), "", source, problems);
 }
 
 std::string named_file(const std::string& name, const std::string& from) {

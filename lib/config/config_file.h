@@ -1,7 +1,10 @@
 #pragma once
 // A configuration's file: YAML, or JSON under any name.
 
+#include <cstddef>
 #include <string>
+
+#include "config/yaml_tree.h"
 
 namespace fp8train {
 
@@ -9,8 +12,8 @@ namespace fp8train {
 /// read.
 std::string read_config_file(const std::string& path);
 
-/// JSON as YAML reads it: blanks for the tabs between its values. Other text stays as it is.
-std::string json_as_yaml(std::string text);
+/// The keys of such a text, whose source has the number `source`; its syntax is recognized here.
+YamlNode parse_config(const std::string& text, size_t source, Problems& problems);
 
 /// The file that `name`, a value in the file `from`, means: below the working directory, or else
 /// next to `from`.

@@ -19,7 +19,7 @@ namespace {
 bool add_text(const std::string& name, const std::string& text, int layer, GivenKeys& given,
               ForeignKeys& foreign, Problems& problems) {
   const size_t source = problems.add_source(name, true);
-  YamlNode root = parse_yaml(json_as_yaml(text), "", source, problems);
+  YamlNode root = parse_config(text, source, problems);
   const bool complete = !root.reported && root.kind == YamlNode::Kind::map;
   if (!root.reported && root.kind == YamlNode::Kind::null) {
     problems.add({source, 0, 0}, "", "the file is empty");
