@@ -41,7 +41,7 @@ bool Pass::run() {
   stored.items.clear();
   for (size_t i = 0; i < root_.items.size(); ++i) {
     const Entry entry = {root_.keys[i].text, root_.keys[i].text, root_.keys[i], root_.items[i]};
-    const auto* program = std::find_if(
+    const auto program = std::find_if(
         all.begin(), all.end(), [&](const Program& one) { return (this->*one.recognizes)(entry); });
     if (program != all.end()) {
       (this->*program->read)(entry);
