@@ -1,6 +1,7 @@
 #include "base/error.h"
 #include "comm/gradient_exchange.h"
 #include "ops/exchange/wire.h"
+#include "ops/exchange/wire_formats.h"
 
 namespace fp8train {
 
@@ -22,9 +23,7 @@ GradientWire gradient_wire(const TensorFormat& format, bool self_exact, const To
   }
   if (!ops::is_wire_format(format)) {
     throw ConfigError("gradient_wire: '" + describe(format) +
-                      "' does not cross between ranks; choose fp32, bf16, e4m3 or e5m2 with a "
-                      "scale for the tensor, or e4m3, e5m2 or int8 with one for group(128) or "
-                      "group(256)");
+                      "' does not cross between ranks; choose " + ops::gradient_wires_text());
   }
   const bool hops = topology.nodes() > 1 && topology.ranks_per_node() > 1 && !self_exact;
   wire.kind = hops ? WireKind::fp8_two_hop : WireKind::fp8_two_shot;

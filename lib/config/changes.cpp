@@ -3,7 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
+#include <iterator>
+#include <string_view>
 #include <utility>
 
 #include "config/yaml_tree.h"
@@ -13,8 +14,9 @@ namespace {
 
 using Leaves = std::vector<std::pair<std::string, std::string>>;
 
-constexpr std::array<std::string_view, 6> kWithoutEffect = {"output_dir", "threads",    "logging",
-                                                            "sample",     "checkpoint", "job"};
+/// Keys and whole sections.
+constexpr std::string_view kWithoutEffect[] = {"output_dir", "threads",    "logging",
+                                               "sample",     "checkpoint", "job"};
 
 /// A value on one line, as it could be written.
 std::string text_of(const YamlNode& node) {
@@ -39,11 +41,11 @@ void collect(const YamlNode& node, const std::string& path, Leaves& leaves) {
     return;
   }
   for (size_t i = 0; i < node.items.size(); ++i) {
-    const std::string& key = node.keys[i].text;
-    const bool matters = !path.empty() || std::find(kWithoutEffect.begin(), kWithoutEffect.end(),
-                                                    key) == kWithoutEffect.end();
-    if (matters) {
-      collect(node.items[i], path.empty() ? key : fmt::format("{}.{}", path, key), leaves);
+    const std::string& name = node.keys[i].text;
+    const std::string key = path.empty() ? name : fmt::format("{}.{}", path, name);
+    if (std::find(std::begin(kWithoutEffect), std::end(kWithoutEffect), key) ==
+        std::end(kWithoutEffect)) {
+      collect(node.items[i], key, leaves);
     }
   }
 }

@@ -59,6 +59,11 @@ std::string json_as_yaml(std::string text) {
   return text;
 }
 
+/// The keys of such a text, whose source has the number `source`; its syntax is recognized here.
+YamlNode parse_config(const std::string& text, size_t source, Problems& problems) {
+  return parse_yaml(json_as_yaml(text), "", source, problems);
+}
+
 /// The file that `name`, a value in the file `from`, means: below the working directory, or else
 /// next to `from`.
 std::string named_file(const std::string& name, const std::string& from) {
@@ -74,7 +79,7 @@ std::string named_file(const std::string& name, const std::string& from) {
 bool add_text(const std::string& name, const std::string& text, int layer, GivenKeys& given,
               ForeignKeys& foreign, Problems& problems) {
   const size_t source = problems.add_source(name, true);
-  YamlNode root = parse_yaml(json_as_yaml(text), "", source, problems);
+  YamlNode root = parse_config(text, source, problems);
   const bool complete = !root.reported && root.kind == YamlNode::Kind::map;
   if (!root.reported && root.kind == YamlNode::Kind::null) {
     problems.add({source, 0, 0}, "", "the file is empty");

@@ -1,18 +1,13 @@
-// Data, training and everything around a run.
+// Checkpoints, evaluation, samples, logging, ranks and everything else around a run.
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 #include <iterator>
-#include <nlohmann/json.hpp>
 
 #include "base/nearest.h"
 #include "config/field_builders.h"
 #include "config/field_table.h"
-#include "data/readers/data_format.h"
 
 namespace fp8train {
 namespace {
@@ -23,69 +18,7 @@ bool on_several_ranks(const Settings& settings) {
 
 using namespace fields;
 
-constexpr double kMostPasses = 1 << 20;     // micro-batch, and micro-batches of a step
-constexpr double kMostSequences = 1 << 30;  // of a step
-constexpr double kMostTokens = 1e15;        // of a run
-constexpr double kMostPositions = ModelLimits::positions;
 constexpr double kMostThreads = 1024;
-
-template <class Member>
-auto data(Member member) {
-  return in(&Settings::data, member);
-}
-
-template <class Member>
-auto training(Member member) {
-  return in(&Settings::training, member);
-}
-
-Field sources(std::string key, std::vector<DataSource> DataSettings::*member, std::string doc) {
-  return make(std::move(key), "a list of {path, format, weight}", std::move(doc), data(member),
-              read_sources, [](const std::vector<DataSource>& values) {
-                return values.empty() ? "" : sources_text(values);
-              });
-}
-
-// What the wizard offers where the default of the field is no good start.
-
-std::string offered_validation(const Settings& settings) {
-  return number_text(settings.data.val_fraction > 0 ? settings.data.val_fraction : 0.05);
-}
-
-/// That of the folder a model comes from.
-std::string offered_tokenizer(const Settings& settings) {
-  const std::filesystem::path folder = settings.model.from;
-  std::error_code unseen;
-  const bool has_one =
-      !folder.empty() && (std::filesystem::exists(folder / "tokenizer.json", unseen) ||
-                          std::filesystem::exists(folder / "tokenizer.model", unseen));
-  return has_one && settings.data.tokenizer == DataSettings().tokenizer ? folder.string()
-                                                                        : settings.data.tokenizer;
-}
-
-/// No more than the model of a folder is made for.
-std::string offered_length(const Settings& settings) {
-  int64_t length = settings.data.seq_length;
-  std::ifstream file(std::filesystem::path(settings.model.from) / "config.json");
-  if (!settings.model.from.empty() && file) {
-    const auto config = nlohmann::json::parse(file, nullptr, false);
-    for (const char* key : {"max_position_embeddings", "n_positions"}) {
-      if (config.is_object() && config.contains(key) && config[key].is_number_integer()) {
-        length = std::min(length, std::max<int64_t>(1, config[key].get<int64_t>()));
-      }
-    }
-  }
-  return std::to_string(length);
-}
-
-std::string offered_steps(const Settings& settings) {
-  return settings.training.max_tokens > 0 ? "" : "1000";
-}
-
-std::string offered_global_batch(const Settings& settings) {
-  return std::to_string(settings.training.micro_batch_size * settings.job.nodes *
-                        settings.job.ranks_per_node);
-}
 
 std::string offered_interval(const Settings& settings) {
   return std::to_string(std::clamp<int64_t>(planned_steps(settings) / 10, 1, 1000));
@@ -153,119 +86,6 @@ std::vector<Field> checkpoint_fields() {
 }
 
 }  // namespace
-
-std::vector<Field> data_fields() {
-  return {
-      sources("data.train", &DataSettings::train,
-              fmt::format("Training sources: {{path, format: {}, weight}}. A path is a file, a "
-                          "folder or a pattern, and starts at the working directory. Where a "
-                          "weight is not 1, samples are dealt out to the sources by weight; else "
-                          "sources follow one another",
-                          fmt::join(data_format_names(), "|")))
-          .asked({.topic = Topic::data, .text = "Training data: a file, or [file, file]"}),
-      sources("data.val", &DataSettings::val,
-              "Validation sources; not set: val_fraction of the training sources"),
-      number("data.val_fraction", data(&DataSettings::val_fraction), from_up_to(0, 1),
-             "Part of the training sources that is held back for validation")
-          .asked({.topic = Topic::data,
-                  .text = "Part held back for validation",
-                  .unless = {"data.val"},
-                  .suggest = offered_validation}),
-      path(
-          "data.tokenizer", data(&DataSettings::tokenizer),
-          "byte, char, the path of a tokenizer file or of a folder that has one, or none for token "
-          "files made elsewhere",
-          "text")
-          .asked({.topic = Topic::data,
-                  .text = "Tokenizer",
-                  .suggest = offered_tokenizer,
-                  .changes_memory = true}),
-      integer("data.seq_length", data(&DataSettings::seq_length), between(1, kMostPositions),
-              "Tokens of one sequence; a preset brings its own default")
-          .asked({.topic = Topic::data,
-                  .text = "Sequence length",
-                  .suggest = offered_length,
-                  .changes_memory = true}),
-      flag("data.shuffle", data(&DataSettings::shuffle),
-           "Windows in random order; false: in the order of the files"),
-      text("data.text_key", data(&DataSettings::text_key), "JSONL: the key that holds the text"),
-      choice("data.chat_template", data(&DataSettings::chat_template), kChatTemplates,
-             "Dialogues: the template that they are written in; auto: that of the tokenizer's "
-             "folder"),
-      choice("data.packing", data(&DataSettings::packing), kPackings,
-             "What a sequence holds: windows of the running text; whole documents, which do not "
-             "see each other; none: one document. auto: documents for dialogues, else windows"),
-      flag("data.document_mask", data(&DataSettings::document_mask),
-           "Windows: attention and positions begin anew behind each end-of-sequence token"),
-  };
-}
-
-std::vector<Field> training_fields() {
-  std::vector<Field> result = {
-      optional_count("training.max_steps", training(&TrainingSettings::max_steps), kMostWhole,
-                     "Optimizer steps of the whole run; either this or max_tokens")
-          .asked({.topic = Topic::optimization,
-                  .text = "Optimizer steps, - to give tokens instead",
-                  .suggest = offered_steps,
-                  .optional = true}),
-      optional_count("training.max_tokens", training(&TrainingSettings::max_tokens), kMostTokens,
-                     "Tokens of the whole run, such as 100M; either this or max_steps")
-          .asked({.topic = Topic::optimization,
-                  .text = "Tokens of the whole run",
-                  .when = [](const Settings& s) { return s.training.max_steps == 0; }}),
-      integer("training.micro_batch_size", training(&TrainingSettings::micro_batch_size),
-              between(1, kMostPasses), "Sequences per forward pass and rank")
-          .asked({.topic = Topic::optimization,
-                  .text = "Micro-batch: sequences per forward pass and rank",
-                  .changes_memory = true}),
-      integer("training.gradient_accumulation_steps",
-              training(&TrainingSettings::gradient_accumulation_steps), between(1, kMostPasses),
-              "Forward passes per optimizer step")
-          .when([](const Settings& s) { return s.training.global_batch_size == 0; }),
-      optional_count("training.global_batch_size", training(&TrainingSettings::global_batch_size),
-                     kMostSequences,
-                     "Sequences per optimizer step over all ranks; instead of "
-                     "gradient_accumulation_steps")
-          .asked({.topic = Topic::optimization,
-                  .text = "Global batch: sequences per step over all ranks",
-                  .unless = {"training.gradient_accumulation_steps"},
-                  .suggest = offered_global_batch,
-                  .optional = true}),
-      make("training.seed", "a whole number >= 0", "Seed of every random draw",
-           training(&TrainingSettings::seed), read_unsigned,
-           [](uint64_t value) { return std::to_string(value); }),
-      number("training.z_loss", training(&TrainingSettings::z_loss), between(0, 1000),
-             "Weight of the squared log of the softmax's normalizer in the loss"),
-      integer("training.head_chunk_rows", training(&TrainingSettings::head_chunk_rows),
-              between(0, kMostSequences),
-              "Rows of logits alive at a time; 0: chosen from the vocabulary and the GPU's memory"),
-      duration("training.max_time", training(&TrainingSettings::max_time_seconds), "3h50m",
-               "Save and stop with exit code 75 after this time", true),
-      choice("training.non_finite", training(&TrainingSettings::non_finite), kOnNonFinite,
-             "What to do with a step whose gradient norm is not finite"),
-      integer("training.max_consecutive_skips", training(&TrainingSettings::max_consecutive_skips),
-              at_least(1),
-              "Skipped steps in a row after which the run has diverged; at its end, one"),
-      choice("training.on_divergence", training(&TrainingSettings::on_divergence), kOnDivergence,
-             "stop: exit code 5; rollback: go back to the newest checkpoint of before and leave "
-             "out the batches seen since"),
-      integer("training.max_rollbacks", training(&TrainingSettings::max_rollbacks), at_least(1),
-              "Returns to older checkpoints after which a run that diverges stops"),
-      number("training.spike_threshold", training(&TrainingSettings::spike_threshold), at_least(0),
-             "Standard deviations above the mean of spike_window losses from which a loss is high; "
-             "0: spikes are not looked for"),
-      integer("training.spike_window", training(&TrainingSettings::spike_window), between(2, 65536),
-              "Steps whose losses, not high themselves, a loss is compared with"),
-      integer("training.spike_steps", training(&TrainingSettings::spike_steps), at_least(1),
-              "High losses in a row that are a spike, which is a divergence"),
-      flag(
-          "training.deterministic", training(&TrainingSettings::deterministic),
-          "On a GPU with cuDNN: take its deterministic backward pass of attention, which is slower "
-          "and on sm_80 to sm_90 needs 2 bytes for each score, so that runs and resumed runs have "
-          "the same bits; everything else has them either way"),
-  };
-  return result;
-}
 
 /// Another word for cuda is gpu.
 Field device_field() {
@@ -356,17 +176,6 @@ std::vector<Field> run_fields() {
   };
   std::move(others.begin(), others.end(), std::back_inserter(result));
   return result;
-}
-
-int64_t planned_steps(const Settings& settings) {
-  const TrainingSettings& training = settings.training;
-  const int64_t ranks = settings.job.nodes * settings.job.ranks_per_node;
-  const int64_t sequences =
-      training.global_batch_size > 0
-          ? training.global_batch_size
-          : training.micro_batch_size * training.gradient_accumulation_steps * ranks;
-  return training.max_steps > 0 ? training.max_steps
-                                : training.max_tokens / sequences / settings.data.seq_length;
 }
 
 }  // namespace fp8train

@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,15 +19,19 @@ namespace dialects {
 
 using Kind = YamlNode::Kind;
 
-constexpr std::array<Pass::Program, 3> Pass::kPrograms = {{
-    {&Pass::recognize_accelerate, &Pass::is_accelerate, &Pass::read_accelerate,
-     &Pass::launch_sections},
-    {&Pass::recognize_deepspeed, &Pass::is_deepspeed, &Pass::deepspeed, &Pass::finish_deepspeed},
-    {nullptr, &Pass::is_megatron, &Pass::read_megatron, &Pass::finish_blocks},
-}};
+std::span<const Pass::Program> Pass::programs() {
+  static constexpr Program kPrograms[] = {
+      {&Pass::recognize_accelerate, &Pass::is_accelerate, &Pass::read_accelerate,
+       &Pass::launch_sections},
+      {&Pass::recognize_deepspeed, &Pass::is_deepspeed, &Pass::deepspeed, &Pass::finish_deepspeed},
+      {nullptr, &Pass::is_megatron, &Pass::read_megatron, &Pass::finish_blocks},
+  };
+  return kPrograms;
+}
 
 bool Pass::run() {
-  for (const Program& program : kPrograms) {
+  const std::span<const Program> all = programs();
+  for (const Program& program : all) {
     if (program.recognize_file != nullptr) {
       (this->*program.recognize_file)();
     }
@@ -37,10 +41,9 @@ bool Pass::run() {
   stored.items.clear();
   for (size_t i = 0; i < root_.items.size(); ++i) {
     const Entry entry = {root_.keys[i].text, root_.keys[i].text, root_.keys[i], root_.items[i]};
-    const auto* program = std::find_if(kPrograms.begin(), kPrograms.end(), [&](const Program& one) {
-      return (this->*one.recognizes)(entry);
-    });
-    if (program != kPrograms.end()) {
+    const auto program = std::find_if(
+        all.begin(), all.end(), [&](const Program& one) { return (this->*one.recognizes)(entry); });
+    if (program != all.end()) {
       (this->*program->read)(entry);
     } else if (entry.name == "fp8" && entry.node.kind == Kind::map) {
       keep(stored, entry.place, own_section(entry.node));
@@ -48,7 +51,7 @@ bool Pass::run() {
       keep(stored, entry.place, entry.node);
     }
   }
-  for (const Program& program : kPrograms) {
+  for (const Program& program : all) {
     if (program.finish != nullptr) {
       (this->*program.finish)();
     }

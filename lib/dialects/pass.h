@@ -137,7 +137,7 @@ class Pass {
     void (Pass::*finish)() = nullptr;
   };
   /// The first one that recognizes a key reads it.
-  static const std::array<Program, 3> kPrograms;
+  static std::span<const Program> programs();
 
   // dialects.cpp
   YamlNode own_section(const YamlNode& section);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <limits>
 #include <map>
 #include <set>
@@ -12,6 +13,7 @@
 #include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "data/tokenizers/registry.h"
 #include "io/hf_config.h"
 #include "io/model_source.h"
 #include "io/quantization_config.h"
@@ -23,14 +25,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// What transformers reads next to the weights. Notes of this program's checkpoints stay behind.
-constexpr const char* kCompanions[] = {"tokenizer.json",
-                                       "tokenizer_config.json",
+/// What transformers reads next to the weights and the tokenizer's own file. Notes of this
+/// program's checkpoints stay behind.
+constexpr const char* kCompanions[] = {"tokenizer_config.json",
                                        "special_tokens_map.json",
                                        "added_tokens.json",
                                        "vocab.json",
                                        "merges.txt",
-                                       "tokenizer.model",
                                        "chat_template.jinja",
                                        "chat_template.json",
                                        "generation_config.json"};
@@ -156,12 +157,14 @@ ExportReport export_folder(const fs::path& from, const fs::path& to, const Expor
         "transformers' GPT-2 has biases; this model has not all of them, so that transformers "
         "reports missing tensors and sets them to zero");
   }
-  for (const char* name : kCompanions) {
+  const auto copy_if_there = [&](const char* name) {
     if (fs::is_regular_file(from / name)) {
       copy_file_whole(from / name, to / name);
       report.copied.emplace_back(name);
     }
-  }
+  };
+  std::ranges::for_each(tokenizers::tokenizer_file_names(), copy_if_there);
+  std::ranges::for_each(kCompanions, copy_if_there);
   ShardedWriter writer(to, quantized_entries(model.source, how), metadata, options.max_shard_bytes);
   report.quantization = quantize_tensors(
       model.source, how,

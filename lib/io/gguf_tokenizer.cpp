@@ -8,6 +8,7 @@
 #include "base/atomic_file.h"
 #include "base/error.h"
 #include "data/tokenizer.h"
+#include "data/tokenizers/registry.h"
 #include "data/tokenizers/token_table.h"
 #include "io/export_gguf.h"
 #include "io/strict_json.h"
@@ -92,16 +93,12 @@ void add_chat_template(const fs::path& folder, ConfigObject& metadata) {
   }
 }
 
-bool has_tokenizer(const fs::path& folder) {
-  return fs::exists(folder / "tokenizer.json") || fs::exists(folder / "tokenizer.model");
-}
-
 }  // namespace
 
 void add_gguf_tokenizer(const ModelSource& model, ConfigObject& metadata,
                         std::vector<std::string>& notes) {
   const std::string folder = model.folder.string();
-  if (!has_tokenizer(model.folder)) {
+  if (!tokenizers::has_tokenizer(model.folder)) {
     notes.push_back(folder + " has no tokenizer: the file has none, and takes ids only");
     set(metadata, "tokenizer.ggml.model", "none");
     return;

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "ops/exchange/wire.h"
+#include "ops/exchange/wire_formats.h"
 #include "ops/gemm/gemm_support.h"
 #include "precision/plan.h"
 #include "tensor/stored_tensor.h"
@@ -177,8 +178,7 @@ void check_gradient(const PrecisionPlan& plan) {
                        wire.rounding == Rounding::nearest_even;
   if (!crosses && !ops::is_wire_format(wire)) {
     refuse("gradient_wire", plan.gradient_wire,
-           "does not cross a wire: choose fp32, bf16, e4m3 or e5m2 with a scale for the tensor, or "
-           "e4m3, e5m2 or int8 with one for group(128) or group(256)");
+           "does not cross a wire: choose " + ops::gradient_wires_text());
   }
   if (gradient.is_scaled() && wire != gradient) {
     refuse("gradient_wire", plan.gradient_wire,

@@ -27,7 +27,10 @@ std::string describe_linears(const Session& session) {
                        name_of(session.engine.plan.activation));
   }
   const DType dtype = session.engine.plan.fprop.a.dtype;
-  const char* const narrow = dtype == DType::i8 ? "INT8" : dtype == DType::e2m1 ? "NVFP4" : "FP8";
+  const std::string narrow = is_fp8(dtype)          ? "FP8"
+                             : dtype == DType::e2m1 ? "NVFP4"
+                             : dtype == DType::i8   ? "INT8"
+                                                    : std::string(name_of(dtype));
   if (scaled == 0) {
     return fmt::format("NONE of {} linear layers runs in {}, all in {}; the first one: {}",
                        plans.size(), narrow, name_of(session.engine.plan.activation),

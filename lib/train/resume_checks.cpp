@@ -1,6 +1,7 @@
 #include "train/resume_checks.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -10,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "data/tokenizers/registry.h"
 #include "io/hf_config.h"
 #include "nn/parameter.h"
 #include "train/data_record.h"
@@ -161,13 +163,16 @@ std::string run_id(uint64_t seed, const std::string& data_fingerprint) {
 }
 
 void require_files(const std::filesystem::path& folder, const CheckpointManifest& manifest) {
-  const auto is_listed = [&](const char* name) {
+  const auto is_listed = [&](const std::string& name) {
     return std::any_of(manifest.files.begin(), manifest.files.end(),
                        [&](const FileRecord& file) { return file.name == name; });
   };
-  const char* const tokenizer = is_listed("tokenizer.model") ? "tokenizer.model" : "tokenizer.json";
-  for (const char* name : {"config.json", tokenizer, "state.json", "model.safetensors"}) {
-    if (!is_listed(name)) {
+  const auto names = tokenizers::tokenizer_file_names();
+  const bool has_tokenizer = std::any_of(names.begin(), names.end(), is_listed);
+  const std::string tokenizer = fmt::format("{}", fmt::join(names, " or "));
+  for (const std::string& name : {std::string("config.json"), tokenizer, std::string("state.json"),
+                                  std::string("model.safetensors")}) {
+    if (name == tokenizer ? !has_tokenizer : !is_listed(name)) {
       throw CheckpointError(fmt::format(
           "{}/MANIFEST.json does not list {}, which every checkpoint has; remove the folder to go "
           "on from an earlier one",

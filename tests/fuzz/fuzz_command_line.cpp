@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -31,13 +32,13 @@ template <size_t Index>
 void add_without_action(Arguments arguments, Action& action) {
   static Action dropped;  // what callbacks of options refer to
   dropped = nullptr;
-  all_commands()[Index].add(arguments, dropped);
+  kCommands[Index].add(arguments, dropped);
   action = [] { return 0; };
 }
 
 template <size_t... Index>
 std::vector<Command> without_actions(std::index_sequence<Index...> /*indices*/) {
-  return {{all_commands()[Index].name, all_commands()[Index].help, add_without_action<Index>}...};
+  return {{kCommands[Index].name, kCommands[Index].help, add_without_action<Index>}...};
 }
 
 /// A command, or an option of the program itself, stays first; anything else is for `train`.
@@ -55,12 +56,9 @@ void check_default_command(std::vector<std::string> given, const std::vector<std
   check(complete == given);
 }
 
-constexpr size_t kCommands = 16;
-
 }  // namespace
 
 extern "C" int LLVMFuzzerInitialize(int* /*count*/, char*** /*arguments*/) {
-  check(all_commands().size() == kCommands);
   // Messages of the program; libFuzzer writes to the descriptor itself.
   stdout = std::fopen("/dev/null", "w");
   stderr = std::fopen("/dev/null", "w");
@@ -69,7 +67,7 @@ extern "C" int LLVMFuzzerInitialize(int* /*count*/, char*** /*arguments*/) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const std::vector<Command> kWithoutActions =
-      without_actions(std::make_index_sequence<kCommands>());
+      without_actions(std::make_index_sequence<std::size(kCommands)>());
   std::vector<std::string> arguments;
   std::istringstream lines(std::string(reinterpret_cast<const char*>(data), size));
   for (std::string line; arguments.size() < kMostArguments && std::getline(lines, line);) {

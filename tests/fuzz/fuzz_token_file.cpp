@@ -42,15 +42,21 @@ std::string write_files(const DataFormat& format, std::string bytes) {
   return data;
 }
 
+std::vector<const DataFormat*> token_formats() {
+  std::vector<const DataFormat*> formats;
+  std::copy_if(data_formats().begin(), data_formats().end(), std::back_inserter(formats),
+               [](const DataFormat* format) { return format->has_tokens(); });
+  return formats;
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 1) {
     return 0;
   }
-  const DataFormat* const formats[] = {&llmc_format(), &raw_u16_format(), &npy_format(),
-                                       &indexed_format()};
-  const DataFormat& format = *formats[data[0] % std::size(formats)];
+  static const std::vector<const DataFormat*> kFormats = token_formats();
+  const DataFormat& format = *kFormats[data[0] % kFormats.size()];
   const std::string path =
       write_files(format, std::string(reinterpret_cast<const char*>(data) + 1, size - 1));
   try {

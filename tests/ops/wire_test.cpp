@@ -12,6 +12,7 @@
 #include "numeric/convert.h"
 #include "ops/adamw_cases.h"
 #include "ops/op_test_support.h"
+#include "ops/wire_cases.h"
 
 namespace fp8train::test {
 namespace {
@@ -19,17 +20,7 @@ namespace {
 using Bytes = std::vector<uint8_t>;
 using Values = std::vector<float>;
 
-const TensorFormat kWires[] = {
-    plain(DType::f32),
-    plain(DType::bf16),
-    by_group(DType::e4m3, ScaleType::f32),
-    by_group(DType::e4m3, ScaleType::pow2),
-    by_group(DType::e5m2, ScaleType::f32),
-    in_groups_of(256, by_group(DType::e4m3, ScaleType::pow2)),
-    in_groups_of(256, by_group(DType::e5m2, ScaleType::f32)),
-    in_groups_of(256, by_group(DType::i8, ScaleType::f32)),
-    by_group(DType::i8, ScaleType::pow2),
-};
+const std::vector<TensorFormat> kWires = all_wires();
 
 /// Elements that share a scale; formats without one have none.
 int64_t group_size(const TensorFormat& format) {

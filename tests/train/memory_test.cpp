@@ -131,8 +131,7 @@ TEST_CASE("every plan holds the bytes per parameter that its roles say") {
     CHECK(per_parameter(plan, MemoryCategory::optimizer_state, 8) == near(row->moments));
     // Where a GEMM contracts along columns with a scale for each block, the weight is held in a
     // second orientation too.
-    const bool both = name == "deepseek-v3" || name.starts_with("fp8-s") ||
-                      name.starts_with("fp8-le") || name.starts_with("fp8-mi");
+    const bool both = plan.weight.is_scaled() && plan.weight.block != per::tensor;
     CHECK(per_parameter(plan, MemoryCategory::weights, 4) ==
           near(both ? 2 * row->weight : row->weight));
   }

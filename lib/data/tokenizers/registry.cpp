@@ -1,9 +1,11 @@
 #include "data/tokenizers/registry.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
+#include <iterator>
+#include <system_error>
 
 #include "base/error.h"
 #include "base/nearest.h"
@@ -28,13 +30,23 @@ const TokenizerKind kKinds[] = {
      [](const TokenizerProbe& probe) { return has_extension(probe, ".bin"); },
      [](const TokenizerProbe& probe) { return read_llama2c_tokenizer(probe.path); }}};
 
-/// What a folder may hold, in the order in which it is looked for.
-constexpr std::array<const char*, 2> kFolderFiles = {"tokenizer.json", "tokenizer.model"};
+constexpr const char* kFolderFiles[] = {"tokenizer.json", "tokenizer.model"};
 
 }  // namespace
 
 std::span<const TokenizerKind> tokenizer_kinds() {
   return kKinds;
+}
+
+std::span<const char* const> tokenizer_file_names() {
+  return kFolderFiles;
+}
+
+bool has_tokenizer(const std::filesystem::path& folder) {
+  return std::any_of(std::begin(kFolderFiles), std::end(kFolderFiles), [&](const char* name) {
+    std::error_code unseen;
+    return std::filesystem::exists(folder / name, unseen);
+  });
 }
 
 }  // namespace tokenizers
@@ -44,11 +56,11 @@ namespace {
 namespace fs = std::filesystem;
 
 fs::path file_in(const fs::path& folder) {
-  for (const char* name : tokenizers::kFolderFiles) {
+  for (const char* name : tokenizers::tokenizer_file_names()) {
     if (fs::exists(folder / name)) return folder / name;
   }
-  throw DataError(
-      fmt::format("{}: the folder has no tokenizer.json and no tokenizer.model", folder.string()));
+  throw DataError(fmt::format("{}: the folder has no {}", folder.string(),
+                              fmt::join(tokenizers::tokenizer_file_names(), " and no ")));
 }
 
 [[noreturn]] void refuse_name(const std::string& name, std::string_view option) {

@@ -27,6 +27,11 @@ struct TokenizerKind {
 
 std::span<const TokenizerKind> tokenizer_kinds();
 
+/// Names of the files that a model folder may hold a tokenizer in, in the order in which they are
+/// looked for.
+std::span<const char* const> tokenizer_file_names();
+bool has_tokenizer(const std::filesystem::path& folder);
+
 /// Hugging Face's tokenizer.json, with tokenizer_config.json of the same folder.
 std::unique_ptr<Tokenizer> open_tokenizer_json(const TokenizerProbe& probe);
 

@@ -1,21 +1,38 @@
 #include "ops/exchange/wire.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+
 #include "base/math.h"
 #include "base/trace.h"
 #include "ops/dispatch/op_table.h"
 #include "ops/exchange/wire_checks.h"
+#include "ops/exchange/wire_formats.h"
 #include "ops/exchange/wire_math.h"
 
 namespace fp8train::ops {
 namespace {
 
 bool is_summed_type(DType dtype) {
-  return dtype == DType::f32 || dtype == DType::bf16;
+  return PlainWireTypes::has(dtype);
 }
 
-/// Four or eight elements of each lane of a warp.
 bool is_wire_group(const ScaleBlock& block) {
-  return block == per::group(128) || block == per::group(256);
+  return std::any_of(std::begin(kWireGroups), std::end(kWireGroups),
+                     [&](int group) { return block == per::group(group); });
+}
+
+/// "a, b or c".
+template <typename Items, typename Text>
+std::string alternatives(const Items& items, Text text) {
+  std::string all;
+  for (size_t i = 0; i < std::size(items); ++i) {
+    all += i == 0 ? "" : i + 1 == std::size(items) ? " or " : ", ";
+    all += text(items[i]);
+  }
+  return all;
 }
 
 /// Scales of a packet.
@@ -29,12 +46,18 @@ bool is_wire_format(const TensorFormat& format) {
   if (!format.is_scaled()) {
     return is_summed_type(format.dtype) && format == plain(format.dtype);
   }
-  const bool by_byte = is_code_type(format.dtype) && facts_of(format.dtype).bits == 8;
   const bool fp32_scales =
       format.scale_type == ScaleType::f32 || format.scale_type == ScaleType::pow2;
-  return by_byte && is_wire_group(format.block) && format.policy == ScalePolicy::current &&
-         fp32_scales && !format.hadamard && !format.expanded && format.amax_epsilon == 0 &&
-         format.rounding == Rounding::nearest_even;
+  return WireCodes::has(format.dtype) && is_wire_group(format.block) &&
+         format.policy == ScalePolicy::current && fp32_scales && !format.hadamard &&
+         !format.expanded && format.amax_epsilon == 0 && format.rounding == Rounding::nearest_even;
+}
+
+std::string gradient_wires_text() {
+  return fmt::format(
+      "fp32, bf16, e4m3 or e5m2 with a scale for the tensor, or {} with one for {}",
+      alternatives(WireCodes::kTypes, [](DType dtype) { return std::string(name_of(dtype)); }),
+      alternatives(kWireGroups, [](int group) { return fmt::format("group({})", group); }));
 }
 
 int64_t wire_bytes(const TensorFormat& format, int64_t count) {

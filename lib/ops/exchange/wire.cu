@@ -1,17 +1,27 @@
 // Packets of gradients. The arithmetic of ops/exchange/wire_math.h, bit for bit; sums run over the
 // ranks in order within one thread.
 
+#include <algorithm>
+#include <bit>
+#include <iterator>
+#include <utility>
+
+#include "base/error.h"
 #include "ops/dispatch/cuda_operations.h"
+#include "ops/exchange/wire_formats.h"
 #include "ops/exchange/wire_math.h"
 #include "ops/storage/encoded_tensor.cuh"
 
 namespace fp8train::ops::cuda {
 namespace {
 
-constexpr int kQuad = 4;  // elements of one thread where a warp shares a group
-constexpr int kOcto = 8;  // elements of one thread of a sum, or where a warp shares 256
+constexpr int kQuad = 4;  // elements of one thread of a copy, or that packs without scales
+constexpr int kOcto = 8;  // elements of one thread of a sum
 constexpr int kGroup = kStoredBlock.columns;  // elements of a warp that copies codes
-static_assert(kWarp * kQuad == kGroup && kWarp * kOcto == 256);
+static_assert(kWarp * kQuad == kGroup);
+static_assert(std::all_of(std::begin(kWireGroups), std::end(kWireGroups), [](int group) {
+  return std::has_single_bit(static_cast<unsigned>(group)) && group % kWarp == 0;
+}));
 
 /// body(group) for all groups, one to a warp.
 template <typename Body>
@@ -121,6 +131,16 @@ void pack_as(const Stream& stream, const PackWire& call, const PacketSlot& place
   const bool aligned = is_aligned(call.x.codes.data);
   launch(stream, shape, aligned ? pack_kernel<Code, N, true> : pack_kernel<Code, N, false>,
          encoded<false>(call.x), call.x.count(), place, call.packets);
+}
+
+/// With the instance of pack_kernel for the wire's group.
+template <typename Code, size_t... Index>
+void pack_groups(const Stream& stream, const PackWire& call, const PacketSlot& place,
+                 std::index_sequence<Index...> /*indices*/) {
+  const bool packed = ((place.layout.group == kWireGroups[Index] &&
+                        (pack_as<Code, kWireGroups[Index] / kWarp>(stream, call, place), true)) ||
+                       ...);
+  check(packed, "pack_wire: no kernel for this group");
 }
 
 struct SumArguments {
@@ -253,35 +273,36 @@ void pack_wire(Stream stream, const PackWire& call) {
   const PacketSlot place = {wire_layout(call.format, call.chunk), call.chunks, call.inner,
                             call.range};
   if (place.layout.scaled && call.x.format == call.format) {
+    check(place.layout.group == kGroup, "pack_wire: only codes in groups of 128 are copied");
     launch(stream, {blocks_for(stream, call.chunk * call.chunks, kBlock * kQuad), kBlock},
            copy_kernel<false>, call.x.codes.as<uint8_t>(), call.x.scales.as<float>(),
            call.x.count(), place, call.packets);
     return;
   }
-  if (call.format.dtype == DType::f32) {
-    return pack_as<float, kQuad>(stream, call, place);
+  if (!place.layout.scaled) {
+    return PlainWireTypes::with(call.format.dtype, [&](auto tag) {
+      pack_as<typename decltype(tag)::Type, kQuad>(stream, call, place);
+    });
   }
-  if (call.format.dtype == DType::bf16) {
-    return pack_as<bf16, kQuad>(stream, call, place);
-  }
-  with_code_type(call.format.dtype, [&](auto tag) {
-    using Code = typename decltype(tag)::Type;
-    call.format.block == per::group(256) ? pack_as<Code, kOcto>(stream, call, place)
-                                         : pack_as<Code, kQuad>(stream, call, place);
+  WireCodes::with(call.format.dtype, [&](auto tag) {
+    pack_groups<typename decltype(tag)::Type>(stream, call, place,
+                                              std::make_index_sequence<std::size(kWireGroups)>());
   });
 }
 
 void unpack_wire(Stream stream, const UnpackWire& call) {
   const StoredTensor& y = call.y;
   const PacketSlot place = {wire_layout(y.format, call.chunk), call.chunks, 1, call.range};
+  check(place.layout.group == kGroup, "unpack_wire: only codes in groups of 128 are copied");
   launch(stream, {blocks_for(stream, call.chunk * call.chunks, kBlock * kQuad), kBlock},
          copy_kernel<true>, y.codes.as<uint8_t>(), y.scales.as<float>(), y.count(), place,
          const_cast<void*>(call.packets));
 }
 
 void sum_wire(Stream stream, const SumWire& call) {
+  const WireLayout layout = wire_layout(call.format, call.chunk);
   const SumArguments arguments = {static_cast<const uint8_t*>(call.packets),
-                                  wire_layout(call.format, call.chunk),
+                                  layout,
                                   call.chunks,
                                   call.contributions,
                                   call.exact_index,
@@ -290,15 +311,10 @@ void sum_wire(Stream stream, const SumWire& call) {
                                   call.factor,
                                   call.range,
                                   call.y.count(),
-                                  call.format.block == per::group(256) ? 8 : 7};
-  if (call.format.dtype == DType::f32) {
-    return sum_as<float>(stream, call, arguments);
-  }
-  if (call.format.dtype == DType::bf16) {
-    return sum_as<bf16>(stream, call, arguments);
-  }
-  with_code_type(call.format.dtype,
-                 [&](auto tag) { sum_as<typename decltype(tag)::Type>(stream, call, arguments); });
+                                  std::countr_zero(static_cast<uint64_t>(layout.group))};
+  const auto run = [&](auto tag) { sum_as<typename decltype(tag)::Type>(stream, call, arguments); };
+  layout.scaled ? WireCodes::with(call.format.dtype, run)
+                : PlainWireTypes::with(call.format.dtype, run);
 }
 
 void combine_ranks(Stream stream, ConstView parts, Combine how, View y) {

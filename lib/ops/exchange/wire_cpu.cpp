@@ -5,6 +5,7 @@
 #include "base/math.h"
 #include "ops/dispatch/cpu_operations.h"
 #include "ops/dispatch/op_table.h"
+#include "ops/exchange/wire_formats.h"
 #include "ops/exchange/wire_math.h"
 #include "ops/storage/stored_runs_cpu.h"
 
@@ -26,7 +27,7 @@ FP8TRAIN_HD void for_each_piece(int64_t chunk, int64_t chunks, Body body) {
 /// The types that a packet may have.
 template <typename Body>
 FP8TRAIN_HD void with_packet_type(DType dtype, Body body) {
-  with_type<float, bf16, e4m3, e5m2, int8_t>(dtype, body);
+  WireCodes::has(dtype) ? WireCodes::with(dtype, body) : PlainWireTypes::with(dtype, body);
 }
 
 /// Elements that exist of `length` from `from` on.

@@ -90,9 +90,16 @@ std::vector<uint8_t> scales_of(ScaleBlock block, int64_t rows, int64_t columns, 
 }
 
 uint8_t encoded(DType dtype, float value) {
-  return dtype == DType::e4m3   ? encode<e4m3>(value).bits
-         : dtype == DType::e5m2 ? encode<e5m2>(value).bits
-                                : encode<e2m1>(value).bits;
+  switch (dtype) {
+    case DType::e4m3:
+      return encode<e4m3>(value).bits;
+    case DType::e5m2:
+      return encode<e5m2>(value).bits;
+    case DType::e2m1:
+      return encode<e2m1>(value).bits;
+    default:
+      throw InternalError("probe_gemms: kCodes has an element type that is not encoded here");
+  }
 }
 
 Operand::Operand(Device& device, ScaleBlock scaled_by, DType code_type, int64_t rows,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "base/error.h"
 #include "base/math.h"
 #include "ops/dispatch/op_table.h"
 
@@ -109,6 +110,11 @@ bool aligned(const GemmExtents& extents) {
 /// product runs without it.
 GemmSupport table_support(const Fp8Products& products, const GemmFormats& formats,
                           const GemmExtents& extents, const BlockPair& pair) {
+  const auto has_line = [&](DType type) {
+    return pair.scales == ScalePair::block_1x16 ? type == DType::e2m1 : is_fp8(type);
+  };
+  check(has_line(formats.a.dtype) && has_line(formats.b.dtype),
+        "Fp8Products has no line for this element type");
   const bool fast = formats.fast_accumulate && has_fast_accumulation(pair.scales);
   const auto support = [&](bool fast_accumulate) {
     return products.support(

@@ -8,21 +8,12 @@
 #include "ops/cuda/cuda_test_support.h"
 #include "ops/exchange/shared_wire.h"
 #include "ops/storage/storage.h"
+#include "ops/wire_cases.h"
 
 namespace fp8train::test {
 namespace {
 
-const TensorFormat kWires[] = {
-    plain(DType::f32),
-    plain(DType::bf16),
-    by_group(DType::e4m3, ScaleType::f32),
-    by_group(DType::e4m3, ScaleType::pow2),
-    by_group(DType::e5m2, ScaleType::f32),
-    in_groups_of(256, by_group(DType::e4m3, ScaleType::pow2)),
-    in_groups_of(256, by_group(DType::e5m2, ScaleType::f32)),
-    in_groups_of(256, by_group(DType::i8, ScaleType::f32)),
-    by_group(DType::i8, ScaleType::pow2),
-};
+const std::vector<TensorFormat> kWires = all_wires();
 
 struct Results {
   std::vector<Array> arrays;
