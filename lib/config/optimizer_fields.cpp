@@ -20,7 +20,7 @@ Field betas() {
   const Range range = from_up_to(0, 1);
   return make(
       "optimizer.betas", "a list of 2 numbers" + range.text(),
-      "Decay of AdamW's first and second moment", optimizer(&OptimizerSettings::betas),
+      "Decay of the first and second moment", optimizer(&OptimizerSettings::betas),
       [range](const FieldValue& value, const std::string& what) {
         const auto numbers = read_numbers(value, 2, range, what);
         return numbers ? std::optional(std::array<double, 2>{(*numbers)[0], (*numbers)[1]})

@@ -167,9 +167,9 @@ def write(path, model, tokenizer, kind_of_file):
             values = np.vstack([values] + [values[-1:]] * (config["vocab_size"] - len(values)))
         if kind == "gpt2" and name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
             values = values.T
-        if kind in ("llama", "mistral") and ".q_proj." in name:
+        if ARCHITECTURES[kind] == "LLAMA" and ".q_proj." in name:
             values = permute(values, config["num_attention_heads"])
-        if kind in ("llama", "mistral") and ".k_proj." in name:
+        if ARCHITECTURES[kind] == "LLAMA" and ".k_proj." in name:
             values = permute(values, config["num_key_value_heads"])
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
         wanted = TYPES[kind_of_file]

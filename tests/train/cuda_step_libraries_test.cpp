@@ -105,7 +105,7 @@ TEST_CASE("the plan holds what cuDNN and all libraries need", "[cuda]") {
   shim::set_sdpa_workspace(4096);
 }
 
-TEST_CASE("the steady step on cuda makes no allocation, waits for nothing and reads nothing back",
+TEST_CASE("the steady step on cuda allocates nothing, and waits for first windows alone",
           "[cuda]") {
   for (const PlanTolerance& row : all_plans()) {
     if (!row.distinct || (kSanitized && row.plan != std::string("te-delayed"))) {
@@ -123,8 +123,9 @@ TEST_CASE("the steady step on cuda makes no allocation, waits for nothing and re
     const uint64_t attention_plans = shim::sdpa_plans();
     run.train_step();
     CHECK(shim::runtime_calls().allocations == before.allocations);
-    CHECK(shim::runtime_calls().synchronizations == before.synchronizations);
-    CHECK(shim::runtime_calls().reads_back == before.reads_back);
+    const uint64_t windows = plan_named(row.plan).fprop.a.is_current_at_first() ? 1 : 0;
+    CHECK(shim::runtime_calls().synchronizations == before.synchronizations + windows);
+    CHECK(shim::runtime_calls().reads_back == before.reads_back + windows);
     CHECK(shim::heuristics_asked() == plans);
     // The batch, the learning rate, the zeroed totals and the gradients that are zeroed, a fill for
     // each stretch of them, are added to the two graphs.

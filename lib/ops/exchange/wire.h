@@ -13,8 +13,8 @@
 
 namespace fp8train::ops {
 
-/// fp32 and bf16; e4m3, e5m2 and int8 with a current scale (fp32 or pow2) for each group of 128 or
-/// 256; to nearest.
+/// fp32 and bf16; e4m3, e5m2 and int8 with a current scale (fp32 or pow2) for each group of
+/// kWireGroups elements (wire_formats.h); to nearest.
 bool is_wire_format(const TensorFormat& format);
 
 /// Bytes of the packet of a chunk of `count` elements.
