@@ -43,7 +43,8 @@ command -v buildah >/dev/null || skip "buildah is not installed"
 work=$(mktemp -d)
 cleanup() {
   rm -rf "$work"
-  [ $keep = 1 ] || rm -rf "$storage"
+  [ $keep = 1 ] || rm -rf "$storage/root" "$storage/run"
+  rmdir "$storage" 2>/dev/null || true
 }
 trap cleanup EXIT
 mkdir -p "$storage"

@@ -34,7 +34,8 @@ class Answerer {
     const auto length = static_cast<int64_t>(prompt.size());
     if (length >= context_) {
       throw ConfigError(
-          fmt::format("the dialogue has {} tokens, and the model's context is {}; begin a new one",
+          fmt::format("the dialogue has {} tokens, and the model's context is {}; shorten it or "
+                      "begin a new one",
                       length, context_));
     }
     SamplingSettings sampling = sampling_;
@@ -102,6 +103,8 @@ void answer_file(Answerer& answerer, const ChatRequest& request) {
       dialogue.push_back({ChatRole::assistant, std::move(answer)});
     } catch (const DataError& error) {
       throw DataError(fmt::format("{}: {}", where, error.what()));
+    } catch (const ConfigError& error) {
+      throw ConfigError(fmt::format("{}: {}", where, error.what()));
     }
     print_at_once(as_json(dialogue));
     answerer.end_line();
@@ -117,7 +120,8 @@ void answer_lines(Answerer& answerer, const std::string& system) {
   for (;;) {
     if (prompts) print_at_once("> ");
     if (!std::getline(std::cin, line)) break;
-    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+    if (line.ends_with('\r')) line.pop_back();
+    if (line.find_first_not_of(" \t") == std::string::npos) continue;
     if (!is_utf8(line)) throw DataError("standard input: a message is not UTF-8");
     dialogue.push_back({ChatRole::user, line});
     dialogue.push_back({ChatRole::assistant, answerer.answer(dialogue, print_at_once)});

@@ -10,6 +10,7 @@
 #include "chat.h"
 #include "checkpoint_model.h"
 #include "commands.h"
+#include "data/utf8.h"
 #include "text_stream.h"
 #include "train/generator.h"
 
@@ -39,6 +40,12 @@ void check_options(const GenerateOptions& options) {
       {"--system", !chat.system.empty()},
       {"--chat-template", chat.chat_template != "auto"},
       {"--no-thinking", !chat.thinks}};
+  for (const auto& [option, text] :
+       {std::pair("--prompt", chat.prompt), std::pair("--system", chat.system)}) {
+    if (options.chats && !is_utf8(text)) {
+      throw ConfigError(fmt::format("{}: a message is not UTF-8", option));
+    }
+  }
   for (const auto& [option, is_given] : of_dialogues) {
     if (is_given && !options.chats) {
       throw ConfigError(fmt::format("{} is for dialogues; add --chat", option));

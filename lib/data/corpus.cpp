@@ -70,11 +70,11 @@ class SourceReader {
   }
 
  private:
-  static void add_files(const std::filesystem::path& path, const DataFormat& format,
-                        Corpus& corpus) {
+  void add_files(const std::filesystem::path& path, const DataFormat& format,
+                 Corpus& corpus) const {
     corpus.add_file({path.string(), InputFile(path).opened()});
     if (format.companions != nullptr) {
-      for (const auto& companion : format.companions(path)) {
+      for (const auto& companion : format.companions(path, packs_documents())) {
         corpus.add_file({companion.string(), InputFile(companion).opened()});
       }
     }

@@ -140,8 +140,8 @@ void DocumentSamples::describe(const std::string& name, std::vector<std::string>
                                    of_documents(cut_, "is", "are"), length_option_, unread_));
   }
   if (left_out_ > 0) {
-    warnings.push_back(fmt::format("{}: {} no target within {} and left out", name,
-                                   of_documents(left_out_, "has", "have"), length_option_));
+    warnings.push_back(fmt::format("{}: {} left out, without a target within {}", name,
+                                   of_documents(left_out_, "is", "are"), length_option_));
   }
 }
 

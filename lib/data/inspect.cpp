@@ -49,7 +49,7 @@ class Inspection {
     }
     facts_.xxh3_128 = hasher.digest();
     if (format_.companions != nullptr) {
-      for (const auto& companion : format_.companions(path_)) {
+      for (const auto& companion : format_.companions(path_, true)) {
         facts_.bytes += InputFile(companion).size();
       }
     }

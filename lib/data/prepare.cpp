@@ -15,6 +15,7 @@
 #include "data/chat/dialogue_encoder.h"
 #include "data/document_encoder.h"
 #include "data/readers/data_format.h"
+#include "data/readers/sequence_index.h"
 #include "data/text_source.h"
 #include "data/token_file_writer.h"
 #include "data/tokenizer.h"
@@ -75,6 +76,9 @@ class ShardWriter {
     shard_->commit();
     files_.push_back({{"file", name_}, {"tokens", shard_->count()}});
     names_.push_back(name_);
+    for (const auto& index : document_index_of(settings_.out / name_)) {
+      names_.push_back(index.filename().string());
+    }
     total_ += shard_->count();
     shard_.reset();
   }

@@ -44,10 +44,11 @@ TEST_CASE("prepare writes shards that hold the same tokens, twice the same bytes
   CHECK(report.documents == 4);
   CHECK(report.train_tokens == 17);
   CHECK(report.val_tokens == 2);
-  CHECK(report.files == std::vector<std::string>{"train_000000.bin", "train_000001.bin",
-                                                 "train_000002.bin", "val_000000.bin",
-                                                 "tokenizer.json", "tokenizer_config.json",
-                                                 "dataset.json"});
+  CHECK(report.files ==
+        std::vector<std::string>{"train_000000.bin", "train_000000.idx", "train_000001.bin",
+                                 "train_000001.idx", "train_000002.bin", "train_000002.idx",
+                                 "val_000000.bin", "val_000000.idx", "tokenizer.json",
+                                 "tokenizer_config.json", "dataset.json"});
   const auto tokenizer = make_tokenizer((dir / "out").string(), {});
   CHECK(decoded((dir / "out/train_*.bin").string(), *tokenizer) == "hello|wide|world|");
   CHECK(decoded((dir / "out/val_*.bin").string(), *tokenizer) == "x|");

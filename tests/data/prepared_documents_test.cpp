@@ -32,12 +32,13 @@ std::string forty_texts() {
   return lines;
 }
 
-CorpusSplits packed(const fs::path& train, const fs::path& val, double val_fraction = 0) {
+CorpusSplits packed(const fs::path& train, const fs::path& val, double val_fraction = 0,
+                    Packing packing = Packing::documents) {
   DataSettings settings;
   settings.train = {{train.string(), "auto", 1.0}};
   if (!val.empty()) settings.val = {{val.string(), "auto", 1.0}};
   settings.val_fraction = val_fraction;
-  settings.packing = Packing::documents;
+  settings.packing = packing;
   return open_corpora(settings, *make_byte_tokenizer(), 258);
 }
 
@@ -92,6 +93,12 @@ TEST_CASE("prepared JSON lines are packed as the lines themselves", "[data][pack
         prepared.train.documents().size());
   REQUIRE(split.train.files().size() == 2);
   CHECK(fs::path(split.train.files()[1].path).extension() == ".idx");
+
+  // Windows of shards do not read it, so that a run goes on where it comes or goes.
+  const CorpusSplits windows = packed(train, {}, 0, Packing::windows);
+  CHECK(windows.train.files().size() == (format == TokenFileFormat::indexed ? 2 : 1));
+  CHECK_THROWS_WITH(packed(settings.out / "train_000000.idx", {}),
+                    Catch::Contains("is an index; name the .bin or .npy file"));
 }
 
 TEST_CASE("a document that goes on in the next shard is one in each", "[data][packing]") {

@@ -64,7 +64,7 @@ TEST_CASE("a chat model answers, ends where the template does, and knows the dia
   CHECK(expect_code(0, run.path(), ChatRun::command({"--prompt", "What is red?"}, "hf")).out ==
         "A colour 😀.\n");
 
-  write_file(run.path() / "lines.txt", "What is red?\n\nAnd a cat?\n");
+  write_file(run.path() / "lines.txt", "What is red?\r\n\r\nAnd a cat?\n");
   Process dialogue(run.path(), ChatRun::command({}), {},
                    {"/bin/sh", "-c", "exec \"$0\" \"$@\" < lines.txt"});
   const Outcome lines = dialogue.wait();
@@ -90,7 +90,14 @@ TEST_CASE("a chat model answers, ends where the template does, and knows the dia
       {{"--messages", "ask.jsonl", "--prompt", "a"}, "give one of them"},
       {{"--chat-template", "chatml", "--prompt", "a"}, "--chat-template: chatml needs the token"},
       {{"--chat-template", "no", "--prompt", "a"}, "--chat-template: Unknown chat template 'no'"},
-      {{"--prompt", std::string(4000, 'x')}, "begin a new one"}};
+      {{"--prompt", std::string(4000, 'x')}, "begin a new one"},
+      {{"--messages", "long.jsonl"}, "long.jsonl:2: the dialogue has"},
+      {{"--prompt", "caf\xE9"}, "--prompt: a message is not UTF-8"},
+      {{"--prompt", "a", "--system", "\xE2"}, "--system: a message is not UTF-8"}};
+  write_file(run.path() / "long.jsonl", R"({"prompt": "And a cat?"})"
+                                        "\n"
+                                        R"({"prompt": ")" +
+                                            std::string(4000, 'x') + "\"}\n");
   for (const auto& [more, message] : wrong) {
     CHECK_THAT(expect_code(2, run.path(), ChatRun::command(more)).err, Contains(message));
   }

@@ -19,7 +19,9 @@ DialogueEncoder::DialogueEncoder(const ChatEncoder& encoder, int64_t threads, Si
       }) {}
 
 void DialogueEncoder::add(Dialogue dialogue, std::string where) {
-  for (const ChatMessage& message : dialogue) gathered_bytes_ += message.content.size();
+  for (const ChatMessage& message : dialogue) {
+    gathered_bytes_ += message.content.size() + message.reasoning.value_or("").size();
+  }
   gathered_.push_back({std::move(dialogue), std::move(where)});
   if (gathered_bytes_ >= kBytesOfTask) start_task();
 }

@@ -67,8 +67,10 @@ struct DataFormat {
   std::shared_ptr<const TokenStore> (*open)(const std::filesystem::path& path, int64_t vocab_size,
                                             bool with_documents) = nullptr;
 
-  /// Files in addition to `path` whose content decides what is read. Null: none.
-  std::vector<std::filesystem::path> (*companions)(const std::filesystem::path& path) = nullptr;
+  /// Files in addition to `path` whose content decides what open() with the same arguments reads.
+  /// Null: none.
+  std::vector<std::filesystem::path> (*companions)(const std::filesystem::path& path,
+                                                   bool with_documents) = nullptr;
 
   bool has_tokens() const { return content == DataContent::tokens; }
 };

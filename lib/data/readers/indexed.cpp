@@ -52,13 +52,15 @@ class IndexedTokens final : public TokenStore {
 
 bool is_indexed(const FileHead& head) {
   std::error_code unseen;
+  if (head.path.extension() == ".idx") return !document_index_of(head.path).empty();
   return head.path.extension() == ".bin" && std::filesystem::exists(index_path(head.path), unseen);
 }
 
 std::shared_ptr<const TokenStore> indexed_tokens(const std::filesystem::path& path,
                                                  int64_t vocab_size, bool with_documents) {
   if (path.extension() == ".idx") {
-    throw DataError(fmt::format("{}: is the index; name the .bin file", path.string()));
+    throw DataError(
+        fmt::format("{}: is an index; name the .bin or .npy file next to it", path.string()));
   }
   InputFile file(path);
   const uint64_t bytes = file.size();
@@ -68,7 +70,8 @@ std::shared_ptr<const TokenStore> indexed_tokens(const std::filesystem::path& pa
   return std::make_shared<IndexedTokens>(std::move(tokens), std::move(index), vocab_size);
 }
 
-std::vector<std::filesystem::path> index_of(const std::filesystem::path& path) {
+std::vector<std::filesystem::path> index_of(const std::filesystem::path& path,
+                                            bool /*with_documents*/) {
   return {index_path(path)};
 }
 

@@ -231,9 +231,10 @@ SequenceIndex read_sequence_index(const std::filesystem::path& data, uint64_t da
   return IndexReader(data, data_bytes, with_documents).read();
 }
 
-std::vector<std::filesystem::path> document_index_of(const std::filesystem::path& data) {
+std::vector<std::filesystem::path> document_index_of(const std::filesystem::path& data,
+                                                     bool with_documents) {
   const std::filesystem::path index = index_path(data);
-  if (is_index(index)) return {index};
+  if (with_documents && is_index(index)) return {index};
   return {};
 }
 

@@ -37,9 +37,10 @@ std::filesystem::path index_path(const std::filesystem::path& data);
 SequenceIndex read_sequence_index(const std::filesystem::path& data, uint64_t data_bytes,
                                   bool with_documents);
 
-/// The file that says where the documents of a shard end, where there is one: companions() of
-/// formats that have no documents of their own.
-std::vector<std::filesystem::path> document_index_of(const std::filesystem::path& data);
+/// The file that says where the documents of a shard end, where they are asked for and there is
+/// one: companions() of formats that have no documents of their own.
+std::vector<std::filesystem::path> document_index_of(const std::filesystem::path& data,
+                                                     bool with_documents = true);
 
 /// The documents of a shard; an empty table where document_index_of() is empty. Throws DataError
 /// where the index is of another file.
