@@ -95,8 +95,9 @@ const ScalingSlot* LinearOperands::only_slot() const {
     return nullptr;
   }
   const ScaleBlock block = rows_->format.block;
-  const bool turns = block == per::tensor || (block.is_square() && !rows_->format.is_two_level());
-  return turns || with_plain_ ? rows_ : nullptr;
+  const bool both_ways =
+      block == per::tensor || (block.is_square() && !rows_->format.is_two_level());
+  return both_ways || with_plain_ ? rows_ : nullptr;
 }
 
 const ScalingSlot* LinearOperands::slot_for_producer(Wanted wanted) const {

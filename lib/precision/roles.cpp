@@ -93,11 +93,10 @@ void check_gemm(const OperandNames& names, const GemmPlan& gemm, DType activatio
   const ops::GemmSupport support = ops::gemm_support(DeviceTraits{}, {gemm.a, gemm.b});
   if (!support.native) {
     refuse(names.a, gemm.a,
-           fmt::format(
-               "has no product with precision.{}: '{}'. Products: both without scales; "
-               "tensor or row with tensor or row; 1x128 with 1x128 or 128x128; 1x32 with "
-               "1x32 or a 32x32 weight; 1x16 with 1x16 or a 16x16 weight, both hadamard or neither",
-               names.b, describe(gemm.b)));
+           fmt::format("has no product with precision.{}: '{}'. Products: both without scales; "
+                       "tensor or row with tensor or row; 1x128 with 1x128 or 128x128; 1x32 with "
+                       "1x32 or 32x32; 1x16 with 1x16 or a 16x16 weight, both hadamard or neither",
+                       names.b, describe(gemm.b)));
   }
   const bool by_tensor =
       gemm.a.is_scaled() && gemm.a.block == per::tensor && gemm.b.block == per::tensor;

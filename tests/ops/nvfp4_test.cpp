@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/error.h"
 #include "numeric/hadamard.h"
 #include "ops/cast/scale_blocks.h"
 #include "ops/gemm/gemm.h"
@@ -131,6 +132,11 @@ TEST_CASE("products of NVFP4 are those of TransformerEngine's reference", "[ops]
     Cast b(right, nvfp4(wgrad ? per::block_1x16 : per::block_16x16, wgrad), wgrad);
     Array c(DType::f32, {m, n});
     ops::gemm(cpu_stream(), {.a = a.operand(false), .b = b.operand(true), .c = c});
+    ops::GemmOperand without_scale = a.operand(false);
+    without_scale.tensor_scale_inv = {};
+    CHECK_THROWS_AS(
+        ops::gemm(cpu_stream(), {.a = without_scale, .b = b.operand(true), .c = c.view()}),
+        InternalError);
     double worst = 0;
     for (int64_t i = 0; i < m * n; ++i) {
       std::string text;

@@ -195,7 +195,7 @@ TEST_CASE("formats that do not go together are errors that name them") {
       {&RoleRequest::wgrad_dy, "e4m3 1x32", "precision.wgrad_dy", "e8m0"},
       {&RoleRequest::fprop_w, "e4m3 32x32 pow2", "precision.fprop_w", "32x32 and e8m0 scales"},
       {&RoleRequest::fprop_w, "int8 32x32 e8m0", "precision.fprop_w", "int8"},
-      {&RoleRequest::fprop_w, "e4m3 32x32 e8m0", "precision.fprop_x", "1x32 or a 32x32 weight"},
+      {&RoleRequest::fprop_w, "e4m3 32x32 e8m0", "precision.fprop_x", "1x32 with 1x32 or 32x32"},
       {&RoleRequest::wgrad_dy, "e4m3 group(128)", "precision.wgrad_dy", "128x128"},
       {&RoleRequest::weight, "e4m3 1x128", "precision.weight", "group(128)"},
       {&RoleRequest::weight_gradient, "e4m3 stochastic", "precision.weight_gradient", "nearest"},

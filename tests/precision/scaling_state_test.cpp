@@ -135,3 +135,44 @@ TEST_CASE("a pass begins with an amax of 0 where the tensor is its own and the s
     CHECK(*slot->amax == 2.0F);
   }
 }
+
+TEST_CASE("a saved state continues in the first windows that it has begun again") {
+  const auto device = make_device(DeviceKind::cpu);
+  struct Pair {
+    ScalingState state;
+    const ScalingSlot *x, *y;
+  };
+  const auto make = [&](Pair& pair) {
+    TensorFormat format = delayed(3, 1);
+    format.delayed.current_at_first = true;
+    format.delayed.unit = WindowUnit::step;
+    pair.x = pair.state.add("layer", "x", format);
+    pair.y = pair.state.add("layer", "y", format);
+    pair.state.allocate(*device);
+  };
+  const auto update = [&](Pair& pair, float amax_of_y) {
+    double norm = 0;
+    *pair.x->amax = 1.0F;
+    *pair.y->amax = amax_of_y;
+    pair.state.update(device->stream(), 1, &norm);
+    pair.state.note_update(1);
+    pair.state.read_windows();
+    return pair.state.first_windows();
+  };
+  Pair a;
+  Pair b;
+  make(a);
+  make(b);
+  CHECK(update(a, 1) == FirstWindows::all);
+  CHECK(update(a, 1) == FirstWindows::all);
+  CHECK(update(a, 1) == FirstWindows::none);
+  CHECK(update(a, INFINITY) == FirstWindows::some);
+  CHECK(update(a, 1) == FirstWindows::some);
+  b.state.load(a.state.save());
+  b.state.read_windows();
+  CHECK((!b.x->scales_now && b.y->scales_now));
+  CHECK(update(b, 1) == FirstWindows::some);
+  CHECK(update(b, 1) == FirstWindows::none);
+  b.state.restart();
+  CHECK(b.state.first_windows() == FirstWindows::all);
+}

@@ -1,6 +1,6 @@
 // Casts of parts of a matrix whose blocks reach beyond the part. A warp has 128 consecutive
-// elements at a time: where they lie in one block, as they do in matrices whose width is a
-// multiple of 128, it raises that block's maximum once.
+// elements at a time: where they lie in one block, as in 128x128 of a matrix whose width is a
+// multiple of 128, it raises that block's maximum once, and so do eight lanes in one of 32x32.
 
 #include "ops/cast/blockwise_parts.h"
 
@@ -11,8 +11,7 @@
 namespace fp8train::ops::cuda {
 namespace {
 
-constexpr int kRun = 128;
-constexpr int kPerLane = kRun / kWarp;
+constexpr int kPerLane = 128 / kWarp;
 
 /// Which block an element of the matrix lies in.
 struct BlockOf {
@@ -36,6 +35,33 @@ __device__ __forceinline__ void raise(float* amax, float value) {
   atomicMax(reinterpret_cast<unsigned*>(amax), bits_of(max_magnitude(value, 0.0F)));
 }
 
+/// Raises a maximum once for the elements of `Lanes` lanes, this one's from `i` on; false, and
+/// nothing raised, where such elements of the warp lie in several blocks. All lanes of the warp.
+template <int Lanes>
+__device__ __forceinline__ bool raise_together(const Pack<float, kPerLane>& values, int64_t i,
+                                               int64_t first, int64_t count, const BlockOf& block,
+                                               float* amax) {
+  const int64_t begin = i - lane_index() % Lanes * kPerLane;
+  const int64_t end = begin + Lanes * kPerLane;
+  const int64_t last = (end < count ? end : count) - 1;
+  const bool several = begin < count && !block.one(first + begin, first + last);
+  if (__ballot_sync(kAllLanes, several) != 0) {
+    return false;
+  }
+  uint32_t largest = 0;
+  for (const float value : values.values) {
+    largest = Largest{}(largest, bits_of(value) & 0x7FFFFFFFU);
+  }
+#pragma unroll
+  for (int lanes = Lanes / 2; lanes > 0; lanes /= 2) {
+    largest = Largest{}(largest, __shfl_xor_sync(kAllLanes, largest, lanes));
+  }
+  if (lane_index() % Lanes == 0 && begin < count) {
+    raise(amax + block(first + begin), float_of(largest));
+  }
+  return true;
+}
+
 /// Packed: x is aligned to 16 bytes.
 template <bool Packed>
 __global__ void __launch_bounds__(kBlock)
@@ -45,7 +71,6 @@ __global__ void __launch_bounds__(kBlock)
   for (int64_t run = (int64_t{blockIdx.x} * kBlock + threadIdx.x - lane_index()) * kPerLane;
        run < count; run += stride) {
     const int64_t i = run + lane_index() * kPerLane;
-    const int64_t last = (run + kRun < count ? run + kRun : count) - 1;
     Pack<float, kPerLane> values = {};
     if (Packed && i + kPerLane <= count) {
       values = load_pack<kPerLane>(x + i);
@@ -54,15 +79,8 @@ __global__ void __launch_bounds__(kBlock)
         values.values[j] = i + j < count ? x[i + j] : 0.0F;
       }
     }
-    if (block.one(first + run, first + last)) {
-      uint32_t largest = 0;
-      for (const float value : values.values) {
-        largest = Largest{}(largest, bits_of(value) & 0x7FFFFFFFU);
-      }
-      largest = warp_reduce(largest, Largest{});
-      if (lane_index() == 0) {
-        raise(amax + block(first + run), float_of(largest));
-      }
+    if (raise_together<kWarp>(values, i, first, count, block, amax) ||
+        raise_together<kWarp / 4>(values, i, first, count, block, amax)) {
       continue;
     }
     for (int j = 0; j < kPerLane; ++j) {

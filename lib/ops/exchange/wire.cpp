@@ -24,13 +24,20 @@ bool is_wire_group(const ScaleBlock& block) {
                      [&](int group) { return block == per::group(group); });
 }
 
-/// "a, b or c".
-template <typename Items, typename Text>
-std::string alternatives(const Items& items, Text text) {
+std::string text_of(DType dtype) {
+  return std::string(name_of(dtype));
+}
+std::string text_of(int group) {
+  return fmt::format("group({})", group);
+}
+
+/// "a, b or c" with `last` = " or ".
+template <typename Items>
+std::string listed(const Items& items, const char* last) {
   std::string all;
   for (size_t i = 0; i < std::size(items); ++i) {
-    all += i == 0 ? "" : i + 1 == std::size(items) ? " or " : ", ";
-    all += text(items[i]);
+    all += i == 0 ? "" : i + 1 == std::size(items) ? last : ", ";
+    all += text_of(items[i]);
   }
   return all;
 }
@@ -54,10 +61,9 @@ bool is_wire_format(const TensorFormat& format) {
 }
 
 std::string gradient_wires_text() {
-  return fmt::format(
-      "fp32, bf16, e4m3 or e5m2 with a scale for the tensor, or {} with one for {}",
-      alternatives(WireCodes::kTypes, [](DType dtype) { return std::string(name_of(dtype)); }),
-      alternatives(kWireGroups, [](int group) { return fmt::format("group({})", group); }));
+  return fmt::format("{}, e4m3 or e5m2 with a scale for the tensor, or {} with one for {}",
+                     listed(PlainWireTypes::kTypes, ", "), listed(WireCodes::kTypes, " or "),
+                     listed(kWireGroups, " or "));
 }
 
 int64_t wire_bytes(const TensorFormat& format, int64_t count) {

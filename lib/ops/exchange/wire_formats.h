@@ -22,7 +22,7 @@ struct WireTypes {
 };
 
 /// Elements that cross without scales, and codes that cross with one for each group. A further type
-/// is a word here.
+/// is a name here.
 using PlainWireTypes = WireTypes<float, bf16>;
 using WireCodes = WireTypes<e4m3, e5m2, int8_t>;
 

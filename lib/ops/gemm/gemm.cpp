@@ -24,6 +24,8 @@ void check_blocks(const GemmOperand& operand) {
   const Quantized view = {.codes = writable(operand.matrix),
                           .scale_inv = writable(operand.scale_inv)};
   check_blockwise(view, operand.format, operand.layout, operand.matrix.shape);
+  check(operand.tensor_scale_inv.empty() != operand.format.is_two_level(),
+        "gemm: under e4m3 scales, and only there, is a scale of the tensor");
 }
 
 void check_operands(const Gemm& call) {
