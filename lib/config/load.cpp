@@ -248,6 +248,7 @@ Settings load_settings(const LoadRequest& request) {
   }
   replace_contradicted(given, problems);
   foreign->finish(given);
+  replace_meaningless(given, problems);
 
   Settings settings;
   apply_given_preset(given, settings);
@@ -306,6 +307,7 @@ PartOfSettings read_part(const LoadRequest& request) {
   add_files(request, layer, given, *foreign, problems);
   replace_contradicted(given, problems);
   foreign->finish(given);
+  replace_meaningless(given, problems);
   PartOfSettings part;
   apply_given_preset(given, part.settings);
   given.read_all(part.settings);
