@@ -280,7 +280,7 @@ Session open_session(const Settings& settings, bool open_data, int ranks) {
   session.stages = run_stages(settings.precision, session.max_steps);
   check_stages(session);
   for (size_t i = 0; i < session.stages.size(); ++i) {
-    note_nothing_scaled(session.engine_of(i), session.notes);
+    note_nothing_scaled(session.engine_of(i), settings.precision, session.notes);
   }
   session.enter_stage(0);
   note_short_run(settings.scheduler, session.max_steps, session.notes);

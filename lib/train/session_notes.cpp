@@ -48,16 +48,23 @@ void note_short_run(const ScheduleSettings& schedule, int64_t steps,
   }
 }
 
-void note_nothing_scaled(const EngineSettings& engine, std::vector<std::string>& notes) {
-  if (!has_scaled_gemms(engine.plan)) {
+void note_nothing_scaled(const EngineSettings& engine, const PlanRequest& request,
+                         std::vector<std::string>& notes) {
+  if (!has_scaled_gemms(plan_named(engine.plan.name))) {
     return;
   }
+  const bool overridden = std::find(request.override_linear_precision.begin(),
+                                    request.override_linear_precision.end(),
+                                    true) != request.override_linear_precision.end();
+  const char* const keys =
+      overridden ? "fp8.override_linear_precision" : "the operands under precision";
   std::map<std::string, int> reasons;
   for (const LinearPlan& linear : plan_linears(engine.plan, linear_sites(engine.model))) {
     if (linear.is_scaled()) {
       return;
     }
-    ++reasons[linear.exempt_reason];
+    const bool exempt = !linear.exempt_reason.empty();
+    ++reasons[exempt ? linear.exempt_reason : fmt::format("kept out of them by {}", keys)];
   }
   std::string why;
   for (const auto& [reason, layers] : reasons) {

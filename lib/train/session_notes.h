@@ -20,8 +20,10 @@ void note_other_tokenizer(const Settings& settings, const Tokenizer& tokenizer,
 void note_short_run(const ScheduleSettings& schedule, int64_t steps,
                     std::vector<std::string>& notes);
 
-/// The plan scales GEMMs, but every layer is exempt: the run is not what it is called.
-void note_nothing_scaled(const EngineSettings& engine, std::vector<std::string>& notes);
+/// The plan scales GEMMs, but every layer is exempt, or `request` keeps every GEMM out of scaled
+/// formats: the run is not what it is called.
+void note_nothing_scaled(const EngineSettings& engine, const PlanRequest& request,
+                         std::vector<std::string>& notes);
 
 /// What another program's file says of the job, against what there is.
 void note_processes(const Settings& settings, int ranks, std::vector<std::string>& notes);

@@ -74,6 +74,13 @@ TEST_CASE("explain: GEMMs left in high precision, and exempt layers") {
     }
   }
   CHECK(exempt == 4);
+  CHECK_THAT(expect_code(0, ".",
+                         {"explain", "model.preset=toy", "data.train=[{path: absent.txt}]",
+                          "training.max_steps=10", "precision.plan=te-current",
+                          "fp8.override_linear_precision=[true, true, true]"})
+                 .err,
+             Catch::Contains("no GEMM runs in the formats of plan te-current: ") &&
+                 Catch::Contains("fp8.override_linear_precision"));
   CHECK(json.at("linears")[0].at("exempt_reason") == "among the first 1 linears");
   CHECK(linear(json, "layers.1.mlp.down").at("exempt_reason") ==
         "matches exempt pattern '*.mlp.down*'");
