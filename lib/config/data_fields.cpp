@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-
 #include "config/field_builders.h"
 #include "config/field_table.h"
 #include "data/readers/data_format.h"
@@ -58,15 +57,11 @@ std::vector<Field> data_fields() {
           "files made elsewhere; with model.from the default is the tokenizer of its folder, where "
           "it has one and the data are not token files",
           "text")
-          .asked({.topic = Topic::data,
-                  .text = "Tokenizer",
-                  .changes_memory = true}),
+          .asked({.topic = Topic::data, .text = "Tokenizer", .changes_memory = true}),
       integer("data.seq_length", data(&DataSettings::seq_length), between(1, kMostPositions),
               "Tokens of one sequence; a preset brings its own default, and the context of "
               "model.from shortens it")
-          .asked({.topic = Topic::data,
-                  .text = "Sequence length",
-                  .changes_memory = true}),
+          .asked({.topic = Topic::data, .text = "Sequence length", .changes_memory = true}),
       flag("data.shuffle", data(&DataSettings::shuffle),
            "Windows in random order; false: in the order of the files"),
       text("data.text_key", data(&DataSettings::text_key), "JSONL: the key that holds the text"),

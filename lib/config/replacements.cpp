@@ -70,8 +70,8 @@ std::string meaningless_option(const GivenKeys& given, const std::set<std::strin
     }
   }
   try {
-    const bool selected = !probe.precision.plan.empty() ||
-                          probe.precision.mixed_precision == MixedPrecision::fp8;
+    const bool selected =
+        !probe.precision.plan.empty() || probe.precision.mixed_precision == MixedPrecision::fp8;
     if (selected && unreported.all().empty()) {
       resolve_plan(probe.precision);
     }
@@ -178,7 +178,9 @@ void replace_meaningless(GivenKeys& given, const Problems& problems) {
     losers.insert(name);
   }
   const std::string winner = selector->field->key;
-  Replacement(given, problems).of(winner.c_str(), [&](const std::string& key) { return losers.contains(key); });
+  Replacement(given, problems).of(winner.c_str(), [&](const std::string& key) {
+    return losers.contains(key);
+  });
 }
 
 }  // namespace fp8train

@@ -13,8 +13,8 @@
 
 namespace fp8train {
 
-void note_other_tokenizer(const Settings& settings, const Tokenizer& tokenizer,
-                          int64_t vocab_size, std::vector<std::string>& notes) {
+void note_other_tokenizer(const Settings& settings, const Tokenizer& tokenizer, int64_t vocab_size,
+                          std::vector<std::string>& notes) {
   const std::string& own = settings.model.from;
   if (own.empty() || tokenizer.vocab_size() == 0) {
     return;
@@ -63,9 +63,9 @@ void note_nothing_scaled(const EngineSettings& engine, const PlanRequest& reques
   if (!has_scaled_gemms(plan_named(engine.plan.name))) {
     return;
   }
-  const bool overridden = std::find(request.override_linear_precision.begin(),
-                                    request.override_linear_precision.end(),
-                                    true) != request.override_linear_precision.end();
+  const bool overridden =
+      std::find(request.override_linear_precision.begin(), request.override_linear_precision.end(),
+                true) != request.override_linear_precision.end();
   const char* const keys =
       overridden ? "fp8.override_linear_precision" : "the operands under precision";
   std::map<std::string, int> reasons;
@@ -74,7 +74,7 @@ void note_nothing_scaled(const EngineSettings& engine, const PlanRequest& reques
       return;
     }
     const bool exempt = !linear.exempt_reason.empty();
-    ++reasons[exempt ? linear.exempt_reason : fmt::format("kept out of them by {}", keys)];
+    ++reasons[exempt ? linear.exempt_reason : fmt::format("taken out of them by {}", keys)];
   }
   std::string why;
   for (const auto& [reason, layers] : reasons) {

@@ -14,8 +14,8 @@ namespace fp8train {
 
 /// Weights come with a tokenizer: another one gives their tokens other meanings. `vocab_size`: of
 /// the model, which tells where its folder has no tokenizer.
-void note_other_tokenizer(const Settings& settings, const Tokenizer& tokenizer,
-                          int64_t vocab_size, std::vector<std::string>& notes);
+void note_other_tokenizer(const Settings& settings, const Tokenizer& tokenizer, int64_t vocab_size,
+                          std::vector<std::string>& notes);
 
 /// A run that is shorter than its schedule: usually a trial of a few steps.
 void note_short_run(const ScheduleSettings& schedule, int64_t steps,

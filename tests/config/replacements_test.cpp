@@ -31,8 +31,8 @@ TEST_CASE("a file in FP8 is switched to another precision by one key") {
 }
 
 TEST_CASE("a plan replaces the options of a file that have no meaning for it") {
-  for (const char* const key : {"precision.plan=te-blockwise", "precision.plan=fp8-lean",
-                                "fp8.recipe=current"}) {
+  for (const char* const key :
+       {"precision.plan=te-blockwise", "precision.plan=fp8-lean", "fp8.recipe=current"}) {
     CAPTURE(key);
     const Settings settings = load_text(kFp8 + "precision: {amax_history_len: 3}\n", {key});
     CHECK_FALSE(settings.precision.margin.has_value());
