@@ -3,15 +3,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <filesystem>
-#include <fstream>
-#include <nlohmann/json.hpp>
-
 #include "config/field_builders.h"
 #include "config/field_table.h"
 #include "data/readers/data_format.h"
-#include "data/tokenizers/registry.h"
 
 namespace fp8train {
 namespace {
@@ -38,29 +32,6 @@ std::string offered_validation(const Settings& settings) {
   return number_text(settings.data.val_fraction > 0 ? settings.data.val_fraction : 0.05);
 }
 
-/// That of the folder a model comes from.
-std::string offered_tokenizer(const Settings& settings) {
-  const std::filesystem::path folder = settings.model.from;
-  const bool has_one = !folder.empty() && tokenizers::has_tokenizer(folder);
-  return has_one && settings.data.tokenizer == DataSettings().tokenizer ? folder.string()
-                                                                        : settings.data.tokenizer;
-}
-
-/// No more than the model of a folder is made for.
-std::string offered_length(const Settings& settings) {
-  int64_t length = settings.data.seq_length;
-  std::ifstream file(std::filesystem::path(settings.model.from) / "config.json");
-  if (!settings.model.from.empty() && file) {
-    const auto config = nlohmann::json::parse(file, nullptr, false);
-    for (const char* key : {"max_position_embeddings", "n_positions"}) {
-      if (config.is_object() && config.contains(key) && config[key].is_number_integer()) {
-        length = std::min(length, std::max<int64_t>(1, config[key].get<int64_t>()));
-      }
-    }
-  }
-  return std::to_string(length);
-}
-
 }  // namespace
 
 std::vector<Field> data_fields() {
@@ -83,18 +54,14 @@ std::vector<Field> data_fields() {
       path(
           "data.tokenizer", data(&DataSettings::tokenizer),
           "byte, char, the path of a tokenizer file or of a folder that has one, or none for token "
-          "files made elsewhere",
+          "files made elsewhere; with model.from the default is the tokenizer of its folder, where "
+          "it has one and the data are not token files",
           "text")
-          .asked({.topic = Topic::data,
-                  .text = "Tokenizer",
-                  .suggest = offered_tokenizer,
-                  .changes_memory = true}),
+          .asked({.topic = Topic::data, .text = "Tokenizer", .changes_memory = true}),
       integer("data.seq_length", data(&DataSettings::seq_length), between(1, kMostPositions),
-              "Tokens of one sequence; a preset brings its own default")
-          .asked({.topic = Topic::data,
-                  .text = "Sequence length",
-                  .suggest = offered_length,
-                  .changes_memory = true}),
+              "Tokens of one sequence; a preset brings its own default, and the context of "
+              "model.from shortens it")
+          .asked({.topic = Topic::data, .text = "Sequence length", .changes_memory = true}),
       flag("data.shuffle", data(&DataSettings::shuffle),
            "Windows in random order; false: in the order of the files"),
       text("data.text_key", data(&DataSettings::text_key), "JSONL: the key that holds the text"),

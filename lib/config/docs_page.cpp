@@ -60,8 +60,9 @@ win:
 
 A key that excludes others (`max_steps` and `max_tokens`, `gradient_accumulation_steps` and
 `global_batch_size`, `model.preset` and `model.from`, `data.val` and `data.val_fraction`;
-`mixed_precision` or `precision.plan` and what selected another plan) replaces those of earlier
-entries, and the start of the run says so. Within one file that is an error.
+`mixed_precision` or `precision.plan` and what selected another plan, with the options of
+`fp8` that have no meaning for the chosen one) replaces those of earlier entries, and the start of
+the run says so. Within one file that is an error.
 
 An unknown, repeated or mistyped key, and a value out of its range, is an error with file, line and
 column; all errors are reported at once, with exit code 2. Whole numbers may be written as `100M`,

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "config/cross_checks.h"
 #include "config/given_keys.h"
+#include "config/model_folder.h"
 #include "config/presets.h"
 #include "config/replacements.h"
 #include "config/yaml_tree.h"
@@ -206,6 +207,25 @@ void follow_global_batch(TrainingSettings& training) {
   }
 }
 
+/// What nobody gave and the folder of model.from decides, which is noted.
+void follow_model_folder(GivenKeys& given, Settings& settings) {
+  const std::string& folder = settings.model.from;
+  if (folder.empty()) {
+    return;
+  }
+  DataSettings& data = settings.data;
+  if (const std::string usual = usual_tokenizer(settings);
+      given.find("data.tokenizer") == nullptr && usual != data.tokenizer) {
+    data.tokenizer = usual;
+    given.note(fmt::format("data.tokenizer: not given, that of model.from ({})", usual));
+  }
+  if (const int64_t usual = usual_seq_length(settings);
+      given.find("data.seq_length") == nullptr && usual < data.seq_length) {
+    data.seq_length = usual;
+    given.note(fmt::format("data.seq_length: not given, the context of model.from ({})", usual));
+  }
+}
+
 /// precision.file.
 void read_layers_file(PlanRequest& precision, ForeignKeys& foreign) {
   if (!precision.layers_file.empty()) {
@@ -248,10 +268,12 @@ Settings load_settings(const LoadRequest& request) {
   }
   replace_contradicted(given, problems);
   foreign->finish(given);
+  replace_meaningless(given, problems);
 
   Settings settings;
   apply_given_preset(given, settings);
   given.read_all(settings);
+  follow_model_folder(given, settings);
   read_layers_file(settings.precision, *foreign);
   if (complete) {
     check_settings(settings, given, problems);
@@ -277,6 +299,7 @@ ReadAnswers read_answers(const std::vector<Answer>& answers, const ForeignKeysMa
   ReadAnswers result;
   apply_given_preset(given, result.settings);
   given.read_all(result.settings);
+  follow_model_folder(given, result.settings);
   read_layers_file(result.settings.precision, *foreign_keys_of(foreign_keys, problems));
   check_settings(result.settings, given, problems, Extent::begun);
   follow_global_batch(result.settings.training);
@@ -306,6 +329,7 @@ PartOfSettings read_part(const LoadRequest& request) {
   add_files(request, layer, given, *foreign, problems);
   replace_contradicted(given, problems);
   foreign->finish(given);
+  replace_meaningless(given, problems);
   PartOfSettings part;
   apply_given_preset(given, part.settings);
   given.read_all(part.settings);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -11,6 +12,7 @@
 
 #include "base/error.h"
 #include "config/scalar.h"
+#include "precision/meaningless_option.h"
 #include "precision/plan.h"
 
 namespace fp8train {
@@ -52,6 +54,44 @@ bool scales_nothing(const std::string& name) {
 bool holds_nothing_back(const GivenKey* key) {
   return key != nullptr && key->field->key == "data.val_fraction" &&
          parse_number(key->node.text) == 0.0;
+}
+
+/// Of the given keys but those in `without`, one that the plan does not read; empty: there is none,
+/// or something else is wrong, which is reported where the keys are read.
+std::string meaningless_option(const GivenKeys& given, const std::set<std::string>& without) {
+  Problems unreported;
+  unreported.add_source("", false);
+  Settings probe;
+  for (const auto& [position, key] : given.all()) {
+    const std::string& name = key.field->key;
+    const bool of_plan = name.starts_with("fp8.") || name.starts_with("precision.");
+    if ((of_plan || name == "mixed_precision") && !without.contains(name)) {
+      key.field->read(probe, FieldValue(key.node, key.spelled, {}, unreported));
+    }
+  }
+  try {
+    const bool selected =
+        !probe.precision.plan.empty() || probe.precision.mixed_precision == MixedPrecision::fp8;
+    if (selected && unreported.all().empty()) {
+      resolve_plan(probe.precision);
+    }
+  } catch (const MeaninglessOption& option) {
+    return option.key();
+  } catch (const ConfigError&) {
+  }
+  return {};
+}
+
+/// The key that selects the plan: of several the one of the highest layer.
+const GivenKey* plan_selector(const GivenKeys& given) {
+  const GivenKey* found = given.find("mixed_precision");
+  const auto prefer = [&](std::string_view name) {
+    const GivenKey* key = given.find(name);
+    found = key != nullptr && (found == nullptr || key->layer > found->layer) ? key : found;
+  };
+  prefer("precision.plan");
+  std::for_each(std::begin(kSelectors), std::end(kSelectors), prefer);
+  return found;
 }
 
 class Replacement {
@@ -121,6 +161,26 @@ void replace_contradicted(GivenKeys& given, const Problems& problems) {
   for (const std::string_view selector : kSelectors) {
     replace.of(selector.data(), "precision.plan");
   }
+}
+
+void replace_meaningless(GivenKeys& given, const Problems& problems) {
+  const GivenKey* selector = plan_selector(given);
+  if (selector == nullptr) {
+    return;
+  }
+  std::set<std::string> losers;
+  for (std::string name = meaningless_option(given, losers); !name.empty();
+       name = meaningless_option(given, losers)) {
+    const GivenKey* option = given.find(name);
+    if (option == nullptr || option->layer >= selector->layer) {
+      break;  // an error
+    }
+    losers.insert(name);
+  }
+  const std::string winner = selector->field->key;
+  Replacement(given, problems).of(winner.c_str(), [&](const std::string& key) {
+    return losers.contains(key);
+  });
 }
 
 }  // namespace fp8train

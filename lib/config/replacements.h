@@ -18,4 +18,8 @@ namespace fp8train {
 ///   precision.plan.
 void replace_contradicted(GivenKeys& given, const Problems& problems);
 
+/// Removes and notes the options of lower layers that have no meaning for the plan selected. All
+/// that selects one must have been given.
+void replace_meaningless(GivenKeys& given, const Problems& problems);
+
 }  // namespace fp8train

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "config/field_table.h"
+#include "config/model_folder.h"
 #include "config/presets.h"
 #include "config/suggest.h"
 #include "config/wrap.h"
@@ -44,6 +45,10 @@ std::vector<Line> lines_of(const Settings& settings, bool resolved,
   if (const Preset* preset = find_preset(settings.model.preset)) {
     apply_preset(*preset, base);
     base.model.preset.clear();
+  }
+  if (!settings.model.from.empty()) {
+    base.data.tokenizer = usual_tokenizer(settings);
+    base.data.seq_length = usual_seq_length(settings);
   }
   std::vector<Line> lines;
   for (const Field& field : field_table()) {

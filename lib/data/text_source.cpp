@@ -145,6 +145,17 @@ std::string all_text(const std::vector<DataSource>& sources, const TextKey& text
   return text;
 }
 
+bool all_tokens(const std::vector<DataSource>& sources) {
+  try {
+    return !sources.empty() &&
+           std::all_of(sources.begin(), sources.end(), [](const DataSource& source) {
+             return format_of(expand_path(source.path).front(), source.format).has_tokens();
+           });
+  } catch (const Error&) {  // to be reported where the data are opened
+    return false;
+  }
+}
+
 int64_t split_point(int64_t count, double fraction) {
   return static_cast<int64_t>(static_cast<double>(count) * (1.0 - fraction));
 }

@@ -22,6 +22,9 @@ enum class DataSplit : uint8_t { train, val, all };
 std::vector<std::filesystem::path> expand_path(const std::string& path_or_glob,
                                                DataSplit split = DataSplit::train);
 
+/// Whether there are sources and all are token files, as far as they can be looked at.
+bool all_tokens(const std::vector<DataSource>& sources);
+
 /// What `data prepare` writes about the token files of a folder.
 inline constexpr const char* kDatasetFile = "dataset.json";
 

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "ops/gemm/gemm_support.h"
+#include "precision/meaningless_option.h"
 #include "precision/plan_parts.h"
 #include "precision/role_request.h"
 
@@ -49,10 +50,14 @@ void for_each_gemm_format(PrecisionPlan& plan, const std::function<void(TensorFo
   }
 }
 
-void require(bool holds, const PrecisionPlan& plan, const char* key, const char* meaning) {
+/// `option`: a key, with its value behind a colon where only that has no meaning.
+void require(bool holds, const PrecisionPlan& plan, const std::string& option,
+             const char* meaning) {
   if (!holds) {
-    throw ConfigError(fmt::format("{} has no meaning for plan '{}': it belongs to {}; remove it",
-                                  key, plan.name, meaning));
+    throw MeaninglessOption(option.substr(0, option.find(':')),
+                            fmt::format("{} has no meaning for plan '{}': it belongs to {}; "
+                                        "remove it",
+                                        option, plan.name, meaning));
   }
 }
 

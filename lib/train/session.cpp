@@ -261,7 +261,8 @@ Session open_session(const Settings& settings, bool open_data, int ranks) {
   session.engine =
       engine_settings(settings, resolve_model(settings.model, *session.tokenizer, session.notes));
   share_global_batch(settings.training, ranks, session.engine.gradient_accumulation_steps);
-  note_other_tokenizer(settings, *session.tokenizer, session.notes);
+  note_other_tokenizer(settings, *session.tokenizer, session.engine.model.vocab_size,
+                       session.notes);
   note_processes(settings, ranks, session.notes);
   if (ranks == 1 && settings.parallelism.zero_stage > 0) {
     session.notes.push_back(
@@ -280,7 +281,7 @@ Session open_session(const Settings& settings, bool open_data, int ranks) {
   session.stages = run_stages(settings.precision, session.max_steps);
   check_stages(session);
   for (size_t i = 0; i < session.stages.size(); ++i) {
-    note_nothing_scaled(session.engine_of(i), session.notes);
+    note_nothing_scaled(session.engine_of(i), settings.precision, session.notes);
   }
   session.enter_stage(0);
   note_short_run(settings.scheduler, session.max_steps, session.notes);

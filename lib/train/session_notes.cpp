@@ -3,27 +3,37 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <map>
 
 #include "base/error.h"
 #include "base/text.h"
+#include "data/text_source.h"
+#include "data/tokenizers/registry.h"
 #include "precision/linear_plan.h"
 
 namespace fp8train {
 
-void note_other_tokenizer(const Settings& settings, const Tokenizer& tokenizer,
+void note_other_tokenizer(const Settings& settings, const Tokenizer& tokenizer, int64_t vocab_size,
                           std::vector<std::string>& notes) {
-  const std::filesystem::path own = std::filesystem::path(settings.model.from) / "tokenizer.json";
-  if (settings.model.from.empty() || tokenizer.vocab_size() == 0 || !std::filesystem::exists(own)) {
+  const std::string& own = settings.model.from;
+  if (own.empty() || tokenizer.vocab_size() == 0) {
+    return;
+  }
+  if (!tokenizers::has_tokenizer(own)) {
+    if (tokenizer.vocab_size() != vocab_size && !all_tokens(settings.data.train)) {
+      notes.push_back(fmt::format(
+          "data.tokenizer: '{}' has {} ids and the model of {} {}: its tokens may have other "
+          "meanings; that folder has no tokenizer: set data.tokenizer to that of the weights",
+          settings.data.tokenizer, tokenizer.vocab_size(), own, vocab_size));
+    }
     return;
   }
   std::string remedy;
   try {
-    if (make_tokenizer(own.string(), {})->to_json() == tokenizer.to_json()) {
+    if (make_tokenizer(own, {})->to_json() == tokenizer.to_json()) {
       return;
     }
-    remedy = "set data.tokenizer: " + own.string();
+    remedy = "set data.tokenizer: " + own;
   } catch (const DataError&) {  // a kind that is not read here
     remedy = "make token files with it and set data.tokenizer: none";
   }
@@ -48,16 +58,23 @@ void note_short_run(const ScheduleSettings& schedule, int64_t steps,
   }
 }
 
-void note_nothing_scaled(const EngineSettings& engine, std::vector<std::string>& notes) {
-  if (!has_scaled_gemms(engine.plan)) {
+void note_nothing_scaled(const EngineSettings& engine, const PlanRequest& request,
+                         std::vector<std::string>& notes) {
+  if (!has_scaled_gemms(plan_named(engine.plan.name))) {
     return;
   }
+  const bool overridden =
+      std::find(request.override_linear_precision.begin(), request.override_linear_precision.end(),
+                true) != request.override_linear_precision.end();
+  const char* const keys =
+      overridden ? "fp8.override_linear_precision" : "the operands under precision";
   std::map<std::string, int> reasons;
   for (const LinearPlan& linear : plan_linears(engine.plan, linear_sites(engine.model))) {
     if (linear.is_scaled()) {
       return;
     }
-    ++reasons[linear.exempt_reason];
+    const bool exempt = !linear.exempt_reason.empty();
+    ++reasons[exempt ? linear.exempt_reason : fmt::format("taken out of them by {}", keys)];
   }
   std::string why;
   for (const auto& [reason, layers] : reasons) {

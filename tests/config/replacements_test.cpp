@@ -30,6 +30,26 @@ TEST_CASE("a file in FP8 is switched to another precision by one key") {
   CHECK_THAT(error_of(kFp8 + "precision: {plan: bf16}\n"), Contains("conflicts"));
 }
 
+TEST_CASE("a plan replaces the options of a file that have no meaning for it") {
+  for (const char* const key :
+       {"precision.plan=te-blockwise", "precision.plan=fp8-lean", "fp8.recipe=current"}) {
+    CAPTURE(key);
+    const Settings settings = load_text(kFp8 + "precision: {amax_history_len: 3}\n", {key});
+    CHECK_FALSE(settings.precision.margin.has_value());
+    REQUIRE_FALSE(settings.notes.lines.empty());
+    CHECK(settings.notes.lines.back() ==
+          std::string("--set ") + key +
+              " replaces fp8.margin (run.yaml:5:37), precision.amax_history_len (run.yaml:6:13)");
+  }
+  const std::string fast = kBase +
+                           "mixed_precision: fp8\nfp8: {backend: te, recipe: delayed, "
+                           "fast_accumulation: [true, true, true], accumulation: emulated}\n";
+  CHECK(load_text(fast, {"precision.plan=te-current"}).precision.accumulation ==
+        Accumulation::emulated);
+  CHECK_THAT(error_of(kFp8, {"precision.plan=te-current", "fp8.interval=2"}),
+             Contains("fp8.interval has no meaning for plan"));
+}
+
 TEST_CASE("a fraction of 0 does not replace validation sources") {
   const std::string text =
       "data: {train: t.txt, val: v.txt}\nmodel: {preset: toy}\n"

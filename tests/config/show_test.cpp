@@ -8,6 +8,9 @@
 #include "config/field_table.h"
 #include "config/load_support.h"
 #include "config/presets.h"
+#include "support/files.h"
+#include "support/temp_dir.h"
+#include "support/token_shard.h"
 
 namespace fp8train {
 namespace {
@@ -51,6 +54,34 @@ TEST_CASE("every example configuration loads and survives show and load") {
     }
   }
   CHECK(count >= 7);
+}
+
+TEST_CASE("a model's folder has the usual tokenizer and the longest usual sequence") {
+  const test::TempDir folder;
+  const std::string from = folder.path().string();
+  const std::vector<std::string> sets = {"model={from: " + from + "}", "training.max_steps=2"};
+  const auto load = [&](std::vector<std::string> more) {
+    more.insert(more.end(), sets.begin(), sets.end());
+    return load_text("data: {train: a}\n", more);
+  };
+  test::write_file(folder.path() / "config.json", R"({"max_position_embeddings": 64})");
+  CHECK(load({}).data.tokenizer == "byte");
+  test::write_file(folder.path() / "tokenizer.model", "");
+  const Settings usual = load({});
+  CHECK(usual.data.tokenizer == from);
+  CHECK(usual.data.seq_length == 64);
+  CHECK(usual.notes.lines ==
+        std::vector<std::string>{"data.tokenizer: not given, that of model.from (" + from + ")",
+                                 "data.seq_length: not given, the context of model.from (64)"});
+  check_round_trip(usual);
+  const Settings given = load({"data.tokenizer=byte", "data.seq_length=32"});
+  CHECK(given.data.tokenizer == "byte");
+  CHECK(given.data.seq_length == 32);
+  CHECK(given.notes.lines.empty());
+  check_round_trip(given);
+  test::write_shard(folder.path() / "ids.bin", std::vector<int32_t>{1, 2, 3}, 4);
+  const std::string ids = (folder.path() / "ids.bin").string();
+  CHECK(load({"data.train=[{path: " + ids + "}]"}).data.tokenizer == "byte");
 }
 
 TEST_CASE("settings of every kind survive show and load") {

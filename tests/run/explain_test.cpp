@@ -74,6 +74,13 @@ TEST_CASE("explain: GEMMs left in high precision, and exempt layers") {
     }
   }
   CHECK(exempt == 4);
+  CHECK_THAT(expect_code(0, ".",
+                         {"explain", "model.preset=toy", "data.train=[{path: absent.txt}]",
+                          "training.max_steps=10", "precision.plan=te-current",
+                          "fp8.override_linear_precision=[true, true, true]"})
+                 .err,
+             Catch::Contains("no GEMM runs in the formats of plan te-current: ") &&
+                 Catch::Contains("fp8.override_linear_precision"));
   CHECK(json.at("linears")[0].at("exempt_reason") == "among the first 1 linears");
   CHECK(linear(json, "layers.1.mlp.down").at("exempt_reason") ==
         "matches exempt pattern '*.mlp.down*'");
@@ -142,6 +149,12 @@ TEST_CASE("explain: what the down projection of a SwiGLU reads") {
                                    "bf16_down_input)"));
   Words gpt2 = words;
   gpt2.push_back("model.from=" + (fs::path(FP8TRAIN_GOLDEN_DIR) / "tiny-gpt2").string());
+  write_file(where / "text.txt", small_text(1000));
+  CHECK_THAT(expect_code(0, where.path(),
+                         {"explain", "data.train=[{path: text.txt}]", "training.max_steps=10",
+                          "data.tokenizer=char", gpt2.back()})
+                 .err,
+             Catch::Contains("that folder has no tokenizer: set data.tokenizer"));
   gpt2.push_back("data.tokenizer=none");
   gpt2.push_back("data.seq_length=16");
   CHECK_THAT(expect_code(2, where.path(), gpt2).err,
