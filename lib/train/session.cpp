@@ -271,6 +271,7 @@ Session open_session(const Settings& settings, bool open_data, int ranks) {
   share_global_batch(settings.training, ranks, session.engine.gradient_accumulation_steps);
   note_other_tokenizer(settings, *session.tokenizer, session.notes);
   note_processes(settings, ranks, session.notes);
+  note_dialogues_as_text(settings.data.train, session.notes);
   if (ranks == 1 && settings.parallelism.zero_stage > 0) {
     session.notes.push_back(
         fmt::format("parallelism.zero_stage: {} has no effect with one rank; start several with "

@@ -23,6 +23,10 @@ void note_short_run(const ScheduleSettings& schedule, int64_t steps,
 /// The plan scales GEMMs, but every layer is exempt: the run is not what it is called.
 void note_nothing_scaled(const EngineSettings& engine, std::vector<std::string>& notes);
 
+/// Dialogues in a .json file whose format is not given: they are read as plain text.
+void note_dialogues_as_text(const std::vector<DataSource>& sources,
+                            std::vector<std::string>& notes);
+
 /// What another program's file says of the job, against what there is.
 void note_processes(const Settings& settings, int ranks, std::vector<std::string>& notes);
 

@@ -119,6 +119,14 @@ TEST_CASE("check says what would not run here, or not in FP8") {
   CHECK_THAT(expect_code(4, shop.path(), Workshop::check({"output_dir=text.txt/run"})).err,
              Contains("text.txt"));
   CHECK(expect_code(0, shop.path(), Workshop::check({"-q"})).out.empty());
+  std::string dialogues;
+  for (int i = 0; i < 50; ++i) {
+    dialogues += R"({"messages": [{"role": "assistant", "content": "a"}]})"
+                 "\n";
+  }
+  write_file(shop / "talk.json", dialogues);
+  CHECK_THAT(expect_code(0, shop.path(), Workshop::check({"data.train=[{path: talk.json}]"})).err,
+             Contains("talk.json holds dialogues, but its name makes it plain text"));
   Words hub = Workshop::check({"model.from=meta-llama/Llama-3.2-1B"});
   hub.erase(std::find(hub.begin(), hub.end(), "model.preset=toy"));
   CHECK_THAT(expect_code(4, shop.path(), hub).err, Contains("models are not downloaded"));
