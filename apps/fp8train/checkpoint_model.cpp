@@ -45,6 +45,13 @@ fs::path find_model_folder(const fs::path& path) {
   for (const std::string& note : skipped) {
     log_warning(note);
   }
+  if (!newest && !skipped.empty()) {
+    throw CheckpointError(fmt::format(
+        "{}: {} damaged; the warning{} above say{} how", path.string(),
+        skipped.size() == 1 ? "its only checkpoint is"
+                            : fmt::format("all of its {} checkpoints are", skipped.size()),
+        skipped.size() == 1 ? "" : "s", skipped.size() == 1 ? "s" : ""));
+  }
   if (!newest) {
     throw CheckpointError(path.string() +
                           " is neither a model folder (config.json, model.safetensors) nor a run "

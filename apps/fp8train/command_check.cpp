@@ -47,7 +47,7 @@ std::string quoted(const std::string& text) {
 }
 
 /// Reads every id of a corpus once. Throws DataError for one outside the vocabulary.
-void scan(const Corpus& corpus, const char* name) {
+void scan(const Corpus& corpus, const char* name, bool quiet) {
   constexpr int64_t kPart = 1 << 20;
   constexpr double kSecondsBetween = 5;
   std::vector<int32_t> tokens(static_cast<size_t>(std::min(kPart, corpus.size())));
@@ -55,14 +55,14 @@ void scan(const Corpus& corpus, const char* name) {
   Stopwatch watch;
   for (int64_t done = 0; done < corpus.size(); done += kPart) {
     corpus.read(done, std::min(kPart, corpus.size() - done), tokens.data());
-    if (watch.seconds() >= kSecondsBetween) {
+    if (!quiet && watch.seconds() >= kSecondsBetween) {
       fmt::print(stderr, "scanning {} data: {:.0f} % of {} tokens\n", name,
                  100.0 * static_cast<double>(done) / static_cast<double>(corpus.size()),
                  describe_count(static_cast<double>(corpus.size())));
       watch.restart();
     }
   }
-  if (corpus.size() > 0) {
+  if (!quiet && corpus.size() > 0) {
     fmt::print("scan    {} {} tokens are below the vocabulary's size, in {}\n",
                describe_count(static_cast<double>(corpus.size())), name,
                describe_duration(total.seconds()));
@@ -99,6 +99,26 @@ struct CheckOptions {
   bool no_scan = false;
 };
 
+/// Everything that is known of the run, a line each.
+std::vector<std::string> describe_run(const Session& session, const Device& device,
+                                      const DryRunStep& dry_run, const std::string& reason,
+                                      const Topology& ranks) {
+  const auto threads = configure_threads(session.settings.threads);
+  std::vector<std::string> lines = run_overview(session, device, reason, threads);
+  for (std::string& line : memory_overview(session, device, dry_run, true)) {
+    lines.push_back(std::move(line));
+  }
+  if (ranks.size() > 1) {
+    lines.push_back(fmt::format("ranks   {} on {} node{}, {}: memory is that of a rank",
+                                ranks.size(), ranks.nodes(), ranks.nodes() == 1 ? "" : "s",
+                                describe_layout(session)));
+  }
+  lines.push_back(fmt::format("work    {:.3g} GFLOP per step in GEMMs, {:.3g} in attention",
+                              dry_run.work.gemm_flops / 1e9, dry_run.work.attention_flops / 1e9));
+  lines.push_back(fmt::format("sample  {}", quoted(sample_text(session))));
+  return lines;
+}
+
 int check_run(const CheckOptions& options) {
   Settings settings = load(options.ranks.common);
   const int world_size =
@@ -112,35 +132,30 @@ int check_run(const CheckOptions& options) {
   const DryRunStep dry_run = largest_stage(session, [&](const EngineSettings& engine) {
     return dry_run_step(engine, *device, ranks, 0);
   });
-  for (const std::string& line :
-       run_overview(session, *device, reason, configure_threads(settings.threads))) {
-    fmt::print("{}\n", line);
+  const bool quiet = options.ranks.common.quiet;
+  const auto say = [quiet](const std::string& line) {
+    if (!quiet) {
+      fmt::print("{}\n", line);
+    }
+  };
+  for (const std::string& line : describe_run(session, *device, dry_run, reason, ranks)) {
+    say(line);
   }
-  for (const std::string& line : memory_overview(session, *device, dry_run, true)) {
-    fmt::print("{}\n", line);
-  }
-  if (ranks.size() > 1) {
-    fmt::print("ranks   {} on {} node{}, {}: memory is that of a rank\n", ranks.size(),
-               ranks.nodes(), ranks.nodes() == 1 ? "" : "s", describe_layout(session));
-  }
-  fmt::print("work    {:.3g} GFLOP per step in GEMMs, {:.3g} in attention\n",
-             dry_run.work.gemm_flops / 1e9, dry_run.work.attention_flops / 1e9);
-  fmt::print("sample  {}\n", quoted(sample_text(session)));
   check_output(settings.output_dir);
   if (!options.no_scan) {
-    scan(session.data.train, "training");
-    scan(session.data.val, "validation");
+    scan(session.data.train, "training", quiet);
+    scan(session.data.val, "validation", quiet);
   }
   if (settings.job.gpu != "auto" && settings.device != DeviceChoice::cpu) {
-    fmt::print("ok; `fp8train estimate` says whether it fits into the memory of {}\n",
-               settings.job.gpu);
+    say(fmt::format("ok; `fp8train estimate` says whether it fits into the memory of {}",
+                    settings.job.gpu));
     return 0;
   }
   const RankMemory memory = memory_of_job(settings, [&]() -> const Device& { return *device; });
   const MemoryLedger planned = memory_of_run(dry_run, memory.is_host);
   try {
     check_fits(memory, planned);
-    fmt::print("ok: `fp8train train` would start\n");
+    say("ok: `fp8train train` would start");
   } catch (const DeviceError& error) {  // the run may be meant for another machine
     fmt::print("\n{}\n", colored(stdout, Color::red, std::string("DOES NOT FIT: ") + error.what()));
     fmt::print("`fp8train train` would end here with exit code 4; all else is ok\n");

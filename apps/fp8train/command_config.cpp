@@ -81,7 +81,7 @@ struct ConvertOptions {
 int convert(const ConvertOptions& options) {
   const Conversion conversion = convert_file(options.file, options.base, make_dialects);
   for (const std::string& note : conversion.notes) {
-    fmt::print("{}\n", wrapped("# " + note));
+    fmt::print("{}", wrapped("# " + note));
   }
   fmt::print("{}{}", conversion.notes.empty() ? "" : "\n",
              commented_settings(conversion.settings, conversion.keys));

@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "commands.h"
+#include "config/wrap.h"
 #include "device/cuda/cuda_device.h"
 #include "nn/linear_product.h"
 #include "optim/registry.h"
@@ -179,13 +180,21 @@ ExplainedPlan explained_plan(const Session& session) {
   return shown;
 }
 
+/// A title and its text, in further lines below itself where it is long.
+void print_row(std::string_view title, const std::string& text) {
+  const std::string begin = fmt::format("  {:<20}", title);
+  const bool fits = begin.size() + text.size() <= kColumns;
+  const std::string lines = fits ? "" : wrapped(std::string(begin.size(), ' ') + text);
+  fmt::print("{}{}", begin, fits ? text + "\n" : lines.substr(begin.size()));
+}
+
 /// One column per line, then every role.
 void print_plan(const Session& session) {
   const PrecisionPlan& plan = session.engine.plan;
   const ExplainedPlan shown = explained_plan(session);
   fmt::print("plan {} ({})\n", plan.name, plan_origin(plan.name).source);
   for (const auto& [title, text] : shown.columns) {
-    fmt::print("  {:<20}{}\n", title, text);
+    print_row(title, text);
   }
   fmt::print("  {:<20}weight {:.4g}, master {:.4g}, gradient {:.4g}, m {:.4g}, v {:.4g}\n", "",
              shown.bytes.weight, shown.bytes.master, shown.bytes.gradient, shown.bytes.moment1,
@@ -196,7 +205,7 @@ void print_plan(const Session& session) {
   }
   fmt::print("\nroles\n");
   for (const auto& [role, format] : shown.roles) {
-    fmt::print("  {:<20}{}\n", role, format);
+    print_row(role, format);
   }
 }
 
@@ -284,13 +293,10 @@ void print_differences(const PrecisionPlan& plan, const PrecisionPlan& other) {
     fmt::print("{} and {} have the same roles\n", plan.name, other.name);
     return;
   }
-  size_t width = plan.name.size();
   for (const Difference& one : all) {
-    width = std::max(width, one.here.size());
-  }
-  fmt::print("{:<20}  {:<{}}  {}\n", "", plan.name, width, other.name);
-  for (const Difference& one : all) {
-    fmt::print("{:<20}  {:<{}}  {}\n", one.role, one.here, width, one.there);
+    fmt::print("{}\n", one.role);
+    print_row(plan.name, one.here);
+    print_row(other.name, one.there);
   }
 }
 

@@ -150,8 +150,8 @@ void write_folder(const ExportCommand& request, ExportType type,
   }
   std::string more;
   if (!report.quantization.tensors.empty()) {
-    more = fmt::format("; {} of them cast, {:.2f} dB", report.quantization.tensors.size(),
-                       report.quantization.total().snr_db());
+    more = fmt::format("; {} of them cast, {:.2f} dB of signal to noise",
+                       report.quantization.tensors.size(), report.quantization.total().snr_db());
   }
   if (!report.copied.empty()) {
     more += fmt::format("; copied {}", fmt::join(report.copied, ", "));

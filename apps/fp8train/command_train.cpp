@@ -1,10 +1,15 @@
 // fp8train train, the default command: from a configuration to a trained model in a run directory.
 
+#include <fmt/format.h>
+
+#include <chrono>
 #include <memory>
+#include <thread>
 
 #include "base/error.h"
 #include "base/signals.h"
 #include "comm/backends.h"
+#include "comm/launch.h"
 #include "commands.h"
 #include "config/show.h"
 #include "train/run_watchdog.h"
@@ -17,6 +22,21 @@ struct TrainOptions {
   CommonOptions common;
   std::string resume;
 };
+
+/// All ranks read the same: the first one says what is wrong, which ends the others. One that is
+/// not ended has a file of its own, and says so.
+Settings load_as_rank(const CommonOptions& options) {
+  try {
+    return load(options);
+  } catch (const ConfigError& error) {
+    const int rank = rank_of_launcher();
+    if (rank == 0) {
+      throw;
+    }
+    std::this_thread::sleep_for(std::chrono::seconds(2));
+    throw ConfigError(fmt::format("rank {}: {}", rank, error.what()));
+  }
+}
 
 std::unique_ptr<Communicator> find_ranks(const Settings& settings, RunWatchdog& watchdog) {
   try {
@@ -37,7 +57,7 @@ void add_train(Arguments command, Action& action) {
     if (!options->resume.empty()) {
       options->common.sets.push_back("checkpoint.resume=" + options->resume);
     }
-    const Settings settings = load(options->common);
+    const Settings settings = load_as_rank(options->common);
     install_stop_handlers();  // before ranks find each other, which takes long on many nodes
     RunWatchdog& watchdog = RunWatchdog::start(settings.watchdog, settings.output_dir);
     const std::unique_ptr<Communicator> comm = find_ranks(settings, watchdog);

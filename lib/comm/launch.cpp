@@ -52,6 +52,15 @@ Launch detect_launch() {
   return detect_launch([](const char* name) { return std::getenv(name); });
 }
 
+int rank_of_launcher() {
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"}) {
+    if (std::getenv(name) != nullptr) {
+      return static_cast<int>(number([](const char* of) { return std::getenv(of); }, name));
+    }
+  }
+  return 0;
+}
+
 void check_launch(const Launch& launch, int ranks) {
   if (ranks > 1) {
     return;

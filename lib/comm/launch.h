@@ -22,6 +22,9 @@ using Environment = std::function<const char*(const char*)>;
 Launch detect_launch(const Environment& variable);
 Launch detect_launch();
 
+/// The rank of this process as its launcher says, until the ranks have met; 0 where nobody does.
+int rank_of_launcher();
+
 /// Throws ConfigError with the fix where several tasks were started and each is alone: `ranks` is
 /// what the communicator has found.
 void check_launch(const Launch& launch, int ranks);

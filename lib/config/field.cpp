@@ -19,9 +19,16 @@ bool is_plain(const YamlNode& node) {
   return node.kind == Kind::scalar && !node.quoted;
 }
 
+/// Quotes make a text of what is none without them; around other texts they say nothing.
+bool is_text_by_quotes(const YamlNode& node) {
+  const std::string& text = node.text;
+  return node.kind == Kind::scalar && node.quoted &&
+         (text.empty() || parse_number(text) || parse_bool(text));
+}
+
 /// A hint when somebody quoted what is no text.
 std::string quote_hint(const FieldValue& value) {
-  return value.node().kind == Kind::scalar && value.node().quoted ? "remove the quotes" : "";
+  return is_text_by_quotes(value.node()) && !value.node().text.empty() ? "remove the quotes" : "";
 }
 
 std::string lower(std::string text) {
@@ -37,7 +44,9 @@ std::optional<std::vector<T>> read_list(const FieldValue& value, size_t count,
   const YamlNode& node = value.node();
   if (node.kind != Kind::sequence || (count != 0 && node.items.size() != count)) {
     const bool wrong_length = node.kind == Kind::sequence;
-    value.expected(what, wrong_length ? fmt::format("it has {} elements", node.items.size()) : "");
+    value.expected(what, wrong_length ? fmt::format("it has {} element{}", node.items.size(),
+                                                    node.items.size() == 1 ? "" : "s")
+                                      : "");
     return std::nullopt;
   }
   std::vector<T> result;
@@ -160,7 +169,7 @@ std::string describe(const YamlNode& node) {
     case Kind::scalar:
       break;
   }
-  return quoted_for_message(node.text) + (node.quoted ? " in quotes" : "");
+  return quoted_for_message(node.text) + (is_text_by_quotes(node) ? " in quotes" : "");
 }
 
 std::optional<int64_t> read_integer(const FieldValue& value, const Range& range,

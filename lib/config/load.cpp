@@ -76,6 +76,13 @@ std::string named_file(const std::string& name, const std::string& from) {
   return (fs::path(from).parent_path() / name).lexically_normal().string();
 }
 
+/// What transformers writes into every config.json.
+bool is_config_of_model(const YamlNode& root) {
+  return std::any_of(root.keys.begin(), root.keys.end(), [](const YamlKey& key) {
+    return key.text == "model_type" || key.text == "architectures";
+  });
+}
+
 /// False when the file could not be read to its end, so that a key may be missing for that reason.
 bool add_text(const std::string& name, const std::string& text, int layer, GivenKeys& given,
               ForeignKeys& foreign, Problems& problems) {
@@ -87,6 +94,12 @@ bool add_text(const std::string& name, const std::string& text, int layer, Given
     return false;
   }
   root.reported = root.kind == YamlNode::Kind::null;
+  if (is_config_of_model(root)) {
+    problems.add({source, 0, 0}, "",
+                 "this is a model's config.json, not the configuration of a run; name its folder "
+                 "with model.from");
+    return false;
+  }
   foreign.translate(root, source, layer);
   given.add("", root, {source, root.line, root.column}, layer);
   return complete;

@@ -26,8 +26,8 @@ struct Stop {};
 
 class TreeBuilder : public YAML::EventHandler {
  public:
-  TreeBuilder(std::string path, size_t source, Problems& problems)
-      : path_(std::move(path)), source_(source), problems_(problems) {}
+  TreeBuilder(std::string_view text, std::string path, size_t source, Problems& problems)
+      : text_(text), path_(std::move(path)), source_(source), problems_(problems) {}
 
   YamlNode take() {
     if (!frames_.empty() && !frames_.back().node.items.empty()) {
@@ -137,6 +137,11 @@ class TreeBuilder : public YAML::EventHandler {
   }
 
   [[noreturn]] void refuse_key(const YamlNode& node) {
+    if (const std::optional<JsonError> open = unclosed(text_)) {
+      problems_.add({source_, static_cast<int>(open->line), static_cast<int>(open->column)},
+                    frames_.back().path, "not valid YAML: " + open->what);
+      throw Stop{};
+    }
     problems_.add({source_, node.line, node.column}, frames_.back().path,
                   "a key must be plain text on one line");
     throw Stop{};
@@ -200,6 +205,7 @@ class TreeBuilder : public YAML::EventHandler {
     frame.drop_value = !is_new;
   }
 
+  std::string_view text_;
   std::string path_;
   size_t source_;
   Problems& problems_;
@@ -304,7 +310,7 @@ YamlNode parse_yaml(std::string_view text, const std::string& path, size_t sourc
                  "not valid JSON: " + open->what);
     return unusable;
   }
-  TreeBuilder builder(path, source, problems);
+  TreeBuilder builder(text, path, source, problems);
   SecondDocument second;
   bool complete = false;
   try {

@@ -173,6 +173,10 @@ void Pass::launch(const Entry& entry) {
       put("device", it, scalar("cpu", it.node));
     } else if (which.name == "num_processes") {
       processes_ = count_in(it.node);
+      if (processes_ == 0) {
+        complain(it, fmt::format("expected a whole number >= 1, got {}", describe(it.node)));
+        return;
+      }
       tell(fmt::format("{}: {} is compared with the number of ranks", it.spelled, it.node.text));
     } else if (which.name == "fp16" && flag(it) == true) {
       put("mixed_precision", it, scalar("fp16", it.node));

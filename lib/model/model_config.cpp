@@ -70,7 +70,10 @@ ModelConfig completed(ModelConfig config) {
           fmt::format("num_attention_heads {} is not a multiple of num_key_value_heads {}",
                       config.num_attention_heads, config.num_key_value_heads));
   require_limits(config);  // with what followed from others
-  require(config.head_dim % 2 == 0, fmt::format("head_dim {} is odd", config.head_dim));
+  require(config.head_dim % 2 == 0,
+          fmt::format("head_dim {} is odd; attention takes its elements in pairs (without "
+                      "model.head_dim it is hidden_size / num_attention_heads)",
+                      config.head_dim));
   require(config.max_position_embeddings > 0, "max_position_embeddings is missing");
   if (config.rope_scaling) {
     RopeScaling& scaling = *config.rope_scaling;

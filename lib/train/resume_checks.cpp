@@ -24,6 +24,31 @@ bool accepts_changed_data(const Session& session) {
   return session.settings.checkpoint.changed_data == OnChange::accept;
 }
 
+/// "hidden_size: was 64, is 128, ..." of a config.json.
+std::string model_changes(const ModelConfig& saved, const ModelConfig& current) {
+  constexpr size_t kMostNamed = 5;
+  const auto fields = [](const ModelConfig& config) {
+    return nlohmann::json::parse(write_hf_config(completed(config), DType::f32));
+  };
+  const nlohmann::json before = fields(saved);
+  const nlohmann::json now = fields(current);
+  std::vector<std::string> changes;
+  for (const auto& [key, value] : now.items()) {
+    const nlohmann::json was = before.value(key, nlohmann::json());
+    if (was != value) {
+      changes.push_back(fmt::format("{}: was {}, is {}", key, was.dump(), value.dump()));
+    }
+  }
+  if (changes.empty()) {
+    return "it is another one";
+  }
+  const size_t named = std::min(changes.size(), kMostNamed);
+  const size_t left = changes.size() - named;
+  changes.resize(named);
+  return fmt::format("{}{}", fmt::join(changes, ", "),
+                     left > 0 ? fmt::format(" and {} more", left) : "");
+}
+
 /// Lines for what differs, and lines for what is no error.
 class RunComparison {
  public:
@@ -42,7 +67,8 @@ class RunComparison {
     const std::string where = (folder / "config.json").string();
     const HfConfig saved = parse_hf_config(read_checkpoint_text(folder, "config.json"), where);
     if (!same_computation(completed(saved.model), session_.engine.model)) {
-      differences.push_back(fmt::format("model: {}/config.json is another one", folder.string()));
+      differences.push_back(
+          fmt::format("model of {}: {}", where, model_changes(saved.model, session_.engine.model)));
     }
   }
 
@@ -64,7 +90,9 @@ class RunComparison {
     }
     const size_t before = differences.size();
     require("plan", session_.engine.plan.name, "precision plan");
-    require_formats(formats_text(model));
+    if (differences.size() == before) {  // they follow from a plan of another name
+      require_formats(formats_text(model));
+    }
     const bool differs = differences.size() > before;
     changed_plan = differs && session_.settings.checkpoint.changed_plan == OnChange::accept;
     refused_plan = differs && !changed_plan;

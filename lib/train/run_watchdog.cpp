@@ -4,13 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
-#include <cstdlib>
 #include <future>
 #include <initializer_list>
 #include <memory>
-#include <string_view>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -19,6 +16,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/signals.h"
+#include "comm/launch.h"
 
 namespace fp8train {
 namespace {
@@ -50,20 +48,6 @@ double look_interval(const SectionSeconds& limits) {
     shortest = limit > 0 && (shortest == 0 || limit < shortest) ? limit : shortest;
   }
   return shortest == 0 ? 0 : std::clamp(shortest / 20, 0.01, 1.0);
-}
-
-/// As the launcher says, until the ranks have met.
-int rank_of_launcher() {
-  for (const char* const name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"}) {
-    if (const char* const value = std::getenv(name)) {
-      const std::string_view text = value;
-      int rank = 0;
-      const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), rank);
-      const bool is_number = error == std::errc() && end == text.data() + text.size();
-      return is_number && rank >= 0 ? rank : 0;
-    }
-  }
-  return 0;
 }
 
 /// A sentence about where it is, or why not.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include "base/cache_folder.h"
 #include "base/error.h"
@@ -25,6 +26,13 @@ ModelConfig resolve_model(const ModelSettings& settings, const Tokenizer& tokeni
                           std::vector<std::string>& notes) {
   ModelConfig model = settings.config;
   if (!settings.from.empty()) {
+    if (!std::filesystem::exists(settings.from)) {
+      throw CheckpointError(
+          fmt::format("model.from: there is no folder {}; models are not downloaded: fetch it, for "
+                      "example with "
+                      "`huggingface-cli download NAME --local-dir FOLDER`, and name the folder",
+                      settings.from));
+    }
     HfConfig read = read_hf_config(settings.from);
     model = read.model;
     for (const std::string& note : read.notes) {
@@ -264,6 +272,7 @@ Session open_session(const Settings& settings, bool open_data, int ranks) {
   note_other_tokenizer(settings, *session.tokenizer, session.engine.model.vocab_size,
                        session.notes);
   note_processes(settings, ranks, session.notes);
+  note_dialogues_as_text(settings.data.train, session.notes);
   if (ranks == 1 && settings.parallelism.zero_stage > 0) {
     session.notes.push_back(
         fmt::format("parallelism.zero_stage: {} has no effect with one rank; start several with "

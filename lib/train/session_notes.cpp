@@ -7,6 +7,8 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "data/byte_stream.h"
+#include "data/chat/dialogue.h"
 #include "data/text_source.h"
 #include "data/tokenizers/registry.h"
 #include "precision/linear_plan.h"
@@ -84,6 +86,26 @@ void note_nothing_scaled(const EngineSettings& engine, const PlanRequest& reques
       fmt::format("no GEMM runs in the formats of plan {}: {}", engine.plan.name, why);
   if (std::find(notes.begin(), notes.end(), note) == notes.end()) {  // a plan of two stages
     notes.push_back(note);
+  }
+}
+
+void note_dialogues_as_text(const std::vector<DataSource>& sources,
+                            std::vector<std::string>& notes) {
+  constexpr size_t kHeadBytes = 4096;
+  for (const DataSource& source : sources) {
+    const bool is_auto = source.format.empty() || source.format == "auto";
+    if (!is_auto || !source.path.ends_with(".json") ||
+        !std::filesystem::is_regular_file(source.path)) {
+      continue;
+    }
+    std::string head;
+    ByteStream(source.path).append_to(head, kHeadBytes);
+    if (looks_like_dialogue(head)) {
+      notes.push_back(fmt::format(
+          "{} holds dialogues, but its name makes it plain text; set format: chat, or call it "
+          ".jsonl",
+          source.path));
+    }
   }
 }
 

@@ -26,6 +26,10 @@ void note_short_run(const ScheduleSettings& schedule, int64_t steps,
 void note_nothing_scaled(const EngineSettings& engine, const PlanRequest& request,
                          std::vector<std::string>& notes);
 
+/// Dialogues in a .json file whose format is not given: they are read as plain text.
+void note_dialogues_as_text(const std::vector<DataSource>& sources,
+                            std::vector<std::string>& notes);
+
 /// What another program's file says of the job, against what there is.
 void note_processes(const Settings& settings, int ranks, std::vector<std::string>& notes);
 

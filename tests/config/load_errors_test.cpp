@@ -91,10 +91,13 @@ TEST_CASE("mistyped values say what was expected") {
         "run.yaml:4:18: mixed_precision: expected one of no, bf16, fp16, fp8, got a section");
   CHECK(error_with("output_dir: \"\"") ==
         "run.yaml:4:13: output_dir: expected a folder, got \"\" in quotes");
+  CHECK(error_with("device: \"cuda0\"") ==
+        "run.yaml:4:9: device: expected one of auto, cpu, cuda, got \"cuda0\"; did you mean "
+        "\"cuda\"?");
   CHECK(
       error_with("optimizer: {betas: [0.9]}") ==
       "run.yaml:4:20: optimizer.betas: expected a list of 2 numbers in [0, 1), got a list; it has "
-      "1 elements");
+      "1 element");
   CHECK(error_with("optimizer: {betas: [0.9, 1]}") ==
         "run.yaml:4:26: optimizer.betas[1]: expected a number in [0, 1), got \"1\"");
   CHECK(error_with("mixed_precision: fp8\nfp8: {override_linear_precision: [true, 1, true]}") ==
@@ -161,6 +164,12 @@ TEST_CASE("YAML beyond plain trees is refused") {
         std::string::npos);
   CHECK(error_with("optimizer: {[a]: 1}") ==
         "run.yaml:4:13: optimizer: a key must be plain text on one line");
+  CHECK(error_of(kBase, {"training.max_steps=[1"}) ==
+        "--set training.max_steps=[1: training.max_steps: not valid YAML: this [ is not closed "
+        "before the text ends");
+  CHECK(error_of("{\"model_type\": \"llama\", \"hidden_size\": 64}") ==
+        "run.yaml: this is a model's config.json, not the configuration of a run; name its folder "
+        "with model.from");
   CHECK(error_with("---\nmodel: {preset: toy}") ==
         "run.yaml:4:1: a second YAML document; write only one");
   CHECK(error_of("") == "run.yaml: the file is empty");

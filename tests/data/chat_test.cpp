@@ -243,21 +243,21 @@ TEST_CASE("a record that is no dialogue is refused with file and line", "[data][
       {"{", "f:7:1: not JSON"},
       {R"({"text": "a"})", "f:7: not a dialogue"},
       {R"({"messages": "a"})", "not a list but string"},
-      {R"({"messages": [{"role": "tool", "content": "a"}]})", "message 0: Unknown role 'tool'"},
+      {R"({"messages": [{"role": "tool", "content": "a"}]})", "message 1: unknown role 'tool'"},
       {R"({"messages": [{"role": "user", "content": 1}]})", "'content' is missing or not a text"},
       {R"({"messages": [{"role": "user", "content": ["a"]}]})", "a part of its content is not"},
       {R"({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]})",
-       "message 0: a part of its content is not {\"type\": \"text\", \"text\": ...} but "
+       "message 1: a part of its content is not {\"type\": \"text\", \"text\": ...} but "
        "{\"image_url\":{},\"type\":\"image_url\"}; pictures and sounds are not read"},
       {R"({"messages": [{"role": "assistant", "content": "a", "tool_calls": [{}]}]})",
-       "message 0: 'tool_calls' are not read"},
+       "message 1: 'tool_calls' are not read"},
       {R"({"messages": [{"role": "assistant", "content": "a", "reasoning_content": 1}]})",
        "'reasoning_content' is missing or not a text"},
       {R"({"messages": [{"role": "user", "content": "a"}]})", "no message of the assistant"},
       {R"({"messages": [{"role": "assistant", "content": "a", "weight": "0"}]})",
-       "message 0: 'weight' is \"0\"; expected a number"},
+       "message 1: 'weight' is \"0\"; expected a number"},
       {R"({"messages": [{"role": "assistant", "content": "a", "weight": false}]})",
-       "message 0: 'weight' is false"},
+       "message 1: 'weight' is false"},
       {R"({"prompt": "a"})", "not a dialogue"}};
   for (const auto& [json, message] : cases) {
     CHECK_THROWS_WITH(read_dialogue(json, "f:7"), Catch::Contains(message));

@@ -78,6 +78,8 @@ TEST_CASE("what Accelerate says of memory and devices") {
                                   "mixed_precision: 'no'\nuse_cpu: true\n");
   CHECK(s.device == DeviceChoice::cpu);
   CHECK(s.notes.processes == 16);
+  CHECK_THAT(error_of_foreign(kBase + "distributed_type: MULTI_CPU\nnum_processes: two\n"),
+             Contains("num_processes: expected a whole number >= 1, got \"two\""));
   CHECK(load_foreign(kBase + fsdp("fsdp_activation_checkpointing: true")).model.recompute ==
         Recompute::block);
   CHECK(load_foreign(kBase + "distributed_type: 'NO'\nfp16: true\n").precision.mixed_precision ==

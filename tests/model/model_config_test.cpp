@@ -63,6 +63,8 @@ TEST_CASE("missing sizes follow from the others, impossible ones are named") {
     return config;
   };
   CHECK_THROWS_WITH(completed(broken([](auto& c) { c.hidden_size = 0; })), Contains("hidden_size"));
+  CHECK_THROWS_WITH(completed(broken([](auto& c) { c.head_dim = 15; })),
+                    Contains("head_dim 15 is odd; attention takes its elements in pairs"));
   CHECK_THROWS_WITH(completed(broken([](auto& c) { c.num_key_value_heads = 5; })),
                     Contains("num_key_value_heads 5"));
   CHECK_THROWS_WITH(completed(broken([](auto& c) { c.num_attention_heads = 48; })),

@@ -1,6 +1,8 @@
 // Commands next to train: numbers out of range, damaged checkpoints, too little data, runs that
 // would not start as meant.
 
+#include <algorithm>
+
 #include "program.h"
 
 namespace fp8train::test {
@@ -116,6 +118,18 @@ TEST_CASE("check says what would not run here, or not in FP8") {
   CHECK_THAT(plain.out, Contains("NONE of") && Contains("multiple of 16"));
   CHECK_THAT(expect_code(4, shop.path(), Workshop::check({"output_dir=text.txt/run"})).err,
              Contains("text.txt"));
+  CHECK(expect_code(0, shop.path(), Workshop::check({"-q"})).out.empty());
+  std::string dialogues;
+  for (int i = 0; i < 50; ++i) {
+    dialogues += R"({"messages": [{"role": "assistant", "content": "a"}]})"
+                 "\n";
+  }
+  write_file(shop / "talk.json", dialogues);
+  CHECK_THAT(expect_code(0, shop.path(), Workshop::check({"data.train=[{path: talk.json}]"})).err,
+             Contains("talk.json holds dialogues, but its name makes it plain text"));
+  Words hub = Workshop::check({"model.from=meta-llama/Llama-3.2-1B"});
+  hub.erase(std::find(hub.begin(), hub.end(), "model.preset=toy"));
+  CHECK_THAT(expect_code(4, shop.path(), hub).err, Contains("models are not downloaded"));
 }
 
 TEST_CASE("bench measures each of its parts") {
@@ -173,6 +187,18 @@ TEST_CASE("export writes a folder that eval reads, and says what is wrong") {
   }
   CHECK_THAT(expect_code(4, shop.path(), {"export", "none", "--out", "a"}).err,
              Contains("neither a model folder"));
+  fs::create_directory(shop / "bare");
+  write_file(shop / "bare/config.json", read_file(shop / "hf/config.json"));
+  fs::copy_file(shop / "hf/model.safetensors.index.json", shop / "bare/model.safetensors");
+  CHECK_THAT(expect_code(3, shop.path(), {"generate", "--checkpoint", "bare"}).err,
+             Contains("name a tokenizer with --tokenizer"));
+  for (const auto& entry : fs::directory_iterator(shop.path() / "out" / "checkpoints")) {
+    if (entry.is_directory()) {
+      fs::resize_file(entry.path() / "model.safetensors", 1000);
+    }
+  }
+  CHECK_THAT(expect_code(4, shop.path(), {"export", "out", "--out", "a"}).err,
+             Contains("damaged; the warning"));
 }
 
 TEST_CASE("an export of a GPT-2 without biases says what other programs make of it") {

@@ -241,6 +241,9 @@ TEST_CASE("explain: only the roles that differ from another plan") {
   const std::string text = expect_code(0, where.path(), words).out;
   CHECK_THAT(text, Catch::Contains("fprop x, w") && Catch::Contains("e4m3 1x128 current pow2"));
   CHECK(text.find("moment 1") == std::string::npos);
+  for (const std::string& line : lines_of(text)) {
+    CHECK(line.size() <= 100);
+  }
   words.push_back("--json");
   const Json json = Json::parse(expect_code(0, where.path(), words).out);
   CHECK(json.at("diff").size() == 4);  // three GEMMs and what is saved

@@ -136,6 +136,14 @@ TEST_CASE("a checkpoint that ranks have written in parts goes on in every layout
   }
 }
 
+TEST_CASE("the first rank says what is wrong with a configuration") {
+  const TextFolder folder;
+  const Outcome outcome = run(folder, 2, {"model.preset=toy", "trainin.x=1"}, 2);
+  const size_t first = outcome.err.find("trainin.x: unknown key");
+  REQUIRE(first != std::string::npos);
+  CHECK(outcome.err.find("trainin.x", first + 1) == std::string::npos);
+}
+
 TEST_CASE("a run of two ranks that was stopped goes on to the same bits, and on one rank too") {
   const auto& [plan, reduces] =
       GENERATE(std::pair("msamp-o2", false), std::pair("fp8-lm", false),

@@ -36,7 +36,7 @@ class Record {
     }
     Dialogue dialogue;
     for (size_t i = 0; i < list.size(); ++i) {
-      dialogue.push_back(message(list[i], role_key, text_key, i));
+      dialogue.push_back(message(list[i], role_key, text_key, i + 1));
     }
     return dialogue;
   }
@@ -62,6 +62,7 @@ class Record {
   }
 
  private:
+  /// `i`: counted from 1, for messages.
   ChatMessage message(const Json& value, const char* role_key, const char* text_key,
                       size_t i) const {
     const auto text = [&](const char* key) {
@@ -74,7 +75,7 @@ class Record {
     const auto* const known = std::find_if(kRoles.begin(), kRoles.end(),
                                            [&](const auto& entry) { return entry.first == role; });
     if (known == kRoles.end()) {
-      fail(fmt::format("message {}: Unknown role '{}' (expected system, user or assistant)", i,
+      fail(fmt::format("message {}: unknown role '{}' (expected system, user or assistant)", i,
                        role));
     }
     if (value.contains("tool_calls") && !value["tool_calls"].empty()) {

@@ -55,12 +55,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-fs::path file_in(const fs::path& folder) {
+/// `option`: what names another one; empty where nothing does.
+fs::path file_in(const fs::path& folder, std::string_view option = "") {
   for (const char* name : tokenizers::tokenizer_file_names()) {
     if (fs::exists(folder / name)) return folder / name;
   }
-  throw DataError(fmt::format("{}: the folder has no {}", folder.string(),
-                              fmt::join(tokenizers::tokenizer_file_names(), " and no ")));
+  throw DataError(fmt::format("{}: the folder has no {}{}{}", folder.string(),
+                              fmt::join(tokenizers::tokenizer_file_names(), " and no "),
+                              option.empty() ? "" : "; name a tokenizer with ", option));
 }
 
 [[noreturn]] void refuse_name(const std::string& name, std::string_view option) {
@@ -115,6 +117,7 @@ std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name_or_path,
   if (name_or_path == "none") return make_id_tokenizer();
   if (name_or_path == "byte") return make_byte_tokenizer();
   if (name_or_path == "char") return make_char_tokenizer(training_text());
+  if (fs::is_directory(name_or_path)) return open_tokenizer(file_in(name_or_path, option));
   if (fs::exists(name_or_path)) return open_tokenizer(name_or_path);
   const size_t mark = name_or_path.rfind('#');  // FILE#PATTERN
   if (mark != std::string::npos && fs::exists(name_or_path.substr(0, mark))) {
