@@ -30,10 +30,11 @@ struct BenchOptions {
 std::unique_ptr<Device> open_device(const BenchOptions& options, int64_t& threads);
 
 struct BenchPart {
-  const char* name;
-  const char* help;
-  void (*add_options)(Arguments part, BenchOptions& options);
-  nlohmann::ordered_json (*run)(const BenchOptions& options);  ///< null: another rank reports
+  const char* name = nullptr;
+  const char* help = nullptr;
+  void (*add_options)(Arguments part, BenchOptions& options) = nullptr;
+  /// null: another rank reports
+  nlohmann::ordered_json (*run)(const BenchOptions& options) = nullptr;
   bool is_timed = true;
   bool is_tuned = false;
 };

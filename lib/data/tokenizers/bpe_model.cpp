@@ -265,8 +265,8 @@ void BpeModel::merge_few(std::vector<int32_t>& symbols, std::vector<uint32_t>& r
 void BpeModel::merge_many(std::vector<int32_t>& symbols) const {
   merge_pairs<uint32_t>(symbols, [this](int32_t left, int32_t right) {
     const Merge merge = merges_.find(left, right);
-    return merge.rank == Merge::kNoRank ? std::nullopt
-                                        : std::optional(PairMerge{merge.rank, merge.id});
+    using Pair = PairMerge<uint32_t>;
+    return merge.rank == Merge::kNoRank ? std::nullopt : std::optional(Pair{merge.rank, merge.id});
   });
 }
 
