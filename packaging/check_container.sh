@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
 # Builds the image of packaging/Dockerfile from the last commit, and in it asks for the version and trains five steps.
 #
-#   packaging/check_container.sh [--make-base] [--jobs N] [--ccache FOLDER] [--keep]
+#   packaging/check_container.sh [--make-base] [--jobs N] [--keep]
 #
 #   --make-base   make the base image debian:bookworm-slim with mmdebstrap from a Debian mirror (FP8TRAIN_DEBIAN_MIRROR, by default
 #                 http://deb.debian.org/debian), for machines that reach a mirror and no registry of images
 #   --jobs N      compilers at a time in the image
-#   --ccache FOLDER  where compilers keep what they make, so that a second check is short
 #   --keep        leave the storage (FP8TRAIN_CONTAINER_STORAGE, by default build/container) with the images
 #
 # Needs root, buildah, and with --make-base mmdebstrap; without Docker's daemon, cgroups or a driver for layers: buildah's isolation is chroot, and
@@ -20,15 +19,13 @@ storage=${FP8TRAIN_CONTAINER_STORAGE:-$PWD/build/container}
 mirror=${FP8TRAIN_DEBIAN_MIRROR:-http://deb.debian.org/debian}
 make_base=0
 jobs=
-ccache=
 keep=0
-usage() { sed -n '2,13s/^# \{0,1\}//p' packaging/check_container.sh; }
+usage() { sed -n '2,12s/^# \{0,1\}//p' packaging/check_container.sh; }
 skip() { echo "check_container.sh: $1" >&2; exit 77; }
 while [ $# -gt 0 ]; do
   case $1 in
     --make-base) make_base=1 ;;
     --jobs) jobs=${2:?a number of compilers}; shift ;;
-    --ccache) ccache=$(mkdir -p "${2:?a folder}" && readlink -f "$2"); shift ;;
     --keep) keep=1 ;;
     -h | --help) usage; exit 0 ;;
     *) usage >&2; exit 2 ;;
@@ -70,8 +67,7 @@ has_image "$base" || [ $make_base = 0 ] || make_base_image
 has_image "$base" || skip "there is no image $base in $storage; --make-base makes it"
 
 git archive --prefix=source/ HEAD | tar -x -C "$work"
-"${buildah[@]}" bud --pull-never --network host --file packaging/Dockerfile ${jobs:+--build-arg "JOBS=$jobs"} ${ccache:+--volume "$ccache:/root/.cache/ccache"} \
-  --tag "$image" "$work/source"
+"${buildah[@]}" bud --pull-never --network host --file packaging/Dockerfile ${jobs:+--build-arg "JOBS=$jobs"} --tag "$image" "$work/source"
 
 container=$("${buildah[@]}" from --pull-never "$image")
 in_image() { "${buildah[@]}" run --network host "$container" -- "$@"; }

@@ -111,7 +111,7 @@ TEST_CASE("MXFP8 in squares has the codes and scales of TransformerEngine", "[op
   CHECK(compared["cuda"] == 32);
 }
 
-TEST_CASE("an infinity in a square is told by the amax, and is the largest code", "[ops][blocks]") {
+TEST_CASE("an infinity in a square is in the amax, and is the largest code", "[ops][blocks]") {
   Array x(DType::f32, {40, 40}, random_values(1600, 1));
   x.set(33 * 40 + 2, -INFINITY);
   const Cast cast(x, DType::e4m3);
